@@ -1,5 +1,5 @@
-/* Checks on entry of every operation: a wrong shape or format is an error in the program, named by operation, tensor,
- * what was found and what was expected. */
+/* Checks on entry of every operation: a wrong shape or format is an error of the program. The message names operation, tensor, what
+ * was found and what was expected. */
 #include "kernels/check.h"
 
 #include <string.h>
@@ -51,7 +51,7 @@ void check_logit_codes(const char *op, Tensor gradient, Tensor logits)
           format_name(gradient.format));
 }
 
-/* Formats that GPUs multiply; true if they are FP8. */
+/* Formats that tensor cores multiply; true if FP8. */
 static bool check_gemm(const char *op, Tensor out, Tensor a, Tensor b)
 {
     const Format f = a.format, g = b.format;
@@ -137,7 +137,7 @@ void check_cached(const char *op, Tensor y, Tensor qkv, KvCache cache, Attention
     check_heads(op, y, qkv, a);
     check_tensor(op, "the cache's k", cache.k, cache.k.rows, a.K * a.D);
     check_tensor(op, "the cache's v", cache.v, cache.k.rows, a.K * a.D);
-    CHECK(cache.length >= 0 && a.T <= cache.k.rows - cache.length, "%s: %d tokens behind %d; the cache has room for %d", op, a.T,
+    CHECK(cache.length >= 0 && a.T <= cache.k.rows - cache.length, "%s: %d tokens after %d; the cache has room for %d", op, a.T,
           cache.length, cache.k.rows);
     const Format f = qkv.format;
     if (format_has_scales(f) || !format_equal(y.format, f) || !format_equal(cache.k.format, f) || !format_equal(cache.v.format, f))

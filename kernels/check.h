@@ -3,11 +3,11 @@
 #include "kernels/kernels.h"
 #include "kernels/runtime/error.h"
 
-/* The operation whose function of a back end this is, for messages; of another function its name. */
+/* The name of the operation for messages: this function's name without "backend_". */
 #define OPERATION operation_name(__func__)
 const char *operation_name(const char *function);
 
-/* Dies unless t exists with this shape and a format that means something. */
+/* Dies unless t exists, has this shape, and has a valid format. */
 #define CHECK_TENSOR(t, rows, cols) check_tensor(OPERATION, #t, t, rows, cols)
 void check_tensor(const char *op, const char *name, Tensor t, int rows, int cols);
 
@@ -15,14 +15,14 @@ void check_tensor(const char *op, const char *name, Tensor t, int rows, int cols
 #define CHECK_OPTIONAL(t, rows, cols) \
     do { if ((t).data) check_tensor(OPERATION, #t, t, rows, cols); } while (0)
 
-/* Dies unless t is F32 or BF16: what accumulates or is changed in place. */
+/* Dies unless t is F32 or BF16, as tensors are that accumulate or change in place. */
 #define CHECK_PLAIN(t) check_plain(OPERATION, #t, t)
 void check_plain(const char *op, const char *name, Tensor t);
 
-/* The arguments of quantize_codes: only rows of FP8 with one scale can be more than x has. */
+/* The arguments of quantize_codes: y may have more rows than x only if it is FP8 with one scale. */
 void check_quantized(Tensor y, Tensor x);
 
-/* What cross_entropy_codes writes to. */
+/* The gradient that cross_entropy_codes writes. */
 void check_logit_codes(const char *op, Tensor gradient, Tensor logits);
 
 /* The arguments of the three GEMMs of a linear layer. True if the operands are FP8. */
@@ -36,10 +36,10 @@ void check_attention(const char *op, Tensor y, Tensor qkv, Attention a, Document
 /* The arguments of attention_cached. */
 void check_cached(const char *op, Tensor y, Tensor qkv, KvCache cache, Attention a);
 
-/* The arguments of rope_forward and rope_backward. True if q and k are to be normed head by head; of one head that is the norm
- * over its full width. */
+/* The arguments of rope_forward and rope_backward. True if q and k are normed head by head; with one head that equals the norm over
+ * its full width. */
 bool check_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const void *stats, Attention a);
 
-/* The arguments of lora_narrow, lora_widen and lora_dw: m between the tensors `wide` (x or y) and `low`, which exist. Returns the
+/* The arguments of lora_narrow, lora_widen and lora_dw: m maps between `wide` (x or y) and `low`, which both exist. Returns the
  * rank r of a part. */
 int check_low_rank(const char *op, LowRank m, Tensor wide, Tensor low);

@@ -1,22 +1,22 @@
-/* Collectives on device memory, over NCCL (CUDA) or MPI (CPU), in order with what the current queue did before. All ranks of a group
- * issue the same operations in the same order, queue by queue. In a group of one rank a sum or maximum is x itself. */
+/* Collectives on device memory, over NCCL (CUDA) or MPI (CPU), ordered after earlier work of the current queue. All ranks of a
+ * group issue the same operations in the same order, queue by queue. In a group of one rank a sum or maximum is x itself. */
 #pragma once
 #include "kernels/runtime/comm.h"
 #include "kernels/tensor.h"
 
 void comm_init(void);                           /* after device_init and comm_set_mesh */
 
-/* x (1,n) = sum, or maximum, over the ranks of g; F32 or BF16, a maximum F32 alone. */
+/* x (1,n) = sum or maximum over the ranks of g. Sums: F32 or BF16; maxima: F32 only. */
 void comm_all_reduce    (Tensor x, Ranks g);
 void comm_all_reduce_max(Tensor x, Ranks g);
 
 /* RANKS_SHARD: part (1,n) = sum over ranks of slice `own rank` of their whole (1, W n). */
 void comm_reduce_scatter(Tensor part, Tensor whole);
 
-/* RANKS_SHARD: slice r of whole = rank r's part, of `bytes`; in place if part is this rank's slice. Fastest where both lie in one
- * comm_alloc, at the same place on all ranks. */
+/* RANKS_SHARD: slice r of whole = rank r's part, of `bytes`; in place if part is this rank's slice. Fastest if both lie in one
+ * comm_alloc, at the same offset on all ranks. */
 void comm_all_gather(void *whole, const void *part, size_t bytes);
 
-/* Device memory that comm_all_gather reads and writes fastest. One piece at a time; all ranks call both. */
+/* Device memory that comm_all_gather reads and writes fastest. One allocation at a time; all ranks call both. */
 void *comm_alloc(size_t bytes);
 void  comm_free (void *p);

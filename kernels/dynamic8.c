@@ -8,7 +8,7 @@
 
 enum { CODES = 256, DECADES = 7, ZERO = 127 };      /* ZERO: the code of 0 in the signed map */
 
-/* Point i of `points` that divide [0.1, 1] evenly, as torch.linspace computes it in F32: from the nearer end, with one
+/* Point i of `points` evenly spaced points in [0.1, 1], as torch.linspace computes it in F32: from the nearer end, with one
  * rounding. */
 static float divide_decade(int i, int points)
 {
@@ -16,7 +16,7 @@ static float divide_decade(int i, int points)
     return i < points / 2 ? fmaf(step, (float)i, 0.1f) : fmaf(-step, (float)(points - 1 - i), 1);
 }
 
-/* Decade i has 2^i values (2^(i+1) in the unsigned map): the middles of as many even parts of [0.1, 1], times 10^(i-6). */
+/* Decade i has 2^i values (2^(i+1) in the unsigned map): the midpoints of as many equal parts of [0.1, 1], times 10^(i-6). */
 static void fill_map(float *map, bool is_signed)
 {
     static const double decade[DECADES] = { 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1 };
@@ -91,13 +91,13 @@ static uint32_t rank_of(uint32_t bits, DType d)
 }
 
 /* Where the rank grows from r to r + 1 at the float with the bits s, the entry (r + 1) 2^16 - s makes bits + entry cross a
- * multiple of 2^16. Where it does not grow, s is the first float behind those with these upper bits. */
+ * multiple of 2^16. If it does not grow, s is the first float after those with these upper bits. */
 void dynamic8_steps(uint32_t steps[DYNAMIC8_STEPS], DType d)
 {
     for (uint32_t i = 0; i < DYNAMIC8_STEPS; i++) {
         uint32_t below = (DYNAMIC8_FIRST + i) << 16, above = below + 0x10000;
         const uint32_t rank = rank_of(below, d);
-        CHECK(rank_of(above - 1, d) <= rank + 1, "two steps behind %08x", below);
+        CHECK(rank_of(above - 1, d) <= rank + 1, "the rank of dynamic8 codes grows twice after %08x", below);
         while (above - below > 1) {
             const uint32_t middle = (below + above) / 2;
             if (rank_of(middle, d) > rank)

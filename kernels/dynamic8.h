@@ -1,25 +1,24 @@
 /* The 8-bit moments of bitsandbytes [Dettmers et al. 2022, arXiv 2110.02861, sec. 2 and app. F; bitsandbytes 0.50]: a code
  * names one of the 256 values of a map, and a group of 256 shares the scale max|x|, an F32: x = scale map[code].
  *
- * The maps are dynamic: seven decades below 1, of which the highest has half of all values, and each lower one half of
- * those of the next. DYNAMIC8, for m: 0 is code 127, the values of 128 + i and 126 - i are opposite, and 255 is 1 without
- * an opposite. UDYNAMIC8, for v: 0 is code 0, 255 is 1.
+ * The maps are dynamic: seven decades below 1. The highest decade has half of all values; each lower one has half as many as the
+ * next. DYNAMIC8, for m: 0 is code 127, codes 128 + i and 126 - i have opposite values, and 255 is 1, without an opposite.
+ * UDYNAMIC8, for v: 0 is code 0, 255 is 1.
  *
- * The code of x is that of the value nearest to x (1 / max|x|), the product and the quotient rounded to F32. The middle
- * between two values is rounded to F32 too, and belongs to the even code. NaN counts as 0. A negative number, -0
- * included, never has the code 127 of 0 but at most 126: what is stored keeps its sign (bitsandbytes does this in m's
- * update; positive numbers may become 0).
- * DIFFERS: in a group of zeros bitsandbytes divides 0 by 0, whose code depends on the back end; here they are the codes
- * of 0. The same where the reciprocal of max|x| is no normal float: below 2^-126, and from 2^126 on. */
+ * The code of x is that of the value nearest to x (1 / max|x|); product and quotient are rounded to F32. The midpoint of two values
+ * is rounded to F32 too, and goes to the even code. NaN counts as 0. A negative number, also -0, gets code 126 at most, never 127
+ * (0), so that it keeps its sign (bitsandbytes does this in m's update; positive numbers may become 0).
+ * DIFFERS: in a group of zeros bitsandbytes divides 0 by 0, whose code depends on the back end; here all codes are that of 0. The
+ * same if 1 / max|x| is not a normal float: max|x| < 2^-126 or >= 2^126. */
 #pragma once
 #include "kernels/kernels.h"
 #include "kernels/random.h"
 
-const float *dynamic8_map(DType d);                     /* 256 values in ascending order, that of their codes */
+const float *dynamic8_map(DType d);                     /* 256 values, ascending, indexed by code */
 float        dynamic8_inverse(float absmax);            /* 1 / absmax; 0 where that counts as 0 */
 uint8_t      dynamic8_encode(float x, DType d);         /* the code of x = m (1 / max|m|) */
 
-/* The code of the value of such a map that is nearest to x, whatever their signs. NaN: 0. */
+/* The code of the map's value nearest to x, whatever the signs. NaN: 0. */
 HOST_DEVICE static inline uint8_t dynamic8_nearest(const float *map, float x)
 {
     int low = 0, high = 255;
@@ -40,16 +39,15 @@ void dynamic8_store(Tensor t, size_t first, const float *x, size_t n);
 
 /* ---- the search as a table ---------------------------------------------------------------------------------- */
 
-/* Let the rank of |x| be the number of values of the map between 0 and the one nearest to it. It grows with the bits of
- * the float, and among floats with the same upper 16 bits it grows at most once. So one entry per upper half says it
- * all: bits + steps[(bits >> 16) - DYNAMIC8_FIRST] has the rank in its third byte. Floats from 2^-23 to 1 + 2^-7; all below
- * have rank 0. */
+/* Let the rank of |x| be the number of values of the map between 0 and the value nearest to |x|. It grows with the bits of the
+ * float, at most once among floats with the same upper 16 bits. So one entry per upper half is enough: bits + steps[(bits >> 16) -
+ * DYNAMIC8_FIRST] has the rank in its third byte. Floats from 2^-23 to 1 + 2^-7; smaller ones have rank 0. */
 enum { DYNAMIC8_FIRST = 0x3400, DYNAMIC8_STEPS = 0x3f80 - DYNAMIC8_FIRST + 1 };
 
 void dynamic8_steps(uint32_t steps[DYNAMIC8_STEPS], DType d);
 
-/* Four codes of DYNAMIC8 from four ranks. negative: 0xff in the bytes of negative numbers, whose rank is at least 1, and
- * at most 127 where there is no -1. */
+/* Four codes of DYNAMIC8 from four ranks. negative: 0xff in the bytes of negative numbers. Their rank is at least 1, and 128
+ * becomes 127 here, since there is no -1. */
 HOST_DEVICE static inline uint32_t dynamic8_codes(uint32_t ranks, uint32_t negative)
 {
     const uint32_t zero = 0x7f7f7f7fu;
@@ -57,7 +55,7 @@ HOST_DEVICE static inline uint32_t dynamic8_codes(uint32_t ranks, uint32_t negat
     return (ranks ^ (negative & zero)) + (zero & ~negative);
 }
 
-/* ---- what a step of adamw8bit takes -------------------------------------------------------------------------- */
+/* ---- constants of a step of adamw8bit ------------------------------------------------------------------------ */
 
 typedef struct {
     float grad_scale, beta1, beta2;

@@ -1,5 +1,5 @@
-/* GPTQ of one layer, from its operations and the GEMMs. All are of whole matrices, so that there are few shapes of them: of C the
- * part that is 0 takes part in the sums. */
+/* GPTQ of one layer, from its operations and GEMMs. GEMMs take whole matrices, so that there are few shapes; they also sum over the
+ * zero half of C. */
 #include "kernels/gptq.h"
 
 #include <math.h>
@@ -90,7 +90,7 @@ static int rows_from(int first, int all)
     return all - first < GPTQ_COLUMNS ? all - first : GPTQ_COLUMNS;
 }
 
-/* From the last columns to the first. False: there is none. */
+/* From the last columns to the first. False: H is not positive definite. */
 static bool factorize(const Work *k, Tensor h, double damping)
 {
     const int I = h.rows;
@@ -107,7 +107,7 @@ static bool factorize(const Work *k, Tensor h, double damping)
     return !failed;
 }
 
-/* Returns the damping with which there is a factor, 0: there is none. */
+/* Returns the first damping that gives a factor; 0: none did. */
 static double find_factor(const Work *k, Tensor h, double mean, double damping)
 {
     for (int i = 0; i < TRIES && isfinite(mean); i++, damping *= MORE_DAMPING)
@@ -184,7 +184,7 @@ void gptq_check_columns(const char *op, Tensor values, Tensor e, GptqWeights w, 
     CHECK(w.group > 0 && I % w.group == 0, "%s: groups of %d in rows of %d", op, w.group, I);
     CHECK(count > 0 && count <= GPTQ_COLUMNS && first >= 0 && first + count <= I, "%s: %d columns from %d on, of %d", op, count,
           first, I);
-    CHECK(!c.data == !sums.data, "%s: one of c and sums", op);
+    CHECK(!c.data == !sums.data, "%s: c without sums, or sums without c; expected both or neither", op);
     if (c.data) {
         gptq_check_f32(op, c, count, I);
         gptq_check_f32(op, sums, O, count);

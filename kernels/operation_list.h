@@ -1,7 +1,7 @@
-/* OP(name, parameters, arguments, what it reads and writes): one row for each operation. The specification of each is in kernels.h,
- * nf4.h, gptq.h, collectives.h or runtime/device.h; what the words of the last column mean, in operations.c.
+/* OP(name, parameters, arguments, what it reads and writes): one row for each operation. kernels.h, nf4.h, gptq.h, collectives.h or
+ * runtime/device.h specify it; operations.c defines the words of the last column.
  *
- * An access that a row forgets, test_operations finds: it lets each operation see nothing but what its row names. */
+ * test_operations finds accesses that a row forgets: it lets each operation see only the memory that its row names. */
 
 /* ---- formats */
 OP(quantize,             (Tensor y, Tensor x), (y, x),

@@ -1,4 +1,4 @@
-/* The operations as programs call them: the watch, then the back end. */
+/* The operations as programs call them. Each reports its accesses to the watch, if there is one, and calls the back end. */
 #include "kernels/backend.h"
 #include "kernels/runtime/operations.h"
 
@@ -29,7 +29,7 @@ static Access scales(Tensor t, unsigned how)
     return memory(t.scale, t.format.group ? format_scale_bytes(t.format, tensor_numel(t)) : sizeof(float), how);
 }
 
-/* Rows of a cache, as many as it has: one that is too small is the operation's error. */
+/* Rows of a cache; all of a cache that is too small, which the operation itself reports. */
 static Tensor cached(Tensor t, int first, int rows)
 {
     return first + rows <= t.rows ? tensor_rows(t, first, rows) : t;
@@ -43,7 +43,7 @@ static size_t groups_of(Nf4 x, int cols)
     return count;
 }
 
-/* Floats of a token: rstd of each head of q and k, or of q and of k; nothing without a norm. */
+/* Floats per token: rstd of each head of q and k, or of q and of k; 0 without a norm. */
 static size_t qk_stats(Tensor qnorm, Attention a)
 {
     return !qnorm.data ? 0 : a.H > 1 && qnorm.cols == a.D ? (size_t)(a.H + a.K) : 2;
@@ -55,21 +55,21 @@ static size_t qk_stats(Tensor qnorm, Attention a)
 #define CODES(t, how)              codes(t, how)
 #define TURNED(t, how)             turned(t, how)
 
-/* A tensor that is read; FP8 with one scale as rows, or as a GEMM reads it along the other dimension. No tensor: nothing. */
+/* A tensor that is read. FP8 with one scale: IN reads data, IN_TURNED data_t. No tensor: nothing. */
 #define IN_IF(condition, t)        codes(t, (condition) ? READS : 0), scales(t, (condition) ? READS : 0)
 #define IN(t)                      IN_IF(true, t)
 #define IN_TURNED_IF(condition, t) (has_one_scale((t).format) ? turned : codes)(t, (condition) ? READS : 0),   \
                                    scales(t, (condition) ? READS : 0)
 #define IN_TURNED(t)               IN_TURNED_IF(true, t)
-/* One that is read, and which the product may be added to. */
+/* A tensor that is read, and to which the product may be added. */
 #define IN_WITH(t, product)        IN(t), codes(t, (product).low.data ? SPOILS : 0), IN((product).low), IN((product).m.w)
 
-/* A tensor that is written, all of it, or with the scale that it has: only groups find their own. A range tells of the scale. */
+/* A tensor that is written; OUT_AS_SCALED keeps its scale, unless it has groups. The scale comes with its range. */
 #define SCALE(t)                   scales(t, WRITES), memory((t).range, sizeof(float), READS | WRITES)
 #define OUT(t)                     codes(t, WRITES), turned(t, WRITES), SCALE(t)
 #define OUT_AS_SCALED(t)           codes(t, WRITES), turned(t, WRITES), scales(t, has_one_scale((t).format) ? READS : WRITES)
 #define SPOILED(t)                 codes(t, SPOILS)
-/* A gradient that is added to, or written while it is empty. */
+/* A gradient that accumulates, or is overwritten while it is empty. */
 #define SUM(t)                     codes(t, (t).empty ? WRITES : READS | WRITES)
 
 #define GROUPS(x, count)           memory((x).group, (count) * sizeof *(x).group, READS),     \

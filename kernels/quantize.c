@@ -1,4 +1,4 @@
-/* quantize, from the parts that each back end has; and what both do with ranges. */
+/* quantize and range_is_kept, the same for both back ends. */
 #include "kernels/backend.h"
 #include "kernels/check.h"
 #include "kernels/kernels.h"
@@ -24,7 +24,7 @@ void backend_quantize_with_amax(Tensor y, Tensor x, const float *amax)
         return;
     }
     if (format_is_fp8(y.format) && !y.format.group) {
-        if (format_equal(y.format, x.format))           /* the same codes: nothing is rounded twice */
+        if (format_equal(y.format, x.format))           /* copies codes: no second rounding */
             backend_device_copy(y.scale, x.scale, sizeof(float));
         else if (range_is_kept(y)) {
             backend_quantize_in_range(y, x);

@@ -1,5 +1,5 @@
-/* What the host makes of a batch, since it has it first and time to spare: the order of its tokens in the embedding table, by a
- * counting sort, and where its documents lie. */
+/* What the host computes from a batch, since it has time: its tokens in the order of the embedding table, by a counting sort, and
+ * the starts of its documents. */
 #include <stdlib.h>
 
 #include "kernels/kernels.h"
@@ -7,7 +7,7 @@
 
 void sort_tokens(TokenAt *sorted, const int *tokens, int N, int V)
 {
-    int *next = xcalloc((size_t)V + 1, sizeof *next);        /* [v]: where the next v goes */
+    int *next = xcalloc((size_t)V + 1, sizeof *next);        /* [v]: the next index of v */
     for (int n = 0; n < N; n++) {
         CHECK(tokens[n] >= 0 && tokens[n] < V, "token %d at %d; the embedding has %d rows", tokens[n], n, V);
         next[tokens[n] + 1]++;

@@ -21,7 +21,7 @@ static const float *fp8_values(DType d)
     return table[d == E5M2];
 }
 
-/* Of a group, or the one there is. */
+/* The scale of a group, or the only one. */
 static float scale_at(Tensor t, size_t group)
 {
     if (!t.format.group)

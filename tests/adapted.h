@@ -1,4 +1,4 @@
-/* What the tests of folders of adapters share: runs with adapters beside a base that another run has saved, without activations. */
+/* Shared by tests of adapter folders: runs with adapters on a base that another run has saved, without activations. */
 #pragma once
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/safetensors.h"
@@ -9,13 +9,13 @@ enum { RANK = 3, LAST_STEP = 7 };
 
 static const bool all_modules[NUM_LORA_MODULES] = { true, true, true, true, true, true, true };
 
-/* As text(), until release(). */
+/* As text(), valid until release(). */
 static inline char *lasting(const char *path)
 {
     return strcpy(keep(strlen(path)), path);
 }
 
-/* A model of random weights in F32, saved; returns its folder. */
+/* Saves a model with random weights in F32; returns its folder. */
 static inline const char *save_base(SmallModel a)
 {
     Run r;
@@ -29,7 +29,7 @@ static inline const char *save_base(SmallModel a)
     return folder;
 }
 
-/* Beside the model in `base`; scale 2. plain: without double quantization of its NF4. */
+/* Adapters on the model in `base`; scale 2. plain: NF4 without double quantization. */
 static inline void open_adapted_to(Run *r, SmallModel a, const char *base, const bool *target, BaseFormat stored, bool plain,
                                    const char *recipe)
 {
@@ -47,7 +47,7 @@ static inline void open_adapted(Run *r, SmallModel a, const char *base, const bo
     open_adapted_to(r, a, base, target, stored, false, recipe);
 }
 
-/* ---- where a tensor is, by the names and shapes of PEFT, not by the code under test --------------------------- */
+/* ---- tensors by PEFT's names and shapes, independent of the code under test ----------------------------------- */
 
 static const struct { const char *name; const char *group; } module_rows[NUM_LORA_MODULES] = {
     { "q_proj", "self_attn" }, { "k_proj", "self_attn" }, { "v_proj", "self_attn" }, { "o_proj", "self_attn" },
@@ -68,7 +68,7 @@ static inline const char *low_name(int layer, int module, char matrix)
                 matrix);
 }
 
-/* Values of a tensor of a file in F32, released with the rest. */
+/* Values of a tensor of a file in F32, valid until release(). */
 static inline float *values_in(const char *path, const char *name, size_t n)
 {
     SafeFile *f = safetensors_open(path);
@@ -84,7 +84,7 @@ static inline float *values_in(const char *path, const char *name, size_t n)
     return x;
 }
 
-/* Writes an adapter_model.safetensors anew, in `dtype`, under names that end with `ending` instead of ".weight". */
+/* Rewrites an adapter_model.safetensors in `dtype`, with names that end with `ending` instead of ".weight". */
 static inline void rewrite(const char *path, const char *dtype, const char *ending)
 {
     path = lasting(path);
@@ -111,7 +111,7 @@ static inline void rewrite(const char *path, const char *dtype, const char *endi
 
 /* ---- folders made from others --------------------------------------------------------------------------------- */
 
-/* The base's tensors in `dtype` in a folder of their own; one of them in F32, which others of its matrix are not. */
+/* A new folder with the base's tensors in `dtype`; one of them in F32, unlike others of its matrix. */
 static inline const char *convert_base(const char *base, const char *dtype)
 {
     const char *folder = lasting(text("%s/base-%s-%d", root, dtype, num_folders++));

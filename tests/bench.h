@@ -9,7 +9,7 @@
 
 enum { WARM_UP = 6, RUNS = 20 };
 
-/* Of a training step. */
+/* The parts of a training step. */
 typedef enum { GEMMS, ATTENTION, ELEMENTWISE, OPTIMIZER, NUM_PARTS } Part;
 
 static DeviceMark *marks[RUNS + 1];
@@ -73,7 +73,7 @@ static inline void report_flops(const char *name, double flops)
 #define TIME_BYTES(name, bytes, call) TIME(report_bytes, name, bytes, call)
 #define TIME_FLOPS(name, flops, call) TIME(report_flops, name, flops, call)
 
-/* A step runs what the last row shows so many times. */
+/* A step runs the call of the last row this often. */
 static inline void in_step(Part part, double times)
 {
     part_ms[part] += times * last_ms;

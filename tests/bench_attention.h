@@ -1,4 +1,4 @@
-/* Times attention, of whole sequences and of documents, and what decoding a token takes. */
+/* Times attention, of whole sequences and of documents, and decoding of a token. */
 #pragma once
 #include "tests/bench_tensors.h"
 
@@ -7,10 +7,10 @@ static struct {
     void (*backward)(Tensor, Tensor, Tensor, Tensor, const float *, Attention, Documents);
 } attention = { attention_forward, attention_backward };
 
-/* For attention with a window only, of 4096 keys there. */
+/* Only for attention with a window of 4096 keys. */
 static Model sliding = { "Olmo-3-7B", 1, 8192, 4096, 32, 32, 128 };
 
-/* Of the T x T scores the causal half is counted, with a window its part: a query sees `window` keys, the first ones fewer. */
+/* Counts the causal half of the T x T scores or, with a window, its part: a query sees `window` keys, the first ones fewer. */
 static inline void bench_attention(const Model *m, int window, double times)
 {
     char forward[64] = "attention_forward", backward[64] = "attention_backward";
@@ -62,8 +62,8 @@ static inline void bench_documents(const Model *m, int B, int T)
     free(start);
 }
 
-/* What decoding one token takes: each matrix read once, which is not in the L2 cache, since several take turns; and each key and
- * value of 2 T tokens behind which it stands. */
+/* Decoding one token: reads each matrix once, not from the L2 cache, since several matrices alternate; and all keys and values of
+ * the 2 T tokens before it. */
 static inline void bench_decoding(const Model *m)
 {
     enum { TURNS = 4 };

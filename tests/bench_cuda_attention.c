@@ -1,4 +1,4 @@
-/* Times the attention that serves every GPU, by attention_mma.cu: bench_cuda_attention. Rows as in bench_kernels.c. */
+/* Times attention_mma.cu, the attention for every GPU: bench_cuda_attention. Rows as in bench_kernels.c. */
 #include "kernels/cuda/attention.h"
 #include "tests/bench_attention.h"
 

@@ -1,8 +1,8 @@
 /* Times every operation at the shapes of a Llama block: bench_kernels [Llama-2-7B | Llama-3-8B].
  *
- * A row shows the median of RUNS runs and what each must move or compute. Elementwise operations are judged by a
- * device copy measured in the same run (bytes read + written), GEMMs and attention by the data sheet. Everything is
- * larger than the L2 cache. On a CPU the shape shrinks to a few tokens: that shows only that every operation runs. */
+ * A row shows the median of RUNS runs and the bytes or FLOPs of each. Elementwise operations are compared with a device copy
+ * measured in the same run (bytes read + written), GEMMs and attention with the data sheet. All tensors are larger than the L2
+ * cache. On a CPU the shape shrinks to a few tokens, only to show that every operation runs. */
 #include "kernels/nf4.h"
 #include "tests/bench_attention.h"
 #include "tests/bench_lora.h"
@@ -74,7 +74,7 @@ static void bench_rope(const Model *m)
     release();
 }
 
-/* With the four query heads per key/value head of Qwen3-8B, whose other sizes are those of the models above. */
+/* With four query heads per key/value head, as in Qwen3-8B; other sizes as in the models above. */
 static void bench_rope_by_head(const Model *m)
 {
     Model qwen = *m;
@@ -106,7 +106,7 @@ static void bench_swiglu(const Model *m)
     release();
 }
 
-/* COAT's flow of one block: what is saved, what GEMMs read, both ways. */
+/* COAT's data flow of one block: saved tensors and GEMM operands, forward and backward. */
 static void bench_coat(const Model *m)
 {
     const int N = m->B * m->T, C = m->C, F = m->F, S = (m->H + 2 * m->K) * m->D;
@@ -154,7 +154,7 @@ static void bench_coat(const Model *m)
     release();
 }
 
-/* COAT's operations that look for a maximum, as the later micro-batches of a step with format.scales=step have them. */
+/* COAT's operations that need a maximum, as in later micro-batches of a step with format.scales=step. */
 static void bench_ranges(const Model *m)
 {
     const int N = m->B * m->T, C = m->C, F = m->F, S = (m->H + 2 * m->K) * m->D;
@@ -224,7 +224,7 @@ static void bench_weights(const Model *m)
     release();
 }
 
-/* A frozen matrix in NF4 becomes an operand before every use. */
+/* A frozen matrix in NF4, converted to an operand before every use. */
 static void bench_nf4(const Model *m)
 {
     const int rows = 2 * m->F;
@@ -246,14 +246,14 @@ static void bench_nf4(const Model *m)
     release();
 }
 
-/* Rows of w and dw count once, however often their token occurs. */
+/* Rows of w and dw count once, however often their tokens occur. */
 static void bench_embedding(const Model *m)
 {
     const int N = m->B * m->T;
     const double row = m->C, n = (double)N * row;
     int *token = malloc(sizeof *token * (size_t)N), distinct = 0;
     char *seen = calloc((size_t)m->V, 1);
-    for (int i = 0; i < N; i++) {       /* uneven, as words are: half of the tokens from an eighth of the table */
+    for (int i = 0; i < N; i++) {       /* uneven like words: half of the tokens are from an eighth of the table */
         double u = (double)(random_bits(1, (uint64_t)i) >> 11) * 0x1p-53;
         token[i] = (int)(m->V * u * u * u);
         distinct += !seen[token[i]];
@@ -273,8 +273,7 @@ static void bench_embedding(const Model *m)
     release();
 }
 
-/* Every run reads what the run before left, gradients of gradients in the end: what the values are does not
- * matter. */
+/* Every run reads the results of the previous run, finally gradients of gradients: the values do not matter. */
 static void bench_loss(const Model *m)
 {
     const double n = (double)m->chunk * m->V;
@@ -312,7 +311,7 @@ static void bench_adamw(const Model *m)
 
 /* ---- GEMMs ----------------------------------------------------------------------------------------------------- */
 
-/* With quantized normal numbers as operands; all GEMMs with fast accumulation, as COAT's recipes have them. adds: forward adds the
+/* With quantized normal numbers as operands; all GEMMs with short accumulators, as in COAT's recipes. adds: forward adds the
  * residual stream. times: how often a step of coat runs each. */
 static void bench_linear_fp8(const char *name, int N, int O, int C, bool adds, double times)
 {
@@ -338,7 +337,7 @@ static void bench_linear_fp8(const char *name, int N, int O, int C, bool adds, d
     release();
 }
 
-/* The same of gate and up with SwiGLU, within the range of act. */
+/* The same for gate and up with SwiGLU, within the range of act. */
 static void bench_matmul_swiglu(const Model *m)
 {
     const int N = m->B * m->T, C = m->C, F = m->F;
@@ -354,7 +353,7 @@ static void bench_matmul_swiglu(const Model *m)
     release();
 }
 
-/* The gradient of the last layer's input with SwiGLU's backward, within the range of what that gives. */
+/* The gradient of the last layer's input with SwiGLU's backward, within the range of its result. */
 static void bench_matmul_dx_swiglu(const Model *m)
 {
     const int N = m->B * m->T, C = m->C, F = m->F;
@@ -392,7 +391,7 @@ static void bench_linear(const char *name, int N, int O, int C, double times)
     release();
 }
 
-/* Few enough numbers for one core and a second or two. */
+/* Shapes for one core and a second or two. */
 static void shrink(Model *m)
 {
     *m = (Model){ m->name, 1, 16, 128, 4, 4 / (m->H / m->K), 32, 352, 1024, 16, 100000, 2, 1 };

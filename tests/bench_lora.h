@@ -1,4 +1,4 @@
-/* Times the products of adapters, alone and where an operation adds them. */
+/* Times the products of adapters, separately and fused into operations. */
 #pragma once
 #include "tests/bench_tensors.h"
 
@@ -10,7 +10,7 @@ static const char *lora_label(const char *layer, const char *operation)
 }
 
 /* A linear layer of `parts` equal parts with an adapter of rank 16 on each: x (N,C) in E4M3, dy (N,O) in E5M2, the rest in BF16.
- * What is read of the narrow tensors is small and not counted. */
+ * Reads of the narrow tensors are small and not counted. */
 static void bench_lora_layer(const char *name, int N, int C, int O, int parts)
 {
     enum { RANK = 16 };
@@ -37,7 +37,7 @@ static void bench_lora_layer(const char *name, int N, int C, int O, int parts)
     release();
 }
 
-/* Rank 16, on the columns of up to three parts, one behind the other. */
+/* Rank 16, on the columns of up to three consecutive parts. */
 static LowProduct make_product(int N, int parts, const int *width)
 {
     enum { RANK = 16 };
@@ -49,7 +49,7 @@ static LowProduct make_product(int N, int parts, const int *width)
     return p;
 }
 
-/* What adds an adapter's product while it reads; in bf16 in place. */
+/* Operations that add an adapter's product on load; in bf16 in place. */
 static void bench_lora_added(const Model *m)
 {
     const int N = m->B * m->T, F = m->F, q = m->H * m->D, k = m->K * m->D, S = q + 2 * k;

@@ -1,4 +1,4 @@
-/* What benchmarks work on: the shapes of a model, and tensors in device memory until release(). */
+/* Inputs of benchmarks: the shapes of a model, and tensors in device memory until release(). */
 #pragma once
 #include <math.h>
 
@@ -15,11 +15,11 @@ static const Format E4M3_16 = { .dtype = E4M3, .group = 16 }, E5M2_ = { .dtype =
 static const Tensor NONE = { 0 };
 static const LowProduct NO_PRODUCT = { 0 };
 
-/* How often a step runs an operation that each block, each chunk of logits or each micro-batch has once. */
+/* How often a step runs an operation of each block, each chunk of logits or each micro-batch. */
 static inline double blocks(const Model *m) { return (double)m->L * m->micro_batches; }
 static inline double chunks(const Model *m) { return (double)m->micro_batches * m->B * m->T / m->chunk; }
 
-/* Of the blocks, and with embedding and head. */
+/* Parameters of the blocks; of the blocks, embedding and head. */
 static inline double block_params(const Model *m) { return (double)m->L * m->params; }
 static inline double all_params(const Model *m) { return block_params(m) + 2.0 * m->V * m->C; }
 
@@ -87,7 +87,7 @@ static inline Tensor with_range(Tensor t)
     return t;
 }
 
-/* Measured once, so that what is timed finds room. */
+/* Measured once first, so that the timed call is within range. */
 #define TIME_IN_RANGE(name, bytes, call)       \
     do {                                       \
         call;                                  \

@@ -1,4 +1,4 @@
-/* What the tests of codes and scales share: a model whose matrices can be stored in every format, numbers by their definition. */
+/* Shared by tests of codes and scales: a model whose matrices fit every format, and numbers by their definition. */
 #pragma once
 #include <jansson.h>
 
@@ -6,7 +6,7 @@
 #include "tests/exported.h"
 #include "tests/saved.h"
 
-/* As text(), until release(). */
+/* As text(), valid until release(). */
 static inline char *lasting(const char *path)
 {
     return strcpy(keep(strlen(path)), path);
@@ -29,7 +29,7 @@ static inline void put_in_q(Run *r, size_t at, const float *values, size_t n)
     device_put((float *)r->fsdp.shard[1].slice[TRAINED].stored.data + qkv->offset + at, values, n * sizeof *values);
 }
 
-/* The value of a finite code of a format with so many bits, by its definition. */
+/* The value of a finite code of a format with these bits, by its definition. */
 static inline double value_of(unsigned code, int exponent_bits, int mantissa_bits)
 {
     const int bias = (1 << (exponent_bits - 1)) - 1, e = (int)(code >> mantissa_bits) & ((1 << exponent_bits) - 1);
@@ -43,7 +43,7 @@ static inline float bf16_value(uint16_t code)
     return (float)value_of(code, 8, 7);
 }
 
-/* Of two neighbours with so many bits of mantissa the one nearer to x, the even one in the middle. least: the smallest exponent. */
+/* The number with mantissa_bits nearest to x, ties to even. least: the smallest exponent. */
 static inline double nearest(double x, int mantissa_bits, int least)
 {
     int e;
@@ -52,8 +52,8 @@ static inline double nearest(double x, int mantissa_bits, int least)
     return nearbyint(x / unit) * unit;
 }
 
-/* Elements 128 row .. of q_proj: the largest is 1.7, the others lie at the middles between two codes of the scale s, or next to
- * them, where a quotient and a product with 1/s round to different sides. fp8: codes of E4M3, else integers. */
+/* Elements 128 row .. of q_proj: the largest is 1.7; the others are at midpoints of two codes with scale s, or next to them, where
+ * a quotient and a product with 1/s round differently. fp8: codes of E4M3, else integers. */
 static inline void put_middles(Run *r, size_t row, float s, bool fp8)
 {
     float w[128] = { 1.7f };
@@ -65,7 +65,7 @@ static inline void put_middles(Run *r, size_t row, float s, bool fp8)
     put_in_q(r, 128 * row, w, 128);
 }
 
-/* A checkpoint of it in F32, with a row of zeros, one with an outlier, and rows of middles. */
+/* Its checkpoint in F32, with a row of zeros, one with an outlier, and rows of midpoints. */
 static inline const char *save_wide(SmallModel a)
 {
     Run r;
@@ -89,7 +89,7 @@ static inline SafeFile *open_folder(const char *folder)
     return safetensors_open(text("%s/model.safetensors", folder));
 }
 
-/* The bytes of a tensor, until release(); *shape of it. Fails unless it is there with that type. */
+/* The bytes of a tensor, valid until release(), and its *shape. Fails unless it exists with this type. */
 static inline const void *bytes_in(const SafeFile *f, const char *name, const char *dtype)
 {
     const SafeTensor *t = safetensors_find(f, name);

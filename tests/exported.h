@@ -1,4 +1,4 @@
-/* Exports, for tests: of a checkpoint in one type. */
+/* Exports of a checkpoint in one type, for tests. */
 #pragma once
 #include <string.h>
 

@@ -1,6 +1,6 @@
-/* FP8 by search: the reference of the encoders. Nothing here shares an idea with them: values come from a table of
- * all codes, and a number is encoded as the nearest of them, in double. And operands of FP8 GEMMs: a tensor with one
- * scale, rows of codes and the same codes transposed. */
+/* FP8 by search: the reference of the encoders. It is independent of them: values are from a table of all codes, and a number is
+ * encoded as the nearest of them, in double. And operands of FP8 GEMMs: a tensor with one scale, rows of codes and the same codes
+ * transposed. */
 #pragma once
 #include "tests/golden.h"
 
@@ -19,7 +19,7 @@ static inline const double *fp8_table(DType d)
     return table[d == E5M2];
 }
 
-/* Codes 0 .. last are in ascending order of value. Of two equally near ones the even code has the even mantissa. */
+/* Codes 0 .. last have ascending values. In a tie the even code has the even mantissa. */
 static inline uint8_t fp8_nearest(double x, DType d)
 {
     const double *value = fp8_table(d), a = fabs(x);
@@ -49,7 +49,7 @@ static inline Tensor make_operand(Format f, int rows, int cols)
     return t;
 }
 
-/* Views of an operand of which one copy is to be left alone. */
+/* Views of only one copy of an operand. */
 static inline Tensor rows_of(Tensor t)
 {
     t.data_t = NULL;
@@ -83,7 +83,7 @@ static inline void check_transposed(const char *name, Tensor t)
 
 typedef struct { double low, high; } Range;
 
-/* Of max|x| where x errs by bound; what is smaller than 2^-90 counts as that. */
+/* The range of max|x| if x has an error of bound; at least 2^-90. */
 static inline Range amax_range(const double *ref, const double *bound, size_t n)
 {
     Range r = { 0x1p-90, 0x1p-90 };
@@ -94,8 +94,8 @@ static inline Range amax_range(const double *ref, const double *bound, size_t n)
     return r;
 }
 
-/* t holds values within `bound` of ref under the scale S that it has. Rounding to codes is monotonic, so each code lies between
- * those of the smallest and the largest x/S that are explained; x (1/S) in F32 is off by two roundings. */
+/* t holds values within `bound` of ref under its scale S. Rounding to codes is monotonic, so each code lies between those of the
+ * smallest and the largest allowed x/S; x (1/S) in F32 has two roundings. */
 static inline void check_codes(const char *name, Tensor t, const double *ref, const double *bound)
 {
     const DType d = t.format.dtype;
@@ -112,7 +112,7 @@ static inline void check_codes(const char *name, Tensor t, const double *ref, co
     }
 }
 
-/* The same where the scale must be max|x| / max of such values, in F32. */
+/* The same if the scale must be max|x| / max of such values, in F32. */
 static inline void check_operand(const char *name, Tensor t, const double *ref, const double *bound)
 {
     const double top = fp8_table(t.format.dtype)[fp8_last(t.format.dtype)], S = operand_scale(t);
@@ -122,8 +122,8 @@ static inline void check_operand(const char *name, Tensor t, const double *ref, 
     check_codes(name, t, ref, bound);
 }
 
-/* The same against the CPU's record. Codes are equal or neighbours: 2 u |y| apart, or the smallest code; that both
- * scales may lie anywhere in their range comes on top. */
+/* The same against the CPU's record. Codes are equal or neighbours: 2 u |y| apart, or the smallest code; plus the range of both
+ * scales. */
 static inline void golden_operand(const char *name, Tensor t, const double *ref, const double *bound)
 {
     const Range amax = amax_range(ref, bound, tensor_numel(t));
@@ -140,9 +140,9 @@ static inline void golden_operand(const char *name, Tensor t, const double *ref,
 typedef struct { const double *x; int row, col; } Strided;       /* element (i, k) is x[i row + k col] */
 
 /* ref = old + sum over k of a b. F32: decoding, products and sums round, K + 4 times u of sum|ab|. Hopper's FP8
- * tensor cores add 32 products and the accumulator at a time, with 14 fraction bits: each is cut at 2^-13 of the
- * largest, which `most` bounds: all products, and all sums over a range of k, as differences of two sums from 0. In a
- * step all 33 cuts may go the same way. With FAST_NONE sums move to F32 now and then, which is better. */
+ * tensor cores add 32 products and the accumulator at a time, with 14 fraction bits: each is truncated at 2^-13 of the largest,
+ * which `most` bounds: all products, and all sums over a range of k, as differences of two sums from 0. In a step all 33
+ * truncations may have the same sign. With FAST_NONE sums are regularly promoted to F32, which is better. */
 static inline void product(double *ref, double *bound, const double *old, int rows, int cols, int K, Strided a, Strided b)
 {
     for (int i = 0; i < rows; i++)

@@ -1,13 +1,13 @@
-/* Damaged and odd inputs, made from good ones: each is read, or ends the program with a message that names where it stands.
- * No crash, no report of the sanitizers, no hang, nothing written (of a checkpoint: nor read) outside of its folder; and a
- * configuration that is read is written out as one that reads as the same.
+/* Damaged and odd inputs, made from valid ones: each is read, or ends the program with a message that names its place. No crash, no
+ * report of sanitizers, no hang, nothing written (for checkpoints: nor read) outside of its folder; and a configuration that was
+ * read is written as one that reads as the same.
  *
- *     fuzz COUNT FIRST        the kept inputs of tests/fuzz, then those numbered FIRST .. FIRST + COUNT - 1: each is a function
+ *     fuzz COUNT FIRST        the kept inputs of tests/fuzz, then inputs FIRST .. FIRST + COUNT - 1: each is a function
  *                             of its number, of the kept ones and of configs/
- *     fuzz KIND FILE          one input that was kept; what it says is printed
+ *     fuzz KIND FILE          one kept input; prints its output
  *
- * scripts/fuzz builds it with the sanitizers and runs it in the top folder. What fails is kept in build/fuzz. Each input has a
- * process of its own. An input of the configuration is a file and, each behind a line that begins with \x1f, arguments. */
+ * scripts/fuzz builds it with the sanitizers and runs it in the top folder. Failing inputs are kept in build/fuzz. Each input has a
+ * separate process. An input of a configuration is a file and arguments, each after a line that begins with \x1f. */
 #include <fcntl.h>
 #include <glob.h>
 #include <setjmp.h>
@@ -65,7 +65,7 @@ int __wrap_truncate(const char *path, off_t size)
 /* ---- inputs in processes ------------------------------------------------------------------------------------ */
 
 static jmp_buf ended;
-static volatile uint64_t *reached;      /* by the process of a batch; shared */
+static volatile uint64_t *reached;      /* set by the process of a batch; shared */
 
 _Noreturn void __real_exit(int status);
 _Noreturn void __wrap_exit(int status);
@@ -78,7 +78,7 @@ _Noreturn void __wrap_exit(int status)
     __real_exit(status);
 }
 
-/* In a process of its own, where stderr is the file `said` from now on, unless that is NULL. */
+/* Called in a new process: redirects stderr to the file `said`, unless NULL. */
 static void enter_process(const char *said)
 {
     dup2(open("/dev/null", O_WRONLY), STDOUT_FILENO);
@@ -87,7 +87,7 @@ static void enter_process(const char *said)
     setrlimit(RLIMIT_CPU, &(struct rlimit){ CPU_SECONDS, CPU_SECONDS });
 }
 
-/* Its exit status. */
+/* Returns the exit status. */
 static int read_input(Kind *k, const Input *in)
 {
     char path[256];
@@ -122,7 +122,7 @@ static int read_alone(Kind *k, const Input *in, const char *said)
     return wait_for(child);
 }
 
-/* Why what a process said before it ended with that status of wait() is a failure; NULL: it is none. */
+/* Why the output of a process and its status of wait() are a failure; NULL: no failure. */
 static const char *judge(const Kind *k, int status, const char *said)
 {
     const char *error = strstr(said, "error: ");
@@ -145,7 +145,7 @@ static const char *judge(const Kind *k, int status, const char *said)
     return NULL;
 }
 
-/* The verdict over an input that ended with that status; `said` is the file that holds what it said. */
+/* The verdict on an input with this status; `said`: the file of its output. */
 static const char *judge_file(const Kind *k, int status, const char *said, Input *message)
 {
     *message = input_read(said);
@@ -153,7 +153,7 @@ static const char *judge_file(const Kind *k, int status, const char *said, Input
     return judge(k, status, message->data);
 }
 
-/* Returns 1 if it fails. name: of the kept file. */
+/* Returns 1 on failure. name: of the kept file. */
 static int try_input(Kind *k, const Input *in, const char *name)
 {
     char said[256], kept[256];
@@ -171,7 +171,7 @@ static int try_input(Kind *k, const Input *in, const char *name)
     return why != NULL;
 }
 
-/* Many in one process, which is quicker, up to the first that may fail. */
+/* Reads many in one process, which is faster, up to the first possible failure. */
 static void read_batch(uint64_t first, uint64_t end)
 {
     char said[256];

@@ -20,7 +20,7 @@ static void add_words(SafeFile *to, const SafeTensor *t, bool gptq)
                         tensors[gptq][i].dtype, tensors[gptq][i].dims, tensors[gptq][i].shape);
 }
 
-/* All words are of sevens, GPTQ's zero; as scales these are numbers. */
+/* All words are of sevens, GPTQ's zero point; as scales they are finite. */
 static void fill_words(SafeFile *to, const SafeTensor *t)
 {
     const size_t bytes = t->end - t->begin;
@@ -35,7 +35,7 @@ static void fill_words(SafeFile *to, const SafeTensor *t)
     free(data);
 }
 
-/* The weights at `path` with matrices as words; the path of these. */
+/* Writes the weights at `path` with matrices as words; returns the new path. */
 static const char *write_words(const char *path, bool gptq)
 {
     SafeFile *from = safetensors_open(path), *to = safetensors_new(text("%s.words", path));

@@ -1,4 +1,4 @@
-/* Inputs of tests/fuzz.c: a good one that is changed, and arguments of the command line. */
+/* Inputs of tests/fuzz.c: a changed valid input, and arguments of the command line. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "model/config/table.h"
 #include "tests/fuzz_kinds.h"
 
-/* Most of the time one that has a value. */
+/* Mostly a key that has a value. */
 static const ConfigKey *draw_key(Draws *d)
 {
     int keys = 0;
@@ -19,7 +19,7 @@ static const ConfigKey *draw_key(Draws *d)
     return k;
 }
 
-/* --key=value: a key of the table or a section, sometimes misspelled, and a value that is odd, or the default. */
+/* --key=value: a key of the table or a section, sometimes misspelled, and an odd value or the default. */
 static void add_argument(Input *in, Draws *d)
 {
     static const char *const forms[] = { "a%s", "%sb", "a%sb", "\"%s\"", "['%s', b]", "{a: %s}",

@@ -32,7 +32,8 @@ void demand(bool holds, const char *what)
 
 /* ---- configurations ----------------------------------------------------------------------------------------- */
 
-/* `argv` begins with the program and the file. Without the second file's message no error of the first is taken for its own. */
+/* `argv` begins with the program and the file. The message of the second file is removed, so that it is not taken for an error of
+ * the first. */
 static void read_config(int argc, char **argv)
 {
     Config *c = config_load(argc, argv, WORLD, checkpoint_latest);
@@ -61,7 +62,7 @@ static void read_yaml(void)
         argv[argc] = last + 2;
         *last = '\0';
     }
-    const Input yaml = { in.data, argc > 2 ? strlen(in.data) : in.size - 1 };       /* without arguments it may hold zeros */
+    const Input yaml = { in.data, argc > 2 ? strlen(in.data) : in.size - 1 };       /* without arguments it may contain zeros */
     input_write(&yaml, argv[1]);
     for (int i = 2; i < argc; i++)
         if (strncmp(argv[i], "--help", 6) == 0 || strcmp(argv[i], "-h") == 0)
@@ -95,7 +96,7 @@ static void read_weights(void)
     checkpoint_load(in_folder("step1"), &model.config, &model.fsdp, &s, false);
 }
 
-/* Its size is what the manifest says, so that it is opened. */
+/* Its size is that in the manifest, so that it is opened. */
 static void read_states(void)
 {
     struct stat status;
@@ -109,7 +110,7 @@ static void read_states(void)
 
 static uint64_t hash_tensor(uint64_t hash, Tensor t)
 {
-    return t.data ? hash_bytes(hash, t.data, tensor_bytes(t)) : hash;       /* on the CPU memory is the host's */
+    return t.data ? hash_bytes(hash, t.data, tensor_bytes(t)) : hash;       /* on the CPU device memory is host memory */
 }
 
 static uint64_t hash_model(void)
@@ -126,7 +127,7 @@ static uint64_t hash_model(void)
 
 /* ---- data, metrics ------------------------------------------------------------------------------------------ */
 
-/* Returns a hash of what is trained on. */
+/* Returns a hash of the training data. */
 static uint64_t read_tokens(int itemsize, const char *mask, bool metadata)
 {
     char *paths[] = { xstrdup(in_folder("a.npy")) }, *masks[] = { xstrdup(in_folder("mask.npy")) };
@@ -153,7 +154,7 @@ static void read_shard4(void)   { read_tokens(4, NULL, false); }
 static void read_mask(void)     { read_tokens(2, now->file, false); }
 static void read_metadata(void) { read_tokens(2, NULL, true); }
 
-/* Returns a hash of what is asked. */
+/* Returns a hash of the questions. */
 static uint64_t hash_questions(void)
 {
     Requests r = requests_read("questions", in_folder(now->file), LENGTH, VOCAB);
@@ -179,7 +180,7 @@ static void read_questions(void)
     hash_questions();
 }
 
-/* What a resume after FIRST_STEP steps leaves: whole lines from the beginning, of these steps. */
+/* A resume after FIRST_STEP steps keeps whole lines from the beginning, of these steps. */
 static void read_metrics(void)
 {
     const Input before = input_read(in_folder(now->file));
@@ -196,7 +197,7 @@ static void read_metrics(void)
     demand(after.size == 0 || after.data[after.size - 1] == '\n', "a log ends in a line");
 }
 
-/* A file in the place of the link. */
+/* A file in place of the link. */
 static void read_latest(void)
 {
     char *latest = checkpoint_latest(now->folder);
@@ -204,8 +205,8 @@ static void read_latest(void)
     free(latest);
 }
 
-/* A line each: a letter for what it is, and its name. Makes it in `folder`, unless a checkpoint may have that name; true: it is
- * there as it was made. */
+/* An entry per line: a letter for its type, and its name. Makes it in `folder`, unless a checkpoint may have that name; returns
+ * whether it exists unchanged. */
 static bool entry(const char *folder, const char *line, bool make)
 {
     const char *name = line + 1, *path = text("%s/%s", folder, name);
@@ -225,7 +226,7 @@ static bool entry(const char *folder, const char *line, bool make)
     return done;
 }
 
-/* Entries of others in a save_folder: whatever a run does there, they stay. */
+/* Entries of others in a save_folder are not changed by a run. */
 static void read_names(void)
 {
     enum { MOST = 64 };
@@ -252,7 +253,7 @@ static void read_names(void)
 
 /* ---- other files of another rank -------------------------------------------------------------------------------- */
 
-static uint64_t agreed;             /* a hash of what this rank has shown to the others */
+static uint64_t agreed;             /* a hash of what this rank has compared with the others */
 
 void  __wrap_comm_agree(const char *what, uint64_t hash);
 char *__wrap_comm_disagreement(const char *what, uint64_t hash);
@@ -269,8 +270,8 @@ void __wrap_comm_agree(const char *what, uint64_t hash)
     __wrap_comm_disagreement(what, hash);
 }
 
-/* Two ranks, of which one has the first good input: what they read is the same, or they learn that it is not. All that is compared
- * by samples is smaller than its samples here. `rank` returns a hash of what it has read. */
+/* Two ranks, one with the first valid input: they read the same, or detect a difference. Data compared by samples are smaller than
+ * the samples here. `rank` returns a hash of what it has read. */
 static void read_by_two(uint64_t (*rank)(void))
 {
     uint64_t read[2], shown[2];

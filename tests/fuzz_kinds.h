@@ -1,4 +1,4 @@
-/* What tests/fuzz.c gives to the program: kinds of inputs, each with good ones to begin with and the reader that it goes to. */
+/* Kinds of inputs of tests/fuzz.c, each with valid seeds and its reader. */
 #pragma once
 #include <stdbool.h>
 
@@ -8,10 +8,10 @@ enum { MAX_SEEDS = 256, BROKEN = 3 };
 
 typedef struct {
     const char *name;               /* of kept inputs: tests/fuzz/<name>-<anything> */
-    const char *file;               /* what an input is written to, in a folder of the kind's own */
-    void      (*read)(void);        /* reads it there */
-    bool        roams;              /* it may name files elsewhere that are read */
-    const char *words[24];          /* put into inputs */
+    const char *file;               /* the file of an input, in the folder of its kind */
+    void      (*read)(void);        /* reads that file */
+    bool        roams;              /* inputs may name other files, which are read */
+    const char *words[24];          /* inserted into inputs */
     Input       seed[MAX_SEEDS];
     int         num_seeds;
     char        folder[128];
@@ -19,14 +19,14 @@ typedef struct {
 
 extern Kind kinds[];
 extern const int num_kinds;
-extern Kind *now;                   /* of the input that this process reads; NULL: it reads none */
+extern Kind *now;                   /* of the input that this process reads; NULL: none */
 
-/* Makes the kinds' folders and good inputs; returns the folder that holds them, which kinds_remove deletes. */
+/* Makes the folders and seeds of all kinds; returns their parent folder, which kinds_remove deletes. */
 const char *kinds_make(void);
 void        kinds_remove(void);
 
-/* Input number `number` of that kind: a function of these and of the good ones. */
+/* Input `number` of this kind: a function of both and of the seeds. */
 Input make_input(const Kind *k, uint64_t number);
 
-/* Ends the process with BROKEN unless it holds. */
+/* Ends the process with BROKEN unless `holds`. */
 void demand(bool holds, const char *what);

@@ -1,7 +1,7 @@
-/* What the readers and the good inputs of tests/fuzz.c share. */
+/* Shared by readers and seeds of tests/fuzz.c. */
 #pragma once
 #include "tests/saved.h"
 
 enum { VOCAB = 100 };       /* ids of tokens in data */
 
-extern Run model;           /* what checkpoints are loaded into */
+extern Run model;           /* checkpoints are loaded into it */

@@ -1,4 +1,4 @@
-/* The good inputs that those of tests/fuzz.c are made from, in folders with what belongs to them. */
+/* The valid inputs of tests/fuzz.c, in folders with the files that belong to them. */
 #include "tests/fuzz_kinds.h"
 
 #include <glob.h>
@@ -63,7 +63,7 @@ static void seed_hf(Kind *k)
     }
 }
 
-/* Beside the model in the folder `base`. */
+/* Next to the model in the folder `base`. */
 static void seed_adapter(Kind *k)
 {
     const Input none = { "", 0 }, base = { "{" TRY_LLAMA "}", strlen("{" TRY_LLAMA "}") };
@@ -77,7 +77,7 @@ static void seed_adapter(Kind *k)
                 "\"init_lora_weights\": true, \"target_modules\": [\"model.layers.0.mlp.up_proj\", \"1.mlp.up_proj\"]}");
 }
 
-/* Each kind has a checkpoint of its own, of which one file is the input. */
+/* Each kind has its own checkpoint; one file of it is the input. */
 static void seed_checkpoint(Kind *k)
 {
     model.config.save_folder = k->folder;

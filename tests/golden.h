@@ -1,9 +1,8 @@
 /* Golden values of kernel outputs: the CPU build of a test records them, the CUDA build compares.
  *
- * The folder is $GOLDEN_DIR, else build/golden. Both builds make their inputs from the same integer hash, so what
- * does not depend on the order of a sum must agree bit for bit (bound == NULL); elsewhere two results that are each
- * rounded once differ by at most 2 u |y| + 2 bound: u is the format's unit roundoff, `bound` what either may err
- * before it. */
+ * The folder is $GOLDEN_DIR, else build/golden. Both builds make their inputs from the same integer hash, so results that do not
+ * depend on the order of a sum must agree bit for bit (bound == NULL). Other results, each rounded once, differ by at most 2 u |y|
+ * + 2 bound: u is the format's unit roundoff, `bound` the error of each before rounding. */
 #pragma once
 #include <errno.h>
 #include <math.h>
@@ -14,7 +13,7 @@
 
 #include "tests/kit.h"
 
-/* Every result has a name of its own: the second of two would overwrite the first. */
+/* Names of results must be unique: a second one would overwrite the first. */
 static inline void golden_new_name(const char *name)
 {
     static char names[2048][96];

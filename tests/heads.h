@@ -1,4 +1,4 @@
-/* Shapes of attention and the names of their results, for tests of attention and of RoPE. */
+/* Shapes of attention and names of their results, for tests of attention and RoPE. */
 #pragma once
 #include "tests/golden.h"
 

@@ -1,6 +1,6 @@
-/* What the kernel tests share: inputs from an integer hash, tensors between canaries, comparison with a double
- * reference, every operation run twice, and errors in a child process. Only kernels.h and device.h are used, so that
- * a test is written once and linked with either back end. */
+/* Shared by kernel tests: inputs from an integer hash, tensors between canaries, comparison with a double reference, operations run
+ * twice, and errors in a child process. It uses only kernels.h and device.h, so that a test is written once and linked with either
+ * back end. */
 #pragma once
 #include <math.h>
 #include <setjmp.h>
@@ -25,7 +25,7 @@
 static const Tensor NONE = { 0 };
 static const LowProduct NO_PRODUCT = { 0 };
 
-/* Which formats a whole pass uses; a kernel test runs once per row. */
+/* The formats of a pass; a kernel test runs once per row. */
 typedef struct { const char *name; Format act, weight, grad; } FormatRow;
 static const FormatRow format_rows[] = {
     { "f32",  { F32, 0 },  { F32, 0 },  { F32, 0 } },
@@ -44,7 +44,7 @@ static inline double unit_roundoff(Format f)
     return f.dtype == F32 ? 0x1p-24 : f.dtype == BF16 ? 0x1p-8 : f.dtype == E4M3 ? 0x1p-4 : 0x1p-3;
 }
 
-/* ---- memory that lives until release() ---------------------------------------------------------------------- */
+/* ---- memory until release() --------------------------------------------------------------------------------- */
 
 enum { CANARY = 256, MAX_KEPT = 4096 };
 static struct { void *memory; size_t bytes; bool device; } kept[MAX_KEPT];
@@ -84,10 +84,10 @@ static inline void check_canary(int i)
     for (int j = 0; j < CANARY; j++)
         if (before[j] != 0xa5 || after[j] != 0xa5)
             fail_msg("memory outside a tensor was written: buffer %d of %zu bytes, %s", i, kept[i].bytes,
-                     before[j] != 0xa5 ? "before it" : "behind it");
+                     before[j] != 0xa5 ? "before it" : "after it");
 }
 
-/* Checks all canaries and frees everything; the end of each test and of each case in it. */
+/* Checks all canaries and frees all memory; at the end of each test and each case. */
 static inline void release(void)
 {
     for (int i = 0; i < num_kept; i++)
@@ -120,7 +120,7 @@ static inline Tensor make_f32(int rows, int cols)
     return make((Format){ F32, 0 }, rows, cols);
 }
 
-/* Codes, transposed codes and scales, one behind the other, in host memory. A tensor's one scale is 4 bytes of 16. */
+/* Codes, transposed codes and scales, one after the other, in host memory. The scale of a whole tensor is 4 bytes of 16. */
 static inline void *tensor_snapshot(Tensor t)
 {
     size_t codes = tensor_numel(t) * dtype_size(t.format.dtype), at = codes;
@@ -170,7 +170,7 @@ static inline float decode_scale(uint8_t s, DType d)
     return s == 255 ? NAN : (float)ldexp(1 + j / units, s / 8 - (d == E4M3 ? 18 : 25));
 }
 
-/* The values behind a snapshot; not of moments. */
+/* The values of a snapshot; not for moments. */
 static inline double *decode(Tensor t, const void *snapshot)
 {
     const size_t n = tensor_numel(t);
@@ -197,7 +197,7 @@ static inline double *values(Tensor t)
     return t.data ? decode(t, tensor_snapshot(t)) : NULL;
 }
 
-/* Puts floats into an F32 or BF16 tensor; BF16 cuts them, so that its values are exact. */
+/* Stores floats in an F32 or BF16 tensor; BF16 truncates them. */
 static inline void put(Tensor t, const float *x)
 {
     const size_t n = tensor_numel(t);
@@ -247,7 +247,7 @@ static inline int *put_ints(const int *x, size_t n)
     return p;
 }
 
-/* The tokens as the embedding wants them. */
+/* The tokens sorted for the embedding. */
 static inline TokenAt *put_sorted(const int *tokens, int N, int V)
 {
     const size_t bytes = sizeof(TokenAt) * (size_t)N;
@@ -268,7 +268,7 @@ static inline void check_same_bytes(const char *name, const void *a, const void 
                      ((const unsigned char *)b)[i]);
 }
 
-/* |y - ref| <= u |ref| + bound: y is rounded once from a value that errs by `bound`. */
+/* |y - ref| <= u |ref| + bound: y is rounded once from a value with an error of `bound`. */
 static inline void check_close(const char *name, Tensor t, const double *ref, const double *bound)
 {
     const double *y = values(t);
@@ -300,7 +300,7 @@ static inline void restore_all(const Tensor *t, void **bytes, int n)
             tensor_restore(t[i], bytes[i]);
 }
 
-/* Runs `call` twice on the same outputs (the tensors behind it) and demands the same bits. */
+/* Runs `call` twice on the same outputs (the tensors after it) and requires the same bits. */
 #define TWICE(call, ...)                                                                  \
     do {                                                                                  \
         const Tensor outputs_[] = { __VA_ARGS__ };                                        \
@@ -314,7 +314,7 @@ static inline void restore_all(const Tensor *t, void **bytes, int n)
         check_twice(#call, outputs_, first_, COUNT_);                                     \
     } while (0)
 
-/* Two arrays of values, of which neither holds a NaN; 0 is -0. */
+/* Compares two arrays of values without NaN; 0 equals -0. */
 static inline void check_same_values(const char *name, const double *x, const double *expected, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -322,7 +322,7 @@ static inline void check_same_values(const char *name, const double *x, const do
             fail_msg("%s: element %zu of %zu is %.9g, expected %.9g", name, i, n, x[i], expected[i]);
 }
 
-/* `call`, which adds to the tensor `to`, gives for an empty one, whose memory is full of NaNs, what it gives for zeros. */
+/* `call`, which accumulates in `to`, gives the same for an empty tensor with memory full of NaNs as for zeros. */
 #define EMPTY_IS_ZEROS(to, call)                                                          \
     do {                                                                                  \
         const Tensor kept_ = to;                                                          \
@@ -343,8 +343,8 @@ static inline void check_same_values(const char *name, const double *x, const do
 
 /* ---- errors ------------------------------------------------------------------------------------------------- */
 
-/* `call` must end the process with a message that contains `text`: in a child, whose stderr is read. NOTE: CUDA does
- * not work in the child of a process that uses it, so `call` must fail before it: its tensors are made outside. */
+/* `call` must end the process with a message that contains `text`: in a child, whose stderr is read. NOTE: CUDA does not work in a
+ * forked child, so `call` must fail before it uses CUDA; its tensors are made outside. */
 #define DIES(text, call)                                                                  \
     do {                                                                                  \
         int pipe_[2];                                                                     \

@@ -1,6 +1,5 @@
-/* The program as a user runs it, for tests that start it: mpirun ./train configs/tiny.yaml with overrides, its
- * output, its exit code and its metrics. BUILD names the build folder, LAUNCH the launcher; scripts/run-tests sets
- * both. */
+/* Runs the program as a user does: mpirun ./train configs/tiny.yaml with overrides, its output, exit code and metrics. BUILD names
+ * the build folder, LAUNCH the launcher; scripts/run-tests sets both. */
 #pragma once
 #include <math.h>
 #include <stdarg.h>
@@ -20,7 +19,7 @@
 
 enum { MAX_STEPS = 128 };
 
-static char folder[] = "/tmp/coat-train-XXXXXX";        /* for all that a test writes */
+static char folder[] = "/tmp/coat-train-XXXXXX";        /* for all files of a test */
 static char output[1 << 16];       /* of the last command: stdout and stderr */
 
 static inline const char *setting(const char *name, const char *otherwise)
@@ -54,13 +53,13 @@ static const char SMALL[] = "--model.d_model=32 --model.n_layers=2 --model.n_hea
                             "--device_train_microbatch_size=2 --eval_interval=null --save_interval=1000 --recipe=f32 "
                             "--scheduler.t_warmup=2";
 
-/* The sample's text in ids below 1000, of which the last one ends documents: a step takes a tenth of the time. */
+/* The sample's text in ids below 1000; 999 ends documents. A step takes a tenth of the time. */
 static const char FEW_IDS[] = "--model.vocab_size=1000 --model.embedding_size=1024 --model.eos_token_id=999 "
                               "--data.paths=[build/few-ids/train.npy] "
                               "--evaluators='[{label: sample, data: {paths: [build/few-ids/val.npy]}}]'";
-static const char *ids = FEW_IDS;   /* of the runs that a test starts; "": the sample's, if a step is to take its time */
+static const char *ids = FEW_IDS;   /* of the runs that a test starts; "": the sample's, for slower steps */
 
-/* What a test needs of the shell between its runs; it must succeed. */
+/* Runs a shell command of a test; it must succeed. */
 static inline void shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static inline void shell(const char *format, ...)
 {
@@ -73,7 +72,7 @@ static inline void shell(const char *format, ...)
         fail_msg("%s failed", command);
 }
 
-/* Starts a command of the shell. What hangs is ended after 5 minutes. */
+/* Starts a shell command, which is killed after 5 minutes. */
 static inline FILE *start_command(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static inline FILE *start_command(const char *format, ...)
 {
@@ -88,11 +87,11 @@ static inline FILE *start_command(const char *format, ...)
     return p;
 }
 
-/* How the launcher starts a rank whose stdout and stderr are to be one pipe: of two it may pass on first what came last. */
+/* Makes stdout and stderr of a rank one pipe: from two pipes the launcher may forward the later output first. */
 static const char ONE_PIPE[] = "sh -c 'exec \"$0\" \"$@\" 2>&1'";
 static const char *by = "";         /* ONE_PIPE, or nothing */
 
-/* Starts train on `ranks` ranks, or as many as there can be, with SMALL, `ids` and the given arguments. */
+/* Starts train on `ranks` ranks, or as many as possible, with SMALL, `ids` and the given arguments. */
 static inline FILE *start(int ranks, const char *arguments)
 {
     if (ranks > most_ranks())
@@ -101,7 +100,7 @@ static inline FILE *start(int ranks, const char *arguments)
                          ranks, by, setting("BUILD", "build/cpu"), SMALL, ids, arguments);
 }
 
-/* Waits for its end; returns its exit status, its output in `output`. */
+/* Waits for its end; returns its exit status. The output is in `output`. */
 static inline int finish(FILE *p)
 {
     size_t n = fread(output, 1, sizeof output - 1, p);
@@ -122,7 +121,7 @@ static inline int train(int ranks, const char *format, ...)
     return finish(start(ranks, arguments));
 }
 
-/* NOTE: cmocka cuts messages at 1024 characters, so the output is printed on its own. */
+/* NOTE: cmocka cuts messages at 1024 characters, so the output is printed separately. */
 static inline void expect_status(int found, int expected)
 {
     if (found != expected) {
@@ -139,7 +138,7 @@ static inline void expect_output(const char *text)
     }
 }
 
-/* Values of a metric by step, NAN where there is none; returns the number of lines that have it. */
+/* Values of a metric by step, NAN if missing; returns the number of lines with it. */
 static inline int metric(double *value, const char *run, const char *name)
 {
     char path[512], line[8192];
@@ -197,7 +196,7 @@ static inline long trainer(const char *checkpoint, const char *key)
     return n;
 }
 
-/* A file of FEW_IDS, of ids of two bytes as the sample's. Every test makes it anew, also while runs of others read it. */
+/* A file of FEW_IDS, with two-byte ids like the sample's. Every test rewrites it, also while runs of other tests read it. */
 static inline int make_few_ids(const char *name)
 {
     char from[64], to[64], part[128];

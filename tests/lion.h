@@ -1,5 +1,5 @@
-/* An optimizer that the table does not have: Lion [Chen et al. 2023, arXiv 2302.06675, alg. 2]. All that a program needs to add
- * another one stands here. It computes on the host, so that it runs with either back end. */
+/* An optimizer that is not in the table: Lion [Chen et al. 2023, arXiv 2302.06675, alg. 2]. This is all that a program needs to add
+ * an optimizer. It computes on the host, so that it runs with either back end. */
 #pragma once
 #include <stdlib.h>
 

@@ -1,16 +1,16 @@
-/* Cross entropy, z-loss and gradient in double, and what an F32 implementation may err. */
+/* Cross entropy, z-loss and gradient in double, with error bounds of an F32 implementation. */
 #pragma once
 #include "tests/kit.h"
 
 typedef struct { double *loss, *zloss, *grad, *loss_bound, *zloss_bound, *grad_bound; } Loss;
 
-/* exp(x - max) errs relatively by 4 u + u |x - max|, so z = max + log sum by
- * e = u (vocab + 8 + range + 2 (|max| + |z|)), p = exp(x) / sum by 2 e + 8 u. */
+/* exp(x - max) has a relative error of 4 u + u |x - max|, so z = max + log sum has an error of
+ * e = u (vocab + 8 + range + 2 (|max| + |z|)), and p = exp(x) / sum has a relative error of 2 e + 8 u. */
 static inline void loss_row(Loss *l, int n, const double *x, int target, int vocab, int V, double scale, double weight)
 {
     double max = -INFINITY, min = INFINITY, total = 0;
     if (target < 0)
-        return;         /* all of it is exactly 0 */
+        return;         /* all results are exactly 0 */
     for (int j = 0; j < vocab; j++)
         max = fmax(max, x[j]), min = fmin(min, x[j]);
     for (int j = 0; j < vocab; j++)

@@ -1,8 +1,8 @@
-/* What the tests of adapters' products share: narrow matrices, and sums of products in double with what F32 may be off. */
+/* Shared by tests of adapters' products: adapter matrices, and sums of products in double with error bounds of F32. */
 #pragma once
 #include "tests/fp8.h"
 
-/* Of x, of low and y and add, of the matrix, of its gradient. */
+/* Formats of x; of low, y and add; of the matrix; of its gradient. */
 typedef struct { const char *name; Format x, dense, w, dw; } Formats;
 
 typedef struct { int N, C, rank; bool is_b; int parts; struct { int first, width; } part[LOW_RANK_PARTS]; } Shape;
@@ -32,7 +32,7 @@ static inline LowRank make_matrix(const Shape *s, Format f, uint64_t seed)
     return m;
 }
 
-/* Where the matrix has what columns c and j share; -1: nothing. */
+/* Index of the matrix element for columns c and j; -1: none. */
 static inline int place(const Shape *s, int c, int j)
 {
     if (!s->is_b)
@@ -43,8 +43,8 @@ static inline int place(const Shape *s, int c, int j)
     return -1;
 }
 
-/* Element i of a result: a sum of `terms` products in F32, each at most 1 u off by its factors' decoding, in any order; a factor
- * of 2 covers tensor cores, which cut where the others round. */
+/* Element i of a result: a sum of `terms` products in F32, in any order, each with an error of up to 1 u from decoding; a factor of
+ * 2 covers tensor cores, which truncate instead of rounding. */
 typedef struct { double *ref, *bound; int terms; } Sums;
 
 static inline Sums start_sums(size_t n, const double *start, int terms)

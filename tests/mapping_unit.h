@@ -1,5 +1,5 @@
-/* A kind of unit that the table does not have: between the embedding and the first block each token's x becomes x + W x. All that a
- * program needs to add another kind is here: its parameters, its buffers, forward and backward, and names in files. */
+/* A kind of unit that is not in the table: between the embedding and the first block each token's x becomes x + W x. This is all
+ * that a program needs to add a kind: parameters, buffers, forward and backward, and names in files. */
 #pragma once
 #include "model/architecture.h"
 #include "model/plan.h"

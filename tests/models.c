@@ -1,4 +1,4 @@
-/* One small base, and what each architecture changes in it; values and tokens are functions of a seed alone. */
+/* One small base, and the changes of each architecture; values and tokens depend only on a seed. */
 #include "tests/models.h"
 
 #include <stdlib.h>

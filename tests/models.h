@@ -9,14 +9,14 @@ typedef enum { LLAMA, LLAMA_GQA, LLAMA_HEAD, OLMO, OLMO2, MISTRAL, QWEN3, OLMO3,
 ModelConfig architecture     (SmallModel a);
 const char *architecture_name(SmallModel a);
 
-/* The model with adapters on these of its matrices, a bit per LoraModule, with alpha 3/2 of the rank. */
+/* The model with adapters on these matrices, a bit per LoraModule; alpha is 3/2 of the rank. */
 enum { ALL_MODULES = (1 << NUM_LORA_MODULES) - 1 };
 ModelConfig with_adapters(ModelConfig m, int rank, unsigned modules, BaseFormat base);
 
-/* A run of one rank with micro-batches of B sequences; everything a model needs, nothing on disk. */
+/* A run of one rank with micro-batches of B sequences, complete but with nothing on disk. */
 void model_config(Config *c, const ModelConfig *m, const char *recipe, int B);
 
-/* The summed losses of what ran since the last call. */
+/* The summed losses since the last call. */
 static inline Losses take_losses(Model *m)
 {
     const Losses l = model_losses(m);
@@ -26,15 +26,15 @@ static inline Losses take_losses(Model *m)
 
 void model_create(Model *m, Fsdp *f, const Config *c);        /* planned and placed, for one rank */
 
-/* The same with memory of its own for each buffer, so that all that was computed can be looked at. */
+/* The same with separate memory for each buffer, so that all results can be read. */
 void model_create_apart(Model *m, Fsdp *f, const Config *c);
 
-/* Places a planned model whose shared buffers were laid anew, into so many bytes. */
+/* Places a planned model whose shared buffers were overlaid again, in `bytes`. */
 void model_place_shared(Model *m, Fsdp *f, const Config *c, size_t bytes);
 
-/* Gives every B values; it starts as 0, and then A has no gradient. */
+/* Fills every B, since with B = 0 A has no gradient. */
 void test_fill_adapters(Fsdp *f, uint64_t seed);
 
-/* Values that depend on (seed, i) alone: uniform in [-1, 1), and token ids below `below`. */
+/* Values that depend only on (seed, i): uniform in [-1, 1), and token ids below `below`. */
 float test_uniform(uint64_t seed, uint64_t i);
 int   test_token  (uint64_t seed, uint64_t i, int below);

@@ -88,7 +88,7 @@ static void insert_text(Input *in, size_t at, const char *text)
     input_replace(in, at, 0, text, strlen(text));
 }
 
-/* The number or word that stands at a place drawn, or an empty range there. */
+/* The number or word at a random place, or an empty range there. */
 static size_t find_word(const Input *in, Draws *d, size_t *length)
 {
     size_t at = draw(d, in->size + 1), end;
@@ -111,7 +111,7 @@ static size_t find_line(const Input *in, Draws *d, size_t *length)
     return at;
 }
 
-/* A short piece most of the time. */
+/* Mostly a short piece. */
 static size_t find_range(const Input *in, Draws *d, size_t *length)
 {
     const size_t at = draw(d, in->size + 1), left = in->size - at;

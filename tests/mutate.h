@@ -1,5 +1,5 @@
-/* Inputs made from other inputs, for tests/fuzz.c: bits and bytes, ranges, lines, numbers and words are changed, and pieces of
- * another input put in. Everything is a function of the generator's seed. */
+/* Mutations of inputs for tests/fuzz.c: changes of bits and bytes, ranges, lines, numbers and words, and pieces of another input.
+ * All depend only on the generator's seed. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -15,11 +15,11 @@ Input input_read(const char *path);                 /* dies if it cannot be read
 void  input_write(const Input *in, const char *path);
 void  input_free(Input *in);
 
-/* Puts `size` bytes in the place of in's [at, at + without). */
+/* Replaces in's bytes [at, at + without) by `size` bytes. */
 void  input_replace(Input *in, size_t at, size_t without, const void *data, size_t size);
 
-/* A number or a text that programs have stumbled over: limits of types, infinities, marks of YAML and JSON, no UTF-8. */
+/* A number or a text that tends to break programs: limits of types, infinities, syntax of YAML and JSON, invalid UTF-8. */
 const char *odd_value(Draws *d);
 
-/* One to four changes. `other`: where pieces come from; `words`: NULL-terminated, put in as they are. */
+/* One to four changes. `other`: source of pieces; `words`: NULL-terminated, inserted unchanged. */
 void  input_mutate(Input *in, Draws *d, const Input *other, const char *const *words);

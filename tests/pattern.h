@@ -1,5 +1,5 @@
-/* Bytes that depend on (seed, their number) alone: any run of them can be made and checked on its own. They are below 64, so that
- * in every format they are finite and not negative: others are no weights and moments, and not saved. */
+/* Bytes that depend only on (seed, their number): any run of them can be made and checked separately. They are below 64, so that
+ * they are finite and not negative in every format; other weights and moments are not saved. */
 #pragma once
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@ static inline unsigned char pattern_byte(uint64_t seed, size_t i)
     return (unsigned char)(random_bits(seed, i / 8) >> i % 8 * 8) & 63;
 }
 
-/* Device bytes [0, n) become the pattern's bytes from `first` on. */
+/* Sets device bytes [0, n) to the pattern's bytes from `first` on. */
 static inline void pattern_put(void *device, uint64_t seed, size_t first, size_t n)
 {
     unsigned char *host = malloc(n + 1);
@@ -23,7 +23,7 @@ static inline void pattern_put(void *device, uint64_t seed, size_t first, size_t
     free(host);
 }
 
-/* The first of the device bytes [0, n) that is not the pattern's byte from `first` on; n if there is none. */
+/* The first of the device bytes [0, n) that differs from the pattern from `first` on; n if none. */
 static inline size_t pattern_check(const void *device, uint64_t seed, size_t first, size_t n)
 {
     unsigned char *host = malloc(n + 1);

@@ -1,4 +1,4 @@
-/* What tests of training on ranks share: groups, and steps on batches that are the same for any number of ranks. */
+/* Shared by tests of training on ranks: groups, and steps on batches that are the same for any number of ranks. */
 #pragma once
 #include <math.h>
 
@@ -6,7 +6,7 @@
 #include "model/update.h"
 #include "tests/models.h"
 
-/* NOTE: a communicator takes NCCL a second, so tests should change the groups seldom. */
+/* NOTE: NCCL takes a second per communicator, so tests should rarely change groups. */
 static inline void divide(int shard_ranks)
 {
     if (comm_group_size(RANKS_SHARD) == shard_ranks)
@@ -16,7 +16,7 @@ static inline void divide(int shard_ranks)
     comm_init();
 }
 
-/* The gradients of `share` sequences of each rank, in micro-batches of one: those of a whole batch if share is its part. */
+/* The gradients of `share` sequences per rank, in micro-batches of one. */
 static inline void forward_backward(Model *m, Fsdp *f, const Config *c, int step, int share)
 {
     enum { MAX_TOKENS = 4096 };

@@ -1,4 +1,4 @@
-/* Steps of small models by any recipe: loss and gradients, and how far two steps' are apart. */
+/* Steps of small models with any recipe: loss and gradients, and distances between two steps. */
 #pragma once
 #include <math.h>
 #include <stdarg.h>
@@ -46,8 +46,8 @@ static inline float *as_floats(Tensor t)
     return x;
 }
 
-/* A step of B sequences in so many micro-batches, of which the first has no labels if there are several. behind: another one, with
- * a loss times this, and an evaluation; 0: nothing. */
+/* A step of B sequences in `parts` micro-batches; the first of several has no labels. behind: afterwards another micro-batch, with
+ * its loss times this, and an evaluation; 0: none. */
 typedef struct { Keep keep; bool saved_forward; int parts; ScalesOf scales; float behind; } How;
 
 static inline void step(Model *model, Fsdp *fsdp, const Config *c, int parts, uint64_t seed, float factor)
@@ -63,7 +63,7 @@ static inline void step(Model *model, Fsdp *fsdp, const Config *c, int parts, ui
                    n + model->N < N ? PASS_ACCUMULATE : PASS_COMPLETE);
 }
 
-/* Of a step in so many micro-batches, `behind` another. */
+/* The result of a step in `parts` micro-batches; behind: see How. */
 static inline Result run_config(Config c, int parts, float behind)
 {
     const ModelConfig *m = &c.model;
@@ -146,7 +146,7 @@ static inline double worst_distance(const Result *found, const Result *exact, in
     return worst;
 }
 
-/* Models whose adapters alone are trained. */
+/* Models that train only adapters. */
 static const struct { SmallModel model; unsigned modules; BaseFormat base; } adapted[] = {
     { LLAMA_GQA, ALL_MODULES, BASE_AS_FROZEN },
     { OLMO2, 1 << LORA_Q | 1 << LORA_V | 1 << LORA_O | 1 << LORA_GATE, BASE_NF4 },

@@ -1,4 +1,4 @@
-/* What the tests of checkpoints share: runs with weights and moments but no activations, in folders of their own. */
+/* Shared by tests of checkpoints: runs with weights and moments but no activations, in separate folders. */
 #pragma once
 #include <sys/stat.h>
 
@@ -10,7 +10,7 @@
 static char root[] = "/tmp/coat-checkpoint-XXXXXX";
 static int num_folders;
 
-/* Paths and texts for the length of a test. */
+/* Paths and texts, valid until the end of a test. */
 static inline const char *text(const char *format, ...)
 {
     static char buffer[8][4096];
@@ -39,7 +39,7 @@ static inline bool exists(const char *path)
 
 typedef struct { Config config; Fsdp fsdp; void *memory; size_t file_limit; } Run;
 
-/* A folder of its own, and memory for what its configuration says. */
+/* Makes a new folder, and memory for the configuration. */
 static inline void place(Run *r)
 {
     const Placement alone = { 1, 0, false };
@@ -115,7 +115,7 @@ static inline const char *step_folder(const Run *r, long step)
     return text("%s/step%ld", r->config.save_folder, step);
 }
 
-/* A child process of fork() has no GPU; what is tested with one is host code, the same with either back end. */
+/* A forked child cannot use a GPU; such tests are of host code, the same with either back end. */
 static inline void needs_fork(void)
 {
     if (!on_cpu())

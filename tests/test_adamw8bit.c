@@ -1,7 +1,7 @@
-/* 8-bit AdamW against what bitsandbytes computes (tests/golden/adamw8bit, scripts/golden_adamw8bit.py): maps, codes, steps.
+/* 8-bit AdamW against bitsandbytes (tests/golden/adamw8bit, scripts/golden_adamw8bit.py): maps, codes, steps.
  *
- * Codes and scales are the same bits on both back ends. Weights: the CPU's are those of the reference bit for bit; the CUDA
- * back end uses the hardware's root and reciprocal. u = 2^-24. */
+ * Codes and scales are the same bits on both back ends. Weights: on the CPU those of the reference bit for bit; the CUDA back end
+ * uses the hardware's root and reciprocal. u = 2^-24. */
 #include "kernels/dynamic8.h"
 #include "kernels/fp8.h"
 #include "kernels/values.h"
@@ -131,7 +131,7 @@ static Tensor host_tensor(Format f, int n)
                      .cols = n };
 }
 
-/* By bitsandbytes on the CPU: it lets small negative numbers become 0, and has no 0 in the unsigned map. */
+/* Against bitsandbytes on the CPU, which rounds small negative numbers to 0, and has no 0 in the unsigned map. */
 static void check_bnb(const SafeFile *f, const float *x, const Tensor *t)
 {
     int plain;
@@ -179,8 +179,8 @@ static void check_rank(uint32_t bits, const uint32_t *steps, DType d)
         fail_msg("the table gives rank %u to %a, whose code is %u", rank, float_from_bits(bits), code);
 }
 
-/* The table against the search, where it could go wrong: at both ends of every entry, and around every value and every middle
- * between two. And the codes of four ranks at once. */
+/* The table against the search at critical points: both ends of every entry, every value and every midpoint of two. And the codes
+ * of four ranks at once. */
 static void test_table(void **state)
 {
     (void)state;
@@ -214,7 +214,7 @@ static Tensor make_zeros(Format f, int n)
     return t;
 }
 
-/* With beta1 = beta2 = 0 and moments of code 0 and scale 0 (m reads as -0) the new ones are g, its sign of 0 too, and g^2. */
+/* With beta1 = beta2 = 0 and moments of code 0 and scale 0 (m is -0) the new moments are g, also with the sign of 0, and g^2. */
 static Tensor check_encoding(const char *name, const float *g, size_t n)
 {
     const AdamW a = { .eps = 1, .correction1 = 1, .correction2 = 1, .grad_scale = 1 };
@@ -239,7 +239,7 @@ static Tensor check_encoding(const char *name, const float *g, size_t n)
     return m;
 }
 
-/* The difficult groups as m; and as v, of which about half are squares of floats: the roots of the others come near. */
+/* The difficult groups as m, and as v; about half of v are squares of floats, the others are close to squares. */
 static void test_encoding(void **state)
 {
     (void)state;
@@ -262,8 +262,8 @@ static void test_encoding(void **state)
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
-/* Against the reference the weight errs as in adamw8bit.cu: the quotient by 9 u, and w by 3 u; the rates, products of three
- * constants, by 3 u. bnb: with another order of operations, which costs it as much again. */
+/* Errors of the weight as in adamw8bit.cu: the quotient 9 u, and w 3 u; the rates, products of three constants, 3 u. bnb: another
+ * order of operations, which doubles this. */
 static void check_weights(const char *name, Tensor w, const float *before, const float *after, bool bnb)
 {
     double *ref = keep((size_t)w.cols * sizeof *ref), *bound = keep((size_t)w.cols * sizeof *bound);
@@ -275,7 +275,7 @@ static void check_weights(const char *name, Tensor w, const float *before, const
     golden_check(name, w, bound);
 }
 
-/* One step of the reference from the state that the last one left. */
+/* One step of the reference from the state of the previous one. */
 static void reference_step(const Run *r, int s, Format grad_format)
 {
     Tensor w = make(F, 1, r->n), m = make(SIGNED, 1, r->n), v = make(UNSIGNED, 1, r->n), moment[2] = { m, v };
@@ -299,7 +299,7 @@ static void reference_step(const Run *r, int s, Format grad_format)
     }
 }
 
-/* Among the gradients are infinities and NaN: those elements lose their moments and keep their weights. */
+/* Gradients include infinities and NaN: these elements lose their moments and keep their weights. */
 static void test_steps(void **state)
 {
     (void)state;
@@ -311,8 +311,8 @@ static void test_steps(void **state)
     release();
 }
 
-/* The first step's weights as BF16, rounded with the random bits of their numbers: at most one value away if the F32 weight
- * is another. */
+/* The first step's weights as BF16, rounded with the random bits of their numbers: they differ by one value at most if the F32
+ * weight differs. */
 static void test_rounding(void **state)
 {
     (void)state;
@@ -334,12 +334,12 @@ static void test_rounding(void **state)
     int others = 0;
     for (int i = 0; i < r.n; i++)
         others += codes[i] != expected[i];
-    assert_true(others <= (on_cpu() ? 0 : 8));      /* a weight off by 4 u falls on the other side with a chance of 2^-14 */
+    assert_true(others <= (on_cpu() ? 0 : 8));      /* an error of 4 u changes the rounding with probability 2^-14 */
     release();
 }
 
-/* x = map[code] absmax lies where the reference's does: the new code is between those of what may be off. Old moments are the
- * same; m errs by 4 u of its two terms, v by 6 u, absmax by as much, and x by another 4 u. */
+/* The new code lies between those of the smallest and the largest allowed x = map[code] absmax. Old moments are equal; m has an
+ * error of 4 u of its two terms, v of 6 u, absmax the same, and x another 4 u. */
 static void check_near(const char *name, Tensor t, const Run *r, int i, int s)
 {
     const uint8_t *codes = tensor_snapshot(t), *old = r->codes[i] + (s - 1) * r->n, *expected = r->codes[i] + s * r->n;
@@ -362,7 +362,7 @@ static void check_near(const char *name, Tensor t, const Run *r, int i, int s)
     }
 }
 
-/* Steps of bitsandbytes itself, each from the state that it left: the codes, but for small negative m. */
+/* Steps of bitsandbytes itself, each from its own state: the codes, except for small negative m. */
 static void test_bnb_steps(void **state)
 {
     (void)state;
@@ -402,7 +402,7 @@ static Tensor make_state(Format f, int n, uint64_t seed, float size)
     return t;
 }
 
-/* No multiples of what a block has; the last so large that on a large GPU every warp has several groups. All codes occur. */
+/* No multiples of a block's size; the last is so large that every warp of a large GPU has several groups. All codes occur. */
 static void test_sizes(void **state)
 {
     (void)state;
@@ -425,8 +425,8 @@ static void test_sizes(void **state)
     }
 }
 
-/* Groups whose gradients are all NaN, all infinite, and too large to square; scales that are not finite. The release looks for
- * writes outside, and codes and scales are the CPU's. */
+/* Groups whose gradients are all NaN, all infinite, or too large to square; scales that are not finite. Codes and scales are those
+ * of the CPU; release() finds writes outside. */
 static void test_not_finite(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Adding an architecture touches one file: this one has a class of its own, with other names, another cut and another mix of
- * features than transformers' classes, which is trained, saved and loaded like them. Then: who is found for which model. */
+/* Adding an architecture touches one file: this file adds a class with other names, another division and another mix of features
+ * than transformers' classes. It is trained, saved and loaded like them. Then: which class is found for which model. */
 #include <jansson.h>
 #include <math.h>
 
@@ -132,7 +132,7 @@ static void test_made_up(void **state)
     close_trainer(&loaded);
 }
 
-/* ---- who is found ----------------------------------------------------------------------------------------- */
+/* ---- which class is found --------------------------------------------------------------------------------- */
 
 static void test_found(void **state)
 {
@@ -145,7 +145,7 @@ static void test_found(void **state)
         const ModelConfig m = architecture(a);
         assert_string_equal(architecture_of(&m)->class, classes[a]);
     }
-    /* the class that is asked for, while it computes the model */
+    /* the requested class, if it computes the model */
     ModelConfig m = architecture(LLAMA);
     m.architecture = architecture_find("MistralForCausalLM");
     assert_string_equal(architecture_of(&m)->class, "MistralForCausalLM");
@@ -181,7 +181,7 @@ static void test_differences(void **state)
     }
 }
 
-/* A name for every parameter, and none without: of each class, for models of each kind. */
+/* Every parameter has a name, and every name a parameter: for each class, with models of each kind. */
 static void test_every_parameter(void **state)
 {
     (void)state;

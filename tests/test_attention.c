@@ -13,7 +13,7 @@ static const Shape shapes[] = {
     { "d128",  1, 136, 2, 1, 128, false, false },
     { "d128-docs", 1, 136, 2, 2, 128, true, false },
 };
-/* Attention with a window, which ends inside and on the edge of what a back end does at once: 32 keys, 128 rows. */
+/* Attention with windows that end inside and on the edge of tiles: 32 keys, 128 rows. */
 static const Shape windows[] = {
     { "one-window",  1, 1,   1, 1, 2,   false, true,  1 },
     { "odd-window",  2, 7,   3, 1, 6,   false, true,  3 },
@@ -77,7 +77,7 @@ static int first_seen(const Shape *s, int n)
     return s->window && nearest > first ? nearest : first;
 }
 
-/* A query row of a head: scores' errors, probabilities, output, and what an implementation may err.
+/* A query row of a head: errors of scores, probabilities, output, and error bounds of an implementation.
  * score:  a dot product of D terms: 2 (D+2) u sum|q||k| scale, and exp's argument is rounded:
  *         es = max of that + u (|s|+|max|)
  * p:      relatively ep = 2 es + (keys + 12) u, more if an operand format rounds it for the next GEMM (uP)
@@ -124,10 +124,10 @@ static void forward_row(double *y, double *bound, const Row *r, const double *qk
     }
 }
 
-/* Adds row n's share to dq, dk, dv (G) and to what they may err (E). dp = dy.v, delta = dy.y, ds = p (dp - delta):
- * p read back through lse errs by ep + lse_error; dp by 2 (D+2) u sum|dy||v|; delta through y, which is as the back
- * end rounded it (ey), and by (D+2) u; ds may be rounded for the next GEMM (uP). Sums of up to T H/K terms err by
- * 2 (T H/K + 2) u. uP twice: a back end may round dk and dv of each query head before it adds the heads. */
+/* Adds row n's part to dq, dk, dv (G) and to their error bounds (E). dp = dy.v, delta = dy.y, ds = p (dp - delta). Errors: p
+ * recomputed from lse ep + lse_error; dp 2 (D+2) u sum|dy||v|; delta that of y, as rounded by the back end (ey), and (D+2) u; ds
+ * may be rounded for the next GEMM (uP); sums of up to T H/K terms 2 (T H/K + 2) u. uP twice: a back end may round dk and dv of
+ * each query head before it adds the heads. */
 static void backward_row(double *G, double *E, const Row *r, const double *qkv, const double *dy, const double *y,
                          const double *ey, const Shape *s, int n, int h, double scale, double uP)
 {
@@ -181,7 +181,7 @@ static void attention_case(const FormatRow *f, const Shape *s)
             L[place] = r.lse, el[place] = r.lse_error;
         }
     check("attention_forward", f, s, y, ref, bound);
-    if (!s->documents)      /* with documents a back end has its own layout */
+    if (!s->documents)      /* with documents the layout depends on the back end */
         check("attention_lse", f, s, lse, L, el);
     check("attention_backward", f, s, dqkv, G, E);
 }
@@ -198,7 +198,7 @@ static void test_windows(void **state)
     for_all(windows, WINDOWS, attention_case);
 }
 
-/* Tokens first .. first + count - 1 of a sequence over a cache of those before them, which has room for more. */
+/* Tokens first .. first + count - 1 of a sequence over a cache of earlier tokens, which is larger than needed. */
 static void cached_piece(const FormatRow *f, const Shape *s, KvCache cache, Tensor all, int first, int count)
 {
     char piece[48];
@@ -209,7 +209,7 @@ static void cached_piece(const FormatRow *f, const Shape *s, KvCache cache, Tens
     Tensor y = make(f->act, count, O);
     double *ref = doubles((size_t)(count * O)), *bound = doubles((size_t)(count * O));
     cache.length = first;
-    if (count > 500) {                      /* for those behind them */
+    if (count > 500) {                      /* for later tokens */
         attention_cached(y, tensor_rows(all, first, count), cache, a);
         return;
     }
@@ -230,14 +230,14 @@ static void cached_case(const FormatRow *f, const Shape *s)
     const int T = s->T, width = s->K * s->D, some = T > 3 ? T - 3 : 1;
     Tensor all = make_filled(f->act, T, (s->H + 2 * s->K) * s->D, 1, -2, 2);
     const KvCache cache = { .k = make(f->act, T + 5, width), .v = make(f->act, T + 5, width) };
-    if (f->grad.dtype != f->act.dtype)      /* the same as the row before */
+    if (f->grad.dtype != f->act.dtype)      /* the same as the previous row */
         return;
     cached_piece(f, &one, cache, all, 0, some);
     for (int n = some; n < T; n += n == some ? 1 : T - some - 1)
         cached_piece(f, &one, cache, all, n, n == some ? 1 : T - some - 1);
 }
 
-/* Single tokens and several, behind few keys and behind so many that a back end splits them. */
+/* Single tokens and several, after few keys and after enough keys that a back end splits them. */
 static void test_cached(void **state)
 {
     (void)state;
@@ -277,7 +277,7 @@ static void test_whole_documents(void **state)
     release();
 }
 
-/* A window that reaches every key is the same as none: in every bit, and with documents as soon as it covers each. */
+/* A window that covers every key gives the bits of none; with documents if it covers each document. */
 static void wide_window(const FormatRow *f, const Shape *s)
 {
     Attention a = attention_of(s);
@@ -324,7 +324,7 @@ static void test_errors(void **state)
     a.window = 0;
     DIES("attention_cached: 2 sequences of 8 tokens", attention_cached(y, qkv, cache, a));
     a.B = 1, a.T = 16;
-    DIES("attention_cached: 16 tokens behind 5; the cache has room for 20", attention_cached(y, qkv, cache, a));
+    DIES("attention_cached: 16 tokens after 5; the cache has room for 20", attention_cached(y, qkv, cache, a));
     cache.v.cols = 64;
     DIES("the cache's v is (20, 64); expected (20, 128)", attention_cached(y, qkv, cache, a));
     cache.v = make((Format){ BF16, 0 }, 20, 128), cache.length = 0;

@@ -1,5 +1,5 @@
-/* Exports that are calibrated: the codes are GPTQ's of what the trainer's own forward says that each layer reads, behind blocks as
- * they are exported; the losses are those of the folders; what cannot be done is refused. */
+/* Calibrated exports: codes are GPTQ's for the inputs of each layer in the trainer's own forward, after exported blocks; losses are
+ * those of the folders; impossible requests are refused. */
 #include "kernels/gptq.h"
 #include "kernels/values.h"
 #include "model/block.h"
@@ -11,7 +11,7 @@
 
 enum { SEQUENCES = 32, HELD = 2, B = 2, T = 16, GROUP = 32, FILE_TOKENS = 40 * T };
 
-/* Tokens that follow each other more or less often, so that inputs have something in common. */
+/* Tokens with uneven transitions, so that inputs are correlated. */
 static char *write_tokens(int below)
 {
     char *path = keep(256);
@@ -47,7 +47,7 @@ static ExportOptions calibrated(const char *source, const char *target, char **t
     return o;
 }
 
-/* A model with a folder's weights, each block with its own activations. */
+/* A model with a folder's weights, and separate activations per block. */
 typedef struct { Config config; Model model; Fsdp fsdp; } Loaded;
 
 static void load_model(Loaded *l, const ModelConfig *m, const char *folder)
@@ -74,7 +74,7 @@ static Tensor stored(const Loaded *l, int unit)
 
 /* ---- codes ------------------------------------------------------------------------------------------------------ */
 
-/* What the layers of a block read. */
+/* Inputs of the layers of a block. */
 typedef struct { Loaded *of; int block; Tensor h[NUM_LINEARS]; } Observer;
 
 static void observe(void *observer, int unit, const Unit *w)
@@ -110,7 +110,7 @@ static void check_matrix(const SafeFile *f, const HfTensor *t, const int8_t *cod
         assert_true(float_from_bits((uint32_t)found[i] << 16) == scale[i]);
 }
 
-/* Of a matrix of the model as it was, which has seen h. */
+/* Checks a matrix of the original model, with h of its inputs. */
 static void check_layer(const SafeFile *f, const Loaded *was, int block, const Param *p, Tensor h)
 {
     const Tensor flat = shard_weights(&was->fsdp.shard[block + 1], p, 0, p->stored);
@@ -131,7 +131,7 @@ static void check_layer(const SafeFile *f, const Loaded *was, int block, const P
             check_matrix(f, &tensor[i], codes + tensor[i].first, scale + tensor[i].first / GROUP);
 }
 
-/* The block's weights are as they were, those of the blocks in front of it as they are in the folder. */
+/* The block has its original weights, earlier blocks those of the folder. */
 static void check_block(const SafeFile *f, Loaded *is, const Loaded *was, int block, const CalibrationData *d)
 {
     Observer o = { .of = is, .block = block };
@@ -159,7 +159,7 @@ static void check_block(const SafeFile *f, Loaded *is, const Loaded *was, int bl
         check_layer(f, was, block, matrix[l], o.h[l]);
 }
 
-/* Bits agree: a micro-batch is the same, and GPTQ is test_gptq's. Losses are sums in another order. */
+/* Bits agree: micro-batches are the same, and test_gptq tests GPTQ. Losses are sums in another order. */
 static void test_codes(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* ./train --export --calibration of a model that has learned something: its weights in BF16 lose least, then GPTQ's codes, then
- * codes that are rounded to nearest, with either kind of scales. NOTE: which of these loses more depends on the seed. */
+/* ./train --export --calibration of a model that has learned something. Loss is lowest for weights in BF16, then for GPTQ's codes,
+ * then for codes rounded to nearest with either kind of scales. NOTE: the order of these two depends on the seed. */
 #include "kernels/fp8.h"
 #include "kernels/random.h"
 #include "model/checkpoint/weight_codes.h"
@@ -8,8 +8,8 @@
 
 enum { VOCABULARY = 64, GROUP = 64 };
 
-/* Nine of ten tokens follow from the one four places back, by a table; the others are random. So what is learned goes through
- * attention and the MLP. */
+/* A table gives nine of ten tokens from the token four places before; the others are random. So learning needs attention and the
+ * MLP. */
 static void make_tokens(const char *name, int count, uint64_t seed)
 {
     char path[256];

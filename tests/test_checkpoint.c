@@ -1,5 +1,5 @@
-/* What is in a checkpoint: bit-exact round trips, files that keep to the safetensors and Hugging Face formats,
- * types that are converted, and models that do not fit. Files that are no safetensors: test_safetensors.c. */
+/* Contents of checkpoints: bit-exact round trips, files in the safetensors and Hugging Face formats, type conversions, and models
+ * that do not match. Invalid safetensors: test_safetensors.c. */
 #include "model/config/hf.h"
 #include "model/architecture.h"
 #include "model/checkpoint/safetensors.h"
@@ -35,7 +35,7 @@ static void check_range(const char *name, const Tensor t, uint64_t seed, size_t 
         fail_msg("%s: scales differ", name);
 }
 
-/* All that Hugging Face knows is as it was; what it does not know, padding, is 0 in the weights. */
+/* All elements that Hugging Face knows are restored; padding, which it does not know, is 0 in the weights. */
 static void check_state(const Run *r)
 {
     for (int u = 0; u < r->fsdp.num_units; u++) {
@@ -66,7 +66,7 @@ static void check_round_trip(SmallModel a, Format master, Format m1, Format m2, 
     open_run(&saved, &m, master, m1, m2);
     open_run(&loaded, &m, master, m1, m2);
     fill_state(&saved);
-    for (int u = 0; u < loaded.fsdp.num_units; u++)     /* what must be overwritten, or become 0 */
+    for (int u = 0; u < loaded.fsdp.num_units; u++)     /* must be overwritten, or become 0 */
         pattern_put(loaded.fsdp.shard[u].slice[TRAINED].stored.data, 99, 0,
                     tensor_bytes(loaded.fsdp.shard[u].slice[TRAINED].stored));
     saved.file_limit = limit;
@@ -93,7 +93,7 @@ static void test_round_trip(void **state)
             check_round_trip(a, formats[i][0], formats[i][1], formats[i][2], i % 2 ? 50000 : 5000000000);
 }
 
-/* Without with_optimizer the moments stay as they are. */
+/* Without with_optimizer the moments do not change. */
 static void test_weights_only(void **state)
 {
     (void)state;
@@ -111,7 +111,7 @@ static void test_weights_only(void **state)
 
 /* ---- formats ---------------------------------------------------------------------------------------------- */
 
-/* What the reader does not check: the length of the header, its start, and the order that keeps tensors aligned. */
+/* Not checked by the reader: the length of the header, its start, and the order that keeps tensors aligned. */
 static void test_file_layout(void **state)
 {
     (void)state;
@@ -136,7 +136,7 @@ static void test_file_layout(void **state)
     release();
 }
 
-/* config.json says what the model is. */
+/* config.json describes the model. */
 static void test_config_json(void **state)
 {
     (void)state;
@@ -159,7 +159,7 @@ static void test_config_json(void **state)
         assert_true(found.rope_scaling.beta_slow == m.rope_scaling.beta_slow);
         assert_true(found.rope_scaling.attention_factor == m.rope_scaling.attention_factor);
         assert_true(found.rope_scaling.full_attn_layers_only == m.rope_scaling.full_attn_layers_only);
-        const int *x = &found.d_model, *y = &m.d_model;     /* the sizes stand first */
+        const int *x = &found.d_model, *y = &m.d_model;     /* the sizes come first */
         assert_memory_equal(x, y, offsetof(ModelConfig, norm));
         assert_true(found.norm_affine == m.norm_affine && found.norm_after == m.norm_after);
         assert_true(found.qk_norm == m.qk_norm && found.weight_tying == m.weight_tying);
@@ -225,7 +225,7 @@ static const char *write_folder(const Run *r, const char *dtype, size_t rows)
     return path;
 }
 
-/* The BF16 nearest to x; of two equally near ones the even. */
+/* The BF16 nearest to x, ties to even. */
 static uint16_t nearest_bf16(float x)
 {
     uint32_t bits;
@@ -326,7 +326,7 @@ static void test_mismatches(void **state)
     snprintf(command, sizeof command, "sed -i s/LlamaForCausalLM/GPT2LMHeadModel/ %s/config.json", folder);
     assert_int_equal(system(command), 0);
     expect_mismatch(folder, &m, f32, "architecture GPT2LMHeadModel");
-    /* an index names files beside it */
+    /* an index names files in its own folder */
     static const char *const outside[] = { "../step1/model.safetensors", "/dev/null", "..", "" };
     for (int i = 0; i < 4; i++) {
         snprintf(command, sizeof command, "cd %s && mkdir -p ../index && cp config.json ../index && echo '{\"weight_map\": {\"a\": "
@@ -351,7 +351,7 @@ static void expect_warning(const char *folder, const ModelConfig *m, const char 
     close_run(&r);
 }
 
-/* A folder of a tied model that has a head beside the embedding: the same one, or with another last byte. */
+/* A folder of a tied model with a head in addition to the embedding: equal, or with another last byte. */
 static const char *write_head(const Run *r, bool same)
 {
     const char *path = write_folder(r, "BF16", 90);
@@ -387,7 +387,7 @@ static void test_tied_head(void **state)
     release();
 }
 
-/* What may have been changed on purpose is said. */
+/* Differences that may be intended are reported. */
 static void test_changed_on_purpose(void **state)
 {
     (void)state;
@@ -424,7 +424,7 @@ static void test_changed_on_purpose(void **state)
     release();
 }
 
-/* F32 moments become BF16 ones: the way from one recipe to another. */
+/* F32 moments are converted to BF16, as for a change of recipe. */
 static void test_moments_are_converted(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
-/* Saving beside training: what is saved is the state of checkpoint_begin, whatever happens to it afterwards; nothing
- * waits for the disk that need not; and a writer that fails or is killed leaves the checkpoint before.
+/* Saving during training: the saved state is that of checkpoint_begin, whatever happens afterwards; nothing waits for the disk
+ * unnecessarily; and a writer that fails or is killed leaves the previous checkpoint.
  *
- * The pwrite below stands before libc's: it holds or refuses what another thread than the test's writes. */
+ * The pwrite below replaces libc's: it delays or refuses writes of threads other than the test's. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -15,8 +15,8 @@
 #include "tests/saved.h"
 
 static pthread_t test_thread;
-static atomic_bool held;            /* the writer waits, though not for ever: a test must not hang */
-static atomic_int writes_left;      /* that succeed */
+static atomic_bool held;            /* the writer waits, with a limit: a test must not hang */
+static atomic_int writes_left;      /* number of writes that succeed */
 
 ssize_t pwrite(int fd, const void *src, size_t bytes, off_t at)
 {
@@ -31,7 +31,7 @@ ssize_t pwrite(int fd, const void *src, size_t bytes, off_t at)
     return syscall(SYS_pwrite64, fd, src, bytes, at);
 }
 
-/* Weights and moments of a run become the pattern of `seed`. */
+/* Sets weights and moments of a run to the pattern of `seed`. */
 static void set_state(Run *r, uint64_t seed)
 {
     for (int u = 0; u < r->fsdp.num_units; u++) {
@@ -67,7 +67,7 @@ static void expect_latest(const Run *r, long step)
     free(found);
 }
 
-/* Ten seconds for what takes milliseconds. */
+/* Ten seconds; normally it takes milliseconds. */
 static void poll_until_saved(void)
 {
     for (int i = 0; i < 100000; i++) {
@@ -110,7 +110,7 @@ static void test_training_goes_on(void **state)
     release();
 }
 
-/* A save waits for the one before; of two of the same step the second one stays; a larger model finds room. */
+/* A save waits for the previous one; of two of the same step the second stays; a larger model fits. */
 static void test_one_after_the_other(void **state)
 {
     (void)state;
@@ -168,7 +168,7 @@ static void save_with_writes(Run *r, int writes, bool polls)
     checkpoint_finish();
 }
 
-/* The disk is full after 0, 1, ... writes of the thread: as many as it takes until a save succeeds. */
+/* The disk is full after 0, 1, ... writes of the thread, until a save succeeds. */
 static void test_disk_full(void **state)
 {
     (void)state;
@@ -229,8 +229,8 @@ static void test_killed_while_writing(void **state)
 
 /* ---- several ranks ---------------------------------------------------------------------------------------- */
 
-/* This program as one of several ranks: saves step 10, then step 20 while the last rank's disk is full. Units are
- * whole on every rank here, so that each writes a part of them. */
+/* This program as one of several ranks: saves step 10, then step 20 while the last rank's disk is full. Every rank has whole units
+ * here, and each writes a part of them. */
 static int save_on_ranks(int argc, char **argv)
 {
     Run r;
@@ -250,7 +250,7 @@ static int save_on_ranks(int argc, char **argv)
     return 0;
 }
 
-/* Rank 0 has created the files in full, and only the writer of the last rank meets the limit. */
+/* Rank 0 has created the files in full, and only the writer of the last rank reaches the limit. */
 static void test_one_rank_fails(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* What is not finite is no checkpoint: it is found in every format and named, takes no other's place, and is not loaded. */
+/* A state with values that are not finite is not a checkpoint: it is detected in every format and named, does not replace a
+ * checkpoint, and is not loaded. */
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
 #include "model/config/files.h"
@@ -6,7 +7,7 @@
 
 static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128, true }, e5m2 = { E5M2, 128 };
 
-/* Puts a value where an element of a piece lies; returns what was there. */
+/* Replaces an element of a piece; returns the old value. */
 static uint32_t exchange(const Run *r, const Piece *p, size_t element, uint32_t value)
 {
     const Shard *s = &r->fsdp.shard[p->unit];
@@ -31,7 +32,7 @@ static uint32_t minus_one_of(const char *dtype)
          : strcmp(dtype, "F8_E4M3") == 0 ? 0xb8 : 0xbc;
 }
 
-/* The name by which a bad element is reported: scales go with their codes. */
+/* The name reported for a bad element: scales have the name of their codes. */
 static void expect_found(const Run *r, const Layout *l, const Piece *p, size_t element, uint32_t value, bool bad)
 {
     const uint32_t old = exchange(r, p, element, value);
@@ -128,7 +129,7 @@ static void test_not_saved(void **state)
     }
 }
 
-/* Beside the checkpoints, found by nobody, until somebody names it. */
+/* Next to the checkpoints, and not found unless named. */
 static void test_set_aside(void **state)
 {
     (void)state;
@@ -180,7 +181,7 @@ static void test_not_loaded(void **state)
     release();
 }
 
-/* A save that is dropped leaves nothing, and the next one is as if it had not been. */
+/* A dropped save leaves nothing, and does not affect the next one. */
 static void test_drop(void **state)
 {
     (void)state;
@@ -200,7 +201,7 @@ static void test_drop(void **state)
     release();
 }
 
-/* Numbers that decide what is a spike come back to the bit; a text that is none is an error. */
+/* Numbers that decide on spikes are restored bit for bit; an invalid text is an error. */
 static void test_spikes(void **state)
 {
     (void)state;

@@ -1,5 +1,4 @@
-/* Checkpoints as folders: which one is the latest, what is deleted, and what a crash, a full disk or a damaged file
- * does. */
+/* Checkpoints as folders: which one is the latest, what is deleted, and effects of a crash, a full disk or a damaged file. */
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -11,7 +10,7 @@
 #include "model/config/files.h"
 #include "tests/saved.h"
 
-/* checkpoint_latest says save_folder/<expected>, or nothing. */
+/* checkpoint_latest returns save_folder/<expected>, or nothing. */
 static void expect_latest(const Run *r, const char *expected)
 {
     char *found = checkpoint_latest(r->config.save_folder);
@@ -63,7 +62,7 @@ static void test_latest(void **state)
     release();
 }
 
-/* What a crash leaves at any of the steps of folder_publish. */
+/* A crash at any of the steps of folder_publish. */
 static void test_crashes(void **state)
 {
     (void)state;
@@ -102,7 +101,7 @@ static void test_crashes(void **state)
     }
 }
 
-/* The only checkpoint cannot be read: nobody wants to begin anew then. */
+/* If the only checkpoint cannot be read, a run does not start from scratch. */
 static void test_none_complete(void **state)
 {
     (void)state;
@@ -121,7 +120,7 @@ static void test_none_complete(void **state)
     release();
 }
 
-/* A step that is there already is replaced by the new one, and nothing of the old is left. */
+/* A new checkpoint of the same step replaces the old one completely. */
 static void test_replace(void **state)
 {
     (void)state;
@@ -222,7 +221,7 @@ static void test_flipped_bits(void **state)
     release();
 }
 
-/* What no run writes: a message that says in which file, at which key, what is there and what would do. */
+/* Invalid manifests: the message has file, key, what was found and what was expected. */
 static void test_damaged_manifests(void **state)
 {
     (void)state;
@@ -250,7 +249,7 @@ static void test_damaged_manifests(void **state)
     release();
 }
 
-/* The disk takes no more than `bytes` of any file. */
+/* The disk accepts only `bytes` of any file. */
 static void save_on_full_disk(Run *r, rlim_t bytes)
 {
     signal(SIGXFSZ, SIG_IGN);
@@ -281,8 +280,8 @@ static void test_disk_full(void **state)
     release();
 }
 
-/* SIGKILL at any moment of a save: there is always a complete checkpoint, and it loads. With one step only, the save
- * replaces the only checkpoint there is. */
+/* SIGKILL at any moment of a save: there is always a complete checkpoint, and it loads. With only one step, the save replaces the
+ * only checkpoint. */
 static void check_killed(long last_step)
 {
     Run r;
@@ -295,7 +294,7 @@ static void check_killed(long last_step)
             dup2(open("/dev/null", O_WRONLY), STDOUT_FILENO);
             for (;;)
                 for (long step = 10; step <= last_step; step++)
-                    begin(&r, step);        /* finishes the one before */
+                    begin(&r, step);        /* finishes the previous one */
         }
         usleep((useconds_t)(500 + i * 77));
         kill(child, SIGKILL);
@@ -321,7 +320,7 @@ static void test_killed(void **state)
 
 /* ---- pruning ---------------------------------------------------------------------------------------------- */
 
-/* `steps` and what is left of them: names of folders that hold nothing but what they were saved as, by these settings. */
+/* `steps` and those left of them: names of folders that contain only how they were saved, by these settings. */
 static void check_prune(long keep_last, long interval, long permanent, long ephemeral, const char *steps,
                         const char *latest, const char *left)
 {
@@ -354,11 +353,11 @@ static void test_prune(void **state)
     check_prune(9, 100, 0, 0, four, "step400", "latest step100 step200 step300 step400");
     /* permanent ones stay and do not count */
     check_prune(1, 100, 200, 0, four, "step400", "latest step200 step300 step400");
-    /* of the ephemeral ones only the last, whatever there is to keep */
+    /* only the last ephemeral one, whatever is kept */
     check_prune(-1, 100, 0, 20, "step100 step120 step140 step200 step220 step240", "step240",
                 "latest step100 step200 step240");
     check_prune(1, 100, 0, 20, "step100 step120 step200", "step200", "latest step120 step200");
-    /* resumed from 200: the old 300 and 400 are another run's until this one gets there */
+    /* resumed from 200: the old 300 and 400 belong to another run until this one gets there */
     check_prune(1, 100, 0, 0, four, "step200", "latest step200 step300 step400");
     /* other entries are not looked at */
     check_prune(1, 100, 0, 0, "step100 step200 steps step100x", "step200", "latest step100x step200 steps");

@@ -1,7 +1,7 @@
-/* What of a save_folder is whose: names that only look like a checkpoint's, links, checkpoints that were saved to stay or that
- * cannot be deleted, and file systems that lack something.
+/* Ownership in a save_folder: names that only look like those of checkpoints, links, checkpoints that were saved to stay or cannot
+ * be deleted, and file systems with missing features.
  *
- * The functions below stand before libc's, and fail as such file systems let them. */
+ * The functions below replace libc's, and fail as on such file systems. */
 #include <fcntl.h>
 #include <errno.h>
 #include <sys/syscall.h>
@@ -13,7 +13,7 @@
 
 static bool no_links, no_rename;
 static int  no_sync;                    /* errno of fsync of a folder; 0: it works */
-static const char *busy;                /* the end of a path that cannot be deleted; NULL: none */
+static const char *busy;                /* suffix of a path that cannot be deleted; NULL: none */
 
 int symlink(const char *target, const char *path)
 {
@@ -95,11 +95,11 @@ static void test_saved_to_stay(void **state)
         { { 1, 1, 6, 0 },   { 1, 1, 7, 0 },    "step14 step16 step6 step12" },      /* "never deleted" */
         { { -1, 4, 0, 0 },  { 1, 1, 0, 0 },    "step16 step4 step8 step12" },       /* "all" */
         { { -1, 4, 0, 0 },  { -1, 10, 0, 2 },  "step16 step4 step8 step12" },
-        { { 2, 4, 0, 0 },   { -1, 16, 0, 2 },  "step14 step16 step8 step12" },      /* kept for rotation, and all are kept now */
+        { { 2, 4, 0, 0 },   { -1, 16, 0, 2 },  "step14 step16 step8 step12" },      /* kept for rotation, then all are kept */
         { { 2, 4, 0, 0 },   { 2, 2, 0, 0 },    "step14 step16" },                   /* the same rotation */
         { { 1, 100, 0, 4 }, { 1, 1, 0, 0 },    "step16 step12" },                   /* the newest ephemeral one stays */
         { { 1, 100, 0, 4 }, { 1, 100, 0, 2 },  "step16" },
-        { { 1, 4, 0, 0 },   { 1, 1, 12, 0 },   "step16 step12" },                   /* permanent by the settings of now */
+        { { 1, 4, 0, 0 },   { 1, 1, 12, 0 },   "step16 step12" },                   /* permanent by the current settings */
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         Run r;
@@ -113,7 +113,7 @@ static void test_saved_to_stay(void **state)
     }
 }
 
-/* An earlier version said nothing, what was copied here from another run says so, a link is its owner's: none is rotated. */
+/* Not rotated: checkpoints of earlier versions without such an entry, copies from another run, and links. */
 static void test_not_for_rotation(void **state)
 {
     (void)state;
@@ -148,7 +148,7 @@ static void test_not_for_rotation(void **state)
 
 /* ---- names -------------------------------------------------------------------------------------------------- */
 
-/* What somebody keeps next to the checkpoints, under names that only begin like theirs: all of it stays as it is. */
+/* Other files next to the checkpoints, with names that only begin like theirs, are not changed. */
 static const char foreign[] =
     "cp -r step1 step2.tmp; cp -r step1 step2.old; cp -r step1 step1.old; cp -r step1 step2-aborted; mkdir step02; "
     "echo mine >step02/text; echo mine >step3.tmp; ln -s step1 step4.tmp; mkdir step1x; echo mine >step1x/text; "
@@ -182,7 +182,7 @@ static void test_foreign_names(void **state)
     release();
 }
 
-/* A save that replaced step 1 was interrupted where its usual name for a while was somebody's. */
+/* A save that replaced step 1 was interrupted while its usual temporary name was taken by another file. */
 static void test_replaced(void **state)
 {
     (void)state;
@@ -198,7 +198,7 @@ static void test_replaced(void **state)
     release();
 }
 
-/* Somebody's stepN that appears while the run goes on moves away for the checkpoint, and what is in it stays. */
+/* A foreign stepN that appears during the run is renamed for the checkpoint, with its contents unchanged. */
 static void test_foreign_step(void **state)
 {
     (void)state;
@@ -211,13 +211,14 @@ static void test_foreign_step(void **state)
     save(&r, 3);
     expect_latest(&r, "step3");
     in_folder(&r, "grep -q mine step2.old/text && test -f step2/trainer.json");
-    in_folder(&r, "mkdir step4; cp step3/config.json step3/model.safetensors step4");      /* a model is no checkpoint */
+    in_folder(&r, "mkdir step4; cp step3/config.json step3/model.safetensors step4");      /* a model is not a checkpoint */
     assert_int_equal(folder_foreign_step(r.config.save_folder), 4);
     close_run(&r);
     release();
 }
 
-/* A checkpoint on another disk with a link in its place: replaced, cleared or gone back beyond, its files stay. */
+/* A checkpoint on another disk with a link in its place: its files stay if it is replaced, cleared or newer than the resumed
+ * step. */
 static void test_links(void **state)
 {
     (void)state;
@@ -240,7 +241,7 @@ static void test_links(void **state)
 
 /* ---- what cannot be done ------------------------------------------------------------------------------------ */
 
-/* As a user who may not delete what is in step1: root becomes nobody. */
+/* As a user who may not delete files in step1: root switches to nobody. */
 static void save_beside_protected(Run *r)
 {
     if (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0)
@@ -275,7 +276,7 @@ static void test_protected(void **state)
     release();
 }
 
-/* A file of it that is open over NFS: what is left goes when it can, and its name is no obstacle. */
+/* A file that is open over NFS: the rest is deleted later, and its name does not block a save. */
 static void test_busy(void **state)
 {
     (void)state;
@@ -288,7 +289,7 @@ static void test_busy(void **state)
         save(&r, step);
     expect_latest(&r, "step3");
     assert_true(has(&r, "step1.tmp/model.safetensors") && !has(&r, "step1") && !has(&r, "step2"));
-    save(&r, 1);                    /* whose usual name is taken */
+    save(&r, 1);                    /* the usual name is taken */
     expect_latest(&r, "step1");
     load(&r, step_folder(&r, 1));
     busy = NULL;
@@ -328,7 +329,7 @@ static void test_no_links(void **state)
     release();
 }
 
-/* What is neither a link nor a file that names a checkpoint is somebody's. */
+/* A `latest` that is neither a link nor a file that names a checkpoint belongs to somebody else. */
 static void test_latest_is_none(void **state)
 {
     (void)state;
@@ -346,7 +347,7 @@ static void test_latest_is_none(void **state)
     }
 }
 
-/* Errors that say that a file system has no such thing are none; others are met before the first step. */
+/* Errors for unsupported operations of a file system are ignored; others are reported before the first step. */
 static void test_no_sync(void **state)
 {
     (void)state;
@@ -389,7 +390,7 @@ static void test_relative(void **state)
     assert_int_equal(saved_as_in(folder, "runs/a"), 0);
 }
 
-/* A checkpoint of another run, copied to where this one saves its next: it stays under another name. */
+/* A checkpoint of another run, copied to the name of the next one, stays under another name. */
 static void test_copied(void **state)
 {
     (void)state;

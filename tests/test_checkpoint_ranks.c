@@ -1,6 +1,6 @@
-/* Tensors of a checkpoint between ranks and files: what W ranks write, each its shard of every unit, any other
- * division reads back bit for bit, in every format; ranks that hold the same shard write it once; the files do not
- * depend on W; the same of whole checkpoints, saved beside training. Run with 1, 2 and 4 ranks. */
+/* Tensors of a checkpoint between ranks and files: W ranks write, each its shard of every unit, and any other division reads the
+ * same bits, in every format; a shard held by several ranks is written once; files do not depend on W; the same for whole
+ * checkpoints, saved during training. Run with 1, 2 and 4 ranks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,7 +32,7 @@ static Tensor flat(Format f, size_t n)
     return t;
 }
 
-/* The shards that rank `part` of `parts` has of a model made for `world` ranks; nothing but what layout.c reads. */
+/* The shards that rank `part` of `parts` has of a model made for `world` ranks; only what layout.c reads. */
 static Fsdp make_shards(const ModelConfig *c, Format master, Format m, Format v, int world, int part, int parts)
 {
     Fsdp f = { .num_units = unit_count(c), .recipe = *recipe_find("bf16"),
@@ -103,14 +103,13 @@ static const char *memory_of(const Piece *p, const Shard *s)
     return p->kind == PIECE_SCALE ? t.scale : t.data;
 }
 
-/* As fill_shards numbers tensors; scales have the number of their codes + 2. */
+/* The numbers of tensors in fill_shards; scales have the number of their codes + 2. */
 static int number_of(const Piece *p)
 {
     return p->kind == PIECE_WEIGHT ? 0 : p->state + (p->kind == PIECE_STATE ? 1 : 3);
 }
 
-/* Every element of a piece that is in this rank's shard has its own value. Returns how many elements were looked
- * at. */
+/* Checks that every element of a piece in this rank's shard has its value. Returns the number of elements. */
 static size_t check_piece(const Piece *p, const Shard *s)
 {
     const Slice *own = &s->slice[TRAINED];
@@ -125,7 +124,7 @@ static size_t check_piece(const Piece *p, const Shard *s)
     return hi - lo;
 }
 
-/* Files take whole units up to the limit, which only a unit alone may exceed; all of them are needed. */
+/* Files contain whole units up to the limit, which only a single unit may exceed; all files are needed. */
 static void check_sizes(const Layout *l, size_t limit)
 {
     assert_true(l->num_files > 1);
@@ -209,7 +208,7 @@ static void test_sharded(void **state)
     }
 }
 
-/* All ranks have everything: none may be left out and none may write over another with something else. */
+/* All ranks have everything: nothing may be left out or overwritten with other values. */
 static void test_replicated(void **state)
 {
     (void)state;
@@ -236,7 +235,7 @@ static void begin(const Config *c, const Fsdp *f, long step)
     checkpoint_begin(c, f, &s, LIMIT);
 }
 
-/* What training does to a shard while it is being written. */
+/* Changes a shard while it is being written, as training does. */
 static void overwrite_shards(Fsdp *f)
 {
     for (int u = 0; u < f->num_units; u++) {
@@ -262,7 +261,7 @@ static void check_checkpoint(const Config *c, long step, int part, int parts)
     free_shards(&read);
 }
 
-/* Ranks, each with its shard or every two with the same, save one step beside training, and two more at once. */
+/* Ranks, each with its own shard or two with the same, save one step during training, and two more at once. */
 static void check_saves(Config *c, int part, int parts)
 {
     int W = comm_size(), rank = comm_rank();
@@ -300,7 +299,7 @@ static void test_saves(void **state)
         check_saves(&c, rank / 2, W / 2);
 }
 
-/* A number that is none, on one rank, is known to all by the name of its tensor: the first of any rank. */
+/* A NaN on one rank is reported on all ranks, by the name of the first such tensor. */
 static void test_not_finite(void **state)
 {
     (void)state;
@@ -332,7 +331,7 @@ static void test_not_finite(void **state)
 
 /* ---- checksums -------------------------------------------------------------------------------------------- */
 
-/* The files of one kind, each tensor with the checksum of its bytes as they are; the manifest must say the same. */
+/* The files of one kind, with a checksum of each tensor's actual bytes; the manifest must agree. */
 static void open_summed(SafeFile **file, const Layout *l, const json_t *sums)
 {
     for (int i = 0; i < l->num_files; i++) {
@@ -351,7 +350,7 @@ static void open_summed(SafeFile **file, const Layout *l, const json_t *sums)
     }
 }
 
-/* Ranks that saved in groups of any size read in groups of another: their parts make the same sums. */
+/* Ranks save in groups of one size and read in groups of another: parts give the same checksums. */
 static void check_sums(const Config *c, int shards)
 {
     char path[128];
@@ -365,7 +364,7 @@ static void check_sums(const Config *c, int shards)
         Layout l = layout_make(path, kind, &f, LIMIT);
         SafeFile **file = xcalloc((size_t)l.num_files, sizeof *file);
         open_summed(file, &l, json_object_get(manifest, "crc32c"));
-        layout_read(&l, &f, file, l.num_files);         /* dies where they are not */
+        layout_read(&l, &f, file, l.num_files);         /* dies if they differ */
         for (int i = 0; i < l.num_files; i++)
             safetensors_close(file[i]);
         free(file);
@@ -409,7 +408,7 @@ int MPI_Allgather(const void *own, int n, MPI_Datatype type, void *all, int each
     return PMPI_Allgather(own, n, type, all, each, their, comm);
 }
 
-/* Who writes what takes two numbers of each rank for each region, not as many as there are ranks. */
+/* The ranges of writers take two numbers per rank and region, not one per pair of ranks. */
 static void test_ranges_are_gathered_once(void **state)
 {
     (void)state;

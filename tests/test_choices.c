@@ -1,4 +1,4 @@
-/* Choices that outlive a run: what is added is found, also beside other writers, and a damaged file gives no other value. */
+/* Stored choices: added values are found, also with concurrent writers, and a damaged file gives no wrong value. */
 #include "tests/kit.h"
 
 #include <sys/stat.h>
@@ -42,7 +42,7 @@ static void test_found(void **state)
     choices_add(file, key, &a, sizeof a);
     choices_add(file, key, &b, sizeof b);
     choices_add(file, "another", &b, sizeof b);
-    assert_true(find(key, &x) && x == a);                  /* the first that was made */
+    assert_true(find(key, &x) && x == a);                  /* the first one */
     assert_true(find("another", &x) && x == b);
     assert_false(find("NVIDIA H200", &x));
     assert_false(find("NVIDIA H200, m 4096 n 1638", &x));
@@ -53,7 +53,7 @@ static void test_found(void **state)
     release();
 }
 
-/* Each byte changed or all from it on missing: the value that was stored, or none. */
+/* With each byte changed, or all bytes from it on missing: the stored value, or none. */
 static void test_damaged(void **state)
 {
     (void)state;
@@ -74,7 +74,7 @@ static void test_damaged(void **state)
         uint64_t x = value;
         write_file(text, i);
         assert_true(!find(key, &x) || x == value);
-        choices_add(file, "behind", &value, sizeof value);         /* what was cut off takes nothing with it */
+        choices_add(file, "behind", &value, sizeof value);         /* a truncated line does not affect the next */
         x = 0;
         assert_true(find("behind", &x) && x == value);
     }
@@ -111,7 +111,7 @@ static void test_writers(void **state)
     release();
 }
 
-/* No folder, one that is a file, one without end: nothing is found, and nothing dies. A full file stays as it is. */
+/* No folder, a file in its place, an endless file: nothing is found, and nothing dies. A full file is not changed. */
 static void test_no_place(void **state)
 {
     (void)state;

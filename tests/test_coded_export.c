@@ -2,7 +2,7 @@
 #include "kernels/nf4.h"
 #include "tests/coded.h"
 
-/* ---- what a folder has to hold ------------------------------------------------------------------------------- */
+/* ---- expected contents of a folder ---------------------------------------------------------------------------- */
 
 typedef struct { const char *suffix, *dtype, *shape[2]; } Expected;
 
@@ -34,7 +34,7 @@ static float largest(const float *w, size_t n)
     return most;
 }
 
-/* The nearest of all finite codes of E4M3; of two as near the even one. */
+/* The nearest of all finite codes of E4M3, ties to even. */
 static void check_e4m3(uint8_t code, float x)
 {
     double best = INFINITY;
@@ -110,7 +110,7 @@ static void check_int8(const SafeFile *f, const char *layer, const float *w, siz
     }
 }
 
-/* w in F16 first, and a product with 127 over the row's largest. */
+/* w rounded to F16 first, then times 127 over the row's largest. */
 static void check_llm(const SafeFile *f, const char *layer, const float *w, size_t O, size_t I, int group)
 {
     const int8_t *codes = bytes_in(f, text("%s.weight", layer), "I8");
@@ -127,7 +127,7 @@ static void check_llm(const SafeFile *f, const char *layer, const float *w, size
     }
 }
 
-/* The error that the scale is chosen by [Frantar et al. 2022; its code, --mse]. */
+/* The error that the choice of the scale minimizes [Frantar et al. 2022; its code, --mse]. */
 static double error_of(const float *w, size_t n, float s)
 {
     double sum = 0;
@@ -138,7 +138,7 @@ static double error_of(const float *w, size_t n, float s)
     return sum;
 }
 
-/* NOTE: the program compares errors that are exact to 3e-5, so the scale may be one whose error is up to 1e-4 above the least. */
+/* NOTE: the program compares errors that are exact to 3e-5, so the error of its scale may be up to 1e-4 above the least. */
 static void check_grid(const float *w, size_t n, float found)
 {
     double least = INFINITY;
@@ -168,7 +168,7 @@ static void check_int4(const SafeFile *f, const char *layer, const float *w, siz
     }
 }
 
-/* As the base of adapters: the same groups as the device makes of the same values. */
+/* As for the base of adapters: the groups that the device makes from the same values. */
 static void check_nf4(const SafeFile *f, const char *layer, const float *w, size_t O, size_t I, int group)
 {
     const size_t groups = nf4_groups(O, I);
@@ -235,7 +235,7 @@ enum { NUM_CASES = sizeof cases / sizeof cases[0] };
 
 /* ---- folders ------------------------------------------------------------------------------------------------- */
 
-/* "I/8": a dimension; X is O I, of which a part counts as a whole. */
+/* "I/8": a dimension, rounded up; X is O I. */
 static size_t dimension(const char *says, size_t O, size_t I)
 {
     const size_t whole = *says == 'O' ? O : *says == 'I' ? I : *says == 'X' ? O * I : (size_t)atoi(says);
@@ -322,7 +322,7 @@ static void test_formats(void **state)
         }
 }
 
-/* Codes and scales that come from elsewhere are written as those of the export itself. */
+/* Codes and scales from elsewhere are written like those of the export itself. */
 static void test_given_codes(void **state)
 {
     (void)state;

@@ -1,9 +1,9 @@
-/* Exports as codes and scales: what was trained against the trainer's operands; options and shapes that are refused. */
+/* Exports as codes and scales: trained matrices against the trainer's operands; refused options and shapes. */
 #include "model/fsdp.h"
 #include "model/run/export_run.h"
 #include "tests/coded.h"
 
-/* ---- what was trained ---------------------------------------------------------------------------------------- */
+/* ---- trained matrices ----------------------------------------------------------------------------------------- */
 
 static void open_trained(Run *r, const char *recipe, SmallModel a)
 {
@@ -18,7 +18,7 @@ static void open_trained(Run *r, const char *recipe, SmallModel a)
     save(r, 1);
 }
 
-/* The rows of a parameter's operand that a tensor has, from `first` on: its codes, and its scale. */
+/* Compares a tensor's codes and scale with rows of a parameter's operand, from `first` on. */
 static size_t check_operand(const SafeFile *f, const char *layer, const uint8_t *codes, float scale, size_t first, size_t cols)
 {
     const SafeTensor *t = safetensors_find(f, text("%s.weight", layer));
@@ -28,7 +28,7 @@ static size_t check_operand(const SafeFile *f, const char *layer, const uint8_t 
     return first + t->shape[0];
 }
 
-/* Codes and scales are those of the operands that a step of the run gathers for its forward. */
+/* Codes and scales are those of the operands in forward of the run. */
 static void test_trained(void **state)
 {
     (void)state;
@@ -102,7 +102,7 @@ static void test_options(void **state)
     DIES("/nowhere: there is no such folder", run_with("--dtype=int4 --group=64 --layout=compressed-tensors"));
 }
 
-/* Before a byte of a weight is read, and with what would do. */
+/* Refused before any weight is read, with a message of what is allowed. */
 static void test_shapes(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Folders of codes and scales, read: every code with scales of every type and shape, parts of matrices, what is refused; and that a
- * run begins with, and an export gives, what they stand for. */
+/* Reading folders of codes and scales: every code with scales of every type and shape, parts of matrices, refusals; and runs and
+ * exports from them have the decoded values. */
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/convert.h"
 #include "tests/coded.h"
@@ -10,7 +10,7 @@ enum { O = 256, I = 384 };          /* the matrix N.weight; codes go through all
 
 typedef struct { const char *name, *dtype; int dims; size_t shape[2]; const void *bytes; } Given;
 
-/* The tensors, until one without a name. */
+/* Writes the tensors up to one without a name. */
 static SafeFile *write_file(const Given *tensor)
 {
     char *path = lasting(text("%s/%d.safetensors", root, num_folders++));
@@ -27,7 +27,7 @@ static SafeFile *write_file(const Given *tensor)
     return safetensors_open(path);
 }
 
-/* All of the matrix against value(row, col), at once and in parts that begin and end anywhere. */
+/* Compares the matrix with value(row, col), as a whole and in parts that begin and end anywhere. */
 static void check_values(SafeFile *f, double (*value)(size_t row, size_t col))
 {
     static const size_t parts[] = { 1, 7, 100, 4095, 50000 };
@@ -49,14 +49,14 @@ static void check_values(SafeFile *f, double (*value)(size_t row, size_t col))
 
 /* ---- a byte per weight --------------------------------------------------------------------------------------- */
 
-/* Codes of E4M3 but the two that are no number, which are 0. */
+/* All codes of E4M3, with 0 in place of the two NaNs. */
 static uint8_t byte_at(size_t row, size_t col)
 {
     const unsigned code = (unsigned)(row + col) % 256;
     return (code & 0x7f) == 0x7f ? 0 : (uint8_t)code;
 }
 
-/* A few, which all three types have. */
+/* A few values that all three types have. */
 static double scale_at(size_t i)
 {
     return ldexp(1 + (double)(i % 7) / 8, (int)(i % 5) - 9);
@@ -152,7 +152,7 @@ static void test_packed(void **state)
     release();
 }
 
-/* Groups of 128 inputs, in order or dealt out in turn. */
+/* Groups of 128 inputs, in order or interleaved. */
 static double gptq(size_t row, size_t col)       { return code_at(row, col) * scale_at(col / 128 * O + row); }
 static double gptq_dealt(size_t row, size_t col) { return code_at(row, col) * scale_at(col % 3 * O + row); }
 
@@ -230,7 +230,7 @@ static void test_refusals(void **state)
     release();
 }
 
-/* What is next to a matrix that is no code, or has no part in its kind, belongs to none. */
+/* Tensors next to a matrix without codes, or unknown to its kind, are not used. */
 static void test_strangers(void **state)
 {
     (void)state;
@@ -256,8 +256,8 @@ static const struct { const char *dtype; int layout; } kinds[] = {
 };
 enum { NUM_KINDS = sizeof kinds / sizeof kinds[0] };
 
-/* A run begins with the values that the folder's export to F32 holds, rounded where it stores weights in BF16; else, saved and
- * exported again, it is that export. */
+/* A run starts with the values of the folder's export to F32, rounded if it stores weights in BF16. With F32 weights, saved and
+ * exported again, it equals that export. */
 static void check_run(const char *folder, const char *plain, DType master)
 {
     Run one, other;

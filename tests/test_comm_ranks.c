@@ -25,7 +25,7 @@ static void test_host_values(void **state)
     comm_barrier();
 }
 
-/* Bytes of any number, and of a group alone. */
+/* Any number of bytes, and only within a group. */
 static void test_gather(void **state)
 {
     (void)state;
@@ -45,8 +45,8 @@ static void test_gather(void **state)
     assert_memory_equal(all, own, sizeof own);
 }
 
-/* Adding W numbers in F32 errs by (W - 1) u of their sizes, in any order. The CPU rounds to BF16 once after that;
- * NCCL rounds each of the W - 1 partial sums, of which check_close expects the last. */
+/* Adding W numbers in F32 has an error of (W - 1) u of their sizes, in any order. The CPU rounds to BF16 once after that;
+ * NCCL rounds each of the W - 1 partial sums; check_close includes the last rounding. */
 static void all_reduce_case(Format f, int n)
 {
     const int W = comm_size();
@@ -80,7 +80,7 @@ static void test_all_reduce(void **state)
     }
 }
 
-/* Groups of every size: who is in them, gathers, sums of slices, maxima, all made of the group's ranks alone. */
+/* Groups of every size: their members, gathers, sums of slices, maxima, all over the group's ranks only. */
 static void groups_case(int shards)
 {
     enum { N = 700 };
@@ -112,7 +112,7 @@ static void groups_case(int shards)
     comm_all_gather(whole.data, own_slice, bytes);
     check_same_bytes("gathered in place", values(whole), all, W * N * sizeof *all);
 
-    comm_reduce_scatter(part, whole);          /* all have the same: W times it, which F32 holds for W a power of two */
+    comm_reduce_scatter(part, whole);          /* all have the same: W times it, exact in F32 for W a power of two */
     const double *sums = values(part);
     for (int i = 0; i < N; i++)
         assert_true(sums[i] == shards * all[own * N + i]);
@@ -137,7 +137,7 @@ static void test_groups(void **state)
         groups_case(shards);
 }
 
-/* Ranks of one tensor coordinate, which do not follow each other: a sum, and a gather in the order of ranks. */
+/* Ranks of one tensor coordinate, which are not consecutive: a sum, and a gather in the order of ranks. */
 static void test_strided_group(void **state)
 {
     (void)state;
@@ -168,7 +168,7 @@ static void test_strided_group(void **state)
     comm_init();
 }
 
-/* Stopped is as if never started: stopping again waits for nobody. */
+/* After a stop, a second stop does not wait. */
 static void test_watchdog_stops(void **state)
 {
     (void)state;

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* ---- what is right ---------------------------------------------------------------------------------------- */
+/* ---- valid configurations ---------------------------------------------------------------------------------- */
 
 static void test_defaults(void **state)
 {
@@ -64,7 +64,7 @@ static void test_values(void **state)
     assert_string_equal(c->data.files.paths[1], "y z");
     config_free(c);
 
-    /* sums of many gradients are F32 unless BF16 is asked for */
+    /* sums of many gradients are F32 unless BF16 is requested */
     c = try_load(1, "--recipe=coat", "--global_train_batch_size=256", "--device_train_microbatch_size=2", NULL);
     assert_int_equal(c->recipe.grads.dtype, BF16);
     config_free(c);
@@ -94,11 +94,11 @@ static void test_values(void **state)
     c = try_load(1, "--model.sliding_window=8", "--model.layer_types=[sliding_attention, sliding_attention]", NULL, NULL);
     assert_true(c->model.layer_types.count == 0 && layer_slides(&c->model, 0) && layer_slides(&c->model, 1));
     config_free(c);
-    c = try_load(1, "--model.rope_scaling.factor=8", NULL, NULL, NULL);        /* as before there was another type */
+    c = try_load(1, "--model.rope_scaling.factor=8", NULL, NULL, NULL);        /* the default type, as in files without one */
     assert_true(c->model.rope_scaling.type == ROPE_LLAMA3);
     config_free(c);
 
-    /* 40 tokens a step are 8 sequences of 5: 2.5 steps are 3, which hold a warmup of 1 and a decay of 2 */
+    /* 40 tokens per step are 8 sequences of 5: 2.5 steps are rounded to 3, for a warmup of 1 and a decay of 2 */
     c = try_load(1, "--model.max_sequence_length=5", "--max_duration=100T", "--scheduler={name: wsd, t_warmup: 1, t_decay: 2}",
                  NULL);
     assert_true(c->scheduler.name == WSD && c->scheduler.t_decay == 2);
@@ -165,7 +165,7 @@ static void test_activation_checkpointing(void **state)
     try_contains(text, "format.recompute (format.keep is block: all blocks recompute)");
 }
 
-/* Which ranks share a copy of the model, what they keep, and in what they sum gradients. */
+/* Which ranks share a copy of the model, what they keep, and the format of gradient sums. */
 static void test_strategies(void **state)
 {
     (void)state;
@@ -220,7 +220,7 @@ static void test_interpolation(void **state)
     assert_string_equal(c->save_folder, "/tmp/a/n6198");
     snprintf(made, sizeof made, "%s/step10", try_folder);
     assert_string_equal(c->load_path, made);
-    assert_int_equal(c->eval_interval, 1000);          /* the default of a key that the file does not have */
+    assert_int_equal(c->eval_interval, 1000);          /* the default of a key missing in the file */
     config_free(c);
 
     c = try_load(1, "--run_name=${oc.env:TRY_VARIABLE}",
@@ -245,7 +245,7 @@ static void test_interpolation(void **state)
     config_free(c);
 }
 
-/* Validation sets are packed as the training data are unless they say otherwise, and a run's own file says all of it. */
+/* Validation sets are packed like the training data by default, and a run's own file has all settings. */
 static void test_packing(void **state)
 {
     (void)state;
@@ -272,7 +272,7 @@ static void test_packing(void **state)
     assert_true(try_printed(message, sizeof message, 2, 1, "--data.generate_attention_mask=true",
                             "--model={pad_token_id: 7, eos_token_id: 7}"));
     try_names(message, "data.generate_attention_mask 7");
-    c = try_load(1, "--data.document_boundaries=metadata", NULL, NULL, NULL);       /* nothing asks for documents */
+    c = try_load(1, "--data.document_boundaries=metadata", NULL, NULL, NULL);       /* nothing needs documents */
     assert_int_equal(c->data.files.boundaries, BOUNDARIES_EOS);
     config_free(c);
 }
@@ -296,11 +296,11 @@ static void test_published(void **state)
     assert_string_equal(c->eval[2].label, "own");
     assert_int_equal(c->eval[0].files.itemsize, 2);
     assert_int_equal(c->eval[2].files.itemsize, 4);
-    assert_null(c->tokenizer);          /* OLMo's section is none of ours */
+    assert_null(c->tokenizer);          /* OLMo's section is not used */
     config_free(c);
 }
 
-/* One warning names what has no effect; what says what happens anyway is not worth a word. */
+/* One warning names keys without effect; keys that equal the behaviour are not named. */
 static void test_warning(void **state)
 {
     (void)state;
@@ -418,7 +418,7 @@ static void test_hf(void **state)
                "\"rope_scaling\": null, \"eos_token_id\": 50279}");
     config_read_hf(&read, try_folder);
     assert_true(read.norm.kind == LAYER_NORM && !read.norm_affine && read.clip_qkv == 8 && read.rope_theta == 10000);
-    assert_int_equal(read.eos_token_id, -1);           /* beyond the vocabulary */
+    assert_int_equal(read.eos_token_id, -1);           /* outside the vocabulary */
     try_write_hf("{\"architectures\": [\"Olmo2ForCausalLM\"], \"hidden_size\": 64, \"num_hidden_layers\": 1, "
                "\"num_attention_heads\": 4, \"intermediate_size\": 96, \"vocab_size\": 90, \"rms_norm_eps\": 1e-6}");
     config_read_hf(&read, try_folder);

@@ -1,4 +1,4 @@
-/* Every kind of mistake in a configuration: the message names the place, what is wrong and what would do. */
+/* Every kind of mistake in a configuration: the message names the place, what was found and what was expected. */
 #include "tests/try_config.h"
 
 #include <setjmp.h>
@@ -13,8 +13,8 @@
 
 /* ---- mistakes --------------------------------------------------------------------------------------------- */
 
-/* A line of `base` (NULL: a line at the end) and what takes its place; and what the message names: the key, what was found, what
- * would do. */
+/* A line of `base` (NULL: a line at the end), its replacement, and names in the message: the key, what was found, what was
+ * expected. */
 typedef struct { const char *line, *with, *names; } Mistake;
 
 static void check_mistakes(const Mistake *m, size_t count)
@@ -172,7 +172,7 @@ static void test_combinations(void **state)
 }
 
 /* Mistakes that take two lines or an argument. */
-/* Arguments that a complete file is refused with, and what the message names. */
+/* Arguments that are refused with a complete file, and names in the message. */
 typedef struct { int world; const char *a, *b, *names; } Refused;
 
 static void refuse_all(const Refused *list, size_t count)
@@ -352,7 +352,7 @@ static void test_hf_refused(void **state)
     try_names(message, "load_path /nowhere");
 }
 
-/* The folder that a run began with is missed only while there is no checkpoint to go on with. */
+/* The folder that a run started from is needed only if there is no checkpoint to continue from. */
 static void test_hf_gone(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* config.json: what each class says in each spelling, from the file through a run's configuration to the file that the run saves;
- * and what is refused, with the file, the key, what was found and what was expected. */
+/* config.json: each class in each spelling, from the file through a run's configuration to the file that the run saves; and
+ * refusals, with the file, the key, what was found and what was expected. */
 #include "model/config/hf.h"
 #include "tests/try_config.h"
 
@@ -23,7 +23,7 @@
 #define QWEN3   SIZES("Qwen3ForCausalLM", 4) ", \"num_key_value_heads\": 2, \"head_dim\": 24, \"rms_norm_eps\": 1e-6"
 #define OLMO3   SIZES("Olmo3ForCausalLM", 8)
 
-/* Blocks that slide, as letters: s and f. */
+/* Sliding and full blocks, as letters: s and f. */
 typedef struct { const char *json, *blocks; int kv_heads, head_dim, window; double theta; RopeType rope; } Case;
 
 static const Case cases[] = {
@@ -94,7 +94,7 @@ static bool same_value(const json_t *a, const json_t *b)
     return json_is_number(a) && json_is_number(b) ? json_number_value(a) == json_number_value(b) : json_equal(a, b);
 }
 
-/* Keys that both have are equal: but for a window that no block has, which a class may hold in another way. */
+/* Common keys are equal, except a window that no block uses, which a class may store differently. */
 static void check_written(const Case *k, const json_t *was, json_t *now)
 {
     const char *key;
@@ -128,7 +128,7 @@ static void test_round_trip(void **state)
         if (!json_equal(now, twice))
             fail_msg("%s\n%s", json_dumps(now, 0), json_dumps(twice, 0));
 
-        try_write(path, "{}");                             /* the text describes the model: no need to read the folder */
+        try_write(path, "{}");                             /* the text describes the model, so the folder is not read */
         try_write(try_path, c->text);
         Config *text = try_load(1, NULL, NULL, NULL, NULL);
         assert_memory_equal(&c->model, &text->model, sizeof c->model);
@@ -140,7 +140,7 @@ static void test_round_trip(void **state)
     }
 }
 
-/* Without architectures, as a configuration that was saved without a model has none, model_type tells the class. */
+/* Without architectures, as in a configuration saved without a model, model_type gives the class. */
 static void test_model_type(void **state)
 {
     (void)state;
@@ -157,8 +157,8 @@ static void test_model_type(void **state)
     }
 }
 
-/* transformers 4 and 5 read the same from what is written: 4 reads rope_theta and rope_scaling; 5 reads them too, but takes
- * rope_theta for blocks of full attention only where rope_parameters do not say it for both. */
+/* transformers 4 and 5 read the same from the written file: 4 reads rope_theta and rope_scaling; 5 reads them too, but uses
+ * rope_theta for blocks of full attention only if rope_parameters do not have it for both. */
 static void test_both_spellings(void **state)
 {
     (void)state;
@@ -183,7 +183,7 @@ static void test_both_spellings(void **state)
     config_free(c);
 }
 
-/* A setting on top of a loaded model: the class stays while it computes that, else another is found or none. */
+/* A setting that changes a loaded model: the class stays if it computes the result, else another class is found or none. */
 static void test_changed(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* Every key that transformers declares or reads for the classes of architecture.c, by tests/golden/config_keys.json: what changes
- * the model there is another model here or is refused by name, what changes nothing there is no other model, and what a class
- * declares is known. And what transformers takes where a key is missing. */
+/* Every key that transformers declares or reads for the classes of architecture.c, by tests/golden/config_keys.json: a key that
+ * changes the model there gives another model here or is refused by name, one that changes nothing there changes nothing here, and
+ * declared keys are known. And the defaults of transformers for missing keys. */
 #include "model/config/hf.h"
 #include "model/config/hf_keys.h"
 #include "tests/try_config.h"
@@ -37,7 +37,7 @@ static ModelConfig *read_config(json_t *config)
     return m;
 }
 
-/* What reading it in a process of its own says, and whether that is the model `base`. */
+/* Reads it in another process; returns its messages, and whether the result is the model `base`. */
 static Outcome try_reading(const ModelConfig *base, json_t *config, char *said, size_t size)
 {
     int tube[2], status;
@@ -63,7 +63,7 @@ static Outcome try_reading(const ModelConfig *base, json_t *config, char *said, 
     return DIED;
 }
 
-/* k: the row; NULL: none. says: its value is not null or false, by which nothing would be there that a class may have. */
+/* k: the row; NULL: none. says: its value is not null or false, which would mean that the feature is absent. */
 static void check_key(const HfKey *k, const char *key, bool declared, bool says, const char *effect, Outcome outcome,
                       const char *said)
 {
@@ -84,7 +84,7 @@ static void check_key(const HfKey *k, const char *key, bool declared, bool says,
         fail_msg("%s: it changes nothing in transformers", where);
 }
 
-/* Whether an earlier version said the same of that key. */
+/* Whether an earlier version has the same for this key. */
 static bool is_known(const Architecture *a, const char *part, const char *key, const json_t *row, const json_t *of_class)
 {
     const char *version;
@@ -99,7 +99,7 @@ static bool is_known(const Architecture *a, const char *part, const char *key, c
     return false;
 }
 
-/* Each key of that part, tried in `base`; at: in which of its objects, NULL: in itself. */
+/* Tries each key of this part in `base`; at: in this object of it, NULL: in `base` itself. */
 static int try_keys(const Architecture *a, json_t *of_class, const char *part, json_t *base, const char *at)
 {
     json_t *defaults = json_object_get(of_class, "defaults"), *tried = json_object_get(of_class, part), *row;
@@ -162,8 +162,8 @@ static void test_every_key(void **state)
     assert_true(for_each(check_class) > 1200);
 }
 
-/* Without the key it is the model with the key's default: null or a number of transformers. Where versions differ, as in the
- * rope_theta of OLMo-3, the latest counts. */
+/* Without the key the model is that with the key's default: null or a number of transformers. If versions differ, as for rope_theta
+ * of OLMo-3, the latest counts. */
 static int check_defaults(const Architecture *a, json_t *c)
 {
     static const char sizes[] = "{\"hidden_size\": 64, \"intermediate_size\": 96, \"num_hidden_layers\": 30, "
@@ -200,7 +200,7 @@ static void test_defaults(void **state)
     for_each(check_defaults);
 }
 
-/* Every class that the program reads is in the file, and every key has one row in a class. */
+/* Every class that the program reads is in the file, and every key has one row per class. */
 static void test_complete(void **state)
 {
     (void)state;

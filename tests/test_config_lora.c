@@ -17,7 +17,7 @@
 
 /* A model of 2 blocks, with half as many heads for keys and values. */
 #define BASE "{" TRY_LLAMA ", \"num_key_value_heads\": 2}"
-/* What PEFT 0.21 writes, shortened; `more` comes last, so that a key of it counts. */
+/* The output of PEFT 0.21, shortened; `more` comes last, so that its keys take precedence. */
 #define PEFT(more) "{\"alpha_pattern\": {}, \"auto_mapping\": null, \"bias\": \"none\", \"exclude_modules\": null, "           \
     "\"fan_in_fan_out\": false, \"inference_mode\": true, \"init_lora_weights\": true, \"layers_to_transform\": null, "        \
     "\"lora_bias\": false, \"modules_to_save\": null, \"peft_type\": \"LORA\", \"rank_pattern\": {}, \"revision\": null, "     \
@@ -51,7 +51,7 @@ static int begin(void **state)
     return status;
 }
 
-/* Loads the file without a model section; text: what it is written out as does the same again. */
+/* Loads the file without a model section; text: its written form gives the same again. */
 static Config *load(const char *a, const char *b, const char *c, const char *d)
 {
     char saved[sizeof try_path];
@@ -71,7 +71,7 @@ static Config *load(const char *a, const char *b, const char *c, const char *d)
     return config;
 }
 
-/* `letters`: a letter for each of q k v o g u d that has an adapter. */
+/* `letters`: those of q k v o g u d with an adapter. */
 static void check_targets(const Lora *l, const char *letters)
 {
     for (int k = 0; k < NUM_LORA_MODULES; k++)
@@ -121,7 +121,7 @@ static void test_keys(void **state)
     }
 }
 
-/* bf16 is a format of frozen weights; without adapters none of it counts. */
+/* bf16 is a format of frozen weights; without adapters it has no effect. */
 static void test_base(void **state)
 {
     (void)state;
@@ -135,7 +135,7 @@ static void test_base(void **state)
     assert_int_equal(c->recipe.frozen.dtype, BF16);
     config_free(c);
     static const char *const bases[] = { "null", "bf16", "e4m3", "nf4" };
-    for (int i = 0; i < 4; i++) {       /* training leaves the same */
+    for (int i = 0; i < 4; i++) {       /* the same in training */
         char lora[64];
         snprintf(lora, sizeof lora, "--lora={rank: 2, base: %s}", bases[i]);
         c = load(load_base, lora, "--recipe=fp8", "--generate=prompts.jsonl");
@@ -154,7 +154,7 @@ static void test_base(void **state)
     assert_string_equal(message, "");
 }
 
-/* Beside a folder that bitsandbytes saved in 4 bits, adapters need not be told so. */
+/* For a folder saved in 4 bits by bitsandbytes, adapters need no such setting. */
 static void test_quantized(void **state)
 {
     (void)state;
@@ -211,7 +211,7 @@ static void test_refused(void **state)
                      "--lora.modules_to_save=null", NULL));
 }
 
-/* What contradicts adapters, or leaves them without a base. */
+/* Settings that contradict adapters, or leave them without a base. */
 static void test_together(void **state)
 {
     (void)state;
@@ -265,7 +265,7 @@ static void test_peft_folders(void **state)
     try_names(message, "lora_dropout 0.1");
 }
 
-/* The base is elsewhere; of a name on the hub, or none at all, it must be told where. */
+/* The base is elsewhere; if its name is on the hub, or missing, its path must be given. */
 static void test_where_the_base_is(void **state)
 {
     (void)state;
@@ -344,7 +344,7 @@ static void test_peft_refused(void **state)
     try_names(message, "lora.rank 40 32 v_proj 64 --export");
 }
 
-/* Settings beside a folder of adapters may say what it says, and nothing else; and the folder must be whole. */
+/* Settings with a folder of adapters may only repeat its values; and the folder must be complete. */
 static void test_contradicted(void **state)
 {
     (void)state;
@@ -371,7 +371,7 @@ static void test_contradicted(void **state)
 
 static char saves[192], step[192], load_step[224];
 
-/* Saves what a run here saves of adapters of rank 4, as the checkpoint step5. */
+/* Saves adapters of rank 4 as the checkpoint step5. */
 static void save_step(void)
 {
     Config *c = load(load_base, "--lora={rank: 4, alpha: 6, target_modules: [o_proj, up_proj], base: nf4}",
@@ -390,7 +390,7 @@ static void save_step(void)
     config_free(c);
 }
 
-/* What is said of adapters that a run here has saved is what they were trained with, and going on needs no more. */
+/* Adapters saved by a run have the settings of their training, and a resume needs no others. */
 static void test_ours(void **state)
 {
     (void)state;
@@ -404,7 +404,8 @@ static void test_ours(void **state)
     assert_string_equal(json_string_value(json_object_get(json, "base_model_name_or_path")), base);
     assert_null(json_object_get(json, "modules_to_save"));
 
-    const struct { const char *load, *more, *base; } ways[] = {         /* the last: the base was moved, which load_path says */
+    const struct { const char *load, *more, *base; } ways[] = {         /* the last: the base was moved; load_path has its new
+                                                                           place */
         { load_step, NULL, base }, { load_step, "--lora.base=e4m3", base }, { load_base, "--try_load_latest_save", base },
         { load_base, "--try_load_latest_save", "/no/such" },
     };
@@ -429,7 +430,7 @@ static void test_ours(void **state)
     try_names(message, "/run save_folder --lora.base_path=");
 }
 
-/* A run of the whole model is not gone on with as one of adapters. */
+/* A run of the whole model cannot be continued with adapters. */
 static void test_other_run(void **state)
 {
     (void)state;
@@ -446,7 +447,7 @@ static void test_other_run(void **state)
     strcpy(try_path, saved);
 }
 
-/* Without a file a run has the learning rate that adapters want. */
+/* Without a file a run has the learning rate for adapters. */
 static void test_rate(void **state)
 {
     (void)state;

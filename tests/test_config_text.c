@@ -1,5 +1,5 @@
-/* model/config as text: what a configuration is written out as and read from again, the shipped files, the table of keys and the
- * help and README that are made from it. */
+/* model/config as text: the written form of a configuration, the shipped files, the table of keys, and the help and README made
+ * from it. */
 #include "kernels/kernels.h"
 #include "kernels/random.h"
 #include "model/version.h"
@@ -14,13 +14,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Loading the text that a configuration was written out as gives the same configuration. */
+/* Loading the written text of a configuration gives the same configuration. */
 static void check_reload(Config *c)
 {
     try_write(try_path, c->text);
     Config *again = try_load(1, NULL, NULL, NULL, NULL);
     assert_string_equal(c->text, again->text);
-    ModelConfig model = again->model;                      /* but for the address of a text */
+    ModelConfig model = again->model;                      /* except for the address of a text */
     assert_true(c->model.lora.base_path ? strcmp(c->model.lora.base_path, model.lora.base_path) == 0 : !model.lora.base_path);
     model.lora.base_path = c->model.lora.base_path;
     assert_memory_equal(&c->model, &model, sizeof model);
@@ -62,7 +62,7 @@ static void test_reload(void **state)
                           NULL));
 }
 
-/* Names, labels and paths made of what YAML gives a meaning, or cannot hold as it is: each reads as itself again. They come from
+/* Names, labels and paths with characters that have a meaning in YAML, or need escapes: each is read back unchanged. They are from
  * the environment, which is not read as YAML. */
 static void test_reload_texts(void **state)
 {
@@ -97,7 +97,7 @@ static void test_reload_texts(void **state)
     }
 }
 
-/* A run's own file with another recipe or seed: what followed from the old one follows from the new one, the rest stays. */
+/* A run's own file with another recipe or seed: derived values follow the new one, the rest stays. */
 static void test_reload_changed(void **state)
 {
     (void)state;
@@ -120,7 +120,7 @@ static bool loads_model(const char *path)
     return loads;
 }
 
-/* The files that are shipped, and their texts; those that begin with a published model get one. */
+/* The shipped files and their texts; those that start from a published model get one. */
 static void test_shipped(void **state)
 {
     (void)state;
@@ -221,7 +221,7 @@ static void test_help_unknown(void **state)
     strcpy(try_path, saved);
 }
 
-/* What a run prints at its start. */
+/* The changes that a run prints at its start. */
 static void test_changes(void **state)
 {
     (void)state;
@@ -244,7 +244,7 @@ static void test_changes(void **state)
     config_free(c);
 }
 
-/* The files whose papers say nothing else warm up from 0. */
+/* Files warm up from 0 unless their papers say otherwise. */
 static void test_shipped_warmup(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* States of the optimizer that are loaded in another format than they were saved in: what comes out is what was stored, decoded and
- * stored anew by kernels/values.h over whole units, whatever part of them a rank has. Weights that a folder holds as codes and
- * scales: what comes out is what its export to F32 gives. Run with 1, 2 and 4 ranks. */
+/* Optimizer states loaded in another format than saved: the result equals decoding and encoding by kernels/values.h over whole
+ * units, whatever part of them a rank has. Weights stored as codes and scales: the result equals the folder's export to F32. Run
+ * with 1, 2 and 4 ranks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,7 +19,7 @@
 #include "tests/models.h"
 #include "tests/ranks.h"
 
-/* How m and v are kept. */
+/* The formats of m and v. */
 typedef struct { const char *optimizer; Format m, v; } Kept;
 
 static const Kept ways[] = {
@@ -31,7 +31,7 @@ enum { KINDS = sizeof ways / sizeof ways[0] };
 
 typedef struct { Config config; Fsdp fsdp; void *memory; } Shards;
 
-/* Two vectors of 64: by their numbers of scales, groups may have 64, 128 or 256 elements. */
+/* Two vectors of 64: from their number of scales, groups may have 64, 128 or 256 elements. */
 static char *norms[] = { "model.layers.*_layernorm.weight" };
 static bool only_norms;
 
@@ -79,7 +79,7 @@ static void free_stored(Tensor t)
     free(t.scale);
 }
 
-/* A value of each element of the unit's tensors, over some decades and for v not negative; padding is 0. */
+/* A value for each element of the unit's tensors, over several decades, not negative for v; padding is 0. */
 static float *values_of(const Fsdp *f, int unit, int state)
 {
     Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, f, 0);
@@ -101,7 +101,7 @@ static void fill_shards(const Shards *s)
             const Shard *shard = &s->fsdp.shard[u];
             const Slice own = shard->slice[TRAINED];
             const Tensor dst = shard->state[i];
-            if (own.count == 0)          /* a rank may have nothing of a small unit */
+            if (own.count == 0)          /* a rank may have no part of a small unit */
                 continue;
             float *x = values_of(&s->fsdp, u, i);
             Tensor t = stored(dst.format, x + own.first, own.count);
@@ -113,7 +113,7 @@ static void fill_shards(const Shards *s)
         }
 }
 
-/* The shard's values are those of the whole unit, stored as `from` and then, if that is another format, as the shard has them. */
+/* The shard's values are those of the whole unit, stored as `from` and then in the shard's format, if different. */
 static void check_shard(const Shards *s, int unit, int i, Format from)
 {
     const Shard *shard = &s->fsdp.shard[unit];
@@ -178,7 +178,7 @@ static void test_all_pairs(void **state)
     }
 }
 
-/* Where the numbers of scales do not tell, an unchanged run is still none that converts. */
+/* Even if the number of scales is ambiguous, an unchanged run does not convert. */
 static void test_few_groups(void **state)
 {
     (void)state;
@@ -199,7 +199,7 @@ static void test_few_groups(void **state)
     free(path);
 }
 
-/* The checkpoint that `from` names, exported by rank 0 as `dtype`; all ranks get the folder's path. */
+/* Rank 0 exports the checkpoint `from` as `dtype`; all ranks get the folder's path. */
 static char *export_one(const char *from, const char *dtype)
 {
     char *to = xasprintf("%s-%s", from, dtype);

@@ -1,5 +1,5 @@
 /* The CPU's FP8 encoder and decoder themselves, on all codes, all BF16 values, all ties and a million random floats.
- * What both back ends can show through quantize() is in test_fp8.c. */
+ * test_fp8.c tests both back ends through quantize(). */
 #include <float.h>
 
 #include "tests/fp8.h"
@@ -83,7 +83,7 @@ static void test_scales(void **state)
         }
 }
 
-/* A scale in a byte is that of a group whose maximum is the first code of the last binade; 255 is none. */
+/* Each one-byte scale is that of a group whose maximum is the first code of the last binade, except 255. */
 static void test_byte_scales(void **state)
 {
     (void)state;
@@ -105,7 +105,7 @@ static void test_byte_scales(void **state)
     }
 }
 
-/* A group's maximum comes back within 2^-(M+4), where it can be said. */
+/* A group's maximum is decoded within 2^-(M+4), if in range. */
 static void test_group_maxima(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The state of GPUs, from NVML to metrics.jsonl and the terminal. This file stands for the driver's library (dlopen, dlsym) and
- * for the device that reads it; each rank's GPU has values of its own. On 1, 2 and 4 ranks. */
+/* The state of GPUs, from NVML to metrics.jsonl and the terminal. This file replaces the driver's library (dlopen, dlsym) and the
+ * device that reads it; each rank's GPU has different values. On 1, 2 and 4 ranks. */
 #include "tests/kit.h"
 
 #include <dlfcn.h>
@@ -15,8 +15,8 @@
 
 static struct {
     bool missing, opened;               /* no libnvidia-ml.so.1; nvml_open has succeeded */
-    const char *lacks;                  /* a function that this driver's library does not have; NULL: none */
-    bool refuses;                       /* what this GPU does not support: NVML_ERROR_NOT_SUPPORTED */
+    const char *lacks;                  /* a function missing in this driver's library; NULL: none */
+    bool refuses;                       /* calls return NVML_ERROR_NOT_SUPPORTED */
     bool no_energy;
     unsigned temperature, sm_clock, pending, failed;
     unsigned long long reasons, corrected, uncorrected;
@@ -129,7 +129,7 @@ bool __wrap_device_health(DeviceHealth *h)
     return fake.opened;
 }
 
-/* A GPU that is well. */
+/* A healthy GPU. */
 static void fake_gpu(void)
 {
     memset(&fake, 0, sizeof fake);
@@ -169,7 +169,7 @@ static void test_reading(void **state)
     assert_true(d.energy >= 5000 && d.energy <= 5000 + fake.watts * (clock_seconds() - fake.start));
 }
 
-/* What a GPU refuses or a driver lacks is unknown, and no fault. */
+/* Values that a GPU refuses or a driver lacks are unknown, and no fault. */
 static void test_unknown(void **state)
 {
     (void)state;
@@ -212,7 +212,7 @@ static void test_faults(void **state)
 /* ---- a run of all ranks ------------------------------------------------------------------------------------- */
 
 enum { TOKENS = 1000 };         /* a step's */
-static char heard[4096];        /* what this rank said on stderr */
+static char heard[4096];        /* this rank's output on stderr */
 
 static json_t *last_line(void)
 {
@@ -231,7 +231,7 @@ static json_t *last_line(void)
     return o;
 }
 
-/* Steps of 20 ms with a reading each ms; `change` is called between two halves of them. Returns rank 0's last line. */
+/* Steps of 20 ms with a reading each ms; `change` is called after half of them. Returns rank 0's last line. */
 static json_t *run(long interval, void (*change)(void))
 {
     static ModelConfig m;
@@ -294,7 +294,7 @@ static int count(const char *text)
     return n;
 }
 
-/* The last rank's GPU becomes hot: said by that rank, and once. */
+/* The last rank's GPU becomes hot: that rank reports it, once. */
 static void test_run(void **state)
 {
     (void)state;
@@ -334,7 +334,7 @@ static void add_error(void)
     fake.uncorrected++;
 }
 
-/* Faults that last are named at the start, and an error that is added is named again. */
+/* Permanent faults are reported at the start, and again after a further error. */
 static void test_errors(void **state)
 {
     (void)state;
@@ -348,8 +348,8 @@ static void test_errors(void **state)
     assert_int_equal(count("warning"), 3);
 }
 
-/* Energy is counted between readings, which all lie in the run: 20 steps of 20 ms or longer, so at least one step's energy and at
- * most that of the time that rank 0 sees. What one reading counts depends on the system's delays. */
+/* Energy is counted between readings, all within the run: 20 steps of 20 ms or longer, so at least one step's energy and at most
+ * that of the time that rank 0 measures. A single reading depends on delays of the system. */
 static void test_energy(void **state)
 {
     (void)state;
@@ -369,7 +369,7 @@ static void test_energy(void **state)
     json_decref(line);
 }
 
-/* A rank whose device tells nothing takes part and does not count. */
+/* A rank whose device has no values takes part and does not count. */
 static void test_blind_rank(void **state)
 {
     (void)state;
@@ -379,7 +379,7 @@ static void test_blind_rank(void **state)
     json_t *line = run(1, NULL);
     if (!line)
         return;
-    const double first = W == 1 ? 0 : 1;        /* of the ranks that tell */
+    const double first = W == 1 ? 0 : 1;        /* of the ranks with values */
     expect(line, "system/gpu_temperature_celsius", 50 + (first + W - 1) / 2);
     expect(line, "system/gpu_temperature_celsius_max", 50 + W - 1);
     expect(line, "system/gpu_sm_clock_mhz_min", 1900 - 100 * (W - 1));

@@ -1,5 +1,5 @@
-/* A GPU without FP8 GEMMs, which device_has_fp8 of this file stands for: runs that multiply FP8 end before memory is placed, with
- * a message that names the recipe and the device; all others and all memory plans go on. */
+/* A GPU without FP8 GEMMs, simulated by device_has_fp8 of this file: runs that multiply FP8 end before memory is placed, with a
+ * message that names the recipe and the device; other runs and all memory plans continue. */
 #include "tests/kit.h"
 
 #include "kernels/runtime/error.h"
@@ -14,7 +14,7 @@ bool __wrap_device_has_fp8(void)
     return false;
 }
 
-/* As far as a run gets here. */
+/* A run ends here. */
 void __wrap_model_place(Model *m, Fsdp *f, const Config *c);
 void __wrap_model_place(Model *m, Fsdp *f, const Config *c)
 {
@@ -31,7 +31,7 @@ static Config *load(const char *recipe, const char *more)
     return config_load(more ? 5 : 4, argv, 1, checkpoint_latest);
 }
 
-/* Without its output, of a hundred lines. */
+/* Suppresses its output of a hundred lines. */
 static void open_quietly(Run *r, const Config *c)
 {
     if (freopen("/dev/null", "w", stdout))
@@ -74,7 +74,7 @@ static void test_forward_only(void **state)
     config_free(coat);
 }
 
-/* FP8 that is saved, but not multiplied; the recipe's head remains. */
+/* FP8 that is saved, but not multiplied, except by the recipe's head. */
 static void test_head_alone(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* Queues overlap on a GPU and never on a CPU, so a missing wait shows on a GPU only, and there seldom. Here it shows: each
- * operation says what memory it reads and writes (kernels/runtime/operations.h), and vector clocks [Fidge 1988, Mattern 1989] tell whether
- * marks and waits, which the linker wraps, order it after what other queues did there. On 1, 2 and 4 ranks. */
+/* Queues overlap on a GPU but not on a CPU, so a missing wait has effects only on a GPU, and rarely. This test finds it: each
+ * operation declares the memory it reads and writes (kernels/runtime/operations.h), and vector clocks [Fidge 1988, Mattern 1989]
+ * show whether marks and waits, which the linker wraps, order it after accesses of other queues. On 1, 2 and 4 ranks. */
 #include <math.h>
 
 #include "tests/kit.h"
@@ -16,12 +16,12 @@
 
 /* ---- clocks --------------------------------------------------------------------------------------------------- */
 
-enum { CELL = 16, CELLS = 1 << 21 };    /* bytes that are watched together; as many of them as a run uses, and more */
+enum { CELL = 16, CELLS = 1 << 21 };    /* bytes per cell; more cells than a run uses */
 
 typedef struct {
     uintptr_t address;
-    const char *writer;                 /* the operation that wrote last */
-    long written, read[NUM_QUEUES];     /* the last operations there: their numbers in their queues */
+    const char *writer;                 /* the last operation that wrote */
+    long written, read[NUM_QUEUES];     /* numbers of the last operations there in their queues */
     Queue queue;                        /* the writer's */
 } Cell;
 
@@ -29,7 +29,7 @@ struct DeviceMark { long known[NUM_QUEUES]; };
 
 static Cell *cells;
 static Queue queue;
-static long known[NUM_QUEUES][NUM_QUEUES];      /* [q][p]: the last operation of p that is done before what q gets next */
+static long known[NUM_QUEUES][NUM_QUEUES];      /* [q][p]: the last operation of p that is done before the next one of q */
 static const char *operation = "";
 static char problem[512];
 
@@ -79,7 +79,7 @@ static void touch(const void *p, size_t bytes, bool writes)
 
 static struct { Tensor x; const float *amax; } given;   /* to quantize_with_amax */
 
-/* A maximum that is handed on must be that of what is there now. */
+/* A given maximum must be that of the current values. */
 static void check_maximum(void)
 {
     const float *amax = given.amax;
@@ -98,7 +98,7 @@ static void learn(Queue q, const long *more)
         known[q][p] = more[p] > known[q][p] ? more[p] : known[q][p];
 }
 
-/* The host waited for queue q; what it queues from now on, anywhere, comes after. */
+/* The host waited for queue q: all later work of any queue comes after. */
 static void host_waited(Queue q)
 {
     for (Queue p = 0; p < NUM_QUEUES; p++)
@@ -180,9 +180,9 @@ static void micro_batch(Model *m, Fsdp *f, Pass pass)
     model_step(m, f, tokens, targets, NULL, 1.0f / (float)m->N, 0, pass);
 }
 
-static struct { int keep, recompute; } own = { -1, 0 };      /* of the recipe, instead of its own; -1: not */
+static struct { int keep, recompute; } own = { -1, 0 };      /* override the recipe's; -1: no */
 
-/* As train.c goes, with an evaluation in between. */
+/* As train.c, with an evaluation in between. */
 static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_head, Strategy strategy, HostUse on_host)
 {
     Config c;
@@ -237,13 +237,13 @@ static void test_every_strategy(void **state)
         if (runs[r].adapters)
             m = with_adapters(m, 4, ALL_MODULES, runs[r].base);
         for (int ranks = 1; ranks <= comm_size(); ranks *= 2)
-            for (int stays = 0; stays < 2; stays++)      /* the memory of weights is none of gradients' */
+            for (int stays = 0; stays < 2; stays++)      /* weights and gradients do not share memory */
                 train(runs[r].recipe, m, runs[r].trainable, runs[r].bf16_head,
                       (Strategy){ ranks, stays ? GATHER_ONCE : GATHER_OFTEN, (stays + r) % 2 ? SUM_ONCE : SUM_OFTEN }, HOST_NEVER);
     }
 }
 
-/* Blocks of all ways to keep activations, more than there are slots. */
+/* Blocks with all ways to keep activations, more than slots. */
 static void test_on_host(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* CRC-32C: published values, the CPU's instruction against the table at every length and alignment, and wholes from parts. */
+/* CRC-32C: published values, the CPU's instruction against the table at every length and alignment, and combination of parts. */
 #include "model/checkpoint/crc32c.h"
 #include "tests/kit.h"
 #include "tests/pattern.h"
@@ -40,7 +40,7 @@ static void test_published(void **state)
     check_published(crc32c_by_table);
 }
 
-/* The instruction takes three streams, then 8 bytes, then single ones. */
+/* The instruction is used on three streams, then 8 bytes, then single bytes. */
 static void test_lengths(void **state)
 {
     (void)state;

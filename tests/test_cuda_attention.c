@@ -1,11 +1,11 @@
-/* Attention by attention_mma.cu (BF16 and F32) and, on compute capability 9.0, by attention_sm90.cu too (BF16), where the common tests
- * do not reach: long sequences, many documents, every head width that has kernels of its own, widths between these, windows, ends
- * inside and on the edge of tiles. Rows of queries and keys are sampled and compared with a double reference; each call runs twice
- * and must repeat its bits.
+/* Attention by attention_mma.cu (BF16 and F32) and, on compute capability 9.0, by attention_sm90.cu too (BF16), beyond the common
+ * tests: long sequences, many documents, every head width with its own kernels, widths between these, windows, ends inside and on
+ * the edge of tiles. Sampled rows of queries and keys are compared with a double reference; each call runs twice and must repeat
+ * its bits.
  *
- * Bounds, with u = 2^-24 and w the unit roundoff of what the tensor cores read (BF16: 2^-8; F32: 0):
- * a score errs by d = (D + 8) u scale sum|q k|, so p errs relatively by d before it is rounded (w), and sums over n
- * keys or queries err by n u: in all e = w + 4 d + (2 n + 16) u. From there
+ * Bounds, with u = 2^-24 and w the unit roundoff of the tensor cores' inputs (BF16: 2^-8; F32: 0): a score has an error of d = (D +
+ * 8) u scale sum|q k|, so p has a relative error of d before rounding (w), and sums over n keys or queries have n u: in all e = w +
+ * 4 d + (2 n + 16) u. Hence
  *     y   e sum p|v|                          lse  d + (n + 16) u + 4 u |lse|
  *     ds  |ds| e + p a, a = (D + 4) u (sum|dy v| + sum|dy y|)             [ds = p (dp - delta)]
  *     dv  e sum p|dy|          dq, dk  scale sum (|ds| e + p a) |k| or |q|
@@ -15,8 +15,8 @@
 
 #include <spawn.h>
 
-/* documents: their number; 0: none. steep: unless 0, scores grow towards the first keys, which some kernels come to last, and by
- * how much: see make_steep */
+/* documents: their number; 0: none. steep: unless 0, how much scores grow towards the first keys, which some kernels process last:
+ * see make_steep */
 typedef struct { const char *name; int B, T, H, K, D, documents, window; float steep; } Shape;
 static const Shape small[] = {
     { "one token",   2, 1,   2, 1, 64,  0 },
@@ -68,13 +68,13 @@ static const Shape large[] = {
     { "width 256, shared keys",                      1, 4096, 8, 1, 256, 0 },
 };
 
-/* Where neighbouring blocks of keys share what they read: long sequences, of an even number of blocks. */
+/* Neighbouring blocks of keys share loads: long sequences, of an even number of blocks. */
 static const Shape pairs[] = {
     { "neighbours, the last block of one tile", 1, 8380, 3, 1, 128, 0 },
     { "neighbours in a window, width 64",       1, 8192, 2, 1, 64,  0, 4200 },
 };
 
-/* Documents, from single ones to what training packs; B documents are the sequences themselves. */
+/* Documents, from single ones to as many as in training; B documents are the sequences themselves. */
 static Shape ladder[] = {
     { "whole sequences, shared keys, width 128",     8, 128,  8,  2,  128, 8 },
     { "16 documents, shared keys, width 128",        4, 512,  8,  2,  128, 16 },
@@ -102,14 +102,14 @@ enum { RUNGS = sizeof ladder / sizeof ladder[0] };
 
 static char *program;
 
-/* Which kernels: those that the program takes, or those that serve every GPU. */
+/* Kernels: those that the program selects, or those for every GPU. */
 typedef struct {
     void (*forward)(Tensor, float *, Tensor, Attention, Documents);
     void (*backward)(Tensor, Tensor, Tensor, Tensor, const float *, Attention, Documents);
 } Way;
 static const Way taken = { attention_forward, attention_backward }, everywhere = { attention_mma_forward, attention_mma_backward };
 
-/* Everything in double, as the device holds it. */
+/* All tensors in double, as stored on the device. */
 typedef struct {
     Attention a;
     int S, count, *start;           /* documents on the host: the sequences if there are none */
@@ -119,7 +119,7 @@ typedef struct {
     Format format;
 } Case;
 
-/* What was compared in the current case. */
+/* Results compared in the current case. */
 typedef enum { Y, LSE, DQ, DK, DV, PARTS } Part;
 static const char *const part_name[] = { "y", "lse", "dq", "dk", "dv" };
 static struct { long checked, wrong; char first[200]; } tally[PARTS];
@@ -170,13 +170,13 @@ static int first_seen(const Case *c, int first, int n)
     return c->a.window && n - c->a.window + 1 > first ? n - c->a.window + 1 : first;
 }
 
-/* Behind the last token that sees token u of a document in front of `end`. */
+/* One past the last token that sees token u, in a document that ends before `end`. */
 static int end_seen(const Case *c, int u, int end)
 {
     return c->a.window && u + c->a.window < end ? u + c->a.window : end;
 }
 
-/* All that is wrong at once: which of the tensors they are tells more than the first number. */
+/* Reports all wrong tensors at once, which tells more than the first wrong number. */
 static void check_tally(const char *name)
 {
     long wrong = 0;
@@ -201,7 +201,7 @@ static double relative_error(const Case *c, double score_error, int n)
     return c->w + 4 * score_error + (2 * n + 16) * U24;
 }
 
-/* y, lse and dq of token n, which sees tokens from `first` on. */
+/* Checks y, lse and dq of token n, which sees tokens from `first` on. */
 static void check_query(const Case *c, int first, int n, int h)
 {
     const Attention a = c->a;
@@ -238,7 +238,7 @@ static void check_query(const Case *c, int first, int n, int h)
     }
 }
 
-/* dk and dv of token u, which the tokens in front of `end` see. */
+/* Checks dk and dv of token u, which tokens before `end` see. */
 static void check_key(const Case *c, int u, int end, int kv)
 {
     const Attention a = c->a;
@@ -272,8 +272,8 @@ static void check_key(const Case *c, int u, int end, int kv)
     }
 }
 
-/* First, second, last and two other rows of a document, all of them for few heads; with a window also the first row that
- * does not see the first one, and the last one that the last does not see. */
+/* First, second, last and two other rows of a document, all rows for few heads; with a window also the first row that does not see
+ * the first row, and the last row that the last row does not see. */
 static void check_document(const Case *c, int i)
 {
     const int first = c->start[i], end = c->start[i + 1];
@@ -321,7 +321,7 @@ static Documents documents_of(const Case *c)
     return d;
 }
 
-/* Every number was written: outside of the samples too. */
+/* Every number was written, also outside of the samples. */
 static void check_finite(const Case *c)
 {
     for (size_t i = 0; i < (size_t)c->a.B * (size_t)c->a.T * (size_t)c->S; i++) {
@@ -332,7 +332,7 @@ static void check_finite(const Case *c)
     }
 }
 
-/* Without a window: the workspace then holds sums over every key, which a kernel with one must not take for its own. */
+/* Without a window, so that the workspace holds sums over every key, which a kernel with a window must not use. */
 static void fill_workspace(Way way, Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, float *lse, Attention a, Documents docs)
 {
     a.window = 0;
@@ -340,10 +340,10 @@ static void fill_workspace(Way way, Tensor dqkv, Tensor dy, Tensor qkv, Tensor y
     way.backward(dqkv, dy, qkv, y, lse, a, docs);
 }
 
-/* Queries times `steep`, keys times 8 at the first token of a sequence, down to 0 behind its last. With 4 the first scores reach 30
- * or so. With 1 and 1.45 weights reach 2^8 and more beside those near the diagonal, and what norms allow is within 2^64, at once or
- * after some tiles. With 16 it never is, and weights would overflow if it were taken to be; there key heads behind the first have
- * keys a sixteenth as long, whose norms would allow the first head too little. */
+/* Multiplies queries by `steep`, and keys by 8 at the first token of a sequence, decreasing to 0 after its last. With 4 the first
+ * scores reach about 30. With 1 and 1.45 weights reach 2^8 and more relative to those near the diagonal, and the bound from norms
+ * is within 2^64, at once or after some tiles. With 16 it never is, and weights would overflow if a kernel assumed it; there key
+ * heads after the first have keys a sixteenth as long, whose norms would be too small a bound for the first head. */
 static void make_steep(Tensor qkv, Attention a, float steep)
 {
     const double *from = values(qkv);
@@ -424,13 +424,13 @@ static void test_pairs(void **state)
     run_shapes(pairs, sizeof pairs / sizeof pairs[0]);
 }
 
-/* A rung of the ladder, in a process of its own. */
+/* A case of the ladder, in a separate process. */
 static void test_rung(void **state)
 {
     run_case(*state, (Format){ BF16, 0 });
 }
 
-/* Documents in BF16, each case in a new process: an access to wrong memory spoils all that follows it in its own. */
+/* Documents in BF16, each case in a new process: an invalid memory access breaks all later work of its process. */
 static void test_documents(void **state)
 {
     (void)state;
@@ -473,7 +473,7 @@ int main(int argc, char **argv)
     if (argc == 3 && strcmp(argv[1], "rung") == 0 && (unsigned)atoi(argv[2]) < RUNGS) {
         Shape *rung = &ladder[atoi(argv[2])];
         const struct CMUnitTest test = { rung->name, test_rung, NULL, NULL, rung };
-        cmocka_set_message_output(CM_OUTPUT_TAP);           /* else it would count as a test */
+        cmocka_set_message_output(CM_OUTPUT_TAP);           /* else the case would count as a test */
         return _cmocka_run_group_tests("rung", &test, 1, start_device, NULL);
     }
     const struct CMUnitTest tests[] = {

@@ -1,5 +1,5 @@
-/* The real NVML on the real GPU: values in the ranges of any GPU that this program runs on, an energy counter that agrees with the
- * power, and what a reading costs. */
+/* The real NVML on the real GPU: values in the ranges of supported GPUs, an energy counter that agrees with the power, and the time
+ * of a reading. */
 #include "tests/kit.h"
 
 #include "kernels/runtime/clock.h"

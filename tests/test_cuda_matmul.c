@@ -1,5 +1,5 @@
-/* GEMMs of cuBLASLt where the common tests do not reach: FP8 operands, and GEMMs large enough that their algorithm is
- * chosen by timing, which must leave accumulators alone and the bits as they were. */
+/* GEMMs of cuBLASLt beyond the common tests: FP8 operands, and GEMMs large enough that their algorithm is chosen by timing, which
+ * must not change accumulators or bits. */
 #include "tests/fp8.h"
 
 #include <unistd.h>
@@ -74,8 +74,8 @@ static void test_fp8(void **state)
 
 /* ---- large ------------------------------------------------------------------------------------------------- */
 
-/* |y - sum a b - old| <= u |y| + 2 (K + 4) u24 sum|a b| for sampled elements; the factor 2 covers tensor cores, which
- * cut where others round. */
+/* |y - sum a b - old| <= u |y| + 2 (K + 4) u24 sum|a b| for sampled elements; the factor 2 covers tensor cores, which truncate
+ * instead of rounding. */
 static void check_samples(const char *what, Tensor t, const double *old, int K, Strided a, Strided b)
 {
     const double *y = values(t);
@@ -111,7 +111,7 @@ static void large_case(Format operand, Format out)
     TWICE(matmul_dx(dx, dy, w, true), dx);
     check_samples("matmul_dx", dx, old, O, (Strided){ DY, O, 1 }, (Strided){ W, 1, C });
     old = values(dw);
-    EMPTY_IS_ZEROS(dw, matmul_dw(dw, dy, x));       /* first, as in a step: the choice is made on NaNs */
+    EMPTY_IS_ZEROS(dw, matmul_dw(dw, dy, x));       /* first, as in a step: NaNs during the choice */
     TWICE(matmul_dw(dw, dy, x), dw);
     check_samples("matmul_dw", dw, old, N, (Strided){ DY, 1, O }, (Strided){ X, 1, C });
     release();
@@ -125,7 +125,7 @@ static void test_large(void **state)
     large_case(BF, F);
 }
 
-/* A single row, of a width that ends inside what a warp loads at once, and of an odd number of outputs. */
+/* A single row, with a width that ends inside a warp's load, and an odd number of outputs. */
 static void row_case(int C, int O, Format out)
 {
     Tensor x = make_filled(BF, 1, C, 1, -1, 1), w = make_filled(BF, O, C, 2, -1, 1), y = make_filled(out, 1, O, 3, -8, 8);
@@ -146,7 +146,7 @@ static void test_row(void **state)
     row_case(11008, 4099, F);
 }
 
-/* With operands of zeros all algorithms give the same bits, so the choice waits for data, which come third. */
+/* With operands of zeros all algorithms give the same bits, so the choice waits for real data, in the third call. */
 static void test_zeros(void **state)
 {
     (void)state;
@@ -163,7 +163,7 @@ static void test_zeros(void **state)
     release();
 }
 
-/* A later process takes the algorithms that this one chose: it adds no choice of its own. */
+/* A later process uses the algorithms that this one chose, and adds no choice. */
 static void test_later_run(void **state)
 {
     char command[256], path[200];
@@ -184,7 +184,7 @@ static void test_later_run(void **state)
 
 static bool ranges_kept;
 
-/* On Hopper one kernel, which leaves `wide` alone: the bits of GEMM and SwiGLU, though these sums depend on the order of their
+/* On Hopper one kernel, which does not write `wide`: the bits of GEMM and SwiGLU, although these sums depend on the order of
  * terms. */
 static void swiglu_case(int C)
 {
@@ -207,7 +207,7 @@ static void swiglu_case(int C)
     swiglu_forward(act[0], saved[0], wide, NO_PRODUCT, FROM_EXACT);
     matmul_swiglu(act[1], saved[1], other, x, w);
     ranges_kept = false;
-    /* but for what fills the scale up to 16 bytes */
+    /* except the padding of the scale to 16 bytes */
     check_same_bytes("act", tensor_snapshot(act[1]), tensor_snapshot(act[0]), tensor_bytes(act[0]) - 12);
     check_same_bytes("saved", tensor_snapshot(saved[1]), tensor_snapshot(saved[0]), tensor_bytes(saved[0]));
     if (runs_on_hopper())
@@ -215,7 +215,7 @@ static void swiglu_case(int C)
     release();
 }
 
-/* Parts of a tile's end beside products of one stage each, and of two. */
+/* Parts of a tile's end overlapped with one stage each, and with two. */
 static void test_swiglu(void **state)
 {
     (void)state;
@@ -223,7 +223,8 @@ static void test_swiglu(void **state)
     swiglu_case(2320);
 }
 
-/* The same of the last layer's input gradient and SwiGLU's backward. Tokens and sums end inside a tile, and blocks have several. */
+/* The same for the last layer's input gradient and SwiGLU's backward. Tokens and sums end inside a tile, and blocks have
+ * several. */
 static void dx_swiglu_case(bool with_act, bool exceeds)
 {
     enum { N = 4624, C = 4112, WIDTH = 1024 };
@@ -238,7 +239,7 @@ static void dx_swiglu_case(bool with_act, bool exceeds)
         act[i] = make_operand(E4, N, WIDTH);
         device_put(act[i].scale, &scale, sizeof scale);
     }
-    act[1].data = act[0].data;          /* which nothing writes */
+    act[1].data = act[0].data;          /* not written */
     const void *before = tensor_snapshot(other);
     quantize(saved, wide);
     dy.fast = true;

@@ -1,11 +1,11 @@
-/* Data that cannot be read while a run goes on: it saves what is trained and ends, and evaluates without what is gone. */
+/* Data that become unreadable during a run: the run saves the trained state and ends; evaluation skips missing data. */
 #include "tests/launch.h"
 
 static const char evaluators[] = "--eval_subset_num_batches=4 --evaluators='[{label: a, data: {paths: [%1$s/a.npy]}}, "
                                  "{label: b, data: {paths: [%1$s/b.npy]}}, "
                                  "{label: q, type: downstream, data: {paths: [%1$s/q.jsonl]}}]'";
 
-/* A copy of the training tokens with one beyond the vocabulary, which step 4 of these settings reads. */
+/* A copy of the training tokens with one outside the vocabulary, which step 4 reads. */
 static void make_bad(void)
 {
     shell("cp build/few-ids/train.npy %s/bad.npy && printf '\\377\\377' | dd of=%s/bad.npy conv=notrunc bs=1 seek=%d 2>/dev/null",
@@ -17,7 +17,7 @@ static int train_on(int ranks, const char *data, const char *more)
     return train(ranks, "--max_duration=60 --stop_at=40 --save_folder=%s/run --data.paths=[%s/%s] %s", folder, folder, data, more);
 }
 
-/* The last step that was trained is saved, and what goes on from there is bit for bit as if nothing had been. */
+/* The last trained step is saved, and a resume from it equals an undisturbed run bit for bit. */
 static void test_bad_token(void **state)
 {
     (void)state;
@@ -47,7 +47,7 @@ static void test_bad_token(void **state)
     }
 }
 
-/* Waits until a run has written so many lines; one at a time is enough. */
+/* Waits until a run has written this many lines. */
 static void wait_for_lines(const char *run, int lines)
 {
     char command[512];
@@ -56,7 +56,7 @@ static void wait_for_lines(const char *run, int lines)
         usleep(50000);
 }
 
-/* A file that is cut while it is read, which the kernel tells by a signal. */
+/* A file that is truncated while it is read, for which the kernel sends a signal. */
 static void test_cut_file(void **state)
 {
     (void)state;
@@ -92,7 +92,7 @@ static FILE *start_evaluating(int ranks, const char *run, const char *more)
     return start(ranks, all);
 }
 
-/* Lines of a run's metrics that hold `name` at that step; 0: at any. */
+/* Lines of a run's metrics with `name` at this step; 0: at any step. */
 static int results(const char *run, const char *name, int step)
 {
     char path[256], line[8192], begin[32];
@@ -110,7 +110,7 @@ static int results(const char *run, const char *name, int step)
 enum { STEPS = 300, EVALUATIONS = 30 };
 static const char long_run[] = "--max_duration=300 --eval_interval=10 --console_log_interval=100 --try_load_latest_save";
 
-/* What happens to files after the first evaluation by all three: those of `a` and `q`. */
+/* Changes files of `a` and `q` after the first evaluation by all three. */
 static void check_faults(int ranks, const char *fault_a, const char *fault_q)
 {
     make_evaluators();
@@ -126,7 +126,7 @@ static void check_faults(int ranks, const char *fault_a, const char *fault_q)
     assert_int_equal(results("eval", "eval/b/CrossEntropyLoss", 0), EVALUATIONS);
     assert_in_range(results("eval", "eval/a/CrossEntropyLoss", 0), 1, EVALUATIONS - 1);
     assert_in_range(results("eval", "eval/downstream/q_acc", 0), 1, EVALUATIONS - 1);
-    /* the next process makes up for those of the end, once */
+    /* the next process repeats missing evaluations of the end, once */
     make_evaluators();
     for (int i = 0; i < 2; i++) {
         expect_status(finish(start_evaluating(ranks, "eval", long_run)), 0);
@@ -144,7 +144,7 @@ static void test_evaluations_fail(void **state)
     check_faults(most_ranks() > 1 ? 2 : 1, "truncate -s 1 a.npy", "sed -i 's/gold\": 0/gold\": 9/' q.jsonl");
 }
 
-/* An id beyond the vocabulary deep in the validation data; one evaluation asked for alone is an error. */
+/* An id outside the vocabulary deep in the validation data; with --eval_only it is an error. */
 static void test_bad_validation(void **state)
 {
     (void)state;
@@ -161,7 +161,7 @@ static void test_bad_validation(void **state)
     expect_output("a.npy: token 1500 (counted from 0) is 65535");
 }
 
-/* The same command again: what is evaluated before the first step is written once. */
+/* The same command again: evaluations before the first step are written once. */
 static void test_on_load(void **state)
 {
     (void)state;

@@ -1,8 +1,7 @@
-/* Decoding with a cache against the model's forward pass over the whole text, and what has no place in memory where nothing is
- * trained.
+/* Decoding with a cache against the model's forward pass over the whole text, and memory of a model that is not trained.
  *
- * Bound. Both sides round every operation to u = 2^-24 and differ in the order of sums. A logit is the end of some 60 roundings in
- * 2 layers of sums over up to 96 products, a random walk to sqrt(60 * 96) u = 4.5e-6 of the largest: 1e-5. */
+ * Bound. Both sides round every operation to u = 2^-24 and differ in the order of sums. A logit has some 60 roundings in 2 layers
+ * of sums over up to 96 products, a random walk of sqrt(60 * 96) u = 4.5e-6 of the largest: 1e-5. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,7 +21,7 @@
 #include "model/sampling.h"
 #include "tests/models.h"
 
-/* Longer than a window, than the texts that rotary frequencies are scaled for, and, in one case, than a pass of the prompt. */
+/* Longer than a window, than the original length of scaled rotary frequencies and, in one case, than a pass of the prompt. */
 enum { TEXT = 48, LONG_TEXT = 700, SOME_MODULES = 1 << LORA_Q | 1 << LORA_V | 1 << LORA_DOWN };
 
 typedef struct {
@@ -32,7 +31,7 @@ typedef struct {
     const char *name;
 } Setup;
 
-/* With the widths that GPUs take where operands are FP8, and with adapters on these modules. */
+/* With widths that FP8 operands need on GPUs, and with adapters on these modules. */
 static ModelConfig model_of(SmallModel a, const char *recipe, unsigned modules)
 {
     ModelConfig m = architecture(a);
@@ -137,7 +136,7 @@ static void test_same_logits(void **state)
     check_architecture(OLMO2, SOME_MODULES, TEXT, (const int[]){ 9, 1, 1, 1, 12, 1, 2 }, 7);
 }
 
-/* Of more tokens than a pass has. */
+/* More tokens than in a pass. */
 static void test_long_prompt(void **state)
 {
     (void)state;
@@ -145,16 +144,16 @@ static void test_long_prompt(void **state)
     check_architecture(LLAMA_GQA, 0, LONG_TEXT, (const int[]){ 1, LONG_TEXT - 4 }, 2);
 }
 
-/* How far two ways to the same numbers may be apart, where they differ in the order of sums and, with FP8 operands, in the scales
- * of each pass. Of some 32 roundings, u = 2^-9 in BF16 and 2^-4 in E4M3, the root mean square on the one and the other side is
- * sqrt(2 * 32 / 3) u = 0.9 % and 29 %; a token of a model of 64 columns may be twice as far off in BF16, of which a GPU has more
- * roundings than a CPU: sums with a residual are rounded twice. */
+/* The allowed distance of two computations that differ in the order of sums and, with FP8 operands, in the scales of each pass.
+ * With some 32 roundings on each side, u = 2^-9 in BF16 and 2^-4 in E4M3, the root mean square is sqrt(2 * 32 / 3) u = 0.9 % and 29
+ * %. In BF16 a token of a model of 64 columns may have twice that, since a GPU has more roundings than a CPU: sums with a residual
+ * are rounded twice. */
 static double rounding_of(const Recipe *r)
 {
     return r->operand.dtype == F32 ? 1e-5 : r->operand.dtype == BF16 ? 0.018 : 0.29;
 }
 
-/* In other recipes a cache changes which roundings there are, and not how many. */
+/* In other recipes a cache changes the roundings, but not their number. */
 static void check_recipe(SmallModel a, unsigned modules, const char *recipe)
 {
     Setup s;
@@ -204,7 +203,7 @@ static int read_list(int *x, int most, const json_t *o, const char *name)
     return n;
 }
 
-/* Greedy tokens are those of transformers' generate: what decided them there is a hundred times what rounding explains. */
+/* Greedy tokens are those of transformers' generate: the margins there are a hundred times the rounding errors. */
 static void test_continuation(void **state)
 {
     Setup s = { .name = *state };
@@ -259,8 +258,8 @@ static double loss_of(const Config *c, PlanBytes *bytes, size_t others[3])
     return loss;
 }
 
-/* No gradients, moments, masters nor activations; on a CPU no bit of the loss is another. On a GPU tensors lie elsewhere, and
- * the algorithm of a GEMM, with it the order of its sums, depends on how its operands are aligned: rows of 64 columns may differ. */
+/* No gradients, moments, masters or activations; on a CPU the loss has the same bits. On a GPU addresses differ, and the algorithm
+ * of a GEMM, and so the order of its sums, depends on the alignment of operands: with 64 columns it may differ. */
 static void test_forward_only(void **state)
 {
     (void)state;
@@ -284,7 +283,7 @@ static void test_forward_only(void **state)
         }
 }
 
-/* In bf16 and f32 one copy of the weights is all there is. */
+/* In bf16 and f32 there is only one copy of the weights. */
 static void test_one_copy(void **state)
 {
     (void)state;

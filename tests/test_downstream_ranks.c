@@ -1,5 +1,5 @@
-/* Scores of downstream tasks with a model: choices packed into sequences that are dealt to ranks, against each choice run alone in
- * a sequence of its own on a model that is not sharded, by the sum of its losses. On 1, 2 and 4 ranks. */
+/* Scores of downstream tasks with a model: choices packed into sequences that are distributed over ranks, against the sum of losses
+ * of each choice in a separate sequence on an unsharded model. On 1, 2 and 4 ranks. */
 #include <math.h>
 
 #include "tests/kit.h"
@@ -11,8 +11,8 @@
 #include "tests/ranks.h"
 #include "tests/ranks_training.h"
 
-/* Choices of 3 to 20 tokens, of which T + 1 = 17 at most are left: about 15 sequences, so that on 4 ranks the last pass has masked
- * ones. They are those of one task's questions, three each, and in another each a question of its own: there all count. */
+/* Choices of 3 to 20 tokens, cut to T + 1 = 17: about 15 sequences, so that on 4 ranks the last pass has masked ones. One task has
+ * three choices per question; in the other each choice is a question, and all count. */
 enum { T = 16, MICRO = 2, ALL = 21, CHOICES = 3, NUM_TASKS = 2 };
 static const struct { const char *label, *metric; int choices; } tasks[NUM_TASKS] = { { "three", "acc", 3 }, { "one", "bpb", 1 } };
 
@@ -35,7 +35,7 @@ static int token(int i, int t)
     return test_token(60 + (uint64_t)i, (uint64_t)t, config.model.vocab_size);
 }
 
-/* Ids of all kinds, eos too, which ends no document here. */
+/* Ids of all kinds, also eos, which does not end documents here. */
 static void write_choice(FILE *f, int i)
 {
     fprintf(f, "{\"tokens\": [");
@@ -44,7 +44,7 @@ static void write_choice(FILE *f, int i)
     fprintf(f, "], \"continuation\": %d, \"characters\": %d, \"bytes\": %d}", scored_of(i), 1 + i % 5, 2 + i % 5);
 }
 
-/* The last of all is the first of its three once more. */
+/* The last choice repeats the first of its three. */
 static int first_of_kind(int i)
 {
     return i == ALL - 1 ? i - CHOICES + 1 : i;
@@ -109,7 +109,7 @@ static void open_model(Model *m, Fsdp *f, const Config *c)
     fsdp_init(f, &c->model, 5);
 }
 
-/* The last tokens of a choice that fit, in front; only the continuation has labels. */
+/* The last tokens of a choice that fit, at the start; only the continuation has labels. */
 static void test_alone(void **state)
 {
     (void)state;
@@ -135,7 +135,7 @@ static void test_alone(void **state)
     model_free(&m, &f);
 }
 
-/* The scores that follow from `alone`, of the first questions of so many choices each. */
+/* The scores from `alone` for the first `questions`, of `choices` each. */
 static void expected_scores(double score[NUM_METRICS], int choices, int questions)
 {
     Choice choice[ALL];
@@ -149,8 +149,8 @@ static void expected_scores(double score[NUM_METRICS], int choices, int question
     downstream_score(score, &r, questions, alone);
 }
 
-/* Bits per byte are means of losses that come from other places of other batches: as in test_evaluate_ranks BLAS may order the up
- * to 96 products of a logit's sum by the number of rows, and what that does through the blocks is allowed as much again; so is rope
+/* Bits per byte are means of losses from other positions of other batches. As in test_evaluate_ranks BLAS may order the up to 96
+ * products of a logit's sum by the number of rows, and the effect through the blocks is allowed as much again; so is that of rope
  * at other positions, whose angles of up to T are rounded: T roundoffs. */
 static void check_scores(const DownstreamResult *d, int task, int most, const char *what)
 {
@@ -169,7 +169,7 @@ static void check_scores(const DownstreamResult *d, int task, int most, const ch
     }
 }
 
-/* Twice on one model, behind a training step's forward pass: nothing of one is left in the next, and nothing in the sums. */
+/* Twice on one model, after a training step's forward pass: one does not affect the next, nor the sums. */
 static void check_sharded(int shard_ranks, const char *name)
 {
     static int tokens[MICRO * T], targets[MICRO * T];
@@ -186,11 +186,11 @@ static void check_sharded(int shard_ranks, const char *name)
             DownstreamResult d = downstream_evaluate(&c, i, &m, &f, NULL);
             check_scores(&d, i, ALL, name);
             assert_false(m.documents);
-            c.eval_subset_num_batches = 2;          /* of MICRO choices on each rank: questions that are whole in these */
+            c.eval_subset_num_batches = 2;          /* of MICRO choices per rank: questions that are complete in these */
             d = downstream_evaluate(&c, i, &m, &f, NULL);
             check_scores(&d, i, 2 * MICRO * comm_size(), name);
         }
-    /* one rank is asked to stop: all say so */
+    /* one rank is told to stop: all report it */
     const volatile sig_atomic_t stop = comm_rank() == comm_size() - 1;
     assert_true(downstream_evaluate(&c, 0, &m, &f, &stop).cut);
     model_free(&m, &f);

@@ -1,6 +1,6 @@
-/* A step's first micro-batch writes the gradients, into memory that may hold anything: what it leaves, padding included, and what
- * later ones make of it is what comes of adding to zeros. Every recipe, adapters, frozen parameters, every strategy; a head in
- * chunks, a first micro-batch without labels. On 1, 2 and 4 ranks. */
+/* A step's first micro-batch overwrites gradients in memory with any contents: the result, padding included, and sums of later
+ * micro-batches equal those of adding to zeros. Every recipe, adapters, frozen parameters, every strategy; a head in chunks, a
+ * first micro-batch without labels. On 1, 2 and 4 ranks. */
 #include "tests/kit.h"
 
 #include "tests/ranks.h"
@@ -47,7 +47,7 @@ static void open_run(Run *r, int i, Strategy strategy)
     test_fill_adapters(&r->fsdp, 6);
 }
 
-/* A step of so many micro-batches; of several the first has no labels. */
+/* A step of `parts` micro-batches; the first of several has no labels. */
 static void add_up(Run *r, int parts)
 {
     enum { MAX_TOKENS = 64 };
@@ -66,7 +66,7 @@ static void add_up(Run *r, int parts)
     take_losses(&r->model);
 }
 
-/* All memory of gradients, with the bytes of zeros or NaNs. */
+/* Fills all memory of gradients with the bytes of zeros or NaNs. */
 static void fill_grads(const Fsdp *f, int byte)
 {
     for (int u = 0; u < f->num_units; u++)
@@ -77,7 +77,7 @@ static void fill_grads(const Fsdp *f, int byte)
             fill_bytes(f->grad_buffer[i].flat, byte);
 }
 
-/* The sums of so many micro-batches, of which the first adds to zeros or writes over NaNs. */
+/* The sums of `parts` micro-batches; the first adds to zeros or overwrites NaNs. */
 static void sum_up(Run *r, int parts, bool empty, double *sum[MAX_UNITS])
 {
     Fsdp *f = &r->fsdp;
@@ -89,7 +89,7 @@ static void sum_up(Run *r, int parts, bool empty, double *sum[MAX_UNITS])
         sum[u] = f->shard[u].slice[TRAINED].count ? values(f->shard[u].grad) : NULL;
 }
 
-/* What adds to zeros comes first, of a model in which nothing was ever empty. */
+/* First the run that adds to zeros, in a model in which nothing was ever empty. */
 static void check_case(Run *r, const char *what)
 {
     static const int parts[] = { 1, MOST_PARTS };
@@ -115,7 +115,7 @@ static void test_steps(void **state)
             continue;
         divide(strategy.shard_ranks);
         for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-            if (s > 0 && (s + i) % 3)           /* for time, each of the others takes a third */
+            if (s > 0 && (s + i) % 3)           /* to save time, each of the others runs a third */
                 continue;
             char what[128];
             Run r;

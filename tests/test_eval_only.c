@@ -1,4 +1,4 @@
-/* ./train --eval_only: the numbers that the run had at its end, on any number of ranks, without its data; what is left alone. */
+/* ./train --eval_only: the numbers of the run's end, on any number of ranks, without its data; and files that must not change. */
 #include "tests/launch.h"
 
 static char evaluators[1024];
@@ -59,7 +59,7 @@ static void check_results(const char *run)
             fail_msg("%s, %s: %.9g, in training %.9g", run, names[i], found[i], trained[i]);
 }
 
-/* Batches that steps could not have, and no training data: nothing asks for them. */
+/* Batches that are invalid for steps, and no training data: neither is needed. */
 static void test_alone(void **state)
 {
     (void)state;
@@ -74,7 +74,7 @@ static void test_alone(void **state)
     }
 }
 
-/* Results are added to the folder of a run, which stays as it is even if it might be written over; without a folder they are only
+/* Results are added to the folder of a run, which is otherwise unchanged even with save_overwrite; without a folder they are only
  * printed. */
 static void test_folder_stays(void **state)
 {
@@ -92,7 +92,7 @@ static void test_folder_stays(void **state)
     shell("cd %s/run && find . -type f | sort | xargs cksum | cmp - ../before", folder);
 }
 
-/* An evaluation that a run did not come to any more is made up for, once, and no other. */
+/* An evaluation that a run missed at its end is done once, and no other. */
 static void test_owed(void **state)
 {
     (void)state;
@@ -106,8 +106,8 @@ static void test_owed(void **state)
     }
 }
 
-/* A run's numbers to the bit, of its checkpoint alone: what they depend on is taken from there. They stand behind what earlier
- * evaluations said, without a line that was cut short. */
+/* A run's numbers to the bit, from its checkpoint only: all settings are taken from there. They are appended to earlier
+ * evaluations, after a truncated line is removed. */
 static void test_as_the_run(void **state)
 {
     (void)state;
@@ -135,7 +135,7 @@ static void test_as_the_run(void **state)
     }
 }
 
-/* What is printed only, on a full disk. */
+/* Results that are only printed, on a full disk. */
 static void test_nowhere(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
 /* The mean loss of a validation set: every sequence once, whatever the ranks, batches and micro-batches are, weighted by its
- * labels. Against the same sequences run one by one on this rank alone. On 1, 2 and 4 ranks. */
+ * labels. Against the same sequences run one by one on a single rank. On 1, 2 and 4 ranks. */
 #include <math.h>
 
 #include "tests/kit.h"
@@ -11,8 +11,8 @@
 #include "tests/ranks.h"
 #include "tests/ranks_training.h"
 
-/* The batch of a rank is no multiple of its micro-batch. On 4 ranks a batch is 12 sequences: the last one of `odd` has one, so that
- * three ranks have none; of `two files` it has 5 and ranks differ. */
+/* The batch of a rank is not a multiple of its micro-batch. On 4 ranks a batch is 12 sequences: the last batch of `odd` has one, so
+ * that three ranks have none; that of `two files` has 5, so that ranks differ. */
 enum { T = 16, MICRO = 2, EVAL_BATCH = 3, PAD = 1, MOST = 17, NUM_SETS = 4 };
 static const struct { const char *name; int sequences[2]; bool padding; } sets[NUM_SETS] = {
     { "two files", { 10, 7 }, false }, { "odd", { 13, 0 }, false }, { "one", { 1, 0 }, false }, { "padding", { 2, 0 }, true },
@@ -23,7 +23,7 @@ static Config config;
 
 /* ---- validation sets ------------------------------------------------------------------------------------------ */
 
-/* Sequences have padding behind 16, 11, 6, 1, 12 ... tokens, so that they differ in labels. */
+/* Sequences have padding after 16, 11, 6, 1, 12 ... tokens, so that they differ in labels. */
 static int token(int set, int sequence, int t)
 {
     const bool padded = sets[set].padding || t >= 16 - sequence * 5 % 16;
@@ -36,7 +36,7 @@ static bool is_masked(int set, int sequence, int t)
     return set == 0 && (sequence * T + t) % 5 == 3;
 }
 
-/* Behind a file's last sequence is the beginning of one more, which is not part of the set. */
+/* After a file's last sequence is the beginning of another one, which is not part of the set. */
 static void write_files(const char *path, const char *mask_path, int set, int first, int count)
 {
     uint16_t ids[(MOST + 1) * T];
@@ -110,7 +110,7 @@ static void open_model(Model *m, Fsdp *f, const Config *c)
     fsdp_init(f, &c->model, 5);
 }
 
-/* Mean over the labels of the first `count` sequences, each a micro-batch of its own on a model that is not sharded. */
+/* Mean over the labels of the first `count` sequences, each a separate micro-batch on an unsharded model. */
 static EvalResult one_by_one(int set, int count)
 {
     Config c = config;
@@ -135,8 +135,8 @@ static EvalResult one_by_one(int set, int count)
     return (EvalResult){ sets[set].name, labels ? loss / (double)labels : NAN, labels };
 }
 
-/* Losses are positive: sums of up to MOST T of them in any order err by MOST T roundoffs. A loss itself comes from logits, whose
- * sums of at most 96 products BLAS may order by the number of rows; what this does through the blocks is allowed as much again. */
+/* Losses are positive: sums of up to MOST T of them in any order have an error of MOST T roundoffs. A loss depends on logits, whose
+ * sums of at most 96 products BLAS may order by the number of rows; the effect through the blocks is allowed as much again. */
 static void check_result(const EvalResult *found, const EvalResult *expected, const char *what)
 {
     assert_string_equal(found->label, expected->label);
@@ -151,14 +151,14 @@ static void check_result(const EvalResult *found, const EvalResult *expected, co
 
 /* ---- tests -------------------------------------------------------------------------------------------------- */
 
-static EvalResult whole[NUM_SETS], part[NUM_SETS];     /* expected of all batches; of the first alone */
+static EvalResult whole[NUM_SETS], part[NUM_SETS];     /* expected for all batches; for the first only */
 
 static int set_size(int set)
 {
     return sets[set].sequences[0] + sets[set].sequences[1];
 }
 
-/* Sets differ, and so do the mean over labels and that over sequences or positions: else the other tests show little. */
+/* Sets differ, and so do the means over labels, sequences and positions; else the other tests would be weak. */
 static void test_reference(void **state)
 {
     (void)state;
@@ -172,7 +172,7 @@ static void test_reference(void **state)
     assert_int_equal(whole[3].labels, 0);
 }
 
-/* Twice on one model: nothing of an evaluation, or of a training step in front of it, is left in the next. */
+/* Twice on one model: an evaluation, or a training step before it, does not affect the next. */
 static void check_sharded(int shard_ranks, const char *name)
 {
     static int tokens[MICRO * T], targets[MICRO * T];
@@ -193,7 +193,7 @@ static void check_sharded(int shard_ranks, const char *name)
             check_result(&e, &part[s], name);
             assert_false(e.cut);
         }
-    /* one rank is asked to stop: all say so */
+    /* one rank is told to stop: all report it */
     const volatile sig_atomic_t stop = comm_rank() == comm_size() - 1;
     assert_true(evaluate(&c, 0, &m, &f, &stop).cut);
     model_free(&m, &f);

@@ -1,5 +1,5 @@
-/* ./train --export: each weight is the checkpoint's, rounded; files and folders are what save_pretrained would have written;
- * nothing is written over, and what is incomplete has another name. */
+/* ./train --export: each weight is the checkpoint's, rounded; files and folders are as from save_pretrained; nothing is
+ * overwritten, and incomplete folders have another name. */
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/resource.h>
@@ -12,7 +12,7 @@
 #include "tests/exported.h"
 #include "tests/saved.h"
 
-/* As text(), until release(). */
+/* As text(), valid until release(). */
 static char *lasting(const char *path)
 {
     return strcpy(keep(strlen(path)), path);
@@ -38,7 +38,7 @@ static unsigned encode(const char *dtype, double x, bool fits)
     return code;
 }
 
-/* Every code comes back; between two of them the nearer one counts, in the middle the even one, behind the last none. */
+/* Every code is exact; other values round to the nearest code, ties to even; none exists after the last. */
 static void check_codes(const char *dtype, int exponent_bits, int mantissa_bits)
 {
     const unsigned end = ((1u << exponent_bits) - 1) << mantissa_bits;
@@ -78,7 +78,7 @@ static void expect_files(const char *name, const char *expected)
     shell(text("test \"$(ls %s | tr '\\n' ' ')\" = '%s '", name, expected));
 }
 
-/* The tensor's bytes; released with the rest. */
+/* The tensor's bytes, valid until release(). */
 static void *bytes_of(const SafeFile *f, const SafeTensor *t)
 {
     void *bytes = keep(t->end - t->begin);
@@ -86,8 +86,7 @@ static void *bytes_of(const SafeFile *f, const SafeTensor *t)
     return bytes;
 }
 
-/* Of two neighbours in `dtype`, which has `mantissa_bits`, the one nearer to x, the even one in the middle: without the code under
- * test, and without its bit tricks. */
+/* The number with mantissa_bits nearest to x, ties to even, independent of the code under test and its bit operations. */
 static double nearest(float x, int mantissa_bits, int least)
 {
     int e;
@@ -130,7 +129,7 @@ static void check_export(const Run *r, const char *dtype)
     safetensors_close(to);
 }
 
-/* config.json is the checkpoint's, but for the type. */
+/* config.json is the checkpoint's, except for the type. */
 static void check_config(const Run *r, const char *dtype, const char *name)
 {
     json_t *from = json_load_file(text("%s/config.json", step_folder(r, 1)), 0, NULL);
@@ -142,7 +141,7 @@ static void check_config(const Run *r, const char *dtype, const char *name)
     json_decref(to);
 }
 
-/* Values that lie in the middle between two of bf16 or f16, are too small for f16's exponent, or 0 with a sign. */
+/* Midpoints of bf16 or f16, values too small for f16's exponent, and 0 with a sign. */
 static void put_odd_values(const Run *r)
 {
     const float odd[] = { 0x1.01p0f, 0x1.03p0f, -0x1.01p0f, -0x1.03p-3f, 0x1.002p0f, 0x1.006p0f, 0x1p-25f, 0x1.8p-24f, 0x1p-26f,
@@ -173,7 +172,7 @@ static void test_architectures(void **state)
     }
 }
 
-/* Each file holds no more than was asked for, or one tensor; the index says where each tensor is. */
+/* Each file has at most the requested size, or one tensor; the index has the file of each tensor. */
 static void test_shards(void **state)
 {
     (void)state;
@@ -204,14 +203,14 @@ static void test_shards(void **state)
     shell(text("test \"$(ls %s | grep -c '^model-.*-of-%05zu.safetensors$')\" = %zu", parts, files, files));
     safetensors_close(one);
     json_decref(index);
-    load(&r, parts);            /* which is a model folder */
+    load(&r, parts);            /* the export is a model folder */
     export_folder(parts, NULL, text("%s/again", root), "BF16", CHECKPOINT_FILE_BYTES);
     shell(text("cd %s && cmp again/model.safetensors whole/model.safetensors", root));
     close_run(&r);
     release();
 }
 
-/* Byte for byte; what is of the training or unknown stays. */
+/* Copied byte for byte; files of the training or unknown files are not copied. */
 static void test_companions(void **state)
 {
     (void)state;
@@ -256,10 +255,10 @@ static void test_stops(void **state)
         json_decref(config);
     }
     shell(text("cd %s && rm -r stops out && mkdir stops", root));
-    companions_read(text("%s/stops", root), root);       /* what later checkpoints of the process have: nothing */
+    companions_read(text("%s/stops", root), root);       /* for later checkpoints of the process: none */
 }
 
-/* What is said of a tokenizer that the configuration names, before a run begins. */
+/* Messages about a tokenizer in the configuration, before a run begins. */
 static void test_tokenizers(void **state)
 {
     (void)state;
@@ -307,7 +306,7 @@ static void test_refusals(void **state)
         assert_true(i < 2 || !exists(target));
         shell(text("cd %s && rm -rf refused step1 && mv safe step1", r.config.save_folder));
     }
-    shell(text("rm -rf %s.tmp && cp -r %s %s.tmp", target, step, target));      /* somebody's, and here the source */
+    shell(text("rm -rf %s.tmp && cp -r %s %s.tmp", target, step, target));      /* a foreign folder, here the source */
     DIES("refused.tmp exists and is not from an interrupted export",
          export_folder(text("%s.tmp", target), NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
     expect_files(text("%s.tmp", target), "config.json config.yaml model.safetensors optimizer-00001.safetensors trainer.json");
@@ -319,7 +318,7 @@ static void test_refusals(void **state)
     release();
 }
 
-/* What the type cannot hold, and what is no number. */
+/* Values outside the range of the type, and NaN. */
 static void test_values(void **state)
 {
     (void)state;
@@ -335,7 +334,7 @@ static void test_values(void **state)
         const float safe = i < 2 ? big[i] : 1;
         device_put(r.fsdp.shard[0].slice[TRAINED].stored.data, &safe, sizeof safe);
         save(&r, i);
-        if (i == 2) {           /* no checkpoint of ours holds it */
+        if (i == 2) {           /* our checkpoints never contain it */
             SafeFile *f = safetensors_open(text("%s/model.safetensors", step_folder(&r, 2)));
             FILE *file = fopen(f->path, "r+");
             assert_true(fseek(file, (long)(f->data + safetensors_find(f, "model.embed_tokens.weight")->begin), SEEK_SET) == 0);
@@ -377,7 +376,7 @@ static void test_arguments(void **state)
 
 /* ---- interruptions ---------------------------------------------------------------------------------------- */
 
-/* The disk takes no more than `bytes` of any file. */
+/* The disk accepts only `bytes` of any file. */
 static void export_on_full_disk(const char *source, const char *target, const char *dtype, rlim_t bytes)
 {
     signal(SIGXFSZ, SIG_IGN);
@@ -385,7 +384,7 @@ static void export_on_full_disk(const char *source, const char *target, const ch
     export_folder(source, NULL, target, dtype, CHECKPOINT_FILE_BYTES);
 }
 
-/* Killed by the first byte beyond. */
+/* Killed by the first byte after the limit. */
 static void killed(const char *source, const char *target)
 {
     setrlimit(RLIMIT_CORE, &(struct rlimit){ 0, 0 });
@@ -415,7 +414,7 @@ static void test_interrupted(void **state)
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFSIGNALED(status) && !exists(target) && exists(text("%s.tmp", target)));
 
-    FILE *other = fopen(text("%s.tmp", target), "re");      /* stands for another process that writes it */
+    FILE *other = fopen(text("%s.tmp", target), "re");      /* simulates another process that writes it */
     assert_true(other && flock(fileno(other), LOCK_EX) == 0);
     DIES("another process is writing it", export_folder(step, NULL, target, "F32", CHECKPOINT_FILE_BYTES));
     fclose(other);
@@ -437,7 +436,7 @@ int main(void)
         cmocka_unit_test(test_tokenizers), cmocka_unit_test(test_stops),
         cmocka_unit_test(test_refusals), cmocka_unit_test(test_values), cmocka_unit_test(test_arguments),
         cmocka_unit_test(test_interrupted),
-        cmocka_unit_test(test_companions),      /* which later checkpoints of the process would have */
+        cmocka_unit_test(test_companions),      /* last, as later checkpoints of the process would have them */
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

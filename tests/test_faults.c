@@ -1,5 +1,5 @@
-/* Ranks that are killed, stopped, hang or meet an error of their own: all must end, somebody must say which rank it
- * was and in what, and the run must go on from its last complete checkpoint as if nothing had been. */
+/* Ranks that are killed, stopped, hang or have an error: all ranks must end, a message must name the rank and its operation, and a
+ * resume from the last complete checkpoint must equal an undisturbed run. */
 #include "kernels/runtime/clock.h"
 #include "tests/launch.h"
 
@@ -10,7 +10,7 @@
 
 enum { STEPS = 8, MOST = 60 };      /* MOST: seconds from a fault to the end of all ranks, on a busy machine */
 
-/* What no healthy run needs for one thing on a busy machine: a device takes seconds to start. */
+/* Longer than any operation of a healthy run on a busy machine: a device takes seconds to start. */
 static int timeout_seconds(void)
 {
     return on_gpu() ? 20 : 3;
@@ -126,7 +126,7 @@ static void wait_for_save(const char *run, long from)
     }
 }
 
-/* The run must end by itself, soon after `since`, and not as if all were well. */
+/* The run must end by itself, soon after `since`, with a status other than 0. */
 static void expect_end(FILE *run, double since)
 {
     int status = finish(run);
@@ -159,7 +159,7 @@ static FILE *start_run(int ranks, const char *run, const char *more)
     return start(ranks, arguments);
 }
 
-/* Goes on to the end of `run`; its losses must be those of a run that nothing happened to. */
+/* Resumes `run` to its end; its losses must be those of an undisturbed run. */
 static void expect_same_losses(const char *run, const char *more)
 {
     static double whole[MAX_STEPS];
@@ -188,7 +188,7 @@ static void test_kill_in_a_step(void **state)
     signal_rank("kill", 1, SIGKILL);
     expect_end(p, since);
     expect_once("rank 1 (process");
-    expect_output("ended without a word");
+    expect_output("ended without a message");
     expect_output(" in step ");
     expect_same_losses("kill", "--save_interval=2");
 }
@@ -237,7 +237,7 @@ static void test_stop(void **state)
     assert_int_equal(find_rank("stop", 1), 0);
 }
 
-/* A folder for one rank to run in, where configs and data are found. */
+/* A working folder for one rank, with configs and data. */
 static void make_home(char *path, const char *name)
 {
     char here[PATH_MAX], command[4 * PATH_MAX];
@@ -248,7 +248,7 @@ static void make_home(char *path, const char *name)
     assert_int_equal(system(command), 0);
 }
 
-/* Two ranks, each in a folder of its own. */
+/* Two ranks, each in its own folder. */
 static FILE *start_apart(const char *first, const char *second, const char *arguments)
 {
     char program[PATH_MAX], train[PATH_MAX + 2048];
@@ -259,7 +259,7 @@ static FILE *start_apart(const char *first, const char *second, const char *argu
                          first, train, second, train);
 }
 
-/* Who opens a pipe waits until somebody writes to it: no file of a run or of what it begins with may be one. */
+/* Opening a pipe waits for a writer: no file of a run or of its start may be one. */
 static void test_pipes(void **state)
 {
     (void)state;
@@ -285,7 +285,7 @@ static void test_pipes(void **state)
     }
 }
 
-/* A rank that does not see the folder into which rank 0 saves: the error of one rank alone, before the first step. */
+/* A rank that does not see rank 0's save_folder: an error of only one rank, before the first step. */
 static void test_error_of_one_rank(void **state)
 {
     (void)state;
@@ -298,15 +298,15 @@ static void test_error_of_one_rank(void **state)
     expect_end(p, clock_seconds());
     expect_once("error (rank 1): save_folder run of rank 1 on ");
     assert_null(strstr(output, "step 1/4"));
-    for (int i = 0; i < 2; i++) {       /* nothing is left in either */
+    for (int i = 0; i < 2; i++) {       /* both are empty */
         char command[PATH_MAX + 64];
         snprintf(command, sizeof command, "test -z \"$(ls -A %s/run)\"", i ? second : first);
         assert_int_equal(system(command), 0);
     }
-    assert_null(strstr(output, "ended without a word"));
+    assert_null(strstr(output, "ended without a message"));
 }
 
-/* Two ranks whose files differ: nothing begins. */
+/* Two ranks with different files: the run does not start. */
 static void differ_case(const char *name, const char *change, const char *message)
 {
     char home[PATH_MAX], command[2 * PATH_MAX], arguments[512];
@@ -332,7 +332,7 @@ static void test_ranks_differ(void **state)
                 "the ranks have different data files");
 }
 
-/* Each rank has a save_folder of its own, and a checkpoint is in one of them only. */
+/* Each rank has its own save_folder, and only one has a checkpoint. */
 static void test_checkpoints_differ(void **state)
 {
     (void)state;
@@ -357,7 +357,7 @@ static void test_checkpoints_differ(void **state)
     expect_once("the ranks have different trainer.json in run/step2");
 }
 
-/* Validation files are looked for before the first step, and their absence says how to do without. */
+/* Missing validation files are reported before the first step, with how to run without them. */
 static void test_no_validation_file(void **state)
 {
     (void)state;
@@ -373,6 +373,6 @@ int main(void)
         cmocka_unit_test(test_pipes), cmocka_unit_test(test_ranks_differ), cmocka_unit_test(test_error_of_one_rank),
         cmocka_unit_test(test_no_validation_file), cmocka_unit_test(test_checkpoints_differ),
     };
-    ids = "";       /* a kill is to come inside a step or a save */
+    ids = "";       /* so that a kill hits a step or a save */
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -1,4 +1,4 @@
-/* find_not_finite: every special code of every format, wherever it stands in memory, is found, and nothing else is. */
+/* find_not_finite finds every special code of every format anywhere in memory, and nothing else. */
 #include "kernels/dynamic8.h"
 #include "tests/golden.h"
 
@@ -27,7 +27,7 @@ enum { PLACES = sizeof places / sizeof places[0] };
 
 typedef struct { uint32_t code; bool bad, bad_as_square; } Case;
 
-/* A tensor of small numbers, into which a code goes at each place, then out again. */
+/* A tensor of small numbers, with a code stored at each place and removed again. */
 static void check_codes(Format f, const Case *cases, int count)
 {
     const size_t size = dtype_size(f.dtype);
@@ -71,7 +71,7 @@ static void test_plain(void **state)
     device_free(flag);
 }
 
-/* All 256 codes, of which decode_fp8 says what they are. */
+/* All 256 codes; decode_fp8 gives the expected result. */
 static void test_codes(void **state)
 {
     (void)state;
@@ -90,7 +90,7 @@ static void test_codes(void **state)
     device_free(flag);
 }
 
-/* A scale that is no number, is below 0, or takes the format's largest number out of F32's range. */
+/* A scale that is NaN, below 0, or so large that the format's largest number exceeds F32. */
 static void check_scale(Format f, size_t bytes, uint32_t scale, bool bad)
 {
     Tensor x = make(f, 1, COLS);
@@ -124,12 +124,12 @@ static void test_scales(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         check_scale(cases[i].f, cases[i].bytes, cases[i].scale, cases[i].bad);
     Tensor bytes = make((Format){ E4M3, 128 }, 1, COLS);
-    DIES("e4m3/128 has a byte per group, which no moment has", find_not_finite(flag, bytes, false));
+    DIES("e4m3/128 has scales of one byte; moments have larger ones", find_not_finite(flag, bytes, false));
     release();
     device_free(flag);
 }
 
-/* Views that begin anywhere and have any length look at their own numbers alone; what was found before stays. */
+/* Views with any start and length check only their own numbers; an earlier finding stays. */
 static void test_views(void **state)
 {
     (void)state;

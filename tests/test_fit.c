@@ -1,4 +1,4 @@
-/* Does it fit: what a dry run plans for devices that are not here, and its verdict. */
+/* What a dry run plans for other devices, and its verdict. */
 #include <sys/resource.h>
 #include <time.h>
 
@@ -13,7 +13,7 @@
 #define MODEL_7B  NULL
 #define MODEL_13B "--model={d_model: 5120, n_layers: 40, n_heads: 40, mlp_hidden_size: 27648}"
 
-/* Of Llama-2-7B with sequences of 2048, 64 of them per rank and step, with all in the device's memory. */
+/* A plan of Llama-2-7B with sequences of 2048, 64 per rank and step, all in device memory. */
 static Config *plan(int ranks, const char *recipe, const char *memory, const char *more)
 {
     char text[4][64];
@@ -28,9 +28,8 @@ static Config *plan(int ranks, const char *recipe, const char *memory, const cha
     return c;
 }
 
-/* The largest batches that stay below 80 GB, which are 74.506 GiB: of which a run was measured, when each buffer had memory of its
- * own (MEASUREMENTS.md, peak memory per GPU), and which fit since some share it and scales of groups are bytes; 0: not even one
- * sequence. */
+/* The largest batches below 80 GB, which are 74.506 GiB: measured when each buffer had separate memory (MEASUREMENTS.md, peak
+ * memory per GPU), and those that fit since buffers share memory and scales of groups are bytes; 0: not even one sequence. */
 static void test_measured(void **state)
 {
     (void)state;
@@ -52,8 +51,8 @@ static void test_measured(void **state)
     }
 }
 
-/* What an H200 of 139.8 GiB had in use, in GiB, besides what the run had planned, is at most what is allowed for, and not 1.5 GiB
- * less; and that is what a plan's verdict adds. */
+/* Memory in use on an H200 of 139.8 GiB in addition to the plan, in GiB, is at most the allowance, and at most 1.5 GiB below it; a
+ * plan's verdict adds the allowance. */
 static void test_needed(void **state)
 {
     (void)state;
@@ -77,8 +76,8 @@ static void test_needed(void **state)
     }
 }
 
-/* Where whole gradients leave 3 GiB of the memory they are summed once per step: of the memory that is planned for, not of the
- * machine that plans. */
+/* If whole gradients leave 3 GiB of memory, they are summed once per step: of the planned device's memory, not of this
+ * machine's. */
 static void test_mode(void **state)
 {
     (void)state;
@@ -111,7 +110,7 @@ static int dry_run(int micro_batch, const char *arguments)
                                 setting("BUILD", "build/cpu"), micro_batch, arguments));
 }
 
-/* Weights stay gathered in as many units as leave 3 GiB of the device free, and the line of the plan says so. */
+/* Weights stay gathered in as many units as leave 3 GiB of the device free, as printed in the plan. */
 static void test_kept(void **state)
 {
     (void)state;
@@ -142,7 +141,7 @@ static void test_kept(void **state)
     }
 }
 
-/* On 8 GiB whole gradients would not fit, and the others do. */
+/* On 8 GiB whole gradients do not fit, sharded ones do. */
 static void test_small_device(void **state)
 {
     (void)state;
@@ -154,7 +153,7 @@ static void test_small_device(void **state)
     config_free(c);
 }
 
-/* Without mpirun and data, in a second and a fraction of the 31 GiB of one of the 1024 ranks. */
+/* Without mpirun and data, in a second, and in a fraction of the 31 GiB of one of 1024 ranks. */
 static void test_many_ranks(void **state)
 {
     (void)state;
@@ -176,7 +175,7 @@ static void test_does_not_fit(void **state)
     assert_ptr_equal(strstr(last_line(), "DOES NOT FIT: "), last_line());
 }
 
-/* Elements of a unit are counted by int; large adapters may be what is too many. */
+/* Elements of a unit are counted in int, which large adapters may exceed. */
 static void test_large_adapters(void **state)
 {
     (void)state;
@@ -191,7 +190,7 @@ static void test_large_adapters(void **state)
     expect_output("error: block 0 has 3053486080 numbers, those of adapters among them");
 }
 
-/* An error that says how much is missing, before anything is allocated. */
+/* The error has the missing amount, before anything is allocated. */
 static void test_host_memory(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* FLOPs of a token, counted one by one; the speed that metrics.jsonl calls that of light, on a device whose rates are known; and
- * the time that the terminal says is left. */
+/* FLOPs of a token, counted one by one; the "speed of light" of metrics.jsonl, on a device with known rates; and the remaining time
+ * on the terminal. */
 #include <unistd.h>
 
 #include <jansson.h>
@@ -30,7 +30,7 @@ static TokenFlops flops_of(const Config *c)
     return f;
 }
 
-/* Attention's FLOPs are those of the keys that tokens see, counted one by one: half a key less for each token, as T/2 is than
+/* Attention's FLOPs are those of the keys that tokens see, counted one by one, minus half a key per token, for T/2 instead of
  * (T+1)/2. */
 static void test_flops(void **state)
 {
@@ -79,7 +79,7 @@ static void test_flops_of_a_part(void **state)
     }
 }
 
-/* Of a GPU with rates that nothing real has; the linker puts it in the place of device_peak_flops. */
+/* A GPU with unreal rates; the linker uses it in place of device_peak_flops. */
 enum { F32_RATE = 3000000, BF16_RATE = 7000000, FP8_RATE = 11000000 };
 
 double __wrap_device_peak_flops(int bits);
@@ -98,7 +98,7 @@ static double metric(const char *name)
     return x;
 }
 
-/* A step of a run of so many ranks and steps, `milliseconds` after its start. */
+/* A step of a run of `ranks` and `steps`, `milliseconds` after its start. */
 static void log_one_step(Config *c, int ranks, long steps, int milliseconds)
 {
     char path[64];
@@ -117,7 +117,7 @@ static void log_one_step(Config *c, int ranks, long steps, int milliseconds)
     assert_true(unlink(path) == 0 && rmdir(folder) == 0);
 }
 
-/* A step's tokens per second over what metrics.jsonl calls their share of the light's. */
+/* A step's tokens per second, divided by their fraction of the speed of light in metrics.jsonl. */
 static double logged_speed_of_light(Config *c)
 {
     log_one_step(c, 1, 2, 0);
@@ -126,8 +126,8 @@ static double logged_speed_of_light(Config *c)
     return speed / share;
 }
 
-/* Each product at the rate of its operands: those of the blocks in the recipe's format, forward and backward, those of the head in
- * the stream's or, backward, in the head's, attention in the stream's. A matrix of w weights takes 6 w, a third of it forward. */
+/* Each product counts at the rate of its operands: blocks in the recipe's format, forward and backward; the head in the stream's
+ * format or, backward, in the head's; attention in the stream's. A matrix of w weights takes 6 w, a third of it forward. */
 static void test_speed_of_light(void **state)
 {
     (void)state;
@@ -151,7 +151,7 @@ static void test_speed_of_light(void **state)
     }
 }
 
-/* What is left of a run takes as long as all ranks together need for its tokens. */
+/* The remaining time is that of all ranks together for the remaining tokens. */
 static void test_time_left(void **state)
 {
     (void)state;

@@ -12,7 +12,7 @@ static float amax_of(const double *x, size_t n)
     return amax;
 }
 
-/* Of a group: the scale by which the largest code that is not above a, in the binade of the largest codes, becomes a. */
+/* The scale of a group: it maps the largest code <= a, in the binade of the largest codes, to a. */
 static uint8_t expected_byte(float a, DType d)
 {
     const double *code = fp8_table(d);
@@ -28,7 +28,7 @@ static uint8_t expected_byte(float a, DType d)
     return (uint8_t)(s < 254 ? s : 254);
 }
 
-/* What a snapshot of `t` must be, from the values of what was quantized. */
+/* The expected snapshot of `t`, from the values that were quantized. */
 static uint8_t *expected_bytes(Tensor t, const double *x)
 {
     const size_t n = tensor_numel(t), codes = t.data_t ? 2 * n : n;
@@ -74,7 +74,7 @@ static void check_quantize(const char *what, Format f, Tensor x, bool transposed
     quantize(half, y);
     quantize(rounded, back);
     const double *exact = values(y), *got = values(back);
-    for (size_t i = 0; i < tensor_numel(x); i++)        /* code times scale in F32, rounded once more for BF16 */
+    for (size_t i = 0; i < tensor_numel(x); i++)        /* code times scale in F32, rounded again for BF16 */
         assert_true(isnan(exact[i]) ? isnan(got[i]) : got[i] == (double)(float)exact[i]);
     check_same_bytes(text, tensor_snapshot(half), tensor_snapshot(rounded), tensor_bytes(half));
 }
@@ -112,8 +112,8 @@ static void test_quantize(void **state)
             }
 }
 
-/* With the largest value in the tensor S is 1, and the codes are those of the numbers themselves: every BF16 value
- * and every tie that is in range, and random floats. */
+/* With the format's largest value in the tensor, S is 1 and codes are those of the numbers: every BF16 value and every tie in
+ * range, and random floats. */
 static void test_rounding(void **state)
 {
     (void)state;
@@ -137,7 +137,7 @@ static void test_rounding(void **state)
     }
 }
 
-/* Maxima of groups: every exponent, all digits near those where the code, the scale or both are others, and random ones. */
+/* Maxima of groups: every exponent, all digits near changes of the code, the scale or both, and random ones. */
 static void test_group_scales(void **state)
 {
     (void)state;
@@ -159,7 +159,7 @@ static void test_group_scales(void **state)
     }
 }
 
-/* NaN stays where it is and does not count for the scale; an infinity poisons what shares its scale. */
+/* NaN stays and does not affect the scale; an infinity spoils all values that share its scale. */
 static void test_not_finite(void **state)
 {
     (void)state;
@@ -182,7 +182,7 @@ static void test_not_finite(void **state)
     }
 }
 
-/* From one FP8 format to another, and sums over FP8: through the values. */
+/* From one FP8 format to another, and sums over FP8, through values. */
 static void test_between_formats(void **state)
 {
     (void)state;
@@ -229,7 +229,7 @@ static void test_halves(void **state)
     }
 }
 
-/* Transposing goes by tiles, of whose rows a CUDA grid has no more than 65,535. The memory behind such a tensor is not touched. */
+/* Transposing uses tiles, and a CUDA grid has at most 65,535 rows of them. The memory of such a tensor is not accessed. */
 static void test_too_many_rows(void **state)
 {
     (void)state;
@@ -237,7 +237,7 @@ static void test_too_many_rows(void **state)
         skip();
     Tensor x = make(F, 16, 16), y = make_transposed(formats[0], 16, 16);
     x.rows = y.rows = 65535 * 128 + 16;
-    DIES("8388496 rows; the CUDA back end has up to 8388480", quantize_codes(y, x));
+    DIES("8388496 rows; the CUDA back end supports up to 8388480", quantize_codes(y, x));
     release();
 }
 

@@ -1,7 +1,7 @@
 /* Operations that read or write FP8, as COAT's data flow uses them: quantize, norms, SwiGLU, linear layers; the
- * rotation is in test_fp8_rope.c. Each against a double reference computed from the stored codes, with bounds derived
- * beside it, and on CUDA against the CPU's record too. Shapes end inside the tiles of 128 x 64 in which the CUDA back
- * end moves codes, and inside its warps. u = 2^-24. */
+ * rotation is in test_fp8_rope.c. Each against a double reference computed from the stored codes, with bounds derived next to it,
+ * and on CUDA also against the CPU's record. Shapes end inside the tiles of 128 x 64 in which the CUDA back end moves codes, and
+ * inside its warps. u = 2^-24. */
 #include "tests/fp8.h"
 
 static const Format F = { F32, 0 }, H = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 }, E16 = { E4M3, 16 };
@@ -40,7 +40,7 @@ static Tensor make_saved(int rows, int cols, uint64_t seed, float low, float hig
     return t;
 }
 
-/* What an operation saved must be what quantize makes of it. */
+/* Saved values must equal those of quantize. */
 static void check_saved(const char *label_, Tensor saved, Tensor from)
 {
     Tensor expected = make(saved.format, saved.rows, saved.cols);
@@ -72,9 +72,9 @@ static void quantize_operand(Format f, Tensor x)
         Tensor expanded = make(f32 ? F : H, N, C), plain = make(f32 ? F : H, N, C), turned = rows;
         turned.data_t = guarded(codes);
         TWICE(expand_operand(expanded, turned), expanded, turned);
-        check_same_bytes("codes and transpose beside values", tensor_snapshot(turned), expected, bytes);
+        check_same_bytes("codes and transpose with values", tensor_snapshot(turned), expected, bytes);
         quantize(plain, rows);
-        check_same_bytes("values beside a transpose", tensor_snapshot(expanded), tensor_snapshot(plain), tensor_bytes(plain));
+        check_same_bytes("values with a transpose", tensor_snapshot(expanded), tensor_snapshot(plain), tensor_bytes(plain));
     }
     TWICE(quantize_scale(halves, x), halves);
     quantize_codes(rows_of(halves), x);
@@ -82,7 +82,7 @@ static void quantize_operand(Format f, Tensor x)
     check_same_bytes("scale, rows, columns", tensor_snapshot(halves), expected, bytes);
 }
 
-/* With more rows than x has: x's codes, and behind them zeros, in rows and columns. What was there before is gone. */
+/* With more rows than x: x's codes, then zeros, in rows and columns. Old contents are overwritten. */
 static void quantize_padded(Format f, int N, int C)
 {
     const int padded = (N + 15) / 16 * 16 + (N % 3 ? 0 : 16);
@@ -100,7 +100,7 @@ static void quantize_padded(Format f, int N, int C)
     halves.data = guarded(all), halves.data_t = guarded(all);
     quantize_codes(rows_of(halves), x);
     quantize_codes(columns_of(halves), x);
-    check_same_bytes("rows and columns alone", tensor_snapshot(halves), rows, 2 * all);
+    check_same_bytes("rows and columns separately", tensor_snapshot(halves), rows, 2 * all);
     saved.scale = turned.scale = y.scale;
     quantize_codes(saved, exact);               /* the same from codes */
     quantize_codes(columns_of(turned), saved);
@@ -143,7 +143,7 @@ static void test_quantize(void **state)
         golden_check(name("quantize", rows, cols, "e4m3-16-bf16"), back, NULL);
         TWICE(quantize(exact, saved), exact);
         const double *w = values(exact);
-        for (size_t j = 0; j < tensor_numel(x); j++)        /* 4 bits of code times 7 of scale */
+        for (size_t j = 0; j < tensor_numel(x); j++)        /* 4 bits of code times 7 bits of scale */
             assert_true(v[j] == w[j]);
         release();
     }
@@ -160,8 +160,8 @@ static const NormCase norm_cases[] = {
 };
 enum { NORM_CASES = sizeof norm_cases / sizeof norm_cases[0] };
 
-/* Mean and rstd of a row and their F32 errors: a sum of C terms errs by C u of its absolute terms, the variance, of
- * differences that err by u (|x|+|m|), relatively by (C + 8) u; rstd by half of that, a root and a quotient. */
+/* Mean and rstd of a row and their F32 errors: a sum of C terms C u of its absolute terms; the variance, of differences with errors
+ * u (|x|+|m|), relatively (C + 8) u; rstd half of that, plus a root and a quotient. */
 typedef struct { double mean, rstd, mean_error, rstd_error; } Stats;
 
 static Stats row_stats(const double *x, int C, Norm norm)
@@ -182,7 +182,7 @@ static Stats row_stats(const double *x, int C, Norm norm)
     return s;
 }
 
-/* y = (x - m) r w + residual, and what the errors of m and r and five roundings do to it. */
+/* y = (x - m) r w + residual, and its error from m, r and five roundings. */
 static void norm_reference(double *y, double *by, double *stats, double *bs, const double *x, const double *w,
                            const double *add, int N, int C, Norm norm)
 {
@@ -199,8 +199,8 @@ static void norm_reference(double *y, double *by, double *stats, double *bs, con
     }
 }
 
-/* With the scale that y has, norm_again writes the same codes, both copies or either; and forward without the
- * transpose writes the same rows. */
+/* With y's scale, norm_again writes the same codes, both copies or either; and forward without the transpose writes the same
+ * rows. */
 static void check_norm_again(Tensor y, Tensor x, Tensor stats, Tensor stream, Tensor w, Norm norm)
 {
     const void *expected = tensor_snapshot(y);
@@ -245,8 +245,8 @@ static void norm_forward_case(const Shape *s, const NormCase *k)
     check_norm_again(y, x, stats, stream, w, norm);
 }
 
-/* With h = (x-m) r in F32: |error of h| <= 3 u |h| + u r (|x|+|m|) =: e. A mean of C terms errs by (C + 8) u of its
- * absolute mean, and by e through its factors; a sum over N rows, whose absolute terms are in `terms`, by N u. */
+/* With h = (x-m) r in F32: |error of h| <= 3 u |h| + u r (|x|+|m|) =: e. A mean of C terms has an error of (C + 8) u of its
+ * absolute mean, plus e of its factors; a sum over N rows, with absolute terms in `terms`, of N u. */
 static void norm_backward_row(double *dx, double *bx, double *dw, double *bw, const double *dy, const double *x,
                               const double *stats, const double *w, const double *old, int N, int C, NormKind kind)
 {
@@ -267,8 +267,8 @@ static void norm_backward_row(double *dx, double *bx, double *dw, double *bw, co
     }
 }
 
-/* norm_backward leaves max|dx| in place of a larger number. By it quantize makes the codes that it makes without, and by a
- * larger maximum a larger scale. */
+/* norm_backward replaces a larger number by max|dx|. With it quantize makes the same codes as without; a larger maximum gives a
+ * larger scale. */
 static void check_amax(Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor stats, Tensor w, Norm norm, bool accumulate)
 {
     Tensor given = make_operand(E5, dx.rows, dx.cols), found = make_operand(E5, dx.rows, dx.cols), amax = make_f32(1, 1);
@@ -360,8 +360,8 @@ static double sigmoid_error(double g, double s)
     return ((1 - s) * (2 + 1.173 * fabs(g)) * 2 + 4 + 1) * U24;
 }
 
-/* t = 1 + g (1-s) errs by |g| (s E + 3 u (1-s)) and u of its terms; products by u each. Where e^-g overflows F32, s
- * is 0 instead of less than 1e-38. */
+/* t = 1 + g (1-s) has an error of |g| (s E + 3 u (1-s)) and u of its terms; products u each. If e^-g overflows F32, s is 0 instead
+ * of less than 1e-38. */
 static void swiglu_reference(double *act, double *ba, double *d, double *bd, const double *gate_up,
                              const double *dact, int N, int width)
 {
@@ -378,8 +378,8 @@ static void swiglu_reference(double *act, double *ba, double *d, double *bd, con
     }
 }
 
-/* Saved in groups, as COAT does, or not at all. Backward writes act once more as forward did: both copies, its
- * transpose alone, or nothing. */
+/* Saved in groups, as in COAT, or not at all. Backward recomputes act as in forward: both copies, only its transpose, or
+ * nothing. */
 static void swiglu_case(const Shape *s, bool saved)
 {
     const int N = s->N, width = s->F;

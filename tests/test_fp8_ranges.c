@@ -1,15 +1,15 @@
-/* FP8 operands within ranges (range_is_kept), every operation that writes one, rows alone and with the transpose.
+/* FP8 operands within ranges (range_is_kept), for every operation that writes one, without and with the transpose.
  *
- * With h a power of two, what a range of max|y| / h gives is what is measured, to the bit: the edge of its room. One ulp less is
- * exceeded, and gives what the range max|y| gives. On CUDA these are two code paths each, and are compared with the CPU's record
- * too, whose codes may be neighbours where y is not exact. */
+ * With h a power of two, a range of max|y| / h gives the bits of a measured scale: max|y| just fits. A range one ulp smaller is
+ * exceeded, and gives the result of the range max|y|. On CUDA these are two code paths each, also compared with the CPU's record,
+ * whose codes may be neighbours if y is not exact. */
 #include "tests/fp8.h"
 
 static const Format H = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 }, E16 = { E4M3, 16 };
 static const Norm rms = { RMS_NORM, 1e-5f }, layer = { LAYER_NORM, 1e-5f };
 
-/* Inputs: (N,C), (N,2F), (N,F), (N,S). stats0: what backward of a norm reads. act has a scale. x, up: operands of a GEMM, with few
- * digits, as dout and down. product, dproduct: of an adapter, for wide and for dact. */
+/* Inputs: (N,C), (N,2F), (N,F), (N,S). stats0: read by backward of a norm. act has a scale. x, up, dout, down: operands of GEMMs,
+ * with few digits. product, dproduct: of an adapter, for wide and for dact. */
 static struct {
     Tensor stream, saved, wide, gate_up, dact, dy, w, stats, stats0, act, x, up, dout, down;
     Attention a;
@@ -46,7 +46,7 @@ static void run_matmul_dx_swiglu(Tensor y)
     tensor_restore(in.dact, dact);
 }
 
-/* They may overwrite what they add to. */
+/* They may overwrite their input x. */
 static void run_swiglu_added(Tensor y)
 {
     const void *wide = tensor_snapshot(in.wide);
@@ -90,7 +90,7 @@ static void run_rope_clip(Tensor y)
     in.a.clip = 0;
 }
 
-/* of: columns of y in C, or in F. norm: y of an operation whose statistics another pass may round otherwise. */
+/* C, F: columns of y in units of these. norm: y depends on statistics that another pass may round differently. */
 typedef struct { const char *name; void (*run)(Tensor y); bool gradient, norm; int C, F; } Op;
 static const Op ops[] = {
     { "quantize", run_quantize, false, false, 1, 0 },         { "quantize-e5m2", run_quantize, true, false, 1, 0 },
@@ -123,8 +123,8 @@ static Tensor make_uneven(int rows, int cols, uint64_t seed, float size)
     return t;
 }
 
-/* FP8 with a scale of size / 256 in E4M3. Products have up to 6 binary digits, so that tensor cores lose none of such a sum, in
- * whichever order. */
+/* FP8 with a scale of size / 256 in E4M3. Products have up to 6 binary digits, so that tensor cores add them exactly, in any
+ * order. */
 static Tensor make_round(Format f, int rows, int cols, uint64_t seed, float size)
 {
     Tensor t = make(H, rows, cols), codes = make_operand(f, rows, cols);
@@ -178,7 +178,7 @@ static float range_of(Tensor y)
     return x;
 }
 
-/* Codes and scale that the operation leaves in y where its range is `range`. */
+/* Codes and scale of the operation's y with this range. */
 static void *run_kept(const Op *op, Tensor y, float range)
 {
     device_put(y.range, &range, sizeof range);
@@ -203,8 +203,8 @@ static void check_near(const char *label, Tensor y, const void *roomy, const voi
             fail_msg("%s: element %zu is %.9g within the range, %.9g as measured", label, i, a[i], b[i]);
 }
 
-/* Against the CPU's: codes may be neighbours. Sums of a row and CUDA's fast functions err by less than (C + 64) u of the largest
- * value, of what cancels too; test_fp8_operations has the bounds of each operation. */
+/* Against the CPU's: codes may be neighbours. Sums of a row and CUDA's fast functions have errors below (C + 64) u of the largest
+ * value, cancelled terms included; test_fp8_operations has the bounds of each operation. */
 static void check_record(const char *label, const Op *op, Tensor y, double smallest)
 {
     double *bound = keep(tensor_numel(y) * sizeof *bound);
@@ -247,12 +247,12 @@ static void check_op(const Op *op, const Shape *s, bool transposed)
         assert_true(fabsf(found - amax) <= off * amax && operand_scale(y) == h * (found / top));
         if (!op->norm)
             check_same_bytes(label, again, expected, bytes);
-        check_same_bytes(label, run_kept(op, y, found), again, bytes);      /* as a block that is run again */
+        check_same_bytes(label, run_kept(op, y, found), again, bytes);      /* as in recomputation of a block */
         assert_true(range_of(y) == found);
     }
     if (transposed)
         check_transposed(label, y);
-    if (strncmp(op->name, "added", 5) != 0)         /* test_lora_added has their record, and how far off it is */
+    if (strncmp(op->name, "added", 5) != 0)         /* test_lora_added has their record and bounds */
         check_record(label, op, y, smallest);
 }
 
@@ -268,7 +268,7 @@ static void test_operations(void **state)
             }
 }
 
-/* Norms recompute what they wrote with the scale that it has: the same codes. */
+/* Norms recompute y with its scale: the same codes. */
 static void norm_again_case(const Op *op, bool transposed)
 {
     Tensor y = make_operand(E4, in.stream.rows, in.stream.cols), again = make_operand(E4, y.rows, y.cols);
@@ -297,7 +297,7 @@ static void test_norm_again(void **state)
         }
 }
 
-/* Zeros leave no room to the micro-batch behind them, and find none. */
+/* After zeros the range of the next micro-batch is 0, and zeros do not exceed it. */
 static void test_zeros(void **state)
 {
     (void)state;
@@ -343,7 +343,7 @@ static void test_not_finite(void **state)
         }
 }
 
-/* More tiles than the launch has blocks that encodes again, whose last ones end inside. */
+/* More tiles than blocks in the re-encoding launch; the last tiles are partial. */
 static void test_large(void **state)
 {
     (void)state;
@@ -361,7 +361,7 @@ static void test_large(void **state)
     release();
 }
 
-/* More tiles than the GPU has multiprocessors, sums of many stages. With the transpose they are made by GEMM and SwiGLU apart. */
+/* More tiles than multiprocessors, sums of many stages. With the transpose, GEMM and SwiGLU run separately. */
 static void test_large_matmul(void **state)
 {
     (void)state;
@@ -387,7 +387,7 @@ static void test_large_matmul(void **state)
     release();
 }
 
-/* The gradient, by one kernel. Without the transpose it is made by GEMM and SwiGLU apart. */
+/* The gradient, by one kernel. Without the transpose, GEMM and SwiGLU run separately. */
 static void test_large_matmul_dx(void **state)
 {
     (void)state;
@@ -408,7 +408,7 @@ static void test_large_matmul_dx(void **state)
         device_copy(in.act.scale, act.scale, sizeof(float));
         check_same_bytes("codes", run_kept(&op, y, ranges[i]), expected, codes);
         check_transposed("transposed", y);
-        in.act.data = act.data;             /* which it leaves alone */
+        in.act.data = act.data;             /* not written */
         check_same_bytes("act", tensor_snapshot(in.act), tensor_snapshot(act), tensor_bytes(act) - 12);
         assert_true(operand_scale(rows) == operand_scale(y) && range_of(rows) == range_of(y));
         in.act = act;
@@ -416,7 +416,7 @@ static void test_large_matmul_dx(void **state)
     release();
 }
 
-/* Where max|x| is known or the halves are called one by one, the range means the same. */
+/* The range has the same meaning if max|x| is known or the halves are called separately. */
 static void test_halves(void **state)
 {
     (void)state;
@@ -449,8 +449,8 @@ static void test_halves(void **state)
     release();
 }
 
-/* Of CUDA, which finds maxima in memory that it uses again after a thousand of them. Operations that take two, of large numbers,
- * begin at an even place, or at an odd one and end beyond the last; then others that take one, of small numbers, come by each. */
+/* CUDA reuses memory of maxima after a thousand of them. Operations that take two, with large numbers, start at an even slot, or at
+ * an odd one and wrap around; then others that take one, with small numbers, use each slot. */
 static void test_many(void **state)
 {
     (void)state;

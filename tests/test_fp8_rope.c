@@ -1,8 +1,7 @@
-/* The rotation where it meets FP8: forward from q, k, v saved in groups of 16, backward into an operand of E5M2.
+/* The rotation with FP8: forward from q, k, v saved in groups of 16, backward into an operand of E5M2.
  * Against a double reference computed from the stored codes, and on CUDA against the CPU's record too. u = 2^-24.
  *
- * With a clip or with norms the CUDA back end passes through BF16: x on its way in, dx before it becomes FP8. Both
- * may then be off by v = 2^-8 of themselves. */
+ * With a clip or with norms the CUDA back end converts x and dx through BF16. Both may then have a relative error of v = 2^-8. */
 #include "tests/fp8.h"
 
 static const Format F = { F32, 0 }, H = { BF16, 0 }, E5 = { E5M2, 0 }, E16 = { E4M3, 16 };
@@ -30,7 +29,7 @@ static double *doubles(size_t n)
     return keep(n * sizeof(double));
 }
 
-/* What BF16 adds on the way; 0 where there is none. */
+/* The error from BF16; 0 without it. */
 static double passing_error(const RopeCase *k)
 {
     return !on_cpu() && (k->clip > 0 || k->norm) ? 0x1p-8 : 0;
@@ -52,7 +51,7 @@ static Tensor make_uneven(int rows, int cols, uint64_t seed, float size)
     return t;
 }
 
-/* Turns heads by sign * angle; b: what the values may err, before and after. Two products and a sum round. */
+/* Rotates heads by sign * angle; b: error bounds of the values, before and after. Two products and a sum round. */
 static void turn(double *x, double *b, int heads, int D, const float *angles, double sign)
 {
     for (int h = 0; h < heads; h++)
@@ -66,7 +65,7 @@ static void turn(double *x, double *b, int heads, int D, const float *angles, do
         }
 }
 
-/* rstd of u, whose elements are v off relatively: so is their root mean square; the sum of W squares errs by W u. */
+/* rstd of u, whose elements have a relative error of v, and so has their root mean square; the sum of W squares has W u. */
 static double rstd_of(const double *x, int W, double clip, double eps)
 {
     double square = 0;
@@ -80,7 +79,7 @@ static double rstd_error(double rstd, int W, double v)
     return rstd * ((W + 8) * U24 / 2 + 6 * U24 + v * (1 + 2 * v));
 }
 
-/* q_norms, k_norms: equal parts of q and of k that are normed each. */
+/* q_norms, k_norms: numbers of equal parts of q and k, each with its norm. */
 typedef struct { Attention a; const float *angles; const double *qw, *kw; int q_norms, k_norms; double v; } Setting;
 
 static Setting setting_of(const RopeCase *k, Attention a, const float *angles, Tensor qw, Tensor kw)
@@ -141,8 +140,8 @@ static void forward_case(const RopeCase *k, Tensor x, Tensor qw, Tensor kw, Sett
 
 /* ---- backward ------------------------------------------------------------------------------------------------ */
 
-/* In a part of q or k, from the gradient g of the norm's output, off by b: d = r (g w - h mean(g w h)), dw += g h, one of
- * `terms`. h = u r is off by e = v + 2 u of itself, a mean of W terms by W u; all of it to second order. */
+/* In a part of q or k, from the gradient g of the norm's output with error b: d = r (g w - h mean(g w h)), dw += g h, one of
+ * `terms`. h = u r has a relative error of e = v + 2 u, a mean of W terms W u; to second order. */
 static void norm_part_backward(double *g, double *b, double *dw, double *bw, const double *x, const double *w, int W,
                                int terms, double clip, double r, double v)
 {
@@ -163,8 +162,7 @@ static void norm_part_backward(double *g, double *b, double *dw, double *bw, con
     }
 }
 
-/* g: dy, becomes dx; b: 0, becomes its bound. An x beyond the limit that BF16 may round to it may count as not
- * clamped. */
+/* g: dy, replaced by dx; b: 0, replaced by its bound. An x above the limit that BF16 may round to it may count as not clamped. */
 static void backward_reference(double *g, double *b, double *dw, double *bw, const double *x, const float *stats,
                                int N, Setting s)
 {

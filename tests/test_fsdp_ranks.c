@@ -1,6 +1,6 @@
-/* Sharding on any number of ranks: what is gathered is what was scattered, bit for bit, and follows the trained master weights;
- * sums over ranks are sums; every strategy trains as one without sharding does; two runs, and queues that overlap or not, give
- * the same bits. On 1, 2 and 4 ranks. */
+/* Sharding on any number of ranks: gathered weights are those scattered, bit for bit, and follow the trained master weights; sums
+ * over ranks are correct; every strategy trains like no sharding; two runs, and queues that overlap or not, give the same bits. On
+ * 1, 2 and 4 ranks. */
 #include <math.h>
 
 #include "tests/kit.h"
@@ -21,8 +21,8 @@ static const struct { const char *name; int groups; Gathering gathering; GradSum
 };
 enum { NUM_STRATEGIES = sizeof strategies / sizeof strategies[0] };
 
-/* drift: see check_curve; modules: with adapters on these, and a base that is stored so; bf16_head: not the recipe's; mapped: with a
- * unit of a kind of its own */
+/* drift: see check_curve; modules: with adapters on these, on a base in this format; bf16_head: instead of the recipe's; mapped:
+ * with a unit of an added kind */
 enum { SOME_MODULES = 1 << LORA_Q | 1 << LORA_V | 1 << LORA_UP | 1 << LORA_DOWN };
 static const struct { const char *name; SmallModel model; double drift; unsigned modules; BaseFormat base; bool bf16_head, mapped; }
     recipe_cases[] = {
@@ -37,11 +37,11 @@ enum { NUM_RECIPES = sizeof recipe_cases / sizeof recipe_cases[0] };
 typedef struct { Config config; Model model; Fsdp fsdp; } Run;
 typedef struct { double loss[STEPS], norm[STEPS]; } Curve;
 
-/* What no sharding gives, per recipe: all weights as computed with, the first step's gradients, losses. */
+/* Results without sharding, per recipe: all weights in their compute format, the first step's gradients, losses. */
 static struct {
     void   *codes[MAX_UNITS][NUM_PARAMS], *codes_t[MAX_UNITS][NUM_PARAMS];
     double *grad[MAX_UNITS];
-    size_t  numel[MAX_UNITS];           /* of those */
+    size_t  numel[MAX_UNITS];           /* of these */
     Curve   curve;
 } reference[NUM_RECIPES];
 
@@ -114,7 +114,7 @@ static void *fetch(Tensor t, bool transposed, size_t *bytes)
     return copy;
 }
 
-/* A parameter's master weights, of all shards. */
+/* A parameter's master weights from all shards. */
 static Tensor whole_master(const Fsdp *f, int u, const Param *p)
 {
     const Shard *s = &f->shard[u];
@@ -127,14 +127,14 @@ static Tensor whole_master(const Fsdp *f, int u, const Param *p)
         device_get(whole + first * size, shard_weights(s, p, first, n).data, n * size);
     for (size_t i = 0; i < bytes; i++)
         sum[i] = whole[i];
-    comm_sum_over(sum, (int)bytes, RANKS_SHARD);        /* of bytes, 0 on all ranks but one: exact, -0 included */
+    comm_sum_over(sum, (int)bytes, RANKS_SHARD);        /* of bytes, 0 on all ranks except one: exact, also for -0 */
     for (size_t i = 0; i < bytes; i++)
         whole[i] = (unsigned char)sum[i];
     device_put(t.data, whole, bytes);
     return t;
 }
 
-/* What fetch must find of `like`: its master weights, quantized at once and in other memory. */
+/* The expected result of fetch for `like`: its master weights, quantized as a whole in other memory. */
 static void *fetch_quantized(Tensor like, Tensor master, bool transposed, size_t *bytes)
 {
     Tensor t = make(like.format, like.rows, like.cols);
@@ -143,8 +143,8 @@ static void *fetch_quantized(Tensor like, Tensor master, bool transposed, size_t
     return fetch(t, transposed, bytes);
 }
 
-/* One unit's tensors: where `updated`, trained ones against the master weights; others against the reference, which the first run
- * fills. So what is frozen is after training what it was before. */
+/* Checks one unit's tensors: if `updated`, trained ones against the master weights; others against the reference of the first run.
+ * So training does not change frozen tensors. */
 static void check_unit(const Fsdp *f, int u, const Unit *w, bool backward, bool updated, int recipe, const char *name)
 {
     for (int k = 0; k < f->shape[u].num_params; k++) {
@@ -170,7 +170,7 @@ static void check_unit(const Fsdp *f, int u, const Unit *w, bool backward, bool 
     }
 }
 
-/* Gathers every unit twice around, as forward and backward go. */
+/* Gathers every unit twice, as in forward and backward. */
 static void gather_all(Run *r, bool updated, int recipe, const char *name)
 {
     Fsdp *f = &r->fsdp;
@@ -215,8 +215,8 @@ static void test_unsharded(void **state)
 
 /* ---- sharded ------------------------------------------------------------------------------------------------ */
 
-/* This rank's slice of the summed gradients. BATCH gradients are added in another order than in the reference: each sum errs by
- * a roundoff of what it has come to, which the largest gradient of the unit stands for. */
+/* This rank's slice of the summed gradients. BATCH gradients are added in another order than in the reference: each addition has a
+ * roundoff of the sum so far, bounded by the largest gradient of the unit. */
 static void check_gradients(const Run *r, int recipe, const char *name)
 {
     for (int u = 0; u < r->fsdp.num_units; u++) {
@@ -238,13 +238,13 @@ static void check_gradients(const Run *r, int recipe, const char *name)
     }
 }
 
-/* In step 0 the weights and the loss of each sequence are the reference's, bit for bit: only BATCH additions in F32 go in
- * another order. Then sums of gradients err by e = 2 BATCH roundoffs, and AdamW's step, to first order, moves the loss by e
- * times as much as it moves it anyway: in F32 that is less than e of the loss in each of two steps; in BF16, where e is 1/16
- * and a step moves the loss by 3 %, 2^-9. In FP8 a weight that hardly moves may change its code, by a sixteenth, so nothing of
- * the kind holds: 2^-6, twice what is seen, notices only training that goes astray. The norm errs by as much as the sums, and, as
- * these steps move it up to four times as much as the loss, by four times as much as the loss. A mistake that the unsharded run makes
- * too is not seen here at all: gather_all looks at the trained weights themselves. */
+/* In step 0 the weights and the loss of each sequence are the reference's, bit for bit: only BATCH additions in F32 have another
+ * order. Then sums of gradients have an error of e = 2 BATCH roundoffs, and AdamW's step, to first order, changes the loss by e
+ * times its usual change: in F32 less than e of the loss in each of two steps; in BF16, where e is 1/16 and a step changes the loss
+ * by 3 %, 2^-9. In FP8 a small change of a weight may change its code, by a sixteenth, so there is no such bound: 2^-6, twice the
+ * observed difference, detects only diverging training. The norm has the error of the sums and, as these steps change it up to four
+ * times as much as the loss, four times the error of the loss. Errors of the unsharded run are not detected here: gather_all checks
+ * the trained weights themselves. */
 static void check_curve(const Curve *c, int recipe, Format grads, const char *name)
 {
     const double sums = 2 * BATCH * unit_roundoff(grads), drift = recipe_cases[recipe].drift;
@@ -269,7 +269,7 @@ static Curve train_with_one_queue(int recipe, Strategy strategy)
     return c;
 }
 
-/* twice: whether a second run is compared. */
+/* twice: compares a second run. */
 static void strategy_case(int recipe, Strategy strategy, const char *name, bool twice)
 {
     Run r;
@@ -291,7 +291,7 @@ static void strategy_case(int recipe, Strategy strategy, const char *name, bool 
     check_same_bytes("on rank 0", &c, &again, sizeof c);
 }
 
-/* Of adapters half the strategies each: beside a base of each format, one of its two recipes has every one. */
+/* With adapters each recipe has half of the strategies: for each format of the base, its two recipes cover all. */
 static bool is_chosen(int recipe, int strategy)
 {
     return recipe_cases[recipe].modules == 0 || comm_size() == 1 || recipe % 2 == strategy % 2;
@@ -303,7 +303,7 @@ static void test_strategies(void **state)
     for (int s = 0; s < NUM_STRATEGIES; s++) {
         const int groups = strategies[s].groups ? strategies[s].groups : comm_size();
         const Strategy strategy = { comm_size() / groups, strategies[s].gathering, strategies[s].sum };
-        const bool new = comm_size() > 1 || s == 0;     /* one rank cannot shard: all strategies are one */
+        const bool new = comm_size() > 1 || s == 0;     /* on one rank all strategies are the same */
         for (int i = 0; i < NUM_RECIPES && new && comm_size() % groups == 0; i++)
             if (is_chosen(i, s))
                 strategy_case(i, strategy, strategies[s].name, (i / 2 + s) % 2 == 0);

@@ -1,4 +1,4 @@
-/* ./train --generate as a user runs it: continuations on stdout, where they end, what decides them, and errors. */
+/* ./train --generate as a user runs it: continuations on stdout, their ends, their settings, and errors. */
 #include "tests/launch.h"
 
 enum { MOST = 128 };
@@ -57,7 +57,7 @@ static void expect_same(const Continuation *a, const Continuation *b)
     assert_memory_equal(a->token, b->token, sizeof a->token[0] * (size_t)a->count);
 }
 
-/* transformers' continuation, of the second of two prompts, the first a list alone; behind a blank line. */
+/* transformers' continuation of the second of two prompts, after a blank line; the first prompt is a plain list. */
 static void test_greedy(void **state)
 {
     (void)state;
@@ -80,7 +80,7 @@ static void test_greedy(void **state)
     json_decref(o);
 }
 
-/* Draws follow from the seed, whatever the number of ranks: weights are gathered whole, so that all compute the same bits. */
+/* Samples depend on the seed, not on the number of ranks: weights are gathered whole, so that all ranks compute the same bits. */
 static void test_draws(void **state)
 {
     (void)state;
@@ -95,11 +95,11 @@ static void test_draws(void **state)
     assert_int_equal(continuations(other, 3), 3);
     for (int i = 0; i < 3; i++)
         expect_same(&one[i], &two[i]);
-    assert_memory_not_equal(one[0].token, one[2].token, sizeof(int) * 8);       /* each prompt has draws of its own */
+    assert_memory_not_equal(one[0].token, one[2].token, sizeof(int) * 8);       /* each prompt has its own random numbers */
     assert_memory_not_equal(one[0].token, other[0].token, sizeof(int) * 8);
 }
 
-/* A text ends behind any of generation_config.json's tokens, or the one that is given, else at the sequence's end. */
+/* A text ends after any eos token of generation_config.json, or after the given one, else at the end of the sequence. */
 static void test_ends(void **state)
 {
     (void)state;
@@ -138,7 +138,7 @@ static void test_ends(void **state)
     json_decref(o);
 }
 
-/* The samples of a step as metrics.jsonl has them; returns their number. */
+/* Reads the samples of a step from metrics.jsonl; returns their number. */
 static int read_samples(Continuation *c, int most, const char *run, long step)
 {
     char path[512], line[8192];
@@ -162,8 +162,8 @@ static int read_samples(Continuation *c, int most, const char *run, long step)
     return count;
 }
 
-/* Samples are what the saved model generates, on any number of ranks and with more prompts than a micro-batch has sequences; and
- * training is the same to the bit. */
+/* Samples equal those that the saved model generates, on any number of ranks and with more prompts than sequences of a micro-batch;
+ * and training is the same to the bit. */
 static void test_samples(void **state)
 {
     (void)state;
@@ -192,7 +192,7 @@ static void test_samples(void **state)
     }
 }
 
-/* A text that fills the sequence has no more tokens, whatever max_new_tokens says: 30 of the 32 are the prompt's. */
+/* The length of the sequence limits a text, whatever max_new_tokens is: 30 of the 32 tokens are the prompt's. */
 static void test_full_sample(void **state)
 {
     (void)state;
@@ -209,7 +209,7 @@ static void test_full_sample(void **state)
     assert_int_equal(c[0].count, 2);
 }
 
-/* What the run of test_samples has saved, by its own configuration file; that says the recipe, without it bf16 is taken. */
+/* The checkpoint of test_samples, with its own configuration file, which has the recipe; without it the recipe is bf16. */
 static void test_own_checkpoint(void **state)
 {
     (void)state;
@@ -227,7 +227,7 @@ static void test_own_checkpoint(void **state)
     expect_output("recipe bf16: ");
     expect_output("frozen weights bf16");
     expect_status(generate(1, "[3]", "--load_path=%s/plain/latest --dry_run --recipe=fp8", folder), 0);
-    expect_output("frozen weights f32");        /* from which FP8 is rounded in training */
+    expect_output("frozen weights f32");        /* as in training, which rounds FP8 from them */
 }
 
 static void expect_error(const char *text, const char *arguments, const char *message)

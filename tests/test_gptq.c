@@ -1,9 +1,9 @@
-/* GPTQ of a layer against its published form in double precision, which inverts H; H = 1, and such that have no factor. */
+/* GPTQ of a layer against its published form in double precision, which inverts H; H = 1, and H without a factor. */
 #include "kernels/gptq.h"
 #include "model/checkpoint/weight_codes.h"
 #include "tests/kit.h"
 
-/* A layer and what it has seen. In double precision h is with damping, and its rows and columns are in their order. */
+/* A layer and its inputs. In double precision h includes damping, with rows and columns in the chosen order. */
 typedef struct {
     int     O, I, group;
     float  *w, *scale;
@@ -51,7 +51,7 @@ static void make_weights(Layer *a, int O, int I, int group)
     device_put(a->device_scale, a->scale, groups * sizeof(float));
 }
 
-/* Sums as a trainer has them, of inputs in BF16 that have something in common, each of its own size; from `count` on they are 0. */
+/* Sums as in a trainer, of correlated inputs in BF16 of different sizes; inputs from `count` on are 0. */
 static void make_inputs(Layer *a, int count)
 {
     const int n = 4 * a->I;
@@ -78,7 +78,7 @@ static GptqResult run(Layer *a, double damping, bool ordered)
         mean += h[i * a->I + i] / a->I;
         a->order[i] = i;
     }
-    for (int i = 1; i < a->I && ordered; i++)               /* equal ones stay in their order */
+    for (int i = 1; i < a->I && ordered; i++)               /* equal ones keep their order */
         for (int j = i; j > 0 && h[a->order[j] * (a->I + 1)] > h[a->order[j - 1] * (a->I + 1)]; j--) {
             const int other = a->order[j];
             a->order[j] = a->order[j - 1], a->order[j - 1] = other;
@@ -145,9 +145,9 @@ static double norm_of(const double *a, int n)
     return most;
 }
 
-/* [Frantar et al. 2022, algorithm 1] with B = 1. A row may part from it only at a weight that lies, but for the rounding errors of
- * F32, in the middle between two codes: these are those of a factor and of sums of I terms, as large as the condition of H lets
- * them become. Returns how many rows do. */
+/* [Frantar et al. 2022, algorithm 1] with B = 1. A row may differ only from a weight on that is, within rounding errors of F32, at
+ * the midpoint of two codes: errors of a factor and of sums of I terms, amplified by the condition of H. Returns the number of such
+ * rows. */
 static int count_parted(const Layer *a)
 {
     const int I = a->I;
@@ -177,7 +177,7 @@ static int count_parted(const Layer *a)
     return parted;
 }
 
-/* The error of the outputs. to_nearest: with the codes that rounding gives. */
+/* The error of the outputs. to_nearest: with codes from rounding. */
 static double output_error(const Layer *a, bool to_nearest)
 {
     double *e = keep((size_t)a->I * sizeof *e), total = 0;
@@ -193,7 +193,7 @@ static double output_error(const Layer *a, bool to_nearest)
     return total;
 }
 
-/* As codes_int4 rounds. */
+/* The codes are those of codes_int4. */
 static void check_nearest(const Layer *a)
 {
     int8_t *nearest = keep((size_t)a->O * (size_t)a->I);
@@ -203,7 +203,7 @@ static void check_nearest(const Layer *a)
 
 /* ---- tests ------------------------------------------------------------------------------------------------------ */
 
-/* NOTE: |e C|^2 is found from F32 sums of I terms: its error is some I units of roundoff. */
+/* NOTE: |e C|^2 is computed from F32 sums of I terms: its error is some I units of roundoff. */
 static void test_published(void **state)
 {
     (void)state;
@@ -233,7 +233,7 @@ static void put_h(const Layer *a, double diagonal, double beside)
     put(a->device_h, h);
 }
 
-/* Outputs that know nothing of each other: nothing is better than rounding. */
+/* Uncorrelated inputs: nothing is better than rounding. */
 static void test_identity(void **state)
 {
     (void)state;
@@ -248,8 +248,8 @@ static void test_identity(void **state)
     }
 }
 
-/* What no damping makes positive definite, and what ten times the damping does. With 1 on the diagonal and b beside it the least
- * eigenvalue is 1 - (I - 1) |b| for b < 0. */
+/* H that no damping makes positive definite, and H that needs ten times the damping. With 1 on the diagonal and b elsewhere the
+ * least eigenvalue is 1 - (I - 1) |b| for b < 0. */
 static void test_no_factor(void **state)
 {
     (void)state;
@@ -270,7 +270,7 @@ static void test_no_factor(void **state)
     }
 }
 
-/* Inputs that have always been 0: their columns are rounded, and the others do not notice. */
+/* Inputs that were always 0: their columns are rounded, and do not affect others. */
 static void test_dead(void **state)
 {
     (void)state;

@@ -1,10 +1,9 @@
 /* Gradients of the whole model in f32 against finite differences: every parameter tensor of every architecture, and adapters.
  *
- * With L(w) the summed loss and r a direction of length 1, D(h) = (L(w + h r) - L(w - h r)) / 2h is off by c h^2 + e/h,
- * or by c h where clamped values meet their limit. So the last two steps of a sequence of halved h bound what is left of
- * the first term: max(|D(h) - D(2h)|, |D(2h) - D(4h)| / 2). e comes from rounding: every token's loss l carries an error
- * of some K u |l| with u = 2^-24; these are independent, and K = 32 stands for the ~1000 roundings on the way (their
- * root). The h with the smallest bound counts. */
+ * With L(w) the summed loss and r a direction of length 1, D(h) = (L(w + h r) - L(w - h r)) / 2h has an error of c h^2 + e/h, or c
+ * h where clamped values cross their limit. So the last two steps of a sequence of halved h bound the first term: max(|D(h) -
+ * D(2h)|, |D(2h) - D(4h)| / 2). e is rounding: every token's loss l has an error of about K u |l| with u = 2^-24; these are
+ * independent, and K = 32 is the root of the ~1000 roundings. The h with the smallest bound is used. */
 #include <math.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,7 +38,7 @@ static void fill_batch(Setup *s)
         s->targets[n] = n % s->model.attn.T == s->model.attn.T - 1 || n % 9 == 4 ? -1 : s->tokens[n + 1];
 }
 
-/* Norm weights start as ones; other values show whether they are used at all. */
+/* Norm weights start as ones; other values test whether they are used. */
 static void perturb_norms(Setup *s)
 {
     for (int u = 0; u < s->fsdp.num_units; u++)
@@ -55,7 +54,7 @@ static void perturb_norms(Setup *s)
         }
 }
 
-/* trainable: a pattern; NULL: everything is. */
+/* trainable: patterns; NULL: all. */
 static void open_model(Setup *s, const ModelConfig *m, char **trainable, bool documents)
 {
     model_config(&s->config, m, "f32", B);
@@ -192,7 +191,7 @@ static void test_documents(void **state)
     check_architecture(LLAMA_GQA, true);
 }
 
-/* Of the lowest block that is trained only what its own gradients read is computed: here those of its norms, of q, k and v. */
+/* Backward of the lowest trained block computes only what its own gradients need: here those of its norms, of q, k and v. */
 static void test_parts(void **state)
 {
     (void)state;
@@ -206,8 +205,8 @@ static void test_parts(void **state)
         }
 }
 
-/* Adapters on all matrices, or on some of those that are one here; the base as other weights are, and as it is read from codes.
- * Nothing is clamped: a step of A moves so many values of q, k and v that some always meet their limit (test_parity clamps). */
+/* Adapters on all matrices, or on some parts of a fused matrix; the base stored like other weights, or read from codes. Nothing is
+ * clamped: a step of A moves so many values of q, k and v that some always cross their limit (test_parity clamps). */
 static ModelConfig adapted_model(SmallModel a)
 {
     const unsigned some = 1 << LORA_K | 1 << LORA_V | 1 << LORA_O | 1 << LORA_UP;
@@ -227,7 +226,7 @@ static void test_adapters(void **state)
     }
 }
 
-/* Gradients of one step, all units one behind the other. */
+/* Gradients of one step, all units one after the other. */
 static float *gradients(const ModelConfig *m, Keep keep, int recompute, int chunk, size_t *n)
 {
     Setup s;
@@ -254,7 +253,7 @@ static float *gradients(const ModelConfig *m, Keep keep, int recompute, int chun
     return g;
 }
 
-/* What is recomputed is computed from the same values by the same operations: the same bits. */
+/* Recomputation uses the same values and operations: the same bits. */
 static void test_recomputation(void **state)
 {
     (void)state;
@@ -263,7 +262,8 @@ static void test_recomputation(void **state)
         size_t n;
         float *all = gradients(&m, KEEP_ALL, 0, 0, &n);
         for (Keep keep = KEEP_ALL; keep <= KEEP_BLOCK; keep++)
-            for (int part = 0; part < 3; part++) {          /* of two blocks none more than keep says, the first, the second */
+            for (int part = 0; part < 3; part++) {          /* keep for two blocks: only as in the recipe; also the first; also the
+                                                               second */
                 float *less = gradients(&m, keep, part == 0 ? 0 : part == 1 ? 2 : -3, 0, &n);
                 assert_memory_equal(all, less, sizeof(float) * n);
                 free(less);
@@ -272,7 +272,7 @@ static void test_recomputation(void **state)
     }
 }
 
-/* The loss in chunks of 5 tokens: equal but for the order in which the head's gradient is summed. */
+/* The loss in chunks of 5 tokens: equal except for the order of sums of the head's gradient. */
 static void test_loss_chunks(void **state)
 {
     (void)state;

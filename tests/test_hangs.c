@@ -1,8 +1,8 @@
-/* What is slow is left alone, what never answers is named, and a signal ends what is not training yet.
+/* Slow runs are not ended, hung ones are reported, and a signal ends a run that is not training yet.
  *
- * This program is ./train too: with arguments it is a rank, in which one function is slow, hangs, dies or waits for ever when
- * SIGTERM comes. FAULT says so: "pwrite slow 0 1" is slow from the first call on in rank 1, "shard_read hang 40 -1" hangs at the
- * 41st in every rank. */
+ * This program is also ./train: with arguments it is a rank in which one function is slow, hangs, dies or waits for ever when
+ * SIGTERM comes. FAULT sets this: "pwrite slow 0 1" is slow from the first call on in rank 1, "shard_read hang 40 -1" hangs at the
+ * 41st call in every rank. */
 #include "data/shuffle.h"
 #include "kernels/kernels.h"
 #include "kernels/runtime/clock.h"
@@ -23,7 +23,7 @@ enum { MOST = 60 };         /* seconds from a fault to the end of all ranks, on 
 
 static pthread_t main_thread;
 
-/* Called in front of function `name`, milliseconds: of a slow call. */
+/* Called before function `name`. milliseconds: of a slow call. */
 static void meet_fault(const char *name, int milliseconds)
 {
     static atomic_int calls;
@@ -167,7 +167,7 @@ static FILE *start_faulty(int ranks, const char *fault, const char *run, const c
                          ranks < most_ranks() ? ranks : most_ranks(), here, SMALL, folder, run, arguments);
 }
 
-/* All ranks end by themselves and say these once. A launcher that lets the others go on may be content in the end. */
+/* All ranks end by themselves and print these texts once. content: a launcher that lets the other ranks go on may return 0. */
 static void expect_fault(FILE *p, bool content, const char *const said[3])
 {
     const double since = clock_seconds();
@@ -195,14 +195,14 @@ static double seconds_after(const char *text)
     return strtod(strstr(output, text) + strlen(text), NULL);
 }
 
-/* A save of rank 1 and an epoch of 7 million sequences that it shuffles take more than ten timeouts. Rank 0 has done its part at
+/* A save of rank 1, and its shuffle of an epoch of 7 million sequences, take more than ten timeouts. Rank 0 finishes its part at
  * once and waits. */
 static void test_slow(void **state)
 {
     (void)state;
     char arguments[512], command[256];
     double loss[MAX_STEPS];
-    if (most_ranks() < 2 || on_gpu())       /* ten timeouts that a device starts in take minutes */
+    if (most_ranks() < 2 || on_gpu())       /* with a device, which is slow to start, ten timeouts take minutes */
         skip();
     snprintf(command, sizeof command, "truncate -s 112M %s/sparse.npy", folder);
     assert_int_equal(system(command), 0);
@@ -221,7 +221,7 @@ static void test_slow(void **state)
 
 /* ---- what hangs ------------------------------------------------------------------------------------------- */
 
-/* Arguments may say %s, which is the test's folder. Not all at once: what is slow would be taken for what hangs. */
+/* Arguments may contain %s, the test's folder. Not all at once: a slow run would look like a hung one. */
 static void test_hung(void **state)
 {
     (void)state;
@@ -263,9 +263,9 @@ static void test_hung(void **state)
     }
 }
 
-/* ---- what ends alone -------------------------------------------------------------------------------------- */
+/* ---- single ranks ------------------------------------------------------------------------------------------ */
 
-/* A rank that dies in another thread than the main one cannot end the others; its launcher here does not either. */
+/* A rank that dies in a thread other than the main one cannot end the others, nor does this launcher. */
 static void test_died_in_a_thread(void **state)
 {
     (void)state;
@@ -275,7 +275,7 @@ static void test_died_in_a_thread(void **state)
                  "error (rank 1): shard_read cannot go on", "rank 1 (process", "ended with an error of its own" });
 }
 
-/* One rank is watched as well. */
+/* A run of one rank is watched too. */
 static void test_alone(void **state)
 {
     (void)state;
@@ -284,9 +284,9 @@ static void test_alone(void **state)
                  (const char *[3]){ "since reading data/sample-train.npy in step ", "has made no progress for" });
 }
 
-/* ---- what is not training yet ----------------------------------------------------------------------------- */
+/* ---- before training --------------------------------------------------------------------------------------- */
 
-/* In files that are opened, in the thread while the main one waits for the first step; also to one rank of several. */
+/* While files are opened, or in the thread while the main one waits for the first step; also to one rank of several. */
 static void test_signal_before_training(void **state)
 {
     (void)state;

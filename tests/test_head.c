@@ -2,8 +2,8 @@
 #include "tests/fp8.h"
 #include "tests/loss.h"
 
-/* One row; rows that end inside a warp's packs; more than a thread of the CUDA back end keeps: 8 packs by 1024 threads; then
- * gradients, of rows and cols, that are larger than the logits, whose rows are whole packs or not. */
+/* One row; rows that end inside a warp's packs; more than the threads of the CUDA back end keep: 8 packs by 1024 threads; then
+ * gradients (rows, cols) larger than the logits, whose rows are whole packs or not. */
 static const struct { int N, V, rows, cols; } shapes[] = {
     { 1, 64, 1, 64 }, { 96, 272, 96, 272 }, { 3, 66000, 3, 66000 },
     { 5, 37, 16, 48 }, { 33, 264, 48, 272 }, { 16, 91, 16, 96 }, { 3, 65537, 16, 65552 }, { 2, 40, 5, 128 },
@@ -25,7 +25,7 @@ static void check_loss(const char *name, Tensor t, const double *ref, const doub
     golden_check(name, t, bound);
 }
 
-/* (N, V) in (rows, cols): beyond is 0. */
+/* (N, V) in (rows, cols), padded with 0. */
 static double *widen(const double *x, int shape)
 {
     const int V = shapes[shape].V, cols = shapes[shape].cols;
@@ -36,8 +36,8 @@ static double *widen(const double *x, int shape)
     return y;
 }
 
-/* amax: larger than every gradient, or so small that the largest saturate. Gradients of masked rows and behind the vocabulary
- * are 0, with a bound of 0. */
+/* amax: larger than every gradient, or so small that the largest saturate. Gradients of masked rows and after the vocabulary are 0,
+ * with a bound of 0. */
 static void codes_case(int shape, Format input, Format output, bool saturates)
 {
     const int N = shapes[shape].N, V = shapes[shape].V, rows = shapes[shape].rows, cols = shapes[shape].cols, vocab = V - 3;

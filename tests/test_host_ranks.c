@@ -1,5 +1,5 @@
-/* What is on the host: where things are changes no bit; as much is there as the device lacks room for; each piece moves once each way in
- * a step. On 1, 2 and 4 ranks. (test_cpu_order_ranks: each copy waits for what it needs.) */
+/* Tensors on the host: their place changes no bit; only those that do not fit on the device are there; each moves once in each
+ * direction per step. On 1, 2 and 4 ranks. (test_cpu_order_ranks: each copy waits for its inputs.) */
 #include <math.h>
 #include <sys/stat.h>
 
@@ -61,7 +61,7 @@ static void take_weights(const Fsdp *f, Result *result)
     }
 }
 
-/* Steps of micro-batches, each with an evaluation after it, which saves nothing. */
+/* Steps of micro-batches, each followed by an evaluation, which saves no activations. */
 static Result train(Run *r)
 {
     Result result = { 0 };
@@ -219,7 +219,7 @@ static void test_states(void **state)
     }
 }
 
-/* ---- as much as the device lacks room for ---------------------------------------------------------------------- */
+/* ---- only what does not fit on the device ---------------------------------------------------------------------- */
 
 static struct { int count[2]; size_t bytes[2]; const char *host; size_t size; } moved;      /* to the host, and back */
 
@@ -240,7 +240,8 @@ static void ignore_end(void *none, const Operation *o)
     (void)none, (void)o;
 }
 
-/* With the device's memory for so many slots, so many stay, and each other block moves once each way in a micro-batch. */
+/* With device memory for this many slots, as many blocks stay, and each other block moves once in each direction per
+ * micro-batch. */
 static void test_auto(void **state)
 {
     (void)state;
@@ -257,7 +258,7 @@ static void test_auto(void **state)
         r.config.device_memory = 1;
         r.config.device_memory = ((double)model_planned_bytes(&m, &f) + memory_allowance(&r.config) + 0.5) / (1 << 30);
         if (slots < MIN_SLOTS)
-            r.config.device_memory = 1e-3;      /* nothing fits: as few as can be */
+            r.config.device_memory = 1e-3;      /* nothing fits: the fewest slots */
         model_free(&m, &f);
         place(&r);
         const int expected = slots > MIN_SLOTS ? slots : MIN_SLOTS, leave = LAYERS - expected;
@@ -277,7 +278,7 @@ static void test_auto(void **state)
     }
 }
 
-/* ---- what the host has ----------------------------------------------------------------------------------------- */
+/* ---- memory of the host ---------------------------------------------------------------------------------------- */
 
 static char folder[] = "/tmp/coat-host-XXXXXX";
 
@@ -309,7 +310,7 @@ static void test_host_memory(void **state)
     write_text("sys/fs/cgroup/a.slice/job/memory.max", "max\n");
     write_text("sys/fs/cgroup/a.slice/job/memory.current", "1000000\n");
     assert_true(host_memory_left(folder) == 4000 * 1024);
-    write_text("sys/fs/cgroup/a.slice/memory.max", "3000000\n");          /* the group above it has a limit */
+    write_text("sys/fs/cgroup/a.slice/memory.max", "3000000\n");          /* the parent group has a limit */
     write_text("sys/fs/cgroup/a.slice/memory.current", "2000000\n");
     write_text("sys/fs/cgroup/a.slice/memory.stat", "anon 5\nfile 900\nactive_file 300\ninactive_file 200\n");
     assert_true(host_memory_left(folder) == 1000500);

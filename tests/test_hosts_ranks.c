@@ -1,4 +1,4 @@
-/* Hosts that end, fall silent and come back, as the others see them. Each rank plays a host of its own. On 2 and 4 ranks. */
+/* Hosts that end, fall silent and come back, as seen by the others. Each rank simulates a host. On 2 and 4 ranks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -33,7 +33,7 @@ static bool is_heard(void)
     return hosts_silence() < 1;
 }
 
-/* The other rank may have to wait for its turn on a busy machine. */
+/* On a busy machine the other rank may be delayed. */
 static void look_until(bool (*happened)(void))
 {
     for (double end = clock_seconds() + 60; !happened() && clock_seconds() < end; )
@@ -52,7 +52,7 @@ static void expect_named(double silence, const char *expected, const char *name)
         fail_msg("%s: '%s', expected '%s'", name, text, whole);
 }
 
-/* Hosts that are well are heard, and have not ended. */
+/* Healthy hosts are heard, and have not ended. */
 static void test_well(void **state)
 {
     (void)state;
@@ -67,7 +67,7 @@ static void test_well(void **state)
     hosts_stop();
 }
 
-/* The last host says nothing for a while: rank 0 names it; then it is back. */
+/* The last host is silent for a while: rank 0 names it; then it is back. */
 static void test_silent(void **state)
 {
     (void)state;
@@ -96,7 +96,7 @@ static void test_silent(void **state)
     hosts_stop();
 }
 
-/* The last host ends: rank 0 sees it at once, the others nothing. Then rank 0 ends, which all see. */
+/* The last host ends: rank 0 detects it at once, the others do not. Then rank 0 ends, which all detect. */
 static void test_ended(void **state)
 {
     (void)state;
@@ -127,7 +127,7 @@ static void test_ended(void **state)
     hosts_stop();
 }
 
-/* The last host says that it ends all: rank 0 hears it and hands it on. */
+/* The last host sends that it ends all: rank 0 receives it and forwards it. */
 static void test_leaving(void **state)
 {
     (void)state;
@@ -156,7 +156,7 @@ static void test_leaving(void **state)
     hosts_stop();
 }
 
-/* Ranks of a host are told as ranges, wherever they are: of 4, host 1 has ranks 1 and 3, and ends. */
+/* Ranks of a host are printed as ranges, also if they are not consecutive: of 4, host 1 has ranks 1 and 3, and ends. */
 static void test_ranges(void **state)
 {
     (void)state;
@@ -185,7 +185,7 @@ static void test_ranges(void **state)
     hosts_stop();
 }
 
-/* One host has no connections: nothing is ever wrong. */
+/* A single host has no connections and never sees a failure. */
 static void test_one_host(void **state)
 {
     (void)state;

@@ -1,8 +1,8 @@
-/* Initial values: what each init_fn gives each kind of parameter in each block, against OLMo's formulas (olmo/model.py 0.6.0,
+/* Initial values of each init_fn for each kind of parameter in each block, against OLMo's formulas (olmo/model.py 0.6.0,
  * reset_parameters of OLMo and of its blocks) and, for adapters, PEFT's.
  *
- * Bounds. The mean square of n normal numbers has a standard error of sqrt(2 / n) of the variance, less if they are cut off; 5 of
- * these are allowed, and as many of the mean's. Tensors have 1024 elements or more: 22 % of the variance, or 11 % of the standard
+ * Bounds. The mean square of n normal numbers has a standard error of sqrt(2 / n) of the variance, less if they are truncated; 5 of
+ * these are allowed, and 5 of the mean's. Tensors have 1024 elements or more: 22 % of the variance, or 11 % of the standard
  * deviation. The formulas differ by 22 % at least: from the second block to the third. */
 #include "tests/kit.h"
 
@@ -11,7 +11,7 @@
 enum { BLOCKS = 3, D = 80, HEADS = 64, MLP = 160, RANK = 16 };
 static const double STD = 0.05;
 
-/* Standard deviations of these parameters, in each block, or of one that is in none. */
+/* Standard deviations of these parameters in each block, or of a parameter outside of blocks. */
 typedef struct { const char *params; double std[BLOCKS]; } Row;
 #define ALL(x) { x, x, x }
 
@@ -55,7 +55,7 @@ static double variance(double cutoff)
     return cutoff == 0 ? 1 : 1 - 2 * cutoff * exp(-cutoff * cutoff / 2) / sqrt(2 * M_PI) / erf(cutoff / sqrt(2));
 }
 
-/* n elements, of which all are expected to be `constant` if std is 0. */
+/* Checks n elements; if std is 0 all must be `constant`. */
 static void check_values(const char *name, int unit, const double *x, size_t n, double std, double cutoff, double constant)
 {
     double sum = 0, squares = 0, largest = 0;
@@ -84,7 +84,7 @@ static ModelConfig model_of(InitFn fn, double cutoff)
     return m;
 }
 
-/* Every parameter; of the embedding and the head the rows of the vocabulary, and zeros behind it. */
+/* Every parameter; embedding and head have rows of the vocabulary, then zeros. */
 static void check_model(const ModelConfig *m, double cutoff)
 {
     Config c;
@@ -127,7 +127,7 @@ static void test_adapters(void **state)
     check_model(&m, 3);
 }
 
-/* Random numbers are drawn by their number: no element's is another's. Adapters draw with a seed of their own. */
+/* Random numbers are indexed by element: no two elements share one. Adapters have a separate seed. */
 static void test_numbers(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Weights that stay once they are gathered or, on one rank, rounded: of as many units as fit, on every rank the same; whether they
- * stay changes no bit, and the trace says how often they are made. On 1, 2 and 4 ranks. */
+/* Weights that stay after they are gathered or, on one rank, rounded: of as many units as fit, equal on every rank; this changes no
+ * bit, and the trace shows how often they are made. On 1, 2 and 4 ranks. */
 #include <math.h>
 
 #include "kernels/runtime/trace.h"
@@ -11,10 +11,10 @@
 #include "tests/ranks.h"
 #include "tests/ranks_training.h"
 
-enum { LAYERS = 5, MICRO_BATCHES = 3 };     /* with two units that stay, block 1 does and 3 takes turns with 5 */
+enum { LAYERS = 5, MICRO_BATCHES = 3 };     /* with two kept units, block 1 stays, and blocks 3 and 5 share a buffer */
 
-/* modules: with adapters on these, next to a base that is stored so. How often a step gathers a block: one that stays, and the
- * lowest of a buffer that others use too; on one rank how often it makes the operands of the lowest, and of another block. */
+/* modules: with adapters on these, on a base in this format. How often a step gathers a block that stays, and the lowest block of a
+ * shared buffer; on one rank how often it makes the operands of the lowest and of another block. */
 enum { SOME_MODULES = 1 << LORA_Q | 1 << LORA_V | 1 << LORA_UP | 1 << LORA_DOWN };
 static const struct { const char *recipe; SmallModel model; unsigned modules; BaseFormat base; int once, lowest, lowest_on_one, on_one; } rows[] = {
     { "bf16", OLMO2, 0, BASE_AS_FROZEN, 0, 1 + MICRO_BATCHES },
@@ -109,9 +109,9 @@ static void test_trace(void **state)
 
 /* ---- weights that stay ------------------------------------------------------------------------------------- */
 
-static const double SPARE = 3.0 * (1 << 30);               /* of a device, which weights do not fill */
+static const double SPARE = 3.0 * (1 << 30);               /* memory of a device that weights leave free */
 
-/* What a device needs for so many units that stay, and not for one block more. */
+/* Memory of a device for `kept` units that stay, but not for one more block. */
 static double needed(const Run *r, bool sum_once, int kept)
 {
     Model m;
@@ -137,7 +137,7 @@ static int gathers(int unit)
     return count;
 }
 
-/* Two steps, the second traced, with the loss of an evaluation behind each. */
+/* Two steps, the second traced, each followed by the loss of an evaluation. */
 static Curve train_kept(Run *r)
 {
     Curve c = { 0 };
@@ -168,13 +168,13 @@ static int expected_gathers(int row, int kept, int k)
     return k < kept ? rows[row].once : k == kept ? rows[row].lowest : 2 * MICRO_BATCHES;
 }
 
-/* Whatever stays, the bits are those of weights that are made for each pass, and of these the lowest block of a buffer is still
- * there when forward begins again, but with NF4 as backward reads it. What stays was made by the evaluation after the step before;
- * on several ranks FP8 weights are transposed in the step, but those of a base once and for all. */
+/* Kept weights have the bits of weights made for each pass. Of the latter, the lowest block of a buffer is still there when forward
+ * begins again, except with NF4, where it is in backward's layout. Kept weights were made by the evaluation after the previous
+ * step; on several ranks FP8 weights are transposed in the step, those of a base only once. */
 static void test_kept(void **state)
 {
     (void)state;
-    for (int i = comm_size() == 1 ? COAT : 0; i < NUM_ROWS; i++) {      /* one rank computes with BF16 weights as they are stored */
+    for (int i = comm_size() == 1 ? COAT : 0; i < NUM_ROWS; i++) {      /* one rank uses BF16 weights as stored */
         Curve often;
         for (int kept = 0; kept < 3; kept++) {
             Run r;
@@ -198,7 +198,7 @@ static void test_kept(void **state)
     }
 }
 
-static size_t total, used;          /* of a device, where a test says it */
+static size_t total, used;          /* of a device, if set by a test */
 
 size_t __real_device_memory_total(void), __wrap_device_memory_total(void);
 size_t __wrap_device_memory_total(void)
@@ -221,8 +221,8 @@ static int planned_to_keep(Run *r, bool *sums_once)
     return kept;
 }
 
-/* Where ranks' devices have memory for different numbers of units, all keep the least; so they do where other programs use it, which
- * change neither how gradients are summed nor what a dry run says. */
+/* If devices have memory for different numbers of units, all ranks keep the least. The same if other programs use memory, which
+ * changes neither how gradients are summed nor a dry run. */
 static void test_agreement(void **state)
 {
     (void)state;
@@ -247,7 +247,7 @@ static void test_agreement(void **state)
     total = 0;
 }
 
-/* A dry run of ranks whose devices differ is one for the smallest. */
+/* A dry run with different devices plans for the smallest. */
 static void test_smallest_device(void **state)
 {
     (void)state;

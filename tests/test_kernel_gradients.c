@@ -1,15 +1,15 @@
 /* The backward of every operation against central differences of its forward, in F32.
  *
  * For L = sum cot * y with random cot, D(h) = (L(x+h) - L(x-h)) / 2h. Its truncation error is about
- * (D(2h) - D(h)) / 3, so |D(2h) - D(h)| bounds it while the cubic term leads. Outputs that a perturbation leaves
- * alone cancel exactly; each other one errs by k u max|y|, k stated at the operation, which D(h) divides by h. */
+ * (D(2h) - D(h)) / 3, so |D(2h) - D(h)| bounds it while the cubic term dominates. Outputs that a perturbation does not change
+ * cancel exactly; each other output has an error of k u max|y|, with k given at the operation, which D(h) divides by h. */
 #include "tests/kit.h"
 
 enum { MAX_SAMPLES = 200 };
 static const Format F = { F32, 0 };
 static const float STEP = 0x1p-6f;
 
-/* What is differentiated: y = f(inputs), where `forward` reads and writes the tensors it names. */
+/* The function y = f(inputs); `forward` reads and writes its tensors. */
 typedef struct {
     const char *name;
     void (*forward)(void);
@@ -26,7 +26,7 @@ static double *forward_at(const Function *f, Tensor x, size_t i, float value)
     return values(f->y);
 }
 
-/* D(h) at element i; *noise: what it may err. */
+/* D(h) at element i; *noise: its error bound. */
 static double difference(const Function *f, Tensor x, size_t i, float at, float h, double *noise)
 {
     const int mark = num_kept;
@@ -49,7 +49,7 @@ static void check_gradient(const Function *f, const char *of, Tensor x, Tensor d
 {
     const size_t numel = tensor_numel(x), stride = numel / MAX_SAMPLES + 1;
     const double *X = values(x), *D = values(dx);
-    double largest = 0;         /* the analytic gradient is made of terms up to this size, and errs by k u of it */
+    double largest = 0;         /* the analytic gradient has terms up to this size, and an error of k u of it */
     for (size_t i = 0; i < numel; i++)
         largest = fmax(largest, fabs(D[i]));
     for (size_t i = 0; i < numel; i += stride) {
@@ -258,7 +258,7 @@ static void run_rope(void)
     rope_forward(now.y, now.x, now.qnorm.data ? now.stats : NULL, now.x, NO_PRODUCT, now.qnorm, now.knorm, now.attention, FROM_SAVED);
 }
 
-/* Elements near the limit are moved away from it: there the clamp has no derivative. */
+/* Moves elements away from the limit, where the clamp has no derivative. */
 static void fill_beside(Tensor t, uint64_t seed, float limit)
 {
     float *x = keep(tensor_numel(t) * sizeof *x);

@@ -1,8 +1,8 @@
 /* Norms, linear layers, embedding, SwiGLU and loss against a double reference, within bounds derived next to each.
  *
- * u = 2^-24. A sum of n terms, in any order, errs by at most n u sum|terms|; a factor 2 covers tensor cores, which
- * cut where the others round. Elementwise F32 functions err by 4 u at most (CUDA's expf and rsqrtf: 2 ulp).
- * Each operation runs twice, for each row of formats, on odd (for the CPU only), small and medium shapes. */
+ * u = 2^-24. A sum of n terms, in any order, has an error of at most n u sum|terms|; a factor 2 covers tensor cores, which truncate
+ * instead of rounding. Elementwise F32 functions have errors of at most 4 u (CUDA's expf and rsqrtf: 2 ulp). Each operation runs
+ * twice, for each row of formats, on odd (for the CPU only), small and medium shapes. */
 #include "tests/golden.h"
 #include "tests/loss.h"
 
@@ -50,8 +50,8 @@ static const NormCase norm_cases[] = {
     { LAYER_NORM, true,  true,  false, "-layer-residual" }, { LAYER_NORM, false, false, true, "-layer-plain" },
 };
 
-/* Mean and rstd of a row, and what an F32 implementation may err: the mean by C u mean|x|; the variance, a sum of
- * squares of differences that err by u (|x|+|m|), relatively by (C + 8) u; rstd by half of that and 4 u. */
+/* Mean and rstd of a row, and error bounds of an F32 implementation: the mean C u mean|x|; the variance, a sum of squares of
+ * differences with errors u (|x|+|m|), relatively (C + 8) u; rstd half of that and 4 u. */
 typedef struct { double mean, rstd, mean_error, rstd_error, mean_abs; } Stats;
 
 static Stats row_stats(const double *x, int C, NormKind kind, double eps)
@@ -106,8 +106,8 @@ static void norm_forward_case(const FormatRow *f, const Shape *s, const NormCase
     check(saved_apart ? "norm_stats_apart" : "norm_stats", f, s, k->text, stats, ref_stats, bs);
 }
 
-/* With h = (x-m) r from the given stats, in F32: |error of h| <= 3 u |h| + u r (|x|+|m|) =: e. A mean of C terms
- * errs by (C + 8) u of its absolute mean, and by e through its factors. */
+/* With h = (x-m) r from the given stats, in F32: |error of h| <= 3 u |h| + u r (|x|+|m|) =: e. A mean of C terms has an error of (C
+ * + 8) u of its absolute mean, plus e of its factors. */
 static void norm_backward_row(double *dx, double *bx, double *dw, double *bw, const double *dy, const double *x,
                               const double *stats, const double *w, const double *old, int C, NormKind kind)
 {
@@ -256,7 +256,7 @@ static void embedding_cases(const FormatRow *f, const Shape *s)
     Tensor w = make_filled(f->weight, V, C, 1, -1, 1), y = make(f->act, N, C);
     Tensor dy = make_filled(f->act, N, C, 2, -1, 1), dw = make_filled(f->grad, V, C, 3, -1, 1);
     int *token = keep(sizeof *token * (size_t)N);
-    for (int i = 0; i < N; i++)     /* half of the tokens are the same one; some never occur */
+    for (int i = 0; i < N; i++)     /* half of the tokens are equal; some never occur */
         token[i] = i % 2 ? V - 1 : (int)(random_bits(7, (uint64_t)i) % (uint64_t)V);
     const TokenAt *sorted = put_sorted(token, N, V);
     double *W = values(w), *DY = values(dy), *ref = values(dw), *bound = doubles(n);

@@ -1,5 +1,5 @@
-/* Buffers that share memory: a step gives the bits that it gives where each buffer has memory of its own. A buffer whose life is
- * planned too short is overwritten by whatever was laid over it, so several placements are tried. */
+/* Buffers that share memory: a step gives the same bits as with separate memory for each buffer. A buffer whose planned lifetime is
+ * too short may be overwritten by overlaid buffers, so several placements are tried. */
 #include <math.h>
 
 #include "tests/kit.h"
@@ -17,8 +17,8 @@ enum { B = 2, TOKENS = 64 };
 
 static char problem[128];
 
-/* On the CPU an operation has read all before it writes, on a GPU not: so what one writes may overlap what it reads or else writes
- * only where they are the same bytes, in place. */
+/* On the CPU an operation reads all inputs before it writes, on a GPU not: so its outputs may overlap other operands only if they
+ * are the same bytes, in place. */
 static bool check_overlaps(void *watcher, const Operation *o)
 {
     (void)watcher;
@@ -48,7 +48,7 @@ static void fill_with_nan(void *p, size_t bytes)
     free(nan);
 }
 
-/* What may hold anything afterwards does: another back end may work there. */
+/* Fills memory that may hold anything afterwards with NaN: another back end may use it. */
 static void spoil(void *watcher, const Operation *o)
 {
     (void)watcher;
@@ -61,10 +61,10 @@ static const Watch operations = { .begin = check_overlaps, .end = spoil };
 
 /* ---- placements ------------------------------------------------------------------------------------------------- */
 
-/* seen: a hash of what an observer finds in the blocks' buffers. */
+/* seen: a hash of the blocks' buffers, from an observer. */
 typedef struct { float loss[PASS_COMPLETE + 1], logits[2][128]; uint64_t seen; size_t bytes; char *grads; } Result;
 
-/* Lays buffer after buffer, in the order of random numbers, into the lowest place that is free. */
+/* Places the buffers, in random order, each at the lowest free offset. */
 static size_t lay_out(SharedBuffer *s, uint64_t seed)
 {
     bool done[NUM_BUFFERS] = { false };
@@ -111,7 +111,7 @@ static void see(uint64_t *hash, const void *p, size_t bytes)
 
 static const Model *observed;
 
-/* All that forward writes in a block, as run/telemetry.c may look at it. */
+/* All buffers that forward writes in a block, as run/telemetry.c may read them. */
 static void observe(void *hash, int unit, const Unit *w)
 {
     (void)w;
@@ -133,8 +133,8 @@ static void fill_tokens(int *tokens, int count, Pass pass, const Config *c)
         tokens[n] = test_token((uint64_t)pass, (uint64_t)n, c->model.vocab_size);
 }
 
-/* A forward pass alone and two rows of its logits; then, if it trains, two micro-batches of a step, each with other tokens. What a
- * pass leaves in memory that buffers share the next one must not need. */
+/* A forward pass and two rows of its logits; then, if it trains, two micro-batches of a step, each with other tokens. A pass must
+ * not need contents of shared memory from an earlier pass. */
 static void make_passes(Model *m, Fsdp *f, const Config *c, Result *r)
 {
     int tokens[TOKENS];
@@ -245,7 +245,7 @@ static ModelConfig small(SmallModel a)
     return m;
 }
 
-/* Every architecture, recipe, and what forward leaves; half of each with the head in FP8, and with scales of the step. */
+/* Every architecture, recipe and keep; half of each with the head in FP8, and with scales of the step. */
 static void test_bits(void **state)
 {
     (void)state;
@@ -270,7 +270,7 @@ static void test_adapters(void **state)
         }
 }
 
-/* The input of one of the two blocks alone is kept; the other takes what it takes of memory that they share. */
+/* Only one of the two blocks keeps its input; the other uses shared memory. */
 static void test_parts(void **state)
 {
     (void)state;
@@ -304,7 +304,7 @@ static size_t block_bytes(const char *recipe, Keep kept, int recompute)
     return bytes;
 }
 
-/* Each block has what it keeps, and no more; but for 256 bytes, to whose multiples tensors are laid. */
+/* Each block has exactly the memory that it keeps, up to the alignment of 256 bytes. */
 static void test_parts_bytes(void **state)
 {
     (void)state;
@@ -321,8 +321,8 @@ static void test_parts_bytes(void **state)
         }
 }
 
-/* Without a backward pass nothing is kept for one, whatever the recipe keeps, and buffers have shorter lives: what one writes after
- * its life is likelier to be in the way of another in some of several placements. */
+/* Without a backward pass nothing is kept for it, whatever the recipe keeps, and lifetimes are shorter: with several placements, a
+ * write after a buffer's lifetime is likely to overwrite another buffer. */
 static void test_forward_only(void **state)
 {
     (void)state;
@@ -341,8 +341,8 @@ static void test_forward_only(void **state)
             }
 }
 
-/* Whatever is said to hold something at the same time does: laid over each other, the two buffers change results, or an operation
- * writes over what it reads. Not quite over each other, since operations may do without a copy where two tensors are the same. */
+/* Buffers planned to be live at the same time are: overlaid, the two change results, or an operation overwrites its input. They are
+ * overlaid with an offset, since operations may skip a copy if two tensors are the same memory. */
 static void check_meetings(const char *recipe, Keep kept)
 {
     enum { SHIFT = 256 };
@@ -384,7 +384,7 @@ static void test_meetings(void **state)
     check_meetings("bf16", KEEP_BLOCK);
 }
 
-/* An operation that is forgotten leaves another something to read that nobody has written: half of the head's here. */
+/* If an operation is forgotten, another reads memory that was not written: here half of the head's. */
 static void test_forgotten(void **state)
 {
     (void)state;
@@ -395,7 +395,7 @@ static void test_forgotten(void **state)
     model_config(&c, &m, "bf16", B);
     model_plan(&model, &f, &c, (Placement){ 1, 0, true });
     lifetimes_separate(model.shared);
-    model_place_tensors(&model, &f, &c);        /* in no memory: planned anew */
+    model_place_tensors(&model, &f, &c);        /* without memory, to plan again */
     lifetimes_record(&model, &f);
     model.N /= 2;
     DIES("norm_backward reads bytes 0 to 8192 of buffer 32; no operation before it writes bytes 4096 to 8192",
@@ -403,7 +403,7 @@ static void test_forgotten(void **state)
     model_free(&model, &f);
 }
 
-/* What no placement can be smaller than is reached, but for a tenth. */
+/* The size is within a tenth of the lower bound of any placement. */
 static void test_bytes(void **state)
 {
     (void)state;

@@ -20,7 +20,7 @@ enum { T = 6, INSTANCES = 20, VOCAB = 50304 };
 static char  folder[64];
 static char *paths[3], *masks[3];
 
-/* Three shards with 7, 8 and 5 instances; what is left over is no instance. Token t of instance i is 100 i + t. */
+/* Three shards with 7, 8 and 5 instances; remaining tokens form no instance. Token t of instance i is 100 i + t. */
 static const int shard_tokens[3] = { 7 * T + 3, 8 * T, 5 * T + T - 1 };
 
 static void write_file(const char *path, const void *data, size_t bytes)
@@ -31,7 +31,7 @@ static void write_file(const char *path, const void *data, size_t bytes)
     assert_int_equal(fclose(file), 0);
 }
 
-/* The mask lets through every token whose id is no multiple of 3. */
+/* The mask selects every token whose id is not a multiple of 3. */
 static int make_files(void **state)
 {
     (void)state;
@@ -76,11 +76,11 @@ static DataSpec small_spec(bool shuffle)
 
 /* ---- steps ---------------------------------------------------------------------------------------------------- */
 
-/* numpy's: test_shuffle.c says how it was made. */
+/* numpy's order; test_shuffle.c has the commands. */
 static const uint32_t order_6198[INSTANCES] =
     { 17, 4, 14, 3, 5, 12, 6, 15, 18, 13, 10, 11, 2, 19, 0, 16, 7, 9, 8, 1 };
 
-/* index of `steps` steps of G instances in their order, put together from the shares of W ranks. */
+/* Collects the indices of `steps` steps of G instances in order, from the parts of W ranks. */
 static void collect(uint32_t *index, int steps, int G, int W, LoaderState from)
 {
     DataSpec spec = small_spec(true);
@@ -166,7 +166,7 @@ static void test_tokens_and_targets(void **state)
 
 /* ---- resume --------------------------------------------------------------------------------------------------- */
 
-/* At every instance of two epochs, also where it is no multiple of the batch (the batch may have changed). */
+/* At every instance of two epochs, also if it is not a multiple of the batch (the batch may have changed). */
 static void test_resume_at_every_instance(void **state)
 {
     (void)state;
@@ -196,7 +196,7 @@ static void test_resume_at_every_instance(void **state)
     loader_close(l);
 }
 
-/* What is too little for a step of the run that saved is enough for one of fewer sequences. */
+/* Instances that are too few for a step of the saved run are enough for a step of fewer sequences. */
 static void test_resume_with_fewer(void **state)
 {
     (void)state;
@@ -348,7 +348,7 @@ static void test_padding(void **state)
     }
 }
 
-/* By the definition: some n-gram stands `count` times in succession. */
+/* By the definition: some n-gram occurs `count` times in succession. */
 static bool repeats_by_definition(const int *x, int n, int min_period, int max_period, int count)
 {
     for (int p = min_period; p <= max_period; p++)
@@ -378,7 +378,7 @@ static void test_repetition(void **state)
         assert_int_equal(sequence_repeats(x, n, low, high, count), expected);
         found += expected;
     }
-    assert_in_range(found, 1000, 19000);    /* both answers were tried */
+    assert_in_range(found, 1000, 19000);    /* both results occurred */
 }
 
 /* OLMo's filter with its usual numbers: 13, 1, 32. A run of 31 passes, one of 32 masks every label. */

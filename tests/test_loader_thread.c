@@ -1,5 +1,5 @@
-/* data/loader's thread: what it shuffles and what it does not, that it says that it goes on, and that who waits for it can do
- * other things meanwhile. What it reads: test_loader.c. */
+/* data/loader's thread: what it shuffles, that it reports progress, and that a waiting thread can do other work. What it reads:
+ * test_loader.c. */
 #include "data/loader.h"
 #include "kernels/runtime/clock.h"
 #include "kernels/runtime/error.h"
@@ -16,7 +16,7 @@
 
 static char path[] = "/tmp/test_loader_thread_XXXXXX";
 
-/* A file of zeros, which takes no room on the disk. */
+/* A sparse file of zeros. */
 static DataSpec zeros(long instances, void (*beat)(const char *doing))
 {
     static char *paths[] = { path };
@@ -38,7 +38,7 @@ static int remove_file(void **state)
     return unlink(path);
 }
 
-static char told[4096];             /* by the last loader, of shuffles alone; "." when the thread has nothing to do */
+static char told[4096];             /* reports of the last loader, only on shuffles; ".": the thread is idle */
 
 static void tell(const char *doing)
 {
@@ -46,8 +46,8 @@ static void tell(const char *doing)
         strncat(told, doing ? doing : ".", sizeof told - strlen(told) - 1);
 }
 
-/* Two steps of eight are an epoch of twenty. Nothing is shuffled that no step comes from: not at a place that a resumed run leaves,
- * not behind the last step. */
+/* Two steps of eight are an epoch of twenty. Epochs without a step are not shuffled: neither one that a resumed run has finished,
+ * nor one after the last step. */
 static void test_no_idle_shuffle(void **state)
 {
     (void)state;
@@ -60,7 +60,7 @@ static void test_no_idle_shuffle(void **state)
         told[0] = '\0';
         Loader *l = loader_open(&spec, 8, 0, 1);
         Batch b;
-        usleep(20000);              /* for what a thread might do that is not there */
+        usleep(20000);              /* time for unwanted work of the thread */
         loader_seek(l, cases[i].from);
         loader_limit(l, (uint64_t)cases[i].steps);
         for (int k = 0; k < cases[i].steps; k++)
@@ -74,7 +74,7 @@ static void test_no_idle_shuffle(void **state)
                 fail_msg("case %zu: told '%s', expected %s", i, told, cases[i].shuffles[k]);
             at += strlen(cases[i].shuffles[k]);
         }
-        assert_true(*at == '.' && at[strspn(at, ".")] == '\0');     /* and at last nothing to do */
+        assert_true(*at == '.' && at[strspn(at, ".")] == '\0');     /* and finally idle */
     }
 }
 
@@ -85,7 +85,7 @@ static void count_samples(const char *doing)
     sampled += doing && strncmp(doing, "sampling", 8) == 0;
 }
 
-/* Thousands of files on a slow server take minutes. */
+/* Thousands of files on a slow server take minutes to sample. */
 static void test_sample_beats(void **state)
 {
     (void)state;
@@ -106,11 +106,11 @@ static void take_long(const char *doing)
     }
 }
 
-/* A shuffle of 3 seconds: who waits for it can look after other things meanwhile, and closing ends it. */
+/* A shuffle of 3 seconds: a waiting thread can do other work meanwhile, and closing the loader ends it. */
 static void test_wait(void **state)
 {
     (void)state;
-    enum { ENTRIES = 30 << 18 };        /* it says 60 times that it goes on */
+    enum { ENTRIES = 30 << 18 };        /* it reports progress 60 times */
     DataSpec spec = zeros(ENTRIES, take_long);
     const double start = clock_seconds();
     Loader *l = loader_open(&spec, 8, 0, 1);
@@ -129,7 +129,7 @@ static void test_wait(void **state)
     assert_true(loader_next(l, &b));
     assert_int_equal(b.sequences, 8);
 
-    /* to wait for a step gives the one before it not back: the thread would fill it with a later one */
+    /* waiting for a step does not release the previous one, which the thread would overwrite */
     uint32_t held[8];
     memcpy(held, b.index, sizeof held);
     assert_true(loader_wait(l, 60));

@@ -1,6 +1,5 @@
-/* The three products of adapters against a double reference, within bounds derived next to them: both kinds of narrow matrix,
- * parts with gaps, every format of the wide tensor, ranks and shapes that fill no tile. Columns outside the parts hold NaN,
- * which nothing may read. */
+/* The three products of adapters against a double reference, within bounds derived next to them: A and B, parts with gaps, every
+ * format of the wide tensor, ranks and shapes that fill no tile. Columns outside the parts hold NaN and must not be read. */
 #include "tests/low_rank.h"
 
 static const Format BF16_ = { BF16, 0 }, E4M3_ = { E4M3, 0 };
@@ -22,7 +21,7 @@ static const Shape shapes[] = {
     { 67, 1040, 80, false, 1, { { 0, 1040 } } },
     { 33, 600, 70, true, 3, { { 0, 200 }, { 200, 200 }, { 400, 200 } } },
     { 40, 96, 256, true, 3, { { 0, 32 }, { 32, 32 }, { 64, 32 } } },
-    { 40, 80, 768, false, 1, { { 0, 80 } } },           /* all that a block's shared memory holds; then more */
+    { 40, 80, 768, false, 1, { { 0, 80 } } },           /* the most that a block's shared memory holds; then more */
     { 9, 32, 800, false, 1, { { 0, 32 } } },
 };
 enum { FORMATS = sizeof formats / sizeof formats[0], SHAPES = sizeof shapes / sizeof shapes[0] };
@@ -35,7 +34,7 @@ static bool belongs(const Shape *s, int c)
     return some;
 }
 
-/* Uneven, so that FP8 needs its scale; NaN in the columns that belong to no part. */
+/* Uneven, so that FP8 needs its scale; NaN in columns outside the parts. */
 static Tensor make_wide(const Shape *s, Format f)
 {
     Tensor x = make(f, s->N, s->C), source = make_f32(s->N, s->C);
@@ -86,7 +85,7 @@ static void check_dw(const Formats *f, const Shape *s, Tensor low, Tensor x)
     add_products(&sums, 2, s, values(x), values(low), NULL, 1);
     check("lora_dw", f, s, dm.w, sums.ref, sums.bound);
     EMPTY_IS_ZEROS(dm.w, lora_dw(dm, low, x));
-    lora_dw((LowRank){ .is_b = dm.is_b, .num_parts = dm.num_parts }, low, x);       /* not wanted */
+    lora_dw((LowRank){ .is_b = dm.is_b, .num_parts = dm.num_parts }, low, x);       /* skipped */
 }
 
 static void test_products(void **state)
@@ -105,7 +104,7 @@ static void test_products(void **state)
         }
 }
 
-/* No row of x, and no token of low, may be taken for another's: of one-hot inputs every product is one number. */
+/* Rows of x and tokens of low must not be mixed up: with one-hot inputs every product is one number. */
 static void test_one_hot(void **state)
 {
     (void)state;

@@ -1,18 +1,18 @@
-/* Operations that add an adapter's product to what they read, against a double reference, within bounds derived next to them, and
- * on CUDA against the CPU's record: what they save, and what they make of it. */
+/* Operations that add an adapter's product to their input, against a double reference, within bounds derived next to them, and on
+ * CUDA against the CPU's record: saved tensors and outputs. */
 #include "tests/low_rank.h"
 
 static const Format BF16_ = { BF16, 0 };
 
-/* x: of what a GEMM wrote; saved apart from it in groups, or in its place; exact: the output is of the sums, not of what was saved;
- * turned: an FP8 output has its transpose. */
+/* x: format of the GEMM output; groups: saved separately in groups, else in place; exact: the output is computed from the sums, not
+ * from saved values; turned: an FP8 output has its transpose. */
 typedef struct { const char *name; Format x, out; bool groups, exact, turned; } AddCase;
 
-/* The sums, and how far off they may be: in F32, before they are rounded; as an operation goes on with them; as saved. */
+/* The sums, and their error bounds: in F32 before rounding; as used by the operation; as saved. */
 typedef struct { double *x, *exact, *used, *saved; } Added;
 
-/* A back end may write the sum over x: one rounding. A group's largest value is 240 S or more, within 2^-7, and values
- * below 2^-6 S lie 2^-9 S apart. */
+/* A back end may write the sum over x: one rounding. A group's largest value is 240 S or more, within 2^-7, and the spacing of
+ * values below 2^-6 S is 2^-9 S. */
 static Added add_reference(const AddCase *k, const Shape *s, Tensor x, Tensor low, LowRank b)
 {
     const size_t n = tensor_numel(x), C = (size_t)s->C;
@@ -30,7 +30,7 @@ static Added add_reference(const AddCase *k, const Shape *s, Tensor x, Tensor lo
     return a;
 }
 
-/* saved, in its place or apart. */
+/* Checks saved values, in place or separate. */
 static void check_saved(const AddCase *k, const Shape *s, const char *op, Tensor saved, const Added *a)
 {
     Formats f = { .name = k->name };
@@ -38,7 +38,7 @@ static void check_saved(const AddCase *k, const Shape *s, const char *op, Tensor
     if (k->groups) {
         double *wider = keep(tensor_numel(saved) * sizeof *wider);
         for (size_t i = 0; i < tensor_numel(saved); i++)
-            wider[i] = a->saved[i] - 0x1p-4 * (fabs(a->x[i]) + a->used[i]);         /* which check_close adds */
+            wider[i] = a->saved[i] - 0x1p-4 * (fabs(a->x[i]) + a->used[i]);         /* check_close adds it */
         bound = wider;
     }
     check(op, &f, s, saved, a->x, bound);
@@ -55,7 +55,7 @@ static const AddCase add_cases[] = {
     { "groups-turned", { BF16 }, { E4M3 }, true, true, true }, { "groups-saved", { BF16 }, { E4M3 }, true, false, false },
 };
 
-/* C: twice the width of act. Both halves, one, ranks that fill no product, and of which shared memory holds a part; more than 512
+/* C: twice the width of act. Both halves, one, ranks that fill no product, ranks that exceed shared memory; more than 512
  * tokens. */
 static const Shape swiglu_shapes[] = {
     { 16, 64, 16, true, 2, { { 0, 32 }, { 32, 32 } } },        { 96, 544, 16, true, 2, { { 0, 272 }, { 272, 272 } } },
@@ -63,7 +63,7 @@ static const Shape swiglu_shapes[] = {
     { 32, 672, 256, true, 2, { { 0, 336 }, { 336, 336 } } },
 };
 
-/* silu' lies between -0.1 and 1.1. The sigmoid's error E: sigmoid_error of test_fp8_operations.c, of a gate that is itself off. */
+/* silu' lies between -0.1 and 1.1. The sigmoid's error E: sigmoid_error of test_fp8_operations.c, of a gate with its own error. */
 static void swiglu_reference(double *ref, double *bound, const Shape *s, const double *x, const double *off)
 {
     const int F = s->C / 2;
@@ -90,7 +90,8 @@ static void check_act(const AddCase *k, const Shape *s, Tensor act, Tensor saved
         check_close(label, act, ref, bound);
     if (act.data_t)
         check_transposed(label, act);
-    swiglu_reference(ref, bound, s, a->x, from_saved ? a->saved : a->used);         /* the CPU may have saved its neighbour */
+    swiglu_reference(ref, bound, s, a->x, from_saved ? a->saved : a->used);         /* the CPU may have saved the neighbouring
+                                                                                       code */
     if (fp8)
         golden_operand(label, act, ref, bound);
     else
@@ -120,7 +121,7 @@ static void test_swiglu_added(void **state)
             swiglu_added_case(&add_cases[k], &swiglu_shapes[s]);
 }
 
-/* ---- SwiGLU's backward: x is dact, out dgate_up; groups: of gate_up; exact: act is wanted too -------------------- */
+/* ---- SwiGLU's backward: x is dact, out dgate_up; groups: of gate_up; exact: also writes act ---------------------- */
 
 static const AddCase backward_cases[] = {
     { "f32", { F32 }, { F32 }, false, false, false },   { "bf16", { BF16 }, { BF16 }, false, false, false },
@@ -133,7 +134,7 @@ static const Shape backward_shapes[] = {
     { 32, 336, 200, false, 1, { { 0, 336 } } },
 };
 
-/* t = 1 + g (1 - s) and the rest as in test_fp8_operations.c, with a gradient d that is off itself. */
+/* t = 1 + g (1 - s) and the rest as in test_fp8_operations.c, with a gradient d that has its own error. */
 static void backward_reference(double *ref, double *bound, double *act, double *act_bound, const Shape *s, const double *x,
                                const Added *a)
 {
@@ -211,7 +212,7 @@ static void test_backward_added(void **state)
 
 /* ---- the rotation ------------------------------------------------------------------------------------------------ */
 
-/* clip: then y is not x. Heads of 64 and 128 are those of the CUDA back end's one pass. */
+/* With a clip y is not x. The CUDA back end has one pass for heads of 64 and 128. */
 typedef struct { const char *name; int heads, kv_heads, width; float clip; Shape s; } RopeShape;
 static const RopeShape rope_shapes[] = {
     { "64", 2, 1, 64, 0, { 48, 256, 16, true, 3, { { 0, 128 }, { 128, 64 }, { 192, 64 } } } },
@@ -240,7 +241,7 @@ static Attention rope_attention(const RopeShape *r, float **angles)
                         .rope = table.data };
 }
 
-/* Two products and a sum round. off: what x may err; NULL: nothing. */
+/* Two products and a sum round. off: error of x; NULL: 0. */
 static void rope_reference(double *ref, double *bound, const RopeShape *r, const double *x, const double *off, const float *angles)
 {
     const int S = r->s.C, D = r->width, turned = (r->heads + r->kv_heads) * D;
@@ -281,7 +282,7 @@ static void rope_added_case(const AddCase *k, const RopeShape *r)
     release();
 }
 
-/* Saving and turning in one go is both, one behind the other; so is adding where there are norms. */
+/* Saving and rotating in one pass equals both in turn; so does adding if there are norms. */
 static void test_rope_apart(void **state)
 {
     (void)state;

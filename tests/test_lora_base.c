@@ -1,5 +1,5 @@
-/* Bases that are stored as lora.base says: read from folders in every type, tensor by tensor, into what their whole matrices would
- * give; read from what bitsandbytes saved; and never saved. */
+/* Bases in the format of lora.base: read from folders in every type, tensor by tensor, with the result of whole matrices; read from
+ * bitsandbytes' folders; and never saved. */
 #include "kernels/dynamic8.h"
 #include "kernels/nf4.h"
 #include "model/base.h"
@@ -30,7 +30,7 @@ static Tensor whole_matrix(const char *base, const Param *p, int unit)
     return w;
 }
 
-/* As stored from all of its values at once. */
+/* Equal to the format of whole matrices. */
 static void check_stored(const Run *r, const char *base)
 {
     Run other;
@@ -75,8 +75,8 @@ static void test_stored_base(void **state)
     release();
 }
 
-/* Of operands in E5M2 the codes of E4M3 are rounded once more, to two bits after the first: an error of a sixteenth, or of half the
- * smallest code, and then of an eighth. What backward reads is what forward reads. */
+/* For operands in E5M2 the codes of E4M3 are rounded again, to two mantissa bits: an error of a sixteenth, or of half the smallest
+ * code, and then of an eighth. Backward reads the same values as forward. */
 static void test_other_operand(void **state)
 {
     (void)state;
@@ -167,7 +167,7 @@ static void put_plain(SafeFile *to, const SafeTensor *t, const float *x, size_t 
     put_bytes(to, t->name, ".quant_state.bitsandbytes__nf4", plain_state(t));
 }
 
-/* All that stands beside the codes of a tensor of n elements. */
+/* All tensors stored with the codes of a tensor of n elements. */
 static void put_quantized(SafeFile *to, const SafeTensor *t, const float *x, size_t n)
 {
     const size_t groups = nf4_groups(n, 1);
@@ -232,7 +232,7 @@ static const char *quantize_base(const char *base, bool plain)
     return folder;
 }
 
-/* Stored as it is there: as the 16-bit folder, quantized while it is read. In another format as the values that it stands for. */
+/* In the same format: equal to the 16-bit folder quantized on load. In another format: from the decoded values. */
 static void test_quantized_base(void **state)
 {
     (void)state;
@@ -261,7 +261,7 @@ static void test_quantized_base(void **state)
 
 /* ---- damage ---------------------------------------------------------------------------------------------- */
 
-/* A base in E4M3 or NF4 is looked at while it is read: later nothing shows what was there. */
+/* A base in E4M3 or NF4 is checked on load, since later its values are lost. */
 static void test_refused_base(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Folders of adapters: tensors named, shaped and stored as PEFT's, and nothing of the base; bit-exact round trips; what PEFT saves
- * is read, in every type; folders that do not fit. */
+/* Folders of adapters: tensors with PEFT's names, shapes and types, and nothing of the base; bit-exact round trips; PEFT's folders
+ * are read, in every type; folders that do not match. */
 #include "model/architecture.h"
 #include "model/checkpoint/base_sample.h"
 #include "tests/adapted.h"
@@ -18,7 +18,7 @@ static void check_tensor(const SafeFile *f, const char *name, const char *dtype,
     assert_true(t->dims == 2 && t->shape[0] == (size_t)rows && t->shape[1] == (size_t)cols);
 }
 
-/* Two tensors per matrix, and `states` of each. */
+/* Two tensors per matrix, each with `states`. */
 static void check_files(const Run *r, const char *dtype)
 {
     const ModelConfig *m = &r->config.model;
@@ -60,7 +60,7 @@ static void check_description(const Run *r, const char *base)
     free(expected);
 }
 
-/* One file, whatever the limit. */
+/* One file with any limit. */
 static void test_files(void **state)
 {
     (void)state;
@@ -89,7 +89,7 @@ static void test_files(void **state)
 
 /* ---- round trips ------------------------------------------------------------------------------------------ */
 
-/* Fills what is trained, or demands that it is what was filled in. Codes of 0 to 63 are finite and positive in every format. */
+/* Fills trained tensors, or checks that they are unchanged. Codes of 0 to 63 are finite and positive in every format. */
 static void pattern_all(const Run *r, bool check)
 {
     for (int u = 0; u < r->fsdp.num_units; u++) {
@@ -130,7 +130,7 @@ static void check_frozen(const Run *r, const char *base)
     }
 }
 
-/* The values of an adapter's tensor in the region that it is in, F32. */
+/* The values of an adapter's tensor in its region, F32. */
 static const float *values_of(const Run *r, const char *name, size_t *n)
 {
     for (int u = 0; u < r->fsdp.num_units; u++) {
@@ -172,7 +172,7 @@ static void test_round_trip(void **state)
         check_frozen(&loaded, base);
         close_run(&loaded);
 
-        open_adapted(&evaluated, a, base, all_modules, BASE_AS_FROZEN, "f32");      /* forward passes alone: nothing is trained */
+        open_adapted(&evaluated, a, base, all_modules, BASE_AS_FROZEN, "f32");      /* only forward passes: nothing is trained */
         close_run(&evaluated);
         evaluated.config.eval_only = true;
         place(&evaluated);
@@ -189,7 +189,7 @@ static void test_round_trip(void **state)
     }
 }
 
-/* New adapters are as fsdp_init makes them, whatever run saved their base: that run's state is not theirs. */
+/* New adapters are initialized by fsdp_init; the state of the run that saved their base is not used. */
 static void test_new_adapters(void **state)
 {
     (void)state;
@@ -218,7 +218,7 @@ static void test_new_adapters(void **state)
     release();
 }
 
-/* PEFT stores adapters in the type they were trained in; its state dictionaries have the adapter's name in the tensors'. */
+/* PEFT stores adapters in their training type; its state dictionaries have the adapter's name in tensor names. */
 static void test_types(void **state)
 {
     (void)state;
@@ -249,7 +249,7 @@ static void test_types(void **state)
     release();
 }
 
-/* ---- folders that do not fit ------------------------------------------------------------------------------ */
+/* ---- folders that do not match ---------------------------------------------------------------------------- */
 
 static void test_refused(void **state)
 {

@@ -1,5 +1,5 @@
-/* Runs with adapters on any number of ranks, under every strategy, with a base in each format: they go on from a checkpoint bit for
- * bit; their base comes from its own folder alone, and its bytes never change. Run with 1, 2 and 4 ranks. */
+/* Runs with adapters on any number of ranks, under every strategy, with a base in each format: they resume bit for bit; their base
+ * is read only from its own folder, and its bytes never change. Run with 1, 2 and 4 ranks. */
 #include <sys/stat.h>
 
 #include "kernels/runtime/comm.h"
@@ -180,7 +180,7 @@ static void resume_case(int row)
     const double expected = train(&r, STEPS, STEPS);
     State *after = take(&r);
     assert_true(is_same(before, after, FROZEN_PART, BASE_PART));
-    double changed = !is_same(before, after, MASTER, STATE1);       /* a rank may have nothing that is trained */
+    double changed = !is_same(before, after, MASTER, STATE1);       /* a rank may have no trained elements */
     comm_max(&changed, 1);
     assert_true(changed > 0);
     close_run(&r);
@@ -206,7 +206,7 @@ static void test_resume(void **state)
             resume_case(i);
 }
 
-/* What all ranks have saved is what one rank alone reads: the same adapters, and what it saves is the same file. */
+/* A single rank reads the checkpoint of all ranks: the same adapters, and it saves the same file. */
 static void test_other_ranks(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* ./train --export of adapters: each matrix is W + scale B A, rounded once, all else is the base's; what is missing or does not
- * fit is said. */
+/* ./train --export of adapters: each matrix is W + scale B A, rounded once, all else is the base's; missing or mismatched tensors
+ * are reported. */
 #include <jansson.h>
 
 #include "model/checkpoint/merge.h"
@@ -9,7 +9,7 @@
 
 /* ---- the product ------------------------------------------------------------------------------------------ */
 
-/* Any piece of a matrix of several blocks of columns, against sums in double. F32 sums of RANK + 1 products and W err by less than
+/* Any piece of a matrix of several blocks of columns, against sums in double. F32 sums of RANK + 1 products and W have errors below
  * (RANK + 4) roundings of the sum of magnitudes. */
 static double product(double *magnitude, const float *w, const float *a, const float *b, int rank, int in, size_t i)
 {
@@ -82,7 +82,7 @@ static void check_matrix(const char *name, const float *found, const float *w, c
     }
 }
 
-/* All tensors of the exported folder: those of the base, or with an adapter's product. */
+/* All tensors of the exported folder: those of the base, some plus an adapter's product. */
 static void check_export(const char *out, const char *base, const char *folder, const ModelConfig *m, bool narrow)
 {
     const char *merged = lasting(text("%s/model.safetensors", out)), *from = lasting(text("%s/model.safetensors", base));
@@ -164,12 +164,12 @@ static void test_companions(void **state)
     export_folder(folder, NULL, out, "F32", CHECKPOINT_FILE_BYTES);
     shell(text("cd %s && cmp tokenizer.json %s/tokenizer.json && cmp merges.txt %s/merges.txt", out, base, base));
     shell(text("rm %s/tokenizer.json %s/merges.txt %s/generation_config.json", base, base, base));
-    load(&r, base);                 /* what later checkpoints of the process have: nothing */
+    load(&r, base);                 /* for later checkpoints of the process: none */
     close_run(&r);
     release();
 }
 
-/* The token that ends this run's texts, where no file of the base names it, stands before the base's. */
+/* The run's eos token, if no file of the base has it, comes before those of the base. */
 static void test_eos(void **state)
 {
     (void)state;
@@ -193,7 +193,7 @@ static void test_eos(void **state)
     release();
 }
 
-/* Adapters whose base has gone elsewhere: the command line says where. */
+/* Adapters whose base was moved: the command line gives its new path. */
 static void test_moved(void **state)
 {
     (void)state;
@@ -214,7 +214,7 @@ static void test_moved(void **state)
     release();
 }
 
-/* Codes and scales are those of the merged weights. No run has multiplied with these. */
+/* Codes and scales are those of the merged weights, which no run has used. */
 static void test_codes(void **state)
 {
     (void)state;
@@ -239,7 +239,7 @@ static void test_codes(void **state)
     release();
 }
 
-/* A tensor of a file under another name of the same length. */
+/* Renames a tensor of a file; the names have the same length. */
 static void rename_tensor(const char *path, const char *from, const char *to)
 {
     assert_int_equal(strlen(from), strlen(to));

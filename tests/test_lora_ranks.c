@@ -1,6 +1,6 @@
-/* Adapters on any number of ranks, under every strategy, beside a base of every format: training leaves the base as it was stored,
- * byte for byte, and changes every A and B; a run goes on from its folder of adapters and that of its base bit for bit. That all
- * strategies train alike is in test_fsdp_ranks. */
+/* Adapters on any number of ranks, under every strategy, on a base in every format: training does not change a byte of the base,
+ * and changes every A and B; a run resumes bit for bit from its folder of adapters and that of its base. test_fsdp_ranks compares
+ * the strategies. */
 #include <sys/stat.h>
 
 #include "kernels/runtime/comm.h"
@@ -124,7 +124,7 @@ static void check_trained(const Run *r, const Stored *now, const Stored *before)
 
 /* ---- the test ----------------------------------------------------------------------------------------------- */
 
-/* A folder that is there on all ranks, until release(). */
+/* A folder visible to all ranks, until release(). */
 static char *make_folder(const char *name, int c, int strategy)
 {
     char *p = keep(256);
@@ -135,7 +135,7 @@ static char *make_folder(const char *name, int c, int strategy)
     return p;
 }
 
-/* One rank cannot shard: what it keeps changes no bit. */
+/* On one rank nothing is sharded: keeping weights changes no bit. */
 static void check_alone(int c, int strategy, double loss)
 {
     static double first[NUM_CASES];
@@ -187,7 +187,7 @@ static void check_case(int c, int strategy)
     release();
 }
 
-/* Half the strategies each: beside a base of each format, one of its two recipes has every one. */
+/* Each recipe has half of the strategies: for each format of the base, its two recipes cover all. */
 static bool is_chosen(int c, int strategy)
 {
     return comm_size() == 1 || c % 2 == strategy % 2;
@@ -198,7 +198,7 @@ static void test_strategies(void **state)
     (void)state;
     for (int s = 0; s < NUM_STRATEGIES; s++) {
         const int groups = strategies[s].groups ? strategies[s].groups : comm_size();
-        /* On one rank the others are as the first. */
+        /* On one rank the others equal the first. */
         const bool new = comm_size() > 1 || s == 0 || strategies[s].gathering == GATHER_ONCE;
         for (int c = 0; c < NUM_CASES && new && comm_size() % groups == 0; c++)
             if (is_chosen(c, s))

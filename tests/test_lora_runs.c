@@ -1,5 +1,5 @@
-/* Runs with adapters as a user starts them: they go on bit for bit, on any number of ranks; their base stays as it is; their folder
- * alone is evaluated, generated with and exported. test_lora_checkpoint_ranks has more recipes and strategies. */
+/* Runs with adapters as a user starts them: they resume bit for bit, on any number of ranks; their base does not change; their
+ * folder is enough to evaluate, generate and export. test_lora_checkpoint_ranks has more recipes and strategies. */
 #include "tests/launch.h"
 
 static const char evaluators[] = "--eval_subset_num_batches=10 "
@@ -7,7 +7,7 @@ static const char evaluators[] = "--eval_subset_num_batches=10 "
 
 static const char metric_name[] = "eval/val/CrossEntropyLoss";
 
-/* Adapters beside a model that another run has trained. */
+/* Adapters on a model that another run has trained. */
 static int adapt(int ranks, const char *run, const char *format, ...)
 {
     const int started = ranks < most_ranks() ? ranks : most_ranks();
@@ -35,8 +35,8 @@ static int check_base(void **state)
     return remove_folder(state);
 }
 
-/* Adapters, states and trainer.json, which holds their checksums, are the same as without the interruption. Then the run goes on
- * with another base, of which the log says so. */
+/* Adapters, states and trainer.json, which holds their checksums, are the same as without the interruption. Then the run continues
+ * with another base, which the log reports. */
 static void test_resume(void **state)
 {
     (void)state;
@@ -60,7 +60,7 @@ static void test_resume(void **state)
     assert_int_equal(trainer("again/step5", "step"), 5);
 }
 
-/* What an evaluation of `load_path` finds. */
+/* The result of an evaluation of `load_path`. */
 static double evaluated(int ranks, const char *load_path)
 {
     double value[MAX_STEPS];
@@ -87,8 +87,7 @@ static void generated(char *text, size_t size, int ranks, const char *load_path)
     snprintf(text, size, "%.*s", (int)strcspn(line, "\n"), line);
 }
 
-/* The adapters' folder and nothing else gives what the run had at its end, and what the exported model gives, which differ from the
- * base. */
+/* The adapters' folder gives the results of the run's end and of the exported model, which differ from those of the base. */
 static void test_alone(void **state)
 {
     (void)state;
@@ -109,7 +108,7 @@ static void test_alone(void **state)
     assert_string_equal(adapted, merged);
 }
 
-/* No run writes over the base of its adapters, which would be gone; a base that is gone is asked for. */
+/* No run overwrites the base of its adapters; a missing base is reported. */
 static void test_refused(void **state)
 {
     (void)state;
@@ -140,8 +139,8 @@ static int on_one(const char *arguments)
     return finish(start_command("%s/train %s", setting("BUILD", "build/cpu"), arguments));
 }
 
-/* A base that was trained again in its place is another one: adapters of before are not continued, evaluated or merged beside it.
- * In another folder it is for whoever names that folder to evaluate, but not to train on. */
+/* A base that was trained further in place is a different base: older adapters are not continued, evaluated or merged with it. With
+ * the path of another folder they can be evaluated on it, but not trained. */
 static void test_other_base(void **state)
 {
     (void)state;

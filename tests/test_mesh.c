@@ -1,10 +1,10 @@
-/* The mesh of ranks against nested loops: coordinates, and who is in a group with whom. */
+/* The mesh of ranks against nested loops: coordinates and groups. */
 #include "kernels/runtime/mesh.h"
 #include "tests/kit.h"
 
 enum { MOST = 3, RANKS = 243 };
 
-/* Coordinates of every rank, counted as an odometer does; dimension 0 turns fastest. */
+/* Coordinates of every rank, counted like an odometer; dimension 0 is fastest. */
 static int coordinates[RANKS][MESH_DIMS];
 
 static int count_ranks(const Mesh *m)

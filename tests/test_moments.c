@@ -1,9 +1,9 @@
-/* FP8 moments of AdamW, both or one of them, with and without dynamic range expansion [COAT, sec. 4]: scales, exponents, and
- * what comes back, seen through adamw() alone. u = 2^-24.
+/* FP8 moments of AdamW, both or one of them, with and without dynamic range expansion [COAT, sec. 4]: scales, exponents and decoded
+ * values, tested only through adamw(). u = 2^-24.
  *
- * The CUDA back end computes powers as 2^(k log2 x) on the hardware's approximations, whose errors the PTX ISA gives:
- * lg2, ex2 and a quick quotient or root 2^-22 of the result, lg2 of 1/2 .. 2 an absolute 2^-22. So codes may be
- * neighbours of the exact ones, and k may be another where the exact one lies next to a multiple of 1/16. */
+ * The CUDA back end computes powers as 2^(k log2 x) with the hardware's approximations, whose errors the PTX ISA gives:
+ * lg2, ex2 and a quick quotient or root 2^-22 of the result, lg2 of 1/2 .. 2 an absolute 2^-22. So codes may be neighbours of the
+ * exact ones, and k may differ if the exact one is close to a multiple of 1/16. */
 #include "kernels/fp8.h"
 #include "kernels/values.h"
 #include "tests/fp8.h"
@@ -16,7 +16,7 @@ static double top_of(DType d)
     return fp8_table(d)[fp8_last(d)];
 }
 
-/* What the codes 0 and scales 0 of fresh memory mean: zeros. */
+/* A moment of zeros: codes 0 and scales 0, as in fresh memory. */
 static Tensor make_moment(DType d, int n, bool expand)
 {
     Tensor t = make(format_of_moment((Format){ d, GROUP, expand }), 1, n);
@@ -25,7 +25,7 @@ static Tensor make_moment(DType d, int n, bool expand)
     return t;
 }
 
-/* Values as optimizers make them: sizes spread over `decades` powers of ten, different from group to group. */
+/* Values as in optimizers: sizes over `decades` powers of ten, different for each group. */
 static Tensor make_spread(int n, double decades)
 {
     Tensor t = make(F, 1, n);
@@ -40,7 +40,7 @@ static Tensor make_spread(int n, double decades)
 
 /* ---- the map ------------------------------------------------------------------------------------------------- */
 
-/* Of the group of element i: the scale, and k if expanded, else 1: then the map is x/S. */
+/* The scale of a group, and k if expanded; else k = 1, and the map is x/S. */
 typedef struct { double S, k; } Pair;
 
 static Pair pair_of(Format f, const uint16_t *scales, int i)
@@ -69,9 +69,8 @@ static double log2_size(double x)
 
 /* Relative errors of map and unmap when computed in F32, as powers or as
  *     2^(k log2 x + (1-k) log2 max - k log2 S) and 2^((1/k) log2 f + log2 S + (1-1/k) log2 max),
- * where an error of the exponent counts ln 2 < 0.7 times. A logarithm L errs by 2^-22 (L + 1), 1/k by 2^-22 of
- * itself, 2^x by 2^-22; products and sums by u = 2^-22/4 of terms that add up to less than twice these. Without
- * expansion there are two roundings. */
+ * where an error of the exponent counts ln 2 < 0.7 times. Errors: a logarithm L 2^-22 (L + 1), 1/k 2^-22 of itself, 2^x 2^-22;
+ * products and sums u = 2^-22/4 of terms whose sum is less than twice these. Without expansion there are two roundings. */
 static double map_error(double x, Pair p, Format f)
 {
     const double terms = p.k * (log2_size(x) + log2_size(p.S) + 2) + fabs(1 - p.k) * log2(top_of(f.dtype));
@@ -84,7 +83,7 @@ static double unmap_error(double code, Pair p, Format f)
     return f.expand ? 0x1p-21 * (2 + 2 * terms + log2_size(p.S)) : 2 * U24;
 }
 
-/* What a moment reads as. */
+/* The decoded values of a moment. */
 static double *moment_values(Tensor t, const void *snapshot)
 {
     const uint8_t *codes = snapshot;
@@ -97,9 +96,9 @@ static double *moment_values(Tensor t, const void *snapshot)
     return x;
 }
 
-/* k = floor(16 log2(max^2/2) / log2(a/b)) / 16, between 1/16 and 16, where the largest and smallest of the group lie
- * in the ranges a and b. The CPU computes it in double. Quick functions are in doubt by 2^-22 of a/b, and k is below
- * 16 where log2(a/b) > 1: 1e-6 in all; 1e-5 is safe. */
+/* k = floor(16 log2(max^2/2) / log2(a/b)) / 16, between 1/16 and 16, where the largest and smallest of the group lie in the ranges
+ * a and b. The CPU computes it in double. Quick functions have errors of 2^-22 of a/b, and k is below 16 if log2(a/b) > 1: 1e-6 in
+ * all; 1e-5 is safe. */
 static void check_power(const char *name, double k, Range a, Range b, DType d)
 {
     const double range = log2(top_of(d) * top_of(d) / 2), doubt = on_cpu() ? 0 : 1e-5;
@@ -110,8 +109,8 @@ static void check_power(const char *name, double k, Range a, Range b, DType d)
         fail_msg("%s: k = %g, expected %g .. %g, between 1/16 and 16", name, k, least, most);
 }
 
-/* Group g of a moment whose values lie within `bound` of x: S is max|x| / max rounded up, to BF16, which adds less
- * than 2^-7, or beside k less than 2^-16; k; and each code lies between those of the ends of what is explained. */
+/* Group g of a moment whose values lie within `bound` of x: S is max|x| / max rounded up, to BF16, which adds less than 2^-7, or
+ * with k less than 2^-16; k; and each code lies between those of the ends of the allowed range. */
 static void check_group(const char *name, Tensor t, const uint8_t *codes, int g, const double *x, const double *bound)
 {
     const DType d = t.format.dtype;
@@ -148,8 +147,8 @@ static void check_moment(const char *name, Tensor t, const double *x, const doub
 
 /* ---- there and back ------------------------------------------------------------------------------------------ */
 
-/* With beta1 = 0 the moment that is stored is the gradient; with beta1 = 1, grad = 0, v = 0, eps = 1, lr = 1 and
- * w = 0 the new w is minus the moment as read back. stored: a snapshot of the moment between the two. */
+/* With beta1 = 0 the stored moment is the gradient; with beta1 = 1, grad = 0, v = 0, eps = 1, lr = 1 and w = 0 the new w is minus
+ * the decoded moment. stored: a snapshot of the moment between the two. */
 static double *through_moment(Tensor m, Tensor x, void **stored)
 {
     const int n = x.cols;
@@ -198,7 +197,7 @@ static void test_there_and_back(void **state)
     }
 }
 
-/* Without expansion a moment is what the host makes of such a format. Zeros stay zeros with and without. */
+/* Without expansion a moment equals the host's encoding. Zeros stay zeros with and without. */
 static void test_plain_and_zeros(void **state)
 {
     (void)state;
@@ -268,7 +267,7 @@ static double *state_values(Tensor t)
     return format_is_fp8(t.format) ? moment_values(t, tensor_snapshot(t)) : values(t);
 }
 
-/* How far the moment read may be off; a dense one is what it says. */
+/* Error bounds of the decoded moment; 0 for a dense one. */
 static double *moment_bounds(Tensor t, const double *x)
 {
     const uint8_t *codes = tensor_snapshot(t);
@@ -279,8 +278,8 @@ static double *moment_bounds(Tensor t, const double *x)
     return bound;
 }
 
-/* As in AdamW with plain moments: m errs by 4 u of its two terms, v by 6 u. What the old moments are off comes on
- * top. A quick root errs by 2^-22, a quick quotient by 2^-22, products by 1/c by 2 u each: 16 u in all. */
+/* As in AdamW with plain moments: m has an error of 4 u of its two terms, v of 6 u, plus errors of the old moments. A quick root
+ * has 2^-22, a quick quotient 2^-22, products with 1/c 2 u each: 16 u in all. */
 static void adam_reference(double *w, double *m, double *v, double *bw, double *bm, double *bv, double grad, AdamW a)
 {
     double g = a.grad_scale * grad, b1 = a.beta1, b2 = a.beta2, c1 = 1 - a.beta1, c2 = 1 - a.beta2;
@@ -296,9 +295,9 @@ static void adam_reference(double *w, double *m, double *v, double *bw, double *
     *w -= a.lr * (q + a.weight_decay * *w);
 }
 
-/* The moments as they read, as F32. Both back ends store values within `bound` of the same; a value errs by half the
- * distance of the codes around it, and the whole group where its scale or power differs: so what is explained is the
- * distance to the images of the codes next to its own, twice where both may round. */
+/* The decoded moments, as F32. Both back ends store values within `bound` of the same; a value has an error of half the distance of
+ * the codes around it, and so has the whole group if its scale or power differs. So the bound is the distance to the neighbouring
+ * codes, twice if both may round. */
 static void golden_moment(const char *name, Tensor t, const double *bound)
 {
     const uint8_t *codes = tensor_snapshot(t);
@@ -331,7 +330,7 @@ static void check_state(const char *name, Tensor t, const double *x, const doubl
 
 static void step_case(const StepCase *k)
 {
-    enum { N = 20 * GROUP };        /* no multiple of a block of threads */
+    enum { N = 20 * GROUP };        /* not a multiple of a thread block */
     const AdamW a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f,
                       .correction1 = 0.19f, .correction2 = 0.0975f, .grad_scale = 0.5f, .seed = 42 };
     Tensor w = make_filled(k->w, 1, N, 1, -1, 1), grad = make_filled(k->grad, 1, N, 4, -1e-2f, 1e-2f);
@@ -367,7 +366,8 @@ static double sum_of_moment(Tensor t)
     return sum;
 }
 
-/* 1000 steps without a gradient at beta2 = 0.999 take v to e^-1 of itself; a scale too coarse for 2^-10 a step would keep it. */
+/* 1000 steps without a gradient at beta2 = 0.999 reduce v to e^-1 of itself; a scale too coarse for 2^-10 per step would not
+ * change. */
 static void test_slow_decay(void **state)
 {
     (void)state;

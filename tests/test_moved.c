@@ -1,7 +1,7 @@
-/* Runs whose checkpoints are moved, linked or replaced: what belongs to a run is what its files say, wherever they are. */
+/* Runs whose checkpoints are moved, linked or replaced: the files decide which run they belong to, not their place. */
 #include "tests/launch.h"
 
-/* On one rank, without mpirun, which takes longer to start than the run. */
+/* On one rank, without mpirun, whose start takes longer than the run. */
 static int alone(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static int alone(const char *format, ...)
 {
@@ -21,7 +21,7 @@ static void begin(const char *run)
     expect_status(alone("%s --stop_at=6 --save_folder=%s/%s", eight, folder, run), 0);
 }
 
-/* All that a run has: the steps of its metrics, once each, and these checkpoints. */
+/* Checks the steps of a run's metrics, once each, and its checkpoints. */
 static void expect_run(const char *run, int steps, const char *checkpoints)
 {
     double loss[MAX_STEPS], undisturbed[MAX_STEPS];
@@ -39,7 +39,7 @@ static void test_whole(void **state)
     expect_run("whole", 8, "step2 step4 step6 step8");
 }
 
-/* Where the newest checkpoint is, and how the run that goes on from there finds it. */
+/* The newest checkpoint is elsewhere, and a resumed run finds it. */
 static void test_newest_is_elsewhere(void **state)
 {
     (void)state;
@@ -66,8 +66,8 @@ static void test_newest_is_elsewhere(void **state)
     }
 }
 
-/* Going back to step 4, which is elsewhere: what comes later goes, what comes before stays, and an interruption before the next
- * save leads back to step 4. */
+/* Going back to step 4, which is elsewhere: later checkpoints are deleted, earlier ones stay, and after an interruption before the
+ * next save the run resumes from step 4. */
 static void test_back_to_elsewhere(void **state)
 {
     (void)state;
@@ -87,8 +87,8 @@ static void test_back_to_elsewhere(void **state)
     }
 }
 
-/* Another run that begins where one was, from a model that lies there, and ends before its first save: what goes on then is not the
- * one that was replaced. */
+/* A new run in the folder of an old one, from a model in it, ends before its first save: a resume does not continue the replaced
+ * run. */
 static void test_begun_anew(void **state)
 {
     (void)state;
@@ -116,7 +116,7 @@ static void test_begun_anew(void **state)
     }
 }
 
-/* A checkpoint of the folder whose weights alone begin another run would be deleted by it. */
+/* A run that starts from the weights of a checkpoint in its own folder would delete it. */
 static void test_own_folder(void **state)
 {
     (void)state;

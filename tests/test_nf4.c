@@ -1,5 +1,5 @@
-/* NF4 against what bitsandbytes computes and saves (tests/golden/nf4, scripts/golden_nf4.py), bit for bit; and all shapes and
- * formats, whose bits are the same on both back ends. */
+/* NF4 against bitsandbytes (tests/golden/nf4, scripts/golden_nf4.py), bit for bit; and all shapes and formats, with the same bits
+ * on both back ends. */
 #include "kernels/nf4.h"
 #include "kernels/dynamic8.h"
 #include "model/checkpoint/nf4_source.h"
@@ -9,7 +9,7 @@
 static const Format F = { F32, 0 }, H = { BF16, 0 }, E = { E4M3, 0 };
 static const char name[] = "model.layers.0.mlp.up_proj.weight";
 
-/* Groups in device memory, as a tensor of a row each. */
+/* Groups in device memory, one per row of a tensor. */
 static Tensor make_groups(size_t count)
 {
     return make_f32((int)count, sizeof(Nf4Group) / sizeof(float));
@@ -46,7 +46,7 @@ static void *read_golden(const SafeFile *f, const char *x, const char *part, con
 
 /* ---- bitsandbytes --------------------------------------------------------------------------------------------- */
 
-/* The groups that bitsandbytes' tensors make. */
+/* Groups made from bitsandbytes' tensors. */
 static Nf4Group *expected_groups(const SafeFile *f, const char *x, size_t numel, float offset)
 {
     const SafeTensor *t[3];
@@ -74,7 +74,7 @@ static void check_values(const char *what, Nf4 x, int cols, const void *expected
     check_same_bytes(what, tensor_snapshot(y), expected, tensor_bytes(y));
 }
 
-/* w is quantized to `expected`, whose offset is that of all groups. */
+/* w must be quantized to `expected`; all groups have the same offset. */
 static Nf4 check_groups(const char *what, Tensor w, const Nf4Group *expected)
 {
     const size_t groups = nf4_groups((size_t)w.rows, (size_t)w.cols);
@@ -217,7 +217,7 @@ static Nf4 make_matrix(int num_parts, const int *rows, int cols, uint64_t seed)
     return x;
 }
 
-/* Codes and transposed codes are those of the values in F32; the values are the parts' one below another. */
+/* Codes and transposed codes are those of the F32 values, which are the parts one below the other. */
 static void check_operand_of(const char *what, Nf4 x, Tensor f32)
 {
     Tensor expected = make(E, f32.rows, f32.cols), y = make(E, f32.rows, f32.cols);
@@ -254,7 +254,7 @@ static void check_parts(Nf4 x, Tensor f32)
     }
 }
 
-/* Of all groups at once and one by one. */
+/* For all groups at once and one by one. */
 static void check_amax(Nf4 x, Tensor f32)
 {
     Tensor amax = make_f32(1, 2);
@@ -305,7 +305,7 @@ static void test_shapes(void **state)
     }
 }
 
-/* Each is the mean of 700 blocks and a short one, whose sum no order of F32 additions gets right. */
+/* Each is the mean of 700 blocks and a short one; no order of F32 additions gives the correct sum. */
 static void test_offset(void **state)
 {
     (void)state;
@@ -333,7 +333,7 @@ static void test_offset(void **state)
 
 /* ---- folders that are refused ---------------------------------------------------------------------------------- */
 
-/* The tensor of a file in one of its own, of which one part is replaced; data NULL: left out. */
+/* A new file with the tensor of a file and one part replaced; data NULL: removed. */
 static SafeFile *open_changed(const char *file, const char *part, const void *data, size_t bytes)
 {
     static const char *const parts[] = { "", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map",

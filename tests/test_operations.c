@@ -1,9 +1,8 @@
-/* The list of operations tells the truth: each row of kernels/operation_list.h names all that the operation reads and writes.
+/* The list of operations is complete: each row of kernels/operation_list.h names all memory that the operation reads and writes.
  *
- * While an operation of a training step runs, all device memory of the model that its row does not name as read is NaN, and
- * whatever it leaves outside of what its row names as written is found, and undone. So an access that a row forgets is an error or
- * changes results, which are compared with those of the same step run as always. Then each access of a row is hidden in turn: that
- * must be noticed. */
+ * While an operation of a training step runs, all device memory of the model that its row does not name as read is NaN, and changes
+ * of memory that its row does not name as written are detected and undone. So an access missing in a row is an error or changes
+ * results, which are compared with those of a normal step. Then each access of a row is hidden in turn, which must be detected. */
 #include "tests/kit.h"
 
 #include <math.h>
@@ -23,14 +22,14 @@ static const char *const names[] = {
 enum { NUM_OPERATIONS = sizeof names / sizeof *names, MAX_ACCESSES = 32 };
 
 static struct {
-    char *memory;                       /* what is watched, and how much of it, in 8 bytes */
+    char *memory;                       /* watched memory, and its size in 8 bytes */
     size_t words;
-    uint64_t *reads, *writes, *spoils;  /* 0xff in each byte that the operation that runs reads, writes, spoils */
-    uint64_t *before, *left, *now;      /* the memory before it, as it was left to it, and after it */
-    int operation, access;              /* the one that is hidden; -1: none */
+    uint64_t *reads, *writes, *spoils;  /* 0xff in each byte that the current operation reads, writes, spoils */
+    uint64_t *before, *left, *now;      /* the memory before it, as given to it, and after it */
+    int operation, access;              /* the hidden access; -1: none */
     char problem[160];
     bool is_seen[NUM_OPERATIONS];
-    unsigned used[NUM_OPERATIONS][MAX_ACCESSES];        /* how, in any call */
+    unsigned used[NUM_OPERATIONS][MAX_ACCESSES];        /* how it is used in any call */
 } eye = { .operation = -1 };
 
 static int number_of(const char *name)
@@ -42,7 +41,7 @@ static int number_of(const char *name)
     return -1;
 }
 
-/* Whether it is no matter that an access is not named: nothing is read or kept, or the same memory is read, so that it is whole. */
+/* Whether a missing access has no effect: nothing is read or kept, or the same memory is named as read by another access. */
 static bool is_immaterial(const Operation *o, int access)
 {
     const Access *a = &o->access[access];
@@ -52,7 +51,7 @@ static bool is_immaterial(const Operation *o, int access)
     return is_read;
 }
 
-/* Notes what the operation uses, without the access that is hidden. */
+/* Notes the accesses of the operation, without the hidden one. */
 static void note(const Operation *o, int number)
 {
     const size_t bytes = 8 * eye.words;
@@ -98,7 +97,7 @@ static void restore(void *watcher, const Operation *o)
     device_put(eye.memory, eye.now, 8 * eye.words);
 }
 
-/* Of the model's memory, of which device_alloc gives whole 256 bytes. */
+/* Watches the model's memory; device_alloc allocates multiples of 256 bytes. */
 static void open_eye(void *memory, size_t bytes)
 {
     uint64_t **const own[] = { &eye.reads, &eye.writes, &eye.spoils, &eye.before, &eye.left, &eye.now };
@@ -157,7 +156,7 @@ static void train(Model *m, Fsdp *f, const Config *c, uint64_t *hash)
     }
     const double norm = optimizer_grad_norm(f);
     add_host(hash, &norm, sizeof norm);
-    for (int step = 1; step <= 2; step++)       /* at first the moments are 0, whatever their scales */
+    for (int step = 1; step <= 2; step++)       /* in the first step moments are 0 for any scales */
         optimizer_step(f, c, step, step, 1e-2, fmin(1, 1 / norm));
     for (int u = 0; u < f->num_units; u++) {
         add_tensor(hash, f->shard[u].slice[TRAINED].stored);
@@ -180,7 +179,7 @@ static void generate(Model *m, Fsdp *f, const Config *c, uint64_t *hash)
     add_host(hash, logits, sizeof *logits * (size_t)c->model.vocab_size);
 }
 
-/* A hash of all results; watched or not. */
+/* Returns a hash of all results; watched or not. */
 static uint64_t run(const Config *c, bool watched)
 {
     Model m;
@@ -211,7 +210,7 @@ static ModelConfig small(SmallModel a)
     m.n_layers = 1;
     m.layer_types.count = 0;
     m.d_model = 32;
-    m.head_dim = m.head_dim % 16 ? 32 : m.head_dim;         /* GPUs multiply FP8 by sixteens */
+    m.head_dim = m.head_dim % 16 ? 32 : m.head_dim;         /* FP8 GEMMs need multiples of 16 */
     m.n_heads = 2;
     m.n_kv_heads = a % 2 ? 1 : 2;
     m.mlp_width = 48;
@@ -314,7 +313,7 @@ static uint64_t call_gptq(bool watched)
     return hash;
 }
 
-/* Others that no training step calls: back ends do, and saving. */
+/* Operations that no training step calls, but back ends and saving. */
 static uint64_t call_others(bool watched)
 {
     enum { ROWS = 16, COLS = 32 };
@@ -330,7 +329,7 @@ static uint64_t call_others(bool watched)
     const bool kept = true;
     y.range_kept = &kept;
     int *found = arena_alloc(&placed, sizeof *found);
-    const float range = 0.25f;          /* half of what is needed, with the headroom of E4M3 */
+    const float range = 0.25f;          /* half of the needed range, which E4M3's headroom covers */
     init_normal(x, 1, 1, 7, 0);
     device_put(y.range, &range, sizeof range);
     if (watched)
@@ -346,7 +345,7 @@ static uint64_t call_others(bool watched)
     return hash;
 }
 
-/* On one rank collectives do nothing; of these rows test_cpu_order_ranks makes use. */
+/* On one rank collectives do nothing; test_cpu_order_ranks uses their rows. */
 static void test_all_seen(void **state)
 {
     (void)state;
@@ -370,7 +369,7 @@ static void check_hidden(const Config *c)
     for (eye.operation = 0; eye.operation < NUM_OPERATIONS; eye.operation++)
         for (eye.access = 0; eye.access < MAX_ACCESSES; eye.access++) {
             if (!used[eye.operation][eye.access] || (strstr(names[eye.operation], "embedding_") && eye.access == 0))
-                continue;               /* token numbers that are NaN are found by the operation */
+                continue;               /* the operation itself detects invalid token numbers */
             const uint64_t found = run(c, true);
             if (!*eye.problem && found == expected)
                 fail_msg("%s, %s: it is not noticed that access %d is missing", c->recipe.name, names[eye.operation], eye.access);

@@ -1,4 +1,4 @@
-/* AdamW, initial values, plain format changes, sums over everything, and the refusal of wrong shapes. */
+/* AdamW, initial values, plain format conversions, sums over all elements, and refusals of wrong shapes. */
 #include "tests/golden.h"
 
 static const Format F = { F32, 0 }, H = { BF16, 0 };
@@ -14,9 +14,8 @@ static const AdamCase adam_cases[] = {
     { "adamw-odd",       { F32, 0 },  { BF16, 0 }, { F32, 0 },  { F32, 0 },  5 },
 };
 
-/* m, a sum of two products, errs by 3 u of their sizes, v by 4 u (its terms are >= 0). Then sqrt(v/c2) errs
- * relatively by 4 u, the quotient by 8 u more, and -lr (q + wd w) + w by 3 u of its terms. Constants such as 1 - b2
- * are F32's. */
+/* Errors: m, a sum of two products, 3 u of their sizes, v 4 u (its terms are >= 0); then sqrt(v/c2) relatively 4 u, the quotient 8
+ * u more, and -lr (q + wd w) + w 3 u of its terms. Constants such as 1 - b2 are in F32. */
 static void adam_reference(double *w, double *m, double *v, double *bw, double *bm, double *bv, double grad, AdamW a)
 {
     double g = a.grad_scale * grad, b1 = a.beta1, b2 = a.beta2, c1 = 1 - a.beta1, c2 = 1 - a.beta2;
@@ -65,8 +64,8 @@ static void test_adamw(void **state)
         }
 }
 
-/* With zero gradients and lr * decay = 2^-10, w - 2^-10 w is exact in F32 (8 bits of w, shifted by 10): only the
- * random bits decide, so every bit is known. An element's number depends on `first`, not on how a unit is cut. */
+/* With zero gradients and lr * decay = 2^-10, w - 2^-10 w is exact in F32 (8 bits of w, shifted by 10): only the random bits
+ * decide, so every bit is known. An element's number depends on `first`, not on the sharding of a unit. */
 static void test_stochastic_rounding(void **state)
 {
     (void)state;
@@ -130,11 +129,11 @@ static void test_init(void **state)
         bound[i] = 0;
     }
     assert_true(fabs(sum1) < 5 / sqrt(N));
-    assert_true(fabs(sum2 - 0.97334) < 5 * sqrt(2.0 / N));      /* variance of a normal cut at 3 sigma */
+    assert_true(fabs(sum2 - 0.97334) < 5 * sqrt(2.0 / N));      /* variance of a normal truncated at 3 sigma */
     golden_check("init-normal", w, bound);
     init_normal(part, 0.5f, 3, 7, 1000 + 5 * COLS);
     const float *whole = tensor_snapshot(w);
-    check_same_bytes("row 5 alone", tensor_snapshot(part), whole + 5 * COLS, COLS * sizeof(float));
+    check_same_bytes("row 5 only", tensor_snapshot(part), whole + 5 * COLS, COLS * sizeof(float));
     init_normal(half, 0.5f, 3, 7, 1000);
     check_close("init in bf16", half, x, bound);
 
@@ -153,7 +152,7 @@ static void test_init(void **state)
 
 /* ---- formats, sums ----------------------------------------------------------------------------------------- */
 
-/* Every BF16 value, its neighbours in F32 and the ties between: to nearest even, against arithmetic on doubles. */
+/* Every BF16 value, its neighbours in F32 and the ties: to nearest even, against arithmetic in double. */
 static void test_bf16(void **state)
 {
     (void)state;
@@ -181,7 +180,7 @@ static void test_bf16(void **state)
     release();
 }
 
-/* Integers up to 64 and their squares sum up exactly in any order while partial sums stay below 2^24. */
+/* Sums of integers up to 64 and of their squares are exact in any order while partial sums are below 2^24. */
 static void test_sums(void **state)
 {
     (void)state;

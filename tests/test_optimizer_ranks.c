@@ -1,5 +1,5 @@
-/* Optimizers in training, one of them added by the test: their losses go down, a run that is saved and goes on has the bits of one
- * that was not interrupted, and ranks that divide the states otherwise read and write the same. On 1, 2 and 4 ranks. */
+/* Optimizers in training, one of them added by the test: their losses decrease, a resumed run has the bits of an uninterrupted one,
+ * and other divisions of states over ranks read and write the same. On 1, 2 and 4 ranks. */
 #include "tests/kit.h"
 
 #include "kernels/collectives.h"
@@ -56,7 +56,7 @@ static void close_run(Run *r)
     release();
 }
 
-/* To step `last`: the batches of a step are the same ones every second step. */
+/* Trains to step `last`; every second step has the same batch. */
 static void train(Run *r, long last)
 {
     const int T = r->config.model.max_sequence_length, share = BATCH / comm_size(), vocab = r->config.model.vocab_size;
@@ -118,7 +118,7 @@ static void load_run(Run *r, const char *from, long step)
     assert_int_equal(r->state.step, step);
 }
 
-/* Behind a parameter, states stay 0: a group that reaches there would be rounded otherwise. */
+/* States after a parameter stay 0; else groups that include them would be rounded differently. */
 static void expect_zero_padding(const char *what, const Run *r)
 {
     double looked = 0;
@@ -133,7 +133,7 @@ static void expect_zero_padding(const char *what, const Run *r)
                 const size_t end = p->offset + (size_t)p->rows * (size_t)p->cols;
                 for (size_t at = end; at < p->offset + param_align(end - p->offset); at++)
                     if (at >= own.first && at < own.first + own.count && (looked++, values.x[at - own.first] != 0))
-                        fail_msg("%s: %s of unit %d, element %zu behind %s is %g", what, r->fsdp.optimizer->state[k].name, u,
+                        fail_msg("%s: %s of unit %d, element %zu after %s is %g", what, r->fsdp.optimizer->state[k].name, u,
                                  at - end, p->name, (double)values.x[at - own.first]);
             }
             sample_free(&values);

@@ -1,5 +1,5 @@
-/* The table of optimizers, and what follows from a row that a program adds: the configuration's choice and its notes, the memory
- * plan, which weights decay, statistics, and what other optimizers say of its checkpoints. */
+/* The table of optimizers, and effects of a row that a program adds: the configuration and its notes, the memory plan, which
+ * weights decay, statistics, and messages of other optimizers about its checkpoints. */
 #include <jansson.h>
 
 #include "model/plan.h"
@@ -58,7 +58,7 @@ static void test_mixed_moments(void **state)
     assert_string_equal(message, "");
 }
 
-/* The premise of that warning: rounded to nearest, a v that should fall stays. */
+/* The reason for that warning: rounded to nearest, a v that should fall stays. */
 static void test_coarse(void **state)
 {
     (void)state;
@@ -87,7 +87,7 @@ static void small_plan(Small *s, const char *optimizer, const char *recipe)
     model_plan(&s->model, &s->fsdp, &s->config, (Placement){ 1, 0, false });
 }
 
-/* Bytes of states per 256 weights, of which units are multiples. */
+/* Bytes of states per 256 weights; units are multiples of 256. */
 static void test_plan(void **state)
 {
     (void)state;
@@ -112,13 +112,13 @@ static void test_plan(void **state)
             total[strcmp(rows[i].optimizer, "lion") == 0] = s.model.bytes.total - fsdp_state_bytes(&s.fsdp);
         model_free(&s.model, &s.fsdp);
     }
-    assert_int_equal(total[0], total[1]);       /* states whose sizes are multiples of 256 are all that differs */
+    assert_int_equal(total[0], total[1]);       /* only states differ, and their sizes are multiples of 256 */
 }
 
 /* ---- a step ----------------------------------------------------------------------------------------------- */
 
-/* Master weights in BF16 that weight decay moves from 1 half a step down, to be rounded up or down: in one run of the optimizer, of
- * every parameter, which of them went up. */
+/* Master weights in BF16 that weight decay moves from 1 by half a step down, rounded up or down: which of them went up, in one run
+ * of the optimizer, for every parameter. */
 enum { MOST_PARAMS = 32, MOST_BITS = 16384 };
 typedef struct { int params; struct { size_t count; bool up[MOST_BITS]; } of[MOST_PARAMS]; } Dither;
 
@@ -153,14 +153,14 @@ static void round_once(Dither *d, uint64_t seed, long step)
     release();
 }
 
-/* Of n independent bits half are set, with a standard deviation of sqrt(n) / 2, of which 5 are allowed. */
+/* Half of n independent bits are set, with a standard deviation of sqrt(n) / 2; 5 of these are allowed. */
 static void check_half(size_t found, size_t n, const char *what, int a, int i, int b, int j)
 {
     if (!(fabs((double)found - (double)n / 2) <= 2.5 * sqrt((double)n)))
         fail_msg("%s: %zu of %zu, of run %d, parameter %d, and run %d, parameter %d", what, found, n, a, i, b, j);
 }
 
-/* Rounding goes up as often as down, and no parameter goes as another does, or as it goes in another step or with another seed. */
+/* Rounding goes up as often as down, independently for each parameter, step and seed. */
 static void test_dither(void **state)
 {
     (void)state;
@@ -186,7 +186,7 @@ static void test_dither(void **state)
         }
 }
 
-/* From a momentum of 0 Lion's first step goes lr against the gradient's sign; matrices decay besides, nothing else does. */
+/* From a momentum of 0 Lion's first step is lr against the gradient's sign; only matrices also decay. */
 static void test_step(void **state)
 {
     (void)state;
@@ -211,7 +211,7 @@ static void test_step(void **state)
                 const double expected = x - lr * ((g > 0) - (g < 0) + (decays ? decay * x : 0));
                 if (fabs(w[k] - expected) > 4 * U24 * (fabs(x) + lr))
                     fail_msg("%s of unit %d: %.9g, expected %.9g", p->name, u, w[k], expected);
-                /* beta2 in F32 errs by U24 of 1, the difference and two products by U24 of themselves */
+                /* beta2 in F32 has an error of U24, the difference and two products U24 of themselves */
                 const double momentum = (1 - s.config.optimizer.beta2) * scale * g;
                 assert_true(fabs(m[k] - momentum) <= fabs(momentum) * (4 * U24 + U24 / (1 - s.config.optimizer.beta2)));
             }
@@ -223,7 +223,7 @@ static void test_step(void **state)
 
 /* ---- statistics ------------------------------------------------------------------------------------------- */
 
-/* The line of metrics.jsonl with what a second step of this optimizer finds. */
+/* The line of metrics.jsonl with statistics of the optimizer's second step. */
 static json_t *statistics(const char *optimizer)
 {
     Small s;
@@ -264,8 +264,8 @@ static double number(json_t *line, const char *name)
     return json_is_number(x) ? json_number_value(x) : NAN;
 }
 
-/* Adam's moments have a source, whatever their format: its rounding is below that of E4M3 and not none. What another optimizer
- * keeps is described as it is. */
+/* Adam's moments have a source in any format: its rounding error is below that of E4M3, but not 0. States of another optimizer are
+ * described as stored. */
 static void test_statistics(void **state)
 {
     (void)state;
@@ -297,7 +297,7 @@ static void open_with(Run *r, const char *optimizer, const char *moments)
     fsdp_init(&r->fsdp, &r->config.model, 3);
 }
 
-/* What is saved by `saved` cannot go on with `loaded`, which says why. */
+/* A checkpoint of `saved` cannot continue with `loaded`; the message gives the reason. */
 static void expect_refusal(const char *saved, const char *loaded, const char *words)
 {
     Run r, other;
@@ -324,7 +324,7 @@ static void test_refusals(void **state)
     expect_refusal("adamw", "momentum", "embed_tokens.weight.exp_avg_sq is no state of optimizer momentum");
 }
 
-/* As the header says: what does not fit in the table is a mistake of the program. */
+/* As documented in the header: a row that does not fit in the table is an error of the program. */
 static void test_add(void **state)
 {
     (void)state;

@@ -1,5 +1,4 @@
-/* What the model makes of packed documents: the loss and the gradients that each document alone gives, and nothing of one in
- * another. */
+/* The model with packed documents: the loss and gradients of each separate document, and no influence between documents. */
 #include "tests/kit.h"
 
 #include <math.h>
@@ -87,7 +86,7 @@ static Result packed(SmallModel a, const Batch *b, bool documents)
     return result_of(&s);
 }
 
-/* Each document of the batch at the start of a sequence of its own, behind it padding. */
+/* Each document of the batch at the start of a separate sequence, followed by padding. */
 static Result padded(SmallModel a, const Batch *b)
 {
     Setup s;
@@ -116,8 +115,8 @@ static double distance(const Result *a, const Result *b)
     return worst / largest;
 }
 
-/* Positions differ, whose rotations are rounded, and the order of sums. What an operation adds is at most a roundoff for each of
- * up to 128 terms of a sum; up to a weight's gradient come some 20 operations with sums: in each block, back through it, and the
+/* Positions, and so rounded rotations, differ, and so does the order of sums. An operation adds at most a roundoff for each of up
+ * to 128 terms of a sum; a weight's gradient depends on some 20 operations with sums: forward and backward of each block, and the
  * head. With attention across documents the test would fail by a factor of 100. */
 static const double bound = 20 * 128 * U24;
 
@@ -137,7 +136,7 @@ static void test_as_padded(void **state)
     loader_close(l);
 }
 
-/* The losses of all tokens, and the gradients where only one document has targets. */
+/* The losses of all tokens, and the gradients if only one document has targets. */
 static void step_of_one(float *losses, Result *r, SmallModel a, const Batch *b, const int *tokens, int first, int end)
 {
     Setup s;
@@ -152,7 +151,7 @@ static void step_of_one(float *losses, Result *r, SmallModel a, const Batch *b, 
     *r = result_of(&s);
 }
 
-/* One token of a document changes: every bit of the others' losses stays, and of the gradients of another one. */
+/* Changes one token of a document: the losses of the others, and the gradients of another one, keep every bit. */
 static void check_apart(SmallModel a, const Batch *b, int changed)
 {
     int first = changed, end = changed + 1, other = changed < T ? T : 0, other_end = other + 1, tokens[B * T];
@@ -169,7 +168,7 @@ static void check_apart(SmallModel a, const Batch *b, int changed)
     step_of_one(before, &same, a, b, b->tokens, other, other_end);
     step_of_one(after, &r, a, b, tokens, other, other_end);
     check_same_bytes("losses before it", after, before, (size_t)first * sizeof *after);
-    check_same_bytes("losses behind it", after + end, before + end, (size_t)(B * T - end) * sizeof *after);
+    check_same_bytes("losses after it", after + end, before + end, (size_t)(B * T - end) * sizeof *after);
     if (b->targets[changed] >= 0)
         assert_true(after[changed] != before[changed]);
     assert_true(r.loss == same.loss);

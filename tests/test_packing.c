@@ -1,5 +1,5 @@
-/* data/packing and the loader that packs: every label once per epoch, whole documents, resume, metadata and what is wrong with
- * them, label masks without a label. What the model makes of packed documents: test_packed_model.c. */
+/* data/packing and the packing loader: every label once per epoch, whole documents, resume, valid and invalid metadata, label masks
+ * without a label. The model with packed documents: test_packed_model.c. */
 #include "tests/kit.h"
 
 #include <errno.h>
@@ -16,7 +16,7 @@ enum { T = 16, FILES = 3, TOKENS = 700, VOCAB = 1 << 20, MOST = FILES * TOKENS, 
 
 static char folder[64], *paths[FILES], *masks[FILES];
 
-/* The documents of file f are random(f, i) long: 1 to 39 tokens, the last one what is left. */
+/* The length of document i of file f: random(f, i), 1 to 39 tokens; the last has the rest. */
 static int document_length(int f, int i)
 {
     return 1 + (int)(random_bits(70 + (uint64_t)f, (uint64_t)i) % 39);
@@ -51,7 +51,7 @@ static void write_file(const char *path, const void *data, size_t bytes)
     assert_int_equal(fclose(file), 0);
 }
 
-/* Token i of all files is i + 1: a target says which label it is. The rows have columns that are not read. */
+/* Token i of all files is i + 1, so a target identifies its label. The rows have unused columns. */
 static int make_files(void **state)
 {
     (void)state;
@@ -106,7 +106,7 @@ static DataSpec packed_spec(bool split)
 
 /* ---- best fit ------------------------------------------------------------------------------------------------ */
 
-/* The definition: every item in turn looks at every bin. Returns the bins, filled to room[]. */
+/* The definition: every item in turn searches all bins. Returns the number of bins; room[]: their fill. */
 static int best_fit_by_definition(int *room, const uint32_t *sorted, int n, int capacity)
 {
     int bins = 0;
@@ -133,7 +133,7 @@ static int rising(const void *a, const void *b)
     return falling(b, a);
 }
 
-/* Bins are as full as by the definition, for capacities around powers of two and items of all sizes. */
+/* Bins are filled as by the definition, for capacities around powers of two and items of all sizes. */
 static void test_best_fit(void **state)
 {
     (void)state;
@@ -161,8 +161,8 @@ static void test_best_fit(void **state)
         }
 }
 
-/* Sequences cut into random parts: so many suffice, and best fit decreasing takes no more than 11/9 of them and 4 (D. S. Johnson
- * and others, SIAM J. Comput. 3, 1974). */
+/* Sequences are divided into random parts, so their number suffices; best fit decreasing needs at most 11/9 of it, plus 4 (D. S.
+ * Johnson and others, SIAM J. Comput. 3, 1974). */
 static void test_best_fit_bound(void **state)
 {
     (void)state;
@@ -181,7 +181,7 @@ static void test_best_fit_bound(void **state)
 
 /* ---- epochs --------------------------------------------------------------------------------------------------- */
 
-/* How often each token of all files is a target in an epoch that is right: 1, or 0. */
+/* How often each token of all files must be a target in an epoch: 1, or 0. */
 static long expected_labels(int *expected, bool split)
 {
     long labels = 0;
@@ -196,7 +196,7 @@ static long expected_labels(int *expected, bool split)
     return labels;
 }
 
-/* Of a row: a target is the next token of the same document, tokens of a document follow each other, padding is a document. */
+/* Checks a row: a target is the next token of the same document, tokens of a document are consecutive, padding is a document. */
 static void check_row(const int *tokens, const int *targets, const uint8_t *begins)
 {
     assert_int_equal(begins[0], 1);
@@ -208,7 +208,7 @@ static void check_row(const int *tokens, const int *targets, const uint8_t *begi
     }
 }
 
-/* Two epochs in steps of G on W ranks from a place on: all rows in their order, put together from the ranks. Returns the steps. */
+/* Two epochs in steps of G on W ranks from a state on: all rows in order, collected from the ranks. Returns the steps. */
 typedef struct { int tokens[ROWS * T], targets[ROWS * T]; uint8_t begins[ROWS * T]; long labels; } Rows;
 
 static int read_rows(Rows *rows, const DataSpec *spec, int G, int W, LoaderState from)
@@ -320,7 +320,7 @@ static void count_beats(const char *doing)
     scans += doing && strncmp(doing, "looking for documents in ", 25) == 0;
 }
 
-/* More documents than a window has: each once. Sequences are full but for the last of a window. A corpus takes minutes. */
+/* More documents than in a window: each once. Sequences are full except for the last of a window. A corpus would take minutes. */
 static void test_windows(void **state)
 {
     (void)state;
@@ -353,7 +353,7 @@ static void test_windows(void **state)
 
 /* ---- boundaries ----------------------------------------------------------------------------------------------- */
 
-/* A document ends where its metadata say, whatever an eos inside it means; metadata of what ends at an eos say the same as it. */
+/* A document ends as in its metadata, even with an eos inside; metadata of documents that end with an eos give the same result. */
 static void test_eos_and_metadata(void **state)
 {
     (void)state;
@@ -418,7 +418,7 @@ static void test_wrong_metadata(void **state)
     write_file(file[0], ids, sizeof ids);
     DataSpec spec = { .paths = file, .num_paths = 1, .itemsize = 2, .sequence_length = 12, .vocab_size = 10,
                       .eos_token_id = -1, .pad_token_id = -1, .best_fit = true, .metadata = true };
-    DIES("wrong0.csv.gz for ", open_data(&spec));       /* there is none yet */
+    DIES("wrong0.csv.gz for ", open_data(&spec));       /* it does not exist yet */
     DIES("--data.document_boundaries=eos", open_data(&spec));
     spec.key = "evaluator 'v'";
     DIES("evaluator 'v': document_boundaries metadata needs ", open_data(&spec));
@@ -436,13 +436,13 @@ static void test_wrong_metadata(void **state)
     char text[20000] = "";
     for (int i = 0; i < 24; i += 2)
         sprintf(text + strlen(text), "%d,%d,%0600d\n", i, i + 2, (int)(random_bits(1, (uint64_t)i) % 1000000));
-    write_rows(rows, text);                         /* columns without end are no fault */
+    write_rows(rows, text);                         /* many columns are valid */
     open_data(&spec);
     assert_int_equal(truncate(rows, 60), 0);
     DIES("wrong0.csv.gz: cannot read after token", open_data(&spec));
     unlink(rows);
     assert_int_equal(mkdir(rows, 0777), 0);
-    errno = EIO;                                    /* of another call */
+    errno = EIO;                                    /* from an earlier call */
     DIES("it is no file", open_data(&spec));
     free(file[0]);
     free(rows);
@@ -450,7 +450,7 @@ static void test_wrong_metadata(void **state)
 
 /* ---- label masks ---------------------------------------------------------------------------------------------- */
 
-/* What a wrong chat template makes. */
+/* As from a wrong chat template. */
 static void test_masks_without_labels(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The parameters of a block say how they may be cut: pieces cut by `split` and `part` compute, each by itself, what the whole does,
- * next to one another or in sum. In doubles, with layers that are written down here once more. */
+/* The parameters of a block define how they may be divided: pieces by `split` and `part` compute the result of the whole,
+ * concatenated or in sum. In doubles, with layers reimplemented here. */
 #include <math.h>
 
 #include "tests/kit.h"
@@ -8,7 +8,7 @@
 
 enum { RANK = 3, ROWS_MOST = 512, PIECES = 2 };
 
-/* A parameter, row after row, and what of it one piece has. */
+/* A parameter in row-major order, or a piece of it. */
 typedef struct { const Param *p; double *w; int rows, cols; } Matrix;
 
 static const Param *find_param(const UnitShape *s, const char *name)
@@ -20,7 +20,7 @@ static const Param *find_param(const UnitShape *s, const char *name)
     return NULL;
 }
 
-/* Piece `piece` of `pieces`: of rows the same share of each part, since each part is a layer's output of its own. */
+/* Piece `piece` of `pieces`: rows are the same fraction of each part, since each part is a separate output of a layer. */
 static Matrix cut(const UnitShape *s, const char *name, int piece, int pieces)
 {
     const Param *p = find_param(s, name);
@@ -47,7 +47,7 @@ static void multiply(double *y, const double *x, Matrix m)
     }
 }
 
-/* y = x w^T + (x A^T) B^T, where B's part i reads the i-th `RANK` of what A makes. */
+/* y = x w^T + (x A^T) B^T, where B's part i reads the i-th RANK outputs of A. */
 static int linear(double *y, const double *x, const UnitShape *s, const char *name, int piece, int pieces)
 {
     char a[16], b[16];
@@ -63,7 +63,7 @@ static int linear(double *y, const double *x, const UnitShape *s, const char *na
     return w.rows;
 }
 
-/* What one piece adds to the output of two layers, of which the first has `parts` outputs that are multiplied element by element. */
+/* One piece's contribution to the output of two layers; the `parts` outputs of the first are multiplied element by element. */
 static void two_layers(double *sum, const double *x, const UnitShape *s, const char *first, const char *second, int parts,
                        int piece, int pieces)
 {
@@ -79,8 +79,8 @@ static void two_layers(double *sum, const double *x, const UnitShape *s, const c
         sum[i] += out[i];
 }
 
-/* With magnitudes below 1 a layer of n inputs and its adapter give less than n (1 + RANK), and a product of k sums of up to n numbers
- * errs by k n roundings of that of their magnitudes. */
+/* With magnitudes below 1 a layer of n inputs and its adapter give less than n (1 + RANK), and a product of k sums of up to n
+ * numbers has an error of k n roundings of the product of their magnitudes. */
 static void test_split(void **state)
 {
     (void)state;
@@ -104,7 +104,7 @@ static void test_split(void **state)
     }
 }
 
-/* Parts lie below one another and are all rows but the vocabulary's padding. */
+/* Parts are consecutive rows, and cover all rows except the vocabulary's padding. */
 static void test_parts(void **state)
 {
     (void)state;

@@ -1,16 +1,15 @@
-/* Our models against Hugging Face transformers: the folders of tests/golden, made by scripts/golden.py, are loaded
- * as --load_path loads them; then logits, loss, every gradient and the losses of 8 AdamW steps must agree in f32. So must, against
- * PEFT, adapters on all of them: the folders of tests/golden/lora, made by scripts/golden_lora.py; what the steps make of
- * them, and what --export makes of them and their base.
+/* Our models against Hugging Face transformers: the folders of tests/golden, made by scripts/golden.py, are loaded as by
+ * --load_path; then logits, loss, every gradient and the losses of 8 AdamW steps must agree in f32. So must adapters on all of
+ * them, against PEFT: the folders of tests/golden/lora, made by scripts/golden_lora.py, their values after the steps, and the
+ * result of --export.
  *
- * Bounds. Both sides round every operation to u = 2^-24. A logit is the end of some 60 roundings in 2 layers, 120 in 4, of
- * sums over up to 96 products, which add up like a random walk to sqrt(120 * 96) u = 6.4e-6 of the largest: 1e-5. A gradient passes
- * through the model twice, and the smallest tensors' sums cancel: 1e-4 of each tensor's largest element. AdamW
- * divides by the root of v, so it hands a gradient's relative error on to the weights; 8 steps of it stay within
- * 1e-4 of the loss. A single weight's update errs by e/|g| of its size where its gradient g errs by e, and where g is next to 0 by
- * twice its size. Compared with double precision, e is up to 3e-6 of the tensor's largest gradient; of gradients spread evenly
- * up to that, the root mean square of min(2, e/|g|) is 2 sqrt(3e-6) = 3.5e-3. So what 8 steps change may be off by 4e-3 of its own
- * length; without weight decay it is off by 1.2e-2 at least. */
+ * Bounds. Both sides round every operation to u = 2^-24. A logit has some 60 roundings in 2 layers, 120 in 4, of sums over up to 96
+ * products, a random walk of sqrt(120 * 96) u = 6.4e-6 of the largest: 1e-5. A gradient depends on forward and backward, and the
+ * smallest tensors' sums cancel: 1e-4 of each tensor's largest element. AdamW divides by the root of v, so a gradient's relative
+ * error is passed to the weights; 8 steps stay within 1e-4 of the loss. A single weight's update has a relative error of e/|g| if
+ * its gradient g has an error of e, and up to 2 if g is close to 0. Compared with double precision, e is up to 3e-6 of the tensor's
+ * largest gradient; of gradients spread evenly up to that, the root mean square of min(2, e/|g|) is 2 sqrt(3e-6) = 3.5e-3. So the
+ * change by 8 steps may have an error of 4e-3 of its length; without weight decay the error is at least 1.2e-2. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -66,7 +65,7 @@ static void read_batch(Setup *s)
     free(targets);
 }
 
-/* Of a model, or of adapters and the model that they stand beside. */
+/* The configuration of a model, or of adapters and their base. */
 static void read_config(ModelConfig *m, const char *folder)
 {
     double dropout;
@@ -144,7 +143,7 @@ static double mean_loss_and_gradients(Setup *s)
     return take_losses(&s->model).loss / s->labels;
 }
 
-/* Every gradient by its Hugging Face name; and none is left over. */
+/* Every gradient by its Hugging Face name, without any left over. */
 static void check_gradients(Setup *s)
 {
     int checked = 0, there = 0;
@@ -187,7 +186,7 @@ static void check_training(Setup *s)
     free(expected), free(adamw);
 }
 
-/* How far A or B is from what is recorded, as a part of what has changed: root mean squares. */
+/* The error of A or B relative to its change: root mean squares. */
 static double change_error(const Setup *s, const SafeFile *start, int unit, const HfTensor *t)
 {
     char name[128];
@@ -225,7 +224,7 @@ static void check_adapters(const Setup *s)
     safetensors_close(start);
 }
 
-/* What --export makes of base and adapters against merge_and_unload: first and last row of each matrix. An element is a sum of up
+/* --export of base and adapters against merge_and_unload: first and last row of each matrix. An element is a sum of up
  * to 9 terms: 10 u of the largest. */
 static void check_merged(const Setup *s)
 {

@@ -1,5 +1,5 @@
-/* data/pattern: what patterns match, by what Python's sorted(glob.glob(pattern, recursive=True)) answers in the same folder; where
- * ** is in the pattern, of its answer the files. */
+/* data/pattern: matches of patterns, against Python's sorted(glob.glob(pattern, recursive=True)) in the same folder; with ** only
+ * files. */
 #include "data/pattern.h"
 
 #include <setjmp.h>
@@ -33,7 +33,7 @@ static int leave_folder(void **state)
     return chdir("/") == 0 && system(command) == 0 ? 0 : -1;
 }
 
-/* Their names, with a blank behind each. */
+/* Their names, each followed by a blank. */
 static const char *matched(const char *pattern, int expected_error)
 {
     static char text[4096];
@@ -79,7 +79,7 @@ static void test_as_python(void **state)
     assert_string_equal(matched(whole, 0), first);
 }
 
-/* A link to a folder above: what lies there is found once. */
+/* A link to a parent folder: its files are found once. */
 static void test_circle(void **state)
 {
     (void)state;
@@ -90,7 +90,7 @@ static void test_circle(void **state)
     assert_int_equal(unlink("a/b/up"), 0);
 }
 
-/* Files that cannot be seen are missed, not left out. */
+/* Unreadable folders are an error, not skipped. */
 static void test_forbidden(void **state)
 {
     (void)state;

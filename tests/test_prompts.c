@@ -1,4 +1,4 @@
-/* Files of prompts: what is read, and what each mistake is called. */
+/* Files of prompts: valid ones, and the message for each mistake. */
 #include "tests/kit.h"
 
 #include "data/prompts.h"

@@ -1,6 +1,5 @@
-/* Folders whose weights are quantized, as the programs that make them write them: what is not read is refused with what it is
- * quantized with, by its settings or by its tensors. Settings: bitsandbytes 0.50, GPTQModel 7.7, AutoAWQ 0.2, compressed-tensors
- * 0.19, transformers 5.17. */
+/* Folders with quantized weights, as written by their programs: unsupported ones are refused with the name of their quantization,
+ * from settings or tensors. Settings: bitsandbytes 0.50, GPTQModel 7.7, AutoAWQ 0.2, compressed-tensors 0.19, transformers 5.17. */
 #include <string.h>
 
 #include "model/checkpoint/source.h"
@@ -46,7 +45,7 @@ static const struct { const char *settings, *words; } by_config[] = {
     { "true", "quantization_config: expected an object" },
 };
 
-/* As programs write them; the tensors say whether it is so. */
+/* As programs write them; tensors must agree. */
 static const char *const read_by_config[] = {
     "{\"quant_method\": \"bitsandbytes\", \"load_in_8bit\": true, \"load_in_4bit\": false, \"llm_int8_threshold\": 6.0}",
     "{\"load_in_8bit\": true}", "{\"load_in_4bit\": true}",
@@ -115,7 +114,7 @@ static const struct { const char *name, *dtype, *words; } by_tensor[] = {
     { "mlp.up_proj.weight_scale_2", "F32", "NVFP4" },                    { "mlp.up_proj.input_scale", "F32", "FP8 with scales" },
 };
 
-/* The model of `base` with that tensor, in place of one of the same name; its config.json says nothing. */
+/* The model of `base` with this tensor in place of one of the same name; its config.json has no quantization. */
 static const char *with_tensor(const char *base, const char *name, const char *dtype)
 {
     static const size_t shape[] = { 8, 8 };

@@ -1,11 +1,11 @@
-/* The columns that make COAT's recipes faster than COAT: the head's gradient in FP8, and scales of the step. What formats explain:
- * test_recipes.c. */
+/* The columns that make COAT's recipes faster than COAT: the head's gradient in FP8, and scales of the step. Expected errors of
+ * formats: test_recipes.c. */
 #include "tests/recipe_runs.h"
 
-/* The head's backward in FP8, in chunks of so many of 64 tokens: its two GEMMs read E5M2 and E4M3, which adds their squares to what
- * bf16 or fp8 operands explain, in the head's weight directly, in all that is below through the gradient of its input. The same
- * numbers, were they all just below a power of two, would round to E5M2 with 2^-4 / sqrt(3) = 3.6 %: where nothing is off by half
- * of that, the GEMMs were not in FP8. Neither chunks nor the vocabulary need be multiples of 16. */
+/* The head's backward in FP8, in chunks of `chunk` of 64 tokens: its two GEMMs read E5M2 and E4M3, whose squared errors add to
+ * those of bf16 or fp8 operands, directly in the head's weight, and in all earlier layers through the gradient of its input.
+ * Numbers just below a power of two round to E5M2 with 2^-4 / sqrt(3) = 3.6 %: if no error is at least half of that, the GEMMs were
+ * not in FP8. Neither chunks nor the vocabulary need be multiples of 16. */
 static void check_head(const ModelConfig *m, const char *recipe, char *trainable, int chunk, double bound)
 {
     Config c, f32;
@@ -74,7 +74,7 @@ static double mean_distance(const Result *x, const Result *exact, double *worst)
 static const char *const step_recipes[] = { "fp8", "coat-act", "coat-lean" };
 enum { STEP_RECIPES = sizeof step_recipes / sizeof step_recipes[0] };
 
-/* error[r][scales]: of recipe r, added up over the models. */
+/* error[r][scales]: of recipe r, summed over the models. */
 static void add_errors(SmallModel a, double error[STEP_RECIPES][2])
 {
     const ModelConfig m = wide(a);
@@ -94,9 +94,9 @@ static void add_errors(SmallModel a, double error[STEP_RECIPES][2])
     free_result(&exact);
 }
 
-/* Headroom costs no digits, so on the mean errors are those of measured scales. One model's scatter by 9 % as above, the mean of
- * eight by 3.2 %, the difference of two such by 4.5 %: at most twice that. The first micro-batch's gradients are 0, whose ranges
- * leave the second no room. Of single gradients 0.32 are explained, and 1.30 times that with YaRN's scores (test_recipes.c). */
+/* Headroom costs no digits, so mean errors are those of measured scales. One model's vary by 9 % as above, the mean of eight by 3.2
+ * %, the difference of two means by 4.5 %: at most twice that. The first micro-batch's gradients are 0, so the second exceeds the
+ * ranges. Single gradients may have errors of 0.32, and 1.30 times that with YaRN's scores (test_recipes.c). */
 static void test_step_scales(void **state)
 {
     (void)state;
@@ -107,7 +107,7 @@ static void test_step_scales(void **state)
         assert_true(error[r][OF_STEP] <= error[r][OF_MICROBATCH] * 1.09);
 }
 
-/* A block that is run again finds the ranges as its forward pass left them, and makes the same codes. */
+/* Recomputation of a block finds the ranges of its forward pass, and makes the same codes. */
 static void test_step_recomputation(void **state)
 {
     (void)state;
@@ -120,7 +120,7 @@ static void test_step_recomputation(void **state)
     }
 }
 
-/* Of a pass without backward, in the middle of a step. */
+/* The loss of a pass without backward, in the middle of a step. */
 static double forward_loss(const ModelConfig *m, ScalesOf scales)
 {
     Config c;
@@ -141,8 +141,8 @@ static double forward_loss(const ModelConfig *m, ScalesOf scales)
     return loss;
 }
 
-/* Ranges do not outlive their step: behind another one, also one that is lost as it is not finite, a step gives the same bits. Nor
- * does a pass without backward read them. */
+/* Ranges are valid only within their step: after another one, even one that was not finite, a step gives the same bits. A pass
+ * without backward does not read them either. */
 static void test_step_ends(void **state)
 {
     (void)state;
@@ -171,7 +171,7 @@ static void test_single_micro_batch(void **state)
         }
 }
 
-/* Evaluation and generation have no backward: both columns change neither their memory nor their losses, of no shape. */
+/* Evaluation and generation have no backward: both columns change neither their memory nor their losses, for any shape. */
 static double evaluated(const ModelConfig *m, const char *recipe, bool columns, size_t *bytes)
 {
     Config c;
@@ -211,7 +211,7 @@ static void test_forward_only(void **state)
     }
 }
 
-/* Each block's operands have a range of their own in each place; dy, which all blocks share, is measured every time. */
+/* Each operand of each block has its own range; dy, which all blocks share, is measured every time. */
 static void test_ranges(void **state)
 {
     (void)state;
@@ -257,7 +257,7 @@ static unsigned sums_in_place(const Config *c)
     return in_place;
 }
 
-/* What matmul adds in place it may round once more: an evaluation does where its training does. */
+/* matmul may round sums in place once more: evaluation does so where training does. */
 static void test_sums_in_place(void **state)
 {
     (void)state;

@@ -1,19 +1,18 @@
-/* Every recipe against f32 on the same weights and tokens: how far the loss and each gradient are off.
+/* Every recipe against f32 on the same weights and tokens: errors of the loss and of each gradient.
  *
  * A format with a mantissa of p bits rounds by at most 2^-(p+1) of a value: u = 2^-9 for BF16, 2^-4 for E4M3, 2^-3 for E5M2;
- * the root mean square over many values is u / sqrt(3). Each GEMM multiplies two rounded operands; a gradient has come
- * through as many roundings of its own and of the activations as the chain is deep, which adds their squares. In a block
- * these are about 8 operands, in two blocks and the head 16: errors up to sqrt(16 (2^-4^2 + 2^-3^2) / 3) = 0.32 are explained
- * for the first block's gradients and less for later ones. Larger ones are not. BF16 explains sqrt(16 * 2 * 2^-18 / 3) = 0.0064,
- * and its rounded logits, which are up to 4, another 4 * 2^-9 = 0.0078 of the probabilities. OLMo-2 and OLMo-3, with their four
- * more norms a block, have twice as many roundings, Qwen3 with two more norms one and a half times as many; YaRN makes scores and
- * with them their errors (0.1 ln 4 + 1)^2 = 1.30 times as large. A root mean square over 64 tokens scatters by 1/sqrt(2 * 64) =
- * 9 %, the worst of 30 tensors by twice that. */
+ * the root mean square over many values is u / sqrt(3). Each GEMM multiplies two rounded operands; the squared errors of all
+ * roundings of a gradient and of activations along the chain add. In a block these are about 8 operands, in two blocks and the head
+ * 16: expected errors are up to sqrt(16 (2^-4^2 + 2^-3^2) / 3) = 0.32 for the first block's gradients, and less for later ones.
+ * With BF16 it is sqrt(16 * 2 * 2^-18 / 3) = 0.0064, plus 4 * 2^-9 = 0.0078 of the probabilities from rounded logits, which are up
+ * to 4. OLMo-2 and OLMo-3, with four more norms per block, have twice as many roundings, Qwen3 with two more norms one and a half
+ * times as many; YaRN makes scores and their errors (0.1 ln 4 + 1)^2 = 1.30 times as large. A root mean square over 64 tokens
+ * varies by 1/sqrt(2 * 64) = 9 %, the worst of 30 tensors by twice that. */
 #include "model/block.h"
 #include "tests/recipe_runs.h"
 
 /* The columns of each recipe in recipe.h's order. COAT [fig. 1, sec. 4-5]: activations and weights are multiplied in E4M3,
- * gradients in E5M2, what non-linear layers keep is E4M3 in groups of 16, moments E4M3 in groups of 128, expanded. */
+ * gradients in E5M2, non-linear layers keep E4M3 in groups of 16, moments are E4M3 in groups of 128, expanded. */
 static void test_table(void **state)
 {
     (void)state;
@@ -93,16 +92,16 @@ static void test_fp8(void **state)
             }
 }
 
-/* Adapters against those of f32 on the same base, as it is read from its codes. Here every rounding is counted, once.
- * BF16. A block's forward writes h, qkv, its rotation, the mix, the stream, h, gate and up, act, the stream, and reads 4 matrices;
- * backward writes dact, dgate_up, dh, the stream, datt, dqkv, its rotation, dh, the stream, and reads 4 matrices: 26, and on a GPU
- * attention rounds probabilities twice and the scores' gradients. Four more norms write 8 more. In each of the 8 products an
- * adapter's A, B, low product and what the base's GEMM adds to, in which the residual is rounded once more, are 4. Two blocks and 6
- * of the head: 2 (26 + 3 + 8 + 8 * 4) + 6 = 144.
- * FP8. What is rounded to BF16 does not count. The 16 GEMMs of two blocks read 24 operands in E4M3 and 8 in E5M2, and in COAT's
- * recipes the head's gradient is the product of one more of each.
- * Of a gradient of a block's tokens an adapter's has RANK = 8 products with random numbers. Where the tokens' gradients are alike,
- * their root mean square scatters by 1/sqrt(2 * 8), beside that of 64 tokens: both are 27 %, the worst tensor by twice that. */
+/* Adapters against those of f32 on the same base, as decoded from its codes. Every rounding counts once. BF16. A block's forward
+ * writes h, qkv, its rotation, the mix, the stream, h, gate and up, act, the stream, and reads 4 matrices; backward writes dact,
+ * dgate_up, dh, the stream, datt, dqkv, its rotation, dh, the stream, and reads 4 matrices: 26, and on a GPU attention rounds
+ * probabilities twice and the scores' gradients. Four more norms write 8 more. In each of the 8 products A, B, the low product and
+ * the sum with the base's GEMM, where the residual is rounded again, are 4. Two blocks and 6 of the head: 2 (26 + 3 + 8 + 8 * 4) +
+ * 6 = 144.
+ * FP8. Roundings to BF16 do not count. The 16 GEMMs of two blocks read 24 operands in E4M3 and 8 in E5M2, and in COAT's recipes the
+ * head's gradient is the product of one more of each. An adapter's gradient is that of a block's tokens times RANK = 8 random
+ * numbers. If the tokens' gradients are alike, their root mean square varies by 1/sqrt(2 * 8), in addition to that of 64 tokens:
+ * together 27 %, the worst tensor by twice that. */
 static void test_adapters(void **state)
 {
     (void)state;
@@ -119,7 +118,7 @@ static void test_adapters(void **state)
 }
 
 /* With a z-loss the gradient of a logit is (1 + 2 w z) p - [target], times a scale: here, with w = 3 and z of 5, up to 31 p. A
- * range that ends where it would without z-loss cuts it off. */
+ * range for gradients without z-loss would saturate them. */
 static void test_z_loss(void **state)
 {
     (void)state;
@@ -139,7 +138,7 @@ static void test_z_loss(void **state)
             printf("%-10s %-10s with z-loss: worst gradient %.4f (%s of unit %d)\n", architecture_name(tied ? LLAMA_GQA : LLAMA),
                    recipes[r], worst, where, unit);
             assert_true(worst <= 0.32);
-            assert_true(worst_distance(&without, &exact, &unit, &where) > 0.9);        /* else z-loss changes nothing here */
+            assert_true(worst_distance(&without, &exact, &unit, &where) > 0.9);        /* else z-loss has no effect here */
             free_result(&exact), free_result(&found), free_result(&without);
         }
 }
@@ -149,8 +148,8 @@ static void check_same(const ModelConfig *m, const char *recipe, Keep one, Keep 
     check_same_as(m, recipe, (How){ one, true, 1, OF_MICROBATCH }, (How){ other, true, 1, OF_MICROBATCH });
 }
 
-/* What backward makes again it makes from the same values with the same scales: the same bits. Whole blocks only where
- * the stream is kept: else the residual is added in place, for which a GEMM library may choose another algorithm. */
+/* Recomputation uses the same values and scales: the same bits. Whole blocks only if the stream is kept: else the residual is added
+ * in place, for which a GEMM library may choose another algorithm. */
 static void test_recomputation(void **state)
 {
     (void)state;
@@ -167,7 +166,7 @@ static void test_recomputation(void **state)
     }
 }
 
-/* What no gradient reads is not kept: with adapters on q alone that is what goes into the MLP's layers. */
+/* Tensors that no gradient reads are not kept: with adapters only on q, the inputs of the MLP's layers. */
 static void test_kept(void **state)
 {
     (void)state;
@@ -189,7 +188,7 @@ static void test_kept(void **state)
     }
 }
 
-/* An attention output that is saved as the operand it will be is saved once; coat saves it in bf16. */
+/* An attention output saved in the format of its operand is saved once; coat saves it in bf16. */
 static void test_shared_operand(void **state)
 {
     (void)state;
@@ -211,7 +210,7 @@ static void test_shared_operand(void **state)
 }
 
 /* A sharded base in E4M3 is gathered from where it is stored to where GEMMs read it: two blocks' codes, and the embedding or
- * the head. Norm weights and adapters are on every rank, and take no room there. */
+ * the head. Norm weights and adapters are on every rank, and need no memory there. */
 static void test_gathered(void **state)
 {
     (void)state;
@@ -254,7 +253,7 @@ static Layer run_block(const char *recipe)
     for (size_t i = 0; i < r.n; i++)
         r.branches[i] -= in[i];
     init_normal(model.work.dres, 1, 0, 5, 0);
-    model.work.dres_amax = NULL;        /* nothing has looked for its maximum */
+    model.work.dres_amax = NULL;        /* its maximum is unknown */
     fsdp_gather(&fsdp, 1, FOR_BACKWARD);
     block_backward(&model, w, fsdp_grads(&fsdp, 1), a, true);
     r.dx = as_floats(model.work.dres);
@@ -271,8 +270,8 @@ static void free_layer(Layer *r)
     free(r->branches), free(r->dx), free(r->dw);
 }
 
-/* COAT's own code, measured on one Llama-2-7B layer: the output is off by 8 %, weight gradients by 10 to 17 %. Here the output
- * is counted without the residual stream, which would hide the error. */
+/* COAT's own code, measured on one Llama-2-7B layer: errors are 8 % for the output, 10 to 17 % for weight gradients. Here the
+ * output excludes the residual stream, which would hide the error. */
 static void test_block(void **state)
 {
     (void)state;

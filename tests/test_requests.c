@@ -1,4 +1,4 @@
-/* Request files: what is read of them, what is refused and with which line; how choices are packed; the scores of known ones. */
+/* Request files: valid ones, refusals with their lines; packing of choices; scores of known choices. */
 #include "tests/kit.h"
 
 #include "model/run/downstream.h"
@@ -34,7 +34,7 @@ static Requests read_text(const char *text)
 #define QUESTION(gold, choices) "{\"gold\": " #gold ", \"choices\": [" choices "]}\n"
 #define TWO CHOICE("1, 2, 3", 1) ", " CHOICE("1, 2, 4", 2)
 
-/* A context is cut from the left, down to what leaves room for all but the last token; the same choice is found again. */
+/* A context is truncated from the left, so that all tokens except the last fit; the same choice is found again. */
 static void test_reading(void **state)
 {
     (void)state;
@@ -90,7 +90,7 @@ static void test_refused(void **state)
         DIES(bad[i].said, read_text(bad[i].text));
 }
 
-/* Every choice is in one sequence, in order; none is too long, and none has room for the next choice. */
+/* Every choice is in one sequence, in order; no sequence is too long, and none has space for the next choice. */
 static void test_packing(void **state)
 {
     (void)state;
@@ -112,7 +112,7 @@ static void test_packing(void **state)
     free(first);
 }
 
-/* By hand: the first question is right per character alone; the second but for len_norm, which does not count the blank; of equal
+/* By hand: the first question is right only per character; the second except for len_norm, which does not count the blank; of equal
  * choices the first is taken, so the third is wrong. */
 static void test_scores(void **state)
 {

@@ -45,7 +45,7 @@ static void rotate(double *x, double *e, int heads, int D, const float *table, d
         }
 }
 
-/* x (width) = x r w; r, from a sum of `width` squares, errs relatively by (width/2 + 6) u. */
+/* x (width) = x r w; r, from a sum of `width` squares, has a relative error of (width/2 + 6) u. */
 static double norm_row(double *x, double *e, int width, const double *w, double eps)
 {
     double square = 0;
@@ -59,11 +59,11 @@ static double norm_row(double *x, double *e, int width, const double *w, double 
     return r;
 }
 
-/* Terms of dqnorm and dknorm that a back end may add up one after another in F32 before it goes on in F64. */
+/* Terms of dqnorm and dknorm that a back end may add one after the other in F32 before it continues in F64. */
 enum { CHAIN = 64 };
 
-/* d = r (d w - h mean(d w h)), h = u r: a mean of `width` terms errs by (width + 8) u of its absolute mean, more by
- * the errors e of the d it is made of. dw += d h. */
+/* d = r (d w - h mean(d w h)), h = u r: a mean of `width` terms has an error of (width + 8) u of its absolute mean, plus the errors
+ * e of d. dw += d h. */
 static void norm_row_backward(double *d, double *e, double *dw, double *bw, const double *x, int width, double clip,
                               double r, const double *w)
 {
@@ -84,14 +84,14 @@ static void norm_row_backward(double *d, double *e, double *dw, double *bw, cons
     }
 }
 
-/* A case of RoPE: tensors, their values, and the stats that backward is given. */
+/* A case of RoPE: tensors, their values, and the stats given to backward. */
 typedef struct {
     const FormatRow *f;
     const Shape *s;
     const RopeCase *k;
     Attention a;
     int N, Q, KW, S;            /* tokens; widths of q, of k and of a row            */
-    int q_norms, k_norms;       /* equal parts of q and of k that are normed each    */
+    int q_norms, k_norms;       /* numbers of equal parts of q and k, each with its norm */
     Tensor x, qw, kw, stats;
     double *X, *QW, *KN;
     float *table;
@@ -114,7 +114,7 @@ static Rope rope_setup(const FormatRow *f, const Shape *s, const RopeCase *k)
     return r;
 }
 
-/* q and k of one token part by part; rstd: of the parts. */
+/* Norms q and k of one token part by part; rstd: of the parts. */
 static void norm_token(const Rope *r, double *row, double *er, double *rstd)
 {
     for (int i = 0; i < r->q_norms + r->k_norms; i++) {

@@ -1,5 +1,5 @@
-/* The rotary table against what transformers 5.23 computes for the same settings (_compute_yarn_parameters). Its frequencies are
- * F32 after a power, a product and a sum, our table is F32 too: equal to 4 u. A frequency is what position 1 has turned by. */
+/* The rotary table against transformers 5.23 with the same settings (_compute_yarn_parameters). Its frequencies are F32 after a
+ * power, a product and a sum, our table is F32 too: equal to 4 u. A frequency is the angle of position 1. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -8,7 +8,7 @@
 
 #include "model/rope.h"
 
-/* YaRN, and four of the frequencies that it gives, from pair `first` on. */
+/* YaRN, and four of its frequencies, from pair `first` on. */
 typedef struct {
     int    D;
     double theta, factor;
@@ -21,7 +21,7 @@ typedef struct {
 static const Case cases[] = {
     { 8, 1000, 8, 128, 2, 0.5, 0, 0, { 1, 0.17782793939, 0.01778781228, 7.0292665623e-4 }, 1.2079441541679836 },
     { 128, 5e5, 8, 8192, 32, 1, 0, 18, { 0.02495540865, 0.01928275451, 0.0148556903, 0.01140733995 }, 1.2079441541679836 },
-    /* the ramp begins before the first pair; has no length; ends before it begins, twice; is cut off at D - 1 */
+    /* the ramp begins before the first pair; has length 0; ends before it begins, twice; is limited to D - 1 */
     { 8, 1000, 4, 128, 32, 1, 0, 0, { 1, 0.11114246398, 0.00790569466, 0.00140585331 }, 1.138629436111989 },
     { 8, 1000, 4, 6, 32, 1, 0, 0, { 1, 0.04445698485, 0.00790569466, 0.00140585331 }, 1.138629436111989 },
     { 8, 1000, 4, 1, 32, 1, 0, 0, { 1, 0.17782793939, 0.03162277862, 0.00562341325 }, 1.138629436111989 },

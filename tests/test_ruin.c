@@ -1,5 +1,4 @@
-/* A model that has been ruined takes nothing along: older checkpoints stay, `latest` does not move, and the run does not end as if
- * all were well. */
+/* A diverged model spoils nothing else: older checkpoints stay, `latest` does not move, and the run does not end with status 0. */
 #include "tests/launch.h"
 
 static const char TINY[] = "--model.d_model=16 --model.mlp_hidden_size=32 --model.max_sequence_length=8 "
@@ -8,8 +7,8 @@ static const char TINY[] = "--model.d_model=16 --model.mlp_hidden_size=32 --mode
 /* Weight decay that multiplies the weights by -99. */
 static const char DIVERGES[] = "--optimizer.learning_rate=1000 --optimizer.weight_decay=0.1 --scheduler.t_warmup=0";
 
-/* The folder of a run holds these and no other checkpoint, each name with a blank behind it, and the link points to `latest`; NULL:
- * there is none. */
+/* The folder of a run has exactly these checkpoints, each name followed by a blank, and the link points to `latest`; NULL: no
+ * link. */
 static void expect_checkpoints(const char *run, const char *names, const char *latest)
 {
     char found[1024] = "", command[512], expected[256];
@@ -33,7 +32,7 @@ static void poke(const char *checkpoint, const char *file, const char *bytes)
           bytes, file, file);
 }
 
-/* What the disk says is not what was saved: the run must not go on from it, still less delete what came before. */
+/* If the files differ from what was saved, the run must not continue from them, nor delete earlier checkpoints. */
 static void test_ruined_checkpoint(void **state)
 {
     (void)state;
@@ -65,12 +64,12 @@ static int first_lost(const char *run)
     return step;
 }
 
-/* Every step is due to be saved and one is kept: the last one with a finite step behind it. */
+/* Every step is saved and one is kept: the last one followed by a finite step. */
 static void test_divergence(void **state)
 {
     (void)state;
     char latest[64], names[128];
-    if (on_gpu())      /* attention gives NaN at once there: no checkpoint comes before */
+    if (on_gpu())      /* there attention gives NaN at once, before any checkpoint */
         skip();
     assert_int_not_equal(train(2, "%s %s --max_duration=60 --save_interval=1 --save_num_checkpoints_to_keep=1 --save_folder=%s/one",
                                TINY, DIVERGES, folder), 0);
@@ -79,11 +78,11 @@ static void test_divergence(void **state)
     expect_output("this model has diverged");
     const int lost = first_lost("one");
     assert_in_range(lost, 4, 55);
-    snprintf(latest, sizeof latest, "step%d", lost - 2);        /* the update of step lost - 1 is what ruined it */
+    snprintf(latest, sizeof latest, "step%d", lost - 2);        /* the update of step lost - 1 made it diverge */
     snprintf(names, sizeof names, "%s step%d-aborted ", latest, lost + 2);
     expect_checkpoints("one", names, latest);
 
-    /* two steps before the end: neither success nor a checkpoint; going on does the same again */
+    /* two steps before the end: neither success nor a checkpoint; a resume does the same again */
     for (int i = 0; i < 2; i++) {
         assert_int_not_equal(train(2, "%s %s --max_duration=60 --stop_at=%d --save_interval=2 --try_load_latest_save "
                                    "--save_folder=%s/two", TINY, DIVERGES, lost + 1, folder), 0);
@@ -94,13 +93,13 @@ static void test_divergence(void **state)
         snprintf(names, sizeof names, "two/step%d", lost + 1);
         assert_false(exists(names));
     }
-    /* its last update ruins it: only a loss after it tells */
+    /* its last update makes it diverge: only a later loss shows it */
     assert_int_not_equal(train(1, "%s %s --max_duration=60 --stop_at=%d --save_folder=%s/last", TINY, DIVERGES, lost - 1, folder),
                          0);
     snprintf(names, sizeof names, "step%d-aborted ", lost - 1);
     expect_output("after its update the loss or gradient is not finite");
     expect_checkpoints("last", names, NULL);
-    /* one that keeps nothing keeps nothing */
+    /* a run that keeps no checkpoints keeps none */
     assert_int_not_equal(train(1, "%s %s --max_duration=60 --save_num_checkpoints_to_keep=0 --save_folder=%s/none", TINY, DIVERGES,
                                folder), 0);
     expect_checkpoints("none", "", NULL);
@@ -111,7 +110,7 @@ static void test_divergence(void **state)
 
 enum { BEFORE = 66, STEPS = 70 };       /* scores begin at step 64 */
 
-/* A run that goes on sees the scores of one that was never interrupted, and has the same window at its end. */
+/* A resumed run has the scores of an uninterrupted one, and the same window at its end. */
 static void test_window_resumes(void **state)
 {
     (void)state;
@@ -131,8 +130,8 @@ static void test_window_resumes(void **state)
     shell("cmp %s/whole/step%d/trainer.json %s/parts/step%d/trainer.json", folder, STEPS, folder, STEPS);
 }
 
-/* After 66 steps of text comes one token again and again: the gradients of all its positions agree. The first such step is a spike
- * that is told, left out, or the end. */
+/* After 66 steps of text a single token repeats: the gradients of all positions agree. The first such step is a spike, which is
+ * reported, skipped, or ends the run. */
 static void test_spike(void **state)
 {
     (void)state;

@@ -1,10 +1,9 @@
-/* Files that are no safetensors, or damaged: none is read; and which bytes of a file say that it is another. What checkpoints write
- * is read back in test_checkpoint.c. */
+/* Invalid or damaged safetensors are not read; and which bytes of a file identify it. test_checkpoint.c reads checkpoints back. */
 #include "model/checkpoint/base_sample.h"
 #include "model/checkpoint/safetensors.h"
 #include "tests/saved.h"
 
-/* A header and some bytes of data behind it. */
+/* A header followed by `data` bytes. */
 static const char *write_raw(const char *header, size_t data)
 {
     const char *path = text("%s/raw.safetensors", root);
@@ -52,7 +51,7 @@ static void test_damaged_headers(void **state)
     DIES("No such file", safetensors_open(text("%s/nothing.safetensors", root)));
 }
 
-/* A base that was trained again is noticed by three pages of each of its tensors: at the start, in the middle and at the end. */
+/* A base that was trained further is detected by three pages of each tensor: at the start, in the middle and at the end. */
 static void test_sampled_pages(void **state)
 {
     (void)state;
@@ -72,7 +71,7 @@ static void test_sampled_pages(void **state)
     for (int i = 1; i < 4; i++)
         for (int k = 0; k < i; k++)
             assert_true(sample[i] != sample[k]);
-    assert_true(sample[4] == sample[0]);        /* between the pages nothing is read */
+    assert_true(sample[4] == sample[0]);        /* bytes between the pages are not read */
 }
 
 int main(void)

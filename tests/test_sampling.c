@@ -1,4 +1,4 @@
-/* Sampling: the distribution that is drawn from, the nucleus, what decides a draw. */
+/* Sampling: the distribution, the nucleus, and the inputs of a draw. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,8 +20,8 @@ static void count_draws(int *count, double temperature, double top_p)
         count[sample_token(logits, V, &s, i)]++;
 }
 
-/* `nucleus`: a bit for each token that can be drawn. A count is binomial: five standard deviations are left by 2 of 10^6 right
- * ones. */
+/* `nucleus`: a bit for each token that can be drawn. A count is binomial: 2 of 10^6 correct ones differ by more than five standard
+ * deviations. */
 static void check_distribution(double temperature, double top_p, unsigned nucleus)
 {
     int count[V];
@@ -45,7 +45,7 @@ static void test_temperature(void **state)
     check_distribution(3, 1, 31);
 }
 
-/* At temperature 1 the probabilities are 0.061, 0.450, 0.003, 0.450 and 0.037: of tokens 1 and 3 together 0.899, with token 0
+/* At temperature 1 the probabilities are 0.061, 0.450, 0.003, 0.450 and 0.037: tokens 1 and 3 together have 0.899, with token 0
  * 0.960, with token 4 0.997. */
 static void test_top_p(void **state)
 {
@@ -54,13 +54,13 @@ static void test_top_p(void **state)
     for (int v = 0; v < V; v++)
         total += p[v] = exp(logits[v]);
     const double two = (p[1] + p[3]) / total, three = two + p[0] / total, four = three + p[4] / total;
-    check_distribution(1, 1e-9, 2);                     /* one at least, the lower of the equal ones */
+    check_distribution(1, 1e-9, 2);                     /* at least one token, the lower of equal ones */
     check_distribution(1, two / 2 + 1e-9, 10);
     check_distribution(1, two - 1e-9, 10);
     check_distribution(1, two + 1e-9, 11);
     check_distribution(1, three + 1e-9, 27);
     check_distribution(1, four + 1e-9, 31);
-    check_distribution(0.25, 0.999, 10);                /* behind the temperature: tokens 1 and 3 have 0.9998 */
+    check_distribution(0.25, 0.999, 10);                /* after the temperature: tokens 1 and 3 have 0.9998 */
 }
 
 static void test_draws(void **state)

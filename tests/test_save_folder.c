@@ -1,4 +1,4 @@
-/* What a run leaves in its save_folder, however it ends, and how the next one goes on from there. */
+/* The files that a run leaves in its save_folder for each kind of end, and how the next one resumes. */
 #include "tests/launch.h"
 
 #include <sys/file.h>
@@ -16,14 +16,14 @@ static int send_signal(const char *name, bool to_launcher, const char *path)
     return system(command);
 }
 
-/* Until this shell command succeeds, at most 100 seconds. */
+/* Waits until this shell command succeeds, at most 100 seconds. */
 static void wait_until(const char *condition)
 {
     for (int i = 0; i < 1000 && system(condition) != 0; i++)
         usleep(100000);
 }
 
-/* Asks a run of that save_folder to stop as soon as it has logged step 1, whatever it does then. */
+/* Stops a run of this save_folder by a signal as soon as it has logged step 1. */
 static void stop_at_first_step(const char *path, const char *arguments)
 {
     char command[1024];
@@ -35,7 +35,7 @@ static void stop_at_first_step(const char *path, const char *arguments)
     expect_output("asked to stop at step 1");
 }
 
-/* Nobody waits for the 20000 steps unless the signal is lost. */
+/* All 20000 steps run only if the signal is lost. */
 static void check_signal(const char *name, bool to_launcher)
 {
     char path[256], command[512];
@@ -52,8 +52,8 @@ static void check_signal(const char *name, bool to_launcher)
     assert_int_equal(system(command), 0);
 }
 
-/* The ranks get SIGTERM or SIGUSR1, as from a batch system; mpirun itself would kill them a second after its own SIGTERM. SIGUSR2
- * it hands on. NOTE: SIGUSR1 too, unless LLVM, which OpenCL drivers bring into it through hwloc, takes that for itself. */
+/* The ranks get SIGTERM or SIGUSR1, as from a batch system; mpirun itself would kill them a second after its own SIGTERM. It
+ * forwards SIGUSR2. NOTE: SIGUSR1 too, unless LLVM, which OpenCL drivers load into it through hwloc, handles SIGUSR1 itself. */
 static void test_signals(void **state)
 {
     (void)state;
@@ -62,7 +62,7 @@ static void test_signals(void **state)
     check_signal("USR2", true);
 }
 
-/* An evaluation that takes minutes does not keep a run from stopping. */
+/* A run stops even during an evaluation of minutes. */
 static void test_signal_in_evaluation(void **state)
 {
     (void)state;
@@ -75,7 +75,7 @@ static void test_signal_in_evaluation(void **state)
     stop_at_first_step(path, command);
     assert_null(strstr(output, "eval at step"));
     assert_int_equal(trainer("evaluates/latest", "step"), 1);
-    /* the next process makes up for it, once */
+    /* the next process repeats it, once */
     for (int i = 0; i < 2; i++) {
         expect_status(train(2, "--max_duration=100 --stop_at=1 --eval_interval=1 --try_load_latest_save --save_folder=%s", path),
                       0);
@@ -83,7 +83,7 @@ static void test_signal_in_evaluation(void **state)
     }
 }
 
-/* Nor do samples of many texts, which come before the next step. */
+/* The same for samples of many texts before the next step. */
 static void test_signal_in_samples(void **state)
 {
     (void)state;
@@ -108,7 +108,7 @@ static void test_signal_in_samples(void **state)
     }
 }
 
-/* A process that ended between two evaluators: the next makes up for the one that is missing, once. */
+/* A process ended between two evaluators: the next runs the missing one, once. */
 static void test_cut_between_evaluators(void **state)
 {
     (void)state;
@@ -126,7 +126,7 @@ static void test_cut_between_evaluators(void **state)
     }
 }
 
-/* The end is computed from what the configuration says and what a checkpoint has done. */
+/* The end is computed from the configuration and the progress of a checkpoint. */
 static void test_too_long(void **state)
 {
     (void)state;
@@ -138,7 +138,7 @@ static void test_too_long(void **state)
     }
 }
 
-/* How many steps an epoch has only the data say. */
+/* The number of steps of an epoch depends on the data. */
 static void test_schedule_of_epochs(void **state)
 {
     (void)state;
@@ -178,7 +178,7 @@ static void test_folder_is_not_overwritten(void **state)
     expect_status(train(1, "--max_duration=3 --save_folder=%s/once --save_overwrite", folder), 0);
     assert_false(exists("once/step2"));         /* or --try_load_latest_save could continue it */
     assert_true(exists("once/step3"));
-    /* a folder is not continued because its name begins like another's */
+    /* a folder is not continued for a name that begins like another's */
     expect_status(train(1, "--max_duration=2 --save_folder=%s/onc", folder), 0);
     assert_int_not_equal(train(1, "--max_duration=4 --save_folder=%s/onc --load_path=%s/once/step3", folder, folder), 0);
     expect_output("--save_overwrite");
@@ -186,7 +186,7 @@ static void test_folder_is_not_overwritten(void **state)
     expect_output("once/config.yaml is no folder; give another --save_folder");
 }
 
-/* Steps of a run that another one replaces are gone; one that goes on keeps every line but those that it writes again. */
+/* Lines of a replaced run are deleted; a resumed run keeps every line except those that it writes again. */
 static void test_lines_that_stay(void **state)
 {
     (void)state;
@@ -203,7 +203,7 @@ static void test_lines_that_stay(void **state)
     shell("test $(grep -c '\"step\": 3' %s/lines/metrics.jsonl) = 1", folder);
 }
 
-/* A link to nothing does not keep the run from its newest checkpoint; it is told once, though it is followed twice. */
+/* With a dangling link the run still finds its newest checkpoint; it warns once, although it follows the link twice. */
 static void test_latest_gone(void **state)
 {
     (void)state;
@@ -216,7 +216,7 @@ static void test_latest_gone(void **state)
     assert_int_equal(trainer("lines/latest", "step"), 4);
 }
 
-/* What a run that ended badly has set aside is no checkpoint until it is saved as one. */
+/* The state set aside by a failed run is not a checkpoint until it is saved as one. */
 static void test_set_aside(void **state)
 {
     (void)state;
@@ -227,7 +227,7 @@ static void test_set_aside(void **state)
     assert_int_equal(trainer("aside/latest", "step"), 2);
 }
 
-/* A copy that followed links has a folder in the link's place: nothing is deleted, and what to do is said. */
+/* A copy that followed links has a folder in place of the link: nothing is deleted, and the message says what to do. */
 static void test_copied_with_links(void **state)
 {
     (void)state;
@@ -241,8 +241,8 @@ static void test_copied_with_links(void **state)
     }
 }
 
-/* Checkpoints without the files beside them, as somebody copied or exported them, are a run's, too; what is no checkpoint is never
- * replaced or deleted. */
+/* Checkpoints without their companion files, as copied or exported, belong to the run, too; other entries are never replaced or
+ * deleted. */
 static void test_copied_alone(void **state)
 {
     (void)state;
@@ -264,7 +264,7 @@ static void test_copied_alone(void **state)
     expect_output("alone/step4, at step 4 of 5");
 }
 
-/* The test stands for another process that trains there, and for one that left half a checkpoint on a full disk. */
+/* The test simulates another process that trains there, and one that left half a checkpoint on a full disk. */
 static void test_folder_is_in_use(void **state)
 {
     (void)state;
@@ -284,7 +284,7 @@ static void test_folder_is_in_use(void **state)
     assert_true(exists("used/step2") && !exists("used/step9.tmp"));
 }
 
-/* An update of the moments counts for AdamW's bias correction as long as the moments last. */
+/* AdamW's bias correction counts updates of the current moments. */
 static void test_updates(void **state)
 {
     (void)state;
@@ -303,7 +303,7 @@ static void test_updates(void **state)
     assert_int_equal(trainer("fresh/step6", "updates"), 2);
 }
 
-/* The data start over where a run begins and when they change; not when the same command goes on after an interruption. */
+/* The data start over when a run begins and when they change; not when the same command resumes after an interruption. */
 static void test_data_start_over(void **state)
 {
     (void)state;
@@ -321,7 +321,7 @@ static void test_data_start_over(void **state)
     assert_int_equal(trainer("goes-on/step7", "instance"), 8);
 }
 
-/* Back to step 2 only if what came later may go. */
+/* Back to step 2 only if later checkpoints may be deleted. */
 static void test_rewind(void **state)
 {
     (void)state;
@@ -334,7 +334,7 @@ static void test_rewind(void **state)
                   0);
     losses(loss, "there", 3);
     assert_false(exists("there/step4"));        /* or a damaged step3 would lead to it */
-    /* what is interrupted before its next save goes on from there, not from what came later */
+    /* after an interruption before the next save, it resumes from there, not from later checkpoints */
     expect_status(train(1, "--max_duration=4 --stop_at=2 --load_path=%s/there/step2 --save_folder=%s/there --save_overwrite",
                         folder, folder), 0);
     assert_int_equal(trainer("there/latest", "step"), 2);
@@ -346,7 +346,7 @@ static void test_rewind(void **state)
     expect_output("there/latest");
 }
 
-/* A checkpoint of a run that began with a model folder has that folder's tokenizer, and so have those that follow. */
+/* Checkpoints of a run that began with a model folder have that folder's tokenizer, also after a resume. */
 static void test_companions(void **state)
 {
     (void)state;
@@ -375,7 +375,7 @@ static int export(const char *checkpoint, const char *target, const char *dtype)
                                 folder, target, dtype));
 }
 
-/* A run that starts from nothing has the configuration's tokenizer, and so has what goes on from it; nothing else does. */
+/* A run from random weights has the configuration's tokenizer, also after a resume; other runs do not. */
 static void test_tokenizer(void **state)
 {
     (void)state;
@@ -384,7 +384,7 @@ static void test_tokenizer(void **state)
     expect_status(train(1, "--max_duration=1 --tokenizer=%s/tok --save_folder=%s/named", folder, folder), 0);
     shell("cd %s && cmp tok/tokenizer.json named/step1/tokenizer.json && cmp tok/tokenizer_config.json "
           "named/step1/tokenizer_config.json && test ! -e named/step1/generation_config.json", folder);
-    /* a file; what was loaded gives way to it */
+    /* a file, which takes precedence over the loaded one */
     shell("cd %s && sed 's/600/599/' tok/tokenizer.json >other.json && echo z >named/step1/generation_config.json && "
           "mv tok gone", folder);
     expect_status(train(2, "--max_duration=2 --load_path=%s/named/step1 --tokenizer=%s/other.json --save_folder=%s/renamed", folder,

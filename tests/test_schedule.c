@@ -1,6 +1,5 @@
-/* What the learning rate and the limit of gradient norms are at a step: from the configuration's text to the value, against
- * OLMo's formulas, worked out by hand where they give closed numbers. With r = (t - warmup) / (end - warmup), a = alpha_f,
- * all as shares of learning_rate:
+/* The learning rate and the limit of gradient norms at a step: from the configuration's text to the value, against OLMo's formulas,
+ * with values by hand if exact. With r = (t - warmup) / (end - warmup), a = alpha_f, all as fractions of learning_rate:
  *
  *     warmup         start + (1 - start) t / warmup        for t < warmup; start: warmup_min_lr, or 0.1
  *     cosine         a + (1 - a) (1 + cos(pi r)) / 2       a from the end on
@@ -23,13 +22,13 @@
 #include "model/schedule.h"
 #include "tests/try_config.h"
 
-/* Odd, so that F32 does not hold its multiples; lengths in tokens are beyond 2^31. */
+/* Odd, so that its multiples are not exact in F32; lengths in tokens exceed 2^31. */
 static const long TOKENS_PER_STEP = 2047l * 2049;
 static const double LR = 3e-4;
 
-typedef enum { MAX_DURATION, T_MAX } End;         /* what sets the end */
+typedef enum { MAX_DURATION, T_MAX } End;         /* the key that sets the end */
 
-/* Lengths in steps; start < 0: no warmup_min_lr. `at` ends with a share of 0. */
+/* Lengths in steps; start < 0: no warmup_min_lr. `at` ends with a rate of 0. */
 static const struct Case {
     const char *name;
     long        warmup, end, decay;
@@ -75,10 +74,10 @@ static Config *load_case(const struct Case *k, long unit, End end)
     return try_load(1, schedule, lr, "--max_duration=1ep", NULL);
 }
 
-/* The formulas are some ten operations on numbers of at most LR, and cosine adds an error of pi's last place: 16 roundoffs. */
+/* The formulas are some ten operations on numbers of at most LR, and cosine adds the rounding error of pi: 16 roundoffs. */
 static void check_case(const struct Case *k, long unit, End end)
 {
-    const long steps = end == T_MAX ? 2 * k->end : k->end;        /* t_max goes before max_duration */
+    const long steps = end == T_MAX ? 2 * k->end : k->end;        /* t_max takes precedence over max_duration */
     const RunLength length = { steps, steps * TOKENS_PER_STEP };
     Config *c = load_case(k, unit, end);
     for (int i = 0; k->at[i].share > 0; i++) {
@@ -102,7 +101,7 @@ static void test_learning_rate(void **state)
         }
 }
 
-/* Steps and tokens need not go together: a run may be continued with another batch. Each schedule looks at its own unit. */
+/* Steps and tokens need not be proportional: a run may be resumed with another batch. Each schedule uses its own unit. */
 static void test_own_unit(void **state)
 {
     (void)state;
@@ -115,7 +114,7 @@ static void test_own_unit(void **state)
     config_free(tokens);
 }
 
-/* A warmup that is a share of the run, or of t_max, is that of so many steps or tokens, rounded to whole ones. */
+/* A warmup given as a fraction of the run, or of t_max, is rounded to whole steps or tokens. */
 static void test_warmup_fraction(void **state)
 {
     (void)state;
@@ -151,7 +150,7 @@ static void check_clip(const char *clip, const char *schedule, long step, long t
     config_free(c);
 }
 
-/* The factor holds up to and at the last step of the warmup. All products are exact. */
+/* The factor applies up to and including the last step of the warmup. All products are exact. */
 static void test_clip_warmup(void **state)
 {
     (void)state;
@@ -171,7 +170,7 @@ static void test_clip_warmup(void **state)
     check_clip(clip, in_tokens, 1, 2 * T, 1.5);
 }
 
-/* Either key alone changes nothing, and what is not clipped stays so. */
+/* Either key without the other changes nothing, and norms without clipping stay so. */
 static void test_clip_without_warmup(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* data/loader: file formats, patterns, and every message about data that cannot be used: each failing call runs in a
- * child process, which must exit with a status that is not 0, having named the file and the remedy. */
+/* data/loader: file formats, patterns, and every message about unusable data: each failing call runs in a child process, which must
+ * exit with a status other than 0, with a message that names the file and the remedy. */
 #include "data/loader.h"
 
 #include <setjmp.h>
@@ -15,7 +15,7 @@
 
 enum { VOCAB = 50304, EOS = 50279 };
 
-/* Files are made in the current folder of a test, a new one for each, and removed with it. */
+/* Files are made in a new folder for each test, which is the current folder, and removed with it. */
 static char folder[64], repository[4096];
 
 static int enter_folder(void **state)
@@ -42,7 +42,7 @@ static void write_bytes(const char *path, const void *head, size_t head_bytes, c
     assert_int_equal(fclose(file), 0);
 }
 
-/* n tokens first, first + 1, ... behind a header, which may be empty. */
+/* n tokens first, first + 1, ... after a header, which may be empty. */
 static void write_tokens(const char *path, const void *head, size_t head_bytes, int itemsize, int n, int first)
 {
     uint16_t *narrow = calloc(n, sizeof *narrow);
@@ -78,7 +78,7 @@ static void read_all(const DataSpec *spec)
     loader_close(l);
 }
 
-/* What read(spec) says on stderr, in a child process; returns the child's exit status. */
+/* Runs read(spec) in a child process; said: its stderr; returns its exit status. */
 static int run_child(char *said, size_t size, void (*read)(const DataSpec *), const DataSpec *spec)
 {
     int ends[2], status;
@@ -106,7 +106,7 @@ static void assert_says(const char *said, const char *words)
         fail_msg("'%s' is missing in: %s", words, said);
 }
 
-/* Reading spec ends with an error that has these words, usually a place and a remedy. */
+/* Reading spec ends with an error that contains these texts, usually a place and a remedy. */
 static void assert_refused(const DataSpec *spec, const char *place, const char *remedy)
 {
     char said[8192];
@@ -141,8 +141,8 @@ static void test_formats_in_one_run(void **state)
 {
     (void)state;
     char *paths[] = { "a.npy", "b.bin", "c.bin", "d.bin" };
-    write_tokens("a.npy", "", 0, 4, 17, 100);         /* uint32 without header, as memmap_dtype says */
-    write_bin("b.bin", 20240520, 1, 16, 2, 16, 200);    /* uint16, as its header says */
+    write_tokens("a.npy", "", 0, 4, 17, 100);         /* uint32 without header, as set by memmap_dtype */
+    write_bin("b.bin", 20240520, 1, 16, 2, 16, 200);    /* uint16, as in its header */
     write_bin("c.bin", 20240801, 7, 9, 4, 9, 300);
     write_tokens("d.bin", "", 0, 4, 8, 400);          /* the name does not matter */
     DataSpec spec = file_spec(paths, 4);
@@ -164,7 +164,7 @@ static void test_patterns(void **state)
     write_tokens("part-10.npy", "", 0, 2, 8, 10);     /* byte order, not number order, as OLMo sorts */
     write_tokens("part-1.npy", "", 0, 2, 8, 1);
     write_tokens("part-x.npy", "", 0, 2, 8, 5000);
-    write_tokens("lite[1].npy", "", 0, 2, 8, 30);     /* a file of that very name */
+    write_tokens("lite[1].npy", "", 0, 2, 8, 30);     /* a file with exactly this name */
     write_tokens("z.npy", "", 0, 2, 8, 40);
     DataSpec spec = file_spec(paths, 3);
     const int expected[] = { 40, 1, 10, 20, 30 };
@@ -173,7 +173,7 @@ static void test_patterns(void **state)
     assert_memory_equal(first, expected, sizeof expected);
 }
 
-/* 2^32 + 21 tokens, nearly all in a hole of the file: places beyond 32 bits, in bytes and in tokens. */
+/* 2^32 + 21 tokens, nearly all in a hole of the file: offsets above 32 bits, in bytes and in tokens. */
 static void test_huge_file(void **state)
 {
     (void)state;
@@ -279,7 +279,8 @@ static void test_wrong_dtype(void **state)
     assert_refused(&spec, "1002 bytes, which is no multiple of 4", "(now uint32)");
 }
 
-/* At the start of a file before anything is read; deeper, when the sequence is due: `read_some` never gets there. */
+/* Errors at the start of a file are found before reading; deeper ones when the sequence is due, which `read_some` does not
+ * reach. */
 static void read_some(const DataSpec *spec)
 {
     Loader *l = loader_open(spec, 1, 0, 1);
@@ -309,7 +310,7 @@ static void test_ids_beyond_the_vocabulary(void **state)
     assert_refused(&spec, "bad.npy: token 0 (counted from 0) is 4294967288", "tokenize again");
 }
 
-/* Masks among the tokens, as one pattern for a folder finds them; one begins with a long prompt. Tokens 0 and 1 are none. */
+/* Masks among token files, as matched by one pattern for a folder; one begins with a long prompt. Tokens 0 and 1 are not masks. */
 static void test_mask_as_tokens(void **state)
 {
     (void)state;
@@ -385,7 +386,7 @@ static void test_too_few_data(void **state)
     assert_path_refused("b.npy", "7 tokens in 1 file make 0 sequences", "lower model.max_sequence_length");
 }
 
-/* Dolma's files end documents with 50279, whatever a config says. */
+/* Dolma's files end documents with 50279, whatever a configuration has. */
 static void test_eos_warning(void **state)
 {
     (void)state;
@@ -409,7 +410,7 @@ static void test_eos_warning(void **state)
     assert_says(said, "warning: model.eos_token_id is 0, which does not occur in 1000 sampled tokens");
 }
 
-/* Cuts the file after its first sequence. */
+/* Truncates the file after its first sequence. */
 static void read_while_cut(const DataSpec *spec)
 {
     Loader *l = loader_open(spec, 1, 0, 1);
@@ -435,7 +436,7 @@ static void test_cut_while_read(void **state)
     assert_says(said, "--try_load_latest_save");
 }
 
-/* Tokens 8 to 15 are in no document: cut into sequences they are trained on all the same, packed they are not. */
+/* Tokens 8 to 15 are in no document: without packing they are trained on, with packing not. */
 static void test_gaps_in_metadata(void **state)
 {
     (void)state;

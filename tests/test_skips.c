@@ -1,5 +1,5 @@
-/* The loop around steps that are not finite: what is saved, when it is published, and how the run ends. The program under test is
- * train.c itself, started again by the test with gradient norms that are made infinite at given steps. */
+/* The training loop with steps that are not finite: what is saved, when it is published, and how the run ends. The test starts
+ * train.c itself, with gradient norms set to infinity at given steps. */
 #include "tests/launch.h"
 
 #include "data/loader.h"
@@ -19,8 +19,8 @@ static bool wait_or_not(Loader *l, double seconds);
 #undef optimizer_grad_norm
 #undef loader_wait
 
-/* LOST: steps of this process whose norm is not finite, below 0: a spike; ASKED: the step at whose end it is asked to stop. */
-static bool was_lost;       /* the last one */
+/* LOST: steps of this process whose norm is not finite, < 0: a spike; ASKED: the step at whose end a signal stops it. */
+static bool was_lost;       /* the last step */
 
 static double norm_or_not(const Fsdp *f)
 {
@@ -39,7 +39,7 @@ static double norm_or_not(const Fsdp *f)
     return lost ? INFINITY : spike ? 1e9 : norm;
 }
 
-/* The data behind a step that is not finite come late to one rank. */
+/* After a step that is not finite, data arrive late on one rank. */
 static bool wait_or_not(Loader *l, double seconds)
 {
     static int late = 3;
@@ -54,7 +54,7 @@ static int run(const char *name, const char *lost, int asked, const char *more)
                                 folder, name, more));
 }
 
-/* The checkpoints of a run, each name with a blank behind it. */
+/* The checkpoints of a run, each name followed by a blank. */
 static void expect_checkpoints(const char *name, const char *expected)
 {
     char found[1024], command[512];
@@ -69,7 +69,7 @@ static void expect_checkpoints(const char *name, const char *expected)
     }
 }
 
-/* Runs of 8 steps on the way to their end. */
+/* Runs that complete their 8 steps. */
 static void test_passing(void **state)
 {
     (void)state;
@@ -78,7 +78,7 @@ static void test_passing(void **state)
     static const struct { const char *name, *lost; int asked; const char *checkpoints, *said; } runs[] = {
         { "due",     "4",     0, "step5 step8 ", "SKIPPED" },                       /* due at 4, made at 5                 */
         { "waits",   "5 6",   0, "step4 step8 ", "SKIPPED" },                       /* published when 7 is finite          */
-        { "asked",   "3 4",   2, "step5 ",       "asked to stop at step 5" },       /* not on a step that is not           */
+        { "asked",   "3 4",   2, "step5 ",       "asked to stop at step 5" },       /* not at a step that is not finite    */
         { "late",    "5",     5, "step4 step6 ", "asked to stop at step 6" },       /* though the next step's data are late */
     };
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
@@ -110,7 +110,7 @@ static void test_ending(void **state)
         expect_output(runs[i].said);
         expect_checkpoints(name, runs[i].checkpoints);
     }
-    /* going on takes what is proven, and leaves what is beside */
+    /* a resume uses the published checkpoint, and leaves the one set aside */
     expect_status(run("ends-three", "", 0, "--try_load_latest_save"), 0);
     expect_output("ends-three/step4, at step 4");
     expect_checkpoints("ends-three", "step4 step8 step8-aborted ");
@@ -118,7 +118,7 @@ static void test_ending(void **state)
     expect_checkpoints("nothing", "");
 }
 
-/* The loss of a spike is finite: the save that was begun a step before is proven by it, and must not go. */
+/* The loss of a spike is finite: it confirms the save begun a step before, which must not be dropped. */
 static void test_spike_after_save(void **state)
 {
     (void)state;

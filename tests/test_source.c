@@ -1,5 +1,5 @@
-/* Runs that begin with a published model: without a configuration file, or with one that has no model section; and what a load_path
- * that cannot be read is told to be. */
+/* Runs that start from a published model: without a configuration file, or with one without a model section; and messages for an
+ * unreadable load_path. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@
 
 static char from[128];
 
-/* Writes a file into the folder that load_path names. */
+/* Writes a file into the folder of load_path. */
 static void write_file(const char *name, const char *text)
 {
     char path[256];
@@ -25,7 +25,7 @@ static void write_file(const char *name, const char *text)
     try_write(path, text);
 }
 
-/* A run without a file: its arguments stand where the file did. */
+/* A run without a file: arguments in its place. */
 static Config *load_without_file(const char *a, const char *b, const char *c)
 {
     char saved[sizeof try_path];
@@ -57,7 +57,7 @@ static void test_without_file(void **state)
     write_file("saved.yaml", c->text);
     config_free(c);
 
-    char saved[sizeof try_path];            /* what is saved of it does the same again */
+    char saved[sizeof try_path];            /* its saved form gives the same again */
     strcpy(saved, try_path);
     snprintf(try_path, sizeof try_path, "%s/saved.yaml", try_folder);
     c = try_load(1, NULL, NULL, NULL, NULL);
@@ -95,7 +95,7 @@ static void test_nothing_given(void **state)
     strcpy(try_path, saved);
 }
 
-/* As many tokens as the model knows, or its run had. */
+/* The sequence length of the model, or of its run. */
 static void test_length(void **state)
 {
     (void)state;
@@ -113,7 +113,7 @@ static void test_length(void **state)
     write_file("config.yaml", "recipe: fp8\nformat: {head: e5m2, scales: null, moment1: e4m3/128}\n"
                "device_train_microbatch_size: 8\ndevice_eval_batch_size: 24\n");
     static const struct { const char *more[2], *recipe; DType head; int sequences, batch; } runs[] = {
-        { { "--eval_only" }, "fp8", E5M2, 8, 24 },           /* evaluated as by its run, trained as this one says */
+        { { "--eval_only" }, "fp8", E5M2, 8, 24 },           /* evaluated as in its run, trained as set here */
         { { "--eval_only", "--precision=amp_bf16" }, "bf16", BF16, 8, 24 },
         { { "--eval_only", "--device_train_microbatch_size=2" }, "fp8", E5M2, 2, 2 },
         { { "--eval_only", "--device_eval_batch_size=16" }, "fp8", E5M2, 8, 16 },
@@ -137,7 +137,7 @@ static void test_length(void **state)
     assert_int_equal(system(command), 0);
 }
 
-/* files: made in a folder. given: what of it is load_path; with a slash it is another path. */
+/* files: made in a folder. given: the part of it used as load_path; with a slash another path. */
 static void test_what_it_is(void **state)
 {
     (void)state;

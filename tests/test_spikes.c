@@ -29,8 +29,8 @@ static double expected_score(double x, uint64_t first, uint64_t end)
     return (double)((x - mean) / sqrtl(squares / (long double)(end - first - 1)));
 }
 
-/* No score before 63 steps, then of all, then of the last 128. Sums of 128 terms err by 128 u of them, the mean thereby by 128 u 4;
- * numbers are within 1 of each other and have a standard deviation of about 0.29. */
+/* No score before 63 steps, then over all steps, then over the last 128. Sums of 128 terms have an error of 128 u of them, the mean
+ * 128 u 4; numbers are within 1 of each other, with a standard deviation of about 0.29. */
 static void test_scores(void **state)
 {
     (void)state;
@@ -49,7 +49,7 @@ static void test_scores(void **state)
     assert_true(w.loss[0] == number(400 - 128) && w.loss[127] == number(399) && w.grad_norm[0] == -2 * number(400 - 128));
 }
 
-/* 6 standard deviations above the mean, of either number, never below it; a spike is part of the window that follows. */
+/* A spike is 6 standard deviations above the mean, for either number, never below it; it is part of later windows. */
 static void test_spikes(void **state)
 {
     (void)state;
@@ -67,7 +67,7 @@ static void test_spikes(void **state)
             assert_int_equal(spikes_exceed(spikes_add(&w, k ? far : zero, k ? zero : far)), side > 0);
             assert_true(k ? w.loss[127] == far : w.grad_norm[127] == far);
         }
-    /* a loss that stays where it has jumped to is one for a while only */
+    /* a loss that jumps and stays is a spike only for a while */
     SpikeWindow w = full;
     int spikes = 0;
     for (int i = 0; i < 128; i++)

@@ -1,4 +1,4 @@
-/* Quantization statistics: what metrics.jsonl says against the tensors themselves, read and decoded by the test. */
+/* Quantization statistics: metrics.jsonl against the tensors, decoded by the test. */
 #include "tests/kit.h"
 
 #include <jansson.h>
@@ -13,7 +13,7 @@ enum { B = 4, MAX_TOKENS = 128 };
 
 static char folder[] = "/tmp/coat-telemetry-XXXXXX";
 
-/* One rank that takes steps with statistics every step; line: the last that it wrote. */
+/* One rank with statistics every step; line: the last one written. */
 typedef struct {
     Config config;
     Model  model;
@@ -30,11 +30,11 @@ static void small_open(Small *s, SmallModel a, const char *recipe)
     static ModelConfig m;
     *s = (Small){ 0 };
     m = architecture(a);
-    m.d_model = 128;            /* what FP8 GEMMs can take */
+    m.d_model = 128;            /* as FP8 GEMMs need */
     m.head_dim = 32;
     m.mlp_width = 256;
     model_config(&s->config, &m, recipe, B);
-    s->config.recipe.forward = FROM_SAVED;      /* so that operands follow from what is saved, bit for bit */
+    s->config.recipe.forward = FROM_SAVED;      /* so that operands follow from saved tensors, bit for bit */
     s->config.save_folder = folder;
     s->config.quant_stats_interval = 1;
 }
@@ -63,7 +63,7 @@ static json_t *last_line(void)
     return o;
 }
 
-/* Forward, or forward, backward and the statistics' line; the optimizer is left to the caller. */
+/* Forward, or forward, backward and the line of statistics; the caller runs the optimizer. */
 static void small_step(Small *s, bool backward)
 {
     int tokens[MAX_TOKENS], targets[MAX_TOKENS], N = s->model.N;
@@ -135,10 +135,10 @@ static void expect_near(const char *what, double found, double expected, double 
         fail_msg("%s: %.9g in metrics.jsonl, %.9g by the test", what, found, expected);
 }
 
-/* Every number is finite. Shares are at most 1, ranges at least 1. A normal E4M3 value errs by up to 2^-4, one that
- * is subnormal by 2^-10 S where S <= 1.01 max|x|/240 (a group's maximum has the code 240 or more, within 2^-7) <= 1.01 ||x||/240,
- * since the sample is the whole tensor (64 rows): n of them together by sqrt(n) 2^-10 1.01 / 240 of the norm. Rounding makes an
- * error of about 2^-4 / sqrt(3) / 1.5 = 0.024 of the norm; values that are not special come nowhere near half of it. */
+/* Every number is finite. Fractions are at most 1, ranges at least 1. A normal E4M3 value has an error of up to 2^-4, a subnormal
+ * one of 2^-10 S, where S <= 1.01 max|x|/240 (a group's maximum has the code 240 or more, within 2^-7) <= 1.01 ||x||/240, since the
+ * sample is the whole tensor (64 rows): n of them together by sqrt(n) 2^-10 1.01 / 240 of the norm. Rounding gives an error of
+ * about 2^-4 / sqrt(3) / 1.5 = 0.024 of the norm; usual values are not below half of it. */
 static void check_line(const Small *s, const char *name, double x)
 {
     const char *last = strrchr(name, '/') + 1;
@@ -197,7 +197,7 @@ static void test_every_recipe(void **state)
         }
 }
 
-/* The share of E4M3 codes that are the largest, of those whose source is not 0. */
+/* The fraction of largest E4M3 codes, among codes whose source is not 0. */
 static double largest_codes(Tensor t, const double *source)
 {
     const uint8_t *codes = tensor_snapshot(t);
@@ -210,8 +210,8 @@ static double largest_codes(Tensor t, const double *source)
     return largest / values;
 }
 
-/* The last block's tensors still hold what was measured. x1 has no source in `coat`, h0 is gone; with keep: all and a
- * stream of its own it is not, and what was computed in its place must be what it holds. */
+/* The last block's tensors still hold the measured values. x1 has no source in `coat`, and h0 is overwritten; with keep: all and a
+ * separate stream h0 is kept, and must equal the recomputed values. */
 static void test_activations(void **state)
 {
     (void)state;
@@ -257,8 +257,8 @@ static void test_activations(void **state)
     }
 }
 
-/* What the optimizer then stored has the error that was announced. On the CPU its codes and scales are those that the
- * telemetry computed, but where the F32 arithmetic of the update lies on the other side of the middle between two. */
+/* Stored moments have the reported error. On the CPU codes and scales are those of the telemetry, except where the F32 arithmetic
+ * of the update falls on the other side of a midpoint. */
 static void test_moments(void **state)
 {
     (void)state;
@@ -300,8 +300,8 @@ static void test_moments(void **state)
                 sample_free(&r);
             }
         }
-        /* NOTE: a group has another k in F32 if the exact one lies next to a step of 1/16, or if its smallest element all but
-         * cancels; then all its codes differ, and it counts as announced. That few groups are so is checked below. */
+        /* NOTE: a group has another k in F32 if the exact one is close to a step of 1/16, or if its smallest element nearly
+         * cancels; then all its codes differ, and it counts as reported. That such groups are few is checked below. */
         expect_near("m", metric(&s, "quant/m/0/error"), sqrt(sum[0] / matrices), 1e-3);
         expect_near("v", metric(&s, "quant/v/0/error"), sqrt(sum[1] / matrices), 1e-3);
         if (on_cpu() && differ > codes / 10000 + group)
@@ -336,7 +336,7 @@ static void test_formats(void **state)
     small_close(&s);
 }
 
-/* What is frozen has no moments to measure: a unit of which nothing is trained has no line. */
+/* Frozen parameters have no moments: a unit without trained parameters has no line. */
 static void test_frozen(void **state)
 {
     (void)state;
@@ -390,7 +390,7 @@ static void test_no_side_effects(void **state)
     assert_true(loss[0] == loss[1]);
 }
 
-/* Two steps with 0.3 seconds of something else between them: the second took less. */
+/* Two steps with 0.3 seconds of other work between them: the time of the second excludes it. */
 static void test_speed(void **state)
 {
     (void)state;

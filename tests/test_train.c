@@ -31,8 +31,8 @@ static void test_resume(void **state)
     check_resume(2, "--recipe=bf16 --format.master=bf16 --format.moment1=bf16 --format.moment2=bf16", "bf16");
 }
 
-/* Same global batch on 1, 2 and 4 ranks. The first losses differ by the order of summation alone: u times the number of
- * tokens' worth of terms, 256, is an upper bound. Later ones also by what that did to the weights: as much again per step. */
+/* Same global batch on 1, 2 and 4 ranks. The first losses differ only by the order of summation: u times the number of terms, 256
+ * tokens, is an upper bound. Later ones also by its effect on the weights: as much again per step. */
 static void test_ranks_agree(void **state)
 {
     (void)state;
@@ -51,8 +51,8 @@ static void test_ranks_agree(void **state)
 }
 
 /* Two steps on 4 ranks, then the state goes through other numbers of ranks and strategies and back: every file of weights and
- * moments keeps its bytes. Training goes on from it on half the ranks with the losses of the first ones, but for the order of
- * summation, which FP8 magnifies to a rounding of E4M3. */
+ * moments keeps its bytes. A resume on half the ranks has the losses of the first ones, except for the order of summation, which
+ * FP8 amplifies to a rounding of E4M3. */
 static void test_resharding(void **state)
 {
     (void)state;
@@ -84,7 +84,7 @@ static void test_loss_falls(void **state)
 {
     (void)state;
     double loss[MAX_STEPS], perplexity[MAX_STEPS];
-    ids = "";       /* some of which are frequent: what 30 steps can learn */
+    ids = "";       /* some are frequent, which 30 steps can learn */
     expect_status(train(1, "--max_duration=30 --optimizer.learning_rate=1e-2 --eval_interval=1000 --save_folder=%s/falls", folder),
                   0);
     ids = FEW_IDS;
@@ -123,7 +123,7 @@ static void test_plan_without_data(void **state)
     expect_output("ranks only sets how many ranks --dry_run plans for");
 }
 
-/* A run plans for as much memory as it is told: here for what libraries alone may take. */
+/* A run plans for the given memory: here only the allowance for libraries. */
 static void test_device_memory(void **state)
 {
     (void)state;
@@ -143,7 +143,7 @@ static int lines_of(const char *text)
     return n;
 }
 
-/* A user's error is one line: nothing of MPI or its launcher, however the ranks were started. */
+/* A user's error is one line, without output of MPI or its launcher, however the ranks were started. */
 static void test_error_alone(void **state)
 {
     (void)state;
@@ -159,7 +159,8 @@ static void test_error_alone(void **state)
         }
 }
 
-/* What comes when: settings that are not the defaults, the plan, where it continues, then warnings, then steps of 100 columns. */
+/* The order of output: settings that are not defaults, the plan, the start of a resume, then warnings, then steps of 100
+ * columns. */
 static void test_terminal(void **state)
 {
     (void)state;
@@ -185,7 +186,7 @@ static void test_terminal(void **state)
         assert_true(time_of[i] >= (double)start && time_of[i] <= (double)time(NULL));
 }
 
-/* A line is as long as its widest numbers make it: Llama-2-7B in its first steps, and where one was skipped. */
+/* Lines with the widest numbers: Llama-2-7B in its first steps, and a skipped step. */
 static void test_columns(void **state)
 {
     (void)state;
@@ -210,7 +211,7 @@ static void test_usage(void **state)
     assert_in_range(lines_of(output), 5, 10);
 }
 
-/* The demo's run lies in the build folder. */
+/* The demo's run is in the build folder. */
 static void test_demo(void **state)
 {
     (void)state;
@@ -231,7 +232,7 @@ static void test_stop_in_epochs(void **state)
         fail_msg("no %s", name);
 }
 
-/* Validation data that are padding alone have no loss; 0 would be a good one. */
+/* Validation data with only padding have no loss; 0 would look like a good one. */
 static void test_evaluation_without_labels(void **state)
 {
     (void)state;
@@ -247,8 +248,8 @@ static void test_evaluation_without_labels(void **state)
     assert_null(strstr(output, "nothing is learned"));
 }
 
-/* 16 sequences of 32 tokens, of which every second has labels, one in a step. A mean over no labels is no number. What AdamW keeps
- * of earlier gradients changes the weights in such a step, without weight decay. */
+/* 16 sequences of 32 tokens, one per step; every second one has labels. A mean over no labels is NaN. In such a step AdamW's
+ * moments of earlier gradients change the weights, without weight decay. */
 static void test_steps_without_labels(void **state)
 {
     (void)state;
@@ -291,7 +292,7 @@ static void test_steps_without_labels(void **state)
     json_decref(manifest);
 }
 
-/* Processes that srun has started without PMI are runs of their own, in one folder. mpirun may be asked for one rank. */
+/* Processes started by srun without PMI are separate runs in one folder. mpirun with one rank is allowed. */
 static void test_slurm(void **state)
 {
     (void)state;
@@ -332,7 +333,7 @@ static void test_only_step(void **state)
     expect_output("warning: the run has one step, its last, whose learning rate is 0: nothing is learned");
 }
 
-/* 8 steps of 8 sequences of 32 tokens, also if the batch changes on the way. */
+/* 8 steps of 8 sequences of 32 tokens, also if the batch changes during the run. */
 static void test_token_budget(void **state)
 {
     (void)state;
@@ -348,7 +349,7 @@ static void test_token_budget(void **state)
     }
 }
 
-/* Without checkpoints that come and go, the end is saved if there are some that stay. */
+/* Without rotating checkpoints, the end is saved if there are permanent ones. */
 static void test_saved_at_the_end(void **state)
 {
     (void)state;
@@ -362,7 +363,7 @@ static void test_saved_at_the_end(void **state)
     }
 }
 
-/* A budget that ends within a step has that step. */
+/* A budget that ends within a step includes that step. */
 static void test_token_budget_in_a_step(void **state)
 {
     (void)state;
@@ -371,7 +372,7 @@ static void test_token_budget_in_a_step(void **state)
     assert_int_equal(trainer("three/latest", "tokens"), 3 * 256);
 }
 
-/* Epochs too: 0.04 of 5195 sequences are 207.8, of which 104 are done. */
+/* Epochs too: 0.04 of 5195 sequences are 207.8; 104 are done. */
 static void test_epoch_budget(void **state)
 {
     (void)state;
@@ -386,8 +387,8 @@ static void test_epoch_budget(void **state)
     }
 }
 
-/* Of an epoch of packed documents every label is seen once, also by a run that is continued in the middle of it. Behind the
- * first document of the sample are 1200 tokens of three: 39 or 40 sequences of 32, as long ones overlap by one token. */
+/* An epoch of packed documents has every label once, also if a run is resumed within it. After the first document of the sample are
+ * 1200 tokens of three documents: 39 or 40 sequences of 32, since long ones overlap by one token. */
 static void test_packed_epoch(void **state)
 {
     (void)state;
@@ -407,7 +408,7 @@ static void test_packed_epoch(void **state)
     assert_true(sum == 1200 - 3);
 }
 
-/* A run may be planned to be longer than any memory. */
+/* A run may be planned to be longer than memory could hold. */
 static void test_long_run(void **state)
 {
     (void)state;

@@ -1,12 +1,12 @@
-/* The program itself against torch: ./train tests/golden/train/config.yaml, whose steps scripts/golden_train.py has made with
- * transformers, torch.optim.AdamW and numpy's order of the data. The run has two micro-batches a step, labels that ranks have
- * unevenly, a warmup of the rate and of clipping, norms above and below the limit, z-loss, a second epoch, and a step that is not
- * finite and makes no update. What metrics.jsonl says of each step must agree, and the weights at the end.
+/* The program itself against torch: ./train tests/golden/train/config.yaml; scripts/golden_train.py made the same steps with
+ * transformers, torch.optim.AdamW and numpy's order of the data. The run has two micro-batches per step, labels distributed
+ * unevenly over ranks, a warmup of the rate and of clipping, norms above and below the limit, z-loss, a second epoch, and a step
+ * that is not finite and makes no update. metrics.jsonl of each step must agree, and the final weights.
  *
  * Bounds, as in test_parity: loss and z-loss to 1e-5 of themselves, the norm to 1e-4, the rate to the 9 digits of metrics.jsonl.
- * Of the weights: gradients, which are below 1, err by up to 3e-6 of the largest, and AdamW divides them by at least its eps, 1e-3.
- * So a step errs by at most 3e-3 of the rate where gradients are small, and by a tenth of that elsewhere: 1e-3 of what the run
- * changes in a tensor. One that does a step wrong, as golden_train.py tries in seven ways, is off by 0.05 of it at least. */
+ * Weights: gradients, which are below 1, have errors of up to 3e-6 of the largest, and AdamW divides them by at least its eps,
+ * 1e-3. So a step has an error of at most 3e-3 of the rate where gradients are small, and a tenth of that elsewhere: 1e-3 of the
+ * change of a tensor in the run. A wrong step, of which golden_train.py tries seven, gives an error of at least 0.05 of it. */
 #include "tests/launch.h"
 
 #include "model/checkpoint/safetensors.h"
@@ -14,7 +14,7 @@
 enum { STEPS = 8 };
 static const char golden_path[] = "tests/golden/train/golden.safetensors";
 
-/* A tensor of F32, malloc'ed, and how many elements it has. */
+/* A tensor of F32, malloc'ed, and its number of elements. */
 static float *read_tensor(const SafeFile *f, const char *name, size_t *count)
 {
     const SafeTensor *t = safetensors_find(f, name);
@@ -27,7 +27,7 @@ static float *read_tensor(const SafeFile *f, const char *name, size_t *count)
     return x;
 }
 
-/* A metric of each step. Where torch's is not finite, this is null. */
+/* A metric of each step; null where torch's is not finite. */
 static void check_metric(const SafeFile *golden, const char *run, const char *key, const char *name, double bound)
 {
     double found[MAX_STEPS];
@@ -49,7 +49,7 @@ static double distance(const float *x, const float *y, size_t count)
     return sqrt(sum);
 }
 
-/* Every tensor that torch has trained, and no other. */
+/* Every tensor trained by torch, and no other. */
 static void check_weights(const SafeFile *golden, const char *run)
 {
     char path[512], name[160];
@@ -82,7 +82,7 @@ static void run_program(int ranks, const char *run, const char *arguments)
                                        ranks, setting("BUILD", "build/cpu"), 4 / ranks, folder, run, arguments)), 0);
 }
 
-/* stop: also as a run that stops after so many steps, and another one that goes on. */
+/* stop: also as a run that stops after this step, and a resume. */
 static const struct { const char *name; int ranks; const char *arguments; int stop; } runs[] = {
     { "one",            1, "" },
     { "one-continued",  1, "", 5 },

@@ -1,5 +1,5 @@
-/* What is said of `trainable`: by the configuration, and where a checkpoint was trained otherwise. What it does is in
- * test_trainable_ranks. */
+/* Messages about `trainable`: from the configuration, and for a checkpoint trained differently. test_trainable_ranks tests its
+ * effects. */
 #include "tests/saved.h"
 #include "tests/try_config.h"
 
@@ -37,7 +37,7 @@ static void test_other_choice(void **state)
     release();
 }
 
-/* A frozen weight has one copy, in bf16 unless it is asked for otherwise. */
+/* A frozen weight has one copy, in bf16 unless set otherwise. */
 static void test_rounding(void **state)
 {
     (void)state;

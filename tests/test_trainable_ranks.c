@@ -1,6 +1,5 @@
 /* Frozen parameters on any number of ranks, under every strategy: their bytes never change, also through a checkpoint; the
- * gradients of the others are, bit for bit, those of a run that trains all; a run goes on from a checkpoint bit for bit; and
- * memory is saved. */
+ * gradients of the others have the bits of a run that trains all; a run resumes bit for bit; and memory is saved. */
 #include "kernels/fp8.h"
 #include "kernels/runtime/comm.h"
 #include "kernels/values.h"
@@ -15,7 +14,7 @@
 
 enum { BATCH = 4, MICRO = 1, STEPS = 2 };
 
-/* Recipes as they are changed here, so that frozen weights are rounded for computing as those that are trained are. */
+/* Recipes, changed here so that frozen weights are rounded for computing like trained ones. */
 static const struct { const char *name; Keep keep; DType frozen; } recipe_rows[] = {
     { "f32", KEEP_ALL, F32 },      { "bf16", KEEP_ALL, BF16 },         { "fp8", KEEP_ALL, F32 },
     { "coat", KEEP_INPUTS, BF16 }, { "coat-lean", KEEP_INPUTS, BF16 }, { "coat", KEEP_BLOCK, BF16 },
@@ -63,7 +62,7 @@ static double train(Run *r, int first, int steps)
     return train_steps(&r->model, &r->fsdp, &r->config, first, steps);
 }
 
-/* n elements of a tensor in device memory, exact as doubles. */
+/* n elements of a tensor in device memory, as doubles, exactly. */
 static void fetch(double *x, Tensor t, size_t n)
 {
     float *raw = keep(n * sizeof *raw), *values = keep(n * sizeof *values);
@@ -74,7 +73,7 @@ static void fetch(double *x, Tensor t, size_t n)
         x[i] = values[i];
 }
 
-/* ---- what a run has, whole, on every rank: one run at a time is open ---------------------------------------- */
+/* ---- the whole state of a run, on every rank; one run at a time is open ------------------------------------- */
 
 enum { MAX_UNITS = 4 };
 
@@ -84,7 +83,7 @@ typedef struct {
     size_t  numel[MAX_UNITS][NUM_PARAMS];
 } State;
 
-/* Gradients, or weights as stored, of all shards: of each element one rank of a group has the value, the others 0. */
+/* Gradients, or weights as stored, of all shards: for each element one rank of a group has the value, the others 0. */
 static State *take(const Run *r, bool grads)
 {
     State *state = calloc(1, sizeof *state);
@@ -121,7 +120,7 @@ static bool is_same(const State *a, const State *b, int u, int i)
     return memcmp(a->x[u][i], b->x[u][i], a->numel[u][i] * sizeof(double)) == 0;
 }
 
-/* What a trains is in both the same. */
+/* Parameters trained in a are equal in both. */
 static void check_trained(const State *a, const State *b, const char *what)
 {
     for (int u = 0; u < MAX_UNITS; u++)
@@ -130,7 +129,7 @@ static void check_trained(const State *a, const State *b, const char *what)
                 fail_msg("%s: unit %d, parameter %d differs", what, u, i);
 }
 
-/* Frozen is what has not changed, and trained what has. */
+/* Frozen parameters have not changed, trained ones have. */
 static void check_frozen(const State *now, const State *before)
 {
     for (int u = 0; u < MAX_UNITS; u++)
@@ -142,8 +141,8 @@ static void check_frozen(const State *now, const State *before)
 
 /* ---- the tests ---------------------------------------------------------------------------------------------- */
 
-/* NOTE: an element's sum over ranks begins with its owner's, who may be another one with fewer parameters: so gradients of one
- * micro-batch a rank are compared, and with NCCL, whose order depends on the owner, on up to two ranks. */
+/* NOTE: an element's sum over ranks begins with its owner, which may be another rank with fewer parameters. So gradients of one
+ * micro-batch per rank are compared, and with NCCL, whose order depends on the owner, on up to two ranks. */
 static void strategy_case(int choice, int recipe, int strategy)
 {
     Run r;
@@ -173,14 +172,14 @@ static void test_strategies(void **state)
     (void)state;
     for (int s = 0; s < NUM_STRATEGIES; s++) {
         const int groups = strategies[s].groups ? strategies[s].groups : comm_size();
-        const bool new = comm_size() > 1 || s == 0;     /* one rank cannot shard: all strategies are one */
+        const bool new = comm_size() > 1 || s == 0;     /* on one rank all strategies are the same */
         for (int i = 0; i < NUM_RECIPES && new && comm_size() % groups == 0; i++)
             for (int c = 0; c < NUM_CHOICES; c++)
                 strategy_case(c, i, s);
     }
 }
 
-/* Training goes on from a checkpoint as if nothing had been, and what was frozen comes back as it was. */
+/* A resume equals an uninterrupted run, and frozen parameters are restored. */
 static void test_checkpoint(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Adding a kind of unit touches one file, mapping_unit.h: its model is planned, trained, saved and loaded as others are. Its
- * gradients are checked in test_gradients.c, its sharding in test_fsdp_ranks.c. */
+/* Adding a kind of unit touches one file, mapping_unit.h: its model is planned, trained, saved and loaded like others.
+ * test_gradients.c checks its gradients, test_fsdp_ranks.c its sharding. */
 #include <math.h>
 
 #include "model/checkpoint/safetensors.h"
@@ -62,7 +62,7 @@ static void test_names(void **state)
     assert_string_equal(unit_name(&plain, 1, name), "block 0");
 }
 
-/* A parameter as it is stored, of one rank. */
+/* A parameter as stored, on one rank. */
 static Tensor stored(const Fsdp *f, int u, int param)
 {
     const Param *p = &f->shape[u].param[param];
@@ -84,7 +84,7 @@ static void check_same_grads(const Trainer *a, int u, const Trainer *b, int v)
     assert_memory_equal(x, y, n);
 }
 
-/* With W = 0 all is as without the unit, to the bit: losses and the gradients of all other units. */
+/* With W = 0 losses and the gradients of all other units have the bits of a model without the unit. */
 static void test_identity(void **state)
 {
     (void)state;
@@ -137,7 +137,7 @@ static void test_saved(void **state)
     model_free(&loaded.model, &loaded.fsdp);
 }
 
-/* Where it alone is trained, backward ends there. */
+/* If only this unit is trained, backward ends there. */
 static void test_trained_alone(void **state)
 {
     (void)state;

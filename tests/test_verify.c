@@ -1,4 +1,4 @@
-/* What a run verifies before it goes on: the bytes of its checkpoint, and that its data are those it was trained on. */
+/* Checks before a resume: the bytes of the checkpoint, and that the data are those of its training. */
 #include "data/loader.h"
 #include "tests/launch.h"
 
@@ -12,7 +12,7 @@ static void in_folder(const char *command)
         fail_msg("%s failed", text);
 }
 
-/* A bit of byte `at` of a file turns around; counted from the end if `at` is negative. */
+/* Flips a bit of byte `at` of a file; counted from the end if negative. */
 static void flip(const char *name, long at)
 {
     char path[512];
@@ -40,7 +40,7 @@ static DataSample sample(void)
     return s;
 }
 
-/* A bit at the start, in the middle and at the end of any file shows, and in which set. */
+/* A flipped bit at the start, in the middle or at the end of any file is detected, with its set. */
 static void test_sample(void **state)
 {
     (void)state;
@@ -54,7 +54,7 @@ static void test_sample(void **state)
         assert_true(sample().tokens != whole.tokens && sample().masks == whole.masks);
         flip("long.npy", seen[i]);
     }
-    for (size_t i = 0; i < sizeof unseen / sizeof unseen[0]; i++)      /* which a sample cannot know */
+    for (size_t i = 0; i < sizeof unseen / sizeof unseen[0]; i++)      /* which a sample does not include */
         flip("long.npy", unseen[i]);
     assert_true(sample().tokens == whole.tokens);
     flip("short.npy", -1);
@@ -66,7 +66,7 @@ static void test_sample(void **state)
 
 /* ---- runs ------------------------------------------------------------------------------------------------- */
 
-/* Goes on with a copy of the run `first`, on its data or what became of them. */
+/* Resumes a copy of the run `first`, with its data, perhaps changed. */
 static int go_on(int ranks, const char *run, const char *more)
 {
     return train(ranks, "--recipe=coat --max_duration=4 --data.paths='[%s/train.npy]' --data.label_mask_paths='[%s/train.mask]' "
@@ -101,7 +101,7 @@ static void test_flipped_bits(void **state)
     flip("first/step2/optimizer-00001.safetensors", -1000);
     refuse(4, most_ranks() < 4 ? "" : "--fsdp.sharding_strategy=HYBRID_SHARD --fsdp.hybrid_sharding_num_model_replicas=2",
            "copy/step2/optimizer-00001.safetensors: tensor model.");
-    refuse(2, "--recipe=bf16", " from trainer.json");         /* moments that are converted */
+    refuse(2, "--recipe=bf16", " from trainer.json");         /* converted moments */
     flip("first/step2/optimizer-00001.safetensors", -1000);
     flip("first/step2/model.safetensors", -100000);
     refuse(2, "", "copy/step2/model.safetensors: tensor model.");
@@ -124,7 +124,7 @@ static void test_other_content(void **state)
     flip("train.mask", 1);
 }
 
-/* Every setting that is another one is said, and nothing else; the moments go on in the new recipe's formats. */
+/* All changed settings are reported, and no others; the moments are converted to the new recipe's formats. */
 static void test_other_settings(void **state)
 {
     (void)state;
@@ -140,7 +140,7 @@ static void test_other_settings(void **state)
         fail_msg("expected '%s' in: %s", lines, output);
     in_folder("rm -rf copy; cp -r first copy; "
               "sed -i '/warmup_fraction/d; /label_mask_paths/,+1d; /trainable/d' copy/step2/config.yaml");
-    expect_status(go_on(1, "copy", "--restore_dataloader=false"), 0);      /* of a program that knew less */
+    expect_status(go_on(1, "copy", "--restore_dataloader=false"), 0);      /* of an older program */
     if (strstr(strstr(output, "resume: ") + 1, "resume: "))
         fail_msg("%s", output);
     expect_output("resume: data.label_mask_paths[0] ");
@@ -150,7 +150,7 @@ static void test_other_settings(void **state)
     assert_null(strstr(output, "resume: "));
 }
 
-/* Settings of training that shapes do not show, several at once. */
+/* Settings of training without effect on shapes, several at once. */
 static void test_other_training(void **state)
 {
     (void)state;
@@ -168,7 +168,7 @@ static void test_other_training(void **state)
     }
 }
 
-/* A run of a program in whose table the recipe had another row says so in trainer.json. It goes on, and can go on as before. */
+/* A run of a program with another row for the recipe has it in trainer.json. It can be resumed with the new or the old row. */
 static void test_other_columns(void **state)
 {
     (void)state;
@@ -182,7 +182,7 @@ static void test_other_columns(void **state)
     assert_null(strstr(strstr(strstr(output, "resume: ") + 1, "resume: ") + 1, "resume: "));
 }
 
-/* Its manifest had neither checksums nor samples: nothing is verified, and the rest of the run is the same bit for bit. */
+/* Its manifest has neither checksums nor samples: nothing is verified, and the rest of the run is the same bit for bit. */
 static void test_old_checkpoint(void **state)
 {
     (void)state;

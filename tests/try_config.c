@@ -176,7 +176,7 @@ void try_contains(const char *text, const char *part)
         fail_msg("expected '%s' in: %s", part, text);
 }
 
-/* Whether a name begins or ends where one character is next to another. */
+/* Whether a name begins or ends between these two characters. */
 static bool is_border(char inside, char outside)
 {
     const bool word = isalnum((unsigned char)outside) || outside == '_';

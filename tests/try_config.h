@@ -1,4 +1,4 @@
-/* Configurations to try: a small complete file, changed line by line, loaded here or in a process of its own. */
+/* Configurations to try: a small complete file, changed line by line, loaded here or in another process. */
 #pragma once
 #include "model/config/load.h"
 #include "model/config/table.h"
@@ -12,21 +12,21 @@ int  try_remove_folder(void **state);
 void try_write(const char *name, const char *text);
 void try_contains(const char *text, const char *part);         /* asserts it */
 
-/* Asserts that each of these names, with blanks between them, is a word of the text: keys, values and files that a message must
- * hold. How it says what is wrong with them may change. */
+/* Asserts that each of these names, separated by blanks, is a word of the text: keys, values and files that a message must contain.
+ * The rest of its wording may change. */
 void try_names(const char *text, const char *names);
 
-/* Writes try_base with the line that starts with `line` (behind its indentation) replaced by `with`, or with that
- * added at the end if `line` is NULL. Returns the number of that line. */
+/* Writes try_base with the line that starts with `line` (after its indentation) replaced by `with`, or with that added at the end
+ * if `line` is NULL. Returns the number of that line. */
 int try_write_changed(const char *line, const char *with);
 
 /* config_load of the file at try_path with up to four arguments. */
 Config *try_load(int world, const char *a, const char *b, const char *c, const char *d);
 
-/* What that prints on the given stream in a process of its own, and whether it ended well. */
+/* The output of that on the given stream in another process; returns whether it succeeded. */
 bool try_printed(char *out, size_t size, int stream, int world, const char *a, const char *b);
 
-/* Writes try_folder/config.json, and at try_path a configuration that has no model section. */
+/* Writes try_folder/config.json, and at try_path a configuration without a model section. */
 void try_write_hf(const char *json);
 #define TRY_LLAMA                                                                                               \
     "\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 64, \"num_hidden_layers\": 2, "                  \

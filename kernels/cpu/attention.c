@@ -2,8 +2,8 @@
  *
  *     s_tu = scale q_t.k_u (u <= t)   lse_t = log sum_u exp(s_tu)   p_tu = exp(s_tu - lse_t)   y_t = sum_u p_tu v_u
  *
- * With a window also t - window < u [Beltagy 2020, Longformer, sec. 3.1]: a block of rows leaves out the keys in front
- * of its first row's window.
+ * With a window also t - window < u [Beltagy 2020, Longformer, sec. 3.1]: a block of rows skips the keys before its first row's
+ * window.
  *
  * Backward, from dy: dv_u = sum_t p_tu dy_t. dp_tu = dy_t.v_u. The softmax's Jacobian gives
  *     ds_tu = p_tu (dp_tu - sum_w p_tw dp_tw) = p_tu (dp_tu - delta_t), delta_t = dy_t . y_t,
@@ -15,13 +15,13 @@
 
 #include "kernels/cpu/cpu.h"
 
-enum { BLOCK = 128 };       /* query rows at a time: a block of scores is (BLOCK, keys) */
+enum { BLOCK = 128 };       /* query rows per block: its scores are (BLOCK, keys) */
 
-/* A head's rows in one document, at stride `ld`, and where its result goes. */
+/* A head's rows in one document, with stride `ld`, and where its result is written. */
 typedef struct {
     const float *q, *k, *v;         /* (length, D) */
     float *dq, *dk, *dv;
-    int length, D, ld, window;      /* window: `length` where there is none */
+    int length, D, ld, window;      /* window: `length` if there is none */
     float scale;
 } Head;
 
@@ -49,7 +49,7 @@ static int document_start(int i, Attention a, Documents docs)
     return docs.count ? docs.start[i] : i * a.T;
 }
 
-/* lse is (B, H, T), with documents too: where head h's tokens from `first` on begin. */
+/* Index of token `first` of head h in lse, which is (B, H, T), with documents too. */
 static size_t lse_at(int first, int h, Attention a)
 {
     return ((size_t)(first / a.T) * (size_t)a.H + (size_t)h) * (size_t)a.T + (size_t)(first % a.T);
@@ -154,7 +154,7 @@ static double dot(const float *a, const float *b, int n)
     return total;
 }
 
-/* Query rows first .. first + rows - 1, whose y and dy these are; p and ds: room for (rows, keys). */
+/* Query rows first .. first + rows - 1, with their y and dy; p and ds: scratch memory for (rows, keys). */
 static void rows_backward(Head x, const float *dy, const float *y, int ldy, const float *lse, int first, int rows,
                           float *p, float *ds)
 {

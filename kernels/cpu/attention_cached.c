@@ -1,10 +1,10 @@
-/* Attention of a sequence's next tokens over a cache, head by head through two GEMMs: the equations are in attention.c. */
+/* Attention of a sequence's next tokens over a cache, head by head through two GEMMs; equations: attention.c. */
 #include <cblas.h>
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
 
-/* Columns of k and v of the new tokens' rows -> rows of the cache, byte by byte: one format. */
+/* Copies k or v of the new tokens to rows of the cache, which has the same format. */
 static void append(Tensor cache, int length, Tensor qkv, int column, Attention a)
 {
     const size_t size = dtype_size(qkv.format.dtype), bytes = (size_t)cache.cols * size;

@@ -1,8 +1,8 @@
 /* Collectives on device tensors, through MPI.
  *
- * A sum: each rank receives its slice from everybody, adds in the order of ranks in F32 and rounds once; an all-reduce then
- * hands the slices out. So all ranks hold the same bits, and a repetition gives them again, which MPI_Allreduce does not
- * promise. Everything goes a chunk at a time, in buffers of bounded size. */
+ * A sum: each rank receives its slice from all ranks, adds in the order of ranks in F32 and rounds once; an all-reduce then gathers
+ * the slices. So all ranks have the same bits, and so has a repetition, which MPI_Allreduce does not guarantee. Data are sent in
+ * chunks, in buffers of bounded size. */
 #include "kernels/collectives.h"
 
 #include <stdlib.h>
@@ -16,7 +16,7 @@ enum { SLICE = 1 << 18 };       /* elements that a rank reduces per chunk */
 static struct {
     void *received;                     /* (W, SLICE) elements of the tensor's format */
     float *sum;                         /* (SLICE) */
-    int *count, *at;                    /* (W) elements of each rank's slice, and where in the tensor it begins */
+    int *count, *at;                    /* (W) elements of each rank's slice, and its offset in the tensor */
     int *received_count, *received_at;  /* (W) the same in `received` */
 } buffer;
 
@@ -30,7 +30,7 @@ static void finish(void)
     free(buffer.received_at);
 }
 
-/* MPI's errors end the program. */
+/* MPI ends the program on errors. */
 void comm_init(void)
 {
     size_t W = (size_t)comm_size();
@@ -58,7 +58,7 @@ static MPI_Datatype mpi_type(Format f)
     return f.dtype == F32 ? MPI_FLOAT : MPI_UINT16_T;
 }
 
-/* buffer.sum = sum over ranks of this rank's slice, as buffer.count and buffer.at cut the tensor. Returns its elements. */
+/* buffer.sum = sum over ranks of this rank's slice of x, by buffer.count and buffer.at. Returns its elements. */
 static int sum_slice(Tensor x, Ranks g)
 {
     const int W = comm_group_size(g), n = buffer.count[comm_group_rank(g)];
@@ -101,7 +101,7 @@ void backend_comm_all_reduce(Tensor x, Ranks g)
     CHECK_PLAIN(x);
     if (comm_group_size(g) == 1)
         return;
-    CHECK(buffer.received, "comm_init comes first");
+    CHECK(buffer.received, "call comm_init first");
     const size_t numel = tensor_numel(x), chunk = (size_t)comm_group_size(g) * SLICE, bytes = dtype_size(x.format.dtype);
     for (size_t first = 0; first < numel; first += chunk) {
         size_t n = numel - first < chunk ? numel - first : chunk;
@@ -111,7 +111,7 @@ void backend_comm_all_reduce(Tensor x, Ranks g)
 
 void backend_comm_all_reduce_max(Tensor x, Ranks g)
 {
-    CHECK(x.format.dtype == F32, "the maximum of %s", format_name(x.format));
+    CHECK(x.format.dtype == F32, "comm_all_reduce_max: x is %s; expected f32", format_name(x.format));
     if (comm_group_size(g) > 1)
         MPI_Allreduce(MPI_IN_PLACE, x.data, (int)tensor_numel(x), MPI_FLOAT, MPI_MAX, comm_mpi(g));
 }
@@ -127,7 +127,7 @@ void backend_comm_reduce_scatter(Tensor part, Tensor whole)
             backend_device_copy(part.data, whole.data, tensor_bytes(part));
         return;
     }
-    CHECK(buffer.received, "comm_init comes first");
+    CHECK(buffer.received, "call comm_init first");
     for (int first = 0; first < part.cols; first += SLICE) {
         int n = part.cols - first < SLICE ? part.cols - first : SLICE;
         for (int r = 0; r < W; r++) {

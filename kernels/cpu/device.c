@@ -1,5 +1,5 @@
-/* The "device" of this back end is the machine itself: device memory is plain memory, and a queued operation has
- * finished when its call returns, so the order of the program is that of all queues. */
+/* The "device" of this back end is the CPU: device memory is host memory, and an operation is finished when its call returns, so
+ * all queues run in program order. */
 #include "kernels/runtime/device.h"
 
 #include <cblas.h>
@@ -13,9 +13,9 @@
 #include "kernels/runtime/clock.h"
 #include "kernels/runtime/comm.h"
 
-/* OpenBLAS gets this rank's share of the cores, unless its own variable says how many threads it has.
- * NOTE: mpirun binds each of up to two ranks to one core, where OpenBLAS would run all its threads. The ranks take
- * back the cores that the system grants them (a cgroup still holds) and share them evenly. */
+/* OpenBLAS gets this rank's share of the cores, unless OPENBLAS_NUM_THREADS is set. NOTE: mpirun binds each of up to two ranks to
+ * one core, where OpenBLAS would run all its threads. The ranks undo this binding (limits of a cgroup still apply) and share the
+ * cores evenly. */
 void device_init(int local_rank)
 {
     (void)local_rank;
@@ -50,7 +50,7 @@ bool device_has_fp8(void)
     return true;
 }
 
-/* No data sheet: the best of some SGEMMs, about 50 ms in all, measured once. GEMMs run in F32 whatever their operands are. */
+/* Not from a data sheet: the fastest of some SGEMMs, measured once, for 50 ms. GEMMs of all formats run in F32. */
 double device_peak_flops(int bits)
 {
     static double best;

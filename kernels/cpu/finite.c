@@ -1,4 +1,4 @@
-/* Numbers that no weight and no moment may be. */
+/* Values that weights and moments may not have. */
 #include "kernels/cpu/cpu.h"
 
 #include <math.h>
@@ -44,7 +44,8 @@ void backend_find_not_finite(int *found, Tensor x, bool negative)
 {
     CHECK_TENSOR(x, x.rows, x.cols);
     CHECK(!negative || x.format.dtype != DYNAMIC8, "%s: %s has negative values", OPERATION, format_name(x.format));
-    CHECK(!format_has_byte_scales(x.format), "%s: %s has a byte per group, which no moment has", OPERATION, format_name(x.format));
+    CHECK(!format_has_byte_scales(x.format), "%s: %s has scales of one byte; moments have larger ones", OPERATION,
+          format_name(x.format));
     bool bad = false;
     if (format_has_scales(x.format))
         bad = has_bad_code(x, negative) || has_bad_scale(x);

@@ -1,4 +1,4 @@
-/* Whole tensors as floats, and back in their formats. */
+/* Whole tensors to floats, and back to their formats. */
 #include "kernels/cpu/cpu.h"
 
 bool knows_group(int group, bool moment)

@@ -25,7 +25,7 @@ void backend_gptq_damp(Tensor m, Tensor h, const int *order, float damping)
         }
 }
 
-/* s (R,R) = C CT becomes C, from its last column to its first; what is below the diagonal is not touched. */
+/* Factors s (R,R) = C CT in place into C, from its last column to its first; below the diagonal s is not changed. */
 static void factor(double *s, int R, int *failed)
 {
     for (int r = R - 1; r >= 0; r--) {
@@ -41,8 +41,7 @@ static void factor(double *s, int R, int *failed)
     }
 }
 
-/* H = C CT of these rows R and the columns P in front of them: H_RP = C_RR (CT)_RP, which is solved from the last row to the
- * first. */
+/* H = C CT for these rows R and the columns P before them: H_RP = C_RR (CT)_RP, solved from the last row to the first. */
 void backend_gptq_factor(Tensor c, int *failed, Tensor m, int first)
 {
     const int R = m.rows, I = m.cols;

@@ -1,15 +1,15 @@
-/* The three products of an adapter, by OpenBLAS in F32 [Hu et al. 2021, arXiv 2106.09685]; its threads never split a sum
+/* The three products of an adapter [Hu et al. 2021, arXiv 2106.09685], by OpenBLAS in F32, whose threads never split a sum
  * (matmul.c). */
 #include <cblas.h>
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
 
-/* What columns from `first` of the wide tensor and from `low` of the low one share: element (c,j) is at w[c * ld + j], or at
- * w[j * ld + c] if turned. */
+/* A part of m, for columns first .. of the wide tensor and low .. of the low one: element (c,j) is w[c * ld + j], or w[j * ld + c]
+ * if turned (transposed). */
 typedef struct { float *w; bool turned; int ld, first, width, low; } Block;
 
-/* Part i of m, whose values are w. r: rank of a part. */
+/* Part i of m with values w. r: rank of a part. */
 static Block block_of(LowRank m, float *w, int i, int r)
 {
     if (!m.is_b)

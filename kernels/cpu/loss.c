@@ -7,7 +7,7 @@
 
 #include "kernels/cpu/cpu.h"
 
-/* x becomes exp(x - max), *total their sum; returns z. */
+/* Replaces x by exp(x - max); *total = their sum. Returns z. */
 static double exponentials(float *x, int n, double *total)
 {
     float max = -INFINITY;
@@ -22,7 +22,7 @@ static double exponentials(float *x, int n, double *total)
     return max + log(sum);
 }
 
-/* x: exp(logit - max) of the row, with their sum; becomes its gradient. */
+/* Replaces x, the exp(logit - max) of a row with sum `total`, by the gradient. */
 static void row_gradient(float *x, double total, int vocab, int V, int target, double z, float scale, float z_weight)
 {
     const double factor = scale * (1 + 2.0 * z_weight * z) / total, at_target = factor * x[target] - scale;
@@ -33,7 +33,7 @@ static void row_gradient(float *x, double total, int vocab, int V, int target, d
     x[target] = (float)at_target;
 }
 
-/* gradient: the logits, codes that have their scale, or no tensor; columns behind the logits' become 0. */
+/* gradient: the logits, FP8 codes with their scale set, or no tensor; columns after those of the logits become 0. */
 static void all_rows(const char *op, Tensor gradient, Tensor logits, float *loss, float *zloss, const int *target, int vocab,
                      float scale, float z_weight)
 {

@@ -1,14 +1,14 @@
-/* The three GEMMs of a linear layer, by OpenBLAS in F32. Its threads split rows and columns of the result, never a
- * sum, so the bits depend on the number of threads at most, and not on the run.
+/* The three GEMMs of a linear layer, by OpenBLAS in F32. Its threads split rows and columns of the result, never a sum, so the bits
+ * may depend on the number of threads, but not on the run.
  *
- * FP8 operands have to be contiguous along the sum, as Hopper's tensor cores want them: matmul reads rows (data),
- * matmul_dx the transpose of w and matmul_dw those of dy and x (data_t). The other copy may be stale. */
+ * FP8 operands must be contiguous along the summed dimension, as for Hopper's tensor cores: matmul reads data, matmul_dx data_t of
+ * w, matmul_dw data_t of dy and x. The other copy may be stale. */
 #include <cblas.h>
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
 
-/* t as GEMMs read it when the sum runs over its rows: element (r, c) is at x[r * ld + c], or at x[c * ld + r] if turned. */
+/* t as GEMMs read it when they sum over its rows: element (r, c) is x[r * ld + c], or x[c * ld + r] if turned (transposed). */
 typedef struct { const float *x; bool turned; int ld; } Columns;
 
 static Columns columns(Tensor t, int slot)

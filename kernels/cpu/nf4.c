@@ -1,4 +1,4 @@
-/* NF4. */
+/* The operations of NF4. */
 #include "kernels/nf4.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 
 enum { BLOCKS = NF4_GROUP / NF4_BLOCK };
 
-/* Loads block i of a tensor; returns how many elements it has. */
+/* Loads block i of a tensor; returns its number of elements. */
 static size_t load_block(float x[NF4_BLOCK], Tensor w, size_t i)
 {
     const size_t first = i * NF4_BLOCK, left = tensor_numel(w) > first ? tensor_numel(w) - first : 0;
@@ -18,7 +18,7 @@ static size_t load_block(float x[NF4_BLOCK], Tensor w, size_t i)
     return n;
 }
 
-/* The absmaxes of the first blocks of all groups are added up, those of the second blocks, and so on, then these sums. */
+/* Adds the absmaxes of the first blocks of all groups, those of the second blocks, and so on, then these sums, as on a GPU. */
 void backend_nf4_offset(float *offset, Tensor w)
 {
     nf4_check_source(OPERATION, w, 0, 0);
@@ -32,7 +32,7 @@ void backend_nf4_offset(float *offset, Tensor w)
     *offset = (float)(total / (double)blocks);
 }
 
-/* Group `group` of w in scratch memory; returns how many elements it has. */
+/* Loads group `group` of w into scratch memory; returns its number of elements. */
 static size_t load_group(float **x, Tensor w, size_t group)
 {
     const size_t first = group * NF4_GROUP, left = tensor_numel(w) - first, n = left < NF4_GROUP ? left : NF4_GROUP;
@@ -71,7 +71,7 @@ static float block_absmax(Nf4 x, size_t group, size_t block)
     return rest + g->offset;
 }
 
-/* The n elements of a tensor whose groups begin at `first`. */
+/* Loads the n elements of a tensor whose groups begin at `first`. */
 static void load_part(float *values, Nf4 x, size_t first, size_t n)
 {
     const float *map = nf4_map();

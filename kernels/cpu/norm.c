@@ -3,9 +3,9 @@
  *     m = mean(x) (0 for RMS)    r = 1/sqrt(mean((x-m)^2) + eps)    h = (x-m) r    y = h w
  *
  * Backward, with g = dL/dh = dy w. h depends on x_j directly, through m, and through r, where dr/dx_j = -r^2 h_j / C
- * (the mean's share vanishes, since sum(x-m) = 0):
+ * (the term of the mean vanishes, since sum(x-m) = 0):
  *     dL/dx_j = sum_i g_i (r delta_ij - [r/C] + (x_i-m) dr/dx_j) = r (g_j - [mean(g)] - h_j mean(g h)),
- * where [...] is there for LayerNorm only. */
+ * with [...] for LayerNorm only. */
 #include <math.h>
 
 #include "kernels/cpu/cpu.h"
@@ -64,7 +64,7 @@ void backend_norm_again(Tensor y, Tensor x, const float *stats, Tensor w)
     tensor_finish_again(y, output);
 }
 
-/* dx[0..C) = [dx +] of one row; dw += if there is one. */
+/* dx[0..C) = [dx +] gradient of one row; dw += unless NULL. */
 static void row_backward(float *dx, double *dw, const float *dy, const float *x, const float *stats, const float *w,
                          int C, Norm norm, bool accumulate)
 {
@@ -96,7 +96,8 @@ void backend_norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor 
     CHECK_OPTIONAL(dw, 1, C);
     CHECK_PLAIN(dw);
     CHECK(!accumulate || dx.data != dy.data, "norm_backward: dx accumulates into dy");
-    CHECK(!amax || !format_is_fp8(dx.format), "norm_backward: the maximum of dx is wanted, which is %s", format_name(dx.format));
+    CHECK(!amax || !format_is_fp8(dx.format), "norm_backward: amax is not NULL, but dx is %s; expected f32 or bf16",
+          format_name(dx.format));
     if (accumulate)
         CHECK_PLAIN(dx);
     const float *gradient = tensor_values(dy, 0), *input = tensor_values(x, 1), *weight = tensor_values(w, 2);

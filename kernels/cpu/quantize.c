@@ -1,6 +1,6 @@
-/* From one format to another.
+/* Conversions between formats.
  *
- * Blocks of whole groups are loaded, converted and stored, so that a unit of 1e9 elements needs no copy as floats. */
+ * Works on blocks of whole groups, so that a unit of 1e9 elements needs no copy as floats. */
 #include <math.h>
 #include <string.h>
 
@@ -41,7 +41,7 @@ void backend_quantize_codes(Tensor y, Tensor x)
     check_quantized(y, x);
     const size_t block = block_size(y, x), numel = tensor_numel(x);
     float *values = cpu_scratch(0, block);
-    if (!y.data)        /* only the transpose is wanted: it is made from the rows */
+    if (!y.data)        /* only data_t is written: it is made from data */
         y.data = cpu_scratch(1, tensor_numel(y) / sizeof(float) + 1);
     for (size_t i = 0; i < numel; i += block) {
         size_t n = numel - i < block ? numel - i : block;

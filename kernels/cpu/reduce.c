@@ -1,4 +1,4 @@
-/* Sums over everything, in double: the bits depend on nothing but the values. */
+/* Sums over all elements, in double: the bits depend only on the values. */
 #include "kernels/cpu/cpu.h"
 
 void backend_sum_values(float *out, const float *x, size_t n)

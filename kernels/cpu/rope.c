@@ -1,15 +1,15 @@
-/* Between the q, k, v projection and attention: clamp, QK-norm, rotary position embedding. [Su et al. 2021, in the
+/* From the q, k, v projection to attention: clamp, QK-norm, rotary position embedding. [Su et al. 2021, in the
  * half-split order of Hugging Face]
  *
  *     u = clamp(x)    h = u r w, r = 1/sqrt(mean(u^2) + eps)    (a', b') = (a cos - b sin, a sin + b cos)
  *
- * Backward: the rotation is orthogonal up to a factor, so its gradient turns by the opposite angle; the norm's is derived in
- * norm.c; the clamp passes what it did not change. */
+ * Backward: the rotation is orthogonal up to a factor, so its gradient rotates by the opposite angle; norm.c derives that of the
+ * norm; the clamp passes gradients of elements that it did not change. */
 #include <math.h>
 
 #include "kernels/cpu/cpu.h"
 
-/* A NaN stays one; fminf and fmaxf would hide it. */
+/* Keeps NaN, which fminf and fmaxf would replace. */
 static float clamp(float x, float limit)
 {
     return limit > 0 && fabsf(x) > limit ? copysignf(limit, x) : x;
@@ -20,7 +20,7 @@ static bool clamped(float x, float limit)
     return limit > 0 && fabsf(x) > limit;
 }
 
-/* Turns each head of x (heads, D) by `sign` times the angles of one position: cosine_sine (D/2, 2). */
+/* Rotates each head of x (heads, D) by `sign` times the angles of one position: cosine_sine (D/2, 2). */
 static void rotate(float *x, int heads, int D, const float *cosine_sine, float sign)
 {
     for (int h = 0; h < heads; h++)
@@ -50,7 +50,7 @@ static void norm_rows(float *x, float *rstd, int rows, int width, const float *w
         rstd[i] = norm_row(x + (size_t)i * (size_t)width, width, w, eps);
 }
 
-/* d: the gradient of the norm's output, becomes that of its input; dw += if there is one. */
+/* Replaces d, the gradient of the norm's output, by that of its input; dw += unless NULL. */
 static void norm_row_backward(float *d, double *dw, const float *x, int width, float clip, float rstd, const float *w)
 {
     double mean_gh = 0;
@@ -74,7 +74,7 @@ static void norm_rows_backward(float *d, double *dw, const float *x, int rows, i
         norm_row_backward(d, dw, x, width, clip, rstd[i], w);
 }
 
-/* y of x as it is. */
+/* y from x, without rounding x. */
 static void turn(Tensor y, float *stats, Tensor x, bool by_head, Tensor qnorm, Tensor knorm, Attention a)
 {
     const int q_norms = by_head ? a.H : 1, k_norms = by_head ? a.K : 1;

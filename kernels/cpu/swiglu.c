@@ -18,7 +18,7 @@ static void save(Tensor gate_up, Tensor wide, LowProduct product)
     backend_quantize(gate_up, wide);
 }
 
-/* act of gate and up as they are in `x`. */
+/* act from gate and up in x. */
 static void activate(Tensor act, Tensor x)
 {
     const int N = act.rows, F = act.cols;

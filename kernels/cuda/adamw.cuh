@@ -1,17 +1,16 @@
 /* One element's AdamW update, for moments in any format, and the rounding of the weights.
  *
- * The arithmetic is that of the specification, operation by operation: the intrinsics keep the compiler from fusing a
- * product with a sum, and the division and the square root below are correctly rounded. So weights and moments agree
- * with the CPU bit for bit.
- * NOTE: the compiler's own division and square root branch for rare exponents. With three and one of them per element
- * instructions, not memory, would be the limit. */
+ * The arithmetic follows the specification operation by operation: the intrinsics keep the compiler from fusing a product with a
+ * sum, and division and square root below are correctly rounded. So weights and moments agree with the CPU bit for bit.
+ * NOTE: the compiler's own division and square root branch for rare exponents. With three divisions and one root per element,
+ * instructions would be the limit, not memory. */
 #pragma once
 #include "kernels/cuda/vector.cuh"
 #include "kernels/random.h"
 
-/* x / d from r, which is 1/d to an ulp: one step from a quotient that is off by an ulp or two to the correctly
- * rounded one, because the remainder is exact. [Markstein 1990] With |x| < 2^-100 remainders underflow, and the
- * last bit may be wrong. None of 2e8 random quotients differed from the compiler's. */
+/* x / d from r, which is 1/d to an ulp: one step takes a quotient with an error of an ulp or two to the correctly rounded one,
+ * because the remainder is exact. [Markstein 1990] If |x| < 2^-100, remainders underflow, and the last bit may be wrong. None of
+ * 2e8 random quotients differed from the compiler's. */
 __device__ static inline float divide(float x, float d, float r)
 {
     const float q = __fmul_rn(x, r);
@@ -25,7 +24,7 @@ __device__ static inline float reciprocal(float d)
     return __fmaf_rn(__fmaf_rn(-d, r, 1.0f), r, r);
 }
 
-/* The same for the square root. 0 <= x < inf; below 2^-126 the result is only known to be less than 2^-63. */
+/* The same for the square root. 0 <= x < inf; for x < 2^-126 the result is only known to be < 2^-63. */
 __device__ static inline float square_root(float x)
 {
     float y;
@@ -51,10 +50,9 @@ __device__ static inline void update(float &w, float &m, float &v, float grad, c
     w = __fsub_rn(w, __fmul_rn(s.a.lr, __fadd_rn(ratio, __fmul_rn(s.a.weight_decay, w))));
 }
 
-/* bf16_round_stochastic of x[0..7], whose first is element i, a multiple of 4: two BF16 a word.
- * A dot product of halves and bytes, of which one is 1, adds half a word of random bits in one instruction; a
- * permutation picks two upper halves. The sum is right for infinities too, but may turn NaN into a number: a running
- * sum of products is NaN if any factor is, and rarely otherwise. */
+/* bf16_round_stochastic of x[0..7], elements from i on, a multiple of 4: two BF16 per word. A dot product of 16-bit halves with
+ * bytes, one of which is 1, adds 16 random bits in one instruction; a byte permutation picks two upper halves. The sum is right for
+ * infinities too, but may turn NaN into a number: a running sum of products is NaN if any factor is, and rarely otherwise. */
 __device__ static inline uint4 round_pack(const float (&x)[8], uint64_t sequence, uint64_t i)
 {
     const uint64_t bits[2] = { random_bits_of(sequence, i / 4), random_bits_of(sequence, i / 4 + 1) };
@@ -81,7 +79,7 @@ __device__ static inline void store_weights(float *w, const float (&x)[8], uint6
     store_pack(w, x, 8);
 }
 
-/* The first is element i, a multiple of 4. */
+/* x[0] is element i, a multiple of 4. */
 __device__ static inline void store_weights(bf16 *w, const float (&x)[8], uint64_t sequence, uint64_t i)
 {
     *(uint4 *)w = round_pack(x, sequence, i);
@@ -92,5 +90,5 @@ static inline Step make_step(AdamW a)
     return { a, 1 - a.beta1, 1 - a.beta2, 1 / a.correction1, 1 / a.correction2, random_sequence(a.seed) };
 }
 
-/* adamw_fp8.cu: one of the moments in FP8 groups, or both. */
+/* adamw_fp8.cu: for one or two moments in FP8 groups. */
 void adamw_fp8(Tensor w, Tensor m, Tensor v, Tensor grad, const AdamW &a, uint64_t first);

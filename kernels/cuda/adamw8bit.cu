@@ -1,18 +1,18 @@
 /* AdamW with the 8-bit moments of bitsandbytes (kernels/dynamic8.h): decode, update and encode in registers, in one pass.
  *
- * A warp has a group of 256, a thread eight elements of it; maxima of the new moments by warp reductions. Bytes per element
- * with BF16 weights and gradients: 2 + 2 + 2 and four codes, and 1/16 for the scales: 10.06; at the 3.95 TB/s of a copy on an
- * H200 2.55 ms for 1e9 elements. F32 weights: 14.06, each access in half of every sector.
+ * A warp has a group of 256, a thread eight elements of it; maxima of the new moments by warp reductions. Bytes per element with
+ * BF16 weights and gradients: 2 + 2 + 2, four for codes, and 1/16 for scales: 10.06; at the 3.95 TB/s of a copy on an H200, 2.55 ms
+ * for 1e9 elements. F32 weights: 14.06, each access using half of every sector.
  *
- * Moments are computed as in the specification, operation by operation, so codes and scales agree with the CPU bit for bit.
- * Weights use the hardware's root and reciprocal.
+ * Moments follow the specification operation by operation, so codes and scales agree with the CPU bit for bit. Weights use the
+ * hardware's approximate root and reciprocal.
  *
- * NOTE: instructions are the next limit: 60 per element (decode 6, moments 9, weights 7, random rounding 10, maxima 2, encode
- * 16, the rest for loads, stores and addresses), 1.8 ms for 1e9 if an H200 at 1.98 GHz fills every slot. Hence no search: the
- * code comes from the upper half of a float by one table entry (dynamic8_steps). The third limit is shared memory, one access
- * of 32 banks a clock and SM: the maps stand there once per lane, so that decoding has no conflicts (2 accesses for 32
- * elements); the encoder's random ones take about 3.4 each: 1.1 ms in all. So much shared memory, 87 KiB, is worth filling
- * once: blocks stay and walk over the tensor, and a warp loads its next group before it computes. */
+ * NOTE: instructions are the next limit: 60 per element (decode 6, moments 9, weights 7, random rounding 10, maxima 2, encode 16,
+ * the rest for loads, stores and addresses), 1.8 ms for 1e9 if an H200 at 1.98 GHz fills every issue slot. Hence no search: the
+ * upper half of a float gives the code by one table entry (dynamic8_steps). The third limit is shared memory, one access of 32
+ * banks per clock and SM: it holds the maps once per lane, so that decoding has no bank conflicts (2 accesses for 32 elements); the
+ * encoder's random accesses take about 3.4 each: 1.1 ms in all. These 87 KiB are filled once per thread block: blocks are
+ * persistent, and a warp loads its next group before it computes. */
 #include "kernels/cuda/adamw.cuh"
 extern "C" {
 #include "kernels/dynamic8.h"
@@ -36,7 +36,7 @@ struct Moments {
     uint32_t least;                         /* bits of the smallest number of DYNAMIC8 with rank 1 */
 };
 
-/* What a thread reads of a group. */
+/* A thread's part of a group. */
 template <typename TW, typename TG> struct Loaded {
     Pack<TW> w;
     Pack<TG> grad;
@@ -59,10 +59,10 @@ __device__ static inline Loaded<TW, TG> load_group(const TW *w, const TG *grad, 
     return x;
 }
 
-/* Where a thread looks in shared memory. NOTE: as 32-bit addresses, which the dot products below add to for nothing. */
+/* Addresses of the tables in shared memory. NOTE: 32-bit, so that the dot products below add to them at no cost. */
 struct Places {
-    unsigned map;           /* of m, this lane's; that of v stands MAP_BYTES behind it */
-    unsigned steps;         /* of m, the entry of the float 0, if there were one; that of v STEPS_BYTES behind it */
+    unsigned map;           /* of m, for this lane; that of v is MAP_BYTES after it */
+    unsigned steps;         /* of m, where the entry of 0.0f would be; that of v is STEPS_BYTES after it */
 };
 
 enum { MAP_BYTES = sizeof(float) * 256 * LANES, STEPS_BYTES = sizeof(uint32_t) * DYNAMIC8_STEPS };
@@ -78,7 +78,7 @@ template <typename T> __device__ static inline T shared_at(unsigned place)
     return *(const T *)__cvta_shared_to_generic(place);
 }
 
-/* A dot product of four codes with 128 in one place and 0 in the others leads to that code's values, 128 bytes each. */
+/* A dot product of four codes with one 128 and zeros is the offset of that code's values, 128 bytes per code. */
 __device__ static inline void decode_codes(float (&x)[EACH], unsigned map, int behind, uint2 codes, float absmax)
 {
 #pragma unroll
@@ -88,7 +88,7 @@ __device__ static inline void decode_codes(float (&x)[EACH], unsigned map, int b
     }
 }
 
-/* max|x| over the warp, not counting NaN: floats >= 0 are in the order of their bits. */
+/* max|x| over the warp, ignoring NaN: floats >= 0 have the order of their bits. */
 __device__ static inline float group_abs_max(const float (&x)[EACH])
 {
     float a = 0;
@@ -98,7 +98,7 @@ __device__ static inline float group_abs_max(const float (&x)[EACH])
     return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(a)));
 }
 
-/* The same of numbers >= 0, with NaN as the largest: the maximum of their bits. */
+/* The same for numbers >= 0, with NaN as the largest: the maximum of their bits. */
 __device__ static inline float group_max_or_nan(const float (&x)[EACH])
 {
     uint32_t a = 0;
@@ -108,14 +108,13 @@ __device__ static inline float group_max_or_nan(const float (&x)[EACH])
     return __uint_as_float(__reduce_max_sync(0xffffffffu, a));
 }
 
-/* dynamic8_inverse. In this range `reciprocal` does what the compiler's correctly rounded __frcp_rn does, without its call
- * for the rest. */
+/* dynamic8_inverse. In this range `reciprocal` equals the compiler's correctly rounded __frcp_rn, without its slow path. */
 __device__ static inline float group_inverse(float absmax)
 {
     return absmax >= 0x1p-126f && absmax < 0x1p126f ? reciprocal(absmax) : 0.0f;
 }
 
-/* prmt.b32 with bit 3 of a selector fills the byte with the sign of the one it names; __byte_perm cannot. */
+/* prmt.b32 with bit 3 of a selector fills a byte with the sign of the selected one; __byte_perm cannot. */
 __device__ static inline uint32_t sign_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
     uint32_t low, high;
@@ -124,21 +123,21 @@ __device__ static inline uint32_t sign_bytes(uint32_t a, uint32_t b, uint32_t c,
     return __byte_perm(low, high, 0x5410);
 }
 
-/* The third bytes. */
+/* The third byte of each word. */
 __device__ static inline uint32_t rank_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
     return __byte_perm(__byte_perm(a, b, 0x0062), __byte_perm(c, d, 0x0062), 0x5410);
 }
 
-/* bits + entry of dynamic8_steps. The dot product of a float's halves with 0 and 4 leads to the entry. */
+/* bits + entry of dynamic8_steps. The dot product of a float's halves with 0 and 4 is the offset of the entry. */
 __device__ static inline uint32_t rank_of(float x, unsigned steps, int behind)
 {
     const uint32_t bits = __float_as_uint(x);
     return bits + shared_at<uint32_t>(__dp2a_lo(bits, (unsigned)sizeof bits << 8, steps) + behind);
 }
 
-/* |x| inverse is at most 1, or NaN, which fmaxf replaces. The smallest number of rank 1, if x is negative, else the
- * one before it, of rank 0, stands for all smaller ones. */
+/* |x| inverse is at most 1, or NaN, which fmaxf replaces. Smaller numbers are replaced by the smallest number of rank 1 if x is
+ * negative, else by the float before it, which has rank 0. */
 __device__ static inline uint32_t encode_signed(const float *x, float inverse, unsigned steps, uint32_t least)
 {
     uint32_t scaled[4], rank[4];
@@ -168,9 +167,9 @@ __device__ static inline void update_moments(float &m, float &v, float grad, con
     m = __fadd_rn(__fmul_rn(s.beta1, m), __fmul_rn(s.rest1, g));
 }
 
-/* Two weights, which share one reciprocal: 1/a = b (1/ab), finite if sqrt(c2) eps > 2^-63. With u = 2^-24 the quotient errs
- * by 2 u each for the root and the reciprocal, and by u for a sum and four products: 9 u; w errs by another 3 u of itself.
- * rate: that of s times keep. */
+/* Two weights, which share one reciprocal: 1/a = b (1/ab), finite if sqrt(c2) eps > 2^-63. With u = 2^-24 the quotient's error is 2
+ * u each for root and reciprocal, and u each for a sum and four products: 9 u; w has a further error of 3 u of itself. rate: s.rate
+ * times s.keep. */
 __device__ static inline void update_weights(float *w, const float *m, const float *v, const Dynamic8Step &s, float rate)
 {
     const float a = sqrt_quick(v[0]) + s.eps, b = sqrt_quick(v[1]) + s.eps, r = inverse_quick(a * b);
@@ -178,7 +177,7 @@ __device__ static inline void update_weights(float *w, const float *m, const flo
     w[1] = __fmaf_rn(rate, m[1] * (a * r), s.keep * w[1]);
 }
 
-/* What of the warp's group changes where a gradient is not finite: the new moments, and their maxima; and the weight. */
+/* Changes the group's new moments, their maxima (drop_moments) and weights (keep_weights) where a gradient is not finite. */
 template <typename TG>
 __device__ static inline void drop_moments(float (&m)[EACH], float (&v)[EACH], float (&top)[2], const Pack<TG> &grad)
 {
@@ -211,7 +210,7 @@ __device__ static inline void step_group(TW *w, const Moments &t, const Loaded<T
     for (int i = 0; i < EACH; i++)
         update_moments(mx[i], vx[i], x.grad[i], s);
     float top[2] = { group_abs_max(mx), group_max_or_nan(vx) };
-    const bool rare = !isfinite(top[1]);        /* so is v where a gradient is not finite */
+    const bool rare = !isfinite(top[1]);        /* v is not finite where a gradient is not */
     if (rare)
         drop_moments(mx, vx, top, x.grad);
 #pragma unroll
@@ -247,7 +246,7 @@ template <typename TW, typename TG> __global__ __launch_bounds__(THREADS, BLOCKS
 void adamw8bit_kernel(TW *w, Moments t, const TG *grad, unsigned n, const Tables *tables, Dynamic8Step s, uint64_t sequence,
                       uint64_t first)
 {
-    constexpr int UNROLL = sizeof(TW) + sizeof(TG) == 4 ? 2 : 1;     /* registers for the next group without moves, if they last */
+    constexpr int UNROLL = sizeof(TW) + sizeof(TG) == 4 ? 2 : 1;     /* alternates registers, without moves, if there are enough */
     extern __shared__ uint4 memory[];
     Shared &shared = *(Shared *)memory;
     fill(shared, tables);
@@ -279,7 +278,7 @@ static const Tables *device_tables(void)
         }
         tables = (Tables *)device_alloc(sizeof host);
         backend_device_put(tables, &host, sizeof host);
-        device_sync();      /* later calls may come on other queues */
+        device_sync();      /* later calls may use other queues */
     }
     return tables;
 }

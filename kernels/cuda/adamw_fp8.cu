@@ -1,17 +1,16 @@
-/* AdamW with FP8 moments in groups of 128 [COAT sec. 4]: decode, update and encode in registers, in one pass. Both moments,
- * or one beside a dense other: FP8-LM keeps m in FP8 and v in 16 bits [Peng et al. 2023, arXiv 2310.18313].
+/* AdamW with FP8 moments in groups of 128 [COAT sec. 4]: decode, update and encode in registers, in one pass. For two FP8 moments,
+ * or one with a dense other: FP8-LM has m in FP8 and v in 16 bits [Peng et al. 2023, arXiv 2310.18313].
  *
- * Eight threads share a group, sixteen elements each: maximum and minimum of the new moments by shuffles. Bytes per
- * element with BF16 weights and gradients: 2 + 2 + 2 and four codes, and 1/16 for the scales, expanded 1/8: 10.06 or 10.13; with v
- * in BF16 12.03 or 12.06, in F32 16.03 or 16.06 and each access to v in half of every sector.
+ * Eight threads share a group, sixteen elements each: maximum and minimum of the new moments by shuffles. Bytes per element with
+ * BF16 weights and gradients: 2 + 2 + 2, four for codes, and 1/16 for scales (expanded 1/8): 10.06 or 10.13; with v in BF16 12.03
+ * or 12.06, in F32 16.03 or 16.06, where each access to v uses half of every sector.
  *
- * Rounding: powers are 2^(k log2 x) on the hardware's approximations, a few 2^-22 off in the exponent, as are the
- * root and the quotient; a code may be the neighbour of the specification's where a value lies that close to the
- * middle between two.
- * NOTE: special functions are the limit, not memory: 16 a clock and SM, and an element takes 10 1/4 of them with both
- * moments expanded (4 each, 1 1/2 in the update, the rest per group), besides some 45 other instructions. Hence
- * approximations that flush to zero (the others scale their arguments), constants from the host, formats known to the
- * compiler, and one reciprocal for two elements. */
+ * Rounding: powers are 2^(k log2 x) with the hardware's approximations, which err by a few 2^-22 in the exponent; root and quotient
+ * are approximations too. So a code may differ by one from the specification's if a value is that close to the midpoint of two.
+ * NOTE: special functions are the limit, not memory: 16 per clock and SM, and an element takes 10 1/4 of them with both moments
+ * expanded (4 each, 1 1/2 in the update, the rest per group), and some 45 other instructions. Hence approximations that flush to
+ * zero (others scale their arguments), constants from the host, formats as template parameters, and one reciprocal for two
+ * elements. */
 #include "kernels/cuda/adamw.cuh"
 #include "kernels/cuda/fp8.cuh"
 
@@ -31,11 +30,11 @@ struct Moment {
     float beta;             /* log2 of beta with expansion             */
 };
 
-/* A thread's elements are eight of the first half of the group, and the same eight of the second: so neighbours touch
- * whole sectors of memory together, whatever they load. */
+/* A thread's elements are eight of the first half of the group, and the same eight of the second half: so neighbouring threads
+ * access whole sectors of memory, whatever they load. */
 struct Codes {
     uint2 half[2];
-    uint32_t scale;         /* of the group; with k: fp8_pair of kernels/fp8.h */
+    uint32_t scale;         /* of the group; expanded: fp8_pair of kernels/fp8.h */
 };
 
 __device__ static inline float pair_scale(uint32_t pair) { return __uint_as_float((pair & 0xffffff) << 7); }
@@ -50,7 +49,7 @@ template <class F> __device__ static inline Codes load_codes(const Moment &t, un
     return c;
 }
 
-/* The same elements of a dense moment. */
+/* A thread's elements of a dense moment. */
 template <class F> struct Dense {
     typedef std::conditional_t<F::dtype == F32, float, bf16> type;
     Pack<type> half[2];
@@ -98,8 +97,7 @@ __device__ static inline void decode_moment(float (&x)[2][8], const Dense<F> &d,
         x[i / 8][i % 8] = d.half[i / 8][i % 8] * beta;
 }
 
-/* k of a group whose absolute values lie between b and a: a multiple of 1/16 that stretches them to the format's
- * range. */
+/* k of a group whose magnitudes lie between b and a: a multiple of 1/16 that stretches them to the format's range. */
 template <class F> __device__ static inline float expansion_power(float a, float b)
 {
     constexpr float tiny = 1e-20f, range = 2 * F::log2_max - 1;
@@ -162,11 +160,11 @@ __device__ static inline void store_moment(const Moment &t, unsigned at, float (
         store_dense<F>(t, at, x);
 }
 
-/* The update rearranged, c1 and c2 being the corrections:
+/* The update rearranged, with the corrections c1 and c2:
  *     m / c1 / (sqrt(v / c2) + eps) = sqrt(c2) / c1 * m / (sqrt(v) + sqrt(c2) eps)
  *     w - lr (... + weight_decay w) = (1 - lr weight_decay) w - lr (...)
- * With u = 2^-24 the quotient errs by 2 u each for root and reciprocal, and by u for each of two constants, a sum and
- * three products: 10 u; w errs by another 3 u of itself. */
+ * With u = 2^-24 the quotient's error is 2 u each for root and reciprocal, and u each for two constants, a sum and three products:
+ * 10 u; w has a further error of 3 u of itself. */
 struct QuickStep {
     float rest1, rest2;     /* (1 - beta1) grad_scale, (1 - beta2) grad_scale^2 */
     float keep;             /* 1 - lr weight_decay                              */
@@ -175,9 +173,9 @@ struct QuickStep {
     uint64_t sequence;      /* of the random bits                               */
 };
 
-/* Two elements, which share one reciprocal: 1/a = b (1/ab). A root is 0 or at least 2^-63, so 1/ab is finite if
- * sqrt(c2) eps > 2^-63; a gradient that is infinite or NaN, or whose square is, spoils both. On entry m and v are the
- * old ones times beta. */
+/* Two elements, which share one reciprocal: 1/a = b (1/ab). A root is 0 or at least 2^-63, so 1/ab is finite if sqrt(c2) eps >
+ * 2^-63; a gradient that is infinite or NaN, or has such a square, spoils both elements. On entry m and v are the old moments times
+ * beta. */
 __device__ static inline void update_two(float *w, float *m, float *v, float g0, float g1, const QuickStep &s)
 {
     m[0] = __fmaf_rn(s.rest1, g0, m[0]);
@@ -189,7 +187,7 @@ __device__ static inline void update_two(float *w, float *m, float *v, float g0,
     w[1] = __fmaf_rn(-s.rate, m[1] * (a * r), s.keep * w[1]);
 }
 
-/* n: whole groups. Threads behind the end compute the last one again, for the shuffles' sake, and store nothing. */
+/* n: a multiple of GROUP. Threads after the end recompute the last group, for the shuffles, and store nothing. */
 template <class FM, class FV, typename TW, typename TG> __global__ __launch_bounds__(THREADS, 3)
 void adamw_fp8_kernel(TW *w, Moment m, Moment v, const TG *grad, unsigned n, QuickStep s, uint64_t first)
 {
@@ -226,15 +224,15 @@ static Moment moment(const char *name, Tensor t, int n, float beta)
 {
     check_tensor("adamw", name, t, 1, n);
     if (format_is_dynamic8(t.format) || (format_is_fp8(t.format) && t.format.group != GROUP) || n % GROUP)
-        die("adamw: %s is %s of %d elements; the CUDA back end has FP8 moments in whole groups of %d, and dense ones beside them",
+        die("adamw: %s is %s of %d elements; the CUDA back end has FP8 moments in whole groups of %d, with dense ones or FP8",
             name, format_name(t.format), n, (int)GROUP);
     CHECK(!format_has_byte_scales(t.format), "adamw: %s is %s with a byte per group; moments have more (format_of_moment)", name,
           format_name(t.format));
     return { (uint8_t *)t.data, t.scale, t.format.expand ? log2f(beta) : beta };
 }
 
-/* f(the Form of t). NOTE: combinations without a kernel are left out by these choices, not by `if constexpr` around a launch
- * inside a lambda: nvcc 13.0 compiles that, but the kernels are then unknown when they are launched. */
+/* f(the Form of t). NOTE: these functions leave out combinations without a kernel. `if constexpr` around a launch in a lambda would
+ * not do: nvcc 13.0 compiles it, but the kernels are then not registered at run time. */
 template <typename F> static void with_dense_form(Tensor t, F f)
 {
     if (t.format.dtype == F32)
@@ -253,7 +251,7 @@ template <typename F> static void with_fp8_form(Tensor t, F f)
     });
 }
 
-/* f(the Forms of m and v), at least one of which is FP8: optimizer.cu has the others. */
+/* f(the Forms of m and v), at least one of them FP8; optimizer.cu has the others. */
 template <typename F> static void with_forms(Tensor m, Tensor v, F f)
 {
     if (!format_is_fp8(m.format))

@@ -1,4 +1,4 @@
-/* Attention of BF16 heads of width 64, 96 and 128 on compute capability 9.0 by attention_sm90.cu, all other by attention_mma.cu. */
+/* Attention: BF16 heads of width 64, 96 and 128 on compute capability 9.0 use attention_sm90.cu, all others attention_mma.cu. */
 #include "kernels/cuda/attention.h"
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@ static void check_supported(const char *op, Tensor y, Tensor qkv, Attention a)
         die("%s: qkv is %s and y is %s; both must be f32 or both bf16", op, format_name(qkv.format), format_name(y.format));
 }
 
-/* A window that leaves no key out is none, and changes no bit. */
+/* A window that excludes no key counts as none, which changes no bit. */
 static int window_of(Attention a, Documents docs)
 {
     return a.window < (docs.count ? docs.longest : a.T) ? a.window : 0;

@@ -1,4 +1,4 @@
-/* Inside attention: its two sets of kernels, and how both cut documents into blocks. */
+/* Internal to attention: its two sets of kernels, and how both divide documents into blocks. */
 #pragma once
 #include "kernels/cuda/cuda.h"
 
@@ -6,13 +6,13 @@
 extern "C" {
 #endif
 
-/* A document: `length` tokens from `start` on; block i of it is block first + i of all. */
+/* A document: `length` tokens from `start` on; its block i is block first + i of all. */
 typedef struct { int start, length, first; } Packed;
 
-/* The blocks of `size` tokens into which documents are cut; long documents come first. */
+/* Documents divided into blocks of `size` tokens; long documents come first. */
 typedef struct {
-    int count, split;           /* split: those of documents that have several, which are the first ones      */
-    const Packed *table;        /* (count), device memory: the document of each; NULL: documents are the sequences */
+    int count, split;           /* split: blocks of documents with several; these come first                  */
+    const Packed *table;        /* (count), device memory: the document of each block; NULL: documents are sequences */
 } Blocks;
 Blocks attention_blocks(Attention a, Documents docs, int size);
 

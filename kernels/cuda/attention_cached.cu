@@ -1,25 +1,25 @@
 /* Attention of a sequence's next tokens over a cache, in F32 arithmetic; the equations are in kernels/cpu/attention.c.
  *
- * A single token has as many blocks as heads, far fewer than the GPU takes, so its keys are cut into parts: a block has one head of
- * one token and one part, and leaves its maximum, sum and mix of values; a second kernel puts the parts together [Dao et al. 2023,
- * Flash-Decoding]. How many parts there are follows from the shape alone and all sums have one order, so the bits are the same
- * every time. Tokens of a prompt are enough blocks by themselves: they read keys from the L2 cache once per token.
+ * A single token would give one block per head, too few for the GPU, so keys are divided into parts: a block has one head of one
+ * token and one part, and stores its maximum, sum and weighted values; a second kernel combines the parts [Dao et al. 2023,
+ * Flash-Decoding]. The number of parts depends only on the shape, and all sums have one order, so the bits are always the same. The
+ * tokens of a prompt give enough blocks: they read keys from the L2 cache once per token.
  *
- * Threads: a warp takes KEYS keys at a time; a lane holds elements lane, lane + 32, ... of the head. Bytes: those of the keys and
- * values, once per query head of their group, of which the first comes from memory. */
+ * Threads: a warp takes KEYS keys at a time; a lane holds elements lane, lane + 32, ... of the head. Bytes: keys and values, once
+ * per query head of their group, the first time from memory. */
 #include "kernels/cuda/cuda.h"
 
 static constexpr int KEYS = 8, WARPS = 4, THREADS = 32 * WARPS;
-static constexpr int BLOCKS = 1024, LEAST_KEYS = 64;        /* parts are cut for so many blocks, of at least so many keys */
+static constexpr int BLOCKS = 1024, LEAST_KEYS = 64;        /* parts are made for BLOCKS blocks, with at least LEAST_KEYS keys */
 
 struct Shape {
     int H, K, D, qkv_width, kv_width;
     float scale;
-    int past, window;           /* window: beyond every key if there is none */
+    int past, window;           /* window: larger than any distance if there is none */
     int parts;
 };
 
-/* The keys of part `part` of those that token t sees. */
+/* A range of keys; part_of: part `part` of those that token t sees. */
 struct Range { int from, to; };
 
 __device__ static Range part_of(const Shape &s, int t, int part)
@@ -29,7 +29,7 @@ __device__ static Range part_of(const Shape &s, int t, int part)
     return { from, min(from + each, last + 1) };
 }
 
-/* What a part leaves: the largest score, the sum of exp(score - largest), and the mix of values by these, D of them. */
+/* The result of a part: the largest score, the sum of exp(score - largest), and the D values weighted by these. */
 __device__ static float *part_at(float *parts, const Shape &s, int t, int h, int part)
 {
     return parts + (((size_t)t * s.H + h) * s.parts + part) * (s.D + 2);
@@ -45,7 +45,7 @@ template <typename T> __global__ void append_kernel(T *k, T *v, const T *qkv, Sh
     }
 }
 
-/* Rows first .. first + KEYS - 1 of a head's columns; zeros from row `end` on. */
+/* Rows first .. first + KEYS - 1 of a head; zeros from row `end` on. */
 template <typename T, int C>
 __device__ static void load_rows(float (&x)[KEYS][C], const T *columns, int width, int first, int end, int D)
 {
@@ -57,7 +57,7 @@ __device__ static void load_rows(float (&x)[KEYS][C], const T *columns, int widt
             x[j][c] = first + j < end && lane + 32 * c < D ? to_float(columns[(size_t)(first + j) * width + lane + 32 * c]) : 0.0f;
 }
 
-/* The warps' results, each in its own row of `shared` (D + 2), become the block's, in the order of the warps. */
+/* Combines the warps' results, one per row of `shared` (D + 2), in the order of the warps. */
 __device__ static void merge_warps(float *to, const float *shared, int D)
 {
     float top = -INFINITY, sum = 0;
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(THREADS) part_kernel(float *parts, const T *qk
     merge_warps(part_at(parts, s, t, h, blockIdx.y), shared, s.D);
 }
 
-/* A part that has no keys left is -infinity and zeros. */
+/* A part without keys has -infinity and zeros. */
 template <typename T> __global__ void merge_kernel(T *y, float *parts, Shape s)
 {
     const int h = blockIdx.x % s.H, t = blockIdx.x / s.H;
@@ -151,7 +151,7 @@ template <typename T> __global__ void merge_kernel(T *y, float *parts, Shape s)
 
 template <typename T, int C> static void launch(Tensor y, Tensor qkv, KvCache cache, const Shape &s, int tokens)
 {
-    /* scratch for as many parts as there can be: it does not grow from token to token */
+    /* scratch memory for the most parts, so that it does not grow from token to token */
     const size_t heads = (size_t)tokens * s.H, most = heads > BLOCKS ? heads : BLOCKS;
     float *parts = (float *)device_scratch(most * (s.D + 2) * sizeof(float), SCRATCH_ATTENTION_OWN);
     T *k = (T *)cache.k.data, *v = (T *)cache.v.data;

@@ -1,5 +1,5 @@
-/* Launches attention by mma.sync: forward, one kernel; backward, two, whose workspace grows with the number of tokens: per token
- * and query head a row of dq in F32, where documents are longer than a block of keys, and a float. */
+/* Launches attention by mma.sync: one kernel forward, two backward. The backward workspace has, per token and query head, a float
+ * and, if documents are longer than a block of keys, a row of dq in F32. */
 #include "kernels/cuda/attention_mma.cuh"
 
 struct Tensors { Tensor y, qkv, dy, dqkv; float *lse; };    /* of forward: y, qkv, lse */
@@ -14,7 +14,7 @@ static void describe(Work *w, Attention a, Documents docs, int size)
     w->blocks = attention_blocks(a, docs, size);
 }
 
-/* Shared memory that a block may have: 163 KiB on compute capability 8.0, 99 on 8.6, 8.9 and 12.0, 227 on 9.0 and 10.0. */
+/* Maximum shared memory of a block: 163 KiB on compute capability 8.0, 99 on 8.6, 8.9 and 12.0, 227 on 9.0 and 10.0. */
 static int shared_limit(void)
 {
     int device, bytes;
@@ -65,7 +65,7 @@ template <class G> static void launch_gradients(const Tensors &t, Attention a, D
     LAUNCH_CHECK();
 }
 
-/* The first one that has enough shared memory. */
+/* The first kernel that fits into shared memory. */
 template <class First, class... Others> struct Choice {
     static void launch(const Tensors &t, Attention a, Documents docs)
     {
@@ -76,7 +76,7 @@ template <class First, class... Others> struct Choice {
     }
 };
 
-/* By head width: pairs of warps, 16 keys of each so many times, queries at a time, places for these; KiB of shared memory. */
+/* By head width: pairs of warps, 16 keys each times M, queries per tile, stages for these; KiB of shared memory. */
 template <typename T, int D> struct Table;
 template <> struct Table<bf16, 64>   : Choice<Gradients<bf16, 64, 4, 2, 64, 2>,         /* 123 */
                                               Gradients<bf16, 64, 4, 1, 64, 2>> {};     /*  80 */

@@ -1,41 +1,41 @@
-/* The kernels of attention by mma.sync, for GPUs of compute capability 8.0 and later; attention_mma.cu launches them. The equations
- * are in kernels/cpu/attention.c, the shapes FlashAttention-2's [Dao 2023]; mma.cuh has the products.
+/* The kernels of attention by mma.sync, for GPUs of compute capability 8.0 and later; attention_mma.cu launches them. Equations:
+ * kernels/cpu/attention.c; the structure is FlashAttention-2's [Dao 2023]; mma.cuh has the products.
  *
- * Head widths below D run as D: copies fill the columns with zeros. So they do rows behind the end of a document: queries there get
- * dy = 0 and add nothing, keys there lie after every query. */
+ * Head widths below D run as D: copies fill the other columns with zeros, and also rows after the end of a document: queries there
+ * have dy = 0 and add nothing, keys there come after every query. */
 #pragma once
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/mma.cuh"
 
-/* What all kernels work on. q, k, v of a head are columns of the rows of qkv; y and dy have rows of their own. */
+/* Arguments of all kernels. q, k, v of a head are columns of the rows of qkv; y and dy have separate rows. */
 struct Work {
     int N, T, H, K, D, window;      /* window: a number of keys, T if there is none */
-    int width;                      /* elements from token to token of qkv          */
-    float scale, scale_log2;        /* of the scores; the same for powers of 2      */
+    int width;                      /* elements per token of qkv                    */
+    float scale, scale_log2;        /* multiply scores; scale_log2: for powers of 2 */
     Blocks blocks;
 };
 
-/* Of backward. A slot is a tile of queries of a head: tile of all tiles * H + head. */
+/* Arguments of backward. A slot is a tile of queries of a head: number of the tile * H + head. */
 struct Backward : Work {
     float *delta;                   /* (H, N): dy . y                                                 */
-    float *dq;                      /* (slots, tile): sums without scale, as their threads hold them  */
-    int *turn;                      /* (slots): how many blocks of keys have added                    */
-    int *ticket;                    /* how many blocks of threads have begun                          */
+    float *dq;                      /* (slots, tile): sums without scale, in the order of threads     */
+    int *turn;                      /* (slots): number of blocks of keys that have added              */
+    int *ticket;                    /* number of thread blocks that have begun                        */
 };
 
 __device__ inline int warp_number()
 {
-    return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);       /* the compiler sees that a warp's lanes agree */
+    return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);       /* tells the compiler that it is uniform in a warp */
 }
 
-/* Where (B, H, T) has token n of head h. */
+/* Index of token n of head h in (B, H, T). */
 __device__ inline int64_t place_of(const Work &w, int n, int h)
 {
     return ((int64_t)(n / w.T) * w.H + h) * w.T + n % w.T;
 }
 
-/* Minus infinity where the query does not see the key. SIDE: columns are keys, rows queries (1) or the other way round (-1). first:
- * how far the tile's first query is ahead of its first key. */
+/* Minus infinity where the query does not see the key. SIDE 1: rows are queries, columns keys; -1: the other way round. first:
+ * position of the tile's first query minus that of its first key. */
 template <int SIDE, int M, int N> __device__ inline void mask(float (&score)[M][N][4], int first, int window)
 {
     const int lane = threadIdx.x % 32, thread = first + SIDE * (lane / 4 - lane % 4 * 2);
@@ -49,7 +49,7 @@ template <int SIDE, int M, int N> __device__ inline void mask(float (&score)[M][
                     score[m][n][i] = -INFINITY;
 }
 
-/* Rows of d times `factor` that are among the first `rows`, in T, cut to `columns`. */
+/* Stores d times `factor` as T: rows below `rows`, columns below `columns`. */
 template <typename T, int M, int N>
 __device__ inline void store_rows(T *to, int width, const float (&d)[M][N][4], float factor, int rows, int columns)
 {
@@ -67,7 +67,7 @@ __device__ inline void store_rows(T *to, int width, const float (&d)[M][N][4], f
 
 /* ---- forward ------------------------------------------------------------------------------------------------ */
 
-/* Four warps have 16 M queries each, and go through the keys in tiles. */
+/* Four warps have 16 M queries each, and loop over tiles of keys. */
 template <typename T, int WIDTH> struct Forward {
     static constexpr int D = WIDTH, ROW = PITCH<T, D>, THREADS = 128;
     static constexpr int M = D * sizeof(T) <= 256 && sizeof(T) == 2 ? 2 : 1, QUERIES = 64 * M;
@@ -75,13 +75,13 @@ template <typename T, int WIDTH> struct Forward {
     static constexpr int BYTES = QUERIES * ROW + 2 * TILE;
 };
 
-/* A score may exceed what its row's are compared with by so many powers of 2, before sums are scaled anew. */
+/* Powers of 2 by which a score may exceed its row's `top` before sums are rescaled. */
 static constexpr float SLACK = 8;
 
-/* Of a thread's rows: what their scores are compared with, and sums of weights, of the thread's own columns. */
+/* For a thread's rows: the reference of their scores, and sums of weights over the thread's columns. */
 template <int M> struct Rows { float top[M][2], sum[M][2]; };
 
-/* Scores become weights; out, what was added up before, is scaled to the same top. */
+/* Replaces scores by weights; rescales `out`, the sum so far, to the same top. */
 template <int M, int N, int C>
 __device__ inline void weigh(float (&score)[M][N][4], Rows<M> &rows, float (&out)[M][C][4], float scale_log2)
 {
@@ -123,7 +123,7 @@ __device__ inline void weigh(float (&score)[M][N][4], Rows<M> &rows, float (&out
                 out[m][c][i] *= factor[m][i / 2];
 }
 
-/* Writes y and lse of a warp's queries, of which `exist` exist; n: the first one. */
+/* Writes y and lse of a warp's first `exist` queries; n: the first one. */
 template <typename T, int M, int C>
 __device__ inline void finish(T *y, float *lse, const Work &w, Rows<M> &rows, float (&out)[M][C][4], int n, int h, int exist)
 {
@@ -146,8 +146,8 @@ __device__ inline void finish(T *y, float *lse, const Work &w, Rows<M> &rows, fl
     store_rows(y + ((int64_t)n * w.H + h) * w.D, w.H * w.D, out, 1, exist, w.D);
 }
 
-/* A block of queries of a head per thread block, those that see the most keys first. Keys come from the diagonal down; while the
- * scores of a tile are computed its values are on their way, and while these are added up the keys of the next one. */
+/* One block of queries of a head per thread block, those with the most keys first. Tiles of keys are processed from the diagonal
+ * back; the copy of a tile's values overlaps with its scores, that of the next keys with the sum of values. */
 template <class F, typename T> __global__ void __launch_bounds__(F::THREADS, 2)
 forward_kernel(T *y, float *lse, const T *qkv, const Work w)
 {
@@ -173,7 +173,7 @@ forward_kernel(T *y, float *lse, const T *qkv, const Work w)
     copy_tile<T, D, F::QUERIES, F::THREADS>(queries, row + (int64_t)first * w.width + h * w.D, w.width, doc.length - first, w.D);
     copy(keys, k, last * KEYS);
     for (int tile = last; tile >= end; tile--) {
-        const int ahead = own - tile * KEYS;            /* the warp's first query is, of the tile's first key */
+        const int ahead = own - tile * KEYS;            /* position of the warp's first query minus that of the tile's first key */
         const bool seen = ahead + 16 * M > 0 && ahead - KEYS + 1 < w.window;
         copies_wait();
         __syncthreads();
@@ -199,7 +199,7 @@ forward_kernel(T *y, float *lse, const T *qkv, const Work w)
 
 /* ---- backward ----------------------------------------------------------------------------------------------- */
 
-/* delta of a token and head per warp. */
+/* One warp computes delta of one token and head. */
 template <typename T> __global__ void __launch_bounds__(256) delta_kernel(const Backward w, const T *dy, const T *y)
 {
     const int64_t i = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
@@ -213,7 +213,7 @@ template <typename T> __global__ void __launch_bounds__(256) delta_kernel(const 
         w.delta[i % w.H * w.N + i / w.H] = sum;
 }
 
-/* PAIRS pairs of warps have 16 M keys each and go through tiles of QUERIES, in STAGES places. */
+/* PAIRS pairs of warps have 16 M keys each and loop over tiles of QUERIES, in STAGES stages. */
 template <typename TYPE, int WIDTH, int PAIRS_, int M_, int QUERIES_, int STAGES_> struct Gradients {
     typedef TYPE T;
     static constexpr int D = WIDTH, ROW = PITCH<T, D>, PAIRS = PAIRS_, THREADS = 64 * PAIRS, M = M_, KEYS = 16 * M * PAIRS;
@@ -221,17 +221,17 @@ template <typename TYPE, int WIDTH, int PAIRS_, int M_, int QUERIES_, int STAGES
     /* In shared memory: k, v, the stages of q, dy, lse and delta, then p of each thread, ds, the Item. */
     static constexpr int K_BYTES = KEYS * ROW, Q_BYTES = QUERIES * ROW, STAGE = 2 * Q_BYTES + 2 * QUERIES * 4, Q = 2 * K_BYTES;
     static constexpr int P = Q + STAGES * STAGE, DS = P + KEYS * QUERIES * 4, ITEM = DS + KEYS * DS_ROW, BYTES = ITEM + 64;
-    /* A warp's part of a tile of dq: 16 DQ_M queries, DQ_COLUMNS columns. */
+    /* A warp's part of a tile of dq: 16 DQ_M queries by DQ_COLUMNS columns. */
     static constexpr int DQ_M = QUERIES == 64 && D != 96 ? 2 : 1, DQ_WARPS = QUERIES / (16 * DQ_M);
     static constexpr int DQ_COLUMNS = D / (2 * PAIRS / DQ_WARPS);
     static_assert(KEYS % QUERIES == 0 && DQ_COLUMNS % 16 == 0, "tiles end where blocks of keys do; products have 16 columns");
 };
 
-/* A block of keys and a key head, as a thread block has it; in shared memory. */
+/* The block of keys and key head of a thread block; in shared memory. */
 struct Item {
     Packed doc;
-    int kv, block, first, last;     /* first: key of the document. last: tile of queries that see the block */
-    int *turn, turns;               /* what is to be set when the tile before is added                      */
+    int kv, block, first, last;     /* first: key in the document. last: last tile of queries that see the block */
+    int *turn, turns;               /* to be set when the previous tile is added                            */
 };
 
 template <class G> __device__ inline void begin(Item &i, const Backward &w, int ticket)
@@ -244,7 +244,7 @@ template <class G> __device__ inline void begin(Item &i, const Backward &w, int 
     i.turn = NULL;
 }
 
-/* A tile of queries of a head. Items go through them head by head, from the last one to that on the diagonal. */
+/* A tile of queries of a head. An item loops over heads, and for each over tiles from the last to that on the diagonal. */
 struct Tile { int tile, h; };
 
 template <class G> __device__ inline Tile next_tile(const Item &i, Tile t)
@@ -252,7 +252,7 @@ template <class G> __device__ inline Tile next_tile(const Item &i, Tile t)
     return (t.tile - 1) * G::QUERIES >= i.first ? Tile{ t.tile - 1, t.h } : Tile{ i.last, t.h + 1 };
 }
 
-/* Whose turn it is to add to a tile of dq: the blocks of keys that its queries see add in their order, the diagonal one last. */
+/* The order of additions to a tile of dq: blocks of keys that its queries see add in ascending order, the diagonal one last. */
 struct Turn { int slot, before; bool last; };
 
 template <class G> __device__ inline Turn turn_of(const Backward &w, const Item &i, Tile t)
@@ -278,7 +278,7 @@ __device__ inline void copy_queries(uint32_t stage, const Backward &w, const Ite
     }
 }
 
-/* A warp's part of a tile of dq, when it is the block's turn: the first block stores, the last one writes the sum as dq. */
+/* Adds a warp's part of a tile of dq, in the block's turn: the first block stores, the last one writes the sum as dq. */
 template <class G, typename T, int C>
 __device__ inline void add_dq(T *dq, const Backward &w, const Item &i, Tile t, float (&d)[G::DQ_M][C][4], int warp)
 {
@@ -302,7 +302,7 @@ __device__ inline void add_dq(T *dq, const Backward &w, const Item &i, Tile t, f
     }
 }
 
-/* One thread: tells others that the tile before is added, and waits for the item's turn to add this one. */
+/* For one thread: signals that the previous tile is added, and waits for the item's turn to add this one. */
 template <class G> __device__ inline void take_turn(const Backward &w, Item &i, Tile t)
 {
     const Turn turn = turn_of<G>(w, i, t);
@@ -314,7 +314,7 @@ template <class G> __device__ inline void take_turn(const Backward &w, Item &i, 
         turn_wait(w.turn + turn.slot, turn.before);
 }
 
-/* s = k q^T becomes p, for dv and for the other warp of the pair. lse: of the tile's queries. */
+/* Replaces s = k q^T by p, for dv and for the other warp of the pair. lse: of the tile's queries. */
 template <int M, int N>
 __device__ inline void weigh_keys(float (&s)[M][N][4], float4 *exchange, const float *lse, float scale_log2)
 {
@@ -333,7 +333,7 @@ __device__ inline void weigh_keys(float (&s)[M][N][4], float4 *exchange, const f
         exchange[i * 32] = reinterpret_cast<const float4 &>(s[i / N][i % N]);
 }
 
-/* dp = v dy^T becomes ds, for dk and, in shared memory, for dq. */
+/* Replaces dp = v dy^T by ds, for dk and, in shared memory, for dq. */
 template <typename T, int ROW, int M, int N>
 __device__ inline void grade_keys(float (&dp)[M][N][4], const float4 *exchange, const float *delta, char *ds)
 {
@@ -356,13 +356,13 @@ __device__ inline void grade_keys(float (&dp)[M][N][4], const float4 *exchange, 
     }
 }
 
-/* A block of keys and a key/value head per thread block, with all tiles of queries that see them. Of a pair of warps one computes
+/* One block of keys of a key/value head per thread block, with all tiles of queries that see them. One warp of a pair computes
  *     s = k q^T, p = exp2(c s - lse), dv += p dy     and the other     dp = v dy^T, ds = p (dp - delta), dk += ds q
- * for the same keys; p goes from one to the other, by the same threads' registers. Then all compute dq = ds k together.
+ * for the same keys; p is passed from one to the other, thread by thread. Then all warps compute dq = ds k.
  *
- * Always the same bits: tiles of dq are added up in global memory in the order of Turn. Tickets are drawn, block of keys by block,
- * and each waits only for earlier ones, so no order of thread blocks on the GPU can hang. All go through the queries in one
- * direction, so they hardly ever wait. */
+ * Always the same bits: tiles of dq are accumulated in global memory in the order of Turn. Tickets number blocks of keys in
+ * ascending order, and each waits only for earlier ones, so no order of thread blocks on the GPU can hang. All loop over the
+ * queries in one direction, so they rarely wait. */
 template <class G, typename T> __global__ void __launch_bounds__(G::THREADS)
 gradients_kernel(T *dqkv, const T *dy, const T *qkv, const float *lse, const Backward w)
 {
@@ -400,7 +400,8 @@ gradients_kernel(T *dqkv, const T *dy, const T *qkv, const float *lse, const Bac
         float x[M][QUERIES / 8][4] = {};
         add_product<T, STEPS>(x, Along<ROW, false>(own_keys), Along<ROW, true>(has_p ? q : dys));
         if (has_p) {
-            const int ahead = tile.tile * QUERIES - item.first - own;       /* the first query is, of the warp's first key */
+            const int ahead = tile.tile * QUERIES - item.first - own;       /* position of the first query minus that of the warp's
+                                                                               first key */
             if (ahead < 16 * M - 1 || ahead + QUERIES - 1 >= w.window)
                 mask<-1>(x, ahead, w.window);
             weigh_keys(x, exchange, numbers, w.scale_log2);

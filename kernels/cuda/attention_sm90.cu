@@ -1,16 +1,15 @@
-/* Launches attention on compute capability 9.0: forward, one kernel, and one before it where keys are read often; backward, three,
- * and a fourth where query heads share keys. Their workspace grows with the number of tokens, not with its square: forward a
- * float per block and key head; backward, per token and query head, a row of dq in F32, where heads share keys also rows of dk and
- * dv in BF16, and two floats. */
+/* Launches attention on compute capability 9.0. Forward: one kernel, after another one if keys are read often. Backward: three, and
+ * a fourth if query heads share keys. The workspace is linear in the number of tokens: forward a float per block and key head;
+ * backward, per token and query head, a row of dq in F32, two floats and, if heads share keys, rows of dk and dv in BF16. */
 #include <math.h>
 
 #include "kernels/cuda/attention_sm90.cuh"
 #include "kernels/cuda/attention_sm90_forward.cuh"
 #include "kernels/cuda/tensor_map.cuh"
 
-/* ---- what TMA and the kernels are told ---------------------------------------------------------------------- */
+/* ---- tensor maps and arguments of the kernels --------------------------------------------------------------- */
 
-/* Rows (N, heads * D) as (D, heads, N), in boxes of 64 columns of a head of some tokens; load_tile expects 64. */
+/* Rows (N, heads * D) as (D, heads, N), in boxes of 64 columns of a head and `tokens` tokens; load_tile expects 64. */
 static CUtensorMap map_of(Tensor t, int D, int tokens)
 {
     const cuuint64_t dims[] = { (cuuint64_t)D, (cuuint64_t)(t.cols / D), (cuuint64_t)t.rows };
@@ -32,7 +31,7 @@ static void describe(Work *w, Attention a, Documents docs)
     w->blocks = blocks.count, w->table = blocks.table;
 }
 
-/* Takes so many bytes of scratch memory; what is left begins 256-byte aligned. */
+/* Takes `bytes` of scratch memory; the rest stays 256-byte aligned. */
 static char *piece(char **memory, size_t bytes)
 {
     char *p = *memory;
@@ -52,8 +51,8 @@ template <int D, int HEADS> static void launch_forward(Forward w, Tensor y, Tens
     LAUNCH_CHECK();
 }
 
-/* Whether to read all keys once more, for their norms. On an H200 at its power limit that gains 6 % at 32768 tokens and 5 % at
- * 8192, four query heads to a key head; at 4096 tokens and heads of their own it costs what it gains. */
+/* Whether it pays to read all keys once more, for their norms. On an H200 at its power limit that gains 6 % at 32768 tokens and 5 %
+ * at 8192, with four query heads per key head; at 4096 tokens with unshared heads it gains nothing. */
 static bool norms_pay(const Forward &w, Documents docs)
 {
     const int longest = docs.count ? docs.longest : w.T, seen = w.window < longest ? w.window : longest;
@@ -81,7 +80,7 @@ void attention_sm90_forward(Tensor y, float *lse, Tensor qkv, Attention a, Docum
 
 /* ---- backward ----------------------------------------------------------------------------------------------- */
 
-/* Places the workspace; dk and dv of every query head go to `heads` where they share keys, else straight to dqkv. */
+/* Places the workspace. dk and dv of every query head are written to `heads` if they share keys, else directly to dqkv. */
 template <int D> static bf16 *place(Backward *w, Tensor dqkv, Attention a)
 {
     const size_t slots = (size_t)w->blocks * Tile<D>::PER_BLOCK * (size_t)a.H, rows = slots * 2 * Tile<D>::QUERIES * sizeof(float);
@@ -99,9 +98,9 @@ template <int D> static bf16 *place(Backward *w, Tensor dqkv, Attention a)
     return own;
 }
 
-/* Whether neighbouring blocks of keys had better share what they read. The later one of a pair has no use for its first tiles, a
- * large part of those of short sequences: on an H200 at its power limit pairs gain nothing at 2048 and 4096 tokens, 1 % at 8192,
- * 3 % at 32768. An item in a window has as many tiles as one of a sequence twice as long has on the mean. */
+/* Whether pairs of neighbouring blocks of keys, which share what they read, pay. The later block of a pair does not need the pair's
+ * first tiles, a large part of all tiles in short sequences: on an H200 at its power limit pairs gain nothing at 2048 and 4096
+ * tokens, 1 % at 8192, 3 % at 32768. An item in a window has as many tiles as the mean item of a sequence twice as long. */
 static bool pairs_pay(const Backward &w)
 {
     return !w.table && w.T >= 8192 && w.window >= 4096 && (w.T + KEYS - 1) / KEYS % 2 == 0;

@@ -1,30 +1,30 @@
-/* The kernel of attention's backward on compute capability 9.0 that computes, between those of attention_tiles.cuh. The
- * equations are in kernels/cpu/attention.c; the shape is FlashAttention-3's [Shah 2024].
+/* The main kernel of attention's backward on compute capability 9.0; attention_tiles.cuh has those before and after it. Equations:
+ * kernels/cpu/attention.c; the structure is FlashAttention-3's [Shah 2024].
  *
- * An item is one block of keys of one query head: its k and v stay in shared memory, part of v in registers, while the tiles
- * of queries that see them pass by, from the diagonal on. Of three warpgroups the first moves data; the others own 64 keys each,
- * hold dk and dv of them in registers, and per tile compute, transposed,
+ * An item is one block of keys of one query head: its k and v stay in shared memory, part of v in registers, while the kernel loops
+ * over the tiles of queries that see them, from the diagonal on. The first of three warpgroups moves data; the others own 64 keys
+ * each, hold their dk and dv in registers, and per tile compute, transposed,
  *     s = k q^T, dp = v dy^T,  p = exp2(c s - lse),  ds = p (dp - delta),  dv += p dy,  dk += ds q,
- * and, through ds in shared memory, each a half of the tile's dq = ds k over all 128 keys. That is added to an F32 workspace.
- * The sums of a tile are started together with the scores of the next one, and the two warpgroups take turns to start them, so that
- * one computes p and ds while the other's products run.
+ * and, through ds in shared memory, each a half of the tile's dq = ds k over all 128 keys, which is added to an F32 workspace. The
+ * sums of a tile start together with the scores of the next one, and the two warpgroups alternate in starting them, so that one
+ * computes p and ds while the other's products run.
  *
- * PAIR: where sequences are long, two blocks form a cluster and have neighbouring items, for which each fetches half of a tile of
- * queries for both. What moves from the L2 cache costs energy, and on a GPU at its power limit that is time.
+ * PAIR: for long sequences, two blocks form a cluster with neighbouring items; each loads half of a tile of queries for both.
+ * Traffic from the L2 cache costs energy, and on a GPU at its power limit that costs time.
  *
- * Always the same bits: the additions to a tile of dq are ordered. The block on the diagonal comes first and stores; then come the
- * blocks before it, nearest first. turn[tile] counts them, and the threads that add wait for their turn. Items are handed
- * out so that each waits only for earlier ones, which are done or running; the first of a pair also for the second, which needs
- * no more of the first than that it is through with earlier tiles. So no order of blocks on the GPU can hang. As a block starts on
- * its own diagonal, those that it waits for are ahead of it, and it hardly ever waits. */
+ * Always the same bits: the additions to a tile of dq are ordered. The block on the diagonal is first and stores; then the blocks
+ * before it add, nearest first. turn[tile] counts them, and the adding threads wait for their turn. Items are assigned so that each
+ * waits only for earlier ones, which are done or running. The first of a pair also waits for the second, which in turn needs only
+ * that the first has finished earlier tiles. So no order of blocks on the GPU can hang. Since a block starts on its own diagonal,
+ * the blocks that it waits for are ahead of it, and it rarely waits. */
 #pragma once
 #include "kernels/cuda/attention_tiles.cuh"
 
-/* Tiles of queries in shared memory: as many as there is room for. */
+/* Tiles of queries in shared memory: as many as fit. */
 template <int D> constexpr int QUERY_STAGES = D == 128 ? 3 : 2;
 
-/* Ticket after ticket: document by document, head by head, last block first. PAIR 2: a ticket is for two neighbouring blocks, of
- * which `rank` says which; sequences have an even number of blocks then. */
+/* The item of a ticket: document by document, head by head, last block first. PAIR 2: a ticket is for two neighbouring blocks,
+ * `rank` selects one; sequences then have an even number of blocks. */
 template <int PAIR> __device__ inline Item item_of(const Backward &w, int ticket, int rank)
 {
     if (ticket * PAIR >= w.blocks * w.H)
@@ -43,7 +43,7 @@ template <int D> __device__ inline int end_tile(const Item &item, int block, int
     return (tokens + Tile<D>::QUERIES - 1) / Tile<D>::QUERIES;
 }
 
-/* Those that the pair needs; each block gets them all. */
+/* Tiles that the pair needs; each block gets all of them. */
 template <int D, int PAIR> __device__ inline int first_of_pair(const Item &item) { return first_tile<D>(item.block / PAIR * PAIR); }
 template <int D, int PAIR> __device__ inline int end_of_pair(const Item &item, int window)
 {
@@ -55,16 +55,16 @@ template <int D> __device__ inline int64_t slot_of(const Backward &w, const Item
     return ((int64_t)item.first * Tile<D>::PER_BLOCK + tile) * w.H + item.head;
 }
 
-/* ---- the gradients: moving data ----------------------------------------------------------------------------- */
+/* ---- the gradients: data movement --------------------------------------------------------------------------- */
 
-/* "full" is for whoever reads, "empty" for whoever writes next; readers of queries arrive at the whole cluster's. q comes with the
- * numbers of its rows; q_empty is dy's too. */
+/* Readers wait for "full", the next writer for "empty"; readers of queries arrive at "empty" in every block of the cluster. q_full
+ * also covers `rows`; q_empty also covers dy. */
 template <int D> struct alignas(1024) Shared {
     static constexpr int STAGES = QUERY_STAGES<D>;
     char k[Tile<D>::KEY_BYTES], v[Tile<D>::KEY_BYTES];
     char q[STAGES][Tile<D>::BYTES], dy[STAGES][Tile<D>::BYTES];
     char ds[2][Tile<D>::DS_BYTES];              /* rows are keys, columns queries */
-    float dq[2][PART];                          /* of each warpgroup */
+    float dq[2][PART];                          /* one per warpgroup */
     float rows[STAGES][2][Tile<D>::QUERIES];
     Item item;
     Tickets tickets;
@@ -102,7 +102,7 @@ template <int D, int PAIR> __device__ inline void init_barriers(Shared<D> &s)
     barrier_init_fence();
 }
 
-/* Keys and values of the item. */
+/* Loads keys and values of the item. */
 template <int D> __device__ inline void load_keys(Shared<D> &s, const Backward &w, int K, const CUtensorMap *qkv)
 {
     const int head = w.H + s.item.head / (w.H / K), n = s.item.start + s.item.block * KEYS;
@@ -111,7 +111,7 @@ template <int D> __device__ inline void load_keys(Shared<D> &s, const Backward &
     load_tile<D>(s.v, qkv, head + K, n, KEYS, &s.kv_full);
 }
 
-/* One thread: takes items and fetches what they need. It takes the next one when all of the last is on its way. */
+/* For one thread: takes items and loads their data. It takes the next item when all loads of the last have started. */
 template <int D, int PAIR> __device__ void load(Shared<D> &s, const Backward &w, int K, const CUtensorMap *qkv,
                                                 const CUtensorMap *dys, int rank)
 {
@@ -141,8 +141,8 @@ template <int D, int PAIR> __device__ void load(Shared<D> &s, const Backward &w,
     }
 }
 
-/* Two threads, each of the tiles of one parity: add them to dq in the workspace when it is the item's turn. As it takes longer than
- * computing a tile until an addition is done and others know, two are under way. */
+/* For two threads, one per parity of tiles: adds tiles to dq in the workspace, in the item's turn. Two additions overlap, since an
+ * addition and its signal take longer than the computation of a tile. */
 template <int D> __device__ void add_dq(Shared<D> &s, const Backward &w, int parity)
 {
     int count = 0;
@@ -181,8 +181,8 @@ template <int D> __device__ void add_dq(Shared<D> &s, const Backward &w, int par
 
 /* ---- the gradients: computing ------------------------------------------------------------------------------- */
 
-/* The operands of a warpgroup's products, of stage 0 where there are two: k and v of its own keys, by rows; q and dy by rows and,
- * for sums over queries, by columns; for its half of dq ds and k by columns: of one it has a half, all of the other. */
+/* The operands of a warpgroup's products, in stage 0 if there are stages: k and v of its own keys, by rows; q and dy by rows and,
+ * for sums over queries, by columns; for its half of dq, ds and k by columns: half of one, all of the other. */
 template <int D> struct Operands {
     uint32_t k, v, q, dy, q_columns, dy_columns, ds, k_columns;
 
@@ -200,8 +200,8 @@ template <int D> struct Operands {
     }
 };
 
-/* x (64 keys, QUERIES) = keys' rows times queries' rows, over D columns. `held`: the keys' first HELD columns, where registers have
- * them: shared memory is read less. */
+/* x (64 keys, QUERIES) = keys' rows times queries' rows, over D columns. `held`: the keys' first HELD columns in registers, to read
+ * less shared memory. */
 template <int D, int HELD = 0, int C> __device__ inline void start_scores(float (&x)[C], uint32_t keys, uint32_t queries,
                                                                           const uint32_t *held = NULL)
 {
@@ -217,18 +217,18 @@ template <int D, int HELD = 0, int C> __device__ inline void start_scores(float 
     products_commit();
 }
 
-/* Minus infinity where the query does not see the key. first: that of the thread's first query minus that of its first key. */
+/* Minus infinity where the query does not see the key. first: position of the thread's first query minus that of its first key. */
 template <int C> __device__ inline void mask(float (&score)[C], int first, int window)
 {
 #pragma unroll
     for (int i = 0; i < C; i++) {
-        const int ahead = first + i / 4 * 8 + i % 2 - i % 4 / 2 * 8;        /* of the query, before the key */
+        const int ahead = first + i / 4 * 8 + i % 2 - i % 4 / 2 * 8;        /* position of the query minus that of the key */
         if ((unsigned)ahead >= (unsigned)window)
             score[i] = -INFINITY;
     }
 }
 
-/* Scores become p; and dp becomes ds. Rounded they are operands of the sums. */
+/* Scores to p, dp to ds. Rounded, they are operands of the sums. */
 template <int C> __device__ inline void probabilities(float (&score)[C], const float *lse, float scale_log2)
 {
     const int quad = threadIdx.x % 4;
@@ -260,7 +260,7 @@ template <int C> __device__ inline void score_gradients(uint32_t (&rounded)[C / 
     }
 }
 
-/* ds of the warpgroup's keys to shared memory, as rows of queries. */
+/* Stores ds of the warpgroup's keys in shared memory, as rows of queries. */
 template <int W> __device__ inline void store_ds(char *to, const uint32_t (&ds)[W], int group)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -272,7 +272,7 @@ template <int W> __device__ inline void store_ds(char *to, const uint32_t (&ds)[
     }
 }
 
-/* The warpgroup's half of dq to shared memory, for add_dq. */
+/* Stores the warpgroup's half of dq in shared memory, for add_dq. */
 __device__ inline void store_dq(float *to, const float (&dq)[32])
 {
     float4 *at = reinterpret_cast<float4 *>(to) + threadIdx.x % 128;
@@ -281,10 +281,10 @@ __device__ inline void store_dq(float *to, const float (&dq)[32])
         at[j * 128] = make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
 }
 
-/* The columns of v that a warpgroup keeps in registers: half of them, or all if D is 64. There is no room for more. */
+/* Columns of v that a warpgroup keeps in registers: half, or all if D is 64. More do not fit. */
 static constexpr int COLUMNS_HELD = 64;
 
-/* Of its 64 keys. */
+/* Loads these columns for its 64 keys. */
 template <int D> __device__ inline void hold_v(uint32_t (&held)[COLUMNS_HELD / 4], const Shared<D> &s, int group)
 {
     const int lane = threadIdx.x % 32, key = 64 * group + threadIdx.x / 32 % 4 * 16 + lane % 16;
@@ -293,7 +293,7 @@ template <int D> __device__ inline void hold_v(uint32_t (&held)[COLUMNS_HELD / 4
         load_matrices(held + 4 * k, s.v + key * ROW + ((2 * k + lane / 16) ^ (key % 8)) * 16);
 }
 
-/* p from the scores of a tile of queries. key: the thread's first. */
+/* p from the scores of a tile of queries. key: the thread's first key. */
 template <int D, int C> __device__ inline void weigh(float (&score)[C], const Shared<D> &s, const Backward &w, const Item &item,
                                                      int tile, int stage, int key)
 {
@@ -304,7 +304,7 @@ template <int D, int C> __device__ inline void weigh(float (&score)[C], const Sh
     keep_in_place(score);
 }
 
-/* p and ds for the sums, ds also for both warpgroups' dq. */
+/* p and ds for the sums, and ds for dq of both warpgroups. */
 template <int D, int C> __device__ inline void hand_over(uint32_t (&p)[C / 2], uint32_t (&ds)[C / 2], const float (&score)[C],
                                                          const float (&dp)[C], Shared<D> &s, int stage, int group, int count)
 {
@@ -338,8 +338,8 @@ template <int D> __device__ inline void finish_dq(float (&dq)[32], Shared<D> &s,
     barrier_arrive_warp(&s.dq_full[at][group]);
 }
 
-/* dk and dv of an item's keys, over its tiles. `count`: of tiles of the items before. NOTE: the order of products and waits is
- * such that at no time more than two of score, dp, dq, and p with ds are in use, which is what registers have room for. */
+/* dk and dv of an item's keys, over its tiles. `count`: number of tiles of earlier items. NOTE: the order of products and waits
+ * keeps at most two of score, dp, dq, and p with ds in use at a time; more do not fit into registers. */
 template <int D, int PAIR> __device__ inline void sum_tiles(float (&dk)[D / 2], float (&dv)[D / 2], Shared<D> &s, const Backward &w,
                                                             const Item &item, int group, QueryRing<D> &ring, int count)
 {
@@ -392,7 +392,7 @@ template <int D, int PAIR> __device__ inline void sum_tiles(float (&dk)[D / 2], 
         if (tile + 1 == end)
             products_wait<0>();
         else
-            products_wait<0, 1>();          /* NOTE: the same, behind the powers */
+            products_wait<0, 1>();          /* NOTE: the same, after the powers */
         keep_in_place(dp);
         hand_over(p, ds, score, dp, s, stage, group, count);
     }
@@ -408,7 +408,7 @@ template <int D, int PAIR> __device__ inline void sum_tiles(float (&dk)[D / 2], 
     finish_dq(dq, s, group, count);
 }
 
-/* Tiles that only the other block of the pair needs. */
+/* Skips tiles that only the other block of the pair needs. */
 template <int D, int PAIR> __device__ inline void skip_tiles(Shared<D> &s, QueryRing<D> &ring, int tiles)
 {
     for (; tiles > 0; tiles--) {
@@ -420,7 +420,7 @@ template <int D, int PAIR> __device__ inline void skip_tiles(Shared<D> &s, Query
     }
 }
 
-/* A warpgroup: items one after another. */
+/* The loop of a warpgroup over items. */
 template <int D, int PAIR> __device__ void consume(Shared<D> &s, const Backward &w, int group)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -454,12 +454,12 @@ template <int D, int PAIR> __device__ void consume(Shared<D> &s, const Backward 
         }
     }
     if (group == 0)
-        take_turn(group);                       /* for the other's last pass */
+        take_turn(group);                       /* for the last pass_turn of the other */
 }
 
 #endif
 
-/* As many thread blocks as there are multiprocessors, in clusters of PAIR: each takes items until there are none. */
+/* One thread block per multiprocessor, in clusters of PAIR: each takes items until there are none. */
 template <int D, int PAIR> __global__ void __launch_bounds__(SM90_THREADS, 1)
 gradients_kernel(const Backward w, int K, const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap dy)
 {

@@ -1,39 +1,39 @@
-/* The kernel of attention's forward on compute capability 9.0. The equations are in kernels/cpu/attention.c; the shape is
+/* The kernel of attention's forward on compute capability 9.0. Equations: kernels/cpu/attention.c; the structure is
  * FlashAttention-3's [Shah 2024].
  *
- * An item is one block of 128 queries of one query head; tiles of 128 keys and values pass by, from the diagonal back to the first
- * that a query sees. Of three warpgroups the first moves data; the others own 64 queries each and keep in registers a tile's scores
- * s = q k^T, its weights p = exp2(c s - top) and the sums out += p v. Each starts the products q k^T of the next tile, then p v of
- * this one, and computes the next weights while p v runs; and the two take turns to start products, so that one computes weights
- * while the other's products run. This goes on across items: the first scores of the next one are under way while the last
- * values of this one are added up.
+ * An item is one block of 128 queries of one query head, and loops over tiles of 128 keys and values, from the diagonal back to the
+ * first that a query sees. The first of three warpgroups moves data; the others own 64 queries each and keep in registers a tile's
+ * scores s = q k^T, its weights p = exp2(c s - top) and the sums out += p v. Each starts the products q k^T of the next tile, then
+ * p v of this one, and computes the next weights while p v runs; the two alternate in starting products, so that one computes
+ * weights while the other's products run. Items overlap too: the first scores of the next item run with the last p v of this one.
  *
- * HEADS: where query heads share keys, two blocks form a cluster and have items of two such heads at the same time: each fetches
- * half of a tile for both. What moves from the L2 cache costs energy, and on a GPU at its power limit that is time.
+ * HEADS: if query heads share keys, two blocks form a cluster with items of two such heads; each loads half of a tile for both.
+ * Traffic from the L2 cache costs energy, and on a GPU at its power limit that costs time.
  *
- * `top` is a number that the row's scores do not exceed by much, not their maximum: `out` is multiplied anew only where a score
- * is beyond it by SLACK. As every query sees its own key, which is in the first tile, top is finite from there on. No score is
- * larger than |q| times the largest |k| (Cauchy, Schwarz): once that is not beyond top by ROOM, the largest scores of the tiles
- * that follow need not be found. Weights are BF16 and sums F32, which hold 2^ROOM as they hold 1. The largest |k| is that of the
- * blocks in front of the item's own, so no later key has a say. NOTE: a warp decides for its 16 queries together, behind the end of
- * a document also for what follows there; so the last bits of a query's result may depend on the queries beside it. */
+ * `top` is not the row's maximum, but a number that its scores do not exceed by much: `out` is rescaled only if a score exceeds top
+ * by SLACK. Every query sees its own key, which is in the first tile, so top is finite from there on. No score exceeds |q| times
+ * the largest |k| (Cauchy-Schwarz): once that exceeds top by ROOM at most, the maxima of further tiles are not computed. Weights
+ * are BF16 and sums F32, whose precision at 2^ROOM is that at 1. The largest |k| is taken over the blocks before the item's own, so
+ * later keys have no influence. NOTE: a warp decides for its 16 queries together, also for rows after the end of a document; so the
+ * last bits of a query's result may depend on its neighbours. */
 #pragma once
 #include "kernels/cuda/attention_tiles.cuh"
 
 static constexpr int STAGES = 4;                /* tiles of keys or values in shared memory */
-static constexpr float SLACK = 8;               /* powers of 2: weights stay below 2^SLACK, sums of 2^24 of them far below 2^127 */
-static constexpr float ROOM = 64;               /* the same where the largest score is not looked for: values may be up to 2^39 */
-static constexpr int64_t CACHED = 24 << 20;     /* bytes of keys and values that stay in the L2 cache */
+static constexpr float SLACK = 8;               /* powers of 2: weights stay below 2^SLACK, sums of 2^24 weights far below 2^127 */
+static constexpr float ROOM = 64;               /* the same if maxima are not computed: values may be up to 2^39 */
+static constexpr int64_t CACHED = 24 << 20;     /* bytes of keys and values that the L2 cache keeps */
 
 struct Forward : Work {
     int K;
     bf16 *y;
     float *lse;                     /* (B, H, T), with a table (N, H) */
-    const float *k_norm;            /* (K, blocks): the largest |k| of each block and head; NULL: not known */
+    const float *k_norm;            /* (K, blocks): the largest |k| of each block and head; NULL: unknown */
 };
 
-/* Ticket after ticket: document by document, in parts of so many heads that their keys and values fit into the cache; of a part the
- * last block of each head, which is the longest, then the one before it. A cluster's HEADS have one ticket; rank: which of them. */
+/* The item of a ticket: document by document, in groups of heads whose keys and values fit into the cache; in a group the last
+ * block of each head, which has the most tiles, then the block before it, and so on. A cluster has one ticket for its HEADS; rank
+ * selects one. */
 template <int HEADS> __device__ inline Item item_of(const Forward &w, int ticket, int rank)
 {
     const int H = w.H / HEADS;
@@ -54,12 +54,12 @@ __device__ inline int first_tile(const Item &item, int window)
     return max(0, item.block * KEYS - window + 1) / KEYS;
 }
 
-/* "full" is for whoever reads, "empty" for whoever writes next; readers of a tile arrive at the whole cluster's. An item comes with
- * its q. */
+/* Readers wait for "full", the next writer for "empty"; readers of a tile arrive at "empty" in every block of the cluster. q_full
+ * also covers the item. */
 template <int D> struct alignas(1024) ForwardShared {
     char q[2][Tile<D>::KEY_BYTES];
     char tile[STAGES][Tile<D>::KEY_BYTES];      /* in the order of their products: k 0, k 1, v 0, k 2, v 1, ... */
-    char y[Tile<D>::KEY_BYTES];                 /* on its way out */
+    char y[Tile<D>::KEY_BYTES];                 /* being stored */
     Item item[2];
     Barrier q_full[2], q_empty[2], full[STAGES], empty[STAGES];
     Tickets tickets;
@@ -83,7 +83,7 @@ template <int D, int HEADS> __device__ inline void init_barriers(ForwardShared<D
     barrier_init_fence();
 }
 
-/* ---- moving data -------------------------------------------------------------------------------------------- */
+/* ---- data movement ------------------------------------------------------------------------------------------ */
 
 template <int D, int HEADS> __device__ inline void load_next(ForwardShared<D> &s, Ring<STAGES> &ring, const CUtensorMap *qkv,
                                                              int head, int n, int rank)
@@ -95,11 +95,11 @@ template <int D, int HEADS> __device__ inline void load_next(ForwardShared<D> &s
     load_tile<D, HEADS>(s.tile[to.stage], qkv, head, n, KEYS, full, rank);
 }
 
-/* One thread: takes items and fetches what they need. Values come one tile behind the keys. */
+/* For one thread: takes items and loads their data. Values are loaded one tile after their keys. */
 template <int D, int HEADS> __device__ void load(ForwardShared<D> &s, const Forward &w, const CUtensorMap *qkv, int rank)
 {
     Ring<STAGES> ring;
-    int head = -1, n = 0;                       /* of the values that are still to come */
+    int head = -1, n = 0;                       /* of the values to load next */
     for (int i = 0;; i++) {
         const Item item = item_of<HEADS>(w, next_ticket<HEADS>(s.tickets, w.ticket, i, rank), rank);
         barrier_wait(&s.q_empty[i & 1], (i >> 1 & 1) ^ 1);
@@ -136,7 +136,7 @@ template <int D> __device__ inline void start_products(float (&score)[KEYS / 2],
     products_commit();
 }
 
-/* out (64 queries, D) += p values, or only of the first `half` of them. */
+/* out (64 queries, D) += p values; half: of the first half of the keys only. */
 template <int C> __device__ inline void start_values(float (&out)[C], uint32_t (&p)[KEYS / 4], uint32_t values, bool half)
 {
     if (half)
@@ -145,24 +145,24 @@ template <int C> __device__ inline void start_values(float (&out)[C], uint32_t (
         start_sum(out, p, values);
 }
 
-/* Minus infinity where the query does not see the key. first: the thread's first query minus its first key. */
+/* Minus infinity where the query does not see the key. first: position of the thread's first query minus that of its first key. */
 __device__ inline void mask_keys(float (&score)[KEYS / 2], int first, int window)
 {
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) {
-        const int ahead = first + i % 4 / 2 * 8 - i / 4 * 8 - i % 2;        /* of the query, before the key */
+        const int ahead = first + i % 4 / 2 * 8 - i / 4 * 8 - i % 2;        /* position of the query minus that of the key */
         if ((unsigned)ahead >= (unsigned)window)
             score[i] = -INFINITY;
     }
 }
 
-/* Of a thread's two rows: what their scores are compared with; and sums of weights, of the thread's own columns. */
+/* For a thread's two rows: the reference of their scores, and sums of weights over the thread's columns. */
 struct Rows {
     float top[2] = { -INFINITY, -INFINITY }, sum[2] = {};
-    bool bounded = false;           /* in all rows of the warp no score is beyond top by ROOM */
+    bool bounded = false;           /* no score exceeds top by ROOM, in all rows of the warp */
 };
 
-/* The largest |k| in the blocks that the item's queries see in front of its own. */
+/* The largest |k| in blocks before the item's own that its queries see. */
 __device__ inline float largest_key(const Forward &w, const Item &item)
 {
     const float *norm = w.k_norm + (int64_t)(item.head / (w.H / w.K)) * w.blocks + item.first;
@@ -173,8 +173,8 @@ __device__ inline float largest_key(const Forward &w, const Item &item)
     return warp_max(most);
 }
 
-/* Upper bounds of the scores, without scale, of the thread's two queries in s.q[slot] in the tiles behind the first; up to
- * rounding, for which ROOM leaves space. Infinity if k_norm is not known. */
+/* Upper bounds of the scores, without scale, of the thread's two queries in s.q[slot] in tiles after the first; up to rounding,
+ * which ROOM allows for. Infinity if k_norm is unknown. */
 template <int D> __device__ inline void bound_scores(float (&bound)[2], const ForwardShared<D> &s, const Forward &w,
                                                      const Item &item, int slot)
 {
@@ -199,8 +199,8 @@ template <int D> __device__ inline void bound_scores(float (&bound)[2], const Fo
     }
 }
 
-/* Raises `top` where the tile has scores beyond it by SLACK. True if that is so in a row of the warp: what was added up before is
- * to be multiplied by `factor`, which is 1 before. Sets rows.bounded. */
+/* Raises `top` where scores of the tile exceed it by SLACK. True if so in any row of the warp: sums so far must be multiplied by
+ * `factor`, which is 1 on entry. Sets rows.bounded. */
 __device__ inline bool raise_top(Rows &rows, float (&factor)[2], const float (&score)[KEYS / 2], float scale_log2,
                                  const float (&bound)[2])
 {
@@ -225,7 +225,7 @@ __device__ inline bool raise_top(Rows &rows, float (&factor)[2], const float (&s
     return __any_sync(0xffffffffu, moved);
 }
 
-/* Scores become weights; returns what raise_top does. */
+/* Replaces scores by weights; returns the result of raise_top. */
 __device__ inline bool weigh(float (&score)[KEYS / 2], Rows &rows, float (&factor)[2], float scale_log2, const float (&bound)[2])
 {
     factor[0] = factor[1] = 1;
@@ -245,13 +245,13 @@ __device__ inline bool weigh(float (&score)[KEYS / 2], Rows &rows, float (&facto
     return moved;
 }
 
-/* The first of the 16 rows of an item that are a warp's. */
+/* The first of a warp's 16 rows of an item. */
 __device__ inline int first_row(const Item &item)
 {
     return item.block * KEYS + uniform((threadIdx.x - MOVERS) / 32) * 16;
 }
 
-/* Writes lse, of rows that exist, and leaves what the sums of their values are to be multiplied by. */
+/* Writes lse of rows that exist; factor: 1 / sum of weights, for `out`. */
 __device__ inline void finish_rows(const Forward &w, const Item &item, const Rows &rows, float (&factor)[2])
 {
     const int lane = threadIdx.x % 32;
@@ -268,14 +268,14 @@ __device__ inline void finish_rows(const Forward &w, const Item &item, const Row
     }
 }
 
-/* A warp's rows of y, which all exist, through shared memory. */
+/* Writes a warp's rows of y, which all exist, through shared memory. */
 template <int D> __device__ inline void store_y(ForwardShared<D> &s, const CUtensorMap *y, const Item &item, int first,
                                                 const float (&out)[D / 2], const float (&factor)[2])
 {
     char *to = s.y + first % KEYS * ROW;
     const int lane = threadIdx.x % 32, row = lane % 16;
     if (lane == 0)
-        copies_wait_read<0>();                  /* those of the item before have left */
+        copies_wait_read<0>();                  /* copies of the previous item are done reading */
     __syncwarp();
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
@@ -295,7 +295,7 @@ template <int D> __device__ inline void store_y(ForwardShared<D> &s, const CUten
     }
 }
 
-/* A warp's rows of y that exist. */
+/* Writes a warp's rows of y that exist. */
 template <int D> __device__ inline void write_y(ForwardShared<D> &s, const Forward &w, const CUtensorMap *y, const Item &item,
                                                 const float (&out)[D / 2], const float (&factor)[2])
 {
@@ -311,7 +311,7 @@ template <int D> __device__ inline void write_y(ForwardShared<D> &s, const Forwa
     }
 }
 
-/* The warpgroup's part of an item's scores in a tile. */
+/* Masks and weighs the warpgroup's scores of a tile. */
 template <int D> __device__ inline bool weigh_tile(float (&score)[KEYS / 2], Rows &rows, float (&factor)[2], const Forward &w,
                                                    const Item &item, int tile, int group, const float (&bound)[2])
 {
@@ -342,7 +342,7 @@ template <int C, int W> __device__ inline void finish_sum(float (&out)[C], uint3
     keep_in_place(p);
 }
 
-/* The weights of the first tile of all. */
+/* The weights of the very first tile. */
 template <int D, int HEADS>
 __device__ inline void begin(ForwardShared<D> &s, const Forward &w, const Item &item, float (&score)[KEYS / 2],
                              uint32_t (&p)[KEYS / 4], Rows &rows, float (&bound)[2], int group)
@@ -360,8 +360,8 @@ __device__ inline void begin(ForwardShared<D> &s, const Forward &w, const Item &
     round_weights(p, score);
 }
 
-/* Starts the products of the next keys with the queries in `slot`, and of p with the values of the keys before. The warpgroups
- * take turns. */
+/* Starts the products of the next keys with the queries in `slot`, and of p with the values of the previous keys. The warpgroups
+ * alternate. */
 template <int D> __device__ inline void start_tile(ForwardShared<D> &s, float (&score)[KEYS / 2], float (&out)[D / 2],
                                                    uint32_t (&p)[KEYS / 4], Ring<STAGES> keys, Ring<STAGES> values, int slot,
                                                    int group, bool half)
@@ -374,8 +374,8 @@ template <int D> __device__ inline void start_tile(ForwardShared<D> &s, float (&
     pass_turn(group);
 }
 
-/* A warpgroup: items one after another. `out` and p belong to `tile` of `item`, score to the tile behind it. Of the keys on the
- * diagonal the first warpgroup sees the first half only. */
+/* The loop of a warpgroup over items. `out` and p belong to `tile` of `item`, score to the next tile. The first warpgroup sees only
+ * the first half of the keys on the diagonal. */
 template <int D, int HEADS> __device__ void consume(ForwardShared<D> &s, const Forward &w, const CUtensorMap *y, int group)
 {
     float out[D / 2] = {}, score[KEYS / 2], factor[2], end[2], bound[2];
@@ -414,7 +414,7 @@ template <int D, int HEADS> __device__ void consume(ForwardShared<D> &s, const F
             rows = Rows();
         }
         const bool moved = weigh_tile<D>(score, rows, factor, w, next, tile, group, bound);
-        if (last) {         /* NOTE: both branches wait, as the assembler moves a wait behind the weights in front of them */
+        if (last) {         /* NOTE: both branches wait, since the assembler moves a common wait past the weights before it */
             finish_sum(out, p);
             write_y(s, w, y, item, out, end);
             for (int i = 0; i < D / 2; i++)
@@ -429,7 +429,7 @@ template <int D, int HEADS> __device__ void consume(ForwardShared<D> &s, const F
         item = next;
     }
     if (group == 0)
-        named_barrier(1, CONSUMERS);            /* for the other's last arrival */
+        named_barrier(1, CONSUMERS);            /* for the last arrival of the other */
     barrier_wait(&s.full[ring.stage], ring.parity);
     start_values(out, p, operand(s.tile[ring.stage], KEYS * ROW), group == 0 && tile == item.block);
     finish_rows(w, item, rows, end);
@@ -440,8 +440,7 @@ template <int D, int HEADS> __device__ void consume(ForwardShared<D> &s, const F
 
 #endif
 
-/* As many thread blocks as there are multiprocessors, in clusters of HEADS: each takes items until there are none. *ticket is 0
- * before. */
+/* One thread block per multiprocessor, in clusters of HEADS: each takes items until there are none. *ticket must be 0 before. */
 template <int D, int HEADS> __global__ void __launch_bounds__(SM90_THREADS, 1)
 forward_kernel(const Forward w, const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap y)
 {

@@ -1,9 +1,9 @@
-/* What the kernels of attention on compute capability 9.0 share, and those before and behind the two that compute, which are
- * attention_sm90_forward.cuh and, backward, attention_sm90.cuh. attention_sm90.cu launches them.
+/* Shared by the kernels of attention on compute capability 9.0; and the small kernels before and after the two main ones, which are
+ * in attention_sm90_forward.cuh and, backward, attention_sm90.cuh. attention_sm90.cu launches all.
  *
- * A document is cut into blocks of 128 keys, and of queries forward into blocks too, backward into tiles of QUERIES. There
- * tiles of dq are added up in a workspace, in F32 and in the order in which wgmma's threads hold them, and become BF16 rows at
- * the end. Head widths below D run as D: TMA fills the columns with zeros. */
+ * A document is divided into blocks of 128 keys, and of 128 queries forward; backward into tiles of QUERIES. Backward accumulates
+ * tiles of dq in a workspace, in F32 and in the register layout of wgmma, and converts them to BF16 rows at the end. Head widths
+ * below D run as D: TMA fills the other columns with zeros. */
 #pragma once
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/hopper.cuh"
@@ -11,34 +11,34 @@
 static constexpr int MOVERS = 128, CONSUMERS = 256, SM90_THREADS = MOVERS + CONSUMERS;
 static constexpr int KEYS = 128;
 static constexpr int ROW = 128;                 /* bytes of a panel's row */
-static constexpr int PART = 64 * 64;            /* floats of dq that a warpgroup computes at a time */
+static constexpr int PART = 64 * 64;            /* floats of dq per warpgroup and tile */
 
 template <int D> struct Tile {
     static constexpr int QUERIES = D == 128 ? 64 : 128, PER_BLOCK = KEYS / QUERIES, PANELS = D / 64;
     static constexpr int KEY_BYTES = KEYS * D * 2, BYTES = QUERIES * D * 2, DS_BYTES = KEYS * QUERIES * 2;
 };
 
-/* What a thread block does at a time: a block of a document, of one head. head -1: there is no more. */
+/* The work of a thread block at a time: a block of a document, of one head. head -1: no more work. */
 struct Item { int start, length, first, block, head; };
 
-/* In shared memory: how the blocks of a cluster tell each other the tickets that they take together. */
+/* In shared memory: tickets that the first block of a cluster sends to the others. */
 struct Tickets { int number[4]; Barrier full[4]; };
 
-/* What all kernels work on. */
+/* Arguments of all kernels. */
 struct Work {
     int T, H, D, window;            /* window: a number of keys, T if there is none                                  */
     int blocks;                     /* of keys, of all documents                                                     */
     const Packed *table;            /* of Blocks                                                                     */
-    float scale, scale_log2;        /* of the scores; the same for powers of 2                                       */
-    int *ticket;                    /* how many items are handed out                                                 */
+    float scale, scale_log2;        /* multiply scores; scale_log2: for powers of 2                                  */
+    int *ticket;                    /* number of items taken                                                         */
 };
 
-/* Of backward. A slot is a tile of a head: (block * PER_BLOCK + tile of the block) * H + head. */
+/* Arguments of backward. A slot is a tile of a head: (block * PER_BLOCK + tile of the block) * H + head. */
 struct Backward : Work {
     float *rows;                    /* (slots, 2, QUERIES): lse for powers of 2, delta                               */
-    float *dq;                      /* (slots, 2, PART): sums without scale, as their threads hold them              */
-    int *turn;                      /* (slots): how many blocks have added                                           */
-    bf16 *dk, *dv;                  /* of every query head, at `kv_width` elements from token to token               */
+    float *dq;                      /* (slots, 2, PART): sums without scale, in the order of threads                 */
+    int *turn;                      /* (slots): number of blocks that have added                                     */
+    bf16 *dk, *dv;                  /* of every query head, kv_width elements per token                              */
     int64_t kv_width;
 };
 
@@ -49,8 +49,8 @@ __device__ inline Packed document_of(const Work &w, int block)
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* A tile of `count` tokens from n on, of a head: boxes of 64 tokens and 64 columns. Where the BLOCKS of a cluster need the same
- * tile, each fetches some of its boxes for all; rank: which of them this is. */
+/* Loads a tile of `count` tokens from n on, of a head, in boxes of 64 tokens by 64 columns. If the BLOCKS of a cluster need the
+ * same tile, each loads some boxes for all; rank: that of this block. */
 template <int D, int BLOCKS = 1>
 __device__ inline void load_tile(char *to, const CUtensorMap *map, int head, int n, int count, Barrier *b, int rank = 0)
 {
@@ -71,8 +71,8 @@ __device__ inline void init_tickets(Tickets &tickets)
         barrier_init(&tickets.full[i], 1);
 }
 
-/* The i-th one of a block, and of all BLOCKS of its cluster: the first block takes it. NOTE: four places are enough where a block
- * asks for it only when its item i - 3 is done: another one must have read that ticket to fetch its part. */
+/* The i-th ticket of a block and its cluster; the first block takes it. NOTE: four slots are enough if a block asks for it only
+ * when its item i - 3 is done, since every block must have read that ticket to load its part. */
 template <int BLOCKS> __device__ inline int next_ticket(Tickets &tickets, int *ticket, int i, int rank)
 {
     Barrier *full = &tickets.full[i & 3];
@@ -88,11 +88,11 @@ template <int BLOCKS> __device__ inline int next_ticket(Tickets &tickets, int *t
     return number;
 }
 
-/* Whose turn it is to start products, by named barriers 1 and 2. */
+/* Turns to start products, by named barriers 1 and 2. */
 __device__ inline void take_turn(int group) { named_barrier(1 + group, CONSUMERS); }
 __device__ inline void pass_turn(int group) { named_barrier_arrive(2 - group, CONSUMERS); }
 
-/* d (64, D) += a (64, 4 W) rows, of which there are 4 W. */
+/* d (64, D) += a (64, 4 W) rows (4 W, D). */
 template <int C, int W> __device__ inline void start_sum(float (&d)[C], uint32_t (&a)[W], uint32_t rows)
 {
     keep_in_place(d);
@@ -106,7 +106,8 @@ template <int C, int W> __device__ inline void start_sum(float (&d)[C], uint32_t
 
 #endif
 
-/* Of four lanes side by side: x[i] of lane p is pair p of eight columns i, afterwards x[p] of lane i is. */
+/* Transposes x in four neighbouring lanes: x[i] of lane p moves to x[p] of lane i. x[i] of lane p is pair p of the i-th eight
+ * columns. */
 __device__ inline void transpose_quad(uint32_t (&x)[4])
 {
     const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
@@ -135,8 +136,8 @@ __device__ inline float norm_squared(uint4 eight)
     return sum;
 }
 
-/* A row of d times `factor`, in BF16, cut to `columns`: that of d[4j] and d[4j+1], or the one `below`. All lanes call, also of rows
- * that do not exist. */
+/* Stores a row of d times `factor`, as BF16, its first `columns` columns: the row of d[4j] and d[4j+1], or the one `below`. All
+ * lanes must call it, also for rows that do not exist. */
 template <int C> __device__ inline void store_row(bf16 *row, const float (&d)[C], bool below, float factor, int columns,
                                                   bool exists)
 {
@@ -160,7 +161,7 @@ static constexpr int SIDE_THREADS = 256;
 
 /* ---- before forward: the norms of keys ---------------------------------------------------------------------- */
 
-/* norm (K, blocks): the largest |k| of each head and block, one per thread block; a token per 16 lanes. k: that of the first token
+/* norm (K, blocks): the largest |k| of each head and block, one per thread block, with 16 lanes per token. k: of the first token
  * and head, in rows of `width` elements. */
 __global__ void __launch_bounds__(SIDE_THREADS) key_norm_kernel(float *norm, const Work w, const bf16 *k, int64_t width)
 {
@@ -184,10 +185,10 @@ __global__ void __launch_bounds__(SIDE_THREADS) key_norm_kernel(float *norm, con
         norm[head * gridDim.x + block] = sqrtf(most);
 }
 
-/* ---- before backward: what a row of queries needs ------------------------------------------------------------ */
+/* ---- before backward: lse and delta of queries --------------------------------------------------------------- */
 
-/* A block and a head per thread block, a token per 16 lanes. Rows behind the document's end get p = exp2(s - inf) = 0. lse is
- * natural, (B, H, T), with a table (N, H). */
+/* One block and head per thread block, 16 lanes per token. Rows after the document's end get p = exp2(s - inf) = 0. lse: natural
+ * logarithm, (B, H, T), with a table (N, H). */
 template <int D> __global__ void __launch_bounds__(SIDE_THREADS)
 prepare_kernel(const Backward w, const bf16 *dy, const bf16 *y, const float *lse)
 {
@@ -224,9 +225,9 @@ prepare_kernel(const Backward w, const bf16 *dy, const bf16 *y, const float *lse
     }
 }
 
-/* ---- behind backward: the workspaces become dqkv ------------------------------------------------------------- */
+/* ---- after backward: dqkv from the workspaces ---------------------------------------------------------------- */
 
-/* A tile and a head per thread block; threads as the warpgroups that computed dq. */
+/* One tile and head per thread block, with the thread layout of the warpgroups that computed dq. */
 template <int D> __global__ void __launch_bounds__(SIDE_THREADS) finish_dq_kernel(bf16 *dq, int64_t width, const Backward w)
 {
     constexpr int QUERIES = Tile<D>::QUERIES;
@@ -236,7 +237,7 @@ template <int D> __global__ void __launch_bounds__(SIDE_THREADS) finish_dq_kerne
     const int t = first + (D == 128 ? 0 : 64 * part) + thread / 32 * 16 + thread % 32 / 4;
     const int left = D == 128 ? 64 * part : 0;
     if (first >= doc.length)
-        return;                             /* no block has stored this tile */
+        return;                             /* a tile that no block has stored */
     const float4 *from = reinterpret_cast<const float4 *>(w.dq + ((int64_t)blockIdx.x * w.H + h) * 2 * PART + part * PART);
     float d[32];
 #pragma unroll
@@ -250,8 +251,8 @@ template <int D> __global__ void __launch_bounds__(SIDE_THREADS) finish_dq_kerne
                   t + 8 * r < doc.length);
 }
 
-/* dk and dv of a key/value head: the sums of its query heads', in their order. A token per thread block in x, eight of its 2 K D
- * columns per thread. heads: dk (N, K * group, D), then dv. */
+/* dk and dv of a key/value head: sums over its query heads, in order. One token per thread block in x, eight of its 2 K D columns
+ * per thread. heads: dk (N, K * group, D), then dv. */
 __global__ void __launch_bounds__(SIDE_THREADS)
 sum_heads_kernel(bf16 *dk, int64_t width, const bf16 *heads, int K, int D, int group)
 {

@@ -1,9 +1,9 @@
-/* Collectives on device memory, through NCCL on the stream of the current queue: in order with the kernels before and after.
+/* Collectives on device memory, through NCCL on the stream of the current queue, in order with its kernels.
  *
- * All-gathers have a communicator of their own that uses no SMs: copies by the GPU's copy engines, from memory that
- * comm_alloc registered as a symmetric window. [NCCL 2.28, CTA policy ZERO] Where that is refused they run as ordinary
- * kernels. Sums need SMs. Two communicators also let a gather and a sum be under way at the same time, on two streams.
- * MPI carries NCCL's identifier and nothing else; with one rank NCCL is never started. */
+ * All-gathers have a separate communicator that uses no SMs: the GPU's copy engines copy from memory that comm_alloc registered as
+ * a symmetric window. [NCCL 2.28, CTA policy ZERO] If registration fails, they run as ordinary kernels. Sums need SMs. Two
+ * communicators also let a gather and a sum overlap, on two streams. MPI only broadcasts NCCL's identifier; with one rank NCCL is
+ * not started. */
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ static void *registered;
 static void nccl_check(ncclResult_t status, const char *call)
 {
     if (status != ncclSuccess)
-        die("%s: %s (%s); NCCL_DEBUG=INFO makes NCCL say more", call, ncclGetErrorString(status), ncclGetLastError(all));
+        die("%s: %s (%s); set NCCL_DEBUG=INFO for details", call, ncclGetErrorString(status), ncclGetLastError(all));
 }
 
 static ncclComm_t split(Ranks g, int policy)
@@ -39,7 +39,7 @@ static ncclComm_t nccl_of(Ranks g)
     for (int i = 0; i < NUM_GROUPS; i++)
         if (groups[i].ranks == g && groups[i].nccl)
             return groups[i].nccl;
-    die("no communicator for the dimensions %#x of the mesh: comm_init comes first, and this file lists the groups", g);
+    die("no communicator for the dimensions %#x of the mesh: call comm_init first; collectives.c lists the groups", g);
 }
 
 static const char *error_of(ncclComm_t c)
@@ -48,12 +48,12 @@ static const char *error_of(ncclComm_t c)
     ncclResult_t error = ncclSuccess;
     if (!c || (ncclCommGetAsyncError(c, &error) == ncclSuccess && (error == ncclSuccess || error == ncclInProgress)))
         return NULL;
-    snprintf(text, sizeof text, "NCCL met an error on the GPU: %s (%s); NCCL_DEBUG=INFO makes NCCL say more",
+    snprintf(text, sizeof text, "NCCL error on the GPU: %s (%s); set NCCL_DEBUG=INFO for details",
              ncclGetErrorString(error), ncclGetLastError(c));
     return text;
 }
 
-/* What broke while a collective ran on the GPU: no call of the main thread returns it. */
+/* An error while a collective ran on the GPU, which no call of the main thread returns. */
 static const char *find_error(void)
 {
     const char *error = error_of(gather);
@@ -67,7 +67,7 @@ static void finish(void)
     device_sync();
     if (gather)
         NCCL_CHECK(ncclCommDestroy(gather));
-    for (int i = NUM_GROUPS - 1; i >= 0; i--) {         /* that of all ranks, which the others came from, last */
+    for (int i = NUM_GROUPS - 1; i >= 0; i--) {         /* last that of all ranks, the parent of the others */
         if (groups[i].nccl)
             NCCL_CHECK(ncclCommDestroy(groups[i].nccl));
         groups[i].nccl = NULL;
@@ -79,8 +79,8 @@ void comm_init(void)
 {
     if (comm_size() == 1)
         return;
-    /* NVLink multicast (NVLS) depends on the state of the host's fabric and fails late where that is not right; the
-     * user who knows it to work can set the variable to 1. */
+    /* NVLink multicast (NVLS) depends on the host's fabric and may fail late. Users whose fabric supports it can set the variable
+     * to 1. */
     setenv("NCCL_NVLS_ENABLE", "0", 0);
     ncclUniqueId id;
     if (comm_rank() == 0)
@@ -96,8 +96,8 @@ void comm_init(void)
     comm_set_device(finish, find_error);
 }
 
-/* A window makes the copy engines usable; where one cannot be had (an older driver, no peer access, a container's limits)
- * gathers are slower, not wrong. The ranks agree, since registering is something that all of them do. */
+/* Copy engines need a window; without one (older driver, no peer access, limits of a container) gathers are slower, but correct.
+ * The ranks agree first, since registration is collective. */
 void *comm_alloc(size_t bytes)
 {
     if (!gather)
@@ -141,8 +141,8 @@ static ncclDataType_t type_of(Tensor x)
     return x.format.dtype == F32 ? ncclFloat32 : ncclBfloat16;
 }
 
-/* BF16 sums are rounded at every hop of NCCL's ring. The order of summation is that of the ring: the same every time
- * on the same machine with the same number of ranks. */
+/* BF16 sums are rounded at every hop of NCCL's ring. The ring sets the order of summation: always the same on the same machine with
+ * the same number of ranks. */
 void backend_comm_all_reduce(Tensor x, Ranks g)
 {
     CHECK_PLAIN(x);
@@ -153,7 +153,7 @@ void backend_comm_all_reduce(Tensor x, Ranks g)
 
 void backend_comm_all_reduce_max(Tensor x, Ranks g)
 {
-    CHECK(x.format.dtype == F32, "the maximum of %s", format_name(x.format));
+    CHECK(x.format.dtype == F32, "comm_all_reduce_max: x is %s; expected f32", format_name(x.format));
     if (comm_group_size(g) > 1)
         NCCL_CHECK(ncclAllReduce(x.data, x.data, tensor_numel(x), ncclFloat32, ncclMax, nccl_of(g), device_stream()));
 }

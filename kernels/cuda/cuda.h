@@ -1,4 +1,4 @@
-/* What the files of the CUDA back end share: checks, the stream, scratch memory, reductions.
+/* Shared by the files of the CUDA back end: checks, the stream, scratch memory, reductions.
  *
  * Included by .c files (host code, compiled as C) and by .cu files (C++17); CUDA types stay inside kernels/cuda.
  * Everything is queued on device_stream(); nothing waits for the device unless its comment says so. */
@@ -23,8 +23,8 @@ extern "C" {
 /* Ends the program if a CUDA runtime call fails. The error may stem from an earlier kernel. */
 #define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
 
-/* Behind every <<<>>>: a launch that was refused. Built with CFLAGS=-DDEBUG it also waits for the kernel, so that a
- * fault is reported at the kernel that made it. */
+/* After every <<<>>>: dies if the launch failed. With CFLAGS=-DDEBUG it also waits for the kernel, so that a fault is reported at
+ * the kernel that caused it. */
 #define LAUNCH_CHECK() cuda_check_launch(__FILE__, __LINE__)
 
 void cuda_check(cudaError_t status, const char *call, const char *file, int line);
@@ -32,10 +32,10 @@ void cuda_check_launch(const char *file, int line);
 
 cudaStream_t device_stream(void);       /* of the current queue */
 int          device_sm_count(void);
-bool         device_is_pinned(const void *p);    /* in a piece of device_host_alloc's */
+bool         device_is_pinned(const void *p);    /* in an allocation of device_host_alloc */
 
-/* Scratch memory for use inside one operation: `bytes` or more, 256-byte aligned, contents undefined. A slot only
- * grows, and growing waits for the device; two buffers that one operation needs at once come from two slots. */
+/* Scratch memory for use inside one operation: `bytes` or more, 256-byte aligned, contents undefined. A slot only grows, and
+ * growing waits for the device. An operation that needs two buffers at once uses two slots. */
 enum {
     SCRATCH_GEMM,           /* cuBLASLt's workspace                          */
     SCRATCH_ATTENTION_OWN,  /* attention's workspace                        */
@@ -47,17 +47,17 @@ enum {
 };
 void *device_scratch(size_t bytes, int slot);
 
-/* The same for attention, which has memory of its caller's: a.scratch, if that is as large. */
+/* The same for attention: a.scratch if it is large enough. */
 void *attention_scratch(Attention a, size_t bytes);
 
-/* image.cu. Whether this program has code that the current device can run, or PTX that the driver can compile for it; and the
- * GPUs it was built for, as make's ARCH names them. */
+/* image.cu. Whether this program has code for the current device, or PTX that the driver can compile for it; and the GPUs it was
+ * built for, as in make's ARCH. */
 bool        image_found(void);
 const char *image_architectures(void);
-/* Whether what hopper.cuh has can be used: its code is for 9.0 alone, and only in programs that were compiled for "90a". */
+/* Whether hopper.cuh can be used: only on compute capability 9.0, in programs compiled for "90a". */
 bool        runs_on_hopper(void);
 
-/* matmul_row.cu: matmul of a single BF16 row with a BF16 w, arguments checked already; false: of others, and nothing is done. */
+/* matmul_row.cu: matmul of a single BF16 row with a BF16 w, arguments already checked. False: not supported, nothing done. */
 bool matmul_row(Tensor y, Tensor x, Tensor w, Tensor add);
 
 static inline size_t ceil_div(size_t n, size_t by)
@@ -90,13 +90,13 @@ __device__ inline float exp2_fast(float x)
     return y;
 }
 
-/* An address in shared memory, as instructions take it. */
+/* An address in shared memory, for PTX instructions. */
 __device__ inline uint32_t shared_address(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* Two, rounded, as one word. */
+/* Two rounded numbers in one word. */
 __device__ inline uint32_t bf16_pair(float low, float high)
 {
     const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
@@ -105,7 +105,7 @@ __device__ inline uint32_t bf16_pair(float low, float high)
 
 /* ---- reductions, always in the same order ------------------------------------------------------------------ */
 
-/* What is reduced: how two become one, and what changes none. */
+/* Reduction operators and their neutral elements. */
 struct Sum {
     template <typename T> __device__ static T of(T a, T b) { return a + b; }
     template <typename T> static constexpr T NONE = 0;

@@ -22,11 +22,11 @@ static struct {
     struct cudaDeviceProp prop;
     int number;
     char address[32];
-    cudaStream_t queue[NUM_QUEUES], stream;      /* stream: what the current queue runs on */
+    cudaStream_t queue[NUM_QUEUES], stream;      /* stream: that of the current queue */
     Queue current;
     bool merged;
     struct { void *data; size_t bytes; } scratch[SCRATCH_SLOTS];
-    struct { char *data; cudaEvent_t event; } stage[STAGES];    /* event: the stage's last copy is done */
+    struct { char *data; cudaEvent_t event; } stage[STAGES];    /* event: last copy of the stage is done */
     unsigned next_stage;
 } dev;
 
@@ -54,16 +54,16 @@ static int count_devices(void)
     cudaError_t status = cudaGetDeviceCount(&count);
     if (status == cudaErrorInsufficientDriver)
         die("this machine has no NVIDIA driver, or one too old for CUDA %d.%d, which this program was built with: "
-            "see nvidia-smi, and install or update the driver; without a GPU build with BACKEND=cpu",
+            "see nvidia-smi, and install or update the driver; without a GPU, build with BACKEND=cpu",
             CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
     if (status != cudaSuccess || count == 0)
         die("no usable NVIDIA GPU (%s): see whether nvidia-smi lists one and CUDA_VISIBLE_DEVICES does not hide it; "
-            "without a GPU build with BACKEND=cpu", cudaGetErrorString(status));
+            "without a GPU, build with BACKEND=cpu", cudaGetErrorString(status));
     return count;
 }
 
-/* NOTE: mpirun binds each of up to two ranks to one core, where the loader's, the checkpoint's and NCCL's threads would
- * hold up the thread that launches kernels. A rank with fewer than four takes back the cores that the system grants it. */
+/* NOTE: mpirun binds each of up to two ranks to one core, where threads of the loader, of checkpoints and of NCCL would delay the
+ * thread that launches kernels. A rank with fewer than four cores undoes this binding. */
 static void take_cores(void)
 {
     cpu_set_t cores;
@@ -86,15 +86,15 @@ static void check_capability(void)
             "Use such a GPU, or build with BACKEND=cpu", dev.number, dev.prop.name, dev.prop.major, dev.prop.minor);
     if (!image_found())
         die("GPU %d (%s) has compute capability %d.%d; this program was built for others: ARCH=\"%s\". Build it with "
-            "make BACKEND=cuda ARCH=%d%s, or with several in ARCH=\"...\" if several kinds of GPU shall run it", dev.number,
+            "make BACKEND=cuda ARCH=%d%s, or with several in ARCH=\"...\" for several kinds of GPU", dev.number,
             dev.prop.name, dev.prop.major, dev.prop.minor, image_architectures(), has, has == 90 ? "a" : "");
 }
 
 void device_init(int local_rank)
 {
     int count = count_devices();
-    if (comm_local_size() > count)         /* all ranks of the host say it, so that it is said once */
-        die("%d ranks run on this host, which shows %d GPU%s. Start at most %d per host, for example mpirun -n %d, or "
+    if (comm_local_size() > count)         /* all ranks of the host die with it, so it is printed once */
+        die("%d ranks run on this host, which has %d visible GPU%s. Start at most %d per host, for example mpirun -n %d, or "
             "--map-by ppr:%d:node over several hosts, and let every rank see all GPUs (CUDA_VISIBLE_DEVICES)",
             comm_local_size(), count, count == 1 ? "" : "s", count, count, count);
     CUDA_CHECK(cudaGetDeviceProperties(&dev.prop, local_rank));
@@ -169,8 +169,8 @@ bool device_has_fp8(void)
 }
 
 /* Dense rates of tensor cores that add in F32; F32: CUDA cores, since nothing here runs in TF32. A name that ends with a space
- * stands for cards of that number with other rates (RTX 4090 D, RTX 4090 Laptop GPU). [Data sheets of A100, L40S, H100, H200,
- * HGX B200 and GB200 NVL72; white papers of Ada 2.1, appendix A, and RTX Blackwell, table 3] */
+ * matches variants with other rates (RTX 4090 D, RTX 4090 Laptop GPU). [Data sheets of A100, L40S, H100, H200, HGX B200 and GB200
+ * NVL72; white papers of Ada 2.1, appendix A, and RTX Blackwell, table 3] */
 typedef struct { const char *name; double f32, bf16, fp8; } Peak;
 
 static const Peak *find_peak(void)
@@ -260,7 +260,7 @@ void *device_alloc(size_t bytes)
 
 void device_free(void *p)
 {
-    if (p)                              /* NOTE: a dry run has nothing, and maybe no GPU to ask */
+    if (p)                              /* NOTE: a dry run has no memory, and maybe no GPU */
         CUDA_CHECK(cudaFree(p));
 }
 
@@ -324,7 +324,7 @@ void backend_device_put(void *dst, const void *src, size_t bytes)
     }
 }
 
-/* Keeps STAGING_DEPTH chunks in flight, so that the host's memcpy runs beside the transfers. */
+/* Keeps STAGING_DEPTH chunks in flight, so that the host's memcpy overlaps with transfers. */
 void backend_device_get(void *dst, const void *src, size_t bytes)
 {
     if (device_is_pinned(dst)) {
@@ -370,7 +370,7 @@ void device_wait(DeviceMark *m)
         CUDA_CHECK(cudaStreamWaitEvent(dev.stream, m->event, 0));
 }
 
-/* NOTE: another thread's device is 0 until it says otherwise; asking would start a context there. */
+/* NOTE: the current device of another thread is 0 at first; a query would create a context there. */
 bool device_reached(const DeviceMark *m)
 {
     CUDA_CHECK(cudaSetDevice(dev.number));

@@ -1,8 +1,8 @@
 /* Rows of the embedding table, in the order of the tokens: each row of the table is read from memory once.
  *
- * Bytes per element in BF16: forward 2 of y and 2 for every different token; backward 2 of dy and 4 for every different
- * token, whose rows are added, in F32 and in the order of their positions, to the row of dw, which is read and written
- * once. No atomics on floats: the same bits every time, those of the CPU. */
+ * Bytes per element in BF16: forward 2 of y and 2 for every distinct token; backward 2 of dy and 4 for every distinct token. Its
+ * rows are added, in F32 and in the order of their positions, to the row of dw, which is read and written once. No atomics on
+ * floats: always the bits of the CPU. */
 #include "kernels/cuda/vector.cuh"
 
 /* A block has ROWS entries of `sorted` and a slice of MAX_THREADS packs of their columns. */
@@ -58,8 +58,8 @@ void backend_embedding_forward(Tensor y, const TokenAt *sorted, Tensor w)
 
 /* ---- backward -------------------------------------------------------------------------------------------------- */
 
-/* The rest of a long run, from entry n on: sum += the rows of dy whose token is t, one by one. c: the thread's
- * column. A frequent token is a long chain of sums, which would wait for memory: rows come to L2 32 ahead. */
+/* The rest of a long run, from entry n on: sum += the rows of dy with token t, one by one. c: the thread's column. A frequent token
+ * is a long chain of sums, which would wait for memory: rows are prefetched to L2, 32 ahead. */
 template <typename T>
 __device__ static inline void add_run(float (&sum)[8], const TokenAt *sorted, const T *dy, int n, int t, int c, int N,
                                       int C)
@@ -97,8 +97,8 @@ __device__ static inline void add_run(float (&sum)[8], const TokenAt *sorted, co
     }
 }
 
-/* A block has the runs of equal tokens that begin in its entries, the last of which may go on behind. All loads of those
- * entries are in flight at once. */
+/* A block has the runs of equal tokens that begin in its entries; the last run may continue after them. All loads of these entries
+ * are in flight at once. */
 template <typename TDW, typename TDY> __global__ __launch_bounds__(MAX_THREADS)
 void add_rows_kernel(TDW *dw, const TokenAt *sorted, const TDY *dy, int N, int C, int slices)
 {

@@ -1,10 +1,10 @@
-/* Numbers that no weight and no moment may be: one read of the bytes. */
+/* Values that weights and moments may not have, in one pass over the bytes. */
 #include "kernels/cuda/fp8.cuh"
 
 enum { THREADS = 256, BLOCKS_PER_SM = 8 };
 
-/* *found = 1 if a number, as its bits say, has all bits of `special` set, or is above `last`; numbers below zero are above the sign
- * bit alone, which is -0. Sixteen bytes at a time but for what lies before the first and behind the last of those. */
+/* *found = 1 if the bits of a number include all bits of `special`, or exceed `last`: bits of numbers below zero exceed the sign
+ * bit, which is -0. Sixteen bytes at a time, except before the first and after the last aligned ones. */
 template <typename U> __global__ __launch_bounds__(THREADS)
 void bits_kernel(int *found, const U *x, size_t n, U special, U last)
 {
@@ -75,7 +75,8 @@ void backend_find_not_finite(int *found, Tensor x, bool negative)
 {
     CHECK_TENSOR(x, x.rows, x.cols);
     CHECK(!negative || x.format.dtype != DYNAMIC8, "%s: %s has negative values", OPERATION, format_name(x.format));
-    CHECK(!format_has_byte_scales(x.format), "%s: %s has a byte per group, which no moment has", OPERATION, format_name(x.format));
+    CHECK(!format_has_byte_scales(x.format), "%s: %s has scales of one byte; moments have larger ones", OPERATION,
+          format_name(x.format));
     switch (x.format.dtype) {
     case F32:  look<uint32_t>(found, x, 0x7f800000u, negative); break;
     case BF16: look<uint16_t>(found, x, 0x7f80, negative); break;

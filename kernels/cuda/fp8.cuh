@@ -1,4 +1,4 @@
-/* FP8 in registers: scales, codes, eight elements at a time. Bit for bit what kernels/fp8.c says. */
+/* FP8 in registers: scales, codes, eight elements at a time. Bit for bit as kernels/fp8.c. */
 #pragma once
 #include <cfloat>
 #include <cuda_fp8.h>
@@ -8,7 +8,7 @@
 template <DType D> constexpr float FP8_MAX = D == E4M3 ? 448.0f : 57344.0f;
 template <DType D> constexpr __nv_fp8_interpretation_t FP8_KIND = D == E4M3 ? __NV_E4M3 : __NV_E5M2;
 
-/* ---- scales: S = max|x| / max(format); of groups of activations kernels/fp8.c says which ------------------------ */
+/* ---- scales: S = max|x| / max(format); for groups of activations see kernels/fp8.c ------------------------------ */
 
 __host__ __device__ inline float fp8_max(DType d)
 {
@@ -21,8 +21,8 @@ __host__ __device__ inline float fp8_headroom(DType d)
     return d == E4M3 ? 2.0f : 8.0f;
 }
 
-/* Smaller maxima count as 2^-90, so that S times the smallest code is a normal float. The division is exact: a product
- * with 1/max, corrected once by its remainder, is the correctly rounded quotient. [Markstein 1990] */
+/* Smaller maxima count as 2^-90, so that S times the smallest code is a normal float. The division is correctly rounded: a product
+ * with 1/max, corrected once by its remainder. [Markstein 1990] */
 __device__ inline float fp8_scale(float amax, DType d)
 {
     const float max = fp8_max(d), inverse = d == E4M3 ? 1 / 448.0f : 1 / 57344.0f, x = fmaxf(amax, 0x1p-90f);
@@ -30,7 +30,7 @@ __device__ inline float fp8_scale(float amax, DType d)
     return isinf(x) ? x : __fmaf_rn(__fmaf_rn(-q, max, x), inverse, q);
 }
 
-/* Of a moment: the bits of a BF16, rounded up: |x/S| <= max(format). */
+/* The scale of a moment, as BF16 bits, rounded up: |x/S| <= max(format). */
 __device__ inline uint16_t fp8_moment_scale(float amax, DType d)
 {
     return (uint16_t)((__float_as_uint(fp8_scale(amax, d)) + 0xffffu) >> 16);
@@ -41,15 +41,16 @@ __device__ inline float bf16_value(uint16_t bits)
     return __uint_as_float((uint32_t)bits << 16);
 }
 
-/* 1/s of an s with up to 8 significant bits, correctly rounded: it lies at least 2^-33 of itself from the middle between two
- * floats, and a Newton step from the hardware's approximation errs by 2^-45. NaN: NaN. */
+/* 1/s for s with up to 8 significant bits, correctly rounded: its relative distance from the midpoint of two floats is at least
+ * 2^-33, and a Newton step from the hardware's approximation has an error of 2^-45. NaN: NaN. */
 __device__ inline float inverse_of_few_bits(float s)
 {
     const float r = inverse_quick(s);
     return __fmaf_rn(__fmaf_rn(-s, r, 1.0f), r, r);
 }
 
-/* In a byte. The quotient is exact as in fp8_scale; from 2^126 on, where 1/head is no normal number, only E counts. */
+/* The scale in a byte. The quotient is correctly rounded as in fp8_scale; from 2^126 on, where 1/head is not normal, only E
+ * matters. */
 __device__ inline uint8_t fp8_group_scale(float amax, DType d)
 {
     const int cut = d == E4M3 ? 20 : 21;
@@ -111,7 +112,7 @@ template <DType D> __device__ inline uint2 encode_pack(const float (&x)[8], floa
     return make_uint2(encode_four<D>(x, inverse), encode_four<D>(x + 4, inverse));
 }
 
-/* The format, where it is known only when the kernel runs: a branch that all threads take alike. */
+/* With the format as a run-time argument: the branch is uniform. */
 __device__ inline uint2 encode_pack(const float (&x)[8], float inverse, DType d)
 {
     return d == E4M3 ? encode_pack<E4M3>(x, inverse) : encode_pack<E5M2>(x, inverse);

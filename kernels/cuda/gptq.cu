@@ -20,7 +20,7 @@ void backend_gptq_diagonal(float *diagonal, Tensor h)
     LAUNCH_CHECK();
 }
 
-/* A row of blocks for each row of m. */
+/* One row of blocks per row of m. */
 __global__ void gptq_damp_kernel(float *m, const float *h, const int *order, float damping, int I)
 {
     const int i = blockIdx.y, j = blockIdx.x * THREADS + threadIdx.x;
@@ -39,8 +39,8 @@ void backend_gptq_damp(Tensor m, Tensor h, const int *order, float damping)
     LAUNCH_CHECK();
 }
 
-/* The square on the diagonal, by one block of threads in shared memory, s[i][k] at s[i * PITCH + k]: from the last column to the
- * first, each is divided by its root and its products are taken off what is left. */
+/* The diagonal square, by one thread block in shared memory, s[i][k] at s[i * PITCH + k]: from the last column to the first, each
+ * is divided by the root of its pivot, and its products are subtracted from the rest. */
 __global__ __launch_bounds__(FACTOR_THREADS)
 void gptq_square_kernel(float *c, int *failed, const float *m, int R, int I, int first)
 {
@@ -70,8 +70,8 @@ void gptq_square_kernel(float *c, int *failed, const float *m, int R, int I, int
     }
 }
 
-/* The columns before it, a thread each, from the last row to the first; those after it are 0. The thread's x in shared memory
- * follows the square. */
+/* The columns before the square, one thread each, from the last row to the first; columns after it are 0. In shared memory the
+ * thread's x comes after the square. */
 __global__ __launch_bounds__(SOLVE_THREADS)
 void gptq_solve_kernel(float *c, const float *m, int R, int I, int first)
 {
@@ -120,9 +120,9 @@ void backend_gptq_factor(Tensor c, int *failed, Tensor m, int first)
 
 /* ---- codes ---------------------------------------------------------------------------------------------------- */
 
-/* A warp has a row, its lane l the columns l, l + 32, ...: of each the weight, the scale and the sum so far are in its registers.
- * All lanes find the code of a column of theirs, one of them that of the next column, whose error it tells the others. C_jk is
- * at c[j * PITCH + k] in shared memory. */
+/* A warp has a row, its lane l the columns l, l + 32, ..., with weight, scale and sum so far in registers. All lanes compute the
+ * code of one of their columns; the lane with the next column sends its error to the others. C_jk is at c[j * PITCH + k] in shared
+ * memory. */
 __global__ __launch_bounds__(ROWS * WARP)
 void gptq_columns_kernel(int8_t *q, AnyOut values, float *e, const float *w, const float *scale, const float *sums,
                          const float *ct, const int *order, int O, int I, int group, int first, int count)

@@ -1,21 +1,21 @@
-/* What compute capability 9.0 alone has, as functions [PTX ISA 8.0, sec. 9.7]: barriers in shared memory that count bytes, copies
- * between global and shared memory by the tensor memory accelerator (TMA), products of tiles by a warpgroup (wgmma), whose 128
- * threads issue them together and wait later.
+/* Functions for features of compute capability 9.0 only [PTX ISA 8.0, sec. 9.7]: barriers in shared memory that count bytes, copies
+ * between global and shared memory by the tensor memory accelerator (TMA), and asynchronous products of tiles (wgmma), which the
+ * 128 threads of a warpgroup issue together.
  *
- * Tiles of BF16 lie in shared memory as panels of 64 columns: a row takes 128 bytes, rows follow each other, and the 16-byte
- * chunk c of row r is at place c ^ r % 8 (the "128-byte swizzle"). A tile starts at a multiple of 1024 bytes. Panels of FP8
- * have 128 columns.
+ * Tiles of BF16 in shared memory are panels of 64 columns: a row takes 128 bytes, rows are contiguous, and the 16-byte chunk c of
+ * row r is at position c ^ r % 8 (the "128-byte swizzle"). A tile starts at a multiple of 1024 bytes. Panels of FP8 have 128
+ * columns.
  *
- * wgmma computes d (64, N) += a (64, 16) b (16, N). An operand "by rows" has its rows (of a) or columns (of b) as rows of the
- * tile, so that the sum runs along them; one "by columns" has the sum across the tile's rows. Lane l of warp w of the warpgroup
+ * wgmma computes d (64, N) += a (64, 16) b (16, N). An operand "by rows" has its rows (of a) or columns (of b) as rows of the tile,
+ * and the sum runs along them; for an operand "by columns" the sum runs across the tile's rows. Lane l of warp w of the warpgroup
  * holds of d, in d[4j .. 4j+3], row 16w + l/4 (two numbers) and the row 8 below it (two), columns 8j + 2(l%4) and the next.
- * Operands a in registers are pairs of BF16 in the same places: d of one product, rounded, is a of the next.
+ * Operands a in registers are pairs of BF16 in the same layout: d of one product, rounded, can be a of the next.
  *
- * Asynchronous copies and products see memory through a "proxy" of their own: fence_async stands between ordinary writes to
- * shared memory and reads by those, fence_async_global where one of both is in global memory. It may stand on either side
- * of the barrier between them, in the thread block that reads: so [Lustig 2022, Mixed-Proxy Extensions for the NVIDIA PTX Memory
- * Consistency Model] has it for other proxies, and the PTX ISA says nothing else of this one. Behind the barrier, in the thread
- * that starts what reads, it does not hold up the writer, which would otherwise wait for all accesses that it has under way. */
+ * Asynchronous copies and products access memory through the async proxy: fence_async is needed between ordinary writes to shared
+ * memory and such reads, fence_async_global if one of them is in global memory. It may be on either side of the barrier between
+ * them, in the thread block that reads: [Lustig 2022, Mixed-Proxy Extensions for the NVIDIA PTX Memory Consistency Model] says so
+ * for other proxies, and the PTX ISA does not contradict it for this one. After the barrier, in the thread that starts the read, it
+ * does not delay the writer, which would otherwise wait for all of its pending accesses. */
 #pragma once
 #include <cuda.h>
 
@@ -27,7 +27,7 @@ typedef uint64_t Barrier;       /* in shared memory */
 
 /* ---- barriers ---------------------------------------------------------------------------------------------- */
 
-/* A phase ends after `arrivals` arrivals and when all announced bytes are there. Phases are told apart by their parity, 0 first. */
+/* A phase ends after `arrivals` arrivals and all announced bytes. Phases are identified by parity, 0 first. */
 __device__ inline void barrier_init(Barrier *b, int arrivals)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(b)), "r"(arrivals) : "memory");
@@ -44,8 +44,8 @@ __device__ inline void barrier_arrive(Barrier *b)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(b)) : "memory");
 }
 
-/* Arrives at the barrier that has this one's place in a block of the cluster, by its number there. NOTE: enough behind reads that
- * were waited for. What the thread stored need not be visible there, and .release.cluster would wait for it. */
+/* Arrives at the same barrier of another block of the cluster; block: its number in the cluster. NOTE: sufficient after reads that
+ * were waited for. The thread's stores need not be visible there, and .release.cluster would wait for them. */
 __device__ inline void barrier_arrive_at(Barrier *b, int block)
 {
     asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
@@ -53,7 +53,7 @@ __device__ inline void barrier_arrive_at(Barrier *b, int block)
                  :: "r"(shared_address(b)), "r"(block) : "memory");
 }
 
-/* Writes a number to that place in another block of the cluster, with word of its four bytes to the barrier there. */
+/* Writes a number to the same address of another block of the cluster, and counts its four bytes at the barrier there. */
 __device__ inline void store_at(int *to, int number, Barrier *b, int block)
 {
     asm volatile("{\n.reg .b32 place, word;\nmapa.shared::cluster.u32 place, %0, %3;\nmapa.shared::cluster.u32 word, %2, %3;\n"
@@ -61,13 +61,13 @@ __device__ inline void store_at(int *to, int number, Barrier *b, int block)
                  :: "r"(shared_address(to)), "r"(number), "r"(shared_address(b)), "r"(block) : "memory");
 }
 
-/* Arrives and announces bytes that TMA or store_at will bring. */
+/* Arrives, and announces bytes that TMA or store_at will write. */
 __device__ inline void barrier_expect(Barrier *b, int bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)), "r"(bytes) : "memory");
 }
 
-/* Waits for the end of the phase of that parity; of parity 1, it does not wait before the first phase has ended. */
+/* Waits for the end of the phase with this parity; with parity 1 it returns at once until the first phase has ended. */
 __device__ inline void barrier_wait(Barrier *b, int parity)
 {
     uint32_t done;
@@ -77,7 +77,7 @@ __device__ inline void barrier_wait(Barrier *b, int parity)
     while (!done);
 }
 
-/* All threads of a cluster of so many blocks. */
+/* For all threads of a cluster of BLOCKS blocks. */
 template <int BLOCKS> __device__ inline void cluster_barrier()
 {
     if (BLOCKS == 1)
@@ -86,14 +86,14 @@ template <int BLOCKS> __device__ inline void cluster_barrier()
         asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-/* Before a block ends: another one of the cluster may still arrive at its barriers. */
+/* Before a block ends, since another block of the cluster may still arrive at its barriers. */
 template <int BLOCKS> __device__ inline void cluster_end()
 {
     if (BLOCKS > 1)
         cluster_barrier<BLOCKS>();
 }
 
-/* One arrival of a warp, for all that its lanes did before. */
+/* One arrival of a warp, for all earlier accesses of its lanes. */
 __device__ inline void barrier_arrive_warp(Barrier *b)
 {
     __syncwarp();
@@ -101,8 +101,8 @@ __device__ inline void barrier_arrive_warp(Barrier *b)
         barrier_arrive(b);
 }
 
-/* The same at that barrier of each of so many blocks of the cluster, for reads that were waited for. NOTE: of several blocks, and the
- * warp's lanes must have met since they waited, as products make them. */
+/* The same at this barrier of all BLOCKS blocks of the cluster, for reads that were waited for. NOTE: with several blocks, the
+ * warp's lanes must have converged since they waited, as after products. */
 template <int BLOCKS> __device__ inline void barrier_arrive_everywhere(Barrier *b)
 {
     const int lane = threadIdx.x % 32;
@@ -112,7 +112,7 @@ template <int BLOCKS> __device__ inline void barrier_arrive_everywhere(Barrier *
         barrier_arrive_at(b, lane);
 }
 
-/* Where in a ring of stages somebody is, and the parity of the phase there. */
+/* A position in a ring of stages, and the parity of its phase. */
 template <int STAGES> struct Ring {
     int stage = 0, parity = 0;
 
@@ -131,7 +131,7 @@ __device__ inline void named_barrier(int number, int threads)
     asm volatile("bar.sync %0, %1;" :: "r"(number), "r"(threads) : "memory");
 }
 
-/* Counts as the others' `threads` of it do, and goes on. */
+/* Arrives without waiting; `threads`: the same number as for the waiting threads. */
 __device__ inline void named_barrier_arrive(int number, int threads)
 {
     asm volatile("bar.arrive %0, %1;" :: "r"(number), "r"(threads) : "memory");
@@ -139,7 +139,7 @@ __device__ inline void named_barrier_arrive(int number, int threads)
 
 /* ---- copies ------------------------------------------------------------------------------------------------ */
 
-/* NOTE: without its state space the fence waits for the block's writes to global memory too, a thousand cycles or so. */
+/* NOTE: without the state space the fence would also wait for the block's writes to global memory, about a thousand cycles. */
 __device__ inline void fence_async()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -155,14 +155,14 @@ __device__ inline void prefetch_map(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory");
 }
 
-/* A box of the map's shape, from (x, y, z) on; what lies outside the tensor becomes 0. */
+/* Loads a box of the map's shape, from (x, y, z) on; elements outside the tensor become 0. */
 __device__ inline void load_box(void *to, const CUtensorMap *map, int x, int y, int z, Barrier *b)
 {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
                  :: "r"(shared_address(to)), "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(b)) : "memory");
 }
 
-/* The same to that place in each block of the cluster that `blocks` has a bit for, with word to the barrier there. */
+/* The same to this address in each block of the cluster whose bit is set in `blocks`, and to the barrier there. */
 __device__ inline void load_box_everywhere(void *to, const CUtensorMap *map, int x, int y, int z, Barrier *b, uint16_t blocks)
 {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -170,7 +170,7 @@ __device__ inline void load_box_everywhere(void *to, const CUtensorMap *map, int
                  :: "r"(shared_address(to)), "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(b)), "h"(blocks) : "memory");
 }
 
-/* Both of a tensor of five dimensions, from (x, 0, 0, 0, y) on. */
+/* Both for a tensor of five dimensions, from (x, 0, 0, 0, y) on. */
 __device__ inline void load_box(void *to, const CUtensorMap *map, int x, int y, Barrier *b)
 {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -185,7 +185,7 @@ __device__ inline void load_box_everywhere(void *to, const CUtensorMap *map, int
                  :: "r"(shared_address(to)), "l"(map), "r"(x), "r"(0), "r"(y), "r"(shared_address(b)), "h"(blocks) : "memory");
 }
 
-/* load_box the other way; nothing is written outside the tensor. */
+/* The opposite of load_box; nothing is written outside the tensor. */
 __device__ inline void store_box(const CUtensorMap *map, int x, int y, int z, const void *from)
 {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];"
@@ -198,7 +198,7 @@ __device__ inline void store_box(const CUtensorMap *map, int x, int y, const voi
                  :: "l"(map), "r"(x), "r"(0), "r"(y), "r"(shared_address(from)) : "memory");
 }
 
-/* Multiples of 16 bytes, aligned so. */
+/* bytes and both addresses are multiples of 16. */
 __device__ inline void load_bytes(void *to, const void *from, int bytes, Barrier *b)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
@@ -217,8 +217,8 @@ __device__ inline void add_floats(float *to, const float *from, int bytes)
                  :: "l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
 }
 
-/* Of one thread's stores and adds: each commit ends a group. The first wait: all but the last N groups have read their source; the
- * second: all are done. */
+/* For stores and adds of one thread: each commit ends a group. copies_wait_read: until all but the last N groups have read their
+ * source; copies_wait: until all are done. */
 __device__ inline void copies_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int N> __device__ inline void copies_wait_read()
 {
@@ -226,8 +226,8 @@ template <int N> __device__ inline void copies_wait_read()
 }
 __device__ inline void copies_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-/* A number in global memory by which blocks take turns with copies: whoever reads what another has set sees the copies that
- * this one had waited for. */
+/* A number in global memory that orders copies of blocks: a thread that reads the value of turn_set sees the copies that its writer
+ * had waited for. */
 __device__ inline void turn_wait(const int *turn, int value)
 {
     int now;
@@ -245,17 +245,16 @@ __device__ inline void turn_set(int *turn, int value)
 
 /* ---- products ---------------------------------------------------------------------------------------------- */
 
-/* The registers of a thread for itself and the rest of its warpgroup; all warps of the warpgroup call. */
+/* Sets the registers per thread of a warpgroup; all of its warps must call it. */
 template <int N> __device__ inline void registers_grow() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
 template <int N> __device__ inline void registers_shrink() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
 
-/* Names an operand in shared memory, whose groups of 8 rows follow each other; `panel` is how many bytes lie between panels
- * where an operand by columns has several. To move on by some bytes, add operand_step of them. This is the lower half of wgmma's
- * descriptor, the upper one is always the same. */
+/* Describes an operand in shared memory with contiguous groups of 8 rows; panel: bytes between panels, for an operand by columns
+ * with several. Add operand_step(bytes) to advance. This is the lower half of wgmma's descriptor; the upper half is constant. */
 __device__ inline uint32_t operand(const void *tile, int panel)
 {
     uint32_t low = (shared_address(tile) & 0x3ffff) >> 4 | (uint32_t)(panel >> 4) << 16;
-    asm("" : "+r"(low));    /* NOTE: else the compiler sees that steps do not carry and adds them in 64 bits, at thrice the cost */
+    asm("" : "+r"(low));    /* NOTE: else the compiler sees that steps do not carry and adds in 64 bits, at three times the cost */
     return low;
 }
 __device__ constexpr uint32_t operand_step(int bytes) { return (uint32_t)bytes >> 4; }
@@ -265,23 +264,22 @@ __device__ inline uint64_t descriptor(uint32_t operand)
     return (uint64_t)(group >> 4 | swizzle_128 << 30) << 32 | operand;
 }
 
-/* 16 terms of a sum further: along the rows of an operand by rows, whose panels are `panel` bytes apart; down those of one by
- * columns. */
+/* The step to the k-th 16 terms of a sum: along the rows of an operand by rows, with panels `panel` bytes apart; down the rows of
+ * an operand by columns. */
 __device__ constexpr uint32_t step_by_rows(int k, int panel) { return operand_step(k / 4 * panel + k % 4 * 32); }
 __device__ constexpr uint32_t step_by_columns(int k) { return operand_step(k * 16 * 128); }
 
-/* Before the first of some products, and after ordinary code has changed their registers. */
+/* Before the first product, and after ordinary code has changed registers of products. */
 __device__ inline void products_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/* All but the last N groups are done. NOTE: the assembler moves the wait in front of ordinary computations that could run meanwhile.
- * It does not if both branches of an `if` behind them wait, which the compiler leaves so if their PLACE differs. */
+/* Until all but the last N groups are done. NOTE: the assembler moves the wait before ordinary computations that could overlap. It
+ * does not if both branches of an `if` after them wait, and the compiler keeps both if their PLACE differs. */
 template <int N, int PLACE = 0> __device__ inline void products_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;    // %1" :: "n"(N), "n"(PLACE) : "memory");
 }
 
-/* NOTE: the compiler does not know that products change registers until they are waited for: this keeps it from moving accesses
- * over that point. */
+/* NOTE: the compiler does not know that products change registers until the wait: this keeps it from moving accesses across it. */
 template <int N> __device__ inline void keep_in_place(float (&x)[N])
 {
 #pragma unroll
@@ -324,7 +322,8 @@ template <int A_COLUMNS, int B_COLUMNS> __device__ inline void product(float (&d
                  : D32(d, 0), D32(d, 32) : "l"(descriptor(a)), "l"(descriptor(b)), "r"((int)add), "n"(A_COLUMNS), "n"(B_COLUMNS));
 }
 
-/* The same of FP8, a of format A and b of E4M3, both by rows; 32 terms are 32 bytes. The tensor cores add in few bits. */
+/* The same for FP8, a in format A and b in E4M3, both by rows; 32 terms are 32 bytes. The tensor cores add in short
+ * accumulators. */
 #define PRODUCT_FP8(kinds)                                                                                                          \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                                                     \
                  "wgmma.mma_async.sync.aligned.m64n256k32.f32." kinds " {" NAMES_128 "}, %128, %129, p, 1, 1;\n}"                  \
@@ -374,28 +373,28 @@ __device__ inline void product_add(float (&d)[64], const uint32_t *a, uint32_t b
 
 /* ---- in a warp --------------------------------------------------------------------------------------------- */
 
-/* A number that all lanes of the warp have, so that the compiler knows it: operands computed from it stay in uniform registers. */
+/* Tells the compiler that x is equal in all lanes, so that operands computed from it stay in uniform registers. */
 __device__ inline int uniform(int x)
 {
     return __shfl_sync(0xffffffffu, x, 0);
 }
 
-/* Four 8 x 8 matrices of BF16 pairs as wgmma holds them, a[i] of all lanes matrix i, to shared memory: lane 8i + r says where
- * row r of matrix i goes, 16 bytes. */
+/* Stores four 8 x 8 matrices of BF16 in wgmma's layout to shared memory, where a[i] of all lanes is matrix i: lane 8i + r has the
+ * address of row r of matrix i, 16 bytes. */
 __device__ inline void store_matrices(void *row, const uint32_t *a)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  :: "r"(shared_address(row)), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]) : "memory");
 }
 
-/* Each matrix transposed: lane 8i + r says where column r of matrix i goes. */
+/* Each matrix transposed: lane 8i + r has the address of column r of matrix i. */
 __device__ inline void store_matrices_turned(void *column, const uint32_t *a)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                  :: "r"(shared_address(column)), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]) : "memory");
 }
 
-/* The other way. */
+/* The opposite of store_matrices. */
 __device__ inline void load_matrices(uint32_t *a, const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -406,7 +405,7 @@ __device__ inline void load_matrices(uint32_t *a, const void *row)
 
 /* ---- launch ------------------------------------------------------------------------------------------------ */
 
-/* Blocks with `bytes` of dynamic shared memory, in clusters of so many. LAUNCH_CHECK follows. */
+/* Launches `clusters` clusters of `blocks` blocks with `bytes` of dynamic shared memory each. LAUNCH_CHECK must follow. */
 template <class... Parameters, class... Arguments>
 inline void launch_clusters(void (*kernel)(Parameters...), int clusters, int blocks, int threads, size_t bytes,
                             Arguments... arguments)

@@ -1,4 +1,4 @@
-/* Which GPUs this program has code for. All .cu files are compiled for the same ones, so one kernel tells. */
+/* Which GPUs this program has code for. All .cu files are compiled for the same ones, so one kernel is enough to test. */
 #include <string.h>
 
 #include "kernels/cuda/cuda.h"

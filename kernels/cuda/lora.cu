@@ -1,4 +1,4 @@
-/* The products of adapters: which kernels, and the plain ones for what the fast ones do not have, F32 and rows of odd widths. */
+/* The products of adapters: dispatch, and plain kernels for cases without a fast one: F32, and rows of odd widths. */
 #include "kernels/cuda/lora.cuh"
 
 enum { THREADS = 256 };
@@ -17,7 +17,7 @@ LoraParts lora_parts(LowRank m, int rank, int C)
 
 /* ---- plain kernels --------------------------------------------------------------------------------------------- */
 
-/* Numbers of any format, of codes without their scale. */
+/* Numbers in any format; FP8 without scale. */
 struct Elements {
     const void *data;
     DType dtype;
@@ -45,7 +45,7 @@ __device__ static inline void store(AnyOut out, size_t i, float x)
         ((bf16 *)out.data)[i] = from_float<bf16>(x);
 }
 
-/* A warp has one number of low. */
+/* One warp per number of low. */
 __global__ __launch_bounds__(THREADS)
 void narrow_kernel(AnyOut low, Elements x, const float *x_scale, Elements w, LoraParts parts, size_t count, int C, float scale)
 {
@@ -64,7 +64,7 @@ void narrow_kernel(AnyOut low, Elements x, const float *x_scale, Elements w, Lor
         store(low, i, sum * (x_scale ? scale * *x_scale : scale));
 }
 
-/* A thread has one number of y, of part blockIdx.y. */
+/* One thread per number of y, in part blockIdx.y. */
 __global__ __launch_bounds__(THREADS)
 void widen_kernel(AnyOut y, Elements low, Elements w, Elements add, LoraParts parts, int N, int C)
 {
@@ -79,7 +79,7 @@ void widen_kernel(AnyOut y, Elements low, Elements w, Elements add, LoraParts pa
     store(y, at, add.data ? sum + add[at] : sum);
 }
 
-/* A thread has one number of dm, of part blockIdx.y. before: what it is added to, or nothing. */
+/* One thread per number of dm, in part blockIdx.y. before: the sum so far, or no data. */
 __global__ __launch_bounds__(THREADS)
 void dw_kernel(AnyOut dw, Elements before, LoraParts parts, Elements low, Elements x, const float *x_scale, int N, int C)
 {
@@ -94,7 +94,7 @@ void dw_kernel(AnyOut dw, Elements before, LoraParts parts, Elements low, Elemen
     store(dw, at, (before.data ? before[at] : 0.0f) + sum * (x_scale ? *x_scale : 1.0f));
 }
 
-/* One thread for each of `rows` numbers of every column of the widest part, and each part. */
+/* One thread for each of `rows` numbers per column of the widest part, times parts. */
 static dim3 grid_of_parts(const LoraParts &parts, int rows)
 {
     size_t most = 0;
@@ -146,7 +146,7 @@ void backend_lora_widen(Tensor y, Tensor low, LowRank m, Tensor add)
     CHECK_PLAIN(y);
     CHECK_OPTIONAL(add, N, C);
     CHECK_PLAIN(add);
-    CHECK(!add.data || format_equal(add.format, y.format), "lora_widen: add is %s, y %s; the CUDA back end has one format for both",
+    CHECK(!add.data || format_equal(add.format, y.format), "lora_widen: add is %s, y %s; the CUDA back end needs one format",
           format_name(add.format), format_name(y.format));
     CHECK(y.data != low.data && y.data != m.w.data, "lora_widen: y is an input");
     const LoraParts parts = lora_parts(m, r, C);

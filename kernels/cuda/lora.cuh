@@ -1,11 +1,11 @@
-/* What the kernels of adapters share: the parts of a narrow matrix, tensor-core products, FP8 codes as BF16, which is exact. */
+/* Shared by the kernels of adapters: parts of the adapter matrix, tensor-core products, and FP8 codes as BF16, which is exact. */
 #pragma once
 #include "kernels/cuda/readers.cuh"
 
 /* ---- parts --------------------------------------------------------------------------------------------------- */
 
-/* Columns first .. first + width - 1 of the wide tensor, which share column `at` + column * by_column + j * by_low of the narrow
- * matrix with columns low + j, j < rank, of the low one. block: how many blocks of columns lie before it. */
+/* Columns first .. first + width - 1 of the wide tensor. The matrix element for its column c and column low + j, j < rank, of the
+ * low tensor is at `at` + c * by_column + j * by_low. block: number of blocks of columns before this part. */
 struct LoraPart { int first, width, low, block; size_t at; };
 struct LoraParts {
     int count, rank;
@@ -15,7 +15,7 @@ struct LoraParts {
 
 LoraParts lora_parts(LowRank m, int rank, int C);       /* lora.cu */
 
-/* Numbers blocks of so many columns, of which none has columns of two parts; returns how many there are. */
+/* Numbers blocks of `columns` columns, none of which spans two parts; returns the number of blocks. */
 static inline int number_blocks(LoraParts &parts, int columns)
 {
     int blocks = 0;
@@ -26,7 +26,7 @@ static inline int number_blocks(LoraParts &parts, int columns)
     return blocks;
 }
 
-/* NOTE: an index that the compiler does not know would copy all parts to local memory. */
+/* NOTE: a run-time index would copy all parts to local memory. */
 __device__ inline LoraPart part_number(const LoraParts &parts, int number)
 {
     LoraPart part = parts.part[0];
@@ -47,7 +47,7 @@ __device__ inline LoraPart part_of_block(const LoraParts &parts, int block)
     return part;
 }
 
-/* True if every part's columns, and so those of C, move `each` elements at a time. */
+/* True if the columns of every part, and so of C, can be accessed `each` elements at a time. */
 static inline bool parts_aligned(const LoraParts &parts, Tensor wide, int each)
 {
     bool aligned = wide.cols % each == 0 && (uintptr_t)wide.data % 16 == 0;
@@ -56,29 +56,29 @@ static inline bool parts_aligned(const LoraParts &parts, Tensor wide, int each)
     return aligned;
 }
 
-/* The fast kernels, arguments checked already; false: of other formats or shapes, and nothing is done. */
+/* The fast kernels, arguments already checked. False: formats or shapes not supported, nothing done. */
 bool lora_narrow_fast(Tensor low, Tensor x, Tensor w, LoraParts parts, float scale);    /* lora_narrow.cu */
 bool lora_widen_fast (Tensor y, Tensor low, Tensor w, LoraParts parts, Tensor add);     /* lora_widen.cu */
 bool lora_dw_fast    (Tensor dw, LoraParts parts, Tensor low, Tensor x);                /* lora_dw.cu */
 
-/* swiglu_lora.cu: swiglu_forward with a product, other arguments checked already; false: there is none, or it is of other formats
- * or shapes, and nothing is done. _added: of an act in BF16. _save_added: what comes before the codes of an FP8 act, gate_up is
- * saved, also where it is wide, and found.amax raised to max|act|, of the exact sums if `exact` and gate_up is not wide; with
- * found.range, act is encoded too, within its range. Then _codes_added encodes, or encodes again what exceeded the range, from the
- * exact sums, of which gate_up holds less; else gate_up has all that codes need. */
+/* swiglu_lora.cu: swiglu_forward with a product, other arguments already checked. False: no product, or formats or shapes not
+ * supported; nothing done. _added: for an act in BF16. _save_added: the step before the codes of an FP8 act. It saves gate_up, also
+ * if that is wide, and raises found.amax to max|act|, of the exact sums if `exact` and gate_up is not wide; with found.range it
+ * also encodes act within its range. _codes_added then encodes act from the exact sums, or re-encodes it if it exceeded the range;
+ * without `exact`, gate_up is enough for codes. */
 struct Found;       /* tiles.cuh */
 bool swiglu_added      (Tensor act, Tensor gate_up, Tensor wide, LowProduct product);
 bool swiglu_save_added (Found found, Tensor act, Tensor gate_up, Tensor wide, LowProduct product, bool exact);
 void swiglu_codes_added(Tensor act, Found found, Tensor wide, LowProduct product);
 
-/* swiglu_lora_backward.cu: swiglu_backward with a product, likewise. */
+/* swiglu_lora_backward.cu: the same for swiglu_backward. */
 bool swiglu_backward_added(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up);
 
-/* rope_lora.cu: rope_forward with neither norm in one pass: with a product, or exact and saved in FP8 groups; else, or if of other
- * formats or shapes, false, and nothing is done. */
+/* rope_lora.cu: rope_forward without norms in one pass: with a product, or exact and saved in FP8 groups. False: other cases, or
+ * formats or shapes not supported; nothing done. */
 bool rope_forward_added(bool exact, Tensor y, Tensor saved, Tensor x, LowProduct product, Attention a);
 
-/* f(Known<the format of x>), which is BF16, E4M3 or E5M2. */
+/* f(Known<format of x>); x is BF16, E4M3 or E5M2. */
 template <typename F> static inline void with_wide(Tensor x, F f)
 {
     switch (x.format.dtype) {
@@ -95,9 +95,9 @@ static inline const float *scale_of(Tensor x)
 
 /* ---- tensor cores -------------------------------------------------------------------------------------------- */
 
-/* d += a b, a 16 x 16 and b 16 x 8. Of lane 4 g + t [PTX ISA]: a rows g and g + 8 of columns 2t, 2t + 1, then both of columns
- * 2t + 8, 2t + 9; b rows 2t, 2t + 1, then 2t + 8, 2t + 9 of column g; d columns 2t, 2t + 1 of row g, then of row g + 8. What is
- * summed may be in any order, the same in a and b. */
+/* d += a b, a 16 x 16 and b 16 x 8. Lane 4 g + t holds [PTX ISA]: a: rows g and g + 8 of columns 2t, 2t + 1, then both rows of
+ * columns 2t + 8, 2t + 9; b: rows 2t, 2t + 1, then 2t + 8, 2t + 9 of column g; d: columns 2t, 2t + 1 of row g, then of row g + 8.
+ * The summed dimension may have any order, the same in a and b. */
 __device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

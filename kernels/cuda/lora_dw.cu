@@ -1,26 +1,26 @@
-/* dw += lowT x for low in BF16 and x in BF16 or FP8: x is read once, straight into registers.
+/* dw += lowT x for low in BF16 and x in BF16 or FP8: x is read once, directly into registers.
  *
- * A block has 128 columns of x, up to 64 of low and a range of tokens; two warps side by side have 64 columns each, four pairs of
- * warps take turns at the tokens. The warps' sums are added in shared memory, those of the blocks by a second kernel, always in
- * the same order: F32 sums of the blocks go through memory, 8 bytes per element of w and range, as few ranges as occupy the GPU.
- * What a thread loads, eight neighbours of four rows, is one column of eight products, each over 16 tokens. */
+ * A block has 128 columns of x, up to 64 of low and a range of tokens; the two warps of a pair have 64 columns each, and four pairs
+ * alternate over tokens. The sums of warps are added in shared memory, those of blocks by a second kernel, always in the same
+ * order. F32 sums of blocks go through memory, 8 bytes per element of w and range; there are only as many ranges as fill the GPU. A
+ * thread loads eight neighbours of four rows: one column of eight products, each over 16 tokens. */
 #include "kernels/cuda/lora.cuh"
 
 static constexpr int THREADS = 256, COLUMNS = 128, SLICES = 4, MAX_RANK = 64;
 
-/* JT: sixteens of columns of low. In shared memory 16 bytes lie between its rows, so that eight of them have different banks. */
+/* JT: columns of low / 16. In shared memory its rows have 16 bytes of padding, so that eight rows use different banks. */
 template <int JT>  constexpr int LOW_STRIDE = 16 * JT + 8;
 template <int JT>  constexpr int LOW_TOKENS = JT == 1 ? 2048 : JT == 2 ? 1024 : JT == 3 ? 768 : 512;
-template <DType D> constexpr int UNROLL = 4 / WIDE_BYTES<D>;        /* sixteens of tokens that a warp has under way */
-template <DType D> constexpr int TURN = SLICES * 16 * UNROLL<D>;    /* tokens that all warps have */
-static constexpr int RANGE = 256;                                   /* ranges of tokens are multiples: of TURN too */
+template <DType D> constexpr int UNROLL = 4 / WIDE_BYTES<D>;        /* tokens / 16 that a warp has in flight */
+template <DType D> constexpr int TURN = SLICES * 16 * UNROLL<D>;    /* tokens of all warps */
+static constexpr int RANGE = 256;                                   /* ranges of tokens are multiples of it; a multiple of TURN */
 
-/* ---- what is loaded ---------------------------------------------------------------------------------------------- */
+/* ---- loads ------------------------------------------------------------------------------------------------------- */
 
-/* Eight neighbours of a row. */
+/* Eight neighbouring elements of a row. */
 template <DType D> struct Row { uint32_t word[2 * WIDE_BYTES<D>]; };
 
-/* 0 if not `known`. NOTE: as C the condition becomes a branch, and each load waits for the one before. */
+/* 0 if not `known`. NOTE: in C the condition becomes a branch, and each load waits for the previous one. */
 __device__ static inline void load_row(Row<BF16> &row, const uint8_t *from, bool known)
 {
     asm volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
@@ -35,7 +35,7 @@ template <DType D> __device__ static inline void load_row(Row<D> &row, const uin
         : "=&r"(row.word[0]), "=&r"(row.word[1]) : "l"(from), "r"((int)known));
 }
 
-/* The lane's rows of a warp's tokens from n on, of each 16 rows 2t, 2t + 1, 2t + 8, 2t + 9; 0 from `end` on. */
+/* The lane's rows of a warp's tokens from n on: 2t, 2t + 1, 2t + 8, 2t + 9 of each 16; 0 from `end` on. */
 template <DType D>
 __device__ static inline void load_rows(Row<D> (&rows)[UNROLL<D>][4], const uint8_t *column, int n, int end, unsigned row_bytes)
 {
@@ -48,7 +48,7 @@ __device__ static inline void load_rows(Row<D> (&rows)[UNROLL<D>][4], const uint
     }
 }
 
-/* Rows n .. n + count - 1 of the block's columns of low; 0 from `end` on and behind the rank. */
+/* Stores rows n .. n + count - 1 of the block's columns of low; 0 from `end` on and after the rank. */
 template <int JT>
 __device__ static inline void hold_low(bf16 *to, const bf16 *low, int low_cols, int ranks, int n, int count, int end, bool aligned)
 {
@@ -78,7 +78,7 @@ __device__ static inline void pair_rows(uint32_t &even, uint32_t &odd, const Row
     }
 }
 
-/* 16 columns of low from `to` on for 16 tokens, turned: what multiply_add reads as a, one row for each column. */
+/* Loads 16 columns of low from `to` on for 16 tokens, transposed: operand a of multiply_add, one row per column. */
 template <int JT> __device__ static inline void load_turned(uint32_t (&a)[4], const bf16 *to)
 {
     const int lane = threadIdx.x % 32;
@@ -112,7 +112,7 @@ __device__ static inline void add_rows(float (&sum)[JT][8][4], const Row<D> (&ro
 
 /* ---- sums -------------------------------------------------------------------------------------------------------- */
 
-/* The block's sums, [column][column of low], to shared memory: slices (0 + 2) + (1 + 3). */
+/* Stores the block's sums, [column][column of low], in shared memory: slices (0 + 2) + (1 + 3). */
 template <int JT> __device__ static inline void gather(float *shared, float (&sum)[JT][8][4])
 {
     const int lane = threadIdx.x % 32, pair = threadIdx.x / 32 % 2, slice = threadIdx.x / 64;
@@ -140,7 +140,7 @@ template <int JT> __device__ static inline void gather(float *shared, float (&su
     __syncthreads();
 }
 
-/* partial: (gridDim.y, numel), each as dw lies. */
+/* partial: (gridDim.y, numel), in the layout of dw. */
 template <DType D, int JT> __global__ __launch_bounds__(THREADS, JT == 1 ? 2 : 1)
 void dw_fast_kernel(float *partial, size_t numel, const uint8_t *x, const float *x_scale, const bf16 *low, LoraParts parts, int N,
                     int C, int rank_blocks, int range, bool low_aligned)
@@ -175,7 +175,7 @@ void dw_fast_kernel(float *partial, size_t numel, const uint8_t *x, const float 
     const float *sums = (const float *)memory;
     const float factor = x_scale ? *x_scale : 1.0f;
     gather<JT>((float *)memory, sum);
-    for (int i = threadIdx.x; i < COLUMNS * 16 * JT; i += THREADS) {        /* in the order in which dw lies */
+    for (int i = threadIdx.x; i < COLUMNS * 16 * JT; i += THREADS) {        /* in the layout of dw */
         const bool ranks_first = parts.by_low == 1;
         const int j = ranks_first ? i % (16 * JT) : i / COLUMNS, c = ranks_first ? i / (16 * JT) : i % COLUMNS;
         if (c0 + c < part.width && j0 + j < parts.rank)

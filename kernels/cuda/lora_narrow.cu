@@ -1,15 +1,15 @@
 /* low = scale x w for x in BF16 or FP8 and w in BF16: x is read once.
  *
- * A block has 128 tokens and up to 64 columns of low, and goes through the columns of one part in stages of 128 bytes a token, of
- * which several are on their way to shared memory. Four warps share 32 tokens: each sums a quarter of every stage, and the
- * quarters are added in the end. Beside x a block reads all of w, from L2: NT/8 of what it reads of x in FP8, half as much of
- * BF16. So that tensor cores find w in shared memory as they want it, a first kernel lays it out. */
+ * A block has 128 tokens and up to 64 columns of low, and loops over the columns of one part in stages of 128 bytes per token;
+ * several stages are in flight to shared memory. Four warps share 32 tokens: each sums a quarter of every stage, and the quarters
+ * are added at the end. A block also reads all of w, from L2: NT/8 of the bytes of x in FP8, half of that in BF16. A first kernel
+ * stores w in the layout of tensor-core operands. */
 #include "kernels/cuda/lora.cuh"
 
 static constexpr int TOKENS = 128, SLICES = 4, THREADS = 512, ROW_BYTES = 128, X_PACKS = TOKENS * ROW_BYTES / 16;
-static constexpr int MAX_RANK = 64;     /* of a block */
+static constexpr int MAX_RANK = 64;     /* per block */
 
-/* NT: eights of columns of low; even. */
+/* NT: columns of low / 8; even. */
 template <int NT>          constexpr int STAGES = NT <= 4 ? 4 : 3;
 template <DType D>         constexpr int COLUMNS = ROW_BYTES / WIDE_BYTES<D>;           /* of a stage */
 template <DType D>         constexpr int STEPS = COLUMNS<D> / SLICES / 16;              /* products over 16 columns of a slice */
@@ -17,8 +17,8 @@ template <DType D, int NT> constexpr int W_PACKS = SLICES * STEPS<D> * (NT / 2) 
 
 /* ---- w as tensor cores read it ----------------------------------------------------------------------------------- */
 
-/* Pack [stage][block of ranks][slice][step][pair of eights][lane 4 g + t]: what columns 4 step .. 4 step + 3 of those that thread
- * t has of a slice share with column g of both eights; 0 behind the part's columns and behind the rank. */
+/* Pack [stage][block of ranks][slice][step][pair of eights][lane 4 g + t]: elements of w for columns 4 step .. 4 step + 3 of thread
+ * t's columns in a slice and column g of both eights; 0 after the part's columns and after the rank. */
 template <DType D, int NT> __global__ __launch_bounds__(256)
 void lay_out_kernel(uint4 *packs, const bf16 *w, LoraParts parts, int rank_blocks, int count)
 {
@@ -43,7 +43,7 @@ void lay_out_kernel(uint4 *packs, const bf16 *w, LoraParts parts, int rank_block
 
 /* ---- stages -------------------------------------------------------------------------------------------------------- */
 
-/* 16 bytes to shared memory, of which those from `bytes` on are 0. */
+/* Copies `bytes` of 16 bytes to shared memory; the rest become 0. */
 __device__ static inline void copy_async(uint4 *to, const void *from, int bytes)
 {
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;"
@@ -55,14 +55,13 @@ __device__ static inline void close_group()
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Until all groups but the last `but` are there. */
+/* Waits for all groups but the last BUT. */
 template <int BUT> __device__ static inline void wait_groups()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(BUT) : "memory");
 }
 
-/* Stage: first x, 16 bytes `chunk` of a token at chunk ^ 2 (token % 4), so that what a warp reads at once lies in different banks;
- * then w. */
+/* A stage is x, then w. 16-byte chunk c of a token is at c ^ 2 (token % 4), so that a warp's read uses different banks. */
 template <DType D, int NT>
 __device__ static inline void fetch(uint4 *to, const uint8_t *x, const uint4 *w, const LoraPart &part, int stage, int n0, int N,
                                     int C)
@@ -87,7 +86,7 @@ template <DType D, int NT> __device__ static inline void add_stage(float (&sum)[
 {
     const int lane = threadIdx.x % 32, slice = threadIdx.x / 32 % SLICES, first = threadIdx.x / 32 / SLICES * 32 + lane / 4;
     const uint4 *w = stage + X_PACKS + slice * (STEPS<D> * (NT / 2) * 32) + lane;
-    uint2 raw[2][2];        /* of tokens first, + 8, + 16, + 24 */
+    uint2 raw[2][2];        /* of tokens first, first + 8, + 16, + 24 */
 #pragma unroll
     for (int m = 0; m < 4; m++)
         raw[m / 2][m % 2] = ((const uint2 *)stage)[(first + 8 * m) * 16 + (slice ^ first % 4) * 4 + lane % 4];
@@ -160,7 +159,7 @@ void narrow_fast_kernel(AnyOut low, const uint8_t *x, const float *x_scale, cons
         begin(i);
     for (int i = 0; i < count; i++) {
         wait_groups<AHEAD - 1>();
-        __syncthreads();                        /* stage i is there, and i - 1, whose place i + AHEAD takes, was read */
+        __syncthreads();                        /* stage i has arrived; i - 1, whose slot i + AHEAD reuses, was read */
         begin(i + AHEAD);
         add_stage<D, NT>(sum, stages + i % STAGES<NT> * STAGE_PACKS);
     }

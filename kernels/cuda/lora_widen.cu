@@ -1,4 +1,4 @@
-/* y = low wT [+ add], all in BF16: y is written once. A warp has 64 columns of 32 tokens, a block goes through 512. */
+/* y = low wT [+ add], all in BF16: y is written once. A warp has 64 columns of 32 tokens; a block loops over 512 tokens. */
 #include "kernels/cuda/strips.cuh"
 
 static constexpr int TOKENS = 512, M = 2, THREADS = 32 * STRIP_WARPS;
@@ -13,7 +13,8 @@ void widen_fast_kernel(bf16 *y, const bf16 *add, Product p, int N, int C)
     const int c0 = (blockIdx.x - part.block) * l.column_warps * 2 * STRIP;
     hold_matrix(packs, p, [&](int i) { return strip_of(p.parts, part, c0 + STRIP * i); });
     __syncthreads();
-    const int column = c0 + warp % l.column_warps * 2 * STRIP + lane % 4 * 8;       /* eight from it on, and a strip behind it */
+    const int column = c0 + warp % l.column_warps * 2 * STRIP + lane % 4 * 8;       /* eight from here on, and eight one strip
+                                                                                       later */
     const uint4 *matrix = packs + warp % l.column_warps * l.steps * 4 * 32 + lane;
     const int low[2] = { part.low, part.low };
     const int first = blockIdx.y * TOKENS, end = min(N, first + TOKENS);

@@ -1,12 +1,11 @@
-/* Cross entropy and its gradient, in place or as FP8 codes. One block per row; in one pass each thread keeps a running maximum and
- * the sum of exponentials relative to it, rescaled when the maximum grows, and the block merges them.
+/* Cross entropy and its gradient, in place or as FP8 codes. One block per row; in one pass each thread has a running maximum and
+ * the sum of exponentials relative to it, rescaled when the maximum grows; the block merges them.
  *
  * Bytes per logit in BF16: 4 (read, gradient), 3 with codes, 2 without the gradient. For the gradient a thread keeps its first KEEP
- * packs in registers, which is the whole row up to 65536 columns in BF16 and half of that in F32; what is beyond is
- * read a second time, from the L2 cache while the rows in flight, one per SM then, fit there. Without it nothing is
- * kept, and blocks are small, so that others read while one adds up.
- * Rounding: e^x is 2^(x log2 e) by the hardware's ex2, relative error 2^-22, in the same way in the sum and the
- * gradient.
+ * packs in registers: the whole row up to 65536 columns in BF16, half of that in F32. Further columns are read a second time, from
+ * the L2 cache if the rows in flight, one per SM, fit. Without gradient nothing is kept, and blocks are small, so that some read
+ * while others compute.
+ * Rounding: e^x is 2^(x log2 e) by the hardware's ex2, relative error 2^-22, the same in sum and gradient.
  * Sums are F32 per thread and warp. */
 #include <float.h>
 
@@ -16,7 +15,7 @@ enum { MAX_THREADS = 1024, LOSS_THREADS = 256, LOSS_BLOCKS = 6, AHEAD = 4 };
 template <typename T> constexpr int KEEP = 16 / sizeof(T);
 static constexpr float LOG2E = 1.44269504f;
 
-/* sum of exp(x) = total * exp(max). Starts as { -FLT_MAX, 0 }, not -inf, whose difference to itself is NaN. */
+/* sum of exp(x) = total * exp(max). Starts as { -FLT_MAX, 0 }, since -inf minus -inf is NaN. */
 struct Running { float max, total; };
 
 /* left: columns of the vocabulary from the pack on. */
@@ -51,7 +50,7 @@ __device__ static inline Running block_total(Running r, float *shared)
     return { max, block_sum(total, shared) };
 }
 
-/* Where gradients go: begin says where the block's row of them is. Over the logits, ... */
+/* Where gradients are written; begin returns the block's row. Over the logits, ... */
 template <bool ALIGNED, typename T> struct InPlace {
     __device__ T *begin(T *logits, int) const
     {
@@ -63,8 +62,8 @@ template <bool ALIGNED, typename T> struct InPlace {
     }
 };
 
-/* ... or into codes with the scale of `amax`. Their rows, of `width` codes, are whole packs, also where the logits' are not;
- * what is behind the logits' last pack is 0. */
+/* ... or into codes with the scale of `amax`. Their rows of `width` codes are whole packs, even if those of the logits are not;
+ * codes after the logits' last pack are 0. */
 struct Codes {
     uint8_t *codes;
     float *scale, amax, inverse;
@@ -88,8 +87,7 @@ struct Codes {
     }
 };
 
-/* factor * exp(x - max), minus `scale` in the target's column; 0 from `vocab` on. All columns as seen from the
- * pack. */
+/* factor * exp(x - max), minus `scale` in the target's column; 0 from `vocab` on. Columns are relative to the pack. */
 template <class Gradient, typename To, typename T>
 __device__ static inline void store_gradient(const Gradient &gradient, To *to, const Pack<T> &pack, int left, int vocab_left,
                                              int target, float max, float factor, float scale)
@@ -184,7 +182,7 @@ void cross_entropy_kernel(Gradient gradient, T *logits, float *loss, float *zlos
     }
 }
 
-/* Blocks of so many threads that each keeps a row's packs, with a gradient; else of few that read ahead. */
+/* With a gradient, blocks whose threads keep the packs of a row; else small blocks that read ahead. */
 template <bool ALIGNED, bool BACKWARD, class Gradient, typename T>
 static void launch(Gradient gradient, T *logits, Tensor shape, float *loss, float *zloss, const int *target, int vocab,
                    float scale, float z_weight)
@@ -228,7 +226,7 @@ void backend_cross_entropy_codes(Tensor gradient, float amax, Tensor logits, flo
     check_logit_codes(OPERATION, gradient, logits);
     check_vocabulary(OPERATION, vocab, V);
     if (!is_aligned(gradient, gradient.cols) || gradient.cols % 16)
-        die("%s: rows of %d codes; FP8 operands have rows in multiples of 16", OPERATION, gradient.cols);
+        die("%s: rows of %d codes; expected 16-byte aligned rows of a multiple of 16", OPERATION, gradient.cols);
     if (N == 0)
         return;
     const Codes codes = { (uint8_t *)gradient.data, (float *)gradient.scale, amax, 0, gradient.format.dtype, gradient.cols };

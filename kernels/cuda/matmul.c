@@ -11,23 +11,22 @@
  * NOTE: FP8 GEMMs take operands that are contiguous along k only: A transposed, B not. So matmul_dx reads
  * w.data_t, matmul_dw reads x.data_t and dy.data_t. Scales must be 16-byte aligned, or the call fails although the
  * heuristic accepted it; k must be a multiple of 16, m of 8. All this is measured on compute capability 9.0. The
- * documentation of cublasLtMatmul (CUDA 13) has the same layout as the only one of 8.9, 9.0 and 12.x, and as one of
- * several of 10.x; E4M3 x E4M3 and E4M3 x E5M2, in either order, into BF16 or F32, on all of them; and short
- * accumulators on 8.9 and 9.0 alone: elsewhere that choice has no effect.
- * NOTE: where a BF16 C is D, cuBLASLt rounds the product to BF16 before it adds C, then the sum; elsewhere the sum alone (measured
- * with 13.1 on compute capability 9.0, FP8 and BF16 operands, 2 to 32,768 rows: 29 % of the sums differ if both parts are of one
+ * documentation of cublasLtMatmul (CUDA 13) has this layout as the only one on 8.9, 9.0 and 12.x, and one of several on 10.x; E4M3
+ * x E4M3 and E4M3 x E5M2, in either order, into BF16 or F32, on all of them; and short accumulators only on 8.9 and 9.0: elsewhere
+ * that option has no effect.
+ * NOTE: if a BF16 C is D, cuBLASLt rounds the product to BF16 before it adds C, and then the sum; otherwise only the sum (measured
+ * with 13.1 on compute capability 9.0, FP8 and BF16 operands, 2 to 32,768 rows: 29 % of the sums differ if both terms have the same
  * size).
  *
  * Choice of algorithm. The heuristic's first suggestion is up to 20 % slower than the best of the first eight, so
- * large GEMMs time them once, on the real operands. A time is not reproducible, but results must be: same bits in
- * every run, on every rank, after every resume. So split-K is excluded, unless there is nothing else (suggest); the
- * heuristic's first suggestion, which depends on shape and library alone, defines the bits; and only algorithms with
- * identical output compete, where the GEMM adds to a sum also in how they round that. Tiles of another shape sum over
- * k in the same order, so most suggestions pass; timing then decides nothing but speed. Rank 0 keeps what was chosen
- * for later runs (choices.h), which look for it among the suggestions that they get.
+ * large GEMMs time them once, on the real operands. Times are not reproducible, but results must be: the same bits in every run, on
+ * every rank, after every resume. So split-K is excluded, unless there is nothing else (suggest); the heuristic's first suggestion,
+ * which depends only on shape and library, defines the bits; and only algorithms with identical output compete, including the
+ * rounding of sums if the GEMM accumulates. Tiles of another shape sum over k in the same order, so most suggestions pass; timing
+ * then affects only speed. Rank 0 stores the choice for later runs (choices.h), which look for it among their suggestions.
  *
- * A GPU that has been busy for a while is hot, and lowers its clock to stay within its power: not all algorithms suffer
- * alike. So candidates take turns, each for some milliseconds, and what is measured while the GPU warms does not count. */
+ * A GPU that has been busy for a while lowers its clock to stay within its power limit, which slows some algorithms more than
+ * others. So candidates alternate, each for some milliseconds, and times measured while the GPU warms up do not count. */
 #include <cublasLt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,35 +37,35 @@
 #include "kernels/runtime/comm.h"
 
 enum { CANDIDATES = 8, MAX_TRIALS = 3, MOST_RUNS = 256 };
-/* Of a candidate's turn, of one GEMM's choice, and of all choices of a run; every candidate gets two turns whatever they take. */
+/* Time of a candidate's turn, of the choice for one GEMM, and of all choices of a run; every candidate gets at least two turns. */
 static const double TURN_MS = 8, CHOICE_MS = 200, ALL_CHOICES_MS = 3000;
-/* Candidates this much slower than the fastest in their first turn get no other. */
+/* Candidates slower than the fastest by this factor in the first turn are dropped. */
 static const double HOPELESS = 1.05;
 static const char *const choices_file = "gemms.txt";
 static const size_t WORKSPACE_BYTES = (size_t)64 << 20;
 static const size_t SAMPLE_BYTES = (size_t)1 << 20, SAMPLE_SLICES = 4;
-static const double TUNE_FLOPS = 1e10;      /* below it (some 20 us) the launch counts, not the algorithm */
+static const double TUNE_FLOPS = 1e10;      /* below it (some 20 us) launch time dominates */
 
 typedef enum { FORWARD, DX, DW } Kind;
 static const char *const kind_name[] = { [FORWARD] = "matmul", [DX] = "matmul_dx", [DW] = "matmul_dw" };
 
-/* What an algorithm is chosen by. Zeroed before it is filled: compared with memcmp. */
+/* The key of a choice. Zeroed before it is filled, since memcmp compares it. */
 typedef struct {
     Kind  kind;
     int   m, n, k;
     int   trans_a, trans_b;
     DType a, b, d;
     int   add;              /* reads C */
-    int   fast;             /* FP8: adds products with the tensor cores' 14 fraction bits instead of promoting to F32 now and then */
+    int   fast;             /* FP8: adds products with the tensor cores' 14 fraction bits, without regular promotion to F32 */
     int   align;            /* of all matrices, in bytes, up to 256 */
 } Shape;
 
 typedef struct {
     const void *a, *b;
     const void *scale_a, *scale_b;      /* one float each; NULL unless FP8 */
-    const void *c;                      /* added; NULL: nothing; may be d */
+    const void *c;                      /* added; may be d; NULL: none */
     void       *d;
-    bool        empty;                  /* c, which is d, holds nothing yet: by the algorithm that adds to it, but d is written */
+    bool        empty;                  /* c is d and empty: same algorithm as for accumulation, but d is overwritten */
     bool        fast;                   /* FP8: short accumulators */
 } Operands;
 
@@ -82,7 +81,7 @@ static struct {
     cublasLtHandle_t handle;
     Gemm *gemm;
     int count;
-    char *choices;          /* of earlier runs */
+    char *choices;          /* from earlier runs */
     double spent_ms;        /* on choosing */
 } cache;
 
@@ -134,7 +133,7 @@ static void describe(Gemm *g, const Shape *s, const Operands *o)
     const uint64_t m = (uint64_t)s->m, n = (uint64_t)s->n, k = (uint64_t)s->k;
     cublasOperation_t a = s->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, b = s->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     *g = (Gemm){ .shape = *s };
-    /* COMPUTE_32F with F32 operands is true F32: TF32 would be another compute type */
+    /* COMPUTE_32F with F32 operands is true F32; TF32 is a different compute type */
     LT_CHECK(cublasLtMatmulDescCreate(&g->op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     set(g->op, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a);
     set(g->op, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b);
@@ -150,7 +149,7 @@ static void describe(Gemm *g, const Shape *s, const Operands *o)
     LT_CHECK(cublasLtMatrixLayoutCreate(&g->d, cuda_type(s->d), m, n, s->m));
 }
 
-/* Up to CANDIDATES suggestions, best guess first; returns how many. reduction: how parts of a sum over k may be added. */
+/* Up to CANDIDATES suggestions, the best guess first; returns their number. reduction: allowed reduction schemes of split-K. */
 static int ask(cublasLtMatmulHeuristicResult_t *found, cublasStatus_t *status, const Gemm *g, uint32_t reduction)
 {
     const uint32_t align = (uint32_t)g->shape.align;
@@ -175,8 +174,8 @@ static int ask(cublasLtMatmulHeuristicResult_t *found, cublasStatus_t *status, c
     return usable;
 }
 
-/* NOTE: with FP8 operands, few outputs that are each a long sum, as of a small model's head in backward, come by split-K alone.
- * Parts added in F32 by a second kernel have an order too. */
+/* NOTE: for FP8 operands with few outputs and long sums, as in backward of a small model's head, there is only split-K. With
+ * COMPUTE_TYPE a second kernel adds the parts in F32, in a fixed order. */
 static int suggest(cublasLtMatmulHeuristicResult_t *found, const Gemm *g)
 {
     cublasStatus_t status;
@@ -209,9 +208,9 @@ static size_t output_bytes(const Shape *s)
     return (size_t)s->m * (size_t)s->n * dtype_size(s->d);
 }
 
-/* The whole GEMM by this algorithm, and slices of the result; false if the algorithm does not run. Where d is added to, it gets
- * other sums first, for in a first micro-batch it holds nothing to add to: by the algorithm that all are compared with, from its
- * product, which alone would be even. */
+/* Runs the whole GEMM by this algorithm and reads slices of the result; false if the algorithm does not run. If the GEMM
+ * accumulates in d, d first gets a sum to add to, since it is empty in a first micro-batch: 1.37 times the product of the reference
+ * algorithm, as a multiple of 1 would not test rounding. */
 static bool sample(uint32_t *slices, const Gemm *g, const cublasLtMatmulAlgo_t *algo, const Operands *o)
 {
     const size_t slice = SAMPLE_BYTES / SAMPLE_SLICES;
@@ -227,7 +226,7 @@ static bool sample(uint32_t *slices, const Gemm *g, const cublasLtMatmulAlgo_t *
     return true;
 }
 
-/* Zeros, NaNs or constants agree whatever the algorithm: such a sample tells nothing. */
+/* Zeros, NaNs or constants agree for all algorithms: such a sample proves nothing. */
 static bool is_telling(const uint32_t *slices)
 {
     const size_t n = SAMPLE_BYTES / sizeof *slices;
@@ -237,7 +236,7 @@ static bool is_telling(const uint32_t *slices)
     return changes > n / 2;
 }
 
-/* Milliseconds of so many runs. */
+/* Milliseconds of `runs` runs. */
 static double time_runs(const Gemm *g, const cublasLtMatmulAlgo_t *algo, const Operands *o, int runs)
 {
     static DeviceMark *from, *to;
@@ -248,7 +247,7 @@ static double time_runs(const Gemm *g, const cublasLtMatmulAlgo_t *algo, const O
     return device_elapsed(from, to);
 }
 
-/* Which of these is the fastest in the long run. */
+/* The index of the fastest of these algorithms. */
 static int race(const Gemm *g, const cublasLtMatmulAlgo_t *algo, int count, const Operands *o)
 {
     double first[CANDIDATES], total[CANDIDATES] = { 0 }, spent = 0, fastest = INFINITY;
@@ -276,8 +275,7 @@ static int race(const Gemm *g, const cublasLtMatmulAlgo_t *algo, int count, cons
     return best;
 }
 
-/* Sets g->algo to the fastest of those suggested whose bits are those of the first; false if `o` does not tell the bits
- * apart. d is overwritten. */
+/* Sets g->algo to the fastest suggestion with the bits of the first; false if the data of `o` cannot tell. Overwrites d. */
 static bool choose(Gemm *g, const Operands *o)
 {
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
@@ -296,7 +294,7 @@ static bool choose(Gemm *g, const Operands *o)
     return tells;
 }
 
-/* What an algorithm was chosen for: with another GPU or library it is another question. */
+/* The key of a stored choice, which includes GPU and library. */
 static void choice_key(char key[256], const Shape *s)
 {
     snprintf(key, 256, "%s (%d) cuBLASLt %zu, %s m %d n %d k %d %c%c, %s %s to %s, add %d fast %d align %d", device_name(),
@@ -304,8 +302,7 @@ static void choice_key(char key[256], const Shape *s)
              s->trans_b ? 't' : 'n', dtype_name(s->a), dtype_name(s->b), dtype_name(s->d), s->add, s->fast, s->align);
 }
 
-/* Trials write into d, and add to it even where it is empty. A sum there is kept by the host meanwhile, whose memory is not
- * short. */
+/* Trials write into d, and accumulate even if it is empty. A sum in d is saved in host memory meanwhile, which is not short. */
 static void tune(Gemm *g, const Operands *o)
 {
     const size_t bytes = output_bytes(&g->shape);
@@ -323,7 +320,7 @@ static void tune(Gemm *g, const Operands *o)
         choices_add(choices_file, key, &g->algo, sizeof g->algo);
 }
 
-/* What an earlier run chose, if it is still suggested. */
+/* Uses the choice of an earlier run, if it is still suggested. */
 static bool choose_again(Gemm *g, const cublasLtMatmulHeuristicResult_t *found, int count)
 {
     char key[256];

@@ -1,25 +1,25 @@
-/* The gradient of the MLP's last layer's input with SwiGLU's backward on its registers: what matmul_dx writes in BF16, and
- * swiglu_backward reads again, does not leave the chip. Bytes per element of dact: 2.12 + 4, with act + 1, instead of these and
- * 2 + 2. A tile is finished in 32 parts, each beside a stage of the next one's sums: where these have fewer stages, of less than
- * 3,984 terms, the two operations run one after the other.
+/* matmul_dx of the MLP's last layer with SwiGLU's backward in its epilogue: the BF16 output that matmul_dx writes and
+ * swiglu_backward reads stays on the chip. Bytes per element of dact: 2.12 + 4, with act + 1, instead of these and 2 + 2. A tile is
+ * finished in 32 parts, each overlapped with a stage of the next tile: with fewer stages, for sums of less than 3,984 terms, the
+ * two operations run separately.
  *
- * A thread has two tokens that follow each other and, of 32 columns, eight: weights' row 8t + 2j + c of 32 goes to place
- * 8j + 2t + c, token 2i + c of 16 to place 8c + i. So it writes eight bytes of a row, beside those of three other threads, and of a
- * column the two bytes that stmatrix moves together: transposed they go to shared memory, columns in the order of the weights'
- * places, and TMA puts them where they belong.
+ * A thread has two consecutive tokens and eight consecutive columns of 32: row 8t + 2j + c of 32 of the weights is loaded to
+ * position 8j + 2t + c, token 2i + c of 16 to position 8c + i. So it writes eight bytes of a row, next to those of three other
+ * threads; and two bytes of a column, which stmatrix stores transposed in shared memory. There columns have the order of the
+ * weights' positions, and TMA writes them to the right addresses.
  *
- * dgate_up is encoded within its range, which is KEPT. A second launch returns at once unless that was exceeded; then it makes all
- * of it again. */
+ * dgate_up is encoded within its range, which is KEPT. A second launch recomputes all of it if the range was exceeded, else it
+ * returns at once. */
 #include "kernels/cuda/matmul_fused.cuh"
 #include "kernels/cuda/swiglu.cuh"
 
 namespace {
 
-constexpr int STRIP = 32, STRIPS = FUSED_WEIGHTS / STRIP;      /* columns, of which four threads have eight each */
+constexpr int STRIP = 32, STRIPS = FUSED_WEIGHTS / STRIP;      /* columns: four threads with eight each */
 constexpr int TURNED = 3;                                      /* gradients of gate and up, act */
 
 struct BackwardJob : FusedJob {
-    TileOut dgate_up, act;              /* act.data_t may be NULL: not wanted */
+    TileOut dgate_up, act;              /* act.data_t may be NULL: not written */
     GroupReader<Known<E4M3>, Known<4>> gate_up;
     Found found;
     bool again;                         /* only if the range was exceeded */
@@ -31,7 +31,7 @@ struct Backward {
     typedef BackwardJob Job;
     struct Turned { uint8_t codes[TURNED][STRIP * 64]; };
 
-    /* [warpgroup][strip's parity], of a warpgroup's 64 tokens. "full" is for who carries them away, "empty" for the warpgroup. */
+    /* [warpgroup][strip's parity], for a warpgroup's 64 tokens. The storing thread waits for "full", the warpgroup for "empty". */
     struct Staging {
         alignas(1024) Turned turned[2][2];
         Barrier full[2][2], empty[2][2];
@@ -46,7 +46,7 @@ struct Backward {
     const int group;
     float inverse, act_inverse, m;
     Place at;                           /* of the warpgroup; column -1: nothing is held */
-    Raw raw[2];                         /* of the thread's two tokens, of the strip that comes next */
+    Raw raw[2];                         /* of the thread's two tokens, for the next strip */
     float gate_scale, up_scale;
     uint32_t codes[TURNED][2][2];       /* [token][half] */
 
@@ -80,13 +80,13 @@ struct Backward {
         return at.token + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 * 2;
     }
 
-    /* Where gate and its gradient stand, of the thread's token i. */
+    /* Index of gate and its gradient for the thread's token i. */
     __device__ size_t gate_at(int strip, int i) const
     {
         return (size_t)(row() + i) * 2 * job.F + at.column + STRIP * strip + 8 * (threadIdx.x % 4);
     }
 
-    /* Of the thread's token i. */
+    /* Loads gate and up of the thread's token i. */
     __device__ void fetch(int strip, int i)
     {
         const size_t from = gate_at(strip, i);
@@ -101,7 +101,7 @@ struct Backward {
         fetch(0, 1);
     }
 
-    /* Of a strip one of the thread's two tokens, then the other; of its eight columns four, then the others. */
+    /* A strip has four parts: for each of the thread's two tokens, four columns, then the other four. */
     __device__ void finish(const Held &held, int part)
     {
         const int strip = part / 4, i = part / 2 % 2, half = part % 2;
@@ -130,7 +130,7 @@ struct Backward {
             store_columns(strip);
     }
 
-    /* Of a tile of 32 places by 64 tokens, in rows of 64 bytes, of which TMA takes chunk c of row r from place c ^ r / 2 % 4. */
+    /* Stores a tile of 32 positions by 64 tokens, in rows of 64 bytes. TMA reads chunk c of row r from position c ^ r / 2 % 4. */
     __device__ void turn(uint8_t *to, const uint32_t (&codes)[2][2])
     {
         const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32 % 4 ^ lane / 2 % 4;
@@ -152,7 +152,7 @@ struct Backward {
         barrier_arrive_warp(&staging.full[group][strip % 2]);
     }
 
-    /* One thread, of a warpgroup's tile, whose first token is at.token. */
+    /* For one thread: stores a warpgroup's tile, whose first token is at.token. */
     static __device__ void carry(Staging &staging, const Job &job, const FusedMaps &maps, Place at, int group)
     {
         for (int strip = 0; strip < STRIPS; strip++) {

@@ -1,36 +1,36 @@
-/* A product of FP8 operands, both by rows, whose sums go through an operation while they are in registers, for compute capability
- * 9.0: what a GEMM would write in BF16, and a pass would read again, does not leave the chip.
+/* A product of FP8 operands, both by rows, with an operation on its sums in registers, for compute capability 9.0: the BF16 output
+ * that a GEMM would write and another kernel would read stays on the chip.
  *
- * A tile is 128 tokens by 256 rows of weights. Two blocks form a cluster and have tiles of the same weights at the same time:
- * each fetches its own tokens, and half of the weights for both. Of a block's three warpgroups two own 64 tokens each, with all
- * sums of a tile in registers, and the third moves data. When its sums are complete a thread holds them in BF16, and computes and
- * stores what comes of them while products of the next tile run.
+ * A tile is 128 tokens by 256 rows of weights. Two blocks form a cluster and have tiles of the same weights at the same time: each
+ * loads its own tokens, and half of the weights for both. Two of a block's three warpgroups own 64 tokens each, with all sums of a
+ * tile in registers; the third moves data. When its sums are complete a thread holds them in BF16, and computes and stores the
+ * results while products of the next tile run.
  *
- * A thread's sums stand where wgmma puts them. Which rows of an operand that is, maps of five dimensions say: they can fetch rows
- * in another order than they have, so that a thread has neighbours.
+ * wgmma defines which sums a thread has. Maps of five dimensions load rows of operands in a permuted order, so that these are
+ * neighbours.
  *
- * Sums grow in short accumulators, 32 terms at a time in their order, as cuBLASLt's do.
+ * Sums are in short accumulators, 32 terms at a time in order, as in cuBLASLt.
  *
- * An End is what comes of the sums:
- *     ACROSS                                  so many columns of its result are a tile
- *     PARTS                                   in which a tile is finished, each beside products of a stage or more
+ * An End is the operation on the sums:
+ *     ACROSS                                  columns of its result per tile
+ *     PARTS                                   parts of finishing a tile, each overlapped with one or more stages of products
  *     TOKENS                                  the format of tokens; weights are E4M3
- *     Job : FusedJob, Staging                 what it works on; its shared memory
- *     int  weights(job, column, part)         of half a tile's weights, the coordinate in their map
- *     bool done(job)                          whether there is nothing to do
- *     void init(staging)                      one thread
- *     End(job, staging, group)                of a warpgroup
- *     void expect(at)                         where the sums stand that are being computed, behind the last part of those held
- *     void finish(held, part)                 one of PARTS of the sums that are held, in their order; before the first expect()
- *                                             nothing is held, and there is nothing to do
- *     void end()                              behind the last
- *     void carry(staging, job, maps, at, group)       a thread beside them, tile by tile: what the warpgroup left in `staging` */
+ *     Job : FusedJob, Staging                 its arguments; its shared memory
+ *     int  weights(job, column, part)         the coordinate of half a tile's weights in their map
+ *     bool done(job)                          true: nothing to do
+ *     void init(staging)                      called by one thread
+ *     End(job, staging, group)                one per warpgroup
+ *     void expect(at)                         the position of the sums being computed, after the last part of those held
+ *     void finish(held, part)                 finishes one of PARTS of the held sums, in order; before the first expect()
+ *                                             nothing is held, and it does nothing
+ *     void end()                              after the last part
+ *     void carry(staging, job, maps, at, group)       in another thread, per tile: stores the warpgroup's results in `staging` */
 #pragma once
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/tensor_map.cuh"
 #include "kernels/cuda/tiles.cuh"
 
-constexpr int FUSED_TOKENS = 128, FUSED_WEIGHTS = 256, FUSED_DEPTH = 128;       /* DEPTH: terms of the sums that a stage holds */
+constexpr int FUSED_TOKENS = 128, FUSED_WEIGHTS = 256, FUSED_DEPTH = 128;       /* DEPTH: terms of the sums per stage */
 constexpr int FUSED_PAIR = 2, FUSED_STAGES = 4, FUSED_CONSUMERS = 256, FUSED_THREADS = FUSED_CONSUMERS + 128;
 
 /* N tokens, F columns of the result, sums of C terms; the operands' scales. */
@@ -39,12 +39,12 @@ struct FusedJob {
     const float *scale_x, *scale_w;
 };
 
-/* Tokens and weights, and where the results go that TMA writes. */
+/* Maps of tokens and weights, and of results that TMA writes. */
 struct FusedMaps { CUtensorMap x, w, out[2]; };
 
 struct FusedStage { uint8_t x[FUSED_TOKENS * FUSED_DEPTH], w[FUSED_WEIGHTS * FUSED_DEPTH]; };
 
-/* "full" is for whoever reads, "empty" for whoever writes next: readers of both blocks arrive at both. */
+/* Readers wait for "full", the next writer for "empty"; readers of both blocks arrive at both. */
 template <class Staging> struct alignas(1024) FusedShared {
     FusedStage stage[FUSED_STAGES];
     Staging staging;
@@ -72,8 +72,8 @@ template <class End> __host__ __device__ inline int fused_tiles(const FusedJob &
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-constexpr int FUSED_SUMS = 64 * FUSED_WEIGHTS / 128;    /* of a tile that a thread has */
-constexpr int TOGETHER = 8;     /* pairs of tiles of tokens that go through all columns together: they stay in the L2 cache */
+constexpr int FUSED_SUMS = 64 * FUSED_WEIGHTS / 128;    /* of a tile, per thread */
+constexpr int TOGETHER = 8;     /* pairs of tiles of tokens that loop over all columns together and stay in the L2 cache */
 
 template <class End> __device__ inline Place place_of(const FusedJob &job, int tile)
 {
@@ -82,13 +82,13 @@ template <class End> __device__ inline Place place_of(const FusedJob &job, int t
     return { (first + i % count) * FUSED_PAIR * FUSED_TOKENS, i / count * End::ACROSS };
 }
 
-/* Of one of a block's warpgroups. */
+/* The position of a warpgroup of a block. */
 __device__ inline Place place_in_pair(Place at, int rank, int group)
 {
     return { at.token + rank * FUSED_TOKENS + 64 * group, at.column };
 }
 
-/* One thread. rank: which of the two blocks. */
+/* For one thread. rank: which of the two blocks. */
 template <class End>
 __device__ void load(FusedShared<typename End::Staging> &s, const typename End::Job &job, const FusedMaps &maps, int rank)
 {
@@ -109,7 +109,7 @@ __device__ void load(FusedShared<typename End::Staging> &s, const typename End::
     }
 }
 
-/* One thread for each warpgroup. */
+/* For one thread per warpgroup. */
 template <class End>
 __device__ void carry(FusedShared<typename End::Staging> &s, const typename End::Job &job, const FusedMaps &maps, int rank,
                       int group)
@@ -134,8 +134,8 @@ __device__ inline void start_products(float (&sum)[FUSED_SUMS], FusedShared<type
     products_commit();
 }
 
-/* What a thread has of a tile in BF16, two columns a word, in the order of the sums: of column pair j the token above, then the one
- * below. */
+/* A thread's sums of a tile in BF16, two columns per word, in the order of the sums: for column pair j the token above, then the
+ * one below. */
 struct Held { uint32_t pair[FUSED_SUMS / 2]; };
 
 __device__ inline void hold(Held &held, const float (&sum)[FUSED_SUMS], float scale)
@@ -158,8 +158,8 @@ template <int N> __device__ inline void unpack(float (&v)[N], const Held &held, 
     }
 }
 
-/* A warpgroup. A tile is finished while products of the next one run, part by part. NOTE: few products wait in the tensor cores'
- * queue, so parts had better be short: of some 150 instructions they are faster than of 290. */
+/* For a warpgroup. A tile is finished part by part while products of the next one run. NOTE: the queue of the tensor cores is
+ * short, so parts should be short: 150 instructions are faster than 290. */
 template <class End>
 __device__ void consume(FusedShared<typename End::Staging> &s, const typename End::Job &job, int rank)
 {
@@ -238,13 +238,13 @@ matmul_fused_kernel(const __grid_constant__ typename End::Job job, const __grid_
 
 /* ---- launch ------------------------------------------------------------------------------------------------- */
 
-/* In which order rows lie in shared memory, `rows` of them at a time: row i step[0] + j step[1] + k step[2] has place
- * i + j count[0] + k count[0] count[1], with i < count[0] and so on. */
+/* The order of rows in shared memory, `rows` at a time: row i step[0] + j step[1] + k step[2] has position i + j count[0] + k
+ * count[0] count[1], with i < count[0] and so on. */
 struct RowOrder { int rows, count[3], step[3]; };
 
-/* The rows of a matrix of bytes, in boxes of `width` bytes of box_rows rows. Coordinates count bytes, and rows by order.rows.
- * NOTE: cuTensorMapEncodeTiled's documentation shows strides that only grow. Drivers take these too; where one refuses, the two
- * operations run one after the other. */
+/* The rows of a matrix of bytes, in boxes of `width` bytes by box_rows rows. Coordinates are in bytes, and in units of order.rows
+ * rows. NOTE: cuTensorMapEncodeTiled's documentation shows only increasing strides. Drivers accept these too; if one does not, the
+ * two operations run separately. */
 inline bool fused_map(CUtensorMap *map, void *data, int rows, int cols, RowOrder order, int box_rows, int width)
 {
     const cuuint64_t row = (cuuint64_t)cols;
@@ -269,7 +269,7 @@ template <class End> void launch_fused(const typename End::Job &job, const Fused
     LAUNCH_CHECK();
 }
 
-/* x (N,C), of F columns of the result. */
+/* x (N,C); F: columns of the result. */
 inline FusedJob fused_job(Tensor x, Tensor w, int F)
 {
     return { x.rows, F, x.cols, (const float *)x.scale, (const float *)w.scale };
@@ -281,7 +281,7 @@ inline bool is_fusable(const void *data, Tensor t, DType dtype)
     return t.format.dtype == dtype && t.format.group == 0 && data && (uintptr_t)data % 16 == 0;
 }
 
-/* Whether a tile's sums of C terms take as many stages as it takes to finish the one before. */
+/* Whether a tile's sums of C terms have enough stages to overlap with finishing the previous tile. */
 template <class End> inline bool is_deep_enough(int C)
 {
     return C % 16 == 0 && fused_stages(C) >= End::PARTS;

@@ -1,7 +1,7 @@
-/* y = x wT [+ add] for one row of BF16, as decoding has: a matrix read once and not used again, so the speed is that of memory.
+/* y = x wT [+ add] for one row of BF16, as in decoding: each element of w is used once, so memory limits the speed.
  *
- * Bytes: 2 per element of w. A warp has two rows of w, of which each lane has eight loads of 16 bytes under way; x comes from L1,
- * half as many bytes as w. Rounding: sums in F32 in one order, rounded once, behind add. cuBLASLt rounds twice here (matmul.c). */
+ * Bytes: 2 per element of w. A warp has two rows of w, with eight loads of 16 bytes per lane in flight; x is read from L1, half as
+ * many bytes as w. Rounding: sums in F32 in one order, rounded once, after add. cuBLASLt rounds twice here (matmul.c). */
 #include "kernels/cuda/vector.cuh"
 
 static constexpr int WARPS = 4, ROWS = 2, EACH = 4, STEP = 32 * 8;      /* STEP: elements that a warp loads at once */

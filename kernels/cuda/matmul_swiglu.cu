@@ -1,12 +1,11 @@
-/* The first product of the MLP with SwiGLU on its registers: what matmul writes in BF16, and swiglu_forward reads again, does
- * not leave the chip. Bytes per element of act: 2.12 + 1 instead of 4 + 4 + 2.12 + 1.
+/* The first product of the MLP with SwiGLU in its epilogue: the BF16 output that matmul writes and swiglu_forward reads stays on
+ * the chip. Bytes per element of act: 2.12 + 1 instead of 4 + 4 + 2.12 + 1.
  *
- * A tile's weights are 128 rows of gate and the same rows of up. Of every eight columns of sums a thread has two. So that it has 16
- * neighbours - a group of what is saved, and 16 bytes of codes - row 16t + 2j + c of 64 goes to place 8j + 2t + c.
+ * A tile's weights are 128 rows of gate and the same rows of up. A thread has two of every eight columns of sums. Row 16t + 2j + c
+ * of 64 is loaded to position 8j + 2t + c, so that a thread has 16 neighbouring columns: a group of gate_up, and 16 bytes of codes.
  *
- * act is encoded within its range, which is KEPT. A second launch returns at once unless that was exceeded; then it makes all of it
- * again. Its transposed copy, which some recipes save, is not made here: where it is wanted, the two operations run one after the
- * other. */
+ * act is encoded within its range, which is KEPT. A second launch recomputes all of it if the range was exceeded, else it returns
+ * at once. The transposed copy of act, which some recipes save, is not made here: with it, the two operations run separately. */
 #include "kernels/cuda/matmul_fused.cuh"
 
 namespace {
@@ -30,7 +29,7 @@ struct Forward {
 
     const Job &job;
     float seen, inverse, m;
-    int row, column;                    /* the thread's first; behind the last row: nothing is held */
+    int row, column;                    /* the thread's first; after the last row: nothing is held */
 
     /* Gate, then up. */
     static __device__ int weights(const Job &job, int column, int part)
@@ -77,7 +76,7 @@ struct Forward {
         out.scale[at / 16] = scale;
     }
 
-    /* Of 16 columns gate and up as saved, or act. */
+    /* For 16 columns: saves gate and up, or stores act. */
     __device__ void finish(const Held &held, int part)
     {
         const int half = part / 2 % 2, below = part / 4, n = row + 8 * below;

@@ -1,20 +1,20 @@
-/* Products of tiles by a warp (mma.sync), and what feeds them: on every GPU from compute capability 8.0 on [PTX ISA 8.0, sec. 9.7].
+/* Products of tiles by a warp (mma.sync), and their operands, for compute capability 8.0 and later [PTX ISA 8.0, sec. 9.7].
  *
- * A tile in shared memory is some rows of BF16 or F32, each followed by 16 bytes that nobody uses: so 16-byte pieces of eight rows
- * that lie below each other meet all 32 banks. A step of a product sums 32 bytes of a row: DEPTH elements.
+ * A tile in shared memory is some rows of BF16 or F32, each followed by 16 unused bytes, so that 16-byte pieces of eight
+ * consecutive rows use all 32 banks. A step of a product sums 32 bytes of a row: DEPTH elements.
  *
  * d (16, 8) += a (16, DEPTH) b (DEPTH, 8). Lane l holds of d, in d[0 .. 3], row l/4 (two numbers) and row l/4 + 8 (two), columns
- * 2(l%4) and the next. An operand is read from a tile whose rows are its rows (of a) or its columns (of b), so that the sum runs
- * along them; or, "by columns", from one in which the sum runs down the rows.
+ * 2(l%4) and the next. The rows of an operand's tile are its rows (of a) or its columns (of b), and the sum runs along them; for an
+ * operand "by columns" the sum runs down the tile's rows.
  *
- * BF16 is one instruction. F32 is the sum of two TF32, of 11 bits each, and takes three: what is left out, the product of the two
- * small ones and what the small ones lack, is within 2^-21 of each product, mostly 2^-24. */
+ * BF16 is one instruction. F32 is the sum of two TF32, of 11 bits each, and takes three instructions: the omitted terms, the
+ * product of the two small parts and the rounding of the small parts, are within 2^-21 of each product, mostly 2^-24. */
 #pragma once
 #include "kernels/cuda/cuda.h"
 
 /* ---- instructions ------------------------------------------------------------------------------------------ */
 
-/* Starts to copy 16 bytes, or 4, to shared memory; zeros where nothing is `there`. */
+/* Starts to copy 16 or 4 bytes to shared memory; zeros if not `there`. */
 __device__ inline void copy_16(uint32_t to, const void *from, bool there)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
@@ -30,8 +30,8 @@ __device__ inline void copies_wait()
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* Four matrices of 8 rows of 16 bytes: lane 8i + r says where row r of matrix i is. x[i] of lane l is 4-byte word l % 4 of row l/4
- * of matrix i; turned, with 2-byte elements, rows 2(l%4) and the next of column l/4. */
+/* Loads four matrices of 8 rows of 16 bytes: lane 8i + r has the address of row r of matrix i. x[i] of lane l is 4-byte word l % 4
+ * of row l/4 of matrix i; turned (transposed), with 2-byte elements, rows 2(l%4) and the next of column l/4. */
 __device__ inline void load_matrices(uint32_t (&x)[4], uint32_t at)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -68,11 +68,11 @@ __device__ inline uint32_t round_tf32(float x)
     return y;
 }
 
-/* Two warps of a block: one goes on, the other waits for it. Barrier 0 is __syncthreads's. */
+/* For two warps of a block: one arrives without waiting, the other waits for it. Barrier 0 is __syncthreads's. */
 __device__ inline void pair_arrive(int number) { asm volatile("bar.arrive %0, 64;" :: "r"(number) : "memory"); }
 __device__ inline void pair_wait(int number)   { asm volatile("bar.sync %0, 64;" :: "r"(number) : "memory"); }
 
-/* A number in global memory by which thread blocks take turns. */
+/* A number in global memory that orders thread blocks. */
 __device__ inline void turn_wait(const int *turn, int value)
 {
     int now;
@@ -85,7 +85,7 @@ __device__ inline void turn_set(int *turn, int value)
     asm volatile("st.release.gpu.global.b32 [%0], %1;" :: "l"(turn), "r"(value) : "memory");
 }
 
-/* *to += x in the L2 cache, without waiting: as many floats as one instruction adds. */
+/* *to += x in the L2 cache, without waiting: the floats that one instruction adds. */
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 typedef float4 Added;
 __device__ inline Added plus(Added a, Added b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
@@ -107,18 +107,18 @@ static constexpr int ADDED = sizeof(Added) / sizeof(float);
 /* ---- operands ---------------------------------------------------------------------------------------------- */
 
 template <typename T> constexpr int DEPTH = 32 / sizeof(T);
-template <typename T, int COLUMNS> constexpr int PITCH = COLUMNS * (int)sizeof(T) + 16;     /* bytes from row to row of a tile */
+template <typename T, int COLUMNS> constexpr int PITCH = COLUMNS * (int)sizeof(T) + 16;     /* bytes per row of a tile */
 
-/* Where a lane finds its row of four matrices of a tile, 16 rows of 32 bytes: the second matrix lies below the first one or, `beside`,
- * on its right. Products take an operand's registers as they come, so this is the order of operands. */
+/* Offset of a lane's row in four matrices of a tile, 16 rows of 32 bytes: the second matrix is below the first or, `beside`, to its
+ * right. The registers are passed to products in this order, so it defines the order of operands. */
 template <int ROW> __device__ inline int lane_place(bool beside)
 {
     const int lane = threadIdx.x % 32, low = lane / 8 % 2, high = lane / 16;
     return (lane % 8 + 8 * (beside ? high : low)) * ROW + 16 * (beside ? low : high);
 }
 
-/* An operand is called for its i-th 16 rows (of a) or columns (of b), and step k; of b x[0], x[1] are for the first eight columns and
- * x[2], x[3] for the others. ROW: bytes from row to row of the tile. */
+/* operator() of an operand loads its i-th 16 rows (of a) or columns (of b), for step k; for b, x[0], x[1] are the first eight
+ * columns and x[2], x[3] the others. ROW: bytes per row of the tile. */
 template <int ROW, bool B> struct Along {
     uint32_t at;
 
@@ -126,7 +126,7 @@ template <int ROW, bool B> struct Along {
     __device__ void operator()(uint32_t (&x)[4], int i, int k) const { load_matrices(x, at + i * 16 * ROW + k * 32); }
 };
 
-/* By columns. F32 in an order of its own along the sum: lane l has rows 2(l%4) and the next, as Weights have them. */
+/* An operand by columns. F32 has another order along the sum, that of Weights: lane l has rows 2(l%4) and the next. */
 template <typename T, int ROW, bool B> struct Down {
     uint32_t at;
 
@@ -147,7 +147,7 @@ template <typename T, int ROW, bool B> struct Down {
     }
 };
 
-/* a from the numbers of another product's d, in BF16 rounded. */
+/* Operand a from d of another product, rounded for BF16. */
 template <typename T, int M, int N> struct Weights {
     const float (&w)[M][N][4];
 
@@ -204,11 +204,11 @@ __device__ inline void add_product(float (&d)[M][N][4], const A &a, const B &b)
     }
 }
 
-/* Two neighbours of a row. */
+/* Two neighbouring elements of a row. */
 __device__ inline void store_two(bf16 *to, float a, float b) { *reinterpret_cast<uint32_t *>(to) = bf16_pair(a, b); }
 __device__ inline void store_two(float *to, float a, float b) { *reinterpret_cast<float2 *>(to) = make_float2(a, b); }
 
-/* Starts to copy a tile of ROWS rows from global memory, `width` elements apart, by all THREADS of the block; zeros behind its first
+/* Starts to copy a tile of ROWS rows from global memory, `width` elements apart, by all THREADS of the block; zeros after the first
  * `rows` rows and `columns` columns, an even number. */
 template <typename T, int COLUMNS, int ROWS, int THREADS>
 __device__ inline void copy_tile(uint32_t to, const T *from, int width, int rows, int columns)

@@ -1,9 +1,9 @@
 /* NF4.
  *
- * nf4_dequantize runs before every use of a matrix. Bytes per element: 0.52, and those of y. A thread makes packs of eight
- * elements from four bytes of codes; the 16 values lie in the lanes of each half of a warp, where a shuffle by the code finds
- * them, for in shared memory codes at random would meet in the same banks. Transposed codes go by way of tiles.cuh.
- * Arithmetic is in functions that the compiler does not join to fused operations, so all bits are the specification's. */
+ * nf4_dequantize runs before every use of a matrix. Bytes per element: 0.52, and those of y. A thread makes packs of eight elements
+ * from four bytes of codes. The lanes of each half of a warp hold the 16 values, and a shuffle by the code reads them: in shared
+ * memory random codes would cause bank conflicts. tiles.cuh writes transposed codes. Arithmetic uses intrinsics that the compiler
+ * does not fuse, so all bits are those of the specification. */
 #include "kernels/cuda/tiles.cuh"
 extern "C" {
 #include "kernels/dynamic8.h"
@@ -25,12 +25,12 @@ static const Nf4Tables *device_tables(void)
         memcpy(host.absmax, dynamic8_map(DYNAMIC8), sizeof host.absmax);
         tables = (Nf4Tables *)device_alloc(sizeof host);
         backend_device_put(tables, &host, sizeof host);
-        device_sync();      /* later calls may come on other queues */
+        device_sync();      /* later calls may use other queues */
     }
     return tables;
 }
 
-/* What tells the absmax of a block of a group, as it is loaded. */
+/* The absmax of a block as stored in its group, in registers. */
 template <typename Group> struct Nf4Scale;
 template <> struct Nf4Scale<Nf4Group> {
     uint8_t code;
@@ -65,7 +65,7 @@ __device__ static inline float element(AnyIn w, size_t i)
     return w.is_f32 ? ((const float *)w.data)[i] : to_float(((const bf16 *)w.data)[i]);
 }
 
-/* Elements of the block that begins at `first`; 0: it lies behind the end. */
+/* Elements of the block that begins at `first`; 0: it is after the end. */
 __device__ static inline int block_size(size_t first, size_t numel)
 {
     return first < numel ? (int)min((size_t)NF4_BLOCK, numel - first) : 0;
@@ -87,7 +87,7 @@ __global__ void nf4_absmax_kernel(float *absmax, AnyIn w, size_t numel)
         absmax[i] = block_absmax(w, i * NF4_BLOCK, n);
 }
 
-/* One block of threads. */
+/* One thread block. */
 __global__ void nf4_mean_kernel(float *mean, const float *x, size_t n)
 {
     __shared__ double sum[THREADS];
@@ -114,7 +114,7 @@ void backend_nf4_offset(float *offset, Tensor w)
     LAUNCH_CHECK();
 }
 
-/* The codes of this thread's block, which has n elements from `start` on. */
+/* Stores the codes of this thread's block, which has n elements from `start` on. */
 __device__ static inline void quantize_block(uint8_t *codes, AnyIn w, size_t start, int n, float absmax, const float *map)
 {
     const float inverse = 1.0f / absmax;
@@ -125,7 +125,7 @@ __device__ static inline void quantize_block(uint8_t *codes, AnyIn w, size_t sta
     }
 }
 
-/* One block of threads per group. */
+/* One thread block per group. */
 __global__ void nf4_quantize_kernel(Nf4Group *to, AnyIn w, const float *offset, size_t first, size_t numel, const Nf4Tables *tables)
 {
     __shared__ float shared[32], map[16];
@@ -135,7 +135,7 @@ __global__ void nf4_quantize_kernel(Nf4Group *to, AnyIn w, const float *offset, 
     Nf4Group *g = to + blockIdx.x;
     if (threadIdx.x < 16)
         map[threadIdx.x] = tables->nf4[threadIdx.x];
-    const float nested = block_max(fabsf(rest), shared);        /* after this all see the map */
+    const float nested = block_max(fabsf(rest), shared);        /* also makes the map visible to all */
     quantize_block(g->codes, w, start, n, absmax, map);
     g->absmax[threadIdx.x] = n > 0 ? dynamic8_nearest(tables->absmax, rest * (1.0f / nested)) : 0;
     if (threadIdx.x == 0) {
@@ -179,7 +179,8 @@ void backend_nf4_quantize(Nf4Group *to, Tensor w, const float *offset, size_t fi
 
 /* ---- to a tensor ---------------------------------------------------------------------------------------------- */
 
-/* Where element i of the matrix lies; start: of the second and the third part, behind all where there is none. */
+/* The group of element i of the matrix, and its index there. start: first elements of the second and the third part; SIZE_MAX if
+ * there is none. */
 template <typename Group> struct Nf4Place { const Group *group; unsigned at; };
 template <typename Group> struct Nf4Parts {
     const Group *group[3];
@@ -193,7 +194,7 @@ template <typename Group> struct Nf4Parts {
     }
 };
 
-/* groups: those of x. */
+/* groups: x.group or x.plain. */
 template <typename Group> static Nf4Parts<Group> parts_of(Nf4 x, const Group *groups, int cols)
 {
     Nf4Parts<Group> p = { { groups, groups, groups }, { SIZE_MAX, SIZE_MAX } };
@@ -204,7 +205,7 @@ template <typename Group> static Nf4Parts<Group> parts_of(Nf4 x, const Group *gr
     return p;
 }
 
-/* Packs of a matrix whose rows are multiples of eight: none crosses a block. */
+/* Packs of a matrix whose rows are multiples of eight, so that none crosses a block. */
 template <typename Group> struct Nf4Reader {
     Nf4Parts<Group> parts;
     const Nf4Tables *tables;
@@ -214,12 +215,12 @@ template <typename Group> struct Nf4Reader {
         const Nf4Place<Group> p = parts.place(i);
         return { *(const uint32_t *)(p.group->codes + p.at / 2), Nf4Scale<Group>::load(p.group, p.at / NF4_BLOCK) };
     }
-    /* The value that this lane has for the others. */
+    /* This lane's value of the map, for shuffles. */
     __device__ float lane_value() const
     {
         return tables->nf4[threadIdx.x % 16];
     }
-    /* All threads of a warp call. */
+    /* All threads of a warp must call it. */
     __device__ void values(float (&x)[8], const Raw &raw, float lane_value) const
     {
         const float absmax = raw.scale.absmax(tables);
@@ -229,7 +230,7 @@ template <typename Group> struct Nf4Reader {
     }
 };
 
-/* Of tiles.cuh. */
+/* A Source of tiles.cuh. */
 template <typename Group> struct Nf4Source {
     enum { OUTPUTS = 1, MEASURED = 1 };
     Nf4Reader<Group> x;
@@ -282,7 +283,7 @@ __global__ __launch_bounds__(THREADS) void nf4_rows_kernel(Nf4Rows y, Nf4Reader<
     }
 }
 
-/* Any rows, element by element; data_t: of FP8. */
+/* Any rows, element by element; data_t: for FP8. */
 template <typename Group>
 __global__ void nf4_any_kernel(Nf4Rows y, uint8_t *data_t, int rows, int cols, Nf4Parts<Group> parts, const Nf4Tables *tables)
 {

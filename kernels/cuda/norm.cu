@@ -1,15 +1,15 @@
-/* RMSNorm and LayerNorm, forward; backward is in norm_backward.cu, what meets FP8 in norm_fp8.cu.
+/* RMSNorm and LayerNorm, forward; norm_backward.cu has backward, norm_fp8.cu all with FP8.
  *
- * Bytes per element in BF16: 4 (stream, y), +2 if x is another tensor, +2 with a residual. The weight comes from L1, the
- * statistics are 8 bytes a row.
+ * Bytes per element in BF16: 4 (stream, y), +2 if x is another tensor, +2 with a residual. Weights are read from L1; statistics are
+ * 8 bytes per row.
  * Rounding: sums are F32 trees instead of the specification's F64. */
 #include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/operations_fp8.h"
 
 /* ---- forward ------------------------------------------------------------------------------------------------- */
 
-/* NOTE: rows are latency, so several must be in flight on an SM: the BF16 variants are held to 64 registers, 8 rows
- * of 4096. With both kinds of norm in one kernel, or without keep_packed, that spills. */
+/* NOTE: a row is limited by latency, so several must be in flight on an SM: the BF16 variants are limited to 64 registers, for 8
+ * rows of 4096. With both kinds of norm in one kernel, or without keep_packed, registers spill. */
 template <bool CENTER, typename TS, typename TR>
 __global__ __launch_bounds__(MAX_THREADS, sizeof(TS) + sizeof(TR) == 4 ? 2 : 1)
 void norm_forward_kernel(AnyOut y, AnyOut x, float2 *stats, const TS *stream, AnyIn w, const TR *residual, int C,
@@ -27,7 +27,7 @@ void norm_forward_kernel(AnyOut y, AnyOut x, float2 *stats, const TS *stream, An
         add[j] = load_pack(residual + row + column(j), residual ? C - column(j) : 0);
 
     float mean = 0, square = 0;
-    if (CENTER) {                       /* what lies behind column C is 0 */
+    if (CENTER) {                       /* columns from C on are 0 */
 #pragma unroll
         for (int j = 0; j < MAX_PACKS; j++)
 #pragma unroll

@@ -1,5 +1,5 @@
-/* What the norms share: a block has a row, whose packs lie in registers from load to store; at most 512 threads with
- * MAX_PACKS packs each. */
+/* Shared by the norms: a block has a row, whose packs stay in registers from load to store; at most 512 threads with MAX_PACKS
+ * packs each. */
 #pragma once
 #include "kernels/cuda/vector.cuh"
 

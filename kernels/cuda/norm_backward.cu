@@ -1,14 +1,14 @@
 /* Backward of RMSNorm and LayerNorm, for x in any format.
  *
  * Bytes per element in BF16: 6 (dy, x, dx), +2 if dx accumulates; an x in FP8 groups has 1.06 instead of 2.
- * Rounding: as in norm.cu. dw: each block sums its rows in registers and writes C floats of scratch; their sum in the
- * order of the blocks is in F64. The number of blocks depends on the GPU only. */
+ * Rounding: as in norm.cu. dw: each block sums its rows in registers and writes C floats of scratch memory, which are added in the
+ * order of the blocks, in F64. The number of blocks depends on the GPU only. */
 #include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/tiles.cuh"
 
 enum { BLOCKS_PER_SM = 4 };
 
-/* What was loaded as eight numbers. NOTE: of dense tensors the pack itself, so that a number is unpacked where it is used. */
+/* Loaded values as eight numbers. NOTE: for dense tensors the pack itself, so that a number is unpacked where it is used. */
 struct Values {
     float x[8];
     __device__ float operator[](int i) const
@@ -29,13 +29,11 @@ template <typename T> __device__ static inline const Pack<T> &unpack(const Dense
     return raw;
 }
 
-/* partial: (gridDim.x, C) sums of dy xh over the block's rows, or NULL. amax, if there is one, is raised to the largest dx as
- * stored; only if MEASURED. Rows of dx are written where nothing else reads them any more, so dx may be dy. Registers hold one
- * row; the block's next one comes to L2 meanwhile.
- * NOTE: an x in FP8 leaves room for dx beside it; else, if not MEASURED, dx is loaded when the sums have been begun, and the
- * rows stay packed over their reduction.
- * CENTER: of a LayerNorm. An RMSNorm spares four instructions an element, and they count; its roundings are spelled out: they are
- * those of a LayerNorm with means of 0. */
+/* partial: (gridDim.x, C) sums of dy xh over the block's rows, or NULL. If MEASURED, amax, unless NULL, is raised to the largest dx
+ * as stored. A row of dx is written after its last read, so dx may be dy. Registers hold one row; the block's next row is
+ * prefetched to L2. NOTE: an x in FP8 leaves registers for dx; else, if not MEASURED, dx is loaded after the sums have begun, and
+ * the rows stay packed during their reduction. CENTER: for LayerNorm. RMSNorm saves four instructions per element, which matters;
+ * intrinsics give it the roundings of a LayerNorm with mean 0. */
 template <bool MEASURED, bool CENTER, class Reader, typename TDY, typename TDX>
 __global__ __launch_bounds__(MAX_THREADS)
 void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, Reader x, const float2 *stats, AnyIn w,
@@ -63,7 +61,7 @@ void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, R
             if (accumulate)
                 prefetch(dx + next, C * sizeof *dx);
         }
-        float sums[1 + CENTER] = {};    /* of g xh and of g; dy is 0 behind column C */
+        float sums[1 + CENTER] = {};    /* of g xh and of g; dy is 0 from column C on */
 #pragma unroll
         for (int j = 0; j < MAX_PACKS; j++) {
             float weight[8];
@@ -112,7 +110,7 @@ void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, R
 #pragma unroll
         for (int j = 0; j < MAX_PACKS; j++)
             store_pack(partial + (size_t)blockIdx.x * C + column(j), dw[j], C - column(j));
-    if (MEASURED && amax)       /* of what is stored: rounding keeps the order, so the largest is the largest rounded */
+    if (MEASURED && amax)       /* as stored: rounding is monotonic, so the maximum is rounded */
         raise_amax(amax, to_float(from_float<TDX>(m)), shared);
 }
 
@@ -165,9 +163,9 @@ void backend_norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor 
         backward(dx, amax, dw, dy, x, stats, w, norm, accumulate);
         return;
     }
-    /* OLMo-2's gradient of a branch: through F32 scratch memory */
+    /* the gradient of a branch in OLMo-2: through F32 scratch memory */
     check_operand(OPERATION, "dx", dx, N, C);
-    CHECK(!accumulate && !amax, "norm_backward: dx accumulates, or its maximum is wanted, and is %s", format_name(dx.format));
+    CHECK(!accumulate && !amax, "norm_backward: dx is %s; expected f32 or bf16, to accumulate or for amax", format_name(dx.format));
     typedef ReaderSource<DenseReader<float>> Source;
     const Tensor wide = tensor_at(device_scratch((size_t)N * C * sizeof(float), SCRATCH_1), Format{ F32, 0, false }, N, C);
     amax = amax_new();

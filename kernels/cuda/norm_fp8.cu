@@ -1,14 +1,13 @@
 /* Norms that read or write FP8, forward; norm_backward.cu reads any x.
  *
- * y an FP8 operand: a pass over rows stores x in FP8 groups, takes the statistics of what was stored and the
- * maximum of y; a pass over tiles reads x and writes y and its transpose. Bytes per element in COAT: 2 + 1.06 and
- * 1.06 + 2. Where y is not FP8 (a norm behind a branch), or its range is KEPT and it has no transpose, the first pass
- * writes it and there is no second. */
+ * For an FP8 operand y a pass over rows stores x in FP8 groups, and computes the statistics of the stored values and the maximum of
+ * y; a pass over tiles reads x and writes y and its transpose. Bytes per element in COAT: 2 + 1.06 and 1.06 + 2. If y is not FP8 (a
+ * norm after a branch), or its range is KEPT and it has no transpose, the first pass writes y and there is no second. */
 #include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/tiles.cuh"
 
-/* Mean (0 if not centered) and rstd of the row whose elements are v; what lies behind column C is 0. */
+/* Mean (0 if not centered) and rstd of the row with elements v, which are 0 from column C on. */
 __device__ static inline float2 row_stats(const float (&v)[MAX_PACKS][8], int C, Norm norm, float *shared)
 {
     float mean = 0, square = 0;
@@ -29,8 +28,8 @@ __device__ static inline float2 row_stats(const float (&v)[MAX_PACKS][8], int C,
     return make_float2(mean, 1.0f / sqrtf(block_sum(square, shared) / C + norm.eps));
 }
 
-/* x.data is NULL if the stream is x; amax is NULL if y is dense and written here. EXACT: y does not see x's rounding. CODES: y is
- * FP8, `codes`, and its row is written here. */
+/* x.data is NULL if the stream is x; amax is NULL if y is dense and written here. EXACT: y is computed from x before rounding.
+ * CODES: y is FP8, `codes`, and its row is written here. */
 template <bool EXACT, bool CODES, class Reader> __global__ __launch_bounds__(MAX_THREADS)
 void norm_rows_kernel(AnyOut y, TileOut codes, float *amax, GroupOut x, float2 *stats, Reader stream, AnyIn w, AnyIn residual,
                       int C, Norm norm)
@@ -83,8 +82,8 @@ void norm_rows_kernel(AnyOut y, TileOut codes, float *amax, GroupOut x, float2 *
         raise_amax(amax, m, shared);
 }
 
-/* The same of an RMS_NORM whose y is an FP8 operand: max|y| = rstd max|x w|, so that nothing is held over the sum of
- * squares and one reduction is enough. */
+/* The same for RMS_NORM with y an FP8 operand: max|y| = rstd max|x w|, so one reduction is enough, and no values are kept during
+ * it. */
 template <bool EXACT, class Reader> __global__ __launch_bounds__(MAX_THREADS, 2)
 void rms_rows_kernel(float *amax, GroupOut x, float2 *stats, Reader stream, AnyIn w, int C, float eps)
 {
@@ -99,7 +98,7 @@ void rms_rows_kernel(float *amax, GroupOut x, float2 *stats, Reader stream, AnyI
 #pragma unroll
     for (int j = 0; j < MAX_PACKS; j++) {
         float v[8], stored[8], weight[8];
-        if (column(j) - 8 * lane >= C)                  /* all of the warp */
+        if (column(j) - 8 * lane >= C)                  /* the whole warp */
             break;
         stream.values(v, raw[j]);
         if (x.data) {
@@ -120,7 +119,7 @@ void rms_rows_kernel(float *amax, GroupOut x, float2 *stats, Reader stream, AnyI
             m = fmaxf(m, pack_abs_max(v));
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            square += v[i] * v[i];                      /* 0 behind column C */
+            square += v[i] * v[i];                      /* 0 from column C on */
     }
     square = warp_sum(square);
     m = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(m)));
@@ -140,8 +139,8 @@ void rms_rows_kernel(float *amax, GroupOut x, float2 *stats, Reader stream, AnyI
         atomicMax((int *)amax, __float_as_int(m));
 }
 
-/* The same where y's range is KEPT and its row, `codes`, is written here: over the sum the row stays as it was loaded. D: DType
- * or Known<a DType>, of codes and of x. */
+/* The same if y's range is KEPT and its row, `codes`, is written here: during the sum the row stays as loaded. D: DType or Known<a
+ * DType>, of codes and of x. */
 template <class D, typename T, typename TW> __global__ __launch_bounds__(MAX_THREADS)
 void rms_codes_kernel(TileOut codes, float *amax, GroupOut x, D dtype, float2 *stats, const T *stream, const TW *w, int C,
                       float eps)
@@ -149,7 +148,7 @@ void rms_codes_kernel(TileOut codes, float *amax, GroupOut x, D dtype, float2 *s
     __shared__ float sums[32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, step = 8 * blockDim.x;
     const float inverse = 1.0f / tile_scale(codes, *tile_scale_from(codes));
-    const int left = C - 8 * (int)threadIdx.x;          /* behind the thread's first pack and in it */
+    const int left = C - 8 * (int)threadIdx.x;          /* columns from the thread's first pack on */
     const size_t at = (size_t)blockIdx.x * C + 8 * threadIdx.x;
     Pack<T> raw[MAX_PACKS];
     float square = 0, m = 0;
@@ -160,11 +159,11 @@ void rms_codes_kernel(TileOut codes, float *amax, GroupOut x, D dtype, float2 *s
 #pragma unroll
     for (int j = 0; j < MAX_PACKS; j++) {
         float v[8];
-        if (left + 8 * lane <= j * step)                /* all of the warp */
+        if (left + 8 * lane <= j * step)                /* the whole warp */
             break;
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            v[i] = raw[j][i], square += v[i] * v[i];    /* 0 behind column C */
+            v[i] = raw[j][i], square += v[i] * v[i];    /* 0 from column C on */
         if (x.data)
             store_group(x, at + j * step, v, left > j * step);
     }
@@ -191,7 +190,7 @@ void rms_codes_kernel(TileOut codes, float *amax, GroupOut x, D dtype, float2 *s
     raise_amax_by_warp(amax, *(volatile float *)amax, m);
 }
 
-/* f(d); of E4M3, which all recipes have, the compiler knows it. */
+/* f(d); at compile time for E4M3, which all recipes have. */
 template <typename F> static void with_format(DType d, F f)
 {
     if (d == E4M3)
@@ -236,9 +235,9 @@ template <typename F> static void with_norm(Tensor x, const float *stats, Tensor
     with_reader(x, [&](auto reader) { f(NormSource<decltype(reader)>{ {}, reader, (const float2 *)stats, any_in(w) }); });
 }
 
-/* y's transpose alone, of an x in groups of 16: what backward makes again. A thread has 4 rows of a group, a block WIDE_TILES
- * tiles of 128 x 128 below one another.
- * NOTE: so few bytes move that instructions count: addresses, scales and statistics serve 16 elements, not 8. */
+/* Only y's transpose, from an x in groups of 16, as backward recomputes it. A thread has 4 rows of a group, a block WIDE_TILES
+ * tiles of 128 x 128, one below the other. NOTE: with so few bytes, instructions are the limit: addresses, scales and statistics
+ * serve 16 elements, not 8. */
 enum { WIDE_COLS = 128, WIDE_TILES = 2, WIDE_BLOCKS = 4 };
 
 struct WideGroups {
@@ -265,7 +264,7 @@ __device__ static inline WideGroups load_wide(const GroupReader<D, Known<4>> &x,
 template <class D> __global__ __launch_bounds__(TILE_THREADS, WIDE_BLOCKS)
 void norm_columns_kernel(TileOut y, GroupReader<D, Known<4>> x, const float2 *stats, AnyIn w)
 {
-    __shared__ uint32_t t[WIDE_COLS * 33 + 32];         /* column c from 33 c + 4 (c / 16) on: no two lanes share a bank */
+    __shared__ uint32_t t[WIDE_COLS * 33 + 32];         /* column c from 33 c + 4 (c / 16) on: no bank conflicts */
     const int cg = threadIdx.x % 8, rg = threadIdx.x / 8, col0 = blockIdx.x * WIDE_COLS;
     const int col = min(col0 + 16 * cg, x.cols - 16), end = min((int)(blockIdx.y + 1) * WIDE_TILES * TILE_ROWS, y.rows);
     const float inverse = 1.0f / *y.scale;
@@ -328,7 +327,8 @@ void norm_again_fp8(Tensor y, Tensor x, const float *stats, Tensor w)
     check_operand("norm_again", "y", y, x.rows, x.cols);
     check_dense_optional("norm_again", "w", w, 1, x.cols);
     if (!format_is_fp8(y.format))
-        die("norm_again: y is %s, x %s; the CUDA back end has no such pair", format_name(y.format), format_name(x.format));
+        die("norm_again: y is %s, x is %s; the CUDA back end does not support this pair", format_name(y.format),
+            format_name(x.format));
     if (norm_columns(y, x, stats, w))
         return;
     with_norm(x, stats, w, [&](auto source) {

@@ -1,5 +1,4 @@
-/* What the dense operations hand on when a tensor is FP8: norm_fp8.cu, swiglu_fp8.cu, rope_fp8.cu. Arguments as in
- * kernels.h. */
+/* Called by the dense operations if a tensor is FP8: norm_fp8.cu, swiglu_fp8.cu, rope_fp8.cu. Arguments as in kernels.h. */
 #pragma once
 #include "kernels/cuda/cuda.h"
 

@@ -41,8 +41,8 @@ __device__ static inline void store_four(bf16 *p, float4 x)
                                                *reinterpret_cast<const uint32_t *>(&high));
 }
 
-/* NOTE: a warp's accesses to packs of eight floats are 16 bytes, 32 apart: each touches half of every sector. With three such
- * arrays, read and written, that cost a fifth of the bandwidth. */
+/* NOTE: a warp's accesses to packs of eight floats are 16 bytes, 32 apart, so each uses half of every sector. For three such
+ * arrays, read and written, that costs a fifth of the bandwidth. */
 template <typename TM, typename TV, typename TG>
 __device__ static inline void update_four(float *w, TM *m, TV *v, const TG *grad, const Step &s)
 {
@@ -57,7 +57,7 @@ __device__ static inline void update_four(float *w, TM *m, TV *v, const TG *grad
     store_four(v, vx);
 }
 
-/* Elements of a thread. */
+/* Elements per thread. */
 template <typename TW> constexpr int EACH = sizeof(TW) == sizeof(float) ? 4 : 8;
 
 template <typename TW, typename TM, typename TV, typename TG> __global__ __launch_bounds__(THREADS)
@@ -87,7 +87,8 @@ void backend_adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t 
         return;
     const Step s = make_step(a);
     check_aligned(OPERATION, w.cols, w, m, v, grad);
-    CHECK(first % 4 == 0, "adamw: element %llu of the model comes first; multiples of 4 do", (unsigned long long)first);
+    CHECK(first % 4 == 0, "adamw: first is %llu; expected a multiple of 4, since four elements share random bits",
+          (unsigned long long)first);
     with_type(w, [&](auto *wp) {
         with_type(m, [&](auto *mp) {
             with_type(v, [&](auto *vp) {

@@ -1,4 +1,4 @@
-/* Pinned host memory, in large pages, on the NUMA node that the GPU is attached to. */
+/* Pinned host memory, in large pages, on the NUMA node of the GPU. */
 #include "kernels/cuda/cuda.h"
 
 #include <ctype.h>
@@ -32,7 +32,7 @@ static int gpu_node(void)
     return node;
 }
 
-/* NOTE: containers may forbid this. Then pages are where the thread that touches them first runs. */
+/* NOTE: containers may forbid this. Then pages are on the node of the thread that first touches them. */
 static void prefer_gpu_node(void *p, size_t bytes)
 {
     const int node = gpu_node(), bits = 8 * (int)sizeof(unsigned long);
@@ -91,7 +91,7 @@ void *device_host_alloc(size_t bytes, const char *what)
     int i = 0;
     while (i < MAX_PIECES && piece[i].at)
         i++;
-    CHECK(i < MAX_PIECES, "device_host_alloc: there are %d pieces already", MAX_PIECES);
+    CHECK(i < MAX_PIECES, "device_host_alloc: more than %d allocations", MAX_PIECES);
     char *p = pin(whole);
     if (!p && what)
         die("the system does not pin %.2f GiB of host memory for %s. ulimit -l, the container or its memory limit may forbid it; "

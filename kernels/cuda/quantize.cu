@@ -1,9 +1,9 @@
-/* From one format to another. A thread moves PACKS packs of eight elements.
+/* Conversions between formats. A thread moves PACKS packs of eight elements.
  *
- * Bytes per element: those of x and y; BF16 to BF16 4; to E4M3/16 3.06 (codes and a byte per 16); to FP8 with
- * one scale 5, since x is read twice, for the maximum and for the codes, or 6 with the transposed copy, which costs
- * its bytes and no more: a block turns a tile of 128 x 64 codes in shared memory and writes both. Maxima do not
- * depend on the order and the division is exact (fp8.cuh), so scales and codes are the specification's.
+ * Bytes per element are those of x and y: BF16 to BF16 4; to E4M3/16 3.06 (codes and a byte per 16); to FP8 with one scale 5, since
+ * x is read twice, for the maximum and for the codes, or 6 with the transposed copy, which costs only its own bytes: a block
+ * transposes a tile of 128 x 64 codes in shared memory and writes both. Maxima do not depend on the order and the division is
+ * correctly rounded (fp8.cuh), so scales and codes are those of the specification.
  *
  * The fast kernels take whole packs of aligned tensors, in groups of 8, 16, ... 256; the *_any kernels take the rest,
  * element by element. */
@@ -11,16 +11,16 @@
 
 enum { THREADS = 256, PACKS = 4, AMAX_BLOCKS = 1024 };
 
-/* ---- what is read --------------------------------------------------------------------------------------------- */
+/* ---- loads ---------------------------------------------------------------------------------------------------- */
 
-/* Where the thread's first pack begins. */
+/* The first element of the thread's first pack. */
 __device__ static inline size_t first_element()
 {
     return 8 * ((size_t)blockIdx.x * PACKS * THREADS + threadIdx.x);
 }
 
-/* The thread's packs, 8 THREADS elements apart from `first` on; those behind n, a multiple of 8, are the last again.
- * NOTE: a condition around the loads would make each wait for the one before. */
+/* Loads the thread's packs, 8 THREADS elements apart from `first` on; after n, a multiple of 8, the last pack again. NOTE: with a
+ * condition around the loads each would wait for the previous one. */
 template <class Reader>
 __device__ static inline void load_packs(float (&v)[PACKS][8], const Reader &x, size_t first, size_t n)
 {
@@ -59,8 +59,8 @@ __device__ static inline uint8_t encode_any(DType d, float x)
 
 /* ---- to F32 or BF16 ------------------------------------------------------------------------------------------ */
 
-/* Eight elements of each thread from `at` on, all of the warp's behind one another. NOTE: as two stores a thread, each touches
- * half of every sector; so two threads first swap halves. */
+/* Eight elements per thread from `at` on, contiguous over the warp. NOTE: two stores per thread would each use half of every
+ * sector; so two threads first swap halves. */
 __device__ static inline void store_sectors(float *y, size_t at, const float (&x)[8], size_t n)
 {
     const bool odd = threadIdx.x % 2;
@@ -107,7 +107,7 @@ __global__ void convert_any_kernel(AnyOut y, AnyTensor x, size_t n)
 
 /* ---- to FP8 with a scale per group ---------------------------------------------------------------------------- */
 
-/* Groups of 2^shift elements: 2^(shift - 3) neighbours hold one. */
+/* Groups of 2^shift elements, each in 2^(shift - 3) neighbouring threads. */
 template <DType D, class Reader> __global__ __launch_bounds__(THREADS)
 void quantize_groups_kernel(uint8_t *codes, uint8_t *scale, Reader x, size_t n, int shift)
 {
@@ -178,7 +178,7 @@ __global__ void amax_any_kernel(float *partial, AnyTensor x, size_t n)
         partial[blockIdx.x] = amax;
 }
 
-/* range: of the tensor, or NULL; headroom: 0 if it is not KEPT. */
+/* range: of the tensor, or NULL; headroom: 0 if not KEPT. */
 __global__ __launch_bounds__(AMAX_BLOCKS)
 void scale_kernel(float *scale, float *range, float headroom, const float *partial, int n, DType d)
 {
@@ -207,7 +207,7 @@ void encode_kernel(uint8_t *codes, const float *scale, Reader x, size_t n)
             *(uint2 *)(codes + first + 8 * j * THREADS) = encode_pack<D>(v[j], inverse);
 }
 
-/* A y whose range is KEPT; raises amax to max|x|. */
+/* For a y whose range is KEPT; raises amax to max|x|. */
 template <class Reader> __global__ __launch_bounds__(THREADS)
 void encode_in_range_kernel(float *amax, TileOut y, Reader x, size_t n)
 {
@@ -225,7 +225,7 @@ void encode_in_range_kernel(float *amax, TileOut y, Reader x, size_t n)
     raise_amax(amax, m, shared);
 }
 
-/* Elements first .. end-1 of y; those from n on, which x does not have, are 0. */
+/* Elements first .. end-1 of y; elements from n on, the size of x, are 0. */
 __global__ void encode_any_kernel(AnyTensor y, AnyTensor x, size_t first, size_t n, size_t end)
 {
     const size_t i = first + (size_t)blockIdx.x * THREADS + threadIdx.x;
@@ -245,7 +245,7 @@ static AnyTensor any_tensor(Tensor t)
     return { t.data, t.data_t, t.scale, t.format, t.rows, t.cols };
 }
 
-/* log2 of the group if the fast kernels know it: 3 .. 8; 0 if there is one scale; else -1. */
+/* log2 of the group if the fast kernels support it: 3 .. 8; 0: one scale; else -1. */
 static int group_shift(Tensor t)
 {
     if (!t.format.group)
@@ -276,7 +276,7 @@ template <DType D, typename F> static void with_codes(Tensor x, F f)
         f(TensorReader<Known<D>>{ codes, (const float *)x.scale, {}, x.cols });
 }
 
-/* f(reader of x): as with_reader, for any group that is_fast_source, the format known to the compiler. */
+/* f(reader of x): as with_reader, for any group of is_fast_source, with the format known at compile time. */
 template <typename F> static void with_fast_reader(Tensor x, F f)
 {
     switch (x.format.dtype) {
@@ -316,7 +316,7 @@ template <DType D> static void to_groups(Tensor y, Tensor x, size_t n)
     LAUNCH_CHECK();
 }
 
-/* Tiles take sixteens of x's rows, and may write into y's next ones: the rest comes behind them. */
+/* Tiles take multiples of 16 rows of x, and may write into later rows of y: so the rest is written after them. */
 template <DType D> static void to_codes(Tensor y, Tensor x)
 {
     const int fast = !is_fast(y, x) ? 0 : y.data_t ? x.rows / 16 * 16 : x.rows;
@@ -344,7 +344,7 @@ template <DType D> static void to_fp8(Tensor y, Tensor x, size_t n)
         to_codes<D>(y, x);
 }
 
-/* Writes what it reads as rows of T, too. */
+/* Also writes the values as rows of T. */
 template <class Reader, typename T> struct ExpandSource : ReaderSource<Reader> {
     T *to;
     __device__ void values(float (&y)[1][8], const typename Reader::Raw &raw, typename ReaderSource<Reader>::Fix, int row,
@@ -376,7 +376,7 @@ static void check_format(const char *op, Tensor t)
           "%s: %s is a moment's; only adamw reads and writes it", op, format_name(t.format));
 }
 
-/* From n maxima. */
+/* Sets the scale from n maxima. */
 static void set_scale(Tensor y, const float *maxima, int n)
 {
     CHECK(format_is_fp8(y.format) && !y.format.group && y.scale, "quantize_scale: y is %s", format_name(y.format));
@@ -446,7 +446,7 @@ void backend_expand_operand(Tensor y, Tensor x)
         expand<E5M2>(y, x);
 }
 
-/* In one pass if x is dense. */
+/* One pass if x is dense. */
 void backend_quantize_in_range(Tensor y, Tensor x)
 {
     const size_t n = tensor_numel(x);

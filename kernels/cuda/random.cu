@@ -1,5 +1,5 @@
-/* Initial weights. A thread makes eight elements; the normal numbers are the specification's (random.h, in F64), a
- * few hundred operations each, so the arithmetic and not the 2 bytes per element of BF16 is the limit. Runs once. */
+/* Initial weights. A thread makes eight elements; the normal numbers follow the specification (random.h, in F64), with a few
+ * hundred operations each, so arithmetic is the limit, not the 2 bytes per element in BF16. Runs once. */
 #include "kernels/cuda/vector.cuh"
 #include "kernels/random.h"
 
@@ -7,7 +7,7 @@ enum { THREADS = 256 };
 
 struct Normal { double std, cutoff; uint64_t seed, first; };
 
-/* Elements at .. at + 7 of n; one by one behind the last whole pack and where w is not aligned. */
+/* Elements at .. at + 7 of n; one by one after the last whole pack, or if w is not aligned. */
 __device__ static inline void store_flat(AnyOut w, size_t at, const float (&x)[8], size_t n, bool aligned)
 {
     if (aligned && at + 8 <= n)

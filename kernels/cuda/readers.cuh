@@ -1,15 +1,14 @@
-/* Reading eight neighbours of a row, whatever the format. A Reader has
+/* Reading eight neighbouring elements of a row in any format. A Reader has
  *
  *     Raw  at(i, left)                     loads elements i .. i + 7 of the tensor, i a multiple of 8; from `left` on they are 0
- *     void values(float (&)[8], Raw)       says what they are
- *     void bring(i, n)                     brings n elements, whole rows, to the L2 cache; with groups, of 16 or more
+ *     void values(float (&)[8], Raw)       decodes them
+ *     void bring(i, n)                     prefetches n elements, whole rows, to the L2 cache; with groups, of 16 or more
  *
- * so that a thread can have several loads under way before it waits for one. left is 8 or more, or 0 or less, unless
- * rows need not begin at multiples of 16 bytes. */
+ * so that a thread can have several loads in flight. left is >= 8 or <= 0 if rows begin at multiples of 16 bytes. */
 #pragma once
 #include "kernels/cuda/fp8.cuh"
 
-/* A number that the compiler knows, where others know it only when the kernel runs. */
+/* A compile-time number, in place of a run-time argument. */
 template <auto V> struct Known {
     __host__ __device__ constexpr operator decltype(V)() const
     {
@@ -89,7 +88,7 @@ template <class Reader> __device__ inline typename Reader::Raw load_inside(const
     return x.at((size_t)row * x.cols + col);
 }
 
-/* A pack that may lie behind the end of its row, and is then 0. */
+/* A pack that may be after the end of its row, and is then 0. */
 template <class Reader> __device__ inline typename Reader::Raw load_or_zero(const Reader &x, int row, int col)
 {
     return x.at((size_t)row * x.cols + col, x.cols - col);
@@ -100,17 +99,17 @@ template <typename F> static inline void with_dense_reader(Tensor t, F f)
     with_type(t, [&](auto *data) { f(DenseReader<std::remove_pointer_t<decltype(data)>>{ data, t.cols }); });
 }
 
-/* Of a t in groups of 16. D: DType or Known<a DType>. */
+/* The reader of a t in groups of 16. D: DType or Known<a DType>. */
 template <class D> static inline GroupReader<D, Known<4>> group_reader(Tensor t, D dtype)
 {
     return { (const uint8_t *)t.data, (const uint8_t *)t.scale, dtype, {}, t.cols };
 }
 
-/* f(reader of t). Few instantiations: the format of codes is known when the kernel runs. */
+/* f(reader of t). Few instantiations: the format of codes is a run-time argument. */
 template <typename F> static inline void with_reader(Tensor t, F f)
 {
     if (t.cols % 8)
-        die("%s rows of %d elements; the CUDA back end has FP8 for multiples of 16", format_name(t.format), t.cols);
+        die("%s rows of %d elements; the CUDA back end supports FP8 for multiples of 16", format_name(t.format), t.cols);
     if (!format_is_fp8(t.format))
         with_dense_reader(t, f);
     else if (t.format.group == 16)

@@ -1,5 +1,5 @@
-/* Sums over everything, in two kernels: SUM_BLOCKS partial sums, whose number and order depend on the length alone,
- * then one block adds them. So the same values give the same bits on every GPU.
+/* Sums over all elements, in two kernels: up to SUM_BLOCKS partial sums, whose number and order depend only on the length, then one
+ * block adds them. So the same values give the same bits on every GPU.
  *
  * Bytes per element: those of the element. A thread sums eight neighbours in F32, everything else in F64. */
 #include "kernels/cuda/vector.cuh"

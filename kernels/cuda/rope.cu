@@ -1,13 +1,12 @@
-/* Between projection and attention: clamp, QK-norm, rotation. One block per token.
+/* From projection to attention: clamp, QK-norm, rotation. One block per token.
  *
- * A head is `chunks` pairs of packs: elements 8c .. 8c+7 of its first half and the same of its second, which the
- * rotation mixes. A thread has one c, hence one set of cosines and sines, and several heads; neighbouring threads
- * have neighbouring c. Without QK-norm heads are independent. With it the block holds all heads of q and k of its
- * token at once, so that x is read once. In forward it copies those of v too while it waits for the others' sums; in
- * backward they take a launch of their own.
+ * A head is `chunks` pairs of packs: elements 8c .. 8c+7 of its first half and of its second half, which the rotation combines. A
+ * thread has one c, hence one set of cosines and sines, and several heads; neighbouring threads have neighbouring c. Without
+ * QK-norm heads are independent. With it the block holds all heads of q and k of its token, so that x is read once. Forward also
+ * copies v while it waits for sums; backward has a separate launch for v.
  *
- * Bytes per element in BF16: 4 (x, y), for the q and k part only if y is x and nothing is clamped; backward 4, or 6
- * where a norm or a clamp needs x again. The tables of angles and the weights come from L1 and L2.
+ * Bytes per element in BF16: 4 (x, y), only for q and k if y is x and nothing is clamped; backward 4, or 6 if a norm or a clamp
+ * needs x. The tables of angles and the weights are read from L1 and L2.
  * Norms of single heads: rope_heads.cu.
  * Sums are F32 trees; dqnorm and dknorm: partial sums per block, then their sum in the order of the blocks
  * (reduce.cu). */
@@ -30,8 +29,8 @@ __device__ static inline void load_weight(float (&w)[8], const Heads &a, AnyIn q
 
 /* ---- without norm --------------------------------------------------------------------------------------------- */
 
-/* Forward (sign 1): y = rope(clamp(x)). Backward (sign -1): y from the gradient x; if LIMITED, 0 where |limited| >
- * clip, with as many loads in flight from half the heads. Heads of v are not turned. */
+/* Forward (sign 1): y = rope(clamp(x)). Backward (sign -1): y from the gradient x; if LIMITED, 0 where |limited| > clip, with as
+ * many loads in flight from half the heads. Heads of v are not rotated. */
 template <bool ALIGNED, bool LIMITED, typename T, typename TL> __global__ __launch_bounds__(MAX_THREADS)
 void turn_kernel(AnyOut y, const T *x, const TL *limited, float sign, Heads a)
 {
@@ -80,8 +79,8 @@ void turn_kernel(AnyOut y, const T *x, const TL *limited, float sign, Heads a)
 
 /* ---- with norm: H + K <= EACH * a.parallel, so that a block holds q and k -------------------------------------- */
 
-/* `passing` elements of v follow those of q and k: K D, or 0 if they are to stay. There are no more of them than of q,
- * so EACH packs a thread are enough. */
+/* `passing` elements of v are copied: K D, or 0 if they stay in place. Since v is no larger than q, EACH packs per thread are
+ * enough. */
 template <bool ALIGNED, bool CLIPS, typename T, typename TW> __global__ __launch_bounds__(MAX_THREADS)
 void norm_turn_kernel(AnyOut y, float2 *stats, const T *x, const TW *q_weight, const TW *k_weight, Heads a, int passing)
 {
@@ -167,12 +166,10 @@ __device__ static inline void store_sums(float *to, const float (&u)[EACH_BACKWA
     }
 }
 
-/* dy turned back, d (a pair of elements of a head of q or k), becomes the gradient of the norm's input: r (g - h
- * mean_gh) with g = d w, h = clamp(x) r; 0 where x was clamped. partial: (gridDim.x, (H + K) D) sums of d h over
- * the block's tokens.
- * NOTE: these sums take 32 registers per thread; therefore fewer heads per thread than in forward, nothing but
- * packs is held over the reduction, the block's next token waits in L2 rather than in registers, and the compiler
- * knows the format of the weights: else it spills. */
+/* From d, which is dy rotated back, the gradient of the norm's input: r (g - h mean_gh) with g = d w, h = clamp(x) r; 0 where x was
+ * clamped. partial: (gridDim.x, (H + K) D) sums of d h over the block's tokens. NOTE: these sums take 32 registers per thread. So
+ * there are fewer heads per thread than in forward, only packs are held during the reduction, the block's next token is prefetched
+ * to L2, not to registers, and the format of the weights is a template parameter: else registers spill. */
 template <bool ALIGNED, bool CLIPS, typename TW, typename TDY, typename TX>
 __global__ __launch_bounds__(MAX_THREADS)
 void norm_turn_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const TX *x, const float2 *stats,
@@ -225,13 +222,13 @@ void norm_turn_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const T
         block_sums(sums, shared);
         keep_packed(du), keep_packed(dv);
         keep_packed(xu), keep_packed(xv);
-        t = load_angles<ALIGNED>(a, n, p);              /* again, rather than in 16 registers */
+        t = load_angles<ALIGNED>(a, n, p);              /* reloaded, to save 16 registers */
 #pragma unroll
         for (int j = 0; j < EACH_BACKWARD; j++) {
             const int head = p.head + j * a.parallel;
             if (head >= a.count)
                 break;
-            float u[8], v[8];                           /* the weights, then the results */
+            float u[8], v[8];                           /* weights, then results */
             const float r = head < a.H ? rstd.x : rstd.y;
             const float r_mean_gh = r * (head < a.H ? sums[0] * a.q_inverse : sums[1] * a.k_inverse);
             load_weight<ALIGNED>(u, a, qw, kw, head, p.first, p.left);
@@ -254,7 +251,7 @@ void norm_turn_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const T
 
 /* ---- entry ---------------------------------------------------------------------------------------------------- */
 
-/* As check_rope, for what is not FP8. */
+/* As check_rope, for tensors without FP8. */
 static bool check_dense_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const void *stats, Attention a)
 {
     const bool by_head = check_rope(op, qkv, qnorm, knorm, stats, a);
@@ -268,7 +265,7 @@ static bool check_dense_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor kn
     return by_head;
 }
 
-/* Heads from .. count-1, `each` of them per thread at a time. at_once: none may be left for a second time. */
+/* Heads from .. count-1, `each` per thread at a time. at_once: all in one iteration. */
 static Heads heads_of(const char *op, Attention a, int from, int count, int each, bool at_once)
 {
     Heads h = {};
@@ -282,7 +279,7 @@ static Heads heads_of(const char *op, Attention a, int from, int count, int each
     if (h.parallel * h.chunks > MAX_THREADS) {
         h.parallel = MAX_THREADS / h.chunks;
         if (at_once || h.parallel == 0)
-            die("%s: %d heads of width %d; the CUDA back end has up to %d%s", op, a.H + a.K, a.D, h.parallel * each,
+            die("%s: %d heads of width %d; the CUDA back end supports up to %d%s", op, a.H + a.K, a.D, h.parallel * each,
                 at_once ? " with QK-norm" : "");
     }
     return h;
@@ -316,7 +313,7 @@ static void turn_heads(const char *op, Tensor y, Tensor x, Tensor limited, float
 
 static void turn_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a);
 
-/* With a clip or norms: what is saved in FP8 is read into y, which then changes in place. */
+/* With a clip or norms, the FP8 x is converted to y, which is then changed in place. */
 static void forward_from_fp8(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a)
 {
     if (!qnorm.data && a.clip == 0) {
@@ -327,7 +324,7 @@ static void forward_from_fp8(Tensor y, float *stats, Tensor x, Tensor qnorm, Ten
     turn_values(y, stats, y, qnorm, knorm, a);
 }
 
-/* y of x as it is. */
+/* y from x, without rounding x. */
 static void turn_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a)
 {
     if (format_is_fp8(x.format)) {
@@ -405,7 +402,7 @@ static void backward_with_norm(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor d
         add_column_sums(dknorm, partial + q_width, blocks, width);
 }
 
-/* With a clip or norms: x is read into scratch memory, and dy changes in place before it becomes dx. */
+/* With a clip or norms, x is converted in scratch memory, and dy is changed in place before it is converted to dx. */
 static void backward_with_fp8(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
                               Tensor qnorm, Tensor knorm, Attention a)
 {

@@ -1,27 +1,26 @@
-/* What the kernels of rope.cu and rope_heads.cu share: the heads of a token, a thread's place in them, the rotation and the
- * clamp. */
+/* Shared by the kernels of rope.cu and rope_heads.cu: the heads of a token, a thread's part of them, the rotation and the clamp. */
 #pragma once
 #include "kernels/cuda/vector.cuh"
 
-/* What all threads know. */
+/* Arguments of the kernels. */
 struct Heads {
     int H, K, D, T, S;      /* S = (H + 2K) D                                               */
     int from, count;        /* heads to visit: from .. count-1; those from H + K on are v's */
     int chunks;             /* packs of half a head                                         */
-    int parallel;           /* heads side by side in the block                              */
+    int parallel;           /* heads at a time in the block                                 */
     float clip;             /* INFINITY: none                                               */
     float eps, q_inverse, k_inverse;            /* 1 / width of the norms of q and k        */
     const float *rope;
 };
 
-/* A thread's place: its columns within a half, the pair of packs of head h. */
+/* A thread's part: its columns in a half, and its first head. */
 template <bool ALIGNED> struct Place {
     int first, left, head;
     __device__ Place(const Heads &a)
         : first(8 * (threadIdx.x % a.chunks)), left(ALIGNED ? 8 : a.D / 2 - first),
           head(a.from + threadIdx.x / a.chunks)
     {
-        if (head >= a.from + a.parallel)        /* the block's last warp has threads too many */
+        if (head >= a.from + a.parallel)        /* surplus threads of the last warp */
             head = a.count;
     }
 };
@@ -45,12 +44,12 @@ template <bool ALIGNED> __device__ static inline Angles load_angles(const Heads 
 __device__ static inline float clamp(float x, float limit)
 {
     float y;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(-limit));        /* fmaxf would hide a NaN */
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(-limit));        /* fmaxf would replace NaN */
     asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(y), "f"(limit));
     return y;
 }
 
-/* A pair of elements turned by an angle: forward; backward with -sine. */
+/* Rotates a pair of elements: forward; backward with -sine. */
 __device__ static inline void turn(float &u, float &v, float cosine, float sine)
 {
     const float old = u;
@@ -70,8 +69,8 @@ static bool halves_aligned(Attention a, Tensor x, Tensor y, Tensor z, Tensor qno
            is_aligned(knorm, half) && (uintptr_t)a.rope % 16 == 0;
 }
 
-/* rope_heads.cu: rope_forward and rope_backward with QK-norm head by head; arguments as there, checked, nothing in FP8.
- * values: whether y gets v too. dx: of q and k alone. */
+/* rope_heads.cu: rope_forward and rope_backward with QK-norm head by head; same arguments, checked, no FP8. values: whether v is
+ * written to y too. dx: only q and k. */
 void rope_forward_by_head (Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a, bool values);
 void rope_backward_by_head(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats, Tensor qnorm,
                            Tensor knorm, Attention a);

@@ -1,13 +1,13 @@
-/* The rotation where it meets FP8: q, k, v saved in FP8 groups, and the gradient of the projection as a GEMM operand.
+/* The rotation with FP8: q, k, v saved in FP8 groups, and the gradient of the projection as a GEMM operand.
  *
- * Forward reads 1.06 bytes and writes 2 per element. Backward turns in both passes of group scaling: 2 bytes read
- * twice, or once where the range is KEPT, 2 written. */
+ * Forward reads 1.06 bytes and writes 2 per element. Backward rotates in both passes of group scaling: it reads 2 bytes twice, or
+ * once if the range is KEPT, and writes 2. */
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/tiles.cuh"
 
-/* Two packs of a row of [q|k|v], half a head apart, turned by sign * angle; v stays. The source's columns are the first
- * halves of the heads, one behind the other. WIDTH: D where it is 64 or 128, so that no integer division is left; 0: any.
- * D is a multiple of 16, so halves are whole packs. */
+/* Two packs of a row of [q|k|v], half a head apart, rotated by sign * angle; v is not rotated. The source's columns are the first
+ * halves of the heads, one after the other. WIDTH: D if it is 64 or 128, to avoid integer divisions; 0: any. D is a multiple of 16,
+ * so halves are whole packs. */
 template <class Reader, int WIDTH> struct TurnSource : SimpleSource {
     enum { OUTPUTS = 2, MEASURED = 2 };
     Reader x;
@@ -47,7 +47,7 @@ template <class Reader, int WIDTH> struct TurnSource : SimpleSource {
     }
 };
 
-/* f(source) with the width of the head known to the compiler where it is a common one. */
+/* f(source), with common widths of heads as template parameters. */
 template <class Reader, typename F> static void with_turn(Reader x, float sign, Attention a, F f)
 {
     const int half = a.D / 2, turned = (a.H + a.K) * half;
@@ -61,7 +61,7 @@ template <class Reader, typename F> static void with_turn(Reader x, float sign, 
         f(TurnSource<Reader, 0>{ {}, x, a.rope, sign, a.T, half, turned });
 }
 
-/* A block turns one row. */
+/* One row per block. */
 template <class Source> __global__ __launch_bounds__(512) void turn_rows_kernel(bf16 *y, Source source, int cols)
 {
     const int row = blockIdx.x;
@@ -76,7 +76,7 @@ template <class Source> __global__ __launch_bounds__(512) void turn_rows_kernel(
 void rope_forward_fp8(Tensor y, Tensor x, Attention a)
 {
     if (y.format.dtype != BF16)
-        die("rope_forward: %s from %s; the CUDA back end writes bf16 here", format_name(y.format), format_name(x.format));
+        die("rope_forward: y is %s, x is %s; the CUDA back end writes bf16 from FP8", format_name(y.format), format_name(x.format));
     with_reader(x, [&](auto reader) {
         with_turn(reader, 1, a, [&](auto source) {
             const int threads = block_threads(x.cols / 16, 2, 512);

@@ -1,27 +1,27 @@
-/* Between projection and attention with QK-norm of each head by itself, as in Qwen3.
+/* From projection to attention with a QK-norm per head, as in Qwen3.
  *
- * The packs of a head are those of rope.cu, in neighbouring threads of one warp, a power of two of them, so that its sum is
- * a few shuffles and no thread waits for another warp. Such a group is a team. It has heads of q, of k or of v alone: one
- * set of weights, one set of sums for their gradient. Forward: a block per token, in which the teams of v copy.
- * Backward: each block takes every gridDim.x-th token.
+ * The packs of a head are those of rope.cu. A team is a power of two of neighbouring threads in one warp, which have the packs of a
+ * head, so that its sum is a few shuffles and no thread waits for another warp. All heads of a team are of q, of k or of v: one set
+ * of weights, one set of sums for their gradient. Forward: one block per token, in which the teams of v copy. Backward: each block
+ * takes every gridDim.x-th token.
  *
- * Bytes per element in BF16: forward 4 (x, y), backward 6 (dy, x, dx). Statistics: 4 bytes per head. The tables of angles and
- * the weights come from L1 and L2.
- * Sums are F32 trees. dqnorm, dknorm: a thread's own heads and tokens in their order, the block's teams in theirs, then the
- * blocks in theirs (reduce.cu). */
+ * Bytes per element in BF16: forward 4 (x, y), backward 6 (dy, x, dx). Statistics: 4 bytes per head. The tables of angles and the
+ * weights are read from L1 and L2.
+ * Sums are F32 trees. dqnorm, dknorm are added in a fixed order: heads and tokens of a thread, teams of a block, then blocks
+ * (reduce.cu). */
 #include "kernels/cuda/rope.cuh"
 
-/* Heads of a team, and the most threads of a block. In backward RESIDENT threads fit on an SM: two blocks or more. */
+/* Heads per team, and the most threads per block. In backward RESIDENT threads fit on an SM: two blocks or more. */
 enum { EACH = 4, MAX_THREADS = 512, MAX_THREADS_BACKWARD = 320, RESIDENT = 2 * MAX_THREADS_BACKWARD };
 
-/* Teams of q, k and v lie in this order in the block, `parallel` together, each of `chunks` threads. What heads one block
- * cannot hold, the blocks of the same x and further y have. */
+/* Teams of q, k and v, in this order in the block, `parallel` in all, of `chunks` threads each. Heads that do not fit into one
+ * block are in blocks with the same x and higher y. */
 struct Teams : Heads {
     int q, k, v;
 };
 
-/* A thread's place: in its team, and of the team the heads head, head + step, ... below end. Threads behind the packs of a
- * head have left = 0. */
+/* A thread's part: its columns, and the heads head, head + step, ... below end of its team. Threads after the packs of a head have
+ * left = 0. */
 template <bool ALIGNED> struct TeamPlace : Place<ALIGNED> {
     int step, end;
     __device__ TeamPlace(const Teams &a, int each) : Place<ALIGNED>(a)
@@ -41,7 +41,7 @@ template <bool ALIGNED> struct TeamPlace : Place<ALIGNED> {
     }
 };
 
-/* Sums over a team's threads; whole warps call. */
+/* Sums over a team's threads; all threads of a warp must call it. */
 template <int K> __device__ static inline void team_sums(float (&x)[K], int threads)
 {
     for (int o = threads / 2; o > 0; o /= 2)
@@ -50,7 +50,7 @@ template <int K> __device__ static inline void team_sums(float (&x)[K], int thre
             x[j] += __shfl_xor_sync(0xffffffffu, x[j], o);
 }
 
-/* gridDim: (tokens, as many blocks as hold the heads of one) */
+/* gridDim: (tokens, blocks for the heads of a token) */
 template <bool ALIGNED, bool CLIPS, typename T, typename TW> __global__ __launch_bounds__(MAX_THREADS)
 void norm_heads_kernel(AnyOut y, float *stats, const T *x, const TW *q_weight, const TW *k_weight, Teams a)
 {
@@ -103,7 +103,7 @@ void norm_heads_kernel(AnyOut y, float *stats, const T *x, const TW *q_weight, c
     }
 }
 
-/* The block's sums, of each column over the teams of q and over those of k. to: (2, D); shared: (parallel, D) */
+/* The block's sums of each column over the teams of q, and over those of k. to: (2, D); shared: (parallel, D) */
 template <bool ALIGNED>
 __device__ static inline void add_teams(float *to, float *shared, const float (&u)[8], const float (&v)[8], const Teams &a,
                                         const TeamPlace<ALIGNED> &p)
@@ -123,7 +123,7 @@ __device__ static inline void add_teams(float *to, float *shared, const float (&
     }
 }
 
-/* What a block reads next, in L2 ahead of time. */
+/* Prefetches a block's next token to L2. */
 template <typename TDY, typename TX>
 __device__ static inline void prefetch_token(const TDY *dy, const TX *x, const Teams &a, int n)
 {
@@ -133,11 +133,10 @@ __device__ static inline void prefetch_token(const TDY *dy, const TX *x, const T
     prefetch(a.rope + (size_t)(n % a.T) * a.D, a.D * sizeof *a.rope);
 }
 
-/* As norm_turn_backward_kernel of rope.cu; a team has one head. gridDim: (blocks that share the tokens, as many as hold the
- * heads of one). partial: for each block (2, D) sums of d h over its tokens and its heads of q and of k; `shared` has room for
- * parallel D floats.
- * NOTE: with two heads a thread the compiler, short of registers, loads the second when it has summed the first. With one all
- * loads of a token go out together, and twenty warps rather than fifteen fit on an SM. */
+/* As norm_turn_backward_kernel of rope.cu; a team has one head. gridDim: (blocks that share the tokens, blocks for the heads of a
+ * token). partial: for each block (2, D) sums of d h over its tokens and its heads of q and of k; shared: parallel D floats. NOTE:
+ * with two heads per thread the compiler, short of registers, loads the second after it has summed the first. With one, all loads
+ * of a token are issued together, and twenty warps instead of fifteen fit on an SM. */
 template <bool ALIGNED, bool CLIPS, typename TW, typename TDY, typename TX>
 __global__ __launch_bounds__(MAX_THREADS_BACKWARD, RESIDENT / MAX_THREADS_BACKWARD)
 void norm_heads_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const TX *x, const float *stats,
@@ -190,7 +189,7 @@ void norm_heads_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const 
 
 /* ---- entry ---------------------------------------------------------------------------------------------------- */
 
-/* Teams of up to `each` heads, on as few blocks as hold them with `most` threads each. */
+/* Teams of up to `each` heads, in as few blocks of up to `most` threads as possible. */
 static Teams teams_of(const char *op, Attention a, bool values, int each, int most, int *blocks)
 {
     Teams s = {};
@@ -201,7 +200,7 @@ static Teams teams_of(const char *op, Attention a, bool values, int each, int mo
     for (s.chunks = 1; 8 * s.chunks < a.D / 2;)
         s.chunks *= 2;
     if (s.chunks > 32)
-        die("%s: heads of width %d, each with a norm; the CUDA back end has up to 512", op, a.D);
+        die("%s: heads of width %d, each with a norm; the CUDA back end supports up to 512", op, a.D);
     *blocks = 0;
     do {
         ++*blocks;

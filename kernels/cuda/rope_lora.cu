@@ -1,13 +1,13 @@
-/* The rotation in one pass with what comes before it: an adapter's product is added to what the base's GEMM wrote, q, k and v are
- * saved in FP8 groups. Without norms.
+/* The rotation in one pass with the steps before it: an adapter's product is added to the output of the base's GEMM, and q, k and v
+ * are saved in FP8 groups. Without norms.
  *
- * A warp has a strip of the first half of a head and the same strip of its second half, 16 tokens at a time, the next of which are
- * on their way meanwhile. Bytes per element: 2 read, 2 written, 1.06 for FP8 groups; the tables of angles come from L1 and L2. */
+ * A warp has a strip of the first half of a head and the same strip of its second half, 16 tokens at a time, with loads of the next
+ * tokens in flight. Bytes per element: 2 read, 2 written, 1.06 for FP8 groups; the tables of angles are read from L1 and L2. */
 #include "kernels/cuda/rope.cuh"
 #include "kernels/cuda/strips.cuh"
 
 static constexpr int TOKENS = 256, THREADS = 32 * STRIP_WARPS;
-static constexpr int SCALE_BYTES = TOKENS * 4;          /* of group scales, of a warp's columns */
+static constexpr int SCALE_BYTES = TOKENS * 4;          /* of group scales, per warp */
 
 struct Turn {
     const float *rope;      /* (T, D/2, 2) */
@@ -17,14 +17,14 @@ struct Turn {
     float clip;             /* INFINITY: none */
 };
 
-/* First column of strip h of the pair that has number `pair` in a row; -1: behind the row. */
+/* First column of strip h of pair number `pair` in a row; -1: after the row. */
 __device__ static inline int pair_column(const Turn &a, int pair, int h)
 {
     const int head = pair / a.strips;
     return head < a.heads ? head * a.D + h * (a.D / 2) + pair % a.strips * STRIP : -1;
 }
 
-/* The part of B that has this column, whole heads all; none: width 0, low -1. */
+/* The part of B with this column; parts are whole heads. None: width 0, low -1. */
 __device__ static inline LoraPart part_at(const LoraParts &parts, int column)
 {
     LoraPart found = { 0, 0, -1, 0, 0 };
@@ -35,7 +35,7 @@ __device__ static inline LoraPart part_at(const LoraParts &parts, int column)
     return found;
 }
 
-/* The thread's packs of both halves, for tokens n and n + 8; behind the end the last row's. */
+/* The thread's packs of both halves, for tokens n and n + 8; after the end those of the last row. */
 __device__ static inline void load_turn(Pack<bf16> (&to)[2][2], const bf16 *from, int n, const Turn &a)
 {
 #pragma unroll
@@ -43,7 +43,7 @@ __device__ static inline void load_turn(Pack<bf16> (&to)[2][2], const bf16 *from
         to[i / 2][i % 2] = load_pack<true>(from + (size_t)min(n + i / 2 * 8, a.N - 1) * a.S + i % 2 * (a.D / 2), 8);
 }
 
-/* Clamps, and turns what is to be turned; angles: eight cosines and sines. */
+/* Clamps, and rotates if `turns`; angles: eight cosines and sines. */
 __device__ static inline void turn_pair(float (&u)[8], float (&v)[8], const float4 *angles, bool turns, float clip)
 {
 #pragma unroll
@@ -58,7 +58,7 @@ __device__ static inline void turn_pair(float (&u)[8], float (&v)[8], const floa
         }
 }
 
-/* EXACT: y is that of the sums, not of what is saved. x and y may be the same memory, and saved in BF16 too. */
+/* EXACT: y is computed from the sums, not from saved values. x and y may be the same memory, and so may a BF16 saved. */
 template <Save SAVE, bool EXACT> __global__ __launch_bounds__(THREADS, 3)
 void rope_added_kernel(bf16 *y, SaveOut saved, const bf16 *x, Product p, Turn a)
 {
@@ -129,7 +129,7 @@ template <Save SAVE, bool EXACT> static void launch(Tensor y, SaveOut saved, Ten
     LAUNCH_CHECK();
 }
 
-/* false: not for these kernels. No product: one of no steps. */
+/* False: not supported. Without a product, *p has no steps. */
 static bool prepare(Product *p, Tensor x, LowProduct product, Attention a)
 {
     *p = { NULL, NULL, {}, { STRIP_WARPS, 0 }, false, false };

@@ -1,23 +1,23 @@
-/* low wT in registers, for lora_widen and for the operations that add an adapter's product to what they read.
+/* low wT in registers, for lora_widen and for operations that add an adapter's product to their input.
  *
- * A row's columns in strips of 32. A block holds w's part of its columns in shared memory, as tensor cores read it, and goes
- * through tokens; a warp has two strips, side by side or far apart, of 16 M tokens at a time. Which columns lie side by side in a
- * product is chosen so that a thread gets eight neighbours of a row: lane 4 g + t has columns 8 t .. 8 t + 7 of both strips, of
- * tokens g, g + 8, ... */
+ * A row's columns are divided into strips of 32. A block holds w for its columns in shared memory, in the layout of tensor-core
+ * operands, and loops over tokens; a warp has two strips, neighbouring or not, of 16 M tokens at a time. The order of columns in a
+ * product gives a thread eight neighbours of a row: lane 4 g + t has columns 8 t .. 8 t + 7 of both strips, for tokens g, g + 8,
+ * ... */
 #pragma once
 #include "kernels/cuda/lora.cuh"
 #include "kernels/cuda/tiles.cuh"
 
 constexpr int STRIP = 32, STRIP_WARPS = 8;
-constexpr int STRIP_BYTES = 96 * 1024;          /* of shared memory: what all GPUs have */
+constexpr int STRIP_BYTES = 96 * 1024;          /* of shared memory: available on all GPUs */
 
-/* How w lies in shared memory. */
+/* The layout of w in shared memory. */
 struct Layout {
-    int column_warps;       /* side by side; the others have other tokens */
+    int column_warps;       /* warps with different columns; others have other tokens */
     int steps;              /* products over 16 of the rank               */
 };
 
-/* As kernels get it. aligned: rows of low, and of w if ranks lie side by side, move four at a time. */
+/* Arguments of kernels. aligned: rows of low, and of w if ranks are contiguous, can be loaded four elements at a time. */
 struct Product {
     const bf16 *low, *w;
     LoraParts parts;
@@ -25,22 +25,22 @@ struct Product {
     bool low_aligned, w_aligned;
 };
 
-/* Where in w the first column of a strip is, and how many columns are there from it on; 0 or less: none. */
+/* Index in w of a strip's first column, and columns of the part from it on; <= 0: none. */
 struct Strip { size_t at; int left; };
 
-/* From a part's column on. */
+/* The strip from this column of a part on. */
 __device__ inline Strip strip_of(const LoraParts &parts, const LoraPart &part, int column)
 {
     return { part.at + column * parts.by_column, part.width - column };
 }
 
-/* Of shared memory, with `each` bytes for what else a warp has of its columns. */
+/* Bytes of shared memory, with `each` further bytes per warp of columns. */
 static inline int strip_bytes(Layout l, int each)
 {
     return l.column_warps * (l.steps * 4 * 32 * (int)sizeof(uint4) + each);
 }
 
-/* false: of other formats, or of a rank for which shared memory is too small. */
+/* False: formats not supported, or shared memory too small for the rank. */
 static inline bool choose_product(Product *p, Tensor low, Tensor w, LoraParts parts, int each)
 {
     Layout l = { STRIP_WARPS, (int)ceil_div(parts.rank, 16) };
@@ -52,7 +52,7 @@ static inline bool choose_product(Product *p, Tensor low, Tensor w, LoraParts pa
     return low.format.dtype == BF16 && w.format.dtype == BF16 && strip_bytes(l, each) <= STRIP_BYTES;
 }
 
-/* Elements j .. j + 3 of a row of so many; 0 behind its end. */
+/* Elements j .. j + 3 of a row of `width`; 0 after its end. */
 __device__ inline uint2 load_four(const bf16 *row, int j, int width, bool aligned)
 {
     if (aligned && j + 4 <= width)
@@ -65,8 +65,8 @@ __device__ inline uint2 load_four(const bf16 *row, int j, int width, bool aligne
 }
 
 /* Pack [warp][step][pair of eights of columns][lane 4 g + t]: ranks 16 step + 4 t .. + 3 of a column of both eights. Column g of
- * eight q of four is column 8 (g/2) + 2 q + g % 2 of a strip. 0 behind the part's columns and behind the rank. strip(i): the
- * block's i-th; warp i/2 has it. */
+ * eight q is column 8 (g/2) + 2 q + g % 2 of a strip, with q < 4. 0 after the part's columns and after the rank. strip(i): the
+ * block's i-th, that of warp i/2. */
 template <class F> __device__ inline void hold_matrix(uint4 *packs, const Product &p, F strip)
 {
     const int columns = p.layout.column_warps * 2 * STRIP, quads = 4 * p.layout.steps;
@@ -92,8 +92,8 @@ template <class F> __device__ inline void hold_matrix(uint4 *packs, const Produc
     }
 }
 
-/* sum [16 tokens][strip, eight q of it][k], of which k is column 2 q + k % 2 of the thread's token 8 (k / 2): adds the product.
- * matrix: the warp's packs, from the lane's on; first: token of m = 0; low[h]: first column of strip h in low, below 0: none. */
+/* Adds the product to sum [16 tokens][strip, eight q of it][k], where k is column 2 q + k % 2 of the thread's token 8 (k / 2).
+ * matrix: the warp's packs, from the lane's on; first: token of m = 0; low[h]: first column of strip h in low, < 0: none. */
 template <int M>
 __device__ inline void add_product(float (&sum)[M][8][4], const uint4 *matrix, const Product &p, const int (&low)[2], int first,
                                    int end)
@@ -123,13 +123,13 @@ __device__ inline void add_product(float (&sum)[M][8][4], const uint4 *matrix, c
         }
 }
 
-/* Where the thread's eight columns of strip h of its token 8 i are in sum: column k. */
+/* The element of sum for column k of the thread's eight in strip h, for its token 8 i. */
 template <int M> __device__ inline float &strip_element(float (&sum)[M][8][4], int i, int h, int k)
 {
     return sum[i / 2][4 * h + k / 2][i % 2 * 2 + k % 2];
 }
 
-/* ---- what an operation saves of such sums ---------------------------------------------------------------------- */
+/* ---- saving such sums ------------------------------------------------------------------------------------------ */
 
 enum Save { SAVE_NONE, SAVE_BF16, SAVE_GROUPS };
 
@@ -138,8 +138,8 @@ struct SaveOut {
     GroupOut groups;        /* SAVE_GROUPS */
 };
 
-/* Saves eight neighbours at element `at` if they lie inside, and leaves in v what was saved; a group's scale goes to *scale. All
- * threads of a warp call. */
+/* Saves eight neighbours at element `at` if inside, and sets v to the saved values; a group's scale is stored in *scale. All
+ * threads of a warp must call it. */
 template <Save SAVE>
 __device__ inline void save_values(const SaveOut &out, size_t at, float (&v)[8], uint8_t *scale, bool inside)
 {
@@ -160,8 +160,8 @@ __device__ inline void save_values(const SaveOut &out, size_t at, float (&v)[8],
     }
 }
 
-/* Scales of tokens first .. end - 1, which the block has in shared memory, [token][slot] with slots 4 warp + 2 strip + half of it:
- * so 16 lie side by side where they go. column(slot): the group's first column; below 0: there is none. */
+/* Stores scales of tokens first .. end - 1 from shared memory, [token][slot] with slots 4 warp + 2 strip + half of it.
+ * column(slot): the group's first column; < 0: none. */
 template <class F>
 __device__ inline void store_scales(const SaveOut &out, const uint8_t *held, int column_warps, int first, int end, int cols,
                                     F column)

@@ -1,8 +1,8 @@
 /* silu(gate) * up. One block per row, PACKS packs of gate and of up per thread in flight.
  *
- * Bytes per element of act in BF16: forward 6 (gate, up, act), +4 if gate_up is stored apart from what the GEMM wrote;
- * backward 10 (gate, up, dact, dgate, dup), 12 with act. Every element is read before the same thread writes its place,
- * so the outputs may be the inputs' memory. */
+ * Bytes per element of act in BF16: forward 6 (gate, up, act), +4 if gate_up is not the memory of wide; backward 10 (gate, up,
+ * dact, dgate, dup), 12 with act. A thread reads an element before it writes the same index, so outputs may be the memory of
+ * inputs. */
 #include "kernels/cuda/lora.cuh"
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/vector.cuh"
@@ -78,7 +78,7 @@ void backend_swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct 
     LAUNCH_CHECK();
 }
 
-/* act.data is NULL if it is not wanted. */
+/* act.data is NULL if act is not written. */
 template <typename TD, typename T> __global__ __launch_bounds__(MAX_THREADS)
 void swiglu_backward_kernel(AnyOut dgate_up, AnyOut act, const TD *dact, const T *gate_up, int F)
 {

@@ -1,4 +1,4 @@
-/* SwiGLU of a few gates and ups. */
+/* SwiGLU's gradients of a few elements. */
 #pragma once
 #include "kernels/cuda/vector.cuh"
 
@@ -8,7 +8,7 @@ template <bool QUICK> __device__ static inline float sigmoid_for(float x)
     return QUICK ? quick_sigmoid(x) : sigmoid(x);
 }
 
-/* d is the gradient of act. Gates and ups become their gradients; act is made too. */
+/* d is the gradient of act. Replaces gate and up by their gradients; computes act too. */
 template <bool QUICK, int N>
 __device__ static inline void swiglu_gradients(float (&gate)[N], float (&up)[N], float (&act)[N], const float (&d)[N])
 {

@@ -1,10 +1,10 @@
 /* SwiGLU that reads or writes FP8.
  *
- * Forward in COAT: a pass over rows stores gate and up in FP8 groups and takes the maximum of act, computed from what was
- * stored; a pass over tiles writes act and its transpose. Bytes per element of act: 4 + 2.12, then 2.12 + 2. Where act's range is
- * KEPT and it has no transpose the pass over rows writes it: 4 + 2.12 + 1.
- * Backward: a pass for the maximum of the gradients, unless their range is KEPT, then one that writes both gradients, their
- * transposes and, if it is wanted, act: 4.12, then 4.12 + 4 (+ 2). act is written with the scale that it has. */
+ * Forward in COAT: a pass over rows stores gate and up in FP8 groups and finds the maximum of act, computed from the stored values;
+ * a pass over tiles writes act and its transpose. Bytes per element of act: 4 + 2.12, then 2.12 + 2. If act's range is KEPT and it
+ * has no transpose, the pass over rows writes it: 4 + 2.12 + 1. Backward: a pass for the maximum of the gradients, unless their
+ * range is KEPT, then one that writes both gradients, their transposes and, if requested, act: 4.12, then 4.12 + 4 (+ 2). act keeps
+ * its scale. */
 #include "kernels/cuda/lora.cuh"
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/swiglu.cuh"
@@ -56,13 +56,12 @@ template <class Reader, class ReaderD, bool ACT> struct SwigluBackwardSource : S
     }
 };
 
-/* Stores gate and up in FP8 groups; raises amax to the largest act, of what was stored or, if EXACT, of what was read. CODES:
- * writes act too. A thread has ROW_PACKS packs of gate and of up. ALL_E4M3: what codes are, known to the
- * compiler. */
+/* Stores gate and up in FP8 groups; raises amax to the largest act, computed from stored values or, if EXACT, from loaded ones.
+ * CODES: writes act too. A thread has ROW_PACKS packs of gate and of up. ALL_E4M3: all codes are E4M3, at compile time. */
 template <bool EXACT, bool CODES, bool ALL_E4M3, typename T> __global__ __launch_bounds__(ROW_THREADS, ROW_BLOCKS)
 void swiglu_save_kernel(float *amax, TileOut act, GroupOut saved, const T *gate_up, int N, int F)
 {
-    const float seen = *amax;               /* or less than it is by the end: then an atomic more */
+    const float seen = *amax;               /* a stale value only costs an extra atomic */
     const float inverse = CODES ? 1.0f / tile_scale(act, *tile_scale_from(act)) : 0.0f;
     const int first = 8 * (blockIdx.x * ROW_PACKS * ROW_THREADS + threadIdx.x), lane = threadIdx.x % 32;
     float m = 0;
@@ -81,7 +80,7 @@ void swiglu_save_kernel(float *amax, TileOut act, GroupOut saved, const T *gate_
         for (int j = 0; j < ROW_PACKS; j++) {
             const int step = 8 * j * ROW_THREADS;
             float gate[8], up[8], y[8];
-            if (first - 8 * lane + step >= F)           /* all of the warp: store_group shuffles */
+            if (first - 8 * lane + step >= F)           /* the whole warp, since store_group shuffles */
                 break;
 #pragma unroll
             for (int i = 0; i < 8; i++)
@@ -103,7 +102,7 @@ void swiglu_save_kernel(float *amax, TileOut act, GroupOut saved, const T *gate_
 
 template <bool EXACT, typename T> static void save(bool codes, Found found, Tensor act, GroupOut saved, const T *wide)
 {
-    const int N = act.rows, F = act.cols, most = 65535;         /* a grid's y ends there */
+    const int N = act.rows, F = act.cols, most = 65535;         /* the limit of a grid's y */
     const dim3 grid((unsigned)ceil_div(F, 8 * ROW_PACKS * ROW_THREADS), N < most ? N : most);
     const TileOut out = codes ? tile_out_in_range(act, found) : TileOut{};
     with_bool(codes, [&](auto has_codes) {

@@ -1,31 +1,31 @@
-/* SwiGLU of what the base's GEMM wrote and an adapter's product, which is added while it is read: wide is read once a pass, and
- * written only where it is what is saved.
+/* SwiGLU of the base's GEMM output plus an adapter's product, which is added on load: wide is read once per pass, and written only
+ * if it is saved.
  *
- * A warp has a strip of gate and the same strip of up, 16 tokens at a time, the next of which are on their way meanwhile. Bytes per
- * element of act: 10 in BF16; with FP8 groups saved and an FP8 act two passes, 4 + 2.12 and 4 + 1, or one, 4 + 3.12, where act's
- * range is KEPT. */
+ * A warp has a strip of gate and the same strip of up, 16 tokens at a time, with loads of the next tokens in flight. Bytes per
+ * element of act: 10 in BF16; with saved FP8 groups and an FP8 act two passes, 4 + 2.12 and 4 + 1, or one, 4 + 3.12, if act's range
+ * is KEPT. */
 #include "kernels/cuda/strips.cuh"
 
 /* ACT_IN_RANGE: both ACT_AMAX and ACT_CODES. */
 enum Act { ACT_BF16, ACT_AMAX, ACT_CODES, ACT_IN_RANGE };
 
 static constexpr int TOKENS = 256, THREADS = 32 * STRIP_WARPS;
-static constexpr int SCALE_BYTES = TOKENS * 4;          /* of group scales, of a warp's columns */
+static constexpr int SCALE_BYTES = TOKENS * 4;          /* of group scales, per warp */
 
 struct ActOut {
     bf16 *data;             /* ACT_BF16  */
     float *amax;            /* ACT_AMAX  */
     TileOut codes;          /* ACT_CODES */
-    Found found;            /* of the pass in range before; amax NULL: there was none */
+    Found found;            /* of an earlier pass in range; amax NULL: none */
 };
 
 template <Act ACT> constexpr bool MEASURES = ACT == ACT_AMAX || ACT == ACT_IN_RANGE;
 template <Act ACT> constexpr bool ENCODES  = ACT == ACT_CODES || ACT == ACT_IN_RANGE;
 
-/* The parts of B for gate and up; without one: width 0, low -1. */
+/* The parts of B for gate and up; none: width 0, low -1. */
 struct Halves { LoraPart of[2]; };
 
-/* The thread's packs of gate and of up, for tokens n and n + 8; behind the end the last row's. */
+/* The thread's packs of gate and of up, for tokens n and n + 8; after the end those of the last row. */
 __device__ static inline void load_turn(Pack<bf16> (&to)[2][2], const bf16 *from, int n, int N, int F)
 {
 #pragma unroll
@@ -33,7 +33,7 @@ __device__ static inline void load_turn(Pack<bf16> (&to)[2][2], const bf16 *from
         to[i / 2][i % 2] = load_pack<true>(from + (size_t)min(n + i / 2 * 8, N - 1) * 2 * F + i % 2 * F, 8);
 }
 
-/* act from gate and up, to where it goes; m: the largest so far. */
+/* Computes act from gate and up, and stores or measures it; m: the largest so far. */
 template <Act ACT>
 __device__ static inline void put_act(const ActOut &out, size_t at, const float (&gate)[8], const float (&up)[8], float inverse,
                                       float &m, bool inside)
@@ -50,7 +50,7 @@ __device__ static inline void put_act(const ActOut &out, size_t at, const float 
         *(uint2 *)(out.codes.data + at) = encode_pack(act, inverse, out.codes.dtype);
 }
 
-/* EXACT: act is that of the sums, not of what is saved. */
+/* EXACT: act is computed from the sums, not from saved values. */
 template <Save SAVE, Act ACT, bool EXACT> __global__ __launch_bounds__(THREADS, 3)
 void swiglu_added_kernel(ActOut act, SaveOut saved, const bf16 *wide, Product p, Halves halves, int N, int F)
 {
@@ -106,7 +106,7 @@ void swiglu_added_kernel(ActOut act, SaveOut saved, const bf16 *wide, Product p,
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-/* false: not for these kernels. */
+/* False: not supported. */
 static bool prepare(Product *p, Halves *halves, Tensor wide, LowProduct product)
 {
     if (!product.low.data || wide.rows == 0 || wide.format.dtype != BF16)
@@ -172,7 +172,7 @@ void swiglu_codes_added(Tensor act, Found found, Tensor wide, LowProduct product
     Product p;
     Halves halves;
     if (!prepare(&p, &halves, wide, product))
-        die("swiglu_codes_added: called where swiglu_save_added does nothing");
+        die("swiglu_codes_added: called although swiglu_save_added returned false");
     const ActOut measured = { .codes = tile_out(act, found.amax) }, again = { .codes = tile_out_again(act, found), .found = found };
     launch<SAVE_NONE, ACT_CODES, true>(found.range ? again : measured, {}, wide, p, halves);
 }

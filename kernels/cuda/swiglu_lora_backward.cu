@@ -1,8 +1,8 @@
-/* SwiGLU's backward from the gradient that the base's GEMM wrote and an adapter's part of it, which is added while it is read.
+/* SwiGLU's backward from the gradient of the base's GEMM plus an adapter's product, which is added on load.
  *
- * A warp has two strips side by side, 16 tokens at a time; the next gradients are on their way meanwhile. Bytes per element of act:
- * 10 in BF16; for an FP8 gradient from FP8 groups two passes, for its maximum 4.12 and to write it 4.12 + 2, or 3 with act; the
- * second alone where its range is KEPT. */
+ * A warp has two neighbouring strips, 16 tokens at a time, with loads of the next gradients in flight. Bytes per element of act: 10
+ * in BF16; for an FP8 gradient from FP8 groups two passes, 4.12 for its maximum and 4.12 + 2 to write it, or + 3 with act; only the
+ * second if its range is KEPT. */
 #include "kernels/cuda/strips.cuh"
 #include "kernels/cuda/swiglu.cuh"
 
@@ -12,17 +12,17 @@ enum Out { OUT_BF16, OUT_AMAX, OUT_CODES, OUT_IN_RANGE };
 static constexpr int TOKENS = 256, THREADS = 32 * STRIP_WARPS;
 
 struct Gradient {
-    bf16 *data, *plain_act; /* OUT_BF16; plain_act may be NULL, as act.data: not wanted */
+    bf16 *data, *plain_act; /* OUT_BF16; plain_act may be NULL, as act.data: not written */
     float *amax;            /* OUT_AMAX  */
     TileOut codes, act;     /* OUT_CODES */
-    Found found;            /* of the pass in range before; amax NULL: there was none */
+    Found found;            /* of an earlier pass in range; amax NULL: none */
 };
 
 template <Out OUT> constexpr bool MEASURES = OUT == OUT_AMAX || OUT == OUT_IN_RANGE;
 template <Out OUT> constexpr bool ENCODES  = OUT == OUT_CODES || OUT == OUT_IN_RANGE;
 
-/* What a thread reads of tokens n and n + 8, of both strips: gradients first, a turn ahead; behind the end the last row's and the
- * last columns'. */
+/* A thread's loads for tokens n and n + 8, in both strips: gradients, one iteration ahead, and saved values; after the end those of
+ * the last row and the last columns. */
 __device__ static inline void load_gradients(Pack<bf16> (&to)[2][2], const bf16 *dact, int n, int column, int N, int F)
 {
 #pragma unroll
@@ -117,7 +117,7 @@ template <Out OUT, class Reader> static void launch(const Gradient &out, Tensor 
     LAUNCH_CHECK();
 }
 
-/* The scale, then the codes; or both within a range that is KEPT, and once more what exceeded it. */
+/* The scale, then the codes; or both in one pass if the range is KEPT, and a second pass if it was exceeded. */
 template <class Reader>
 static void launch_fp8(Tensor dgate_up, Tensor act, Tensor dact, Reader gate_up, const Product &p)
 {
@@ -133,7 +133,8 @@ static void launch_fp8(Tensor dgate_up, Tensor act, Tensor dact, Reader gate_up,
     launch<OUT_CODES>({ .codes = tile_out(dgate_up, amax), .act = act_out }, dact, gate_up, p);
 }
 
-/* Rows of FP8 alone, or all in BF16. Whether act is wanted decides nothing: recomputation must not change gradients. */
+/* Rows of FP8 without transposes, or all in BF16. The choice must not depend on whether act is requested: recomputation must not
+ * change gradients. */
 static bool knows(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up)
 {
     const bool fp8 = format_is_fp8(dgate_up.format) && dgate_up.data && !dgate_up.data_t;

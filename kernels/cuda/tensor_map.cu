@@ -1,4 +1,4 @@
-/* The maps that TMA moves boxes by. */
+/* Tensor maps for TMA. */
 #include "kernels/cuda/tensor_map.cuh"
 
 typedef CUresult (*EncodeTiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,

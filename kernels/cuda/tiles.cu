@@ -1,4 +1,4 @@
-/* Group scaling: the groups that there are, and the running maxima, a ring of two halves. */
+/* Group scaling: supported groups, and the running maxima, a ring of two halves. */
 #include "kernels/cuda/tiles.cuh"
 
 enum { HALF = 512 };
@@ -8,9 +8,9 @@ bool knows_group(int group, bool moment)
     return group == (moment ? 128 : 16);
 }
 
-/* NOTE: a half is cleared when its first maximum is asked for. Whoever asks for two before raising the first may get the last of
- * one half and the first of the other: if that cleared all of the ring, the last would be raised behind it, and not be 0 when it is
- * handed out again. */
+/* NOTE: a half is cleared when its first maximum is taken. A caller that takes two before it raises the first may get the last of
+ * one half and the first of the other: if that cleared the whole ring, the last would be raised after it, and not be 0 at its next
+ * use. */
 float *amax_new(void)
 {
     static int next;

@@ -1,24 +1,24 @@
 /* FP8 operands: values -> codes and transposed codes under one scale, in two passes over a source.
  *
- * Group scaling [COAT sec. 4.2]: pass 1 finds max|v| where the values are at hand (fused into the kernel that makes them,
- * or fp8_amax below), pass 2 turns it into the scale, computes the values again and writes the codes. A Source computes
- * eight neighbours of a row from whatever memory it reads; the passes are the same for all of them.
+ * Group scaling [COAT sec. 4.2]: pass 1 finds max|v| (fused into the kernel that computes v, or fp8_amax below); pass 2 computes
+ * the scale, recomputes the values and writes the codes. A Source computes eight neighbours of a row from its inputs; the passes
+ * are the same for all Sources.
  *
- * Within a range that is kept (range_is_kept) pass 2 comes first and finds the maximum. A third launch is always made, of few
- * blocks, which return at once unless the maximum exceeded the range: then they encode again. Nothing waits for the device.
+ * If the range is KEPT (range_is_kept), pass 2 runs first and measures the maximum. A second launch of few blocks always follows:
+ * it re-encodes if the maximum exceeded the range, else it returns at once. Nothing waits for the device.
  *
- * Pass 2 moves tiles of 128 rows x 64 columns, 4 x 8 elements a thread: codes leave in rows of 64 bytes, transposed ones
- * in rows of 128 bytes by way of shared memory. Bytes per element: the source's, 1 for codes, 1 for transposed codes. */
+ * Pass 2 works on tiles of 128 rows x 64 columns, 4 x 8 elements per thread: codes are written in rows of 64 bytes, transposed
+ * codes in rows of 128 bytes through shared memory. Bytes per element: those of the source, 1 for codes, 1 for transposed codes. */
 #pragma once
 #include "kernels/cuda/readers.cuh"
 
 /* ---- maxima ---------------------------------------------------------------------------------------------------- */
 
-/* A running maximum, 0 so far; good until the next five hundred were handed out. */
+/* A running maximum, 0 at first; valid until five hundred more were taken. */
 float *amax_new(void);          /* tiles.cu */
 
-/* *amax = max(*amax, m) over the grid: m >= 0, whose bits order like integers, so the result does not depend on the
- * order. All threads of the block call; `shared` as for block_max. */
+/* *amax = max(*amax, m) over the grid: bits of m >= 0 have the order of integers, so the result does not depend on the order of
+ * threads. All threads of the block must call it; `shared` as for block_max. */
 __device__ inline void raise_amax(float *amax, float m, float *shared)
 {
     m = block_max(m, shared);
@@ -26,7 +26,8 @@ __device__ inline void raise_amax(float *amax, float m, float *shared)
         atomicMax((int *)amax, __float_as_int(m));
 }
 
-/* The same of a warp, all of which call, without a barrier. seen: *amax, as a volatile float, or what it was before; m: no NaN. */
+/* The same for a warp, without a barrier; all of its threads must call it. seen: *amax, as a volatile float, or an earlier value of
+ * it; m: not NaN. */
 template <typename T> __device__ inline void raise_amax_by_warp(float *amax, T &seen, float m)
 {
     m = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(m)));
@@ -34,7 +35,7 @@ template <typename T> __device__ inline void raise_amax_by_warp(float *amax, T &
         atomicMax((int *)amax, __float_as_int(m));
 }
 
-/* ---- what is written ------------------------------------------------------------------------------------------- */
+/* ---- outputs --------------------------------------------------------------------------------------------------- */
 
 /* A tensor in FP8 groups of 16 elements; no data: nothing is stored. */
 struct GroupOut { uint8_t *data, *scale; DType dtype; };
@@ -44,8 +45,8 @@ static inline GroupOut group_out(Tensor t)
     return { (uint8_t *)t.data, (uint8_t *)t.scale, t.format.dtype };
 }
 
-/* Rounds eight values to the group that they share with the neighbour thread: returns its scale, and in v what the codes stand
- * for. All threads of a warp call. */
+/* Rounds eight values of a group shared with the neighbouring thread: returns the scale, and in v the values of the codes. All
+ * threads of a warp must call it. */
 __device__ inline uint8_t round_group(float (&v)[8], uint2 &codes, DType d)
 {
     float m = pack_abs_max(v);
@@ -57,7 +58,7 @@ __device__ inline uint8_t round_group(float (&v)[8], uint2 &codes, DType d)
     return scale;
 }
 
-/* The same, and stores them if they lie inside the row. */
+/* The same, and stores them if inside the row. */
 __device__ inline void store_group(GroupOut out, size_t at, float (&v)[8], bool inside)
 {
     uint2 codes;
@@ -69,14 +70,14 @@ __device__ inline void store_group(GroupOut out, size_t at, float (&v)[8], bool 
         out.scale[at / 16] = scale;
 }
 
-/* An FP8 tensor with one scale: *scale is set from headroom times *amax, or used as it is if there is no amax. */
+/* An FP8 tensor with one scale: *scale is set from headroom times *amax, or kept if amax is NULL. */
 struct TileOut {
     uint8_t *data, *data_t;     /* either may be NULL */
     float *scale;
     const float *amax;
     DType dtype;
     int rows, cols;
-    float *noted;               /* becomes *amax; or NULL */
+    float *noted;               /* set to *amax; or NULL */
     float headroom;
 };
 
@@ -85,13 +86,13 @@ static inline TileOut tile_out(Tensor t, const float *amax, float *noted, float 
     return { (uint8_t *)t.data, (uint8_t *)t.data_t, (float *)t.scale, amax, t.format.dtype, t.rows, t.cols, noted, headroom };
 }
 
-/* Measured, or with the scale that t has. */
+/* With the scale from amax or, if NULL, with that of t. */
 static inline TileOut tile_out(Tensor t, const float *amax)
 {
     return tile_out(t, amax, t.range, 1);
 }
 
-/* The scale, from what lies at tile_scale_from. */
+/* tile_scale: the scale, from *tile_scale_from. */
 __device__ inline const float *tile_scale_from(const TileOut &out)
 {
     return out.amax ? out.amax : out.scale;
@@ -110,16 +111,16 @@ __device__ inline float tile_scale(const TileOut &out, float from)
     return s;
 }
 
-/* What a pass over a y whose range is KEPT finds, for the launch behind it. NOTE: that one cannot look at the range itself, which
- * its first block changes while others are still to begin. */
-struct Found { float *amax, *range; };      /* max|y|; the range that the pass began with */
+/* The result of a pass over a y whose range is KEPT, for the launch after it. NOTE: that launch cannot read the range itself, since
+ * its first block changes it before others have begun. */
+struct Found { float *amax, *range; };      /* max|y|; the range before the pass */
 
 static inline Found found_new(void)
 {
     return { amax_new(), amax_new() };
 }
 
-/* y as the pass writes it; as it is written again. */
+/* y in the pass; y in the launch that re-encodes it. */
 static inline TileOut tile_out_in_range(Tensor y, Found found)
 {
     return tile_out(y, y.range, found.range, fp8_headroom(y.format.dtype));
@@ -130,7 +131,7 @@ static inline TileOut tile_out_again(Tensor y, Found found)
     return tile_out(y, found.amax, y.range, fp8_headroom(y.format.dtype));
 }
 
-/* Whether y, written in range, needs no second time. */
+/* True if y was within its range and need not be re-encoded. */
 __device__ inline bool was_in_range(const TileOut &again, Found found)
 {
     return !(*found.amax / again.headroom > *found.range);
@@ -158,13 +159,13 @@ static inline void check_groups(const char *op, const char *name, Tensor t, int 
 
 enum { TILE_ROWS = 128, TILE_COLS = 64, TILE_THREADS = 256, AMAX_PACKS = 4 };
 
-/* A Source makes OUTPUTS packs from each of its own, of which the first MEASURED count in pass 1:
- *     Raw  fetch(row, col)                                        what is loaded for one of its packs
- *     Fix  prepare(col)                                           what all rows of a column share
+/* A Source computes OUTPUTS packs from each of its own; the first MEASURED count in pass 1:
+ *     Raw  fetch(row, col)                                        loads for one of its packs
+ *     Fix  prepare(col)                                           values shared by all rows of a column
  *     void values(float (&)[OUTPUTS][8], Raw, Fix, row, col)
- *     int  column(output, col)                                    where the pack lies in the rows of that output */
+ *     int  column(output, col)                                    the pack's column in that output */
 
-/* What a Source has whose rows share nothing and whose one output lies where it does. */
+/* A Source with one output in the same columns, whose rows share nothing. */
 struct SimpleSource {
     enum { OUTPUTS = 1, MEASURED = 1 };
     struct Fix { };
@@ -178,7 +179,7 @@ struct SimpleSource {
     }
 };
 
-/* The values of a tensor as they are. */
+/* The values of a tensor. */
 template <class Reader> struct ReaderSource : SimpleSource {
     Reader x;
     typedef typename Reader::Raw Raw;
@@ -221,7 +222,7 @@ void fp8_amax_kernel(float *amax, Source source, int rows, int cols)
 
 template <class Source> struct TileOuts { TileOut out[Source::OUTPUTS]; };
 
-/* The eight columns of four rows of codes, each a word, from this column of t on, which has 33 words for each. */
+/* Stores eight columns of four rows of codes, a word per column, from this column of t on; a column of t has 33 words. */
 __device__ inline void turn_codes(uint32_t *t, int column, int word, const uint2 (&codes)[4])
 {
 #pragma unroll
@@ -238,7 +239,7 @@ __device__ inline void turn_codes(uint32_t *t, int column, int word, const uint2
     }
 }
 
-/* codes[i]: eight codes of the thread's row i; width: of the source. Stores them as rows and, through t, as columns. */
+/* Stores codes as rows and, through t, as columns. codes[i]: eight codes of the thread's row i; width: of the source. */
 template <class Source>
 __device__ inline void store_tile(const TileOut &out, int o, const Source &source, const uint2 (&codes)[4], int row0,
                                   int col0, int width, uint32_t *t)
@@ -262,10 +263,9 @@ __device__ inline void store_tile(const TileOut &out, int o, const Source &sourc
     __syncthreads();
 }
 
-/* Writes the tile that begins at (row0, col0); rows and cols: of the source; multiples of 16. Returns the thread's maximum of the
- * measured outputs.
- * NOTE: a thread outside reads the last pack of the last rows, and stores nothing: a condition around the loads would make
- * a branch of each, and the second pair of rows, the weights and the scale wait for what came before. */
+/* Writes the tile from (row0, col0) on; rows and cols: of the source; multiples of 16. Returns the thread's maximum of the measured
+ * outputs. NOTE: a thread outside reads the last pack of the last rows, and stores nothing: a condition around the loads would
+ * become branches, so that the second pair of rows, the weights and the scale would wait for earlier loads. */
 template <class Source>
 __device__ inline float encode_tile(const TileOuts<Source> &outs, const Source &source, int row0, int col0, int rows, int cols,
                                     uint32_t *t)
@@ -309,7 +309,7 @@ void fp8_tile_kernel(TileOuts<Source> outs, Source source, int rows, int cols)
     encode_tile(outs, source, blockIdx.y * TILE_ROWS, blockIdx.x * TILE_COLS, rows, cols, t);
 }
 
-/* Both passes in one, within a range that is KEPT. */
+/* Both passes in one, if the range is KEPT. */
 template <class Source> __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3)
 void fp8_in_range_kernel(float *amax, TileOuts<Source> outs, Source source, int rows, int cols)
 {
@@ -319,7 +319,7 @@ void fp8_in_range_kernel(float *amax, TileOuts<Source> outs, Source source, int 
     raise_amax(amax, m, shared);
 }
 
-/* Behind it: encodes again what exceeded the range. */
+/* After it: re-encodes y if it exceeded the range. */
 template <class Source> __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3)
 void fp8_again_kernel(Found found, TileOuts<Source> outs, Source source, int rows, int cols)
 {
@@ -340,9 +340,9 @@ template <class Source> static inline void fp8_amax(float *amax, const Source &s
 
 static inline dim3 tile_grid(int rows, int cols)
 {
-    enum { MOST = 65535 * TILE_ROWS };          /* a grid's y ends there */
+    enum { MOST = 65535 * TILE_ROWS };          /* the limit of a grid's y */
     if (rows > MOST)
-        die("an FP8 operand of %d rows; the CUDA back end has up to %d: take smaller micro-batches", rows, (int)MOST);
+        die("an FP8 operand of %d rows; the CUDA back end supports up to %d: use smaller micro-batches", rows, (int)MOST);
     return dim3((unsigned)ceil_div(cols, TILE_COLS), (unsigned)ceil_div(rows, TILE_ROWS));
 }
 
@@ -353,7 +353,7 @@ static inline void fp8_tiles(const TileOuts<Source> &outs, const Source &source,
     LAUNCH_CHECK();
 }
 
-/* Behind whatever has encoded y by tile_out_in_range and raised found.amax. Writes the measured outputs alone. */
+/* After a kernel that has encoded y by tile_out_in_range and raised found.amax. Writes only the measured outputs. */
 template <class Source> static inline void fp8_again(Tensor y, Found found, const Source &source, int rows, int cols)
 {
     const unsigned tiles = tile_grid(rows, cols).x * tile_grid(rows, cols).y, most = 2 * (unsigned)device_sm_count();
@@ -367,7 +367,7 @@ template <class Source> static inline void fp8_again(Tensor y, Found found, cons
     LAUNCH_CHECK();
 }
 
-/* y, which the measured outputs of a source make up, within its range. outs: the other outputs. */
+/* Encodes y, all measured outputs of a source, within its range. outs: the other outputs. */
 template <class Source>
 static inline void fp8_in_range(Tensor y, TileOuts<Source> outs, const Source &source, int rows, int cols)
 {
@@ -379,7 +379,7 @@ static inline void fp8_in_range(Tensor y, TileOuts<Source> outs, const Source &s
     fp8_again(y, found, source, rows, cols);
 }
 
-/* The same where max|y| has been found on the way: by it, unless y's range is KEPT. */
+/* The same if max|y| is known: used unless y's range is KEPT. */
 template <class Source>
 static inline void fp8_operand_from(Tensor y, const float *amax, const Source &source, int rows, int cols)
 {
@@ -392,7 +392,7 @@ static inline void fp8_operand_from(Tensor y, const float *amax, const Source &s
         fp8_tiles(outs, source, rows, cols);
 }
 
-/* The same where it has not. */
+/* The same if it is not known. */
 template <class Source>
 static inline void fp8_operand(Tensor y, TileOuts<Source> outs, const Source &source, int rows, int cols)
 {

@@ -1,10 +1,9 @@
-/* What the elementwise and row-wise kernels share: eight consecutive elements at a time, checks, choice of
- * instantiation.
+/* Shared by elementwise and row-wise kernels: eight consecutive elements at a time, checks, choice of instantiation.
  *
- * A thread's unit of work is a Pack, eight neighbours of a row, whatever the format: one 16-byte access for BF16,
- * two for F32. Inputs that carry the traffic are template parameters, so that a thread issues all its loads before
- * it waits for one; outputs and small inputs (norm weights) choose their format by a branch that all threads take
- * alike. ALIGNED is false for logits and halves of heads that do not begin at multiples of 16 bytes; then elements move one by one. */
+ * A thread's unit of work is a Pack, eight neighbours of a row in any format: one 16-byte access for BF16, two for F32. The formats
+ * of large inputs are template parameters, so that a thread issues all its loads before it waits for one; outputs and small inputs
+ * (norm weights) choose their format by a uniform branch. ALIGNED is false for logits and halves of heads that do not begin at
+ * multiples of 16 bytes; then elements move one by one. */
 #pragma once
 #include <type_traits>
 
@@ -24,8 +23,7 @@ template <> __device__ inline float Pack<bf16>::operator[](int i) const
     return __uint_as_float(i % 2 ? word[i / 2] & 0xffff0000u : word[i / 2] << 16);
 }
 
-/* NOTE: for rows held over a reduction. Without it the compiler unpacks once and keeps floats, twice the
- * registers. */
+/* NOTE: for rows held during a reduction. Without it the compiler unpacks once and keeps floats, in twice the registers. */
 template <typename T, int K> __device__ inline void keep_packed(Pack<T> (&packs)[K])
 {
 #pragma unroll
@@ -94,8 +92,8 @@ template <bool ALIGNED = true, typename T> __device__ inline void store_pack(T *
                 p[i] = from_float<T>(x[i]);
 }
 
-/* Brings `bytes` from p on to the L2 cache; both are multiples of 16. Before compute capability 9.0 an instruction brings
- * one line, not a row: nothing happens there. */
+/* Prefetches `bytes` from p on to the L2 cache; both are multiples of 16. Before compute capability 9.0 an instruction prefetches
+ * one line, not a row: there it does nothing. */
 __device__ static inline void prefetch(const void *p, size_t bytes)
 {
 #if __CUDA_ARCH__ >= 900
@@ -103,7 +101,7 @@ __device__ static inline void prefetch(const void *p, size_t bytes)
 #endif
 }
 
-/* ---- F32 or BF16, known when the kernel runs ----------------------------------------------------------------- */
+/* ---- F32 or BF16, as a run-time argument --------------------------------------------------------------------- */
 
 struct AnyIn  { const void *data; bool is_f32; };
 struct AnyOut { void *data; bool is_f32; };
@@ -139,7 +137,7 @@ __device__ inline float round_as(AnyOut out, float x)
     return out.is_f32 ? x : to_float(from_float<bf16>(x));
 }
 
-/* Element i of a pack as `stored` holds it; stored.data is NULL if the pack came from that memory. */
+/* Element i of a pack, rounded as in `stored`; stored.data is NULL if the pack was loaded from there. */
 template <typename T> __device__ inline float as_stored(AnyOut stored, const Pack<T> &pack, int i)
 {
     return sizeof(T) == sizeof(float) && stored.data ? round_as(stored, pack[i]) : pack[i];
@@ -167,14 +165,14 @@ QUICK(sqrt_quick,    "sqrt.approx.ftz.f32")
 QUICK(inverse_quick, "rcp.approx.ftz.f32")
 #undef QUICK
 
-/* NOTE: an exact division branches for rare exponents and doubles the instructions; this one is off by at most 2
- * ulp, and gives 0 instead of numbers below 2^-126. */
+/* NOTE: an exact division branches for rare exponents and doubles the instructions; this one has an error of at most 2 ulp, and
+ * gives 0 for results below 2^-126. */
 __device__ inline float sigmoid(float x)
 {
     return __fdividef(1.0f, 1.0f + expf(-x));
 }
 
-/* On the hardware's exponential and reciprocal: a few 2^-22 off, far below half a code of FP8.
+/* With the hardware's exponential and reciprocal: an error of a few 2^-22, far below half a code of FP8.
  * NOTE: __expf and __fdividef scale their arguments to keep numbers below 2^-126: twice the instructions. */
 __device__ static inline float quick_sigmoid(float x)
 {
@@ -190,14 +188,14 @@ static inline int block_threads(int packs, int each, int most)
     return threads < most ? threads : most;
 }
 
-/* The same where a block may go round several times: no more threads than fill its last round too. */
+/* The same for a block that loops several times: no more threads than its last iteration can use. */
 static inline int round_threads(int packs, int each, int most)
 {
     const int rounds = (int)ceil_div(packs, each * most);
     return block_threads((int)ceil_div(packs, rounds), each, most);
 }
 
-/* True if rows of t (of width cols) can move 16 bytes at a time. No tensor: true. */
+/* True if rows of t (of width cols) can be accessed 16 bytes at a time. No tensor: true. */
 static inline bool is_aligned(Tensor t, int cols)
 {
     return !t.data || (cols % 8 == 0 && (uintptr_t)t.data % 16 == 0);
@@ -206,7 +204,7 @@ static inline bool is_aligned(Tensor t, int cols)
 template <class... Tensors> static inline void check_aligned(const char *operation, int cols, Tensors... t)
 {
     if (!(is_aligned(t, cols) && ...))
-        die("%s: rows of %d elements; widths are multiples of 16, and tensors begin at such bytes", operation, cols);
+        die("%s: rows of %d elements; expected a multiple of 8, and tensors aligned to 16 bytes", operation, cols);
 }
 
 /* f(pointer to t's elements), F32 or BF16. */

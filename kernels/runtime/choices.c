@@ -1,4 +1,4 @@
-/* A line: checksum of the rest, 16 digits; key; value in hexadecimal digits. */
+/* A line of the file: checksum of the rest in 16 digits, key, value in hexadecimal digits. */
 #include "kernels/runtime/choices.h"
 
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 #include "kernels/runtime/error.h"
 
 enum { CHECK_DIGITS = 16, LINE_BYTES = 1024 };
-static const size_t MOST_BYTES = 1 << 20;       /* of a file: some 3000 lines. What would make it larger is not added */
+static const size_t MOST_BYTES = 1 << 20;       /* of a file, some 3000 lines; lines beyond are not added */
 
 /* FNV-1a. */
 static uint64_t checksum(const char *text, size_t n)
@@ -24,7 +24,7 @@ static uint64_t checksum(const char *text, size_t n)
     return x;
 }
 
-/* False if this user has no cache folder. */
+/* False if the user has no cache folder. */
 static bool folder(char path[PATH_MAX])
 {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
@@ -67,7 +67,7 @@ static int digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* A line without its end; true if it is whole and has this key and a value of this size. */
+/* A line without its line break. True if its checksum is right, and it has this key and a value of this size. */
 static bool parse(const char *line, size_t n, const char *key, unsigned char *value, size_t bytes)
 {
     const size_t length = strlen(key), first = CHECK_DIGITS + 1 + length + 1;
@@ -94,8 +94,8 @@ bool choices_find(const char *text, const char *key, void *value, size_t bytes)
     return false;
 }
 
-/* NOTE: one write to the end of a file is whole, also beside other processes'; where a file system breaks that, checksums tell. A
- * line begins with a line break, so that one that was cut off in front of it takes nothing with it. */
+/* NOTE: one write in append mode is atomic among processes; where a file system breaks this, checksums show it. A line begins with
+ * a line break, so that a truncated line before it does not spoil it. */
 void choices_add(const char *file, const char *key, const void *value, size_t bytes)
 {
     char line[LINE_BYTES];

@@ -15,7 +15,7 @@
 static int rank = 0, size = 1, local_rank = 0, local_size = 1;
 static MPI_Win host_memory = MPI_WIN_NULL;
 static Mesh mesh = { { 1, 1, 1, 1, 1 } };
-static struct { Ranks ranks; MPI_Comm mpi; } groups[] = {          /* those whose ranks talk to each other */
+static struct { Ranks ranks; MPI_Comm mpi; } groups[] = {          /* groups with a communicator */
     { RANKS_ALL, MPI_COMM_NULL }, { RANKS_SHARD, MPI_COMM_NULL }, { RANKS_REPLICA, MPI_COMM_NULL }
 };
 enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
@@ -55,8 +55,8 @@ static void wait_in(const char *operation)
         before_waiting(operation);
 }
 
-/* NOTE: MPI_Abort prints eight lines about itself, behind a message that said why. OpenMPI has no setting for them alone: mpirun's
- * --quiet also hides that there are too few slots. In OpenMPI 4 all such texts go through this pointer. */
+/* NOTE: MPI_Abort prints eight lines about itself after our error message. OpenMPI has no setting for these only: mpirun's --quiet
+ * also hides that there are too few slots. In OpenMPI 4 all such texts go through this pointer. */
 #if OMPI_MAJOR_VERSION == 4
 typedef int ShowHelp(const char *file, const char *topic, int header, ...);
 
@@ -78,8 +78,8 @@ static void silence_abort(void)
 }
 #endif
 
-/* NOTE: MPI is started for calls of the main thread alone. In another one the process ends without MPI, and the launcher, which
- * sees that, ends the other ranks. */
+/* NOTE: MPI was started for calls of the main thread only. In another thread the process exits without MPI; the launcher sees that,
+ * and ends the other ranks. */
 static void end_all_ranks(void)
 {
     if (!pthread_equal(pthread_self(), main_thread))
@@ -88,8 +88,8 @@ static void end_all_ranks(void)
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
-/* NOTE: srun without PMI starts processes that do not know of each other: each would be a run of its own, in the same folder.
- * mpirun, which says how many ranks it starts, may be asked for one, and so may a step of Slurm. */
+/* NOTE: srun without PMI starts processes that do not know each other: each would be a separate run, in the same folder. One rank
+ * of mpirun, which sets its number of ranks, is correct, and so is a step of Slurm with one task. */
 static void check_launcher(void)
 {
     const char *step = getenv("SLURM_STEP_NUM_TASKS"), *job = getenv("SLURM_NTASKS");
@@ -97,11 +97,11 @@ static void check_launcher(void)
         return;
     if (step && atol(step) > 1)
         die("srun started %s tasks (SLURM_STEP_NUM_TASKS), and MPI sees one rank: each task would train alone, all in the same "
-            "save_folder. Start ranks with srun --mpi=pmix (srun --mpi=list shows what this Slurm has) or with mpirun; for runs "
-            "that are meant to be apart: env -u SLURM_STEP_NUM_TASKS ./train ...", step);
+            "save_folder. Start ranks with srun --mpi=pmix (srun --mpi=list shows what this Slurm has) or with mpirun. For "
+            "separate runs: env -u SLURM_STEP_NUM_TASKS ./train ...", step);
     if (!step && job && atol(job) > 1)
         warn("Slurm has %s tasks for this job (SLURM_NTASKS), and this run has one rank; srun --mpi=pmix ./train or mpirun ./train "
-             "starts one for each", job);
+             "starts one rank per task", job);
 }
 
 void comm_start(int *argc, char ***argv)
@@ -131,7 +131,7 @@ static void free_groups(void)
             MPI_Comm_free(&groups[i].mpi);
 }
 
-/* Before ranks make groups of it, which a rank with another mesh would wait for. */
+/* Called before communicators are made: a rank with another mesh would wait there for ever. */
 static void check_same(const Mesh *m)
 {
     for (MeshDim d = 0; d < MESH_DIMS; d++) {
@@ -145,7 +145,7 @@ static void check_same(const Mesh *m)
 
 void comm_set_mesh(Mesh m)
 {
-    CHECK(mesh_ranks(&m) == size, "a mesh of %d ranks for %d", mesh_ranks(&m), size);
+    CHECK(mesh_ranks(&m) == size, "a mesh of %d ranks; expected %d", mesh_ranks(&m), size);
     check_same(&m);
     mesh = m;
     free_groups();
@@ -176,7 +176,7 @@ int comm_group_rank(Ranks g)
     return mesh_group_rank(&mesh, rank, g);
 }
 
-/* A window of MPI: nothing is left behind on the host, however the ranks end. */
+/* A window of MPI, so that the memory is freed however the ranks end. */
 void *comm_host_memory(size_t bytes)
 {
     MPI_Comm host;
@@ -280,7 +280,7 @@ void comm_agree(const char *what, uint64_t hash)
         die("%s", found);
 }
 
-/* Every rank adds in the order of ranks: MPI_Allreduce does not promise the same bits everywhere. */
+/* Every rank adds in the order of ranks, since MPI_Allreduce does not guarantee the same bits on all ranks. */
 void comm_sum_over(double *x, int n, Ranks g)
 {
     const int W = comm_group_size(g);

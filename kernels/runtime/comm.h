@@ -1,46 +1,46 @@
-/* Ranks. mpirun starts one process per device; MPI gives rank and size and carries small host values. What concerns device memory is
- * in kernels/collectives.h. */
+/* Ranks. mpirun starts one process per device; MPI gives rank and size and transfers small host values. kernels/collectives.h
+ * transfers device memory. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
 
 #include "kernels/runtime/mesh.h"
 
-void comm_start (int *argc, char ***argv);      /* rank and size are known after it */
+void comm_start (int *argc, char ***argv);      /* afterwards rank and size are known */
 void comm_finish(void);
 int  comm_rank  (void);
 int  comm_size  (void);
 int  comm_local_rank(void);                     /* among the ranks of this host */
 int  comm_local_size(void);
 
-/* `call` is called in front of the operations on host values below, in which the host waits for other ranks, with what that is;
- * NULL: nothing is. */
+/* `call` is called before the operations on host values below, in which the host waits for other ranks, with the operation's name;
+ * NULL: no call. */
 void comm_set_before_waiting(void (*call)(const char *operation));
 
-/* Zeroed memory that the ranks of this host share, until comm_finish. All ranks call, once. */
+/* Zeroed memory shared by the ranks of this host until comm_finish. All ranks call it, once. */
 void *comm_host_memory(size_t bytes);
 
-/* Devices that are connected, as comm_init does. finish: disconnects them. error: what they have met since; NULL: nothing. */
+/* comm_init registers the connected devices. finish: disconnects them. error: returns their communication error, NULL: none. */
 void comm_set_device(void (*finish)(void), const char *(*error)(void));
-void comm_device_finish(void);                  /* disconnects them, for another mesh; part of comm_finish */
-const char *comm_device_error(void);            /* NULL: none. Any thread may ask */
+void comm_device_finish(void);                  /* disconnects devices, for another mesh; part of comm_finish */
+const char *comm_device_error(void);            /* NULL: none. For any thread */
 
 /* The mesh of ranks, the same on all of them; devices are connected after it. Until then each rank is a replica of one shard. */
 void comm_set_mesh  (Mesh m);
 int  comm_group_size(Ranks g);
-int  comm_group_rank(Ranks g);                  /* this rank's place in its group */
-int  comm_group     (Ranks g);                  /* which group it is in: a number that no other group of g has */
+int  comm_group_rank(Ranks g);                  /* this rank's index in its group */
+int  comm_group     (Ranks g);                  /* a number of its group, unique among the groups of g */
 
 /* Host values, over MPI. All ranks must call. */
 void comm_barrier  (void);
 void comm_broadcast(void *data, size_t bytes, int root);
 void comm_sum      (double *x, int n);          /* x = sum over ranks, the same bits on every rank */
-void comm_sum_over (double *x, int n, Ranks g); /* the same over the ranks of a group, which must call */
+void comm_sum_over (double *x, int n, Ranks g); /* the same over a group, whose ranks must all call */
 void comm_max      (double *x, int n);
 void comm_gather   (void *all, const void *own, size_t bytes, Ranks g);     /* all: (ranks of g) x bytes, in the order of ranks */
 
-/* Unless this hash of what ranks have read is the same on all, dies, naming a rank and its host; `what` they read. Ranks with other
- * files or settings would train a mixture, or wait for each other for ever. disagreement: returns the message, malloc'ed; NULL: all
+/* Dies unless all ranks have the same hash of `what` they read; the message names a rank and its host. Ranks with different files
+ * or settings would train a mixture, or wait for each other for ever. disagreement: returns the message, malloc'ed; NULL: all
  * agree. */
 void  comm_agree       (const char *what, uint64_t hash);
 char *comm_disagreement(const char *what, uint64_t hash);

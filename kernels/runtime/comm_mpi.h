@@ -1,4 +1,4 @@
-/* MPI's names for the groups of ranks, for the files that call MPI. */
+/* MPI communicators of the groups of ranks, for files that call MPI. */
 #pragma once
 #include <mpi.h>
 

@@ -1,8 +1,8 @@
-/* The one reaction to errors: a message on stderr, then every rank goes down.
+/* The one reaction to errors: a message on stderr, then every rank ends.
  *
- * exit() on one rank would leave the others waiting in a collective for ever, so what runs several ranks says here how all of
- * them end. Most errors (a missing file, a wrong key) are met by every rank at once. Rank 0 speaks at once and its end takes the
- * others along while they wait, so the message appears once; an error of one rank alone appears a moment later. */
+ * exit() on one rank would leave the others waiting in a collective for ever, so error_set_ranks sets how all ranks end. Most
+ * errors (a missing file, a wrong key) occur on every rank at once. Rank 0 prints at once, and its end ends the others while they
+ * wait, so the message appears once; an error of only one rank appears a moment later. */
 #include "kernels/runtime/error.h"
 
 #include <pthread.h>
@@ -20,7 +20,7 @@ enum { MESSAGE_SIZE = 4096 };
 static struct {
     int rank, size;
     void (*end_all)(void);          /* NULL: exit */
-    void (*dying)(void);            /* NULL: nobody wants to know */
+    void (*dying)(void);            /* NULL: no call */
 } process = { .size = 1 };
 
 void error_set_ranks(int rank, int size, void (*end_all)(void))
@@ -35,7 +35,7 @@ void error_set_dying(void (*dying)(void))
     process.dying = dying;
 }
 
-/* Of this thread: where die() returns to, and with what. NULL: it ends the program. */
+/* Per thread: where die() returns to, and its message. NULL: die() ends the program. */
 static _Thread_local struct { sigjmp_buf *back; char *message; } caught;
 
 char *error_catch(void (*call)(void *), void *what)
@@ -49,7 +49,7 @@ char *error_catch(void (*call)(void *), void *what)
     return caught.message;
 }
 
-/* One fputs per message, so that messages of several ranks do not mix. */
+/* One fputs per message, so that messages of ranks do not mix. */
 static void print_line(const char *line)
 {
     fflush(stdout);
@@ -77,7 +77,7 @@ static _Noreturn void fail(const char *format, va_list args)
         snprintf(prefix, sizeof prefix, "error (rank %d)", process.rank);
     if (process.dying)
         process.dying();
-    signal(SIGTERM, SIG_DFL);       /* the end of another rank ends this one without a word */
+    signal(SIGTERM, SIG_DFL);       /* if another rank ends first, no message here */
     if (process.rank != 0)
         sleep(3);
     print_message(prefix, format, args);
@@ -113,7 +113,7 @@ void check_regular(const char *path)
             S_ISDIR(status.st_mode) ? "is a folder" : S_ISFIFO(status.st_mode) ? "is a pipe" : "is a device or socket");
 }
 
-/* Warnings that are kept; threads of the loader warn, too. */
+/* Warnings that are held back. Threads of the loader warn, too. */
 static struct {
     pthread_mutex_t lock;
     bool hold;
@@ -202,7 +202,7 @@ char *xasprintf(const char *format, ...)
 
 FILE *xtext(char **text)
 {
-    static _Thread_local size_t size;           /* which nobody asks for */
+    static _Thread_local size_t size;           /* unused */
     FILE *f = open_memstream(text, &size);
     if (!f)
         die("out of host memory");

@@ -1,23 +1,23 @@
-/* Errors have one reaction: say what is wrong, where and what to do, then take every rank down. */
+/* Errors have one reaction: a message says what is wrong, where, and what to do; then every rank ends. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 
 /* Prints "error: ..." (with the rank, if there are several) on stderr and aborts all ranks with status 1.
- * An error that every rank meets is printed once: ranks other than 0 wait a moment for rank 0 to speak first. */
+ * An error of every rank is printed once: ranks other than 0 wait a moment, so that rank 0 prints first. */
 _Noreturn void die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Rank 0 prints "warning: ..." on stderr; the other ranks print nothing. From error_hold_warnings(true) on warnings are kept;
- * error_hold_warnings(false) prints them, each once: as the last lines before a run's first step, where they are seen. An error
- * stands alone. */
+/* Rank 0 prints "warning: ..." on stderr; the other ranks print nothing. error_hold_warnings(true) holds warnings back;
+ * error_hold_warnings(false) prints them, each once, as the last lines before a run's first step. After an error they are not
+ * printed. */
 void warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void error_hold_warnings(bool hold);
 
-/* Dies if there is something at `path` that is no regular file: who opens a pipe waits for its writer. */
+/* Dies if `path` exists but is no regular file: opening a pipe would wait for its writer. */
 void check_regular(const char *path);
 
-/* For what the program itself guarantees; user input is reported with die() in the user's words. */
+/* For what the program itself guarantees. Errors of user input are reported with die(), in the user's terms. */
 #define CHECK(condition, ...)                                                  \
     do {                                                                       \
         if (!(condition))                                                      \
@@ -26,19 +26,19 @@ void check_regular(const char *path);
 _Noreturn void die_check(const char *file, int line, const char *condition, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* What runs several ranks says who this one is and how all end with status 1: `end_all` may be called from any thread and does
- * not return. NULL: by exit(1) again. */
+/* Sets rank and size, and how all ranks end with status 1: `end_all` may be called from any thread and does not return; NULL:
+ * exit(1). */
 void error_set_ranks(int rank, int size, void (*end_all)(void));
 
-/* `dying` is called as soon as an error is met, before its message; NULL: nothing is. */
+/* `dying` is called as soon as an error occurs, before its message; NULL: no call. */
 void error_set_dying(void (*dying)(void));
 
-/* call(what), of this thread alone. Where it would die, no rank goes down and nothing is printed: the message is returned,
- * malloc'ed, and what the call had open stays open. NULL: it returned. Not within another one. */
+/* Runs call(what) in this thread. If it would die, no rank ends and nothing is printed: returns the message, malloc'ed; what the
+ * call had opened stays open. NULL: it returned. Cannot be nested. */
 char *error_catch(void (*call)(void *), void *what);
 
-/* malloc, calloc, realloc, strdup and asprintf that never return NULL, except for xstrdup(NULL). xtext: a stream whose text is
- * malloc'ed and in *text after fflush or fclose. */
+/* malloc, calloc, realloc, strdup and asprintf that never return NULL, except for xstrdup(NULL). xtext: a stream; after fflush or
+ * fclose its text is in *text, malloc'ed. */
 void *xmalloc (size_t bytes);
 void *xcalloc (size_t count, size_t bytes);
 void *xrealloc(void *memory, size_t bytes);

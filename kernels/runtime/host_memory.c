@@ -13,7 +13,7 @@ static const struct Names { const char *folder, *limit, *used, *cache[2]; }
     v2 = { "/sys/fs/cgroup", "memory.max", "memory.current", { "active_file", "inactive_file" } },
     v1 = { "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", { "total_active_file", "total_inactive_file" } };
 
-/* A file's number; NAN: there is none, as in a limit of "max". */
+/* The number in a file; NAN: none, as in a limit of "max". */
 static double read_number(const char *folder, const char *file)
 {
     char *path = xasprintf("%s/%s", folder, file);
@@ -58,7 +58,7 @@ static double left_in(const char *folder, const struct Names *names)
     return left;
 }
 
-/* In the group `path` and in each above it. */
+/* In the group `path` and in all of its parents. */
 static double left_in_groups(const char *root, const struct Names *names, const char *path)
 {
     char *folder = xasprintf("%s%s%s", root, names->folder, strcmp(path, "/") ? path : "");

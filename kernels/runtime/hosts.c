@@ -1,6 +1,7 @@
-/* A star around rank 0: it names every other host, and each of these names rank 0's; a host that sees both well waits for them
- * to speak. Bytes over a connection, rather than a look at whether it is still open: TCP takes minutes to give up, and one that
- * it resumes when a network is back must count as well again. A stranger that finds the port has no token and is closed. */
+/* A star around rank 0: rank 0 reports failures of every other host, and these report that of rank 0's; hosts that see no failure
+ * wait for such a report. Heartbeats, rather than only the state of the connection, since TCP takes minutes to give up, and a
+ * connection that resumes after a network failure must count as healthy again. Other programs that connect to the port lack the
+ * token and are closed. */
 #include "kernels/runtime/hosts.h"
 
 #include <errno.h>
@@ -23,20 +24,20 @@
 enum { ADDRESSES = 16, TOKEN = 16, ANSWER = 8, NAME = 64 };
 static const double CONNECT = 5;        /* seconds */
 
-/* Where rank 0 waits for the others. */
+/* Where rank 0 listens for connections. */
 typedef struct {
     unsigned char token[TOKEN], answer[ANSWER];
-    int n;                              /* 0: there is no network */
+    int n;                              /* 0: no network */
     struct sockaddr_storage address[ADDRESSES];
 } Door;
 
-/* What a host says first. */
+/* The first message of a host. */
 typedef struct {
     unsigned char token[TOKEN];
     int leader;
 } Hello;
 
-/* Where a rank is. */
+/* The host of a rank. */
 typedef struct {
     int  leader;
     char name[NAME];
@@ -45,8 +46,8 @@ typedef struct {
 typedef struct {
     int    leader;                      /* of the other host */
     int    fd;                          /* -1: never connected, ended, or given up by TCP */
-    bool   known, ended, leaving;       /* known: was connected; leaving: has said so */
-    double silent;                      /* seconds since it was last heard */
+    bool   known, ended, leaving;       /* known: was connected; leaving: has sent LEAVING */
+    double silent;                      /* seconds since its last heartbeat */
 } Link;
 
 static struct {
@@ -61,7 +62,7 @@ static bool is_usable(const struct ifaddrs *i)
 {
     if (!i->ifa_addr || !(i->ifa_flags & IFF_UP))
         return false;
-    if (i->ifa_addr->sa_family == AF_INET6)     /* link-local ones mean nothing without an interface */
+    if (i->ifa_addr->sa_family == AF_INET6)     /* link-local ones need an interface */
         return !IN6_IS_ADDR_LINKLOCAL(&((struct sockaddr_in6 *)i->ifa_addr)->sin6_addr);
     return i->ifa_addr->sa_family == AF_INET;
 }
@@ -71,13 +72,13 @@ static socklen_t address_size(const struct sockaddr_storage *a)
     return a->ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
 }
 
-/* At the same place in the addresses of both families. */
+/* At the same offset in both families. */
 static in_port_t *port_of(struct sockaddr_storage *a)
 {
     return &((struct sockaddr_in *)a)->sin_port;
 }
 
-/* Which network the other hosts reach this one by is not known here: all of them are offered. */
+/* The network over which other hosts reach this one is unknown: lists all addresses. */
 static void list_addresses(Door *d, in_port_t port)
 {
     struct ifaddrs *all;
@@ -94,7 +95,7 @@ static void list_addresses(Door *d, in_port_t port)
     freeifaddrs(all);
 }
 
-/* At all addresses of this host and a port that the system chooses; -1: it cannot. */
+/* Listens at all addresses of this host, at a port that the system chooses; -1: failed. */
 static int listen_in(sa_family_t family, in_port_t *port)
 {
     struct sockaddr_storage any = { .ss_family = family };
@@ -102,7 +103,7 @@ static int listen_in(sa_family_t family, in_port_t *port)
     int no = 0, fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return -1;
-    if (family == AF_INET6)     /* takes IPv4 along */
+    if (family == AF_INET6)     /* accepts IPv4 too */
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
     if (bind(fd, (struct sockaddr *)&any, address_size(&any)) != 0 || listen(fd, SOMAXCONN) != 0
         || getsockname(fd, (struct sockaddr *)&any, &size) != 0) {
@@ -132,7 +133,7 @@ static Link *link_of(int leader)
     return NULL;
 }
 
-/* One that knows the token and is not there yet is welcome, by the answer. */
+/* Accepts a host that sends the token and is not yet connected; sends it the answer. */
 static bool let_in(int fd, const Door *d)
 {
     const struct timeval patience = { .tv_sec = 1 };
@@ -172,8 +173,8 @@ static int begin_to_connect(const struct sockaddr_storage *a)
     return fd;
 }
 
-/* One step of a connection: a hello is sent once it stands, and then the answer awaited. True: it has come. NOTE: an address of
- * rank 0's host, as of a bridge for containers, may be one of this host too, where a stranger may listen at this port. */
+/* One step of a connection: sends the hello once connected, then waits for the answer. True: it has come. NOTE: an address of rank
+ * 0's host, for example of a container bridge, may also exist on this host, with another program at this port. */
 static bool advance(struct pollfd *p, const Hello *hello, const Door *d)
 {
     unsigned char answer[ANSWER];
@@ -188,7 +189,7 @@ static bool advance(struct pollfd *p, const Hello *hello, const Door *d)
     return false;
 }
 
-/* To rank 0, at all of its addresses at once; the one at which it answers first; -1: none in time. */
+/* Connects to rank 0 at all of its addresses at once. Returns the connection answered first; -1: none in time. */
 static int connect_to(const Door *d, int leader)
 {
     struct pollfd p[ADDRESSES];
@@ -254,10 +255,10 @@ void hosts_name(char *text, size_t size, double silence)
 
 /* ---- beats ------------------------------------------------------------------------------------------------- */
 
-enum { WELL, LEAVING };                 /* what a byte says */
+enum { WELL, LEAVING };                 /* heartbeat bytes */
 
-/* A connection that TCP has given up says nothing about the process at its other end; neither does one that is reset after a
- * silence, by the side that has given it up. */
+/* A connection that TCP gave up says nothing about the process at its other end; nor does a reset after a silence, which comes from
+ * a side that gave up. */
 static void break_off(Link *l, int error)
 {
     close(l->fd);
@@ -279,7 +280,7 @@ static void receive(Link *l, double passed)
         break_off(l, n == 0 ? 0 : errno);
 }
 
-/* A full buffer is one that nobody has read from for long. */
+/* A full buffer (EAGAIN) means that the other side has long not read. */
 static void beat(Link *l, bool leaving)
 {
     const char byte = leaving ? LEAVING : WELL;
@@ -327,7 +328,7 @@ bool hosts_leaving(void)
 
 /* ---- start and end ----------------------------------------------------------------------------------------- */
 
-/* Whom this rank is to be connected with. */
+/* Lists the hosts that this rank is to connect with. */
 static void list_links(int leader)
 {
     const int rank = comm_rank(), ranks = comm_size();
@@ -350,7 +351,7 @@ static bool several_hosts(void)
     return false;
 }
 
-/* What came too late for one side is closed on both, and said. */
+/* Closes connections that only one side has, and warns. */
 static void agree(void)
 {
     const int ranks = comm_size();
@@ -366,7 +367,7 @@ static void agree(void)
             close(l->fd);
         *l = (Link){ .leader = l->leader, .fd = -1 };
         name_host(text, sizeof text, l->leader);
-        warn("%s cannot connect to rank 0 on %s by TCP: should that host go away, no message will name it", text,
+        warn("%s cannot connect to rank 0 on %s by TCP: if that host fails, no message will name it", text,
              hosts.place[0].name);
     }
     free(connected);

@@ -1,22 +1,22 @@
-/* Notices hosts that go away. Memory shows a rank what its neighbours of one host do; of other hosts it sees nothing, and a
- * collective waits for them without a word. So the first rank of each host keeps a TCP connection to rank 0 and sends a byte
- * over it a few times a second, and rank 0 sends one to each. What has ended closes its connection; what is down is silent. The
- * byte says whether a rank is about to end all: its message is the one to read. */
+/* Detects hosts that fail. Ranks of one host see each other through shared memory, but not those of other hosts, and a collective
+ * waits for a lost host silently. So the first rank of each host keeps a TCP connection to rank 0; both sides send a heartbeat byte
+ * a few times a second. A process that ends closes its connection; a host that is down sends nothing. The byte says whether a rank
+ * is about to end all ranks: its message is the one to read. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Connects the hosts. All ranks call, the same number of times. `leader`: the first rank of this rank's host. Hosts that rank 0
- * cannot be reached from are named in a warning, and nothing is said about them later. */
+/* Connects the hosts. All ranks call, the same number of times. `leader`: the first rank of this rank's host. A warning names hosts
+ * that cannot reach rank 0; their failure is not reported later. */
 void hosts_start(int leader);
-void hosts_stop (void);                 /* closes the connections, which the others take for an end */
+void hosts_stop (void);                 /* closes the connections: the other hosts see that as an end */
 
-/* The rest is for one thread of each first rank. Elsewhere, and on one host, there are no connections: nothing is ever wrong. */
+/* The rest is for one thread of each first rank. Other ranks, and runs on one host, have no connections and never see a failure. */
 void   hosts_look(double passed, bool leaving);    /* sends and receives; `passed`: seconds since the last call; `leaving`: a rank
-                                         * of this host, or of one that it has heard of, ends all with a message of its own */
-double hosts_silence(void);             /* seconds that the most silent host has not been heard for */
-bool   hosts_ended(void);               /* some host's first rank has ended */
-bool   hosts_leaving(void);             /* some host has said that it is */
+                                                      of this host, or of one that said so, ends all ranks with its own message */
+double hosts_silence(void);             /* the longest time without a heartbeat of a host, seconds */
+bool   hosts_ended(void);               /* the first rank of a host has ended */
+bool   hosts_leaving(void);             /* a host has sent that it is leaving */
 
-/* "ranks 2-3 on B, rank 4 on C": those that have ended, or else those that were not heard for `silence` seconds. */
+/* "ranks 2-3 on B, rank 4 on C": hosts that have ended, or else hosts without a heartbeat for `silence` seconds. */
 void hosts_name(char *text, size_t size, double silence);

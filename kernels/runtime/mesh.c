@@ -11,7 +11,7 @@ Mesh mesh_of_shards(int ranks, int shard)
     return m;
 }
 
-/* The coordinates of `rank` in the dimensions of g, as one number; the dimension that is fastest in rank is fastest in it. */
+/* The coordinates of `rank` in the dimensions of g, as one number, with dimensions in the same order as in rank. */
 static int number_in(const Mesh *m, int rank, int g)
 {
     int number = 0, stride = 1;

@@ -1,6 +1,6 @@
 /* The ranks of a run as a grid. A rank has a coordinate in each of five dimensions, and the product of their sizes is the number of
- * ranks. Neighbouring ranks differ in the tensor coordinate first, then in context, shard, replica and pipeline, so that those that
- * exchange most are on one host:
+ * ranks. Neighbouring ranks differ in the tensor coordinate first, then in context, shard, replica and pipeline, so that ranks with
+ * the most traffic are on one host:
  *
  *     rank = (((pipeline R + replica) S + shard) C + context) T + tensor        (R, S, C, T: sizes)
  *
@@ -16,21 +16,21 @@ typedef enum { MESH_TENSOR, MESH_CONTEXT, MESH_SHARD, MESH_REPLICA, MESH_PIPELIN
 
 typedef struct { int size[MESH_DIMS]; } Mesh;
 
-/* A set of dimensions, and so the group of the ranks that differ in these only: bit d is dimension d. */
+/* A set of dimensions (bit d: dimension d), which defines groups of ranks that differ only in these. */
 typedef enum {
     RANKS_REPLICA = 1 << MESH_REPLICA,
-    RANKS_SHARD   = 1 << MESH_SHARD | 1 << MESH_CONTEXT,    /* weights are cut over ranks of one sequence, too */
+    RANKS_SHARD   = 1 << MESH_SHARD | 1 << MESH_CONTEXT,    /* weights are also sharded over the ranks of a sequence */
     RANKS_ALL     = (1 << MESH_DIMS) - 1
 } Ranks;
 
-/* `shard` consecutive ranks hold one copy of the model, and `ranks` / `shard` copies are trained. Ends the program where `shard`
- * does not divide `ranks`. */
+/* `shard` consecutive ranks hold one copy of the model, and `ranks` / `shard` copies are trained. Dies unless `shard` divides
+ * `ranks`. */
 Mesh mesh_of_shards (int ranks, int shard);
 int  mesh_ranks     (const Mesh *m);                            /* the product of the sizes */
 int  mesh_coordinate(const Mesh *m, int rank, MeshDim d);       /* 0 .. size[d] - 1 */
 
-/* Of the group of dimensions g that `rank` is in: how many ranks it has, the rank's place among them (in the order of ranks), and a
- * number that no other group of g has. */
+/* The group of `rank` in dimensions g: its number of ranks, the rank's index in it (in the order of ranks), and a number that is
+ * unique among the groups of g. */
 int  mesh_group_size(const Mesh *m, Ranks g);
 int  mesh_group_rank(const Mesh *m, int rank, Ranks g);
 int  mesh_group     (const Mesh *m, int rank, Ranks g);

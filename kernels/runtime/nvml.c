@@ -1,7 +1,7 @@
 /* The few calls of NVML that a run needs, found by name in the driver's library. [NVML API Reference Guide]
  *
- * Signatures and numbers are declared here, since nvml.h comes with some CUDA toolkits only and the CPU back end, whose tests put a
- * library of their own in its place, is built without any. They are NVML's ABI, which does not change. */
+ * Signatures and numbers are declared here, since only some CUDA toolkits have nvml.h, and the CPU back end, whose tests substitute
+ * their own library, is built without a toolkit. They are NVML's ABI, which does not change. */
 #include "kernels/runtime/nvml.h"
 
 #include <dlfcn.h>
@@ -10,7 +10,7 @@
 
 enum { TEMPERATURE_GPU = 0, CLOCK_SM = 1, CLOCK_MEMORY = 2, ECC_CORRECTED = 0, ECC_UNCORRECTED = 1, ECC_VOLATILE = 0 };
 
-/* Why a clock is lower than it could be: nvmlClocksEventReasons. */
+/* Why a clock is lowered: nvmlClocksEventReasons. */
 enum {
     REASON_POWER_CAP = 0x04, REASON_HARDWARE = 0x08, REASON_SOFTWARE_THERMAL = 0x20, REASON_HARDWARE_THERMAL = 0x40,
     REASON_POWER_BRAKE = 0x80
@@ -33,7 +33,7 @@ static struct {
     int (*remapped_rows)(Gpu gpu, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed);
 } nvml;
 
-/* Where a call has two names, the later one is that of newer drivers. */
+/* If a call has two names, newer drivers have the second. */
 static const struct { const char *name; void *call; } calls[] = {
     { "nvmlInit_v2", &nvml.init },
     { "nvmlDeviceGetHandleByPciBusId_v2", &nvml.find },
@@ -62,7 +62,7 @@ bool nvml_open(const char *address)
     return nvml.init && nvml.find && nvml.init() == 0 && nvml.find(address, &nvml.gpu) == 0;
 }
 
-/* `status`: what the call returned that wrote the value, 0 if it succeeded. */
+/* `status`: the return value of the call that wrote x; 0: success. */
 static double value(int status, double x)
 {
     return status == 0 ? x : NAN;
@@ -89,7 +89,7 @@ static double read_ecc(int type)
     return value(status, (double)x);
 }
 
-/* The general slowdown is set along with its cause, where that is known. */
+/* The driver sets the general slowdown along with its cause, if that is known. */
 static unsigned slowdowns(Count reasons)
 {
     unsigned faults = 0;

@@ -1,13 +1,13 @@
-/* What NVIDIA's management library (NVML) says of one GPU. The library is part of the driver and is loaded while the program runs:
- * without it there are no values, and nothing fails. */
+/* State of a GPU from NVIDIA's management library (NVML). The library is part of the driver and is loaded at run time: without it
+ * there are no values, and nothing fails. */
 #pragma once
 #include <stdbool.h>
 
 #include "kernels/runtime/device.h"
 
-/* The GPU at this PCI address ("0000:3B:00.0"), whatever number CUDA_VISIBLE_DEVICES gives it. False: there is no NVML, or it does
- * not know the GPU. */
+/* The GPU at this PCI address ("0000:3B:00.0"), whatever number CUDA_VISIBLE_DEVICES gives it. False: no NVML, or an unknown
+ * GPU. */
 bool nvml_open(const char *address);
 
-/* Its state now; what this GPU or driver does not tell is NAN. Takes some milliseconds. After nvml_open was true; any thread. */
+/* Its state now; unknown values are NAN. Takes some milliseconds. For any thread, after nvml_open returned true. */
 void nvml_read(DeviceHealth *h);

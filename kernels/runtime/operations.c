@@ -1,4 +1,4 @@
-/* The watch of operations: who is asked, and when. */
+/* The watch of operations. */
 #include "kernels/runtime/operations.h"
 
 static const Watch *watch;

@@ -1,4 +1,4 @@
-/* Questions about texts and paths that the C library has no function for. */
+/* Functions on texts and paths that the C library lacks. */
 #pragma once
 #include <stdbool.h>
 #include <string.h>
@@ -9,7 +9,7 @@ static inline bool text_ends_with(const char *text, const char *end)
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-/* Whether it is one of these words, which have | between them. */
+/* Whether text is one of these words, which are separated by |. */
 static inline bool text_is_among(const char *text, const char *words)
 {
     const size_t n = strlen(text);

@@ -1,5 +1,5 @@
-/* Spans are pairs of device marks, which are made once and used again in the next step; times are read when the step is
- * over, so that recording never makes the host wait. */
+/* Spans are pairs of device marks, which are reused in the next step. Times are read after the step, so that recording never makes
+ * the host wait. */
 #include "kernels/runtime/trace.h"
 
 #include <errno.h>
@@ -26,7 +26,7 @@ static struct {
     int    operation;                  /* the span of the operation that is being queued */
     bool   record, started;            /* started: between trace_step and trace_step_end */
     long   step;
-    double clock;                      /* milliseconds of the steps traced so far, which follow one another in the file */
+    double clock;                      /* milliseconds of the steps in the file so far */
     DeviceMark *begin, *end;
     char  *path;
     int    rank;
@@ -103,7 +103,7 @@ const char *trace_blocked(int *part)
     return NULL;
 }
 
-/* Settings touch no memory and take no time. */
+/* Operations without accesses only change settings, and are not recorded. */
 static bool begin_operation(void *none, const Operation *o)
 {
     (void)none;

@@ -1,19 +1,19 @@
-/* A collective waits for ever for a rank that does not come. Launchers notice a process that has ended, but do not
- * know what it was doing, and nobody notices one that hangs. So each rank has a thread that looks, a few times a
- * second, at the marks of all ranks of its host, and ends the run if
- *   - a neighbour's process is gone that did not say that it leaves, or that did and has not ended the others;
+/* A collective waits for ever for a missing rank. Launchers detect a process that has ended, but not its operation, and not a
+ * process that hangs. So each rank has a thread that reads, a few times a second, the marks of all ranks of its host, and ends the
+ * run if
+ *   - the process of another rank is gone, without having announced it, or announced but without having ended the others;
  *   - the device's communication reports an error;
- *   - a thread that its main thread waits for has not gone on for the timeout;
- *   - another host's first rank has ended (see hosts.h), whose launcher may take long to tell this host;
- *   - its own rank has not gone on for the timeout, and the rank it waits for has not either. That is a rank whose
- *     thread has stopped counting as well (SIGSTOP), else the one that has entered the fewest collectives, else one
- *     that is in none. If all are in the same one, what they wait for is a device or on another host.
- * The first to notice says so, for all of the host. Then _exit(1): the main thread may be inside MPI, which no other
- * thread may call then, not even MPI_Abort. mpirun takes the other ranks down, stopped ones too; where the launcher
- * does not, those of the host notice that it is gone.
+ *   - a thread that its main thread waits for has made no progress for the timeout;
+ *   - the first rank of another host has ended (see hosts.h): the launcher may take long to end this host;
+ *   - its own rank has made no progress for the timeout, nor has the rank it waits for. That is a rank whose watchdog thread has
+ *     stopped too (SIGSTOP), else the one that has entered the fewest collectives, else one that is in none. If all are in the same
+ *     collective, they wait for a device or for another host.
+ * The first rank of a host that detects a fault reports it, then calls _exit(1): the main thread may be inside MPI, so no other
+ * thread may call MPI, not even MPI_Abort. mpirun ends the other ranks, stopped ones too; if the launcher does not, the ranks of
+ * the host detect that this one is gone.
  *
- * Marks and beats are counters, not times: each watchdog measures with its own clock for how long a counter stands
- * still. So a job that is suspended as a whole goes on as if nothing had been, and hosts need no common clock. */
+ * Marks and beats are counters, not times: each watchdog measures with its own clock how long a counter has not changed. So a job
+ * that was suspended as a whole continues normally, and hosts need no common clock. */
 #include "kernels/runtime/watchdog.h"
 
 #include <errno.h>
@@ -42,7 +42,7 @@ typedef struct {
     char doing[96];
 } WorkerState;
 
-/* What a rank shows to its host. `operation` is read only after it has not changed for seconds. */
+/* State that a rank shares with its host. `operation` is read only if it has not changed for seconds. */
 typedef struct {
     _Atomic int state;
     int    rank;
@@ -53,35 +53,35 @@ typedef struct {
     _Atomic bool waits;                 /* the last mark was watchdog_mark_together */
     _Atomic bool patient;
     _Atomic int  needs;                 /* Worker that the main thread waits for */
-    WorkerState worker[NUM_WORKERS];    /* that of NO_WORKER is never busy */
+    WorkerState worker[NUM_WORKERS];    /* NO_WORKER is never busy */
     _Atomic int  part;
     _Atomic long step;
     char   operation[64];
 } RankState;
 
-/* Memory of the host. */
+/* Memory shared by the ranks of a host. */
 typedef struct {
-    atomic_bool spoken;                 /* a rank of this host has reported a fault, or another host's ends all */
-    _Atomic double silence;             /* seconds without a word from another host: this one's first rank knows which */
+    atomic_bool spoken;                 /* a rank of this host has reported a fault, or one of another host ends all */
+    _Atomic double silence;             /* seconds without a heartbeat of another host; the first rank knows which */
     RankState rank[];                   /* (n) */
 } Board;
 
-/* What this rank has seen of a rank: for how many seconds it has not changed. */
+/* What this rank knows of another rank: the counters, and for how many seconds they have not changed. */
 typedef struct {
     unsigned long progress, beats;
     double idle, silent;
-    bool   visible;                     /* its process can be asked for by number: hosts may hide it in a container */
+    bool   visible;                     /* kill() finds its process; containers may hide it */
 } Sight;
 
 typedef enum { NO_FAULT, GONE, LEFT, STOPPED, HUNG, NOBODY, DEVICE, ENDED, AWAY } FaultKind;
 typedef struct { FaultKind kind; int who; const char *text; } Fault;    /* who: local rank */
 
-static const double INTERVAL = 0.25;    /* seconds; mpirun leaves a second between the end of one rank and of all */
-static const double GRACE = 2;          /* seconds for those who can say more, and for the launcher to end all */
-static const double SILENCE = 5;        /* seconds without a word from another host until that is told, */
-static const double AWAY_AFTER = 15;    /* and until it can end the run. NOTE: mpirun with the keepalive options of README comes
-                                         * before. But TCP probes no connection that has something to send: had mpirun orders
-                                         * for the lost host, as after the end of a rank, it would wait for a quarter of an hour */
+static const double INTERVAL = 0.25;    /* seconds; mpirun ends all ranks a second after one */
+static const double GRACE = 2;          /* seconds for ranks that know more, and for the launcher to end all */
+static const double SILENCE = 5;        /* seconds without a heartbeat of another host until a warning, */
+static const double AWAY_AFTER = 15;    /* and until it can end the run. NOTE: mpirun with the keepalive options of README is
+                                         * earlier. But TCP sends no keepalives while data are unsent: if mpirun had messages for
+                                         * the lost host, as after the end of a rank, it would wait for a quarter of an hour */
 
 static RankState alone;
 static RankState *own = &alone;              /* this rank's */
@@ -120,7 +120,7 @@ void watchdog_mark_together(const char *operation, int part)
     mark(operation, part, true);
 }
 
-/* What comm calls before the host waits for other ranks. */
+/* Called by comm before the host waits for other ranks. */
 static void mark_wait(const char *operation)
 {
     mark(operation, -1, true);
@@ -150,7 +150,7 @@ void watchdog_wait_for(Worker w)
     own->needs = (int)w;
 }
 
-/* This rank is about to end all with a message of its own. */
+/* This rank is about to end all ranks with its own message. */
 static void leave(void)
 {
     own->state = LEAVING;
@@ -172,7 +172,7 @@ static int name_part(char text[128], const char *operation, int part)
     return snprintf(text, 128, "%s of %s", operation, called);
 }
 
-/* The thread that s waits for while it works; NULL: s goes on by itself. */
+/* The busy worker that s waits for; NULL: none. */
 static const WorkerState *needed(const RankState *s)
 {
     const WorkerState *w = &s->worker[s->needs];
@@ -197,27 +197,27 @@ static const char *describe(char text[128], const RankState *s)
 
 static const char advice[] = "--try_load_latest_save continues from the last complete checkpoint";
 
-/* Seconds; of a thread that stands still, here or on another host. */
+/* Seconds until a thread counts as stopped, here or on another host. */
 static double long_silence(void)
 {
     return dog.timeout > 4 ? dog.timeout / 2.0 : 2;
 }
 
-/* What another host has done, or does not do any more. */
+/* The message about another host that ended, or sends no heartbeats. */
 static int compose_away(char *text, size_t size, FaultKind kind)
 {
     char who[512], waiting[128];
     hosts_name(who, sizeof who, long_silence());
     describe(waiting, own);
     if (kind == ENDED)
-        return snprintf(text, size, "error (rank %d): %s ended, and rank %d is in %s. What they have said tells why; without "
-                        "a word, they crashed or were killed. %s\n", own->rank, who, own->rank, waiting, advice);
-    return snprintf(text, size, "error (rank %d): no word from %s for %.0f s: that host is down or stopped, or the network "
-                    "between it and this one is. Rank %d is in %s. %s\n", own->rank, who, hosts_silence(), own->rank, waiting,
+        return snprintf(text, size, "error (rank %d): %s ended while rank %d was in %s. Their messages say why; if there are "
+                        "none, they crashed or were killed. %s\n", own->rank, who, own->rank, waiting, advice);
+    return snprintf(text, size, "error (rank %d): no heartbeat from %s for %.0f s: that host or the network to it is down, or "
+                    "its ranks are stopped. Rank %d is in %s. %s\n", own->rank, who, hosts_silence(), own->rank, waiting,
                     advice);
 }
 
-/* One line that says who, where and in what. */
+/* One line with rank, host and operation. */
 static int compose(char *text, size_t size, const Fault *f)
 {
     const RankState *s = &dog.rank[f->who];
@@ -237,8 +237,8 @@ static int compose(char *text, size_t size, const Fault *f)
         snprintf(other, sizeof other, "; rank %d is in %s", own->rank, waiting);
     switch (f->kind) {
     case GONE:
-        return snprintf(text, size, "%s ended without a word, during %s; it crashed or was killed, by lack of memory "
-                        "perhaps: see dmesg. %s\n", who, culprit, advice);
+        return snprintf(text, size, "%s ended without a message, during %s; it crashed or was killed, perhaps "
+                        "because the host ran out of memory: see dmesg. %s\n", who, culprit, advice);
     case LEFT:
         return snprintf(text, size, "%s ended with an error of its own, during %s: see its message. %s\n", who, culprit, advice);
     case STOPPED:
@@ -246,7 +246,7 @@ static int compose(char *text, size_t size, const Fault *f)
                         "stopped, or its host is overloaded. %s\n", who, seen->silent, culprit, own->rank, waiting,
                         advice);
     case HUNG:
-        return snprintf(text, size, "%s has made no progress for %.0f s, since %s%s. If that is not a fault, raise "
+        return snprintf(text, size, "%s has made no progress for %.0f s, since %s%s. If it is only slow, raise "
                         "timeout_seconds (now %d). %s\n", who, seen->idle, culprit, other, dog.timeout, advice);
     case NOBODY:
         return snprintf(text, size, "error (rank %d): no rank of %s has made progress for %.0f s, since %s: %s "
@@ -268,7 +268,7 @@ static void say(const char *text)
     (void)written;
 }
 
-/* The pause: mpirun drops output that it has not read when it takes the other ranks down. */
+/* The pause: when mpirun ends the other ranks, it drops output that it has not read. */
 static _Noreturn void end(const char *text, int status, bool silent)
 {
     own->state = LEAVING;
@@ -288,8 +288,8 @@ static _Noreturn void report(const Fault *f)
     end(text, 1, atomic_exchange(&dog.board->spoken, true));
 }
 
-/* NOTE: launchers, too, send signals, to the ranks that are left when one has ended: its message, or what the watchdogs say
- * about it, comes first. Ranks that have no watchdog yet speak after rank 0, which takes them along. */
+/* NOTE: launchers send signals, too, to the ranks that remain after one has ended: its message, or that of the watchdogs, comes
+ * first. Ranks without a watchdog yet wait for rank 0, whose end ends them too. */
 void watchdog_end(const char *text, int status)
 {
     bool silent = false;
@@ -324,8 +324,9 @@ static void look(double passed)
     }
 }
 
-/* The first rank's: its beats to the other hosts, and theirs. Where a rank of another host speaks, this one is silent. Rank 0 tells
- * of silence long before it is a fault: the launcher may notice it too, and end all without naming ranks. */
+/* For the first rank: heartbeats to and from the other hosts. If a rank of another host reports a fault, this host prints nothing.
+ * Rank 0 warns of a silent host long before it counts as a fault: the launcher may detect it too, and end all without naming
+ * ranks. */
 static void look_at_hosts(double passed)
 {
     static bool told = false;
@@ -340,7 +341,7 @@ static void look_at_hosts(double passed)
     if (silence >= SILENCE && !told && own->rank == 0) {
         char who[512], text[640];
         hosts_name(who, sizeof who, SILENCE);
-        snprintf(text, sizeof text, "warning: no word from %s for %.0f s\n", who, silence);
+        snprintf(text, sizeof text, "warning: no heartbeat from %s for %.0f s\n", who, silence);
         say(text);
     }
     told = silence >= SILENCE;
@@ -352,7 +353,7 @@ static bool is_late(int i)
     return dog.sight[i].idle >= (double)dog.timeout * (s->patient && !needed(s) ? PATIENCE : 1);
 }
 
-/* Which of two ranks the other is likelier to wait for. */
+/* Whether b is likelier to wait for a than a for b. */
 static bool is_behind(const RankState *a, const RankState *b)
 {
     if (a->together != b->together)
@@ -379,19 +380,19 @@ static Fault find_fault(void)
         return (Fault){ NO_FAULT };
     if (needed(own))
         return (Fault){ HUNG, dog.self, NULL };
-    if (dog.board->silence >= long_silence())   /* then this host's ranks may differ in what they wait for */
+    if (dog.board->silence >= long_silence())   /* then ranks of this host may wait for different things */
         return (Fault){ dog.board->silence < AWAY_AFTER ? NO_FAULT : dog.self == 0 ? AWAY : NOBODY, dog.self, NULL };
     for (int i = 0; i < dog.n; i++) {
         if (is_behind(&dog.rank[i], &dog.rank[last]))
             last = i;
         differ = differ || is_behind(&dog.rank[i], &dog.rank[0]) || is_behind(&dog.rank[0], &dog.rank[i]);
     }
-    if (!is_late(last))         /* it goes on, slowly */
+    if (!is_late(last))         /* it makes progress, slowly */
         return (Fault){ NO_FAULT };
     return (Fault){ !differ && own->waits ? NOBODY : HUNG, last, NULL };
 }
 
-/* Sleeps; false: it is time to end. */
+/* Sleeps; false: the watchdog is to stop. */
 static bool sleep_or_stop(void)
 {
     struct timespec until;
@@ -412,7 +413,7 @@ static void *watch(void *nothing)
 {
     double last = clock_seconds(), faulty = 0;
     while (sleep_or_stop()) {
-        double now = clock_seconds(), passed = now - last < 1 ? now - last : 1;      /* more: this process was suspended */
+        double now = clock_seconds(), passed = now - last < 1 ? now - last : 1;      /* if longer, this process was suspended */
         last = now;
         own->beats++;
         look(passed);
@@ -421,7 +422,7 @@ static void *watch(void *nothing)
         if (own->state == LEAVING)
             continue;
         Fault f = find_fault();
-        const bool others_know = f.kind == NOBODY || f.kind == LEFT || f.kind == ENDED;    /* the other host, the culprit */
+        const bool others_know = f.kind == NOBODY || f.kind == LEFT || f.kind == ENDED;    /* better than this rank */
         if (f.kind == NO_FAULT)
             faulty = 0;
         else if (others_know && faulty < GRACE)
@@ -488,7 +489,7 @@ void watchdog_stop(void)
     pthread_mutex_unlock(&dog.lock);
     pthread_join(dog.thread, NULL);
     pthread_cond_destroy(&dog.wake);
-    comm_barrier();             /* nobody's end is taken for a fault */
+    comm_barrier();             /* no rank's end counts as a fault */
     hosts_stop();
     free(dog.sight);
     own = &alone;
