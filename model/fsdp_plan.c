@@ -564,6 +564,9 @@ size_t fsdp_weight_bytes(const Fsdp *f)
         const bool transposes = w->has_transposes && !w->takes_turns;
         bytes += (size_t)w->flat.cols * (dtype_size(w->flat.format.dtype) * w->has_rows + transposes) + w->raw_bytes;
     }
+    for (int u = 0; u < f->num_units; u++)
+        if (fsdp_on_host(f, u, HOST_MASTER))
+            bytes += tensor_bytes(f->shard[u].slice[TRAINED].source);
     return bytes;
 }
 

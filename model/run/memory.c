@@ -237,15 +237,17 @@ void memory_print(const Model *m, const Fsdp *f, const Config *c)
     if (comm_rank() != 0)
         return;
     const PlanBytes *b = &m->bytes;
-    size_t n[NUM_REGIONS] = { 0 }, master = 0, moments = fsdp_state_bytes(f), frozen = 0, base = 0;
+    size_t n[NUM_REGIONS] = { 0 }, master = 0, frozen = 0;
     for (int u = 0; u < f->num_units; u++) {
         const Slice *s = f->shard[u].slice;
         for (int i = 0; i < f->shape[u].num_params; i++)
             n[f->shape[u].param[i].region] += param_numel(&f->shape[u].param[i]);
         master += tensor_bytes(s[TRAINED].stored);
-        frozen += tensor_bytes(s[FROZEN].stored);
-        base += s[BASE].count;
+        frozen += tensor_bytes(s[FROZEN].stored) + s[BASE].count;
     }
+    master -= fsdp_host_bytes(f, HOST_MASTER);
+    frozen -= fsdp_host_bytes(f, HOST_BASE);
+    const size_t moments = fsdp_state_bytes(f) - fsdp_host_bytes(f, HOST_MOMENTS);
     const size_t untrained = n[FROZEN] + n[BASE];
     printf("model: %.4g M parameters", (double)(n[TRAINED] + untrained) / 1e6);
     if (untrained > 0 && !m->forward_only)
@@ -253,13 +255,13 @@ void memory_print(const Model *m, const Fsdp *f, const Config *c)
     printf(", %d blocks; micro-batch %d x %d tokens\n", m->L, m->attn.B, m->attn.T);
     recipe_print(&m->recipe);
     if (m->forward_only) {
-        print_forward_plan(m, f, c, frozen + base);
+        print_forward_plan(m, f, c, frozen);
         return;
     }
     print_optimizer(f->optimizer, &m->recipe);
     char frozen_text[32] = "";
     if (untrained > 0)
-        snprintf(frozen_text, sizeof frozen_text, "frozen %.3f, ", gib((double)(frozen + base)));
+        snprintf(frozen_text, sizeof frozen_text, "frozen %.3f, ", gib((double)frozen));
     printf("memory plan of a rank, GiB: master %.3f, %sweights %.3f, gradients %.3f, moments %.3f,\n"
            "  activations %.3f (%.1f kB per token and block), work %.3f, head and loss %.3f; total %.3f of %.1f\n",
            gib((double)master), frozen_text, gib(fsdp_weight_bytes(f)), gib(fsdp_grad_bytes(f)), gib(moments),
