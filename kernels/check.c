@@ -42,6 +42,30 @@ void check_quantized(Tensor y, Tensor x)
           x.cols);
 }
 
+void check_scaled(Tensor y)
+{
+    CHECK(format_is_fp8(y.format) && !y.format.group && y.scale, "quantize_scale: y is %s", format_name(y.format));
+}
+
+void check_expand_operand(Tensor y, Tensor x)
+{
+    const char *op = "expand_operand";
+    check_tensor(op, "x", x, x.rows, x.cols);
+    check_tensor(op, "y", y, x.rows, x.cols);
+    check_plain(op, "y", y);
+    CHECK(format_is_fp8(x.format) && x.data_t, "%s: x is %s %s a transpose", op, format_name(x.format),
+          x.data_t ? "with" : "without");
+}
+
+void check_find_not_finite(Tensor x, bool negative)
+{
+    const char *op = "find_not_finite";
+    check_tensor(op, "x", x, x.rows, x.cols);
+    CHECK(!negative || x.format.dtype != DYNAMIC8, "%s: %s has negative values", op, format_name(x.format));
+    CHECK(!format_has_byte_scales(x.format), "%s: %s has scales of one byte; moments have larger ones", op,
+          format_name(x.format));
+}
+
 void check_logit_codes(const char *op, Tensor gradient, Tensor logits)
 {
     check_tensor(op, "gradient", gradient, gradient.rows, gradient.cols);
@@ -186,5 +210,36 @@ int check_low_rank(const char *op, LowRank m, Tensor wide, Tensor low)
         end = first + width;
     }
     check_tensor(op, "B", m.w, rows, r);
+    return r;
+}
+
+int check_lora_narrow(Tensor low, Tensor x, LowRank m)
+{
+    const char *op = "lora_narrow";
+    const int r = check_low_rank(op, m, x, low);
+    check_tensor(op, "x", x, x.rows, x.cols);
+    CHECK(low.data != x.data && low.data != m.w.data, "%s: low is an input", op);
+    return r;
+}
+
+int check_lora_widen(Tensor y, Tensor low, LowRank m, Tensor add)
+{
+    const char *op = "lora_widen";
+    const int r = check_low_rank(op, m, y, low);
+    check_tensor(op, "y", y, y.rows, y.cols);
+    check_plain(op, "y", y);
+    if (add.data)
+        check_tensor(op, "add", add, y.rows, y.cols);
+    check_plain(op, "add", add);
+    CHECK(y.data != low.data && y.data != m.w.data, "%s: y is an input", op);
+    return r;
+}
+
+int check_lora_dw(LowRank dm, Tensor low, Tensor x)
+{
+    const char *op = "lora_dw";
+    const int r = check_low_rank(op, dm, x, low);
+    check_tensor(op, "x", x, x.rows, x.cols);
+    CHECK(dm.w.data != x.data && dm.w.data != low.data, "%s: dm is an input", op);
     return r;
 }

@@ -22,6 +22,11 @@ void check_plain(const char *op, const char *name, Tensor t);
 /* The arguments of quantize_codes: y may have more rows than x only if it is FP8 with one scale. */
 void check_quantized(Tensor y, Tensor x);
 
+/* The output of quantize_scale, and the arguments of expand_operand and find_not_finite. */
+void check_scaled(Tensor y);
+void check_expand_operand(Tensor y, Tensor x);
+void check_find_not_finite(Tensor x, bool negative);
+
 /* The gradient that cross_entropy_codes writes. */
 void check_logit_codes(const char *op, Tensor gradient, Tensor logits);
 
@@ -40,6 +45,11 @@ void check_cached(const char *op, Tensor y, Tensor qkv, KvCache cache, Attention
  * its full width. */
 bool check_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const void *stats, Attention a);
 
-/* The arguments of lora_narrow, lora_widen and lora_dw: m maps between `wide` (x or y) and `low`, which both exist. Returns the
- * rank r of a part. */
+/* The arguments of operations with adapters: m maps between `wide` (x or y) and `low`, which both exist. Returns the rank r of a
+ * part. */
 int check_low_rank(const char *op, LowRank m, Tensor wide, Tensor low);
+
+/* The arguments of lora_narrow, lora_widen and lora_dw. They return r too. */
+int check_lora_narrow(Tensor low, Tensor x, LowRank m);
+int check_lora_widen (Tensor y, Tensor low, LowRank m, Tensor add);
+int check_lora_dw    (LowRank dm, Tensor low, Tensor x);

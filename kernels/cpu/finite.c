@@ -42,10 +42,7 @@ static bool has_bad_scale(Tensor x)
 
 void backend_find_not_finite(int *found, Tensor x, bool negative)
 {
-    CHECK_TENSOR(x, x.rows, x.cols);
-    CHECK(!negative || x.format.dtype != DYNAMIC8, "%s: %s has negative values", OPERATION, format_name(x.format));
-    CHECK(!format_has_byte_scales(x.format), "%s: %s has scales of one byte; moments have larger ones", OPERATION,
-          format_name(x.format));
+    check_find_not_finite(x, negative);
     bool bad = false;
     if (format_has_scales(x.format))
         bad = has_bad_code(x, negative) || has_bad_scale(x);

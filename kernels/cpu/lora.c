@@ -22,9 +22,7 @@ static Block block_of(LowRank m, float *w, int i, int r)
 
 void backend_lora_narrow(Tensor low, Tensor x, LowRank m, float scale)
 {
-    const int N = x.rows, C = x.cols, r = check_low_rank(OPERATION, m, x, low);
-    CHECK_TENSOR(x, N, C);
-    CHECK(low.data != x.data && low.data != m.w.data, "lora_narrow: low is an input");
+    const int N = x.rows, C = x.cols, r = check_lora_narrow(low, x, m);
     const float *input = tensor_values(x, 0);
     float *w = tensor_values(m.w, 1), *output = tensor_result(low, 2);
     for (int i = 0; i < m.num_parts; i++) {
@@ -37,12 +35,7 @@ void backend_lora_narrow(Tensor low, Tensor x, LowRank m, float scale)
 
 void backend_lora_widen(Tensor y, Tensor low, LowRank m, Tensor add)
 {
-    const int N = y.rows, C = y.cols, r = check_low_rank(OPERATION, m, y, low);
-    CHECK_TENSOR(y, N, C);
-    CHECK_PLAIN(y);
-    CHECK_OPTIONAL(add, N, C);
-    CHECK_PLAIN(add);
-    CHECK(y.data != low.data && y.data != m.w.data, "lora_widen: y is an input");
+    const int N = y.rows, C = y.cols, r = check_lora_widen(y, low, m, add);
     const float *input = tensor_values(low, 0), *start = tensor_values(add, 1);
     float *w = tensor_values(m.w, 2), *output = tensor_result(y, 3);
     if (!start)
@@ -61,9 +54,7 @@ void backend_lora_dw(LowRank dm, Tensor low, Tensor x)
 {
     if (!dm.w.data)
         return;
-    const int N = x.rows, C = x.cols, r = check_low_rank(OPERATION, dm, x, low);
-    CHECK_TENSOR(x, N, C);
-    CHECK(dm.w.data != x.data && dm.w.data != low.data, "lora_dw: dm is an input");
+    const int N = x.rows, C = x.cols, r = check_lora_dw(dm, low, x);
     const float *narrow = tensor_values(low, 0), *wide = tensor_values(x, 1);
     float *output = dm.w.empty ? tensor_result(dm.w, 2) : tensor_values(dm.w, 2);
     const float beta = dm.w.empty ? 0 : 1;

@@ -18,7 +18,7 @@ static size_t block_size(Tensor y, Tensor x)
 
 void backend_quantize_scale_from(Tensor y, const float *amax)
 {
-    CHECK(format_is_fp8(y.format) && !y.format.group && y.scale, "quantize_scale: y is %s", format_name(y.format));
+    check_scaled(y);
     *(float *)y.scale = scale_within_range(y, *amax);
 }
 
@@ -55,11 +55,7 @@ void backend_quantize_codes(Tensor y, Tensor x)
 
 void backend_expand_operand(Tensor y, Tensor x)
 {
-    CHECK_TENSOR(x, x.rows, x.cols);
-    CHECK_TENSOR(y, x.rows, x.cols);
-    CHECK_PLAIN(y);
-    CHECK(format_is_fp8(x.format) && x.data_t, "expand_operand: x is %s %s a transpose", format_name(x.format),
-          x.data_t ? "with" : "without");
+    check_expand_operand(y, x);
     backend_quantize_codes(y, x);
     transpose_codes(x);
 }

@@ -73,10 +73,7 @@ static void look_at_scales(int *found, Tensor x)
 
 void backend_find_not_finite(int *found, Tensor x, bool negative)
 {
-    CHECK_TENSOR(x, x.rows, x.cols);
-    CHECK(!negative || x.format.dtype != DYNAMIC8, "%s: %s has negative values", OPERATION, format_name(x.format));
-    CHECK(!format_has_byte_scales(x.format), "%s: %s has scales of one byte; moments have larger ones", OPERATION,
-          format_name(x.format));
+    check_find_not_finite(x, negative);
     switch (x.format.dtype) {
     case F32:  look<uint32_t>(found, x, 0x7f800000u, negative); break;
     case BF16: look<uint16_t>(found, x, 0x7f80, negative); break;

@@ -108,9 +108,7 @@ static dim3 grid_of_parts(const LoraParts &parts, int rows)
 
 void backend_lora_narrow(Tensor low, Tensor x, LowRank m, float scale)
 {
-    const int N = x.rows, C = x.cols, r = check_low_rank(OPERATION, m, x, low);
-    CHECK_TENSOR(x, N, C);
-    CHECK(low.data != x.data && low.data != m.w.data, "lora_narrow: low is an input");
+    const int N = x.rows, C = x.cols, r = check_lora_narrow(low, x, m);
     const LoraParts parts = lora_parts(m, r, C);
     const size_t count = tensor_numel(low);
     if (N == 0 || lora_narrow_fast(low, x, m.w, parts, scale))
@@ -141,14 +139,9 @@ static void fill_gaps(Tensor y, LoraParts parts, Tensor add)
 
 void backend_lora_widen(Tensor y, Tensor low, LowRank m, Tensor add)
 {
-    const int N = y.rows, C = y.cols, r = check_low_rank(OPERATION, m, y, low);
-    CHECK_TENSOR(y, N, C);
-    CHECK_PLAIN(y);
-    CHECK_OPTIONAL(add, N, C);
-    CHECK_PLAIN(add);
+    const int N = y.rows, C = y.cols, r = check_lora_widen(y, low, m, add);
     CHECK(!add.data || format_equal(add.format, y.format), "lora_widen: add is %s, y %s; the CUDA back end needs one format",
           format_name(add.format), format_name(y.format));
-    CHECK(y.data != low.data && y.data != m.w.data, "lora_widen: y is an input");
     const LoraParts parts = lora_parts(m, r, C);
     if (N == 0)
         return;
@@ -164,9 +157,7 @@ void backend_lora_dw(LowRank dm, Tensor low, Tensor x)
 {
     if (!dm.w.data)
         return;
-    const int N = x.rows, C = x.cols, r = check_low_rank(OPERATION, dm, x, low);
-    CHECK_TENSOR(x, N, C);
-    CHECK(dm.w.data != x.data && dm.w.data != low.data, "lora_dw: dm is an input");
+    const int N = x.rows, C = x.cols, r = check_lora_dw(dm, low, x);
     const LoraParts parts = lora_parts(dm, r, C);
     if (N == 0 || lora_dw_fast(dm.w, parts, low, x))
         return;

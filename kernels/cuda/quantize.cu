@@ -379,7 +379,7 @@ static void check_format(const char *op, Tensor t)
 /* Sets the scale from n maxima. */
 static void set_scale(Tensor y, const float *maxima, int n)
 {
-    CHECK(format_is_fp8(y.format) && !y.format.group && y.scale, "quantize_scale: y is %s", format_name(y.format));
+    check_scaled(y);
     const int threads = block_threads(n > 0 ? n : 1, 1, AMAX_BLOCKS);
     scale_kernel<<<1, threads, 0, device_stream()>>>((float *)y.scale, y.range,
                                                      range_is_kept(y) ? fp8_headroom(y.format.dtype) : 0, maxima, n,
@@ -430,10 +430,7 @@ void backend_quantize_codes(Tensor y, Tensor x)
 
 void backend_expand_operand(Tensor y, Tensor x)
 {
-    CHECK_DENSE(y, x.rows, x.cols);
-    CHECK_TENSOR(x, x.rows, x.cols);
-    CHECK(format_is_fp8(x.format) && x.data_t, "expand_operand: x is %s %s a transpose", format_name(x.format),
-          x.data_t ? "with" : "without");
+    check_expand_operand(y, x);
     Tensor columns = x, rows = x;
     columns.data = NULL;
     rows.data_t = NULL;
