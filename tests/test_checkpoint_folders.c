@@ -8,6 +8,7 @@
 #include "model/checkpoint/safetensors.h"
 #include "model/checkpoint/saved_as.h"
 #include "model/config/files.h"
+#include "tests/sanitized.h"
 #include "tests/saved.h"
 
 /* checkpoint_latest returns save_folder/<expected>, or nothing. */
@@ -284,10 +285,11 @@ static void test_disk_full(void **state)
  * only checkpoint. */
 static void check_killed(long last_step)
 {
+    enum { KILLS = SANITIZED ? 20 : 100, SPREAD = SANITIZED ? 60000 : 7700 };      /* microseconds: a few saves */
     Run r;
     open_small(&r);
     save(&r, 10);
-    for (int i = 0; i < 100; i++) {
+    for (int i = 0; i < KILLS; i++) {
         fflush(NULL);
         pid_t child = fork();
         if (child == 0) {
@@ -296,7 +298,7 @@ static void check_killed(long last_step)
                 for (long step = 10; step <= last_step; step++)
                     begin(&r, step);        /* finishes the previous one */
         }
-        usleep((useconds_t)(500 + i * 77));
+        usleep((useconds_t)(500 + i * SPREAD / KILLS));
         kill(child, SIGKILL);
         assert_int_equal(waitpid(child, NULL, 0), child);
         char *latest = checkpoint_latest(r.config.save_folder);

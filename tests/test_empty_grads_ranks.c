@@ -26,9 +26,9 @@ typedef struct { Config config; Model model; Fsdp fsdp; } Run;
 static void open_run(Run *r, int i, Strategy strategy)
 {
     ModelConfig m = architecture(cases[i].model);
-    m.d_model = 128;
-    m.head_dim = 32;
-    m.mlp_width = 160;
+    m.d_model = 64;
+    m.head_dim = 16;
+    m.mlp_width = 80;
     m.n_layers = MAX_UNITS - 2;                     /* a shared buffer is used twice */
     if (cases[i].modules)
         m = with_adapters(m, 6, cases[i].modules, BASE_AS_FROZEN);

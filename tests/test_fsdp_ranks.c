@@ -48,9 +48,9 @@ static struct {
 static ModelConfig small(int recipe)
 {
     ModelConfig m = architecture(recipe_cases[recipe].model);
-    m.d_model = 128;
-    m.head_dim = 32;
-    m.mlp_width = 160;
+    m.d_model = 64;
+    m.head_dim = 16;
+    m.mlp_width = 80;
     m.n_layers = LAYERS;                /* both shared buffers are used twice */
     m.architecture = recipe_cases[recipe].mapped ? &mapped : NULL;
     return recipe_cases[recipe].modules ? with_adapters(m, 6, recipe_cases[recipe].modules, recipe_cases[recipe].base) : m;

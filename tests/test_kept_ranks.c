@@ -30,9 +30,9 @@ typedef struct { double loss[2], norm[2]; } Curve;
 static void configure(Run *r, int row, Gathering gathering)
 {
     ModelConfig m = architecture(rows[row].model);
-    m.d_model = 128;
-    m.head_dim = 32;
-    m.mlp_width = 160;
+    m.d_model = 64;
+    m.head_dim = 16;
+    m.mlp_width = 80;
     m.n_layers = LAYERS;
     if (rows[row].modules)
         m = with_adapters(m, 6, rows[row].modules, rows[row].base);

@@ -170,12 +170,13 @@ static void strategy_case(int choice, int recipe, int strategy)
 static void test_strategies(void **state)
 {
     (void)state;
-    for (int s = 0; s < NUM_STRATEGIES; s++) {
+    for (int s = 0; s < NUM_STRATEGIES; s++) {       /* of several ranks, any two of strategy, recipe and choice meet */
         const int groups = strategies[s].groups ? strategies[s].groups : comm_size();
         const bool new = comm_size() > 1 || s == 0;     /* on one rank all strategies are the same */
         for (int i = 0; i < NUM_RECIPES && new && comm_size() % groups == 0; i++)
             for (int c = 0; c < NUM_CHOICES; c++)
-                strategy_case(c, i, s);
+                if (comm_size() == 1 || (s + i + c) % 2 == 0)
+                    strategy_case(c, i, s);
     }
 }
 
