@@ -31,8 +31,8 @@ static void test_recipe(void **state)
         Result found = run_config(c, 1, false), exact = run_config(f32, 1, false), near = run_config(bf16, 1, false);
         const double worst = worst_distance(&found, &exact, &unit, &where);
         if (!(fabs(found.loss - exact.loss) <= 0.01 * exact.loss && worst <= 0.32))
-            fail_msg("%s: loss %.6f (f32 %.6f), %s of unit %d is off by %.4f", architecture_name(a), found.loss, exact.loss, where, unit,
-                     worst);
+            fail_msg("%s: loss %.6f (f32 %.6f), %s of unit %d is off by %.4f", architecture_name(a), found.loss, exact.loss, where,
+                     unit, worst);
         assert_true(worst > 2 * worst_distance(&near, &exact, &unit, &where));
         free_result(&found), free_result(&exact), free_result(&near);
     }

@@ -122,6 +122,7 @@ static void test_padding(void **state)
     DIES("quantize_codes: (16, 32) from (5, 32)", quantize_codes(groups, x));
     DIES("quantize_codes: (16, 32) from (5, 32)", quantize_codes(plain, x));
     DIES("quantize: y is (16, 32)", quantize(longer, x));
+    DIES("expand_operand: x is bf16 without a transpose", expand_operand(plain, plain));
     release();
 }
 

@@ -141,8 +141,10 @@ static void test_errors(void **state)
     many.num_parts = 4;
     const LowRank a = { .w = make(BF16_, P, s->C), .num_parts = 2 };
     Tensor x = make_filled(BF16_, s->N, s->C, 2, -1, 1), low = make_filled(BF16_, s->N, P, 3, -1, 1), y = make(E4M3_, s->N, s->C);
-    Tensor groups = make((Format){ E4M3, 16 }, s->N, s->C), narrower = low, f8 = make(E4M3_, s->N, P);
+    Tensor groups = make((Format){ E4M3, 16 }, s->N, s->C), narrower = low, f8 = make(E4M3_, s->N, P), at_x = low, at_m = low;
     narrower.cols--;
+    at_x.data = x.data;
+    at_m.data = m.w.data;
     DIES("part 1 has columns from 271 on", lora_narrow(low, x, overlapping, 1));
     DIES("B is (399, 16); expected (400, 16)", lora_widen(x, low, short_w, NONE));
     DIES("a B of 4 parts", lora_dw(many, low, x));
@@ -153,6 +155,9 @@ static void test_errors(void **state)
     DIES("y is e4m3; expected f32 or bf16", lora_widen(y, low, m, NONE));
     DIES("add is e4m3; expected f32 or bf16", lora_widen(x, low, m, y));
     DIES("there is no x", lora_dw(m, low, (Tensor){ .rows = s->N, .cols = s->C, .format = BF16_ }));
+    DIES("lora_narrow: low is an input", lora_narrow(at_x, x, m, 1));
+    DIES("lora_widen: y is an input", lora_widen(x, at_x, m, NONE));
+    DIES("lora_dw: dm is an input", lora_dw(m, at_m, x));
     release();
 }
 
