@@ -221,7 +221,7 @@ static void test_gathered(void **state)
     model_config(&c, &m, "coat", B);
     c.strategy.shard_ranks = 2;
     model_plan(&model, &f, &c, (Placement){ 2, 0, true });
-    const size_t codes = f.shape[1].numel[BASE], embedding = f.shape[0].numel[FROZEN], head = f.shape[m.n_layers + 1].numel[FROZEN];
+    const size_t codes = f.shape[1].numel[BASE], embedding = f.shape[0].numel[FROZEN], head = f.shape[f.num_units - 1].numel[FROZEN];
     assert_int_equal(f.gathered.used, 2 * codes + 2 * (embedding > head ? embedding : head));
     model_free(&model, &f);
 }
