@@ -29,14 +29,14 @@
     { "head",    { "lm_head.weight" } }
 
 static const TensorNames norms_before[] = {
-    { "norm0",   { "input_layernorm.weight" } },
-    { "norm1",   { "post_attention_layernorm.weight" } },
+    { "attn_norm",   { "input_layernorm.weight" } },
+    { "mlp_norm",   { "post_attention_layernorm.weight" } },
     BOTH_KINDS, { NULL }
 };
 
 static const TensorNames norms_behind[] = {
-    { "norm0",   { "post_attention_layernorm.weight" } },
-    { "norm1",   { "post_feedforward_layernorm.weight" } },
+    { "attn_norm",   { "post_attention_layernorm.weight" } },
+    { "mlp_norm",   { "post_feedforward_layernorm.weight" } },
     BOTH_KINDS, { NULL }
 };
 
@@ -265,7 +265,7 @@ static const TensorNames *names_of_linear(const Architecture *a, const Param *p)
 }
 
 /* An adapter's name is "base_model.model.", then the matrix's name with lora_A or lora_B in it [PEFT]. */
-static void set_name(HfTensor *t, const Architecture *a, const UnitShape *s, const Param *p, const char *name)
+static void set_name(HfTensor *t, const Architecture *a, const UnitLayout *s, const Param *p, const char *name)
 {
     const int length = (int)(strlen(name) - strlen(".weight"));
     if (p->is_adapter)
@@ -277,7 +277,7 @@ static void set_name(HfTensor *t, const Architecture *a, const UnitShape *s, con
         snprintf(t->name, sizeof t->name, "%s", name);
 }
 
-int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitShape *shape, int unit)
+int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitLayout *shape, int unit)
 {
     const Architecture *a = architecture_of(c);
     int count = 0;
@@ -307,7 +307,7 @@ HfTensor *hf_tensors_of(const ModelConfig *c, int *count)
     HfTensor *list = xmalloc((size_t)units * HF_TENSORS * sizeof *list);
     *count = 0;
     for (int unit = 0; unit < units; unit++) {
-        UnitShape shape;
+        UnitLayout shape;
         unit_shape(&shape, c, unit, 1);
         *count += hf_tensors(list + *count, c, &shape, unit);
     }

@@ -59,7 +59,7 @@ const ClassKey *architecture_key(const Architecture *a, const char *key);
 /* A tensor of a Hugging Face folder: `rows` x `cols` consecutive elements of a parameter, from its `first` on. */
 typedef struct {
     char   name[112];
-    int    unit, param;     /* index into UnitShape.param                                                           */
+    int    unit, param;     /* index into UnitLayout.param                                                           */
     size_t first, rows, cols;
     bool   adapter;         /* in an adapter's file, in PEFT's format                                               */
     bool   vector;          /* one-dimensional: (cols), rows = 1                                                    */
@@ -67,11 +67,11 @@ typedef struct {
 } HfTensor;
 enum { HF_TENSORS = 25 };   /* at most, per unit */
 
-int       hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitShape *shape, int unit);        /* their number */
+int       hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitLayout *shape, int unit);        /* their number */
 HfTensor *hf_tensors_of(const ModelConfig *c, int *count);     /* of all units, in order; the caller frees it */
 
 /* The tensor's first element in the current region of its parameter. */
-static inline size_t hf_first(const UnitShape *shape, const HfTensor *t)
+static inline size_t hf_first(const UnitLayout *shape, const HfTensor *t)
 {
     return shape->param[t->param].offset + t->first;
 }

@@ -4,7 +4,7 @@
 #include "kernels/kernels.h"
 #include "kernels/runtime/error.h"
 
-static void store_e4m3(Fsdp *f, int u, const Param *p, Tensor whole)
+static void store_e4m3(ParamStore *f, int u, const Param *p, Tensor whole)
 {
     size_t first, n = shard_part(&f->shard[u], p, &first);
     Tensor part = shard_weights(&f->shard[u], p, first, n);
@@ -19,7 +19,7 @@ static void store_e4m3(Fsdp *f, int u, const Param *p, Tensor whole)
 }
 
 /* Stores this rank's part of a parameter's groups, and the scale of its operand. */
-static void keep_groups(Fsdp *f, int u, const Param *p, const char *groups)
+static void keep_groups(ParamStore *f, int u, const Param *p, const char *groups)
 {
     const Tensor operand = f->unit[u].tensor[p->id];
     size_t first, n = shard_part(&f->shard[u], p, &first);
@@ -32,7 +32,7 @@ static void keep_groups(Fsdp *f, int u, const Param *p, const char *groups)
     quantize_scale_from(operand, f->square_sum);
 }
 
-static void store_nf4(Fsdp *f, int u, const Param *p, Tensor whole)
+static void store_nf4(ParamStore *f, int u, const Param *p, Tensor whole)
 {
     char *groups = device_alloc(p->stored), *next = groups;
     for (int i = 0; i < p->num_parts; i++) {
@@ -50,7 +50,7 @@ static void store_nf4(Fsdp *f, int u, const Param *p, Tensor whole)
     device_free(groups);
 }
 
-void base_store(Fsdp *f, int u, const Param *p, Tensor whole)
+void base_store(ParamStore *f, int u, const Param *p, Tensor whole)
 {
     CHECK(p->region == BASE, "%s is not in region BASE", p->name);
     if (f->base == BASE_NF4)
@@ -59,7 +59,7 @@ void base_store(Fsdp *f, int u, const Param *p, Tensor whole)
         store_e4m3(f, u, p, whole);
 }
 
-void base_store_nf4(Fsdp *f, int u, const Param *p, const void *host)
+void base_store_nf4(ParamStore *f, int u, const Param *p, const void *host)
 {
     char *groups = device_alloc(p->stored);
     device_put(groups, host, p->stored);

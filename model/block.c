@@ -4,7 +4,7 @@
  *     r1 = r0 + Wout Attention(Norm(r0))            r1 = r0 + Norm(Wout Attention(r0))
  *     r2 = r1 + Wdown SwiGLU(Norm(r1))              r2 = r1 + Norm(Wdown SwiGLU(r1))
  *
- * r0 is a->res0, r1 a->res1 and r2 the next block's res0. An operation whose output is its input's memory does nothing
+ * r0 is a->attn_res, r1 a->mlp_res and r2 the next block's attn_res. An operation whose output is its input's memory does nothing
  * (quantize) or works in place, so a recipe that stores two of these tensors alike pays for one. */
 #include "model/block.h"
 
@@ -39,16 +39,16 @@ static void norm(const Model *m, Tensor y, Tensor x, float *stats, Tensor stream
 
 static void rope(const Model *m, const Acts *a, const Unit *w, LowProduct product)
 {
-    rope_forward(a->rot, a->qkv, a->qk_stats, a->proj, product, w->qnorm, w->knorm, a->attn, m->recipe.forward);
+    rope_forward(a->qkv_rotated, a->qkv_saved, a->qk_stats, a->qkv_raw, product, w->qnorm, w->knorm, a->attn, m->recipe.forward);
 }
 
 /* The mix of values that each token sees: of the micro-batch, or with a cache also of those before it. */
 static void attend(const Model *m, const Acts *a)
 {
     if (a->cache.k.data)
-        attention_cached(a->mix, a->rot, a->cache, a->attn);
+        attention_cached(a->attn_out, a->qkv_rotated, a->cache, a->attn);
     else
-        attention_forward(a->mix, a->lse, a->rot, a->attn, m->docs);
+        attention_forward(a->attn_out, a->lse, a->qkv_rotated, a->attn, m->docs);
 }
 
 static bool is_trained(Tensor dw)
@@ -102,11 +102,12 @@ static LowProduct linear_apart(const Model *m, Linear l, Tensor y, Tensor x, con
 /* From the MLP's input to act, by way of `wide`, which may stay unwritten. */
 static void linear_swiglu(const Model *m, const Unit *w, const Acts *a)
 {
-    const Tensor act = forward_operand(a, a->act);
+    const Tensor act = forward_operand(a, a->swiglu_operand);
     if (m->recipe.forward == FROM_EXACT && !a->low[LINEAR_GATE_UP].data)
-        matmul_swiglu(act, a->gate_up, a->wide, a->h1, w->gate_up);
+        matmul_swiglu(act, a->gate_up_saved, a->gate_up_raw, a->mlp_h, w->gate_up);
     else
-        swiglu_forward(act, a->gate_up, a->wide, linear_apart(m, LINEAR_GATE_UP, a->wide, a->h1, w, a), m->recipe.forward);
+        swiglu_forward(act, a->gate_up_saved, a->gate_up_raw, linear_apart(m, LINEAR_GATE_UP, a->gate_up_raw, a->mlp_h, w, a),
+                       m->recipe.forward);
 }
 
 static Tensor dlow(const Model *m, const Acts *a, Linear l)
@@ -152,9 +153,9 @@ static void linear_swiglu_backward(const Model *m, Tensor act, Tensor dy, const 
 {
     const Tensor dact = m->work.dact;
     if (a->low[LINEAR_DOWN].data)
-        swiglu_backward(a->dgate_up, act, dact, linear_dx_apart(m, LINEAR_DOWN, dact, dy, w, a), a->gate_up);
+        swiglu_backward(a->dgate_up, act, dact, linear_dx_apart(m, LINEAR_DOWN, dact, dy, w, a), a->gate_up_saved);
     else
-        matmul_dx_swiglu(a->dgate_up, act, dact, dy, w->down, a->gate_up);
+        matmul_dx_swiglu(a->dgate_up, act, dact, dy, w->down, a->gate_up_saved);
 }
 
 /* dw += dy^T x, or the same of the adapter's A and B: behind linear_dx, linear_dx_apart or linear_dlow. x: the layer's input as
@@ -205,23 +206,25 @@ static void up_to_act(const Model *m, const Unit *w, Acts *a, bool has_attention
 {
     LowProduct product;
 
-    branch_in        (m, a, a->h0, a->x0, a->stats0, a->res0, w->norm0);
-    product = linear_apart(m, LINEAR_QKV, a->proj, a->h0, w, a);
+    branch_in        (m, a, a->attn_h, a->attn_x, a->attn_stats, a->attn_res, w->attn_norm);
+    product = linear_apart(m, LINEAR_QKV, a->qkv_raw, a->attn_h, w, a);
     rope             (m, a, w, product);
     if (!has_attention) {
         attend       (m, a);
-        quantize     (a->att, a->mix);
+        quantize     (a->attn_saved, a->attn_out);
     }
-    quantize         (rows_only(a->att_op), a->att);
-    branch_out       (m, LINEAR_OUT, a->res1, a->att_op, w, a, a->res0, a->branch0, a->x0, a->stats0, w->norm0);
+    quantize         (rows_only(a->attn_operand), a->attn_saved);
+    branch_out       (m, LINEAR_OUT, a->mlp_res, a->attn_operand, w, a, a->attn_res, a->attn_branch, a->attn_x, a->attn_stats,
+                      w->attn_norm);
 
-    branch_in        (m, a, a->h1, a->x1, a->stats1, a->res1, w->norm1);
+    branch_in        (m, a, a->mlp_h, a->mlp_x, a->mlp_stats, a->mlp_res, w->mlp_norm);
     linear_swiglu    (m, w, a);
 }
 
 static void from_act(const Model *m, const Unit *w, Acts *a, Acts *next)
 {
-    branch_out(m, LINEAR_DOWN, next->res0, a->act, w, a, a->res1, a->branch1, a->x1, a->stats1, w->norm1);
+    branch_out(m, LINEAR_DOWN, next->attn_res, a->swiglu_operand, w, a, a->mlp_res, a->mlp_branch, a->mlp_x, a->mlp_stats,
+               w->mlp_norm);
 }
 
 void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
@@ -237,14 +240,14 @@ void block_recompute(const Model *m, const Unit *w, Acts *a, Acts *next)
     if (m->config->norm_after)
         from_act(m, w, a, next);
     else if (a->low[LINEAR_DOWN].data)
-        lora_narrow(a->low[LINEAR_DOWN], a->act, adapter_a(w, LINEAR_DOWN), m->lora_scale);
+        lora_narrow(a->low[LINEAR_DOWN], a->swiglu_operand, adapter_a(w, LINEAR_DOWN), m->lora_scale);
 }
 
 /* dres = [dres +] the gradient of a norm's input, from that of its output, dh. Where dres_amax is wanted nothing else writes
  * dres: it is the maximum whenever branch_out_backward reads it. */
 void norm_to_stream_backward(const Model *m, Tensor dnorm, Tensor x, const float *stats, Tensor norm, bool accumulate)
 {
-    const Work *t = &m->work;
+    const BackwardScratch *t = &m->work;
     norm_backward(t->dres, t->dres_amax, dnorm, t->dh, x, stats, norm, m->config->norm, accumulate);
 }
 
@@ -273,42 +276,43 @@ static void branch_in_backward(const Model *m, Linear l, Tensor dy, const Unit *
 /* The attention output, and of its operand the transpose if a gradient reads it. */
 static void attention_output_again(const Acts *a, bool transposed)
 {
-    if (transposed && a->att_op.data == a->att.data)
-        expand_operand(a->mix, a->att_op);
+    if (transposed && a->attn_operand.data == a->attn_saved.data)
+        expand_operand(a->attn_out, a->attn_operand);
     else {
-        quantize(a->mix, a->att);
+        quantize(a->attn_out, a->attn_saved);
         if (transposed)
-            quantize_codes(transpose_only(a->att_op), a->att);
+            quantize_codes(transpose_only(a->attn_operand), a->attn_saved);
     }
 }
 
-/* On entry m->work.dres is dLoss/d(r2), on return, if `goes_on`, dLoss/d(r0); without it only what this block's weight gradients
+/* On entry m->work.dres is dLoss/d(r2), on return, if `needs_dx`, dLoss/d(r0); without it only what this block's weight gradients
  * read is made. Weight gradients are added to dw. That of the output projection's A reads mix, which attention's backward needs
  * too, not att_op: its codes would have to be made again.
  * What the recipe does not keep is recomputed where it is read: act by SwiGLU's backward, the rest as in forward. */
-void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, bool goes_on)
+void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, bool needs_dx)
 {
-    const Work *t = &m->work;
-    Tensor act_again = a->keep == KEEP_INPUTS ? for_dw(a->act, dw, LINEAR_DOWN) : NONE;
+    const BackwardScratch *t = &m->work;
+    Tensor act_again = a->keep == KEEP_INPUTS ? for_dw(a->swiglu_operand, dw, LINEAR_DOWN) : NONE;
     Tensor dy;
 
-    dy = branch_out_backward(m, dw->norm1, a->x1, a->stats1, w->norm1);
+    dy = branch_out_backward(m, dw->mlp_norm, a->mlp_x, a->mlp_stats, w->mlp_norm);
     linear_swiglu_backward(m, act_again, dy, w, a);
-    linear_dw         (m, LINEAR_DOWN, dw, dy, a->act, a);
-    branch_in_backward(m, LINEAR_GATE_UP, a->dgate_up, w, a, dw->norm1, a->x1, a->stats1, w->norm1);
-    branch_in_dw      (m, LINEAR_GATE_UP, dw, a->dgate_up, a->h1, a, a->x1, a->stats1, w->norm1);
+    linear_dw         (m, LINEAR_DOWN, dw, dy, a->swiglu_operand, a);
+    branch_in_backward(m, LINEAR_GATE_UP, a->dgate_up, w, a, dw->mlp_norm, a->mlp_x, a->mlp_stats, w->mlp_norm);
+    branch_in_dw      (m, LINEAR_GATE_UP, dw, a->dgate_up, a->mlp_h, a, a->mlp_x, a->mlp_stats, w->mlp_norm);
 
-    if (a->rot.data != a->qkv.data)
-        rope_forward  (a->rot, a->qkv, a->qk_stats, a->qkv, NO_PRODUCT, w->qnorm, w->knorm, a->attn, FROM_SAVED);
-    attention_output_again(a, a->att_op.data_t && is_trained(dw->out));
-    dy = branch_out_backward(m, dw->norm0, a->x0, a->stats0, w->norm0);
+    if (a->qkv_rotated.data != a->qkv_saved.data)
+        rope_forward  (a->qkv_rotated, a->qkv_saved, a->qk_stats, a->qkv_saved, NO_PRODUCT, w->qnorm, w->knorm, a->attn,
+                       FROM_SAVED);
+    attention_output_again(a, a->attn_operand.data_t && is_trained(dw->out));
+    dy = branch_out_backward(m, dw->attn_norm, a->attn_x, a->attn_stats, w->attn_norm);
     linear_dx         (m, LINEAR_OUT, t->datt, dy, w, a, false);
-    linear_dw         (m, LINEAR_OUT, dw, dy, is_trained(dw->out) ? a->att_op : a->mix, a);
-    attention_backward(t->dqkv, t->datt, a->rot, a->mix, a->lse, a->attn, m->docs);
-    rope_backward     (a->dqkv_op, dw->qnorm, dw->knorm, t->dqkv, a->qkv, a->qk_stats, w->qnorm, w->knorm, a->attn);
-    if (goes_on || is_trained(dw->norm0))
-        branch_in_backward(m, LINEAR_QKV, a->dqkv_op, w, a, dw->norm0, a->x0, a->stats0, w->norm0);
+    linear_dw         (m, LINEAR_OUT, dw, dy, is_trained(dw->out) ? a->attn_operand : a->attn_out, a);
+    attention_backward(t->dqkv, t->datt, a->qkv_rotated, a->attn_out, a->lse, a->attn, m->docs);
+    rope_backward     (a->dqkv_op, dw->qnorm, dw->knorm, t->dqkv, a->qkv_saved, a->qk_stats, w->qnorm, w->knorm, a->attn);
+    if (needs_dx || is_trained(dw->attn_norm))
+        branch_in_backward(m, LINEAR_QKV, a->dqkv_op, w, a, dw->attn_norm, a->attn_x, a->attn_stats, w->attn_norm);
     else
         linear_dlow   (m, LINEAR_QKV, a->dqkv_op, w, a);
-    branch_in_dw      (m, LINEAR_QKV, dw, a->dqkv_op, a->h0, a, a->x0, a->stats0, w->norm0);
+    branch_in_dw      (m, LINEAR_QKV, dw, a->dqkv_op, a->attn_h, a, a->attn_x, a->attn_stats, w->attn_norm);
 }

@@ -14,46 +14,46 @@ static inline int fp8_padded(int count)
     return (count + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
 }
 
-/* What block_forward leaves for block_backward. Tensors that hold the same values in the same format are the same
- * memory ("= x"); what backward recomputes or needs only for a moment is memory that all blocks share ("shared").
- *                                                                           f32, bf16       coat                    */
+/* What block_forward saves for block_backward. Tensors that hold the same values in the same format are the same memory ("= x").
+ * What backward recomputes, or needs only for a moment, is in memory that all blocks share ("shared").
+ *                                                                                        f32, bf16       coat             */
 typedef struct {
-    Tensor res0, res1; /* (N, C) residual stream: block input; before the MLP  own           shared, one for both      */
-    Tensor x0, x1;     /* (N, C) norm inputs (OLMo-2: branch outputs)          = res0, res1  e4m3/16                   */
-    Tensor branch0, branch1;       /* (N, C) branch outputs in front of a norm (OLMo-2)  = x0, x1    shared               */
-    float *stats0, *stats1;        /* (N, 2) mean and rstd of x0, x1                                                   */
-    Tensor h0, h1;     /* (N, C) operands of the branches' first GEMMs         own           e4m3, shared              */
-    Tensor proj;       /* (N, S) [q|k|v] as the GEMM writes it                 = qkv         = qkv                     */
-    Tensor qkv;        /* (N, S) ... as saved                                  own           own, bf16                 */
-    Tensor rot;        /* (N, S) ... as attention reads it                     = qkv, or shared with QK-norm or clip   */
-    float *qk_stats;   /* (N, 2) rstd of q and k, with QK-norm; (N, H+K) with one per head                             */
-    Tensor mix;        /* (N, H*D) attention output as attention writes it     = att         = att                     */
-    Tensor att;        /* (N, H*D) ... as saved                                own           own, bf16                 */
-    Tensor att_op;     /* (N, H*D) ... as GEMM operand                         = att         e4m3, shared (coat-lean: = att) */
-    float *lse;        /* (B, H, T) log-sum-exp of the scores; see attention_forward                                   */
-    Tensor wide;       /* (N, 2F) [gate|up] as the GEMM writes it, if it does  = gate_up     shared                    */
-    Tensor gate_up;    /* (N, 2F) ... as saved                                 own           e4m3/16                   */
-    Tensor act;        /* (N, F) silu(gate)*up, GEMM operand                   own           e4m3, shared              */
-    Tensor low[NUM_LINEARS];   /* (N, P rank) of adapters: scale x A^T of each linear layer's input x; P: parts that have one */
-    Tensor dgate_up;   /* (N, 2F) gradient, GEMM operand                       = gate_up     e5m2: see plan_dgate_up   */
-    Tensor dqkv_op;    /* (N, S) the same; = dqkv if formats agree                                                     */
-    Keep   keep;       /* what of these forward leaves for backward                                                    */
-    size_t own_bytes;  /* of the block's own memory, one piece                                                          */
-    Attention attn;    /* the model's, with this block's sliding window and rotary table                               */
-    KvCache cache;     /* k, v (P, K*D) of the sequence that decode.h goes on with; NULL unless the run generates      */
+    Tensor attn_res, mlp_res;          /* (N, C) residual stream before attention and before the MLP  own  shared, one for both */
+    Tensor attn_x, mlp_x;              /* (N, C) norm inputs (OLMo-2: branch outputs)     = *_res         e4m3/16          */
+    Tensor attn_branch, mlp_branch;    /* (N, C) branch outputs before a norm (OLMo-2)    = *_x           shared           */
+    float *attn_stats, *mlp_stats;     /* (N, 2) mean and rstd of attn_x, mlp_x                                            */
+    Tensor attn_h, mlp_h;              /* (N, C) operands of the branches' first GEMMs    own             e4m3, shared     */
+    Tensor qkv_raw;                    /* (N, S) [q|k|v] as the GEMM writes it            = qkv_saved     = qkv_saved      */
+    Tensor qkv_saved;                  /* (N, S) as saved                                 own             bf16             */
+    Tensor qkv_rotated;                /* (N, S) as attention reads it      = qkv_saved, or shared with QK-norm or clip    */
+    float *qk_stats;                   /* (N, 2) rstd of q and k, with QK-norm; (N, H+K) if each head has one              */
+    Tensor attn_out;                   /* (N, H*D) attention output as written            = attn_saved    = attn_saved     */
+    Tensor attn_saved;                 /* (N, H*D) as saved                               own             bf16             */
+    Tensor attn_operand;               /* (N, H*D) as GEMM operand                        = attn_saved    e4m3, shared, or = */
+    float *lse;                        /* (B, H, T) log-sum-exp of the scores; see attention_forward                       */
+    Tensor gate_up_raw;                /* (N, 2F) [gate|up] as the GEMM writes it         = gate_up_saved shared           */
+    Tensor gate_up_saved;              /* (N, 2F) as saved                                own             e4m3/16          */
+    Tensor swiglu_operand;             /* (N, F) silu(gate)*up, GEMM operand              own             e4m3, shared     */
+    Tensor low[NUM_LINEARS];           /* (N, P rank) scale x A^T of each linear layer's input x; P: parts with an adapter */
+    Tensor dgate_up;                   /* (N, 2F) gradient, GEMM operand                  = gate_up_saved e5m2: see plan_dgate_up */
+    Tensor dqkv_op;                    /* (N, S) gradient, GEMM operand; = dqkv if formats agree                           */
+    Keep   keep;                       /* which of these forward saves                                                     */
+    size_t own_bytes;                  /* of this block's own memory, one piece                                            */
+    Attention attn;                    /* the model's, with this block's sliding window and rotary table                   */
+    KvCache cache;                     /* k, v (P, K*D) of the sequence that decode.h continues; NULL unless the run generates */
 } Acts;
 
-/* Buffers that all blocks share. */
+/* What backward writes and the next block overwrites. */
 typedef struct {
-    Tensor dres;       /* (N, C) dLoss/d(residual stream)                                                              */
-    float *dres_amax;  /* [1] max|dres|, where dy gets its scale from it; else NULL                                    */
-    Tensor dy;         /* (N, C) gradient of a branch's last GEMM; = dres where nothing stands between                 */
+    Tensor dres;       /* (N, C) gradient of the residual stream                                                       */
+    float *dres_amax;  /* [1] max|dres|, from which dy gets its scale; or NULL                                         */
+    Tensor dy;         /* (N, C) gradient of a branch's last GEMM; = dres if no norm or cast lies between              */
     Tensor dh;         /* (N, C) gradient of a branch's first operand                                                  */
-    Tensor dact;       /* (N, F)                                                                                       */
-    Tensor datt;       /* (N, H*D)                                                                                     */
+    Tensor dact;       /* (N, F) gradient of SwiGLU's output                                                           */
+    Tensor datt;       /* (N, H*D) gradient of attention's output                                                      */
     Tensor dqkv;       /* (N, S)                                                                                       */
     Tensor dlow;       /* (N, 3 rank) gradient of one of a block's `low`                                               */
-} Work;
+} BackwardScratch;
 
 /* Saved activations of blocks that are on the host while other blocks compute: see offload.h. */
 typedef struct {
@@ -75,9 +75,9 @@ typedef struct Model {
     int       L, N;            /* blocks; tokens of a micro-batch                              */
     int       P;               /* positions that a token can have: T, or more with caches      */
     int       last;            /* with caches: the row of the last token                       */
-    Acts     *unit_acts;       /* [units]; those that are no block use res0, where they read the stream */
+    Acts     *unit_acts;       /* [units]; those that are no block use attn_res, where they read the stream */
     Acts     *acts;            /* those of the first block on */
-    Work      work;
+    BackwardScratch work;
     Offload   offload;
     float    *final_stats;     /* (N, 2) mean and rstd of the last block's output              */
     Tensor    final_h;         /* (N, C) the head's operand                                    */
@@ -104,7 +104,7 @@ typedef struct Model {
     PlanBytes bytes;           /* of device memory, by purpose                                 */
     float    *ranges;          /* of FP8 operands, for a step: range_bytes                     */
     size_t    range_bytes;
-    SharedBuffer shared[NUM_BUFFERS];  /* what all blocks and the head share, and where it lies in ... */
+    OverlaidBuffer shared[NUM_BUFFERS];  /* what all blocks and the head share, and where it lies in ... */
     void     *shared_memory;   /* shared_bytes; part of ...                                    */
     size_t    shared_bytes;
     size_t    shared_least;    /* bytes of them that hold something at the same time, at most  */

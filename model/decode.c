@@ -8,8 +8,10 @@
 
 static void set_rows(Acts *a, int rows)
 {
-    Tensor *const all[] = { &a->res0, &a->res1, &a->x0, &a->x1, &a->branch0, &a->branch1, &a->h0, &a->h1, &a->proj, &a->qkv,
-                            &a->rot, &a->mix, &a->att, &a->att_op, &a->wide, &a->gate_up, &a->act };
+    Tensor *const all[] = { &a->attn_res, &a->mlp_res, &a->attn_x, &a->mlp_x, &a->attn_branch, &a->mlp_branch, &a->attn_h,
+                            &a->mlp_h, &a->qkv_raw, &a->qkv_saved,
+                            &a->qkv_rotated, &a->attn_out, &a->attn_saved, &a->attn_operand, &a->gate_up_raw, &a->gate_up_saved,
+                                &a->swiglu_operand };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (tensor_exists(*all[i]))
             all[i]->rows = rows;
@@ -25,7 +27,7 @@ void decode_begin(Model *m)
 }
 
 /* The new rows follow the positions in the caches, so their rotary tables start there. */
-static void append(Model *m, Fsdp *f, const int *tokens, int count)
+static void append(Model *m, ParamStore *f, const int *tokens, int count)
 {
     const int past = m->acts[0].cache.length, rows = decode_rows(&m->recipe, count);
     CHECK(rows <= m->P - past, "%d tokens after %d; the caches have space for %d", count, past, m->P);
@@ -46,13 +48,13 @@ static void append(Model *m, Fsdp *f, const int *tokens, int count)
     free(padded);
 }
 
-void decode_append(Model *m, Fsdp *f, const int *tokens, int count)
+void decode_append(Model *m, ParamStore *f, const int *tokens, int count)
 {
     for (int done = 0; done < count; done += m->N)
         append(m, f, tokens + done, count - done < m->N ? count - done : m->N);
 }
 
-void decode_logits(Model *m, Fsdp *f, float *logits)
+void decode_logits(Model *m, ParamStore *f, float *logits)
 {
     model_logits(m, f, m->last, logits);
 }

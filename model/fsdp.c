@@ -15,7 +15,7 @@
 /* ---- weights ---------------------------------------------------------------------------------------------- */
 
 /* The unit's copies that are made for one of `uses`, in the order of the plan. */
-static void make_copies(const Fsdp *f, int u, int uses)
+static void make_copies(const ParamStore *f, int u, int uses)
 {
     const UnitPlan *plan = &f->plan[u];
     for (const Copy *c = plan->copy; c < plan->copy + plan->num_copies; c++) {
@@ -39,7 +39,7 @@ static void make_copies(const Fsdp *f, int u, int uses)
     }
 }
 
-void fsdp_gather(Fsdp *f, int u, int uses)
+void fsdp_gather(ParamStore *f, int u, int uses)
 {
     const int both = FOR_FORWARD | FOR_BACKWARD;
     const bool once = f->shards == 1 && f->plan[u].lifetime != UNTIL_TURN && !f->forward_only;
@@ -52,7 +52,7 @@ void fsdp_gather(Fsdp *f, int u, int uses)
     }
     if (!format_is_fp8(b->flat.format) || once)     /* W and its transpose in one pass over the stored weights */
         uses = both;
-    else if (b->takes_turns && !(b->has & uses)) {
+    else if (b->rotates && !(b->has & uses)) {
         CHECK(uses == FOR_FORWARD || uses == FOR_BACKWARD, "unit %d has memory for one use at a time", u);
         b->has = 0;
     }
@@ -73,13 +73,13 @@ void fsdp_gather(Fsdp *f, int u, int uses)
     }
 }
 
-void fsdp_gather_ahead(Fsdp *f, int u, int uses)
+void fsdp_gather_ahead(ParamStore *f, int u, int uses)
 {
     if (f->overlaps)
         fsdp_gather(f, u, uses);
 }
 
-const Unit *fsdp_acquire(Fsdp *f, int u)
+const Unit *fsdp_acquire(ParamStore *f, int u)
 {
     const WeightBuffer *b = f->plan[u].weights;
     if (!f->placed)
@@ -92,7 +92,7 @@ const Unit *fsdp_acquire(Fsdp *f, int u)
     return &f->unit[u];
 }
 
-void fsdp_release(Fsdp *f, int u)
+void fsdp_release(ParamStore *f, int u)
 {
     WeightBuffer *b = f->plan[u].weights;
     if (b && f->overlaps && f->placed)
@@ -101,7 +101,7 @@ void fsdp_release(Fsdp *f, int u)
 
 /* ---- gradients -------------------------------------------------------------------------------------------- */
 
-static Tensor own_slice(const Fsdp *f, int u, const GradBuffer *s)
+static Tensor own_slice(const ParamStore *f, int u, const GradBuffer *s)
 {
     Tensor t = s->flat;
     t.data = (char *)t.data + f->shard[u].slice[TRAINED].first * dtype_size(t.format.dtype);
@@ -110,7 +110,7 @@ static Tensor own_slice(const Fsdp *f, int u, const GradBuffer *s)
 }
 
 /* Elements from `first` to `end` of a unit's gradients, which lie at `data`. */
-static void zero_between(const Fsdp *f, void *data, size_t first, size_t end)
+static void zero_between(const ParamStore *f, void *data, size_t first, size_t end)
 {
     const size_t size = dtype_size(f->recipe.grads.dtype);
     if (first < end)
@@ -119,9 +119,9 @@ static void zero_between(const Fsdp *f, void *data, size_t first, size_t end)
 
 /* The unit's gradients, at `data`, begin from 0. Parameters of which this rank owns no element, or all if `all`, are marked empty,
  * so that the micro-batch writes them; whatever lies between those is zeroed here. */
-static void start_from_zero(Fsdp *f, int u, void *data, bool all)
+static void start_from_zero(ParamStore *f, int u, void *data, bool all)
 {
-    const UnitShape *shape = &f->shape[u];
+    const UnitLayout *shape = &f->shape[u];
     size_t at = 0, first;
     for (int i = 0; i < shape->num_params; i++) {
         const Param *p = &shape->param[i];
@@ -137,7 +137,7 @@ static void start_from_zero(Fsdp *f, int u, void *data, bool all)
 
 /* With a sum per micro-batch the buffer starts from 0, but the own slice from what this step has summed so far: summing over ranks
  * then also accumulates. */
-static void begin_grads(Fsdp *f, int u, GradBuffer *s)
+static void begin_grads(ParamStore *f, int u, GradBuffer *s)
 {
     const Tensor sum = f->shard[u].grad;
     CHECK(s->unit < 0, "the gradients of unit %d are not reduced, those of unit %d begin", s->unit, u);
@@ -148,7 +148,7 @@ static void begin_grads(Fsdp *f, int u, GradBuffer *s)
         device_copy(own_slice(f, u, s).data, sum.data, tensor_bytes(sum));
 }
 
-Unit *fsdp_grads(Fsdp *f, int u)
+Unit *fsdp_grads(ParamStore *f, int u)
 {
     GradBuffer *s = f->plan[u].grads;
     if (s && f->placed && !f->sum_once && s->unit != u)
@@ -156,7 +156,7 @@ Unit *fsdp_grads(Fsdp *f, int u)
     return &f->dunit[u];
 }
 
-void fsdp_reduce(Fsdp *f, int u, bool last)
+void fsdp_reduce(ParamStore *f, int u, bool last)
 {
     GradBuffer *s = f->plan[u].grads;
     const bool reduces = s && (last || !f->sum_once);
@@ -168,7 +168,7 @@ void fsdp_reduce(Fsdp *f, int u, bool last)
     f->shard[u].grad.empty = false;
     if (!f->shard[u].slice[TRAINED].count || !(reduces || replicas))
         return;
-    DeviceMark **filled = s ? &s->filled : &f->grad_buffer[SHARED_BUFFERS + u].filled;
+    DeviceMark **filled = s ? &s->filled : &f->grad_buffer[NUM_ROTATING + u].filled;
     *filled = device_mark(*filled);
     device_queue(QUEUE_REDUCE);
     device_wait(*filled);
@@ -189,12 +189,12 @@ void fsdp_reduce(Fsdp *f, int u, bool last)
     device_queue(QUEUE_COMPUTE);
 }
 
-void fsdp_wait_grads(Fsdp *f)
+void fsdp_wait_grads(ParamStore *f)
 {
     trace_wait(f->reduced, "gradients", -1);
 }
 
-void fsdp_empty_grads(Fsdp *f)
+void fsdp_empty_grads(ParamStore *f)
 {
     for (int u = 0; u < f->num_units; u++) {
         GradBuffer *s = f->plan[u].grads;
@@ -222,7 +222,7 @@ static void zero_codes(Tensor t)
     free(codes);
 }
 
-void fsdp_zero_states(Fsdp *f)
+void fsdp_zero_states(ParamStore *f)
 {
     for (int u = 0; u < f->num_units; u++)
         for (int i = 0; i < f->optimizer->num_states && f->shard[u].slice[TRAINED].count; i++) {
@@ -236,7 +236,7 @@ void fsdp_zero_states(Fsdp *f)
 /* ---- master weights --------------------------------------------------------------------------------------- */
 
 /* Every rank draws a matrix of the region BASE whole, and keeps its part. */
-static void init_base(Fsdp *f, int u, const Param *p, float cutoff, uint64_t seed, uint64_t number)
+static void init_base(ParamStore *f, int u, const Param *p, float cutoff, uint64_t seed, uint64_t number)
 {
     const Format bf16 = { BF16, 0, false };
     Tensor whole = tensor_at(device_alloc(param_numel(p) * dtype_size(BF16)), bf16, p->rows, p->cols), elements = whole;
@@ -250,7 +250,7 @@ static void init_base(Fsdp *f, int u, const Param *p, float cutoff, uint64_t see
 enum { ADAPTERS = 0x10a };       /* their initial weights are drawn with a seed of their own */
 
 /* Padding, of units and of the vocabulary's rows, is left at 0. */
-static void init_weights(Fsdp *f, const ModelConfig *c, uint64_t seed, bool adapters_alone)
+static void init_weights(ParamStore *f, const ModelConfig *c, uint64_t seed, bool adapters_alone)
 {
     float cutoff = c->init_cutoff_factor > 0 ? (float)c->init_cutoff_factor : c->init_fn != INIT_NORMAL ? 3 : 0;
     for (int u = 0; u < f->num_units; u++) {
@@ -281,19 +281,19 @@ static void init_weights(Fsdp *f, const ModelConfig *c, uint64_t seed, bool adap
     fsdp_loaded(f);
 }
 
-void fsdp_init(Fsdp *f, const ModelConfig *c, uint64_t seed)
+void fsdp_init(ParamStore *f, const ModelConfig *c, uint64_t seed)
 {
     init_weights(f, c, seed, false);
 }
 
-void fsdp_init_adapters(Fsdp *f, const ModelConfig *c, uint64_t seed)
+void fsdp_init_adapters(ParamStore *f, const ModelConfig *c, uint64_t seed)
 {
     init_weights(f, c, seed, true);
 }
 
 /* Scales of FP8 operands, of the frozen ones too or not: the maximum over ranks of each rank's part. A scale grows with the maximum
  * it is made from, so that the largest scale is the scale of the largest. */
-static void update_scales(Fsdp *f, bool frozen_too)
+static void update_scales(ParamStore *f, bool frozen_too)
 {
     Tensor scales = f->scales;
     if (!frozen_too)
@@ -303,7 +303,8 @@ static void update_scales(Fsdp *f, bool frozen_too)
     device_zero(scales.data, tensor_bytes(scales));
     for (int u = 0; u < f->num_units; u++)
         for (const Copy *c = f->plan[u].copy; c < f->plan[u].copy + f->plan[u].num_copies; c++)
-            if ((c->step == CAST || c->step == CAST_SLICE || (c->step == ENCODE && frozen_too)) && format_is_fp8(c->to.format) && c->param->region != BASE
+            if ((c->step == CAST || c->step == CAST_SLICE || (c->step == ENCODE && frozen_too)) && format_is_fp8(c->to.format)
+                && c->param->region != BASE
                 && (frozen_too || c->param->region == TRAINED))
                 quantize_scale(c->to, c->from);
     if (f->shards > 1)
@@ -311,7 +312,7 @@ static void update_scales(Fsdp *f, bool frozen_too)
 }
 
 /* Of each element one rank has the value and the others 0: the sum is exact. */
-static void update_replicated(Fsdp *f)
+static void update_replicated(ParamStore *f)
 {
     if (f->replicated.cols == 0)
         return;
@@ -322,7 +323,7 @@ static void update_replicated(Fsdp *f)
         comm_all_reduce(f->replicated, RANKS_SHARD);
 }
 
-static void updated(Fsdp *f, bool frozen_too)
+static void updated(ParamStore *f, bool frozen_too)
 {
     update_scales(f, frozen_too);
     for (int u = 0; u < f->num_units && frozen_too; u++)
@@ -340,7 +341,7 @@ static void updated(Fsdp *f, bool frozen_too)
 }
 
 /* On ranks that have no element of it too, since the scale is that of all. */
-void fsdp_encode(Fsdp *f, int u, const Param *p, Tensor master)
+void fsdp_encode(ParamStore *f, int u, const Param *p, Tensor master)
 {
     const Tensor w = f->unit[u].tensor[p->id];
     const Copy *c = f->plan[u].copy, *end = c + f->plan[u].num_copies;
@@ -358,12 +359,12 @@ void fsdp_encode(Fsdp *f, int u, const Param *p, Tensor master)
         quantize_codes(c->to, master);
 }
 
-void fsdp_updated(Fsdp *f)
+void fsdp_updated(ParamStore *f)
 {
     updated(f, false);
 }
 
-void fsdp_loaded(Fsdp *f)
+void fsdp_loaded(ParamStore *f)
 {
     updated(f, true);
 }

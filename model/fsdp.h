@@ -24,24 +24,24 @@
 #pragma once
 #include "model/fsdp_plan.h"
 
-void        fsdp_gather (Fsdp *f, int unit, int uses);     /* starts to bring the unit's weights here; uses: of enum Use */
+void        fsdp_gather (ParamStore *f, int unit, int uses);     /* starts to bring the unit's weights here; uses: of enum Use */
 /* The same in front of the use of another unit, so that it comes while that computes. One rank has nothing to wait for, and memory
  * for one block. */
-void        fsdp_gather_ahead(Fsdp *f, int unit, int uses);
-const Unit *fsdp_acquire(Fsdp *f, int unit);               /* they are readable by what is queued from now on */
-void        fsdp_release(Fsdp *f, int unit);
-Unit       *fsdp_grads  (Fsdp *f, int unit);               /* where this unit's gradients are added, or written if empty */
+void        fsdp_gather_ahead(ParamStore *f, int unit, int uses);
+const Unit *fsdp_acquire(ParamStore *f, int unit);               /* they are readable by what is queued from now on */
+void        fsdp_release(ParamStore *f, int unit);
+Unit       *fsdp_grads  (ParamStore *f, int unit);               /* where this unit's gradients are added, or written if empty */
 /* This micro-batch's are complete: starts to sum them over ranks. `last`: they are the step's last. */
-void        fsdp_reduce (Fsdp *f, int unit, bool last);
-void        fsdp_wait_grads(Fsdp *f);                      /* what is queued from now on sees all sums */
+void        fsdp_reduce (ParamStore *f, int unit, bool last);
+void        fsdp_wait_grads(ParamStore *f);                      /* what is queued from now on sees all sums */
 
-void        fsdp_init   (Fsdp *f, const ModelConfig *c, uint64_t seed);    /* initial weights; the same for any number of ranks */
-void        fsdp_init_adapters(Fsdp *f, const ModelConfig *c, uint64_t seed);      /* their part of it: all else is loaded */
+void        fsdp_init   (ParamStore *f, const ModelConfig *c, uint64_t seed);   /* initial weights; the same for any number of ranks */
+void        fsdp_init_adapters(ParamStore *f, const ModelConfig *c, uint64_t seed);      /* their part of it: all else is loaded */
 /* A step begins: its first micro-batch writes the gradients of all units, in place of what they hold. */
-void        fsdp_empty_grads(Fsdp *f);
-void        fsdp_zero_states(Fsdp *f);                     /* all states of the optimizer are 0, in padding too. Waits */
-/* The optimizer changed this parameter's master weights, which are on the host; `master`: this rank's, on the device. All ranks of a
- * shard group call, for each parameter that fsdp_encodes. */
-void        fsdp_encode (Fsdp *f, int unit, const Param *p, Tensor master);
-void        fsdp_updated(Fsdp *f);                         /* the optimizer changed all master weights */
-void        fsdp_loaded (Fsdp *f);                         /* all weights are others than before */
+void        fsdp_empty_grads(ParamStore *f);
+void        fsdp_zero_states(ParamStore *f);                     /* all states of the optimizer are 0, in padding too. Waits */
+/* The optimizer changed this parameter's master weights, which are on the host; `master`: this rank's, on the device. All ranks of
+ * a shard group call, for each parameter that fsdp_encodes. */
+void        fsdp_encode (ParamStore *f, int unit, const Param *p, Tensor master);
+void        fsdp_updated(ParamStore *f);                         /* the optimizer changed all master weights */
+void        fsdp_loaded (ParamStore *f);                         /* all weights are others than before */

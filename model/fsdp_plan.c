@@ -33,7 +33,8 @@ static const struct { Step alone[4], sharded[4]; } ways[NUM_STORED][NUM_COMPUTIN
 };
 
 static const int uses_of[NUM_STEPS] = {
-    [CAST_SLICE] = AS_STORED, [FETCH] = AS_STORED, [GATHER] = AS_STORED, [REPLICATE] = AT_UPDATE, [ENCODE] = AT_LOAD, [TRANSPOSE] = FOR_BACKWARD,
+    [CAST_SLICE] = AS_STORED, [FETCH] = AS_STORED, [GATHER] = AS_STORED, [REPLICATE] = AT_UPDATE, [ENCODE] = AT_LOAD,
+        [TRANSPOSE] = FOR_BACKWARD,
     [CAST] = FOR_FORWARD | FOR_BACKWARD, [DEQUANTIZE] = FOR_FORWARD | FOR_BACKWARD,
 };
 
@@ -56,26 +57,26 @@ static bool is_in_buffer(const Step *way)
 }
 
 /* Of what is in the unit's buffer. */
-static Format buffer_format(const Fsdp *f, int u)
+static Format buffer_format(const ParamStore *f, int u)
 {
     return f->shape[u].kind->is_layer ? f->recipe.operand : f->recipe.stream;
 }
 
 /* Only operands have another source than what is stored. */
-static Tensor source_of(const Fsdp *f, int u, const Param *p)
+static Tensor source_of(const ParamStore *f, int u, const Param *p)
 {
     const Slice *s = &f->shard[u].slice[p->region];
     return p->is_operand ? s->source : s->stored;
 }
 
-bool fsdp_encodes(const Fsdp *f, int u, const Param *p)
+bool fsdp_encodes(const ParamStore *f, int u, const Param *p)
 {
     return p->region == TRAINED && p->is_operand && fsdp_on_host(f, u, HOST_MASTER);
 }
 
 /* What is on the host is no view. Of frozen weights the slice is fetched and gathered, on one rank from itself; norms and the like
  * that are trained are copied once per step. */
-static bool goes_as_sharded(const Fsdp *f, int u, const Param *p, const Step *alone)
+static bool goes_as_sharded(const ParamStore *f, int u, const Param *p, const Step *alone)
 {
     if (f->shards > 1)
         return true;
@@ -84,7 +85,7 @@ static bool goes_as_sharded(const Fsdp *f, int u, const Param *p, const Step *al
     return fsdp_on_host(f, u, HOST_BASE);
 }
 
-static const Step *find_way(const Fsdp *f, int u, const Param *p)
+static const Step *find_way(const ParamStore *f, int u, const Param *p)
 {
     const Format buffer = buffer_format(f, u), computes = p->is_operand ? f->recipe.operand : f->recipe.stream;
     const Stored stored = p->region == BASE && f->base == BASE_NF4 ? GROUPS
@@ -101,17 +102,17 @@ static const Step *find_way(const Fsdp *f, int u, const Param *p)
 
 /* Memory that units share. Layers alternate between two buffers, so that one is gathered while the other computes; where nothing
  * overlaps they have one buffer. Embedding and head share a buffer, unless they are tied. Other units have memory of their own. */
-static int buffer_of(const Fsdp *f, int u, bool own)
+static int buffer_of(const ParamStore *f, int u, bool own)
 {
     const int last = f->num_units - 1;
     if (f->shape[u].kind->is_layer && !own)
         return 2 + (f->overlaps ? u % 2 : 0);
-    return own || (u > 0 && u < last) ? SHARED_BUFFERS + u : u == last && f->tied ? 1 : 0;
+    return own || (u > 0 && u < last) ? NUM_ROTATING + u : u == last && f->tied ? 1 : 0;
 }
 
 /* On one rank F32 and BF16 weights are views or small copies, which all stay. What backward reads of stored codes, and what was
  * gathered of them, never changes. */
-static Lifetime lifetime_of(const Fsdp *f, int u)
+static Lifetime lifetime_of(const ParamStore *f, int u)
 {
     const bool fp8 = format_is_fp8(buffer_format(f, u)), base = f->shape[u].numel[BASE] > 0;
     if (u < f->kept && base && f->base == BASE_E4M3 && f->recipe.operand.dtype == E4M3)
@@ -120,9 +121,9 @@ static Lifetime lifetime_of(const Fsdp *f, int u)
 }
 
 /* What the unit needs of a buffer, which is as large as the largest that it serves. */
-static void plan_buffers(Fsdp *f, int u)
+static void plan_buffers(ParamStore *f, int u)
 {
-    const UnitShape *shape = &f->shape[u];
+    const UnitLayout *shape = &f->shape[u];
     UnitPlan *plan = &f->plan[u];
     size_t numel[NUM_REGIONS] = { 0 }, raw = 0;
     bool rows = false, transposes_rows = false;
@@ -155,7 +156,7 @@ static void plan_buffers(Fsdp *f, int u)
     w->has_rows |= rows;
     w->has_transposes = format_is_fp8(w->flat.format) && !f->forward_only;
     w->transposes_rows |= transposes_rows;
-    w->takes_turns = rows && w->has_transposes && f->shards == 1 && plan->lifetime == UNTIL_TURN && !recipe_recomputes(&f->recipe)
+    w->rotates = rows && w->has_transposes && f->shards == 1 && plan->lifetime == UNTIL_TURN && !recipe_recomputes(&f->recipe)
                      && !w->transposes_rows;
 }
 
@@ -172,11 +173,12 @@ static Tensor flat_codes(Arena *a, DType dtype, size_t n)
     return (Tensor){ .format = { dtype, 0, false }, .rows = 1, .cols = (int)n, .data = n ? arena_alloc(a, n) : NULL };
 }
 
-static void place_shard(Fsdp *f, Arena *device, int u)
+static void place_shard(ParamStore *f, Arena *device, int u)
 {
     const Recipe *r = &f->recipe;
     const bool master_on_host = fsdp_on_host(f, u, HOST_MASTER);
-    Arena *base = fsdp_on_host(f, u, HOST_BASE) ? &f->host : device, *moments = fsdp_on_host(f, u, HOST_MOMENTS) ? &f->host : device;
+    Arena *base = fsdp_on_host(f, u, HOST_BASE) ? &f->host : device, *moments = fsdp_on_host(f, u,
+                                                                                             HOST_MOMENTS) ? &f->host : device;
     Shard *s = &f->shard[u];
     for (Region i = 0; i < NUM_REGIONS; i++) {
         s->slice[i].count = f->shape[u].numel[i] / f->shards;
@@ -192,10 +194,11 @@ static void place_shard(Fsdp *f, Arena *device, int u)
     for (Region i = 0; i < NUM_REGIONS; i++)
         s->slice[i].source = s->slice[i].stored;
     if (master_on_host)
-        s->slice[TRAINED].source = format_is_fp8(r->operand) ? flat_codes(device, r->operand.dtype, n) : flat(device, r->operand, n);
+        s->slice[TRAINED].source = format_is_fp8(r->operand) ? flat_codes(device, r->operand.dtype, n) : flat(device, r->operand,
+                                                                                                              n);
 }
 
-static void place_buffers(Fsdp *f, Arena *a)
+static void place_buffers(ParamStore *f, Arena *a)
 {
     Arena *gathered = f->shards > 1 ? &f->gathered : a;
     f->gathered.used = 0;
@@ -208,7 +211,7 @@ static void place_buffers(Fsdp *f, Arena *a)
             w->flat.rows = 1;
             w->flat.data = w->has_rows ? arena_alloc(gathered, bytes) : NULL;
             w->raw = w->raw_bytes ? arena_alloc(gathered, w->raw_bytes) : NULL;
-            w->flat.data_t = !w->has_transposes ? NULL : w->takes_turns ? w->flat.data : arena_alloc(a, n);
+            w->flat.data_t = !w->has_transposes ? NULL : w->rotates ? w->flat.data : arena_alloc(a, n);
         }
         if (g->flat.cols > 0)
             g->flat = flat(a, f->recipe.grads, g->flat.cols);
@@ -216,7 +219,7 @@ static void place_buffers(Fsdp *f, Arena *a)
 }
 
 /* Scales and norm weights of all units: together, so that one collective serves all. And room for optimizer_grad_norm. */
-static void place_small(Fsdp *f, Arena *a)
+static void place_small(ParamStore *f, Arena *a)
 {
     const Format f32 = { F32, 0, false };
     size_t operands[NUM_REGIONS] = { 0 }, replicated = 0;
@@ -234,13 +237,13 @@ static void place_small(Fsdp *f, Arena *a)
     f->square_sum = arena_alloc(a, sizeof *f->square_sum);
 }
 
-float *base_scale(const Fsdp *f, int u, const Param *p)
+float *base_scale(const ParamStore *f, int u, const Param *p)
 {
     return (float *)f->base_scales.data + 4 * (NUM_LINEARS * f->shape[u].number + (int)p->linear);
 }
 
 /* All of a parameter as it is stored: on one rank in its shard, else where it is gathered to be remade. */
-static Tensor stored_whole(const Fsdp *f, int u, const Param *p)
+static Tensor stored_whole(const ParamStore *f, int u, const Param *p)
 {
     const bool gathered = takes(f->plan[u].way[p - f->shape[u].param], GATHER);
     Tensor t = source_of(f, u, p);
@@ -251,7 +254,7 @@ static Tensor stored_whole(const Fsdp *f, int u, const Param *p)
     return t;
 }
 
-static Tensor place_in_buffer(const Fsdp *f, int u, const Param *p, bool is_view, size_t *scales)
+static Tensor place_in_buffer(const ParamStore *f, int u, const Param *p, bool is_view, size_t *scales)
 {
     const UnitPlan *plan = &f->plan[u];
     const size_t at = plan->at[p->region] + p->place;
@@ -276,7 +279,7 @@ static Tensor param_view(const Param *p, Tensor flat, size_t at)
     return tensor_at((char *)flat.data + at * dtype_size(flat.format.dtype), flat.format, p->rows, p->cols);
 }
 
-static void place_weights(Fsdp *f)
+static void place_weights(ParamStore *f)
 {
     size_t scales[NUM_REGIONS] = { [FROZEN] = (size_t)f->trained_scales }, replicated = 0;
     for (int u = 0; u < f->num_units; u++) {
@@ -291,8 +294,8 @@ static void place_weights(Fsdp *f)
                 *w = param_view(p, f->replicated, replicated);
                 replicated += param_align(param_numel(p));
             } else
-                *w = is_in_buffer(way) ? place_in_buffer(f, u, p, takes(way, VIEW), &scales[fsdp_encodes(f, u, p) ? FROZEN : p->region])
-                   : stored_whole(f, u, p);
+                *w = !is_in_buffer(way) ? stored_whole(f, u, p)
+                   : place_in_buffer(f, u, p, takes(way, VIEW), &scales[fsdp_encodes(f, u, p) ? FROZEN : p->region]);
         }
     }
 }
@@ -305,7 +308,7 @@ static void add_copy(UnitPlan *plan, Step step, const Param *p, Tensor from, Ten
     plan->made |= uses_of[step];
 }
 
-static void add_step(Fsdp *f, int u, const Param *p, Step step)
+static void add_step(ParamStore *f, int u, const Param *p, Step step)
 {
     Tensor w = f->unit[u].tensor[p->id], from = w;
     size_t first, n = shard_part(&f->shard[u], p, &first);
@@ -328,9 +331,9 @@ static void add_step(Fsdp *f, int u, const Param *p, Step step)
     add_copy(&f->plan[u], step, p, from, w);
 }
 
-/* In place, if the slice was cast to its place; else as it is stored, of the region BASE to where it is remade. What is on the host is
- * fetched to its place first. */
-static void add_gather(Fsdp *f, int u, Region r, bool casts)
+/* A slice that was cast to its place is gathered in place. Others are gathered as stored, those of the region BASE to where they
+ * are remade. What is on the host is fetched to its place first. */
+static void add_gather(ParamStore *f, int u, Region r, bool casts)
 {
     const Slice *s = &f->shard[u].slice[r];
     const WeightBuffer *w = f->plan[u].weights;
@@ -353,7 +356,7 @@ static void add_gather(Fsdp *f, int u, Region r, bool casts)
 }
 
 /* From master weights on the host to what operands are gathered or made from. */
-static void add_encode(Fsdp *f, int u, const Param *p)
+static void add_encode(ParamStore *f, int u, const Param *p)
 {
     const Slice *s = &f->shard[u].slice[p->region];
     size_t first, n = shard_part(&f->shard[u], p, &first);
@@ -365,9 +368,9 @@ static void add_encode(Fsdp *f, int u, const Param *p)
 }
 
 /* First what each rank does with its slices, and what is gathered of them, region by region; then what is made of the whole. */
-static void list_copies(Fsdp *f, int u)
+static void list_copies(ParamStore *f, int u)
 {
-    const UnitShape *shape = &f->shape[u];
+    const UnitLayout *shape = &f->shape[u];
     UnitPlan *plan = &f->plan[u];
     plan->num_copies = plan->made = 0;
     for (int i = 0; i < shape->num_params; i++)
@@ -389,7 +392,7 @@ static void list_copies(Fsdp *f, int u)
 
 /* ---- the plan --------------------------------------------------------------------------------------------- */
 
-static void create(Fsdp *f, const Config *c)
+static void create(ParamStore *f, const Config *c)
 {
     const int n = f->num_units = unit_count(&c->model);
     f->tensor = hf_tensors_of(&c->model, &f->num_tensors);
@@ -402,9 +405,9 @@ static void create(Fsdp *f, const Config *c)
     f->grad_buffer = xcalloc(num_buffers(f), sizeof *f->grad_buffer);
 }
 
-static void check_size(const Fsdp *f, int u)
+static void check_size(const ParamStore *f, int u)
 {
-    const UnitShape *s = &f->shape[u];
+    const UnitLayout *s = &f->shape[u];
     char name[UNIT_NAME];
     const size_t numbers = unit_numbers(s), all = s->numel[TRAINED] + s->numel[FROZEN] + s->computing[BASE];
     if (numbers > INT32_MAX - (size_t)(NUM_REGIONS * PARAM_ALIGN * f->shards))
@@ -415,7 +418,7 @@ static void check_size(const Fsdp *f, int u)
             unit_name(s->config, u, name), all, INT32_MAX);
 }
 
-void fsdp_plan(Fsdp *f, Arena *a, const Config *c, Placement p)
+void fsdp_plan(ParamStore *f, Arena *a, const Config *c, ShardChoice p)
 {
     if (!f->shape)
         create(f, c);
@@ -453,7 +456,7 @@ void fsdp_plan(Fsdp *f, Arena *a, const Config *c, Placement p)
         list_copies(f, u);
 }
 
-void fsdp_place_gathered(Fsdp *f)
+void fsdp_place_gathered(ParamStore *f)
 {
     f->placed = true;
     if (f->host.used > 0)
@@ -464,7 +467,7 @@ void fsdp_place_gathered(Fsdp *f)
 
 /* ---- asking ----------------------------------------------------------------------------------------------- */
 
-static bool has_trained_operands(const UnitShape *s)
+static bool has_trained_operands(const UnitLayout *s)
 {
     for (int i = 0; i < s->num_params; i++)
         if (s->param[i].region == TRAINED && s->param[i].is_operand)
@@ -472,9 +475,9 @@ static bool has_trained_operands(const UnitShape *s)
     return false;
 }
 
-bool fsdp_on_host(const Fsdp *f, int u, Hosted h)
+bool fsdp_on_host(const ParamStore *f, int u, Hosted h)
 {
-    const UnitShape *s = &f->shape[u];
+    const UnitLayout *s = &f->shape[u];
     if (u >= f->on_host[h])
         return false;
     if (h == HOST_MOMENTS)
@@ -484,7 +487,7 @@ bool fsdp_on_host(const Fsdp *f, int u, Hosted h)
     return s->kind->is_layer && dtype_size(f->recipe.operand.dtype) < dtype_size(f->recipe.master.dtype) && has_trained_operands(s);
 }
 
-size_t fsdp_host_bytes(const Fsdp *f, Hosted h)
+size_t fsdp_host_bytes(const ParamStore *f, Hosted h)
 {
     size_t bytes = 0;
     if (h == NUM_HOSTED)
@@ -503,15 +506,15 @@ size_t fsdp_host_bytes(const Fsdp *f, Hosted h)
     return bytes;
 }
 
-Placement fsdp_placement(const Fsdp *f)
+ShardChoice fsdp_placement(const ParamStore *f)
 {
-    Placement p = { .shards = f->shards, .rank = f->rank, .sum_once = f->sum_once, .kept = f->kept };
+    ShardChoice p = { .shards = f->shards, .rank = f->rank, .sum_once = f->sum_once, .kept = f->kept };
     memcpy(p.on_host, f->on_host, sizeof p.on_host);
     return p;
 }
 
-/* Of a part: an operand whose master weights are on the host, whole, since its scale is that of all; else PART_OF_UPDATE elements. */
-size_t fsdp_staging_bytes(const Fsdp *f)
+/* A part is a whole operand if its master weights are on the host, since all of it has one scale; else PART_OF_UPDATE elements. */
+size_t fsdp_staging_bytes(const ParamStore *f)
 {
     size_t most = 0, first;
     for (int u = 0; u < f->num_units; u++)
@@ -556,12 +559,12 @@ Tensor shard_weights(const Shard *s, const Param *p, size_t first, size_t n)
     return slice_view(&s->slice[p->region], s->slice[p->region].stored, p->offset + first, n);
 }
 
-size_t fsdp_weight_bytes(const Fsdp *f)
+size_t fsdp_weight_bytes(const ParamStore *f)
 {
     size_t bytes = tensor_bytes(f->scales) + tensor_bytes(f->base_scales) + tensor_bytes(f->replicated);
     for (int i = 0; i < num_buffers(f); i++) {
         const WeightBuffer *w = &f->weight_buffer[i];
-        const bool transposes = w->has_transposes && !w->takes_turns;
+        const bool transposes = w->has_transposes && !w->rotates;
         bytes += (size_t)w->flat.cols * (dtype_size(w->flat.format.dtype) * w->has_rows + transposes) + w->raw_bytes;
     }
     for (int u = 0; u < f->num_units; u++)
@@ -570,7 +573,7 @@ size_t fsdp_weight_bytes(const Fsdp *f)
     return bytes;
 }
 
-size_t fsdp_grad_bytes(const Fsdp *f)
+size_t fsdp_grad_bytes(const ParamStore *f)
 {
     size_t bytes = 0;
     for (int u = 0; u < f->num_units; u++)
@@ -580,7 +583,7 @@ size_t fsdp_grad_bytes(const Fsdp *f)
     return bytes;
 }
 
-size_t fsdp_state_bytes(const Fsdp *f)
+size_t fsdp_state_bytes(const ParamStore *f)
 {
     size_t bytes = 0;
     for (int u = 0; u < f->num_units; u++)
@@ -589,7 +592,7 @@ size_t fsdp_state_bytes(const Fsdp *f)
     return bytes;
 }
 
-void fsdp_free(Fsdp *f)
+void fsdp_free(ParamStore *f)
 {
     for (int i = 0; f->shape && i < num_buffers(f); i++) {
         device_unmark(f->weight_buffer[i].ready);
@@ -605,5 +608,5 @@ void fsdp_free(Fsdp *f)
         device_host_free(f->host.base);
     free(f->tensor), free(f->shape), free(f->shard), free(f->plan), free(f->unit), free(f->dunit);
     free(f->weight_buffer), free(f->grad_buffer);
-    *f = (Fsdp){ 0 };
+    *f = (ParamStore){ 0 };
 }

@@ -9,8 +9,8 @@
 typedef struct {
     size_t first, count;
     Tensor stored;                     /* (1, count): master weights; frozen ones; of BASE codes or groups of NF4, byte by byte */
-    Tensor source;                     /* (1, count) what operands are gathered or made from: stored; or, if master weights are on the
-                                          host, what the update makes of them, in the operands' format */
+    Tensor source;                     /* (1, count) what operands are gathered or made from: stored; or, if master weights are on
+                                          the host, what the update makes of them, in the operands' format */
 } Slice;
 
 /* This rank's part of one unit. */
@@ -47,7 +47,7 @@ typedef enum { UNTIL_TURN, UNTIL_UPDATE, FOR_GOOD } Lifetime;
 /* A gathered unit's memory: (1, n) in its compute format, n the largest unit that it serves. */
 typedef struct {
     Tensor      flat;                  /* data_t: the transposed copies of FP8 operands; may be data, for one use at a time */
-    bool        has_rows, has_transposes, takes_turns; /* flat.data exists; flat.data_t does; they are the same memory */
+    bool        has_rows, has_transposes, rotates; /* flat.data exists; flat.data_t does; they are the same memory */
     bool        transposes_rows;       /* the transposes are made from the rows, so the two are not the same memory */
     void       *raw;                   /* the gathered region BASE as stored, where that is not what computes */
     size_t      raw_bytes;
@@ -81,7 +81,7 @@ typedef struct {
     int         num_units;
     HfTensor   *tensor;                /* [num_tensors] of all units, as files have them */
     int         num_tensors;
-    UnitShape  *shape;                 /* [num_units] */
+    UnitLayout  *shape;                 /* [num_units] */
     Shard      *shard;                 /* [num_units] */
     UnitPlan   *plan;                  /* [num_units] */
     Unit       *unit, *dunit;          /* [num_units] weights in compute format, and gradients */
@@ -111,7 +111,7 @@ typedef struct {
     bool        overlaps;              /* weights come on a queue of their own, ahead of their use: gathered, or from the host */
     void       *staging;               /* device memory of fsdp_staging_bytes, for the optimizer's step alone */
     DeviceMark *updated, *reduced;
-} Fsdp;
+} ParamStore;
 
 /* Whose part is planned, and with which choice of memory. */
 typedef struct {
@@ -120,36 +120,36 @@ typedef struct {
     int  kept;                         /* units whose weights stay once they are gathered or rounded: 0 .. kept - 1 */
     int  on_host[NUM_HOSTED];          /* units 0 .. n - 1 have these on the host, as far as they can */
     int  slots;                        /* blocks whose saved activations are on the device (offload.h); 0: all */
-} Placement;
+} ShardChoice;
 
 /* Places one rank's part of every unit in the arena; called twice, to measure and to place. */
-void        fsdp_plan   (Fsdp *f, Arena *a, const Config *c, Placement p);
-void        fsdp_place_gathered(Fsdp *f);                  /* between the two: allocates what fsdp_plan measured besides `a` */
-size_t      fsdp_weight_bytes(const Fsdp *f);              /* of copies for computing */
-size_t      fsdp_grad_bytes  (const Fsdp *f);              /* of accumulated gradients and their buffers */
-size_t      fsdp_state_bytes (const Fsdp *f);              /* of the optimizer's states */
-void        fsdp_free   (Fsdp *f);
+void        fsdp_plan   (ParamStore *f, Arena *a, const Config *c, ShardChoice p);
+void        fsdp_place_gathered(ParamStore *f);            /* between the two: allocates what fsdp_plan measured besides `a` */
+size_t      fsdp_weight_bytes(const ParamStore *f);              /* of copies for computing */
+size_t      fsdp_grad_bytes  (const ParamStore *f);              /* of accumulated gradients and their buffers */
+size_t      fsdp_state_bytes (const ParamStore *f);              /* of the optimizer's states */
+void        fsdp_free   (ParamStore *f);
 
 /* The part of a parameter that this rank stores: elements *first .. *first + n of what is stored of it; returns n, maybe 0. */
 size_t      shard_part(const Shard *s, const Param *p, size_t *first);
-bool        fsdp_on_host(const Fsdp *f, int unit, Hosted h);
-bool        fsdp_encodes(const Fsdp *f, int unit, const Param *p);         /* the update makes its `source` */
-size_t      fsdp_host_bytes(const Fsdp *f, Hosted h);      /* of this rank; those of NUM_HOSTED are of all */
-Placement   fsdp_placement(const Fsdp *f);                 /* that f was planned with; slots: 0 */
+bool        fsdp_on_host(const ParamStore *f, int unit, Hosted h);
+bool        fsdp_encodes(const ParamStore *f, int unit, const Param *p);         /* the update makes its `source` */
+size_t      fsdp_host_bytes(const ParamStore *f, Hosted h);      /* of this rank; those of NUM_HOSTED are of all */
+ShardChoice   fsdp_placement(const ParamStore *f);                 /* that f was planned with; slots: 0 */
 /* What is on the host comes to the device part by part when the optimizer needs it, in one of three places. */
 enum { STAGES_OF_UPDATE = 3, PART_OF_UPDATE = 32 << 20 };
-size_t      fsdp_staging_bytes(const Fsdp *f);
+size_t      fsdp_staging_bytes(const ParamStore *f);
 /* n elements of t, a flat tensor of this slice, from element `first` of the region on. */
 Tensor      slice_view(const Slice *s, Tensor t, size_t first, size_t n);
 /* n elements of a parameter, of this rank's part, as they are stored, from its `first` on. */
 Tensor      shard_weights(const Shard *s, const Param *p, size_t first, size_t n);
 /* The scale of a matrix of region BASE: of the operand and of stored E4M3. */
-float      *base_scale(const Fsdp *f, int unit, const Param *p);
+float      *base_scale(const ParamStore *f, int unit, const Param *p);
 
 /* Buffers that units take turns with come first, then one of each unit's own. */
-enum { SHARED_BUFFERS = 4 };
+enum { NUM_ROTATING = 4 };
 
-static inline int num_buffers(const Fsdp *f)
+static inline int num_buffers(const ParamStore *f)
 {
-    return SHARED_BUFFERS + f->num_units;
+    return NUM_ROTATING + f->num_units;
 }

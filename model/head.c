@@ -14,14 +14,14 @@ static float largest_dlogit(float scale, float z_weight)
 }
 
 /* Loss and gradients of a chunk with FP8 operands. The transposed gradient overwrites the logits. Padding has no gradient. */
-static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor dweight, float scale, float z_weight, bool goes_on)
+static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor dweight, float scale, float z_weight, bool needs_dx)
 {
     Tensor dlogits = m->dlogits, transposed = dlogits, head_h = m->head_h;
     dlogits.rows = transposed.rows = head_h.rows = fp8_padded(logits.rows);
     dlogits.data_t = transposed.data = NULL;
     cross_entropy_codes(dlogits, largest_dlogit(scale, z_weight), logits, m->losses + n, m->losses + m->N + n, m->targets + n,
                         m->config->vocab_size, scale, z_weight);
-    if (goes_on)            /* not fast: a sum over the vocabulary is too long for short accumulators */
+    if (needs_dx)            /* not fast: a sum over the vocabulary is too long for short accumulators */
         matmul_dx(tensor_rows(m->work.dh, n, logits.rows), tensor_rows(dlogits, 0, logits.rows), m->head_w, false);
     if (!dweight.data)
         return;
@@ -36,7 +36,7 @@ static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor 
 
 /* Final norm, head and loss, a chunk of tokens at a time, so that all (N, V) logits never exist together. With `backward` the
  * gradient overwrites the chunk's logits in place, and work.dh gets dLoss/d(final_h). */
-void head_losses(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
+void head_losses(Model *m, ParamStore *f, float scale, float z_weight, bool backward)
 {
     const bool tied = m->config->weight_tying;
     const int last = f->num_units - 1, head_unit = unit_of_head_matrix(m->config), chunk = m->logits.rows;
@@ -47,13 +47,13 @@ void head_losses(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
     const Unit *hw = fsdp_acquire(f, head_unit);
     Unit none = { 0 }, *dw = backward ? fsdp_grads(f, head_unit) : &none, *dnorm = backward ? fsdp_grads(f, last) : &none;
     Tensor weight = tied ? hw->embed : hw->head, *dweight = tied ? &dw->embed : &dw->head;
-    const bool goes_on = backward && (f->first_trained < last || dnorm->norm.data);      /* something below the head is trained */
+    const bool needs_dx = backward && (f->first_trained < last || dnorm->norm.data);      /* something below the head is trained */
     const bool fp8 = backward && format_is_fp8(m->recipe.head);
 
     trace_begin("head", head_unit);
-    Tensor x = m->unit_acts[last].res0;
+    Tensor x = m->unit_acts[last].attn_res;
     norm_forward(m->final_h, x, m->final_stats, x, w->norm, NONE, m->config->norm, FROM_SAVED);
-    if (fp8 && goes_on) {
+    if (fp8 && needs_dx) {
         quantize_scale(m->head_w, weight);
         quantize_codes(m->head_w, weight);
     }
@@ -62,18 +62,18 @@ void head_losses(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
         Tensor h = tensor_rows(m->final_h, n, rows), logits = tensor_rows(m->logits, 0, rows);
         matmul(logits, h, weight, NONE);
         if (fp8)
-            chunk_backward_fp8(m, n, logits, h, *dweight, scale, z_weight, goes_on);
+            chunk_backward_fp8(m, n, logits, h, *dweight, scale, z_weight, needs_dx);
         else {
             cross_entropy(logits, m->losses + n, m->losses + m->N + n, m->targets + n, m->config->vocab_size,
                           scale, z_weight, backward);
-            if (goes_on)
+            if (needs_dx)
                 matmul_dx(tensor_rows(m->work.dh, n, rows), logits, weight, false);
             if (backward)
                 matmul_dw(*dweight, logits, h);
         }
         dweight->empty = false;         /* the next chunk accumulates, and so does a tied embedding */
     }
-    if (goes_on)
+    if (needs_dx)
         norm_to_stream_backward(m, dnorm->norm, x, m->final_stats, w->norm, false);
     trace_end();
     fsdp_release(f, last);
@@ -83,7 +83,7 @@ void head_losses(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
     sum_values(&m->sums[1], m->losses + m->N, m->N);
 }
 
-void head_logits(Model *m, Fsdp *f, int row)
+void head_logits(Model *m, ParamStore *f, int row)
 {
     const bool tied = m->config->weight_tying;
     const int last = f->num_units - 1, head_unit = unit_of_head_matrix(m->config);
@@ -92,7 +92,7 @@ void head_logits(Model *m, Fsdp *f, int row)
     if (tied)
         fsdp_gather(f, head_unit, FOR_FORWARD);
     const Unit *hw = fsdp_acquire(f, head_unit);
-    Tensor x = tensor_rows(m->unit_acts[last].res0, row, 1), h = tensor_rows(m->final_h, 0, 1);
+    Tensor x = tensor_rows(m->unit_acts[last].attn_res, row, 1), h = tensor_rows(m->final_h, 0, 1);
     norm_forward(h, x, m->final_stats, x, w->norm, NONE, m->config->norm, FROM_SAVED);
     matmul(tensor_rows(m->logits, 0, 1), h, tied ? hw->embed : hw->head, NONE);
     fsdp_release(f, last);

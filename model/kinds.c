@@ -13,12 +13,12 @@ static const ParamRow of_embedding[] = {
     { FIELD(embed),      SIZE_VOCABULARY, SIZE_MODEL,  SPLIT_ROWS,    STD_EMBEDDING,     ALWAYS },
 };
 static const ParamRow of_block[] = {
-    { FIELD(norm0),      SIZE_ONE,        SIZE_MODEL,  SPLIT_NONE,    ONES,              WITH_NORM_WEIGHTS },
+    { FIELD(attn_norm),      SIZE_ONE,        SIZE_MODEL,  SPLIT_NONE,    ONES,              WITH_NORM_WEIGHTS },
     { FIELD(qkv),        SIZE_OUTPUTS,    SIZE_MODEL,  SPLIT_ROWS,    STD_IN,            ALWAYS, LINEAR_QKV },
     { FIELD(qnorm),      SIZE_ONE,        SIZE_Q_NORM, SPLIT_COLUMNS, ONES,              WITH_QK_NORM },
     { FIELD(knorm),      SIZE_ONE,        SIZE_K_NORM, SPLIT_COLUMNS, ONES,              WITH_QK_NORM },
     { FIELD(out),        SIZE_OUTPUTS,    SIZE_Q,      SPLIT_COLUMNS, STD_ATTENTION_OUT, ALWAYS, LINEAR_OUT },
-    { FIELD(norm1),      SIZE_ONE,        SIZE_MODEL,  SPLIT_NONE,    ONES,              WITH_NORM_WEIGHTS },
+    { FIELD(mlp_norm),      SIZE_ONE,        SIZE_MODEL,  SPLIT_NONE,    ONES,              WITH_NORM_WEIGHTS },
     { FIELD(gate_up),    SIZE_OUTPUTS,    SIZE_MODEL,  SPLIT_ROWS,    STD_IN,            ALWAYS, LINEAR_GATE_UP },
     { FIELD(down),       SIZE_OUTPUTS,    SIZE_MLP,    SPLIT_COLUMNS, STD_MLP_OUT,       ALWAYS, LINEAR_DOWN },
     { FIELD(qkv_a),      SIZE_RANKS,      SIZE_MODEL,  SPLIT_NONE,    STD_ADAPTER,       ADAPTED, LINEAR_QKV },
@@ -42,12 +42,12 @@ static_assert(COUNT(of_embedding) + COUNT(of_block) + COUNT(of_head) == NUM_PARA
 
 static void embed(Model *m, const Unit *w, int u)
 {
-    embedding_forward(m->unit_acts[u + 1].res0, m->sorted, w->embed);
+    embedding_forward(m->unit_acts[u + 1].attn_res, m->sorted, w->embed);
 }
 
-static void embed_backward(Model *m, const Unit *w, Unit *dw, int u, bool goes_on)
+static void embed_backward(Model *m, const Unit *w, Unit *dw, int u, bool needs_dx)
 {
-    (void)w, (void)u, (void)goes_on;
+    (void)w, (void)u, (void)needs_dx;
     embedding_backward(dw->embed, m->sorted, m->work.dres);
 }
 
@@ -61,11 +61,11 @@ static int block_uses(const Model *m, int u)
     return keep_recomputes(m->unit_acts[u].keep) ? FOR_FORWARD | FOR_BACKWARD : FOR_BACKWARD;
 }
 
-static void block_back(Model *m, const Unit *w, Unit *dw, int u, bool goes_on)
+static void block_back(Model *m, const Unit *w, Unit *dw, int u, bool needs_dx)
 {
     if (keep_recomputes(m->unit_acts[u].keep))
         block_recompute(m, w, &m->unit_acts[u], &m->unit_acts[u + 1]);
-    block_backward(m, w, dw, &m->unit_acts[u], goes_on);
+    block_backward(m, w, dw, &m->unit_acts[u], needs_dx);
 }
 
 /* ---- the table ------------------------------------------------------------------------------------------------- */

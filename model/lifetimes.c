@@ -28,7 +28,7 @@ typedef struct {
 /* Distance between buffers: larger than any buffer and than the rest of the plan, even for a micro-batch that does not fit. */
 static const size_t WINDOW = (size_t)1 << 56;
 
-void lifetimes_separate(SharedBuffer *s)
+void lifetimes_separate(OverlaidBuffer *s)
 {
     for (Buffer b = 0; b < NUM_BUFFERS; b++)
         s[b].at = (b + 1) * WINDOW;
@@ -74,7 +74,7 @@ static void record_observer(void *recorder, int unit, const Unit *w)
 }
 
 /* Everything that may use this memory: logits of some rows (decode.h, run/samples.c), an evaluation, a step. */
-static void run(Model *m, Fsdp *f)
+static void run(Model *m, ParamStore *f)
 {
     pass_forward(m, f);
     head_logits(m, f, 0);
@@ -168,7 +168,7 @@ static void follow(const Record *r, Model *m, Wanted *wanted)
     }
 }
 
-void lifetimes_record(Model *m, Fsdp *f)
+void lifetimes_record(Model *m, ParamStore *f)
 {
     Record r = { .model = m };
     Wanted wanted[NUM_BUFFERS] = { 0 };

@@ -6,7 +6,7 @@
 #include "model/pass.h"
 
 /* Before the recorded plan: places buffers so far apart that an address identifies its buffer. */
-void lifetimes_separate(SharedBuffer *s);
+void lifetimes_separate(OverlaidBuffer *s);
 
 /* Sets `meets` of m->shared, and m->shared_least. Dies if an operation would read bytes that none has written. */
-void lifetimes_record(Model *m, Fsdp *f);
+void lifetimes_record(Model *m, ParamStore *f);

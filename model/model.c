@@ -25,7 +25,7 @@ static void fill_rope(Model *m)
     free(table);
 }
 
-void model_place(Model *m, Fsdp *f, const Config *c)
+void model_place(Model *m, ParamStore *f, const Config *c)
 {
     m->memory = device_alloc(m->bytes.total);
     fsdp_place_gathered(f);
@@ -34,7 +34,7 @@ void model_place(Model *m, Fsdp *f, const Config *c)
     fill_rope(m);
 }
 
-void model_free(Model *m, Fsdp *f)
+void model_free(Model *m, ParamStore *f)
 {
     device_free(m->memory);
     offload_free(m);
@@ -64,7 +64,7 @@ static void load_batch(Model *m, const int *tokens, const int *targets, const ui
     }
 }
 
-void model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, const uint8_t *begins, float scale, float z_weight,
+void model_step(Model *m, ParamStore *f, const int *tokens, const int *targets, const uint8_t *begins, float scale, float z_weight,
                 Pass pass)
 {
     m->ranges_kept = m->in_step && pass != PASS_FORWARD;
@@ -74,7 +74,7 @@ void model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, const 
     m->in_step = pass == PASS_ACCUMULATE;
 }
 
-void model_logits(Model *m, Fsdp *f, int row, float *logits)
+void model_logits(Model *m, ParamStore *f, int row, float *logits)
 {
     head_logits(m, f, row);
     Tensor y = tensor_rows(m->logits, 0, 1);

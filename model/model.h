@@ -3,21 +3,22 @@
 #include "model/pass.h"
 
 /* Allocates what model_plan (plan.h) measured and places everything in it; and the end of both. */
-void     model_place(Model *m, Fsdp *f, const Config *c);
-void     model_free (Model *m, Fsdp *f);
+void     model_place(Model *m, ParamStore *f, const Config *c);
+void     model_free (Model *m, ParamStore *f);
 
 typedef struct { double loss, zloss; } Losses;
 
 /* One micro-batch, attn.B sequences (host arrays (B, T); target -1: masked; begins 1: a document begins there, which matters if
  * attention stays inside documents, NULL: each sequence is one). The gradients are those of scale * (sum of losses + z_weight * sum
  * of z-losses). */
-void     model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, const uint8_t *begins, float scale, float z_weight,
+void     model_step(Model *m, ParamStore *f, const int *tokens, const int *targets, const uint8_t *begins, float scale,
+                    float z_weight,
                     Pass pass);
 
 /* For pass_forward: the first `count` tokens are put into device memory, no documents among them. After it: the logits (vocab_size)
  * of row `row`, on the host; this waits for the device. */
 void     model_put_tokens(Model *m, const int *tokens, int count);
-void     model_logits    (Model *m, Fsdp *f, int row, float *logits);
+void     model_logits    (Model *m, ParamStore *f, int row, float *logits);
 /* The sums over all tokens since model_zero_losses; waits for the device. */
 void     model_zero_losses(Model *m);
 Losses   model_losses(const Model *m);

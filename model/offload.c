@@ -18,7 +18,7 @@ static bool is_block(const Model *m, int l)
     return l >= 0 && l < m->L;
 }
 
-static bool leaves(const Model *m, const Fsdp *f, int l)
+static bool leaves(const Model *m, const ParamStore *f, int l)
 {
     return is_block(m, l) && l < m->L - m->offload.slots && unit_of_layer(m->config, l) >= f->first_trained;
 }
@@ -72,14 +72,14 @@ static char *slot_of(const Model *m, int l)
     return (char *)m->memory + m->offload.at + (size_t)(l % m->offload.slots) * m->offload.bytes;
 }
 
-void offload_before_forward(Model *m, const Fsdp *f, int u)
+void offload_before_forward(Model *m, const ParamStore *f, int u)
 {
     const int l = block_of(m, u), before = l + 1 - m->offload.slots;
     if (f->placed && is_block(m, l) && leaves(m, f, before))
         trace_wait(m->offload.left[before % m->offload.slots], "activations that leave", unit_of_layer(m->config, before));
 }
 
-void offload_after_forward(Model *m, const Fsdp *f, int u)
+void offload_after_forward(Model *m, const ParamStore *f, int u)
 {
     const int l = block_of(m, u);
     Offload *o = &m->offload;
@@ -105,7 +105,7 @@ static void fetch(Model *m, int l)
     device_queue(QUEUE_COMPUTE);
 }
 
-void offload_before_backward(Model *m, const Fsdp *f, int u)
+void offload_before_backward(Model *m, const ParamStore *f, int u)
 {
     const int l = block_of(m, u), next = l + 2 - m->offload.slots;
     if (!f->placed || !is_block(m, l))

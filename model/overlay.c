@@ -4,11 +4,11 @@
 #include <string.h>
 
 /* The lowest offset at which s overlaps no placed buffer that it meets. */
-static size_t lowest_place(const SharedBuffer *s, const Buffer *placed, int count, const SharedBuffer *all)
+static size_t lowest_place(const OverlaidBuffer *s, const Buffer *placed, int count, const OverlaidBuffer *all)
 {
     size_t at = 0;
     for (int i = 0; i < count; i++) {
-        const SharedBuffer *p = &all[placed[i]];
+        const OverlaidBuffer *p = &all[placed[i]];
         if (s->meets & buffer_bit(placed[i]) && p->at < at + s->bytes && at < p->at + p->bytes) {
             at = p->at + p->bytes;
             i = -1;             /* start over: others may overlap now */
@@ -18,12 +18,12 @@ static size_t lowest_place(const SharedBuffer *s, const Buffer *placed, int coun
 }
 
 /* Places buffers in this order; returns the bytes of all. *top: index in `order` of a buffer that ends highest. */
-static size_t place_in_order(SharedBuffer *s, const Buffer *order, int *top)
+static size_t place_in_order(OverlaidBuffer *s, const Buffer *order, int *top)
 {
     size_t end = 0;
     *top = 0;
     for (int i = 0; i < NUM_BUFFERS; i++) {
-        SharedBuffer *b = &s[order[i]];
+        OverlaidBuffer *b = &s[order[i]];
         b->at = lowest_place(b, order, i, s);
         if (b->at + b->bytes > end) {
             end = b->at + b->bytes;
@@ -43,7 +43,7 @@ static void move_to_front(Buffer *order, int i)
 
 /* Places the largest first, which are the hardest. As long as the result is above `least`, moves the highest one to the front of
  * the order and tries again. */
-size_t overlay_place(SharedBuffer *s, size_t least)
+size_t overlay_place(OverlaidBuffer *s, size_t least)
 {
     enum { TRIALS = 64 };
     Buffer order[NUM_BUFFERS], best[NUM_BUFFERS];

@@ -25,7 +25,7 @@ static inline BufferSet buffer_bit(Buffer b)
 
 /* bytes: 0: the buffer does not exist; at: its offset in the shared memory; meets: buffers that are live at the same time,
  * including itself. */
-typedef struct { size_t bytes, at; BufferSet meets; } SharedBuffer;
+typedef struct { size_t bytes, at; BufferSet meets; } OverlaidBuffer;
 
 /* Places [NUM_BUFFERS] buffers so that those that meet do not overlap; returns the bytes of all. least: a lower bound of these. */
-size_t overlay_place(SharedBuffer *s, size_t least);
+size_t overlay_place(OverlaidBuffer *s, size_t least);

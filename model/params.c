@@ -98,7 +98,7 @@ static double init_std(Init init, const ModelConfig *c, int l, int fan_in)
 /* ---- units ------------------------------------------------------------------------------------------------ */
 
 /* The number of the next parameter. Adapters are counted separately, so that they do not change numbers of other parameters. */
-static size_t next_number(const UnitShape *u, bool adapter)
+static size_t next_number(const UnitLayout *u, bool adapter)
 {
     size_t number = 0;
     for (const Param *p = u->param; p < u->param + u->num_params; p++)
@@ -107,9 +107,9 @@ static size_t next_number(const UnitShape *u, bool adapter)
     return number;
 }
 
-void unit_shape(UnitShape *u, const ModelConfig *c, int unit, int world)
+void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world)
 {
-    *u = (UnitShape){ .kind = unit_kind(c, unit) };
+    *u = (UnitLayout){ .kind = unit_kind(c, unit) };
     u->number = unit - unit_first(c, u->kind);
     for (const ParamRow *r = u->kind->params; r < u->kind->params + u->kind->num_params; r++) {
         if (!exists(r, c))
@@ -118,7 +118,8 @@ void unit_shape(UnitShape *u, const ModelConfig *c, int unit, int world)
         const int cols = size_of(r->cols, c);
         Param p = {
             .name = r->name, .id = (int)(r->place / sizeof(Tensor)), .cols = cols, .split = each_head ? SPLIT_NONE : r->split,
-            .region = TRAINED, .number = next_number(u, adapter), .is_norm = r->init == ONES, .is_embedding = r->init == STD_EMBEDDING,
+            .region = TRAINED, .number = next_number(u, adapter), .is_norm = r->init == ONES,
+                .is_embedding = r->init == STD_EMBEDDING,
             .is_adapter = adapter, .is_b = adapter && r->rows == SIZE_OUTPUTS, .linear = r->linear,
             .is_operand = u->kind->is_layer && r->init != ONES && !adapter,
             .has_padding = r->rows == SIZE_VOCABULARY, .init_std = (float)init_std(r->init, c, u->number, cols) };
@@ -146,7 +147,7 @@ Nf4 param_nf4(const Param *p, const void *groups, bool plain)
 }
 
 /* Elements of the region that must stay on the same rank: whole optimizer groups, or a group of NF4. */
-static size_t together(const UnitShape *u, Region r)
+static size_t together(const UnitLayout *u, Region r)
 {
     return r == BASE && u->config->lora.base == BASE_NF4 ? nf4_group_bytes(u->config->lora.plain_nf4) : PARAM_ALIGN;
 }
@@ -156,7 +157,7 @@ static size_t round_up(size_t n, size_t step)
     return (n + step - 1) / step * step;
 }
 
-void unit_lay_out(UnitShape *u, int world)
+void unit_lay_out(UnitLayout *u, int world)
 {
     memset(u->numel, 0, sizeof u->numel);
     memset(u->computing, 0, sizeof u->computing);
@@ -173,7 +174,7 @@ void unit_lay_out(UnitShape *u, int world)
         u->numel[r] = round_up(u->numel[r], together(u, r) * (size_t)world);
 }
 
-size_t unit_numbers(const UnitShape *u)
+size_t unit_numbers(const UnitLayout *u)
 {
     return next_number(u, false);
 }

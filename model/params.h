@@ -60,16 +60,16 @@ typedef struct {
     size_t computing[NUM_REGIONS];     /* the same in the computing format, without the padding for W */
     size_t first;           /* index of its first element in the model                         */
     const ModelConfig *config;
-} UnitShape;
+} UnitLayout;
 
 /* The parameters of a unit, all trained, and laid out for `world` ranks; the caller sets .first. */
-void unit_shape(UnitShape *u, const ModelConfig *c, int unit, int world);
+void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world);
 
 /* Lays the regions out again after changes of Param.region. */
-void unit_lay_out(UnitShape *u, int world);
+void unit_lay_out(UnitLayout *u, int world);
 
 /* Elements of all parameters without adapters, the same on all ranks and in all runs: the distance of two units' `first`. */
-size_t unit_numbers(const UnitShape *u);
+size_t unit_numbers(const UnitLayout *u);
 
 /* A matrix in NF4 with its groups, plain or not (nf4.h), at `groups`; and their number. */
 Nf4    param_nf4(const Param *p, const void *groups, bool plain);

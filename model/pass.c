@@ -7,7 +7,7 @@
 #include "model/units.h"
 
 /* `saves`: for a backward pass. */
-static void forward(Model *m, Fsdp *f, bool saves)
+static void forward(Model *m, ParamStore *f, bool saves)
 {
     for (int u = 0; u < f->num_units - 1; u++) {
         fsdp_gather(f, u, FOR_FORWARD);
@@ -26,19 +26,19 @@ static void forward(Model *m, Fsdp *f, bool saves)
     }
 }
 
-void pass_forward(Model *m, Fsdp *f)
+void pass_forward(Model *m, ParamStore *f)
 {
     forward(m, f, false);
 }
 
-static int backward_uses(const Model *m, const Fsdp *f, int u)
+static int backward_uses(const Model *m, const ParamStore *f, int u)
 {
     const UnitKind *k = f->shape[u].kind;
     return k->backward_uses ? k->backward_uses(m, u) : 0;
 }
 
 /* Down to the first unit that has something to train: nothing below it reads a gradient. */
-static void backward(Model *m, Fsdp *f, bool last)
+static void backward(Model *m, ParamStore *f, bool last)
 {
     const int head = f->num_units - 1, first = f->first_trained;
     fsdp_reduce(f, head, last);
@@ -62,7 +62,7 @@ static void backward(Model *m, Fsdp *f, bool last)
         fsdp_wait_grads(f);
 }
 
-void pass_run(Model *m, Fsdp *f, float scale, float z_weight, Pass pass)
+void pass_run(Model *m, ParamStore *f, float scale, float z_weight, Pass pass)
 {
     forward(m, f, pass != PASS_FORWARD);
     head_losses(m, f, scale, z_weight, pass != PASS_FORWARD);

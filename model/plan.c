@@ -16,8 +16,8 @@ static bool has_ranges(const Model *m)
     return m->recipe.scales == OF_STEP && !m->forward_only;
 }
 
-/* arena: what the unit has for itself. ranges: what an operand's scale depends on for a whole step. transposes: backward reads the
- * transposes of FP8 operands, for gradients of the blocks' matrices; else the rows, for those of adapters. keep: what forward leaves. */
+/* arena: the unit's own memory. ranges: of FP8 operands, valid for a step. transposes: backward reads transposes of FP8 operands,
+ * for gradients of the blocks' matrices; else the rows, for those of adapters. keep: what forward saves. */
 struct Planner { Arena *arena, *ranges; Model *m; bool transposes; Keep keep; };
 
 static size_t whole_256(size_t bytes)
@@ -28,7 +28,7 @@ static size_t whole_256(size_t bytes)
 /* This many bytes of what all blocks share. */
 static void *shared_bytes(Model *m, Buffer b, size_t bytes)
 {
-    SharedBuffer *s = &m->shared[b];
+    OverlaidBuffer *s = &m->shared[b];
     const size_t whole = whole_256(bytes);
     s->bytes = whole > s->bytes ? whole : s->bytes;             /* blocks that keep less may want more of it */
     return (char *)m->shared_memory + s->at;
@@ -128,22 +128,22 @@ static void plan_stream(Planner *p, Acts *a)
     bool after = m->config->norm_after, leaves = leaves_own(p);
     bool keep_h = leaves && (after || p->keep == KEEP_ALL), one_h = p->keep == KEEP_INPUTS && !after;
 
-    a->res0 = place_stream(p);
+    a->attn_res = place_stream(p);
     bool alias_x = !after && format_equal(r->saved, r->stream), alias_h = after && format_equal(r->operand, r->stream);
-    a->res1 = !stream_is_kept(p) ? a->res0 : leaves ? plan_own(p, r->stream, C)
+    a->mlp_res = !stream_is_kept(p) ? a->attn_res : leaves ? plan_own(p, r->stream, C)
             : shared(m, BUFFER_RES1, r->stream, C);
-    a->x0 = alias_x ? a->res0 : place(p, leaves, BUFFER_X0, r->saved, C);
-    a->x1 = alias_x ? a->res1 : place(p, leaves, BUFFER_X1, r->saved, C);
-    a->h0 = alias_h ? a->res0 : operand(p, keep_h && reads_input(m, LINEAR_QKV), BUFFER_H0, r->operand, C);
-    a->h1 = alias_h ? a->res1 : one_h ? a->h0
+    a->attn_x = alias_x ? a->attn_res : place(p, leaves, BUFFER_X0, r->saved, C);
+    a->mlp_x = alias_x ? a->mlp_res : place(p, leaves, BUFFER_X1, r->saved, C);
+    a->attn_h = alias_h ? a->attn_res : operand(p, keep_h && reads_input(m, LINEAR_QKV), BUFFER_H0, r->operand, C);
+    a->mlp_h = alias_h ? a->mlp_res : one_h ? a->attn_h
           : operand(p, keep_h && reads_input(m, LINEAR_GATE_UP), BUFFER_H1, r->operand, C);
     if (one_h && format_is_fp8(r->operand)) {
-        a->h1.scale = arena_alloc(p->arena, 16);       /* forward's scale is used again in backward */
-        add_range(p, &a->h1);
+        a->mlp_h.scale = arena_alloc(p->arena, 16);       /* forward's scale is used again in backward */
+        add_range(p, &a->mlp_h);
     }
     if (after) {
-        a->branch0 = same(a->x0, r->stream) ? a->x0 : shared(m, BUFFER_BRANCH, r->stream, C);
-        a->branch1 = same(a->x1, r->stream) ? a->x1 : a->branch0;
+        a->attn_branch = same(a->attn_x, r->stream) ? a->attn_x : shared(m, BUFFER_BRANCH, r->stream, C);
+        a->mlp_branch = same(a->mlp_x, r->stream) ? a->mlp_x : a->attn_branch;
     }
 }
 
@@ -168,19 +168,20 @@ static void plan_acts(Planner *p, Acts *a)
 
     a->keep = p->keep;
     plan_stream(p, a);
-    a->qkv = place(p, leaves, BUFFER_QKV, r->qkv, S);
-    a->proj = same(a->qkv, r->stream) ? a->qkv : shared(m, BUFFER_PROJ, r->stream, S);
-    a->rot = !same(a->qkv, r->stream) ? a->proj : changed ? shared(m, BUFFER_ROT, r->stream, S) : a->qkv;
-    a->att = place(p, leaves_attention, BUFFER_ATT, r->att, HD);
-    add_range(p, &a->att);
-    a->mix = same(a->att, r->stream) ? a->att : shared(m, BUFFER_MIX, r->stream, HD);
-    a->att_op = same(a->mix, r->operand) ? a->mix : att_operand(p, a->att, r->operand);
-    a->gate_up = place(p, leaves, BUFFER_GATE_UP, r->hidden, 2 * F);
-    a->wide = same(a->gate_up, r->stream) ? a->gate_up : shared(m, BUFFER_WIDE, r->stream, 2 * F);
-    a->act = operand(p, p->keep == KEEP_ALL && !m->forward_only && reads_input(m, LINEAR_DOWN), BUFFER_ACT, r->operand, F);
+    a->qkv_saved = place(p, leaves, BUFFER_QKV, r->qkv, S);
+    a->qkv_raw = same(a->qkv_saved, r->stream) ? a->qkv_saved : shared(m, BUFFER_PROJ, r->stream, S);
+    a->qkv_rotated = !same(a->qkv_saved, r->stream) ? a->qkv_raw : changed ? shared(m, BUFFER_ROT, r->stream, S) : a->qkv_saved;
+    a->attn_saved = place(p, leaves_attention, BUFFER_ATT, r->att, HD);
+    add_range(p, &a->attn_saved);
+    a->attn_out = same(a->attn_saved, r->stream) ? a->attn_saved : shared(m, BUFFER_MIX, r->stream, HD);
+    a->attn_operand = same(a->attn_out, r->operand) ? a->attn_out : att_operand(p, a->attn_saved, r->operand);
+    a->gate_up_saved = place(p, leaves, BUFFER_GATE_UP, r->hidden, 2 * F);
+    a->gate_up_raw = same(a->gate_up_saved, r->stream) ? a->gate_up_saved : shared(m, BUFFER_WIDE, r->stream, 2 * F);
+    a->swiglu_operand = operand(p, p->keep == KEEP_ALL && !m->forward_only && reads_input(m, LINEAR_DOWN), BUFFER_ACT, r->operand,
+                                F);
 
-    a->stats0 = floats(p, leaves, BUFFER_STATS0, 2);
-    a->stats1 = floats(p, leaves, BUFFER_STATS1, 2);
+    a->attn_stats = floats(p, leaves, BUFFER_STATS0, 2);
+    a->mlp_stats = floats(p, leaves, BUFFER_STATS1, 2);
     a->qk_stats = !c->qk_norm ? NULL
                 : floats(p, leaves, BUFFER_QK_STATS, c->qk_norm == QK_NORM_HEAD ? c->n_heads + c->n_kv_heads : 2);
     a->lse = floats(p, leaves_attention, BUFFER_LSE, c->n_heads);
@@ -224,7 +225,7 @@ static void plan_gradients(Planner *p, Tensor dgate_up, Tensor dqkv_op)
         a->dgate_up = dgate_up;
         a->dqkv_op = dqkv_op;
         if (!dgate_up.data)
-            a->dgate_up.data = a->gate_up.data;
+            a->dgate_up.data = a->gate_up_saved.data;
         add_range(p, &a->dgate_up);
         add_range(p, &a->dqkv_op);
     }
@@ -247,7 +248,7 @@ static void plan_work(Planner *p)
     Model *m = p->m;
     const Recipe *r = &m->recipe;
     const ModelConfig *c = m->config;
-    Work *t = &m->work;
+    BackwardScratch *t = &m->work;
     int C = c->d_model, HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim, F = c->mlp_width;
 
     t->dres = shared(m, BUFFER_DRES, r->stream, C);
@@ -370,7 +371,7 @@ void plan_block(Planner *p, Model *m, int unit)
 void plan_head_input(Planner *p, Model *m, int unit)
 {
     p->keep = m->recipe.keep;
-    m->unit_acts[unit].res0 = place_stream(p);
+    m->unit_acts[unit].attn_res = place_stream(p);
 }
 
 /* The slots, each large enough for any block, if there are fewer than blocks. Sizes are those of the plan before this one. */
@@ -385,7 +386,7 @@ static void plan_slots(Arena *arena, Model *m)
         arena->used = o->at + (size_t)o->slots * o->bytes;
 }
 
-static void plan_units(Planner *p, const Fsdp *f)
+static void plan_units(Planner *p, const ParamStore *f)
 {
     Model *m = p->m;
     const size_t before = p->arena->used;
@@ -408,7 +409,7 @@ static void plan_caches(Arena *arena, Model *m)
                                       .v = tensor_alloc(arena, m->recipe.stream, m->P, width) };
 }
 
-static bool trains_matrices(const Fsdp *f)
+static bool trains_matrices(const ParamStore *f)
 {
     for (int u = 0; u < f->num_units; u++)
         for (int i = 0; i < f->shape[u].num_params; i++)
@@ -417,7 +418,7 @@ static bool trains_matrices(const Fsdp *f)
     return false;
 }
 
-static void plan_all(Arena *arena, Model *m, Fsdp *f, const Config *c, Placement p)
+static void plan_all(Arena *arena, Model *m, ParamStore *f, const Config *c, ShardChoice p)
 {
     PlanBytes *b = &m->bytes;
     arena->used = 0;
@@ -446,12 +447,12 @@ int decode_rows(const Recipe *r, int count)
     return format_is_fp8(r->operand) ? fp8_padded(count) : count;
 }
 
-size_t model_planned_bytes(const Model *m, const Fsdp *f)
+size_t model_planned_bytes(const Model *m, const ParamStore *f)
 {
     return m->bytes.total + f->gathered.used;
 }
 
-void model_plan(Model *m, Fsdp *f, const Config *c, Placement p)
+void model_plan(Model *m, ParamStore *f, const Config *c, ShardChoice p)
 {
     const ModelConfig *mc = &c->model;
     const int P = mc->max_sequence_length + (c->generate ? decode_rows(&c->recipe, 1) - 1 : 0);
@@ -459,7 +460,7 @@ void model_plan(Model *m, Fsdp *f, const Config *c, Placement p)
     *m = (Model){ .config = mc, .recipe = c->recipe, .L = mc->n_layers, .P = P, .forward_only = config_forward_only(c),
                   .observed = config_forward_only(c) ? c->observed : c->quant_stats_interval > 0,
                   .documents = c->data.generate_doc_lengths && !c->generate, .lora_scale = (float)lora_scale(&mc->lora) };
-    *f = (Fsdp){ 0 };
+    *f = (ParamStore){ 0 };
     m->attn = (Attention){ .B = c->device_train_microbatch_size, .T = T, .H = mc->n_heads,
                            .K = mc->n_kv_heads, .D = mc->head_dim, .scale = (float)(1 / sqrt(mc->head_dim)),
                            .clip = mc->clip_qkv, .norm = mc->norm };
@@ -476,14 +477,14 @@ void model_plan(Model *m, Fsdp *f, const Config *c, Placement p)
 }
 
 /* What is shared does not depend on where weights are. */
-void model_replan(Model *m, Fsdp *f, const Config *c, Placement p)
+void model_replan(Model *m, ParamStore *f, const Config *c, ShardChoice p)
 {
     plan_all(&(Arena){ 0 }, m, f, c, p);
 }
 
-void model_place_tensors(Model *m, Fsdp *f, const Config *c)
+void model_place_tensors(Model *m, ParamStore *f, const Config *c)
 {
-    Placement p = fsdp_placement(f);
+    ShardChoice p = fsdp_placement(f);
     p.slots = m->offload.slots;
     plan_all(&(Arena){ .base = m->memory }, m, f, c, p);
 }

@@ -11,16 +11,16 @@ void   plan_block     (Planner *p, Model *m, int unit);
 void   plan_head_input(Planner *p, Model *m, int unit);
 
 /* Measures: fills the sizes of `m` and `f` and makes their host memory. model_free (model.h) frees it. */
-void   model_plan  (Model *m, Fsdp *f, const Config *c, Placement p);
+void   model_plan  (Model *m, ParamStore *f, const Config *c, ShardChoice p);
 
 /* Measures a model that was planned, with the same configuration, in another placement. */
-void   model_replan(Model *m, Fsdp *f, const Config *c, Placement p);
+void   model_replan(Model *m, ParamStore *f, const Config *c, ShardChoice p);
 
 /* Places every tensor of a model that was planned, with the same configuration, in m->memory of m->bytes.total. */
-void   model_place_tensors(Model *m, Fsdp *f, const Config *c);
+void   model_place_tensors(Model *m, ParamStore *f, const Config *c);
 
 /* Rows that `count` tokens take: those of FP8 operands are padded with the last token, which is repeated behind itself, where
  * nothing sees it. */
 int    decode_rows(const Recipe *r, int count);
 
-size_t model_planned_bytes(const Model *m, const Fsdp *f);           /* of device memory on this rank */
+size_t model_planned_bytes(const Model *m, const ParamStore *f);           /* of device memory on this rank */

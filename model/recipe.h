@@ -19,7 +19,8 @@ static inline bool keep_recomputes(Keep k)
 /* Which FP8 GEMMs may use short accumulators (matmul in kernels.h). */
 typedef enum { FAST_NONE, FAST_FORWARD, FAST_ALL } FastAccumulation;
 
-/* How long the scale of an FP8 operand that is no weight is valid: h0, h1, act, the attention's output, gradients except dy. */
+/* How long the scale of an FP8 operand that is no weight is valid: GEMM inputs of a
+ * block, gradients except dy. */
 typedef enum {
     OF_MICROBATCH,  /* one micro-batch: its amax is computed before encoding                                */
     OF_STEP         /* one step: later micro-batches are encoded with headroom over the first one's amax;

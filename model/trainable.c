@@ -20,10 +20,10 @@ static bool is_trained(const Config *c, const HfTensor *t)
     return false;
 }
 
-UnitShape *trainable_shapes(const Config *c, const HfTensor *tensor, int count)
+UnitLayout *trainable_shapes(const Config *c, const HfTensor *tensor, int count)
 {
     const int units = unit_count(&c->model);
-    UnitShape *shape = xcalloc((size_t)units, sizeof *shape);
+    UnitLayout *shape = xcalloc((size_t)units, sizeof *shape);
     size_t first = 0;
     for (int u = 0; u < units; u++) {
         unit_shape(&shape[u], &c->model, u, 1);

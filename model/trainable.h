@@ -5,7 +5,7 @@
 
 /* All units with each parameter in its region; the caller frees them. trainable_split must have found nothing. tensor: the model's
  * (hf_tensors_of). The caller lays them out: unit_lay_out. */
-UnitShape *trainable_shapes(const Config *c, const HfTensor *tensor, int count);
+UnitLayout *trainable_shapes(const Config *c, const HfTensor *tensor, int count);
 
 /* Our parameter may be several tensors in files. If one has both trained and frozen tensors: "a is trained and b is frozen",
  * malloc'ed; NULL: none has. */

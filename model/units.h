@@ -14,12 +14,12 @@ enum { NUM_PARAMS = 19 };
 typedef union {
     struct {
         Tensor embed;       /* (V, C)  embedding; also the head's matrix if tied               */
-        Tensor norm0;       /* (1, C)  blocks: input norm of attention; OLMo-2: norm of its output */
+        Tensor attn_norm;       /* (1, C)  blocks: input norm of attention; OLMo-2: norm of its output */
         Tensor qkv;         /* (S, C)                                                          */
         Tensor qnorm;       /* (1, H*D); Qwen3: (1, D), the same for each head                 */
         Tensor knorm;       /* (1, K*D); Qwen3: (1, D)                                         */
         Tensor out;         /* (C, H*D)                                                        */
-        Tensor norm1;       /* (1, C)  input norm of the MLP; OLMo-2: norm of its output       */
+        Tensor mlp_norm;       /* (1, C)  input norm of the MLP; OLMo-2: norm of its output       */
         Tensor gate_up;     /* (2F, C) rows of gate, then rows of up                           */
         Tensor down;        /* (C, F)                                                          */
         Tensor norm;        /* (1, C)  head: final norm                                        */
@@ -72,16 +72,16 @@ typedef struct UnitKind {
     const ParamRow *params;
     int    num_params;
 
-    /* Places its buffers in m->unit_acts[u]; the unit reads the stream in res0. NULL: it reads no stream. */
+    /* Places its buffers in m->unit_acts[u]; the unit reads the stream in attn_res. NULL: it reads no stream. */
     void (*plan)(struct Planner *p, struct Model *m, int u);
 
-    /* From the stream in unit_acts[u].res0 to unit_acts[u + 1].res0. */
+    /* From the stream in unit_acts[u].attn_res to unit_acts[u + 1].attn_res. */
     void (*forward)(struct Model *m, const Unit *w, int u);
 
     /* For which uses backward needs the unit's weights; NULL: for none. Then from m->work.dres, the gradient of what it wrote, to
-     * that of what it read, unless nothing below is trained: goes_on. */
+     * that of what it read, unless nothing below is trained: needs_dx. */
     int  (*backward_uses)(const struct Model *m, int u);
-    void (*backward)(struct Model *m, const Unit *w, Unit *dw, int u, bool goes_on);
+    void (*backward)(struct Model *m, const Unit *w, Unit *dw, int u, bool needs_dx);
 } UnitKind;
 
 extern const UnitKind embedding_kind, block_kind, head_kind;      /* kinds.c */

@@ -16,7 +16,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/trace.h"
 
-double optimizer_grad_norm(const Fsdp *f)
+double optimizer_grad_norm(const ParamStore *f)
 {
     float s;
     device_zero(f->square_sum, sizeof s);
@@ -30,7 +30,7 @@ double optimizer_grad_norm(const Fsdp *f)
 }
 
 /* Elements that must not be divided: the largest group of a state with a common scale. */
-static size_t largest_group(const Fsdp *f, const Shard *s)
+static size_t largest_group(const ParamStore *f, const Shard *s)
 {
     size_t group = 0;
     for (int i = 0; i < f->optimizer->num_states; i++)
@@ -38,8 +38,8 @@ static size_t largest_group(const Fsdp *f, const Shard *s)
     return group;
 }
 
-/* Elements of a parameter that this rank owns and steps at once, from its `first` on, and what they step. n: with the padding after the
- * parameter, which is 0, where a last group goes on in it. */
+/* Elements of a parameter that this rank owns and updates at once: n from its `first` on, with the padding (zeros) that the last
+ * group of a state includes. */
 typedef struct {
     int unit;
     const Param *param;
@@ -50,7 +50,7 @@ typedef struct {
 
 typedef struct { Piece *piece; int count; } Pieces;
 
-static void add_piece(Fsdp *f, Pieces *all, int u, const Param *p, size_t first, size_t n)
+static void add_piece(ParamStore *f, Pieces *all, int u, const Param *p, size_t first, size_t n)
 {
     const Shard *s = &f->shard[u];
     const size_t at = p->offset + first;
@@ -65,7 +65,7 @@ static void add_piece(Fsdp *f, Pieces *all, int u, const Param *p, size_t first,
 }
 
 /* Parameters of which this rank has nothing are among them where their codes have a scale that is that of all ranks. */
-static void add_pieces(Fsdp *f, Pieces *all, int u, const Param *p)
+static void add_pieces(ParamStore *f, Pieces *all, int u, const Param *p)
 {
     const size_t group = largest_group(f, &f->shard[u]);
     const bool whole = fsdp_on_host(f, u, HOST_MASTER) || !fsdp_on_host(f, u, HOST_MOMENTS);
@@ -86,11 +86,16 @@ static int compare_pieces(const void *x, const void *y)
 {
     const Piece *a = x, *b = y;
     const size_t n = param_numel(a->param), k = param_numel(b->param);
-    return n != k ? (n < k) - (n > k) : a->unit != b->unit ? a->unit - b->unit : a->param != b->param ? (a->param > b->param) * 2 - 1
-         : (a->first > b->first) - (a->first < b->first);
+    if (n != k)
+        return n < k ? 1 : -1;
+    if (a->unit != b->unit)
+        return a->unit - b->unit;
+    if (a->param != b->param)
+        return a->param < b->param ? -1 : 1;
+    return (a->first > b->first) - (a->first < b->first);
 }
 
-static Pieces list_pieces(Fsdp *f)
+static Pieces list_pieces(ParamStore *f)
 {
     Pieces all = { 0 };
     for (int u = 0; u < f->num_units; u++)
@@ -130,7 +135,7 @@ static Tensor copy_tensor(Arena *stage, Tensor t, Direction d)
 }
 
 /* The part as it is in its stage; `stage` is one of STAGES_OF_UPDATE. */
-static Piece copy_part(const Fsdp *f, const Piece *p, int stage, Direction d)
+static Piece copy_part(const ParamStore *f, const Piece *p, int stage, Direction d)
 {
     const size_t bytes = fsdp_staging_bytes(f) / STAGES_OF_UPDATE;
     Arena arena = { .base = (char *)f->staging + (size_t)stage * bytes };
@@ -147,14 +152,15 @@ static Piece copy_part(const Fsdp *f, const Piece *p, int stage, Direction d)
 
 /* ---- the step --------------------------------------------------------------------------------------------------- */
 
-static void step_part(Fsdp *f, const Config *c, StepParams step, const Piece *part)
+static void step_part(ParamStore *f, const Config *c, StepParams step, const Piece *part)
 {
     const Shard *s = &f->shard[part->unit];
     const Param *p = part->param;
     const bool decays = p->is_norm ? c->optimizer.decay_norm_and_bias : p->is_embedding ? c->optimizer.decay_embeddings : true;
     step.weight_decay = decays ? c->optimizer.weight_decay : 0;
     if (part->n > 0)
-        f->optimizer->step(part->master, part->state, slice_view(&s->slice[TRAINED], s->grad, p->offset + part->first, part->n), &step,
+        f->optimizer->step(part->master, part->state, slice_view(&s->slice[TRAINED], s->grad, p->offset + part->first, part->n),
+                           &step,
                            f->shape[part->unit].first + p->number + part->first);
     if (fsdp_encodes(f, part->unit, p)) {
         Tensor own = part->master;
@@ -164,7 +170,8 @@ static void step_part(Fsdp *f, const Config *c, StepParams step, const Piece *pa
     }
 }
 
-typedef struct { DeviceMark *fetched[STAGES_OF_UPDATE], *left[STAGES_OF_UPDATE], *computed; Piece staged[STAGES_OF_UPDATE]; } Stages;
+typedef struct { DeviceMark *fetched[STAGES_OF_UPDATE], *left[STAGES_OF_UPDATE],
+                 *computed; Piece staged[STAGES_OF_UPDATE]; } Stages;
 
 static void follow_compute(Stages *s, Queue q)
 {
@@ -174,7 +181,7 @@ static void follow_compute(Stages *s, Queue q)
 }
 
 /* At first all stages are free once what is queued now has run. */
-static void fetch_part(const Fsdp *f, Stages *s, const Piece *p, int number)
+static void fetch_part(const ParamStore *f, Stages *s, const Piece *p, int number)
 {
     const int stage = number % STAGES_OF_UPDATE;
     if (number == 0)
@@ -187,9 +194,9 @@ static void fetch_part(const Fsdp *f, Stages *s, const Piece *p, int number)
     device_queue(QUEUE_COMPUTE);
 }
 
-/* After the next part has come: its first scales may share a word with this one's last. Copies go both ways all the same, since the one
- * after that is on its way. */
-static void return_part(const Fsdp *f, Stages *s, const Piece *p, int number)
+/* After the next part has come: its first scales may share a word with this one's last. Copies still go both ways, since the part
+ * after it is already coming. */
+static void return_part(const ParamStore *f, Stages *s, const Piece *p, int number)
 {
     const int stage = number % STAGES_OF_UPDATE;
     follow_compute(s, QUEUE_OFFLOAD);
@@ -211,7 +218,7 @@ static void close_stages(Stages *s, int used)
     device_unmark(s->computed);
 }
 
-void optimizer_step(Fsdp *f, const Config *c, long step, long update, double lr, double grad_scale)
+void optimizer_step(ParamStore *f, const Config *c, long step, long update, double lr, double grad_scale)
 {
     const StepParams params = { .lr = lr, .beta1 = c->optimizer.beta1, .beta2 = c->optimizer.beta2, .eps = c->optimizer.eps,
                                 .grad_scale = grad_scale, .update = update, .seed = random_bits(c->seed, step) };

@@ -76,7 +76,8 @@ static void bench_lora_added(const Model *m)
     const Attention a = attention_of(m);
     Tensor qkv = make_normal(BF16_, N, S, 1), saved = make(E4M3_16, N, S);
     product = make_product(N, 3, (int[]){ q, k, k });
-    TIME_BYTES("lora: rope_forward adds, qkv saved", 5.0625 * s, rope_forward(qkv, saved, NULL, qkv, product, NONE, NONE, a, FROM_EXACT));
+    TIME_BYTES("lora: rope_forward adds, qkv saved", 5.0625 * s, rope_forward(qkv, saved, NULL, qkv, product, NONE, NONE, a,
+                                                                              FROM_EXACT));
     TIME_BYTES("lora: rope_forward adds, bf16", 4 * s, rope_forward(qkv, qkv, NULL, qkv, product, NONE, NONE, a, FROM_SAVED));
     release();
 }

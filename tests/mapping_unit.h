@@ -8,10 +8,10 @@
 static const TensorNames mapped_tensors[] = {
     { "mapping", { "model.mapping.weight" } },
     { "embed",   { "model.embed_tokens.weight" } },
-    { "norm0",   { "input_layernorm.weight" } },
+    { "attn_norm",   { "input_layernorm.weight" } },
     { "qkv",     { "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight" } },
     { "out",     { "self_attn.o_proj.weight" } },
-    { "norm1",   { "post_attention_layernorm.weight" } },
+    { "mlp_norm",   { "post_attention_layernorm.weight" } },
     { "gate_up", { "mlp.gate_proj.weight", "mlp.up_proj.weight" } },
     { "down",    { "mlp.down_proj.weight" } },
     { "norm",    { "model.norm.weight" } },
@@ -32,13 +32,13 @@ static const ParamRow mapping_params[] = { { "mapping", 0, SIZE_MODEL, SIZE_MODE
 
 static void mapping_plan(Planner *p, Model *m, int u)
 {
-    m->unit_acts[u].res0 = plan_own(p, m->recipe.stream, m->config->d_model);
+    m->unit_acts[u].attn_res = plan_own(p, m->recipe.stream, m->config->d_model);
 }
 
 static void mapping_forward(Model *m, const Unit *w, int u)
 {
-    const Tensor x = m->unit_acts[u].res0;
-    matmul(m->unit_acts[u + 1].res0, x, w->tensor[0], x);
+    const Tensor x = m->unit_acts[u].attn_res;
+    matmul(m->unit_acts[u + 1].attn_res, x, w->tensor[0], x);
 }
 
 static int mapping_uses(const Model *m, int u)
@@ -47,12 +47,12 @@ static int mapping_uses(const Model *m, int u)
     return FOR_BACKWARD;
 }
 
-static void mapping_backward(Model *m, const Unit *w, Unit *dw, int u, bool goes_on)
+static void mapping_backward(Model *m, const Unit *w, Unit *dw, int u, bool needs_dx)
 {
     const Tensor dy = m->work.dh;
     quantize(dy, m->work.dres);         /* a copy, as they have one format */
-    matmul_dw(dw->tensor[0], dy, m->unit_acts[u].res0);
-    if (goes_on)
+    matmul_dw(dw->tensor[0], dy, m->unit_acts[u].attn_res);
+    if (needs_dx)
         matmul_dx(m->work.dres, dy, w->tensor[0], true);
 }
 

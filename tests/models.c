@@ -94,16 +94,16 @@ void model_config(Config *c, const ModelConfig *m, const char *recipe, int B)
                    .device_eval_batch_size = B, .speed_window = 1, .console_log_interval = 1 };
 }
 
-void model_create(Model *m, Fsdp *f, const Config *c)
+void model_create(Model *m, ParamStore *f, const Config *c)
 {
-    model_plan(m, f, c, (Placement){ 1, 0, c->strategy.grad_sum != SUM_OFTEN });
+    model_plan(m, f, c, (ShardChoice){ 1, 0, c->strategy.grad_sum != SUM_OFTEN });
     model_place(m, f, c);
 }
 
-void model_create_apart(Model *m, Fsdp *f, const Config *c)
+void model_create_apart(Model *m, ParamStore *f, const Config *c)
 {
     size_t bytes = 0;
-    model_plan(m, f, c, (Placement){ 1, 0, c->strategy.grad_sum != SUM_OFTEN });
+    model_plan(m, f, c, (ShardChoice){ 1, 0, c->strategy.grad_sum != SUM_OFTEN });
     for (int b = 0; b < NUM_BUFFERS; b++) {
         m->shared[b].at = bytes;
         bytes += m->shared[b].bytes;
@@ -111,7 +111,7 @@ void model_create_apart(Model *m, Fsdp *f, const Config *c)
     model_place_shared(m, f, c, bytes);
 }
 
-void model_place_shared(Model *m, Fsdp *f, const Config *c, size_t bytes)
+void model_place_shared(Model *m, ParamStore *f, const Config *c, size_t bytes)
 {
     m->bytes.total += bytes - m->shared_bytes;
     m->shared_bytes = bytes;
@@ -131,7 +131,7 @@ static void fill(Tensor t, uint64_t seed, size_t first)
     free(host.data), free(x);
 }
 
-void test_fill_adapters(Fsdp *f, uint64_t seed)
+void test_fill_adapters(ParamStore *f, uint64_t seed)
 {
     for (int u = 0; u < f->num_units; u++)
         for (int i = 0; i < f->shape[u].num_params; i++) {

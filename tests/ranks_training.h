@@ -17,7 +17,7 @@ static inline void divide(int shard_ranks)
 }
 
 /* The gradients of `share` sequences per rank, in micro-batches of one. */
-static inline void forward_backward(Model *m, Fsdp *f, const Config *c, int step, int share)
+static inline void forward_backward(Model *m, ParamStore *f, const Config *c, int step, int share)
 {
     enum { MAX_TOKENS = 4096 };
     static int tokens[MAX_TOKENS], targets[MAX_TOKENS];
@@ -35,7 +35,7 @@ static inline void forward_backward(Model *m, Fsdp *f, const Config *c, int step
 }
 
 /* Steps first .. first + count - 1; the sum of the losses of this rank's tokens. */
-static inline double train_steps(Model *m, Fsdp *f, const Config *c, int first, int count)
+static inline double train_steps(Model *m, ParamStore *f, const Config *c, int first, int count)
 {
     for (int s = first; s < first + count; s++) {
         forward_backward(m, f, c, s, c->global_train_batch_size / comm_size());

@@ -14,7 +14,7 @@
 
 enum { B = 4, MAX_TOKENS = 128 };
 
-typedef struct { double loss; UnitShape shape[16]; float *gradient[16]; size_t count[16]; int units; } Result;
+typedef struct { double loss; UnitLayout shape[16]; float *gradient[16]; size_t count[16]; int units; } Result;
 
 static inline ModelConfig wide(SmallModel a)
 {
@@ -50,7 +50,7 @@ static inline float *as_floats(Tensor t)
  * its loss times this, and an evaluation; 0: none. */
 typedef struct { Keep keep; bool saved_forward; int parts; ScalesOf scales; float behind; } How;
 
-static inline void step(Model *model, Fsdp *fsdp, const Config *c, int parts, uint64_t seed, float factor)
+static inline void step(Model *model, ParamStore *fsdp, const Config *c, int parts, uint64_t seed, float factor)
 {
     const int N = model->N * parts, labels = parts > 1 ? N - model->N : N;
     int tokens[MAX_TOKENS], targets[MAX_TOKENS];
@@ -68,7 +68,7 @@ static inline Result run_config(Config c, int parts, float behind)
 {
     const ModelConfig *m = &c.model;
     Model model;
-    Fsdp fsdp;
+    ParamStore fsdp;
     c.recipe.grads = (Format){ F32, 0 };
     model_create(&model, &fsdp, &c);
     fsdp_init(&fsdp, m, 3);

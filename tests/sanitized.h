@@ -1,5 +1,5 @@
-/* Whether the sanitizers watch, under which everything takes several times as long. Cases that differ in values but not in what they
- * read and write then need not all run: they do without. */
+/* Whether this is a build with sanitizers, which make everything several times slower. Cases that differ in values, but not in the
+ * memory that they read and write, then run in part only; all of them run without sanitizers. */
 #pragma once
 
 #if defined __has_feature

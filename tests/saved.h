@@ -37,12 +37,12 @@ static inline bool exists(const char *path)
 
 /* ---- runs ------------------------------------------------------------------------------------------------- */
 
-typedef struct { Config config; Fsdp fsdp; void *memory; size_t file_limit; } Run;
+typedef struct { Config config; ParamStore fsdp; void *memory; size_t file_limit; } Run;
 
 /* Makes a new folder, and memory for the configuration. */
 static inline void place(Run *r)
 {
-    const Placement alone = { 1, 0, false };
+    const ShardChoice alone = { 1, 0, false };
     Arena arena = { 0 };
     r->file_limit = CHECKPOINT_FILE_BYTES;
     r->config.save_num_checkpoints_to_keep = -1;

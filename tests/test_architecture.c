@@ -14,12 +14,12 @@
 /* Norms before the branches, but QK-norm over the full widths; a clip and a window; gate and up stay one matrix. */
 static const TensorNames made_up_tensors[] = {
     { "embed",   { "wte" } },
-    { "norm0",   { "ln_1" } },
+    { "attn_norm",   { "ln_1" } },
     { "qkv",     { "attn.query", "attn.key", "attn.value" } },
     { "qnorm",   { "attn.query_norm" } },
     { "knorm",   { "attn.key_norm" } },
     { "out",     { "attn.project" } },
-    { "norm1",   { "ln_2" } },
+    { "mlp_norm",   { "ln_2" } },
     { "gate_up", { "mlp.both" } },
     { "down",    { "mlp.project" } },
     { "norm",    { "ln_f" } },
@@ -53,7 +53,7 @@ static ModelConfig made_up_model(void)
 
 /* ---- its training ----------------------------------------------------------------------------------------- */
 
-typedef struct { Config config; Model model; Fsdp fsdp; } Trainer;
+typedef struct { Config config; Model model; ParamStore fsdp; } Trainer;
 
 static void open_trainer(Trainer *t, const ModelConfig *m, const char *folder)
 {
@@ -188,7 +188,7 @@ static void test_every_parameter(void **state)
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         const ModelConfig m = architecture(a);
         for (int u = 0; u < unit_count(&m); u++) {
-            UnitShape shape;
+            UnitLayout shape;
             HfTensor tensor[HF_TENSORS];
             unit_shape(&shape, &m, u, 1);
             const int count = hf_tensors(tensor, &m, &shape, u);
@@ -201,7 +201,7 @@ static void test_every_parameter(void **state)
         }
     }
     ModelConfig m = architecture(LLAMA);
-    UnitShape shape;
+    UnitLayout shape;
     HfTensor tensor[HF_TENSORS];
     unit_shape(&shape, &m, 1, 1);
     shape.param[0].name = "norm7";

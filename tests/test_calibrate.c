@@ -48,7 +48,7 @@ static ExportOptions calibrated(const char *source, const char *target, char **t
 }
 
 /* A model with a folder's weights, and separate activations per block. */
-typedef struct { Config config; Model model; Fsdp fsdp; } Loaded;
+typedef struct { Config config; Model model; ParamStore fsdp; } Loaded;
 
 static void load_model(Loaded *l, const ModelConfig *m, const char *folder)
 {
@@ -82,7 +82,7 @@ static void observe(void *observer, int unit, const Unit *w)
     (void)w;
     const Observer *o = observer;
     const Acts *a = &o->of->model.acts[o->block];
-    const Tensor input[NUM_LINEARS] = { a->h0, a->att_op, a->h1, a->act };
+    const Tensor input[NUM_LINEARS] = { a->attn_h, a->attn_operand, a->mlp_h, a->swiglu_operand };
     for (Linear l = 0; l < NUM_LINEARS && unit == o->block + 1; l++)
         matmul_dw(o->h[l], input[l], input[l]);
 }
@@ -125,7 +125,7 @@ static void check_layer(const SafeFile *f, const Loaded *was, int block, const P
     gptq(device_codes, values, w, device_scale, GROUP, h, 0.01, true);
     device_get(codes, device_codes, n);
     HfTensor tensor[HF_TENSORS];
-    const UnitShape *u = &was->fsdp.shape[block + 1];
+    const UnitLayout *u = &was->fsdp.shape[block + 1];
     for (int i = 0, count = hf_tensors(tensor, &was->config.model, u, block + 1); i < count; i++)
         if (&u->param[tensor[i].param] == p)
             check_matrix(f, &tensor[i], codes + tensor[i].first, scale + tensor[i].first / GROUP);
@@ -135,7 +135,7 @@ static void check_layer(const SafeFile *f, const Loaded *was, int block, const P
 static void check_block(const SafeFile *f, Loaded *is, const Loaded *was, int block, const CalibrationData *d)
 {
     Observer o = { .of = is, .block = block };
-    const UnitShape *u = &was->fsdp.shape[block + 1];
+    const UnitLayout *u = &was->fsdp.shape[block + 1];
     const Param *matrix[NUM_LINEARS] = { NULL };
     for (int i = 0; i < u->num_params; i++)
         if (u->param[i].is_operand) {

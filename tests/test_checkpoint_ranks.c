@@ -33,9 +33,9 @@ static Tensor flat(Format f, size_t n)
 }
 
 /* The shards that rank `part` of `parts` has of a model made for `world` ranks; only what layout.c reads. */
-static Fsdp make_shards(const ModelConfig *c, Format master, Format m, Format v, int world, int part, int parts)
+static ParamStore make_shards(const ModelConfig *c, Format master, Format m, Format v, int world, int part, int parts)
 {
-    Fsdp f = { .num_units = unit_count(c), .recipe = *recipe_find("bf16"),
+    ParamStore f = { .num_units = unit_count(c), .recipe = *recipe_find("bf16"),
                .optimizer = optimizer_find("adamw") };
     f.recipe.master = master;
     f.recipe.moment1 = m;
@@ -57,7 +57,7 @@ static Fsdp make_shards(const ModelConfig *c, Format master, Format m, Format v,
     return f;
 }
 
-static void free_shards(Fsdp *f)
+static void free_shards(ParamStore *f)
 {
     for (int u = 0; u < f->num_units; u++) {
         const Tensor t[] = { f->shard[u].slice[TRAINED].stored, f->shard[u].state[0], f->shard[u].state[1] };
@@ -88,7 +88,7 @@ static void fill(Tensor t, int unit, int kind, size_t first)
     pattern_put(t.scale, seed_of(unit, kind + 2), first / group * bytes, n / group * bytes);
 }
 
-static void fill_shards(Fsdp *f)
+static void fill_shards(ParamStore *f)
 {
     for (int u = 0; u < f->num_units; u++) {
         fill(f->shard[u].slice[TRAINED].stored, u, 0, f->shard[u].slice[TRAINED].first);
@@ -140,7 +140,7 @@ static void check_sizes(const Layout *l, size_t limit)
     }
 }
 
-static void write_files(LayoutKind kind, const Fsdp *f)
+static void write_files(LayoutKind kind, const ParamStore *f)
 {
     Layout l = layout_make(shared, kind, f, LIMIT);
     check_sizes(&l, LIMIT);
@@ -161,7 +161,7 @@ static void write_files(LayoutKind kind, const Fsdp *f)
     layout_free(&l);
 }
 
-static void read_and_check(const char *where, LayoutKind kind, Fsdp *f)
+static void read_and_check(const char *where, LayoutKind kind, ParamStore *f)
 {
     Layout l = layout_make(where, kind, f, LIMIT);
     SafeFile **file = xcalloc((size_t)l.num_files, sizeof *file);
@@ -186,11 +186,11 @@ static void check_division(SmallModel a, Format master, Format m, Format v, int 
                            int parts2)
 {
     ModelConfig c = architecture(a);
-    Fsdp written = make_shards(&c, master, m, v, parts, part, parts);
+    ParamStore written = make_shards(&c, master, m, v, parts, part, parts);
     fill_shards(&written);
     for (LayoutKind kind = LAYOUT_MODEL; kind <= LAYOUT_OPTIMIZER; kind++)
         write_files(kind, &written);
-    Fsdp read = make_shards(&c, master, m, v, parts2, part2, parts2);
+    ParamStore read = make_shards(&c, master, m, v, parts2, part2, parts2);
     for (LayoutKind kind = LAYOUT_MODEL; kind <= LAYOUT_OPTIMIZER; kind++)
         read_and_check(shared, kind, &read);
     free_shards(&written);
@@ -229,14 +229,14 @@ static void test_hybrid(void **state)
 
 /* ---- whole checkpoints ------------------------------------------------------------------------------------ */
 
-static void begin(const Config *c, const Fsdp *f, long step)
+static void begin(const Config *c, const ParamStore *f, long step)
 {
     TrainState s = { .step = step, .tokens = 1000 * step };
     checkpoint_begin(c, f, &s, LIMIT);
 }
 
 /* Changes a shard while it is being written, as training does. */
-static void overwrite_shards(Fsdp *f)
+static void overwrite_shards(ParamStore *f)
 {
     for (int u = 0; u < f->num_units; u++) {
         const Tensor t[] = { f->shard[u].slice[TRAINED].stored, f->shard[u].state[0], f->shard[u].state[1] };
@@ -255,7 +255,7 @@ static void check_checkpoint(const Config *c, long step, int part, int parts)
     assert_int_equal(json_integer_value(json_object_get(found, "tokens")), 1000 * step);
     assert_int_equal(json_integer_value(json_object_get(found, "world_size")), comm_size());
     json_decref(found);
-    Fsdp read = make_shards(&c->model, c->recipe.master, c->recipe.moment1, c->recipe.moment2, parts, part, parts);
+    ParamStore read = make_shards(&c->model, c->recipe.master, c->recipe.moment1, c->recipe.moment2, parts, part, parts);
     for (LayoutKind kind = LAYOUT_MODEL; kind <= LAYOUT_OPTIMIZER; kind++)
         read_and_check(where, kind, &read);
     free_shards(&read);
@@ -265,7 +265,7 @@ static void check_checkpoint(const Config *c, long step, int part, int parts)
 static void check_saves(Config *c, int part, int parts)
 {
     int W = comm_size(), rank = comm_rank();
-    Fsdp f = make_shards(&c->model, c->recipe.master, c->recipe.moment1, c->recipe.moment2, parts, part, parts);
+    ParamStore f = make_shards(&c->model, c->recipe.master, c->recipe.moment1, c->recipe.moment2, parts, part, parts);
     fill_shards(&f);
     assert_false(checkpoint_poll());
     begin(c, &f, 1);
@@ -305,7 +305,7 @@ static void test_not_finite(void **state)
     (void)state;
     const ModelConfig m = architecture(LLAMA_GQA);
     const int W = comm_size(), rank = comm_rank();
-    Fsdp f = make_shards(&m, bf16, e4m3, bf16, W, rank, W);
+    ParamStore f = make_shards(&m, bf16, e4m3, bf16, W, rank, W);
     Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, &f, 0);
     fill_shards(&f);
     assert_null(layout_not_finite(&l, &f));
@@ -358,7 +358,8 @@ static void check_sums(const Config *c, int shards)
     json_t *manifest = json_load_file(path, 0, NULL);
     *strrchr(path, '/') = '\0';
     comm_set_mesh(mesh_of_shards(comm_size(), shards));
-    Fsdp f = make_shards(&c->model, c->recipe.master, c->recipe.moment1, c->recipe.moment2, shards, comm_group_rank(RANKS_SHARD),
+    ParamStore f = make_shards(&c->model, c->recipe.master, c->recipe.moment1, c->recipe.moment2, shards,
+                               comm_group_rank(RANKS_SHARD),
                          shards);
     for (LayoutKind kind = LAYOUT_MODEL; kind <= LAYOUT_OPTIMIZER; kind++) {
         Layout l = layout_make(path, kind, &f, LIMIT);
@@ -386,7 +387,8 @@ static void test_sums(void **state)
     c.save_num_checkpoints_to_keep = -1;
     for (int shards = 1; shards <= comm_size(); shards *= 2) {
         comm_set_mesh(mesh_of_shards(comm_size(), shards));
-        Fsdp f = make_shards(&c.model, c.recipe.master, c.recipe.moment1, c.recipe.moment2, shards, comm_group_rank(RANKS_SHARD),
+        ParamStore f = make_shards(&c.model, c.recipe.master, c.recipe.moment1, c.recipe.moment2, shards,
+                                   comm_group_rank(RANKS_SHARD),
                              shards);
         fill_shards(&f);
         begin(&c, &f, 9);
@@ -413,7 +415,7 @@ static void test_ranges_are_gathered_once(void **state)
 {
     (void)state;
     ModelConfig c = architecture(LLAMA);
-    Fsdp f = make_shards(&c, f32, f32, f32, comm_size(), comm_rank(), comm_size());
+    ParamStore f = make_shards(&c, f32, f32, f32, comm_size(), comm_rank(), comm_size());
     gathered = 0;
     free(layout_ranges(&f));
     assert_in_range(gathered, 0, (size_t)comm_size() * (size_t)f.num_units * NUM_REGIONS * 2 * sizeof(double));

@@ -58,7 +58,8 @@ static void test_reload(void **state)
     check_reload(try_load(1, "--data.seed=0", "--eval_interval=null", "--scheduler.warmup_min_lr=0",
                  "--max_duration=7e9T"));
     try_write(try_path, try_base);
-    check_reload(try_load(1, "--evaluators=[{label: a, type: downstream, data: {paths: q}}, {label: b, data: {paths: b}}]", NULL, NULL,
+    check_reload(try_load(1, "--evaluators=[{label: a, type: downstream, data: {paths: q}}, {label: b, data: {paths: b}}]", NULL,
+                          NULL,
                           NULL));
 }
 

@@ -29,7 +29,7 @@ static const Kept ways[] = {
 };
 enum { KINDS = sizeof ways / sizeof ways[0] };
 
-typedef struct { Config config; Fsdp fsdp; void *memory; } Shards;
+typedef struct { Config config; ParamStore fsdp; void *memory; } Shards;
 
 /* Two vectors of 64: from their number of scales, groups may have 64, 128 or 256 elements. */
 static char *norms[] = { "model.layers.*_layernorm.weight" };
@@ -41,7 +41,7 @@ static void open_shards(Shards *s, const ModelConfig *m, const Kept *k, int shar
     Arena arena = { 0 };
     *s = (Shards){ 0 };
     comm_set_mesh(mesh_of_shards(comm_size(), shards));
-    const Placement p = { shards, comm_group_rank(RANKS_SHARD), false };
+    const ShardChoice p = { shards, comm_group_rank(RANKS_SHARD), false };
     model_config(&s->config, m, "bf16", 1);
     s->config.optimizer.name = (char *)k->optimizer;
     s->config.recipe.moment1 = k->m;
@@ -80,7 +80,7 @@ static void free_stored(Tensor t)
 }
 
 /* A value for each element of the unit's tensors, over several decades, not negative for v; padding is 0. */
-static float *values_of(const Fsdp *f, int unit, int state)
+static float *values_of(const ParamStore *f, int unit, int state)
 {
     Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, f, 0);
     float *x = xcalloc(f->shape[unit].numel[TRAINED], sizeof *x);

@@ -15,8 +15,8 @@ bool __wrap_device_has_fp8(void)
 }
 
 /* A run ends here. */
-void __wrap_model_place(Model *m, Fsdp *f, const Config *c);
-void __wrap_model_place(Model *m, Fsdp *f, const Config *c)
+void __wrap_model_place(Model *m, ParamStore *f, const Config *c);
+void __wrap_model_place(Model *m, ParamStore *f, const Config *c)
 {
     (void)m, (void)f;
     die("placed %s", c->recipe.name);

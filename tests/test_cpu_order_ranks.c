@@ -172,7 +172,7 @@ WRAP(void, device_wait, (DeviceMark *m))
 
 enum { MICRO_BATCHES = 2, STEPS = 3 };
 
-static void micro_batch(Model *m, Fsdp *f, Pass pass)
+static void micro_batch(Model *m, ParamStore *f, Pass pass)
 {
     int tokens[4096], targets[4096];
     assert_true(m->N <= 4096);
@@ -188,7 +188,7 @@ static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_
 {
     Config c;
     Model model = { 0 };
-    Fsdp fsdp = { 0 };
+    ParamStore fsdp = { 0 };
     model_config(&c, &m, recipe, 2);
     if (bf16_head)
         c.recipe.head = (Format){ BF16, 0 };
@@ -244,7 +244,8 @@ static void test_every_strategy(void **state)
                 if (SANITIZED && (stays + r) % 2)
                     continue;
                 train(runs[r].recipe, m, runs[r].trainable, runs[r].bf16_head,
-                      (Strategy){ ranks, stays ? GATHER_ONCE : GATHER_OFTEN, (stays + r / 2) % 2 ? SUM_ONCE : SUM_OFTEN }, HOST_NEVER);
+                      (Strategy){ ranks, stays ? GATHER_ONCE : GATHER_OFTEN, (stays + r / 2) % 2 ? SUM_ONCE : SUM_OFTEN },
+                          HOST_NEVER);
             }
     }
 }

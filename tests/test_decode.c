@@ -27,7 +27,7 @@ enum { TEXT = 48, LONG_TEXT = 700, SOME_MODULES = 1 << LORA_Q | 1 << LORA_V | 1 
 typedef struct {
     Config config;
     Model  model;
-    Fsdp   fsdp;
+    ParamStore   fsdp;
     const char *name;
 } Setup;
 
@@ -243,7 +243,7 @@ static void test_continuation(void **state)
 static double loss_of(const Config *c, PlanBytes *bytes, size_t others[3])
 {
     Model m;
-    Fsdp f;
+    ParamStore f;
     int *tokens = text(c->model.max_sequence_length, c->model.vocab_size);
     model_create(&m, &f, c);
     fsdp_init(&f, &c->model, 3);

@@ -100,10 +100,10 @@ static int remove_tasks(void **state)
     return remove_shared(state);
 }
 
-static void open_model(Model *m, Fsdp *f, const Config *c)
+static void open_model(Model *m, ParamStore *f, const Config *c)
 {
     *m = (Model){ 0 };
-    *f = (Fsdp){ 0 };
+    *f = (ParamStore){ 0 };
     memory_plan(m, f, c);
     model_place(m, f, c);
     fsdp_init(f, &c->model, 5);
@@ -115,7 +115,7 @@ static void test_alone(void **state)
     (void)state;
     Config c = config;
     Model m;
-    Fsdp f;
+    ParamStore f;
     c.device_train_microbatch_size = 1;
     c.strategy.shard_ranks = 1;
     open_model(&m, &f, &c);
@@ -175,7 +175,7 @@ static void check_sharded(int shard_ranks, const char *name)
     static int tokens[MICRO * T], targets[MICRO * T];
     Config c = config;
     Model m;
-    Fsdp f;
+    ParamStore f;
     c.strategy.shard_ranks = shard_ranks;
     divide(shard_ranks);
     open_model(&m, &f, &c);

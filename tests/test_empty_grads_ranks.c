@@ -21,7 +21,7 @@ static const struct { const char *recipe; SmallModel model; char *trainable; uns
     { "bf16", QWEN3, .modules = ALL_MODULES },     { "coat", OLMO, .modules = SOME_MODULES },
 };
 
-typedef struct { Config config; Model model; Fsdp fsdp; } Run;
+typedef struct { Config config; Model model; ParamStore fsdp; } Run;
 
 static void open_run(Run *r, int i, Strategy strategy)
 {
@@ -67,7 +67,7 @@ static void add_up(Run *r, int parts)
 }
 
 /* Fills all memory of gradients with the bytes of zeros or NaNs. */
-static void fill_grads(const Fsdp *f, int byte)
+static void fill_grads(const ParamStore *f, int byte)
 {
     for (int u = 0; u < f->num_units; u++)
         if (f->shard[u].slice[TRAINED].count)
@@ -80,7 +80,7 @@ static void fill_grads(const Fsdp *f, int byte)
 /* The sums of `parts` micro-batches; the first adds to zeros or overwrites NaNs. */
 static void sum_up(Run *r, int parts, bool empty, double *sum[MAX_UNITS])
 {
-    Fsdp *f = &r->fsdp;
+    ParamStore *f = &r->fsdp;
     fill_grads(f, empty ? 0xff : 0);
     if (empty)
         fsdp_empty_grads(f);

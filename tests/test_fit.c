@@ -64,7 +64,7 @@ static void test_needed(void **state)
         Config *c = plan(measured[i].ranks, measured[i].recipe, "139.8", NULL);
         c->strategy.gathering = GATHER_OFTEN;
         Model m;
-        Fsdp f;
+        ParamStore f;
         memory_plan(&m, &f, c);
         const double planned = (double)model_planned_bytes(&m, &f) / (1 << 30), allowed = fit_needed(c) / (1 << 30) - planned;
         const double used = measured[i].used - measured[i].planned;
@@ -84,7 +84,7 @@ static void test_mode(void **state)
     static const struct { const char *memory; bool once; } rows[] = { { "139.8", true }, { "59.3", true }, { "59.2", false } };
     for (int i = 0; i < 3; i++) {
         Model m;
-        Fsdp f;
+        ParamStore f;
         Config *c = plan(4, "coat", rows[i].memory, NULL);           /* 56.2 GiB with whole gradients, 44.7 without */
         c->strategy.gathering = GATHER_OFTEN;
         memory_plan(&m, &f, c);
@@ -121,11 +121,11 @@ static void test_kept(void **state)
     const double spare = 3.0 * (1 << 30);
     for (int i = 0; i < 3; i++) {
         Model m, more;
-        Fsdp f, g;
+        ParamStore f, g;
         char arguments[128];
         Config *c = plan(4, "coat", rows[i].memory, NULL);
         memory_plan(&m, &f, c);
-        model_plan(&more, &g, c, (Placement){ f.shards, f.rank, f.sum_once, f.kept + 1 });
+        model_plan(&more, &g, c, (ShardChoice){ f.shards, f.rank, f.sum_once, f.kept + 1 });
         assert_int_equal(f.kept, rows[i].kept);
         if (f.kept > 0)
             assert_true((double)model_planned_bytes(&m, &f) <= memory_of_device(c) - spare);
@@ -199,7 +199,7 @@ static void test_host_memory(void **state)
     (void)state;
     Config *c = plan(1, "coat", "80", NULL);
     Model m;
-    Fsdp f;
+    ParamStore f;
     c->host.activations = HOST_ALL;
     memory_plan(&m, &f, c);
     m.acts[0].own_bytes = (size_t)1 << 50;

@@ -13,18 +13,18 @@
 
 enum { B = 4 };
 
-static UnitShape *shapes_of(const Config *c)
+static UnitLayout *shapes_of(const Config *c)
 {
     int count;
     HfTensor *tensor = hf_tensors_of(&c->model, &count);
-    UnitShape *shape = trainable_shapes(c, tensor, count);
+    UnitLayout *shape = trainable_shapes(c, tensor, count);
     free(tensor);
     return shape;
 }
 
 static TokenFlops flops_of(const Config *c)
 {
-    UnitShape *shape = shapes_of(c);
+    UnitLayout *shape = shapes_of(c);
     const TokenFlops f = token_flops(c, shape);
     free(shape);
     return f;
@@ -104,7 +104,7 @@ static void log_one_step(Config *c, int ranks, long steps, int milliseconds)
     char path[64];
     assert_non_null(mkdtemp(strcpy(folder, "/tmp/coat-flops-XXXXXX")));
     c->save_folder = folder;
-    UnitShape *shape = shapes_of(c);
+    UnitLayout *shape = shapes_of(c);
     Log *log = log_open(c, shape, (RunLength){ .steps = steps }, steps, 0, false, ranks);
     usleep((useconds_t)milliseconds * 1000);
     log_step(log, &(StepStats){ .step = 1 });

@@ -29,12 +29,13 @@ static const struct { const char *name; SmallModel model; double drift; unsigned
     { "f32", LLAMA, 64 * U24, .mapped = true }, { "bf16", OLMO2, 0x1p-9 }, { "fp8", LLAMA_GQA, 0x1p-6 }, { "coat", OLMO, 0x1p-6 },
     { "coat-lean", LLAMA_GQA, 0x1p-6, .bf16_head = true }, { "bf16", QWEN3, 0x1p-9 }, { "coat", OLMO3, 0x1p-6, .bf16_head = true },
     { "bf16", OLMO, 0x1p-9, SOME_MODULES, BASE_AS_FROZEN },     { "fp8", OLMO2, 0x1p-6, ALL_MODULES, BASE_AS_FROZEN },
-    { "bf16", QWEN3, 0x1p-9, SOME_MODULES, BASE_E4M3 },         { "coat-lean", LLAMA, 0x1p-6, ALL_MODULES, BASE_E4M3, .mapped = true },
+    { "bf16", QWEN3, 0x1p-9, SOME_MODULES, BASE_E4M3 },         { "coat-lean", LLAMA, 0x1p-6, ALL_MODULES, BASE_E4M3,
+                                                                  .mapped = true },
     { "f32", LLAMA_GQA, 64 * U24, ALL_MODULES, BASE_NF4 },      { "coat", OLMO3, 0x1p-6, SOME_MODULES, BASE_NF4 },
 };
 enum { NUM_RECIPES = sizeof recipe_cases / sizeof recipe_cases[0] };
 
-typedef struct { Config config; Model model; Fsdp fsdp; } Run;
+typedef struct { Config config; Model model; ParamStore fsdp; } Run;
 typedef struct { double loss[STEPS], norm[STEPS]; } Curve;
 
 /* Results without sharding, per recipe: all weights in their compute format, the first step's gradients, losses. */
@@ -115,7 +116,7 @@ static void *fetch(Tensor t, bool transposed, size_t *bytes)
 }
 
 /* A parameter's master weights from all shards. */
-static Tensor whole_master(const Fsdp *f, int u, const Param *p)
+static Tensor whole_master(const ParamStore *f, int u, const Param *p)
 {
     const Shard *s = &f->shard[u];
     const Tensor t = make(f->recipe.master, p->rows, p->cols);
@@ -145,7 +146,7 @@ static void *fetch_quantized(Tensor like, Tensor master, bool transposed, size_t
 
 /* Checks one unit's tensors: if `updated`, trained ones against the master weights; others against the reference of the first run.
  * So training does not change frozen tensors. */
-static void check_unit(const Fsdp *f, int u, const Unit *w, bool backward, bool updated, int recipe, const char *name)
+static void check_unit(const ParamStore *f, int u, const Unit *w, bool backward, bool updated, int recipe, const char *name)
 {
     for (int k = 0; k < f->shape[u].num_params; k++) {
         const Param *p = &f->shape[u].param[k];
@@ -173,7 +174,7 @@ static void check_unit(const Fsdp *f, int u, const Unit *w, bool backward, bool 
 /* Gathers every unit twice, as in forward and backward. */
 static void gather_all(Run *r, bool updated, int recipe, const char *name)
 {
-    Fsdp *f = &r->fsdp;
+    ParamStore *f = &r->fsdp;
     for (int i = 0; i < 2 * f->num_units; i++) {
         const bool backward = i >= f->num_units;
         const int u = backward ? 2 * f->num_units - 1 - i : i;

@@ -254,7 +254,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_greedy), cmocka_unit_test(test_draws), cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_samples), cmocka_unit_test(test_full_sample), cmocka_unit_test(test_own_checkpoint), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_samples), cmocka_unit_test(test_full_sample), cmocka_unit_test(test_own_checkpoint),
+            cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

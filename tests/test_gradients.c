@@ -22,7 +22,7 @@ static const float Z_WEIGHT = 0.01f;
 typedef struct {
     Config config;
     Model  model;
-    Fsdp   fsdp;
+    ParamStore   fsdp;
     int    tokens[64], targets[64];
     uint8_t begins[64];
 } Setup;
@@ -295,7 +295,8 @@ int main(void)
     architecture_add(&mapped);
     unit_kind_add(&mapping_kind);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_architecture), cmocka_unit_test(test_added_unit), cmocka_unit_test(test_documents), cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_every_architecture), cmocka_unit_test(test_added_unit), cmocka_unit_test(test_documents),
+            cmocka_unit_test(test_parts),
         cmocka_unit_test(test_adapters), cmocka_unit_test(test_recomputation), cmocka_unit_test(test_loss_chunks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -63,9 +63,9 @@ void __real_folder_publish(const char *save_folder, long step);
 void __wrap_folder_publish(const char *save_folder, long step);
 void __real_folder_remove_step(const char *save_folder, long step);
 void __wrap_folder_remove_step(const char *save_folder, long step);
-Log *__real_log_open(const Config *c, const UnitShape *shape, RunLength length, long last_step, long first_step,
+Log *__real_log_open(const Config *c, const UnitLayout *shape, RunLength length, long last_step, long first_step,
                           bool resumes, int world);
-Log *__wrap_log_open(const Config *c, const UnitShape *shape, RunLength length, long last_step, long first_step,
+Log *__wrap_log_open(const Config *c, const UnitLayout *shape, RunLength length, long last_step, long first_step,
                           bool resumes, int world);
 Source __real_source_open(const char *folder);
 Source __wrap_source_open(const char *folder);
@@ -126,7 +126,7 @@ void __wrap_folder_remove_step(const char *save_folder, long step)
     __real_folder_remove_step(save_folder, step);
 }
 
-Log *__wrap_log_open(const Config *c, const UnitShape *shape, RunLength length, long last_step, long first_step,
+Log *__wrap_log_open(const Config *c, const UnitLayout *shape, RunLength length, long last_step, long first_step,
                           bool resumes, int world)
 {
     meet_fault("log_open", 100);

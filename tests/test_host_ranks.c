@@ -17,7 +17,7 @@
 
 enum { LAYERS = 6, STEPS = 2, MICRO_BATCHES = 2 };
 
-typedef struct { Config config; Model model; Fsdp fsdp; } Run;
+typedef struct { Config config; Model model; ParamStore fsdp; } Run;
 typedef struct { double loss[2 * STEPS], norm[STEPS]; float *weights; size_t count; } Result;
 
 static void configure(Run *r, ModelConfig m, const char *recipe)
@@ -42,7 +42,7 @@ static void place(Run *r)
 }
 
 /* This rank's trained weights. */
-static void take_weights(const Fsdp *f, Result *result)
+static void take_weights(const ParamStore *f, Result *result)
 {
     result->count = 0;
     for (int u = 0; u < f->num_units; u++)
@@ -55,7 +55,8 @@ static void take_weights(const Fsdp *f, Result *result)
         char *host = malloc(tensor_bytes(t) + 1);
         if (t.cols > 0)
             device_get(host, t.data, tensor_bytes(t));
-        tensor_load(result->weights + at, (Tensor){ .data = host, .format = t.format, .rows = 1, .cols = t.cols }, 0, (size_t)t.cols);
+        tensor_load(result->weights + at, (Tensor){ .data = host, .format = t.format, .rows = 1, .cols = t.cols }, 0,
+                    (size_t)t.cols);
         at += (size_t)t.cols;
         free(host);
     }
@@ -143,13 +144,17 @@ static void test_activations(void **state)
 
 /* ---- weights and states ---------------------------------------------------------------------------------------- */
 
-static struct { const char *recipe, *optimizer; char *trainable; SmallModel a; Keep keep; bool adapters; BaseFormat base; } states[] = {
-    { "f32", "adamw", NULL, LLAMA, KEEP_ALL }, { "bf16", "adamw8bit", NULL, OLMO2, KEEP_ALL }, { "fp8", "adamw", NULL, QWEN3, KEEP_BLOCK },
+static struct { const char *recipe,
+                *optimizer; char *trainable; SmallModel a; Keep keep; bool adapters; BaseFormat base; } states[] = {
+    { "f32", "adamw", NULL, LLAMA, KEEP_ALL }, { "bf16", "adamw8bit", NULL, OLMO2, KEEP_ALL }, { "fp8", "adamw", NULL, QWEN3,
+                                                                                                 KEEP_BLOCK },
     { "coat", "adamw", NULL, LLAMA_GQA, KEEP_INPUTS }, { "coat-lean", "adamw", NULL, OLMO, KEEP_BLOCK },
     { "coat", "adamw8bit", NULL, OLMO3, KEEP_INPUTS }, { "fp8-lm", "adamw", NULL, LLAMA, KEEP_ALL },
     { "coat", "adamw", "model.layers.[2-4].mlp*", LLAMA, KEEP_INPUTS }, { "bf16", "adamw", "*.self_attn.*", OLMO2, KEEP_ALL },
-    { "bf16", "adamw", NULL, LLAMA_GQA, KEEP_ALL, true, BASE_AS_FROZEN }, { "coat", "adamw", NULL, OLMO2, KEEP_INPUTS, true, BASE_AS_FROZEN },
-    { "bf16", "adamw", NULL, QWEN3, KEEP_BLOCK, true, BASE_E4M3 }, { "coat-lean", "adamw", NULL, LLAMA, KEEP_INPUTS, true, BASE_E4M3 },
+    { "bf16", "adamw", NULL, LLAMA_GQA, KEEP_ALL, true, BASE_AS_FROZEN }, { "coat", "adamw", NULL, OLMO2, KEEP_INPUTS, true,
+                                                                            BASE_AS_FROZEN },
+    { "bf16", "adamw", NULL, QWEN3, KEEP_BLOCK, true, BASE_E4M3 }, { "coat-lean", "adamw", NULL, LLAMA, KEEP_INPUTS, true,
+                                                                     BASE_E4M3 },
     { "bf16", "adamw", NULL, LLAMA, KEEP_ALL, true, BASE_NF4 }, { "coat", "adamw", NULL, LLAMA_GQA, KEEP_BLOCK, true, BASE_NF4 },
     { "coat-lean", "adamw", NULL, OLMO3, KEEP_INPUTS, true, BASE_NF4 },
 };
@@ -172,7 +177,7 @@ static Result train_states(int i, Strategy s, HostUse use, double memory, Run *r
     return result;
 }
 
-static int units_on_host(const Fsdp *f, Hosted h)
+static int units_on_host(const ParamStore *f, Hosted h)
 {
     int count = 0;
     for (int u = 0; u < f->num_units; u++)
@@ -183,7 +188,7 @@ static int units_on_host(const Fsdp *f, Hosted h)
 /* All that can be on the host is there: of layers alone, but for the optimizer's states. */
 static void check_moved(int i, const Run *r)
 {
-    const Fsdp *f = &r->fsdp;
+    const ParamStore *f = &r->fsdp;
     const bool frozen = states[i].adapters || states[i].trainable;
     const bool smaller = strcmp(states[i].recipe, "f32") && !states[i].adapters;
     int operands = 0;
@@ -204,7 +209,8 @@ static void test_states(void **state)
     (void)state;
     for (int i = 0; i < (int)(sizeof states / sizeof *states); i++) {
         const int ranks = comm_size();
-        const Strategy strategies[] = { { ranks, GATHER_OFTEN, SUM_OFTEN }, { ranks, GATHER_ONCE, SUM_ONCE }, { 1, GATHER_OFTEN, SUM_OFTEN },
+        const Strategy strategies[] = { { ranks, GATHER_OFTEN, SUM_OFTEN }, { ranks, GATHER_ONCE, SUM_ONCE }, { 1, GATHER_OFTEN,
+                                                                                                                SUM_OFTEN },
                                         { ranks > 2 ? 2 : 1, GATHER_OFTEN, SUM_ONCE } };
         const Strategy s = strategies[i % (ranks > 1 ? 4 : 2)];
         Run r;
@@ -251,8 +257,8 @@ static void test_auto(void **state)
         configure_kind(&r, 1, LLAMA, "coat", HOST_NEVER);
         r.config.host.activations = HOST_AUTO;
         Model m;
-        Fsdp f;
-        const Placement p = { comm_size(), comm_rank(), .slots = slots > MIN_SLOTS ? slots : MIN_SLOTS };
+        ParamStore f;
+        const ShardChoice p = { comm_size(), comm_rank(), .slots = slots > MIN_SLOTS ? slots : MIN_SLOTS };
         model_plan(&m, &f, &r.config, p);
         model_replan(&m, &f, &r.config, p);
         r.config.device_memory = 1;
@@ -328,7 +334,8 @@ static void test_host_memory(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_activations), cmocka_unit_test(test_states), cmocka_unit_test(test_auto),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_activations), cmocka_unit_test(test_states),
+                                        cmocka_unit_test(test_auto),
                                         cmocka_unit_test(test_host_memory) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));

@@ -89,7 +89,7 @@ static void check_model(const ModelConfig *m, double cutoff)
 {
     Config c;
     Model model;
-    Fsdp f;
+    ParamStore f;
     Row rows[4];
     fill_rows(rows, m->init_fn);
     model_config(&c, m, "f32", 1);
@@ -137,7 +137,7 @@ static void test_numbers(void **state)
     int count = 0;
     Config c;
     Model model;
-    Fsdp f;
+    ParamStore f;
     model_config(&c, &m, "f32", 1);
     model_create(&model, &f, &c);
     for (int u = 0; u < f.num_units; u++)

@@ -16,7 +16,8 @@ enum { LAYERS = 5, MICRO_BATCHES = 3 };     /* with two kept units, block 1 stay
 /* modules: with adapters on these, on a base in this format. How often a step gathers a block that stays, and the lowest block of a
  * shared buffer; on one rank how often it makes the operands of the lowest and of another block. */
 enum { SOME_MODULES = 1 << LORA_Q | 1 << LORA_V | 1 << LORA_UP | 1 << LORA_DOWN };
-static const struct { const char *recipe; SmallModel model; unsigned modules; BaseFormat base; int once, lowest, lowest_on_one, on_one; } rows[] = {
+static const struct { const char *recipe; SmallModel model; unsigned modules; BaseFormat base; int once, lowest, lowest_on_one,
+                      on_one; } rows[] = {
     { "bf16", OLMO2, 0, BASE_AS_FROZEN, 0, 1 + MICRO_BATCHES },
     { "coat", OLMO, 0, BASE_AS_FROZEN, 1, 1 + MICRO_BATCHES, 2 * MICRO_BATCHES, 2 * MICRO_BATCHES },
     { "coat-lean", LLAMA, ALL_MODULES, BASE_E4M3, 0, 1 + MICRO_BATCHES, 1 + MICRO_BATCHES, 2 * MICRO_BATCHES },
@@ -24,7 +25,7 @@ static const struct { const char *recipe; SmallModel model; unsigned modules; Ba
 };
 enum { COAT = 1, NUM_ROWS = sizeof rows / sizeof rows[0] };
 
-typedef struct { Config config; Model model; Fsdp fsdp; } Run;
+typedef struct { Config config; Model model; ParamStore fsdp; } Run;
 typedef struct { double loss[2], norm[2]; } Curve;
 
 static void configure(Run *r, int row, Gathering gathering)
@@ -115,8 +116,8 @@ static const double SPARE = 3.0 * (1 << 30);               /* memory of a device
 static double needed(const Run *r, bool sum_once, int kept)
 {
     Model m;
-    Fsdp f;
-    model_plan(&m, &f, &r->config, (Placement){ comm_size(), comm_rank(), sum_once, kept });
+    ParamStore f;
+    model_plan(&m, &f, &r->config, (ShardChoice){ comm_size(), comm_rank(), sum_once, kept });
     const double bytes = (double)model_planned_bytes(&m, &f);
     model_free(&m, &f);
     return bytes + 1 + SPARE;

@@ -255,7 +255,8 @@ static Attention attention_of(int B, int T, int H, int K, int D)
 
 static void run_rope(void)
 {
-    rope_forward(now.y, now.x, now.qnorm.data ? now.stats : NULL, now.x, NO_PRODUCT, now.qnorm, now.knorm, now.attention, FROM_SAVED);
+    rope_forward(now.y, now.x, now.qnorm.data ? now.stats : NULL, now.x, NO_PRODUCT, now.qnorm, now.knorm, now.attention,
+                 FROM_SAVED);
 }
 
 /* Moves elements away from the limit, where the clamp has no derivative. */

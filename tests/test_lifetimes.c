@@ -66,7 +66,7 @@ static const Watch operations = { .begin = check_overlaps, .end = spoil };
 typedef struct { float loss[PASS_COMPLETE + 1], logits[2][128]; uint64_t seen; size_t bytes; char *grads; } Result;
 
 /* Places the buffers, in random order, each at the lowest free offset. */
-static size_t lay_out(SharedBuffer *s, uint64_t seed)
+static size_t lay_out(OverlaidBuffer *s, uint64_t seed)
 {
     bool done[NUM_BUFFERS] = { false };
     size_t end = 0;
@@ -88,7 +88,7 @@ static size_t lay_out(SharedBuffer *s, uint64_t seed)
 
 enum { APART, AS_PLANNED, AT_RANDOM };
 
-static void create(Model *m, Fsdp *f, const Config *c, int placement)
+static void create(Model *m, ParamStore *f, const Config *c, int placement)
 {
     static uint64_t seed;
     if (placement == APART)
@@ -96,7 +96,7 @@ static void create(Model *m, Fsdp *f, const Config *c, int placement)
     else if (placement == AS_PLANNED)
         model_create(m, f, c);
     else {
-        model_plan(m, f, c, (Placement){ 1, 0, true });
+        model_plan(m, f, c, (ShardChoice){ 1, 0, true });
         model_place_shared(m, f, c, lay_out(m->shared, seed++));
     }
 }
@@ -119,13 +119,14 @@ static void observe(void *hash, int unit, const Unit *w)
     if (unit == 0)
         return;
     const Acts *a = &observed->unit_acts[unit];
-    const Tensor t[] = { a->res1, a->x0, a->x1, a->branch0, a->branch1, a->h0, a->h1, a->proj, a->qkv, a->rot, a->mix, a->att,
-                         a->att_op, a->wide, a->gate_up, a->act, a[1].res0 };
+    const Tensor t[] = { a->mlp_res, a->attn_x, a->mlp_x, a->attn_branch, a->mlp_branch, a->attn_h, a->mlp_h, a->qkv_raw,
+                         a->qkv_saved, a->qkv_rotated, a->attn_out, a->attn_saved,
+                         a->attn_operand, a->gate_up_raw, a->gate_up_saved, a->swiglu_operand, a[1].attn_res };
     for (size_t i = 0; i < sizeof t / sizeof *t; i++)
         if (t[i].data)
             see(hash, t[i].data, tensor_numel(t[i]) * dtype_size(t[i].format.dtype));
-    see(hash, a->stats0, 2 * sizeof(float) * (size_t)observed->N);
-    see(hash, a->stats1, 2 * sizeof(float) * (size_t)observed->N);
+    see(hash, a->attn_stats, 2 * sizeof(float) * (size_t)observed->N);
+    see(hash, a->mlp_stats, 2 * sizeof(float) * (size_t)observed->N);
 }
 
 static void fill_tokens(int *tokens, int count, Pass pass, const Config *c)
@@ -136,7 +137,7 @@ static void fill_tokens(int *tokens, int count, Pass pass, const Config *c)
 
 /* A forward pass and two rows of its logits; then, if it trains, two micro-batches of a step, each with other tokens. A pass must
  * not need contents of shared memory from an earlier pass. */
-static void make_passes(Model *m, Fsdp *f, const Config *c, Result *r)
+static void make_passes(Model *m, ParamStore *f, const Config *c, Result *r)
 {
     int tokens[TOKENS];
     assert_int_equal(m->N, TOKENS);
@@ -153,7 +154,7 @@ static void make_passes(Model *m, Fsdp *f, const Config *c, Result *r)
 }
 
 /* A prompt, then one token after the other. */
-static void generate(Model *m, Fsdp *f, const Config *c, Result *r)
+static void generate(Model *m, ParamStore *f, const Config *c, Result *r)
 {
     enum { PROMPT = 9, ALL = 12 };
     int tokens[ALL];
@@ -166,7 +167,7 @@ static void generate(Model *m, Fsdp *f, const Config *c, Result *r)
     decode_logits(m, f, r->logits[0]);
 }
 
-static Result run(Model *m, Fsdp *f, const Config *c)
+static Result run(Model *m, ParamStore *f, const Config *c)
 {
     Result r = { 0 };
     fsdp_init(f, &c->model, 3);
@@ -192,7 +193,7 @@ static Result run(Model *m, Fsdp *f, const Config *c)
 static Result run_placed(const Config *c, int placement)
 {
     Model m;
-    Fsdp f;
+    ParamStore f;
     create(&m, &f, c, placement);
     return run(&m, &f, c);
 }
@@ -292,14 +293,14 @@ static void test_parts(void **state)
 static size_t block_bytes(const char *recipe, Keep kept, int recompute)
 {
     Model m;
-    Fsdp f;
+    ParamStore f;
     Config c;
     ModelConfig model = small(LLAMA);
     model.n_layers = 24;
     model_config(&c, &model, recipe, B);
     c.recipe.keep = kept;
     c.recipe.recompute = recompute;
-    model_plan(&m, &f, &c, (Placement){ 1, 0, true });
+    model_plan(&m, &f, &c, (ShardChoice){ 1, 0, true });
     const size_t bytes = m.bytes.blocks;
     model_free(&m, &f);
     return bytes;
@@ -350,12 +351,12 @@ static void check_meetings(const char *recipe, Keep kept)
     const ModelConfig m = small(LLAMA_GQA);
     Config c;
     Model model;
-    Fsdp f;
-    SharedBuffer s[NUM_BUFFERS];
+    ParamStore f;
+    OverlaidBuffer s[NUM_BUFFERS];
     model_config(&c, &m, recipe, B);
     c.recipe.keep = kept;
     const Result apart = run_placed(&c, APART);
-    model_plan(&model, &f, &c, (Placement){ 1, 0, true });
+    model_plan(&model, &f, &c, (ShardChoice){ 1, 0, true });
     memcpy(s, model.shared, sizeof s);
     model_free(&model, &f);
     for (Buffer a = 0; a < NUM_BUFFERS; a++)
@@ -363,7 +364,7 @@ static void check_meetings(const char *recipe, Keep kept)
             size_t bytes = 0;
             if (!(s[a].meets & buffer_bit(b)) || !s[a].bytes || !s[b].bytes)
                 continue;
-            model_plan(&model, &f, &c, (Placement){ 1, 0, true });
+            model_plan(&model, &f, &c, (ShardChoice){ 1, 0, true });
             for (int i = 0; i < NUM_BUFFERS; bytes += s[i++].bytes + SHIFT)
                 model.shared[i].at = bytes;
             const Buffer small = s[a].bytes < s[b].bytes ? a : b, large = small == a ? b : a;
@@ -393,9 +394,9 @@ static void test_forgotten(void **state)
     const ModelConfig m = small(LLAMA);
     Config c;
     Model model;
-    Fsdp f;
+    ParamStore f;
     model_config(&c, &m, "bf16", B);
-    model_plan(&model, &f, &c, (Placement){ 1, 0, true });
+    model_plan(&model, &f, &c, (ShardChoice){ 1, 0, true });
     lifetimes_separate(model.shared);
     model_place_tensors(&model, &f, &c);        /* without memory, to plan again */
     lifetimes_record(&model, &f);
@@ -412,14 +413,14 @@ static void test_bytes(void **state)
     static const char *const names[] = { "bf16", "fp8", "coat", "coat-lean" };
     for (int i = 0; i < 4 * 3 * 2; i++) {
         Model m;
-        Fsdp f;
+        ParamStore f;
         Config c;
         ModelConfig large = architecture(i & 1 ? LLAMA : LLAMA_GQA);
         large.d_model = 4096, large.head_dim = 128, large.n_heads = 32, large.n_kv_heads = i & 1 ? 32 : 8;
         large.mlp_width = i & 1 ? 11008 : 14336, large.max_sequence_length = 2048;
         model_config(&c, &large, names[i / 6], 8);
         c.recipe.keep = i / 2 % 3;
-        model_plan(&m, &f, &c, (Placement){ 1, 0, true });
+        model_plan(&m, &f, &c, (ShardChoice){ 1, 0, true });
         assert_in_range(m.shared_bytes, m.shared_least, m.shared_least + m.shared_least / 10);
         model_free(&m, &f);
     }

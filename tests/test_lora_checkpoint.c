@@ -142,7 +142,7 @@ static const float *values_of(const Run *r, const char *name, size_t *n)
             const Shard *s = &r->fsdp.shard[u];
             *n = tensor[i].rows * tensor[i].cols;
             float *x = keep(*n * sizeof *x);
-            const UnitShape *shape = &r->fsdp.shape[u];
+            const UnitLayout *shape = &r->fsdp.shape[u];
             device_get(x, (float *)s->slice[shape->param[tensor[i].param].region].stored.data + hf_first(shape, &tensor[i]),
                        *n * sizeof *x);
             return x;

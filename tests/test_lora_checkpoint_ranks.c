@@ -43,7 +43,7 @@ static const char *path_of(int row, const char *what)
 
 /* ---- runs ------------------------------------------------------------------------------------------------- */
 
-typedef struct { Config config; Model model; Fsdp fsdp; ModelConfig m; } Run;
+typedef struct { Config config; Model model; ParamStore fsdp; ModelConfig m; } Run;
 
 static void open_run(Run *r, int row, bool adapted)
 {
@@ -103,7 +103,7 @@ static void take_part(State *s, int u, int part, const void *data, size_t size)
 }
 
 /* Padding of 8-bit states may have any code that is 0. */
-static void clear_padding(State *s, int u, int part, const Fsdp *f, size_t size)
+static void clear_padding(State *s, int u, int part, const ParamStore *f, size_t size)
 {
     const Shard *h = &f->shard[u];
     const size_t begin = h->slice[TRAINED].first;

@@ -30,7 +30,7 @@ static const struct { const char *recipe; SmallModel model; unsigned modules; Ba
 };
 enum { NUM_CASES = sizeof cases / sizeof cases[0] };
 
-typedef struct { Config config; Model model; Fsdp fsdp; } Run;
+typedef struct { Config config; Model model; ParamStore fsdp; } Run;
 
 static void open_run(Run *r, const ModelConfig *m, const char *recipe, int strategy, char *folder)
 {

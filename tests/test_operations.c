@@ -140,7 +140,7 @@ static void add_tensor(uint64_t *hash, Tensor t)
     add(hash, t.scale, t.format.group ? format_scale_bytes(t.format, tensor_numel(t)) : 0);
 }
 
-static void train(Model *m, Fsdp *f, const Config *c, uint64_t *hash)
+static void train(Model *m, ParamStore *f, const Config *c, uint64_t *hash)
 {
     int tokens[256];
     uint8_t begins[256] = { [5] = 1, [11] = 1 };
@@ -166,7 +166,7 @@ static void train(Model *m, Fsdp *f, const Config *c, uint64_t *hash)
     }
 }
 
-static void generate(Model *m, Fsdp *f, const Config *c, uint64_t *hash)
+static void generate(Model *m, ParamStore *f, const Config *c, uint64_t *hash)
 {
     float logits[128];
     int tokens[8];
@@ -183,7 +183,7 @@ static void generate(Model *m, Fsdp *f, const Config *c, uint64_t *hash)
 static uint64_t run(const Config *c, bool watched)
 {
     Model m;
-    Fsdp f;
+    ParamStore f;
     uint64_t hash = 0;
     model_create(&m, &f, c);
     if (watched)

@@ -20,7 +20,7 @@ static const struct { const char *optimizer, *recipe; double lr; } cases[] = {
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
-typedef struct { Config config; Model model; Fsdp fsdp; TrainState state; double lr, loss[STEPS]; } Run;
+typedef struct { Config config; Model model; ParamStore fsdp; TrainState state; double lr, loss[STEPS]; } Run;
 
 /* Norms of 128 weights and a vocabulary of 90 in 128 rows: groups of 256 reach into padding. */
 static void open_run(Run *r, int which, int shard_ranks, const char *folder)
@@ -103,7 +103,8 @@ static void expect_same(const char *what, long step, const char *folder, const c
         return;
     for (int i = 0; i < 2; i++) {
         const char *name = i ? "optimizer-00001" : "model";
-        snprintf(command, sizeof command, "cmp %s/%s/step%ld/%s.safetensors %s/%s/step%ld/%s.safetensors", shared, folder, step, name,
+        snprintf(command, sizeof command, "cmp %s/%s/step%ld/%s.safetensors %s/%s/step%ld/%s.safetensors", shared, folder, step,
+                 name,
                  shared, other, step, name);
         if (system(command) != 0)
             fail_msg("%s: %s: %s", what, name, command);
@@ -124,7 +125,7 @@ static void expect_zero_padding(const char *what, const Run *r)
     double looked = 0;
     for (int u = 0; u < r->fsdp.num_units; u++)
         for (int k = 0; k < r->fsdp.optimizer->num_states && r->fsdp.shard[u].slice[TRAINED].count; k++) {
-            const UnitShape *shape = &r->fsdp.shape[u];
+            const UnitLayout *shape = &r->fsdp.shape[u];
             const Shard *s = &r->fsdp.shard[u];
             const Slice own = s->slice[TRAINED];
             Sample values = sample_fetch(s->state[k], 0, own.count);

@@ -75,7 +75,7 @@ static void test_coarse(void **state)
 
 /* ---- the plan --------------------------------------------------------------------------------------------- */
 
-typedef struct { Config config; Model model; Fsdp fsdp; } Small;
+typedef struct { Config config; Model model; ParamStore fsdp; } Small;
 
 static void small_plan(Small *s, const char *optimizer, const char *recipe)
 {
@@ -84,7 +84,7 @@ static void small_plan(Small *s, const char *optimizer, const char *recipe)
     *s = (Small){ 0 };
     model_config(&s->config, &m, recipe, 2);
     s->config.optimizer.name = (char *)optimizer;
-    model_plan(&s->model, &s->fsdp, &s->config, (Placement){ 1, 0, false });
+    model_plan(&s->model, &s->fsdp, &s->config, (ShardChoice){ 1, 0, false });
 }
 
 /* Bytes of states per 256 weights; units are multiples of 256. */

@@ -11,7 +11,7 @@ enum { RANK = 3, ROWS_MOST = 512, PIECES = 2 };
 /* A parameter in row-major order, or a piece of it. */
 typedef struct { const Param *p; double *w; int rows, cols; } Matrix;
 
-static const Param *find_param(const UnitShape *s, const char *name)
+static const Param *find_param(const UnitLayout *s, const char *name)
 {
     for (int i = 0; i < s->num_params; i++)
         if (strcmp(s->param[i].name, name) == 0)
@@ -21,7 +21,7 @@ static const Param *find_param(const UnitShape *s, const char *name)
 }
 
 /* Piece `piece` of `pieces`: rows are the same fraction of each part, since each part is a separate output of a layer. */
-static Matrix cut(const UnitShape *s, const char *name, int piece, int pieces)
+static Matrix cut(const UnitLayout *s, const char *name, int piece, int pieces)
 {
     const Param *p = find_param(s, name);
     const int split_rows = p->split == SPLIT_ROWS ? pieces : 1, split_cols = p->split == SPLIT_COLUMNS ? pieces : 1;
@@ -48,7 +48,7 @@ static void multiply(double *y, const double *x, Matrix m)
 }
 
 /* y = x w^T + (x A^T) B^T, where B's part i reads the i-th RANK outputs of A. */
-static int linear(double *y, const double *x, const UnitShape *s, const char *name, int piece, int pieces)
+static int linear(double *y, const double *x, const UnitLayout *s, const char *name, int piece, int pieces)
 {
     char a[16], b[16];
     double low[3 * RANK];
@@ -64,7 +64,7 @@ static int linear(double *y, const double *x, const UnitShape *s, const char *na
 }
 
 /* One piece's contribution to the output of two layers; the `parts` outputs of the first are multiplied element by element. */
-static void two_layers(double *sum, const double *x, const UnitShape *s, const char *first, const char *second, int parts,
+static void two_layers(double *sum, const double *x, const UnitLayout *s, const char *first, const char *second, int parts,
                        int piece, int pieces)
 {
     double y[ROWS_MOST], z[ROWS_MOST], out[ROWS_MOST];
@@ -86,7 +86,7 @@ static void test_split(void **state)
     (void)state;
     static const struct { const char *first, *second; int parts; } layers[] = { { "qkv", "out", 3 }, { "gate_up", "down", 2 } };
     const ModelConfig m = with_adapters(architecture(LLAMA), RANK, ALL_MODULES, BASE_AS_FROZEN);
-    UnitShape s;
+    UnitLayout s;
     unit_shape(&s, &m, 1, 1);
     for (int l = 0; l < 2; l++) {
         double x[ROWS_MOST], whole[ROWS_MOST] = { 0 }, pieces[ROWS_MOST] = { 0 };
@@ -111,7 +111,7 @@ static void test_parts(void **state)
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         const ModelConfig m = with_adapters(architecture(a), RANK, 1 << LORA_K | 1 << LORA_V | 1 << LORA_DOWN, BASE_AS_FROZEN);
         for (int u = 0; u < unit_count(&m); u++) {
-            UnitShape s;
+            UnitLayout s;
             unit_shape(&s, &m, u, 1);
             for (int i = 0; i < s.num_params; i++) {
                 const Param *p = &s.param[i];

@@ -34,7 +34,7 @@ enum { B = 2, T = 16, N = B * T, STEPS = 8 };
 typedef struct {
     Config    config;
     Model     model;
-    Fsdp      fsdp;
+    ParamStore      fsdp;
     SafeFile *golden;
     int       tokens[N], targets[N];
     float     labels;

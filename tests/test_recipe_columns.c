@@ -125,7 +125,7 @@ static double forward_loss(const ModelConfig *m, ScalesOf scales)
 {
     Config c;
     Model model;
-    Fsdp fsdp;
+    ParamStore fsdp;
     int tokens[MAX_TOKENS];
     model_config(&c, m, "coat", 1);
     c.recipe.scales = scales;
@@ -176,7 +176,7 @@ static double evaluated(const ModelConfig *m, const char *recipe, bool columns, 
 {
     Config c;
     Model model;
-    Fsdp fsdp;
+    ParamStore fsdp;
     int tokens[MAX_TOKENS];
     model_config(&c, m, recipe, 1);
     c.eval_only = true;
@@ -221,14 +221,15 @@ static void test_ranges(void **state)
         for (ScalesOf scales = OF_MICROBATCH; scales <= OF_STEP; scales++) {
             Config c;
             Model m;
-            Fsdp f;
+            ParamStore f;
             model_config(&c, &models[i], "coat", B);
             c.recipe.scales = scales;
             model_create(&m, &f, &c);
             const float *range[2 * OPERANDS];
             for (int l = 0; l < 2; l++) {
                 const Acts *a = &m.acts[l];
-                const Tensor operand[OPERANDS] = { a->h0, a->h1, a->att_op, a->act, a->dgate_up, a->dqkv_op };
+                const Tensor operand[OPERANDS] = { a->attn_h, a->mlp_h, a->attn_operand, a->swiglu_operand, a->dgate_up,
+                                                   a->dqkv_op };
                 for (int o = 0; o < OPERANDS; o++)
                     range[l * OPERANDS + o] = operand[o].range;
             }
@@ -246,12 +247,12 @@ static void test_ranges(void **state)
 static unsigned sums_in_place(const Config *c)
 {
     Model m;
-    Fsdp f;
+    ParamStore f;
     unsigned in_place = 0;
     model_create(&m, &f, c);
     for (int l = 0; l < m.L; l++) {
-        in_place |= (unsigned)(m.acts[l].res1.data == m.acts[l].res0.data) << 2 * l;
-        in_place |= (unsigned)(m.acts[l + 1].res0.data == m.acts[l].res1.data) << (2 * l + 1);
+        in_place |= (unsigned)(m.acts[l].mlp_res.data == m.acts[l].attn_res.data) << 2 * l;
+        in_place |= (unsigned)(m.acts[l + 1].attn_res.data == m.acts[l].mlp_res.data) << (2 * l + 1);
     }
     model_free(&m, &f);
     return in_place;

@@ -176,7 +176,7 @@ static void test_kept(void **state)
     for (int r = 0; r < 2; r++) {
         Config all, q;
         Model most, least;
-        Fsdp f, g;
+        ParamStore f, g;
         model_config(&all, &of_all, recipes[r], B);
         model_config(&q, &of_q, recipes[r], B);
         model_create(&most, &f, &all);
@@ -197,14 +197,14 @@ static void test_shared_operand(void **state)
     for (int r = 0; r < 2; r++) {
         Config c;
         Model model;
-        Fsdp f;
+        ParamStore f;
         model_config(&c, &m, recipes[r], B);
         model_create(&model, &f, &c);
         const Acts *a = model.acts;
-        assert_int_equal(a[1].att_op.data == a[1].att.data, r == 1);
-        assert_int_equal(a[1].att_op.data == a[0].att_op.data, r == 0);
-        assert_int_equal(a[1].att_op.scale == a[1].att.scale, r == 1);
-        assert_ptr_equal(a[1].att_op.data_t, a[0].att_op.data_t);
+        assert_int_equal(a[1].attn_operand.data == a[1].attn_saved.data, r == 1);
+        assert_int_equal(a[1].attn_operand.data == a[0].attn_operand.data, r == 0);
+        assert_int_equal(a[1].attn_operand.scale == a[1].attn_saved.scale, r == 1);
+        assert_ptr_equal(a[1].attn_operand.data_t, a[0].attn_operand.data_t);
         model_free(&model, &f);
     }
 }
@@ -217,11 +217,12 @@ static void test_gathered(void **state)
     const ModelConfig m = with_adapters(wide(LLAMA), RANK, ALL_MODULES, BASE_E4M3);
     Config c;
     Model model;
-    Fsdp f;
+    ParamStore f;
     model_config(&c, &m, "coat", B);
     c.strategy.shard_ranks = 2;
-    model_plan(&model, &f, &c, (Placement){ 2, 0, true });
-    const size_t codes = f.shape[1].numel[BASE], embedding = f.shape[0].numel[FROZEN], head = f.shape[f.num_units - 1].numel[FROZEN];
+    model_plan(&model, &f, &c, (ShardChoice){ 2, 0, true });
+    const size_t codes = f.shape[1].numel[BASE], embedding = f.shape[0].numel[FROZEN],
+        head = f.shape[f.num_units - 1].numel[FROZEN];
     assert_int_equal(f.gathered.used, 2 * codes + 2 * (embedding > head ? embedding : head));
     model_free(&model, &f);
 }
@@ -229,7 +230,7 @@ static void test_gathered(void **state)
 /* ---- one block ------------------------------------------------------------------------------------------------ */
 
 /* Forward and backward of a Llama block on normal inputs and output gradients, weights with std 0.02. */
-typedef struct { float *branches, *dx, *dw; size_t n; UnitShape shape; } Layer;
+typedef struct { float *branches, *dx, *dw; size_t n; UnitLayout shape; } Layer;
 
 static Layer run_block(const char *recipe)
 {
@@ -238,18 +239,18 @@ static Layer run_block(const char *recipe)
     m.n_layers = 1, m.init_std = 0.02;
     Config c;
     Model model;
-    Fsdp fsdp;
+    ParamStore fsdp;
     model_config(&c, &m, recipe, 4);
     c.recipe.grads = (Format){ F32, 0 };
     model_create(&model, &fsdp, &c);
     fsdp_init(&fsdp, &m, 3);
     Acts *a = &model.acts[0];
-    init_normal(a->res0, 1, 0, 4, 0);
-    float *in = as_floats(a->res0);
+    init_normal(a->attn_res, 1, 0, 4, 0);
+    float *in = as_floats(a->attn_res);
     fsdp_gather(&fsdp, 1, FOR_FORWARD);
     const Unit *w = fsdp_acquire(&fsdp, 1);
     block_forward(&model, w, a, &model.acts[1]);
-    Layer r = { .branches = as_floats(model.acts[1].res0), .n = tensor_numel(a->res0) };
+    Layer r = { .branches = as_floats(model.acts[1].attn_res), .n = tensor_numel(a->attn_res) };
     for (size_t i = 0; i < r.n; i++)
         r.branches[i] -= in[i];
     init_normal(model.work.dres, 1, 0, 5, 0);

@@ -18,7 +18,7 @@ static char folder[] = "/tmp/coat-telemetry-XXXXXX";
 typedef struct {
     Config config;
     Model  model;
-    Fsdp   fsdp;
+    ParamStore   fsdp;
     Log   *log;
     Telemetry *telemetry;
     json_t *line;
@@ -230,10 +230,10 @@ static void test_activations(void **state)
         const Acts *a = &s.model.acts[1];
         const size_t N = (size_t)s.model.N, C = 128, F = 256;
         assert_true(N <= 64);
-        const double *gate_up = all(a->gate_up), *act = all(a->act), *x1 = all(a->x1), *h1 = all(a->h1);
-        expect_near("gate_up", metric(&s, "quant/gate_up/1/error"), relative_error(gate_up, all(a->wide), N * 2 * F),
+        const double *gate_up = all(a->gate_up_saved), *act = all(a->swiglu_operand), *x1 = all(a->mlp_x), *h1 = all(a->mlp_h);
+        expect_near("gate_up", metric(&s, "quant/gate_up/1/error"), relative_error(gate_up, all(a->gate_up_raw), N * 2 * F),
                     1e-6);
-        expect_near("att_op", metric(&s, "quant/att_op/1/error"), relative_error(all(a->att_op), all(a->att), N * C),
+        expect_near("att_op", metric(&s, "quant/att_op/1/error"), relative_error(all(a->attn_operand), all(a->attn_saved), N * C),
                     1e-6);
         double *exact = keep(N * F * sizeof *exact);
         for (size_t i = 0; i < N * F; i++) {
@@ -249,13 +249,14 @@ static void test_activations(void **state)
                 exact[i * C + c] = x1[i * C + c] / sqrt(mean2 + s.config.model.norm.eps);
         }
         expect_near("h1", metric(&s, "quant/h1/1/error"), relative_error(h1, exact, N * C), 1e-4);
-        assert_int_equal(a->h0.data == a->h1.data, !keep_all);
+        assert_int_equal(a->attn_h.data == a->mlp_h.data, !keep_all);
         static double h0[2];
         h0[keep_all] = metric(&s, "quant/h0/1/error");
         if (keep_all)
             expect_near("h0", h0[0], h0[1], 1e-4);
         assert_true(isnan(metric(&s, "quant/x1/1/error")) && metric(&s, "quant/x0/1/error") < 0x1p-4);
-        expect_near("saturation", metric(&s, "quant/gate_up/1/saturation"), largest_codes(a->gate_up, all(a->wide)), 1e-6);
+        expect_near("saturation", metric(&s, "quant/gate_up/1/saturation"), largest_codes(a->gate_up_saved, all(a->gate_up_raw)),
+                    1e-6);
         small_close(&s);
         release();
     }
@@ -428,7 +429,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_recipe), cmocka_unit_test(test_activations), cmocka_unit_test(test_moments),
-        cmocka_unit_test(test_formats), cmocka_unit_test(test_no_side_effects), cmocka_unit_test(test_speed), cmocka_unit_test(test_frozen),
+        cmocka_unit_test(test_formats), cmocka_unit_test(test_no_side_effects), cmocka_unit_test(test_speed),
+            cmocka_unit_test(test_frozen),
     };
     return cmocka_run_group_tests(tests, start, finish);
 }

@@ -59,7 +59,8 @@ static void test_configuration(void **state)
 {
     (void)state;
     static const struct { const char *a, *b, *message; } table[] = {
-        { "--trainable=model.layer.*", NULL, "--trainable=model.layer.*: trainable: 'model.layer.*' names no tensor of this model; names "
+        { "--trainable=model.layer.*", NULL,
+          "--trainable=model.layer.*: trainable: 'model.layer.*' names no tensor of this model; names "
                                              "are those of a checkpoint" },
         { "--trainable=[model.norm.weight, nothing]", NULL, "'nothing' names no tensor" },
         { "--trainable=lm_head.weight", NULL, "the head is the embedding here (model.weight_tying): train model.embed_tokens.weight"

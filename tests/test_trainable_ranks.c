@@ -38,7 +38,7 @@ static const struct { const char *name; int groups; Gathering gathering; GradSum
 };
 enum { NUM_STRATEGIES = sizeof strategies / sizeof strategies[0] };
 
-typedef struct { Config config; Model model; Fsdp fsdp; ModelConfig m; } Run;
+typedef struct { Config config; Model model; ParamStore fsdp; ModelConfig m; } Run;
 
 static void open_run(Run *r, int choice, int recipe, int strategy, bool all)
 {

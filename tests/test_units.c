@@ -9,7 +9,7 @@
 
 enum { TOKENS = 32 };
 
-typedef struct { Config config; Model model; Fsdp fsdp; } Trainer;
+typedef struct { Config config; Model model; ParamStore fsdp; } Trainer;
 
 static ModelConfig model_of(bool with_mapping)
 {
@@ -63,7 +63,7 @@ static void test_names(void **state)
 }
 
 /* A parameter as stored, on one rank. */
-static Tensor stored(const Fsdp *f, int u, int param)
+static Tensor stored(const ParamStore *f, int u, int param)
 {
     const Param *p = &f->shape[u].param[param];
     return shard_weights(&f->shard[u], p, 0, param_numel(p));

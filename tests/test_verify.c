@@ -204,7 +204,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_sample), cmocka_unit_test(test_flipped_bits),
                                         cmocka_unit_test(test_other_content),
-                                        cmocka_unit_test(test_other_settings), cmocka_unit_test(test_other_training), cmocka_unit_test(test_other_columns),
+                                        cmocka_unit_test(test_other_settings), cmocka_unit_test(test_other_training),
+                                            cmocka_unit_test(test_other_columns),
                                         cmocka_unit_test(test_old_checkpoint) };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

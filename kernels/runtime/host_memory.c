@@ -11,7 +11,8 @@
 /* The names of v2 and v1. */
 static const struct Names { const char *folder, *limit, *used, *cache[2]; }
     v2 = { "/sys/fs/cgroup", "memory.max", "memory.current", { "active_file", "inactive_file" } },
-    v1 = { "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", { "total_active_file", "total_inactive_file" } };
+    v1 = { "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+           { "total_active_file", "total_inactive_file" } };
 
 /* The number in a file; NAN: none, as in a limit of "max". */
 static double read_number(const char *folder, const char *file)

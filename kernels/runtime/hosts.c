@@ -29,13 +29,13 @@ typedef struct {
     unsigned char token[TOKEN], answer[ANSWER];
     int n;                              /* 0: no network */
     struct sockaddr_storage address[ADDRESSES];
-} Door;
+} Listener;
 
 /* The first message of a host. */
 typedef struct {
     unsigned char token[TOKEN];
     int leader;
-} Hello;
+} Greeting;
 
 /* The host of a rank. */
 typedef struct {
@@ -79,7 +79,7 @@ static in_port_t *port_of(struct sockaddr_storage *a)
 }
 
 /* The network over which other hosts reach this one is unknown: lists all addresses. */
-static void list_addresses(Door *d, in_port_t port)
+static void list_addresses(Listener *d, in_port_t port)
 {
     struct ifaddrs *all;
     if (getifaddrs(&all) != 0)
@@ -114,7 +114,7 @@ static int listen_in(sa_family_t family, in_port_t *port)
     return fd;
 }
 
-static int open_door(Door *d)
+static int open_door(Listener *d)
 {
     in_port_t port;
     int fd = listen_in(AF_INET6, &port);
@@ -134,10 +134,10 @@ static Link *link_of(int leader)
 }
 
 /* Accepts a host that sends the token and is not yet connected; sends it the answer. */
-static bool let_in(int fd, const Door *d)
+static bool let_in(int fd, const Listener *d)
 {
     const struct timeval patience = { .tv_sec = 1 };
-    Hello hello = { .leader = -1 };
+    Greeting hello = { .leader = -1 };
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     const bool knows = recv(fd, &hello, sizeof hello, MSG_WAITALL) == sizeof hello
                     && memcmp(hello.token, d->token, TOKEN) == 0;
@@ -152,7 +152,7 @@ static bool let_in(int fd, const Door *d)
 }
 
 /* Rank 0 */
-static void wait_for_all(int door, const Door *d)
+static void wait_for_all(int door, const Listener *d)
 {
     struct pollfd p = { .fd = door, .events = POLLIN };
     const double until = clock_seconds() + CONNECT + 1;
@@ -175,7 +175,7 @@ static int begin_to_connect(const struct sockaddr_storage *a)
 
 /* One step of a connection: sends the hello once connected, then waits for the answer. True: it has come. NOTE: an address of rank
  * 0's host, for example of a container bridge, may also exist on this host, with another program at this port. */
-static bool advance(struct pollfd *p, const Hello *hello, const Door *d)
+static bool advance(struct pollfd *p, const Greeting *hello, const Listener *d)
 {
     unsigned char answer[ANSWER];
     if (p->events == POLLIN && recv(p->fd, answer, ANSWER, 0) == ANSWER && memcmp(answer, d->answer, ANSWER) == 0)
@@ -190,10 +190,10 @@ static bool advance(struct pollfd *p, const Hello *hello, const Door *d)
 }
 
 /* Connects to rank 0 at all of its addresses at once. Returns the connection answered first; -1: none in time. */
-static int connect_to(const Door *d, int leader)
+static int connect_to(const Listener *d, int leader)
 {
     struct pollfd p[ADDRESSES];
-    Hello hello = { .leader = leader };
+    Greeting hello = { .leader = leader };
     int found = -1;
     memcpy(hello.token, d->token, TOKEN);
     for (int i = 0; i < d->n; i++)
@@ -375,7 +375,7 @@ static void agree(void)
 
 void hosts_start(int leader)
 {
-    Door d = { .n = 0 };
+    Listener d = { .n = 0 };
     list_links(leader);
     if (!several_hosts())
         return;

@@ -64,14 +64,14 @@ typedef struct {
     atomic_bool spoken;                 /* a rank of this host has reported a fault, or one of another host ends all */
     _Atomic double silence;             /* seconds without a heartbeat of another host; the first rank knows which */
     RankState rank[];                   /* (n) */
-} Board;
+} SharedTable;
 
 /* What this rank knows of another rank: the counters, and for how many seconds they have not changed. */
 typedef struct {
     unsigned long progress, beats;
     double idle, silent;
     bool   visible;                     /* kill() finds its process; containers may hide it */
-} Sight;
+} Heartbeat;
 
 typedef enum { NO_FAULT, GONE, LEFT, STOPPED, HUNG, NOBODY, DEVICE, ENDED, AWAY } FaultKind;
 typedef struct { FaultKind kind; int who; const char *text; } Fault;    /* who: local rank */
@@ -87,9 +87,9 @@ static RankState alone;
 static RankState *own = &alone;              /* this rank's */
 
 static struct {
-    Board *board;
+    SharedTable *board;
     RankState *rank;                    /* board->rank */
-    Sight *sight;                       /* (n) */
+    Heartbeat *sight;                       /* (n) */
     int    n, self;
     _Atomic int timeout;                /* the main thread may change this and the next */
     void (*_Atomic name)(int part, char text[PART_NAME]);
@@ -97,7 +97,7 @@ static struct {
     pthread_t thread;
     pthread_mutex_t lock;               /* guards stop */
     pthread_cond_t  wake;
-} dog = { .lock = PTHREAD_MUTEX_INITIALIZER };
+} watchdog = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 /* ---- marks ------------------------------------------------------------------------------------------------- */
 
@@ -161,7 +161,7 @@ static void leave(void)
 /* "all-gather of block 3"; returns the length */
 static int name_part(char text[128], const char *operation, int part)
 {
-    void (*name)(int, char *) = dog.name;
+    void (*name)(int, char *) = watchdog.name;
     char called[PART_NAME];
     if (part < 0)
         return snprintf(text, 128, "%s", operation);
@@ -200,7 +200,7 @@ static const char advice[] = "--try_load_latest_save continues from the last com
 /* Seconds until a thread counts as stopped, here or on another host. */
 static double long_silence(void)
 {
-    return dog.timeout > 4 ? dog.timeout / 2.0 : 2;
+    return watchdog.timeout > 4 ? watchdog.timeout / 2.0 : 2;
 }
 
 /* The message about another host that ended, or sends no heartbeats. */
@@ -220,8 +220,8 @@ static int compose_away(char *text, size_t size, FaultKind kind)
 /* One line with rank, host and operation. */
 static int compose(char *text, size_t size, const Fault *f)
 {
-    const RankState *s = &dog.rank[f->who];
-    const Sight *seen = &dog.sight[f->who];
+    const RankState *s = &watchdog.rank[f->who];
+    const Heartbeat *seen = &watchdog.sight[f->who];
     char host[64] = "", who[160], culprit[128], waiting[128], device[160] = "", other[160] = "";
     int part = -1;
     const char *blocked = f->kind == NOBODY ? trace_blocked(&part) : NULL;
@@ -233,7 +233,7 @@ static int compose(char *text, size_t size, const Fault *f)
     snprintf(who, sizeof who, "error (rank %d): rank %d (process %d on %s)", own->rank, s->rank, s->pid, host);
     describe(culprit, s);
     describe(waiting, own);
-    if (f->who != dog.self)
+    if (f->who != watchdog.self)
         snprintf(other, sizeof other, "; rank %d is in %s", own->rank, waiting);
     switch (f->kind) {
     case GONE:
@@ -247,12 +247,12 @@ static int compose(char *text, size_t size, const Fault *f)
                         advice);
     case HUNG:
         return snprintf(text, size, "%s has made no progress for %.0f s, since %s%s. If it is only slow, raise "
-                        "timeout_seconds (now %d). %s\n", who, seen->idle, culprit, other, dog.timeout, advice);
+                        "timeout_seconds (now %d). %s\n", who, seen->idle, culprit, other, watchdog.timeout, advice);
     case NOBODY:
         return snprintf(text, size, "error (rank %d): no rank of %s has made progress for %.0f s, since %s: %s "
                         "does not answer%s; NCCL_DEBUG=INFO says more. timeout_seconds is %d. %s\n", own->rank, host,
                         seen->idle, waiting, comm_size() > 1 ? "a device or a rank of another host" : "the device", device,
-                        dog.timeout, advice);
+                        watchdog.timeout, advice);
     case ENDED:
     case AWAY:
         return compose_away(text, size, f->kind);
@@ -285,7 +285,7 @@ static _Noreturn void report(const Fault *f)
 {
     char text[1500];
     compose(text, sizeof text, f);
-    end(text, 1, atomic_exchange(&dog.board->spoken, true));
+    end(text, 1, atomic_exchange(&watchdog.board->spoken, true));
 }
 
 /* NOTE: launchers send signals, too, to the ranks that remain after one has ended: its message, or that of the watchdogs, comes
@@ -293,10 +293,10 @@ static _Noreturn void report(const Fault *f)
 void watchdog_end(const char *text, int status)
 {
     bool silent = false;
-    usleep(dog.board ? (useconds_t)(2 * INTERVAL * 1e6) : comm_rank() > 0 ? 1000000 : 0);
-    for (int i = 0; dog.board && i < dog.n; i++)
-        silent = silent || (i != dog.self && dog.rank[i].state == LEAVING);
-    end(text, status, silent || (dog.board && atomic_exchange(&dog.board->spoken, true)));
+    usleep(watchdog.board ? (useconds_t)(2 * INTERVAL * 1e6) : comm_rank() > 0 ? 1000000 : 0);
+    for (int i = 0; watchdog.board && i < watchdog.n; i++)
+        silent = silent || (i != watchdog.self && watchdog.rank[i].state == LEAVING);
+    end(text, status, silent || (watchdog.board && atomic_exchange(&watchdog.board->spoken, true)));
 }
 
 /* ---- watching ---------------------------------------------------------------------------------------------- */
@@ -308,15 +308,15 @@ static bool process_exists(const RankState *s)
 
 static bool is_silent(int i)
 {
-    return dog.sight[i].silent >= long_silence();
+    return watchdog.sight[i].silent >= long_silence();
 }
 
 static void look(double passed)
 {
-    for (int i = 0; i < dog.n; i++) {
-        Sight *s = &dog.sight[i];
-        const WorkerState *w = needed(&dog.rank[i]);
-        unsigned long progress = w ? w->beats : dog.rank[i].marks, beats = dog.rank[i].beats;
+    for (int i = 0; i < watchdog.n; i++) {
+        Heartbeat *s = &watchdog.sight[i];
+        const WorkerState *w = needed(&watchdog.rank[i]);
+        unsigned long progress = w ? w->beats : watchdog.rank[i].marks, beats = watchdog.rank[i].beats;
         s->idle = progress == s->progress ? s->idle + passed : 0;
         s->silent = beats == s->beats ? s->silent + passed : 0;
         s->progress = progress;
@@ -330,14 +330,14 @@ static void look(double passed)
 static void look_at_hosts(double passed)
 {
     static bool told = false;
-    bool leaving = dog.board->spoken;
-    for (int i = 0; i < dog.n; i++)
-        leaving = leaving || dog.rank[i].state == LEAVING;
+    bool leaving = watchdog.board->spoken;
+    for (int i = 0; i < watchdog.n; i++)
+        leaving = leaving || watchdog.rank[i].state == LEAVING;
     hosts_look(passed, leaving);
     if (hosts_leaving())
-        dog.board->spoken = true;
+        watchdog.board->spoken = true;
     const double silence = hosts_silence();
-    dog.board->silence = silence;
+    watchdog.board->silence = silence;
     if (silence >= SILENCE && !told && own->rank == 0) {
         char who[512], text[640];
         hosts_name(who, sizeof who, SILENCE);
@@ -349,8 +349,8 @@ static void look_at_hosts(double passed)
 
 static bool is_late(int i)
 {
-    const RankState *s = &dog.rank[i];
-    return dog.sight[i].idle >= (double)dog.timeout * (s->patient && !needed(s) ? PATIENCE : 1);
+    const RankState *s = &watchdog.rank[i];
+    return watchdog.sight[i].idle >= (double)watchdog.timeout * (s->patient && !needed(s) ? PATIENCE : 1);
 }
 
 /* Whether b is likelier to wait for a than a for b. */
@@ -365,27 +365,27 @@ static Fault find_fault(void)
 {
     int last = 0;
     bool differ = false;
-    for (int i = 0; i < dog.n; i++)
-        if (i != dog.self && dog.sight[i].visible && !process_exists(&dog.rank[i]))
-            return (Fault){ dog.rank[i].state == WATCHING ? GONE : LEFT, i, NULL };
+    for (int i = 0; i < watchdog.n; i++)
+        if (i != watchdog.self && watchdog.sight[i].visible && !process_exists(&watchdog.rank[i]))
+            return (Fault){ watchdog.rank[i].state == WATCHING ? GONE : LEFT, i, NULL };
     const char *text = comm_device_error();
     if (text)
-        return (Fault){ DEVICE, dog.self, text };
-    for (int i = 0; i < dog.n; i++)
-        if (is_silent(i) && dog.sight[dog.self].idle >= dog.timeout)
+        return (Fault){ DEVICE, watchdog.self, text };
+    for (int i = 0; i < watchdog.n; i++)
+        if (is_silent(i) && watchdog.sight[watchdog.self].idle >= watchdog.timeout)
             return (Fault){ STOPPED, i, NULL };
     if (hosts_ended())
-        return (Fault){ ENDED, dog.self, NULL };
-    if (!is_late(dog.self))
+        return (Fault){ ENDED, watchdog.self, NULL };
+    if (!is_late(watchdog.self))
         return (Fault){ NO_FAULT };
     if (needed(own))
-        return (Fault){ HUNG, dog.self, NULL };
-    if (dog.board->silence >= long_silence())   /* then ranks of this host may wait for different things */
-        return (Fault){ dog.board->silence < AWAY_AFTER ? NO_FAULT : dog.self == 0 ? AWAY : NOBODY, dog.self, NULL };
-    for (int i = 0; i < dog.n; i++) {
-        if (is_behind(&dog.rank[i], &dog.rank[last]))
+        return (Fault){ HUNG, watchdog.self, NULL };
+    if (watchdog.board->silence >= long_silence())   /* then ranks of this host may wait for different things */
+        return (Fault){ watchdog.board->silence < AWAY_AFTER ? NO_FAULT : watchdog.self == 0 ? AWAY : NOBODY, watchdog.self, NULL };
+    for (int i = 0; i < watchdog.n; i++) {
+        if (is_behind(&watchdog.rank[i], &watchdog.rank[last]))
             last = i;
-        differ = differ || is_behind(&dog.rank[i], &dog.rank[0]) || is_behind(&dog.rank[0], &dog.rank[i]);
+        differ = differ || is_behind(&watchdog.rank[i], &watchdog.rank[0]) || is_behind(&watchdog.rank[0], &watchdog.rank[i]);
     }
     if (!is_late(last))         /* it makes progress, slowly */
         return (Fault){ NO_FAULT };
@@ -400,12 +400,12 @@ static bool sleep_or_stop(void)
     long ns = until.tv_nsec + (long)(INTERVAL * 1e9);
     until.tv_sec += ns / 1000000000;
     until.tv_nsec = ns % 1000000000;
-    pthread_mutex_lock(&dog.lock);
+    pthread_mutex_lock(&watchdog.lock);
     int status = 0;
-    while (!dog.stop && status != ETIMEDOUT)
-        status = pthread_cond_timedwait(&dog.wake, &dog.lock, &until);
-    bool go_on = !dog.stop;
-    pthread_mutex_unlock(&dog.lock);
+    while (!watchdog.stop && status != ETIMEDOUT)
+        status = pthread_cond_timedwait(&watchdog.wake, &watchdog.lock, &until);
+    bool go_on = !watchdog.stop;
+    pthread_mutex_unlock(&watchdog.lock);
     return go_on;
 }
 
@@ -417,7 +417,7 @@ static void *watch(void *nothing)
         last = now;
         own->beats++;
         look(passed);
-        if (dog.self == 0)
+        if (watchdog.self == 0)
             look_at_hosts(passed);
         if (own->state == LEAVING)
             continue;
@@ -437,23 +437,23 @@ static void *watch(void *nothing)
 
 void watchdog_set_timeout(int timeout)
 {
-    dog.timeout = timeout;
+    watchdog.timeout = timeout;
 }
 
 void watchdog_set_names(void (*name)(int part, char text[PART_NAME]))
 {
-    dog.name = name;
+    watchdog.name = name;
 }
 
 void watchdog_start(int timeout)
 {
-    dog.n = comm_local_size();
-    dog.self = comm_local_rank();
+    watchdog.n = comm_local_size();
+    watchdog.self = comm_local_rank();
     watchdog_set_timeout(timeout);
-    dog.board = comm_host_memory(sizeof *dog.board + sizeof *dog.rank * (size_t)dog.n);
-    dog.rank = dog.board->rank;
-    dog.sight = xcalloc((unsigned long)dog.n, sizeof *dog.sight);
-    own = &dog.rank[dog.self];
+    watchdog.board = comm_host_memory(sizeof *watchdog.board + sizeof *watchdog.rank * (size_t)watchdog.n);
+    watchdog.rank = watchdog.board->rank;
+    watchdog.sight = xcalloc((unsigned long)watchdog.n, sizeof *watchdog.sight);
+    own = &watchdog.rank[watchdog.self];
     own->rank = comm_rank();
     own->pid = getpid();
     own->part = -1;
@@ -461,38 +461,38 @@ void watchdog_start(int timeout)
     comm_set_before_waiting(mark_wait);
     error_set_dying(leave);
     comm_barrier();
-    hosts_start(dog.rank[0].rank);
-    for (int i = 0; i < dog.n; i++)
-        dog.sight[i].visible = process_exists(&dog.rank[i]);
+    hosts_start(watchdog.rank[0].rank);
+    for (int i = 0; i < watchdog.n; i++)
+        watchdog.sight[i].visible = process_exists(&watchdog.rank[i]);
 
     pthread_condattr_t clock;
     pthread_condattr_init(&clock);
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&dog.wake, &clock);
+    pthread_cond_init(&watchdog.wake, &clock);
     pthread_condattr_destroy(&clock);
-    int error = pthread_create(&dog.thread, NULL, watch, NULL);
+    int error = pthread_create(&watchdog.thread, NULL, watch, NULL);
     if (error)
         die("cannot start the watchdog's thread: %s", strerror(error));
 }
 
 void watchdog_stop(void)
 {
-    if (!dog.board)
+    if (!watchdog.board)
         return;
     comm_barrier();
     comm_set_before_waiting(NULL);
     error_set_dying(NULL);
     leave();
-    pthread_mutex_lock(&dog.lock);
-    dog.stop = true;
-    pthread_cond_signal(&dog.wake);
-    pthread_mutex_unlock(&dog.lock);
-    pthread_join(dog.thread, NULL);
-    pthread_cond_destroy(&dog.wake);
+    pthread_mutex_lock(&watchdog.lock);
+    watchdog.stop = true;
+    pthread_cond_signal(&watchdog.wake);
+    pthread_mutex_unlock(&watchdog.lock);
+    pthread_join(watchdog.thread, NULL);
+    pthread_cond_destroy(&watchdog.wake);
     comm_barrier();             /* no rank's end counts as a fault */
     hosts_stop();
-    free(dog.sight);
+    free(watchdog.sight);
     own = &alone;
-    dog.board = NULL;
-    dog.stop = false;
+    watchdog.board = NULL;
+    watchdog.stop = false;
 }

@@ -49,14 +49,14 @@ static const size_t CHECKPOINT_FILE_BYTES = 5000000000;
  * drop: discards a save in progress and its files.
  * They die if the disk fails; the last complete checkpoint is then unchanged. begin also dies if a weight or moment is not
  * finite, naming it. */
-void checkpoint_begin (const Config *c, const Fsdp *f, const TrainState *s, size_t file_limit);
+void checkpoint_begin (const Config *c, const ParamStore *f, const TrainState *s, size_t file_limit);
 bool checkpoint_poll  (void);
 void checkpoint_finish(void);
 void checkpoint_drop  (void);
 
 /* For a run that cannot continue: saves its state, finite or not, as step<N>-aborted next to its checkpoints, which do not change.
  * Returns the path, malloc'ed, when it is on disk. */
-char *checkpoint_set_aside(const Config *c, const Fsdp *f, const TrainState *s, size_t file_limit);
+char *checkpoint_set_aside(const Config *c, const ParamStore *f, const TrainState *s, size_t file_limit);
 
 /* Deletes checkpoints that were saved for rotation (saved_as.h), except those that `c` keeps: by save_num_checkpoints_to_keep and
  * the permanent and ephemeral intervals. Never deletes the target of `latest`, permanent checkpoints, those without a SavedAs,
@@ -68,7 +68,7 @@ void checkpoint_prune(const Config *c);
  * With adapters, `folder` may have adapters, ours or PEFT's: the other weights are then those of lora.base_path. If it has a model,
  * this is the base of new adapters; moments and state are not read.
  * Dies on a missing or unknown tensor, or a wrong shape, naming the tensor. `with_optimizer`: moments too. */
-bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s, bool with_optimizer);
+bool checkpoint_load(const char *folder, const Config *c, ParamStore *f, TrainState *s, bool with_optimizer);
 
 /* The checkpoint that save_folder/latest points to; if it is incomplete, the complete one of the highest step; NULL if there is no
  * checkpoint. Dies if all are incomplete. malloc'ed. */

@@ -85,7 +85,7 @@ static void add_scales(Layout *l, Piece piece, const HfTensor *t, const char *su
     p->shape[1] = 1;
 }
 
-static void add_states(Layout *l, Piece piece, const HfTensor *t, const Fsdp *f)
+static void add_states(Layout *l, Piece piece, const HfTensor *t, const ParamStore *f)
 {
     for (int i = 0; i < f->optimizer->num_states; i++) {
         const Format format = optimizer_format(f->optimizer, i, &f->recipe);
@@ -100,9 +100,9 @@ static void add_states(Layout *l, Piece piece, const HfTensor *t, const Fsdp *f)
     }
 }
 
-static void add_tensor(Layout *l, LayoutKind kind, const Fsdp *f, const HfTensor *t)
+static void add_tensor(Layout *l, LayoutKind kind, const ParamStore *f, const HfTensor *t)
 {
-    const UnitShape *shape = &f->shape[t->unit];
+    const UnitLayout *shape = &f->shape[t->unit];
     const Region region = shape->param[t->param].region;
     const Piece piece = { .kind = PIECE_WEIGHT, .unit = t->unit, .param = t->param, .region = region, .first = hf_first(shape, t) };
     if (kind != LAYOUT_OPTIMIZER && t->adapter == (kind == LAYOUT_ADAPTER))
@@ -134,7 +134,7 @@ static void divide(Layout *l, int num_units, size_t limit)
     free(file);
 }
 
-Layout layout_make(const char *folder, LayoutKind kind, const Fsdp *f, size_t file_limit)
+Layout layout_make(const char *folder, LayoutKind kind, const ParamStore *f, size_t file_limit)
 {
     Layout l = { 0 };
     for (int i = 0; i < f->num_tensors; i++)
@@ -206,7 +206,7 @@ static Tensor part_of(const Piece *p, const Shard *s)
 }
 
 /* Checks pieces first .. end - 1 of this rank. Uses the memory of gradient norms for the flag: memory may be full. */
-static bool has_not_finite(const Layout *l, const Fsdp *f, int first, int end)
+static bool has_not_finite(const Layout *l, const ParamStore *f, int first, int end)
 {
     int found = 0, *flag = (int *)f->square_sum;
     device_put(flag, &found, sizeof found);
@@ -222,7 +222,7 @@ static bool has_not_finite(const Layout *l, const Fsdp *f, int first, int end)
     return found;
 }
 
-const char *layout_not_finite(const Layout *l, const Fsdp *f)
+const char *layout_not_finite(const Layout *l, const ParamStore *f)
 {
     int first = has_not_finite(l, f, 0, l->num_pieces) ? 0 : l->num_pieces;
     while (first < l->num_pieces && !has_not_finite(l, f, first, first + 1))
@@ -260,7 +260,7 @@ void layout_sum(Layout *l)
 /* ---- writing ---------------------------------------------------------------------------------------------- */
 
 /* This rank's part of its shard of each region, which is divided among the ranks with the same shard. */
-Range *layout_ranges(const Fsdp *f)
+Range *layout_ranges(const ParamStore *f)
 {
     const size_t W = (size_t)comm_size(), rank = (size_t)comm_rank(), n = (size_t)f->num_units * NUM_REGIONS;
     Range *range = xcalloc(n, sizeof *range), *all = xmalloc(W * n * sizeof *all);
@@ -304,7 +304,7 @@ size_t layout_bytes(const Layout *l, const Range *own)
     return bytes;
 }
 
-void layout_snapshot(void *snapshot, const Layout *l, const Range *own, const Fsdp *f)
+void layout_snapshot(void *snapshot, const Layout *l, const Range *own, const ParamStore *f)
 {
     char *dst = snapshot;
     for (int i = 0; i < l->num_pieces; i++) {
@@ -447,7 +447,7 @@ void layout_check_sums(Layout *l, SafeFile *const *source, int count)
     }
 }
 
-void layout_read(Layout *l, Fsdp *f, SafeFile *const *source, int count)
+void layout_read(Layout *l, ParamStore *f, SafeFile *const *source, int count)
 {
     void *raw = xmalloc(CHUNK), *values = xmalloc(CHUNK);
     bool rounded = false;

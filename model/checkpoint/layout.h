@@ -11,7 +11,7 @@ typedef struct {
     char        name[160];     /* of a HfTensor, a state and ".scale" */
     PieceKind   kind;
     int         state;         /* index into Shard.state, unless a weight */
-    int         unit, param;   /* index into UnitShape.param */
+    int         unit, param;   /* index into UnitLayout.param */
     Region      region;
     const char *dtype;         /* safetensors' name */
     size_t      per;           /* weights of the unit per element: 1, or the size of a group for its scales        */
@@ -33,21 +33,21 @@ typedef struct {
 /* Depends only on the architecture, the recipe and the optimizer: the same on every rank, for any number of ranks. `folder`: that
  * of the files; NULL: only the pieces. A file has whole units, up to `file_limit` bytes; adapters are one file. Weights of region
  * BASE have pieces, but cannot be saved. */
-Layout layout_make(const char *folder, LayoutKind kind, const Fsdp *f, size_t file_limit);
+Layout layout_make(const char *folder, LayoutKind kind, const ParamStore *f, size_t file_limit);
 void   layout_free(Layout *l);
 
 /* The parts that this rank writes: elements [first, end) of each region of each unit, at [unit * NUM_REGIONS + region]. All ranks
  * call; malloc'ed. */
 typedef struct { size_t first, end; } Range;
-Range *layout_ranges  (const Fsdp *f);
+Range *layout_ranges  (const ParamStore *f);
 size_t layout_bytes   (const Layout *l, const Range *own);
 
 /* The first tensor with a value, on any rank, that is not finite or, in AdamW's v, below 0; NULL: there is none. All ranks call and
  * get the same name, valid as long as the layout. Waits for the device. */
-const char *layout_not_finite(const Layout *l, const Fsdp *f);
+const char *layout_not_finite(const Layout *l, const ParamStore *f);
 
 /* Copies those parts to host memory of layout_bytes(). */
-void   layout_snapshot(void *snapshot, const Layout *l, const Range *own, const Fsdp *f);
+void   layout_snapshot(void *snapshot, const Layout *l, const Range *own, const ParamStore *f);
 
 /* Writes a snapshot into the files, which rank 0 has created, and this rank's part into l->sum; on disk when it returns. Uses
  * neither the device nor MPI and never dies, so another thread may call it. Returns NULL, or the error, naming the file; valid as
@@ -61,7 +61,7 @@ void   layout_sum(Layout *l);
  * [coded_source.h] as needed. For region BASE, which stored_base_read has read before, only checks checksums.
  * All ranks of a shard group call; together they read everything.
  * Dies naming a tensor that is missing, has a wrong shape, a type that cannot be converted, or a wrong checksum. */
-void   layout_read(Layout *l, Fsdp *f, SafeFile *const *source, int count);
+void   layout_read(Layout *l, ParamStore *f, SafeFile *const *source, int count);
 
 /* Parts of layout_read for other readers. need: the piece's tensor in the files; dies as layout_read. check_sums: combines l->sum,
  * each rank's contribution, and checks it; all ranks of a shard group call. */

@@ -62,7 +62,7 @@ static const char *left_over(const Layout *l, const Source *s, const char *folde
     return NULL;
 }
 
-static void check_finite(const char *folder, const Layout *l, const Fsdp *f)
+static void check_finite(const char *folder, const Layout *l, const ParamStore *f)
 {
     const char *name = layout_not_finite(l, f);
     if (name)
@@ -71,7 +71,7 @@ static void check_finite(const char *folder, const Layout *l, const Fsdp *f)
 }
 
 /* Loads the model's weights, or adapters. An unknown tensor means that the folder has another model. */
-static void load_weights(const char *folder, Source s, LayoutKind kind, const Config *c, Fsdp *f)
+static void load_weights(const char *folder, Source s, LayoutKind kind, const Config *c, ParamStore *f)
 {
     source_refuse_quantized(&s);
     Layout l = layout_make(NULL, kind, f, 0);
@@ -116,7 +116,7 @@ static void check_trained(const char *folder, const Layout *l, const Source *s, 
 }
 
 /* The weights are loaded already, so states that do not fit are those of another optimizer, or of other trained weights. */
-static void load_optimizer(const char *folder, Source s, const Config *c, Fsdp *f)
+static void load_optimizer(const char *folder, Source s, const Config *c, ParamStore *f)
 {
     const Optimizer *o = f->optimizer;
     for (int i = 0; i < o->num_states; i++) {
@@ -200,7 +200,7 @@ static void check_description(const char *folder, const ModelConfig *c)
 }
 
 /* Files need not have padding. */
-static void zero_weights(Fsdp *f)
+static void zero_weights(ParamStore *f)
 {
     for (int u = 0; u < f->num_units; u++)
         for (Region r = TRAINED; r <= FROZEN; r++)
@@ -240,7 +240,7 @@ static Source agreed(Source s, const char *folder)
     return s;
 }
 
-bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s, bool with_optimizer)
+bool checkpoint_load(const char *folder, const Config *c, ParamStore *f, TrainState *s, bool with_optimizer)
 {
     const Lora *lora = &c->model.lora;
     watchdog_mark(OPENING, -1);

@@ -228,7 +228,7 @@ static void open_files(void)
     comm_barrier();
 }
 
-static void take_snapshot(const Fsdp *f)
+static void take_snapshot(const ParamStore *f)
 {
     size_t model = layout_bytes(&save.model, save.own), bytes = model + layout_bytes(&save.optimizer, save.own);
     if (bytes > save.capacity) {
@@ -240,7 +240,7 @@ static void take_snapshot(const Fsdp *f)
     layout_snapshot(save.snapshot + model, &save.optimizer, save.own, f);
 }
 
-static void die_if_not_finite(const Fsdp *f)
+static void die_if_not_finite(const ParamStore *f)
 {
     const char *name = layout_not_finite(&save.model, f);
     if (!name)
@@ -263,7 +263,7 @@ static char *choose_folder(const char *save_folder, long step)
 }
 
 /* aside: also saves values that are not finite. */
-static void begin(const Config *c, const Fsdp *f, const TrainState *s, size_t file_limit, bool aside)
+static void begin(const Config *c, const ParamStore *f, const TrainState *s, size_t file_limit, bool aside)
 {
     double start = clock_seconds();
     checkpoint_finish();
@@ -282,7 +282,7 @@ static void begin(const Config *c, const Fsdp *f, const TrainState *s, size_t fi
     save.paused = clock_seconds() - start;
 }
 
-void checkpoint_begin(const Config *c, const Fsdp *f, const TrainState *s, size_t file_limit)
+void checkpoint_begin(const Config *c, const ParamStore *f, const TrainState *s, size_t file_limit)
 {
     begin(c, f, s, file_limit, false);
 }
@@ -361,7 +361,7 @@ void checkpoint_drop(void)
         folder_clean(c->save_folder);
 }
 
-char *checkpoint_set_aside(const Config *c, const Fsdp *f, const TrainState *s, size_t file_limit)
+char *checkpoint_set_aside(const Config *c, const ParamStore *f, const TrainState *s, size_t file_limit)
 {
     begin(c, f, s, file_limit, true);
     wait_for_writers();

@@ -15,7 +15,7 @@ enum { CHUNK = 16 << 20 };      /* elements */
 
 typedef struct {
     Layout          *l;
-    Fsdp            *f;
+    ParamStore            *f;
     SafeFile *const *source;
     int              count;
     char            *raw;       /* CHUNK elements of 4 bytes */
@@ -129,7 +129,7 @@ static size_t largest_matrix(const Reading *r)
     return most;
 }
 
-void stored_base_read(Layout *l, Fsdp *f, SafeFile *const *source, int count)
+void stored_base_read(Layout *l, ParamStore *f, SafeFile *const *source, int count)
 {
     Reading r = { l, f, source, count, NULL, NULL };
     void *memory = device_alloc(largest_matrix(&r));

@@ -5,4 +5,4 @@
 
 /* Reads all matrices of f's region BASE from the `count` files of `source` and sets their sums in l, the model's layout. Each rank
  * reads all; all ranks call. Dies as layout_read, and on a value that is not finite. Waits for the device. */
-void stored_base_read(Layout *l, Fsdp *f, SafeFile *const *source, int count);
+void stored_base_read(Layout *l, ParamStore *f, SafeFile *const *source, int count);

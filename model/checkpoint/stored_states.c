@@ -37,16 +37,17 @@ static bool scales_fit(const StoredStates *s, int state, SafeFile *const *source
 {
     for (int i = 0; i < s->layout.num_pieces; i++) {
         const Piece *p = &s->layout.piece[i];
-        const SafeTensor *t = p->kind == PIECE_SCALE && p->state == state ? safetensors_find_in(source, count, p->name).tensor : NULL;
+        const SafeTensor *t = p->kind == PIECE_SCALE && p->state == state ? safetensors_find_in(source, count,
+                                                                                                p->name).tensor : NULL;
         if (t && (t->dims != p->dims || t->shape[0] != p->shape[0]))
             return false;
     }
     return true;
 }
 
-static void lay_out(StoredStates *s, const Fsdp *f)
+static void lay_out(StoredStates *s, const ParamStore *f)
 {
-    Fsdp there = *f;
+    ParamStore there = *f;
     there.optimizer = &s->optimizer;
     layout_free(&s->layout);
     s->layout = layout_make(NULL, LAYOUT_OPTIMIZER, &there, 0);
@@ -54,7 +55,7 @@ static void lay_out(StoredStates *s, const Fsdp *f)
 
 /* Finds the size of groups from the numbers of scales. With small tensors several sizes fit: then it is the run's if all else
  * agrees, and otherwise the smallest, which gives each element the same scale. */
-static void choose_group(StoredStates *s, int state, Format ours, const Fsdp *f, SafeFile *const *source, int count)
+static void choose_group(StoredStates *s, int state, Format ours, const ParamStore *f, SafeFile *const *source, int count)
 {
     Format *own = &s->optimizer.state[state].own;
     own->group = ours.group;
@@ -91,7 +92,7 @@ static Format format_of(const char *state, Format ours, SafeFile *const *source,
     return ours;
 }
 
-StoredStates stored_states(const Fsdp *f, SafeFile *const *source, int count)
+StoredStates stored_states(const ParamStore *f, SafeFile *const *source, int count)
 {
     StoredStates s = { .optimizer = *f->optimizer };
     for (int i = 0; i < s.optimizer.num_states; i++) {
@@ -235,7 +236,7 @@ static void check_pieces(const Reading *r)
 }
 
 /* l->sum becomes this rank's contribution to the checksum of each tensor. */
-static void shift_sums(const Reading *r, const Fsdp *f)
+static void shift_sums(const Reading *r, const ParamStore *f)
 {
     Layout *l = &r->s->layout;
     for (int i = 0; i < l->num_pieces; i++) {
@@ -248,7 +249,7 @@ static void shift_sums(const Reading *r, const Fsdp *f)
     }
 }
 
-void stored_states_read(StoredStates *s, Fsdp *f, SafeFile *const *source, int count)
+void stored_states_read(StoredStates *s, ParamStore *f, SafeFile *const *source, int count)
 {
     if (!s->converts) {
         layout_read(&s->layout, f, source, count);

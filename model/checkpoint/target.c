@@ -58,7 +58,8 @@ int target_begin(const char *path)
 
 void target_complete(const char *path, int begun)
 {
-    char *temporary = xasprintf("%s.tmp", path), *mark = xasprintf("%s/%s", temporary, UNFINISHED), *parent = xstrdup(path), *slash = strrchr(parent, '/');
+    char *temporary = xasprintf("%s.tmp", path), *mark = xasprintf("%s/%s", temporary, UNFINISHED), *parent = xstrdup(path),
+        *slash = strrchr(parent, '/');
     if (slash)
         slash[slash == parent] = '\0';
     if (unlink(mark) != 0)

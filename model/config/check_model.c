@@ -18,10 +18,12 @@ void config_settle_heads(ModelConfig *m, const Reader *r, const char *path)
     if (m->n_kv_heads == 0)
         m->n_kv_heads = m->n_heads;
     if (m->n_heads % m->n_kv_heads != 0)
-        die("%s: %s %d is not a multiple of %s %d; a divisor of %s is needed", r ? config_where(r, kv) : path, heads, m->n_heads, kv,
+        die("%s: %s %d is not a multiple of %s %d; a divisor of %s is needed", r ? config_where(r, kv) : path, heads, m->n_heads,
+            kv,
             m->n_kv_heads, heads);
     if (m->head_dim == 0 && m->d_model % m->n_heads != 0)
-        die("%s: %s %d is not a multiple of %s %d; use %s %d or %ld, or give %s", place, width, m->d_model, heads, m->n_heads, width,
+        die("%s: %s %d is not a multiple of %s %d; use %s %d or %ld, or give %s", place, width, m->d_model, heads, m->n_heads,
+            width,
             m->d_model / m->n_heads * m->n_heads, (m->d_model / m->n_heads + 1L) * m->n_heads, dim);
     if (m->head_dim == 0)
         m->head_dim = m->d_model / m->n_heads;
@@ -75,8 +77,10 @@ static void check_widths(const Reader *r)
     };
     for (int i = 0; i < 4; i++)
         if (list[i].width % MULTIPLE != 0)
-            die("%s: %s makes %s %ld wide; widths must be multiples of %d, as %ld or %ld", config_where(r, list[i].key), list[i].key,
-                list[i].what, list[i].width, MULTIPLE, list[i].width / MULTIPLE * MULTIPLE, (list[i].width / MULTIPLE + 1) * MULTIPLE);
+            die("%s: %s makes %s %ld wide; widths must be multiples of %d, as %ld or %ld", config_where(r, list[i].key),
+                list[i].key,
+                list[i].what, list[i].width, MULTIPLE, list[i].width / MULTIPLE * MULTIPLE,
+                    (list[i].width / MULTIPLE + 1) * MULTIPLE);
 }
 
 static void check_vocabulary(Reader *r)

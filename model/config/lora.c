@@ -10,7 +10,7 @@
 
 /* ---- where the base is ------------------------------------------------------------------------------------ */
 
-static _Noreturn void say_no_base(const char *source)
+static _Noreturn void die_no_base(const char *source)
 {
     die("%s/adapter_config.json: base_model_name_or_path names no model; give the folder of the base model: "
         "--lora.base_path=FOLDER", source);
@@ -33,7 +33,7 @@ void config_find_base(Reader *r)
     if (!l->base_path) {
         l->base_path = adapter_base(source);
         if (!l->base_path)
-            say_no_base(source);
+            die_no_base(source);
         where = xasprintf("%s/adapter_config.json: base_model_name_or_path %s", source, l->base_path);
         YamlNode *n = yaml_new(YAML_SCALAR, NULL, l->base_path, source, 0);
         config_check_texts(n, "lora.base_path");

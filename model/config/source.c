@@ -188,50 +188,50 @@ static char *folder_of(const char *path)
     return !slash ? xstrdup(".") : slash == path ? xstrdup("/") : xasprintf("%.*s", (int)(slash - path), path);
 }
 
-static _Noreturn void say_meta(const char *where, const char *folder)
+static _Noreturn void die_meta(const char *where, const char *folder)
 {
     die("%s: these are weights in Meta's format. Convert them with transformers 4 and load the result:\n"
         "  python3 -m transformers.models.llama.convert_llama_weights_to_hf --input_dir %s --model_size 7B --llama_version 2 "
         "--output_dir OUTPUT", where, folder);
 }
 
-static _Noreturn void say_olmo(const char *where, const char *folder)
+static _Noreturn void die_olmo(const char *where, const char *folder)
 {
     die("%s: this is OLMo's own format. Convert it and load the result:\n"
         "  python3 scripts/convert_olmo.py %s OUTPUT", where, folder);
 }
 
 /* `more`: further arguments of from_pretrained. */
-static _Noreturn void say_transformers(const char *where, const char *what, const char *folder, const char *more)
+static _Noreturn void die_transformers(const char *where, const char *what, const char *folder, const char *more)
 {
     die("%s: %s; only safetensors can be read. Save it again with transformers and load the result:\n"
         "  python3 -c \"from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
         "[X.from_pretrained('%s'%s).save_pretrained('OUTPUT') for X in (M, T)]\"", where, what, folder, more);
 }
 
-static _Noreturn void say_file(const char *where, const char *path, const char *key)
+static _Noreturn void die_file(const char *where, const char *path, const char *key)
 {
     char *folder = folder_of(path), *more = xasprintf(", gguf_file='%s'", name_of(path));
     if (text_ends_with(path, ".gguf"))
-        say_transformers(where, "this is a GGUF file", folder, more);
+        die_transformers(where, "this is a GGUF file", folder, more);
     if (text_ends_with(path, ".bin"))
-        say_transformers(where, "this is a PyTorch file", folder, "");
+        die_transformers(where, "this is a PyTorch file", folder, "");
     if (text_ends_with(path, ".pth"))
-        say_meta(where, folder);
+        die_meta(where, folder);
     if (text_ends_with(path, ".pt"))
-        say_olmo(where, folder);
+        die_olmo(where, folder);
     die("%s: this is a file; give the folder with all files of the model: --%s=%s", where, key, folder);
 }
 
 /* Dies if the folder has a known other format. `key`: the key that names the folder. */
-static void say_format(const char *where, const char *key, const char *folder)
+static void die_of_format(const char *where, const char *key, const char *folder)
 {
     if (file_is_in(folder, "pytorch_model.bin") || file_is_in(folder, "pytorch_model.bin.index.json"))
-        say_transformers(where, "its weights are PyTorch files", folder, "");
+        die_transformers(where, "its weights are PyTorch files", folder, "");
     if (file_is_in(folder, "consolidated.00.pth"))
-        say_meta(where, folder);
+        die_meta(where, folder);
     if (file_is_in(folder, "model.pt"))
-        say_olmo(where, folder);
+        die_olmo(where, folder);
     char *pointer = xasprintf("%s/latest", folder), *latest = pointer_follow(pointer);
     if (latest || file_is_in(folder, "latest/config.json") || file_is_in(folder, "latest/adapter_config.json"))
         die("%s: this is the save_folder of a run; its newest checkpoint is --%s=%s/latest", where, key, folder);
@@ -251,7 +251,7 @@ static void check_folder(const char *where, const char *key, const char *folder)
     if (stat(folder, &status) != 0)
         die("%s: %s; give its folder: --%s=FOLDER", where, errno == ENOENT ? "there is no such folder" : strerror(errno), key);
     if (!S_ISDIR(status.st_mode))
-        say_file(where, folder, key);
+        die_file(where, folder, key);
 }
 
 static void check_model(const char *where, const char *key, const char *load_path)
@@ -259,9 +259,9 @@ static void check_model(const char *where, const char *key, const char *load_pat
     const bool described = file_is_in(load_path, "config.json") || file_is_in(load_path, "trainer.json");
     const bool weights = file_is_in(load_path, "model.safetensors") || file_is_in(load_path, "model.safetensors.index.json");
     if (!described && file_is_in(load_path, "config.yaml") && (weights || file_is_in(load_path, "model.pt")))
-        say_olmo(where, load_path);
+        die_olmo(where, load_path);
     if (!weights)
-        say_format(where, key, load_path);
+        die_of_format(where, key, load_path);
 }
 
 static void check_adapter(const char *where, const char *folder)

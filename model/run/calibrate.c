@@ -33,7 +33,7 @@ typedef struct {
     ModelConfig  model;                 /* the whole model, adapters merged */
     Config       config;                /* of a model with one of its blocks */
     Model        m;
-    Fsdp         f;
+    ParamStore         f;
     int          batches, held;         /* micro-batches for calibration; held out */
     Stream       stream;                /* batches + held with codes, then held without */
     Tensor       next;                  /* (N, C): output of the block */
@@ -64,7 +64,7 @@ static void describe_block(Calibration *c, int block)
     m->layer_types.count = 0;
 }
 
-static const Param *matrix_of(const UnitShape *u, Linear l)
+static const Param *matrix_of(const UnitLayout *u, Linear l)
 {
     for (int i = 0; i < u->num_params; i++)
         if (u->param[i].is_operand && u->param[i].linear == l)
@@ -90,7 +90,7 @@ static void open_block(Calibration *c, int block)
 {
     Arena arena = { 0 };
     describe_block(c, block);
-    model_plan(&c->m, &c->f, &c->config, (Placement){ 1, 0, false, 0 });
+    model_plan(&c->m, &c->f, &c->config, (ShardChoice){ 1, 0, false, 0 });
     model_place(&c->m, &c->f, &c->config);
     place_layers(c, &arena);
     c->layers = device_alloc(arena.used);
@@ -114,7 +114,7 @@ static void close_block(Calibration *c)
 static void put_weight(Calibration *c, int to, Weight *w)
 {
     const HfTensor *t = &w->tensor;
-    const UnitShape *u = &c->f.shape[to];
+    const UnitLayout *u = &c->f.shape[to];
     const Param *p = &u->param[t->param];
     const Tensor stored = c->f.shard[to].slice[p->region].stored;
     const size_t n = t->rows * t->cols, group = c->x->coded.group;
@@ -180,8 +180,8 @@ static void stream_set(const Stream *s, int batch, Tensor from)
 /* Runs the block on a micro-batch of the stream; the output is in c->next. */
 static void forward(Calibration *c, const Unit *w, int batch)
 {
-    Acts next = { .res0 = c->next };
-    stream_get(c->m.acts[0].res0, &c->stream, batch);
+    Acts next = { .attn_res = c->next };
+    stream_get(c->m.acts[0].attn_res, &c->stream, batch);
     block_forward(&c->m, w, &c->m.acts[0], &next);
 }
 
@@ -196,7 +196,7 @@ static void forward_all(Calibration *c, const Unit *w, int first, int count)
 static void embed(Calibration *c)
 {
     put_unit(c, 0, 1);
-    const Tensor table = unit_of(c, 0)->embed, y = c->m.acts[0].res0;
+    const Tensor table = unit_of(c, 0)->embed, y = c->m.acts[0].attn_res;
     for (int i = 0; i < c->batches + c->held; i++) {
         model_put_tokens(&c->m, c->data->tokens + (size_t)i * (size_t)c->m.N, c->m.N);
         embedding_forward(y, c->m.sorted, table);
@@ -217,7 +217,7 @@ static double cross_entropy_of(Calibration *c, int first, long *labels)
         for (int n = 0; n < c->m.N; n++)
             *labels += targets[n] >= 0;
         device_put(c->m.targets, targets, sizeof *targets * (size_t)c->m.N);
-        stream_get(c->m.acts[1].res0, &c->stream, first + i);
+        stream_get(c->m.acts[1].attn_res, &c->stream, first + i);
         head_losses(&c->m, &c->f, 0, 0, false);
     }
     return model_losses(&c->m).loss / (double)*labels;
@@ -240,7 +240,7 @@ static void measure_losses(Calibration *c)
 static void add_inputs(Calibration *c)
 {
     const Acts *a = &c->m.acts[0];
-    const Tensor input[NUM_LINEARS] = { a->h0, a->att_op, a->h1, a->act };
+    const Tensor input[NUM_LINEARS] = { a->attn_h, a->attn_operand, a->mlp_h, a->swiglu_operand };
     for (Linear l = 0; l < NUM_LINEARS; l++)
         matmul_dw(c->layer[l].h, input[l], input[l]);
 }
@@ -248,7 +248,7 @@ static void add_inputs(Calibration *c)
 /* Writes the tensors that are parts of the matrix p. */
 static void write_codes(Calibration *c, int block, const Param *p, const Layer *l)
 {
-    UnitShape shape;
+    UnitLayout shape;
     HfTensor tensor[HF_TENSORS];
     const size_t n = param_numel(p);
     int8_t *codes = xmalloc(n);

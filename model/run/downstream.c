@@ -139,7 +139,7 @@ static void read_scores(double *log_probability, const Rows *rows, int b, const 
 }
 
 /* Runs the micro-batch of sequences from number `s` on; there may be none left. */
-static void run_rows(Model *m, Fsdp *f, Rows *rows, const Requests *r, const int *first, int sequences, long s,
+static void run_rows(Model *m, ParamStore *f, Rows *rows, const Requests *r, const int *first, int sequences, long s,
                      double *log_probability)
 {
     for (int b = 0; b < rows->B; b++) {
@@ -155,7 +155,7 @@ static void run_rows(Model *m, Fsdp *f, Rows *rows, const Requests *r, const int
 }
 
 /* Computes that of every choice, on all ranks; false: a rank was asked to stop. */
-static bool log_probabilities(double *log_probability, const Requests *r, int questions, Model *m, Fsdp *f,
+static bool log_probabilities(double *log_probability, const Requests *r, int questions, Model *m, ParamStore *f,
                               const volatile sig_atomic_t *stop)
 {
     const int B = m->attn.B, T = m->attn.T;
@@ -223,7 +223,7 @@ void downstream_score(double score[NUM_METRICS], const Requests *r, int question
         score[m] /= questions;
 }
 
-DownstreamResult downstream_evaluate(const Config *c, int i, Model *m, Fsdp *f, const volatile sig_atomic_t *stop)
+DownstreamResult downstream_evaluate(const Config *c, int i, Model *m, ParamStore *f, const volatile sig_atomic_t *stop)
 {
     DownstreamResult d = { .label = c->eval[i].label };
     Requests r = open_task(&d.problem, c, i);

@@ -79,7 +79,7 @@ void evaluate_check(const Config *c)
 /* A micro-batch on the host, (B, T) each, and sums over all batches so far. */
 typedef struct { int B, T, *tokens, *targets; uint8_t *begins; double loss, labels; } Validation;
 
-static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, Fsdp *f)
+static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, ParamStore *f)
 {
     model_zero_losses(m);
     for (int first = 0; first < sequences; first += p->B) {
@@ -93,7 +93,7 @@ static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, Fs
 }
 
 /* Evaluates until the data end; or a rank is asked to stop: returns true; or a rank has a problem with its data: sets *problem. */
-static bool add_batches(Validation *p, Loader *l, const Config *c, Model *m, Fsdp *f, const volatile sig_atomic_t *stop,
+static bool add_batches(Validation *p, Loader *l, const Config *c, Model *m, ParamStore *f, const volatile sig_atomic_t *stop,
                         char **problem)
 {
     Batch b = { 0 };
@@ -115,7 +115,7 @@ static bool add_batches(Validation *p, Loader *l, const Config *c, Model *m, Fsd
     return false;
 }
 
-EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f, const volatile sig_atomic_t *stop)
+EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *f, const volatile sig_atomic_t *stop)
 {
     const int B = m->attn.B, T = m->attn.T;
     char *own;

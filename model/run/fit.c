@@ -19,7 +19,7 @@ static double smallest_device(const Config *c)
 double fit_needed(const Config *c)
 {
     Model m;
-    Fsdp f;
+    ParamStore f;
     memory_plan(&m, &f, c);
     const double bytes = (double)model_planned_bytes(&m, &f) + memory_allowance(c);
     model_free(&m, &f);

@@ -13,7 +13,7 @@ static double mean_keys(const ModelConfig *c, int l)
 /* Numbers of weights in a unit's matrices: all, and trained ones. `trains`: whether any parameter is trained. */
 typedef struct { double all, trained; bool trains; } UnitWeights;
 
-static UnitWeights weights_of(const UnitShape *shape)
+static UnitWeights weights_of(const UnitLayout *shape)
 {
     UnitWeights w = { 0 };
     for (int i = 0; i < shape->num_params; i++) {
@@ -28,7 +28,7 @@ static UnitWeights weights_of(const UnitShape *shape)
 
 /* A weight takes 2 FLOPs forward, 2 for the gradient of its input, 2 for its own gradient if it is trained. Attention takes 2
  * products with the keys forward and 4 backward. Backward ends at the first unit with a trained parameter. */
-TokenFlops token_flops(const Config *c, const UnitShape *shape)
+TokenFlops token_flops(const Config *c, const UnitLayout *shape)
 {
     const ModelConfig *m = &c->model;
     const int head_unit = unit_count(m) - 1;
@@ -54,7 +54,7 @@ static double peak_flops(Format operand)
     return device_peak_flops(8 * (int)dtype_size(operand.dtype));
 }
 
-double speed_of_light(const Config *c, const UnitShape *shape)
+double speed_of_light(const Config *c, const UnitLayout *shape)
 {
     TokenFlops f = token_flops(c, shape);
     double operand = peak_flops(c->recipe.operand), stream = peak_flops(c->recipe.stream);

@@ -4,7 +4,7 @@
 
 /* FLOPs of forward and backward per token: GEMMs, and causal attention of T tokens with windows. head_forward: part of `head`. */
 typedef struct { double linear, head, head_forward, attention; } TokenFlops;
-TokenFlops token_flops(const Config *c, const UnitShape *shape);
+TokenFlops token_flops(const Config *c, const UnitLayout *shape);
 
 /* Tokens per second by the device's data-sheet rates: 100 % of peak in the progress line. 0: unknown. */
-double speed_of_light(const Config *c, const UnitShape *shape);
+double speed_of_light(const Config *c, const UnitLayout *shape);

@@ -25,7 +25,7 @@ enum { MOST_STOPS = 64 };
 typedef struct {
     Config  config;            /* with the sequence length that these prompts need */
     Model   model;
-    Fsdp    fsdp;
+    ParamStore    fsdp;
     Prompts prompts;
     int     stop[MOST_STOPS + 1], stops;       /* tokens that end a text */
     float  *logits;
@@ -173,7 +173,7 @@ static void print_continuation(const Generator *g, int prompt, int count)
 
 /* The time of one pass over all weights that a token reads, measured with a kernel that only searches for non-finite values. An
  * untied embedding, unit 0, is left out: a token reads only one row. */
-static double reading_seconds(const Fsdp *f, bool tied)
+static double reading_seconds(const ParamStore *f, bool tied)
 {
     DeviceMark *from = NULL, *to = NULL;
     for (int again = 0; again < 2; again++) {

@@ -71,7 +71,7 @@ Log *log_open_eval(const Config *c, const char *from)
     return l;
 }
 
-Log *log_open(const Config *c, const UnitShape *shape, RunLength length, long last_step, long first_step, bool resumes, int world)
+Log *log_open(const Config *c, const UnitLayout *shape, RunLength length, long last_step, long first_step, bool resumes, int world)
 {
     if (comm_rank() != 0)
         return NULL;

@@ -27,7 +27,8 @@ typedef struct Log Log;
 /* Opens save_folder/metrics.jsonl for appending. `last_step`: the last step of this run. `first_step`: steps done before. If the
  * run `resumes`, existing metrics up to first_step stay, else none. Dies if another process trains in save_folder. Returns NULL on
  * ranks other than 0, for which every call does nothing. `shape`: of all units, to show the share of peak speed; NULL: hide it. */
-Log *log_open (const Config *c, const UnitShape *shape, RunLength length, long last_step, long first_step, bool resumes, int world);
+Log *log_open (const Config *c, const UnitLayout *shape, RunLength length, long last_step, long first_step, bool resumes,
+               int world);
 
 /* The same for eval_only with the model of the folder `from`: appends to save_folder/eval.jsonl, if there is a save_folder. */
 Log *log_open_eval(const Config *c, const char *from);

@@ -47,7 +47,7 @@ static double most_with_weights(const Config *c)
     return memory_of_device(c) - SPARE - (used > SPARE ? used : 0);
 }
 
-static double bytes_in(Model *m, Fsdp *f, const Config *c, Placement p)
+static double bytes_in(Model *m, ParamStore *f, const Config *c, ShardChoice p)
 {
     model_replan(m, f, c, p);
     return (double)model_planned_bytes(m, f);
@@ -55,14 +55,14 @@ static double bytes_in(Model *m, Fsdp *f, const Config *c, Placement p)
 
 /* With one micro-batch a step there is nothing to gain. NOTE: when gradients are summed changes their bits, so this must not
  * depend on what else runs on the device. */
-static bool sums_once(Model *m, Fsdp *f, const Config *c, Placement p)
+static bool sums_once(Model *m, ParamStore *f, const Config *c, ShardChoice p)
 {
     const bool gains = p.shards > 1 && c->global_train_batch_size > (long)c->device_train_microbatch_size * ranks_of(c);
     return agree_least(gains && bytes_in(m, f, c, p) <= memory_of_device(c) - SPARE);
 }
 
 /* Memory grows with each unit that is kept. */
-static int most_kept(Model *m, Fsdp *f, const Config *c, Placement p)
+static int most_kept(Model *m, ParamStore *f, const Config *c, ShardChoice p)
 {
     const double most = most_with_weights(c);
     int first = 0, last = f->num_units;
@@ -87,7 +87,7 @@ static double most_planned(const Config *c)
 }
 
 /* As many slots for saved activations as fit, at least MIN_SLOTS; 0: all blocks have their own. */
-static int most_slots(Model *m, Fsdp *f, const Config *c, Placement p)
+static int most_slots(Model *m, ParamStore *f, const Config *c, ShardChoice p)
 {
     const double most = most_planned(c);
     if (m->L <= MIN_SLOTS || c->host.activations == HOST_NEVER || m->forward_only)
@@ -112,7 +112,7 @@ static HostUse use_of(const Config *c, Hosted h)
 }
 
 /* The fewest units that have it on the host while all fits; all units if it does not. */
-static int fewest_on_host(Model *m, Fsdp *f, const Config *c, Placement p, Hosted h)
+static int fewest_on_host(Model *m, ParamStore *f, const Config *c, ShardChoice p, Hosted h)
 {
     const double most = most_planned(c);
     int first = 0, last = f->num_units;
@@ -127,10 +127,10 @@ static int fewest_on_host(Model *m, Fsdp *f, const Config *c, Placement p, Hoste
 }
 
 /* The ranks agree on what depends on memory. What is on the host changes no result, so it is chosen after what does. */
-void memory_plan(Model *m, Fsdp *f, const Config *c)
+void memory_plan(Model *m, ParamStore *f, const Config *c)
 {
     const Strategy *s = &c->strategy;
-    Placement p = { comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD), s->grad_sum != SUM_OFTEN,
+    ShardChoice p = { comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD), s->grad_sum != SUM_OFTEN,
                     s->gathering == GATHER_ONCE ? unit_count(&c->model) : 0 };
     if (c->dry_run) {           /* of ranks that may not be there; all have as much */
         p.shards = s->shard_ranks;
@@ -156,7 +156,7 @@ static double gib(double bytes)
 }
 
 /* On one rank nothing is gathered, and blocks that compute as they are stored have no copies either. */
-static void print_sharding(const Model *m, const Fsdp *f)
+static void print_sharding(const Model *m, const ParamStore *f)
 {
     if (f->shards == 1 && !f->plan[unit_of_layer(m->config, 0)].weights)
         return;
@@ -172,12 +172,12 @@ static void print_sharding(const Model *m, const Fsdp *f)
     putchar('\n');
 }
 
-static double memory_of_host(const Model *m, const Fsdp *f)
+static double memory_of_host(const Model *m, const ParamStore *f)
 {
     return (double)offload_host_bytes(m) + (double)fsdp_host_bytes(f, NUM_HOSTED);
 }
 
-static void print_host(const Model *m, const Fsdp *f)
+static void print_host(const Model *m, const ParamStore *f)
 {
     static const char *const names[NUM_HOSTED] = { "frozen weights", "moments", "master weights" };
     if (memory_of_host(m, f) == 0)
@@ -201,7 +201,7 @@ static void print_host(const Model *m, const Fsdp *f)
 }
 
 /* Nothing is trained: what there is besides weights. */
-static void print_forward_plan(const Model *m, const Fsdp *f, const Config *c, size_t stored)
+static void print_forward_plan(const Model *m, const ParamStore *f, const Config *c, size_t stored)
 {
     const PlanBytes *b = &m->bytes;
     printf("memory plan of a rank, GiB: weights %.3f, gathered or rounded again %.3f, activations of one block %.3f,\n  head %.3f",
@@ -214,7 +214,7 @@ static void print_forward_plan(const Model *m, const Fsdp *f, const Config *c, s
 }
 
 /* Of a checkpoint while it is written: master weights, moments, and frozen weights unless only adapters are saved. */
-static size_t memory_of_snapshot(const Fsdp *f, const Config *c)
+static size_t memory_of_snapshot(const ParamStore *f, const Config *c)
 {
     size_t bytes = fsdp_state_bytes(f);
     for (int u = 0; u < f->num_units; u++) {
@@ -232,7 +232,7 @@ static void print_optimizer(const Optimizer *o, const Recipe *r)
     puts(o->num_states ? "" : " no states");
 }
 
-void memory_print(const Model *m, const Fsdp *f, const Config *c)
+void memory_print(const Model *m, const ParamStore *f, const Config *c)
 {
     if (comm_rank() != 0)
         return;
@@ -273,13 +273,13 @@ void memory_print(const Model *m, const Fsdp *f, const Config *c)
     printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n", gib((double)memory_of_snapshot(f, c)));
 }
 
-void memory_check_host(const Model *m, const Fsdp *f, const Config *c)
+void memory_check_host(const Model *m, const ParamStore *f, const Config *c)
 {
     const double moved = memory_of_host(m, f), snapshot = c->save_folder ? (double)memory_of_snapshot(f, c) : 0;
     const double left = moved > 0 ? host_memory_left("") / comm_local_size() : INFINITY;
     if (moved + snapshot > left)
-        die("host memory: %.2f GiB for what is on the host and %.2f for a checkpoint while it is written exceed by %.2f GiB the %.2f "
-            "that each of the %d ranks here can take of this host, or of its container (cgroup memory.max). Less goes to the host "
+        die("host memory: %.2f GiB for what is on the host and %.2f for a checkpoint while it is written exceed by %.2f GiB the "
+            "%.2f that each of the %d ranks here can take of this host, or of its container (cgroup memory.max). Less goes to the host "
             "with host.*=never, a smaller device_train_microbatch_size, format.keep=block or more ranks; see --dry_run",
             gib(moved), gib(snapshot), gib(moved + snapshot - left), gib(left), comm_local_size());
 }

@@ -6,14 +6,14 @@
  * gradients leave 3 GiB of the device free. Then, unless the sharding strategy decides it, the gathered weights (on one rank:
  * rounded or transposed) of as many units are kept for the whole step as leave 3 GiB free, apart from memory of other programs. All
  * ranks call. A dry run uses the ranks and the memory that it was given. */
-void memory_plan (Model *m, Fsdp *f, const Config *c);
+void memory_plan (Model *m, ParamStore *f, const Config *c);
 
 /* Bytes of the device that may be planned, and the part that a GPU uses beyond the plan. */
 double memory_of_device(const Config *c);
 double memory_allowance(const Config *c);
 
 /* Dies on all ranks if the host lacks memory for the plan's part on the host and for a checkpoint. */
-void memory_check_host(const Model *m, const Fsdp *f, const Config *c);
+void memory_check_host(const Model *m, const ParamStore *f, const Config *c);
 
 /* Prints the plan on stdout, on rank 0. */
-void memory_print(const Model *m, const Fsdp *f, const Config *c);
+void memory_print(const Model *m, const ParamStore *f, const Config *c);

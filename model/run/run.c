@@ -216,7 +216,7 @@ static void print_settings(const Config *c, const char *where)
 void run_plan(const Config *c)
 {
     Model m;
-    Fsdp f;
+    ParamStore f;
     if (c->source && !c->continues)
         config_check_source(NULL, c->source);
     if (c->device_memory == 0 && device_count() == 0)

@@ -11,7 +11,7 @@
 typedef struct {
     const Config *config;
     Model      model;
-    Fsdp       fsdp;
+    ParamStore       fsdp;
     Loader    *loader;
     TrainState state;
     RunLength  length;         /* of max_duration */

@@ -72,7 +72,7 @@ static void add_token(Samples *s, int i, const int token)
 
 /* Adds a token to texts first .. first + count - 1, at most attn.B, as sequences of a micro-batch; attention is causal, so tokens
  * after a text's end have no effect. Returns whether any text got a token. */
-static bool pass(Samples *s, Model *m, Fsdp *f, int first, int count, int *batch)
+static bool pass(Samples *s, Model *m, ParamStore *f, int first, int count, int *batch)
 {
     static const Sampling greedy = { .temperature = 0, .top_p = 1 };
     const int T = m->attn.T;
@@ -120,7 +120,7 @@ static void write_log(const Samples *s, Log *l, long step)
     log_object(l, json_pack("{s:I, s:o}", "step", (json_int_t)step, "samples", list));
 }
 
-bool samples_write(Samples *s, Model *m, Fsdp *f, Log *l, long step, const volatile sig_atomic_t *stop)
+bool samples_write(Samples *s, Model *m, ParamStore *f, Log *l, long step, const volatile sig_atomic_t *stop)
 {
     if (!s)
         return false;

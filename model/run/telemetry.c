@@ -1,11 +1,11 @@
 /* Samples of device memory, decoded on the host and compared with their values before rounding (their source).
  *
  * An activation is measured after its block has run. A block reuses some memory, so not every source still exists:
- *   always: x0 of a pre-norm block (source: the block's input, fetched before it ran), x1 of OLMo-2 (the branch
+ *   always: attn_x of a pre-norm block (source: the block's input, fetched before it ran), mlp_x of OLMo-2 (the branch
  *     output), att (mix), att_op (att), and gate_up (wide) unless an adapter's part is added to wide while it is
  *     read; wide is always written in the step's first micro-batch, which is measured here;
- *   recomputed in double from the stored norm input, gate and up: the norm outputs h0 and h1, and act;
- *   only if the source has memory of its own: other x0 and x1, h of OLMo-2 and qkv.
+ *   recomputed in double from the stored norm input, gate and up: the norm outputs attn_h and mlp_h, and act;
+ *   only if the source has memory of its own: other attn_x and mlp_x, h of OLMo-2 and qkv.
  * Without a source there is no error, and underflow is the share of all codes that are 0.
  *
  * Adam's moments are measured before the optimizer runs: the next m and v are computed in double from the stored ones
@@ -37,7 +37,7 @@ typedef struct { long k[BINS + 1], range[BINS + 1], range_expanded[BINS + 1]; } 
 struct Telemetry {
     const Config *config;
     Model      *model;
-    const Fsdp *fsdp;
+    const ParamStore *fsdp;
     Log        *log;
     json_t     *line;                   /* the line of this step; NULL: none                                      */
     double     *input;                  /* (rows, C): input of the next block                                     */
@@ -127,36 +127,36 @@ static double *swiglu_output(const Telemetry *t, Tensor gate_up)
 static void measure_block(Telemetry *t, int l, const Unit *w)
 {
     const Acts *a = &t->model->acts[l];
-    bool shares_h = a->h0.data == a->h1.data;
-    double *input = t->input, *middle = a->res1.data == a[1].res0.data ? NULL : first_rows(t, a->res1);
+    bool shares_h = a->attn_h.data == a->mlp_h.data;
+    double *input = t->input, *middle = a->mlp_res.data == a[1].attn_res.data ? NULL : first_rows(t, a->mlp_res);
     t->input = NULL;
     if (t->config->model.norm_after) {
-        activation(t, "x0", l, a->x0, a->branch0.data == a->branch1.data ? NULL : first_rows(t, a->branch0), false);
-        activation(t, "x1", l, a->x1, first_rows(t, a->branch1), false);
-        activation(t, "h0", l, a->h0, input, shares_h);
-        activation(t, "h1", l, a->h1, middle, false);
+        activation(t, "x0", l, a->attn_x, a->attn_branch.data == a->mlp_branch.data ? NULL : first_rows(t, a->attn_branch), false);
+        activation(t, "x1", l, a->mlp_x, first_rows(t, a->mlp_branch), false);
+        activation(t, "h0", l, a->attn_h, input, shares_h);
+        activation(t, "h1", l, a->mlp_h, middle, false);
     } else {
-        activation(t, "x0", l, a->x0, input, false);
-        activation(t, "x1", l, a->x1, middle, false);
-        activation(t, "h0", l, a->h0, norm_output(t, a->x0, a->stats0, w->norm0), shares_h);
-        activation(t, "h1", l, a->h1, norm_output(t, a->x1, a->stats1, w->norm1), false);
+        activation(t, "x0", l, a->attn_x, input, false);
+        activation(t, "x1", l, a->mlp_x, middle, false);
+        activation(t, "h0", l, a->attn_h, norm_output(t, a->attn_x, a->attn_stats, w->attn_norm), shares_h);
+        activation(t, "h1", l, a->mlp_h, norm_output(t, a->mlp_x, a->mlp_stats, w->mlp_norm), false);
     }
-    activation(t, "qkv", l, a->qkv, a->proj.data == a->rot.data ? NULL : first_rows(t, a->proj), false);
-    activation(t, "att", l, a->att, first_rows(t, a->mix), false);
-    activation(t, "att_op", l, a->att_op, first_rows(t, a->att), false);
-    activation(t, "gate_up", l, a->gate_up, a->low[LINEAR_GATE_UP].data ? NULL : first_rows(t, a->wide), false);
-    activation(t, "act", l, a->act, swiglu_output(t, a->gate_up), false);
+    activation(t, "qkv", l, a->qkv_saved, a->qkv_raw.data == a->qkv_rotated.data ? NULL : first_rows(t, a->qkv_raw), false);
+    activation(t, "att", l, a->attn_saved, first_rows(t, a->attn_out), false);
+    activation(t, "att_op", l, a->attn_operand, first_rows(t, a->attn_saved), false);
+    activation(t, "gate_up", l, a->gate_up_saved, a->low[LINEAR_GATE_UP].data ? NULL : first_rows(t, a->gate_up_raw), false);
+    activation(t, "act", l, a->swiglu_operand, swiglu_output(t, a->gate_up_saved), false);
 }
 
 static void observe(void *observer, int unit, const Unit *w)
 {
     Telemetry *t = observer;
     Model *m = t->model;
-    const UnitShape *shape = t->fsdp->shape;
+    const UnitLayout *shape = t->fsdp->shape;
     if (shape[unit].kind->is_layer)
         measure_block(t, shape[unit].number, w);
     if (shape[unit + 1].kind->is_layer)
-        t->input = first_rows(t, m->unit_acts[unit + 1].res0);
+        t->input = first_rows(t, m->unit_acts[unit + 1].attn_res);
     else if (unit + 2 == t->fsdp->num_units)
         m->observe = NULL;      /* one micro-batch is enough */
 }
@@ -253,7 +253,7 @@ static size_t sample_size(const Shard *s, const Param *p, size_t *first)
 }
 
 /* The name of a unit in metrics. */
-static const char *unit_label(const UnitShape *shape, char number[16])
+static const char *unit_label(const UnitLayout *shape, char number[16])
 {
     snprintf(number, 16, "%d", shape->number);
     return shape->kind->is_layer ? number : shape->kind->name;
@@ -345,7 +345,7 @@ static void set_optimizer(Telemetry *t)
 
 /* ---- the run ------------------------------------------------------------------------------------------------ */
 
-Telemetry *telemetry_open(const Config *c, Model *m, const Fsdp *f, Log *log)
+Telemetry *telemetry_open(const Config *c, Model *m, const ParamStore *f, Log *log)
 {
     if (c->quant_stats_interval == 0 || !log)
         return NULL;

@@ -28,7 +28,7 @@
 typedef struct Telemetry Telemetry;
 
 /* NULL if quant_stats_interval is 0 or there is no log: then the other calls do nothing. */
-Telemetry *telemetry_open (const Config *c, Model *m, const Fsdp *f, Log *log);
+Telemetry *telemetry_open (const Config *c, Model *m, const ParamStore *f, Log *log);
 void       telemetry_close(Telemetry *t);
 
 /* Before a step: if the interval divides its number, measures the activations of its first micro-batch. */

@@ -7,7 +7,7 @@
 static void *read_unit(void *ahead)
 {
     WeightsAhead *a = ahead;
-    UnitShape shape;
+    UnitLayout shape;
     HfTensor tensor[HF_TENSORS];
     unit_shape(&shape, a->model, a->unit, 1);
     a->count = hf_tensors(tensor, a->model, &shape, a->unit);
