@@ -13,7 +13,7 @@
  * (run/memory.c).
  *
  *   NO_SHARD        groups of 1           nothing to gather
- *   FULL_SHARD      one group of all      two blocks' weights at a time; of as many units as have room they stay
+ *   FULL_SHARD      one group of all      two blocks' weights at a time; those of as many units as fit stay
  *                                         [FairScale; Zhao et al. 2023, PyTorch FSDP]
  *   SHARD_GRAD_OP   one group of all      weights stay                  [Rajbhandari et al. 2020, ZeRO-2]
  *   HYBRID_SHARD    a group per host, or of any size; gradients are summed over the replicas too

@@ -218,7 +218,7 @@ static void place_buffers(ParamStore *f, Arena *a)
     }
 }
 
-/* Scales and norm weights of all units: together, so that one collective serves all. And room for optimizer_grad_norm. */
+/* Scales and norm weights of all units: together, so that one collective serves all. And the sum of optimizer_grad_norm. */
 static void place_small(ParamStore *f, Arena *a)
 {
     const Format f32 = { F32, 0, false };
