@@ -83,7 +83,7 @@ typedef struct Model {
     Tensor    final_h;         /* (N, C) the head's operand                                    */
     Tensor    logits;          /* (chunk, V): never all N rows                                 */
     Tensor    dlogits;         /* (chunk, V) their gradient in format.head, if that is FP8: its transpose overwrites the logits */
-    Tensor    head_h, head_w;  /* (chunk, C), (V, C) then: operands of E4M3, of the weight the transpose alone; in these three
+    Tensor    head_h, head_w;  /* (chunk, C), (V, C) then: E4M3 operands, of the weight only the transpose; in these three
                                   chunk and V are padded: fp8_padded                           */
     int      *targets, *doc_start;     /* (N), (N+1): device memory                            */
     float    *losses;          /* (2, N) cross entropy and z-loss per token                    */
@@ -97,7 +97,7 @@ typedef struct Model {
     bool      forward_only;    /* nothing is kept for a backward pass, and there is no `work`   */
     bool      observed;        /* what blocks share keeps its values until `observe` has seen a block   */
     bool      documents;       /* attention stays inside documents                             */
-    bool      trains_matrices; /* of blocks: not where adapters alone are trained               */
+    bool      trains_matrices; /* of blocks: false if only adapters are trained                 */
     float     lora_scale;      /* of adapters                                                  */
     void    (*observe)(void *observer, int unit, const Unit *w);       /* unless NULL: called in forward after each unit but the */
     void     *observer;        /* head, with its weights; if `observed`, memory that blocks share holds its values */

@@ -60,7 +60,7 @@ void fsdp_gather(ParamStore *f, int u, int uses)
     if (!uses)
         return;
     if (f->overlaps)
-        device_queue(QUEUE_GATHER);         /* where nothing moves, a cast beside the GEMMs would only slow them */
+        device_queue(QUEUE_GATHER);         /* without copies a cast next to the GEMMs would only slow them */
     device_wait(b->released);
     trace_begin("gather", u);
     uses |= AS_STORED & ~b->has;
@@ -117,7 +117,7 @@ static void zero_between(const ParamStore *f, void *data, size_t first, size_t e
         device_zero((char *)data + first * size, (end - first) * size);
 }
 
-/* The unit's gradients, at `data`, begin from 0. Parameters of which this rank owns no element, or all if `all`, are marked empty,
+/* The unit's gradients, at `data`, begin at 0. Parameters that have no element on this rank, or all if `all`, are marked empty,
  * so that the micro-batch writes them; whatever lies between those is zeroed here. */
 static void start_from_zero(ParamStore *f, int u, void *data, bool all)
 {
@@ -311,7 +311,7 @@ static void update_scales(ParamStore *f, bool frozen_too)
         comm_all_reduce_max(scales, RANKS_SHARD);
 }
 
-/* Of each element one rank has the value and the others 0: the sum is exact. */
+/* One rank has the value of an element, the others have 0: the sum is exact. */
 static void update_replicated(ParamStore *f)
 {
     if (f->replicated.cols == 0)

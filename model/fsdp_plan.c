@@ -56,7 +56,7 @@ static bool is_in_buffer(const Step *way)
     return takes(way, GATHER) || takes(way, TRANSPOSE) || is_remade(way);
 }
 
-/* Of what is in the unit's buffer. */
+/* The format of the unit's buffer. */
 static Format buffer_format(const ParamStore *f, int u)
 {
     return f->shape[u].kind->is_layer ? f->recipe.operand : f->recipe.stream;
@@ -74,8 +74,8 @@ bool fsdp_encodes(const ParamStore *f, int u, const Param *p)
     return p->region == TRAINED && p->is_operand && fsdp_on_host(f, u, HOST_MASTER);
 }
 
-/* What is on the host is no view. Of frozen weights the slice is fetched and gathered, on one rank from itself; norms and the like
- * that are trained are copied once per step. */
+/* Weights on the host are never views. A slice of frozen weights is fetched and gathered, on one rank from itself; trained norms are
+ * copied once per step. */
 static bool goes_as_sharded(const ParamStore *f, int u, const Param *p, const Step *alone)
 {
     if (f->shards > 1)

@@ -34,14 +34,14 @@ typedef enum {
     NUM_STEPS
 } Step;
 
-/* For what a step is made. Of an FP8 weight forward reads W and backward W^T; other formats have one for both. */
+/* The purpose of a step. Forward reads W of an FP8 weight, backward W^T; other formats have one copy for both. */
 typedef enum { FOR_FORWARD = 1, FOR_BACKWARD = 2, AS_STORED = 4, AT_UPDATE = 8, AT_LOAD = 16 } Use;
 
 /* A step: `to` = `from`. What is made for both passes has to.data for forward and to.data_t for backward. */
 typedef struct { Step step; int uses; const Param *param; Tensor from, to; } Copy;
 enum { MAX_COPIES = 2 * NUM_PARAMS + NUM_REGIONS };
 
-/* How long what a unit's buffer holds is right: until another unit takes its turn; until the weights change; always. */
+/* How long the content of a unit's buffer is valid: until another unit uses the buffer; until the weights change; always. */
 typedef enum { UNTIL_TURN, UNTIL_UPDATE, FOR_GOOD } Lifetime;
 
 /* A gathered unit's memory: (1, n) in its compute format, n the largest unit that it serves. */
@@ -51,14 +51,14 @@ typedef struct {
     bool        transposes_rows;       /* the transposes are made from the rows, so the two are not the same memory */
     void       *raw;                   /* the gathered region BASE as stored, where that is not what computes */
     size_t      raw_bytes;
-    int         unit, has;             /* whose weights, -1: nobody's; for which uses they are there */
+    int         unit, has;             /* whose weights, -1: no unit's; for which uses they are there */
     DeviceMark *ready, *released;
 } WeightBuffer;
 
 /* A unit's gradients before they are summed over the shard group. */
 typedef struct {
     Tensor      flat;                  /* (1, n) in the recipe's format of gradients */
-    int         unit;                  /* who fills it; -1: nobody */
+    int         unit;                  /* that fills it; -1: none */
     DeviceMark *filled, *reduced;
 } GradBuffer;
 
@@ -90,7 +90,7 @@ typedef struct {
     Tensor      scales;                /* (1, 4 per FP8 operand): their scales, 16 bytes apart; those of frozen ones last */
     int         trained_scales;        /* columns of `scales` in front of those */
     Tensor      base_scales;           /* (1, 4 per matrix of the blocks) of region BASE: of FP8 operands and of stored E4M3 */
-    Tensor      replicated;            /* (1, n): what block units with FP8 operands have besides them, norm weights and adapters:
+    Tensor      replicated;            /* (1, n): the other parameters of blocks with FP8 operands, norm weights and adapters:
                                           whole on each rank */
     float      *square_sum;            /* device memory: sum of the squares of this rank's gradients; between steps a flag of
                                           whoever looks through the shards */
@@ -109,11 +109,11 @@ typedef struct {
     int         on_host[NUM_HOSTED];   /* units 0 .. n - 1, as far as they have it */
     Arena       host;                  /* pinned memory of all that is on the host */
     bool        overlaps;              /* weights come on a queue of their own, ahead of their use: gathered, or from the host */
-    void       *staging;               /* device memory of fsdp_staging_bytes, for the optimizer's step alone */
+    void       *staging;               /* device memory of fsdp_staging_bytes, only for the optimizer's step */
     DeviceMark *updated, *reduced;
 } ParamStore;
 
-/* Whose part is planned, and with which choice of memory. */
+/* The rank that is planned for, and the choices of memory. */
 typedef struct {
     int  shards, rank;                 /* ranks of a shard group, and the place in it */
     bool sum_once;                     /* gradients are summed over them once per step, not with every micro-batch */

@@ -1,4 +1,4 @@
-/* Optimizers as data. A row says which states an optimizer keeps beside the weights and in which formats, which hyper-parameters
+/* Optimizers as data. A row says which states an optimizer keeps for the weights and in which formats, which hyper-parameters
  * it has, and how a step goes. How states are sharded, placed, saved, loaded by other ranks, measured and counted in the memory
  * plan follows from the row: an optimizer is one more row, which a program can also add when it starts. */
 #pragma once
@@ -9,9 +9,9 @@ enum { MAX_STATES = 4 };
 /* Which format a state has: its own, or that of a column of the recipe. */
 typedef enum { OWN_FORMAT, MOMENT1, MOMENT2 } StateFormat;
 
-/* One value beside each weight; starts as 0. */
+/* One value for each weight; starts as 0. */
 typedef struct {
-    const char *name;          /* in files, behind the weight's name: "exp_avg", as in PyTorch          */
+    const char *name;          /* in files, after the weight's name: "exp_avg", as in PyTorch          */
     const char *label;         /* in metrics: "m"                                                       */
     StateFormat from;
     Format      own;           /* if from OWN_FORMAT; groups divide PARAM_ALIGN                         */
@@ -36,12 +36,12 @@ typedef struct {
     unsigned    has;           /* of HAS_*                                                              */
     bool        is_adam;       /* states 0 and 1 are Adam's m and v, and w moves along m / (sqrt(v) + eps): known to telemetry */
     /* w, grad and num_states states, all (1, n) in device memory: consecutive elements of one parameter, whose first has number
-     * `first` in the model. Every rank has others: what is random may depend on (seed, number) alone. */
+     * `first` in the model. Every rank has others: random values may depend only on (seed, number). */
     void      (*step)(Tensor w, const Tensor *state, Tensor grad, const StepParams *p, uint64_t first);
 } Optimizer;
 
 const Optimizer *optimizer_find(const char *name);                   /* NULL if there is none */
-const Optimizer *optimizer_at  (int i);                              /* the i-th; NULL behind the last */
+const Optimizer *optimizer_at  (int i);                              /* the i-th; NULL after the last */
 Format           optimizer_format(const Optimizer *o, int state, const Recipe *r);
 bool             optimizer_reads(const Optimizer *o, StateFormat column);    /* whether a state has that column's format */
 

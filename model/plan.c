@@ -191,8 +191,8 @@ static void plan_acts(Planner *p, Acts *a)
     }
 }
 
-/* Of a gradient in FP8 the input's gradient reads the rows, the weight's the transpose, if it is not an adapter's. All blocks have
- * it, so no range comes with it. */
+/* The input's gradient reads the rows of an FP8 gradient, the weight's gradient its transpose, unless it is an adapter's. All blocks
+ * share it, so it has no range of its own. */
 static Tensor gradient_operand(Planner *p, Buffer b, int cols)
 {
     Tensor t = operand(p, false, b, p->m->recipe.gradient, cols);
@@ -202,8 +202,8 @@ static Tensor gradient_operand(Planner *p, Buffer b, int cols)
     return t;
 }
 
-/* Its rows stand where gate and up were saved, if those take as much: FP8 over FP8, or the same format. Else all blocks share it,
- * also with scales of the step, where what exceeds a range is written again from gate and up. */
+/* Its rows overwrite the saved gate and up, if those take as much: FP8 over FP8, or the same format. Else all blocks share it; also
+ * with scales of the step, where a gradient beyond its range is computed again from gate and up. */
 static Tensor plan_dgate_up(Planner *p, int cols)
 {
     const Format saved = p->m->recipe.hidden, f = p->m->recipe.gradient;
@@ -301,8 +301,8 @@ static Tensor head_operand(Arena *arena, Model *m, Buffer b, Format f, int rows,
     return (Tensor){ .data = data, .scale = arena_alloc(arena, 16), .format = f, .rows = rows, .cols = cols };
 }
 
-/* FP8 operands of the head's backward, padded along both sums, over the vocabulary and over tokens. The gradient's transpose stands
- * where the logits were. */
+/* FP8 operands of the head's backward, padded along both sums, over the vocabulary and over tokens. The gradient's transpose
+ * overwrites the logits. */
 static void plan_head_operands(Arena *arena, Model *m)
 {
     const Format e4m3 = { E4M3, 0, false };

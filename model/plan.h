@@ -19,8 +19,8 @@ void   model_replan(Model *m, ParamStore *f, const Config *c, ShardChoice p);
 /* Places every tensor of a model that was planned, with the same configuration, in m->memory of m->bytes.total. */
 void   model_place_tensors(Model *m, ParamStore *f, const Config *c);
 
-/* Rows that `count` tokens take: those of FP8 operands are padded with the last token, which is repeated behind itself, where
- * nothing sees it. */
+/* Rows that `count` tokens take: those of FP8 operands are padded by repeating the last token, where nothing sees
+ * it. */
 int    decode_rows(const Recipe *r, int count);
 
 size_t model_planned_bytes(const Model *m, const ParamStore *f);           /* of device memory on this rank */

@@ -24,7 +24,7 @@ typedef union {
         Tensor down;        /* (C, F)                                                          */
         Tensor norm;        /* (1, C)  head: final norm                                        */
         Tensor head;        /* (V, C)                                                          */
-        /* adapters; rows for the targeted ones of q, k, v and of gate, up alone, from top to bottom */
+        /* adapters; only rows for the targeted ones of q, k, v and of gate, up, from top to bottom */
         Tensor qkv_a;       /* (3 rank, C)                                                     */
         Tensor qkv_b;       /* (S, rank)                                                       */
         Tensor out_a;       /* (rank, H*D)                                                     */
@@ -59,7 +59,7 @@ typedef struct {
     Split       split;
     Init        init;
     Condition   condition;
-    Linear      linear;     /* whose matrix it is, or whose adapter's */
+    Linear      linear;     /* of the matrix or the adapter */
 } ParamRow;
 
 struct Model;

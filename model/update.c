@@ -64,7 +64,7 @@ static void add_piece(ParamStore *f, Pieces *all, int u, const Param *p, size_t 
         part->state[k] = slice_view(&s->slice[TRAINED], s->state[k], at, n);
 }
 
-/* Parameters of which this rank has nothing are among them where their codes have a scale that is that of all ranks. */
+/* Includes parameters that have no element on this rank, if the scale of their codes is one of all ranks. */
 static void add_pieces(ParamStore *f, Pieces *all, int u, const Param *p)
 {
     const size_t group = largest_group(f, &f->shard[u]);

@@ -39,8 +39,8 @@ double memory_allowance(const Config *c)
 
 static const double SPARE = 3.0 * (1 << 30);        /* libraries took less in all runs that were measured */
 
-/* Whole gradients and weights that stay may fill all but that of the device; the weights no more than other programs leave of it
- * now. Up to SPARE that is in use counts as this program's own. */
+/* Whole gradients and kept weights may fill the device except SPARE; the weights only as far as other programs leave memory now. Used
+ * memory up to SPARE counts as this program's own. */
 static double most_with_weights(const Config *c)
 {
     const double used = c->dry_run || c->device_memory > 0 ? 0 : (double)device_memory_used();
@@ -132,7 +132,7 @@ void memory_plan(Model *m, ParamStore *f, const Config *c)
     const Strategy *s = &c->strategy;
     ShardChoice p = { comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD), s->grad_sum != SUM_OFTEN,
                     s->gathering == GATHER_ONCE ? unit_count(&c->model) : 0 };
-    if (c->dry_run) {           /* of ranks that may not be there; all have as much */
+    if (c->dry_run) {           /* for ranks that may not exist here; all have as much */
         p.shards = s->shard_ranks;
         p.rank = 0;
     }
@@ -200,7 +200,7 @@ static void print_host(const Model *m, const ParamStore *f)
     printf("; total %.3f\n", gib(memory_of_host(m, f)));
 }
 
-/* Nothing is trained: what there is besides weights. */
+/* For runs that train nothing. */
 static void print_forward_plan(const Model *m, const ParamStore *f, const Config *c, size_t stored)
 {
     const PlanBytes *b = &m->bytes;
@@ -213,7 +213,7 @@ static void print_forward_plan(const Model *m, const ParamStore *f, const Config
     print_host(m, f);
 }
 
-/* Of a checkpoint while it is written: master weights, moments, and frozen weights unless only adapters are saved. */
+/* Host memory of a checkpoint while it is written: master weights, moments, and frozen weights unless only adapters are saved. */
 static size_t memory_of_snapshot(const ParamStore *f, const Config *c)
 {
     size_t bytes = fsdp_state_bytes(f);
