@@ -11,8 +11,8 @@
 static const Tensor NONE = { 0 };
 static const LowProduct NO_PRODUCT = { 0 };
 
-/* Forward reads the rows of an FP8 operand, backward its transpose. An operand that backward recomputes gets its rows in forward and
- * its transpose in backward; other formats have one copy for both. */
+/* Forward reads the rows of an FP8 operand, backward its transpose. An operand that backward recomputes gets its rows in forward
+ * and its transpose in backward; other formats have one copy for both. */
 static Tensor rows_only(Tensor t)
 {
     t.data_t = NULL;
@@ -158,8 +158,8 @@ static void linear_swiglu_backward(const Model *m, Tensor act, Tensor dy, const 
         matmul_dx_swiglu(a->dgate_up, act, dact, dy, w->down, a->gate_up_saved);
 }
 
-/* dw += dy^T x, or the same for the adapter's A and B. Call it after linear_dx, linear_dx_apart or linear_dlow. x: the layer's input
- * as for_dw says. */
+/* dw += dy^T x, or the same for the adapter's A and B. Call it after linear_dx, linear_dx_apart or linear_dlow. x: the layer's
+ * input as for_dw says. */
 static void linear_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Tensor x, const Acts *a)
 {
     matmul_dw(matrix(dw, l), dy, x);
@@ -285,10 +285,10 @@ static void attention_output_again(const Acts *a, bool transposed)
     }
 }
 
-/* On entry m->work.dres is dLoss/d(r2), on return, if `needs_dx`, dLoss/d(r0); without it only the weight gradients of this block are
- * computed. Weight gradients are added to dw. That of the output projection's A reads mix, which attention's backward needs
- * too, not att_op: its codes would have to be made again.
- * What the recipe does not keep is recomputed where it is read: act by SwiGLU's backward, the rest as in forward. */
+/* On entry m->work.dres is dLoss/d(r2), on return, if `needs_dx`, dLoss/d(r0); without it only the weight gradients of this block
+ * are computed. Weight gradients are added to dw. That of the output projection's A reads mix, which attention's backward needs
+ * too, not att_op: its codes would have to be made again. What the recipe does not keep is recomputed where it is read: act by
+ * SwiGLU's backward, the rest as in forward. */
 void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, bool needs_dx)
 {
     const BackwardScratch *t = &m->work;

@@ -12,8 +12,8 @@
 
 /* ---- the way of a weight ---------------------------------------------------------------------------------- */
 
-/* What is stored: the format that computes; another; of the region BASE another than E4M3 computes, or groups of NF4. What computes:
- * F32 or BF16; an FP8 operand; or F32 or BF16 in a unit whose buffer holds FP8 operands, as norms and adapters do. */
+/* What is stored: the format that computes; another; of the region BASE another than E4M3 computes, or groups of NF4. What
+ * computes: F32 or BF16; an FP8 operand; or F32 or BF16 in a unit whose buffer holds FP8 operands, as norms and adapters do. */
 typedef enum { SAME, OTHER, CODES, GROUPS, NUM_STORED } Stored;
 typedef enum { WIDE, FP8, APART, NUM_COMPUTING } Computing;
 
@@ -74,8 +74,8 @@ bool fsdp_encodes(const ParamStore *f, int u, const Param *p)
     return p->region == TRAINED && p->is_operand && fsdp_on_host(f, u, HOST_MASTER);
 }
 
-/* Weights on the host are never views. A slice of frozen weights is fetched and gathered, on one rank from itself; trained norms are
- * copied once per step. */
+/* Weights on the host are never views. A slice of frozen weights is fetched and gathered, on one rank from itself; trained norms
+ * are copied once per step. */
 static bool goes_as_sharded(const ParamStore *f, int u, const Param *p, const Step *alone)
 {
     if (f->shards > 1)

@@ -191,8 +191,8 @@ static void plan_acts(Planner *p, Acts *a)
     }
 }
 
-/* The input's gradient reads the rows of an FP8 gradient, the weight's gradient its transpose, unless it is an adapter's. All blocks
- * share it, so it has no range of its own. */
+/* The input's gradient reads the rows of an FP8 gradient, the weight's gradient its transpose, unless it is an adapter's. All
+ * blocks share it, so it has no range of its own. */
 static Tensor gradient_operand(Planner *p, Buffer b, int cols)
 {
     Tensor t = operand(p, false, b, p->m->recipe.gradient, cols);

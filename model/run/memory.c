@@ -39,8 +39,8 @@ double memory_allowance(const Config *c)
 
 static const double SPARE = 3.0 * (1 << 30);        /* libraries took less in all runs that were measured */
 
-/* Whole gradients and kept weights may fill the device except SPARE; the weights only as far as other programs leave memory now. Used
- * memory up to SPARE counts as this program's own. */
+/* Whole gradients and kept weights may fill the device except SPARE; the weights only as far as other programs leave memory now.
+ * Used memory up to SPARE counts as this program's own. */
 static double most_with_weights(const Config *c)
 {
     const double used = c->dry_run || c->device_memory > 0 ? 0 : (double)device_memory_used();
