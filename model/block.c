@@ -286,8 +286,8 @@ static void attention_output_again(const Acts *a, bool transposed)
 }
 
 /* On entry m->work.dres is dLoss/d(r2), on return, if `needs_dx`, dLoss/d(r0); without it only the weight gradients of this block
- * are computed. Weight gradients are added to dw. That of the output projection's A reads mix, which attention's backward needs
- * too, not att_op: its codes would have to be made again. What the recipe does not keep is recomputed where it is read: act by
+ * are computed. Weight gradients are added to dw. That of the output projection's A reads attn_out, which attention's backward needs
+ * too, not attn_operand: its codes would have to be made again. What the recipe does not keep is recomputed where it is read: act by
  * SwiGLU's backward, the rest as in forward. */
 void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, bool needs_dx)
 {
