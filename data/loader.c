@@ -3,11 +3,12 @@
  * An instance is the content of a sequence (instances.h). Epoch e has the order numpy_shuffle(seed + e), or file order. Step k is
  * places k*G .. k*G+G-1 of that order; rank r of W takes every W-th of them, starting with the r-th. So the data of a step do not
  * depend on the number of ranks, and a resumed run only needs epoch and place. Without drop_last the last step of a shuffled epoch
- * is filled with empty sequences: an epoch has every label once, and the next epoch begins with a new step.
+ * is filled with empty sequences: an epoch has every label once, and the next epoch begins with a new step. The places of a step of
+ * a mixture are those that the mixture gives next; each source has its own epochs (source.h), which begin anywhere in a step.
  *
  * A thread fills a ring of batches ahead of the training loop:
  *     EMPTY -fill-> READY -loader_next-> HELD -loader_next-> EMPTY          head - tail = entries READY or HELD
- * (1) Only the thread touches `order`, `ahead` and EMPTY entries; only the caller touches READY and HELD ones.
+ * (1) Only the thread touches the orders of sources, `ahead` and EMPTY entries; only the caller touches READY and HELD ones.
  * (2) loader_seek and loader_limit stop the thread, and the next request for a step starts it again. So no batch of the old place
  *     survives, and a resumed run shuffles its own epoch first.
  * (3) The thread neither prints nor calls MPI: it stores an error, also of a file that cannot be read any more, in the entry. When
@@ -15,10 +16,9 @@
  *     thread is ahead. */
 #include "data/loader.h"
 
-#include "data/instances.h"
 #include "data/map.h"
 #include "data/sample.h"
-#include "data/shuffle.h"
+#include "data/source.h"
 #include "kernels/runtime/error.h"
 
 #include <errno.h>
@@ -26,7 +26,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 
 enum { ENTRIES = 3 };             /* one held by the caller, two ready */
@@ -39,16 +38,15 @@ typedef struct {
 } Entry;
 
 struct Loader {
-    Instances instances;
+    Sources   sources;
+    DataSpec  spec;             /* without paths and sources */
     int       batch, rank, world;
 
     LoaderState place;          /* of the step that loader_next returns next */
     bool        held;           /* the caller reads entry tail */
     uint64_t    left;           /* steps until the limit */
 
-    uint32_t   *order;          /* (instances) of epoch order_epoch, if it is `ordered`; NULL: not shuffled, or no epoch yet */
-    uint64_t    order_epoch;
-    bool        ordered;
+    uint64_t    shuffled;       /* the epoch that the thread shuffles */
     LoaderState ahead;          /* place of the step that the thread fills next */
     uint64_t    ahead_left;     /* steps until the limit, from there */
 
@@ -63,27 +61,27 @@ struct Loader {
 /* ---- place ---------------------------------------------------------------------------------------------------- */
 
 /* Instances of the step at s, over all ranks: a full batch, or at the end what is left, or none. */
-static uint64_t step_instances(const Loader *l, LoaderState s)
+static uint64_t step_instances(const Loader *l, const LoaderState *s)
 {
-    uint64_t left = loader_instances(l) - s.instance;
-    if (left >= (uint64_t)l->batch)
+    uint64_t left = loader_instances(l) - s->instance;
+    if (l->sources.mixed || left >= (uint64_t)l->batch)
         return l->batch;
-    return l->instances.spec.drop_last ? 0 : left;
+    return l->spec.drop_last ? 0 : left;
 }
 
 /* At the end of an epoch the shuffled order continues with the next one. NOTE: saved states are not settled, because the end
  * depends on the batch size, which a resumed run may change. */
 static LoaderState settle(const Loader *l, LoaderState s)
 {
-    if (l->instances.spec.shuffle && step_instances(l, s) == 0)
+    if (l->spec.shuffle && step_instances(l, &s) == 0)
         return (LoaderState){ s.epoch + 1, 0 };
     return s;
 }
 
 static void beat(const Loader *l, const char *doing)
 {
-    if (l->instances.spec.beat)
-        l->instances.spec.beat(doing);
+    if (l->spec.beat)
+        l->spec.beat(doing);
 }
 
 /* ---- filling an entry (thread) ---------------------------------------------------------------------------------- */
@@ -92,7 +90,7 @@ static bool may_go_on(void *loader)
 {
     Loader *l = loader;
     char doing[64];
-    snprintf(doing, sizeof doing, "shuffling epoch %llu", (unsigned long long)l->order_epoch + 1);
+    snprintf(doing, sizeof doing, "shuffling epoch %llu", (unsigned long long)l->shuffled + 1);
     beat(l, doing);
     pthread_mutex_lock(&l->mutex);
     bool stop = l->stop;
@@ -100,88 +98,99 @@ static bool may_go_on(void *loader)
     return !stop;
 }
 
-/* Uses large pages if the system has them: a shuffle accesses it randomly. */
-static uint32_t *allocate_order(uint64_t n)
-{
-    const size_t page = 2 << 20, bytes = (n * sizeof(uint32_t) + page - 1) / page * page;
-    uint32_t *order = aligned_alloc(page, bytes);
-    if (!order)
-        die("out of host memory: cannot allocate %zu bytes for the order of %llu sequences", bytes, (unsigned long long)n);
-    madvise(order, bytes, MADV_HUGEPAGE);
-    return order;
-}
-
 /* False: stopped before it was complete. */
-static bool load_order(Loader *l, uint64_t epoch)
+static bool load_order(Loader *l, Source *source, uint64_t epoch)
 {
-    const DataSpec *spec = &l->instances.spec;
-    uint64_t n = loader_instances(l);
-    if (!spec->shuffle || (l->ordered && l->order_epoch == epoch))
-        return true;
-    if (!l->order)
-        l->order = allocate_order(n);
-    l->order_epoch = epoch;
-    l->ordered = numpy_shuffle(l->order, n, spec->seed + epoch, may_go_on, l);
-    return l->ordered;
+    l->shuffled = epoch;
+    return source_load(source, epoch, may_go_on, l);
 }
 
 static Row row_of(const Loader *l, const Batch *b, int i)
 {
-    const size_t at = (size_t)i * (size_t)l->instances.spec.sequence_length;
+    const size_t at = (size_t)i * (size_t)l->spec.sequence_length;
     return (Row){ b->tokens + at, b->targets + at, b->begins + at };
 }
 
 /* For read_instance within map_read. */
-typedef struct { const Loader *loader; Entry *entry; uint64_t instance; long labels; } Filling;
+typedef struct { const Loader *loader; const Source *source; Entry *entry; uint64_t instance; long labels; } Filling;
 
 static void read_instance(void *what)
 {
     Filling *f = what;
     Entry *entry = f->entry;
     const Row row = row_of(f->loader, &entry->batch, entry->batch.sequences);
-    f->labels = instance_read(row, &f->loader->instances, f->instance, entry->error, sizeof entry->error);
+    f->labels = instance_read(row, &f->source->instances, f->instance, entry->error, sizeof entry->error);
 }
 
-/* Fills the entry's next sequence with an instance. False: the entry has an error. */
-static bool fill_sequence(const Loader *l, Entry *entry, uint64_t instance)
+/* Fills the entry's next sequence with the instance at a place of the loaded epoch of source s. False: the entry has an error. */
+static bool fill_sequence(const Loader *l, Entry *entry, int s, uint64_t place)
 {
     Batch *b = &entry->batch;
-    Filling f = { l, entry, instance, -1 };
+    const Source *source = &l->sources.source[s];
+    Filling f = { l, source, entry, source_at(source, place), -1 };
     char *problem = map_read(read_instance, &f);
     if (problem)
         snprintf(entry->error, sizeof entry->error, "%s", problem);
     free(problem);
     if (f.labels < 0)
         return false;
-    b->index[b->sequences++] = (uint32_t)instance;
+    b->source[b->sequences] = (uint8_t)s;
+    b->index[b->sequences++] = (uint32_t)f.instance;
     b->labels += f.labels;
+    return true;
+}
+
+/* The same for all sequences of a step at s. False: stopped before it was complete. */
+static bool fill_places(Loader *l, Entry *entry, const LoaderState *s, uint64_t count)
+{
+    if (count > 0 && !load_order(l, &l->sources.source[0], s->epoch))
+        return false;
+    for (uint64_t i = l->rank; i < count; i += l->world)
+        if (!fill_sequence(l, entry, 0, s->instance + i))
+            return true;
+    for (Batch *b = &entry->batch; l->spec.shuffle && count > 0 && b->sequences < l->batch / l->world; b->sequences++) {
+        row_pad(row_of(l, b, b->sequences), &l->spec, 0);
+        b->index[b->sequences] = UINT32_MAX;
+    }
+    return true;
+}
+
+/* The same with a mixture. All ranks walk through all places; each loads the orders and instances of its own. */
+static bool fill_mixed(Loader *l, Entry *entry, SourcePlace place[MIX_MOST], uint64_t count)
+{
+    Batch *b = &entry->batch;
+    memset(b->share, 0, sizeof b->share);
+    for (uint64_t i = 0; i < count; i++) {
+        SourcePlace from;
+        const int s = sources_next(&l->sources, place, &from, entry->error, sizeof entry->error);
+        if (s < 0)
+            return true;
+        b->share[s]++;
+        if (i % (uint64_t)l->world != (uint64_t)l->rank)
+            continue;
+        if (!load_order(l, &l->sources.source[s], from.epoch))
+            return false;
+        if (!fill_sequence(l, entry, s, from.instance))
+            return true;
+    }
     return true;
 }
 
 /* False: stopped before it was complete. */
 static bool fill_entry(Loader *l, Entry *entry)
 {
-    const DataSpec *spec = &l->instances.spec;
     const LoaderState s = settle(l, l->ahead);
-    uint64_t count = l->ahead_left > 0 ? step_instances(l, s) : 0;
+    uint64_t count = l->ahead_left > 0 ? step_instances(l, &s) : 0;
     entry->batch.sequences = 0;
     entry->batch.labels = 0;
     entry->error[0] = '\0';
     entry->end = count == 0;
-    entry->next = l->ahead = (LoaderState){ s.epoch, s.instance + count };
+    l->ahead = s;
+    l->ahead.instance += l->sources.mixed ? 0 : count;
     l->ahead_left -= count > 0;
-    if (count > 0 && !load_order(l, s.epoch))
-        return false;
-    for (uint64_t i = l->rank; i < count; i += l->world) {
-        uint64_t place = s.instance + i;
-        if (!fill_sequence(l, entry, spec->shuffle ? l->order[place] : place))
-            return true;
-    }
-    for (Batch *b = &entry->batch; spec->shuffle && count > 0 && b->sequences < l->batch / l->world; b->sequences++) {
-        row_pad(row_of(l, b, b->sequences), spec, 0);
-        b->index[b->sequences] = UINT32_MAX;
-    }
-    return true;
+    const bool whole = l->sources.mixed ? fill_mixed(l, entry, l->ahead.source, count) : fill_places(l, entry, &s, count);
+    entry->next = l->ahead;
+    return whole;
 }
 
 static void *fill_ring(void *loader)
@@ -249,7 +258,10 @@ Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
     l->batch = batch;
     l->rank = rank;
     l->world = world;
-    l->instances = instances_open(spec, batch);
+    l->sources = sources_open(spec, batch);
+    l->spec = *spec;
+    l->spec.paths = l->spec.label_mask_paths = NULL;
+    l->spec.mix = NULL;
 
     size_t sequences = batch / world, tokens = sequences * spec->sequence_length;
     for (int i = 0; i < ENTRIES; i++) {
@@ -258,6 +270,7 @@ Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
         b->targets = xmalloc(tokens * sizeof *b->targets);
         b->begins = xmalloc(tokens);
         b->index = xmalloc(sequences * sizeof *b->index);
+        b->source = xcalloc(sequences, sizeof *b->source);
     }
     pthread_mutex_init(&l->mutex, NULL);
     pthread_condattr_t clock;
@@ -293,48 +306,98 @@ Loader *loader_try_open(char **problem, const DataSpec *spec, int batch, int ran
 
 uint64_t loader_instances(const Loader *l)
 {
-    return l->instances.count;
+    return sources_instances(&l->sources);
 }
 
 uint64_t loader_steps(const Loader *l, uint64_t instance)
 {
     const uint64_t n = loader_instances(l), left = instance < n ? n - instance : 0, batch = l->batch;
-    return (left + (l->instances.spec.drop_last ? 0 : batch - 1)) / batch;
+    return (left + (l->spec.drop_last ? 0 : batch - 1)) / batch;
+}
+
+uint64_t loader_given(const Loader *l)
+{
+    return sources_given(&l->sources, l->place.source);
+}
+
+uint64_t loader_left(const Loader *l)
+{
+    return sources_left(&l->sources, l->place.source);
+}
+
+char *loader_lack(const Loader *l, uint64_t steps)
+{
+    return sources_lack(&l->sources, l->place.source, steps * (uint64_t)l->batch);
+}
+
+uint64_t loader_source_instances(const Loader *l, int i)
+{
+    return l->sources.source[i].size;
+}
+
+uint64_t loader_source_fingerprint(const Loader *l, int i)
+{
+    return l->sources.source[i].instances.fingerprint;
+}
+
+DataSample loader_source_sample(const Loader *l, int i)
+{
+    const DataSample s = source_sample(&l->sources.source[i]);
+    beat(l, NULL);
+    return s;
 }
 
 PackedData loader_packed(const Loader *l)
 {
-    const Packing *p = &l->instances.packing;
-    return (PackedData){ p->documents, p->pieces, p->tokens, p->labels };
+    PackedData sum = { 0 };
+    for (int i = 0; i < l->sources.count; i++) {
+        const Packing *p = &l->sources.source[i].instances.packing;
+        sum.documents += p->documents;
+        sum.pieces += p->pieces;
+        sum.tokens += p->tokens;
+        sum.labels += p->labels;
+    }
+    return sum;
 }
 
 uint64_t loader_tokens(const Loader *l)
 {
-    return l->instances.tokens;
+    uint64_t n = 0;
+    for (int i = 0; i < l->sources.count; i++)
+        n += l->sources.source[i].instances.tokens;
+    return n;
 }
 
 int loader_files(const Loader *l)
 {
-    return l->instances.num_shards;
+    int n = 0;
+    for (int i = 0; i < l->sources.count; i++)
+        n += l->sources.source[i].instances.num_shards;
+    return n;
 }
 
 uint64_t loader_fingerprint(const Loader *l)
 {
-    return l->instances.fingerprint;
+    uint64_t hash = HASH_OF_NOTHING;
+    for (int i = 0; i < l->sources.count && l->sources.mixed; i++) {
+        const Source *s = &l->sources.source[i];
+        const uint64_t numbers[] = { s->instances.fingerprint, s->size, s->most, l->sources.mix.weight[i] };
+        hash = hash_bytes(hash, s->name, strlen(s->name) + 1);
+        hash = hash_bytes(hash, numbers, sizeof numbers);
+    }
+    return l->sources.mixed ? hash : l->sources.source[0].instances.fingerprint;
 }
 
 DataSample loader_sample(const Loader *l)
 {
-    DataSample s = { HASH_OF_NOTHING, HASH_OF_NOTHING };
-    for (int f = 0; f < l->instances.num_shards; f++) {
-        const Shard *shard = &l->instances.shards[f];
-        shard_tell(&l->instances.spec, "sampling", shard->path);
-        s.tokens = hash_sample(s.tokens, shard->map, shard->map_bytes);
-        if (shard->mask)
-            s.masks = hash_sample(s.masks, shard->mask, shard->num_tokens);
+    DataSample sum = source_sample(&l->sources.source[0]);
+    for (int i = 1; i < l->sources.count; i++) {
+        const DataSample s = source_sample(&l->sources.source[i]);
+        sum.tokens = hash_bytes(sum.tokens, &s.tokens, sizeof s.tokens);
+        sum.masks = hash_bytes(sum.masks, &s.masks, sizeof s.masks);
     }
     beat(l, NULL);
-    return s;
+    return sum;
 }
 
 /* Returns the entry that the caller held to the thread. */
@@ -407,7 +470,7 @@ void loader_seek(Loader *l, LoaderState s)
         die("cannot continue at sequence %llu of epoch %llu: data.paths has only %llu sequences of %d tokens. Give the "
             "data and model.max_sequence_length of the checkpoint's run",
             (unsigned long long)s.instance, (unsigned long long)s.epoch, (unsigned long long)loader_instances(l),
-            l->instances.spec.sequence_length);
+            l->spec.sequence_length);
     stop_thread(l);
     l->place = s;
     l->left = UINT64_MAX;
@@ -434,8 +497,8 @@ void loader_close(Loader *l)
         free(l->entries[i].batch.targets);
         free(l->entries[i].batch.begins);
         free(l->entries[i].batch.index);
+        free(l->entries[i].batch.source);
     }
-    instances_close(&l->instances);
-    free(l->order);
+    sources_close(&l->sources);
     free(l);
 }

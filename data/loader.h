@@ -1,5 +1,7 @@
 /* Token shards on disk -> this rank's part of each training step, in OLMo's order. */
 #pragma once
+#include "data/mix.h"
+#include "data/sample.h"
 #include "data/spec.h"
 
 typedef struct {
@@ -7,13 +9,15 @@ typedef struct {
     int      *tokens;          /* (sequences, T)                                                                */
     int      *targets;         /* (sequences, T): the next token; -1 at the last position and where masked      */
     uint8_t  *begins;          /* (sequences, T): 1 where a document begins                                     */
-    uint32_t *index;           /* (sequences): number of each instance in the data set; UINT32_MAX: empty       */
+    uint32_t *index;           /* (sequences): number of each instance in its source; UINT32_MAX: empty         */
+    uint8_t  *source;          /* (sequences): of the mixture; 0 without                                        */
+    uint32_t  share[MIX_MOST]; /* sequences of each source of the mixture in this step, over all ranks          */
     long      labels;          /* targets >= 0 of this rank                                                     */
 } Batch;
 
-typedef struct { uint64_t epoch, instance; } LoaderState;   /* instance: next one of the epoch, over all ranks */
-
-typedef struct { uint64_t tokens, masks; } DataSample;      /* hashes of some bytes of each file; 0: unknown */
+/* instance: next one of the epoch, over all ranks. With a mixture only `source` is used; entries that the mixture does not have
+ * stay as they are. */
+typedef struct { uint64_t epoch, instance; SourcePlace source[MIX_MOST]; } LoaderState;
 
 /* Result of best-fit packing: documents in the files; pieces in the sequences, more if long documents are split; tokens and targets
  * in the pieces, without padding. */
@@ -27,8 +31,19 @@ typedef struct Loader Loader;
 Loader  *loader_open (const DataSpec *spec, int batch, int rank, int world);
 /* The same, but instead of dying it returns NULL and sets *problem to the message, malloc'ed; else *problem is NULL. */
 Loader  *loader_try_open(char **problem, const DataSpec *spec, int batch, int rank, int world);
-uint64_t loader_instances(const Loader *l);        /* per epoch, before dropping the tail */
+uint64_t loader_instances(const Loader *l);        /* per epoch (of each source), before dropping the tail */
 uint64_t loader_steps    (const Loader *l, uint64_t instance);      /* of an epoch from there on; 0: of a whole epoch */
+
+/* A mixture. given, left: instances since it last changed; from the place of the next step until a source has no repetition left.
+ * lack: what is missing for so many steps, and what helps, malloc'ed; NULL: nothing. */
+uint64_t loader_given    (const Loader *l);
+uint64_t loader_left     (const Loader *l);
+char    *loader_lack     (const Loader *l, uint64_t steps);
+
+/* Source i of a mixture. fingerprint, sample: as those of the loader, below. */
+uint64_t   loader_source_instances  (const Loader *l, int i);       /* of an epoch of it */
+uint64_t   loader_source_fingerprint(const Loader *l, int i);
+DataSample loader_source_sample     (const Loader *l, int i);
 PackedData loader_packed (const Loader *l);        /* all 0 unless spec->best_fit */
 uint64_t loader_tokens   (const Loader *l);        /* in all files */
 int      loader_files    (const Loader *l);

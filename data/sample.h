@@ -3,6 +3,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+typedef struct { uint64_t tokens, masks; } DataSample;      /* hashes of some bytes of each file; 0: unknown */
+
 static const uint64_t HASH_OF_NOTHING = 0xcbf29ce484222325;
 
 /* FNV-1a: extends `hash` by these bytes. */

@@ -4,12 +4,24 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* A source of a mixture. */
+typedef struct {
+    char  *name;
+    char **paths; int num_paths;
+    char **label_mask_paths; int num_label_mask_paths;
+    double ratio;              /* its share of the instances, of the sum of all ratios                         */
+    double max_repetition;     /* its instances are used at most so often, on average                          */
+    long   tokens;             /* so many of its tokens are used, the same in each repetition; 0: all          */
+} MixSource;
+
 typedef struct {
     const char *key;           /* the configuration's name of `paths`, for messages; NULL: data.paths            */
     char **paths;              /* shard files or glob patterns, in order                                        */
     int    num_paths;
     char **label_mask_paths;   /* parallel bool files, or NULL                                                  */
     int    num_label_mask_paths;
+    const MixSource *mix;      /* instead of paths and label_mask_paths; shuffled. NULL: none                    */
+    int    num_mix;
     int    itemsize;           /* bytes of a token in headerless files: 2 or 4 (memmap_dtype)                   */
     int    sequence_length;    /* T                                                                             */
     int    vocab_size;         /* ids from here on are an error                                                 */

@@ -84,6 +84,17 @@ typedef struct {
     Boundaries  boundaries;
 } TokenFiles;
 
+/* A source of data.mix. */
+typedef struct {
+    char  *name;                  /* unique, part of names of metrics */
+    TokenFiles files;             /* paths and label_mask_paths only */
+    double ratio;                 /* its share of the sequences, of the sum of all ratios */
+    double max_repetition;        /* its sequences are used at most so often */
+    long   tokens;                /* so many of its tokens are used; 0: all */
+} DataSource;
+
+enum { MOST_SOURCES = 64, SOURCE_NAME = 64 };   /* of data.mix; bytes of a name with its final zero */
+
 typedef struct {
     char  *label;                 /* "v3-small-c4_en-validation"; unique, part of names of metrics */
     char  *where;                 /* for messages: "x.yaml:9: evaluator 'v3-...'", and how to train without it */
@@ -128,6 +139,7 @@ typedef struct {
 
     struct {
         TokenFiles files;
+        DataSource *mix; int num_mix;         /* instead of the paths of `files`; their other settings apply to all sources */
         LongDocuments long_documents;
         bool   generate_doc_lengths;          /* attention stays inside documents; with PACK_BEST_FIT always */
         bool   mask_padding;                  /* generate_attention_mask */

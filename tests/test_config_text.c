@@ -155,7 +155,7 @@ static void test_table(void **state)
         int type = k->type & TYPE_MASK;
         for (const ConfigKey *other = k + 1; other->name; other++) {
             assert_string_not_equal(k->name, other->name);
-            bool same_struct = config_is_evaluator(k->name) == config_is_evaluator(other->name);
+            bool same_struct = config_element(k->name) == config_element(other->name);
             if (type < FIXED && (other->type & TYPE_MASK) < FIXED && same_struct)
                 assert_int_not_equal(k->place, other->place);
         }

@@ -22,6 +22,14 @@
 #include "model/fsdp.h"
 #include "model/spikes.h"
 
+/* A source of data.mix, as in `mix` of trainer.json. Its place is that of the same index in LoaderState. */
+typedef struct {
+    char     name[MIX_NAME];
+    uint64_t weight;           /* of the mixture, in 1e-9; 0: an earlier mixture had the source */
+    uint64_t fingerprint;
+    DataSample sample;
+} MixedSource;
+
 typedef struct {
     long   step;               /* training steps done, skipped ones included */
     long   tokens;             /* trained on so far, over all ranks */
@@ -30,6 +38,8 @@ typedef struct {
     LoaderState loader;
     uint64_t fingerprint;      /* of the data set: names and sizes of its files */
     DataSample sample;         /* of the files' content */
+    MixedSource mix[MIX_MOST]; /* those of the mixture first, then those of earlier ones */
+    int    num_mix;            /* 0: data.paths */
     uint64_t base_sample;      /* of the base of adapters (base_sample.h); 0: no adapters, or unknown */
     SpikeWindow spikes;        /* so that a resumed run detects the same spikes */
 } TrainState;

@@ -67,6 +67,35 @@ static void read_spikes(SpikeWindow *w, const json_t *spikes, const char *path)
         die("%s: spikes: expected up to %d numbers in loss and as many in grad_norm", path, (int)SPIKES_WINDOW);
 }
 
+#define MIXED(key, place) { key, U64, NULL, NAN, 0, LONGS, NULL, place, NULL, NULL }
+#define PLACE(field) offsetof(SourcePlace, field)
+
+/* Sources in the order of the file: those of its mixture are the first. */
+static void read_mix(TrainState *s, const json_t *mix, const char *path)
+{
+    static const ConfigKey place_keys[] = { MIXED("epoch", PLACE(epoch)), MIXED("instance", PLACE(instance)),
+                                            MIXED("mixed", PLACE(mixed)) };
+    static const ConfigKey weight_key = MIXED("weight", offsetof(MixedSource, weight));
+    const char *name;
+    json_t *source;
+    if (mix && (!json_is_object(mix) || json_object_size(mix) > MIX_MOST))
+        die("%s: mix: expected up to %d sources", path, (int)MIX_MOST);
+    json_object_foreach((json_t *)mix, name, source) {
+        MixedSource *m = &s->mix[s->num_mix];
+        if (strlen(name) >= MIX_NAME)
+            die("%s: mix: expected names of up to %d bytes, found '%s'", path, (int)MIX_NAME - 1, name);
+        strcpy(m->name, name);
+        char *key = xasprintf("mix.%s", name);
+        value_parse_json(m, &weight_key, json_object_get(source, "weight"), path, key);
+        for (size_t i = 0; i < sizeof place_keys / sizeof place_keys[0]; i++)
+            value_parse_json(&s->loader.source[s->num_mix], &place_keys[i], json_object_get(source, place_keys[i].name), path, key);
+        m->fingerprint = hexadecimal(source, "fingerprint", key, path);
+        m->sample = (DataSample){ hexadecimal(source, "paths", key, path), hexadecimal(source, "label_mask_paths", key, path) };
+        s->num_mix++;
+        free(key);
+    }
+}
+
 uint64_t manifest_base(const json_t *manifest, const char *folder)
 {
     char *path = xasprintf("%s/trainer.json", folder);
@@ -90,6 +119,7 @@ void manifest_state(TrainState *s, const json_t *manifest, const char *folder)
     if (sample)
         s->sample = (DataSample){ hexadecimal(sample, "paths", "data_sample.paths", path),
                                   hexadecimal(sample, "label_mask_paths", "data_sample.label_mask_paths", path) };
+    read_mix(s, json_object_get(manifest, "mix"), path);
     if (spikes)
         read_spikes(&s->spikes, spikes, path);
     free(path);

@@ -118,6 +118,22 @@ static json_t *hexadecimal(uint64_t x)
     return json_sprintf("%016" PRIx64, x);
 }
 
+/* name: its weight and place. */
+static json_t *mixed_sources(const TrainState *s)
+{
+    json_t *all = json_object();
+    for (int i = 0; i < s->num_mix; i++) {
+        const MixedSource *m = &s->mix[i];
+        const SourcePlace *p = &s->loader.source[i];
+        json_object_set_new(all, m->name,
+                            json_pack("{s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "weight", (json_int_t)m->weight,
+                                      "epoch", (json_int_t)p->epoch, "instance", (json_int_t)p->instance,
+                                      "mixed", (json_int_t)p->mixed, "fingerprint", hexadecimal(m->fingerprint),
+                                      "paths", hexadecimal(m->sample.tokens), "label_mask_paths", hexadecimal(m->sample.masks)));
+    }
+    return all;
+}
+
 static json_t *manifest(json_t *files)
 {
     const TrainState *s = &save.state;
@@ -134,6 +150,8 @@ static json_t *manifest(json_t *files)
                           "files", files, "crc32c", sums);
     const SavedAs as = save.aside ? SAVED_ABORTED : saved_as_of(save.config, s->step);
     json_object_set_new(o, "saved_as", json_string(saved_as_name(as)));
+    if (s->num_mix > 0)
+        json_object_set_new(o, "mix", mixed_sources(s));
     if (s->base_sample)
         json_object_set_new(o, "base_sample", hexadecimal(s->base_sample));
     return o;

@@ -40,12 +40,20 @@ static char *value_of(const void *base, const ConfigKey *k)
 static bool can_differ(const Reader *r, const ConfigKey *k, bool from_hf)
 {
     const int type = k->type & TYPE_MASK;
-    if (type == FIXED || type == UNUSED || type == DATASETS || config_is_evaluator(k->name))
+    if (type == FIXED || type == UNUSED || type == DATASETS || type == SECTIONS || config_element(k->name))
         return false;
     const bool follows = !(k->type & FOLLOWS) && k->fallback && strcmp(k->fallback, "null") == 0;
     const bool loaded = (from_hf && strncmp(k->name, "model.", strlen("model.")) == 0)
                      || strncmp(k->name, "lora.", strlen("lora.")) == 0;
     return !follows || loaded || config_given(r, k->name);
+}
+
+static void add_mix(Lines *l, const Config *c)
+{
+    char *text = c->data.num_mix ? config_mix_text(c) : NULL;
+    if (text)
+        add(l, "data.mix", text);
+    free(text);
 }
 
 static void add_evaluators(Lines *l, const Config *c)
@@ -72,6 +80,7 @@ char *config_changes(const Reader *r, bool from_hf)
         free(usual);
         value_free(defaults, k);
     }
+    add_mix(&l, &r->s->c);
     add_evaluators(&l, &r->s->c);
     fclose(l.f);
     free(defaults);

@@ -50,7 +50,7 @@ static const struct { const char *scheme, *command, *to; } stores[] = {
     { "",         "with the tool of that store: ", "" },
 };
 
-static void refuse_remote(Reader *r, const char *key, char **paths, int count)
+void config_check_local(Reader *r, const char *key, char **paths, int count)
 {
     int remote = 0, first = 0;
     for (int i = count - 1; i >= 0; i--)
@@ -129,13 +129,14 @@ void config_check_data(Reader *r)
     if (both)
         die("%s: give data.paths or data.datasets, not both (--data.datasets=null drops those)", config_where(r,
             "data.datasets"));
+    config_read_mix(r);
     const char *key = r->s->num_datasets > 0 ? "data.datasets" : "data.paths";
     use_datasets(r->s);
-    if (c->data.files.num_paths == 0 && !c->dry_run && !config_forward_only(c))      /* others need data */
-        die("%s: no training data: give data.paths, a list of token shards, as in --data.paths='[shards/*.npy]'",
+    if (c->data.files.num_paths == 0 && c->data.num_mix == 0 && !c->dry_run && !config_forward_only(c))      /* others need data */
+        die("%s: no training data: give data.paths, a list of token shards, as in --data.paths='[shards/*.npy]', or data.mix",
             config_where(r, "data.paths"));
-    refuse_remote(r, key, c->data.files.paths, c->data.files.num_paths);
-    refuse_remote(r, "data.label_mask_paths", c->data.files.label_mask_paths, c->data.files.num_label_mask_paths);
+    config_check_local(r, key, c->data.files.paths, c->data.files.num_paths);
+    config_check_local(r, "data.label_mask_paths", c->data.files.label_mask_paths, c->data.files.num_label_mask_paths);
     c->data.files.itemsize = r->s->memmap_dtype;
     if (!config_given(r, "data.seed"))
         c->data.seed = c->seed;

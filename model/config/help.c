@@ -35,9 +35,10 @@ const char *config_column(const ConfigKey *k)
     return strncmp(k->name, section, strlen(section)) == 0 ? k->name + strlen(section) : NULL;
 }
 
-bool config_is_evaluator(const char *name)
+size_t config_element(const char *name)
 {
-    return strncmp(name, EVALUATOR_PREFIX, strlen(EVALUATOR_PREFIX)) == 0;
+    const char *brackets = strstr(name, "[].");
+    return brackets ? (size_t)(brackets + 3 - name) : 0;
 }
 
 const char *config_default(const char *name)
@@ -101,11 +102,10 @@ const char *config_suggest(const char *name)
 {
     static char best[128];
     int best_distance = 1 + (int)strlen(name) / 3;
-    bool in_evaluators = config_is_evaluator(name);
+    const size_t first = config_element(name);
     best[0] = '\0';
     for (const ConfigKey *k = config_keys; k->name; k++) {
-        size_t first = in_evaluators ? strlen(EVALUATOR_PREFIX) : 0;
-        if (in_evaluators && !config_is_evaluator(k->name))
+        if (strncmp(k->name, name, first) != 0)
             continue;
         for (size_t end = first + strcspn(k->name + first, ".["); k->name[end - 1] != '*';
              end += 1 + strcspn(k->name + end + 1, ".[")) {   /* "a", "a.b", "a.b.c": sections, then the key */

@@ -1,7 +1,7 @@
 /* From the command line to a Config, in layers: the table's defaults < load_path (its config.json, unless model.d_model or
  * model.n_layers is given; to evaluate a checkpoint also its run's config.yaml) < the recipe's columns < the YAML file < the
  * command line. Then derived values; finally the whole configuration is written as YAML (text.c).
- * The keys are rows of table.c; only the functions that read evaluators and load_path know single keys. */
+ * The keys are rows of table.c; only the functions that read evaluators, data.mix and load_path know single keys. */
 #include "model/config/load.h"
 
 #include <stdarg.h>
@@ -56,8 +56,8 @@ static void note_unused(Reader *r, const ConfigKey *k, const YamlNode *n, const 
     if (n->kind == YAML_SCALAR && (!n->text || key_listed(k->choices, n->text)))
         return;
     fflush(r->notes);
-    if (config_is_evaluator(name) && strstr(r->notes_text, name))
-        return;                                            /* already noted for another evaluator */
+    if (config_element(name) && strstr(r->notes_text, name))
+        return;                                            /* already noted for another element */
     if (k->help)
         config_note(r, "%s (%s)", name, k->help);
     else
@@ -105,6 +105,8 @@ void config_apply(Reader *r, YamlNode *n, const char *name, void *base)
             unknown(n, name);
         if (config_is_unread(&r->s->c, name))
             return;
+        if ((k->type & TYPE_MASK) == SECTIONS)
+            return;
         if ((k->type & TYPE_MASK) == UNUSED) {
             note_unused(r, k, n, name);
             return;
@@ -130,6 +132,37 @@ void config_apply(Reader *r, YamlNode *n, const char *name, void *base)
     }
 }
 
+void config_apply_element(Reader *r, YamlNode *n, const char *prefix, void *base)
+{
+    config_defaults(base, prefix);
+    for (int i = 0; i < n->num_children; i++) {
+        char name[512];
+        check_key(n->child[i]);
+        snprintf(name, sizeof name, "%s%s", prefix, n->child[i]->key);
+        config_apply(r, n->child[i], name, base);
+    }
+}
+
+static bool has_prefix(const char *name, const char *prefix)
+{
+    const size_t n = config_element(name);
+    return n == strlen(prefix) && strncmp(name, prefix, n) == 0;
+}
+
+void config_defaults(void *base, const char *prefix)
+{
+    for (const ConfigKey *k = config_keys; k->name; k++)
+        if (has_prefix(k->name, prefix))
+            value_default(base, k);
+}
+
+void config_free_element(void *base, const char *prefix)
+{
+    for (const ConfigKey *k = config_keys; k->name; k++)
+        if (has_prefix(k->name, prefix))
+            value_free(base, k);
+}
+
 /* Keys that decide where the model comes from, and which other keys are read. */
 static const char FIRST[] = "dry_run|eval_only|generate|run_name|save_folder|try_load_latest_save|load_path|lora";
 
@@ -149,18 +182,11 @@ static void check_complete(Reader *r, bool from_hf)
 {
     for (const ConfigKey *k = config_keys; k->name; k++) {
         bool known = k->fallback || (from_hf && strncmp(k->name, "model.", strlen("model.")) == 0);
-        if (known || config_is_evaluator(k->name) || config_given(r, k->name))
+        if (known || config_element(k->name) || config_given(r, k->name))
             continue;
         config_check_has_model(r, r->file);
         die("%s: %s is missing: %s", r->file, k->name, k->help);
     }
-}
-
-static void set_defaults(void *base, bool evaluators)
-{
-    for (const ConfigKey *k = config_keys; k->name; k++)
-        if (config_is_evaluator(k->name) == evaluators)
-            value_default(base, k);
 }
 
 /* The checkpoint that the run continues comes before load_path, which may not exist any more. */
@@ -240,13 +266,7 @@ static void read_evaluator(Reader *r, YamlNode *n, FILE *downstream, FILE *remot
     Evaluator e = { 0 };
     if (n->kind != YAML_MAP)
         die("%s: an evaluator is a section with label and data.paths or data.datasets", yaml_place(n));
-    set_defaults(&e, true);
-    for (int i = 0; i < n->num_children; i++) {
-        char name[512];
-        check_key(n->child[i]);
-        snprintf(name, sizeof name, EVALUATOR_PREFIX "%s", n->child[i]->key);
-        config_apply(r, n->child[i], name, &e);
-    }
+    config_apply_element(r, n, EVALUATOR_PREFIX, &e);
     if (!e.label)
         die("%s: this evaluator has no label", yaml_place(n));
     if (e.files.num_label_mask_paths > 0 && e.files.num_paths == 0)
@@ -271,9 +291,7 @@ static void read_evaluator(Reader *r, YamlNode *n, FILE *downstream, FILE *remot
         else if (set->num_paths > 0)
             add_eval_set(r->s, n, &e, set->name, &set->paths, &set->num_paths);
     }
-    for (const ConfigKey *k = config_keys; k->name; k++)
-        if (config_is_evaluator(k->name))
-            value_free(&e, k);
+    config_free_element(&e, EVALUATOR_PREFIX);
 }
 
 static void read_evaluators(Reader *r)
@@ -348,7 +366,7 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     if (!has_file)
         config_check_command_line(&r, argv[1]);
 
-    set_defaults(s, false);
+    config_defaults(s, "");
     read_keys(&r, true);
     find_source(&r, latest);
     config_find_base(&r);
@@ -388,9 +406,8 @@ void config_free(Config *c)
     Settings *s = (Settings *)c;
     if (!c)
         return;
-    for (const ConfigKey *k = config_keys; k->name; k++)
-        if (!config_is_evaluator(k->name))
-            value_free(s, k);
+    config_free_element(s, "");
+    config_free_mix(c);
     for (int i = 0; i < c->num_eval; i++) {
         free(c->eval[i].label);
         free(c->eval[i].where);

@@ -40,7 +40,8 @@ void config_check_command_line(const Reader *r, const char *first)
     if (config_given(r, "load_path"))
         return;
     config_check_has_model(r, first);
-    const bool data = config_given(r, "data.paths") || config_given(r, "data.datasets") || config_given(r, "dry_run");
+    const bool data = config_given(r, "data.paths") || config_given(r, "data.datasets") || config_given(r, "data.mix")
+                   || config_given(r, "dry_run");
     die("'%s' is no configuration file, which is the first argument: ./train configs/tiny.yaml %s. A run without one fine-tunes a "
         "model written by save_pretrained: it needs --load_path=FOLDER%s", first, first,
         data ? "" : " and --data.paths='[shards/*.npy]'");

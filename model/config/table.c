@@ -2,9 +2,10 @@
  * supported here (dropout, biases), the default is the supported value. Our own keys: recipe, format.*,
  * model.architecture, model.head_dim, model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names;
  * full_attn_layers_only is OLMo-core's), scheduler.t_decay, scheduler.warmup_fraction (OLMo-core's), data.packing,
- * data.long_documents, data.document_boundaries, spikes, loss_chunk, quant_stats_interval, fsdp.grad_sync_mode, profile,
- * timeout_seconds, tokenizer (a path), trainable, lora.*, dry_run, eval_only, generate, max_new_tokens, temperature, top_p,
- * samples.*, ranks, device_memory, host.*. The resolved configuration lists sections in this order. */
+ * data.long_documents, data.document_boundaries, data.mix (as OLMo-core's sources), spikes, loss_chunk, quant_stats_interval,
+ * fsdp.grad_sync_mode, profile, timeout_seconds, tokenizer (a path), trainable, lora.*, dry_run, eval_only, generate,
+ * max_new_tokens, temperature, top_p, samples.*, ranks, device_memory, host.*. The resolved configuration lists sections in this
+ * order. */
 #include "model/config/table.h"
 
 #include <assert.h>
@@ -13,6 +14,7 @@
 #define C(field) offsetof(Settings, c.field)
 #define X(field) offsetof(Settings, field)
 #define E(field) offsetof(Evaluator, field)
+#define S(field) offsetof(DataSource, field)
 
 #define NUMBER(name, type, fallback, min, max, place, help) { name, type, fallback, NAN, min, max, NULL, place, help }
 #define OPTION(name, type, fallback, none, min, max, place, help) \
@@ -258,6 +260,17 @@ const ConfigKey config_keys[] = {
            "token shards in order, or patterns of their names; ** matches any number of folders"),
     OTHER ("data.datasets", DATASETS | SPENT, "null", X(datasets),
            "name: [paths], instead of data.paths; sorted by name"),
+    OTHER ("data.mix", SECTIONS, "[]", C(data.mix),
+           "sources, instead of data.paths; each has its share of every step (data/README.md)"),
+    OTHER ("data.mix[].name", STRING, NULL, S(name), "name of the source, in messages, metrics and checkpoints"),
+    OTHER ("data.mix[].paths", PATHS, NULL, S(files.paths), "as data.paths"),
+    NUMBER("data.mix[].ratio", DOUBLE, NULL, 1e-6, 1e6, S(ratio),
+           "its share of the tokens, relative to the sum of all ratios"),
+    NUMBER("data.mix[].max_repetition", DOUBLE, "1", 1, 1e6, S(max_repetition),
+           "its tokens are used at most so often; a run that needs more is an error at its start"),
+    OPTION("data.mix[].tokens", LONG, "null", 0, 1, LONGS, S(tokens),
+           "only so many of its tokens are used, in whole sequences; default: all"),
+    OTHER ("data.mix[].label_mask_paths", PATHS, "[]", S(files.label_mask_paths), "as data.label_mask_paths, for its paths"),
     OTHER ("data.label_mask_paths", PATHS, "[]", C(data.files.label_mask_paths),
            "files with one bool per token, parallel to paths; a token with false is no target"),
     WORD  ("data.memmap_dtype", CHOICE, "uint16", token_types, X(memmap_dtype),

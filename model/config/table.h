@@ -22,6 +22,7 @@ typedef enum {
     DURATION,        /* Duration                                                                        */
     FORMAT,          /* Format                                                                          */
     LAYER_TYPES,     /* LayerTypes: a list                                                              */
+    SECTIONS,        /* a list of sections, whose keys are the rows name[].key (mix.c)                  */
     FIXED,           /* nothing: only the `choices` are accepted, `help` says why                       */
     UNUSED,          /* nothing: any value; named in the one warning unless null or one of `choices`    */
     TYPE_MASK = 31,
@@ -36,7 +37,7 @@ typedef struct {
     double      none;          /* numbers and choices: the value stored for null; NAN: null is an error  */
     double      min, max;      /* numbers: the range, both ends included                                 */
     const char *choices;       /* FIXED and UNUSED: "a|b|c"; FORMAT: description of the allowed formats  */
-    size_t      place;         /* offset of the value in Settings (in Evaluator for evaluators[])        */
+    size_t      place;         /* offset of the value in Settings (of name[].key in an element)          */
     const char *help;
     const Word *words;         /* CHOICE; ends with word == NULL                                         */
 } ConfigKey;
@@ -107,7 +108,9 @@ typedef struct {
     NamedPaths *datasets; int num_datasets;
 } Evaluator;
 
+/* Keys of elements of a list: of an Evaluator, and of a DataSource. */
 #define EVALUATOR_PREFIX "evaluators[]."
+#define SOURCE_PREFIX    "data.mix[]."
 
 extern const ConfigKey config_keys[];      /* ends with name == NULL; keys of a section are adjacent */
 
@@ -115,7 +118,7 @@ const ConfigKey *config_key(const char *name);              /* the row of that n
 const char *config_default(const char *name);               /* a YamlDefault */
 const char *config_suggest(const char *name);               /* the key or section with the most similar name, or NULL */
 const char *config_column(const ConfigKey *k);              /* name of the recipe's column, without `format.`, or NULL */
-bool        config_is_evaluator(const char *name);          /* a key of an evaluator: evaluators[].* */
+size_t      config_element(const char *name);               /* bytes of its prefix if it is a key of elements, else 0 */
 bool        key_listed(const char *choices, const char *text);   /* is text (NULL: null) one of the choices? */
 void        config_print_usage(FILE *f);                    /* ./train */
 void        config_print_version(FILE *f);                  /* ./train --version */
@@ -124,7 +127,7 @@ void        config_print_markdown(FILE *f);                 /* ./train --help=ma
 
 struct json_t;
 
-/* One value. `base`: the Settings or Evaluator that holds it. */
+/* One value. `base`: the Settings, Evaluator or DataSource that holds it. */
 void value_parse(void *base, const ConfigKey *k, const YamlNode *n);    /* dies naming place, expected, found */
 void value_parse_text(void *base, const ConfigKey *k, const char *text, const char *file);    /* a scalar; NULL: null */
 void value_default(void *base, const ConfigKey *k);
@@ -162,6 +165,17 @@ void        config_note (Reader *r, const char *format, ...) __attribute__((form
 void        config_check_texts(const YamlNode *n, const char *name);
 void        config_apply(Reader *r, YamlNode *n, const char *name, void *base);   /* a value or a section */
 
+/* Elements of a list. apply: reads the element's section n. defaults: sets all keys with that prefix; "": of the Settings. */
+void config_apply_element(Reader *r, YamlNode *n, const char *prefix, void *base);
+void config_defaults(void *base, const char *prefix);
+void config_free_element(void *base, const char *prefix);
+
+/* data.mix (mix.c). */
+void config_read_mix (Reader *r);
+void config_free_mix (Config *c);
+void config_print_mix(FILE *f, const Config *c);         /* the text after `mix:` */
+char *config_mix_text(const Config *c);                  /* "[web 0.7, code 0.3]"; the caller owns it */
+
 /* Whether a key names data that a dry run, eval_only or generate does not read. choose_ranks: sets the world to the ranks that a
  * dry run plans for. */
 bool config_is_unread(const Config *c, const char *name);
@@ -193,6 +207,7 @@ void config_check_optimizer(Reader *r);
 void config_check_recipe(Reader *r);             /* the optimizer must be checked already */
 void config_check_trainable(Reader *r);
 void config_check_data  (Reader *r);
+void config_check_local (Reader *r, const char *key, char **paths, int count);      /* that paths of the key are no URLs */
 void config_check_eval_documents(const Config *c, const EvalSet *set);       /* data must be checked already */
 void config_check_generation(Reader *r);         /* settings of `generate` (dry_run.c) */
 void config_check_run   (Reader *r);

@@ -132,10 +132,13 @@ void config_write_text(Settings *s)
     fputs("# All settings of a run, defaults included. ./train with this file does the same again.\n", f);
     for (const ConfigKey *k = config_keys; k->name; k++) {
         int type = k->type & TYPE_MASK;
-        if (type == FIXED || type == UNUSED || (k->type & SPENT) || config_is_evaluator(k->name))
+        if (type == FIXED || type == UNUSED || (k->type & SPENT) || config_element(k->name))
             continue;
         int indent = print_key(f, k->name, previous);
-        print_value(f, s, &follows, k, indent);
+        if (type == SECTIONS)
+            config_print_mix(f, &s->c);
+        else
+            print_value(f, s, &follows, k, indent);
         previous = k->name;
     }
     fputs(s->c.num_eval ? "evaluators:\n" : "evaluators: []\n", f);

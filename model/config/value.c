@@ -148,6 +148,7 @@ void value_expected(char *out, size_t size, const ConfigKey *k)
     case PATTERNS: snprintf(out, size, "a pattern or a list [a, b] of patterns"); break;
     case NAMES:    snprintf(out, size, "a name or a list [a, b] of names"); break;
     case DATASETS: snprintf(out, size, "`name: [paths]` lines"); break;
+    case SECTIONS: snprintf(out, size, "a list of sections"); break;
     case BETAS:    snprintf(out, size, "[beta1, beta2], each from 0 to below 1"); break;
     case DURATION: snprintf(out, size, "steps (100), tokens (2e9T) or epochs (1ep), above 0"); break;
     case LAYER_TYPES: snprintf(out, size, "a list of sliding_attention and full_attention"); break;

@@ -138,6 +138,16 @@ static void print_step(const Log *l, const StepStats *s, double speed)
     fflush(stdout);
 }
 
+/* The share of each source of data.mix. */
+static void set_mix(json_t *o, const Config *c, const uint32_t *share)
+{
+    for (int i = 0; i < c->data.num_mix; i++) {
+        char *name = xasprintf("data/mix/%s", c->data.mix[i].name);
+        log_set(o, name, (double)share[i] / c->global_train_batch_size);
+        free(name);
+    }
+}
+
 static void write_step(Log *l, const StepStats *s, double speed)
 {
     json_t *o = json_pack("{s:I}", "step", (json_int_t)s->step);
@@ -146,6 +156,7 @@ static void write_step(Log *l, const StepStats *s, double speed)
     if (l->config->z_loss > 0)
         log_set(o, "train/ZLoss", s->zloss * l->config->z_loss);
     json_object_set_new(o, "train/labels", json_integer(s->labels));
+    set_mix(o, l->config, s->share);
     log_set(o, "optim/total_grad_norm", s->grad_norm);
     log_set(o, "optim/clipping_rate", s->clip < 1);
     log_set(o, "optim/learning_rate_group0", s->lr);

@@ -13,6 +13,22 @@ static void beat_validation(const char *doing)
     watchdog_beat(WORKER_VALIDATION, doing);
 }
 
+_Static_assert((int)MOST_SOURCES == (int)MIX_MOST && (int)SOURCE_NAME == (int)MIX_NAME, "limits of data.mix");
+
+/* The sources of data.mix for a DataSpec. */
+static int copy_mix(MixSource out[MIX_MOST], const Config *c)
+{
+    for (int i = 0; i < c->data.num_mix; i++) {
+        const DataSource *s = &c->data.mix[i];
+        out[i] = (MixSource){
+            .name = s->name, .paths = s->files.paths, .num_paths = s->files.num_paths,
+            .label_mask_paths = s->files.label_mask_paths, .num_label_mask_paths = s->files.num_label_mask_paths,
+            .ratio = s->ratio, .max_repetition = s->max_repetition, .tokens = s->tokens,
+        };
+    }
+    return c->data.num_mix;
+}
+
 Loader *open_data(char **problem, const Config *c, const EvalSet *set)
 {
     const TokenFiles *f = set ? &set->files : &c->data.files;
@@ -25,7 +41,10 @@ Loader *open_data(char **problem, const Config *c, const EvalSet *set)
         .pad_token_id = c->model.pad_token_id, .mask_padding = c->data.mask_padding, .again = problem != NULL,
         .beat = set ? beat_validation : beat_data,
     };
+    MixSource mix[MIX_MOST];
     if (!set) {
+        spec.num_mix = copy_mix(mix, c);
+        spec.mix = spec.num_mix > 0 ? mix : NULL;
         spec.shuffle = true;
         spec.seed = c->data.seed;
         spec.drop_last = f->packing == PACK_CONCAT;

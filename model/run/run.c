@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
@@ -17,6 +18,7 @@
 #include "model/run/agree.h"
 #include "model/run/fit.h"
 #include "model/run/memory.h"
+#include "model/run/mix.h"
 #include "model/run/open_data.h"
 #include "model/run/resume.h"
 #include "model/run/save_folder.h"
@@ -49,6 +51,8 @@ static RunLength run_length(const Run *r, const char *key, const Duration *d)
     if (d->tokens > 0) {
         const long left = d->tokens > r->state.tokens ? d->tokens - r->state.tokens : 0;
         n.steps = steps_later(r, key, (double)((left + per_step - 1) / per_step));
+    } else if (d->epochs > 0 && c->data.num_mix > 0) {
+        n.steps = steps_later(r, key, (double)mix_steps(c, r->loader, key, d->epochs));
     } else if (d->epochs > 0) {
         const LoaderState *s = &r->state.loader;
         const uint64_t epoch = loader_steps(r->loader, 0);
@@ -80,6 +84,12 @@ bool run_is_over(const Run *r)
 /* Describes the data of a checkpoint if they differ from the configured data; NULL: they do not. */
 static const char *other_data(const TrainState *then, const TrainState *now)
 {
+    static char text[256];
+    const char *source = mix_other_files(then, now);
+    snprintf(text, sizeof text, "other files of source '%s' of data.mix than configured now, or with another "
+             "model.max_sequence_length, data.packing, long_documents or document_boundaries", source ? source : "");
+    if (now->num_mix > 0)
+        return source ? text : NULL;
     if (then->fingerprint != now->fingerprint)
         return "other data files than configured now, or with another model.max_sequence_length, data.packing, long_documents or "
                "document_boundaries";
@@ -88,6 +98,27 @@ static const char *other_data(const TrainState *then, const TrainState *now)
     if (then->sample.masks && then->sample.masks != now->sample.masks)
         return "data.label_mask_paths with other content than now, in files of the same names and sizes";
     return NULL;
+}
+
+/* Places the checkpoint's state s in the configured data. */
+static void continue_data(const Run *r, TrainState *s)
+{
+    const Config *c = r->config;
+    const char *other = other_data(s, &r->state);
+    if (c->restore_dataloader && other && comm_rank() == 0)
+        resume_print(c, c->source);
+    if (c->restore_dataloader && other)
+        die("%s was trained on %s; --restore_dataloader=false continues with these data, --reset_trainer_state (with another "
+            "--save_folder) starts a run at step 0", c->source, other);
+    if (!c->restore_dataloader && (!c->continues || (other && r->state.num_mix == 0)))
+        s->loader = (LoaderState){ 0 };
+    const TrainState then = *s;
+    s->fingerprint = r->state.fingerprint;
+    s->sample = r->state.sample;
+    s->num_mix = r->state.num_mix;
+    memcpy(s->mix, r->state.mix, sizeof s->mix);
+    if (s->num_mix > 0)
+        mix_continue(s, &then);
 }
 
 /* Loads weights from a checkpoint or a Hugging Face folder, or initializes them. reset_* only apply to load_path. */
@@ -99,6 +130,7 @@ static void load_or_initialize(Run *r)
     const bool new_optimizer = resets && c->reset_optimizer_state, new_trainer = resets && c->reset_trainer_state;
     watchdog_wait_for(WORKER_DATA);
     r->state = (TrainState){ .fingerprint = loader_fingerprint(r->loader), .sample = loader_sample(r->loader) };
+    mix_describe(&r->state, c, r->loader);
     watchdog_wait_for(NO_WORKER);
     comm_agree("contents of data files", r->state.sample.tokens ^ r->state.sample.masks);
     if (!folder) {
@@ -116,19 +148,10 @@ static void load_or_initialize(Run *r)
     r->state.updates = s.updates;
     r->state.base_sample = s.base_sample;
     if (ours && !new_trainer) {
-        const char *other = other_data(&s, &r->state);
-        if (c->restore_dataloader && other && comm_rank() == 0)
-            resume_print(c, folder);
-        if (c->restore_dataloader && other)
-            die("%s was trained on %s; --restore_dataloader=false continues with these data, --reset_trainer_state (with another "
-                "--save_folder) starts a run at step 0", folder, other);
-        if (!c->restore_dataloader && (resets || other))
-            s.loader = (LoaderState){ 0 };
-        s.fingerprint = r->state.fingerprint;
-        s.sample = r->state.sample;
+        continue_data(r, &s);
         r->state = s;
-        set_lengths(r);
         loader_seek(r->loader, s.loader);
+        set_lengths(r);
     }
     if (comm_rank() != 0)
         return;
@@ -166,6 +189,7 @@ static void print_data(const Run *r)
            "%d micro-batch%s each\n", (unsigned long long)loader_tokens(r->loader),
            (unsigned long long)loader_instances(r->loader), c->model.max_sequence_length, files, files > 1 ? "s" : "",
            r->length.steps, c->global_train_batch_size, comm_size(), comm_size() > 1 ? "s" : "", own, own > 1 ? "es" : "");
+    mix_print(c, &r->state, r->loader, r->last_step);
     fflush(stdout);
 }
 
@@ -177,6 +201,13 @@ static void print_groups(void)
         printf("sharding: %d group%s of %d rank%s\n", groups, groups > 1 ? "s" : "", in_group, in_group > 1 ? "s" : "");
 }
 
+/* At the place of r->state, which a run without a source knows from the start. */
+static void check_mix(const Run *r)
+{
+    if (r->config->data.num_mix > 0 && !run_is_over(r))
+        mix_check(r->loader, r->last_step - r->state.step);
+}
+
 static void open_all_data(Run *r)
 {
     const Config *c = r->config;
@@ -185,6 +216,8 @@ static void open_all_data(Run *r)
     evaluate_check(c);
     r->samples = samples_open(c);
     set_lengths(r);
+    if (!c->source)
+        check_mix(r);
 }
 
 void run_check_device(const Config *c)
@@ -280,6 +313,7 @@ void run_open(Run *r, const Config *c)
     plan_and_place(r);
     load_or_initialize(r);
     const bool saved = resumes && save_folder_has(c, r->state.step);
+    check_mix(r);
     if (!run_is_over(r))
         loader_limit(r->loader, (uint64_t)(r->last_step - r->state.step));
     if (c->max_duration.epochs > 0)

@@ -1,0 +1,79 @@
+/* Instance j of a source with the share w = weight / all belongs between places j / w and (j + 1) / w of the mixture: not earlier,
+ * or the source is ahead by a whole instance, not later, or it is behind by one. Of all instances that may come now, the one that
+ * must come earliest does: earliest deadline first keeps every deadline, since the shares sum to 1 [Baruah et al. 1996,
+ * "Proportionate progress"]. Sources with the same deadline come in random order: equal shares are no fixed pattern, in which
+ * a rank of two would read one source only. */
+#include "data/mix.h"
+
+#include "data/sample.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef unsigned __int128 Uint128;
+
+uint64_t mix_weight(double ratio)
+{
+    return (uint64_t)llround(ratio * 1e9);
+}
+
+void mix_add(Mix *m, const char *name, double ratio, uint64_t seed)
+{
+    const int s = m->count++;
+    m->weight[s] = mix_weight(ratio);
+    m->salt[s] = hash_bytes(hash_bytes(HASH_OF_NOTHING, &seed, sizeof seed), name, strlen(name));
+    m->all += m->weight[s];
+}
+
+static uint64_t sum(const Mix *m, const uint64_t taken[])
+{
+    uint64_t n = 0;
+    for (int s = 0; s < m->count; s++)
+        n += taken[s];
+    return n;
+}
+
+/* a * b / c, rounded down or up. */
+static uint64_t share(uint64_t a, uint64_t b, uint64_t c, bool up)
+{
+    return (uint64_t)(((Uint128)a * b + (up ? c - 1 : 0)) / c);
+}
+
+/* A random number of a place and a source (the finalizer of SplitMix64). */
+static uint64_t dice(uint64_t place, uint64_t salt)
+{
+    uint64_t x = salt + place * 0x9e3779b97f4a7c15ull;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+    return x ^ x >> 31;
+}
+
+int mix_next(const Mix *m, const uint64_t taken[])
+{
+    const uint64_t n = sum(m, taken);
+    uint64_t first_deadline = UINT64_MAX, lowest = 0;
+    int best = 0;
+    for (int s = 0; s < m->count; s++) {
+        if ((Uint128)taken[s] * m->all >= (Uint128)(n + 1) * m->weight[s])
+            continue;           /* too early */
+        const uint64_t deadline = share(taken[s] + 1, m->all, m->weight[s], true), number = dice(n, m->salt[s]);
+        if (deadline < first_deadline || (deadline == first_deadline && number < lowest)) {
+            first_deadline = deadline;
+            lowest = number;
+            best = s;
+        }
+    }
+    return best;
+}
+
+uint64_t mix_needs(const Mix *m, const uint64_t taken[], int s, uint64_t instances)
+{
+    const uint64_t end = share(sum(m, taken) + instances, m->weight[s], m->all, true);
+    return end > taken[s] ? end - taken[s] : 0;
+}
+
+uint64_t mix_lasts(const Mix *m, const uint64_t taken[], int s, uint64_t left)
+{
+    const uint64_t n = sum(m, taken), end = share(taken[s] + left, m->all, m->weight[s], false);
+    return end > n ? end - n : 0;
+}

@@ -1,0 +1,31 @@
+/* The mixture: from which source the next instance is. Knows neither files nor ranks. */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { MIX_MOST = 64, MIX_NAME = 64 };      /* sources; bytes of a name with its final zero */
+
+typedef struct {
+    int      count;
+    uint64_t weight[MIX_MOST];  /* > 0: ratio in units of 1e-9                                          */
+    uint64_t salt[MIX_MOST];    /* decides between sources that may come in any order: of seed and name */
+    uint64_t all;               /* the sum of the weights                                               */
+} Mix;
+
+/* Place of a source: its next instance, and how many it gave since the mixture last changed. */
+typedef struct { uint64_t epoch, instance, mixed; } SourcePlace;
+
+uint64_t mix_weight(double ratio);          /* of a ratio from 1e-6 to 1e6; decimals of up to 9 places are exact */
+
+/* Adds a source. */
+void mix_add(Mix *m, const char *name, double ratio, uint64_t seed);
+
+/* The source of the next instance, after taken[s] instances of each source s. Depends on nothing else, not on the order in which
+ * sources were added either. Called again and again from zeros on, with the chosen source counted, it gives each source its share
+ * of the first n instances for every n, rounded up or down: |taken[s] - n weight[s] / all| < 1. */
+int mix_next(const Mix *m, const uint64_t taken[]);
+
+/* The most instances of source s, and of all, after taken[]: what the next `instances` may take of s, rounded up; how many may
+ * follow until s has given `left` more. */
+uint64_t mix_needs(const Mix *m, const uint64_t taken[], int s, uint64_t instances);
+uint64_t mix_lasts(const Mix *m, const uint64_t taken[], int s, uint64_t left);

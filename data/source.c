@@ -1,0 +1,225 @@
+/* Epoch e of a source has the order numpy_shuffle(seed + e). A source of which only some tokens are used has the first ones of the
+ * order of epoch 0 in every epoch: so a first pass goes on unchanged if more of them are used later. */
+#include "data/source.h"
+
+#include "data/shuffle.h"
+#include "kernels/runtime/error.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/* ---- one source ----------------------------------------------------------------------------------------------- */
+
+/* Uses large pages if the system has them: a shuffle accesses it randomly. */
+static uint32_t *allocate_order(uint64_t n)
+{
+    const size_t page = 2 << 20, bytes = (n * sizeof(uint32_t) + page - 1) / page * page;
+    uint32_t *order = aligned_alloc(page, bytes);
+    if (!order)
+        die("out of host memory: cannot allocate %zu bytes for the order of %llu sequences", bytes, (unsigned long long)n);
+    madvise(order, bytes, MADV_HUGEPAGE);
+    return order;
+}
+
+static bool choose(Source *s, bool (*go_on)(void *who), void *who)
+{
+    const uint64_t n = s->instances.count;
+    if (s->size == n || s->chosen)
+        return true;
+    uint32_t *all = allocate_order(n);
+    const bool whole = numpy_shuffle(all, n, s->instances.spec.seed, go_on, who);
+    if (whole) {
+        s->chosen = xmalloc(s->size * sizeof *s->chosen);
+        memcpy(s->chosen, all, s->size * sizeof *s->chosen);
+    }
+    free(all);
+    return whole;
+}
+
+bool source_load(Source *s, uint64_t epoch, bool (*go_on)(void *who), void *who)
+{
+    const DataSpec *spec = &s->instances.spec;
+    if (!spec->shuffle || (s->ordered && s->order_epoch == epoch))
+        return true;
+    s->ordered = false;
+    if (!choose(s, go_on, who))
+        return false;
+    if (!s->order)
+        s->order = allocate_order(s->size);
+    s->order_epoch = epoch;
+    if (s->chosen && epoch == 0) {
+        memcpy(s->order, s->chosen, s->size * sizeof *s->order);
+        s->ordered = true;
+        return true;
+    }
+    s->ordered = numpy_shuffle(s->order, s->size, spec->seed + epoch, go_on, who);
+    for (uint64_t i = 0; s->chosen && s->ordered && i < s->size; i++)
+        s->order[i] = s->chosen[s->order[i]];
+    return s->ordered;
+}
+
+uint64_t source_at(const Source *s, uint64_t place)
+{
+    return s->instances.spec.shuffle ? s->order[place] : place;
+}
+
+DataSample source_sample(const Source *s)
+{
+    DataSample sample = { HASH_OF_NOTHING, HASH_OF_NOTHING };
+    for (int f = 0; f < s->instances.num_shards; f++) {
+        const Shard *shard = &s->instances.shards[f];
+        shard_tell(&s->instances.spec, "sampling", shard->path);
+        sample.tokens = hash_sample(sample.tokens, shard->map, shard->map_bytes);
+        if (shard->mask)
+            sample.masks = hash_sample(sample.masks, shard->mask, shard->num_tokens);
+    }
+    return sample;
+}
+
+/* ---- opening -------------------------------------------------------------------------------------------------- */
+
+static Source open_mixed(const DataSpec *spec, const MixSource *of)
+{
+    DataSpec own = *spec;
+    own.key = xasprintf("data.mix: source '%s'", of->name);
+    own.mix = NULL;
+    own.num_mix = 0;
+    own.paths = of->paths;
+    own.num_paths = of->num_paths;
+    own.label_mask_paths = of->label_mask_paths;
+    own.num_label_mask_paths = of->num_label_mask_paths;
+    own.drop_last = false;
+    Source s = { .instances = instances_open(&own, 1), .name = xstrdup(of->name), .max_repetition = of->max_repetition };
+    const uint64_t T = (uint64_t)spec->sequence_length, limit = (uint64_t)of->tokens / T;
+    if (of->tokens > 0 && limit == 0)
+        die("%s: tokens %ld are less than one sequence of %llu (model.max_sequence_length); give more, or leave the source out",
+            own.key, of->tokens, (unsigned long long)T);
+    s.size = of->tokens > 0 && limit < s.instances.count ? limit : s.instances.count;
+    s.most = (uint64_t)floor((double)s.size * of->max_repetition + 1e-6);
+    return s;
+}
+
+Sources sources_open(const DataSpec *spec, int batch)
+{
+    Sources s = { .count = spec->mix ? spec->num_mix : 1, .mixed = spec->mix != NULL };
+    s.source = xcalloc((size_t)s.count, sizeof *s.source);
+    if (!s.mixed) {
+        s.source[0].instances = instances_open(spec, batch);
+        s.source[0].size = s.source[0].instances.count;
+        return s;
+    }
+    CHECK(s.count > 0 && s.count <= MIX_MOST && spec->shuffle, "a mixture of %d sources", s.count);
+    for (int i = 0; i < s.count; i++) {
+        s.source[i] = open_mixed(spec, &spec->mix[i]);
+        mix_add(&s.mix, spec->mix[i].name, spec->mix[i].ratio, spec->seed);
+    }
+    return s;
+}
+
+void sources_close(Sources *s)
+{
+    for (int i = 0; i < s->count; i++) {
+        Source *one = &s->source[i];
+        if (s->mixed)
+            free((char *)one->instances.spec.key);
+        instances_close(&one->instances);
+        free(one->name);
+        free(one->chosen);
+        free(one->order);
+    }
+    free(s->source);
+}
+
+uint64_t sources_instances(const Sources *s)
+{
+    uint64_t n = 0;
+    for (int i = 0; i < s->count; i++)
+        n += s->source[i].size;
+    return n;
+}
+
+/* ---- a mixture ------------------------------------------------------------------------------------------------ */
+
+/* taken[i] = instances that the mixture took of each source. */
+static void count_taken(uint64_t taken[MIX_MOST], const Sources *s, const SourcePlace place[MIX_MOST])
+{
+    for (int i = 0; i < s->count; i++)
+        taken[i] = place[i].mixed;
+}
+
+/* Instances of the source that may still be used. */
+static uint64_t source_left(const Source *s, const SourcePlace *place)
+{
+    if (place->epoch > s->most / s->size)
+        return 0;
+    const uint64_t used = place->epoch * s->size + (place->instance < s->size ? place->instance : s->size);
+    return used < s->most ? s->most - used : 0;
+}
+
+int sources_next(const Sources *s, SourcePlace place[MIX_MOST], SourcePlace *from, char *problem, size_t size)
+{
+    uint64_t taken[MIX_MOST];
+    count_taken(taken, s, place);
+    const int i = mix_next(&s->mix, taken);
+    SourcePlace *p = &place[i];
+    if (source_left(&s->source[i], p) == 0) {
+        snprintf(problem, size, "%s: all its %llu sequences have been used, as often as max_repetition %g allows",
+                 s->source[i].instances.spec.key, (unsigned long long)s->source[i].size, s->source[i].max_repetition);
+        return -1;
+    }
+    if (p->instance >= s->source[i].size)
+        *p = (SourcePlace){ p->epoch + 1, 0, p->mixed };
+    *from = *p;
+    p->instance++;
+    p->mixed++;
+    return i;
+}
+
+uint64_t sources_left(const Sources *s, const SourcePlace place[MIX_MOST])
+{
+    uint64_t taken[MIX_MOST], left = UINT64_MAX;
+    count_taken(taken, s, place);
+    for (int i = 0; i < s->count; i++) {
+        const uint64_t lasts = mix_lasts(&s->mix, taken, i, source_left(&s->source[i], &place[i]));
+        left = lasts < left ? lasts : left;
+    }
+    return left;
+}
+
+uint64_t sources_given(const Sources *s, const SourcePlace place[MIX_MOST])
+{
+    uint64_t n = 0;
+    for (int i = 0; i < s->count; i++)
+        n += place[i].mixed;
+    return n;
+}
+
+/* The source's place after `needs` more instances, as a number of repetitions that can be given as max_repetition. */
+static double repetitions(const Source *s, const SourcePlace *place, uint64_t needs)
+{
+    const double used = (double)place->epoch * (double)s->size + (double)place->instance + (double)needs;
+    return ceil(used / (double)s->size * 100) / 100;
+}
+
+char *sources_lack(const Sources *s, const SourcePlace place[MIX_MOST], uint64_t instances)
+{
+    uint64_t taken[MIX_MOST];
+    count_taken(taken, s, place);
+    for (int i = 0; i < s->count; i++) {
+        const Source *one = &s->source[i];
+        const unsigned long long T = (unsigned long long)one->instances.spec.sequence_length, left = source_left(one, &place[i]);
+        const unsigned long long needs = mix_needs(&s->mix, taken, i, instances);
+        if (needs > left)
+            return xasprintf("%s: %llu tokens are missing: the run takes %llu of it (%.4g %% of %llu), and it has %llu left (%llu "
+                             "sequences of %llu tokens, max_repetition %g). Raise its max_repetition to %g, add paths%s, lower its "
+                             "ratio, or end the run %llu tokens from here (max_duration)", one->instances.spec.key,
+                             (needs - left) * T, needs * T, 100 * (double)s->mix.weight[i] / (double)s->mix.all,
+                             (unsigned long long)instances * T, left * T, (unsigned long long)one->size, T, one->max_repetition,
+                             repetitions(one, &place[i], needs), one->size < one->instances.count ? " or raise its tokens" : "",
+                             (unsigned long long)sources_left(s, place) * T);
+    }
+    return NULL;
+}

@@ -1,0 +1,45 @@
+/* The sources of training data, and the order in which each is read: one for data.paths, or those of a mixture. Only for data/. */
+#pragma once
+#include "data/instances.h"
+#include "data/mix.h"
+#include "data/sample.h"
+
+typedef struct {
+    Instances instances;
+    char     *name;             /* NULL: data.paths                                                             */
+    uint64_t  size;             /* instances of an epoch                                                        */
+    uint64_t  most;             /* of a mixture: instances that may be used, repetitions included               */
+    double    max_repetition;
+    uint32_t *chosen;           /* (size) the instances that are used if not all are; NULL: all, or not yet     */
+    uint32_t *order;            /* (size) of epoch order_epoch, if it is `ordered`; NULL: not shuffled, or no epoch yet */
+    uint64_t  order_epoch;
+    bool      ordered;
+} Source;
+
+typedef struct {
+    Source *source;
+    int     count;
+    bool    mixed;              /* by `mix` */
+    Mix     mix;
+} Sources;
+
+/* Opens and checks all files; dies as instances_open, and if a source of a mixture has no instance. */
+Sources  sources_open (const DataSpec *spec, int batch);
+void     sources_close(Sources *s);
+uint64_t sources_instances(const Sources *s);           /* of an epoch of each */
+
+/* Loads the order of an epoch. False: go_on(who), called every few milliseconds, returned false. */
+bool     source_load (Source *s, uint64_t epoch, bool (*go_on)(void *who), void *who);
+uint64_t source_at   (const Source *s, uint64_t place);             /* the instance at a place of the loaded epoch */
+DataSample source_sample(const Source *s);
+
+/* The source of a mixture's next instance: moves *from, its place, on, and returns its number. -1: the source has no repetition
+ * left; then `problem` says so. */
+int      sources_next(const Sources *s, SourcePlace place[MIX_MOST], SourcePlace *from, char *problem, size_t size);
+
+/* Instances that the mixture has from these places on, until a source has no repetition left; those that it has given. */
+uint64_t sources_left (const Sources *s, const SourcePlace place[MIX_MOST]);
+uint64_t sources_given(const Sources *s, const SourcePlace place[MIX_MOST]);
+
+/* What is missing for so many more instances, and what helps; NULL: nothing. malloc'ed. */
+char    *sources_lack (const Sources *s, const SourcePlace place[MIX_MOST], uint64_t instances);

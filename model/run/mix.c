@@ -1,0 +1,124 @@
+#include "model/run/mix.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/runtime/error.h"
+
+void mix_describe(TrainState *state, const Config *c, const Loader *l)
+{
+    state->num_mix = c->data.num_mix;
+    for (int i = 0; i < c->data.num_mix; i++) {
+        MixedSource *m = &state->mix[i];
+        *m = (MixedSource){ .weight = mix_weight(c->data.mix[i].ratio), .fingerprint = loader_source_fingerprint(l, i),
+                            .sample = loader_source_sample(l, i) };
+        strcpy(m->name, c->data.mix[i].name);
+    }
+}
+
+/* The index of the source in `then`, or -1. */
+static int find(const TrainState *then, const char *name)
+{
+    for (int i = 0; i < then->num_mix; i++)
+        if (strcmp(then->mix[i].name, name) == 0)
+            return i;
+    return -1;
+}
+
+static bool same_files(const MixedSource *a, uint64_t fingerprint, DataSample sample)
+{
+    return a->fingerprint == fingerprint && a->sample.tokens == sample.tokens && a->sample.masks == sample.masks;
+}
+
+const char *mix_other_files(const TrainState *then, const TrainState *now)
+{
+    for (int i = 0; i < now->num_mix; i++) {
+        const int k = find(then, now->mix[i].name);
+        if (k >= 0 && !same_files(&now->mix[i], then->mix[k].fingerprint, then->mix[k].sample))
+            return now->mix[i].name;
+    }
+    return NULL;
+}
+
+/* Whether both have the same sources with the same ratios, in any order. */
+static bool same_mixture(const TrainState *then, const TrainState *now)
+{
+    int sources = 0;
+    for (int i = 0; i < then->num_mix; i++)
+        sources += then->mix[i].weight > 0;
+    for (int i = 0; i < now->num_mix; i++) {
+        const int k = find(then, now->mix[i].name);
+        if (k < 0 || then->mix[k].weight != now->mix[i].weight)
+            return false;
+    }
+    return sources == now->num_mix;
+}
+
+static SourcePlace place_of(const MixedSource *m, const TrainState *then)
+{
+    const int k = find(then, m->name);
+    if (k >= 0 && same_files(m, then->mix[k].fingerprint, then->mix[k].sample))
+        return then->loader.source[k];
+    if (then->num_mix == 0 && same_files(m, then->fingerprint, then->sample))
+        return (SourcePlace){ then->loader.epoch, then->loader.instance, 0 };
+    return (SourcePlace){ 0 };
+}
+
+void mix_continue(TrainState *now, const TrainState *then)
+{
+    const bool same = same_mixture(then, now) && !mix_other_files(then, now);
+    const int count = now->num_mix;
+    now->loader = (LoaderState){ 0 };
+    for (int i = 0; i < count; i++) {
+        now->loader.source[i] = place_of(&now->mix[i], then);
+        if (!same)
+            now->loader.source[i].mixed = 0;
+    }
+    for (int k = 0; k < then->num_mix && now->num_mix < MIX_MOST; k++)
+        if (find(now, then->mix[k].name) < 0) {
+            const SourcePlace *p = &then->loader.source[k];
+            now->mix[now->num_mix] = then->mix[k];
+            now->mix[now->num_mix].weight = 0;
+            now->loader.source[now->num_mix++] = (SourcePlace){ p->epoch, p->instance, 0 };
+        }
+}
+
+void mix_check(const Loader *l, long steps)
+{
+    char *lack = loader_lack(l, (uint64_t)steps);
+    if (lack)
+        die("%s", lack);
+}
+
+long mix_steps(const Config *c, const Loader *l, const char *key, double epochs)
+{
+    const double given = (double)loader_given(l), all = given + (double)loader_left(l), batch = c->global_train_batch_size;
+    if (epochs > 1)
+        die("%s: %gep: an epoch of data.mix ends where the first source has no repetition left, so there is only one. Raise "
+            "max_repetition of the sources, and give 1ep, tokens or steps", key, epochs);
+    if (epochs * all < batch)
+        die("%s is less than one step: data.mix has %.0f sequences until a source has no repetition left, a step takes %.0f",
+            key, all, batch);
+    return (long)fmax(floor((epochs * all - given) / batch + 1e-9), 0);
+}
+
+void mix_print(const Config *c, const TrainState *now, const Loader *l, long last_step)
+{
+    double all = 0;
+    if (c->data.num_mix > 0 && now->step > 0 && loader_given(l) == 0)
+        printf("mix: changed at step %ld: the new ratios count from here on\n", now->step);
+    for (int i = 0; i < c->data.num_mix; i++)
+        all += (double)now->mix[i].weight;
+    for (int i = 0; i < c->data.num_mix; i++) {
+        const SourcePlace *p = &now->loader.source[i];
+        const double n = (double)loader_source_instances(l, i), share = (double)now->mix[i].weight / all;
+        const double sequences = (double)(last_step - now->step) * c->global_train_batch_size;
+        const double from = (double)p->epoch + (double)p->instance / n;
+        printf("mix: %s: %.4g %% of the tokens; epochs %.4g to %.4g of its %.0f sequences\n", now->mix[i].name, 100 * share, from,
+               from + share * sequences / n, n);
+    }
+    for (int i = c->data.num_mix; i < now->num_mix; i++)
+        printf("mix: %s: no longer in the mixture; its place, sequence %llu of epoch %llu, is kept\n", now->mix[i].name,
+               (unsigned long long)now->loader.source[i].instance, (unsigned long long)now->loader.source[i].epoch);
+}

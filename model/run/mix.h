@@ -1,0 +1,26 @@
+/* data.mix of a run that continues another: every source goes on where it was. */
+#pragma once
+#include "data/loader.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/config.h"
+
+/* Fills state->mix from the opened data. */
+void mix_describe(TrainState *state, const Config *c, const Loader *l);
+
+/* A source whose files are others than those of the same name in `then`; NULL: there is none. */
+const char *mix_other_files(const TrainState *then, const TrainState *now);
+
+/* now->loader continues the sources of `then`, by name; a source with other files, or a new one, begins at its start. If all names
+ * and ratios are the same, so is the mixture, which goes on; else it begins again from these places. Sources that only `then` has
+ * are kept behind those of `now`. A source with the files of data.paths continues those. */
+void mix_continue(TrainState *now, const TrainState *then);
+
+/* Dies if a source has not enough for so many more steps. */
+void mix_check(const Loader *l, long steps);
+
+/* Steps from the loader's place to the end of so many epochs, at most one. An epoch is all instances of the mixture, since it last
+ * changed, until its first source has no repetition left. `key`: the configuration's name of epochs. */
+long mix_steps(const Config *c, const Loader *l, const char *key, double epochs);
+
+/* Prints of each source what the steps up to the last one take. Call on rank 0. */
+void mix_print(const Config *c, const TrainState *now, const Loader *l, long last_step);

@@ -1,0 +1,145 @@
+/* data/mix: shares of every prefix, order, what a mixture needs. Files and steps of a mixture: test_mixture.c. */
+#include "data/mix.h"
+#include "kernels/runtime/error.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static Mix mix_of(const double *ratio, int count, uint64_t seed)
+{
+    Mix m = { 0 };
+    for (int s = 0; s < count; s++) {
+        char name[8];
+        snprintf(name, sizeof name, "s%d", s);
+        mix_add(&m, name, ratio[s], seed);
+    }
+    return m;
+}
+
+/* Every prefix has the shares, rounded up or down. */
+static void check_shares(const Mix *m, int steps)
+{
+    uint64_t taken[MIX_MOST] = { 0 };
+    for (int n = 1; n <= steps; n++) {
+        taken[mix_next(m, taken)]++;
+        for (int s = 0; s < m->count; s++) {
+            const __int128 off = (__int128)taken[s] * m->all - (__int128)n * m->weight[s];
+            assert_true(off < (__int128)m->all && off > -(__int128)m->all);
+        }
+    }
+}
+
+static void test_shares_of_every_prefix(void **state)
+{
+    (void)state;
+    static const double ratios[][6] = {
+        { 1 }, { 1, 1 }, { 0.7, 0.3 }, { 70, 30 }, { 1, 2 }, { 0.999, 0.001 }, { 1, 1, 1 }, { 0.5, 0.3, 0.2 },
+        { 0.6, 0.1, 0.1, 0.1, 0.1 }, { 0.31, 0.17, 0.13, 0.19, 0.11, 0.09 }, { 1e6, 1e-6 }, { 1, 3.14159, 2.71828, 1.41421 },
+    };
+    for (size_t i = 0; i < sizeof ratios / sizeof ratios[0]; i++) {
+        int count = 0;
+        while (count < 6 && ratios[i][count] > 0)
+            count++;
+        for (uint64_t seed = 0; seed < 3; seed++) {
+            const Mix m = mix_of(ratios[i], count, seed);
+            check_shares(&m, 5000);
+        }
+    }
+}
+
+static void test_shares_of_many_random_sources(void **state)
+{
+    (void)state;
+    uint64_t x = 1;
+    for (int round = 0; round < 40; round++) {
+        double ratio[MIX_MOST];
+        const int count = round == 0 ? MIX_MOST : 2 + round % 17;
+        for (int s = 0; s < count; s++) {
+            x = x * 6364136223846793005ull + 1442695040888963407ull;
+            ratio[s] = exp((double)(x >> 40) / (1 << 24) * 8 - 4);
+        }
+        const Mix m = mix_of(ratio, count, (uint64_t)round);
+        check_shares(&m, 3000);
+    }
+}
+
+static void test_decimals_are_exact(void **state)
+{
+    (void)state;
+    const double ratio[] = { 0.7, 0.2, 0.1 };
+    const Mix m = mix_of(ratio, 3, 6198);
+    uint64_t taken[MIX_MOST] = { 0 };
+    for (int n = 1; n <= 100000; n++) {
+        taken[mix_next(&m, taken)]++;
+        if (n % 10 == 0)
+            assert_true(taken[0] == (uint64_t)n / 10 * 7 && taken[1] == (uint64_t)n / 10 * 2 && taken[2] == (uint64_t)n / 10);
+    }
+}
+
+/* Equal shares: in each pair both sources, in either order, by the seed; not by the order in which they are listed. */
+static void test_order_within_the_shares(void **state)
+{
+    (void)state;
+    Mix m = { 0 }, turned = { 0 }, other = { 0 };
+    mix_add(&m, "a", 1, 1), mix_add(&m, "b", 1, 1);
+    mix_add(&turned, "b", 1, 1), mix_add(&turned, "a", 1, 1);
+    mix_add(&other, "a", 1, 2), mix_add(&other, "b", 1, 2);
+    uint64_t taken[MIX_MOST] = { 0 }, of_turned[MIX_MOST] = { 0 }, of_other[MIX_MOST] = { 0 };
+    int first = 0, differs = 0;
+    for (int n = 0; n < 1000; n++) {
+        const int s = mix_next(&m, taken), t = mix_next(&turned, of_turned), o = mix_next(&other, of_other);
+        assert_int_equal(s, 1 - t);
+        first += n % 2 == 0 && s == 0;
+        differs += s != o;
+        taken[s]++, of_turned[t]++, of_other[o]++;
+    }
+    assert_in_range(first, 200, 300);
+    assert_in_range(differs, 300, 700);
+}
+
+/* From every place: the source that lasts shortest decides, and a run of that many instances needs no more than there is. */
+static void test_needs_and_lasts(void **state)
+{
+    (void)state;
+    const double ratio[] = { 0.6, 0.25, 0.15 };
+    const Mix m = mix_of(ratio, 3, 3);
+    uint64_t taken[MIX_MOST] = { 0 };
+    for (int n = 0; n < 200; n++) {
+        uint64_t left[3] = { 600, 200, 170 }, most = UINT64_MAX;
+        for (int s = 0; s < 3; s++) {
+            const uint64_t lasts = mix_lasts(&m, taken, s, left[s]);
+            assert_true(mix_needs(&m, taken, s, lasts) <= left[s]);
+            assert_true(mix_needs(&m, taken, s, lasts + 1) > left[s]);
+            most = lasts < most ? lasts : most;
+        }
+        uint64_t then[MIX_MOST];
+        memcpy(then, taken, sizeof then);
+        for (uint64_t i = 0; i < most; i++)
+            then[mix_next(&m, then)]++;
+        for (int s = 0; s < 3; s++)
+            assert_true(then[s] - taken[s] <= left[s]);
+        taken[mix_next(&m, taken)]++;
+    }
+    uint64_t zeros[MIX_MOST] = { 0 };
+    assert_int_equal(mix_lasts(&m, zeros, 0, 600), 1000);
+    assert_int_equal(mix_needs(&m, zeros, 1, 1000), 250);
+    assert_int_equal(mix_needs(&m, zeros, 1, 1001), 251);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shares_of_every_prefix),
+        cmocka_unit_test(test_shares_of_many_random_sources),
+        cmocka_unit_test(test_decimals_are_exact),
+        cmocka_unit_test(test_order_within_the_shares),
+        cmocka_unit_test(test_needs_and_lasts),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,286 @@
+/* data/loader with a mixture: steps of every rank, epochs of each source, resume, a changed mixture, what is missing.
+ * The shares of every prefix: test_mix.c. Runs with data.mix: test_mix_runs.c. */
+#include "data/loader.h"
+#include "data/shuffle.h"
+#include "kernels/runtime/error.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Source s has LENGTH[s] instances of T tokens; token t of its instance i is 1000 s + 10 i + t. */
+enum { T = 6, SOURCES = 3, SEED = 6198, G = 8 };
+static const int LENGTH[SOURCES] = { 40, 17, 5 };
+
+static char  folder[64];
+static char *paths[SOURCES], *masks[SOURCES];
+
+static void write_file(const char *path, const void *data, size_t bytes)
+{
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
+    assert_int_equal(fclose(file), 0);
+}
+
+static int make_files(void **state)
+{
+    (void)state;
+    strcpy(folder, "/tmp/test_mixture_XXXXXX");
+    if (!mkdtemp(folder))
+        return -1;
+    for (int s = 0; s < SOURCES; s++) {
+        uint16_t ids[256];
+        uint8_t mask[256];
+        for (int i = 0; i < LENGTH[s] * T; i++) {
+            ids[i] = (uint16_t)(1000 * s + 10 * (i / T) + i % T);
+            mask[i] = i % T < 3;
+        }
+        paths[s] = xasprintf("%s/%d.npy", folder, s);
+        masks[s] = xasprintf("%s/%d.mask", folder, s);
+        write_file(paths[s], ids, (size_t)(LENGTH[s] * T) * sizeof *ids);
+        write_file(masks[s], mask, (size_t)(LENGTH[s] * T));
+    }
+    return 0;
+}
+
+static int remove_files(void **state)
+{
+    (void)state;
+    for (int s = 0; s < SOURCES; s++) {
+        unlink(paths[s]);
+        unlink(masks[s]);
+        free(paths[s]);
+        free(masks[s]);
+    }
+    return rmdir(folder);
+}
+
+static MixSource source_of(int s, double ratio, double max_repetition)
+{
+    static char *const names[SOURCES] = { "web", "code", "math" };
+    return (MixSource){ .name = names[s], .paths = &paths[s], .num_paths = 1, .ratio = ratio, .max_repetition = max_repetition };
+}
+
+static DataSpec spec_of(const MixSource *mix, int count)
+{
+    return (DataSpec){ .mix = mix, .num_mix = count, .itemsize = 2, .sequence_length = T, .vocab_size = 5000, .eos_token_id = -1,
+                       .pad_token_id = -1, .shuffle = true, .seed = SEED, .drop_last = true };
+}
+
+/* What a run read: source and instance of each place. */
+typedef struct { int source, index; } Read;
+enum { MOST = 64 * G };
+
+/* Reads `steps` steps from a place on, as W ranks; returns the place after them. */
+static LoaderState collect(Read *read, const DataSpec *spec, int steps, int W, LoaderState from)
+{
+    LoaderState after = from;
+    for (int rank = 0; rank < W; rank++) {
+        Loader *l = loader_open(spec, G, rank, W);
+        Batch b;
+        loader_seek(l, from);
+        loader_limit(l, (uint64_t)steps);
+        for (int k = 0; k < steps; k++) {
+            assert_true(loader_next(l, &b));
+            assert_int_equal(b.sequences, G / W);
+            for (int i = 0; i < b.sequences; i++) {
+                read[k * G + i * W + rank] = (Read){ b.source[i], (int)b.index[i] };
+                assert_int_equal(b.tokens[i * T + 1], 1000 * (spec->mix[b.source[i]].name[0] == 'w' ? 0
+                                 : spec->mix[b.source[i]].name[0] == 'c' ? 1 : 2) + 10 * (int)b.index[i] + 1);
+            }
+            uint32_t all = 0;
+            for (int s = 0; s < spec->num_mix; s++)
+                all += b.share[s];
+            assert_int_equal(all, G);
+        }
+        assert_false(loader_next(l, &b));
+        after = loader_state(l);
+        loader_close(l);
+    }
+    return after;
+}
+
+static void test_same_for_any_number_of_ranks(void **state)
+{
+    (void)state;
+    const MixSource mix[] = { source_of(0, 0.6, 10), source_of(1, 0.3, 10), source_of(2, 0.1, 10) };
+    const DataSpec spec = spec_of(mix, 3);
+    static Read one[MOST], more[MOST];
+    const LoaderState end = collect(one, &spec, 20, 1, (LoaderState){ 0 });
+    for (int W = 2; W <= 4; W *= 2) {
+        const LoaderState other = collect(more, &spec, 20, W, (LoaderState){ 0 });
+        assert_memory_equal(more, one, 20 * G * sizeof *one);
+        assert_memory_equal(&other, &end, sizeof end);
+    }
+}
+
+/* In the order in which it comes, each source has all its instances once, then once more, in numpy's order of its epochs. */
+static void test_each_source_has_its_epochs(void **state)
+{
+    (void)state;
+    const MixSource mix[] = { source_of(0, 0.6, 10), source_of(1, 0.3, 10), source_of(2, 0.1, 10) };
+    const DataSpec spec = spec_of(mix, 3);
+    static Read read[MOST];
+    collect(read, &spec, 40, 1, (LoaderState){ 0 });
+    for (int s = 0; s < SOURCES; s++) {
+        uint32_t order[64];
+        int n = 0;
+        for (int i = 0; i < 40 * G; i++)
+            if (read[i].source == s) {
+                const int epoch = n / LENGTH[s], place = n++ % LENGTH[s];
+                numpy_shuffle(order, (uint64_t)LENGTH[s], (uint64_t)(SEED + epoch), NULL, NULL);
+                assert_int_equal(read[i].index, order[place]);
+            }
+        assert_true(n > LENGTH[s]);
+    }
+}
+
+/* One source: the instances of data.paths, as long as its epoch lasts. */
+static void test_one_source_is_data_paths(void **state)
+{
+    (void)state;
+    const MixSource mix[] = { source_of(0, 1, 1) };
+    DataSpec spec = spec_of(mix, 1);
+    static Read read[MOST];
+    collect(read, &spec, LENGTH[0] / G, 2, (LoaderState){ 0 });
+    spec.mix = NULL;
+    spec.paths = paths;
+    spec.num_paths = 1;
+    Loader *l = loader_open(&spec, G, 0, 1);
+    Batch b;
+    for (int k = 0; k < LENGTH[0] / G; k++) {
+        assert_true(loader_next(l, &b));
+        for (int i = 0; i < G; i++)
+            assert_int_equal(read[k * G + i].index, b.index[i]);
+    }
+    loader_close(l);
+}
+
+/* From the state after each step, on other numbers of ranks. */
+static void test_resume(void **state)
+{
+    (void)state;
+    enum { STEPS = 14 };
+    const MixSource mix[] = { source_of(0, 0.5, 10), source_of(1, 0.35, 10), source_of(2, 0.15, 10) };
+    const DataSpec spec = spec_of(mix, 3);
+    static Read whole[MOST], part[MOST];
+    collect(whole, &spec, STEPS, 1, (LoaderState){ 0 });
+    for (int stop = 1; stop < STEPS; stop++) {
+        const LoaderState saved = collect(part, &spec, stop, 2, (LoaderState){ 0 });
+        collect(part, &spec, STEPS - stop, stop % 2 ? 4 : 1, saved);
+        assert_memory_equal(part, whole + stop * G, (size_t)((STEPS - stop) * G) * sizeof *part);
+    }
+}
+
+/* Places move with the names of sources; `mixed` begins again. */
+static void test_changed_mixture(void **state)
+{
+    (void)state;
+    const MixSource before[] = { source_of(0, 0.7, 10), source_of(1, 0.3, 10) };
+    const MixSource after[] = { source_of(2, 0.25, 10), source_of(0, 0.75, 10) };      /* code goes, math comes */
+    const DataSpec first = spec_of(before, 2), second = spec_of(after, 2);
+    static Read read[MOST];
+    const LoaderState s = collect(read, &first, 5, 1, (LoaderState){ 0 });
+    assert_true(s.source[0].instance == 28 && s.source[1].instance == 12);      /* 40 places at 0.7 and 0.3 */
+    LoaderState t = { .source = { { 0 }, { s.source[0].epoch, s.source[0].instance, 0 }, s.source[1] } };
+    t = collect(read, &second, 2, 2, t);
+    uint32_t web[64], math[64];
+    numpy_shuffle(web, 40, SEED, NULL, NULL);
+    numpy_shuffle(math, 5, SEED, NULL, NULL);
+    int next_web = 28, next_math = 0;
+    for (int i = 0; i < 2 * G; i++)
+        assert_int_equal(read[i].index, read[i].source == 1 ? web[next_web++] : math[next_math++]);
+    assert_true(next_web == 28 + 12 && next_math == 4);
+    assert_memory_equal(&t.source[2], &s.source[1], sizeof t.source[2]);        /* not of this mixture: unchanged */
+}
+
+/* `tokens`: the same instances in each epoch; more of them later continue the first epoch. */
+static void test_a_part_of_a_source(void **state)
+{
+    (void)state;
+    MixSource mix[] = { source_of(0, 1, 4) };
+    mix[0].tokens = 10 * T + 3;
+    const DataSpec spec = spec_of(mix, 1);
+    static Read read[MOST];
+    collect(read, &spec, 5, 1, (LoaderState){ 0 });
+    uint32_t order[64];
+    int seen[40] = { 0 };
+    numpy_shuffle(order, 40, SEED, NULL, NULL);
+    for (int i = 0; i < 5 * G; i++) {
+        seen[read[i].index]++;
+        if (i < 10)
+            assert_int_equal(read[i].index, order[i]);
+    }
+    for (int i = 0; i < 10; i++)
+        assert_int_equal(seen[order[i]], 4);
+    mix[0].tokens = 30 * T;
+    const LoaderState s = collect(read, &spec, 1, 1, (LoaderState){ 0 });
+    collect(read, &spec, 2, 1, s);
+    for (int i = 0; i < 2 * G; i++)
+        assert_int_equal(read[i].index, order[G + i]);
+}
+
+/* Each source has its own label masks, or none. */
+static void test_label_masks(void **state)
+{
+    (void)state;
+    MixSource mix[] = { source_of(0, 1, 1), source_of(1, 1, 1) };
+    mix[1].label_mask_paths = &masks[1];
+    mix[1].num_label_mask_paths = 1;
+    const DataSpec spec = spec_of(mix, 2);
+    Loader *l = loader_open(&spec, G, 0, 1);
+    Batch b;
+    assert_true(loader_next(l, &b));
+    assert_true(b.share[0] == G / 2 && b.share[1] == G / 2);
+    for (int i = 0; i < G; i++)
+        for (int t = 0; t < T; t++)
+            assert_int_equal(b.targets[i * T + t] >= 0, t < (b.source[i] == 1 ? 2 : T - 1));
+    assert_int_equal(b.labels, G / 2 * (T - 1) + G / 2 * 2);
+    loader_close(l);
+}
+
+static void test_what_is_missing(void **state)
+{
+    (void)state;
+    const MixSource mix[] = { source_of(0, 0.8, 1), source_of(2, 0.2, 2) };      /* 40 once, 5 twice: 50 of either */
+    const DataSpec spec = spec_of(mix, 2);
+    static Read read[MOST];
+    Loader *l = loader_open(&spec, G, 0, 1);
+    assert_int_equal(loader_left(l), 50);
+    assert_null(loader_lack(l, 6));
+    char *lack = loader_lack(l, 7);             /* 56 instances: 45 of web */
+    assert_non_null(strstr(lack, "data.mix: source 'web': 30 tokens are missing"));
+    assert_non_null(strstr(lack, "max_repetition to 1.13,"));
+    assert_non_null(strstr(lack, "300 tokens from here"));
+    free(lack);
+    loader_close(l);
+    const LoaderState s = collect(read, &spec, 6, 2, (LoaderState){ 0 });
+    l = loader_open(&spec, G, 0, 1);
+    loader_seek(l, s);
+    assert_int_equal(loader_given(l), 48);
+    assert_int_equal(loader_left(l), 2);
+    assert_non_null(strstr(loader_problem(l), "data.mix: source '"));           /* the seventh step */
+    assert_non_null(strstr(loader_problem(l), "max_repetition"));
+    loader_close(l);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_for_any_number_of_ranks),
+        cmocka_unit_test(test_each_source_has_its_epochs),
+        cmocka_unit_test(test_one_source_is_data_paths),
+        cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_changed_mixture),
+        cmocka_unit_test(test_a_part_of_a_source),
+        cmocka_unit_test(test_label_masks),
+        cmocka_unit_test(test_what_is_missing),
+    };
+    return cmocka_run_group_tests(tests, make_files, remove_files);
+}
