@@ -93,11 +93,11 @@ void offload_after_forward(Model *m, const ParamStore *f, int u)
     device_queue(QUEUE_COMPUTE);
 }
 
+/* It has left: the forward pass of another block has waited for that. */
 static void fetch(Model *m, int l)
 {
     Offload *o = &m->offload;
     follow_compute(o, QUEUE_FETCH);
-    device_wait(o->left[l % o->slots]);
     trace_begin("fetch", unit_of_layer(m->config, l));
     device_copy(slot_of(m, l), o->host + host_place(m, l), m->acts[l].own_bytes);
     trace_end();

@@ -183,7 +183,7 @@ static void micro_batch(Model *m, ParamStore *f, Pass pass)
 
 static struct { int keep, recompute; } own = { -1, 0 };      /* override the recipe's; -1: no */
 
-/* As train.c, with an evaluation in between. */
+/* As train.c, with an evaluation after each update, or in front of the last: what an update needs is not free then. */
 static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_head, Strategy strategy, HostUse on_host)
 {
     Config c;
@@ -213,8 +213,11 @@ static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_
             micro_batch(&model, &fsdp, i == MICRO_BATCHES - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
         take_losses(&model);
         const double norm = optimizer_grad_norm(&fsdp);
+        if (step == STEPS)
+            micro_batch(&model, &fsdp, PASS_FORWARD);
         optimizer_step(&fsdp, &c, step, step, 1e-3, fmin(1, 1 / norm));
-        micro_batch(&model, &fsdp, PASS_FORWARD);
+        if (step < STEPS)
+            micro_batch(&model, &fsdp, PASS_FORWARD);
         take_losses(&model);
     }
     model_free(&model, &fsdp);

@@ -319,7 +319,7 @@ void backend_device_put(void *dst, const void *src, size_t bytes)
         unsigned i = acquire_stage();
         size_t n = chunk_bytes(bytes, at);
         memcpy(dev.stage[i].data, (const char *)src + at, n);
-        CUDA_CHECK(cudaMemcpyAsync((char *)dst + at, dev.stage[i].data, n, cudaMemcpyHostToDevice, dev.stream));
+        CUDA_CHECK(cudaMemcpyAsync((char *)dst + at, dev.stage[i].data, n, cudaMemcpyDefault, dev.stream));
         CUDA_CHECK(cudaEventRecord(dev.stage[i].event, dev.stream));
     }
 }
@@ -344,8 +344,7 @@ void backend_device_get(void *dst, const void *src, size_t bytes)
         if (c < chunks) {
             size_t at = c * STAGING_BYTES, n = chunk_bytes(bytes, at);
             *s = acquire_stage();
-            CUDA_CHECK(cudaMemcpyAsync(dev.stage[*s].data, (const char *)src + at, n, cudaMemcpyDeviceToHost,
-                                       dev.stream));
+            CUDA_CHECK(cudaMemcpyAsync(dev.stage[*s].data, (const char *)src + at, n, cudaMemcpyDefault, dev.stream));
             CUDA_CHECK(cudaEventRecord(dev.stage[*s].event, dev.stream));
         }
     }
