@@ -37,6 +37,9 @@ static void seed_yaml(Kind *k)
     add_text(k, "data: {paths: [a]}\nglobal_train_batch_size: 8\ndevice_train_microbatch_size: 2\n"
                 "model: {d_model: 64, n_layers: 2, n_heads: 4, vocab_size: 100, layer_norm_type: rms}\n"
                 "evaluators: [{label: a, data: {paths: b}}, {label: c, data: {datasets: {d: e, f: [g, h]}}}]\n");
+    add_text(k, "data:\n  mix:\n  - {name: a, paths: [a, b], ratio: 0.7, max_repetition: 2}\n"
+                "  - {name: b, paths: c, label_mask_paths: d, ratio: 3, tokens: 1e6}\n"
+                "model: {d_model: 64, n_layers: 2, n_heads: 4, vocab_size: 100, layer_norm_type: rms}\n");
     add_files(k, "configs/*.yaml");
 }
 

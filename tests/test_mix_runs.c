@@ -188,6 +188,26 @@ static void test_other_files(void **state)
     assert_int_equal(place("files/latest", "code", "instance"), 12);
 }
 
+/* An edited trainer.json is refused by name. */
+static void test_damaged_state(void **state)
+{
+    (void)state;
+    static const struct { const char *change, *error; } cases[] = {
+        { "s/\"weight\": 700000000/\"weight\": -1/", "trainer.json: mix.books" },
+        { "s/\"mixed\": [0-9]*/\"mixed\": null/", "trainer.json: mix.books" },
+        { "s/\"books\": {/\"books\": [], \"other\": {/", "trainer.json: mix.books" },
+        { "s/\"mix\": {/\"mix\": 3, \"other\": {/", "trainer.json: mix: expected up to 64 sources" },
+    };
+    expect_status(train_mix(1, TRAIN ", " VAL, "damaged", "--max_duration=2"), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        shell("cp %s/damaged/step2/trainer.json %s/kept && sed -i '%s' %s/damaged/step2/trainer.json", folder, folder,
+              cases[i].change, folder);
+        expect_status(train_mix(1, TRAIN ", " VAL, "damaged", "--max_duration=3 --try_load_latest_save"), 1);
+        expect_output(cases[i].error);
+        shell("cp %s/kept %s/damaged/step2/trainer.json", folder, folder);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -199,6 +219,7 @@ int main(void)
         cmocka_unit_test(test_packed),
         cmocka_unit_test(test_errors),
         cmocka_unit_test(test_other_files),
+        cmocka_unit_test(test_damaged_state),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -56,6 +56,7 @@ class Configuration:
         self.draw_training(pick)
         self.strategy = self.draw_strategy(pick)
         self.keep = {"format.keep": pick([None, "all", "inputs", "block"]), "format.recompute": pick(SHARES)}
+        self.ratio = pick([None, None, 0.2, 0.5, 0.73])      # of the first of two sources; None: data.paths
 
     def draw_data(self, pick):
         best_fit, metadata = pick([True, False]), pick([True, False])
@@ -132,11 +133,17 @@ class Runs:
         keys = dict(self.c.keys)
         for section in sections:
             keys.update(section)
-        data = {"paths": "[a.npy, b.npy]", **({"label_mask_paths": "[a.mask, b.mask]"} if self.c.masked else {})}
-        keys.update({f"data.{key}": value for key, value in data.items()})
+        keys.update(self.data())
         keys.update(more, save_folder=name)
         return [f"--{key}={text(value)}" for key, value in keys.items()
                 if value is not None or key in ("max_grad_norm",)]
+
+    def data(self):
+        if not self.c.ratio:
+            return {"data.paths": "[a.npy, b.npy]", **({"data.label_mask_paths": "[a.mask, b.mask]"} if self.c.masked else {})}
+        sources = [f"{{name: {name}, paths: [{name}.npy], {f'label_mask_paths: [{name}.mask], ' if self.c.masked else ''}"
+                   f"ratio: {ratio}, max_repetition: 100}}" for name, ratio in (("a", self.c.ratio), ("b", 1 - self.c.ratio))]
+        return {"data.mix": f"[{', '.join(sources)}]"}
 
     def train(self, ranks, name, *sections, **more):
         """Its metrics by step: loss and norm; and what evaluations found."""
