@@ -513,7 +513,8 @@ ShardChoice fsdp_placement(const ParamStore *f)
     return p;
 }
 
-/* A part is a whole operand if its master weights are on the host, since all of it has one scale; else PART_OF_UPDATE elements. */
+/* A part is a whole operand if its master weights are on the host, since all of it has one scale; else PART_OF_UPDATE elements. The
+ * last group of a state may include padding after the parameter. */
 size_t fsdp_staging_bytes(const ParamStore *f)
 {
     size_t most = 0, first;
@@ -521,16 +522,15 @@ size_t fsdp_staging_bytes(const ParamStore *f)
         for (int i = 0; i < f->shape[u].num_params; i++) {
             const Param *p = &f->shape[u].param[i];
             const bool master = fsdp_on_host(f, u, HOST_MASTER), moments = fsdp_on_host(f, u, HOST_MOMENTS);
-            const size_t all = shard_part(&f->shard[u], p, &first), n = !master && all > PART_OF_UPDATE ? PART_OF_UPDATE : all;
+            const size_t all = param_align(shard_part(&f->shard[u], p, &first));
+            const size_t n = !master && all > PART_OF_UPDATE ? PART_OF_UPDATE : all;
             Arena part = { 0 };
             if (p->region != TRAINED || n == 0)
                 continue;
             if (master)
                 flat(&part, f->recipe.master, n);
-            for (int k = 0; moments && k < f->optimizer->num_states; k++) {
-                const Format format = f->shard[u].state[k].format;
-                flat(&part, format, (n + 255) & ~(size_t)255);
-            }
+            for (int k = 0; moments && k < f->optimizer->num_states; k++)
+                flat(&part, f->shard[u].state[k].format, n);
             most = part.used > most ? part.used : most;
         }
     return STAGES_OF_UPDATE * ((most + 255) & ~(size_t)255);

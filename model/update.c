@@ -187,8 +187,7 @@ static void fetch_part(const ParamStore *f, Stages *s, const Piece *p, int numbe
     if (number == 0)
         follow_compute(s, QUEUE_FETCH);
     device_queue(QUEUE_FETCH);
-    if (number >= STAGES_OF_UPDATE)
-        device_wait(s->left[stage]);
+    device_wait(s->left[stage]);
     s->staged[stage] = copy_part(f, p, stage, TO_DEVICE);
     s->fetched[stage] = device_mark(s->fetched[stage]);
     device_queue(QUEUE_COMPUTE);
@@ -207,11 +206,10 @@ static void return_part(const ParamStore *f, Stages *s, const Piece *p, int numb
 }
 
 /* What is queued after it finds all parts on the host again, and their stages free. */
-static void close_stages(Stages *s, int used)
+static void close_stages(Stages *s)
 {
     for (int i = 0; i < STAGES_OF_UPDATE; i++) {
-        if (i < used)
-            device_wait(s->left[i]);
+        device_wait(s->left[i]);
         device_unmark(s->fetched[i]);
         device_unmark(s->left[i]);
     }
@@ -238,7 +236,7 @@ void optimizer_step(ParamStore *f, const Config *c, long step, long update, doub
         step_part(f, c, params, &stages.staged[stepped % STAGES_OF_UPDATE]);
         return_part(f, &stages, p, stepped++);
     }
-    close_stages(&stages, stepped);
+    close_stages(&stages);
     free(all.piece);
     fsdp_updated(f);
 }

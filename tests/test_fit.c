@@ -204,6 +204,8 @@ static void test_host_memory(void **state)
     memory_plan(&m, &f, c);
     m.acts[0].own_bytes = (size_t)1 << 50;
     DIES("GiB for what is on the host and 25.49 for a checkpoint while it is written exceed by 10", memory_check_host(&m, &f, c));
+    m.forward_only = true;                      /* an evaluation writes no checkpoint */
+    DIES("GiB for what is on the host and 0.00 for a checkpoint", memory_check_host(&m, &f, c));
     model_free(&m, &f);
     config_free(c);
 }

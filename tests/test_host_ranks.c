@@ -82,7 +82,7 @@ static Result train(Run *r)
     return result;
 }
 
-static void check_equal(const char *row, int number, Result *a, Result *b)
+static void check_same(const char *row, int number, const Result *a, const Result *b)
 {
     char what[64];
     snprintf(what, sizeof what, "%s, row %d", row, number);
@@ -90,8 +90,6 @@ static void check_equal(const char *row, int number, Result *a, Result *b)
     check_same_bytes(what, a->loss, b->loss, sizeof a->loss);
     check_same_bytes(what, a->norm, b->norm, sizeof a->norm);
     check_same_bytes(what, a->weights, b->weights, a->count * sizeof *a->weights);
-    free(a->weights);
-    free(b->weights);
 }
 
 /* ---- activations ----------------------------------------------------------------------------------------------- */
@@ -138,7 +136,9 @@ static void test_activations(void **state)
             assert_true(kinds[k].recompute || r.model.bytes.total < bytes);     /* slots are as large as the largest block */
             Result moved = train(&r);
             model_free(&r.model, &r.fsdp);
-            check_equal("activations", k, &there, &moved);
+            check_same("activations", k, &there, &moved);
+            free(there.weights);
+            free(moved.weights);
         }
 }
 
@@ -159,8 +159,8 @@ static struct { const char *recipe,
     { "coat-lean", "adamw", NULL, OLMO3, KEEP_INPUTS, true, BASE_NF4 },
 };
 
-/* Nothing, all, or what exceeds a device that has `share` of what nothing on the host takes. */
-static Result train_states(int i, Strategy s, HostUse use, double memory, Run *r)
+/* Nothing, all, or what a device of this many bytes makes necessary. */
+static void configure_states(Run *r, int i, Strategy s, HostUse use, double memory)
 {
     ModelConfig m = architecture(states[i].a);
     configure(r, states[i].adapters ? with_adapters(m, 4, ALL_MODULES, states[i].base) : m, states[i].recipe);
@@ -172,9 +172,20 @@ static Result train_states(int i, Strategy s, HostUse use, double memory, Run *r
     r->config.host.base = r->config.host.moments = r->config.host.master = use;
     r->config.device_memory = memory / (1 << 30);
     divide(s.shard_ranks);
+}
+
+static Result train_states(int i, Strategy s, HostUse use, double memory, Run *r)
+{
+    configure_states(r, i, s, use, memory);
     place(r);
-    Result result = train(r);
-    return result;
+    return train(r);
+}
+
+/* A device of so many bytes that the plan just fits. */
+static double fit_bytes(Run *r)
+{
+    r->config.device_memory = 1;                /* as if it were a GPU */
+    return (double)model_planned_bytes(&r->model, &r->fsdp) + memory_allowance(&r->config) + 0.5;
 }
 
 static int units_on_host(const ParamStore *f, Hosted h)
@@ -215,26 +226,86 @@ static void test_states(void **state)
         const Strategy s = strategies[i % (ranks > 1 ? 4 : 2)];
         Run r;
         Result there = train_states(i, s, HOST_NEVER, 0, &r);
+        const double none = fit_bytes(&r);
         assert_int_equal(fsdp_host_bytes(&r.fsdp, NUM_HOSTED), 0);
         model_free(&r.model, &r.fsdp);
 
         Result moved = train_states(i, s, HOST_ALL, 0, &r);
+        const double all = fit_bytes(&r);
         check_moved(i, &r);
         model_free(&r.model, &r.fsdp);
-        check_equal("states", i, &there, &moved);
+        check_same("all states", i, &there, &moved);
+        free(moved.weights);
+
+        if (i % 3 == 0) {
+            moved = train_states(i, s, HOST_AUTO, (none + 3 * all) / 4, &r);
+            assert_true(all >= none || fsdp_host_bytes(&r.fsdp, NUM_HOSTED) > 0);
+            model_free(&r.model, &r.fsdp);
+            check_same("some states", i, &there, &moved);
+            free(moved.weights);
+        }
+        free(there.weights);
     }
+}
+
+/* Where all that a rank has of a block is a norm, its states are groups that go on in the padding. */
+static void test_small_parts(void **state)
+{
+    (void)state;
+    char *trained[] = { "*.self_attn.o_proj.weight", "*norm.weight" };
+    Run r;
+    configure(&r, architecture(LLAMA), "bf16");
+    r.config.model.d_model = r.config.model.head_dim = 16;
+    r.config.model.n_heads = r.config.model.n_kv_heads = 1;
+    r.config.trainable = trained;
+    r.config.num_trainable = 2;
+    r.config.optimizer.name = "adamw8bit";
+    r.config.host.moments = r.config.host.master = HOST_ALL;
+    place(&r);
+    free(train(&r).weights);
+    model_free(&r.model, &r.fsdp);
+}
+
+/* What just fits stays, also where the first unit on the host would cost more than it saves. */
+static void test_fits(void **state)
+{
+    (void)state;
+    for (int i = 0; i < (int)(sizeof states / sizeof *states); i++)
+        for (int k = 0; k < 2; k++) {
+            Run r;
+            const Strategy s = { comm_size(), GATHER_OFTEN, SUM_OFTEN };
+            configure_states(&r, i, s, HOST_NEVER, 0);
+            r.config.recipe.recompute = k ? 2 : 0;
+            memory_plan(&r.model, &r.fsdp, &r.config);
+            const double bytes = fit_bytes(&r);
+            model_free(&r.model, &r.fsdp);
+            configure_states(&r, i, s, HOST_AUTO, bytes);
+            r.config.host.activations = HOST_AUTO;
+            r.config.recipe.recompute = k ? 2 : 0;
+            memory_plan(&r.model, &r.fsdp, &r.config);
+            assert_int_equal(fsdp_host_bytes(&r.fsdp, NUM_HOSTED) + offload_host_bytes(&r.model), 0);
+            r.config.device_memory = 1e-3;
+            model_free(&r.model, &r.fsdp);
+            memory_plan(&r.model, &r.fsdp, &r.config);
+            assert_true(states[i].adapters || fit_bytes(&r) < bytes);
+            model_free(&r.model, &r.fsdp);
+        }
 }
 
 /* ---- only what does not fit on the device ---------------------------------------------------------------------- */
 
-static struct { int count[2]; size_t bytes[2]; const char *host; size_t size; } moved;      /* to the host, and back */
+/* to the host, and back; late: a block comes back after other backward passes than it should */
+static struct { int count[2], backward; size_t bytes[2]; const char *host; size_t size; int slots; bool late; } moved;
 
 static bool count_copy(void *none, const Operation *o)
 {
     (void)none;
+    moved.backward += strcmp(o->name, "attention_backward") == 0;
     for (int i = 0; i < o->count && strcmp(o->name, "device_copy") == 0; i++)
         if (o->access[i].at >= moved.host && o->access[i].at < moved.host + moved.size) {
             const bool back = o->access[i].how & READS;
+            const int leave = LAYERS - moved.slots, micro_batch = moved.count[1] / leave, number = moved.count[1] % leave;
+            moved.late |= back && moved.backward != micro_batch * LAYERS + 2 + number;
             moved.count[back]++;
             moved.bytes[back] += o->access[i].bytes;
         }
@@ -246,8 +317,8 @@ static void ignore_end(void *none, const Operation *o)
     (void)none, (void)o;
 }
 
-/* With device memory for this many slots, as many blocks stay, and each other block moves once in each direction per
- * micro-batch. */
+/* With device memory for this many slots, as many blocks stay, and each other block moves once in each direction per micro-batch:
+ * back as soon as two blocks have had their backward passes, one after each. */
 static void test_auto(void **state)
 {
     (void)state;
@@ -271,11 +342,13 @@ static void test_auto(void **state)
         assert_int_equal(r.model.offload.slots, expected);
         moved.host = r.model.offload.host;
         moved.size = offload_host_bytes(&r.model);
-        moved.count[0] = moved.count[1] = 0;
+        moved.count[0] = moved.count[1] = moved.backward = 0;
         moved.bytes[0] = moved.bytes[1] = 0;
+        moved.slots = expected;
         const Watch *before = operations_watch(&watch);
         forward_backward(&r.model, &r.fsdp, &r.config, 0, MICRO_BATCHES);
         operations_watch(before);
+        assert_false(moved.late);
         for (int back = 0; back < 2; back++) {
             assert_int_equal(moved.count[back], MICRO_BATCHES * leave);
             assert_int_equal(moved.bytes[back], MICRO_BATCHES * moved.size);
@@ -335,8 +408,8 @@ static void test_host_memory(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_activations), cmocka_unit_test(test_states),
-                                        cmocka_unit_test(test_auto),
-                                        cmocka_unit_test(test_host_memory) };
+                                        cmocka_unit_test(test_fits), cmocka_unit_test(test_small_parts),
+                                        cmocka_unit_test(test_auto), cmocka_unit_test(test_host_memory) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -101,6 +101,7 @@ static void open_generator(Generator *g, const Config *c)
     agree_on_prompts(&g->prompts, c->generate, &c->model);
     set_length(g);
     memory_plan(&g->model, &g->fsdp, &g->config);
+    memory_check_host(&g->model, &g->fsdp, &g->config);
     model_place(&g->model, &g->fsdp, &g->config);
     TrainState unread;
     checkpoint_load(folder, &g->config, &g->fsdp, &unread, false);

@@ -86,7 +86,8 @@ static double most_planned(const Config *c)
     return memory_of_device(c) - (used > libraries ? used : libraries);
 }
 
-/* As many slots for saved activations as fit, at least MIN_SLOTS; 0: all blocks have their own. */
+/* As many slots for saved activations as fit, at least MIN_SLOTS; 0: all blocks have their own. NOTE: a slot is as large as the
+ * largest block, so slots can take more than blocks of different sizes. */
 static int most_slots(Model *m, ParamStore *f, const Config *c, ShardChoice p)
 {
     const double most = most_planned(c);
@@ -94,7 +95,8 @@ static int most_slots(Model *m, ParamStore *f, const Config *c, ShardChoice p)
         return 0;
     if (c->host.activations == HOST_ALL)
         return MIN_SLOTS;
-    int first = MIN_SLOTS, last = m->L;
+    const double all = bytes_in(m, f, c, p);
+    int first = all <= most ? m->L : MIN_SLOTS, last = m->L - 1;
     while (first < last) {
         p.slots = (first + last + 1) / 2;
         if (bytes_in(m, f, c, p) <= most)
@@ -102,7 +104,8 @@ static int most_slots(Model *m, ParamStore *f, const Config *c, ShardChoice p)
         else
             last = p.slots - 1;
     }
-    first = (int)agree_least(first);
+    p.slots = first;
+    first = (int)agree_least(bytes_in(m, f, c, p) < all ? first : m->L);
     return first < m->L ? first : 0;
 }
 
@@ -111,11 +114,12 @@ static HostUse use_of(const Config *c, Hosted h)
     return h == HOST_BASE ? c->host.base : h == HOST_MOMENTS ? c->host.moments : c->host.master;
 }
 
-/* The fewest units that have it on the host while all fits; all units if it does not. */
+/* The fewest units that have it on the host while all fits; all units if it does not. NOTE: the first unit there may cost more than
+ * it saves, since what comes from the host needs a place on the device. */
 static int fewest_on_host(Model *m, ParamStore *f, const Config *c, ShardChoice p, Hosted h)
 {
     const double most = most_planned(c);
-    int first = 0, last = f->num_units;
+    int first = 0, last = bytes_in(m, f, c, p) <= most ? 0 : f->num_units;
     while (first < last) {
         p.on_host[h] = (first + last) / 2;
         if (bytes_in(m, f, c, p) <= most)
@@ -273,10 +277,11 @@ void memory_print(const Model *m, const ParamStore *f, const Config *c)
     printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n", gib((double)memory_of_snapshot(f, c)));
 }
 
+/* The ranks agree on what is left, since afterwards some of them already allocate it. */
 void memory_check_host(const Model *m, const ParamStore *f, const Config *c)
 {
-    const double moved = memory_of_host(m, f), snapshot = c->save_folder ? (double)memory_of_snapshot(f, c) : 0;
-    const double left = moved > 0 ? host_memory_left("") / comm_local_size() : INFINITY;
+    const double moved = memory_of_host(m, f), snapshot = c->save_folder && !m->forward_only ? (double)memory_of_snapshot(f, c) : 0;
+    const double left = moved > 0 ? agree_least(host_memory_left("") / comm_local_size()) : INFINITY;
     if (moved + snapshot > left)
         die("host memory: %.2f GiB for what is on the host and %.2f for a checkpoint while it is written exceed by %.2f GiB the "
             "%.2f that each of the %d ranks here can take of this host, or of its container (cgroup memory.max). Less goes to the host "

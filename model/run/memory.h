@@ -12,7 +12,7 @@ void memory_plan (Model *m, ParamStore *f, const Config *c);
 double memory_of_device(const Config *c);
 double memory_allowance(const Config *c);
 
-/* Dies on all ranks if the host lacks memory for the plan's part on the host and for a checkpoint. */
+/* Dies if the host of any rank lacks memory for the plan's part on the host and for a checkpoint. All ranks call. */
 void memory_check_host(const Model *m, const ParamStore *f, const Config *c);
 
 /* Prints the plan on stdout, on rank 0. */
