@@ -73,7 +73,7 @@ static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, bool *
             ready = loader_next(r->loader, b);
             CHECK(ready, "step %ld: no data", r->state.step + 1);
         }
-        x[0] = ready ? (double)b->labels : 0;
+        x[0] = ready && comm_group_rank(RANKS_CONTEXT) == 0 ? (double)b->labels : 0;        /* once for those who share them */
         x[1] = asked_to_stop;
         x[2] = !ready;
         x[3] = *problem != NULL;
@@ -90,7 +90,7 @@ static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, bool *
 static Losses forward_backward(Run *r, const Batch *b, double labels)
 {
     const Config *c = r->config;
-    int B = r->model.attn.B, T = r->model.attn.T;
+    int B = r->model.attn.B, T = r->model.T;
     fsdp_empty_grads(&r->fsdp);
     model_zero_losses(&r->model);
     for (int i = 0; i < b->sequences; i += B) {
@@ -127,7 +127,8 @@ static StepStats train_step(Run *r, double labels)
     double max_norm = schedule_max_grad_norm(c, s->step, s->tokens);
     if (labels == 0)            /* no mean */
         loss = (Losses){ NAN, NAN };
-    StepStats t = { .step = s->step, .tokens = s->tokens, .share = r->batch.share, .labels = (long)labels, .loss = loss.loss, .zloss = loss.zloss,
+    StepStats t = { .step = s->step, .tokens = s->tokens, .share = r->batch.share, .labels = (long)labels, .loss = loss.loss,
+                    .zloss = loss.zloss,
                     .grad_norm = norm, .exposed_ms = exposed, .clip = max_norm > 0 ? fmin(1, max_norm / (norm + 1e-6)) : 1,
                     .lr = schedule_lr(c, r->length, s->step, s->tokens),
                     .finite = (labels == 0 || isfinite(loss.loss)) && isfinite(norm), .scores = { NAN, NAN } };
@@ -386,7 +387,7 @@ int main(int argc, char **argv)
         comm_finish();
         return 0;
     }
-    comm_set_mesh(mesh_of_shards(comm_size(), c->strategy.shard_ranks));
+    comm_set_mesh(mesh_of_context(comm_size(), c->strategy.shard_ranks, context_ranks(&c->strategy)));
     watchdog_mark("starting the device", -1);
     device_init(comm_local_rank());
     watchdog_mark_together("connecting the devices", -1);

@@ -155,6 +155,27 @@ void check_attention(const char *op, Tensor y, Tensor qkv, Attention a, Document
           docs.longest, a.T);
 }
 
+void check_dealt(const char *op, Tensor y, Tensor x, Attention heads)
+{
+    const int ranks = x.rows > 0 ? y.rows / x.rows : 0, q = heads.H * heads.D, all = q + 2 * heads.K * heads.D;
+    check_plain(op, "y", y);
+    check_plain(op, "x", x);
+    CHECK(ranks > 0 && (x.cols == ranks * q || x.cols == ranks * all), "%s: rows of %d elements for %d ranks; expected %d or %d",
+          op, x.cols, ranks, ranks * q, ranks * all);
+    check_tensor(op, "y", y, ranks * x.rows, x.cols / ranks);
+    CHECK(format_equal(y.format, x.format), "%s: y is %s, x is %s; expected the same format", op, format_name(y.format),
+          format_name(x.format));
+}
+
+size_t check_pieces(Tensor y, Tensor x, int pieces)
+{
+    const size_t bytes = tensor_bytes(x);
+    CHECK(y.data != x.data && tensor_bytes(y) == bytes && bytes % (size_t)pieces == 0,
+          "comm_all_to_all: %zu bytes to %zu in %d pieces; expected as many in other memory, in equal pieces", bytes,
+          tensor_bytes(y), pieces);
+    return bytes / (size_t)pieces;
+}
+
 void check_cached(const char *op, Tensor y, Tensor qkv, KvCache cache, Attention a)
 {
     CHECK(a.B == 1 && a.T > 0, "%s: %d sequences of %d tokens; a cache is one sequence's", op, a.B, a.T);

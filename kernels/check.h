@@ -38,6 +38,12 @@ bool check_matmul_dw(Tensor dw, Tensor dy, Tensor x);
 /* The arguments of attention_forward. */
 void check_attention(const char *op, Tensor y, Tensor qkv, Attention a, Documents docs);
 
+/* The arguments of heads_split and heads_join. */
+void check_dealt(const char *op, Tensor y, Tensor x, Attention heads);
+
+/* The arguments of comm_all_to_all. Returns the bytes of a piece. */
+size_t check_pieces(Tensor y, Tensor x, int pieces);
+
 /* The arguments of attention_cached. */
 void check_cached(const char *op, Tensor y, Tensor qkv, KvCache cache, Attention a);
 

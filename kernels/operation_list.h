@@ -69,6 +69,10 @@ OP(attention_forward,    (Tensor y, float *lse, Tensor qkv, Attention a, Documen
 OP(attention_backward,   (Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs),
                          (dqkv, dy, qkv, y, lse, a, docs),
    IN(dy), IN(qkv), IN(y), FLOATS(lse, y.rows, a.H, READS), STARTS(docs), OUT(dqkv), SCRATCH(a))
+OP(heads_split,          (Tensor y, Tensor x, Attention heads), (y, x, heads),
+   IN(x), OUT(y))
+OP(heads_join,           (Tensor x, Tensor y, Attention heads), (x, y, heads),
+   IN(y), OUT(x))
 OP(attention_cached,     (Tensor y, Tensor qkv, KvCache cache, Attention a), (y, qkv, cache, a),
    IN(qkv), IN(cached(cache.k, 0, cache.length)), IN(cached(cache.v, 0, cache.length)),
    OUT(cached(cache.k, cache.length, qkv.rows)), OUT(cached(cache.v, cache.length, qkv.rows)), OUT(y))
@@ -139,6 +143,8 @@ OP(comm_all_reduce_max,  (Tensor x, Ranks g), (x, g),
    IN(x), OUT(x))
 OP(comm_reduce_scatter,  (Tensor part, Tensor whole), (part, whole),
    IN(whole), OUT(part))
+OP(comm_all_to_all,      (Tensor y, Tensor x, int items, Order order), (y, x, items, order),
+   IN(x), OUT(y))
 OP(comm_all_gather,      (void *whole, const void *part, size_t bytes), (whole, part, bytes),
    MEMORY(part, bytes, READS), MEMORY(whole, bytes * (size_t)comm_group_size(RANKS_SHARD), WRITES))
 

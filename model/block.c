@@ -8,6 +8,8 @@
  * (quantize) or works in place, so a recipe that stores two of these tensors alike pays for one. */
 #include "model/block.h"
 
+#include "model/context.h"
+
 static const Tensor NONE = { 0 };
 static const LowProduct NO_PRODUCT = { 0 };
 
@@ -47,8 +49,22 @@ static void attend(const Model *m, const Acts *a)
 {
     if (a->cache.k.data)
         attention_cached(a->attn_out, a->qkv_rotated, a->cache, a->attn);
-    else
-        attention_forward(a->attn_out, a->lse, a->qkv_rotated, a->attn, m->docs);
+    else {
+        const Tensor qkv = context_heads(m, a, m->work.qkv_heads, a->qkv_rotated);
+        const Tensor mix = context_buffer(m, m->work.mix_heads, a->attn_out);
+        attention_forward(mix, a->lse, qkv, a->heads, m->docs);
+        context_tokens(m, a, a->attn_out, mix);
+    }
+}
+
+/* m->work.dqkv from m->work.datt. */
+static void attend_backward(const Model *m, const Acts *a)
+{
+    const BackwardScratch *t = &m->work;
+    const Tensor dy = context_heads(m, a, t->datt_heads, t->datt), qkv = context_heads(m, a, t->qkv_heads, a->qkv_rotated);
+    const Tensor mix = context_heads(m, a, t->mix_heads, a->attn_out), dqkv = context_buffer(m, t->dqkv_heads, t->dqkv);
+    attention_backward(dqkv, dy, qkv, mix, a->lse, a->heads, m->docs);
+    context_tokens(m, a, t->dqkv, dqkv);
 }
 
 static bool is_trained(Tensor dw)
@@ -286,9 +302,9 @@ static void attention_output_again(const Acts *a, bool transposed)
 }
 
 /* On entry m->work.dres is dLoss/d(r2), on return, if `needs_dx`, dLoss/d(r0); without it only the weight gradients of this block
- * are computed. Weight gradients are added to dw. That of the output projection's A reads attn_out, which attention's backward needs
- * too, not attn_operand: its codes would have to be made again. What the recipe does not keep is recomputed where it is read: act by
- * SwiGLU's backward, the rest as in forward. */
+ * are computed. Weight gradients are added to dw. That of the output projection's A reads attn_out, which attention's backward
+ * needs too, not attn_operand: its codes would have to be made again. What the recipe does not keep is recomputed where it is read:
+ * act by SwiGLU's backward, the rest as in forward. */
 void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, bool needs_dx)
 {
     const BackwardScratch *t = &m->work;
@@ -308,7 +324,7 @@ void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, bool
     dy = branch_out_backward(m, dw->attn_norm, a->attn_x, a->attn_stats, w->attn_norm);
     linear_dx         (m, LINEAR_OUT, t->datt, dy, w, a, false);
     linear_dw         (m, LINEAR_OUT, dw, dy, is_trained(dw->out) ? a->attn_operand : a->attn_out, a);
-    attention_backward(t->dqkv, t->datt, a->qkv_rotated, a->attn_out, a->lse, a->attn, m->docs);
+    attend_backward   (m, a);
     rope_backward     (a->dqkv_op, dw->qnorm, dw->knorm, t->dqkv, a->qkv_saved, a->qk_stats, w->qnorm, w->knorm, a->attn);
     if (needs_dx || is_trained(dw->attn_norm))
         branch_in_backward(m, LINEAR_QKV, a->dqkv_op, w, a, dw->attn_norm, a->attn_x, a->attn_stats, w->attn_norm);

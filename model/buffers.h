@@ -40,6 +40,7 @@ typedef struct {
     Keep   keep;                       /* which of these forward saves                                                     */
     size_t own_bytes;                  /* of this block's own memory, one piece                                            */
     Attention attn;                    /* the model's, with this block's sliding window and rotary table                   */
+    Attention heads;                   /* attn for whole sequences and this rank's heads: attention itself (context.h)     */
     KvCache cache;                     /* k, v (P, K*D) of the sequence that decode.h continues; NULL unless the run generates */
 } Acts;
 
@@ -52,6 +53,9 @@ typedef struct {
     Tensor dact;       /* (N, F) gradient of SwiGLU's output                                                           */
     Tensor datt;       /* (N, H*D) gradient of attention's output                                                      */
     Tensor dqkv;       /* (N, S)                                                                                       */
+    Tensor exchanged;      /* (c N, S/c) with c > 1 context ranks: what is exchanged, and as it arrives:                   */
+    Tensor qkv_heads, mix_heads, datt_heads, dqkv_heads;       /* (c N, S/c), (c N, H*D/c) rot, mix, datt, dqkv of whole
+                          sequences, this rank's heads                                                                 */
     Tensor dlow;       /* (N, 3 rank) gradient of one of a block's `low`                                               */
 } BackwardScratch;
 
@@ -70,9 +74,11 @@ typedef struct { size_t units, blocks, work, head, cache, total; } PlanBytes;
 typedef struct Model {
     const ModelConfig *config;
     Recipe    recipe;
-    Attention attn;            /* what blocks have in common; its B and T: every micro-batch's  */
+    Attention attn;            /* what blocks have in common; its B: every micro-batch's; its T: this rank's part */
     Documents docs;
-    int       L, N;            /* blocks; tokens of a micro-batch                              */
+    int       L, N;            /* blocks; tokens of a micro-batch, this rank's                 */
+    int       T;               /* tokens of a sequence                                         */
+    int       context, place;  /* ranks that share sequences; which part is this rank's        */
     int       P;               /* positions that a token can have: T, or more with caches      */
     int       last;            /* with caches: the row of the last token                       */
     Acts     *unit_acts;       /* [units]; those that are no block use attn_res, where they read the stream */
@@ -85,12 +91,13 @@ typedef struct Model {
     Tensor    dlogits;         /* (chunk, V) their gradient in format.head, if that is FP8: its transpose overwrites the logits */
     Tensor    head_h, head_w;  /* (chunk, C), (V, C) then: E4M3 operands, of the weight only the transpose; in these three
                                   chunk and V are padded: fp8_padded                           */
-    int      *targets, *doc_start;     /* (N), (N+1): device memory                            */
+    int      *targets, *doc_start;     /* (N), (B*T + 1): device memory                        */
     float    *losses;          /* (2, N) cross entropy and z-loss per token                    */
     float    *sums;            /* [2] their sums since model_zero_losses                          */
     float    *rope[2];         /* (P, D/2, 2) cosine and sine; [1]: scaled; NULL: no block has them */
     TokenAt  *sorted;          /* (N) the tokens as the embedding wants them                   */
-    int      *host_doc_start;  /* (N+1) host memory                                            */
+    int      *host_doc_start;  /* (B*T + 1) host memory                                        */
+    int      *host_part;       /* (N) host memory: see context_part                            */
     TokenAt  *host_sorted;     /* (N) host memory                                              */
     bool      in_step;         /* this step has had a micro-batch: its operands' ranges are known, ... */
     bool      ranges_kept;     /* ... and kept while another one runs                            */

@@ -117,7 +117,13 @@ typedef struct {
     int  shard_ranks;             /* consecutive ranks that share one copy of the model: 1 .. number of ranks */
     Gathering gathering;          /* on one rank: when operands are made from stored weights */
     GradSum grad_sum;
+    int  context_ranks;           /* consecutive ranks that share sequences; it divides shard_ranks. 0: as 1 */
 } Strategy;
+
+static inline int context_ranks(const Strategy *s)
+{
+    return s->context_ranks > 1 ? s->context_ranks : 1;
+}
 
 typedef struct {
     ModelConfig model;
@@ -148,7 +154,7 @@ typedef struct {
     } data;
 
     int      global_train_batch_size;         /* sequences per step over all ranks */
-    int      device_train_microbatch_size;    /* sequences per forward pass of a rank */
+    int      device_train_microbatch_size;    /* sequences per forward pass of a rank, or of the ranks that share them */
     Duration max_duration;
     Duration stop_at;                         /* all 0: not given; ends the run early with the same schedule */
     int      timeout_seconds;                 /* ends all ranks after this time without progress of a rank */

@@ -2,11 +2,13 @@
 #include "model/model.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/watchdog.h"
 #include "kernels/values.h"
+#include "model/context.h"
 #include "model/head.h"
 #include "model/offload.h"
 #include "model/plan.h"
@@ -41,6 +43,7 @@ void model_free(Model *m, ParamStore *f)
     fsdp_free(f);
     free(m->unit_acts);
     free(m->host_doc_start);
+    free(m->host_part);
     free(m->host_sorted);
 }
 
@@ -51,13 +54,17 @@ void model_put_tokens(Model *m, const int *tokens, int count)
     m->docs = (Documents){ 0 };
 }
 
+void model_put_sequences(Model *m, const int *tokens)
+{
+    model_put_tokens(m, context_part(m, tokens), m->N);
+}
+
 static void load_batch(Model *m, const int *tokens, const int *targets, const uint8_t *begins)
 {
-    int N = m->N;
-    model_put_tokens(m, tokens, N);
-    device_put(m->targets, targets, sizeof(int) * N);
+    model_put_sequences(m, tokens);
+    device_put(m->targets, context_part(m, targets), sizeof(int) * (size_t)m->N);
     if (m->documents) {
-        m->docs.count = document_starts(m->host_doc_start, &m->docs.longest, begins, m->attn.B, m->attn.T);
+        m->docs.count = document_starts(m->host_doc_start, &m->docs.longest, begins, m->attn.B, m->T);
         m->docs.start = m->doc_start;
         m->docs.host_start = m->host_doc_start;
         device_put(m->doc_start, m->host_doc_start, sizeof(int) * (m->docs.count + 1));
@@ -101,5 +108,9 @@ Losses model_losses(const Model *m)
 
 void model_token_losses(const Model *m, float *losses)
 {
-    device_get(losses, m->losses, sizeof *losses * (size_t)m->N);
+    const size_t T = (size_t)m->T, own = (size_t)m->attn.T;
+    if (m->context > 1)
+        memset(losses, 0, sizeof *losses * (size_t)m->attn.B * T);
+    for (size_t b = 0; b < (size_t)m->attn.B; b++)
+        device_get(losses + b * T + (size_t)m->place * own, m->losses + b * own, sizeof *losses * own);
 }

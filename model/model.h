@@ -8,20 +8,22 @@ void     model_free (Model *m, ParamStore *f);
 
 typedef struct { double loss, zloss; } Losses;
 
-/* One micro-batch, attn.B sequences (host arrays (B, T); target -1: masked; begins 1: a document begins there, which matters if
- * attention stays inside documents, NULL: each sequence is one). The gradients are those of scale * (sum of losses + z_weight * sum
- * of z-losses). */
+/* One micro-batch, attn.B sequences, whole also if ranks share them (host arrays (B, T); target -1: masked; begins 1: a document
+ * begins there, which matters if attention stays inside documents, NULL: each sequence is one). The gradients are those of scale *
+ * (sum of losses + z_weight * sum of z-losses). */
 void     model_step(Model *m, ParamStore *f, const int *tokens, const int *targets, const uint8_t *begins, float scale,
                     float z_weight,
                     Pass pass);
 
-/* For pass_forward: the first `count` tokens are put into device memory, no documents among them. After it: the logits (vocab_size)
- * of row `row`, on the host; this waits for the device. */
+/* For pass_forward: the first `count` tokens, or this rank's part of sequences (B, T), are put into device memory, no documents
+ * among them. After it: the logits (vocab_size) of row `row` of this rank's, on the host; this waits for the device. */
 void     model_put_tokens(Model *m, const int *tokens, int count);
+void     model_put_sequences(Model *m, const int *tokens);
 void     model_logits    (Model *m, ParamStore *f, int row, float *logits);
 /* The sums over all tokens since model_zero_losses; waits for the device. */
 void     model_zero_losses(Model *m);
 Losses   model_losses(const Model *m);
 
-/* (B, T) on the host: the cross entropy of each target of the last micro-batch, 0 where masked. Waits for the device. */
+/* (B, T) on the host: the cross entropy of each target of the last micro-batch, 0 where masked or another rank's. Waits for the
+ * device. */
 void     model_token_losses(const Model *m, float *losses);

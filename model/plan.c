@@ -3,7 +3,9 @@
 
 #include <math.h>
 
+#include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
+#include "model/context.h"
 #include "model/lifetimes.h"
 #include "model/units.h"
 
@@ -236,11 +238,29 @@ static void plan_gradients(Planner *p, Tensor dgate_up, Tensor dqkv_op)
  * Without it, or with less than it wants, it takes memory of its own. */
 static void plan_scratch(Model *m)
 {
-    const Attention a = m->attn;
+    const Attention a = context_attention(m, m->attn);
     const size_t tokens = (size_t)a.B * (size_t)((a.T + 127) / 128 * 128), rows = tokens + (m->documents ? tokens / 8 : 0);
     const size_t floats = (size_t)((a.D + 63) / 64 * 64) + (size_t)(a.K < a.H ? a.D : 0) + 4;
     m->attn.scratch_bytes = rows * (size_t)a.H * floats * sizeof(float) + (64 << 10);
     m->attn.scratch = shared_bytes(m, BUFFER_ATTENTION, m->attn.scratch_bytes);
+}
+
+/* For context ranks; forward needs a part of it. */
+static void plan_exchange(Model *m)
+{
+    const ModelConfig *c = m->config;
+    const int HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim, rows = m->context * m->N;
+    const Format f = m->recipe.stream;
+    BackwardScratch *t = &m->work;
+    if (m->context == 1)
+        return;
+    t->exchanged = shared_rows(m, BUFFER_DEALT, f, rows, S / m->context);
+    t->qkv_heads = shared_rows(m, BUFFER_QKV_HEADS, f, rows, S / m->context);
+    t->mix_heads = shared_rows(m, BUFFER_MIX_HEADS, f, rows, HD / m->context);
+    if (m->forward_only)
+        return;
+    t->datt_heads = shared_rows(m, BUFFER_DATT_HEADS, f, rows, HD / m->context);
+    t->dqkv_heads = shared_rows(m, BUFFER_DQKV_HEADS, f, rows, S / m->context);
 }
 
 static void plan_work(Planner *p)
@@ -289,8 +309,9 @@ static void plan_attention(Arena *arena, Model *m)
         m->rope[i] = needed[i] ? arena_alloc(arena, bytes) : NULL;
     for (int l = 0; l < m->L; l++) {
         m->acts[l].attn = m->attn;
-        m->acts[l].attn.rope = m->rope[layer_is_scaled(c, l)];
+        m->acts[l].attn.rope = m->rope[layer_is_scaled(c, l)] + (size_t)m->place * (size_t)m->attn.T * (size_t)m->attn.D;
         m->acts[l].attn.window = layer_slides(c, l) ? c->sliding_window : 0;
+        m->acts[l].heads = context_attention(m, m->acts[l].attn);
     }
 }
 
@@ -328,7 +349,7 @@ static void plan_head(Arena *arena, Model *m, const Config *c)
         plan_head_operands(arena, m);
     m->targets = arena_alloc(arena, sizeof(int) * N);
     m->sorted = arena_alloc(arena, sizeof *m->sorted * N);
-    m->doc_start = arena_alloc(arena, sizeof(int) * (N + 1));
+    m->doc_start = arena_alloc(arena, sizeof(int) * ((size_t)N * (size_t)m->context + 1));
     m->losses = arena_alloc(arena, 2 * sizeof(float) * N);
     m->sums = arena_alloc(arena, 2 * sizeof(float));
 }
@@ -397,6 +418,7 @@ static void plan_units(Planner *p, const ParamStore *f)
         if (f->shape[u].kind->plan)
             f->shape[u].kind->plan(p, m, u);
     }
+    plan_exchange(m);
     if (!m->forward_only)
         plan_work(p);
 }
@@ -461,13 +483,17 @@ void model_plan(Model *m, ParamStore *f, const Config *c, ShardChoice p)
                   .observed = config_forward_only(c) ? c->observed : c->quant_stats_interval > 0,
                   .documents = c->data.generate_doc_lengths && !c->generate, .lora_scale = (float)lora_scale(&mc->lora) };
     *f = (ParamStore){ 0 };
-    m->attn = (Attention){ .B = c->device_train_microbatch_size, .T = T, .H = mc->n_heads,
+    m->T = T;
+    m->context = context_ranks(&c->strategy);
+    m->place = comm_group_rank(RANKS_CONTEXT) % m->context;         /* a dry run has no mesh */
+    m->attn = (Attention){ .B = c->device_train_microbatch_size, .T = T / m->context, .H = mc->n_heads,
                            .K = mc->n_kv_heads, .D = mc->head_dim, .scale = (float)(1 / sqrt(mc->head_dim)),
                            .clip = mc->clip_qkv, .norm = mc->norm };
     m->N = m->attn.B * m->attn.T;
     m->unit_acts = xcalloc(unit_count(mc), sizeof *m->unit_acts);
     m->acts = m->unit_acts + unit_of_layer(mc, 0);
-    m->host_doc_start = xmalloc(sizeof(int) * (m->N + 1));
+    m->host_doc_start = xmalloc(sizeof(int) * ((size_t)m->N * (size_t)m->context + 1));
+    m->host_part = xmalloc(sizeof(int) * (size_t)m->N);
     m->host_sorted = xmalloc(sizeof *m->host_sorted * m->N);
     lifetimes_separate(m->shared);
     plan_all(&(Arena){ 0 }, m, f, c, p);

@@ -7,13 +7,18 @@
 #include "tests/models.h"
 
 /* NOTE: NCCL takes a second per communicator, so tests should rarely change groups. */
-static inline void divide(int shard_ranks)
+static inline void divide_in_context(int shard_ranks, int context)
 {
-    if (comm_group_size(RANKS_SHARD) == shard_ranks)
+    if (comm_group_size(RANKS_SHARD) == shard_ranks && comm_group_size(RANKS_CONTEXT) == context)
         return;
     comm_device_finish();
-    comm_set_mesh(mesh_of_shards(comm_size(), shard_ranks));
+    comm_set_mesh(mesh_of_context(comm_size(), shard_ranks, context));
     comm_init();
+}
+
+static inline void divide(int shard_ranks)
+{
+    divide_in_context(shard_ranks, 1);
 }
 
 /* The gradients of `share` sequences per rank, in micro-batches of one. */

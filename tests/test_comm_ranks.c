@@ -168,6 +168,51 @@ static void test_strided_group(void **state)
     comm_init();
 }
 
+/* Two sequences of 3 tokens on each context rank, 2 heads and 1 key head for each: tokens to heads, and back. */
+static void exchange_case(int context, Format f)
+{
+    enum { ITEMS = 2, TOKENS = 3, H = 2, K = 1, D = 8 };
+    comm_device_finish();
+    comm_set_mesh(mesh_of_context(comm_size(), comm_size(), context));
+    comm_init();
+    const int N = ITEMS * TOKENS, part = (H + 2 * K) * D, own = comm_group_rank(RANKS_CONTEXT), group = comm_rank() / context;
+    const Attention heads = { .H = H, .K = K, .D = D };
+    const Tensor x = make(f, N, context * part), y = make(f, context * N, part), z = make(f, N, context * part);
+    const Tensor exchanged = make(f, context * N, part);
+    fill(x, (uint64_t)comm_rank(), -1, 1);
+    heads_split(exchanged, x, heads);
+    comm_all_to_all(y, exchanged, ITEMS, BY_RANK);
+    const double *found = values(y);
+    for (int r = 0; r < context; r++) {
+        const Tensor theirs = make(f, N, context * part);
+        fill(theirs, (uint64_t)(group * context + r), -1, 1);
+        const double *all = values(theirs);
+        for (int n = 0; n < N; n++)
+            for (int i = 0; i < part; i++) {
+                const int section = i < H * D ? 0 : i < (H + K) * D ? H : H + K, width = section ? K * D : H * D;
+                const int column = context * section * D + own * width + i - section * D;
+                const int row = (n / TOKENS * context + r) * TOKENS + n % TOKENS;
+                assert_true(found[row * part + i] == all[n * context * part + column]);
+            }
+    }
+    comm_all_to_all(exchanged, y, ITEMS, BY_ITEM);
+    heads_join(z, exchanged, heads);
+    check_same_bytes("back", values(z), values(x), (size_t)(N * context * part) * sizeof(double));
+    release();
+}
+
+static void test_exchange(void **state)
+{
+    (void)state;
+    for (int context = 1; context <= comm_size(); context *= 2) {
+        exchange_case(context, (Format){ F32, 0 });
+        exchange_case(context, (Format){ BF16, 0 });
+    }
+    comm_device_finish();
+    comm_set_mesh(mesh_of_shards(comm_size(), 1));
+    comm_init();
+}
+
 /* After a stop, a second stop does not wait. */
 static void test_watchdog_stops(void **state)
 {
@@ -184,7 +229,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_host_values), cmocka_unit_test(test_gather),
                                         cmocka_unit_test(test_all_reduce), cmocka_unit_test(test_groups),
-                                        cmocka_unit_test(test_strided_group),
+                                        cmocka_unit_test(test_strided_group), cmocka_unit_test(test_exchange),
                                         cmocka_unit_test(test_watchdog_stops) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));

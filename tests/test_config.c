@@ -179,6 +179,8 @@ static void test_strategies(void **state)
         { "--fsdp.sharding_strategy=_HYBRID_SHARD_ZERO2", "--fsdp.hybrid_sharding_num_model_replicas=4", 1, GATHER_ONCE,
           SUM_ONCE_IF_FITS },
         { "--distributed_strategy=ddp", NULL, 1, GATHER_ONCE_IF_FITS, SUM_ONCE_IF_FITS },
+        { "--parallelism.context=2", NULL, 4, GATHER_ONCE_IF_FITS, SUM_ONCE_IF_FITS },
+        { "--parallelism.context=2", "--fsdp.sharding_strategy=NO_SHARD", 2, GATHER_ONCE_IF_FITS, SUM_ONCE_IF_FITS },
     };
     try_write(try_path, try_base);
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {

@@ -175,8 +175,8 @@ enum { MICRO_BATCHES = 2, STEPS = 3 };
 static void micro_batch(Model *m, ParamStore *f, Pass pass)
 {
     int tokens[4096], targets[4096];
-    assert_true(m->N <= 4096);
-    for (int n = 0; n < m->N; n++)
+    assert_true(m->attn.B * m->T <= 4096);
+    for (int n = 0; n < m->attn.B * m->T; n++)
         tokens[n] = targets[n] = test_token(7, (uint64_t)n, m->config->vocab_size);
     model_step(m, f, tokens, targets, NULL, 1.0f / (float)m->N, 0, pass);
 }
@@ -201,7 +201,7 @@ static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_
     c.num_trainable = trainable != NULL;
     c.host.activations = c.host.base = c.host.moments = c.host.master = on_host;
     comm_device_finish();
-    comm_set_mesh(mesh_of_shards(comm_size(), strategy.shard_ranks));
+    comm_set_mesh(mesh_of_context(comm_size(), strategy.shard_ranks, context_ranks(&strategy)));
     comm_init();
     memset(cells, 0, CELLS * sizeof *cells);
     memory_plan(&model, &fsdp, &c);
@@ -253,6 +253,27 @@ static void test_every_strategy(void **state)
     }
 }
 
+/* Ranks that share sequences, two or all: exchanges around attention. */
+static void test_in_context(void **state)
+{
+    (void)state;
+    static const struct { const char *recipe; SmallModel a; Keep keep; bool adapters; HostUse on_host; } runs[] = {
+        { "bf16", LLAMA, KEEP_ALL, false, HOST_NEVER }, { "coat", OLMO, KEEP_INPUTS, false, HOST_ALL },
+        { "coat-lean", LLAMA, KEEP_BLOCK, true, HOST_NEVER }, { "fp8", OLMO, KEEP_ATTENTION, false, HOST_NEVER },
+    };
+    for (int r = 0; r < (int)(sizeof runs / sizeof *runs); r++) {
+        ModelConfig m = architecture(runs[r].a);
+        m.n_layers = 3;
+        if (runs[r].adapters)
+            m = with_adapters(m, 4, ALL_MODULES, BASE_E4M3);
+        own.keep = (int)runs[r].keep;
+        for (int ranks = 2; ranks <= comm_size(); ranks *= 2)
+            train(runs[r].recipe, m, NULL, false,
+                  (Strategy){ comm_size(), r % 2 ? GATHER_ONCE : GATHER_OFTEN, SUM_OFTEN, ranks }, runs[r].on_host);
+    }
+    own.keep = -1;
+}
+
 /* Blocks with all ways to keep activations, more than slots. */
 static void test_on_host(void **state)
 {
@@ -302,6 +323,6 @@ int main(int argc, char **argv)
     start_ranks(&argc, &argv);
     operations_watch(&watch);
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_missing_wait), cmocka_unit_test(test_every_strategy),
-                                        cmocka_unit_test(test_on_host) };
+                                        cmocka_unit_test(test_in_context), cmocka_unit_test(test_on_host) };
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -170,14 +170,15 @@ static void check_scores(const DownstreamResult *d, int task, int most, const ch
 }
 
 /* Twice on one model, after a training step's forward pass: one does not affect the next, nor the sums. */
-static void check_sharded(int shard_ranks, const char *name)
+static void check_sharded(int shard_ranks, int context, const char *name)
 {
     static int tokens[MICRO * T], targets[MICRO * T];
     Config c = config;
     Model m;
     ParamStore f;
     c.strategy.shard_ranks = shard_ranks;
-    divide(shard_ranks);
+    c.strategy.context_ranks = context;
+    divide_in_context(shard_ranks, context);
     open_model(&m, &f, &c);
     model_step(&m, &f, tokens, targets, NULL, 0, 0, PASS_FORWARD);
     for (int twice = 0; twice < 2; twice++)
@@ -188,7 +189,7 @@ static void check_sharded(int shard_ranks, const char *name)
             assert_false(m.documents);
             c.eval_subset_num_batches = 2;          /* of MICRO choices per rank: questions that are complete in these */
             d = downstream_evaluate(&c, i, &m, &f, NULL);
-            check_scores(&d, i, 2 * MICRO * comm_size(), name);
+            check_scores(&d, i, 2 * MICRO * comm_size() / context, name);
         }
     /* one rank is told to stop: all report it */
     const volatile sig_atomic_t stop = comm_rank() == comm_size() - 1;
@@ -199,19 +200,26 @@ static void check_sharded(int shard_ranks, const char *name)
 static void test_unsharded(void **state)
 {
     (void)state;
-    check_sharded(1, "unsharded");
+    check_sharded(1, 1, "unsharded");
 }
 
 static void test_sharded(void **state)
 {
     (void)state;
-    check_sharded(comm_size(), "sharded");
+    check_sharded(comm_size(), 1, "sharded");
+}
+
+static void test_in_context(void **state)
+{
+    (void)state;
+    if (comm_size() > 1)
+        check_sharded(comm_size(), 2, "two ranks share sequences");
 }
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_alone), cmocka_unit_test(test_unsharded),
-                                        cmocka_unit_test(test_sharded) };
+                                        cmocka_unit_test(test_sharded), cmocka_unit_test(test_in_context) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, make_tasks, remove_tasks));
 }

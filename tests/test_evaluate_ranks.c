@@ -151,7 +151,8 @@ static void check_result(const EvalResult *found, const EvalResult *expected, co
 
 /* ---- tests -------------------------------------------------------------------------------------------------- */
 
-static EvalResult whole[NUM_SETS], part[NUM_SETS];     /* expected for all batches; for the first only */
+/* expected for all batches; for the first only, also where two ranks share sequences */
+static EvalResult whole[NUM_SETS], part[NUM_SETS], shared_part[NUM_SETS];
 
 static int set_size(int set)
 {
@@ -166,6 +167,7 @@ static void test_reference(void **state)
     for (int s = 0; s < NUM_SETS; s++) {
         whole[s] = one_by_one(s, set_size(s));
         part[s] = one_by_one(s, set_size(s) < batch ? set_size(s) : batch);
+        shared_part[s] = one_by_one(s, set_size(s) < batch / 2 ? set_size(s) : batch / 2);
     }
     assert_true(fabs(whole[0].loss - whole[1].loss) > 1e-3 && fabs(whole[0].loss - part[0].loss) > 1e-3);
     assert_int_equal(whole[2].labels, T - 1);
@@ -173,14 +175,15 @@ static void test_reference(void **state)
 }
 
 /* Twice on one model: an evaluation, or a training step before it, does not affect the next. */
-static void check_sharded(int shard_ranks, const char *name)
+static void check_sharded(int shard_ranks, int context, const char *name)
 {
     static int tokens[MICRO * T], targets[MICRO * T];
     Config c = config;
     Model m;
     ParamStore f;
     c.strategy.shard_ranks = shard_ranks;
-    divide(shard_ranks);
+    c.strategy.context_ranks = context;
+    divide_in_context(shard_ranks, context);
     open_model(&m, &f, &c);
     model_step(&m, &f, tokens, targets, NULL, 0, 0, PASS_FORWARD);
     for (int twice = 0; twice < 2; twice++)
@@ -190,7 +193,7 @@ static void check_sharded(int shard_ranks, const char *name)
             check_result(&e, &whole[s], name);
             c.eval_subset_num_batches = 1;
             e = evaluate(&c, s, &m, &f, NULL);
-            check_result(&e, &part[s], name);
+            check_result(&e, context > 1 ? &shared_part[s] : &part[s], name);
             assert_false(e.cut);
         }
     /* one rank is told to stop: all report it */
@@ -202,19 +205,26 @@ static void check_sharded(int shard_ranks, const char *name)
 static void test_unsharded(void **state)
 {
     (void)state;
-    check_sharded(1, "unsharded");
+    check_sharded(1, 1, "unsharded");
 }
 
 static void test_sharded(void **state)
 {
     (void)state;
-    check_sharded(comm_size(), "sharded");
+    check_sharded(comm_size(), 1, "sharded");
+}
+
+static void test_in_context(void **state)
+{
+    (void)state;
+    if (comm_size() > 1)
+        check_sharded(comm_size(), 2, "two ranks share sequences");
 }
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_reference), cmocka_unit_test(test_unsharded),
-                                        cmocka_unit_test(test_sharded) };
+                                        cmocka_unit_test(test_sharded), cmocka_unit_test(test_in_context) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, make_sets, remove_sets));
 }

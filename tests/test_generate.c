@@ -162,33 +162,37 @@ static int read_samples(Continuation *c, int most, const char *run, long step)
     return count;
 }
 
-/* Samples equal those that the saved model generates, on any number of ranks and with more prompts than sequences of a micro-batch;
- * and training is the same to the bit. */
+/* Samples equal those that the saved model generates, on any number of ranks, also if these share sequences, and with more prompts
+ * than sequences of a micro-batch; and training is the same to the bit. Texts end in the second half of a sequence. */
 static void test_samples(void **state)
 {
     (void)state;
-    static const char text[] = "[3, 4]\n[200]\n[9, 8, 7, 6, 5]\n", common[] = "--max_duration=4 --save_interval=2";
-    Continuation one[3], two[3], later[3], expected[3];
+    static const char text[] = "[3, 4]\n[200]\n[9, 8, 7, 6, 5]\n";
+    static const char common[] = "--max_duration=4 --save_interval=2 --model.n_kv_heads=2";
+    Continuation one[3], two[3], shared[3], later[3], expected[3];
     double plain[MAX_STEPS], sampled[MAX_STEPS];
     snprintf(prompts, sizeof prompts, "%s/prompts.jsonl", folder);
     write_file(prompts, text);
     expect_status(train(1, "--save_folder=%s/plain %s", folder, common), 0);
     losses(plain, "plain", 4);
-    for (int ranks = 1; ranks <= 2; ranks++) {
-        expect_status(train(ranks, "--save_folder=%s/sampled%d %s --samples.prompts=%s --samples.interval=2 "
-                            "--samples.max_new_tokens=12", folder, ranks, common, prompts), 0);
+    for (int i = 1; i <= 3; i++) {
+        expect_status(train(i == 1 ? 1 : 2, "--save_folder=%s/sampled%d %s --samples.prompts=%s --samples.interval=2 "
+                            "--samples.max_new_tokens=16 %s", folder, i, common, prompts,
+                            i == 3 && most_ranks() > 1 ? "--parallelism.context=2" : ""), 0);
         expect_output("sample 2: ");
     }
     losses(sampled, "sampled1", 4);
     assert_memory_equal(sampled, plain, sizeof plain);
     assert_int_equal(read_samples(one, 3, "sampled1", 2), 3);
     assert_int_equal(read_samples(two, 3, "sampled2", 2), 3);
+    assert_int_equal(read_samples(shared, 3, "sampled3", 2), 3);
     assert_int_equal(read_samples(later, 3, "sampled1", 4), 3);
-    expect_status(generate(1, text, "--load_path=%s/plain/step2 --recipe=f32 --max_new_tokens=12", folder), 0);
+    expect_status(generate(1, text, "--load_path=%s/plain/step2 --recipe=f32 --max_new_tokens=16", folder), 0);
     assert_int_equal(continuations(expected, 3), 3);
     for (int i = 0; i < 3; i++) {
         expect_same(&one[i], &expected[i]);
         expect_same(&two[i], &expected[i]);
+        expect_same(&shared[i], &expected[i]);
     }
 }
 

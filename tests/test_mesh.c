@@ -76,8 +76,24 @@ static void test_replicas_of_shards(void **state)
     assert_int_equal(mesh_group(&m, 0, RANKS_REPLICA), mesh_group(&m, 4, RANKS_REPLICA));
 }
 
+/* 8 ranks, 2 replicas of 4 shards, where 2 ranks share sequences. */
+static void test_context(void **state)
+{
+    (void)state;
+    const Mesh m = mesh_of_context(8, 4, 2);
+    for (int rank = 0; rank < 8; rank++) {
+        assert_int_equal(mesh_group_rank(&m, rank, RANKS_CONTEXT), rank % 2);
+        assert_int_equal(mesh_group(&m, rank, RANKS_CONTEXT), rank / 2);
+        assert_int_equal(mesh_group_rank(&m, rank, RANKS_DATA), rank / 2);
+        assert_int_equal(mesh_group_rank(&m, rank, RANKS_SHARD), rank % 4);
+        assert_int_equal(mesh_group_rank(&m, rank, RANKS_REPLICA), rank / 4);
+    }
+    assert_int_equal(mesh_group_size(&m, RANKS_DATA), 4);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_meshes), cmocka_unit_test(test_replicas_of_shards) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_meshes), cmocka_unit_test(test_replicas_of_shards),
+                                        cmocka_unit_test(test_context) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

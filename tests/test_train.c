@@ -50,6 +50,36 @@ static void test_ranks_agree(void **state)
     }
 }
 
+static void expect_close(const char *name, double bound)
+{
+    double one[MAX_STEPS], more[MAX_STEPS];
+    const int count = metric(one, "alone", name);
+    assert_true(count > 0 && metric(more, "context", name) == count);
+    for (int i = 0; i < MAX_STEPS; i++)
+        if (!(fabs(more[i] - one[i]) <= bound * fabs(one[i])) && !isnan(one[i]))
+            fail_msg("%s, step %d: %.9g, on one rank %.9g", name, i, more[i], one[i]);
+}
+
+/* Ranks that share sequences train and evaluate as one rank does, and other numbers of them continue the run. Sums over tokens are
+ * in another order: roundoffs of F32, which ten steps multiply by less than 100. */
+static void test_context(void **state)
+{
+    (void)state;
+    static const char settings[] = "--model.n_heads=4 --model.n_kv_heads=4 --model.max_sequence_length=64 "
+                                   "--data.generate_doc_lengths --eval_interval=5 --max_duration=10";
+    if (most_ranks() < 2)
+        skip();
+    expect_status(train(1, "%s --save_folder=%s/alone", settings, folder), 0);
+    expect_status(train(2, "%s --parallelism.context=2 --stop_at=5 --save_folder=%s/context", settings, folder), 0);
+    expect_output("context: 2 ranks share each sequence");
+    expect_status(train(4, "%s --parallelism.context=%d --try_load_latest_save --save_folder=%s/context", settings,
+                        most_ranks() < 4 ? 1 : 4, folder), 0);
+    expect_close("train/CrossEntropyLoss", 1e-5);
+    expect_close("optim/total_grad_norm", 1e-4);
+    expect_close("train/labels", 0);
+    expect_close("eval/sample/CrossEntropyLoss", 1e-5);
+}
+
 /* Two steps on 4 ranks, then the state goes through other numbers of ranks and strategies and back: every file of weights and
  * moments keeps its bytes. A resume on half the ranks has the losses of the first ones, except for the order of summation, which
  * FP8 amplifies to a rounding of E4M3. */
@@ -57,12 +87,13 @@ static void test_resharding(void **state)
 {
     (void)state;
     static const struct { int ranks; const char *strategy; } way[] = {
-        { 4, "FULL_SHARD" }, { 2, "HYBRID_SHARD" }, { 1, "NO_SHARD" }, { 4, "SHARD_GRAD_OP" },
+        { 4, "FULL_SHARD" }, { 2, "HYBRID_SHARD" }, { 2, "NO_SHARD --parallelism.context=2" }, { 1, "NO_SHARD" },
+        { 4, "SHARD_GRAD_OP" },
     };
-    static const char recipe[] = "--recipe=coat";
+    static const char recipe[] = "--recipe=coat --model.n_kv_heads=2";
     double first[MAX_STEPS], second[MAX_STEPS];
     char from[512] = "";
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         expect_status(train(way[i].ranks, "%s --max_duration=4 --stop_at=2 --fsdp.sharding_strategy=%s "
                             "--save_folder=%s/way%d %s", recipe, way[i].strategy, folder, i, from), 0);
         snprintf(from, sizeof from, "--load_path=%s/way%d/step2", folder, i);
@@ -447,6 +478,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_resume), cmocka_unit_test(test_ranks_agree), cmocka_unit_test(test_resharding),
+        cmocka_unit_test(test_context),
         cmocka_unit_test(test_loss_falls), cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_plan_without_data), cmocka_unit_test(test_device_memory),
         cmocka_unit_test(test_stop_in_epochs),

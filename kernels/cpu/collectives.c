@@ -5,6 +5,7 @@
  * chunks, in buffers of bounded size. */
 #include "kernels/collectives.h"
 
+#include <limits.h>
 #include <stdlib.h>
 
 #include "kernels/cpu/cpu.h"
@@ -137,6 +138,28 @@ void backend_comm_reduce_scatter(Tensor part, Tensor whole)
         sum_slice(whole, RANKS_SHARD);
         tensor_store(part, (size_t)first, buffer.sum, (size_t)n);
     }
+}
+
+void backend_comm_all_to_all(Tensor y, Tensor x, int items, Order order)
+{
+    const int W = comm_group_size(RANKS_CONTEXT);
+    const size_t bytes = check_pieces(y, x, W * items);
+    MPI_Datatype piece;
+    CHECK(buffer.received, "call comm_init first");
+    CHECK(bytes <= INT_MAX, "comm_all_to_all: pieces of %zu bytes: MPI counts in int", bytes);
+    MPI_Type_contiguous((int)bytes, MPI_BYTE, &piece);
+    MPI_Type_commit(&piece);
+    for (int i = 0; i < items; i++) {
+        for (int r = 0; r < W; r++) {
+            const int by_rank = r * items + i, by_item = i * W + r;
+            buffer.count[r] = buffer.received_count[r] = 1;
+            buffer.at[r] = order == BY_RANK ? by_rank : by_item;
+            buffer.received_at[r] = order == BY_RANK ? by_item : by_rank;
+        }
+        MPI_Alltoallv(x.data, buffer.count, buffer.at, piece, y.data, buffer.received_count, buffer.received_at, piece,
+                      comm_mpi(RANKS_CONTEXT));
+    }
+    MPI_Type_free(&piece);
 }
 
 void backend_comm_all_gather(void *whole, const void *part, size_t bytes)

@@ -32,18 +32,6 @@ void transpose_codes(Tensor t)
             transposed[(size_t)c * t.rows + r] = codes[(size_t)r * t.cols + c];
 }
 
-/* NOTE: amax / h, not h * range, which may overflow. */
-float scale_within_range(Tensor t, float amax)
-{
-    const DType d = t.format.dtype;
-    if (!t.range)
-        return fp8_scale(amax, d);
-    const float headroom = range_is_kept(t) ? fp8_headroom(d) : 1;
-    if (!range_is_kept(t) || amax / headroom > *t.range)
-        *t.range = amax;
-    return headroom * fp8_scale(*t.range, d);
-}
-
 void tensor_finish(Tensor t, const float *values)
 {
     if (format_is_fp8(t.format) && !t.format.group)

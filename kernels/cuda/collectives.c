@@ -14,7 +14,8 @@
 #define NCCL_CHECK(call) nccl_check((call), #call)
 
 static ncclComm_t all, gather;                          /* NULL: a group of one rank */
-static struct { Ranks ranks; ncclComm_t nccl; } groups[] = { { RANKS_ALL }, { RANKS_SHARD }, { RANKS_REPLICA } };
+static struct { Ranks ranks; ncclComm_t nccl; } groups[] = { { RANKS_ALL }, { RANKS_SHARD }, { RANKS_REPLICA },
+                                                           { RANKS_CONTEXT } };
 enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
 static ncclWindow_t window;         /* over the memory at `registered`; NULL: none */
 static void *registered;
@@ -169,6 +170,27 @@ void backend_comm_reduce_scatter(Tensor part, Tensor whole)
                                      device_stream()));
     else if (part.data != whole.data)
         backend_device_copy(part.data, whole.data, tensor_bytes(part));
+}
+
+/* NCCL joins the pieces of a group of sends and receives in one kernel; a rank's own piece is a copy. */
+void backend_comm_all_to_all(Tensor y, Tensor x, int items, Order order)
+{
+    const int W = comm_group_size(RANKS_CONTEXT);
+    const size_t bytes = check_pieces(y, x, W * items);
+    if (W == 1) {
+        backend_device_copy(y.data, x.data, bytes * (size_t)items);
+        return;
+    }
+    NCCL_CHECK(ncclGroupStart());
+    for (int i = 0; i < items; i++)
+        for (int r = 0; r < W; r++) {
+            const size_t by_rank = (size_t)(r * items + i) * bytes, by_item = (size_t)(i * W + r) * bytes;
+            const char *from = (const char *)x.data + (order == BY_RANK ? by_rank : by_item);
+            NCCL_CHECK(ncclSend(from, bytes, ncclUint8, r, nccl_of(RANKS_CONTEXT), device_stream()));
+            NCCL_CHECK(ncclRecv((char *)y.data + (order == BY_RANK ? by_item : by_rank), bytes, ncclUint8, r,
+                                nccl_of(RANKS_CONTEXT), device_stream()));
+        }
+    NCCL_CHECK(ncclGroupEnd());
 }
 
 void backend_comm_all_gather(void *whole, const void *part, size_t bytes)

@@ -2,13 +2,17 @@
 
 #include "kernels/runtime/error.h"
 
-Mesh mesh_of_shards(int ranks, int shard)
+Mesh mesh_of_context(int ranks, int shard, int context)
 {
     CHECK(shard > 0 && ranks % shard == 0, "%d ranks in groups of %d", ranks, shard);
-    Mesh m;
-    for (MeshDim d = 0; d < MESH_DIMS; d++)
-        m.size[d] = d == MESH_SHARD ? shard : d == MESH_REPLICA ? ranks / shard : 1;
-    return m;
+    CHECK(context > 0 && shard % context == 0, "%d ranks in context groups of %d", shard, context);
+    return (Mesh){ .size = { [MESH_TENSOR] = 1, [MESH_CONTEXT] = context, [MESH_SHARD] = shard / context,
+                             [MESH_REPLICA] = ranks / shard, [MESH_PIPELINE] = 1 } };
+}
+
+Mesh mesh_of_shards(int ranks, int shard)
+{
+    return mesh_of_context(ranks, shard, 1);
 }
 
 /* The coordinates of `rank` in the dimensions of g, as one number, with dimensions in the same order as in rank. */

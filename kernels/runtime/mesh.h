@@ -19,13 +19,16 @@ typedef struct { int size[MESH_DIMS]; } Mesh;
 /* A set of dimensions (bit d: dimension d), which defines groups of ranks that differ only in these. */
 typedef enum {
     RANKS_REPLICA = 1 << MESH_REPLICA,
+    RANKS_CONTEXT = 1 << MESH_CONTEXT,                      /* they share sequences: each has a part of the tokens */
+    RANKS_DATA    = 1 << MESH_REPLICA | 1 << MESH_SHARD,    /* they have different sequences */
     RANKS_SHARD   = 1 << MESH_SHARD | 1 << MESH_CONTEXT,    /* weights are also sharded over the ranks of a sequence */
     RANKS_ALL     = (1 << MESH_DIMS) - 1
 } Ranks;
 
 /* `shard` consecutive ranks hold one copy of the model, and `ranks` / `shard` copies are trained. Dies unless `shard` divides
- * `ranks`. */
+ * `ranks`. mesh_of_context: inside, `context` consecutive ranks share sequences; it divides `shard`. */
 Mesh mesh_of_shards (int ranks, int shard);
+Mesh mesh_of_context(int ranks, int shard, int context);
 int  mesh_ranks     (const Mesh *m);                            /* the product of the sizes */
 int  mesh_coordinate(const Mesh *m, int rank, MeshDim d);       /* 0 .. size[d] - 1 */
 

@@ -1,11 +1,10 @@
-/* The table of keys. A key that OLMo has keeps OLMo's name, unit and default (olmo/config.py). If OLMo's default is not
- * supported here (dropout, biases), the default is the supported value. Our own keys: recipe, format.*,
- * model.architecture, model.head_dim, model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names;
- * full_attn_layers_only is OLMo-core's), scheduler.t_decay, scheduler.warmup_fraction (OLMo-core's), data.packing,
- * data.long_documents, data.document_boundaries, data.mix (as OLMo-core's sources), spikes, loss_chunk, quant_stats_interval,
- * fsdp.grad_sync_mode, profile, timeout_seconds, tokenizer (a path), trainable, lora.*, dry_run, eval_only, generate,
- * max_new_tokens, temperature, top_p, samples.*, ranks, device_memory, host.*. The resolved configuration lists sections in this
- * order. */
+/* The table of keys. A key that OLMo has keeps OLMo's name, unit and default (olmo/config.py). If OLMo's default is not supported
+ * here (dropout, biases), the default is the supported value. Our own keys: recipe, format.*, model.architecture, model.head_dim,
+ * model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names; full_attn_layers_only is OLMo-core's),
+ * scheduler.t_decay, scheduler.warmup_fraction (OLMo-core's), data.packing, data.long_documents, data.document_boundaries, data.mix
+ * (as OLMo-core's sources), spikes, loss_chunk, quant_stats_interval, fsdp.grad_sync_mode, profile, timeout_seconds, tokenizer (a
+ * path), trainable, lora.*, parallelism.*, dry_run, eval_only, generate, max_new_tokens, temperature, top_p, samples.*, ranks,
+ * device_memory, host.*. The resolved configuration lists sections in this order. */
 #include "model/config/table.h"
 
 #include <assert.h>
@@ -452,6 +451,10 @@ const ConfigKey config_keys[] = {
            X(fsdp.grad_sync_mode),
            "when sharded gradients are summed over ranks. micro_batch: in each micro-batch; batch: once per step, which stores "
            "whole gradients on every rank; null: batch if they fit"),
+    NUMBER("parallelism.context", INT, "1", 1, 1024, C(strategy.context_ranks),
+           "number of consecutive ranks that share sequences. Each has an equal part of the tokens of every sequence, and in "
+           "attention an equal part of the heads, so it must divide the numbers of heads and of key heads. These ranks are part of "
+           "one group of fsdp.sharding_strategy; with NO_SHARD they are a group. A run may resume with another number"),
 
     /* ---- the host's memory ---- */
     WORD  ("host.activations", CHOICE, "auto", host_uses, C(host.activations),

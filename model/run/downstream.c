@@ -72,7 +72,7 @@ void downstream_check(const Config *c, int i)
 /* The number of questions to ask, at least one: in OLMo a choice is a sequence of a batch. */
 static int questions_asked(const Config *c, const Requests *r)
 {
-    const double most = (double)c->eval_subset_num_batches * c->device_eval_batch_size * comm_size();
+    const double most = (double)c->eval_subset_num_batches * c->device_eval_batch_size * comm_group_size(RANKS_DATA);
     int n = 1;
     if (c->eval_subset_num_batches < 0)
         return r->questions;
@@ -158,15 +158,15 @@ static void run_rows(Model *m, ParamStore *f, Rows *rows, const Requests *r, con
 static bool log_probabilities(double *log_probability, const Requests *r, int questions, Model *m, ParamStore *f,
                               const volatile sig_atomic_t *stop)
 {
-    const int B = m->attn.B, T = m->attn.T;
+    const int B = m->attn.B, T = m->T;
     const size_t N = (size_t)B * (size_t)T;
     const bool documents = m->documents;
     Rows rows = { B, T, xmalloc(sizeof(int) * N), xmalloc(sizeof(int) * N), xmalloc(N), xmalloc(sizeof(float) * N) };
     int *first, sequences = downstream_pack(&first, r, questions, T);
     bool cut = false;
     m->documents = true;
-    for (long s = 0; s < sequences && !cut; s += (long)B * comm_size()) {
-        run_rows(m, f, &rows, r, first, sequences, s + (long)B * comm_rank(), log_probability);
+    for (long s = 0; s < sequences && !cut; s += (long)B * comm_group_size(RANKS_DATA)) {
+        run_rows(m, f, &rows, r, first, sequences, s + (long)B * comm_group_rank(RANKS_DATA), log_probability);
         cut = agree_any(stop && *stop);
     }
     m->documents = documents;

@@ -117,7 +117,7 @@ static bool add_batches(Validation *p, Loader *l, const Config *c, Model *m, Par
 
 EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *f, const volatile sig_atomic_t *stop)
 {
-    const int B = m->attn.B, T = m->attn.T;
+    const int B = m->attn.B, T = m->T;
     char *own;
     watchdog_mark("opening validation data", -1);
     Loader *l = open_data(&own, c, &c->eval[i]);
@@ -128,7 +128,7 @@ EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *f, const volat
     if (!e.problem) {
         Validation p = { B, T, xmalloc(sizeof(int) * B * T), xmalloc(sizeof(int) * B * T), xmalloc((size_t)B * T), 0, 0 };
         e.cut = add_batches(&p, l, c, m, f, stop, &e.problem);
-        double total[2] = { p.loss, p.labels };
+        double total[2] = { p.loss, comm_group_rank(RANKS_CONTEXT) == 0 ? p.labels : 0 };
         comm_sum(total, 2);
         if (total[1] > 0)
             e.loss = total[0] / total[1];

@@ -35,7 +35,7 @@ static bool fits_with(const Config *c, int sequences)
 
 static int sequences_of_rank(const Config *c)
 {
-    return c->global_train_batch_size / c->ranks;
+    return c->global_train_batch_size / (c->ranks / context_ranks(&c->strategy));
 }
 
 /* Memory grows with the micro-batch, so halving finds it. */

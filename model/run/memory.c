@@ -57,7 +57,8 @@ static double bytes_in(Model *m, ParamStore *f, const Config *c, ShardChoice p)
  * depend on what else runs on the device. */
 static bool sums_once(Model *m, ParamStore *f, const Config *c, ShardChoice p)
 {
-    const bool gains = p.shards > 1 && c->global_train_batch_size > (long)c->device_train_microbatch_size * ranks_of(c);
+    const long at_once = (long)c->device_train_microbatch_size * ranks_of(c) / context_ranks(&c->strategy);
+    const bool gains = p.shards > 1 && c->global_train_batch_size > at_once;
     return agree_least(gains && bytes_in(m, f, c, p) <= memory_of_device(c) - SPARE);
 }
 
@@ -256,7 +257,7 @@ void memory_print(const Model *m, const ParamStore *f, const Config *c)
     printf("model: %.4g M parameters", (double)(n[TRAINED] + untrained) / 1e6);
     if (untrained > 0 && !m->forward_only)
         printf(", of which %.4g M are trained", (double)n[TRAINED] / 1e6);
-    printf(", %d blocks; micro-batch %d x %d tokens\n", m->L, m->attn.B, m->attn.T);
+    printf(", %d blocks; micro-batch %d x %d tokens\n", m->L, m->attn.B, m->T);
     recipe_print(&m->recipe);
     if (m->forward_only) {
         print_forward_plan(m, f, c, frozen);

@@ -32,7 +32,8 @@ static int copy_mix(MixSource out[MIX_MOST], const Config *c)
 Loader *open_data(char **problem, const Config *c, const EvalSet *set)
 {
     const TokenFiles *f = set ? &set->files : &c->data.files;
-    const int batch = set ? c->device_eval_batch_size * comm_size() : c->global_train_batch_size;
+    const int rank = comm_group_rank(RANKS_DATA), ranks = comm_group_size(RANKS_DATA);
+    const int batch = set ? c->device_eval_batch_size * ranks : c->global_train_batch_size;
     DataSpec spec = {
         .key = set ? set->where : NULL, .paths = f->paths, .num_paths = f->num_paths, .label_mask_paths = f->label_mask_paths,
         .num_label_mask_paths = f->num_label_mask_paths, .itemsize = f->itemsize, .best_fit = f->packing == PACK_BEST_FIT,
@@ -53,8 +54,7 @@ Loader *open_data(char **problem, const Config *c, const EvalSet *set)
         spec.max_count = c->data.instance_filter.max_count;
     }
     watchdog_wait_for(set ? WORKER_VALIDATION : WORKER_DATA);
-    Loader *l = problem ? loader_try_open(problem, &spec, batch, comm_rank(), comm_size())
-                        : loader_open(&spec, batch, comm_rank(), comm_size());
+    Loader *l = problem ? loader_try_open(problem, &spec, batch, rank, ranks) : loader_open(&spec, batch, rank, ranks);
     watchdog_wait_for(NO_WORKER);
     return l;
 }

@@ -50,12 +50,12 @@ static char *leave(Run *r)
 static bool gives_finite_step(Run *r)
 {
     const Batch *b = &r->batch;
-    const int B = r->model.attn.B, T = r->model.attn.T;
+    const float tokens = (float)r->model.attn.B * (float)r->model.T * (float)comm_group_size(RANKS_DATA);
     watchdog_mark("forward and backward after the last update", -1);
     fsdp_empty_grads(&r->fsdp);
     model_zero_losses(&r->model);
-    model_step(&r->model, &r->fsdp, b->tokens, b->targets, b->begins, 1 / ((float)B * (float)T * (float)comm_size()),
-               (float)r->config->z_loss, PASS_COMPLETE);
+    model_step(&r->model, &r->fsdp, b->tokens, b->targets, b->begins, 1 / tokens, (float)r->config->z_loss,
+               PASS_COMPLETE);
     watchdog_mark_together("reading its loss and gradient norm", -1);
     double loss = model_losses(&r->model).loss;
     comm_sum(&loss, 1);

@@ -184,7 +184,8 @@ static void print_data(const Run *r)
     if (r->length.steps == 1 && schedule_lr(c, r->length, 1, r->length.tokens) == 0)
         warn("the run has one step, its last, whose learning rate is 0: nothing is learned. More epochs, a smaller "
              "global_train_batch_size, or scheduler.alpha_f above 0");
-    const int files = loader_files(r->loader), own = c->global_train_batch_size / comm_size() / c->device_train_microbatch_size;
+    const int files = loader_files(r->loader);
+    const int own = c->global_train_batch_size / comm_group_size(RANKS_DATA) / c->device_train_microbatch_size;
     printf("data: %llu tokens in %llu instances of %d from %d file%s; %ld steps of %d sequences on %d rank%s, "
            "%d micro-batch%s each\n", (unsigned long long)loader_tokens(r->loader),
            (unsigned long long)loader_instances(r->loader), c->model.max_sequence_length, files, files > 1 ? "s" : "",
@@ -196,9 +197,11 @@ static void print_data(const Run *r)
 /* With HYBRID_SHARD the number of hosts decides them. */
 static void print_groups(void)
 {
-    const int in_group = comm_group_size(RANKS_SHARD), groups = comm_size() / in_group;
+    const int in_group = comm_group_size(RANKS_SHARD), groups = comm_size() / in_group, sharing = comm_group_size(RANKS_CONTEXT);
     if (comm_rank() == 0 && comm_size() > 1)
         printf("sharding: %d group%s of %d rank%s\n", groups, groups > 1 ? "s" : "", in_group, in_group > 1 ? "s" : "");
+    if (comm_rank() == 0 && sharing > 1)
+        printf("context: %d ranks share each sequence\n", sharing);
 }
 
 /* At the place of r->state, which a run without a source knows from the start. */

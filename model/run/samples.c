@@ -75,7 +75,7 @@ static void add_token(Samples *s, int i, const int token)
 static bool pass(Samples *s, Model *m, ParamStore *f, int first, int count, int *batch)
 {
     static const Sampling greedy = { .temperature = 0, .top_p = 1 };
-    const int T = m->attn.T;
+    const int T = m->T, own = m->attn.T;
     bool any = false;
     for (int i = first; i < first + count; i++)
         any |= !s->over[i];
@@ -83,14 +83,15 @@ static bool pass(Samples *s, Model *m, ParamStore *f, int first, int count, int 
         return false;
     memcpy(batch, text_of(s, first), sizeof *batch * (size_t)count * (size_t)T);
     watchdog_mark("writing samples", -1);
-    model_put_tokens(m, batch, m->N);
+    model_put_sequences(m, batch);
     pass_forward(m, f);
     for (int i = first; i < first + count; i++) {
         if (s->over[i])
             continue;
-        model_logits(m, f, (i - first) * T + s->length[i] - 1, s->logits);
+        const int last = s->length[i] - 1, owner = last / own;          /* all ranks of a shard group gather the head's weights */
+        model_logits(m, f, (i - first) * own + last % own, s->logits);
         int token = sample_token(s->logits, m->config->vocab_size, &greedy, 0);
-        comm_broadcast(&token, sizeof token, 0);
+        comm_broadcast(&token, sizeof token, owner);
         add_token(s, i, token);
     }
     return true;
@@ -126,7 +127,7 @@ bool samples_write(Samples *s, Model *m, ParamStore *f, Log *l, long step, const
         return false;
     const int B = m->attn.B;
     bool cut = false;
-    int *batch = xcalloc((size_t)m->N, sizeof *batch);
+    int *batch = xcalloc((size_t)B * (size_t)m->T, sizeof *batch);
     log_pause(l);
     begin(s);
     for (int first = 0; first < s->prompts.count && !cut; first += B)

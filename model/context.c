@@ -1,0 +1,52 @@
+#include "model/context.h"
+
+#include <string.h>
+
+#include "kernels/collectives.h"
+
+/* For the exchange: rows of all ranks, each with the columns of one rank's heads. */
+static Tensor exchanged(const Model *m, Tensor x)
+{
+    return tensor_at(m->work.exchanged.data, x.format, m->context * x.rows, x.cols / m->context);
+}
+
+Tensor context_heads(const Model *m, const Acts *a, Tensor room, Tensor x)
+{
+    if (m->context == 1)
+        return x;
+    heads_split(exchanged(m, x), x, a->heads);
+    comm_all_to_all(room, exchanged(m, x), m->attn.B, BY_RANK);
+    return room;
+}
+
+Tensor context_buffer(const Model *m, Tensor room, Tensor x)
+{
+    return m->context == 1 ? x : room;
+}
+
+void context_tokens(const Model *m, const Acts *a, Tensor x, Tensor room)
+{
+    if (m->context == 1)
+        return;
+    comm_all_to_all(exchanged(m, x), room, m->attn.B, BY_ITEM);
+    heads_join(x, exchanged(m, x), a->heads);
+}
+
+Attention context_attention(const Model *m, Attention a)
+{
+    a.T *= m->context;
+    a.H /= m->context;
+    a.K /= m->context;
+    return a;
+}
+
+const int *context_part(const Model *m, const int *values)
+{
+    if (m->context == 1)
+        return values;
+    const int own = m->attn.T;
+    for (int b = 0; b < m->attn.B; b++)
+        memcpy(m->host_part + (size_t)b * (size_t)own, values + (size_t)b * (size_t)m->T + (size_t)m->place * (size_t)own,
+               sizeof *values * (size_t)own);
+    return m->host_part;
+}

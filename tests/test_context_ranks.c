@@ -1,0 +1,186 @@
+/* Ranks that share sequences compute what one rank computes: losses of tokens, gradients and their norm in f32, and, if they share
+ * the maxima of FP8 operands, the bits of all losses in FP8. On 1, 2 and 4 ranks. */
+#include <math.h>
+#include <string.h>
+
+#include "tests/kit.h"
+
+#include "kernels/backend.h"
+#include "model/run/memory.h"
+#include "model/update.h"
+#include "tests/models.h"
+#include "tests/ranks.h"
+#include "tests/ranks_training.h"
+
+/* The rows of a micro-batch are those of no weight, whichever number of ranks shares them. */
+enum { SEQUENCES = 4, MICRO = 2, T = 96, TOKENS = SEQUENCES * T, MAX_UNITS = 4 };
+
+/* ---- maxima of all context ranks -------------------------------------------------------------------------------- */
+
+static int shared_rows;         /* of operands whose maxima are shared; 0: none */
+
+extern float __real_scale_within_range(Tensor t, float amax) __attribute__((weak));         /* not on a GPU */
+float __wrap_scale_within_range(Tensor t, float amax);
+
+float __wrap_scale_within_range(Tensor t, float amax)
+{
+    if (t.rows == shared_rows)
+        backend_comm_all_reduce_max(tensor_at(&amax, (Format){ F32, 0 }, 1, 1), RANKS_CONTEXT);
+    return __real_scale_within_range(t, amax);
+}
+
+/* ---- a step ------------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    const char *recipe;
+    SmallModel model;
+    bool documents;
+    unsigned modules;           /* with adapters on these */
+    BaseFormat base;
+    int keep;                   /* instead of the recipe's, unless 0 */
+} Case;
+
+typedef struct { double loss[TOKENS], norm, *grad[MAX_UNITS]; size_t first[MAX_UNITS], count[MAX_UNITS]; int units; } Result;
+
+/* Each of 4 ranks can have the same number of heads. */
+static ModelConfig model_of(const Case *k)
+{
+    ModelConfig m = architecture(k->model);
+    m.n_kv_heads = m.n_kv_heads == m.n_heads ? 8 : 4;
+    m.n_heads = 8;
+    m.max_sequence_length = T;
+    if (m.sliding_window > 0)
+        m.sliding_window *= 5;
+    return k->modules ? with_adapters(m, 6, k->modules, k->base) : m;
+}
+
+/* All groups have the same sequences, so that operands have the same ranges everywhere. */
+static void run_micro_batches(Model *m, ParamStore *f, Result *s)
+{
+    static int tokens[MICRO * T], targets[MICRO * T];
+    uint8_t begins[MICRO * T];
+    float losses[MICRO * T];
+    const float scale = 1 / ((float)TOKENS * (float)comm_group_size(RANKS_DATA));
+    fsdp_empty_grads(f);
+    for (int first = 0; first < TOKENS; first += MICRO * T) {
+        for (int i = 0; i < MICRO * T; i++) {
+            tokens[i] = test_token(11, (uint64_t)(first + i), m->config->vocab_size);
+            targets[i] = (first + i) % 7 == 3 ? -1 : test_token(11, (uint64_t)(first + i + 1), m->config->vocab_size);
+            begins[i] = i % T == 0 || (first + i) % 41 == 20;
+        }
+        model_step(m, f, tokens, targets, begins, scale, 1e-3f, first + MICRO * T < TOKENS ? PASS_ACCUMULATE : PASS_COMPLETE);
+        model_token_losses(m, losses);
+        for (int i = 0; i < MICRO * T; i++)
+            s->loss[first + i] = losses[i];
+    }
+    comm_sum_over(s->loss, TOKENS, RANKS_CONTEXT);          /* each has those of its tokens, and zeros */
+    s->norm = optimizer_grad_norm(f);
+}
+
+static void run_step(Result *s, const Case *k, int shard_ranks, int context, bool shares)
+{
+    const ModelConfig m = model_of(k);
+    Config c;
+    Model model = { 0 };
+    ParamStore fsdp = { 0 };
+    model_config(&c, &m, k->recipe, MICRO);
+    c.data.generate_doc_lengths = k->documents;
+    c.recipe.keep = k->keep ? (Keep)k->keep : c.recipe.keep;
+    c.strategy = (Strategy){ .shard_ranks = shard_ranks, .context_ranks = context };
+    divide_in_context(shard_ranks, context);
+    memory_plan(&model, &fsdp, &c);
+    model_place(&model, &fsdp, &c);
+    fsdp_init(&fsdp, &m, 5);
+    test_fill_adapters(&fsdp, 6);
+    shared_rows = shares ? model.N : 0;
+    run_micro_batches(&model, &fsdp, s);
+    shared_rows = 0;
+    s->units = fsdp.num_units;
+    for (int u = 0; u < s->units; u++) {
+        const Shard *own = &fsdp.shard[u];
+        s->first[u] = own->slice[TRAINED].first;
+        s->count[u] = own->slice[TRAINED].count;
+        s->grad[u] = s->count[u] ? values(own->grad) : NULL;
+    }
+    model_free(&model, &fsdp);
+}
+
+/* ---- comparisons ------------------------------------------------------------------------------------------------ */
+
+/* |part - whole| / |whole| of all units' gradients, `part` being sharded. */
+static double difference(const Result *whole, const Result *part)
+{
+    double x[2] = { 0 };
+    for (int u = 0; u < part->units; u++)
+        for (size_t i = 0; i < part->count[u] && part->first[u] + i < whole->count[u]; i++) {
+            const double expected = whole->grad[u][part->first[u] + i];
+            x[0] += pow(part->grad[u][i] - expected, 2);
+            x[1] += pow(expected, 2);
+        }
+    comm_sum(x, 2);
+    assert_true(x[1] > 0);
+    return sqrt(x[0] / x[1]);
+}
+
+static void check(const Case *k, int shard_ranks, int context, double loss_bound, double grad_bound)
+{
+    static Result whole, part;
+    run_step(&whole, k, 1, 1, false);
+    run_step(&part, k, shard_ranks, context, true);
+    double worst = 0;
+    for (int i = 0; i < TOKENS; i++)
+        worst = fmax(worst, fabs(part.loss[i] - whole.loss[i]) / fmax(1, whole.loss[i]));
+    const double grads = difference(&whole, &part), norm = fabs(part.norm / whole.norm - 1);
+    if (!(worst <= loss_bound && grads <= grad_bound && norm <= grad_bound))
+        fail_msg("%s, %s, documents %d, modules %#x, keep %d, groups of %d, %d context ranks: losses differ by %.3g (bound %.3g), "
+                 "gradients by %.3g, their norm by %.3g (bound %.3g)", k->recipe, architecture_name(k->model), k->documents,
+                 k->modules, k->keep, shard_ranks, context, worst, loss_bound, grads, norm, grad_bound);
+    release();
+}
+
+static void check_all(const Case *k, double loss_bound, double grad_bound)
+{
+    for (int context = 2; context <= comm_size(); context *= 2)
+        for (int shard_ranks = context; shard_ranks <= comm_size(); shard_ranks *= 2)
+            check(k, shard_ranks, context, loss_bound, grad_bound);
+}
+
+static void test_f32(void **state)
+{
+    (void)state;
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
+        for (int documents = 0; documents < 2; documents++) {
+            check_all(&(Case){ "f32", a, documents }, 1e-6, 1e-6);
+            if (documents == (int)a % 2)
+                check_all(&(Case){ "f32", a, documents, ALL_MODULES, (BaseFormat)(a % 3) }, 1e-6, 1e-6);
+        }
+}
+
+/* Blocks that are run again, and attention that stays. */
+static void test_kept(void **state)
+{
+    (void)state;
+    static const Keep keeps[] = { KEEP_INPUTS, KEEP_BLOCK, KEEP_ATTENTION };
+    for (int i = 0; i < 3; i++)
+        check_all(&(Case){ "f32", i == 1 ? OLMO2 : LLAMA_GQA, true, .keep = (int)keeps[i] }, 1e-6, 1e-6);
+}
+
+/* The sums of weight gradients are rounded to BF16 after other parts of the tokens. */
+static void test_fp8(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = { "bf16", "fp8", "coat", "coat-lean" };
+    if (!__real_scale_within_range)
+        skip();
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
+        for (int r = 0; r < 4; r++)
+            if ((a + r) % 2)
+                check_all(&(Case){ recipes[r], a, r % 2, a == LLAMA_GQA ? ALL_MODULES : 0 }, 0, 0x1p-6);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_f32), cmocka_unit_test(test_kept), cmocka_unit_test(test_fp8) };
+    start_ranks(&argc, &argv);
+    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+}
