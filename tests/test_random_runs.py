@@ -56,7 +56,13 @@ class Configuration:
         self.draw_training(pick)
         self.strategy = self.draw_strategy(pick)
         self.keep = {"format.keep": pick([None, "all", "inputs", "block"]), "format.recompute": pick(SHARES)}
+<<<<<<< HEAD
         self.ratio = pick([None, None, 0.2, 0.5, 0.73])      # of the first of two sources; None: data.paths
+=======
+        self.context = pick([1, 2]) if self.can_share_sequences() else 1
+        if self.context > 1:
+            self.strategy["parallelism.context"] = self.context
+>>>>>>> 74bcee2 (Random runs share sequences too)
 
     def draw_data(self, pick):
         best_fit, metadata = pick([True, False]), pick([True, False])
@@ -91,13 +97,17 @@ class Configuration:
             strategy["fsdp.hybrid_sharding_num_model_replicas"] = 2
         return strategy
 
+    def can_share_sequences(self):
+        group = self.ranks // self.strategy.get("fsdp.hybrid_sharding_num_model_replicas", 1)
+        return group % 2 == 0 and self.keys.get("model.n_kv_heads") != 1
+
     def saves_fp8(self):
         return self.recipe in ("coat-act", "coat", "coat-lean")
 
     def shares_scales(self):
-        """Whether sequences share the scale of an FP8 operand with others, on other numbers of ranks with other ones."""
+        """Whether tokens share the scale of an FP8 operand with others, on other numbers of ranks with other ones."""
         scales = self.keys.get("format.scales") or ("step" if self.saves_fp8() else "microbatch")
-        return RECIPES[self.recipe] and (self.micro > 1 or scales == "step")
+        return RECIPES[self.recipe] and (self.micro > 1 or scales == "step" or self.context > 1)
 
     def bounds(self, losses):
         """How far apart, relative to them, loss and norm of each step may be on other numbers of ranks. losses: those of one rank.
@@ -105,16 +115,16 @@ class Configuration:
         The loss of the first step: its BATCH T terms are the same bits and are added in another order, at a roundoff of F32, 2^-24,
         each time. Where an FP8 operand's scale is that of other sequences, it errs by roundings of E4M3, 2^-4 of each operand,
         which sums of 32 terms and more average out: 2^-6.
-        Of gradients BATCH are added in another order: each sum errs by 2 BATCH roundoffs of the format they are summed in, F32's or
-        BF16's 2^-9; with other scales by the 2^-4 of their operands, too. So, relatively, does the norm, for which sums that cancel
-        count twice. AdamW's step moves the weights by as much more or less, and the loss, to first order, by that part of what it
-        has moved by so far; in BF16, and where moments have 8 bits, a weight or moment next to the middle between two numbers
-        becomes the other one: 2^-9 of the loss. What that does to the norm of later steps is not bounded: only those of F32 are
+        Of gradients BATCH, or parts of them, are added in another order: each sum errs by 2 BATCH roundoffs of the format they are
+        summed in, F32's or BF16's 2^-9; with other scales by the 2^-4 of their operands, too. So, relatively, does the norm, for
+        which sums that cancel count twice. AdamW's step moves the weights by as much more or less, and the loss, to first order, by
+        that part of what it has moved by so far; in BF16, and where moments have 8 bits, a weight or moment next to the middle
+        between two numbers becomes the other one: 2^-9 of the loss. What that does to the norm of later steps is not bounded: only those of F32 are
         compared."""
         exact = self.recipe == "f32" and self.optimizer == "adamw"
         first = 2**-6 if self.shares_scales() else 2 * BATCH * T * 2**-24
         in_f32 = self.recipe == "f32" or self.keys["format.grads"]
-        gradient = 2 * BATCH * (2**-24 if in_f32 else 2**-9) + (2**-4 if self.shares_scales() else 0)
+        gradient = 2 * BATCH * self.context * (2**-24 if in_f32 else 2**-9) + (2**-4 if self.shares_scales() else 0)
         bounds, moved = {}, 0
         for step in sorted(losses):
             moved += abs(losses[step] - losses[step - 1]) if step > 1 else 0
