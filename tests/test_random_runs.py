@@ -56,13 +56,10 @@ class Configuration:
         self.draw_training(pick)
         self.strategy = self.draw_strategy(pick)
         self.keep = {"format.keep": pick([None, "all", "inputs", "block"]), "format.recompute": pick(SHARES)}
-<<<<<<< HEAD
         self.ratio = pick([None, None, 0.2, 0.5, 0.73])      # of the first of two sources; None: data.paths
-=======
         self.context = pick([1, 2]) if self.can_share_sequences() else 1
         if self.context > 1:
             self.strategy["parallelism.context"] = self.context
->>>>>>> 74bcee2 (Random runs share sequences too)
 
     def draw_data(self, pick):
         best_fit, metadata = pick([True, False]), pick([True, False])
@@ -119,8 +116,8 @@ class Configuration:
         summed in, F32's or BF16's 2^-9; with other scales by the 2^-4 of their operands, too. So, relatively, does the norm, for
         which sums that cancel count twice. AdamW's step moves the weights by as much more or less, and the loss, to first order, by
         that part of what it has moved by so far; in BF16, and where moments have 8 bits, a weight or moment next to the middle
-        between two numbers becomes the other one: 2^-9 of the loss. What that does to the norm of later steps is not bounded: only those of F32 are
-        compared."""
+        between two numbers becomes the other one: 2^-9 of the loss. What that does to the norm of later steps is not bounded: only
+        those of F32 are compared."""
         exact = self.recipe == "f32" and self.optimizer == "adamw"
         first = 2**-6 if self.shares_scales() else 2 * BATCH * T * 2**-24
         in_f32 = self.recipe == "f32" or self.keys["format.grads"]
