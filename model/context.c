@@ -10,25 +10,25 @@ static Tensor exchanged(const Model *m, Tensor x)
     return tensor_at(m->work.exchanged.data, x.format, m->context * x.rows, x.cols / m->context);
 }
 
-Tensor context_heads(const Model *m, const Acts *a, Tensor room, Tensor x)
+Tensor context_heads(const Model *m, const Acts *a, Tensor buffer, Tensor x)
 {
     if (m->context == 1)
         return x;
     heads_split(exchanged(m, x), x, a->heads);
-    comm_all_to_all(room, exchanged(m, x), m->attn.B, BY_RANK);
-    return room;
+    comm_all_to_all(buffer, exchanged(m, x), m->attn.B, BY_RANK);
+    return buffer;
 }
 
-Tensor context_buffer(const Model *m, Tensor room, Tensor x)
+Tensor context_buffer(const Model *m, Tensor buffer, Tensor x)
 {
-    return m->context == 1 ? x : room;
+    return m->context == 1 ? x : buffer;
 }
 
-void context_tokens(const Model *m, const Acts *a, Tensor x, Tensor room)
+void context_tokens(const Model *m, const Acts *a, Tensor x, Tensor buffer)
 {
     if (m->context == 1)
         return;
-    comm_all_to_all(exchanged(m, x), room, m->attn.B, BY_ITEM);
+    comm_all_to_all(exchanged(m, x), buffer, m->attn.B, BY_ITEM);
     heads_join(x, exchanged(m, x), a->heads);
 }
 
