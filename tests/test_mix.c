@@ -15,7 +15,7 @@ static Mix mix_of(const double *ratio, int count, uint64_t seed)
 {
     Mix m = { 0 };
     for (int s = 0; s < count; s++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "s%d", s);
         mix_add(&m, name, ratio[s], seed);
     }
