@@ -169,9 +169,7 @@ void fsdp_reduce(ParamStore *f, int u, bool last)
     if (!f->shard[u].slice[TRAINED].count || !(reduces || replicas))
         return;
     DeviceMark **filled = s ? &s->filled : &f->grad_buffer[NUM_ROTATING + u].filled;
-    *filled = device_mark(*filled);
-    device_queue(QUEUE_REDUCE);
-    device_wait(*filled);
+    *filled = device_follow(QUEUE_REDUCE, *filled);
     trace_begin("reduce", u);
     watchdog_mark_together("summing gradients", u);
     if (reduces) {
@@ -333,9 +331,7 @@ static void updated(ParamStore *f, bool frozen_too)
         if (f->plan[u].weights && (frozen_too || f->plan[u].lifetime != FOR_GOOD))
             f->plan[u].weights->unit = -1;
     if (f->overlaps) {
-        f->updated = device_mark(f->updated);
-        device_queue(QUEUE_GATHER);
-        device_wait(f->updated);
+        f->updated = device_follow(QUEUE_GATHER, f->updated);
         device_queue(QUEUE_COMPUTE);
     }
 }

@@ -515,7 +515,7 @@ ShardChoice fsdp_placement(const ParamStore *f)
 
 /* A part is a whole operand if its master weights are on the host, since all of it has one scale; else PART_OF_UPDATE elements. The
  * last group of a state may include padding after the parameter. */
-size_t fsdp_staging_bytes(const ParamStore *f)
+size_t fsdp_stage_bytes(const ParamStore *f)
 {
     size_t most = 0, first;
     for (int u = 0; u < f->num_units; u++)
@@ -533,7 +533,7 @@ size_t fsdp_staging_bytes(const ParamStore *f)
                 flat(&part, f->shard[u].state[k].format, n);
             most = part.used > most ? part.used : most;
         }
-    return STAGES_OF_UPDATE * ((most + 255) & ~(size_t)255);
+    return (most + 255) & ~(size_t)255;
 }
 
 size_t shard_part(const Shard *s, const Param *p, size_t *first)

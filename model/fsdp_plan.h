@@ -109,7 +109,8 @@ typedef struct {
     int         on_host[NUM_HOSTED];   /* units 0 .. n - 1, as far as they have it */
     Arena       host;                  /* pinned memory of all that is on the host */
     bool        overlaps;              /* weights come on a queue of their own, ahead of their use: gathered, or from the host */
-    void       *staging;               /* device memory of fsdp_staging_bytes, only for the optimizer's step */
+    void       *staging;               /* device memory of the optimizer's step: STAGES_OF_UPDATE times stage_bytes */
+    size_t      stage_bytes;
     DeviceMark *updated, *reduced;
 } ParamStore;
 
@@ -138,7 +139,7 @@ size_t      fsdp_host_bytes(const ParamStore *f, Hosted h);      /* of this rank
 ShardChoice   fsdp_placement(const ParamStore *f);                 /* that f was planned with; slots: 0 */
 /* What is on the host comes to the device part by part when the optimizer needs it, in one of three places. */
 enum { STAGES_OF_UPDATE = 3, PART_OF_UPDATE = 32 << 20 };
-size_t      fsdp_staging_bytes(const ParamStore *f);
+size_t      fsdp_stage_bytes(const ParamStore *f);         /* of the largest part */
 /* n elements of t, a flat tensor of this slice, from element `first` of the region on. */
 Tensor      slice_view(const Slice *s, Tensor t, size_t first, size_t n);
 /* n elements of a parameter, of this rank's part, as they are stored, from its `first` on. */

@@ -59,14 +59,6 @@ void offload_free(Model *m)
     *o = (Offload){ 0 };
 }
 
-/* Switches to queue q, after all that the compute queue has. */
-static void follow_compute(Offload *o, Queue q)
-{
-    o->computed = device_mark(o->computed);
-    device_queue(q);
-    device_wait(o->computed);
-}
-
 static char *slot_of(const Model *m, int l)
 {
     return (char *)m->memory + m->offload.at + (size_t)(l % m->offload.slots) * m->offload.bytes;
@@ -85,7 +77,7 @@ void offload_after_forward(Model *m, const ParamStore *f, int u)
     Offload *o = &m->offload;
     if (!f->placed || !leaves(m, f, l))
         return;
-    follow_compute(o, QUEUE_OFFLOAD);
+    o->computed = device_follow(QUEUE_OFFLOAD, o->computed);
     trace_begin("offload", u);
     device_copy(o->host + host_place(m, l), slot_of(m, l), m->acts[l].own_bytes);
     trace_end();
@@ -97,7 +89,7 @@ void offload_after_forward(Model *m, const ParamStore *f, int u)
 static void fetch(Model *m, int l)
 {
     Offload *o = &m->offload;
-    follow_compute(o, QUEUE_FETCH);
+    o->computed = device_follow(QUEUE_FETCH, o->computed);
     trace_begin("fetch", unit_of_layer(m->config, l));
     device_copy(slot_of(m, l), o->host + host_place(m, l), m->acts[l].own_bytes);
     trace_end();

@@ -448,7 +448,8 @@ static void plan_all(Arena *arena, Model *m, ParamStore *f, const Config *c, Sha
     m->trains_matrices = trains_matrices(f);
     b->units = arena->used;
     m->offload.slots = p.slots > 0 && p.slots < m->L && !m->forward_only ? p.slots : m->L;
-    const size_t staging = fsdp_staging_bytes(f);
+    f->stage_bytes = fsdp_stage_bytes(f);
+    const size_t staging = STAGES_OF_UPDATE * f->stage_bytes;
     f->staging = m->shared_memory = arena_alloc(arena, m->shared_bytes > staging ? m->shared_bytes : staging);
     m->ranges = arena_alloc(arena, m->range_bytes);
     Arena ranges = { .base = (char *)m->ranges };

@@ -46,17 +46,18 @@ typedef struct {
     size_t first, n;
     Tensor master, state[MAX_STATES];
     bool master_on_host, states_on_host;
-} Piece;
+} UpdatePart;
 
-typedef struct { Piece *piece; int count; } Pieces;
+typedef struct { UpdatePart *part; int count; } Parts;
 
-static void add_piece(ParamStore *f, Pieces *all, int u, const Param *p, size_t first, size_t n)
+static void add_part(ParamStore *f, Parts *all, int u, const Param *p, size_t first, size_t n)
 {
     const Shard *s = &f->shard[u];
     const size_t at = p->offset + first;
-    Piece *part = &all->piece[all->count++];
-    *part = (Piece){ .unit = u, .param = p, .first = first, .n = n, .master_on_host = fsdp_on_host(f, u, HOST_MASTER) && n > 0,
-                    .states_on_host = fsdp_on_host(f, u, HOST_MOMENTS) && n > 0 };
+    UpdatePart *part = &all->part[all->count++];
+    *part = (UpdatePart){ .unit = u, .param = p, .first = first, .n = n,
+                          .master_on_host = fsdp_on_host(f, u, HOST_MASTER) && n > 0,
+                          .states_on_host = fsdp_on_host(f, u, HOST_MOMENTS) && n > 0 };
     if (n == 0)
         return;
     part->master = slice_view(&s->slice[TRAINED], s->slice[TRAINED].stored, at, n);
@@ -65,7 +66,7 @@ static void add_piece(ParamStore *f, Pieces *all, int u, const Param *p, size_t 
 }
 
 /* Includes parameters that have no element on this rank, if the scale of their codes is one of all ranks. */
-static void add_pieces(ParamStore *f, Pieces *all, int u, const Param *p)
+static void add_parts(ParamStore *f, Parts *all, int u, const Param *p)
 {
     const size_t group = largest_group(f, &f->shard[u]);
     const bool whole = fsdp_on_host(f, u, HOST_MASTER) || !fsdp_on_host(f, u, HOST_MOMENTS);
@@ -74,17 +75,17 @@ static void add_pieces(ParamStore *f, Pieces *all, int u, const Param *p)
         size_t count = !whole && n - done > PART_OF_UPDATE ? PART_OF_UPDATE : n - done;
         if (group)
             count = (count + group - 1) / group * group;
-        all->piece = xrealloc(all->piece, sizeof *all->piece * ((size_t)all->count + 1));
-        add_piece(f, all, u, p, first + done, count);
+        all->part = xrealloc(all->part, sizeof *all->part * ((size_t)all->count + 1));
+        add_part(f, all, u, p, first + done, count);
         if (whole)
             return;
     }
 }
 
-/* Large ones first, on all ranks in the same order: a piece comes while one of the same size goes. */
-static int compare_pieces(const void *x, const void *y)
+/* Large ones first, on all ranks in the same order: a part comes while one of the same size goes. */
+static int compare_parts(const void *x, const void *y)
 {
-    const Piece *a = x, *b = y;
+    const UpdatePart *a = x, *b = y;
     const size_t n = param_numel(a->param), k = param_numel(b->param);
     if (n != k)
         return n < k ? 1 : -1;
@@ -95,21 +96,21 @@ static int compare_pieces(const void *x, const void *y)
     return (a->first > b->first) - (a->first < b->first);
 }
 
-static Pieces list_pieces(ParamStore *f)
+static Parts list_parts(ParamStore *f)
 {
-    Pieces all = { 0 };
+    Parts all = { 0 };
     for (int u = 0; u < f->num_units; u++)
         for (int i = 0; i < f->shape[u].num_params; i++)
             if (f->shape[u].param[i].region == TRAINED)
-                add_pieces(f, &all, u, &f->shape[u].param[i]);
+                add_parts(f, &all, u, &f->shape[u].param[i]);
     if (all.count > 0)
-        qsort(all.piece, (size_t)all.count, sizeof *all.piece, compare_pieces);
+        qsort(all.part, (size_t)all.count, sizeof *all.part, compare_parts);
     return all;
 }
 
 /* ---- what is on the host ---------------------------------------------------------------------------------------- */
 
-static bool moves(const Piece *p)
+static bool moves(const UpdatePart *p)
 {
     return p->master_on_host || p->states_on_host;
 }
@@ -135,32 +136,30 @@ static Tensor copy_tensor(Arena *stage, Tensor t, Direction d)
 }
 
 /* The part as it is in its stage; `stage` is one of STAGES_OF_UPDATE. */
-static Piece copy_part(const ParamStore *f, const Piece *p, int stage, Direction d)
+static UpdatePart copy_part(const ParamStore *f, const UpdatePart *p, int stage, Direction d)
 {
-    const size_t bytes = fsdp_staging_bytes(f) / STAGES_OF_UPDATE;
-    Arena arena = { .base = (char *)f->staging + (size_t)stage * bytes };
-    Piece staged = *p;
+    Arena arena = { .base = (char *)f->staging + (size_t)stage * f->stage_bytes };
+    UpdatePart staged = *p;
     trace_begin(d == TO_DEVICE ? "fetch" : "offload", p->unit);
     if (p->master_on_host)
         staged.master = copy_tensor(&arena, p->master, d);
     for (int k = 0; p->states_on_host && k < f->optimizer->num_states; k++)
         staged.state[k] = copy_tensor(&arena, p->state[k], d);
     trace_end();
-    CHECK(arena.used <= bytes, "a part of the update takes %zu bytes of %zu", arena.used, bytes);
+    CHECK(arena.used <= f->stage_bytes, "a part of the update takes %zu bytes of %zu", arena.used, f->stage_bytes);
     return staged;
 }
 
 /* ---- the step --------------------------------------------------------------------------------------------------- */
 
-static void step_part(ParamStore *f, const Config *c, StepParams step, const Piece *part)
+static void step_part(ParamStore *f, const Config *c, StepParams step, const UpdatePart *part)
 {
     const Shard *s = &f->shard[part->unit];
     const Param *p = part->param;
     const bool decays = p->is_norm ? c->optimizer.decay_norm_and_bias : p->is_embedding ? c->optimizer.decay_embeddings : true;
     step.weight_decay = decays ? c->optimizer.weight_decay : 0;
     if (part->n > 0)
-        f->optimizer->step(part->master, part->state, slice_view(&s->slice[TRAINED], s->grad, p->offset + part->first, part->n),
-                           &step,
+        f->optimizer->step(part->master, part->state, slice_view(&s->slice[TRAINED], s->grad, p->offset + part->first, part->n), &step,
                            f->shape[part->unit].first + p->number + part->first);
     if (fsdp_encodes(f, part->unit, p)) {
         Tensor own = part->master;
@@ -170,22 +169,18 @@ static void step_part(ParamStore *f, const Config *c, StepParams step, const Pie
     }
 }
 
-typedef struct { DeviceMark *fetched[STAGES_OF_UPDATE], *left[STAGES_OF_UPDATE],
-                 *computed; Piece staged[STAGES_OF_UPDATE]; } Stages;
-
-static void follow_compute(Stages *s, Queue q)
-{
-    s->computed = device_mark(s->computed);
-    device_queue(q);
-    device_wait(s->computed);
-}
+typedef struct {
+    UpdatePart  staged[STAGES_OF_UPDATE];
+    DeviceMark *fetched[STAGES_OF_UPDATE], *left[STAGES_OF_UPDATE];    /* the stage's part is on the device; is on the host again */
+    DeviceMark *computed;
+} Stages;
 
 /* At first all stages are free once what is queued now has run. */
-static void fetch_part(const ParamStore *f, Stages *s, const Piece *p, int number)
+static void fetch_part(const ParamStore *f, Stages *s, const UpdatePart *p, int number)
 {
     const int stage = number % STAGES_OF_UPDATE;
     if (number == 0)
-        follow_compute(s, QUEUE_FETCH);
+        s->computed = device_follow(QUEUE_FETCH, s->computed);
     device_queue(QUEUE_FETCH);
     device_wait(s->left[stage]);
     s->staged[stage] = copy_part(f, p, stage, TO_DEVICE);
@@ -195,10 +190,10 @@ static void fetch_part(const ParamStore *f, Stages *s, const Piece *p, int numbe
 
 /* After the next part has come: its first scales may share a word with this one's last. Copies still go both ways, since the part
  * after it is already coming. */
-static void return_part(const ParamStore *f, Stages *s, const Piece *p, int number)
+static void return_part(const ParamStore *f, Stages *s, const UpdatePart *p, int number)
 {
     const int stage = number % STAGES_OF_UPDATE;
-    follow_compute(s, QUEUE_OFFLOAD);
+    s->computed = device_follow(QUEUE_OFFLOAD, s->computed);
     device_wait(s->fetched[(number + 1) % STAGES_OF_UPDATE]);
     copy_part(f, p, stage, TO_HOST);
     s->left[stage] = device_mark(s->left[stage]);
@@ -220,14 +215,14 @@ void optimizer_step(ParamStore *f, const Config *c, long step, long update, doub
 {
     const StepParams params = { .lr = lr, .beta1 = c->optimizer.beta1, .beta2 = c->optimizer.beta2, .eps = c->optimizer.eps,
                                 .grad_scale = grad_scale, .update = update, .seed = random_bits(c->seed, step) };
-    Pieces all = list_pieces(f);
+    Parts all = list_parts(f);
     Stages stages = { 0 };
     int fetched = 0, stepped = 0;               /* parts that move */
     for (int i = 0, ahead = 0; i < all.count; i++) {
         for (; ahead < all.count && ahead <= i + 1; ahead++)
-            if (moves(&all.piece[ahead]))
-                fetch_part(f, &stages, &all.piece[ahead], fetched++);
-        const Piece *p = &all.piece[i];
+            if (moves(&all.part[ahead]))
+                fetch_part(f, &stages, &all.part[ahead], fetched++);
+        const UpdatePart *p = &all.part[i];
         if (!moves(p)) {
             step_part(f, c, params, p);
             continue;
@@ -237,6 +232,6 @@ void optimizer_step(ParamStore *f, const Config *c, long step, long update, doub
         return_part(f, &stages, p, stepped++);
     }
     close_stages(&stages);
-    free(all.piece);
+    free(all.part);
     fsdp_updated(f);
 }

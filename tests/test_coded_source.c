@@ -157,7 +157,7 @@ static double gptq(size_t row, size_t col)       { return code_at(row, col) * sc
 static double gptq_dealt(size_t row, size_t col) { return code_at(row, col) * scale_at(col % 3 * O + row); }
 
 /* The tensors of GPTQ; zeros: each word of qzeros. */
-static void give_gptq(Given to[5], bool exchanged, uint32_t zeros)
+static void give_gptq(Given to[5], bool dealt, uint32_t zeros)
 {
     uint32_t *word = keep(O * I / 2), *zero = keep(3 * O / 2), *group = keep(I * sizeof *group);
     for (size_t i = 0; i < O * I; i++)
@@ -165,7 +165,7 @@ static void give_gptq(Given to[5], bool exchanged, uint32_t zeros)
     for (size_t i = 0; i < 3 * O / 8; i++)
         zero[i] = zeros;
     for (uint32_t i = 0; i < I; i++)
-        group[i] = exchanged ? i % 3 : i / 128;
+        group[i] = dealt ? i % 3 : i / 128;
     const Given tensor[] = { { "N.qweight", "I32", 2, { I / 8, O }, word }, { "N.qzeros", "I32", 2, { 3, O / 8 }, zero },
                              { "N.scales", "F16", 2, { 3, O }, scales_in("F16", 3 * O) }, { "N.g_idx", "I32", 1, { I }, group },
                              { 0 } };
@@ -175,10 +175,10 @@ static void give_gptq(Given to[5], bool exchanged, uint32_t zeros)
 static void test_gptq(void **state)
 {
     (void)state;
-    for (int exchanged = 0; exchanged < 2; exchanged++) {
+    for (int dealt = 0; dealt < 2; dealt++) {
         Given tensor[5];
-        give_gptq(tensor, exchanged, 0x77777777);
-        check_values(write_file(tensor), exchanged ? gptq_dealt : gptq);
+        give_gptq(tensor, dealt, 0x77777777);
+        check_values(write_file(tensor), dealt ? gptq_dealt : gptq);
         release();
     }
 }

@@ -65,3 +65,12 @@ void        device_wait   (DeviceMark *m);
 bool        device_reached(const DeviceMark *m);       /* for any thread */
 void        device_unmark (DeviceMark *m);      /* frees it */
 double      device_elapsed(DeviceMark *from, DeviceMark *to);
+
+/* Switches to queue q, after all that the current queue has; returns the mark. */
+static inline DeviceMark *device_follow(Queue q, DeviceMark *reuse)
+{
+    DeviceMark *m = device_mark(reuse);
+    device_queue(q);
+    device_wait(m);
+    return m;
+}

@@ -62,19 +62,25 @@ static bool sums_once(Model *m, ParamStore *f, const Config *c, ShardChoice p)
     return agree_least(gains && bytes_in(m, f, c, p) <= memory_of_device(c) - SPARE);
 }
 
-/* Memory grows with each unit that is kept. */
+/* The largest number from `least` to `largest`, put into *choice of *p, with which the plan takes at most so many bytes: memory grows
+ * with it. `least` if none does. */
+static int largest_that_fits(Model *m, ParamStore *f, const Config *c, ShardChoice *p, int *choice, int least, int largest,
+                             double bytes)
+{
+    while (least < largest) {
+        *choice = (least + largest + 1) / 2;
+        if (bytes_in(m, f, c, *p) <= bytes)
+            least = *choice;
+        else
+            largest = *choice - 1;
+    }
+    *choice = least;
+    return least;
+}
+
 static int most_kept(Model *m, ParamStore *f, const Config *c, ShardChoice p)
 {
-    const double most = most_with_weights(c);
-    int first = 0, last = f->num_units;
-    while (first < last) {
-        p.kept = (first + last + 1) / 2;
-        if (bytes_in(m, f, c, p) <= most)
-            first = p.kept;
-        else
-            last = p.kept - 1;
-    }
-    return (int)agree_least(first);
+    return (int)agree_least(largest_that_fits(m, f, c, &p, &p.kept, 0, f->num_units, most_with_weights(c)));
 }
 
 /* What the plan may take where the rest can be on the host. Without device_memory the CPU back end moves nothing: there the host's
@@ -97,17 +103,10 @@ static int most_slots(Model *m, ParamStore *f, const Config *c, ShardChoice p)
     if (c->host.activations == HOST_ALL)
         return MIN_SLOTS;
     const double all = bytes_in(m, f, c, p);
-    int first = all <= most ? m->L : MIN_SLOTS, last = m->L - 1;
-    while (first < last) {
-        p.slots = (first + last + 1) / 2;
-        if (bytes_in(m, f, c, p) <= most)
-            first = p.slots;
-        else
-            last = p.slots - 1;
-    }
-    p.slots = first;
-    first = (int)agree_least(bytes_in(m, f, c, p) < all ? first : m->L);
-    return first < m->L ? first : 0;
+    if (all > most)
+        largest_that_fits(m, f, c, &p, &p.slots, MIN_SLOTS, m->L - 1, most);
+    const int slots = (int)agree_least(p.slots > 0 && bytes_in(m, f, c, p) < all ? p.slots : m->L);
+    return slots < m->L ? slots : 0;
 }
 
 static HostUse use_of(const Config *c, Hosted h)
