@@ -128,8 +128,8 @@ static StepStats train_step(Run *r, double labels)
     if (labels == 0)            /* no mean */
         loss = (Losses){ NAN, NAN };
     StepStats t = { .step = s->step, .tokens = s->tokens, .share = r->batch.share, .labels = (long)labels, .loss = loss.loss,
-                    .zloss = loss.zloss,
-                    .grad_norm = norm, .exposed_ms = exposed, .clip = max_norm > 0 ? fmin(1, max_norm / (norm + 1e-6)) : 1,
+                    .zloss = loss.zloss, .grad_norm = norm, .exposed_ms = exposed,
+                    .clip = max_norm > 0 ? fmin(1, max_norm / (norm + 1e-6)) : 1,
                     .lr = schedule_lr(c, r->length, s->step, s->tokens),
                     .finite = (labels == 0 || isfinite(loss.loss)) && isfinite(norm), .scores = { NAN, NAN } };
     if (t.finite && labels > 0)

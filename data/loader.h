@@ -35,7 +35,7 @@ uint64_t loader_instances(const Loader *l);        /* per epoch (of each source)
 uint64_t loader_steps    (const Loader *l, uint64_t instance);      /* of an epoch from there on; 0: of a whole epoch */
 
 /* A mixture. given, left: instances since it last changed; from the place of the next step until a source has no repetition left.
- * lack: what is missing for so many steps, and what helps, malloc'ed; NULL: nothing. */
+ * lack: the error text if the sources lack instances for this many steps, malloc'ed; NULL: they do not. */
 uint64_t loader_given    (const Loader *l);
 uint64_t loader_left     (const Loader *l);
 char    *loader_lack     (const Loader *l, uint64_t steps);

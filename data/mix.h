@@ -20,12 +20,12 @@ uint64_t mix_weight(double ratio);          /* of a ratio from 1e-6 to 1e6; deci
 /* Adds a source. */
 void mix_add(Mix *m, const char *name, double ratio, uint64_t seed);
 
-/* The source of the next instance, after taken[s] instances of each source s. Depends on nothing else, not on the order in which
- * sources were added either. Called again and again from zeros on, with the chosen source counted, it gives each source its share
- * of the first n instances for every n, rounded up or down: |taken[s] - n weight[s] / all| < 1. */
+/* The source of the next instance, after taken[s] instances of each source s. Depends on nothing else, not even on the order in
+ * which sources were added. If it is called repeatedly from zeros on, and each time the chosen source is counted, every source has
+ * its share of the first n instances, rounded up or down, for every n: |taken[s] - n weight[s] / all| < 1. */
 int mix_next(const Mix *m, const uint64_t taken[]);
 
-/* The most instances of source s, and of all, after taken[]: what the next `instances` may take of s, rounded up; how many may
- * follow until s has given `left` more. */
+/* After taken[]: the most instances that the next `instances` take of source s; the most instances of all sources until s has given
+ * `left` more. */
 uint64_t mix_needs(const Mix *m, const uint64_t taken[], int s, uint64_t instances);
 uint64_t mix_lasts(const Mix *m, const uint64_t taken[], int s, uint64_t left);

@@ -1,5 +1,5 @@
-/* Epoch e of a source has the order numpy_shuffle(seed + e). A source of which only some tokens are used has the first ones of the
- * order of epoch 0 in every epoch: so a first pass goes on unchanged if more of them are used later. */
+/* Epoch e of a source has the order numpy_shuffle(seed + e). If only some tokens of a source are used, they are the first ones in
+ * the order of epoch 0, in every epoch. So a first pass continues unchanged if more of them are used later. */
 #include "data/source.h"
 
 #include "data/shuffle.h"

@@ -41,5 +41,5 @@ int      sources_next(const Sources *s, SourcePlace place[MIX_MOST], SourcePlace
 uint64_t sources_left (const Sources *s, const SourcePlace place[MIX_MOST]);
 uint64_t sources_given(const Sources *s, const SourcePlace place[MIX_MOST]);
 
-/* What is missing for so many more instances, and what helps; NULL: nothing. malloc'ed. */
+/* The error text if the sources lack instances for this many more: what is missing, and what helps; NULL: nothing. malloc'ed. */
 char    *sources_lack (const Sources *s, const SourcePlace place[MIX_MOST], uint64_t instances);

@@ -11,7 +11,7 @@ typedef struct {
     char **label_mask_paths; int num_label_mask_paths;
     double ratio;              /* its share of the instances, of the sum of all ratios                         */
     double max_repetition;     /* its instances are used at most so often, on average                          */
-    long   tokens;             /* so many of its tokens are used, the same in each repetition; 0: all          */
+    long   tokens;             /* number of its tokens that are used, the same in each repetition; 0: all      */
 } MixSource;
 
 typedef struct {

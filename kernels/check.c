@@ -155,7 +155,7 @@ void check_attention(const char *op, Tensor y, Tensor qkv, Attention a, Document
           docs.longest, a.T);
 }
 
-void check_dealt(const char *op, Tensor y, Tensor x, Attention heads)
+void check_exchange(const char *op, Tensor y, Tensor x, Attention heads)
 {
     const int ranks = x.rows > 0 ? y.rows / x.rows : 0, q = heads.H * heads.D, all = q + 2 * heads.K * heads.D;
     check_plain(op, "y", y);

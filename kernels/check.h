@@ -39,7 +39,7 @@ bool check_matmul_dw(Tensor dw, Tensor dy, Tensor x);
 void check_attention(const char *op, Tensor y, Tensor qkv, Attention a, Documents docs);
 
 /* The arguments of heads_split and heads_join. */
-void check_dealt(const char *op, Tensor y, Tensor x, Attention heads);
+void check_exchange(const char *op, Tensor y, Tensor x, Attention heads);
 
 /* The arguments of comm_all_to_all. Returns the bytes of a piece. */
 size_t check_pieces(Tensor y, Tensor x, int pieces);

@@ -172,8 +172,8 @@ void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x,
 void attention_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
 void attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs);
 
-/* Heads exchanged to ranks; `heads` has those of one rank. Row r N + n of y (ranks * N, W / ranks) is row n of x (N, W), with rank r's
- * columns only: of rows [q | k | v], or of q alone. heads_join is the way back. F32 or BF16. */
+/* Heads exchanged to ranks; `heads` has those of one rank. Row r N + n of y (ranks * N, W / ranks) is row n of x (N, W), with rank
+ * r's columns only: of rows [q | k | v], or only of q. heads_join is the inverse. F32 or BF16. */
 void heads_split(Tensor y, Tensor x, Attention heads);
 void heads_join (Tensor x, Tensor y, Attention heads);
 

@@ -90,7 +90,7 @@ typedef struct {
     TokenFiles files;             /* paths and label_mask_paths only */
     double ratio;                 /* its share of the sequences, of the sum of all ratios */
     double max_repetition;        /* its sequences are used at most so often */
-    long   tokens;                /* so many of its tokens are used; 0: all */
+    long   tokens;                /* number of its tokens that are used; 0: all */
 } DataSource;
 
 enum { MOST_SOURCES = 64, SOURCE_NAME = 64 };   /* of data.mix; bytes of a name with its final zero */

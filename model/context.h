@@ -2,7 +2,7 @@
  * consecutive tokens of every sequence, a c-th part, with all heads; in attention it has whole sequences, with a c-th part of the
  * heads. So the attention kernels do not change, and windows and documents are those of whole sequences:
  *
- *     qkv_rotated (N, S) -exchange-> (cN, S/c) -attention-> (cN, HD/c) -exchange-> attn_out (N, HD)      N tokens of a rank, c ranks
+ *     qkv_rotated (N, S) -exchange-> (cN, S/c) -attention-> (cN, HD/c) -exchange-> attn_out (N, HD)     N tokens each, c ranks
  *
  * On one rank each function returns its tensor itself, or does nothing. */
 #pragma once

@@ -194,8 +194,8 @@ static void place_shard(ParamStore *f, Arena *device, int u)
     for (Region i = 0; i < NUM_REGIONS; i++)
         s->slice[i].source = s->slice[i].stored;
     if (master_on_host)
-        s->slice[TRAINED].source = format_is_fp8(r->operand) ? flat_codes(device, r->operand.dtype, n) : flat(device, r->operand,
-                                                                                                              n);
+        s->slice[TRAINED].source = format_is_fp8(r->operand) ? flat_codes(device, r->operand.dtype, n)
+                                 : flat(device, r->operand, n);
 }
 
 static void place_buffers(ParamStore *f, Arena *a)
@@ -463,133 +463,6 @@ void fsdp_place_gathered(ParamStore *f)
         f->host.base = device_host_alloc(f->host.used, "weights and the optimizer's states");
     if (f->shards > 1)
         f->gathered.base = comm_alloc(f->gathered.used);
-}
-
-/* ---- asking ----------------------------------------------------------------------------------------------- */
-
-static bool has_trained_operands(const UnitLayout *s)
-{
-    for (int i = 0; i < s->num_params; i++)
-        if (s->param[i].region == TRAINED && s->param[i].is_operand)
-            return true;
-    return false;
-}
-
-bool fsdp_on_host(const ParamStore *f, int u, Hosted h)
-{
-    const UnitLayout *s = &f->shape[u];
-    if (u >= f->on_host[h])
-        return false;
-    if (h == HOST_MOMENTS)
-        return s->numel[TRAINED] > 0 && f->optimizer->num_states > 0;
-    if (h == HOST_BASE)
-        return s->kind->is_layer && s->numel[FROZEN] + s->numel[BASE] > 0;
-    return s->kind->is_layer && dtype_size(f->recipe.operand.dtype) < dtype_size(f->recipe.master.dtype) && has_trained_operands(s);
-}
-
-size_t fsdp_host_bytes(const ParamStore *f, Hosted h)
-{
-    size_t bytes = 0;
-    if (h == NUM_HOSTED)
-        return f->host.used;
-    for (int u = 0; u < f->num_units; u++) {
-        const Shard *s = &f->shard[u];
-        if (!fsdp_on_host(f, u, h))
-            continue;
-        if (h == HOST_BASE)
-            bytes += tensor_bytes(s->slice[FROZEN].stored) + s->slice[BASE].count;
-        else if (h == HOST_MASTER)
-            bytes += tensor_bytes(s->slice[TRAINED].stored);
-        for (int i = 0; h == HOST_MOMENTS && i < f->optimizer->num_states; i++)
-            bytes += tensor_bytes(s->state[i]);
-    }
-    return bytes;
-}
-
-ShardChoice fsdp_placement(const ParamStore *f)
-{
-    ShardChoice p = { .shards = f->shards, .rank = f->rank, .sum_once = f->sum_once, .kept = f->kept };
-    memcpy(p.on_host, f->on_host, sizeof p.on_host);
-    return p;
-}
-
-/* A part is a whole operand if its master weights are on the host, since all of it has one scale; else PART_OF_UPDATE elements. The
- * last group of a state may include padding after the parameter. */
-size_t fsdp_stage_bytes(const ParamStore *f)
-{
-    size_t most = 0, first;
-    for (int u = 0; u < f->num_units; u++)
-        for (int i = 0; i < f->shape[u].num_params; i++) {
-            const Param *p = &f->shape[u].param[i];
-            const bool master = fsdp_on_host(f, u, HOST_MASTER), moments = fsdp_on_host(f, u, HOST_MOMENTS);
-            const size_t all = param_align(shard_part(&f->shard[u], p, &first));
-            const size_t n = !master && all > PART_OF_UPDATE ? PART_OF_UPDATE : all;
-            Arena part = { 0 };
-            if (p->region != TRAINED || n == 0)
-                continue;
-            if (master)
-                flat(&part, f->recipe.master, n);
-            for (int k = 0; moments && k < f->optimizer->num_states; k++)
-                flat(&part, f->shard[u].state[k].format, n);
-            most = part.used > most ? part.used : most;
-        }
-    return (most + 255) & ~(size_t)255;
-}
-
-size_t shard_part(const Shard *s, const Param *p, size_t *first)
-{
-    const Slice *slice = &s->slice[p->region];
-    const size_t end = slice->first + slice->count, stop = p->offset + p->stored;
-    const size_t from = p->offset > slice->first ? p->offset : slice->first, to = stop < end ? stop : end;
-    *first = from < to ? from - p->offset : 0;
-    return from < to ? to - from : 0;
-}
-
-Tensor slice_view(const Slice *s, Tensor t, size_t first, size_t n)
-{
-    t.data = (char *)t.data + (first - s->first) * dtype_size(t.format.dtype);
-    if (t.format.group)
-        t.scale = (char *)t.scale + format_scale_bytes(t.format, first - s->first);
-    t.cols = (int)n;
-    return t;
-}
-
-Tensor shard_weights(const Shard *s, const Param *p, size_t first, size_t n)
-{
-    return slice_view(&s->slice[p->region], s->slice[p->region].stored, p->offset + first, n);
-}
-
-size_t fsdp_weight_bytes(const ParamStore *f)
-{
-    size_t bytes = tensor_bytes(f->scales) + tensor_bytes(f->base_scales) + tensor_bytes(f->replicated);
-    for (int i = 0; i < num_buffers(f); i++) {
-        const WeightBuffer *w = &f->weight_buffer[i];
-        const bool transposes = w->has_transposes && !w->rotates;
-        bytes += (size_t)w->flat.cols * (dtype_size(w->flat.format.dtype) * w->has_rows + transposes) + w->raw_bytes;
-    }
-    for (int u = 0; u < f->num_units; u++)
-        if (fsdp_on_host(f, u, HOST_MASTER))
-            bytes += tensor_bytes(f->shard[u].slice[TRAINED].source);
-    return bytes;
-}
-
-size_t fsdp_grad_bytes(const ParamStore *f)
-{
-    size_t bytes = 0;
-    for (int u = 0; u < f->num_units; u++)
-        bytes += tensor_bytes(f->shard[u].grad);
-    for (int i = 0; i < num_buffers(f); i++)
-        bytes += (size_t)f->grad_buffer[i].flat.cols * dtype_size(f->recipe.grads.dtype);
-    return bytes;
-}
-
-size_t fsdp_state_bytes(const ParamStore *f)
-{
-    size_t bytes = 0;
-    for (int u = 0; u < f->num_units; u++)
-        for (int i = 0; i < f->optimizer->num_states; i++)
-            bytes += tensor_bytes(f->shard[u].state[i]);
-    return bytes;
 }
 
 void fsdp_free(ParamStore *f)

@@ -179,8 +179,8 @@ static void plan_acts(Planner *p, Acts *a)
     a->attn_operand = same(a->attn_out, r->operand) ? a->attn_out : att_operand(p, a->attn_saved, r->operand);
     a->gate_up_saved = place(p, leaves, BUFFER_GATE_UP, r->hidden, 2 * F);
     a->gate_up_raw = same(a->gate_up_saved, r->stream) ? a->gate_up_saved : shared(m, BUFFER_WIDE, r->stream, 2 * F);
-    a->swiglu_operand = operand(p, p->keep == KEEP_ALL && !m->forward_only && reads_input(m, LINEAR_DOWN), BUFFER_ACT, r->operand,
-                                F);
+    const bool keeps_act = p->keep == KEEP_ALL && !m->forward_only && reads_input(m, LINEAR_DOWN);
+    a->swiglu_operand = operand(p, keeps_act, BUFFER_ACT, r->operand, F);
 
     a->attn_stats = floats(p, leaves, BUFFER_STATS0, 2);
     a->mlp_stats = floats(p, leaves, BUFFER_STATS1, 2);
@@ -254,7 +254,7 @@ static void plan_exchange(Model *m)
     BackwardScratch *t = &m->work;
     if (m->context == 1)
         return;
-    t->exchanged = shared_rows(m, BUFFER_DEALT, f, rows, S / m->context);
+    t->exchanged = shared_rows(m, BUFFER_EXCHANGED, f, rows, S / m->context);
     t->qkv_heads = shared_rows(m, BUFFER_QKV_HEADS, f, rows, S / m->context);
     t->mix_heads = shared_rows(m, BUFFER_MIX_HEADS, f, rows, HD / m->context);
     if (m->forward_only)

@@ -158,9 +158,10 @@ static void step_part(ParamStore *f, const Config *c, StepParams step, const Upd
     const Param *p = part->param;
     const bool decays = p->is_norm ? c->optimizer.decay_norm_and_bias : p->is_embedding ? c->optimizer.decay_embeddings : true;
     step.weight_decay = decays ? c->optimizer.weight_decay : 0;
-    if (part->n > 0)
-        f->optimizer->step(part->master, part->state, slice_view(&s->slice[TRAINED], s->grad, p->offset + part->first, part->n), &step,
-                           f->shape[part->unit].first + p->number + part->first);
+    if (part->n > 0) {
+        const Tensor grad = slice_view(&s->slice[TRAINED], s->grad, p->offset + part->first, part->n);
+        f->optimizer->step(part->master, part->state, grad, &step, f->shape[part->unit].first + p->number + part->first);
+    }
     if (fsdp_encodes(f, part->unit, p)) {
         Tensor own = part->master;
         size_t first;

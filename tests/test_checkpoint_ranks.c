@@ -388,8 +388,7 @@ static void test_sums(void **state)
     for (int shards = 1; shards <= comm_size(); shards *= 2) {
         comm_set_mesh(mesh_of_shards(comm_size(), shards));
         ParamStore f = make_shards(&c.model, c.recipe.master, c.recipe.moment1, c.recipe.moment2, shards,
-                                   comm_group_rank(RANKS_SHARD),
-                             shards);
+                                   comm_group_rank(RANKS_SHARD), shards);
         fill_shards(&f);
         begin(&c, &f, 9);
         checkpoint_finish();

@@ -47,20 +47,18 @@ static void test_reload(void **state)
     check_reload(try_load(1, NULL, NULL, NULL, NULL));
     try_write(try_path, try_published);
     check_reload(try_load(1, "--recipe=f32", "--format={moment1: e4m3/128, moment2: e5m2/128, recompute: three_in_four}",
-                          "--max_duration=0.1ep",
-                      "--optimizer.learning_rate=0.1234567890123456"));
+                          "--max_duration=0.1ep", "--optimizer.learning_rate=0.1234567890123456"));
     try_write(try_path, try_base);
     check_reload(try_load(1, "--run_name=a \"b\" \\: #c", "--data.paths=['null', '~', 'x: y', 'true', '']",
-                 "--softmax_auxiliary_loss",
-                      "--model={rope_scaling: {rope_type: llama3, factor: 8}, clip_qkv: 0.3, mlp_hidden_size: 96, "
-                      "layer_norm_type: default, layer_norm_with_affine: false}"));
+                          "--softmax_auxiliary_loss",
+                          "--model={rope_scaling: {rope_type: llama3, factor: 8}, clip_qkv: 0.3, mlp_hidden_size: 96, "
+                          "layer_norm_type: default, layer_norm_with_affine: false}"));
     try_write(try_path, try_base);
     check_reload(try_load(1, "--data.seed=0", "--eval_interval=null", "--scheduler.warmup_min_lr=0",
-                 "--max_duration=7e9T"));
+                          "--max_duration=7e9T"));
     try_write(try_path, try_base);
     check_reload(try_load(1, "--evaluators=[{label: a, type: downstream, data: {paths: q}}, {label: b, data: {paths: b}}]", NULL,
-                          NULL,
-                          NULL));
+                          NULL, NULL));
 }
 
 /* Names, labels and paths with characters that have a meaning in YAML, or need escapes: each is read back unchanged. They are from

@@ -311,8 +311,8 @@ static void test_refusals(void **state)
          export_folder(text("%s.tmp", target), NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
     expect_files(text("%s.tmp", target), "config.json config.yaml model.safetensors optimizer-00001.safetensors trainer.json");
     shell(text("rm -r %s.tmp && touch %s.tmp", target, target));
-    DIES("refused.tmp exists and is not from an interrupted export", export_folder(step, NULL, target, "BF16",
-                                                                                   CHECKPOINT_FILE_BYTES));
+    DIES("refused.tmp exists and is not from an interrupted export",
+         export_folder(step, NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
     DIES("there is no such folder", export_folder(text("%s/no", root), NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
     DIES("no config.json and no checkpoint in it", export_folder(root, NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
     close_run(&r);

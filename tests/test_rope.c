@@ -239,8 +239,8 @@ static void test_errors(void **state)
     const Format f = { F32, 0 };
     Tensor qkv = make(f, 16, 512), y = make(f, 16, 256), stats = make_f32(16, 6);
     Tensor q = make(f, 1, 256), k = make(f, 1, 128), head = make(f, 1, 64);
-    DIES("rope_forward: qkv is (16, 256); expected (16, 512)", rope_forward(qkv, y, NULL, y, NO_PRODUCT, NONE, NONE, a,
-                                                                            FROM_SAVED));
+    DIES("rope_forward: qkv is (16, 256); expected (16, 512)",
+         rope_forward(qkv, y, NULL, y, NO_PRODUCT, NONE, NONE, a, FROM_SAVED));
     DIES("rope_forward: y is (16, 256)", rope_forward(y, qkv, NULL, qkv, NO_PRODUCT, NONE, NONE, a, FROM_SAVED));
     DIES("knorm is (1, 256); expected (1, 128)", rope_forward(qkv, qkv, stats.data, qkv, NO_PRODUCT, q, q, a, FROM_SAVED));
     DIES("knorm is (1, 128); expected (1, 64)", rope_forward(qkv, qkv, stats.data, qkv, NO_PRODUCT, head, k, a, FROM_SAVED));

@@ -4,7 +4,7 @@
 #include "kernels/cpu/cpu.h"
 
 /* Between rows of all heads, x, and rows of each rank's heads, y. */
-static void deal(Tensor y, Tensor x, Attention heads, bool join)
+static void exchange(Tensor y, Tensor x, Attention heads, bool join)
 {
     const int ranks = y.rows / x.rows, sections = x.cols > ranks * heads.H * heads.D ? 3 : 1;
     const size_t size = dtype_size(x.format.dtype), N = (size_t)x.rows, part = (size_t)y.cols * size;
@@ -20,12 +20,12 @@ static void deal(Tensor y, Tensor x, Attention heads, bool join)
 
 void backend_heads_split(Tensor y, Tensor x, Attention heads)
 {
-    check_dealt(OPERATION, y, x, heads);
-    deal(y, x, heads, false);
+    check_exchange(OPERATION, y, x, heads);
+    exchange(y, x, heads, false);
 }
 
 void backend_heads_join(Tensor x, Tensor y, Attention heads)
 {
-    check_dealt(OPERATION, y, x, heads);
-    deal(y, x, heads, true);
+    check_exchange(OPERATION, y, x, heads);
+    exchange(y, x, heads, true);
 }

@@ -19,8 +19,7 @@ void config_settle_heads(ModelConfig *m, const Reader *r, const char *path)
         m->n_kv_heads = m->n_heads;
     if (m->n_heads % m->n_kv_heads != 0)
         die("%s: %s %d is not a multiple of %s %d; a divisor of %s is needed", r ? config_where(r, kv) : path, heads, m->n_heads,
-            kv,
-            m->n_kv_heads, heads);
+            kv, m->n_kv_heads, heads);
     if (m->head_dim == 0 && m->d_model % m->n_heads != 0)
         die("%s: %s %d is not a multiple of %s %d; use %s %d or %ld, or give %s", place, width, m->d_model, heads, m->n_heads,
             width,
@@ -39,8 +38,7 @@ static void check_heads(Reader *r)
         int heads = r->s->multi_query_attention ? 1 : m->n_heads;
         if (m->n_kv_heads != 0 && m->n_kv_heads != heads)
             die("%s: model.multi_query_attention %s means n_kv_heads %d, but model.n_kv_heads is %d; give only "
-                "n_kv_heads", config_where(r, "model.multi_query_attention"), heads == 1 ? "true" : "false", heads,
-                    m->n_kv_heads);
+                "n_kv_heads", config_where(r, "model.multi_query_attention"), heads == 1 ? "true" : "false", heads, m->n_kv_heads);
         m->n_kv_heads = heads;
     }
     config_settle_heads(m, r, NULL);
@@ -78,9 +76,8 @@ static void check_widths(const Reader *r)
     for (int i = 0; i < 4; i++)
         if (list[i].width % MULTIPLE != 0)
             die("%s: %s makes %s %ld wide; widths must be multiples of %d, as %ld or %ld", config_where(r, list[i].key),
-                list[i].key,
-                list[i].what, list[i].width, MULTIPLE, list[i].width / MULTIPLE * MULTIPLE,
-                    (list[i].width / MULTIPLE + 1) * MULTIPLE);
+                list[i].key, list[i].what, list[i].width, MULTIPLE, list[i].width / MULTIPLE * MULTIPLE,
+                (list[i].width / MULTIPLE + 1) * MULTIPLE);
 }
 
 static void check_vocabulary(Reader *r)

@@ -84,8 +84,7 @@ static void check_calibration(const ExportOptions *o, const YamlNode *root)
         die("--calibration is for --dtype=int4: the codes of %s follow from the weights only", export_word("dtype", (int)o->dtype));
     for (size_t i = 0; i < sizeof how / sizeof how[0]; i++)
         if (yaml_find(root, how[i]) && o->num_calibration == 0)
-            die("--%s is an option of calibration; expected --calibration='[FILE, ...]', too",
-                how[i]);
+            die("--%s is an option of calibration; expected --calibration='[FILE, ...]', too", how[i]);
 }
 
 static void read_argument(ExportOptions *o, YamlNode *root, const char *argument)

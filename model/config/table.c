@@ -268,7 +268,7 @@ const ConfigKey config_keys[] = {
     NUMBER("data.mix[].max_repetition", DOUBLE, "1", 1, 1e6, S(max_repetition),
            "its tokens are used at most so often; a run that needs more is an error at its start"),
     OPTION("data.mix[].tokens", LONG, "null", 0, 1, LONGS, S(tokens),
-           "only so many of its tokens are used, in whole sequences; default: all"),
+           "number of tokens to use of it, in whole sequences; default: all"),
     OTHER ("data.mix[].label_mask_paths", PATHS, "[]", S(files.label_mask_paths), "as data.label_mask_paths, for its paths"),
     OTHER ("data.label_mask_paths", PATHS, "[]", C(data.files.label_mask_paths),
            "files with one bool per token, parallel to paths; a token with false is no target"),

@@ -62,8 +62,8 @@ static bool sums_once(Model *m, ParamStore *f, const Config *c, ShardChoice p)
     return agree_least(gains && bytes_in(m, f, c, p) <= memory_of_device(c) - SPARE);
 }
 
-/* The largest number from `least` to `largest`, put into *choice of *p, with which the plan takes at most so many bytes: memory grows
- * with it. `least` if none does. */
+/* The largest number from `least` to `largest`, put into *choice of *p, with which the plan takes at most so many bytes: memory
+ * grows with it. `least` if none does. */
 static int largest_that_fits(Model *m, ParamStore *f, const Config *c, ShardChoice *p, int *choice, int least, int largest,
                              double bytes)
 {
