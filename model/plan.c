@@ -28,7 +28,7 @@ static size_t whole_256(size_t bytes)
 }
 
 /* This many bytes of what all blocks share. */
-static void *shared_bytes(Model *m, Buffer b, size_t bytes)
+void *plan_shared(Model *m, Buffer b, size_t bytes)
 {
     OverlaidBuffer *s = &m->shared[b];
     const size_t whole = whole_256(bytes);
@@ -36,16 +36,16 @@ static void *shared_bytes(Model *m, Buffer b, size_t bytes)
     return (char *)m->shared_memory + s->at;
 }
 
-static Tensor shared_rows(Model *m, Buffer b, Format f, int rows, int cols)
+Tensor plan_shared_rows(Model *m, Buffer b, Format f, int rows, int cols)
 {
     Arena measured = { 0 };
     tensor_alloc(&measured, f, rows, cols);
-    return tensor_alloc(&(Arena){ .base = shared_bytes(m, b, measured.used) }, f, rows, cols);
+    return tensor_alloc(&(Arena){ .base = plan_shared(m, b, measured.used) }, f, rows, cols);
 }
 
 static Tensor shared(Model *m, Buffer b, Format f, int cols)
 {
-    return shared_rows(m, b, f, m->N, cols);
+    return plan_shared_rows(m, b, f, m->N, cols);
 }
 
 Tensor plan_own(Planner *p, Format f, int cols)
@@ -75,7 +75,7 @@ static void add_range(const Planner *p, Tensor *t)
 static float *floats(Planner *p, bool is_own, Buffer b, int per_token)
 {
     const size_t bytes = sizeof(float) * (size_t)p->m->N * (size_t)per_token;
-    return is_own ? arena_alloc(p->arena, bytes) : shared_bytes(p->m, b, bytes);
+    return is_own ? arena_alloc(p->arena, bytes) : plan_shared(p->m, b, bytes);
 }
 
 /* A GEMM operand; the buffer of its transposed copy follows its own in the list. In FP8 forward reads its rows; what backward reads
@@ -86,10 +86,10 @@ static Tensor operand(Planner *p, bool is_own, Buffer b, Format f, int cols)
         return place(p, is_own, b, f, cols);
     const size_t bytes = (size_t)p->m->N * (size_t)cols;
     Tensor t = { .format = f, .rows = p->m->N, .cols = cols, .fast = p->m->recipe.fast != FAST_NONE };
-    t.data = is_own && !p->transposes ? arena_alloc(p->arena, bytes) : shared_bytes(p->m, b, bytes);
+    t.data = is_own && !p->transposes ? arena_alloc(p->arena, bytes) : plan_shared(p->m, b, bytes);
     t.scale = arena_alloc(p->arena, 16);
     if (p->transposes)
-        t.data_t = is_own ? arena_alloc(p->arena, bytes) : shared_bytes(p->m, b + 1, bytes);
+        t.data_t = is_own ? arena_alloc(p->arena, bytes) : plan_shared(p->m, b + 1, bytes);
     add_range(p, &t);
     return t;
 }
@@ -155,7 +155,7 @@ static Tensor att_operand(Planner *p, Tensor att, Format f)
     if (!format_equal(att.format, f))
         return operand(p, false, BUFFER_ATT_OP, f, att.cols);
     att.fast = p->m->recipe.fast != FAST_NONE;
-    att.data_t = p->transposes ? shared_bytes(p->m, BUFFER_ATT_OP_T, tensor_numel(att)) : NULL;
+    att.data_t = p->transposes ? plan_shared(p->m, BUFFER_ATT_OP_T, tensor_numel(att)) : NULL;
     return att;
 }
 
@@ -214,7 +214,7 @@ static Tensor plan_dgate_up(Planner *p, int cols)
         return gradient_operand(p, BUFFER_DGATE_UP, cols);
     if (format_is_fp8(f)) {
         t.scale = arena_alloc(p->arena, 16);
-        t.data_t = p->transposes ? shared_bytes(p->m, BUFFER_DGATE_UP_T, tensor_numel(t)) : NULL;
+        t.data_t = p->transposes ? plan_shared(p->m, BUFFER_DGATE_UP_T, tensor_numel(t)) : NULL;
     }
     return t;
 }
@@ -242,7 +242,7 @@ static void plan_scratch(Model *m)
     const size_t tokens = (size_t)a.B * (size_t)((a.T + 127) / 128 * 128), rows = tokens + (m->documents ? tokens / 8 : 0);
     const size_t floats = (size_t)((a.D + 63) / 64 * 64) + (size_t)(a.K < a.H ? a.D : 0) + 4;
     m->attn.scratch_bytes = rows * (size_t)a.H * floats * sizeof(float) + (64 << 10);
-    m->attn.scratch = shared_bytes(m, BUFFER_ATTENTION, m->attn.scratch_bytes);
+    m->attn.scratch = plan_shared(m, BUFFER_ATTENTION, m->attn.scratch_bytes);
 }
 
 /* For context ranks; forward needs a part of it. */
@@ -254,13 +254,13 @@ static void plan_exchange(Model *m)
     BackwardScratch *t = &m->work;
     if (m->context == 1)
         return;
-    t->exchanged = shared_rows(m, BUFFER_EXCHANGED, f, rows, S / m->context);
-    t->qkv_heads = shared_rows(m, BUFFER_QKV_HEADS, f, rows, S / m->context);
-    t->mix_heads = shared_rows(m, BUFFER_MIX_HEADS, f, rows, HD / m->context);
+    t->exchanged = plan_shared_rows(m, BUFFER_EXCHANGED, f, rows, S / m->context);
+    t->qkv_heads = plan_shared_rows(m, BUFFER_QKV_HEADS, f, rows, S / m->context);
+    t->mix_heads = plan_shared_rows(m, BUFFER_MIX_HEADS, f, rows, HD / m->context);
     if (m->forward_only)
         return;
-    t->datt_heads = shared_rows(m, BUFFER_DATT_HEADS, f, rows, HD / m->context);
-    t->dqkv_heads = shared_rows(m, BUFFER_DQKV_HEADS, f, rows, S / m->context);
+    t->datt_heads = plan_shared_rows(m, BUFFER_DATT_HEADS, f, rows, HD / m->context);
+    t->dqkv_heads = plan_shared_rows(m, BUFFER_DQKV_HEADS, f, rows, S / m->context);
 }
 
 static void plan_work(Planner *p)
@@ -284,19 +284,6 @@ static void plan_work(Planner *p)
     t->dlow = c->lora.rank ? shared(m, BUFFER_DLOW, r->stream, LOW_RANK_PARTS * c->lora.rank) : (Tensor){ 0 };
 }
 
-/* Logits of this many tokens exist at once: chunks of at most 512 MiB, as equal as can be, at least one token; of whole sixteens
- * where FP8 operands would be padded to those. */
-static int loss_chunk(const Config *c, int N, bool fp8)
-{
-    if (c->loss_chunk > 0)
-        return c->loss_chunk < N ? c->loss_chunk : N;
-    size_t row = (size_t)c->model.embedding_size * dtype_size(c->recipe.stream.dtype);
-    int count = (int)((row * N + (512u << 20) - 1) / (512u << 20)), rows = (N + count - 1) / count;
-    if (fp8)
-        rows = fp8_padded(rows);
-    return rows < N ? rows : N;
-}
-
 /* The rotary tables that blocks need, and what is each block's own of its attention. */
 static void plan_attention(Arena *arena, Model *m)
 {
@@ -313,45 +300,6 @@ static void plan_attention(Arena *arena, Model *m)
         m->acts[l].attn.window = layer_slides(c, l) ? c->sliding_window : 0;
         m->acts[l].heads = context_attention(m, m->acts[l].attn);
     }
-}
-
-static Tensor head_operand(Arena *arena, Model *m, Buffer b, Format f, int rows, int cols)
-{
-    const size_t bytes = (size_t)rows * (size_t)cols;
-    void *data = shared_bytes(m, b, bytes);
-    return (Tensor){ .data = data, .scale = arena_alloc(arena, 16), .format = f, .rows = rows, .cols = cols };
-}
-
-/* FP8 operands of the head's backward, padded along both sums, over the vocabulary and over tokens. The gradient's transpose
- * overwrites the logits. */
-static void plan_head_operands(Arena *arena, Model *m)
-{
-    const Format e4m3 = { E4M3, 0, false };
-    const int chunk = fp8_padded(m->logits.rows), V = fp8_padded(m->logits.cols), C = m->config->d_model;
-    const size_t bytes = (size_t)chunk * (size_t)V, logits = tensor_bytes(m->logits);
-    m->dlogits = head_operand(arena, m, BUFFER_DLOGITS, m->recipe.head, chunk, V);
-    m->dlogits.data_t = shared_bytes(m, BUFFER_LOGITS, bytes > logits ? bytes : logits);
-    m->head_h = head_operand(arena, m, BUFFER_HEAD_H, e4m3, chunk, C);
-    m->head_h.data_t = shared_bytes(m, BUFFER_HEAD_H_T, (size_t)chunk * (size_t)C);
-    m->head_w = head_operand(arena, m, BUFFER_HEAD_W, e4m3, V, C);
-    m->head_w.data_t = m->head_w.data;
-    m->head_w.data = NULL;
-}
-
-static void plan_head(Arena *arena, Model *m, const Config *c)
-{
-    const bool fp8 = format_is_fp8(m->recipe.head) && !m->forward_only;
-    int N = m->N;
-    m->final_stats = arena_alloc(arena, 2 * sizeof(float) * N);
-    m->final_h = shared(m, BUFFER_FINAL_H, m->recipe.stream, c->model.d_model);
-    m->logits = shared_rows(m, BUFFER_LOGITS, m->recipe.stream, loss_chunk(c, N, fp8), c->model.embedding_size);
-    if (fp8)
-        plan_head_operands(arena, m);
-    m->targets = arena_alloc(arena, sizeof(int) * N);
-    m->sorted = arena_alloc(arena, sizeof *m->sorted * N);
-    m->doc_start = arena_alloc(arena, sizeof(int) * ((size_t)N * (size_t)m->context + 1));
-    m->losses = arena_alloc(arena, 2 * sizeof(float) * N);
-    m->sums = arena_alloc(arena, 2 * sizeof(float));
 }
 
 /* The first block in which forward leaves what it leaves in block l. */

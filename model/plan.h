@@ -7,8 +7,14 @@
 /* What a kind of unit (units.h) asks for its buffers: (N, cols) that the unit has for itself; and what the built-in kinds plan. */
 typedef struct Planner Planner;
 Tensor plan_own(Planner *p, Format f, int cols);
+
+/* Memory that units share, of at least so many bytes; (rows, cols) of it. */
+void  *plan_shared     (Model *m, Buffer b, size_t bytes);
+Tensor plan_shared_rows(Model *m, Buffer b, Format f, int rows, int cols);
+
 void   plan_block     (Planner *p, Model *m, int unit);
 void   plan_head_input(Planner *p, Model *m, int unit);
+void   plan_head      (Arena *arena, Model *m, const Config *c);      /* plan_head.c */
 
 /* Measures: fills the sizes of `m` and `f` and makes their host memory. model_free (model.h) frees it. */
 void   model_plan  (Model *m, ParamStore *f, const Config *c, ShardChoice p);

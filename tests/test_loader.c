@@ -15,6 +15,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/shards.h"
+
 enum { T = 6, INSTANCES = 20, VOCAB = 50304 };
 
 static char  folder[64];
@@ -22,14 +24,6 @@ static char *paths[3], *masks[3];
 
 /* Three shards with 7, 8 and 5 instances; remaining tokens form no instance. Token t of instance i is 100 i + t. */
 static const int shard_tokens[3] = { 7 * T + 3, 8 * T, 5 * T + T - 1 };
-
-static void write_file(const char *path, const void *data, size_t bytes)
-{
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
-    assert_int_equal(fclose(file), 0);
-}
 
 /* The mask selects every token whose id is not a multiple of 3. */
 static int make_files(void **state)

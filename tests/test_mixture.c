@@ -13,20 +13,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/shards.h"
+
 /* Source s has LENGTH[s] instances of T tokens; token t of its instance i is 1000 s + 10 i + t. */
 enum { T = 6, SOURCES = 3, SEED = 6198, G = 8 };
 static const int LENGTH[SOURCES] = { 40, 17, 5 };
 
 static char  folder[64];
 static char *paths[SOURCES], *masks[SOURCES];
-
-static void write_file(const char *path, const void *data, size_t bytes)
-{
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
-    assert_int_equal(fclose(file), 0);
-}
 
 static int make_files(void **state)
 {

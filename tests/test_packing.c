@@ -11,6 +11,7 @@
 #include "data/packing.h"
 #include "kernels/random.h"
 #include "kernels/runtime/error.h"
+#include "tests/shards.h"
 
 enum { T = 16, FILES = 3, TOKENS = 700, VOCAB = 1 << 20, MOST = FILES * TOKENS, ROWS = 320 };
 
@@ -41,14 +42,6 @@ static void write_rows(const char *path, const char *rows)
     assert_non_null(file);
     assert_true(gzputs(file, rows) >= 0);
     assert_int_equal(gzclose(file), Z_OK);
-}
-
-static void write_file(const char *path, const void *data, size_t bytes)
-{
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
-    assert_int_equal(fclose(file), 0);
 }
 
 /* Token i of all files is i + 1, so a target identifies its label. The rows have unused columns. */
