@@ -11,6 +11,7 @@
 
 #include "kernels/runtime/comm_mpi.h"
 #include "kernels/runtime/error.h"
+#include "kernels/runtime/progress.h"
 
 static int rank = 0, size = 1, local_rank = 0, local_size = 1;
 static MPI_Win host_memory = MPI_WIN_NULL;
@@ -114,6 +115,8 @@ void comm_start(int *argc, char ***argv)
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     error_set_ranks(rank, size, end_all_ranks);
+    if (rank != 0)
+        progress_silence();
     if (provided < MPI_THREAD_FUNNELED)
         die("this MPI supports no threads (MPI_Init_thread provides %d); use one with MPI_THREAD_FUNNELED, as OpenMPI has",
             provided);

@@ -15,6 +15,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "kernels/runtime/progress.h"
+
 enum { MESSAGE_SIZE = 4096 };
 
 static struct {
@@ -53,6 +55,7 @@ char *error_catch(void (*call)(void *), void *what)
 static void print_line(const char *line)
 {
     fflush(stdout);
+    progress_clear();
     fputs(line, stderr);
     fflush(stderr);
 }

@@ -3,10 +3,9 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "kernels/runtime/clock.h"
 #include "kernels/runtime/error.h"
+#include "kernels/runtime/progress.h"
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/crc32c.h"
@@ -387,27 +386,8 @@ void export_write_int4(Export *x, const char *name, const int8_t *codes, const f
 
 /* ---- all ------------------------------------------------------------------------------------------------------ */
 
-/* Ends with \r, so that the next message overwrites this line. */
-void export_say_progress(const char *what, double start, size_t done, size_t all)
-{
-    static double said;
-    const double now = clock_seconds();
-    if (!isatty(STDERR_FILENO) || now - start < 1 || now - said < 0.5)
-        return;
-    said = now;
-    fprintf(stderr, "\033[K%s %.0f %%, %.0f s left\r", what, 100 * (double)done / (double)all,
-            (now - start) * (double)(all - done) / (double)(done + 1));
-}
-
-void export_end_progress(void)
-{
-    if (isatty(STDERR_FILENO))
-        fputs("\033[K", stderr);
-}
-
 void export_write(Export *x)
 {
-    const double start = clock_seconds();
     Reading r = { .x = x, .chunk = CHUNK };
     size_t all = 0, done = 0;
     for (int i = 0; i < x->num_entries; i++) {
@@ -417,15 +397,16 @@ void export_write(Export *x)
     }
     r.raw = xmalloc(r.chunk * sizeof(float));
     r.values = xmalloc(r.chunk * sizeof(float));
+    progress_begin("exporting");
     for (int i = 0; i < x->num_entries; i++) {
         Entry *e = &x->entry[i];
-        export_say_progress("exported", start, done, all);
+        progress_show((double)done / (double)all, e->tensor.name);
         if (!e->is_written)
             (e->is_coded ? write_coded : write_plain)(&r, e);
         e->is_written = true;
         done += numel(&e->tensor);
     }
-    export_end_progress();
+    progress_end();
     for (int i = 0; i < x->num_files; i++)
         if (!safetensors_sync(x->file[i]))
             die_of_disk(x, x->file[i]);

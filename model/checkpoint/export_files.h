@@ -52,6 +52,3 @@ void    export_write_int4(Export *x, const char *name, const int8_t *codes, cons
 /* Writes all remaining tensors; on disk when it returns. */
 void    export_write(Export *x);
 
-/* On a terminal prints "<what> 12 %, 34 s left", at most twice a second. done: of `all`, since `start`. */
-void    export_say_progress(const char *what, double start, size_t done, size_t all);
-void    export_end_progress(void);

@@ -20,6 +20,7 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
+#include "kernels/runtime/progress.h"
 #include "kernels/runtime/text.h"
 #include "kernels/runtime/watchdog.h"
 #include "model/checkpoint/coded_source.h"
@@ -451,8 +452,14 @@ void layout_read(Layout *l, ParamStore *f, SafeFile *const *source, int count)
 {
     void *raw = xmalloc(CHUNK), *values = xmalloc(CHUNK);
     bool rounded = false;
+    double all = 0, done = 0;
+    for (int i = 0; i < l->num_pieces; i++)
+        all += (double)l->piece[i].count;
+    progress_begin("loading");
     for (int i = 0; i < l->num_pieces; i++) {
         const Piece *p = &l->piece[i];
+        progress_show(done / all, p->name);
+        done += (double)p->count;
         if (p->region == BASE)
             continue;
         PieceReader r = { p, source, count, layout_find(p, source, count), raw, 0 };
@@ -465,5 +472,6 @@ void layout_read(Layout *l, ParamStore *f, SafeFile *const *source, int count)
     }
     free(raw);
     free(values);
+    progress_end();
     layout_check_sums(l, source, count);
 }

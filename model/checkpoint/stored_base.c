@@ -7,6 +7,7 @@
 
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
+#include "kernels/runtime/progress.h"
 #include "kernels/runtime/watchdog.h"
 #include "model/base.h"
 #include "model/checkpoint/nf4_source.h"
@@ -135,10 +136,14 @@ void stored_base_read(Layout *l, ParamStore *f, SafeFile *const *source, int cou
     void *memory = device_alloc(largest_matrix(&r));
     r.raw = xmalloc(CHUNK * sizeof(float));
     r.values = xmalloc(CHUNK * sizeof(float));
+    progress_begin("loading");
     for (int u = 0; u < f->num_units; u++)
         for (int i = 0; i < f->shape[u].num_params; i++)
-            if (f->shape[u].param[i].region == BASE)
+            if (f->shape[u].param[i].region == BASE) {
+                progress_show((double)u / f->num_units, f->shape[u].param[i].name);
                 read_matrix(&r, u, &f->shape[u].param[i], memory);
+            }
+    progress_end();
     device_sync();
     device_free(memory);
     free(r.raw);

@@ -13,6 +13,7 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
+#include "kernels/runtime/progress.h"
 #include "kernels/runtime/text.h"
 #include "kernels/runtime/watchdog.h"
 #include "kernels/values.h"
@@ -263,8 +264,12 @@ void stored_states_read(StoredStates *s, ParamStore *f, SafeFile *const *source,
         if (comm_rank() == 0 && !format_equal(from, to))
             printf("loading: %s is converted from %s to %s\n", s->optimizer.state[i].name, format_name(from), format_name(to));
         const Tensor there = host_tensor(from), here = host_tensor(to);
-        for (int u = 0; u < f->num_units; u++)
+        progress_begin("loading");
+        for (int u = 0; u < f->num_units; u++) {
+            progress_show((double)u / f->num_units, s->optimizer.state[i].name);
             read_state(&r, &f->shard[u], u, i, there, here, x);
+        }
+        progress_end();
         free_host(there);
         free_host(here);
     }

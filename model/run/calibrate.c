@@ -9,6 +9,7 @@
 #include "kernels/runtime/clock.h"
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
+#include "kernels/runtime/progress.h"
 #include "model/block.h"
 #include "model/checkpoint/convert.h"
 #include "model/config/hf.h"
@@ -277,6 +278,7 @@ static void print_result(const Calibration *c, int block, const Param *p, const 
 /* Chooses the codes; the block's weights become the values of its codes. */
 static void choose_codes(Calibration *c, int block, const Unit *w)
 {
+    progress_clear();
     printf("block %d:", block);
     for (Linear l = 0; l < NUM_LINEARS; l++) {
         const Layer *y = &c->layer[l];
@@ -335,11 +337,12 @@ CalibrationLosses calibrate(Export *x, const ExportOptions *o, const Calibration
     weights_begin(&c.ahead, 0);
     c.stream = open_stream(&c);
     c.next = tensor_at(device_alloc(c.stream.bytes), c.config.recipe.stream, B * d->length, c.model.d_model);
+    progress_begin("calibrating");
     for (int block = 0; block < c.model.n_layers; block++) {
-        export_say_progress("calibrated", start, (size_t)block, (size_t)c.model.n_layers);
+        progress_show((double)block / c.model.n_layers, NULL);
         calibrate_block(&c, block);
     }
-    export_end_progress();
+    progress_end();
     device_free(c.next.data);
     close_stream(&c.stream);
     printf("calibrated %d block%s in %.1f s; cross entropy of %ld tokens that were held out: %.5f, with codes %.5f\n",

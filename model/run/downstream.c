@@ -10,6 +10,7 @@
 #include "data/sample.h"
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
+#include "kernels/runtime/progress.h"
 #include "kernels/runtime/watchdog.h"
 #include "model/run/agree.h"
 
@@ -165,10 +166,13 @@ static bool log_probabilities(double *log_probability, const Requests *r, int qu
     int *first, sequences = downstream_pack(&first, r, questions, T);
     bool cut = false;
     m->documents = true;
+    progress_begin("evaluating");
     for (long s = 0; s < sequences && !cut; s += (long)B * comm_group_size(RANKS_DATA)) {
+        progress_show((double)s / sequences, r->name);
         run_rows(m, f, &rows, r, first, sequences, s + (long)B * comm_group_rank(RANKS_DATA), log_probability);
         cut = agree_any(stop && *stop);
     }
+    progress_end();
     m->documents = documents;
     comm_sum(log_probability, r->choices);
     for (int i = 0; i < r->choices; i++)

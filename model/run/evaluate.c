@@ -9,6 +9,7 @@
 #include "data/sample.h"
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
+#include "kernels/runtime/progress.h"
 #include "kernels/runtime/watchdog.h"
 #include "model/run/agree.h"
 #include "model/run/downstream.h"
@@ -93,11 +94,14 @@ static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, Pa
 }
 
 /* Evaluates until the data end; or a rank is asked to stop: returns true; or a rank has a problem with its data: sets *problem. */
-static bool add_batches(Validation *p, Loader *l, const Config *c, Model *m, ParamStore *f, const volatile sig_atomic_t *stop,
-                        char **problem)
+static bool add_batches(Validation *p, Loader *l, const char *label, const Config *c, Model *m, ParamStore *f,
+                        const volatile sig_atomic_t *stop, char **problem)
 {
     Batch b = { 0 };
-    for (long n = 0; n != c->eval_subset_num_batches; n++) {
+    const long most_batches = c->eval_subset_num_batches, batches = (long)loader_steps(l, 0);
+    const double all = (double)(most_batches >= 0 && most_batches < batches ? most_batches : batches);
+    for (long n = 0; n != most_batches; n++) {
+        progress_show((double)n / all, label);
         watchdog_mark("reading validation tokens", -1);
         watchdog_wait_for(WORKER_VALIDATION);
         const char *wrong = loader_problem(l);
@@ -127,7 +131,9 @@ EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *f, const volat
         e.problem = disagreement(l, e.label);
     if (!e.problem) {
         Validation p = { B, T, xmalloc(sizeof(int) * B * T), xmalloc(sizeof(int) * B * T), xmalloc((size_t)B * T), 0, 0 };
-        e.cut = add_batches(&p, l, c, m, f, stop, &e.problem);
+        progress_begin("evaluating");
+        e.cut = add_batches(&p, l, e.label, c, m, f, stop, &e.problem);
+        progress_end();
         double total[2] = { p.loss, comm_group_rank(RANKS_CONTEXT) == 0 ? p.labels : 0 };
         comm_sum(total, 2);
         if (total[1] > 0)

@@ -1,16 +1,27 @@
 #include "model/run/open_data.h"
 
 #include "kernels/runtime/comm.h"
+#include "kernels/runtime/progress.h"
 #include "kernels/runtime/watchdog.h"
+
+/* Files are opened in the calling thread, read in a thread of the loader, which shows no progress. */
+static _Thread_local bool opening;
+
+static void beat(Worker w, const char *doing)
+{
+    watchdog_beat(w, doing);
+    if (opening && doing)
+        progress_show(-1, doing);
+}
 
 static void beat_data(const char *doing)
 {
-    watchdog_beat(WORKER_DATA, doing);
+    beat(WORKER_DATA, doing);
 }
 
 static void beat_validation(const char *doing)
 {
-    watchdog_beat(WORKER_VALIDATION, doing);
+    beat(WORKER_VALIDATION, doing);
 }
 
 _Static_assert((int)MOST_SOURCES == (int)MIX_MOST && (int)SOURCE_NAME == (int)MIX_NAME, "limits of data.mix");
@@ -54,7 +65,11 @@ Loader *open_data(char **problem, const Config *c, const EvalSet *set)
         spec.max_count = c->data.instance_filter.max_count;
     }
     watchdog_wait_for(set ? WORKER_VALIDATION : WORKER_DATA);
+    progress_begin("opening data");
+    opening = true;
     Loader *l = problem ? loader_try_open(problem, &spec, batch, rank, ranks) : loader_open(&spec, batch, rank, ranks);
+    opening = false;
+    progress_end();
     watchdog_wait_for(NO_WORKER);
     return l;
 }
