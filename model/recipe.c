@@ -65,6 +65,22 @@ Format recipe_forward_weights(const Recipe *r)
     return format_equal(r->operand, r->stream) ? r->stream : r->master;
 }
 
+bool recipe_is_changed(const Recipe *r)
+{
+    const Recipe *row = recipe_find(r->name);
+    if (!row)
+        return false;
+    const Format own[] = { r->stream, r->saved, r->qkv, r->att, r->hidden, r->operand, r->gradient, r->head, r->master, r->grads,
+                           r->moment1, r->moment2, r->frozen };
+    const Format named[] = { row->stream, row->saved, row->qkv, row->att, row->hidden, row->operand, row->gradient, row->head,
+                             row->master, row->grads, row->moment1, row->moment2, row->frozen };
+    bool same = r->keep == row->keep && r->forward == row->forward && r->fast == row->fast && r->scales == row->scales
+             && r->recompute == row->recompute;
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
+        same &= format_equal(own[i], named[i]);
+    return !same;
+}
+
 void recipe_print(const Recipe *r)
 {
     static const char *const keep[] = { [KEEP_ALL] = "all", [KEEP_INPUTS] = "inputs", [KEEP_ATTENTION] = "attention",

@@ -55,4 +55,5 @@ bool          recipe_recomputes(const Recipe *r);          /* whether backward r
 /* The format of all weights if nothing is trained: the computing format, or the master weights' if computing rounds these again. In
  * both cases forward gives the results of training. */
 Format        recipe_forward_weights(const Recipe *r);
+bool          recipe_is_changed(const Recipe *r);     /* differs from the row of its name */
 void          recipe_print(const Recipe *r);          /* on stdout; without the moments, which not every optimizer reads */

@@ -313,7 +313,7 @@ static uint64_t rank_validation(const char *name, const char *mask, bool downstr
     c.num_eval = 1;
     c.eval_only = true;
     c.device_eval_batch_size = 2;
-    evaluate_check(&c);
+    free(evaluate_check(&c));
     return downstream ? hash_questions() : read_tokens(2, mask, metadata);
 }
 

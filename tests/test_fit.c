@@ -115,8 +115,9 @@ static void test_kept(void **state)
 {
     (void)state;
     static const struct { const char *memory; int kept; const char *line; } rows[] = {
-        { "139.8", 34, "weights are gathered once per step; gradients are summed once per step" },
-        { "50", 6, "weights are gathered once per step in 6 of 34 units, " }, { "47.6", 0, "weights are gathered for each pass; " },
+        { "139.8", 34, "weights gathered once per step,\n  gradients summed once per step\n" },
+        { "50", 6, "weights gathered once per step in 6 of 34 units (else for each pass)" },
+        { "47.6", 0, "weights gathered for each pass," },
     };
     const double spare = 3.0 * (1 << 30);
     for (int i = 0; i < 3; i++) {

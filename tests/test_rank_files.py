@@ -227,7 +227,7 @@ class RankFiles(unittest.TestCase):
                 self.write(folder, f"deep/{name}/part.npy", tokens(i, 160))
             self.addCleanup(shutil.rmtree, os.path.join(folder, "deep"))
         said = self.accepted("c.yaml", "--data.paths=[deep/**/*.npy]", "--eval_interval=2", self.evaluator(paths=["deep/**"]))
-        self.assertIn(f"data: 480 tokens in 30 instances of {T} from 3 files;", said)
+        self.assertIn(f"data: 480 tokens in 30 instances of {T} from 3 files\n", said)
         self.assertIn("validation: v: 480 tokens from 3 files\n", said)
         said = self.accepted("c.yaml", "--data.paths=${path.glob:deep/**/part.npy}")
         self.assertIn("from 3 files;", said)

@@ -55,26 +55,41 @@ static char *disagreement(const Loader *l, const char *label)
     return found;
 }
 
-static void check_set(const Config *c, int i)
+/* Adds its numbers of tokens and files to sum[2], and a line to f. */
+static void check_set(const Config *c, int i, FILE *f, uint64_t sum[2])
 {
     watchdog_mark("opening validation data", -1);
     Loader *l = open_data(NULL, c, &c->eval[i]);
     char *problem = disagreement(l, c->eval[i].label);
     if (problem)
         die("%s", problem);
-    if (comm_rank() == 0)
-        printf("validation: %s: %llu tokens from %d file%s\n", c->eval[i].label, (unsigned long long)loader_tokens(l),
-               loader_files(l), loader_files(l) > 1 ? "s" : "");
+    fprintf(f, "validation: %s: %llu tokens from %d file%s\n", c->eval[i].label, (unsigned long long)loader_tokens(l),
+            loader_files(l), loader_files(l) > 1 ? "s" : "");
+    sum[0] += loader_tokens(l);
+    sum[1] += (uint64_t)loader_files(l);
     loader_close(l);
 }
 
-void evaluate_check(const Config *c)
+char *evaluate_check(const Config *c)
 {
+    enum { LINES = 4 };         /* so many at most: a run's header fits on a screen */
+    char *text;
+    FILE *f = xtext(&text);
+    uint64_t sum[2] = { 0 };
+    int sets = 0;
     for (int i = 0; i < c->num_eval && (c->eval_interval > 0 || c->eval_on_load || c->eval_only); i++)
         if (c->eval[i].downstream)
             downstream_check(c, i);
-        else
-            check_set(c, i);
+        else {
+            check_set(c, i, f, sum);
+            sets++;
+        }
+    fclose(f);
+    if (sets <= LINES)
+        return text;
+    free(text);
+    return xasprintf("validation: %d sets, %llu tokens from %llu files\n", sets, (unsigned long long)sum[0],
+                     (unsigned long long)sum[1]);
 }
 
 /* A micro-batch on the host, (B, T) each, and sums over all batches so far. */

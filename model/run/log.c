@@ -81,8 +81,8 @@ Log *log_open(const Config *c, const UnitLayout *shape, RunLength length, long l
                 .time = xcalloc((size_t)c->speed_window + 1, sizeof *l->time) };
     l->time[0] = l->start;
     l->metrics = metrics_open(c->save_folder, "metrics.jsonl", resumes ? first_step : -1, true);
-    printf("each line: tokens per second%s%s, memory in use; all else is in %s\n", world > 1 ? " of a rank" : "",
-           l->speed_of_light > 0 ? " and % of its peak" : "", l->metrics.path);
+    printf("folder: %s (config.yaml: all settings; metrics.jsonl: all values)\neach line: tokens/s%s%s, memory in use, time left\n",
+           c->save_folder, world > 1 ? " of a rank" : "", l->speed_of_light > 0 ? " and % of its peak" : "");
     return l;
 }
 

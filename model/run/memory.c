@@ -2,6 +2,7 @@
 #include "model/run/memory.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -159,20 +160,50 @@ static double gib(double bytes)
     return bytes / (1 << 30);
 }
 
-/* On one rank nothing is gathered, and blocks that compute as they are stored have no copies either. */
-static void print_sharding(const Model *m, const ParamStore *f)
+enum { COLUMNS = 80 };
+
+/* Text of items with commas between them, wrapped at the width of a terminal. */
+typedef struct { int column; bool some; } Items;
+
+static void __attribute__((format(printf, 2, 3))) add_item(Items *l, const char *format, ...)
 {
-    if (f->shards == 1 && !f->plan[unit_of_layer(m->config, 0)].weights)
-        return;
-    if (f->shards > 1)
-        printf("shards of %d ranks: weights are gathered", f->shards);
-    else
-        printf("operands are made from the stored weights");
-    printf(" %s", f->kept == 0 ? "for each pass" : m->forward_only ? "once" : "once per step");
+    char text[80];
+    va_list args;
+    va_start(args, format);
+    const int n = vsnprintf(text, sizeof text, format, args), column = l->column + n + (l->some ? 3 : 2);
+    va_end(args);
+    const bool wraps = column > COLUMNS;
+    printf("%s%s%s", l->some ? "," : "", wraps ? "\n  " : " ", text);
+    *l = (Items){ wraps ? n + 2 : column - 1, true };
+}
+
+/* How often: what is done, in some units once per step. */
+static void add_gathering(Items *l, const Model *m, const ParamStore *f, const char *what)
+{
+    const char *once = m->forward_only ? "once" : "once per step";
     if (f->kept > 0 && f->kept < f->num_units)
-        printf(" in %d of %d units, for each pass in the others", f->kept, f->num_units);
+        add_item(l, "%s %s in %d of %d units (else for each pass)", what, once, f->kept, f->num_units);
+    else
+        add_item(l, "%s %s", what, f->kept == 0 ? "for each pass" : once);
+}
+
+/* On one rank nothing is gathered, and blocks that compute as they are stored have no copies either. With HYBRID_SHARD the number of
+ * hosts decides the groups. */
+static void print_sharding(const Model *m, const ParamStore *f, const Config *c)
+{
+    const int ranks = ranks_of(c), groups = ranks / f->shards, sharing = context_ranks(&c->strategy);
+    const bool copies = f->plan[unit_of_layer(m->config, 0)].weights;
+    if (ranks == 1 && !copies)
+        return;
+    Items l = { printf(ranks > 1 ? "sharding:" : "weights:"), false };
+    if (ranks > 1)
+        add_item(&l, "%d group%s of %d rank%s", groups, groups > 1 ? "s" : "", f->shards, f->shards > 1 ? "s" : "");
+    if (sharing > 1)
+        add_item(&l, "%d ranks share each sequence", sharing);
+    if (f->shards > 1 || copies)
+        add_gathering(&l, m, f, f->shards > 1 ? "weights gathered" : "operands made");
     if (f->shards > 1 && !m->forward_only)
-        printf("; gradients are summed %s", f->sum_once ? "once per step" : "with every micro-batch");
+        add_item(&l, "gradients summed %s", f->sum_once ? "once per step" : "with every micro-batch");
     putchar('\n');
 }
 
@@ -186,35 +217,17 @@ static void print_host(const Model *m, const ParamStore *f)
     static const char *const names[NUM_HOSTED] = { "frozen weights", "moments", "master weights" };
     if (memory_of_host(m, f) == 0)
         return;
-    printf("on the host, GiB:");
-    const char *comma = "";
-    if (offload_host_bytes(m) > 0) {
-        printf(" activations of %d of %d blocks %.3f", m->L - m->offload.slots, m->L, gib((double)offload_host_bytes(m)));
-        comma = ",";
-    }
+    Items l = { printf("on the host, GiB:"), false };
+    if (offload_host_bytes(m) > 0)
+        add_item(&l, "activations of %d of %d blocks %.3f", m->L - m->offload.slots, m->L, gib((double)offload_host_bytes(m)));
     for (Hosted h = 0; h < NUM_HOSTED; h++) {
         int units = 0;
         for (int u = 0; u < f->num_units; u++)
             units += fsdp_on_host(f, u, h);
-        if (units > 0) {
-            printf("%s %s of %d of %d units %.3f", comma, names[h], units, f->num_units, gib((double)fsdp_host_bytes(f, h)));
-            comma = ",";
-        }
+        if (units > 0)
+            add_item(&l, "%s of %d of %d units %.3f", names[h], units, f->num_units, gib((double)fsdp_host_bytes(f, h)));
     }
-    printf("; total %.3f\n", gib(memory_of_host(m, f)));
-}
-
-/* For runs that train nothing. */
-static void print_forward_plan(const Model *m, const ParamStore *f, const Config *c, size_t stored)
-{
-    const PlanBytes *b = &m->bytes;
-    printf("memory plan of a rank, GiB: weights %.3f, gathered or rounded again %.3f, activations of one block %.3f,\n  head %.3f",
-           gib((double)stored), gib((double)fsdp_weight_bytes(f)), gib((double)b->work), gib((double)b->head));
-    if (b->cache > 0)
-        printf(", keys and values of %d tokens %.3f", m->P, gib((double)b->cache));
-    printf("; total %.3f of %.1f\n", gib((double)model_planned_bytes(m, f)), gib(memory_of_device(c)));
-    print_sharding(m, f);
-    print_host(m, f);
+    add_item(&l, "total %.3f\n", gib(memory_of_host(m, f)));
 }
 
 /* Host memory of a checkpoint while it is written: master weights, moments, and frozen weights unless only adapters are saved. */
@@ -236,45 +249,95 @@ static void print_optimizer(const Optimizer *o, const Recipe *r)
     puts(o->num_states ? "" : " no states");
 }
 
-void memory_print(const Model *m, const ParamStore *f, const Config *c)
+/* Parameters, and bytes of this rank on the device. */
+typedef struct { size_t trained, untrained, master, frozen, moments; } Sizes;
+
+static Sizes sizes_of(const ParamStore *f)
 {
-    if (comm_rank() != 0)
-        return;
-    const PlanBytes *b = &m->bytes;
-    size_t n[NUM_REGIONS] = { 0 }, master = 0, frozen = 0;
+    size_t n[NUM_REGIONS] = { 0 };
+    Sizes z = { .moments = fsdp_state_bytes(f) - fsdp_host_bytes(f, HOST_MOMENTS) };
     for (int u = 0; u < f->num_units; u++) {
         const Slice *s = f->shard[u].slice;
         for (int i = 0; i < f->shape[u].num_params; i++)
             n[f->shape[u].param[i].region] += param_numel(&f->shape[u].param[i]);
-        master += tensor_bytes(s[TRAINED].stored);
-        frozen += tensor_bytes(s[FROZEN].stored) + s[BASE].count;
+        z.master += tensor_bytes(s[TRAINED].stored);
+        z.frozen += tensor_bytes(s[FROZEN].stored) + s[BASE].count;
     }
-    master -= fsdp_host_bytes(f, HOST_MASTER);
-    frozen -= fsdp_host_bytes(f, HOST_BASE);
-    const size_t moments = fsdp_state_bytes(f) - fsdp_host_bytes(f, HOST_MOMENTS);
-    const size_t untrained = n[FROZEN] + n[BASE];
-    printf("model: %.4g M parameters", (double)(n[TRAINED] + untrained) / 1e6);
-    if (untrained > 0 && !m->forward_only)
-        printf(", of which %.4g M are trained", (double)n[TRAINED] / 1e6);
-    printf(", %d blocks; micro-batch %d x %d tokens\n", m->L, m->attn.B, m->T);
+    z.master -= fsdp_host_bytes(f, HOST_MASTER);
+    z.frozen -= fsdp_host_bytes(f, HOST_BASE);
+    z.trained = n[TRAINED];
+    z.untrained = n[FROZEN] + n[BASE];
+    return z;
+}
+
+static void print_model(const Model *m, const Sizes *z)
+{
+    printf("model: %.4g M parameters", (double)(z->trained + z->untrained) / 1e6);
+    if (z->untrained > 0 && !m->forward_only)
+        printf(", of which %.4g M are trained", (double)z->trained / 1e6);
+    printf(", %d blocks of width %d\n", m->L, m->config->d_model);
+}
+
+/* What a run prints. */
+static void print_plan(const Model *m, const ParamStore *f, const Config *c, const Sizes *z)
+{
+    const PlanBytes *b = &m->bytes;
+    Items l = { printf("memory: %.2f of %.1f GiB planned on each rank:", gib((double)model_planned_bytes(m, f)),
+                       gib(memory_of_device(c))), false };
+    const struct { const char *name; double bytes; } part[] = {
+        { "weights", (double)z->master + (double)z->frozen + (double)fsdp_weight_bytes(f) },
+        { "gradients", (double)fsdp_grad_bytes(f) }, { "moments", (double)z->moments }, { "activations", (double)b->blocks },
+        { "keys and values", (double)b->cache }, { "work", (double)b->work + (double)b->head },
+    };
+    for (size_t i = 0; i < sizeof part / sizeof part[0]; i++)
+        if (part[i].bytes > 0)
+            add_item(&l, "%s %.2f", part[i].name, gib(part[i].bytes));
+    putchar('\n');
+}
+
+/* What a dry run prints: also every format, and the parts of the weights. */
+static void print_details(const Model *m, const ParamStore *f, const Config *c, const Sizes *z)
+{
+    const PlanBytes *b = &m->bytes;
+    const double weights = gib((double)fsdp_weight_bytes(f));
+    printf("micro-batch %d x %d tokens\n", m->attn.B, m->T);
     recipe_print(&m->recipe);
+    if (!m->forward_only)
+        print_optimizer(f->optimizer, &m->recipe);
+    Items l = { printf("memory plan of a rank, GiB:"), false };
     if (m->forward_only) {
-        print_forward_plan(m, f, c, frozen);
-        return;
+        add_item(&l, "weights %.3f", gib((double)z->frozen));
+        add_item(&l, "gathered or rounded again %.3f", weights);
+        add_item(&l, "activations of one block %.3f", gib((double)b->work));
+        add_item(&l, "head %.3f", gib((double)b->head));
+        if (b->cache > 0)
+            add_item(&l, "keys and values of %d tokens %.3f", m->P, gib((double)b->cache));
+    } else {
+        add_item(&l, "master %.3f", gib((double)z->master));
+        if (z->untrained > 0)
+            add_item(&l, "frozen %.3f", gib((double)z->frozen));
+        add_item(&l, "weights %.3f", weights);
+        add_item(&l, "gradients %.3f", gib((double)fsdp_grad_bytes(f)));
+        add_item(&l, "moments %.3f", gib((double)z->moments));
+        add_item(&l, "activations %.3f (%.1f kB per token and block)", gib((double)b->blocks),
+                 (double)b->blocks / m->offload.slots / 1e3 / m->N);
+        add_item(&l, "work %.3f", gib((double)b->work));
+        add_item(&l, "head and loss %.3f", gib((double)b->head));
     }
-    print_optimizer(f->optimizer, &m->recipe);
-    char frozen_text[32] = "";
-    if (untrained > 0)
-        snprintf(frozen_text, sizeof frozen_text, "frozen %.3f, ", gib((double)frozen));
-    printf("memory plan of a rank, GiB: master %.3f, %sweights %.3f, gradients %.3f, moments %.3f,\n"
-           "  activations %.3f (%.1f kB per token and block), work %.3f, head and loss %.3f; total %.3f of %.1f\n",
-           gib((double)master), frozen_text, gib(fsdp_weight_bytes(f)), gib(fsdp_grad_bytes(f)), gib(moments),
-           gib((double)b->blocks),
-           (double)b->blocks / m->offload.slots / 1e3 / m->N, gib(b->work), gib(b->head), gib(model_planned_bytes(m, f)),
-           gib(memory_of_device(c)));
-    print_sharding(m, f);
+    printf("; total %.3f of %.1f\n", gib((double)model_planned_bytes(m, f)), gib(memory_of_device(c)));
+    if (!m->forward_only)
+        printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n", gib((double)memory_of_snapshot(f, c)));
+}
+
+void memory_print(const Model *m, const ParamStore *f, const Config *c)
+{
+    if (comm_rank() != 0)
+        return;
+    const Sizes z = sizes_of(f);
+    print_model(m, &z);
+    (c->dry_run ? print_details : print_plan)(m, f, c, &z);
+    print_sharding(m, f, c);
     print_host(m, f);
-    printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n", gib((double)memory_of_snapshot(f, c)));
 }
 
 /* The ranks agree on what is left, since afterwards some of them already allocate it. */

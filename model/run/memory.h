@@ -15,5 +15,5 @@ double memory_allowance(const Config *c);
 /* Dies if the host of any rank lacks memory for the plan's part on the host and for a checkpoint. All ranks call. */
 void memory_check_host(const Model *m, const ParamStore *f, const Config *c);
 
-/* Prints the plan on stdout, on rank 0. */
+/* Prints model and plan on stdout, on rank 0, in lines of 80 columns; for a dry run also formats and optimizer. */
 void memory_print(const Model *m, const ParamStore *f, const Config *c);

@@ -169,8 +169,8 @@ static void print_packing(const Loader *l, int T)
     const PackedData p = loader_packed(l);
     const double sequences = (double)loader_instances(l), each = (double)p.pieces / sequences;
     if (p.pieces > 0)
-        printf("packing: %llu documents, %.2f in a sequence: %.2f times as fast as with each padded to %d;\n"
-               "  %.2f %% of the sequences are tokens, the rest is padding; %.2f %% of these tokens are labels\n",
+        printf("packing: %llu documents, %.2f in a sequence: %.2f times as fast as padding\n"
+               "  each to %d; %.2f %% of the sequences are tokens, %.2f %% of these are labels\n",
                (unsigned long long)p.documents, each, each, T, 100 * (double)p.tokens / (sequences * T),
                100 * (double)p.labels / (double)p.tokens);
 }
@@ -180,28 +180,21 @@ static void print_data(const Run *r)
     const Config *c = r->config;
     if (comm_rank() != 0)
         return;
-    print_packing(r->loader, c->model.max_sequence_length);
     if (r->length.steps == 1 && schedule_lr(c, r->length, 1, r->length.tokens) == 0)
         warn("the run has one step, its last, whose learning rate is 0: nothing is learned. More epochs, a smaller "
              "global_train_batch_size, or scheduler.alpha_f above 0");
     const int files = loader_files(r->loader);
     const int own = c->global_train_batch_size / comm_group_size(RANKS_DATA) / c->device_train_microbatch_size;
-    printf("data: %llu tokens in %llu instances of %d from %d file%s; %ld steps of %d sequences on %d rank%s, "
-           "%d micro-batch%s each\n", (unsigned long long)loader_tokens(r->loader),
-           (unsigned long long)loader_instances(r->loader), c->model.max_sequence_length, files, files > 1 ? "s" : "",
-           r->length.steps, c->global_train_batch_size, comm_size(), comm_size() > 1 ? "s" : "", own, own > 1 ? "es" : "");
+    printf("data: %llu tokens in %llu instances of %d from %d file%s\n", (unsigned long long)loader_tokens(r->loader),
+           (unsigned long long)loader_instances(r->loader), c->model.max_sequence_length, files, files > 1 ? "s" : "");
+    print_packing(r->loader, c->model.max_sequence_length);
     mix_print(c, &r->state, r->loader, r->last_step);
+    fputs(r->validation, stdout);
+    printf("run: %ld steps of %d x %d tokens; ", r->length.steps, c->global_train_batch_size, c->model.max_sequence_length);
+    if (comm_size() > 1)
+        printf("each of %d ranks: ", comm_size());
+    printf("%d micro-batch%s of %d\n", own, own > 1 ? "es" : "", c->device_train_microbatch_size);
     fflush(stdout);
-}
-
-/* With HYBRID_SHARD the number of hosts decides them. */
-static void print_groups(void)
-{
-    const int in_group = comm_group_size(RANKS_SHARD), groups = comm_size() / in_group, sharing = comm_group_size(RANKS_CONTEXT);
-    if (comm_rank() == 0 && comm_size() > 1)
-        printf("sharding: %d group%s of %d rank%s\n", groups, groups > 1 ? "s" : "", in_group, in_group > 1 ? "s" : "");
-    if (comm_rank() == 0 && sharing > 1)
-        printf("context: %d ranks share each sequence\n", sharing);
 }
 
 /* At the place of r->state, which a run without a source knows from the start. */
@@ -216,7 +209,7 @@ static void open_all_data(Run *r)
     const Config *c = r->config;
     r->loader = open_data(NULL, c, NULL);
     comm_agree("data files", loader_fingerprint(r->loader));
-    evaluate_check(c);
+    r->validation = evaluate_check(c);
     r->samples = samples_open(c);
     set_lengths(r);
     if (!c->source)
@@ -240,8 +233,15 @@ static void print_settings(const Config *c, const char *where)
 {
     if (comm_rank() != 0)
         return;
-    printf("coat.c %s, %s%s; settings that are not the defaults:\n%s\n", COAT_VERSION, c->dry_run ? "dry run for " : "", where,
-           c->changes);
+    if (c->dry_run)
+        printf("coat.c %s, dry run for %s; settings that are not the defaults:\n%s\n", COAT_VERSION, where, c->changes);
+    else {
+        printf("coat.c %s, ", COAT_VERSION);
+        if (comm_size() > 1)
+            printf("%d x ", comm_size());
+        printf("%s; recipe %s%s", where, c->recipe.name, recipe_is_changed(&c->recipe) ? " (changed)" : "");
+        printf(config_forward_only(c) ? "\n" : ", optimizer %s\n", c->optimizer.name);
+    }
     if (c->model.lora.rank > 0) {
         char *adapters = adapter_describe(c);
         puts(adapters);
@@ -274,7 +274,6 @@ static void plan_and_place(Run *r)
     print_settings(c, device_name());
     memory_plan(&r->model, &r->fsdp, c);
     memory_print(&r->model, &r->fsdp, c);
-    print_groups();
     memory_check_host(&r->model, &r->fsdp, c);
     model_place(&r->model, &r->fsdp, c);
 }
@@ -291,7 +290,7 @@ static void open_to_evaluate(Run *r)
     plan_and_place(r);
     const bool ours = checkpoint_load(folder, c, &r->fsdp, &r->state, false);
     if (comm_rank() == 0)
-        printf("loaded %s%s\n", folder, ours ? ", a checkpoint of coat.c" : "");
+        printf("loaded %s%s\n%s", folder, ours ? ", a checkpoint of coat.c" : "", r->validation);
     r->log = log_open_eval(c, folder);
 }
 
@@ -304,7 +303,7 @@ void run_open(Run *r, const Config *c)
     if (c->source && !c->continues)
         config_check_source(NULL, c->source);
     if (c->eval_only)
-        evaluate_check(c);
+        r->validation = evaluate_check(c);
     else
         open_all_data(r);
     run_check_device(c);
@@ -340,6 +339,7 @@ void run_close(Run *r)
     samples_close(r->samples);
     trace_close();
     log_close(r->log);
+    free(r->validation);
     if (r->loader)
         loader_close(r->loader);
     model_free(&r->model, &r->fsdp);

@@ -17,6 +17,7 @@ typedef struct {
     RunLength  length;         /* of max_duration */
     long       last_step;      /* of max_duration or stop_at, whichever comes first */
     Log       *log;
+    char      *validation;     /* lines that describe the evaluators' data; malloc'ed */
     Samples   *samples;
     Telemetry *telemetry;
     Health    *health;
