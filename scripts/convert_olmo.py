@@ -9,6 +9,8 @@ needs the package torch; model.safetensors needs only Python.
 """
 import argparse, base64, io, json, mmap, os, pickle, shutil, struct, sys
 
+from progress import Progress
+
 FILE_BYTES = 5 * 10**9          # of a file of weights, as save_pretrained
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json")
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -208,7 +210,8 @@ def cut(path, weights, config):
 
 # ---- writing ----------------------------------------------------------------------------------------------------------------
 
-def write_file(path, tensors):
+def write_file(path, tensors, show):
+    """show(name, bytes) after each tensor."""
     header, at = {"__metadata__": {"format": "pt"}}, 0
     for name, dtype, shape, data in tensors:
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
@@ -217,11 +220,12 @@ def write_file(path, tensors):
     text += b" " * (-len(text) % 8)
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for *_, data in tensors:
+        for name, _, _, data in tensors:
             file.write(data)
+            show(name, len(data))
 
 
-def write_weights(folder, tensors):
+def write_weights(folder, tensors, show):
     files, filled = [[]], 0
     for tensor in tensors:
         if files[-1] and filled + len(tensor[3]) > FILE_BYTES:
@@ -230,12 +234,12 @@ def write_weights(folder, tensors):
         files[-1].append(tensor)
         filled += len(tensor[3])
     if len(files) == 1:
-        write_file(os.path.join(folder, "model.safetensors"), tensors)
+        write_file(os.path.join(folder, "model.safetensors"), tensors, show)
         return
     index = {"metadata": {"total_size": sum(len(t[3]) for t in tensors)}, "weight_map": {}}
     for i, part in enumerate(files, 1):
         name = f"model-{i:05d}-of-{len(files):05d}.safetensors"
-        write_file(os.path.join(folder, name), part)
+        write_file(os.path.join(folder, name), part, show)
         index["weight_map"] |= {tensor[0]: name for tensor in part}
     write_json(os.path.join(folder, "model.safetensors.index.json"), index)
 
@@ -279,7 +283,8 @@ def main():
     tensors = cut(path, weights, config)
     try:
         os.makedirs(args.output, exist_ok=True)
-        write_weights(args.output, tensors)
+        with Progress(sum(len(t[3]) for t in tensors)) as progress:
+            write_weights(args.output, tensors, progress.add)
         copy_tokenizer(args.tokenizer or args.input, args.output)
         write_json(os.path.join(args.output, "config.json"), config)        # last: without it the folder is none
     except OSError as error:

@@ -171,7 +171,7 @@ def make_shards(args, now, output):
     ends, seen, learned, notes = collections.Counter(), collections.Counter(), set(), Notes()
     skipped, first_bad, unlabelled, named = shards.Skipped(args), {}, 0, []         # named: the first of the unlabelled
     batches = inputs.read_batches(args.files, lambda path, first: True)
-    with shards.Progress(args.files) as progress:
+    with shards.progress_of(args.files) as progress:
         for results, position in shards.work_on(batches, work, start, (args.model, now), args.processes):
             for result in results:
                 seen[result.path] += 1

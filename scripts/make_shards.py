@@ -109,7 +109,7 @@ def main(arguments=None):
 
     with shards.Output(args, "part-{:05d}", None, shards.dtype_name(tokenizer)) as output:
         batches, skipped = inputs.read_batches(args.files, has_lines), shards.Skipped(args)
-        with shards.Progress(args.files) as progress:
+        with shards.progress_of(args.files) as progress:
             for documents, position in shards.work_on(batches, work, start, (args.tokenizer, eos), args.processes):
                 for document in documents:
                     if isinstance(document, Bad):

@@ -6,7 +6,7 @@ token. Parts for validation are in the folder "val" of the output. A hash of the
 documents for any order and number of files and processes, both or none of two equal documents, and all or none of one
 conversation.
 """
-import collections, csv, glob, gzip, hashlib, io, json, os, signal, sys, tempfile, time
+import collections, csv, glob, gzip, hashlib, io, json, os, signal, sys, tempfile
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
@@ -19,6 +19,7 @@ except ImportError as problem:
 
 import inputs, tokenizer_files
 from errors import Bad
+from progress import Progress
 
 NAMED = 10                  # lines left out that are named; more are only counted
 
@@ -129,33 +130,9 @@ class Skipped:
         return "\n  ".join([f"left out, as --skip-bad asks: {self.count:,}", *self.problems, *more])
 
 
-class Progress:
-    """A progress bar on a terminal; nothing elsewhere."""
-    WIDTH = 30
-
-    def __init__(self, paths):
-        self.total = max(1, sum(map(inputs.size_of, paths)))
-        self.begin = self.shown = time.monotonic()
-        self.on = sys.stderr.isatty()
-
-    def __enter__(self):
-        return self
-
-    def show(self, position, what):
-        now = time.monotonic()
-        if not self.on or now - self.shown < 0.2:
-            return
-        self.shown = now
-        share = min(1, position / self.total)
-        bar = "#" * int(share * self.WIDTH)
-        left = (now - self.begin) * (1 - share) / max(share, 1e-9)
-        sys.stderr.write(f"\r[{bar:{self.WIDTH}}] {share:4.0%}  {what}, {left:.0f} s left\x1b[K")
-        sys.stderr.flush()
-
-    def __exit__(self, *_):
-        if self.on:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+def progress_of(paths):
+    """By the bytes of the files, compressed or not."""
+    return Progress(sum(map(inputs.size_of, paths)))
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ class TextTest(Folder):
             isatty = lambda self: True
         file = self.write("a.txt", "x" * 50)
         for stream, expected in ((io.StringIO(), ""), (Terminal(), f"\r[{'#' * 15:30}]  50%  7 words, 0 s left\x1b[K\r\x1b[K")):
-            with contextlib.redirect_stderr(stream), shards.Progress([file]) as progress:
+            with contextlib.redirect_stderr(stream), shards.progress_of([file]) as progress:
                 progress.shown -= 1
                 progress.show(25, "7 words")
                 progress.show(26, "8 words")        # too soon after
