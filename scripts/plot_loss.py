@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""Draws the loss curves of runs: smoothed training loss, its difference from the first run, and validation losses.
+"""Draws the loss curves of runs, and in a panel of its own their differences from the first run.
 
     python3 scripts/plot_loss.py runs/bf16 runs/coat --output loss.png [--smooth 50] [--tokens]
+    python3 scripts/plot_loss.py runs/bf16 runs/coat --seeds 1 2 3 --output loss.png
 
-Prints the final losses of each run: the mean of the last --smooth steps, and the last evaluations. Needs matplotlib and
-numpy.
+Lines are training losses, points are validation losses. With --seeds the runs are runs/bf16-1, runs/bf16-2, ... as
+scripts/compare.py --seeds names them. Then a line is the mean over seeds. In the panel of differences a band around a line is the
+standard error of the mean difference between runs of the same seed; the grey band is the standard deviation of the first run's
+seeds. Prints the final losses of each run: the mean of the last --smooth steps, and the last evaluations. Needs matplotlib and
+numpy. The picture is legible at 600 pixels.
 """
 import argparse, os, sys
 
@@ -54,52 +58,102 @@ def labels_of(folders):
     return labels
 
 
+def common(runs):
+    """Steps that all these runs have, and their losses there: (runs, steps)."""
+    steps = sorted(set.intersection(*(set(points[:, 0]) for points in runs)))
+    return np.array(steps), np.array([[dict(points)[step] for step in steps] for points in runs])
+
+
+def spread(x):
+    """Standard deviation over seeds."""
+    return x.std(axis=0, ddof=1) if len(x) > 1 else np.zeros(x.shape[1:])
+
+
+class Group:
+    """The runs of one name, one for each seed; each a curve (step, smoothed loss), and evaluation sets (step, loss)."""
+
+    def __init__(self, label, folders, smoothing):
+        self.label, self.curves, self.sets = label, [], []
+        for folder in folders:
+            train, sets = read(folder)
+            self.tokens = train[-1, 1] / 1e6 / train[-1, 0]     # millions of a step
+            self.curves.append(np.column_stack([train[:, 0], smooth(train[:, 2], smoothing)]))
+            self.sets.append(sets)
+            text = f"{label if len(folders) == 1 else folder}: step {int(train[-1, 0])}, training {self.curves[-1][-1, 1]:.4f}"
+            print(text + "".join(f", {name} {points[-1, 1]:.4f}" for name, points in sets.items()))
+
+    def of_set(self, name):
+        """Empty if a run lacks it."""
+        return [sets[name] for sets in self.sets] if all(name in sets for sets in self.sets) else []
+
+
+def difference(runs, first):
+    """Steps; mean over seeds of the differences between runs of the same seed; their standard error."""
+    steps, losses = common([*runs, *first])
+    differences = losses[:len(runs)] - losses[len(runs):]
+    return steps, differences.mean(axis=0), spread(differences) / np.sqrt(len(runs))
+
+
+def draw(top, bottom, group, first, color, scale, aside, markers):
+    """scale: of the horizontal axis, for a step; aside: moves points, so that those of several groups do not cover each other."""
+    steps, losses = common(group.curves)
+    top.plot(steps * scale, losses.mean(axis=0), color=color, linewidth=1.3)
+    for name, marker in markers.items():
+        if group.of_set(name):
+            steps, losses = common(group.of_set(name))
+            top.plot(steps * scale, losses.mean(axis=0), color=color, marker=marker, linestyle="none", markersize=5)
+    if bottom is None:
+        return
+    if group is first:
+        steps, losses = common(group.curves)
+        bottom.axhline(0, color=color, linewidth=1.3)
+        bottom.fill_between(steps * scale, -spread(losses), spread(losses), color="grey", alpha=0.25, linewidth=0)
+        return
+    steps, mean, error = difference(group.curves, first.curves)
+    bottom.plot(steps * scale, mean, color=color, linewidth=1.3)
+    bottom.fill_between(steps * scale, mean - error, mean + error, color=color, alpha=0.2, linewidth=0)
+    for name, marker in markers.items():
+        if group.of_set(name) and first.of_set(name):
+            steps, mean, error = difference(group.of_set(name), first.of_set(name))
+            bottom.errorbar(steps * scale + aside, mean, error, color=color, marker=marker, linestyle="none", markersize=5,
+                            capsize=3)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", help="save_folder of each run, which names it")
+    parser.add_argument("folders", nargs="+", help="save_folder of each run, which names it; with --seeds without -SEED")
     parser.add_argument("--output", default="loss.png", help="the picture")
     parser.add_argument("--smooth", type=int, default=20, help="average the training loss over this many steps")
     parser.add_argument("--tokens", action="store_true", help="tokens instead of steps on the axis")
+    parser.add_argument("--seeds", nargs="+", help="the seeds, the same for all")
     args = parser.parse_args()
     if args.smooth < 1:
         sys.exit("error: --smooth counts steps: at least 1")
 
-    several = len(args.folders) > 1
-    figure, axes = plt.subplots(1, 2 + several, figsize=(13, 4 if several else 5), layout="constrained")
-    left, right = axes[0], axes[-1]
-    first = {}      # the first run's curve: value by step
-    labels, styles = labels_of(args.folders), {}
-    for i, (folder, label) in enumerate(zip(args.folders, labels)):
-        color = f"C{i % 10}"
-        train, sets = read(folder)
-        x = train[:, 1] / 1e6 if args.tokens else train[:, 0]
-        tokens_per_step = train[-1, 1] / 1e6 / train[-1, 0]
-        curve = smooth(train[:, 2], args.smooth)
-        left.plot(x, train[:, 2], color=color, alpha=0.15, linewidth=0.7)
-        left.plot(x, curve, color=color, linewidth=1.2, label=label)
-        if i == 0:
-            first = dict(zip(train[:, 0], curve))
-        else:
-            both = np.array([step in first for step in train[:, 0]])
-            axes[1].plot(x[both], curve[both] - [first[step] for step in train[both, 0]], color=color, linewidth=1.2)
-        text = f"{label}: step {int(train[-1, 0])}, training {curve[-1]:.4f}"
-        for name, points in sets.items():
-            at = points[:, 0] * (tokens_per_step if args.tokens else 1)
-            style = styles.setdefault(name, ["-", "--", ":", "-."][len(styles) % 4])
-            right.plot(at, points[:, 1], color=color, marker=".", linestyle=style)
-            text += f", {name} {points[-1, 1]:.4f}"
-        print(text)
-    unit = "tokens, millions" if args.tokens else "step"
-    left.set(title=f"training loss, mean of {args.smooth} steps", xlabel=unit, ylabel="cross entropy")
-    right.set(title="validation loss", xlabel=unit, ylabel="cross entropy")
+    endings = [f"-{seed}" for seed in args.seeds] if args.seeds else [""]
+    groups = [Group(label, [folder.rstrip("/") + ending for ending in endings], args.smooth)
+              for folder, label in zip(args.folders, labels_of(args.folders))]
+    several = len(groups) > 1
+    figure, axes = plt.subplots(1 + several, 1, figsize=(6, 3.2 * (1 + several)), sharex=True, squeeze=False, layout="constrained")
+    top, bottom = axes[0, 0], axes[1, 0] if several else None
+    markers = dict(zip(dict.fromkeys(name for group in groups for sets in group.sets for name in sets), "osD^vP*X" * 99))
+    for i, group in enumerate(groups):
+        scale = group.tokens if args.tokens else 1
+        draw(top, bottom, group, groups[0], f"C{i % 10}", scale, 0.01 * i * scale * group.curves[0][-1, 0], markers)
+    top.set(title=f"loss: training (mean of {args.smooth} steps), points: validation", ylabel="cross entropy")
     if several:
-        axes[1].set(title=f"difference from {labels[0]}", xlabel=unit, ylabel="cross entropy")
-    for ax in axes:
+        seeds = f", mean of {len(endings)} seeds and its standard error" if args.seeds else ""
+        bottom.set(title=f"difference from {groups[0].label}{seeds}", ylabel="cross entropy")
+    axes[-1, 0].set(xlabel="tokens, millions" if args.tokens else "step")
+    for ax in axes[:, 0]:
         ax.grid(alpha=0.3)
-    # Below the panels, where no curve is; one entry per run, and per evaluation set its kind of line.
-    handles = left.get_legend_handles_labels()[0]
-    handles += [plt.Line2D([], [], color="black", linestyle=style, label=name) for name, style in styles.items()]
-    columns = max(1, 130 // (8 + max(len(h.get_label()) for h in handles)))
+    # Below the panels, where no curve is; one entry per run, and per evaluation set its marker.
+    handles = [plt.Line2D([], [], color=f"C{i % 10}", label=group.label) for i, group in enumerate(groups)]
+    handles += [plt.Line2D([], [], color="black", marker=marker, linestyle="none", label=name) for name, marker in markers.items()]
+    if several and args.seeds:
+        handles.append(plt.Rectangle((0, 0), 1, 1, color="grey", alpha=0.25,
+                                     label=f"standard deviation of {groups[0].label}'s seeds"))
+    columns = max(1, 100 // (6 + max(len(h.get_label()) for h in handles)))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(handles)))
     errors.save(figure, args.output)
     print(f"wrote {args.output}")

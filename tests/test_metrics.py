@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """scripts/metrics.py: metrics.jsonl as a whole, and followed while it grows and is cut; the pictures made of it."""
-import importlib.util, json, os, random, re, subprocess, sys, unittest
+import contextlib, importlib.util, io, json, os, random, re, subprocess, sys, unittest
 
 sys.dont_write_bytecode = True
 from test_watch import TOP, Folder, as_lines, record
@@ -45,6 +45,30 @@ class PlotTest(Folder):
                 self.assertEqual(done.returncode, 1, done.stderr)
                 self.assertNotIn("Traceback", done.stderr)          # matplotlib may print warnings
                 self.assertRegex(done.stderr, rf"(?m)^error: {re.escape(path)}: {said}.*; give another --output")
+
+
+    def test_seeds(self):
+        """Two seeds: differences 0.5 and 0.1 have the mean 0.3 and the standard error 0.2; 1 and 3 have the standard deviation
+        sqrt 2."""
+        import numpy as np
+        import plot_loss
+        runs = {"bf16-1": 1, "bf16-2": 3, "coat-1": 1.5, "coat-2": 3.1}
+        for name, loss in runs.items():
+            os.mkdir(os.path.join(self.top, name))
+            with open(os.path.join(self.top, name, "metrics.jsonl"), "w", encoding="utf-8") as file:
+                for step in range(1, 4 + (name == "coat-1")):       # only steps that all have count
+                    file.write(json.dumps({"step": step, "throughput/total_tokens": 10 * step, plot_loss.TRAIN: loss}) + "\n")
+        with contextlib.redirect_stdout(io.StringIO()):
+            bf16, coat = (plot_loss.Group(recipe, [os.path.join(self.top, f"{recipe}-{seed}") for seed in (1, 2)], 1)
+                          for recipe in ("bf16", "coat"))
+        steps, mean, error = plot_loss.difference(coat.curves, bf16.curves)
+        self.assertEqual(steps.tolist(), [1, 2, 3])
+        np.testing.assert_allclose([mean, error], [[0.3] * 3, [0.2] * 3], rtol=1e-12)
+        np.testing.assert_allclose(plot_loss.spread(plot_loss.common(bf16.curves)[1]), [2 ** 0.5] * 3, rtol=1e-12)
+        path = os.path.join(self.top, "loss.png")
+        subprocess.run([sys.executable, os.path.join(TOP, "scripts", "plot_loss.py"), os.path.join(self.top, "bf16"),
+                        os.path.join(self.top, "coat"), "--seeds", "1", "2", "--output", path], check=True, capture_output=True)
+        self.assertGreater(os.path.getsize(path), 0)
 
 
 class FollowerTest(Folder):
