@@ -220,7 +220,7 @@ static void test_help_unknown(void **state)
     strcpy(try_path, saved);
 }
 
-/* The changes that a run prints at its start. */
+/* The changes that a dry run prints at its start. */
 static void test_changes(void **state)
 {
     (void)state;

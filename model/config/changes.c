@@ -1,4 +1,4 @@
-/* The settings that a run prints: those that differ from the defaults. Its folder has all. */
+/* The settings that a dry run prints: those that differ from the defaults. The folder of a run has all. */
 #include "model/config/table.h"
 
 #include <stdlib.h>
@@ -48,14 +48,6 @@ static bool can_differ(const Reader *r, const ConfigKey *k, bool from_hf)
     return !follows || loaded || config_given(r, k->name);
 }
 
-static void add_mix(Lines *l, const Config *c)
-{
-    char *text = c->data.num_mix ? config_mix_text(c) : NULL;
-    if (text)
-        add(l, "data.mix", text);
-    free(text);
-}
-
 static void add_evaluators(Lines *l, const Config *c)
 {
     for (int i = 0; i < c->num_eval; i++)
@@ -80,7 +72,6 @@ char *config_changes(const Reader *r, bool from_hf)
         free(usual);
         value_free(defaults, k);
     }
-    add_mix(&l, &r->s->c);
     add_evaluators(&l, &r->s->c);
     fclose(l.f);
     free(defaults);

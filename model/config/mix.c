@@ -84,14 +84,3 @@ void config_print_mix(FILE *f, const Config *c)
         }
     }
 }
-
-char *config_mix_text(const Config *c)
-{
-    char *text;
-    FILE *f = xtext(&text);
-    for (int i = 0; i < c->data.num_mix; i++)
-        fprintf(f, "%s%s %g", i ? ", " : "[", c->data.mix[i].name, c->data.mix[i].ratio);
-    fputs("]", f);
-    fclose(f);
-    return text;
-}

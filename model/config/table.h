@@ -174,7 +174,6 @@ void config_free_element(void *base, const char *prefix);
 void config_read_mix (Reader *r);
 void config_free_mix (Config *c);
 void config_print_mix(FILE *f, const Config *c);         /* the text after `mix:` */
-char *config_mix_text(const Config *c);                  /* "[web 0.7, code 0.3]"; the caller owns it */
 
 /* Whether a key names data that a dry run, eval_only or generate does not read. choose_ranks: sets the world to the ranks that a
  * dry run plans for. */
