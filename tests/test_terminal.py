@@ -76,6 +76,7 @@ class Terminal(unittest.TestCase):
         arguments = [TRAIN, TINY, f"--load_path={self.saved}/latest", "--eval_only"]
         sent = on_terminal(arguments)
         self.assertRegex(sent, r"evaluating \d+ %, \d+ s left: sample *\r")
+        self.assertRegex(sent, r"sample *\r +\reval at step 2 ")
         drawn = re.findall(r"[^\r\n]*\r(?!\n)", sent)
         self.assertGreater(len(drawn), 1)
         self.assertLess(max(map(len, drawn)), COLUMNS + 1)      # the return is no column

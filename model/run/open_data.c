@@ -65,7 +65,7 @@ Loader *open_data(char **problem, const Config *c, const EvalSet *set)
         spec.max_count = c->data.instance_filter.max_count;
     }
     watchdog_wait_for(set ? WORKER_VALIDATION : WORKER_DATA);
-    progress_begin("opening data");
+    progress_begin("data");
     opening = true;
     Loader *l = problem ? loader_try_open(problem, &spec, batch, rank, ranks) : loader_open(&spec, batch, rank, ranks);
     opening = false;

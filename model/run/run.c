@@ -190,7 +190,8 @@ static void print_data(const Run *r)
     print_packing(r->loader, c->model.max_sequence_length);
     mix_print(c, &r->state, r->loader, r->last_step);
     fputs(r->validation, stdout);
-    printf("run: %ld steps of %d x %d tokens; ", r->length.steps, c->global_train_batch_size, c->model.max_sequence_length);
+    printf("run: %ld step%s of %d x %d tokens; ", r->length.steps, r->length.steps == 1 ? "" : "s", c->global_train_batch_size,
+           c->model.max_sequence_length);
     if (comm_size() > 1)
         printf("each of %d ranks: ", comm_size());
     printf("%d micro-batch%s of %d\n", own, own > 1 ? "es" : "", c->device_train_microbatch_size);
