@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, rewritten five times a second, that vanishes at the end; nothing elsewhere. For the other scripts."""
+"""A progress bar on a terminal, for the other scripts: rewritten five times a second, gone at the end; nothing elsewhere."""
 import sys, time
 
 WIDTH, AGAIN = 30, 0.2      # columns of the bar; seconds

@@ -1,5 +1,5 @@
-/* What stderr shows of long work, on a pseudo-terminal and in a pipe, at times that this test sets. Expected texts are written out by
- * hand. */
+/* What stderr shows of long work, on a pseudo-terminal and in a pipe, at times that this test sets. Expected texts are written out
+ * by hand. */
 #include "kernels/runtime/progress.h"
 
 #include <fcntl.h>

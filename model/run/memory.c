@@ -187,8 +187,8 @@ static void add_gathering(Items *l, const Model *m, const ParamStore *f, const c
         add_item(l, "%s %s", what, f->kept == 0 ? "for each pass" : once);
 }
 
-/* On one rank nothing is gathered, and blocks that compute as they are stored have no copies either. With HYBRID_SHARD the number of
- * hosts decides the groups. */
+/* On one rank nothing is gathered, and blocks that compute as they are stored have no copies either. With HYBRID_SHARD the number
+ * of hosts decides the groups. */
 static void print_sharding(const Model *m, const ParamStore *f, const Config *c)
 {
     const int ranks = ranks_of(c), groups = ranks / f->shards, sharing = context_ranks(&c->strategy);
