@@ -217,8 +217,8 @@ static void branch_in_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Te
     linear_dw(m, l, dw, dy, h, a);
 }
 
-/* From the block's input to the operand of its last layer. */
-static void up_to_act(const Model *m, const Unit *w, Acts *a, bool has_attention)
+/* From the block's input to the MLP's. */
+static void up_to_mlp(const Model *m, const Unit *w, const Acts *a, bool has_attention)
 {
     LowProduct product;
 
@@ -232,27 +232,79 @@ static void up_to_act(const Model *m, const Unit *w, Acts *a, bool has_attention
     quantize         (rows_only(a->attn_operand), a->attn_saved);
     branch_out       (m, LINEAR_OUT, a->mlp_res, a->attn_operand, w, a, a->attn_res, a->attn_branch, a->attn_x, a->attn_stats,
                       w->attn_norm);
+}
 
+/* From the MLP's input to the operand of its last layer. */
+static void up_to_act(const Model *m, const Unit *w, const Acts *a)
+{
     branch_in        (m, a, a->mlp_h, a->mlp_x, a->mlp_stats, a->mlp_res, w->mlp_norm);
     linear_swiglu    (m, w, a);
 }
 
-static void from_act(const Model *m, const Unit *w, Acts *a, Acts *next)
+static void from_act(const Model *m, const Unit *w, const Acts *a, const Acts *next)
 {
     branch_out(m, LINEAR_DOWN, next->attn_res, a->swiglu_operand, w, a, a->mlp_res, a->mlp_branch, a->mlp_x, a->mlp_stats,
                w->mlp_norm);
 }
 
+/* A tile: tokens whose MLP is computed at once, from `first` on. Their rows of what all tokens have, and the first rows of buffers
+ * that tiles share. */
+typedef struct { Model m; Acts a, next; } Tile;
+
+/* t is of all tokens if it is the memory of `all`, whose rows `part` is. The scale of a tile's operand is that of its own tokens, so
+ * that backward finds it again. */
+static Tensor in_tile(Tensor t, Tensor all, Tensor part)
+{
+    if (t.data && t.data == all.data)
+        return part;
+    t.rows = part.rows;
+    t.range = NULL;
+    t.range_kept = NULL;
+    return t;
+}
+
+static bool in_tiles(const Model *m, const Acts *a)
+{
+    return mlp_rows(m, a->keep) < m->N;
+}
+
+static Tile tile_of(const Model *m, const Acts *a, const Acts *next, int first)
+{
+    Tile t = { *m, *a, *next };
+    BackwardScratch *work = &t.m.work;
+    const int rows = m->N - first < m->tile ? m->N - first : m->tile;
+    if (!in_tiles(m, a))
+        return t;
+    const Tensor res = t.a.mlp_res = tensor_rows(a->mlp_res, first, rows);
+    Tensor *const own[] = { &t.a.mlp_x, &t.a.mlp_h, &t.a.mlp_branch, &t.a.gate_up_raw, &t.a.gate_up_saved, &t.a.swiglu_operand,
+                            &t.a.low[LINEAR_GATE_UP], &t.a.low[LINEAR_DOWN], &t.a.dgate_up };
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        *own[i] = in_tile(*own[i], a->mlp_res, res);
+    t.next.attn_res = tensor_rows(next->attn_res, first, rows);
+    if (m->forward_only)
+        return t;
+    work->dres = tensor_rows(m->work.dres, first, rows);
+    work->dres_amax = NULL;
+    work->dy = in_tile(m->work.dy, m->work.dres, work->dres);
+    work->dh = in_tile(m->work.dh, m->work.dres, work->dres);
+    work->dact = in_tile(m->work.dact, m->work.dres, work->dres);
+    return t;
+}
+
 void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
 {
-    up_to_act(m, w, a, false);
-    from_act(m, w, a, next);
+    up_to_mlp(m, w, a, false);
+    for (int n = 0; n < a->mlp_res.rows; n += mlp_rows(m, a->keep)) {
+        const Tile t = tile_of(m, a, next, n);
+        up_to_act(&t.m, w, &t.a);
+        from_act(&t.m, w, &t.a, &t.next);
+    }
 }
 
 /* Only a norm's backward reads what the last layer writes; an adapter's reads the adapter's first product. */
-void block_recompute(const Model *m, const Unit *w, Acts *a, Acts *next)
+static void mlp_again(const Model *m, const Unit *w, const Acts *a, const Acts *next)
 {
-    up_to_act(m, w, a, a->keep == KEEP_ATTENTION);
+    up_to_act(m, w, a);
     if (m->config->norm_after)
         from_act(m, w, a, next);
     else if (a->low[LINEAR_DOWN].data)
@@ -267,13 +319,13 @@ void norm_to_stream_backward(const Model *m, Tensor dnorm, Tensor x, const float
     norm_backward(t->dres, t->dres_amax, dnorm, t->dh, x, stats, norm, m->config->norm, accumulate);
 }
 
-/* From the gradient of the residual stream to that of the branch's last GEMM: dy. */
-static Tensor branch_out_backward(const Model *m, Tensor dnorm, Tensor x, const float *stats, Tensor norm)
+/* From the gradient of the residual stream to that of the branch's last GEMM: dy. amax: max|dres|, or NULL if not known. */
+static Tensor branch_out_backward(const Model *m, Tensor dnorm, Tensor x, const float *stats, Tensor norm, const float *amax)
 {
     if (m->config->norm_after)
         norm_backward(m->work.dy, NULL, dnorm, m->work.dres, x, stats, norm, m->config->norm, false);
     else
-        quantize_with_amax(m->work.dy, m->work.dres, m->work.dres_amax);
+        quantize_with_amax(m->work.dy, m->work.dres, amax);
     return m->work.dy;
 }
 
@@ -301,27 +353,48 @@ static void attention_output_again(const Acts *a, bool transposed)
     }
 }
 
-/* On entry m->work.dres is dLoss/d(r2), on return, if `needs_dx`, dLoss/d(r0); without it only the weight gradients of this block
- * are computed. Weight gradients are added to dw. That of the output projection's A reads attn_out, which attention's backward
- * needs too, not attn_operand: its codes would have to be made again. What the recipe does not keep is recomputed where it is read:
- * act by SwiGLU's backward, the rest as in forward. */
-void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, bool needs_dx)
+static void mlp_backward(const Model *m, const Unit *w, const Unit *dw, const Acts *a)
 {
-    const BackwardScratch *t = &m->work;
-    Tensor act_again = a->keep == KEEP_INPUTS ? for_dw(a->swiglu_operand, dw, LINEAR_DOWN) : NONE;
-    Tensor dy;
-
-    dy = branch_out_backward(m, dw->mlp_norm, a->mlp_x, a->mlp_stats, w->mlp_norm);
+    const Tensor act_again = a->keep == KEEP_INPUTS ? for_dw(a->swiglu_operand, dw, LINEAR_DOWN) : NONE;
+    const Tensor dy = branch_out_backward(m, dw->mlp_norm, a->mlp_x, a->mlp_stats, w->mlp_norm, m->work.dres_amax);
     linear_swiglu_backward(m, act_again, dy, w, a);
     linear_dw         (m, LINEAR_DOWN, dw, dy, a->swiglu_operand, a);
     branch_in_backward(m, LINEAR_GATE_UP, a->dgate_up, w, a, dw->mlp_norm, a->mlp_x, a->mlp_stats, w->mlp_norm);
     branch_in_dw      (m, LINEAR_GATE_UP, dw, a->dgate_up, a->mlp_h, a, a->mlp_x, a->mlp_stats, w->mlp_norm);
+}
+
+/* Tile by tile, with what backward runs again. The first tile may overwrite gradients, the others add to them. */
+static void mlp_tiles_backward(const Model *m, const Unit *w, const Unit *dw, const Acts *a, const Acts *next)
+{
+    Unit sums = *dw;
+    for (int n = 0; n < m->N; n += mlp_rows(m, a->keep)) {
+        const Tile t = tile_of(m, a, next, n);
+        if (keep_recomputes(a->keep))
+            mlp_again(&t.m, w, &t.a, &t.next);
+        mlp_backward(&t.m, w, &sums, &t.a);
+        for (int i = 0; i < NUM_PARAMS; i++)
+            sums.tensor[i].empty = false;
+    }
+}
+
+/* On entry m->work.dres is dLoss/d(r2), on return, if `needs_dx`, dLoss/d(r0); without it only the weight gradients of this block
+ * are computed. Weight gradients are added to dw. That of the output projection's A reads attn_out, which attention's backward
+ * needs too, not attn_operand: its codes would have to be made again. What the recipe does not keep is recomputed where it is read:
+ * act by SwiGLU's backward, the rest as in forward. */
+void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, const Acts *next, bool needs_dx)
+{
+    const BackwardScratch *t = &m->work;
+    Tensor dy;
+
+    if (keep_recomputes(a->keep))
+        up_to_mlp     (m, w, a, a->keep == KEEP_ATTENTION);
+    mlp_tiles_backward(m, w, dw, a, next);
 
     if (a->qkv_rotated.data != a->qkv_saved.data)
         rope_forward  (a->qkv_rotated, a->qkv_saved, a->qk_stats, a->qkv_saved, NO_PRODUCT, w->qnorm, w->knorm, a->attn,
                        FROM_SAVED);
     attention_output_again(a, a->attn_operand.data_t && is_trained(dw->out));
-    dy = branch_out_backward(m, dw->attn_norm, a->attn_x, a->attn_stats, w->attn_norm);
+    dy = branch_out_backward(m, dw->attn_norm, a->attn_x, a->attn_stats, w->attn_norm, in_tiles(m, a) ? NULL : t->dres_amax);
     linear_dx         (m, LINEAR_OUT, t->datt, dy, w, a, false);
     linear_dw         (m, LINEAR_OUT, dw, dy, is_trained(dw->out) ? a->attn_operand : a->attn_out, a);
     attend_backward   (m, a);

@@ -77,6 +77,7 @@ typedef struct Model {
     Attention attn;            /* what blocks have in common; its B: every micro-batch's; its T: this rank's part */
     Documents docs;
     int       L, N;            /* blocks; tokens of a micro-batch, this rank's                 */
+    int       tile;            /* tokens of which MLPs that backward runs again are computed at once: N, or fewer */
     int       T;               /* tokens of a sequence                                         */
     int       context, place;  /* ranks that share sequences; which part is this rank's        */
     int       P;               /* positions that a token can have: T, or more with caches      */
@@ -117,3 +118,9 @@ typedef struct Model {
     size_t    shared_least;    /* bytes of them that hold something at the same time, at most  */
     void     *memory;          /* the arena: all of the above that is device memory            */
 } Model;
+
+/* The tokens of which a block with this `keep` has gate, up and the like at once. */
+static inline int mlp_rows(const Model *m, Keep keep)
+{
+    return keep_recomputes(keep) ? m->tile : m->N;
+}

@@ -211,6 +211,7 @@ typedef struct {
     int      profile;                         /* steps to trace, from the third of the run on; 0: none */
     struct { HostUse activations, base, moments, master; } host;      /* offload.h, fsdp_plan.h */
     int      loss_chunk;                      /* tokens whose logits exist at once; 0: automatic */
+    int      mlp_tile;                        /* tokens whose MLP is computed at once where backward runs it again; 0: automatic */
 
     char    *text;                            /* the resolved configuration as YAML; saved with the run */
     char    *changes;                         /* settings that are not the defaults, to print */

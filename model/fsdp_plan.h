@@ -121,6 +121,7 @@ typedef struct {
     int  kept;                         /* units whose weights stay once they are gathered or rounded: 0 .. kept - 1 */
     int  on_host[NUM_HOSTED];          /* units 0 .. n - 1 have these on the host, as far as they can */
     int  slots;                        /* blocks whose saved activations are on the device (offload.h); 0: all */
+    int  tile;                         /* tokens of a tile of the MLP, read by model_plan; 0: all tokens are one */
 } ShardChoice;
 
 /* Places one rank's part of every unit in the arena; called twice, to measure and to place. */

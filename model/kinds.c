@@ -63,9 +63,7 @@ static int block_uses(const Model *m, int u)
 
 static void block_back(Model *m, const Unit *w, Unit *dw, int u, bool needs_dx)
 {
-    if (keep_recomputes(m->unit_acts[u].keep))
-        block_recompute(m, w, &m->unit_acts[u], &m->unit_acts[u + 1]);
-    block_backward(m, w, dw, &m->unit_acts[u], needs_dx);
+    block_backward(m, w, dw, &m->unit_acts[u], &m->unit_acts[u + 1], needs_dx);
 }
 
 /* ---- the table ------------------------------------------------------------------------------------------------- */

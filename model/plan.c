@@ -19,8 +19,8 @@ static bool has_ranges(const Model *m)
 }
 
 /* arena: the unit's own memory. ranges: of FP8 operands, valid for a step. transposes: backward reads transposes of FP8 operands,
- * for gradients of the blocks' matrices; else the rows, for those of adapters. keep: what forward saves. */
-struct Planner { Arena *arena, *ranges; Model *m; bool transposes; Keep keep; };
+ * for gradients of the blocks' matrices; else the rows, for those of adapters. keep: what forward saves. rows: of what is planned. */
+struct Planner { Arena *arena, *ranges; Model *m; bool transposes; Keep keep; int rows; };
 
 static size_t whole_256(size_t bytes)
 {
@@ -43,14 +43,14 @@ Tensor plan_shared_rows(Model *m, Buffer b, Format f, int rows, int cols)
     return tensor_alloc(&(Arena){ .base = plan_shared(m, b, measured.used) }, f, rows, cols);
 }
 
-static Tensor shared(Model *m, Buffer b, Format f, int cols)
+static Tensor shared(const Planner *p, Buffer b, Format f, int cols)
 {
-    return plan_shared_rows(m, b, f, m->N, cols);
+    return plan_shared_rows(p->m, b, f, p->rows, cols);
 }
 
 Tensor plan_own(Planner *p, Format f, int cols)
 {
-    return tensor_alloc(p->arena, f, p->m->N, cols);
+    return tensor_alloc(p->arena, f, p->rows, cols);
 }
 
 /* What forward leaves for backward is a block's own, unless backward runs the block again. */
@@ -61,7 +61,7 @@ static bool leaves_own(const Planner *p)
 
 static Tensor place(Planner *p, bool is_own, Buffer b, Format f, int cols)
 {
-    return is_own ? plan_own(p, f, cols) : shared(p->m, b, f, cols);
+    return is_own ? plan_own(p, f, cols) : shared(p, b, f, cols);
 }
 
 static void add_range(const Planner *p, Tensor *t)
@@ -74,7 +74,7 @@ static void add_range(const Planner *p, Tensor *t)
 
 static float *floats(Planner *p, bool is_own, Buffer b, int per_token)
 {
-    const size_t bytes = sizeof(float) * (size_t)p->m->N * (size_t)per_token;
+    const size_t bytes = sizeof(float) * (size_t)p->rows * (size_t)per_token;
     return is_own ? arena_alloc(p->arena, bytes) : plan_shared(p->m, b, bytes);
 }
 
@@ -84,8 +84,8 @@ static Tensor operand(Planner *p, bool is_own, Buffer b, Format f, int cols)
 {
     if (!format_is_fp8(f))
         return place(p, is_own, b, f, cols);
-    const size_t bytes = (size_t)p->m->N * (size_t)cols;
-    Tensor t = { .format = f, .rows = p->m->N, .cols = cols, .fast = p->m->recipe.fast != FAST_NONE };
+    const size_t bytes = (size_t)p->rows * (size_t)cols;
+    Tensor t = { .format = f, .rows = p->rows, .cols = cols, .fast = p->m->recipe.fast != FAST_NONE };
     t.data = is_own && !p->transposes ? arena_alloc(p->arena, bytes) : plan_shared(p->m, b, bytes);
     t.scale = arena_alloc(p->arena, 16);
     if (p->transposes)
@@ -122,9 +122,18 @@ static bool reads_input(const Model *m, Linear l)
     return m->trains_matrices || adapter_parts(m->config, l).num_parts > 0;
 }
 
+/* For the MLP of blocks with this `keep`: backward has to find what forward leaves of all tokens, unless it runs the MLP again. */
+static Planner of_mlp(const Planner *p, Keep keep)
+{
+    Planner mlp = *p;
+    mlp.rows = mlp_rows(p->m, keep);
+    return mlp;
+}
+
 static void plan_stream(Planner *p, Acts *a)
 {
     Model *m = p->m;
+    Planner mlp = of_mlp(p, p->keep);
     const Recipe *r = &m->recipe;
     int C = m->config->d_model;
     bool after = m->config->norm_after, leaves = leaves_own(p);
@@ -133,18 +142,18 @@ static void plan_stream(Planner *p, Acts *a)
     a->attn_res = place_stream(p);
     bool alias_x = !after && format_equal(r->saved, r->stream), alias_h = after && format_equal(r->operand, r->stream);
     a->mlp_res = !stream_is_kept(p) ? a->attn_res : leaves ? plan_own(p, r->stream, C)
-            : shared(m, BUFFER_RES1, r->stream, C);
+            : shared(p, BUFFER_RES1, r->stream, C);
     a->attn_x = alias_x ? a->attn_res : place(p, leaves, BUFFER_X0, r->saved, C);
-    a->mlp_x = alias_x ? a->mlp_res : place(p, leaves, BUFFER_X1, r->saved, C);
+    a->mlp_x = alias_x ? a->mlp_res : place(&mlp, leaves, BUFFER_X1, r->saved, C);
     a->attn_h = alias_h ? a->attn_res : operand(p, keep_h && reads_input(m, LINEAR_QKV), BUFFER_H0, r->operand, C);
     a->mlp_h = alias_h ? a->mlp_res : one_h ? a->attn_h
-          : operand(p, keep_h && reads_input(m, LINEAR_GATE_UP), BUFFER_H1, r->operand, C);
+          : operand(&mlp, keep_h && reads_input(m, LINEAR_GATE_UP), BUFFER_H1, r->operand, C);
     if (one_h && format_is_fp8(r->operand)) {
         a->mlp_h.scale = arena_alloc(p->arena, 16);       /* forward's scale is used again in backward */
         add_range(p, &a->mlp_h);
     }
     if (after) {
-        a->attn_branch = same(a->attn_x, r->stream) ? a->attn_x : shared(m, BUFFER_BRANCH, r->stream, C);
+        a->attn_branch = same(a->attn_x, r->stream) ? a->attn_x : shared(p, BUFFER_BRANCH, r->stream, C);
         a->mlp_branch = same(a->mlp_x, r->stream) ? a->mlp_x : a->attn_branch;
     }
 }
@@ -166,30 +175,31 @@ static void plan_acts(Planner *p, Acts *a)
     const ModelConfig *c = m->config;
     int HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim, F = c->mlp_width;
     bool leaves = leaves_own(p), changed = c->qk_norm || c->clip_qkv > 0;
+    Planner mlp = of_mlp(p, p->keep);
     bool leaves_attention = leaves || (p->keep == KEEP_ATTENTION && !m->forward_only);
 
     a->keep = p->keep;
     plan_stream(p, a);
     a->qkv_saved = place(p, leaves, BUFFER_QKV, r->qkv, S);
-    a->qkv_raw = same(a->qkv_saved, r->stream) ? a->qkv_saved : shared(m, BUFFER_PROJ, r->stream, S);
-    a->qkv_rotated = !same(a->qkv_saved, r->stream) ? a->qkv_raw : changed ? shared(m, BUFFER_ROT, r->stream, S) : a->qkv_saved;
+    a->qkv_raw = same(a->qkv_saved, r->stream) ? a->qkv_saved : shared(p, BUFFER_PROJ, r->stream, S);
+    a->qkv_rotated = !same(a->qkv_saved, r->stream) ? a->qkv_raw : changed ? shared(p, BUFFER_ROT, r->stream, S) : a->qkv_saved;
     a->attn_saved = place(p, leaves_attention, BUFFER_ATT, r->att, HD);
     add_range(p, &a->attn_saved);
-    a->attn_out = same(a->attn_saved, r->stream) ? a->attn_saved : shared(m, BUFFER_MIX, r->stream, HD);
+    a->attn_out = same(a->attn_saved, r->stream) ? a->attn_saved : shared(p, BUFFER_MIX, r->stream, HD);
     a->attn_operand = same(a->attn_out, r->operand) ? a->attn_out : att_operand(p, a->attn_saved, r->operand);
-    a->gate_up_saved = place(p, leaves, BUFFER_GATE_UP, r->hidden, 2 * F);
-    a->gate_up_raw = same(a->gate_up_saved, r->stream) ? a->gate_up_saved : shared(m, BUFFER_WIDE, r->stream, 2 * F);
+    a->gate_up_saved = place(&mlp, leaves, BUFFER_GATE_UP, r->hidden, 2 * F);
+    a->gate_up_raw = same(a->gate_up_saved, r->stream) ? a->gate_up_saved : shared(&mlp, BUFFER_WIDE, r->stream, 2 * F);
     const bool keeps_act = p->keep == KEEP_ALL && !m->forward_only && reads_input(m, LINEAR_DOWN);
-    a->swiglu_operand = operand(p, keeps_act, BUFFER_ACT, r->operand, F);
+    a->swiglu_operand = operand(&mlp, keeps_act, BUFFER_ACT, r->operand, F);
 
     a->attn_stats = floats(p, leaves, BUFFER_STATS0, 2);
-    a->mlp_stats = floats(p, leaves, BUFFER_STATS1, 2);
+    a->mlp_stats = floats(&mlp, leaves, BUFFER_STATS1, 2);
     a->qk_stats = !c->qk_norm ? NULL
                 : floats(p, leaves, BUFFER_QK_STATS, c->qk_norm == QK_NORM_HEAD ? c->n_heads + c->n_kv_heads : 2);
     a->lse = floats(p, leaves_attention, BUFFER_LSE, c->n_heads);
     for (Linear l = 0; l < NUM_LINEARS; l++) {
         const int parts = adapter_parts(c, l).num_parts;
-        a->low[l] = parts ? place(p, leaves, BUFFER_LOW_QKV + l, r->stream, parts * c->lora.rank) : (Tensor){ 0 };
+        a->low[l] = parts ? place(l < LINEAR_GATE_UP ? p : &mlp, leaves, BUFFER_LOW_QKV + l, r->stream, parts * c->lora.rank) : (Tensor){ 0 };
     }
 }
 
@@ -209,7 +219,7 @@ static Tensor gradient_operand(Planner *p, Buffer b, int cols)
 static Tensor plan_dgate_up(Planner *p, int cols)
 {
     const Format saved = p->m->recipe.hidden, f = p->m->recipe.gradient;
-    Tensor t = { .format = f, .rows = p->m->N, .cols = cols, .fast = p->m->recipe.fast == FAST_ALL };
+    Tensor t = { .format = f, .rows = p->rows, .cols = cols, .fast = p->m->recipe.fast == FAST_ALL };
     if (format_is_fp8(f) ? has_ranges(p->m) || !format_is_fp8(saved) : !format_equal(saved, f))
         return gradient_operand(p, BUFFER_DGATE_UP, cols);
     if (format_is_fp8(f)) {
@@ -269,19 +279,20 @@ static void plan_work(Planner *p)
     const Recipe *r = &m->recipe;
     const ModelConfig *c = m->config;
     BackwardScratch *t = &m->work;
+    Planner mlp = of_mlp(p, r->keep);
     int C = c->d_model, HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim, F = c->mlp_width;
 
-    t->dres = shared(m, BUFFER_DRES, r->stream, C);
+    t->dres = shared(p, BUFFER_DRES, r->stream, C);
     t->dres_amax = !c->norm_after && format_is_fp8(r->gradient) ? arena_alloc(p->arena, sizeof(float)) : NULL;
     t->dy = !c->norm_after && same(t->dres, r->gradient) ? t->dres : gradient_operand(p, BUFFER_DY, C);
-    t->dh = shared(m, BUFFER_DH, r->stream, C);
-    t->dact = shared(m, BUFFER_DACT, r->stream, F);
-    t->datt = shared(m, BUFFER_DATT, r->stream, HD);
-    t->dqkv = shared(m, BUFFER_DQKV, r->stream, S);
-    plan_gradients(p, plan_dgate_up(p, 2 * F), same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(p, BUFFER_DQKV_OP, S));
+    t->dh = shared(p, BUFFER_DH, r->stream, C);
+    t->dact = shared(&mlp, BUFFER_DACT, r->stream, F);
+    t->datt = shared(p, BUFFER_DATT, r->stream, HD);
+    t->dqkv = shared(p, BUFFER_DQKV, r->stream, S);
+    plan_gradients(p, plan_dgate_up(&mlp, 2 * F), same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(p, BUFFER_DQKV_OP, S));
     if (r->stream.dtype == BF16)
         plan_scratch(m);
-    t->dlow = c->lora.rank ? shared(m, BUFFER_DLOW, r->stream, LOW_RANK_PARTS * c->lora.rank) : (Tensor){ 0 };
+    t->dlow = c->lora.rank ? shared(p, BUFFER_DLOW, r->stream, LOW_RANK_PARTS * c->lora.rank) : (Tensor){ 0 };
 }
 
 /* The rotary tables that blocks need, and what is each block's own of its attention. */
@@ -401,7 +412,7 @@ static void plan_all(Arena *arena, Model *m, ParamStore *f, const Config *c, Sha
     f->staging = m->shared_memory = arena_alloc(arena, m->shared_bytes > staging ? m->shared_bytes : staging);
     m->ranges = arena_alloc(arena, m->range_bytes);
     Arena ranges = { .base = (char *)m->ranges };
-    plan_units(&(Planner){ arena, &ranges, m, m->trains_matrices, m->recipe.keep }, f);
+    plan_units(&(Planner){ arena, &ranges, m, m->trains_matrices, m->recipe.keep, m->N }, f);
     m->range_bytes = ranges.used;
     b->work = arena->used - b->units - b->blocks;
     plan_head(arena, m, c);
@@ -439,6 +450,7 @@ void model_plan(Model *m, ParamStore *f, const Config *c, ShardChoice p)
                            .K = mc->n_kv_heads, .D = mc->head_dim, .scale = (float)(1 / sqrt(mc->head_dim)),
                            .clip = mc->clip_qkv, .norm = mc->norm };
     m->N = m->attn.B * m->attn.T;
+    m->tile = p.tile > 0 && p.tile < m->N && !m->observed && !c->generate ? p.tile : m->N;
     m->unit_acts = xcalloc(unit_count(mc), sizeof *m->unit_acts);
     m->acts = m->unit_acts + unit_of_layer(mc, 0);
     m->host_doc_start = xmalloc(sizeof(int) * ((size_t)m->N * (size_t)m->context + 1));

@@ -256,7 +256,7 @@ static Layer run_block(const char *recipe)
     init_normal(model.work.dres, 1, 0, 5, 0);
     model.work.dres_amax = NULL;        /* its maximum is unknown */
     fsdp_gather(&fsdp, 1, FOR_BACKWARD);
-    block_backward(&model, w, fsdp_grads(&fsdp, 1), a, true);
+    block_backward(&model, w, fsdp_grads(&fsdp, 1), a, &model.acts[1], true);
     r.dx = as_floats(model.work.dres);
     r.dw = as_floats(fsdp.shard[1].grad);
     unit_shape(&r.shape, &m, 1, 1);

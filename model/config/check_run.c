@@ -121,6 +121,22 @@ static void check_micro_batch(Reader *r)
             config_where(r, "device_eval_batch_size"), c->device_eval_batch_size, data_ranks(r), name_data_ranks(r));
 }
 
+static void check_tile(Reader *r)
+{
+    enum { MULTIPLE = 128 };
+    const Config *c = &r->s->c;
+    const char *place = config_where(r, "mlp_tile");
+    if (c->mlp_tile == 0)
+        return;
+    if (c->mlp_tile % MULTIPLE != 0)
+        die("%s: mlp_tile %d is not a multiple of %d, so FP8 operands would not be aligned; --mlp_tile=%d would be", place, c->mlp_tile,
+            MULTIPLE, c->mlp_tile <= INT_MAX - MULTIPLE ? (c->mlp_tile + MULTIPLE - 1) / MULTIPLE * MULTIPLE
+                                                        : c->mlp_tile / MULTIPLE * MULTIPLE);
+    if (!recipe_recomputes(&c->recipe))
+        die("%s: mlp_tile %d: forward saves the MLP of all tokens in every block, so tiles would save nothing; let backward run "
+            "blocks again (--activation_checkpointing=whole_layer), or use --mlp_tile=0", place, c->mlp_tile);
+}
+
 static void check_schedule(Reader *r)
 {
     Config *c = &r->s->c;
@@ -225,6 +241,7 @@ void config_check_run(Reader *r)
     config_check_generation(r);
     if (!config_forward_only(c))
         check_batch(r);
+    check_tile(r);
     check_micro_batch(r);
     choose_grads(r);
     check_schedule(r);

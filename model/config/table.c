@@ -2,7 +2,7 @@
  * here (dropout, biases), the default is the supported value. Our own keys: recipe, format.*, model.architecture, model.head_dim,
  * model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names; full_attn_layers_only is OLMo-core's),
  * scheduler.t_decay, scheduler.warmup_fraction (OLMo-core's), data.packing, data.long_documents, data.document_boundaries, data.mix
- * (as OLMo-core's sources), spikes, loss_chunk, quant_stats_interval, fsdp.grad_sync_mode, profile, timeout_seconds, tokenizer (a
+ * (as OLMo-core's sources), spikes, loss_chunk, mlp_tile, quant_stats_interval, fsdp.grad_sync_mode, profile, timeout_seconds, tokenizer (a
  * path), trainable, lora.*, parallelism.*, dry_run, eval_only, generate, max_new_tokens, temperature, top_p, samples.*, ranks,
  * device_memory, host.*. The resolved configuration lists sections in this order. */
 #include "model/config/table.h"
@@ -357,6 +357,10 @@ const ConfigKey config_keys[] = {
     OPTION("auxiliary_loss_multiplier", DOUBLE, "1e-4", 0, 0, 1e3, X(auxiliary_loss_multiplier),
            "factor of the z-loss"),
     NUMBER("loss_chunk", INT, "0", 0, MANY, C(loss_chunk), "tokens whose logits exist at once; 0: automatic"),
+    NUMBER("mlp_tile", INT, "0", 0, MANY, C(mlp_tile),
+           "tokens whose MLP is computed at once (tiled MLP) in blocks whose MLP backward runs again, a multiple of 128; as many as a "
+           "micro-batch has, or more: all. FP8 scales of the MLP are those of a tile. 0: all, or 16384 where nothing else would "
+           "fit device_memory. With quant_stats_interval: all"),
 
     /* ---- saving and loading ---- */
     OTHER ("save_folder", STRING, "null", C(save_folder),

@@ -1,6 +1,7 @@
 /* The verdict of a dry run: the memory plan and an allowance against a device's memory. */
 #include "model/run/fit.h"
 
+#include <limits.h>
 #include <stdio.h>
 
 #include "kernels/runtime/comm.h"
@@ -54,10 +55,11 @@ static int largest_with(const Config *c)
     return fits;
 }
 
-/* With all on the device, which is faster; if that is none, with what can be on the host there. */
+/* With all on the device and no tiles that nobody asked for, which is faster; if that is none, with what can be on the host there. */
 int fit_largest(const Config *c)
 {
     Config all = *c;
+    all.mlp_tile = c->mlp_tile > 0 ? c->mlp_tile : INT_MAX;
     HostUse *const use[] = { &all.host.activations, &all.host.base, &all.host.moments, &all.host.master };
     for (int i = 0; i < 4; i++)
         *use[i] = *use[i] == HOST_AUTO ? HOST_NEVER : *use[i];

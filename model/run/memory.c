@@ -131,8 +131,9 @@ static int fewest_on_host(Model *m, ParamStore *f, const Config *c, ShardChoice 
     return f->num_units - (int)agree_least(f->num_units - first);
 }
 
-/* The ranks agree on what depends on memory. What is on the host changes no result, so it is chosen after what does. */
-void memory_plan(Model *m, ParamStore *f, const Config *c)
+/* The ranks agree on what depends on memory. What is on the host changes no result, so it is chosen after what does, but for tiles of
+ * the MLP: these change FP8 results where nothing else would fit. */
+static void plan_with(Model *m, ParamStore *f, const Config *c, int tile)
 {
     const Strategy *s = &c->strategy;
     ShardChoice p = { comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD), s->grad_sum != SUM_OFTEN,
@@ -141,6 +142,7 @@ void memory_plan(Model *m, ParamStore *f, const Config *c)
         p.shards = s->shard_ranks;
         p.rank = 0;
     }
+    p.tile = tile;
     model_plan(m, f, c, p);
     if (s->grad_sum == SUM_ONCE_IF_FITS)
         p.sum_once = sums_once(m, f, c, p);
@@ -153,6 +155,18 @@ void memory_plan(Model *m, ParamStore *f, const Config *c)
     if (s->gathering == GATHER_ONCE_IF_FITS)
         p.kept = most_kept(m, f, c, p);
     model_replan(m, f, c, p);
+}
+
+void memory_plan(Model *m, ParamStore *f, const Config *c)
+{
+    enum { TILE = 16384 };      /* GEMMs of so many rows are as fast as larger ones */
+    plan_with(m, f, c, c->mlp_tile);
+    if (c->mlp_tile > 0 || !recipe_recomputes(&c->recipe) || m->N <= TILE)
+        return;
+    if (agree_least((double)model_planned_bytes(m, f) <= most_planned(c)))
+        return;
+    model_free(m, f);
+    plan_with(m, f, c, TILE);
 }
 
 static double gib(double bytes)
@@ -338,6 +352,8 @@ void memory_print(const Model *m, const ParamStore *f, const Config *c)
     (c->dry_run ? print_details : print_plan)(m, f, c, &z);
     print_sharding(m, f, c);
     print_host(m, f);
+    if (recipe_recomputes(&m->recipe) && m->tile < m->N)
+        printf("the MLP in tiles of %d tokens, where backward runs it again; FP8 scales are those of a tile\n", m->tile);
 }
 
 /* The ranks agree on what is left, since afterwards some of them already allocate it. */
