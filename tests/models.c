@@ -96,14 +96,14 @@ void model_config(Config *c, const ModelConfig *m, const char *recipe, int B)
 
 void model_create(Model *m, ParamStore *f, const Config *c)
 {
-    model_plan(m, f, c, (ShardChoice){ 1, 0, c->strategy.grad_sum != SUM_OFTEN });
+    model_plan(m, f, c, (ShardChoice){ 1, 0, c->strategy.grad_sum != SUM_OFTEN, .tile = c->mlp_tile });
     model_place(m, f, c);
 }
 
 void model_create_apart(Model *m, ParamStore *f, const Config *c)
 {
     size_t bytes = 0;
-    model_plan(m, f, c, (ShardChoice){ 1, 0, c->strategy.grad_sum != SUM_OFTEN });
+    model_plan(m, f, c, (ShardChoice){ 1, 0, c->strategy.grad_sum != SUM_OFTEN, .tile = c->mlp_tile });
     for (int b = 0; b < NUM_BUFFERS; b++) {
         m->shared[b].at = bytes;
         bytes += m->shared[b].bytes;

@@ -54,10 +54,15 @@ static void perturb_norms(Setup *s)
         }
 }
 
+/* Tokens of a tile of the MLP, with which backward runs blocks again; 0: none. */
+static int tile;
+
 /* trainable: patterns; NULL: all. */
 static void open_model(Setup *s, const ModelConfig *m, char **trainable, bool documents)
 {
     model_config(&s->config, m, "f32", B);
+    s->config.mlp_tile = tile;
+    s->config.recipe.keep = tile ? KEEP_BLOCK : KEEP_ALL;
     s->config.trainable = trainable;
     s->config.num_trainable = trainable != NULL;
     s->config.data.generate_doc_lengths = documents;
@@ -226,6 +231,18 @@ static void test_adapters(void **state)
     }
 }
 
+/* Three tiles of the MLP, the last one smaller. */
+static void test_tiles(void **state)
+{
+    tile = 12;
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
+        const ModelConfig m = a % 2 ? adapted_model(a) : architecture(a);
+        check_model(architecture_name(a), &m, NULL, a == LLAMA_GQA);
+    }
+    test_parts(state);
+    tile = 0;
+}
+
 /* Gradients of one step, all units one after the other. */
 static float *gradients(const ModelConfig *m, Keep keep, int recompute, int chunk, size_t *n)
 {
@@ -297,7 +314,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_architecture), cmocka_unit_test(test_added_unit), cmocka_unit_test(test_documents),
             cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_adapters), cmocka_unit_test(test_recomputation), cmocka_unit_test(test_loss_chunks),
+        cmocka_unit_test(test_adapters), cmocka_unit_test(test_tiles), cmocka_unit_test(test_recomputation), cmocka_unit_test(test_loss_chunks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

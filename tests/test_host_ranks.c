@@ -94,10 +94,11 @@ static void check_same(const char *row, int number, const Result *a, const Resul
 
 /* ---- activations ----------------------------------------------------------------------------------------------- */
 
-static struct { char *trainable; Keep keep; int recompute; bool adapters; } kinds[] = {
+static struct { char *trainable; Keep keep; int recompute; bool adapters; int tile; } kinds[] = {
     { NULL, KEEP_ALL }, { NULL, KEEP_INPUTS }, { NULL, KEEP_BLOCK }, { NULL, KEEP_INPUTS, 2 }, { NULL, KEEP_INPUTS, -3 },
     { "model.layers.[2-9]*", KEEP_INPUTS }, { "model.layers.1.mlp*", KEEP_BLOCK }, { NULL, KEEP_INPUTS, .adapters = true },
     { NULL, KEEP_BLOCK, .adapters = true }, { NULL, KEEP_ATTENTION }, { NULL, KEEP_ATTENTION, .adapters = true },
+    { NULL, KEEP_BLOCK, .tile = 16 }, { NULL, KEEP_ATTENTION, .tile = 16 },
 };
 
 static void configure_kind(Run *r, int k, SmallModel a, const char *recipe, HostUse use)
@@ -108,6 +109,7 @@ static void configure_kind(Run *r, int k, SmallModel a, const char *recipe, Host
     configure(r, m, recipe);
     r->config.recipe.keep = kinds[k].keep;
     r->config.recipe.recompute = kinds[k].recompute;
+    r->config.mlp_tile = kinds[k].tile;
     r->config.trainable = &kinds[k].trainable;
     r->config.num_trainable = kinds[k].trainable != NULL;
     r->config.host.activations = use;

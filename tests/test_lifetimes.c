@@ -96,7 +96,7 @@ static void create(Model *m, ParamStore *f, const Config *c, int placement)
     else if (placement == AS_PLANNED)
         model_create(m, f, c);
     else {
-        model_plan(m, f, c, (ShardChoice){ 1, 0, true });
+        model_plan(m, f, c, (ShardChoice){ 1, 0, true, .tile = c->mlp_tile });
         model_place_shared(m, f, c, lay_out(m->shared, seed++));
     }
 }
@@ -258,6 +258,25 @@ static void test_bits(void **state)
                 const ModelConfig m = small(a);
                 check(&m, names[r], k, false, (a + r + k) % 2, (a / 2 + r + k) % 2 ? OF_STEP : OF_MICROBATCH);
             }
+}
+
+/* Two tiles of the MLP, the last one smaller; also of only one of two blocks. */
+static void test_tiles(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "bf16", "fp8", "coat", "coat-lean" };
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
+        for (int r = 0; r < 4; r++) {
+            const ModelConfig plain = small(a), m = (a + r) % 3 ? plain : with_adapters(plain, 8, ALL_MODULES, BASE_E4M3);
+            Config c;
+            configure(&c, &m, names[r], (a + r) % 2 ? KEEP_ATTENTION : KEEP_BLOCK, false, a % 2, r % 2 ? OF_STEP : OF_MICROBATCH);
+            if (a % 4 == 3) {
+                c.recipe.keep = KEEP_INPUTS;
+                c.recipe.recompute = 2;
+            }
+            c.mlp_tile = 48;
+            check_placements(&c, 1);
+        }
 }
 
 static void test_adapters(void **state)
@@ -430,7 +449,7 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bits), cmocka_unit_test(test_adapters), cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_bits), cmocka_unit_test(test_tiles), cmocka_unit_test(test_adapters), cmocka_unit_test(test_parts),
         cmocka_unit_test(test_forward_only), cmocka_unit_test(test_meetings), cmocka_unit_test(test_forgotten),
         cmocka_unit_test(test_bytes), cmocka_unit_test(test_parts_bytes),
     };
