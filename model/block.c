@@ -247,8 +247,8 @@ static void from_act(const Model *m, const Unit *w, const Acts *a, const Acts *n
                w->mlp_norm);
 }
 
-/* A tile: tokens whose MLP is computed at once, from `first` on. Their rows of what all tokens have, and the first rows of buffers
- * that tiles share. */
+/* A tile, tokens whose MLP is computed at once: their rows of what all tokens have, and the first rows of buffers that tiles
+ * share. */
 typedef struct { Model m; Acts a, next; } Tile;
 
 /* t is of all tokens if it is the memory of `all`, whose rows `part` is. The scale of a tile's operand is that of its own tokens, so
@@ -394,7 +394,8 @@ void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, cons
         rope_forward  (a->qkv_rotated, a->qkv_saved, a->qk_stats, a->qkv_saved, NO_PRODUCT, w->qnorm, w->knorm, a->attn,
                        FROM_SAVED);
     attention_output_again(a, a->attn_operand.data_t && is_trained(dw->out));
-    dy = branch_out_backward(m, dw->attn_norm, a->attn_x, a->attn_stats, w->attn_norm, in_tiles(m, a) ? NULL : t->dres_amax);
+    dy = branch_out_backward(m, dw->attn_norm, a->attn_x, a->attn_stats, w->attn_norm,
+                             in_tiles(m, a) ? NULL : t->dres_amax);
     linear_dx         (m, LINEAR_OUT, t->datt, dy, w, a, false);
     linear_dw         (m, LINEAR_OUT, dw, dy, is_trained(dw->out) ? a->attn_operand : a->attn_out, a);
     attend_backward   (m, a);

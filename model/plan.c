@@ -19,7 +19,8 @@ static bool has_ranges(const Model *m)
 }
 
 /* arena: the unit's own memory. ranges: of FP8 operands, valid for a step. transposes: backward reads transposes of FP8 operands,
- * for gradients of the blocks' matrices; else the rows, for those of adapters. keep: what forward saves. rows: of what is planned. */
+ * for gradients of the blocks' matrices; else the rows, for those of adapters. keep: what forward saves. rows: of
+ * tensors. */
 struct Planner { Arena *arena, *ranges; Model *m; bool transposes; Keep keep; int rows; };
 
 static size_t whole_256(size_t bytes)

@@ -129,8 +129,8 @@ static void check_tile(Reader *r)
     if (c->mlp_tile == 0)
         return;
     if (c->mlp_tile % MULTIPLE != 0)
-        die("%s: mlp_tile %d is not a multiple of %d, so FP8 operands would not be aligned; --mlp_tile=%d would be", place, c->mlp_tile,
-            MULTIPLE, c->mlp_tile <= INT_MAX - MULTIPLE ? (c->mlp_tile + MULTIPLE - 1) / MULTIPLE * MULTIPLE
+        die("%s: mlp_tile %d is not a multiple of %d, so FP8 operands would not be aligned; --mlp_tile=%d would be", place,
+            c->mlp_tile, MULTIPLE, c->mlp_tile <= INT_MAX - MULTIPLE ? (c->mlp_tile + MULTIPLE - 1) / MULTIPLE * MULTIPLE
                                                         : c->mlp_tile / MULTIPLE * MULTIPLE);
     if (!recipe_recomputes(&c->recipe))
         die("%s: mlp_tile %d: forward saves the MLP of all tokens in every block, so tiles would save nothing; let backward run "

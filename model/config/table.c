@@ -358,8 +358,8 @@ const ConfigKey config_keys[] = {
            "factor of the z-loss"),
     NUMBER("loss_chunk", INT, "0", 0, MANY, C(loss_chunk), "tokens whose logits exist at once; 0: automatic"),
     NUMBER("mlp_tile", INT, "0", 0, MANY, C(mlp_tile),
-           "tokens whose MLP is computed at once (tiled MLP) in blocks whose MLP backward runs again, a multiple of 128; as many as a "
-           "micro-batch has, or more: all. FP8 scales of the MLP are those of a tile. 0: all, or 16384 where nothing else would "
+           "tokens whose MLP is computed at once (tiled MLP) in blocks whose MLP backward runs again, a multiple of 128; as many as "
+           "a micro-batch has, or more: all. FP8 scales of the MLP are those of a tile. 0: all, or 16384 where nothing else would "
            "fit device_memory. With quant_stats_interval: all"),
 
     /* ---- saving and loading ---- */

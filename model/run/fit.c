@@ -55,7 +55,7 @@ static int largest_with(const Config *c)
     return fits;
 }
 
-/* With all on the device and no tiles that nobody asked for, which is faster; if that is none, with what can be on the host there. */
+/* With all on the device and without tiles, which is faster; if that is none, with what can be on the host there. */
 int fit_largest(const Config *c)
 {
     Config all = *c;

@@ -131,8 +131,7 @@ static int fewest_on_host(Model *m, ParamStore *f, const Config *c, ShardChoice 
     return f->num_units - (int)agree_least(f->num_units - first);
 }
 
-/* The ranks agree on what depends on memory. What is on the host changes no result, so it is chosen after what does, but for tiles of
- * the MLP: these change FP8 results where nothing else would fit. */
+/* The ranks agree on what depends on memory. What is on the host changes no result, so it is chosen after what does. */
 static void plan_with(Model *m, ParamStore *f, const Config *c, int tile)
 {
     const Strategy *s = &c->strategy;
@@ -157,6 +156,7 @@ static void plan_with(Model *m, ParamStore *f, const Config *c, int tile)
     model_replan(m, f, c, p);
 }
 
+/* Tiles that nobody asked for are the last resort, since they change FP8 results. */
 void memory_plan(Model *m, ParamStore *f, const Config *c)
 {
     enum { TILE = 16384 };      /* GEMMs of so many rows are as fast as larger ones */
@@ -353,7 +353,7 @@ void memory_print(const Model *m, const ParamStore *f, const Config *c)
     print_sharding(m, f, c);
     print_host(m, f);
     if (recipe_recomputes(&m->recipe) && m->tile < m->N)
-        printf("the MLP in tiles of %d tokens, where backward runs it again; FP8 scales are those of a tile\n", m->tile);
+        printf("the MLP in tiles of %d tokens, where backward runs it again\n", m->tile);
 }
 
 /* The ranks agree on what is left, since afterwards some of them already allocate it. */
