@@ -251,8 +251,8 @@ static void from_act(const Model *m, const Unit *w, const Acts *a, const Acts *n
  * share. */
 typedef struct { Model m; Acts a, next; } Tile;
 
-/* t is of all tokens if it is the memory of `all`, whose rows `part` is. The scale of a tile's operand is that of its own tokens, so
- * that backward finds it again. */
+/* t is of all tokens if it is the memory of `all`, whose rows `part` is. The scale of a tile's operand is that of its own tokens:
+ * backward finds it again. */
 static Tensor in_tile(Tensor t, Tensor all, Tensor part)
 {
     if (t.data && t.data == all.data)

@@ -200,7 +200,8 @@ static void plan_acts(Planner *p, Acts *a)
     a->lse = floats(p, leaves_attention, BUFFER_LSE, c->n_heads);
     for (Linear l = 0; l < NUM_LINEARS; l++) {
         const int parts = adapter_parts(c, l).num_parts;
-        a->low[l] = parts ? place(l < LINEAR_GATE_UP ? p : &mlp, leaves, BUFFER_LOW_QKV + l, r->stream, parts * c->lora.rank) : (Tensor){ 0 };
+        Planner *of = l < LINEAR_GATE_UP ? p : &mlp;
+        a->low[l] = parts ? place(of, leaves, BUFFER_LOW_QKV + l, r->stream, parts * c->lora.rank) : (Tensor){ 0 };
     }
 }
 
