@@ -38,6 +38,24 @@ static void take_gradients(const ParamStore *f, Result *r)
         }
 }
 
+/* Tiles use no scale of the step: nobody writes these ranges. */
+static const float unwritten = -1;
+
+static void check_ranges(const Model *m, bool after)
+{
+    const Tensor t[] = { m->acts[0].mlp_h, m->acts[0].swiglu_operand, m->acts[0].dgate_up };
+    for (int i = 0; i < 3; i++) {
+        float range = unwritten;
+        if (!t[i].range)
+            continue;
+        if (after)
+            device_get(&range, t[i].range, sizeof range);
+        else
+            device_put(t[i].range, &unwritten, sizeof unwritten);
+        assert_true(range == unwritten);
+    }
+}
+
 /* A step of `passes` micro-batches, whose last losses are returned. Sequences are the same or not. */
 static Result step(const ModelConfig *m, const char *recipe, Keep keep, int tile, bool same, int passes)
 {
@@ -55,6 +73,8 @@ static Result step(const ModelConfig *m, const char *recipe, Keep keep, int tile
     fsdp_init(&f, &c.model, 8);
     test_fill_adapters(&f, 9);
     fsdp_empty_grads(&f);
+    if (model.tile < N && keep_recomputes(keep))
+        check_ranges(&model, false);
     for (int pass = 0; pass < passes; pass++) {
         for (int n = 0; n < N; n++)
             tokens[n] = test_token((uint64_t)pass, (uint64_t)(same ? n % T : n), m->vocab_size);
@@ -62,6 +82,8 @@ static Result step(const ModelConfig *m, const char *recipe, Keep keep, int tile
             targets[n] = n % T == T - 1 ? -1 : tokens[n + 1];
         model_step(&model, &f, tokens, targets, NULL, 1, 0, pass == passes - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
     }
+    if (model.tile < N && keep_recomputes(keep))
+        check_ranges(&model, true);
     device_get(r.loss, model.losses, sizeof r.loss);
     take_gradients(&f, &r);
     r.work = model.bytes.work;
