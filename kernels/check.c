@@ -40,6 +40,7 @@ void check_quantized(Tensor y, Tensor x)
     const bool longer = format_is_fp8(y.format) && !y.format.group && y.rows > x.rows;
     CHECK(y.cols == x.cols && (y.rows == x.rows || longer), "quantize_codes: (%d, %d) from (%d, %d)", y.rows, y.cols, x.rows,
           x.cols);
+    CHECK(!x.channel, "quantize_codes: x has factors of columns");
 }
 
 void check_scaled(Tensor y)
@@ -105,6 +106,7 @@ bool check_matmul(Tensor y, Tensor x, Tensor w, Tensor add)
     check_tensor(op, "y", y, x.rows, w.rows);
     if (add.data)
         check_tensor(op, "add", add, x.rows, w.rows);
+    CHECK(!w.channel, "%s: w has factors of columns; fold_channels removes them", op);
     if (add.data && !format_equal(add.format, y.format))
         die("matmul: adds %s to %s; both must have one format", format_name(add.format), format_name(y.format));
     return check_gemm(op, y, x, w);
@@ -131,12 +133,23 @@ bool check_matmul_dw(Tensor dw, Tensor dy, Tensor x)
     check_tensor(op, "x", x, dy.rows, x.cols);
     check_tensor(op, "dw", dw, dy.cols, x.cols);
     check_plain(op, "dw", dw);
+    CHECK(!dy.channel, "%s: dy has factors of columns", op);
     const bool fp8 = check_gemm(op, dw, dy, x);
     if (fp8) {
         check_transposed(op, "dy", dy);
         check_transposed(op, "x", x);
     }
     return fp8;
+}
+
+void check_fold_channels(Tensor y, Tensor w)
+{
+    const char *op = "fold_channels";
+    check_tensor(op, "w", w, w.rows, w.cols);
+    check_tensor(op, "y", y, w.rows, w.cols);
+    CHECK(format_is_fp8(w.format) && !w.format.group && format_equal(y.format, w.format),
+          "%s: y is %s, w is %s; expected e4m3 or e5m2 for both", op, format_name(y.format), format_name(w.format));
+    CHECK(y.data != w.data && !y.data_t, "%s: y must have its own memory, and no transposed copy", op);
 }
 
 static void check_heads(const char *op, Tensor y, Tensor qkv, Attention a)
@@ -218,6 +231,7 @@ int check_low_rank(const char *op, LowRank m, Tensor wide, Tensor low)
     check_plain(op, "w", m.w);
     if (format_has_scales(wide.format) && (!format_is_fp8(wide.format) || wide.format.group))
         die("%s: x is %s; expected f32, bf16 or FP8 with one scale", op, format_name(wide.format));
+    CHECK(!wide.channel, "%s: x has factors of columns", op);
     if (!m.is_b) {
         check_tensor(op, "A", m.w, r, wide.cols);
         return r;

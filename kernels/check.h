@@ -35,6 +35,9 @@ bool check_matmul   (Tensor y, Tensor x, Tensor w, Tensor add);
 bool check_matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate);
 bool check_matmul_dw(Tensor dw, Tensor dy, Tensor x);
 
+/* The arguments of fold_channels. */
+void check_fold_channels(Tensor y, Tensor w);
+
 /* The arguments of attention_forward. */
 void check_attention(const char *op, Tensor y, Tensor qkv, Attention a, Documents docs);
 

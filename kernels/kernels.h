@@ -96,10 +96,16 @@ void norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const
  * faster, with a relative error of 1e-3 instead of 1e-4 (H200). Only rounding depends on it; the CPU's sums are exact either way.
  *
  * FP8 operands have one scale and are read along the summed dimension: matmul reads data, matmul_dx w.data_t, matmul_dw both
- * data_t. add may be y. A product that accumulates in place into BF16 may be rounded before the addition and again after it. */
+ * data_t. Factors x.channel: in matmul w has the inverse ones (fold_channels), in matmul_dw they are divided out of dw; no other
+ * operand has any. add may be y. A product that accumulates in place into BF16 may be rounded before the addition and again after it. */
 void matmul   (Tensor y,  Tensor x,  Tensor w, Tensor add);             /* y  = x wT [+ add]   (N,O) (N,C) (O,C) (N,O) */
 void matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate);        /* dx = [dx +] dy w    (N,C) (N,O) (O,C)       */
 void matmul_dw(Tensor dw, Tensor dy, Tensor x);                         /* dw += dyT x         (O,C) (N,O) (N,C); no dw: nothing */
+
+/* w of a matmul whose x has factors `channel`: y = w with column c divided by channel[c], E4M3 or E5M2 as w. With least =
+ * min(channel), a power of two: y.scale = w.scale / least, code = round(w's code * least / channel[c]). So columns of the least
+ * factor keep their codes, and others lose digits only in the smallest binades. Only data is read and written. y (O,C), w (O,C) */
+void fold_channels(Tensor y, Tensor w, const float *channel);
 
 /* ---- adapters --------------------------------------------------------------------------------------------- */
 
@@ -187,7 +193,13 @@ void attention_cached(Tensor y, Tensor qkv, KvCache cache, Attention a);
 /* ---- MLP -------------------------------------------------------------------------------------------------- */
 
 /* gate_up = wide [+ product], in gate_up's format (in place if it is the memory of wide); act = silu(gate) * up of gate_up as
- * stored, or FROM_EXACT of wide [+ product]. act (N,F); rows of gate_up and wide (N,2F) are [gate | up]. */
+ * stored, or FROM_EXACT of wide [+ product]. act (N,F); rows of gate_up and wide (N,2F) are [gate | up].
+ *
+ * An act with `channel` is multiplied by these factors, column by column, before its range is measured and it is encoded. Unless its
+ * range is kept they are first set from it: channel[c] = 2^-k, k = max(0, e[c] - median - 6), e[c] = floor(log2(max|column c|)),
+ * at most 63, median: of the e[c] of all columns that are not 0. So a column gets a factor if its maximum is more than 64 to 128 times
+ * that of the median column; usually none does, and all codes are those without factors. [Smooth-SwiGLU, arXiv 2409.12517, sec. 4.4,
+ * has a factor for every column, from its maximum, and folds it into the weights as fold_channels does.] */
 void swiglu_forward (Tensor act, Tensor gate_up, Tensor wide, LowProduct product, ForwardSource from);
 
 /* matmul(wide, x, w), then swiglu_forward(act, gate_up, wide, {0}, FROM_EXACT). If one kernel does both, wide is not written.
@@ -195,7 +207,7 @@ void swiglu_forward (Tensor act, Tensor gate_up, Tensor wide, LowProduct product
 void matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w);
 
 /* dgate_up from dact [+ product]. It may be the memory of gate_up, unless dgate_up has a range; in FP8, dgate_up.data that of
- * gate_up.data. act, unless it is no tensor, is recomputed: an FP8 act keeps its scale, and its data or data_t may be NULL: not
+ * gate_up.data. act, unless it is no tensor, is recomputed: an FP8 act keeps its scale and factors, and its data or data_t may be NULL: not
  * written. act may be the memory of dact. */
 void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up);
 

@@ -43,10 +43,12 @@ OP(norm_backward,        (Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x
 /* ---- linear */
 OP(matmul,               (Tensor y, Tensor x, Tensor w, Tensor add), (y, x, w, add),
    IN(x), IN(w), IN(add), OUT(y))
+OP(fold_channels,        (Tensor y, Tensor w, const float *channel), (y, w, channel),
+   IN(w), FLOATS(channel, w.cols, 1, READS), CODES(y, WRITES), SCALE(y))
 OP(matmul_dx,            (Tensor dx, Tensor dy, Tensor w, bool accumulate), (dx, dy, w, accumulate),
    IN(dy), IN_TURNED(w), IN_IF(accumulate, dx), OUT(dx))
 OP(matmul_dw,            (Tensor dw, Tensor dy, Tensor x), (dw, dy, x),
-   IN_TURNED_IF(dw.data, dy), IN_TURNED_IF(dw.data, x), SUM(dw))
+   IN_TURNED_IF(dw.data, dy), IN_TURNED_IF(dw.data, x), CHANNELS_IF(dw.data, x, READS), SUM(dw))
 
 /* ---- adapters */
 OP(lora_narrow,          (Tensor low, Tensor x, LowRank m, float scale), (low, x, m, scale),
@@ -80,15 +82,15 @@ OP(attention_cached,     (Tensor y, Tensor qkv, KvCache cache, Attention a), (y,
 /* ---- MLP */
 OP(swiglu_forward,       (Tensor act, Tensor gate_up, Tensor wide, LowProduct product, ForwardSource from),
                          (act, gate_up, wide, product, from),
-   IN_WITH(wide, product), OUT(gate_up), OUT(act))
+   IN_WITH(wide, product), OUT(gate_up), OUT(act), CHANNELS_OUT(act))
 OP(matmul_swiglu,        (Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w), (act, gate_up, wide, x, w),
-   IN(x), IN(w), OUT(wide), OUT(gate_up), OUT(act))
+   IN(x), IN(w), OUT(wide), OUT(gate_up), OUT(act), CHANNELS_OUT(act))
 OP(swiglu_backward,      (Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up),
                          (dgate_up, act, dact, product, gate_up),
-   IN_WITH(dact, product), IN(gate_up), OUT_AS_SCALED(act), OUT(dgate_up))
+   IN_WITH(dact, product), IN(gate_up), OUT_AS_SCALED(act), CHANNELS_IF(true, act, READS), OUT(dgate_up))
 OP(matmul_dx_swiglu,     (Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w, Tensor gate_up),
                          (dgate_up, act, dact, dy, w, gate_up),
-   IN(dy), IN_TURNED(w), IN(gate_up), OUT(dact), OUT_AS_SCALED(act), OUT(dgate_up))
+   IN(dy), IN_TURNED(w), IN(gate_up), OUT(dact), OUT_AS_SCALED(act), CHANNELS_IF(true, act, READS), OUT(dgate_up))
 
 /* ---- loss */
 OP(cross_entropy,        (Tensor logits, float *loss, float *zloss, const int *target, int vocab, float scale, float z_weight,

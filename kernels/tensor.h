@@ -29,6 +29,8 @@ typedef struct {
     float *range;     /* of an FP8 operand with one scale: see range_is_kept; NULL: max|x| is found each time     */
     const bool *range_kept;    /* host memory, set by the planner of operands; NULL: false                        */
     bool   fast;      /* of an FP8 operand: GEMMs with it as first input may use short accumulators */
+    float *channel;   /* (cols) of an FP8 operand with one scale, device memory: powers of two; scale * code is channel[c] times a
+                         value of column c; NULL: all 1. See swiglu_forward */
 } Tensor;
 
 /* Bump allocator of device memory. With base == NULL it only measures: a plan runs once to size the arena, and once to place every

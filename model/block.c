@@ -79,6 +79,15 @@ static Tensor matrix(const Unit *w, Linear l)
     return of[l];
 }
 
+/* The matrix as forward multiplies it. */
+static Tensor forward_matrix(const Model *m, const Unit *w, const Acts *a, Linear l)
+{
+    if (l != LINEAR_DOWN || !a->swiglu_operand.channel)
+        return matrix(w, l);
+    fold_channels(m->down_folded, rows_only(w->down), a->swiglu_operand.channel);
+    return m->down_folded;
+}
+
 static LowRank adapter_a(const Unit *w, Linear l)
 {
     const Tensor of[NUM_LINEARS] = { w->qkv_a, w->out_a, w->gate_up_a, w->down_a };
@@ -102,7 +111,7 @@ static void linear(const Model *m, Linear l, Tensor y, Tensor x, const Unit *w, 
         lora_widen(y, a->low[l], adapter_b(m, w, l), add);
         add = y;
     }
-    matmul(y, x, matrix(w, l), add);
+    matmul(y, x, forward_matrix(m, w, a, l), add);
 }
 
 /* The same for a layer whose output goes into an operation that can add: y = x w^T, and what that operation is to add while it

@@ -86,6 +86,7 @@ typedef struct Model {
     Acts     *acts;            /* those of the first block on */
     BackwardScratch work;
     Offload   offload;
+    Tensor    down_folded;     /* (C, F) a block's down with the factors of swiglu_operand's columns: matmul's operand */
     float    *final_stats;     /* (N, 2) mean and rstd of the last block's output              */
     Tensor    final_h;         /* (N, C) the head's operand                                    */
     Tensor    logits;          /* (chunk, V): never all N rows                                 */

@@ -79,6 +79,17 @@ static float *floats(Planner *p, bool is_own, Buffer b, int per_token)
     return is_own ? arena_alloc(p->arena, bytes) : plan_shared(p->m, b, bytes);
 }
 
+/* The factors of an FP8 operand's columns, and memory for the weight that they are folded into. They are kept as long as its
+ * range. */
+static void add_channels(Planner *p, Tensor *t)
+{
+    Model *m = p->m;
+    if (m->recipe.down_scales != DOWN_CHANNEL || !format_is_fp8(t->format))
+        return;
+    t->channel = arena_alloc(has_ranges(m) ? p->ranges : p->arena, sizeof(float) * (size_t)t->cols);
+    m->down_folded = plan_shared_rows(m, BUFFER_DOWN, t->format, m->config->d_model, t->cols);
+}
+
 /* A GEMM operand; the buffer of its transposed copy follows its own in the list. In FP8 forward reads its rows; what backward reads
  * of it has to be kept. */
 static Tensor operand(Planner *p, bool is_own, Buffer b, Format f, int cols)
@@ -192,6 +203,7 @@ static void plan_acts(Planner *p, Acts *a)
     a->gate_up_raw = same(a->gate_up_saved, r->stream) ? a->gate_up_saved : shared(&mlp, BUFFER_WIDE, r->stream, 2 * F);
     const bool keeps_act = p->keep == KEEP_ALL && !m->forward_only && reads_input(m, LINEAR_DOWN);
     a->swiglu_operand = operand(&mlp, keeps_act, BUFFER_ACT, r->operand, F);
+    add_channels(p, &a->swiglu_operand);
 
     a->attn_stats = floats(p, leaves, BUFFER_STATS0, 2);
     a->mlp_stats = floats(&mlp, leaves, BUFFER_STATS1, 2);

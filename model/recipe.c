@@ -92,11 +92,12 @@ void recipe_print(const Recipe *r)
     if (r->recompute)
         snprintf(share, sizeof share, " (only the input in %s %d blocks)", r->recompute > 0 ? "one in" : "all but one in",
                  abs(r->recompute));
+    const char *const down = r->down_scales == DOWN_CHANNEL ? ", down's input by channels" : "";
     printf("recipe %s: stream %s, saved %s, qkv %s, attention %s, hidden %s, operands %s, gradients %s, head %s,\n"
-           "  keep %s%s, forward from %s, fast accumulation %s, scales of the %s,\n"
+           "  keep %s%s, forward from %s, fast accumulation %s, scales of the %s%s,\n"
            "  master %s, accumulated gradients %s, frozen weights %s\n",
            r->name, format_name(r->stream), format_name(r->saved), format_name(r->qkv), format_name(r->att),
            format_name(r->hidden), format_name(r->operand), format_name(r->gradient), format_name(r->head), keep[r->keep], share,
-           forward[r->forward], fast[r->fast], scales[r->scales], format_name(r->master), format_name(r->grads),
+           forward[r->forward], fast[r->fast], scales[r->scales], down, format_name(r->master), format_name(r->grads),
            format_name(r->frozen));
 }

@@ -27,6 +27,12 @@ typedef enum {
                        see range_is_kept                                                               */
 } ScalesOf;
 
+/* How the FP8 input of `down`, SwiGLU's output, is scaled. */
+typedef enum {
+    DOWN_TENSOR,    /* by one scale                                                                         */
+    DOWN_CHANNEL    /* and columns that stand out by a factor each: swiglu_forward in kernels.h              */
+} DownScales;
+
 typedef struct {
     const char *name;
     Format stream;     /* residual stream, and all tensors without a column of their own  */
@@ -45,6 +51,7 @@ typedef struct {
     Format grads;      /* accumulated weight gradients                                    */
     Format moment1, moment2;   /* AdamW's m and v, unless the optimizer has its own formats */
     Format frozen;     /* frozen weights, which have no other copy                        */
+    DownScales down_scales;
     int    recompute;  /* KEEP_BLOCK instead of `keep` in n > 0: the first of every n blocks; -n: all but the first; 0: none */
 } Recipe;
 

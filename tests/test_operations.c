@@ -202,6 +202,7 @@ static void configure(Config *c, const ModelConfig *m, const char *recipe, Keep 
     model_config(c, m, recipe, 1);
     c->recipe.keep = kept;
     c->recipe.scales = scales;
+    c->recipe.down_scales = scales == OF_STEP ? DOWN_CHANNEL : DOWN_TENSOR;
 }
 
 static ModelConfig small(SmallModel a)

@@ -24,6 +24,11 @@ void   tensor_finish(Tensor t, const float *values);        /* stores them in t,
 /* The same, but an FP8 t of group 0 keeps its scale; its data or data_t may be NULL: not written. */
 void   tensor_finish_again(Tensor t, const float *values);
 
+/* ---- factors of columns: swiglu_forward in kernels.h; without `channel` they do nothing ------------------------- */
+
+void channels_apply   (Tensor act, float *values);      /* chooses act.channel, unless its range is kept, and multiplies values */
+void channels_multiply(Tensor act, float *values);      /* multiplies values by act.channel */
+
 /* A gradient (1, width) that accumulates in double. start_sum: the sum so far, `values` or 0 if t is empty, in scratch memory of
  * the slot; NULL without values. finish_sum: stores it in t. */
 double *start_sum (Tensor t, const float *values, int slot);

@@ -8,7 +8,8 @@
 
 #include "kernels/cpu/cpu.h"
 
-/* t as GEMMs read it when they sum over its rows: element (r, c) is x[r * ld + c], or x[c * ld + r] if turned (transposed). */
+/* t, without factors of columns, as GEMMs read it when they sum over its rows: element (r, c) is x[r * ld + c], or x[c * ld + r] if
+ * turned (transposed). */
 typedef struct { const float *x; bool turned; int ld; } Columns;
 
 static Columns columns(Tensor t, int slot)
@@ -16,7 +17,10 @@ static Columns columns(Tensor t, int slot)
     if (!format_is_fp8(t.format))
         return (Columns){ tensor_values(t, slot), false, t.cols };
     Tensor turned = { .data = t.data_t, .scale = t.scale, .format = t.format, .rows = t.cols, .cols = t.rows };
-    return (Columns){ tensor_values(turned, slot), true, t.rows };
+    float *x = tensor_values(turned, slot);
+    for (size_t i = 0; t.channel && i < tensor_numel(turned); i++)
+        x[i] /= t.channel[i / (size_t)t.rows];
+    return (Columns){ x, true, t.rows };
 }
 
 void backend_matmul(Tensor y, Tensor x, Tensor w, Tensor add)

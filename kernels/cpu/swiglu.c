@@ -29,6 +29,7 @@ static void activate(Tensor act, Tensor x)
         for (int f = 0; f < F; f++)
             output[(size_t)n * (size_t)F + f] = gate[f] * sigmoid(gate[f]) * up[f];
     }
+    channels_apply(act, output);
     tensor_finish(act, output);
 }
 
@@ -77,6 +78,8 @@ void backend_swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LowProduc
         }
     }
     tensor_finish(dgate_up, output);
-    if (again)
+    if (again) {
+        channels_multiply(act, again);
         tensor_finish_again(act, again);
+    }
 }

@@ -166,14 +166,14 @@ void config_free_element(void *base, const char *prefix)
 /* Keys that decide where the model comes from, and which other keys are read. */
 static const char FIRST[] = "dry_run|eval_only|generate|run_name|save_folder|try_load_latest_save|load_path|lora";
 
-/* Every key is read once, after the layers below it: those of FIRST, then the others on top of load_path, and last format.* on top
+/* Every key is read once, after the layers below it: those of FIRST, then the others on top of load_path, and last format.* and fp8.* on top
  * of the recipe's columns (recipe.c). Evaluators are a list. */
 static void read_keys(Reader *r, bool first)
 {
     for (int i = 0; i < r->root->num_children; i++) {
         YamlNode *n = r->root->child[i];
         check_key(n);
-        if (!text_is_among(n->key, "evaluators|format") && text_is_among(n->key, FIRST) == first)
+        if (!text_is_among(n->key, "evaluators|format|fp8") && text_is_among(n->key, FIRST) == first)
             config_apply(r, n, n->key, r->s);
     }
 }

@@ -150,6 +150,19 @@ static void check_coarseness(Reader *r)
              "--format.moment2=f32", place, beta2);
 }
 
+static void check_down_scales(Reader *r)
+{
+    const Recipe *c = &r->s->c.recipe;
+    const char *key = "fp8.down_scales";
+    if (c->down_scales == DOWN_TENSOR)
+        return;
+    if (!format_is_fp8(c->operand))
+        config_note(r, "%s (format.operand is %s, which needs no scales)", key, format_name(c->operand));
+    else if (r->s->c.model.lora.rank)
+        die("%s: %s=channel does not support adapters (lora.rank is %d), which read down_proj's input, too; use --%s=tensor",
+            config_where(r, key), key, r->s->c.model.lora.rank, key);
+}
+
 /* The columns of moments, as far as the optimizer reads them. */
 static void check_moments(Reader *r)
 {
@@ -192,6 +205,7 @@ static void check_columns(Reader *r)
         die("%s: format.head is %s and format.stream %s; the head's GEMMs are in FP8 or in the stream's format: use e5m2 or %s",
             config_where(r, "format.head"), format_name(c->head), format_name(c->stream), format_name(c->stream));
     check_moments(r);
+    check_down_scales(r);
 }
 
 /* Whether a section of COAT's has keys without effect, because it does not choose the recipe and its method is not `none`.
@@ -269,9 +283,12 @@ void config_check_recipe(Reader *r)
         s->c.recipe.keep = KEEP_INPUTS;
     else if (s->activation_checkpointing != NOT_GIVEN)
         s->c.recipe.recompute = s->activation_checkpointing;
-    YamlNode *columns = yaml_find(r->root, "format");
-    if (columns)
-        config_apply(r, columns, "format", s);
+    static const char *const sections[] = { "format", "fp8" };
+    for (size_t i = 0; i < sizeof sections / sizeof sections[0]; i++) {
+        YamlNode *columns = yaml_find(r->root, sections[i]);
+        if (columns)
+            config_apply(r, columns, sections[i], s);
+    }
     if (s->c.recipe.recompute && s->c.recipe.keep == KEEP_BLOCK)
         config_note(r, "%s (format.keep is block: all blocks recompute)", config_given(r, "format.recompute") ? "format.recompute"
                     : "activation_checkpointing");

@@ -119,7 +119,7 @@ static void settle_evaluation(Reader *r, const char *folder)
 {
     const bool recipe = !recipe_is_given(r), batches = !is_asked(r, "device_train_microbatch_size");
     const struct { const char *name; bool wanted; } list[] = {
-        { "recipe", recipe }, { "format", recipe }, { "data.generate_doc_lengths", true },
+        { "recipe", recipe }, { "format", recipe }, { "fp8", recipe }, { "data.generate_doc_lengths", true },
         { "device_train_microbatch_size", batches }, { "device_eval_batch_size", batches },
     };
     YamlNode *run = configuration_of(folder);

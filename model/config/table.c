@@ -1,5 +1,5 @@
 /* The table of keys. A key that OLMo has keeps OLMo's name, unit and default (olmo/config.py). If OLMo's default is not supported
- * here (dropout, biases), the default is the supported value. Our own keys: recipe, format.*, model.architecture, model.head_dim,
+ * here (dropout, biases), the default is the supported value. Our own keys: recipe, format.*, fp8.*, model.architecture, model.head_dim,
  * model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names; full_attn_layers_only is OLMo-core's),
  * scheduler.t_decay, scheduler.warmup_fraction (OLMo-core's), data.packing, data.long_documents, data.document_boundaries, data.mix
  * (as OLMo-core's sources), spikes, loss_chunk, mlp_tile, quant_stats_interval, fsdp.grad_sync_mode, profile, timeout_seconds, tokenizer (a
@@ -107,6 +107,11 @@ const ConfigKey config_keys[] = {
            C(recipe.scales),
            "how long the scale of an FP8 GEMM operand is valid. microbatch: each micro-batch has its own; step: one scale with "
            "headroom over the first micro-batch's amax, which saves passes over memory"),
+    WORD  ("fp8.down_scales", CHOICE | FOLLOWS, "null", WORDS({ "tensor", DOWN_TENSOR }, { "channel", DOWN_CHANNEL }),
+           C(recipe.down_scales),
+           "scales of the FP8 input of each MLP's down_proj. tensor: one; channel: columns whose maximum is more than 64 times the "
+           "median column's also have a factor each, which is folded into the weight. This keeps the digits of all other columns "
+           "if SwiGLU has outliers, as quant/act/*/largest_channel shows"),
     COLUMN("format.master", WIDE, C(recipe.master), "weights that the optimizer updates"),
     COLUMN("format.grads", WIDE, C(recipe.grads), "accumulated weight gradients; "
            "default: the recipe's, but f32 if more than 128 micro-batches of a rank, or more than 128 ranks, are summed"),
