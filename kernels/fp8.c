@@ -124,12 +124,6 @@ uint16_t fp8_moment_scale(float amax, DType d)
  * maximum with these digits takes the next E and the code of 240. j rounds to 8 only if h is a power of two and a is just below the
  * next code: with j = 0, a gets that code. Values above the largest code exceed it by less than 2^-(M+4), and saturate. Maxima
  * above 4e6 have the largest S, 254. An infinite maximum makes the whole group NaN when it is read; training skips that step. */
-int fp8_channel_exponent(int field, int median)
-{
-    const int k = field - median - CHANNEL_EXCESS;
-    return k <= 0 ? 0 : k < CHANNEL_MOST ? k : CHANNEL_MOST;
-}
-
 uint8_t fp8_group_scale(float amax, DType d)
 {
     const int mantissa_bits = d == E4M3 ? 3 : 2, cut = 23 - mantissa_bits;

@@ -11,11 +11,6 @@ float    fp8_scale  (float amax, DType d);      /* S of a whole tensor, F32 */
 float    fp8_headroom(DType d);                 /* h of range_is_kept: 2 or 8 */
 uint16_t fp8_moment_scale(float amax, DType d); /* S of a group of a moment without expansion: BF16, rounded up */
 
-/* The exponent k of a column's factor 2^-k (swiglu_forward in kernels.h), for a column whose maximum has this exponent field, where
- * the median column's is `median`. Fields are those of F32; 0 is a column of zeros. */
-enum { CHANNEL_EXCESS = 6, CHANNEL_MOST = 63 };
-int fp8_channel_exponent(int field, int median);
-
 /* S of a group of activations in a byte, chosen so that the group's largest value is almost exact; 255: NaN. */
 uint8_t  fp8_group_scale(float amax, DType d);
 float    fp8_group_value(uint8_t scale, DType d);

@@ -192,12 +192,15 @@ void attention_cached(Tensor y, Tensor qkv, KvCache cache, Attention a);
 
 /* ---- MLP -------------------------------------------------------------------------------------------------- */
 
+/* Exponents of factors of columns, see below: what a column's maximum may have more than the median column's; the largest k. */
+enum { CHANNEL_EXCESS = 6, CHANNEL_MOST = 63 };
+
 /* gate_up = wide [+ product], in gate_up's format (in place if it is the memory of wide); act = silu(gate) * up of gate_up as
  * stored, or FROM_EXACT of wide [+ product]. act (N,F); rows of gate_up and wide (N,2F) are [gate | up].
  *
  * An act with `channel` is multiplied by these factors, column by column, before its range is measured and it is encoded. Unless its
- * range is kept they are first set from it: channel[c] = 2^-k, k = max(0, e[c] - median - 6), e[c] = floor(log2(max|column c|)),
- * at most 63, median: of the e[c] of all columns that are not 0. So a column gets a factor if its maximum is more than 64 to 128 times
+ * range is kept they are first set from it: channel[c] = 2^-k, k = max(0, e[c] - median - 6), at most 63,
+ * e[c] = floor(log2(max|column c|)), median: of the e[c] of all columns that are not 0. So a column gets a factor if its maximum is more than 64 to 128 times
  * that of the median column; usually none does, and all codes are those without factors. [Smooth-SwiGLU, arXiv 2409.12517, sec. 4.4,
  * has a factor for every column, from its maximum, and folds it into the weights as fold_channels does.] */
 void swiglu_forward (Tensor act, Tensor gate_up, Tensor wide, LowProduct product, ForwardSource from);

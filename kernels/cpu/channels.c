@@ -13,6 +13,13 @@ static int exponent_field(float x)
     return (int)(bits >> 23 & 0xff);
 }
 
+/* The exponent k of a column's factor, for these fields of its maximum and of the median column's. */
+static int excess(int field, int median)
+{
+    const int k = field - median - CHANNEL_EXCESS;
+    return k <= 0 ? 0 : k < CHANNEL_MOST ? k : CHANNEL_MOST;
+}
+
 /* Of the columns that are not 0: the least field that half of them do not exceed. */
 static int median_field(const float *amax, int columns)
 {
@@ -34,7 +41,7 @@ static void choose(Tensor act, const float *values, float *amax)
         amax[i % (size_t)F] = fmaxf(amax[i % (size_t)F], fabsf(values[i]));
     const int median = median_field(amax, F);
     for (int c = 0; c < F; c++)
-        act.channel[c] = ldexpf(1, -fp8_channel_exponent(exponent_field(amax[c]), median));
+        act.channel[c] = ldexpf(1, -excess(exponent_field(amax[c]), median));
 }
 
 void channels_multiply(Tensor act, float *values)

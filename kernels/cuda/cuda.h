@@ -60,6 +60,10 @@ bool        runs_on_hopper(void);
 /* matmul_row.cu: matmul of a single BF16 row with a BF16 w, arguments already checked. False: not supported, nothing done. */
 bool matmul_row(Tensor y, Tensor x, Tensor w, Tensor add);
 
+/* channels.cu: x, F32 or BF16, times the factors of its columns, or divided by them. They are powers of two, so this is exact. */
+void channels_multiply(Tensor x, const float *channel);
+void channels_divide  (Tensor x, const float *channel);
+
 static inline size_t ceil_div(size_t n, size_t by)
 {
     return (n + by - 1) / by;

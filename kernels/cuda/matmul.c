@@ -421,7 +421,11 @@ void backend_matmul_dw(Tensor dw, Tensor dy, Tensor x)
     const bool fp8 = check_matmul_dw(dw, dy, x);
     if (fp8)
         check_fp8(DW, C, N, "inputs", "tokens");
+    if (x.channel && !dw.empty)
+        channels_multiply(dw, x.channel);
     run(DW, C, O, N, fp8, !fp8, x.format.dtype, dy.format.dtype, dw.format.dtype,
         (Operands){ .a = fp8 ? x.data_t : x.data, .b = fp8 ? dy.data_t : dy.data,
                     .scale_a = x.scale, .scale_b = dy.scale, .c = dw.data, .d = dw.data, .empty = dw.empty, .fast = dy.fast });
+    if (x.channel)
+        channels_divide(dw, x.channel);
 }

@@ -20,12 +20,13 @@ constexpr int TURNED = 3;                                      /* gradients of g
 
 struct BackwardJob : FusedJob {
     TileOut dgate_up, act;              /* act.data_t may be NULL: not written */
+    const float *channel;               /* factors of act's columns; read if FACTORS */
     GroupReader<Known<E4M3>, Known<4>> gate_up;
     Found found;
     bool again;                         /* only if the range was exceeded */
 };
 
-struct Backward {
+template <bool FACTORS> struct Backward {
     static constexpr int ACROSS = FUSED_WEIGHTS, PARTS = 4 * STRIPS;
     static constexpr DType TOKENS = E5M2;
     typedef BackwardJob Job;
@@ -101,6 +102,11 @@ struct Backward {
         fetch(0, 1);
     }
 
+    __device__ static void multiply(float (&v)[4], float4 by)
+    {
+        v[0] *= by.x, v[1] *= by.y, v[2] *= by.z, v[3] *= by.w;
+    }
+
     /* A strip has four parts: for each of the thread's two tokens, four columns, then the other four. */
     __device__ void finish(const Held &held, int part)
     {
@@ -118,6 +124,8 @@ struct Backward {
             fetch(strip + 1, i);
         unpack(d, held, 8 * strip + 4 * half + i);
         swiglu_gradients<true>(gate, up, act, d);
+        if constexpr (FACTORS)
+            multiply(act, *(const float4 *)(job.channel + at.column + STRIP * strip + 8 * (threadIdx.x % 4) + 4 * half));
         m = fmaxf(m, fmaxf(pack_abs_max(gate), pack_abs_max(up)));
         codes[0][i][half] = encode_four<E5M2>(gate, inverse);
         codes[1][i][half] = encode_four<E5M2>(up, inverse);
@@ -184,15 +192,23 @@ bool fits(FusedMaps *maps, Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, 
 {
     const RowOrder tokens = { 16, { 8, 2, 1 }, { 2, 1, 16 } }, weights = { 32, { 2, 4, 4 }, { 1, 8, 2 } };
     const bool has_act = tensor_exists(act);
-    return runs_on_hopper() && dy.fast && is_fusable(dy.data, dy, Backward::TOKENS) && is_fusable(w.data_t, w, E4M3)
+    return runs_on_hopper() && dy.fast && is_fusable(dy.data, dy, Backward<false>::TOKENS) && is_fusable(w.data_t, w, E4M3)
         && is_fusable(dgate_up.data, dgate_up, E5M2) && is_fusable(dgate_up.data_t, dgate_up, E5M2) && range_is_kept(dgate_up)
         && (!has_act || (is_fusable(act.data_t, act, E4M3) && !act.data)) && dact.format.dtype == BF16
         && gate_up.format.dtype == E4M3 && gate_up.format.group == 16 && (uintptr_t)gate_up.data % 8 == 0
-        && dact.cols % FUSED_WEIGHTS == 0 && dy.rows % 16 == 0 && is_deep_enough<Backward>(dy.cols)
+        && dact.cols % FUSED_WEIGHTS == 0 && dy.rows % 16 == 0 && is_deep_enough<Backward<false>>(dy.cols)
         && fused_map(&maps->x, dy.data, dy.rows, dy.cols, tokens, FUSED_TOKENS, FUSED_DEPTH)
         && fused_map(&maps->w, w.data_t, w.cols, w.rows, weights, FUSED_WEIGHTS / FUSED_PAIR, FUSED_DEPTH)
         && fused_map(&maps->out[0], dgate_up.data_t, dgate_up.cols, dgate_up.rows, weights, STRIP, 64)
         && (!has_act || fused_map(&maps->out[1], act.data_t, act.cols, act.rows, weights, STRIP, 64));
+}
+
+template <bool FACTORS> void launch(BackwardJob job, const FusedMaps &maps, Tensor dgate_up)
+{
+    launch_fused<Backward<FACTORS>>(job, maps);
+    job.dgate_up = tile_out_again(dgate_up, job.found);
+    job.again = true;
+    launch_fused<Backward<FACTORS>>(job, maps);
 }
 
 }
@@ -212,11 +228,9 @@ void backend_matmul_dx_swiglu(Tensor dgate_up, Tensor act, Tensor dact, Tensor d
     check_groups("matmul_dx_swiglu", "gate_up", gate_up, N, 2 * F);
     if (tensor_exists(act))
         check_operand("matmul_dx_swiglu", "act", act, N, F);
+    const bool has_factors = tensor_exists(act) && act.channel;
     const Found found = found_new();
-    BackwardJob job = { fused_job(dy, w, F), tile_out_in_range(dgate_up, found), tile_out(act, NULL),
-                        group_reader(gate_up, Known<E4M3>{}), found, false };
-    launch_fused<Backward>(job, maps);
-    job.dgate_up = tile_out_again(dgate_up, found);
-    job.again = true;
-    launch_fused<Backward>(job, maps);
+    const BackwardJob job = { fused_job(dy, w, F), tile_out_in_range(dgate_up, found), tile_out(act, NULL), act.channel,
+                              group_reader(gate_up, Known<E4M3>{}), found, false };
+    (has_factors ? launch<true> : launch<false>)(job, maps, dgate_up);
 }

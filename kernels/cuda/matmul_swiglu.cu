@@ -6,6 +6,7 @@
  *
  * act is encoded within its range, which is KEPT. A second launch recomputes all of it if the range was exceeded, else it returns
  * at once. The transposed copy of act, which some recipes save, is not made here: with it, the two operations run separately. */
+#include "kernels/cuda/channels.cuh"
 #include "kernels/cuda/matmul_fused.cuh"
 
 namespace {
@@ -15,11 +16,12 @@ constexpr int COLUMNS = FUSED_WEIGHTS / 2;
 struct ForwardJob : FusedJob {
     TileOut act;
     GroupOut saved;
+    const float *channel;               /* factors of act's columns; read if FACTORS */
     Found found;
     bool again;                         /* only if the range was exceeded */
 };
 
-struct Forward {
+template <bool FACTORS> struct Forward {
     static constexpr int ACROSS = COLUMNS, PARTS = 8;
     static constexpr DType TOKENS = E4M3;
     typedef ForwardJob Job;
@@ -96,6 +98,10 @@ struct Forward {
 #pragma unroll
             for (int i = 0; i < 16; i++)
                 act[i / 8][i % 8] = gate[i / 8][i % 8] * quick_sigmoid(gate[i / 8][i % 8]) * up[i / 8][i % 8];
+            if constexpr (FACTORS)
+#pragma unroll
+                for (int k = 0; k < 2; k++)
+                    load_factors(job.channel, column + 64 * half + 8 * k).multiply(act[k]);
             store_codes(job.act.data + at, act, inverse);
             m = fmaxf(m, abs_max(act));
         }
@@ -112,12 +118,20 @@ struct Forward {
 bool fits(FusedMaps *maps, Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w)
 {
     const RowOrder tokens = { 16, { 16, 1, 1 }, { 1, 16, 16 } }, weights = { 64, { 2, 4, 8 }, { 1, 16, 2 } };
-    return runs_on_hopper() && x.fast && is_fusable(x.data, x, Forward::TOKENS) && is_fusable(w.data, w, E4M3)
+    return runs_on_hopper() && x.fast && is_fusable(x.data, x, Forward<false>::TOKENS) && is_fusable(w.data, w, E4M3)
         && is_fusable(act.data, act, E4M3) && !act.data_t && range_is_kept(act) && wide.format.dtype == BF16
         && gate_up.format.dtype == E4M3 && gate_up.format.group == 16 && (uintptr_t)gate_up.data % 16 == 0
-        && act.cols % COLUMNS == 0 && x.rows % 16 == 0 && is_deep_enough<Forward>(x.cols)
+        && act.cols % COLUMNS == 0 && x.rows % 16 == 0 && is_deep_enough<Forward<false>>(x.cols)
         && fused_map(&maps->x, x.data, x.rows, x.cols, tokens, FUSED_TOKENS, FUSED_DEPTH)
         && fused_map(&maps->w, w.data, w.rows, w.cols, weights, COLUMNS, FUSED_DEPTH);
+}
+
+template <bool FACTORS> void launch(ForwardJob job, const FusedMaps &maps, Tensor act)
+{
+    launch_fused<Forward<FACTORS>>(job, maps);
+    job.act = tile_out_again(act, job.found);
+    job.again = true;
+    launch_fused<Forward<FACTORS>>(job, maps);
 }
 
 }
@@ -137,9 +151,6 @@ void backend_matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Te
     check_operand("matmul_swiglu", "act", act, N, F);
     check_groups("matmul_swiglu", "gate_up", gate_up, N, 2 * F);
     const Found found = found_new();
-    ForwardJob job = { fused_job(x, w, F), tile_out_in_range(act, found), group_out(gate_up), found, false };
-    launch_fused<Forward>(job, maps);
-    job.act = tile_out_again(act, found);
-    job.again = true;
-    launch_fused<Forward>(job, maps);
+    const ForwardJob job = { fused_job(x, w, F), tile_out_in_range(act, found), group_out(gate_up), act.channel, found, false };
+    (act.channel ? launch<true> : launch<false>)(job, maps, act);
 }

@@ -1,10 +1,11 @@
 /* SwiGLU that reads or writes FP8.
  *
  * Forward in COAT: a pass over rows stores gate and up in FP8 groups and finds the maximum of act, computed from the stored values;
- * a pass over tiles writes act and its transpose. Bytes per element of act: 4 + 2.12, then 2.12 + 2. If act's range is KEPT and it
+ * a pass over tiles writes act and its transpose. For an act with factors of columns a pass for the columns' maxima comes between. Bytes per element of act: 4 + 2.12, then 2.12 + 2. If act's range is KEPT and it
  * has no transpose, the pass over rows writes it: 4 + 2.12 + 1. Backward: a pass for the maximum of the gradients, unless their
  * range is KEPT, then one that writes both gradients, their transposes and, if requested, act: 4.12, then 4.12 + 4 (+ 2). act keeps
  * its scale. */
+#include "kernels/cuda/channels.cuh"
 #include "kernels/cuda/lora.cuh"
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/swiglu.cuh"
@@ -12,7 +13,26 @@
 
 enum { ROW_PACKS = 2, ROW_THREADS = 128, ROW_BLOCKS = 10 };
 
-template <class Reader> struct SwigluSource : SimpleSource {
+/* Values of act with factors of columns, or as they are. */
+template <bool FACTORS> struct ActSource : SimpleSource {
+    const float *channel;
+    typedef std::conditional_t<FACTORS, Factors, SimpleSource::Fix> Fix;
+    __device__ Fix prepare(int col) const
+    {
+        if constexpr (FACTORS)
+            return load_factors(channel, col);
+        else
+            return {};
+    }
+    __device__ static void finish(float (&act)[8], const Fix &fix)
+    {
+        if constexpr (FACTORS)
+            fix.multiply(act);
+    }
+};
+
+template <class Reader, bool FACTORS = false> struct SwigluSource : ActSource<FACTORS> {
+    typedef typename ActSource<FACTORS>::Fix Fix;
     Reader gate_up;
     int F;
     struct Raw { typename Reader::Raw gate, up; };
@@ -20,7 +40,7 @@ template <class Reader> struct SwigluSource : SimpleSource {
     {
         return { load_inside(gate_up, row, col), load_inside(gate_up, row, F + col) };
     }
-    __device__ void values(float (&act)[1][8], const Raw &raw, Fix, int, int) const
+    __device__ void values(float (&act)[1][8], const Raw &raw, const Fix &fix, int, int) const
     {
         float g[8], u[8];
         gate_up.values(g, raw.gate);
@@ -28,12 +48,14 @@ template <class Reader> struct SwigluSource : SimpleSource {
 #pragma unroll
         for (int i = 0; i < 8; i++)
             act[0][i] = g[i] * quick_sigmoid(g[i]) * u[i];
+        this->finish(act[0], fix);
     }
 };
 
 /* ACT: the third output is act. */
-template <class Reader, class ReaderD, bool ACT> struct SwigluBackwardSource : SimpleSource {
+template <class Reader, class ReaderD, bool ACT, bool FACTORS> struct SwigluBackwardSource : ActSource<FACTORS> {
     enum { OUTPUTS = ACT ? 3 : 2, MEASURED = 2 };
+    typedef typename ActSource<FACTORS>::Fix Fix;
     Reader gate_up;
     ReaderD dact;
     int F;
@@ -46,13 +68,15 @@ template <class Reader, class ReaderD, bool ACT> struct SwigluBackwardSource : S
     {
         return output == 1 ? F + col : col;
     }
-    __device__ void values(float (&out)[OUTPUTS][8], const Raw &raw, Fix, int, int) const
+    __device__ void values(float (&out)[OUTPUTS][8], const Raw &raw, const Fix &fix, int, int) const
     {
         float d[8], act[8];
         gate_up.values(out[0], raw.gate);
         gate_up.values(out[1], raw.up);
         dact.values(d, raw.dact);
         swiglu_gradients<true>(out[0], out[1], ACT ? out[OUTPUTS - 1] : act, d);
+        if (ACT)
+            this->finish(out[OUTPUTS - 1], fix);
     }
 };
 
@@ -113,12 +137,23 @@ template <bool EXACT, typename T> static void save(bool codes, Found found, Tens
     });
 }
 
+/* act with factors, which are chosen first unless its range is kept. */
+template <class Reader> static void with_factors(Tensor act, Reader reader)
+{
+    const int N = act.rows, F = act.cols;
+    float *amax = amax_new();
+    if (!range_is_kept(act))
+        channels_choose(act, amax, column_maxima(SwigluSource<Reader>{ {}, reader, F }, N, F));
+    fp8_operand_from(act, amax, SwigluSource<Reader, true>{ { {}, act.channel }, reader, F }, N, F);
+}
+
 template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
 {
     const int N = act.rows, F = act.cols;
     const bool saves = gate_up.data != wide.data;
     check_operand("swiglu_forward", "act", act, N, F);
-    const bool in_one = saves && range_is_kept(act) && !act.data_t, adds = product.low.data;
+    const bool in_one = saves && range_is_kept(act) && !act.data_t && !act.channel, adds = product.low.data;
+    CHECK(!act.channel || !adds, "swiglu_forward: the CUDA back end has no factors of columns with a product");
     const Found found = in_one ? found_new() : Found{ saves || adds ? amax_new() : NULL, NULL };
     if (saves)
         check_groups("swiglu_forward", "gate_up", gate_up, N, 2 * F);
@@ -136,6 +171,10 @@ template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wid
         LAUNCH_CHECK();
     }
     with_reader(EXACT ? wide : gate_up, [&](auto reader) {
+        if (act.channel) {
+            with_factors(act, reader);
+            return;
+        }
         const SwigluSource<decltype(reader)> source = { {}, reader, F };
         if (in_one)
             fp8_again(act, found, source, N, F);
@@ -151,14 +190,14 @@ void swiglu_forward_fp8(Tensor act, Tensor gate_up, Tensor wide, LowProduct prod
     (exact ? forward<true> : forward<false>)(act, gate_up, wide, product);
 }
 
-template <bool ACT, class Reader, class ReaderD>
+template <bool ACT, bool FACTORS, class Reader, class ReaderD>
 static void swiglu_backward_tiles(Tensor dgate_up, Tensor act, Reader gate_up, ReaderD dact, int N, int F)
 {
-    typedef SwigluBackwardSource<Reader, ReaderD, ACT> Source;
+    typedef SwigluBackwardSource<Reader, ReaderD, ACT, FACTORS> Source;
     TileOuts<Source> outs = {};
     if (ACT)
         outs.out[Source::OUTPUTS - 1] = tile_out(act, NULL);
-    fp8_operand<Source>(dgate_up, outs, { {}, gate_up, dact, F }, N, F);
+    fp8_operand<Source>(dgate_up, outs, { { {}, act.channel }, gate_up, dact, F }, N, F);
 }
 
 void swiglu_backward_fp8(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up)
@@ -169,10 +208,12 @@ void swiglu_backward_fp8(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_u
         check_operand("swiglu_backward", "act", act, N, F);
     with_reader(gate_up, [&](auto in) {
         with_dense_reader(dact, [&](auto gradient) {
-            if (tensor_exists(act))
-                swiglu_backward_tiles<true>(dgate_up, act, in, gradient, N, F);
+            if (tensor_exists(act) && act.channel)
+                swiglu_backward_tiles<true, true>(dgate_up, act, in, gradient, N, F);
+            else if (tensor_exists(act))
+                swiglu_backward_tiles<true, false>(dgate_up, act, in, gradient, N, F);
             else
-                swiglu_backward_tiles<false>(dgate_up, act, in, gradient, N, F);
+                swiglu_backward_tiles<false, false>(dgate_up, act, in, gradient, N, F);
         });
     });
 }

@@ -19,8 +19,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/fp8.h"
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
+#include "model/run/outliers.h"
 #include "model/run/quant_stats.h"
 #include "model/units.h"
 
@@ -41,6 +43,8 @@ struct Telemetry {
     Log        *log;
     json_t     *line;                   /* the line of this step; NULL: none                                      */
     double     *input;                  /* (rows, C): input of the next block                                     */
+    long        step;                   /* the one that is measured                                               */
+    bool       *warned;                 /* [blocks]: see outliers_watch                                           */
     struct {
         Histogram histogram[2];         /* of m and v                                                             */
         Stats     moment[2][FORMATS];   /* m and v in each format                                                 */
@@ -80,6 +84,19 @@ static double *first_rows(const Telemetry *t, Tensor x)
     return sample_values(x, 0, sample_rows(t->model) * (size_t)x.cols);
 }
 
+/* Divides by the factors of columns. */
+static void without_factors(Sample *q, Tensor stored)
+{
+    const size_t cols = (size_t)stored.cols, bytes = sizeof(float) * cols;
+    if (!stored.channel)
+        return;
+    float *factor = xmalloc(bytes);
+    device_get(factor, stored.channel, bytes);
+    for (size_t i = 0; i < q->n; i++)
+        q->x[i] /= factor[i % cols];
+    free(factor);
+}
+
 /* Takes ownership of `exact`, which may be NULL. lost: the codes were overwritten, but not their scale. */
 static void activation(Telemetry *t, const char *kind, int block, Tensor stored, double *exact, bool lost)
 {
@@ -89,6 +106,7 @@ static void activation(Telemetry *t, const char *kind, int block, Tensor stored,
         Sample q = sample_fetch(stored, 0, sample_rows(t->model) * (size_t)stored.cols);
         if (lost)
             sample_again(&q, exact);
+        without_factors(&q, stored);
         snprintf(where, sizeof where, "%d", block);
         stats_add(&s, q, exact);
         set_stats(t, kind, where, &s, false);
@@ -124,6 +142,26 @@ static double *swiglu_output(const Telemetry *t, Tensor gate_up)
     return y;
 }
 
+/* The outliers of act, whatever its format. */
+static void measure_outliers(Telemetry *t, int l, Tensor stored, const double *act)
+{
+    const size_t rows = sample_rows(t->model), F = (size_t)stored.cols;
+    double most = 0;
+    for (size_t i = 0; i < rows * F; i++)
+        most = fmax(most, fabs(act[i]));
+    if (format_is_fp8(stored.format)) {
+        float scale;
+        device_get(&scale, stored.scale, sizeof scale);
+        most = scale * fp8_max(stored.format.dtype);
+    }
+    const OutlierStats s = outliers_measure(act, rows, F, most);
+    char where[16];
+    snprintf(where, sizeof where, "%d", l);
+    set(t, "act", where, "kurtosis", s.kurtosis);
+    set(t, "act", where, "largest_channel", s.largest_channel);
+    outliers_watch(&t->warned[l], t->step, l, &s, &t->model->recipe, t->config->model.lora.rank > 0);
+}
+
 static void measure_block(Telemetry *t, int l, const Unit *w)
 {
     const Acts *a = &t->model->acts[l];
@@ -145,7 +183,9 @@ static void measure_block(Telemetry *t, int l, const Unit *w)
     activation(t, "att", l, a->attn_saved, first_rows(t, a->attn_out), false);
     activation(t, "att_op", l, a->attn_operand, first_rows(t, a->attn_saved), false);
     activation(t, "gate_up", l, a->gate_up_saved, a->low[LINEAR_GATE_UP].data ? NULL : first_rows(t, a->gate_up_raw), false);
-    activation(t, "act", l, a->swiglu_operand, swiglu_output(t, a->gate_up_saved), false);
+    double *act = swiglu_output(t, a->gate_up_saved);
+    measure_outliers(t, l, a->swiglu_operand, act);
+    activation(t, "act", l, a->swiglu_operand, act, false);
 }
 
 static void observe(void *observer, int unit, const Unit *w)
@@ -350,7 +390,7 @@ Telemetry *telemetry_open(const Config *c, Model *m, const ParamStore *f, Log *l
     if (c->quant_stats_interval == 0 || !log)
         return NULL;
     Telemetry *t = xcalloc(1, sizeof *t);
-    *t = (Telemetry){ .config = c, .model = m, .fsdp = f, .log = log };
+    *t = (Telemetry){ .config = c, .model = m, .fsdp = f, .log = log, .warned = xcalloc((size_t)m->L, sizeof *t->warned) };
     return t;
 }
 
@@ -359,6 +399,7 @@ void telemetry_close(Telemetry *t)
     if (!t)
         return;
     json_decref(t->line);
+    free(t->warned);
     free(t);
 }
 
@@ -370,6 +411,7 @@ void telemetry_watch(Telemetry *t, long step)
     t->line = NULL;
     if (step % t->config->quant_stats_interval != 0)
         return;
+    t->step = step;
     t->line = json_pack("{s:I}", "step", (json_int_t)step);
     t->model->observe = observe;
     t->model->observer = t;

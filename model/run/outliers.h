@@ -1,0 +1,23 @@
+/* Outliers of SwiGLU's output, the input of `down`: in long runs gate and up of a channel may align and grow, until one scale for
+ * the whole FP8 tensor leaves the other channels no digits [Fishman et al. 2024, arXiv 2409.12517, sec. 4]. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "model/recipe.h"
+
+/* kurtosis: mean(x^4) / mean(x^2)^2 of all elements: 3 for normal ones.
+ * largest_channel: the largest magnitude that the tensor's scale covers / the root mean square of the median channel. */
+typedef struct { double kurtosis, largest_channel; } OutlierStats;
+
+/* act (rows, F): a sample; most: what its scale covers, or its largest magnitude. */
+OutlierStats outliers_measure(const double *act, size_t rows, size_t F, double most);
+
+/* The largest_channel from which one scale in E4M3 costs ordinary channels 1 % of their values: a code below the smallest normal one,
+ * 2^-6, is off by 2^-9 / sqrt(12) on average, which is 1 % of a root mean square of 448 / 7,945 (tests/test_outliers.c). With scales of
+ * the step later micro-batches are encoded with headroom, so it is half of that. */
+double outliers_limit(const Recipe *r);
+
+/* Warns at the first measurement beyond the limit. *warned: of this block, false at first; it becomes false again when the number has
+ * fallen to half the limit. */
+void outliers_watch(bool *warned, long step, int block, const OutlierStats *s, const Recipe *r, bool has_adapters);
