@@ -4,7 +4,7 @@
  * root mean square r of a channel when r = 0.056 S: when max|act| = 448 S is 7,945 r. */
 #include "tests/fp8.h"
 
-enum { N = 256, C = 64, F = 128, REACH = 7945, SIZES = 6 };
+enum { N = 272, C = 64, F = 144, REACH = 7945, SIZES = 7 };
 static const Format H = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 };
 
 /* act in double, of BF16 gate and up; and what the GEMMs multiply it with. */
@@ -27,24 +27,29 @@ static Tensor normal_operand(Format f, int rows, int cols, uint64_t seed)
     return y;
 }
 
-/* Channel `outlier` has gate = up = size z, where z is normal: act is size^2 z^2 for z > 0, and about 0 below. */
-static void make_layer(float size, int outlier)
+static void compute_act(void)
+{
+    const double *wide = values(layer.wide);
+    layer.act = keep(sizeof(double) * N * F);
+    for (int i = 0; i < N * F; i++) {
+        const double gate = wide[i / F * 2 * F + i % F], up = wide[i / F * 2 * F + F + i % F];
+        layer.act[i] = gate / (1 + exp(-gate)) * up;
+    }
+}
+
+/* Channel 0 has gate = up = size z, where z is normal: act is size^2 z^2 for z > 0, and about 0 below. */
+static void make_layer(float size)
 {
     float *x = normal((size_t)N * 2 * F, 1);
     for (int n = 0; n < N; n++)
-        x[n * 2 * F + outlier] = x[n * 2 * F + F + outlier] = size * x[n * 2 * F + outlier];
+        x[n * 2 * F] = x[n * 2 * F + F] = size * x[n * 2 * F];
     layer.wide = make(H, N, 2 * F);
     put(layer.wide, x);
     layer.w = normal_operand(E4, C, F, 2);
     layer.dy = normal_operand(E5, N, C, 3);
     layer.weight = values(layer.w);
     layer.gradient = values(layer.dy);
-    layer.act = keep(sizeof(double) * N * F);
-    const double *wide = values(layer.wide);
-    for (int i = 0; i < N * F; i++) {
-        const double gate = wide[i / F * 2 * F + i % F], up = wide[i / F * 2 * F + F + i % F];
-        layer.act[i] = gate / (1 + exp(-gate)) * up;
-    }
+    compute_act();
 }
 
 static float *channels_of(Tensor t)
@@ -71,7 +76,11 @@ static Tensor folded(const float *channel)
 
 /* ---- what a remedy loses ---------------------------------------------------------------------------------------- */
 
-/* Relative errors of the layer's output in tokens where the outlier is silent; of the other channels' part of it in all tokens; of
+/* act as the GEMMs of forward and of the weight's gradient read it, and w as forward reads it; and as they would without limits of
+ * the exponent. */
+typedef struct { double *act, *act_dw; const double *w; } Read;
+
+/* Relative errors, beside the rounding of digits that all tensors in E4M3 have: of the layer's output in tokens where the outlier is silent; of the other channels' part of it in all tokens; of
  * the other channels' weight gradient. */
 typedef struct { double silent, others, dw; } Lost;
 
@@ -80,69 +89,87 @@ static double ratio(double error2, double norm2)
     return sqrt(error2 / norm2);
 }
 
-/* act, act_dw: values as the two GEMMs read them; w: as forward does. */
-static Lost lost(const double *act, const double *act_dw, const double *w)
+static Lost lost(Read limited, Read digits)
 {
     double e[3] = { 0 }, norm[3] = { 0 };
     for (int n = 0; n < N; n++)
         for (int c = 0; c < C; c++) {
-            double y = 0, found = 0;
+            double y = 0, error = 0;
             for (int f = 1; f < F; f++) {
                 y += layer.act[n * F + f] * layer.weight[c * F + f];
-                found += act[n * F + f] * w[c * F + f];
+                error += limited.act[n * F + f] * limited.w[c * F + f] - digits.act[n * F + f] * digits.w[c * F + f];
             }
-            const double more = act[n * F] * w[c * F] - layer.act[n * F] * layer.weight[c * F];
+            const double more = limited.act[n * F] * limited.w[c * F] - digits.act[n * F] * digits.w[c * F];
             const bool silent = fabs(layer.act[n * F]) < 0.1;
-            e[1] += (found - y) * (found - y), norm[1] += y * y;
-            e[0] += silent ? (found + more - y) * (found + more - y) : 0, norm[0] += silent ? y * y : 0;
+            e[0] += silent ? (error + more) * (error + more) : 0, norm[0] += silent ? y * y : 0;
+            e[1] += error * error, norm[1] += y * y;
         }
     for (int c = 0; c < C; c++)
         for (int f = 1; f < F; f++) {
             double dw = 0, error = 0;
             for (int n = 0; n < N; n++) {
                 dw += layer.gradient[n * C + c] * layer.act[n * F + f];
-                error += layer.gradient[n * C + c] * (act_dw[n * F + f] - layer.act[n * F + f]);
+                error += layer.gradient[n * C + c] * (limited.act_dw[n * F + f] - digits.act_dw[n * F + f]);
             }
             e[2] += error * error, norm[2] += dw * dw;
         }
     return (Lost){ ratio(e[0], norm[0]), ratio(e[1], norm[1]), ratio(e[2], norm[2]) };
 }
 
+/* With the digits of E4M3, but any exponent if `unlimited`: then nothing is lost but digits. */
+static double rounded(double x, double scale, bool unlimited)
+{
+    int e;
+    const double m = frexp(x / scale, &e);
+    return unlimited ? ldexp(rint(ldexp(m, 4)), e - 4) * scale : decode_fp8(fp8_nearest(x / scale, E4M3), E4M3) * scale;
+}
+
 static Lost lost_by_operand(bool by_channel)
 {
     const Tensor act = encoded(by_channel);
-    double *x = values(act), *w = layer.weight;
+    double *x = values(act), *digits = keep(sizeof(double) * N * F), *w = layer.weight;
     if (by_channel) {
         const float *channel = channels_of(act);
-        double *of_w = w = values(folded(act.channel));
+        w = values(folded(act.channel));
         for (int i = 0; i < N * F; i++)
             x[i] /= channel[i % F];
         for (int i = 0; i < C * F; i++)
-            of_w[i] *= channel[i % F];
+            w[i] *= channel[i % F];
     }
-    return lost(x, x, w);
+    for (int i = 0; i < N * F; i++)
+        digits[i] = rounded(layer.act[i], operand_scale(act), true);
+    return lost((Read){ x, x, w }, (Read){ digits, digits, layer.weight });
 }
 
 /* Rounds n values `step` apart under one scale. */
-static void round_with_scale(double *x, int n, int step)
+static void round_with_scale(double *x, int n, int step, bool unlimited)
 {
     double most = 0;
     for (int i = 0; i < n; i++)
         most = fmax(most, fabs(x[i * step]));
     for (int i = 0; i < n && most > 0; i++)
-        x[i * step] = decode_fp8(fp8_nearest(x[i * step] / most * 448, E4M3), E4M3) * most / 448;
+        x[i * step] = rounded(x[i * step], most / 448, unlimited);
+}
+
+static double *copy_of_act(void)
+{
+    double *x = keep(sizeof(double) * N * F);
+    memcpy(x, layer.act, sizeof(double) * N * F);
+    return x;
 }
 
 /* The scale of a token in forward, of a channel for the weight's gradient, as GEMMs with a scale per row and column take them. */
 static Lost lost_by_token(void)
 {
-    double *x = keep(sizeof(double) * N * F), *x_dw = keep(sizeof(double) * N * F);
-    memcpy(x, layer.act, sizeof(double) * N * F), memcpy(x_dw, layer.act, sizeof(double) * N * F);
-    for (int n = 0; n < N; n++)
-        round_with_scale(x + n * F, F, 1);
-    for (int f = 0; f < F; f++)
-        round_with_scale(x_dw + f, N, F);
-    return lost(x, x_dw, layer.weight);
+    Read read[2];
+    for (int unlimited = 0; unlimited < 2; unlimited++) {
+        read[unlimited] = (Read){ copy_of_act(), copy_of_act(), layer.weight };
+        for (int n = 0; n < N; n++)
+            round_with_scale(read[unlimited].act + n * F, F, 1, unlimited);
+        for (int f = 0; f < F; f++)
+            round_with_scale(read[unlimited].act_dw + f, N, F, unlimited);
+    }
+    return lost(read[0], read[1]);
 }
 
 static double root_mean_square(const double *x, int n, int step)
@@ -153,28 +180,25 @@ static double root_mean_square(const double *x, int n, int step)
     return sqrt(sum / n);
 }
 
-/* Clamped to what one scale can hold; the outlier is lost instead: its error relative to its own size. */
+/* Clamped. The outlier is lost instead: its error relative to its own size. */
 static Lost lost_by_clamp(double limit, double *outlier)
 {
-    double *x = keep(sizeof(double) * N * F), error2 = 0;
-    for (int i = 0; i < N * F; i++)
-        x[i] = fmin(fmax(layer.act[i], -limit), limit);
-    round_with_scale(x, N * F, 1);
+    Read read[2];
+    double error2 = 0;
+    for (int unlimited = 0; unlimited < 2; unlimited++) {
+        double *x = copy_of_act();
+        for (int i = 0; i < N * F; i++)
+            x[i] = fmin(fmax(x[i], -limit), limit);
+        round_with_scale(x, N * F, 1, unlimited);
+        read[unlimited] = (Read){ x, x, layer.weight };
+    }
     for (int n = 0; n < N; n++)
-        error2 += (x[n * F] - layer.act[n * F]) * (x[n * F] - layer.act[n * F]);
+        error2 += (read[0].act[n * F] - layer.act[n * F]) * (read[0].act[n * F] - layer.act[n * F]);
     *outlier = sqrt(error2 / N) / root_mean_square(layer.act, N, F);
-    return lost(x, x, layer.weight);
+    return lost(read[0], read[1]);
 }
 
-/* What is lost beside the rounding of E4M3 that every tensor has. */
-static Lost beside(Lost x, Lost usual)
-{
-    return (Lost){ sqrt(fmax(0, x.silent * x.silent - usual.silent * usual.silent)),
-                   sqrt(fmax(0, x.others * x.others - usual.others * usual.others)),
-                   sqrt(fmax(0, x.dw * x.dw - usual.dw * usual.dw)) };
-}
-
-/* Root mean square of the others, whose channels are alike, and the maximum of all. */
+/* The maximum of all, in units of the root mean square of the others, whose channels are alike. */
 static double reach(void)
 {
     double most = 0, others2 = 0;
@@ -185,35 +209,279 @@ static double reach(void)
     return most / sqrt(others2 / (N * (F - 1)));
 }
 
-/* One scale loses 1 % at a reach of REACH. The loss is proportional to it while most codes have digits, and less than that later:
- * sizes are powers of two, so at the first reach above 2 REACH it is more than 1 %, at the last below REACH / 2 less. Factors
- * leave a reach of at most 2^7 times the median channel's maximum. */
+/* What codes without digits lose where a tensor has this reach; with the rounding of digits that they do not have, which is at most
+ * half of it. */
+static double explained(double reach)
+{
+    return 0.01 * hypot(1, 0.5) * reach / REACH;
+}
+
+/* One scale loses what codes without digits explain, and no less than half of it as long as most codes have none: values of a
+ * product of normals are often small. Factors leave channels up to 2^7 times the median one's maximum, which is less than 14 of its
+ * root mean squares here; the weight, of up to 4, loses as a tensor with its ratio of factors. Scales of tokens lose nothing in
+ * silent tokens and, with scales of channels for the gradient, nothing there. A clamp loses the outlier. */
 static void test_remedies(void **state)
 {
     (void)state;
-    static const float size[SIZES] = { 1, 16, 32, 64, 128, 256 };
-    Lost usual = { 0 };
-    print_message("reach of act: %% lost beside rounding in silent tokens, others' part, others' dw\n");
+    static const float sizes[SIZES] = { 1, 16, 32, 48, 64, 128, 256 };
+    print_message("%% lost in silent tokens, in the others' part and dw: one scale | tokens | channels | clamp, and of the outlier\n");
     for (int i = 0; i < SIZES; i++) {
-        make_layer(size[i], 0);
+        make_layer(sizes[i]);
         double outlier;
-        const double r = reach(), limit = 64 * root_mean_square(layer.act + 1, N, F);
-        const Lost tensor = lost_by_operand(false), channel = lost_by_operand(true), token = lost_by_token();
+        const double r = reach(), left = fmin(r, 14 * 128);
+        const float least = channels_of(encoded(true))[0];
+        const double limit = 448 * root_mean_square(layer.act + 1, N, F);
+        const Lost one = lost_by_operand(false), token = lost_by_token(), channel = lost_by_operand(true);
         const Lost clamp = lost_by_clamp(limit, &outlier);
-        usual = i == 0 ? tensor : usual;
-        const Lost all[] = { tensor, token, channel, clamp };
-        print_message("%8.0f", r);
-        for (int k = 0; k < 4; k++) {
-            const Lost l = beside(all[k], usual);
-            print_message(" | %6.2f %6.2f %6.2f", 100 * l.silent, 100 * l.others, 100 * l.dw);
-        }
-        print_message(" (outlier %.1f)\n", 100 * outlier);
+        const Lost *const all[] = { &one, &token, &channel, &clamp };
+        print_message("reach %7.0f:", r);
+        for (int k = 0; k < 4; k++)
+            print_message(" %6.2f %6.2f %6.2f %s", 100 * all[k]->silent, 100 * all[k]->others, 100 * all[k]->dw, k < 3 ? "|" : "");
+        print_message("%.1f\n", 100 * outlier);
+        if (sizes[i] >= 32 && sizes[i] <= 64)
+            assert_true(fmin(one.silent, one.dw) > explained(r) / 2 && fmax(one.others, one.dw) < explained(r));
+        if (sizes[i] == 48)
+            assert_true(one.silent > 0.01);
+        assert_true(fmax(channel.silent, fmax(channel.others, channel.dw)) <= hypot(explained(left), explained(4 / least)));
+        assert_true(fmax(token.silent, token.dw) < 0.001 && (sizes[i] < 32 || outlier > 0.85));
         release();
     }
 }
 
+/* ---- the operations --------------------------------------------------------------------------------------------- */
+
+static bool ranges_kept;
+
+/* Two outliers of different sizes, and a channel of zeros. */
+static void make_outliers(float first, float second)
+{
+    make_layer(first);
+    float *x = keep(sizeof(float) * N * 2 * F);
+    const double *wide = values(layer.wide);
+    for (int i = 0; i < N * 2 * F; i++)
+        x[i] = (float)wide[i] * (i % F == 5 ? second : i % F == F - 1 ? 0 : 1);
+    put(layer.wide, x);
+    compute_act();
+}
+
+/* From maxima in double; none is near a power of two, where rounding could decide. */
+static double *expected_factors(void)
+{
+    double *factor = keep(sizeof(double) * F);
+    int exponent[F], sorted[F], count = 0;
+    for (int f = 0; f < F; f++) {
+        double most = 0;
+        for (int n = 0; n < N; n++)
+            most = fmax(most, fabs(layer.act[n * F + f]));
+        exponent[f] = most > 0 ? (int)floor(log2(most)) : -1000;
+        assert_true(most == 0 || fabs(most / ldexp(1, exponent[f]) - 1) > 1e-6);
+        int at = count;
+        for (; most > 0 && at > 0 && sorted[at - 1] > exponent[f]; at--)
+            sorted[at] = sorted[at - 1];
+        sorted[at] = exponent[f];
+        count += most > 0;
+    }
+    for (int f = 0; f < F; f++)
+        factor[f] = ldexp(1, -(int)fmax(0, exponent[f] - sorted[(count - 1) / 2] - 6));
+    return factor;
+}
+
+static double *times(const double *x, const double *factor)
+{
+    double *y = keep(sizeof(double) * N * F);
+    for (int i = 0; i < N * F; i++)
+        y[i] = x[i] * factor[i % F];
+    return y;
+}
+
+/* Of CUDA's fast functions, as in test_fp8_operations: less than 128 u. */
+static double *bounds(const double *x)
+{
+    double *y = keep(sizeof(double) * N * F);
+    for (int i = 0; i < N * F; i++)
+        y[i] = 128 * U24 * fabs(x[i]) + 1e-36;
+    return y;
+}
+
+static void expect_factors(Tensor act, const double *factor)
+{
+    const float *found = channels_of(act);
+    for (int f = 0; f < F; f++)
+        if (found[f] != (float)factor[f])
+            fail_msg("channel %d: factor %g, expected %g", f, found[f], factor[f]);
+}
+
+/* Measured, then kept although the second outlier has vanished and all else has grown. */
+static void factors_case(bool exact, bool transposed)
+{
+    make_outliers(64, 24);
+    const Tensor saved = exact ? make((Format){ E4M3, 16 }, N, 2 * F) : layer.wide;
+    Tensor act = transposed ? make_operand(E4, N, F) : make(E4, N, F);
+    act.channel = guarded(sizeof(float) * F);
+    act.range = guarded(sizeof(float));
+    act.range_kept = &ranges_kept;
+    swiglu_forward(act, saved, layer.wide, NO_PRODUCT, exact ? FROM_EXACT : FROM_SAVED);
+    const double *factor = expected_factors();
+    assert_true(factor[0] < factor[5] && factor[5] < 1 && factor[1] == 1 && factor[F - 1] == 1);
+    expect_factors(act, factor);
+    const double *ref = times(layer.act, factor);
+    check_operand("act", act, ref, bounds(ref));
+    make_outliers(128, 1);
+    ranges_kept = true;
+    swiglu_forward(act, exact ? saved : layer.wide, layer.wide, NO_PRODUCT, exact ? FROM_EXACT : FROM_SAVED);
+    ranges_kept = false;
+    expect_factors(act, factor);
+    ref = times(layer.act, factor);
+    check_codes("act within its range", act, ref, bounds(ref));
+    if (transposed)
+        check_transposed("act", act);
+    release();
+}
+
+static void test_factors(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++)
+        factors_case(i % 2, i / 2);
+}
+
+/* Without an outlier the bits are those without factors. */
+static void test_no_outlier(void **state)
+{
+    (void)state;
+    make_layer(4);
+    const Tensor with = encoded(true), without = encoded(false);
+    check_same_bytes("act", tensor_snapshot(with), tensor_snapshot(without), tensor_bytes(with) - 12);
+    check_same_bytes("w", tensor_snapshot(folded(with.channel)), tensor_snapshot(rows_of(layer.w)), tensor_bytes(rows_of(layer.w)) - 12);
+    release();
+}
+
+/* Codes of the weight, and the products of both GEMMs that read act, against double. */
+static void test_products(void **state)
+{
+    (void)state;
+    make_outliers(128, 24);
+    const Tensor act = encoded(true), w = folded(act.channel), y = make_f32(N, C);
+    const float *factor = channels_of(act);
+    const uint8_t *codes = tensor_snapshot(w), *from = tensor_snapshot(layer.w);
+    for (int i = 0; i < C * F; i++)
+        assert_int_equal(codes[i], fp8_nearest(decode_fp8(from[i], E4M3) * factor[0] / factor[i % F], E4M3));
+    assert_true(operand_scale(w) == operand_scale(layer.w) / factor[0]);
+    matmul(y, act, w, NONE);
+    double *x = values(act), *of_w = values(w);
+    double *ref = keep(sizeof(double) * N * C), *bound = keep(sizeof(double) * N * C);
+    for (int i = 0; i < N * C; i++) {
+        double size = 0;
+        for (int f = 0; f < F; f++) {
+            ref[i] += x[i / C * F + f] * of_w[i % C * F + f];
+            size += fabs(x[i / C * F + f] * of_w[i % C * F + f]);
+        }
+        bound[i] = (on_cpu() ? (F + 2) * U24 : 0x1p-10) * size;
+    }
+    check_close("y", y, ref, bound);
+    release();
+}
+
+/* dw += dy^T act in the values of act: what is in dw stays. */
+static void test_gradient(void **state)
+{
+    (void)state;
+    static const Format formats[] = { { F32, 0 }, { BF16, 0 } };
+    for (int i = 0; i < 4; i++) {
+        make_outliers(128, 24);
+        const Tensor act = encoded(true);
+        Tensor dw = make_filled(formats[i / 2], C, F, 9, -8, 8);
+        const double *before = values(dw), *x = values(act);
+        const float *factor = channels_of(act);
+        double *ref = keep(sizeof(double) * C * F), *bound = keep(sizeof(double) * C * F);
+        dw.empty = i % 2;
+        matmul_dw(dw, layer.dy, act);
+        for (int k = 0; k < C * F; k++) {
+            double size = ref[k] = dw.empty ? 0 : before[k];
+            for (int n = 0; n < N; n++) {
+                const double term = layer.gradient[n * C + k / F] * x[n * F + k % F] / factor[k % F];
+                ref[k] += term;
+                size += fabs(term);
+            }
+            bound[k] = (on_cpu() ? (N + 2) * U24 : 0x1p-10) * fabs(size) + (i / 2 ? 0x1p-8 * fabs(ref[k] - before[k]) : 0);
+        }
+        check_close("dw", dw, ref, bound);
+        release();
+    }
+}
+
+/* Backward makes act again with the same factors; what has none there is the same. */
+static void test_again(void **state)
+{
+    (void)state;
+    make_outliers(128, 24);
+    const Tensor act = encoded(true), dact = make_filled(H, N, F, 4, -1, 1);
+    Tensor again = make_operand(E4, N, F), d = make_operand(E5, N, 2 * F), other = make_operand(E5, N, 2 * F);
+    again.scale = act.scale, again.channel = act.channel;
+    swiglu_backward(d, again, dact, NO_PRODUCT, layer.wide);
+    swiglu_backward(other, NONE, dact, NO_PRODUCT, layer.wide);
+    check_same_bytes("act again", tensor_snapshot(again), tensor_snapshot(act), tensor_bytes(act) - 12);
+    check_same_bytes("gradient", tensor_snapshot(d), tensor_snapshot(other), tensor_bytes(d) - 12);
+    release();
+}
+
+/* Operands whose products have few digits, so that sums are exact in any order. */
+static Tensor make_round(Format f, int rows, int cols, uint64_t seed)
+{
+    const Tensor t = make(H, rows, cols), codes = make_operand(f, rows, cols);
+    float *x = keep(tensor_numel(t) * sizeof *x);
+    for (size_t i = 0; i < tensor_numel(t); i++)
+        x[i] = ((float)(random_bits(seed, i) % 15) - 7) / 64;
+    put(t, x);
+    quantize(codes, t);
+    return codes;
+}
+
+/* One operation or two: with any factors, the same bits. */
+static void test_fused(void **state)
+{
+    (void)state;
+    enum { TOKENS = 144, WIDTH = 256, MODEL = 4096 };
+    Tensor x = make_round(E4, TOKENS, MODEL, 1), dy = make_round(E5, TOKENS, MODEL, 2);
+    const Tensor up = make_round(E4, 2 * WIDTH, MODEL, 3), down = make_round(E4, MODEL, WIDTH, 4);
+    const Tensor wide = make(H, TOKENS, 2 * WIDTH), gate_up[2] = { make((Format){ E4M3, 16 }, TOKENS, 2 * WIDTH), gate_up[0] };
+    const Tensor dact = make(H, TOKENS, WIDTH);
+    Tensor act[2], d[2], again[2];
+    float factor[WIDTH], range = 4, gradient_range = 64;
+    for (int f = 0; f < WIDTH; f++)
+        factor[f] = ldexpf(1, -(f % 11));
+    x.fast = dy.fast = true;
+    ranges_kept = true;
+    for (int i = 0; i < 2; i++) {
+        act[i] = make(E4, TOKENS, WIDTH), d[i] = make_operand(E5, TOKENS, 2 * WIDTH), again[i] = make_operand(E4, TOKENS, WIDTH);
+        act[i].channel = again[i].channel = guarded(sizeof factor);
+        again[i].scale = act[i].scale;
+        act[i].range = guarded(sizeof(float)), d[i].range = guarded(sizeof(float));
+        act[i].range_kept = d[i].range_kept = &ranges_kept;
+        device_put(act[i].channel, factor, sizeof factor);
+        device_put(act[i].range, &range, sizeof range);
+        device_put(d[i].range, &gradient_range, sizeof gradient_range);
+    }
+    matmul_swiglu(act[0], gate_up[0], wide, x, up);
+    matmul_dx_swiglu(d[0], columns_of(again[0]), dact, dy, down, gate_up[0]);
+    matmul(wide, x, up, NONE);
+    swiglu_forward(act[1], gate_up[1], wide, NO_PRODUCT, FROM_EXACT);
+    matmul_dx(dact, dy, down, false);
+    swiglu_backward(d[1], columns_of(again[1]), dact, NO_PRODUCT, gate_up[1]);
+    ranges_kept = false;
+    check_same_bytes("act", tensor_snapshot(act[0]), tensor_snapshot(act[1]), tensor_bytes(act[0]) - 12);
+    check_same_bytes("gradient", tensor_snapshot(d[0]), tensor_snapshot(d[1]), tensor_bytes(d[0]) - 12);
+    const size_t codes = tensor_numel(again[0]);
+    check_same_bytes("act again", (char *)tensor_snapshot(again[0]) + codes, (char *)tensor_snapshot(again[1]) + codes, codes);
+    release();
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_remedies) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_remedies), cmocka_unit_test(test_factors), cmocka_unit_test(test_no_outlier),
+        cmocka_unit_test(test_products), cmocka_unit_test(test_gradient), cmocka_unit_test(test_again),
+        cmocka_unit_test(test_fused),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

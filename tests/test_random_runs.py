@@ -78,6 +78,7 @@ class Configuration:
         if RECIPES[self.recipe]:
             self.keys["format.scales"] = pick([None, "microbatch", "step"])
             self.keys["format.head"] = pick([None, "bf16", "e5m2"])
+            self.keys["fp8.down_scales"] = "tensor" if self.lora else pick(["tensor", "channel"])
         if self.lora:
             self.keys.update({"lora.rank": pick([2, 4]), "lora.base": pick(["bf16", "e4m3", "nf4"]),
                               "lora.use_rslora": pick([True, False]),

@@ -1,0 +1,35 @@
+/* A model whose SwiGLU has an outlier in every block, as in arXiv 2409.12517: gate and up of a channel are aligned and large. */
+#pragma once
+#include "kernels/values.h"
+#include "model/fsdp_plan.h"
+#include "tests/models.h"
+
+enum { OUTLIER = 7 };       /* the channel */
+
+static inline bool is_outlier(const Param *p, size_t i)
+{
+    const size_t row = i / (size_t)p->cols;
+    return row == OUTLIER || row == (size_t)p->part[1].first + OUTLIER;
+}
+
+/* Sets this rank's part of both rows to `size` times the same random direction. */
+static inline void grow_outlier(ParamStore *f, float size)
+{
+    for (int u = 0; u < f->num_units; u++)
+        for (int k = 0; k < f->shape[u].num_params; k++) {
+            const Param *p = &f->shape[u].param[k];
+            size_t first, n = strcmp(p->name, "gate_up") == 0 ? shard_part(&f->shard[u], p, &first) : 0;
+            for (size_t i = first; n > 0 && i < first + n; i++) {
+                const Tensor t = shard_weights(&f->shard[u], p, i, 1);
+                float x = size * test_uniform(3, i % (size_t)p->cols);
+                uint32_t bits[2] = { 0 };
+                Tensor host = t;
+                host.data = bits;
+                if (!is_outlier(p, i))
+                    continue;
+                tensor_store(host, 0, &x, 1);
+                device_put(t.data, bits, dtype_size(t.format.dtype));
+            }
+        }
+    fsdp_loaded(f);
+}

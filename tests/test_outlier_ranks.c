@@ -1,0 +1,159 @@
+/* A model with an outlier of SwiGLU in every block: gradients of FP8 recipes against those of F32, with one scale for down's input
+ * and with factors of its columns; the same losses of tokens on 1, 2 and 4 ranks. */
+#include <math.h>
+
+#include "tests/kit.h"
+
+#include "tests/outlier.h"
+#include "tests/ranks.h"
+#include "tests/ranks_training.h"
+
+enum { BATCH = 4, LAYERS = 2, MICRO_BATCHES = 2, TOKENS = 4096 };
+
+typedef struct { Config config; Model model; ParamStore fsdp; } Run;
+
+static void open_run(Run *r, const char *recipe, DownScales down, float size, Strategy strategy)
+{
+    static ModelConfig m;
+    m = architecture(LLAMA);
+    m.d_model = 128;
+    m.head_dim = 32;
+    m.mlp_width = 96;
+    m.n_layers = LAYERS;
+    m.max_sequence_length = 64;
+    *r = (Run){ 0 };
+    model_config(&r->config, &m, recipe, 1);
+    r->config.recipe.down_scales = down;
+    r->config.recipe.grads = (Format){ F32, 0, false };
+    r->config.global_train_batch_size = BATCH;
+    r->config.strategy = strategy;
+    divide(strategy.shard_ranks);
+    model_create(&r->model, &r->fsdp, &r->config);
+    fsdp_init(&r->fsdp, &r->config.model, 5);
+    if (size > 0)
+        grow_outlier(&r->fsdp, size);
+}
+
+static void close_run(Run *r)
+{
+    model_free(&r->model, &r->fsdp);
+}
+
+static float factor_of(const Run *r, int layer, int column)
+{
+    float x;
+    device_get(&x, r->model.acts[layer].swiglu_operand.channel + column, sizeof x);
+    return x;
+}
+
+/* ---- gradients --------------------------------------------------------------------------------------------------- */
+
+/* Those of a step of two micro-batches, of one parameter of the last block. */
+static double *gradient(Run *r, const char *name, size_t *n)
+{
+    const int unit = unit_of_layer(&r->config.model, LAYERS - 1);
+    forward_backward(&r->model, &r->fsdp, &r->config, 0, MICRO_BATCHES);
+    for (int k = 0; k < r->fsdp.shape[unit].num_params; k++) {
+        const Param *p = &r->fsdp.shape[unit].param[k];
+        if (strcmp(p->name, name) != 0)
+            continue;
+        float *x = keep((*n = param_numel(p)) * sizeof *x);
+        double *y = keep(*n * sizeof *y);
+        device_get(x, (float *)r->fsdp.shard[unit].grad.data + p->offset, *n * sizeof *x);
+        for (size_t i = 0; i < *n; i++)
+            y[i] = x[i];
+        return y;
+    }
+    fail_msg("no %s", name);
+    return NULL;
+}
+
+/* Relative error of down's gradient beside the outlier's column. */
+static double error_of(const char *recipe, DownScales down, float size, const double *exact)
+{
+    const Strategy alone = { 1, GATHER_OFTEN, SUM_OFTEN };
+    Run r;
+    open_run(&r, recipe, down, size, alone);
+    size_t n;
+    const double *found = gradient(&r, "down", &n);
+    double error2 = 0, norm2 = 0;
+    for (size_t i = 0; i < n; i++)
+        if (i % (size_t)r.config.model.mlp_width != OUTLIER) {
+            error2 += (found[i] - exact[i]) * (found[i] - exact[i]);
+            norm2 += exact[i] * exact[i];
+        }
+    if (down == DOWN_CHANNEL)
+        assert_true((factor_of(&r, LAYERS - 1, OUTLIER) < 1) == (size > 0) && factor_of(&r, LAYERS - 1, OUTLIER + 1) == 1);
+    close_run(&r);
+    return sqrt(error2 / norm2);
+}
+
+/* An outlier that leaves the other columns no codes: with one scale their gradient is about 0, an error of 1. With factors it has the
+ * rounding of all other operands, which the outlier makes larger: less than half of that. Without an outlier the bits are the
+ * same. */
+static void test_gradients(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = { "fp8", "coat", "coat-lean" };
+    const Strategy alone = { 1, GATHER_OFTEN, SUM_OFTEN };
+    if (comm_size() > 1)
+        return;
+    for (int i = 0; i < 3; i++) {
+        double error[2][2];
+        for (int grown = 0; grown < 2; grown++) {
+            const float size = grown ? 90 : 0;
+            Run r;
+            size_t n;
+            open_run(&r, "f32", DOWN_TENSOR, size, alone);
+            const double *exact = gradient(&r, "down", &n);
+            close_run(&r);
+            for (int down = 0; down < 2; down++)
+                error[grown][down] = error_of(recipes[i], down ? DOWN_CHANNEL : DOWN_TENSOR, size, exact);
+            release();
+        }
+        print_message("%s: error of down's gradient %.4f, with an outlier %.4f, with factors %.4f\n", recipes[i], error[0][0],
+                      error[1][0], error[1][1]);
+        assert_true(error[0][0] == error[0][1] && error[1][0] > 0.9 && error[1][1] < error[1][0] / 2);
+    }
+}
+
+/* ---- ranks ------------------------------------------------------------------------------------------------------- */
+
+/* Losses of the tokens of all sequences: each rank its own, or all. */
+static void token_losses(float *losses, DownScales down, Strategy strategy, int first, int count)
+{
+    static int tokens[TOKENS];
+    Run r;
+    open_run(&r, "fp8", down, 40, strategy);
+    const int T = r.config.model.max_sequence_length, vocab = r.config.model.vocab_size;
+    for (int s = first; s < first + count; s++) {
+        for (int t = 0; t <= T; t++)
+            tokens[t] = test_token(11, (uint64_t)(s * T + t), vocab);
+        model_step(&r.model, &r.fsdp, tokens, tokens + 1, NULL, 1, 0, PASS_FORWARD);
+        model_token_losses(&r.model, losses + (s - first) * T);
+    }
+    if (down == DOWN_CHANNEL)
+        assert_true(factor_of(&r, 0, OUTLIER) < 1);
+    close_run(&r);
+}
+
+static void test_ranks(void **state)
+{
+    (void)state;
+    static float alone[TOKENS], sharded[TOKENS], other[TOKENS];
+    const int share = BATCH / comm_size(), first = comm_rank() * share, T = architecture(LLAMA).max_sequence_length;
+    const size_t bytes = sizeof(float) * (size_t)(share * T);
+    assert_true(BATCH * T < TOKENS);
+    token_losses(alone, DOWN_CHANNEL, (Strategy){ 1, GATHER_OFTEN, SUM_OFTEN }, first, share);
+    token_losses(sharded, DOWN_CHANNEL, (Strategy){ comm_size(), GATHER_OFTEN, SUM_OFTEN }, first, share);
+    token_losses(other, DOWN_TENSOR, (Strategy){ 1, GATHER_OFTEN, SUM_OFTEN }, first, share);
+    check_same_bytes("losses", sharded, alone, bytes);
+    assert_true(memcmp(other, alone, bytes) != 0);
+}
+
+int main(int argc, char **argv)
+{
+    start_ranks(&argc, &argv);
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_gradients), cmocka_unit_test(test_ranks) };
+    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+}
