@@ -328,6 +328,7 @@ static void test_warning(void **state)
 
     static const struct { const char *a, *b, *names; } idle[] = {
         { "--recipe=coat", "--quantize_model.group_size=32", "quantize_model recipe coat" },
+        { "--recipe=bf16", "--fp8.down_scales=channel", "fp8.down_scales format.operand bf16" },
         { "--quantize_optimizer.qgroup_size=64", NULL, "quantize_optimizer quantize_optimizer.use_quantize_optimizer" },
         { "--quantize_model.use_quantize_model=fp8linear", "--quantize_model.group_size=32", "quantize_model.group_size" },
         { "--recipe=coat", "--precision=fp32", "precision recipe coat" },

@@ -230,6 +230,8 @@ static void test_together(void **state)
     try_write(try_path, try_base);
     assert_true(try_printed(message, sizeof message, 2, 1, "--lora.rank=2", NULL));
     try_names(message, "load_path");
+    assert_false(try_printed(message, sizeof message, 2, 1, "--lora.rank=2", "--fp8.down_scales=channel"));
+    try_names(message, "fp8.down_scales channel lora.rank 2 --fp8.down_scales=tensor");
     assert_true(try_printed(message, sizeof message, 2, 1, "--lora.rank=2", "--dry_run"));
     assert_string_equal(message, "");
     assert_true(try_printed(message, sizeof message, 2, 1, "--lora.rank=2", "--optimizer.learning_rate=2e-5"));

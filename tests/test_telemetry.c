@@ -4,10 +4,12 @@
 #include <jansson.h>
 
 #include "model/run/log.h"
+#include "model/run/outliers.h"
 #include "model/run/quant_stats.h"
 #include "model/run/telemetry.h"
 #include "model/update.h"
 #include "tests/models.h"
+#include "tests/outlier.h"
 #include "tests/sanitized.h"
 
 enum { B = 4, MAX_TOKENS = 128 };
@@ -292,6 +294,56 @@ static void test_activations(void **state)
     }
 }
 
+/* What small_step prints on stderr. */
+static const char *printed_by_step(Small *s)
+{
+    static char text[4096];
+    FILE *f = tmpfile();
+    assert_non_null(f);
+    fflush(stderr);
+    const int saved = dup(STDERR_FILENO);
+    dup2(fileno(f), STDERR_FILENO);
+    small_step(s, false);
+    fflush(stderr);
+    dup2(saved, STDERR_FILENO);
+    close(saved);
+    rewind(f);
+    text[fread(text, 1, sizeof text - 1, f)] = '\0';
+    fclose(f);
+    return text;
+}
+
+/* An outlier in both blocks: one warning each, until it has gone and come again; none with factors of columns, whose scale covers
+ * less. The metrics are those of values without factors. */
+static void test_outliers(void **state)
+{
+    (void)state;
+    double kurtosis[2];
+    for (int by_channel = 0; by_channel < 2; by_channel++) {
+        Small s;
+        small_open(&s, LLAMA, "coat");
+        s.config.recipe.down_scales = by_channel ? DOWN_CHANNEL : DOWN_TENSOR;
+        small_start(&s);
+        static const float sizes[] = { 20, 20, 0.01f, 20 };
+        for (int i = 0; i < 4; i++) {
+            grow_outlier(&s.fsdp, sizes[i]);
+            const char *text = printed_by_step(&s);
+            const double largest = metric(&s, "quant/act/1/largest_channel");
+            const bool expected = !by_channel && (i == 0 || i == 3);
+            assert_true((strstr(text, "block 0") && strstr(text, "block 1")) == expected);
+            assert_true((strstr(text, "--fp8.down_scales=channel") != NULL) == expected);
+            assert_true((largest > outliers_limit(&s.config.recipe)) == (!by_channel && i != 2));
+            assert_true(metric(&s, "quant/act/1/error") < 0x1p-4);
+        }
+        kurtosis[by_channel] = metric(&s, "quant/act/1/kurtosis");
+        small_close(&s);
+    }
+    assert_true(kurtosis[0] > 100 && fabs(kurtosis[1] / kurtosis[0] - 1) < 0.1);
+    const Recipe *fp8 = recipe_find("fp8");
+    assert_true(fabs(outliers_limit(fp8) - 7945) < 1 && outliers_limit(recipe_find("coat")) == outliers_limit(fp8) / 2);
+    release();
+}
+
 /* Stored moments have the reported error. On the CPU codes and scales are those of the telemetry, except where the F32 arithmetic
  * of the update falls on the other side of a midpoint. */
 static void test_moments(void **state)
@@ -460,7 +512,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_recipe), cmocka_unit_test(test_activations), cmocka_unit_test(test_moments),
         cmocka_unit_test(test_formats), cmocka_unit_test(test_no_side_effects), cmocka_unit_test(test_speed),
-            cmocka_unit_test(test_frozen),
+            cmocka_unit_test(test_frozen), cmocka_unit_test(test_outliers),
     };
     return cmocka_run_group_tests(tests, start, finish);
 }

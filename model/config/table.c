@@ -107,17 +107,17 @@ const ConfigKey config_keys[] = {
            C(recipe.scales),
            "how long the scale of an FP8 GEMM operand is valid. microbatch: each micro-batch has its own; step: one scale with "
            "headroom over the first micro-batch's amax, which saves passes over memory"),
-    WORD  ("fp8.down_scales", CHOICE | FOLLOWS, "null", WORDS({ "tensor", DOWN_TENSOR }, { "channel", DOWN_CHANNEL }),
-           C(recipe.down_scales),
-           "scales of the FP8 input of each MLP's down_proj. tensor: one; channel: columns whose maximum is more than 64 times the "
-           "median column's also have a factor each, which is folded into the weight. This keeps the digits of all other columns "
-           "if SwiGLU has outliers, as quant/act/*/largest_channel shows"),
     COLUMN("format.master", WIDE, C(recipe.master), "weights that the optimizer updates"),
     COLUMN("format.grads", WIDE, C(recipe.grads), "accumulated weight gradients; "
            "default: the recipe's, but f32 if more than 128 micro-batches of a rank, or more than 128 ranks, are summed"),
     COLUMN("format.moment1", MOMENT, C(recipe.moment1), "AdamW's m"),
     COLUMN("format.moment2", MOMENT, C(recipe.moment2), "AdamW's v"),
     COLUMN("format.frozen", WIDE, C(recipe.frozen), "frozen weights, which have no other copy"),
+    WORD  ("fp8.down_scales", CHOICE | FOLLOWS, "null", WORDS({ "tensor", DOWN_TENSOR }, { "channel", DOWN_CHANNEL }),
+           C(recipe.down_scales),
+           "scales of the FP8 input of each MLP's down_proj. tensor: one; channel: columns whose maximum is more than 64 times the "
+           "median column's also have a factor each, which is folded into the weight. This keeps the digits of all other columns "
+           "if SwiGLU has outliers, as quant/act/*/largest_channel shows"),
     WORD  ("quantize_model.use_quantize_model", CHOICE | SPENT, "null", WORDS({ "coat_real", QUANTIZE_COAT },
            { "fp8linear", QUANTIZE_LINEAR }, { "none", QUANTIZE_NOTHING }, { "false", QUANTIZE_NOTHING }),
            X(quantize_model.method), "COAT's section for activations: recipe coat, coat-act or fp8"),
