@@ -97,7 +97,8 @@ void norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const
  *
  * FP8 operands have one scale and are read along the summed dimension: matmul reads data, matmul_dx w.data_t, matmul_dw both
  * data_t. Factors x.channel: in matmul w has the inverse ones (fold_channels), in matmul_dw they are divided out of dw; no other
- * operand has any. add may be y. A product that accumulates in place into BF16 may be rounded before the addition and again after it. */
+ * operand has any. add may be y. A product that accumulates in place into BF16 may be rounded before the addition and again after
+ * it. */
 void matmul   (Tensor y,  Tensor x,  Tensor w, Tensor add);             /* y  = x wT [+ add]   (N,O) (N,C) (O,C) (N,O) */
 void matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate);        /* dx = [dx +] dy w    (N,C) (N,O) (O,C)       */
 void matmul_dw(Tensor dw, Tensor dy, Tensor x);                         /* dw += dyT x         (O,C) (N,O) (N,C); no dw: nothing */
@@ -199,10 +200,12 @@ enum { CHANNEL_EXCESS = 6, CHANNEL_MOST = 63 };
  * stored, or FROM_EXACT of wide [+ product]. act (N,F); rows of gate_up and wide (N,2F) are [gate | up].
  *
  * An act with `channel` is multiplied by these factors, column by column, before its range is measured and it is encoded. Unless its
- * range is kept they are first set from it: channel[c] = 2^-k, k = max(0, e[c] - median - 6), at most 63,
- * e[c] = floor(log2(max|column c|)), median: of the e[c] of all columns that are not 0. So a column gets a factor if its maximum is more than 64 to 128 times
- * that of the median column; usually none does, and all codes are those without factors. [Smooth-SwiGLU, arXiv 2409.12517, sec. 4.4,
- * has a factor for every column, from its maximum, and folds it into the weights as fold_channels does.] */
+ * range is kept they are first set from it: channel[c] = 2^-k, k = max(0, e[c] - median - 6), at most 63, with e[c] =
+ * floor(log2(max|column c|)). median: the least that half of the e[c] of all columns that are not 0 do not exceed. So a column gets
+ * a factor from 64 to 256 times the median column's maximum on, as both are rounded to powers of two; usually none does, and all
+ * codes are those without factors.
+ * DIFFERS: Smooth-SwiGLU [Fishman et al. 2024, arXiv 2409.12517] has a factor for every column, from its maximum, and folds it into
+ * the weight before that is rounded to FP8. */
 void swiglu_forward (Tensor act, Tensor gate_up, Tensor wide, LowProduct product, ForwardSource from);
 
 /* matmul(wide, x, w), then swiglu_forward(act, gate_up, wide, {0}, FROM_EXACT). If one kernel does both, wide is not written.
@@ -210,8 +213,8 @@ void swiglu_forward (Tensor act, Tensor gate_up, Tensor wide, LowProduct product
 void matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w);
 
 /* dgate_up from dact [+ product]. It may be the memory of gate_up, unless dgate_up has a range; in FP8, dgate_up.data that of
- * gate_up.data. act, unless it is no tensor, is recomputed: an FP8 act keeps its scale and factors, and its data or data_t may be NULL: not
- * written. act may be the memory of dact. */
+ * gate_up.data. act, unless it is no tensor, is recomputed: an FP8 act keeps its scale and factors, and its data or data_t may be
+ * NULL: not written. act may be the memory of dact. */
 void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up);
 
 /* matmul_dx(dact, dy, w, false), then swiglu_backward(dgate_up, act, dact, {0}, gate_up). If one kernel does both, dact is not

@@ -1,15 +1,19 @@
-/* A model whose SwiGLU has an outlier in every block, as in arXiv 2409.12517: gate and up of a channel are aligned and large. */
+/* A model whose SwiGLU has an outlier in every block, as in arXiv 2409.12517: gate and up of a channel are aligned and large;
+ * of another channel in each. */
 #pragma once
 #include "kernels/values.h"
 #include "model/fsdp_plan.h"
 #include "tests/models.h"
 
-enum { OUTLIER = 7 };       /* the channel */
-
-static inline bool is_outlier(const Param *p, size_t i)
+static inline int outlier_of(int layer)
 {
-    const size_t row = i / (size_t)p->cols;
-    return row == OUTLIER || row == (size_t)p->part[1].first + OUTLIER;
+    return 7 + 2 * layer;
+}
+
+static inline bool is_outlier(const Param *p, int layer, size_t i)
+{
+    const int row = (int)(i / (size_t)p->cols);
+    return row == outlier_of(layer) || row == p->part[1].first + outlier_of(layer);
 }
 
 /* Sets this rank's part of both rows to `size` times the same random direction. */
@@ -25,7 +29,7 @@ static inline void grow_outlier(ParamStore *f, float size)
                 uint32_t bits[2] = { 0 };
                 Tensor host = t;
                 host.data = bits;
-                if (!is_outlier(p, i))
+                if (!is_outlier(p, f->shape[u].number, i))
                     continue;
                 tensor_store(host, 0, &x, 1);
                 device_put(t.data, bits, dtype_size(t.format.dtype));

@@ -1,7 +1,7 @@
 /* Outliers of SwiGLU [arXiv 2409.12517]: one channel, whose gate and up are aligned and grow, in the FP8 input of `down`.
  *
- * E4M3 has digits for a factor of 448 / 2^-6; below, codes are 2^-9 apart, an error of 2^-9 / sqrt(12) of the scale. It is 1 % of the
- * root mean square r of a channel when r = 0.056 S: when max|act| = 448 S is 7,945 r. */
+ * The codes of E4M3 have all their digits from 2^-6 to 448. Below they are 2^-9 apart: an error of S 2^-9 / sqrt(12), for a scale S.
+ * It is 1 % of the root mean square r of a channel if r = 0.056 S, that is, if max|act| = 448 S is 7,945 r. */
 #include "tests/fp8.h"
 
 enum { N = 272, C = 64, F = 144, REACH = 7945, SIZES = 7 };
@@ -80,8 +80,8 @@ static Tensor folded(const float *channel)
  * the exponent. */
 typedef struct { double *act, *act_dw; const double *w; } Read;
 
-/* Relative errors, beside the rounding of digits that all tensors in E4M3 have: of the layer's output in tokens where the outlier is silent; of the other channels' part of it in all tokens; of
- * the other channels' weight gradient. */
+/* Relative errors, beside the rounding of digits that all tensors in E4M3 have: of the layer's output in tokens where the outlier is
+ * silent; of the other channels' part of it in all tokens; of the other channels' weight gradient. */
 typedef struct { double silent, others, dw; } Lost;
 
 static double ratio(double error2, double norm2)
@@ -224,7 +224,7 @@ static void test_remedies(void **state)
 {
     (void)state;
     static const float sizes[SIZES] = { 1, 16, 32, 48, 64, 128, 256 };
-    print_message("%% lost in silent tokens, in the others' part and dw: one scale | tokens | channels | clamp, and of the outlier\n");
+    print_message("%% lost in silent tokens, others' part, others' dw: one scale | tokens | channels | clamp, and of the outlier\n");
     for (int i = 0; i < SIZES; i++) {
         make_layer(sizes[i]);
         double outlier;
@@ -252,14 +252,14 @@ static void test_remedies(void **state)
 
 static bool ranges_kept;
 
-/* Two outliers of different sizes, and a channel of zeros. */
+/* Two outliers of different sizes, three channels of zeros, and others of sizes that differ: the median is one of half of them. */
 static void make_outliers(float first, float second)
 {
     make_layer(first);
     float *x = keep(sizeof(float) * N * 2 * F);
     const double *wide = values(layer.wide);
     for (int i = 0; i < N * 2 * F; i++)
-        x[i] = (float)wide[i] * (i % F == 5 ? second : i % F == F - 1 ? 0 : 1);
+        x[i] = (float)wide[i] * (i % F == 0 ? 1 : i % F == 5 ? second : i % F >= F - 3 ? 0 : ldexpf(1, i % F % 7 - 3));
     put(layer.wide, x);
     compute_act();
 }
@@ -345,14 +345,36 @@ static void test_factors(void **state)
         factors_case(i % 2, i / 2);
 }
 
+/* Two columns of 1.5, two of 1.5 2^8, all others 0: half of the four do not exceed the exponent 0. */
+static void test_median(void **state)
+{
+    (void)state;
+    enum { SIZE = 16 };
+    float x[SIZE * 2 * SIZE] = { 0 }, factor[SIZE];
+    for (int n = 0; n < SIZE; n++)
+        for (int f = 0; f < 4; f++) {
+            x[n * 2 * SIZE + f] = 64;           /* silu(64) = 64 */
+            x[n * 2 * SIZE + SIZE + f] = (f < 2 ? 1.5f : 384) / 64;
+        }
+    const Tensor wide = make(H, SIZE, 2 * SIZE);
+    Tensor act = make_operand(E4, SIZE, SIZE);
+    put(wide, x);
+    act.channel = guarded(sizeof factor);
+    swiglu_forward(act, wide, wide, NO_PRODUCT, FROM_SAVED);
+    device_get(factor, act.channel, sizeof factor);
+    for (int f = 0; f < SIZE; f++)
+        assert_true(factor[f] == (f == 2 || f == 3 ? 0.25f : 1));
+    release();
+}
+
 /* Without an outlier the bits are those without factors. */
 static void test_no_outlier(void **state)
 {
     (void)state;
     make_layer(4);
-    const Tensor with = encoded(true), without = encoded(false);
+    const Tensor with = encoded(true), without = encoded(false), w = rows_of(layer.w);
     check_same_bytes("act", tensor_snapshot(with), tensor_snapshot(without), tensor_bytes(with) - 12);
-    check_same_bytes("w", tensor_snapshot(folded(with.channel)), tensor_snapshot(rows_of(layer.w)), tensor_bytes(rows_of(layer.w)) - 12);
+    check_same_bytes("w", tensor_snapshot(folded(with.channel)), tensor_snapshot(w), tensor_bytes(w) - 12);
     release();
 }
 
@@ -479,9 +501,9 @@ static void test_fused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_remedies), cmocka_unit_test(test_factors), cmocka_unit_test(test_no_outlier),
-        cmocka_unit_test(test_products), cmocka_unit_test(test_gradient), cmocka_unit_test(test_again),
-        cmocka_unit_test(test_fused),
+        cmocka_unit_test(test_remedies), cmocka_unit_test(test_factors), cmocka_unit_test(test_median),
+        cmocka_unit_test(test_no_outlier), cmocka_unit_test(test_products), cmocka_unit_test(test_gradient),
+        cmocka_unit_test(test_again), cmocka_unit_test(test_fused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -340,6 +340,12 @@ static void test_outliers(void **state)
     }
     assert_true(kurtosis[0] > 100 && fabs(kurtosis[1] / kurtosis[0] - 1) < 0.1);
     const Recipe *fp8 = recipe_find("fp8");
+    bool warned = false;
+    static const struct { double part; bool warned; } watched[] = { { 0.9, false }, { 1.1, true }, { 0.6, true }, { 0.4, false } };
+    for (int i = 0; i < 4; i++) {
+        outliers_watch(&warned, 1, 0, &(OutlierStats){ 3, watched[i].part * outliers_limit(fp8) }, fp8, false);
+        assert_true(warned == watched[i].warned);
+    }
     assert_true(fabs(outliers_limit(fp8) - 7945) < 1 && outliers_limit(recipe_find("coat")) == outliers_limit(fp8) / 2);
     release();
 }

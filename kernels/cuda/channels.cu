@@ -1,5 +1,5 @@
-/* Factors of the columns of an FP8 operand, which are powers of two. Choosing them takes one block; what multiplies a matrix by them
- * touches only columns whose factor is not 1, except for the weight that GEMMs read: 2 bytes per element. */
+/* Factors of the columns of an FP8 operand, which are powers of two. One block chooses them. Gradients change only in columns whose
+ * factor is not 1. The weight that GEMMs read is copied: 2 bytes per element. */
 #include "kernels/cuda/channels.cuh"
 
 enum { CHOOSE_THREADS = 1024, FIELDS = 256, FOLD_THREADS = 256, SPLIT_ROWS = 64 };

@@ -166,8 +166,8 @@ void config_free_element(void *base, const char *prefix)
 /* Keys that decide where the model comes from, and which other keys are read. */
 static const char FIRST[] = "dry_run|eval_only|generate|run_name|save_folder|try_load_latest_save|load_path|lora";
 
-/* Every key is read once, after the layers below it: those of FIRST, then the others on top of load_path, and last format.* and fp8.* on top
- * of the recipe's columns (recipe.c). Evaluators are a list. */
+/* Every key is read once, after the layers below it: those of FIRST, then the others on top of load_path, and last format.* and
+ * fp8.* on top of the recipe's columns (recipe.c). Evaluators are a list. */
 static void read_keys(Reader *r, bool first)
 {
     for (int i = 0; i < r->root->num_children; i++) {
