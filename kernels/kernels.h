@@ -199,11 +199,11 @@ enum { CHANNEL_EXCESS = 6, CHANNEL_MOST = 63 };
 /* gate_up = wide [+ product], in gate_up's format (in place if it is the memory of wide); act = silu(gate) * up of gate_up as
  * stored, or FROM_EXACT of wide [+ product]. act (N,F); rows of gate_up and wide (N,2F) are [gate | up].
  *
- * An act with `channel` is multiplied by these factors, column by column, before its range is measured and it is encoded. Unless its
- * range is kept they are first set from it: channel[c] = 2^-k, k = max(0, e[c] - median - 6), at most 63, with e[c] =
- * floor(log2(max|column c|)). median: the least that half of the e[c] of all columns that are not 0 do not exceed. So a column gets
- * a factor from 64 to 256 times the median column's maximum on, as both are rounded to powers of two; usually none does, and all
- * codes are those without factors.
+ * An act with `channel` is multiplied by these factors, column by column, before its range is measured and it is encoded. Unless
+ * its range is kept they are first set from it: channel[c] = 2^-k, k = max(0, e[c] - median - 6), at most 63, with e[c] =
+ * floor(log2(max|column c|)). median: the least that half of the e[c] of all columns that are not 0 do not exceed. So a column
+ * gets a factor from 64 to 256 times the median column's maximum on, as both are rounded to powers of two; usually none does, and
+ * all codes are those without factors.
  * DIFFERS: Smooth-SwiGLU [Fishman et al. 2024, arXiv 2409.12517] has a factor for every column, from its maximum, and folds it into
  * the weight before that is rounded to FP8. */
 void swiglu_forward (Tensor act, Tensor gate_up, Tensor wide, LowProduct product, ForwardSource from);

@@ -1,7 +1,7 @@
 /* Outliers of SwiGLU [arXiv 2409.12517]: one channel, whose gate and up are aligned and grow, in the FP8 input of `down`.
  *
- * The codes of E4M3 have all their digits from 2^-6 to 448. Below they are 2^-9 apart: an error of S 2^-9 / sqrt(12), for a scale S.
- * It is 1 % of the root mean square r of a channel if r = 0.056 S, that is, if max|act| = 448 S is 7,945 r. */
+ * The codes of E4M3 have all their digits from 2^-6 to 448. Below they are 2^-9 apart, an error of S 2^-9 / sqrt(12) for a scale
+ * S. It is 1 % of the root mean square r of a channel if r = 0.056 S, that is, if max|act| = 448 S is 7,945 r. */
 #include "tests/fp8.h"
 
 enum { N = 272, C = 64, F = 144, REACH = 7945, SIZES = 7 };
@@ -80,8 +80,8 @@ static Tensor folded(const float *channel)
  * the exponent. */
 typedef struct { double *act, *act_dw; const double *w; } Read;
 
-/* Relative errors, beside the rounding of digits that all tensors in E4M3 have: of the layer's output in tokens where the outlier is
- * silent; of the other channels' part of it in all tokens; of the other channels' weight gradient. */
+/* Relative errors, beside the rounding of digits that all tensors in E4M3 have: of the layer's output in tokens where the outlier
+ * is silent; of the other channels' part of it in all tokens; of the other channels' weight gradient. */
 typedef struct { double silent, others, dw; } Lost;
 
 static double ratio(double error2, double norm2)
@@ -209,17 +209,17 @@ static double reach(void)
     return most / sqrt(others2 / (N * (F - 1)));
 }
 
-/* What codes without digits lose where a tensor has this reach; with the rounding of digits that they do not have, which is at most
- * half of it. */
+/* What codes without digits lose where a tensor has this reach; with the rounding of digits that they do not have, which is at
+ * most half of it. */
 static double explained(double reach)
 {
     return 0.01 * hypot(1, 0.5) * reach / REACH;
 }
 
 /* One scale loses what codes without digits explain, and no less than half of it as long as most codes have none: values of a
- * product of normals are often small. Factors leave channels up to 2^7 times the median one's maximum, which is less than 14 of its
- * root mean squares here; the weight, of up to 4, loses as a tensor with its ratio of factors. Scales of tokens lose nothing in
- * silent tokens and, with scales of channels for the gradient, nothing there. A clamp loses the outlier. */
+ * product of normals are often small. Factors leave channels up to 2^7 times the median one's maximum, which is less than 14 of
+ * its root mean squares here; the weight, of up to 4, loses as a tensor with its ratio of factors. Scales of tokens lose nothing
+ * in silent tokens and, with scales of channels for the gradient, nothing there. A clamp loses the outlier. */
 static void test_remedies(void **state)
 {
     (void)state;

@@ -1,11 +1,11 @@
 /* SwiGLU that reads or writes FP8.
  *
- * Forward in COAT: a pass over rows stores gate and up in FP8 groups and finds the maximum of act, computed from the stored values;
- * a pass over tiles writes act and its transpose. Bytes per element of act: 4 + 2.12, then 2.12 + 2. If act's range is KEPT and it
- * has no transpose, the pass over rows writes it: 4 + 2.12 + 1. If act has factors of columns, the pass over tiles always does, and
- * unless its range is KEPT, a pass before it finds the maxima of columns: 2.12 or, EXACT, 4 more. Backward: a pass for the maximum of the gradients, unless their
- * range is KEPT, then one that writes both gradients, their transposes and, if requested, act: 4.12, then 4.12 + 4 (+ 2). act keeps
- * its scale. */
+ * Forward in COAT: a pass over rows stores gate and up in FP8 groups and finds the maximum of act, computed from the stored
+ * values; a pass over tiles writes act and its transpose. Bytes per element of act: 4 + 2.12, then 2.12 + 2. If act's range is
+ * KEPT and it has no transpose, the pass over rows writes it: 4 + 2.12 + 1. If act has factors of columns, the pass over tiles
+ * always does, and unless its range is KEPT, a pass before it finds the maxima of columns: 2.12 or, EXACT, 4 more. Backward: a
+ * pass for the maximum of the gradients, unless their range is KEPT, then one that writes both gradients, their transposes and,
+ * if requested, act: 4.12, then 4.12 + 4 (+ 2). act keeps its scale. */
 #include "kernels/cuda/channels.cuh"
 #include "kernels/cuda/lora.cuh"
 #include "kernels/cuda/operations_fp8.h"

@@ -13,9 +13,9 @@ typedef struct { double kurtosis, largest_channel; } OutlierStats;
 /* act (rows, F): a sample; most: what its scale covers, or its largest magnitude. */
 OutlierStats outliers_measure(const double *act, size_t rows, size_t F, double most);
 
-/* The largest_channel from which one scale in E4M3 may cost ordinary channels 1 %: a value below the smallest normal code, 2^-6, is
- * off by 2^-9 / sqrt(12), root mean square, which is 1 % of 448 / 7,945. tests/test_outliers.c loses 1 % at about 10,000. With scales
- * of the step later micro-batches are encoded with headroom, so the limit is half. */
+/* The largest_channel from which one scale in E4M3 may cost ordinary channels 1 %: values below the smallest normal code, 2^-6,
+ * are off by 2^-9 / sqrt(12), root mean square, which is 1 % of 448 / 7,945. tests/test_outliers.c loses 1 % at about 10,000.
+ * With scales of the step later micro-batches are encoded with headroom, so the limit is half. */
 double outliers_limit(const Recipe *r);
 
 /* Warns at the first measurement beyond the limit. *warned: of this block, false at first; it becomes false again when the number
