@@ -22,8 +22,8 @@ static inline void grow_outlier(ParamStore *f, float size)
     for (int u = 0; u < f->num_units; u++)
         for (int k = 0; k < f->shape[u].num_params; k++) {
             const Param *p = &f->shape[u].param[k];
-            size_t first, n = strcmp(p->name, "gate_up") == 0 ? shard_part(&f->shard[u], p, &first) : 0;
-            for (size_t i = first; n > 0 && i < first + n; i++) {
+            size_t first, n = shard_part(&f->shard[u], p, &first);
+            for (size_t i = first; strcmp(p->name, "gate_up") == 0 && i < first + n; i++) {
                 const Tensor t = shard_weights(&f->shard[u], p, i, 1);
                 float x = size * test_uniform(3, i % (size_t)p->cols);
                 uint32_t bits[2] = { 0 };

@@ -224,7 +224,7 @@ static void test_remedies(void **state)
 {
     (void)state;
     static const float sizes[SIZES] = { 1, 16, 32, 48, 64, 128, 256 };
-    print_message("%% lost in silent tokens, others' part, others' dw: one scale | tokens | channels | clamp, and of the outlier\n");
+    print_message("%% lost in silent tokens, others' part, others' dw: one scale | tokens | channels | clamp, and the outlier\n");
     for (int i = 0; i < SIZES; i++) {
         make_layer(sizes[i]);
         double outlier;
