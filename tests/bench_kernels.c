@@ -337,6 +337,14 @@ static void bench_linear_fp8(const char *name, int N, int O, int C, bool adds, d
     release();
 }
 
+/* Factors of columns. */
+static float *ones(int columns)
+{
+    const Tensor t = make(F32_, 1, columns);
+    init_constant(t, 1);
+    return t.data;
+}
+
 /* The same for gate and up with SwiGLU, within the range of act. */
 static void bench_matmul_swiglu(const Model *m)
 {
@@ -349,6 +357,8 @@ static void bench_matmul_swiglu(const Model *m)
     matmul_swiglu(act, gate_up, wide, x, w);
     ranges_kept = true;
     TIME_FLOPS("in range: matmul_swiglu FP8", 4.0 * N * F * C, matmul_swiglu(act, gate_up, wide, x, w));
+    act.channel = ones(F);
+    TIME_FLOPS("in range: matmul_swiglu FP8, factors", 4.0 * N * F * C, matmul_swiglu(act, gate_up, wide, x, w));
     ranges_kept = false;
     release();
 }
@@ -359,7 +369,7 @@ static void bench_matmul_dx_swiglu(const Model *m)
     const int N = m->B * m->T, C = m->C, F = m->F;
     Tensor source = make_normal(BF16_, N > C ? N : C, 2 * F, 1), dy = make(E5M2_, N, C), w = make_operand(E4M3_, C, F);
     Tensor dact = make(BF16_, N, F), gate_up = make(E4M3_16, N, 2 * F), act = make_operand(E4M3_, N, F);
-    Tensor dgate_up = with_range(make_operand(E5M2_, N, 2 * F));
+    Tensor dgate_up = with_range(make_operand(E5M2_, N, 2 * F)), folded = make(E4M3_, C, F);
     source.rows = N, quantize(gate_up, source);
     source.cols = C, quantize(dy, source);
     source.rows = C, source.cols = F, quantize(w, source);
@@ -369,7 +379,10 @@ static void bench_matmul_dx_swiglu(const Model *m)
     matmul_dx_swiglu(dgate_up, act, dact, dy, w, gate_up);
     ranges_kept = true;
     TIME_FLOPS("in range: matmul_dx_swiglu FP8", 2.0 * N * F * C, matmul_dx_swiglu(dgate_up, act, dact, dy, w, gate_up));
+    act.channel = ones(F);
+    TIME_FLOPS("in range: matmul_dx_swiglu FP8, factors", 2.0 * N * F * C, matmul_dx_swiglu(dgate_up, act, dact, dy, w, gate_up));
     ranges_kept = false;
+    TIME_BYTES("fold_channels", 2.0 * C * F, fold_channels(folded, rows_only(w), act.channel));
     release();
 }
 
