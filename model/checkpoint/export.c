@@ -21,38 +21,39 @@
 #include "model/config/adapter.h"
 #include "model/config/files.h"
 #include "model/config/hf.h"
+#include "model/config/hf_keys.h"
 #include "model/config/pointer.h"
 #include "model/units.h"
 
 /* ---- the source ------------------------------------------------------------------------------------------- */
 
 /* The latest checkpoint, if `source` is the folder of a run. */
-static char *choose(const char *source)
+static char *choose(const char *option, const char *source)
 {
     struct stat status;
     char *named = pointer_follow(source);
     if (named)
         return named;
     if (stat(source, &status) != 0 || !S_ISDIR(status.st_mode))
-        die("--export=%s: there is no such folder; expected a checkpoint, the save_folder of a run, or a folder written by "
-            "save_pretrained", source);
+        die("%s: %s: there is no such folder; expected a checkpoint, the save_folder of a run, or a folder written by "
+            "save_pretrained", option, source);
     if (target_is_unfinished(source))
-        die("--export=%s: this is the output of an interrupted export; give the checkpoint that it exported", source);
+        die("%s: %s: this is the output of an interrupted export; give the checkpoint that it exported", option, source);
     if (file_is_in(source, "config.json") || adapter_is(source))
         return xstrdup(source);
     char *latest = checkpoint_latest(source);
     if (!latest)
-        die("--export=%s: no config.json and no checkpoint in it; expected a checkpoint or the save_folder of a run", source);
+        die("%s: %s: no config.json and no checkpoint in it; expected a checkpoint or the save_folder of a run", option, source);
     return latest;
 }
 
 /* The folder of the adapters' base: `given`, or the one that their file names. The caller owns it. */
-static char *find_base(const char *folder, const char *given)
+static char *find_base(const char *option, const char *folder, const char *given)
 {
     char *base = given ? xstrdup(given) : adapter_base(folder);
     if (!base || !file_is_in(base, "config.json"))
-        die("--export=%s: its adapters are merged into the weights of their base model, but %s %s%s; "
-            "give its folder: --lora.base_path=FOLDER", folder,
+        die("%s: %s: its adapters are merged into the weights of their base model, but %s %s%s; "
+            "give its folder: --lora.base_path=FOLDER", option, folder,
             given ? "--lora.base_path" : "base_model_name_or_path of its adapter_config.json",
             base ? "is no folder with a config.json: " : "names none", base ? base : "");
     return base;
@@ -240,15 +241,15 @@ static void check_trained(const Export *x)
     json_decref(manifest);
 }
 
-/* Opens the source and lists its tensors. base: NULL, or the folder of the adapters' base. */
-static void open_export(Export *x, const char *base)
+/* Opens the model of x->folder and lists its tensors. base: NULL, or the folder of the adapters' base. */
+static ModelConfig open_model(Export *x, const char *base)
 {
     const bool adapter = adapter_is(x->folder);
     ModelConfig m = { 0 };
     double dropout;
     if (base && !adapter)
         die("--lora.base_path=%s: %s is a whole model without adapters, so it has no base; leave it out", base, x->folder);
-    x->base = adapter ? find_base(x->folder, base) : x->folder;
+    x->base = adapter ? find_base(x->option, x->folder, base) : x->folder;
     x->source = source_open(x->base);
     config_read_hf(&m, x->base);
     source_refuse_quantized(&x->source);
@@ -263,13 +264,14 @@ static void open_export(Export *x, const char *base)
     check_shapes(x);
     join(x);
     check_left_over(x, &m);
-    companions_read(x->folder, x->base);
-    /* read now: a run may delete this checkpoint; open files stay readable */
-    x->description = config(x, m.architecture);
+    return m;
 }
 
 static void close_export(Export *x)
 {
+    for (int i = 0; i < x->num_other; i++)
+        close_export(&x->other[i]);
+    free(x->other);
     for (int i = 0; i < x->num_files; i++)
         safetensors_close(x->file[i]);
     source_close(&x->source);
@@ -284,15 +286,63 @@ static void close_export(Export *x)
     free(x->low);
 }
 
+/* ---- averages --------------------------------------------------------------------------------------------- */
+
+/* Dies if the config.json of the two models differ in a key that changes what the model computes. Missing keys have the defaults
+ * of the class. */
+static void check_same(const Export *a, const ModelConfig *first, const Export *b, const ModelConfig *other)
+{
+    json_t *x = hf_config(first, F32), *y = hf_config(other, F32), *value;
+    const char *key;
+    json_object_foreach(x, key, value) {
+        const HfKey *row = hf_key(first->architecture, key);
+        const json_t *found = json_object_get(y, key);
+        if ((row && (row->kind & HF_KIND_MASK) == HF_TOKEN) || json_equal(value, found))
+            continue;
+        die("%s/config.json: its %s is %.64s, but that of %s/config.json is %.64s; only models of one architecture can be averaged",
+            b->base, key, found ? json_dumps(found, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15)) : "missing",
+            a->base, json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15)));
+    }
+    json_decref(x);
+    json_decref(y);
+}
+
+/* Opens the models of an average after the first one. */
+static void open_others(Export *x, const ModelConfig *m, const ExportOptions *o)
+{
+    x->num_other = o->num_sources - 1;
+    x->other = xcalloc((size_t)x->num_other, sizeof *x->other);
+    for (int i = 0; i < x->num_other; i++) {
+        Export *other = &x->other[i];
+        *other = (Export){ .option = x->option, .weight = o->weights[i + 1], .dtype = x->dtype,
+                           .folder = choose(x->option, o->sources[i + 1]) };
+        const ModelConfig found = open_model(other, o->base_path);
+        check_same(x, m, other, &found);
+        CHECK(other->num_entries == x->num_entries, "%s: %d tensors, expected %d", other->folder, other->num_entries,
+              x->num_entries);
+    }
+}
+
+/* ---- the whole --------------------------------------------------------------------------------------------- */
+
 Export export_open(const ExportOptions *o)
 {
     static const char *const dtypes[] = { [EXPORT_BF16] = "BF16", [EXPORT_F16] = "F16", [EXPORT_F32] = "F32" };
-    Export x = { .start = clock_seconds(), .is_coded = coded_knows(o->dtype), .coded = coded_find(o) };
+    Export x = { .start = clock_seconds(), .is_coded = coded_knows(o->dtype), .coded = coded_find(o), .weight = 1 };
+    const bool average = o->num_sources > 0;
+    x.option = average ? "--average" : "--export";
     x.dtype = x.is_coded ? "BF16" : dtypes[o->dtype];
     x.target = xstrdup(o->target);
     x.temporary = xasprintf("%s.tmp", x.target);
-    x.folder = choose(o->source);
-    open_export(&x, o->base_path);
+    x.folder = choose(x.option, average ? o->sources[0] : o->source);
+    const ModelConfig m = open_model(&x, o->base_path);
+    if (average) {
+        x.weight = o->weights[0];
+        open_others(&x, &m, o);
+    }
+    companions_read(x.folder, x.base);
+    /* read now: a run may delete this checkpoint; open files stay readable */
+    x.description = config(&x, m.architecture);
     return x;
 }
 
@@ -309,7 +359,12 @@ static void print_result(const Export *x)
         printf("base %s (unchanged) merged with the adapters of %s:\n", x->base, x->folder);
     if (x->is_coded && x->coded.kind == CODED_INT4 && !x->is_calibrated)
         printf("int4 without --calibration: weights are rounded, with the scales that give the least error\n");
-    printf("exported %s to %s: %.3g GiB in %d file%s, %s, in %.1f s\n", x->folder, x->target, (double)export_bytes(x) / 0x1p30,
+    if (x->num_other > 0)
+        printf("averaged %s (weight %.4g, with its tokenizer)", x->folder, x->weight);
+    for (int i = 0; i < x->num_other; i++)
+        printf(", %s (%.4g)%s", x->other[i].folder, x->other[i].weight, i + 1 == x->num_other ? "\n" : "");
+    printf("exported %s to %s: %.3g GiB in %d file%s, %s, in %.1f s\n", x->num_other > 0 ? "the average" : x->folder, x->target,
+           (double)export_bytes(x) / 0x1p30,
            x->num_files, x->num_files > 1 ? "s" : "", x->is_coded ? coded_name(x->coded) : x->dtype, clock_seconds() - x->start);
 }
 

@@ -3,7 +3,10 @@
  * FOLDER has the files of save_pretrained: config.json, the weights in the requested type, in files of up to 5 GB with an index,
  * and unchanged copies of the checkpoint's tokenizer, chat template and generation_config.json; no training state. If CHECKPOINT
  * has adapters, they are merged into their base, as by PEFT's merge_and_unload. FOLDER is written as FOLDER.tmp and renamed when it
- * is complete and on disk. */
+ * is complete and on disk.
+ *
+ * An average of models [Wortsman et al. 2022, arXiv 2203.05482: uniform soups] has w_1 W_1 + w_2 W_2 + ... in place of W. It is
+ * summed in F64 and rounded once to F32, and that is rounded or encoded as a single model's weights are. */
 #pragma once
 #include "model/checkpoint/export_files.h"
 #include "model/config/export_options.h"

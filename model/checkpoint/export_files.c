@@ -159,8 +159,8 @@ static Merge open_merge(const Export *x, const Entry *e)
     return m;
 }
 
-/* A matrix from front to back, with its adapter added. */
-typedef struct {
+/* A matrix from front to back, with its adapter added, or the average of several. */
+typedef struct Reading {
     const Export *x;
     const Entry  *e;
     size_t        chunk;        /* elements in memory at once */
@@ -170,17 +170,48 @@ typedef struct {
     uint32_t      sum;
     const Entry  *viewed;       /* the entry of `view`; NULL: none */
     CodedView     view;
+    struct Reading *other;      /* one for each of x->other; they share `raw` and one `values` */
+    double       *total;        /* chunk; NULL: no average */
 } Reading;
+
+/* With memory for `chunk` elements at once. */
+static Reading open_reading(const Export *x, size_t chunk)
+{
+    Reading r = { .x = x, .chunk = chunk, .raw = xmalloc(chunk * sizeof(float)), .values = xmalloc(chunk * sizeof(float)) };
+    if (x->num_other == 0)
+        return r;
+    float *values = xmalloc(chunk * sizeof *values);
+    r.total = xmalloc(chunk * sizeof *r.total);
+    r.other = xcalloc((size_t)x->num_other, sizeof *r.other);
+    for (int i = 0; i < x->num_other; i++)
+        r.other[i] = (Reading){ .x = &x->other[i], .chunk = chunk, .raw = r.raw, .values = values };
+    return r;
+}
+
+static void close_reading(Reading *r)
+{
+    if (r->other)
+        free(r->other[0].values);
+    free(r->other);
+    free(r->total);
+    free(r->raw);
+    free(r->values);
+}
 
 static void begin_reading(Reading *r, const Entry *e)
 {
+    for (int i = 0; i < r->x->num_other; i++) {
+        const Entry *same = &r->x->other[i].entry[e - r->x->entry];
+        CHECK(strcmp(same->tensor.name, e->tensor.name) == 0, "%s instead of %s", same->tensor.name, e->tensor.name);
+        begin_reading(&r->other[i], same);
+    }
     r->e = e;
     r->sum = 0;
     r->merge = e->a ? open_merge(r->x, e) : (Merge){ 0 };
 }
 
-/* The next n elements, from `at` on, into r->values. */
-static void read_values(Reading *r, size_t at, size_t n)
+/* The next n elements, from `at` on, of the one model into r->values. */
+static void read_model(Reading *r, size_t at, size_t n)
 {
     const SafeTensor *from = r->e->source;
     const HfTensor *t = &r->e->tensor;
@@ -195,8 +226,51 @@ static void read_values(Reading *r, size_t at, size_t n)
         merge_add(r->values, &r->merge, at, n);
 }
 
+static size_t stored(const Entry *e)
+{
+    return e->source ? (e->source->end - e->source->begin) / safetensors_dtype_size(e->source->dtype) : numel(&e->tensor);
+}
+
+/* Adds the next elements, times the model's weight. Not all models need have the padding rows of the vocabulary. */
+static void add_model(double *total, Reading *r, size_t at, size_t n)
+{
+    const size_t all = stored(r->e), own = at >= all ? 0 : all - at < n ? all - at : n;
+    read_model(r, at, own);
+    for (size_t i = 0; i < own; i++) {
+        if (!isfinite(r->values[i]))
+            die_of_value(r->x, r->e, r->values[i]);
+        total[i] += r->x->weight * (double)r->values[i];
+    }
+}
+
+/* The next n elements, from `at` on, into r->values. */
+static void read_values(Reading *r, size_t at, size_t n)
+{
+    if (r->x->num_other == 0) {
+        read_model(r, at, n);
+        return;
+    }
+    memset(r->total, 0, n * sizeof *r->total);
+    add_model(r->total, r, at, n);
+    for (int i = 0; i < r->x->num_other; i++)
+        add_model(r->total, &r->other[i], at, n);
+    for (size_t i = 0; i < n; i++)
+        r->values[i] = (float)r->total[i];
+}
+
+/* The number of elements to read: the largest of all models. */
+static size_t to_read(const Reading *r)
+{
+    size_t most = stored(r->e);
+    for (int i = 0; i < r->x->num_other; i++)
+        most = stored(r->other[i].e) > most ? stored(r->other[i].e) : most;
+    return most;
+}
+
 static void end_reading(Reading *r)
 {
+    for (int i = 0; i < r->x->num_other; i++)
+        end_reading(&r->other[i]);
     if (r->e->source)
         check_sum(r->e, r->sum);
     merge_close(&r->merge);
@@ -220,17 +294,12 @@ static size_t kept_of(const Entry *e, size_t at, size_t n)
     return at >= own ? 0 : own - at < n ? own - at : n;
 }
 
-static size_t stored(const Entry *e)
-{
-    return e->source ? (e->source->end - e->source->begin) / safetensors_dtype_size(e->source->dtype) : numel(&e->tensor);
-}
-
 static void write_plain(Reading *r, const Entry *e)
 {
     CodedTensor to[CODED_TENSORS];
-    const size_t all = stored(e);
     outputs(to, r->x, e);
     begin_reading(r, e);
+    const size_t all = to_read(r);
     for (size_t at = 0, n; at < all; at += n) {
         n = all - at < r->chunk ? all - at : r->chunk;
         read_values(r, at, n);
@@ -357,17 +426,16 @@ static Entry *find_entry(const Export *x, const char *name)
 void export_read(const Export *x, const char *name, float *values)
 {
     const Entry *e = find_entry(x, name);
-    const size_t all = stored(e);
-    Reading r = { .x = x, .raw = xmalloc(CHUNK * sizeof(float)), .values = xmalloc(CHUNK * sizeof(float)) };
+    Reading r = open_reading(x, CHUNK);
     begin_reading(&r, e);
+    const size_t all = to_read(&r);
     for (size_t at = 0, n; at < all; at += n) {
         n = all - at < CHUNK ? all - at : CHUNK;
         read_checked(&r, at, n);
         memcpy(values + at, r.values, kept_of(e, at, n) * sizeof *values);
     }
     end_reading(&r);
-    free(r.raw);
-    free(r.values);
+    close_reading(&r);
 }
 
 void export_write_int4(Export *x, const char *name, const int8_t *codes, const float *scale)
@@ -388,15 +456,13 @@ void export_write_int4(Export *x, const char *name, const int8_t *codes, const f
 
 void export_write(Export *x)
 {
-    Reading r = { .x = x, .chunk = CHUNK };
-    size_t all = 0, done = 0;
+    size_t all = 0, done = 0, chunk = CHUNK;
     for (int i = 0; i < x->num_entries; i++) {
         const size_t unit = x->is_coded ? coded_unit(x->coded, x->entry[i].tensor.cols) : 1;
-        r.chunk = unit > r.chunk ? unit : r.chunk;
+        chunk = unit > chunk ? unit : chunk;
         all += numel(&x->entry[i].tensor);
     }
-    r.raw = xmalloc(r.chunk * sizeof(float));
-    r.values = xmalloc(r.chunk * sizeof(float));
+    Reading r = open_reading(x, chunk);
     progress_begin("exporting");
     for (int i = 0; i < x->num_entries; i++) {
         Entry *e = &x->entry[i];
@@ -410,6 +476,5 @@ void export_write(Export *x)
     for (int i = 0; i < x->num_files; i++)
         if (!safetensors_sync(x->file[i]))
             die_of_disk(x, x->file[i]);
-    free(r.raw);
-    free(r.values);
+    close_reading(&r);
 }

@@ -18,8 +18,9 @@ typedef struct Entry {
     const struct Entry *a, *b;
 } Entry;
 
-typedef struct {
+typedef struct Export {
     double      start;
+    const char *option;         /* that asks for it, for messages */
     char       *folder;         /* the source: a model or adapters */
     char       *base;           /* folder of the model: `folder`, or that of the adapters' base */
     char       *target, *temporary;         /* the new folder, and its name until it is complete */
@@ -34,6 +35,9 @@ typedef struct {
     int         num_entries, num_low, num_files;
     bool        is_calibrated;  /* export_write_int4 was called */
     SafeFile  **file;
+    struct Export *other;       /* of an average: the other models, which have the same entries */
+    int         num_other;
+    double      weight;         /* of this model in the average; 1 without one */
 } Export;
 
 /* Divides the tensors among files: up to file_limit bytes in each, or one tensor. */
@@ -42,7 +46,7 @@ void    export_create_files(Export *x);
 size_t  export_bytes(const Export *x);
 json_t *export_index(const Export *x);          /* model.safetensors.index.json */
 
-/* All values of the tensor `name`, with its adapter added. Another thread may call export_write_int4 meanwhile, but not this. */
+/* All values of the tensor `name`, with its adapter added, or their average. Another thread may call export_write_int4 meanwhile, but not this. */
 void    export_read(const Export *x, const char *name, float *values);
 
 /* Writes the tensors of the matrix `name` (rows, cols) in int4, with given codes, -8 to 7, and scales (rows, cols / group), which

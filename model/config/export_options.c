@@ -18,6 +18,9 @@
 const ConfigKey export_keys[] = {
     OTHER("export", NULL, source,
           "checkpoint to export, or save_folder of a run (its latest checkpoint), or a folder written by save_pretrained"),
+    OTHER("average", NULL, average,
+          "instead of --export: A,B,C, at least two such folders. The result is the mean of their weights, computed in f64. "
+          "A,B,C:0.5,0.3,0.2 are the weights of the mean, which are divided by their sum; the tokenizer is that of A"),
     OTHER("lora.base_path", "null", base_path,
           "folder of the base model into which adapters are merged; default: the folder that they name"),
     WORD ("dtype", "bf16", dtype,
@@ -49,7 +52,8 @@ const ConfigKey export_keys[] = {
     { .name = NULL }
 };
 
-static const char usage[] = "expected ./train --export=CHECKPOINT [--dtype=TYPE] FOLDER; ./train --help=export lists all options";
+static const char usage[] = "expected ./train --export=CHECKPOINT [--dtype=TYPE] FOLDER, or --average=A,B,C in place of --export; "
+                            "./train --help=export lists all options";
 
 bool export_is_asked(int argc, char **argv)
 {
@@ -57,7 +61,8 @@ bool export_is_asked(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         if (strncmp(argv[i], "--help", 6) == 0 || strcmp(argv[i], "-h") == 0 || strcmp(argv[i], "--version") == 0)
             return false;
-        asked |= strcmp(argv[i], "--export") == 0 || strncmp(argv[i], "--export=", 9) == 0;
+        const size_t length = strcspn(argv[i], "=");
+        asked |= (length == 8 && strncmp(argv[i], "--export", 8) == 0) || (length == 9 && strncmp(argv[i], "--average", 9) == 0);
     }
     return asked;
 }
@@ -85,6 +90,47 @@ static void check_calibration(const ExportOptions *o, const YamlNode *root)
     for (size_t i = 0; i < sizeof how / sizeof how[0]; i++)
         if (yaml_find(root, how[i]) && o->num_calibration == 0)
             die("--%s is an option of calibration; expected --calibration='[FILE, ...]', too", how[i]);
+}
+
+/* Takes the text up to the next comma off the list. The caller owns it. */
+static char *next_of(const char **list)
+{
+    const size_t length = strcspn(*list, ",");
+    char *one = strndup(*list, length);
+    *list += length + ((*list)[length] == ',');
+    return one;
+}
+
+/* A,B,C:1,2,3 */
+static void read_average(ExportOptions *o)
+{
+    const char *colon = strrchr(o->average, ':'), *weights = colon ? colon + 1 : "";
+    const bool weighted = colon && strspn(weights, "0123456789+-.eE,") == strlen(weights);
+    char *list = strndup(o->average, weighted ? (size_t)(colon - o->average) : strlen(o->average));
+    double sum = 0;
+    for (const char *rest = list; *rest; o->num_sources++) {
+        o->sources = xrealloc(o->sources, (size_t)(o->num_sources + 1) * sizeof *o->sources);
+        o->weights = xrealloc(o->weights, (size_t)(o->num_sources + 1) * sizeof *o->weights);
+        char *end, *source = next_of(&rest), *weight = weighted ? next_of(&weights) : xstrdup("1");
+        const double w = strtod(weight, &end);
+        if (!*source)
+            die("--average=%s: the name of folder %d is empty; %s", o->average, o->num_sources + 1, usage);
+        if (!*weight || *end || !isfinite(w) || !(w > 0))
+            die("--average=%s: expected one weight > 0 for each folder, as in A,B,C:0.5,0.3,0.2; found '%s' for %s", o->average,
+                weight, source);
+        o->sources[o->num_sources] = source;
+        sum += o->weights[o->num_sources] = w;
+        free(weight);
+    }
+    if (*weights && weighted)
+        die("--average=%s: there are more weights than the %d folders", o->average, o->num_sources);
+    if (o->num_sources < 2)
+        die("--average=%s: expected at least two folders, separated by commas; --export copies one", o->average);
+    if (o->scales == SCALES_TRAINED)
+        die("--scales=trained exports the FP8 operands of a run, but the mean of several models is none; leave it out");
+    for (int i = 0; i < o->num_sources; i++)
+        o->weights[i] /= sum;
+    free(list);
 }
 
 static void read_argument(ExportOptions *o, YamlNode *root, const char *argument)
@@ -124,6 +170,10 @@ void export_options_read(ExportOptions *o, int argc, char **argv)
     }
     if (!o->target)
         die("--export: the folder to write is missing; %s", usage);
+    if (o->source && o->average)
+        die("--export=%s and --average=%s exclude each other; %s", o->source, o->average, usage);
+    if (o->average)
+        read_average(o);
     check_calibration(o, root);
     for (size_t n = strlen(o->target); n > 1 && o->target[n - 1] == '/'; n--)
         o->target[n - 1] = '\0';
@@ -133,6 +183,11 @@ void export_options_read(ExportOptions *o, int argc, char **argv)
 void export_options_free(ExportOptions *o)
 {
     free(o->source);
+    free(o->average);
+    for (int i = 0; i < o->num_sources; i++)
+        free(o->sources[i]);
+    free(o->sources);
+    free(o->weights);
     free(o->target);
     free(o->base_path);
     for (int i = 0; i < o->num_calibration; i++)

@@ -1,4 +1,5 @@
-/* The command line of an export as a table of keys: ./train --export=CHECKPOINT [--key=value ...] FOLDER. */
+/* The command line of an export as a table of keys: ./train --export=CHECKPOINT [--key=value ...] FOLDER, or
+ * ./train --average=A,B,C[:weights] [--key=value ...] FOLDER. */
 #pragma once
 #include <stdbool.h>
 
@@ -10,6 +11,10 @@ typedef enum { SCALES_COMPUTED, SCALES_TRAINED } ExportScales;
 
 typedef struct {
     char        *source;            /* a checkpoint, the save folder of a run (its latest one), or a folder of save_pretrained */
+    char        *average;           /* instead of source: the argument of --average */
+    char       **sources;           /* those of the average */
+    double      *weights;           /* of the sources; their sum is 1 */
+    int          num_sources;       /* 0: no average, but `source` */
     char        *target;            /* the folder to write, without a slash at its end */
     char        *base_path;         /* folder of the adapters' base model; NULL: the folder that they name */
     ExportType   dtype;
@@ -26,7 +31,7 @@ typedef struct {
 
 extern const ConfigKey export_keys[];       /* ends with name == NULL */
 
-/* Whether the command line asks for an export and not for help. */
+/* Whether the command line asks for an export or an average, and not for help. */
 bool export_is_asked(int argc, char **argv);
 
 /* Dies on arguments that are wrong. */

@@ -167,12 +167,13 @@ static void print_all(FILE *f)
 {
     fputs("usage: mpirun -n <ranks> ./train config.yaml [--key=value ...]\n"
           "       ./train --export=<checkpoint> [--dtype=bf16|f16|f32|fp8|int8|int4|nf4] [...] <folder>\n"
+          "       ./train --average=<a>,<b>,<c>[:<weights>] [--dtype=...] [...] <folder>\n"
           "       ./train --help | --help=<key or section> | --help=markdown | --version\n\n"
           "Trains a Llama, Mistral, OLMo or Qwen3 model as described by the file; --key=value changes a setting, as in\n"
           "--max_duration=100, --data.paths=[a.npy,b.npy], --save_overwrite. --export writes a checkpoint (stepN, or the\n"
           "latest of a save_folder) as a folder for other programs: weights in one type with adapters merged, config.json\n"
-          "and tokenizer, without states of the training; --help=export lists its options. Keys and values are those of\n"
-          "OLMo's files:\n\n", f);
+          "and tokenizer, without states of the training; --average writes the mean of several; --help=export lists the\n"
+          "options of both. Keys and values are those of OLMo's files:\n\n", f);
     for (const ConfigKey *k = config_keys; k->name; k++)
         if ((k->type & TYPE_MASK) < FIXED)
             print_key(f, k);
