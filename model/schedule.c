@@ -5,7 +5,7 @@
 
 #include "kernels/runtime/error.h"
 
-static double end_of(const Config *c, double run)
+double schedule_end(const Config *c, double run)
 {
     return c->scheduler.t_max ? c->scheduler.t_max : run;
 }
@@ -19,7 +19,7 @@ double schedule_lr(const Config *c, RunLength length, long step, long tokens)
 {
     bool in_tokens = c->scheduler.in_tokens;
     double t = in_tokens ? tokens : step, lr = c->optimizer.lr;
-    double end = end_of(c, in_tokens ? length.tokens : length.steps), warmup = warmup_of(c, end);
+    double end = schedule_end(c, in_tokens ? length.tokens : length.steps), warmup = warmup_of(c, end);
     double start_lr = c->scheduler.warmup_min_lr < 0 ? 0.1 * lr : c->scheduler.warmup_min_lr;
     double final_lr = c->scheduler.alpha_f * lr;
 
@@ -53,7 +53,7 @@ double schedule_max_grad_norm(const Config *c, long step, long tokens)
 
 void schedule_check(const Config *c, double run, const char *place)
 {
-    const double end = end_of(c, run), warmup = warmup_of(c, end), decay = c->scheduler.name == WSD ? c->scheduler.t_decay : 0;
+    const double end = schedule_end(c, run), warmup = warmup_of(c, end), decay = c->scheduler.name == WSD ? c->scheduler.t_decay : 0;
     const char *unit = c->scheduler.in_tokens ? "tokens" : "steps";
     if (decay > 0 && end > 0 && warmup + decay > end)
         die("%sscheduler.t_warmup %.0f and t_decay %.0f do not fit %s, which is %.0f %s; shorten one of them", place, warmup, decay,

@@ -9,6 +9,9 @@ typedef struct { long steps, tokens; } RunLength;
 double schedule_lr           (const Config *c, RunLength length, long step, long tokens);
 double schedule_max_grad_norm(const Config *c, long step, long tokens);    /* 0: no clipping */
 
+/* t_max, or else `run`, the run's length in the scheduler's units. */
+double schedule_end          (const Config *c, double run);
+
 /* Dies if warmup and decay do not fit the run, warns if it ends during the warmup. run: its length in the scheduler's units; 0: it
  * depends on the data. place: "x.yaml:3: " or "". */
 void   schedule_check(const Config *c, double run, const char *place);

@@ -99,8 +99,7 @@ static void choose_grads(Reader *r)
              config_where(r, "format.grads"), n, own < n ? "ranks" : "micro-batches a step", MOST);
 }
 
-/* The length of training in the scheduler's units; 0: epochs, whose length depends on the data. */
-static double duration_in_units(const Config *c)
+double config_duration(const Config *c)
 {
     double tokens_per_step = (double)c->global_train_batch_size * c->model.max_sequence_length;
     if (c->max_duration.tokens)
@@ -156,8 +155,9 @@ static void check_schedule(Reader *r)
     if (c->scheduler.name == WSD && c->scheduler.t_decay == 0)
         die("%s: wsd needs scheduler.t_decay, the length of the final decay", config_where(r, "scheduler.name"));
     char *place = xasprintf("%s: ", config_where(r, c->scheduler.name == WSD ? "scheduler.t_decay" : "scheduler.t_warmup"));
-    schedule_check(c, duration_in_units(c), place);
+    schedule_check(c, config_duration(c), place);
     free(place);
+    config_check_extended(r);
     if (c->scheduler.name != WSD && c->scheduler.t_decay > 0)
         config_note(r, "scheduler.t_decay (only wsd has it)");
     if (c->scheduler.warmup_min_lr > c->optimizer.lr)

@@ -164,7 +164,7 @@ void config_free_element(void *base, const char *prefix)
 }
 
 /* Keys that decide where the model comes from, and which other keys are read. */
-static const char FIRST[] = "dry_run|eval_only|generate|run_name|save_folder|try_load_latest_save|load_path|lora";
+static const char FIRST[] = "dry_run|eval_only|generate|run_name|save_folder|try_load_latest_save|load_path|extend|lora";
 
 /* Every key is read once, after the layers below it: those of FIRST, then the others on top of load_path, and last format.* and
  * fp8.* on top of the recipe's columns (recipe.c). Evaluators are a list. */
@@ -200,8 +200,10 @@ static void find_source(Reader *r, char *(*latest_of)(const char *save_folder))
     watchdog_mark("looking for the latest checkpoint", -1);
     c->source = c->try_load_latest_save ? latest_of(c->save_folder) : NULL;
     c->continues = c->source != NULL;
-    if (!c->continues)
+    if (!c->continues) {
+        config_find_extended(r);
         c->source = xstrdup(c->load_path);
+    }
     watchdog_mark("reading the configuration", -1);
 }
 

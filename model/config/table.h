@@ -83,6 +83,8 @@ typedef struct {
         int grad_sync_mode;                /* GradSum or NOT_GIVEN */
     } fsdp;
     SchedulerUnits scheduler_units;
+    char   *extend;                        /* a folder; NULL: none */
+    long    extended_step, extended_tokens;        /* of its checkpoint, Config.load_path */
     bool    softmax_auxiliary_loss;
     double  auxiliary_loss_multiplier;
     NamedPaths *datasets; int num_datasets;
@@ -174,6 +176,13 @@ void config_free_element(void *base, const char *prefix);
 void config_read_mix (Reader *r);
 void config_free_mix (Config *c);
 void config_print_mix(FILE *f, const Config *c);         /* the text after `mix:` */
+
+/* The length of training in the scheduler's units; 0: epochs, whose length depends on the data. */
+double config_duration(const Config *c);
+
+/* `extend` (extend.c). find: replaces load_path by the checkpoint. check: dies if it is in the decay of the schedule. */
+void config_find_extended (Reader *r);
+void config_check_extended(const Reader *r);
 
 /* Whether a key names data that a dry run, eval_only or generate does not read. choose_ranks: sets the world to the ranks that a
  * dry run plans for. */

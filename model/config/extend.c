@@ -1,0 +1,124 @@
+/* `extend`: a run of the schedule wsd goes on from its stable part, whose learning rate is the highest. Weights of the decay are no
+ * place to go on from; the checkpoint before it is [Hu et al. 2024, arXiv 2404.06395, section 4]. */
+#include "model/config/table.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/runtime/error.h"
+#include "model/config/files.h"
+#include "model/config/pointer.h"
+#include "model/schedule.h"
+
+/* Of a checkpoint: where it is, and the end of its stable part, in steps or tokens. */
+typedef struct { char *path; long step, tokens; double at, stable, end; const char *unit; } Place;
+
+static long count_of(const char *checkpoint, const char *key)
+{
+    json_t *state = file_json(checkpoint, "trainer.json", 0), *n = json_object_get(state, key);
+    if (!json_is_integer(n) || json_integer_value(n) < 0)
+        die("%s/trainer.json: %s: expected a number", checkpoint, key);
+    const long count = (long)json_integer_value(n);
+    json_decref(state);
+    return count;
+}
+
+static void set_place(Place *p, const Config *c)
+{
+    p->at = (double)(c->scheduler.in_tokens ? p->tokens : p->step);
+    p->end = schedule_end(c, config_duration(c));
+    p->stable = p->end - (double)c->scheduler.t_decay;
+    p->unit = c->scheduler.in_tokens ? "tokens" : "steps";
+}
+
+/* By the configuration that the run saved with the checkpoint. */
+static Place read_place(const char *where, char *checkpoint)
+{
+    static const char *const keys[] = { "scheduler.name", "scheduler.units", "scheduler.t_decay", "scheduler.t_max", "max_duration",
+                                        "global_train_batch_size", "model.max_sequence_length" };
+    Settings *s = xcalloc(1, sizeof *s);
+    Place p = { checkpoint, count_of(checkpoint, "step"), count_of(checkpoint, "tokens"), 0, 0, 0, NULL };
+    config_defaults(s, "");
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        char *text = config_trained_with(checkpoint, keys[i]);
+        if (text)
+            value_parse_text(s, config_key(keys[i]), text, checkpoint);
+        free(text);
+    }
+    s->c.scheduler.in_tokens = s->scheduler_units == UNITS_TOKENS;
+    if (s->c.scheduler.name != WSD)
+        die("%s: extend: the run of %s does not have scheduler.name wsd, so it has no stable part; --load_path=%s continues it", where,
+            checkpoint, checkpoint);
+    set_place(&p, &s->c);
+    if (p.end == 0)
+        die("%s: extend: the run of %s has a max_duration in epochs, so where its decay begins is not known; give a checkpoint "
+            "before it as --load_path", where, checkpoint);
+    config_free_element(s, "");
+    free(s);
+    return p;
+}
+
+/* The last stable checkpoint of a run. */
+static Place find_last(const char *where, const char *folder)
+{
+    long *steps;
+    const int count = file_steps(&steps, folder, "");
+    if (count == 0)
+        die("%s: extend %s: there is no checkpoint stepN; expected the save_folder of a run or one of its checkpoints", where, folder);
+    for (int i = count - 1; i >= 0; i--) {
+        const Place p = read_place(where, xasprintf("%s/step%ld", folder, steps[i]));
+        if (p.at <= p.stable) {
+            free(steps);
+            return p;
+        }
+        if (i == 0)
+            die("%s: extend %s: all its checkpoints, step%ld to step%ld, are in the decay, which begins after %.0f of %.0f %s; a "
+                "run can be extended if it keeps an earlier one (save_interval_unsharded, save_num_checkpoints_to_keep)", where,
+                folder, steps[0], steps[count - 1], p.stable, p.end, p.unit);
+        free(p.path);
+    }
+    CHECK(false, "%s: no checkpoint", folder);
+    return (Place){ 0 };
+}
+
+void config_find_extended(Reader *r)
+{
+    Settings *s = r->s;
+    const char *where = config_where(r, "extend");
+    if (!s->extend)
+        return;
+    pointer_replace(&s->extend);
+    const bool one = file_is_in(s->extend, "trainer.json");
+    const Place p = one ? read_place(where, xstrdup(s->extend)) : find_last(where, s->extend);
+    if (p.at > p.stable)
+        die("%s: extend: %s is in the decay of its run, from %.0f to %.0f %s; give an earlier checkpoint", where, p.path, p.stable,
+            p.end, p.unit);
+    free(s->c.load_path);
+    s->c.load_path = p.path;
+    s->extended_step = p.step;
+    s->extended_tokens = p.tokens;
+}
+
+void config_check_extended(const Reader *r)
+{
+    const Settings *s = r->s;
+    const Config *c = &s->c;
+    const char *where = config_where(r, "extend");
+    if (!s->extend || c->continues)
+        return;
+    if (c->scheduler.name != WSD)
+        die("%s: extend: expected scheduler.name wsd, as in the run of %s", where, c->load_path);
+    if (c->reset_trainer_state || c->reset_optimizer_state)
+        die("%s: extend continues the state of %s; --reset_trainer_state=false and --reset_optimizer_state=false are needed", where,
+            c->load_path);
+    Place p = { c->load_path, s->extended_step, s->extended_tokens, 0, 0, 0, NULL };
+    set_place(&p, c);
+    if (p.end == 0)
+        die("%s: extend: where the decay begins must be known: give max_duration in steps or tokens, not in epochs",
+            config_where(r, "max_duration"));
+    if (p.at > p.stable)
+        die("%s: extend: %s is at %.0f %s, but the decay would begin at %.0f, %ld before the end at %.0f; expected an end at %.0f or "
+            "later (max_duration)", where, p.path, p.at, p.unit, p.stable, c->scheduler.t_decay, p.end,
+            p.at + (double)c->scheduler.t_decay);
+}
