@@ -20,6 +20,7 @@
 #include "model/config/export_options.h"
 #include "model/config/load.h"
 #include "model/run/agree.h"
+#include "model/run/average.h"
 #include "model/run/downstream.h"
 #include "model/run/evaluate.h"
 #include "model/run/export_run.h"
@@ -142,6 +143,7 @@ static StepStats train_step(Run *r, double labels)
         telemetry_write(r->telemetry, s->updates, t.clip);
         optimizer_step(&r->fsdp, c, s->step, s->updates, t.lr, t.clip);
     }
+    average_step(&r->fsdp, c, s);
     return t;
 }
 
@@ -165,18 +167,20 @@ static void leave_out(const Run *r, int i, char *problem)
     free(problem);
 }
 
-/* Runs evaluator i. True: the run was asked to stop, and the evaluation ended early. */
-static bool evaluate_by(Run *r, int i)
+/* Runs evaluator i, whose metrics are named by `label`. True: the run was asked to stop, and the evaluation ended early. */
+static bool evaluate_by(Run *r, int i, const char *label)
 {
     const Config *c = r->config;
     if (c->eval[i].downstream) {
         DownstreamResult d = downstream_evaluate(c, i, &r->model, &r->fsdp, &asked_to_stop);
+        d.label = label;
         if (!d.cut && !d.problem)
             log_downstream(r->log, r->state.step, &d);
         leave_out(r, i, d.problem);
         return d.cut;
     }
     EvalResult e = evaluate(c, i, &r->model, &r->fsdp, &asked_to_stop);
+    e.label = label;
     if (!e.cut && !e.problem)
         log_eval(r->log, r->state.step, &e);
     leave_out(r, i, e.problem);
@@ -190,8 +194,30 @@ static bool evaluate_all(Run *r, bool all)
     log_pause(r->log);
     for (int i = 0; i < r->config->num_eval && !cut; i++) {
         const bool written = agree_any(!all && comm_rank() == 0 && log_evaluated(r->log, i));   /* rank 0 has the log */
-        cut = !written && evaluate_by(r, i);
+        cut = !written && evaluate_by(r, i, r->config->eval[i].label);
     }
+    log_resume(r->log);
+    return cut;
+}
+
+/* Evaluates the average of the weights, if the run evaluates, and writes it. Returns as evaluate_by. */
+static bool use_average(Run *r)
+{
+    const Config *c = r->config;
+    bool cut = false;
+    finish_saving(r);
+    log_pause(r->log);
+    const AverageKept kept = average_enter(&r->fsdp);
+    for (int i = 0; i < c->num_eval && c->eval_interval > 0 && !cut; i++) {
+        char *label = xasprintf("average/%s", c->eval[i].label);
+        cut = evaluate_by(r, i, label);
+        free(label);
+    }
+    watchdog_set_patient(true);
+    watchdog_mark("saving the average", -1);
+    checkpoint_write_average(c, &r->fsdp, &r->state, CHECKPOINT_FILE_BYTES);
+    watchdog_set_patient(false);
+    average_leave(&r->fsdp, kept);
     log_resume(r->log);
     return cut;
 }
@@ -284,6 +310,8 @@ static void train(Run *r)
     bool stop = evaluates_first(r) && evaluate_all(r, false);
     if (samples_owed(r))
         stop |= samples_write(r->samples, &r->model, &r->fsdp, r->log, r->state.step, &asked_to_stop);
+    if (average_is_complete(c, &r->state) && !average_is_written(c, &r->state))         /* an earlier process ended before */
+        stop |= use_average(r);
     int lost = 0;               /* steps in a row that were not finite */
     while (!run_is_over(r) && (!stop || lost > 0)) {        /* a stop waits for a finite step */
         const TrainState before = r->state;
@@ -312,6 +340,8 @@ static void train(Run *r)
             stop |= evaluate_all(r, true);
         if (samples_here(r))
             stop |= samples_write(r->samples, &r->model, &r->fsdp, r->log, t.step, &asked_to_stop);
+        if (t.finite && average_is_complete(c, &r->state))
+            stop |= use_average(r);
     }
     if (stop && comm_rank() == 0)
         printf("asked to stop at step %ld\n", r->state.step);

@@ -109,6 +109,8 @@ OP(sum_squares,          (float *out, Tensor x), (out, x),
    IN(x), MEMORY(out, sizeof *out, READS | WRITES))
 OP(find_not_finite,      (int *found, Tensor x, bool negative), (found, x, negative),
    IN(x), MEMORY(found, sizeof *found, READS | WRITES))
+OP(average_weights,      (Tensor mean, Tensor w, float share), (mean, w, share),
+   IN(w), IN_IF(share != 1, mean), OUT(mean))
 OP(adamw,                (Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first), (w, m, v, grad, a, first),
    IN(grad), IN(w), IN(m), IN(v), OUT(w), OUT(m), OUT(v))
 OP(adamw8bit,            (Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first), (w, m, v, grad, a, first),

@@ -175,6 +175,7 @@ typedef struct {
         long     grad_clip_warmup_steps;      /* in units; during these max_grad_norm is multiplied by ... */
         double   grad_clip_warmup_factor;     /* ... this */
     } scheduler;
+    struct { long last, every; } average;     /* run/average.h; 0: none */
     double   max_grad_norm;                   /* 0: no clipping */
     OnSpike  spikes;
     double   z_loss;                          /* softmax_auxiliary_loss ? auxiliary_loss_multiplier : 0 */

@@ -425,6 +425,8 @@ void fsdp_plan(ParamStore *f, Arena *a, const Config *c, ShardChoice p)
     f->recipe = c->recipe;
     f->optimizer = optimizer_find(c->optimizer.name);
     CHECK(f->optimizer, "no optimizer %s", c->optimizer.name);
+    if (c->average.last > 0)
+        f->optimizer = optimizer_averaged(f->optimizer);
     f->base = c->model.lora.base;
     f->plain_nf4 = c->model.lora.plain_nf4;
     f->tied = c->model.weight_tying;

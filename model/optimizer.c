@@ -66,6 +66,15 @@ bool optimizer_reads(const Optimizer *o, StateFormat column)
     return false;
 }
 
+const Optimizer *optimizer_averaged(const Optimizer *o)
+{
+    static Optimizer averaged;
+    CHECK(o->num_states < MAX_STATES, "optimizer %s has %d states, there is no space for an average", o->name, o->num_states);
+    averaged = *o;
+    averaged.state[averaged.num_states++] = (OptimizerState){ AVERAGE_STATE, "average", OWN_FORMAT, { F32, 0, false } };
+    return &averaged;
+}
+
 void optimizer_add(const Optimizer *row)
 {
     int n = 0;

@@ -232,6 +232,33 @@ static void test_sum_golden(void **state)
     release();
 }
 
+/* With shares 1, 1/2 and 1/3 the mean of three tensors of numbers below 1, over NaNs. Each of the last two calls rounds a share, a
+ * difference and a product of numbers up to 2, and a sum: less than 8 roundings of 2. */
+static void test_mean(void **state)
+{
+    (void)state;
+    static const int sizes[] = { 1, 7, 4099, 20000 };
+    for (size_t k = 0; k < 2 * sizeof sizes / sizeof sizes[0]; k++) {
+        const int n = on_cpu() ? sizes[k / 2] : (sizes[k / 2] + 7) / 8 * 8;
+        double *exact = keep((size_t)n * sizeof *exact), *bound = keep((size_t)n * sizeof *bound);
+        Tensor mean = make(F, 1, n), first = make_filled(k % 2 ? H : F, 1, n, 1, -1, 1);
+        fill(mean, 4, NAN, NAN);
+        for (int i = 1; i <= 3; i++) {
+            const Tensor w = i == 1 ? first : make_filled(k % 2 ? H : F, 1, n, (uint64_t)i, -1, 1);
+            const double *v = values(w);
+            for (int j = 0; j < n; j++) {
+                exact[j] += v[j] / 3;
+                bound[j] = 16 * U24;
+            }
+            average_weights(mean, w, 1 / (float)i);
+            if (i == 1)
+                check_same_values("the first", values(mean), v, (size_t)n);
+        }
+        check_close("average_weights", mean, exact, bound);
+        release();
+    }
+}
+
 /* ---- errors ------------------------------------------------------------------------------------------------ */
 
 static void test_errors(void **state)
@@ -270,6 +297,7 @@ static void test_errors(void **state)
     DIES("vocabulary", cross_entropy(a, stats.data, stats.data, ints.data, 17, 1, 0, false));
     DIES("cross_entropy: logits is e4m3", cross_entropy(fp8, stats.data, stats.data, ints.data, 16, 1, 0, false));
     DIES("adamw: grad is (8, 16)", adamw(row, row, row, a, (AdamW){ 0 }, 0));
+    DIES("average_weights: mean is (8, 16); expected (1, 16)", average_weights(a, row, 1));
     DIES("adamw: w is e4m3", adamw(row8, row, row, row, (AdamW){ 0 }, 0));
     release();
 }
@@ -279,7 +307,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_adamw), cmocka_unit_test(test_stochastic_rounding),
         cmocka_unit_test(test_rounding_of_extremes), cmocka_unit_test(test_init), cmocka_unit_test(test_bf16),
-        cmocka_unit_test(test_sums), cmocka_unit_test(test_sum_golden), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_sums), cmocka_unit_test(test_sum_golden), cmocka_unit_test(test_mean),
+        cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

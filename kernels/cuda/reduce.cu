@@ -72,6 +72,33 @@ void backend_sum_squares(float *out, Tensor x)
     with_type(x, [&](auto *p) { add_sum<true>(out, p, tensor_numel(x)); });
 }
 
+/* ---- the mean of tensors ---------------------------------------------------------------------------------------- */
+
+/* An element at a time: 10 or 12 bytes of memory traffic, in the order of the threads. Runs once in many steps. */
+template <typename T> __global__ __launch_bounds__(SUM_THREADS)
+void average_kernel(float *mean, const T *w, size_t n, float share)
+{
+    for (size_t i = (size_t)blockIdx.x * SUM_THREADS + threadIdx.x; i < n; i += (size_t)gridDim.x * SUM_THREADS) {
+        const float x = to_float(w[i]), m = share == 1 ? 0.f : mean[i];
+        mean[i] = share == 1 ? x : m + share * (x - m);
+    }
+}
+
+void backend_average_weights(Tensor mean, Tensor w, float share)
+{
+    CHECK_DENSE(mean, w.rows, w.cols);
+    CHECK_DENSE(w, w.rows, w.cols);
+    CHECK(mean.format.dtype == F32, "average_weights: mean is %s, expected f32", format_name(mean.format));
+    const size_t n = tensor_numel(w), needed = ceil_div(n, SUM_THREADS);
+    if (n == 0)
+        return;
+    with_type(w, [&](auto *p) {
+        average_kernel<<<(unsigned)(needed < 65536 ? needed : 65536), SUM_THREADS, 0, device_stream()>>>((float *)mean.data, p, n,
+                                                                                                         share);
+    });
+    LAUNCH_CHECK();
+}
+
 /* ---- columns ------------------------------------------------------------------------------------------------- */
 
 /* One block per COLUMNS columns: thread (c, g) adds rows g, g + GROUPS, ... of its column, then the groups are

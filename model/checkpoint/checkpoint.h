@@ -41,6 +41,7 @@ typedef struct {
     MixedSource mix[MIX_MOST]; /* those of the mixture first, then those of earlier ones */
     int    num_mix;            /* 0: data.paths */
     uint64_t base_sample;      /* of the base of adapters (base_sample.h); 0: no adapters, or unknown */
+    struct { long last, every, count; } average;   /* of snapshots in the average, by these settings; 0: none yet */
     SpikeWindow spikes;        /* so that a resumed run detects the same spikes */
 } TrainState;
 
@@ -67,6 +68,10 @@ void checkpoint_drop  (void);
 /* For a run that cannot continue: saves its state, finite or not, as step<N>-aborted next to its checkpoints, which do not change.
  * Returns the path, malloc'ed, when it is on disk. */
 char *checkpoint_set_aside(const Config *c, const ParamStore *f, const TrainState *s, size_t file_limit);
+
+/* Saves the weights alone as step<N>-average: a folder for other programs, with average.json, which describes the average. Replaces
+ * one of an earlier process. Dies as the others do; there must be no save in progress. */
+void checkpoint_write_average(const Config *c, const ParamStore *f, const TrainState *s, size_t file_limit);
 
 /* Deletes checkpoints that were saved for rotation (saved_as.h), except those that `c` keeps: by save_num_checkpoints_to_keep and
  * the permanent and ephemeral intervals. Never deletes the target of `latest`, permanent checkpoints, those without a SavedAs,

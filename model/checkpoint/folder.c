@@ -250,9 +250,27 @@ void folder_remove_step(const char *save_folder, long step)
     remove_named(save_folder, name, false);
 }
 
+/* Our step<N>-average with N from `first` to `last`, not other folders of that name. */
+static void remove_averages(const char *save_folder, long first, long last)
+{
+    long *steps;
+    for (int i = file_steps(&steps, save_folder, "-average") - 1; i >= 0; i--) {
+        char *path = step_path(save_folder, steps[i], "-average"), *temporary = free_step_name(save_folder, steps[i], ".tmp");
+        const bool ours = steps[i] >= first && steps[i] <= last && file_is_in(path, "average.json");
+        if (ours && put_mark(path) && rename(path, temporary) == 0)
+            folder_remove_tree(temporary);
+        else if (ours)
+            leave(path);
+        free(path);
+        free(temporary);
+    }
+    free(steps);
+}
+
 void folder_remove_later(const char *save_folder, long step)
 {
     long *steps;
+    remove_averages(save_folder, step + 1, LONG_MAX);
     for (int i = file_steps(&steps, save_folder, "") - 1; i >= 0 && steps[i] > step; i--) {
         char name[32];
         snprintf(name, sizeof name, "step%ld", steps[i]);
@@ -381,15 +399,27 @@ void folder_publish(const char *save_folder, long step)
     free(old);
 }
 
-char *folder_set_aside(const char *save_folder, long step)
+/* Renames the folder of the last folder_prepare to a free name step<N><suffix>; returns its path. */
+static char *put(const char *save_folder, long step, const char *suffix)
 {
-    remove_aborted(save_folder);
-    char *path = free_step_name(save_folder, step, "-aborted");
+    char *path = free_step_name(save_folder, step, suffix);
     folder_sync(unfinished);
     move(unfinished, path);
     take_mark(path);
     folder_sync(save_folder);
     return path;
+}
+
+char *folder_set_aside(const char *save_folder, long step)
+{
+    remove_aborted(save_folder);
+    return put(save_folder, step, "-aborted");
+}
+
+char *folder_put_average(const char *save_folder, long step)
+{
+    remove_averages(save_folder, step, step);
+    return put(save_folder, step, "-average");
 }
 
 /* ---- texts for messages ------------------------------------------------------------------------------------- */

@@ -29,11 +29,14 @@ void  folder_publish(const char *save_folder, long step);
 /* Renames it to step<N>-aborted, which is only loaded if it is named; deletes older aborted states. Returns its path. Durable. */
 char *folder_set_aside(const char *save_folder, long step);
 
+/* The same to step<N>-average, in place of an earlier one of ours, which has an average.json. */
+char *folder_put_average(const char *save_folder, long step);
+
 /* target: "step<N>", or the absolute path of a checkpoint elsewhere. Durable too. */
 void  folder_point_latest(const char *save_folder, const char *target);
 /* Deletes a checkpoint, unless nothing in it can be deleted; of a link only the link. */
 void  folder_remove_step(const char *save_folder, long step);
-void  folder_remove_later(const char *save_folder, long step);          /* all later ones, the last one first */
+void  folder_remove_later(const char *save_folder, long step);          /* all later ones, the last one first; averages too */
 void  folder_clear(const char *save_folder);          /* removes all checkpoints and `latest` */
 char *folder_latest(const char *save_folder);         /* the target of `latest`: "step100"; NULL: there is none */
 char *folder_latest_path(const char *save_folder);    /* the same as a path */

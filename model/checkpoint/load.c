@@ -115,10 +115,30 @@ static void check_trained(const char *folder, const Layout *l, const Source *s, 
         }
 }
 
+/* The states that are read: without an average that the files do not have. */
+static const Optimizer *read_states(const ParamStore *f, const Config *c, const Source *s)
+{
+    const bool there = safetensors_find_ending(s->file, s->count, "." AVERAGE_STATE).tensor;
+    return c->average.last > 0 && !there ? optimizer_find(c->optimizer.name) : f->optimizer;
+}
+
+/* The first state in the files that the run does not have; an average that it does not go on with is none. */
+static const char *left_state(const Layout *l, const Source *s)
+{
+    for (int i = 0; i < s->count; i++)
+        for (int t = 0; t < s->file[i]->count; t++) {
+            const char *name = s->file[i]->tensor[t].name;
+            if (!has_piece(l, name) && !text_ends_with(name, "." AVERAGE_STATE))
+                return name;
+        }
+    return NULL;
+}
+
 /* The weights are loaded already, so states that do not fit are those of another optimizer, or of other trained weights. */
 static void load_optimizer(const char *folder, Source s, const Config *c, ParamStore *f)
 {
-    const Optimizer *o = f->optimizer;
+    ParamStore read = *f;
+    const Optimizer *o = read.optimizer = read_states(f, c, &s);
     for (int i = 0; i < o->num_states; i++) {
         const char *name = o->state[i].name;
         char suffix[64];
@@ -126,16 +146,16 @@ static void load_optimizer(const char *folder, Source s, const Config *c, ParamS
         if (!safetensors_find_ending(s.file, s.count, suffix).tensor)
             die_of_states(folder, xasprintf("it has no %s, which optimizer %s keeps for every weight", name, o->name));
     }
-    StoredStates stored = stored_states(f, s.file, s.count);
-    Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, f, 0);
+    StoredStates stored = stored_states(&read, s.file, s.count);
+    Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, &read, 0);
     if (o->num_states > 0)
         check_trained(folder, &l, &s, o->state[0].name);
     fsdp_zero_states(f);            /* files have no padding */
-    stored_states_read(&stored, f, s.file, s.count);
-    const char *path, *name = left_over(&stored.layout, &s, folder, &c->model, &path);
+    stored_states_read(&stored, &read, s.file, s.count);
+    const char *name = left_state(&stored.layout, &s);
     if (name)
         die_of_states(folder, xasprintf("its %s is no state of optimizer %s", name, o->name));
-    check_finite(folder, &l, f);
+    check_finite(folder, &l, &read);
     layout_free(&l);
     stored_states_free(&stored);
     source_close(&s);

@@ -104,6 +104,14 @@ uint64_t manifest_base(const json_t *manifest, const char *folder)
     return base;
 }
 
+static void read_average(TrainState *s, const json_t *average, const char *path)
+{
+    static const ConfigKey keys[] = { COUNT("last", LONG, average.last), COUNT("every", LONG, average.every),
+                                      COUNT("count", LONG, average.count) };
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+        value_parse_json(s, &keys[i], json_object_get(average, keys[i].name), path, "average");
+}
+
 /* Old checkpoints have neither data_sample nor spikes. */
 void manifest_state(TrainState *s, const json_t *manifest, const char *folder)
 {
@@ -120,6 +128,8 @@ void manifest_state(TrainState *s, const json_t *manifest, const char *folder)
         s->sample = (DataSample){ hexadecimal(sample, "paths", "data_sample.paths", path),
                                   hexadecimal(sample, "label_mask_paths", "data_sample.label_mask_paths", path) };
     read_mix(s, json_object_get(manifest, "mix"), path);
+    if (json_object_get(manifest, "average"))
+        read_average(s, json_object_get(manifest, "average"), path);
     if (spikes)
         read_spikes(&s->spikes, spikes, path);
     free(path);

@@ -34,6 +34,8 @@
 #include "model/config/hf.h"
 #include "model/config/table.h"
 
+typedef enum { SAVE_STEP, SAVE_ASIDE, SAVE_AVERAGE } SaveKind;       /* step<N>, step<N>-aborted, step<N>-average */
+
 static struct {
     const Config *config;      /* NULL: no save in progress */
     TrainState  state;
@@ -45,7 +47,7 @@ static struct {
     size_t      capacity;      /* of snapshot, bytes */
     pthread_t   writer;
     atomic_bool written;       /* the writer has ended and set problem and seconds */
-    bool        aside;         /* to be saved as step<N>-aborted */
+    SaveKind    kind;
     const char *problem;       /* NULL: it is on disk */
     double      seconds;       /* of the writer */
     double      paused;        /* seconds that training waited */
@@ -148,10 +150,13 @@ static json_t *manifest(json_t *files)
                           "label_mask_paths", hexadecimal(s->sample.masks),
                           "spikes", spikes(&s->spikes), "format", config_columns(save.config), "world_size", comm_size(),
                           "files", files, "crc32c", sums);
-    const SavedAs as = save.aside ? SAVED_ABORTED : saved_as_of(save.config, s->step);
+    const SavedAs as = save.kind == SAVE_ASIDE ? SAVED_ABORTED : saved_as_of(save.config, s->step);
     json_object_set_new(o, "saved_as", json_string(saved_as_name(as)));
     if (s->num_mix > 0)
         json_object_set_new(o, "mix", mixed_sources(s));
+    if (s->average.last > 0)
+        json_object_set_new(o, "average", json_pack("{s:I, s:I, s:I}", "last", (json_int_t)s->average.last, "every",
+                                                    (json_int_t)s->average.every, "count", (json_int_t)s->average.count));
     if (s->base_sample)
         json_object_set_new(o, "base_sample", hexadecimal(s->base_sample));
     return o;
@@ -186,8 +191,15 @@ static size_t write_descriptions(void)
         write_json("config.json", config);
     if (save.model.num_files > 1)
         write_json("model.safetensors.index.json", index_of(&save.model));
-    write_text("config.yaml", c->text ? c->text : "");
     companions_write(save.folder);
+    if (save.kind == SAVE_AVERAGE) {
+        const TrainState *s = &save.state;
+        write_json("average.json", json_pack("{s:I, s:I, s:I, s:I}", "step", (json_int_t)s->step, "tokens", (json_int_t)s->tokens,
+                                             "last", (json_int_t)s->average.last, "every", (json_int_t)s->average.every));
+        json_decref(files);
+        return bytes;
+    }
+    write_text("config.yaml", c->text ? c->text : "");
     write_json("trainer.json", manifest(files));
     return bytes;
 }
@@ -280,18 +292,18 @@ static char *choose_folder(const char *save_folder, long step)
     return xasprintf("%s/%s", save_folder, name);
 }
 
-/* aside: also saves values that are not finite. */
-static void begin(const Config *c, const ParamStore *f, const TrainState *s, size_t file_limit, bool aside)
+/* SAVE_ASIDE: also values that are not finite. SAVE_AVERAGE: no optimizer. */
+static void begin(const Config *c, const ParamStore *f, const TrainState *s, size_t file_limit, SaveKind kind)
 {
     double start = clock_seconds();
     checkpoint_finish();
     save.config = c;
     save.state = *s;
-    save.aside = aside;
+    save.kind = kind;
     save.folder = choose_folder(c->save_folder, s->step);
     save.model = layout_make(save.folder, c->model.lora.rank > 0 ? LAYOUT_ADAPTER : LAYOUT_MODEL, f, file_limit);
-    save.optimizer = layout_make(save.folder, LAYOUT_OPTIMIZER, f, file_limit);
-    if (!aside)
+    save.optimizer = kind == SAVE_AVERAGE ? (Layout){ 0 } : layout_make(save.folder, LAYOUT_OPTIMIZER, f, file_limit);
+    if (kind != SAVE_ASIDE)
         die_if_not_finite(f);
     save.own = layout_ranges(f);
     open_files();
@@ -302,7 +314,7 @@ static void begin(const Config *c, const ParamStore *f, const TrainState *s, siz
 
 void checkpoint_begin(const Config *c, const ParamStore *f, const TrainState *s, size_t file_limit)
 {
-    begin(c, f, s, file_limit, false);
+    begin(c, f, s, file_limit, SAVE_STEP);
 }
 
 static void close_save(void)
@@ -319,21 +331,24 @@ static void close_save(void)
 static char *publish(void)
 {
     const Config *c = save.config;
-    char *path = xasprintf("%s/step%ld%s", c->save_folder, save.state.step, save.aside ? "-aborted" : "");
+    static const char *const suffix[] = { "", "-aborted", "-average" };
+    char *path = xasprintf("%s/step%ld%s", c->save_folder, save.state.step, suffix[save.kind]);
     layout_sum(&save.model);
-    layout_sum(&save.optimizer);
+    if (save.optimizer.num_pieces > 0)
+        layout_sum(&save.optimizer);
     if (comm_rank() == 0) {
         watchdog_mark("publishing the checkpoint", -1);
         size_t bytes = write_descriptions();
-        if (save.aside) {
-            free(path);
-            path = folder_set_aside(c->save_folder, save.state.step);
-        } else
+        if (save.kind == SAVE_STEP)
             folder_publish(c->save_folder, save.state.step);
+        else {
+            free(path);
+            path = (save.kind == SAVE_ASIDE ? folder_set_aside : folder_put_average)(c->save_folder, save.state.step);
+        }
         printf("saved %s: %.3g GiB, training paused %.2f s, written in %.2f s\n", path, (double)bytes / 0x1p30, save.paused,
                save.seconds);
         fflush(stdout);
-        if (!save.aside)
+        if (save.kind == SAVE_STEP)
             checkpoint_prune(c);
     }
     close_save();
@@ -381,7 +396,14 @@ void checkpoint_drop(void)
 
 char *checkpoint_set_aside(const Config *c, const ParamStore *f, const TrainState *s, size_t file_limit)
 {
-    begin(c, f, s, file_limit, true);
+    begin(c, f, s, file_limit, SAVE_ASIDE);
     wait_for_writers();
     return publish();
+}
+
+void checkpoint_write_average(const Config *c, const ParamStore *f, const TrainState *s, size_t file_limit)
+{
+    begin(c, f, s, file_limit, SAVE_AVERAGE);
+    wait_for_writers();
+    free(publish());
 }

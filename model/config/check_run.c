@@ -136,6 +136,14 @@ static void check_tile(Reader *r)
             "blocks again (--activation_checkpointing=whole_layer), or use --mlp_tile=0", place, c->mlp_tile);
 }
 
+static void check_average(const Reader *r)
+{
+    const Config *c = &r->s->c;
+    if ((c->average.last > 0) != (c->average.every > 0))
+        die("%s: average needs both last and every, as in average: {last: 5, every: 200}; %s is missing",
+            config_where(r, c->average.last > 0 ? "average.last" : "average.every"), c->average.last > 0 ? "every" : "last");
+}
+
 static void check_schedule(Reader *r)
 {
     Config *c = &r->s->c;
@@ -245,6 +253,7 @@ void config_check_run(Reader *r)
     check_micro_batch(r);
     choose_grads(r);
     check_schedule(r);
+    check_average(r);
     check_folders(r);
     c->z_loss = r->s->softmax_auxiliary_loss ? r->s->auxiliary_loss_multiplier : 0;
     if (c->eval_subset_num_batches == 0)

@@ -55,6 +55,14 @@ const ConfigKey export_keys[] = {
 static const char usage[] = "expected ./train --export=CHECKPOINT [--dtype=TYPE] FOLDER, or --average=A,B,C in place of --export; "
                             "./train --help=export lists all options";
 
+/* --average=A,B,C and not the section `average` of a run, as in --average={last: 5, every: 200} or --average=null. */
+static bool names_folders(const char *argument)
+{
+    static const char option[] = "--average=";
+    const size_t n = strlen(option);
+    return strncmp(argument, option, n) == 0 && argument[n] != '{' && strcmp(argument + n, "null") != 0;
+}
+
 bool export_is_asked(int argc, char **argv)
 {
     bool asked = false;
@@ -62,7 +70,7 @@ bool export_is_asked(int argc, char **argv)
         if (strncmp(argv[i], "--help", 6) == 0 || strcmp(argv[i], "-h") == 0 || strcmp(argv[i], "--version") == 0)
             return false;
         const size_t length = strcspn(argv[i], "=");
-        asked |= (length == 8 && strncmp(argv[i], "--export", 8) == 0) || (length == 9 && strncmp(argv[i], "--average", 9) == 0);
+        asked |= (length == 8 && strncmp(argv[i], "--export", 8) == 0) || names_folders(argv[i]);
     }
     return asked;
 }

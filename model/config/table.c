@@ -355,6 +355,10 @@ const ConfigKey config_keys[] = {
            "length (in `units`) during which max_grad_norm is multiplied by grad_clip_warmup_factor"),
     OPTION("scheduler.grad_clip_warmup_factor", DOUBLE, "null", 1, TINY, 1e9, C(scheduler.grad_clip_warmup_factor),
            "see grad_clip_warmup_steps"),
+    OPTION("average.last", LONG, "null", 0, 1, 1e6, C(average.last),
+           "number of snapshots of the weights in an average; null: no average. Every `last` times `every` steps the mean of the last "
+           "snapshots is evaluated and written as stepN-average, a folder for other programs. It is kept in f32 with the moments"),
+    OPTION("average.every", LONG, "null", 0, 1, 1e9, C(average.every), "steps between two snapshots of an average"),
     OPTION("max_grad_norm", DOUBLE, "null", 0, TINY, 1e9, C(max_grad_norm), "clip gradients to this global norm"),
     ONLY  ("max_grad_norm_ratio", "null", "gradients are clipped by max_grad_norm"),
     WORD  ("spikes", CHOICE, "warn", WORDS({ "warn", SPIKES_WARN }, { "skip", SPIKES_SKIP }, { "stop", SPIKES_STOP }),

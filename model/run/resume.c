@@ -15,7 +15,7 @@
 static const char *const compared[] = {
     "seed", "recipe", "format.", "trainable", "lora.base", "model.max_sequence_length", "model.eos_token_id", "model.pad_token_id",
     "data.", "global_train_batch_size", "device_train_microbatch_size", "max_duration", "optimizer.", "scheduler.",
-    "max_grad_norm", "spikes", "softmax_auxiliary_loss", "auxiliary_loss_multiplier",
+    "max_grad_norm", "average.", "spikes", "softmax_auxiliary_loss", "auxiliary_loss_multiplier",
 };
 
 static bool is_compared(const ConfigKey *k)
