@@ -130,6 +130,11 @@ static void test_resumes(void **state)
     expect_status(run(1, "late", AVERAGE "--try_load_latest_save"), 0);
     assert_false(exists("late/step6-average"));
     check_mean("late", 12, 0);
+    /* other snapshots from step 3 on: one of step 2 is no part of the mean of 3 and 6 */
+    expect_status(run(1, "changed", AVERAGE "--stop_at=3"), 0);
+    expect_status(run(1, "changed", "--average.last=2 --average.every=3 --stop_at=6 --try_load_latest_save"), 0);
+    expect_output("resume: average.last 2, was 3");
+    assert_false(exists("changed/step6-average"));
     /* and without it again */
     expect_status(run(1, "without", AVERAGE "--stop_at=8"), 0);
     expect_status(run(1, "without", "--try_load_latest_save"), 0);
