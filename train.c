@@ -123,7 +123,7 @@ static StepStats train_step(Run *r, double labels)
     double norm = optimizer_grad_norm(&r->fsdp), exposed = trace_step_end();
 
     s->step++;
-    s->tokens += (long)c->global_train_batch_size * c->model.max_sequence_length;
+    s->tokens += (long)schedule_batch(c, s->step) * c->model.max_sequence_length;
     s->loader = loader_state(r->loader);
     double max_norm = schedule_max_grad_norm(c, s->step, s->tokens);
     if (labels == 0)            /* no mean */

@@ -43,6 +43,8 @@ struct Loader {
     int       batch, rank, world;
 
     LoaderState place;          /* of the step that loader_next returns next */
+    Doubling    doubling;
+    uint64_t    steps, ahead_steps;     /* since loader_double: of the caller, of the thread */
     bool        held;           /* the caller reads entry tail */
     uint64_t    left;           /* steps until the limit */
 
@@ -61,19 +63,19 @@ struct Loader {
 /* ---- place ---------------------------------------------------------------------------------------------------- */
 
 /* Instances of the step at s, over all ranks: a full batch, or at the end what is left, or none. */
-static uint64_t step_instances(const Loader *l, const LoaderState *s)
+static uint64_t step_instances(const Loader *l, const LoaderState *s, uint64_t batch)
 {
     uint64_t left = loader_instances(l) - s->instance;
-    if (l->sources.mixed || left >= (uint64_t)l->batch)
-        return l->batch;
+    if (l->sources.mixed || left >= batch)
+        return batch;
     return l->spec.drop_last ? 0 : left;
 }
 
 /* At the end of an epoch the shuffled order continues with the next one. NOTE: saved states are not settled, because the end
  * depends on the batch size, which a resumed run may change. */
-static LoaderState settle(const Loader *l, LoaderState s)
+static LoaderState settle(const Loader *l, LoaderState s, uint64_t batch)
 {
-    if (l->spec.shuffle && step_instances(l, &s) == 0)
+    if (l->spec.shuffle && step_instances(l, &s, batch) == 0)
         return (LoaderState){ s.epoch + 1, 0 };
     return s;
 }
@@ -141,14 +143,14 @@ static bool fill_sequence(const Loader *l, Entry *entry, int s, uint64_t place)
 }
 
 /* The same for all sequences of a step at s. False: stopped before it was complete. */
-static bool fill_places(Loader *l, Entry *entry, const LoaderState *s, uint64_t count)
+static bool fill_places(Loader *l, Entry *entry, const LoaderState *s, uint64_t count, uint64_t batch)
 {
     if (count > 0 && !load_order(l, &l->sources.source[0], s->epoch))
         return false;
     for (uint64_t i = l->rank; i < count; i += l->world)
         if (!fill_sequence(l, entry, 0, s->instance + i))
             return true;
-    for (Batch *b = &entry->batch; l->spec.shuffle && count > 0 && b->sequences < l->batch / l->world; b->sequences++) {
+    for (Batch *b = &entry->batch; l->spec.shuffle && count > 0 && b->sequences < (int)batch / l->world; b->sequences++) {
         row_pad(row_of(l, b, b->sequences), &l->spec, 0);
         b->index[b->sequences] = UINT32_MAX;
     }
@@ -179,8 +181,9 @@ static bool fill_mixed(Loader *l, Entry *entry, SourcePlace place[MIX_MOST], uin
 /* False: stopped before it was complete. */
 static bool fill_entry(Loader *l, Entry *entry)
 {
-    const LoaderState s = settle(l, l->ahead);
-    uint64_t count = l->ahead_left > 0 ? step_instances(l, &s) : 0;
+    const uint64_t batch = doubling_batch(&l->doubling, l->ahead_steps);
+    const LoaderState s = settle(l, l->ahead, batch);
+    uint64_t count = l->ahead_left > 0 ? step_instances(l, &s, batch) : 0;
     entry->batch.sequences = 0;
     entry->batch.labels = 0;
     entry->error[0] = '\0';
@@ -188,7 +191,8 @@ static bool fill_entry(Loader *l, Entry *entry)
     l->ahead = s;
     l->ahead.instance += l->sources.mixed ? 0 : count;
     l->ahead_left -= count > 0;
-    const bool whole = l->sources.mixed ? fill_mixed(l, entry, l->ahead.source, count) : fill_places(l, entry, &s, count);
+    l->ahead_steps += count > 0;
+    const bool whole = l->sources.mixed ? fill_mixed(l, entry, l->ahead.source, count) : fill_places(l, entry, &s, count, batch);
     entry->next = l->ahead;
     return whole;
 }
@@ -227,6 +231,7 @@ static void start_thread(Loader *l)
     l->runs = true;
     l->ahead = l->place;
     l->ahead_left = l->left;
+    l->ahead_steps = l->steps;
     l->head = l->tail = 0;
     l->held = l->stop = false;
     int error = pthread_create(&l->thread, NULL, fill_ring, l);
@@ -256,6 +261,7 @@ Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
     CHECK(spec->max_count == 0 || spec->min_period > 0, "min_period %d", spec->min_period);
     Loader *l = xcalloc(1, sizeof *l);
     l->batch = batch;
+    l->doubling.batch = (uint64_t)batch;
     l->rank = rank;
     l->world = world;
     l->sources = sources_open(spec, batch);
@@ -327,7 +333,7 @@ uint64_t loader_left(const Loader *l)
 
 char *loader_lack(const Loader *l, uint64_t steps)
 {
-    return sources_lack(&l->sources, l->place.source, steps * (uint64_t)l->batch);
+    return sources_lack(&l->sources, l->place.source, doubling_sum(&l->doubling, l->steps, steps));
 }
 
 uint64_t loader_source_instances(const Loader *l, int i)
@@ -460,6 +466,7 @@ bool loader_next(Loader *l, Batch *b)
     l->held = true;
     l->place = entry->next;
     l->left--;
+    l->steps++;
     *b = entry->batch;
     return true;
 }
@@ -474,6 +481,16 @@ void loader_seek(Loader *l, LoaderState s)
     stop_thread(l);
     l->place = s;
     l->left = UINT64_MAX;
+}
+
+void loader_double(Loader *l, const uint64_t *until, int count)
+{
+    CHECK(count <= MOST_UNTIL && l->batch % ((long)l->world << count) == 0, "%d doublings to a batch of %d on %d ranks", count,
+          l->batch, l->world);
+    stop_thread(l);
+    memcpy(l->doubling.until, until, (size_t)count * sizeof *until);
+    l->doubling.count = count;
+    l->steps = 0;
 }
 
 void loader_limit(Loader *l, uint64_t steps)

@@ -1,5 +1,6 @@
 /* Token shards on disk -> this rank's part of each training step, in OLMo's order. */
 #pragma once
+#include "data/doubling.h"
 #include "data/mix.h"
 #include "data/sample.h"
 #include "data/spec.h"
@@ -57,6 +58,9 @@ const char *loader_problem(Loader *l);          /* the error of the next step's 
 bool     loader_wait (Loader *l, double seconds);   /* waits at most this long; true: loader_next need not wait. The last
                                                        batch stays valid */
 void     loader_seek (Loader *l, LoaderState s);    /* also removes a limit */
+
+/* The next steps have smaller batches, by a Doubling with these numbers of further steps. Call it after loader_seek. */
+void     loader_double(Loader *l, const uint64_t *until, int count);
 
 /* At most `steps` will be requested from now on: reads and shuffles nothing for later ones. */
 void     loader_limit(Loader *l, uint64_t steps);

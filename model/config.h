@@ -93,6 +93,7 @@ typedef struct {
     long   tokens;                /* number of its tokens that are used; 0: all */
 } DataSource;
 
+enum { MOST_DOUBLINGS = 16 };                   /* of batch_size_warmup */
 enum { MOST_SOURCES = 64, SOURCE_NAME = 64 };   /* of data.mix; bytes of a name with its final zero */
 
 typedef struct {
@@ -154,6 +155,8 @@ typedef struct {
     } data;
 
     int      global_train_batch_size;         /* sequences per step over all ranks */
+    struct { int count; long step[MOST_DOUBLINGS]; } batch_warmup;    /* ascending: the batch doubles after each of these steps, and
+                                                 after the last one is the global_train_batch_size */
     int      device_train_microbatch_size;    /* sequences per forward pass of a rank, or of the ranks that share them */
     Duration max_duration;
     Duration stop_at;                         /* all 0: not given; ends the run early with the same schedule */

@@ -1,9 +1,57 @@
-/* Learning-rate schedules. */
+/* Schedules of the learning rate and of the batch size. */
 #include "model/schedule.h"
 
 #include <math.h>
 
 #include "kernels/runtime/error.h"
+
+int schedule_batch(const Config *c, long step)
+{
+    int halvings = 0;
+    for (int i = 0; i < c->batch_warmup.count; i++)
+        halvings += step <= c->batch_warmup.step[i];
+    return c->global_train_batch_size >> halvings;
+}
+
+/* The last step with the batch size of that step; -1: it stays. */
+static long last_alike(const Config *c, long step)
+{
+    for (int i = 0; i < c->batch_warmup.count; i++)
+        if (step <= c->batch_warmup.step[i])
+            return c->batch_warmup.step[i];
+    return -1;
+}
+
+static double tokens_of_step(const Config *c, long step)
+{
+    return (double)schedule_batch(c, step) * c->model.max_sequence_length;
+}
+
+double schedule_tokens(const Config *c, long first, long last)
+{
+    double sum = 0;
+    for (long at = first, end; at < last; at = end) {
+        end = last_alike(c, at + 1);
+        end = end < 0 || end > last ? last : end;
+        sum += (double)(end - at) * tokens_of_step(c, at + 1);
+    }
+    return sum;
+}
+
+double schedule_steps_for(const Config *c, long step, double tokens)
+{
+    double steps = 0;
+    while (tokens > 0) {
+        const long end = last_alike(c, step + 1);
+        const double needed = ceil(tokens / tokens_of_step(c, step + 1));
+        if (end < 0 || needed <= (double)(end - step))
+            return steps + needed;
+        tokens -= schedule_tokens(c, step, end);
+        steps += (double)(end - step);
+        step = end;
+    }
+    return steps;
+}
 
 double schedule_end(const Config *c, double run)
 {

@@ -298,6 +298,29 @@ static void test_unshuffled_pass_without_the_rest(void **state)
     loader_close(l);
 }
 
+/* Batches of 2, 2, 4, 8, with an interruption of the thread in between: the same instances, on two ranks. */
+static void test_doubling(void **state)
+{
+    (void)state;
+    static const uint64_t until[] = { 2, 3 };
+    static const int expected[] = { 2, 2, 4, 8 };
+    DataSpec spec = small_spec(false);
+    for (int rank = 0; rank < 2; rank++) {
+        Loader *l = loader_open(&spec, 8, rank, 2);
+        Batch b;
+        loader_double(l, until, 2);
+        for (int step = 0, first = 0; step < 4; first += expected[step++]) {
+            if (step == 1)
+                loader_limit(l, 3);
+            assert_true(loader_next(l, &b));
+            assert_int_equal(b.sequences, expected[step] / 2);
+            for (int i = 0; i < b.sequences; i++)
+                assert_int_equal(b.index[i], first + 2 * i + rank);
+        }
+        loader_close(l);
+    }
+}
+
 /* ---- labels --------------------------------------------------------------------------------------------------- */
 
 static void test_label_mask(void **state)
@@ -450,6 +473,7 @@ int main(void)
         cmocka_unit_test(test_fingerprint),
         cmocka_unit_test(test_unshuffled_pass),
         cmocka_unit_test(test_unshuffled_pass_without_the_rest),
+        cmocka_unit_test(test_doubling),
         cmocka_unit_test(test_label_mask),
         cmocka_unit_test(test_padding),
         cmocka_unit_test(test_repetition),

@@ -80,6 +80,34 @@ static void check_batch(Reader *r)
         place, batch, world, name_data_ranks(r), world == 1 ? "" : "s", share, micro, smaller, batches);
 }
 
+/* The smallest batch, too, must be whole micro-batches of all ranks. */
+static void check_batch_warmup(Reader *r)
+{
+    Config *c = &r->s->c;
+    const int count = r->s->num_batch_warmup;
+    const char *place = config_where(r, "batch_size_warmup");
+    const long unit = (long)data_ranks(r) * c->device_train_microbatch_size;
+    if (count > MOST_DOUBLINGS)
+        die("%s: batch_size_warmup: expected up to %d steps, found %d", place, MOST_DOUBLINGS, count);
+    for (int i = 0; i < count; i++) {
+        char *end;
+        const char *text = r->s->batch_warmup[i];
+        const long step = strtol(text, &end, 10);
+        if (*end || !*text || step < 1 || (double)step > LONGS || (i > 0 && step <= c->batch_warmup.step[i - 1]))
+            die("%s: batch_size_warmup: expected ascending numbers of steps, as in [1000, 3000], found '%s'", place, text);
+        c->batch_warmup.step[i] = step;
+    }
+    c->batch_warmup.count = count;
+    if (count > 0 && (c->max_duration.epochs > 0 || c->stop_at.epochs > 0))
+        die("%s: batch_size_warmup: the run's length in epochs is not supported; give max_duration and stop_at in steps or tokens",
+            place);
+    if (c->global_train_batch_size % (unit << count) != 0)
+        die("%s: batch_size_warmup: global_train_batch_size %d halved %d time%s is not a multiple of %d %ss x "
+            "device_train_microbatch_size %d; use a multiple of %ld, fewer doublings or a smaller micro-batch", place,
+            c->global_train_batch_size, count, count == 1 ? "" : "s", data_ranks(r), name_data_ranks(r),
+            c->device_train_microbatch_size, unit << count);
+}
+
 /* Gradients are summed in F32 if fsdp.precision is mixed, or if a sum has many terms: a BF16 sum loses terms below 2^-9 of it. The
  * worst tensor loses 5 % of its gradient with 512 micro-batches, half with 2048. There are two sums, over the micro-batches of a
  * rank and over ranks, both with a rounding per term; their losses are separate: 16 x 32 terms lose a third of what 512 lose. */
@@ -101,10 +129,10 @@ static void choose_grads(Reader *r)
 
 double config_duration(const Config *c)
 {
-    double tokens_per_step = (double)c->global_train_batch_size * c->model.max_sequence_length;
-    if (c->max_duration.tokens)
-        return c->scheduler.in_tokens ? c->max_duration.tokens : ceil(c->max_duration.tokens / tokens_per_step);
-    return c->max_duration.steps * (c->scheduler.in_tokens ? tokens_per_step : 1);
+    const double steps = (double)c->max_duration.steps, tokens = (double)c->max_duration.tokens;
+    if (tokens > 0)
+        return c->scheduler.in_tokens ? tokens : schedule_steps_for(c, 0, tokens);
+    return c->scheduler.in_tokens ? schedule_tokens(c, 0, c->max_duration.steps) : steps;
 }
 
 /* The tokens of a micro-batch, also when rounded up, must fit an int; so must the sequences of all ranks. */
@@ -247,8 +275,10 @@ void config_check_run(Reader *r)
     check_context(r);
     check_strategy(r);
     config_check_generation(r);
-    if (!config_forward_only(c))
+    if (!config_forward_only(c)) {
         check_batch(r);
+        check_batch_warmup(r);
+    }
     check_tile(r);
     check_micro_batch(r);
     choose_grads(r);

@@ -42,6 +42,7 @@ static_assert(offsetof(TokenFiles, num_paths) == offsetof(TokenFiles, paths) + s
 static_assert(offsetof(TokenFiles, num_label_mask_paths) == offsetof(TokenFiles, label_mask_paths) + sizeof(char **), "PATHS");
 static_assert(offsetof(Settings, num_datasets) == offsetof(Settings, datasets) + sizeof(NamedPaths *), "DATASETS");
 static_assert(offsetof(Settings, num_lora_modules) == offsetof(Settings, lora_modules) + sizeof(char **), "NAMES");
+static_assert(offsetof(Settings, num_batch_warmup) == offsetof(Settings, batch_warmup) + sizeof(char **), "NAMES");
 static_assert(offsetof(Config, optimizer.beta2) == offsetof(Config, optimizer.beta1) + sizeof(double), "BETAS");
 
 static const Word fp8_formats[] = { { "E4M3", E4M3 }, { "E5M2", E5M2 }, { NULL, 0 } };
@@ -309,6 +310,9 @@ const ConfigKey config_keys[] = {
     /* ---- the run ---- */
     NUMBER("global_train_batch_size", INT, "512", 1, MANY, C(global_train_batch_size),
            "sequences per step, over all ranks"),
+    OTHER ("batch_size_warmup", NAMES, "[]", X(batch_warmup),
+           "steps after which the global batch doubles, as in [1000, 3000]: here it starts as a quarter of global_train_batch_size. The "
+           "learning rate is as scheduler says; its units, max_duration and stop_at in tokens count the tokens of these steps"),
     NUMBER("device_train_microbatch_size", INT, "16", 1, MANY, C(device_train_microbatch_size),
            "sequences per forward pass of a rank"),
     OTHER ("max_duration", DURATION, "10000", C(max_duration),

@@ -83,6 +83,7 @@ typedef struct {
         int grad_sync_mode;                /* GradSum or NOT_GIVEN */
     } fsdp;
     SchedulerUnits scheduler_units;
+    char  **batch_warmup; int num_batch_warmup;
     char   *extend;                        /* a folder; NULL: none */
     long    extended_step, extended_tokens;        /* of its checkpoint, Config.load_path */
     bool    softmax_auxiliary_loss;

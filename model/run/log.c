@@ -129,21 +129,20 @@ void log_line(char *line, size_t size, const StepStats *s, long steps, const Pro
 static void print_step(const Log *l, const StepStats *s, double speed)
 {
     char line[256];
-    const double per_step = (double)l->config->global_train_batch_size * l->config->model.max_sequence_length;
     const Progress p = { .speed = speed, .light = l->speed_of_light > 0 ? speed / l->speed_of_light : 0,
                          .memory = (double)device_memory_used(),
-                         .seconds_left = (double)(l->last_step - s->step) * per_step / (speed * l->world) };
+                         .seconds_left = schedule_tokens(l->config, s->step, l->last_step) / (speed * l->world) };
     log_line(line, sizeof line, s, l->length.steps, &p);
     puts(line);
     fflush(stdout);
 }
 
 /* The share of each source of data.mix. */
-static void set_mix(json_t *o, const Config *c, const uint32_t *share)
+static void set_mix(json_t *o, const Config *c, const uint32_t *share, long step)
 {
     for (int i = 0; i < c->data.num_mix; i++) {
         char *name = xasprintf("data/mix/%s", c->data.mix[i].name);
-        log_set(o, name, (double)share[i] / c->global_train_batch_size);
+        log_set(o, name, (double)share[i] / schedule_batch(c, step));
         free(name);
     }
 }
@@ -156,7 +155,9 @@ static void write_step(Log *l, const StepStats *s, double speed)
     if (l->config->z_loss > 0)
         log_set(o, "train/ZLoss", s->zloss * l->config->z_loss);
     json_object_set_new(o, "train/labels", json_integer(s->labels));
-    set_mix(o, l->config, s->share);
+    if (l->config->batch_warmup.count > 0)
+        json_object_set_new(o, "train/batch_size", json_integer(schedule_batch(l->config, s->step)));
+    set_mix(o, l->config, s->share, s->step);
     log_set(o, "optim/total_grad_norm", s->grad_norm);
     log_set(o, "optim/clipping_rate", s->clip < 1);
     log_set(o, "optim/learning_rate_group0", s->lr);
@@ -197,8 +198,7 @@ void log_step(Log *l, const StepStats *s)
         past--;
     double before = l->time[(l->steps - past) % (window + 1)];
     l->time[l->steps % (window + 1)] = t;
-    double tokens = (double)l->config->global_train_batch_size * l->config->model.max_sequence_length / l->world;
-    double speed = past * tokens / (t - before);
+    const double tokens = schedule_tokens(l->config, s->step - past, s->step) / l->world, speed = tokens / (t - before);
     if (isfinite(s->loss))
         keep_loss(l, s->loss);
     write_step(l, s, speed);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kernels/runtime/error.h"
+#include "model/schedule.h"
 
 void mix_describe(TrainState *state, const Config *c, const Loader *l)
 {
@@ -113,7 +114,7 @@ void mix_print(const Config *c, const TrainState *now, const Loader *l, long las
     for (int i = 0; i < c->data.num_mix; i++) {
         const SourcePlace *p = &now->loader.source[i];
         const double n = (double)loader_source_instances(l, i), share = (double)now->mix[i].weight / all;
-        const double sequences = (double)(last_step - now->step) * c->global_train_batch_size;
+        const double sequences = schedule_tokens(c, now->step, last_step) / c->model.max_sequence_length;
         const double from = (double)p->epoch + (double)p->instance / n;
         printf("mix: %s: %.4g %% of the tokens; epochs %.4g to %.4g of its %.0f sequences\n", now->mix[i].name, 100 * share, from,
                from + share * sequences / n, n);

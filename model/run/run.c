@@ -50,7 +50,7 @@ static RunLength run_length(const Run *r, const char *key, const Duration *d)
              key, d->tokens, per_step, c->global_train_batch_size, c->model.max_sequence_length);
     if (d->tokens > 0) {
         const long left = d->tokens > r->state.tokens ? d->tokens - r->state.tokens : 0;
-        n.steps = steps_later(r, key, (double)((left + per_step - 1) / per_step));
+        n.steps = steps_later(r, key, schedule_steps_for(c, r->state.step, (double)left));
     } else if (d->epochs > 0 && c->data.num_mix > 0) {
         n.steps = steps_later(r, key, (double)mix_steps(c, r->loader, key, d->epochs));
     } else if (d->epochs > 0) {
@@ -63,14 +63,25 @@ static RunLength run_length(const Run *r, const char *key, const Duration *d)
                 c->global_train_batch_size);
         n.steps = steps_later(r, key, fmax(all - done, 0));
     }
-    const long more = n.steps > r->state.step ? n.steps - r->state.step : 0;
-    check_countable(key, (double)r->state.tokens + (double)more * (double)per_step);
-    n.tokens = d->tokens > 0 ? d->tokens : r->state.tokens + more * per_step;
+    const double more = schedule_tokens(c, r->state.step, n.steps);
+    check_countable(key, (double)r->state.tokens + more);
+    n.tokens = d->tokens > 0 ? d->tokens : r->state.tokens + (long)more;
     return n;
+}
+
+/* The batches of the next steps. */
+static void set_batches(Run *r)
+{
+    const Config *c = r->config;
+    uint64_t until[MOST_DOUBLINGS] = { 0 };
+    for (int i = 0; i < c->batch_warmup.count; i++)
+        until[i] = c->batch_warmup.step[i] > r->state.step ? (uint64_t)(c->batch_warmup.step[i] - r->state.step) : 0;
+    loader_double(r->loader, until, c->batch_warmup.count);
 }
 
 static void set_lengths(Run *r)
 {
+    set_batches(r);
     const RunLength stop = run_length(r, "stop_at", &r->config->stop_at);
     r->length = run_length(r, "max_duration", &r->config->max_duration);
     r->last_step = stop.steps > 0 && stop.steps < r->length.steps ? stop.steps : r->length.steps;
@@ -195,6 +206,8 @@ static void print_data(const Run *r)
     if (comm_size() > 1)
         printf("each of %d ranks: ", comm_size());
     printf("%d micro-batch%s of %d\n", own, own > 1 ? "es" : "", c->device_train_microbatch_size);
+    for (int i = 0; i < c->batch_warmup.count; i++)
+        printf("  %d sequences up to step %ld\n", schedule_batch(c, c->batch_warmup.step[i]), c->batch_warmup.step[i]);
     fflush(stdout);
 }
 
