@@ -155,7 +155,7 @@ test:
 	@$(INSTALL) libcmocka-dev
 	@$(MAKE) --no-print-directory $(PARALLEL) run-tests
 # The sanitizers leave these out: they start the program many times, and each start takes seconds there.
-STARTS     = $(patsubst %,$B/tests/test_%,average_runs batch_warmup calibrate_runs data_ends extend hangs lora_runs mix_runs moved save_folder skips train train_parity)
+STARTS     = $(patsubst %,$B/tests/test_%,average_runs batch_warmup calibrate_runs data_ends extend hangs length_warmup lora_runs mix_runs moved save_folder skips train train_parity)
 run-tests: build-all
 	@bash scripts/run-tests $B "$(LAUNCH)" $(if $(SANITIZE),$(filter-out $(STARTS),$(TESTS)),$(TESTS) $(wildcard tests/test_*.py))
 quick:

@@ -26,6 +26,7 @@
 #include "model/run/export_run.h"
 #include "model/run/generate.h"
 #include "model/run/log.h"
+#include "model/run/pieces.h"
 #include "model/run/ruin.h"
 #include "model/run/run.h"
 #include "model/schedule.h"
@@ -92,13 +93,14 @@ static Losses forward_backward(Run *r, const Batch *b, double labels)
 {
     const Config *c = r->config;
     int B = r->model.attn.B, T = r->model.T;
+    const uint8_t *begins = pieces_begins(r, b);
     fsdp_empty_grads(&r->fsdp);
     model_zero_losses(&r->model);
     for (int i = 0; i < b->sequences; i += B) {
         const bool last = i + B >= b->sequences;
         watchdog_mark("forward and backward", -1);
         const size_t first = (size_t)i * T;
-        model_step(&r->model, &r->fsdp, b->tokens + first, b->targets + first, b->begins + first, (float)(1 / labels),
+        model_step(&r->model, &r->fsdp, b->tokens + first, b->targets + first, begins + first, (float)(1 / labels),
                    (float)c->z_loss, last ? PASS_COMPLETE : PASS_ACCUMULATE);
     }
     watchdog_mark_together("reading the losses", -1);

@@ -157,6 +157,7 @@ typedef struct {
     int      global_train_batch_size;         /* sequences per step over all ranks */
     struct { int count; long step[MOST_DOUBLINGS]; } batch_warmup;    /* ascending: the batch doubles after each of these steps, and
                                                  after the last one is the global_train_batch_size */
+    struct { int min; long steps; } length_warmup;      /* run/pieces.h: from sequences of `min` tokens on; steps 0: none */
     int      device_train_microbatch_size;    /* sequences per forward pass of a rank, or of the ranks that share them */
     Duration max_duration;
     Duration stop_at;                         /* all 0: not given; ends the run early with the same schedule */

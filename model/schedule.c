@@ -53,6 +53,15 @@ double schedule_steps_for(const Config *c, long step, double tokens)
     return steps;
 }
 
+int schedule_length(const Config *c, long step)
+{
+    const int min = c->length_warmup.min, T = c->model.max_sequence_length;
+    if (step > c->length_warmup.steps)
+        return T;
+    const double length = min + (double)(T - min) * (double)(step - 1) / (double)c->length_warmup.steps;
+    return (int)(length / min) * min;
+}
+
 double schedule_end(const Config *c, double run)
 {
     return c->scheduler.t_max ? c->scheduler.t_max : run;

@@ -15,6 +15,9 @@ int    schedule_batch        (const Config *c, long step);
 double schedule_tokens       (const Config *c, long first, long last);
 double schedule_steps_for    (const Config *c, long step, double tokens);
 
+/* The length of the sequences of a step, counted from 1: a multiple of min_sequence_length that grows linearly to T. */
+int    schedule_length       (const Config *c, long step);
+
 /* t_max, or else `run`, the run's length in the scheduler's units. */
 double schedule_end          (const Config *c, double run);
 

@@ -164,6 +164,18 @@ static void check_tile(Reader *r)
             "blocks again (--activation_checkpointing=whole_layer), or use --mlp_tile=0", place, c->mlp_tile);
 }
 
+static void check_length_warmup(const Reader *r)
+{
+    const Config *c = &r->s->c;
+    const int min = c->length_warmup.min, T = c->model.max_sequence_length;
+    const char *place = config_where(r, "sequence_length_warmup");
+    if ((min > 0) != (c->length_warmup.steps > 0))
+        die("%s: sequence_length_warmup needs both min_sequence_length and warmup_steps; %s is missing", place,
+            min > 0 ? "warmup_steps" : "min_sequence_length");
+    if (min > T)
+        die("%s: sequence_length_warmup.min_sequence_length %d is more than model.max_sequence_length %d", place, min, T);
+}
+
 static void check_average(const Reader *r)
 {
     const Config *c = &r->s->c;
@@ -284,6 +296,7 @@ void config_check_run(Reader *r)
     choose_grads(r);
     check_schedule(r);
     check_average(r);
+    check_length_warmup(r);
     check_folders(r);
     c->z_loss = r->s->softmax_auxiliary_loss ? r->s->auxiliary_loss_multiplier : 0;
     if (c->eval_subset_num_batches == 0)

@@ -313,6 +313,10 @@ const ConfigKey config_keys[] = {
     OTHER ("batch_size_warmup", NAMES, "[]", X(batch_warmup),
            "steps after which the global batch doubles, as in [1000, 3000]: here it starts as a quarter of global_train_batch_size. The "
            "learning rate is as scheduler says; its units, max_duration and stop_at in tokens count the tokens of these steps"),
+    OPTION("sequence_length_warmup.min_sequence_length", INT, "null", 0, 1, MANY, C(length_warmup.min),
+           "the run begins with sequences of so many tokens: attention is limited to them, and no token is left out. The length grows "
+           "linearly, in multiples of it, to model.max_sequence_length after warmup_steps; null: no warmup of the length"),
+    OPTION("sequence_length_warmup.warmup_steps", LONG, "null", 0, 1, LONGS, C(length_warmup.steps), "see min_sequence_length"),
     NUMBER("device_train_microbatch_size", INT, "16", 1, MANY, C(device_train_microbatch_size),
            "sequences per forward pass of a rank"),
     OTHER ("max_duration", DURATION, "10000", C(max_duration),

@@ -92,8 +92,8 @@ char *evaluate_check(const Config *c)
                      (unsigned long long)sum[1]);
 }
 
-/* A micro-batch on the host, (B, T) each, and sums over all batches so far. */
-typedef struct { int B, T, *tokens, *targets; uint8_t *begins; double loss, labels; } Validation;
+/* A micro-batch on the host, (B, T) each, whether attention stays inside documents, and sums over all batches so far. */
+typedef struct { int B, T, *tokens, *targets; uint8_t *begins; bool divides; double loss, labels; } Validation;
 
 static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, ParamStore *f)
 {
@@ -101,7 +101,7 @@ static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, Pa
     for (int first = 0; first < sequences; first += p->B) {
         watchdog_mark("evaluation", -1);
         micro_batch(p->tokens, p->targets, p->begins, b, first, p->B, p->T);
-        model_step(m, f, p->tokens, p->targets, p->begins, 0, 0, PASS_FORWARD);
+        model_step(m, f, p->tokens, p->targets, p->divides ? p->begins : NULL, 0, 0, PASS_FORWARD);
     }
     watchdog_mark_together("reading the validation losses", -1);
     p->loss += model_losses(m).loss;
@@ -145,7 +145,8 @@ EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *f, const volat
     if (!e.problem)
         e.problem = disagreement(l, e.label);
     if (!e.problem) {
-        Validation p = { B, T, xmalloc(sizeof(int) * B * T), xmalloc(sizeof(int) * B * T), xmalloc((size_t)B * T), 0, 0 };
+        Validation p = { B, T, xmalloc(sizeof(int) * B * T), xmalloc(sizeof(int) * B * T), xmalloc((size_t)B * T),
+                         c->data.generate_doc_lengths, 0, 0 };
         progress_begin("evaluating");
         e.cut = add_batches(&p, l, e.label, c, m, f, stop, &e.problem);
         progress_end();

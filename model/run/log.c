@@ -157,6 +157,8 @@ static void write_step(Log *l, const StepStats *s, double speed)
     json_object_set_new(o, "train/labels", json_integer(s->labels));
     if (l->config->batch_warmup.count > 0)
         json_object_set_new(o, "train/batch_size", json_integer(schedule_batch(l->config, s->step)));
+    if (l->config->length_warmup.steps > 0)
+        json_object_set_new(o, "train/sequence_length", json_integer(schedule_length(l->config, s->step)));
     set_mix(o, l->config, s->share, s->step);
     log_set(o, "optim/total_grad_norm", s->grad_norm);
     log_set(o, "optim/clipping_rate", s->clip < 1);

@@ -8,6 +8,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/watchdog.h"
 #include "model/checkpoint/folder.h"
+#include "model/run/pieces.h"
 #include "model/update.h"
 
 static const char remedy[] = "Lower optimizer.learning_rate, clip gradients (max_grad_norm) or look at the data of these steps";
@@ -54,7 +55,7 @@ static bool gives_finite_step(Run *r)
     watchdog_mark("forward and backward after the last update", -1);
     fsdp_empty_grads(&r->fsdp);
     model_zero_losses(&r->model);
-    model_step(&r->model, &r->fsdp, b->tokens, b->targets, b->begins, 1 / tokens, (float)r->config->z_loss,
+    model_step(&r->model, &r->fsdp, b->tokens, b->targets, pieces_begins(r, b), 1 / tokens, (float)r->config->z_loss,
                PASS_COMPLETE);
     watchdog_mark_together("reading its loss and gradient norm", -1);
     double loss = model_losses(&r->model).loss;

@@ -354,6 +354,7 @@ void run_close(Run *r)
     trace_close();
     log_close(r->log);
     free(r->validation);
+    free(r->begins);
     if (r->loader)
         loader_close(r->loader);
     model_free(&r->model, &r->fsdp);

@@ -26,6 +26,7 @@ typedef struct {
     bool       save_is_due;    /* delayed by a step that was not finite */
     bool       unproven;       /* no finite loss since saved_step: that save must not be published yet */
     Batch      batch;          /* of the last step */
+    uint8_t   *begins;         /* of pieces.h */
     bool       diverged;       /* the last loss is far above that of an untrained model */
 } Run;
 
