@@ -4,8 +4,8 @@
 
 enum { MOST_UNTIL = 16 };
 
-/* The batch doubles after until[0] steps, after until[1] steps and so on, ascending; after the last of them it is `batch`, which must
- * be divisible. */
+/* The batch doubles after until[0] steps, after until[1] steps and so on, ascending; after the last of them it is `batch`, which
+ * must be divisible. */
 typedef struct { uint64_t batch, until[MOST_UNTIL]; int count; } Doubling;
 
 /* The batch of the step after `steps` steps; the sum of the batches of the `more` steps from there on. */

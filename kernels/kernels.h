@@ -243,8 +243,8 @@ void sum_squares(float *out, Tensor x);                                 /* *out 
  * are checked as codes are: a scale below 0, or one that makes the format's largest number infinite or NaN, counts. */
 void find_not_finite(int *found, Tensor x, bool negative);
 
-/* mean += share (w - mean), in F32; share 1: mean = w. All of w's shape; mean is F32, w F32 or BF16. With shares 1, 1/2, ... 1/n it is
- * the mean of n tensors. */
+/* mean += share (w - mean), in F32; share 1: mean = w. Both have one shape; mean is F32, w F32 or BF16. With shares 1, 1/2, ... 1/n
+ * it is the mean of n tensors. */
 void average_weights(Tensor mean, Tensor w, float share);
 
 typedef struct {

@@ -45,7 +45,8 @@ const Optimizer *optimizer_at  (int i);                              /* the i-th
 Format           optimizer_format(const Optimizer *o, int state, const Recipe *r);
 bool             optimizer_reads(const Optimizer *o, StateFormat column);    /* whether a state has that column's format */
 
-/* The row with one more state, after its own: `average` in F32, the mean of snapshots of the weights (run/average.h). One at a time. */
+/* The row with one more state, after its own: `average` in F32, the mean of snapshots of the weights (run/average.h). One at a
+ * time. */
 const Optimizer *optimizer_averaged(const Optimizer *o);
 #define AVERAGE_STATE "average"
 

@@ -455,7 +455,8 @@ void model_plan(Model *m, ParamStore *f, const Config *c, ShardChoice p)
     const int T = !c->generate ? P : P > PREFILL_TOKENS ? PREFILL_TOKENS : decode_rows(&c->recipe, P);
     *m = (Model){ .config = mc, .recipe = c->recipe, .L = mc->n_layers, .P = P, .forward_only = config_forward_only(c),
                   .observed = config_forward_only(c) ? c->observed : c->quant_stats_interval > 0,
-                  .documents = (c->data.generate_doc_lengths || c->length_warmup.steps > 0) && !c->generate, .lora_scale = (float)lora_scale(&mc->lora) };
+                  .documents = (c->data.generate_doc_lengths || c->length_warmup.steps > 0) && !c->generate,
+                  .lora_scale = (float)lora_scale(&mc->lora) };
     *f = (ParamStore){ 0 };
     m->T = T;
     m->context = context_ranks(&c->strategy);

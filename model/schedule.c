@@ -110,7 +110,8 @@ double schedule_max_grad_norm(const Config *c, long step, long tokens)
 
 void schedule_check(const Config *c, double run, const char *place)
 {
-    const double end = schedule_end(c, run), warmup = warmup_of(c, end), decay = c->scheduler.name == WSD ? c->scheduler.t_decay : 0;
+    const double end = schedule_end(c, run), warmup = warmup_of(c, end);
+    const double decay = c->scheduler.name == WSD ? c->scheduler.t_decay : 0;
     const char *unit = c->scheduler.in_tokens ? "tokens" : "steps";
     if (decay > 0 && end > 0 && warmup + decay > end)
         die("%sscheduler.t_warmup %.0f and t_decay %.0f do not fit %s, which is %.0f %s; shorten one of them", place, warmup, decay,

@@ -67,8 +67,8 @@ static void test_branches(void **state)
     check_rates("branch", 9, 12);
     expect_status(run(1, "again", from("branch", "--max_duration=12")), 1);
     expect_output("all its checkpoints, step12 to step12, are in the decay, which begins after 8 of 12 steps");
-    expect_status(run(1, "tokens", "--scheduler.units=tokens --scheduler.t_decay=1024 --max_duration=4096T --scheduler.t_warmup=512"),
-                  0);
+    expect_status(run(1, "tokens", "--scheduler.units=tokens --scheduler.t_decay=1024 --max_duration=4096T "
+                                   "--scheduler.t_warmup=512"), 0);
     expect_status(run(1, "tokens-on", from("tokens", "--scheduler.units=tokens --scheduler.t_decay=1024 --max_duration=5120T "
                                                       "--scheduler.t_warmup=512")), 0);
     expect_output("tokens/step12, at step 12 of 20");
@@ -79,8 +79,8 @@ static void test_refusals(void **state)
 {
     (void)state;
     const struct { const char *run, *more, *error; } cases[] = {
-        { "long", "--max_duration=22",        "long/step20 is at 20 steps, but the decay would begin at 18, 4 before the end at 22; "
-                                              "expected an end at 24 or later" },
+        { "long", "--max_duration=22",        "long/step20 is at 20 steps, but the decay would begin at 18, 4 before the end at "
+                                              "22; expected an end at 24 or later" },
         { "long", "--max_duration=1ep",       "give max_duration in steps or tokens" },
         { "long", "--max_duration=30 --scheduler.name=constant", "expected scheduler.name wsd" },
         { "long", "--max_duration=30 --reset_trainer_state", "extend continues the state" },

@@ -1,5 +1,5 @@
-/* Runs with sequence_length_warmup: short sequences are those of documents that end where the sequences end; after the warmup, and in
- * evaluation, sequences are whole. */
+/* Runs with sequence_length_warmup: short sequences are those of documents that end where the sequences end; after the warmup, and
+ * in evaluation, sequences are whole. */
 #include "tests/launch.h"
 
 /* Sequences of 32 tokens whose 8th, 16th, ... token ends a document. */
@@ -7,8 +7,8 @@ static char data[256];
 
 static int run(int ranks, const char *name, const char *more)
 {
-    return train(ranks, "%s --max_duration=6 --save_interval=2 --save_num_checkpoints_to_keep=-1 --save_folder=%s/%s %s", data, folder,
-                 name, more);
+    return train(ranks, "%s --max_duration=6 --save_interval=2 --save_num_checkpoints_to_keep=-1 --save_folder=%s/%s %s", data,
+                 folder, name, more);
 }
 
 static int make_data(void **state)

@@ -46,7 +46,8 @@ void    export_create_files(Export *x);
 size_t  export_bytes(const Export *x);
 json_t *export_index(const Export *x);          /* model.safetensors.index.json */
 
-/* All values of the tensor `name`, with its adapter added, or their average. Another thread may call export_write_int4 meanwhile, but not this. */
+/* All values of the tensor `name`, with its adapter added, or their average. Another thread may call export_write_int4 meanwhile,
+ * but not this. */
 void    export_read(const Export *x, const char *name, float *values);
 
 /* Writes the tensors of the matrix `name` (rows, cols) in int4, with given codes, -8 to 7, and scales (rows, cols / group), which

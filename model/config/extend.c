@@ -48,8 +48,8 @@ static Place read_place(const char *where, char *checkpoint)
     }
     s->c.scheduler.in_tokens = s->scheduler_units == UNITS_TOKENS;
     if (s->c.scheduler.name != WSD)
-        die("%s: extend: the run of %s does not have scheduler.name wsd, so it has no stable part; --load_path=%s continues it", where,
-            checkpoint, checkpoint);
+        die("%s: extend: the run of %s does not have scheduler.name wsd, so it has no stable part; --load_path=%s continues it",
+            where, checkpoint, checkpoint);
     set_place(&p, &s->c);
     if (p.end == 0)
         die("%s: extend: the run of %s has a max_duration in epochs, so where its decay begins is not known; give a checkpoint "
@@ -65,7 +65,8 @@ static Place find_last(const char *where, const char *folder)
     long *steps;
     const int count = file_steps(&steps, folder, "");
     if (count == 0)
-        die("%s: extend %s: there is no checkpoint stepN; expected the save_folder of a run or one of its checkpoints", where, folder);
+        die("%s: extend %s: there is no checkpoint stepN; expected the save_folder of a run or one of its checkpoints", where,
+            folder);
     for (int i = count - 1; i >= 0; i--) {
         const Place p = read_place(where, xasprintf("%s/step%ld", folder, steps[i]));
         if (p.at <= p.stable) {
@@ -118,7 +119,7 @@ void config_check_extended(const Reader *r)
         die("%s: extend: where the decay begins must be known: give max_duration in steps or tokens, not in epochs",
             config_where(r, "max_duration"));
     if (p.at > p.stable)
-        die("%s: extend: %s is at %.0f %s, but the decay would begin at %.0f, %ld before the end at %.0f; expected an end at %.0f or "
-            "later (max_duration)", where, p.path, p.at, p.unit, p.stable, c->scheduler.t_decay, p.end,
+        die("%s: extend: %s is at %.0f %s, but the decay would begin at %.0f, %ld before the end at %.0f; expected an end at %.0f "
+            "or later (max_duration)", where, p.path, p.at, p.unit, p.stable, c->scheduler.t_decay, p.end,
             p.at + (double)c->scheduler.t_decay);
 }

@@ -1,7 +1,7 @@
 /* The average of the weights in a run, `average: {last: N, every: K}`: the mean of N snapshots, one every K steps [Izmailov et al.
- * 2018, arXiv 1803.05407; Kaddour 2022, arXiv 2209.14981]. Snapshots form groups of N: the mean of steps K, 2K, ... NK is complete at
- * step NK, the next one at 2NK. It is the last state of the optimizer's shards, so it is sharded, saved and loaded as the moments
- * are. */
+ * 2018, arXiv 1803.05407; Kaddour 2022, arXiv 2209.14981]. Snapshots form groups of N: the mean of steps K, 2K, ... NK is complete
+ * at step NK, the next one at 2NK. It is the last state of the optimizer's shards, so it is sharded, saved and loaded as the
+ * moments are. */
 #pragma once
 #include "model/checkpoint/checkpoint.h"
 
@@ -15,7 +15,8 @@ bool average_is_complete(const Config *c, const TrainState *s);
 /* Whether step<N>-average of that step is there. All ranks call. */
 bool average_is_written(const Config *c, const TrainState *s);
 
-/* The average becomes the weights, rounded to their format, until _leave restores them, bit for bit; the host has them meanwhile. */
+/* The average becomes the weights, rounded to their format, until _leave restores them, bit for bit; the host has them
+ * meanwhile. */
 typedef struct { char *weights; } AverageKept;
 AverageKept average_enter(ParamStore *f);
 void        average_leave(ParamStore *f, AverageKept k);

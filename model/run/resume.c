@@ -14,7 +14,8 @@
  * with config.json. Only lora.base of adapters: the other keys come from their file. */
 static const char *const compared[] = {
     "seed", "recipe", "format.", "trainable", "lora.base", "model.max_sequence_length", "model.eos_token_id", "model.pad_token_id",
-    "data.", "global_train_batch_size", "batch_size_warmup", "sequence_length_warmup.", "device_train_microbatch_size", "max_duration", "optimizer.", "scheduler.",
+    "data.", "global_train_batch_size", "batch_size_warmup", "sequence_length_warmup.", "device_train_microbatch_size",
+    "max_duration", "optimizer.", "scheduler.",
     "max_grad_norm", "average.", "spikes", "softmax_auxiliary_loss", "auxiliary_loss_multiplier",
 };
 
