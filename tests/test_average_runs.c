@@ -35,8 +35,8 @@ static float *values_of(const SafeFile *f, const char *name, size_t *n)
     return x;
 }
 
-/* The average of steps last - 4, last - 2 and last against the mean in double. Each of two F32 updates has four roundings of numbers
- * up to 2 max|x|, so 16 units of 2^-24 max|x| bound their sum; a BF16 result is rounded once more, by 2^-8 at most. */
+/* The average of steps last - 4, last - 2 and last against the mean in double. Each of two F32 updates has four roundings of
+ * numbers up to 2 max|x|, so 16 units of 2^-24 max|x| bound their sum; a BF16 result is rounded once more, by 2^-8 at most. */
 static void check_mean(const char *run, int last, double rounding)
 {
     char name[64];

@@ -311,8 +311,9 @@ const ConfigKey config_keys[] = {
     NUMBER("global_train_batch_size", INT, "512", 1, MANY, C(global_train_batch_size),
            "sequences per step, over all ranks"),
     OTHER ("batch_size_warmup", NAMES, "[]", X(batch_warmup),
-           "steps after which the global batch doubles, as in [1000, 3000]: here it starts as a quarter of global_train_batch_size. "
-           "The learning rate is as scheduler says; its units, max_duration and stop_at in tokens count the tokens of these steps"),
+           "steps after which the global batch doubles, as in [1000, 3000]: here it starts as a quarter of "
+           "global_train_batch_size. The learning rate is as scheduler says; its units, max_duration and stop_at in tokens count the "
+           "tokens of these steps"),
     OPTION("sequence_length_warmup.min_sequence_length", INT, "null", 0, 1, MANY, C(length_warmup.min),
            "the run begins with sequences of so many tokens: attention is limited to them, and no token is left out. The length "
            "grows linearly, in multiples of it, to model.max_sequence_length after warmup_steps; null: no warmup of the length"),
@@ -365,7 +366,8 @@ const ConfigKey config_keys[] = {
            "see grad_clip_warmup_steps"),
     OPTION("average.last", LONG, "null", 0, 1, 1e6, C(average.last),
            "number of snapshots of the weights in an average; null: no average. Every `last` times `every` steps the mean of the "
-           "last snapshots is evaluated and written as stepN-average, a folder for other programs. It is kept in f32 with the moments"),
+           "last snapshots is evaluated and written as stepN-average, a folder for other programs. It is kept in f32 with the "
+           "moments"),
     OPTION("average.every", LONG, "null", 0, 1, 1e9, C(average.every), "steps between two snapshots of an average"),
     OPTION("max_grad_norm", DOUBLE, "null", 0, TINY, 1e9, C(max_grad_norm), "clip gradients to this global norm"),
     ONLY  ("max_grad_norm_ratio", "null", "gradients are clipped by max_grad_norm"),
