@@ -312,8 +312,8 @@ const ConfigKey config_keys[] = {
            "sequences per step, over all ranks"),
     OTHER ("batch_size_warmup", NAMES, "[]", X(batch_warmup),
            "steps after which the global batch doubles, as in [1000, 3000]: here it starts as a quarter of "
-           "global_train_batch_size. The learning rate is as scheduler says; its units, max_duration and stop_at in tokens count the "
-           "tokens of these steps"),
+           "global_train_batch_size. The learning rate is as scheduler says; its units, max_duration and stop_at in tokens count "
+           "the tokens of these steps"),
     OPTION("sequence_length_warmup.min_sequence_length", INT, "null", 0, 1, MANY, C(length_warmup.min),
            "the run begins with sequences of so many tokens: attention is limited to them, and no token is left out. The length "
            "grows linearly, in multiples of it, to model.max_sequence_length after warmup_steps; null: no warmup of the length"),
