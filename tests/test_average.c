@@ -8,9 +8,15 @@
 enum { SOURCES = 3 };
 static const double weights[SOURCES] = { 0.5, 2, 1.5 };         /* sum 4: exact shares */
 
+/* As text(), valid until release(). */
+static const char *lasting(const char *path)
+{
+    return strcpy(keep(strlen(path)), path);
+}
+
 static void run_with(const char *a, const char *b, const char *c)
 {
-    char *argv[] = { "train", strdup(a), b ? strdup(b) : NULL, c ? strdup(c) : NULL, NULL };
+    char *argv[] = { "train", (char *)a, (char *)b, (char *)c, NULL };
     const int argc = 2 + (b != NULL) + (c != NULL);
     assert_true(export_is_asked(argc, argv));
     export_run(argc, argv);
@@ -75,15 +81,12 @@ static void test_means(void **state)
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         Run r;
         open_three(&r, a);
-        char *folder = strdup(text("%s/mean", r.config.save_folder)), *other = strdup(text("%s/weighted", r.config.save_folder));
-        char *sources = strdup(three(&r));
+        const char *folder = lasting(text("%s/mean", r.config.save_folder)), *sources = lasting(three(&r));
+        const char *other = lasting(text("%s/weighted", r.config.save_folder));
         run_with(sources, "--dtype=f32", folder);
         check_mean(&r, folder, equal, SOURCES);
         run_with(text("%s:0.5,2,1.5", sources), "--dtype=f32", other);
         check_mean(&r, other, weights, 4);
-        free(folder);
-        free(other);
-        free(sources);
         close_run(&r);
         release();
     }
@@ -96,7 +99,7 @@ static void test_padding_and_tokenizer(void **state)
     static const double equal[SOURCES] = { 1, 1, 1 };
     Run r;
     open_three(&r, LLAMA);
-    const char *folder = strdup(text("%s/padded", r.config.save_folder));
+    const char *folder = lasting(text("%s/padded", r.config.save_folder));
     SafeFile *one = safetensors_open(text("%s/model.safetensors", step_folder(&r, 2)));
     SafeFile *padded = safetensors_new(text("%s/padded.safetensors", root));
     for (int i = 0; i < one->count; i++) {
@@ -131,7 +134,7 @@ static void test_refusals(void **state)
     needs_fork();
     Run r;
     open_three(&r, LLAMA);
-    const char *f = r.config.save_folder, *sources = strdup(three(&r)), *out = strdup(text("%s/out", f));
+    const char *f = r.config.save_folder, *sources = lasting(three(&r)), *out = lasting(text("%s/out", f));
     const struct { const char *damage, *message; } table[] = {
         { "sed -i 's/\"rope_theta\": [0-9.]*/\"rope_theta\": 777.0/' config.json",
           "step2/config.json: its rope_theta is 777.0, but" },
