@@ -98,13 +98,18 @@ static void check_transposed(const char *op, const char *name, Tensor t)
         die("%s: %s is %s without the transposed copy that FP8 GEMMs read", op, name, format_name(t.format));
 }
 
+bool is_bias(Tensor add, Tensor y)
+{
+    return add.data && add.rows == y.cols && add.cols == 1;
+}
+
 bool check_matmul(Tensor y, Tensor x, Tensor w, Tensor add)
 {
     const char *op = "matmul";
     check_tensor(op, "x", x, x.rows, x.cols);
     check_tensor(op, "w", w, w.rows, x.cols);
     check_tensor(op, "y", y, x.rows, w.rows);
-    if (add.data)
+    if (add.data && !is_bias(add, y))
         check_tensor(op, "add", add, x.rows, w.rows);
     CHECK(!w.channel, "%s: w has factors of columns; fold_channels removes them", op);
     if (add.data && !format_equal(add.format, y.format))
@@ -150,6 +155,14 @@ void check_fold_channels(Tensor y, Tensor w)
     CHECK(format_is_fp8(w.format) && !w.format.group && format_equal(y.format, w.format),
           "%s: y is %s, w is %s; expected e4m3 or e5m2 for both", op, format_name(y.format), format_name(w.format));
     CHECK(y.data != w.data && !y.data_t, "%s: y must have its own memory, and no transposed copy", op);
+}
+
+void check_matmul_db(Tensor db, Tensor dy)
+{
+    const char *op = "matmul_db";
+    check_tensor(op, "dy", dy, dy.rows, dy.cols);
+    check_tensor(op, "db", db, dy.cols, 1);
+    check_plain(op, "db", db);
 }
 
 static void check_heads(const char *op, Tensor y, Tensor qkv, Attention a)

@@ -30,6 +30,9 @@ void check_find_not_finite(Tensor x, bool negative);
 /* The gradient that cross_entropy_codes writes. */
 void check_logit_codes(const char *op, Tensor gradient, Tensor logits);
 
+/* Whether what matmul adds to y is a bias. */
+bool is_bias(Tensor add, Tensor y);
+
 /* The arguments of the three GEMMs of a linear layer. True if the operands are FP8. */
 bool check_matmul   (Tensor y, Tensor x, Tensor w, Tensor add);
 bool check_matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate);
@@ -37,6 +40,9 @@ bool check_matmul_dw(Tensor dw, Tensor dy, Tensor x);
 
 /* The arguments of fold_channels. */
 void check_fold_channels(Tensor y, Tensor w);
+
+/* The arguments of matmul_db. */
+void check_matmul_db(Tensor db, Tensor dy);
 
 /* The arguments of attention_forward. */
 void check_attention(const char *op, Tensor y, Tensor qkv, Attention a, Documents docs);

@@ -97,11 +97,12 @@ void norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const
  *
  * FP8 operands have one scale and are read along the summed dimension: matmul reads data, matmul_dx w.data_t, matmul_dw both
  * data_t. Factors x.channel: in matmul w has the inverse ones (fold_channels), in matmul_dw they are divided out of dw; no other
- * operand has any. add may be y. A product that accumulates in place into BF16 may be rounded before the addition and again after
- * it. */
+ * operand has any. add may be y, or the bias of the layer, (O,1), which every row of y gets. A product that accumulates in place
+ * into BF16 may be rounded before the addition and again after it. matmul_db reads the rows of an FP8 dy. */
 void matmul   (Tensor y,  Tensor x,  Tensor w, Tensor add);             /* y  = x wT [+ add]   (N,O) (N,C) (O,C) (N,O) */
 void matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate);        /* dx = [dx +] dy w    (N,C) (N,O) (O,C)       */
 void matmul_dw(Tensor dw, Tensor dy, Tensor x);                         /* dw += dyT x         (O,C) (N,O) (N,C); no dw: nothing */
+void matmul_db(Tensor db, Tensor dy);                                   /* db += dyT 1         (O,1) (N,O);       no db: nothing */
 
 /* w of a matmul whose x has factors `channel`: y = w with column c divided by channel[c], E4M3 or E5M2 as w. With least =
  * min(channel), a power of two: y.scale = w.scale / least, code = round(w's code * least / channel[c]). So columns of the least

@@ -49,6 +49,8 @@ OP(matmul_dx,            (Tensor dx, Tensor dy, Tensor w, bool accumulate), (dx,
    IN(dy), IN_TURNED(w), IN_IF(accumulate, dx), OUT(dx))
 OP(matmul_dw,            (Tensor dw, Tensor dy, Tensor x), (dw, dy, x),
    IN_TURNED_IF(dw.data, dy), IN_TURNED_IF(dw.data, x), CHANNELS_IF(dw.data, x, READS), SUM(dw))
+OP(matmul_db,            (Tensor db, Tensor dy), (db, dy),
+   IN_IF(db.data, dy), SUM(db))
 
 /* ---- adapters */
 OP(lora_narrow,          (Tensor low, Tensor x, LowRank m, float scale), (low, x, m, scale),

@@ -19,6 +19,7 @@
 
 #define BOTH_KINDS                                                                                             \
     { "qkv",     { "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight" } },        \
+    { "qkv_bias", { "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias" } },             \
     { "qnorm",   { "self_attn.q_norm.weight" } },                                                              \
     { "knorm",   { "self_attn.k_norm.weight" } },                                                              \
     { "out",     { "self_attn.o_proj.weight" } },                                                              \
@@ -67,6 +68,13 @@ static const Architecture built_in[] = {
       .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
       .keys = { { "head_dim", 0 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 8 }, { "max_position_embeddings", 131072 },
                 { "sliding_window", 4096 }, { "layer_types", 0 }, { "eos_token_id", 2 } } },
+
+    /* q, k and v have biases whatever attention_bias says */
+    { "Qwen2ForCausalLM", "qwen2", "Qwen2", .norm = RMS_NORM, .norm_affine = true, .qkv_bias = true, .tying = true,
+      .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
+      .keys = { { "attention_bias", 0 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 32 },
+                { "max_position_embeddings", 32768 }, { "use_sliding_window", 0 }, { "sliding_window", 4096 },
+                { "max_window_layers", 28 }, { "layer_types", 0 } } },
 
     { "Qwen3ForCausalLM", "qwen3", "Qwen3", .norm = RMS_NORM, .norm_affine = true, .qk_norm = QK_NORM_HEAD, .tying = true,
       .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
@@ -182,6 +190,7 @@ char *architecture_differences(const Architecture *a, const ModelConfig *c)
     need(f, c->norm_affine == a->norm_affine, "layer_norm_with_affine: %s", a->norm_affine ? "true" : "false");
     need(f, a->norm_eps == 0 || c->norm.eps == a->norm_eps, "layer_norm_eps: %g", (double)a->norm_eps);
     need(f, c->norm_after == a->norm_after, "norm_after: %s", a->norm_after ? "true" : "false");
+    need(f, c->qkv_bias == a->qkv_bias, "qkv_bias: %s", a->qkv_bias ? "true" : "false");
     need(f, c->qk_norm == a->qk_norm, "attention_layer_norm: %s", qk_norms[a->qk_norm]);
     need(f, a->clip || c->clip_qkv == 0, "clip_qkv: null");
     need(f, a->tying || !c->weight_tying, "weight_tying: false");
@@ -293,7 +302,9 @@ int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitLayout 
             HfTensor *t = &out[count++];
             *t = (HfTensor){ .unit = unit, .param = i, .first = (size_t)part->first * (size_t)p->cols,
                              .rows = (size_t)(whole && p->num_parts > 1 ? p->rows : part->rows), .cols = (size_t)p->cols,
-                             .adapter = p->is_adapter, .vector = p->is_norm };
+                             .adapter = p->is_adapter, .vector = p->is_vector };
+            if (p->is_vector)
+                t->cols *= t->rows, t->rows = 1;
             t->max_rows = p->has_padding ? (size_t)p->rows : t->rows;
             set_name(t, a, shape, p, name);
         }

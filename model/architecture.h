@@ -21,6 +21,7 @@ typedef struct Architecture {
     bool     norm_affine;               /* norms have weights */
     float    norm_eps;                  /* built into the class; 0: from config.json */
     bool     norm_after;                /* norms of the branches' outputs, not inputs */
+    bool     qkv_bias;                  /* q, k and v have biases */
     QkNorm   qk_norm;
     bool     clip;                      /* q, k and v may be clamped */
     bool     tying;                     /* the head may be the embedding */
@@ -65,7 +66,7 @@ typedef struct {
     bool   vector;          /* one-dimensional: (cols), rows = 1                                                    */
     size_t max_rows;        /* > rows for the embedding and the head: a file may include the padding rows           */
 } HfTensor;
-enum { HF_TENSORS = 25 };   /* at most, per unit */
+enum { HF_TENSORS = 28 };   /* at most, per unit */
 
 int       hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitLayout *shape, int unit);        /* their number */
 HfTensor *hf_tensors_of(const ModelConfig *c, int *count);     /* of all units, in order; the caller frees it */

@@ -88,6 +88,11 @@ static Tensor forward_matrix(const Model *m, const Unit *w, const Acts *a, Linea
     return m->down_folded;
 }
 
+static Tensor bias(const Unit *w, Linear l)
+{
+    return l == LINEAR_QKV ? w->qkv_bias : NONE;
+}
+
 static LowRank adapter_a(const Unit *w, Linear l)
 {
     const Tensor of[NUM_LINEARS] = { w->qkv_a, w->out_a, w->gate_up_a, w->down_a };
@@ -114,13 +119,13 @@ static void linear(const Model *m, Linear l, Tensor y, Tensor x, const Unit *w, 
     matmul(y, x, forward_matrix(m, w, a, l), add);
 }
 
-/* The same for a layer whose output goes into an operation that can add: y = x w^T, and what that operation is to add while it
- * reads y. So y is written once, and read once. */
+/* The same for a layer whose output goes into an operation that can add: y = x w^T [+ bias], and what that operation is to add
+ * while it reads y. So y is written once, and read once. */
 static LowProduct linear_apart(const Model *m, Linear l, Tensor y, Tensor x, const Unit *w, const Acts *a)
 {
     if (a->low[l].data)
         lora_narrow(a->low[l], x, adapter_a(w, l), m->lora_scale);
-    matmul(y, x, matrix(w, l), NONE);
+    matmul(y, x, matrix(w, l), bias(w, l));
     return a->low[l].data ? (LowProduct){ a->low[l], adapter_b(m, w, l) } : NO_PRODUCT;
 }
 
@@ -183,11 +188,12 @@ static void linear_swiglu_backward(const Model *m, Tensor act, Tensor dy, const 
         matmul_dx_swiglu(a->dgate_up, act, dact, dy, w->down, a->gate_up_saved);
 }
 
-/* dw += dy^T x, or the same for the adapter's A and B. Call it after linear_dx, linear_dx_apart or linear_dlow. x: the layer's
- * input as for_dw says. */
+/* dw += dy^T x, the same for a bias, or for the adapter's A and B. Call it after linear_dx, linear_dx_apart or linear_dlow. x: the
+ * layer's input as for_dw says. */
 static void linear_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Tensor x, const Acts *a)
 {
     matmul_dw(matrix(dw, l), dy, x);
+    matmul_db(bias(dw, l), dy);
     if (is_trained(adapter_a(dw, l).w)) {
         lora_dw(adapter_b(m, dw, l), a->low[l], dy);
         lora_dw(adapter_a(dw, l), dlow(m, a, l), x);

@@ -44,6 +44,7 @@ typedef struct {
     Norm   norm;                                                             /* kind and eps of all norms */
     bool   norm_affine;                                                      /* norms have weights (not in OLMo-1) */
     bool   norm_after;                                                       /* OLMo-2: norm the branch output, not its input */
+    bool   qkv_bias;                                                         /* q, k and v have biases (Qwen2) */
     QkNorm qk_norm;                                                          /* OLMo-2: width, Qwen3: head */
     bool   weight_tying;
     float  clip_qkv;                                                         /* 0: off */

@@ -15,6 +15,7 @@ static const ParamRow of_embedding[] = {
 static const ParamRow of_block[] = {
     { FIELD(attn_norm),      SIZE_ONE,        SIZE_MODEL,  SPLIT_NONE,    ONES,              WITH_NORM_WEIGHTS },
     { FIELD(qkv),        SIZE_OUTPUTS,    SIZE_MODEL,  SPLIT_ROWS,    STD_IN,            ALWAYS, LINEAR_QKV },
+    { FIELD(qkv_bias),   SIZE_OUTPUTS,    SIZE_ONE,    SPLIT_ROWS,    ZEROS,             WITH_QKV_BIAS, LINEAR_QKV },
     { FIELD(qnorm),      SIZE_ONE,        SIZE_Q_NORM, SPLIT_COLUMNS, ONES,              WITH_QK_NORM },
     { FIELD(knorm),      SIZE_ONE,        SIZE_K_NORM, SPLIT_COLUMNS, ONES,              WITH_QK_NORM },
     { FIELD(out),        SIZE_OUTPUTS,    SIZE_Q,      SPLIT_COLUMNS, STD_ATTENTION_OUT, ALWAYS, LINEAR_OUT },

@@ -39,7 +39,8 @@ LowRank adapter_parts(const ModelConfig *c, Linear linear)
 
 static bool exists(const ParamRow *r, const ModelConfig *c)
 {
-    return r->condition == WITH_NORM_WEIGHTS ? c->norm_affine : r->condition == WITH_QK_NORM ? c->qk_norm
+    return r->condition == WITH_NORM_WEIGHTS ? c->norm_affine
+         : r->condition == WITH_QKV_BIAS ? c->qkv_bias : r->condition == WITH_QK_NORM ? c->qk_norm
          : r->condition == UNTIED ? !c->weight_tying : r->condition == ADAPTED ? adapter_parts(c, r->linear).num_parts > 0 : true;
 }
 
@@ -115,13 +116,14 @@ void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world)
         if (!exists(r, c))
             continue;
         const bool adapter = r->condition == ADAPTED, each_head = r->condition == WITH_QK_NORM && c->qk_norm == QK_NORM_HEAD;
+        const bool vector = r->rows == SIZE_ONE || r->cols == SIZE_ONE;
         const int cols = size_of(r->cols, c);
         Param p = {
             .name = r->name, .id = (int)(r->place / sizeof(Tensor)), .cols = cols, .split = each_head ? SPLIT_NONE : r->split,
             .region = TRAINED, .number = next_number(u, adapter), .is_norm = r->init == ONES,
-                .is_embedding = r->init == STD_EMBEDDING,
+                .is_embedding = r->init == STD_EMBEDDING, .is_vector = vector,
             .is_adapter = adapter, .is_b = adapter && r->rows == SIZE_OUTPUTS, .linear = r->linear,
-            .is_operand = u->kind->is_layer && r->init != ONES && !adapter,
+            .is_operand = u->kind->is_layer && !vector && !adapter,
             .has_padding = r->rows == SIZE_VOCABULARY, .init_std = (float)init_std(r->init, c, u->number, cols) };
         divide(&p, r, c);
         u->param[u->num_params++] = p;

@@ -31,12 +31,13 @@ typedef struct {
     size_t stored;          /* number of stored elements                                       */
     size_t place;           /* the offset in the region's gathered, computing format; a multiple of PARAM_ALIGN */
     size_t number;          /* the offset in the unit, whatever is frozen: seeds random numbers */
-    bool   is_norm, is_embedding;      /* for weight decay                                     */
+    bool   is_norm, is_embedding;
+    bool   is_vector;       /* a norm's weights or a bias: no weight decay, one-dimensional in files */
     bool   is_adapter, is_b;       /* A or B of the layer `linear`                             */
     Linear linear;          /* the layer of a block's matrix or adapter                        */
     bool   is_operand;      /* a block's matrix: an operand in the recipe's format; the others are in the stream's */
     bool   has_padding;     /* its rows from vocab_size on are padding and stay 0              */
-    float  init_std;        /* 0: starts as ones (norms) or zeros (B of adapters)              */
+    float  init_std;        /* 0: starts as ones (norms) or zeros (biases, B of adapters)              */
 } Param;
 enum { PARAM_ALIGN = 256 }; /* elements: whole optimizer groups of 128 or 256, 256-byte aligned in any format */
 

@@ -10,12 +10,13 @@
 
 /* Every parameter that some kind of unit (units.h) has: a field here and a row of the kind; a kind of its own may overlay `tensor`
  * with other names. As weights or as their gradients, the parameters that a unit lacks have data == NULL. */
-enum { NUM_PARAMS = 19 };
+enum { NUM_PARAMS = 20 };
 typedef union {
     struct {
         Tensor embed;       /* (V, C)  embedding; also the head's matrix if tied               */
         Tensor attn_norm;       /* (1, C)  blocks: input norm of attention; OLMo-2: norm of its output */
         Tensor qkv;         /* (S, C)                                                          */
+        Tensor qkv_bias;    /* (S, 1)  Qwen2                                                   */
         Tensor qnorm;       /* (1, H*D); Qwen3: (1, D), the same for each head                 */
         Tensor knorm;       /* (1, K*D); Qwen3: (1, D)                                         */
         Tensor out;         /* (C, H*D)                                                        */
@@ -44,7 +45,7 @@ typedef enum { LINEAR_QKV, LINEAR_OUT, LINEAR_GATE_UP, LINEAR_DOWN, NUM_LINEARS 
  * all, since each of them needs all of it [Megatron-LM: Shoeybi et al. 2019, arXiv 1909.08053, sec. 3]. */
 typedef enum { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLUMNS } Split;
 
-typedef enum { ALWAYS, WITH_NORM_WEIGHTS, WITH_QK_NORM, UNTIED, ADAPTED } Condition;
+typedef enum { ALWAYS, WITH_NORM_WEIGHTS, WITH_QKV_BIAS, WITH_QK_NORM, UNTIED, ADAPTED } Condition;
 /* SIZE_OUTPUTS: of the linear layer, of those of its tensors that the parameter has; SIZE_RANKS: the rank for each of these. */
 typedef enum {
     SIZE_ONE, SIZE_MODEL, SIZE_Q, SIZE_Q_NORM, SIZE_K_NORM, SIZE_MLP, SIZE_VOCABULARY, SIZE_RANK, SIZE_OUTPUTS, SIZE_RANKS
@@ -59,7 +60,7 @@ typedef struct {
     Split       split;
     Init        init;
     Condition   condition;
-    Linear      linear;     /* of the matrix or the adapter */
+    Linear      linear;     /* of the matrix, the bias or the adapter */
 } ParamRow;
 
 struct Model;

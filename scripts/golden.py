@@ -20,7 +20,7 @@ import os
 import torch
 from safetensors.torch import save_file
 from transformers import (AutoModelForCausalLM, LlamaConfig, MinistralConfig, MistralConfig, Olmo2Config, Olmo3Config,
-                          OlmoConfig, Qwen3Config)
+                          OlmoConfig, Qwen2Config, Qwen3Config)
 
 B, T, STEPS = 2, 16, 8
 LR, BETA1, BETA2, EPS, DECAY, CLIP = 1e-2, 0.9, 0.95, 1e-5, 0.1, 1.0
@@ -90,15 +90,24 @@ MODELS = {
                                  layer_types=["full_attention", "sliding_attention", "sliding_attention"],
                                  rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
                                  **COMMON | {"num_hidden_layers": 3}),
+    # Qwen2.5 from 7B: biases of q, k and v, grouped queries
+    "qwen2": Qwen2Config(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-6,
+                         tie_word_embeddings=False, use_sliding_window=False,
+                         rope_parameters={"rope_type": "default", "rope_theta": 1000000.0}, **COMMON),
+    # Qwen2.5 up to 3B: tied; here with a window from the second layer on
+    "qwen2-tied": Qwen2Config(hidden_size=48, intermediate_size=48, num_attention_heads=6, num_key_value_heads=2, rms_norm_eps=1e-6,
+                              tie_word_embeddings=True, use_sliding_window=True, sliding_window=5, max_window_layers=1,
+                              rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+                              **COMMON | {"num_hidden_layers": 3}),
 }
 
 
 def randomize(model, generator):
-    """Weights that make every part of the model matter: unit-scale projections, norm weights that differ from 1."""
+    """Weights that make every part of the model matter: unit-scale projections and biases, norm weights that differ from 1."""
     with torch.no_grad():
-        for p in model.parameters():
+        for name, p in model.named_parameters():
             noise = torch.randn(p.shape, generator=generator)
-            p.copy_(1 + 0.2 * noise if p.dim() == 1 else noise / p.shape[1] ** 0.5)
+            p.copy_(noise if "bias" in name else 1 + 0.2 * noise if p.dim() == 1 else noise / p.shape[1] ** 0.5)
 
 
 def check_clipping(model, tokens, limit):
@@ -125,12 +134,26 @@ def check_matters(model, tokens, **change):
     assert off > 0.1, f"{change} changes no logit by more than {off:.2g}"
 
 
+def check_biases(model, tokens):
+    """A bias that adds nothing would prove nothing."""
+    with torch.no_grad():
+        logits = model(tokens).logits
+        for name, p in model.named_parameters():
+            if not name.endswith(".bias"):
+                continue
+            before = p.clone()
+            p.zero_()
+            off = (model(tokens).logits - logits).abs().max().item()
+            p.copy_(before)
+            assert off > 0.1, f"without {name} no logit changes by more than {off:.2g}"
+
+
 def mean_loss(logits, targets):
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
 
 
 def parameter_groups(model):
-    """OLMo's groups: norms and the embedding are not decayed."""
+    """OLMo's groups: norms, biases and the embedding are not decayed."""
     decay = [p for n, p in model.named_parameters() if p.dim() == 2 and "embed_tokens" not in n]
     rest = [p for n, p in model.named_parameters() if p.dim() == 1 or "embed_tokens" in n]
     return [{"params": decay, "weight_decay": DECAY}, {"params": rest, "weight_decay": 0.0}]
@@ -166,6 +189,7 @@ def make(name, config, folder, seed):
     if window:                              # exactly as many tokens as its name says
         check_matters(model, tokens, sliding_window=window + 1)
         check_matters(model, tokens, sliding_window=window - 1)
+    check_biases(model, tokens)
     if name == "ministral":
         check_matters(model, tokens, layer_types=config.layer_types[::-1])
     if name == "olmo3":                     # scaled in some layers: neither in none nor in all

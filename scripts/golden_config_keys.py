@@ -46,6 +46,7 @@ CLASSES = {
     "Olmo3ForCausalLM": (dict(model_type="olmo3", sliding_window=5), YARN),
     "MistralForCausalLM": (dict(model_type="mistral", sliding_window=5, head_dim=8), LLAMA3),
     "MinistralForCausalLM": (dict(model_type="ministral", sliding_window=5, head_dim=8, layer_types=MIXED), YARN),
+    "Qwen2ForCausalLM": (dict(model_type="qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=1), YARN),
     "Qwen3ForCausalLM": (dict(model_type="qwen3", head_dim=8, use_sliding_window=True, sliding_window=5, max_window_layers=1),
                          YARN),
 }

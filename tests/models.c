@@ -9,7 +9,7 @@
 #include "model/plan.h"
 
 static const char *const names[NUM_ARCHITECTURES] = {
-    "llama", "llama-gqa", "llama-head", "olmo", "olmo2", "mistral", "qwen3", "olmo3",
+    "llama", "llama-gqa", "llama-head", "olmo", "olmo2", "mistral", "qwen3", "olmo3", "qwen2",
 };
 
 const char *architecture_name(SmallModel a)
@@ -38,6 +38,13 @@ ModelConfig architecture(SmallModel a)
         m.weight_tying = true;
         m.sliding_window = 7;
         m.layer_types = (LayerTypes){ 2, { false, true } };
+        break;
+    case QWEN2:
+        m.n_kv_heads = 2;
+        m.norm.eps = 1e-6f;
+        m.qkv_bias = true;
+        m.weight_tying = true;
+        m.rope_theta = 1000000;
         break;
     case LLAMA_GQA:
         m.n_kv_heads = 2;
@@ -137,7 +144,7 @@ void test_fill_adapters(ParamStore *f, uint64_t seed)
         for (int i = 0; i < f->shape[u].num_params; i++) {
             const Param *p = &f->shape[u].param[i];
             size_t first, n = shard_part(&f->shard[u], p, &first);
-            if (p->is_b && n > 0)
+            if ((p->is_b || (p->is_vector && !p->is_norm)) && n > 0)
                 fill(shard_weights(&f->shard[u], p, first, n), seed + (uint64_t)(u * NUM_PARAMS + p->id), first);
         }
     fsdp_loaded(f);

@@ -4,8 +4,9 @@
 
 /* LLAMA: plain. LLAMA_GQA: also tied, llama3 rope. LLAMA_HEAD: head_dim != C/H. OLMO: weightless LayerNorm, clip, tied.
  * OLMO2: norms on the branch outputs, QK-norm, GQA. MISTRAL: a window in all blocks. QWEN3: QK-norm per head, head_dim != C/H,
- * tied, a window in the second block. OLMO3: OLMO2 with a window in the first block, YaRN in the second. */
-typedef enum { LLAMA, LLAMA_GQA, LLAMA_HEAD, OLMO, OLMO2, MISTRAL, QWEN3, OLMO3, NUM_ARCHITECTURES } SmallModel;
+ * tied, a window in the second block. OLMO3: OLMO2 with a window in the first block, YaRN in the second. QWEN2: biases of q, k
+ * and v, tied, GQA. */
+typedef enum { LLAMA, LLAMA_GQA, LLAMA_HEAD, OLMO, OLMO2, MISTRAL, QWEN3, OLMO3, QWEN2, NUM_ARCHITECTURES } SmallModel;
 ModelConfig architecture     (SmallModel a);
 const char *architecture_name(SmallModel a);
 
@@ -32,7 +33,7 @@ void model_create_apart(Model *m, ParamStore *f, const Config *c);
 /* Places a planned model whose shared buffers were overlaid again, in `bytes`. */
 void model_place_shared(Model *m, ParamStore *f, const Config *c, size_t bytes);
 
-/* Fills every B, since with B = 0 A has no gradient. */
+/* Fills every B, since with B = 0 A has no gradient, and every bias. */
 void test_fill_adapters(ParamStore *f, uint64_t seed);
 
 /* Values that depend only on (seed, i): uniform in [-1, 1), and token ids below `below`. */

@@ -21,6 +21,7 @@
 #define MISTRAL SIZES("MistralForCausalLM", 2) ", \"num_key_value_heads\": 2"
 #define MINISTRAL SIZES("MinistralForCausalLM", 2) ", \"num_key_value_heads\": 2"
 #define QWEN3   SIZES("Qwen3ForCausalLM", 4) ", \"num_key_value_heads\": 2, \"head_dim\": 24, \"rms_norm_eps\": 1e-6"
+#define QWEN2   SIZES("Qwen2ForCausalLM", 4) ", \"num_key_value_heads\": 2"
 #define OLMO3   SIZES("Olmo3ForCausalLM", 8)
 
 /* Sliding and full blocks, as letters: s and f. */
@@ -50,6 +51,10 @@ static const Case cases[] = {
       "\"full_attention\", \"sliding_attention\"], \"rope_parameters\": {\"rope_theta\": 1000000.0, " YARN "}", "sffs", 2, 24, 9,
       1e6, ROPE_YARN },
     { QWEN3 ", \"rope_theta\": 1e6, \"rope_scaling\": {" YARN "}", "ffff", 2, 24, 0, 1e6, ROPE_YARN },
+    { QWEN2 ", \"sliding_window\": 131072, \"max_window_layers\": 28, \"use_mrope\": false", "ffff", 2, 16, 0, 1e4,
+      ROPE_DEFAULT },
+    { QWEN2 ", \"use_sliding_window\": true, \"sliding_window\": 9, \"max_window_layers\": 3, \"rope_theta\": 1e6", "fffs", 2,
+      16, 9, 1e6, ROPE_DEFAULT },
     { OLMO3, "sssfsssf", 4, 16, 4096, 5e5, ROPE_DEFAULT },
     { OLMO3 ", \"num_key_value_heads\": 1, \"rope_theta\": 1e4, \"sliding_window\": 5", "sssfsssf", 1, 16, 5, 1e4, ROPE_DEFAULT },
     { OLMO3 ", \"rope_theta\": 7e5, \"rope_scaling\": {" YARN "}", "sssfsssf", 4, 16, 4096, 7e5, ROPE_YARN },

@@ -247,10 +247,10 @@ static void test_changes(void **state)
 static void test_shipped_warmup(void **state)
 {
     (void)state;
-    static const char *const names[] = { "Llama-2-7B", "Llama-3-8B", "Mistral-7B", "Qwen3-8B" };
+    static const char *const names[] = { "Llama-2-7B", "Llama-3-8B", "Mistral-7B", "Qwen2.5-7B", "Qwen3-8B" };
     char saved[sizeof try_path];
     strcpy(saved, try_path);
-    for (int i = 0; i < 4; i++) {
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         snprintf(try_path, sizeof try_path, "configs/%s.yaml", names[i]);
         Config *c = try_load(1, NULL, NULL, NULL, NULL);
         assert_true(c->scheduler.warmup_min_lr == 0);

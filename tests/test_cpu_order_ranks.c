@@ -231,7 +231,7 @@ static void test_every_strategy(void **state)
     (void)state;
     static const struct { const char *recipe; SmallModel a; char *trainable; bool bf16_head, adapters; BaseFormat base; } runs[] = {
         { "bf16", LLAMA_GQA }, { "fp8", OLMO2 }, { "coat", LLAMA }, { "coat-lean", LLAMA_GQA, NULL, true }, { "coat", OLMO3 },
-        { "bf16", QWEN3 },
+        { "bf16", QWEN3 }, { "fp8", QWEN2 },
         { "bf16", LLAMA_GQA, "*.mlp.*" }, { "coat", LLAMA, "*.self_attn.*", true }, { "fp8", OLMO2, "model.layers.1.*" },
         { "bf16", LLAMA_GQA, .adapters = true, .base = BASE_NF4 }, { "coat-lean", LLAMA, .adapters = true, .base = BASE_E4M3 },
     };

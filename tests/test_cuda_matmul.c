@@ -30,6 +30,24 @@ static Tensor make_fp8(Format f, int rows, int cols, uint64_t seed)
     return t;
 }
 
+/* ref, bound: of the product alone. */
+static void bias_case(Tensor y, Tensor x, Tensor w, Tensor dy, double *ref, double *bound)
+{
+    const int N = y.rows, O = y.cols;
+    Tensor bias = make_filled(y.format, O, 1, 7, -2, 2), db = make_filled(y.format, O, 1, 8, -2, 2);
+    double *added = values(bias), *DY = values(dy), *old = values(db), one = 1;
+    for (int i = 0; i < N * O; i++) {
+        ref[i] += added[i % O];
+        bound[i] += 4 * U24 * fabs(added[i % O]);
+    }
+    TWICE(matmul(y, x, w, bias), y);
+    check_close("matmul + bias", y, ref, bound);
+    TWICE(matmul_db(db, dy), db);
+    product(ref, bound, old, O, 1, N, (Strided){ DY, 1, O }, (Strided){ &one, 0, 0 });
+    check_close("matmul_db", db, ref, bound);
+    EMPTY_IS_ZEROS(db, matmul_db(db, dy));
+}
+
 static void fp8_case(int N, int C, int O, Format out, Format gradient)
 {
     const size_t most = (size_t)(N > O ? N : O) * (size_t)(C > O ? C : O);
@@ -44,6 +62,8 @@ static void fp8_case(int N, int C, int O, Format out, Format gradient)
     TWICE(matmul(y, x, w, add), y);
     product(ref, bound, values(add), N, O, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
     check_close("matmul + add", y, ref, bound);
+    product(ref, bound, NULL, N, O, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
+    bias_case(y, x, w, dy, ref, bound);
 
     old = values(dx);
     TWICE(matmul_dx(dx, dy, w, true), dx);
@@ -107,6 +127,12 @@ static void large_case(Format operand, Format out)
     check_samples("matmul, added in place", y, old, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
     TWICE(matmul(y, x, w, NONE), y);
     check_samples("matmul", y, NULL, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
+    Tensor bias = make_filled(out, O, 1, 7, -8, 8);
+    double *rows = keep((size_t)N * O * sizeof *rows), *added = values(bias);
+    for (int i = 0; i < N * O; i++)
+        rows[i] = added[i % O];
+    TWICE(matmul(y, x, w, bias), y);
+    check_samples("matmul + bias", y, rows, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
     old = values(dx);
     TWICE(matmul_dx(dx, dy, w, true), dx);
     check_samples("matmul_dx", dx, old, O, (Strided){ DY, O, 1 }, (Strided){ W, 1, C });
@@ -134,6 +160,9 @@ static void row_case(int C, int O, Format out)
     check_samples("one row, added in place", y, old, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
     TWICE(matmul(y, x, w, NONE), y);
     check_samples("one row", y, NULL, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
+    Tensor bias = make_filled(out, O, 1, 4, -8, 8);
+    TWICE(matmul(y, x, w, bias), y);
+    check_samples("one row + bias", y, values(bias), C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
     release();
 }
 

@@ -315,7 +315,8 @@ int main(void)
         cmocka_unit_test(test_forward_only), cmocka_unit_test(test_one_copy), CONTINUATION("llama"),
         CONTINUATION("llama-gqa-tied"), CONTINUATION("llama-head-dim"), CONTINUATION("olmo"), CONTINUATION("olmo2"),
         CONTINUATION("mistral"), CONTINUATION("mistral-full"), CONTINUATION("qwen3"), CONTINUATION("qwen3-tied"),
-        CONTINUATION("olmo3"), CONTINUATION("olmo3-default"), CONTINUATION("ministral"),
+        CONTINUATION("olmo3"), CONTINUATION("olmo3-default"), CONTINUATION("ministral"), CONTINUATION("qwen2"),
+        CONTINUATION("qwen2-tied"),
     };
     return cmocka_run_group_tests(tests, start, NULL);
 }

@@ -18,6 +18,7 @@ static const struct { const char *recipe; SmallModel model; char *trainable; uns
     { "f32", LLAMA },      { "bf16", OLMO2 },      { "fp8", LLAMA_GQA },      { "fp8-lm", QWEN3, .head = true },
     { "coat-act", OLMO3 }, { "coat-opt", OLMO },   { "coat", LLAMA },      { "coat-lean", OLMO2 },
     { "f32", LLAMA_GQA, "model.layers.*.mlp.*" },  { "bf16", OLMO2, "*norm*" },
+    { "coat", QWEN2 },     { "bf16", QWEN2, "*_proj.bias" },
     { "bf16", QWEN3, .modules = ALL_MODULES },     { "coat", OLMO, .modules = SOME_MODULES },
 };
 

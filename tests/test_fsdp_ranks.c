@@ -31,6 +31,7 @@ static const struct { const char *name; SmallModel model; double drift; unsigned
     { "bf16", OLMO, 0x1p-9, SOME_MODULES, BASE_AS_FROZEN },     { "fp8", OLMO2, 0x1p-6, ALL_MODULES, BASE_AS_FROZEN },
     { "bf16", QWEN3, 0x1p-9, SOME_MODULES, BASE_E4M3 },         { "coat-lean", LLAMA, 0x1p-6, ALL_MODULES, BASE_E4M3,
                                                                   .mapped = true },
+    { "coat", QWEN2, 0x1p-6, .bf16_head = true },               { "bf16", QWEN2, 0x1p-9, SOME_MODULES, BASE_NF4 },
     { "f32", LLAMA_GQA, 64 * U24, ALL_MODULES, BASE_NF4 },      { "coat", OLMO3, 0x1p-6, SOME_MODULES, BASE_NF4 },
 };
 enum { NUM_RECIPES = sizeof recipe_cases / sizeof recipe_cases[0] };

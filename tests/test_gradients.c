@@ -38,7 +38,7 @@ static void fill_batch(Setup *s)
         s->targets[n] = n % s->model.attn.T == s->model.attn.T - 1 || n % 9 == 4 ? -1 : s->tokens[n + 1];
 }
 
-/* Norm weights start as ones; other values test whether they are used. */
+/* Norm weights start as ones; other values test whether they are used. test_fill_adapters does the same for biases. */
 static void perturb_norms(Setup *s)
 {
     for (int u = 0; u < s->fsdp.num_units; u++)

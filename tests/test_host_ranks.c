@@ -159,6 +159,7 @@ static struct { const char *recipe,
                                                                      BASE_E4M3 },
     { "bf16", "adamw", NULL, LLAMA, KEEP_ALL, true, BASE_NF4 }, { "coat", "adamw", NULL, LLAMA_GQA, KEEP_BLOCK, true, BASE_NF4 },
     { "coat-lean", "adamw", NULL, OLMO3, KEEP_INPUTS, true, BASE_NF4 },
+    { "fp8", "adamw8bit", NULL, QWEN2, KEEP_BLOCK }, { "coat", "adamw", NULL, QWEN2, KEEP_INPUTS, true, BASE_NF4 },
 };
 
 /* Nothing, all, or what a device of this many bytes makes necessary. */

@@ -102,7 +102,7 @@ static void check_model(const ModelConfig *m, double cutoff)
             const size_t padded = param_numel(p), n = p->has_padding ? (size_t)m->vocab_size * (size_t)p->cols : padded;
             const double *x = values(shard_weights(&f.shard[u], p, 0, padded));
             const double std = find_std(p->is_adapter ? adapters : rows, p->name, block);
-            assert_true(std > 0 || p->is_norm || p->is_b);
+            assert_true(std > 0 || p->is_vector || p->is_b);
             check_values(p->name, u, x, n, std, p->is_adapter ? 0 : cutoff, p->is_norm);
             check_values(p->name, u, x + n, padded - n, 0, 0, 0);
         }

@@ -142,6 +142,11 @@ static void matmul_case(int N, int C, int O)
     check_gradient(&f, "x", now.x, dx);
     check_gradient(&f, "w", now.w, dw);
     check_gradient(&f, "add", now.add, f.cot);
+    Tensor db = zeros(O, 1);
+    now.add = filled(O, 1, 5);
+    f.forward();
+    matmul_db(db, f.cot);
+    check_gradient(&f, "bias", now.add, db);
     release();
 }
 

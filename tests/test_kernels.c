@@ -207,6 +207,31 @@ static void product(double *y, double *bound, const double *old, Format f, int r
         }
 }
 
+/* y = x wT + bias, rounded once everywhere, and the bias's gradient. */
+static void bias_cases(const FormatRow *f, const Shape *s)
+{
+    const int N = s->N, C = s->C, O = s->O;
+    const size_t most = (size_t)MAX2(N, O) * (size_t)O;
+    Tensor x = make_filled(f->act, N, C, 1, -1, 1), w = make_filled(f->weight, O, C, 2, -1, 1), y = make(f->act, N, O);
+    Tensor bias = make_filled(f->act, O, 1, 7, -8, 8), dy = make_filled(f->act, N, O, 4, -1, 1);
+    Tensor db = make_filled(f->grad, O, 1, 8, -8, 8);
+    double *X = values(x), *W = values(w), *added = values(bias), *old = values(db), one = 1;
+    double *ref = doubles(most), *bound = doubles(most);
+
+    TWICE(matmul(y, x, w, bias), y);
+    product(ref, bound, NULL, f->act, N, O, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
+    for (int i = 0; i < N * O; i++) {
+        ref[i] += added[i % O];
+        bound[i] += 2 * (C + 2) * U24 * fabs(added[i % O]);
+    }
+    check("matmul", f, s, "-bias", y, ref, bound);
+
+    TWICE(matmul_db(db, dy), db);
+    product(ref, bound, old, f->grad, O, 1, N, (Strided){ values(dy), 1, O }, (Strided){ &one, 0, 0 });
+    check("matmul_db", f, s, "", db, ref, bound);
+    EMPTY_IS_ZEROS(db, matmul_db(db, dy));
+}
+
 static void matmul_cases(const FormatRow *f, const Shape *s)
 {
     const int N = s->N, C = s->C, O = s->O;
@@ -245,6 +270,7 @@ static void test_matmul(void **state)
 {
     (void)state;
     for_all(matmul_cases);
+    for_all(bias_cases);
 }
 
 /* ---- embedding ---------------------------------------------------------------------------------------------- */

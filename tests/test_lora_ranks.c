@@ -26,6 +26,7 @@ static const struct { const char *recipe; SmallModel model; unsigned modules; Ba
     { "bf16", LLAMA, ALL_MODULES, BASE_AS_FROZEN },      { "coat", OLMO2, SOME, BASE_AS_FROZEN },
     { "bf16", LLAMA_GQA, ALL_MODULES, BASE_E4M3 },       { "coat-lean", LLAMA, 1 << LORA_Q | 1 << LORA_V, BASE_E4M3 },
     { "fp8", QWEN3, ALL_MODULES, BASE_NF4 },             { "coat-lean", OLMO3, ALL_MODULES, BASE_NF4 },
+    { "coat", QWEN2, ALL_MODULES, BASE_E4M3 },
     { "bf16", OLMO, SOME, BASE_NF4, true },              { "coat", LLAMA_GQA, ALL_MODULES, BASE_NF4, true },
 };
 enum { NUM_CASES = sizeof cases / sizeof cases[0] };

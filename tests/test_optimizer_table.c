@@ -205,7 +205,7 @@ static void test_step(void **state)
         const double *w = values(s.fsdp.shard[u].slice[TRAINED].stored), *m = values(s.fsdp.shard[u].state[0]);
         for (int i = 0; i < s.fsdp.shape[u].num_params; i++) {
             const Param *p = &s.fsdp.shape[u].param[i];
-            const bool decays = !p->is_norm && !p->is_embedding;
+            const bool decays = !p->is_vector && !p->is_embedding;
             for (size_t k = p->offset; k < p->offset + (size_t)p->rows * (size_t)p->cols; k++) {
                 const double x = before[u][k], g = grad[u][k];
                 const double expected = x - lr * ((g > 0) - (g < 0) + (decays ? decay * x : 0));

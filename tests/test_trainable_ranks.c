@@ -28,6 +28,7 @@ static const struct { SmallModel model; const char *patterns[3]; int count, firs
     { OLMO, { "model.embed_tokens.weight" }, 1, 0 },
     { QWEN3, { "model.layers.*.self_attn.*" }, 1, 1 },
     { LLAMA, { "lm_head.weight" }, 1, 3 },
+    { QWEN2, { "*_proj.bias" }, 1, 1 },
 };
 enum { NUM_CHOICES = sizeof choices / sizeof choices[0] };
 

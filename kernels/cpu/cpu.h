@@ -29,7 +29,7 @@ void   tensor_finish_again(Tensor t, const float *values);
 void channels_apply   (Tensor act, float *values);      /* chooses act.channel, unless its range is kept, and multiplies values */
 void channels_multiply(Tensor act, float *values);      /* multiplies values by act.channel */
 
-/* A gradient (1, width) that accumulates in double. start_sum: the sum so far, `values` or 0 if t is empty, in scratch memory of
+/* A vector of gradients that accumulates in double. start_sum: the sum so far, `values` or 0 if t is empty, in scratch memory of
  * the slot; NULL without values. finish_sum: stores it in t. */
 double *start_sum (Tensor t, const float *values, int slot);
 void    finish_sum(Tensor t, float *values, const double *sum);

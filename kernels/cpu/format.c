@@ -57,8 +57,8 @@ double *start_sum(Tensor t, const float *values, int slot)
 {
     if (!values)
         return NULL;
-    double *sum = (double *)cpu_scratch(slot, 2 * (size_t)t.cols);
-    for (int i = 0; i < t.cols; i++)
+    double *sum = (double *)cpu_scratch(slot, 2 * tensor_numel(t));
+    for (size_t i = 0; i < tensor_numel(t); i++)
         sum[i] = t.empty ? 0 : values[i];
     return sum;
 }
@@ -67,7 +67,7 @@ void finish_sum(Tensor t, float *values, const double *sum)
 {
     if (!sum)
         return;
-    for (int i = 0; i < t.cols; i++)
+    for (size_t i = 0; i < tensor_numel(t); i++)
         values[i] = (float)sum[i];
     tensor_finish(t, values);
 }

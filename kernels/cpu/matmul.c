@@ -1,5 +1,5 @@
-/* The three GEMMs of a linear layer, by OpenBLAS in F32. Its threads split rows and columns of the result, never a sum, so the bits
- * may depend on the number of threads, but not on the run.
+/* The three GEMMs of a linear layer, by OpenBLAS in F32, and the gradient of its bias. OpenBLAS's threads split rows and columns of
+ * the result, never a sum, so the bits may depend on the number of threads, but not on the run.
  *
  * FP8 operands must be contiguous along the summed dimension, as for Hopper's tensor cores: matmul reads data, matmul_dx data_t of
  * w, matmul_dw data_t of dy and x. The other copy may be stale. */
@@ -29,7 +29,10 @@ void backend_matmul(Tensor y, Tensor x, Tensor w, Tensor add)
     check_matmul(y, x, w, add);
     const float *input = tensor_values(x, 0), *weight = tensor_values(w, 1), *start = tensor_values(add, 2);
     float *output = tensor_result(y, 3);
-    if (start && start != output)
+    if (is_bias(add, y))
+        for (int n = 0; n < N; n++)
+            memcpy(output + (size_t)n * (size_t)O, start, (size_t)O * sizeof *output);
+    else if (start && start != output)
         memcpy(output, start, tensor_numel(y) * sizeof *output);
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, N, O, C, 1, input, C, weight, C, start ? 1 : 0, output, O);
     tensor_finish(y, output);
@@ -58,4 +61,18 @@ void backend_matmul_dw(Tensor dw, Tensor dy, Tensor x)
     cblas_sgemm(CblasRowMajor, gradient.turned ? CblasNoTrans : CblasTrans, input.turned ? CblasTrans : CblasNoTrans,
                 O, C, N, 1, gradient.x, gradient.ld, input.x, input.ld, dw.empty ? 0 : 1, output, C);
     tensor_finish(dw, output);
+}
+
+void backend_matmul_db(Tensor db, Tensor dy)
+{
+    if (!db.data)
+        return;
+    check_matmul_db(db, dy);
+    const float *gradient = tensor_values(dy, 0);
+    float *output = tensor_values(db, 1);
+    double *sum = start_sum(db, output, 2);
+    for (int n = 0; n < dy.rows; n++)
+        for (int o = 0; o < dy.cols; o++)
+            sum[o] += gradient[(size_t)n * (size_t)dy.cols + (size_t)o];
+    finish_sum(db, output, sum);
 }

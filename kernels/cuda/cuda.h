@@ -64,6 +64,9 @@ bool matmul_row(Tensor y, Tensor x, Tensor w, Tensor add);
 void channels_multiply(Tensor x, const float *channel);
 void channels_divide  (Tensor x, const float *channel);
 
+/* bias.cu: every row of y (N,O) = bias (O,1), both F32. */
+void fill_rows(Tensor y, Tensor bias);
+
 static inline size_t ceil_div(size_t n, size_t by)
 {
     return (n + by - 1) / by;

@@ -14,6 +14,8 @@
  * documentation of cublasLtMatmul (CUDA 13) has this layout as the only one on 8.9, 9.0 and 12.x, and one of several on 10.x; E4M3
  * x E4M3 and E4M3 x E5M2, in either order, into BF16 or F32, on all of them; and short accumulators only on 8.9 and 9.0: elsewhere
  * that option has no effect.
+ * NOTE: the epilogue adds a bias to the sum in F32, before it is rounded. A bias has D's format, but for FP8 operands into F32
+ * cuBLASLt has biases in BF16 only: there D is filled with the bias, and the product is added to it.
  * NOTE: if a BF16 C is D, cuBLASLt rounds the product to BF16 before it adds C, and then the sum; otherwise only the sum (measured
  * with 13.1 on compute capability 9.0, FP8 and BF16 operands, 2 to 32,768 rows: 29 % of the sums differ if both terms have the same
  * size).
@@ -56,6 +58,7 @@ typedef struct {
     int   trans_a, trans_b;
     DType a, b, d;
     int   add;              /* reads C */
+    int   bias;
     int   fast;             /* FP8: adds products with the tensor cores' 14 fraction bits, without regular promotion to F32 */
     int   align;            /* of all matrices, in bytes, up to 256 */
 } Shape;
@@ -64,6 +67,7 @@ typedef struct {
     const void *a, *b;
     const void *scale_a, *scale_b;      /* one float each; NULL unless FP8 */
     const void *c;                      /* added; may be d; NULL: none */
+    const void *bias;                   /* (m), added to each column of d; NULL: none */
     void       *d;
     bool        empty;                  /* c is d and empty: same algorithm as for accumulation, but d is overwritten */
     bool        fast;                   /* FP8: short accumulators */
@@ -112,7 +116,7 @@ static _Noreturn void die_shape(const Shape *s, const char *reason)
 {
     die("%s: cuBLASLt has no GEMM with m=%d n=%d k=%d, operands %s and %s, result %s%s, aligned to %d bytes (%s)",
         kind_name[s->kind], s->m, s->n, s->k, dtype_name(s->a), dtype_name(s->b), dtype_name(s->d),
-        s->add ? " added to" : "", s->align, reason);
+        s->add ? " added to" : s->bias ? " with a bias" : "", s->align, reason);
 }
 
 static void set(cublasLtMatmulDesc_t op, cublasLtMatmulDescAttributes_t attribute, const void *value, size_t bytes)
@@ -120,8 +124,10 @@ static void set(cublasLtMatmulDesc_t op, cublasLtMatmulDescAttributes_t attribut
     LT_CHECK(cublasLtMatmulDescSetAttribute(op, attribute, value, bytes));
 }
 
-static void set_scales(const Gemm *g, const Operands *o)
+static void set_vectors(const Gemm *g, const Operands *o)
 {
+    if (o->bias)
+        set(g->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias);
     if (!o->scale_a)
         return;
     set(g->op, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &o->scale_a, sizeof o->scale_a);
@@ -140,8 +146,14 @@ static void describe(Gemm *g, const Shape *s, const Operands *o)
     if (o->scale_a) {
         int8_t fast = (int8_t)s->fast;
         set(g->op, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
-        set_scales(g, o);
     }
+    if (o->bias) {
+        const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+        const int32_t type = cuda_type(s->d);
+        set(g->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+        set(g->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type);
+    }
+    set_vectors(g, o);
     LT_CHECK(s->trans_a ? cublasLtMatrixLayoutCreate(&g->a, cuda_type(s->a), k, m, s->k)
                         : cublasLtMatrixLayoutCreate(&g->a, cuda_type(s->a), m, k, s->m));
     LT_CHECK(s->trans_b ? cublasLtMatrixLayoutCreate(&g->b, cuda_type(s->b), n, k, s->n)
@@ -297,9 +309,10 @@ static bool choose(Gemm *g, const Operands *o)
 /* The key of a stored choice, which includes GPU and library. */
 static void choice_key(char key[256], const Shape *s)
 {
-    snprintf(key, 256, "%s (%d) cuBLASLt %zu, %s m %d n %d k %d %c%c, %s %s to %s, add %d fast %d align %d", device_name(),
+    snprintf(key, 256, "%s (%d) cuBLASLt %zu, %s m %d n %d k %d %c%c, %s %s to %s, add %d%s fast %d align %d", device_name(),
              device_sm_count(), cublasLtGetVersion(), kind_name[s->kind], s->m, s->n, s->k, s->trans_a ? 't' : 'n',
-             s->trans_b ? 't' : 'n', dtype_name(s->a), dtype_name(s->b), dtype_name(s->d), s->add, s->fast, s->align);
+             s->trans_b ? 't' : 'n', dtype_name(s->a), dtype_name(s->b), dtype_name(s->d), s->add, s->bias ? " bias" : "", s->fast,
+             s->align);
 }
 
 /* Trials write into d, and accumulate even if it is empty. A sum in d is saved in host memory meanwhile, which is not short. */
@@ -361,7 +374,7 @@ static Gemm *find(const Shape *s, const Operands *o)
 
 static int alignment(const Operands *o)
 {
-    uintptr_t bits = (uintptr_t)o->a | (uintptr_t)o->b | (uintptr_t)o->c | (uintptr_t)o->d | 256;
+    uintptr_t bits = (uintptr_t)o->a | (uintptr_t)o->b | (uintptr_t)o->c | (uintptr_t)o->d | (uintptr_t)o->bias | 256;
     return (int)(bits & -bits);
 }
 
@@ -371,11 +384,11 @@ static void run(Kind kind, int m, int n, int k, bool trans_a, bool trans_b, DTyp
     memset(&s, 0, sizeof s);
     s.kind = kind, s.m = m, s.n = n, s.k = k, s.trans_a = trans_a, s.trans_b = trans_b;
     s.fast = o.scale_a && o.fast;
-    s.a = a, s.b = b, s.d = d, s.add = o.c != NULL, s.align = alignment(&o);
+    s.a = a, s.b = b, s.d = d, s.add = o.c != NULL, s.bias = o.bias != NULL, s.align = alignment(&o);
     CHECK(m > 0 && n > 0 && k > 0, "%s of m=%d n=%d k=%d", kind_name[kind], m, n, k);
 
     Gemm *g = find(&s, &o);
-    set_scales(g, &o);
+    set_vectors(g, &o);
     if (g->trials_left > 0)
         tune(g, &o);
     cublasStatus_t status = launch_scaled(g, &g->algo, &o, o.c && !o.empty ? 1 : 0);
@@ -394,12 +407,20 @@ static void check_fp8(Kind kind, int m, int k, const char *width, const char *co
 void backend_matmul(Tensor y, Tensor x, Tensor w, Tensor add)
 {
     const int N = x.rows, C = x.cols, O = w.rows;
-    if (check_matmul(y, x, w, add))
+    const bool fp8 = check_matmul(y, x, w, add);
+    bool bias = is_bias(add, y);
+    if (fp8)
         check_fp8(FORWARD, O, C, "outputs", "inputs");
     if (matmul_row(y, x, w, add))
         return;
+    if (bias && fp8 && y.format.dtype == F32) {
+        fill_rows(y, add);
+        add = y;
+        bias = false;
+    }
     run(FORWARD, O, N, C, true, false, w.format.dtype, x.format.dtype, y.format.dtype,
-        (Operands){ .a = w.data, .b = x.data, .scale_a = w.scale, .scale_b = x.scale, .c = add.data, .d = y.data, .fast = x.fast });
+        (Operands){ .a = w.data, .b = x.data, .scale_a = w.scale, .scale_b = x.scale, .c = bias ? NULL : add.data,
+                    .bias = bias ? add.data : NULL, .d = y.data, .fast = x.fast });
 }
 
 void backend_matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate)

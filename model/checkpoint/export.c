@@ -139,6 +139,8 @@ static const Entry *find_entry(const Entry *list, int count, const char *name)
 /* The matrix `matrix` (lora_A or lora_B) of e's adapter; NULL: there is none. */
 static const Entry *find_low(const Export *x, const Entry *e, const char *matrix)
 {
+    if (e->tensor.vector)
+        return NULL;
     const int length = (int)(strlen(e->tensor.name) - strlen("weight"));
     char *name = xasprintf("base_model.model.%.*s%s.weight", length, e->tensor.name, matrix);
     const Entry *low = find_entry(x->low, x->num_low, name);

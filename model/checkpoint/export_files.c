@@ -27,7 +27,7 @@ static int outputs(CodedTensor to[CODED_TENSORS], const Export *x, const Entry *
     const HfTensor *t = &e->tensor;
     if (e->is_coded)
         return coded_tensors(to, x->coded, t->rows, t->cols);
-    to[0] = (CodedTensor){ .suffix = ".weight", .dtype = x->dtype, .dims = t->vector ? 1 : 2, .per = 1,
+    to[0] = (CodedTensor){ .suffix = "", .dtype = x->dtype, .dims = t->vector ? 1 : 2, .per = 1,
                            .shape = { t->vector ? t->cols : t->rows, t->cols }, .bytes = safetensors_dtype_size(x->dtype) };
     return 1;
 }
@@ -35,7 +35,8 @@ static int outputs(CodedTensor to[CODED_TENSORS], const Export *x, const Entry *
 /* The caller frees it. */
 static char *output_name(const Entry *e, const CodedTensor *t)
 {
-    return xasprintf("%.*s%s", (int)(strlen(e->tensor.name) - strlen(".weight")), e->tensor.name, t->suffix);
+    const size_t stem = strlen(e->tensor.name) - (e->is_coded ? strlen(".weight") : 0);
+    return xasprintf("%.*s%s", (int)stem, e->tensor.name, t->suffix);
 }
 
 static size_t output_bytes(const CodedTensor *t)

@@ -130,7 +130,7 @@ static void refuse_others(const File *f)
     }
     const json_t *bias = json_object_get(f->json, "bias");
     if (bias && !json_is_null(bias) && (!json_is_string(bias) || strcmp(json_string_value(bias), "none") != 0))
-        value_wrong_json(f->path, "bias", "\"none\", as linear layers have no bias", bias);
+        value_wrong_json(f->path, "bias", "\"none\", as only A and B are trained", bias);
     check_start(f);
 }
 

@@ -313,6 +313,7 @@ void config_read_hf(ModelConfig *m, const char *folder)
     m->norm = (Norm){ a->norm, a->norm_eps };
     m->norm_affine = a->norm_affine;
     m->norm_after = a->norm_after;
+    m->qkv_bias = a->qkv_bias;
     m->qk_norm = a->qk_norm;
     m->clip_qkv = 0;
     m->sliding_window = 0;

@@ -14,7 +14,8 @@
 
 const HfKey hf_keys[] = {
     { "hidden_act",              HF_ONLY,     "[\"silu\", \"swish\"]" },
-    { "attention_bias",          HF_ONLY,     "false" },
+    { "attention_bias",          HF_ONLY | HF_UNLISTED, "false" },
+    { "attention_bias",          HF_IGNORED | HF_LISTED },
     { "attention_dropout",       HF_ONLY,     "0.0", .why = "training has no dropout: set it to 0.0 to train without" },
     { "initializer_range",       HF_WRITTEN,  "model.init_std" },
     { "use_cache",               HF_LITERAL,  "true" },

@@ -171,7 +171,7 @@ const ConfigKey config_keys[] = {
     ONLY  ("lora.dropout", "0|0.0|null", "there is no dropout"),
     ONLY  ("lora.lora_dropout", "0|0.0|null", "there is no dropout"),
     ONLY  ("lora.use_dora", "false|null", "DoRA's magnitudes are not computed"),
-    ONLY  ("lora.bias", "none|null", "linear layers have no bias"),
+    ONLY  ("lora.bias", "none|null", "only A and B are trained"),
     ONLY  ("lora.modules_to_save", "null", "with lora only adapters are trained; `trainable` without lora trains tensors"),
 
     /* ---- architecture ---- */
@@ -204,6 +204,7 @@ const ConfigKey config_keys[] = {
     OTHER ("model.layer_norm_with_affine", BOOL, "true", C(model.norm_affine), "norms have weights (not in OLMo-1)"),
     OTHER ("model.norm_after", BOOL, "false", C(model.norm_after),
            "norm each branch's output, not its input (OLMo-2)"),
+    OTHER ("model.qkv_bias", BOOL, "false", C(model.qkv_bias), "the projections to q, k and v add biases (Qwen2)"),
     WORD  ("model.attention_layer_norm", CHOICE, "false", WORDS({ "false", QK_NORM_NONE }, { "true", QK_NORM_WIDTH },
            { "head", QK_NORM_HEAD }), C(model.qk_norm),
            "RMSNorm of q and k over their full widths (OLMo-2) or over each head (Qwen3)"),
@@ -244,7 +245,7 @@ const ConfigKey config_keys[] = {
     ONLY  ("model.block_type", "sequential|llama", "attention, then MLP"),
     ONLY  ("model.rope", "true", "positions are rotary"),
     ONLY  ("model.alibi", "false|null", "positions are rotary"),
-    ONLY  ("model.include_bias", "false", "linear layers have no bias"),
+    ONLY  ("model.include_bias", "false", "only q, k and v may have biases: model.qkv_bias"),
     ONLY  ("model.bias_for_layer_norm", "false|null", "norms have no bias"),
     ONLY  ("model.attention_dropout", "0|0.0", "there is no dropout"),
     ONLY  ("model.residual_dropout", "0|0.0", "there is no dropout"),

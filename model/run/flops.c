@@ -18,7 +18,7 @@ static UnitWeights weights_of(const UnitLayout *shape)
     UnitWeights w = { 0 };
     for (int i = 0; i < shape->num_params; i++) {
         const Param *p = &shape->param[i];
-        const double n = p->is_norm ? 0 : (double)p->rows * p->cols;
+        const double n = p->is_vector ? 0 : (double)p->rows * p->cols;
         w.all += n;
         w.trained += p->region == TRAINED ? n : 0;
         w.trains |= p->region == TRAINED;
