@@ -87,6 +87,12 @@ static const Architecture built_in[] = {
       .tensors = norms_behind,
       .keys = { { "rms_norm_eps", 1e-5 }, { "rope_theta", 500000 }, { "sliding_window", 4096 }, { "layer_types", 4 },
                 { "eos_token_id", 50279 }, { "pad_token_id", 1 } } },
+
+    { "SmolLM3ForCausalLM", "smollm3", "SmolLM3", .norm = RMS_NORM, .norm_affine = true, .tying = true, .no_rope = true,
+      .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
+      .keys = { { "mlp_bias", 0 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 4 }, { "max_position_embeddings", 32768 },
+                { "rope_theta", 2000000 }, { "tie_word_embeddings", 1 }, { "no_rope_layers", 0 }, { "no_rope_layer_interval", 4 },
+                { "eos_token_id", 128001 }, { "pad_token_id", 128004 } } },
 };
 
 /* ---- finding a row ---------------------------------------------------------------------------------------- */
@@ -195,6 +201,7 @@ char *architecture_differences(const Architecture *a, const ModelConfig *c)
     need(f, a->clip || c->clip_qkv == 0, "clip_qkv: null");
     need(f, a->tying || !c->weight_tying, "weight_tying: false");
     need(f, !a->heads_divide || c->d_model % c->n_heads == 0, "n_heads: a divisor of d_model %d", c->d_model);
+    need(f, a->no_rope || c->no_rope_interval == 0, "no_rope_layer_interval: null");
     if (a->windows == NO_WINDOW)
         need(f, windows_fit(a, c), "sliding_window: null");
     else

@@ -96,7 +96,7 @@ typedef struct Model {
     int      *targets, *doc_start;     /* (N), (B*T + 1): device memory                        */
     float    *losses;          /* (2, N) cross entropy and z-loss per token                    */
     float    *sums;            /* [2] their sums since model_zero_losses                          */
-    float    *rope[2];         /* (P, D/2, 2) cosine and sine; [1]: scaled; NULL: no block has them */
+    float    *rope[NUM_ROTATIONS];     /* (P, D/2, 2) cosine and sine; NULL: no block has them */
     TokenAt  *sorted;          /* (N) the tokens as the embedding wants them                   */
     int      *host_doc_start;  /* (B*T + 1) host memory                                        */
     int      *host_part;       /* (N) host memory: see context_part                            */

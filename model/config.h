@@ -51,6 +51,7 @@ typedef struct {
     int    sliding_window;                                                   /* tokens that a query attends to; 0: all up to it */
     LayerTypes layer_types;                                                  /* blocks with the window */
     double rope_theta;
+    int    no_rope_interval;                                                 /* every n-th block does not rotate (SmolLM3); 0: all do */
     struct {
         RopeType type;
         double factor, low_freq_factor, high_freq_factor;                    /* the latter two: llama3 */
@@ -250,4 +251,12 @@ static inline bool layer_slides(const ModelConfig *c, int l)
 static inline bool layer_is_scaled(const ModelConfig *c, int l)
 {
     return c->rope_scaling.type != ROPE_DEFAULT && !(c->rope_scaling.full_attn_layers_only && layer_slides(c, l));
+}
+
+/* How block l rotates q and k. */
+typedef enum { ROTATION_PLAIN, ROTATION_SCALED, NO_ROTATION, NUM_ROTATIONS } Rotation;
+static inline Rotation layer_rotation(const ModelConfig *c, int l)
+{
+    const bool none = c->no_rope_interval > 0 && (l + 1) % c->no_rope_interval == 0;
+    return none ? NO_ROTATION : layer_is_scaled(c, l) ? ROTATION_SCALED : ROTATION_PLAIN;
 }

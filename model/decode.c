@@ -38,7 +38,7 @@ static void append(Model *m, ParamStore *f, const int *tokens, int count)
         set_rows(&m->unit_acts[u], rows);
     for (int l = 0; l < m->L; l++) {
         m->acts[l].attn.T = rows;
-        m->acts[l].attn.rope = m->rope[layer_is_scaled(m->config, l)] + (size_t)past * (size_t)m->attn.D;
+        m->acts[l].attn.rope = m->rope[layer_rotation(m->config, l)] + (size_t)past * (size_t)m->attn.D;
     }
     model_put_tokens(m, padded, rows);
     pass_forward(m, f);

@@ -18,11 +18,11 @@ static void fill_rope(Model *m)
 {
     const size_t bytes = sizeof(float) * (size_t)m->P * (size_t)m->attn.D;
     float *table = xmalloc(bytes);
-    for (int scaled = 0; scaled < 2; scaled++) {
-        if (!m->rope[scaled])
+    for (Rotation i = 0; i < NUM_ROTATIONS; i++) {
+        if (!m->rope[i])
             continue;
-        rope_table(table, m->config, scaled, m->P);
-        device_put(m->rope[scaled], table, bytes);
+        rope_table(table, m->config, i, m->P);
+        device_put(m->rope[i], table, bytes);
     }
     free(table);
 }

@@ -314,14 +314,14 @@ static void plan_attention(Arena *arena, Model *m)
 {
     const ModelConfig *c = m->config;
     const size_t bytes = sizeof(float) * (size_t)m->P * (size_t)m->attn.D;
-    bool needed[2] = { false, false };
+    bool needed[NUM_ROTATIONS] = { false };
     for (int l = 0; l < m->L; l++)
-        needed[layer_is_scaled(c, l)] = true;
-    for (int i = 0; i < 2; i++)
+        needed[layer_rotation(c, l)] = true;
+    for (int i = 0; i < NUM_ROTATIONS; i++)
         m->rope[i] = needed[i] ? arena_alloc(arena, bytes) : NULL;
     for (int l = 0; l < m->L; l++) {
         m->acts[l].attn = m->attn;
-        m->acts[l].attn.rope = m->rope[layer_is_scaled(c, l)] + (size_t)m->place * (size_t)m->attn.T * (size_t)m->attn.D;
+        m->acts[l].attn.rope = m->rope[layer_rotation(c, l)] + (size_t)m->place * (size_t)m->attn.T * (size_t)m->attn.D;
         m->acts[l].attn.window = layer_slides(c, l) ? c->sliding_window : 0;
         m->acts[l].heads = context_attention(m, m->acts[l].attn);
     }

@@ -36,11 +36,11 @@ static double yarn(const ModelConfig *c, double f, int i)
     return stretched * f / c->rope_scaling.factor + (1 - stretched) * f;
 }
 
-/* [Su et al. 2021, RoFormer, eq. 15] */
-static double frequency(const ModelConfig *c, bool scaled, int i)
+/* [Su et al. 2021, RoFormer, eq. 15]; 0 turns by nothing: q and k keep their values. */
+static double frequency(const ModelConfig *c, Rotation rotation, int i)
 {
-    double f = pow(c->rope_theta, -2.0 * i / c->head_dim);
-    switch (scaled ? c->rope_scaling.type : ROPE_DEFAULT) {
+    double f = rotation == NO_ROTATION ? 0 : pow(c->rope_theta, -2.0 * i / c->head_dim);
+    switch (rotation == ROTATION_SCALED ? c->rope_scaling.type : ROPE_DEFAULT) {
     case ROPE_LLAMA3: return llama3(c, f);
     case ROPE_YARN:   return yarn(c, f, i);
     default:          return f;
@@ -55,12 +55,12 @@ double rope_attention_factor(const ModelConfig *c)
     return given > 0 ? given : 0.1 * log(c->rope_scaling.factor) + 1;
 }
 
-void rope_table(float *table, const ModelConfig *c, bool scaled, int T)
+void rope_table(float *table, const ModelConfig *c, Rotation rotation, int T)
 {
     const int half = c->head_dim / 2;
-    const double size = scaled ? rope_attention_factor(c) : 1;
+    const double size = rotation == ROTATION_SCALED ? rope_attention_factor(c) : 1;
     for (int i = 0; i < half; i++) {
-        const double f = frequency(c, scaled, i);
+        const double f = frequency(c, rotation, i);
         for (int t = 0; t < T; t++) {
             table[((size_t)t * half + i) * 2] = (float)(size * cos(t * f));
             table[((size_t)t * half + i) * 2 + 1] = (float)(size * sin(t * f));

@@ -2,9 +2,9 @@
 #pragma once
 #include "model/config.h"
 
-/* table (T, D/2, 2): cosine and sine of the rotation angle of pair i of a head at position t. `scaled`: for blocks whose
- * frequencies are changed by the configuration's rope_scaling; YaRN also multiplies cosine and sine. */
-void rope_table(float *table, const ModelConfig *c, bool scaled, int T);
+/* table (T, D/2, 2): cosine and sine of the rotation angle of pair i of a head at position t. ROTATION_SCALED: for blocks
+ * whose frequencies are changed by the configuration's rope_scaling; YaRN also multiplies cosine and sine. */
+void rope_table(float *table, const ModelConfig *c, Rotation rotation, int T);
 
 /* YaRN's factor of cosine and sine, so that scores are multiplied by its square: a lower temperature of the softmax [Peng et al.
  * 2023, YaRN, sec. 3.4]. 1 for other types. */

@@ -20,7 +20,7 @@ import os
 import torch
 from safetensors.torch import save_file
 from transformers import (AutoModelForCausalLM, LlamaConfig, MinistralConfig, MistralConfig, Olmo2Config, Olmo3Config,
-                          OlmoConfig, Qwen2Config, Qwen3Config)
+                          OlmoConfig, Qwen2Config, Qwen3Config, SmolLM3Config)
 
 B, T, STEPS = 2, 16, 8
 LR, BETA1, BETA2, EPS, DECAY, CLIP = 1e-2, 0.9, 0.95, 1e-5, 0.1, 1.0
@@ -99,6 +99,11 @@ MODELS = {
                               tie_word_embeddings=True, use_sliding_window=True, sliding_window=5, max_window_layers=1,
                               rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
                               **COMMON | {"num_hidden_layers": 3}),
+    # SmolLM3: every third layer without rotary embedding, tied
+    "smollm3": SmolLM3Config(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-6,
+                             tie_word_embeddings=True, no_rope_layer_interval=3,
+                             rope_parameters={"rope_type": "default", "rope_theta": 5000000.0},
+                             **COMMON | {"num_hidden_layers": 4}),
 }
 
 
@@ -192,6 +197,9 @@ def make(name, config, folder, seed):
     check_biases(model, tokens)
     if name == "ministral":
         check_matters(model, tokens, layer_types=config.layer_types[::-1])
+    if name == "smollm3":
+        check_matters(model, tokens, no_rope_layers=[1, 1, 1, 1])
+        check_matters(model, tokens, no_rope_layers=[1, 0, 1, 1])
     if name == "olmo3":                     # scaled in some layers: neither in none nor in all
         rope = config.rope_parameters
         check_matters(model, tokens, rope_parameters=rope | {"full_attention": rope["sliding_attention"]})

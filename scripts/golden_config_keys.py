@@ -49,6 +49,7 @@ CLASSES = {
     "Qwen2ForCausalLM": (dict(model_type="qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=1), YARN),
     "Qwen3ForCausalLM": (dict(model_type="qwen3", head_dim=8, use_sliding_window=True, sliding_window=5, max_window_layers=1),
                          YARN),
+    "SmolLM3ForCausalLM": (dict(model_type="smollm3", no_rope_layer_interval=2, tie_word_embeddings=False), YARN),
 }
 
 # for keys where another(default) would be invalid or without effect; return_dict only changes what Python gets
@@ -56,6 +57,7 @@ VALUES = dict(
     hidden_act="gelu", hidden_size=64, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=4,
     vocab_size=98, max_position_embeddings=32, initializer_range=0.5, head_dim=16, rms_norm_eps=0.5, tie_word_embeddings=True,
     clip_qkv=0.125, use_sliding_window=False, sliding_window=3, max_window_layers=2,
+    no_rope_layers=[1, 1, 0, 1], no_rope_layer_interval=3,
     layer_types=MIXED[::-1][1:] + ["full_attention"], rope_theta=100.0, rope_scaling=YARN,
     rope_parameters=dict(rope_type="default", rope_theta=100.0), partial_rotary_factor=0.5, attention_dropout=0.5, pad_token_id=7,
     is_causal=False, architectures=None, dtype="bfloat16", torch_dtype="bfloat16", return_dict=True,

@@ -41,6 +41,7 @@ SETTINGS = {
     "olmo3-default": dict(r=2, lora_alpha=4, use_rslora=True, target_modules=["v_proj", "o_proj", "gate_proj", "down_proj"]),
     "ministral": dict(r=2, lora_alpha=4, target_modules=["q_proj", "k_proj"]),
     "qwen2": dict(r=4, lora_alpha=8, target_modules=ALL),
+    "smollm3": dict(r=2, lora_alpha=4, target_modules=["q_proj", "k_proj", "o_proj"]),
     "qwen2-tied": dict(r=2, lora_alpha=3, target_modules=["q_proj", "v_proj", "up_proj"]),
 }
 

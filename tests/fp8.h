@@ -162,3 +162,21 @@ static inline void product(double *ref, double *bound, const double *old, int ro
                 bound[at] += (K + 31) / 32 * 33 * 0x1p-13 * most;
         }
 }
+
+/* The bias of matmul, and its gradient. ref, bound: of the product alone. */
+static inline void check_bias(Tensor y, Tensor x, Tensor w, Tensor dy, double *ref, double *bound)
+{
+    const int N = y.rows, O = y.cols;
+    Tensor bias = make_filled(y.format, O, 1, 7, -2, 2), db = make_filled(y.format, O, 1, 8, -2, 2);
+    double *added = values(bias), *DY = values(dy), *old = values(db), one = 1;
+    for (int i = 0; i < N * O; i++) {
+        ref[i] += added[i % O];
+        bound[i] += 4 * U24 * fabs(added[i % O]);
+    }
+    TWICE(matmul(y, x, w, bias), y);
+    check_close("matmul + bias", y, ref, bound);
+    TWICE(matmul_db(db, dy), db);
+    product(ref, bound, old, O, 1, N, (Strided){ DY, 1, O }, (Strided){ &one, 0, 0 });
+    check_close("matmul_db", db, ref, bound);
+    EMPTY_IS_ZEROS(db, matmul_db(db, dy));
+}

@@ -9,7 +9,7 @@
 #include "model/plan.h"
 
 static const char *const names[NUM_ARCHITECTURES] = {
-    "llama", "llama-gqa", "llama-head", "olmo", "olmo2", "mistral", "qwen3", "olmo3", "qwen2",
+    "llama", "llama-gqa", "llama-head", "olmo", "olmo2", "mistral", "qwen3", "olmo3", "qwen2", "smollm3",
 };
 
 const char *architecture_name(SmallModel a)
@@ -45,6 +45,12 @@ ModelConfig architecture(SmallModel a)
         m.qkv_bias = true;
         m.weight_tying = true;
         m.rope_theta = 1000000;
+        break;
+    case SMOLLM3:
+        m.n_kv_heads = 2;
+        m.norm.eps = 1e-6f;
+        m.weight_tying = true;
+        m.no_rope_interval = 2;
         break;
     case LLAMA_GQA:
         m.n_kv_heads = 2;

@@ -5,8 +5,8 @@
 /* LLAMA: plain. LLAMA_GQA: also tied, llama3 rope. LLAMA_HEAD: head_dim != C/H. OLMO: weightless LayerNorm, clip, tied.
  * OLMO2: norms on the branch outputs, QK-norm, GQA. MISTRAL: a window in all blocks. QWEN3: QK-norm per head, head_dim != C/H,
  * tied, a window in the second block. OLMO3: OLMO2 with a window in the first block, YaRN in the second. QWEN2: biases of q, k
- * and v, tied, GQA. */
-typedef enum { LLAMA, LLAMA_GQA, LLAMA_HEAD, OLMO, OLMO2, MISTRAL, QWEN3, OLMO3, QWEN2, NUM_ARCHITECTURES } SmallModel;
+ * and v, tied, GQA. SMOLLM3: tied, GQA, no rotation in the second block. */
+typedef enum { LLAMA, LLAMA_GQA, LLAMA_HEAD, OLMO, OLMO2, MISTRAL, QWEN3, OLMO3, QWEN2, SMOLLM3, NUM_ARCHITECTURES } SmallModel;
 ModelConfig architecture     (SmallModel a);
 const char *architecture_name(SmallModel a);
 

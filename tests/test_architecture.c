@@ -139,7 +139,7 @@ static void test_found(void **state)
     (void)state;
     static const char *const classes[NUM_ARCHITECTURES] = {
         "LlamaForCausalLM", "LlamaForCausalLM", "LlamaForCausalLM", "OlmoForCausalLM", "Olmo2ForCausalLM", "MistralForCausalLM",
-        "Qwen3ForCausalLM", "Olmo3ForCausalLM", "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM", "Olmo3ForCausalLM", "Qwen2ForCausalLM", "SmolLM3ForCausalLM",
     };
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         const ModelConfig m = architecture(a);
@@ -167,6 +167,7 @@ static void test_differences(void **state)
         { MISTRAL, "LlamaForCausalLM", "model.sliding_window: null" },
         { QWEN3, "MistralForCausalLM", "model.attention_layer_norm: false, model.layer_types: null" },
         { QWEN2, "LlamaForCausalLM", "model.qkv_bias: false" },
+        { SMOLLM3, "LlamaForCausalLM", "model.no_rope_layer_interval: null" },
         { LLAMA, "Qwen2ForCausalLM", "model.qkv_bias: true" },
         { OLMO, "LlamaForCausalLM", "model.layer_norm_type: rms, model.layer_norm_with_affine: true, model.clip_qkv: null" },
         { OLMO2, "OlmoForCausalLM", "model.layer_norm_type: default, model.layer_norm_with_affine: false, "

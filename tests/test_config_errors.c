@@ -353,7 +353,7 @@ static void test_hf_refused(void **state)
         { "{" TRY_LLAMA ", \"rope_scaling\": {\"rope_type\": \"linear\"}}", "rope_type linear" },
         { "{\"architectures\": [\"GPT2LMHeadModel\"], \"model_type\": \"gpt2\"}",
           "GPT2LMHeadModel model_type gpt2 LlamaForCausalLM OlmoForCausalLM Olmo2ForCausalLM MistralForCausalLM "
-          "MinistralForCausalLM Qwen2ForCausalLM Qwen3ForCausalLM Olmo3ForCausalLM" },
+          "MinistralForCausalLM Qwen2ForCausalLM Qwen3ForCausalLM Olmo3ForCausalLM SmolLM3ForCausalLM" },
         { "{\"architectures\"\n: }",                                   "config.json:2" },
     };
     char from[128], message[8192];

@@ -22,6 +22,7 @@
 #define MINISTRAL SIZES("MinistralForCausalLM", 2) ", \"num_key_value_heads\": 2"
 #define QWEN3   SIZES("Qwen3ForCausalLM", 4) ", \"num_key_value_heads\": 2, \"head_dim\": 24, \"rms_norm_eps\": 1e-6"
 #define QWEN2   SIZES("Qwen2ForCausalLM", 4) ", \"num_key_value_heads\": 2"
+#define SMOLLM3 SIZES("SmolLM3ForCausalLM", 4)
 #define OLMO3   SIZES("Olmo3ForCausalLM", 8)
 
 /* Sliding and full blocks, as letters: s and f. */
@@ -188,6 +189,35 @@ static void test_both_spellings(void **state)
     config_free(c);
 }
 
+/* The interval that no_rope_layers means; and what is written means the same, with the list and without it. */
+static void test_no_rope(void **state)
+{
+    (void)state;
+    static const struct { const char *json; int interval; } list[] = {
+        { "", 4 }, { ", \"no_rope_layer_interval\": 3", 3 }, { ", \"no_rope_layer_interval\": 9", 0 },
+        { ", \"no_rope_layers\": [1, 0, 1, 0]", 2 }, { ", \"no_rope_layers\": [0, 0, 0, 0]", 1 },
+        { ", \"no_rope_layers\": [1, 1, 1, 1], \"no_rope_layer_interval\": 2", 0 }, { ", \"no_rope_layers\": [1, 1, 1, 0]", 4 },
+    };
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+        char json[2048];
+        snprintf(json, sizeof json, "%s%s", SMOLLM3, list[i].json);
+        Config *c = load_case(json);
+        json_t *now = hf_config(&c->model, F32);
+        assert_string_equal(c->model.architecture->class, "SmolLM3ForCausalLM");
+        assert_int_equal(c->model.no_rope_interval, list[i].interval);
+        for (int with = 1; with >= 0; with--) {
+            ModelConfig again = { .init_std = c->model.init_std };
+            assert_int_equal(json_array_size(json_object_get(now, "no_rope_layers")), with ? 4 : 0);
+            assert_int_equal(json_dump_file(now, path, 0), 0);
+            config_read_hf(&again, try_folder);
+            assert_int_equal(again.no_rope_interval, list[i].interval);
+            json_object_del(now, "no_rope_layers");
+        }
+        json_decref(now);
+        config_free(c);
+    }
+}
+
 /* A setting that changes a loaded model: the class stays if it computes the result, else another class is found or none. */
 static void test_changed(void **state)
 {
@@ -264,6 +294,11 @@ static void test_refused(void **state)
         { MISTRAL ", \"sliding_window\": 0",           "sliding_window 1 2147483647 0" },
         { SIZES("MistralForCausalLM", 2), "num_key_value_heads num_attention_heads 4 8" },
         { SIZES("Qwen3ForCausalLM", 2), "num_key_value_heads num_attention_heads 4 32" },
+        { SMOLLM3 ", \"no_rope_layers\": [1, 0, 0, 1]",                "no_rope_layers 1 0 n-th" },
+        { SMOLLM3 ", \"no_rope_layers\": [1, 0, 1]",                   "no_rope_layers" },
+        { SMOLLM3 ", \"no_rope_layers\": [1, true, 1, 0]",             "no_rope_layers true" },
+        { SMOLLM3 ", \"no_rope_layer_interval\": 0",                   "no_rope_layer_interval 0 1 or more" },
+        { SMOLLM3 ", \"use_sliding_window\": true, \"sliding_window\": 5",  "sliding_window" },
         { QWEN3 ", \"max_window_layers\": -1",         "max_window_layers -1" },
         { QWEN3 ", \"layer_types\": [\"full_attention\"]",             "layer_types num_hidden_layers" },
         { QWEN3 ", \"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", \"chunked_attention\"]",
@@ -298,7 +333,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip), cmocka_unit_test(test_model_type), cmocka_unit_test(test_both_spellings),
-        cmocka_unit_test(test_changed), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_no_rope), cmocka_unit_test(test_changed), cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
 }

@@ -316,7 +316,7 @@ int main(void)
         CONTINUATION("llama-gqa-tied"), CONTINUATION("llama-head-dim"), CONTINUATION("olmo"), CONTINUATION("olmo2"),
         CONTINUATION("mistral"), CONTINUATION("mistral-full"), CONTINUATION("qwen3"), CONTINUATION("qwen3-tied"),
         CONTINUATION("olmo3"), CONTINUATION("olmo3-default"), CONTINUATION("ministral"), CONTINUATION("qwen2"),
-        CONTINUATION("qwen2-tied"),
+        CONTINUATION("qwen2-tied"), CONTINUATION("smollm3"),
     };
     return cmocka_run_group_tests(tests, start, NULL);
 }

@@ -450,26 +450,6 @@ static Tensor make_quantized(Format f, int rows, int cols, uint64_t seed)
     return t;
 }
 
-/* ref, bound: of the product alone. */
-static void bias_case(const Shape *s, const char *text, Tensor y, Tensor x, Tensor w, Tensor dy, double *ref, double *bound)
-{
-    const int N = s->N, O = s->F;
-    Tensor bias = make_filled(H, O, 1, 7, -2, 2), db = make_filled(F, O, 1, 8, -2, 2);
-    double *added = values(bias), *old = values(db), one = 1;
-    for (int i = 0; i < N * O; i++) {
-        ref[i] += added[i % O];
-        bound[i] += 4 * U24 * fabs(added[i % O]);
-    }
-    TWICE(matmul(y, x, w, bias), y);
-    check_close(name("matmul-bias", N, s->C, text), y, ref, bound);
-    golden_check(label, y, bound);
-    TWICE(matmul_db(db, dy), db);
-    product(ref, bound, old, O, 1, N, (Strided){ values(dy), 1, O }, (Strided){ &one, 0, 0 });
-    check_close(name("matmul-db", N, s->C, text), db, ref, bound);
-    golden_check(label, db, bound);
-    EMPTY_IS_ZEROS(db, matmul_db(db, dy));
-}
-
 static void linear_case(const Shape *s, const char *text, bool fast)
 {
     const int N = s->N, C = s->C, O = s->F;
@@ -484,7 +464,7 @@ static void linear_case(const Shape *s, const char *text, bool fast)
     product(ref, bound, NULL, N, O, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
     check_close(name("matmul", N, C, text), y, ref, bound);
     golden_check(label, y, bound);
-    bias_case(s, text, y, rows_of(x), rows_of(w), rows_of(dy), ref, bound);
+    check_bias(y, rows_of(x), rows_of(w), rows_of(dy), ref, bound);
 
     TWICE(matmul_dx(dx, rows_of(dy), w, false), dx);
     product(ref, bound, NULL, N, C, O, (Strided){ DY, O, 1 }, (Strided){ W, 1, C });

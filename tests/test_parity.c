@@ -280,10 +280,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         PARITY("llama"), PARITY("llama-gqa-tied"), PARITY("llama-head-dim"), PARITY("olmo"), PARITY("olmo2"), PARITY("mistral"),
         PARITY("mistral-full"), PARITY("qwen3"), PARITY("qwen3-tied"), PARITY("olmo3"), PARITY("olmo3-default"),
-        PARITY("ministral"), PARITY("qwen2"), PARITY("qwen2-tied"), PARITY("lora/llama"),
+        PARITY("ministral"), PARITY("qwen2"), PARITY("qwen2-tied"), PARITY("smollm3"), PARITY("lora/llama"),
         PARITY("lora/llama-gqa-tied"), PARITY("lora/llama-head-dim"), PARITY("lora/olmo"), PARITY("lora/olmo2"),
         PARITY("lora/mistral"), PARITY("lora/mistral-full"), PARITY("lora/qwen3"), PARITY("lora/qwen3-tied"), PARITY("lora/olmo3"),
         PARITY("lora/olmo3-default"), PARITY("lora/ministral"), PARITY("lora/qwen2"), PARITY("lora/qwen2-tied"),
+        PARITY("lora/smollm3"),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

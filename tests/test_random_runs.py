@@ -26,6 +26,7 @@ ARCHITECTURES = {       # keys of `model`; a list: one of them
               "sliding_window": 8, "layer_types": "[sliding_attention, full_attention]"},
     "mistral": {"layer_norm_type": "rms", "sliding_window": [8, None], "n_kv_heads": 1, "weight_tying": False},
     "qwen2": {"layer_norm_type": "rms", "qkv_bias": True, "n_kv_heads": 1, "weight_tying": [True, False]},
+    "smollm3": {"layer_norm_type": "rms", "no_rope_layer_interval": [1, 2], "weight_tying": [True, False]},
     "qwen3": {"layer_norm_type": "rms", "attention_layer_norm": "head", "head_dim": 32, "weight_tying": [True, False]},
 }
 # FP8: is a scale shared by what goes into a GEMM together

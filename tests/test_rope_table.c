@@ -47,8 +47,8 @@ static void test_yarn(void **state)
                                 .rope_scaling = { .type = ROPE_YARN, .factor = k->factor, .original_length = k->original,
                                                   .beta_fast = k->fast, .beta_slow = k->slow, .attention_factor = k->given } };
         float scaled[2 * 128], plain[2 * 128];
-        rope_table(scaled, &c, true, 2);
-        rope_table(plain, &c, false, 2);
+        rope_table(scaled, &c, ROTATION_SCALED, 2);
+        rope_table(plain, &c, ROTATION_PLAIN, 2);
         assert_true(fabs(rope_attention_factor(&c) - k->attention_factor) <= 1e-15);
         for (int p = 0; p < 4; p++) {
             const float *now = &scaled[k->D + 2 * (k->first + p)], *then = &plain[k->D + 2 * (k->first + p)];

@@ -200,6 +200,7 @@ static void check_description(const char *folder, const ModelConfig *c)
         { "its beta_slow", "model.rope_scaling.beta_slow", t.rope_scaling.beta_slow, c->rope_scaling.beta_slow, false },
         { "its attention_factor", "model.rope_scaling.attention_factor", rope_attention_factor(&t),
           rope_attention_factor(c), false },
+        { "no_rope_layer_interval", "model.no_rope_layer_interval", t.no_rope_interval, c->no_rope_interval, false },
         { "sliding_window", "model.sliding_window", t.sliding_window, c->sliding_window, false },
         { "the norms' eps", "model.layer_norm_eps", (double)t.norm.eps, (double)c->norm.eps, false },
         { "clip_qkv", "model.clip_qkv", (double)t.clip_qkv, (double)c->clip_qkv, false },

@@ -164,6 +164,8 @@ void config_settle_windows(ModelConfig *m, const char *place)
         shorten(&m->layer_types, m->n_layers);
     if (m->rope_scaling.type == ROPE_DEFAULT || m->sliding_window == 0)
         m->rope_scaling.full_attn_layers_only = false;
+    if (m->no_rope_interval > m->n_layers)
+        m->no_rope_interval = 0;
 }
 
 static void check_windows(Reader *r)

@@ -255,6 +255,25 @@ static void read_layer_types(ModelConfig *m, const Source *s)
     }
 }
 
+/* no_rope_layers has 0 for the blocks without rotation, and 1 for the others; without it every n-th has none. */
+static void read_no_rope(ModelConfig *m, const Source *s)
+{
+    const json_t *list = get(s->json, "no_rope_layers");
+    int n = class_number(s, "no_rope_layer_interval");
+    if (!architecture_key(s->class, "no_rope_layers"))
+        return;
+    if (!list && n == 0)
+        wrong(s, "no_rope_layer_interval", "1 or more", get(s->json, "no_rope_layer_interval"));
+    for (n = list ? 0 : n; list && n < m->n_layers && json_integer_value(json_array_get(list, (size_t)n)) != 0;)
+        n++;
+    m->no_rope_interval = list ? n + 1 : n;
+    for (int l = 0; list && l < m->n_layers; l++) {
+        const json_t *rotates = json_array_get(list, (size_t)l);
+        if (!json_is_integer(rotates) || json_integer_value(rotates) != ((l + 1) % m->no_rope_interval != 0))
+            wrong(s, "no_rope_layers", "for each layer 1 or, for every n-th, 0", list);
+    }
+}
+
 static void read_windows(ModelConfig *m, const Source *s)
 {
     const Windows windows = s->class->windows;
@@ -267,6 +286,7 @@ static void read_windows(ModelConfig *m, const Source *s)
         m->sliding_window = 0;
     if (windows == WINDOW_BY_LAYER)
         read_layer_types(m, s);
+    read_no_rope(m, s);
     config_settle_windows(m, s->path);
 }
 
@@ -317,6 +337,7 @@ void config_read_hf(ModelConfig *m, const char *folder)
     m->qk_norm = a->qk_norm;
     m->clip_qkv = 0;
     m->sliding_window = 0;
+    m->no_rope_interval = 0;
     for (const HfKey *k = hf_keys; k->key; k++) {
         const int kind = k->kind & HF_KIND_MASK;
         if (!hf_key_is_of(k, a))
@@ -402,9 +423,14 @@ static json_t *blocks_json(const ModelConfig *c, const char *key)
         return json_boolean(c->sliding_window > 0);
     if (strcmp(key, "max_window_layers") == 0)
         return json_integer(first);
+    if (strcmp(key, "no_rope_layer_interval") == 0)
+        return json_integer(c->no_rope_interval > 0 ? c->no_rope_interval : c->n_layers + 1);
     json_t *list = json_array();
     for (int l = 0; l < c->n_layers; l++)
-        json_array_append_new(list, json_string(layer_slides(c, l) ? "sliding_attention" : "full_attention"));
+        if (strcmp(key, "no_rope_layers") == 0)
+            json_array_append_new(list, json_integer(layer_rotation(c, l) != NO_ROTATION));
+        else
+            json_array_append_new(list, json_string(layer_slides(c, l) ? "sliding_attention" : "full_attention"));
     return list;
 }
 

@@ -41,6 +41,9 @@ const HfKey hf_keys[] = {
     { "sliding_window",          HF_VALUE | HF_LISTED,    "model.sliding_window" },
     { "sliding_window",          HF_REFUSED | HF_UNLISTED, "null",
       .why = "transformers uses it in generation, but not in the model; remove it from config.json" },
+    { "use_sliding_window",      HF_IGNORED | HF_UNLISTED },         /* nothing without a sliding_window, which is refused */
+    { "no_rope_layers",          HF_BLOCKS | HF_LISTED },
+    { "no_rope_layer_interval",  HF_BLOCKS | HF_LISTED },
     { "max_window_layers",       HF_BLOCKS | HF_LISTED },
     { "layer_types",             HF_BLOCKS | HF_LISTED },
     { "layer_types",             HF_REFUSED | HF_UNLISTED, "[\"full_attention\"]" },

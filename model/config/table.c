@@ -216,6 +216,8 @@ const ConfigKey config_keys[] = {
     OTHER ("model.layer_types", LAYER_TYPES, "null", C(model.layer_types),
            "which layers have the window; a shorter list repeats; default: all"),
     NUMBER("model.rope_theta", DOUBLE, "10000", 1, 1e12, C(model.rope_theta), "base of the rotary embedding"),
+    OPTION("model.no_rope_layer_interval", INT, "null", 0, 1, MAX_LAYERS, C(model.no_rope_interval),
+           "every so many layers one has no rotary embedding (SmolLM3: 4)"),
     WORD  ("model.rope_scaling.rope_type", CHOICE, "null", WORDS({ "default", ROPE_DEFAULT }, { "llama3", ROPE_LLAMA3 },
            { "yarn", ROPE_YARN }), X(rope_type),
            "context extension as in Llama 3.1 or YaRN; default: llama3 if there is a factor"),

@@ -54,7 +54,7 @@ static int micro_batch(const CalibrationData *d)
     return B < 1 ? 1 : B;
 }
 
-/* Sets the window of that block; its rotary frequencies follow. */
+/* Sets the window and the rotation of that block. */
 static void describe_block(Calibration *c, int block)
 {
     ModelConfig *m = &c->config.model;
@@ -63,6 +63,7 @@ static void describe_block(Calibration *c, int block)
     m->max_sequence_length = c->data->length;
     m->sliding_window = layer_slides(&c->model, block) ? c->model.sliding_window : 0;
     m->layer_types.count = 0;
+    m->no_rope_interval = layer_rotation(&c->model, block) == NO_ROTATION;
 }
 
 static const Param *matrix_of(const UnitLayout *u, Linear l)

@@ -278,8 +278,8 @@ static void compare_formats(Telemetry *t, const Next *x, Format m, Format v)
         sample_free(&q[0][f]), sample_free(&q[1][f]);
 }
 
-/* Elements of a parameter's sample: up to GROUPS whole groups of this rank's part; 0 for norms and biases, and for frozen parameters,
- * which have neither states nor gradient. */
+/* Elements of a parameter's sample: up to GROUPS whole groups of this rank's part; 0 for norms and biases, and for frozen
+ * parameters, which have neither states nor gradient. */
 static size_t sample_size(const Shard *s, const Param *p, size_t *first)
 {
     size_t group = MOMENT_GROUP, in_param, n = shard_part(s, p, &in_param);
