@@ -51,7 +51,7 @@ typedef struct {
     int    sliding_window;                                                   /* tokens that a query attends to; 0: all up to it */
     LayerTypes layer_types;                                                  /* blocks with the window */
     double rope_theta;
-    int    no_rope_interval;                                                 /* every n-th block does not rotate (SmolLM3); 0: all do */
+    int    no_rope_interval;                                                 /* every n-th block has no rotation; 0: all do */
     struct {
         RopeType type;
         double factor, low_freq_factor, high_freq_factor;                    /* the latter two: llama3 */
