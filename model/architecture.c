@@ -53,7 +53,8 @@ static const Architecture built_in[] = {
 
     /* transformers' OlmoLayerNorm has this eps built in */
     { "OlmoForCausalLM", "olmo", "OLMo", .norm = LAYER_NORM, .norm_eps = 1e-5f, .clip = true, .tying = true,
-      .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before, .keys = { { "clip_qkv", 0 }, { "eos_token_id", 50279 }, { "pad_token_id", 1 } } },
+      .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
+      .keys = { { "clip_qkv", 0 }, { "eos_token_id", 50279 }, { "pad_token_id", 1 } } },
 
     { "Olmo2ForCausalLM", "olmo2", "OLMo-2", .norm = RMS_NORM, .norm_affine = true, .norm_after = true, .qk_norm = QK_NORM_WIDTH,
       .tying = true, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_behind,

@@ -313,8 +313,8 @@ int main(void)
     unit_kind_add(&mapping_kind);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_architecture), cmocka_unit_test(test_added_unit), cmocka_unit_test(test_documents),
-            cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_adapters), cmocka_unit_test(test_tiles), cmocka_unit_test(test_recomputation), cmocka_unit_test(test_loss_chunks),
+        cmocka_unit_test(test_parts), cmocka_unit_test(test_adapters), cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_recomputation), cmocka_unit_test(test_loss_chunks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

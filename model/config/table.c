@@ -1,57 +1,8 @@
 /* The table of keys. A key that OLMo has keeps OLMo's name, unit and default (olmo/config.py). If OLMo's default is not supported
- * here (dropout, biases), the default is the supported value. Our own keys: recipe, format.*, fp8.*, model.architecture, model.head_dim,
- * model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names; full_attn_layers_only is OLMo-core's),
- * scheduler.t_decay, scheduler.warmup_fraction (OLMo-core's), data.packing, data.long_documents, data.document_boundaries, data.mix
- * (as OLMo-core's sources), spikes, loss_chunk, mlp_tile, quant_stats_interval, fsdp.grad_sync_mode, profile, timeout_seconds, tokenizer (a
- * path), trainable, lora.*, parallelism.*, dry_run, eval_only, generate, max_new_tokens, temperature, top_p, samples.*, ranks,
- * device_memory, host.*. The resolved configuration lists sections in this order. */
-#include "model/config/table.h"
-
-#include <assert.h>
-#include <math.h>
-
-#define C(field) offsetof(Settings, c.field)
-#define X(field) offsetof(Settings, field)
-#define E(field) offsetof(Evaluator, field)
-#define S(field) offsetof(DataSource, field)
-
-#define NUMBER(name, type, fallback, min, max, place, help) { name, type, fallback, NAN, min, max, NULL, place, help }
-#define OPTION(name, type, fallback, none, min, max, place, help) \
-    { name, type, fallback, none, min, max, NULL, place, help }
-#define WORD(name, type, fallback, words, place, help) { name, type, fallback, NOT_GIVEN, 0, 0, NULL, place, help, words }
-/* Recipe.recompute, by OLMo's names */
-#define SHARES { "one_in_two", 2 }, { "one_in_three", 3 }, { "one_in_four", 4 }, { "one_in_eight", 8 }, { "two_in_three", -3 }, \
-               { "three_in_four", -4 }
-#define WORDS(...)                                       (const Word[]){ __VA_ARGS__, { NULL, 0 } }
-#define OTHER(name, type, fallback, place, help)         { name, type, fallback, NAN, 0, 0, NULL, place, help }
-#define COLUMN(name, formats, place, help)               { name, FORMAT | FOLLOWS, "null", NAN, 0, 0, formats, place, help }
-#define ONLY(name, choices, why)                         { name, FIXED, "null", NAN, 0, 0, choices, 0, why }
-#define NO_USE(name, silent, why)                        { name, UNUSED, "null", NAN, 0, 0, silent, 0, why }
-
-#define WIDE      "bf16 or f32"
-#define ONE_SCALE "f32, bf16, e4m3 or e5m2"
-#define GROUPS    "f32, bf16, e4m3, e5m2, or e4m3/16: groups of 16 that share a scale"
-#define MOMENT    "f32, bf16, or e4m3/128: groups of 128 that share a scale; e4m3/128+: expanded (COAT)"
-
-#define MANY   2147483647.0
-#define VOCAB  2147483520.0         /* the largest int that is a multiple of 128 */
-
-static_assert(offsetof(Settings, c) == 0, "a Config is freed as the Settings it lies in");
-static_assert(offsetof(Config, num_trainable) == offsetof(Config, trainable) + sizeof(char **), "PATTERNS");
-static_assert(offsetof(TokenFiles, num_paths) == offsetof(TokenFiles, paths) + sizeof(char **), "PATHS");
-static_assert(offsetof(TokenFiles, num_label_mask_paths) == offsetof(TokenFiles, label_mask_paths) + sizeof(char **), "PATHS");
-static_assert(offsetof(Settings, num_datasets) == offsetof(Settings, datasets) + sizeof(NamedPaths *), "DATASETS");
-static_assert(offsetof(Settings, num_lora_modules) == offsetof(Settings, lora_modules) + sizeof(char **), "NAMES");
-static_assert(offsetof(Settings, num_batch_warmup) == offsetof(Settings, batch_warmup) + sizeof(char **), "NAMES");
-static_assert(offsetof(Config, optimizer.beta2) == offsetof(Config, optimizer.beta1) + sizeof(double), "BETAS");
-
-static const Word fp8_formats[] = { { "E4M3", E4M3 }, { "E5M2", E5M2 }, { NULL, 0 } };
-static const Word expansions[] = { { "expansion", EXPANSION }, { "expand", EXPAND }, { "true", EXPANSION },
-                                   { "none", NO_EXPANSION }, { "false", NO_EXPANSION }, { NULL, 0 } };
-static const Word packings[] = { { "concat", PACK_CONCAT }, { "best_fit", PACK_BEST_FIT }, { NULL, 0 } };
-static const Word boundaries[] = { { "eos", BOUNDARIES_EOS }, { "metadata", BOUNDARIES_METADATA }, { NULL, 0 } };
-static const Word host_uses[] = { { "never", HOST_NEVER }, { "auto", HOST_AUTO }, { "all", HOST_ALL }, { NULL, 0 } };
-static const Word token_types[] = { { "uint16", UINT16 }, { "uint32", UINT32 }, { NULL, 0 } };
+ * here (dropout, biases), the default is the supported value. model.sliding_window, layer_types and rope_scaling are Hugging
+ * Face's; full_attn_layers_only, warmup_fraction, data.mix and sequence_length_warmup OLMo-core's; keys that none of these has are
+ * our own. The resolved configuration lists sections in this order. */
+#include "model/config/table_rows.h"
 
 const ConfigKey config_keys[] = {
     OTHER ("run_name", STRING, "run", C(run_name), "name of the run"),
@@ -384,8 +335,8 @@ const ConfigKey config_keys[] = {
            "factor of the z-loss"),
     NUMBER("loss_chunk", INT, "0", 0, MANY, C(loss_chunk), "tokens whose logits exist at once; 0: automatic"),
     NUMBER("mlp_tile", INT, "0", 0, MANY, C(mlp_tile),
-           "tokens whose MLP is computed at once (tiled MLP) in blocks whose MLP backward runs again, a multiple of 128; as many as "
-           "a micro-batch has, or more: all. FP8 scales of the MLP are those of a tile. 0: all, or 16384 where nothing else would "
+           "tokens whose MLP is computed at once (tiled MLP) in blocks whose MLP backward runs again, a multiple of 128; at least "
+           "as many as a micro-batch has: all. FP8 scales of the MLP are those of a tile. 0: all, or 16384 where nothing else would "
            "fit device_memory. With quant_stats_interval: all"),
 
     /* ---- saving and loading ---- */
