@@ -56,7 +56,7 @@ static void test_epochs(void **state)
     shell("head -c %d build/few-ids/train.npy >%s/few.npy", 2 * (45 * 32 + 1), folder);
     snprintf(data, sizeof data, "--data.paths=[%s/few.npy]", folder);
     run_whole(1, "whole", data, "");
-    expect_output("batch: 2 sequences up to step 4\nbatch: 4 sequences up to step 8\n");
+    expect_output("  2 sequences up to step 4\n  4 sequences up to step 8\n");
     run_parts("parts", data);
     check_same("whole", "parts", 0);
     assert_int_equal(trainer("whole/step12", "epoch"), 1);

@@ -500,6 +500,7 @@ static void test_fused(void **state)
 
 int main(void)
 {
+    device_init(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_remedies), cmocka_unit_test(test_factors), cmocka_unit_test(test_median),
         cmocka_unit_test(test_no_outlier), cmocka_unit_test(test_products), cmocka_unit_test(test_gradient),
