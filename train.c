@@ -75,7 +75,7 @@ static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, bool *
             ready = loader_next(r->loader, b);
             CHECK(ready, "step %ld: no data", r->state.step + 1);
         }
-        x[0] = ready && comm_group_rank(RANKS_CONTEXT) == 0 ? (double)b->labels : 0;        /* once for those who share them */
+        x[0] = ready && comm_group_rank(RANKS_SEQUENCE) == 0 ? (double)b->labels : 0;       /* once for those who share them */
         x[1] = asked_to_stop;
         x[2] = !ready;
         x[3] = *problem != NULL;
@@ -92,17 +92,12 @@ static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, bool *
 static Losses forward_backward(Run *r, const Batch *b, double labels)
 {
     const Config *c = r->config;
-    int B = r->model.attn.B, T = r->model.T;
     const uint8_t *begins = pieces_begins(r, b);
     fsdp_empty_grads(&r->fsdp);
     model_zero_losses(&r->model);
-    for (int i = 0; i < b->sequences; i += B) {
-        const bool last = i + B >= b->sequences;
-        watchdog_mark("forward and backward", -1);
-        const size_t first = (size_t)i * T;
-        model_step(&r->model, &r->fsdp, b->tokens + first, b->targets + first, begins + first, (float)(1 / labels),
-                   (float)c->z_loss, last ? PASS_COMPLETE : PASS_ACCUMULATE);
-    }
+    watchdog_mark("forward and backward", -1);
+    model_batch(&r->model, &r->fsdp, b->tokens, b->targets, begins, b->sequences / r->model.attn.B, (float)(1 / labels),
+                (float)c->z_loss, PASS_COMPLETE);
     watchdog_mark_together("reading the losses", -1);
     Losses s = model_losses(&r->model);
     double x[2] = { s.loss / labels, s.zloss / labels };
@@ -419,7 +414,7 @@ int main(int argc, char **argv)
         comm_finish();
         return 0;
     }
-    comm_set_mesh(mesh_of_context(comm_size(), c->strategy.shard_ranks, context_ranks(&c->strategy)));
+    comm_set_mesh(mesh_of_stages(comm_size(), pipeline_stages(&c->strategy), c->strategy.shard_ranks, context_ranks(&c->strategy)));
     watchdog_mark("starting the device", -1);
     device_init(comm_local_rank());
     watchdog_mark_together("connecting the devices", -1);

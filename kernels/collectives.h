@@ -23,6 +23,14 @@ void comm_all_gather(void *whole, const void *part, size_t bytes);
 typedef enum { BY_RANK, BY_ITEM } Order;
 void comm_all_to_all(Tensor y, Tensor x, int items, Order order);
 
+/* RANKS_PIPELINE, whose stages form a ring: x for the next or the previous stage, in F32 or BF16; what that stage sent to this
+ * one. Messages of a stage to a neighbour arrive in their order, in each direction, and sender and receiver have the same shape. A
+ * receive ends when x is there; x may change after a send, which may wait until the neighbour receives: so sends have a queue of
+ * their own. */
+typedef enum { NEXT_STAGE, PREVIOUS_STAGE, NUM_NEIGHBOURS } Neighbour;
+void comm_send   (Tensor x, Neighbour to);
+void comm_receive(Tensor x, Neighbour from);
+
 /* Device memory that comm_all_gather reads and writes fastest. One allocation at a time; all ranks call both. */
 void *comm_alloc(size_t bytes);
 void  comm_free (void *p);

@@ -151,6 +151,10 @@ OP(comm_reduce_scatter,  (Tensor part, Tensor whole), (part, whole),
    IN(whole), OUT(part))
 OP(comm_all_to_all,      (Tensor y, Tensor x, int items, Order order), (y, x, items, order),
    IN(x), OUT(y))
+OP(comm_send,            (Tensor x, Neighbour to), (x, to),
+   IN(x))
+OP(comm_receive,         (Tensor x, Neighbour from), (x, from),
+   OUT(x))
 OP(comm_all_gather,      (void *whole, const void *part, size_t bytes), (whole, part, bytes),
    MEMORY(part, bytes, READS), MEMORY(whole, bytes * (size_t)comm_group_size(RANKS_SHARD), WRITES))
 

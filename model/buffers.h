@@ -3,6 +3,7 @@
  * Dimensions: B sequences of T tokens, N = B*T; C model width; H query heads, K key/value heads of width D;
  * S = (H+2K)*D width of [q|k|v]; F MLP width; V rows of the embedding; L blocks; W ranks. */
 #pragma once
+#include "kernels/collectives.h"
 #include "kernels/runtime/device.h"
 #include "model/overlay.h"
 #include "model/params.h"
@@ -68,6 +69,9 @@ typedef struct {
     DeviceMark *computed;
 } Offload;
 
+/* What is on its way to a neighbouring stage (stages.h): the stream or its gradient, and with the gradient its amax, or NULL. */
+typedef struct { Tensor stream, amax; DeviceMark *ready, *left; } Outgoing;
+
 /* blocks: saved activations of all; work: buffers that all blocks share, with the head's; cache: of all blocks. */
 typedef struct { size_t units, blocks, work, head, cache, total; } PlanBytes;
 
@@ -82,11 +86,16 @@ typedef struct Model {
     int       context, place;  /* ranks that share sequences; which part is this rank's        */
     int       P;               /* positions that a token can have: T, or more with caches      */
     int       last;            /* with caches: the row of the last token                       */
-    Acts     *unit_acts;       /* [units]; those that are no block use attn_res, where they read the stream */
+    Acts     *unit_acts;       /* [units] of the micro-batch at work; those that are no block use attn_res, where they read the
+                                  stream */
     Acts     *acts;            /* those of the first block on */
+    Acts     *sets;            /* [num_sets][units]: unit_acts is one of them. Micro-batch i of a stage's chunk with n in flight
+                                  (pipeline.h) has set i % n */
+    int       num_sets;
     BackwardScratch work;
     Offload   offload;
     Tensor    down_folded;     /* (C, F) a block's down with the factors of swiglu_operand's columns: matmul's operand */
+    Outgoing  outgoing[NUM_NEIGHBOURS];
     float    *final_stats;     /* (N, 2) mean and rstd of the last block's output              */
     Tensor    final_h;         /* (N, C) the head's operand                                    */
     Tensor    logits;          /* (chunk, V): never all N rows                                 */
@@ -103,6 +112,7 @@ typedef struct Model {
     TokenAt  *host_sorted;     /* (N) host memory                                              */
     bool      in_step;         /* this step has had a micro-batch: its operands' ranges are known, ... */
     bool      ranges_kept;     /* ... and kept while another one runs                            */
+    bool      has_head;        /* this rank's stage ends with the head, which makes the losses */
     bool      forward_only;    /* nothing is kept for a backward pass, and there is no `work`   */
     bool      observed;        /* what blocks share keeps its values until `observe` has seen a block   */
     bool      documents;       /* attention stays inside documents                             */
@@ -111,8 +121,8 @@ typedef struct Model {
     void    (*observe)(void *observer, int unit, const Unit *w);       /* unless NULL: called in forward after each unit but the */
     void     *observer;        /* head, with its weights; if `observed`, memory that blocks share holds its values */
     PlanBytes bytes;           /* of device memory, by purpose                                 */
-    float    *ranges;          /* of FP8 operands, for a step: range_bytes                     */
-    size_t    range_bytes;
+    float    *ranges;          /* of FP8 operands, for a step: num_sets times range_bytes      */
+    size_t    range_bytes, *range_at;          /* [units + 1] range_at: where a unit's begin in those of a set */
     OverlaidBuffer shared[NUM_BUFFERS];  /* what all blocks and the head share, and where it lies in ... */
     void     *shared_memory;   /* shared_bytes; part of ...                                    */
     size_t    shared_bytes;

@@ -115,17 +115,34 @@ typedef enum { GATHER_OFTEN, GATHER_ONCE, GATHER_ONCE_IF_FITS } Gathering;
 /* How much of the device's memory is moved to the host: nothing; as much as exceeds the device; as much as possible. */
 typedef enum { HOST_NEVER, HOST_AUTO, HOST_ALL } HostUse;
 
-/* How units are sharded over ranks (fsdp.h). */
+/* In which order the stages of a pipeline make their passes (pipeline.h). PIPELINE_ONE: one micro-batch after the other. */
+typedef enum { PIPELINE_1F1B, PIPELINE_INTERLEAVED, PIPELINE_ONE, NUM_PIPELINE_SCHEDULES } PipelineSchedule;
+
+/* How units are divided among ranks: in stages (pipeline.h), and within these in shards (fsdp.h). */
 typedef struct {
-    int  shard_ranks;             /* consecutive ranks that share one copy of the model: 1 .. number of ranks */
+    int  shard_ranks;             /* consecutive ranks that share one copy of a stage: 1 .. number of ranks of a stage */
     Gathering gathering;          /* on one rank: when operands are made from stored weights */
     GradSum grad_sum;
     int  context_ranks;           /* consecutive ranks that share sequences; it divides shard_ranks. 0: as 1 */
+    int  pipeline_stages;         /* 0: as 1 */
+    int  pipeline_chunks;         /* rows of consecutive units that a stage has. 0: as 1 */
+    PipelineSchedule pipeline_schedule;
 } Strategy;
 
 static inline int context_ranks(const Strategy *s)
 {
     return s->context_ranks > 1 ? s->context_ranks : 1;
+}
+
+static inline int pipeline_stages(const Strategy *s)
+{
+    return s->pipeline_stages > 1 ? s->pipeline_stages : 1;
+}
+
+/* Of `ranks`, the groups of ranks that have different sequences. */
+static inline int data_ranks(const Strategy *s, int ranks)
+{
+    return ranks / (context_ranks(s) * pipeline_stages(s));
 }
 
 typedef struct {

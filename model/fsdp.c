@@ -197,7 +197,7 @@ void fsdp_empty_grads(ParamStore *f)
     for (int u = 0; u < f->num_units; u++) {
         GradBuffer *s = f->plan[u].grads;
         f->shard[u].grad.empty = true;
-        if (!s || f->sum_once)
+        if (fsdp_holds(f, u) && (!s || f->sum_once))
             start_from_zero(f, u, s ? s->flat.data : f->shard[u].grad.data, true);
     }
 }
@@ -261,7 +261,8 @@ static void init_weights(ParamStore *f, const ModelConfig *c, uint64_t seed, boo
             p.stored = p.region == BASE ? p.stored : param_numel(&p);
             const uint64_t number = f->shape[u].first + p.number;
             if (p.region == BASE) {
-                init_base(f, u, &p, cutoff, seed, number);
+                if (fsdp_holds(f, u))
+                    init_base(f, u, &p, cutoff, seed, number);
                 continue;
             }
             size_t first, n = shard_part(s, &p, &first);

@@ -123,13 +123,14 @@ static Lifetime lifetime_of(const ParamStore *f, int u)
 /* What the unit needs of a buffer, which is as large as the largest that it serves. */
 static void plan_buffers(ParamStore *f, int u)
 {
+    static const Step nothing[] = { NO_STEP };
     const UnitLayout *shape = &f->shape[u];
     UnitPlan *plan = &f->plan[u];
     size_t numel[NUM_REGIONS] = { 0 }, raw = 0;
     bool rows = false, transposes_rows = false;
     for (int i = 0; i < shape->num_params; i++) {
         const Region r = shape->param[i].region;
-        const Step *way = plan->way[i] = find_way(f, u, &shape->param[i]);
+        const Step *way = plan->way[i] = fsdp_holds(f, u) ? find_way(f, u, &shape->param[i]) : nothing;
         if (!is_in_buffer(way))
             continue;
         numel[r] = is_remade(way) ? shape->computing[r] : shape->numel[r];
@@ -143,7 +144,7 @@ static void plan_buffers(ParamStore *f, int u)
         plan->numel += numel[r];
     }
     plan->lifetime = lifetime_of(f, u);
-    plan->grads = shape->numel[TRAINED] > 0 && f->shards > 1 ? &f->grad_buffer[buffer_of(f, u, f->sum_once)] : NULL;
+    plan->grads = f->shard[u].slice[TRAINED].count > 0 && f->shards > 1 ? &f->grad_buffer[buffer_of(f, u, f->sum_once)] : NULL;
     plan->weights = plan->numel > 0 ? &f->weight_buffer[buffer_of(f, u, plan->lifetime != UNTIL_TURN)] : NULL;
     if (plan->grads && plan->grads->flat.cols < (int)shape->numel[TRAINED])
         plan->grads->flat.cols = (int)shape->numel[TRAINED];
@@ -181,7 +182,7 @@ static void place_shard(ParamStore *f, Arena *device, int u)
                                                                                              HOST_MOMENTS) ? &f->host : device;
     Shard *s = &f->shard[u];
     for (Region i = 0; i < NUM_REGIONS; i++) {
-        s->slice[i].count = f->shape[u].numel[i] / f->shards;
+        s->slice[i].count = fsdp_holds(f, u) ? f->shape[u].numel[i] / f->shards : 0;
         s->slice[i].first = s->slice[i].count * f->rank;
     }
     const size_t n = s->slice[TRAINED].count, codes = s->slice[BASE].count;
@@ -283,6 +284,8 @@ static void place_weights(ParamStore *f)
 {
     size_t scales[NUM_REGIONS] = { [FROZEN] = (size_t)f->trained_scales }, replicated = 0;
     for (int u = 0; u < f->num_units; u++) {
+        if (!fsdp_holds(f, u))
+            continue;
         const Tensor grads = f->plan[u].grads ? f->plan[u].grads->flat : f->shard[u].grad;
         for (int i = 0; i < f->shape[u].num_params; i++) {
             const Param *p = &f->shape[u].param[i];
@@ -434,6 +437,7 @@ void fsdp_plan(ParamStore *f, Arena *a, const Config *c, ShardChoice p)
     f->rank = p.rank;
     f->sum_once = p.sum_once;
     f->kept = p.kept;
+    f->pipe = p.pipe.stages > 0 ? p.pipe : (Pipeline){ 1, 0, 1, PIPELINE_1F1B, 1 };
     f->forward_only = config_forward_only(c);
     memcpy(f->on_host, p.on_host, sizeof f->on_host);
     f->overlaps = p.shards > 1 || p.on_host[HOST_BASE] > 0;

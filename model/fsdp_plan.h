@@ -4,6 +4,7 @@
 #include "kernels/runtime/device.h"
 #include "model/architecture.h"
 #include "model/optimizer.h"
+#include "model/pipeline.h"
 
 /* Elements [first, first + count) of a region. */
 typedef struct {
@@ -99,7 +100,8 @@ typedef struct {
     BaseFormat  base;                  /* how the region BASE is stored */
     bool        plain_nf4;             /* NF4 without double quantization */
     bool        tied;
-    int         first_trained;         /* the first unit with a trained parameter: backward ends there */
+    Pipeline    pipe;                  /* this rank's stage: only its units have shards, copies and buffers here */
+    int         first_trained;         /* the first unit of all stages with a trained parameter: backward ends there */
     int         shards, rank;          /* ranks of a shard group, and this one's place in it */
     bool        sum_once;              /* gradients are summed over them once per step */
     bool        placed;                /* the memory is there; else fsdp.h's verbs show where all will lie, and move nothing */
@@ -122,6 +124,7 @@ typedef struct {
     int  on_host[NUM_HOSTED];          /* units 0 .. n - 1 have these on the host, as far as they can */
     int  slots;                        /* blocks whose saved activations are on the device (offload.h); 0: all */
     int  tile;                         /* tokens of a tile of the MLP, read by model_plan; 0: all tokens are one */
+    Pipeline pipe;                     /* stages 0: there is one */
 } ShardChoice;
 
 /* Places one rank's part of every unit in the arena; called twice, to measure and to place. */
@@ -134,6 +137,7 @@ void        fsdp_free   (ParamStore *f);
 
 /* The part of a parameter that this rank stores: elements *first .. *first + n of what is stored of it; returns n, maybe 0. */
 size_t      shard_part(const Shard *s, const Param *p, size_t *first);
+bool        fsdp_holds(const ParamStore *f, int unit);           /* this rank's stage has the unit */
 bool        fsdp_on_host(const ParamStore *f, int unit, Hosted h);
 bool        fsdp_encodes(const ParamStore *f, int unit, const Param *p);         /* the update makes its `source` */
 size_t      fsdp_host_bytes(const ParamStore *f, Hosted h);      /* of this rank; those of NUM_HOSTED are of all */

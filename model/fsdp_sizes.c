@@ -13,10 +13,15 @@ static bool has_trained_operands(const UnitLayout *s)
     return false;
 }
 
+bool fsdp_holds(const ParamStore *f, int u)
+{
+    return pipeline_holds(&f->pipe, f->shape[u].config, u);
+}
+
 bool fsdp_on_host(const ParamStore *f, int u, Hosted h)
 {
     const UnitLayout *s = &f->shape[u];
-    if (u >= f->on_host[h])
+    if (u >= f->on_host[h] || !fsdp_holds(f, u))
         return false;
     if (h == HOST_MOMENTS)
         return s->numel[TRAINED] > 0 && f->optimizer->num_states > 0;
@@ -46,7 +51,7 @@ size_t fsdp_host_bytes(const ParamStore *f, Hosted h)
 
 ShardChoice fsdp_placement(const ParamStore *f)
 {
-    ShardChoice p = { .shards = f->shards, .rank = f->rank, .sum_once = f->sum_once, .kept = f->kept };
+    ShardChoice p = { .shards = f->shards, .rank = f->rank, .sum_once = f->sum_once, .kept = f->kept, .pipe = f->pipe };
     memcpy(p.on_host, f->on_host, sizeof p.on_host);
     return p;
 }

@@ -76,12 +76,18 @@ static void record_observer(void *recorder, int unit, const Unit *w)
 /* Everything that may use this memory: logits of some rows (decode.h, run/samples.c), an evaluation, a step. */
 static void run(Model *m, ParamStore *f)
 {
-    pass_forward(m, f);
-    head_logits(m, f, 0);
-    head_logits(m, f, m->N - 1);
-    pass_run(m, f, 1, 0, PASS_FORWARD);
-    if (!m->forward_only)
-        pass_run(m, f, 1, 0, PASS_COMPLETE);
+    if (f->pipe.stages == 1) {
+        pass_forward(m, f);
+        head_logits(m, f, 0);
+        head_logits(m, f, m->N - 1);
+    }
+    for (int chunk = 0; chunk < f->pipe.chunks; chunk++) {
+        pass_row(m, f, (PipelineRow){ false, 0, chunk }, 1, 0, PASS_FORWARD);
+        if (m->forward_only)
+            continue;
+        pass_row(m, f, (PipelineRow){ false, 0, chunk }, 1, 0, PASS_COMPLETE);
+        pass_row(m, f, (PipelineRow){ true, 0, chunk }, 1, 0, PASS_COMPLETE);
+    }
 }
 
 /* ---- lifetimes ------------------------------------------------------------------------------------------------- */

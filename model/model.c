@@ -41,7 +41,12 @@ void model_free(Model *m, ParamStore *f)
     device_free(m->memory);
     offload_free(m);
     fsdp_free(f);
-    free(m->unit_acts);
+    for (Neighbour n = 0; n < NUM_NEIGHBOURS; n++) {
+        device_unmark(m->outgoing[n].ready);
+        device_unmark(m->outgoing[n].left);
+    }
+    free(m->sets);
+    free(m->range_at);
     free(m->host_doc_start);
     free(m->host_part);
     free(m->host_sorted);
@@ -71,14 +76,47 @@ static void load_batch(Model *m, const int *tokens, const int *targets, const ui
     }
 }
 
+/* The pass of one row: the last micro-batch completes the step. */
+static Pass pass_of(PipelineRow r, int count, Pass pass)
+{
+    return pass == PASS_COMPLETE && r.micro < count - 1 ? PASS_ACCUMULATE : pass;
+}
+
+void model_batch(Model *m, ParamStore *f, const int *tokens, const int *targets, const uint8_t *begins, int count, float scale,
+                 float z_weight, Pass pass)
+{
+    const size_t numel = (size_t)m->attn.B * (size_t)m->T;
+    Pipeline p = f->pipe;
+    p.micro_batches = count;
+    PipelineRow *row = xmalloc(2 * (size_t)p.chunks * (size_t)count * sizeof *row);
+    const int rows = pipeline_rows(row, &p);
+    CHECK(count == 1 || count <= f->pipe.micro_batches || p.stages == 1, "%d micro-batches; the plan is for %d", count,
+          f->pipe.micro_batches);
+    CHECK(count == 1 || !m->in_step || p.stages == 1, "more micro-batches of a step, with stages");
+    if (p.stages > 1)
+        watchdog_enter_stage(p.stage);
+    for (int i = 0, loaded = -1; i < rows; i++) {
+        const size_t at = (size_t)row[i].micro * numel;
+        if (row[i].backward && pass == PASS_FORWARD)
+            continue;
+        if (row[i].micro != loaded)
+            load_batch(m, tokens + at, targets + at, begins ? begins + at : NULL);
+        loaded = row[i].micro;
+        m->ranges_kept = pass != PASS_FORWARD && (m->in_step || row[i].micro > 0);
+        pass_row(m, f, row[i], scale, z_weight, pass_of(row[i], count, pass));
+    }
+    if (pass == PASS_COMPLETE)
+        fsdp_wait_grads(f);
+    watchdog_leave_stage();
+    m->ranges_kept = false;
+    m->in_step = pass == PASS_ACCUMULATE;
+    free(row);
+}
+
 void model_step(Model *m, ParamStore *f, const int *tokens, const int *targets, const uint8_t *begins, float scale, float z_weight,
                 Pass pass)
 {
-    m->ranges_kept = m->in_step && pass != PASS_FORWARD;
-    load_batch(m, tokens, targets, begins);
-    pass_run(m, f, scale, z_weight, pass);
-    m->ranges_kept = false;
-    m->in_step = pass == PASS_ACCUMULATE;
+    model_batch(m, f, tokens, targets, begins, 1, scale, z_weight, pass);
 }
 
 void model_logits(Model *m, ParamStore *f, int row, float *logits)
@@ -109,8 +147,8 @@ Losses model_losses(const Model *m)
 void model_token_losses(const Model *m, float *losses)
 {
     const size_t T = (size_t)m->T, own = (size_t)m->attn.T;
-    if (m->context > 1)
+    if (m->context > 1 || !m->has_head)
         memset(losses, 0, sizeof *losses * (size_t)m->attn.B * T);
-    for (size_t b = 0; b < (size_t)m->attn.B; b++)
+    for (size_t b = 0; b < (size_t)m->attn.B && m->has_head; b++)
         device_get(losses + b * T + (size_t)m->place * own, m->losses + b * own, sizeof *losses * own);
 }

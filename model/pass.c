@@ -1,17 +1,19 @@
-/* A micro-batch through the whole model: unit by unit to the losses, and back. */
+/* A micro-batch through the units of a stage: unit by unit, the last ones to the losses, and back. */
 #include "model/pass.h"
 
 #include "kernels/runtime/trace.h"
 #include "model/head.h"
 #include "model/offload.h"
+#include "model/stages.h"
 #include "model/units.h"
 
 /* `saves`: for a backward pass. */
-static void forward(Model *m, ParamStore *f, bool saves)
+static void forward(Model *m, ParamStore *f, UnitRange units, bool saves)
 {
-    for (int u = 0; u < f->num_units - 1; u++) {
+    for (int u = units.first; u < units.end && u < f->num_units - 1; u++) {
         fsdp_gather(f, u, FOR_FORWARD);
-        fsdp_gather_ahead(f, u + 1, FOR_FORWARD);
+        if (u + 1 < units.end)
+            fsdp_gather_ahead(f, u + 1, FOR_FORWARD);
         const Unit *w = fsdp_acquire(f, u);
         if (saves)
             offload_before_forward(m, f, u);
@@ -28,7 +30,7 @@ static void forward(Model *m, ParamStore *f, bool saves)
 
 void pass_forward(Model *m, ParamStore *f)
 {
-    forward(m, f, false);
+    forward(m, f, pipeline_units(&f->pipe, m->config, 0), false);
 }
 
 static int backward_uses(const Model *m, const ParamStore *f, int u)
@@ -37,12 +39,14 @@ static int backward_uses(const Model *m, const ParamStore *f, int u)
     return k->backward_uses ? k->backward_uses(m, u) : 0;
 }
 
-/* Down to the first unit that has something to train: nothing below it reads a gradient. */
-static void backward(Model *m, ParamStore *f, bool last)
+/* Down to the first unit of all that has something to train: nothing below it reads a gradient. */
+static void backward(Model *m, ParamStore *f, UnitRange units, bool last)
 {
-    const int head = f->num_units - 1, first = f->first_trained;
-    fsdp_reduce(f, head, last);
-    for (int u = head - 1; u >= first; u--) {
+    const int head = f->num_units - 1, first = f->first_trained > units.first ? f->first_trained : units.first;
+    int u = units.end - 1;
+    if (u == head)
+        fsdp_reduce(f, u--, last);
+    for (; u >= first; u--) {
         const int uses = backward_uses(m, f, u), next = u > first ? backward_uses(m, f, u - 1) : 0;
         if (uses)
             fsdp_gather(f, u, uses);
@@ -52,20 +56,37 @@ static void backward(Model *m, ParamStore *f, bool last)
         Unit *dw = fsdp_grads(f, u);
         offload_before_backward(m, f, u);
         trace_begin("backward", u);
-        f->shape[u].kind->backward(m, w, dw, u, u > first);
+        f->shape[u].kind->backward(m, w, dw, u, u > f->first_trained);
         trace_end();
         if (uses)
             fsdp_release(f, u);
         fsdp_reduce(f, u, last);
     }
-    if (last)
-        fsdp_wait_grads(f);
 }
 
-void pass_run(Model *m, ParamStore *f, float scale, float z_weight, Pass pass)
+/* A gradient crosses to the stage of the units below where one of these is trained. */
+static void backward_row(Model *m, ParamStore *f, UnitRange units, int chunk, bool last)
 {
-    forward(m, f, pass != PASS_FORWARD);
-    head_losses(m, f, scale, z_weight, pass != PASS_FORWARD);
-    if (pass != PASS_FORWARD)
-        backward(m, f, pass == PASS_COMPLETE);
+    if (!pipeline_is_last(&f->pipe, chunk) && units.end > f->first_trained)
+        stages_receive_gradient(m, f, units);
+    backward(m, f, units, last);
+    if (!pipeline_is_first(&f->pipe, chunk) && units.first > f->first_trained)
+        stages_send_gradient(m, f, units);
+}
+
+void pass_row(Model *m, ParamStore *f, PipelineRow r, float scale, float z_weight, Pass pass)
+{
+    const UnitRange units = pipeline_units(&f->pipe, m->config, r.chunk);
+    stages_use(m, f, units, r);
+    if (r.backward) {
+        backward_row(m, f, units, r.chunk, pass == PASS_COMPLETE);
+        return;
+    }
+    if (!pipeline_is_first(&f->pipe, r.chunk))
+        stages_receive_stream(m, f, units);
+    forward(m, f, units, pass != PASS_FORWARD);
+    if (pipeline_is_last(&f->pipe, r.chunk))
+        head_losses(m, f, scale, z_weight, pass != PASS_FORWARD);
+    else
+        stages_send_stream(m, f, units);
 }

@@ -7,6 +7,7 @@
 #include "kernels/runtime/error.h"
 #include "model/context.h"
 #include "model/lifetimes.h"
+#include "model/stages.h"
 #include "model/units.h"
 
 /* Tokens of a prompt that go through the model at once: so many that GEMMs are busy, so few that their buffers are small. */
@@ -21,7 +22,7 @@ static bool has_ranges(const Model *m)
 /* arena: the unit's own memory. ranges: of FP8 operands, valid for a step. transposes: backward reads transposes of FP8 operands,
  * for gradients of the blocks' matrices; else the rows, for those of adapters. keep: what forward saves. rows: of
  * tensors. */
-struct Planner { Arena *arena, *ranges; Model *m; bool transposes; Keep keep; int rows; };
+struct Planner { Arena *arena, *ranges; Model *m; const ParamStore *f; bool transposes; Keep keep; int rows; };
 
 static size_t whole_256(size_t bytes)
 {
@@ -243,17 +244,21 @@ static Tensor plan_dgate_up(Planner *p, int cols)
     return t;
 }
 
-/* All blocks have these, each with its own range, and dgate_up's rows where its gate and up were saved, if the plan says so. */
+/* All blocks have these, each with its own range, the same in all sets, since their backward passes have one order; and dgate_up's
+ * rows where its gate and up were saved, if the plan says so. */
 static void plan_gradients(Planner *p, Tensor dgate_up, Tensor dqkv_op)
 {
     for (int l = 0; l < p->m->L; l++) {
-        Acts *a = &p->m->acts[l];
-        a->dgate_up = dgate_up;
-        a->dqkv_op = dqkv_op;
-        if (!dgate_up.data)
-            a->dgate_up.data = a->gate_up_saved.data;
-        add_range(p, &a->dgate_up);
-        add_range(p, &a->dqkv_op);
+        add_range(p, &dgate_up);
+        add_range(p, &dqkv_op);
+        for (int set = 0; set < p->m->num_sets; set++) {
+            stages_use_set(p->m, set);
+            Acts *a = &p->m->acts[l];
+            a->dgate_up = dgate_up;
+            a->dqkv_op = dqkv_op;
+            if (!dgate_up.data)
+                a->dgate_up.data = a->gate_up_saved.data;
+        }
     }
 }
 
@@ -319,19 +324,23 @@ static void plan_attention(Arena *arena, Model *m)
         needed[layer_rotation(c, l)] = true;
     for (int i = 0; i < NUM_ROTATIONS; i++)
         m->rope[i] = needed[i] ? arena_alloc(arena, bytes) : NULL;
-    for (int l = 0; l < m->L; l++) {
+    for (int i = 0; i < m->num_sets * m->L; i++) {
+        const int l = i % m->L;
+        stages_use_set(m, i / m->L);
         m->acts[l].attn = m->attn;
         m->acts[l].attn.rope = m->rope[layer_rotation(c, l)] + (size_t)m->place * (size_t)m->attn.T * (size_t)m->attn.D;
         m->acts[l].attn.window = layer_slides(c, l) ? c->sliding_window : 0;
         m->acts[l].heads = context_attention(m, m->acts[l].attn);
     }
+    stages_use_set(m, 0);
 }
 
-/* The first block in which forward leaves what it leaves in block l. */
-static int first_like(const Recipe *r, int l)
+/* The first block of this stage in which forward leaves what it leaves in block l. */
+static int first_like(const Planner *p, int l)
 {
+    const Recipe *r = &p->m->recipe;
     int first = 0;
-    while (recipe_keep(r, first) != recipe_keep(r, l))
+    while (recipe_keep(r, first) != recipe_keep(r, l) || !fsdp_holds(p->f, unit_of_layer(p->m->config, first)))
         first++;
     return first;
 }
@@ -354,7 +363,7 @@ static void plan_own_memory(Planner *p, int l)
 /* Without a backward pass all blocks that add to the stream in the same way have the memory of the first such. */
 void plan_block(Planner *p, Model *m, int unit)
 {
-    const int l = unit - unit_of_layer(m->config, 0), first = first_like(&m->recipe, l);
+    const int l = unit - unit_of_layer(m->config, 0), first = first_like(p, l);
     p->keep = recipe_keep(&m->recipe, l);
     if (l == first || !m->forward_only)
         plan_own_memory(p, l);
@@ -380,17 +389,64 @@ static void plan_slots(Arena *arena, Model *m)
         arena->used = o->at + (size_t)o->slots * o->bytes;
 }
 
-static void plan_units(Planner *p, const ParamStore *f)
+/* Where the last block of a chunk writes, if the next one is another stage's: as that stage places what it reads. */
+static void plan_output(Planner *p, int u)
+{
+    p->keep = recipe_keep(&p->m->recipe, u - unit_of_layer(p->m->config, 0));
+    p->m->unit_acts[u].attn_res = place_stream(p);
+}
+
+/* In how many sets a unit has buffers: those of its chunk, or of a chunk whose output it reads on another stage. */
+static int sets_of(const Model *m, const ParamStore *f, int u)
+{
+    for (int chunk = 0; chunk < f->pipe.chunks; chunk++) {
+        const UnitRange units = pipeline_units(&f->pipe, m->config, chunk);
+        if (u >= units.first && u <= units.end)
+            return m->forward_only ? 1 : pipeline_in_flight(&f->pipe, chunk);
+    }
+    return 0;
+}
+
+static void plan_unit(Planner *p, int u)
 {
     Model *m = p->m;
+    Arena *const ranges = p->ranges;
+    const size_t at = m->range_at[u] = ranges->used;
+    for (int set = 0; set < sets_of(m, p->f, u); set++) {
+        Arena own = { .base = (char *)ranges->base + (size_t)set * m->range_bytes, .used = at };
+        p->ranges = &own;
+        stages_use_set(m, set);
+        if (!fsdp_holds(p->f, u))
+            plan_output(p, u);
+        else if (p->f->shape[u].kind->plan)
+            p->f->shape[u].kind->plan(p, m, u);
+        ranges->used = own.used;
+    }
+    p->ranges = ranges;
+    m->range_at[u + 1] = ranges->used;
+    stages_use_set(m, 0);
+}
+
+static void plan_outgoing(Planner *p)
+{
+    Model *m = p->m;
+    for (Neighbour n = 0; n < NUM_NEIGHBOURS && p->f->pipe.stages > 1; n++) {
+        m->outgoing[n].stream = plan_own(p, m->recipe.stream, m->config->d_model);
+        m->outgoing[n].amax = tensor_alloc(p->arena, (Format){ F32, 0, false }, 1, 1);
+    }
+}
+
+static void plan_units(Planner *p)
+{
+    Model *m = p->m;
+    const int last = p->f->num_units - 1;
     const size_t before = p->arena->used;
     plan_slots(p->arena, m);
-    for (int u = 0; u < f->num_units; u++) {
-        if (u == f->num_units - 1)
-            m->bytes.blocks = m->forward_only ? 0 : p->arena->used - before;
-        if (f->shape[u].kind->plan)
-            f->shape[u].kind->plan(p, m, u);
-    }
+    for (int u = 0; u < last; u++)
+        plan_unit(p, u);
+    m->bytes.blocks = m->forward_only ? 0 : p->arena->used - before;
+    plan_unit(p, last);
+    plan_outgoing(p);
     plan_exchange(m);
     if (!m->forward_only)
         plan_work(p);
@@ -419,14 +475,15 @@ static void plan_all(Arena *arena, Model *m, ParamStore *f, const Config *c, Sha
     arena->used = 0;
     fsdp_plan(f, arena, c, p);
     m->trains_matrices = trains_matrices(f);
+    m->has_head = fsdp_holds(f, f->num_units - 1);
     b->units = arena->used;
     m->offload.slots = p.slots > 0 && p.slots < m->L && !m->forward_only ? p.slots : m->L;
     f->stage_bytes = fsdp_stage_bytes(f);
     const size_t staging = STAGES_OF_UPDATE * f->stage_bytes;
     f->staging = m->shared_memory = arena_alloc(arena, m->shared_bytes > staging ? m->shared_bytes : staging);
-    m->ranges = arena_alloc(arena, m->range_bytes);
+    m->ranges = arena_alloc(arena, (size_t)m->num_sets * m->range_bytes);
     Arena ranges = { .base = (char *)m->ranges };
-    plan_units(&(Planner){ arena, &ranges, m, m->trains_matrices, m->recipe.keep, m->N }, f);
+    plan_units(&(Planner){ arena, &ranges, m, f, m->trains_matrices, m->recipe.keep, m->N }, f);
     m->range_bytes = ranges.used;
     b->work = arena->used - b->units - b->blocks;
     plan_head(arena, m, c);
@@ -448,6 +505,16 @@ size_t model_planned_bytes(const Model *m, const ParamStore *f)
     return m->bytes.total + f->gathered.used;
 }
 
+static int most_in_flight(const Model *m, const Pipeline *p)
+{
+    int most = 1;
+    for (int chunk = 0; chunk < p->chunks && !m->forward_only; chunk++) {
+        const int n = pipeline_in_flight(p, chunk);
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
 void model_plan(Model *m, ParamStore *f, const Config *c, ShardChoice p)
 {
     const ModelConfig *mc = &c->model;
@@ -466,8 +533,10 @@ void model_plan(Model *m, ParamStore *f, const Config *c, ShardChoice p)
                            .clip = mc->clip_qkv, .norm = mc->norm };
     m->N = m->attn.B * m->attn.T;
     m->tile = p.tile > 0 && p.tile < m->N && !m->observed && !c->generate ? p.tile : m->N;
-    m->unit_acts = xcalloc(unit_count(mc), sizeof *m->unit_acts);
-    m->acts = m->unit_acts + unit_of_layer(mc, 0);
+    m->num_sets = most_in_flight(m, &p.pipe);
+    m->sets = xcalloc((size_t)m->num_sets * (size_t)unit_count(mc), sizeof *m->sets);
+    m->range_at = xcalloc((size_t)unit_count(mc) + 1, sizeof *m->range_at);
+    stages_use_set(m, 0);
     m->host_doc_start = xmalloc(sizeof(int) * ((size_t)m->N * (size_t)m->context + 1));
     m->host_part = xmalloc(sizeof(int) * (size_t)m->N);
     m->host_sorted = xmalloc(sizeof *m->host_sorted * m->N);

@@ -10,22 +10,42 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "kernels/collectives.h"
 #include "kernels/random.h"
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/trace.h"
 
+/* The sum goes from stage to stage, so that it has the bits of one that is made without stages. */
+static void sum_chunk(const ParamStore *f, int chunk)
+{
+    const Tensor sum = tensor_at(f->square_sum, (Format){ F32, 0, false }, 1, 1);
+    const UnitRange units = pipeline_units(&f->pipe, f->shape->config, chunk);
+    if (!pipeline_is_first(&f->pipe, chunk))
+        comm_receive(sum, PREVIOUS_STAGE);
+    for (int u = units.first; u < units.end; u++)
+        if (f->shard[u].slice[TRAINED].count)
+            sum_squares(f->square_sum, f->shard[u].grad);
+    if (pipeline_is_last(&f->pipe, chunk))
+        return;
+    DeviceMark *mark = device_follow(QUEUE_SEND, NULL);
+    comm_send(sum, NEXT_STAGE);
+    mark = device_mark(mark);
+    device_queue(QUEUE_COMPUTE);
+    device_wait(mark);
+    device_unmark(mark);
+}
+
 double optimizer_grad_norm(const ParamStore *f)
 {
     float s;
     device_zero(f->square_sum, sizeof s);
-    for (int u = 0; u < f->num_units; u++)
-        if (f->shard[u].slice[TRAINED].count)
-            sum_squares(f->square_sum, f->shard[u].grad);
+    for (int chunk = 0; chunk < f->pipe.chunks; chunk++)
+        sum_chunk(f, chunk);
     device_get(&s, f->square_sum, sizeof s);
-    double total = s;
-    comm_sum_over(&total, 1, RANKS_SHARD);
+    double total = pipeline_is_last(&f->pipe, f->pipe.chunks - 1) ? s : 0;
+    comm_sum_over(&total, 1, RANKS_COPY);
     return sqrt(total);
 }
 

@@ -7,6 +7,7 @@
 
 #include <limits.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/runtime/comm_mpi.h"
@@ -21,8 +22,31 @@ static struct {
     int *received_count, *received_at;  /* (W) the same in `received` */
 } buffer;
 
+/* Messages that are on their way, in copies. */
+typedef struct Sent { MPI_Request request; struct Sent *next; char bytes[]; } Sent;
+static Sent *sent;
+
+/* Frees those that have arrived; `all`: waits for all. */
+static void free_sent(bool all)
+{
+    for (Sent **at = &sent; *at;) {
+        Sent *s = *at;
+        int done = all;
+        if (all)
+            MPI_Wait(&s->request, MPI_STATUS_IGNORE);
+        else
+            MPI_Test(&s->request, &done, MPI_STATUS_IGNORE);
+        if (done) {
+            *at = s->next;
+            free(s);
+        } else
+            at = &s->next;
+    }
+}
+
 static void finish(void)
 {
+    free_sent(true);
     free(buffer.received);
     free(buffer.sum);
     free(buffer.count);
@@ -160,6 +184,39 @@ void backend_comm_all_to_all(Tensor y, Tensor x, int items, Order order)
                       comm_mpi(RANKS_CONTEXT));
     }
     MPI_Type_free(&piece);
+}
+
+/* The rank of a neighbour in RANKS_PIPELINE. */
+static int stage_of(Neighbour n)
+{
+    const int stages = comm_group_size(RANKS_PIPELINE), own = comm_group_rank(RANKS_PIPELINE);
+    return (own + (n == NEXT_STAGE ? 1 : stages - 1)) % stages;
+}
+
+static int message_bytes(Tensor x)
+{
+    CHECK_PLAIN(x);
+    CHECK(tensor_bytes(x) <= INT_MAX, "a message of %zu bytes: MPI counts in int", tensor_bytes(x));
+    return (int)tensor_bytes(x);
+}
+
+/* NOTE: all queues are one here, so a send never waits. */
+void backend_comm_send(Tensor x, Neighbour to)
+{
+    const int bytes = message_bytes(x);
+    Sent *s = xmalloc(sizeof *s + (size_t)bytes);
+    free_sent(false);
+    memcpy(s->bytes, x.data, (size_t)bytes);
+    s->next = sent;
+    sent = s;
+    MPI_Isend(s->bytes, bytes, MPI_BYTE, stage_of(to), (int)to, comm_mpi(RANKS_PIPELINE), &s->request);
+}
+
+/* The tag is the direction as the sender sees it: with two stages both neighbours are the same rank. */
+void backend_comm_receive(Tensor x, Neighbour from)
+{
+    MPI_Recv(x.data, message_bytes(x), MPI_BYTE, stage_of(from), from == NEXT_STAGE ? PREVIOUS_STAGE : NEXT_STAGE,
+             comm_mpi(RANKS_PIPELINE), MPI_STATUS_IGNORE);
 }
 
 void backend_comm_all_gather(void *whole, const void *part, size_t bytes)

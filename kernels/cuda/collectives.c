@@ -2,8 +2,9 @@
  *
  * All-gathers have a separate communicator that uses no SMs: the GPU's copy engines copy from memory that comm_alloc registered as
  * a symmetric window. [NCCL 2.28, CTA policy ZERO] If registration fails, they run as ordinary kernels. Sums need SMs. Two
- * communicators also let a gather and a sum overlap, on two streams. MPI only broadcasts NCCL's identifier; with one rank NCCL is
- * not started. */
+ * communicators also let a gather and a sum overlap, on two streams. Each stage has a communicator of two ranks for what it sends to
+ * its next stage, and one to its previous: NCCL runs the operations of a communicator one after the other, and a send may wait.
+ * MPI only broadcasts NCCL's identifier; with one rank NCCL is not started. */
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +18,7 @@ static ncclComm_t all, gather;                          /* NULL: a group of one 
 static struct { Ranks ranks; ncclComm_t nccl; } groups[] = { { RANKS_ALL }, { RANKS_SHARD }, { RANKS_REPLICA },
                                                            { RANKS_CONTEXT } };
 enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
+static ncclComm_t sends[NUM_NEIGHBOURS], receives[NUM_NEIGHBOURS];     /* to a neighbour, and from it; the peer has the other rank */
 static ncclWindow_t window;         /* over the memory at `registered`; NULL: none */
 static void *registered;
 
@@ -60,6 +62,8 @@ static const char *find_error(void)
     const char *error = error_of(gather);
     for (int i = 0; i < NUM_GROUPS && !error; i++)
         error = error_of(groups[i].nccl);
+    for (int n = 0; n < NUM_NEIGHBOURS && !error; n++)
+        error = error_of(sends[n]) ? error_of(sends[n]) : error_of(receives[n]);
     return error;
 }
 
@@ -68,12 +72,36 @@ static void finish(void)
     device_sync();
     if (gather)
         NCCL_CHECK(ncclCommDestroy(gather));
+    for (int n = 0; n < NUM_NEIGHBOURS; n++) {
+        if (sends[n])
+            NCCL_CHECK(ncclCommDestroy(sends[n]));
+        if (receives[n])
+            NCCL_CHECK(ncclCommDestroy(receives[n]));
+        sends[n] = receives[n] = NULL;
+    }
     for (int i = NUM_GROUPS - 1; i >= 0; i--) {         /* last that of all ranks, the parent of the others */
         if (groups[i].nccl)
             NCCL_CHECK(ncclCommDestroy(groups[i].nccl));
         groups[i].nccl = NULL;
     }
     all = gather = NULL;
+}
+
+/* Splitting is collective: all ranks make the communicators of all stages, and get those of their own. */
+static void connect_stages(void)
+{
+    const int stages = comm_group_size(RANKS_PIPELINE), own = comm_group_rank(RANKS_PIPELINE);
+    for (int n = 0; n < NUM_NEIGHBOURS && stages > 1; n++)
+        for (int from = 0; from < stages; from++) {
+            const int to = (from + (n == NEXT_STAGE ? 1 : stages - 1)) % stages;
+            const bool takes_part = own == from || own == to;
+            ncclComm_t c = NULL;
+            NCCL_CHECK(ncclCommSplit(all, takes_part ? comm_group(RANKS_PIPELINE) : NCCL_SPLIT_NOCOLOR, comm_rank(), &c, NULL));
+            if (own == from)
+                sends[n] = c;
+            else if (own == to)
+                receives[n == NEXT_STAGE ? PREVIOUS_STAGE : NEXT_STAGE] = c;
+        }
 }
 
 void comm_init(void)
@@ -94,6 +122,7 @@ void comm_init(void)
     for (int i = 0; i < NUM_GROUPS; i++)
         groups[i].nccl = groups[i].ranks == RANKS_ALL ? all
             : comm_group_size(groups[i].ranks) > 1 ? split(groups[i].ranks, NCCL_CTA_POLICY_DEFAULT) : NULL;
+    connect_stages();
     comm_set_device(finish, find_error);
 }
 
@@ -191,6 +220,26 @@ void backend_comm_all_to_all(Tensor y, Tensor x, int items, Order order)
                                 nccl_of(RANKS_CONTEXT), device_stream()));
         }
     NCCL_CHECK(ncclGroupEnd());
+}
+
+static int peer(ncclComm_t c)
+{
+    int own;
+    CHECK(c, "a neighbouring stage without stages");
+    NCCL_CHECK(ncclCommUserRank(c, &own));
+    return 1 - own;
+}
+
+void backend_comm_send(Tensor x, Neighbour to)
+{
+    CHECK_PLAIN(x);
+    NCCL_CHECK(ncclSend(x.data, tensor_bytes(x), ncclUint8, peer(sends[to]), sends[to], device_stream()));
+}
+
+void backend_comm_receive(Tensor x, Neighbour from)
+{
+    CHECK_PLAIN(x);
+    NCCL_CHECK(ncclRecv(x.data, tensor_bytes(x), ncclUint8, peer(receives[from]), receives[from], device_stream()));
 }
 
 void backend_comm_all_gather(void *whole, const void *part, size_t bytes)

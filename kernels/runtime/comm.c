@@ -18,7 +18,7 @@ static MPI_Win host_memory = MPI_WIN_NULL;
 static Mesh mesh = { { 1, 1, 1, 1, 1 } };
 static struct { Ranks ranks; MPI_Comm mpi; } groups[] = {          /* groups with a communicator */
     { RANKS_ALL, MPI_COMM_NULL }, { RANKS_SHARD, MPI_COMM_NULL }, { RANKS_REPLICA, MPI_COMM_NULL },
-    { RANKS_CONTEXT, MPI_COMM_NULL },
+    { RANKS_CONTEXT, MPI_COMM_NULL }, { RANKS_PIPELINE, MPI_COMM_NULL }, { RANKS_COPY, MPI_COMM_NULL },
 };
 enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
 static pthread_t main_thread;

@@ -10,6 +10,14 @@ Mesh mesh_of_context(int ranks, int shard, int context)
                              [MESH_REPLICA] = ranks / shard, [MESH_PIPELINE] = 1 } };
 }
 
+Mesh mesh_of_stages(int ranks, int stages, int shard, int context)
+{
+    CHECK(stages > 0 && ranks % stages == 0, "%d ranks in %d stages", ranks, stages);
+    Mesh m = mesh_of_context(ranks / stages, shard, context);
+    m.size[MESH_PIPELINE] = stages;
+    return m;
+}
+
 Mesh mesh_of_shards(int ranks, int shard)
 {
     return mesh_of_context(ranks, shard, 1);

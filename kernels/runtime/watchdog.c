@@ -48,7 +48,9 @@ typedef struct {
     int    rank;
     pid_t  pid;
     _Atomic unsigned long marks;        /* calls of watchdog_mark and watchdog_mark_together */
-    _Atomic unsigned long together;     /* calls of watchdog_mark_together */
+    _Atomic unsigned long together;     /* calls of watchdog_mark_together, without ... */
+    _Atomic unsigned long inside;       /* ... those since watchdog_enter_stage, which only ranks of `stage` make as often */
+    _Atomic int stage;                  /* -1: not between watchdog_enter_stage and watchdog_leave_stage */
     _Atomic unsigned long beats;        /* of the watchdog's thread */
     _Atomic bool waits;                 /* the last mark was watchdog_mark_together */
     _Atomic bool patient;
@@ -83,7 +85,7 @@ static const double AWAY_AFTER = 15;    /* and until it can end the run. NOTE: m
                                          * earlier. But TCP sends no keepalives while data are unsent: if mpirun had messages for
                                          * the lost host, as after the end of a rank, it would wait for a quarter of an hour */
 
-static RankState alone;
+static RankState alone = { .stage = -1 };
 static RankState *own = &alone;              /* this rank's */
 
 static struct {
@@ -106,7 +108,10 @@ static void mark(const char *operation, int part, bool together)
     snprintf(own->operation, sizeof own->operation, "%s", operation);
     own->part = part;
     own->waits = together;
-    own->together += together;
+    if (own->stage < 0)
+        own->together += together;
+    else
+        own->inside += together;
     own->marks++;
 }
 
@@ -124,6 +129,24 @@ void watchdog_mark_together(const char *operation, int part)
 static void mark_wait(const char *operation)
 {
     mark(operation, -1, true);
+}
+
+/* A neighbour makes other marks, so these are not counted. */
+void watchdog_mark_neighbour(const char *operation, int part)
+{
+    mark(operation, part, false);
+    own->waits = true;
+}
+
+void watchdog_enter_stage(int stage)
+{
+    own->inside = 0;
+    own->stage = stage;
+}
+
+void watchdog_leave_stage(void)
+{
+    own->stage = -1;
 }
 
 void watchdog_set_step(long step)
@@ -358,6 +381,8 @@ static bool is_behind(const RankState *a, const RankState *b)
 {
     if (a->together != b->together)
         return a->together < b->together;
+    if (a->stage == b->stage && a->stage >= 0 && a->inside != b->inside)
+        return a->inside < b->inside;
     return !a->waits && b->waits;
 }
 
@@ -456,7 +481,7 @@ void watchdog_start(int timeout)
     own = &watchdog.rank[watchdog.self];
     own->rank = comm_rank();
     own->pid = getpid();
-    own->part = -1;
+    own->part = own->stage = -1;
     own->state = WATCHING;
     comm_set_before_waiting(mark_wait);
     error_set_dying(leave);

@@ -28,6 +28,12 @@ void watchdog_mark(const char *operation, int part);
  * runs them. Ranks wait for the one that has entered the fewest of these. */
 void watchdog_mark_together(const char *operation, int part);
 
+/* With pipeline stages ranks of different stages do different things in between: the following marks `together` are compared with
+ * those of ranks of this stage only, until watchdog_leave_stage. And a mark of waiting for a neighbouring stage. */
+void watchdog_enter_stage(int stage);
+void watchdog_leave_stage(void);
+void watchdog_mark_neighbour(const char *operation, int part);
+
 void watchdog_set_step(long step);          /* the step that the following marks belong to */
 
 /* Threads that work for the main one. A worker beats at each step of its work, with what it does ("writing

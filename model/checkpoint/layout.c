@@ -437,7 +437,7 @@ Found layout_find(const Piece *p, SafeFile *const *source, int count)
 
 void layout_check_sums(Layout *l, SafeFile *const *source, int count)
 {
-    sum_over(l, RANKS_SHARD);
+    sum_over(l, RANKS_COPY);
     for (int i = 0; i < l->num_pieces; i++) {
         const Found f = safetensors_find_in(source, count, l->piece[i].name);
         const SafeTensor *t = f.tensor;

@@ -139,7 +139,7 @@ void stored_base_read(Layout *l, ParamStore *f, SafeFile *const *source, int cou
     progress_begin("loading");
     for (int u = 0; u < f->num_units; u++)
         for (int i = 0; i < f->shape[u].num_params; i++)
-            if (f->shape[u].param[i].region == BASE) {
+            if (f->shape[u].param[i].region == BASE && fsdp_holds(f, u)) {
                 progress_show((double)u / f->num_units, f->shape[u].param[i].name);
                 read_matrix(&r, u, &f->shape[u].param[i], memory);
             }

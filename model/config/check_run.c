@@ -10,56 +10,22 @@
 #include "kernels/runtime/error.h"
 #include "model/schedule.h"
 
-/* The largest number up to `most` that divides a and b. */
-static int largest_divisor(int a, int b, int most)
-{
-    int d = most;
-    while (a % d != 0 || b % d != 0)
-        d--;
-    return d;
-}
-
-/* A rank's tokens are whole sixteens, as FP8 GEMMs need. */
-static void check_context(Reader *r)
-{
-    enum { MULTIPLE = 16 };
-    const Config *c = &r->s->c;
-    const ModelConfig *m = &c->model;
-    const int n = context_ranks(&c->strategy), T = m->max_sequence_length;
-    const char *place = config_where(r, "parallelism.context");
-    if (n == 1)
-        return;
-    if (c->generate)
-        die("%s: parallelism.context %d: generate continues each prompt on one rank; use --parallelism.context=1", place, n);
-    if (r->world % n != 0)
-        die("%s: parallelism.context %d: %d rank%s cannot form groups of %d that share sequences; start a multiple of %d ranks, or "
-            "use --parallelism.context=%d", place, n, r->world, r->world == 1 ? "" : "s", n, n,
-            largest_divisor(r->world, r->world, n < r->world ? n : r->world));
-    if (m->n_heads % n != 0 || m->n_kv_heads % n != 0)
-        die("%s: parallelism.context %d: the model has %d heads and %d key heads, which %d ranks cannot share equally; "
-            "use --parallelism.context=%d", place, n, m->n_heads, m->n_kv_heads, n,
-            largest_divisor(m->n_heads, m->n_kv_heads, n < m->n_kv_heads ? n : m->n_kv_heads));
-    if (T % (MULTIPLE * n) != 0)
-        die("%s: parallelism.context %d: model.max_sequence_length %d is not a multiple of %d x %d, so ranks would not have whole "
-            "sixteens of tokens; --model.max_sequence_length=%d would do", place, n, T, n, MULTIPLE,
-            (T + MULTIPLE * n - 1) / (MULTIPLE * n) * (MULTIPLE * n));
-}
-
 /* Ranks with different sequences, or groups that share some. */
-static int data_ranks(const Reader *r)
+static int groups_of(const Reader *r)
 {
-    return r->world / context_ranks(&r->s->c.strategy);
+    return data_ranks(&r->s->c.strategy, r->world);
 }
 
-static const char *name_data_ranks(const Reader *r)
+static const char *name_groups(const Reader *r)
 {
-    return context_ranks(&r->s->c.strategy) > 1 ? "context group" : "rank";
+    const Strategy *s = &r->s->c.strategy;
+    return pipeline_stages(s) > 1 ? "pipeline" : context_ranks(s) > 1 ? "context group" : "rank";
 }
 
 static void check_batch(Reader *r)
 {
     Config *c = &r->s->c;
-    int world = data_ranks(r), micro = c->device_train_microbatch_size, batch = c->global_train_batch_size;
+    int world = groups_of(r), micro = c->device_train_microbatch_size, batch = c->global_train_batch_size;
     long unit = (long)world * micro;
     if (batch % unit == 0)
         return;
@@ -71,13 +37,13 @@ static void check_batch(Reader *r)
         snprintf(batches, sizeof batches, "%ld", unit);
     if (batch % world != 0)
         die("%s: global_train_batch_size %d is not a multiple of %d %ss x device_train_microbatch_size %d; "
-            "--global_train_batch_size=%s would do", place, batch, world, name_data_ranks(r), micro, batches);
+            "--global_train_batch_size=%s would do", place, batch, world, name_groups(r), micro, batches);
     int share = batch / world, smaller = micro < share ? micro : share;
     while (share % smaller != 0)
         smaller--;
     die("%s: global_train_batch_size %d gives each of %d %s%s %d sequences, not a multiple of "
         "device_train_microbatch_size %d; --device_train_microbatch_size=%d or --global_train_batch_size=%s would do",
-        place, batch, world, name_data_ranks(r), world == 1 ? "" : "s", share, micro, smaller, batches);
+        place, batch, world, name_groups(r), world == 1 ? "" : "s", share, micro, smaller, batches);
 }
 
 /* The smallest batch, too, must be whole micro-batches of all ranks. */
@@ -116,7 +82,7 @@ static void choose_grads(Reader *r)
     enum { MOST = 128 };
     const Config *c = &r->s->c;
     Format *grads = &r->s->c.recipe.grads;
-    const int own = c->global_train_batch_size / c->device_train_microbatch_size / data_ranks(r);
+    const int own = c->global_train_batch_size / c->device_train_microbatch_size / groups_of(r);
     const int n = own > r->world ? own : r->world;
     const bool mixed = r->s->fsdp.precision == FSDP_MIXED && r->world > 1;
     if (!config_given(r, "format.grads")) {
@@ -143,9 +109,9 @@ static void check_micro_batch(Reader *r)
     if ((double)c->device_train_microbatch_size * T > INT_MAX / 2)
         die("%s: %d sequences of %d tokens exceed the 2^30 - 1 tokens that a micro-batch can have",
             config_where(r, "device_train_microbatch_size"), c->device_train_microbatch_size, T);
-    if ((double)c->device_eval_batch_size * data_ranks(r) > INT_MAX)
+    if ((double)c->device_eval_batch_size * groups_of(r) > INT_MAX)
         die("%s: %d sequences on each of %d %ss exceed the 2^31 - 1 that a batch can have",
-            config_where(r, "device_eval_batch_size"), c->device_eval_batch_size, data_ranks(r), name_data_ranks(r));
+            config_where(r, "device_eval_batch_size"), c->device_eval_batch_size, groups_of(r), name_groups(r));
 }
 
 static void check_tile(Reader *r)
@@ -231,43 +197,6 @@ static void check_folders(Reader *r)
     config_check_load_path(r);
 }
 
-/* Ranks that share one copy of the model. Those that share sequences are among them, so that gradients are summed over both. */
-static int shard_ranks(Reader *r)
-{
-    const ShardingStrategy strategy = r->s->fsdp.strategy;
-    const bool hybrid = strategy == HYBRID_SHARD || strategy == HYBRID_SHARD_ZERO2;
-    const int world = r->world, context = context_ranks(&r->s->c.strategy);
-    const int hosts = world / comm_local_size(), replicas = r->s->fsdp.replicas ? r->s->fsdp.replicas : hosts;
-    if (r->s->fsdp.replicas && !hybrid)
-        config_note(r, "fsdp.hybrid_sharding_num_model_replicas (only HYBRID_SHARD has it)");
-    if (strategy == NO_SHARD)
-        return context;
-    if (!hybrid)
-        return world;
-    if (replicas < 1 || world % replicas != 0)
-        die("%s: %d ranks cannot form %d groups of equal size; fsdp.hybrid_sharding_num_model_replicas must divide the "
-            "number of ranks, null makes one group per host",
-            config_where(r, "fsdp.hybrid_sharding_num_model_replicas"), world, replicas);
-    if (world / replicas % context != 0)
-        die("%s: %d ranks in %d replicas are %d each, which cannot form groups of %d that share sequences (parallelism.context); "
-            "fsdp.hybrid_sharding_num_model_replicas must divide %d", config_where(r, "fsdp.hybrid_sharding_num_model_replicas"),
-            world, replicas, world / replicas, context, world / context);
-    return world / replicas;
-}
-
-static void check_strategy(Reader *r)
-{
-    if (r->s->fsdp.distributed == DDP || r->s->fsdp.distributed == SINGLE)
-        r->s->fsdp.strategy = NO_SHARD;
-    const ShardingStrategy strategy = r->s->fsdp.strategy;
-    const bool keeps = strategy == SHARD_GRAD_OP || strategy == HYBRID_SHARD_ZERO2;
-    const int mode = r->s->fsdp.grad_sync_mode;
-    r->s->c.strategy = (Strategy){ .shard_ranks = shard_ranks(r),
-                                   .gathering = keeps ? GATHER_ONCE : GATHER_ONCE_IF_FITS,
-                                   .grad_sum = mode == NOT_GIVEN ? SUM_ONCE_IF_FITS : (GradSum)mode,
-                                   .context_ranks = context_ranks(&r->s->c.strategy) };
-}
-
 /* The name of a folder in runs/. */
 static void check_run_name(const Reader *r)
 {
@@ -284,8 +213,7 @@ void config_check_run(Reader *r)
 {
     Config *c = &r->s->c;
     check_run_name(r);
-    check_context(r);
-    check_strategy(r);
+    config_check_ranks(r);
     config_check_generation(r);
     if (!config_forward_only(c)) {
         check_batch(r);

@@ -436,6 +436,18 @@ const ConfigKey config_keys[] = {
            "number of consecutive ranks that share sequences. Each has an equal part of the tokens of every sequence, and in "
            "attention an equal part of the heads, so it must divide the numbers of heads and of key heads. These ranks are part of "
            "one group of fsdp.sharding_strategy; with NO_SHARD they are a group. A run may resume with another number"),
+    NUMBER("parallelism.pipeline", INT, "1", 1, 1024, C(strategy.pipeline_stages),
+           "number of stages, each with consecutive blocks on ranks of its own; micro-batches pass them one after the other. The "
+           "first stage has the embedding, the last one the head. fsdp.* applies to the ranks of a stage, which gather weights and "
+           "sum gradients once per step. Losses are those of the same micro-batches without stages. A run may resume with another "
+           "number"),
+    WORD  ("parallelism.pipeline_schedule", CHOICE, "1F1B", WORDS({ "1F1B", PIPELINE_1F1B },
+           { "Interleaved1F1B", PIPELINE_INTERLEAVED }, { "Sequential", PIPELINE_ONE }), C(strategy.pipeline_schedule),
+           "order of the passes. 1F1B: stages alternate between forward and backward; p stages and m micro-batches a step wait "
+           "(p-1)/(m+p-1) of the time. Interleaved1F1B: each stage has v rows of blocks and waits (p-1)/(vm+p-1), with more "
+           "messages and saved activations. Sequential: one micro-batch after the other, with the least memory"),
+    NUMBER("parallelism.pipeline_virtual_stages", INT, "1", 1, 1024, C(strategy.pipeline_chunks),
+           "rows of consecutive blocks that each stage has: v of Interleaved1F1B"),
 
     /* ---- the host's memory ---- */
     WORD  ("host.activations", CHOICE, "auto", host_uses, C(host.activations),

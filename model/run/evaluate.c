@@ -150,7 +150,7 @@ EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *f, const volat
         progress_begin("evaluating");
         e.cut = add_batches(&p, l, e.label, c, m, f, stop, &e.problem);
         progress_end();
-        double total[2] = { p.loss, comm_group_rank(RANKS_CONTEXT) == 0 ? p.labels : 0 };
+        double total[2] = { p.loss, comm_group_rank(RANKS_SEQUENCE) == 0 ? p.labels : 0 };
         comm_sum(total, 2);
         if (total[1] > 0)
             e.loss = total[0] / total[1];

@@ -2,6 +2,7 @@
 #include "model/run/fit.h"
 
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 
 #include "kernels/runtime/comm.h"
@@ -19,12 +20,15 @@ static double smallest_device(const Config *c)
 
 double fit_needed(const Config *c)
 {
-    Model m;
-    ParamStore f;
-    memory_plan(&m, &f, c);
-    const double bytes = (double)model_planned_bytes(&m, &f) + memory_allowance(c);
-    model_free(&m, &f);
-    return bytes;
+    double most = 0;
+    for (int stage = 0; stage < pipeline_stages(&c->strategy); stage++) {
+        Model m;
+        ParamStore f;
+        memory_plan_stage(&m, &f, c, stage);
+        most = fmax(most, (double)model_planned_bytes(&m, &f) + memory_allowance(c));
+        model_free(&m, &f);
+    }
+    return most;
 }
 
 static bool fits_with(const Config *c, int sequences)
@@ -36,7 +40,7 @@ static bool fits_with(const Config *c, int sequences)
 
 static int sequences_of_rank(const Config *c)
 {
-    return c->global_train_batch_size / (c->ranks / context_ranks(&c->strategy));
+    return c->global_train_batch_size / data_ranks(&c->strategy, c->ranks);
 }
 
 /* Memory grows with the micro-batch, so halving finds it. */

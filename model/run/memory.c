@@ -58,7 +58,7 @@ static double bytes_in(Model *m, ParamStore *f, const Config *c, ShardChoice p)
  * depend on what else runs on the device. */
 static bool sums_once(Model *m, ParamStore *f, const Config *c, ShardChoice p)
 {
-    const long at_once = (long)c->device_train_microbatch_size * ranks_of(c) / context_ranks(&c->strategy);
+    const long at_once = (long)c->device_train_microbatch_size * data_ranks(&c->strategy, ranks_of(c));
     const bool gains = p.shards > 1 && c->global_train_batch_size > at_once;
     return agree_least(gains && bytes_in(m, f, c, p) <= memory_of_device(c) - SPARE);
 }
@@ -99,7 +99,7 @@ static double most_planned(const Config *c)
 static int most_slots(Model *m, ParamStore *f, const Config *c, ShardChoice p)
 {
     const double most = most_planned(c);
-    if (m->L <= MIN_SLOTS || c->host.activations == HOST_NEVER || m->forward_only)
+    if (m->L <= MIN_SLOTS || p.pipe.stages > 1 || c->host.activations == HOST_NEVER || m->forward_only)
         return 0;
     if (c->host.activations == HOST_ALL)
         return MIN_SLOTS;
@@ -131,12 +131,23 @@ static int fewest_on_host(Model *m, ParamStore *f, const Config *c, ShardChoice 
     return f->num_units - (int)agree_least(f->num_units - first);
 }
 
+static Pipeline pipeline_of(const Config *c, int stage)
+{
+    const Strategy *s = &c->strategy;
+    const int stages = pipeline_stages(s), sequences = c->global_train_batch_size / data_ranks(s, ranks_of(c));
+    const int micro_batches = sequences / c->device_train_microbatch_size;
+    if (stages == 1)
+        return (Pipeline){ 0 };
+    return (Pipeline){ stages, stage, s->pipeline_chunks > 1 ? s->pipeline_chunks : 1, s->pipeline_schedule,
+                       micro_batches > 0 ? micro_batches : 1 };
+}
+
 /* The ranks agree on what depends on memory. What is on the host changes no result, so it is chosen after what does. */
-static void plan_with(Model *m, ParamStore *f, const Config *c, int tile)
+static void plan_with(Model *m, ParamStore *f, const Config *c, int stage, int tile)
 {
     const Strategy *s = &c->strategy;
     ShardChoice p = { comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD), s->grad_sum != SUM_OFTEN,
-                    s->gathering == GATHER_ONCE ? unit_count(&c->model) : 0 };
+                    s->gathering == GATHER_ONCE ? unit_count(&c->model) : 0, .pipe = pipeline_of(c, stage) };
     if (c->dry_run) {           /* for ranks that may not exist here; all have as much */
         p.shards = s->shard_ranks;
         p.rank = 0;
@@ -157,16 +168,21 @@ static void plan_with(Model *m, ParamStore *f, const Config *c, int tile)
 }
 
 /* Tiles that nobody asked for are the last resort, since they change FP8 results. */
-void memory_plan(Model *m, ParamStore *f, const Config *c)
+void memory_plan_stage(Model *m, ParamStore *f, const Config *c, int stage)
 {
     enum { TILE = 16384 };      /* GEMMs of so many rows are as fast as larger ones */
-    plan_with(m, f, c, c->mlp_tile);
+    plan_with(m, f, c, stage, c->mlp_tile);
     if (c->mlp_tile > 0 || !recipe_recomputes(&c->recipe) || m->N <= TILE)
         return;
     if (agree_least((double)model_planned_bytes(m, f) <= most_planned(c)))
         return;
     model_free(m, f);
-    plan_with(m, f, c, TILE);
+    plan_with(m, f, c, stage, TILE);
+}
+
+void memory_plan(Model *m, ParamStore *f, const Config *c)
+{
+    memory_plan_stage(m, f, c, comm_group_rank(RANKS_PIPELINE));
 }
 
 static double gib(double bytes)

@@ -8,6 +8,9 @@
  * ranks call. A dry run uses the ranks and the memory that it was given. */
 void memory_plan (Model *m, ParamStore *f, const Config *c);
 
+/* The same for a rank of that stage. */
+void memory_plan_stage(Model *m, ParamStore *f, const Config *c, int stage);
+
 /* Bytes of the device that may be planned, and the part that a GPU uses beyond the plan. */
 double memory_of_device(const Config *c);
 double memory_allowance(const Config *c);

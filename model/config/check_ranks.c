@@ -1,0 +1,146 @@
+/* Checks of how ranks divide the work: the mesh, and the strategy of each group. */
+#include "model/config/table.h"
+
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/error.h"
+
+/* The largest number up to `most` that divides a and b. */
+static int largest_divisor(int a, int b, int most)
+{
+    int d = most;
+    while (a % d != 0 || b % d != 0)
+        d--;
+    return d;
+}
+
+/* A rank's tokens are whole sixteens, as FP8 GEMMs need. */
+static void check_context(Reader *r)
+{
+    enum { MULTIPLE = 16 };
+    const Config *c = &r->s->c;
+    const ModelConfig *m = &c->model;
+    const int n = context_ranks(&c->strategy), T = m->max_sequence_length;
+    const char *place = config_where(r, "parallelism.context");
+    if (n == 1)
+        return;
+    if (c->generate)
+        die("%s: parallelism.context %d: generate continues each prompt on one rank; use --parallelism.context=1", place, n);
+    if (r->world % n != 0)
+        die("%s: parallelism.context %d: %d rank%s cannot form groups of %d that share sequences; start a multiple of %d ranks, or "
+            "use --parallelism.context=%d", place, n, r->world, r->world == 1 ? "" : "s", n, n,
+            largest_divisor(r->world, r->world, n < r->world ? n : r->world));
+    if (m->n_heads % n != 0 || m->n_kv_heads % n != 0)
+        die("%s: parallelism.context %d: the model has %d heads and %d key heads, which %d ranks cannot share equally; "
+            "use --parallelism.context=%d", place, n, m->n_heads, m->n_kv_heads, n,
+            largest_divisor(m->n_heads, m->n_kv_heads, n < m->n_kv_heads ? n : m->n_kv_heads));
+    if (T % (MULTIPLE * n) != 0)
+        die("%s: parallelism.context %d: model.max_sequence_length %d is not a multiple of %d x %d, so ranks would not have whole "
+            "sixteens of tokens; --model.max_sequence_length=%d would do", place, n, T, n, MULTIPLE,
+            (T + MULTIPLE * n - 1) / (MULTIPLE * n) * (MULTIPLE * n));
+}
+
+/* The numbers of chunks and of micro-batches that the schedule can divide. */
+static void check_schedule_of_stages(Reader *r)
+{
+    const Config *c = &r->s->c;
+    const Strategy *s = &c->strategy;
+    const int n = pipeline_stages(s), chunks = s->pipeline_chunks, sequences = c->global_train_batch_size / data_ranks(s, r->world);
+    const int own = sequences / c->device_train_microbatch_size;
+    const char *place = config_where(r, "parallelism.pipeline_schedule");
+    if (s->pipeline_schedule == PIPELINE_INTERLEAVED && chunks == 1)
+        die("%s: parallelism.pipeline_schedule Interleaved1F1B: each stage has one row of blocks; give it more, as "
+            "--parallelism.pipeline_virtual_stages=2, or use 1F1B", place);
+    if (s->pipeline_schedule != PIPELINE_INTERLEAVED && chunks > 1)
+        die("%s: parallelism.pipeline_virtual_stages %d: only Interleaved1F1B has more than one; use "
+            "--parallelism.pipeline_schedule=Interleaved1F1B", config_where(r, "parallelism.pipeline_virtual_stages"), chunks);
+    if (c->model.n_layers < n * chunks)
+        die("%s: parallelism.pipeline %d: the model has %d blocks, fewer than %d stages x %d; use "
+            "--parallelism.pipeline=%d or less", config_where(r, "parallelism.pipeline"), n, c->model.n_layers, n, chunks,
+            c->model.n_layers / chunks);
+    if (chunks > 1 && !config_forward_only(c) && own % n != 0)
+        die("%s: parallelism.pipeline_schedule Interleaved1F1B: a stage has %d micro-batches a step, not a multiple of the %d "
+            "stages; --global_train_batch_size=%ld would do, and so would 1F1B", place, own, n,
+            (long)(own / n + 1) * n * c->device_train_microbatch_size * data_ranks(s, r->world));
+}
+
+/* What stages cannot do yet is refused before anything is read or written. */
+static void check_pipeline(Reader *r)
+{
+    const Config *c = &r->s->c;
+    const int n = pipeline_stages(&c->strategy);
+    const char *place = config_where(r, "parallelism.pipeline");
+    if (n == 1)
+        return;
+    if (r->world % n != 0)
+        die("%s: parallelism.pipeline %d: %d rank%s cannot form %d stages of equal size; start a multiple of %d ranks, or use "
+            "--parallelism.pipeline=%d", place, n, r->world, r->world == 1 ? "" : "s", n, n,
+            largest_divisor(r->world, r->world, n < r->world ? n : r->world));
+    if (c->generate)
+        die("%s: parallelism.pipeline %d: generate continues each prompt on one rank; use --parallelism.pipeline=1", place, n);
+    if (c->model.weight_tying)
+        die("%s: parallelism.pipeline %d: model.weight_tying: embedding and head are one matrix, and would be on different stages; "
+            "use --parallelism.pipeline=1, or a model whose head is its own", place, n);
+    if (c->samples.prompts)
+        die("%s: parallelism.pipeline %d: samples.prompts: stages cannot continue prompts during training; use --generate on a "
+            "checkpoint, without stages", place, n);
+    if (c->quant_stats_interval > 0)
+        die("%s: parallelism.pipeline %d: quant_stats_interval: no rank has all blocks to measure; use "
+            "--quant_stats_interval=0", place, n);
+    if (c->host.activations == HOST_ALL)
+        die("%s: parallelism.pipeline %d: host.activations all: stages keep those of several micro-batches on the device; use "
+            "--host.activations=never, or --parallelism.pipeline=1", place, n);
+    check_schedule_of_stages(r);
+}
+
+/* Ranks that share one copy of a stage. Those that share sequences are among them, so that gradients are summed over both. */
+static int shard_ranks(Reader *r)
+{
+    const ShardingStrategy strategy = r->s->fsdp.strategy;
+    const bool hybrid = strategy == HYBRID_SHARD || strategy == HYBRID_SHARD_ZERO2;
+    const int world = r->world / pipeline_stages(&r->s->c.strategy), context = context_ranks(&r->s->c.strategy);
+    const int hosts = world > comm_local_size() ? world / comm_local_size() : 1;
+    const int replicas = r->s->fsdp.replicas ? r->s->fsdp.replicas : hosts;
+    if (r->s->fsdp.replicas && !hybrid)
+        config_note(r, "fsdp.hybrid_sharding_num_model_replicas (only HYBRID_SHARD has it)");
+    if (strategy == NO_SHARD)
+        return context;
+    if (!hybrid)
+        return world;
+    if (replicas < 1 || world % replicas != 0)
+        die("%s: %d ranks cannot form %d groups of equal size; fsdp.hybrid_sharding_num_model_replicas must divide the "
+            "number of ranks, null makes one group per host",
+            config_where(r, "fsdp.hybrid_sharding_num_model_replicas"), world, replicas);
+    if (world / replicas % context != 0)
+        die("%s: %d ranks in %d replicas are %d each, which cannot form groups of %d that share sequences (parallelism.context); "
+            "fsdp.hybrid_sharding_num_model_replicas must divide %d", config_where(r, "fsdp.hybrid_sharding_num_model_replicas"),
+            world, replicas, world / replicas, context, world / context);
+    return world / replicas;
+}
+
+/* In a stage weights are gathered once per step, and gradients summed once: its micro-batches alternate between two passes. */
+static void check_strategy(Reader *r)
+{
+    const Strategy *s = &r->s->c.strategy;
+    const bool stages = pipeline_stages(s) > 1;
+    if (r->s->fsdp.distributed == DDP || r->s->fsdp.distributed == SINGLE)
+        r->s->fsdp.strategy = NO_SHARD;
+    const ShardingStrategy strategy = r->s->fsdp.strategy;
+    const bool keeps = strategy == SHARD_GRAD_OP || strategy == HYBRID_SHARD_ZERO2;
+    const int mode = r->s->fsdp.grad_sync_mode;
+    if (stages && mode == SUM_OFTEN)
+        die("%s: fsdp.grad_sync_mode micro_batch: pipeline stages sum gradients once per step; use batch or null",
+            config_where(r, "fsdp.grad_sync_mode"));
+    const int shards = shard_ranks(r);
+    r->s->c.strategy = (Strategy){ .shard_ranks = shards,
+                                   .gathering = keeps || (stages && shards > 1) ? GATHER_ONCE : GATHER_ONCE_IF_FITS,
+                                   .grad_sum = stages ? SUM_ONCE : mode == NOT_GIVEN ? SUM_ONCE_IF_FITS : (GradSum)mode,
+                                   .context_ranks = context_ranks(s), .pipeline_stages = pipeline_stages(s),
+                                   .pipeline_chunks = s->pipeline_chunks, .pipeline_schedule = s->pipeline_schedule };
+}
+
+void config_check_ranks(Reader *r)
+{
+    check_context(r);
+    check_pipeline(r);
+    check_strategy(r);
+}

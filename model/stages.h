@@ -1,0 +1,24 @@
+/* What a pipeline stage (pipeline.h) exchanges with its neighbours, and its micro-batches in flight.
+ *
+ *     forward    receive -> unit_acts[first].attn_res ... unit_acts[end].attn_res -copy-> outgoing[NEXT_STAGE] -send->
+ *     backward   receive -> work.dres               ... work.dres               -copy-> outgoing[PREVIOUS_STAGE] -send->
+ *
+ * Messages are received on the compute queue and sent on a queue of their own, which waits for the neighbour. */
+#pragma once
+#include "model/buffers.h"
+#include "model/fsdp.h"
+
+/* The units of a chunk of this stage read and write the activations of set `set`. */
+void stages_use_set(Model *m, int set);
+
+/* The same for micro-batch `micro` of a step. FP8 operands in its forward pass have the ranges after that of the micro-batch before
+ * it, whose set keeps them for its backward pass. */
+void stages_use(Model *m, const ParamStore *f, UnitRange units, PipelineRow r);
+
+/* The stream that the chunk reads; the gradient of the stream that it wrote. */
+void stages_receive_stream  (Model *m, const ParamStore *f, UnitRange units);
+void stages_receive_gradient(Model *m, const ParamStore *f, UnitRange units);
+
+/* The stream that the chunk wrote; the gradient of the stream that it read. They may be overwritten afterwards. */
+void stages_send_stream  (Model *m, const ParamStore *f, UnitRange units);
+void stages_send_gradient(Model *m, const ParamStore *f, UnitRange units);

@@ -1,0 +1,229 @@
+/* Pipeline stages compute the bits of the same micro-batches without stages: losses of tokens, gradients, their norm, and weights
+ * after updates; of every schedule. On 2, 4 and 8 ranks. */
+#include <math.h>
+
+#include "tests/kit.h"
+
+#include "model/run/memory.h"
+#include "model/update.h"
+#include "tests/models.h"
+#include "tests/ranks.h"
+#include "tests/ranks_training.h"
+
+enum { LAYERS = 8, MICRO_BATCHES = 8, T = 16, MICRO = 2, TOKENS = MICRO * T, STEPS = 2, MAX_UNITS = LAYERS + 2 };
+
+typedef struct {
+    const char *recipe;
+    SmallModel model;
+    bool documents;
+    unsigned modules;           /* with adapters on these */
+    BaseFormat base;
+    int keep;                   /* instead of the recipe's, unless 0 */
+    const char *trainable;      /* NULL: all */
+} Case;
+
+typedef struct { int stages, chunks; PipelineSchedule schedule; } Stages;
+
+/* Shards of weights, as this rank has them at its place of its stage. */
+typedef struct {
+    double loss, zloss, evaluation, norm[STEPS];
+    size_t first[MAX_UNITS], count[MAX_UNITS];
+    double *grad[MAX_UNITS], *weights[MAX_UNITS];
+} Result;
+
+static ModelConfig model_of(const Case *k)
+{
+    ModelConfig m = architecture(k->model);
+    m.n_layers = LAYERS;
+    m.max_sequence_length = T;
+    m.weight_tying = false;
+    return k->modules ? with_adapters(m, 4, k->modules, k->base) : m;
+}
+
+/* Without stages, each group of a mesh with stages has the whole model: its norm, which optimizer_grad_norm adds for all groups. */
+static double norm_of_group(const ParamStore *f)
+{
+    float own;
+    device_get(&own, f->square_sum, sizeof own);
+    double sum = own;
+    comm_sum_over(&sum, 1, RANKS_SHARD);
+    return sqrt(sum);
+}
+
+/* Micro-batches of very different size: FP8 ranges grow within a step. */
+static void run_step(Model *m, ParamStore *f, const Config *c, int step, Result *s)
+{
+    static int tokens[MICRO_BATCHES * TOKENS], targets[MICRO_BATCHES * TOKENS];
+    static uint8_t begins[MICRO_BATCHES * TOKENS];
+    const int own = comm_group_rank(RANKS_DATA), groups = comm_group_size(RANKS_DATA), V = c->model.vocab_size;
+    const float scale = 1 / ((float)(MICRO_BATCHES * TOKENS) * (float)groups);
+    for (int i = 0; i < MICRO_BATCHES * TOKENS; i++) {
+        const uint64_t at = (uint64_t)((step * groups + own) * MICRO_BATCHES * TOKENS + i);
+        tokens[i] = test_token(11, at, i / TOKENS % 3 == 0 ? 3 : V);
+        targets[i] = at % 7 == 3 ? -1 : test_token(11, at + 1, V);
+        begins[i] = i % T == 0 || at % 41 == 20;
+    }
+    fsdp_empty_grads(f);
+    model_zero_losses(m);
+    if (f->pipe.stages > 1)
+        model_batch(m, f, tokens, targets, begins, MICRO_BATCHES, scale, 1e-3f, PASS_COMPLETE);
+    for (int i = 0; i < MICRO_BATCHES && f->pipe.stages == 1; i++)
+        model_step(m, f, tokens + i * TOKENS, targets + i * TOKENS, begins + i * TOKENS, scale, 1e-3f,
+                   i < MICRO_BATCHES - 1 ? PASS_ACCUMULATE : PASS_COMPLETE);
+    s->loss = model_losses(m).loss;
+    s->zloss = model_losses(m).zloss;
+    s->norm[step] = optimizer_grad_norm(f);
+    if (f->pipe.stages == 1)
+        s->norm[step] = norm_of_group(f);
+    for (int u = 0; u < f->num_units; u++)
+        s->grad[u] = f->shard[u].slice[TRAINED].count ? values(f->shard[u].grad) : NULL;
+    optimizer_step(f, c, step + 1, step + 1, 1e-2, fmin(1, 1 / s->norm[step]));
+    model_zero_losses(m);
+    model_step(m, f, tokens, targets, begins, 0, 0, PASS_FORWARD);
+    s->evaluation = model_losses(m).loss;
+}
+
+static void run(Result *s, const Case *k, Stages p, bool whole, int shard_ranks, int context, HostUse moments)
+{
+    const ModelConfig mc = model_of(k);
+    Config c;
+    Model m = { 0 };
+    ParamStore f = { 0 };
+    char *patterns[1] = { (char *)k->trainable };
+    model_config(&c, &mc, k->recipe, MICRO);
+    divide_in_stages(p.stages, shard_ranks, context);
+    c.global_train_batch_size = MICRO * MICRO_BATCHES * comm_group_size(RANKS_DATA);
+    c.data.generate_doc_lengths = k->documents;
+    c.recipe.keep = k->keep ? (Keep)k->keep : c.recipe.keep;
+    c.host.moments = moments;
+    c.trainable = patterns;
+    c.num_trainable = k->trainable ? 1 : 0;
+    c.strategy = (Strategy){ .shard_ranks = shard_ranks, .context_ranks = context, .gathering = GATHER_ONCE, .grad_sum = SUM_ONCE,
+                             .pipeline_stages = whole ? 1 : p.stages, .pipeline_chunks = p.chunks, .pipeline_schedule = p.schedule };
+    memory_plan(&m, &f, &c);
+    model_place(&m, &f, &c);
+    fsdp_init(&f, &mc, 5);
+    test_fill_adapters(&f, 6);
+    for (int step = 0; step < STEPS; step++)
+        run_step(&m, &f, &c, step, s);
+    for (int u = 0; u < f.num_units; u++) {
+        s->first[u] = f.shard[u].slice[TRAINED].first;
+        s->count[u] = f.shard[u].slice[TRAINED].count;
+        s->weights[u] = s->count[u] ? values(f.shard[u].slice[TRAINED].stored) : NULL;
+    }
+    model_free(&m, &f);
+}
+
+/* ---- comparisons ------------------------------------------------------------------------------------------------ */
+
+static const char *name_of(const Case *k, Stages p, int shard_ranks, int context)
+{
+    static char text[256];
+    snprintf(text, sizeof text, "%s, %s, documents %d, modules %#x, base %d, keep %d, %s; schedule %d, %d stages of %d ranks, "
+             "%d chunks, %d context ranks", k->recipe, architecture_name(k->model), k->documents, k->modules, (int)k->base, k->keep,
+             k->trainable ? k->trainable : "all", (int)p.schedule, p.stages, shard_ranks, p.chunks, context);
+    return text;
+}
+
+static void compare(const Result *a, const Result *b, const char *name, bool has_head)
+{
+    int units = 0;
+    for (int u = 0; u < MAX_UNITS; u++) {
+        if (b->count[u] == 0)
+            continue;
+        units++;
+        assert_int_equal(a->first[u], b->first[u]);
+        assert_int_equal(a->count[u], b->count[u]);
+        for (size_t i = 0; i < b->count[u]; i++)
+            if (a->grad[u][i] != b->grad[u][i] || a->weights[u][i] != b->weights[u][i])
+                fail_msg("%s: unit %d, element %zu: gradient %.9g, expected %.9g; weight %.9g, expected %.9g", name, u, i,
+                         b->grad[u][i], a->grad[u][i], b->weights[u][i], a->weights[u][i]);
+    }
+    for (int step = 0; step < STEPS; step++)
+        if (a->norm[step] != b->norm[step])
+            fail_msg("%s: step %d: gradient norm %.17g, expected %.17g", name, step, b->norm[step], a->norm[step]);
+    const double loss = has_head ? a->loss : 0, zloss = has_head ? a->zloss : 0, evaluation = has_head ? a->evaluation : 0;
+    if (b->loss != loss || b->zloss != zloss || b->evaluation != evaluation)
+        fail_msg("%s: losses %.9g, %.9g, in evaluation %.9g; expected %.9g, %.9g, %.9g", name, b->loss, b->zloss, b->evaluation, loss,
+                 zloss, evaluation);
+    double all = units;
+    comm_sum_over(&all, 1, RANKS_PIPELINE);
+    assert_true(all > 0);
+}
+
+static void check_in(const Case *k, Stages p, int shard_ranks, int context, HostUse moments)
+{
+    static Result whole, part;
+    whole = part = (Result){ 0 };
+    run(&part, k, p, false, shard_ranks, context, moments);
+    run(&whole, k, p, true, shard_ranks, context, HOST_NEVER);
+    compare(&whole, &part, name_of(k, p, shard_ranks, context), comm_group_rank(RANKS_PIPELINE) == p.stages - 1);
+    release();
+}
+
+/* All schedules, with and without shards inside a stage. */
+static void check(const Case *k)
+{
+    for (int stages = 2; stages <= comm_size(); stages *= 2)
+        for (int schedule = 0; schedule < NUM_PIPELINE_SCHEDULES; schedule++) {
+            const int chunks = schedule != PIPELINE_INTERLEAVED ? 1 : LAYERS / stages < 4 ? LAYERS / stages : 4;
+            if (schedule != PIPELINE_INTERLEAVED || chunks > 1)
+                check_in(k, (Stages){ stages, chunks, (PipelineSchedule)schedule }, comm_size() / stages, 1, HOST_NEVER);
+        }
+}
+
+static void test_recipes(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = { "f32", "bf16", "fp8", "coat", "coat-lean" };
+    for (int r = 0; r < 5; r++)
+        check(&(Case){ recipes[r], r % 2 ? OLMO2 : LLAMA_GQA, r % 2 });
+}
+
+/* Blocks that are run again, whose operands are made with the ranges of their forward pass. */
+static void test_kept(void **state)
+{
+    (void)state;
+    static const Keep keeps[] = { KEEP_ALL, KEEP_INPUTS, KEEP_BLOCK, KEEP_ATTENTION };
+    for (int i = 0; i < 4; i++)
+        check(&(Case){ i % 2 ? "coat" : "coat-lean", LLAMA, true, .keep = (int)keeps[i] });
+}
+
+static void test_adapters(void **state)
+{
+    (void)state;
+    check(&(Case){ "coat", LLAMA_GQA, true, ALL_MODULES, BASE_NF4 });
+    check(&(Case){ "bf16", QWEN3, false, ALL_MODULES, BASE_E4M3 });
+}
+
+/* Stages without anything to train, which need no gradients. */
+static void test_frozen(void **state)
+{
+    (void)state;
+    check(&(Case){ "coat", LLAMA, false, .trainable = "model.layers.6.*" });
+    check(&(Case){ "bf16", LLAMA, false, .trainable = "lm_head.weight" });
+    check(&(Case){ "f32", LLAMA, false, .trainable = "model.embed_tokens.weight" });
+}
+
+static void test_with_context(void **state)
+{
+    (void)state;
+    for (int stages = 2; 2 * stages <= comm_size(); stages *= 2)
+        check_in(&(Case){ "coat", LLAMA_GQA, true }, (Stages){ stages, 1, PIPELINE_1F1B }, comm_size() / stages, 2, HOST_NEVER);
+}
+
+static void test_host(void **state)
+{
+    (void)state;
+    check_in(&(Case){ "coat", LLAMA, true }, (Stages){ comm_size(), 1, PIPELINE_1F1B }, 1, 1, HOST_ALL);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_recipes), cmocka_unit_test(test_kept), cmocka_unit_test(test_adapters), cmocka_unit_test(test_frozen),
+        cmocka_unit_test(test_with_context), cmocka_unit_test(test_host),
+    };
+    start_ranks(&argc, &argv);
+    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+}
