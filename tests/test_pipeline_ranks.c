@@ -10,7 +10,7 @@
 #include "tests/ranks.h"
 #include "tests/ranks_training.h"
 
-enum { LAYERS = 8, MICRO_BATCHES = 8, T = 16, MICRO = 2, TOKENS = MICRO * T, STEPS = 2, MAX_UNITS = LAYERS + 2 };
+enum { LAYERS = 8, MICRO_BATCHES = 8, T = 16, MICRO = 1, TOKENS = MICRO * T, STEPS = 2, MAX_UNITS = LAYERS + 2 };
 
 typedef struct {
     const char *recipe;
@@ -19,6 +19,7 @@ typedef struct {
     unsigned modules;           /* with adapters on these */
     BaseFormat base;
     int keep;                   /* instead of the recipe's, unless 0 */
+    int recompute;
     const char *trainable;      /* NULL: all */
 } Case;
 
@@ -95,6 +96,7 @@ static void run(Result *s, const Case *k, Stages p, bool whole, int shard_ranks,
     c.global_train_batch_size = MICRO * MICRO_BATCHES * comm_group_size(RANKS_DATA);
     c.data.generate_doc_lengths = k->documents;
     c.recipe.keep = k->keep ? (Keep)k->keep : c.recipe.keep;
+    c.recipe.recompute = k->recompute;
     c.host.moments = moments;
     c.trainable = patterns;
     c.num_trainable = k->trainable ? 1 : 0;
@@ -151,25 +153,28 @@ static void compare(const Result *a, const Result *b, const char *name, bool has
     assert_true(all > 0);
 }
 
-static void check_in(const Case *k, Stages p, int shard_ranks, int context, HostUse moments)
+/* All these schedules, against one run without stages of the same micro-batches. */
+static void check_in(const Case *k, const Stages *p, int count, int shard_ranks, int context, HostUse moments)
 {
     static Result whole, part;
-    whole = part = (Result){ 0 };
-    run(&part, k, p, false, shard_ranks, context, moments);
-    run(&whole, k, p, true, shard_ranks, context, HOST_NEVER);
-    compare(&whole, &part, name_of(k, p, shard_ranks, context), comm_group_rank(RANKS_PIPELINE) == p.stages - 1);
+    whole = (Result){ 0 };
+    run(&whole, k, p[0], true, shard_ranks, context, HOST_NEVER);
+    for (int i = 0; i < count; i++) {
+        part = (Result){ 0 };
+        run(&part, k, p[i], false, shard_ranks, context, moments);
+        compare(&whole, &part, name_of(k, p[i], shard_ranks, context), comm_group_rank(RANKS_PIPELINE) == p[i].stages - 1);
+    }
     release();
 }
 
-/* All schedules, with and without shards inside a stage. */
+/* With and without shards inside a stage. */
 static void check(const Case *k)
 {
-    for (int stages = 2; stages <= comm_size(); stages *= 2)
-        for (int schedule = 0; schedule < NUM_PIPELINE_SCHEDULES; schedule++) {
-            const int chunks = schedule != PIPELINE_INTERLEAVED ? 1 : LAYERS / stages < 4 ? LAYERS / stages : 4;
-            if (schedule != PIPELINE_INTERLEAVED || chunks > 1)
-                check_in(k, (Stages){ stages, chunks, (PipelineSchedule)schedule }, comm_size() / stages, 1, HOST_NEVER);
-        }
+    for (int n = 2; n <= comm_size(); n *= 2) {
+        const int chunks = LAYERS / n;
+        const Stages p[] = { { n, 1, PIPELINE_1F1B }, { n, 1, PIPELINE_ONE }, { n, chunks, PIPELINE_INTERLEAVED } };
+        check_in(k, p, chunks > 1 ? 3 : 2, comm_size() / n, 1, HOST_NEVER);
+    }
 }
 
 static void test_recipes(void **state)
@@ -187,6 +192,7 @@ static void test_kept(void **state)
     static const Keep keeps[] = { KEEP_ALL, KEEP_INPUTS, KEEP_BLOCK, KEEP_ATTENTION };
     for (int i = 0; i < 4; i++)
         check(&(Case){ i % 2 ? "coat" : "coat-lean", LLAMA, true, .keep = (int)keeps[i] });
+    check(&(Case){ "coat", LLAMA, true, .recompute = 3 });
 }
 
 static void test_adapters(void **state)
@@ -209,13 +215,13 @@ static void test_with_context(void **state)
 {
     (void)state;
     for (int stages = 2; 2 * stages <= comm_size(); stages *= 2)
-        check_in(&(Case){ "coat", LLAMA_GQA, true }, (Stages){ stages, 1, PIPELINE_1F1B }, comm_size() / stages, 2, HOST_NEVER);
+        check_in(&(Case){ "coat", LLAMA_GQA, true }, &(Stages){ stages, 1, PIPELINE_1F1B }, 1, comm_size() / stages, 2, HOST_NEVER);
 }
 
 static void test_host(void **state)
 {
     (void)state;
-    check_in(&(Case){ "coat", LLAMA, true }, (Stages){ comm_size(), 1, PIPELINE_1F1B }, 1, 1, HOST_ALL);
+    check_in(&(Case){ "coat", LLAMA, true }, &(Stages){ comm_size(), 1, PIPELINE_1F1B }, 1, 1, 1, HOST_ALL);
 }
 
 int main(int argc, char **argv)

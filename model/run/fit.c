@@ -34,7 +34,10 @@ double fit_needed(const Config *c)
 static bool fits_with(const Config *c, int sequences)
 {
     Config other = *c;
+    const long batch = (long)(c->global_train_batch_size / c->device_train_microbatch_size) * sequences;
     other.device_train_microbatch_size = sequences;
+    if (pipeline_stages(&c->strategy) > 1 && batch <= INT32_MAX)        /* as many are in flight */
+        other.global_train_batch_size = (int)batch;
     return fit_needed(&other) <= smallest_device(c);
 }
 

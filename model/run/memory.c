@@ -221,13 +221,14 @@ static void add_gathering(Items *l, const Model *m, const ParamStore *f, const c
  * of hosts decides the groups. */
 static void print_sharding(const Model *m, const ParamStore *f, const Config *c)
 {
-    const int ranks = ranks_of(c), groups = ranks / f->shards, sharing = context_ranks(&c->strategy);
+    const int ranks = ranks_of(c), groups = ranks / pipeline_stages(&c->strategy) / f->shards, sharing = context_ranks(&c->strategy);
     const bool copies = f->plan[unit_of_layer(m->config, 0)].weights;
     if (ranks == 1 && !copies)
         return;
     Items l = { printf(ranks > 1 ? "sharding:" : "weights:"), false };
     if (ranks > 1)
-        add_item(&l, "%d group%s of %d rank%s", groups, groups > 1 ? "s" : "", f->shards, f->shards > 1 ? "s" : "");
+        add_item(&l, "%d group%s of %d rank%s%s", groups, groups > 1 ? "s" : "", f->shards, f->shards > 1 ? "s" : "",
+                 f->pipe.stages > 1 ? " in each stage" : "");
     if (sharing > 1)
         add_item(&l, "%d ranks share each sequence", sharing);
     if (f->shards > 1 || copies)
@@ -269,6 +270,18 @@ static size_t memory_of_snapshot(const ParamStore *f, const Config *c)
         bytes += tensor_bytes(s[TRAINED].stored) + (c->model.lora.rank > 0 ? 0 : tensor_bytes(s[FROZEN].stored));
     }
     return bytes;
+}
+
+/* Blocks times micro-batches whose activations have a place on the device. */
+static int saved_blocks(const Model *m, const ParamStore *f)
+{
+    int blocks = 0;
+    for (int chunk = 0; chunk < f->pipe.chunks; chunk++) {
+        const UnitRange units = pipeline_units(&f->pipe, m->config, chunk);
+        for (int u = units.first; u < units.end; u++)
+            blocks += f->shape[u].kind == &block_kind ? pipeline_in_flight(&f->pipe, chunk) : 0;
+    }
+    return m->offload.slots < m->L ? m->offload.slots : blocks;
 }
 
 static void print_optimizer(const Optimizer *o, const Recipe *r)
@@ -334,7 +347,8 @@ static void print_details(const Model *m, const ParamStore *f, const Config *c, 
     recipe_print(&m->recipe);
     if (!m->forward_only)
         print_optimizer(f->optimizer, &m->recipe);
-    Items l = { printf("memory plan of a rank, GiB:"), false };
+    Items l = { f->pipe.stages > 1 ? printf("memory plan of a rank of stage %d, GiB:", f->pipe.stage)
+                                   : printf("memory plan of a rank, GiB:"), false };
     if (m->forward_only) {
         add_item(&l, "weights %.3f", gib((double)z->frozen));
         add_item(&l, "gathered or rounded again %.3f", weights);
@@ -350,7 +364,7 @@ static void print_details(const Model *m, const ParamStore *f, const Config *c, 
         add_item(&l, "gradients %.3f", gib((double)fsdp_grad_bytes(f)));
         add_item(&l, "moments %.3f", gib((double)z->moments));
         add_item(&l, "activations %.3f (%.1f kB per token and block)", gib((double)b->blocks),
-                 (double)b->blocks / m->offload.slots / 1e3 / m->N);
+                 (double)b->blocks / saved_blocks(m, f) / 1e3 / m->N);
         add_item(&l, "work %.3f", gib((double)b->work));
         add_item(&l, "head and loss %.3f", gib((double)b->head));
     }

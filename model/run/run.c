@@ -20,6 +20,7 @@
 #include "model/run/memory.h"
 #include "model/run/mix.h"
 #include "model/run/open_data.h"
+#include "model/run/pipeline_plan.h"
 #include "model/run/resume.h"
 #include "model/run/save_folder.h"
 #include "model/schedule.h"
@@ -274,7 +275,7 @@ void run_plan(const Config *c)
     if (c->device_memory == 0)
         device_init(comm_local_rank());
     print_settings(c, c->device_memory == 0 ? device_name() : "devices elsewhere");
-    memory_plan(&m, &f, c);
+    memory_plan_stage(&m, &f, c, pipeline_print_stages(c));
     memory_print(&m, &f, c);
     model_free(&m, &f);
     error_hold_warnings(false);
@@ -288,6 +289,7 @@ static void plan_and_place(Run *r)
     print_settings(c, device_name());
     memory_plan(&r->model, &r->fsdp, c);
     memory_print(&r->model, &r->fsdp, c);
+    pipeline_print(&r->fsdp.pipe);
     memory_check_host(&r->model, &r->fsdp, c);
     model_place(&r->model, &r->fsdp, c);
 }

@@ -1,0 +1,66 @@
+/* The stages of a pipeline, in words. */
+#include "model/run/pipeline_plan.h"
+
+#include <stdio.h>
+
+#include "kernels/runtime/comm.h"
+#include "model/model.h"
+#include "model/run/memory.h"
+#include "model/units.h"
+
+static int in_flight(const Pipeline *p)
+{
+    int all = 0;
+    for (int chunk = 0; chunk < p->chunks; chunk++)
+        all += pipeline_in_flight(p, chunk);
+    return all;
+}
+
+void pipeline_print(const Pipeline *p)
+{
+    static const char *const names[NUM_PIPELINE_SCHEDULES] = { "1F1B", "Interleaved1F1B", "Sequential" };
+    if (comm_rank() != 0 || p->stages == 1)
+        return;
+    printf("pipeline: %d stages, %s", p->stages, names[p->schedule]);
+    if (p->chunks > 1)
+        printf(" with %d rows of blocks each", p->chunks);
+    printf(", %d micro-batch%s a step; if all take as long, stages wait for each other %.1f %% of the time\n", p->micro_batches,
+           p->micro_batches > 1 ? "es" : "", 100 * pipeline_bubble(p));
+}
+
+static void print_stage(const Config *c, const Model *m, const ParamStore *f)
+{
+    char first[UNIT_NAME], last[UNIT_NAME];
+    printf("stage %d:", f->pipe.stage);
+    for (int chunk = 0; chunk < f->pipe.chunks; chunk++) {
+        const UnitRange units = pipeline_units(&f->pipe, &c->model, chunk);
+        printf("%s %s", chunk ? "," : "", unit_name(&c->model, units.first, first));
+        if (units.end > units.first + 1)
+            printf(" to %s", unit_name(&c->model, units.end - 1, last));
+    }
+    const int saved = m->forward_only ? 0 : in_flight(&f->pipe);
+    if (saved > 0)
+        printf("; activations of %d micro-batch%s%s", saved, saved > 1 ? "es" : "", f->pipe.chunks > 1 ? " and row" : "");
+    printf("; %.3f GiB\n", (double)model_planned_bytes(m, f) / (1 << 30));
+}
+
+int pipeline_print_stages(const Config *c)
+{
+    const int stages = pipeline_stages(&c->strategy);
+    size_t most = 0;
+    int largest = 0;
+    for (int stage = 0; stage < stages && stages > 1; stage++) {
+        Model m;
+        ParamStore f;
+        memory_plan_stage(&m, &f, c, stage);
+        if (stage == 0)
+            pipeline_print(&f.pipe);
+        if (comm_rank() == 0)
+            print_stage(c, &m, &f);
+        const size_t bytes = model_planned_bytes(&m, &f);
+        largest = bytes > most ? stage : largest;
+        most = bytes > most ? bytes : most;
+        model_free(&m, &f);
+    }
+    return largest;
+}

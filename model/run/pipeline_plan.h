@@ -1,0 +1,10 @@
+/* What a run or a dry run prints of its pipeline stages. */
+#pragma once
+#include "model/fsdp_plan.h"
+
+/* Prints on rank 0, if there are stages, their schedule and how long they wait for each other. */
+void pipeline_print(const Pipeline *p);
+
+/* Plans every stage and prints on rank 0 what each has, and its memory. Returns the stage with the most; 0 without stages. All
+ * ranks call. */
+int  pipeline_print_stages(const Config *c);
