@@ -213,6 +213,51 @@ static void test_exchange(void **state)
     comm_init();
 }
 
+/* What stage `from` sends to that neighbour in message i. */
+static void fill_message(Tensor x, int from, Neighbour to, int i)
+{
+    fill(x, (uint64_t)((from * NUM_NEIGHBOURS + (int)to) * 100 + i), -1, 1);
+}
+
+/* Two messages in each direction before any is received, of which the first is overwritten when it is sent. */
+static void message_case(int stages, Format f)
+{
+    enum { MESSAGES = 2, ROWS = 3, COLS = 40 };
+    comm_device_finish();
+    comm_set_mesh(mesh_of_stages(comm_size(), stages, comm_size() / stages, 1));
+    comm_init();
+    const int own = comm_group_rank(RANKS_PIPELINE);
+    const Tensor x = make(f, ROWS, COLS), expected = make(f, ROWS, COLS);
+    for (Neighbour n = 0; n < NUM_NEIGHBOURS; n++)
+        for (int i = 0; i < MESSAGES; i++) {
+            DeviceMark *sent = device_follow(QUEUE_SEND, NULL);
+            fill_message(x, own, n, i);
+            comm_send(x, n);
+            device_unmark(sent);
+        }
+    device_queue(QUEUE_COMPUTE);
+    for (int i = 0; i < MESSAGES; i++)
+        for (Neighbour n = 0; n < NUM_NEIGHBOURS; n++) {
+            const int from = (own + (n == NEXT_STAGE ? 1 : stages - 1)) % stages;
+            comm_receive(x, n);
+            fill_message(expected, from, n == NEXT_STAGE ? PREVIOUS_STAGE : NEXT_STAGE, i);
+            check_same_bytes("message", values(x), values(expected), (size_t)(ROWS * COLS) * sizeof(double));
+        }
+    release();
+}
+
+static void test_messages(void **state)
+{
+    (void)state;
+    for (int stages = 2; stages <= comm_size(); stages *= 2) {
+        message_case(stages, (Format){ F32, 0 });
+        message_case(stages, (Format){ BF16, 0 });
+    }
+    comm_device_finish();
+    comm_set_mesh(mesh_of_shards(comm_size(), 1));
+    comm_init();
+}
+
 /* After a stop, a second stop does not wait. */
 static void test_watchdog_stops(void **state)
 {
@@ -229,7 +274,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_host_values), cmocka_unit_test(test_gather),
                                         cmocka_unit_test(test_all_reduce), cmocka_unit_test(test_groups),
-                                        cmocka_unit_test(test_strided_group), cmocka_unit_test(test_exchange),
+                                        cmocka_unit_test(test_strided_group), cmocka_unit_test(test_exchange), cmocka_unit_test(test_messages),
                                         cmocka_unit_test(test_watchdog_stops) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));

@@ -179,6 +179,10 @@ static void test_strategies(void **state)
         { "--fsdp.sharding_strategy=_HYBRID_SHARD_ZERO2", "--fsdp.hybrid_sharding_num_model_replicas=4", 1, GATHER_ONCE,
           SUM_ONCE_IF_FITS },
         { "--distributed_strategy=ddp", NULL, 1, GATHER_ONCE_IF_FITS, SUM_ONCE_IF_FITS },
+        { "--parallelism.pipeline=2", "--model.weight_tying=false", 2, GATHER_ONCE, SUM_ONCE },
+        { "--parallelism={pipeline: 4, pipeline_schedule: Sequential}", "--model={n_layers: 4, weight_tying: false}", 1,
+          GATHER_ONCE_IF_FITS, SUM_ONCE },
+        { "--parallelism={pipeline: 2, context: 2}", "--model.weight_tying=false", 2, GATHER_ONCE, SUM_ONCE },
         { "--parallelism.context=2", NULL, 4, GATHER_ONCE_IF_FITS, SUM_ONCE_IF_FITS },
         { "--parallelism.context=2", "--fsdp.sharding_strategy=NO_SHARD", 2, GATHER_ONCE_IF_FITS, SUM_ONCE_IF_FITS },
     };

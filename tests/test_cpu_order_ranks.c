@@ -172,13 +172,13 @@ WRAP(void, device_wait, (DeviceMark *m))
 
 enum { MICRO_BATCHES = 2, STEPS = 3 };
 
-static void micro_batch(Model *m, ParamStore *f, Pass pass)
+static void micro_batches(Model *m, ParamStore *f, int count, Pass pass)
 {
     int tokens[4096], targets[4096];
-    assert_true(m->attn.B * m->T <= 4096);
-    for (int n = 0; n < m->attn.B * m->T; n++)
+    assert_true(count * m->attn.B * m->T <= 4096);
+    for (int n = 0; n < count * m->attn.B * m->T; n++)
         tokens[n] = targets[n] = test_token(7, (uint64_t)n, m->config->vocab_size);
-    model_step(m, f, tokens, targets, NULL, 1.0f / (float)m->N, 0, pass);
+    model_batch(m, f, tokens, targets, NULL, count, 1.0f / (float)m->N, 0, pass);
 }
 
 static struct { int keep, recompute; } own = { -1, 0 };      /* override the recipe's; -1: no */
@@ -189,10 +189,12 @@ static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_
     Config c;
     Model model = { 0 };
     ParamStore fsdp = { 0 };
+    const int count = pipeline_stages(&strategy) > 1 ? 2 * pipeline_stages(&strategy) : MICRO_BATCHES;
     model_config(&c, &m, recipe, 2);
     if (bf16_head)
         c.recipe.head = (Format){ BF16, 0 };
     c.strategy = strategy;
+    c.global_train_batch_size = 2 * count * comm_size() / (pipeline_stages(&strategy) * context_ranks(&strategy));
     if (own.keep >= 0) {
         c.recipe.keep = (Keep)own.keep;
         c.recipe.recompute = own.recompute;
@@ -201,7 +203,7 @@ static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_
     c.num_trainable = trainable != NULL;
     c.host.activations = c.host.base = c.host.moments = c.host.master = on_host;
     comm_device_finish();
-    comm_set_mesh(mesh_of_context(comm_size(), strategy.shard_ranks, context_ranks(&strategy)));
+    comm_set_mesh(mesh_of_stages(comm_size(), pipeline_stages(&strategy), strategy.shard_ranks, context_ranks(&strategy)));
     comm_init();
     memset(cells, 0, CELLS * sizeof *cells);
     memory_plan(&model, &fsdp, &c);
@@ -209,15 +211,14 @@ static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_
     fsdp_init(&fsdp, &m, 5);
     for (int step = 1; step <= STEPS && !*problem; step++) {
         fsdp_empty_grads(&fsdp);
-        for (int i = 0; i < MICRO_BATCHES; i++)
-            micro_batch(&model, &fsdp, i == MICRO_BATCHES - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
+        micro_batches(&model, &fsdp, count, PASS_COMPLETE);
         take_losses(&model);
         const double norm = optimizer_grad_norm(&fsdp);
         if (step == STEPS)
-            micro_batch(&model, &fsdp, PASS_FORWARD);
+            micro_batches(&model, &fsdp, 1, PASS_FORWARD);
         optimizer_step(&fsdp, &c, step, step, 1e-3, fmin(1, 1 / norm));
         if (step < STEPS)
-            micro_batch(&model, &fsdp, PASS_FORWARD);
+            micro_batches(&model, &fsdp, 1, PASS_FORWARD);
         take_losses(&model);
     }
     model_free(&model, &fsdp);
@@ -274,6 +275,28 @@ static void test_in_context(void **state)
     own.keep = -1;
 }
 
+/* Stages with several micro-batches in flight: messages are copied before they are overwritten, and received before they are read. */
+static void test_in_stages(void **state)
+{
+    (void)state;
+    static const struct { const char *recipe; SmallModel a; Keep keep; bool adapters; HostUse on_host; } runs[] = {
+        { "bf16", LLAMA, KEEP_ALL, false, HOST_NEVER }, { "coat", OLMO2, KEEP_INPUTS, false, HOST_AUTO },
+        { "coat-lean", LLAMA, KEEP_BLOCK, true, HOST_NEVER }, { "fp8", LLAMA, KEEP_ATTENTION, false, HOST_NEVER },
+    };
+    for (int r = 0; r < (int)(sizeof runs / sizeof *runs); r++) {
+        ModelConfig m = architecture(runs[r].a);
+        m.n_layers = (1 + r % 2) * comm_size();
+        if (runs[r].adapters)
+            m = with_adapters(m, 4, ALL_MODULES, BASE_E4M3);
+        own.keep = (int)runs[r].keep;
+        for (int stages = 2; stages <= comm_size(); stages *= 2)
+            train(runs[r].recipe, m, NULL, false,
+                  (Strategy){ comm_size() / stages, GATHER_ONCE, SUM_ONCE, .pipeline_stages = stages, .pipeline_chunks = 1 + r % 2,
+                              .pipeline_schedule = r % 2 ? PIPELINE_INTERLEAVED : PIPELINE_1F1B }, runs[r].on_host);
+    }
+    own.keep = -1;
+}
+
 /* Blocks with all ways to keep activations, more than slots. */
 static void test_on_host(void **state)
 {
@@ -323,6 +346,7 @@ int main(int argc, char **argv)
     start_ranks(&argc, &argv);
     operations_watch(&watch);
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_missing_wait), cmocka_unit_test(test_every_strategy),
-                                        cmocka_unit_test(test_in_context), cmocka_unit_test(test_on_host) };
+                                        cmocka_unit_test(test_in_context), cmocka_unit_test(test_in_stages),
+                                        cmocka_unit_test(test_on_host) };
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

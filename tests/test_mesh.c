@@ -91,9 +91,27 @@ static void test_context(void **state)
     assert_int_equal(mesh_group_size(&m, RANKS_DATA), 4);
 }
 
+/* 16 ranks, 2 stages of 2 replicas of 4 shards, where 2 ranks share sequences. */
+static void test_stages(void **state)
+{
+    (void)state;
+    const Mesh m = mesh_of_stages(16, 2, 4, 2);
+    for (int rank = 0; rank < 16; rank++) {
+        assert_int_equal(mesh_group_rank(&m, rank, RANKS_PIPELINE), rank / 8);
+        assert_int_equal(mesh_group(&m, rank, RANKS_PIPELINE), rank % 8);
+        assert_int_equal(mesh_group_rank(&m, rank, RANKS_SHARD), rank % 4);
+        assert_int_equal(mesh_group_rank(&m, rank, RANKS_REPLICA), rank / 4 % 2);
+        assert_int_equal(mesh_group_rank(&m, rank, RANKS_DATA), rank / 2 % 4);
+        assert_int_equal(mesh_group(&m, rank, RANKS_SEQUENCE), rank / 2 % 4);
+        assert_int_equal(mesh_group(&m, rank, RANKS_COPY), rank / 4 % 2);
+    }
+    assert_int_equal(mesh_group_size(&m, RANKS_SEQUENCE), 4);
+    assert_int_equal(mesh_group_size(&m, RANKS_COPY), 8);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_meshes), cmocka_unit_test(test_replicas_of_shards),
-                                        cmocka_unit_test(test_context) };
+                                        cmocka_unit_test(test_context), cmocka_unit_test(test_stages) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -77,9 +77,6 @@ static void check_pipeline(Reader *r)
             largest_divisor(r->world, r->world, n < r->world ? n : r->world));
     if (c->generate)
         die("%s: parallelism.pipeline %d: generate continues each prompt on one rank; use --parallelism.pipeline=1", place, n);
-    if (c->model.weight_tying)
-        die("%s: parallelism.pipeline %d: model.weight_tying: embedding and head are one matrix, and would be on different stages; "
-            "use --parallelism.pipeline=1, or a model whose head is its own", place, n);
     if (c->samples.prompts)
         die("%s: parallelism.pipeline %d: samples.prompts: stages cannot continue prompts during training; use --generate on a "
             "checkpoint, without stages", place, n);
@@ -89,7 +86,13 @@ static void check_pipeline(Reader *r)
     if (c->host.activations == HOST_ALL)
         die("%s: parallelism.pipeline %d: host.activations all: stages keep those of several micro-batches on the device; use "
             "--host.activations=never, or --parallelism.pipeline=1", place, n);
+    if (r->s->fsdp.grad_sync_mode == SUM_OFTEN)
+        die("%s: fsdp.grad_sync_mode micro_batch: pipeline stages sum gradients once per step; use batch or null",
+            config_where(r, "fsdp.grad_sync_mode"));
     check_schedule_of_stages(r);
+    if (c->model.weight_tying)
+        die("%s: parallelism.pipeline %d: model.weight_tying: embedding and head are one matrix, and would be on different stages; "
+            "use --parallelism.pipeline=1, or a model whose head is its own", place, n);
 }
 
 /* Ranks that share one copy of a stage. Those that share sequences are among them, so that gradients are summed over both. */
@@ -127,9 +130,6 @@ static void check_strategy(Reader *r)
     const ShardingStrategy strategy = r->s->fsdp.strategy;
     const bool keeps = strategy == SHARD_GRAD_OP || strategy == HYBRID_SHARD_ZERO2;
     const int mode = r->s->fsdp.grad_sync_mode;
-    if (stages && mode == SUM_OFTEN)
-        die("%s: fsdp.grad_sync_mode micro_batch: pipeline stages sum gradients once per step; use batch or null",
-            config_where(r, "fsdp.grad_sync_mode"));
     const int shards = shard_ranks(r);
     r->s->c.strategy = (Strategy){ .shard_ranks = shards,
                                    .gathering = keeps || (stages && shards > 1) ? GATHER_ONCE : GATHER_ONCE_IF_FITS,
