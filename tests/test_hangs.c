@@ -229,6 +229,8 @@ static void test_hung(void **state)
         { "pwrite hang 5 1", "--save_interval=2", "since writing step2.tmp/" },
         { "numpy_shuffle hang 0 1", "", "since shuffling epoch 1 in step 1." },
         { "backend_attention_forward hang 1 1", "--max_duration=1", "since computation of block 1 in step 1" },
+        { "backend_attention_forward hang 2 1", "--max_duration=1 --parallelism.pipeline=2 --model.weight_tying=false",
+          "since computation of block 1 in step 1" },
         { "shard_read hang 12 1", "", "since reading data/sample-train.npy in step " },
         { "map_file hang 2 1", "--eval_interval=1", "since opening data/sample-val.npy in step 1" },
         { "map_file hang 0 1", "", "since opening data/sample-train.npy" },

@@ -62,6 +62,12 @@ class Configuration:
         self.context = pick([1, 2]) if self.can_share_sequences() else 1
         if self.context > 1:
             self.strategy["parallelism.context"] = self.context
+        if self.can_have_stages():
+            self.strategy.update(pick([{}, {"parallelism.pipeline": 2},
+                                       {"parallelism.pipeline": 2, "parallelism.pipeline_schedule": "Sequential"},
+                                       {"parallelism.pipeline": 2, "parallelism.pipeline_schedule": "Interleaved1F1B",
+                                        "parallelism.pipeline_virtual_stages": 2, "model.n_layers": 4}]))
+            self.keys["model.n_layers"] = self.strategy.pop("model.n_layers", self.keys["model.n_layers"])
 
     def draw_data(self, pick):
         best_fit, metadata = pick([True, False]), pick([True, False])
@@ -100,6 +106,11 @@ class Configuration:
     def can_share_sequences(self):
         group = self.ranks // self.strategy.get("fsdp.hybrid_sharding_num_model_replicas", 1)
         return group % 2 == 0 and self.keys.get("model.n_kv_heads") != 1
+
+    def can_have_stages(self):
+        in_stage = self.context * self.strategy.get("fsdp.hybrid_sharding_num_model_replicas", 1)
+        return self.keys["model.n_layers"] > 1 and self.keys["model.weight_tying"] is False and \
+            self.strategy["fsdp.grad_sync_mode"] != "micro_batch" and self.ranks % (2 * in_stage) == 0
 
     def saves_fp8(self):
         return self.recipe in ("coat-act", "coat", "coat-lean")

@@ -40,7 +40,7 @@ static void print_stage(const Config *c, const Model *m, const ParamStore *f)
     }
     const int saved = m->forward_only ? 0 : in_flight(&f->pipe);
     if (saved > 0)
-        printf("; activations of %d micro-batch%s%s", saved, saved > 1 ? "es" : "", f->pipe.chunks > 1 ? " and row" : "");
+        printf("; activations of %d micro-batch%s%s", saved, saved > 1 ? "es" : "", f->pipe.chunks > 1 ? ", each in one row" : "");
     printf("; %.3f GiB\n", (double)model_planned_bytes(m, f) / (1 << 30));
 }
 
