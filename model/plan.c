@@ -1,17 +1,9 @@
 /* recipe + config -> every Tensor placed in the arena. The same function runs twice: to measure, then to place. */
 #include "model/plan.h"
 
-#include <math.h>
-
-#include "kernels/runtime/comm.h"
-#include "kernels/runtime/error.h"
 #include "model/context.h"
-#include "model/lifetimes.h"
 #include "model/stages.h"
 #include "model/units.h"
-
-/* Tokens of a prompt that go through the model at once: so many that GEMMs are busy, so few that their buffers are small. */
-enum { PREFILL_TOKENS = 512 };
 
 /* Where there are steps, and scales hold for them. */
 static bool has_ranges(const Model *m)
@@ -314,27 +306,6 @@ static void plan_work(Planner *p)
     t->dlow = c->lora.rank ? shared(p, BUFFER_DLOW, r->stream, LOW_RANK_PARTS * c->lora.rank) : (Tensor){ 0 };
 }
 
-/* The rotary tables that blocks need, and what is each block's own of its attention. */
-static void plan_attention(Arena *arena, Model *m)
-{
-    const ModelConfig *c = m->config;
-    const size_t bytes = sizeof(float) * (size_t)m->P * (size_t)m->attn.D;
-    bool needed[NUM_ROTATIONS] = { false };
-    for (int l = 0; l < m->L; l++)
-        needed[layer_rotation(c, l)] = true;
-    for (int i = 0; i < NUM_ROTATIONS; i++)
-        m->rope[i] = needed[i] ? arena_alloc(arena, bytes) : NULL;
-    for (int i = 0; i < m->num_sets * m->L; i++) {
-        const int l = i % m->L;
-        stages_use_set(m, i / m->L);
-        m->acts[l].attn = m->attn;
-        m->acts[l].attn.rope = m->rope[layer_rotation(c, l)] + (size_t)m->place * (size_t)m->attn.T * (size_t)m->attn.D;
-        m->acts[l].attn.window = layer_slides(c, l) ? c->sliding_window : 0;
-        m->acts[l].heads = context_attention(m, m->acts[l].attn);
-    }
-    stages_use_set(m, 0);
-}
-
 /* The first block of this stage in which forward leaves what it leaves in block l. */
 static int first_like(const Planner *p, int l)
 {
@@ -436,9 +407,9 @@ static void plan_outgoing(Planner *p)
     }
 }
 
-static void plan_units(Planner *p)
+void plan_units(Arena *arena, Arena *ranges, Model *m, const ParamStore *f)
 {
-    Model *m = p->m;
+    Planner planner = { arena, ranges, m, f, m->trains_matrices, m->recipe.keep, m->N }, *p = &planner;
     const int last = p->f->num_units - 1;
     const size_t before = p->arena->used;
     plan_slots(p->arena, m);
@@ -450,112 +421,4 @@ static void plan_units(Planner *p)
     plan_exchange(m);
     if (!m->forward_only)
         plan_work(p);
-}
-
-static void plan_caches(Arena *arena, Model *m)
-{
-    const int width = m->attn.K * m->attn.D;
-    for (int l = 0; l < m->L; l++)
-        m->acts[l].cache = (KvCache){ .k = tensor_alloc(arena, m->recipe.stream, m->P, width),
-                                      .v = tensor_alloc(arena, m->recipe.stream, m->P, width) };
-}
-
-static bool trains_matrices(const ParamStore *f)
-{
-    for (int u = 0; u < f->num_units; u++)
-        for (int i = 0; i < f->shape[u].num_params; i++)
-            if (f->shape[u].param[i].is_operand && f->shape[u].param[i].region == TRAINED)
-                return true;
-    return false;
-}
-
-static void plan_all(Arena *arena, Model *m, ParamStore *f, const Config *c, ShardChoice p)
-{
-    PlanBytes *b = &m->bytes;
-    arena->used = 0;
-    fsdp_plan(f, arena, c, p);
-    m->trains_matrices = trains_matrices(f);
-    m->has_head = fsdp_holds(f, f->num_units - 1);
-    b->units = arena->used;
-    m->offload.slots = p.slots > 0 && p.slots < m->L && !m->forward_only ? p.slots : m->L;
-    f->stage_bytes = fsdp_stage_bytes(f);
-    const size_t staging = STAGES_OF_UPDATE * f->stage_bytes;
-    f->staging = m->shared_memory = arena_alloc(arena, m->shared_bytes > staging ? m->shared_bytes : staging);
-    m->ranges = arena_alloc(arena, (size_t)m->num_sets * m->range_bytes);
-    Arena ranges = { .base = (char *)m->ranges };
-    plan_units(&(Planner){ arena, &ranges, m, f, m->trains_matrices, m->recipe.keep, m->N }, f);
-    m->range_bytes = ranges.used;
-    b->work = arena->used - b->units - b->blocks;
-    plan_head(arena, m, c);
-    plan_attention(arena, m);
-    b->head = arena->used - b->units - b->blocks - b->work;
-    if (c->generate)
-        plan_caches(arena, m);
-    b->cache = arena->used - b->units - b->blocks - b->work - b->head;
-    b->total = arena->used;
-}
-
-int decode_rows(const Recipe *r, int count)
-{
-    return format_is_fp8(r->operand) ? fp8_padded(count) : count;
-}
-
-size_t model_planned_bytes(const Model *m, const ParamStore *f)
-{
-    return m->bytes.total + f->gathered.used;
-}
-
-static int most_in_flight(const Model *m, const Pipeline *p)
-{
-    int most = 1;
-    for (int chunk = 0; chunk < p->chunks && !m->forward_only; chunk++) {
-        const int n = pipeline_in_flight(p, chunk);
-        most = n > most ? n : most;
-    }
-    return most;
-}
-
-void model_plan(Model *m, ParamStore *f, const Config *c, ShardChoice p)
-{
-    const ModelConfig *mc = &c->model;
-    const int P = mc->max_sequence_length + (c->generate ? decode_rows(&c->recipe, 1) - 1 : 0);
-    const int T = !c->generate ? P : P > PREFILL_TOKENS ? PREFILL_TOKENS : decode_rows(&c->recipe, P);
-    *m = (Model){ .config = mc, .recipe = c->recipe, .L = mc->n_layers, .P = P, .forward_only = config_forward_only(c),
-                  .observed = config_forward_only(c) ? c->observed : c->quant_stats_interval > 0,
-                  .documents = (c->data.generate_doc_lengths || c->length_warmup.steps > 0) && !c->generate,
-                  .lora_scale = (float)lora_scale(&mc->lora) };
-    *f = (ParamStore){ 0 };
-    m->T = T;
-    m->context = context_ranks(&c->strategy);
-    m->place = comm_group_rank(RANKS_CONTEXT) % m->context;         /* a dry run has no mesh */
-    m->attn = (Attention){ .B = c->device_train_microbatch_size, .T = T / m->context, .H = mc->n_heads,
-                           .K = mc->n_kv_heads, .D = mc->head_dim, .scale = (float)(1 / sqrt(mc->head_dim)),
-                           .clip = mc->clip_qkv, .norm = mc->norm };
-    m->N = m->attn.B * m->attn.T;
-    m->tile = p.tile > 0 && p.tile < m->N && !m->observed && !c->generate ? p.tile : m->N;
-    m->num_sets = most_in_flight(m, &p.pipe);
-    m->sets = xcalloc((size_t)m->num_sets * (size_t)unit_count(mc), sizeof *m->sets);
-    m->range_at = xcalloc((size_t)unit_count(mc) + 1, sizeof *m->range_at);
-    stages_use_set(m, 0);
-    m->host_doc_start = xmalloc(sizeof(int) * ((size_t)m->N * (size_t)m->context + 1));
-    m->host_part = xmalloc(sizeof(int) * (size_t)m->N);
-    m->host_sorted = xmalloc(sizeof *m->host_sorted * m->N);
-    lifetimes_separate(m->shared);
-    plan_all(&(Arena){ 0 }, m, f, c, p);
-    lifetimes_record(m, f);             /* now that it is known what there is to share */
-    m->shared_bytes = overlay_place(m->shared, m->shared_least);
-    plan_all(&(Arena){ 0 }, m, f, c, p);
-}
-
-/* What is shared does not depend on where weights are. */
-void model_replan(Model *m, ParamStore *f, const Config *c, ShardChoice p)
-{
-    plan_all(&(Arena){ 0 }, m, f, c, p);
-}
-
-void model_place_tensors(Model *m, ParamStore *f, const Config *c)
-{
-    ShardChoice p = fsdp_placement(f);
-    p.slots = m->offload.slots;
-    plan_all(&(Arena){ .base = m->memory }, m, f, c, p);
 }

@@ -14,7 +14,10 @@ Tensor plan_shared_rows(Model *m, Buffer b, Format f, int rows, int cols);
 
 void   plan_block     (Planner *p, Model *m, int unit);
 void   plan_head_input(Planner *p, Model *m, int unit);
-void   plan_head      (Arena *arena, Model *m, const Config *c);      /* plan_head.c */
+
+/* plan.c: all buffers of units and what they share; ranges: of FP8 operands. plan_head.c: those of the head's logits and losses. */
+void   plan_units     (Arena *arena, Arena *ranges, Model *m, const ParamStore *f);
+void   plan_head      (Arena *arena, Model *m, const Config *c);
 
 /* Measures: fills the sizes of `m` and `f` and makes their host memory. model_free (model.h) frees it. */
 void   model_plan  (Model *m, ParamStore *f, const Config *c, ShardChoice p);

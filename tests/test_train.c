@@ -80,48 +80,6 @@ static void test_context(void **state)
     expect_close("eval/sample/CrossEntropyLoss", 1e-5);
 }
 
-/* All metrics of the two runs that do not depend on time. */
-static void expect_same(const char *run, const char *other)
-{
-    static const char *const names[] = { "train/CrossEntropyLoss", "train/ZLoss", "optim/total_grad_norm", "train/labels",
-                                         "optim/learning_rate_group0", "eval/sample/CrossEntropyLoss" };
-    for (int k = 0; k < 6; k++) {
-        double one[MAX_STEPS], more[MAX_STEPS];
-        assert_int_equal(metric(one, run, names[k]), metric(more, other, names[k]));
-        for (int i = 0; i < MAX_STEPS; i++)
-            if (more[i] != one[i] && !(isnan(more[i]) && isnan(one[i])))
-                fail_msg("%s, step %d: %.9g in %s, %.9g in %s", names[k], i, more[i], other, one[i], run);
-    }
-}
-
-/* Stages train, evaluate and save the bits of one rank, also where the number of stages changes in the middle. */
-static void test_pipeline(void **state)
-{
-    (void)state;
-    static const char settings[] = "--recipe=coat --model.weight_tying=false --model.n_layers=4 --data.generate_doc_lengths "
-                                   "--softmax_auxiliary_loss --device_train_microbatch_size=1 --eval_interval=3 --max_duration=6";
-    static const char chunks[] = "--parallelism.pipeline_schedule=Interleaved1F1B --parallelism.pipeline_virtual_stages=2";
-    char command[1024];
-    if (most_ranks() < 2)
-        skip();
-    expect_status(train(1, "%s --save_folder=%s/no-stages", settings, folder), 0);
-    expect_status(train(2, "%s --parallelism.pipeline=2 --stop_at=3 --save_folder=%s/stages", settings, folder), 0);
-    expect_output("pipeline: 2 stages, 1F1B, 8 micro-batches a step; if all take as long, stages wait for each other 11.1 %");
-    if (most_ranks() < 4)
-        expect_status(train(2, "%s --parallelism.pipeline=2 %s --try_load_latest_save --save_folder=%s/stages", settings, chunks,
-                            folder), 0);
-    else
-        expect_status(train(4, "%s --parallelism.pipeline=4 --try_load_latest_save --save_folder=%s/stages", settings, folder), 0);
-    expect_same("no-stages", "stages");
-    snprintf(command, sizeof command, "for f in %s/no-stages/step6/*.safetensors; do cmp $f %s/stages/step6/$(basename $f) || "
-             "exit 1; done", folder, folder);
-    assert_int_equal(system(command), 0);
-    expect_status(train(1, "%s --dry_run --ranks=4 --device_memory=1 --parallelism.pipeline=2 %s", settings, chunks), 0);
-    expect_output("stage 0: the embedding to block 0, block 2; activations of 6 micro-batches, each in one row; ");
-    expect_output("stage 1: block 1, block 3 to the head; ");
-    expect_output("memory plan of a rank of stage 0, GiB");
-}
-
 /* Two steps on 4 ranks, then the state goes through other numbers of ranks and strategies and back: every file of weights and
  * moments keeps its bytes. A resume on half the ranks has the losses of the first ones, except for the order of summation, which
  * FP8 amplifies to a rounding of E4M3. */
@@ -519,7 +477,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_resume), cmocka_unit_test(test_ranks_agree), cmocka_unit_test(test_resharding),
-        cmocka_unit_test(test_context), cmocka_unit_test(test_pipeline),
+        cmocka_unit_test(test_context),
         cmocka_unit_test(test_loss_falls), cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_plan_without_data), cmocka_unit_test(test_device_memory),
         cmocka_unit_test(test_stop_in_epochs),

@@ -32,34 +32,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/hosts.h"
 #include "kernels/runtime/trace.h"
-
-enum { WATCHING = 1, LEAVING };         /* RankState.state; 0: not started */
-
-/* A thread that works for the main one. `doing` is read as RankState.operation is. */
-typedef struct {
-    _Atomic unsigned long beats;
-    _Atomic bool busy;
-    char doing[96];
-} WorkerState;
-
-/* State that a rank shares with its host. `operation` is read only if it has not changed for seconds. */
-typedef struct {
-    _Atomic int state;
-    int    rank;
-    pid_t  pid;
-    _Atomic unsigned long marks;        /* calls of watchdog_mark and watchdog_mark_together */
-    _Atomic unsigned long together;     /* calls of watchdog_mark_together, without ... */
-    _Atomic unsigned long inside;       /* ... those since watchdog_enter_stage, which only ranks of `stage` make as often */
-    _Atomic int stage;                  /* -1: not between watchdog_enter_stage and watchdog_leave_stage */
-    _Atomic unsigned long beats;        /* of the watchdog's thread */
-    _Atomic bool waits;                 /* the last mark was watchdog_mark_together */
-    _Atomic bool patient;
-    _Atomic int  needs;                 /* Worker that the main thread waits for */
-    WorkerState worker[NUM_WORKERS];    /* NO_WORKER is never busy */
-    _Atomic int  part;
-    _Atomic long step;
-    char   operation[64];
-} RankState;
+#include "kernels/runtime/watchdog_state.h"
 
 /* Memory shared by the ranks of a host. */
 typedef struct {
@@ -85,9 +58,6 @@ static const double AWAY_AFTER = 15;    /* and until it can end the run. NOTE: m
                                          * earlier. But TCP sends no keepalives while data are unsent: if mpirun had messages for
                                          * the lost host, as after the end of a rank, it would wait for a quarter of an hour */
 
-static RankState alone = { .stage = -1 };
-static RankState *own = &alone;              /* this rank's */
-
 static struct {
     SharedTable *board;
     RankState *rank;                    /* board->rank */
@@ -101,82 +71,16 @@ static struct {
     pthread_cond_t  wake;
 } watchdog = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-/* ---- marks ------------------------------------------------------------------------------------------------- */
-
-static void mark(const char *operation, int part, bool together)
-{
-    snprintf(own->operation, sizeof own->operation, "%s", operation);
-    own->part = part;
-    own->waits = together;
-    if (own->stage < 0)
-        own->together += together;
-    else
-        own->inside += together;
-    own->marks++;
-}
-
-void watchdog_mark(const char *operation, int part)
-{
-    mark(operation, part, false);
-}
-
-void watchdog_mark_together(const char *operation, int part)
-{
-    mark(operation, part, true);
-}
-
 /* Called by comm before the host waits for other ranks. */
 static void mark_wait(const char *operation)
 {
-    mark(operation, -1, true);
-}
-
-/* A neighbour makes other marks, so these are not counted. */
-void watchdog_mark_neighbour(const char *operation, int part)
-{
-    mark(operation, part, false);
-    own->waits = true;
-}
-
-void watchdog_enter_stage(int stage)
-{
-    own->inside = 0;
-    own->stage = stage;
-}
-
-void watchdog_leave_stage(void)
-{
-    own->stage = -1;
-}
-
-void watchdog_set_step(long step)
-{
-    own->step = step;
-}
-
-void watchdog_set_patient(bool patient)
-{
-    own->patient = patient;
-}
-
-void watchdog_beat(Worker w, const char *doing)
-{
-    WorkerState *s = &own->worker[w];
-    if (doing)
-        snprintf(s->doing, sizeof s->doing, "%s", doing);
-    s->busy = doing != NULL;
-    s->beats++;
-}
-
-void watchdog_wait_for(Worker w)
-{
-    own->needs = (int)w;
+    watchdog_mark_together(operation, -1);
 }
 
 /* This rank is about to end all ranks with its own message. */
 static void leave(void)
 {
-    own->state = LEAVING;
+    watchdog_own->state = LEAVING;
 }
 
 /* ---- messages ---------------------------------------------------------------------------------------------- */
@@ -204,8 +108,8 @@ static const WorkerState *needed(const RankState *s)
 
 const char *watchdog_operation(void)
 {
-    const WorkerState *w = needed(own);
-    return w ? w->doing : own->operation[0] ? own->operation : "starting";
+    const WorkerState *w = needed(watchdog_own);
+    return w ? w->doing : watchdog_own->operation[0] ? watchdog_own->operation : "starting";
 }
 
 /* "all-gather of block 3 in step 12" */
@@ -231,12 +135,12 @@ static int compose_away(char *text, size_t size, FaultKind kind)
 {
     char who[512], waiting[128];
     hosts_name(who, sizeof who, long_silence());
-    describe(waiting, own);
+    describe(waiting, watchdog_own);
     if (kind == ENDED)
         return snprintf(text, size, "error (rank %d): %s ended while rank %d was in %s. Their messages say why; if there are "
-                        "none, they crashed or were killed. %s\n", own->rank, who, own->rank, waiting, advice);
+                        "none, they crashed or were killed. %s\n", watchdog_own->rank, who, watchdog_own->rank, waiting, advice);
     return snprintf(text, size, "error (rank %d): no heartbeat from %s for %.0f s: that host or the network to it is down, or "
-                    "its ranks are stopped. Rank %d is in %s. %s\n", own->rank, who, hosts_silence(), own->rank, waiting,
+                    "its ranks are stopped. Rank %d is in %s. %s\n", watchdog_own->rank, who, hosts_silence(), watchdog_own->rank, waiting,
                     advice);
 }
 
@@ -253,34 +157,34 @@ static int compose(char *text, size_t size, const Fault *f)
         snprintf(device, sizeof device, " (this rank's device waits for %s)", culprit);
     }
     gethostname(host, sizeof host - 1);
-    snprintf(who, sizeof who, "error (rank %d): rank %d (process %d on %s)", own->rank, s->rank, s->pid, host);
+    snprintf(who, sizeof who, "error (rank %d): rank %d (process %d on %s)", watchdog_own->rank, s->rank, s->pid, host);
     describe(culprit, s);
-    describe(waiting, own);
+    describe(waiting, watchdog_own);
     if (f->who != watchdog.self)
-        snprintf(other, sizeof other, "; rank %d is in %s", own->rank, waiting);
+        snprintf(other, sizeof other, "; rank %d is in %s", watchdog_own->rank, waiting);
     switch (f->kind) {
     case GONE:
         return snprintf(text, size, "%s ended without a message, during %s; it crashed or was killed, perhaps "
                         "because the host ran out of memory: see dmesg. %s\n", who, culprit, advice);
     case LEFT:
-        return snprintf(text, size, "%s ended with an error of its own, during %s: see its message. %s\n", who, culprit, advice);
+        return snprintf(text, size, "%s ended with an error of its watchdog_own, during %s: see its message. %s\n", who, culprit, advice);
     case STOPPED:
         return snprintf(text, size, "%s has not responded for %.0f s, since %s; rank %d waits for it in %s. It is "
-                        "stopped, or its host is overloaded. %s\n", who, seen->silent, culprit, own->rank, waiting,
+                        "stopped, or its host is overloaded. %s\n", who, seen->silent, culprit, watchdog_own->rank, waiting,
                         advice);
     case HUNG:
         return snprintf(text, size, "%s has made no progress for %.0f s, since %s%s. If it is only slow, raise "
                         "timeout_seconds (now %d). %s\n", who, seen->idle, culprit, other, watchdog.timeout, advice);
     case NOBODY:
         return snprintf(text, size, "error (rank %d): no rank of %s has made progress for %.0f s, since %s: %s "
-                        "does not answer%s; NCCL_DEBUG=INFO says more. timeout_seconds is %d. %s\n", own->rank, host,
+                        "does not answer%s; NCCL_DEBUG=INFO says more. timeout_seconds is %d. %s\n", watchdog_own->rank, host,
                         seen->idle, waiting, comm_size() > 1 ? "a device or a rank of another host" : "the device", device,
                         watchdog.timeout, advice);
     case ENDED:
     case AWAY:
         return compose_away(text, size, f->kind);
     default:
-        return snprintf(text, size, "error (rank %d): %s, during %s. %s\n", own->rank, f->text, waiting, advice);
+        return snprintf(text, size, "error (rank %d): %s, during %s. %s\n", watchdog_own->rank, f->text, waiting, advice);
     }
 }
 
@@ -294,7 +198,7 @@ static void say(const char *text)
 /* The pause: when mpirun ends the other ranks, it drops output that it has not read. */
 static _Noreturn void end(const char *text, int status, bool silent)
 {
-    own->state = LEAVING;
+    watchdog_own->state = LEAVING;
     if (silent)
         usleep((useconds_t)(GRACE * 1e6));
     else {
@@ -361,7 +265,7 @@ static void look_at_hosts(double passed)
         watchdog.board->spoken = true;
     const double silence = hosts_silence();
     watchdog.board->silence = silence;
-    if (silence >= SILENCE && !told && own->rank == 0) {
+    if (silence >= SILENCE && !told && watchdog_own->rank == 0) {
         char who[512], text[640];
         hosts_name(who, sizeof who, SILENCE);
         snprintf(text, sizeof text, "warning: no heartbeat from %s for %.0f s\n", who, silence);
@@ -403,7 +307,7 @@ static Fault find_fault(void)
         return (Fault){ ENDED, watchdog.self, NULL };
     if (!is_late(watchdog.self))
         return (Fault){ NO_FAULT };
-    if (needed(own))
+    if (needed(watchdog_own))
         return (Fault){ HUNG, watchdog.self, NULL };
     if (watchdog.board->silence >= long_silence())   /* then ranks of this host may wait for different things */
         return (Fault){ watchdog.board->silence < AWAY_AFTER ? NO_FAULT : watchdog.self == 0 ? AWAY : NOBODY, watchdog.self, NULL };
@@ -414,7 +318,7 @@ static Fault find_fault(void)
     }
     if (!is_late(last))         /* it makes progress, slowly */
         return (Fault){ NO_FAULT };
-    return (Fault){ !differ && own->waits ? NOBODY : HUNG, last, NULL };
+    return (Fault){ !differ && watchdog_own->waits ? NOBODY : HUNG, last, NULL };
 }
 
 /* Sleeps; false: the watchdog is to stop. */
@@ -440,11 +344,11 @@ static void *watch(void *nothing)
     while (sleep_or_stop()) {
         double now = clock_seconds(), passed = now - last < 1 ? now - last : 1;      /* if longer, this process was suspended */
         last = now;
-        own->beats++;
+        watchdog_own->beats++;
         look(passed);
         if (watchdog.self == 0)
             look_at_hosts(passed);
-        if (own->state == LEAVING)
+        if (watchdog_own->state == LEAVING)
             continue;
         Fault f = find_fault();
         const bool others_know = f.kind == NOBODY || f.kind == LEFT || f.kind == ENDED;    /* better than this rank */
@@ -478,11 +382,11 @@ void watchdog_start(int timeout)
     watchdog.board = comm_host_memory(sizeof *watchdog.board + sizeof *watchdog.rank * (size_t)watchdog.n);
     watchdog.rank = watchdog.board->rank;
     watchdog.sight = xcalloc((unsigned long)watchdog.n, sizeof *watchdog.sight);
-    own = &watchdog.rank[watchdog.self];
-    own->rank = comm_rank();
-    own->pid = getpid();
-    own->part = own->stage = -1;
-    own->state = WATCHING;
+    watchdog_own = &watchdog.rank[watchdog.self];
+    watchdog_own->rank = comm_rank();
+    watchdog_own->pid = getpid();
+    watchdog_own->part = watchdog_own->stage = -1;
+    watchdog_own->state = WATCHING;
     comm_set_before_waiting(mark_wait);
     error_set_dying(leave);
     comm_barrier();
@@ -517,7 +421,7 @@ void watchdog_stop(void)
     comm_barrier();             /* no rank's end counts as a fault */
     hosts_stop();
     free(watchdog.sight);
-    own = &alone;
+    watchdog_alone();
     watchdog.board = NULL;
     watchdog.stop = false;
 }

@@ -1,0 +1,76 @@
+/* What this rank does now. */
+#include <stdio.h>
+
+#include "kernels/runtime/watchdog_state.h"
+
+static RankState alone = { .stage = -1 };
+RankState *watchdog_own = &alone;
+
+void watchdog_alone(void)
+{
+    watchdog_own = &alone;
+}
+
+static void mark(const char *operation, int part, bool together)
+{
+    snprintf(watchdog_own->operation, sizeof watchdog_own->operation, "%s", operation);
+    watchdog_own->part = part;
+    watchdog_own->waits = together;
+    if (watchdog_own->stage < 0)
+        watchdog_own->together += together;
+    else
+        watchdog_own->inside += together;
+    watchdog_own->marks++;
+}
+
+void watchdog_mark(const char *operation, int part)
+{
+    mark(operation, part, false);
+}
+
+void watchdog_mark_together(const char *operation, int part)
+{
+    mark(operation, part, true);
+}
+
+/* A neighbour makes other marks, so these are not counted. */
+void watchdog_mark_neighbour(const char *operation, int part)
+{
+    mark(operation, part, false);
+    watchdog_own->waits = true;
+}
+
+void watchdog_enter_stage(int stage)
+{
+    watchdog_own->inside = 0;
+    watchdog_own->stage = stage;
+}
+
+void watchdog_leave_stage(void)
+{
+    watchdog_own->stage = -1;
+}
+
+void watchdog_set_step(long step)
+{
+    watchdog_own->step = step;
+}
+
+void watchdog_set_patient(bool patient)
+{
+    watchdog_own->patient = patient;
+}
+
+void watchdog_beat(Worker w, const char *doing)
+{
+    WorkerState *s = &watchdog_own->worker[w];
+    if (doing)
+        snprintf(s->doing, sizeof s->doing, "%s", doing);
+    s->busy = doing != NULL;
+    s->beats++;
+}
+
+void watchdog_wait_for(Worker w)
+{
+    watchdog_own->needs = (int)w;
+}
