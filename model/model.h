@@ -8,17 +8,16 @@ void     model_free (Model *m, ParamStore *f);
 
 typedef struct { double loss, zloss; } Losses;
 
-/* `count` micro-batches of attn.B sequences, whole also if ranks share them (host arrays (count, B, T); target -1: masked; begins 1:
- * a document begins there, which matters if attention stays inside documents, NULL: each sequence is one). The gradients are those
- * of scale * (sum of losses + z_weight * sum of z-losses). After PASS_COMPLETE operations that are queued later see their sums over
+/* `count` micro-batches of attn.B sequences, whole also if ranks share them (host arrays (count, B, T); target -1: masked; begins
+ * 1: a document begins there, which matters if attention stays inside documents, NULL: each sequence is one). The gradients are
+ * those of scale * (sum of losses + z_weight * sum of z-losses). After PASS_COMPLETE operations that are queued later see their sums over
  * ranks. The micro-batches of a step may come in several calls, with stages one by one or all at once. All stages call. */
 void     model_batch(Model *m, ParamStore *f, const int *tokens, const int *targets, const uint8_t *begins, int count, float scale,
                      float z_weight, Pass pass);
 
 /* The same for one. */
 void     model_step(Model *m, ParamStore *f, const int *tokens, const int *targets, const uint8_t *begins, float scale,
-                    float z_weight,
-                    Pass pass);
+                    float z_weight, Pass pass);
 
 /* For pass_forward: the first `count` tokens, or this rank's part of sequences (B, T), are put into device memory, no documents
  * among them. After it: the logits (vocab_size) of row `row` of this rank's, on the host; this waits for the device. */

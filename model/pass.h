@@ -11,9 +11,9 @@ typedef enum {
     PASS_COMPLETE       /* the same for the last micro-batch of a step: also sums gradients over ranks */
 } Pass;
 
-/* One row of the table of a step (pipeline.h): a micro-batch, whose tokens and targets are in device memory, through a chunk of this
- * stage, forward or backward; messages come from and go to the neighbouring stages. Gradients are those of scale * (sum of losses +
- * z_weight * sum of z-losses). PASS_FORWARD has no backward rows. */
+/* One row of the table of a step (pipeline.h): a micro-batch, whose tokens and targets are in device memory, through a chunk of
+ * this stage, forward or backward; messages come from and go to the neighbouring stages. Gradients are those of scale * (sum of
+ * losses + z_weight * sum of z-losses). PASS_FORWARD has no backward rows. */
 void pass_row    (Model *m, ParamStore *f, PipelineRow r, float scale, float z_weight, Pass pass);
 
 /* Without targets: forward to the stream that the head reads (head.h), in a model without stages. */

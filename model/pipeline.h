@@ -1,8 +1,8 @@
 /* Pipeline stages: consecutive units on different ranks, and micro-batches that pass them one after the other. Pure functions of a
  * few numbers.
  *
- * p stages have v chunks each [Narayanan et al. 2021, arXiv 2104.04473, sec. 2.2]. A chunk is a row of consecutive units; chunk k of
- * stage s is number k p + s from the embedding to the head, so that the stages form a ring, in which activations go forward and
+ * p stages have v chunks each [Narayanan et al. 2021, arXiv 2104.04473, sec. 2.2]. A chunk is a row of consecutive units; chunk k
+ * of stage s is number k p + s from the embedding to the head, so that the stages form a ring, in which activations go forward and
  * gradients back. A schedule is how many forward passes a stage makes before its first backward pass; from there on it
  * alternates:
  *

@@ -274,7 +274,8 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_host_values), cmocka_unit_test(test_gather),
                                         cmocka_unit_test(test_all_reduce), cmocka_unit_test(test_groups),
-                                        cmocka_unit_test(test_strided_group), cmocka_unit_test(test_exchange), cmocka_unit_test(test_messages),
+                                        cmocka_unit_test(test_strided_group), cmocka_unit_test(test_exchange),
+                                        cmocka_unit_test(test_messages),
                                         cmocka_unit_test(test_watchdog_stops) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));

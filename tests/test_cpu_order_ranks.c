@@ -275,7 +275,8 @@ static void test_in_context(void **state)
     own.keep = -1;
 }
 
-/* Stages with several micro-batches in flight: messages are copied before they are overwritten, and received before they are read. */
+/* Stages with several micro-batches in flight: messages are copied before they are overwritten, and received before they are
+ * read. */
 static void test_in_stages(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The table of a pipeline, exhaustively for small numbers: every pass is there once, in an order that cannot wait for ever, and with
- * the memory and the bubble that the literature states. */
+/* The table of a pipeline, exhaustively for small numbers: every pass is there once, in an order that cannot wait for ever, and
+ * with the memory and the bubble that the literature states. */
 #include <math.h>
 #include <stdio.h>
 

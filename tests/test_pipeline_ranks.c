@@ -101,7 +101,8 @@ static void run(Result *s, const Case *k, Stages p, bool whole, int shard_ranks,
     c.trainable = patterns;
     c.num_trainable = k->trainable ? 1 : 0;
     c.strategy = (Strategy){ .shard_ranks = shard_ranks, .context_ranks = context, .gathering = GATHER_ONCE, .grad_sum = SUM_ONCE,
-                             .pipeline_stages = whole ? 1 : p.stages, .pipeline_chunks = p.chunks, .pipeline_schedule = p.schedule };
+                             .pipeline_stages = whole ? 1 : p.stages, .pipeline_chunks = p.chunks,
+                             .pipeline_schedule = p.schedule };
     memory_plan(&m, &f, &c);
     model_place(&m, &f, &c);
     fsdp_init(&f, &mc, 5);
@@ -146,8 +147,8 @@ static void compare(const Result *a, const Result *b, const char *name, bool has
             fail_msg("%s: step %d: gradient norm %.17g, expected %.17g", name, step, b->norm[step], a->norm[step]);
     const double loss = has_head ? a->loss : 0, zloss = has_head ? a->zloss : 0, evaluation = has_head ? a->evaluation : 0;
     if (b->loss != loss || b->zloss != zloss || b->evaluation != evaluation)
-        fail_msg("%s: losses %.9g, %.9g, in evaluation %.9g; expected %.9g, %.9g, %.9g", name, b->loss, b->zloss, b->evaluation, loss,
-                 zloss, evaluation);
+        fail_msg("%s: losses %.9g, %.9g, in evaluation %.9g; expected %.9g, %.9g, %.9g", name, b->loss, b->zloss, b->evaluation,
+                 loss, zloss, evaluation);
     double all = units;
     comm_sum_over(&all, 1, RANKS_PIPELINE);
     assert_true(all > 0);

@@ -87,8 +87,8 @@ static void test_resharding(void **state)
 {
     (void)state;
     static const struct { int ranks; const char *strategy; } way[] = {
-        { 4, "FULL_SHARD" }, { 2, "HYBRID_SHARD" }, { 4, "FULL_SHARD --parallelism.pipeline=2" }, { 2, "NO_SHARD --parallelism.context=2" }, { 1, "NO_SHARD" },
-        { 4, "SHARD_GRAD_OP" },
+        { 4, "FULL_SHARD" }, { 2, "HYBRID_SHARD" }, { 4, "FULL_SHARD --parallelism.pipeline=2" },
+        { 2, "NO_SHARD --parallelism.context=2" }, { 1, "NO_SHARD" }, { 4, "SHARD_GRAD_OP" },
     };
     static const char recipe[] = "--recipe=coat --model.n_kv_heads=2 --model.weight_tying=false";
     double first[MAX_STEPS], second[MAX_STEPS];

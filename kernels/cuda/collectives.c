@@ -2,9 +2,9 @@
  *
  * All-gathers have a separate communicator that uses no SMs: the GPU's copy engines copy from memory that comm_alloc registered as
  * a symmetric window. [NCCL 2.28, CTA policy ZERO] If registration fails, they run as ordinary kernels. Sums need SMs. Two
- * communicators also let a gather and a sum overlap, on two streams. Each stage has a communicator of two ranks for what it sends to
- * its next stage, and one to its previous: NCCL runs the operations of a communicator one after the other, and a send may wait.
- * MPI only broadcasts NCCL's identifier; with one rank NCCL is not started. */
+ * communicators also let a gather and a sum overlap, on two streams. Each stage has a communicator of two ranks for what it sends
+ * to its next stage, and one for its previous stage: NCCL runs the operations of a communicator one after the other, and a send may
+ * wait. MPI only broadcasts NCCL's identifier; with one rank NCCL is not started. */
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@ static ncclComm_t all, gather;                          /* NULL: a group of one 
 static struct { Ranks ranks; ncclComm_t nccl; } groups[] = { { RANKS_ALL }, { RANKS_SHARD }, { RANKS_REPLICA },
                                                            { RANKS_CONTEXT } };
 enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
-static ncclComm_t sends[NUM_NEIGHBOURS], receives[NUM_NEIGHBOURS];     /* to a neighbour, and from it; the peer has the other rank */
+static ncclComm_t sends[NUM_NEIGHBOURS], receives[NUM_NEIGHBOURS];     /* to a neighbour, and from it: two ranks each */
 static ncclWindow_t window;         /* over the memory at `registered`; NULL: none */
 static void *registered;
 

@@ -140,8 +140,8 @@ static int compose_away(char *text, size_t size, FaultKind kind)
         return snprintf(text, size, "error (rank %d): %s ended while rank %d was in %s. Their messages say why; if there are "
                         "none, they crashed or were killed. %s\n", watchdog_own->rank, who, watchdog_own->rank, waiting, advice);
     return snprintf(text, size, "error (rank %d): no heartbeat from %s for %.0f s: that host or the network to it is down, or "
-                    "its ranks are stopped. Rank %d is in %s. %s\n", watchdog_own->rank, who, hosts_silence(), watchdog_own->rank, waiting,
-                    advice);
+                    "its ranks are stopped. Rank %d is in %s. %s\n", watchdog_own->rank, who, hosts_silence(),
+                    watchdog_own->rank, waiting, advice);
 }
 
 /* One line with rank, host and operation. */
@@ -167,7 +167,7 @@ static int compose(char *text, size_t size, const Fault *f)
         return snprintf(text, size, "%s ended without a message, during %s; it crashed or was killed, perhaps "
                         "because the host ran out of memory: see dmesg. %s\n", who, culprit, advice);
     case LEFT:
-        return snprintf(text, size, "%s ended with an error of its watchdog_own, during %s: see its message. %s\n", who, culprit, advice);
+        return snprintf(text, size, "%s ended with an error of its own, during %s: see its message. %s\n", who, culprit, advice);
     case STOPPED:
         return snprintf(text, size, "%s has not responded for %.0f s, since %s; rank %d waits for it in %s. It is "
                         "stopped, or its host is overloaded. %s\n", who, seen->silent, culprit, watchdog_own->rank, waiting,

@@ -6,6 +6,8 @@
 #pragma once
 #include <stdbool.h>
 
+#include "kernels/runtime/workers.h"
+
 /* Starts this rank's thread. All ranks call, after comm_start. A rank without progress for `timeout` seconds ends the run, also if
  * it is the only one. */
 void watchdog_start(int timeout);
@@ -40,7 +42,6 @@ void watchdog_set_step(long step);          /* the step that the following marks
  * step10.tmp/model.safetensors"); NULL: it is idle. Between watchdog_wait_for(w) and watchdog_wait_for(NO_WORKER) the main thread
  * waits for w: as long as w beats, the rank makes progress; if w is busy and does not beat, the rank hangs in what w reported
  * last. */
-typedef enum { NO_WORKER, WORKER_DATA, WORKER_VALIDATION, WORKER_SAVE, NUM_WORKERS } Worker;
 void watchdog_beat    (Worker w, const char *doing);
 void watchdog_wait_for(Worker w);
 

@@ -1,6 +1,7 @@
 /* What this rank does now. */
 #include <stdio.h>
 
+#include "kernels/runtime/watchdog.h"
 #include "kernels/runtime/watchdog_state.h"
 
 static RankState alone = { .stage = -1 };

@@ -4,7 +4,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/workers.h"
 
 enum { WATCHING = 1, LEAVING };         /* RankState.state; 0: not started */
 
