@@ -87,6 +87,28 @@ static void finish(void)
     all = gather = NULL;
 }
 
+static int peer(ncclComm_t c)
+{
+    int own;
+    CHECK(c, "a neighbouring stage without stages");
+    NCCL_CHECK(ncclCommUserRank(c, &own));
+    return 1 - own;
+}
+
+/* NCCL connects two ranks at their first message, for which the host waits: here all wait together, in no order. */
+static void connect_neighbours(void)
+{
+    char *bytes = device_alloc(2 * NUM_NEIGHBOURS);
+    NCCL_CHECK(ncclGroupStart());
+    for (int n = 0; n < NUM_NEIGHBOURS; n++) {
+        NCCL_CHECK(ncclSend(bytes + n, 1, ncclUint8, peer(sends[n]), sends[n], device_stream()));
+        NCCL_CHECK(ncclRecv(bytes + NUM_NEIGHBOURS + n, 1, ncclUint8, peer(receives[n]), receives[n], device_stream()));
+    }
+    NCCL_CHECK(ncclGroupEnd());
+    device_sync();
+    device_free(bytes);
+}
+
 /* Splitting is collective: all ranks make the communicators of all stages, and get those of their own. */
 static void connect_stages(void)
 {
@@ -102,6 +124,8 @@ static void connect_stages(void)
             else if (own == to)
                 receives[n == NEXT_STAGE ? PREVIOUS_STAGE : NEXT_STAGE] = c;
         }
+    if (stages > 1)
+        connect_neighbours();
 }
 
 void comm_init(void)
@@ -220,14 +244,6 @@ void backend_comm_all_to_all(Tensor y, Tensor x, int items, Order order)
                                 nccl_of(RANKS_CONTEXT), device_stream()));
         }
     NCCL_CHECK(ncclGroupEnd());
-}
-
-static int peer(ncclComm_t c)
-{
-    int own;
-    CHECK(c, "a neighbouring stage without stages");
-    NCCL_CHECK(ncclCommUserRank(c, &own));
-    return 1 - own;
 }
 
 void backend_comm_send(Tensor x, Neighbour to)

@@ -83,8 +83,8 @@ static void choose_grads(Reader *r)
     const Config *c = &r->s->c;
     Format *grads = &r->s->c.recipe.grads;
     const int own = c->global_train_batch_size / c->device_train_microbatch_size / groups_of(r);
-    const int n = own > r->world ? own : r->world;
-    const bool mixed = r->s->fsdp.precision == FSDP_MIXED && r->world > 1;
+    const int ranks = r->world / pipeline_stages(&c->strategy), n = own > ranks ? own : ranks;
+    const bool mixed = r->s->fsdp.precision == FSDP_MIXED && ranks > 1;
     if (!config_given(r, "format.grads")) {
         if (mixed || n > MOST)
             *grads = (Format){ F32, 0, false };

@@ -79,9 +79,11 @@ static int largest_that_fits(Model *m, ParamStore *f, const Config *c, ShardChoi
     return least;
 }
 
+/* Stages have different units, and no collective depends on what one of them keeps. */
 static int most_kept(Model *m, ParamStore *f, const Config *c, ShardChoice p)
 {
-    return (int)agree_least(largest_that_fits(m, f, c, &p, &p.kept, 0, f->num_units, most_with_weights(c)));
+    const int own = largest_that_fits(m, f, c, &p, &p.kept, 0, f->num_units, most_with_weights(c)), least = (int)agree_least(own);
+    return p.pipe.stages > 1 ? own : least;
 }
 
 /* What the plan may take where the rest can be on the host. Without device_memory the CPU back end moves nothing: there the host's
