@@ -18,6 +18,8 @@
  *   SHARD_GRAD_OP   one group of all      weights stay                  [Rajbhandari et al. 2020, ZeRO-2]
  *   HYBRID_SHARD    a group per host, or of any size; gradients are summed over the replicas too
  *
+ * With pipeline stages (pipeline.h) all of this is within a stage, which has some of the units.
+ *
  * FP8 operands are gathered as codes; their scales are one maximum over ranks of all weights, once per step. Copies for
  * computing exist only where the stored weights can't serve: in another format, or sharded (the table `ways` of fsdp_plan.c). What is
  * trained and what is frozen are two regions of a unit, sharded and gathered one after the other. */
