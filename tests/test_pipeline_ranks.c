@@ -1,9 +1,11 @@
 /* Pipeline stages compute the bits of the same micro-batches without stages: losses of tokens, gradients, their norm, and weights
  * after updates; of every schedule. On 2, 4 and 8 ranks. */
 #include <math.h>
+#include <string.h>
 
 #include "tests/kit.h"
 
+#include "kernels/runtime/operations.h"
 #include "model/run/memory.h"
 #include "model/update.h"
 #include "tests/models.h"
@@ -42,6 +44,18 @@ static ModelConfig model_of(const Case *k)
     return k->modules ? with_adapters(m, 4, k->modules, k->base) : m;
 }
 
+/* ---- a step ----------------------------------------------------------------------------------------------------- */
+
+/* Collectives of weights and gradients that have begun. */
+static int collectives;
+
+static bool count(void *counter, const Operation *o)
+{
+    int *n = counter;
+    *n += strcmp(o->name, "comm_reduce_scatter") == 0 || strcmp(o->name, "comm_all_gather") == 0;
+    return true;
+}
+
 /* Without stages, each group of a mesh with stages has the whole model: its norm, which optimizer_grad_norm adds for all groups. */
 static double norm_of_group(const ParamStore *f)
 {
@@ -67,8 +81,11 @@ static void run_step(Model *m, ParamStore *f, const Config *c, int step, Result 
     }
     fsdp_empty_grads(f);
     model_zero_losses(m);
-    if (f->pipe.stages > 1)
+    if (f->pipe.stages > 1) {
+        collectives = 0;
         model_batch(m, f, tokens, targets, begins, MICRO_BATCHES, scale, 1e-3f, PASS_COMPLETE);
+        assert_in_range(collectives, 0, (NUM_REGIONS + 1) * f->num_units);     /* once per step, not with every micro-batch */
+    }
     for (int i = 0; i < MICRO_BATCHES && f->pipe.stages == 1; i++)
         model_step(m, f, tokens + i * TOKENS, targets + i * TOKENS, begins + i * TOKENS, scale, 1e-3f,
                    i < MICRO_BATCHES - 1 ? PASS_ACCUMULATE : PASS_COMPLETE);
@@ -220,6 +237,13 @@ static void test_with_context(void **state)
         check_in(&(Case){ "coat", LLAMA_GQA, true }, &(Stages){ stages, 1, PIPELINE_1F1B }, 1, comm_size() / stages, 2, HOST_NEVER);
 }
 
+static void test_replicas(void **state)
+{
+    (void)state;
+    for (int stages = 2; 2 * stages <= comm_size(); stages *= 2)
+        check_in(&(Case){ "coat", LLAMA, true }, &(Stages){ stages, 1, PIPELINE_1F1B }, 1, 1, 1, HOST_NEVER);
+}
+
 static void test_host(void **state)
 {
     (void)state;
@@ -231,7 +255,10 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_recipes), cmocka_unit_test(test_kept), cmocka_unit_test(test_adapters), cmocka_unit_test(test_frozen),
         cmocka_unit_test(test_with_context), cmocka_unit_test(test_host),
+        cmocka_unit_test(test_replicas),
     };
+    const Watch watch = { .begin = count, .watcher = &collectives };
     start_ranks(&argc, &argv);
+    operations_watch(&watch);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

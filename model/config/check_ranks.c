@@ -55,8 +55,8 @@ static void check_schedule_of_stages(Reader *r)
             "--parallelism.pipeline_schedule=Interleaved1F1B", config_where(r, "parallelism.pipeline_virtual_stages"), chunks);
     if (c->model.n_layers < n * chunks)
         die("%s: parallelism.pipeline %d: the model has %d blocks, fewer than %d stages x %d; use "
-            "--parallelism.pipeline=%d or less", config_where(r, "parallelism.pipeline"), n, c->model.n_layers, n, chunks,
-            c->model.n_layers / chunks);
+            "--parallelism.pipeline=%d", config_where(r, "parallelism.pipeline"), n, c->model.n_layers, n, chunks,
+            c->model.n_layers > chunks ? c->model.n_layers / chunks : 1);
     if (chunks > 1 && !config_forward_only(c) && own % n != 0)
         die("%s: parallelism.pipeline_schedule Interleaved1F1B: a stage has %d micro-batches a step, not a multiple of the %d "
             "stages; --global_train_batch_size=%ld would do, and so would 1F1B", place, own, n,
@@ -67,14 +67,15 @@ static void check_schedule_of_stages(Reader *r)
 static void check_pipeline(Reader *r)
 {
     const Config *c = &r->s->c;
-    const int n = pipeline_stages(&c->strategy);
+    const int n = pipeline_stages(&c->strategy), context = context_ranks(&c->strategy), groups = r->world / context;
     const char *place = config_where(r, "parallelism.pipeline");
     if (n == 1)
         return;
-    if (r->world % n != 0)
-        die("%s: parallelism.pipeline %d: %d rank%s cannot form %d stages of equal size; start a multiple of %d ranks, or use "
-            "--parallelism.pipeline=%d", place, n, r->world, r->world == 1 ? "" : "s", n, n,
-            largest_divisor(r->world, r->world, n < r->world ? n : r->world));
+    if (groups % n != 0)
+        die("%s: parallelism.pipeline %d: %d rank%s cannot form %d stages of equal size%s; start a multiple of %d ranks, or use "
+            "--parallelism.pipeline=%d", place, n, r->world, r->world == 1 ? "" : "s", n,
+            context > 1 ? ", each of groups that share sequences (parallelism.context)" : "", n * context,
+            largest_divisor(groups, groups, n < groups ? n : groups));
     if (c->generate)
         die("%s: parallelism.pipeline %d: generate continues each prompt on one rank; use --parallelism.pipeline=1", place, n);
     if (c->samples.prompts)
