@@ -52,7 +52,9 @@ static void check_batch_warmup(Reader *r)
     Config *c = &r->s->c;
     const int count = r->s->num_batch_warmup;
     const char *place = config_where(r, "batch_size_warmup");
-    const long unit = (long)data_ranks(r) * c->device_train_microbatch_size;
+    const bool interleaved = c->strategy.pipeline_schedule == PIPELINE_INTERLEAVED;
+    const int rounds = interleaved ? pipeline_stages(&c->strategy) : 1;
+    const long unit = (long)groups_of(r) * c->device_train_microbatch_size * rounds;
     if (count > MOST_DOUBLINGS)
         die("%s: batch_size_warmup: expected up to %d steps, found %d", place, MOST_DOUBLINGS, count);
     for (int i = 0; i < count; i++) {
@@ -69,9 +71,9 @@ static void check_batch_warmup(Reader *r)
             place);
     if (c->global_train_batch_size % (unit << count) != 0)
         die("%s: batch_size_warmup: global_train_batch_size %d halved %d time%s is not a multiple of %d %ss x "
-            "device_train_microbatch_size %d; use a multiple of %ld, fewer doublings or a smaller micro-batch", place,
-            c->global_train_batch_size, count, count == 1 ? "" : "s", data_ranks(r), name_data_ranks(r),
-            c->device_train_microbatch_size, unit << count);
+            "device_train_microbatch_size %d%s; use a multiple of %ld, fewer doublings or a smaller micro-batch", place,
+            c->global_train_batch_size, count, count == 1 ? "" : "s", groups_of(r), name_groups(r),
+            c->device_train_microbatch_size, rounds > 1 ? " x stages of Interleaved1F1B" : "", unit << count);
 }
 
 /* Gradients are summed in F32 if fsdp.precision is mixed, or if a sum has many terms: a BF16 sum loses terms below 2^-9 of it. The
