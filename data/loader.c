@@ -355,43 +355,22 @@ DataSample loader_source_sample(const Loader *l, int i)
 
 PackedData loader_packed(const Loader *l)
 {
-    PackedData sum = { 0 };
-    for (int i = 0; i < l->sources.count; i++) {
-        const Packing *p = &l->sources.source[i].instances.packing;
-        sum.documents += p->documents;
-        sum.pieces += p->pieces;
-        sum.tokens += p->tokens;
-        sum.labels += p->labels;
-    }
-    return sum;
+    return sources_packed(&l->sources);
 }
 
 uint64_t loader_tokens(const Loader *l)
 {
-    uint64_t n = 0;
-    for (int i = 0; i < l->sources.count; i++)
-        n += l->sources.source[i].instances.tokens;
-    return n;
+    return sources_tokens(&l->sources);
 }
 
 int loader_files(const Loader *l)
 {
-    int n = 0;
-    for (int i = 0; i < l->sources.count; i++)
-        n += l->sources.source[i].instances.num_shards;
-    return n;
+    return sources_files(&l->sources);
 }
 
 uint64_t loader_fingerprint(const Loader *l)
 {
-    uint64_t hash = HASH_OF_NOTHING;
-    for (int i = 0; i < l->sources.count && l->sources.mixed; i++) {
-        const Source *s = &l->sources.source[i];
-        const uint64_t numbers[] = { s->instances.fingerprint, s->size, s->most, l->sources.mix.weight[i] };
-        hash = hash_bytes(hash, s->name, strlen(s->name) + 1);
-        hash = hash_bytes(hash, numbers, sizeof numbers);
-    }
-    return l->sources.mixed ? hash : l->sources.source[0].instances.fingerprint;
+    return sources_fingerprint(&l->sources);
 }
 
 DataSample loader_sample(const Loader *l)

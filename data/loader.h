@@ -20,10 +20,6 @@ typedef struct {
  * stay as they are. */
 typedef struct { uint64_t epoch, instance; SourcePlace source[MIX_MOST]; } LoaderState;
 
-/* Result of best-fit packing: documents in the files; pieces in the sequences, more if long documents are split; tokens and targets
- * in the pieces, without padding. */
-typedef struct { uint64_t documents, pieces, tokens, labels; } PackedData;
-
 typedef struct Loader Loader;
 
 /* Checks every file (missing, empty, truncated, size not a multiple of itemsize: die names file and remedy).

@@ -223,3 +223,44 @@ char *sources_lack(const Sources *s, const SourcePlace place[MIX_MOST], uint64_t
     }
     return NULL;
 }
+
+PackedData sources_packed(const Sources *s)
+{
+    PackedData sum = { 0 };
+    for (int i = 0; i < s->count; i++) {
+        const Packing *p = &s->source[i].instances.packing;
+        sum.documents += p->documents;
+        sum.pieces += p->pieces;
+        sum.tokens += p->tokens;
+        sum.labels += p->labels;
+    }
+    return sum;
+}
+
+uint64_t sources_tokens(const Sources *s)
+{
+    uint64_t n = 0;
+    for (int i = 0; i < s->count; i++)
+        n += s->source[i].instances.tokens;
+    return n;
+}
+
+int sources_files(const Sources *s)
+{
+    int n = 0;
+    for (int i = 0; i < s->count; i++)
+        n += s->source[i].instances.num_shards;
+    return n;
+}
+
+uint64_t sources_fingerprint(const Sources *s)
+{
+    uint64_t hash = HASH_OF_NOTHING;
+    for (int i = 0; i < s->count && s->mixed; i++) {
+        const Source *of = &s->source[i];
+        const uint64_t numbers[] = { of->instances.fingerprint, of->size, of->most, s->mix.weight[i] };
+        hash = hash_bytes(hash, of->name, strlen(of->name) + 1);
+        hash = hash_bytes(hash, numbers, sizeof numbers);
+    }
+    return s->mixed ? hash : s->source[0].instances.fingerprint;
+}

@@ -27,6 +27,10 @@ typedef struct {
 Sources  sources_open (const DataSpec *spec, int batch);
 void     sources_close(Sources *s);
 uint64_t sources_instances(const Sources *s);           /* of an epoch of each */
+uint64_t sources_tokens(const Sources *s);              /* in all files; sources_files: these */
+int      sources_files (const Sources *s);
+PackedData sources_packed(const Sources *s);            /* sums over sources */
+uint64_t sources_fingerprint(const Sources *s);         /* see loader_fingerprint */
 
 /* Loads the order of an epoch. False: go_on(who), called every few milliseconds, returned false. */
 bool     source_load (Source *s, uint64_t epoch, bool (*go_on)(void *who), void *who);

@@ -42,3 +42,7 @@ typedef struct {
     int    max_period, min_period, max_count;   /* OLMo's instance_filter: an n-gram of min .. max tokens that occurs
                                 * max_count times in a row masks all labels of the instance (packed: document); 0: off */
 } DataSpec;
+
+/* Result of best-fit packing: documents in the files; pieces in the sequences, more if long documents are split; tokens and targets
+ * in the pieces, without padding. */
+typedef struct { uint64_t documents, pieces, tokens, labels; } PackedData;

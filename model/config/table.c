@@ -2,6 +2,7 @@
  * here (dropout, biases), the default is the supported value. model.sliding_window, layer_types and rope_scaling are Hugging
  * Face's; full_attn_layers_only, warmup_fraction, data.mix and sequence_length_warmup OLMo-core's; keys that none of these has are
  * our own. The resolved configuration lists sections in this order. */
+#include "model/config/table.h"
 #include "model/config/table_rows.h"
 
 const ConfigKey config_keys[] = {
@@ -331,17 +332,15 @@ const ConfigKey config_keys[] = {
            "state before the step"),
     OTHER ("softmax_auxiliary_loss", BOOL, "false", X(softmax_auxiliary_loss),
            "add the z-loss, auxiliary_loss_multiplier * log(Z)^2"),
-    OPTION("auxiliary_loss_multiplier", DOUBLE, "1e-4", 0, 0, 1e3, X(auxiliary_loss_multiplier),
-           "factor of the z-loss"),
+    OPTION("auxiliary_loss_multiplier", DOUBLE, "1e-4", 0, 0, 1e3, X(auxiliary_loss_multiplier), "factor of the z-loss"),
     NUMBER("loss_chunk", INT, "0", 0, MANY, C(loss_chunk), "tokens whose logits exist at once; 0: automatic"),
     NUMBER("mlp_tile", INT, "0", 0, MANY, C(mlp_tile),
            "tokens whose MLP is computed at once (tiled MLP) in blocks whose MLP backward runs again, a multiple of 128; at least "
-           "as many as a micro-batch has: all. FP8 scales of the MLP are those of a tile. 0: all, or 16384 where nothing else would "
-           "fit device_memory. With quant_stats_interval: all"),
+           "as many as a micro-batch has: all. FP8 scales of the MLP are those of a tile. 0: all, or 16384 where nothing else fits "
+           "device_memory. With quant_stats_interval: all"),
 
     /* ---- saving and loading ---- */
-    OTHER ("save_folder", STRING, "null", C(save_folder),
-           "folder of checkpoints and metrics; default runs/<run_name>"),
+    OTHER ("save_folder", STRING, "null", C(save_folder), "folder of checkpoints and metrics; default runs/<run_name>"),
     OTHER ("save_overwrite", BOOL, "false", C(save_overwrite),
            "replace the run in save_folder: delete its checkpoints. If load_path is one of them: go back to it and delete only the "
            "later ones"),
@@ -353,8 +352,7 @@ const ConfigKey config_keys[] = {
            "steps between checkpoints that are never deleted"),
     OPTION("save_interval_ephemeral", LONG, "null", 0, 1, LONGS, C(save_interval_ephemeral),
            "steps between checkpoints that the next one replaces"),
-    OTHER ("load_path", STRING, "null", C(load_path),
-           "a checkpoint to continue, or a Hugging Face folder to start from"),
+    OTHER ("load_path", STRING, "null", C(load_path), "a checkpoint to continue, or a Hugging Face folder to start from"),
     OTHER ("tokenizer", STRING, "null", C(tokenizer),
            "folder with a tokenizer, or its tokenizer.json, to copy into checkpoints; default: that of load_path. OLMo's section "
            "of this name is accepted and ignored"),

@@ -1,7 +1,6 @@
-/* What the rows of table.c are written with: macros for the kinds of rows, and words that several rows have. For table.c only. */
+/* What the rows of table.c are written with: macros for the kinds of rows, and words that several rows have. Only table.c includes
+ * it, after table.h. */
 #pragma once
-#include "model/config/table.h"
-
 #include <assert.h>
 #include <math.h>
 

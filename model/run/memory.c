@@ -223,7 +223,8 @@ static void add_gathering(Items *l, const Model *m, const ParamStore *f, const c
  * of hosts decides the groups. */
 static void print_sharding(const Model *m, const ParamStore *f, const Config *c)
 {
-    const int ranks = ranks_of(c), groups = ranks / pipeline_stages(&c->strategy) / f->shards, sharing = context_ranks(&c->strategy);
+    const int ranks = ranks_of(c), sharing = context_ranks(&c->strategy);
+    const int groups = ranks / pipeline_stages(&c->strategy) / f->shards;
     const bool copies = f->plan[unit_of_layer(m->config, 0)].weights;
     if (ranks == 1 && !copies)
         return;
@@ -395,7 +396,7 @@ void memory_check_host(const Model *m, const ParamStore *f, const Config *c)
     const double left = moved > 0 ? agree_least(host_memory_left("") / comm_local_size()) : INFINITY;
     if (moved + snapshot > left)
         die("host memory: %.2f GiB for what is on the host and %.2f for a checkpoint while it is written exceed by %.2f GiB the "
-            "%.2f that each of the %d ranks here can take of this host, or of its container (cgroup memory.max). Less goes to the host "
-            "with host.*=never, a smaller device_train_microbatch_size, format.keep=block or more ranks; see --dry_run",
+            "%.2f that each of the %d ranks here can take of this host, or of its container (cgroup memory.max). Less goes to the "
+            "host with host.*=never, a smaller device_train_microbatch_size, format.keep=block or more ranks; see --dry_run",
             gib(moved), gib(snapshot), gib(moved + snapshot - left), gib(left), comm_local_size());
 }
