@@ -19,6 +19,8 @@ static struct { Ranks ranks; ncclComm_t nccl; } groups[] = { { RANKS_ALL }, { RA
                                                            { RANKS_CONTEXT } };
 enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
 static ncclComm_t sends[NUM_NEIGHBOURS], receives[NUM_NEIGHBOURS];     /* to a neighbour, and from it: two ranks each */
+static ncclComm_t links[2 * NUM_NEIGHBOURS];            /* all of these, in the order in which all ranks make them */
+static int num_links;
 static ncclWindow_t window;         /* over the memory at `registered`; NULL: none */
 static void *registered;
 
@@ -72,13 +74,11 @@ static void finish(void)
     device_sync();
     if (gather)
         NCCL_CHECK(ncclCommDestroy(gather));
-    for (int n = 0; n < NUM_NEIGHBOURS; n++) {
-        if (sends[n])
-            NCCL_CHECK(ncclCommDestroy(sends[n]));
-        if (receives[n])
-            NCCL_CHECK(ncclCommDestroy(receives[n]));
+    for (int i = 0; i < num_links; i++)         /* each waits for the other rank: another order of ranks would be a deadlock */
+        NCCL_CHECK(ncclCommDestroy(links[i]));
+    for (int n = 0; n < NUM_NEIGHBOURS; n++)
         sends[n] = receives[n] = NULL;
-    }
+    num_links = 0;
     for (int i = NUM_GROUPS - 1; i >= 0; i--) {         /* last that of all ranks, the parent of the others */
         if (groups[i].nccl)
             NCCL_CHECK(ncclCommDestroy(groups[i].nccl));
@@ -119,6 +119,8 @@ static void connect_stages(void)
             const bool takes_part = own == from || own == to;
             ncclComm_t c = NULL;
             NCCL_CHECK(ncclCommSplit(all, takes_part ? comm_group(RANKS_PIPELINE) : NCCL_SPLIT_NOCOLOR, comm_rank(), &c, NULL));
+            if (takes_part)
+                links[num_links++] = c;
             if (own == from)
                 sends[n] = c;
             else if (own == to)
