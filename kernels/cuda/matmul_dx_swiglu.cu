@@ -26,10 +26,13 @@ struct BackwardJob : FusedJob {
     bool again;                         /* only if the range was exceeded */
 };
 
-template <bool FACTORS> struct Backward {
+struct BackwardShape {
     static constexpr int ACROSS = FUSED_WEIGHTS, PARTS = 4 * STRIPS;
     static constexpr DType TOKENS = E5M2;
     typedef BackwardJob Job;
+};
+
+template <bool FACTORS> struct Backward : BackwardShape {
     struct Turned { uint8_t codes[TURNED][STRIP * 64]; };
 
     /* [warpgroup][strip's parity], for a warpgroup's 64 tokens. The storing thread waits for "full", the warpgroup for "empty". */
@@ -192,11 +195,11 @@ bool fits(FusedMaps *maps, Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, 
 {
     const RowOrder tokens = { 16, { 8, 2, 1 }, { 2, 1, 16 } }, weights = { 32, { 2, 4, 4 }, { 1, 8, 2 } };
     const bool has_act = tensor_exists(act);
-    return runs_on_hopper() && dy.fast && is_fusable(dy.data, dy, Backward<false>::TOKENS) && is_fusable(w.data_t, w, E4M3)
+    return runs_on_hopper() && dy.fast && is_fusable(dy.data, dy, BackwardShape::TOKENS) && is_fusable(w.data_t, w, E4M3)
         && is_fusable(dgate_up.data, dgate_up, E5M2) && is_fusable(dgate_up.data_t, dgate_up, E5M2) && range_is_kept(dgate_up)
         && (!has_act || (is_fusable(act.data_t, act, E4M3) && !act.data)) && dact.format.dtype == BF16
         && gate_up.format.dtype == E4M3 && gate_up.format.group == 16 && (uintptr_t)gate_up.data % 8 == 0
-        && dact.cols % FUSED_WEIGHTS == 0 && dy.rows % 16 == 0 && is_deep_enough<Backward<false>>(dy.cols)
+        && dact.cols % FUSED_WEIGHTS == 0 && dy.rows % 16 == 0 && is_deep_enough<BackwardShape>(dy.cols)
         && fused_map(&maps->x, dy.data, dy.rows, dy.cols, tokens, FUSED_TOKENS, FUSED_DEPTH)
         && fused_map(&maps->w, w.data_t, w.cols, w.rows, weights, FUSED_WEIGHTS / FUSED_PAIR, FUSED_DEPTH)
         && fused_map(&maps->out[0], dgate_up.data_t, dgate_up.cols, dgate_up.rows, weights, STRIP, 64)

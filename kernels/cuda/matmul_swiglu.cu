@@ -21,10 +21,13 @@ struct ForwardJob : FusedJob {
     bool again;                         /* only if the range was exceeded */
 };
 
-template <bool FACTORS> struct Forward {
+struct ForwardShape {
     static constexpr int ACROSS = COLUMNS, PARTS = 8;
     static constexpr DType TOKENS = E4M3;
     typedef ForwardJob Job;
+};
+
+template <bool FACTORS> struct Forward : ForwardShape {
     struct Staging { };
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -118,10 +121,10 @@ template <bool FACTORS> struct Forward {
 bool fits(FusedMaps *maps, Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w)
 {
     const RowOrder tokens = { 16, { 16, 1, 1 }, { 1, 16, 16 } }, weights = { 64, { 2, 4, 8 }, { 1, 16, 2 } };
-    return runs_on_hopper() && x.fast && is_fusable(x.data, x, Forward<false>::TOKENS) && is_fusable(w.data, w, E4M3)
+    return runs_on_hopper() && x.fast && is_fusable(x.data, x, ForwardShape::TOKENS) && is_fusable(w.data, w, E4M3)
         && is_fusable(act.data, act, E4M3) && !act.data_t && range_is_kept(act) && wide.format.dtype == BF16
         && gate_up.format.dtype == E4M3 && gate_up.format.group == 16 && (uintptr_t)gate_up.data % 16 == 0
-        && act.cols % COLUMNS == 0 && x.rows % 16 == 0 && is_deep_enough<Forward<false>>(x.cols)
+        && act.cols % COLUMNS == 0 && x.rows % 16 == 0 && is_deep_enough<ForwardShape>(x.cols)
         && fused_map(&maps->x, x.data, x.rows, x.cols, tokens, FUSED_TOKENS, FUSED_DEPTH)
         && fused_map(&maps->w, w.data, w.rows, w.cols, weights, COLUMNS, FUSED_DEPTH);
 }
