@@ -78,7 +78,7 @@ static double *gradient(Run *r, const char *name, size_t *n)
     return NULL;
 }
 
-/* Relative error of down's gradient beside the outlier's column. */
+/* Relative error of down's gradient in all columns but the outlier's. */
 static double error_of(const char *recipe, DownScales down, float size, const double *exact)
 {
     const Strategy alone = { 1, GATHER_OFTEN, SUM_OFTEN };

@@ -69,7 +69,7 @@ void checkpoint_drop  (void);
  * Returns the path, malloc'ed, when it is on disk. */
 char *checkpoint_set_aside(const Config *c, const ParamStore *f, const TrainState *s, size_t file_limit);
 
-/* Saves the weights alone as step<N>-average: a folder for other programs, with average.json, which describes the average. Replaces
+/* Saves only the weights, as step<N>-average: a folder for other programs, with average.json, which describes the average. Replaces
  * one of an earlier process. Dies as the others do; there must be no save in progress. */
 void checkpoint_write_average(const Config *c, const ParamStore *f, const TrainState *s, size_t file_limit);
 

@@ -169,7 +169,7 @@ const ConfigKey config_keys[] = {
            "which layers have the window; a shorter list repeats; default: all"),
     NUMBER("model.rope_theta", DOUBLE, "10000", 1, 1e12, C(model.rope_theta), "base of the rotary embedding"),
     OPTION("model.no_rope_layer_interval", INT, "null", 0, 1, MAX_LAYERS, C(model.no_rope_interval),
-           "every so many layers one has no rotary embedding (SmolLM3: 4)"),
+           "each layer whose number, from 1 on, is a multiple of this has no rotary embedding (SmolLM3: 4)"),
     WORD  ("model.rope_scaling.rope_type", CHOICE, "null", WORDS({ "default", ROPE_DEFAULT }, { "llama3", ROPE_LLAMA3 },
            { "yarn", ROPE_YARN }), X(rope_type),
            "context extension as in Llama 3.1 or YaRN; default: llama3 if there is a factor"),
@@ -270,7 +270,7 @@ const ConfigKey config_keys[] = {
            "global_train_batch_size. The learning rate is as scheduler says; its units, max_duration and stop_at in tokens count "
            "the tokens of these steps"),
     OPTION("sequence_length_warmup.min_sequence_length", INT, "null", 0, 1, MANY, C(length_warmup.min),
-           "the run begins with sequences of so many tokens: attention is limited to them, and no token is left out. The length "
+           "length of sequences at the start of the run, in tokens: attention is limited to these, and no token is left out. The length "
            "grows linearly, in multiples of it, to model.max_sequence_length after warmup_steps; null: no warmup of the length"),
     OPTION("sequence_length_warmup.warmup_steps", LONG, "null", 0, 1, LONGS, C(length_warmup.steps), "see min_sequence_length"),
     NUMBER("device_train_microbatch_size", INT, "16", 1, MANY, C(device_train_microbatch_size),

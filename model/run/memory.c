@@ -172,7 +172,7 @@ static void plan_with(Model *m, ParamStore *f, const Config *c, int stage, int t
 /* Tiles that nobody asked for are the last resort, since they change FP8 results. */
 void memory_plan_stage(Model *m, ParamStore *f, const Config *c, int stage)
 {
-    enum { TILE = 16384 };      /* GEMMs of so many rows are as fast as larger ones */
+    enum { TILE = 16384 };      /* GEMMs with this number of rows are as fast as larger ones */
     plan_with(m, f, c, stage, c->mlp_tile);
     if (c->mlp_tile > 0 || !recipe_recomputes(&c->recipe) || m->N <= TILE)
         return;
