@@ -270,8 +270,8 @@ const ConfigKey config_keys[] = {
            "global_train_batch_size. The learning rate is as scheduler says; its units, max_duration and stop_at in tokens count "
            "the tokens of these steps"),
     OPTION("sequence_length_warmup.min_sequence_length", INT, "null", 0, 1, MANY, C(length_warmup.min),
-           "length of sequences at the start of the run, in tokens: attention is limited to these, and no token is left out. The length "
-           "grows linearly, in multiples of it, to model.max_sequence_length after warmup_steps; null: no warmup of the length"),
+           "length of sequences at the start of the run, in tokens: attention is limited to these, and no token is left out. The "
+           "length grows linearly, in multiples of it, to model.max_sequence_length after warmup_steps; null: no warmup of the length"),
     OPTION("sequence_length_warmup.warmup_steps", LONG, "null", 0, 1, LONGS, C(length_warmup.steps), "see min_sequence_length"),
     NUMBER("device_train_microbatch_size", INT, "16", 1, MANY, C(device_train_microbatch_size),
            "sequences per forward pass of a rank"),
