@@ -81,7 +81,7 @@ typedef struct Model {
     Attention attn;            /* what blocks have in common; its B: every micro-batch's; its T: this rank's part */
     Documents docs;
     int       L, N;            /* blocks; tokens of a micro-batch, this rank's                 */
-    int       tile;            /* tokens of which MLPs that backward runs again are computed at once: N, or fewer */
+    int       tile;            /* tokens of a tile of the MLP, in blocks whose MLP backward runs again; N: no tiles */
     int       T;               /* tokens of a sequence                                         */
     int       context, place;  /* ranks that share sequences; which part is this rank's        */
     int       P;               /* positions that a token can have: T, or more with caches      */
@@ -130,7 +130,7 @@ typedef struct Model {
     void     *memory;          /* the arena: all of the above that is device memory            */
 } Model;
 
-/* The tokens of which a block with this `keep` has gate, up and the like at once. */
+/* Rows of the buffers of the MLP (gate, up, SwiGLU and their gradients) in a block with this `keep`: a tile, or all N. */
 static inline int mlp_rows(const Model *m, Keep keep)
 {
     return keep_recomputes(keep) ? m->tile : m->N;

@@ -139,7 +139,7 @@ static inline int pipeline_stages(const Strategy *s)
     return s->pipeline_stages > 1 ? s->pipeline_stages : 1;
 }
 
-/* Of `ranks`, the groups of ranks that have different sequences. */
+/* The number of groups of ranks that have different sequences, if there are `ranks` ranks. */
 static inline int data_ranks(const Strategy *s, int ranks)
 {
     return ranks / (context_ranks(s) * pipeline_stages(s));

@@ -20,7 +20,7 @@ static int excess(int field, int median)
     return k <= 0 ? 0 : k < CHANNEL_MOST ? k : CHANNEL_MOST;
 }
 
-/* Of the columns that are not 0: the least field that half of them do not exceed. */
+/* The median exponent: the least that half of the columns that are not 0 do not exceed. */
 static int median_field(const float *amax, int columns)
 {
     int count[FIELDS] = { 0 }, all = 0, below = 0, field = 0;

@@ -290,8 +290,8 @@ static void close_export(Export *x)
 
 /* ---- averages --------------------------------------------------------------------------------------------- */
 
-/* Dies if the config.json of the two models differ in a key that changes what the model computes. Missing keys have the defaults
- * of the class. */
+/* Dies if the config.json of the two models differ in a key that changes what the model computes. Missing keys have
+ * the defaults of the class. */
 static void check_same(const Export *a, const ModelConfig *first, const Export *b, const ModelConfig *other)
 {
     json_t *x = hf_config(first, F32), *y = hf_config(other, F32), *value;

@@ -72,7 +72,7 @@ static void check_set(const Config *c, int i, FILE *f, uint64_t sum[2])
 
 char *evaluate_check(const Config *c)
 {
-    enum { LINES = 4 };         /* so many at most: a run's header fits on a screen */
+    enum { LINES = 4 };         /* at most: the header of a run fits on a screen */
     char *text;
     FILE *f = xtext(&text);
     uint64_t sum[2] = { 0 };
