@@ -1,6 +1,6 @@
 /* The table of recipes. [COAT, arXiv 2410.19313, fig. 1 and sec. 3-4] for the FP8 rows; fp8-lm: the optimizer of FP8-LM [Peng et
  * al. 2023, arXiv 2310.18313, sec. 2.2]: m in E4M3, v and master weights in 16 bits.
- * DIFFERS: COAT's head is BF16, and its scales are per micro-batch (--format.head=bf16 --format.scales=microbatch).
+ * DIFFERS: COAT's head is BF16, and its scales are per micro-batch (--format.head=bf16 --fp8.scales=microbatch).
  * DIFFERS: FP8-LM's 16-bit formats are FP16, for master weights with a scale per tensor; here they are BF16 with stochastic
  * rounding of weights. FP8-LM's m has a scale per tensor, here per group of 128. It sums gradients in FP8, here in BF16. */
 #include "model/recipe.h"

@@ -23,7 +23,7 @@ WORK = {        # ranks and arguments; steps of 131,072 tokens of a GPU
     "8B": (1, EIGHT.format(8192, 2, 16) + " --recipe=coat"),
     "7B-documents": (1, SEVEN.format(4096, 4, 32) + " --recipe=coat --data.packing=best_fit --data.paths=[{documents}]"),
     "8B-32k": (1, EIGHT.format(32768, 1, 4) + " --recipe=coat-lean"),
-    "8B-128k": (1, EIGHT.format(131072, 1, 1) + " --recipe=coat-lean --format.keep=block"),
+    "8B-128k": (1, EIGHT.format(131072, 1, 1) + " --recipe=coat-lean --activations.keep=block"),
     "7B-fsdp": (2, SEVEN.format(2048, 8, 128) + " --recipe=coat --fsdp.sharding_strategy=FULL_SHARD"),
 }
 TOKENS, VOCABULARY, EOS = 1 << 21, 32000, 2

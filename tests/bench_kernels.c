@@ -154,7 +154,7 @@ static void bench_coat(const Model *m)
     release();
 }
 
-/* COAT's operations that need a maximum, as in later micro-batches of a step with format.scales=step. */
+/* COAT's operations that need a maximum, as in later micro-batches of a step with fp8.scales=step. */
 static void bench_ranges(const Model *m)
 {
     const int N = m->B * m->T, C = m->C, F = m->F, S = (m->H + 2 * m->K) * m->D;

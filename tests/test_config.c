@@ -113,8 +113,8 @@ static void test_datasets_and_formats(void **state)
 {
     (void)state;
     try_write(try_path, try_base);
-    Config *c = try_load(1, "--data.paths=null", "--data.datasets={zebra: [z.npy], ape: [a.npy, b.npy]}", "--recipe=f32",
-             "--format={master: bf16, moment1: e5m2/128, moment2: e4m3/128, keep: inputs}");
+    Config *c = try_load(1, "--data={paths: null, datasets: {zebra: [z.npy], ape: [a.npy, b.npy]}}", "--recipe=f32",
+             "--format={master: bf16, moment1: e5m2/128, moment2: e4m3/128}", "--activations={keep: inputs}");
     assert_int_equal(c->data.files.num_paths, 3);
     assert_string_equal(c->data.files.paths[0], "a.npy");
     assert_string_equal(c->data.files.paths[2], "z.npy");
@@ -148,7 +148,7 @@ static void test_activation_checkpointing(void **state)
     try_write(try_path, try_base);
     for (size_t i = 0; i < sizeof shares / sizeof shares[0]; i++) {
         snprintf(key, sizeof key, "--activation_checkpointing=%s", shares[i].word);
-        snprintf(column, sizeof column, "--format.recompute=%s", shares[i].word);
+        snprintf(column, sizeof column, "--activations.recompute=%s", shares[i].word);
         for (int k = 0; k < 2; k++) {
             Config *c = try_load(1, k ? key : column, "--recipe=coat", NULL, NULL);
             for (int l = 0; l < 24; l++)
@@ -158,11 +158,12 @@ static void test_activation_checkpointing(void **state)
             config_free(c);
         }
     }
-    Config *c = try_load(1, "--activation_checkpointing=one_in_two", "--format.recompute=none", "--recipe=bf16", NULL);
+    Config *c = try_load(1, "--activation_checkpointing=one_in_two", "--activations.recompute=none", "--recipe=bf16", NULL);
     assert_false(recipe_recomputes(&c->recipe));
     config_free(c);
-    assert_true(try_printed(text, sizeof text, 2, 1, "--activation_checkpointing=whole_layer", "--format.recompute=one_in_two"));
-    try_contains(text, "format.recompute (format.keep is block: all blocks recompute)");
+    assert_true(try_printed(text, sizeof text, 2, 1, "--activation_checkpointing=whole_layer",
+                            "--activations.recompute=one_in_two"));
+    try_contains(text, "activations.recompute (activations.keep is block: all blocks recompute)");
 }
 
 /* Which ranks share a copy of the model, what they keep, and the format of gradient sums. */

@@ -80,7 +80,7 @@ static void test_wrong_values(void **state)
         { "betas",         "eps: 1e-16",           "optimizer.eps 1e-15 1 1e-16" },
         { "max_duration",  "max_duration: 0",      "max_duration 0" },
         { NULL,            "format: {saved: fp9}", "format.saved f32 bf16 fp9 format" },
-        { NULL,            "format: {keep: some}", "format.keep all|inputs|attention|block some" },
+        { NULL,            "activations: {keep: some}", "activations.keep all|inputs|attention|block some" },
         { NULL,            "format: {master: e4m3/128}", "format.master e4m3/128 bf16 f32" },
         { NULL,            "format: {head: e4m3/16}", "format.head e4m3/16" },
         { NULL,            "format: {head: f32}", "format.head f32 format.stream bf16 e5m2 format" },

@@ -46,11 +46,11 @@ static void test_reload(void **state)
     try_write(try_path, try_base);
     check_reload(try_load(1, NULL, NULL, NULL, NULL));
     try_write(try_path, try_published);
-    check_reload(try_load(1, "--recipe=f32", "--format={moment1: e4m3/128, moment2: e5m2/128, recompute: three_in_four}",
-                          "--max_duration=0.1ep", "--optimizer.learning_rate=0.1234567890123456"));
+    check_reload(try_load(1, "--recipe=f32", "--format={moment1: e4m3/128, moment2: e5m2/128}", "--max_duration=0.1ep",
+                          "--optimizer.learning_rate=0.1234567890123456"));
     try_write(try_path, try_base);
     check_reload(try_load(1, "--run_name=a \"b\" \\: #c", "--data.paths=['null', '~', 'x: y', 'true', '']",
-                          "--softmax_auxiliary_loss",
+                          "--activations.recompute=three_in_four",
                           "--model={rope_scaling: {rope_type: llama3, factor: 8}, clip_qkv: 0.3, mlp_hidden_size: 96, "
                           "layer_norm_type: default, layer_norm_with_affine: false}"));
     try_write(try_path, try_base);

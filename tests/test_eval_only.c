@@ -113,7 +113,7 @@ static void test_as_the_run(void **state)
 {
     (void)state;
     static const char *const runs[] = {
-        "--recipe=coat --format.forward=saved --device_train_microbatch_size=4 --device_eval_batch_size=6",
+        "--recipe=coat --fp8.forward=saved --device_train_microbatch_size=4 --device_eval_batch_size=6",
         "--recipe=coat --format.master=f32 --format.grads=f32", "--recipe=f32 --format.frozen=bf16",
         "--recipe=bf16 --format.operand=e4m3 --format.gradient=e5m2", "--recipe=f32 --data.generate_doc_lengths",
         "--recipe=coat --trainable=[model.layers.1.*] --format.frozen=f32",

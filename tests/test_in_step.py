@@ -9,7 +9,7 @@ sys.dont_write_bytecode = True
 import in_step
 
 CONFIG = """recipe: coat
-format:
+activations:
   keep: null    # inputs
 trainable: []
 lora:

@@ -57,7 +57,7 @@ class Configuration:
         self.draw_data(pick)
         self.draw_training(pick)
         self.strategy = self.draw_strategy(pick)
-        self.keep = {"format.keep": pick([None, "all", "inputs", "block"]), "format.recompute": pick(SHARES)}
+        self.keep = {"activations.keep": pick([None, "all", "inputs", "block"]), "activations.recompute": pick(SHARES)}
         self.ratio = pick([None, None, 0.2, 0.5, 0.73])      # of the first of two sources; None: data.paths
         self.context = pick([1, 2]) if self.can_share_sequences() else 1
         if self.context > 1:
@@ -84,7 +84,7 @@ class Configuration:
             "scheduler.name": pick(["cosine_with_warmup", "linear_with_warmup", "constant_with_warmup"]),
             "scheduler.t_warmup": pick([0, 2]), "optimizer.weight_decay": pick([0, 0.1]), "format.grads": pick([None, "f32"])})
         if RECIPES[self.recipe]:
-            self.keys["format.scales"] = pick([None, "microbatch", "step"])
+            self.keys["fp8.scales"] = pick([None, "microbatch", "step"])
             self.keys["format.head"] = pick([None, "bf16", "e5m2"])
             self.keys["fp8.down_scales"] = "tensor" if self.lora else pick(["tensor", "channel"])
         if self.lora:
@@ -117,7 +117,7 @@ class Configuration:
 
     def shares_scales(self):
         """Whether tokens share the scale of an FP8 operand with others, on other numbers of ranks with other ones."""
-        scales = self.keys.get("format.scales") or ("step" if self.saves_fp8() else "microbatch")
+        scales = self.keys.get("fp8.scales") or ("step" if self.saves_fp8() else "microbatch")
         return RECIPES[self.recipe] and (self.micro > 1 or scales == "step" or self.context > 1)
 
     def bounds(self, losses):
@@ -209,7 +209,7 @@ def check(number, folder):
     base = runs.base()
     alone, evals = runs.train(1, "alone", c.keep, base)
     if not c.saves_fp8():           # where backward reads what was saved, as E4M3 it is not what forward had
-        compare("all kept", runs.train(1, "kept", {"format.keep": "all"}, base)[0], alone)
+        compare("all kept", runs.train(1, "kept", {"activations.keep": "all"}, base)[0], alone)
     several, found = runs.train(c.ranks, "several", c.keep, c.strategy, base, save_interval=c.stop)
     bounds = c.bounds({step: loss for step, (loss, _) in alone.items()}) if c.ranks > 1 else None
     compare(f"{c.ranks} ranks", several, alone, bounds)

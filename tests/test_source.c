@@ -110,8 +110,8 @@ static void test_length(void **state)
     c = try_load(1, from, NULL, NULL, NULL);
     assert_int_equal(c->model.max_sequence_length, 16384);
     config_free(c);
-    write_file("config.yaml", "recipe: fp8\nformat: {head: e5m2, scales: null, moment1: e4m3/128}\n"
-               "device_train_microbatch_size: 8\ndevice_eval_batch_size: 24\n");
+    write_file("config.yaml", "recipe: fp8\nformat: {head: e5m2, fast: none, scales: null, moment1: e4m3/128}\n"
+               "activations: {keep: block}\nfp8: {forward: saved}\ndevice_train_microbatch_size: 8\ndevice_eval_batch_size: 24\n");
     static const struct { const char *more[2], *recipe; DType head; int sequences, batch; } runs[] = {
         { { "--eval_only" }, "fp8", E5M2, 8, 24 },           /* evaluated as in its run, trained as set here */
         { { "--eval_only", "--precision=amp_bf16" }, "bf16", BF16, 8, 24 },
@@ -124,6 +124,11 @@ static void test_length(void **state)
         c = load_without_file("--evaluators=[{label: v, data: {paths: a.npy}}]", runs[i].more[0], runs[i].more[1]);
         assert_string_equal(c->recipe.name, runs[i].recipe);
         assert_int_equal(c->recipe.head.dtype, runs[i].head);
+        const Recipe *row = recipe_find(runs[i].recipe);
+        const bool same = strcmp(row->name, "fp8") == 0;                    /* `fast`: by its name in earlier versions */
+        assert_int_equal(c->recipe.keep, same ? KEEP_BLOCK : row->keep);
+        assert_int_equal(c->recipe.forward, same ? FROM_SAVED : row->forward);
+        assert_int_equal(c->recipe.fast, same ? FAST_NONE : row->fast);
         assert_int_equal(c->device_train_microbatch_size, runs[i].sequences);
         assert_int_equal(c->device_eval_batch_size, runs[i].batch);
         assert_int_equal(c->recipe.moment1.dtype, recipe_find(runs[i].recipe)->moment1.dtype);

@@ -174,12 +174,41 @@ static void test_other_columns(void **state)
     (void)state;
     make_first();
     in_folder("rm -rf copy; cp -r first copy; "
-              "sed -i 's/\"scales\": \"step\"/\"scales\": \"microbatch\"/; s/\"fast\": \"all\"/\"fast\": \"none\"/' "
-              "copy/step2/trainer.json");
-    expect_status(go_on(1, "copy", "--format.fast=forward"), 0);
-    expect_output("resume: format.fast forward, was none\n"
-                  "resume: format.scales step, was microbatch: --format.scales=microbatch continues as before\n");
+              "sed -i 's/\"fp8.scales\": \"step\"/\"fp8.scales\": \"microbatch\"/; "
+              "s/\"fp8.fast_accumulation\": \"all\"/\"fp8.fast_accumulation\": \"none\"/' copy/step2/trainer.json");
+    expect_status(go_on(1, "copy", "--fp8.fast_accumulation=forward"), 0);
+    expect_output("resume: fp8.fast_accumulation forward, was none\n"
+                  "resume: fp8.scales step, was microbatch: --fp8.scales=microbatch continues as before\n");
     assert_null(strstr(strstr(strstr(output, "resume: ") + 1, "resume: ") + 1, "resume: "));
+}
+
+/* Runs of earlier versions had other names of keys in config.yaml, and of columns in trainer.json. They resume as before, and a
+ * changed column is found. */
+static void test_other_names(void **state)
+{
+    (void)state;
+    static const char rename[] = "rm -rf copy; cp -r first copy; for f in copy/config.yaml copy/step2/config.yaml; do "
+        "sed -i '/^activations:/,/^  recompute:/d; /^fp8:/,/^  down_scales:/d; "
+        "s/^format:/format:\\n  keep: null    # inputs\\n  recompute: null    # none\\n  forward: null    # exact\\n"
+        "  fast: null    # all\\n  scales: null    # step/' $f; grep -q '^  fast: null' $f || exit 1; "
+        "grep -q '^fp8:' $f && exit 1; done; "
+        "sed -zi 's/,[^,]*\"fp8.down_scales\": \"tensor\"//; s/\"activations\\.\\([a-z]*\\)\"/\"\\1\"/g; "
+        "s/\"fp8.fast_accumulation\"/\"fast\"/; s/\"fp8.\\([a-z]*\\)\"/\"\\1\"/g' copy/step2/trainer.json; "
+        "grep -q '\"scales\": \"step\"' copy/step2/trainer.json && grep -q '\"keep\": \"inputs\"' copy/step2/trainer.json";
+    make_first();
+    in_folder(rename);
+    expect_status(go_on(1, "copy", ""), 0);
+    assert_null(strstr(output, "resume: "));
+    in_folder(rename);
+    expect_status(go_on(1, "copy", "--fp8.fast_accumulation=forward --activations.keep=block"), 0);
+    expect_output("resume: activations.keep block, was inputs\nresume: fp8.fast_accumulation forward, was all\n");
+    in_folder(rename);
+    in_folder("sed -i 's/\"scales\": \"step\"/\"scales\": \"microbatch\"/' copy/step2/trainer.json");
+    expect_status(go_on(1, "copy", "--format.keep=inputs"), 0);
+    expect_output("resume: fp8.scales step, was microbatch: --fp8.scales=microbatch continues as before\n");
+    expect_output("--format.keep=inputs: key 'format.keep' is accepted and read as 'activations.keep'");
+    if (strstr(strstr(output, "resume: ") + 1, "resume: "))
+        fail_msg("%s", output);
 }
 
 /* Its manifest has neither checksums nor samples: nothing is verified, and the rest of the run is the same bit for bit. */
@@ -205,7 +234,7 @@ int main(void)
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_sample), cmocka_unit_test(test_flipped_bits),
                                         cmocka_unit_test(test_other_content),
                                         cmocka_unit_test(test_other_settings), cmocka_unit_test(test_other_training),
-                                            cmocka_unit_test(test_other_columns),
+                                            cmocka_unit_test(test_other_columns), cmocka_unit_test(test_other_names),
                                         cmocka_unit_test(test_old_checkpoint) };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -32,7 +32,10 @@ const ConfigKey *config_key(const char *name)
 const char *config_column(const ConfigKey *k)
 {
     static const char section[] = "format.";
-    return strncmp(k->name, section, strlen(section)) == 0 ? k->name + strlen(section) : NULL;
+    const size_t first = offsetof(Config, recipe);
+    if (config_element(k->name) || k->place < first || k->place >= first + sizeof(Recipe))
+        return NULL;
+    return strncmp(k->name, section, strlen(section)) == 0 ? k->name + strlen(section) : k->name;
 }
 
 size_t config_element(const char *name)
@@ -213,6 +216,7 @@ void config_print_help(FILE *f, const char *name)
             print_key(f, k);
         return;
     }
+    name = config_name(name);
     const size_t length = strlen(name);
     int found = 0;
     for (const ConfigKey *k = config_keys; k->name; k++)

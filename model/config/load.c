@@ -111,7 +111,7 @@ void config_apply(Reader *r, YamlNode *n, const char *name, void *base)
             note_unused(r, k, n, name);
             return;
         }
-        yaml_resolve(r->root, n, config_default);
+        yaml_resolve(r->root, n, config_default, config_name);
         config_check_texts(n, name);
         if (!(k->type & FOLLOWS) || n->kind != YAML_SCALAR || n->text)
             value_parse(base, k, n);
@@ -166,14 +166,14 @@ void config_free_element(void *base, const char *prefix)
 /* Keys that decide where the model comes from, and which other keys are read. */
 static const char FIRST[] = "dry_run|eval_only|generate|run_name|save_folder|try_load_latest_save|load_path|extend|lora";
 
-/* Every key is read once, after the layers below it: those of FIRST, then the others on top of load_path, and last format.* and
- * fp8.* on top of the recipe's columns (recipe.c). Evaluators are a list. */
+/* Every key is read once, after the layers below it: those of FIRST, then the others on top of load_path, and last format.*,
+ * activations.* and fp8.* on top of the recipe's columns (recipe.c). Evaluators are a list. */
 static void read_keys(Reader *r, bool first)
 {
     for (int i = 0; i < r->root->num_children; i++) {
         YamlNode *n = r->root->child[i];
         check_key(n);
-        if (!text_is_among(n->key, "evaluators|format|fp8") && text_is_among(n->key, FIRST) == first)
+        if (!text_is_among(n->key, "evaluators|format|activations|fp8") && text_is_among(n->key, FIRST) == first)
             config_apply(r, n, n->key, r->s);
     }
 }
@@ -346,6 +346,22 @@ static Config *answer(const char *argument)
     return NULL;
 }
 
+/* Merges the arguments into the file's tree; keys have the table's names afterwards, whatever each of both calls them. */
+static void read_arguments(YamlNode *root, int count, char **argument)
+{
+    YamlNode *all = yaml_new(YAML_MAP, NULL, NULL, COMMAND_LINE, 0);
+    for (int i = 0; i < count; i++)
+        yaml_override(all, argument[i]);
+    config_check_names(root);
+    config_check_names(all);
+    yaml_free(all);
+    config_rename(root);
+    for (int i = 0; i < count; i++) {
+        yaml_override(root, argument[i]);
+        config_rename(root);
+    }
+}
+
 Config *config_load(int argc, char **argv, int world, char *(*latest)(const char *save_folder))
 {
     if (argc < 2) {
@@ -363,8 +379,7 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
                  .world = world };
     r.notes = xtext(&r.notes_text);
     const bool has_model = yaml_find(r.root, "model.d_model") || yaml_find(r.root, "model.n_layers");
-    for (int i = has_file ? 2 : 1; i < argc; i++)
-        yaml_override(r.root, argv[i]);
+    read_arguments(r.root, argc - (has_file ? 2 : 1), argv + (has_file ? 2 : 1));
     if (!has_file)
         config_check_command_line(&r, argv[1]);
 

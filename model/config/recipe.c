@@ -283,15 +283,15 @@ void config_check_recipe(Reader *r)
         s->c.recipe.keep = KEEP_INPUTS;
     else if (s->activation_checkpointing != NOT_GIVEN)
         s->c.recipe.recompute = s->activation_checkpointing;
-    static const char *const sections[] = { "format", "fp8" };
+    static const char *const sections[] = { "format", "activations", "fp8" };
     for (size_t i = 0; i < sizeof sections / sizeof sections[0]; i++) {
         YamlNode *columns = yaml_find(r->root, sections[i]);
         if (columns)
             config_apply(r, columns, sections[i], s);
     }
     if (s->c.recipe.recompute && s->c.recipe.keep == KEEP_BLOCK)
-        config_note(r, "%s (format.keep is block: all blocks recompute)", config_given(r, "format.recompute") ? "format.recompute"
-                    : "activation_checkpointing");
+        config_note(r, "%s (activations.keep is block: all blocks recompute)", config_given(r, "activations.recompute")
+                    ? "activations.recompute" : "activation_checkpointing");
     if (config_forward_only(&s->c) && !config_given(r, "format.frozen"))
         s->c.recipe.frozen = recipe_forward_weights(&s->c.recipe);
     check_columns(r);

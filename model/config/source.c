@@ -58,6 +58,7 @@ static YamlNode *configuration_of(const char *folder)
     check_regular(path);
     YamlNode *root = yaml_load(path);
     free(path);
+    config_rename(root);
     return root;
 }
 
@@ -119,8 +120,8 @@ static void settle_evaluation(Reader *r, const char *folder)
 {
     const bool recipe = !recipe_is_given(r), batches = !is_asked(r, "device_train_microbatch_size");
     const struct { const char *name; bool wanted; } list[] = {
-        { "recipe", recipe }, { "format", recipe }, { "fp8", recipe }, { "data.generate_doc_lengths", true },
-        { "device_train_microbatch_size", batches }, { "device_eval_batch_size", batches },
+        { "recipe", recipe }, { "format", recipe }, { "activations", recipe }, { "fp8", recipe },
+        { "data.generate_doc_lengths", true }, { "device_train_microbatch_size", batches }, { "device_eval_batch_size", batches },
     };
     YamlNode *run = configuration_of(folder);
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {

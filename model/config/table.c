@@ -14,7 +14,7 @@ const ConfigKey config_keys[] = {
     OTHER ("eval_only", BOOL, "false", C(eval_only),
            "evaluate load_path, print the results, then stop; needs no training data and writes only eval.jsonl, if save_folder is "
            "given. Without a model section, batch sizes and data.generate_doc_lengths are those of the checkpoint's run, and so "
-           "are recipe and format unless a recipe is given; otherwise the recipe is bf16"),
+           "are recipe, format, activations and fp8 unless a recipe is given; otherwise the recipe is bf16"),
     OTHER ("generate", STRING, "null", C(generate),
            "print load_path's continuations of the prompts in this file (a line each: {\"tokens\": [...]}), then stop; needs no "
            "data and writes no files; recipe bf16 unless one is given"),
@@ -43,29 +43,26 @@ const ConfigKey config_keys[] = {
     COLUMN("format.gradient", ONE_SCALE, C(recipe.gradient), "GEMM operands: gradients"),
     COLUMN("format.head", ONE_SCALE, C(recipe.head), "gradient of the logits; e5m2: both GEMMs of the head's backward "
            "are in FP8"),
-    WORD  ("format.keep", CHOICE | FOLLOWS, "null", WORDS({ "all", KEEP_ALL }, { "inputs", KEEP_INPUTS },
-           { "attention", KEEP_ATTENTION }, { "block", KEEP_BLOCK }), C(recipe.keep),
-           "what forward saves for backward. all: everything; inputs: not what is cheap to recompute; attention: only each block's "
-           "input and attention's output; block: only each block's input"),
-    WORD  ("format.recompute", CHOICE | FOLLOWS, "null", WORDS({ "none", 0 }, SHARES), C(recipe.recompute),
-           "blocks that save only their input, as with format.keep=block: none; every second, third, fourth or eighth, starting "
-           "with the first; or all but every third or fourth"),
-    WORD  ("format.forward", CHOICE | FOLLOWS, "null", WORDS({ "saved", FROM_SAVED }, { "exact", FROM_EXACT }),
-           C(recipe.forward),
-           "values that forward continues with after saving FP8. saved: the rounded ones, as in COAT; exact: those before "
-           "rounding"),
-    WORD  ("format.fast", CHOICE | FOLLOWS, "null", WORDS({ "none", FAST_NONE }, { "forward", FAST_FORWARD },
-           { "all", FAST_ALL }), C(recipe.fast), "FP8 GEMMs that may add with short accumulators"),
-    WORD  ("format.scales", CHOICE | FOLLOWS, "null", WORDS({ "microbatch", OF_MICROBATCH }, { "step", OF_STEP }),
-           C(recipe.scales),
-           "how long the scale of an FP8 GEMM operand is valid. microbatch: each micro-batch has its own; step: one scale with "
-           "headroom over the first micro-batch's amax, which saves passes over memory"),
     COLUMN("format.master", WIDE, C(recipe.master), "weights that the optimizer updates"),
     COLUMN("format.grads", WIDE, C(recipe.grads), "accumulated weight gradients; "
            "default: the recipe's, but f32 if more than 128 micro-batches of a rank, or more than 128 ranks, are summed"),
     COLUMN("format.moment1", MOMENT, C(recipe.moment1), "AdamW's m"),
     COLUMN("format.moment2", MOMENT, C(recipe.moment2), "AdamW's v"),
     COLUMN("format.frozen", WIDE, C(recipe.frozen), "frozen weights, which have no other copy"),
+    WORD  ("activations.keep", CHOICE | FOLLOWS, "null", WORDS({ "all", KEEP_ALL }, { "inputs", KEEP_INPUTS },
+           { "attention", KEEP_ATTENTION }, { "block", KEEP_BLOCK }), C(recipe.keep),
+           "what forward saves for backward. all: everything; inputs: not what is cheap to recompute; attention: only each block's "
+           "input and attention's output; block: only each block's input"),
+    WORD  ("activations.recompute", CHOICE | FOLLOWS, "null", WORDS({ "none", 0 }, SHARES), C(recipe.recompute),
+           "blocks that save only their input, as with activations.keep=block: none; every second, third, fourth or eighth, "
+           "starting with the first; or all but every third or fourth"),
+    WORD  ("fp8.forward", CHOICE | FOLLOWS, "null", WORDS({ "saved", FROM_SAVED }, { "exact", FROM_EXACT }), C(recipe.forward),
+           "values that forward continues with after saving FP8. saved: the rounded ones, as in COAT; exact: those not rounded"),
+    WORD  ("fp8.fast_accumulation", CHOICE | FOLLOWS, "null", WORDS({ "none", FAST_NONE }, { "forward", FAST_FORWARD },
+           { "all", FAST_ALL }), C(recipe.fast), "FP8 GEMMs that may add with short accumulators"),
+    WORD  ("fp8.scales", CHOICE | FOLLOWS, "null", WORDS({ "microbatch", OF_MICROBATCH }, { "step", OF_STEP }), C(recipe.scales),
+           "how long the scale of an FP8 GEMM operand is valid. microbatch: each micro-batch has its own; step: one scale with "
+           "headroom over the first micro-batch's amax, which saves passes over memory"),
     WORD  ("fp8.down_scales", CHOICE | FOLLOWS, "null", WORDS({ "tensor", DOWN_TENSOR }, { "channel", DOWN_CHANNEL }),
            C(recipe.down_scales),
            "scales of the FP8 input of each MLP's down_proj. tensor: one; channel: columns whose maximum is more than 64 times the "
@@ -101,7 +98,8 @@ const ConfigKey config_keys[] = {
     WORD  ("activation_checkpointing", CHOICE | SPENT, "null", WORDS({ "whole_layer", CHECKPOINT_BLOCKS },
            { "true", CHECKPOINT_BLOCKS }, { "fine_grained", CHECKPOINT_FINE_GRAINED }, { "false", CHECKPOINT_NOTHING },
            SHARES), X(activation_checkpointing),
-           "whole_layer: format.keep=block; fine_grained: format.keep=inputs; one_in_two to three_in_four: format.recompute"),
+           "whole_layer: activations.keep=block; fine_grained: activations.keep=inputs; one_in_two to three_in_four: "
+           "activations.recompute"),
 
     OTHER ("trainable", PATTERNS, "[]", C(trainable), "Hugging Face names of the tensors to train; * matches any characters "
            "(model.layers.*.mlp.*). All others keep their loaded values, in format.frozen; []: all are trained"),

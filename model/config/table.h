@@ -168,6 +168,13 @@ void        config_note (Reader *r, const char *format, ...) __attribute__((form
 void        config_check_texts(const YamlNode *n, const char *name);
 void        config_apply(Reader *r, YamlNode *n, const char *name, void *base);   /* a value or a section */
 
+/* Other names of keys (names.c). check_names: warns at each other name in the tree, which keeps it, and dies if a key has two.
+ * rename: gives all keys the table's names. */
+const char *config_name(const char *name);              /* the table's name of this key; `name` itself if it is none's other name */
+const char *config_other_name(const char *name);        /* the first other name of the table's key, or NULL */
+void config_check_names(const YamlNode *root);
+void config_rename(YamlNode *root);
+
 /* Elements of a list. apply: reads the element's section n. defaults: sets all keys with that prefix; "": of the Settings. */
 void config_apply_element(Reader *r, YamlNode *n, const char *prefix, void *base);
 void config_defaults(void *base, const char *prefix);
@@ -224,4 +231,5 @@ void config_check_ranks (Reader *r);
 void config_write_text(Settings *s);                 /* fills Config.text (text.c, as the next two) */
 Settings config_followed(const Settings *s);         /* s with FOLLOWS keys set to their values for null */
 struct json_t *config_columns(const Config *c);      /* name: value of each column of the run; the caller owns it */
+const char *config_column_in(const struct json_t *columns, const ConfigKey *k);     /* that of the key, or NULL; borrowed */
 char *config_changes(const Reader *r, bool from_hf); /* Config.changes; the caller owns it. Call before write_text */

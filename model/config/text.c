@@ -33,6 +33,14 @@ json_t *config_columns(const Config *c)
     return columns;
 }
 
+/* Earlier versions wrote the keys of names.c as format.NAME. */
+const char *config_column_in(const json_t *columns, const ConfigKey *k)
+{
+    static const char section[] = "format.";
+    const char *other = config_other_name(k->name), *text = json_string_value(json_object_get(columns, config_column(k)));
+    return text || !other ? text : json_string_value(json_object_get(columns, other + strlen(section)));
+}
+
 static void check_text(const YamlNode *n, const char *name, const char *text)
 {
     json_t *json = json_string(text);

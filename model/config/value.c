@@ -166,7 +166,7 @@ static _Noreturn void wrong(const ConfigKey *k, const YamlNode *n)
     if ((k->type & TYPE_MASK) == FIXED)
         die("%s: %s: '%s' is not supported, only %s: %s", yaml_place(n), k->name, found, k->choices, k->help);
     if (n->kind == YAML_MAP && strcmp(k->name, "recipe") == 0)
-        die("%s: recipe is a name; its columns are changed by format.*, as in --format.moment1=e5m2/128",
+        die("%s: recipe is a name; its columns are changed by format.*, activations.* and fp8.*, as in --format.moment1=e5m2/128",
             yaml_place(n));
     const bool without_most = k->max >= LONGS || (k->type & TYPE_MASK) == DURATION;     /* `expected` leaves this maximum out */
     die("%s: %s: expected %s%s, found '%s'", yaml_place(n), k->name, expected, without_most ? ", at most 9e+18" : "", found);

@@ -73,6 +73,24 @@ YamlNode *yaml_find(const YamlNode *root, const char *name)
     }
 }
 
+YamlNode *yaml_take(YamlNode *root, const char *name)
+{
+    const char *dot = strrchr(name, '.');
+    char *above = dot ? xasprintf("%.*s", (int)(dot - name), name) : NULL;
+    YamlNode *parent = above ? yaml_find(root, above) : root, *n = parent ? yaml_find(parent, dot ? dot + 1 : name) : NULL;
+    free(above);
+    if (!n)
+        return NULL;
+    int i = 0;
+    while (parent->child[i] != n)
+        i++;
+    parent->num_children--;
+    memmove(&parent->child[i], &parent->child[i + 1], (size_t)(parent->num_children - i) * sizeof *parent->child);
+    free(n->key);
+    n->key = NULL;
+    return n;
+}
+
 const char *yaml_place(const YamlNode *n)
 {
     static char text[4][512];

@@ -29,6 +29,7 @@ void yaml_override(YamlNode *root, const char *argument);
 void yaml_put(YamlNode *root, const char *name, YamlNode *n);
 
 YamlNode   *yaml_find (const YamlNode *root, const char *name);     /* "a.b"; NULL: not there */
+YamlNode   *yaml_take (YamlNode *root, const char *name);           /* the same, removed from the tree; the caller owns it */
 const char *yaml_place(const YamlNode *n);                          /* "x.yaml:12" or "--a=b"; one of 4 static buffers */
 void        yaml_free (YamlNode *n);
 
@@ -40,6 +41,9 @@ void      yaml_add (YamlNode *parent, YamlNode *child);
 /* The value of a reference to a key that the file does not have: the key's default as text, or NULL if there is none. */
 typedef const char *YamlDefault(const char *name);
 
+/* The name that a key has in the tree, for a name in a reference; `name` itself if there is no other. */
+typedef const char *YamlName(const char *name);
+
 /* Replaces ${...} in n and below by its value:
  *   ${a.b}                        another key, overrides included
  *   ${oc.env:NAME,default}        an environment variable
@@ -49,4 +53,4 @@ typedef const char *YamlDefault(const char *name);
  *   ${path.check_exist:p}         p, or null if it does not exist
  * They nest. A ~/ at the start of a value or an argument becomes $HOME/. Dies on an unknown name, a cycle, a pattern without a
  * match, or a choice if none of its paths exists. */
-void yaml_resolve(const YamlNode *root, YamlNode *n, YamlDefault *default_of);
+void yaml_resolve(const YamlNode *root, YamlNode *n, YamlDefault *default_of, YamlName *name_of);

@@ -19,6 +19,7 @@ typedef struct {
     const YamlNode *root;
     const YamlNode *at;              /* the value being resolved, and the place of its result in messages */
     YamlDefault    *default_of;
+    YamlName       *name_of;
     int             depth;           /* of references to references */
 } Scope;
 
@@ -132,8 +133,9 @@ static char *trim(char *text)
 /* The value of another key. */
 static YamlNode *reference(Scope *s, const char *name)
 {
-    const YamlNode *target = yaml_find(s->root, name);
-    const char *fallback = target ? NULL : s->default_of(name);
+    const char *own = s->name_of(name);
+    const YamlNode *target = yaml_find(s->root, own);
+    const char *fallback = target ? NULL : s->default_of(own);
     if (!target && !fallback)
         die("%s: ${%s}: there is no key '%s'", yaml_place(s->at), name, name);
     if (s->depth == MAX_DEPTH)
@@ -227,13 +229,13 @@ static YamlNode *expand(Scope *s, const char *text)
     return out;
 }
 
-void yaml_resolve(const YamlNode *root, YamlNode *n, YamlDefault *default_of)
+void yaml_resolve(const YamlNode *root, YamlNode *n, YamlDefault *default_of, YamlName *name_of)
 {
     for (int i = 0; i < n->num_children; i++)
-        yaml_resolve(root, n->child[i], default_of);
+        yaml_resolve(root, n->child[i], default_of, name_of);
     if (n->kind != YAML_SCALAR || !n->text)
         return;
-    Scope s = { .root = root, .at = n, .default_of = default_of };
+    Scope s = { .root = root, .at = n, .default_of = default_of, .name_of = name_of };
     YamlNode *value = expand(&s, n->text);
     free(n->text);
     n->text = value->text ? expand_home(n, value->text) : NULL;

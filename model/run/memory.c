@@ -397,6 +397,6 @@ void memory_check_host(const Model *m, const ParamStore *f, const Config *c)
     if (moved + snapshot > left)
         die("host memory: %.2f GiB for what is on the host and %.2f for a checkpoint while it is written exceed by %.2f GiB the "
             "%.2f that each of the %d ranks here can take of this host, or of its container (cgroup memory.max). Less goes to the "
-            "host with host.*=never, a smaller device_train_microbatch_size, format.keep=block or more ranks; see --dry_run",
+            "host with host.*=never, a smaller device_train_microbatch_size, activations.keep=block or more ranks; see --dry_run",
             gib(moved), gib(snapshot), gib(moved + snapshot - left), gib(left), comm_local_size());
 }

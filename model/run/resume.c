@@ -13,10 +13,10 @@
 /* Keys, or sections with a final dot. Only these keys of the model: the weights' shapes show the others, or loading compares them
  * with config.json. Only lora.base of adapters: the other keys come from their file. */
 static const char *const compared[] = {
-    "seed", "recipe", "format.", "trainable", "lora.base", "model.max_sequence_length", "model.eos_token_id", "model.pad_token_id",
-    "data.", "global_train_batch_size", "batch_size_warmup", "sequence_length_warmup.", "device_train_microbatch_size",
-    "max_duration", "optimizer.", "scheduler.",
-    "max_grad_norm", "average.", "spikes", "softmax_auxiliary_loss", "auxiliary_loss_multiplier",
+    "seed", "recipe", "format.", "activations.", "fp8.", "trainable", "lora.base", "model.max_sequence_length",
+    "model.eos_token_id", "model.pad_token_id", "data.", "global_train_batch_size", "batch_size_warmup",
+    "sequence_length_warmup.", "device_train_microbatch_size", "max_duration", "optimizer.", "scheduler.", "max_grad_norm",
+    "average.", "spikes", "softmax_auxiliary_loss", "auxiliary_loss_multiplier",
 };
 
 static bool is_compared(const ConfigKey *k)
@@ -79,7 +79,7 @@ static YamlNode *default_of(const ConfigKey *k)
  * those of that run; missing ones are not compared. asked: the column is given now. */
 static void compare_column(const ConfigKey *k, const Config *c, const json_t *columns, bool asked)
 {
-    const char *was = json_string_value(json_object_get(columns, config_column(k)));
+    const char *was = config_column_in(columns, k);
     char *is = value_text(c, k);
     if (was && strcmp(is, was) != 0 && asked)
         printf("resume: %s %s, was %s\n", k->name, is, was);
@@ -108,6 +108,7 @@ void resume_print(const Config *c, const char *folder)
     char *path = xasprintf("%s/config.yaml", folder);
     if (file_exists(path)) {
         YamlNode *then = yaml_load(path), *now = yaml_parse(c->text, "the configuration");
+        config_rename(then);
         json_t *state = file_try_json(folder, "trainer.json");
         compare(c, now, then, json_object_get(state, "format"));
         json_decref(state);

@@ -1,0 +1,56 @@
+/* Other names of keys: those that earlier versions had, and torchtitan's. Files, arguments and saved configurations may have them.
+ * After config_rename a tree has the names of table.c only. */
+#include "model/config/table.h"
+
+#include <string.h>
+
+#include "kernels/runtime/error.h"
+
+static const struct { const char *other, *name; } names[] = {
+    { "format.keep",                            "activations.keep" },
+    { "format.recompute",                       "activations.recompute" },
+    { "format.forward",                         "fp8.forward" },
+    { "format.fast",                            "fp8.fast_accumulation" },
+    { "format.scales",                          "fp8.scales" },
+    { "parallelism.context_parallel_degree",    "parallelism.context" },
+    { "parallelism.pipeline_parallel_degree",   "parallelism.pipeline" },
+    { "parallelism.pipeline_parallel_schedule", "parallelism.pipeline_schedule" },
+};
+enum { NUM_NAMES = sizeof names / sizeof names[0] };
+
+const char *config_name(const char *name)
+{
+    for (int i = 0; i < NUM_NAMES; i++)
+        if (strcmp(names[i].other, name) == 0)
+            return names[i].name;
+    return name;
+}
+
+const char *config_other_name(const char *name)
+{
+    for (int i = 0; i < NUM_NAMES; i++)
+        if (strcmp(names[i].name, name) == 0)
+            return names[i].other;
+    return NULL;
+}
+
+void config_check_names(const YamlNode *root)
+{
+    for (int i = 0; i < NUM_NAMES; i++) {
+        const YamlNode *other = yaml_find(root, names[i].other), *own = yaml_find(root, names[i].name);
+        if (other && own)
+            die("%s: '%s' and '%s' (%s) are two names of one key; give only '%s'", yaml_place(other), names[i].other, names[i].name,
+                yaml_place(own), names[i].name);
+        if (other && (other->kind != YAML_SCALAR || other->text))
+            warn("%s: key '%s' is accepted and read as '%s'; use that name", yaml_place(other), names[i].other, names[i].name);
+    }
+}
+
+void config_rename(YamlNode *root)
+{
+    for (int i = 0; i < NUM_NAMES; i++) {
+        YamlNode *n = yaml_take(root, names[i].other);
+        if (n)
+            yaml_put(root, names[i].name, n);
+    }
+}

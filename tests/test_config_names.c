@@ -1,0 +1,193 @@
+/* Keys by another name: the same configuration with one warning, in files, on the command line and in references; two names of a
+ * key are an error. Saved runs of earlier versions: test_verify.c and test_source.c. */
+#include "tests/try_config.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/runtime/error.h"
+
+/* other: a value other than that of try_base. with: needed for that value. */
+static const struct { const char *old_section, *old_key, *section, *key, *value, *other, *with; int world; } list[] = {
+    { "format", "keep", "activations", "keep", "block", "all", "--recipe=coat", 1 },
+    { "format", "recompute", "activations", "recompute", "one_in_two", "none", "--recipe=coat", 1 },
+    { "format", "forward", "fp8", "forward", "saved", "exact", "--recipe=coat", 1 },
+    { "format", "fast", "fp8", "fast_accumulation", "forward", "none", "--recipe=coat", 1 },
+    { "format", "scales", "fp8", "scales", "microbatch", "step", "--recipe=coat", 1 },
+    { "parallelism", "context_parallel_degree", "parallelism", "context", "2", "1", "--model.weight_tying=false", 2 },
+    { "parallelism", "pipeline_parallel_degree", "parallelism", "pipeline", "2", "1", "--model.weight_tying=false", 2 },
+    { "parallelism", "pipeline_parallel_schedule", "parallelism", "pipeline_schedule", "Sequential", "1F1B",
+      "--model.weight_tying=false", 2 },
+};
+enum { COUNT = sizeof list / sizeof list[0] };
+
+static char *line_of(const char *section, const char *key, const char *value)
+{
+    return xasprintf("%s: {%s: %s}", section, key, value);
+}
+
+static char *argument_of(const char *section, const char *key, const char *value)
+{
+    return xasprintf("--%s.%s=%s", section, key, value);
+}
+
+static int count(const char *text, const char *part)
+{
+    int n = 0;
+    for (const char *at = text; (at = strstr(at, part)); at++)
+        n++;
+    return n;
+}
+
+/* Loads x.yaml with the argument, and checks that the configuration is `text`. Its only warning about names is about list[i]. */
+static void check_same(int i, const char *argument, const char *text)
+{
+    char said[8192], names[256];
+    Config *c = try_load(list[i].world, list[i].with, argument, NULL, NULL);
+    assert_string_equal(c->text, text);
+    config_free(c);
+    assert_true(try_printed(said, sizeof said, 2, list[i].world, list[i].with, argument));
+    assert_int_equal(count(said, "is accepted and read as"), 1);
+    snprintf(names, sizeof names, "%s.%s %s.%s", list[i].old_section, list[i].old_key, list[i].section, list[i].key);
+    try_names(said, names);
+}
+
+static void test_same(void **state)
+{
+    (void)state;
+    for (int i = 0; i < COUNT; i++) {
+        char said[8192];
+        char *argument = argument_of(list[i].section, list[i].key, list[i].value);
+        char *old = argument_of(list[i].old_section, list[i].old_key, list[i].value);
+        char *old_line = line_of(list[i].old_section, list[i].old_key, list[i].value);
+        char *section = xasprintf("--%s={%s: %s}", list[i].old_section, list[i].old_key, list[i].value);
+        try_write(try_path, try_base);
+        Config *c = try_load(list[i].world, list[i].with, argument, NULL, NULL);
+        Config *without = try_load(list[i].world, list[i].with, NULL, NULL, NULL);
+        assert_string_not_equal(c->text, without->text);
+        assert_true(try_printed(said, sizeof said, 2, list[i].world, list[i].with, argument));
+        assert_int_equal(count(said, "is accepted and read as"), 0);
+        check_same(i, old, c->text);
+        check_same(i, section, c->text);
+        try_write_changed(NULL, old_line);
+        check_same(i, NULL, c->text);
+        config_free(c);
+        config_free(without);
+        free(argument);
+        free(old);
+        free(old_line);
+        free(section);
+    }
+}
+
+/* The command line replaces the file's value, whatever each of both calls the key. */
+static void test_override(void **state)
+{
+    (void)state;
+    for (int i = 0; i < COUNT; i++)
+        for (int old = 0; old < 2; old++) {
+            const char *const section[2] = { list[i].section, list[i].old_section };
+            const char *const key[2] = { list[i].key, list[i].old_key };
+            char *line = line_of(section[old], key[old], list[i].other);
+            char *argument = argument_of(section[!old], key[!old], list[i].value);
+            char *own = argument_of(list[i].section, list[i].key, list[i].value);
+            try_write(try_path, try_base);
+            Config *expected = try_load(list[i].world, list[i].with, own, NULL, NULL);
+            try_write_changed(NULL, line);
+            check_same(i, argument, expected->text);
+            config_free(expected);
+            free(line);
+            free(argument);
+            free(own);
+        }
+}
+
+/* Both names in the file, or both on the command line. */
+static void test_both(void **state)
+{
+    (void)state;
+    for (int i = 0; i < COUNT; i++) {
+        char said[8192], names[512];
+        char *own = argument_of(list[i].section, list[i].key, list[i].value);
+        char *old = argument_of(list[i].old_section, list[i].old_key, list[i].value);
+        snprintf(names, sizeof names, "%s %s", own, old);
+        try_write(try_path, try_base);
+        for (int order = 0; order < 2; order++) {
+            assert_false(try_printed(said, sizeof said, 2, list[i].world, order ? own : old, order ? old : own));
+            try_contains(said, "two names of one key");
+            try_names(said, names);
+        }
+        const bool apart = strcmp(list[i].section, list[i].old_section) != 0;
+        char *lines = apart ? xasprintf("%s: {%s: %s}\n%s: {%s: %s}", list[i].section, list[i].key, list[i].value,
+                                        list[i].old_section, list[i].old_key, list[i].value)
+                            : xasprintf("%s: {%s: %s, %s: %s}", list[i].section, list[i].key, list[i].value, list[i].old_key,
+                                        list[i].value);
+        const int line = try_write_changed(NULL, lines);
+        assert_false(try_printed(said, sizeof said, 2, list[i].world, NULL, NULL));
+        snprintf(names, sizeof names, "x.yaml:%d %s.%s %s.%s", line + apart, list[i].old_section, list[i].old_key, list[i].section,
+                 list[i].key);
+        try_names(said, names);
+        free(own);
+        free(old);
+        free(lines);
+    }
+}
+
+/* Saved configurations list all columns of a recipe, most as null, which needs no warning. */
+static void test_null(void **state)
+{
+    (void)state;
+    char said[8192];
+    try_write_changed(NULL, "format: {keep: null, recompute: null, forward: null, fast: null, scales: null}");
+    assert_true(try_printed(said, sizeof said, 2, 1, "--recipe=coat-lean", NULL));
+    assert_int_equal(count(said, "is accepted and read as"), 0);
+    Config *c = try_load(1, "--recipe=coat-lean", "--activations.keep=block", NULL, NULL);
+    assert_true(c->recipe.keep == KEEP_BLOCK && c->recipe.scales == recipe_find("coat-lean")->scales);
+    config_free(c);
+}
+
+/* A reference may have either name of a key that has either name. */
+static void test_references(void **state)
+{
+    (void)state;
+    static const char *const name[] = { "format.keep", "activations.keep" };
+    static const char *const line[] = { "format: {keep: attention}", "activations: {keep: attention}" };
+    for (int n = 0; n < 2; n++)
+        for (int l = 0; l < 2; l++) {
+            char *argument = xasprintf("--run_name=keeps-${%s}", name[n]);
+            try_write_changed(NULL, line[l]);
+            Config *c = try_load(1, argument, NULL, NULL, NULL);
+            assert_string_equal(c->run_name, "keeps-attention");
+            config_free(c);
+            free(argument);
+        }
+}
+
+/* --help of the other name explains the key, and every key of the list is in the table. */
+static void test_help(void **state)
+{
+    (void)state;
+    char said[8192];
+    for (int i = 0; i < COUNT; i++) {
+        char *argument = xasprintf("--help=%s.%s", list[i].old_section, list[i].old_key);
+        char *expected = xasprintf("  %s.%s: ", list[i].section, list[i].key);
+        assert_true(try_printed(said, sizeof said, 1, 1, argument, NULL));
+        assert_int_equal(strncmp(said, expected, strlen(expected)), 0);
+        free(argument);
+        free(expected);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same), cmocka_unit_test(test_override), cmocka_unit_test(test_both),
+        cmocka_unit_test(test_null), cmocka_unit_test(test_references), cmocka_unit_test(test_help),
+    };
+    return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
+}
