@@ -27,7 +27,7 @@
 #include "model/run/generate.h"
 #include "model/run/log.h"
 #include "model/run/pieces.h"
-#include "model/run/ruin.h"
+#include "model/run/divergence.h"
 #include "model/run/run.h"
 #include "model/schedule.h"
 #include "model/units.h"
@@ -147,7 +147,7 @@ static StepStats train_step(Run *r, double labels)
 /* Waits until a save in progress is complete. */
 static void finish_saving(Run *r)
 {
-    ruin_prove(r);
+    divergence_check(r);
     watchdog_set_patient(true);
     watchdog_mark_together("waiting for the checkpoint", -1);
     checkpoint_finish();
@@ -290,7 +290,7 @@ static _Noreturn void end_for_data(Run *r, int lost, const char *problem)
     const int speaker = agree_first(problem != NULL);
     if (lost > 0) {
         warn("step %ld: %s", r->state.step + 1, agree_problem(problem));
-        ruin_end(r, lost);
+        divergence_end(r, lost);
     }
     if (r->state.step > r->first_step)
         save(r);
@@ -324,12 +324,12 @@ static void train(Run *r)
         StepStats t = train_step(r, labels);
         log_step(r->log, &t);
         health_step(r->health, t.step, t.tokens);
-        ruin_warn(r, &t);
+        divergence_warn(r, &t);
         lost = t.finite ? 0 : lost + 1;
         if (lost == 3 || (lost > 0 && run_is_over(r)))
-            ruin_end(r, lost);
+            divergence_end(r, lost);
         if (t.spike && c->spikes == SPIKES_STOP)
-            ruin_end_spike(r, &before);
+            divergence_end_spike(r, &before);
         save_and_publish(r, &t);
         if (run_is_over(r))         /* before evaluating: an error there must not lose the checkpoint */
             finish_saving(r);

@@ -3,15 +3,15 @@
 #include "model/run/run.h"
 
 /* Warns about a spike, and about a loss far above that of an untrained model. */
-void ruin_warn(Run *r, const StepStats *t);
+void divergence_warn(Run *r, const StepStats *t);
 
 /* If no finite loss followed the last save, runs forward and backward of the step's first micro-batch again, which overwrites the
- * gradients. If it is not finite the run ends as with ruin_end. All ranks call. */
-void ruin_prove(Run *r);
+ * gradients. If it is not finite the run ends as with divergence_end. All ranks call. */
+void divergence_check(Run *r);
 
 /* The last `steps` steps were not finite. Publishes a save that a finite loss followed, saves the state as step<N>-aborted (unless
  * the run keeps no checkpoints), and ends all ranks with an error. */
-_Noreturn void ruin_end(Run *r, int steps);
+_Noreturn void divergence_end(Run *r, int steps);
 
 /* The same for a spike that ends the run, with the state before it. */
-_Noreturn void ruin_end_spike(Run *r, const TrainState *before);
+_Noreturn void divergence_end_spike(Run *r, const TrainState *before);

@@ -33,7 +33,7 @@ static void poke(const char *checkpoint, const char *file, const char *bytes)
 }
 
 /* If the files differ from what was saved, the run must not continue from them, nor delete earlier checkpoints. */
-static void test_ruined_checkpoint(void **state)
+static void test_damaged_checkpoint(void **state)
 {
     (void)state;
     static const struct { const char *file, *bytes; } damage[] = {
@@ -44,12 +44,12 @@ static void test_ruined_checkpoint(void **state)
     expect_status(train(1, "%s %s --max_duration=6 --save_folder=%s/good", TINY, more, folder), 0);
     expect_checkpoints("good", "step4 step6 ", "step6");
     for (size_t i = 0; i < sizeof damage / sizeof damage[0]; i++) {
-        shell("rm -rf %s/ruined && cp -r %s/good %s/ruined", folder, folder, folder);
-        poke("ruined/step6", damage[i].file, damage[i].bytes);
-        assert_int_not_equal(train(1, "%s %s --max_duration=30 --try_load_latest_save --save_folder=%s/ruined", TINY, more, folder),
+        shell("rm -rf %s/damaged && cp -r %s/good %s/damaged", folder, folder, folder);
+        poke("damaged/step6", damage[i].file, damage[i].bytes);
+        assert_int_not_equal(train(1, "%s %s --max_duration=30 --try_load_latest_save --save_folder=%s/damaged", TINY, more, folder),
                              0);
-        expect_checkpoints("ruined", "step4 step6 ", "step6");
-        expect_output("ruined/step6");
+        expect_checkpoints("damaged", "step4 step6 ", "step6");
+        expect_output("damaged/step6");
     }
 }
 
@@ -161,7 +161,7 @@ static void test_spike(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ruined_checkpoint), cmocka_unit_test(test_divergence),
+        cmocka_unit_test(test_damaged_checkpoint), cmocka_unit_test(test_divergence),
         cmocka_unit_test(test_window_resumes), cmocka_unit_test(test_spike),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

@@ -1,5 +1,5 @@
 /* A bad update shows one step later: loss and gradient of step N are finite, but with the new weights the loss is not. */
-#include "model/run/ruin.h"
+#include "model/run/divergence.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 
 static const char remedy[] = "Lower optimizer.learning_rate, clip gradients (max_grad_norm) or look at the data of these steps";
 
-void ruin_warn(Run *r, const StepStats *t)
+void divergence_warn(Run *r, const StepStats *t)
 {
     if (t->labels == 0 && t->finite)
         return;
@@ -63,7 +63,7 @@ static bool gives_finite_step(Run *r)
     return isfinite(loss) && isfinite(optimizer_grad_norm(&r->fsdp));
 }
 
-void ruin_prove(Run *r)
+void divergence_check(Run *r)
 {
     if (r->unproven && r->batch.sequences > 0 && !gives_finite_step(r)) {
         warn("step %ld: after its update the loss or gradient is not finite: the run ends", r->state.step);
@@ -73,7 +73,7 @@ void ruin_prove(Run *r)
     r->unproven = false;
 }
 
-void ruin_end(Run *r, int steps)
+void divergence_end(Run *r, int steps)
 {
     const bool all = r->state.step - r->first_step == steps;
     const char *what = steps == 1 ? "the run ends with a step" : steps == 2 ? "the run ends with two steps"
@@ -84,7 +84,7 @@ void ruin_end(Run *r, int steps)
         all ? "No step of this run was finite: check the loaded model and the data" : remedy);
 }
 
-void ruin_end_spike(Run *r, const TrainState *before)
+void divergence_end_spike(Run *r, const TrainState *before)
 {
     const long step = r->state.step;
     r->state = *before;
