@@ -4,9 +4,9 @@
 #include <sys/file.h>
 #include <sys/resource.h>
 
-#include "model/checkpoint/companions.h"
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/safetensors.h"
+#include "model/checkpoint/tokenizer_files.h"
 #include "model/config/hf.h"
 #include "model/run/export_run.h"
 #include "tests/exported.h"
@@ -211,7 +211,7 @@ static void test_shards(void **state)
 }
 
 /* Copied byte for byte; files of the training or unknown files are not copied. */
-static void test_companions(void **state)
+static void test_tokenizer_files(void **state)
 {
     (void)state;
     Run r;
@@ -240,9 +240,9 @@ static void test_stops(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         json_t *config = json_pack("{s:i}", "eos_token_id", 9);
         shell(text("cd %s && mkdir -p stops out && printf '%s' >stops/generation_config.json", root, cases[i].loaded));
-        companions_read(text("%s/stops", root), root);
-        companions_complete(config);
-        companions_write(text("%s/out", root));
+        tokenizer_files_read(text("%s/stops", root), root);
+        tokenizer_files_complete_config(config);
+        tokenizer_files_write(text("%s/out", root));
         if (!cases[i].saved)
             shell(text("cmp %s/stops/generation_config.json %s/out/generation_config.json", root, root));
         else {
@@ -255,7 +255,7 @@ static void test_stops(void **state)
         json_decref(config);
     }
     shell(text("cd %s && rm -r stops out && mkdir stops", root));
-    companions_read(text("%s/stops", root), root);       /* for later checkpoints of the process: none */
+    tokenizer_files_read(text("%s/stops", root), root);       /* for later checkpoints of the process: none */
 }
 
 /* Messages about a tokenizer in the configuration, before a run begins. */
@@ -277,8 +277,8 @@ static void test_tokenizers(void **state)
         { "unigram.json", 100, "its ids go up to 100, but model.vocab_size is 100: increase it to at least 101" },
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
-        DIES(wrong[i].message, companions_take_tokenizer(text("%s/%s", root, wrong[i].name), wrong[i].vocab_size));
-    DIES("warning: tokenizer", (companions_take_tokenizer(text("%s/bpe.json", root), 202), exit(1)));
+        DIES(wrong[i].message, tokenizer_files_replace(text("%s/%s", root, wrong[i].name), wrong[i].vocab_size));
+    DIES("warning: tokenizer", (tokenizer_files_replace(text("%s/bpe.json", root), 202), exit(1)));
 }
 
 /* ---- refusals --------------------------------------------------------------------------------------------- */
@@ -437,7 +437,7 @@ int main(void)
         cmocka_unit_test(test_tokenizers), cmocka_unit_test(test_stops),
         cmocka_unit_test(test_refusals), cmocka_unit_test(test_values), cmocka_unit_test(test_arguments),
         cmocka_unit_test(test_interrupted),
-        cmocka_unit_test(test_companions),      /* last, as later checkpoints of the process would have them */
+        cmocka_unit_test(test_tokenizer_files),      /* last, as later checkpoints of the process would have them */
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

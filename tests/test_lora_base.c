@@ -267,15 +267,15 @@ static void test_refused_base(void **state)
     (void)state;
     static const float nan[] = { NAN };
     needs_fork();
-    const char *base = save_base(QWEN3), *ruined = convert_base(base, "F32"), *name = "model.layers.1.self_attn.v_proj.weight";
+    const char *base = save_base(QWEN3), *broken = convert_base(base, "F32"), *name = "model.layers.1.self_attn.v_proj.weight";
     Run r;
     open_adapted(&r, QWEN3, base, all_modules, BASE_E4M3, "bf16");
-    SafeFile *f = safetensors_open(text("%s/model.safetensors", ruined));
+    SafeFile *f = safetensors_open(text("%s/model.safetensors", broken));
     FILE *file = fopen(f->path, "r+");
     assert_int_equal(fseek(file, (long)(f->data + safetensors_find(f, name)->begin + 8), SEEK_SET), 0);
     fwrite(nan, sizeof nan, 1, file);
     fclose(file);
-    DIES(text("%s: tensor %s holds a value that is not finite", f->path, name), load(&r, ruined));
+    DIES(text("%s: tensor %s holds a value that is not finite", f->path, name), load(&r, broken));
     safetensors_close(f);
     damage(text("%s/model.safetensors", base), name);
     DIES(text("tensor %s has the checksum", name), load(&r, base));

@@ -143,7 +143,7 @@ static void test_architectures(void **state)
 }
 
 /* The tokenizer and generation_config.json of the adapters' folder, or else of the base; files of a limited size. */
-static void test_companions(void **state)
+static void test_tokenizer_files(void **state)
 {
     (void)state;
     const char *base = save_base(LLAMA);
@@ -302,7 +302,7 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_product), cmocka_unit_test(test_architectures), cmocka_unit_test(test_companions),
+        cmocka_unit_test(test_product), cmocka_unit_test(test_architectures), cmocka_unit_test(test_tokenizer_files),
         cmocka_unit_test(test_eos), cmocka_unit_test(test_moved), cmocka_unit_test(test_refused),
         cmocka_unit_test(test_codes),
     };

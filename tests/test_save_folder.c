@@ -241,7 +241,7 @@ static void test_copied_with_links(void **state)
     }
 }
 
-/* Checkpoints without their companion files, as copied or exported, belong to the run, too; other entries are never replaced or
+/* Checkpoints without their tokenizer files, as copied or exported, belong to the run, too; other entries are never replaced or
  * deleted. */
 static void test_copied_alone(void **state)
 {
@@ -347,7 +347,7 @@ static void test_rewind(void **state)
 }
 
 /* Checkpoints of a run that began with a model folder have that folder's tokenizer, also after a resume. */
-static void test_companions(void **state)
+static void test_tokenizer_files(void **state)
 {
     (void)state;
     char command[512];
@@ -440,7 +440,7 @@ int main(void)
         cmocka_unit_test(test_set_aside), cmocka_unit_test(test_copied_with_links), cmocka_unit_test(test_copied_alone),
         cmocka_unit_test(test_folder_is_in_use),
         cmocka_unit_test(test_updates), cmocka_unit_test(test_data_start_over), cmocka_unit_test(test_rewind),
-        cmocka_unit_test(test_companions), cmocka_unit_test(test_tokenizer), cmocka_unit_test(test_export),
+        cmocka_unit_test(test_tokenizer_files), cmocka_unit_test(test_tokenizer), cmocka_unit_test(test_export),
         cmocka_unit_test(test_last_checkpoint),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

@@ -13,11 +13,11 @@
 #include "model/checkpoint/base_sample.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/coded_source.h"
-#include "model/checkpoint/companions.h"
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/export_files.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/target.h"
+#include "model/checkpoint/tokenizer_files.h"
 #include "model/config/adapter.h"
 #include "model/config/files.h"
 #include "model/config/hf.h"
@@ -342,7 +342,7 @@ Export export_open(const ExportOptions *o)
         x.weight = o->weights[0];
         open_others(&x, &m, o);
     }
-    companions_read(x.folder, x.base);
+    tokenizer_files_read(x.folder, x.base);
     /* read now: a run may delete this checkpoint; open files stay readable */
     x.description = config(&x, m.architecture);
     return x;
@@ -376,7 +376,7 @@ void export_complete(Export *x)
     if (x->num_files > 1)
         write_json(x, "model.safetensors.index.json", export_index(x));
     write_json(x, "config.json", x->description);
-    companions_write(x->temporary);
+    tokenizer_files_write(x->temporary);
     target_complete(x->target, x->begun);
     print_result(x);
     close_export(x);

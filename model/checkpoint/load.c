@@ -19,7 +19,6 @@
 #include "kernels/runtime/watchdog.h"
 #include "model/checkpoint/base_sample.h"
 #include "model/checkpoint/coded_source.h"
-#include "model/checkpoint/companions.h"
 #include "model/checkpoint/crc32c.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
@@ -28,6 +27,7 @@
 #include "model/checkpoint/source.h"
 #include "model/checkpoint/stored_base.h"
 #include "model/checkpoint/stored_states.h"
+#include "model/checkpoint/tokenizer_files.h"
 #include "model/config/adapter.h"
 #include "model/config/files.h"
 #include "model/config/hf.h"
@@ -276,7 +276,7 @@ bool checkpoint_load(const char *folder, const Config *c, ParamStore *f, TrainSt
     if (adapter)
         base_check(folder, weights, base, with_optimizer);
     check_description(weights, &c->model);
-    companions_read(folder, weights);
+    tokenizer_files_read(folder, weights);
     zero_weights(f);
     if (lora->rank > 0 && !adapter)
         fsdp_init_adapters(f, &c->model, c->seed);

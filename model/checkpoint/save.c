@@ -26,10 +26,10 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/watchdog.h"
-#include "model/checkpoint/companions.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
 #include "model/checkpoint/saved_as.h"
+#include "model/checkpoint/tokenizer_files.h"
 #include "model/config/adapter.h"
 #include "model/config/hf.h"
 #include "model/config/table.h"
@@ -182,16 +182,16 @@ static size_t write_descriptions(void)
     json_t *files = json_object();
     size_t bytes = list_files(files, &save.model) + list_files(files, &save.optimizer);
     json_t *config = hf_config(&c->model, c->recipe.master.dtype);
-    companions_complete(config);
+    tokenizer_files_complete_config(config);
     if (c->model.lora.rank > 0) {           /* with a config.json the folder would be a model */
-        companions_keep_eos(config);
+        tokenizer_files_keep_eos(config);
         json_decref(config);
         write_adapter_config(c);
     } else
         write_json("config.json", config);
     if (save.model.num_files > 1)
         write_json("model.safetensors.index.json", index_of(&save.model));
-    companions_write(save.folder);
+    tokenizer_files_write(save.folder);
     if (save.kind == SAVE_AVERAGE) {
         const TrainState *s = &save.state;
         write_json("average.json", json_pack("{s:I, s:I, s:I, s:I}", "step", (json_int_t)s->step, "tokens", (json_int_t)s->tokens,

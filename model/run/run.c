@@ -11,7 +11,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/trace.h"
 #include "kernels/runtime/watchdog.h"
-#include "model/checkpoint/companions.h"
+#include "model/checkpoint/tokenizer_files.h"
 #include "model/config/adapter.h"
 #include "model/config/hf.h"
 #include "model/config/table.h"
@@ -315,7 +315,7 @@ void run_open(Run *r, const Config *c)
     *r = (Run){ .config = c, .saved_step = -1 };
     agree_on_run(c);
     if (c->tokenizer)
-        companions_take_tokenizer(c->tokenizer, c->model.vocab_size);
+        tokenizer_files_replace(c->tokenizer, c->model.vocab_size);
     if (c->source && !c->continues)
         config_check_source(NULL, c->source);
     if (c->eval_only)

@@ -1,5 +1,5 @@
 /* These small files stay in rank 0's memory from loading to saving. */
-#include "model/checkpoint/companions.h"
+#include "model/checkpoint/tokenizer_files.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -16,7 +16,7 @@
 #include "model/config/files.h"
 
 static const char *const model_files[] = {
-    "config.json",      /* not written: companions_complete merges it */
+    "config.json",      /* not written: tokenizer_files_complete_config merges it */
     "generation_config.json",
 };
 
@@ -121,7 +121,7 @@ static bool has_vocabulary(void)
     return found;
 }
 
-void companions_read(const char *folder, const char *base)
+void tokenizer_files_read(const char *folder, const char *base)
 {
     if (comm_rank() != 0)
         return;
@@ -184,7 +184,7 @@ static void check_vocabulary(const char *path, int vocab_size)
              (long long)highest, vocab_size);
 }
 
-void companions_take_tokenizer(const char *path, int vocab_size)
+void tokenizer_files_replace(const char *path, int vocab_size)
 {
     struct stat status;
     if (comm_rank() != 0)
@@ -251,7 +251,7 @@ static void complete_generation(json_t *token)
     json_decref(file);
 }
 
-void companions_complete(json_t *config)
+void tokenizer_files_complete_config(json_t *config)
 {
     const Held *h = find("config.json");
     json_t *loaded = h ? json_loadb(h->data, h->bytes, 0, NULL) : NULL;
@@ -267,7 +267,7 @@ void companions_complete(json_t *config)
     complete_generation(json_object_get(config, "eos_token_id"));
 }
 
-void companions_keep_eos(const json_t *config)
+void tokenizer_files_keep_eos(const json_t *config)
 {
     const Held *h = find("config.json");
     json_t *base = h ? json_loadb(h->data, h->bytes, 0, NULL) : NULL, *theirs = json_object_get(base, "eos_token_id");
@@ -281,7 +281,7 @@ void companions_keep_eos(const json_t *config)
     json_decref(base);
 }
 
-void companions_write(const char *folder)
+void tokenizer_files_write(const char *folder)
 {
     char *below = xasprintf("%s/%s", folder, templates);
     for (int i = 0; i < num_held; i++) {
