@@ -323,7 +323,7 @@ static void train(Run *r)
         training = 1;
         StepStats t = train_step(r, labels);
         log_step(r->log, &t);
-        health_step(r->health, t.step, t.tokens);
+        gpu_health_step(r->health, t.step, t.tokens);
         divergence_warn(r, &t);
         lost = t.finite ? 0 : lost + 1;
         if (lost == 3 || (lost > 0 && run_is_over(r)))

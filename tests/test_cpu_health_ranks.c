@@ -7,7 +7,7 @@
 
 #include "kernels/runtime/clock.h"
 #include "kernels/runtime/nvml.h"
-#include "model/run/health.h"
+#include "model/run/gpu_health.h"
 #include "tests/models.h"
 #include "tests/ranks.h"
 
@@ -245,14 +245,14 @@ static json_t *run(long interval, void (*change)(void))
     assert_non_null(freopen(path, "w", stderr));
     comm_barrier();             /* nothing of this run comes before any rank's call */
     Log *log = log_open(&c, NULL, (RunLength){ .steps = 100 }, 100, 0, false, comm_size());
-    Health *h = health_open(log, interval, 0, 0, 0.001);
+    GpuHealth *h = gpu_health_open(log, interval, 0, 0, 0.001);
     for (long step = 1; step <= 20; step++) {
         usleep(20000);
-        health_step(h, step, step * TOKENS);
+        gpu_health_step(h, step, step * TOKENS);
         if (step == 10 && change)
             change();
     }
-    health_close(h);
+    gpu_health_close(h);
     log_close(log);
     fflush(stderr);
     dup2(terminal, STDERR_FILENO);

@@ -345,12 +345,12 @@ void run_open(Run *r, const Config *c)
     r->first_step = r->state.step;
     trace_open(c->save_folder, comm_rank());
     r->telemetry = telemetry_open(c, &r->model, &r->fsdp, r->log);
-    r->health = health_open(r->log, c->console_log_interval, r->state.step, r->state.tokens, 1);
+    r->health = gpu_health_open(r->log, c->console_log_interval, r->state.step, r->state.tokens, 1);
 }
 
 void run_close(Run *r)
 {
-    health_close(r->health);
+    gpu_health_close(r->health);
     telemetry_close(r->telemetry);
     samples_close(r->samples);
     trace_close();

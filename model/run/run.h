@@ -3,7 +3,7 @@
 #include "data/loader.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/model.h"
-#include "model/run/health.h"
+#include "model/run/gpu_health.h"
 #include "model/run/log.h"
 #include "model/run/samples.h"
 #include "model/run/telemetry.h"
@@ -11,7 +11,7 @@
 typedef struct {
     const Config *config;
     Model      model;
-    ParamStore       fsdp;
+    ParamStore fsdp;
     Loader    *loader;
     TrainState state;
     RunLength  length;         /* of max_duration */
@@ -20,7 +20,7 @@ typedef struct {
     char      *validation;     /* lines that describe the evaluators' data; malloc'ed */
     Samples   *samples;
     Telemetry *telemetry;
-    Health    *health;
+    GpuHealth *health;
     long       first_step;     /* steps done before this process began */
     long       saved_step;     /* of the last checkpoint; -1: none yet */
     bool       save_is_due;    /* delayed by a step that was not finite */

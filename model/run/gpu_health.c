@@ -1,6 +1,6 @@
 /* One thread per rank adds readings to a window; the training thread takes the window and starts a new one. A driver that does
  * not answer only blocks the reading thread. */
-#include "model/run/health.h"
+#include "model/run/gpu_health.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -30,7 +30,7 @@ enum { SUM_RANKS, SUM_POWER, SUM_LIMIT, SUM_ENERGY, SUM_TEMPERATURE, SUM_SM_CLOC
        SUM_CORRECTED, SUM_UNCORRECTED, SUM_AT_FAULT, NUM_SUMS };
 enum { MAX_POWER, MAX_TEMPERATURE, MAX_SLOWNESS, MAX_SECONDS, NUM_MAXIMA };
 
-struct Health {
+struct GpuHealth {
     Log     *log;
     long     interval, next;                /* minimum steps between lines; first step of the next line */
     double   seconds;
@@ -66,7 +66,7 @@ static void add(Window *w, const DeviceHealth *d)
 
 static void *read_on(void *health)
 {
-    Health *h = health;
+    GpuHealth *h = health;
     pthread_mutex_lock(&h->mutex);
     while (!h->stop) {
         struct timespec until;
@@ -89,7 +89,7 @@ static void *read_on(void *health)
     return NULL;
 }
 
-static void start_thread(Health *h)
+static void start_thread(GpuHealth *h)
 {
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
@@ -115,7 +115,7 @@ static const struct { const char *what, *advice; } faults[NUM_FAULTS] = {
 };
 
 /* Every rank warns about its own GPU, once for each fault, and again if uncorrectable errors increase. */
-static void name_faults(Health *h, unsigned seen, const DeviceHealth *d)
+static void name_faults(GpuHealth *h, unsigned seen, const DeviceHealth *d)
 {
     if (d->ecc_uncorrected > h->named_errors) {
         h->named &= ~(1u << FAULT_ECC);
@@ -146,7 +146,7 @@ static double known(double x)
 }
 
 /* Updates this rank's part from the readings since the last line; without readings it stays. */
-static void take_window(Health *h)
+static void take_window(GpuHealth *h)
 {
     pthread_mutex_lock(&h->mutex);
     const Window w = h->window;
@@ -201,7 +201,7 @@ static void write_line(Log *log, long step, const double *sum, const double *max
     log_object(log, o);
 }
 
-void health_step(Health *h, long step, long tokens)
+void gpu_health_step(GpuHealth *h, long step, long tokens)
 {
     if (!h || step < h->next)
         return;
@@ -227,15 +227,15 @@ void health_step(Health *h, long step, long tokens)
 
 /* ---- the run ------------------------------------------------------------------------------------------------ */
 
-Health *health_open(Log *log, long interval, long step, long tokens, double seconds)
+GpuHealth *gpu_health_open(Log *log, long interval, long step, long tokens, double seconds)
 {
     DeviceHealth d;
     const bool reads = device_health(&d);
     const double at = clock_seconds();
     if (!agree_any(reads))
         return NULL;
-    Health *h = xcalloc(1, sizeof *h);
-    *h = (Health){ .log = log, .interval = interval, .next = step + 1, .seconds = seconds, .reads = reads, .step = step,
+    GpuHealth *h = xcalloc(1, sizeof *h);
+    *h = (GpuHealth){ .log = log, .interval = interval, .next = step + 1, .seconds = seconds, .reads = reads, .step = step,
                    .tokens = tokens, .time = clock_seconds(), .max = { -INFINITY, -INFINITY, -INFINITY } };
     if (reads) {
         h->first_energy = h->energy = d.energy;
@@ -246,7 +246,7 @@ Health *health_open(Log *log, long interval, long step, long tokens, double seco
 }
 
 /* NOTE: a driver that does not answer must not keep a run from ending: then the thread and its memory are left to the system. */
-void health_close(Health *h)
+void gpu_health_close(GpuHealth *h)
 {
     if (!h)
         return;

@@ -19,12 +19,12 @@
 #pragma once
 #include "model/run/log.h"
 
-typedef struct Health Health;
+typedef struct GpuHealth GpuHealth;
 
 /* All ranks call. `interval`: console_log_interval; `step`, `tokens`: done before; `seconds`: between two readings. NULL if no
  * rank's device gives readings: then the other calls do nothing. */
-Health *health_open (Log *log, long interval, long step, long tokens, double seconds);
+GpuHealth *gpu_health_open (Log *log, long interval, long step, long tokens, double seconds);
 
 /* After a step; `tokens`: done by all ranks. All ranks call. Does not wait for a reading. */
-void    health_step (Health *h, long step, long tokens);
-void    health_close(Health *h);
+void       gpu_health_step (GpuHealth *h, long step, long tokens);
+void       gpu_health_close(GpuHealth *h);
