@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "kernels/cuda/cuda.h"
-#include "kernels/runtime/choices.h"
+#include "kernels/runtime/autotune.h"
 
 static const Format F = { F32, 0 }, BF = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 };
 
@@ -182,12 +182,12 @@ static void test_later_run(void **state)
     assert_true(n > 0);
     path[n] = '\0';
     test_large(state);
-    char *chosen = choices_read("gemms.txt"), *then;
+    char *chosen = autotune_read("gemms.txt"), *then;
     if (strlen(chosen) == 0)
         fail_msg("nothing was written to %s/coat/gemms.txt", getenv("XDG_CACHE_HOME"));
     snprintf(command, sizeof command, "%s test_large", path);
     assert_int_equal(system(command), 0);
-    then = choices_read("gemms.txt");
+    then = autotune_read("gemms.txt");
     assert_string_equal(then, chosen);
     free(then);
     free(chosen);
@@ -307,7 +307,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_row), cmocka_unit_test(test_later_run), cmocka_unit_test(test_swiglu),
         cmocka_unit_test(test_dx_swiglu), cmocka_unit_test(test_errors),
     };
-    static char folder[] = "/tmp/coat-choices-XXXXXX", file[64];
+    static char folder[] = "/tmp/coat-autotune-XXXXXX", file[64];
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     else if (mkdtemp(folder))

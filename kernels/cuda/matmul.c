@@ -25,7 +25,7 @@
  * every rank, after every resume. So split-K is excluded, unless there is nothing else (suggest); the heuristic's first suggestion,
  * which depends only on shape and library, defines the bits; and only algorithms with identical output compete, including the
  * rounding of sums if the GEMM accumulates. Tiles of another shape sum over k in the same order, so most suggestions pass; timing
- * then affects only speed. Rank 0 stores the choice for later runs (choices.h), which look for it among their suggestions.
+ * then affects only speed. Rank 0 stores the choice for later runs (autotune.h), which look for it among their suggestions.
  *
  * A GPU that has been busy for a while lowers its clock to stay within its power limit, which slows some algorithms more than
  * others. So candidates alternate, each for some milliseconds, and times measured while the GPU warms up do not count. */
@@ -35,7 +35,7 @@
 #include <string.h>
 
 #include "kernels/cuda/cuda.h"
-#include "kernels/runtime/choices.h"
+#include "kernels/runtime/autotune.h"
 #include "kernels/runtime/comm.h"
 
 enum { CANDIDATES = 8, MAX_TRIALS = 3, MOST_RUNS = 256 };
@@ -43,7 +43,7 @@ enum { CANDIDATES = 8, MAX_TRIALS = 3, MOST_RUNS = 256 };
 static const double TURN_MS = 8, CHOICE_MS = 200, ALL_CHOICES_MS = 3000;
 /* Candidates slower than the fastest by this factor in the first turn are dropped. */
 static const double HOPELESS = 1.05;
-static const char *const choices_file = "gemms.txt";
+static const char *const autotune_file = "gemms.txt";
 static const size_t WORKSPACE_BYTES = (size_t)64 << 20;
 static const size_t SAMPLE_BYTES = (size_t)1 << 20, SAMPLE_SLICES = 4;
 static const double TUNE_FLOPS = 1e10;      /* below it (some 20 us) launch time dominates */
@@ -330,7 +330,7 @@ static void tune(Gemm *g, const Operands *o)
     g->trials_left = chosen ? 0 : g->trials_left - 1;
     choice_key(key, &g->shape);
     if (chosen && comm_rank() == 0)
-        choices_add(choices_file, key, &g->algo, sizeof g->algo);
+        autotune_add(autotune_file, key, &g->algo, sizeof g->algo);
 }
 
 /* Uses the choice of an earlier run, if it is still suggested. */
@@ -339,9 +339,9 @@ static bool choose_again(Gemm *g, const cublasLtMatmulHeuristicResult_t *found, 
     char key[256];
     cublasLtMatmulAlgo_t algo;
     if (!cache.choices)
-        cache.choices = choices_read(choices_file);
+        cache.choices = autotune_read(autotune_file);
     choice_key(key, &g->shape);
-    if (!choices_find(cache.choices, key, &algo, sizeof algo))
+    if (!autotune_find(cache.choices, key, &algo, sizeof algo))
         return false;
     for (int i = 0; i < count; i++)
         if (memcmp(&found[i].algo, &algo, sizeof algo) == 0) {

@@ -1,5 +1,5 @@
 /* A line of the file: checksum of the rest in 16 digits, key, value in hexadecimal digits. */
-#include "kernels/runtime/choices.h"
+#include "kernels/runtime/autotune.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -50,7 +50,7 @@ static int open_file(const char *file, int flags)
     return open(path, flags | O_CLOEXEC, 0666);
 }
 
-char *choices_read(const char *file)
+char *autotune_read(const char *file)
 {
     char *text = xcalloc(MOST_BYTES + 1, 1);
     const int f = open_file(file, O_RDONLY);
@@ -86,7 +86,7 @@ static bool parse(const char *line, size_t n, const char *key, unsigned char *va
     return true;
 }
 
-bool choices_find(const char *text, const char *key, void *value, size_t bytes)
+bool autotune_find(const char *text, const char *key, void *value, size_t bytes)
 {
     for (const char *line = text, *end; (end = strchr(line, '\n')); line = end + 1)
         if (parse(line, (size_t)(end - line), key, value, bytes))
@@ -96,7 +96,7 @@ bool choices_find(const char *text, const char *key, void *value, size_t bytes)
 
 /* NOTE: one write in append mode is atomic among processes; where a file system breaks this, checksums show it. A line begins with
  * a line break, so that a truncated line before it does not spoil it. */
-void choices_add(const char *file, const char *key, const void *value, size_t bytes)
+void autotune_add(const char *file, const char *key, const void *value, size_t bytes)
 {
     char line[LINE_BYTES];
     const size_t start = 1 + CHECK_DIGITS, length = start + 1 + strlen(key) + 1 + 2 * bytes + 1;

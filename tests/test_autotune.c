@@ -5,9 +5,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "kernels/runtime/choices.h"
+#include "kernels/runtime/autotune.h"
 
-static char folder[] = "/tmp/coat-choices-XXXXXX";
+static char folder[] = "/tmp/coat-autotune-XXXXXX";
 static const char *const file = "test.txt", *const key = "NVIDIA H200, m 4096 n 16384";
 
 static char *path(void)
@@ -19,8 +19,8 @@ static char *path(void)
 
 static bool find(const char *wanted, uint64_t *value)
 {
-    char *text = choices_read(file);
-    const bool found = choices_find(text, wanted, value, sizeof *value);
+    char *text = autotune_read(file);
+    const bool found = autotune_find(text, wanted, value, sizeof *value);
     free(text);
     return found;
 }
@@ -39,15 +39,15 @@ static void test_found(void **state)
     uint64_t x = 0;
     const uint64_t a = 0x0123456789abcdef, b = 77;
     assert_false(find(key, &x));
-    choices_add(file, key, &a, sizeof a);
-    choices_add(file, key, &b, sizeof b);
-    choices_add(file, "another", &b, sizeof b);
+    autotune_add(file, key, &a, sizeof a);
+    autotune_add(file, key, &b, sizeof b);
+    autotune_add(file, "another", &b, sizeof b);
     assert_true(find(key, &x) && x == a);                  /* the first one */
     assert_true(find("another", &x) && x == b);
     assert_false(find("NVIDIA H200", &x));
     assert_false(find("NVIDIA H200, m 4096 n 1638", &x));
-    char *text = choices_read(file);
-    assert_false(choices_find(text, key, &(uint32_t){ 0 }, sizeof(uint32_t)));
+    char *text = autotune_read(file);
+    assert_false(autotune_find(text, key, &(uint32_t){ 0 }, sizeof(uint32_t)));
     free(text);
     unlink(path());
     release();
@@ -58,8 +58,8 @@ static void test_damaged(void **state)
 {
     (void)state;
     const uint64_t value = 0x0123456789abcdef;
-    choices_add(file, key, &value, sizeof value);
-    char *text = choices_read(file);
+    autotune_add(file, key, &value, sizeof value);
+    char *text = autotune_read(file);
     const size_t n = strlen(text);
     for (size_t i = 0; i < n; i++)
         for (int bit = 0; bit < 8; bit++) {
@@ -74,7 +74,7 @@ static void test_damaged(void **state)
         uint64_t x = value;
         write_file(text, i);
         assert_true(!find(key, &x) || x == value);
-        choices_add(file, "behind", &value, sizeof value);         /* a truncated line does not affect the next */
+        autotune_add(file, "behind", &value, sizeof value);         /* a truncated line does not affect the next */
         x = 0;
         assert_true(find("behind", &x) && x == value);
     }
@@ -94,7 +94,7 @@ static void test_writers(void **state)
         assert_true(child[w] >= 0);
         for (uint64_t i = 0; child[w] == 0 && i < LINES; i++) {
             snprintf(name, sizeof name, "writer %d line %d", w, (int)i);
-            choices_add(file, name, &i, sizeof i);
+            autotune_add(file, name, &i, sizeof i);
         }
         if (child[w] == 0)
             _exit(0);
@@ -124,13 +124,13 @@ static void test_no_place(void **state)
     unsetenv("HOME");
     for (int i = 0; i < 3; i++) {
         setenv("XDG_CACHE_HOME", places[i], 1);
-        choices_add(file, key, &x, sizeof x);
+        autotune_add(file, key, &x, sizeof x);
         assert_false(find(key, &x));
     }
     setenv("XDG_CACHE_HOME", folder, 1);
     memset(full, 'x', 1 << 20);
     write_file(full, 1 << 20);
-    choices_add(file, key, &x, sizeof x);
+    autotune_add(file, key, &x, sizeof x);
     assert_false(find(key, &x));
     assert_int_equal(stat(path(), &s), 0);
     assert_int_equal(s.st_size, 1 << 20);
