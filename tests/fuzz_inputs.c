@@ -34,7 +34,7 @@ static void add_argument(Input *in, Draws *d)
     if (draw(d, 16) == 0)
         name[draw(d, strlen(name) + 1)] = '\0';
     char value[1024], *argument;
-    snprintf(value, sizeof value, form, draw(d, 4) || !k->fallback ? odd : k->fallback, odd_value(d));
+    snprintf(value, sizeof value, form, draw(d, 4) || !k->default_text ? odd : k->default_text, odd_value(d));
     argument = xasprintf(draw(d, 24) ? "\n\x1f--%s=%s" : "\n\x1f--%s.%s=1", name, value);
     input_replace(in, in->size, 0, argument, strlen(argument));
     free(argument);

@@ -42,7 +42,7 @@ static bool can_differ(const Reader *r, const ConfigKey *k, bool from_hf)
     const int type = k->type & TYPE_MASK;
     if (type == FIXED || type == UNUSED || type == DATASETS || type == SECTIONS || config_element(k->name))
         return false;
-    const bool follows = !(k->type & FOLLOWS) && k->fallback && strcmp(k->fallback, "null") == 0;
+    const bool follows = !(k->type & FOLLOWS) && k->default_text && strcmp(k->default_text, "null") == 0;
     const bool loaded = (from_hf && strncmp(k->name, "model.", strlen("model.")) == 0)
                      || strncmp(k->name, "lora.", strlen("lora.")) == 0;
     return !follows || loaded || config_given(r, k->name);
@@ -63,10 +63,10 @@ char *config_changes(const Reader *r, bool from_hf)
     for (const ConfigKey *k = config_keys; k->name; k++) {
         if (!can_differ(r, k, from_hf))
             continue;
-        if (k->fallback)
+        if (k->default_text)
             value_default(defaults, k);
         char *own = value_of(r->s, k), *usual = value_of(k->type & FOLLOWS ? &follows : defaults, k);
-        if (!k->fallback || strcmp(own, usual) != 0)
+        if (!k->default_text || strcmp(own, usual) != 0)
             add(&l, k->name, own);
         free(own);
         free(usual);

@@ -8,11 +8,12 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
 
-#define OTHER(name, fallback, field, help)      { name, STRING, fallback, NAN, 0, 0, NULL, offsetof(ExportOptions, field), help }
-#define NUMBER(name, type, fallback, none, min, max, field, help) \
-    { name, type, fallback, none, min, max, NULL, offsetof(ExportOptions, field), help }
-#define WORD(name, fallback, field, help, ...) \
-    { name, CHOICE, fallback, NOT_GIVEN, 0, 0, NULL, offsetof(ExportOptions, field), help, \
+#define OTHER(name, default_text, field, help) \
+    { name, STRING, default_text, NAN, 0, 0, NULL, offsetof(ExportOptions, field), help }
+#define NUMBER(name, type, default_text, none, min, max, field, help) \
+    { name, type, default_text, none, min, max, NULL, offsetof(ExportOptions, field), help }
+#define WORD(name, default_text, field, help, ...) \
+    { name, CHOICE, default_text, NOT_GIVEN, 0, 0, NULL, offsetof(ExportOptions, field), help, \
       (const Word[]){ __VA_ARGS__, { NULL, 0 } } }
 
 const ConfigKey export_keys[] = {

@@ -47,7 +47,7 @@ size_t config_element(const char *name)
 const char *config_default(const char *name)
 {
     const ConfigKey *k = config_key(name);
-    return k ? k->fallback : NULL;
+    return k ? k->default_text : NULL;
 }
 
 /* ---- the nearest key -------------------------------------------------------------------------------------- */
@@ -159,10 +159,10 @@ static void print_key(FILE *f, const ConfigKey *k)
     }
     value_expected(expected, sizeof expected, k);
     fprintf(f, "  %s: %s", k->name, expected);
-    if (!k->fallback)
+    if (!k->default_text)
         fputs(" (required)", f);
-    else if (strcmp(k->fallback, "null") != 0 && strcmp(k->fallback, "[]") != 0)
-        fprintf(f, " (default %s)", k->fallback);
+    else if (strcmp(k->default_text, "null") != 0 && strcmp(k->default_text, "[]") != 0)
+        fprintf(f, " (default %s)", k->default_text);
     fprintf(f, "\n      %s\n", k->help);
 }
 
@@ -252,7 +252,7 @@ void config_print_markdown(FILE *f)
         fprintf(f, "| `%s` | ", k->name);
         print_cell(f, expected);
         bool fixed = (k->type & TYPE_MASK) == FIXED;
-        fprintf(f, "%s | %s | ", fixed ? " only" : "", !k->fallback ? "required" : fixed ? "" : k->fallback);
+        fprintf(f, "%s | %s | ", fixed ? " only" : "", !k->default_text ? "required" : fixed ? "" : k->default_text);
         print_cell(f, k->help);
         fputs(" |\n", f);
     }

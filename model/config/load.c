@@ -181,7 +181,7 @@ static void read_keys(Reader *r, bool first)
 static void check_complete(Reader *r, bool from_hf)
 {
     for (const ConfigKey *k = config_keys; k->name; k++) {
-        bool known = k->fallback || (from_hf && strncmp(k->name, "model.", strlen("model.")) == 0);
+        bool known = k->default_text || (from_hf && strncmp(k->name, "model.", strlen("model.")) == 0);
         if (known || config_element(k->name) || config_given(r, k->name))
             continue;
         config_check_has_model(r, r->file);

@@ -33,7 +33,7 @@ typedef enum {
 typedef struct {
     const char *name;          /* "optimizer.learning_rate"; "wandb.*": the whole section; "evaluators[].label" */
     int         type;          /* Type, perhaps with SPENT or FOLLOWS                                    */
-    const char *fallback;      /* default as YAML; NULL: the key must be given                           */
+    const char *default_text;  /* default as YAML; NULL: the key must be given                           */
     double      none;          /* numbers and choices: the value stored for null; NAN: null is an error  */
     double      min, max;      /* numbers: the range, both ends included                                 */
     const char *choices;       /* FIXED and UNUSED: "a|b|c"; FORMAT: description of the allowed formats  */

@@ -244,7 +244,7 @@ static void parse_number(void *place, const ConfigKey *k, const YamlNode *n)
     double x = k->none;
     int type = k->type & TYPE_MASK;
     bool whole = type != DOUBLE && type != FLOAT;
-    if (nothing && isnan(k->none) && k->fallback && strcmp(k->fallback, "null") == 0)
+    if (nothing && isnan(k->none) && k->default_text && strcmp(k->default_text, "null") == 0)
         return;
     if (nothing ? isnan(k->none) : n->kind != YAML_SCALAR || !parse_double(&x, n->text) || x < k->min || x > k->max)
         wrong(k, n);
@@ -303,7 +303,7 @@ void value_parse(void *base, const ConfigKey *k, const YamlNode *n)
     } else if (type <= FLOAT) {
         parse_number(place, k, n);
     } else if (nothing) {
-        if (!k->fallback)
+        if (!k->default_text)
             wrong(k, n);
         value_free(base, k);
         value_default(base, k);
@@ -337,15 +337,15 @@ void value_default(void *base, const ConfigKey *k)
     int type = k->type & TYPE_MASK;
     if (type == BETAS) {
         double *betas = (double *)((char *)base + k->place);
-        if (sscanf(k->fallback, "[%lf, %lf]", &betas[0], &betas[1]) != 2)
+        if (sscanf(k->default_text, "[%lf, %lf]", &betas[0], &betas[1]) != 2)
             die("model/config/table.c: the default of %s is no list of two", k->name);
-    } else if (type == CHOICE && k->fallback && strcmp(k->fallback, "null") == 0) {
+    } else if (type == CHOICE && k->default_text && strcmp(k->default_text, "null") == 0) {
         *(int *)((char *)base + k->place) = (int)k->none;
-    } else if (type != FIXED && type != UNUSED && k->fallback && strcmp(k->fallback, "[]") != 0) {
-        bool null = strcmp(k->fallback, "null") == 0;
+    } else if (type != FIXED && type != UNUSED && k->default_text && strcmp(k->default_text, "[]") != 0) {
+        bool null = strcmp(k->default_text, "null") == 0;
         if (null && type > FLOAT)
             return;                                  /* zeroed memory is null already */
-        value_parse_text(base, k, null ? NULL : k->fallback, "model/config/table.c");
+        value_parse_text(base, k, null ? NULL : k->default_text, "model/config/table.c");
     }
 }
 

@@ -135,15 +135,15 @@ static YamlNode *reference(Scope *s, const char *name)
 {
     const char *own = s->name_of(name);
     const YamlNode *target = yaml_find(s->root, own);
-    const char *fallback = target ? NULL : s->default_of(own);
-    if (!target && !fallback)
+    const char *default_text = target ? NULL : s->default_of(own);
+    if (!target && !default_text)
         die("%s: ${%s}: there is no key '%s'", yaml_place(s->at), name, name);
     if (s->depth == MAX_DEPTH)
         die("%s: ${%s} refers to itself", yaml_place(s->at), name);
     s->depth++;
     YamlNode *out;
     if (!target)
-        out = scalar(s, strcmp(fallback, "null") == 0 ? NULL : fallback);
+        out = scalar(s, strcmp(default_text, "null") == 0 ? NULL : default_text);
     else if (target->kind == YAML_SCALAR && target->text)
         out = expand(s, target->text);
     else

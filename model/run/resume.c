@@ -94,7 +94,7 @@ static void compare(const Config *c, const YamlNode *now, const YamlNode *then, 
     const bool same = recipe && strcmp(text_of(recipe, 0), c->recipe.name) == 0;
     for (const ConfigKey *k = config_keys; k->name; k++) {
         const YamlNode *a = is_compared(k) ? yaml_find(now, k->name) : NULL, *b = yaml_find(then, k->name);
-        YamlNode *usual = a && !b && k->fallback ? default_of(k) : NULL;        /* that run had no such key yet */
+        YamlNode *usual = a && !b && k->default_text ? default_of(k) : NULL;        /* that run had no such key yet */
         if (a && same && config_column(k))
             compare_column(k, c, columns, a->text);
         else if (a && (b || usual))
