@@ -11,7 +11,7 @@
 
 enum { TOKENS_A_BEAT = 1 << 22, ROWS_A_BEAT = 1 << 16 };      /* a few milliseconds of work */
 
-static void each_by_eos(const Shard *s, const DataSpec *spec, DocumentFn *take, void *who)
+static void each_by_eos(const Shard *s, const DataSpec *spec, DocumentFn *take, void *arg)
 {
     uint64_t start = 0;
     for (uint64_t i = 0; i < s->num_tokens; i++) {
@@ -19,11 +19,11 @@ static void each_by_eos(const Shard *s, const DataSpec *spec, DocumentFn *take, 
             shard_tell(spec, "looking for documents in", s->path);
         if ((int64_t)token_at(s, i) != spec->eos_token_id)
             continue;
-        take(who, start, i + 1);
+        take(arg, start, i + 1);
         start = i + 1;
     }
     if (start < s->num_tokens)
-        take(who, start, s->num_tokens);
+        take(arg, start, s->num_tokens);
 }
 
 /* ---- metadata ------------------------------------------------------------------------------------------------ */
@@ -81,7 +81,7 @@ static bool parse_row(uint64_t *start, uint64_t *end, const char *row)
     return (*at == '\0' || *at == ',') && errno == 0;
 }
 
-static void each_by_metadata(const Shard *s, const DataSpec *spec, DocumentFn *take, void *who)
+static void each_by_metadata(const Shard *s, const DataSpec *spec, DocumentFn *take, void *arg)
 {
     static const char remedy[] = "Make both files again together, or let documents end at model.eos_token_id";
     char *path = metadata_path(s->path), row[512];
@@ -101,7 +101,7 @@ static void each_by_metadata(const Shard *s, const DataSpec *spec, DocumentFn *t
                 "%s. %s: %s", path, line, (unsigned long long)start, (unsigned long long)end, (unsigned long long)before,
                 (unsigned long long)s->num_tokens, s->path, remedy, documents_by_eos(spec));
         if (end > start)
-            take(who, start, end);
+            take(arg, start, end);
         before = end;
     }
     int error;
@@ -115,12 +115,12 @@ static void each_by_metadata(const Shard *s, const DataSpec *spec, DocumentFn *t
     free(path);
 }
 
-void documents_each(const Shard *s, const DataSpec *spec, DocumentFn *take, void *who)
+void documents_each(const Shard *s, const DataSpec *spec, DocumentFn *take, void *arg)
 {
     if (spec->metadata)
-        each_by_metadata(s, spec, take, who);
+        each_by_metadata(s, spec, take, arg);
     else
-        each_by_eos(s, spec, take, who);
+        each_by_eos(s, spec, take, arg);
 }
 
 /* ---- documents in unpacked sequences -------------------------------------------------------------------------- */

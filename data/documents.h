@@ -2,13 +2,13 @@
 #pragma once
 #include "data/shard.h"
 
-typedef void DocumentFn(void *who, uint64_t start, uint64_t end);
+typedef void DocumentFn(void *arg, uint64_t start, uint64_t end);
 
-/* Calls take(who, start, end) for each document of the file, its tokens [start, end), in order; none is empty. Documents end after
+/* Calls take(arg, start, end) for each document of the file, its tokens [start, end), in order; none is empty. Documents end after
  * each eos (-1: none) and at the end of the file. With spec->metadata they are the rows of X.csv.gz next to X.npy, START,END[,...],
  * as written by Dolma and open-instruct; tokens between two rows are in no document. Dies if that file is missing, damaged, or does
  * not fit, naming file and line. */
-void documents_each(const Shard *s, const DataSpec *spec, DocumentFn *take, void *who);
+void documents_each(const Shard *s, const DataSpec *spec, DocumentFn *take, void *arg);
 
 /* The setting that makes documents of these data end after an eos, for messages. */
 const char *documents_by_eos(const DataSpec *spec);

@@ -84,12 +84,12 @@ static inline uint32_t pcg64_next32(Pcg64 *g)
 
 /* index: n entries, n <= 2^32. Indices are drawn a block before the swaps, since they do not depend on the entries; meanwhile
  * the entries, which for a large n are not in a cache, are prefetched. */
-bool numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *who), void *who)
+bool numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *arg), void *arg)
 {
     enum { BLOCK = 64, ASK = 1 << 18 };     /* entries */
     for (uint64_t i = 0; i < n; i++) {
         index[i] = (uint32_t)i;
-        if (go_on && i % ASK == 0 && !go_on(who))
+        if (go_on && i % ASK == 0 && !go_on(arg))
             return false;
     }
     if (n < 2)
@@ -117,7 +117,7 @@ bool numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(voi
         top -= count;
         if (go_on && asked - top >= ASK) {
             asked = top;
-            if (!go_on(who))
+            if (!go_on(arg))
                 return false;
         }
     }

@@ -24,13 +24,13 @@ static uint32_t *allocate_order(uint64_t n)
     return order;
 }
 
-static bool choose(Source *s, bool (*go_on)(void *who), void *who)
+static bool choose(Source *s, bool (*go_on)(void *arg), void *arg)
 {
     const uint64_t n = s->instances.count;
     if (s->size == n || s->chosen)
         return true;
     uint32_t *all = allocate_order(n);
-    const bool whole = numpy_shuffle(all, n, s->instances.spec.seed, go_on, who);
+    const bool whole = numpy_shuffle(all, n, s->instances.spec.seed, go_on, arg);
     if (whole) {
         s->chosen = xmalloc(s->size * sizeof *s->chosen);
         memcpy(s->chosen, all, s->size * sizeof *s->chosen);
@@ -39,13 +39,13 @@ static bool choose(Source *s, bool (*go_on)(void *who), void *who)
     return whole;
 }
 
-bool source_load(Source *s, uint64_t epoch, bool (*go_on)(void *who), void *who)
+bool source_load(Source *s, uint64_t epoch, bool (*go_on)(void *arg), void *arg)
 {
     const DataSpec *spec = &s->instances.spec;
     if (!spec->shuffle || (s->ordered && s->order_epoch == epoch))
         return true;
     s->ordered = false;
-    if (!choose(s, go_on, who))
+    if (!choose(s, go_on, arg))
         return false;
     if (!s->order)
         s->order = allocate_order(s->size);
@@ -55,7 +55,7 @@ bool source_load(Source *s, uint64_t epoch, bool (*go_on)(void *who), void *who)
         s->ordered = true;
         return true;
     }
-    s->ordered = numpy_shuffle(s->order, s->size, spec->seed + epoch, go_on, who);
+    s->ordered = numpy_shuffle(s->order, s->size, spec->seed + epoch, go_on, arg);
     for (uint64_t i = 0; s->chosen && s->ordered && i < s->size; i++)
         s->order[i] = s->chosen[s->order[i]];
     return s->ordered;

@@ -32,8 +32,8 @@ int      sources_files (const Sources *s);
 PackedData sources_packed(const Sources *s);            /* sums over sources */
 uint64_t sources_fingerprint(const Sources *s);         /* see loader_fingerprint */
 
-/* Loads the order of an epoch. False: go_on(who), called every few milliseconds, returned false. */
-bool     source_load (Source *s, uint64_t epoch, bool (*go_on)(void *who), void *who);
+/* Loads the order of an epoch. False: go_on(arg), called every few milliseconds, returned false. */
+bool     source_load (Source *s, uint64_t epoch, bool (*go_on)(void *arg), void *arg);
 uint64_t source_at   (const Source *s, uint64_t place);             /* the instance at a place of the loaded epoch */
 DataSample source_sample(const Source *s);
 

@@ -51,8 +51,8 @@ const void *__real_map_file(size_t *bytes, const char *key, const char *path);
 const void *__wrap_map_file(size_t *bytes, const char *key, const char *path);
 int __real_shard_read(int *ids, const void *s, uint64_t first, int count, int vocab_size);
 int __wrap_shard_read(int *ids, const void *s, uint64_t first, int count, int vocab_size);
-bool __real_numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *who), void *who);
-bool __wrap_numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *who), void *who);
+bool __real_numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *arg), void *arg);
+bool __wrap_numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *arg), void *arg);
 char *__real_checkpoint_latest(const char *save_folder);
 char *__wrap_checkpoint_latest(const char *save_folder);
 YamlNode *__real_yaml_load(const char *path);
@@ -139,19 +139,19 @@ Source __wrap_source_open(const char *folder)
     return __real_source_open(folder);
 }
 
-static bool (*real_go_on)(void *who);
+static bool (*real_go_on)(void *arg);
 
-static bool slow_go_on(void *who)
+static bool slow_go_on(void *arg)
 {
-    const bool goes_on = real_go_on(who);
+    const bool goes_on = real_go_on(arg);
     meet_fault("numpy_shuffle", 400);
     return goes_on;
 }
 
-bool __wrap_numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *who), void *who)
+bool __wrap_numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *arg), void *arg)
 {
     real_go_on = go_on;
-    return __real_numpy_shuffle(index, n, seed, slow_go_on, who);
+    return __real_numpy_shuffle(index, n, seed, slow_go_on, arg);
 }
 
 /* ---- runs ------------------------------------------------------------------------------------------------- */
