@@ -6,8 +6,8 @@
 #include "kernels/cpu/cpu.h"
 
 /* A part of m, for columns first .. of the wide tensor and low .. of the low one: element (c,j) is w[c * ld + j], or w[j * ld + c]
- * if turned (transposed). */
-typedef struct { float *w; bool turned; int ld, first, width, low; } Block;
+ * if transposed. */
+typedef struct { float *w; bool transposed; int ld, first, width, low; } Block;
 
 /* Part i of m with values w. r: rank of a part. */
 static Block block_of(LowRank m, float *w, int i, int r)
@@ -27,7 +27,7 @@ void backend_lora_narrow(Tensor low, Tensor x, LowRank m, float scale)
     float *w = tensor_values(m.w, 1), *output = tensor_result(low, 2);
     for (int i = 0; i < m.num_parts; i++) {
         const Block b = block_of(m, w, i, r);
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, b.turned ? CblasTrans : CblasNoTrans, N, r, b.width, scale,
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, b.transposed ? CblasTrans : CblasNoTrans, N, r, b.width, scale,
                     input + b.first, C, b.w, b.ld, 0, output + b.low, low.cols);
     }
     tensor_finish(low, output);
@@ -44,7 +44,7 @@ void backend_lora_widen(Tensor y, Tensor low, LowRank m, Tensor add)
         memcpy(output, start, tensor_numel(y) * sizeof *output);
     for (int i = 0; i < m.num_parts; i++) {
         const Block b = block_of(m, w, i, r);
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, b.turned ? CblasNoTrans : CblasTrans, N, b.width, r, 1,
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, b.transposed ? CblasNoTrans : CblasTrans, N, b.width, r, 1,
                     input + b.low, low.cols, b.w, b.ld, 1, output + b.first, C);
     }
     tensor_finish(y, output);
@@ -60,7 +60,7 @@ void backend_lora_dw(LowRank dm, Tensor low, Tensor x)
     const float beta = dm.w.empty ? 0 : 1;
     for (int i = 0; i < dm.num_parts; i++) {
         const Block b = block_of(dm, output, i, r);
-        if (b.turned)
+        if (b.transposed)
             cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, r, b.width, N, 1, narrow + b.low, low.cols,
                         wide + b.first, C, beta, b.w, b.ld);
         else

@@ -9,16 +9,16 @@
 #include "kernels/cpu/cpu.h"
 
 /* t, without factors of columns, as GEMMs read it when they sum over its rows: element (r, c) is x[r * ld + c], or x[c * ld + r] if
- * turned (transposed). */
-typedef struct { const float *x; bool turned; int ld; } Columns;
+ * transposed. */
+typedef struct { const float *x; bool transposed; int ld; } Columns;
 
 static Columns columns(Tensor t, int slot)
 {
     if (!format_is_fp8(t.format))
         return (Columns){ tensor_values(t, slot), false, t.cols };
-    Tensor turned = { .data = t.data_t, .scale = t.scale, .format = t.format, .rows = t.cols, .cols = t.rows };
-    float *x = tensor_values(turned, slot);
-    for (size_t i = 0; t.channel && i < tensor_numel(turned); i++)
+    Tensor transposed = { .data = t.data_t, .scale = t.scale, .format = t.format, .rows = t.cols, .cols = t.rows };
+    float *x = tensor_values(transposed, slot);
+    for (size_t i = 0; t.channel && i < tensor_numel(transposed); i++)
         x[i] /= t.channel[i / (size_t)t.rows];
     return (Columns){ x, true, t.rows };
 }
@@ -45,7 +45,7 @@ void backend_matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate)
     const float *gradient = tensor_values(dy, 0);
     const Columns weight = columns(w, 1);
     float *output = accumulate ? tensor_values(dx, 3) : tensor_result(dx, 3);
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, weight.turned ? CblasTrans : CblasNoTrans, N, C, O, 1, gradient, O,
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, weight.transposed ? CblasTrans : CblasNoTrans, N, C, O, 1, gradient, O,
                 weight.x, weight.ld, accumulate ? 1 : 0, output, C);
     tensor_finish(dx, output);
 }
@@ -58,7 +58,7 @@ void backend_matmul_dw(Tensor dw, Tensor dy, Tensor x)
     check_matmul_dw(dw, dy, x);
     const Columns gradient = columns(dy, 0), input = columns(x, 1);
     float *output = dw.empty ? tensor_result(dw, 3) : tensor_values(dw, 3);
-    cblas_sgemm(CblasRowMajor, gradient.turned ? CblasNoTrans : CblasTrans, input.turned ? CblasTrans : CblasNoTrans,
+    cblas_sgemm(CblasRowMajor, gradient.transposed ? CblasNoTrans : CblasTrans, input.transposed ? CblasTrans : CblasNoTrans,
                 O, C, N, 1, gradient.x, gradient.ld, input.x, input.ld, dw.empty ? 0 : 1, output, C);
     tensor_finish(dw, output);
 }

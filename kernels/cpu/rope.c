@@ -75,7 +75,7 @@ static void norm_rows_backward(float *d, double *dw, const float *x, int rows, i
 }
 
 /* y from x, without rounding x. */
-static void turn(Tensor y, float *stats, Tensor x, bool by_head, Tensor qnorm, Tensor knorm, Attention a)
+static void rotate_rows(Tensor y, float *stats, Tensor x, bool by_head, Tensor qnorm, Tensor knorm, Attention a)
 {
     const int q_norms = by_head ? a.H : 1, k_norms = by_head ? a.K : 1;
     const int q_width = a.H * a.D, k_width = a.K * a.D, S = x.cols;
@@ -105,7 +105,7 @@ void backend_rope_forward(Tensor y, Tensor saved, float *stats, Tensor x, LowPro
     if (product.low.data)
         backend_lora_widen(x, product.low, product.m, x);
     backend_quantize(saved, x);
-    turn(y, stats, from == FROM_EXACT ? x : saved, by_head, qnorm, knorm, a);
+    rotate_rows(y, stats, from == FROM_EXACT ? x : saved, by_head, qnorm, knorm, a);
 }
 
 void backend_rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,

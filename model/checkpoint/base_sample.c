@@ -33,7 +33,7 @@ uint64_t base_sample(const Source *base)
     return sum ? sum : 1;
 }
 
-void base_check(const char *adapters, const char *base_path, uint64_t sample, bool goes_on)
+void base_check(const char *adapters, const char *base_path, uint64_t sample, bool continues)
 {
     json_t *manifest = source_manifest(adapters);
     const uint64_t then = manifest ? manifest_base(manifest, adapters) : 0;
@@ -41,7 +41,7 @@ void base_check(const char *adapters, const char *base_path, uint64_t sample, bo
     char *trained = adapter_base(adapters), *there = trained ? realpath(trained, NULL) : NULL, *here = realpath(base_path, NULL);
     const bool gone = trained && !there && *trained == '/';
     const bool moved = here && (gone || (there && strcmp(there, here) != 0));
-    if (then && then != sample && (goes_on || !moved))
+    if (then && then != sample && (continues || !moved))
         die("%s: its adapters were trained with other base weights than those in %s; give the right folder with "
             "--lora.base_path=FOLDER (to use these weights anyway, delete base_sample from trainer.json)", adapters, base_path);
     if (moved && then != sample)

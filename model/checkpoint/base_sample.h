@@ -8,4 +8,4 @@ uint64_t base_sample(const Source *base);
 /* `adapters`: their folder; `base_path`, `sample`: their base now. Dies if its weights differ from those recorded in trainer.json.
  * If base_path is another folder than in training, it only warns unless the run continues with the adapters' moments; also if
  * nothing is recorded (PEFT's or old adapters). */
-void base_check(const char *adapters, const char *base_path, uint64_t sample, bool goes_on);
+void base_check(const char *adapters, const char *base_path, uint64_t sample, bool continues);

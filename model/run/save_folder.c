@@ -98,7 +98,7 @@ static bool is_entry(const char *folder, const char *path)
 }
 
 /* Whether the run continues the source's state, not only its weights. */
-static bool goes_on(const Config *c)
+static bool continues_state(const Config *c)
 {
     return file_is_in(c->source, "trainer.json") && !c->reset_trainer_state && (c->model.lora.rank == 0 || adapter_is(c->source));
 }
@@ -165,7 +165,7 @@ bool save_folder_prepare(const Config *c)
     if (comm_rank() == 0) {
         save_folder_make(c->save_folder);
         if (c->source && !c->continues)
-            resumes = goes_on(c) && (is_entry(c->save_folder, c->source) || saved_as_in(c->source, c->save_folder) == 1);
+            resumes = continues_state(c) && (is_entry(c->save_folder, c->source) || saved_as_in(c->source, c->save_folder) == 1);
         check_folder(c, resumes);
     }
     resumes = agree(resumes);
