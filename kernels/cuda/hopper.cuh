@@ -388,7 +388,7 @@ __device__ inline void store_matrices(void *row, const uint32_t *a)
 }
 
 /* Each matrix transposed: lane 8i + r has the address of column r of matrix i. */
-__device__ inline void store_matrices_turned(void *column, const uint32_t *a)
+__device__ inline void store_matrices_transposed(void *column, const uint32_t *a)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                  :: "r"(shared_address(column)), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]) : "memory");

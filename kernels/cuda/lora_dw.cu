@@ -79,7 +79,7 @@ __device__ static inline void pair_rows(uint32_t &even, uint32_t &odd, const Row
 }
 
 /* Loads 16 columns of low from `to` on for 16 tokens, transposed: operand a of multiply_add, one row per column. */
-template <int JT> __device__ static inline void load_turned(uint32_t (&a)[4], const bf16 *to)
+template <int JT> __device__ static inline void load_transposed(uint32_t (&a)[4], const bf16 *to)
 {
     const int lane = threadIdx.x % 32;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -95,7 +95,7 @@ __device__ static inline void add_rows(float (&sum)[JT][8][4], const Row<D> (&ro
         uint32_t a[JT][4];
 #pragma unroll
         for (int jt = 0; jt < JT; jt++)
-            load_turned<JT>(a[jt], low + 16 * u * LOW_STRIDE<JT> + 16 * jt);
+            load_transposed<JT>(a[jt], low + 16 * u * LOW_STRIDE<JT> + 16 * jt);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint32_t b[2][2];

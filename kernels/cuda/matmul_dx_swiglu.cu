@@ -16,7 +16,7 @@
 namespace {
 
 constexpr int STRIP = 32, STRIPS = FUSED_WEIGHTS / STRIP;      /* columns: four threads with eight each */
-constexpr int TURNED = 3;                                      /* gradients of gate and up, act */
+constexpr int TRANSPOSED = 3;                                  /* gradients of gate and up, act */
 
 struct BackwardJob : FusedJob {
     TileOut dgate_up, act;              /* act.data_t may be NULL: not written */
@@ -33,11 +33,11 @@ struct BackwardShape {
 };
 
 template <bool FACTORS> struct Backward : BackwardShape {
-    struct Turned { uint8_t codes[TURNED][STRIP * 64]; };
+    struct TransposedCodes { uint8_t codes[TRANSPOSED][STRIP * 64]; };
 
     /* [warpgroup][strip's parity], for a warpgroup's 64 tokens. The storing thread waits for "full", the warpgroup for "empty". */
     struct Staging {
-        alignas(1024) Turned turned[2][2];
+        alignas(1024) TransposedCodes transposed[2][2];
         Barrier full[2][2], empty[2][2];
     };
 
@@ -52,7 +52,7 @@ template <bool FACTORS> struct Backward : BackwardShape {
     Place at;                           /* of the warpgroup; column -1: nothing is held */
     Raw raw[2];                         /* of the thread's two tokens, for the next strip */
     float gate_scale, up_scale;
-    uint32_t codes[TURNED][2][2];       /* [token][half] */
+    uint32_t codes[TRANSPOSED][2][2];       /* [token][half] */
 
     static __device__ int weights(const Job &, int column, int part)
     {
@@ -142,24 +142,24 @@ template <bool FACTORS> struct Backward : BackwardShape {
     }
 
     /* Stores a tile of 32 positions by 64 tokens, in rows of 64 bytes. TMA reads chunk c of row r from position c ^ r / 2 % 4. */
-    __device__ void turn(uint8_t *to, const uint32_t (&codes)[2][2])
+    __device__ void store_transposed(uint8_t *to, const uint32_t (&codes)[2][2])
     {
         const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32 % 4 ^ lane / 2 % 4;
         uint32_t x[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
             x[i] = __byte_perm(codes[0][i / 2], codes[1][i / 2], i % 2 ? 0x7362 : 0x5140);
-        store_matrices_turned(to + lane * 64 + chunk * 16, x);
+        store_matrices_transposed(to + lane * 64 + chunk * 16, x);
     }
 
     __device__ void store_columns(int strip)
     {
-        Turned &to = staging.turned[group][strip % 2];
+        TransposedCodes &to = staging.transposed[group][strip % 2];
         barrier_wait(&staging.empty[group][strip % 2], strip / 2 % 2 ^ 1);
 #pragma unroll
-        for (int i = 0; i < TURNED; i++)
+        for (int i = 0; i < TRANSPOSED; i++)
             if (i < 2 || job.act.data_t)
-                turn(to.codes[i], codes[i]);
+                store_transposed(to.codes[i], codes[i]);
         barrier_arrive_warp(&staging.full[group][strip % 2]);
     }
 
@@ -167,7 +167,7 @@ template <bool FACTORS> struct Backward : BackwardShape {
     static __device__ void carry(Staging &staging, const Job &job, const FusedMaps &maps, Place at, int group)
     {
         for (int strip = 0; strip < STRIPS; strip++) {
-            const Turned &from = staging.turned[group][strip % 2];
+            const TransposedCodes &from = staging.transposed[group][strip % 2];
             const int column = at.column / STRIP + strip;
             barrier_wait(&staging.full[group][strip % 2], strip / 2 % 2);
             fence_async();

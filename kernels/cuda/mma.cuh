@@ -31,13 +31,13 @@ __device__ inline void copies_wait()
 }
 
 /* Loads four matrices of 8 rows of 16 bytes: lane 8i + r has the address of row r of matrix i. x[i] of lane l is 4-byte word l % 4
- * of row l/4 of matrix i; turned (transposed), with 2-byte elements, rows 2(l%4) and the next of column l/4. */
+ * of row l/4 of matrix i; transposed, with 2-byte elements, rows 2(l%4) and the next of column l/4. */
 __device__ inline void load_matrices(uint32_t (&x)[4], uint32_t at)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
 }
-__device__ inline void load_matrices_turned(uint32_t (&x)[4], uint32_t at)
+__device__ inline void load_matrices_transposed(uint32_t (&x)[4], uint32_t at)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
@@ -139,7 +139,7 @@ template <typename T, int ROW, bool B> struct Down {
     {
         const uint32_t from = at + k * DEPTH<T> * ROW + i * 16 * (int)sizeof(T);
         if (sizeof(T) == 2) {
-            load_matrices_turned(x, from);
+            load_matrices_transposed(x, from);
             return;
         }
         x[0] = load_word(from), x[3] = load_word(from + ROW + 32);

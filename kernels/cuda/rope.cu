@@ -65,7 +65,7 @@ void turn_kernel(AnyOut y, const T *x, const TL *limited, float sign, Heads a)
                 ux[i] = LIMITED ? u[j][i] : clamp(u[j][i], a.clip);
                 vx[i] = LIMITED ? v[j][i] : clamp(v[j][i], a.clip);
                 if (head < a.H + a.K)
-                    turn(ux[i], vx[i], t.cosine[i], sign * t.sine[i]);
+                    rotate(ux[i], vx[i], t.cosine[i], sign * t.sine[i]);
                 if (LIMITED) {
                     ux[i] = fabsf(lu[j][i]) > a.clip ? 0.0f : ux[i];
                     vx[i] = fabsf(lv[j][i]) > a.clip ? 0.0f : vx[i];
@@ -143,7 +143,7 @@ void norm_turn_kernel(AnyOut y, float2 *stats, const T *x, const TW *q_weight, c
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             ux[i] = limit<CLIPS>(u[j][i], a.clip) * r * uw[i], vx[i] = limit<CLIPS>(v[j][i], a.clip) * r * vw[i];
-            turn(ux[i], vx[i], t.cosine[i], t.sine[i]);
+            rotate(ux[i], vx[i], t.cosine[i], t.sine[i]);
         }
         store_any<ALIGNED>(y, row + (size_t)head * a.D, ux, p.left);
         store_any<ALIGNED>(y, row + (size_t)head * a.D + half, vx, p.left);
@@ -211,7 +211,7 @@ void norm_turn_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const T
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 float u = du[j][i], v = dv[j][i];
-                turn(u, v, t.cosine[i], -t.sine[i]);
+                rotate(u, v, t.cosine[i], -t.sine[i]);
                 u *= limit<CLIPS>(xu[j][i], a.clip) * r, v *= limit<CLIPS>(xv[j][i], a.clip) * r;
                 dwu[j][i] += u, dwv[j][i] += v;
                 s += u * uw[i] + v * vw[i];
@@ -236,7 +236,7 @@ void norm_turn_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const T
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 float d = du[j][i], e = dv[j][i];
-                turn(d, e, t.cosine[i], -t.sine[i]);
+                rotate(d, e, t.cosine[i], -t.sine[i]);
                 d = r * (d * u[i] - limit<CLIPS>(xu[j][i], a.clip) * r_mean_gh);
                 e = r * (e * v[i] - limit<CLIPS>(xv[j][i], a.clip) * r_mean_gh);
                 u[i] = CLIPS && fabsf(xu[j][i]) > a.clip ? 0.0f : d;
@@ -337,7 +337,7 @@ static void turn_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor k
     CHECK(!in_place || format_equal(y.format, x.format), "rope_forward: x and y share memory, not their format");
     if (x.rows == 0)
         return;
-    const int turned = a.H + a.K, count = turned + (values ? a.K : 0);
+    const int rotated = a.H + a.K, count = rotated + (values ? a.K : 0);
     if (!norm) {
         turn_heads("rope_forward", y, x, Tensor{}, 1, a, 0, count);
         return;
@@ -346,7 +346,7 @@ static void turn_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor k
         rope_forward_by_head(y, stats, x, qnorm, knorm, a, values);
         return;
     }
-    const Heads h = heads_of("rope_forward", a, 0, turned, EACH, true);
+    const Heads h = heads_of("rope_forward", a, 0, rotated, EACH, true);
     with_bool(halves_aligned(a, x, y, x, qnorm, knorm), [&](auto aligned) {
         with_bool(a.clip > 0, [&](auto clips) {
             with_type(qnorm, [&](auto *weight) {
@@ -432,7 +432,7 @@ void backend_rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, T
     CHECK_DENSE_OPTIONAL(dqnorm, 1, by_head ? a.D : a.H * a.D);
     CHECK_DENSE_OPTIONAL(dknorm, 1, by_head ? a.D : a.K * a.D);
     const bool in_place = dx.data == dy.data, clips = a.clip > 0;
-    const int turned = a.H + a.K, count = turned + (!in_place || clips ? a.K : 0);
+    const int rotated = a.H + a.K, count = rotated + (!in_place || clips ? a.K : 0);
     CHECK(!in_place || format_equal(dx.format, dy.format), "rope_backward: dx and dy share memory, not their format");
     if (clips || qnorm.data)
         CHECK_DENSE(x, dy.rows, dy.cols);
@@ -442,7 +442,7 @@ void backend_rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, T
         rope_backward_by_head(dx, dqnorm, dknorm, dy, x, stats, qnorm, knorm, a);
     else if (qnorm.data)
         backward_with_norm(dx, dqnorm, dknorm, dy, x, stats, qnorm, knorm, a);
-    const int from = qnorm.data ? turned : 0;
+    const int from = qnorm.data ? rotated : 0;
     if (from < count)
         turn_heads(OPERATION, dx, dy, clips ? x : Tensor{}, -1, a, from, count);
 }

@@ -50,7 +50,7 @@ __device__ static inline float clamp(float x, float limit)
 }
 
 /* Rotates a pair of elements: forward; backward with -sine. */
-__device__ static inline void turn(float &u, float &v, float cosine, float sine)
+__device__ static inline void rotate(float &u, float &v, float cosine, float sine)
 {
     const float old = u;
     u = old * cosine - v * sine;

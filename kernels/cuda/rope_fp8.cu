@@ -8,12 +8,12 @@
 /* Two packs of a row of [q|k|v], half a head apart, rotated by sign * angle; v is not rotated. The source's columns are the first
  * halves of the heads, one after the other. WIDTH: D if it is 64 or 128, to avoid integer divisions; 0: any. D is a multiple of 16,
  * so halves are whole packs. */
-template <class Reader, int WIDTH> struct TurnSource : SimpleSource {
+template <class Reader, int WIDTH> struct RotatedSource : SimpleSource {
     enum { OUTPUTS = 2, MEASURED = 2 };
     Reader x;
     const float *rope;          /* (T, D/2, 2) */
     float sign;
-    int T, half_width, turned;  /* D/2; columns of the source that belong to q and k */
+    int T, half_width, rotated; /* D/2; columns of the source that belong to q and k */
     struct Raw { typename Reader::Raw a, b; };
     __device__ unsigned half() const
     {
@@ -36,7 +36,7 @@ template <class Reader, int WIDTH> struct TurnSource : SimpleSource {
         const float4 *angle = (const float4 *)(rope + 2 * at);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            const float4 r = col < turned ? angle[k] : make_float4(1, 0, 1, 0);
+            const float4 r = col < rotated ? angle[k] : make_float4(1, 0, 1, 0);
             const float sine[2] = { sign * r.y, sign * r.w }, cosine[2] = { r.x, r.z };
 #pragma unroll
             for (int i = 0; i < 2; i++) {
@@ -50,15 +50,15 @@ template <class Reader, int WIDTH> struct TurnSource : SimpleSource {
 /* f(source), with common widths of heads as template parameters. */
 template <class Reader, typename F> static void with_turn(Reader x, float sign, Attention a, F f)
 {
-    const int half = a.D / 2, turned = (a.H + a.K) * half;
+    const int half = a.D / 2, rotated = (a.H + a.K) * half;
     if (a.D % 16)
         die("head_dim %d: FP8 needs a multiple of 16", a.D);
     if (a.D == 128)
-        f(TurnSource<Reader, 128>{ {}, x, a.rope, sign, a.T, half, turned });
+        f(RotatedSource<Reader, 128>{ {}, x, a.rope, sign, a.T, half, rotated });
     else if (a.D == 64)
-        f(TurnSource<Reader, 64>{ {}, x, a.rope, sign, a.T, half, turned });
+        f(RotatedSource<Reader, 64>{ {}, x, a.rope, sign, a.T, half, rotated });
     else
-        f(TurnSource<Reader, 0>{ {}, x, a.rope, sign, a.T, half, turned });
+        f(RotatedSource<Reader, 0>{ {}, x, a.rope, sign, a.T, half, rotated });
 }
 
 /* One row per block. */

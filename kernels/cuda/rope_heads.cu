@@ -26,13 +26,13 @@ template <bool ALIGNED> struct TeamPlace : Place<ALIGNED> {
     int step, end;
     __device__ TeamPlace(const Teams &a, int each) : Place<ALIGNED>(a)
     {
-        const int team = this->head, turned = a.H + a.K;
+        const int team = this->head, rotated = a.H + a.K;
         if (team < a.q)
             step = a.q, end = a.H;
         else if (team < a.q + a.k)
-            this->head += a.H - a.q, step = a.k, end = turned;
+            this->head += a.H - a.q, step = a.k, end = rotated;
         else if (team < a.parallel)
-            this->head += turned - a.q - a.k, step = a.v, end = turned + a.K;
+            this->head += rotated - a.q - a.k, step = a.v, end = rotated + a.K;
         else
             step = end = 0;
         this->head += blockIdx.y * each * step;
@@ -55,7 +55,7 @@ template <bool ALIGNED, bool CLIPS, typename T, typename TW> __global__ __launch
 void norm_heads_kernel(AnyOut y, float *stats, const T *x, const TW *q_weight, const TW *k_weight, Teams a)
 {
     const TeamPlace<ALIGNED> p(a, EACH);
-    const int half = a.D / 2, turned = a.H + a.K;
+    const int half = a.D / 2, rotated = a.H + a.K;
     const size_t row = (size_t)blockIdx.x * a.S + p.first;
     const TW *weight = (p.head < a.H ? q_weight : k_weight) + p.first;
     Pack<T> u[EACH], v[EACH];
@@ -87,16 +87,16 @@ void norm_heads_kernel(AnyOut y, float *stats, const T *x, const TW *q_weight, c
         const size_t at = row + (size_t)head * a.D;
         const float r = 1.0f / sqrtf(sums[j] * a.q_inverse + a.eps);
         float ux[8], vx[8];
-        if (head < turned && p.first == 0 && p.left > 0)
-            stats[(size_t)blockIdx.x * turned + head] = r;
+        if (head < rotated && p.first == 0 && p.left > 0)
+            stats[(size_t)blockIdx.x * rotated + head] = r;
 #pragma unroll
         for (int i = 0; i < 8; i++)
             ux[i] = limit<CLIPS>(u[j][i], a.clip), vx[i] = limit<CLIPS>(v[j][i], a.clip);
-        if (head < turned)
+        if (head < rotated)
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 ux[i] *= r * w[0][i], vx[i] *= r * w[1][i];
-                turn(ux[i], vx[i], t.cosine[i], t.sine[i]);
+                rotate(ux[i], vx[i], t.cosine[i], t.sine[i]);
             }
         store_any<ALIGNED>(y, at, ux, p.left);
         store_any<ALIGNED>(y, at + half, vx, p.left);
@@ -144,11 +144,11 @@ void norm_heads_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const 
 {
     extern __shared__ float shared[];
     const TeamPlace<ALIGNED> p(a, 1);
-    const int half = a.D / 2, turned = a.H + a.K, left = p.head < p.end ? p.left : 0;
+    const int half = a.D / 2, rotated = a.H + a.K, left = p.head < p.end ? p.left : 0;
     const TW *weight = (p.head < a.H ? q_weight : k_weight) + p.first;
     Pack<TW> w[2] = { load_pack<ALIGNED>(weight, left), load_pack<ALIGNED>(weight + half, left) };
     float dwu[8] = {}, dwv[8] = {};
-    float next_rstd = left > 0 ? stats[(size_t)blockIdx.x * turned + p.head] : 0.0f;
+    float next_rstd = left > 0 ? stats[(size_t)blockIdx.x * rotated + p.head] : 0.0f;
     for (int n = blockIdx.x, next; n < N; n = next) {
         const size_t at = (size_t)n * a.S + (size_t)p.head * a.D + p.first;
         const float r = next_rstd;
@@ -158,12 +158,12 @@ void norm_heads_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const 
         Pack<TDY> d[2] = { load_pack<ALIGNED>(dy + at, left), load_pack<ALIGNED>(dy + at + half, left) };
         Pack<TX> in[2] = { load_pack<ALIGNED>(x + at, left), load_pack<ALIGNED>(x + at + half, left) };
         const Angles t = load_angles<ALIGNED>(a, n, p);
-        next_rstd = left > 0 && next < N ? stats[(size_t)next * turned + p.head] : 0.0f;
+        next_rstd = left > 0 && next < N ? stats[(size_t)next * rotated + p.head] : 0.0f;
         float sums[1] = {}, u[8], v[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             u[i] = d[0][i], v[i] = d[1][i];
-            turn(u[i], v[i], t.cosine[i], -t.sine[i]);
+            rotate(u[i], v[i], t.cosine[i], -t.sine[i]);
             u[i] *= limit<CLIPS>(in[0][i], a.clip) * r, v[i] *= limit<CLIPS>(in[1][i], a.clip) * r;
             dwu[i] += u[i], dwv[i] += v[i];
             sums[0] += u[i] * w[0][i] + v[i] * w[1][i];
@@ -175,7 +175,7 @@ void norm_heads_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const 
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             u[i] = d[0][i], v[i] = d[1][i];
-            turn(u[i], v[i], t.cosine[i], -t.sine[i]);
+            rotate(u[i], v[i], t.cosine[i], -t.sine[i]);
             u[i] = r * (u[i] * w[0][i] - limit<CLIPS>(in[0][i], a.clip) * r_mean_gh);
             v[i] = r * (v[i] * w[1][i] - limit<CLIPS>(in[1][i], a.clip) * r_mean_gh);
             u[i] = CLIPS && fabsf(in[0][i]) > a.clip ? 0.0f : u[i];

@@ -9,16 +9,16 @@
 static constexpr int TOKENS = 256, THREADS = 32 * STRIP_WARPS;
 static constexpr int SCALE_BYTES = TOKENS * 4;          /* of group scales, per warp */
 
-struct Turn {
+struct RopeShape {
     const float *rope;      /* (T, D/2, 2) */
     int N, T, S, D;
-    int heads, turned;      /* heads of q, k and v; of q and k */
+    int heads, rotated;     /* heads of q, k and v; of q and k */
     int strips;             /* of half a head */
     float clip;             /* INFINITY: none */
 };
 
 /* First column of strip h of pair number `pair` in a row; -1: after the row. */
-__device__ static inline int pair_column(const Turn &a, int pair, int h)
+__device__ static inline int pair_column(const RopeShape &a, int pair, int h)
 {
     const int head = pair / a.strips;
     return head < a.heads ? head * a.D + h * (a.D / 2) + pair % a.strips * STRIP : -1;
@@ -36,31 +36,31 @@ __device__ static inline LoraPart part_at(const LoraParts &parts, int column)
 }
 
 /* The thread's packs of both halves, for tokens n and n + 8; after the end those of the last row. */
-__device__ static inline void load_turn(Pack<bf16> (&to)[2][2], const bf16 *from, int n, const Turn &a)
+__device__ static inline void load_halves(Pack<bf16> (&to)[2][2], const bf16 *from, int n, const RopeShape &a)
 {
 #pragma unroll
     for (int i = 0; i < 4; i++)
         to[i / 2][i % 2] = load_pack<true>(from + (size_t)min(n + i / 2 * 8, a.N - 1) * a.S + i % 2 * (a.D / 2), 8);
 }
 
-/* Clamps, and rotates if `turns`; angles: eight cosines and sines. */
-__device__ static inline void turn_pair(float (&u)[8], float (&v)[8], const float4 *angles, bool turns, float clip)
+/* Clamps, and rotates if `rotates`; angles: eight cosines and sines. */
+__device__ static inline void rotate_packs(float (&u)[8], float (&v)[8], const float4 *angles, bool rotates, float clip)
 {
 #pragma unroll
     for (int k = 0; k < 8; k++)
         u[k] = clamp(u[k], clip), v[k] = clamp(v[k], clip);
-    if (turns)
+    if (rotates)
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             const float4 r = angles[k];
-            turn(u[2 * k], v[2 * k], r.x, r.y);
-            turn(u[2 * k + 1], v[2 * k + 1], r.z, r.w);
+            rotate(u[2 * k], v[2 * k], r.x, r.y);
+            rotate(u[2 * k + 1], v[2 * k + 1], r.z, r.w);
         }
 }
 
 /* EXACT: y is computed from the sums, not from saved values. x and y may be the same memory, and so may a BF16 saved. */
 template <Save SAVE, bool EXACT> __global__ __launch_bounds__(THREADS, 3)
-void rope_added_kernel(bf16 *y, SaveOut saved, const bf16 *x, Product p, Turn a)
+void rope_added_kernel(bf16 *y, SaveOut saved, const bf16 *x, Product p, RopeShape a)
 {
     extern __shared__ uint4 packs[];
     const int column_warps = p.layout.column_warps, packs_each = p.layout.steps * 4 * 32;
@@ -68,12 +68,12 @@ void rope_added_kernel(bf16 *y, SaveOut saved, const bf16 *x, Product p, Turn a)
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % column_warps, group = threadIdx.x / 32 / column_warps;
     const int pair0 = blockIdx.x * column_warps, strip = pair_column(a, pair0 + warp, 0), half = a.D / 2;
     const int column = max(strip, 0) + lane % 4 * 8, angle = column % a.D;
-    const bool turns = strip < a.turned * a.D;
+    const bool rotates = strip < a.rotated * a.D;
     const int first = blockIdx.y * TOKENS, end = min(a.N, first + TOKENS), step = 16 * (STRIP_WARPS / column_warps);
     const int part_low = part_at(p.parts, strip).low, low[2] = { part_low, part_low };
     int n = first + 16 * group + lane / 4;
     Pack<bf16> next[2][2];
-    load_turn(next, x + column, n, a);
+    load_halves(next, x + column, n, a);
     hold_matrix(packs, p, [&](int i) {
         const int c = pair_column(a, pair0 + i / 2, i % 2);
         const LoraPart part = part_at(p.parts, c);
@@ -86,7 +86,7 @@ void rope_added_kernel(bf16 *y, SaveOut saved, const bf16 *x, Product p, Turn a)
         for (int i = 0; i < 32; i++)
             strip_element(sum, i / 16, i / 8 % 2, i % 8) = next[i / 16][i / 8 % 2][i % 8];
         if (n - lane / 4 + step < end)
-            load_turn(next, x + column, n + step, a);
+            load_halves(next, x + column, n + step, a);
         add_product(sum, packs + warp * packs_each + lane, p, low, n, end);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -105,7 +105,7 @@ void rope_added_kernel(bf16 *y, SaveOut saved, const bf16 *x, Product p, Turn a)
                 for (int k = 0; k < 8; k++)
                     v[h][k] = EXACT ? v[h][k] : s[h][k];
             }
-            turn_pair(v[0], v[1], (const float4 *)(a.rope + (size_t)(token % a.T) * a.D + 2 * angle), turns, a.clip);
+            rotate_packs(v[0], v[1], (const float4 *)(a.rope + (size_t)(token % a.T) * a.D + 2 * angle), rotates, a.clip);
             store_pack<true>(y + at, v[0], inside ? 8 : 0);
             store_pack<true>(y + at + half, v[1], inside ? 8 : 0);
         }
@@ -119,7 +119,7 @@ void rope_added_kernel(bf16 *y, SaveOut saved, const bf16 *x, Product p, Turn a)
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-template <Save SAVE, bool EXACT> static void launch(Tensor y, SaveOut saved, Tensor x, const Product &p, const Turn &a)
+template <Save SAVE, bool EXACT> static void launch(Tensor y, SaveOut saved, Tensor x, const Product &p, const RopeShape &a)
 {
     const int pairs = a.heads * a.strips, bytes = strip_bytes(p.layout, SCALE_BYTES);
     const dim3 grid((unsigned)ceil_div(pairs, p.layout.column_warps), (unsigned)ceil_div(a.N, TOKENS));
@@ -152,17 +152,17 @@ bool rope_forward_added(bool exact, Tensor y, Tensor saved, Tensor x, LowProduct
         a.D % (2 * STRIP) || !halves_aligned(a, x, y, saved, Tensor{}, Tensor{}) || !prepare(&p, x, product, a))
         return false;
     check_dense("rope_forward", "y", y, x.rows, x.cols);
-    const Turn turn = { a.rope, x.rows, a.T, x.cols, a.D, a.H + 2 * a.K, a.H + a.K, a.D / (2 * STRIP),
-                        a.clip > 0 ? a.clip : INFINITY };
+    const RopeShape shape = { a.rope, x.rows, a.T, x.cols, a.D, a.H + 2 * a.K, a.H + a.K, a.D / (2 * STRIP),
+                              a.clip > 0 ? a.clip : INFINITY };
     if (groups)
         check_groups("rope_forward", "saved", saved, x.rows, x.cols);
     if (groups && exact)
-        launch<SAVE_GROUPS, true>(y, { .groups = group_out(saved) }, x, p, turn);
+        launch<SAVE_GROUPS, true>(y, { .groups = group_out(saved) }, x, p, shape);
     else if (groups)
-        launch<SAVE_GROUPS, false>(y, { .groups = group_out(saved) }, x, p, turn);
+        launch<SAVE_GROUPS, false>(y, { .groups = group_out(saved) }, x, p, shape);
     else if (y.data == x.data)
-        launch<SAVE_NONE, false>(y, {}, x, p, turn);
+        launch<SAVE_NONE, false>(y, {}, x, p, shape);
     else
-        launch<SAVE_BF16, false>(y, { .data = (bf16 *)saved.data }, x, p, turn);
+        launch<SAVE_BF16, false>(y, { .data = (bf16 *)saved.data }, x, p, shape);
     return true;
 }
