@@ -75,7 +75,7 @@ static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, bool *
             ready = loader_next(r->loader, b);
             CHECK(ready, "step %ld: no data", r->state.step + 1);
         }
-        x[0] = ready && comm_group_rank(RANKS_SEQUENCE) == 0 ? (double)b->labels : 0;       /* once for those who share them */
+        x[0] = ready && comm_group_rank(RANKS_SEQUENCE) == 0 ? (double)b->labels : 0;       /* once for the ranks that share them */
         x[1] = asked_to_stop;
         x[2] = !ready;
         x[3] = *problem != NULL;

@@ -1,4 +1,4 @@
-/* Flat units: who owns which elements of weights, gradients and moments, and the verbs that the model shows.
+/* Flat units: which rank has which elements of weights, gradients and moments, and the verbs that the model shows.
  *
  *   weights of unit u     FREE -fsdp_gather-> GATHERING -fsdp_acquire-> IN USE -fsdp_release-> FREE
  *   gradients of unit u   FREE -fsdp_grads->  FILLING   -fsdp_reduce->  REDUCING -(mark)->     FREE

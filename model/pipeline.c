@@ -9,8 +9,8 @@ static int group(const Pipeline *p)
     return p->schedule != PIPELINE_ONE && (p->chunks == 1 || p->micro_batches % p->stages == 0) ? p->stages : 1;
 }
 
-/* Forward passes before backward pass number `back`. One micro-batch after the other, or so many more than backward passes as keep
- * all stages at work. */
+/* Forward passes before backward pass number `back`: one micro-batch after the other, or enough more than backward passes to keep
+ * all stages busy. */
 static int forward_before(const Pipeline *p, int back)
 {
     const int behind = p->stages - 1 - p->stage, all = p->chunks * p->micro_batches;

@@ -8,7 +8,7 @@
 typedef struct Planner Planner;
 Tensor plan_own(Planner *p, Format f, int cols);
 
-/* Memory that units share, of at least so many bytes; (rows, cols) of it. */
+/* Memory that units share: at least this many bytes of it, or (rows, cols). */
 void  *plan_shared     (Model *m, Buffer b, size_t bytes);
 Tensor plan_shared_rows(Model *m, Buffer b, Format f, int rows, int cols);
 

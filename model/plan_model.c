@@ -10,7 +10,7 @@
 #include "model/stages.h"
 #include "model/units.h"
 
-/* Tokens of a prompt that go through the model at once: so many that GEMMs are busy, so few that their buffers are small. */
+/* Tokens of a prompt that go through the model at once: enough to keep GEMMs busy, few enough for small buffers. */
 enum { PREFILL_TOKENS = 512 };
 
 /* The rotary tables that blocks need, and what is each block's own of its attention. */

@@ -30,7 +30,7 @@ typedef enum {
 /* How the FP8 input of `down`, SwiGLU's output, is scaled. */
 typedef enum {
     DOWN_TENSOR,    /* by one scale                                                                         */
-    DOWN_CHANNEL    /* and columns that stand out by a factor each: swiglu_forward in kernels.h              */
+    DOWN_CHANNEL    /* and a factor for each column with outliers: swiglu_forward in kernels.h             */
 } DownScales;
 
 typedef struct {

@@ -119,7 +119,7 @@ def main():
     try:
         sys.exit(run(args, rest, encode(args, files), files.tokenizer))
     except BrokenPipeError:
-        sys.exit("error: stdout: who read it is gone")
+        sys.exit("error: stdout: closed by its reader")
     except (FileNotFoundError, PermissionError) as problem:
         sys.exit(f"error: {problem.filename}: no such program; build it with make, or name it with --train")
 

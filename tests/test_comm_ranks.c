@@ -219,7 +219,7 @@ static void fill_message(Tensor x, int from, Neighbour to, int i)
     fill(x, (uint64_t)((from * NUM_NEIGHBOURS + (int)to) * 100 + i), -1, 1);
 }
 
-/* Two messages in each direction before any is received, of which the first is overwritten when it is sent. */
+/* Two messages in each direction before any is received; the first is overwritten when it is sent. */
 static void message_case(int stages, Format f)
 {
     enum { MESSAGES = 2, ROWS = 3, COLS = 40 };

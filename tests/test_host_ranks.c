@@ -184,7 +184,7 @@ static Result train_states(int i, Strategy s, HostUse use, double memory, Run *r
     return train(r);
 }
 
-/* A device of so many bytes that the plan just fits. */
+/* The bytes of a device that the plan just fits. */
 static double fit_bytes(Run *r)
 {
     r->config.device_memory = 1;                /* as if it were a GPU */
@@ -199,7 +199,7 @@ static int units_on_host(const ParamStore *f, Hosted h)
     return count;
 }
 
-/* All that can be on the host is there: of layers alone, but for the optimizer's states. */
+/* All that can be on the host is there: only of layers, except for the optimizer's states. */
 static void check_moved(int i, const Run *r)
 {
     const ParamStore *f = &r->fsdp;

@@ -169,8 +169,8 @@ static int expected_gathers(int row, int kept, int k)
     return k < kept ? rows[row].once : k == kept ? rows[row].lowest : 2 * MICRO_BATCHES;
 }
 
-/* Kept weights have the bits of weights made for each pass. Of the latter, the lowest block of a buffer is still there when forward
- * begins again, except with NF4, where it is in backward's layout. Kept weights were made by the evaluation after the previous
+/* Kept weights have the bits of weights made for each pass. Those of a buffer's lowest block are still there when forward begins
+ * again, except with NF4, where they are in backward's layout. Kept weights were made by the evaluation after the previous
  * step; on several ranks FP8 weights are transposed in the step, those of a base only once. */
 static void test_kept(void **state)
 {

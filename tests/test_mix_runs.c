@@ -127,7 +127,7 @@ static void test_lengths(void **state)
     assert_false(exists("long"));
 }
 
-/* Packed conversations with label masks beside text without. */
+/* Packed conversations with label masks next to text without. */
 static void test_packed(void **state)
 {
     (void)state;

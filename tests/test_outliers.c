@@ -80,8 +80,8 @@ static Tensor folded(const float *channel)
  * the exponent. */
 typedef struct { double *act, *act_dw; const double *w; } Read;
 
-/* Relative errors, beside the rounding of digits that all tensors in E4M3 have: of the layer's output in tokens where the outlier
- * is silent; of the other channels' part of it in all tokens; of the other channels' weight gradient. */
+/* Relative errors, in addition to the rounding of digits that all tensors in E4M3 have: of the layer's output in tokens where
+ * the outlier is silent; of the other channels' part of it in all tokens; of the other channels' weight gradient. */
 typedef struct { double silent, others, dw; } Lost;
 
 static double ratio(double error2, double norm2)
@@ -294,7 +294,7 @@ static double *times(const double *x, const double *factor)
     return y;
 }
 
-/* Of CUDA's fast functions, as in test_fp8_operations: less than 128 u. */
+/* Errors of CUDA's fast functions, as in test_fp8_operations: less than 128 u. */
 static double *bounds(const double *x)
 {
     double *y = keep(sizeof(double) * N * F);

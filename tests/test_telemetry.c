@@ -224,7 +224,7 @@ static double channel_rms(const double *act, size_t N, size_t F, size_t f)
     return sqrt(sum / (double)N);
 }
 
-/* Of act's values before rounding; its scale is that of the largest. */
+/* Expected from act's values before rounding; its scale is that of the largest. */
 static void expect_outliers(const Small *s, const double *act, size_t N, size_t F)
 {
     double square = 0, fourth = 0, most = 0, least_half = INFINITY;

@@ -6,7 +6,7 @@
  * Bounds, as in test_parity: loss and z-loss to 1e-5 of themselves, the norm to 1e-4, the rate to the 9 digits of metrics.jsonl.
  * Weights: gradients, which are below 1, have errors of up to 3e-6 of the largest, and AdamW divides them by at least its eps,
  * 1e-3. So a step has an error of at most 3e-3 of the rate where gradients are small, and a tenth of that elsewhere: 1e-3 of the
- * change of a tensor in the run. A wrong step, of which golden_train.py tries seven, gives an error of at least 0.05 of it. */
+ * change of a tensor in the run. golden_train.py tries seven wrong steps; each gives an error of at least 0.05 of it. */
 #include "tests/launch.h"
 
 #include "model/checkpoint/safetensors.h"

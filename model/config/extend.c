@@ -11,7 +11,7 @@
 #include "model/config/pointer.h"
 #include "model/schedule.h"
 
-/* Of a checkpoint: where it is, and the end of its stable part, in steps or tokens. */
+/* A checkpoint's place, and the end of its stable part, in steps or tokens. */
 typedef struct { char *path; long step, tokens; double at, stable, end; const char *unit; } Place;
 
 static long count_of(const char *checkpoint, const char *key)

@@ -18,7 +18,7 @@ void mix_continue(TrainState *now, const TrainState *then);
 /* Dies if a source has too few instances for this many more steps. */
 void mix_check(const Loader *l, long steps);
 
-/* Steps from the loader's place to the end of so many epochs, at most one. An epoch is all instances of the mixture, since it last
+/* Steps from the loader's place to the end of `epochs`, at most one. An epoch is all instances of the mixture, since it last
  * changed, until its first source has no repetition left. `key`: the configuration's name of epochs. */
 long mix_steps(const Config *c, const Loader *l, const char *key, double epochs);
 
