@@ -75,7 +75,7 @@ bool recipe_is_changed(const Recipe *r)
     const Format named[] = { row->stream, row->saved, row->qkv, row->att, row->hidden, row->operand, row->gradient, row->head,
                              row->master, row->grads, row->moment1, row->moment2, row->frozen };
     bool same = r->keep == row->keep && r->forward == row->forward && r->fast == row->fast && r->scales == row->scales
-             && r->recompute == row->recompute;
+             && r->recompute == row->recompute && r->down_scales == row->down_scales;
     for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
         same &= format_equal(own[i], named[i]);
     return !same;

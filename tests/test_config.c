@@ -166,6 +166,31 @@ static void test_activation_checkpointing(void **state)
     try_contains(text, "activations.recompute (activations.keep is block: all blocks recompute)");
 }
 
+/* A recipe is changed exactly if one of its columns has another value than its row. */
+static void test_changed_recipe(void **state)
+{
+    (void)state;
+    static const char *const formats[] = { "f32", "bf16", "e5m2" };
+    Settings *s = calloc(1, sizeof *s);
+    int columns = 0, changes = 0;
+    for (const ConfigKey *k = config_keys; k->name; k++) {
+        columns += config_column(k) != NULL;
+        for (int i = 0; config_column(k) && (k->words ? k->words[i].word != NULL : i < 3); i++) {
+            s->c.recipe = *recipe_find("coat");
+            char *own = value_text(s, k);
+            value_parse_text(s, k, k->words ? k->words[i].word : formats[i], "test");
+            char *now = value_text(s, k);
+            if (recipe_is_changed(&s->c.recipe) != (strcmp(own, now) != 0))
+                fail_msg("%s: %s instead of %s", k->name, now, own);
+            changes += strcmp(own, now) != 0;
+            free(own);
+            free(now);
+        }
+    }
+    assert_true(columns == 19 && changes > columns);
+    free(s);
+}
+
 /* Which ranks share a copy of the model, what they keep, and the format of gradient sums. */
 static void test_strategies(void **state)
 {
@@ -439,7 +464,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_values), cmocka_unit_test(test_datasets_and_formats),
-        cmocka_unit_test(test_activation_checkpointing), cmocka_unit_test(test_strategies), cmocka_unit_test(test_interpolation),
+        cmocka_unit_test(test_activation_checkpointing), cmocka_unit_test(test_changed_recipe),
+        cmocka_unit_test(test_strategies), cmocka_unit_test(test_interpolation),
         cmocka_unit_test(test_packing), cmocka_unit_test(test_published),
         cmocka_unit_test(test_warning),
         cmocka_unit_test(test_blocks),
