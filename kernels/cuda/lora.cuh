@@ -63,13 +63,13 @@ bool lora_dw_fast    (Tensor dw, LoraParts parts, Tensor low, Tensor x);        
 
 /* swiglu_lora.cu: swiglu_forward with a product, other arguments already checked. False: no product, or formats or shapes not
  * supported; nothing done. _added: for an act in BF16. _save_added: the step before the codes of an FP8 act. It saves gate_up, also
- * if that is wide, and raises found.amax to max|act|, of the exact sums if `exact` and gate_up is not wide; with found.range it
+ * if that is wide, and raises probe.amax to max|act|, of the exact sums if `exact` and gate_up is not wide; with probe.range it
  * also encodes act within its range. _codes_added then encodes act from the exact sums, or re-encodes it if it exceeded the range;
  * without `exact`, gate_up is enough for codes. */
-struct Found;       /* tiles.cuh */
+struct AmaxProbe;       /* tiles.cuh */
 bool swiglu_added      (Tensor act, Tensor gate_up, Tensor wide, LowProduct product);
-bool swiglu_save_added (Found found, Tensor act, Tensor gate_up, Tensor wide, LowProduct product, bool exact);
-void swiglu_codes_added(Tensor act, Found found, Tensor wide, LowProduct product);
+bool swiglu_save_added (AmaxProbe probe, Tensor act, Tensor gate_up, Tensor wide, LowProduct product, bool exact);
+void swiglu_codes_added(Tensor act, AmaxProbe probe, Tensor wide, LowProduct product);
 
 /* swiglu_lora_backward.cu: the same for swiglu_backward. */
 bool swiglu_backward_added(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up);

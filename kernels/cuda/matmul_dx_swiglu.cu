@@ -22,7 +22,7 @@ struct BackwardJob : FusedJob {
     TileOut dgate_up, act;              /* act.data_t may be NULL: not written */
     const float *channel;               /* factors of act's columns; read if FACTORS */
     GroupReader<Known<E4M3>, Known<4>> gate_up;
-    Found found;
+    AmaxProbe probe;
     bool again;                         /* only if the range was exceeded */
 };
 
@@ -61,7 +61,7 @@ template <bool FACTORS> struct Backward : BackwardShape {
 
     static __device__ bool done(const Job &job)
     {
-        return job.again && was_in_range(job.dgate_up, job.found);
+        return job.again && was_in_range(job.dgate_up, job.probe);
     }
 
     static __device__ void init(Staging &staging)
@@ -185,7 +185,7 @@ template <bool FACTORS> struct Backward : BackwardShape {
 
     __device__ void end()
     {
-        raise_amax_by_warp(job.found.amax, *(volatile float *)job.found.amax, m);
+        raise_amax_by_warp(job.probe.amax, *(volatile float *)job.probe.amax, m);
     }
 
 #endif
@@ -209,7 +209,7 @@ bool fits(FusedMaps *maps, Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, 
 template <bool FACTORS> void launch(BackwardJob job, const FusedMaps &maps, Tensor dgate_up)
 {
     launch_fused<Backward<FACTORS>>(job, maps);
-    job.dgate_up = tile_out_again(dgate_up, job.found);
+    job.dgate_up = tile_out_recode(dgate_up, job.probe);
     job.again = true;
     launch_fused<Backward<FACTORS>>(job, maps);
 }
@@ -232,8 +232,8 @@ void backend_matmul_dx_swiglu(Tensor dgate_up, Tensor act, Tensor dact, Tensor d
     if (tensor_exists(act))
         check_operand("matmul_dx_swiglu", "act", act, N, F);
     const bool has_factors = tensor_exists(act) && act.channel;
-    const Found found = found_new();
-    const BackwardJob job = { fused_job(dy, w, F), tile_out_in_range(dgate_up, found), tile_out(act, NULL), act.channel,
-                              group_reader(gate_up, Known<E4M3>{}), found, false };
+    const AmaxProbe probe = amax_probe_new();
+    const BackwardJob job = { fused_job(dy, w, F), tile_out_in_range(dgate_up, probe), tile_out(act, NULL), act.channel,
+                              group_reader(gate_up, Known<E4M3>{}), probe, false };
     (has_factors ? launch<true> : launch<false>)(job, maps, dgate_up);
 }

@@ -17,7 +17,7 @@ struct ForwardJob : FusedJob {
     TileOut act;
     GroupOut saved;
     const float *channel;               /* factors of act's columns; read if FACTORS */
-    Found found;
+    AmaxProbe probe;
     bool again;                         /* only if the range was exceeded */
 };
 
@@ -44,7 +44,7 @@ template <bool FACTORS> struct Forward : ForwardShape {
 
     static __device__ bool done(const Job &job)
     {
-        return job.again && was_in_range(job.act, job.found);
+        return job.again && was_in_range(job.act, job.probe);
     }
 
     static __device__ void init(Staging &) { }
@@ -52,7 +52,7 @@ template <bool FACTORS> struct Forward : ForwardShape {
 
     __device__ Forward(const Job &job, Staging &, int) : job(job), m(0), row(job.N), column(0)
     {
-        seen = *job.found.amax;
+        seen = *job.probe.amax;
         inverse = 1.0f / tile_scale(job.act, *tile_scale_from(job.act));
     }
 
@@ -112,7 +112,7 @@ template <bool FACTORS> struct Forward : ForwardShape {
 
     __device__ void end()
     {
-        raise_amax_by_warp(job.found.amax, seen, m);
+        raise_amax_by_warp(job.probe.amax, seen, m);
     }
 
 #endif
@@ -132,7 +132,7 @@ bool fits(FusedMaps *maps, Tensor act, Tensor gate_up, Tensor wide, Tensor x, Te
 template <bool FACTORS> void launch(ForwardJob job, const FusedMaps &maps, Tensor act)
 {
     launch_fused<Forward<FACTORS>>(job, maps);
-    job.act = tile_out_again(act, job.found);
+    job.act = tile_out_recode(act, job.probe);
     job.again = true;
     launch_fused<Forward<FACTORS>>(job, maps);
 }
@@ -153,7 +153,7 @@ void backend_matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Te
     }
     check_operand("matmul_swiglu", "act", act, N, F);
     check_groups("matmul_swiglu", "gate_up", gate_up, N, 2 * F);
-    const Found found = found_new();
-    const ForwardJob job = { fused_job(x, w, F), tile_out_in_range(act, found), group_out(gate_up), act.channel, found, false };
+    const AmaxProbe probe = amax_probe_new();
+    const ForwardJob job = { fused_job(x, w, F), tile_out_in_range(act, probe), group_out(gate_up), act.channel, probe, false };
     (act.channel ? launch<true> : launch<false>)(job, maps, act);
 }

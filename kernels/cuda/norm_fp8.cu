@@ -349,14 +349,14 @@ static void forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, T
         check_groups("norm_forward", "x", x, N, C);
     CHECK(!y_fp8 || !residual.data, "norm_forward: a residual is added to %s", format_name(y.format));
     const bool in_one = y_fp8 && range_is_kept(y) && !y.data_t;
-    const Found found = in_one ? found_new() : Found{ y_fp8 ? amax_new() : NULL, NULL };
+    const AmaxProbe probe = in_one ? amax_probe_new() : AmaxProbe{ y_fp8 ? amax_new() : NULL, NULL };
     const GroupOut saved = x_new ? group_out(x) : GroupOut{};
     if (EXACT && in_one && norm.kind == RMS_NORM && w.data && !format_has_scales(stream.format) &&
         (!x_new || x.format.dtype == y.format.dtype))
         with_type(stream, [&](auto *in) {
             with_type(w, [&](auto *weight) {
                 with_format(y.format.dtype, [&](auto dtype) {
-                    rms_codes_kernel<<<N, threads, 0, device_stream()>>>(tile_out_in_range(y, found), found.amax, saved, dtype,
+                    rms_codes_kernel<<<N, threads, 0, device_stream()>>>(tile_out_in_range(y, probe), probe.amax, saved, dtype,
                                                                          (float2 *)stats, in, weight, C, norm.eps);
                 });
             });
@@ -364,21 +364,21 @@ static void forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, T
     else with_reader(stream, [&](auto reader) {
         if (in_one)
             norm_rows_kernel<EXACT, true><<<N, threads, 0, device_stream()>>>(
-                AnyOut{}, tile_out_in_range(y, found), found.amax, saved, (float2 *)stats, reader, any_in(w), AnyIn{}, C, norm);
+                AnyOut{}, tile_out_in_range(y, probe), probe.amax, saved, (float2 *)stats, reader, any_in(w), AnyIn{}, C, norm);
         else if (y_fp8 && norm.kind == RMS_NORM)
-            rms_rows_kernel<EXACT><<<N, threads, 0, device_stream()>>>(found.amax, saved, (float2 *)stats, reader, any_in(w), C,
+            rms_rows_kernel<EXACT><<<N, threads, 0, device_stream()>>>(probe.amax, saved, (float2 *)stats, reader, any_in(w), C,
                                                                       norm.eps);
         else
             norm_rows_kernel<EXACT, false><<<N, threads, 0, device_stream()>>>(
-                any_out(y), TileOut{}, found.amax, saved, (float2 *)stats, reader, any_in(w), any_in(residual), C, norm);
+                any_out(y), TileOut{}, probe.amax, saved, (float2 *)stats, reader, any_in(w), any_in(residual), C, norm);
     });
     LAUNCH_CHECK();
     if (y_fp8)
         with_norm(EXACT ? stream : x, stats, w, [&](auto source) {
             if (in_one)
-                fp8_again(y, found, source, N, C);
+                fp8_recode(y, probe, source, N, C);
             else
-                fp8_operand_from(y, found.amax, source, N, C);
+                fp8_operand_from(y, probe.amax, source, N, C);
         });
 }
 

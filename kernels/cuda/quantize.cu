@@ -458,11 +458,11 @@ void backend_quantize_in_range(Tensor y, Tensor x)
         if (y.data_t)
             fp8_in_range<Source>(y, {}, source, x.rows, x.cols);
         else {
-            const Found found = found_new();
+            const AmaxProbe probe = amax_probe_new();
             encode_in_range_kernel<<<blocks_for(n, 8 * PACKS), THREADS, 0, device_stream()>>>(
-                found.amax, tile_out_in_range(y, found), reader, n);
+                probe.amax, tile_out_in_range(y, probe), reader, n);
             LAUNCH_CHECK();
-            fp8_again(y, found, source, x.rows, x.cols);
+            fp8_recode(y, probe, source, x.rows, x.cols);
         }
     });
 }

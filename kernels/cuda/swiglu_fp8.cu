@@ -125,15 +125,15 @@ void swiglu_save_kernel(float *amax, TileOut act, GroupOut saved, const T *gate_
     raise_amax_by_warp(amax, seen, m);
 }
 
-template <bool EXACT, typename T> static void save(bool codes, Found found, Tensor act, GroupOut saved, const T *wide)
+template <bool EXACT, typename T> static void save(bool codes, AmaxProbe probe, Tensor act, GroupOut saved, const T *wide)
 {
     const int N = act.rows, F = act.cols, most = 65535;         /* the limit of a grid's y */
     const dim3 grid((unsigned)ceil_div(F, 8 * ROW_PACKS * ROW_THREADS), N < most ? N : most);
-    const TileOut out = codes ? tile_out_in_range(act, found) : TileOut{};
+    const TileOut out = codes ? tile_out_in_range(act, probe) : TileOut{};
     with_bool(codes, [&](auto has_codes) {
         with_bool(act.format.dtype == E4M3 && saved.dtype == E4M3, [&](auto e4m3) {
             swiglu_save_kernel<EXACT, decltype(has_codes)::value, decltype(e4m3)::value>
-                <<<grid, ROW_THREADS, 0, device_stream()>>>(found.amax, out, saved, wide, N, F);
+                <<<grid, ROW_THREADS, 0, device_stream()>>>(probe.amax, out, saved, wide, N, F);
         });
     });
 }
@@ -155,19 +155,19 @@ template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wid
     check_operand("swiglu_forward", "act", act, N, F);
     const bool in_one = saves && range_is_kept(act) && !act.data_t && !act.channel, adds = product.low.data;
     CHECK(!act.channel || !adds, "swiglu_forward: the CUDA back end has no factors of columns with a product");
-    const Found found = in_one ? found_new() : Found{ saves || adds ? amax_new() : NULL, NULL };
+    const AmaxProbe probe = in_one ? amax_probe_new() : AmaxProbe{ saves || adds ? amax_new() : NULL, NULL };
     if (saves)
         check_groups("swiglu_forward", "gate_up", gate_up, N, 2 * F);
-    const bool added = adds && swiglu_save_added(found, act, gate_up, wide, product, EXACT);
+    const bool added = adds && swiglu_save_added(probe, act, gate_up, wide, product, EXACT);
     if (added && EXACT && saves) {
-        swiglu_codes_added(act, found, wide, product);
+        swiglu_codes_added(act, probe, wide, product);
         return;
     }
     if (!added && adds)
         backend_lora_widen(wide, product.low, product.m, wide);
     if (!added && saves) {
         with_type(wide, [&](auto *in) {
-            save<EXACT>(in_one, found, act, group_out(gate_up), in);
+            save<EXACT>(in_one, probe, act, group_out(gate_up), in);
         });
         LAUNCH_CHECK();
     }
@@ -178,9 +178,9 @@ template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wid
         }
         const SwigluSource<decltype(reader)> source = { {}, reader, F };
         if (in_one)
-            fp8_again(act, found, source, N, F);
+            fp8_recode(act, probe, source, N, F);
         else if (saves || added)
-            fp8_operand_from(act, found.amax, source, N, F);
+            fp8_operand_from(act, probe.amax, source, N, F);
         else
             fp8_operand(act, {}, source, N, F);
     });

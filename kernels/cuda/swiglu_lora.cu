@@ -16,7 +16,7 @@ struct ActOut {
     bf16 *data;             /* ACT_BF16  */
     float *amax;            /* ACT_AMAX  */
     TileOut codes;          /* ACT_CODES */
-    Found found;            /* of an earlier pass in range; amax NULL: none */
+    AmaxProbe probe;            /* of an earlier pass in range; amax NULL: none */
 };
 
 template <Act ACT> constexpr bool MEASURES = ACT == ACT_AMAX || ACT == ACT_IN_RANGE;
@@ -58,7 +58,7 @@ void swiglu_added_kernel(ActOut act, SaveOut saved, const bf16 *wide, Product p,
     __shared__ float shared[32];
     const int column_warps = p.layout.column_warps, packs_each = p.layout.steps * 4 * 32;
     uint8_t *scales = (uint8_t *)(packs + column_warps * packs_each);
-    if (ACT == ACT_CODES && act.found.amax && was_in_range(act.codes, act.found))
+    if (ACT == ACT_CODES && act.probe.amax && was_in_range(act.codes, act.probe))
         return;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % column_warps, group = threadIdx.x / 32 / column_warps;
     const int f0 = blockIdx.x * column_warps * STRIP, f = f0 + warp * STRIP + lane % 4 * 8;
@@ -144,21 +144,21 @@ bool swiglu_added(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
     return true;
 }
 
-bool swiglu_save_added(Found found, Tensor act, Tensor gate_up, Tensor wide, LowProduct product, bool exact)
+bool swiglu_save_added(AmaxProbe probe, Tensor act, Tensor gate_up, Tensor wide, LowProduct product, bool exact)
 {
     Product p;
     Halves halves;
     const bool saves = gate_up.data != wide.data, rows_alone = act.data && !act.data_t;
     if ((saves && exact && !rows_alone) || !prepare(&p, &halves, wide, product))
         return false;
-    const ActOut measured = { .amax = found.amax };
-    const ActOut in_range = { .amax = found.amax, .codes = tile_out_in_range(act, found) };
+    const ActOut measured = { .amax = probe.amax };
+    const ActOut in_range = { .amax = probe.amax, .codes = tile_out_in_range(act, probe) };
     const SaveOut groups = { .groups = group_out(gate_up) };
     if (!saves)
         launch<SAVE_BF16, ACT_AMAX, false>(measured, { .data = (bf16 *)wide.data }, wide, p, halves);
-    else if (found.range && exact)
+    else if (probe.range && exact)
         launch<SAVE_GROUPS, ACT_IN_RANGE, true>(in_range, groups, wide, p, halves);
-    else if (found.range)
+    else if (probe.range)
         launch<SAVE_GROUPS, ACT_IN_RANGE, false>(in_range, groups, wide, p, halves);
     else if (exact)
         launch<SAVE_GROUPS, ACT_AMAX, true>(measured, groups, wide, p, halves);
@@ -167,12 +167,13 @@ bool swiglu_save_added(Found found, Tensor act, Tensor gate_up, Tensor wide, Low
     return true;
 }
 
-void swiglu_codes_added(Tensor act, Found found, Tensor wide, LowProduct product)
+void swiglu_codes_added(Tensor act, AmaxProbe probe, Tensor wide, LowProduct product)
 {
     Product p;
     Halves halves;
     if (!prepare(&p, &halves, wide, product))
         die("swiglu_codes_added: called although swiglu_save_added returned false");
-    const ActOut measured = { .codes = tile_out(act, found.amax) }, again = { .codes = tile_out_again(act, found), .found = found };
-    launch<SAVE_NONE, ACT_CODES, true>(found.range ? again : measured, {}, wide, p, halves);
+    const ActOut measured = { .codes = tile_out(act, probe.amax) };
+    const ActOut again = { .codes = tile_out_recode(act, probe), .probe = probe };
+    launch<SAVE_NONE, ACT_CODES, true>(probe.range ? again : measured, {}, wide, p, halves);
 }

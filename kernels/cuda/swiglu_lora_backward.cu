@@ -15,7 +15,7 @@ struct Gradient {
     bf16 *data, *plain_act; /* OUT_BF16; plain_act may be NULL, as act.data: not written */
     float *amax;            /* OUT_AMAX  */
     TileOut codes, act;     /* OUT_CODES */
-    Found found;            /* of an earlier pass in range; amax NULL: none */
+    AmaxProbe probe;            /* of an earlier pass in range; amax NULL: none */
 };
 
 template <Out OUT> constexpr bool MEASURES = OUT == OUT_AMAX || OUT == OUT_IN_RANGE;
@@ -53,7 +53,7 @@ void swiglu_backward_added_kernel(Gradient out, const bf16 *dact, Reader gate_up
     const int c0 = blockIdx.x * column_warps * 2 * STRIP, column = c0 + warp * 2 * STRIP + lane % 4 * 8;
     const int first = blockIdx.y * TOKENS, end = min(N, first + TOKENS), step = 16 * (STRIP_WARPS / column_warps);
     const int low[2] = { 0, 0 };
-    if (OUT == OUT_CODES && out.found.amax && was_in_range(out.codes, out.found))
+    if (OUT == OUT_CODES && out.probe.amax && was_in_range(out.codes, out.probe))
         return;
     const float inverse = ENCODES<OUT> ? 1.0f / tile_scale(out.codes, *tile_scale_from(out.codes)) : 0.0f;
     const float act_inverse = ENCODES<OUT> && out.act.data ? 1.0f / *out.act.scale : 0.0f;
@@ -123,9 +123,9 @@ static void launch_fp8(Tensor dgate_up, Tensor act, Tensor dact, Reader gate_up,
 {
     const TileOut act_out = tile_out(act, NULL);
     if (range_is_kept(dgate_up)) {
-        const Found found = found_new();
-        launch<OUT_IN_RANGE>({ .amax = found.amax, .codes = tile_out_in_range(dgate_up, found), .act = act_out }, dact, gate_up, p);
-        launch<OUT_CODES>({ .codes = tile_out_again(dgate_up, found), .found = found }, dact, gate_up, p);
+        const AmaxProbe probe = amax_probe_new();
+        launch<OUT_IN_RANGE>({ .amax = probe.amax, .codes = tile_out_in_range(dgate_up, probe), .act = act_out }, dact, gate_up, p);
+        launch<OUT_CODES>({ .codes = tile_out_recode(dgate_up, probe), .probe = probe }, dact, gate_up, p);
         return;
     }
     float *amax = amax_new();

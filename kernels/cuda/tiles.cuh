@@ -113,28 +113,28 @@ __device__ inline float tile_scale(const TileOut &out, float from)
 
 /* The result of a pass over a y whose range is KEPT, for the launch after it. NOTE: that launch cannot read the range itself, since
  * its first block changes it before others have begun. */
-struct Found { float *amax, *range; };      /* max|y|; the range before the pass */
+struct AmaxProbe { float *amax, *range; };      /* max|y|; the range before the pass */
 
-static inline Found found_new(void)
+static inline AmaxProbe amax_probe_new(void)
 {
     return { amax_new(), amax_new() };
 }
 
 /* y in the pass; y in the launch that re-encodes it. */
-static inline TileOut tile_out_in_range(Tensor y, Found found)
+static inline TileOut tile_out_in_range(Tensor y, AmaxProbe probe)
 {
-    return tile_out(y, y.range, found.range, fp8_headroom(y.format.dtype));
+    return tile_out(y, y.range, probe.range, fp8_headroom(y.format.dtype));
 }
 
-static inline TileOut tile_out_again(Tensor y, Found found)
+static inline TileOut tile_out_recode(Tensor y, AmaxProbe probe)
 {
-    return tile_out(y, found.amax, y.range, fp8_headroom(y.format.dtype));
+    return tile_out(y, probe.amax, y.range, fp8_headroom(y.format.dtype));
 }
 
 /* True if y was within its range and need not be re-encoded. */
-__device__ inline bool was_in_range(const TileOut &again, Found found)
+__device__ inline bool was_in_range(const TileOut &again, AmaxProbe probe)
 {
-    return !(*found.amax / again.headroom > *found.range);
+    return !(*probe.amax / again.headroom > *probe.range);
 }
 
 /* Dies unless t is dense or an FP8 GEMM operand of this shape: one scale, rows and columns multiples of 16. */
@@ -321,10 +321,10 @@ void fp8_in_range_kernel(float *amax, TileOuts<Source> outs, Source source, int 
 
 /* After it: re-encodes y if it exceeded the range. */
 template <class Source> __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3)
-void fp8_again_kernel(Found found, TileOuts<Source> outs, Source source, int rows, int cols)
+void fp8_recode_kernel(AmaxProbe probe, TileOuts<Source> outs, Source source, int rows, int cols)
 {
     __shared__ uint32_t t[TILE_COLS * 33];
-    if (was_in_range(outs.out[0], found))
+    if (was_in_range(outs.out[0], probe))
         return;
     const int across = (cols + TILE_COLS - 1) / TILE_COLS, tiles = (rows + TILE_ROWS - 1) / TILE_ROWS * across;
     for (int i = blockIdx.x; i < tiles; i += gridDim.x)
@@ -353,17 +353,17 @@ static inline void fp8_tiles(const TileOuts<Source> &outs, const Source &source,
     LAUNCH_CHECK();
 }
 
-/* After a kernel that has encoded y by tile_out_in_range and raised found.amax. Writes only the measured outputs. */
-template <class Source> static inline void fp8_again(Tensor y, Found found, const Source &source, int rows, int cols)
+/* After a kernel that has encoded y by tile_out_in_range and raised probe.amax. Writes only the measured outputs. */
+template <class Source> static inline void fp8_recode(Tensor y, AmaxProbe probe, const Source &source, int rows, int cols)
 {
     const unsigned tiles = tile_grid(rows, cols).x * tile_grid(rows, cols).y, most = 2 * (unsigned)device_sm_count();
     TileOuts<Source> outs;
     for (int o = 0; o < Source::OUTPUTS; o++) {
-        outs.out[o] = tile_out_again(y, found);
+        outs.out[o] = tile_out_recode(y, probe);
         if (o >= Source::MEASURED)
             outs.out[o].data = outs.out[o].data_t = NULL;
     }
-    fp8_again_kernel<<<tiles < most ? tiles : most, TILE_THREADS, 0, device_stream()>>>(found, outs, source, rows, cols);
+    fp8_recode_kernel<<<tiles < most ? tiles : most, TILE_THREADS, 0, device_stream()>>>(probe, outs, source, rows, cols);
     LAUNCH_CHECK();
 }
 
@@ -371,12 +371,12 @@ template <class Source> static inline void fp8_again(Tensor y, Found found, cons
 template <class Source>
 static inline void fp8_in_range(Tensor y, TileOuts<Source> outs, const Source &source, int rows, int cols)
 {
-    const Found found = found_new();
+    const AmaxProbe probe = amax_probe_new();
     for (int o = 0; o < Source::MEASURED; o++)
-        outs.out[o] = tile_out_in_range(y, found);
-    fp8_in_range_kernel<<<tile_grid(rows, cols), TILE_THREADS, 0, device_stream()>>>(found.amax, outs, source, rows, cols);
+        outs.out[o] = tile_out_in_range(y, probe);
+    fp8_in_range_kernel<<<tile_grid(rows, cols), TILE_THREADS, 0, device_stream()>>>(probe.amax, outs, source, rows, cols);
     LAUNCH_CHECK();
-    fp8_again(y, found, source, rows, cols);
+    fp8_recode(y, probe, source, rows, cols);
 }
 
 /* The same if max|y| is known: used unless y's range is KEPT. */
