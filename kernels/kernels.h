@@ -30,18 +30,18 @@ void quantize_with_amax(Tensor y, Tensor x, const float *amax);
 
 /* The two halves of quantize for an FP8 y of group 0: the scale from max|x|, which is measured or given; then codes and transposed
  * codes with y's scale. In quantize_codes y.data or y.data_t may be NULL: not written; y may have more rows than x, which become 0,
- * since FP8 GEMMs of GPUs need multiples of 16. quantize_in_range does both at once if range_is_kept. */
+ * since FP8 GEMMs of GPUs need multiples of 16. quantize_in_range does both at once if range_is_reused. */
 void quantize_scale     (Tensor y, Tensor x);
 void quantize_scale_from(Tensor y, const float *amax);
 void quantize_codes     (Tensor y, Tensor x);
 void quantize_in_range  (Tensor y, Tensor x);
 
 /* How operations find the scale of an FP8 output y that has a range.
- * *y.range_kept false: as without a range, S = max|y| / max(format); *y.range = max|y|.
- * *y.range_kept true: S = h * *y.range / max(format), so y is encoded while max|y| is measured. If that exceeds h * *y.range,
+ * *y.range_reused false: as without a range, S = max|y| / max(format); *y.range = max|y|.
+ * *y.range_reused true: S = h * *y.range / max(format), so y is encoded while max|y| is measured. If that exceeds h * *y.range,
  * *y.range = max|y|, S follows by this formula, and y is encoded again. h is 2 for E4M3, 8 for E5M2: powers of two, which keep all
  * digits of the codes and cost the smallest binade (E4M3) or three (E5M2). Any max|y| > 0 exceeds a range of 0. */
-bool range_is_kept(Tensor y);
+bool range_is_reused(Tensor y);
 
 /* y = x, F32 or BF16, and x.data_t from x.data, for an FP8 operand x that has data. */
 void expand_operand(Tensor y, Tensor x);

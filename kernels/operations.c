@@ -70,7 +70,7 @@ static size_t qk_stats(Tensor qnorm, Attention a)
 #define OUT_AS_SCALED(t)           codes(t, WRITES), turned(t, WRITES), scales(t, has_one_scale((t).format) ? READS : WRITES)
 /* Factors of columns; a tensor that is written keeps them with its range, or gets others. */
 #define CHANNELS_IF(condition, t, how) FLOATS((t).channel, (t).cols, 1, (condition) ? (how) : 0)
-#define CHANNELS_OUT(t)            CHANNELS_IF(true, t, range_is_kept(t) ? READS : WRITES)
+#define CHANNELS_OUT(t)            CHANNELS_IF(true, t, range_is_reused(t) ? READS : WRITES)
 #define SPOILED(t)                 codes(t, SPOILS)
 /* A gradient that accumulates, or is overwritten while it is empty. */
 #define SUM(t)                     codes(t, (t).empty ? WRITES : READS | WRITES)

@@ -26,8 +26,8 @@ typedef struct {
     Format format;
     int    rows, cols;
     bool   empty;     /* of a gradient: not yet written in this step, so the first accumulation overwrites it     */
-    float *range;     /* of an FP8 operand with one scale: see range_is_kept; NULL: max|x| is found each time     */
-    const bool *range_kept;    /* host memory, set by the planner of operands; NULL: false                        */
+    float *range;     /* of an FP8 operand with one scale: see range_is_reused; NULL: max|x| is found each time   */
+    const bool *range_reused;  /* host memory, set by the planner of operands; NULL: false                        */
     bool   fast;      /* of an FP8 operand: GEMMs with it as first input may use short accumulators */
     float *channel;   /* (cols) of an FP8 operand with one scale, device memory: powers of two; scale * code is channel[c] times a
                          value of column c; NULL: all 1. See swiglu_forward */

@@ -274,7 +274,7 @@ static Tensor in_tile(Tensor t, Tensor all, Tensor part)
         return part;
     t.rows = part.rows;
     t.range = NULL;
-    t.range_kept = NULL;
+    t.range_reused = NULL;
     return t;
 }
 

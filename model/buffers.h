@@ -111,7 +111,7 @@ typedef struct Model {
     int      *host_part;       /* (N) host memory: see context_part                            */
     TokenAt  *host_sorted;     /* (N) host memory                                              */
     bool      in_step;         /* this step has had a micro-batch: its operands' ranges are known, ... */
-    bool      ranges_kept;     /* ... and kept while another one runs                            */
+    bool      ranges_reused;   /* ... and valid for this one                                   */
     bool      has_head;        /* this rank's stage ends with the head, which makes the losses */
     bool      forward_only;    /* nothing is kept for a backward pass, and there is no `work`   */
     bool      observed;        /* what blocks share keeps its values until `observe` has seen a block   */

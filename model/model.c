@@ -102,13 +102,13 @@ void model_batch(Model *m, ParamStore *f, const int *tokens, const int *targets,
         if (row[i].micro != loaded)
             load_batch(m, tokens + at, targets + at, begins ? begins + at : NULL);
         loaded = row[i].micro;
-        m->ranges_kept = pass != PASS_FORWARD && (m->in_step || row[i].micro > 0);
+        m->ranges_reused = pass != PASS_FORWARD && (m->in_step || row[i].micro > 0);
         pass_row(m, f, row[i], scale, z_weight, pass_of(row[i], count, pass));
     }
     if (pass == PASS_COMPLETE)
         fsdp_wait_grads(f);
     watchdog_leave_stage();
-    m->ranges_kept = false;
+    m->ranges_reused = false;
     m->in_step = pass == PASS_ACCUMULATE;
     free(row);
 }

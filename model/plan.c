@@ -63,7 +63,7 @@ static void add_range(const Planner *p, Tensor *t)
     if (!has_ranges(p->m) || !format_is_fp8(t->format) || t->format.group)
         return;
     t->range = arena_alloc(p->ranges, sizeof(float));
-    t->range_kept = &p->m->ranges_kept;
+    t->range_reused = &p->m->ranges_reused;
 }
 
 static float *floats(Planner *p, bool is_own, Buffer b, int per_token)
@@ -216,7 +216,7 @@ static Tensor gradient_operand(Planner *p, Buffer b, int cols)
 {
     Tensor t = operand(p, false, b, p->m->recipe.gradient, cols);
     t.range = NULL;
-    t.range_kept = NULL;
+    t.range_reused = NULL;
     t.fast = p->m->recipe.fast == FAST_ALL;
     return t;
 }

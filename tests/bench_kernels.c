@@ -355,11 +355,11 @@ static void bench_matmul_swiglu(const Model *m)
     source.rows = 2 * F, quantize(w, source);
     x.fast = true;
     matmul_swiglu(act, gate_up, wide, x, w);
-    ranges_kept = true;
+    ranges_reused = true;
     TIME_FLOPS("in range: matmul_swiglu FP8", 4.0 * N * F * C, matmul_swiglu(act, gate_up, wide, x, w));
     act.channel = ones(F);
     TIME_FLOPS("in range: matmul_swiglu FP8, factors", 4.0 * N * F * C, matmul_swiglu(act, gate_up, wide, x, w));
-    ranges_kept = false;
+    ranges_reused = false;
     release();
 }
 
@@ -377,11 +377,11 @@ static void bench_matmul_dx_swiglu(const Model *m)
     act.data = NULL;
     dy.fast = true;
     matmul_dx_swiglu(dgate_up, act, dact, dy, w, gate_up);
-    ranges_kept = true;
+    ranges_reused = true;
     TIME_FLOPS("in range: matmul_dx_swiglu FP8", 2.0 * N * F * C, matmul_dx_swiglu(dgate_up, act, dact, dy, w, gate_up));
     act.channel = ones(F);
     TIME_FLOPS("in range: matmul_dx_swiglu FP8, factors", 2.0 * N * F * C, matmul_dx_swiglu(dgate_up, act, dact, dy, w, gate_up));
-    ranges_kept = false;
+    ranges_reused = false;
     TIME_BYTES("fold_channels", 2.0 * C * F, fold_channels(folded, rows_only(w), act.channel));
     release();
 }

@@ -78,12 +78,12 @@ static inline Tensor make_normal(Format f, int rows, int cols, float std)
     return t;
 }
 
-static bool ranges_kept;
+static bool ranges_reused;
 
 static inline Tensor with_range(Tensor t)
 {
     t.range = hold(sizeof(float));
-    t.range_kept = &ranges_kept;
+    t.range_reused = &ranges_reused;
     return t;
 }
 
@@ -91,9 +91,9 @@ static inline Tensor with_range(Tensor t)
 #define TIME_IN_RANGE(name, bytes, call)       \
     do {                                       \
         call;                                  \
-        ranges_kept = true;                   \
+        ranges_reused = true;                  \
         TIME_BYTES(name, bytes, call);         \
-        ranges_kept = false;                   \
+        ranges_reused = false;                 \
     } while (0)
 
 /* ---- attention ------------------------------------------------------------------------------------------------ */

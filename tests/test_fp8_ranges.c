@@ -1,4 +1,4 @@
-/* FP8 operands within ranges (range_is_kept), for every operation that writes one, without and with the transpose.
+/* FP8 operands within ranges (range_is_reused), for every operation that writes one, without and with the transpose.
  *
  * With h a power of two, a range of max|y| / h gives the bits of a measured scale: max|y| just fits. A range one ulp smaller is
  * exceeded, and gives the result of the range max|y|. On CUDA these are two code paths each, also compared with the CPU's record,
@@ -16,7 +16,7 @@ static struct {
     LowProduct product, dproduct;
 } in;
 
-static bool ranges_kept;
+static bool ranges_reused;
 
 static void run_quantize    (Tensor y) { quantize(y, in.stream); }
 static void run_norm        (Tensor y) { norm_forward(y, in.saved, in.stats.data, in.stream, in.w, NONE, rms, FROM_SAVED); }
@@ -182,9 +182,9 @@ static float range_of(Tensor y)
 static void *run_kept(const Op *op, Tensor y, float range)
 {
     device_put(y.range, &range, sizeof range);
-    ranges_kept = true;
+    ranges_reused = true;
     op->run(y);
-    ranges_kept = false;
+    ranges_reused = false;
     return tensor_snapshot(y);
 }
 
@@ -224,7 +224,7 @@ static void check_op(const Op *op, const Shape *s, bool transposed)
     snprintf(label, sizeof label, "range/%s/%dx%d%s", op->name, y.rows, y.cols, transposed ? "-t" : "");
     const void *without = run_measured(op, y);
     y.range = guarded(sizeof(float));
-    y.range_kept = &ranges_kept;
+    y.range_reused = &ranges_reused;
     const void *measured = run_measured(op, y);
     const float amax = range_of(y), scale = operand_scale(y);
     check_same_bytes(label, measured, without, bytes);
@@ -276,7 +276,7 @@ static void norm_again_case(const Op *op, bool transposed)
     if (!transposed)
         y.data_t = again.data_t = NULL;
     y.range = guarded(sizeof(float));
-    y.range_kept = &ranges_kept;
+    y.range_reused = &ranges_reused;
     again.scale = y.scale;
     for (int room = 0; room < 2; room++) {
         const void *expected = run_kept(op, y, room ? 64 : 0);
@@ -306,7 +306,7 @@ static void test_zeros(void **state)
         make_inputs(&shapes[1], 0);
         Tensor y = make_operand(op->gradient ? E5 : E4, in.stream.rows, in.stream.cols * op->C + in.dact.cols * op->F);
         y.range = guarded(sizeof(float));
-        y.range_kept = &ranges_kept;
+        y.range_reused = &ranges_reused;
         run_measured(op, y);
         assert_true(range_of(y) == 0);
         const float smallest = operand_scale(y), h = op->gradient ? 8 : 2;
@@ -329,7 +329,7 @@ static void test_not_finite(void **state)
             device_put((uint16_t *)in.stream.data + 1000, &special[i].bits, sizeof special[i].bits);
             Tensor y = transposed ? make_operand(E4, in.stream.rows, in.stream.cols) : make(E4, in.stream.rows, in.stream.cols);
             y.range = guarded(sizeof(float));
-            y.range_kept = &ranges_kept;
+            y.range_reused = &ranges_reused;
             const uint8_t *measured = run_measured(&ops[0], y);
             const float amax = range_of(y);
             assert_true(isinf(amax) == special[i].exceeds);
@@ -352,7 +352,7 @@ static void test_large(void **state)
     for (int transposed = 0; transposed < 2; transposed++) {
         Tensor y = transposed ? make_operand(E4, x.rows, x.cols) : make(E4, x.rows, x.cols);
         y.range = guarded(sizeof(float));
-        y.range_kept = &ranges_kept;
+        y.range_reused = &ranges_reused;
         run_measured(&ops[0], y);
         const float amax = range_of(y);
         const void *expected = run_kept(&ops[0], y, amax);
@@ -371,13 +371,13 @@ static void test_large_matmul(void **state)
     const size_t codes = (size_t)s.N * (size_t)s.F;
     Tensor y = make_operand(E4, s.N, s.F);
     y.range = guarded(sizeof(float));
-    y.range_kept = &ranges_kept;
+    y.range_reused = &ranges_reused;
     run_measured(&op, y);
     const float amax = range_of(y), ranges[] = { amax, amax / 2, nextafterf(amax / 2, 0), amax / LARGE, 0 };
     for (size_t i = 0; i < sizeof ranges / sizeof ranges[0]; i++) {
         Tensor rows = make(E4, s.N, s.F), apart = in.gate_up;
         rows.range = guarded(sizeof(float));
-        rows.range_kept = &ranges_kept;
+        rows.range_reused = &ranges_reused;
         const void *expected = run_kept(&op, y, ranges[i]);
         in.gate_up = make(E16, s.N, 2 * s.F);
         check_same_bytes("codes", run_kept(&op, rows, ranges[i]), expected, codes);
@@ -397,9 +397,9 @@ static void test_large_matmul_dx(void **state)
     const size_t codes = (size_t)s.N * 2 * (size_t)s.F;
     Tensor y = make_operand(E5, s.N, 2 * s.F), rows = make(E5, s.N, 2 * s.F), act = in.act;
     y.range = guarded(sizeof(float));
-    y.range_kept = &ranges_kept;
+    y.range_reused = &ranges_reused;
     rows.range = guarded(sizeof(float));
-    rows.range_kept = &ranges_kept;
+    rows.range_reused = &ranges_reused;
     run_measured(&op, y);
     const float amax = range_of(y), ranges[] = { amax, amax / 8, nextafterf(amax / 8, 0), amax / LARGE / 8, 0 };
     for (size_t i = 0; i < sizeof ranges / sizeof ranges[0]; i++) {
@@ -423,9 +423,9 @@ static void test_halves(void **state)
     make_inputs(&shapes[1], 8);
     Tensor y = make_operand(E4, in.stream.rows, in.stream.cols), other = make_operand(E4, y.rows, y.cols), amax = make_f32(1, 1);
     y.range = guarded(sizeof(float));
-    y.range_kept = &ranges_kept;
+    y.range_reused = &ranges_reused;
     other.range = guarded(sizeof(float));
-    other.range_kept = &ranges_kept;
+    other.range_reused = &ranges_reused;
     run_measured(&ops[0], y);
     const float found = range_of(y), ranges[] = { found, found / 2, found / 3, 0 };
     put(amax, &found);
@@ -433,7 +433,7 @@ static void test_halves(void **state)
         const void *expected = run_kept(&ops[0], y, ranges[i]);
         for (int k = 0; k < 3; k++) {
             device_put(other.range, &ranges[i], sizeof(float));
-            ranges_kept = true;
+            ranges_reused = true;
             if (k == 0)
                 quantize_with_amax(other, in.stream, amax.data);
             else if (k == 1)
@@ -441,7 +441,7 @@ static void test_halves(void **state)
             else
                 quantize_scale(other, in.stream);
             quantize_codes(other, in.stream);
-            ranges_kept = false;
+            ranges_reused = false;
             check_same_bytes("halves", tensor_snapshot(other), expected, tensor_bytes(y) - 12);
             assert_true(range_of(other) == range_of(y));
         }
@@ -459,15 +459,15 @@ static void test_many(void **state)
     in.dact = make_uneven(in.dact.rows, in.dact.cols, 3, 0x1p-10f);
     Tensor y = make(E4, in.stream.rows, in.stream.cols), small = make(E5, in.dact.rows, 2 * in.dact.cols);
     y.range = guarded(sizeof(float));
-    y.range_kept = &ranges_kept;
+    y.range_reused = &ranges_reused;
     run_quantize(y);
     run_swiglu_back(small);
     const float expected = operand_scale(small);
     for (int turn = 0; turn < 2; turn++) {
-        ranges_kept = true;
+        ranges_reused = true;
         for (int i = 0; i < PLACES / 2; i++)
             run_quantize(y);
-        ranges_kept = false;
+        ranges_reused = false;
         for (int i = 0; i < PLACES + 1; i++) {
             run_swiglu_back(small);
             if (operand_scale(small) != expected)

@@ -330,7 +330,7 @@ static uint64_t call_others(bool watched)
     Tensor y = tensor_alloc(&placed, e4m3, ROWS, COLS);
     y.range = arena_alloc(&placed, sizeof *y.range);
     const bool kept = true;
-    y.range_kept = &kept;
+    y.range_reused = &kept;
     int *found = arena_alloc(&placed, sizeof *found);
     const float range = 0.25f;          /* half of the needed range, which E4M3's headroom covers */
     init_normal(x, 1, 1, 7, 0);

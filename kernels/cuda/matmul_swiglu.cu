@@ -4,7 +4,7 @@
  * A tile's weights are 128 rows of gate and the same rows of up. A thread has two of every eight columns of sums. Row 16t + 2j + c
  * of 64 is loaded to position 8j + 2t + c, so that a thread has 16 neighbouring columns: a group of gate_up, and 16 bytes of codes.
  *
- * act is encoded within its range, which is KEPT. A second launch recomputes all of it if the range was exceeded, else it returns
+ * act is encoded within its range, which is reused. A second launch recomputes all of it if the range was exceeded, else it returns
  * at once. The transposed copy of act, which some recipes save, is not made here: with it, the two operations run separately. */
 #include "kernels/cuda/channels.cuh"
 #include "kernels/cuda/matmul_fused.cuh"
@@ -122,7 +122,7 @@ bool fits(FusedMaps *maps, Tensor act, Tensor gate_up, Tensor wide, Tensor x, Te
 {
     const RowOrder tokens = { 16, { 16, 1, 1 }, { 1, 16, 16 } }, weights = { 64, { 2, 4, 8 }, { 1, 16, 2 } };
     return runs_on_hopper() && x.fast && is_fusable(x.data, x, ForwardShape::TOKENS) && is_fusable(w.data, w, E4M3)
-        && is_fusable(act.data, act, E4M3) && !act.data_t && range_is_kept(act) && wide.format.dtype == BF16
+        && is_fusable(act.data, act, E4M3) && !act.data_t && range_is_reused(act) && wide.format.dtype == BF16
         && gate_up.format.dtype == E4M3 && gate_up.format.group == 16 && (uintptr_t)gate_up.data % 16 == 0
         && act.cols % COLUMNS == 0 && x.rows % 16 == 0 && is_deep_enough<ForwardShape>(x.cols)
         && fused_map(&maps->x, x.data, x.rows, x.cols, tokens, FUSED_TOKENS, FUSED_DEPTH)

@@ -178,7 +178,7 @@ __global__ void amax_any_kernel(float *partial, AnyTensor x, size_t n)
         partial[blockIdx.x] = amax;
 }
 
-/* range: of the tensor, or NULL; headroom: 0 if not KEPT. */
+/* range: of the tensor, or NULL; headroom: 0 if not reused. */
 __global__ __launch_bounds__(AMAX_BLOCKS)
 void scale_kernel(float *scale, float *range, float headroom, const float *partial, int n, DType d)
 {
@@ -207,7 +207,7 @@ void encode_kernel(uint8_t *codes, const float *scale, Reader x, size_t n)
             *(uint2 *)(codes + first + 8 * j * THREADS) = encode_pack<D>(v[j], inverse);
 }
 
-/* For a y whose range is KEPT; raises amax to max|x|. */
+/* For a y whose range is reused; raises amax to max|x|. */
 template <class Reader> __global__ __launch_bounds__(THREADS)
 void encode_in_range_kernel(float *amax, TileOut y, Reader x, size_t n)
 {
@@ -382,7 +382,7 @@ static void set_scale(Tensor y, const float *maxima, int n)
     check_scaled(y);
     const int threads = block_threads(n > 0 ? n : 1, 1, AMAX_BLOCKS);
     scale_kernel<<<1, threads, 0, device_stream()>>>((float *)y.scale, y.range,
-                                                     range_is_kept(y) ? fp8_headroom(y.format.dtype) : 0, maxima, n,
+                                                     range_is_reused(y) ? fp8_headroom(y.format.dtype) : 0, maxima, n,
                                                      y.format.dtype);
     LAUNCH_CHECK();
 }

@@ -1,7 +1,7 @@
 /* The rotation with FP8: q, k, v saved in FP8 groups, and the gradient of the projection as a GEMM operand.
  *
  * Forward reads 1.06 bytes and writes 2 per element. Backward rotates in both passes of group scaling: it reads 2 bytes twice, or
- * once if the range is KEPT, and writes 2. */
+ * once if the range is reused, and writes 2. */
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/tiles.cuh"
 

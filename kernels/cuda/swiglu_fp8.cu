@@ -2,9 +2,9 @@
  *
  * Forward in COAT: a pass over rows stores gate and up in FP8 groups and finds the maximum of act, computed from the stored
  * values; a pass over tiles writes act and its transpose. Bytes per element of act: 4 + 2.12, then 2.12 + 2. If act's range is
- * KEPT and it has no transpose, the pass over rows writes it: 4 + 2.12 + 1. If act has factors of columns, the pass over tiles
- * always does, and unless its range is KEPT, a pass before it finds the maxima of columns: 2.12 or, EXACT, 4 more. Backward: a
- * pass for the maximum of the gradients, unless their range is KEPT, then one that writes both gradients, their transposes and,
+ * reused and it has no transpose, the pass over rows writes it: 4 + 2.12 + 1. If act has factors of columns, the pass over tiles
+ * always does, and unless its range is reused, a pass before it finds the maxima of columns: 2.12 or, EXACT, 4 more. Backward: a
+ * pass for the maximum of the gradients, unless their range is reused, then one that writes both gradients, their transposes and,
  * if requested, act: 4.12, then 4.12 + 4 (+ 2). act keeps its scale. */
 #include "kernels/cuda/channels.cuh"
 #include "kernels/cuda/lora.cuh"
@@ -143,7 +143,7 @@ template <class Reader> static void with_factors(Tensor act, Reader reader)
 {
     const int N = act.rows, F = act.cols;
     float *amax = amax_new();
-    if (!range_is_kept(act))
+    if (!range_is_reused(act))
         channels_choose(act, amax, column_maxima(SwigluSource<Reader>{ {}, reader, F }, N, F));
     fp8_operand_from(act, amax, SwigluSource<Reader, true>{ { {}, act.channel }, reader, F }, N, F);
 }
@@ -153,7 +153,7 @@ template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wid
     const int N = act.rows, F = act.cols;
     const bool saves = gate_up.data != wide.data;
     check_operand("swiglu_forward", "act", act, N, F);
-    const bool in_one = saves && range_is_kept(act) && !act.data_t && !act.channel, adds = product.low.data;
+    const bool in_one = saves && range_is_reused(act) && !act.data_t && !act.channel, adds = product.low.data;
     CHECK(!act.channel || !adds, "swiglu_forward: the CUDA back end has no factors of columns with a product");
     const AmaxProbe probe = in_one ? amax_probe_new() : AmaxProbe{ saves || adds ? amax_new() : NULL, NULL };
     if (saves)

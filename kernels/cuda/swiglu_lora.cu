@@ -3,7 +3,7 @@
  *
  * A warp has a strip of gate and the same strip of up, 16 tokens at a time, with loads of the next tokens in flight. Bytes per
  * element of act: 10 in BF16; with saved FP8 groups and an FP8 act two passes, 4 + 2.12 and 4 + 1, or one, 4 + 3.12, if act's range
- * is KEPT. */
+ * is reused. */
 #include "kernels/cuda/strips.cuh"
 
 /* ACT_IN_RANGE: both ACT_AMAX and ACT_CODES. */

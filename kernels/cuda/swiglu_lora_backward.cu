@@ -2,7 +2,7 @@
  *
  * A warp has two neighbouring strips, 16 tokens at a time, with loads of the next gradients in flight. Bytes per element of act: 10
  * in BF16; for an FP8 gradient from FP8 groups two passes, 4.12 for its maximum and 4.12 + 2 to write it, or + 3 with act; only the
- * second if its range is KEPT. */
+ * second if its range is reused. */
 #include "kernels/cuda/strips.cuh"
 #include "kernels/cuda/swiglu.cuh"
 
@@ -117,12 +117,12 @@ template <Out OUT, class Reader> static void launch(const Gradient &out, Tensor 
     LAUNCH_CHECK();
 }
 
-/* The scale, then the codes; or both in one pass if the range is KEPT, and a second pass if it was exceeded. */
+/* The scale, then the codes; or both in one pass if the range is reused, and a second pass if it was exceeded. */
 template <class Reader>
 static void launch_fp8(Tensor dgate_up, Tensor act, Tensor dact, Reader gate_up, const Product &p)
 {
     const TileOut act_out = tile_out(act, NULL);
-    if (range_is_kept(dgate_up)) {
+    if (range_is_reused(dgate_up)) {
         const AmaxProbe probe = amax_probe_new();
         launch<OUT_IN_RANGE>({ .amax = probe.amax, .codes = tile_out_in_range(dgate_up, probe), .act = act_out }, dact, gate_up, p);
         launch<OUT_CODES>({ .codes = tile_out_recode(dgate_up, probe), .probe = probe }, dact, gate_up, p);

@@ -4,7 +4,7 @@
  * the scale, recomputes the values and writes the codes. A Source computes eight neighbours of a row from its inputs; the passes
  * are the same for all Sources.
  *
- * If the range is KEPT (range_is_kept), pass 2 runs first and measures the maximum. A second launch of few blocks always follows:
+ * If range_is_reused, pass 2 runs first and measures the maximum. A second launch of few blocks always follows:
  * it re-encodes if the maximum exceeded the range, else it returns at once. Nothing waits for the device.
  *
  * Pass 2 works on tiles of 128 rows x 64 columns, 4 x 8 elements per thread: codes are written in rows of 64 bytes, transposed
@@ -111,8 +111,8 @@ __device__ inline float tile_scale(const TileOut &out, float from)
     return s;
 }
 
-/* The result of a pass over a y whose range is KEPT, for the launch after it. NOTE: that launch cannot read the range itself, since
- * its first block changes it before others have begun. */
+/* The result of a pass over a y whose range is reused, for the launch after it. NOTE: that launch cannot read the range itself,
+ * since its first block changes it before others have begun. */
 struct AmaxProbe { float *amax, *range; };      /* max|y|; the range before the pass */
 
 static inline AmaxProbe amax_probe_new(void)
@@ -309,7 +309,7 @@ void fp8_tile_kernel(TileOuts<Source> outs, Source source, int rows, int cols)
     encode_tile(outs, source, blockIdx.y * TILE_ROWS, blockIdx.x * TILE_COLS, rows, cols, t);
 }
 
-/* Both passes in one, if the range is KEPT. */
+/* Both passes in one, if the range is reused. */
 template <class Source> __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3)
 void fp8_in_range_kernel(float *amax, TileOuts<Source> outs, Source source, int rows, int cols)
 {
@@ -379,14 +379,14 @@ static inline void fp8_in_range(Tensor y, TileOuts<Source> outs, const Source &s
     fp8_recode(y, probe, source, rows, cols);
 }
 
-/* The same if max|y| is known: used unless y's range is KEPT. */
+/* The same if max|y| is known: used unless y's range is reused. */
 template <class Source>
 static inline void fp8_operand_from(Tensor y, const float *amax, const Source &source, int rows, int cols)
 {
     TileOuts<Source> outs = {};
     for (int o = 0; o < Source::MEASURED; o++)
         outs.out[o] = tile_out(y, amax);
-    if (range_is_kept(y))
+    if (range_is_reused(y))
         fp8_in_range(y, outs, source, rows, cols);
     else
         fp8_tiles(outs, source, rows, cols);
@@ -396,7 +396,7 @@ static inline void fp8_operand_from(Tensor y, const float *amax, const Source &s
 template <class Source>
 static inline void fp8_operand(Tensor y, TileOuts<Source> outs, const Source &source, int rows, int cols)
 {
-    if (range_is_kept(y)) {
+    if (range_is_reused(y)) {
         fp8_in_range(y, outs, source, rows, cols);
         return;
     }
