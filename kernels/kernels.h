@@ -70,6 +70,19 @@ int document_starts(int *start, int *longest, const uint8_t *begins, int B, int 
 void embedding_forward (Tensor y, const TokenAt *sorted, Tensor w);
 void embedding_backward(Tensor dw, const TokenAt *sorted, Tensor dy);
 
+/* ---- rows of images ---------------------------------------------------------------------------------------- */
+
+/* y = gelu(x) = x (1 + erf(x / sqrt 2)) / 2 [Hendrycks & Gimpel 2016, arXiv 1606.08415]; dx = dy gelu'(x). All have one shape; dx
+ * may be dy. F32 or BF16. */
+void gelu_forward (Tensor y, Tensor x);
+void gelu_backward(Tensor dx, Tensor dy, Tensor x);
+
+/* For every row i of x (R,C) with at[i] >= 0, a row of y (N,C), each row of y at most once:
+ *   place_rows   y[at[i]] = x[i]
+ *   take_rows    x[i] = y[at[i]], y[at[i]] = 0; the other rows of x become 0        F32 or BF16 */
+void place_rows(Tensor y, const int *at, Tensor x);
+void take_rows (Tensor x, const int *at, Tensor y);
+
 /* ---- normalization ---------------------------------------------------------------------------------------- */
 
 typedef enum { RMS_NORM, LAYER_NORM } NormKind;

@@ -29,6 +29,16 @@ OP(embedding_forward,    (Tensor y, const TokenAt *sorted, Tensor w), (y, sorted
 OP(embedding_backward,   (Tensor dw, const TokenAt *sorted, Tensor dy), (dw, sorted, dy),
    MEMORY(sorted, (size_t)dy.rows * sizeof *sorted, READS), IN(dy), SUM(dw))
 
+/* ---- rows of images */
+OP(gelu_forward,         (Tensor y, Tensor x), (y, x),
+   IN(x), OUT(y))
+OP(gelu_backward,        (Tensor dx, Tensor dy, Tensor x), (dx, dy, x),
+   IN(dy), IN(x), OUT(dx))
+OP(place_rows,           (Tensor y, const int *at, Tensor x), (y, at, x),
+   MEMORY(at, (size_t)x.rows * sizeof *at, READS), IN(x), CODES(y, READS | WRITES))
+OP(take_rows,            (Tensor x, const int *at, Tensor y), (x, at, y),
+   MEMORY(at, (size_t)x.rows * sizeof *at, READS), CODES(y, READS | WRITES), OUT(x))
+
 /* ---- normalization */
 OP(norm_forward,         (Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm,
                           ForwardSource from), (y, x, stats, stream, w, residual, norm, from),

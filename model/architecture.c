@@ -41,6 +41,16 @@ static const TensorNames norms_behind[] = {
     BOTH_KINDS, { NULL }
 };
 
+/* Of models with images (projector.h), whatever their text model is [transformers, LlavaForConditionalGeneration]. */
+static const TensorNames of_projector[] = {
+    { "image_in",       { "multi_modal_projector.linear_1.weight" } },
+    { "image_in_bias",  { "multi_modal_projector.linear_1.bias" } },
+    { "image_out",      { "multi_modal_projector.linear_2.weight" } },
+    { "image_out_bias", { "multi_modal_projector.linear_2.bias" } },
+    { NULL }
+};
+static const char text_prefix[] = "language_model.";       /* of all other tensors there */
+
 enum { ANY_ROPE = 1 << ROPE_DEFAULT | 1 << ROPE_LLAMA3 | 1 << ROPE_YARN };
 
 /* In the order of search: if two can compute a model, such as Llama and Mistral without a window, the first is chosen unless the
@@ -268,9 +278,11 @@ const Architecture *architecture_choose(const ModelConfig *c, const char *file)
 
 static const TensorNames *names_of(const Architecture *a, const char *param)
 {
-    for (const TensorNames *t = a->tensors; t->param; t++)
-        if (strcmp(t->param, param) == 0)
-            return t;
+    const TensorNames *const lists[] = { a->tensors, of_projector };
+    for (int i = 0; i < 2; i++)
+        for (const TensorNames *t = lists[i]; t->param; t++)
+            if (strcmp(t->param, param) == 0)
+                return t;
     die("%s: no Hugging Face name for parameter %s; add a row to its tensors", a->class, param);
 }
 
@@ -285,13 +297,14 @@ static const TensorNames *names_of_linear(const Architecture *a, const Param *p)
 static void set_name(HfTensor *t, const Architecture *a, const UnitLayout *s, const Param *p, const char *name)
 {
     const int length = (int)(strlen(name) - strlen(".weight"));
+    const char *prefix = s->config->image.feature_size > 0 && s->kind != &projector_kind ? text_prefix : "";
     if (p->is_adapter)
         snprintf(t->name, sizeof t->name, "base_model.model.%s.%d.%.*s.lora_%c.weight", a->blocks, s->number, length, name,
                  p->is_b ? 'B' : 'A');
     else if (s->kind->is_layer)
-        snprintf(t->name, sizeof t->name, "%s.%d.%s", a->blocks, s->number, name);
+        snprintf(t->name, sizeof t->name, "%s%s.%d.%s", prefix, a->blocks, s->number, name);
     else
-        snprintf(t->name, sizeof t->name, "%s", name);
+        snprintf(t->name, sizeof t->name, "%s%s", prefix, name);
 }
 
 int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitLayout *shape, int unit)

@@ -72,6 +72,20 @@ typedef struct {
 /* What is on its way to a neighbouring stage (stages.h): the stream or its gradient, and with the gradient its amax, or NULL. */
 typedef struct { Tensor stream, amax; DeviceMark *ready, *left; } Outgoing;
 
+/* Features of images on the host, in a batch of whole sequences: row[i] has the Cv values of token i, in F32 or BF16; NULL: it is no
+ * place of an image. row NULL: the batch has no images. */
+typedef struct { const void *const *row; DType dtype; } ImageRows;
+
+/* Of a model with images (projector.h). rows: of the micro-batch, padded. */
+typedef struct {
+    int    rows;
+    Tensor x;                  /* (N, Cv) features                                            */
+    int   *at;                 /* (N) the token of each row, or -1                             */
+    Tensor h, act, y;          /* (N, C) shared: before GELU and after it; the projector's output, or its gradient */
+    void  *host_x;             /* (N, Cv) host memory                                         */
+    int   *host_at;            /* (N) host memory                                             */
+} ImageBuffers;
+
 /* blocks: saved activations of all; work: buffers that all blocks share, with the head's; cache: of all blocks. */
 typedef struct { size_t units, blocks, work, head, cache, total; } PlanBytes;
 
@@ -94,6 +108,8 @@ typedef struct Model {
     int       num_sets;
     BackwardScratch work;
     Offload   offload;
+    ImageBuffers image;
+    ImageRows images;          /* of the next batch: see model_use_images                      */
     Tensor    down_folded;     /* (C, F) a block's down with the factors of swiglu_operand's columns: matmul's operand */
     Outgoing  outgoing[NUM_NEIGHBOURS];
     float    *final_stats;     /* (N, 2) mean and rstd of the last block's output              */

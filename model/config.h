@@ -35,6 +35,18 @@ typedef struct {
     char      *base_path;                                                    /* folder of the base */
 } Lora;
 
+/* What maps features of images to the stream (projector.h): two layers with GELU between them, or one. */
+typedef enum { PROJECTOR_MLP, PROJECTOR_LINEAR } Projector;
+
+/* Images in the text: rows of features at the places of a token. */
+typedef struct {
+    int       token_id;                                                      /* the token */
+    int       rows;                                                          /* of an image, and so tokens */
+    int       feature_size;                                                  /* Cv: values of a row; 0: a model of text only */
+    Projector projector;
+    bool      bias;                                                          /* of its layers */
+} ImageConfig;
+
 /* The architecture, with its adapters. */
 typedef struct {
     int    d_model, n_layers, n_heads, n_kv_heads, head_dim, mlp_width;       /* C L H K D F (F: one half of mlp_hidden_size) */
@@ -62,6 +74,7 @@ typedef struct {
     InitFn init_fn;
     double init_std, init_cutoff_factor;                                     /* cutoff 0: off */
     Lora   lora;
+    ImageConfig image;
     const struct Architecture *architecture;                                 /* class of checkpoints; NULL: the first that can
                                                                                 compute the model (architecture.h) */
 } ModelConfig;

@@ -5,6 +5,7 @@
 #include "model/block.h"
 #include "model/fsdp_plan.h"
 #include "model/plan.h"
+#include "model/projector.h"
 
 /* ---- parameters ------------------------------------------------------------------------------------------------ */
 
@@ -35,6 +36,12 @@ static const ParamRow of_head[] = {
     { FIELD(norm),       SIZE_ONE,        SIZE_MODEL,  SPLIT_NONE,    ONES,              WITH_NORM_WEIGHTS },
     { FIELD(head),       SIZE_VOCABULARY, SIZE_MODEL,  SPLIT_ROWS,    STD_HEAD,          UNTIED },
 };
+static const ParamRow of_projector[] = {
+    { FIELD(image_in),       SIZE_MODEL,  SIZE_FEATURE, SPLIT_ROWS,    STD_ADAPTER, ALWAYS },
+    { FIELD(image_in_bias),  SIZE_MODEL,  SIZE_ONE,     SPLIT_ROWS,    ZEROS,       WITH_PROJECTOR_BIAS },
+    { FIELD(image_out),      SIZE_MODEL,  SIZE_MODEL,   SPLIT_COLUMNS, STD_ADAPTER, WITH_PROJECTOR_OUT },
+    { FIELD(image_out_bias), SIZE_MODEL,  SIZE_ONE,     SPLIT_NONE,    ZEROS,       WITH_PROJECTOR_OUT_BIAS },
+};
 #define COUNT(rows) (sizeof (rows) / sizeof (rows)[0])
 static_assert(COUNT(of_embedding) + COUNT(of_block) + COUNT(of_head) == NUM_PARAMS && sizeof(Unit) == NUM_PARAMS * sizeof(Tensor),
               "a parameter is a field of Unit and a row");
@@ -50,6 +57,24 @@ static void embed_backward(Model *m, const Unit *w, Unit *dw, int u, bool needs_
 {
     (void)w, (void)u, (void)needs_dx;
     embedding_backward(dw->embed, m->sorted, m->work.dres);
+}
+
+static void plan_projector(Planner *p, Model *m, int u)
+{
+    (void)p;
+    projector_plan(m, u);
+}
+
+static int projector_uses(const Model *m, int u)
+{
+    (void)m, (void)u;
+    return FOR_FORWARD | FOR_BACKWARD;
+}
+
+static void projector_back(Model *m, const Unit *w, Unit *dw, int u, bool needs_dx)
+{
+    (void)u, (void)needs_dx;
+    projector_backward(m, w, dw);
 }
 
 static void block(Model *m, const Unit *w, int u)
@@ -75,6 +100,11 @@ static int one(const ModelConfig *c)
     return 1;
 }
 
+static int projectors(const ModelConfig *c)
+{
+    return c->image.feature_size > 0;
+}
+
 static int layers(const ModelConfig *c)
 {
     return c->n_layers;
@@ -82,5 +112,7 @@ static int layers(const ModelConfig *c)
 
 const UnitKind
     embedding_kind = { "embedding", one,    false, of_embedding, COUNT(of_embedding), NULL, embed, NULL, embed_backward },
+    projector_kind = { "projector", projectors, false, of_projector, COUNT(of_projector), plan_projector, projector_forward,
+                       projector_uses, projector_back },
     block_kind     = { "block",     layers, true,  of_block,     COUNT(of_block),     plan_block, block, block_uses, block_back },
     head_kind      = { "head",      one,    false, of_head,      COUNT(of_head),      plan_head_input, NULL, NULL, NULL };

@@ -12,6 +12,7 @@
 #include "model/head.h"
 #include "model/offload.h"
 #include "model/plan.h"
+#include "model/projector.h"
 #include "model/rope.h"
 
 static void fill_rope(Model *m)
@@ -50,6 +51,7 @@ void model_free(Model *m, ParamStore *f)
     free(m->host_doc_start);
     free(m->host_part);
     free(m->host_sorted);
+    projector_free(m);
 }
 
 void model_put_tokens(Model *m, const int *tokens, int count)
@@ -57,6 +59,12 @@ void model_put_tokens(Model *m, const int *tokens, int count)
     sort_tokens(m->host_sorted, tokens, count, m->config->embedding_size);
     device_put(m->sorted, m->host_sorted, sizeof *m->sorted * (size_t)count);
     m->docs = (Documents){ 0 };
+    projector_put(m, NULL);
+}
+
+void model_use_images(Model *m, ImageRows images)
+{
+    m->images = images;
 }
 
 void model_put_sequences(Model *m, const int *tokens)
@@ -64,9 +72,12 @@ void model_put_sequences(Model *m, const int *tokens)
     model_put_tokens(m, context_part(m, tokens), m->N);
 }
 
-static void load_batch(Model *m, const int *tokens, const int *targets, const uint8_t *begins)
+/* at: of the first token in the batch. */
+static void load_batch(Model *m, const int *tokens, const int *targets, const uint8_t *begins, size_t at)
 {
     model_put_sequences(m, tokens);
+    if (m->images.row)
+        projector_put(m, m->images.row + at);
     device_put(m->targets, context_part(m, targets), sizeof(int) * (size_t)m->N);
     if (m->documents) {
         m->docs.count = document_starts(m->host_doc_start, &m->docs.longest, begins, m->attn.B, m->T);
@@ -100,7 +111,7 @@ void model_batch(Model *m, ParamStore *f, const int *tokens, const int *targets,
         if (row[i].backward && pass == PASS_FORWARD)
             continue;
         if (row[i].micro != loaded)
-            load_batch(m, tokens + at, targets + at, begins ? begins + at : NULL);
+            load_batch(m, tokens + at, targets + at, begins ? begins + at : NULL, at);
         loaded = row[i].micro;
         m->ranges_reused = pass != PASS_FORWARD && (m->in_step || row[i].micro > 0);
         pass_row(m, f, row[i], scale, z_weight, pass_of(row[i], count, pass));
@@ -110,6 +121,7 @@ void model_batch(Model *m, ParamStore *f, const int *tokens, const int *targets,
     watchdog_leave_stage();
     m->ranges_reused = false;
     m->in_step = pass == PASS_ACCUMULATE;
+    m->images = (ImageRows){ 0 };
     free(row);
 }
 

@@ -37,10 +37,17 @@ LowRank adapter_parts(const ModelConfig *c, Linear linear)
     return b;
 }
 
+static bool has_second_layer(const ModelConfig *c)
+{
+    return c->image.projector == PROJECTOR_MLP;
+}
+
 static bool exists(const ParamRow *r, const ModelConfig *c)
 {
     return r->condition == WITH_NORM_WEIGHTS ? c->norm_affine
          : r->condition == WITH_QKV_BIAS ? c->qkv_bias : r->condition == WITH_QK_NORM ? c->qk_norm
+         : r->condition == WITH_PROJECTOR_BIAS ? c->image.bias : r->condition == WITH_PROJECTOR_OUT ? has_second_layer(c)
+         : r->condition == WITH_PROJECTOR_OUT_BIAS ? has_second_layer(c) && c->image.bias
          : r->condition == UNTIED ? !c->weight_tying : r->condition == ADAPTED ? adapter_parts(c, r->linear).num_parts > 0 : true;
 }
 
@@ -55,6 +62,7 @@ static int size_of(Size size, const ModelConfig *c)
     case SIZE_MLP:        return c->mlp_width;
     case SIZE_VOCABULARY: return c->embedding_size;
     case SIZE_RANK:       return c->lora.rank;
+    case SIZE_FEATURE:    return c->image.feature_size;
     default:         return 1;
     }
 }
@@ -77,7 +85,7 @@ static void divide(Param *p, const ParamRow *r, const ModelConfig *c)
 /* Standard deviations of initial weights, l = number of the block from 0.
  * mitchell: 1/sqrt(fan in), output projections divided by sqrt(2(l + 1)) [OLMo, init_fn: mitchell].
  * full_megatron: init_std; output projections / sqrt(2L), head 1/sqrt(d).  normal: init_std everywhere.
- * Adapters: A has PEFT's variance, that of a uniform distribution in +-1/sqrt(fan in). DIFFERS: ours is normal. */
+ * Adapters: A has PEFT's variance, that of a uniform distribution in +-1/sqrt(fan in); as PyTorch's layers, and so the projector. DIFFERS: ours is normal. */
 static double init_std(Init init, const ModelConfig *c, int l, int fan_in)
 {
     const double d = c->d_model, s = c->init_std;

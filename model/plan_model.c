@@ -7,6 +7,7 @@
 #include "kernels/runtime/error.h"
 #include "model/context.h"
 #include "model/lifetimes.h"
+#include "model/projector.h"
 #include "model/stages.h"
 #include "model/units.h"
 
@@ -68,6 +69,7 @@ static void plan_all(Arena *arena, Model *m, ParamStore *f, const Config *c, Sha
     plan_units(arena, &ranges, m, f);
     m->range_bytes = ranges.used;
     b->work = arena->used - b->units - b->blocks;
+    projector_plan_rows(arena, m);
     plan_head(arena, m, c);
     plan_attention(arena, m);
     b->head = arena->used - b->units - b->blocks - b->work;

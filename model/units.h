@@ -35,6 +35,7 @@ typedef union {
         Tensor down_a;      /* (rank, F)                                                       */
         Tensor down_b;      /* (C, rank)                                                       */
     };
+    struct { Tensor image_in, image_in_bias, image_out, image_out_bias; };     /* (C, Cv), (C, 1), (C, C), (C, 1): projector.h */
     Tensor tensor[NUM_PARAMS];
 } Unit;
 
@@ -45,10 +46,14 @@ typedef enum { LINEAR_QKV, LINEAR_OUT, LINEAR_GATE_UP, LINEAR_DOWN, NUM_LINEARS 
  * all, since each of them needs all of it [Megatron-LM: Shoeybi et al. 2019, arXiv 1909.08053, sec. 3]. */
 typedef enum { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLUMNS } Split;
 
-typedef enum { ALWAYS, WITH_NORM_WEIGHTS, WITH_QKV_BIAS, WITH_QK_NORM, UNTIED, ADAPTED } Condition;
+typedef enum {
+    ALWAYS, WITH_NORM_WEIGHTS, WITH_QKV_BIAS, WITH_QK_NORM, UNTIED, ADAPTED, WITH_PROJECTOR_BIAS, WITH_PROJECTOR_OUT,
+    WITH_PROJECTOR_OUT_BIAS
+} Condition;
 /* SIZE_OUTPUTS: of the linear layer, of those of its tensors that the parameter has; SIZE_RANKS: the rank for each of these. */
 typedef enum {
-    SIZE_ONE, SIZE_MODEL, SIZE_Q, SIZE_Q_NORM, SIZE_K_NORM, SIZE_MLP, SIZE_VOCABULARY, SIZE_RANK, SIZE_OUTPUTS, SIZE_RANKS
+    SIZE_ONE, SIZE_MODEL, SIZE_Q, SIZE_Q_NORM, SIZE_K_NORM, SIZE_MLP, SIZE_VOCABULARY, SIZE_RANK, SIZE_FEATURE,
+    SIZE_OUTPUTS, SIZE_RANKS
 } Size;
 typedef enum { ONES, ZEROS, STD_EMBEDDING, STD_IN, STD_ATTENTION_OUT, STD_MLP_OUT, STD_HEAD, STD_ADAPTER } Init;
 
@@ -85,7 +90,7 @@ typedef struct UnitKind {
     void (*backward)(struct Model *m, const Unit *w, Unit *dw, int u, bool needs_dx);
 } UnitKind;
 
-extern const UnitKind embedding_kind, block_kind, head_kind;      /* kinds.c */
+extern const UnitKind embedding_kind, projector_kind, block_kind, head_kind;      /* kinds.c */
 
 /* The last unit is the head, which has no `forward` and no `backward`: logits exist only between the two, so it makes them at once
  * (head.h). */

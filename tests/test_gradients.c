@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "kernels/runtime/device.h"
+#include "tests/images.h"
 #include "tests/mapping_unit.h"
 #include "tests/models.h"
 
@@ -25,6 +26,7 @@ typedef struct {
     ParamStore   fsdp;
     int    tokens[64], targets[64];
     uint8_t begins[64];
+    TestImages images;
 } Setup;
 
 static void fill_batch(Setup *s)
@@ -36,6 +38,8 @@ static void fill_batch(Setup *s)
         s->begins[n] = n > 0 && s->tokens[n - 1] == s->config.model.eos_token_id;
     for (int n = 0; n < N; n++)
         s->targets[n] = n % s->model.attn.T == s->model.attn.T - 1 || n % 9 == 4 ? -1 : s->tokens[n + 1];
+    if (s->config.model.image.feature_size > 0)
+        place_images(&s->images, s->tokens, s->targets, B, s->model.T, 4);
 }
 
 /* Norm weights start as ones; other values test whether they are used. test_fill_adapters does the same for biases. */
@@ -80,6 +84,7 @@ static Loss loss_of(Setup *s, bool backward)
 {
     int N = s->model.N;
     float l[128];
+    model_use_images(&s->model, image_rows(&s->images));
     model_step(&s->model, &s->fsdp, s->tokens, s->targets, s->begins, 1, Z_WEIGHT, backward ? PASS_COMPLETE : PASS_FORWARD);
     device_get(l, s->model.losses, sizeof(float) * 2 * N);
     Loss r = { 0 };
@@ -188,6 +193,22 @@ static void test_added_unit(void **state)
     ModelConfig m = architecture(LLAMA);
     m.architecture = &mapped;
     check_model(mapped.class, &m, NULL, false);
+}
+
+/* A projector, whole or with frozen parts, and with a frozen language model. */
+static void test_images(void **state)
+{
+    (void)state;
+    static char *const parts[] = { "multi_modal_projector.*", "multi_modal_projector.linear_2.*", "language_model.*" };
+    for (int i = 0; i < 5; i++) {
+        const ModelConfig m = with_images(architecture(i < 3 ? LLAMA_GQA : QWEN3), i == 1 ? PROJECTOR_LINEAR : PROJECTOR_MLP, i != 2);
+        check_model("images", &m, NULL, i == 0);
+    }
+    for (int i = 0; i < 3; i++) {
+        const ModelConfig m = with_images(architecture(LLAMA), PROJECTOR_MLP, true);
+        char *trainable = parts[i];
+        check_model(trainable, &m, &trainable, false);
+    }
 }
 
 static void test_documents(void **state)
@@ -312,7 +333,8 @@ int main(void)
     architecture_add(&mapped);
     unit_kind_add(&mapping_kind);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_architecture), cmocka_unit_test(test_added_unit), cmocka_unit_test(test_documents),
+        cmocka_unit_test(test_every_architecture), cmocka_unit_test(test_added_unit), cmocka_unit_test(test_images),
+        cmocka_unit_test(test_documents),
         cmocka_unit_test(test_parts), cmocka_unit_test(test_adapters), cmocka_unit_test(test_tiles),
         cmocka_unit_test(test_recomputation), cmocka_unit_test(test_loss_chunks),
     };

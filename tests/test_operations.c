@@ -12,7 +12,7 @@
 #include "kernels/runtime/operations.h"
 #include "model/decode.h"
 #include "model/update.h"
-#include "tests/models.h"
+#include "tests/images.h"
 
 #define OP(name, ...) #name,
 static const char *const names[] = {
@@ -142,7 +142,8 @@ static void add_tensor(uint64_t *hash, Tensor t)
 
 static void train(Model *m, ParamStore *f, const Config *c, uint64_t *hash)
 {
-    int tokens[256];
+    int tokens[256], targets[256];
+    TestImages images = { 0 };
     uint8_t begins[256] = { [5] = 1, [11] = 1 };
     assert_true(m->N <= 256);
     fsdp_zero_states(f);
@@ -150,7 +151,11 @@ static void train(Model *m, ParamStore *f, const Config *c, uint64_t *hash)
     for (Pass pass = PASS_FORWARD; pass <= PASS_COMPLETE; pass++) {
         for (int n = 0; n < m->N; n++)
             tokens[n] = test_token((uint64_t)pass, (uint64_t)n, c->model.vocab_size);
-        model_step(m, f, tokens, tokens, m->documents ? begins : NULL, 1.0f / (float)m->N, 1e-3f, pass);
+        memcpy(targets, tokens, sizeof targets);
+        if (c->model.image.feature_size > 0)
+            place_images(&images, tokens, targets, m->attn.B, m->T, 2);
+        model_use_images(m, image_rows(&images));
+        model_step(m, f, tokens, targets, m->documents ? begins : NULL, 1.0f / (float)m->N, 1e-3f, pass);
         const Losses l = take_losses(m);
         add_host(hash, &l, sizeof l);
     }
@@ -258,6 +263,18 @@ static void test_adapters(void **state)
             c.model.lora.plain_nf4 = base == BASE_NF4 && r % 2;
             check(&c);
         }
+}
+
+static void test_images(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = { "f32", "bf16", "coat" };
+    for (int r = 0; r < 3; r++) {
+        const ModelConfig m = with_images(small(LLAMA), r == 1 ? PROJECTOR_LINEAR : PROJECTOR_MLP, r != 1);
+        Config c;
+        configure(&c, &m, recipes[r], KEEP_ALL, OF_MICROBATCH);
+        check(&c);
+    }
 }
 
 static void test_generating(void **state)
@@ -395,13 +412,17 @@ static void test_hidden(void **state)
     check_hidden(&c);
     configure(&c, &m, "bf16", KEEP_ALL, OF_MICROBATCH);
     check_hidden(&c);
+    const ModelConfig seeing = with_images(small(LLAMA), PROJECTOR_MLP, true);
+    configure(&c, &seeing, "bf16", KEEP_ALL, OF_MICROBATCH);
+    check_hidden(&c);
 }
 
 int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_training), cmocka_unit_test(test_adapters), cmocka_unit_test(test_generating),
+        cmocka_unit_test(test_training), cmocka_unit_test(test_adapters), cmocka_unit_test(test_images),
+        cmocka_unit_test(test_generating),
         cmocka_unit_test(test_all_seen), cmocka_unit_test(test_hidden),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,253 @@
+/* The projector: its operations against formulas in double, and models with images against models without. Gradients:
+ * test_gradients.c; transformers: test_llava.c; ranks: test_images_ranks.c. */
+#include "tests/kit.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "tests/images.h"
+
+/* ---- operations ------------------------------------------------------------------------------------------------ */
+
+static double gelu(double x)
+{
+    return x * (1 + erf(x / sqrt(2))) / 2;
+}
+
+static double gelu_slope(double x)
+{
+    return (1 + erf(x / sqrt(2))) / 2 + x * exp(-x * x / 2) / sqrt(2 * M_PI);
+}
+
+/* erff: 2 ulp near 1, and the sum 1 + erf keeps an absolute error. */
+static void test_gelu(void **state)
+{
+    (void)state;
+    const int N = 12, C = 40;
+    for (int f = 0; f < FORMAT_ROWS; f++) {
+        Tensor x = make_filled(format_rows[f].act, N, C, 1, -5, 5), dy = make_filled(format_rows[f].act, N, C, 2, -1, 1);
+        Tensor y = make(format_rows[f].act, N, C), dx = make(format_rows[f].act, N, C);
+        gelu_forward(y, x);
+        gelu_backward(dx, dy, x);
+        const double *v = values(x), *g = values(dy);
+        double *ref = keep(sizeof *ref * (size_t)(N * C)), *slope = keep(sizeof *ref * (size_t)(N * C));
+        double *bound = keep(sizeof *ref * (size_t)(N * C)), *slope_bound = keep(sizeof *ref * (size_t)(N * C));
+        for (int i = 0; i < N * C; i++) {
+            ref[i] = gelu(v[i]);
+            slope[i] = g[i] * gelu_slope(v[i]);
+            bound[i] = 8 * U24 * fabs(v[i]);
+            slope_bound[i] = 16 * U24 * fabs(g[i]) * (1 + fabs(v[i]));
+        }
+        check_close("gelu", y, ref, bound);
+        check_close("gelu's gradient", dx, slope, slope_bound);
+        gelu_backward(dy, dy, x);
+        check_close("gelu's gradient in place", dy, slope, slope_bound);
+        release();
+    }
+}
+
+static void test_rows(void **state)
+{
+    (void)state;
+    enum { N = 9, C = 16, R = 5 };
+    const int at[R] = { 7, -1, 0, 3, -1 };
+    int *places = device_alloc(sizeof at);
+    device_put(places, at, sizeof at);
+    Tensor y = make_filled((Format){ BF16, 0 }, N, C, 1, -1, 1), x = make_filled((Format){ BF16, 0 }, R, C, 2, -1, 1);
+    Tensor taken = make_filled((Format){ BF16, 0 }, R, C, 3, -1, 1);
+    const double *before = values(y), *rows = values(x);
+    place_rows(y, places, x);
+    const double *after = values(y);
+    for (int n = 0; n < N; n++)
+        for (int c = 0; c < C; c++)
+            assert_true(after[n * C + c] == (n == 7 ? rows[c] : n == 0 ? rows[2 * C + c] : n == 3 ? rows[3 * C + c] : before[n * C + c]));
+    take_rows(taken, places, y);
+    const double *out = values(taken), *left = values(y);
+    for (int c = 0; c < C; c++) {
+        for (int i = 0; i < R; i++)
+            assert_true(out[i * C + c] == (at[i] < 0 ? 0 : rows[i * C + c]));
+        for (int n = 0; n < N; n++)
+            assert_true(left[n * C + c] == (n == 7 || n == 0 || n == 3 ? 0 : before[n * C + c]));
+    }
+    device_free(places);
+    release();
+}
+
+/* ---- models ---------------------------------------------------------------------------------------------------- */
+
+enum { B = 3, T = 16, N = B * T };
+
+typedef struct { Config config; Model model; ParamStore fsdp; } Trainer;
+
+static void open_trainer(Trainer *t, const ModelConfig *m, const char *recipe)
+{
+    *t = (Trainer){ 0 };
+    model_config(&t->config, m, recipe, B);
+    model_create(&t->model, &t->fsdp, &t->config);
+    fsdp_init(&t->fsdp, &t->config.model, 5);
+}
+
+static Tensor weight(const Trainer *t, int u, int param)
+{
+    const Param *p = &t->fsdp.shape[u].param[param];
+    return shard_weights(&t->fsdp.shard[u], p, 0, param_numel(p));
+}
+
+static void copy_unit(const Trainer *to, int u, const Trainer *from, int v)
+{
+    for (int i = 0; i < from->fsdp.shape[v].num_params; i++)
+        device_copy(weight(to, u, i).data, weight(from, v, i).data, tensor_bytes(weight(from, v, i)));
+}
+
+static void fill_tokens(int *tokens, int *targets)
+{
+    for (int n = 0; n < N; n++)
+        tokens[n] = test_token(1, (uint64_t)n, 70);
+    for (int n = 0; n < N; n++)
+        targets[n] = n % T == T - 1 ? -1 : tokens[n + 1];
+}
+
+static double pass(Trainer *t, const int *tokens, const int *targets, const TestImages *images)
+{
+    fsdp_empty_grads(&t->fsdp);
+    if (images)
+        model_use_images(&t->model, image_rows(images));
+    model_step(&t->model, &t->fsdp, tokens, targets, NULL, 1.0f / N, 0, PASS_COMPLETE);
+    return take_losses(&t->model).loss;
+}
+
+static float *gradient(const Trainer *t, int u, size_t *n)
+{
+    *n = t->fsdp.shard[u].slice[TRAINED].count;
+    const size_t bytes = tensor_bytes(t->fsdp.shard[u].grad);
+    float *g = keep(bytes);
+    device_get(g, t->fsdp.shard[u].grad.data, bytes);
+    return g;
+}
+
+static void check_same_gradient(const Trainer *a, int u, const Trainer *b, int v)
+{
+    size_t n, k;
+    const void *x = gradient(a, u, &n), *y = gradient(b, v, &k);
+    assert_int_equal(tensor_bytes(a->fsdp.shard[u].grad), tensor_bytes(b->fsdp.shard[v].grad));
+    assert_memory_equal(x, y, tensor_bytes(a->fsdp.shard[u].grad));
+}
+
+/* An identity projector whose features are the embedding's rows of tokens gives the bits of these tokens; the embedding's row of the
+ * image's token has gradient 0, and the projector's is dy^T x. */
+static void test_identity(void **state)
+{
+    (void)state;
+    const ModelConfig plain = architecture(LLAMA);
+    ModelConfig m = with_images(plain, PROJECTOR_LINEAR, false);
+    enum { C = 64 };
+    m.image.feature_size = C;
+    Trainer a, b;
+    open_trainer(&a, &plain, "f32");
+    open_trainer(&b, &m, "f32");
+    assert_int_equal(unit_count(&m), 5);
+    for (int u = 0; u < 4; u++)
+        copy_unit(&b, u ? u + 1 : 0, &a, u);
+    float identity[C * C] = { 0 }, table[128 * C];
+    for (int c = 0; c < C; c++)
+        identity[c * C + c] = 1;
+    device_put(weight(&b, 1, 0).data, identity, sizeof identity);
+    fsdp_loaded(&b.fsdp);
+    device_get(table, weight(&a, 0, 0).data, sizeof table);
+    int tokens[N], targets[N], shown[N];
+    const void *rows[N] = { 0 };
+    fill_tokens(tokens, targets);
+    memcpy(shown, tokens, sizeof shown);
+    for (int n = 3; n < 11; n++) {
+        rows[n] = table + tokens[n] * C;
+        shown[n] = IMAGE_TOKEN;
+    }
+    const double expected = pass(&a, tokens, targets, NULL);
+    fsdp_empty_grads(&b.fsdp);
+    model_use_images(&b.model, (ImageRows){ rows, F32 });
+    model_step(&b.model, &b.fsdp, shown, targets, NULL, 1.0f / N, 0, PASS_COMPLETE);
+    const double loss = take_losses(&b.model).loss;
+    assert_memory_equal(&loss, &expected, sizeof loss);
+    for (int u = 1; u < 4; u++)
+        check_same_gradient(&b, u + 1, &a, u);
+    size_t n;
+    const float *g = gradient(&b, 0, &n), *whole = gradient(&a, 0, &n), *dw = gradient(&b, 1, &n);
+    double sum = 0;
+    for (int c = 0; c < C; c++)
+        assert_true(g[IMAGE_TOKEN * C + c] == 0);
+    for (int i = 0; i < C * C; i++)
+        sum += fabs((double)dw[i]);
+    assert_true(sum > 0 && whole != g);
+    model_free(&a.model, &a.fsdp);
+    model_free(&b.model, &b.fsdp);
+    release();
+}
+
+static const char *const names[] = { "f32", "bf16", "fp8", "coat", "coat-lean" };
+
+/* Without images the model has the bits of its text model, and the projector's gradients are 0, whatever their memory held. */
+static void test_text_only(void **state)
+{
+    (void)state;
+    for (int r = 0; r < 5; r++) {
+        const ModelConfig plain = architecture(LLAMA), m = with_images(plain, PROJECTOR_MLP, true);
+        Trainer a, b;
+        open_trainer(&a, &plain, names[r]);
+        open_trainer(&b, &m, names[r]);
+        for (int u = 0; u < 4; u++)
+            copy_unit(&b, u ? u + 1 : 0, &a, u);
+        fsdp_loaded(&b.fsdp);
+        int tokens[N], targets[N], shown[N], masked[N];
+        TestImages images;
+        fill_tokens(tokens, targets);
+        memcpy(shown, tokens, sizeof shown);
+        memcpy(masked, targets, sizeof masked);
+        place_images(&images, shown, masked, B, T, 3);
+        const double seen = pass(&b, shown, masked, &images);      /* leaves gradients in memory */
+        const double expected = pass(&a, tokens, targets, NULL), loss = pass(&b, tokens, targets, NULL);
+        assert_memory_equal(&loss, &expected, sizeof loss);
+        assert_true(isfinite(seen) && seen != loss);
+        for (int u = 0; u < 4; u++)
+            check_same_gradient(&b, u ? u + 1 : 0, &a, u);
+        const Tensor grad = b.fsdp.shard[1].grad;
+        const unsigned char *g = keep(tensor_bytes(grad));
+        device_get((void *)g, grad.data, tensor_bytes(grad));
+        for (size_t i = 0; i < tensor_bytes(grad); i++)
+            assert_true(g[i] == 0 || g[i] == 0x80);        /* 0 or -0 */
+        model_free(&a.model, &a.fsdp);
+        model_free(&b.model, &b.fsdp);
+        release();
+    }
+}
+
+/* Other features, another loss; the same again, the same bits. In BF16 features as in F32, rounded. */
+static void test_features(void **state)
+{
+    (void)state;
+    for (int r = 0; r < 5; r++) {
+        const ModelConfig m = with_images(architecture(LLAMA), PROJECTOR_MLP, r % 2);
+        Trainer t;
+        open_trainer(&t, &m, names[r]);
+        int tokens[N], targets[N];
+        TestImages one, other;
+        fill_tokens(tokens, targets);
+        place_images(&other, tokens, targets, B, T, 4);
+        place_images(&one, tokens, targets, B, T, 3);
+        const double first = pass(&t, tokens, targets, &one), second = pass(&t, tokens, targets, &other);
+        const double again = pass(&t, tokens, targets, &one);
+        assert_true(first != second && isfinite(first));
+        if (strcmp(names[r], "coat-lean") != 0)
+            assert_memory_equal(&first, &again, sizeof first);
+        model_free(&t.model, &t.fsdp);
+    }
+}
+
+int main(void)
+{
+    device_init(0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gelu), cmocka_unit_test(test_rows), cmocka_unit_test(test_identity),
+        cmocka_unit_test(test_text_only), cmocka_unit_test(test_features),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
