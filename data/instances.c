@@ -62,6 +62,8 @@ static uint64_t hash_files(const Instances *s)
     }
     uint64_t T = s->spec.sequence_length;
     hash = hash_bytes(hash, &T, sizeof T);
+    if (s->features)
+        hash = hash_bytes(hash, &s->features->id, sizeof s->features->id);
     if (s->spec.best_fit) {
         const Packing *p = &s->packing;
         hash = hash_bytes(hash, p->start, p->pieces * sizeof *p->start);
@@ -91,7 +93,11 @@ Instances instances_open(const DataSpec *spec, int batch)
 {
     Instances s = { .spec = *spec };
     s.shards = shards_open(&s.num_shards, spec);
-    s.spec.paths = s.spec.label_mask_paths = NULL;
+    if (spec->num_image_paths > 0) {
+        s.features = features_open(spec);
+        images_open(s.shards, s.num_shards, spec, s.features);
+    }
+    s.spec.paths = s.spec.label_mask_paths = s.spec.image_paths = NULL;
     s.first = xcalloc(s.num_shards + 1, sizeof *s.first);
     for (int f = 0; f < s.num_shards; f++)
         s.tokens += s.shards[f].num_tokens;
@@ -114,6 +120,7 @@ void instances_close(Instances *s)
         free(s->begins[f].at);
     free(s->begins);
     shards_close(s->shards, s->num_shards);
+    features_close(s->features);
     packing_free(&s->packing);
     free(s->first);
 }
@@ -148,8 +155,12 @@ static long read_tokens(Row row, const Instances *s, const Shard *shard, uint64_
         memset(row.targets, -1, n * sizeof *row.targets);
         return 0;
     }
-    return sequence_targets(row.targets, row.tokens, shard->mask ? shard->mask + place : NULL, n,
-                            spec->mask_padding ? spec->pad_token_id : -1);
+    const long labels = sequence_targets(row.targets, row.tokens, shard->mask ? shard->mask + place : NULL, n,
+                                         spec->mask_padding ? spec->pad_token_id : -1);
+    if (!row.images)
+        return labels;
+    const long masked = images_read(row.images, row.targets, row.tokens, shard, spec, s->features, place, n, error, size);
+    return masked < 0 ? -1 : labels - masked;
 }
 
 static long read_cut(Row row, const Instances *s, uint64_t i, char *error, size_t size)
@@ -171,7 +182,7 @@ static long read_packed(Row row, const Instances *s, uint64_t i, char *error, si
     int t = 0;
     for (uint32_t k = p->first[i]; k < p->first[i + 1]; k++) {
         const int f = find_shard(s, p->start[k]), n = (int)p->length[k];
-        const Row piece = { row.tokens + t, row.targets + t, row.begins + t };
+        const Row piece = { row.tokens + t, row.targets + t, row.begins + t, row.images ? row.images + t : NULL };
         const long found = read_tokens(piece, s, &s->shards[f], p->start[k] - s->first[f], n, error, size);
         if (found < 0)
             return -1;
@@ -196,5 +207,7 @@ void row_pad(Row row, const DataSpec *spec, int t)
         row.tokens[i] = padding;
         row.targets[i] = -1;
         row.begins[i] = i == t;
+        if (row.images)
+            row.images[i] = NULL;
     }
 }

@@ -1,6 +1,7 @@
 /* The instances of a data set: the tokens of each sequence. Inside data/ only. */
 #pragma once
 #include "data/documents.h"
+#include "data/images.h"
 #include "data/packing.h"
 
 typedef struct {
@@ -10,6 +11,7 @@ typedef struct {
     uint64_t *first;            /* (num_shards + 1): number of each file's first instance, packed: token; their sum */
     Packing   packing;          /* of spec.best_fit */
     Begins   *begins;           /* (num_shards); NULL: packed, or documents end after an eos */
+    ImageFeatures *features;    /* NULL: no images */
     uint64_t  count;            /* instances */
     uint64_t  tokens;           /* in all files */
     uint64_t  fingerprint;      /* hash of all that decides the tokens of instances */
@@ -20,10 +22,11 @@ typedef struct {
 Instances instances_open (const DataSpec *spec, int batch);
 void      instances_close(Instances *s);
 
-/* One sequence; T elements each. */
-typedef struct { int *tokens, *targets; uint8_t *begins; } Row;
+/* One sequence; T elements each. images: features of a token, or NULL; NULL in a model of text only. */
+typedef struct { int *tokens, *targets; uint8_t *begins; const void **images; } Row;
 
-/* Reads instance i. Returns its number of labels; -1: an id is beyond the vocabulary, described in `error`. */
+/* Reads instance i. Returns its number of labels; -1: an id is beyond the vocabulary, or features are not finite or missing, as
+ * described in `error`. */
 long instance_read(Row row, const Instances *s, uint64_t i, char *error, size_t size);
 
 /* Fills the row from token t on with padding, as a document of its own. */

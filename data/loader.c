@@ -110,7 +110,7 @@ static bool load_order(Loader *l, Source *source, uint64_t epoch)
 static Row row_of(const Loader *l, const Batch *b, int i)
 {
     const size_t at = (size_t)i * (size_t)l->spec.sequence_length;
-    return (Row){ b->tokens + at, b->targets + at, b->begins + at };
+    return (Row){ b->tokens + at, b->targets + at, b->begins + at, b->images ? b->images + at : NULL };
 }
 
 /* For read_instance within map_read. */
@@ -269,14 +269,9 @@ Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
     l->spec.paths = l->spec.label_mask_paths = NULL;
     l->spec.mix = NULL;
 
-    size_t sequences = batch / world, tokens = sequences * spec->sequence_length;
     for (int i = 0; i < ENTRIES; i++) {
-        Batch *b = &l->entries[i].batch;
-        b->tokens = xmalloc(tokens * sizeof *b->tokens);
-        b->targets = xmalloc(tokens * sizeof *b->targets);
-        b->begins = xmalloc(tokens);
-        b->index = xmalloc(sequences * sizeof *b->index);
-        b->source = xcalloc(sequences, sizeof *b->source);
+        l->entries[i].batch = batch_make(batch / world, spec->sequence_length, spec->image_rows > 0);
+        l->entries[i].batch.images_f32 = l->sources.source[0].instances.features && l->sources.source[0].instances.features->f32;
     }
     pthread_mutex_init(&l->mutex, NULL);
     pthread_condattr_t clock;
@@ -488,13 +483,8 @@ void loader_close(Loader *l)
     stop_thread(l);
     pthread_mutex_destroy(&l->mutex);
     pthread_cond_destroy(&l->changed);
-    for (int i = 0; i < ENTRIES; i++) {
-        free(l->entries[i].batch.tokens);
-        free(l->entries[i].batch.targets);
-        free(l->entries[i].batch.begins);
-        free(l->entries[i].batch.index);
-        free(l->entries[i].batch.source);
-    }
+    for (int i = 0; i < ENTRIES; i++)
+        batch_free(&l->entries[i].batch);
     sources_close(&l->sources);
     free(l);
 }

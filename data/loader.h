@@ -1,20 +1,10 @@
 /* Token shards on disk -> this rank's part of each training step, in OLMo's order. */
 #pragma once
+#include "data/batch.h"
 #include "data/doubling.h"
 #include "data/mix.h"
 #include "data/sample.h"
 #include "data/spec.h"
-
-typedef struct {
-    int       sequences;       /* of this rank in this step                                                     */
-    int      *tokens;          /* (sequences, T)                                                                */
-    int      *targets;         /* (sequences, T): the next token; -1 at the last position and where masked      */
-    uint8_t  *begins;          /* (sequences, T): 1 where a document begins                                     */
-    uint32_t *index;           /* (sequences): number of each instance in its source; UINT32_MAX: empty         */
-    uint8_t  *source;          /* (sequences): of the mixture; 0 without                                        */
-    uint32_t  share[MIX_MOST]; /* sequences of each source of the mixture in this step, over all ranks          */
-    long      labels;          /* targets >= 0 of this rank                                                     */
-} Batch;
 
 /* instance: next one of the epoch, over all ranks. With a mixture only `source` is used; entries that the mixture does not have
  * stay as they are. */

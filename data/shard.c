@@ -282,11 +282,25 @@ Shard *shards_open(int *num, const DataSpec *spec)
     return shards;
 }
 
+void shards_open_others(Shard *shards, int num, const DataSpec *spec, const char *key, char **paths, int num_paths,
+                        void (*open)(void *who, Shard *s, const char *path), void *who)
+{
+    NameList names = expand_all(key, paths, num_paths);
+    if (names.count != num)
+        die("%s names %d files, %s %d: every token file needs its own, in the same order", key, names.count,
+            spec->key ? "its paths" : "data.paths", num);
+    for (int i = 0; i < num; i++)
+        open(who, &shards[i], names.names[i]);
+    name_list_free(&names);
+}
+
 void shards_close(Shard *shards, int num)
 {
     for (int i = 0; i < num; i++) {
         unmap_file(shards[i].map);
         unmap_file(shards[i].mask);
+        unmap_file(shards[i].image_map);
+        free(shards[i].images_before);
         free(shards[i].path);
     }
     free(shards);

@@ -75,6 +75,8 @@ DataSample source_sample(const Source *s)
         sample.tokens = hash_sample(sample.tokens, shard->map, shard->map_bytes);
         if (shard->mask)
             sample.masks = hash_sample(sample.masks, shard->mask, shard->num_tokens);
+        if (shard->image_map)
+            sample.tokens = hash_sample(sample.tokens, shard->image_map, images_index_bytes(shard));
     }
     return sample;
 }

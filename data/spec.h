@@ -20,6 +20,11 @@ typedef struct {
     int    num_paths;
     char **label_mask_paths;   /* parallel bool files, or NULL                                                  */
     int    num_label_mask_paths;
+    char **image_paths;        /* parallel indexes of images (images.h), or NULL                                 */
+    int    num_image_paths;
+    const char *image_features;        /* the folder of their features                                           */
+    int    image_rows, image_cols;     /* of an image; rows 0: a model of text only                              */
+    int    image_token_id;     /* the token at each row; never a target                                         */
     const MixSource *mix;      /* instead of paths and label_mask_paths; shuffled. NULL: none                    */
     int    num_mix;
     int    itemsize;           /* bytes of a token in headerless files: 2 or 4 (memmap_dtype)                   */

@@ -1,0 +1,242 @@
+/* Features of images, and the index of a token file. */
+#include "data/images.h"
+
+#include "data/map.h"
+#include "kernels/runtime/error.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char FEATURES_KEY[] = "data.image_features", PATHS_KEY[] = "data.image_paths";
+static const char MAKE[] = "make it again with scripts/make_image_features.py";
+
+enum { BLOCK = 4096, ID_BYTES = 8 };           /* tokens between two counts of image tokens; bytes in front of an index */
+
+/* ---- features -------------------------------------------------------------------------------------------------- */
+
+static size_t item_bytes(const ImageFeatures *f)
+{
+    return f->f32 ? 4 : 2;
+}
+
+static size_t row_bytes(const ImageFeatures *f)
+{
+    return (size_t)f->cols * item_bytes(f);
+}
+
+static size_t image_bytes(const ImageFeatures *f)
+{
+    return (size_t)f->rows * row_bytes(f);
+}
+
+static int positive(const json_t *o, const char *key, const char *path)
+{
+    const json_t *value = json_object_get(o, key);
+    const json_int_t x = json_integer_value(value);
+    if (x < 1 || x > 1 << 24)
+        die("%s: %s: \"%s\" must be a number from 1 to %d; %s", FEATURES_KEY, path, key, 1 << 24, MAKE);
+    return (int)x;
+}
+
+static void open_file(ImageFeatures *f, const json_t *entry, const char *path, int i)
+{
+    const char *name = json_string_value(json_array_get(entry, 0));
+    const json_int_t images = json_integer_value(json_array_get(entry, 1));
+    size_t bytes;
+    if (!name || strchr(name, '/') || images < 1 || images > UINT32_MAX)
+        die("%s: %s: entry %d of \"files\" must be [name, number of images]; %s", FEATURES_KEY, path, i, MAKE);
+    char *file = xasprintf("%s/%s", f->folder, name);
+    f->file[i] = map_file(&bytes, FEATURES_KEY, file);
+    f->first[i + 1] = f->first[i] + (uint64_t)images;
+    if (bytes != (uint64_t)images * image_bytes(f))
+        die("%s: %s has %zu bytes; %lld images of %d rows of %d values of %zu bytes have %llu: truncated? Copy it again, or %s",
+            FEATURES_KEY, file, bytes, (long long)images, f->rows, f->cols, item_bytes(f),
+            (unsigned long long)images * image_bytes(f), MAKE);
+    free(file);
+}
+
+static void check_sizes(const ImageFeatures *f, const DataSpec *spec, const char *path)
+{
+    if (f->cols != spec->image_cols)
+        die("%s: %s: a row has %d values, but the model's projector reads %d (model.image_feature_size): these are features of "
+            "another vision tower. Make them with the model's folder", FEATURES_KEY, path, f->cols, spec->image_cols);
+    if (f->rows != spec->image_rows)
+        die("%s: %s: an image has %d rows, but the model has %d tokens for each (model.image_tokens). Make the features with the "
+            "model's folder", FEATURES_KEY, path, f->rows, spec->image_rows);
+}
+
+ImageFeatures *features_open(const DataSpec *spec)
+{
+    ImageFeatures *f = xcalloc(1, sizeof *f);
+    f->folder = xstrdup(spec->image_features);
+    char *path = xasprintf("%s/features.json", f->folder);
+    json_error_t error;
+    json_t *o = json_load_file(path, 0, &error);
+    const char *id = json_string_value(json_object_get(o, "id")), *dtype = json_string_value(json_object_get(o, "dtype"));
+    const json_t *files = json_object_get(o, "files");
+    if (!o)
+        die("%s: %s: %s; expected the folder that scripts/make_image_features.py wrote", FEATURES_KEY, path, error.text);
+    if (!id || sscanf(id, "%" SCNx64, &f->id) != 1 || !dtype || json_array_size(files) == 0)
+        die("%s: %s lacks \"id\", \"dtype\" or \"files\"; %s", FEATURES_KEY, path, MAKE);
+    if (strcmp(dtype, "bf16") != 0 && strcmp(dtype, "f32") != 0)
+        die("%s: %s: \"dtype\" is %.16s; expected bf16 or f32", FEATURES_KEY, path, dtype);
+    f->f32 = strcmp(dtype, "f32") == 0;
+    f->rows = positive(o, "rows", path);
+    f->cols = positive(o, "cols", path);
+    check_sizes(f, spec, path);
+    f->num_files = (int)json_array_size(files);
+    f->file = xcalloc((size_t)f->num_files, sizeof *f->file);
+    f->first = xcalloc((size_t)f->num_files + 1, sizeof *f->first);
+    for (int i = 0; i < f->num_files; i++)
+        open_file(f, json_array_get(files, (size_t)i), path, i);
+    json_decref(o);
+    free(path);
+    return f;
+}
+
+void features_close(ImageFeatures *f)
+{
+    if (!f)
+        return;
+    for (int i = 0; i < f->num_files; i++)
+        unmap_file(f->file[i]);
+    free(f->file);
+    free(f->first);
+    free(f->folder);
+    free(f);
+}
+
+const void *features_row(const ImageFeatures *f, const Shard *s, uint64_t k)
+{
+    const uint32_t image = images_number(s, k / (uint64_t)f->rows);
+    int i = 0;
+    while (f->first[i + 1] <= image)
+        i++;
+    return f->file[i] + (image - f->first[i]) * image_bytes(f) + k % (uint64_t)f->rows * row_bytes(f);
+}
+
+static bool is_finite(const ImageFeatures *f, const uint8_t *row)
+{
+    for (int c = 0; c < f->cols; c++) {
+        uint16_t upper;             /* sign, exponent and first digits of either format */
+        memcpy(&upper, row + (size_t)c * item_bytes(f) + (f->f32 ? 2 : 0), sizeof upper);
+        if ((upper & 0x7f80) == 0x7f80)
+            return false;
+    }
+    return true;
+}
+
+/* ---- the index of a shard ---------------------------------------------------------------------------------------- */
+
+static void count_tokens(Shard *s, const DataSpec *spec)
+{
+    const uint64_t blocks = s->num_tokens / BLOCK + 1;
+    s->images_before = xcalloc(blocks + 1, sizeof *s->images_before);
+    for (uint64_t i = 0; i < s->num_tokens; i++)
+        s->images_before[i / BLOCK + 1] += token_at(s, i) == (uint32_t)spec->image_token_id;
+    for (uint64_t b = 0; b < blocks; b++)
+        s->images_before[b + 1] += s->images_before[b];
+}
+
+static void check_entries(const Shard *s, const ImageFeatures *f, const char *path)
+{
+    const uint64_t most = f->first[f->num_files];
+    for (uint64_t i = 0; i < s->num_images; i++)
+        if (images_number(s, i) >= most)
+            die("%s: %s: entry %llu (counted from 0) is image %u, but %s has %llu images. Give the features with which the tokens "
+                "were made", PATHS_KEY, path, (unsigned long long)i, images_number(s, i), f->folder, (unsigned long long)most);
+}
+
+/* For open_index. */
+typedef struct { const DataSpec *spec; const ImageFeatures *features; } Opening;
+
+static void open_index(void *who, Shard *s, const char *path)
+{
+    const DataSpec *spec = ((const Opening *)who)->spec;
+    const ImageFeatures *f = ((const Opening *)who)->features;
+    size_t bytes;
+    uint64_t id;
+    shard_tell(spec, "counting the images of", s->path);
+    s->image_map = map_file(&bytes, PATHS_KEY, path);
+    if (bytes < ID_BYTES || (bytes - ID_BYTES) % sizeof(uint32_t) != 0)
+        die("%s: %s has %zu bytes; expected %d and 4 for each image: truncated? Make it again with scripts/make_chat_shards.py",
+            PATHS_KEY, path, bytes, ID_BYTES);
+    memcpy(&id, s->image_map, sizeof id);
+    if (id != f->id)
+        die("%s: %s was made for features with the id %016" PRIx64 ", but %s has %016" PRIx64 ". Give the features with which the "
+            "tokens were made, or make the tokens again", PATHS_KEY, path, id, f->folder, f->id);
+    s->num_images = (bytes - ID_BYTES) / sizeof(uint32_t);
+    count_tokens(s, spec);
+    const uint64_t tokens = s->images_before[s->num_tokens / BLOCK + 1], expected = s->num_images * (uint64_t)f->rows;
+    if (tokens != expected)
+        die("%s: %s has %llu images of %d tokens, which are %llu, but %s has %llu tokens of the id %d (model.image_token_id). Does "
+            "the index belong to these tokens?", PATHS_KEY, path, (unsigned long long)s->num_images, f->rows,
+            (unsigned long long)expected, s->path, (unsigned long long)tokens, spec->image_token_id);
+    check_entries(s, f, path);
+}
+
+void images_open(Shard *shards, int num, const DataSpec *spec, const ImageFeatures *f)
+{
+    Opening o = { spec, f };
+    shards_open_others(shards, num, spec, PATHS_KEY, spec->image_paths, spec->num_image_paths, open_index, &o);
+}
+
+size_t images_index_bytes(const Shard *s)
+{
+    return ID_BYTES + s->num_images * sizeof(uint32_t);
+}
+
+uint32_t images_number(const Shard *s, uint64_t i)
+{
+    uint32_t image;
+    memcpy(&image, (const char *)s->image_map + ID_BYTES + i * sizeof image, sizeof image);
+    return image;
+}
+
+uint64_t images_before(const Shard *s, uint64_t place, int token)
+{
+    uint64_t n = s->images_before[place / BLOCK];
+    for (uint64_t i = place / BLOCK * BLOCK; i < place; i++)
+        n += token_at(s, i) == (uint32_t)token;
+    return n;
+}
+
+/* Whether the shard may have this token, as it has an index. */
+static bool may_show(const Shard *s, const ImageFeatures *f, const DataSpec *spec, uint64_t place, char *error, size_t size)
+{
+    if (f && s->image_map)
+        return true;
+    snprintf(error, size, "%s: %s: token %llu (counted from 0) is %d, the place of an image (model.image_token_id), but there is no "
+             "index of images: give %s and %s, or leave this file out", s->key, s->path, (unsigned long long)place,
+             spec->image_token_id, PATHS_KEY, FEATURES_KEY);
+    return false;
+}
+
+long images_read(const void **row, int *target, const int *token, const Shard *s, const DataSpec *spec, const ImageFeatures *f,
+                 uint64_t place, int count, char *error, size_t size)
+{
+    long masked = 0;
+    uint64_t k = s->image_map ? images_before(s, place, spec->image_token_id) : 0;
+    for (int t = 0; t < count; t++) {
+        row[t] = NULL;
+        if (target[t] == spec->image_token_id) {
+            target[t] = -1;
+            masked++;
+        }
+        if (token[t] != spec->image_token_id)
+            continue;
+        if (!may_show(s, f, spec, place + (uint64_t)t, error, size))
+            return -1;
+        row[t] = features_row(f, s, k);
+        if (!is_finite(f, row[t])) {
+            snprintf(error, size, "%s: %s: row %llu of image %u has a value that is not finite; %s", FEATURES_KEY, f->folder,
+                     (unsigned long long)(k % (uint64_t)f->rows), images_number(s, k / (uint64_t)f->rows), MAKE);
+            return -1;
+        }
+        k++;
+    }
+    return masked;
+}

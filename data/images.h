@@ -1,0 +1,44 @@
+/* Images in token files: rows of features on disk, and which image a place in a file shows. Inside data/ only.
+ *
+ * A token file has `rows` consecutive tokens of image_token_id for each image. Next to it is its index, headerless little-endian
+ * numbers: the id of the features (8 bytes), then for each image, in order, its number among the features (4 bytes). The k-th of
+ * these tokens in a file shows row k % rows of image index[k / rows], so images may be cut anywhere.
+ *
+ * A folder of features has features.json and the files that it names, each with the rows of some images one after the other:
+ *     {"id": "16 hexadecimal digits", "rows": 576, "cols": 1024, "dtype": "bf16", "files": [["features-0000.bf16", images], ...]} */
+#pragma once
+#include "data/shard.h"
+
+typedef struct ImageFeatures {
+    char    *folder;
+    uint64_t id;
+    int      rows, cols;        /* of an image */
+    bool     f32;               /* values are F32, else BF16 */
+    int      num_files;
+    const uint8_t **file;       /* (num_files) mapped */
+    uint64_t *first;            /* (num_files + 1): number of each file's first image; their sum */
+} ImageFeatures;
+
+/* Opens and checks the folder spec->image_features: dies if a file is missing or has another size than features.json says, and if an
+ * image has other numbers of rows and columns than spec says. */
+ImageFeatures *features_open (const DataSpec *spec);
+void           features_close(ImageFeatures *f);                /* NULL: nothing */
+
+/* Bytes of the shard's index, and the number of its i-th image. */
+size_t         images_index_bytes(const Shard *s);
+uint32_t       images_number(const Shard *s, uint64_t i);
+
+/* The row that the shard's k-th token of image_token_id shows. */
+const void    *features_row(const ImageFeatures *f, const Shard *s, uint64_t k);
+
+/* Maps the indexes spec->image_paths, one for each shard, and counts the shards' image tokens; shards_close is the end of both. Dies
+ * if these are not spec->image_rows for each entry, if an entry is beyond the features, and if an index was made for others. */
+void     images_open  (Shard *shards, int num, const DataSpec *spec, const ImageFeatures *f);
+
+/* How many image tokens are before the token `place`. */
+uint64_t images_before(const Shard *s, uint64_t place, int token);
+
+/* row[0 .. count-1]: where the features of tokens from `place` on are, NULL for other tokens; targets that are the image's token
+ * become -1. Returns how many targets did; -1: a feature is not finite, described in `error`. */
+long     images_read(const void **row, int *target, const int *token, const Shard *s, const DataSpec *spec,
+                     const ImageFeatures *f, uint64_t place, int count, char *error, size_t size);
