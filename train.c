@@ -27,6 +27,7 @@
 #include "model/run/export_run.h"
 #include "model/run/generate.h"
 #include "model/run/log.h"
+#include "model/run/open_data.h"
 #include "model/run/pieces.h"
 #include "model/run/run.h"
 #include "model/schedule.h"
@@ -96,6 +97,7 @@ static Losses forward_backward(Run *r, const Batch *b, double labels)
     fsdp_empty_grads(&r->fsdp);
     model_zero_losses(&r->model);
     watchdog_mark("forward and backward", -1);
+    model_use_images(&r->model, batch_images(b, 0, r->model.T));
     model_batch(&r->model, &r->fsdp, b->tokens, b->targets, begins, b->sequences / r->model.attn.B, (float)(1 / labels),
                 (float)c->z_loss, PASS_COMPLETE);
     watchdog_mark_together("reading the losses", -1);

@@ -209,8 +209,8 @@ static bool may_show(const Shard *s, const ImageFeatures *f, const DataSpec *spe
 {
     if (f && s->image_map)
         return true;
-    snprintf(error, size, "%s: %s: token %llu (counted from 0) is %d, the place of an image (model.image_token_id), but there is no "
-             "index of images: give %s and %s, or leave this file out", s->key, s->path, (unsigned long long)place,
+    snprintf(error, size, "%s: %s: token %llu (counted from 0) is %d, the place of an image (model.image_token_id), but there is "
+             "no index of images: give %s and %s, or leave this file out", s->key, s->path, (unsigned long long)place,
              spec->image_token_id, PATHS_KEY, FEATURES_KEY);
     return false;
 }

@@ -5,7 +5,7 @@
  * these tokens in a file shows row k % rows of image index[k / rows], so images may be cut anywhere.
  *
  * A folder of features has features.json and the files that it names, each with the rows of some images one after the other:
- *     {"id": "16 hexadecimal digits", "rows": 576, "cols": 1024, "dtype": "bf16", "files": [["features-0000.bf16", images], ...]} */
+ *     {"id": "16 hexadecimal digits", "rows": 576, "cols": 1024, "dtype": "bf16", "files": [["features-0.bf16", images], ...]} */
 #pragma once
 #include "data/shard.h"
 
@@ -19,8 +19,8 @@ typedef struct ImageFeatures {
     uint64_t *first;            /* (num_files + 1): number of each file's first image; their sum */
 } ImageFeatures;
 
-/* Opens and checks the folder spec->image_features: dies if a file is missing or has another size than features.json says, and if an
- * image has other numbers of rows and columns than spec says. */
+/* Opens and checks the folder spec->image_features: dies if a file is missing or has another size than features.json says, and if
+ * an image has other numbers of rows and columns than spec says. */
 ImageFeatures *features_open (const DataSpec *spec);
 void           features_close(ImageFeatures *f);                /* NULL: nothing */
 
@@ -31,8 +31,8 @@ uint32_t       images_number(const Shard *s, uint64_t i);
 /* The row that the shard's k-th token of image_token_id shows. */
 const void    *features_row(const ImageFeatures *f, const Shard *s, uint64_t k);
 
-/* Maps the indexes spec->image_paths, one for each shard, and counts the shards' image tokens; shards_close is the end of both. Dies
- * if these are not spec->image_rows for each entry, if an entry is beyond the features, and if an index was made for others. */
+/* Maps the indexes spec->image_paths, one for each shard, and counts the shards' image tokens; shards_close is the end of both.
+ * Dies if these are not spec->image_rows for each entry, if an entry is beyond the features, and if an index was made for others. */
 void     images_open  (Shard *shards, int num, const DataSpec *spec, const ImageFeatures *f);
 
 /* How many image tokens are before the token `place`. */

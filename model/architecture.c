@@ -57,8 +57,8 @@ enum { ANY_ROPE = 1 << ROPE_DEFAULT | 1 << ROPE_LLAMA3 | 1 << ROPE_YARN };
  * configuration names the other. */
 static const Architecture built_in[] = {
     /* heads_divide: transformers 5 checks this only for this class */
-    { "LlamaForCausalLM", "llama", "Llama", .norm = RMS_NORM, .norm_affine = true, .tying = true, .heads_divide = true,
-      .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
+    { "LlamaForCausalLM", "llama", "Llama", .norm = RMS_NORM, .norm_affine = true, .images = true, .tying = true,
+      .heads_divide = true, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
       .keys = { { "head_dim", 0 }, { "mlp_bias", 0 }, { "rms_norm_eps", 1e-6 }, { "eos_token_id", 2 } } },
 
     /* transformers' OlmoLayerNorm has this eps built in */
@@ -70,8 +70,8 @@ static const Architecture built_in[] = {
       .tying = true, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_behind,
       .keys = { { "rms_norm_eps", 1e-5 }, { "eos_token_id", 50279 }, { "pad_token_id", 1 } } },
 
-    { "MistralForCausalLM", "mistral", "Mistral", .norm = RMS_NORM, .norm_affine = true, .tying = true, .windows = SAME_WINDOW,
-      .rope_types = ANY_ROPE, .with_layer_types = "MinistralForCausalLM", .blocks = "model.layers", .tensors = norms_before,
+    { "MistralForCausalLM", "mistral", "Mistral", .norm = RMS_NORM, .norm_affine = true, .images = true, .tying = true,
+      .windows = SAME_WINDOW, .rope_types = ANY_ROPE, .with_layer_types = "MinistralForCausalLM", .blocks = "model.layers", .tensors = norms_before,
       .keys = { { "head_dim", 0 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 8 }, { "max_position_embeddings", 131072 },
                 { "sliding_window", 4096 }, { "eos_token_id", 2 } } },
 
@@ -87,8 +87,8 @@ static const Architecture built_in[] = {
                 { "max_position_embeddings", 32768 }, { "use_sliding_window", 0 }, { "sliding_window", 4096 },
                 { "max_window_layers", 28 }, { "layer_types", 0 } } },
 
-    { "Qwen3ForCausalLM", "qwen3", "Qwen3", .norm = RMS_NORM, .norm_affine = true, .qk_norm = QK_NORM_HEAD, .tying = true,
-      .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
+    { "Qwen3ForCausalLM", "qwen3", "Qwen3", .norm = RMS_NORM, .norm_affine = true, .images = true, .qk_norm = QK_NORM_HEAD,
+      .tying = true, .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
       .keys = { { "head_dim", 128 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 32 }, { "max_position_embeddings", 32768 },
                 { "use_sliding_window", 0 }, { "sliding_window", 4096 }, { "max_window_layers", 28 }, { "layer_types", 0 } } },
 

@@ -27,6 +27,7 @@ typedef struct Architecture {
     bool     tying;                     /* the head may be the embedding */
     bool     heads_divide;              /* n_heads must divide d_model, whatever head_dim is */
     Windows  windows;
+    bool     images;                    /* it may be the text model of a LlavaForConditionalGeneration */
     bool     no_rope;                   /* every n-th block may have no rotary embedding */
     unsigned rope_types;                /* bit 1 << RopeType for each supported type */
     const char *with_layer_types;       /* the class if config.json has a list of layer_types, as in transformers 5 */

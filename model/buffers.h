@@ -72,8 +72,8 @@ typedef struct {
 /* What is on its way to a neighbouring stage (stages.h): the stream or its gradient, and with the gradient its amax, or NULL. */
 typedef struct { Tensor stream, amax; DeviceMark *ready, *left; } Outgoing;
 
-/* Features of images on the host, in a batch of whole sequences: row[i] has the Cv values of token i, in F32 or BF16; NULL: it is no
- * place of an image. row NULL: the batch has no images. */
+/* Features of images on the host, in a batch of whole sequences: row[i] has the Cv values of token i, in F32 or BF16; NULL: it is
+ * no place of an image. row NULL: the batch has no images. */
 typedef struct { const void *const *row; DType dtype; } ImageRows;
 
 /* Of a model with images (projector.h). rows: of the micro-batch, padded. */

@@ -94,6 +94,8 @@ typedef struct { long steps, tokens; double epochs; } Duration;
 typedef struct {
     char **paths; int num_paths;
     char **label_mask_paths; int num_label_mask_paths;
+    char **image_paths; int num_image_paths;
+    char  *image_features;        /* a folder; NULL: no images */
     int    itemsize;              /* memmap_dtype: uint16 2, uint32 4 */
     PackingKind packing;
     Boundaries  boundaries;
@@ -198,6 +200,7 @@ typedef struct {
     struct {
         char  *name;                          /* a row of optimizer.h */
         double lr, beta1, beta2, eps, weight_decay;
+        double projector_lr;                  /* 0: lr */
         bool   decay_norm_and_bias, decay_embeddings;
     } optimizer;
     struct {

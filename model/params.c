@@ -85,7 +85,8 @@ static void divide(Param *p, const ParamRow *r, const ModelConfig *c)
 /* Standard deviations of initial weights, l = number of the block from 0.
  * mitchell: 1/sqrt(fan in), output projections divided by sqrt(2(l + 1)) [OLMo, init_fn: mitchell].
  * full_megatron: init_std; output projections / sqrt(2L), head 1/sqrt(d).  normal: init_std everywhere.
- * Adapters: A has PEFT's variance, that of a uniform distribution in +-1/sqrt(fan in); as PyTorch's layers, and so the projector. DIFFERS: ours is normal. */
+ * Adapters: A has PEFT's variance, that of a uniform distribution in +-1/sqrt(fan in); as PyTorch's layers, and so the
+ * projector. DIFFERS: ours is normal. */
 static double init_std(Init init, const ModelConfig *c, int l, int fan_in)
 {
     const double d = c->d_model, s = c->init_std;

@@ -20,6 +20,6 @@ void projector_backward(Model *m, const Unit *w, Unit *dw);
 void projector_plan_rows(Arena *arena, Model *m);
 void projector_free(Model *m);
 
-/* Puts the rows of a micro-batch into device memory: `rows` has (B, T) entries of whole sequences, NULL where a token is no place of
- * an image, else cols values of images.dtype. Waits for the device. */
+/* Puts the rows of a micro-batch into device memory: `rows` has (B, T) entries of whole sequences, NULL where a token is no place
+ * of an image, else cols values of images.dtype. Waits for the device. */
 void projector_put(Model *m, const void *const *rows);

@@ -177,6 +177,8 @@ static void step_part(ParamStore *f, const Config *c, StepParams step, const Upd
     const Shard *s = &f->shard[part->unit];
     const Param *p = part->param;
     const bool decays = p->is_vector ? c->optimizer.decay_norm_and_bias : p->is_embedding ? c->optimizer.decay_embeddings : true;
+    if (f->shape[part->unit].kind == &projector_kind && c->optimizer.projector_lr > 0)
+        step.lr *= c->optimizer.projector_lr / c->optimizer.lr;
     step.weight_decay = decays ? c->optimizer.weight_decay : 0;
     if (part->n > 0) {
         const Tensor grad = slice_view(&s->slice[TRAINED], s->grad, p->offset + part->first, part->n);

@@ -248,8 +248,12 @@ static void add_eval_set(Settings *s, const YamlNode *n, Evaluator *e, const cha
         set->files.boundaries = c->data.files.boundaries;
     e->files.label_mask_paths = NULL;
     e->files.num_label_mask_paths = 0;
+    e->files.image_paths = NULL;
+    e->files.num_image_paths = 0;
+    e->files.image_features = NULL;
     *paths = NULL;
     *count = 0;
+    config_check_image_files(c, &set->files, set->where, "data");
     if (!set->downstream)
         config_check_eval_documents(c, set);
 }
@@ -397,7 +401,9 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     config_check_optimizer(&r);
     config_check_recipe(&r);
     config_check_lora(&r);
+    config_check_images(&r);
     config_check_data(&r);
+    config_check_image_data(&r);
     config_check_run(&r);
     read_evaluators(&r);
     config_check_trainable(&r);
@@ -430,6 +436,8 @@ void config_free(Config *c)
         free(c->eval[i].where);
         free_texts(c->eval[i].files.paths, c->eval[i].files.num_paths);
         free_texts(c->eval[i].files.label_mask_paths, c->eval[i].files.num_label_mask_paths);
+        free_texts(c->eval[i].files.image_paths, c->eval[i].files.num_image_paths);
+        free(c->eval[i].files.image_features);
     }
     free(c->eval);
     free(c->source);

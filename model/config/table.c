@@ -4,6 +4,7 @@
  * our own. The resolved configuration lists sections in this order. */
 #include "model/config/table.h"
 #include "model/config/table_rows.h"
+#include "model/config/table_images.h"
 
 const ConfigKey config_keys[] = {
     OTHER ("run_name", STRING, "run", C(run_name), "name of the run"),
@@ -193,6 +194,7 @@ const ConfigKey config_keys[] = {
            "standard deviation of initial weights (not for mitchell)"),
     OPTION("model.init_cutoff_factor", DOUBLE, "null", 0, TINY, 1e3, C(model.init_cutoff_factor),
            "truncate initial weights at this many standard deviations"),
+    IMAGE_MODEL_ROWS,
     ONLY  ("model.activation_type", "swiglu", "the MLP is SwiGLU"),
     ONLY  ("model.block_type", "sequential|llama", "attention, then MLP"),
     ONLY  ("model.rope", "true", "positions are rotary"),
@@ -216,21 +218,19 @@ const ConfigKey config_keys[] = {
     /* ---- data ---- */
     OTHER ("data.paths", PATHS, "[]", C(data.files.paths),
            "token shards in order, or patterns of their names; ** matches any number of folders"),
-    OTHER ("data.datasets", DATASETS | SPENT, "null", X(datasets),
-           "name: [paths], instead of data.paths; sorted by name"),
+    OTHER ("data.datasets", DATASETS | SPENT, "null", X(datasets), "name: [paths], instead of data.paths; sorted by name"),
     OTHER ("data.mix", SECTIONS, "[]", C(data.mix),
            "sources, instead of data.paths; each has its share of every step (data/README.md)"),
     OTHER ("data.mix[].name", STRING, NULL, S(name), "name of the source, in messages, metrics and checkpoints"),
     OTHER ("data.mix[].paths", PATHS, NULL, S(files.paths), "as data.paths"),
-    NUMBER("data.mix[].ratio", DOUBLE, NULL, 1e-6, 1e6, S(ratio),
-           "its share of the tokens, relative to the sum of all ratios"),
+    NUMBER("data.mix[].ratio", DOUBLE, NULL, 1e-6, 1e6, S(ratio), "its share of the tokens, relative to the sum of all ratios"),
     NUMBER("data.mix[].max_repetition", DOUBLE, "1", 1, 1e6, S(max_repetition),
            "its tokens are used at most so often; a run that needs more is an error at its start"),
-    OPTION("data.mix[].tokens", LONG, "null", 0, 1, LONGS, S(tokens),
-           "number of tokens to use of it, in whole sequences; default: all"),
+    OPTION("data.mix[].tokens", LONG, "null", 0, 1, LONGS, S(tokens), "number of tokens to use of it, in whole sequences; default: all"),
     OTHER ("data.mix[].label_mask_paths", PATHS, "[]", S(files.label_mask_paths), "as data.label_mask_paths, for its paths"),
     OTHER ("data.label_mask_paths", PATHS, "[]", C(data.files.label_mask_paths),
            "files with one bool per token, parallel to paths; a token with false is no target"),
+    IMAGE_DATA_ROWS,
     WORD  ("data.memmap_dtype", CHOICE, "uint16", token_types, X(memmap_dtype),
            "type of a token in headerless shards; default without a model section: uint32 if load_path's model has more than 65536 "
            "ids"),
@@ -242,8 +242,7 @@ const ConfigKey config_keys[] = {
            C(data.long_documents), "best_fit: what to do with documents longer than a sequence"),
     WORD  ("data.document_boundaries", CHOICE, "eos", boundaries, C(data.files.boundaries),
            "what delimits documents. eos: eos_token_id; metadata: the rows START,END of X.csv.gz next to X.npy"),
-    OTHER ("data.generate_doc_lengths", BOOL, "false", C(data.generate_doc_lengths),
-           "attention stays inside documents"),
+    OTHER ("data.generate_doc_lengths", BOOL, "false", C(data.generate_doc_lengths), "attention stays inside documents"),
     OTHER ("data.generate_attention_mask", BOOL, "false", C(data.mask_padding), "pad_token_id is never a target"),
     NUMBER("data.instance_filter.repetition_max_period", INT, "13", 1, 1024, C(data.instance_filter.max_period),
            "length of the longest n-gram that is searched for repetitions"),
@@ -287,6 +286,7 @@ const ConfigKey config_keys[] = {
     OTHER ("optimizer.name", STRING, "adamw", C(optimizer.name),
            "adamw, or adamw8bit: m and v in 8 bits as in bitsandbytes, whatever the recipe"),
     NUMBER("optimizer.learning_rate", DOUBLE, "1e-4", 0, 1e3, C(optimizer.lr), "highest learning rate"),
+    PROJECTOR_RATE_ROW,
     OTHER ("optimizer.betas", BETAS, "[0.9, 0.95]", C(optimizer.beta1), "decay of m and v"),
     NUMBER("optimizer.eps", DOUBLE, "1e-5", 1e-15, 1, C(optimizer.eps), "added to sqrt(v)"),
     NUMBER("optimizer.weight_decay", DOUBLE, "0.01", 0, 1e3, C(optimizer.weight_decay),
@@ -382,10 +382,10 @@ const ConfigKey config_keys[] = {
     OTHER ("evaluators[].data.paths", PATHS, "[]", E(files.paths),
            "validation shards; for downstream one file written by scripts/prepare_eval.py"),
     OTHER ("evaluators[].data.datasets", DATASETS, "null", E(datasets), "name: [paths]; one set per name"),
-    WORD  ("evaluators[].data.memmap_dtype", CHOICE, "null", token_types, E(files.itemsize),
-           "default data.memmap_dtype"),
+    WORD  ("evaluators[].data.memmap_dtype", CHOICE, "null", token_types, E(files.itemsize), "default data.memmap_dtype"),
     OTHER ("evaluators[].data.label_mask_paths", PATHS, "[]", E(files.label_mask_paths),
            "as data.label_mask_paths, parallel to paths"),
+    IMAGE_EVALUATOR_ROWS,
     WORD  ("evaluators[].data.packing", CHOICE, "null", packings, E(files.packing), "default data.packing"),
     WORD  ("evaluators[].data.document_boundaries", CHOICE, "null", boundaries, E(files.boundaries),
            "default data.document_boundaries"),

@@ -8,6 +8,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/watchdog.h"
 #include "model/checkpoint/folder.h"
+#include "model/run/open_data.h"
 #include "model/run/pieces.h"
 #include "model/update.h"
 
@@ -55,6 +56,7 @@ static bool gives_finite_step(Run *r)
     watchdog_mark("forward and backward after the last update", -1);
     fsdp_empty_grads(&r->fsdp);
     model_zero_losses(&r->model);
+    model_use_images(&r->model, batch_images(b, 0, r->model.T));
     model_step(&r->model, &r->fsdp, b->tokens, b->targets, pieces_begins(r, b), 1 / tokens, (float)r->config->z_loss,
                PASS_COMPLETE);
     watchdog_mark_together("reading its loss and gradient norm", -1);

@@ -16,7 +16,7 @@
 #include "model/run/open_data.h"
 
 /* Sequences [first, first + B) of the batch as a full micro-batch; those after its end are masked. */
-static void micro_batch(int *tokens, int *targets, uint8_t *begins, const Batch *b, int first, int B, int T)
+static void micro_batch(int *tokens, int *targets, uint8_t *begins, const void **images, const Batch *b, int first, int B, int T)
 {
     int n = b->sequences - first;
     n = n < 0 ? 0 : n < B ? n : B;
@@ -24,6 +24,8 @@ static void micro_batch(int *tokens, int *targets, uint8_t *begins, const Batch 
     memset(begins, 0, (size_t)B * T);
     for (int i = 0; i < B * T; i++)
         targets[i] = -1;
+    for (int i = 0; i < B * T && b->images; i++)
+        images[i] = i < n * T ? b->images[(size_t)first * T + i] : NULL;
     if (n > 0) {
         memcpy(tokens, b->tokens + (size_t)first * T, sizeof(int) * n * T);
         memcpy(targets, b->targets + (size_t)first * T, sizeof(int) * n * T);
@@ -93,14 +95,16 @@ char *evaluate_check(const Config *c)
 }
 
 /* A micro-batch on the host, (B, T) each, whether attention stays inside documents, and sums over all batches so far. */
-typedef struct { int B, T, *tokens, *targets; uint8_t *begins; bool divides; double loss, labels; } Validation;
+typedef struct { int B, T, *tokens, *targets; uint8_t *begins; const void **images; bool divides; double loss, labels; } Validation;
 
 static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, ParamStore *f)
 {
     model_zero_losses(m);
     for (int first = 0; first < sequences; first += p->B) {
         watchdog_mark("evaluation", -1);
-        micro_batch(p->tokens, p->targets, p->begins, b, first, p->B, p->T);
+        micro_batch(p->tokens, p->targets, p->begins, p->images, b, first, p->B, p->T);
+        if (b->images)
+            model_use_images(m, (ImageRows){ p->images, b->images_f32 ? F32 : BF16 });
         model_step(m, f, p->tokens, p->targets, p->divides ? p->begins : NULL, 0, 0, PASS_FORWARD);
     }
     watchdog_mark_together("reading the validation losses", -1);
@@ -146,7 +150,7 @@ EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *f, const volat
         e.problem = disagreement(l, e.label);
     if (!e.problem) {
         Validation p = { B, T, xmalloc(sizeof(int) * B * T), xmalloc(sizeof(int) * B * T), xmalloc((size_t)B * T),
-                         c->data.generate_doc_lengths, 0, 0 };
+                         xcalloc((size_t)B * (size_t)T, sizeof *p.images), c->data.generate_doc_lengths, 0, 0 };
         progress_begin("evaluating");
         e.cut = add_batches(&p, l, e.label, c, m, f, stop, &e.problem);
         progress_end();
@@ -158,6 +162,7 @@ EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *f, const volat
         free(p.tokens);
         free(p.targets);
         free(p.begins);
+        free(p.images);
     }
     if (l)
         loader_close(l);

@@ -24,6 +24,11 @@ static void beat_validation(const char *doing)
     beat(WORKER_VALIDATION, doing);
 }
 
+ImageRows batch_images(const Batch *b, int first, int T)
+{
+    return (ImageRows){ b->images ? b->images + (size_t)first * (size_t)T : NULL, b->images_f32 ? F32 : BF16 };
+}
+
 _Static_assert((int)MOST_SOURCES == (int)MIX_MOST && (int)SOURCE_NAME == (int)MIX_NAME, "limits of data.mix");
 
 /* The sources of data.mix for a DataSpec. */
@@ -47,8 +52,10 @@ Loader *open_data(char **problem, const Config *c, const EvalSet *set)
     const int batch = set ? c->device_eval_batch_size * ranks : c->global_train_batch_size;
     DataSpec spec = {
         .key = set ? set->where : NULL, .paths = f->paths, .num_paths = f->num_paths, .label_mask_paths = f->label_mask_paths,
-        .num_label_mask_paths = f->num_label_mask_paths, .itemsize = f->itemsize, .best_fit = f->packing == PACK_BEST_FIT,
-        .metadata = f->boundaries == BOUNDARIES_METADATA, .split = c->data.long_documents == LONG_SPLIT,
+        .num_label_mask_paths = f->num_label_mask_paths, .image_paths = f->image_paths, .num_image_paths = f->num_image_paths,
+        .image_features = f->image_features, .image_rows = c->model.image.feature_size > 0 ? c->model.image.rows : 0,
+        .image_cols = c->model.image.feature_size, .image_token_id = c->model.image.token_id, .itemsize = f->itemsize,
+        .best_fit = f->packing == PACK_BEST_FIT, .metadata = f->boundaries == BOUNDARIES_METADATA, .split = c->data.long_documents == LONG_SPLIT,
         .sequence_length = c->model.max_sequence_length, .vocab_size = c->model.vocab_size, .eos_token_id = c->model.eos_token_id,
         .pad_token_id = c->model.pad_token_id, .mask_padding = c->data.mask_padding, .again = problem != NULL,
         .beat = set ? beat_validation : beat_data,

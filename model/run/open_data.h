@@ -1,8 +1,11 @@
 /* Opens the token files of a run. */
 #pragma once
 #include "data/loader.h"
-#include "model/config.h"
+#include "model/buffers.h"
 
 /* Opens training data (set NULL) or a validation set. The watchdog waits for it. problem: as in loader_try_open, for data that was
  * opened before and needs no warnings; NULL: dies instead. All ranks call. */
 Loader *open_data(char **problem, const Config *c, const EvalSet *set);
+
+/* The images of a batch from sequence `first` on, for model_use_images; sequences have T tokens. */
+ImageRows batch_images(const Batch *b, int first, int T);

@@ -1,0 +1,72 @@
+/* Checks of models with images and of their data. */
+#include "model/config/table.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/runtime/error.h"
+#include "model/architecture.h"
+
+/* Rows of features are read 16 bytes at a time. */
+static void check_features(Reader *r)
+{
+    enum { MULTIPLE = 8 };
+    const ImageConfig *i = &r->s->c.model.image;
+    const char *place = config_where(r, "model.image_feature_size");
+    if (i->feature_size % MULTIPLE != 0)
+        die("%s: model.image_feature_size %d is no multiple of %d; pad the rows of features", place, i->feature_size, MULTIPLE);
+    if (i->rows == 0)
+        die("%s: model.image_feature_size needs model.image_tokens: the number of rows of an image", place);
+    if (i->token_id < 0)
+        die("%s: model.image_feature_size needs model.image_token_id: the token at the places of images", place);
+    if (i->token_id >= r->s->c.model.vocab_size)
+        die("%s: model.image_token_id %d is beyond the vocabulary: model.vocab_size is %d", config_where(r, "model.image_token_id"),
+            i->token_id, r->s->c.model.vocab_size);
+}
+
+void config_check_images(Reader *r)
+{
+    const Config *c = &r->s->c;
+    const ImageConfig *i = &c->model.image;
+    if (i->feature_size == 0) {
+        if (i->rows > 0 || i->token_id >= 0)
+            config_note(r, "model.image_tokens and model.image_token_id (there is no model.image_feature_size)");
+        return;
+    }
+    check_features(r);
+    if (!c->model.architecture->images)
+        die("%s: the text model of a model with images must be a Llama, Mistral or Qwen3, not %s", config_where(r,
+            "model.image_feature_size"), c->model.architecture->class);
+    if (c->model.lora.rank > 0)
+        die("%s: adapters of a model with images are not supported: train its weights, or the projector alone with "
+            "--trainable='[multi_modal_projector.*]'", config_where(r, "lora.rank"));
+    if (c->optimizer.projector_lr > 0 && c->optimizer.lr == 0)
+        die("%s: optimizer.projector_learning_rate needs an optimizer.learning_rate above 0; to train the projector alone give "
+            "--trainable='[multi_modal_projector.*]'", config_where(r, "optimizer.projector_learning_rate"));
+}
+
+/* place, prefix: of the keys of `f`. */
+void config_check_image_files(const Config *c, const TokenFiles *f, const char *place, const char *prefix)
+{
+    const bool paths = f->num_image_paths > 0, features = f->image_features != NULL;
+    if ((paths || features) && c->model.image.feature_size == 0)
+        die("%s: %s.%s names images, but the model is one of text only: load_path must be a LLaVA folder, or give "
+            "model.image_feature_size", place, prefix, paths ? "image_paths" : "image_features");
+    if (paths != features)
+        die("%s: %s.%s needs %s.%s, too: the indexes say which images the tokens show, the folder has their features", place,
+            prefix, paths ? "image_paths" : "image_features", prefix, paths ? "image_features" : "image_paths");
+}
+
+void config_check_image_data(Reader *r)
+{
+    const Config *c = &r->s->c;
+    const TokenFiles *f = &c->data.files;
+    const char *place = config_where(r, f->num_image_paths > 0 ? "data.image_paths" : "data.image_features");
+    config_check_image_files(c, f, place, "data");
+    config_check_local(r, "data.image_paths", f->image_paths, f->num_image_paths);
+    if (f->num_image_paths > 0 && c->data.num_mix > 0)
+        die("%s: data.image_paths belong to data.paths; sources of data.mix cannot have images", place);
+    if (f->num_image_paths > 0 && c->data.instance_filter.max_count > 0)
+        die("%s: data.instance_filter would mask every sequence with an image, whose tokens are all the same: leave the filter out",
+            config_where(r, "data.instance_filter"));
+}
