@@ -71,7 +71,8 @@ static const Architecture built_in[] = {
       .keys = { { "rms_norm_eps", 1e-5 }, { "eos_token_id", 50279 }, { "pad_token_id", 1 } } },
 
     { "MistralForCausalLM", "mistral", "Mistral", .norm = RMS_NORM, .norm_affine = true, .images = true, .tying = true,
-      .windows = SAME_WINDOW, .rope_types = ANY_ROPE, .with_layer_types = "MinistralForCausalLM", .blocks = "model.layers", .tensors = norms_before,
+      .windows = SAME_WINDOW, .rope_types = ANY_ROPE, .with_layer_types = "MinistralForCausalLM", .blocks = "model.layers",
+      .tensors = norms_before,
       .keys = { { "head_dim", 0 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 8 }, { "max_position_embeddings", 131072 },
                 { "sliding_window", 4096 }, { "eos_token_id", 2 } } },
 

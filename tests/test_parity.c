@@ -1,7 +1,7 @@
 /* Our models against Hugging Face transformers: the folders of tests/golden, made by scripts/golden.py, are loaded as by
  * --load_path; then logits, loss, every gradient and the losses of 8 AdamW steps must agree in f32. So must adapters on all of
  * them, against PEFT: the folders of tests/golden/lora, made by scripts/golden_lora.py, their values after the steps, and the
- * result of --export.
+ * result of --export. Models with images, made by scripts/golden_llava.py from pixels, get the recorded features of their tower.
  *
  * Bounds. Both sides round every operation to u = 2^-24. A logit has some 60 roundings in 2 layers, 120 in 4, of sums over up to 96
  * products, a random walk of sqrt(120 * 96) u = 6.4e-6 of the largest: 1e-5. A gradient depends on forward and backward, and the
@@ -38,6 +38,8 @@ typedef struct {
     SafeFile *golden;
     int       tokens[N], targets[N];
     float     labels;
+    float    *features;         /* of images, in the order of their tokens; NULL: a model of text only */
+    const void *rows[N];
     const char *name;           /* its folder, in tests/golden */
 } Setup;
 
@@ -52,6 +54,26 @@ static void *recorded(const Setup *s, const char *name, const char *dtype, size_
     return x;
 }
 
+static void read_images(Setup *s)
+{
+    const ImageConfig *i = &s->config.model.image;
+    size_t count = 0;
+    if (i->feature_size == 0)
+        return;
+    for (int n = 0; n < N; n++)
+        count += s->tokens[n] == i->token_id;
+    s->features = recorded(s, "features", "F32", count * (size_t)i->feature_size);
+    for (int n = 0, k = 0; n < N; n++)
+        s->rows[n] = s->tokens[n] == i->token_id ? s->features + (size_t)k++ * (size_t)i->feature_size : NULL;
+}
+
+static void step(Setup *s, float scale, Pass pass)
+{
+    if (s->features)
+        model_use_images(&s->model, (ImageRows){ s->rows, F32 });
+    model_step(&s->model, &s->fsdp, s->tokens, s->targets, NULL, scale, 0, pass);
+}
+
 static void read_batch(Setup *s)
 {
     int *tokens = recorded(s, "tokens", "I32", N), *targets = recorded(s, "targets", "I32", N);
@@ -61,6 +83,7 @@ static void read_batch(Setup *s)
         s->targets[n] = targets[n] < 0 ? -1 : targets[n];
         s->labels += targets[n] >= 0;
     }
+    read_images(s);
     free(tokens);
     free(targets);
 }
@@ -78,7 +101,7 @@ static void read_config(ModelConfig *m, const char *folder)
     adapter_read(&m->lora, &dropout, folder, m);
 }
 
-static void open_setup(Setup *s, const char *name)
+static void open_part(Setup *s, const char *name, char **trainable)
 {
     char folder[256], path[300];
     snprintf(folder, sizeof folder, "tests/golden/%s", name);
@@ -88,6 +111,8 @@ static void open_setup(Setup *s, const char *name)
     m.max_sequence_length = T;
     model_config(&s->config, &m, "f32", B);
     s->config.loss_chunk = N;
+    s->config.trainable = trainable;
+    s->config.num_trainable = trainable != NULL;
     s->name = name;
     s->golden = safetensors_open(path);
     read_batch(s);
@@ -95,10 +120,17 @@ static void open_setup(Setup *s, const char *name)
     assert_false(checkpoint_load(folder, &s->config, &s->fsdp, NULL, true));
 }
 
+static void open_setup(Setup *s, const char *name)
+{
+    *s = (Setup){ 0 };
+    open_part(s, name, NULL);
+}
+
 static void close_setup(Setup *s)
 {
     model_free(&s->model, &s->fsdp);
     free(s->config.model.lora.base_path);
+    free(s->features);
     safetensors_close(s->golden);
 }
 
@@ -124,7 +156,7 @@ static void check_close(const Setup *s, const char *name, const float *found, co
 static void check_forward(Setup *s)
 {
     int V = s->config.model.embedding_size, vocab = s->config.model.vocab_size;
-    model_step(&s->model, &s->fsdp, s->tokens, s->targets, NULL, 1, 0, PASS_FORWARD);
+    step(s, 1, PASS_FORWARD);
     float loss = (float)(take_losses(&s->model).loss / s->labels), *expected_loss = recorded(s, "loss", "F32", 1);
     float *expected = recorded(s, "logits", "F32", (size_t)N * vocab);
     float *all = malloc(4 * (size_t)N * V), *found = malloc(4 * (size_t)N * vocab);
@@ -139,7 +171,7 @@ static void check_forward(Setup *s)
 static double mean_loss_and_gradients(Setup *s)
 {
     fsdp_empty_grads(&s->fsdp);
-    model_step(&s->model, &s->fsdp, s->tokens, s->targets, NULL, 1 / s->labels, 0, PASS_COMPLETE);
+    step(s, 1 / s->labels, PASS_COMPLETE);
     return take_losses(&s->model).loss / s->labels;
 }
 
@@ -169,9 +201,9 @@ static void check_gradients(Setup *s)
     assert_int_equal(checked, there);
 }
 
-static void check_training(Setup *s)
+static void check_training(Setup *s, const char *losses)
 {
-    float *expected = recorded(s, "losses", "F32", STEPS), *adamw = recorded(s, "adamw", "F32", 5), found[STEPS];
+    float *expected = recorded(s, losses, "F32", STEPS), *adamw = recorded(s, "adamw", "F32", 5), found[STEPS];
     s->config.optimizer.beta1 = adamw[1];
     s->config.optimizer.beta2 = adamw[2];
     s->config.optimizer.eps = adamw[3];
@@ -264,7 +296,7 @@ static void test_parity(void **state)
     open_setup(&s, *state);
     check_forward(&s);
     check_gradients(&s);
-    check_training(&s);
+    check_training(&s, "losses");
     if (s.config.model.lora.rank > 0) {
         check_adapters(&s);
         check_merged(&s);
@@ -272,6 +304,17 @@ static void test_parity(void **state)
     close_setup(&s);
 }
 
+/* The first stage of LLaVA's recipe. */
+static void test_projector(void **state)
+{
+    static char *pattern = "multi_modal_projector.*";
+    Setup s = { 0 };
+    open_part(&s, *state, &pattern);
+    check_training(&s, "losses_projector");
+    close_setup(&s);
+}
+
+#define PROJECTOR(folder) { .name = "test_projector: " folder, .test_func = test_projector, .initial_state = folder }
 #define PARITY(folder) { .name = "test_parity: " folder, .test_func = test_parity, .initial_state = folder }
 
 int main(void)
@@ -284,7 +327,8 @@ int main(void)
         PARITY("lora/llama-gqa-tied"), PARITY("lora/llama-head-dim"), PARITY("lora/olmo"), PARITY("lora/olmo2"),
         PARITY("lora/mistral"), PARITY("lora/mistral-full"), PARITY("lora/qwen3"), PARITY("lora/qwen3-tied"), PARITY("lora/olmo3"),
         PARITY("lora/olmo3-default"), PARITY("lora/ministral"), PARITY("lora/qwen2"), PARITY("lora/qwen2-tied"),
-        PARITY("lora/smollm3"),
+        PARITY("lora/smollm3"), PARITY("llava-llama"), PARITY("llava-mistral"), PARITY("llava-qwen3-tied"),
+        PROJECTOR("llava-llama"), PROJECTOR("llava-mistral"), PROJECTOR("llava-qwen3-tied"),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

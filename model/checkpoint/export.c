@@ -18,6 +18,7 @@
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/target.h"
 #include "model/checkpoint/tokenizer_files.h"
+#include "model/checkpoint/tower.h"
 #include "model/config/adapter.h"
 #include "model/config/files.h"
 #include "model/config/hf.h"
@@ -170,7 +171,9 @@ static void check_left_over(const Export *x, const ModelConfig *m)
             char *matrix = low ? NULL : coded_source_matrix(x->source.file, x->source.count, name);
             const bool placed = find_entry(low ? x->low : x->entry, low ? x->num_low : x->num_entries, matrix ? matrix : name);
             free(matrix);
-            if (placed || (!low && source_may_have(&x->source, name, x->base, m)))
+            if (placed || (m->image.feature_size > 0 && tower_owns(name)))
+                continue;
+            if (!low && source_may_have(&x->source, name, x->base, m))
                 continue;
             if (low)
                 source_refuse_embedding(x->folder, name);
@@ -204,24 +207,34 @@ static void write_json(const Export *x, const char *name, json_t *value)
     free(text);
 }
 
-/* The folder's config.json with the new type, and with the class as which it was read. All versions of transformers read
- * torch_dtype; 5 writes dtype, which takes precedence. */
+/* All versions of transformers read torch_dtype; 5 writes dtype, which takes precedence. */
+static void set_type(json_t *config, const char *dtype)
+{
+    json_t *name = json_string(strcmp(dtype, "F32") == 0 ? "float32" : strcmp(dtype, "F16") == 0 ? "float16" : "bfloat16");
+    json_object_set(config, "torch_dtype", name);
+    if (json_object_get(config, "dtype"))
+        json_object_set(config, "dtype", name);
+    json_decref(name);
+}
+
+/* The folder's config.json with the new type, and with the class as which it was read. In a model with images text_config has that
+ * class. */
 static json_t *config(const Export *x, const Architecture *class)
 {
     char *path = xasprintf("%s/config.json", x->base);
-    json_t *j = json_load_file(path, 0, NULL), *name;
+    json_t *j = json_load_file(path, 0, NULL);
     CHECK(j, "%s was read before", path);
-    name = json_string(strcmp(x->dtype, "F32") == 0 ? "float32" : strcmp(x->dtype, "F16") == 0 ? "float16" : "bfloat16");
-    json_object_set(j, "torch_dtype", name);
-    if (json_object_get(j, "dtype"))
-        json_object_set(j, "dtype", name);
+    set_type(j, x->dtype);
     json_object_del(j, "quantization_config");
     json_object_del(j, "compression_config");
     if (x->is_coded)
         json_object_set_new(j, "quantization_config", coded_config(x->coded));
-    json_decref(name);
-    json_object_set_new(j, "architectures", json_pack("[s]", class->class));
-    json_object_set_new(j, "model_type", json_string(class->model_type));
+    json_t *text = json_object_get(j, "text_config");
+    set_type(text, x->dtype);
+    if (!text) {
+        json_object_set_new(j, "architectures", json_pack("[s]", class->class));
+        json_object_set_new(j, "model_type", json_string(class->model_type));
+    }
     free(path);
     return j;
 }
@@ -343,6 +356,9 @@ Export export_open(const ExportOptions *o)
         open_others(&x, &m, o);
     }
     tokenizer_files_read(x.folder, x.base);
+    tower_read(&x.source);
+    if (m.image.feature_size > 0 && x.is_coded)
+        die("%s: %s: models with images are exported as bf16, f16 or f32; leave --dtype out", x.option, x.folder);
     /* read now: a run may delete this checkpoint; open files stay readable */
     x.description = config(&x, m.architecture);
     return x;
@@ -373,8 +389,11 @@ static void print_result(const Export *x)
 void export_complete(Export *x)
 {
     export_write(x);
-    if (x->num_files > 1)
-        write_json(x, "model.safetensors.index.json", export_index(x));
+    json_t *map = json_object();
+    const size_t tower = tower_write(x->temporary, map, NULL, NULL);
+    if (x->num_files > 1 || tower > 0)
+        write_json(x, "model.safetensors.index.json", export_index(x, json_incref(map), tower));
+    json_decref(map);
     write_json(x, "config.json", x->description);
     tokenizer_files_write(x->temporary);
     target_complete(x->target, x->begun);

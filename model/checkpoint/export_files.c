@@ -11,6 +11,7 @@
 #include "model/checkpoint/crc32c.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/merge.h"
+#include "model/checkpoint/tower.h"
 
 enum { CHUNK = 8 << 20 };       /* elements in memory at once, or a unit of coded_unit if that is more */
 
@@ -69,8 +70,9 @@ void export_create_files(Export *x)
 {
     x->file = xcalloc((size_t)x->num_files, sizeof *x->file);
     for (int i = 0; i < x->num_files; i++) {
-        char *path = x->num_files == 1 ? xasprintf("%s/model.safetensors", x->temporary)
-                                       : xasprintf("%s/model-%05d-of-%05d.safetensors", x->temporary, i + 1, x->num_files);
+        char *path = x->num_files == 1 && !tower_exists()
+                   ? xasprintf("%s/model.safetensors", x->temporary)
+                   : xasprintf("%s/model-%05d-of-%05d.safetensors", x->temporary, i + 1, x->num_files);
         x->file[i] = safetensors_new(path);
         free(path);
     }
@@ -96,13 +98,12 @@ size_t export_bytes(const Export *x)
     return bytes;
 }
 
-json_t *export_index(const Export *x)
+json_t *export_index(const Export *x, json_t *map, size_t tower)
 {
-    json_t *map = json_object();
     for (int i = 0; i < x->num_files; i++)
         for (int k = 0; k < x->file[i]->count; k++)
             json_object_set_new(map, x->file[i]->tensor[k].name, json_string(strrchr(x->file[i]->path, '/') + 1));
-    return json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)export_bytes(x), "weight_map", map);
+    return json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)(export_bytes(x) + tower), "weight_map", map);
 }
 
 /* ---- input ---------------------------------------------------------------------------------------------------- */

@@ -44,7 +44,8 @@ typedef struct Export {
 void    export_divide(Export *x, size_t file_limit);
 void    export_create_files(Export *x);
 size_t  export_bytes(const Export *x);
-json_t *export_index(const Export *x);          /* model.safetensors.index.json */
+/* model.safetensors.index.json; map and tower: the tensors of the vision tower with their file, and their bytes. It takes map. */
+json_t *export_index(const Export *x, json_t *map, size_t tower);
 
 /* All values of the tensor `name`, with its adapter added, or their average. Another thread may call export_write_int4 meanwhile,
  * but not this. */

@@ -26,6 +26,7 @@
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/crc32c.h"
+#include "model/checkpoint/tower.h"
 
 enum { CHUNK = 64 << 20 };      /* bytes of host memory for reading */
 
@@ -151,7 +152,7 @@ Layout layout_make(const char *folder, LayoutKind kind, const ParamStore *f, siz
             snprintf(path, sizeof path, "%s/optimizer-%05d.safetensors", folder, i + 1);
         else if (kind == LAYOUT_ADAPTER)
             snprintf(path, sizeof path, "%s/adapter_model.safetensors", folder);
-        else if (l.num_files == 1)
+        else if (l.num_files == 1 && !tower_exists())
             snprintf(path, sizeof path, "%s/model.safetensors", folder);
         else
             snprintf(path, sizeof path, "%s/model-%05d-of-%05d.safetensors", folder, i + 1, l.num_files);

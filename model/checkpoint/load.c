@@ -28,6 +28,7 @@
 #include "model/checkpoint/stored_base.h"
 #include "model/checkpoint/stored_states.h"
 #include "model/checkpoint/tokenizer_files.h"
+#include "model/checkpoint/tower.h"
 #include "model/config/adapter.h"
 #include "model/config/files.h"
 #include "model/config/hf.h"
@@ -53,7 +54,7 @@ static const char *left_over(const Layout *l, const Source *s, const char *folde
         for (int t = 0; t < s->file[i]->count; t++) {
             const char *name = s->file[i]->tensor[t].name;
             char *matrix = coded_source_matrix(s->file, s->count, name);
-            const bool placed = has_piece(l, matrix ? matrix : name);
+            const bool placed = has_piece(l, matrix ? matrix : name) || (c->image.feature_size > 0 && tower_owns(name));
             *path = s->file[i]->path;
             free(matrix);
             if (!placed && !source_may_have(s, name, folder, c))
@@ -188,6 +189,8 @@ static void check_description(const char *folder, const ModelConfig *c)
         { "num_attention_heads", "model.n_heads", t.n_heads, c->n_heads, true },
         { "num_key_value_heads", "model.n_kv_heads", t.n_kv_heads, c->n_kv_heads, true },
         { "head_dim", "model.head_dim", t.head_dim, c->head_dim, true },
+        { "number of tokens of an image", "model.image_tokens", t.image.rows, c->image.rows, true },
+        { "image_token_index", "model.image_token_id", t.image.token_id, c->image.token_id, true },
         { "rope_theta", "model.rope_theta", t.rope_theta, c->rope_theta, false },
         { "rope_scaling.factor", "model.rope_scaling.factor", t.rope_scaling.factor, c->rope_scaling.factor, false },
         { "its low_freq_factor", "model.rope_scaling.low_freq_factor", t.rope_scaling.low_freq_factor,
@@ -276,6 +279,7 @@ bool checkpoint_load(const char *folder, const Config *c, ParamStore *f, TrainSt
     if (adapter)
         base_check(folder, weights, base, with_optimizer);
     check_description(weights, &c->model);
+    tower_read(&model);
     tokenizer_files_read(folder, weights);
     zero_weights(f);
     if (lora->rank > 0 && !adapter)

@@ -30,6 +30,7 @@
 #include "model/checkpoint/layout.h"
 #include "model/checkpoint/saved_as.h"
 #include "model/checkpoint/tokenizer_files.h"
+#include "model/checkpoint/tower.h"
 #include "model/config/adapter.h"
 #include "model/config/hf.h"
 #include "model/config/table.h"
@@ -76,10 +77,9 @@ static void write_json(const char *name, json_t *value)
     free(text);
 }
 
-static json_t *index_of(const Layout *l)
+/* map, bytes: those of the tower. */
+static json_t *index_of(const Layout *l, json_t *map, json_int_t bytes)
 {
-    json_t *map = json_object();
-    json_int_t bytes = 0;
     for (int i = 0; i < l->num_pieces; i++) {
         const Piece *p = &l->piece[i];
         json_object_set_new(map, p->name, json_string(base_name(l->file[p->file]->path)));
@@ -136,10 +136,10 @@ static json_t *mixed_sources(const TrainState *s)
     return all;
 }
 
-static json_t *manifest(json_t *files)
+/* sums: those of the tower. */
+static json_t *manifest(json_t *files, json_t *sums)
 {
     const TrainState *s = &save.state;
-    json_t *sums = json_object();
     list_sums(sums, &save.model);
     list_sums(sums, &save.optimizer);
     json_t *o = json_pack("{s:i, s:I, s:I, s:I, s:{s:I, s:I}, s:o, s:{s:o, s:o}, s:o, s:o, s:i, s:o, s:o}", "format_version",
@@ -179,8 +179,9 @@ static void write_adapter_config(const Config *c)
 static size_t write_descriptions(void)
 {
     const Config *c = save.config;
-    json_t *files = json_object();
+    json_t *files = json_object(), *map = json_object(), *sums = json_object();
     size_t bytes = list_files(files, &save.model) + list_files(files, &save.optimizer);
+    const size_t tower = tower_write(save.folder, map, files, sums);
     json_t *config = hf_config(&c->model, c->recipe.master.dtype);
     tokenizer_files_complete_config(config);
     if (c->model.lora.rank > 0) {           /* with a config.json the folder would be a model */
@@ -189,19 +190,21 @@ static size_t write_descriptions(void)
         write_adapter_config(c);
     } else
         write_json("config.json", config);
-    if (save.model.num_files > 1)
-        write_json("model.safetensors.index.json", index_of(&save.model));
+    if (save.model.num_files > 1 || tower > 0)
+        write_json("model.safetensors.index.json", index_of(&save.model, json_incref(map), (json_int_t)tower));
+    json_decref(map);
     tokenizer_files_write(save.folder);
     if (save.kind == SAVE_AVERAGE) {
         const TrainState *s = &save.state;
         write_json("average.json", json_pack("{s:I, s:I, s:I, s:I}", "step", (json_int_t)s->step, "tokens", (json_int_t)s->tokens,
                                              "last", (json_int_t)s->average.last, "every", (json_int_t)s->average.every));
         json_decref(files);
-        return bytes;
+        json_decref(sums);
+        return bytes + tower;
     }
     write_text("config.yaml", c->text ? c->text : "");
-    write_json("trainer.json", manifest(files));
-    return bytes;
+    write_json("trainer.json", manifest(files, sums));
+    return bytes + tower;
 }
 
 /* ---- the writer ------------------------------------------------------------------------------------------- */

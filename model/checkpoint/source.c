@@ -175,7 +175,8 @@ void source_refuse_quantized(const Source *s)
 static bool says_tied(const char *folder)
 {
     json_t *config = file_json(folder, "config.json", JSON_REJECT_DUPLICATES);
-    bool tied = json_is_true(json_object_get(config, "tie_word_embeddings"));
+    const json_t *text = json_object_get(config, "text_config");
+    bool tied = json_is_true(json_object_get(text ? text : config, "tie_word_embeddings"));
     json_decref(config);
     return tied;
 }
@@ -199,10 +200,11 @@ static bool same_bytes(Found a, Found b)
 }
 
 /* If the head differs, transformers 5 computes with that head, earlier versions with the embedding: two different models. */
-static void check_tied_head(const Source *s, const char *folder)
+static void check_tied_head(const Source *s, const char *folder, bool images)
 {
-    const Found embed = safetensors_find_in(s->file, s->count, "model.embed_tokens.weight");
-    const Found head = safetensors_find_in(s->file, s->count, "lm_head.weight");
+    const char *const embedding = images ? "language_model.model.embed_tokens.weight" : "model.embed_tokens.weight";
+    const Found embed = safetensors_find_in(s->file, s->count, embedding);
+    const Found head = safetensors_find_in(s->file, s->count, images ? "language_model.lm_head.weight" : "lm_head.weight");
     if (embed.tensor && head.tensor && !same_bytes(embed, head))
         die("%s: lm_head.weight differs from model.embed_tokens.weight, although %s/config.json has tie_word_embeddings true; set "
             "it to false to use this head, or remove lm_head.weight from the file to use the embedding as the head",
@@ -213,9 +215,10 @@ bool source_may_have(const Source *s, const char *name, const char *folder, cons
 {
     if (text_ends_with(name, ".rotary_emb.inv_freq"))
         return true;
-    if (!c->weight_tying || strcmp(name, "lm_head.weight") != 0 || !says_tied(folder))
+    const bool images = c->image.feature_size > 0;
+    if (!c->weight_tying || strcmp(name, images ? "language_model.lm_head.weight" : "lm_head.weight") != 0 || !says_tied(folder))
         return false;
-    check_tied_head(s, folder);
+    check_tied_head(s, folder, images);
     return true;
 }
 

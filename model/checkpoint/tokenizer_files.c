@@ -18,6 +18,7 @@
 static const char *const model_files[] = {
     "config.json",      /* not written: tokenizer_files_complete_config merges it */
     "generation_config.json",
+    "preprocessor_config.json", "processor_config.json",       /* of models with images */
 };
 
 /* The files that transformers saves for tokenizers of all classes here, and Mistral's own format. */
@@ -251,10 +252,9 @@ static void complete_generation(json_t *token)
     json_decref(file);
 }
 
-void tokenizer_files_complete_config(json_t *config)
+/* Adds what the loaded text model's config.json has. */
+static void complete_text(json_t *config, const json_t *loaded)
 {
-    const Held *h = find("config.json");
-    json_t *loaded = h ? json_loadb(h->data, h->bytes, 0, NULL) : NULL;
     json_t *bos = json_object_get(loaded, "bos_token_id"), *eos = json_object_get(loaded, "eos_token_id");
     json_t *length = json_object_get(loaded, "max_position_embeddings");
     if (bos)
@@ -263,8 +263,22 @@ void tokenizer_files_complete_config(json_t *config)
         json_object_set(config, "eos_token_id", eos);
     if (json_integer_value(length) > json_integer_value(json_object_get(config, "max_position_embeddings")))
         json_object_set(config, "max_position_embeddings", length);
+}
+
+/* For a model with images it also adds all keys that describe its tower and its images, as vision_config. */
+void tokenizer_files_complete_config(json_t *config)
+{
+    const Held *h = find("config.json");
+    json_t *loaded = h ? json_loadb(h->data, h->bytes, 0, NULL) : NULL, *text = json_object_get(config, "text_config");
+    complete_text(text ? text : config, text ? json_object_get(loaded, "text_config") : loaded);
+    if (text && loaded) {
+        json_object_del(loaded, "dtype");               /* of the loaded weights, as the next */
+        json_object_del(loaded, "quantization_config");
+        json_object_del(loaded, "image_token_id");      /* image_token_index has it */
+        json_object_update_missing(config, loaded);
+    }
     json_decref(loaded);
-    complete_generation(json_object_get(config, "eos_token_id"));
+    complete_generation(json_object_get(text ? text : config, "eos_token_id"));
 }
 
 void tokenizer_files_keep_eos(const json_t *config)

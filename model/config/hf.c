@@ -10,6 +10,7 @@
 #include "kernels/runtime/error.h"
 #include "model/config/files.h"
 #include "model/config/hf_keys.h"
+#include "model/config/llava.h"
 #include "model/config/quantized.h"
 #include "model/config/table.h"
 
@@ -314,21 +315,27 @@ static void choose_class(Source *s)
             s->path, type, s->class->model_type);
 }
 
-static void open_source(Source *s, const char *folder)
+/* Of a model with images: its text_config, and m->image. */
+static void open_source(Source *s, ModelConfig *m, const char *folder)
 {
     snprintf(s->path, sizeof s->path, "%s/config.json", folder);
     s->json = file_json(folder, "config.json", 0);
     if (!s->json)
         die("%s: there is no such file; load_path must be a folder written by save_pretrained or a checkpoint stepN", s->path);
     s->generation = file_try_json(folder, "generation_config.json");    /* not every folder has it */
+    quantized_refuse(s->json, folder);
+    json_t *text = llava_text(m, s->json, s->path);
+    if (text) {
+        json_decref(s->json);
+        s->json = text;
+    }
     choose_class(s);
 }
 
 void config_read_hf(ModelConfig *m, const char *folder)
 {
     Source s;
-    open_source(&s, folder);
-    quantized_refuse(s.json, folder);
+    open_source(&s, m, folder);
     const Architecture *a = m->architecture = s.class;
     m->norm = (Norm){ a->norm, a->norm_eps };
     m->norm_affine = a->norm_affine;
@@ -475,5 +482,5 @@ json_t *hf_config(const ModelConfig *c, DType master)
         if (value)
             json_object_set_new(j, k->key, value);
     }
-    return j;
+    return c->image.feature_size > 0 ? llava_config(c, j) : j;
 }

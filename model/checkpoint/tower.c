@@ -1,0 +1,116 @@
+/* Copies tensors from file to file. */
+#include "model/checkpoint/tower.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/runtime/error.h"
+#include "model/checkpoint/crc32c.h"
+
+static const char file_name[] = "model-vision_tower.safetensors";
+
+static SafeFile **kept;
+static int num_kept;
+
+bool tower_owns(const char *name)
+{
+    static const char prefix[] = "vision_tower.";
+    return strncmp(name, prefix, sizeof prefix - 1) == 0;
+}
+
+static bool has_tower(const SafeFile *f)
+{
+    int t = 0;
+    while (t < f->count && !tower_owns(f->tensor[t].name))
+        t++;
+    return t < f->count;
+}
+
+static SafeFile *open_again(const SafeFile *f)
+{
+    SafeFile *again = safetensors_open(f->path);
+    for (int t = 0; t < f->count && t < again->count; t++) {
+        again->tensor[t].has_sum = f->tensor[t].has_sum;
+        again->tensor[t].sum = f->tensor[t].sum;
+    }
+    return again;
+}
+
+void tower_read(const Source *s)
+{
+    for (int i = 0; i < num_kept; i++)
+        safetensors_close(kept[i]);
+    num_kept = 0;
+    kept = xrealloc(kept, (size_t)(s->count + 1) * sizeof *kept);
+    for (int i = 0; i < s->count; i++)
+        if (has_tower(s->file[i]))
+            kept[num_kept++] = open_again(s->file[i]);
+}
+
+bool tower_exists(void)
+{
+    return num_kept > 0;
+}
+
+/* Returns the checksum. */
+static uint32_t copy(SafeFile *to, const SafeFile *from, const SafeTensor *t)
+{
+    enum { CHUNK = 8 << 20 };
+    const SafeTensor *at = safetensors_find(to, t->name);
+    const size_t bytes = t->end - t->begin;
+    char *data = xmalloc(CHUNK);
+    uint32_t sum = 0;
+    for (size_t i = 0; i < bytes; i += CHUNK) {
+        const size_t n = bytes - i < CHUNK ? bytes - i : CHUNK;
+        safetensors_read(from, data, t, i, n);
+        sum = crc32c(sum, data, n);
+        if (!safetensors_write(to, at, i, data, n))
+            die("%s", to->problem);
+    }
+    free(data);
+    return sum;
+}
+
+static void describe(SafeFile *to)
+{
+    for (int i = 0; i < num_kept; i++)
+        for (int k = 0; k < kept[i]->count; k++) {
+            const SafeTensor *t = &kept[i]->tensor[k];
+            if (tower_owns(t->name))
+                safetensors_add(to, t->name, t->dtype, t->dims, t->shape);
+        }
+    safetensors_lay_out(to);
+    safetensors_create(to);
+}
+
+size_t tower_write(const char *folder, json_t *map, json_t *files, json_t *sums)
+{
+    if (!tower_exists())
+        return 0;
+    char *path = xasprintf("%s/%s", folder, file_name);
+    SafeFile *to = safetensors_new(path);
+    describe(to);
+    for (int i = 0; i < num_kept; i++)
+        for (int k = 0; k < kept[i]->count; k++) {
+            const SafeTensor *t = &kept[i]->tensor[k];
+            if (!tower_owns(t->name))
+                continue;
+            const uint32_t sum = copy(to, kept[i], t);
+            if (t->has_sum && t->sum != sum)
+                die("%s: tensor %s has the checksum %08" PRIx32 ", expected %08" PRIx32 ": it is damaged", kept[i]->path, t->name,
+                    sum, t->sum);
+            if (sums)
+                json_object_set_new(sums, t->name, json_sprintf("%08" PRIx32, sum));
+            if (map)
+                json_object_set_new(map, t->name, json_string(file_name));
+        }
+    if (!safetensors_sync(to))
+        die("%s", to->problem);
+    const size_t bytes = to->bytes;
+    if (files)
+        json_object_set_new(files, file_name, json_integer((json_int_t)(to->data + bytes)));
+    safetensors_close(to);
+    free(path);
+    return bytes;
+}
