@@ -1,0 +1,271 @@
+/* data/images: which row of which image the tokens of a file show, in cut and packed sequences, and what is wrong with files. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "data/images.h"
+#include "data/loader.h"
+#include "kernels/runtime/error.h"
+#include "tests/shards.h"
+
+enum { T = 8, VOCAB = 100, TOKEN = 99, EOS = 0, ROWS = 3, COLS = 8, IMAGES = 5, LENGTH = 3 * T };
+static const uint64_t ID = 0x0123456789abcdef;
+
+static char folder[64];
+
+static char *in(const char *name)
+{
+    return xasprintf("%s/%s", folder, name);
+}
+
+/* Value c of row r of image i: exact in BF16. */
+static float value(int i, int r, int c)
+{
+    return (float)(i * ROWS + r) + (float)c / 16;
+}
+
+static void write_features(const char *dtype, int rows, int cols)
+{
+    const char *const names[] = { "f0", "f1" };
+    const int count[] = { 2, IMAGES - 2 };
+    for (int f = 0, image = 0; f < 2; f++) {
+        unsigned char bytes[IMAGES * ROWS * COLS * 4];
+        size_t n = 0;
+        for (int i = 0; i < count[f]; i++, image++)
+            for (int r = 0; r < ROWS; r++)
+                for (int c = 0; c < COLS; c++) {
+                    const float x = value(image, r, c);
+                    if (*dtype == 'b')
+                        memcpy(bytes + n, (const char *)&x + 2, 2), n += 2;
+                    else
+                        memcpy(bytes + n, &x, 4), n += 4;
+                }
+        write_file(in(names[f]), bytes, n);
+    }
+    char *text = xasprintf("{\"id\": \"%016llx\", \"rows\": %d, \"cols\": %d, \"dtype\": \"%s\", \"files\": [[\"f0\", 2], [\"f1\", %d]]}",
+                           (unsigned long long)ID, rows, cols, dtype, IMAGES - 2);
+    write_file(in("features.json"), text, strlen(text));
+    free(text);
+}
+
+static void write_index(const char *name, uint64_t id, const uint32_t *image, size_t count)
+{
+    unsigned char bytes[256];
+    memcpy(bytes, &id, sizeof id);
+    memcpy(bytes + sizeof id, image, count * sizeof *image);
+    write_file(in(name), bytes, sizeof id + count * sizeof *image);
+}
+
+/* Three images in three documents of 10, 8 and 6 tokens: at 2, at 7 (cut at 8), at 19. */
+static const int at[3] = { 2, 7, 19 };
+static const uint32_t shown[3] = { 4, 0, 2 };
+static uint16_t tokens[LENGTH];
+
+static void write_tokens(const char *name)
+{
+    for (int i = 0; i < LENGTH; i++)
+        tokens[i] = (uint16_t)(i == 9 || i == 17 || i == 23 ? EOS : 10 + i);
+    for (int k = 0; k < 3; k++)
+        for (int r = 0; r < ROWS; r++)
+            tokens[at[k] + r] = TOKEN;
+    tokens[9] = TOKEN;              /* the second image fills the first document's end; EOS follows */
+    tokens[10] = EOS;
+    write_file(in(name), tokens, sizeof tokens);
+}
+
+static DataSpec spec_of(char **paths, char **indexes)
+{
+    return (DataSpec){ .paths = paths, .num_paths = 1, .image_paths = indexes, .num_image_paths = indexes != NULL,
+                       .image_features = folder, .image_rows = ROWS, .image_cols = COLS, .image_token_id = TOKEN, .itemsize = 2,
+                       .sequence_length = T, .vocab_size = VOCAB, .eos_token_id = EOS, .pad_token_id = -1, .again = true };
+}
+
+/* The value that token `place` of the file shows in column c; -1: none. */
+static float expected(int place, int c)
+{
+    for (int k = 0; k < 3; k++)
+        if (place >= at[k] && place < at[k] + ROWS)
+            return value((int)shown[k], place - at[k], c);
+    return -1;
+}
+
+static float stored(const void *row, int c, bool f32)
+{
+    float x = 0;
+    memcpy((char *)&x + (f32 ? 0 : 2), (const char *)row + c * (f32 ? 4 : 2), f32 ? 4 : 2);
+    return x;
+}
+
+static void check_token(const Batch *b, int n, int place)
+{
+    for (int c = 0; c < COLS; c++) {
+        if (expected(place, c) < 0)
+            assert_null(b->images[n]);
+        else
+            assert_true(b->images[n] && stored(b->images[n], c, b->images_f32) == expected(place, c));
+    }
+}
+
+/* Sequences of a file one after the other: an image is cut between the first and the second. */
+static void test_cut(void **state)
+{
+    (void)state;
+    for (int f32 = 0; f32 < 2; f32++) {
+        char *paths[] = { in("a.npy") }, *indexes[] = { in("a.index") };
+        write_features(f32 ? "f32" : "bf16", ROWS, COLS);
+        write_tokens("a.npy");
+        write_index("a.index", ID, shown, 3);
+        const DataSpec spec = spec_of(paths, indexes);
+        Loader *l = loader_open(&spec, 3, 0, 1);
+        Batch b;
+        assert_true(loader_next(l, &b));
+        assert_int_equal(b.sequences, 3);
+        assert_int_equal(b.images_f32, f32);
+        long labels = 0;
+        for (int n = 0; n < LENGTH; n++) {
+            check_token(&b, n, n);
+            const int target = n % T == T - 1 || tokens[n + 1] == TOKEN ? -1 : tokens[n + 1];
+            assert_int_equal(b.targets[n], target);
+            labels += target >= 0;
+        }
+        assert_int_equal(b.labels, labels);
+        loader_close(l);
+    }
+}
+
+/* Whole documents: the first, of 11 tokens, is truncated or split; where a piece begins does not matter. */
+static void test_packed(void **state)
+{
+    (void)state;
+    write_features("bf16", ROWS, COLS);
+    for (int split = 0; split < 2; split++) {
+        char *paths[] = { in("a.npy") }, *indexes[] = { in("a.index") };
+        DataSpec spec = spec_of(paths, indexes);
+        spec.best_fit = true;
+        spec.split = split;
+        Loader *l = loader_open(&spec, 4, 0, 1);
+        Batch b;
+        int seen = 0;
+        assert_true(loader_next(l, &b));
+        for (int n = 0; n < b.sequences * T; n++) {
+            int place = 0;
+            if (b.tokens[n] != TOKEN) {
+                assert_null(b.images[n]);
+                continue;
+            }
+            while (place < LENGTH && expected(place, 0) != stored(b.images[n], 0, false))
+                place++;
+            assert_true(place < LENGTH);
+            check_token(&b, n, place);
+            assert_true(n % T == 0 || b.begins[n] || b.tokens[n - 1] == tokens[place - 1]);
+            seen++;
+        }
+        assert_int_equal(seen, split ? 9 + 1 : 7);     /* a split overlaps by a token; truncated: 6 of 8, 3 */
+        loader_close(l);
+    }
+}
+
+/* On every rank the same rows for the same sequences. */
+static void test_ranks(void **state)
+{
+    (void)state;
+    char *paths[] = { in("a.npy") }, *indexes[] = { in("a.index") };
+    const DataSpec spec = spec_of(paths, indexes);
+    for (int rank = 0; rank < 3; rank++) {
+        Loader *l = loader_open(&spec, 3, rank, 3);
+        Batch b;
+        assert_true(loader_next(l, &b));
+        for (int t = 0; t < T; t++)
+            check_token(&b, t, rank * T + t);
+        loader_close(l);
+    }
+}
+
+/* ---- errors ------------------------------------------------------------------------------------------------------ */
+
+typedef struct { const DataSpec *spec; Loader *loader; } Opening;
+
+static void open_it(void *what)
+{
+    Opening *o = what;
+    o->loader = loader_open(o->spec, 3, 0, 1);
+}
+
+/* Opening or reading the first step must fail with a message that has this text. */
+static void fails(const DataSpec *spec, const char *text)
+{
+    Opening o = { spec, NULL };
+    char *problem = error_catch(open_it, &o);
+    const char *found = problem ? problem : loader_problem(o.loader);
+    if (!found || !strstr(found, text))
+        fail_msg("expected an error with '%s', found: %s", text, found ? found : "none");
+    free(problem);
+    if (o.loader)
+        loader_close(o.loader);
+}
+
+static void test_errors(void **state)
+{
+    (void)state;
+    char *paths[] = { in("a.npy"), in("a.npy") }, *indexes[] = { in("b.index") };
+    DataSpec spec = spec_of(paths, indexes);
+    const uint32_t beyond[] = { 4, 5, 2 };
+    write_features("bf16", ROWS, COLS);
+    write_index("b.index", ID, shown, 2);
+    fails(&spec, "has 2 images of 3 tokens, which are 6, but");
+    write_index("b.index", ID, beyond, 3);
+    fails(&spec, "entry 1 (counted from 0) is image 5, but");
+    write_index("b.index", ID + 1, shown, 3);
+    fails(&spec, "was made for features with the id 0123456789abcdf0, but");
+    write_file(in("b.index"), tokens, 11);
+    fails(&spec, "has 11 bytes; expected 8 and 4 for each image");
+    write_index("b.index", ID, shown, 3);
+    spec.num_paths = 2;
+    fails(&spec, "data.image_paths names 1 files, data.paths 2");
+    spec.num_paths = 1;
+    spec.num_image_paths = 0;
+    fails(&spec, "token 2 (counted from 0) is 99, the place of an image (model.image_token_id), but there is no index");
+    spec.num_image_paths = 1;
+    write_features("bf16", ROWS, COLS + 8);
+    fails(&spec, "a row has 16 values, but the model's projector reads 8 (model.image_feature_size)");
+    write_features("bf16", ROWS + 1, COLS);
+    fails(&spec, "an image has 4 rows, but the model has 3 tokens for each (model.image_tokens)");
+    write_features("f16", ROWS, COLS);
+    fails(&spec, "\"dtype\" is f16; expected bf16 or f32");
+    write_features("bf16", ROWS, COLS);
+    write_file(in("f1"), tokens, 20);
+    fails(&spec, "has 20 bytes; 3 images of 3 rows of 8 values of 2 bytes have 144: truncated?");
+    write_features("bf16", ROWS, COLS);
+    uint16_t nan[IMAGES * ROWS * COLS] = { 0 };
+    nan[2 * ROWS * COLS + COLS + 3] = 0x7fc0;           /* image 4, row 1 */
+    write_file(in("f1"), nan, sizeof nan / IMAGES * (IMAGES - 2));
+    fails(&spec, "row 1 of image 4 has a value that is not finite");
+}
+
+static int make_folder(void **state)
+{
+    (void)state;
+    strcpy(folder, "/tmp/test_images_XXXXXX");
+    return mkdtemp(folder) ? 0 : -1;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    char *command = xasprintf("rm -r %s", folder);
+    return system(command);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_cut), cmocka_unit_test(test_packed), cmocka_unit_test(test_ranks),
+                                        cmocka_unit_test(test_errors) };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
