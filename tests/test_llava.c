@@ -1,0 +1,263 @@
+/* Folders of LlavaForConditionalGeneration: read, trained, saved, resumed, exported. What transformers wrote and we do not compute
+ * with, the tower and its description, comes out as it went in. test_parity.c compares what the models compute. */
+#include "tests/saved.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <string.h>
+
+#include "model/checkpoint/safetensors.h"
+#include "model/config/hf.h"
+#include "model/update.h"
+#include "tests/exported.h"
+
+static const char *const goldens[] = { "llava-llama", "llava-mistral", "llava-qwen3-tied" };
+enum { GOLDENS = 3, T = 16, N = 2 * T };
+
+typedef struct {
+    Config config; Model model; ParamStore fsdp;
+    float  features[N][64];
+    const void *rows[N];
+    int    tokens[N], targets[N];
+} Trainer;
+
+/* A path that is valid until release(). */
+static const char *path_of(const char *text)
+{
+    return strcpy(keep(strlen(text) + 1), text);
+}
+
+static void fill_batch(Trainer *t)
+{
+    const ImageConfig *i = &t->config.model.image;
+    assert_in_range(i->feature_size, 1, 64);
+    for (int n = 0; n < N; n++) {
+        const bool image = n >= 3 && n < 3 + i->rows;
+        t->tokens[n] = image ? i->token_id : test_token(1, (uint64_t)n, 90);
+        for (int c = 0; c < 64; c++)
+            t->features[n][c] = test_uniform(2, (uint64_t)(n * 64 + c));
+        t->rows[n] = image ? t->features[n] : NULL;
+    }
+    for (int n = 0; n < N; n++)
+        t->targets[n] = n % T == T - 1 || t->rows[n + 1] ? -1 : t->tokens[n + 1];
+}
+
+static void open_trainer(Trainer *t, const char *folder)
+{
+    *t = (Trainer){ 0 };
+    ModelConfig m = { .init_std = 0.02 };
+    config_read_hf(&m, folder);
+    m.max_sequence_length = T;
+    model_config(&t->config, &m, "f32", 2);
+    t->config.text = "run_name: test\n";
+    t->config.save_folder = keep(256);
+    t->config.save_num_checkpoints_to_keep = -1;
+    snprintf(t->config.save_folder, 256, "%s/run%d", root, num_folders++);
+    mkdir(t->config.save_folder, 0777);
+    model_create(&t->model, &t->fsdp, &t->config);
+    fill_batch(t);
+}
+
+static double train_step(Trainer *t, int step)
+{
+    fsdp_empty_grads(&t->fsdp);
+    model_use_images(&t->model, (ImageRows){ t->rows, F32 });
+    model_step(&t->model, &t->fsdp, t->tokens, t->targets, NULL, 1.0f / N, 0, PASS_COMPLETE);
+    const double loss = take_losses(&t->model).loss, norm = optimizer_grad_norm(&t->fsdp);
+    optimizer_step(&t->fsdp, &t->config, step, step, 1e-2, fmin(1, 1 / norm));
+    return loss;
+}
+
+static const char *save_at(Trainer *t, long step)
+{
+    const TrainState s = state_of(step);
+    checkpoint_begin(&t->config, &t->fsdp, &s, CHECKPOINT_FILE_BYTES);
+    checkpoint_finish();
+    return path_of(text("%s/step%ld", t->config.save_folder, step));
+}
+
+static void close_trainer(Trainer *t)
+{
+    model_free(&t->model, &t->fsdp);
+}
+
+/* A copy of the golden folder that can be deleted. */
+static const char *copied(const char *name)
+{
+    const char *folder = path_of(text("%s/%s-%d", root, name, num_folders++));
+    shell(text("mkdir %s && cp tests/golden/%s/*.json tests/golden/%s/model.safetensors %s", folder, name, name, folder));
+    return folder;
+}
+
+/* Every tensor of the golden folder that begins with `prefix` is in the file of the index of `folder`, with the same bytes. */
+static void check_tensors(const char *name, const char *folder, const char *prefix)
+{
+    SafeFile *was = safetensors_open(text("tests/golden/%s/model.safetensors", name));
+    json_t *index = json_load_file(text("%s/model.safetensors.index.json", folder), 0, NULL);
+    int checked = 0;
+    assert_non_null(index);
+    for (int i = 0; i < was->count; i++) {
+        const SafeTensor *a = &was->tensor[i];
+        const size_t bytes = a->end - a->begin;
+        if (strncmp(a->name, prefix, strlen(prefix)) != 0)
+            continue;
+        const char *file = json_string_value(json_object_get(json_object_get(index, "weight_map"), a->name));
+        assert_non_null(file);
+        SafeFile *now = safetensors_open(text("%s/%s", folder, file));
+        const SafeTensor *b = safetensors_find(now, a->name);
+        char *x = keep(bytes), *y = keep(bytes);
+        assert_true(b && b->end - b->begin == bytes && strcmp(a->dtype, b->dtype) == 0 && a->dims == b->dims);
+        safetensors_read(was, x, a, 0, bytes);
+        safetensors_read(now, y, b, 0, bytes);
+        assert_memory_equal(x, y, bytes);
+        safetensors_close(now);
+        checked++;
+    }
+    assert_true(checked > 5);
+    json_decref(index);
+    safetensors_close(was);
+}
+
+static void check_config(const char *name, const char *folder)
+{
+    static const char *const keys[] = { "architectures", "model_type", "vision_config", "vision_feature_layer", "image_token_index",
+                                        "vision_feature_select_strategy", "image_seq_length", "multimodal_projector_bias" };
+    json_t *was = json_load_file(text("tests/golden/%s/config.json", name), 0, NULL);
+    json_t *now = json_load_file(text("%s/config.json", folder), 0, NULL);
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+        if (!json_equal(json_object_get(was, keys[i]), json_object_get(now, keys[i])))
+            fail_msg("%s: %s changed", name, keys[i]);
+    const json_t *text_was = json_object_get(was, "text_config"), *text_now = json_object_get(now, "text_config");
+    assert_true(json_equal(json_object_get(text_was, "model_type"), json_object_get(text_now, "model_type")));
+    assert_true(json_equal(json_object_get(text_was, "hidden_size"), json_object_get(text_now, "hidden_size")));
+    json_decref(was);
+    json_decref(now);
+}
+
+/* Loaded and saved: all tensors are the same. Trained for two steps: the tower is, and a resume in the middle has the same bits, also
+ * if the folder of the start is gone. */
+static void test_round_trip(void **state)
+{
+    (void)state;
+    for (int g = 0; g < GOLDENS; g++) {
+        Trainer t, again;
+        const char *start = copied(goldens[g]);
+        open_trainer(&t, start);
+        assert_false(checkpoint_load(start, &t.config, &t.fsdp, NULL, true));
+        shell(text("rm -r %s", start));
+        const char *same = save_at(&t, 1);
+        check_tensors(goldens[g], same, "");
+        check_config(goldens[g], same);
+        const double first = train_step(&t, 1);
+        const char *trained = save_at(&t, 2);
+        check_tensors(goldens[g], trained, "vision_tower.");
+        open_trainer(&again, trained);
+        TrainState s;
+        assert_true(checkpoint_load(trained, &again.config, &again.fsdp, &s, true));
+        const double second = train_step(&t, 2), resumed = train_step(&again, 2);
+        assert_memory_equal(&second, &resumed, sizeof second);
+        assert_true(second < first);
+        check_tensors(goldens[g], save_at(&again, 3), "vision_tower.");
+        close_trainer(&t);
+        close_trainer(&again);
+        release();
+    }
+}
+
+static void test_export(void **state)
+{
+    (void)state;
+    for (int g = 0; g < GOLDENS; g++) {
+        const char *source = path_of(text("tests/golden/%s", goldens[g])), *target = path_of(text("%s/exported-%d", root, g));
+        export_folder(source, NULL, target, "F32", CHECKPOINT_FILE_BYTES);
+        check_tensors(goldens[g], target, "");
+        check_config(goldens[g], target);
+        const char *half = path_of(text("%s/half-%d", root, g));
+        export_folder(source, NULL, half, "BF16", CHECKPOINT_FILE_BYTES);
+        check_tensors(goldens[g], half, "vision_tower.");
+        release();
+    }
+    const char *none = path_of(text("%s/none", root));
+    DIES("models with images are exported as bf16, f16 or f32",
+         export_folder("tests/golden/llava-llama", NULL, none, "int8", CHECKPOINT_FILE_BYTES));
+}
+
+/* ---- config.json ------------------------------------------------------------------------------------------------ */
+
+static ModelConfig read_json(const char *json)
+{
+    const char *folder = text("%s/config", root);
+    mkdir(folder, 0777);
+    FILE *f = fopen(text("%s/config.json", folder), "w");
+    assert_non_null(f);
+    fputs(json, f);
+    fclose(f);
+    ModelConfig m = { .init_std = 0.02 };
+    config_read_hf(&m, folder);
+    return m;
+}
+
+#define LLAVA(more) "{\"architectures\": [\"LlavaForConditionalGeneration\"], \"model_type\": \"llava\"" more "}"
+
+/* The folder of LLaVA-1.5-7B: most keys are the classes' defaults. */
+static void test_defaults(void **state)
+{
+    (void)state;
+    const ModelConfig m = read_json(LLAVA(
+        ", \"image_token_index\": 32000, \"pad_token_id\": 32001, \"vision_feature_layer\": -2, "
+        "\"text_config\": {\"architectures\": [\"LlamaForCausalLM\"], \"max_position_embeddings\": 4096, \"model_type\": \"llama\", "
+        "\"rms_norm_eps\": 1e-05, \"torch_dtype\": \"float16\", \"vocab_size\": 32064}, \"vision_config\": {\"hidden_size\": 1024, "
+        "\"image_size\": 336, \"intermediate_size\": 4096, \"model_type\": \"clip_vision_model\", \"num_attention_heads\": 16, "
+        "\"num_hidden_layers\": 24, \"patch_size\": 14, \"projection_dim\": 768, \"vocab_size\": 32000}"));
+    assert_int_equal(m.d_model, 4096);
+    assert_int_equal(m.mlp_width, 11008);
+    assert_int_equal(m.n_layers, 32);
+    assert_int_equal(m.n_kv_heads, 32);
+    assert_int_equal(m.vocab_size, 32064);
+    assert_int_equal(m.pad_token_id, 32001);
+    assert_int_equal(m.image.rows, 576);
+    assert_int_equal(m.image.feature_size, 1024);
+    assert_int_equal(m.image.token_id, 32000);
+    assert_true(m.image.bias && m.image.projector == PROJECTOR_MLP && m.norm.eps == 1e-5f && !m.weight_tying);
+
+    const ModelConfig siglip = read_json(LLAVA(
+        ", \"image_token_id\": 7, \"vision_feature_select_strategy\": \"full\", \"text_config\": {\"model_type\": \"mistral\"}, "
+        "\"vision_config\": {\"model_type\": \"siglip_vision_model\", \"hidden_size\": 1152, \"image_size\": 384, \"patch_size\": 14}"));
+    assert_int_equal(siglip.image.rows, 729);
+    assert_int_equal(siglip.image.token_id, 7);
+    assert_int_equal(siglip.mlp_width, 14336);
+    assert_int_equal(siglip.n_kv_heads, 8);
+
+    const ModelConfig pixels = read_json(LLAVA(
+        ", \"image_feature_size\": 768, \"image_seq_length\": 64, \"multimodal_projector_bias\": false, \"projector\": \"linear\""));
+    assert_int_equal(pixels.image.rows, 64);
+    assert_true(!pixels.image.bias && pixels.image.projector == PROJECTOR_LINEAR);
+
+    const ModelConfig plain = architecture(LLAMA);
+    json_t *j = hf_config(&plain, F32);
+    assert_null(json_object_get(j, "text_config"));
+    json_decref(j);
+}
+
+#define TOWER ", \"vision_config\": {\"model_type\": \"clip_vision_model\"}"
+
+static void test_refused(void **state)
+{
+    (void)state;
+    DIES("config.json: text_config is of model_type qwen2; in a LlavaForConditionalGeneration only llama, mistral and qwen3",
+         read_json(LLAVA(", \"text_config\": {\"model_type\": \"qwen2\"}" TOWER)));
+    DIES("config.json: vision_feature_layer is a list", read_json(LLAVA(TOWER ", \"vision_feature_layer\": [-2, -5]")));
+    DIES("config.json: vision_config is of model_type pixtral", read_json(LLAVA(", \"vision_config\": {\"model_type\": \"pixtral\"}")));
+    DIES("config.json: projector_hidden_act is relu", read_json(LLAVA(TOWER ", \"projector_hidden_act\": \"relu\"")));
+    DIES("config.json: vision_feature_select_strategy is cls", read_json(LLAVA(TOWER ", \"vision_feature_select_strategy\": \"cls\"")));
+    DIES("there is neither a vision_config nor image_feature_size", read_json(LLAVA("")));
+    DIES("config.json: image_token_index: expected a number, found", read_json(LLAVA(TOWER ", \"image_token_index\": \"<image>\"")));
+}
+
+int main(void)
+{
+    device_init(0);
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_round_trip), cmocka_unit_test(test_export),
+                                        cmocka_unit_test(test_defaults), cmocka_unit_test(test_refused) };
+    return cmocka_run_group_tests(tests, make_root, remove_root);
+}
