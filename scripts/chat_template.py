@@ -87,7 +87,7 @@ def name_thoughts(messages):
 class ChatTemplate:
     """files: tokenizer_files.load of the folder. now: the time that strftime_now gives the template, so that all conversations have
     the same date; default: the current time. names: all words of the folder's templates; words: those that are no keys;
-    variables: the variables that they read."""
+    variables: the variables that they read. change: None, or a function that makes of messages those that the templates get."""
 
     def __init__(self, folder, files, now=None):
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
@@ -95,7 +95,7 @@ class ChatTemplate:
         environment.filters["tojson"] = tojson
         environment.globals["raise_exception"] = raise_exception
         environment.globals["strftime_now"] = (now or datetime.datetime.now()).strftime
-        self.folder, self.tokens, self.templates = folder, files.named, {}
+        self.folder, self.tokens, self.templates, self.change = folder, files.named, {}, None
         self.names, self.words, self.variables = set(), set(), set()
         for name, (path, text) in find_templates(folder, files.config).items():
             try:
@@ -116,5 +116,7 @@ class ChatTemplate:
 
     def render(self, messages, add_generation_prompt=False, tools=None, **variables):
         """The text of messages [{"role", "content"}, ...]; raises any exception of the template."""
-        given = {"messages": list(name_thoughts(messages)), "tools": tools, "add_generation_prompt": add_generation_prompt}
+        messages = name_thoughts(messages)
+        messages = list(self.change(messages) if self.change else messages)
+        given = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         return self.choose(tools).render(**{**self.tokens, "documents": None, **variables, **given})

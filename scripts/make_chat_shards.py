@@ -17,17 +17,19 @@ be learned) and token_ids_part_0000.csv.gz (a row per document: first token, tok
 the assistant with the token that ends a turn, except in messages with "weight": 0 or "train": false. A conversation without an
 answer is left out and named. A line that is no conversation, or that the template refuses, ends the program; with --skip-bad it
 is left out and counted. Notes count what the template leaves out of the messages. With --val-fraction all of a conversation is in
-one of the two parts. The same files give the same bytes, with any number of processes. fine-tune.yaml next to them is a
+one of the two parts. With --images conversations may show pictures, as <image> in questions with "image" or "images" next to the
+messages, or as parts {"type": "image"}; each becomes as many tokens as it has rows of features, and images_part_0000.npy says which
+pictures a part shows. The same files give the same bytes, with any number of processes. fine-tune.yaml next to them is a
 configuration with FOLDER, these files and the usual settings. Needs the packages tokenizers, jinja2 and numpy.
 """
 import argparse, collections, datetime, json, os, re, shlex
 
-import chat_labels, chat_schema, chat_template, chat_written, inputs, shards, tokenizer_files
+import chat_images, chat_labels, chat_schema, chat_template, chat_written, inputs, shards, tokenizer_files
 
 np, Bad = shards.np, shards.Bad
 process = argparse.Namespace()      # used by work(), in each process
 
-# what was done with a conversation: documents are pairs (ids, mask); ends: the last id learned of each; notes: (key of NOTES,
+# what was done with a conversation: documents are (ids, mask), with --images also numbers of pictures; ends: the last id learned of each; notes: (key of NOTES,
 # detail) of each finding; problem: a Bad or None
 Result = collections.namedtuple("Result", "path line documents ends notes problem")
 
@@ -72,18 +74,19 @@ def check_vocabulary(ids, where):
                   "tokens that the model knows: where the chat template writes it, use a chat template without it")
 
 
-def make_document(document, where):
-    """(ids, mask, notes) of a text and the places of its answers. The whole text is tokenized at once, as a model will see it.
-    A token that begins in the prompt is not a label, because no model is asked for it."""
-    tokens = shards.encode(process.tokenizer, document.text, where)
+def make_document(text, answers, document, where):
+    """(ids, mask, notes) of a text and the places of its answers, which are those of the document, or with images. The whole text
+    is tokenized at once, as a model will see it. A token that begins in the prompt is not a label, because no model is asked for
+    it."""
+    tokens = shards.encode(process.tokenizer, text, where)
     check_vocabulary(tokens.ids, where)
     ids = np.array(tokens.ids, process.dtype)
     first, after = np.array(tokens.offsets, np.int64).reshape(-1, 2).T
     mask, notes = np.zeros(len(ids), np.bool_), []
-    for begin, end in document.answers:
+    for begin, end in answers:
         mask |= (first >= begin) & (first < end)
         for place, key in ((begin, "begin"), (end, "end")):
-            strips = key == "end" and document.text.endswith(process.files.added, begin, end)       # and may include space
+            strips = key == "end" and text.endswith(process.files.added, begin, end)       # and may include space
             if begin < end and not strips and ((first < place) & (after > place)).any():
                 notes.append((key, ""))
     notes += [("lost", kind) for kind, count in document.lost.items() for _ in range(count)] + [("open", "")] * document.open
@@ -93,37 +96,61 @@ def make_document(document, where):
 
 def make_documents(path, number, line):
     """The Result of a conversation."""
-    where = f"{path}:{number}"
+    where, names = f"{path}:{number}", []
     try:
+        if process.features:
+            line, names = chat_images.take(line, where, process.features.token)
         talk = chat_schema.read_conversation(line, where, process.template.words)
         documents, notes = [], []
-        for document in process.labels.documents(talk, where):
-            ids, mask, more = make_document(document, where)
+        if process.features:
+            chat_images.check(talk, names, process.features.token, where)
+        made = process.labels.documents(talk, where)
+        for document in made:
+            text, answers, shown = document.text, document.answers, []
+            if process.features:
+                text, answers, shown = chat_images.expand(document, process.features, names, document is made[-1], where)
+            ids, mask, more = make_document(text, answers, document, where)
+            if process.features and (ids == process.features.token_id).sum() != len(shown) * process.features.rows:
+                raise Bad(f"{where}: the tokenizer writes {(ids == process.features.token_id).sum()} image tokens for {len(shown)} "
+                          f"pictures of {process.features.rows}; expected a token {process.features.token} for each row")
             if mask.any():
-                documents.append((ids, mask))
+                documents.append((ids, mask, shown) if process.features else (ids, mask))
             notes += more
     except Bad as problem:
         return Result(path, number, [], [], [], problem)
     except RecursionError:
         return Result(path, number, [], [], [], Bad(f"{where}: nested too deeply; expected a conversation in JSON"))
     if documents:
-        notes += [("spelled", token) for token in find_spelled(talk.messages, talk.tools)]
+        notes += [("spelled", token) for token in find_spelled(talk.messages, talk.tools)
+                  if not process.features or token != process.features.token]
         notes += [("renamed", role) for role in talk.renamed]
         notes += [("unread", key) for key in chat_written.find_unread(talk.messages, process.template.names)]
         notes += [("ignored", name) for name, value in talk.variables.items()
                   if value is not None and name not in process.template.variables]
         notes += [("split", "")] if len(documents) > 1 else []
-    return Result(path, number, documents, [int(ids[mask][-1]) for ids, mask in documents], notes, None)
+    return Result(path, number, documents, [int(ids[mask][-1]) for ids, mask, *_ in documents], notes, None)
 
 
-def start(model, now):
+def start(model, now, images=None):
     files = shards.load_tokenizer(model)
     process.model, process.tokenizer, process.files = model, files.tokenizer, files
-    process.size = tokenizer_files.read_json(os.path.join(model, "config.json")).get("vocab_size")
+    config = tokenizer_files.read_json(os.path.join(model, "config.json"))
+    process.size = config.get("text_config", config).get("vocab_size")
     process.template = chat_template.ChatTemplate(model, files, now)
     process.dtype = shards.dtype_name(process.tokenizer)
     process.special = re.compile("|".join(map(re.escape, files.special)) or r"(?!)")
+    process.features = chat_images.Features(images, model, files.tokenizer) if images else None
+    if process.features and not takes_texts():
+        process.template.change = lambda messages: chat_images.as_parts(messages, process.features.token)
     process.labels = chat_labels.Labels(process.template, files.added, files.named.get("eos_token"))
+
+
+def takes_texts():
+    """Whether the chat template writes a content that is a text; that of LLaVA-1.5 writes only parts."""
+    try:
+        return chat_written.MARK in process.template.render([{"role": "user", "content": chat_written.MARK}])
+    except Exception:
+        return False
 
 
 def work(items):
@@ -172,7 +199,7 @@ def make_shards(args, now, output):
     skipped, first_bad, unlabelled, named = shards.Skipped(args), {}, 0, []         # named: the first of the unlabelled
     batches = inputs.read_batches(args.files, lambda path, first: True)
     with shards.progress_of(args.files) as progress:
-        for results, position in shards.work_on(batches, work, start, (args.model, now), args.processes):
+        for results, position in shards.work_on(batches, work, start, (args.model, now, args.images), args.processes):
             for result in results:
                 seen[result.path] += 1
                 if result.problem:
@@ -247,11 +274,12 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", help="a conversation in JSON per line; also compressed; - for standard input")
     parser.add_argument("--model", required=True, help="folder with tokenizer.json and chat template")
+    parser.add_argument("--images", metavar="FEATURES", help="the folder that make_image_features.py wrote of their pictures")
     shards.add_arguments(parser)
     args = parser.parse_args(arguments)
     shards.check_arguments(args)
     now = datetime.datetime.now()
-    start(args.model, now)
+    start(args.model, now, args.images)
     end = process.files.named.get("eos_token", "")
     eos = process.tokenizer.token_to_id(end)
     if eos is None or end in process.files.invented:
@@ -259,7 +287,7 @@ def main(arguments=None):
                   """a line as {"eos_token": "<|endoftext|>"}""")
     check_template()
 
-    with shards.Output(args, "token_ids_part_{:04d}", "labels_mask_part_{:04d}", process.dtype) as output:
+    with shards.Output(args, "token_ids_part_{:04d}", "labels_mask_part_{:04d}", process.dtype, process.features) as output:
         if os.path.exists(configuration(args)):
             raise Bad(f"{configuration(args)} is there already; delete it, or give another --output")
         ends, split = make_shards(args, now, output)

@@ -145,11 +145,15 @@ def gzip_text(path):
     return io.TextIOWrapper(file, encoding="utf-8", newline="")
 
 
+IMAGES = "images_part_{:04d}"        # the index of images of a part: data/images.h
+
+
 class Writer:
     """Parts of one set of documents. name: file of tokens, with a place for the number; mask_name: file of the mask, or None."""
 
-    def __init__(self, folder, name, mask_name, dtype, max_tokens):
+    def __init__(self, folder, name, mask_name, dtype, max_tokens, features=None):
         self.folder, self.name, self.mask_name, self.dtype, self.max_tokens = folder, name, mask_name, dtype, max_tokens
+        self.features, self.images = features, 0
         self.parts = self.documents = self.tokens = self.labels = self.longest = 0
         self.part_tokens, self.files = 0, None
 
@@ -160,9 +164,13 @@ class Writer:
         self.rows = csv.writer(self.files[1], lineterminator="\n")
         if self.mask_name:
             self.files.append(open(os.path.join(self.folder, self.mask_name.format(number) + ".npy"), "wb"))
+        if self.features:
+            self.files.append(open(os.path.join(self.folder, IMAGES.format(number) + ".npy"), "wb"))
+            self.files[-1].write(self.features.id.to_bytes(8, "little"))
 
-    def add(self, ids, mask, columns):
-        """A document: its ids, its mask of bools (None: no mask), and what its row says after start and end."""
+    def add(self, ids, mask, columns, images=()):
+        """A document: its ids, its mask of bools (None: no mask), what its row says after start and end, and the numbers of its
+        pictures among the features."""
         if self.files and self.part_tokens + len(ids) > self.max_tokens:
             self.close()
         if not self.files:
@@ -172,6 +180,9 @@ class Writer:
         if self.mask_name:
             self.files[2].write(mask.astype(np.bool_).tobytes())
             self.labels += int(mask.sum())
+        if self.features:
+            self.files[-1].write(np.array(images, "<u4").tobytes())
+            self.images += len(images)
         self.rows.writerow([self.part_tokens, self.part_tokens + len(ids), *map(one_line, columns)])
         self.part_tokens += len(ids)
         self.documents += 1
@@ -192,7 +203,7 @@ def one_line(column):
 class Output:
     """The parts for training and validation of a run. publish() makes them appear in the output folder together."""
 
-    def __init__(self, args, name, mask_name, dtype):
+    def __init__(self, args, name, mask_name, dtype, features=None):
         self.folder, self.fraction = args.output, args.val_fraction
         for folder in (self.folder, os.path.join(self.folder, "val")):
             found = sorted(glob.glob(os.path.join(glob.escape(folder), name.split("{")[0] + "*")))
@@ -201,7 +212,7 @@ class Output:
         os.makedirs(self.folder, exist_ok=True)
         self.unfinished = tempfile.TemporaryDirectory(prefix=".unfinished-", dir=self.folder)
         folders = self.unfinished.name, os.path.join(self.unfinished.name, "val")
-        self.train, self.val = (Writer(folder, name, mask_name, dtype, args.max_tokens) for folder in folders)
+        self.train, self.val = (Writer(folder, name, mask_name, dtype, args.max_tokens, features) for folder in folders)
 
     def __enter__(self):
         return self
@@ -212,10 +223,11 @@ class Output:
         self.unfinished.cleanup()
 
     def add(self, documents, columns):
-        """documents: [(ids, mask or None)] that stay together, as in a conversation; the hash of the first decides."""
+        """documents: [(ids, mask or None)] that stay together, as in a conversation; the hash of the first decides. With features
+        also the numbers of the pictures of each."""
         chance = int.from_bytes(hashlib.blake2b(documents[0][0].tobytes(), digest_size=8).digest(), "little") / 2**64
-        for ids, mask in documents:
-            (self.val if chance < self.fraction else self.train).add(ids, mask, columns)
+        for ids, mask, *images in documents:
+            (self.val if chance < self.fraction else self.train).add(ids, mask, columns, *images)
 
     def publish(self):
         self.train.close()
@@ -233,6 +245,7 @@ class Output:
         for place, writer in (("", self.train), (" for validation", self.val)):
             if writer.documents:
                 labels = f", of which {writer.labels:,} are labels" if writer.mask_name else ""
+                labels += f"; {writer.images:,} images of {writer.features.rows} tokens" if writer.features else ""
                 yield (f"{writer.documents:,} {what}{place} in {writer.parts} part{'s' * (writer.parts > 1)}: "
                        f"{writer.tokens:,} tokens{labels}; mean {writer.tokens / writer.documents:.1f}, longest {writer.longest:,}")
 
@@ -240,9 +253,12 @@ class Output:
 def paths_yaml(writer, folder):
     """'paths: [...]' and, where there are masks, 'label_mask_paths: [...]': patterns, in which the folder's name is no pattern."""
     folder = glob.escape(folder.replace("\\", "\\\\"))
-    for key, name in (("paths", writer.name), ("label_mask_paths", writer.mask_name)):
+    for key, name in (("paths", writer.name), ("label_mask_paths", writer.mask_name),
+                      ("image_paths", writer.features and IMAGES)):
         if name:
             yield f"{key}: " + json.dumps([os.path.join(folder, name.split("{")[0] + "*.npy")], ensure_ascii=False)
+    if writer.features:
+        yield "image_features: " + json.dumps(writer.features.folder, ensure_ascii=False)
 
 
 def yaml_lines(output, model, data):
