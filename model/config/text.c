@@ -107,6 +107,12 @@ static void print_eval_set(FILE *f, const EvalSet *e)
                 e->files.boundaries == BOUNDARIES_EOS ? "eos" : "metadata");
     print_eval_paths(f, "paths", e->files.paths, e->files.num_paths);
     print_eval_paths(f, "label_mask_paths", e->files.label_mask_paths, e->files.num_label_mask_paths);
+    print_eval_paths(f, "image_paths", e->files.image_paths, e->files.num_image_paths);
+    if (e->files.image_features) {
+        fputs("    image_features: ", f);
+        value_print_text(f, e->files.image_features);
+        fputc('\n', f);
+    }
 }
 
 Settings config_followed(const Settings *s)

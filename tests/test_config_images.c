@@ -1,0 +1,123 @@
+/* Keys of models with images and of their data: read, written and read again, and every refusal. */
+#include "model/architecture.h"
+#include "tests/try_config.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#define SEEING "  image_feature_size: 24\n  image_tokens: 4\n  image_token_id: 7\n"
+#define DATA   "  image_paths: [a.index]\n  image_features: features\n"
+
+/* A complete file with more keys of the model, of the data, and at its end. */
+static void write_file(const char *model, const char *data, const char *more)
+{
+    char text[2048];
+    snprintf(text, sizeof text, "model:\n  d_model: 64\n  n_layers: 2\n  n_heads: 4\n  vocab_size: 100\n  eos_token_id: 99\n"
+             "  layer_norm_type: rms\n  weight_tying: false\n%sdata:\n  paths: [a.npy]\n%smax_duration: 100\n"
+             "global_train_batch_size: 8\ndevice_train_microbatch_size: 2\nsave_folder: runs/x\n%s", model, data, more);
+    try_write(try_path, text);
+}
+
+static void check(const Config *c)
+{
+    const ImageConfig *i = &c->model.image;
+    assert_int_equal(i->feature_size, 24);
+    assert_int_equal(i->rows, 4);
+    assert_int_equal(i->token_id, 7);
+    assert_int_equal(i->projector, PROJECTOR_LINEAR);
+    assert_false(i->bias);
+    assert_int_equal(c->data.files.num_image_paths, 1);
+    assert_string_equal(c->data.files.image_paths[0], "a.index");
+    assert_string_equal(c->data.files.image_features, "features");
+    assert_int_equal(c->num_eval, 1);
+    assert_string_equal(c->eval[0].files.image_paths[0], "b.index");
+    assert_string_equal(c->eval[0].files.image_features, "other");
+    assert_true(c->optimizer.projector_lr == 2e-5);
+}
+
+static void test_keys(void **state)
+{
+    (void)state;
+    write_file(SEEING "  projector: linear\n  projector_bias: false\n", DATA,
+               "optimizer: {learning_rate: 1e-4, projector_learning_rate: 2e-5}\n"
+               "evaluators:\n- label: v\n  data: {paths: [b.npy], image_paths: [b.index], image_features: other}\n");
+    Config *c = try_load(1, NULL, NULL, NULL, NULL);
+    check(c);
+    try_write(try_path, c->text);
+    config_free(c);
+    c = try_load(1, NULL, NULL, NULL, NULL);
+    check(c);
+    config_free(c);
+}
+
+static void test_defaults(void **state)
+{
+    (void)state;
+    write_file(SEEING, "", "");
+    Config *c = try_load(1, NULL, NULL, NULL, NULL);
+    assert_int_equal(c->model.image.projector, PROJECTOR_MLP);
+    assert_true(c->model.image.bias && c->optimizer.projector_lr == 0);
+    int count, projector = 0;
+    HfTensor *tensor = hf_tensors_of(&c->model, &count);
+    for (int i = 0; i < count; i++) {
+        const bool own = strncmp(tensor[i].name, "multi_modal_projector.", 22) == 0;
+        assert_true(own || strncmp(tensor[i].name, "language_model.", 15) == 0);
+        projector += own;
+    }
+    assert_int_equal(projector, 4);
+    free(tensor);
+    config_free(c);
+
+    write_file("", "", "");
+    c = try_load(1, NULL, NULL, NULL, NULL);
+    assert_int_equal(c->model.image.feature_size, 0);
+    tensor = hf_tensors_of(&c->model, &count);
+    assert_string_equal(tensor[0].name, "model.embed_tokens.weight");
+    free(tensor);
+    config_free(c);
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    static const struct { const char *model, *data, *more, *text; } cases[] = {
+        { "  image_feature_size: 24\n  image_token_id: 7\n", "", "", "model.image_feature_size needs model.image_tokens" },
+        { "  image_feature_size: 24\n  image_tokens: 4\n", "", "", "model.image_feature_size needs model.image_token_id" },
+        { "  image_feature_size: 20\n  image_tokens: 4\n  image_token_id: 7\n", "", "", "20 is no multiple of 8" },
+        { "  image_feature_size: 24\n  image_tokens: 4\n  image_token_id: 100\n", "", "",
+          "model.image_token_id 100 is beyond the vocabulary: model.vocab_size is 100" },
+        { SEEING "  norm_after: true\n  attention_layer_norm: true\n", "", "", "must be a Llama, Mistral or Qwen3, not Olmo2ForCausalLM" },
+        { SEEING, "", "lora: {rank: 4}\nload_path: base\n", "adapters of a model with images are not supported" },
+        { "", DATA, "", "data.image_paths names images, but the model is one of text only" },
+        { SEEING, "  image_paths: [a.index]\n", "", "data.image_paths needs data.image_features, too" },
+        { SEEING, "  image_features: features\n", "", "data.image_features needs data.image_paths, too" },
+        { SEEING, DATA "  instance_filter: {repetition_max_count: 32}\n", "", "data.instance_filter would mask every sequence" },
+        { SEEING, "  image_paths: [\"s3://x/a.index\"]\n  image_features: features\n", "", "only local files are read" },
+        { SEEING, "", "optimizer: {learning_rate: 0, projector_learning_rate: 1e-3}\n",
+          "optimizer.projector_learning_rate needs an optimizer.learning_rate above 0" },
+        { SEEING, "", "evaluators:\n- label: v\n  data: {paths: [b.npy], image_paths: [b.index]}\n",
+          "evaluator 'v'" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char said[4096];
+        write_file(cases[i].model, cases[i].data, cases[i].more);
+        assert_false(try_printed(said, sizeof said, 2, 1, NULL, NULL));
+        try_contains(said, cases[i].text);
+        try_contains(said, "x.yaml:");
+    }
+    char said[4096];
+    write_file(SEEING, DATA, "");
+    assert_false(try_printed(said, sizeof said, 2, 1, "--data.paths=null",
+                             "--data.mix=[{name: a, paths: [a.npy], ratio: 1}]"));
+    try_contains(said, "sources of data.mix cannot have images");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_keys), cmocka_unit_test(test_defaults), cmocka_unit_test(test_refused) };
+    return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
+}
