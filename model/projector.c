@@ -43,9 +43,13 @@ void projector_free(Model *m)
 static void copy_row(Model *m, int i, const void *values)
 {
     ImageBuffers *b = &m->image;
-    const size_t cols = (size_t)b->x.cols;
+    const size_t cols = (size_t)b->x.cols, bytes = cols * dtype_size(b->x.format.dtype);
     Tensor x = tensor_at(b->host_x, b->x.format, b->x.rows, b->x.cols);
     const Tensor from = tensor_at((void *)values, (Format){ m->images.dtype, 0, false }, 1, b->x.cols);
+    if (m->images.dtype == b->x.format.dtype) {
+        memcpy((char *)b->host_x + (size_t)i * bytes, values, bytes);
+        return;
+    }
     float *row = xmalloc(sizeof *row * cols);
     tensor_load(row, from, 0, cols);
     tensor_store(x, (size_t)i * cols, row, cols);

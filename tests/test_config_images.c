@@ -90,7 +90,8 @@ static void test_refused(void **state)
         { "  image_feature_size: 20\n  image_tokens: 4\n  image_token_id: 7\n", "", "", "20 is no multiple of 8" },
         { "  image_feature_size: 24\n  image_tokens: 4\n  image_token_id: 100\n", "", "",
           "model.image_token_id 100 is beyond the vocabulary: model.vocab_size is 100" },
-        { SEEING "  norm_after: true\n  attention_layer_norm: true\n", "", "", "must be a Llama, Mistral or Qwen3, not Olmo2ForCausalLM" },
+        { SEEING "  norm_after: true\n  attention_layer_norm: true\n", "", "",
+          "must be a Llama, Mistral or Qwen3, not Olmo2ForCausalLM" },
         { SEEING, "", "lora: {rank: 4}\nload_path: base\n", "adapters of a model with images are not supported" },
         { "", DATA, "", "data.image_paths names images, but the model is one of text only" },
         { SEEING, "  image_paths: [a.index]\n", "", "data.image_paths needs data.image_features, too" },
@@ -118,6 +119,7 @@ static void test_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_keys), cmocka_unit_test(test_defaults), cmocka_unit_test(test_refused) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_keys), cmocka_unit_test(test_defaults),
+                                        cmocka_unit_test(test_refused) };
     return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
 }

@@ -60,7 +60,8 @@ static void test_rows(void **state)
     const double *after = values(y);
     for (int n = 0; n < N; n++)
         for (int c = 0; c < C; c++)
-            assert_true(after[n * C + c] == (n == 7 ? rows[c] : n == 0 ? rows[2 * C + c] : n == 3 ? rows[3 * C + c] : before[n * C + c]));
+            assert_true(after[n * C + c] == (n == 7 ? rows[c] : n == 0 ? rows[2 * C + c] : n == 3 ? rows[3 * C + c]
+                                             : before[n * C + c]));
     take_rows(taken, places, y);
     const double *out = values(taken), *left = values(y);
     for (int c = 0; c < C; c++) {
@@ -133,8 +134,8 @@ static void check_same_gradient(const Trainer *a, int u, const Trainer *b, int v
     assert_memory_equal(x, y, tensor_bytes(a->fsdp.shard[u].grad));
 }
 
-/* An identity projector whose features are the embedding's rows of tokens gives the bits of these tokens; the embedding's row of the
- * image's token has gradient 0, and the projector's is dy^T x. */
+/* An identity projector whose features are the embedding's rows of tokens gives the bits of these tokens; the embedding's row of
+ * the image's token has gradient 0, and the projector's is dy^T x. */
 static void test_identity(void **state)
 {
     (void)state;

@@ -49,8 +49,8 @@ static void write_features(const char *dtype, int rows, int cols)
                 }
         write_file(in(names[f]), bytes, n);
     }
-    char *text = xasprintf("{\"id\": \"%016llx\", \"rows\": %d, \"cols\": %d, \"dtype\": \"%s\", \"files\": [[\"f0\", 2], [\"f1\", %d]]}",
-                           (unsigned long long)ID, rows, cols, dtype, IMAGES - 2);
+    char *text = xasprintf("{\"id\": \"%016llx\", \"rows\": %d, \"cols\": %d, \"dtype\": \"%s\", "
+                           "\"files\": [[\"f0\", 2], [\"f1\", %d]]}", (unsigned long long)ID, rows, cols, dtype, IMAGES - 2);
     write_file(in("features.json"), text, strlen(text));
     free(text);
 }

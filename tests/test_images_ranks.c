@@ -1,7 +1,7 @@
-/* Images on ranks: only the first sequence of a batch has some, so that most ranks have none. Steps on 1, 2 and 4 ranks, under every
- * strategy, with context ranks and with pipeline stages, have the losses and gradient norms of ranks that each compute the whole
- * batch. In F32 these differ by the order of sums only: up to 32 terms of 2 sums, a few u = 2^-24 of each; three steps of AdamW with
- * eps 1e-5 pass it on. 1e-5 is 80 times of that. */
+/* Images on ranks: only the first sequence of a batch has some, so that most ranks have none. Steps on 1, 2 and 4 ranks, under
+ * every strategy, with context ranks and with pipeline stages, have the losses and gradient norms of ranks that each compute the
+ * whole batch. In F32 these differ by the order of sums only: up to 32 terms of 2 sums, a few u = 2^-24 of each; three steps of
+ * AdamW with eps 1e-5 pass it on. 1e-5 is 80 times of that. */
 #include "tests/kit.h"
 
 #include "model/run/memory.h"

@@ -134,8 +134,8 @@ static void check_config(const char *name, const char *folder)
     json_decref(now);
 }
 
-/* Loaded and saved: all tensors are the same. Trained for two steps: the tower is, and a resume in the middle has the same bits, also
- * if the folder of the start is gone. */
+/* Loaded and saved: all tensors are the same. Trained for two steps: the tower is, and a resume in the middle has the same bits,
+ * also if the folder of the start is gone. */
 static void test_round_trip(void **state)
 {
     (void)state;
@@ -205,9 +205,9 @@ static void test_defaults(void **state)
     (void)state;
     const ModelConfig m = read_json(LLAVA(
         ", \"image_token_index\": 32000, \"pad_token_id\": 32001, \"vision_feature_layer\": -2, "
-        "\"text_config\": {\"architectures\": [\"LlamaForCausalLM\"], \"max_position_embeddings\": 4096, \"model_type\": \"llama\", "
-        "\"rms_norm_eps\": 1e-05, \"torch_dtype\": \"float16\", \"vocab_size\": 32064}, \"vision_config\": {\"hidden_size\": 1024, "
-        "\"image_size\": 336, \"intermediate_size\": 4096, \"model_type\": \"clip_vision_model\", \"num_attention_heads\": 16, "
+        "\"text_config\": {\"architectures\": [\"LlamaForCausalLM\"], \"max_position_embeddings\": 4096, "
+        "\"model_type\": \"llama\", \"rms_norm_eps\": 1e-05, \"torch_dtype\": \"float16\", \"vocab_size\": 32064}, "
+        "\"vision_config\": {\"hidden_size\": 1024, \"image_size\": 336, \"intermediate_size\": 4096, \"model_type\": \"clip_vision_model\", \"num_attention_heads\": 16, "
         "\"num_hidden_layers\": 24, \"patch_size\": 14, \"projection_dim\": 768, \"vocab_size\": 32000}"));
     assert_int_equal(m.d_model, 4096);
     assert_int_equal(m.mlp_width, 11008);
@@ -222,14 +222,16 @@ static void test_defaults(void **state)
 
     const ModelConfig siglip = read_json(LLAVA(
         ", \"image_token_id\": 7, \"vision_feature_select_strategy\": \"full\", \"text_config\": {\"model_type\": \"mistral\"}, "
-        "\"vision_config\": {\"model_type\": \"siglip_vision_model\", \"hidden_size\": 1152, \"image_size\": 384, \"patch_size\": 14}"));
+        "\"vision_config\": {\"model_type\": \"siglip_vision_model\", \"hidden_size\": 1152, \"image_size\": 384, "
+        "\"patch_size\": 14}"));
     assert_int_equal(siglip.image.rows, 729);
     assert_int_equal(siglip.image.token_id, 7);
     assert_int_equal(siglip.mlp_width, 14336);
     assert_int_equal(siglip.n_kv_heads, 8);
 
     const ModelConfig pixels = read_json(LLAVA(
-        ", \"image_feature_size\": 768, \"image_seq_length\": 64, \"multimodal_projector_bias\": false, \"projector\": \"linear\""));
+        ", \"image_feature_size\": 768, \"image_seq_length\": 64, \"multimodal_projector_bias\": false, "
+        "\"projector\": \"linear\""));
     assert_int_equal(pixels.image.rows, 64);
     assert_true(!pixels.image.bias && pixels.image.projector == PROJECTOR_LINEAR);
 
@@ -247,11 +249,14 @@ static void test_refused(void **state)
     DIES("config.json: text_config is of model_type qwen2; in a LlavaForConditionalGeneration only llama, mistral and qwen3",
          read_json(LLAVA(", \"text_config\": {\"model_type\": \"qwen2\"}" TOWER)));
     DIES("config.json: vision_feature_layer is a list", read_json(LLAVA(TOWER ", \"vision_feature_layer\": [-2, -5]")));
-    DIES("config.json: vision_config is of model_type pixtral", read_json(LLAVA(", \"vision_config\": {\"model_type\": \"pixtral\"}")));
+    DIES("config.json: vision_config is of model_type pixtral",
+         read_json(LLAVA(", \"vision_config\": {\"model_type\": \"pixtral\"}")));
     DIES("config.json: projector_hidden_act is relu", read_json(LLAVA(TOWER ", \"projector_hidden_act\": \"relu\"")));
-    DIES("config.json: vision_feature_select_strategy is cls", read_json(LLAVA(TOWER ", \"vision_feature_select_strategy\": \"cls\"")));
+    DIES("config.json: vision_feature_select_strategy is cls",
+         read_json(LLAVA(TOWER ", \"vision_feature_select_strategy\": \"cls\"")));
     DIES("there is neither a vision_config nor image_feature_size", read_json(LLAVA("")));
-    DIES("config.json: image_token_index: expected a number, found", read_json(LLAVA(TOWER ", \"image_token_index\": \"<image>\"")));
+    DIES("config.json: image_token_index: expected a number, found",
+         read_json(LLAVA(TOWER ", \"image_token_index\": \"<image>\"")));
 }
 
 int main(void)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""scripts/make_image_features.py --pixels and make_chat_shards.py --images: features of pictures, tokens and indexes of
-conversations, and what is wrong with them."""
-import json, os, struct, sys, unittest
+"""scripts/make_image_features.py --pixels, make_chat_shards.py --images and make_llava.py: features of pictures, tokens and indexes
+of conversations, folders of two models, and what is wrong with them."""
+import json, os, shutil, struct, sys, unittest
+from unittest import mock
 
 sys.dont_write_bytecode = True
-from test_make_shards import MISSING, Folder
+from test_make_shards import MISSING, TOP, Folder
 
 try:
     from PIL import Image
@@ -15,7 +16,7 @@ if not MISSING:
     import numpy as np
     from tokenizers import Tokenizer
 
-    import make_chat_shards, make_image_features
+    import make_chat_shards, make_image_features, make_llava
 
 IMAGE, END = "<image>", "<|im_end|>"
 TEXTS = "{% for m in messages %}{{ '[' + m.role + ']' + m.content + '<|im_end|>' }}{% endfor %}" \
@@ -23,7 +24,8 @@ TEXTS = "{% for m in messages %}{{ '[' + m.role + ']' + m.content + '<|im_end|>'
 # as that of LLaVA-1.5: images first, then texts
 PARTS = "{% for m in messages %}{{ '[' + m.role + ']' }}" \
         "{% for c in m['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}" \
-        "{% for c in m['content'] | selectattr('type', 'equalto', 'text') %}{{ c['text'] }}{% endfor %}{{ '<|im_end|>' }}{% endfor %}" \
+        "{% for c in m['content'] | selectattr('type', 'equalto', 'text') %}{{ c['text'] }}{% endfor %}" \
+        "{{ '<|im_end|>' }}{% endfor %}" \
         "{{ '[assistant]' if add_generation_prompt }}"
 ROWS, COLS = 4, 12          # of --pixels 2 --size 4
 
@@ -87,8 +89,9 @@ class ImagesTest(Folder):
         """A file of features at a time; a run that ended after the first goes on, and gives the files of one that did not."""
         chats = self.write("x.jsonl", [talk(IMAGE + "q", image=name) for name in ("a.png", "b.png")])
         whole, expected = self.features(chats, "--per-file", "1", output=os.path.join(self.top, "whole"))
+        torn = self.write("y.jsonl", [talk(IMAGE + "q", image=name) for name in ("a.png", "none.png")])
         with self.assertRaises(OSError):
-            self.features(self.write("y.jsonl", [talk(IMAGE + "q", image=name) for name in ("a.png", "none.png")]), "--per-file", "1")
+            self.features(torn, "--per-file", "1")
         output, found = self.features(chats, "--per-file", "1")
         self.assertEqual(found, expected)
         self.assertEqual(len(found["files"]), 2)
@@ -103,7 +106,7 @@ class ImagesTest(Folder):
         np.testing.assert_allclose(wide.view(np.float32), x, rtol=2**-8)
 
     def test_shards(self):
-        """Both forms, with a template for texts and one for parts: the same tokens, a token for each row, labels only of answers."""
+        """Both forms, with a template for texts and one for parts: a token for each row, labels only of answers."""
         lines = [talk(IMAGE + "\nWhat?", image="b.png"), talk("Why?"), parts(PART, TEXT, images=["a.png"]),
                  parts({"type": "image", "image": "b.png"}, {"type": "image_url", "image_url": {"url": "a.png"}}, TEXT)]
         chats = self.write("x.jsonl", lines)
@@ -136,7 +139,7 @@ class ImagesTest(Folder):
                              (talk(IMAGE + "q", IMAGE, images=["a.png", "a.png"]), "message 2, an answer, has <image>"),
                              (talk(IMAGE + "q", image="c.png"), "the picture 'c.png' is not in"),
                              (talk(IMAGE + "q", image=3), "a picture is 3"),
-                             (parts(PART, {"type": "image", "path": "a.png"}, TEXT), "some pictures have their names in the messages"),
+                             (parts(PART, {"type": "image", "path": "a.png"}, TEXT), "some pictures have their names in the"),
                              (parts({"type": "video"}, PART), 'a part is {"type": "video"}')):
             path = self.write("bad.jsonl", [line])
             self.assert_bad(self.chat, (model, "--images", features, path), path + ":1", *words)
@@ -149,6 +152,69 @@ class ImagesTest(Folder):
         with open(os.path.join(self.root, "torn.png"), "w") as file:
             file.write("no picture")
         self.assert_bad(self.features, (self.write("torn.jsonl", [talk(IMAGE, image="torn.png")]),), "torn.png")
+
+    # ---- make_llava.py ---------------------------------------------------------------------------------------------------
+
+    def text_model(self):
+        folder = self.model(TEXTS, [END])
+        for name in ("config.json", "model.safetensors", "generation_config.json"):
+            shutil.copy(os.path.join(TOP, "tests", "golden", "llama", name), folder)
+        return folder
+
+    def join(self, *arguments):
+        with mock.patch.object(sys, "argv", ["make_llava.py", *arguments]):
+            make_llava.main()
+
+    @staticmethod
+    def values(one):
+        return b"".join(one.pieces())
+
+    def test_llava(self):
+        """All tensors of both folders, byte for byte, rows of zeros for new tokens; a projector with the deviation of PyTorch."""
+        text, tower = self.text_model(), os.path.join(TOP, "tests", "golden", "llava-qwen3-tied")
+        output = os.path.join(self.top, "llava")
+        self.join("--text", text, "--tower", tower, output)
+        made = {name: one for file in make_llava.read_files(output) for name, one in file.items()}
+        with open(os.path.join(output, "config.json")) as file:
+            config = json.load(file)
+        token = Tokenizer.from_file(os.path.join(output, "tokenizer.json")).token_to_id(IMAGE)
+        self.assertEqual((config["image_token_index"], config["text_config"]["vocab_size"]), (token, token + 1))
+        self.assertEqual((config["image_seq_length"], config["vision_feature_select_strategy"]), (4, "full"))
+        for name, one in make_llava.read_files(text)[0].items():
+            other = made.pop("language_model." + name)
+            self.assertTrue(self.values(other).startswith(self.values(one)))
+            if name.endswith(make_llava.ENDS):
+                self.assertEqual(other.shape, [token + 1, one.shape[1]])
+                self.assertFalse(any(self.values(other)[one.count:]))
+            else:
+                self.assertEqual((other.shape, self.values(other)), (one.shape, self.values(one)))
+        for name, one in make_llava.read_files(tower)[0].items():
+            if name.startswith("vision_tower."):
+                self.assertEqual(self.values(made.pop(name)), self.values(one))
+        self.assertEqual(sorted(made), [f"multi_modal_projector.linear_{i}.{kind}" for i in (1, 2) for kind in ("bias", "weight")])
+        weights = np.frombuffer(self.values(made["multi_modal_projector.linear_1.weight"]), "<f4")
+        self.assertEqual(made["multi_modal_projector.linear_1.weight"].shape, [32, 24])
+        self.assertAlmostEqual(weights.std() * (3 * 24) ** 0.5, 1, delta=4 / (2 * 32 * 24) ** 0.5)     # 4 deviations of it
+
+    def test_llava_of_pixels(self):
+        output = os.path.join(self.top, "llava")
+        self.join("--text", self.text_model(), "--pixels", "2", "--size", "4", output)
+        with open(os.path.join(output, "config.json")) as file:
+            config = json.load(file)
+        self.assertEqual((config["image_seq_length"], config["image_feature_size"]), (ROWS, COLS))
+        self.assertNotIn("vision_config", config)
+        chats = self.write("x.jsonl", [talk(IMAGE + "q", image="a.png")])
+        features, _ = self.features(chats)
+        self.assertIn("1 images of 4 tokens", self.chat(output, "--images", features, chats)[1])
+
+    def test_llava_errors(self):
+        text, olmo = self.text_model(), os.path.join(TOP, "tests", "golden", "olmo")
+        for arguments, word in ((["--text", olmo, "--pixels", "2"], "its model_type is olmo; expected llama, mistral or qwen3"),
+                                (["--text", text, "--pixels", "3", "--size", "4"], "--size=4: expected a multiple of --pixels=3"),
+                                (["--text", text, "--tower", olmo], "has no vision_config"),
+                                (["--text", text, "--pixels", "2", self.top], "is there already")):
+            with self.assertRaisesRegex(make_llava.Bad, word):
+                self.join(*arguments, *([] if arguments[-1] == self.top else [os.path.join(self.top, "none")]))
 
 
 if __name__ == "__main__":

@@ -177,6 +177,12 @@ static void compare_blocks(const char *folder, const ModelConfig *t, const Model
              rope[t->rope_scaling.type], rope[c->rope_scaling.type]);
 }
 
+/* -1: of a model of text only. */
+static double image_token(const ModelConfig *m)
+{
+    return m->image.feature_size > 0 ? m->image.token_id : -1;
+}
+
 /* Checks what shapes do not show: an unsupported class or activation, which config_read_hf refuses; other heads, which make another
  * function of the same matrices. Rotation, windows, eps and clip only warn: they may be changed on purpose, as for longer texts. */
 static void check_description(const char *folder, const ModelConfig *c)
@@ -190,7 +196,7 @@ static void check_description(const char *folder, const ModelConfig *c)
         { "num_key_value_heads", "model.n_kv_heads", t.n_kv_heads, c->n_kv_heads, true },
         { "head_dim", "model.head_dim", t.head_dim, c->head_dim, true },
         { "number of tokens of an image", "model.image_tokens", t.image.rows, c->image.rows, true },
-        { "image_token_index", "model.image_token_id", t.image.token_id, c->image.token_id, true },
+        { "image_token_index", "model.image_token_id", image_token(&t), image_token(c), true },
         { "rope_theta", "model.rope_theta", t.rope_theta, c->rope_theta, false },
         { "rope_scaling.factor", "model.rope_scaling.factor", t.rope_scaling.factor, c->rope_scaling.factor, false },
         { "its low_freq_factor", "model.rope_scaling.low_freq_factor", t.rope_scaling.low_freq_factor,

@@ -1,0 +1,231 @@
+#!/usr/bin/env python3
+"""Joins a text model and a vision tower to a LLaVA folder with a new projector, whose training begins with
+./train --load_path=OUTPUT --trainable='[multi_modal_projector.*]'.
+
+    python3 scripts/make_llava.py --text LLAMA_FOLDER --tower CLIP_FOLDER OUTPUT
+    python3 scripts/make_llava.py --text LLAMA_FOLDER --pixels 16 --size 128 OUTPUT
+
+The text model is a Llama, Mistral or Qwen3. --tower: a folder of CLIP or SigLIP, or a LLaVA folder, whose tower is taken. --pixels:
+no tower; features are those of make_image_features.py --pixels, and transformers cannot read the folder. Tensors are copied byte
+for byte. The image token is added to the tokenizer, unless it has one, and to the embedding and the head, as a row of zeros, if these
+have no row for it. The projector is drawn from --seed with the deviation of PyTorch's linear layers. Needs numpy.
+"""
+import argparse, json, os, shutil, struct, sys
+
+try:
+    import numpy as np
+except ImportError as problem:
+    sys.exit(f"error: {problem}: pip install numpy")
+
+import errors
+from errors import Bad
+
+CHUNK = 1 << 24
+KINDS = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}
+IMAGES = ("preprocessor_config.json", "processor_config.json")
+ENDS = ("embed_tokens.weight", "lm_head.weight")        # tensors with a row for each token
+
+
+def read_json(folder, name, missing=None):
+    path = os.path.join(folder, name)
+    if missing is not None and not os.path.exists(path):
+        return missing
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except ValueError as problem:
+        raise Bad(f"{path}: {problem}; expected JSON")
+
+
+def write_json(folder, name, value):
+    with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2, ensure_ascii=False)
+
+
+# ---- tensors -------------------------------------------------------------------------------------------------------------------
+
+class Tensor:
+    """dtype and shape of a tensor, and its bytes: count of them in a file from `at` on, then `tail`."""
+
+    def __init__(self, dtype, shape, path=None, at=0, count=0, tail=b""):
+        self.dtype, self.shape, self.path, self.at, self.count, self.tail = dtype, shape, path, at, count, tail
+
+    def pieces(self):
+        if self.count:
+            with open(self.path, "rb") as file:
+                file.seek(self.at)
+                left = self.count
+                while left:
+                    data = file.read(min(left, CHUNK))
+                    left -= len(data)
+                    yield data
+        yield self.tail
+
+
+def read_files(folder):
+    """[{name: Tensor}] of each file of weights."""
+    index = read_json(folder, "model.safetensors.index.json", {"weight_map": {"": "model.safetensors"}})
+    files = []
+    for name in sorted(set(index["weight_map"].values())):
+        path, found = os.path.join(folder, name), {}
+        with open(path, "rb") as file:
+            length, = struct.unpack("<Q", file.read(8))
+            for key, one in json.loads(file.read(length)).items():
+                if key != "__metadata__":
+                    begin, end = one["data_offsets"]
+                    found[key] = Tensor(one["dtype"], one["shape"], path, 8 + length + begin, end - begin)
+        files.append(found)
+    return files
+
+
+def write_file(path, tensors):
+    header, at = {"__metadata__": {"format": "pt"}}, 0
+    for name, one in tensors.items():
+        size = one.count + len(one.tail)
+        header[name] = {"dtype": one.dtype, "shape": one.shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for one in tensors.values():
+            for data in one.pieces():
+                file.write(data)
+    return at
+
+
+def with_rows(one, rows):
+    """The tensor with zeros as more rows."""
+    more = rows - one.shape[0]
+    if more <= 0:
+        return one
+    return Tensor(one.dtype, [rows, *one.shape[1:]], one.path, one.at, one.count, bytes(one.count // one.shape[0] * more))
+
+
+# ---- parts of the model ----------------------------------------------------------------------------------------------------------
+
+def text_files(folder, rows):
+    """The text model's tensors under their names in a LLaVA folder; rows: tokens that the embedding must have."""
+    for found in read_files(folder):
+        yield {"language_model." + name: with_rows(one, rows) if name.endswith(ENDS) else one for name, one in found.items()
+               if not name.endswith("inv_freq")}
+
+
+def tower_files(folder):
+    found = {}
+    for file in read_files(folder):
+        for name, one in file.items():
+            if name.startswith(("vision_model.", "vision_tower.")):
+                found[name if name.startswith("vision_tower.") else "vision_tower." + name] = one
+    if not found:
+        raise Bad(f"{folder}: it has no vision_model.*; expected a folder of CLIP or SigLIP, or of LLaVA")
+    return found
+
+
+def tower_config(folder):
+    config = read_json(folder, "config.json")
+    given = config if config.get("model_type") in KINDS.values() else config.get("vision_config")
+    if not isinstance(given, dict):
+        raise Bad(f"{folder}/config.json has no vision_config; expected a folder of CLIP or SigLIP")
+    kind = given.get("model_type", KINDS.get(config.get("model_type")))
+    if kind not in KINDS.values():
+        raise Bad(f"{folder}/config.json: its tower is of model_type {kind}; expected {' or '.join(KINDS.values())}")
+    return {**{key: value for key, value in given.items() if key != "architectures"}, "model_type": kind}
+
+
+def projector(width, features, seed):
+    """Two layers with biases, in F32."""
+    random, made = np.random.default_rng(seed), {}
+    for number, inputs in ((1, features), (2, width)):
+        for name, shape in (("weight", [width, inputs]), ("bias", [width])):
+            values = random.normal(0, (3 * inputs) ** -0.5, shape) if name == "weight" else np.zeros(shape)
+            made[f"multi_modal_projector.linear_{number}.{name}"] = Tensor("F32", shape, tail=values.astype("<f4").tobytes())
+    return made
+
+
+def add_token(text, folder, output):
+    """The id of the token in the tokenizer, which is copied with it."""
+    tokenizer, config = read_json(folder, "tokenizer.json"), read_json(folder, "tokenizer_config.json", {})
+    added = tokenizer.setdefault("added_tokens", [])
+    vocab = tokenizer["model"]["vocab"]
+    ids = {**(vocab if isinstance(vocab, dict) else {one[0]: i for i, one in enumerate(vocab)}),
+           **{one["content"]: one["id"] for one in added}}
+    number = ids.get(text, max(ids.values()) + 1)
+    if all(one["content"] != text for one in added):
+        flags = {"content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        added.append({"id": number, **flags})
+        if "added_tokens_decoder" in config:
+            config["added_tokens_decoder"][str(number)] = flags
+    write_json(output, "tokenizer.json", tokenizer)
+    write_json(output, "tokenizer_config.json", config)
+    return number
+
+
+# ---- the folder ------------------------------------------------------------------------------------------------------------------
+
+def write_weights(output, files):
+    total, index = 0, {}
+    for i, tensors in enumerate(files, 1):
+        name = f"model-{i:05d}-of-{len(files):05d}.safetensors"
+        total += write_file(os.path.join(output, name), tensors)
+        index.update(dict.fromkeys(tensors, name))
+    write_json(output, "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": index})
+
+
+def copy_others(args):
+    for name in os.listdir(args.text):
+        if name.endswith((".json", ".jinja", ".model", ".txt")) and not os.path.exists(os.path.join(args.output, name)) \
+                and not name.endswith(".index.json") and name != "trainer.json":
+            shutil.copy(os.path.join(args.text, name), args.output)
+    for name in IMAGES:
+        if args.tower and os.path.exists(path := os.path.join(args.tower, name)):
+            shutil.copy(path, args.output)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", help="folder to make")
+    parser.add_argument("--text", required=True, help="folder of the text model")
+    way = parser.add_mutually_exclusive_group(required=True)
+    way.add_argument("--tower", help="folder of the vision tower")
+    way.add_argument("--pixels", type=int, help="width of a patch")
+    parser.add_argument("--size", type=int, default=128, help="pixels: width of a scaled picture")
+    parser.add_argument("--image-token", default="<image>", help="its text")
+    parser.add_argument("--seed", type=int, default=0, help="of the projector")
+    args = parser.parse_args()
+    text = read_json(args.text, "config.json")
+    if text.get("model_type") not in ("llama", "mistral", "qwen3"):
+        raise Bad(f"{args.text}: its model_type is {text.get('model_type')}; expected llama, mistral or qwen3")
+    if os.path.exists(args.output):
+        raise Bad(f"{args.output} is there already; expected a new name")
+    if args.pixels and args.size % args.pixels:
+        raise Bad(f"--size={args.size}: expected a multiple of --pixels={args.pixels}")
+    tower = tower_config(args.tower) if args.tower else None
+    os.makedirs(args.output)
+    token = add_token(args.image_token, args.text, args.output)
+    text["vocab_size"] = max(text["vocab_size"], token + 1)
+    features = tower.get("hidden_size", 768) if tower else 3 * args.pixels ** 2
+    config = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "image_token_index": token,
+              "multimodal_projector_bias": True, "projector_hidden_act": "gelu", "text_config": text,
+              "tie_word_embeddings": text.get("tie_word_embeddings", False)}
+    files = [*text_files(args.text, text["vocab_size"]), projector(text["hidden_size"], features, args.seed)]
+    if tower:
+        full = tower["model_type"] == KINDS["siglip"]
+        config |= {"vision_config": tower, "vision_feature_layer": -2}
+        config["vision_feature_select_strategy"] = "full" if full else "default"
+        config["image_seq_length"] = (tower.get("image_size", 224) // tower.get("patch_size", 16 if full else 32)) ** 2
+        files.append(tower_files(args.tower))
+    else:
+        config |= {"image_feature_size": features, "image_seq_length": (args.size // args.pixels) ** 2}
+    write_json(args.output, "config.json", config)
+    write_weights(args.output, files)
+    copy_others(args)
+    print(f"{args.output}: {config['image_seq_length']} tokens of {features} values for an image; {args.image_token} has the id "
+          f"{token}")
+
+
+if __name__ == "__main__":
+    try:
+        errors.run(main, "a folder of a text model with tokenizer.json, a tower, and room for OUTPUT")
+    except Bad as problem:
+        sys.exit(f"error: {problem}")
