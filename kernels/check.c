@@ -291,3 +291,42 @@ int check_lora_dw(LowRank dm, Tensor low, Tensor x)
     CHECK(dm.w.data != x.data && dm.w.data != low.data, "%s: dm is an input", op);
     return r;
 }
+
+void check_bf16(const char *op, const char *name, Tensor t)
+{
+    CHECK(t.format.dtype == BF16, "%s: %s is %s; expected bf16", op, name, format_name(t.format));
+}
+
+void check_matmul_scaled(Tensor y, Tensor x, Tensor w, Tensor add)
+{
+    const char *op = "matmul_scaled";
+    check_tensor(op, "x", x, x.rows, x.cols);
+    check_tensor(op, "w", w, x.cols, w.cols);
+    check_tensor(op, "y", y, x.rows, w.cols);
+    check_tensor(op, "add", add, x.rows, w.cols);
+    check_bf16(op, "x", x), check_bf16(op, "w", w), check_bf16(op, "y", y), check_bf16(op, "add", add);
+    CHECK(y.data != x.data && y.data != w.data && y.data != add.data, "%s: y is one of its inputs", op);
+}
+
+void check_muon_momentum(Tensor u, Tensor m, Tensor grad)
+{
+    const char *op = "muon_momentum";
+    check_tensor(op, "u", u, 1, u.cols);
+    check_tensor(op, "m", m, 1, u.cols);
+    check_tensor(op, "grad", grad, 1, u.cols);
+    check_plain(op, "grad", grad);
+    check_bf16(op, "u", u);
+    CHECK(!format_is_dynamic8(m.format) && (!format_is_fp8(m.format) || (m.format.group && u.cols % m.format.group == 0)),
+          "%s: m is %s of %d elements; expected f32, bf16, or FP8 in whole groups", op, format_name(m.format), u.cols);
+    CHECK(!format_has_byte_scales(m.format), "%s: m is %s with a byte per group; moments have more (format_of_moment)", op,
+          format_name(m.format));
+}
+
+void check_muon_apply(Tensor w, Tensor x)
+{
+    const char *op = "muon_apply";
+    check_tensor(op, "w", w, 1, w.cols);
+    check_tensor(op, "x", x, 1, w.cols);
+    check_plain(op, "w", w);
+    check_bf16(op, "x", x);
+}

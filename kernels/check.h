@@ -41,6 +41,12 @@ bool check_matmul_dw(Tensor dw, Tensor dy, Tensor x);
 /* The arguments of fold_channels. */
 void check_fold_channels(Tensor y, Tensor w);
 
+/* The arguments of matmul_scaled and of the operations of Muon. */
+void check_matmul_scaled(Tensor y, Tensor x, Tensor w, Tensor add);
+void check_muon_momentum(Tensor u, Tensor m, Tensor grad);
+void check_muon_apply   (Tensor w, Tensor x);
+void check_bf16(const char *op, const char *name, Tensor t);
+
 /* The arguments of matmul_db. */
 void check_matmul_db(Tensor db, Tensor dy);
 

@@ -282,3 +282,18 @@ void adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first);
  * BF16 w as in adamw.
  * DIFFERS: bitsandbytes rounds a BF16 w to nearest, before and after the decay; its quotients are approximations. */
 void adamw8bit(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first);
+
+/* ---- Muon, as torch.optim.Muon computes it [Jordan et al. 2024, kellerjordan.github.io/posts/muon] ---------------- */
+
+/* m = momentum m + (1 - momentum) g, g = grad_scale grad; u = (1 - momentum) g + momentum m if nesterov, else m; both with m
+ * before it is encoded. All (1,n): m F32, BF16, or FP8 in groups that divide n; u BF16; grad F32 or BF16. */
+void muon_momentum(Tensor u, Tensor m, Tensor grad, float momentum, bool nesterov, float grad_scale);
+
+/* x = x / max(sqrt(*squares), eps), BF16. squares: of device memory, the sum that sum_squares made of x. */
+void muon_normalize(Tensor x, const float *squares, float eps);
+
+/* y = alpha x w + beta add, in BF16 with sums in F32: y, add (N,C), x (N,O), w (O,C). y is no other tensor of the three. */
+void matmul_scaled(Tensor y, Tensor x, Tensor w, float alpha, Tensor add, float beta);
+
+/* w = keep w - rate x. All (1,n), x BF16. first and a BF16 w as in adamw, with the seed of its AdamW. */
+void muon_apply(Tensor w, Tensor x, float keep, float rate, uint64_t seed, uint64_t first);

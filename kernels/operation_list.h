@@ -127,6 +127,16 @@ OP(adamw,                (Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, ui
    IN(grad), IN(w), IN(m), IN(v), OUT(w), OUT(m), OUT(v))
 OP(adamw8bit,            (Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first), (w, m, v, grad, a, first),
    IN(grad), IN(w), IN(m), IN(v), OUT(w), OUT(m), OUT(v))
+OP(muon_momentum,        (Tensor u, Tensor m, Tensor grad, float momentum, bool nesterov, float grad_scale),
+                         (u, m, grad, momentum, nesterov, grad_scale),
+   IN(grad), IN(m), OUT(m), OUT(u))
+OP(muon_normalize,       (Tensor x, const float *squares, float eps), (x, squares, eps),
+   IN(x), MEMORY(squares, sizeof *squares, READS), OUT(x))
+OP(matmul_scaled,        (Tensor y, Tensor x, Tensor w, float alpha, Tensor add, float beta), (y, x, w, alpha, add, beta),
+   IN(x), IN(w), IN(add), OUT(y))
+OP(muon_apply,           (Tensor w, Tensor x, float keep, float rate, uint64_t seed, uint64_t first),
+                         (w, x, keep, rate, seed, first),
+   IN(w), IN(x), OUT(w))
 
 /* ---- NF4 */
 OP(nf4_offset,           (float *offset, Tensor w), (offset, w),

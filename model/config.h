@@ -160,6 +160,10 @@ static inline int data_ranks(const Strategy *s, int ranks)
     return ranks / (context_ranks(s) * pipeline_stages(s));
 }
 
+/* What multiplies the learning rate of a matrix under Muon, by torch.optim.Muon's names: 0.2 sqrt(max(rows, columns));
+ * sqrt(max(1, rows / columns)). */
+typedef enum { ADJUST_MATCH_RMS_ADAMW, ADJUST_ORIGINAL } AdjustLr;
+
 typedef struct {
     ModelConfig model;
     Recipe      recipe;           /* resolved: the named row with its overrides */
@@ -202,6 +206,10 @@ typedef struct {
         double lr, beta1, beta2, eps, weight_decay;
         double projector_lr;                  /* 0: lr */
         bool   decay_norm_and_bias, decay_embeddings;
+        double momentum, ns_eps;              /* of matrices: model/muon.h */
+        int    ns_steps;
+        bool   nesterov, per_head;
+        AdjustLr adjust_lr;
     } optimizer;
     struct {
         ScheduleName name;

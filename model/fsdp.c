@@ -123,15 +123,18 @@ static void start_from_zero(ParamStore *f, int u, void *data, bool all)
 {
     const UnitLayout *shape = &f->shape[u];
     size_t at = 0, first;
-    for (int i = 0; i < shape->num_params; i++) {
-        const Param *p = &shape->param[i];
-        Tensor *dw = &f->dunit[u].tensor[p->id];
-        dw->empty = p->region == TRAINED && (all || shard_part(&f->shard[u], p, &first) == 0);
-        if (!dw->empty)
-            continue;
-        zero_between(f, data, at, p->offset);
-        at = p->offset + param_numel(p);
-    }
+    for (int turn = 0; turn < 1 + shape->matrices_first; turn++)
+        for (int i = 0; i < shape->num_params; i++) {
+            const Param *p = &shape->param[i];
+            Tensor *dw = &f->dunit[u].tensor[p->id];
+            if (shape->matrices_first && p->is_operand != (turn == 0))
+                continue;
+            dw->empty = p->region == TRAINED && (all || shard_part(&f->shard[u], p, &first) == 0);
+            if (!dw->empty)
+                continue;
+            zero_between(f, data, at, p->offset);
+            at = p->offset + param_numel(p);
+        }
     zero_between(f, data, at, shape->numel[TRAINED]);
 }
 

@@ -188,8 +188,10 @@ static void place_shard(ParamStore *f, Arena *device, int u)
     const size_t n = s->slice[TRAINED].count, codes = s->slice[BASE].count;
     s->slice[TRAINED].stored = flat(master_on_host ? &f->host : device, r->master, n);
     s->grad = flat(device, r->grads, n);
-    for (int i = 0; i < f->optimizer->num_states; i++)
-        s->state[i] = flat(moments, optimizer_format(f->optimizer, i, r), n);
+    for (int i = 0; i < f->optimizer->num_states; i++) {
+        shard_divide_state(f, u, i);
+        s->state[i] = flat(moments, optimizer_format(f->optimizer, i, r), n - s->before[i] - s->after[i]);
+    }
     s->slice[FROZEN].stored = flat(base, r->frozen, s->slice[FROZEN].count);
     s->slice[BASE].stored = flat_codes(base, E4M3, codes);
     for (Region i = 0; i < NUM_REGIONS; i++)
@@ -448,6 +450,7 @@ void fsdp_plan(ParamStore *f, Arena *a, const Config *c, ShardChoice p)
         f->grad_buffer[i].flat.cols = 0;
     }
     for (int u = 0; u < f->num_units; u++) {
+        f->shape[u].matrices_first = f->optimizer->orthogonalizes;
         unit_lay_out(&f->shape[u], p.shards);
         check_size(f, u);
         if (f->shape[u].numel[TRAINED] > 0 && u < f->first_trained)

@@ -17,7 +17,9 @@ typedef struct {
 /* This rank's part of one unit. */
 typedef struct {
     Slice  slice[NUM_REGIONS];
-    Tensor grad, state[MAX_STATES];    /* (1, count) of TRAINED; grad.empty: no micro-batch of this step is in it */
+    Tensor grad, state[MAX_STATES];    /* (1, count) of TRAINED; grad.empty: no micro-batch of this step is in it. A state has
+                                          only the part of shard_state */
+    size_t before[MAX_STATES], after[MAX_STATES];       /* elements of TRAINED in front of that part, and behind it */
 } Shard;
 
 /* The steps of a weight from where it is stored to where it computes. Those in front of GATHER are each rank's, in its slice. */
@@ -111,7 +113,7 @@ typedef struct {
     int         on_host[NUM_HOSTED];   /* units 0 .. n - 1, as far as they have it */
     Arena       host;                  /* pinned memory of all that is on the host */
     bool        overlaps;              /* weights come on a queue of their own, ahead of their use: gathered, or from the host */
-    void       *staging;               /* device memory of the optimizer's step: STAGES_OF_UPDATE times stage_bytes */
+    void       *staging;               /* device memory of the optimizer's step: STAGES_OF_UPDATE times stage_bytes, or muon_bytes */
     size_t      stage_bytes;
     DeviceMark *updated, *reduced;
 } ParamStore;
@@ -137,6 +139,9 @@ void        fsdp_free   (ParamStore *f);
 
 /* The part of a parameter that this rank stores: elements *first .. *first + n of what is stored of it; returns n, maybe 0. */
 size_t      shard_part(const Shard *s, const Param *p, size_t *first);
+/* The part of TRAINED that has the optimizer's k-th state; `stored` is that state. */
+Slice       shard_state(const Shard *s, int k);
+void        shard_divide_state(const ParamStore *f, int unit, int k);         /* sets before[k] and after[k] */
 bool        fsdp_holds(const ParamStore *f, int unit);           /* this rank's stage has the unit */
 bool        fsdp_on_host(const ParamStore *f, int unit, Hosted h);
 bool        fsdp_encodes(const ParamStore *f, int unit, const Param *p);         /* the update makes its `source` */

@@ -23,6 +23,8 @@ bool fsdp_on_host(const ParamStore *f, int u, Hosted h)
     const UnitLayout *s = &f->shape[u];
     if (u >= f->on_host[h] || !fsdp_holds(f, u))
         return false;
+    if (f->optimizer->orthogonalizes && h != HOST_BASE)
+        return false;
     if (h == HOST_MOMENTS)
         return s->numel[TRAINED] > 0 && f->optimizer->num_states > 0;
     if (h == HOST_BASE)
@@ -86,6 +88,24 @@ size_t shard_part(const Shard *s, const Param *p, size_t *first)
     const size_t from = p->offset > slice->first ? p->offset : slice->first, to = stop < end ? stop : end;
     *first = from < to ? from - p->offset : 0;
     return from < to ? to - from : 0;
+}
+
+/* Matrices come first if not all of the region has the state. */
+void shard_divide_state(const ParamStore *f, int u, int state)
+{
+    Shard *s = &f->shard[u];
+    const Slice *all = &s->slice[TRAINED];
+    const size_t end = f->shape[u].matrices > all->first ? f->shape[u].matrices - all->first : 0;
+    const size_t matrices = end < all->count ? end : all->count;
+    const StateOf of = f->optimizer->state[state].of;
+    s->before[state] = of == OF_OTHERS ? matrices : 0;
+    s->after[state] = of == OF_MATRICES ? all->count - matrices : 0;
+}
+
+Slice shard_state(const Shard *s, int k)
+{
+    const Slice *all = &s->slice[TRAINED];
+    return (Slice){ all->first + s->before[k], all->count - s->before[k] - s->after[k], s->state[k], s->state[k] };
 }
 
 Tensor slice_view(const Slice *s, Tensor t, size_t first, size_t n)

@@ -26,6 +26,12 @@ static void step_adamw8bit(Tensor w, const Tensor *state, Tensor grad, const Ste
     adamw8bit(w, state[0], state[1], grad, adamw_arguments(p), first);
 }
 
+/* Of what is no matrix: those are muon.c's. */
+static void step_others(Tensor w, const Tensor *state, Tensor grad, const StepParams *p, uint64_t first)
+{
+    adamw(w, state[1], state[2], grad, adamw_arguments(p), first);
+}
+
 #define DYNAMIC(dtype) { dtype, DYNAMIC8_GROUP, false }
 
 static const Optimizer rows[] = {
@@ -33,6 +39,9 @@ static const Optimizer rows[] = {
       HAS_BETAS | HAS_EPS | HAS_WEIGHT_DECAY, .is_adam = true, .step = step_adamw },
     { "adamw8bit", 2, { { "exp_avg", "m", OWN_FORMAT, DYNAMIC(DYNAMIC8) }, { "exp_avg_sq", "v", OWN_FORMAT, DYNAMIC(UDYNAMIC8) } },
       HAS_BETAS | HAS_EPS | HAS_WEIGHT_DECAY, .is_adam = true, .step = step_adamw8bit },
+    { "muon", 3, { { "momentum_buffer", "momentum", MOMENT1, .of = OF_MATRICES }, { "exp_avg", "m", MOMENT1, .of = OF_OTHERS },
+                   { "exp_avg_sq", "v", MOMENT2, .of = OF_OTHERS } },
+      HAS_BETAS | HAS_EPS | HAS_WEIGHT_DECAY | HAS_NEWTON_SCHULZ, .orthogonalizes = true, .step = step_others },
 };
 
 enum { NUM_ROWS = sizeof rows / sizeof rows[0], MAX_ADDED = 8, MAX_STATE_NAME = 32 };
@@ -71,7 +80,7 @@ const Optimizer *optimizer_averaged(const Optimizer *o)
     static Optimizer averaged;
     CHECK(o->num_states < MAX_STATES, "optimizer %s has %d states, there is no space for an average", o->name, o->num_states);
     averaged = *o;
-    averaged.state[averaged.num_states++] = (OptimizerState){ AVERAGE_STATE, "average", OWN_FORMAT, { F32, 0, false } };
+    averaged.state[averaged.num_states++] = (OptimizerState){ AVERAGE_STATE, "average", OWN_FORMAT, { F32, 0, false }, OF_ALL };
     return &averaged;
 }
 

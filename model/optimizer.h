@@ -9,16 +9,20 @@ enum { MAX_STATES = 4 };
 /* Which format a state has: its own, or that of a column of the recipe. */
 typedef enum { OWN_FORMAT, MOMENT1, MOMENT2 } StateFormat;
 
-/* One value for each weight; starts as 0. */
+/* Which trained weights have a state: all; matrices of layers (Param.is_operand); all others. */
+typedef enum { OF_ALL, OF_MATRICES, OF_OTHERS } StateOf;
+
+/* One value for each of these weights; starts as 0. */
 typedef struct {
     const char *name;          /* in files, after the weight's name: "exp_avg", as in PyTorch          */
     const char *label;         /* in metrics: "m"                                                       */
     StateFormat from;
     Format      own;           /* if from OWN_FORMAT; groups divide PARAM_ALIGN                         */
+    StateOf     of;
 } OptimizerState;
 
 /* Keys of the configuration that not every optimizer has; all have a learning rate. */
-enum { HAS_BETAS = 1, HAS_EPS = 2, HAS_WEIGHT_DECAY = 4 };
+enum { HAS_BETAS = 1, HAS_EPS = 2, HAS_WEIGHT_DECAY = 4, HAS_NEWTON_SCHULZ = 8 };
 
 /* What a step is given; an optimizer reads what it has. */
 typedef struct {
@@ -35,6 +39,7 @@ typedef struct {
     OptimizerState state[MAX_STATES];
     unsigned    has;           /* of HAS_*                                                              */
     bool        is_adam;       /* states 0 and 1 are Adam's m and v, and w moves along m / (sqrt(v) + eps): known to telemetry */
+    bool        orthogonalizes;        /* muon.h makes the step of matrices, whose state is number 0; `step` that of all others */
     /* w, grad and num_states states, all (1, n) in device memory: consecutive elements of one parameter, whose first has number
      * `first` in the model. Every rank has others: random values may depend only on (seed, number). */
     void      (*step)(Tensor w, const Tensor *state, Tensor grad, const StepParams *p, uint64_t first);

@@ -168,19 +168,32 @@ static size_t round_up(size_t n, size_t step)
     return (n + step - 1) / step * step;
 }
 
-void unit_lay_out(UnitLayout *u, int world)
+/* Gives the unit's matrices or its other parameters, or both, their places after those that have one. */
+static void place_params(UnitLayout *u, bool matrices, bool others)
 {
-    memset(u->numel, 0, sizeof u->numel);
-    memset(u->computing, 0, sizeof u->computing);
     for (int i = 0; i < u->num_params; i++) {
         Param *p = &u->param[i];
         const bool groups = p->region == BASE && u->config->lora.base == BASE_NF4;
+        if (p->is_operand ? !matrices : !others)
+            continue;
         p->offset = u->numel[p->region];
         p->place = u->computing[p->region];
         p->stored = groups ? param_nf4_groups(p) * together(u, BASE) : param_numel(p);
         u->numel[p->region] += round_up(p->stored, together(u, p->region));
         u->computing[p->region] += param_align(param_numel(p));
     }
+}
+
+void unit_lay_out(UnitLayout *u, int world)
+{
+    memset(u->numel, 0, sizeof u->numel);
+    memset(u->computing, 0, sizeof u->computing);
+    u->matrices = 0;
+    if (u->matrices_first) {
+        place_params(u, true, false);
+        u->matrices = u->numel[TRAINED];
+    }
+    place_params(u, !u->matrices_first, true);
     for (int r = 0; r < NUM_REGIONS; r++)
         u->numel[r] = round_up(u->numel[r], together(u, r) * (size_t)world);
 }

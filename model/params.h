@@ -60,6 +60,8 @@ typedef struct {
     size_t numel[NUM_REGIONS]; /* of the regions with padding: multiples of PARAM_ALIGN * W, for NF4 of groups * W */
     size_t computing[NUM_REGIONS];     /* the same in the computing format, without the padding for W */
     size_t first;           /* index of its first element in the model                         */
+    bool   matrices_first;  /* in the region TRAINED the matrices of layers come first ...     */
+    size_t matrices;        /* ... elements 0 .. matrices - 1; else 0                          */
     const ModelConfig *config;
 } UnitLayout;
 

@@ -8,6 +8,7 @@
 #include "model/context.h"
 #include "model/lifetimes.h"
 #include "model/projector.h"
+#include "model/muon.h"
 #include "model/stages.h"
 #include "model/units.h"
 
@@ -62,7 +63,8 @@ static void plan_all(Arena *arena, Model *m, ParamStore *f, const Config *c, Sha
     b->units = arena->used;
     m->offload.slots = p.slots > 0 && p.slots < m->L && !m->forward_only ? p.slots : m->L;
     f->stage_bytes = fsdp_stage_bytes(f);
-    const size_t staging = STAGES_OF_UPDATE * f->stage_bytes;
+    const size_t parts = STAGES_OF_UPDATE * f->stage_bytes, matrices = muon_bytes(f, c);
+    const size_t staging = parts > matrices ? parts : matrices;
     f->staging = m->shared_memory = arena_alloc(arena, m->shared_bytes > staging ? m->shared_bytes : staging);
     m->ranges = arena_alloc(arena, (size_t)m->num_sets * m->range_bytes);
     Arena ranges = { .base = (char *)m->ranges };

@@ -16,6 +16,7 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/trace.h"
+#include "model/muon.h"
 
 /* The sum goes from stage to stage, so that it has the bits of one that is made without stages. */
 static void sum_chunk(const ParamStore *f, int chunk)
@@ -81,8 +82,11 @@ static void add_part(ParamStore *f, Parts *all, int u, const Param *p, size_t fi
     if (n == 0)
         return;
     part->master = slice_view(&s->slice[TRAINED], s->slice[TRAINED].stored, at, n);
-    for (int k = 0; k < f->optimizer->num_states; k++)
-        part->state[k] = slice_view(&s->slice[TRAINED], s->state[k], at, n);
+    for (int k = 0; k < f->optimizer->num_states; k++) {
+        const Slice own = shard_state(s, k);
+        if (f->optimizer->state[k].of != (p->is_operand ? OF_OTHERS : OF_MATRICES))
+            part->state[k] = slice_view(&own, s->state[k], at, n);
+    }
 }
 
 /* Includes parameters that have no element on this rank, if the scale of their codes is one of all ranks. */
@@ -121,7 +125,7 @@ static Parts list_parts(ParamStore *f)
     Parts all = { 0 };
     for (int u = 0; u < f->num_units; u++)
         for (int i = 0; i < f->shape[u].num_params; i++)
-            if (f->shape[u].param[i].region == TRAINED)
+            if (f->shape[u].param[i].region == TRAINED && !muon_steps(f, &f->shape[u].param[i]))
                 add_parts(f, &all, u, &f->shape[u].param[i]);
     if (all.count > 0)
         qsort(all.part, (size_t)all.count, sizeof *all.part, compare_parts);
@@ -255,6 +259,8 @@ void optimizer_step(ParamStore *f, const Config *c, long step, long update, doub
         return_part(f, &stages, p, stepped++);
     }
     close_stages(&stages);
+    if (f->optimizer->orthogonalizes)
+        muon_step(f, c, &params);
     free(all.part);
     fsdp_updated(f);
 }

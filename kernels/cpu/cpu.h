@@ -34,6 +34,11 @@ void channels_multiply(Tensor act, float *values);      /* multiplies values by 
 double *start_sum (Tensor t, const float *values, int slot);
 void    finish_sum(Tensor t, float *values, const double *sum);
 
+/* ---- optimizers --------------------------------------------------------------------------------------------- */
+
+/* w[at + i] = x[i] for i < n; a BF16 w is rounded stochastically, by (seed, first + at + i). */
+void store_weights(Tensor w, size_t at, const float *x, size_t n, uint64_t seed, uint64_t first);
+
 /* ---- attention ---------------------------------------------------------------------------------------------- */
 
 /* Replaces the scores s of a row by probabilities over keys `begin` to `last`, 0 for other keys. Returns lse. */

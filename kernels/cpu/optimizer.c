@@ -11,7 +11,7 @@ enum { BLOCK = 4096 };
 /* A step of n elements as floats. */
 typedef void Step(float *w, float *m, float *v, const float *grad, size_t n, AdamW a);
 
-static void store_weights(Tensor w, size_t at, const float *x, size_t n, uint64_t seed, uint64_t first)
+void store_weights(Tensor w, size_t at, const float *x, size_t n, uint64_t seed, uint64_t first)
 {
     if (w.format.dtype == BF16)
         for (size_t i = 0; i < n; i++)

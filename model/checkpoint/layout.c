@@ -89,7 +89,10 @@ static void add_scales(Layout *l, Piece piece, const HfTensor *t, const char *su
 
 static void add_states(Layout *l, Piece piece, const HfTensor *t, const ParamStore *f)
 {
+    const bool matrix = f->shape[t->unit].param[t->param].is_operand;
     for (int i = 0; i < f->optimizer->num_states; i++) {
+        if (f->optimizer->state[i].of == (matrix ? OF_OTHERS : OF_MATRICES))
+            continue;
         const Format format = optimizer_format(f->optimizer, i, &f->recipe);
         char suffix[64];
         piece.state = i;
@@ -181,8 +184,8 @@ void layout_free(Layout *l)
  * another format. */
 static Range held_by(const Piece *p, const Shard *s)
 {
-    const Slice *own = &s->slice[p->region];
-    return p->region == BASE ? (Range){ 0, 0 } : (Range){ own->first / p->per, (own->first + own->count) / p->per };
+    const Slice own = p->kind == PIECE_WEIGHT ? s->slice[p->region] : shard_state(s, p->state);
+    return p->region == BASE ? (Range){ 0, 0 } : (Range){ own.first / p->per, (own.first + own.count) / p->per };
 }
 
 static const Tensor *tensor_of(const Piece *p, const Shard *s)
@@ -204,7 +207,8 @@ static Tensor part_of(const Piece *p, const Shard *s)
     const size_t group = t->format.group ? (size_t)t->format.group : 1;
     const Range piece = { p->first / group * group, (p->first + p->count + group - 1) / group * group };
     const Range r = intersect(held_by(p, s), piece);
-    return r.end > r.first ? slice_view(&s->slice[p->region], *t, r.first, r.end - r.first) : (Tensor){ 0 };
+    const Slice own = p->kind == PIECE_WEIGHT ? s->slice[p->region] : shard_state(s, p->state);
+    return r.end > r.first ? slice_view(&own, *t, r.first, r.end - r.first) : (Tensor){ 0 };
 }
 
 /* Checks pieces first .. end - 1 of this rank. Uses the memory of gradient norms for the flag: memory may be full. */
@@ -218,7 +222,7 @@ static bool has_not_finite(const Layout *l, const ParamStore *f, int first, int 
             continue;               /* checked with its state */
         const Tensor t = part_of(p, &f->shard[p->unit]);
         if (t.data)
-            find_not_finite(flag, t, p->kind == PIECE_STATE && f->optimizer->is_adam && p->state == 1);
+            find_not_finite(flag, t, p->kind == PIECE_STATE && strcmp(f->optimizer->state[p->state].name, "exp_avg_sq") == 0);
     }
     device_get(&found, flag, sizeof found);
     return found;

@@ -135,22 +135,52 @@ static const char *left_state(const Layout *l, const Source *s)
     return NULL;
 }
 
+/* The name of a state of another optimizer that the files have; NULL: none. */
+static const char *foreign_state(const Optimizer *o, const Source *s)
+{
+    const Optimizer *other;
+    for (int i = 0; (other = optimizer_at(i)); i++)
+        for (int k = 0; k < other->num_states; k++) {
+            bool own = false;
+            char suffix[64];
+            for (int j = 0; j < o->num_states; j++)
+                own |= strcmp(o->state[j].name, other->state[k].name) == 0;
+            snprintf(suffix, sizeof suffix, ".%s", other->state[k].name);
+            if (!own && safetensors_find_ending(s->file, s->count, suffix).tensor)
+                return other->state[k].name;
+        }
+    return NULL;
+}
+
+static bool has_pieces_ending(const Layout *l, const char *suffix)
+{
+    for (int i = 0; i < l->num_pieces; i++)
+        if (text_ends_with(l->piece[i].name, suffix))
+            return true;
+    return false;
+}
+
 /* The weights are loaded already, so states that do not fit are those of another optimizer, or of other trained weights. */
 static void load_optimizer(const char *folder, Source s, const Config *c, ParamStore *f)
 {
     ParamStore read = *f;
     const Optimizer *o = read.optimizer = read_states(f, c, &s);
+    const char *foreign = foreign_state(o, &s);
+    Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, &read, 0);
     for (int i = 0; i < o->num_states; i++) {
         const char *name = o->state[i].name;
         char suffix[64];
         snprintf(suffix, sizeof suffix, ".%s", name);
-        if (!safetensors_find_ending(s.file, s.count, suffix).tensor)
-            die_of_states(folder, xasprintf("it has no %s, which optimizer %s keeps for every weight", name, o->name));
+        if (has_pieces_ending(&l, suffix) && !safetensors_find_ending(s.file, s.count, suffix).tensor)
+            die_of_states(folder, xasprintf("it has no %s, which optimizer %s keeps for every %s", name, o->name,
+                                            o->state[i].of == OF_MATRICES ? "matrix" : "weight"));
     }
+    if (foreign)
+        die_of_states(folder, xasprintf("its %s is no state of optimizer %s", foreign, o->name));
+    for (int i = 0; i < o->num_states; i++)
+        if (i == 0 || o->state[i].of == OF_OTHERS)
+            check_trained(folder, &l, &s, o->state[i].name);
     StoredStates stored = stored_states(&read, s.file, s.count);
-    Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, &read, 0);
-    if (o->num_states > 0)
-        check_trained(folder, &l, &s, o->state[0].name);
     fsdp_zero_states(f);            /* files have no padding */
     stored_states_read(&stored, &read, s.file, s.count);
     const char *name = left_state(&stored.layout, &s);

@@ -99,7 +99,8 @@ StoredStates stored_states(const ParamStore *f, SafeFile *const *source, int cou
     for (int i = 0; i < s.optimizer.num_states; i++) {
         OptimizerState *state = &s.optimizer.state[i];
         const Format ours = optimizer_format(f->optimizer, i, &f->recipe);
-        *state = (OptimizerState){ state->name, state->label, OWN_FORMAT, format_of(state->name, ours, source, count) };
+        *state = (OptimizerState){ state->name, state->label, OWN_FORMAT, format_of(state->name, ours, source, count),
+                                    state->of };
         if (format_is_fp8(state->own))
             choose_group(&s, i, ours, f, source, count);
         s.converts |= !format_equal(state->own, ours) && (format_has_scales(state->own) || format_has_scales(ours));
@@ -211,7 +212,7 @@ static void convert(Tensor here, Tensor there, float *x, size_t n)
 static void read_state(const Reading *r, const Shard *shard, int unit, int state, Tensor there, Tensor here, float *x)
 {
     const Tensor dst = shard->state[state];
-    const Slice own = shard->slice[TRAINED];
+    const Slice own = shard_state(shard, state);
     const bool same = format_equal(there.format, here.format);
     for (size_t at = 0; at < own.count; at += CHUNK) {
         const size_t n = own.count - at < CHUNK ? own.count - at : CHUNK, scales = format_scale_bytes(here.format, n);
@@ -243,8 +244,8 @@ static void shift_sums(const Reading *r, const ParamStore *f)
     for (int i = 0; i < l->num_pieces; i++) {
         const Piece *p = &l->piece[i];
         const SafeTensor *t = safetensors_find_in(r->source, r->count, p->name).tensor;
-        const Slice *s = &f->shard[p->unit].slice[TRAINED];
-        const Range part = part_of(p, t, s->first, s->first + s->count);
+        const Slice s = shard_state(&f->shard[p->unit], p->state);
+        const Range part = part_of(p, t, s.first, s.first + s.count);
         const size_t count = t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
         l->sum[i] = crc32c_shift(l->sum[i], (p->first + count - part.end) * p->bytes);
     }

@@ -20,12 +20,29 @@ static void note_unread(Reader *r, const Optimizer *o)
         { "optimizer.betas", o->has & HAS_BETAS }, { "optimizer.eps", o->has & HAS_EPS },
         { "optimizer.weight_decay", o->has & HAS_WEIGHT_DECAY }, { "optimizer.decay_norm_and_bias", o->has & HAS_WEIGHT_DECAY },
         { "optimizer.decay_embeddings", o->has & HAS_WEIGHT_DECAY }, { "format.moment1", m }, { "format.moment2", v },
+        { "optimizer.momentum", o->has & HAS_NEWTON_SCHULZ }, { "optimizer.nesterov", o->has & HAS_NEWTON_SCHULZ },
+        { "optimizer.ns_steps", o->has & HAS_NEWTON_SCHULZ }, { "optimizer.ns_eps", o->has & HAS_NEWTON_SCHULZ },
+        { "optimizer.adjust_lr", o->has & HAS_NEWTON_SCHULZ }, { "optimizer.per_head", o->has & HAS_NEWTON_SCHULZ },
     };
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
         if (!keys[i].read && config_given(r, keys[i].key))
             config_note(r, "%s (optimizer %s does not have it)", keys[i].key, o->name);
     if (!m && !v && r->s->quantize_optimizer.method == QUANTIZE_COAT)
         config_note(r, "the formats of quantize_optimizer (optimizer %s has its own)", o->name);
+}
+
+/* What Muon cannot do: it reads whole matrices, which are neither adapters nor on the host. */
+static void check_muon(Reader *r)
+{
+    const Config *c = &r->s->c;
+    const struct { const char *key; HostUse use; } host[] = { { "host.moments", c->host.moments }, { "host.master", c->host.master } };
+    if (c->model.lora.rank > 0)
+        die("%s: optimizer.name is muon and lora.rank is %d; Muon orthogonalizes the blocks' matrices, not adapters: use "
+            "--optimizer.name=adamw, or train all weights with --lora.rank=null", config_where(r, "lora.rank"), c->model.lora.rank);
+    for (int i = 0; i < 2; i++)
+        if (host[i].use == HOST_ALL)
+            die("%s: optimizer.name is muon and %s is all; the states and master weights of Muon are on the device: use "
+                "--%s=never, or --optimizer.name=adamw", config_where(r, host[i].key), host[i].key, host[i].key);
 }
 
 void config_check_optimizer(Reader *r)
@@ -38,6 +55,8 @@ void config_check_optimizer(Reader *r)
     if (!o)
         die("%s: optimizer.name: this program has no optimizer '%s'; it has %s", config_where(r, "optimizer.name"), name, known);
     note_unread(r, o);
+    if (o->orthogonalizes)
+        check_muon(r);
 }
 
 /* ---- the recipe ------------------------------------------------------------------------------------------- */

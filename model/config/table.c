@@ -5,6 +5,7 @@
 #include "model/config/table.h"
 #include "model/config/table_rows.h"
 #include "model/config/table_images.h"
+#include "model/config/table_muon.h"
 
 const ConfigKey config_keys[] = {
     OTHER ("run_name", STRING, "run", C(run_name), "name of the run"),
@@ -284,16 +285,16 @@ const ConfigKey config_keys[] = {
            "may stall for minutes); three times this for single operations on files. A dead process is noticed within two seconds "
            "in any case"),
     OTHER ("optimizer.name", STRING, "adamw", C(optimizer.name),
-           "adamw, or adamw8bit: m and v in 8 bits as in bitsandbytes, whatever the recipe"),
+           "adamw; adamw8bit: m and v in 8 bits as in bitsandbytes, whatever the recipe; muon: the matrices of blocks by Muon, with a "
+           "momentum in the format of format.moment1, all else by AdamW"),
     NUMBER("optimizer.learning_rate", DOUBLE, "1e-4", 0, 1e3, C(optimizer.lr), "highest learning rate"),
     PROJECTOR_RATE_ROW,
     OTHER ("optimizer.betas", BETAS, "[0.9, 0.95]", C(optimizer.beta1), "decay of m and v"),
     NUMBER("optimizer.eps", DOUBLE, "1e-5", 1e-15, 1, C(optimizer.eps), "added to sqrt(v)"),
-    NUMBER("optimizer.weight_decay", DOUBLE, "0.01", 0, 1e3, C(optimizer.weight_decay),
-           "decay of weights, times the learning rate"),
-    OTHER ("optimizer.decay_norm_and_bias", BOOL, "false", C(optimizer.decay_norm_and_bias),
-           "decay norm weights too"),
+    NUMBER("optimizer.weight_decay", DOUBLE, "0.01", 0, 1e3, C(optimizer.weight_decay), "decay of weights, times the learning rate"),
+    OTHER ("optimizer.decay_norm_and_bias", BOOL, "false", C(optimizer.decay_norm_and_bias), "decay norm weights too"),
     OTHER ("optimizer.decay_embeddings", BOOL, "false", C(optimizer.decay_embeddings), "decay the embedding too"),
+    MUON_ROWS,
     ONLY  ("optimizer.no_decay_norm_and_bias", "null", "use decay_norm_and_bias and decay_embeddings instead"),
     ONLY  ("optimizer.selective_updates", "false|null", "every parameter is updated"),
     NO_USE("optimizer.metrics_log_interval", NULL, NULL),
@@ -307,8 +308,7 @@ const ConfigKey config_keys[] = {
     NUMBER("scheduler.t_warmup", LONG, "100", 0, LONGS, C(scheduler.t_warmup), "length of the warmup"),
     OPTION("scheduler.warmup_fraction", DOUBLE, "null", 0, TINY, 1, C(scheduler.warmup_fraction),
            "length of the warmup as a fraction of t_max, instead of t_warmup"),
-    OPTION("scheduler.t_max", LONG, "null", 0, 1, LONGS, C(scheduler.t_max),
-           "end of the decay; default max_duration"),
+    OPTION("scheduler.t_max", LONG, "null", 0, 1, LONGS, C(scheduler.t_max), "end of the decay; default max_duration"),
     OPTION("scheduler.t_decay", LONG, "null", 0, 1, LONGS, C(scheduler.t_decay), "wsd: length of the final decay"),
     NUMBER("scheduler.alpha_f", DOUBLE, "0.1", 0, 1e3, C(scheduler.alpha_f), "final / highest learning rate"),
     OPTION("scheduler.warmup_min_lr", DOUBLE, "null", -1, 0, 1e3, C(scheduler.warmup_min_lr),

@@ -308,9 +308,10 @@ static void measure_states(Telemetry *t, int u)
         Stats stats = { 0 };
         for (int i = 0; i < t->fsdp->shape[u].num_params; i++) {
             size_t first = 0, n = sample_size(s, &t->fsdp->shape[u].param[i], &first);
-            if (n == 0)
+            const StateOf none = t->fsdp->shape[u].param[i].is_operand ? OF_OTHERS : OF_MATRICES;
+            if (n == 0 || o->state[k].of == none)
                 continue;
-            Sample q = sample_fetch(s->state[k], first, n);
+            Sample q = sample_fetch(s->state[k], first - s->before[k], n);
             stats_add(&stats, q, NULL);
             sample_free(&q);
         }

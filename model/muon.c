@@ -1,0 +1,230 @@
+#include "model/muon.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "kernels/collectives.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/trace.h"
+#include "kernels/runtime/watchdog.h"
+#include "model/units.h"
+
+/* The quintic of torch.optim.Muon: X = a X + (b A + c A A) X, A = X X^T. */
+static const float quintic[3] = { 3.4445f, -4.775f, 2.0315f };
+
+static const Format bf16 = { BF16, 0, false };
+
+bool muon_steps(const ParamStore *f, const Param *p)
+{
+    return f->optimizer->orthogonalizes && p->is_operand && p->region == TRAINED;
+}
+
+/* ---- matrices ------------------------------------------------------------------------------------------------- */
+
+/* Rows of a parameter, and the rank of the shard group that orthogonalizes them. */
+typedef struct { const Param *param; int first, rows, owner; } Matrix;
+typedef struct { Matrix *matrix; int count; } Matrices;
+
+static double cost(const Matrix *x)
+{
+    const double m = fmin(x->rows, x->param->cols), n = fmax(x->rows, x->param->cols);
+    return m * m * (2 * n + m);
+}
+
+/* Each matrix, from the most expensive one on, goes to the rank with the least work; the first of equal ones. */
+static void choose_owners(Matrices *all, int ranks)
+{
+    double *work = xcalloc((size_t)ranks, sizeof *work);
+    for (int i = 0; i < all->count; i++)
+        all->matrix[i].owner = -1;
+    for (int i = 0; i < all->count; i++) {
+        int next = -1, least = 0;
+        for (int k = 0; k < all->count; k++)
+            if (all->matrix[k].owner < 0 && (next < 0 || cost(&all->matrix[k]) > cost(&all->matrix[next])))
+                next = k;
+        for (int r = 1; r < ranks; r++)
+            if (work[r] < work[least])
+                least = r;
+        all->matrix[next].owner = least;
+        work[least] += cost(&all->matrix[next]);
+    }
+    free(work);
+}
+
+/* The matrices of a unit: the parts of its parameters, of q, k and v with optimizer.per_head each head. */
+static Matrices list_matrices(const ParamStore *f, const Config *c, int u)
+{
+    Matrices all = { 0 };
+    for (const Param *p = f->shape[u].param; p < f->shape[u].param + f->shape[u].num_params; p++)
+        for (int i = 0; muon_steps(f, p) && i < p->num_parts; i++) {
+            const bool heads = c->optimizer.per_head && p->linear == LINEAR_QKV;
+            const int rows = heads ? c->model.head_dim : p->part[i].rows;
+            for (int first = 0; first < p->part[i].rows; first += rows) {
+                all.matrix = xrealloc(all.matrix, ((size_t)all.count + 1) * sizeof *all.matrix);
+                all.matrix[all.count++] = (Matrix){ p, p->part[i].first + first, rows, 0 };
+            }
+        }
+    choose_owners(&all, f->shards);
+    return all;
+}
+
+/* The first element of a matrix in the region, and the one behind its last. */
+static size_t first_of(const Matrix *x)
+{
+    return x->param->offset + (size_t)x->first * (size_t)x->param->cols;
+}
+
+static size_t end_of(const Matrix *x)
+{
+    return first_of(x) + (size_t)x->rows * (size_t)x->param->cols;
+}
+
+/* ---- memory --------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    Tensor whole;              /* (1, n) u of a unit, then X                              */
+    Tensor part;               /* (1, n / ranks) this rank's slice of X; with one rank `whole` has it */
+    void  *next;               /* X of a matrix after an iteration                        */
+    void  *gram, *factor;      /* A, and b A + c A A                                      */
+    float *squares;            /* ||u||^2                                                 */
+} Memory;
+
+static Memory place(const ParamStore *f, const Config *c, Arena *a)
+{
+    size_t unit = 0, matrix = 0, side = 0;
+    for (int u = 0; u < f->num_units; u++) {
+        if (!fsdp_holds(f, u) || f->shape[u].matrices == 0)
+            continue;
+        Matrices all = list_matrices(f, c, u);
+        unit = f->shape[u].numel[TRAINED] > unit ? f->shape[u].numel[TRAINED] : unit;
+        for (const Matrix *x = all.matrix; x < all.matrix + all.count; x++) {
+            const size_t n = end_of(x) - first_of(x), least = (size_t)(x->rows < x->param->cols ? x->rows : x->param->cols);
+            matrix = n > matrix ? n : matrix;
+            side = least > side ? least : side;
+        }
+        free(all.matrix);
+    }
+    const size_t size = dtype_size(BF16);
+    return (Memory){ .whole = tensor_alloc(a, bf16, 1, (int)unit),
+                     .part = f->shards > 1 ? tensor_alloc(a, bf16, 1, (int)(unit / (size_t)f->shards)) : (Tensor){ 0 },
+                     .next = arena_alloc(a, matrix * size), .gram = arena_alloc(a, side * side * size),
+                     .factor = arena_alloc(a, side * side * size), .squares = arena_alloc(a, sizeof(float)) };
+}
+
+size_t muon_bytes(const ParamStore *f, const Config *c)
+{
+    Arena measured = { 0 };
+    if (f->optimizer->orthogonalizes && !f->forward_only)
+        place(f, c, &measured);
+    return measured.used;
+}
+
+/* Elements from `first` to `end` of t, (1,n) in BF16. */
+static Tensor elements(Tensor t, size_t first, size_t end)
+{
+    return tensor_at((char *)t.data + first * dtype_size(BF16), bf16, 1, (int)(end - first));
+}
+
+/* ---- the step ------------------------------------------------------------------------------------------------- */
+
+/* x (rows, columns) becomes its X. For more rows than columns A is X^T X, and multiplies from the right: so nothing is transposed. */
+static void orthogonalize(const Memory *m, const Config *c, Tensor x)
+{
+    const bool tall = x.rows > x.cols;
+    const int side = tall ? x.cols : x.rows;
+    Tensor from = x, to = tensor_at(m->next, bf16, x.rows, x.cols), gram = tensor_at(m->gram, bf16, side, side);
+    const Tensor factor = tensor_at(m->factor, bf16, side, side);
+    device_zero(m->squares, sizeof *m->squares);
+    sum_squares(m->squares, x);
+    muon_normalize(x, m->squares, (float)c->optimizer.ns_eps);
+    gram.empty = true;
+    for (int i = 0; i < c->optimizer.ns_steps; i++) {
+        if (tall)
+            matmul_dw(gram, from, from);
+        else
+            matmul(gram, from, from, (Tensor){ 0 });
+        matmul_scaled(factor, gram, gram, quintic[2], gram, quintic[1]);
+        matmul_scaled(to, tall ? from : factor, tall ? factor : from, 1, from, quintic[0]);
+        const Tensor made = to;
+        to = from;
+        from = made;
+    }
+    if (from.data != x.data)
+        device_copy(x.data, from.data, tensor_bytes(x));
+}
+
+static double scale_of(const Config *c, const Matrix *x)
+{
+    const double rows = x->rows, cols = x->param->cols;
+    return c->optimizer.adjust_lr == ADJUST_ORIGINAL ? sqrt(fmax(1, rows / cols)) : 0.2 * sqrt(fmax(rows, cols));
+}
+
+static void update_momentum(const ParamStore *f, const Config *c, const StepParams *step, int u, Tensor whole)
+{
+    const Shard *s = &f->shard[u];
+    const Slice own = shard_state(s, 0);
+    if (own.count == 0)
+        return;
+    muon_momentum(elements(whole, own.first, own.first + own.count), own.stored,
+                  slice_view(&s->slice[TRAINED], s->grad, own.first, own.count), (float)c->optimizer.momentum,
+                  c->optimizer.nesterov, (float)step->grad_scale);
+}
+
+/* own: this rank's slice of X. */
+static void apply(const ParamStore *f, const Config *c, const StepParams *step, int u, const Matrix *x, Tensor own)
+{
+    const Slice *s = &f->shard[u].slice[TRAINED];
+    const Param *p = x->param;
+    const size_t from = first_of(x) > s->first ? first_of(x) : s->first;
+    const size_t end = end_of(x) < s->first + s->count ? end_of(x) : s->first + s->count;
+    if (from >= end)
+        return;
+    muon_apply(slice_view(s, s->stored, from, end - from), elements(own, from - s->first, end - s->first),
+               (float)(1 - step->lr * c->optimizer.weight_decay), (float)(step->lr * scale_of(c, x)), step->seed,
+               f->shape[u].first + p->number + (from - p->offset));
+}
+
+static void step_unit(const ParamStore *f, const Config *c, const StepParams *step, int u, const Memory *m)
+{
+    const Slice *s = &f->shard[u].slice[TRAINED];
+    const Tensor whole = elements(m->whole, 0, f->shape[u].numel[TRAINED]);
+    const Tensor own = f->shards > 1 ? elements(m->part, 0, s->count) : whole;
+    Matrices all = list_matrices(f, c, u);
+    update_momentum(f, c, step, u, whole);
+    if (f->shards > 1) {
+        watchdog_mark_together("gathering updates", u);
+        comm_all_gather(whole.data, elements(whole, s->first, s->first + s->count).data, s->count * dtype_size(BF16));
+    }
+    for (const Matrix *x = all.matrix; x < all.matrix + all.count; x++) {
+        Tensor matrix = elements(whole, first_of(x), end_of(x));
+        if (x->owner != f->rank) {
+            device_zero(matrix.data, tensor_bytes(matrix));
+            continue;
+        }
+        matrix.rows = x->rows;
+        matrix.cols = x->param->cols;
+        orthogonalize(m, c, matrix);
+    }
+    if (f->shards > 1) {
+        watchdog_mark_together("scattering updates", u);
+        comm_reduce_scatter(own, whole);
+    }
+    for (const Matrix *x = all.matrix; x < all.matrix + all.count; x++)
+        apply(f, c, step, u, x, own);
+    free(all.matrix);
+}
+
+void muon_step(ParamStore *f, const Config *c, const StepParams *step)
+{
+    Arena arena = { .base = f->staging };
+    const Memory m = place(f, c, &arena);
+    for (int u = 0; u < f->num_units; u++) {
+        if (!fsdp_holds(f, u) || f->shape[u].matrices == 0)
+            continue;
+        trace_begin("muon", u);
+        step_unit(f, c, step, u, &m);
+        trace_end();
+    }
+}
