@@ -289,7 +289,7 @@ void adamw8bit(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t firs
  * before it is encoded. All (1,n): m F32, BF16, or FP8 in groups that divide n; u BF16; grad F32 or BF16. */
 void muon_momentum(Tensor u, Tensor m, Tensor grad, float momentum, bool nesterov, float grad_scale);
 
-/* x = x / max(sqrt(*squares), eps), BF16. squares: of device memory, the sum that sum_squares made of x. */
+/* x = x / max(sqrt(*squares), eps), BF16, with a divisor in BF16 as torch has it. squares: of device memory, the sum that sum_squares made of x. */
 void muon_normalize(Tensor x, const float *squares, float eps);
 
 /* y = alpha x w + beta add, in BF16 with sums in F32: y, add (N,C), x (N,O), w (O,C). y is no other tensor of the three. */

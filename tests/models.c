@@ -102,7 +102,8 @@ void model_config(Config *c, const ModelConfig *m, const char *recipe, int B)
     const Recipe *r = recipe_find(recipe);
     CHECK(r, "no recipe %s", recipe);
     *c = (Config){ .model = *m, .recipe = *r, .seed = 6198, .global_train_batch_size = B, .device_train_microbatch_size = B,
-                   .optimizer = { .name = "adamw", .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-5, .weight_decay = 0.1 },
+                   .optimizer = { .name = "adamw", .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-5, .weight_decay = 0.1,
+                                  .momentum = 0.95, .nesterov = true, .ns_steps = 5, .ns_eps = 1e-7 },
                    .scheduler = { .name = CONSTANT }, .max_grad_norm = 1, .eval_subset_num_batches = -1,
                    .device_eval_batch_size = B, .speed_window = 1, .console_log_interval = 1 };
 }

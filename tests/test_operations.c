@@ -246,7 +246,7 @@ static void test_training(void **state)
             configure(&c, &m, recipes[r], (Keep)((a + r) % 3), a % 2 ? OF_STEP : OF_MICROBATCH);
             c.recipe.forward = a / 2 % 2 ? FROM_SAVED : c.recipe.forward;      /* of every recipe, so that x is not the stream */
             c.data.generate_doc_lengths = a == LLAMA || a == MISTRAL;
-            c.optimizer.name = r == 2 && a % 2 ? "adamw8bit" : "adamw";
+            c.optimizer.name = r == 2 && a % 2 ? "adamw8bit" : r == 3 && a % 2 ? "muon" : "adamw";
             check(&c);
         }
 }

@@ -30,7 +30,7 @@ void backend_muon_normalize(Tensor x, const float *squares, float eps)
 {
     CHECK_TENSOR(x, x.rows, x.cols);
     check_bf16(OPERATION, "x", x);
-    const float norm = fmaxf(sqrtf(*squares), eps);
+    const float norm = bf16_decode(bf16_encode(fmaxf(sqrtf(*squares), eps)));
     float *xi = cpu_scratch(0, BLOCK);
     for (size_t at = 0, numel = tensor_numel(x); at < numel; at += BLOCK) {
         const size_t n = numel - at < BLOCK ? numel - at : BLOCK;

@@ -71,6 +71,7 @@ typedef struct {
     void       *d;
     bool        empty;                  /* c is d and empty: same algorithm as for accumulation, but d is overwritten */
     bool        fast;                   /* FP8: short accumulators */
+    const float *factors;               /* d = factors[0] a b + factors[1] c; NULL: both are 1 */
 } Operands;
 
 typedef struct {
@@ -199,18 +200,18 @@ static int suggest(cublasLtMatmulHeuristicResult_t *found, const Gemm *g)
     return usable;
 }
 
-/* d = a b + beta c */
+/* d = a b + beta c, or with the factor of a b that o says. */
 static cublasStatus_t launch_scaled(const Gemm *g, const cublasLtMatmulAlgo_t *algo, const Operands *o, float beta)
 {
     const float one = 1;
-    return cublasLtMatmul(cache.handle, g->op, &one, o->a, g->a, o->b, g->b, &beta, o->c ? o->c : o->d, g->d,
+    return cublasLtMatmul(cache.handle, g->op, o->factors ? &o->factors[0] : &one, o->a, g->a, o->b, g->b, &beta, o->c ? o->c : o->d, g->d,
                           o->d, g->d, algo, device_scratch(WORKSPACE_BYTES, SCRATCH_GEMM), WORKSPACE_BYTES,
                           device_stream());
 }
 
 static cublasStatus_t launch(const Gemm *g, const cublasLtMatmulAlgo_t *algo, const Operands *o)
 {
-    return launch_scaled(g, algo, o, o->c ? 1 : 0);
+    return launch_scaled(g, algo, o, o->factors ? o->factors[1] : o->c ? 1 : 0);
 }
 
 /* ---- choice of algorithm ------------------------------------------------------------------------------------- */
@@ -391,7 +392,7 @@ static void run(Kind kind, int m, int n, int k, bool trans_a, bool trans_b, DTyp
     set_vectors(g, &o);
     if (g->trials_left > 0)
         tune(g, &o);
-    cublasStatus_t status = launch_scaled(g, &g->algo, &o, o.c && !o.empty ? 1 : 0);
+    cublasStatus_t status = o.empty ? launch_scaled(g, &g->algo, &o, 0) : launch(g, &g->algo, &o);
     if (status != CUBLAS_STATUS_SUCCESS)
         die_shape(&s, cublasLtGetStatusString(status));
 }
@@ -432,6 +433,14 @@ void backend_matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate)
     run(DX, C, N, O, fp8, false, w.format.dtype, dy.format.dtype, dx.format.dtype,
         (Operands){ .a = fp8 ? w.data_t : w.data, .b = dy.data, .scale_a = w.scale, .scale_b = dy.scale,
                     .c = accumulate ? dx.data : NULL, .d = dx.data, .fast = dy.fast });
+}
+
+void backend_matmul_scaled(Tensor y, Tensor x, Tensor w, float alpha, Tensor add, float beta)
+{
+    const float factors[2] = { alpha, beta };
+    check_matmul_scaled(y, x, w, add);
+    run(DX, w.cols, x.rows, x.cols, false, false, w.format.dtype, x.format.dtype, y.format.dtype,
+        (Operands){ .a = w.data, .b = x.data, .c = add.data, .d = y.data, .factors = factors });
 }
 
 void backend_matmul_dw(Tensor dw, Tensor dy, Tensor x)
