@@ -23,7 +23,7 @@ static void test_choice(void **state)
     char message[8192];
     try_write(try_path, try_base);
     assert_false(try_printed(message, sizeof message, 2, 1, "--optimizer.name=sgd", NULL));
-    try_contains(message, "this program has no optimizer 'sgd'; it has adamw, adamw8bit, lion, momentum");
+    try_contains(message, "this program has no optimizer 'sgd'; it has adamw, adamw8bit, muon, lion, momentum");
     assert_true(try_printed(message, sizeof message, 2, 1, "--optimizer={name: lion, betas: [0.9, 0.99], eps: 1e-8}",
                             "--format={moment1: bf16, moment2: e4m3}"));
     try_contains(message, "optimizer.eps (optimizer lion does not have it), format.moment1 (optimizer lion does not have it), "
@@ -36,6 +36,16 @@ static void test_choice(void **state)
     try_contains(message, "the formats of quantize_optimizer (optimizer adamw8bit has its own)");
     assert_false(try_printed(message, sizeof message, 2, 1, "--format.moment1=dynamic8/256", NULL));
     try_contains(message, "only the moments of --optimizer.name=adamw8bit are");
+    assert_true(try_printed(message, sizeof message, 2, 1, "--optimizer.momentum=0.9", "--optimizer.ns_steps=6"));
+    try_contains(message, "optimizer.momentum (optimizer adamw does not have it)");
+    try_contains(message, "optimizer.ns_steps (optimizer adamw does not have it)");
+    assert_true(try_printed(message, sizeof message, 2, 1, "--optimizer={name: muon, momentum: 0.9, per_head: true}", NULL));
+    assert_false(try_printed(message, sizeof message, 2, 1, "--optimizer.name=muon", "--host.moments=all"));
+    try_contains(message, "optimizer.name is muon and host.moments is all");
+    assert_false(try_printed(message, sizeof message, 2, 1, "--optimizer.name=muon", "--host.master=all"));
+    try_contains(message, "optimizer.name is muon and host.master is all");
+    assert_false(try_printed(message, sizeof message, 2, 1, "--optimizer.name=muon", "--lora.rank=4"));
+    try_contains(message, "optimizer.name is muon and lora.rank is 4");
     Config *c = try_load(1, "--optimizer.name=lion", NULL, NULL, NULL);
     try_contains(c->text, "optimizer:\n  name: lion\n");
     config_free(c);

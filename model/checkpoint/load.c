@@ -135,7 +135,7 @@ static const char *left_state(const Layout *l, const Source *s)
     return NULL;
 }
 
-/* The name of a state of another optimizer that the files have; NULL: none. */
+/* A tensor of the files that is a state of another optimizer only; NULL: none. */
 static const char *foreign_state(const Optimizer *o, const Source *s)
 {
     const Optimizer *other;
@@ -146,8 +146,9 @@ static const char *foreign_state(const Optimizer *o, const Source *s)
             for (int j = 0; j < o->num_states; j++)
                 own |= strcmp(o->state[j].name, other->state[k].name) == 0;
             snprintf(suffix, sizeof suffix, ".%s", other->state[k].name);
-            if (!own && safetensors_find_ending(s->file, s->count, suffix).tensor)
-                return other->state[k].name;
+            const SafeTensor *t = own ? NULL : safetensors_find_ending(s->file, s->count, suffix).tensor;
+            if (t)
+                return t->name;
         }
     return NULL;
 }

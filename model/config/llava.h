@@ -14,5 +14,5 @@
 json_t *llava_text(ModelConfig *m, const json_t *config, const char *path);
 
 /* The content of config.json around that of the text model, which it takes. Keys that only the loaded file has, as vision_config,
- * are not in it (checkpoint/companions.h). */
+ * are not in it (checkpoint/tokenizer_files.h). */
 json_t *llava_config(const ModelConfig *c, json_t *text);

@@ -1,0 +1,273 @@
+/* Muon against torch.optim.Muon (tests/golden/muon, scripts/golden_muon.py), on 1, 2 and 4 ranks; the same bits on any number of
+ * ranks; the error of a momentum in each format; memory. */
+#include "tests/kit.h"
+
+#include "kernels/collectives.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/error.h"
+#include "model/checkpoint/safetensors.h"
+#include "model/run/memory.h"
+#include "model/run/quant_stats.h"
+#include "model/update.h"
+#include "tests/models.h"
+#include "tests/ranks.h"
+
+enum { STEPS = 8 };
+
+static const char *const names[] = { "q", "k", "v", "o", "gate", "up", "down" };
+
+typedef struct { Config config; Model model; ParamStore fsdp; } Run;
+
+/* A number in [-1/2, 1/2), a multiple of 2^-24, as in golden_muon.py. */
+static float hashed(uint32_t seed, uint32_t i)
+{
+    uint32_t x = i + seed * 0x9e3779b9u;
+    x = (x ^ x >> 16) * 0x85ebca6bu;
+    x = (x ^ x >> 13) * 0xc2b2ae35u;
+    x ^= x >> 16;
+    return (float)(x >> 8) * 0x1p-24f - 0.5f;
+}
+
+static void open_run(Run *r, const char *recipe, Format moment, int shard_ranks)
+{
+    ModelConfig m = architecture(LLAMA);
+    m.d_model = 32;
+    m.n_heads = 2;
+    m.n_kv_heads = 1;
+    m.head_dim = 16;
+    m.mlp_width = 48;
+    *r = (Run){ 0 };
+    model_config(&r->config, &m, recipe, 1);
+    r->config.optimizer.name = "muon";
+    r->config.recipe.moment1 = moment;
+    r->config.global_train_batch_size = comm_size();
+    r->config.strategy = (Strategy){ .shard_ranks = shard_ranks };
+    if (comm_group_size(RANKS_SHARD) != shard_ranks) {
+        comm_device_finish();
+        comm_set_mesh(mesh_of_shards(comm_size(), shard_ranks));
+        comm_init();
+    }
+    memory_plan(&r->model, &r->fsdp, &r->config);
+    model_place(&r->model, &r->fsdp, &r->config);
+    fsdp_init(&r->fsdp, &r->config.model, 5);
+    fsdp_zero_states(&r->fsdp);
+}
+
+static void close_run(Run *r)
+{
+    model_free(&r->model, &r->fsdp);
+    release();
+}
+
+/* Which matrix, and which element of it, element `at` of a parameter is. */
+static int matrix_of(const Param *p, size_t at, size_t *element)
+{
+    static const int first[NUM_LINEARS] = { [LINEAR_QKV] = 0, [LINEAR_OUT] = 3, [LINEAR_GATE_UP] = 4, [LINEAR_DOWN] = 6 };
+    int part = p->num_parts - 1;
+    while (at < (size_t)p->part[part].first * (size_t)p->cols)
+        part--;
+    *element = at - (size_t)p->part[part].first * (size_t)p->cols;
+    return first[p->linear] + part;
+}
+
+/* This rank's part of block 0's matrices of a flat tensor in F32, the master weights or gradients, becomes hashed. */
+static void fill_matrices(const Run *r, Tensor all, uint32_t seed)
+{
+    const int u = unit_of_layer(&r->config.model, 0);
+    const Shard *s = &r->fsdp.shard[u];
+    for (const Param *p = r->fsdp.shape[u].param; p < r->fsdp.shape[u].param + r->fsdp.shape[u].num_params; p++) {
+        size_t first, n = p->is_operand ? shard_part(s, p, &first) : 0, element;
+        for (size_t i = 0; i < n; i++) {
+            const int matrix = matrix_of(p, first + i, &element);
+            const float x = hashed(1000 * (uint32_t)matrix + seed, (uint32_t)element);
+            device_put((float *)slice_view(&s->slice[TRAINED], all, p->offset + first, n).data + i, &x, sizeof x);
+        }
+    }
+}
+
+static void train(Run *r, double lr)
+{
+    const int u = unit_of_layer(&r->config.model, 0);
+    fill_matrices(r, r->fsdp.shard[u].slice[TRAINED].stored, 0);
+    for (int v = 0; v < r->fsdp.num_units; v++)
+        if (r->fsdp.shard[v].slice[TRAINED].count)
+            device_zero(r->fsdp.shard[v].grad.data, tensor_bytes(r->fsdp.shard[v].grad));
+    for (int step = 0; step < STEPS; step++) {
+        fill_matrices(r, r->fsdp.shard[u].grad, 1 + (uint32_t)step);
+        optimizer_step(&r->fsdp, &r->config, step, step + 1, lr, 1);
+    }
+    device_sync();
+}
+
+/* ---- torch ---------------------------------------------------------------------------------------------------- */
+
+/* The distance of this rank's weights from torch's, relative to the way of torch's since step 0. */
+static double distance(const Run *r, const char *which, int matrix)
+{
+    char name[64];
+    SafeFile *f = safetensors_open("tests/golden/muon/steps.safetensors");
+    snprintf(name, sizeof name, "%s.%s", which, names[matrix]);
+    const SafeTensor *t = safetensors_find(f, name);
+    assert_non_null(t);
+    float *torch = keep(t->end - t->begin);
+    safetensors_read(f, torch, t, 0, t->end - t->begin);
+    safetensors_close(f);
+    const int u = unit_of_layer(&r->config.model, 0);
+    const Shard *s = &r->fsdp.shard[u];
+    double sum[2] = { 0 };
+    for (const Param *p = r->fsdp.shape[u].param; p < r->fsdp.shape[u].param + r->fsdp.shape[u].num_params; p++) {
+        size_t first, n = p->is_operand ? shard_part(s, p, &first) : 0, element;
+        for (size_t i = 0; i < n; i++) {
+            float w;
+            if (matrix_of(p, first + i, &element) != matrix)
+                continue;
+            device_get(&w, (const float *)shard_weights(s, p, first, n).data + i, sizeof w);
+            sum[0] += pow((double)w - torch[element], 2);
+            sum[1] += pow((double)torch[element] - hashed(1000 * (uint32_t)matrix, (uint32_t)element), 2);
+        }
+    }
+    comm_sum_over(sum, 2, RANKS_SHARD);
+    return sqrt(sum[0] / sum[1]);
+}
+
+/* Both round u, X and the products to BF16 in the same places, so results differ where sums in another order round to the other
+ * neighbour: 2^-8 of an element. If every element of the last product did, the distance would be 2^-8. Wrong coefficients, a fused
+ * q|k|v or gate|up, another scale or no Nesterov momentum give 0.05 or more. */
+static void test_torch(void **state)
+{
+    (void)state;
+    static const char *const cases[] = { "default", "original", "heads" };
+    for (int i = 0; i < 3; i++) {
+        Run r;
+        open_run(&r, "f32", (Format){ F32, 0, false }, comm_size());
+        r.config.optimizer.per_head = i == 2;
+        if (i == 1) {
+            r.config.optimizer.adjust_lr = ADJUST_ORIGINAL;
+            r.config.optimizer.momentum = 0.9;
+            r.config.optimizer.nesterov = false;
+            r.config.optimizer.weight_decay = 0;
+        }
+        train(&r, 0.02);
+        for (int m = 0; m < 7; m++) {
+            const double d = distance(&r, cases[i], m);
+            if (getenv("VERBOSE"))
+                printf("%s %s: %.2e\n", cases[i], names[m], d);
+            if (!(d < 0x1p-8))
+                fail_msg("%s: %s differs from torch's by %g of its way", cases[i], names[m], d);
+        }
+        close_run(&r);
+    }
+}
+
+/* ---- ranks ---------------------------------------------------------------------------------------------------- */
+
+/* Weights and states of a group of all ranks, and of groups of one: the same bits. */
+static void compare_ranks(const char *recipe, Format moment)
+{
+    Run alone, sharded;
+    open_run(&alone, recipe, moment, 1);
+    train(&alone, 0.02);
+    const int u = unit_of_layer(&alone.config.model, 0);
+    const Tensor whole[2] = { alone.fsdp.shard[u].slice[TRAINED].stored, alone.fsdp.shard[u].state[0] };
+    char *kept[2];
+    for (int i = 0; i < 2; i++) {
+        const size_t bytes = tensor_numel(whole[i]) * dtype_size(whole[i].format.dtype);
+        kept[i] = keep(bytes);
+        device_get(kept[i], whole[i].data, bytes);
+    }
+    open_run(&sharded, recipe, moment, comm_size());
+    train(&sharded, 0.02);
+    const Shard *s = &sharded.fsdp.shard[u];
+    const UnitLayout *shape = &sharded.fsdp.shape[u];
+    for (const Param *p = shape->param; p < shape->param + shape->num_params; p++) {
+        size_t first, n = p->is_operand ? shard_part(s, p, &first) : 0;
+        for (int i = 0; i < 2 && n > 0; i++) {
+            const Slice own = i ? shard_state(s, 0) : s->slice[TRAINED];
+            const size_t size = dtype_size(own.stored.format.dtype);
+            char *here = keep(n * size);
+            device_get(here, slice_view(&own, own.stored, p->offset + first, n).data, n * size);
+            assert_memory_equal(here, kept[i] + (p->offset + first) * size, n * size);
+        }
+    }
+    model_free(&alone.model, &alone.fsdp);
+    close_run(&sharded);
+}
+
+static void test_ranks(void **state)
+{
+    (void)state;
+    compare_ranks("f32", (Format){ F32, 0, false });
+    compare_ranks("f32", format_of_moment((Format){ E4M3, 128, true }));
+}
+
+/* ---- momentum ------------------------------------------------------------------------------------------------- */
+
+/* The relative error of the momentum after the steps: sqrt(sum (m - exact)^2 / sum exact^2). */
+static double momentum_error(Format format)
+{
+    Run r;
+    double sum[2] = { 0 };
+    open_run(&r, "f32", format, comm_size());
+    train(&r, 0.02);
+    const int u = unit_of_layer(&r.config.model, 0);
+    const Shard *s = &r.fsdp.shard[u];
+    const Slice own = shard_state(s, 0);
+    Sample m = sample_fetch(s->state[0], 0, own.count);
+    for (const Param *p = r.fsdp.shape[u].param; p < r.fsdp.shape[u].param + r.fsdp.shape[u].num_params; p++) {
+        size_t first, n = p->is_operand ? shard_part(s, p, &first) : 0, element;
+        for (size_t i = 0; i < n; i++) {
+            const int matrix = matrix_of(p, first + i, &element);
+            double exact = 0;
+            for (int step = 0; step < STEPS; step++)
+                exact += (exact - hashed(1000 * (uint32_t)matrix + 1 + (uint32_t)step, (uint32_t)element)) * (0.95 - 1);
+            sum[0] += pow(m.x[p->offset + first + i - own.first] - exact, 2);
+            sum[1] += exact * exact;
+        }
+    }
+    sample_free(&m);
+    comm_sum_over(sum, 2, RANKS_SHARD);
+    close_run(&r);
+    return sqrt(sum[0] / sum[1]);
+}
+
+/* A step rounds with a relative error of up to 2^-8 in BF16 and 2^-4 in E4M3, as large as 1/sqrt(3) of that in the mean, and keeps
+ * 0.95 of earlier errors: at most sqrt(8 steps) of it remain. Expansion, by a power k >= 1, makes E4M3's error smaller. */
+static void test_momentum(void **state)
+{
+    (void)state;
+    const double f32 = momentum_error((Format){ F32, 0, false }), bf16 = momentum_error((Format){ BF16, 0, false });
+    const double e4m3 = momentum_error(format_of_moment((Format){ E4M3, 128, true }));
+    if (getenv("VERBOSE"))
+        printf("errors of the momentum: f32 %.2e, bf16 %.2e, e4m3/128+ %.2e\n", f32, bf16, e4m3);
+    assert_true(f32 < 8 * 0x1p-23);
+    assert_true(bf16 > 0x1p-11 && bf16 < 0x1p-8 / sqrt(3) * sqrt(8));
+    assert_true(e4m3 > 0x1p-7 && e4m3 < 0x1p-4 / sqrt(3) * sqrt(8));
+}
+
+/* Matrices have a momentum and no other state, all else has m and v and no momentum: 4 or 8 bytes an element in F32. */
+static void test_memory(void **state)
+{
+    (void)state;
+    Run r;
+    size_t bytes = 0;
+    open_run(&r, "f32", (Format){ F32, 0, false }, comm_size());
+    for (int u = 0; u < r.fsdp.num_units; u++) {
+        size_t matrices = 0;
+        for (int i = 0; i < r.fsdp.shape[u].num_params; i++)
+            matrices += r.fsdp.shape[u].param[i].is_operand ? param_align(param_numel(&r.fsdp.shape[u].param[i])) : 0;
+        bytes += 4 * matrices + 8 * (r.fsdp.shape[u].numel[TRAINED] - matrices);
+    }
+    double all = (double)fsdp_state_bytes(&r.fsdp);
+    comm_sum(&all, 1);
+    assert_true((size_t)all == bytes);
+    close_run(&r);
+}
+
+int main(int argc, char **argv)
+{
+    start_ranks(&argc, &argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_torch), cmocka_unit_test(test_ranks), cmocka_unit_test(test_momentum), cmocka_unit_test(test_memory),
+    };
+    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+}
