@@ -1,4 +1,6 @@
 /* The mesh of ranks against nested loops: coordinates and groups. */
+#include <string.h>
+
 #include "kernels/runtime/mesh.h"
 #include "tests/kit.h"
 
@@ -109,9 +111,75 @@ static void test_stages(void **state)
     assert_int_equal(mesh_group_size(&m, RANKS_COPY), 8);
 }
 
+/* ---- up to 4096 ranks ------------------------------------------------------------------------------------------- */
+
+enum { MOST_RANKS = 4096 };
+
+/* Every group of g has the same number of ranks, no two ranks have the same index in it, and the indices are in the order of
+ * ranks; ranks of a group differ in no dimension outside g. */
+static void check_partition(const Mesh *m, int g)
+{
+    static int members[MOST_RANKS], first[MOST_RANKS];
+    const int ranks = mesh_ranks(m), size = mesh_group_size(m, (Ranks)g), groups = ranks / size;
+    memset(members, 0, sizeof *members * (size_t)groups);
+    for (int rank = 0; rank < ranks; rank++) {
+        const int group = mesh_group(m, rank, (Ranks)g), index = mesh_group_rank(m, rank, (Ranks)g);
+        assert_in_range(group, 0, groups - 1);
+        if (index == 0)
+            first[group] = rank;
+        if (index != members[group]++)
+            fail_msg("rank %d of %d is number %d of group %d of dimensions %#x, after %d others", rank, ranks, index, group, g,
+                     members[group] - 1);
+        for (int d = 0, stride = 1; d < MESH_DIMS; stride *= m->size[d++])
+            if (!(g >> d & 1) && rank / stride % m->size[d] != first[group] / stride % m->size[d])
+                fail_msg("ranks %d and %d are in a group of dimensions %#x; they differ in dimension %d", first[group], rank, g, d);
+    }
+    for (int i = 0; i < groups; i++)
+        assert_int_equal(members[i], size);
+}
+
+static int checked;
+
+/* All meshes of so many ranks, whose dimensions from d on are open. */
+static void check_meshes(Mesh *m, int d, int ranks)
+{
+    static const Ranks used[] = { RANKS_REPLICA, RANKS_CONTEXT, RANKS_DATA, RANKS_SHARD, RANKS_PIPELINE, RANKS_SEQUENCE,
+                                  RANKS_COPY, RANKS_ALL };
+    if (d == MESH_DIMS - 1) {
+        m->size[d] = ranks;
+        for (size_t i = 0; i < sizeof used / sizeof used[0]; i++)
+            check_partition(m, used[i]);
+        checked++;
+        return;
+    }
+    for (int size = 1; size <= ranks; size++)
+        if (ranks % size == 0 && (d != MESH_TENSOR || size == 1 || ranks <= 64)) {
+            m->size[d] = size;
+            check_meshes(m, d + 1, ranks / size);
+        }
+}
+
+/* Every mesh of these numbers of ranks; those of more than 64 have no tensor ranks. The number of meshes of 2^k ranks in four
+ * dimensions is (k + 3 over 3). */
+static void test_many_ranks(void **state)
+{
+    (void)state;
+    static const int other[] = { 3, 6, 12, 24, 30, 36, 48, 56, 60, 96, 120, 243, 384, 1000, 1536, 3000, 3072, 4095 };
+    Mesh m;
+    for (int k = 0; 1 << k <= MOST_RANKS; k++) {
+        checked = 0;
+        check_meshes(&m, 0, 1 << k);
+        if (k > 6)
+            assert_int_equal(checked, (k + 3) * (k + 2) * (k + 1) / 6);
+    }
+    for (size_t i = 0; i < sizeof other / sizeof other[0]; i++)
+        check_meshes(&m, 0, other[i]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_meshes), cmocka_unit_test(test_replicas_of_shards),
-                                        cmocka_unit_test(test_context), cmocka_unit_test(test_stages) };
+                                        cmocka_unit_test(test_context), cmocka_unit_test(test_stages),
+                                        cmocka_unit_test(test_many_ranks) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -27,9 +27,9 @@ Mesh mesh_of_shards(int ranks, int shard)
 static int number_in(const Mesh *m, int rank, int g)
 {
     int number = 0, stride = 1;
-    for (MeshDim d = 0; d < MESH_DIMS; d++) {
+    for (MeshDim d = 0; d < MESH_DIMS; rank /= m->size[d], d++) {
         if (g >> d & 1) {
-            number += mesh_coordinate(m, rank, d) * stride;
+            number += rank % m->size[d] * stride;
             stride *= m->size[d];
         }
     }
