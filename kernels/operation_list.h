@@ -1,5 +1,6 @@
 /* OP(name, parameters, arguments, what it reads and writes): one row for each operation. kernels.h, nf4.h, gptq.h, collectives.h or
- * runtime/device.h specify it; operations.c defines the words of the last column.
+ * runtime/device.h specify it; operations.c defines the words of the last column, which also
+ * names products and ranks.
  *
  * test_operations finds accesses that a row forgets: it lets each operation see only the memory that its row names. */
 
@@ -52,13 +53,14 @@ OP(norm_backward,        (Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x
 
 /* ---- linear */
 OP(matmul,               (Tensor y, Tensor x, Tensor w, Tensor add), (y, x, w, add),
-   IN(x), IN(w), IN(add), OUT(y))
+   IN(x), IN(w), IN(add), OUT(y), PRODUCTS(x.rows, w.rows, x.cols, x))
 OP(fold_channels,        (Tensor y, Tensor w, const float *channel), (y, w, channel),
    IN(w), FLOATS(channel, w.cols, 1, READS), CODES(y, WRITES), SCALE(y))
 OP(matmul_dx,            (Tensor dx, Tensor dy, Tensor w, bool accumulate), (dx, dy, w, accumulate),
-   IN(dy), IN_TURNED(w), IN_IF(accumulate, dx), OUT(dx))
+   IN(dy), IN_TURNED(w), IN_IF(accumulate, dx), OUT(dx), PRODUCTS(dy.rows, dx.cols, dy.cols, dy))
 OP(matmul_dw,            (Tensor dw, Tensor dy, Tensor x), (dw, dy, x),
-   IN_TURNED_IF(dw.data, dy), IN_TURNED_IF(dw.data, x), CHANNELS_IF(dw.data, x, READS), SUM(dw))
+   IN_TURNED_IF(dw.data, dy), IN_TURNED_IF(dw.data, x), CHANNELS_IF(dw.data, x, READS), SUM(dw),
+   PRODUCTS(dw.data ? dw.rows : 0, dw.cols, dy.rows, dy))
 OP(matmul_db,            (Tensor db, Tensor dy), (db, dy),
    IN_IF(db.data, dy), SUM(db))
 
@@ -79,10 +81,12 @@ OP(rope_backward,        (Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Te
    IN(dy), SPOILED(dy), IN_IF(a.clip > 0 || qnorm.data, x), QK_STATS(stats, dy, qnorm, a, READS), IN(qnorm), IN(knorm), ANGLES(a),
    OUT(dx), SUM(dqnorm), SUM(dknorm))
 OP(attention_forward,    (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs), (y, lse, qkv, a, docs),
-   IN(qkv), STARTS(docs), OUT(y), FLOATS(lse, y.rows, a.H, WRITES), SCRATCH(a))
+   IN(qkv), STARTS(docs), OUT(y), FLOATS(lse, y.rows, a.H, WRITES), SCRATCH(a),
+   PRODUCTS_OF_KEYS(2, a, docs, qkv))
 OP(attention_backward,   (Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs),
                          (dqkv, dy, qkv, y, lse, a, docs),
-   IN(dy), IN(qkv), IN(y), FLOATS(lse, y.rows, a.H, READS), STARTS(docs), OUT(dqkv), SCRATCH(a))
+   IN(dy), IN(qkv), IN(y), FLOATS(lse, y.rows, a.H, READS), STARTS(docs), OUT(dqkv), SCRATCH(a),
+   PRODUCTS_OF_KEYS(5, a, docs, qkv))
 OP(heads_split,          (Tensor y, Tensor x, Attention heads), (y, x, heads),
    IN(x), OUT(y))
 OP(heads_join,           (Tensor x, Tensor y, Attention heads), (x, y, heads),
@@ -96,13 +100,15 @@ OP(swiglu_forward,       (Tensor act, Tensor gate_up, Tensor wide, LowProduct pr
                          (act, gate_up, wide, product, from),
    IN_WITH(wide, product), OUT(gate_up), OUT(act), CHANNELS_OUT(act))
 OP(matmul_swiglu,        (Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w), (act, gate_up, wide, x, w),
-   IN(x), IN(w), OUT(wide), OUT(gate_up), OUT(act), CHANNELS_OUT(act))
+   IN(x), IN(w), OUT(wide), OUT(gate_up), OUT(act), CHANNELS_OUT(act),
+   PRODUCTS(x.rows, w.rows, x.cols, x))
 OP(swiglu_backward,      (Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up),
                          (dgate_up, act, dact, product, gate_up),
    IN_WITH(dact, product), IN(gate_up), OUT_AS_SCALED(act), CHANNELS_IF(true, act, READS), OUT(dgate_up))
 OP(matmul_dx_swiglu,     (Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w, Tensor gate_up),
                          (dgate_up, act, dact, dy, w, gate_up),
-   IN(dy), IN_TURNED(w), IN(gate_up), OUT(dact), OUT_AS_SCALED(act), CHANNELS_IF(true, act, READS), OUT(dgate_up))
+   IN(dy), IN_TURNED(w), IN(gate_up), OUT(dact), OUT_AS_SCALED(act), CHANNELS_IF(true, act, READS), OUT(dgate_up),
+   PRODUCTS(dy.rows, dact.cols, dy.cols, dy))
 
 /* ---- loss */
 OP(cross_entropy,        (Tensor logits, float *loss, float *zloss, const int *target, int vocab, float scale, float z_weight,
@@ -164,19 +170,20 @@ OP(gptq_columns,         (int8_t *q, Tensor values, Tensor e, GptqWeights w, Ten
 
 /* ---- ranks */
 OP(comm_all_reduce,      (Tensor x, Ranks g), (x, g),
-   IN(x), OUT(x))
+   IN(x), OUT(x), OVER(g))
 OP(comm_all_reduce_max,  (Tensor x, Ranks g), (x, g),
-   IN(x), OUT(x))
+   IN(x), OUT(x), OVER(g))
 OP(comm_reduce_scatter,  (Tensor part, Tensor whole), (part, whole),
-   IN(whole), OUT(part))
+   IN(whole), OUT(part), OVER(RANKS_SHARD))
 OP(comm_all_to_all,      (Tensor y, Tensor x, int items, Order order), (y, x, items, order),
-   IN(x), OUT(y))
+   IN(x), OUT(y), OVER(RANKS_CONTEXT))
 OP(comm_send,            (Tensor x, Neighbour to), (x, to),
-   IN(x))
+   IN(x), WITH_NEIGHBOUR(to))
 OP(comm_receive,         (Tensor x, Neighbour from), (x, from),
-   OUT(x))
+   OUT(x), WITH_NEIGHBOUR(from))
 OP(comm_all_gather,      (void *whole, const void *part, size_t bytes), (whole, part, bytes),
-   MEMORY(part, bytes, READS), MEMORY(whole, bytes * (size_t)comm_group_size(RANKS_SHARD), WRITES))
+   MEMORY(part, bytes, READS), MEMORY(whole, bytes * (size_t)comm_group_size(RANKS_SHARD), WRITES),
+   OVER(RANKS_SHARD))
 
 /* ---- copies */
 OP(device_put,           (void *dst, const void *src, size_t bytes), (dst, src, bytes),

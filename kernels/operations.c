@@ -49,7 +49,36 @@ static size_t qk_stats(Tensor qnorm, Attention a)
     return !qnorm.data ? 0 : a.H > 1 && qnorm.cols == a.D ? (size_t)(a.H + a.K) : 2;
 }
 
+/* Pairs of a query and a key that it sees, in all documents; without documents, in a.B sequences of a.T. */
+static double seen_pairs(Attention a, Documents docs)
+{
+    const int count = docs.count ? docs.count : a.B;
+    double pairs = 0;
+    for (int i = 0; i < count; i++) {
+        const double T = docs.host_start ? docs.host_start[i + 1] - docs.host_start[i] : a.T;
+        const double w = a.window > 0 && a.window < T ? a.window : T;
+        pairs += w * (T - w) + w * w / 2;
+    }
+    return pairs;
+}
+
+static int bits_of(Tensor t)
+{
+    return 8 * (int)dtype_size(t.format.dtype);
+}
+
+/* A product of `rows` x depth and depth x cols, of operands as x. */
+static Access products(double rows, double cols, double depth, Tensor x)
+{
+    return (Access){ NULL, (size_t)(2 * rows * cols * depth), (unsigned)(MULTIPLIES + bits_of(x)) };
+}
+
 #define NOTHING                    { 0 }
+#define PRODUCTS(rows, cols, depth, x) products(rows, cols, depth, x)
+/* `times` products with all keys that queries see. */
+#define PRODUCTS_OF_KEYS(times, a, docs, x) products((times) * seen_pairs(a, docs), (a).H, (a).D, x)
+#define WITH_NEIGHBOUR(n)          { NULL, RANKS_PIPELINE, OVER_RANKS + (unsigned)(n) }
+#define OVER(g)                    { NULL, (size_t)(g), OVER_RANKS }
 #define MEMORY(p, bytes, how)      memory(p, bytes, how)
 #define FLOATS(p, rows, each, how) memory(p, sizeof(float) * (size_t)(rows) * (size_t)(each), how)
 #define CODES(t, how)              codes(t, how)

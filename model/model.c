@@ -37,6 +37,33 @@ void model_place(Model *m, ParamStore *f, const Config *c)
     fill_rope(m);
 }
 
+/* Addresses of no memory, farther apart than any memory is large. */
+static void *nowhere(int number)
+{
+    return (void *)((uintptr_t)(unsigned)number << 44);
+}
+
+void model_rehearse(Model *m, ParamStore *f, const Config *c)
+{
+    m->memory = nowhere(1);
+    f->gathered.base = nowhere(2);
+    f->host.base = nowhere(3);
+    f->placed = true;
+    model_place_tensors(m, f, c);
+    offload_rehearse(m, nowhere(4));
+}
+
+bool model_on_host(const void *p)
+{
+    return (uintptr_t)p >= (uintptr_t)nowhere(3) && (uintptr_t)p < (uintptr_t)nowhere(5);
+}
+
+void model_rehearsed(Model *m, ParamStore *f)
+{
+    m->memory = f->gathered.base = f->host.base = m->offload.host = NULL;
+    model_free(m, f);
+}
+
 void model_free(Model *m, ParamStore *f)
 {
     device_free(m->memory);

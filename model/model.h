@@ -6,6 +6,12 @@
 void     model_place(Model *m, ParamStore *f, const Config *c);
 void     model_free (Model *m, ParamStore *f);
 
+/* Places everything at addresses of no memory, so that a step can be called under a watch that runs no operation and has its own
+ * queues (runtime/operations.h); and the end of it, before that of the watch. on_host: of such addresses, those of host memory. */
+void     model_rehearse(Model *m, ParamStore *f, const Config *c);
+void     model_rehearsed(Model *m, ParamStore *f);
+bool     model_on_host(const void *p);
+
 typedef struct { double loss, zloss; } Losses;
 
 /* `count` micro-batches of attn.B sequences, whole also if ranks share them (host arrays (count, B, T); target -1: masked; begins

@@ -36,14 +36,20 @@ size_t offload_host_bytes(const Model *m)
     return m->offload.slots < m->L ? host_place(m, m->L - m->offload.slots) : 0;
 }
 
-void offload_place(Model *m)
+void offload_rehearse(Model *m, void *host)
 {
     Offload *o = &m->offload;
     if (o->slots == m->L)
         return;
-    o->host = device_host_alloc(offload_host_bytes(m), "saved activations");
+    o->host = host;
     o->left = xcalloc(o->slots, sizeof *o->left);
     o->fetched = xcalloc(o->slots, sizeof *o->fetched);
+}
+
+void offload_place(Model *m)
+{
+    if (m->offload.slots < m->L)
+        offload_rehearse(m, device_host_alloc(offload_host_bytes(m), "saved activations"));
 }
 
 void offload_free(Model *m)

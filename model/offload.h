@@ -19,6 +19,7 @@ size_t offload_host_bytes(const Model *m);
 
 /* Allocates that host memory; and the end of it. */
 void   offload_place(Model *m);
+void   offload_rehearse(Model *m, void *host);          /* `host` is that memory, or an address of none */
 void   offload_free (Model *m);
 
 /* Before and after unit u's forward pass, if a backward pass follows; before its backward pass. */

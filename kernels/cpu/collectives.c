@@ -23,14 +23,14 @@ static struct {
 } buffer;
 
 /* Messages that are on their way, in copies. */
-typedef struct Sent { MPI_Request request; struct Sent *next; char bytes[]; } Sent;
-static Sent *sent;
+typedef struct Message { MPI_Request request; struct Message *next; char bytes[]; } Message;
+static Message *sent;
 
 /* Frees those that have arrived; `all`: waits for all. */
 static void free_sent(bool all)
 {
-    for (Sent **at = &sent; *at;) {
-        Sent *s = *at;
+    for (Message **at = &sent; *at;) {
+        Message *s = *at;
         int done = all;
         if (all)
             MPI_Wait(&s->request, MPI_STATUS_IGNORE);
@@ -127,6 +127,7 @@ void backend_comm_all_reduce(Tensor x, Ranks g)
     if (comm_group_size(g) == 1)
         return;
     CHECK(buffer.received, "call comm_init first");
+    comm_count(SENT_SUMS, tensor_bytes(x), g);
     const size_t numel = tensor_numel(x), chunk = (size_t)comm_group_size(g) * SLICE, bytes = dtype_size(x.format.dtype);
     for (size_t first = 0; first < numel; first += chunk) {
         size_t n = numel - first < chunk ? numel - first : chunk;
@@ -137,6 +138,7 @@ void backend_comm_all_reduce(Tensor x, Ranks g)
 void backend_comm_all_reduce_max(Tensor x, Ranks g)
 {
     CHECK(x.format.dtype == F32, "comm_all_reduce_max: x is %s; expected f32", format_name(x.format));
+    comm_count(SENT_SUMS, tensor_bytes(x), g);
     if (comm_group_size(g) > 1)
         MPI_Allreduce(MPI_IN_PLACE, x.data, (int)tensor_numel(x), MPI_FLOAT, MPI_MAX, comm_mpi(g));
 }
@@ -147,6 +149,7 @@ void backend_comm_reduce_scatter(Tensor part, Tensor whole)
     CHECK_PLAIN(whole);
     CHECK(whole.cols == W * part.cols && format_equal(whole.format, part.format), "%d elements for %d ranks with %d",
           whole.cols, W, part.cols);
+    comm_count(SENT_SCATTERED_SUMS, tensor_bytes(part), RANKS_SHARD);
     if (W == 1) {
         if (part.data != whole.data)
             backend_device_copy(part.data, whole.data, tensor_bytes(part));
@@ -170,6 +173,7 @@ void backend_comm_all_to_all(Tensor y, Tensor x, int items, Order order)
     const size_t bytes = check_pieces(y, x, W * items);
     MPI_Datatype piece;
     CHECK(buffer.received, "call comm_init first");
+    comm_count(SENT_EXCHANGES, tensor_bytes(x), RANKS_CONTEXT);
     CHECK(bytes <= INT_MAX, "comm_all_to_all: pieces of %zu bytes: MPI counts in int", bytes);
     MPI_Type_contiguous((int)bytes, MPI_BYTE, &piece);
     MPI_Type_commit(&piece);
@@ -204,7 +208,8 @@ static int message_bytes(Tensor x)
 void backend_comm_send(Tensor x, Neighbour to)
 {
     const int bytes = message_bytes(x);
-    Sent *s = xmalloc(sizeof *s + (size_t)bytes);
+    Message *s = xmalloc(sizeof *s + (size_t)bytes);
+    comm_count(SENT_MESSAGES, (size_t)bytes, RANKS_PIPELINE);
     free_sent(false);
     memcpy(s->bytes, x.data, (size_t)bytes);
     s->next = sent;
@@ -224,6 +229,7 @@ void backend_comm_all_gather(void *whole, const void *part, size_t bytes)
     const size_t most = 1 << 28;        /* MPI counts in int */
     const int W = comm_group_size(RANKS_SHARD);
     char *own = (char *)whole + bytes * (size_t)comm_group_rank(RANKS_SHARD);
+    comm_count(SENT_GATHERS, bytes, RANKS_SHARD);
     if (own != part)
         backend_device_copy(own, part, bytes);
     if (bytes <= most) {

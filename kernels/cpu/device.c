@@ -12,6 +12,7 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/runtime/clock.h"
 #include "kernels/runtime/comm.h"
+#include "kernels/runtime/queues.h"
 
 /* OpenBLAS gets this rank's share of the cores, unless OPENBLAS_NUM_THREADS is set. NOTE: mpirun binds each of up to two ranks to
  * one core, where OpenBLAS would run all its threads. The ranks undo this binding (limits of a cgroup still apply) and share the
@@ -156,7 +157,7 @@ void device_sync(void)
 
 static Queue current = QUEUE_COMPUTE;
 
-void device_queue(Queue q)
+void backend_device_queue(Queue q)
 {
     current = q;
 }
@@ -186,14 +187,14 @@ float *cpu_scratch(int slot, size_t floats)
 
 struct DeviceMark { double at; };
 
-DeviceMark *device_mark(DeviceMark *reuse)
+DeviceMark *backend_device_mark(DeviceMark *reuse)
 {
     DeviceMark *m = reuse ? reuse : xmalloc(sizeof *m);
     m->at = clock_seconds();
     return m;
 }
 
-void device_wait(DeviceMark *m)
+void backend_device_wait(DeviceMark *m)
 {
     (void)m;
 }
@@ -204,7 +205,7 @@ bool device_reached(const DeviceMark *m)
     return true;
 }
 
-void device_unmark(DeviceMark *m)
+void backend_device_unmark(DeviceMark *m)
 {
     free(m);
 }

@@ -204,12 +204,14 @@ void backend_comm_all_reduce(Tensor x, Ranks g)
     CHECK_PLAIN(x);
     if (comm_group_size(g) == 1)
         return;
+    comm_count(SENT_SUMS, tensor_bytes(x), g);
     NCCL_CHECK(ncclAllReduce(x.data, x.data, tensor_numel(x), type_of(x), ncclSum, nccl_of(g), device_stream()));
 }
 
 void backend_comm_all_reduce_max(Tensor x, Ranks g)
 {
     CHECK(x.format.dtype == F32, "comm_all_reduce_max: x is %s; expected f32", format_name(x.format));
+    comm_count(SENT_SUMS, tensor_bytes(x), g);
     if (comm_group_size(g) > 1)
         NCCL_CHECK(ncclAllReduce(x.data, x.data, tensor_numel(x), ncclFloat32, ncclMax, nccl_of(g), device_stream()));
 }
@@ -220,6 +222,7 @@ void backend_comm_reduce_scatter(Tensor part, Tensor whole)
     CHECK_PLAIN(whole);
     CHECK(whole.cols == W * part.cols && format_equal(whole.format, part.format), "%d elements for %d ranks with %d",
           whole.cols, W, part.cols);
+    comm_count(SENT_SCATTERED_SUMS, tensor_bytes(part), RANKS_SHARD);
     if (W > 1)
         NCCL_CHECK(ncclReduceScatter(whole.data, part.data, tensor_numel(part), type_of(part), ncclSum, nccl_of(RANKS_SHARD),
                                      device_stream()));
@@ -232,6 +235,7 @@ void backend_comm_all_to_all(Tensor y, Tensor x, int items, Order order)
 {
     const int W = comm_group_size(RANKS_CONTEXT);
     const size_t bytes = check_pieces(y, x, W * items);
+    comm_count(SENT_EXCHANGES, tensor_bytes(x), RANKS_CONTEXT);
     if (W == 1) {
         backend_device_copy(y.data, x.data, bytes * (size_t)items);
         return;
@@ -251,6 +255,7 @@ void backend_comm_all_to_all(Tensor y, Tensor x, int items, Order order)
 void backend_comm_send(Tensor x, Neighbour to)
 {
     CHECK_PLAIN(x);
+    comm_count(SENT_MESSAGES, tensor_bytes(x), RANKS_PIPELINE);
     NCCL_CHECK(ncclSend(x.data, tensor_bytes(x), ncclUint8, peer(sends[to]), sends[to], device_stream()));
 }
 
@@ -262,6 +267,7 @@ void backend_comm_receive(Tensor x, Neighbour from)
 
 void backend_comm_all_gather(void *whole, const void *part, size_t bytes)
 {
+    comm_count(SENT_GATHERS, bytes, RANKS_SHARD);
     if (comm_group_size(RANKS_SHARD) > 1)
         NCCL_CHECK(ncclAllGather(part, whole, bytes, ncclUint8, gather, device_stream()));
     else if (whole != part)

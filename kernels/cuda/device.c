@@ -7,6 +7,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/nvml.h"
+#include "kernels/runtime/queues.h"
 
 #include <sched.h>
 #include <stdio.h>
@@ -122,7 +123,7 @@ cudaStream_t device_stream(void)
     return dev.stream;
 }
 
-void device_queue(Queue q)
+void backend_device_queue(Queue q)
 {
     dev.current = q;
     dev.stream = dev.queue[dev.merged ? QUEUE_COMPUTE : q];
@@ -353,7 +354,7 @@ void backend_device_get(void *dst, const void *src, size_t bytes)
 
 /* ---- time -------------------------------------------------------------------------------------------------- */
 
-DeviceMark *device_mark(DeviceMark *mark)
+DeviceMark *backend_device_mark(DeviceMark *mark)
 {
     if (!mark) {
         mark = xmalloc(sizeof *mark);
@@ -363,7 +364,7 @@ DeviceMark *device_mark(DeviceMark *mark)
     return mark;
 }
 
-void device_wait(DeviceMark *m)
+void backend_device_wait(DeviceMark *m)
 {
     if (m)
         CUDA_CHECK(cudaStreamWaitEvent(dev.stream, m->event, 0));
@@ -376,7 +377,7 @@ bool device_reached(const DeviceMark *m)
     return cudaEventQuery(m->event) != cudaErrorNotReady;
 }
 
-void device_unmark(DeviceMark *m)
+void backend_device_unmark(DeviceMark *m)
 {
     if (m)
         CUDA_CHECK(cudaEventDestroy(m->event));

@@ -63,6 +63,7 @@ static Span *add(const char *name, int part, SpanKind kind)
 
 void trace_begin(const char *name, int part)
 {
+    operations_part_begin(name, part);
     trace.open = -1;
     if (trace.started && trace.record) {
         trace.open = trace.count;
@@ -72,6 +73,7 @@ void trace_begin(const char *name, int part)
 
 void trace_end(void)
 {
+    operations_part_end();
     if (trace.started && trace.record && trace.open >= 0) {
         Span *s = &trace.span[trace.open];
         s->to = device_mark(s->to);

@@ -1,0 +1,46 @@
+/* A step without a device: the code of a step is called for one rank of any mesh, and each operation that it would queue is written
+ * down. So a plan of time or traffic has what a step does, by no second description of it. */
+#pragma once
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/device.h"
+#include "model/config.h"
+#include "model/pipeline.h"
+
+/* Work on a queue; a mark; a wait for a mark. They have numbers. */
+typedef enum { EVENT_WORK, EVENT_MARK, EVENT_WAIT } EventKind;
+
+/* What limits work: FLOPs of products and bytes of device memory; bytes over the bus of the host; bytes between ranks. */
+typedef enum { WORK_DEVICE, WORK_HOST, WORK_RANKS } WorkKind;
+
+enum { UNIT_NONE = -1, UNIT_UPDATE = -2 };      /* of no unit; the gradient's norm and the optimizer */
+
+typedef struct {
+    EventKind kind;
+    Queue     queue;
+    int       mark;             /* marks and waits */
+    int       unit;             /* whose work it is, or UNIT_... */
+    const char *operation;      /* work */
+    WorkKind  work;
+    double    flops, bytes;     /* WORK_DEVICE: read and written; WORK_HOST: copied; WORK_RANKS: sent, as comm_ring_bytes counts */
+    int       bits;             /* of the operands that are multiplied */
+    Sent      what;             /* WORK_RANKS */
+    Ranks     ranks;
+    int       neighbour;        /* of messages between stages */
+    bool      receives;         /* a message, whose bytes are sent by the neighbour */
+} Event;
+
+typedef struct {
+    Event *event;               /* in the order in which the host queues them */
+    int    count, room, marks;
+    size_t sent[NUM_SENT];      /* bytes that the rank sends in the step */
+    Pipeline pipe;              /* the stage */
+} Rehearsal;
+
+/* A step of the first rank of a stage, after earlier ones, with so many micro-batches and the plan of memory of a dry run. With
+ * documents each sequence is one. rehearsal_free frees it. */
+void rehearse(Rehearsal *r, const Config *c, int stage, int micro_batches);
+void rehearsal_free(Rehearsal *r);
+
+/* The mesh of a dry run, and its micro-batches of a step. */
+Mesh rehearsal_mesh(const Config *c);
+int  rehearsal_micro_batches(const Config *c);

@@ -1,0 +1,223 @@
+/* What ranks send in a step, as collectives count it, is what a rehearsal of the step says, to the byte: of every mesh of these
+ * ranks, strategy, and recipes; and what formulas say, where a formula is short. */
+#include <string.h>
+
+#include "tests/kit.h"
+
+#include "model/run/memory.h"
+#include "model/run/rehearsal.h"
+#include "model/units.h"
+#include "model/update.h"
+#include "tests/models.h"
+#include "tests/ranks.h"
+#include "tests/ranks_training.h"
+
+/* Each of so many context ranks has whole sixteens of tokens, and each of so many stages a block. */
+enum { MICRO_BATCHES = 2, MOST_RANKS = 64, HEADS = 64 };
+
+static int tokens_of_sequence(void)
+{
+    return 16 * comm_size();
+}
+
+
+static const char *const names[NUM_SENT] = { "gathers", "scattered sums", "sums", "exchanges", "messages", "host values" };
+
+typedef struct {
+    const char *recipe;
+    SmallModel model;
+    unsigned modules;
+    BaseFormat base;
+    HostUse host;
+} Case;
+
+typedef struct { int stages, replicas, shard, context; Gathering gathering; GradSum sum; } Setting;
+
+static ModelConfig model_of(const Case *k)
+{
+    ModelConfig m = architecture(k->model);
+    m.n_layers = comm_size() > 2 ? comm_size() : 2;
+    m.n_kv_heads = m.n_heads = comm_size() > 8 ? HEADS : 8;
+    m.max_sequence_length = tokens_of_sequence();
+    m.weight_tying = false;
+    return k->modules ? with_adapters(m, 4, k->modules, k->base) : m;
+}
+
+static Config config_of(const Case *k, const ModelConfig *model, const Setting *s)
+{
+    Config c;
+    model_config(&c, model, k->recipe, 1);
+    c.global_train_batch_size = MICRO_BATCHES * comm_size() / (s->stages * s->context);
+    c.strategy = (Strategy){ .shard_ranks = s->shard * s->context, .gathering = s->gathering, .grad_sum = s->sum,
+                             .context_ranks = s->context, .pipeline_stages = s->stages, .pipeline_chunks = 1 };
+    c.host.moments = c.host.master = c.host.base = k->host;
+    return c;
+}
+
+/* ---- a step, and its rehearsal ----------------------------------------------------------------------------------- */
+
+static void step(Model *m, ParamStore *f, const Config *c)
+{
+    static int tokens[MICRO_BATCHES * 16 * MOST_RANKS];
+    assert_true(comm_size() <= MOST_RANKS);
+    for (int i = 0; i < MICRO_BATCHES * tokens_of_sequence(); i++)
+        tokens[i] = test_token(11, (uint64_t)i, c->model.vocab_size);
+    fsdp_empty_grads(f);
+    model_zero_losses(m);
+    model_batch(m, f, tokens, tokens, NULL, MICRO_BATCHES, 1e-3f, 0, PASS_COMPLETE);
+    optimizer_grad_norm(f);
+    optimizer_step(f, c, 1, 1, 1e-3, 1);
+}
+
+static void read_sent(size_t sent[NUM_SENT])
+{
+    for (Sent s = 0; s < NUM_SENT; s++)
+        sent[s] = comm_sent(s);
+}
+
+/* What the second of two steps sends. */
+static void measure(size_t sent[NUM_SENT], Model *m, ParamStore *f, const Config *c)
+{
+    size_t before[NUM_SENT];
+    memory_plan(m, f, c);
+    model_place(m, f, c);
+    fsdp_init(f, &c->model, 5);
+    step(m, f, c);
+    read_sent(before);
+    step(m, f, c);
+    read_sent(sent);
+    for (Sent s = 0; s < NUM_SENT; s++)
+        sent[s] -= before[s];
+}
+
+/* ---- formulas ---------------------------------------------------------------------------------------------------- */
+
+static size_t bytes_of(Format f)
+{
+    return dtype_size(f.dtype);
+}
+
+/* All weights gathered once in the step, where all compute in one format. */
+static size_t gathers(const ParamStore *f, const Config *c)
+{
+    size_t bytes = 0;
+    for (int u = 0; u < f->num_units; u++)
+        bytes += f->shard[u].slice[TRAINED].count * bytes_of(c->recipe.stream);
+    return bytes * (size_t)(f->shards - 1);
+}
+
+static size_t scattered(const ParamStore *f, const Config *c)
+{
+    size_t bytes = 0;
+    for (int u = 0; u < f->num_units; u++)
+        bytes += f->shard[u].slice[TRAINED].count * bytes_of(c->recipe.grads);
+    return bytes * (size_t)(f->shards - 1) * (f->sum_once ? 1 : MICRO_BATCHES);
+}
+
+/* Each way the stream of each micro-batch, back also its maximum; to the next stage also the sum of squares. */
+static size_t messages(const Model *m, const ParamStore *f, const Config *c)
+{
+    const int stages = f->pipe.stages, stage = f->pipe.stage;
+    const size_t stream = (size_t)m->N * (size_t)c->model.d_model * bytes_of(c->recipe.stream);
+    return (stage < stages - 1 ? MICRO_BATCHES * stream + sizeof(float) : 0)
+         + (stage > 0 ? MICRO_BATCHES * (stream + (m->work.dres_amax ? sizeof(float) : 0)) : 0);
+}
+
+/* q, k, v and the output's gradient to whole sequences, the output and the gradient of q, k, v back; backward also exchanges q, k, v
+ * and the output again: HD columns 6 + 2 of 3. */
+static size_t exchanges(const Model *m, const ParamStore *f, const Config *c)
+{
+    const size_t tensor = (size_t)m->N * (size_t)(c->model.n_heads * c->model.head_dim) * bytes_of(c->recipe.stream);
+    size_t layers = 0, context = (size_t)m->context;
+    for (int u = 0; u < f->num_units; u++)
+        layers += f->shape[u].kind->is_layer && fsdp_holds(f, u);
+    return MICRO_BATCHES * layers * (3 + 1 + 1 + 3 + 1 + 3) * tensor * (context - 1) / context;
+}
+
+static void check_formulas(const size_t sent[NUM_SENT], const Model *m, const ParamStore *f, const Config *c, const Case *k)
+{
+    assert_int_equal(sent[SENT_SCATTERED_SUMS], scattered(f, c));
+    assert_int_equal(sent[SENT_MESSAGES], messages(m, f, c));
+    assert_int_equal(sent[SENT_EXCHANGES], exchanges(m, f, c));
+    if (f->kept == f->num_units && !format_is_fp8(c->recipe.operand) && !k->modules)
+        assert_int_equal(sent[SENT_GATHERS], gathers(f, c));
+    assert_true(comm_size() > 1 || sent[SENT_GATHERS] + sent[SENT_SUMS] + sent[SENT_HOST_VALUES] == 0);
+}
+
+/* ---- all meshes -------------------------------------------------------------------------------------------------- */
+
+static void check(const Case *k, const Setting *s)
+{
+    const ModelConfig model = model_of(k);
+    Config c = config_of(k, &model, s), dry = c;
+    size_t sent[NUM_SENT];
+    Model m;
+    ParamStore f;
+    Rehearsal r;
+    dry.dry_run = true;
+    dry.ranks = comm_size();
+    divide_in_stages(s->stages, c.strategy.shard_ranks, s->context);
+    measure(sent, &m, &f, &c);
+    rehearse(&r, &dry, f.pipe.stage, MICRO_BATCHES);
+    for (Sent what = 0; what < NUM_SENT; what++)
+        if (sent[what] != r.sent[what])
+            fail_msg("%s, %s, modules %#x, host %d, %d stages, %d replicas, %d shards of %d context ranks, gathering %d, sum %d: "
+                     "rank %d sent %zu bytes of %s, its rehearsal %zu", k->recipe, architecture_name(k->model), k->modules, k->host,
+                     s->stages, s->replicas, s->shard, s->context, s->gathering, s->sum, comm_rank(), sent[what], names[what],
+                     r.sent[what]);
+    check_formulas(sent, &m, &f, &c, k);
+    rehearsal_free(&r);
+    model_free(&m, &f);
+    release();
+}
+
+/* Stages gather and sum once per step. */
+static void check_strategies(const Case *k, Setting s)
+{
+    const bool shards = s.shard * s.context > 1;
+    for (s.gathering = s.stages > 1 && shards ? GATHER_ONCE : GATHER_OFTEN; s.gathering <= GATHER_ONCE; s.gathering++)
+        for (s.sum = s.stages > 1 ? SUM_ONCE : SUM_OFTEN; s.sum <= SUM_ONCE; s.sum++)
+            check(k, &s);
+}
+
+static void check_meshes(const Case *k)
+{
+    const int ranks = comm_size();
+    for (int stages = 1; stages <= ranks; stages *= 2)
+        for (int replicas = 1; replicas <= ranks / stages; replicas *= 2)
+            for (int context = 1; context <= ranks / stages / replicas && context <= model_of(k).n_heads; context *= 2)
+                check_strategies(k, (Setting){ stages, replicas, ranks / stages / replicas / context, context });
+}
+
+static void test_bf16(void **state)
+{
+    (void)state;
+    check_meshes(&(Case){ "bf16", LLAMA });
+}
+
+static void test_coat(void **state)
+{
+    (void)state;
+    check_meshes(&(Case){ "coat", LLAMA });
+}
+
+/* Master weights on the host are encoded by the update, which exchanges their maxima. */
+static void test_host(void **state)
+{
+    (void)state;
+    check_meshes(&(Case){ "coat-lean", OLMO2, .host = HOST_ALL });
+}
+
+static void test_adapters(void **state)
+{
+    (void)state;
+    check_meshes(&(Case){ "coat-lean", LLAMA, ALL_MODULES, BASE_NF4 });
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_bf16), cmocka_unit_test(test_coat), cmocka_unit_test(test_host),
+                                        cmocka_unit_test(test_adapters) };
+    start_ranks(&argc, &argv);
+    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+}
