@@ -1,0 +1,144 @@
+#include "model/run/rates.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/runtime/error.h"
+
+/* Products: FLOP/s inside a training step. Bytes/s: `memory` in passes of a step. NEAR, FAR: seconds for each rank of a ring. */
+typedef enum {
+    RATE_FP8, RATE_BF16, RATE_F32, RATE_ATTENTION, RATE_ATTENTION_BACKWARD, RATE_MEMORY, RATE_EXPOSED, RATE_START, RATE_HOST,
+    RATE_HOST_TAKES, RATE_GATHER, RATE_SUM, RATE_SUM_TAKES, RATE_PEER, RATE_NEAR, RATE_FAR, NUM_RATES
+} Rate;
+
+static const struct { double value; const char *name, *unit, *source; } rates[NUM_RATES] = {
+    [RATE_FP8]       = { 1420e12, "FP8 products", "FLOP/s", "1,359 to 1,453 in steps, CUPTI; chosen by the rows of 7B and 8B" },
+    [RATE_BF16]      = { 715e12, "BF16 products", "FLOP/s", "the head's GEMMs in steps, CUPTI" },
+    [RATE_F32]       = { 40e12, "F32 products", "FLOP/s", "not measured" },
+    [RATE_ATTENTION] = { 713e12, "attention forward", "FLOP/s", "2 x 8192 less 8 x 2048, commit 84e1fb4" },
+    [RATE_ATTENTION_BACKWARD] = { 585e12, "attention backward", "FLOP/s", "the same" },
+    [RATE_MEMORY]    = { 3.3e12, "passes over memory", "B/s", "single passes after GEMMs, commit e1814ce" },
+    [RATE_EXPOSED]   = { 0.5, "bytes of products that take time", "", "GEMMs with SwiGLU outside of a step" },
+    [RATE_START]     = { 2.5e-6, "start of an operation", "s", "idle time between kernels, CUPTI" },
+    [RATE_HOST]      = { 54.4e9, "copies from or to the host", "B/s", "pinned copies, PCIe 5" },
+    [RATE_HOST_TAKES] = { 0.1, "of a copy's time, less computation", "", "a GEMM loop beside copies" },
+    [RATE_GATHER]    = { 335e9, "gathers in a host", "B/s", "NCCL on copy engines, four H200s" },
+    [RATE_SUM]       = { 308e9, "sums in a host", "B/s", "NCCL, reduce-scatter of BF16, four H200s" },
+    [RATE_SUM_TAKES] = { 1.0, "of a sum's time, less computation", "", "two H100s, sums with every micro-batch" },
+    [RATE_PEER]      = { 395e9, "messages in a host", "B/s", "GPU to GPU, two H100s" },
+    [RATE_NEAR]      = { 3e-6, "step of a ring in a host", "s", "not measured" },
+    [RATE_FAR]       = { 12e-6, "step of a ring between hosts", "s", "not measured" },
+};
+
+static double rate(Rate r)
+{
+    return rates[r].value;
+}
+
+double rates_peak(void)
+{
+    return 989.5e12;
+}
+
+/* ---- one device -------------------------------------------------------------------------------------------------- */
+
+static bool is_attention(const Event *e)
+{
+    return strncmp(e->operation, "attention", 9) == 0;
+}
+
+static double products_per_second(const Event *e)
+{
+    if (is_attention(e))
+        return rate(strcmp(e->operation, "attention_backward") ? RATE_ATTENTION : RATE_ATTENTION_BACKWARD);
+    return rate(e->bits == 8 ? RATE_FP8 : e->bits == 16 ? RATE_BF16 : RATE_F32);
+}
+
+/* Products hide a part of the bytes that a GEMM moves. */
+static double device_seconds(const Event *e)
+{
+    const double bytes = e->bytes * (e->flops > 0 && !is_attention(e) ? rate(RATE_EXPOSED) : 1);
+    return rate(RATE_START) + bytes / rate(RATE_MEMORY) + (e->flops > 0 ? e->flops / products_per_second(e) : 0);
+}
+
+/* ---- ranks ------------------------------------------------------------------------------------------------------- */
+
+/* How many ranks of its group are on a rank's host. */
+static int neighbours_on_host(const Place *p, Ranks g)
+{
+    const int first = p->rank / p->gpus_per_host * p->gpus_per_host, group = mesh_group(&p->mesh, p->rank, g);
+    int n = 0;
+    for (int r = first; r < first + p->gpus_per_host && r < mesh_ranks(&p->mesh); r++)
+        n += mesh_group(&p->mesh, r, g) == group;
+    return n;
+}
+
+/* A rank that differs by so many stages, in a ring. */
+static bool is_on_host(const Place *p, int stages)
+{
+    const int all = p->mesh.size[MESH_PIPELINE], each = mesh_ranks(&p->mesh) / all;
+    const int other = (p->rank + stages * each + mesh_ranks(&p->mesh)) % mesh_ranks(&p->mesh);
+    return other / p->gpus_per_host == p->rank / p->gpus_per_host;
+}
+
+static double network(const Place *p)
+{
+    CHECK(p->network > 0, "ranks on several hosts, and no speed of the network");
+    return p->network * 1e9;
+}
+
+/* A ring enters a host once, by the links of all of its ranks there. */
+static double ring_seconds(const Event *e, const Place *p)
+{
+    const int size = mesh_group_size(&p->mesh, e->ranks), here = neighbours_on_host(p, e->ranks), hosts = size / here;
+    const int turns = e->what == SENT_SUMS ? 2 : 1;
+    const double inside = rate(e->what == SENT_GATHERS ? RATE_GATHER : RATE_SUM);
+    const double speed = hosts > 1 ? fmin(inside, here * network(p)) : inside;
+    return e->bytes / speed + turns * ((size - hosts) * rate(RATE_NEAR) + (hosts > 1 ? hosts * rate(RATE_FAR) : 0));
+}
+
+/* What goes to ranks of other hosts goes by the rank's own link. */
+static double exchange_seconds(const Event *e, const Place *p)
+{
+    const int size = mesh_group_size(&p->mesh, e->ranks), here = neighbours_on_host(p, e->ranks);
+    const double outside = (double)(size - here) / (size - 1);
+    const double inside = rate(RATE_NEAR) + e->bytes * (1 - outside) / rate(RATE_PEER);
+    return outside > 0 ? fmax(inside, rate(RATE_FAR) + e->bytes * outside / network(p)) : inside;
+}
+
+static double message_seconds(const Event *e, const Place *p)
+{
+    if (e->receives)
+        return 0;
+    return is_on_host(p, e->neighbour == 0 ? 1 : -1) ? rate(RATE_NEAR) + e->bytes / rate(RATE_PEER)
+                                                     : rate(RATE_FAR) + e->bytes / network(p);
+}
+
+double rates_seconds(const Event *e, const Place *p)
+{
+    if (e->work == WORK_DEVICE)
+        return device_seconds(e);
+    if (e->work == WORK_HOST)
+        return rate(RATE_START) + e->bytes / rate(RATE_HOST);
+    return e->what == SENT_EXCHANGES ? exchange_seconds(e, p) : e->what == SENT_MESSAGES ? message_seconds(e, p)
+                                                                                        : ring_seconds(e, p);
+}
+
+/* Between hosts a sum waits for the network most of the time. */
+double rates_taken(const Event *e, const Place *p)
+{
+    if (e->queue == QUEUE_COMPUTE || e->kind != EVENT_WORK)
+        return 0;
+    if (e->work == WORK_HOST)
+        return rate(RATE_HOST_TAKES) * rates_seconds(e, p);
+    if (e->work == WORK_RANKS && (e->what == SENT_SCATTERED_SUMS || e->what == SENT_SUMS))
+        return rate(RATE_SUM_TAKES) * e->bytes / rate(RATE_SUM);
+    return 0;
+}
+
+void rates_print(void)
+{
+    for (Rate r = 0; r < NUM_RATES; r++)
+        printf("%-36s %9.4g %-7s %s\n", rates[r].name, rates[r].value, rates[r].unit, rates[r].source);
+}

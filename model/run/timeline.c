@@ -1,0 +1,149 @@
+#include "model/run/timeline.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/runtime/error.h"
+
+/* Messages of a stage to a neighbour, by the times at which they arrive. */
+typedef struct { double *at; int count, room, taken; } Messages;
+
+typedef struct {
+    const Rehearsal *r;
+    Place   place;
+    int    *line[NUM_QUEUES];           /* [count[q]] its events, in order */
+    int     count[NUM_QUEUES], next[NUM_QUEUES];
+    double  at[NUM_QUEUES];             /* when its last event ended */
+    double *mark;                       /* [marks] when it was reached; NAN: not yet */
+    double  taken;                      /* from computation, not yet added */
+    Messages to[2];                     /* by Neighbour */
+    double  use[NUM_OWNERS][NUM_USES];
+    int     last_unit;
+} Stage;
+
+static void open_stage(Stage *s, const Rehearsal *r, const Place *place, int stage, int stages, int units)
+{
+    *s = (Stage){ .r = r, .place = *place, .last_unit = units - 1 };
+    s->place.rank = stage * (mesh_ranks(&place->mesh) / stages);
+    for (int q = 0; q < NUM_QUEUES; q++)
+        s->line[q] = xmalloc(sizeof(int) * ((size_t)r->count + 1));
+    s->mark = xcalloc((size_t)r->marks + 1, sizeof *s->mark);          /* those of earlier steps are reached */
+    for (int i = 0; i < r->count; i++) {
+        const Event *e = &r->event[i];
+        s->line[e->queue][s->count[e->queue]++] = i;
+        if (e->kind == EVENT_MARK)
+            s->mark[e->mark] = NAN;
+    }
+}
+
+static void close_stage(Stage *s)
+{
+    for (int q = 0; q < NUM_QUEUES; q++)
+        free(s->line[q]);
+    free(s->mark);
+    free(s->to[0].at);
+    free(s->to[1].at);
+}
+
+static Owner owner_of(const Stage *s, int unit)
+{
+    return unit == UNIT_UPDATE ? OWNER_UPDATE : unit == 0 ? OWNER_EMBEDDING : unit == s->last_unit ? OWNER_HEAD : OWNER_BLOCKS;
+}
+
+static void add_use(Stage *s, const Event *e, double seconds)
+{
+    static const TimeUse of_queue[NUM_QUEUES] = { [QUEUE_COMPUTE] = USE_COMPUTE, [QUEUE_GATHER] = USE_GATHER,
+                                                  [QUEUE_REDUCE] = USE_SUM, [QUEUE_OFFLOAD] = USE_HOST, [QUEUE_FETCH] = USE_HOST,
+                                                  [QUEUE_SEND] = USE_SEND };
+    const bool exchanges = e->queue == QUEUE_COMPUTE && e->work == WORK_RANKS;
+    s->use[owner_of(s, e->unit)][e->kind == EVENT_WAIT || e->receives ? USE_WAITING : exchanges ? USE_EXCHANGE
+                                                                     : of_queue[e->queue]] += seconds;
+}
+
+static void send(Messages *m, double at)
+{
+    if (m->count == m->room) {
+        m->room = m->room ? 2 * m->room : 64;
+        m->at = xrealloc(m->at, sizeof *m->at * (size_t)m->room);
+    }
+    m->at[m->count++] = at;
+}
+
+/* When a message that stage number `stage` receives has arrived; NAN: it was not sent yet. */
+static double receive(Stage *all, int stages, int stage, int neighbour)
+{
+    Messages *m = &all[(stage + (neighbour == 0 ? 1 : stages - 1)) % stages].to[1 - neighbour];
+    return m->taken < m->count ? m->at[m->taken++] : NAN;
+}
+
+/* The next event of a queue. False: it cannot begin yet. */
+static bool advance(Stage *all, int stages, int stage, int q)
+{
+    Stage *s = &all[stage];
+    const Event *e = &s->r->event[s->line[q][s->next[q]]];
+    double from = s->at[q], end = from;
+    if (e->kind == EVENT_WAIT || e->receives) {
+        const double ready = e->kind == EVENT_WAIT ? s->mark[e->mark] : receive(all, stages, stage, e->neighbour);
+        if (isnan(ready))
+            return false;
+        end = fmax(from, ready);
+    } else if (e->kind == EVENT_WORK)
+        end = from + rates_seconds(e, &s->place);
+    if (q == QUEUE_COMPUTE && e->kind == EVENT_WORK && !e->receives) {
+        end += s->taken;
+        s->taken = 0;
+    }
+    s->taken += rates_taken(e, &s->place);
+    if (e->kind == EVENT_MARK)
+        s->mark[e->mark] = end;
+    if (e->kind == EVENT_WORK && e->work == WORK_RANKS && e->what == SENT_MESSAGES && !e->receives)
+        send(&s->to[e->neighbour], end);
+    if (e->kind != EVENT_WAIT || q == QUEUE_COMPUTE)
+        add_use(s, e, end - from);
+    s->at[q] = end;
+    s->next[q]++;
+    return true;
+}
+
+static void run(Stage *all, int stages)
+{
+    bool moved = true, open = true;
+    while (moved) {
+        moved = open = false;
+        for (int stage = 0; stage < stages; stage++)
+            for (int q = 0; q < NUM_QUEUES; q++) {
+                while (all[stage].next[q] < all[stage].count[q] && advance(all, stages, stage, q))
+                    moved = true;
+                open |= all[stage].next[q] < all[stage].count[q];
+            }
+    }
+    CHECK(!open, "a queue waits for what no other queue does");
+}
+
+static double busy(const Stage *s)
+{
+    double seconds = 0;
+    for (Owner p = 0; p < NUM_OWNERS; p++)
+        seconds += s->use[p][USE_COMPUTE] + s->use[p][USE_EXCHANGE];
+    return seconds;
+}
+
+StepTime timeline_step(const Rehearsal *r, int stages, const Place *place, int units)
+{
+    StepTime t = { 0 };
+    Stage *all = xcalloc((size_t)stages, sizeof *all);
+    for (int stage = 0; stage < stages; stage++)
+        open_stage(&all[stage], &r[stage], place, stage, stages, units);
+    run(all, stages);
+    for (int stage = 0; stage < stages; stage++) {
+        for (int q = 0; q < NUM_QUEUES; q++)
+            t.seconds = fmax(t.seconds, all[stage].at[q]);
+        t.stage = busy(&all[stage]) > busy(&all[t.stage]) ? stage : t.stage;
+    }
+    memcpy(t.use, all[t.stage].use, sizeof t.use);
+    for (int stage = 0; stage < stages; stage++)
+        close_stage(&all[stage]);
+    free(all);
+    return t;
+}
