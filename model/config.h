@@ -174,6 +174,9 @@ typedef struct {
     uint64_t    seed;
     bool        dry_run;          /* print settings, memory plan and whether it fits, then stop */
     int         ranks;            /* dry run: number of ranks to plan for; else 0 */
+    int         gpus_per_host;    /* dry run: ranks of a host */
+    double      network;          /* dry run: GB/s of each GPU to other hosts, 10^9 bytes; 0: unknown */
+    int         mesh_auto;        /* dry run: 1: also name the fastest meshes */
     double      device_memory;    /* GiB per device to plan for; 0: the memory of this device */
     bool        eval_only;        /* evaluate, then stop: nothing is trained */
     bool        observed;         /* without training: shared buffers keep a block's values until its observer ran (buffers.h) */

@@ -11,8 +11,8 @@ const ConfigKey config_keys[] = {
     OTHER ("run_name", STRING, "run", C(run_name), "name of the run"),
     NUMBER("seed", U64, "6198", 0, LONGS, C(seed), "seed of initial weights and stochastic rounding"),
     OTHER ("dry_run", BOOL, "false", C(dry_run),
-           "print the memory plan and whether it fits, then stop with exit status 0; needs no data, and no GPU if device_memory is "
-           "given"),
+           "print the memory plan, whether it fits, and the predicted time of a step, then stop with exit status 0; needs no data, "
+           "and no GPU if device_memory is given"),
     OTHER ("eval_only", BOOL, "false", C(eval_only),
            "evaluate load_path, print the results, then stop; needs no training data and writes only eval.jsonl, if save_folder is "
            "given. Without a model section, batch sizes and data.generate_doc_lengths are those of the checkpoint's run, and so "
@@ -27,6 +27,10 @@ const ConfigKey config_keys[] = {
     NUMBER("top_p", DOUBLE, "1", TINY, 1, C(top_p),
            "generate: draw from the smallest set of most likely tokens whose probabilities sum to this"),
     OPTION("ranks", INT, "null", 0, 1, MANY, C(ranks), "dry_run: number of ranks to plan for; default: the started ranks"),
+    NUMBER("gpus_per_host", INT, "8", 1, 1024, C(gpus_per_host), "dry_run: GPUs of each host, for the time that it predicts"),
+    OPTION("network", DOUBLE, "null", 0, TINY, 1e6, C(network),
+           "dry_run: GB/s (10^9 bytes) that each GPU has to other hosts; the time of ranks on several hosts needs it"),
+    WORD  ("mesh", CHOICE, "given", meshes, C(mesh_auto), "dry_run: auto also names the three fastest of all meshes that fit"),
     OPTION("device_memory", DOUBLE, "null", 0, TINY, 1e6, C(device_memory),
            "memory per device that the plan may use, in GiB (2^30 bytes, as in nvidia-smi), even if other processes use some of "
            "it; default: what they leave free on this device. dry_run: also for devices that are not in this machine"),
@@ -408,11 +412,8 @@ const ConfigKey config_keys[] = {
            "prompts"),
 
     /* ---- ranks ---- */
-    WORD  ("distributed_strategy", CHOICE | SPENT, "null", WORDS({ "fsdp", FSDP }, { "ddp", DDP },
-           { "single", SINGLE }), X(fsdp.distributed), "ddp and single: fsdp.sharding_strategy NO_SHARD"),
-    WORD  ("fsdp.sharding_strategy", CHOICE, "FULL_SHARD", WORDS({ "FULL_SHARD", FULL_SHARD },
-           { "SHARD_GRAD_OP", SHARD_GRAD_OP }, { "NO_SHARD", NO_SHARD }, { "HYBRID_SHARD", HYBRID_SHARD },
-           { "_HYBRID_SHARD_ZERO2", HYBRID_SHARD_ZERO2 }), X(fsdp.strategy),
+    WORD  ("distributed_strategy", CHOICE | SPENT, "null", distributions, X(fsdp.distributed), "ddp and single: fsdp.sharding_strategy NO_SHARD"),
+    WORD  ("fsdp.sharding_strategy", CHOICE, "FULL_SHARD", shardings, X(fsdp.strategy),
            "what is sharded over the ranks. FULL_SHARD: weights, gradients and moments; SHARD_GRAD_OP: the same, but weights stay "
            "gathered during a step; NO_SHARD: nothing; HYBRID_SHARD and _HYBRID_SHARD_ZERO2: as the first two, inside groups of "
            "ranks that are replicas of each other. FULL_SHARD and HYBRID_SHARD gather the weights of as many blocks as fit only "
@@ -437,8 +438,7 @@ const ConfigKey config_keys[] = {
            "first stage has the embedding, the last one the head. fsdp.* applies to the ranks of a stage, which gather weights and "
            "sum gradients once per step. Losses are those of the same micro-batches without stages. A run may resume with another "
            "number"),
-    WORD  ("parallelism.pipeline_schedule", CHOICE, "1F1B", WORDS({ "1F1B", PIPELINE_1F1B },
-           { "Interleaved1F1B", PIPELINE_INTERLEAVED }, { "Sequential", PIPELINE_ONE }), C(strategy.pipeline_schedule),
+    WORD  ("parallelism.pipeline_schedule", CHOICE, "1F1B", schedules, C(strategy.pipeline_schedule),
            "order of the passes. 1F1B: stages alternate between forward and backward; p stages and m micro-batches a step wait "
            "(p-1)/(m+p-1) of the time. Interleaved1F1B: each stage has v rows of blocks and waits (p-1)/(vm+p-1), with more "
            "messages and saved activations. Sequential: one micro-batch after the other, with the least memory"),

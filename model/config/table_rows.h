@@ -46,3 +46,9 @@ static const Word packings[] = { { "concat", PACK_CONCAT }, { "best_fit", PACK_B
 static const Word boundaries[] = { { "eos", BOUNDARIES_EOS }, { "metadata", BOUNDARIES_METADATA }, { NULL, 0 } };
 static const Word host_uses[] = { { "never", HOST_NEVER }, { "auto", HOST_AUTO }, { "all", HOST_ALL }, { NULL, 0 } };
 static const Word token_types[] = { { "uint16", UINT16 }, { "uint32", UINT32 }, { NULL, 0 } };
+static const Word meshes[] = { { "given", 0 }, { "auto", 1 }, { NULL, 0 } };
+static const Word distributions[] = { { "fsdp", FSDP }, { "ddp", DDP }, { "single", SINGLE }, { NULL, 0 } };
+static const Word shardings[] = { { "FULL_SHARD", FULL_SHARD }, { "SHARD_GRAD_OP", SHARD_GRAD_OP }, { "NO_SHARD", NO_SHARD },
+                                  { "HYBRID_SHARD", HYBRID_SHARD }, { "_HYBRID_SHARD_ZERO2", HYBRID_SHARD_ZERO2 }, { NULL, 0 } };
+static const Word schedules[] = { { "1F1B", PIPELINE_1F1B }, { "Interleaved1F1B", PIPELINE_INTERLEAVED },
+                                  { "Sequential", PIPELINE_ONE }, { NULL, 0 } };

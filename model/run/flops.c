@@ -49,17 +49,22 @@ TokenFlops token_flops(const Config *c, const UnitLayout *shape)
     return f;
 }
 
-static double peak_flops(Format operand)
+static int bits_of(Format operand)
 {
-    return device_peak_flops(8 * (int)dtype_size(operand.dtype));
+    return 8 * (int)dtype_size(operand.dtype);
 }
 
 double speed_of_light(const Config *c, const UnitLayout *shape)
 {
+    return speed_at_peak(c, shape, device_peak_flops);
+}
+
+double speed_at_peak(const Config *c, const UnitLayout *shape, double (*peak)(int bits))
+{
     TokenFlops f = token_flops(c, shape);
-    double operand = peak_flops(c->recipe.operand), stream = peak_flops(c->recipe.stream);
+    double operand = peak(bits_of(c->recipe.operand)), stream = peak(bits_of(c->recipe.stream));
     if (operand <= 0 || stream <= 0)
         return 0;
-    const double faster = format_is_fp8(c->recipe.head) ? 1 / stream - 1 / peak_flops(c->recipe.head) : 0;
+    const double faster = format_is_fp8(c->recipe.head) ? 1 / stream - 1 / peak(bits_of(c->recipe.head)) : 0;
     return 1 / (f.linear / operand + (f.head + f.attention) / stream - (f.head - f.head_forward) * faster);
 }

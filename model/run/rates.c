@@ -38,9 +38,9 @@ static double rate(Rate r)
     return rates[r].value;
 }
 
-double rates_peak(void)
+double rates_peak(int bits)
 {
-    return 989.5e12;
+    return bits == 8 ? 1979e12 : bits == 16 ? 989.5e12 : 67e12;
 }
 
 /* ---- one device -------------------------------------------------------------------------------------------------- */

@@ -10,8 +10,8 @@ typedef struct { Mesh mesh; int rank, gpus_per_host; double network; } Place;
 double rates_seconds(const Event *e, const Place *p);
 double rates_taken  (const Event *e, const Place *p);
 
-/* Dense BF16 FLOP/s of the data sheet. */
-double rates_peak(void);
+/* Dense FLOP/s of operands of `bits`, of the data sheet. */
+double rates_peak(int bits);
 
 /* Prints the table. */
 void   rates_print(void);

@@ -21,6 +21,7 @@
 #include "model/run/mix.h"
 #include "model/run/open_data.h"
 #include "model/run/pipeline_plan.h"
+#include "model/run/plan_time.h"
 #include "model/run/resume.h"
 #include "model/run/save_folder.h"
 #include "model/schedule.h"
@@ -279,6 +280,7 @@ void run_plan(const Config *c)
     memory_print(&m, &f, c);
     model_free(&m, &f);
     error_hold_warnings(false);
+    plan_time_print(c);
     fit_print(c);
 }
 

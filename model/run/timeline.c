@@ -16,7 +16,7 @@ typedef struct {
     int     count[NUM_QUEUES], next[NUM_QUEUES];
     double  at[NUM_QUEUES];             /* when its last event ended */
     double *mark;                       /* [marks] when it was reached; NAN: not yet */
-    double  taken;                      /* from computation, not yet added */
+    double *taken;                      /* [events] of computation: time that work on other queues takes from it */
     Messages to[2];                     /* by Neighbour */
     double  use[NUM_OWNERS][NUM_USES];
     int     last_unit;
@@ -29,8 +29,15 @@ static void open_stage(Stage *s, const Rehearsal *r, const Place *place, int sta
     for (int q = 0; q < NUM_QUEUES; q++)
         s->line[q] = xmalloc(sizeof(int) * ((size_t)r->count + 1));
     s->mark = xcalloc((size_t)r->marks + 1, sizeof *s->mark);          /* those of earlier steps are reached */
+    s->taken = xcalloc((size_t)r->count + 1, sizeof *s->taken);
+    double taken = 0;                   /* by work that is queued already, from computation that is queued next */
     for (int i = 0; i < r->count; i++) {
         const Event *e = &r->event[i];
+        taken += rates_taken(e, &s->place);
+        if (e->kind == EVENT_WORK && e->queue == QUEUE_COMPUTE && !e->receives) {
+            s->taken[i] = taken;
+            taken = 0;
+        }
         s->line[e->queue][s->count[e->queue]++] = i;
         if (e->kind == EVENT_MARK)
             s->mark[e->mark] = NAN;
@@ -42,6 +49,7 @@ static void close_stage(Stage *s)
     for (int q = 0; q < NUM_QUEUES; q++)
         free(s->line[q]);
     free(s->mark);
+    free(s->taken);
     free(s->to[0].at);
     free(s->to[1].at);
 }
@@ -89,12 +97,7 @@ static bool advance(Stage *all, int stages, int stage, int q)
             return false;
         end = fmax(from, ready);
     } else if (e->kind == EVENT_WORK)
-        end = from + rates_seconds(e, &s->place);
-    if (q == QUEUE_COMPUTE && e->kind == EVENT_WORK && !e->receives) {
-        end += s->taken;
-        s->taken = 0;
-    }
-    s->taken += rates_taken(e, &s->place);
+        end = from + rates_seconds(e, &s->place) + s->taken[e - s->r->event];
     if (e->kind == EVENT_MARK)
         s->mark[e->mark] = end;
     if (e->kind == EVENT_WORK && e->work == WORK_RANKS && e->what == SENT_MESSAGES && !e->receives)

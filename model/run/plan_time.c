@@ -1,0 +1,177 @@
+#include "model/run/plan_time.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "kernels/runtime/error.h"
+#include "model/run/flops.h"
+#include "model/trainable.h"
+#include "model/units.h"
+
+/* GPUs that a prediction was compared with. */
+enum { MEASURED_RANKS = 2 };
+
+/* ---- a step ------------------------------------------------------------------------------------------------------ */
+
+static Place place_of(const Config *c)
+{
+    return (Place){ rehearsal_mesh(c), 0, c->gpus_per_host, c->network };
+}
+
+static StepTime step_of(const Config *c, int micro_batches)
+{
+    const int stages = pipeline_stages(&c->strategy);
+    const Place place = place_of(c);
+    Rehearsal *r = xcalloc((size_t)stages, sizeof *r);
+    for (int stage = 0; stage < stages; stage++)
+        rehearse(&r[stage], c, stage, micro_batches);
+    const StepTime t = timeline_step(r, stages, &place, unit_count(&c->model));
+    for (int stage = 0; stage < stages; stage++)
+        rehearsal_free(&r[stage]);
+    free(r);
+    return t;
+}
+
+/* Without stages all micro-batches but the first and the last one are alike: what many take follows from two short steps. */
+static StepTime step_of_many(const Config *c, int micro_batches)
+{
+    enum { FEW = 4 };
+    StepTime t = step_of(c, FEW);
+    const StepTime longer = step_of(c, FEW + 1);
+    const double times = micro_batches - FEW;
+    t.seconds += times * (longer.seconds - t.seconds);
+    for (Owner o = 0; o < NUM_OWNERS; o++)
+        for (TimeUse u = 0; u < NUM_USES; u++)
+            t.use[o][u] += times * (longer.use[o][u] - t.use[o][u]);
+    return t;
+}
+
+bool plan_time_is_known(const Config *c)
+{
+    return !config_forward_only(c) && (c->network > 0 || c->ranks <= c->gpus_per_host);
+}
+
+StepTime plan_time(const Config *c)
+{
+    const int n = rehearsal_micro_batches(c);
+    return pipeline_stages(&c->strategy) == 1 && n > 5 ? step_of_many(c, n) : step_of(c, n);
+}
+
+double plan_time_speed(const Config *c, const StepTime *t)
+{
+    return (double)c->global_train_batch_size * c->model.max_sequence_length / c->ranks / t->seconds;
+}
+
+/* ---- what limits it ---------------------------------------------------------------------------------------------- */
+
+static double sum_of(const StepTime *t, TimeUse u)
+{
+    double seconds = 0;
+    for (Owner o = 0; o < NUM_OWNERS; o++)
+        seconds += t->use[o][u];
+    return seconds;
+}
+
+static TimeUse longest(const StepTime *t)
+{
+    TimeUse most = USE_GATHER;
+    for (TimeUse u = USE_GATHER; u <= USE_SEND; u++)
+        most = sum_of(t, u) > sum_of(t, most) ? u : most;
+    return most;
+}
+
+static char *advice_for_waiting(const Config *c, const StepTime *t, double percent)
+{
+    const bool stages = pipeline_stages(&c->strategy) > 1, hosts = c->ranks > c->gpus_per_host;
+    switch (longest(t)) {
+    case USE_GATHER:
+        if (!stages)
+            return xasprintf("computation waits %.0f %% of the step, mostly for gathered weights: %s", percent, hosts && c->strategy
+                             .shard_ranks > c->gpus_per_host ? "HYBRID_SHARD with a replica on each host gathers inside hosts; a "
+                             "larger device_train_microbatch_size gathers less often" : "a larger device_train_microbatch_size, or "
+                             "SHARD_GRAD_OP where memory allows, gathers less often");
+        break;
+    case USE_SUM:
+        if (!stages)
+            return xasprintf("computation waits %.0f %% of the step, mostly for sums of gradients: a larger global_train_batch_size, "
+                             "or fsdp.grad_sync_mode batch where memory allows, sums less often", percent);
+        break;
+    case USE_HOST:
+        return xasprintf("computation waits %.0f %% of the step, mostly for copies from and to the host: a larger "
+                         "global_train_batch_size updates less often, and more ranks or less device_train_microbatch_size leave more "
+                         "on the device", percent);
+    default:
+        break;
+    }
+    return xasprintf("stages wait for each other %.0f %% of the step: more micro-batches, by a larger global_train_batch_size or a "
+                     "smaller device_train_microbatch_size, or Interleaved1F1B, shorten that", percent);
+}
+
+char *plan_time_advice(const Config *c, const StepTime *t)
+{
+    enum { MUCH = 5 };          /* per cent of a step */
+    const double waiting = 100 * sum_of(t, USE_WAITING) / t->seconds, update = 100 * t->use[OWNER_UPDATE][USE_COMPUTE] / t->seconds;
+    const double exchange = 100 * sum_of(t, USE_EXCHANGE) / t->seconds;
+    if (waiting >= MUCH)
+        return advice_for_waiting(c, t, waiting);
+    if (exchange >= MUCH)
+        return xasprintf("exchanges of ranks that share sequences take %.0f %% of the step: fewer of them, by a smaller "
+                         "parallelism.context, or all of them on one host, would exchange less", exchange);
+    if (update >= MUCH)
+        return xasprintf("the optimizer takes %.0f %% of the step: a larger global_train_batch_size updates less often", update);
+    return xasprintf("computation takes %.0f %% of the step: no other mesh of these ranks gains more than the rest; what is computed "
+                     "can shrink, by a recipe that recomputes less or products of FP8", 100 * sum_of(t, USE_COMPUTE) / t->seconds);
+}
+
+/* ---- words ------------------------------------------------------------------------------------------------------- */
+
+static void print_table(const Config *c, const StepTime *t)
+{
+    static const char *const uses[NUM_USES] = { "compute", "exchange", "gather", "sum", "host", "send", "waiting" };
+    static const char *const owners[NUM_OWNERS] = { "embedding", "blocks", "head", "update" };
+    printf("%-10s", "ms");
+    for (TimeUse u = 0; u < NUM_USES; u++)
+        printf("%10s", uses[u]);
+    putchar('\n');
+    for (Owner o = 0; o < NUM_OWNERS; o++) {
+        printf("%-10s", owners[o]);
+        for (TimeUse u = 0; u < NUM_USES; u++)
+            printf("%10.1f", 1e3 * t->use[o][u]);
+        putchar('\n');
+    }
+    if (pipeline_stages(&c->strategy) > 1)
+        printf("(stage %d, which computes longest)\n", t->stage);
+}
+
+/* The speed as a share of that which the peak FLOP/s would allow, if nothing were computed again. */
+static double utilization(const Config *c, double speed)
+{
+    int count;
+    HfTensor *tensors = hf_tensors_of(&c->model, &count);
+    UnitLayout *shape = trainable_shapes(c, tensors, count);
+    const double peak = speed_at_peak(c, shape, rates_peak);
+    free(tensors);
+    free(shape);
+    return speed / peak;
+}
+
+void plan_time_print(const Config *c)
+{
+    if (comm_rank() != 0 || config_forward_only(c))
+        return;
+    if (!plan_time_is_known(c)) {
+        printf("time of a step: give --network, the GB/s of each GPU between hosts, to predict it for %d ranks on hosts of %d GPUs\n",
+               c->ranks, c->gpus_per_host);
+        return;
+    }
+    const StepTime t = plan_time(c);
+    const double speed = plan_time_speed(c, &t);
+    char *advice = plan_time_advice(c, &t);
+    printf("time of a step, predicted for H100s of 700 W%s:\n", c->ranks > MEASURED_RANKS ? " (not measured beyond 2 GPUs)" : "");
+    print_table(c, &t);
+    printf("predicted: %.0f ms a step, %.0f tokens/s of each GPU, %.1f %% of what its peak FLOP/s allow\n",
+           1e3 * t.seconds, speed, 100 * utilization(c, speed));
+    printf("limit: %s\n", advice);
+    free(advice);
+}
