@@ -7,6 +7,7 @@ typedef struct { double linear, head, head_forward, attention; } TokenFlops;
 TokenFlops token_flops(const Config *c, const UnitLayout *shape);
 
 /* Tokens per second by the device's data-sheet rates: 100 % of peak in the progress line. 0: unknown. */
+double speed_of_light(const Config *c, const UnitLayout *shape);
+
 /* The same for other peaks: dense FLOP/s of operands of `bits`. */
 double speed_at_peak (const Config *c, const UnitLayout *shape, double (*peak)(int bits));
-double speed_of_light(const Config *c, const UnitLayout *shape);

@@ -9,9 +9,6 @@
 #include "model/trainable.h"
 #include "model/units.h"
 
-/* GPUs that a prediction was compared with. */
-enum { MEASURED_RANKS = 2 };
-
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
 static Place place_of(const Config *c)
@@ -120,8 +117,8 @@ char *plan_time_advice(const Config *c, const StepTime *t)
                          "parallelism.context, or all of them on one host, would exchange less", exchange);
     if (update >= MUCH)
         return xasprintf("the optimizer takes %.0f %% of the step: a larger global_train_batch_size updates less often", update);
-    return xasprintf("computation takes %.0f %% of the step: no other mesh of these ranks gains more than the rest; what is computed "
-                     "can shrink, by a recipe that recomputes less or products of FP8", 100 * sum_of(t, USE_COMPUTE) / t->seconds);
+    return xasprintf("computation takes %.0f %% of the step, so other links would change little; a recipe that recomputes less, or "
+                     "FP8 products, computes less", 100 * sum_of(t, USE_COMPUTE) / t->seconds);
 }
 
 /* ---- words ------------------------------------------------------------------------------------------------------- */
@@ -168,7 +165,7 @@ void plan_time_print(const Config *c)
     const StepTime t = plan_time(c);
     const double speed = plan_time_speed(c, &t);
     char *advice = plan_time_advice(c, &t);
-    printf("time of a step, predicted for H100s of 700 W%s:\n", c->ranks > MEASURED_RANKS ? " (not measured beyond 2 GPUs)" : "");
+    printf("time of a step, predicted for H100s of 700 W%s:\n", c->ranks > PLAN_TIME_MEASURED_RANKS ? " (not measured beyond 2 GPUs)" : "");
     print_table(c, &t);
     printf("predicted: %.0f ms a step, %.0f tokens/s of each GPU, %.1f %% of what its peak FLOP/s allow\n",
            1e3 * t.seconds, speed, 100 * utilization(c, speed));

@@ -2,6 +2,9 @@
 #pragma once
 #include "model/run/timeline.h"
 
+/* Predictions were compared with so many GPUs. */
+enum { PLAN_TIME_MEASURED_RANKS = 2 };
+
 /* A step of the configured mesh; and whether there is one: a mesh of several hosts needs `network`. */
 bool     plan_time_is_known(const Config *c);
 StepTime plan_time(const Config *c);

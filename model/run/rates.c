@@ -40,7 +40,7 @@ static double rate(Rate r)
 
 double rates_peak(int bits)
 {
-    return bits == 8 ? 1979e12 : bits == 16 ? 989.5e12 : 67e12;
+    return bits == 8 ? 1978.9e12 : bits == 16 ? 989.4e12 : 66.9e12;
 }
 
 /* ---- one device -------------------------------------------------------------------------------------------------- */

@@ -18,6 +18,7 @@
 #include "model/run/agree.h"
 #include "model/run/fit.h"
 #include "model/run/memory.h"
+#include "model/run/mesh_search.h"
 #include "model/run/mix.h"
 #include "model/run/open_data.h"
 #include "model/run/pipeline_plan.h"
@@ -281,6 +282,8 @@ void run_plan(const Config *c)
     model_free(&m, &f);
     error_hold_warnings(false);
     plan_time_print(c);
+    if (c->mesh_auto && !config_forward_only(c))
+        mesh_search_print(c);
     fit_print(c);
 }
 

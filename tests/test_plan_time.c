@@ -1,0 +1,200 @@
+/* The time that a dry run predicts: against steps that were measured, against the formula of the bubble, and what it says. */
+#include <math.h>
+#include <string.h>
+
+#include "tests/kit.h"
+
+#include "model/checkpoint/checkpoint.h"
+#include "model/config/load.h"
+#include "model/run/mesh_search.h"
+#include "model/run/plan_time.h"
+#include "tests/launch.h"
+
+enum { MOST_ARGUMENTS = 24 };
+
+/* A dry run of a configuration with `arguments`, words between blanks. */
+static Config *plan(const char *yaml, const char *arguments)
+{
+    static char text[1024];
+    char *argv[MOST_ARGUMENTS] = { "train", (char *)yaml, "--dry_run" }, *rest = text;
+    int argc = 3;
+    snprintf(text, sizeof text, "%s", arguments);
+    for (char *word; (word = strtok_r(rest, " ", &rest)) && argc < MOST_ARGUMENTS - 1;)
+        argv[argc++] = word;
+    return config_load(argc, argv, 1, checkpoint_latest);
+}
+
+/* ---- steps that were measured ------------------------------------------------------------------------------------ */
+
+#define LLAMA_2   "configs/Llama-2-7B.yaml"
+#define LLAMA_3   "configs/Llama-3-8B.yaml"
+#define T2048     "--model.max_sequence_length=2048 --device_memory=79.2 "
+#define ON_24GB   "--model.max_sequence_length=2048 --device_memory=24 "
+#define LONG      "--device_memory=79.2 --device_train_microbatch_size=1 --recipe=coat-lean "
+#define ONE(b)    "--ranks=1 --global_train_batch_size=64 --device_train_microbatch_size=" b " "
+#define TWO(n, b) "--ranks=2 --global_train_batch_size=" n " --device_train_microbatch_size=" b " "
+#define SHAPE_13B "--model.d_model=5120 --model.n_layers=40 --model.n_heads=40 --model.mlp_hidden_size=27648 "
+#define SHAPE_70B "--model.d_model=8192 --model.n_layers=80 --model.n_heads=64 --model.n_kv_heads=8 --model.mlp_hidden_size=57344 "
+
+/* Tokens/s of each H100, tests/MEASUREMENTS.md. */
+static const struct { const char *yaml, *arguments; double measured; } rows[] = {
+    { LLAMA_2, T2048 ONE("8") "--recipe=coat", 25767 },
+    { LLAMA_2, T2048 ONE("8") "--recipe=coat-lean", 25504 },
+    { LLAMA_2, T2048 ONE("4") "--recipe=coat", 25292 },
+    { LLAMA_2, T2048 ONE("8") "--recipe=coat-lean --lora.rank=16 --lora.base=e4m3", 29897 },
+    { LLAMA_2, T2048 ONE("8") "--recipe=coat-lean --host.moments=all", 23742 },
+    { LLAMA_2, T2048 SHAPE_13B ONE("8") "--recipe=coat-lean --host.moments=all", 12584 },
+    { LLAMA_2, T2048 SHAPE_13B ONE("4") "--recipe=coat-lean --host.moments=all", 12288 },
+    { LLAMA_2, T2048 SHAPE_13B ONE("4") "--recipe=coat-lean", 10785 },
+    { LLAMA_2, ON_24GB ONE("8") "--recipe=coat-lean --format.keep=block", 17464 },
+    { LLAMA_2, ON_24GB ONE("4") "--recipe=coat-lean --format.recompute=two_in_three", 17177 },
+    { LLAMA_2, ON_24GB SHAPE_70B "--ranks=1 --global_train_batch_size=8 --device_train_microbatch_size=4 --recipe=coat-lean "
+      "--format.keep=block --lora.rank=16 --lora.base=nf4", 2575 },
+    { LLAMA_3, "--ranks=1 --device_memory=79.2 --recipe=coat --model.max_sequence_length=8192 --global_train_batch_size=16 "
+      "--device_train_microbatch_size=2", 18793 },
+    { LLAMA_3, LONG "--ranks=1 --model.max_sequence_length=32768 --global_train_batch_size=4 --format.keep=inputs", 10264 },
+    { LLAMA_3, LONG "--ranks=1 --model.max_sequence_length=131072 --global_train_batch_size=1 --format.keep=attention "
+      "--mlp_tile=131072", 3927 },
+    { LLAMA_3, LONG "--ranks=1 --model.max_sequence_length=131072 --global_train_batch_size=1 --format.keep=attention "
+      "--mlp_tile=16384", 3884 },
+    { LLAMA_3, LONG "--ranks=1 --model.max_sequence_length=131072 --global_train_batch_size=1 --format.keep=block "
+      "--mlp_tile=131072", 3167 },
+    { "configs/OLMo-1B.yaml", "--ranks=1 --device_memory=79.2 --global_train_batch_size=16 --device_train_microbatch_size=8", 117000 },
+    { LLAMA_2, T2048 TWO("128", "8") "--recipe=coat --fsdp.grad_sync_mode=micro_batch", 24420 },
+    { LLAMA_2, T2048 TWO("128", "8") "--recipe=coat", 25640 },
+    { LLAMA_2, T2048 TWO("64", "4") "--recipe=coat --parallelism.pipeline=2", 23353 },
+    { LLAMA_3, LONG "--ranks=2 --model.max_sequence_length=131072 --global_train_batch_size=1 --format.keep=attention "
+      "--parallelism.context=2", 3770 },
+};
+
+static void test_measured(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        Config *c = plan(rows[i].yaml, rows[i].arguments);
+        const StepTime t = plan_time(c);
+        const double error = plan_time_speed(c, &t) / rows[i].measured - 1;
+        if (!(fabs(error) < 0.06))
+            fail_msg("%s %s: %.0f tokens/s are predicted, %.0f were measured (%+.1f %%)", rows[i].yaml, rows[i].arguments,
+                     plan_time_speed(c, &t), rows[i].measured, 100 * error);
+        config_free(c);
+    }
+}
+
+/* ---- formulas ---------------------------------------------------------------------------------------------------- */
+
+static double seconds_of(const char *format, int value)
+{
+    char arguments[512];
+    snprintf(arguments, sizeof arguments, format, value);
+    Config *c = plan(LLAMA_2, arguments);
+    const StepTime t = plan_time(c);
+    config_free(c);
+    return t.seconds;
+}
+
+/* m micro-batches and p stages of equal work take m + p - 1 passes. The model has no large head; what a step adds once, its
+ * update, is a part of the difference allowed. */
+static void test_bubble(void **state)
+{
+    (void)state;
+    static const char settings[] = "--ranks=4 --parallelism.pipeline=4 --recipe=coat --model.max_sequence_length=2048 "
+                                   "--device_memory=79 --device_train_microbatch_size=4 --model.vocab_size=1024 "
+                                   "--model.embedding_size=1024 --global_train_batch_size=%d";
+    const double few = seconds_of(settings, 4 * 8), many = seconds_of(settings, 4 * 32);
+    const double expected = (32.0 + 4 - 1) / (8 + 4 - 1);
+    if (!(fabs(many / few / expected - 1) < 0.02))
+        fail_msg("32 micro-batches take %.3f times as long as 8, expected %.3f", many / few, expected);
+}
+
+/* Over a network so slow that nothing else matters a step takes the time of its bytes: each of two hosts of one GPU sends half of
+ * the BF16 weights once, forward, and half of the BF16 gradients, backward. */
+static void test_network(void **state)
+{
+    (void)state;
+    static const char settings[] = "--ranks=2 --gpus_per_host=1 --network=0.0%d --recipe=bf16 --device_memory=139 "
+                                   "--model.max_sequence_length=2048 --device_train_microbatch_size=1 --global_train_batch_size=2 "
+                                   "--fsdp.sharding_strategy=SHARD_GRAD_OP";
+    const double half = 6.74e9 / 2 * 2, expected = 2 * half / 0.01e9, slow = seconds_of(settings, 1);
+    if (!(fabs(slow / expected - 1) < 0.02))
+        fail_msg("%.0f s, expected %.0f", slow, expected);
+}
+
+/* ---- meshes ------------------------------------------------------------------------------------------------------ */
+
+/* The meshes of 8 ranks that a dry run accepts, for a model of 4 blocks with 2 key heads. */
+static void test_possible(void **state)
+{
+    (void)state;
+    for (int stages = 1; stages <= 8; stages *= 2)
+        for (int context = 1; context <= 4; context *= 2)
+            for (int replicas = 1; replicas <= 4; replicas *= 4) {
+                static const char base[] = "--ranks=8 --device_memory=8 --model.weight_tying=false --global_train_batch_size=16 "
+                                           "--device_train_microbatch_size=1 --model.max_sequence_length=128";
+                Config *c = plan("configs/tiny.yaml", base);
+                c->strategy.pipeline_stages = stages;
+                c->strategy.context_ranks = context;
+                c->strategy.shard_ranks = 8 / stages / replicas;
+                const bool possible = c->strategy.shard_ranks > 0 && mesh_is_possible(c);
+                const int status = finish(start_command("%s/train configs/tiny.yaml --dry_run %s --parallelism.pipeline=%d "
+                                                        "--parallelism.context=%d --fsdp.sharding_strategy=HYBRID_SHARD "
+                                                        "--fsdp.hybrid_sharding_num_model_replicas=%d",
+                                                        setting("BUILD", "build/cpu"), base, stages, context, replicas));
+                if (possible != (status == 0))
+                    fail_msg("%d stages, %d context ranks, %d replicas: status %d, possible %d: %s", stages, context, replicas, status,
+                             possible, output);
+                config_free(c);
+            }
+}
+
+/* ---- words ------------------------------------------------------------------------------------------------------- */
+
+static void expect_limit(const char *arguments, const char *part)
+{
+    Config *c = plan(LLAMA_3, arguments);
+    const StepTime t = plan_time(c);
+    char *advice = plan_time_advice(c, &t);
+    if (!strstr(advice, part))
+        fail_msg("%s: \"%s\"; expected \"%s\"", arguments, advice, part);
+    free(advice);
+    config_free(c);
+}
+
+static void test_limits(void **state)
+{
+    (void)state;
+    expect_limit("--ranks=1 --device_memory=139 --global_train_batch_size=16 --device_train_microbatch_size=1", "computation takes");
+    expect_limit("--ranks=64 --network=1 --device_memory=80 --global_train_batch_size=64 --device_train_microbatch_size=1",
+                 "sums of gradients");
+    expect_limit("--ranks=8 --device_memory=80 --parallelism.pipeline=8 --global_train_batch_size=4 --device_train_microbatch_size=1",
+                 "stages wait for each other");
+    expect_limit("--ranks=1 --device_memory=24 --recipe=coat-lean --format.keep=block --global_train_batch_size=1 "
+                 "--device_train_microbatch_size=1", "copies from and to the host");
+}
+
+static void expect_printed(const char *arguments, const char *part)
+{
+    expect_status(finish(start_command("%s/train configs/Llama-3-8B.yaml --dry_run --device_memory=80 %s",
+                                       setting("BUILD", "build/cpu"), arguments)), 0);
+    if (!strstr(output, part))
+        fail_msg("%s: no \"%s\" in\n%s", arguments, part, output);
+}
+
+static void test_printed(void **state)
+{
+    (void)state;
+    expect_printed("--ranks=1024 --network=45 --global_train_batch_size=1024 --device_train_microbatch_size=1",
+                   "not measured beyond 2 GPUs");
+    expect_printed("--ranks=16 --global_train_batch_size=16 --device_train_microbatch_size=1", "give --network");
+    expect_printed("--ranks=2 --global_train_batch_size=4 --device_train_microbatch_size=1 --mesh=auto",
+                   "1 replicas x 2 shards x 1 context ranks x 1 stages: ");
+    expect_printed("--ranks=2 --global_train_batch_size=4 --device_train_microbatch_size=1 --mesh=auto", "limit: ");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_measured), cmocka_unit_test(test_bubble), cmocka_unit_test(test_network),
+                                        cmocka_unit_test(test_possible), cmocka_unit_test(test_limits),
+                                        cmocka_unit_test(test_printed) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
