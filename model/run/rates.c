@@ -1,41 +1,50 @@
 #include "model/run/rates.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "kernels/runtime/error.h"
 
-/* Products: FLOP/s inside a training step. Bytes/s: `memory` in passes of a step. NEAR, FAR: seconds for each rank of a ring. */
+/* FLOP/s of products, bytes/s, seconds, and shares. Those that say so were chosen with measured steps (tests/MEASUREMENTS.md, predicted
+ * times); CUPTI: of kernels inside of steps, there too. */
 typedef enum {
-    RATE_FP8, RATE_BF16, RATE_F32, RATE_ATTENTION, RATE_ATTENTION_BACKWARD, RATE_MEMORY, RATE_ADAPTER, RATE_EXPOSED, RATE_START,
-    RATE_HOST, RATE_HOST_BOTH, RATE_HOST_TAKES, RATE_GATHER, RATE_SUM, RATE_SUM_TAKES, RATE_PEER, RATE_NEAR, RATE_FAR, NUM_RATES
+    RATE_FP8, RATE_BF16, RATE_F32,              /* products of GEMMs */
+    RATE_ATTENTION, RATE_ATTENTION_BACKWARD,
+    RATE_MEMORY, RATE_ADAPTER,                  /* bytes of all operations; of those of adapters */
+    RATE_EXPOSED,                               /* share of a GEMM's bytes that takes time next to its products */
+    RATE_START,                                 /* of an operation */
+    RATE_HOST, RATE_UPDATE,                     /* copies from or to the host; those of an update, both ways at once, each way */
+    RATE_HOST_TAKES,                            /* share of a copy's time that computation next to it loses */
+    RATE_GATHER, RATE_SUM, RATE_PEER,           /* rings of gathers and of sums in a host; messages between two GPUs */
+    RATE_SUM_TAKES,                             /* as RATE_HOST_TAKES */
+    RATE_NEAR, RATE_FAR,                        /* a step of a ring in a host; between hosts */
+    NUM_RATES
 } Rate;
 
-static const struct { double value; const char *name, *unit, *source; } rates[NUM_RATES] = {
-    [RATE_FP8]       = { 1395e12, "FP8 products", "FLOP/s", "1,359 to 1,453 in steps, CUPTI; chosen by the rows of 7B and 8B" },
-    [RATE_BF16]      = { 715e12, "BF16 products", "FLOP/s", "the head's GEMMs in steps, CUPTI" },
-    [RATE_F32]       = { 40e12, "F32 products", "FLOP/s", "not measured" },
-    [RATE_ATTENTION] = { 663e12, "attention forward", "FLOP/s", "2 x 8192 less 8 x 2048, commit 84e1fb4, and 7 % less inside a step" },
-    [RATE_ATTENTION_BACKWARD] = { 544e12, "attention backward", "FLOP/s", "the same" },
-    [RATE_MEMORY]    = { 3.3e12, "passes over memory", "B/s", "single passes after GEMMs, commit e1814ce" },
-    [RATE_ADAPTER]   = { 2.0e12, "passes of adapters", "B/s", "chosen by the row of adapters on 7B" },
-    [RATE_EXPOSED]   = { 0.5, "bytes of products that take time", "", "GEMMs with SwiGLU outside of a step" },
-    [RATE_START]     = { 2.5e-6, "start of an operation", "s", "idle time between kernels, CUPTI" },
-    [RATE_HOST]      = { 54.4e9, "copies from or to the host", "B/s", "pinned copies, PCIe 5" },
-    [RATE_HOST_BOTH] = { 33e9, "the update's copies, each way", "B/s", "moments of 7B: 13.9 GB each way in 0.42 s" },
-    [RATE_HOST_TAKES] = { 0.1, "of a copy's time, less computation", "", "a GEMM loop beside copies" },
-    [RATE_GATHER]    = { 335e9, "gathers in a host", "B/s", "NCCL on copy engines, four H200s" },
-    [RATE_SUM]       = { 308e9, "sums in a host", "B/s", "NCCL, reduce-scatter of BF16, four H200s" },
-    [RATE_SUM_TAKES] = { 1.0, "of a sum's time, less computation", "", "two H100s, sums with every micro-batch" },
-    [RATE_PEER]      = { 395e9, "messages in a host", "B/s", "GPU to GPU, two H100s" },
-    [RATE_NEAR]      = { 3e-6, "step of a ring in a host", "s", "not measured" },
-    [RATE_FAR]       = { 12e-6, "step of a ring between hosts", "s", "not measured" },
+static const double rates[NUM_RATES] = {
+    [RATE_FP8]                = 1395e12,        /* chosen with 7B and 8B; 1,359 to 1,453 by CUPTI */
+    [RATE_BF16]               = 715e12,         /* the head's GEMMs, CUPTI */
+    [RATE_F32]                = 40e12,          /* not measured */
+    [RATE_ATTENTION]          = 663e12,         /* 2 x 8192 less 8 x 2048, by itself; 7 % less, as between CUPTI and that */
+    [RATE_ATTENTION_BACKWARD] = 544e12,         /* the same */
+    [RATE_MEMORY]             = 3.3e12,         /* chosen; 3.6 by CUPTI on an H200, whose memory is faster */
+    [RATE_ADAPTER]            = 2.0e12,         /* chosen with adapters of 7B */
+    [RATE_EXPOSED]            = 0.5,            /* SwiGLU's backward in a GEMM's kernel takes 0.31 ms more than the GEMM, by itself */
+    [RATE_START]              = 2.5e-6,         /* idle time between kernels, CUPTI */
+    [RATE_HOST]               = 54.4e9,         /* pinned, PCIe 5 */
+    [RATE_UPDATE]             = 33e9,           /* chosen with moments of 7B on the host: 13.9 GB each way in 0.42 s */
+    [RATE_HOST_TAKES]         = 0.1,            /* a loop of GEMMs next to copies loses 13 % to those of both ways */
+    [RATE_GATHER]             = 335e9,          /* NCCL's copy engines, four H200s */
+    [RATE_SUM]                = 308e9,          /* NCCL, BF16, four H200s */
+    [RATE_PEER]               = 395e9,          /* two H100s */
+    [RATE_SUM_TAKES]          = 1,              /* chosen with sums of every micro-batch on two H100s */
+    [RATE_NEAR]               = 3e-6,           /* not measured */
+    [RATE_FAR]                = 12e-6,          /* not measured */
 };
 
 static double rate(Rate r)
 {
-    return rates[r].value;
+    return rates[r];
 }
 
 double rates_peak(int bits)
@@ -123,7 +132,7 @@ double rates_seconds(const Event *e, const Place *p)
     if (e->work == WORK_DEVICE)
         return device_seconds(e);
     if (e->work == WORK_HOST)
-        return rate(RATE_START) + e->bytes / rate(e->unit == UNIT_UPDATE ? RATE_HOST_BOTH : RATE_HOST);
+        return rate(RATE_START) + e->bytes / rate(e->unit == UNIT_UPDATE ? RATE_UPDATE : RATE_HOST);
     return e->what == SENT_EXCHANGES ? exchange_seconds(e, p) : e->what == SENT_MESSAGES ? message_seconds(e, p)
                                                                                         : ring_seconds(e, p);
 }
@@ -138,10 +147,4 @@ double rates_taken(const Event *e, const Place *p)
     if (e->work == WORK_RANKS && (e->what == SENT_SCATTERED_SUMS || e->what == SENT_SUMS))
         return rate(RATE_SUM_TAKES) * e->bytes / rate(RATE_SUM);
     return 0;
-}
-
-void rates_print(void)
-{
-    for (Rate r = 0; r < NUM_RATES; r++)
-        printf("%-36s %9.4g %-7s %s\n", rates[r].name, rates[r].value, rates[r].unit, rates[r].source);
 }

@@ -12,6 +12,3 @@ double rates_taken  (const Event *e, const Place *p);
 
 /* Dense FLOP/s of operands of `bits`, of the data sheet. */
 double rates_peak(int bits);
-
-/* Prints the table. */
-void   rates_print(void);
