@@ -150,6 +150,7 @@ static void check(const Case *k, const Setting *s)
 {
     const ModelConfig model = model_of(k);
     Config c = config_of(k, &model, s), dry = c;
+    const int micro_batches = MICRO_BATCHES;
     size_t sent[NUM_SENT];
     Model m;
     ParamStore f;
@@ -158,7 +159,7 @@ static void check(const Case *k, const Setting *s)
     dry.ranks = comm_size();
     divide_in_stages(s->stages, c.strategy.shard_ranks, s->context);
     measure(sent, &m, &f, &c);
-    rehearse(&r, &dry, f.pipe.stage, MICRO_BATCHES);
+    rehearse(&r, &micro_batches, 1, &dry, f.pipe.stage);
     for (Sent what = 0; what < NUM_SENT; what++)
         if (sent[what] != r.sent[what])
             fail_msg("%s, %s, modules %#x, host %d, %d stages, %d replicas, %d shards of %d context ranks, gathering %d, sum %d: "

@@ -1,15 +1,10 @@
 #include "model/run/mesh_search.h"
 
-#include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "kernels/runtime/comm.h"
-#include "model/model.h"
-#include "model/offload.h"
 #include "model/run/memory.h"
 #include "model/run/plan_time.h"
-#include "model/units.h"
 
 enum { BEST = 3 };
 
@@ -32,19 +27,6 @@ bool mesh_is_possible(const Config *c)
     return stages == 1 || (m->n_layers >= stages * chunks && !m->weight_tying && !c->samples.prompts && c->quant_stats_interval == 0
                            && c->host.activations != HOST_ALL && s->grad_sum != SUM_OFTEN
                            && (chunks == 1 || c->global_train_batch_size / at_once % stages == 0));
-}
-
-/* The most that a rank of any stage takes, in bytes. */
-static void find_memory(Found *x, const Config *c)
-{
-    for (int stage = 0; stage < pipeline_stages(&c->strategy); stage++) {
-        Model m;
-        ParamStore f;
-        memory_plan_stage(&m, &f, c, stage);
-        x->device = fmax(x->device, (double)model_planned_bytes(&m, &f) + memory_allowance(c));
-        x->host = fmax(x->host, (double)offload_host_bytes(&m) + (double)fsdp_host_bytes(&f, NUM_HOSTED));
-        model_free(&m, &f);
-    }
 }
 
 /* Keeps the list in order, the fastest first. */
@@ -82,14 +64,15 @@ static void try_mesh(Search *search, const Config *given, int stages, int shard,
     c.strategy = x.strategy;
     if (!mesh_is_possible(&c))
         return;
-    find_memory(&x, &c);
+    const StepTime t = plan_time(&c);
+    x.seconds = t.seconds;
+    x.speed = plan_time_speed(&c, &t);
+    x.host = t.host;
+    x.device = t.device + memory_allowance(&c);
     if (x.device > memory_of_device(&c)) {
         search->exceed++;
         return;
     }
-    const StepTime t = plan_time(&c);
-    x.seconds = t.seconds;
-    x.speed = plan_time_speed(&c, &t);
     search->fit++;
     add_found(search->best, x);
 }

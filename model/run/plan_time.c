@@ -16,43 +16,45 @@ static Place place_of(const Config *c)
     return (Place){ rehearsal_mesh(c), 0, c->gpus_per_host, c->network };
 }
 
-static StepTime step_of(const Config *c, int micro_batches)
+/* Two steps: of `few` micro-batches, and of `more`. */
+static void two_steps(StepTime t[2], const Config *c, int few, int more)
 {
-    const int stages = pipeline_stages(&c->strategy);
+    const int stages = pipeline_stages(&c->strategy), micro_batches[2] = { few, more };
     const Place place = place_of(c);
-    Rehearsal *r = xcalloc((size_t)stages, sizeof *r);
-    for (int stage = 0; stage < stages; stage++)
-        rehearse(&r[stage], c, stage, micro_batches);
-    const StepTime t = timeline_step(r, stages, &place, unit_count(&c->model));
-    for (int stage = 0; stage < stages; stage++)
-        rehearsal_free(&r[stage]);
-    free(r);
-    return t;
+    Rehearsal *r[2] = { xcalloc((size_t)stages, sizeof **r), xcalloc((size_t)stages, sizeof **r) };
+    for (int stage = 0; stage < stages; stage++) {
+        Rehearsal both[2];
+        rehearse(both, micro_batches, 2, c, stage);
+        r[0][stage] = both[0];
+        r[1][stage] = both[1];
+    }
+    for (int i = 0; i < 2; i++) {
+        t[i] = timeline_step(r[i], stages, &place, unit_count(&c->model));
+        for (int stage = 0; stage < stages; stage++)
+            rehearsal_free(&r[i][stage]);
+        free(r[i]);
+    }
 }
 
-/* Without stages all micro-batches but the first and the last one are alike: what many take follows from two short steps. */
-static StepTime step_of_many(const Config *c, int micro_batches)
+/* Once stages have begun, a micro-batch is like any other, or a round of as many as there are stages: what many take follows from
+ * two short steps. */
+StepTime plan_time(const Config *c)
 {
-    enum { FEW = 4 };
-    StepTime t = step_of(c, FEW);
-    const StepTime longer = step_of(c, FEW + 1);
-    const double times = micro_batches - FEW;
-    t.seconds += times * (longer.seconds - t.seconds);
+    const int n = rehearsal_micro_batches(c), round = pipeline_stages(&c->strategy), few = round == 1 ? 4 : 3 * round + n % round;
+    const bool many = n > few + round;
+    StepTime t[2];
+    two_steps(t, c, many ? few : n, many ? few + round : n);
+    const double times = many ? (double)(n - few) / round : 0;
+    t->seconds += times * (t[1].seconds - t->seconds);
     for (Owner o = 0; o < NUM_OWNERS; o++)
         for (TimeUse u = 0; u < NUM_USES; u++)
-            t.use[o][u] += times * (longer.use[o][u] - t.use[o][u]);
-    return t;
+            t->use[o][u] += times * (t[1].use[o][u] - t->use[o][u]);
+    return *t;
 }
 
 bool plan_time_is_known(const Config *c)
 {
     return !config_forward_only(c) && (c->network > 0 || c->ranks <= c->gpus_per_host);
-}
-
-StepTime plan_time(const Config *c)
-{
-    const int n = rehearsal_micro_batches(c);
-    return pipeline_stages(&c->strategy) == 1 && n > 5 ? step_of_many(c, n) : step_of(c, n);
 }
 
 double plan_time_speed(const Config *c, const StepTime *t)

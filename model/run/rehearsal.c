@@ -7,6 +7,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/operations.h"
 #include "model/model.h"
+#include "model/offload.h"
 #include "model/run/memory.h"
 #include "model/update.h"
 
@@ -165,36 +166,41 @@ int rehearsal_micro_batches(const Config *c)
     return n > 0 ? n : 1;
 }
 
-static void forget(Rehearsal *r)
+static void rehearse_step(Rehearsal *r, Recorder *w, Model *m, ParamStore *f, const Config *c, int micro_batches)
 {
-    r->count = 0;
-    memset(r->sent, 0, sizeof r->sent);
+    const int marks = w->r ? w->r->marks : 0;
+    const size_t host_values = comm_sent(SENT_HOST_VALUES);
+    *r = (Rehearsal){ .marks = marks, .pipe = f->pipe, .device = (double)model_planned_bytes(m, f),
+                      .host = (double)offload_host_bytes(m) + (double)fsdp_host_bytes(f, NUM_HOSTED) };
+    w->r = r;
+    w->open = 0;
+    step(m, f, c, w, micro_batches);
+    r->sent[SENT_HOST_VALUES] = comm_sent(SENT_HOST_VALUES) - host_values;
 }
 
-void rehearse(Rehearsal *r, const Config *c, int stage, int micro_batches)
+/* Before the first step that counts there is another: then weights that stay are there, and marks exist. */
+void rehearse(Rehearsal *r, const int *micro_batches, int count, const Config *c, int stage)
 {
     static const WatchedQueues queues = { use_queue, mark, wait_for, unmark, use_part };
     const Mesh mesh = rehearsal_mesh(c);
     Model m;
     ParamStore f;
-    *r = (Rehearsal){ 0 };
+    Rehearsal before, after;
     memory_plan_stage(&m, &f, c, stage);
-    r->pipe = f.pipe;
-    Recorder recorder = { r, QUEUE_COMPUTE, UNIT_NONE, 0 };
-    const Watch watch = { record, NULL, &recorder, &queues }, *before = operations_watch(&watch);
+    Recorder recorder = { NULL, QUEUE_COMPUTE, UNIT_NONE, 0 };
+    const Watch watch = { record, NULL, &recorder, &queues }, *other = operations_watch(&watch);
     comm_pretend(&mesh, stage * (c->ranks / pipeline_stages(&c->strategy)));
     model_rehearse(&m, &f, c);
-    step(&m, &f, c, &recorder, 1);              /* what comes before: weights that stay are there, queues have marks */
-    forget(r);
-    recorder.open = 0;
-    const size_t host_values = comm_sent(SENT_HOST_VALUES);
-    step(&m, &f, c, &recorder, micro_batches);
-    r->sent[SENT_HOST_VALUES] = comm_sent(SENT_HOST_VALUES) - host_values;
-    const int count = r->count;
+    rehearse_step(&before, &recorder, &m, &f, c, 1);
+    for (int i = 0; i < count; i++)
+        rehearse_step(&r[i], &recorder, &m, &f, c, micro_batches[i]);
+    after = (Rehearsal){ 0 };
+    recorder.r = &after;                /* what the end queues */
     model_rehearsed(&m, &f);
-    r->count = count;
     comm_pretend(NULL, 0);
-    operations_watch(before);
+    operations_watch(other);
+    rehearsal_free(&before);
+    rehearsal_free(&after);
 }
 
 void rehearsal_free(Rehearsal *r)

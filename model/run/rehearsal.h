@@ -34,11 +34,12 @@ typedef struct {
     int    count, room, marks;
     size_t sent[NUM_SENT];      /* bytes that the rank sends in the step */
     Pipeline pipe;              /* the stage */
+    double device, host;        /* planned bytes of memory, without libraries */
 } Rehearsal;
 
-/* A step of the first rank of a stage, after earlier ones, with so many micro-batches and the plan of memory of a dry run. With
- * documents each sequence is one. rehearsal_free frees it. */
-void rehearse(Rehearsal *r, const Config *c, int stage, int micro_batches);
+/* Steps of the first rank of a stage, after earlier ones, with the plan of memory of a dry run: one of so many micro-batches for
+ * each of `count` rehearsals. With documents each sequence is one. rehearsal_free frees one. */
+void rehearse(Rehearsal *r, const int *micro_batches, int count, const Config *c, int stage);
 void rehearsal_free(Rehearsal *r);
 
 /* The mesh of a dry run, and its micro-batches of a step. */

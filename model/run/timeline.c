@@ -142,6 +142,8 @@ StepTime timeline_step(const Rehearsal *r, int stages, const Place *place, int u
     for (int stage = 0; stage < stages; stage++) {
         for (int q = 0; q < NUM_QUEUES; q++)
             t.seconds = fmax(t.seconds, all[stage].at[q]);
+        t.device = fmax(t.device, r[stage].device);
+        t.host = fmax(t.host, r[stage].host);
         t.stage = busy(&all[stage]) > busy(&all[t.stage]) ? stage : t.stage;
     }
     memcpy(t.use, all[t.stage].use, sizeof t.use);

@@ -11,6 +11,7 @@ typedef struct {
     double seconds;                             /* of a step */
     double use[NUM_OWNERS][NUM_USES];            /* of the stage whose queue of computation works longest */
     int    stage;                               /* that one */
+    double device, host;                        /* most planned bytes of memory of a rank */
 } StepTime;
 
 /* A step of `stages` rehearsals, the first rank of each stage at its place. */
