@@ -107,6 +107,32 @@ static void test_bubble(void **state)
         fail_msg("32 micro-batches take %.3f times as long as 8, expected %.3f", many / few, expected);
 }
 
+/* What many micro-batches take follows from two short steps, and is what a rehearsal of all of them takes. */
+static void test_many(void **state)
+{
+    (void)state;
+    static const char *const settings[] = {
+        "--ranks=2 --parallelism.pipeline=2 --global_train_batch_size=26 --device_train_microbatch_size=1 --device_memory=79",
+        "--ranks=2 --parallelism.pipeline=2 --global_train_batch_size=28 --device_train_microbatch_size=1 --device_memory=79 "
+            "--parallelism.pipeline_virtual_stages=2 --parallelism.pipeline_schedule=Interleaved1F1B",
+        "--ranks=2 --global_train_batch_size=38 --device_train_microbatch_size=1 --device_memory=40",
+    };
+    for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
+        Config *c = plan(LLAMA_2, settings[i]);
+        const int stages = pipeline_stages(&c->strategy), n = rehearsal_micro_batches(c);
+        const Place place = { rehearsal_mesh(c), 0, 8, 0 };
+        Rehearsal r[2];
+        for (int stage = 0; stage < stages; stage++)
+            rehearse(&r[stage], &n, 1, c, stage);
+        const double all = timeline_step(r, stages, &place, c->model.n_layers + 2).seconds, short_steps = plan_time(c).seconds;
+        if (!(fabs(short_steps / all - 1) < 1e-3))
+            fail_msg("%s: %.6f s, all %d micro-batches take %.6f", settings[i], short_steps, n, all);
+        for (int stage = 0; stage < stages; stage++)
+            rehearsal_free(&r[stage]);
+        config_free(c);
+    }
+}
+
 /* Over a network so slow that nothing else matters a step takes the time of its bytes: each of two hosts of one GPU sends half of
  * the BF16 weights once, forward, and half of the BF16 gradients, backward. */
 static void test_network(void **state)
@@ -193,8 +219,8 @@ static void test_printed(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_measured), cmocka_unit_test(test_bubble), cmocka_unit_test(test_network),
-                                        cmocka_unit_test(test_possible), cmocka_unit_test(test_limits),
-                                        cmocka_unit_test(test_printed) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_measured), cmocka_unit_test(test_bubble), cmocka_unit_test(test_many),
+                                        cmocka_unit_test(test_network), cmocka_unit_test(test_possible),
+                                        cmocka_unit_test(test_limits), cmocka_unit_test(test_printed) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -100,13 +100,15 @@ static void print_found(const Config *c, const Found *x)
 void mesh_search_print(const Config *c)
 {
     Search search = { 0 };
-    if (comm_rank() != 0 || !plan_time_is_known(c))
+    if (!plan_time_is_known(c))
         return;
     for (int stages = 1; stages <= c->ranks && stages <= c->model.n_layers; stages++)
         for (int shard = 1; c->ranks % stages == 0 && shard <= c->ranks / stages; shard++)
             for (int context = 1; c->ranks / stages % shard == 0 && context <= shard && context <= c->model.n_kv_heads; context++)
                 if (shard % context == 0)
                     try_mesh(&search, c, stages, shard, context);
+    if (comm_rank() != 0)
+        return;
     printf("meshes of %d ranks: %d fit, %d do not; the fastest, as predicted%s:\n", c->ranks, search.fit, search.exceed,
            c->ranks > PLAN_TIME_MEASURED_RANKS ? " (not measured beyond 2 GPUs)" : "");
     for (int i = 0; i < BEST && i < search.fit; i++)

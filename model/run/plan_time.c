@@ -155,22 +155,27 @@ static double utilization(const Config *c, double speed)
     return speed / peak;
 }
 
-void plan_time_print(const Config *c)
+static void print_step(const Config *c, const StepTime *t)
 {
-    if (comm_rank() != 0 || config_forward_only(c))
-        return;
-    if (!plan_time_is_known(c)) {
-        printf("time of a step: give --network, the GB/s of each GPU between hosts, to predict it for %d ranks on hosts of %d GPUs\n",
-               c->ranks, c->gpus_per_host);
-        return;
-    }
-    const StepTime t = plan_time(c);
-    const double speed = plan_time_speed(c, &t);
-    char *advice = plan_time_advice(c, &t);
-    printf("time of a step, predicted for H100s of 700 W%s:\n", c->ranks > PLAN_TIME_MEASURED_RANKS ? " (not measured beyond 2 GPUs)" : "");
-    print_table(c, &t);
-    printf("predicted: %.0f ms a step, %.0f tokens/s of each GPU, %.1f %% of what its peak FLOP/s allow\n",
-           1e3 * t.seconds, speed, 100 * utilization(c, speed));
+    const double speed = plan_time_speed(c, t);
+    char *advice = plan_time_advice(c, t);
+    printf("time of a step, predicted for H100s of 700 W%s:\n",
+           c->ranks > PLAN_TIME_MEASURED_RANKS ? " (not measured beyond 2 GPUs)" : "");
+    print_table(c, t);
+    printf("predicted: %.0f ms a step, %.0f tokens/s of each GPU, %.1f %% of what its peak FLOP/s allow\n", 1e3 * t->seconds, speed,
+           100 * utilization(c, speed));
     printf("limit: %s\n", advice);
     free(advice);
+}
+
+/* All ranks plan memory, on which they agree. */
+void plan_time_print(const Config *c)
+{
+    if (plan_time_is_known(c)) {
+        const StepTime t = plan_time(c);
+        if (comm_rank() == 0)
+            print_step(c, &t);
+    } else if (comm_rank() == 0 && !config_forward_only(c))
+        printf("time of a step: give --network, the GB/s of each GPU between hosts, to predict it for %d ranks on hosts of %d GPUs\n",
+               c->ranks, c->gpus_per_host);
 }

@@ -12,7 +12,7 @@ StepTime plan_time(const Config *c);
 /* Tokens per second of each rank. */
 double   plan_time_speed(const Config *c, const StepTime *t);
 
-/* Prints it on rank 0: of which unit, on which queue, and what to change. */
+/* Prints it on rank 0: of which unit, on which queue, and what to change. All ranks call. */
 void     plan_time_print(const Config *c);
 
 /* What limits the step, and what would change that: a sentence, malloc'ed. */
