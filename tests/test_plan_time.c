@@ -59,7 +59,8 @@ static const struct { const char *yaml, *arguments; double measured; } rows[] = 
       "--mlp_tile=16384", 3884 },
     { LLAMA_3, LONG "--ranks=1 --model.max_sequence_length=131072 --global_train_batch_size=1 --format.keep=block "
       "--mlp_tile=131072", 3167 },
-    { "configs/OLMo-1B.yaml", "--ranks=1 --device_memory=79.2 --global_train_batch_size=16 --device_train_microbatch_size=8", 117000 },
+    { "configs/OLMo-1B.yaml", "--ranks=1 --device_memory=79.2 --global_train_batch_size=16 --device_train_microbatch_size=8",
+      117000 },
     { LLAMA_2, T2048 TWO("128", "8") "--recipe=coat --fsdp.grad_sync_mode=micro_batch", 24420 },
     { LLAMA_2, T2048 TWO("128", "8") "--recipe=coat", 25640 },
     { LLAMA_2, T2048 TWO("64", "4") "--recipe=coat --parallelism.pipeline=2", 23353 },
@@ -167,8 +168,8 @@ static void test_possible(void **state)
                                                         "--fsdp.hybrid_sharding_num_model_replicas=%d",
                                                         setting("BUILD", "build/cpu"), base, stages, context, replicas));
                 if (possible != (status == 0))
-                    fail_msg("%d stages, %d context ranks, %d replicas: status %d, possible %d: %s", stages, context, replicas, status,
-                             possible, output);
+                    fail_msg("%d stages, %d context ranks, %d replicas: status %d, possible %d: %s", stages, context, replicas,
+                             status, possible, output);
                 config_free(c);
             }
 }
@@ -189,11 +190,12 @@ static void expect_limit(const char *arguments, const char *part)
 static void test_limits(void **state)
 {
     (void)state;
-    expect_limit("--ranks=1 --device_memory=139 --global_train_batch_size=16 --device_train_microbatch_size=1", "computation takes");
+    expect_limit("--ranks=1 --device_memory=139 --global_train_batch_size=16 --device_train_microbatch_size=1",
+                 "computation takes");
     expect_limit("--ranks=64 --network=1 --device_memory=80 --global_train_batch_size=64 --device_train_microbatch_size=1",
                  "sums of gradients");
-    expect_limit("--ranks=8 --device_memory=80 --parallelism.pipeline=8 --global_train_batch_size=4 --device_train_microbatch_size=1",
-                 "stages wait for each other");
+    expect_limit("--ranks=8 --device_memory=80 --parallelism.pipeline=8 --global_train_batch_size=4 "
+                 "--device_train_microbatch_size=1", "stages wait for each other");
     expect_limit("--ranks=1 --device_memory=24 --recipe=coat-lean --format.keep=block --global_train_batch_size=1 "
                  "--device_train_microbatch_size=1", "copies from and to the host");
 }

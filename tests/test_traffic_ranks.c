@@ -123,8 +123,8 @@ static size_t messages(const Model *m, const ParamStore *f, const Config *c)
          + (stage > 0 ? MICRO_BATCHES * (stream + (m->work.dres_amax ? sizeof(float) : 0)) : 0);
 }
 
-/* q, k, v and the output's gradient to whole sequences, the output and the gradient of q, k, v back; backward also exchanges q, k, v
- * and the output again: HD columns 6 + 2 of 3. */
+/* Forward: q, k, v to whole sequences, the output back. Backward: the output's gradient, q, k, v and the output to whole sequences,
+ * the gradients of q, k, v back. Of as many key heads as heads q, k and v have the width of three outputs. */
 static size_t exchanges(const Model *m, const ParamStore *f, const Config *c)
 {
     const size_t tensor = (size_t)m->N * (size_t)(c->model.n_heads * c->model.head_dim) * bytes_of(c->recipe.stream);

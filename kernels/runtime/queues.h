@@ -1,4 +1,4 @@
-/* Queues and marks of a back end: device.h's functions of the same names without backend_, which ask the watch of operations.h first. */
+/* Queues and marks of a back end: what the functions of device.h without backend_ call, unless a watch (operations.h) has queues. */
 #pragma once
 #include "kernels/runtime/device.h"
 

@@ -28,8 +28,7 @@ const ConfigKey config_keys[] = {
            "generate: draw from the smallest set of most likely tokens whose probabilities sum to this"),
     OPTION("ranks", INT, "null", 0, 1, MANY, C(ranks), "dry_run: number of ranks to plan for; default: the started ranks"),
     NUMBER("gpus_per_host", INT, "8", 1, 1024, C(gpus_per_host), "dry_run: GPUs of each host, for the time that it predicts"),
-    OPTION("network", DOUBLE, "null", 0, TINY, 1e6, C(network),
-           "dry_run: GB/s (10^9 bytes) that each GPU has to other hosts; the time of ranks on several hosts needs it"),
+    OPTION("network", DOUBLE, "null", 0, TINY, 1e6, C(network), "dry_run: GB/s (10^9 bytes) of each GPU to other hosts"),
     WORD  ("mesh", CHOICE, "given", meshes, C(mesh_auto), "dry_run: auto also names the three fastest of all meshes that fit"),
     OPTION("device_memory", DOUBLE, "null", 0, TINY, 1e6, C(device_memory),
            "memory per device that the plan may use, in GiB (2^30 bytes, as in nvidia-smi), even if other processes use some of "
@@ -412,7 +411,8 @@ const ConfigKey config_keys[] = {
            "prompts"),
 
     /* ---- ranks ---- */
-    WORD  ("distributed_strategy", CHOICE | SPENT, "null", distributions, X(fsdp.distributed), "ddp and single: fsdp.sharding_strategy NO_SHARD"),
+    WORD  ("distributed_strategy", CHOICE | SPENT, "null", distributions, X(fsdp.distributed),
+           "ddp and single: fsdp.sharding_strategy NO_SHARD"),
     WORD  ("fsdp.sharding_strategy", CHOICE, "FULL_SHARD", shardings, X(fsdp.strategy),
            "what is sharded over the ranks. FULL_SHARD: weights, gradients and moments; SHARD_GRAD_OP: the same, but weights stay "
            "gathered during a step; NO_SHARD: nothing; HYBRID_SHARD and _HYBRID_SHARD_ZERO2: as the first two, inside groups of "

@@ -80,29 +80,24 @@ static TimeUse longest(const StepTime *t)
     return most;
 }
 
+/* With stages all but copies is a wait for other stages. */
 static char *advice_for_waiting(const Config *c, const StepTime *t, double percent)
 {
-    const bool stages = pipeline_stages(&c->strategy) > 1, hosts = c->ranks > c->gpus_per_host;
-    switch (longest(t)) {
-    case USE_GATHER:
-        if (!stages)
-            return xasprintf("computation waits %.0f %% of the step, mostly for gathered weights: %s", percent, hosts && c->strategy
-                             .shard_ranks > c->gpus_per_host ? "HYBRID_SHARD with a replica on each host gathers inside hosts; a "
-                             "larger device_train_microbatch_size gathers less often" : "a larger device_train_microbatch_size, or "
-                             "SHARD_GRAD_OP where memory allows, gathers less often");
-        break;
-    case USE_SUM:
-        if (!stages)
-            return xasprintf("computation waits %.0f %% of the step, mostly for sums of gradients: a larger global_train_batch_size, "
-                             "or fsdp.grad_sync_mode batch where memory allows, sums less often", percent);
-        break;
-    case USE_HOST:
+    const bool stages = pipeline_stages(&c->strategy) > 1;
+    const TimeUse most = longest(t);
+    if (most == USE_HOST)
         return xasprintf("computation waits %.0f %% of the step, mostly for copies from and to the host: a larger "
-                         "global_train_batch_size updates less often, and more ranks or less device_train_microbatch_size leave more "
-                         "on the device", percent);
-    default:
-        break;
-    }
+                         "global_train_batch_size updates less often, and more ranks or less device_train_microbatch_size leave "
+                         "more on the device", percent);
+    if (!stages && most == USE_GATHER && c->strategy.shard_ranks > c->gpus_per_host)
+        return xasprintf("computation waits %.0f %% of the step, mostly for gathered weights: HYBRID_SHARD with a replica on each "
+                         "host gathers inside hosts; a larger device_train_microbatch_size gathers less often", percent);
+    if (!stages && most == USE_GATHER)
+        return xasprintf("computation waits %.0f %% of the step, mostly for gathered weights: a larger "
+                         "device_train_microbatch_size, or SHARD_GRAD_OP where memory allows, gathers less often", percent);
+    if (!stages)
+        return xasprintf("computation waits %.0f %% of the step, mostly for sums of gradients: a larger global_train_batch_size, or "
+                         "fsdp.grad_sync_mode batch where memory allows, sums less often", percent);
     return xasprintf("stages wait for each other %.0f %% of the step: more micro-batches, by a larger global_train_batch_size or a "
                      "smaller device_train_microbatch_size, or Interleaved1F1B, shorten that", percent);
 }
@@ -176,6 +171,6 @@ void plan_time_print(const Config *c)
         if (comm_rank() == 0)
             print_step(c, &t);
     } else if (comm_rank() == 0 && !config_forward_only(c))
-        printf("time of a step: give --network, the GB/s of each GPU between hosts, to predict it for %d ranks on hosts of %d GPUs\n",
-               c->ranks, c->gpus_per_host);
+        printf("time of a step: give --network, the GB/s of each GPU between hosts, to predict it for %d ranks on hosts of %d "
+               "GPUs\n", c->ranks, c->gpus_per_host);
 }

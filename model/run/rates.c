@@ -5,8 +5,8 @@
 
 #include "kernels/runtime/error.h"
 
-/* FLOP/s of products, bytes/s, seconds, and shares. Those that say so were chosen with measured steps (tests/MEASUREMENTS.md, predicted
- * times); CUPTI: of kernels inside of steps, there too. */
+/* FLOP/s of products, bytes/s, seconds, and shares. Those that say so were chosen with measured steps (tests/MEASUREMENTS.md,
+ * predicted times); CUPTI: of kernels inside of steps, there too. */
 typedef enum {
     RATE_FP8, RATE_BF16, RATE_F32,              /* products of GEMMs */
     RATE_ATTENTION, RATE_ATTENTION_BACKWARD,
@@ -29,7 +29,7 @@ static const double rates[NUM_RATES] = {
     [RATE_ATTENTION_BACKWARD] = 544e12,         /* the same */
     [RATE_MEMORY]             = 3.3e12,         /* chosen; 3.6 by CUPTI on an H200, whose memory is faster */
     [RATE_ADAPTER]            = 2.0e12,         /* chosen with adapters of 7B */
-    [RATE_EXPOSED]            = 0.5,            /* SwiGLU's backward in a GEMM's kernel takes 0.31 ms more than the GEMM, by itself */
+    [RATE_EXPOSED]            = 0.5,            /* SwiGLU's backward adds 0.31 ms to the GEMM in whose kernel it is */
     [RATE_START]              = 2.5e-6,         /* idle time between kernels, CUPTI */
     [RATE_HOST]               = 54.4e9,         /* pinned, PCIe 5 */
     [RATE_UPDATE]             = 33e9,           /* chosen with moments of 7B on the host: 13.9 GB each way in 0.42 s */
@@ -71,7 +71,8 @@ static double device_seconds(const Event *e)
 {
     const double bytes = e->bytes * (e->flops > 0 && !is_attention(e) ? rate(RATE_EXPOSED) : 1);
     const bool adapter = strncmp(e->operation, "lora", 4) == 0;
-    return rate(RATE_START) + bytes / rate(adapter ? RATE_ADAPTER : RATE_MEMORY) + (e->flops > 0 ? e->flops / products_per_second(e) : 0);
+    const double passes = rate(RATE_START) + bytes / rate(adapter ? RATE_ADAPTER : RATE_MEMORY);
+    return e->flops > 0 ? passes + e->flops / products_per_second(e) : passes;
 }
 
 /* ---- ranks ------------------------------------------------------------------------------------------------------- */
