@@ -12,8 +12,8 @@ import json, os, random, shlex, shutil, struct, subprocess, sys, tempfile, unitt
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TRAIN = os.path.join(TOP, os.environ.get("BUILD", "build/cpu"), "train")
 LAUNCH = shlex.split(os.environ.get("LAUNCH", "mpirun --oversubscribe --bind-to none"))
-VOCAB, EOS, T, BATCH, STEPS = 128, 127, 32, 8, 5
-LOSS, NORM = "train/CrossEntropyLoss", "optim/total_grad_norm"
+VOCAB, EOS, T, BATCH, STEPS, RATE = 128, 127, 32, 8, 5, 1e-2
+LOSS, NORM, LABELS = "train/CrossEntropyLoss", "optim/total_grad_norm", "train/labels"
 
 ARCHITECTURES = {       # keys of `model`; a list: one of them
     "llama": {"layer_norm_type": "rms", "n_kv_heads": [None, 1], "weight_tying": [True, False]},
@@ -43,6 +43,7 @@ def text(value):
 
 class Configuration:
     """Number n: a function of n only."""
+    length = T
 
     def __init__(self, n):
         draw = self.draw = random.Random(n)
@@ -123,7 +124,7 @@ class Configuration:
     def bounds(self, losses):
         """How far apart, relative to them, loss and norm of each step may be on other numbers of ranks. losses: those of one rank.
 
-        The loss of the first step: its BATCH T terms are the same bits and are added in another order, at a roundoff of F32, 2^-24,
+        The loss of the first step: its BATCH x length terms are the same bits and are added in another order, at a roundoff of F32, 2^-24,
         each time. Where an FP8 operand's scale is that of other sequences, it errs by roundings of E4M3, 2^-4 of each operand,
         which sums of 32 terms and more average out: 2^-6.
         Of gradients BATCH, or parts of them, are added in another order: each sum errs by 2 BATCH roundoffs of the format they are
@@ -133,14 +134,14 @@ class Configuration:
         between two numbers becomes the other one: 2^-9 of the loss. What that does to the norm of later steps is not bounded: only
         those of F32 are compared."""
         exact = self.recipe == "f32" and self.optimizer == "adamw"
-        first = 2**-6 if self.shares_scales() else 2 * BATCH * T * 2**-24
+        first = 2**-6 if self.shares_scales() else 2 * BATCH * self.length * 2**-24
         in_f32 = self.recipe == "f32" or self.keys["format.grads"]
         gradient = 2 * BATCH * self.context * (2**-24 if in_f32 else 2**-9) + (2**-4 if self.shares_scales() else 0)
         bounds, moved = {}, 0
         for step in sorted(losses):
             moved += abs(losses[step] - losses[step - 1]) if step > 1 else 0
             later = gradient * moved / losses[step] + (0 if exact else 2**-9) if step > 1 else 0
-            bounds[step] = (first * step + later, 2 * gradient * step if exact or step == 1 else float("inf"))
+            bounds[step] = (first * step + later, 2 * gradient * step if exact or step == 1 else float("inf"), 0)
         return bounds
 
 
@@ -167,7 +168,7 @@ class Runs:
         return {"data.mix": f"[{', '.join(sources)}]"}
 
     def train(self, ranks, name, *sections, **more):
-        """Its metrics by step: loss and norm; and what evaluations found."""
+        """Its metrics by step: loss, norm and number of labels; and what evaluations found."""
         command = ([*LAUNCH, "-n", str(ranks)] if ranks > 1 else []) + [TRAIN, "c.yaml", *self.arguments(name, *sections, **more)]
         done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=300,
                               env=dict(os.environ, OPENBLAS_NUM_THREADS="1"))
@@ -178,7 +179,7 @@ class Runs:
         with open(path) as file:
             for record in map(json.loads, file):
                 if LOSS in record:
-                    steps[record["step"]] = (record[LOSS], record[NORM])
+                    steps[record["step"]] = (record[LOSS], record[NORM], record[LABELS])
                 evals.update({record["step"]: value for key, value in record.items() if key == "eval/v/CrossEntropyLoss"})
         return steps, evals
 
@@ -198,7 +199,7 @@ def compare(what, found, expected, bounds=None):
     if sorted(found) != sorted(expected):
         raise AssertionError(f"{what}: steps {sorted(found)}, expected {sorted(expected)}")
     for step, values in found.items():
-        for name, x, y, most in zip(("loss", "norm"), values, expected[step], bounds[step] if bounds else (0, 0)):
+        for name, x, y, most in zip(("loss", "norm", "labels"), values, expected[step], bounds[step] if bounds else (0, 0, 0)):
             if x != y and (None in (x, y) or not abs(x - y) <= most * abs(y)):
                 raise AssertionError(f"{what}: step {step}: {name} {x}, expected {y}, at most {most:.2g} of it apart")
 
@@ -211,7 +212,7 @@ def check(number, folder):
     if not c.saves_fp8():           # where backward reads what was saved, as E4M3 it is not what forward had
         compare("all kept", runs.train(1, "kept", {"activations.keep": "all"}, base)[0], alone)
     several, found = runs.train(c.ranks, "several", c.keep, c.strategy, base, save_interval=c.stop)
-    bounds = c.bounds({step: loss for step, (loss, _) in alone.items()}) if c.ranks > 1 else None
+    bounds = c.bounds({step: loss for step, (loss, *_) in alone.items()}) if c.ranks > 1 else None
     compare(f"{c.ranks} ranks", several, alone, bounds)
     compare("evaluation", {s: (x,) for s, x in found.items()}, {s: (x,) for s, x in evals.items()}, bounds)
     again, later = runs.train(c.ranks, "again", c.keep, c.strategy, load_path=f"several/step{c.stop}")
@@ -225,7 +226,7 @@ def check(number, folder):
 CONFIG = f"""
 model: {{d_model: 32, n_heads: 2, mlp_hidden_size: 128, max_sequence_length: {T}, vocab_size: {VOCAB}, eos_token_id: {EOS},
         pad_token_id: {EOS - 1}}}
-optimizer: {{learning_rate: 1.0e-2}}
+optimizer: {{learning_rate: {RATE}}}
 max_duration: {STEPS}
 global_train_batch_size: {BATCH}
 eval_interval: 3
