@@ -46,8 +46,21 @@ static void test_pipeline(void **state)
     expect_output("memory plan of a rank of stage 0, GiB");
 }
 
+/* One of two stages has trained parameters, and keeps their master weights on the host. */
+static void test_host_of_one_stage(void **state)
+{
+    (void)state;
+    static const char settings[] = "--recipe=bf16 --model.weight_tying=false --trainable=[model.layers.0.*] --host.master=all "
+                                   "--optimizer.name=adamw8bit --max_duration=3 --eval_interval=3";
+    if (most_ranks() < 2)
+        skip();
+    expect_status(train(1, "%s --save_folder=%s/one-stage", settings, folder), 0);
+    expect_status(train(2, "%s --parallelism.pipeline=2 --save_folder=%s/two-stages", settings, folder), 0);
+    expect_same("one-stage", "two-stages");
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_pipeline) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_pipeline), cmocka_unit_test(test_host_of_one_stage) };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

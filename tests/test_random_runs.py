@@ -170,8 +170,8 @@ class Runs:
     def train(self, ranks, name, *sections, **more):
         """Its metrics by step: loss, norm and number of labels; and what evaluations found."""
         command = ([*LAUNCH, "-n", str(ranks)] if ranks > 1 else []) + [TRAIN, "c.yaml", *self.arguments(name, *sections, **more)]
-        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=300,
-                              env=dict(os.environ, OPENBLAS_NUM_THREADS="1"))
+        done = subprocess.run(["timeout", "-k", "10", "200", *command], cwd=self.folder, capture_output=True, text=True,
+                              env=dict(os.environ, OPENBLAS_NUM_THREADS="1"))       # status 124: a hang
         if done.returncode != 0:
             raise AssertionError(f"status {done.returncode} of {shlex.join(command)}\n{done.stdout[-500:]}{done.stderr[-1500:]}")
         steps, evals = {}, {}

@@ -389,12 +389,13 @@ void memory_print(const Model *m, const ParamStore *f, const Config *c)
         printf("the MLP in tiles of %d tokens, where backward runs it again\n", m->tile);
 }
 
-/* The ranks agree on what is left, since afterwards some of them already allocate it. */
+/* The ranks agree on what is left, since afterwards some of them already allocate it. Those of a stage with nothing on the host do,
+ * too. */
 void memory_check_host(const Model *m, const ParamStore *f, const Config *c)
 {
     const double moved = memory_of_host(m, f), snapshot = c->save_folder && !m->forward_only ? (double)memory_of_snapshot(f, c) : 0;
-    const double left = moved > 0 ? agree_least(host_memory_left("") / comm_local_size()) : INFINITY;
-    if (moved + snapshot > left)
+    const double left = agree_any(moved > 0) ? agree_least(host_memory_left("") / comm_local_size()) : INFINITY;
+    if (moved > 0 && moved + snapshot > left)
         die("host memory: %.2f GiB for what is on the host and %.2f for a checkpoint while it is written exceed by %.2f GiB the "
             "%.2f that each of the %d ranks here can take of this host, or of its container (cgroup memory.max). Less goes to the "
             "host with host.*=never, a smaller device_train_microbatch_size, activations.keep=block or more ranks; see --dry_run",
