@@ -6,11 +6,11 @@
 
 void comm_init(void);                           /* after device_init and comm_set_mesh */
 
-/* x (1,n) = sum or maximum over the ranks of g. Sums: F32 or BF16; maxima: F32 only. */
+/* x (n) = sum or maximum over the ranks of g. Sums: F32 or BF16; maxima: F32 only. */
 void comm_all_reduce    (Tensor x, Ranks g);
 void comm_all_reduce_max(Tensor x, Ranks g);
 
-/* RANKS_SHARD: part (1,n) = sum over ranks of slice `own rank` of their whole (1, W n). */
+/* RANKS_SHARD: part (n) = sum over ranks of slice `own rank` of their whole (W n). Shapes of tensor_flat: n may exceed 2^31. */
 void comm_reduce_scatter(Tensor part, Tensor whole);
 
 /* RANKS_SHARD: slice r of whole = rank r's part, of `bytes`; in place if part is this rank's slice. Fastest if both lie in one

@@ -132,6 +132,16 @@ Tensor tensor_at(void *data, Format f, int rows, int cols)
     return (Tensor){ .data = data, .format = f, .rows = rows, .cols = cols };
 }
 
+Tensor tensor_flat(Tensor t, size_t n)
+{
+    enum { COLS = 256 };
+    const size_t cols = n > 0 && n % COLS == 0 ? COLS : n, rows = n > 0 ? n / cols : 1;
+    CHECK(rows <= INT32_MAX && cols <= INT32_MAX, "%zu elements in rows of %zu", n, cols);
+    t.rows = (int)rows;
+    t.cols = (int)cols;
+    return t;
+}
+
 Tensor tensor_rows(Tensor t, int first, int rows)
 {
     CHECK(first >= 0 && rows >= 0 && first + rows <= t.rows, "rows %d..%d of %d", first, first + rows, t.rows);

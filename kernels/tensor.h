@@ -40,6 +40,8 @@ typedef struct { char *base; size_t used; } Arena;
 void  *arena_alloc (Arena *a, size_t bytes);                          /* 256-byte aligned */
 Tensor tensor_alloc(Arena *a, Format f, int rows, int cols);
 Tensor tensor_at   (void *data, Format f, int rows, int cols);        /* a view; f.dtype F32 or BF16 */
+/* t as n elements in a row of numbers: (n / 256, 256) if 256 divides n, so that there can be more than 2^31; else (1, n). */
+Tensor tensor_flat (Tensor t, size_t n);
 Tensor tensor_rows (Tensor t, int first, int rows);                   /* a view of some rows; group 0 FP8 has no data_t */
 
 bool        tensor_exists(Tensor t);                                  /* it has data or data_t */

@@ -31,7 +31,7 @@ static void make_copies(const ParamStore *f, int u, int uses)
             device_copy(to.data, c->from.data, tensor_numel(to) * dtype_size(to.format.dtype));
         else if (c->step == GATHER) {
             watchdog_mark_together("all-gather", u);
-            comm_all_gather(to.data, c->from.data, (size_t)c->from.cols * dtype_size(c->from.format.dtype));
+            comm_all_gather(to.data, c->from.data, tensor_numel(c->from) * dtype_size(c->from.format.dtype));
         } else if (c->step == DEQUANTIZE)
             nf4_dequantize(to, param_nf4(c->param, c->from.data, f->plain_nf4));
         else
@@ -105,8 +105,7 @@ static Tensor own_slice(const ParamStore *f, int u, const GradBuffer *s)
 {
     Tensor t = s->flat;
     t.data = (char *)t.data + f->shard[u].slice[TRAINED].first * dtype_size(t.format.dtype);
-    t.cols = (int)f->shard[u].slice[TRAINED].count;
-    return t;
+    return tensor_flat(t, f->shard[u].slice[TRAINED].count);
 }
 
 /* Elements from `first` to `end` of a unit's gradients, which lie at `data`. */
@@ -176,9 +175,7 @@ void fsdp_reduce(ParamStore *f, int u, bool last)
     trace_begin("reduce", u);
     watchdog_mark_together("summing gradients", u);
     if (reduces) {
-        Tensor whole = s->flat;
-        whole.cols = (int)f->shape[u].numel[TRAINED];
-        comm_reduce_scatter(f->shard[u].grad, whole);
+        comm_reduce_scatter(f->shard[u].grad, tensor_flat(s->flat, f->shape[u].numel[TRAINED]));
         s->unit = -1;
     }
     if (replicas)
@@ -299,8 +296,8 @@ static void update_scales(ParamStore *f, bool frozen_too)
 {
     Tensor scales = f->scales;
     if (!frozen_too)
-        scales.cols = f->trained_scales;
-    if (scales.cols == 0)
+        scales = tensor_flat(scales, (size_t)f->trained_scales);
+    if (tensor_numel(scales) == 0)
         return;
     device_zero(scales.data, tensor_bytes(scales));
     for (int u = 0; u < f->num_units; u++)
@@ -316,7 +313,7 @@ static void update_scales(ParamStore *f, bool frozen_too)
 /* One rank has the value of an element, the others have 0: the sum is exact. */
 static void update_replicated(ParamStore *f)
 {
-    if (f->replicated.cols == 0)
+    if (tensor_numel(f->replicated) == 0)
         return;
     device_zero(f->replicated.data, tensor_bytes(f->replicated));
     for (int u = 0; u < f->num_units; u++)

@@ -146,13 +146,14 @@ static void plan_buffers(ParamStore *f, int u)
     plan->lifetime = lifetime_of(f, u);
     plan->grads = f->shard[u].slice[TRAINED].count > 0 && f->shards > 1 ? &f->grad_buffer[buffer_of(f, u, f->sum_once)] : NULL;
     plan->weights = plan->numel > 0 ? &f->weight_buffer[buffer_of(f, u, plan->lifetime != UNTIL_TURN)] : NULL;
-    if (plan->grads && plan->grads->flat.cols < (int)shape->numel[TRAINED])
-        plan->grads->flat.cols = (int)shape->numel[TRAINED];
+    if (plan->grads && tensor_numel(plan->grads->flat) < shape->numel[TRAINED])
+        plan->grads->flat = tensor_flat(plan->grads->flat, shape->numel[TRAINED]);
     WeightBuffer *w = plan->weights;
     if (!w)
         return;
     w->flat.format = buffer_format(f, u);
-    w->flat.cols = (int)plan->numel > w->flat.cols ? (int)plan->numel : w->flat.cols;
+    if (tensor_numel(w->flat) < plan->numel)
+        w->flat = tensor_flat(w->flat, plan->numel);
     w->raw_bytes = raw > w->raw_bytes ? raw : w->raw_bytes;
     w->has_rows |= rows;
     w->has_transposes = format_is_fp8(w->flat.format) && !f->forward_only;
@@ -165,13 +166,13 @@ static void plan_buffers(ParamStore *f, int u)
 
 static Tensor flat(Arena *a, Format f, size_t n)
 {
-    CHECK(n <= INT32_MAX, "a unit of %zu elements", n);
-    return n ? tensor_alloc(a, f, 1, (int)n) : (Tensor){ .format = f, .rows = 1 };
+    const Tensor t = tensor_flat((Tensor){ .format = f }, n);
+    return n ? tensor_alloc(a, f, t.rows, t.cols) : t;
 }
 
 static Tensor flat_codes(Arena *a, DType dtype, size_t n)
 {
-    return (Tensor){ .format = { dtype, 0, false }, .rows = 1, .cols = (int)n, .data = n ? arena_alloc(a, n) : NULL };
+    return tensor_flat((Tensor){ .format = { dtype, 0, false }, .data = n ? arena_alloc(a, n) : NULL }, n);
 }
 
 static void place_shard(ParamStore *f, Arena *device, int u)
@@ -209,15 +210,14 @@ static void place_buffers(ParamStore *f, Arena *a)
         WeightBuffer *w = &f->weight_buffer[i];
         GradBuffer *g = &f->grad_buffer[i];
         w->unit = g->unit = -1;
-        if (w->flat.cols > 0) {
-            const size_t n = w->flat.cols, bytes = n * dtype_size(w->flat.format.dtype);
-            w->flat.rows = 1;
+        if (tensor_numel(w->flat) > 0) {
+            const size_t n = tensor_numel(w->flat), bytes = n * dtype_size(w->flat.format.dtype);
             w->flat.data = w->has_rows ? arena_alloc(gathered, bytes) : NULL;
             w->raw = w->raw_bytes ? arena_alloc(gathered, w->raw_bytes) : NULL;
             w->flat.data_t = !w->has_transposes ? NULL : w->rotates ? w->flat.data : arena_alloc(a, n);
         }
-        if (g->flat.cols > 0)
-            g->flat = flat(a, f->recipe.grads, g->flat.cols);
+        if (tensor_numel(g->flat) > 0)
+            g->flat = flat(a, f->recipe.grads, tensor_numel(g->flat));
     }
 }
 
@@ -353,7 +353,7 @@ static void add_gather(ParamStore *f, int u, Region r, bool casts)
     if (casts || fetches) {
         own = whole;
         own.data = (char *)own.data + s->first * dtype_size(own.format.dtype);
-        own.cols = (int)s->count;
+        own = tensor_flat(own, s->count);
     }
     if (fetches)
         add_copy(&f->plan[u], FETCH, NULL, s->source, own);
@@ -410,17 +410,18 @@ static void create(ParamStore *f, const Config *c)
     f->grad_buffer = xcalloc(num_buffers(f), sizeof *f->grad_buffer);
 }
 
+/* A unit may have any number of elements, but a matrix as many as an int counts: it may be read as one row. */
 static void check_size(const ParamStore *f, int u)
 {
     const UnitLayout *s = &f->shape[u];
     char name[UNIT_NAME];
-    const size_t numbers = unit_numbers(s), all = s->numel[TRAINED] + s->numel[FROZEN] + s->computing[BASE];
-    if (numbers > INT32_MAX - (size_t)(NUM_REGIONS * PARAM_ALIGN * f->shards))
-        die("%s has %zu parameters; a unit can have %d. Smaller model.d_model, model.mlp_hidden_size or vocabulary",
-            unit_name(s->config, u, name), numbers, INT32_MAX);
-    if (all > INT32_MAX)
-        die("%s has %zu numbers, those of adapters among them; a unit can have %d. Smaller lora.rank",
-            unit_name(s->config, u, name), all, INT32_MAX);
+    for (int i = 0; i < s->num_params; i++) {
+        const Param *p = &s->param[i];
+        if (param_numel(p) > INT32_MAX - PARAM_ALIGN)
+            die("%s: %s has %d x %d numbers; a matrix can have %d. Use a smaller %s", unit_name(s->config, u, name), p->name,
+                p->rows, p->cols, INT32_MAX - PARAM_ALIGN, p->is_adapter ? "lora.rank" : "model.d_model, model.mlp_hidden_size or "
+                "vocabulary");
+    }
 }
 
 void fsdp_plan(ParamStore *f, Arena *a, const Config *c, ShardChoice p)
@@ -447,7 +448,7 @@ void fsdp_plan(ParamStore *f, Arena *a, const Config *c, ShardChoice p)
     f->first_trained = f->num_units;
     for (int i = 0; i < num_buffers(f); i++) {
         f->weight_buffer[i] = (WeightBuffer){ .ready = f->weight_buffer[i].ready, .released = f->weight_buffer[i].released };
-        f->grad_buffer[i].flat.cols = 0;
+        f->grad_buffer[i].flat = (Tensor){ 0 };
     }
     for (int u = 0; u < f->num_units; u++) {
         f->shape[u].matrices_first = f->optimizer->orthogonalizes;

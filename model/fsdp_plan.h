@@ -6,20 +6,20 @@
 #include "model/optimizer.h"
 #include "model/pipeline.h"
 
-/* Elements [first, first + count) of a region. */
+/* Elements [first, first + count) of a region. (count) and (n) are shapes of tensor_flat: a unit may have more than 2^31. */
 typedef struct {
     size_t first, count;
-    Tensor stored;                     /* (1, count): master weights; frozen ones; of BASE codes or groups of NF4, byte by byte */
-    Tensor source;                     /* (1, count) what operands are gathered or made from: stored; or, if master weights are on
+    Tensor stored;                     /* (count): master weights; frozen ones; of BASE codes or groups of NF4, byte by byte */
+    Tensor source;                     /* (count) what operands are gathered or made from: stored; or, if master weights are on
                                           the host, what the update makes of them, in the operands' format */
 } Slice;
 
 /* This rank's part of one unit. */
 typedef struct {
     Slice  slice[NUM_REGIONS];
-    Tensor grad, state[MAX_STATES];    /* (1, count) of TRAINED; grad.empty: no micro-batch of this step is in it. A state has
+    Tensor grad, state[MAX_STATES];    /* (count) of TRAINED; grad.empty: no micro-batch of this step is in it. A state has
                                           only the part of shard_state */
-    size_t before[MAX_STATES], after[MAX_STATES];       /* elements of TRAINED in front of that part, and behind it */
+    size_t before[MAX_STATES], after[MAX_STATES];       /* elements of TRAINED before that part, and after it */
 } Shard;
 
 /* The steps of a weight from where it is stored to where it computes. Those in front of GATHER are each rank's, in its slice. */
@@ -47,7 +47,7 @@ enum { MAX_COPIES = 2 * NUM_PARAMS + NUM_REGIONS };
 /* How long the content of a unit's buffer is valid: until another unit uses the buffer; until the weights change; always. */
 typedef enum { UNTIL_TURN, UNTIL_UPDATE, FOR_GOOD } Lifetime;
 
-/* A gathered unit's memory: (1, n) in its compute format, n the largest unit that it serves. */
+/* A gathered unit's memory: (n) in its compute format, n the largest unit that it serves. */
 typedef struct {
     Tensor      flat;                  /* data_t: the transposed copies of FP8 operands; may be data, for one use at a time */
     bool        has_rows, has_transposes, rotates; /* flat.data exists; flat.data_t does; they are the same memory */
@@ -60,7 +60,7 @@ typedef struct {
 
 /* A unit's gradients before they are summed over the shard group. */
 typedef struct {
-    Tensor      flat;                  /* (1, n) in the recipe's format of gradients */
+    Tensor      flat;                  /* (n) in the recipe's format of gradients */
     int         unit;                  /* that fills it; -1: none */
     DeviceMark *filled, *reduced;
 } GradBuffer;
@@ -150,7 +150,7 @@ ShardChoice   fsdp_placement(const ParamStore *f);                 /* that f was
 /* What is on the host comes to the device part by part when the optimizer needs it, in one of three places. */
 enum { STAGES_OF_UPDATE = 3, PART_OF_UPDATE = 32 << 20 };
 size_t      fsdp_stage_bytes(const ParamStore *f);         /* of the largest part */
-/* n elements of t, a flat tensor of this slice, from element `first` of the region on. */
+/* (1, n), elements of t, a flat tensor of this slice, from element `first` of the region on. */
 Tensor      slice_view(const Slice *s, Tensor t, size_t first, size_t n);
 /* n elements of a parameter, of this rank's part, as they are stored, from its `first` on. */
 Tensor      shard_weights(const Shard *s, const Param *p, size_t first, size_t n);

@@ -113,6 +113,7 @@ Tensor slice_view(const Slice *s, Tensor t, size_t first, size_t n)
     t.data = (char *)t.data + (first - s->first) * dtype_size(t.format.dtype);
     if (t.format.group)
         t.scale = (char *)t.scale + format_scale_bytes(t.format, first - s->first);
+    t.rows = 1;
     t.cols = (int)n;
     return t;
 }
@@ -128,7 +129,7 @@ size_t fsdp_weight_bytes(const ParamStore *f)
     for (int i = 0; i < num_buffers(f); i++) {
         const WeightBuffer *w = &f->weight_buffer[i];
         const bool transposes = w->has_transposes && !w->rotates;
-        bytes += (size_t)w->flat.cols * (dtype_size(w->flat.format.dtype) * w->has_rows + transposes) + w->raw_bytes;
+        bytes += tensor_numel(w->flat) * (dtype_size(w->flat.format.dtype) * w->has_rows + transposes) + w->raw_bytes;
     }
     for (int u = 0; u < f->num_units; u++)
         if (fsdp_on_host(f, u, HOST_MASTER))
@@ -142,7 +143,7 @@ size_t fsdp_grad_bytes(const ParamStore *f)
     for (int u = 0; u < f->num_units; u++)
         bytes += tensor_bytes(f->shard[u].grad);
     for (int i = 0; i < num_buffers(f); i++)
-        bytes += (size_t)f->grad_buffer[i].flat.cols * dtype_size(f->recipe.grads.dtype);
+        bytes += tensor_numel(f->grad_buffer[i].flat) * dtype_size(f->recipe.grads.dtype);
     return bytes;
 }
 

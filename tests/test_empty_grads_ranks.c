@@ -74,7 +74,7 @@ static void fill_grads(const ParamStore *f, int byte)
         if (f->shard[u].slice[TRAINED].count)
             fill_bytes(f->shard[u].grad, byte);
     for (int i = 0; i < num_buffers(f); i++)
-        if (f->grad_buffer[i].flat.cols > 0)
+        if (tensor_numel(f->grad_buffer[i].flat) > 0)
             fill_bytes(f->grad_buffer[i].flat, byte);
 }
 

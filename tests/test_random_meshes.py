@@ -17,7 +17,6 @@ import test_random_runs as single
 from test_random_runs import BATCH, LAUNCH, STEPS, TRAIN, compare
 
 RANKS = 8
-RECOMPUTES = ("inputs", "attention", "block")       # values of format.keep with which the MLP can be tiled
 
 
 class Setting(single.Configuration):
@@ -33,7 +32,7 @@ class Setting(single.Configuration):
         if self.keys.get("model.n_kv_heads", 0) is None:
             self.keys["model.n_kv_heads"] = pick([None, 2])
         self.keep["format.keep"] = pick([None, "all", "inputs", "attention", "block"])
-        self.keys["mlp_tile"] = pick([None, 128]) if self.keep["format.keep"] in RECOMPUTES and not self.saves_fp8() else None
+        self.keys["mlp_tile"] = pick([None, 128]) if self.keep["format.keep"] == "block" else None
         self.keys["sequence_length_warmup"] = pick([None, None, "{min_sequence_length: 32, warmup_steps: 3}"])
         if pick([True, False, False]):
             self.keys.update({"batch_size_warmup": "[2]", "device_eval_batch_size": self.micro})

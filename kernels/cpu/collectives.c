@@ -17,6 +17,7 @@ enum { SLICE = 1 << 18 };       /* elements that a rank reduces per chunk */
 
 static struct {
     void *received;                     /* (W, SLICE) elements of the tensor's format */
+    void *pieces;                       /* (W, SLICE) of a tensor whose offsets may exceed MPI's int */
     float *sum;                         /* (SLICE) */
     int *count, *at;                    /* (W) elements of each rank's slice, and its offset in the tensor */
     int *received_count, *received_at;  /* (W) the same in `received` */
@@ -48,6 +49,7 @@ static void finish(void)
 {
     free_sent(true);
     free(buffer.received);
+    free(buffer.pieces);
     free(buffer.sum);
     free(buffer.count);
     free(buffer.at);
@@ -60,6 +62,7 @@ void comm_init(void)
 {
     size_t W = (size_t)comm_size();
     buffer.received = xmalloc(W * SLICE * sizeof(float));
+    buffer.pieces = xmalloc(W * SLICE * sizeof(float));
     buffer.sum = xmalloc(SLICE * sizeof(float));
     buffer.count = xmalloc(W * sizeof(int));
     buffer.at = xmalloc(W * sizeof(int));
@@ -147,8 +150,9 @@ void backend_comm_reduce_scatter(Tensor part, Tensor whole)
 {
     const int W = comm_group_size(RANKS_SHARD);
     CHECK_PLAIN(whole);
-    CHECK(whole.cols == W * part.cols && format_equal(whole.format, part.format), "%d elements for %d ranks with %d",
-          whole.cols, W, part.cols);
+    const size_t numel = tensor_numel(part), size = dtype_size(part.format.dtype);
+    CHECK(tensor_numel(whole) == (size_t)W * numel && format_equal(whole.format, part.format), "%zu elements for %d ranks with %zu",
+          tensor_numel(whole), W, numel);
     comm_count(SENT_SCATTERED_SUMS, tensor_bytes(part), RANKS_SHARD);
     if (W == 1) {
         if (part.data != whole.data)
@@ -156,14 +160,16 @@ void backend_comm_reduce_scatter(Tensor part, Tensor whole)
         return;
     }
     CHECK(buffer.received, "call comm_init first");
-    for (int first = 0; first < part.cols; first += SLICE) {
-        int n = part.cols - first < SLICE ? part.cols - first : SLICE;
+    for (size_t first = 0; first < numel; first += SLICE) {
+        const size_t n = numel - first < SLICE ? numel - first : SLICE;
         for (int r = 0; r < W; r++) {
-            buffer.count[r] = n;
-            buffer.at[r] = r * part.cols + first;
+            buffer.count[r] = (int)n;
+            buffer.at[r] = r * (int)n;
+            memcpy((char *)buffer.pieces + (size_t)r * n * size, (const char *)whole.data + ((size_t)r * numel + first) * size,
+                   n * size);
         }
-        sum_slice(whole, RANKS_SHARD);
-        tensor_store(part, (size_t)first, buffer.sum, (size_t)n);
+        sum_slice(tensor_at(buffer.pieces, whole.format, W, (int)n), RANKS_SHARD);
+        tensor_store(part, first, buffer.sum, n);
     }
 }
 

@@ -220,8 +220,8 @@ void backend_comm_reduce_scatter(Tensor part, Tensor whole)
 {
     const int W = comm_group_size(RANKS_SHARD);
     CHECK_PLAIN(whole);
-    CHECK(whole.cols == W * part.cols && format_equal(whole.format, part.format), "%d elements for %d ranks with %d",
-          whole.cols, W, part.cols);
+    CHECK(tensor_numel(whole) == (size_t)W * tensor_numel(part) && format_equal(whole.format, part.format),
+          "%zu elements for %d ranks with %zu", tensor_numel(whole), W, tensor_numel(part));
     comm_count(SENT_SCATTERED_SUMS, tensor_bytes(part), RANKS_SHARD);
     if (W > 1)
         NCCL_CHECK(ncclReduceScatter(whole.data, part.data, tensor_numel(part), type_of(part), ncclSum, nccl_of(RANKS_SHARD),

@@ -181,8 +181,8 @@ static double reading_seconds(const ParamStore *f, bool tied)
         from = device_mark(from);
         for (int u = tied ? 0 : 1; u < f->num_units; u++) {
             const Slice *s = f->shard[u].slice;
-            const int base_floats = (int)(s[BASE].count / sizeof(float));
-            const Tensor base = tensor_at(s[BASE].stored.data, (Format){ F32, 0, false }, 1, base_floats);
+            const Tensor floats = tensor_at(s[BASE].stored.data, (Format){ F32, 0, false }, 1, 0);
+            const Tensor base = tensor_flat(floats, s[BASE].count / sizeof(float));
             if (s[FROZEN].count > 0)
                 find_not_finite((int *)f->square_sum, s[FROZEN].stored, false);
             if (s[BASE].count > 0)
