@@ -66,3 +66,19 @@ void base_store_nf4(ParamStore *f, int u, const Param *p, const void *host)
     keep_groups(f, u, p, groups);
     device_free(groups);
 }
+
+void base_round(ParamStore *f)
+{
+    for (int u = 0; u < f->num_units; u++)
+        for (int i = 0; i < f->shape[u].num_params; i++) {
+            const Param *p = &f->shape[u].param[i];
+            size_t first, n = shard_part(&f->shard[u], p, &first);
+            if (p->region != FROZEN || p->is_adapter || n == 0)
+                continue;
+            const Tensor part = shard_weights(&f->shard[u], p, first, n);
+            const Tensor rounded = tensor_at(device_alloc(n * dtype_size(BF16)), (Format){ BF16, 0, false }, 1, (int)n);
+            quantize_codes(rounded, part);
+            quantize_codes(part, rounded);
+            device_free(rounded.data);
+        }
+}

@@ -12,5 +12,8 @@
 /* Stores this rank's part of a matrix. whole: (rows, cols) in F32 or BF16, device memory, the same on all ranks. */
 void   base_store(ParamStore *f, int unit, const Param *p, Tensor whole);
 
-/* The same for a matrix in NF4, param_nf4_groups in host memory: Nf4PlainGroups if f->plain_nf4. */
+/* Rounds frozen weights in F32 to values of BF16, but for adapters. */
+void   base_round(ParamStore *f);
+
+/* The same as base_store for a matrix in NF4, param_nf4_groups in host memory: Nf4PlainGroups if f->plain_nf4. */
 void   base_store_nf4(ParamStore *f, int unit, const Param *p, const void *groups);

@@ -32,6 +32,7 @@ typedef struct {
     bool       target[NUM_LORA_MODULES];
     BaseFormat base;
     bool       plain_nf4;                                                    /* BASE_NF4 without double quantization (nf4.h) */
+    bool       rounds_base;                                                  /* to BF16, and stores it in F32 */
     char      *base_path;                                                    /* folder of the base */
 } Lora;
 

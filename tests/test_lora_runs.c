@@ -108,6 +108,16 @@ static void test_alone(void **state)
     assert_string_equal(adapted, merged);
 }
 
+/* On a base in BF16, adapters that trained in F32 are evaluated in F32: the bits of the run's end. */
+static void test_base_in_bf16(void **state)
+{
+    (void)state;
+    double value[MAX_STEPS];
+    expect_status(adapt(1, "bf16-base", "--recipe=f32 --lora.base=bf16 --scheduler.t_warmup=0 --optimizer.learning_rate=0.05"), 0);
+    metric(value, "bf16-base", metric_name);
+    assert_true(evaluated(1, "bf16-base/latest") == value[4]);
+}
+
 /* No run overwrites the base of its adapters; a missing base is reported. */
 static void test_refused(void **state)
 {
@@ -175,6 +185,7 @@ static void test_other_base(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_resume), cmocka_unit_test(test_alone),
+                                        cmocka_unit_test(test_base_in_bf16),
                                         cmocka_unit_test(test_refused), cmocka_unit_test(test_other_base) };
     return cmocka_run_group_tests(tests, make_base, check_base);
 }

@@ -17,6 +17,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
 #include "kernels/runtime/watchdog.h"
+#include "model/base.h"
 #include "model/checkpoint/base_sample.h"
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/crc32c.h"
@@ -324,6 +325,8 @@ bool checkpoint_load(const char *folder, const Config *c, ParamStore *f, TrainSt
     if (adapter)
         load_weights(folder, agreed(source_open_adapter(folder), folder), LAYOUT_ADAPTER, c, f);
     load_weights(weights, model, LAYOUT_MODEL, c, f);
+    if (lora->rounds_base)
+        base_round(f);
     bool ours = manifest != NULL;
     if (ours)
         manifest_state(s, manifest, folder);

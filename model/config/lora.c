@@ -151,7 +151,8 @@ static void note_idle(Reader *r)
 }
 
 /* Settles the format of the base. Runs that train nothing round weights that are not E4M3 or NF4 as training did, so that adapters
- * give the same results; recipe_forward_weights might choose another format. */
+ * give the same results; recipe_forward_weights might choose another format. They store adapters in the format of the base: where
+ * that is BF16 and training computed with adapters in F32, the base has values of BF16 in F32. */
 static void settle_base(Reader *r)
 {
     Settings *s = r->s;
@@ -162,6 +163,9 @@ static void settle_base(Reader *r)
     const bool given = config_given(r, "format.frozen"), bf16 = s->lora_base == BASE_AS_FROZEN;
     s->c.model.lora.base = s->lora_base == NOT_GIVEN ? BASE_AS_FROZEN : (BaseFormat)s->lora_base;
     s->c.model.lora.plain_nf4 = s->lora_base == BASE_NF4 && !nested;
+    s->c.model.lora.rounds_base = bf16 && config_forward_only(&s->c) && frozen->dtype == F32 && s->c.recipe.stream.dtype == F32;
+    if (s->c.model.lora.rounds_base)
+        return;
     if (bf16 && given && frozen->dtype != BF16)
         die("%s: lora.base bf16 and format.frozen %s both set the format of frozen weights; leave one of them out",
             config_where(r, "lora.base"), format_name(*frozen));
