@@ -180,8 +180,8 @@ static void test_does_not_fit(void **state)
 }
 
 /* Llama-3.1-405B: 126 blocks of 3,187,703,808 numbers, more than an int counts. Of its 405,853,388,800 each of 64 ranks has a
- * 64th, but for padding, in BF16. Two gathered blocks are 3,187,671,040 FP8 codes each, of W and of W^T; embedding and head take turns in BF16;
- * and the norms of all blocks are whole on each rank. */
+ * 64th, but for padding, in BF16. Two gathered blocks are 3,187,671,040 FP8 codes each, of W and of W^T; embedding and
+ * head take turns in BF16; and the norms of all blocks are whole on each rank. */
 static void test_large_units(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Random meshes of up to 8 ranks: replicas, shards, context ranks, pipeline stages and their schedules, with random models, recipes,
-adapters, packings and micro-batches (test_random_runs.py draws them). For each of them:
+"""Random meshes of up to 8 ranks: replicas, shards, context ranks, pipeline stages and their schedules, with random models,
+recipes, adapters, packings and micro-batches (test_random_runs.py draws them). For each of them:
 
   one rank            same numbers of labels; losses, norms and evaluations within the bounds of test_random_runs.py, weights within
                       that of moved_at_most below
@@ -106,7 +106,7 @@ def tensors(folder):
 def moved_at_most(setting, found, alone, rate):
     """Weights in F32 under AdamW. A gradient that errs by e of its root mean square changes the step of a weight whose gradient
     is g of it by at most 2 rate min(1, e/g); gradients near 0 are as frequent as others of that width, so that the root mean square
-    of the change is at most 2 rate sqrt(2 e), for each step. The gradient of a key's bias is 0 in theory, and its sign is chance."""
+    of the change is at most 2 rate sqrt(2 e), for each step. The gradient of a key's bias is 0 in theory, its sign is chance."""
     gradient = setting.bounds({1: 1.0})[1][1] / 2
     squares = count = 0
     for name, numbers in found.items():

@@ -124,19 +124,21 @@ class Configuration:
     def bounds(self, losses):
         """How far apart, relative to them, loss and norm of each step may be on other numbers of ranks. losses: those of one rank.
 
-        The loss of the first step: its BATCH x length terms are the same bits and are added in another order, at a roundoff of F32, 2^-24,
-        each time. Where an FP8 operand's scale is that of other sequences, it errs by roundings of E4M3, 2^-4 of each operand,
+        The loss of the first step: its BATCH x length terms are the same bits and are added in another order, at a roundoff of F32,
+        2^-24, each time. Where an FP8 operand's scale is that of other sequences, it errs by roundings of E4M3, 2^-4 of each of them,
         which sums of 32 terms and more average out: 2^-6.
         Of gradients BATCH, or parts of them, are added in another order: each sum errs by 2 BATCH roundoffs of the format they are
         summed in, F32's or BF16's 2^-9; with other scales by the 2^-4 of their operands, too. So, relatively, does the norm, for
-        which sums that cancel count twice. AdamW's step moves the weights by as much more or less, and the loss, to first order, by
-        that part of what it has moved by so far; in BF16, and where moments have 8 bits, a weight or moment next to the middle
-        between two numbers becomes the other one: 2^-9 of the loss. What that does to the norm of later steps is not bounded: only
-        those of F32 are compared."""
+        which sums that cancel count twice. Context ranks multiply fewer rows at once, for which OpenBLAS sums in another order, and
+        what is next to the middle between two numbers of BF16 becomes the other one: 2^-9.
+        AdamW's step moves the weights by as much more or less, and the loss, to first order, by that part of what it moved by so
+        far; in BF16, and where moments have 8 bits, a weight or moment next to the middle between two numbers becomes the other
+        one: 2^-9 of the loss. What that does to the norm of later steps is not bounded: only those of F32 are compared."""
         exact = self.recipe == "f32" and self.optimizer == "adamw"
         first = 2**-6 if self.shares_scales() else 2 * BATCH * self.length * 2**-24
         in_f32 = self.recipe == "f32" or self.keys["format.grads"]
         gradient = 2 * BATCH * self.context * (2**-24 if in_f32 else 2**-9) + (2**-4 if self.shares_scales() else 0)
+        gradient += 2**-9 if self.context > 1 and self.recipe != "f32" else 0
         bounds, moved = {}, 0
         for step in sorted(losses):
             moved += abs(losses[step] - losses[step - 1]) if step > 1 else 0
