@@ -7,7 +7,7 @@ recipes, adapters, packings and micro-batches (test_random_runs.py draws them). 
   no stages           the same bits, and the same bytes of weights and states: stages change nothing
   a rank is killed    with SIGKILL, and another mesh continues: the same bits as without the kill, and one rank's numbers
 
-    python3 tests/test_random_meshes.py                   # 12 settings, the same every time
+    python3 tests/test_random_meshes.py                   # 10 settings, the same every time
     python3 tests/test_random_meshes.py COUNT [FIRST]     # as many as one likes: number FIRST and those after it
 
 BUILD and LAUNCH as scripts/run-tests sets them."""
@@ -26,8 +26,8 @@ class Setting(single.Configuration):
     def __init__(self, n):
         super().__init__(n)
         pick, draw = self.draw.choice, self.draw
-        self.micro = pick([1, 2, 4])
-        self.keys.update({"model.n_heads": 4, "model.n_layers": draw.randrange(1, 6), "model.max_sequence_length": self.length,
+        self.micro = pick([1, 1, 2, 4])
+        self.keys.update({"model.n_heads": 4, "model.n_layers": pick([1, 2, 3, 4, 4, 5]), "model.max_sequence_length": self.length,
                           "device_train_microbatch_size": self.micro})
         if self.keys.get("model.n_kv_heads", 0) is None:
             self.keys["model.n_kv_heads"] = pick([None, 2])
@@ -35,7 +35,9 @@ class Setting(single.Configuration):
         self.keys["mlp_tile"] = pick([None, 128]) if self.keep["format.keep"] == "block" else None
         self.keys["sequence_length_warmup"] = pick([None, None, "{min_sequence_length: 32, warmup_steps: 3}"])
         if pick([True, False, False]):
-            self.keys.update({"batch_size_warmup": "[2]", "device_eval_batch_size": self.micro})
+            self.micro = min(self.micro, BATCH // 4)        # of the first steps two ranks have a micro-batch each
+            self.keys.update({"batch_size_warmup": "[2]", "device_train_microbatch_size": self.micro,
+                              "device_eval_batch_size": self.micro})
         self.meshes = [self.draw_mesh(), self.draw_mesh()]
         self.context = self.meshes[0]["context"]
         self.stop = draw.randrange(1, STEPS - 1)
@@ -45,7 +47,7 @@ class Setting(single.Configuration):
         while True:
             pick = self.draw.choice
             mesh = {"stages": pick([1, 2, 2, 3, 4]), "replicas": pick([1, 1, 2]), "shards": pick([1, 1, 2, 4]),
-                    "context": pick([1, 1, 2, 4]), "chunks": pick([1, 1, 2]), "sequential": pick([True, False, False]),
+                    "context": pick([1, 1, 2, 4]), "chunks": pick([1, 2, 2]), "sequential": pick([True, False, False]),
                     "strategy": pick(["FULL_SHARD", "SHARD_GRAD_OP"]), "no_shard": pick([True, False, False]),
                     "sync": pick([None, "micro_batch", "batch"]), "precision": pick([None, "pure", "mixed"]),
                     "host": {f"host.{what}": pick([None, None, "all"]) for what in ("activations", "base", "moments", "master")}}
@@ -233,8 +235,8 @@ def failure(number):
 
 @unittest.skipUnless(os.path.exists(TRAIN), f"needs {TRAIN}")
 class RandomMeshes(unittest.TestCase):
-    def test_twelve(self):
-        for number in range(12):
+    def test_ten(self):
+        for number in range(10):
             with self.subTest(number=number):
                 self.assertIsNone(failure(number))
 
