@@ -173,16 +173,25 @@ void backend_comm_reduce_scatter(Tensor part, Tensor whole)
     }
 }
 
+/* So many bytes as one element: MPI counts in int. They are counted in their largest power of two. */
+static MPI_Datatype type_of_bytes(size_t bytes)
+{
+    const size_t most = 1 << 30, power = bytes ? bytes & (~bytes + 1) : 1, unit = power < most ? power : most;
+    MPI_Datatype part, whole;
+    CHECK(bytes / unit <= INT_MAX, "%zu bytes are not a multiple of a power of two that MPI could count", bytes);
+    MPI_Type_contiguous((int)unit, MPI_BYTE, &part);
+    MPI_Type_contiguous((int)(bytes / unit), part, &whole);
+    MPI_Type_commit(&whole);
+    MPI_Type_free(&part);
+    return whole;
+}
+
 void backend_comm_all_to_all(Tensor y, Tensor x, int items, Order order)
 {
     const int W = comm_group_size(RANKS_CONTEXT);
-    const size_t bytes = check_pieces(y, x, W * items);
-    MPI_Datatype piece;
+    MPI_Datatype piece = type_of_bytes(check_pieces(y, x, W * items));
     CHECK(buffer.received, "call comm_init first");
     comm_count(SENT_EXCHANGES, tensor_bytes(x), RANKS_CONTEXT);
-    CHECK(bytes <= INT_MAX, "comm_all_to_all: pieces of %zu bytes: MPI counts in int", bytes);
-    MPI_Type_contiguous((int)bytes, MPI_BYTE, &piece);
-    MPI_Type_commit(&piece);
     for (int i = 0; i < items; i++) {
         for (int r = 0; r < W; r++) {
             const int by_rank = r * items + i, by_item = i * W + r;
@@ -203,31 +212,30 @@ static int stage_of(Neighbour n)
     return (own + (n == NEXT_STAGE ? 1 : stages - 1)) % stages;
 }
 
-static int message_bytes(Tensor x)
-{
-    CHECK_PLAIN(x);
-    CHECK(tensor_bytes(x) <= INT_MAX, "a message of %zu bytes: MPI counts in int", tensor_bytes(x));
-    return (int)tensor_bytes(x);
-}
-
 /* NOTE: all queues are one here, so a send never waits. */
 void backend_comm_send(Tensor x, Neighbour to)
 {
-    const int bytes = message_bytes(x);
-    Message *s = xmalloc(sizeof *s + (size_t)bytes);
-    comm_count(SENT_MESSAGES, (size_t)bytes, RANKS_PIPELINE);
+    CHECK_PLAIN(x);
+    const size_t bytes = tensor_bytes(x);
+    MPI_Datatype message = type_of_bytes(bytes);
+    Message *s = xmalloc(sizeof *s + bytes);
+    comm_count(SENT_MESSAGES, bytes, RANKS_PIPELINE);
     free_sent(false);
-    memcpy(s->bytes, x.data, (size_t)bytes);
+    memcpy(s->bytes, x.data, bytes);
     s->next = sent;
     sent = s;
-    MPI_Isend(s->bytes, bytes, MPI_BYTE, stage_of(to), (int)to, comm_mpi(RANKS_PIPELINE), &s->request);
+    MPI_Isend(s->bytes, 1, message, stage_of(to), (int)to, comm_mpi(RANKS_PIPELINE), &s->request);
+    MPI_Type_free(&message);        /* once the message is sent */
 }
 
 /* The tag is the direction as the sender sees it: with two stages both neighbours are the same rank. */
 void backend_comm_receive(Tensor x, Neighbour from)
 {
-    MPI_Recv(x.data, message_bytes(x), MPI_BYTE, stage_of(from), from == NEXT_STAGE ? PREVIOUS_STAGE : NEXT_STAGE,
-             comm_mpi(RANKS_PIPELINE), MPI_STATUS_IGNORE);
+    CHECK_PLAIN(x);
+    MPI_Datatype message = type_of_bytes(tensor_bytes(x));
+    MPI_Recv(x.data, 1, message, stage_of(from), from == NEXT_STAGE ? PREVIOUS_STAGE : NEXT_STAGE, comm_mpi(RANKS_PIPELINE),
+             MPI_STATUS_IGNORE);
+    MPI_Type_free(&message);
 }
 
 void backend_comm_all_gather(void *whole, const void *part, size_t bytes)
