@@ -186,7 +186,7 @@ static void test_large_units(void **state)
 {
     (void)state;
     char *argv[] = { "train", "configs/Llama-3-8B.yaml", "--dry_run", "--ranks=64", "--device_memory=80", "--recipe=coat-lean",
-                     "--format.keep=block", "--model.d_model=16384", "--model.n_layers=126", "--model.n_heads=128",
+                     "--activations.keep=block", "--model.d_model=16384", "--model.n_layers=126", "--model.n_heads=128",
                      "--model.mlp_hidden_size=106496", "--parallelism.context=8", "--device_train_microbatch_size=1",
                      "--global_train_batch_size=8", NULL };
     const double numbers = 405853388800, padding = 128 * 6 * PARAM_ALIGN * 64;

@@ -46,25 +46,25 @@ static const struct { const char *yaml, *arguments; double measured; } rows[] = 
     { LLAMA_2, T2048 SHAPE_13B ONE("8") "--recipe=coat-lean --host.moments=all", 12584 },
     { LLAMA_2, T2048 SHAPE_13B ONE("4") "--recipe=coat-lean --host.moments=all", 12288 },
     { LLAMA_2, T2048 SHAPE_13B ONE("4") "--recipe=coat-lean", 10785 },
-    { LLAMA_2, ON_24GB ONE("8") "--recipe=coat-lean --format.keep=block", 17464 },
-    { LLAMA_2, ON_24GB ONE("4") "--recipe=coat-lean --format.recompute=two_in_three", 17177 },
+    { LLAMA_2, ON_24GB ONE("8") "--recipe=coat-lean --activations.keep=block", 17464 },
+    { LLAMA_2, ON_24GB ONE("4") "--recipe=coat-lean --activations.recompute=two_in_three", 17177 },
     { LLAMA_2, ON_24GB SHAPE_70B "--ranks=1 --global_train_batch_size=8 --device_train_microbatch_size=4 --recipe=coat-lean "
-      "--format.keep=block --lora.rank=16 --lora.base=nf4", 2575 },
+      "--activations.keep=block --lora.rank=16 --lora.base=nf4", 2575 },
     { LLAMA_3, "--ranks=1 --device_memory=79.2 --recipe=coat --model.max_sequence_length=8192 --global_train_batch_size=16 "
       "--device_train_microbatch_size=2", 18793 },
-    { LLAMA_3, LONG "--ranks=1 --model.max_sequence_length=32768 --global_train_batch_size=4 --format.keep=inputs", 10264 },
-    { LLAMA_3, LONG "--ranks=1 --model.max_sequence_length=131072 --global_train_batch_size=1 --format.keep=attention "
+    { LLAMA_3, LONG "--ranks=1 --model.max_sequence_length=32768 --global_train_batch_size=4 --activations.keep=inputs", 10264 },
+    { LLAMA_3, LONG "--ranks=1 --model.max_sequence_length=131072 --global_train_batch_size=1 --activations.keep=attention "
       "--mlp_tile=131072", 3927 },
-    { LLAMA_3, LONG "--ranks=1 --model.max_sequence_length=131072 --global_train_batch_size=1 --format.keep=attention "
+    { LLAMA_3, LONG "--ranks=1 --model.max_sequence_length=131072 --global_train_batch_size=1 --activations.keep=attention "
       "--mlp_tile=16384", 3884 },
-    { LLAMA_3, LONG "--ranks=1 --model.max_sequence_length=131072 --global_train_batch_size=1 --format.keep=block "
+    { LLAMA_3, LONG "--ranks=1 --model.max_sequence_length=131072 --global_train_batch_size=1 --activations.keep=block "
       "--mlp_tile=131072", 3167 },
     { "configs/OLMo-1B.yaml", "--ranks=1 --device_memory=79.2 --global_train_batch_size=16 --device_train_microbatch_size=8",
       117000 },
     { LLAMA_2, T2048 TWO("128", "8") "--recipe=coat --fsdp.grad_sync_mode=micro_batch", 24420 },
     { LLAMA_2, T2048 TWO("128", "8") "--recipe=coat", 25640 },
     { LLAMA_2, T2048 TWO("64", "4") "--recipe=coat --parallelism.pipeline=2", 23353 },
-    { LLAMA_3, LONG "--ranks=2 --model.max_sequence_length=131072 --global_train_batch_size=1 --format.keep=attention "
+    { LLAMA_3, LONG "--ranks=2 --model.max_sequence_length=131072 --global_train_batch_size=1 --activations.keep=attention "
       "--parallelism.context=2", 3770 },
 };
 
@@ -196,7 +196,7 @@ static void test_limits(void **state)
                  "sums of gradients");
     expect_limit("--ranks=8 --device_memory=80 --parallelism.pipeline=8 --global_train_batch_size=4 "
                  "--device_train_microbatch_size=1", "stages wait for each other");
-    expect_limit("--ranks=1 --device_memory=24 --recipe=coat-lean --format.keep=block --global_train_batch_size=1 "
+    expect_limit("--ranks=1 --device_memory=24 --recipe=coat-lean --activations.keep=block --global_train_batch_size=1 "
                  "--device_train_microbatch_size=1", "copies from and to the host");
 }
 

@@ -31,8 +31,8 @@ class Setting(single.Configuration):
                           "device_train_microbatch_size": self.micro})
         if self.keys.get("model.n_kv_heads", 0) is None:
             self.keys["model.n_kv_heads"] = pick([None, 2])
-        self.keep["format.keep"] = pick([None, "all", "inputs", "attention", "block"])
-        self.keys["mlp_tile"] = pick([None, 128]) if self.keep["format.keep"] == "block" else None
+        self.keep["activations.keep"] = pick([None, "all", "inputs", "attention", "block"])
+        self.keys["mlp_tile"] = pick([None, 128]) if self.keep["activations.keep"] == "block" else None
         self.keys["sequence_length_warmup"] = pick([None, None, "{min_sequence_length: 32, warmup_steps: 3}"])
         if pick([True, False, False]):
             self.micro = min(self.micro, BATCH // 4)        # of the first steps two ranks have a micro-batch each
