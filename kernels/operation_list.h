@@ -139,7 +139,7 @@ OP(muon_momentum,        (Tensor u, Tensor m, Tensor grad, float momentum, bool 
 OP(muon_normalize,       (Tensor x, const float *squares, float eps), (x, squares, eps),
    IN(x), MEMORY(squares, sizeof *squares, READS), OUT(x))
 OP(matmul_scaled,        (Tensor y, Tensor x, Tensor w, float alpha, Tensor add, float beta), (y, x, w, alpha, add, beta),
-   IN(x), IN(w), IN(add), OUT(y))
+   IN(x), IN(w), IN(add), OUT(y), PRODUCTS(y.rows, y.cols, x.cols, x))
 OP(muon_apply,           (Tensor w, Tensor x, float keep, float rate, uint64_t seed, uint64_t first),
                          (w, x, keep, rate, seed, first),
    IN(w), IN(x), OUT(w))
