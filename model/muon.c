@@ -167,7 +167,7 @@ static void update_momentum(const ParamStore *f, const Config *c, const StepPara
     const Slice own = shard_state(s, 0);
     if (own.count == 0)
         return;
-    muon_momentum(elements(whole, own.first, own.first + own.count), own.stored,
+    muon_momentum(elements(whole, own.first, own.first + own.count), slice_view(&own, own.stored, own.first, own.count),
                   slice_view(&s->slice[TRAINED], s->grad, own.first, own.count), (float)c->optimizer.momentum,
                   c->optimizer.nesterov, (float)step->grad_scale);
 }
