@@ -106,6 +106,9 @@ static Memory place(const ParamStore *f, const Config *c, Arena *a)
         }
         free(all.matrix);
     }
+    if (unit > INT32_MAX)
+        die("optimizer.name is muon: a block has %zu trained parameters, and Muon updates at most %d at once; use adamw", unit,
+            INT32_MAX);
     const size_t size = dtype_size(BF16);
     return (Memory){ .whole = tensor_alloc(a, bf16, 1, (int)unit),
                      .part = f->shards > 1 ? tensor_alloc(a, bf16, 1, (int)(unit / (size_t)f->shards)) : (Tensor){ 0 },
