@@ -114,8 +114,8 @@ static void test_many(void **state)
     (void)state;
     static const char *const settings[] = {
         "--ranks=2 --parallelism.pipeline=2 --global_train_batch_size=26 --device_train_microbatch_size=1 --device_memory=79",
-        "--ranks=2 --parallelism.pipeline=2 --global_train_batch_size=28 --device_train_microbatch_size=1 --device_memory=79 "
-            "--parallelism.pipeline_virtual_stages=2 --parallelism.pipeline_schedule=Interleaved1F1B",
+        ("--ranks=2 --parallelism.pipeline=2 --global_train_batch_size=28 --device_train_microbatch_size=1 --device_memory=79 "
+         "--parallelism.pipeline_virtual_stages=2 --parallelism.pipeline_schedule=Interleaved1F1B"),
         "--ranks=2 --global_train_batch_size=38 --device_train_microbatch_size=1 --device_memory=40",
     };
     for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
