@@ -111,13 +111,18 @@ static void test_reload_changed(void **state)
     config_free(c);
 }
 
-static bool loads_model(const char *path)
+static bool has(const char *path, const char *key)
 {
     YamlNode *root = yaml_load(path);
-    const bool loads = yaml_find(root, "load_path") != NULL;
+    const bool found = yaml_find(root, key) != NULL;
     yaml_free(root);
-    return loads;
+    return found;
 }
+
+#define LLAVA                                                                                                   \
+    "{\"architectures\": [\"LlavaForConditionalGeneration\"], \"model_type\": \"llava\", \"image_token_index\": 7, "   \
+    "\"image_feature_size\": 48, \"image_seq_length\": 4, "                                                     \
+    "\"text_config\": {\"model_type\": \"llama\", \"eos_token_id\": 2, " TRY_LLAMA "}}"
 
 /* The shipped files and their texts; those that start from a published model get one. */
 static void test_shipped(void **state)
@@ -126,15 +131,15 @@ static void test_shipped(void **state)
     glob_t files;
     char message[8192], load[128];
     int tuned = 0;
-    try_write_hf("{" TRY_LLAMA ", \"eos_token_id\": 2}");
     snprintf(load, sizeof load, "--load_path=%s", try_folder);
     assert_int_equal(glob("configs/*.yaml", 0, NULL, &files), 0);
     assert_true(files.gl_pathc >= 6);
     char saved[sizeof try_path];
     strcpy(saved, try_path);
     for (size_t i = 0; i < files.gl_pathc; i++) {
-        snprintf(try_path, sizeof try_path, "%s", files.gl_pathv[i]);
-        const char *model = loads_model(try_path) ? load : NULL;
+        const char *path = files.gl_pathv[i], *model = has(path, "load_path") ? load : NULL;
+        try_write_hf(has(path, "data.image_paths") ? LLAVA : "{" TRY_LLAMA ", \"eos_token_id\": 2}");
+        snprintf(try_path, sizeof try_path, "%s", path);
         tuned += model != NULL;
         assert_true(try_printed(message, sizeof message, 2, 1, model, NULL));
         assert_string_equal(message, "");

@@ -54,6 +54,21 @@ static void add_evaluators(Lines *l, const Config *c)
         add(l, "evaluator", c->eval[i].label);
 }
 
+bool config_is_default(const Reader *r, const ConfigKey *k)
+{
+    if (!k->default_text || strcmp(k->default_text, "null") == 0)
+        return false;
+    Settings *defaults = xcalloc(1, sizeof *defaults);
+    value_default(defaults, k);
+    char *own = value_of(r->s, k), *usual = value_of(defaults, k);
+    const bool same = strcmp(own, usual) == 0;
+    free(own);
+    free(usual);
+    value_free(defaults, k);
+    free(defaults);
+    return same;
+}
+
 char *config_changes(const Reader *r, bool from_hf)
 {
     char *text;

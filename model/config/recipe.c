@@ -12,7 +12,7 @@
 
 /* ---- the optimizer ---------------------------------------------------------------------------------------- */
 
-/* Keys that this optimizer does not read. */
+/* Keys that this optimizer does not read, unless they have their defaults, as in the file of a run. */
 static void note_unread(Reader *r, const Optimizer *o)
 {
     const bool m = optimizer_reads(o, MOMENT1), v = optimizer_reads(o, MOMENT2);
@@ -25,7 +25,7 @@ static void note_unread(Reader *r, const Optimizer *o)
         { "optimizer.adjust_lr", o->has & HAS_NEWTON_SCHULZ }, { "optimizer.per_head", o->has & HAS_NEWTON_SCHULZ },
     };
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
-        if (!keys[i].read && config_given(r, keys[i].key))
+        if (!keys[i].read && config_given(r, keys[i].key) && !config_is_default(r, config_key(keys[i].key)))
             config_note(r, "%s (optimizer %s does not have it)", keys[i].key, o->name);
     if (!m && !v && r->s->quantize_optimizer.method == QUANTIZE_COAT)
         config_note(r, "the formats of quantize_optimizer (optimizer %s has its own)", o->name);

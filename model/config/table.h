@@ -235,4 +235,5 @@ void config_write_text(Settings *s);                 /* fills Config.text (text.
 Settings config_followed(const Settings *s);         /* s with FOLLOWS keys set to their values for null */
 struct json_t *config_columns(const Config *c);      /* name: value of each column of the run; the caller owns it */
 const char *config_column_in(const struct json_t *columns, const ConfigKey *k);     /* that of the key, or NULL; borrowed */
+bool config_is_default(const Reader *r, const ConfigKey *k);         /* its value is; false if that follows from others */
 char *config_changes(const Reader *r, bool from_hf); /* Config.changes; the caller owns it. Call before write_text */
