@@ -225,6 +225,8 @@ void fsdp_zero_states(ParamStore *f)
     for (int u = 0; u < f->num_units; u++)
         for (int i = 0; i < f->optimizer->num_states && f->shard[u].slice[TRAINED].count; i++) {
             const Tensor t = f->shard[u].state[i];
+            if (tensor_numel(t) == 0)
+                continue;
             zero_codes(t);
             if (t.scale)
                 device_zero(t.scale, tensor_bytes(t) - tensor_numel(t) * dtype_size(t.format.dtype));

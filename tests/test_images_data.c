@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -20,9 +21,14 @@ static const uint64_t ID = 0x0123456789abcdef;
 
 static char folder[64];
 
+/* A path in the folder, valid until the 32nd call after it. */
 static char *in(const char *name)
 {
-    return xasprintf("%s/%s", folder, name);
+    static char path[32][128];
+    static int next;
+    char *place = path[next++ % 32];
+    snprintf(place, sizeof path[0], "%s/%s", folder, name);
+    return place;
 }
 
 /* Value c of row r of image i: exact in BF16. */
@@ -260,7 +266,9 @@ static int remove_folder(void **state)
 {
     (void)state;
     char *command = xasprintf("rm -r %s", folder);
-    return system(command);
+    const int status = system(command);
+    free(command);
+    return status;
 }
 
 int main(void)
