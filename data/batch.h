@@ -19,6 +19,6 @@ typedef struct {
     long      labels;          /* targets >= 0 of this rank                                                     */
 } Batch;
 
-/* Memory for so many sequences of T tokens, and for their images. */
+/* Allocates memory for that number of sequences of T tokens, and for their images. */
 Batch batch_make(int sequences, int T, bool images);
 void  batch_free(Batch *b);

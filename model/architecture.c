@@ -41,7 +41,7 @@ static const TensorNames norms_behind[] = {
     BOTH_KINDS, { NULL }
 };
 
-/* Of models with images (projector.h), whatever their text model is [transformers, LlavaForConditionalGeneration]. */
+/* The class of all models with images (projector.h), with any text model [transformers, LlavaForConditionalGeneration]. */
 static const TensorNames of_projector[] = {
     { "image_in",       { "multi_modal_projector.linear_1.weight" } },
     { "image_in_bias",  { "multi_modal_projector.linear_1.bias" } },

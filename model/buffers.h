@@ -76,7 +76,7 @@ typedef struct { Tensor stream, amax; DeviceMark *ready, *left; } Outgoing;
  * no place of an image. row NULL: the batch has no images. */
 typedef struct { const void *const *row; DType dtype; } ImageRows;
 
-/* Of a model with images (projector.h). rows: of the micro-batch, padded. */
+/* Only models with images have these (projector.h). rows: the micro-batch's rows of features, padded. */
 typedef struct {
     int    rows;
     Tensor x;                  /* (N, Cv) features                                            */

@@ -70,7 +70,7 @@ static Matrices list_matrices(const ParamStore *f, const Config *c, int u)
     return all;
 }
 
-/* The first element of a matrix in the region, and the one behind its last. */
+/* The first element of a matrix in the region, and the one after its last. */
 static size_t first_of(const Matrix *x)
 {
     return x->param->offset + (size_t)x->first * (size_t)x->param->cols;

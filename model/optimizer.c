@@ -26,7 +26,7 @@ static void step_adamw8bit(Tensor w, const Tensor *state, Tensor grad, const Ste
     adamw8bit(w, state[0], state[1], grad, adamw_arguments(p), first);
 }
 
-/* Of what is no matrix: those are muon.c's. */
+/* The step of all that is not a matrix; muon.c has that of matrices. */
 static void step_others(Tensor w, const Tensor *state, Tensor grad, const StepParams *p, uint64_t first)
 {
     adamw(w, state[1], state[2], grad, adamw_arguments(p), first);

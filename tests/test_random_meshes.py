@@ -11,7 +11,7 @@ recipes, adapters, packings and micro-batches (test_random_runs.py draws them). 
     python3 tests/test_random_meshes.py COUNT [FIRST]     # as many as one likes: number FIRST and those after it
 
 BUILD and LAUNCH as scripts/run-tests sets them."""
-import array, json, math, os, shlex, shutil, signal, subprocess, sys, tempfile, time, unittest
+import array, json, math, os, shlex, shutil, signal, subprocess, tempfile, time, unittest
 
 import test_random_runs as single
 from test_random_runs import BATCH, LAUNCH, STEPS, TRAIN, compare
@@ -241,17 +241,5 @@ class RandomMeshes(unittest.TestCase):
                 self.assertIsNone(failure(number))
 
 
-def main():
-    if len(sys.argv) < 2 or not sys.argv[1].isdigit():
-        return unittest.main()
-    first, failed = int(sys.argv[2]) if len(sys.argv) > 2 else 0, 0
-    for number in range(first, first + int(sys.argv[1])):
-        said = failure(number)
-        failed += said is not None
-        print(said or f"setting {number}: as it should be", flush=True)
-    print(f"{sys.argv[1]} settings, {failed} failed")
-    sys.exit(failed > 0)
-
-
 if __name__ == "__main__":
-    main()
+    single.main(failure, "setting")

@@ -277,17 +277,18 @@ class RandomRuns(unittest.TestCase):
                 self.assertIsNone(failure(number))
 
 
-def main():
+def main(failure, what):
+    """COUNT [FIRST]: as many as that, from number FIRST on; without arguments, the test."""
     if len(sys.argv) < 2 or not sys.argv[1].isdigit():
         return unittest.main()
     first, failed = int(sys.argv[2]) if len(sys.argv) > 2 else 0, 0
     for number in range(first, first + int(sys.argv[1])):
         said = failure(number)
         failed += said is not None
-        print(said or f"configuration {number}: as it should be", flush=True)
-    print(f"{sys.argv[1]} configurations, {failed} failed")
+        print(said or f"{what} {number}: as it should be", flush=True)
+    print(f"{sys.argv[1]} {what}s, {failed} failed")
     sys.exit(failed > 0)
 
 
 if __name__ == "__main__":
-    main()
+    main(failure, "configuration")

@@ -173,7 +173,7 @@ void backend_comm_reduce_scatter(Tensor part, Tensor whole)
     }
 }
 
-/* So many bytes as one element: MPI counts in int. They are counted in their largest power of two. */
+/* A type of `bytes` bytes, because MPI counts elements in int. It is made of blocks of the largest power of two that divides them. */
 static MPI_Datatype type_of_bytes(size_t bytes)
 {
     const size_t most = 1 << 30, power = bytes ? bytes & (~bytes + 1) : 1, unit = power < most ? power : most;

@@ -31,7 +31,7 @@ __device__ inline void copies_wait()
 }
 
 /* Loads four matrices of 8 rows of 16 bytes: lane 8i + r has the address of row r of matrix i. x[i] of lane l is 4-byte word l % 4
- * of row l/4 of matrix i; transposed, with 2-byte elements, rows 2(l%4) and the next of column l/4. */
+ * of row l/4 of matrix i. Transposed, with 2-byte elements, it is column l/4 of rows 2(l%4) and 2(l%4) + 1. */
 __device__ inline void load_matrices(uint32_t (&x)[4], uint32_t at)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

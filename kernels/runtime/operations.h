@@ -12,8 +12,8 @@
 enum { READS = 1, WRITES = 2, SPOILS = 4 };
 typedef struct { const char *at; size_t bytes; unsigned how; } Access;
 
-/* Other values of `how`, for what a row says besides memory: `bytes` FLOPs of products of operands of MULTIPLIES + bits; a group of
- * ranks, by OVER_RANKS + neighbour. */
+/* Two values of `how` that describe no memory. MULTIPLIES + bits: `bytes` is the FLOPs of products whose operands have `bits`.
+ * OVER_RANKS + neighbour: the operation communicates in a group of ranks. */
 enum { OVER_RANKS = 1 << 8, MULTIPLIES = 1 << 9 };
 
 /* flops: of its matrix products, whose operands have `bits`; 0: it has none. ranks: the group that takes part; 0: no other rank.

@@ -315,7 +315,7 @@ static void choose_class(Source *s)
             s->path, type, s->class->model_type);
 }
 
-/* Of a model with images: its text_config, and m->image. */
+/* Opens FOLDER/config.json. For a model with images s->json is its text_config, and m->image is filled. */
 static void open_source(Source *s, ModelConfig *m, const char *folder)
 {
     snprintf(s->path, sizeof s->path, "%s/config.json", folder);
