@@ -59,9 +59,10 @@ static void on_signal(int number)
         signal(SIGINT, SIG_DFL);
 }
 
-/* Reads this rank's part of the next step, and the labels of all; also whether any rank was asked to stop, so that all stop at the
- * same step. Returns false if the run `may_stop` and stops before this step, or if a rank has no data: then *failed, and *problem
- * on that rank. Ranks that are ready poll, as in checkpoint_finish: shuffling an epoch, or a file server, may take minutes. */
+/* Reads this rank's part of the next batch. All ranks get the number of labels of all ranks, and *stop if any rank was asked to
+ * stop, so that all stop at the same step. Returns false if there is no batch: the run stops before this step, which `may_stop`
+ * allows, or a rank has no data: then *failed on all ranks, and *problem on that rank. Ranks that are ready poll, as in
+ * checkpoint_finish: shuffling an epoch, or a file server, may take minutes. */
 static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, bool *failed, const char **problem)
 {
     Batch *b = &r->batch;
@@ -312,7 +313,7 @@ static void train(Run *r)
     if (average_is_complete(c, &r->state) && !average_is_written(c, &r->state))         /* an earlier process ended before */
         stop |= use_average(r);
     int lost = 0;               /* steps in a row that were not finite */
-    while (!run_is_over(r) && (!stop || lost > 0)) {        /* a stop waits for a finite step */
+    while (!run_is_over(r) && (!stop || lost > 0)) {        /* stops only after a finite step */
         const TrainState before = r->state;
         double labels;
         const char *problem;

@@ -21,7 +21,8 @@ Loader  *loader_try_open(char **problem, const DataSpec *spec, int batch, int ra
 uint64_t loader_instances(const Loader *l);        /* per epoch (of each source), before dropping the tail */
 uint64_t loader_steps    (const Loader *l, uint64_t instance);      /* of an epoch from there on; 0: of a whole epoch */
 
-/* A mixture. given, left: instances since it last changed; from the place of the next step until a source has no repetition left.
+/* For data.mix. given: instances taken since the mixture last changed. left: instances from the next step on until a source would
+ * be used more often than its max_repetition.
  * lack: the error text if the sources lack instances for this many steps, malloc'ed; NULL: they do not. */
 uint64_t loader_given    (const Loader *l);
 uint64_t loader_left     (const Loader *l);

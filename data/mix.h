@@ -25,7 +25,7 @@ void mix_add(Mix *m, const char *name, double ratio, uint64_t seed);
  * its share of the first n instances, rounded up or down, for every n: |taken[s] - n weight[s] / all| < 1. */
 int mix_next(const Mix *m, const uint64_t taken[]);
 
-/* After taken[]: the most instances that the next `instances` take of source s; the most instances of all sources until s has given
- * `left` more. */
+/* After taken[]. needs: an upper bound of what the mixture's next `instances` take from source s. lasts: an upper bound of the
+ * mixture's instances until s has given `left` more. */
 uint64_t mix_needs(const Mix *m, const uint64_t taken[], int s, uint64_t instances);
 uint64_t mix_lasts(const Mix *m, const uint64_t taken[], int s, uint64_t left);

@@ -17,9 +17,8 @@ void comm_reduce_scatter(Tensor part, Tensor whole);
  * comm_alloc, at the same offset on all ranks. */
 void comm_all_gather(void *whole, const void *part, size_t bytes);
 
-/* RANKS_CONTEXT, of c ranks: x is `items` pieces of equal size for each rank, y `items` pieces from each. BY_RANK: piece i for rank
- * r is number r items + i of x, and piece i from rank r is number i c + r of y. BY_ITEM, the way back: i c + r of x, r items + i of
- * y. Bytes are copied as they are. */
+/* RANKS_CONTEXT, of c ranks: x is `items` pieces of equal size for each rank, y `items` pieces from each. BY_RANK: x has
+ * the order [rank][item], y [item][rank]. BY_ITEM, the inverse: x [item][rank], y [rank][item]. Bytes are copied as they are. */
 typedef enum { BY_RANK, BY_ITEM } Order;
 void comm_all_to_all(Tensor y, Tensor x, int items, Order order);
 

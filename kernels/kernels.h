@@ -145,9 +145,9 @@ void lora_narrow(Tensor low, Tensor x, LowRank m, float scale);
 void lora_widen (Tensor y, Tensor low, LowRank m, Tensor add);
 void lora_dw    (LowRank dm, Tensor low, Tensor x);
 
-/* low wT of m, as in lora_widen, that an operation adds to its input x; no tensor low: nothing is added. This adds the output of an
- * adapter to that of a GEMM without a separate pass. x must be F32 or BF16, and may be changed: a back end may write the sum to x,
- * in its format, and continue from there, or keep the sum in F32. */
+/* The product low wT of m (see lora_widen) that an operation adds to its input x; low without data: nothing is added. This adds the
+ * output of an adapter to that of a GEMM without a separate pass. x must be F32 or BF16, and may be changed: a back end may write
+ * the sum to x, in its format, and continue from there, or keep the sum in F32. */
 typedef struct { Tensor low; LowRank m; } LowProduct;
 
 /* ---- attention -------------------------------------------------------------------------------------------- */
@@ -193,8 +193,8 @@ void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x,
 void attention_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
 void attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs);
 
-/* Heads exchanged to ranks; `heads` has those of one rank. Row r N + n of y (ranks * N, W / ranks) is row n of x (N, W), with rank
- * r's columns only: of rows [q | k | v], or only of q. heads_join is the inverse. F32 or BF16. */
+/* Orders columns by rank, for comm_all_to_all. heads.H and heads.K are those of one rank. Row r N + n of y (ranks * N, W / ranks)
+ * is row n of x (N, W), with rank r's columns only: of rows [q | k | v], or only of q. heads_join is the inverse. F32 or BF16. */
 void heads_split(Tensor y, Tensor x, Attention heads);
 void heads_join (Tensor x, Tensor y, Attention heads);
 
@@ -214,10 +214,10 @@ enum { CHANNEL_EXCESS = 6, CHANNEL_MOST = 63 };
  * stored, or FROM_EXACT of wide [+ product]. act (N,F); rows of gate_up and wide (N,2F) are [gate | up].
  *
  * An act with `channel` is multiplied by these factors, column by column, before its range is measured and it is encoded. Unless
- * its range is kept they are first set from it: channel[c] = 2^-k, k = max(0, e[c] - median - 6), at most 63, with e[c] =
+ * *act.range_reused they are first chosen from act: channel[c] = 2^-k, k = max(0, e[c] - median - 6), at most 63, with e[c] =
  * floor(log2(max|column c|)). median: the least that half of the e[c] of all columns that are not 0 do not exceed. So a column
- * gets a factor from 64 to 256 times the median column's maximum on, as both are rounded to powers of two; usually none does, and
- * all codes are those without factors.
+ * gets a factor from 64 to 128 times the median column's maximum on, as both are rounded down to powers of two; usually none does,
+ * and all codes are those without factors.
  * DIFFERS: Smooth-SwiGLU [Fishman et al. 2024, arXiv 2409.12517] has a factor for every column, from its maximum, and folds it into
  * the weight before that is rounded to FP8. */
 void swiglu_forward (Tensor act, Tensor gate_up, Tensor wide, LowProduct product, ForwardSource from);

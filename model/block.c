@@ -326,8 +326,8 @@ static void mlp_again(const Model *m, const Unit *w, const Acts *a, const Acts *
         lora_narrow(a->low[LINEAR_DOWN], a->swiglu_operand, adapter_a(w, LINEAR_DOWN), m->lora_scale);
 }
 
-/* dres = [dres +] the gradient of a norm's input, from that of its output, dh. Where dres_amax is wanted nothing else writes
- * dres: it is the maximum whenever branch_out_backward reads it. */
+/* dres = [dres +] the gradient of a norm's input, from that of its output, dh. If dres_amax is wanted, only this writes dres: so it
+ * is max|dres| when branch_out_backward reads it. */
 void norm_to_stream_backward(const Model *m, Tensor dnorm, Tensor x, const float *stats, Tensor norm, bool accumulate)
 {
     const BackwardScratch *t = &m->work;
@@ -393,9 +393,9 @@ static void mlp_tiles_backward(const Model *m, const Unit *w, const Unit *dw, co
 }
 
 /* On entry m->work.dres is dLoss/d(r2), on return, if `needs_dx`, dLoss/d(r0); without it only the weight gradients of this block
- * are computed. Weight gradients are added to dw. That of the output projection's A reads attn_out, which attention's backward
- * needs too, not attn_operand: its codes would have to be made again. What the recipe does not keep is recomputed where it is read:
- * act by SwiGLU's backward, the rest as in forward. */
+ * are computed. Weight gradients are added to dw. The gradient of the output projection's adapter A reads attn_out, which
+ * attention's backward needs anyway; attn_operand would have to be encoded again. What the recipe does not keep is recomputed where
+ * it is read: act by SwiGLU's backward, the rest as in forward. */
 void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, const Acts *next, bool needs_dx)
 {
     const BackwardScratch *t = &m->work;

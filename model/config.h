@@ -197,8 +197,8 @@ typedef struct {
     } data;
 
     int      global_train_batch_size;         /* sequences per step over all ranks */
-    struct { int count; long step[MOST_DOUBLINGS]; } batch_warmup;    /* ascending: the batch doubles after each of these steps, and
-                                                 after the last one is the global_train_batch_size */
+    struct { int count; long step[MOST_DOUBLINGS]; } batch_warmup;    /* ascending: the batch doubles after each of these steps,
+                                                 up to global_train_batch_size after the last one */
     struct { int min; long steps; } length_warmup;      /* run/pieces.h: from sequences of `min` tokens on; steps 0: none */
     int      device_train_microbatch_size;    /* sequences per forward pass of a rank, or of the ranks that share them */
     Duration max_duration;
@@ -233,7 +233,7 @@ typedef struct {
 
     char    *save_folder;
     bool     save_overwrite;
-    long     save_interval;                   /* steps, and at the end; without any interval nothing is saved */
+    long     save_interval;                   /* steps; 0: none but the one at the end */
     long     save_interval_unsharded;         /* permanent every K steps, never deleted; 0: none */
     long     save_interval_ephemeral;         /* steps; replaced by the next one; 0: none */
     long     save_num_checkpoints_to_keep;    /* of save_interval; -1: all */

@@ -204,7 +204,7 @@ void fsdp_empty_grads(ParamStore *f)
 
 /* ---- the optimizer's states ------------------------------------------------------------------------------- */
 
-/* NOTE: codes of 0 are not 0 in every format, so zeroed memory says 0 only as long as the scales are 0 too. */
+/* NOTE: in DYNAMIC8 byte 0 is not the code of 0, so zeroed codes mean 0 only while the scale is 0 too: the code of 0 is written. */
 static void zero_codes(Tensor t)
 {
     enum { CHUNK = 1 << 20 };

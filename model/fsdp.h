@@ -4,7 +4,7 @@
  *   gradients of unit u   FREE -fsdp_grads->  FILLING   -fsdp_reduce->  REDUCING -(mark)->     FREE
  *
  * (1) A gather waits, in its queue, for the release of the memory it overwrites. (2) fsdp_acquire makes the compute queue
- * wait, never the host. (3) Collectives are issued in the same order on every rank. (4) Nothing here blocks the host.
+ * wait, never the host. (3) Collectives are issued in the same order on every rank. (4) Only what says that it waits blocks the host.
  *
  * Each rank of a shard group owns one slice of every unit: of its master weights, accumulated gradients and moments; all
  * ranks at the same place of their groups hold the same. The strategies are the size of that group and two choices of
@@ -27,8 +27,8 @@
 #include "model/fsdp_plan.h"
 
 void        fsdp_gather (ParamStore *f, int unit, int uses);     /* starts to bring the unit's weights here; uses: of enum Use */
-/* The same in front of the use of another unit, so that it comes while that computes. One rank has nothing to wait for, and memory
- * for one block. */
+/* The same, called before another unit computes, so that the copies overlap with it. It does nothing where blocks share one buffer
+ * (f->overlaps is false). */
 void        fsdp_gather_ahead(ParamStore *f, int unit, int uses);
 const Unit *fsdp_acquire(ParamStore *f, int unit);               /* they are readable by what is queued from now on */
 void        fsdp_release(ParamStore *f, int unit);
@@ -39,7 +39,7 @@ void        fsdp_wait_grads(ParamStore *f);                      /* what is queu
 
 void        fsdp_init   (ParamStore *f, const ModelConfig *c, uint64_t seed);   /* initial weights; the same for any number of ranks */
 void        fsdp_init_adapters(ParamStore *f, const ModelConfig *c, uint64_t seed);      /* their part of it: all else is loaded */
-/* A step begins: its first micro-batch writes the gradients of all units, in place of what they hold. */
+/* Begins a step: marks all gradients as empty, so that its first micro-batch overwrites them. */
 void        fsdp_empty_grads(ParamStore *f);
 void        fsdp_zero_states(ParamStore *f);                     /* all states of the optimizer are 0, in padding too. Waits */
 /* The optimizer changed this parameter's master weights, which are on the host; `master`: this rank's, on the device. All ranks of

@@ -12,8 +12,9 @@
 
 /* ---- the way of a weight ---------------------------------------------------------------------------------- */
 
-/* What is stored: the format that computes; another; of the region BASE another than E4M3 computes, or groups of NF4. What
- * computes: F32 or BF16; an FP8 operand; or F32 or BF16 in a unit whose buffer holds FP8 operands, as norms and adapters do. */
+/* Stored. SAME: in the format that computes. OTHER: in another. CODES: E4M3 of BASE, where other formats compute. GROUPS: NF4 of
+ * BASE. Computing. WIDE: F32 or BF16. FP8: an operand. APART: F32 or BF16 in a unit whose buffer holds FP8 operands: norms and
+ * adapters. */
 typedef enum { SAME, OTHER, CODES, GROUPS, NUM_STORED } Stored;
 typedef enum { WIDE, FP8, APART, NUM_COMPUTING } Computing;
 

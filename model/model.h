@@ -14,9 +14,9 @@ bool     model_on_host(const void *p);
 
 typedef struct { double loss, zloss; } Losses;
 
-/* `count` micro-batches of attn.B sequences, whole also if ranks share them (host arrays (count, B, T); target -1: masked; begins
- * 1: a document begins there, which matters if attention stays inside documents, NULL: each sequence is one). The gradients are
- * those of scale * (sum of losses + z_weight * sum of z-losses). After PASS_COMPLETE operations that are queued later see their
+/* `count` micro-batches of attn.B whole sequences; context ranks give the same ones (host arrays (count, B, T); target -1: masked;
+ * begins 1: a document begins there, which matters if attention stays inside documents, NULL: each sequence is one). The gradients
+ * are those of scale * (sum of losses + z_weight * sum of z-losses). After PASS_COMPLETE operations that are queued later see their
  * sums over ranks. The micro-batches of a step may come in several calls; with stages one in each call, or all in one. All ranks of
  * a pipeline call. */
 void     model_batch(Model *m, ParamStore *f, const int *tokens, const int *targets, const uint8_t *begins, int count, float scale,

@@ -7,7 +7,7 @@
  * alternates:
  *
  *     1F1B, 2 stages, 3 micro-batches          stage 0   F0 F1 B0 F2 B1    B2
- *                                              stage 1      F0 B0 F1 B1 F2 B2            the last stage is never between the two
+ *                                              stage 1      F0 B0 F1 B1 F2 B2
  *
  * With chunks, groups of p micro-batches go through one chunk after the other. If p does not divide their number, as that of an
  * evaluation, and with PIPELINE_ONE, the group is one micro-batch.

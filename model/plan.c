@@ -106,8 +106,8 @@ static bool same(Tensor a, Format f)
 
 /* The stream is kept, its sums with branches in another place, where backward reads it: as norm input, as GEMM operand, or to run
  * the block again. NOTE: without a backward pass they are in two places, too: matmul may round what it adds in place once more,
- * and an evaluation is to give the numbers of the training. So what blocks that are recomputed begin with is not where the others
- * add in place. */
+ * and an evaluation is to give the numbers of the training. So the input of a recomputed block is never where others add in
+ * place. */
 static bool stream_is_kept(const Planner *p)
 {
     const Recipe *r = &p->m->recipe;
@@ -254,9 +254,9 @@ static void plan_gradients(Planner *p, Tensor dgate_up, Tensor dqkv_op)
     }
 }
 
-/* What attention on a GPU works with: in backward, of a row and head, sums of dq in F32, dk and dv in BF16 where heads share keys,
- * and four floats more; of whole tiles of 128 rows and 64 columns, of documents' last tiles too: an eighth is left to those.
- * Without it, or with less than it wants, it takes memory of its own. */
+/* Work memory of attention on a GPU: in backward, per row and head, sums of dq in F32, dk and dv in BF16 where heads share keys,
+ * and four floats more. Sizes are padded to tiles of 128 rows and 64 columns; documents' last tiles are padded too, hence an eighth
+ * more. Without it, or with less than it wants, it takes memory of its own. */
 static void plan_scratch(Model *m)
 {
     const Attention a = context_attention(m, m->attn);
@@ -367,7 +367,8 @@ static void plan_output(Planner *p, int u)
     p->m->unit_acts[u].attn_res = place_stream(p);
 }
 
-/* In how many sets a unit has buffers: those of its chunk, or of a chunk whose output it reads on another stage. */
+/* In how many sets unit u has buffers: as many as its chunk has micro-batches in flight, or the chunk before, whose output it
+ * reads. */
 static int sets_of(const Model *m, const ParamStore *f, int u)
 {
     for (int chunk = 0; chunk < f->pipe.chunks; chunk++) {

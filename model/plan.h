@@ -1,5 +1,5 @@
-/* recipe + configuration -> where everything that a rank needs lies, in one allocation. Planning asks nobody and changes nothing:
- * it can be done for any rank of any number. */
+/* recipe + configuration -> where everything that a rank needs lies, in one allocation. Planning needs no other
+ * ranks and no device: it can be done for any rank of any number. */
 #pragma once
 #include "model/buffers.h"
 #include "model/fsdp_plan.h"

@@ -59,8 +59,8 @@ extern const Recipe recipes[];      /* ends with name == NULL */
 const Recipe *recipe_find(const char *name);          /* NULL if there is none */
 Keep          recipe_keep(const Recipe *r, int block);     /* what forward of this block saves */
 bool          recipe_recomputes(const Recipe *r);          /* whether backward reruns the forward of any block */
-/* The format of all weights if nothing is trained: the computing format, or the master weights' if computing rounds these again. In
- * both cases forward gives the results of training. */
+/* The format of all weights if nothing is trained: that of computing, or that of master weights if operands have a smaller one,
+ * which forward then encodes as in training. In both cases forward gives the results of training. */
 Format        recipe_forward_weights(const Recipe *r);
 bool          recipe_is_changed(const Recipe *r);     /* differs from the row of its name */
 void          recipe_print(const Recipe *r);          /* on stdout; without the moments, which not every optimizer reads */

@@ -11,8 +11,8 @@
 /* The units of a chunk of this stage read and write the activations of set `set`. */
 void stages_use_set(Model *m, int set);
 
-/* The same for micro-batch `micro` of a step. FP8 operands in its forward pass have the ranges after that of the micro-batch before
- * it, whose set keeps them for its backward pass. */
+/* The same for micro-batch r.micro of a step. Before its forward pass the FP8 ranges of micro-batch r.micro - 1 are copied to its
+ * set; that micro-batch's own set keeps them for its backward pass. */
 void stages_use(Model *m, const ParamStore *f, UnitRange units, PipelineRow r);
 
 /* The stream that the chunk reads; the gradient of the stream that it wrote. */

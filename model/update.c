@@ -202,7 +202,7 @@ typedef struct {
     DeviceMark *computed;
 } Stages;
 
-/* At first all stages are free once what is queued now has run. */
+/* Before the first part the fetch queue waits for the compute queue: the memory of the stages is that of activations. */
 static void fetch_part(const ParamStore *f, Stages *s, const UpdatePart *p, int number)
 {
     const int stage = number % STAGES_OF_UPDATE;
@@ -215,8 +215,8 @@ static void fetch_part(const ParamStore *f, Stages *s, const UpdatePart *p, int 
     device_queue(QUEUE_COMPUTE);
 }
 
-/* After the next part has come: its first scales may share a word with this one's last. Copies still go both ways, since the part
- * after it is already coming. */
+/* Waits until the next part is on the device: on the host its first scales may share a 32-bit word with this part's last. Copies
+ * still go both ways, since the part after that is already being fetched. */
 static void return_part(const ParamStore *f, Stages *s, const UpdatePart *p, int number)
 {
     const int stage = number % STAGES_OF_UPDATE;

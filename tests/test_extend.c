@@ -73,6 +73,14 @@ static void test_branches(void **state)
                                                       "--scheduler.t_warmup=512")), 0);
     expect_output("tokens/step12, at step 12 of 20");
     check_rates("tokens-on", 13, 20);
+    /* Four steps of 128 tokens, then of 256: 3584 tokens, whose decay begins at 2304, in step 11. */
+    const char *const warm = "--scheduler.units=tokens --scheduler.t_decay=1280 --batch_size_warmup=[4] --scheduler.t_warmup=512 ";
+    char text[256];
+    snprintf(text, sizeof text, "%s--max_duration=16", warm);
+    expect_status(run(1, "warm", text), 0);
+    snprintf(text, sizeof text, "%s--max_duration=20", warm);
+    expect_status(run(1, "warm-on", from("warm", text)), 0);
+    expect_output("warm/step8, at step 8 of 20");
 }
 
 static void test_refusals(void **state)

@@ -1,5 +1,5 @@
 /* The projector: its operations against formulas in double, and models with images against models without. Gradients:
- * test_gradients.c; transformers: test_llava.c; ranks: test_images_ranks.c. */
+ * test_gradients.c; transformers: test_parity.c; ranks: test_images_ranks.c. */
 #include "tests/kit.h"
 
 #include <math.h>

@@ -35,8 +35,8 @@ int  comm_group     (Ranks g);                  /* a number of its group, unique
  * plan of ranks that were not started. */
 void comm_pretend(const Mesh *m, int as);
 
-/* What this rank has sent to others since the start, in bytes, as a ring of the group's ranks sends it: of W ranks each sends W - 1
- * times its part of a gather or of a sum that is scattered, and both for a sum that all get. */
+/* What this rank has sent to others since the start, in bytes, as a ring of the group's ranks sends it: with W ranks each sends W -
+ * 1 times its part for an all-gather or a reduce-scatter, and both for an all-reduce. */
 typedef enum { SENT_GATHERS, SENT_SCATTERED_SUMS, SENT_SUMS, SENT_EXCHANGES, SENT_MESSAGES, SENT_HOST_VALUES, NUM_SENT } Sent;
 size_t comm_ring_bytes(Sent what, size_t bytes, int ranks);     /* bytes: of the tensor, a gather's or scattered sum's part */
 void   comm_count     (Sent what, size_t bytes, Ranks g);       /* back ends: such an operation was queued */

@@ -31,7 +31,7 @@ void watchdog_mark(const char *operation, int part);
 void watchdog_mark_together(const char *operation, int part);
 
 /* With pipeline stages ranks of different stages do different things in between: the following marks `together` are compared with
- * those of ranks of this stage only, until watchdog_leave_stage. And a mark of waiting for a neighbouring stage. */
+ * those of ranks of this stage only, until watchdog_leave_stage. watchdog_mark_neighbour: waits for a neighbouring stage. */
 void watchdog_enter_stage(int stage);
 void watchdog_leave_stage(void);
 void watchdog_mark_neighbour(const char *operation, int part);

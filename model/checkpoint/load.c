@@ -124,7 +124,7 @@ static const Optimizer *read_states(const ParamStore *f, const Config *c, const 
     return c->average.last > 0 && !there ? optimizer_find(c->optimizer.name) : f->optimizer;
 }
 
-/* The first state in the files that the run does not have; an average that it does not go on with is none. */
+/* The first state in the files that the run does not have, or NULL. An average that the run does not continue is ignored. */
 static const char *left_state(const Layout *l, const Source *s)
 {
     for (int i = 0; i < s->count; i++)
@@ -202,7 +202,7 @@ static void compare_blocks(const char *folder, const ModelConfig *t, const Model
     while (l < c->n_layers && l < t->n_layers && layer_slides(t, l) == layer_slides(c, l))
         l++;
     if (l < c->n_layers && l < t->n_layers && t->sliding_window > 0 && c->sliding_window > 0)
-        warn("%s/config.json: layer %d has %s sliding window, the configuration's has %s and is used", folder, l,
+        warn("%s/config.json: layer %d has %s sliding window, in the configuration it has %s; the configuration is used", folder, l,
              layer_slides(t, l) ? "a" : "no", layer_slides(c, l) ? "one" : "none");
     if (t->rope_scaling.type != c->rope_scaling.type && t->rope_scaling.factor == c->rope_scaling.factor)
         warn("%s/config.json: rotary frequencies are %s, in the configuration %s, which is used", folder,
@@ -397,8 +397,8 @@ char *checkpoint_latest(const char *save_folder)
         found = highest(save_folder, suffix, other, sizeof other);
     }
     if (!found && *other)
-        die("save_folder %s has no complete checkpoint (%s); repair it, or start a new run with another --save_folder, or here "
-            "with --save_overwrite and without --try_load_latest_save", save_folder, other);
+        die("save_folder %s has no complete checkpoint (%s); repair it, or start a new run: in another --save_folder, or in this "
+            "one with --save_overwrite and without --try_load_latest_save", save_folder, other);
     if (name)
         warn("%s/latest points to %s, which is no complete checkpoint%s%s; %s%s", save_folder, name, *problem ? ": " : "", problem,
              found ? "using " : "there is no other", found ? found : "");

@@ -46,26 +46,32 @@ static void check_batch(Reader *r)
         place, batch, world, name_groups(r), world == 1 ? "" : "s", share, micro, smaller, batches);
 }
 
+void config_read_batch_warmup(Settings *s, const char *place)
+{
+    const int count = s->num_batch_warmup;
+    if (count > MOST_DOUBLINGS)
+        die("%s: batch_size_warmup: expected up to %d steps, found %d", place, MOST_DOUBLINGS, count);
+    for (int i = 0; i < count; i++) {
+        char *end;
+        const char *text = s->batch_warmup[i];
+        const long step = strtol(text, &end, 10);
+        if (*end || !*text || step < 1 || (double)step > LONGS || (i > 0 && step <= s->c.batch_warmup.step[i - 1]))
+            die("%s: batch_size_warmup: expected ascending numbers of steps, as in [1000, 3000], found '%s'", place, text);
+        s->c.batch_warmup.step[i] = step;
+    }
+    s->c.batch_warmup.count = count;
+}
+
 /* The smallest batch, too, must be whole micro-batches of all ranks. */
 static void check_batch_warmup(Reader *r)
 {
-    Config *c = &r->s->c;
+    const Config *c = &r->s->c;
     const int count = r->s->num_batch_warmup;
     const char *place = config_where(r, "batch_size_warmup");
     const bool interleaved = c->strategy.pipeline_schedule == PIPELINE_INTERLEAVED;
     const int rounds = interleaved ? pipeline_stages(&c->strategy) : 1;
     const long unit = (long)groups_of(r) * c->device_train_microbatch_size * rounds;
-    if (count > MOST_DOUBLINGS)
-        die("%s: batch_size_warmup: expected up to %d steps, found %d", place, MOST_DOUBLINGS, count);
-    for (int i = 0; i < count; i++) {
-        char *end;
-        const char *text = r->s->batch_warmup[i];
-        const long step = strtol(text, &end, 10);
-        if (*end || !*text || step < 1 || (double)step > LONGS || (i > 0 && step <= c->batch_warmup.step[i - 1]))
-            die("%s: batch_size_warmup: expected ascending numbers of steps, as in [1000, 3000], found '%s'", place, text);
-        c->batch_warmup.step[i] = step;
-    }
-    c->batch_warmup.count = count;
+    config_read_batch_warmup(r->s, place);
     if (count > 0 && (c->max_duration.epochs > 0 || c->stop_at.epochs > 0))
         die("%s: batch_size_warmup: the run's length in epochs is not supported; give max_duration and stop_at in steps or tokens",
             place);

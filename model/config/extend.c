@@ -36,17 +36,19 @@ static void set_place(Place *p, const Config *c)
 static Place read_place(const char *where, char *checkpoint)
 {
     static const char *const keys[] = { "scheduler.name", "scheduler.units", "scheduler.t_decay", "scheduler.t_max", "max_duration",
-                                        "global_train_batch_size", "model.max_sequence_length" };
+                                        "global_train_batch_size", "model.max_sequence_length", "batch_size_warmup" };
     Settings *s = xcalloc(1, sizeof *s);
     Place p = { checkpoint, count_of(checkpoint, "step"), count_of(checkpoint, "tokens"), 0, 0, 0, NULL };
+    YamlNode *run = config_of_run(checkpoint);
     config_defaults(s, "");
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        char *text = config_trained_with(checkpoint, keys[i]);
-        if (text)
-            value_parse_text(s, config_key(keys[i]), text, checkpoint);
-        free(text);
+    for (size_t i = 0; run && i < sizeof keys / sizeof keys[0]; i++) {
+        const YamlNode *n = yaml_find(run, keys[i]);
+        if (n)
+            value_parse(s, config_key(keys[i]), n);
     }
+    yaml_free(run);
     s->c.scheduler.in_tokens = s->scheduler_units == UNITS_TOKENS;
+    config_read_batch_warmup(s, checkpoint);
     if (s->c.scheduler.name != WSD)
         die("%s: extend: the run of %s does not have scheduler.name wsd, so it has no stable part; --load_path=%s continues it",
             where, checkpoint, checkpoint);

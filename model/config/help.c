@@ -172,8 +172,8 @@ static void print_all(FILE *f)
           "       ./train --export=<checkpoint> [--dtype=bf16|f16|f32|fp8|int8|int4|nf4] [...] <folder>\n"
           "       ./train --average=<a>,<b>,<c>[:<weights>] [--dtype=...] [...] <folder>\n"
           "       ./train --help | --help=<key or section> | --help=markdown | --version\n\n"
-          "Trains a Llama, Mistral, OLMo or Qwen model as described by the file; --key=value changes a setting, as in\n"
-          "--max_duration=100, --data.paths=[a.npy,b.npy], --save_overwrite. --export writes a checkpoint (stepN, or the\n"
+          "Trains a Llama, Mistral, OLMo, Qwen, SmolLM3 or LLaVA model as described by the file; --key=value changes a\n"
+          "setting, as in --max_duration=100, --data.paths=[a.npy,b.npy], --save_overwrite. --export writes a checkpoint (stepN, or the\n"
           "latest of a save_folder) as a folder for other programs: weights in one type with adapters merged, config.json\n"
           "and tokenizer, without states of the training; --average writes the mean of several; --help=export lists the\n"
           "options of both. Keys and values are those of OLMo's files:\n\n", f);

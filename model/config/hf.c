@@ -128,9 +128,9 @@ static void warn_of_unknown(const Source *s, json_t *from, int type)
 {
     char *names = unknown_keys(s, from, type);
     if (names && type < 0)
-        warn("%s: a %s has no %s: ignored, as in transformers", s->path, s->class->class, names);
+        warn("%s: a %s does not read %s: ignored, as in transformers", s->path, s->class->class, names);
     else if (names)
-        warn("%s: rotation of rope_type %s has no %s: ignored, as in transformers", s->path, rope_types[type], names);
+        warn("%s: rope_type %s does not read %s: ignored, as in transformers", s->path, rope_types[type], names);
     free(names);
 }
 

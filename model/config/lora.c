@@ -151,8 +151,8 @@ static void note_idle(Reader *r)
 }
 
 /* Settles the format of the base. Runs that train nothing round weights that are not E4M3 or NF4 as training did, so that adapters
- * give the same results; recipe_forward_weights might choose another format. They store adapters in the format of the base: where
- * that is BF16 and training computed with adapters in F32, the base has values of BF16 in F32. */
+ * give the same results; recipe_forward_weights might choose another format. Such runs store adapters in the format of the base. If
+ * that is BF16 and training computed with adapters in F32, the base is rounded to BF16 and stored in F32. */
 static void settle_base(Reader *r)
 {
     Settings *s = r->s;

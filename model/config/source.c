@@ -49,8 +49,7 @@ void config_check_command_line(const Reader *r, const char *first)
 
 /* ---- what follows from the model -------------------------------------------------------------------------- */
 
-/* The configuration of the run that saved this checkpoint; NULL: not a checkpoint. The caller owns it. */
-static YamlNode *configuration_of(const char *folder)
+YamlNode *config_of_run(const char *folder)
 {
     if (!file_is_in(folder, "trainer.json") || !file_is_in(folder, "config.yaml"))
         return NULL;
@@ -65,7 +64,7 @@ static YamlNode *configuration_of(const char *folder)
 /* The value of `key` in that configuration; NULL: there is none. The caller owns it. */
 char *config_trained_with(const char *folder, const char *key)
 {
-    YamlNode *root = configuration_of(folder);
+    YamlNode *root = config_of_run(folder);
     const YamlNode *n = root ? yaml_find(root, key) : NULL;
     char *text = n && n->text ? xstrdup(n->text) : NULL;
     yaml_free(root);
@@ -123,7 +122,7 @@ static void settle_evaluation(Reader *r, const char *folder)
         { "recipe", recipe }, { "format", recipe }, { "activations", recipe }, { "fp8", recipe },
         { "data.generate_doc_lengths", true }, { "device_train_microbatch_size", batches }, { "device_eval_batch_size", batches },
     };
-    YamlNode *run = configuration_of(folder);
+    YamlNode *run = config_of_run(folder);
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         const YamlNode *n = run && list[i].wanted ? yaml_find(run, list[i].name) : NULL;
         if (n)

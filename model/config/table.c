@@ -15,8 +15,8 @@ const ConfigKey config_keys[] = {
            "and no GPU if device_memory is given"),
     OTHER ("eval_only", BOOL, "false", C(eval_only),
            "evaluate load_path, print the results, then stop; needs no training data and writes only eval.jsonl, if save_folder is "
-           "given. Without a model section, batch sizes and data.generate_doc_lengths are those of the checkpoint's run, and so "
-           "are recipe, format, activations and fp8 unless a recipe is given; otherwise the recipe is bf16"),
+           "given. If the file has no model section, batch sizes and data.generate_doc_lengths are those of the checkpoint's run, "
+           "and without a recipe also recipe, format, activations and fp8; otherwise the recipe is bf16"),
     OTHER ("generate", STRING, "null", C(generate),
            "print load_path's continuations of the prompts in this file (a line each: {\"tokens\": [...]}), then stop; needs no "
            "data and writes no files; recipe bf16 unless one is given"),
@@ -59,8 +59,8 @@ const ConfigKey config_keys[] = {
            "what forward saves for backward. all: everything; inputs: not what is cheap to recompute; attention: only each block's "
            "input and attention's output; block: only each block's input"),
     WORD  ("activations.recompute", CHOICE | FOLLOWS, "null", WORDS({ "none", 0 }, SHARES), C(recipe.recompute),
-           "blocks that save only their input, as with activations.keep=block: none; every second, third, fourth or eighth, "
-           "starting with the first; or all but every third or fourth"),
+           "which blocks save only their input, as all do with activations.keep=block. one_in_N: every Nth, starting with the "
+           "first; two_in_three, three_in_four: all but every third or fourth"),
     WORD  ("fp8.forward", CHOICE | FOLLOWS, "null", WORDS({ "saved", FROM_SAVED }, { "exact", FROM_EXACT }), C(recipe.forward),
            "values that forward continues with after saving FP8. saved: the rounded ones, as in COAT; exact: those not rounded"),
     WORD  ("fp8.fast_accumulation", CHOICE | FOLLOWS, "null", WORDS({ "none", FAST_NONE }, { "forward", FAST_FORWARD },
@@ -228,7 +228,7 @@ const ConfigKey config_keys[] = {
     OTHER ("data.mix[].paths", PATHS, NULL, S(files.paths), "as data.paths"),
     NUMBER("data.mix[].ratio", DOUBLE, NULL, 1e-6, 1e6, S(ratio), "its share of the tokens, relative to the sum of all ratios"),
     NUMBER("data.mix[].max_repetition", DOUBLE, "1", 1, 1e6, S(max_repetition),
-           "its tokens are used at most so often; a run that needs more is an error at its start"),
+           "how often its tokens may be used: 1: once; 2.5 is possible; a run that needs more is an error at its start"),
     OPTION("data.mix[].tokens", LONG, "null", 0, 1, LONGS, S(tokens),
            "number of tokens to use of it, in whole sequences; default: all"),
     OTHER ("data.mix[].label_mask_paths", PATHS, "[]", S(files.label_mask_paths), "as data.label_mask_paths, for its paths"),
@@ -336,9 +336,9 @@ const ConfigKey config_keys[] = {
     OPTION("auxiliary_loss_multiplier", DOUBLE, "1e-4", 0, 0, 1e3, X(auxiliary_loss_multiplier), "factor of the z-loss"),
     NUMBER("loss_chunk", INT, "0", 0, MANY, C(loss_chunk), "tokens whose logits exist at once; 0: automatic"),
     NUMBER("mlp_tile", INT, "0", 0, MANY, C(mlp_tile),
-           "tokens whose MLP is computed at once (tiled MLP) in blocks whose MLP backward runs again, a multiple of 128; at least "
-           "as many as a micro-batch has: all. FP8 scales of the MLP are those of a tile. 0: all, or 16384 where nothing else fits "
-           "device_memory. With quant_stats_interval: all"),
+           "tokens whose MLP is computed at once (tiled MLP) in blocks whose MLP backward recomputes, a multiple of 128. Each tile "
+           "has its own FP8 scales. 0, or all tokens of a micro-batch: no tiles; but 0 is 16384 if nothing else fits "
+           "device_memory. With quant_stats_interval there are no tiles"),
 
     /* ---- saving and loading ---- */
     OTHER ("save_folder", STRING, "null", C(save_folder), "folder of checkpoints and metrics; default runs/<run_name>"),
@@ -348,7 +348,7 @@ const ConfigKey config_keys[] = {
     OPTION("save_interval", LONG, "1000", 0, 0, LONGS, C(save_interval),
            "steps between checkpoints; null: only one at the end"),
     OPTION("save_num_checkpoints_to_keep", LONG, "-1", -1, -1, LONGS, C(save_num_checkpoints_to_keep),
-           "newest checkpoints of save_interval to keep; -1: all; 0: save none, not even at the end"),
+           "newest checkpoints of save_interval to keep; -1: all; 0: none, and none at the end without save_interval_unsharded"),
     OPTION("save_interval_unsharded", LONG, "null", 0, 1, LONGS, C(save_interval_unsharded),
            "steps between checkpoints that are never deleted"),
     OPTION("save_interval_ephemeral", LONG, "null", 0, 1, LONGS, C(save_interval_ephemeral),
@@ -417,8 +417,8 @@ const ConfigKey config_keys[] = {
            "what is sharded over the ranks. FULL_SHARD: weights, gradients and moments; SHARD_GRAD_OP: the same, but weights stay "
            "gathered during a step; NO_SHARD: nothing; HYBRID_SHARD and _HYBRID_SHARD_ZERO2: as the first two, inside groups of "
            "ranks that are replicas of each other. FULL_SHARD and HYBRID_SHARD gather the weights of as many blocks as fit only "
-           "once per step, with 3 GiB of memory left free (device_memory). On one GPU the FP8 codes of weights and their "
-           "transposes are made once per step in as many blocks as fit, with SHARD_GRAD_OP in all"),
+           "once per step, with 3 GiB of memory left free (device_memory). On one GPU they keep the FP8 codes of weights "
+           "and their transposes for a whole step in as many blocks as fit, SHARD_GRAD_OP in all blocks"),
     OPTION("fsdp.hybrid_sharding_num_model_replicas", INT, "null", 0, 1, MANY, X(fsdp.replicas),
            "number of HYBRID_SHARD's groups; null: one per host"),
     WORD  ("fsdp.precision", CHOICE | SPENT, "null", WORDS({ "pure", FSDP_PURE }, { "mixed", FSDP_MIXED }),
@@ -454,8 +454,8 @@ const ConfigKey config_keys[] = {
     WORD  ("host.moments", CHOICE, "auto", host_uses, C(host.moments),
            "keep the optimizer's states in host memory; they are copied to the device, part by part, for its step"),
     WORD  ("host.master", CHOICE, "auto", host_uses, C(host.master),
-           "the same for master weights of blocks, if the device computes in a smaller format. auto moves activations first, then "
-           "base, moments and master weights, each only as far as needed"),
+           "keep master weights of blocks in host memory, if the device computes in a smaller format. auto moves activations "
+           "first, then base, moments and master weights, each only as far as needed"),
 
     /* ---- the log ---- */
     NUMBER("profile", INT, "0", 0, 1000, C(profile),

@@ -24,10 +24,10 @@ typedef enum {
     LAYER_TYPES,     /* LayerTypes: a list                                                              */
     SECTIONS,        /* a list of sections, whose keys are the rows name[].key (mix.c)                  */
     FIXED,           /* nothing: only the `choices` are accepted, `help` says why                       */
-    UNUSED,          /* nothing: any value; named in the one warning unless null or one of `choices`    */
+    UNUSED,          /* nothing: any value is ignored, with a warning unless null or one of `choices`   */
     TYPE_MASK = 31,
-    SPENT = 32,      /* flag: the written configuration expresses its effect by other keys              */
-    FOLLOWS = 64     /* flag: null: the value follows from another key, as a column from the recipe     */
+    SPENT = 32,      /* flag: not in the written configuration, which has the keys that it sets         */
+    FOLLOWS = 64     /* flag: null means that another key decides, as the recipe does for its columns   */
 } Type;
 
 typedef struct {
@@ -185,6 +185,9 @@ void config_read_mix (Reader *r);
 void config_free_mix (Config *c);
 void config_print_mix(FILE *f, const Config *c);         /* the text after `mix:` */
 
+/* Reads the words of batch_size_warmup into s->c.batch_warmup. Dies, naming `place`, unless they are ascending numbers of steps. */
+void config_read_batch_warmup(Settings *s, const char *place);
+
 /* The length of training in the scheduler's units; 0: epochs, whose length depends on the data. */
 double config_duration(const Config *c);
 
@@ -206,6 +209,7 @@ void config_check_load_path(const Reader *r);        /* that it is no URL and no
 void config_check_has_model(const Reader *r, const char *place);  /* generate and eval_only need a load_path */
 void config_check_command_line(const Reader *r, const char *first);      /* of a run without a file; `first`: its first argument */
 void config_settle_source(Reader *r);                                    /* settings that follow from the model of Config.source */
+YamlNode *config_of_run(const char *folder);         /* of the run that saved this checkpoint; NULL: no checkpoint. The caller owns it */
 char *config_trained_with(const char *folder, const char *key);          /* see source.c */
 void config_check_base(const char *where, const char *base_path);        /* that it can be the base of adapters (source.c) */
 

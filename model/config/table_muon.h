@@ -1,7 +1,7 @@
 /* The rows of table.c for optimizer.name muon. Only table.c includes it, after table_rows.h. */
 #pragma once
 #define MUON_ROWS \
-    NUMBER("optimizer.momentum", DOUBLE, "0.95", 0, 1 - TINY, C(optimizer.momentum), "muon: decay of momentum_buffer"), \
+    NUMBER("optimizer.momentum", DOUBLE, "0.95", 0, 0.999999, C(optimizer.momentum), "muon: decay of momentum_buffer"), \
     OTHER ("optimizer.nesterov", BOOL, "true", C(optimizer.nesterov), "muon: Nesterov's momentum"), \
     NUMBER("optimizer.ns_steps", INT, "5", 1, 99, C(optimizer.ns_steps), "muon: iterations of Newton-Schulz"), \
     NUMBER("optimizer.ns_eps", DOUBLE, "1e-7", 1e-15, 1, C(optimizer.ns_eps), \

@@ -126,7 +126,7 @@ void value_print(FILE *f, const void *base, const ConfigKey *k, int indent)
         print_double(f, ((const double *)place)[1], false);
         fputc(']', f);
         break;
-    default:       die("model/config/value.c: a value of type %d cannot be written", type);
+    default:       die("model/config/value_print.c: a value of type %d cannot be written", type);
     }
     fputc('\n', f);
 }

@@ -207,6 +207,9 @@ static void check_lines(FILE *file, const char *path)
 
 YamlNode *yaml_load(const char *path)
 {
+    const char *end = strrchr(path, '.');
+    if (end && strcmp(end, ".npy") == 0)
+        die("%s is no configuration file; tokens are given as --data.paths=%s", path, path);
     errno = 0;
     FILE *file = fopen(path, "rb");
     if (file)
@@ -215,9 +218,6 @@ YamlNode *yaml_load(const char *path)
         die("%s: cannot read this configuration file: %m%s%s", path,
             errno == EISDIR ? "; a model's folder is given as --load_path=" : "", errno == EISDIR ? path : "");
     fclose(file);
-    const char *end = strrchr(path, '.');
-    if (end && strcmp(end, ".npy") == 0)
-        die("%s is no configuration file; tokens are given as --data.paths=%s", path, path);
     YamlNode *root = parse(path, NULL, path);
     if (root->kind != YAML_MAP)
         die("%s: a configuration is a list of `key: value` lines", path);

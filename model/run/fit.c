@@ -81,8 +81,8 @@ static void print_largest(const Config *c, int largest)
     while (divisor > 0 && all % divisor != 0)
         divisor--;
     if (largest == 0)
-        puts("largest micro-batch that fits: none, not even one sequence; more ranks need less each, and so do recipes that "
-             "store or keep less");
+        puts("largest micro-batch that fits: none, not even one sequence; use more ranks, or a recipe that stores less (coat-lean, "
+             "activations.keep=block)");
     else
         printf("largest micro-batch that fits: %d sequence%s of %d tokens", largest, largest > 1 ? "s" : "",
                c->model.max_sequence_length);

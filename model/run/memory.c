@@ -144,7 +144,8 @@ static Pipeline pipeline_of(const Config *c, int stage)
                        micro_batches > 0 ? micro_batches : 1 };
 }
 
-/* The ranks agree on what depends on memory. What is on the host changes no result, so it is chosen after what does. */
+/* The ranks agree on what depends on memory. First come choices that change results, then what is on the host, which changes
+ * none. */
 static void plan_with(Model *m, ParamStore *f, const Config *c, int stage, int tile)
 {
     const Strategy *s = &c->strategy;

@@ -114,5 +114,5 @@ void mesh_search_print(const Config *c)
     for (int i = 0; i < BEST && i < search.fit; i++)
         print_found(c, &search.best[i]);
     if (search.fit == 0)
-        puts("  none: a smaller device_train_microbatch_size, or a recipe that stores less, needs less memory");
+        puts("  none; lower device_train_microbatch_size, or use a recipe that stores less (coat-lean, activations.keep=block)");
 }

@@ -36,8 +36,8 @@ static void two_steps(StepTime t[2], const Config *c, int few, int more)
     }
 }
 
-/* Once stages have begun, a micro-batch is like any other, or a round of as many as there are stages: what many take follows from
- * two short steps. */
+/* After all stages have begun, each round of as many micro-batches as there are stages takes the same time. So the time of a long
+ * step follows linearly from those of two short ones. */
 StepTime plan_time(const Config *c)
 {
     const int n = rehearsal_micro_batches(c), round = pipeline_stages(&c->strategy), few = round == 1 ? 4 : 3 * round + n % round;

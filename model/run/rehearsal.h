@@ -37,8 +37,9 @@ typedef struct {
     double device, host;        /* planned bytes of memory, without libraries */
 } Rehearsal;
 
-/* Steps of the first rank of a stage, after earlier ones, with the plan of memory of a dry run: one of so many micro-batches for
- * each of `count` rehearsals. With documents each sequence is one. rehearsal_free frees one. */
+/* Fills r[0 .. count - 1]: r[i] is a step of micro_batches[i] micro-batches on the first rank of `stage`, with the dry run's plan
+ * of memory. A step that is not recorded runs first, so that kept weights and marks exist. With documents each sequence is one
+ * document. rehearsal_free frees one. */
 void rehearse(Rehearsal *r, const int *micro_batches, int count, const Config *c, int stage);
 void rehearsal_free(Rehearsal *r);
 
