@@ -106,7 +106,7 @@ void norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const
 /* ---- linear ----------------------------------------------------------------------------------------------- */
 
 /* FP8 GEMMs whose first input (x of matmul, dy of the others) is `fast` may add in the tensor cores' short accumulators: 8 %
- * faster, with a relative error of 1e-3 instead of 1e-4 (H200). Only rounding depends on it; the CPU's sums are exact either way.
+ * faster, with a relative error of 1e-3 instead of 1e-4 (H200). Only rounding depends on it; the CPU sums in F32 either way.
  *
  * FP8 operands have one scale and are read along the summed dimension: matmul reads data, matmul_dx w.data_t, matmul_dw both
  * data_t. Factors x.channel: in matmul w has the inverse ones (fold_channels), in matmul_dw they are divided out of dw; no other

@@ -19,7 +19,7 @@ enum { DYNAMIC8_GROUP = 256 };      /* the one group size of the dynamic maps */
 typedef struct { DType dtype; int group; bool expand, bf16_scale; } Format;
 
 typedef struct {
-    void *data;       /* (rows, cols), 256-byte aligned; NULL: the tensor does not exist                       */
+    void *data;       /* (rows, cols), 256-byte aligned; NULL: not here; with data_t NULL too there is no tensor */
     void *data_t;     /* (cols, rows): transposed FP8 codes, same scale, for FP8 GEMMs; or NULL */
     void *scale;      /* group 0: one float (16 bytes allocated); else (rows, cols/group): FP8 a byte, moments BF16 or, if expanded,
                          fp8_pair; dynamic maps F32. F32 and BF16 tensors: NULL */

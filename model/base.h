@@ -5,7 +5,7 @@
  * E5M2 it is rounded again, with the same scale, with which all values are in E5M2's range. NF4 is stored tensor by tensor in whole
  * groups (nf4.h). If GEMMs are in FP8, codes and transposed codes are made from it in one pass each, with the scale of the matrix's
  * amax. Recipes without FP8 operands read either in the stream's format. Operands of two blocks exist at a time (of one on a single
- * rank), plus those of units that stay gathered (fsdp.h). */
+ * rank without host.base), plus those of units that stay gathered (fsdp.h). */
 #pragma once
 #include "model/fsdp_plan.h"
 

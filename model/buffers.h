@@ -55,7 +55,7 @@ typedef struct {
     Tensor datt;       /* (N, H*D) gradient of attention's output                                                      */
     Tensor dqkv;       /* (N, S)                                                                                       */
     Tensor exchanged;      /* (c N, S/c) with c > 1 context ranks: what is exchanged, and as it arrives:                   */
-    Tensor qkv_heads, mix_heads, datt_heads, dqkv_heads;       /* (c N, S/c), (c N, H*D/c) rot, mix, datt, dqkv of whole
+    Tensor qkv_heads, mix_heads, datt_heads, dqkv_heads;   /* (c N, S/c), (c N, H*D/c) qkv_rotated, attn_out, datt, dqkv of whole
                           sequences, this rank's heads                                                                 */
     Tensor dlow;       /* (N, 3 rank) gradient of one of a block's `low`                                               */
 } BackwardScratch;

@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Members of Acts, Work and Model (buffers.h); _T: data_t of FP8 operands; ATTENTION: scratch. */
+/* Members of Acts, BackwardScratch and Model (buffers.h); _T: data_t of FP8 operands; ATTENTION: scratch. */
 typedef enum {
     BUFFER_RES0, BUFFER_RES1, BUFFER_X0, BUFFER_X1, BUFFER_BRANCH, BUFFER_STATS0, BUFFER_STATS1, BUFFER_H0, BUFFER_H0_T,
     BUFFER_H1, BUFFER_H1_T, BUFFER_PROJ, BUFFER_QKV, BUFFER_ROT, BUFFER_QK_STATS, BUFFER_MIX, BUFFER_ATT, BUFFER_ATT_OP,

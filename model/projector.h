@@ -5,8 +5,8 @@
  *     backward   dy[i] = dres[at[i]], dres[at[i]] = 0, then the gradients of W2, b2, h, W1, b1; x has none
  *
  * The unit computes in the stream's format in every recipe, as COAT does. The embedding's row of the token gets no gradient from
- * these places. x has R rows: those of the images of a micro-batch, padded to a multiple of 256 by rows with at = -1, which are 0
- * and whose gradients are 0. So a micro-batch without images is no special case. */
+ * these places. x has R rows: those of the images of a micro-batch, padded to a multiple of 256, but at most N, by rows with at =
+ * -1, which are 0 and whose gradients are 0. So a micro-batch without images is no special case. */
 #pragma once
 #include "model/buffers.h"
 

@@ -1,4 +1,3 @@
-/* Schedules of the learning rate and of the batch size. */
 #include "model/schedule.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* The schedules of the learning rate and of the limit of the gradient norm. */
+/* The schedules of the learning rate, of the limit of the gradient norm, and of the batch size. */
 #pragma once
 #include "model/config.h"
 

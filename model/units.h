@@ -1,6 +1,6 @@
-/* A model is a row of units: the embedding, the blocks, the head. A unit is what is gathered and sharded as a whole. In forward it
- * reads the residual stream and writes it to the next unit, in backward it reads and writes the stream's gradient. What a unit does
- * is a row of the table in kinds.c.
+/* A model is a sequence of units: the projector if it has images, the embedding, the blocks, the head. A unit is what is gathered
+ * and sharded as a whole. In forward it reads the residual stream and writes it to the next unit, in backward it reads and writes
+ * the stream's gradient. What a unit does is a row of the table in kinds.c.
  *
  * Dimensions: B sequences of T tokens, N = B*T; C model width; H query heads, K key/value heads of width D;
  * S = (H+2K)*D width of [q|k|v]; F MLP width; V rows of the embedding; L blocks; W ranks. */

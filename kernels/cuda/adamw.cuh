@@ -1,9 +1,9 @@
 /* One element's AdamW update, for moments in any format, and the rounding of the weights.
  *
  * The arithmetic follows the specification operation by operation: the intrinsics keep the compiler from fusing a product with a
- * sum, and division and square root below are correctly rounded. So weights and moments agree with the CPU bit for bit.
- * NOTE: the compiler's own division and square root branch for rare exponents. With three divisions and one root per element,
- * instructions would be the limit, not memory. */
+ * sum, and division and square root below are correctly rounded. So weights and moments that are not in FP8 agree with the CPU bit
+ * for bit. NOTE: the compiler's own division and square root branch for rare exponents. With three divisions and one root per
+ * element, instructions would be the limit, not memory. */
 #pragma once
 #include "kernels/cuda/vector.cuh"
 #include "kernels/random.h"

@@ -1,7 +1,8 @@
 /* Checkpoints: stepN/ is a Hugging Face model folder (config.json, safetensors) plus the trainer's state.
  *
  *   stepN/config.json, model.safetensors or model-0000i-of-0000n.safetensors + model.safetensors.index.json
- *        /tokenizer.json, ...            other files of the loaded model (tokenizer_files.h)
+ *        /tokenizer.json, ...            other files of the loaded model (tokenizer_files.h), with images also the frozen tower,
+ *                                        model-vision_tower.safetensors
  *        /config.yaml                    the resolved configuration of the run
  *        /optimizer-0000i.safetensors    <name>.<state> of the optimizer's states, AdamW's exp_avg and exp_avg_sq, and
  *                                        the scales of those in groups, <name>.<state>.scale, as stored

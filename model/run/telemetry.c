@@ -2,8 +2,9 @@
  *
  * An activation is measured after its block has run. A block reuses some memory, so not every source still exists:
  *   always: attn_x of a pre-norm block (source: the block's input, fetched before it ran), mlp_x of OLMo-2 (the branch
- *     output), att (mix), att_op (att), and gate_up (wide) unless an adapter's part is added to wide while it is
- *     read; wide is always written in the step's first micro-batch, which is measured here;
+ *     output), attn_saved (attn_out), attn_operand (attn_saved), and gate_up_saved (gate_up_raw) unless an adapter's part is
+ *     added to gate_up_raw while it is read; gate_up_raw is always written in the step's first micro-batch, which is measured
+ *     here;
  *   recomputed in double from the stored norm input, gate and up: the norm outputs attn_h and mlp_h, and act;
  *   only if the source has memory of its own: other attn_x and mlp_x, h of OLMo-2 and qkv.
  * Without a source there is no error, and underflow is the share of all codes that are 0.
