@@ -49,7 +49,6 @@ static const TensorNames of_projector[] = {
     { "image_out_bias", { "multi_modal_projector.linear_2.bias" } },
     { NULL }
 };
-static const char text_prefix[] = "language_model.";       /* of all other tensors there */
 
 enum { ANY_ROPE = 1 << ROPE_DEFAULT | 1 << ROPE_LLAMA3 | 1 << ROPE_YARN };
 
@@ -294,18 +293,47 @@ static const TensorNames *names_of_linear(const Architecture *a, const Param *p)
     return names_of(a, linear[p->linear]);
 }
 
-/* An adapter's name is "base_model.model.", then the matrix's name with lora_A or lora_B in it [PEFT]. */
+const char *hf_prefix(const ModelConfig *c)
+{
+    return c->image.feature_size > 0 ? "language_model." : "";
+}
+
+void hf_tree_name(char to[HF_NAME], const char *name)
+{
+    static const struct { const char *file, *tree; } levels[] = {
+        { "language_model.model.", "model.language_model." }, { "multi_modal_projector.", "model.multi_modal_projector." },
+    };
+    const char *first = "";
+    for (int i = 0; i < 2 && !*first; i++)
+        if (strncmp(name, levels[i].file, strlen(levels[i].file)) == 0) {
+            first = levels[i].tree;
+            name += strlen(levels[i].file);
+        }
+    snprintf(to, HF_NAME, "%s%s", first, name);
+}
+
+void hf_adapter_name(char to[HF_NAME], const char *name, const char *matrix)
+{
+    char tree[HF_NAME];
+    hf_tree_name(tree, name);
+    const int length = (int)(strlen(tree) - (matrix ? strlen(".weight") : 0));
+    const int n = snprintf(to, HF_NAME, "base_model.model.%.*s%s%s%s", length, tree, matrix ? "." : "", matrix ? matrix : "",
+                           matrix ? ".weight" : "");
+    CHECK(n < HF_NAME, "the name of the adapter of %s is too long", name);
+}
+
 static void set_name(HfTensor *t, const Architecture *a, const UnitLayout *s, const Param *p, const char *name)
 {
-    const int length = (int)(strlen(name) - strlen(".weight"));
-    const char *prefix = s->config->image.feature_size > 0 && s->kind != &projector_kind ? text_prefix : "";
-    if (p->is_adapter)
-        snprintf(t->name, sizeof t->name, "base_model.model.%s.%d.%.*s.lora_%c.weight", a->blocks, s->number, length, name,
-                 p->is_b ? 'B' : 'A');
-    else if (s->kind->is_layer)
-        snprintf(t->name, sizeof t->name, "%s%s.%d.%s", prefix, a->blocks, s->number, name);
+    const char *prefix = s->kind != &projector_kind ? hf_prefix(s->config) : "";
+    char file[HF_NAME];
+    if (s->kind->is_layer)
+        snprintf(file, sizeof file, "%s%s.%d.%s", prefix, a->blocks, s->number, name);
     else
-        snprintf(t->name, sizeof t->name, "%s%s", prefix, name);
+        snprintf(file, sizeof file, "%s%s", prefix, name);
+    if (p->is_adapter)
+        hf_adapter_name(t->name, file, p->is_b ? "lora_B" : "lora_A");
+    else
+        strcpy(t->name, file);
 }
 
 int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitLayout *shape, int unit)
@@ -324,7 +352,8 @@ int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitLayout 
             HfTensor *t = &out[count++];
             *t = (HfTensor){ .unit = unit, .param = i, .first = (size_t)part->first * (size_t)p->cols,
                              .rows = (size_t)(whole && p->num_parts > 1 ? p->rows : part->rows), .cols = (size_t)p->cols,
-                             .adapter = p->is_adapter, .vector = p->is_vector };
+                             .adapter = p->is_adapter, .vector = p->is_vector,
+                             .with_adapter = shape->kind == &projector_kind && lora_trains_projector(c) };
             if (p->is_vector)
                 t->cols *= t->rows, t->rows = 1;
             t->max_rows = p->has_padding ? (size_t)p->rows : t->rows;

@@ -60,11 +60,13 @@ char *architecture_differences(const Architecture *a, const ModelConfig *c);
 const ClassKey *architecture_key(const Architecture *a, const char *key);
 
 /* A tensor of a Hugging Face folder: `rows` x `cols` consecutive elements of a parameter, from its `first` on. */
+enum { HF_NAME = 112 };
 typedef struct {
-    char   name[112];
+    char   name[HF_NAME];
     int    unit, param;     /* index into UnitLayout.param                                                           */
     size_t first, rows, cols;
     bool   adapter;         /* in an adapter's file, in PEFT's format                                               */
+    bool   with_adapter;    /* next to adapters in their file, under the name of hf_adapter_name; trained as they are */
     bool   vector;          /* one-dimensional: (cols), rows = 1                                                    */
     size_t max_rows;        /* > rows for the embedding and the head: a file may include the padding rows           */
 } HfTensor;
@@ -72,6 +74,17 @@ enum { HF_TENSORS = 28 };   /* at most, per unit */
 
 int       hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitLayout *shape, int unit);        /* their number */
 HfTensor *hf_tensors_of(const ModelConfig *c, int *count);     /* of all units, in order; the caller frees it */
+
+/* What the names of the text model's tensors begin with: "language_model." in a model with images, else "". */
+const char *hf_prefix(const ModelConfig *c);
+
+/* The name in transformers' module tree of a tensor or module that has `name` in files. They differ in a model with images:
+ * model.language_model.layers.0 and language_model.model.layers.0 [transformers 4.52 and later]. */
+void hf_tree_name(char to[HF_NAME], const char *name);
+
+/* The name in an adapter's file [PEFT] of what has `name` in the base's: of the matrix "lora_A" or "lora_B" of its adapter, or, if
+ * NULL, of the tensor itself. Both begin with "base_model.model.". */
+void hf_adapter_name(char to[HF_NAME], const char *name, const char *matrix);
 
 /* The tensor's first element in the current region of its parameter. */
 static inline size_t hf_first(const UnitLayout *shape, const HfTensor *t)

@@ -3,6 +3,7 @@
 
 #include "kernels/kernels.h"
 #include "kernels/runtime/error.h"
+#include "model/units.h"
 
 static void store_e4m3(ParamStore *f, int u, const Param *p, Tensor whole)
 {
@@ -69,7 +70,9 @@ void base_store_nf4(ParamStore *f, int u, const Param *p, const void *host)
 
 void base_round(ParamStore *f)
 {
-    for (int u = 0; u < f->num_units; u++)
+    for (int u = 0; u < f->num_units; u++) {
+        if (f->shape[u].kind == &projector_kind && lora_trains_projector(f->shape[u].config))
+            continue;                   /* stored with the adapters */
         for (int i = 0; i < f->shape[u].num_params; i++) {
             const Param *p = &f->shape[u].param[i];
             size_t first, n = shard_part(&f->shard[u], p, &first);
@@ -81,4 +84,5 @@ void base_round(ParamStore *f)
             quantize_codes(part, rounded);
             device_free(rounded.data);
         }
+    }
 }

@@ -34,6 +34,7 @@ typedef struct {
     bool       plain_nf4;                                                    /* BASE_NF4 without double quantization (nf4.h) */
     bool       rounds_base;                                                  /* to BF16, and stores it in F32 */
     char      *base_path;                                                    /* folder of the base */
+    bool       projector;                                                    /* of a model with images: trained, too, whole */
 } Lora;
 
 /* What maps features of images to the stream (projector.h): two layers with GELU between them, or one. */
@@ -268,6 +269,12 @@ typedef struct {
     char    *text;                            /* the resolved configuration as YAML; saved with the run */
     char    *changes;                         /* settings that are not the defaults, to print */
 } Config;
+
+/* Whether the projector is trained and stored with adapters. */
+static inline bool lora_trains_projector(const ModelConfig *c)
+{
+    return c->lora.rank > 0 && c->lora.projector && c->image.feature_size > 0;
+}
 
 /* The factor of an adapter's product; 0 without adapters [rslora: Kalajdzievski 2023, arXiv 2312.03732]. */
 static inline double lora_scale(const Lora *l)

@@ -11,7 +11,7 @@ static bool is_trained(const Config *c, const HfTensor *t)
     if (config_forward_only(c))
         return false;
     if (c->model.lora.rank > 0)
-        return t->adapter;
+        return t->adapter || t->with_adapter;
     if (c->num_trainable == 0)
         return true;
     for (int i = 0; i < c->num_trainable; i++)

@@ -1,5 +1,5 @@
 /* Which parameters are trained; the others keep their loaded values. `trainable` has patterns of Hugging Face's names. With
- * adapters only these are trained; in a run with only forward passes none are. */
+ * adapters only these are trained, and the projector if they say so; in a run with only forward passes none are. */
 #pragma once
 #include "model/architecture.h"
 

@@ -23,6 +23,7 @@ static const struct { const char *name; int groups, context, stages; Gathering g
 enum { NUM_WAYS = sizeof ways / sizeof ways[0] };
 
 typedef struct { double loss[STEPS], norm[STEPS]; } Result;
+typedef struct { char *trainable; Lora lora; } Trained;
 
 /* Sequences [first, first + count) of the batch of a step. */
 static void fill_batch(int *tokens, int *targets, TestImages *images, int step)
@@ -35,17 +36,18 @@ static void fill_batch(int *tokens, int *targets, TestImages *images, int step)
 }
 
 /* whole: each rank computes all sequences of the batch. */
-static void run(Result *r, int way, const char *recipe, char *trainable, bool whole)
+static void run(Result *r, int way, const char *recipe, const Trained *t, bool whole)
 {
     const int groups = ways[way].groups ? ways[way].groups : comm_size(), shard_ranks = comm_size() / groups / ways[way].stages;
-    const ModelConfig m = with_images(architecture(LLAMA), PROJECTOR_MLP, true);
+    ModelConfig m = with_images(architecture(LLAMA), PROJECTOR_MLP, true);
     Config c;
     Model model;
     ParamStore f;
+    m.lora = t->lora;
     model_config(&c, &m, recipe, 1);
     c.global_train_batch_size = BATCH;
-    c.trainable = &trainable;
-    c.num_trainable = trainable != NULL;
+    c.trainable = (char **)&t->trainable;
+    c.num_trainable = t->trainable != NULL;
     c.strategy = (Strategy){ shard_ranks, ways[way].gathering, ways[way].sum, .context_ranks = ways[way].context,
                              .pipeline_stages = ways[way].stages, .pipeline_chunks = 1 };
     divide_in_stages(ways[way].stages, shard_ranks, ways[way].context);
@@ -79,15 +81,15 @@ static bool is_possible(int way)
     return comm_size() >= parts && comm_size() / ways[way].stages >= ways[way].context * (ways[way].groups ? ways[way].groups : 1);
 }
 
-static void compare(char *trainable)
+static void compare(const Trained *t)
 {
     Result expected;
-    run(&expected, 0, "f32", trainable, true);
+    run(&expected, 0, "f32", t, true);
     for (int way = 0; way < NUM_WAYS; way++) {
         Result found;
         if (!is_possible(way))
             continue;
-        run(&found, way, "f32", trainable, false);
+        run(&found, way, "f32", t, false);
         for (int s = 0; s < STEPS; s++)
             if (!(fabs(found.loss[s] - expected.loss[s]) <= 1e-5 * expected.loss[s])
                 || !(fabs(found.norm[s] - expected.norm[s]) <= 1e-5 * expected.norm[s]) || !(expected.norm[s] > 0))
@@ -99,13 +101,23 @@ static void compare(char *trainable)
 static void test_all(void **state)
 {
     (void)state;
-    compare(NULL);
+    compare(&(Trained){ NULL });
 }
 
 static void test_projector(void **state)
 {
     (void)state;
-    compare("multi_modal_projector.*");
+    compare(&(Trained){ "multi_modal_projector.*" });
+}
+
+/* LoRA and QLoRA: adapters, and the projector next to them. */
+static void test_adapters(void **state)
+{
+    (void)state;
+    Lora l = { .rank = 4, .alpha = 8, .projector = true, .target = { [LORA_Q] = true, [LORA_UP] = true, [LORA_DOWN] = true } };
+    compare(&(Trained){ .lora = l });
+    l.base = BASE_NF4;
+    compare(&(Trained){ .lora = l });
 }
 
 /* FP8 recipes: the same bits in a second run, and finite losses that fall, in every way. */
@@ -117,8 +129,8 @@ static void test_recipes(void **state)
         Result one, other;
         if (!is_possible(way))
             continue;
-        run(&one, way, names[way % 3], NULL, false);
-        run(&other, way, names[way % 3], NULL, false);
+        run(&one, way, names[way % 3], &(Trained){ NULL }, false);
+        run(&other, way, names[way % 3], &(Trained){ NULL }, false);
         assert_memory_equal(&one, &other, sizeof one);
         assert_true(isfinite(one.loss[STEPS - 1]) && isfinite(one.norm[STEPS - 1]));
     }
@@ -128,6 +140,6 @@ int main(int argc, char **argv)
 {
     start_ranks(&argc, &argv);
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_all), cmocka_unit_test(test_projector),
-                                        cmocka_unit_test(test_recipes) };
+                                        cmocka_unit_test(test_adapters), cmocka_unit_test(test_recipes) };
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "model/checkpoint/safetensors.h"
+#include "model/config/adapter.h"
 #include "model/config/hf.h"
 #include "model/update.h"
 #include "tests/exported.h"
@@ -42,12 +43,21 @@ static void fill_batch(Trainer *t)
         t->targets[n] = n % T == T - 1 || t->rows[n + 1] ? -1 : t->tokens[n + 1];
 }
 
-static void open_trainer(Trainer *t, const char *folder)
+/* With adapters on `base` unless it is NULL; those of `folder` if it has some. */
+static void open_adapted(Trainer *t, const char *folder, const char *base, BaseFormat stored)
 {
     *t = (Trainer){ 0 };
     ModelConfig m = { .init_std = 0.02 };
-    config_read_hf(&m, folder);
+    double dropout;
+    config_read_hf(&m, base ? base : folder);
     m.max_sequence_length = T;
+    if (base)
+        m.lora = (Lora){ .rank = 2, .alpha = 4, .base = stored, .base_path = (char *)base, .projector = true,
+                         .target = { [LORA_Q] = true, [LORA_DOWN] = true } };
+    if (adapter_is(folder)) {
+        m.lora.projector = false;
+        adapter_read(&m.lora, &dropout, folder, &m);
+    }
     model_config(&t->config, &m, "f32", 2);
     t->config.text = "run_name: test\n";
     t->config.save_folder = keep(256);
@@ -56,6 +66,11 @@ static void open_trainer(Trainer *t, const char *folder)
     mkdir(t->config.save_folder, 0777);
     model_create(&t->model, &t->fsdp, &t->config);
     fill_batch(t);
+}
+
+static void open_trainer(Trainer *t, const char *folder)
+{
+    open_adapted(t, folder, NULL, BASE_AS_FROZEN);
 }
 
 static double train_step(Trainer *t, int step)
@@ -164,6 +179,59 @@ static void test_round_trip(void **state)
     }
 }
 
+static void check_adapter_folder(const char *folder)
+{
+    json_t *j = json_load_file(text("%s/adapter_config.json", folder), 0, NULL), *expected = json_pack("[s]", "multi_modal_projector");
+    assert_true(json_equal(json_object_get(j, "modules_to_save"), expected));
+    assert_string_equal(json_string_value(json_object_get(j, "target_modules")), ".*language_model.*\\.(q_proj|down_proj)");
+    SafeFile *f = safetensors_open(text("%s/adapter_model.safetensors", folder));
+    const SafeTensor *t = safetensors_find(f, "base_model.model.model.multi_modal_projector.linear_1.bias");
+    assert_true(t && t->dims == 1);
+    assert_non_null(safetensors_find(f, "base_model.model.model.multi_modal_projector.linear_2.weight"));
+    assert_non_null(safetensors_find(f, "base_model.model.model.language_model.layers.1.mlp.down_proj.lora_B.weight"));
+    assert_int_equal(f->count, 4 + 2 * 2 * 2);
+    safetensors_close(f);
+    shell(text("! ls %s | grep -q 'model-\\|index\\|^config.json'", folder));
+    json_decref(expected);
+    json_decref(j);
+}
+
+/* Adapters and the projector, saved next to each other: a resume has the same bits, also over a base in NF4; the merged folder
+ * computes what the adapters do, and has the trained projector. */
+static void test_adapters(void **state)
+{
+    (void)state;
+    for (BaseFormat stored = BASE_AS_FROZEN; stored <= BASE_NF4; stored++) {
+        Trainer t, again, merged;
+        const char *base = "tests/golden/llava-llama";
+        TrainState s;
+        open_adapted(&t, base, base, stored);
+        assert_false(checkpoint_load(base, &t.config, &t.fsdp, NULL, true));
+        const double first = train_step(&t, 1);
+        const char *folder = save_at(&t, 1);
+        check_adapter_folder(folder);
+        open_adapted(&again, folder, base, stored);
+        assert_true(again.config.model.lora.projector);
+        assert_true(checkpoint_load(folder, &again.config, &again.fsdp, &s, true));
+        const double second = train_step(&t, 2), resumed = train_step(&again, 2);
+        assert_memory_equal(&second, &resumed, sizeof second);
+        assert_true(second < first);
+        if (stored == BASE_AS_FROZEN) {
+            const char *target = path_of(text("%s/merged", root));
+            export_folder(folder, NULL, target, "F32", CHECKPOINT_FILE_BYTES);
+            check_tensors("llava-llama", target, "vision_tower.");
+            open_trainer(&merged, target);
+            checkpoint_load(target, &merged.config, &merged.fsdp, NULL, true);
+            const double same = train_step(&merged, 2);
+            assert_true(fabs(same - second) <= 1e-5 * second);
+            close_trainer(&merged);
+        }
+        close_trainer(&t);
+        close_trainer(&again);
+        release();
+    }
+}
+
 static void test_export(void **state)
 {
     (void)state;
@@ -262,7 +330,7 @@ static void test_refused(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_round_trip), cmocka_unit_test(test_export),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_round_trip), cmocka_unit_test(test_adapters), cmocka_unit_test(test_export),
                                         cmocka_unit_test(test_defaults), cmocka_unit_test(test_refused) };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

@@ -1,6 +1,6 @@
 /* Our models against Hugging Face transformers: the folders of tests/golden, made by scripts/golden.py, are loaded as by
  * --load_path; then logits, loss, every gradient and the losses of 8 AdamW steps must agree in f32. So must adapters on all of
- * them, against PEFT: the folders of tests/golden/lora, made by scripts/golden_lora.py, their values after the steps, and the
+ * them, against PEFT: the folders of tests/golden/lora, made by scripts/golden_lora.py and golden_llava_lora.py, their values after the steps, and the
  * result of --export. Models with images, made by scripts/golden_llava.py from pixels, get the recorded features of their tower.
  *
  * Bounds. Both sides round every operation to u = 2^-24. A logit has some 60 roundings in 2 layers, 120 in 4, of sums over up to 96
@@ -175,6 +175,16 @@ static double mean_loss_and_gradients(Setup *s)
     return take_losses(&s->model).loss / s->labels;
 }
 
+/* The name in an adapter's file, if the tensor is in one. */
+static const char *stored_name(const HfTensor *t)
+{
+    static char name[HF_NAME];
+    if (!t->with_adapter)
+        return t->name;
+    hf_adapter_name(name, t->name, NULL);
+    return name;
+}
+
 /* Every gradient by its Hugging Face name, without any left over. */
 static void check_gradients(Setup *s)
 {
@@ -188,7 +198,7 @@ static void check_gradients(Setup *s)
             size_t n = tensor[i].rows * tensor[i].cols;
             if (s->fsdp.shape[u].param[tensor[i].param].region != TRAINED)
                 continue;
-            snprintf(name, sizeof name, "grad.%.111s", tensor[i].name);
+            snprintf(name, sizeof name, "grad.%.111s", stored_name(&tensor[i]));
             float *expected = recorded(s, name, "F32", n), *found = malloc(4 * n);
             device_get(found, (float *)s->fsdp.shard[u].grad.data + hf_first(&s->fsdp.shape[u], &tensor[i]), 4 * n);
             check_close(s, name, found, expected, n, 1e-4);
@@ -218,14 +228,14 @@ static void check_training(Setup *s, const char *losses)
     free(expected), free(adamw);
 }
 
-/* The error of A or B relative to its change: root mean squares. */
+/* The error of a trained tensor relative to its change: root mean squares. */
 static double change_error(const Setup *s, const SafeFile *start, int unit, const HfTensor *t)
 {
     char name[128];
     const size_t n = t->rows * t->cols;
-    const SafeTensor *first = safetensors_find(start, t->name);
+    const SafeTensor *first = safetensors_find(start, stored_name(t));
     float *now = malloc(4 * n), *before = malloc(4 * n);
-    snprintf(name, sizeof name, "trained.%.111s", t->name);
+    snprintf(name, sizeof name, "trained.%.111s", stored_name(t));
     float *expected = recorded(s, name, "F32", n);
     assert_true(first && first->end - first->begin == 4 * n);
     safetensors_read(start, before, first, 0, 4 * n);
@@ -248,7 +258,7 @@ static void check_adapters(const Setup *s)
         HfTensor tensor[HF_TENSORS];
         const int count = hf_tensors(tensor, &s->config.model, &s->fsdp.shape[u], u);
         for (int i = 0; i < count; i++) {
-            const double off = tensor[i].adapter ? change_error(s, start, u, &tensor[i]) : 0;
+            const double off = tensor[i].adapter || tensor[i].with_adapter ? change_error(s, start, u, &tensor[i]) : 0;
             if (!(off <= 4e-3))
                 fail_msg("%s, %s after %d steps: off by %.2g of its change", s->name, tensor[i].name, STEPS, off);
         }
@@ -260,13 +270,13 @@ static void check_adapters(const Setup *s)
  * to 9 terms: 10 u of the largest. */
 static void check_merged(const Setup *s)
 {
-    char root[] = "/tmp/test_parity_XXXXXX", source[300], target[64], path[96], command[96];
+    char root[] = "/tmp/test_parity_XXXXXX", source[300], target[64], path[128], command[96];
     int checked = 0;
     assert_non_null(mkdtemp(root));
     snprintf(source, sizeof source, "tests/golden/%s", s->name);
     snprintf(target, sizeof target, "%s/merged", root);
     export_folder(source, NULL, target, "F32", CHECKPOINT_FILE_BYTES);
-    snprintf(path, sizeof path, "%s/model.safetensors", target);
+    snprintf(path, sizeof path, "%s/%s", target, s->features ? "model-00001-of-00001.safetensors" : "model.safetensors");
     SafeFile *merged = safetensors_open(path);
     for (int i = 0; i < merged->count; i++) {
         const SafeTensor *t = &merged->tensor[i];
@@ -328,7 +338,7 @@ int main(void)
         PARITY("lora/mistral"), PARITY("lora/mistral-full"), PARITY("lora/qwen3"), PARITY("lora/qwen3-tied"), PARITY("lora/olmo3"),
         PARITY("lora/olmo3-default"), PARITY("lora/ministral"), PARITY("lora/qwen2"), PARITY("lora/qwen2-tied"),
         PARITY("lora/smollm3"), PARITY("llava-llama"), PARITY("llava-mistral"), PARITY("llava-qwen3-tied"),
-        PROJECTOR("llava-llama"), PROJECTOR("llava-mistral"), PROJECTOR("llava-qwen3-tied"),
+        PARITY("lora/llava-llama"), PARITY("lora/llava-mistral"), PARITY("lora/llava-qwen3-tied"), PROJECTOR("llava-llama"), PROJECTOR("llava-mistral"), PROJECTOR("llava-qwen3-tied"),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -78,16 +78,20 @@ static void check(const Entry *e)
 /* Sets the tensor's file. */
 static void find(const Export *x, Entry *e)
 {
-    const bool low = e->tensor.adapter;
-    e->from = low ? NULL : coded_source_find(x->source.file, x->source.count, e->tensor.name);
+    const bool low = e->tensor.adapter || e->tensor.with_adapter;
+    char name[HF_NAME];
+    strcpy(name, e->tensor.name);
+    if (e->tensor.with_adapter)
+        hf_adapter_name(name, e->tensor.name, NULL);
+    e->from = low ? NULL : coded_source_find(x->source.file, x->source.count, name);
     if (e->from)
         return;
     const Source *s = low ? &x->adapter : &x->source;
-    const Found found = safetensors_find_in(s->file, s->count, e->tensor.name);
+    const Found found = safetensors_find_in(s->file, s->count, name);
     e->source = found.tensor;
     e->from = found.file;
     if (!e->source)
-        die("%s: there is no tensor %s, which the %s needs", low ? x->folder : x->base, e->tensor.name,
+        die("%s: there is no tensor %s, which the %s needs", low ? x->folder : x->base, name,
             low ? "adapters of its adapter_config.json" : "model of its config.json");
     check(e);
 }
@@ -140,13 +144,11 @@ static const Entry *find_entry(const Entry *list, int count, const char *name)
 /* The matrix `matrix` (lora_A or lora_B) of e's adapter; NULL: there is none. */
 static const Entry *find_low(const Export *x, const Entry *e, const char *matrix)
 {
+    char name[HF_NAME];
     if (e->tensor.vector)
         return NULL;
-    const int length = (int)(strlen(e->tensor.name) - strlen("weight"));
-    char *name = xasprintf("base_model.model.%.*s%s.weight", length, e->tensor.name, matrix);
-    const Entry *low = find_entry(x->low, x->num_low, name);
-    free(name);
-    return low;
+    hf_adapter_name(name, e->tensor.name, matrix);
+    return find_entry(x->low, x->num_low, name);
 }
 
 static void join(Export *x)
@@ -161,6 +163,19 @@ static void join(Export *x)
     CHECK(joined == x->num_low, "%d of %d tensors of adapters belong to a matrix", joined, x->num_low);
 }
 
+/* Whether a tensor of the adapters' file is A, B or one that replaces the base's. */
+static bool is_low(const Export *x, const char *name)
+{
+    bool found = find_entry(x->low, x->num_low, name) != NULL;
+    for (int i = 0; i < x->num_entries && !found; i++) {
+        char own[HF_NAME];
+        if (x->entry[i].tensor.with_adapter)
+            hf_adapter_name(own, x->entry[i].tensor.name, NULL);
+        found = x->entry[i].tensor.with_adapter && strcmp(own, name) == 0;
+    }
+    return found;
+}
+
 static void check_left_over(const Export *x, const ModelConfig *m)
 {
     for (int i = 0; i < x->source.count + x->adapter.count; i++) {
@@ -169,14 +184,14 @@ static void check_left_over(const Export *x, const ModelConfig *m)
         for (int t = 0; t < f->count; t++) {
             const char *name = f->tensor[t].name;
             char *matrix = low ? NULL : coded_source_matrix(x->source.file, x->source.count, name);
-            const bool placed = find_entry(low ? x->low : x->entry, low ? x->num_low : x->num_entries, matrix ? matrix : name);
+            const bool placed = low ? is_low(x, name) : find_entry(x->entry, x->num_entries, matrix ? matrix : name) != NULL;
             free(matrix);
-            if (placed || (m->image.feature_size > 0 && tower_owns(name)))
+            if (placed || (!low && m->image.feature_size > 0 && tower_owns(name)))
                 continue;
             if (!low && source_may_have(&x->source, name, x->base, m))
                 continue;
             if (low)
-                source_refuse_embedding(x->folder, name);
+                source_refuse_adapter(x->folder, name);
             die("%s: tensor %s has no place in the %s", f->path, name,
                 low ? "adapters of adapter_config.json" : "model of config.json");
         }

@@ -110,8 +110,12 @@ static void add_tensor(Layout *l, LayoutKind kind, const ParamStore *f, const Hf
     const UnitLayout *shape = &f->shape[t->unit];
     const Region region = shape->param[t->param].region;
     const Piece piece = { .kind = PIECE_WEIGHT, .unit = t->unit, .param = t->param, .region = region, .first = hf_first(shape, t) };
-    if (kind != LAYOUT_OPTIMIZER && t->adapter == (kind == LAYOUT_ADAPTER))
-        add_values(l, piece, t, "", region == TRAINED ? f->recipe.master : f->recipe.frozen);
+    const bool low = t->adapter || t->with_adapter;
+    HfTensor named = *t;
+    if (kind == LAYOUT_ADAPTER && t->with_adapter)
+        hf_adapter_name(named.name, t->name, NULL);
+    if (kind == LAYOUT_MODEL ? !t->adapter : kind == LAYOUT_OPTIMIZER ? false : low == (kind == LAYOUT_ADAPTER))
+        add_values(l, piece, &named, "", region == TRAINED ? f->recipe.master : f->recipe.frozen);
     else if (kind == LAYOUT_OPTIMIZER && region == TRAINED)
         add_states(l, piece, t, f);
 }

@@ -3,7 +3,8 @@
 #include "model/fsdp.h"
 #include "model/checkpoint/safetensors.h"
 
-typedef enum { LAYOUT_MODEL, LAYOUT_OPTIMIZER, LAYOUT_ADAPTER } LayoutKind;     /* the first: without adapters */
+/* BASE: the model without adapters and what is stored with them; MODEL: without adapters only. */
+typedef enum { LAYOUT_MODEL, LAYOUT_BASE, LAYOUT_OPTIMIZER, LAYOUT_ADAPTER } LayoutKind;
 typedef enum { PIECE_WEIGHT, PIECE_STATE, PIECE_SCALE } PieceKind;     /* a weight, an optimizer's state, its groups' scales */
 
 /* One tensor of a file: elements, or groups' scales, [first, first + rows*cols) of a unit's region. */

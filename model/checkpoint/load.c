@@ -48,14 +48,26 @@ static bool has_piece(const Layout *l, const char *name)
     return false;
 }
 
-/* The first tensor that is no piece of the layout and cannot be ignored, and its file in *path; NULL: there is none. */
-static const char *left_over(const Layout *l, const Source *s, const char *folder, const ModelConfig *c, const char **path)
+/* Whether a tensor of the base is replaced by one next to the adapters. */
+static bool is_replaced(const ParamStore *f, const char *name)
+{
+    for (int i = 0; i < f->num_tensors; i++)
+        if (f->tensor[i].with_adapter && strcmp(f->tensor[i].name, name) == 0)
+            return true;
+    return false;
+}
+
+/* The first tensor that is no piece of the layout and cannot be ignored, and its file in *path; NULL: there is none. f: NULL, or
+ * the parameters of which the layout has only the base. */
+static const char *left_over(const Layout *l, const Source *s, const char *folder, const ModelConfig *c, const ParamStore *f,
+                             const char **path)
 {
     for (int i = 0; i < s->count; i++)
         for (int t = 0; t < s->file[i]->count; t++) {
             const char *name = s->file[i]->tensor[t].name;
             char *matrix = coded_source_matrix(s->file, s->count, name);
-            const bool placed = has_piece(l, matrix ? matrix : name) || (c->image.feature_size > 0 && tower_owns(name));
+            const bool placed = has_piece(l, matrix ? matrix : name) || (c->image.feature_size > 0 && tower_owns(name))
+                             || (f && is_replaced(f, name));
             *path = s->file[i]->path;
             free(matrix);
             if (!placed && !source_may_have(s, name, folder, c))
@@ -77,13 +89,13 @@ static void load_weights(const char *folder, Source s, LayoutKind kind, const Co
 {
     source_refuse_quantized(&s);
     Layout l = layout_make(NULL, kind, f, 0);
-    const char *path, *name = left_over(&l, &s, folder, &c->model, &path);
+    const char *path, *name = left_over(&l, &s, folder, &c->model, kind == LAYOUT_BASE ? f : NULL, &path);
     if (name && kind == LAYOUT_ADAPTER)
-        source_refuse_embedding(folder, name);
+        source_refuse_adapter(folder, name);
     if (name)
         die("%s: tensor %s has no place in the configured model; the configuration must describe the model in that folder", path,
             name);
-    if (kind == LAYOUT_MODEL && c->model.lora.base != BASE_AS_FROZEN)
+    if (kind != LAYOUT_ADAPTER && c->model.lora.base != BASE_AS_FROZEN)
         stored_base_read(&l, f, s.file, s.count);
     layout_read(&l, f, s.file, s.count);
     check_finite(folder, &l, f);
@@ -324,7 +336,7 @@ bool checkpoint_load(const char *folder, const Config *c, ParamStore *f, TrainSt
         fsdp_init_adapters(f, &c->model, c->seed);
     if (adapter)
         load_weights(folder, agreed(source_open_adapter(folder), folder), LAYOUT_ADAPTER, c, f);
-    load_weights(weights, model, LAYOUT_MODEL, c, f);
+    load_weights(weights, model, adapter ? LAYOUT_BASE : LAYOUT_MODEL, c, f);
     if (lora->rounds_base)
         base_round(f);
     bool ours = manifest != NULL;

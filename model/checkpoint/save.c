@@ -181,7 +181,7 @@ static size_t write_descriptions(void)
     const Config *c = save.config;
     json_t *files = json_object(), *map = json_object(), *sums = json_object();
     size_t bytes = list_files(files, &save.model) + list_files(files, &save.optimizer);
-    const size_t tower = tower_write(save.folder, map, files, sums);
+    const size_t tower = c->model.lora.rank > 0 ? 0 : tower_write(save.folder, map, files, sums);      /* else the base has it */
     json_t *config = hf_config(&c->model, c->recipe.master.dtype);
     tokenizer_files_complete_config(config);
     if (c->model.lora.rank > 0) {           /* with a config.json the folder would be a model */

@@ -25,5 +25,5 @@ void   source_refuse_quantized(const Source *s);
  * repeat the embedding as a head. Dies if that head is another matrix; all ranks call. */
 bool   source_may_have(const Source *s, const char *name, const char *folder, const ModelConfig *c);
 
-/* Dies if an unknown tensor in a folder of adapters is the embedding or the head. */
-void   source_refuse_embedding(const char *folder, const char *name);
+/* Dies if an unknown tensor in a folder of adapters is the embedding, the head or an adapter of a vision tower. */
+void   source_refuse_adapter(const char *folder, const char *name);

@@ -284,8 +284,9 @@ void tokenizer_files_complete_config(json_t *config)
 void tokenizer_files_keep_eos(const json_t *config)
 {
     const Held *h = find("config.json");
-    json_t *base = h ? json_loadb(h->data, h->bytes, 0, NULL) : NULL, *theirs = json_object_get(base, "eos_token_id");
-    json_t *token = json_object_get(config, "eos_token_id");
+    json_t *base = h ? json_loadb(h->data, h->bytes, 0, NULL) : NULL, *text = json_object_get(config, "text_config");
+    json_t *theirs = json_object_get(text ? json_object_get(base, "text_config") : base, "eos_token_id");
+    json_t *token = json_object_get(text ? text : config, "eos_token_id");
     if (!find("generation_config.json") && json_is_integer(token) && theirs && !json_is_null(theirs) && !names(theirs, token)) {
         json_t *file = json_pack("{s:o}", "eos_token_id", before(token, theirs));
         char *text = text_of(file);

@@ -2,6 +2,8 @@
 #include "model/config/adapter.h"
 
 #include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -97,7 +99,6 @@ static const struct { const char *key, *why; } refused[] = {
     { "fan_in_fan_out",          "the matrices are (out, in)" },
     { "rank_pattern",            "all adapters have the rank r" },
     { "alpha_pattern",           "all adapters have the same lora_alpha" },
-    { "modules_to_save",         "only adapters are trained, no tensors of the base" },
     { "trainable_token_indices", "only adapters are trained, no tensors of the base" },
     { "target_parameters",       "adapters are added to linear layers" },
     { "exclude_modules",         "only target_modules say where adapters are" },
@@ -147,8 +148,9 @@ static bool mark(bool *seen, const char *name, const ModelConfig *m)
         while (first > 0 && isdigit((unsigned char)name[first - 1]))
             first--;
         const long b = first < behind && behind - first < 8 ? strtol(name + first, NULL, 10) : -1;
-        char path[128];
-        snprintf(path, sizeof path, "%s.%ld.%s", architecture_of(m)->blocks, b, modules[k]);
+        char file[HF_NAME], path[HF_NAME];
+        snprintf(file, sizeof file, "%s%s.%ld.%s", hf_prefix(m), architecture_of(m)->blocks, b, modules[k]);
+        hf_tree_name(path, file);
         if (b < 0 || b >= m->n_layers || !is_end(name, path))
             continue;
         seen[(size_t)k * m->n_layers + b] = true;
@@ -157,28 +159,95 @@ static bool mark(bool *seen, const char *name, const ModelConfig *m)
     return all < NUM_LORA_MODULES;
 }
 
-static void read_modules(Lora *l, const File *f, const ModelConfig *m)
+/* The header of the adapters' file, which has its tensors' names. */
+static json_t *read_header(const char *folder)
+{
+    enum { LENGTH = 8, MOST = 100 << 20 };
+    char *path = xasprintf("%s/adapter_model.safetensors", folder), *text = NULL;
+    unsigned char length[LENGTH];
+    uint64_t n = 0;
+    check_regular(path);
+    FILE *file = fopen(path, "rb");
+    if (!file)
+        die("%s: cannot open: %s", path, strerror(errno));
+    if (fread(length, 1, LENGTH, file) == LENGTH)
+        for (int i = LENGTH - 1; i >= 0; i--)
+            n = n << 8 | length[i];
+    if (n > 0 && n <= MOST) {
+        text = xmalloc(n);
+        n = fread(text, 1, n, file);
+    }
+    json_t *header = text ? json_loadb(text, n, 0, NULL) : NULL;
+    if (!json_is_object(header))
+        die("%s: no safetensors file: its header is no JSON", path);
+    fclose(file);
+    free(text);
+    free(path);
+    return header;
+}
+
+/* A text other than all-linear is a regular expression of Python, which PEFT matches with the paths of modules. The file shows
+ * which it found. */
+static void mark_found(bool *seen, const char *folder, const File *f, const ModelConfig *m)
+{
+    static const char first[] = "base_model.model.", last[] = ".lora_A.weight", usual[] = ".lora_A.default.weight";
+    json_t *header = read_header(folder), *value;
+    const char *name;
+    json_object_foreach(header, name, value) {
+        const char *end = text_ends_with(name, last) ? last : text_ends_with(name, usual) ? usual : NULL;
+        if (!end || strncmp(name, first, sizeof first - 1) != 0)
+            continue;
+        char *path = xasprintf("%.*s", (int)(strlen(name) - strlen(end) - (sizeof first - 1)), name + sizeof first - 1);
+        if (!mark(seen, path, m))
+            die("%s: target_modules %.200s gave %s an adapter; only matrices of blocks can have one", f->path,
+                json_string_value(json_object_get(f->json, "target_modules")), path);
+        free(path);
+    }
+    json_decref(header);
+}
+
+static void read_modules(Lora *l, const File *f, const char *folder, const ModelConfig *m)
 {
     const json_t *value = json_object_get(f->json, "target_modules"), *name;
     const char *text = json_string_value(value), *key = "target_modules";
+    const bool all = text && strcmp(text, "all-linear") == 0;
     bool *seen = xcalloc((size_t)NUM_LORA_MODULES * m->n_layers, sizeof *seen);
     size_t i;
-    if (text ? strcmp(text, "all-linear") != 0 : json_array_size(value) == 0)
-        value_wrong_json(f->path, key, "\"all-linear\" or a list of names as \"q_proj\"", value);
+    if (text ? !*text : json_array_size(value) == 0)
+        value_wrong_json(f->path, key, "\"all-linear\", a list of names as \"q_proj\" or a regular expression", value);
     json_array_foreach(value, i, name)
         if (!json_is_string(name) || !mark(seen, json_string_value(name), m))
             value_wrong_json(f->path, key, "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj or down_proj, or the path of one of "
                              "these in the base model", name);
+    if (text && !all)
+        mark_found(seen, folder, f, m);
     for (int k = 0; k < NUM_LORA_MODULES; k++) {
         int blocks = 0;
         for (int b = 0; b < m->n_layers; b++)
-            blocks += text || seen[(size_t)k * m->n_layers + b];
+            blocks += all || seen[(size_t)k * m->n_layers + b];
         if (blocks > 0 && blocks < m->n_layers)
             die("%s: %s: %s has an adapter in %d of %d blocks; only the same adapters in all blocks are supported", f->path, key,
                 adapter_module_name((LoraModule)k), blocks, m->n_layers);
         l->target[k] = blocks > 0;
     }
     free(seen);
+}
+
+/* What is trained whole next to the adapters: the projector of a model with images, or nothing. */
+static void read_saved(Lora *l, const File *f, const ModelConfig *m)
+{
+    const json_t *value = json_object_get(f->json, "modules_to_save"), *name;
+    const bool images = m->image.feature_size > 0;
+    bool fits = value_is_nothing(value) || (images && json_is_array(value));
+    size_t i;
+    json_array_foreach(value, i, name)
+        fits &= json_is_string(name) && is_end(json_string_value(name), "model.multi_modal_projector");
+    if (!fits)
+        die("%s: its modules_to_save is not supported, found %.64s: next to adapters %s", f->path,
+            json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT), images ? "only multi_modal_projector is trained"
+            : "no tensors of the base are trained");
+    if (images)
+        l->projector = !value_is_nothing(value);
 }
 
 static void read_value(Lora *l, const File *f, const char *key, const char *ours)
@@ -198,7 +267,8 @@ void adapter_read(Lora *l, double *dropout, const char *folder, const ModelConfi
     l->use_rslora = false;
     if (rslora && !json_is_null(rslora))                    /* old files lack the key */
         read_value(l, &f, "use_rslora", "lora.use_rslora");
-    read_modules(l, &f, m);
+    read_modules(l, &f, folder, m);
+    read_saved(l, &f, m);
     if (chance && !json_is_null(chance) && !json_is_number(chance))
         value_wrong_json(f.path, "lora_dropout", "a number", chance);
     *dropout = json_number_value(chance);
@@ -207,26 +277,41 @@ void adapter_read(Lora *l, double *dropout, const char *folder, const ModelConfi
 
 /* ---- writing ---------------------------------------------------------------------------------------------- */
 
-static json_t *module_names(const Lora *l)
+/* A list of names; in a model with images, whose vision tower has modules of the same names, a regular expression. */
+static json_t *module_names(const Lora *l, bool images)
 {
     json_t *names = json_array();
-    for (int k = 0; k < NUM_LORA_MODULES; k++)
-        if (l->target[k])
-            json_array_append_new(names, json_string(adapter_module_name((LoraModule)k)));
+    char *text;
+    FILE *expression = xtext(&text);
+    for (int k = 0, count = 0; k < NUM_LORA_MODULES; k++)
+        if (l->target[k]) {
+            const char *name = adapter_module_name((LoraModule)k);
+            json_array_append_new(names, json_string(name));
+            fprintf(expression, "%s%s", count++ > 0 ? "|" : ".*language_model.*\\.(", name);
+        }
+    fputs(")", expression);
+    fclose(expression);
+    if (images) {
+        json_decref(names);
+        names = json_string(text);
+    }
+    free(text);
     return names;
 }
 
 char *adapter_config_text(const Config *c)
 {
     const Lora *l = &c->model.lora;
-    const bool whole = l->alpha == floor(l->alpha);         /* PEFT and vLLM expect an integer */
+    const bool images = c->model.image.feature_size > 0, whole = l->alpha == floor(l->alpha);        /* PEFT and vLLM expect an integer */
     json_t *j = json_pack("{s:s, s:s, s:s?, s:n, s:b, s:i, s:o, s:f, s:o, s:s, s:b, s:b, s:b, s:b, s:{}, s:{}}",
                           "peft_type", "LORA", "task_type", "CAUSAL_LM", "base_model_name_or_path", l->base_path, "revision",
                           "inference_mode", true, "r", l->rank,
                           "lora_alpha", whole ? json_integer((json_int_t)l->alpha) : json_real(l->alpha), "lora_dropout", 0.0,
-                          "target_modules", module_names(l), "bias", "none", "use_rslora", l->use_rslora, "use_dora", false,
+                          "target_modules", module_names(l, images), "bias", "none", "use_rslora", l->use_rslora, "use_dora", false,
                           "fan_in_fan_out", false, "init_lora_weights", true, "rank_pattern", "alpha_pattern");
     CHECK(j, "adapter_config.json cannot be described");
+    if (lora_trains_projector(&c->model))
+        json_object_set_new(j, "modules_to_save", json_pack("[s]", "multi_modal_projector"));
     char *text = json_dumps(j, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(17));
     json_decref(j);
     return text;
@@ -241,5 +326,6 @@ char *adapter_describe(const Config *c)
         if (l->target[k])
             n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", n ? ", " : "", adapter_module_name((LoraModule)k));
     const char *base = l->base == BASE_NF4 ? "nf4" : l->base == BASE_E4M3 ? "e4m3" : format_name(c->recipe.frozen);
-    return xasprintf("adapters: rank %d on %s, scale %g, base in %s", l->rank, names, lora_scale(l), base);
+    return xasprintf("adapters: rank %d on %s, scale %g, base in %s%s", l->rank, names, lora_scale(l), base,
+                     lora_trains_projector(&c->model) ? "; the projector is trained, too" : "");
 }

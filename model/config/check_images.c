@@ -37,9 +37,6 @@ void config_check_images(Reader *r)
     if (!c->model.architecture->images)
         die("%s: the text model of a model with images must be a Llama, Mistral or Qwen3, not %s", config_where(r,
             "model.image_feature_size"), c->model.architecture->class);
-    if (c->model.lora.rank > 0)
-        die("%s: adapters of a model with images are not supported: train its weights, or the projector alone with "
-            "--trainable='[multi_modal_projector.*]'", config_where(r, "lora.rank"));
     if (c->optimizer.projector_lr > 0 && c->optimizer.lr == 0)
         die("%s: optimizer.projector_learning_rate needs an optimizer.learning_rate above 0; to train the projector alone give "
             "--trainable='[multi_modal_projector.*]'", config_where(r, "optimizer.projector_learning_rate"));

@@ -104,6 +104,7 @@ static void take_adapter(Reader *r, const char *source)
     must_agree(r, source, "lora.rank", l->rank == there.rank);
     must_agree(r, source, "lora.alpha", l->alpha == there.alpha);
     must_agree(r, source, "lora.use_rslora", l->use_rslora == there.use_rslora);
+    must_agree(r, source, "lora.projector", l->projector == there.projector);
     must_agree(r, source, "lora.target_modules", memcmp(l->target, there.target, sizeof l->target) == 0);
     *l = there;
     if (dropout > 0)
@@ -141,6 +142,7 @@ static void note_idle(Reader *r)
         { "lora.alpha", config_given(r, "lora.alpha") },
         { "lora.use_rslora", s->c.model.lora.use_rslora },
         { "lora.target_modules", s->num_lora_modules != 1 || strcmp(s->lora_modules[0], "all-linear") != 0 },
+        { "lora.projector", !s->c.model.lora.projector },
         { "lora.base", config_given(r, "lora.base") },
         { "lora.base_path", config_given(r, "lora.base_path") },
     };
@@ -221,6 +223,8 @@ void config_check_lora(Reader *r)
     if (c->num_trainable > 0)
         die("%s: trainable: with adapters (lora.rank %d) no other tensor is trained; leave one of them out: --trainable=[] or "
             "--lora.rank=null", config_where(r, "trainable"), l->rank);
+    if (!l->projector && c->model.image.feature_size == 0)
+        config_note(r, "lora.projector (a model of text only has no projector)");
     write_targets(r->s);
     check_rank(r, continued ? source : NULL);
     check_rate(r);

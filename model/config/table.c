@@ -127,7 +127,7 @@ const ConfigKey config_keys[] = {
     ONLY  ("lora.lora_dropout", "0|0.0|null", "there is no dropout"),
     ONLY  ("lora.use_dora", "false|null", "DoRA's magnitudes are not computed"),
     ONLY  ("lora.bias", "none|null", "only A and B are trained"),
-    ONLY  ("lora.modules_to_save", "null", "with lora only adapters are trained; `trainable` without lora trains tensors"),
+    PROJECTOR_ADAPTER_ROWS,
 
     /* ---- architecture ---- */
     OTHER ("model.architecture", STRING, "null", X(architecture),

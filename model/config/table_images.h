@@ -1,4 +1,4 @@
-/* Rows of table.c for models with images, in three places of it. Only table.c includes it. */
+/* Rows of table.c for models with images, in several places of it. Only table.c includes it. */
 #pragma once
 
 #define IMAGE_MODEL_ROWS                                                                                                        \
@@ -10,6 +10,12 @@
     WORD  ("model.projector", CHOICE, "mlp", WORDS({ "mlp", PROJECTOR_MLP }, { "linear", PROJECTOR_LINEAR }),                   \
            C(model.image.projector), "from features to the stream. mlp: linear, GELU, linear; linear: one layer"),              \
     OTHER ("model.projector_bias", BOOL, "true", C(model.image.bias), "its layers have biases")
+
+#define PROJECTOR_ADAPTER_ROWS                                                                                                  \
+    OTHER ("lora.projector", BOOL, "true", C(model.lora.projector), "in a model with images the projector is trained, too, all "\
+           "of it, and stored next to the adapters, as PEFT's modules_to_save"),                                                \
+    ONLY  ("lora.modules_to_save", "null", "with lora only adapters and, by lora.projector, the projector are trained; "        \
+           "`trainable` without lora trains tensors")
 
 #define IMAGE_DATA_ROWS                                                                                                         \
     OTHER ("data.image_paths", PATHS, "[]", C(data.files.image_paths),                                                          \
