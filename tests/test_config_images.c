@@ -1,11 +1,13 @@
 /* Keys of models with images and of their data: read, written and read again, and every refusal. */
 #include "model/architecture.h"
+#include "model/config/adapter.h"
 #include "tests/try_config.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <cmocka.h>
 
+#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -92,7 +94,6 @@ static void test_refused(void **state)
           "model.image_token_id 100 is beyond the vocabulary: model.vocab_size is 100" },
         { SEEING "  norm_after: true\n  attention_layer_norm: true\n", "", "",
           "must be a Llama, Mistral or Qwen3, not Olmo2ForCausalLM" },
-        { SEEING, "", "lora: {rank: 4}\nload_path: base\n", "adapters of a model with images are not supported" },
         { "", DATA, "", "data.image_paths names images, but the model is one of text only" },
         { SEEING, "  image_paths: [a.index]\n", "", "data.image_paths needs data.image_features, too" },
         { SEEING, "  image_features: features\n", "", "data.image_features needs data.image_paths, too" },
@@ -117,9 +118,99 @@ static void test_refused(void **state)
     try_contains(said, "sources of data.mix cannot have images");
 }
 
+/* ---- adapters --------------------------------------------------------------------------------------------------- */
+
+#define GOLDEN "--load_path=tests/golden/"
+
+/* The model is that of load_path. */
+static void write_run(void)
+{
+    try_write(try_path, "data: {paths: [a.npy]}\nmax_duration: 100\nglobal_train_batch_size: 8\nsave_folder: runs/x\n"
+              "device_train_microbatch_size: 2\n");
+}
+
+/* PEFT's folders have a regular expression, so that the tower has no adapters; one of them saves the projector. */
+static void test_adapters_read(void **state)
+{
+    (void)state;
+    write_run();
+    Config *c = try_load(1, GOLDEN "lora/llava-llama", NULL, NULL, NULL);
+    assert_true(c->model.lora.projector && c->model.lora.rank == 4);
+    for (int k = 0; k < NUM_LORA_MODULES; k++)
+        assert_true(c->model.lora.target[k]);
+    config_free(c);
+    c = try_load(1, GOLDEN "lora/llava-mistral", NULL, NULL, NULL);
+    assert_true(c->model.lora.projector && c->model.lora.target[LORA_V] && !c->model.lora.target[LORA_UP]);
+    config_free(c);
+    c = try_load(1, GOLDEN "lora/llava-qwen3-tied", NULL, NULL, NULL);
+    assert_true(!c->model.lora.projector && c->model.lora.target[LORA_GATE] && !c->model.lora.target[LORA_V]);
+    config_free(c);
+    char said[4096];
+    assert_false(try_printed(said, sizeof said, 2, 1, GOLDEN "lora/llava-llama", "--lora.projector=false"));
+    try_contains(said, "lora.projector differs from that of the adapters in tests/golden/lora/llava-llama");
+}
+
+static void check_written(const char *more, bool projector)
+{
+    Config *c = try_load(1, GOLDEN "llava-llama", "--lora={rank: 4, target_modules: [q_proj, up_proj]}", more, NULL);
+    char *text = adapter_config_text(c);
+    json_t *j = json_loads(text, 0, NULL);
+    assert_string_equal(json_string_value(json_object_get(j, "target_modules")), ".*language_model.*\\.(q_proj|up_proj)");
+    assert_int_equal(json_array_size(json_object_get(j, "modules_to_save")), projector);
+    assert_true(lora_trains_projector(&c->model) == projector);
+    json_decref(j);
+    free(text);
+    config_free(c);
+}
+
+static void test_adapters_written(void **state)
+{
+    (void)state;
+    write_run();
+    check_written(NULL, true);
+    check_written("--lora.projector=false", false);
+}
+
+/* Adapters of the tower, and other modules that are trained whole. */
+static void test_adapters_refused(void **state)
+{
+    (void)state;
+    static const struct { const char *modules, *saved, *header, *text; } cases[] = {
+        { "\"all\"", "[\"lm_head\"]", "{}", "next to adapters only multi_modal_projector is trained" },
+        { "\"all\"", "[\"multi_modal_projector\"]", "", "adapter_model.safetensors says which modules have adapters" },
+        { "\"all\"", "null", "{\"base_model.model.model.vision_tower.encoder.layers.0.self_attn.q_proj.lora_A.weight\": {}}",
+          "gave model.vision_tower.encoder.layers.0.self_attn.q_proj an adapter; only matrices of the language model's" },
+        { "\"all\"", "null", "{\"base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight\": {}}",
+          "q_proj has an adapter in 1 of 2 blocks" },
+        { "[\"model.vision_tower.encoder.layers.0.self_attn.q_proj\"]", "null", "{}", "the path of one of these in the base model" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char folder[256], path[300], load[300], text[1024], said[4096];
+        snprintf(folder, sizeof folder, "%s/adapters%zu", try_folder, i);
+        snprintf(text, sizeof text, "mkdir %s", folder);
+        assert_int_equal(system(text), 0);
+        snprintf(path, sizeof path, "%s/adapter_config.json", folder);
+        snprintf(text, sizeof text, "{\"peft_type\": \"LORA\", \"r\": 2, \"lora_alpha\": 2, \"target_modules\": %s, "
+                 "\"modules_to_save\": %s, \"base_model_name_or_path\": \"tests/golden/llava-llama\"}", cases[i].modules,
+                 cases[i].saved);
+        try_write(path, text);
+        snprintf(path, sizeof path, "%s/adapter_model.safetensors", folder);
+        FILE *f = fopen(path, "wb");
+        const uint64_t length = strlen(cases[i].header);
+        assert_true(f && fwrite(&length, sizeof length, 1, f) == 1 && fputs(cases[i].header, f) >= 0);
+        fclose(f);
+        write_run();
+        snprintf(load, sizeof load, "--load_path=%s", folder);
+        assert_false(try_printed(said, sizeof said, 2, 1, load, NULL));
+        try_contains(said, cases[i].text);
+        try_contains(said, "adapter_config.json: ");
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_keys), cmocka_unit_test(test_defaults),
-                                        cmocka_unit_test(test_refused) };
+                                        cmocka_unit_test(test_refused), cmocka_unit_test(test_adapters_read),
+                                        cmocka_unit_test(test_adapters_written), cmocka_unit_test(test_adapters_refused) };
     return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
 }

@@ -310,7 +310,7 @@ static void test_peft_refused(void **state)
         { PEFT(TARGETS BESIDE ", \"r\": 4, \"lora_alpha\": 8, \"lora_dropout\": \"a\""), "lora_dropout" },
         { PEFT(BESIDE NUMBERS), "target_modules q_proj" },
         { PEFT(BESIDE NUMBERS ", \"target_modules\": []"), "target_modules" },
-        { PEFT(BESIDE NUMBERS ", \"target_modules\": \".*proj\""), "target_modules q_proj .*proj" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": \".*proj\""), "target_modules .*proj adapter_model.safetensors" },
         { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"q_proj\", \"embed_tokens\"]"), "embed_tokens" },
         { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"_proj\"]"), "_proj" },
         { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"\"]"), "target_modules q_proj" },

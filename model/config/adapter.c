@@ -2,7 +2,6 @@
 #include "model/config/adapter.h"
 
 #include <ctype.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -159,7 +158,7 @@ static bool mark(bool *seen, const char *name, const ModelConfig *m)
     return all < NUM_LORA_MODULES;
 }
 
-/* The header of the adapters' file, which has its tensors' names. */
+/* The header of the adapters' file, which has its tensors' names; NULL: it cannot be read. */
 static json_t *read_header(const char *folder)
 {
     enum { LENGTH = 8, MOST = 100 << 20 };
@@ -168,19 +167,15 @@ static json_t *read_header(const char *folder)
     uint64_t n = 0;
     check_regular(path);
     FILE *file = fopen(path, "rb");
-    if (!file)
-        die("%s: cannot open: %s", path, strerror(errno));
-    if (fread(length, 1, LENGTH, file) == LENGTH)
-        for (int i = LENGTH - 1; i >= 0; i--)
-            n = n << 8 | length[i];
+    for (int i = file && fread(length, 1, LENGTH, file) == LENGTH ? LENGTH - 1 : -1; i >= 0; i--)
+        n = n << 8 | length[i];
     if (n > 0 && n <= MOST) {
         text = xmalloc(n);
         n = fread(text, 1, n, file);
     }
     json_t *header = text ? json_loadb(text, n, 0, NULL) : NULL;
-    if (!json_is_object(header))
-        die("%s: no safetensors file: its header is no JSON", path);
-    fclose(file);
+    if (file)
+        fclose(file);
     free(text);
     free(path);
     return header;
@@ -192,15 +187,18 @@ static void mark_found(bool *seen, const char *folder, const File *f, const Mode
 {
     static const char first[] = "base_model.model.", last[] = ".lora_A.weight", usual[] = ".lora_A.default.weight";
     json_t *header = read_header(folder), *value;
-    const char *name;
+    const char *name, *expression = json_string_value(json_object_get(f->json, "target_modules"));
+    if (!json_is_object(header))
+        die("%s: target_modules %.200s is a regular expression, so adapter_model.safetensors says which modules have adapters; but its "
+            "header cannot be read", f->path, expression);
     json_object_foreach(header, name, value) {
         const char *end = text_ends_with(name, last) ? last : text_ends_with(name, usual) ? usual : NULL;
         if (!end || strncmp(name, first, sizeof first - 1) != 0)
             continue;
         char *path = xasprintf("%.*s", (int)(strlen(name) - strlen(end) - (sizeof first - 1)), name + sizeof first - 1);
         if (!mark(seen, path, m))
-            die("%s: target_modules %.200s gave %s an adapter; only matrices of blocks can have one", f->path,
-                json_string_value(json_object_get(f->json, "target_modules")), path);
+            die("%s: target_modules %.200s gave %s an adapter; only matrices of the language model's blocks can have one", f->path,
+                expression, path);
         free(path);
     }
     json_decref(header);
