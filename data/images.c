@@ -11,6 +11,12 @@
 #include <string.h>
 
 static const char FEATURES_KEY[] = "data.image_features", PATHS_KEY[] = "data.image_paths";
+
+/* The configuration's name of what spec describes, for messages. */
+static const char *key_of(const DataSpec *spec, const char *key)
+{
+    return spec->key ? spec->key : key;
+}
 static const char MAKE[] = "make it again with scripts/make_image_features.py";
 
 enum { BLOCK = 4096, ID_BYTES = 8 };           /* tokens between two counts of image tokens; bytes in front of an index */
@@ -32,12 +38,12 @@ static size_t image_bytes(const ImageFeatures *f)
     return (size_t)f->rows * row_bytes(f);
 }
 
-static int positive(const json_t *o, const char *key, const char *path)
+static int positive(const ImageFeatures *f, const json_t *o, const char *key, const char *path)
 {
     const json_t *value = json_object_get(o, key);
     const json_int_t x = json_integer_value(value);
     if (x < 1 || x > 1 << 24)
-        die("%s: %s: \"%s\" must be a number from 1 to %d; %s", FEATURES_KEY, path, key, 1 << 24, MAKE);
+        die("%s: %s: \"%s\" must be a number from 1 to %d; %s", f->key, path, key, 1 << 24, MAKE);
     return (int)x;
 }
 
@@ -47,13 +53,13 @@ static void open_file(ImageFeatures *f, const json_t *entry, const char *path, i
     const json_int_t images = json_integer_value(json_array_get(entry, 1));
     size_t bytes;
     if (!name || strchr(name, '/') || images < 1 || images > UINT32_MAX)
-        die("%s: %s: entry %d of \"files\" must be [name, number of images]; %s", FEATURES_KEY, path, i, MAKE);
+        die("%s: %s: entry %d of \"files\" must be [name, number of images]; %s", f->key, path, i, MAKE);
     char *file = xasprintf("%s/%s", f->folder, name);
-    f->file[i] = map_file(&bytes, FEATURES_KEY, file);
+    f->file[i] = map_file(&bytes, f->key, file);
     f->first[i + 1] = f->first[i] + (uint64_t)images;
     if (bytes != (uint64_t)images * image_bytes(f))
         die("%s: %s has %zu bytes; %lld images of %d rows of %d values of %zu bytes have %llu: truncated? Copy it again, or %s",
-            FEATURES_KEY, file, bytes, (long long)images, f->rows, f->cols, item_bytes(f),
+            f->key, file, bytes, (long long)images, f->rows, f->cols, item_bytes(f),
             (unsigned long long)images * image_bytes(f), MAKE);
     free(file);
 }
@@ -62,15 +68,16 @@ static void check_sizes(const ImageFeatures *f, const DataSpec *spec, const char
 {
     if (f->cols != spec->image_cols)
         die("%s: %s: a row has %d values, but the model's projector reads %d (model.image_feature_size): these are features of "
-            "another vision tower. Make them with the model's folder", FEATURES_KEY, path, f->cols, spec->image_cols);
+            "another vision tower. Make them with the model's folder", f->key, path, f->cols, spec->image_cols);
     if (f->rows != spec->image_rows)
         die("%s: %s: an image has %d rows, but the model has %d tokens for each (model.image_tokens). Make the features with the "
-            "model's folder", FEATURES_KEY, path, f->rows, spec->image_rows);
+            "model's folder", f->key, path, f->rows, spec->image_rows);
 }
 
 ImageFeatures *features_open(const DataSpec *spec)
 {
     ImageFeatures *f = xcalloc(1, sizeof *f);
+    f->key = key_of(spec, FEATURES_KEY);
     f->folder = xstrdup(spec->image_features);
     char *path = xasprintf("%s/features.json", f->folder);
     json_error_t error;
@@ -78,14 +85,14 @@ ImageFeatures *features_open(const DataSpec *spec)
     const char *id = json_string_value(json_object_get(o, "id")), *dtype = json_string_value(json_object_get(o, "dtype"));
     const json_t *files = json_object_get(o, "files");
     if (!o)
-        die("%s: %s: %s; expected the folder that scripts/make_image_features.py wrote", FEATURES_KEY, path, error.text);
+        die("%s: %s: %s; expected the folder that scripts/make_image_features.py wrote", f->key, path, error.text);
     if (!id || sscanf(id, "%" SCNx64, &f->id) != 1 || !dtype || json_array_size(files) == 0)
-        die("%s: %s lacks \"id\", \"dtype\" or \"files\"; %s", FEATURES_KEY, path, MAKE);
+        die("%s: %s lacks \"id\", \"dtype\" or \"files\"; %s", f->key, path, MAKE);
     if (strcmp(dtype, "bf16") != 0 && strcmp(dtype, "f32") != 0)
-        die("%s: %s: \"dtype\" is %.16s; expected bf16 or f32", FEATURES_KEY, path, dtype);
+        die("%s: %s: \"dtype\" is %.16s; expected bf16 or f32", f->key, path, dtype);
     f->f32 = strcmp(dtype, "f32") == 0;
-    f->rows = positive(o, "rows", path);
-    f->cols = positive(o, "cols", path);
+    f->rows = positive(f, o, "rows", path);
+    f->cols = positive(f, o, "cols", path);
     check_sizes(f, spec, path);
     f->num_files = (int)json_array_size(files);
     f->file = xcalloc((size_t)f->num_files, sizeof *f->file);
@@ -141,13 +148,13 @@ static void count_tokens(Shard *s, const DataSpec *spec)
         s->images_before[b + 1] += s->images_before[b];
 }
 
-static void check_entries(const Shard *s, const ImageFeatures *f, const char *path)
+static void check_entries(const Shard *s, const ImageFeatures *f, const char *key, const char *path)
 {
     const uint64_t most = f->first[f->num_files];
     for (uint64_t i = 0; i < s->num_images; i++)
         if (images_number(s, i) >= most)
             die("%s: %s: entry %llu (counted from 0) is image %u, but %s has %llu images. Give the features with which the tokens "
-                "were made", PATHS_KEY, path, (unsigned long long)i, images_number(s, i), f->folder, (unsigned long long)most);
+                "were made", key, path, (unsigned long long)i, images_number(s, i), f->folder, (unsigned long long)most);
 }
 
 /* For open_index. */
@@ -157,31 +164,34 @@ static void open_index(void *who, Shard *s, const char *path)
 {
     const DataSpec *spec = ((const Opening *)who)->spec;
     const ImageFeatures *f = ((const Opening *)who)->features;
+    const char *key = key_of(spec, PATHS_KEY);
     size_t bytes;
     uint64_t id;
     shard_tell(spec, "counting the images of", s->path);
-    s->image_map = map_file(&bytes, PATHS_KEY, path);
+    s->image_map = map_file(&bytes, key, path);
     if (bytes < ID_BYTES || (bytes - ID_BYTES) % sizeof(uint32_t) != 0)
         die("%s: %s has %zu bytes; expected %d and 4 for each image: truncated? Make it again with scripts/make_chat_shards.py",
-            PATHS_KEY, path, bytes, ID_BYTES);
+            key, path, bytes, ID_BYTES);
     memcpy(&id, s->image_map, sizeof id);
     if (id != f->id)
         die("%s: %s was made for features with the id %016" PRIx64 ", but %s has %016" PRIx64 ". Give the features with which the "
-            "tokens were made, or make the tokens again", PATHS_KEY, path, id, f->folder, f->id);
+            "tokens were made, or make the tokens again", key, path, id, f->folder, f->id);
     s->num_images = (bytes - ID_BYTES) / sizeof(uint32_t);
     count_tokens(s, spec);
     const uint64_t tokens = s->images_before[s->num_tokens / BLOCK + 1], expected = s->num_images * (uint64_t)f->rows;
     if (tokens != expected)
         die("%s: %s has %llu images of %d tokens, which are %llu, but %s has %llu tokens of the id %d (model.image_token_id). Does "
-            "the index belong to these tokens?", PATHS_KEY, path, (unsigned long long)s->num_images, f->rows,
+            "the index belong to these tokens?", key, path, (unsigned long long)s->num_images, f->rows,
             (unsigned long long)expected, s->path, (unsigned long long)tokens, spec->image_token_id);
-    check_entries(s, f, path);
+    check_entries(s, f, key, path);
 }
 
 void images_open(Shard *shards, int num, const DataSpec *spec, const ImageFeatures *f)
 {
     Opening o = { spec, f };
-    shards_open_others(shards, num, spec, PATHS_KEY, spec->image_paths, spec->num_image_paths, open_index, &o);
+    const char *key = spec->key ? xasprintf("%s: image_paths", spec->key) : xstrdup(PATHS_KEY);
+    shards_open_others(shards, num, spec, key, spec->image_paths, spec->num_image_paths, open_index, &o);
+    free((char *)key);
 }
 
 size_t images_index_bytes(const Shard *s)
@@ -232,7 +242,7 @@ long images_read(const void **row, int *target, const int *token, const Shard *s
             return -1;
         row[t] = features_row(f, s, k);
         if (!is_finite(f, row[t])) {
-            snprintf(error, size, "%s: %s: row %llu of image %u has a value that is not finite; %s", FEATURES_KEY, f->folder,
+            snprintf(error, size, "%s: %s: row %llu of image %u has a value that is not finite; %s", f->key, f->folder,
                      (unsigned long long)(k % (uint64_t)f->rows), images_number(s, k / (uint64_t)f->rows), MAKE);
             return -1;
         }

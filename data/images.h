@@ -10,6 +10,7 @@
 #include "data/shard.h"
 
 typedef struct ImageFeatures {
+    const char *key;            /* the configuration's name of it, for messages; the caller's */
     char    *folder;
     uint64_t id;
     int      rows, cols;        /* of an image */

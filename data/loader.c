@@ -271,7 +271,7 @@ Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
 
     for (int i = 0; i < ENTRIES; i++) {
         l->entries[i].batch = batch_make(batch / world, spec->sequence_length, spec->image_rows > 0);
-        l->entries[i].batch.images_f32 = l->sources.source[0].instances.features && l->sources.source[0].instances.features->f32;
+        l->entries[i].batch.images_f32 = sources_images_f32(&l->sources);
     }
     pthread_mutex_init(&l->mutex, NULL);
     pthread_condattr_t clock;

@@ -93,6 +93,9 @@ static Source open_mixed(const DataSpec *spec, const MixSource *of)
     own.num_paths = of->num_paths;
     own.label_mask_paths = of->label_mask_paths;
     own.num_label_mask_paths = of->num_label_mask_paths;
+    own.image_paths = of->image_paths;
+    own.num_image_paths = of->num_image_paths;
+    own.image_features = of->image_features;
     own.drop_last = false;
     Source s = { .instances = instances_open(&own, 1), .name = xstrdup(of->name), .max_repetition = of->max_repetition };
     const uint64_t T = (uint64_t)spec->sequence_length, limit = (uint64_t)of->tokens / T;
@@ -133,6 +136,20 @@ void sources_close(Sources *s)
         free(one->order);
     }
     free(s->source);
+}
+
+bool sources_images_f32(const Sources *s)
+{
+    const ImageFeatures *first = NULL;
+    for (int i = 0; i < s->count; i++) {
+        const ImageFeatures *f = s->source[i].instances.features;
+        if (f && first && f->f32 != first->f32)
+            die("%s: the features in %s are %s, those of %s in %s %s: a step has features of one type. Make one of them again with "
+                "scripts/make_image_features.py, with --f32 or without", f->key, f->folder, f->f32 ? "F32" : "BF16", first->key,
+                first->folder, first->f32 ? "F32" : "BF16");
+        first = f && !first ? f : first;
+    }
+    return first && first->f32;
 }
 
 uint64_t sources_instances(const Sources *s)

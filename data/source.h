@@ -37,6 +37,9 @@ bool     source_load (Source *s, uint64_t epoch, bool (*go_on)(void *arg), void 
 uint64_t source_at   (const Source *s, uint64_t place);             /* the instance at a place of the loaded epoch */
 DataSample source_sample(const Source *s);
 
+/* Whether features of images are F32. Dies if those of some sources are and others are BF16. */
+bool     sources_images_f32(const Sources *s);
+
 /* The source of a mixture's next instance: moves *from, its place, on, and returns its number. -1: the source has no repetition
  * left; then `problem` says so. */
 int      sources_next(const Sources *s, SourcePlace place[MIX_MOST], SourcePlace *from, char *problem, size_t size);

@@ -9,6 +9,8 @@ typedef struct {
     char  *name;
     char **paths; int num_paths;
     char **label_mask_paths; int num_label_mask_paths;
+    char **image_paths; int num_image_paths;
+    const char *image_features;
     double ratio;              /* its share of the instances, of the sum of all ratios                         */
     double max_repetition;     /* its instances are used at most so often, on average                          */
     long   tokens;             /* number of its tokens that are used, the same in each repetition; 0: all      */
@@ -25,7 +27,7 @@ typedef struct {
     const char *image_features;        /* the folder of their features                                           */
     int    image_rows, image_cols;     /* of an image; rows 0: a model of text only                              */
     int    image_token_id;     /* the token at each row; never a target                                         */
-    const MixSource *mix;      /* instead of paths and label_mask_paths; shuffled. NULL: none                    */
+    const MixSource *mix;      /* instead of paths, masks and images; shuffled. NULL: none                      */
     int    num_mix;
     int    itemsize;           /* bytes of a token in headerless files: 2 or 4 (memmap_dtype)                   */
     int    sequence_length;    /* T                                                                             */

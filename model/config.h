@@ -106,7 +106,7 @@ typedef struct {
 /* A source of data.mix. */
 typedef struct {
     char  *name;                  /* unique, part of names of metrics */
-    TokenFiles files;             /* paths and label_mask_paths only */
+    TokenFiles files;             /* paths, masks and images only */
     double ratio;                 /* its share of the sequences, of the sum of all ratios */
     double max_repetition;        /* its sequences are used at most so often */
     long   tokens;                /* number of its tokens that are used; 0: all */

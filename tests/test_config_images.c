@@ -115,7 +115,25 @@ static void test_refused(void **state)
     write_file(SEEING, DATA, "");
     assert_false(try_printed(said, sizeof said, 2, 1, "--data.paths=null",
                              "--data.mix=[{name: a, paths: [a.npy], ratio: 1}]"));
-    try_contains(said, "sources of data.mix cannot have images");
+    try_contains(said, "with data.mix each source has its own");
+    static const struct { const char *model, *mix, *text; } mixes[] = {
+        { SEEING, "image_paths: [a.images]", "data.mix: source 'a': data.mix[].image_paths needs data.mix[].image_features, too" },
+        { SEEING, "image_features: features", "data.mix[].image_features needs data.mix[].image_paths, too" },
+        { SEEING, "image_paths: [\"s3://a.images\"], image_features: x", "only local files are read" },
+        { "", "image_paths: [a.images], image_features: features", "source 'a': data.mix[].image_paths names images, but the model" },
+    };
+    for (size_t i = 0; i < sizeof mixes / sizeof mixes[0]; i++) {
+        char mix[256];
+        snprintf(mix, sizeof mix, "--data.mix=[{name: b, paths: [b.npy], ratio: 1}, {name: a, paths: [a.npy], ratio: 1, %s}]",
+                 mixes[i].mix);
+        write_file(mixes[i].model, "", "");
+        assert_false(try_printed(said, sizeof said, 2, 1, "--data.paths=null", mix));
+        try_contains(said, mixes[i].text);
+    }
+    write_file(SEEING, "  instance_filter: {repetition_max_count: 32}\n", "");
+    assert_false(try_printed(said, sizeof said, 2, 1, "--data.paths=null",
+                             "--data.mix=[{name: a, paths: [a.npy], ratio: 1, image_paths: [a.images], image_features: f}]"));
+    try_contains(said, "data.instance_filter would mask every sequence");
 }
 
 /* ---- adapters --------------------------------------------------------------------------------------------------- */

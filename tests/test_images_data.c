@@ -194,6 +194,98 @@ static void test_ranks(void **state)
     }
 }
 
+/* ---- mixtures ---------------------------------------------------------------------------------------------------- */
+
+enum { G = 4, STEPS = 5 };
+
+/* The same images under other numbers, and a source of text only. */
+static int sources(MixSource mix[3])
+{
+    static char *paths[3], *indexes[2];
+    static const uint32_t other[3] = { 1, 3, 0 };
+    uint16_t text[LENGTH];
+    for (int i = 0; i < LENGTH; i++)
+        text[i] = (uint16_t)(i % T == T - 1 ? EOS : 40 + i);
+    write_features("bf16", ROWS, COLS);
+    write_tokens("a.npy");
+    write_file(in("text.npy"), text, sizeof text);
+    write_index("a.index", ID, shown, 3);
+    write_index("b.index", ID, other, 3);
+    static const char *const files[3] = { "a.npy", "text.npy", "a.npy" }, *const names[3] = { "a", "text", "b" };
+    for (int s = 0; s < 3; s++) {
+        paths[s] = in(files[s]);
+        mix[s] = (MixSource){ .name = (char *)names[s], .paths = &paths[s], .num_paths = 1, .ratio = s + 1, .max_repetition = 9 };
+    }
+    for (int s = 0; s < 3; s += 2) {
+        indexes[s / 2] = in(s ? "b.index" : "a.index");
+        mix[s].image_paths = &indexes[s / 2];
+        mix[s].num_image_paths = 1;
+        mix[s].image_features = folder;
+    }
+    return 3;
+}
+
+/* A sequence: its source and number, and the first value of each token's features, -1 without. */
+typedef struct { int source, index; float first[T]; } Seen;
+
+/* Steps from `from` on as one of W ranks sees them; returns the place after them. */
+static LoaderState see(Seen *seen, const DataSpec *spec, int steps, int rank, int W, LoaderState from)
+{
+    Loader *l = loader_open(spec, G, rank, W);
+    Batch b;
+    loader_seek(l, from);
+    for (int k = 0; k < steps; k++) {
+        assert_true(loader_next(l, &b));
+        for (int i = 0; i < b.sequences; i++) {
+            Seen *s = &seen[k * G + i * W + rank];
+            *s = (Seen){ b.source[i], (int)b.index[i], { 0 } };
+            for (int t = 0; t < T; t++)
+                s->first[t] = b.images[i * T + t] ? stored(b.images[i * T + t], 0, b.images_f32) : -1;
+        }
+    }
+    const LoaderState end = loader_state(l);
+    loader_close(l);
+    return end;
+}
+
+/* Each source shows its own images; steps do not depend on ranks, nor on where a run was resumed. */
+static void test_mixture(void **state)
+{
+    (void)state;
+    MixSource mix[3];
+    DataSpec spec = spec_of(NULL, NULL);
+    spec.num_paths = 0;
+    spec.image_features = NULL;
+    spec.num_mix = sources(mix);
+    spec.mix = mix;
+    spec.shuffle = spec.drop_last = true;
+    static Seen one[STEPS * G], more[STEPS * G];
+    const LoaderState end = see(one, &spec, STEPS, 0, 1, (LoaderState){ 0 });
+    static const uint32_t other[3] = { 1, 3, 0 };
+    int images[3] = { 0 };
+    for (int i = 0; i < STEPS * G; i++)
+        for (int t = 0; t < T; t++) {
+            const Seen *s = &one[i];
+            const float first = expected(s->index * T + t, 0);
+            int k = 0;
+            while (k < 2 && s->index * T + t >= at[k] + ROWS)
+                k++;
+            const float own = first < 0 || s->source == 1 ? -1
+                            : s->source == 0 ? first : value((int)other[k], s->index * T + t - at[k], 0);
+            assert_true(s->first[t] == own);
+            images[s->source] += own >= 0;
+        }
+    assert_true(images[0] > 0 && images[1] == 0 && images[2] > 0);
+    for (int W = 2; W <= 4; W *= 2) {
+        for (int rank = 0; rank < W; rank++) {
+            const LoaderState middle = see(more, &spec, 2, rank, W, (LoaderState){ 0 });
+            const LoaderState last = see(more + 2 * G, &spec, STEPS - 2, rank, W, middle);
+            assert_memory_equal(&last, &end, sizeof last);
+        }
+        assert_memory_equal(more, one, sizeof one);
+    }
+}
+
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
 typedef struct { const DataSpec *spec; Loader *loader; } Opening;
@@ -255,6 +347,39 @@ static void test_errors(void **state)
     fails(&spec, "row 1 of image 4 has a value that is not finite");
 }
 
+/* Errors of a mixture name the source. */
+static void test_mixture_errors(void **state)
+{
+    (void)state;
+    MixSource mix[3];
+    DataSpec spec = spec_of(NULL, NULL);
+    spec.num_paths = 0;
+    spec.num_mix = sources(mix);
+    spec.mix = mix;
+    spec.shuffle = true;
+    write_index("b.index", ID, shown, 2);
+    fails(&spec, "data.mix: source 'b': ");
+    fails(&spec, "has 2 images of 3 tokens, which are 6, but");
+    sources(mix);
+    char *two[] = { in("a.index"), in("b.index") };
+    mix[2].image_paths = two;
+    mix[2].num_image_paths = 2;
+    fails(&spec, "data.mix: source 'b': image_paths names 2 files, its paths 1");
+    sources(mix);
+    char *command = xasprintf("mkdir %s/wide", folder);
+    assert_int_equal(system(command), 0);
+    free(command);
+    char *wide = in("wide"), *narrow = xstrdup(folder);
+    strcpy(folder, wide);
+    write_features("f32", ROWS, COLS);
+    strcpy(folder, narrow);
+    free(narrow);
+    mix[2].image_features = wide;
+    fails(&spec, "are F32, those of data.mix: source 'a' in");
+    mix[2].num_image_paths = 0;
+    fails(&spec, "data.mix: source 'b': ");
+}
+
 static int make_folder(void **state)
 {
     (void)state;
@@ -274,6 +399,6 @@ static int remove_folder(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_cut), cmocka_unit_test(test_packed), cmocka_unit_test(test_ranks),
-                                        cmocka_unit_test(test_errors) };
+                                        cmocka_unit_test(test_errors), cmocka_unit_test(test_mixture), cmocka_unit_test(test_mixture_errors) };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -54,6 +54,21 @@ void config_check_image_files(const Config *c, const TokenFiles *f, const char *
             prefix, paths ? "image_paths" : "image_features", prefix, paths ? "image_features" : "image_paths");
 }
 
+/* The sources of data.mix; returns how many have images. */
+static int check_sources(Reader *r)
+{
+    const Config *c = &r->s->c;
+    int count = 0;
+    for (const DataSource *s = c->data.mix; s < c->data.mix + c->data.num_mix; s++) {
+        char *place = xasprintf("%s: data.mix: source '%s'", config_where(r, "data.mix"), s->name);
+        config_check_image_files(c, &s->files, place, "data.mix[]");
+        config_check_local(r, "data.mix", s->files.image_paths, s->files.num_image_paths);
+        count += s->files.num_image_paths > 0;
+        free(place);
+    }
+    return count;
+}
+
 void config_check_image_data(Reader *r)
 {
     const Config *c = &r->s->c;
@@ -62,8 +77,9 @@ void config_check_image_data(Reader *r)
     config_check_image_files(c, f, place, "data");
     config_check_local(r, "data.image_paths", f->image_paths, f->num_image_paths);
     if (f->num_image_paths > 0 && c->data.num_mix > 0)
-        die("%s: data.image_paths belong to data.paths; sources of data.mix cannot have images", place);
-    if (f->num_image_paths > 0 && c->data.instance_filter.max_count > 0)
+        die("%s: data.image_paths belong to data.paths; with data.mix each source has its own: [{name: chat, paths: [a.npy], "
+            "image_paths: [a.images], image_features: features, ratio: 1}]", place);
+    if (check_sources(r) + f->num_image_paths > 0 && c->data.instance_filter.max_count > 0)
         die("%s: data.instance_filter would mask every sequence with an image, whose tokens are all the same: leave the filter out",
             config_where(r, "data.instance_filter"));
 }

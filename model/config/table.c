@@ -232,6 +232,7 @@ const ConfigKey config_keys[] = {
     OPTION("data.mix[].tokens", LONG, "null", 0, 1, LONGS, S(tokens),
            "number of tokens to use of it, in whole sequences; default: all"),
     OTHER ("data.mix[].label_mask_paths", PATHS, "[]", S(files.label_mask_paths), "as data.label_mask_paths, for its paths"),
+    IMAGE_SOURCE_ROWS,
     OTHER ("data.label_mask_paths", PATHS, "[]", C(data.files.label_mask_paths),
            "files with one bool per token, parallel to paths; a token with false is no target"),
     IMAGE_DATA_ROWS,

@@ -23,6 +23,10 @@
     OTHER ("data.image_features", STRING, "null", C(data.files.image_features),                                                 \
            "folder of the features of these images, written by scripts/make_image_features.py")
 
+#define IMAGE_SOURCE_ROWS                                                                                                       \
+    OTHER ("data.mix[].image_paths", PATHS, "[]", S(files.image_paths), "as data.image_paths, for its paths"),                  \
+    OTHER ("data.mix[].image_features", STRING, "null", S(files.image_features), "as data.image_features")
+
 #define IMAGE_EVALUATOR_ROWS                                                                                                    \
     OTHER ("evaluators[].data.image_paths", PATHS, "[]", E(files.image_paths), "as data.image_paths, parallel to paths"),       \
     OTHER ("evaluators[].data.image_features", STRING, "null", E(files.image_features), "as data.image_features")

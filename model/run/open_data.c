@@ -39,7 +39,8 @@ static int copy_mix(MixSource out[MIX_MOST], const Config *c)
         out[i] = (MixSource){
             .name = s->name, .paths = s->files.paths, .num_paths = s->files.num_paths,
             .label_mask_paths = s->files.label_mask_paths, .num_label_mask_paths = s->files.num_label_mask_paths,
-            .ratio = s->ratio, .max_repetition = s->max_repetition, .tokens = s->tokens,
+            .image_paths = s->files.image_paths, .num_image_paths = s->files.num_image_paths,
+            .image_features = s->files.image_features, .ratio = s->ratio, .max_repetition = s->max_repetition, .tokens = s->tokens,
         };
     }
     return c->data.num_mix;
