@@ -47,12 +47,12 @@ def write_data(root, golden):
         json.dump({"id": f"{1:016x}", "rows": ROWS, "cols": width, "dtype": "f32", "files": [["features-0000.f32", count]]}, file)
 
 
-def train(options, root, name, load, rate, steps, more=""):
+def train(options, root, name, load, rate, steps, more="", recipe="f32"):
     """Returns the checkpoint and the loss of the first step."""
     folder = f"{root}/{name}"
     with open(folder + ".yaml", "w", encoding="utf-8") as file:
         file.write(f"global_train_batch_size: 2\ndevice_train_microbatch_size: 1\nmax_duration: {steps}\neval_interval: null\n"
-                   f"recipe: f32\nload_path: {load}\nsave_folder: {folder}\nmodel: {{max_sequence_length: 16}}\n"
+                   f"recipe: {recipe}\nload_path: {load}\nsave_folder: {folder}\nmodel: {{max_sequence_length: 16}}\n"
                    f"optimizer: {{learning_rate: {rate}, weight_decay: 0}}\nscheduler: {{name: constant}}\n"
                    f"data: {{paths: [{root}/tokens.npy], image_paths: [{root}/images.npy], image_features: {root}/features}}\n" + more)
     run([options.train, folder + ".yaml"])

@@ -125,11 +125,27 @@ size_t coded_unit(Coded c, size_t cols)
 
 /* ---- config.json ---------------------------------------------------------------------------------------------- */
 
-/* Only keys that every version reads. */
-static json_t *compressed_tensors(const char *format, json_t *weights, json_t *activations)
+/* Modules of a class that have no codes, as compressed-tensors names them: by regular expressions, since programs differ in what is
+ * in front of these names. */
+static json_t *ignored(bool images)
 {
-    return json_pack("{s:s, s:s, s:s, s:[s], s:{s:{s:[s], s:o, s:o}}}", "quant_method", "compressed-tensors", "format", format,
-                     "quantization_status", "compressed", "ignore", "lm_head", "config_groups", "group_0", "targets", "Linear",
+    return images ? json_pack("[s,s,s]", "re:.*lm_head", "re:.*vision_tower.*", "re:.*multi_modal_projector.*")
+                  : json_pack("[s]", "lm_head");
+}
+
+/* The same for other libraries: a name is the beginning of a module's path, in transformers 5 from the class's first level on. */
+static json_t *skipped(bool images)
+{
+    return images ? json_pack("[s,s,s,s,s]", "lm_head", "model.vision_tower", "model.multi_modal_projector", "vision_tower",
+                              "multi_modal_projector")
+                  : json_pack("[s]", "lm_head");
+}
+
+/* Only keys that every version reads. */
+static json_t *compressed_tensors(const char *format, json_t *weights, json_t *activations, bool images)
+{
+    return json_pack("{s:s, s:s, s:s, s:o, s:{s:{s:[s], s:o, s:o}}}", "quant_method", "compressed-tensors", "format", format,
+                     "quantization_status", "compressed", "ignore", ignored(images), "config_groups", "group_0", "targets", "Linear",
                      "weights", weights, "input_activations", activations);
 }
 
@@ -145,31 +161,39 @@ static json_t *with(json_t *scheme, const char *key, json_t *value)
     return scheme;
 }
 
-json_t *coded_config(Coded c)
+/* Settings of bitsandbytes; without a list it leaves out the head alone. */
+static json_t *skipping(json_t *settings, bool images)
+{
+    return images ? with(settings, "llm_int8_skip_modules", skipped(images)) : settings;
+}
+
+json_t *coded_config(Coded c, bool images)
 {
     switch (c.kind) {
     case CODED_FP8_ROWS:
-        return compressed_tensors("float-quantized", scheme(8, "float", false, "channel"), scheme(8, "float", true, "token"));
+        return compressed_tensors("float-quantized", scheme(8, "float", false, "channel"), scheme(8, "float", true, "token"), images);
     case CODED_FP8_TENSOR:
-        return compressed_tensors("float-quantized", scheme(8, "float", false, "tensor"), scheme(8, "float", true, "token"));
+        return compressed_tensors("float-quantized", scheme(8, "float", false, "tensor"), scheme(8, "float", true, "token"), images);
     case CODED_FP8_BLOCKS:
         return compressed_tensors("float-quantized",
                                   with(scheme(8, "float", false, "block"), "block_structure", json_pack("[i,i]", BLOCK, BLOCK)),
-                                  with(scheme(8, "float", true, "group"), "group_size", json_integer(BLOCK)));
+                                  with(scheme(8, "float", true, "group"), "group_size", json_integer(BLOCK)), images);
     case CODED_FP8_INVERSE:
-        return json_pack("{s:s, s:s, s:s, s:[i,i], s:[s]}", "quant_method", "fp8", "fmt", "e4m3", "activation_scheme", "dynamic",
-                         "weight_block_size", BLOCK, BLOCK, "modules_to_not_convert", "lm_head");
+        return json_pack("{s:s, s:s, s:s, s:[i,i], s:o}", "quant_method", "fp8", "fmt", "e4m3", "activation_scheme", "dynamic",
+                         "weight_block_size", BLOCK, BLOCK, "modules_to_not_convert", skipped(images));
     case CODED_INT8:
-        return compressed_tensors("int-quantized", scheme(8, "int", false, "channel"), scheme(8, "int", true, "token"));
+        return compressed_tensors("int-quantized", scheme(8, "int", false, "channel"), scheme(8, "int", true, "token"),
+                                  images);
     case CODED_INT4:
         return compressed_tensors("pack-quantized", with(scheme(4, "int", false, "group"), "group_size",
-                                                         json_integer((json_int_t)c.group)), json_null());
+                                                         json_integer((json_int_t)c.group)), json_null(), images);
     case CODED_INT8_LLM:
-        return json_pack("{s:s, s:b, s:f}", "quant_method", "bitsandbytes", "load_in_8bit", 1, "llm_int8_threshold", 6.0);
+        return skipping(json_pack("{s:s, s:b, s:f}", "quant_method", "bitsandbytes", "load_in_8bit", 1, "llm_int8_threshold", 6.0),
+                        images);
     case CODED_NF4:
-        return json_pack("{s:s, s:b, s:s, s:b, s:s, s:s}", "quant_method", "bitsandbytes", "load_in_4bit", 1, "bnb_4bit_quant_type",
-                         "nf4", "bnb_4bit_use_double_quant", 1, "bnb_4bit_compute_dtype", "bfloat16", "bnb_4bit_quant_storage",
-                         "uint8");
+        return skipping(json_pack("{s:s, s:b, s:s, s:b, s:s, s:s}", "quant_method", "bitsandbytes", "load_in_4bit", 1,
+                                  "bnb_4bit_quant_type", "nf4", "bnb_4bit_use_double_quant", 1, "bnb_4bit_compute_dtype", "bfloat16",
+                                  "bnb_4bit_quant_storage", "uint8"), images);
     }
     return NULL;
 }

@@ -51,4 +51,5 @@ int coded_tensors(CodedTensor to[CODED_TENSORS], Coded c, size_t rows, size_t co
 /* A matrix is encoded from front to back in multiples of this many elements, except the last part. */
 size_t coded_unit(Coded c, size_t cols);
 
-json_t *coded_config(Coded c);                  /* quantization_config of config.json */
+/* quantization_config of config.json. images: of a model with images, whose vision tower and projector have no codes. */
+json_t *coded_config(Coded c, bool images);

@@ -239,12 +239,12 @@ static json_t *config(const Export *x, const Architecture *class)
     char *path = xasprintf("%s/config.json", x->base);
     json_t *j = json_load_file(path, 0, NULL);
     CHECK(j, "%s was read before", path);
+    json_t *text = json_object_get(j, "text_config");
     set_type(j, x->dtype);
     json_object_del(j, "quantization_config");
     json_object_del(j, "compression_config");
     if (x->is_coded)
-        json_object_set_new(j, "quantization_config", coded_config(x->coded));
-    json_t *text = json_object_get(j, "text_config");
+        json_object_set_new(j, "quantization_config", coded_config(x->coded, text != NULL));
     set_type(text, x->dtype);
     if (!text) {
         json_object_set_new(j, "architectures", json_pack("[s]", class->class));
@@ -372,8 +372,8 @@ Export export_open(const ExportOptions *o)
     }
     tokenizer_files_read(x.folder, x.base);
     tower_read(&x.source);
-    if (m.image.feature_size > 0 && x.is_coded)
-        die("%s: %s: models with images are exported as bf16, f16 or f32; leave --dtype out", x.option, x.folder);
+    if (m.image.feature_size > 0 && o->num_calibration > 0)
+        die("--calibration: %s is a model with images, whose weights are only rounded to int4; leave --calibration out", x.folder);
     /* read now: a run may delete this checkpoint; open files stay readable */
     x.description = config(&x, m.architecture);
     return x;
