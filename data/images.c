@@ -74,6 +74,25 @@ static void check_sizes(const ImageFeatures *f, const DataSpec *spec, const char
             "model's folder", f->key, path, f->rows, spec->image_rows);
 }
 
+/* Towers of the same width give features of the same size. */
+static void check_tower(const ImageFeatures *f, const DataSpec *spec, const json_t *o, const char *path)
+{
+    const char *text = json_string_value(json_object_get(o, "tower_sample"));
+    uint64_t tower;
+    if (spec->image_tower == 0)
+        return;
+    if (!text || sscanf(text, "%" SCNx64, &tower) != 1) {
+        if (!spec->again)
+            warn("%s: %s does not say of which vision tower its features are (\"tower_sample\"), so they are not compared with the "
+                 "tower of %s", f->key, path, spec->image_model);
+        return;
+    }
+    if (tower != spec->image_tower)
+        die("%s: %s: these are features of a vision tower with other weights (%016" PRIx64 ") than that of %s (%016" PRIx64 "). "
+            "Make them again with that folder: scripts/make_image_features.py --model %s", f->key, path, tower, spec->image_model,
+            spec->image_tower, spec->image_model);
+}
+
 ImageFeatures *features_open(const DataSpec *spec)
 {
     ImageFeatures *f = xcalloc(1, sizeof *f);
@@ -94,6 +113,7 @@ ImageFeatures *features_open(const DataSpec *spec)
     f->rows = positive(f, o, "rows", path);
     f->cols = positive(f, o, "cols", path);
     check_sizes(f, spec, path);
+    check_tower(f, spec, o, path);
     f->num_files = (int)json_array_size(files);
     f->file = xcalloc((size_t)f->num_files, sizeof *f->file);
     f->first = xcalloc((size_t)f->num_files + 1, sizeof *f->first);

@@ -5,7 +5,9 @@
  * these tokens in a file shows row k % rows of image index[k / rows], so images may be cut anywhere.
  *
  * A folder of features has features.json and the files that it names, each with the rows of some images one after the other:
- *     {"id": "16 hexadecimal digits", "rows": 576, "cols": 1024, "dtype": "bf16", "files": [["features-0.bf16", images], ...]} */
+ *     {"id": "16 hexadecimal digits", "rows": 576, "cols": 1024, "dtype": "bf16", "files": [["features-0.bf16", images], ...],
+ *      "tower_sample": "16 hexadecimal digits"}
+ * tower_sample: the hash of the tower that made them (model/checkpoint/tower.h); null: none. */
 #pragma once
 #include "data/shard.h"
 
@@ -21,7 +23,7 @@ typedef struct ImageFeatures {
 } ImageFeatures;
 
 /* Opens and checks the folder spec->image_features: dies if a file is missing or has another size than features.json says, and if
- * an image has other numbers of rows and columns than spec says. */
+ * an image has other numbers of rows and columns than spec says, or they were made by another tower. */
 ImageFeatures *features_open (const DataSpec *spec);
 void           features_close(ImageFeatures *f);                /* NULL: nothing */
 

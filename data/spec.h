@@ -27,6 +27,8 @@ typedef struct {
     const char *image_features;        /* the folder of their features                                           */
     int    image_rows, image_cols;     /* of an image; rows 0: a model of text only                              */
     int    image_token_id;     /* the token at each row; never a target                                         */
+    uint64_t image_tower;      /* hash of the vision tower of the folder image_model; 0: unknown                */
+    const char *image_model;
     const MixSource *mix;      /* instead of paths, masks and images; shuffled. NULL: none                      */
     int    num_mix;
     int    itemsize;           /* bytes of a token in headerless files: 2 or 4 (memmap_dtype)                   */

@@ -30,7 +30,7 @@ class Pixels:
     def __init__(self, patch, size):
         if size % patch:
             raise Bad(f"--size={size}: expected a multiple of --pixels={patch}")
-        self.patch, self.size, self.name = patch, size, f"pixels-{patch}-{size}"
+        self.patch, self.size, self.name, self.sample = patch, size, f"pixels-{patch}-{size}", None
 
     def rows(self, pictures):
         side = self.size // self.patch
@@ -39,6 +39,17 @@ class Pixels:
             x = np.asarray(scaled, np.float32) / 127.5 - 1
             x = x.reshape(side, self.patch, side, self.patch, 3).swapaxes(1, 2)
             yield x.reshape(side * side, -1)
+
+
+def sample_of(name, values):
+    """A hash of the name and of 768 values, as model/checkpoint/tower.h says."""
+    flat = values.reshape(-1)
+    n = min(256, flat.size)
+    pages = [flat[first:first + n].astype("<f4").tobytes() for first in (0, (flat.size - n) // 2, flat.size - n)]
+    sum_ = 0xcbf29ce484222325
+    for byte in name.encode() + b"\0" + b"".join(pages):
+        sum_ = (sum_ ^ byte) * 0x100000001b3 % 2**64
+    return sum_
 
 
 class Tower:
@@ -58,26 +69,27 @@ class Tower:
         self.drops = config.vision_feature_select_strategy == "default"
         self.processor = transformers.AutoImageProcessor.from_pretrained(folder)
         self.tower = transformers.AutoModel.from_config(config.vision_config).eval()
-        self.name = self.load(folder, safe_open)
+        self.name, self.sample = self.load(folder, safe_open)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.tower.to(self.device)
 
     def load(self, folder, safe_open):
-        """Reads the tower's weights; returns a hash of them. Versions of transformers differ in the prefix vision_model."""
-        want, found, digest = self.tower.state_dict(), {}, hashlib.sha256()
+        """Reads the tower's weights; returns two hashes of them. Versions of transformers differ in the prefix vision_model."""
+        want, found, digest, sample = self.tower.state_dict(), {}, hashlib.sha256(), 0
         for file in sorted(name for name in os.listdir(folder) if name.endswith(".safetensors")):
             with safe_open(os.path.join(folder, file), "pt") as tensors:
                 for name in sorted(key for key in tensors.keys() if key.startswith("vision_tower.")):
-                    bare = name.removeprefix("vision_tower.").removeprefix("vision_model.")
+                    bare, tensor = name.removeprefix("vision_tower.").removeprefix("vision_model."), tensors.get_tensor(name)
+                    sample += sample_of(bare, tensor.float().numpy()) if tensor.is_floating_point() else 0
                     key = next((key for key in (bare, "vision_model." + bare) if key in want), None)
                     if key:
-                        found[key] = tensors.get_tensor(name).float()
+                        found[key] = tensor.float()
                         digest.update(bare.encode() + found[key].numpy().tobytes())
         lacks = [key for key in want if key not in found and not key.endswith("position_ids")]
         if lacks:
             raise Bad(f"{folder}: its files have no {lacks[0]} of the vision tower; expected a LLaVA folder with its tower")
         self.tower.load_state_dict(found, strict=False)
-        return digest.hexdigest()
+        return digest.hexdigest(), f"{sample % 2**64:016x}"
 
     def rows(self, pictures):
         pixels = self.processor(images=pictures, return_tensors="pt")["pixel_values"].to(self.device)
@@ -124,7 +136,7 @@ def replace(path, data):
 class Store:
     """OUTPUT: features.json, which grows by a file of features at a time. images: hashes of the pictures; names: {name: number}."""
 
-    def __init__(self, folder, tower, f32):
+    def __init__(self, folder, tower, sample, f32):
         os.makedirs(folder, exist_ok=True)
         self.folder, self.path = folder, os.path.join(folder, "features.json")
         self.o = {"id": "", "rows": 0, "cols": 0, "dtype": "f32" if f32 else "bf16", "tower": tower, "files": [], "images": [],
@@ -136,6 +148,7 @@ class Store:
             if self.o[key] != value:
                 raise Bad(f"{self.path}: its {key} is {self.o[key][:64]}, but this is {value[:64]}; expected the same: give "
                           "another --output")
+        self.o["tower_sample"] = sample
         self.known = {image: number for number, image in enumerate(self.o["images"])}
 
     def add(self, hashes, rows):
@@ -210,7 +223,7 @@ def main(arguments=None):
     names = names_of(args.files)
     if not names:
         raise Bad(f"{args.files[0]}: no conversation names a picture; expected \"image\", \"images\" or parts with a name")
-    store = Store(args.output, tower.name, args.f32)
+    store = Store(args.output, tower.name, tower.sample, args.f32)
     before = len(store.known)
     compute(store, tower, names, args)
     print(f"{len(names):,} pictures, {len(store.known):,} different ones, {len(store.known) - before:,} of them new, of "

@@ -37,6 +37,8 @@ static float value(int i, int r, int c)
     return (float)(i * ROWS + r) + (float)c / 16;
 }
 
+static const char *tower = "\"00000000000000ab\"";        /* of features.json */
+
 static void write_features(const char *dtype, int rows, int cols)
 {
     const char *const names[] = { "f0", "f1" };
@@ -56,7 +58,8 @@ static void write_features(const char *dtype, int rows, int cols)
         write_file(in(names[f]), bytes, n);
     }
     char *text = xasprintf("{\"id\": \"%016llx\", \"rows\": %d, \"cols\": %d, \"dtype\": \"%s\", "
-                           "\"files\": [[\"f0\", 2], [\"f1\", %d]]}", (unsigned long long)ID, rows, cols, dtype, IMAGES - 2);
+                           "\"files\": [[\"f0\", 2], [\"f1\", %d]], \"tower_sample\": %s}", (unsigned long long)ID, rows, cols,
+                           dtype, IMAGES - 2, tower);
     write_file(in("features.json"), text, strlen(text));
     free(text);
 }
@@ -347,6 +350,31 @@ static void test_errors(void **state)
     fails(&spec, "row 1 of image 4 has a value that is not finite");
 }
 
+/* Features of another tower of the same width; of the same one; and of a tower that is not known. */
+static void test_tower(void **state)
+{
+    (void)state;
+    char *paths[] = { in("a.npy") }, *indexes[] = { in("a.index") };
+    DataSpec spec = spec_of(paths, indexes);
+    write_tokens("a.npy");
+    write_index("a.index", ID, shown, 3);
+    write_features("bf16", ROWS, COLS);
+    spec.image_model = "runs/LLaVA";
+    for (uint64_t own = 0xab; own <= 0xac; own++) {
+        spec.image_tower = own;
+        if (own == 0xab)
+            loader_close(loader_open(&spec, 3, 0, 1));
+        else
+            fails(&spec, "features.json: these are features of a vision tower with other weights (00000000000000ab) than that of "
+                         "runs/LLaVA (00000000000000ac). Make them again with that folder: scripts/make_image_features.py");
+    }
+    tower = "null";
+    write_features("bf16", ROWS, COLS);
+    loader_close(loader_open(&spec, 3, 0, 1));
+    tower = "\"00000000000000ab\"";
+    write_features("bf16", ROWS, COLS);
+}
+
 /* Errors of a mixture name the source. */
 static void test_mixture_errors(void **state)
 {
@@ -399,6 +427,7 @@ static int remove_folder(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_cut), cmocka_unit_test(test_packed), cmocka_unit_test(test_ranks),
-                                        cmocka_unit_test(test_errors), cmocka_unit_test(test_mixture), cmocka_unit_test(test_mixture_errors) };
+                                        cmocka_unit_test(test_errors), cmocka_unit_test(test_tower),
+                                        cmocka_unit_test(test_mixture), cmocka_unit_test(test_mixture_errors) };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "model/checkpoint/safetensors.h"
+#include "model/checkpoint/tower.h"
 #include "model/config/adapter.h"
 #include "model/config/hf.h"
 #include "model/update.h"
@@ -181,7 +182,8 @@ static void test_round_trip(void **state)
 
 static void check_adapter_folder(const char *folder)
 {
-    json_t *j = json_load_file(text("%s/adapter_config.json", folder), 0, NULL), *expected = json_pack("[s]", "multi_modal_projector");
+    json_t *j = json_load_file(text("%s/adapter_config.json", folder), 0, NULL);
+    json_t *expected = json_pack("[s]", "multi_modal_projector");
     assert_true(json_equal(json_object_get(j, "modules_to_save"), expected));
     assert_string_equal(json_string_value(json_object_get(j, "target_modules")), ".*language_model.*\\.(q_proj|down_proj)");
     SafeFile *f = safetensors_open(text("%s/adapter_model.safetensors", folder));
@@ -247,6 +249,28 @@ static void test_export(void **state)
     }
 }
 
+static uint64_t sample_in(const char *folder)
+{
+    Source s = source_open(folder);
+    const uint64_t sample = tower_sample(&s);
+    source_close(&s);
+    return sample;
+}
+
+/* The hashes that scripts/make_image_features.py computes of the goldens; saved and exported folders have the same ones. */
+static void test_samples(void **state)
+{
+    (void)state;
+    static const uint64_t known[GOLDENS] = { 0x939f26f8c251187f, 0x30b1e64c9a771979, 0xca75c6486f6ab463 };
+    for (int g = 0; g < GOLDENS; g++) {
+        const char *source = path_of(text("tests/golden/%s", goldens[g])), *target = path_of(text("%s/sampled-%d", root, g));
+        export_folder(source, NULL, target, "BF16", CHECKPOINT_FILE_BYTES);
+        assert_true(sample_in(source) == known[g] && sample_in(target) == known[g]);
+        release();
+    }
+    assert_true(sample_in("tests/golden/llama") == 0);
+}
+
 static double loss_from(const char *folder)
 {
     Trainer t;
@@ -263,7 +287,8 @@ static void test_coded(void **state)
 {
     (void)state;
     static const struct { const char *dtype, *list, *first; int count; } cases[] = {
-        { "fp8", "ignore", "re:.*lm_head", 3 }, { "int8", "ignore", "re:.*lm_head", 3 }, { "nf4", "llm_int8_skip_modules", "lm_head", 5 },
+        { "fp8", "ignore", "re:.*lm_head", 3 }, { "int8", "ignore", "re:.*lm_head", 3 },
+        { "nf4", "llm_int8_skip_modules", "lm_head", 5 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const char *coded = path_of(text("%s/coded-%zu", root, i)), *plain = path_of(text("%s/plain-%zu", root, i));
@@ -365,10 +390,60 @@ static void test_refused(void **state)
          read_json(LLAVA(TOWER ", \"image_token_index\": \"<image>\"")));
 }
 
+/* A file of adapters with one tensor, of zeros. The configuration names modules by a list, which in PEFT also matches the tower's. */
+static const char *adapters_of(const char *tensor, const char *saved)
+{
+    const char *folder = path_of(text("%s/adapters-%d", root, num_folders++));
+    const size_t shape[2] = { 2, 24 };
+    mkdir(folder, 0777);
+    FILE *f = fopen(text("%s/adapter_config.json", folder), "w");
+    assert_non_null(f);
+    fprintf(f, "{\"peft_type\": \"LORA\", \"r\": 2, \"lora_alpha\": 4, \"target_modules\": [\"q_proj\"], "
+            "\"modules_to_save\": %s, \"base_model_name_or_path\": \"tests/golden/llava-llama\"}", saved);
+    fclose(f);
+    SafeFile *to = safetensors_new(text("%s/adapter_model.safetensors", folder));
+    safetensors_add(to, tensor, "F32", 2, shape);
+    safetensors_lay_out(to);
+    safetensors_create(to);
+    safetensors_close(to);
+    return folder;
+}
+
+/* Folders that do not fit the model: adapters of the tower, a projector that is missing or that nobody announced, other tokens. */
+static void test_unfit(void **state)
+{
+    (void)state;
+    static const char base[] = "tests/golden/llava-llama", projector[] = "[\"multi_modal_projector\"]";
+    const struct { const char *tensor, *saved, *text; } cases[] = {
+        { "base_model.model.model.vision_tower.encoder.layers.0.self_attn.q_proj.lora_A.weight", "null",
+          "is an adapter of the vision tower, which is frozen here" },
+        { "base_model.model.model.multi_modal_projector.linear_1.weight", "null", "has no place in the configured model" },
+        { "base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight", projector, "there is no tensor" },
+    };
+    for (int i = 0; i < 3; i++) {
+        Trainer t;
+        const char *folder = adapters_of(cases[i].tensor, cases[i].saved);
+        open_adapted(&t, folder, base, BASE_AS_FROZEN);
+        DIES(cases[i].text, checkpoint_load(folder, &t.config, &t.fsdp, NULL, true));
+        close_trainer(&t);
+    }
+    Trainer t;
+    open_trainer(&t, base);
+    t.config.model.image.token_id--;
+    DIES("image_token_index is 98, but model.image_token_id is 97", checkpoint_load(base, &t.config, &t.fsdp, NULL, true));
+    t.config.model.image.token_id++;
+    t.config.model.image.rows++;
+    DIES("number of tokens of an image is 4, but model.image_tokens is 5", checkpoint_load(base, &t.config, &t.fsdp, NULL, true));
+    close_trainer(&t);
+    release();
+}
+
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_round_trip), cmocka_unit_test(test_adapters), cmocka_unit_test(test_export), cmocka_unit_test(test_coded),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_round_trip), cmocka_unit_test(test_adapters),
+                                        cmocka_unit_test(test_export), cmocka_unit_test(test_coded),
+                                        cmocka_unit_test(test_samples), cmocka_unit_test(test_unfit),
                                         cmocka_unit_test(test_defaults), cmocka_unit_test(test_refused) };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

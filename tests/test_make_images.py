@@ -105,6 +105,12 @@ class ImagesTest(Folder):
         np.testing.assert_array_equal(wide.view(np.float32)[:3], [1, 1, 1 + 2**-6])          # to nearest, ties to even
         np.testing.assert_allclose(wide.view(np.float32), x, rtol=2**-8)
 
+    def test_sample(self):
+        """The hash of a tensor of a tower; tests/test_llava.c has those of whole towers."""
+        sample = lambda name, count: make_image_features.sample_of(name, np.arange(count, dtype=np.float32))
+        self.assertEqual(sample("a.weight", 600), 0x739a1931401f531f)
+        self.assertEqual(len({sample("a.weight", 600), sample("b.weight", 600), sample("a.weight", 601), sample("a.weight", 3)}), 4)
+
     def test_shards(self):
         """Both forms, with a template for texts and one for parts: a token for each row, labels only of answers."""
         lines = [talk(IMAGE + "\nWhat?", image="b.png"), talk("Why?"), parts(PART, TEXT, images=["a.png"]),

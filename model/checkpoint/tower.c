@@ -5,7 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/sample.h"
 #include "kernels/runtime/error.h"
+#include "model/checkpoint/convert.h"
 #include "model/checkpoint/crc32c.h"
 
 static const char file_name[] = "model-vision_tower.safetensors";
@@ -46,6 +48,42 @@ void tower_read(const Source *s)
     for (int i = 0; i < s->count; i++)
         if (has_tower(s->file[i]))
             kept[num_kept++] = open_again(s->file[i]);
+}
+
+/* `name` without `first`, if it begins with it. */
+static const char *without(const char *name, const char *first)
+{
+    const size_t n = strlen(first);
+    return strncmp(name, first, n) == 0 ? name + n : name;
+}
+
+static uint64_t hash_of(const SafeFile *f, const SafeTensor *t)
+{
+    enum { VALUES = 256, WIDEST = 4 };
+    const size_t size = safetensors_dtype_size(t->dtype), all = (t->end - t->begin) / size, n = all < VALUES ? all : VALUES;
+    const size_t places[] = { 0, (all - n) / 2, all - n };
+    const char *name = without(without(t->name, "vision_tower."), "vision_model.");
+    char raw[VALUES * WIDEST];
+    float values[VALUES];
+    uint64_t hash = hash_bytes(HASH_OF_NOTHING, name, strlen(name) + 1);
+    for (int i = 0; i < 3; i++) {
+        safetensors_read(f, raw, t, places[i] * size, n * size);
+        convert_decode(values, t->dtype, raw, n);
+        hash = hash_bytes(hash, values, n * sizeof *values);
+    }
+    return hash;
+}
+
+uint64_t tower_sample(const Source *s)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i < s->count; i++)
+        for (int k = 0; k < s->file[i]->count; k++) {
+            const SafeTensor *t = &s->file[i]->tensor[k];
+            if (tower_owns(t->name) && convert_knows(t->dtype))
+                sum += hash_of(s->file[i], t);
+        }
+    return sum;
 }
 
 bool tower_exists(void)

@@ -2,6 +2,7 @@
  * folder and writes them to each checkpoint, under the same names, byte for byte. */
 #pragma once
 #include <jansson.h>
+#include <stdint.h>
 
 #include "model/checkpoint/source.h"
 
@@ -13,6 +14,11 @@ void tower_read(const Source *s);
 
 /* Whether there are any. Then the weights of a folder are several files, with an index. */
 bool tower_exists(void);
+
+/* A hash of the tower's tensors: the sum of those of each, independent of files, their order and their types; 0: there is no tower.
+ * FNV-1a of a tensor's name without "vision_tower." and "vision_model.", a zero, and 256 values each from its start, its middle and
+ * its end in F32; scripts/make_image_features.py computes the same. */
+uint64_t tower_sample(const Source *s);
 
 /* Writes the file of these tensors into `folder`, durable, and adds its name to map (tensor: file), its bytes to files (file:
  * bytes) and the tensors' checksums to sums; each may be NULL. Returns the bytes of the tensors. Nothing without tower_exists. */

@@ -1,8 +1,14 @@
 #include "model/run/open_data.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 #include "kernels/runtime/comm.h"
+#include "kernels/runtime/error.h"
 #include "kernels/runtime/progress.h"
 #include "kernels/runtime/watchdog.h"
+#include "model/checkpoint/tower.h"
+#include "model/config/adapter.h"
 
 /* Files are opened in the calling thread, read in a thread of the loader, which shows no progress. */
 static _Thread_local bool opening;
@@ -46,6 +52,30 @@ static int copy_mix(MixSource out[MIX_MOST], const Config *c)
     return c->data.num_mix;
 }
 
+/* The folder with the tower: that of load_path, or the base of its adapters. */
+static const char *tower_folder(const Config *c)
+{
+    return c->source && adapter_is(c->source) ? c->model.lora.base_path : c->source;
+}
+
+/* Computed once: a run may delete the folder from which it started. */
+static uint64_t tower_of(const Config *c)
+{
+    static uint64_t sample;
+    static char *of;
+    const char *folder = tower_folder(c);
+    if (c->model.image.feature_size == 0 || !folder)
+        return 0;
+    if (of && strcmp(of, folder) == 0)
+        return sample;
+    Source s = source_open(folder);
+    sample = tower_sample(&s);
+    source_close(&s);
+    free(of);
+    of = xstrdup(folder);
+    return sample;
+}
+
 Loader *open_data(char **problem, const Config *c, const EvalSet *set)
 {
     const TokenFiles *f = set ? &set->files : &c->data.files;
@@ -55,7 +85,8 @@ Loader *open_data(char **problem, const Config *c, const EvalSet *set)
         .key = set ? set->where : NULL, .paths = f->paths, .num_paths = f->num_paths, .label_mask_paths = f->label_mask_paths,
         .num_label_mask_paths = f->num_label_mask_paths, .image_paths = f->image_paths, .num_image_paths = f->num_image_paths,
         .image_features = f->image_features, .image_rows = c->model.image.feature_size > 0 ? c->model.image.rows : 0,
-        .image_cols = c->model.image.feature_size, .image_token_id = c->model.image.token_id, .itemsize = f->itemsize,
+        .image_cols = c->model.image.feature_size, .image_token_id = c->model.image.token_id, .image_tower = tower_of(c),
+        .image_model = tower_folder(c), .itemsize = f->itemsize,
         .best_fit = f->packing == PACK_BEST_FIT, .metadata = f->boundaries == BOUNDARIES_METADATA,
         .split = c->data.long_documents == LONG_SPLIT,
         .sequence_length = c->model.max_sequence_length, .vocab_size = c->model.vocab_size, .eos_token_id = c->model.eos_token_id,
