@@ -6,9 +6,9 @@
 Models, pictures and the adapters of PEFT are those of tests/golden and tests/golden/lora (golden_llava.py, golden_llava_lora.py).
 ./train gets the tower's features, PEFT and transformers the pixels. It ends with an error unless:
 
-    from ./train    PEFT loads a folder that was trained for three steps, on the base that it names; each tensor is that of the file,
-                    bit for bit; no module of the tower has an adapter; logits are those of the folder that --export writes, loaded by
-                    transformers; and the loss that ./train prints for the folder is PEFT's, to 1e-5
+    from ./train    PEFT loads a folder that was trained for three steps, on the base that it names; each tensor is that of the
+                    file, bit for bit; no module of the tower has an adapter; logits are those of the folder that --export
+                    writes, loaded by transformers; and the loss that ./train prints for the folder is PEFT's, to 1e-5
     from PEFT       a folder goes through ./train with learning rate 0 and comes out with the same tensors, bit for bit
 
 Needs torch, transformers 5 and peft.
@@ -54,7 +54,8 @@ def train(options, root, name, load, rate, steps, more="", recipe="f32"):
         file.write(f"global_train_batch_size: 2\ndevice_train_microbatch_size: 1\nmax_duration: {steps}\neval_interval: null\n"
                    f"recipe: {recipe}\nload_path: {load}\nsave_folder: {folder}\nmodel: {{max_sequence_length: 16}}\n"
                    f"optimizer: {{learning_rate: {rate}, weight_decay: 0}}\nscheduler: {{name: constant}}\n"
-                   f"data: {{paths: [{root}/tokens.npy], image_paths: [{root}/images.npy], image_features: {root}/features}}\n" + more)
+                   f"data: {{paths: [{root}/tokens.npy], image_paths: [{root}/images.npy], image_features: {root}/features}}\n"
+                   + more)
     run([options.train, folder + ".yaml"])
     with open(f"{folder}/metrics.jsonl", encoding="utf-8") as file:
         losses = [json.loads(line).get("train/CrossEntropyLoss") for line in file]
@@ -110,8 +111,8 @@ def compare(options, name, root):
     through, _ = train(options, root, "through", theirs, 0, 1)
     found, given = load_file(f"{through}/{TENSORS}"), load_file(f"{theirs}/{TENSORS}")
     assert found.keys() == given.keys() and all(torch.equal(found[n], x) for n, x in given.items())
-    print(f"{name}: adapters and projector of ./train move logits by {moved:.3f}; PEFT's logits from pixels are those of the export to "
-          f"{off:.1g}; loss {loss:.6f}, PEFT {expected:.6f}", flush=True)
+    print(f"{name}: adapters and projector of ./train move logits by {moved:.3f}; PEFT's logits from pixels are those of the export "
+          f"to {off:.1g}; loss {loss:.6f}, PEFT {expected:.6f}", flush=True)
 
 
 def main():

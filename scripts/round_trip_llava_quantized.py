@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Takes LLaVA models through --export in fp8, int8, int4 and nf4, and the libraries that read these: round_trip_quantized.py with images.
+"""Takes LLaVA models through --export in fp8, int8, int4 and nf4, and the libraries that read these, as round_trip_quantized.py.
 
     python3 scripts/round_trip_llava_quantized.py [--train ./train] [NAME ...]        # from the repository's root
 
 It takes each model of golden_llava.py, eight times as wide. transformers saves the model, ./train trains it for one step in FP8 and
 exports the checkpoint in each format, and each folder once more as f32. The script ends with an error unless:
 
-    weights     compressed-tensors, bitsandbytes or transformers reads from codes and scales the values that the folder's export to f32
-                holds, bit for bit (bitsandbytes gives nf4 in bf16: rounded to bf16); tower, projector and head have no codes, and the
-                tower is the one that was saved
+    weights     compressed-tensors, bitsandbytes or transformers reads from codes and scales the values that the folder's export to
+                f32 holds, bit for bit (bitsandbytes gives nf4 in bf16: rounded to bf16); tower, projector and head have no
+                codes, and the tower is the one that was saved
     logits      from pixels, activations not rounded, are those of that export, to 1e-4
     losses      the loss of a step from the folder that ./train prints is that of transformers for that export, to 1e-5
 
@@ -36,8 +36,8 @@ def make(name, folder, seed):
     text, tower, strategy, images, bias = golden_llava.MODELS[name]
     generator = torch.Generator().manual_seed(seed)
     config = LlavaConfig(text_config=wide(text), vision_config=copy.deepcopy(tower), image_token_index=golden_llava.IMAGE_TOKEN,
-                         image_seq_length=golden_llava.ROWS, vision_feature_select_strategy=strategy, multimodal_projector_bias=bias,
-                         vision_feature_layer=-2)
+                         image_seq_length=golden_llava.ROWS, vision_feature_select_strategy=strategy,
+                         multimodal_projector_bias=bias, vision_feature_layer=-2)
     config.tie_word_embeddings = text.tie_word_embeddings
     config._attn_implementation = "eager"
     model = LlavaForConditionalGeneration(config).float().eval()

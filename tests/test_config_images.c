@@ -120,7 +120,7 @@ static void test_refused(void **state)
         { SEEING, "image_paths: [a.images]", "data.mix: source 'a': data.mix[].image_paths needs data.mix[].image_features, too" },
         { SEEING, "image_features: features", "data.mix[].image_features needs data.mix[].image_paths, too" },
         { SEEING, "image_paths: [\"s3://a.images\"], image_features: x", "only local files are read" },
-        { "", "image_paths: [a.images], image_features: features", "source 'a': data.mix[].image_paths names images, but the model" },
+        { "", "image_paths: [a.images], image_features: f", "source 'a': data.mix[].image_paths names images, but the model" },
     };
     for (size_t i = 0; i < sizeof mixes / sizeof mixes[0]; i++) {
         char mix[256];
@@ -200,7 +200,7 @@ static void test_adapters_refused(void **state)
           "gave model.vision_tower.encoder.layers.0.self_attn.q_proj an adapter; only matrices of the language model's" },
         { "\"all\"", "null", "{\"base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight\": {}}",
           "q_proj has an adapter in 1 of 2 blocks" },
-        { "[\"model.vision_tower.encoder.layers.0.self_attn.q_proj\"]", "null", "{}", "the path of one of these in the base model" },
+        { "[\"model.vision_tower.encoder.layers.0.self_attn.q_proj\"]", "null", "{}", "the path of one of these in the base" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char folder[256], path[300], load[300], text[1024], said[4096];

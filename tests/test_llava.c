@@ -390,7 +390,7 @@ static void test_refused(void **state)
          read_json(LLAVA(TOWER ", \"image_token_index\": \"<image>\"")));
 }
 
-/* A file of adapters with one tensor, of zeros. The configuration names modules by a list, which in PEFT also matches the tower's. */
+/* A file of adapters with one tensor, of zeros. It names modules by a list, which in PEFT also matches those of the tower. */
 static const char *adapters_of(const char *tensor, const char *saved)
 {
     const char *folder = path_of(text("%s/adapters-%d", root, num_folders++));

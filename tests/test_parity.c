@@ -1,7 +1,8 @@
 /* Our models against Hugging Face transformers: the folders of tests/golden, made by scripts/golden.py, are loaded as by
  * --load_path; then logits, loss, every gradient and the losses of 8 AdamW steps must agree in f32. So must adapters on all of
- * them, against PEFT: the folders of tests/golden/lora, made by scripts/golden_lora.py and golden_llava_lora.py, their values after the steps, and the
- * result of --export. Models with images, made by scripts/golden_llava.py from pixels, get the recorded features of their tower.
+ * them, against PEFT: the folders of tests/golden/lora, made by scripts/golden_lora.py and golden_llava_lora.py, their values after
+ * the steps, and the result of --export. Models with images, made by scripts/golden_llava.py from pixels, get the recorded features
+ * of their tower.
  *
  * Bounds. Both sides round every operation to u = 2^-24. A logit has some 60 roundings in 2 layers, 120 in 4, of sums over up to 96
  * products, a random walk of sqrt(120 * 96) u = 6.4e-6 of the largest: 1e-5. A gradient depends on forward and backward, and the
@@ -338,7 +339,8 @@ int main(void)
         PARITY("lora/mistral"), PARITY("lora/mistral-full"), PARITY("lora/qwen3"), PARITY("lora/qwen3-tied"), PARITY("lora/olmo3"),
         PARITY("lora/olmo3-default"), PARITY("lora/ministral"), PARITY("lora/qwen2"), PARITY("lora/qwen2-tied"),
         PARITY("lora/smollm3"), PARITY("llava-llama"), PARITY("llava-mistral"), PARITY("llava-qwen3-tied"),
-        PARITY("lora/llava-llama"), PARITY("lora/llava-mistral"), PARITY("lora/llava-qwen3-tied"), PROJECTOR("llava-llama"), PROJECTOR("llava-mistral"), PROJECTOR("llava-qwen3-tied"),
+        PARITY("lora/llava-llama"), PARITY("lora/llava-mistral"), PARITY("lora/llava-qwen3-tied"),
+        PROJECTOR("llava-llama"), PROJECTOR("llava-mistral"), PROJECTOR("llava-qwen3-tied"),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -145,8 +145,8 @@ static json_t *skipped(bool images)
 static json_t *compressed_tensors(const char *format, json_t *weights, json_t *activations, bool images)
 {
     return json_pack("{s:s, s:s, s:s, s:o, s:{s:{s:[s], s:o, s:o}}}", "quant_method", "compressed-tensors", "format", format,
-                     "quantization_status", "compressed", "ignore", ignored(images), "config_groups", "group_0", "targets", "Linear",
-                     "weights", weights, "input_activations", activations);
+                     "quantization_status", "compressed", "ignore", ignored(images), "config_groups", "group_0", "targets",
+                     "Linear", "weights", weights, "input_activations", activations);
 }
 
 static json_t *scheme(int bits, const char *type, bool dynamic, const char *strategy)
@@ -171,9 +171,11 @@ json_t *coded_config(Coded c, bool images)
 {
     switch (c.kind) {
     case CODED_FP8_ROWS:
-        return compressed_tensors("float-quantized", scheme(8, "float", false, "channel"), scheme(8, "float", true, "token"), images);
+        return compressed_tensors("float-quantized", scheme(8, "float", false, "channel"), scheme(8, "float", true, "token"),
+                                  images);
     case CODED_FP8_TENSOR:
-        return compressed_tensors("float-quantized", scheme(8, "float", false, "tensor"), scheme(8, "float", true, "token"), images);
+        return compressed_tensors("float-quantized", scheme(8, "float", false, "tensor"), scheme(8, "float", true, "token"),
+                                  images);
     case CODED_FP8_BLOCKS:
         return compressed_tensors("float-quantized",
                                   with(scheme(8, "float", false, "block"), "block_structure", json_pack("[i,i]", BLOCK, BLOCK)),
@@ -192,8 +194,8 @@ json_t *coded_config(Coded c, bool images)
                         images);
     case CODED_NF4:
         return skipping(json_pack("{s:s, s:b, s:s, s:b, s:s, s:s}", "quant_method", "bitsandbytes", "load_in_4bit", 1,
-                                  "bnb_4bit_quant_type", "nf4", "bnb_4bit_use_double_quant", 1, "bnb_4bit_compute_dtype", "bfloat16",
-                                  "bnb_4bit_quant_storage", "uint8"), images);
+                                  "bnb_4bit_quant_type", "nf4", "bnb_4bit_use_double_quant", 1, "bnb_4bit_compute_dtype",
+                                  "bfloat16", "bnb_4bit_quant_storage", "uint8"), images);
     }
     return NULL;
 }

@@ -225,8 +225,9 @@ bool source_may_have(const Source *s, const char *name, const char *folder, cons
 void source_refuse_adapter(const char *folder, const char *name)
 {
     if (strstr(name, "vision_tower."))
-        die("%s: %s is an adapter of the vision tower, which is frozen here: features are computed before the training. Train adapters "
-            "of the language model only, in PEFT with target_modules such as '.*language_model.*\\.(q_proj|v_proj)'", folder, name);
+        die("%s: %s is an adapter of the vision tower, which is frozen here: features are computed before the training. Train "
+            "adapters of the language model only, in PEFT with target_modules such as '.*language_model.*\\.(q_proj|v_proj)'", folder,
+            name);
     if (text_ends_with(name, ".embed_tokens.weight") || text_ends_with(name, ".lm_head.weight"))
         die("%s: PEFT saved the embedding or the head with the adapters (%s); only adapters can be read. Merge them "
             "into the base and use the result:\n  python3 -c \"from peft import AutoPeftModelForCausalLM as M; "

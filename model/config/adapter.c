@@ -189,8 +189,8 @@ static void mark_found(bool *seen, const char *folder, const File *f, const Mode
     json_t *header = read_header(folder), *value;
     const char *name, *expression = json_string_value(json_object_get(f->json, "target_modules"));
     if (!json_is_object(header))
-        die("%s: target_modules %.200s is a regular expression, so adapter_model.safetensors says which modules have adapters; but its "
-            "header cannot be read", f->path, expression);
+        die("%s: target_modules %.200s is a regular expression, so adapter_model.safetensors says which modules have adapters; but "
+            "its header cannot be read", f->path, expression);
     json_object_foreach(header, name, value) {
         const char *end = text_ends_with(name, last) ? last : text_ends_with(name, usual) ? usual : NULL;
         if (!end || strncmp(name, first, sizeof first - 1) != 0)
@@ -300,7 +300,7 @@ static json_t *module_names(const Lora *l, bool images)
 char *adapter_config_text(const Config *c)
 {
     const Lora *l = &c->model.lora;
-    const bool images = c->model.image.feature_size > 0, whole = l->alpha == floor(l->alpha);        /* PEFT and vLLM expect an integer */
+    const bool images = c->model.image.feature_size > 0, whole = l->alpha == floor(l->alpha);     /* PEFT, vLLM: an integer */
     json_t *j = json_pack("{s:s, s:s, s:s?, s:n, s:b, s:i, s:o, s:f, s:o, s:s, s:b, s:b, s:b, s:b, s:{}, s:{}}",
                           "peft_type", "LORA", "task_type", "CAUSAL_LM", "base_model_name_or_path", l->base_path, "revision",
                           "inference_mode", true, "r", l->rank,

@@ -9,10 +9,9 @@ bool  adapter_is(const char *folder);
  * caller checks that it exists. NULL: the file names none. malloc'ed. */
 char *adapter_base(const char *folder);
 
-/* Reads rank, alpha, use_rslora, target and, with images, projector of adapters of the model `m`; other fields are unchanged. `dropout`: that of their
- * training. Dies on unsupported settings (DoRA, ranks of single matrices, adapters in only some blocks, further trained
- * tensors but the projector),
- * naming the key and the value found. */
+/* Reads rank, alpha, use_rslora, target and, with images, projector of adapters of the model `m`; other fields are unchanged.
+ * `dropout`: that of their training. Dies on unsupported settings (DoRA, ranks of single matrices, adapters in only some blocks,
+ * further trained tensors but the projector), naming the key and the value found. */
 void  adapter_read(Lora *l, double *dropout, const char *folder, const ModelConfig *m);
 
 /* The module of that name, such as "q_proj" or "self_attn.q_proj"; NUM_LORA_MODULES: there is none. */

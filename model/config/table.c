@@ -111,8 +111,8 @@ const ConfigKey config_keys[] = {
 
     /* ---- adapters ---- */
     OPTION("lora.rank", INT, "null", 0, 1, MANY, C(model.lora.rank), "train adapters of this rank and freeze all else; "
-           "null: if load_path is a folder of adapters, its adapter_config.json sets rank, alpha, use_rslora, target_modules and projector; "
-           "else no adapters"),
+           "null: if load_path is a folder of adapters, its adapter_config.json sets rank, alpha, use_rslora, target_modules and "
+           "projector; else no adapters"),
     OPTION("lora.alpha", DOUBLE, "null", 0, TINY, 1e6, C(model.lora.alpha),
            "the output of adapters is multiplied by alpha / rank; default rank"),
     OTHER ("lora.use_rslora", BOOL, "false", C(model.lora.use_rslora), "multiply by alpha / sqrt(rank) instead"),
