@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char FEATURES_KEY[] = "data.image_features", PATHS_KEY[] = "data.image_paths";
+static const char PATHS_KEY[] = "data.image_paths";
 
 /* The configuration's name of what spec describes, for messages. */
 static const char *key_of(const DataSpec *spec, const char *key)
@@ -64,40 +64,28 @@ static void open_file(ImageFeatures *f, const json_t *entry, const char *path, i
     free(file);
 }
 
-static void check_sizes(const ImageFeatures *f, const DataSpec *spec, const char *path)
+static void check_sizes(const ImageFeatures *f, int rows, int cols, const char *path)
 {
-    if (f->cols != spec->image_cols)
+    if (f->cols != cols)
         die("%s: %s: a row has %d values, but the model's projector reads %d (model.image_feature_size): these are features of "
-            "another vision tower. Make them with the model's folder", f->key, path, f->cols, spec->image_cols);
-    if (f->rows != spec->image_rows)
+            "another vision tower. Make them with the model's folder", f->key, path, f->cols, cols);
+    if (f->rows != rows)
         die("%s: %s: an image has %d rows, but the model has %d tokens for each (model.image_tokens). Make the features with the "
-            "model's folder", f->key, path, f->rows, spec->image_rows);
+            "model's folder", f->key, path, f->rows, rows);
 }
 
-/* Towers of the same width give features of the same size. */
-static void check_tower(const ImageFeatures *f, const DataSpec *spec, const json_t *o, const char *path)
+static void read_tower(ImageFeatures *f, const json_t *o)
 {
     const char *text = json_string_value(json_object_get(o, "tower_sample"));
-    uint64_t tower;
-    if (spec->image_tower == 0)
-        return;
-    if (!text || sscanf(text, "%" SCNx64, &tower) != 1) {
-        if (!spec->again)
-            warn("%s: %s does not say of which vision tower its features are (\"tower_sample\"), so they are not compared with the "
-                 "tower of %s", f->key, path, spec->image_model);
-        return;
-    }
-    if (tower != spec->image_tower)
-        die("%s: %s: these are features of a vision tower with other weights (%016" PRIx64 ") than that of %s (%016" PRIx64 "). "
-            "Make them again with that folder: scripts/make_image_features.py --model %s", f->key, path, tower, spec->image_model,
-            spec->image_tower, spec->image_model);
+    if (!text || sscanf(text, "%" SCNx64, &f->tower) != 1)
+        f->tower = 0;
 }
 
-ImageFeatures *features_open(const DataSpec *spec)
+ImageFeatures *features_open(const char *key, const char *folder, int rows, int cols)
 {
     ImageFeatures *f = xcalloc(1, sizeof *f);
-    f->key = key_of(spec, FEATURES_KEY);
-    f->folder = xstrdup(spec->image_features);
+    f->key = key;
+    f->folder = xstrdup(folder);
     char *path = xasprintf("%s/features.json", f->folder);
     json_error_t error;
     json_t *o = json_load_file(path, 0, &error);
@@ -112,8 +100,8 @@ ImageFeatures *features_open(const DataSpec *spec)
     f->f32 = strcmp(dtype, "f32") == 0;
     f->rows = positive(f, o, "rows", path);
     f->cols = positive(f, o, "cols", path);
-    check_sizes(f, spec, path);
-    check_tower(f, spec, o, path);
+    check_sizes(f, rows, cols, path);
+    read_tower(f, o);
     f->num_files = (int)json_array_size(files);
     f->file = xcalloc((size_t)f->num_files, sizeof *f->file);
     f->first = xcalloc((size_t)f->num_files + 1, sizeof *f->first);
@@ -122,6 +110,19 @@ ImageFeatures *features_open(const DataSpec *spec)
     json_decref(o);
     free(path);
     return f;
+}
+
+void features_check_tower(const ImageFeatures *f, uint64_t tower, const char *model, bool quiet)
+{
+    if (tower == 0)
+        return;
+    if (f->tower == 0 && !quiet)
+        warn("%s: %s/features.json does not say of which vision tower its features are (\"tower_sample\"), so they are not compared "
+             "with the tower of %s", f->key, f->folder, model);
+    if (f->tower != 0 && f->tower != tower)
+        die("%s: %s/features.json: these are features of a vision tower with other weights (%016" PRIx64 ") than that of %s (%016"
+            PRIx64 "). Make them again with that folder: scripts/make_image_features.py --model %s", f->key, f->folder, f->tower, model,
+            tower, model);
 }
 
 void features_close(ImageFeatures *f)
@@ -136,20 +137,29 @@ void features_close(ImageFeatures *f)
     free(f);
 }
 
-const void *features_row(const ImageFeatures *f, const Shard *s, uint64_t k)
+uint64_t features_count(const ImageFeatures *f)
 {
-    const uint32_t image = images_number(s, k / (uint64_t)f->rows);
+    return f->first[f->num_files];
+}
+
+const void *features_at(const ImageFeatures *f, uint32_t image, int row)
+{
     int i = 0;
     while (f->first[i + 1] <= image)
         i++;
-    return f->file[i] + (image - f->first[i]) * image_bytes(f) + k % (uint64_t)f->rows * row_bytes(f);
+    return f->file[i] + (image - f->first[i]) * image_bytes(f) + (size_t)row * row_bytes(f);
 }
 
-static bool is_finite(const ImageFeatures *f, const uint8_t *row)
+const void *features_row(const ImageFeatures *f, const Shard *s, uint64_t k)
+{
+    return features_at(f, images_number(s, k / (uint64_t)f->rows), (int)(k % (uint64_t)f->rows));
+}
+
+bool features_is_finite(const ImageFeatures *f, const void *row)
 {
     for (int c = 0; c < f->cols; c++) {
         uint16_t upper;             /* sign, exponent and first digits of either format */
-        memcpy(&upper, row + (size_t)c * item_bytes(f) + (f->f32 ? 2 : 0), sizeof upper);
+        memcpy(&upper, (const char *)row + (size_t)c * item_bytes(f) + (f->f32 ? 2 : 0), sizeof upper);
         if ((upper & 0x7f80) == 0x7f80)
             return false;
     }
@@ -170,7 +180,7 @@ static void count_tokens(Shard *s, const DataSpec *spec)
 
 static void check_entries(const Shard *s, const ImageFeatures *f, const char *key, const char *path)
 {
-    const uint64_t most = f->first[f->num_files];
+    const uint64_t most = features_count(f);
     for (uint64_t i = 0; i < s->num_images; i++)
         if (images_number(s, i) >= most)
             die("%s: %s: entry %llu (counted from 0) is image %u, but %s has %llu images. Give the features with which the tokens "
@@ -240,8 +250,8 @@ static bool may_show(const Shard *s, const ImageFeatures *f, const DataSpec *spe
     if (f && s->image_map)
         return true;
     snprintf(error, size, "%s: %s: token %llu (counted from 0) is %d, the place of an image (model.image_token_id), but there is "
-             "no index of images: give %s and %s, or leave this file out", s->key, s->path, (unsigned long long)place,
-             spec->image_token_id, PATHS_KEY, FEATURES_KEY);
+             "no index of images: give %s and data.image_features, or leave this file out", s->key, s->path,
+             (unsigned long long)place, spec->image_token_id, PATHS_KEY);
     return false;
 }
 
@@ -261,7 +271,7 @@ long images_read(const void **row, int *target, const int *token, const Shard *s
         if (!may_show(s, f, spec, place + (uint64_t)t, error, size))
             return -1;
         row[t] = features_row(f, s, k);
-        if (!is_finite(f, row[t])) {
+        if (!features_is_finite(f, row[t])) {
             snprintf(error, size, "%s: %s: row %llu of image %u has a value that is not finite; %s", f->key, f->folder,
                      (unsigned long long)(k % (uint64_t)f->rows), images_number(s, k / (uint64_t)f->rows), MAKE);
             return -1;

@@ -12,9 +12,10 @@
 #include "data/shard.h"
 
 typedef struct ImageFeatures {
-    const char *key;            /* the configuration's name of it, for messages; the caller's */
+    const char *key;            /* the configuration's name of the folder, for messages; the caller's */
     char    *folder;
     uint64_t id;
+    uint64_t tower;             /* hash of the vision tower that made them; 0: not said */
     int      rows, cols;        /* of an image */
     bool     f32;               /* values are F32, else BF16 */
     int      num_files;
@@ -22,10 +23,18 @@ typedef struct ImageFeatures {
     uint64_t *first;            /* (num_files + 1): number of each file's first image; their sum */
 } ImageFeatures;
 
-/* Opens and checks the folder spec->image_features: dies if a file is missing or has another size than features.json says, and if
- * an image has other numbers of rows and columns than spec says, or they were made by another tower. */
-ImageFeatures *features_open (const DataSpec *spec);
+/* Opens and checks a folder, whose name is the value of `key`, which must stay: dies if a file is missing or has another size than
+ * features.json says, and if an image has other numbers of rows and columns than these. */
+ImageFeatures *features_open (const char *key, const char *folder, int rows, int cols);
+/* Dies if they are of another tower than that of the folder `model`, whose hash is `tower` (0: unknown). Towers of the same width give
+ * features of the same size. Warns, unless `quiet`, if the features do not say of which tower they are. */
+void           features_check_tower(const ImageFeatures *f, uint64_t tower, const char *model, bool quiet);
 void           features_close(ImageFeatures *f);                /* NULL: nothing */
+uint64_t       features_count(const ImageFeatures *f);          /* of images */
+
+/* A row of an image; and whether all its values are finite. */
+const void    *features_at       (const ImageFeatures *f, uint32_t image, int row);
+bool           features_is_finite(const ImageFeatures *f, const void *row);
 
 /* Bytes of the shard's index, and the number of its i-th image. */
 size_t         images_index_bytes(const Shard *s);

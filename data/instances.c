@@ -94,7 +94,9 @@ Instances instances_open(const DataSpec *spec, int batch)
     Instances s = { .spec = *spec };
     s.shards = shards_open(&s.num_shards, spec);
     if (spec->num_image_paths > 0) {
-        s.features = features_open(spec);
+        s.features = features_open(spec->key ? spec->key : "data.image_features", spec->image_features, spec->image_rows,
+                                   spec->image_cols);
+        features_check_tower(s.features, spec->image_tower, spec->image_model, spec->again);
         images_open(s.shards, s.num_shards, spec, s.features);
     }
     s.spec.paths = s.spec.label_mask_paths = s.spec.image_paths = NULL;

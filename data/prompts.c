@@ -8,7 +8,7 @@
 
 #include "kernels/runtime/error.h"
 
-typedef struct { const char *path; long line; int vocab, most; } Place;
+typedef struct { const char *path; long line; const PromptLimits *limits; } Place;
 
 static const char expected[] = "{\"tokens\": [1, 2, ...]} or [1, 2, ...]";
 
@@ -17,10 +17,45 @@ static void add_token(Prompts *p, const Place *at, size_t i, const json_t *id)
     const json_int_t x = json_integer_value(id);
     if (!json_is_integer(id))
         die("%s:%ld: element %zu of the tokens is no integer; expected %s", at->path, at->line, i, expected);
-    if (x < 0 || x >= at->vocab)
+    if (x < 0 || x >= at->limits->vocab)
         die("%s:%ld: token %lld is not in the vocabulary, which has ids from 0 to %d; was another tokenizer used?", at->path,
-            at->line, (long long)x, at->vocab - 1);
+            at->line, (long long)x, at->limits->vocab - 1);
     p->token[p->start[p->count] + i] = (int)x;
+}
+
+static void check_images(const Prompts *p, const Place *at, size_t images)
+{
+    const PromptLimits *l = at->limits;
+    size_t tokens = 0;
+    for (size_t i = p->start[p->count]; i < p->start[p->count + 1] && l->image_rows > 0; i++)
+        tokens += p->token[i] == l->image_id;
+    if (images > 0 && l->image_rows == 0)
+        die("%s:%ld: a prompt with images, but the model is one of text only", at->path, at->line);
+    if (tokens != images * (size_t)l->image_rows)
+        die("%s:%ld: %zu tokens are %d (model.image_token_id), and there are %zu images; expected %d tokens for each image",
+            at->path, at->line, tokens, l->image_id, images, l->image_rows);
+    if (images > 0 && !l->features)
+        die("%s:%ld: a prompt with images; expected none without their features, which only generate takes: generate_features",
+            at->path, at->line);
+}
+
+/* list: NULL, or the prompt's images. */
+static void add_images(Prompts *p, const Place *at, const json_t *list)
+{
+    const size_t n = json_array_size(list), first = p->first_image[p->count];
+    if (list && !json_is_array(list))
+        die("%s:%ld: \"images\" is no list; expected numbers of images, as [0, 7]", at->path, at->line);
+    check_images(p, at, n);
+    p->image = xrealloc(p->image, sizeof *p->image * (first + n + 1));
+    for (size_t i = 0; i < n; i++) {
+        const json_t *number = json_array_get(list, i);
+        const json_int_t x = json_integer_value(number);
+        if (!json_is_integer(number) || x < 0 || x > UINT32_MAX)
+            die("%s:%ld: element %zu of the images is no number of an image", at->path, at->line, i);
+        p->image[first + i] = (uint32_t)x;
+    }
+    p->first_image = xrealloc(p->first_image, sizeof *p->first_image * (size_t)(p->count + 2));
+    p->first_image[p->count + 1] = first + n;
 }
 
 static void add_prompt(Prompts *p, const Place *at, const json_t *line)
@@ -31,19 +66,21 @@ static void add_prompt(Prompts *p, const Place *at, const json_t *line)
         die("%s:%ld: no list of tokens; expected %s", at->path, at->line, expected);
     if (n == 0)
         die("%s:%ld: a prompt without tokens; there is nothing to continue", at->path, at->line);
-    if (n > (size_t)at->most)
+    if (n > (size_t)at->limits->most)
         die("%s:%ld: a prompt of %zu tokens; expected at most %d, so that with one more they fit model.max_sequence_length",
-            at->path, at->line, n, at->most);
+            at->path, at->line, n, at->limits->most);
     p->token = xrealloc(p->token, sizeof *p->token * (first + n));
     for (size_t i = 0; i < n; i++)
         add_token(p, at, i, json_array_get(list, i));
     p->start = xrealloc(p->start, sizeof *p->start * (size_t)(p->count + 2));
-    p->start[++p->count] = first + n;
+    p->start[p->count + 1] = first + n;
+    add_images(p, at, json_object_get(line, "images"));
+    p->count++;
 }
 
-void prompts_read(Prompts *p, const char *path, int vocab, int most)
+void prompts_read(Prompts *p, const char *path, const PromptLimits *limits)
 {
-    Place at = { path, 0, vocab, most };
+    Place at = { path, 0, limits };
     char *text = NULL;
     size_t size = 0;
     ssize_t n;
@@ -51,7 +88,7 @@ void prompts_read(Prompts *p, const char *path, int vocab, int most)
     FILE *f = fopen(path, "r");
     if (!f)
         die("%s: cannot read the prompts: %s", path, strerror(errno));
-    *p = (Prompts){ .start = xcalloc(1, sizeof *p->start) };
+    *p = (Prompts){ .start = xcalloc(1, sizeof *p->start), .first_image = xcalloc(1, sizeof *p->first_image) };
     while ((n = getline(&text, &size, f)) > 0) {
         json_error_t error;
         at.line++;
@@ -75,6 +112,8 @@ void prompts_free(Prompts *p)
 {
     free(p->start);
     free(p->token);
+    free(p->first_image);
+    free(p->image);
 }
 
 int prompts_length(const Prompts *p, int i)

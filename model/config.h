@@ -183,6 +183,7 @@ typedef struct {
     bool        eval_only;        /* evaluate, then stop: nothing is trained */
     bool        observed;         /* without training: shared buffers keep a block's values until its observer ran (buffers.h) */
     char       *generate;         /* a file of prompts to continue, then stop; NULL: none */
+    char       *generate_features; /* the folder of the images that these show; NULL: none */
     int         max_new_tokens;   /* of a continuation */
     double      temperature, top_p;           /* of sampling (sampling.h) */
     bool        stops_at_eos;     /* model.eos_token_id is given: it ends a continuation, as do the folder's eos tokens */

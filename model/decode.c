@@ -2,9 +2,11 @@
 #include "model/decode.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/runtime/error.h"
 #include "model/plan.h"
+#include "model/projector.h"
 
 static void set_rows(Acts *a, int rows)
 {
@@ -26,6 +28,16 @@ void decode_begin(Model *m)
         m->acts[l].cache.length = 0;
 }
 
+/* The images of the next `count` tokens; rows after them have none. */
+static void put_images(Model *m, int count)
+{
+    const void **rows = xcalloc((size_t)m->N, sizeof *rows);
+    memcpy(rows, m->images.row, sizeof *rows * (size_t)count);
+    projector_put(m, rows);
+    m->images.row += count;
+    free(rows);
+}
+
 /* The new rows follow the positions in the caches, so their rotary tables start there. */
 static void append(Model *m, ParamStore *f, const int *tokens, int count)
 {
@@ -41,6 +53,8 @@ static void append(Model *m, ParamStore *f, const int *tokens, int count)
         m->acts[l].attn.rope = m->rope[layer_rotation(m->config, l)] + (size_t)past * (size_t)m->attn.D;
     }
     model_put_tokens(m, padded, rows);
+    if (m->images.row)
+        put_images(m, count);
     pass_forward(m, f);
     for (int l = 0; l < m->L; l++)
         m->acts[l].cache.length += count;
@@ -52,6 +66,7 @@ void decode_append(Model *m, ParamStore *f, const int *tokens, int count)
 {
     for (int done = 0; done < count; done += m->N)
         append(m, f, tokens + done, count - done < m->N ? count - done : m->N);
+    m->images.row = NULL;
 }
 
 void decode_logits(Model *m, ParamStore *f, float *logits)

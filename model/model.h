@@ -26,8 +26,8 @@ void     model_batch(Model *m, ParamStore *f, const int *tokens, const int *targ
 void     model_step(Model *m, ParamStore *f, const int *tokens, const int *targets, const uint8_t *begins, float scale,
                     float z_weight, Pass pass);
 
-/* The images of the next call of model_batch or model_step, in its order of tokens; they must stay until it returns. Without this
- * call a batch has no images. */
+/* The images of the next call of model_batch, model_step or decode_append, in its order of tokens; they must stay until it returns.
+ * Without this call a batch has no images. */
 void     model_use_images(Model *m, ImageRows images);
 
 /* For pass_forward: the first `count` tokens, or this rank's part of sequences (B, T), are put into device memory, no documents

@@ -3,7 +3,7 @@ image is the text of the model's image token, also where the conversation has pa
 as many tokens as it has rows of features."""
 import json, os
 
-import chat_schema
+import chat_schema, chat_written
 from errors import Bad
 
 PARTS = ("image", "image_url")
@@ -17,6 +17,19 @@ def read_json(path):
         raise Bad(f"{path}: {problem}; expected JSON")
 
 
+def image_token(model, tokenizer):
+    """The text of the token that stands for an image in the model in this folder."""
+    config = read_json(os.path.join(model, "config.json"))
+    number = config.get("image_token_index", config.get("image_token_id"))
+    if not isinstance(number, int):
+        raise Bad(f"{model}/config.json has no image_token_index: it is no model with images; expected a LLaVA folder")
+    token = tokenizer.id_to_token(number)
+    if not token:
+        raise Bad(f"{model}: config.json has the image_token_index {number}, which is no token of its tokenizer; expected one: "
+                  "add <image> to the tokenizer")
+    return token
+
+
 class Features:
     """The features in `folder`, for the model in `model`, whose tokenizer has the image token."""
 
@@ -27,15 +40,8 @@ class Features:
             self.id, self.rows, self.names = int(found["id"], 16), found["rows"], found["names"]
         except (KeyError, TypeError, ValueError):
             raise Bad(f"{path}: expected the file that scripts/make_image_features.py wrote")
-        config = read_json(os.path.join(model, "config.json"))
-        number = config.get("image_token_index", config.get("image_token_id"))
-        if not isinstance(number, int):
-            raise Bad(f"{model}/config.json has no image_token_index: it is no model with images; expected a LLaVA folder")
-        self.token = tokenizer.id_to_token(number)
-        if not self.token:
-            raise Bad(f"{model}: config.json has the image_token_index {number}, which is no token of its tokenizer; expected one: "
-                      "add <image> to the tokenizer")
-        self.token_id = number
+        self.token = image_token(model, tokenizer)
+        self.token_id = tokenizer.token_to_id(self.token)
 
     def number(self, name, where):
         if name not in self.names:
@@ -126,3 +132,13 @@ def as_parts(messages, token):
                      ([{"type": "image"}] * (i > 0) + [{"type": "text", "text": text.strip("\n") if len(texts) > 1 else text}])]
             content = [part for part in parts if part["type"] == "image" or part["text"]]
         yield {**message, "content": content}
+
+
+def suit(template, token):
+    """Gives the template parts if it does not write a content that is a text; that of LLaVA-1.5 writes only parts."""
+    try:
+        takes_texts = chat_written.MARK in template.render([{"role": "user", "content": chat_written.MARK}])
+    except Exception:       # whatever a template does
+        takes_texts = False
+    if not takes_texts:
+        template.change = lambda messages: as_parts(messages, token)

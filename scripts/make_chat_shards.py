@@ -140,17 +140,9 @@ def start(model, now, images=None):
     process.dtype = shards.dtype_name(process.tokenizer)
     process.special = re.compile("|".join(map(re.escape, files.special)) or r"(?!)")
     process.features = chat_images.Features(images, model, files.tokenizer) if images else None
-    if process.features and not takes_texts():
-        process.template.change = lambda messages: chat_images.as_parts(messages, process.features.token)
+    if process.features:
+        chat_images.suit(process.template, process.features.token)
     process.labels = chat_labels.Labels(process.template, files.added, files.named.get("eos_token"))
-
-
-def takes_texts():
-    """Whether the chat template writes a content that is a text; that of LLaVA-1.5 writes only parts."""
-    try:
-        return chat_written.MARK in process.template.render([{"role": "user", "content": chat_written.MARK}])
-    except Exception:
-        return False
 
 
 def work(items):

@@ -10,7 +10,7 @@ the GPU, if there is one; needs torch, transformers and pillow. --pixels: no tow
 many pixels, each a row of values from -1 to 1; needs pillow and numpy. OUTPUT gets features-NNNN.bf16 and features.json
 (data/images.h). A program that was interrupted goes on where it was; pictures that are there already are not computed again.
 """
-import argparse, hashlib, json, os, sys
+import argparse, hashlib, json, math, os, sys
 
 try:
     import numpy as np
@@ -201,6 +201,35 @@ def flush(store, tower, waiting, batch):
     waiting.clear()
 
 
+def pixels_of(folder):
+    """The patches that a model without a tower reads; None: it has a tower."""
+    with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+        config = json.load(file)
+    values, rows = config.get("image_feature_size"), config.get("image_seq_length")
+    if config.get("model_type") != "llava":
+        raise Bad(f"{folder}: its model_type is {config.get('model_type')}; expected llava, a model with images")
+    if config.get("vision_config") or not values or not rows:
+        return None
+    patch, side = math.isqrt(values // 3), math.isqrt(rows)
+    if 3 * patch ** 2 != values or side ** 2 != rows:
+        raise Bad(f"{folder}: {rows} rows of {values} values are no picture in patches of pixels; expected those of --pixels")
+    return Pixels(patch, patch * side)
+
+
+def make(folder, root, names, output):
+    """The features of pictures in `root` for the model in `folder`, in F32, in the folder `output`."""
+    check_pillow()
+    tower = pixels_of(folder) or Tower(folder)
+    compute(Store(output, tower.name, True), tower, names, argparse.Namespace(root=root, batch=32, per_file=1024))
+
+
+def check_pillow():
+    try:
+        import PIL.Image        # noqa: open_picture uses it
+    except ImportError as problem:
+        raise Bad(f"{problem}; expected pillow: pip install pillow")
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", help="conversations, a line each")
@@ -215,10 +244,7 @@ def main(arguments=None):
     parser.add_argument("--per-file", type=int, default=1024, help="pictures of a file of features")
     args = parser.parse_args(arguments)
     inputs.check(args.files)
-    try:
-        import PIL.Image        # noqa: open_picture uses it
-    except ImportError as problem:
-        raise Bad(f"{problem}; expected pillow: pip install pillow")
+    check_pillow()
     tower = Pixels(args.pixels, args.size) if args.pixels else Tower(args.model)
     names = names_of(args.files)
     if not names:

@@ -14,11 +14,13 @@ static const char *file(const char *text)
     return path;
 }
 
+static const PromptLimits limits = { .vocab = 99, .most = 3 };
+
 static void test_read(void **state)
 {
     (void)state;
     Prompts p;
-    prompts_read(&p, file("{\"text\": \"x\", \"tokens\": [3, 0, 98]}\n\n \t\r\n[7]\n{\"tokens\": [1, 2]}"), 99, 3);
+    prompts_read(&p, file("{\"text\": \"x\", \"tokens\": [3, 0, 98]}\n\n \t\r\n[7]\n{\"tokens\": [1, 2]}"), &limits);
     assert_int_equal(p.count, 3);
     assert_int_equal(prompts_length(&p, 0), 3);
     assert_int_equal(prompts_length(&p, 1), 1);
@@ -49,9 +51,9 @@ static void test_errors(void **state)
     Prompts p;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         file(rows[i].text);
-        DIES(rows[i].message, prompts_read(&p, path, 99, 3));
+        DIES(rows[i].message, prompts_read(&p, path, &limits));
     }
-    DIES("/tmp/no/such: cannot read the prompts", prompts_read(&p, "/tmp/no/such", 99, 3));
+    DIES("/tmp/no/such: cannot read the prompts", prompts_read(&p, "/tmp/no/such", &limits));
 }
 
 static int make_file(void **state)

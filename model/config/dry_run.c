@@ -38,8 +38,13 @@ void config_choose_ranks(Reader *r)
 void config_check_generation(Reader *r)
 {
     Config *c = &r->s->c;
+    if (c->generate_features && !c->generate)
+        config_note(r, "generate_features (there is no generate)");
     if (!c->generate)
         return;
+    if (c->generate_features && c->model.image.feature_size == 0)
+        die("%s: generate_features: the model is one of text only; load_path must be a LLaVA folder",
+            config_where(r, "generate_features"));
     if (c->eval_only)
         die("%s: generate and eval_only are both given; use one of them", config_where(r, "generate"));
     c->device_train_microbatch_size = c->device_eval_batch_size = c->loss_chunk = 1;

@@ -26,6 +26,7 @@ const ConfigKey config_keys[] = {
            "generate: divides the logits; 0: always the most likely token; random draws depend on `seed`"),
     NUMBER("top_p", DOUBLE, "1", TINY, 1, C(top_p),
            "generate: draw from the smallest set of most likely tokens whose probabilities sum to this"),
+    GENERATE_FEATURES_ROW,
     OPTION("ranks", INT, "null", 0, 1, MANY, C(ranks), "dry_run: number of ranks to plan for; default: the started ranks"),
     NUMBER("gpus_per_host", INT, "8", 1, 1024, C(gpus_per_host), "dry_run: GPUs of each host, for the time that it predicts"),
     OPTION("network", DOUBLE, "null", 0, TINY, 1e6, C(network), "dry_run: GB/s (10^9 bytes) of each GPU to other hosts"),

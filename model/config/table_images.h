@@ -31,6 +31,10 @@
     OTHER ("evaluators[].data.image_paths", PATHS, "[]", E(files.image_paths), "as data.image_paths, parallel to paths"),       \
     OTHER ("evaluators[].data.image_features", STRING, "null", E(files.image_features), "as data.image_features")
 
+#define GENERATE_FEATURES_ROW                                                                                                   \
+    OTHER ("generate_features", STRING, "null", C(generate_features),                                                           \
+           "generate: folder of the features of the images that prompts show, as {\"tokens\": [...], \"images\": [0]}")
+
 #define PROJECTOR_RATE_ROW                                                                                                      \
     OPTION("optimizer.projector_learning_rate", DOUBLE, "null", 0, TINY, 1e3, C(optimizer.projector_lr),                        \
            "highest learning rate of the projector, with the same schedule; default learning_rate")

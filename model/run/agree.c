@@ -53,15 +53,24 @@ void agree_on_run(const Config *c)
     comm_agree("checkpoints to continue", text_hash(c->source ? c->source : ""));
 }
 
-void agree_on_prompts(Prompts *p, const char *path, const ModelConfig *m)
+/* Rank 0's numbers of `size` bytes. */
+static void *broadcast_list(void *own, size_t count, size_t size)
 {
+    void *list = comm_rank() == 0 ? own : xmalloc(size * count + 1);
+    comm_broadcast(list, size * count, 0);
+    return list;
+}
+
+void agree_on_prompts(Prompts *p, const char *path, const ModelConfig *m, bool features)
+{
+    const int rows = m->image.feature_size > 0 ? m->image.rows : 0;
+    const PromptLimits limits = { m->vocab_size, m->max_sequence_length - 1, m->image.token_id, rows, features };
     if (comm_rank() == 0)
-        prompts_read(p, path, m->vocab_size, m->max_sequence_length - 1);
+        prompts_read(p, path, &limits);
     comm_broadcast(&p->count, sizeof p->count, 0);
-    if (comm_rank() != 0)
-        p->start = xmalloc(sizeof *p->start * (size_t)(p->count + 1));
-    comm_broadcast(p->start, sizeof *p->start * (size_t)(p->count + 1), 0);
-    if (comm_rank() != 0)
-        p->token = xmalloc(sizeof *p->token * p->start[p->count]);
-    comm_broadcast(p->token, sizeof *p->token * p->start[p->count], 0);
+    const size_t count = (size_t)p->count;
+    p->start = broadcast_list(p->start, count + 1, sizeof *p->start);
+    p->token = broadcast_list(p->token, p->start[count], sizeof *p->token);
+    p->first_image = broadcast_list(p->first_image, count + 1, sizeof *p->first_image);
+    p->image = broadcast_list(p->image, p->first_image[count], sizeof *p->image);
 }

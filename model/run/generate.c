@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "data/prompt_images.h"
 #include "kernels/runtime/clock.h"
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
@@ -27,6 +28,8 @@ typedef struct {
     Model   model;
     ParamStore    fsdp;
     Prompts prompts;
+    PromptImages *images;      /* NULL: prompts show none */
+    const void **rows;         /* of their features: one for each token of a prompt */
     int     stop[MOST_STOPS + 1], stops;       /* tokens that end a text */
     float  *logits;
     int    *tokens;            /* of the continuation */
@@ -98,7 +101,10 @@ static void open_generator(Generator *g, const Config *c)
     agree_on_run(c);
     if (!c->continues)
         config_check_source(NULL, folder);
-    agree_on_prompts(&g->prompts, c->generate, &c->model);
+    agree_on_prompts(&g->prompts, c->generate, &c->model, c->generate_features != NULL);
+    if (c->generate_features)
+        g->images = prompt_images_open(&g->prompts, "generate_features", c->generate_features, c->model.image.rows,
+                                       c->model.image.feature_size);
     set_length(g);
     memory_plan(&g->model, &g->fsdp, &g->config);
     memory_check_host(&g->model, &g->fsdp, &g->config);
@@ -108,12 +114,15 @@ static void open_generator(Generator *g, const Config *c)
     find_stops(g, folder);
     g->logits = xmalloc(sizeof *g->logits * (size_t)c->model.vocab_size);
     g->tokens = xmalloc(sizeof *g->tokens * (size_t)g->config.model.max_sequence_length);
+    g->rows = xmalloc(sizeof *g->rows * (size_t)g->config.model.max_sequence_length);
 }
 
 static void close_generator(Generator *g)
 {
     model_free(&g->model, &g->fsdp);
+    prompt_images_close(g->images);
     prompts_free(&g->prompts);
+    free(g->rows);
     free(g->logits);
     free(g->tokens);
 }
@@ -133,6 +142,14 @@ static int next_token(Generator *g, int prompt, int position)
     return token;
 }
 
+static void use_images(Generator *g, int prompt)
+{
+    if (!g->images)
+        return;
+    const bool f32 = prompt_images_rows(g->rows, g->images, &g->prompts, prompt, g->config.model.image.token_id);
+    model_use_images(&g->model, (ImageRows){ g->rows, f32 ? F32 : BF16 });
+}
+
 /* Fills g->tokens; returns how many there are. */
 static int continue_prompt(Generator *g, int prompt)
 {
@@ -141,6 +158,7 @@ static int continue_prompt(Generator *g, int prompt)
     const double begin = clock_seconds();
     watchdog_mark("reading a prompt", -1);
     decode_begin(&g->model);
+    use_images(g, prompt);
     decode_append(&g->model, &g->fsdp, g->prompts.token + g->prompts.start[prompt], length);
     int count = 0;
     g->tokens[count++] = next_token(g, prompt, length);

@@ -1,0 +1,99 @@
+"""Prompts of a model folder and their continuations by ./train --generate, for generate.py and score_captions.py. Needs the package
+tokenizers, and jinja2 for chat templates; pictures need what make_image_features.py needs."""
+import json, os, re, shlex, subprocess, sys, tempfile, threading
+
+import tokenizer_files
+from errors import Bad
+
+
+def add_arguments(parser):
+    parser.add_argument("--train", default="./train", help="how the program is started; default: ./train")
+    parser.add_argument("--max-new-tokens", type=int, default=512, help="most tokens of each continuation; default: 512")
+
+
+def parse(parser):
+    """(arguments, options for ./train)"""
+    known, rest = parser.parse_known_intermixed_args()
+    try:
+        known.train = shlex.split(known.train)
+    except ValueError as problem:
+        raise Bad(f"--train {known.train}: {problem}")
+    known.folder = follow(known.folder)
+    strange = [one for one in rest if not (one.startswith("--") and "=" in one)]
+    if strange:
+        raise Bad(f"{strange[0]}: expected an option above, or --key=value for ./train")
+    return known, rest
+
+
+def follow(folder):
+    """Where a file system has no symbolic links, `latest` is a file that names the checkpoint."""
+    if os.path.basename(folder) != "latest" or not os.path.isfile(folder):
+        return folder
+    with open(folder, encoding="utf-8") as file:
+        return os.path.join(os.path.dirname(folder), file.readline().rstrip("\n"))
+
+
+def load_files(folder):
+    path = os.path.join(folder, "tokenizer.json")
+    if not os.path.isfile(path) and os.path.isfile(os.path.join(folder, "latest", "tokenizer.json")):
+        raise Bad(f"{folder} holds the checkpoints of a run; expected one of them, as {os.path.join(folder, 'latest')}")
+    if not os.path.isdir(folder):
+        raise Bad(f"{folder}: no such folder; expected a checkpoint or a model as Hugging Face has it")
+    if not os.path.isfile(path):
+        raise Bad(f"{path}: no such file; ./train --generate=FILE takes prompts as tokens")
+    return tokenizer_files.load(folder)
+
+
+# ---- pictures ------------------------------------------------------------------------------------------------------------------
+
+class Pictures:
+    """Features of pictures for a model: those of `store`, or computed into a new folder. folder: None without pictures."""
+
+    def __init__(self, model, files, names, root=".", store=None):
+        import chat_images, make_image_features
+        self.new = None if store else tempfile.TemporaryDirectory()
+        self.folder = store or self.new.name
+        if not store:
+            make_image_features.make(model, root, names, self.folder)
+        self.features = chat_images.Features(self.folder, model, files.tokenizer)
+        self.token = self.features.token
+
+    def expand(self, text, names, where):
+        """(the text with as many image tokens as rows of features; the pictures' numbers)"""
+        count = text.count(self.token)
+        if count != len(names):
+            raise Bad(f"{where}: the chat template writes {count} of {len(names)} images; expected all")
+        return text.replace(self.token, self.token * self.features.rows), [self.features.number(name, where) for name in names]
+
+
+# ---- the program ---------------------------------------------------------------------------------------------------------------
+
+def pass_on(lines, path):
+    """Messages of the program. A line of the file of prompts becomes the number of a text, because users do not see that file."""
+    for line in lines:
+        sys.stderr.write(re.sub(re.escape(path) + r":(\d+)", r"text \1", line).replace(path, "texts"))
+
+
+def run(args, options, prompts, pictures, take):
+    """Calls take(number, tokens) for each continuation as they come; returns the program's exit status. prompts: objects as
+    {"tokens": [...]}; pictures: that they show, or None."""
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+        file.writelines(json.dumps(prompt) + "\n" for prompt in prompts)
+        file.flush()
+        command = [*args.train, f"--generate={file.name}", f"--load_path={args.folder}", f"--max_new_tokens={args.max_new_tokens}",
+                   *([f"--generate_features={pictures.folder}"] if pictures else []), *options]
+        try:
+            train = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+        except (FileNotFoundError, PermissionError) as problem:
+            raise Bad(f"{problem.filename}: no such program; build it with make, or name it with --train")
+        with train:
+            errors = threading.Thread(target=pass_on, args=(train.stderr, file.name))
+            errors.start()
+            for line in train.stdout:
+                if line.startswith("{"):
+                    answer = json.loads(line)
+                    take(answer["prompt"], answer["tokens"])
+                else:                               # mpirun's, perhaps
+                    sys.stderr.write(line)
+            errors.join()
+    return train.returncode
