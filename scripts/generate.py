@@ -13,7 +13,7 @@ pictures; without any, the pictures come first.
 """
 import argparse, sys
 
-import continuations
+import continuations, errors
 from errors import Bad
 
 
@@ -96,6 +96,6 @@ def main():
 
 if __name__ == "__main__":
     try:
-        main()
+        errors.run(main, "a model folder and pictures that can be read")
     except Bad as problem:
         sys.exit(f"error: {problem}")

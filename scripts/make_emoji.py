@@ -17,7 +17,7 @@ from errors import Bad
 from progress import Progress
 
 try:
-    from PIL import Image, ImageChops, ImageDraw, ImageFont, features
+    from PIL import Image, ImageChops, ImageDraw, ImageEnhance, ImageFont, features
 except ImportError as problem:
     sys.exit(f"error: {problem}: pip install pillow")
 
@@ -104,13 +104,14 @@ def fitted(canvas, size):
 
 
 def moved(picture, draw):
-    """Turned by up to 15 degrees, each direction scaled by 0.7 to 1.1, and moved by up to an eighth."""
+    """Turned by up to 15 degrees, each direction scaled by 0.7 to 1.1, moved by up to an eighth, with other colours."""
     size = picture.width
     turned = picture.rotate(draw.uniform(-15, 15), Image.Resampling.BICUBIC, fillcolor="white")
     scale = [draw.uniform(0.7, 1.1) for _ in range(2)]
     shift = [size / 2 * (1 - 1 / s) - draw.uniform(-1, 1) * size / 8 / s for s in scale]
-    return turned.transform((size, size), Image.Transform.AFFINE, (1 / scale[0], 0, shift[0], 0, 1 / scale[1], shift[1]),
-                            Image.Resampling.BICUBIC, fillcolor="white")
+    placed = turned.transform((size, size), Image.Transform.AFFINE, (1 / scale[0], 0, shift[0], 0, 1 / scale[1], shift[1]),
+                              Image.Resampling.BICUBIC, fillcolor="white")
+    return ImageEnhance.Brightness(ImageEnhance.Color(placed).enhance(draw.uniform(0.2, 1.4))).enhance(draw.uniform(0.8, 1.1))
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------------------

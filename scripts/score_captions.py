@@ -12,7 +12,7 @@ Options that are not listed below go to ./train unchanged. Needs what generate.p
 """
 import argparse, collections, json, random, re, string, sys
 
-import chat_images, chat_schema, continuations, inputs
+import chat_images, chat_schema, continuations, errors, inputs
 from chat_template import ChatTemplate
 from errors import Bad
 
@@ -152,6 +152,6 @@ def chosen(lines, args):
 
 if __name__ == "__main__":
     try:
-        main()
+        errors.run(main, "a model folder, conversations and pictures that can be read")
     except Bad as problem:
         sys.exit(f"error: {problem}")
