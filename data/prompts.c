@@ -8,7 +8,7 @@
 
 #include "kernels/runtime/error.h"
 
-typedef struct { const char *path; long line; const PromptLimits *limits; } Place;
+typedef struct { const char *path; long line; const TokenLimits *limits; } Place;
 
 static const char expected[] = "{\"tokens\": [1, 2, ...]} or [1, 2, ...]";
 
@@ -23,39 +23,18 @@ static void add_token(Prompts *p, const Place *at, size_t i, const json_t *id)
     p->token[p->start[p->count] + i] = (int)x;
 }
 
-static void check_images(const Prompts *p, const Place *at, size_t images)
-{
-    const PromptLimits *l = at->limits;
-    size_t tokens = 0;
-    for (size_t i = p->start[p->count]; i < p->start[p->count + 1] && l->image_rows > 0; i++)
-        tokens += p->token[i] == l->image_id;
-    if (images > 0 && l->image_rows == 0)
-        die("%s:%ld: a prompt with images, but the model is one of text only", at->path, at->line);
-    if (tokens != images * (size_t)l->image_rows)
-        die("%s:%ld: %zu tokens are %d (model.image_token_id), and there are %zu images; expected %d tokens for each image",
-            at->path, at->line, tokens, l->image_id, images, l->image_rows);
-    if (images > 0 && !l->features)
-        die("%s:%ld: a prompt with images; expected none without their features, which only generate takes: generate_features",
-            at->path, at->line);
-}
-
 /* list: NULL, or the prompt's images. */
 static void add_images(Prompts *p, const Place *at, const json_t *list)
 {
-    const size_t n = json_array_size(list), first = p->first_image[p->count];
-    if (list && !json_is_array(list))
-        die("%s:%ld: \"images\" is no list; expected numbers of images, as [0, 7]", at->path, at->line);
-    check_images(p, at, n);
-    p->image = xrealloc(p->image, sizeof *p->image * (first + n + 1));
-    for (size_t i = 0; i < n; i++) {
-        const json_t *number = json_array_get(list, i);
-        const json_int_t x = json_integer_value(number);
-        if (!json_is_integer(number) || x < 0 || x > UINT32_MAX)
-            die("%s:%ld: element %zu of the images is no number of an image", at->path, at->line, i);
-        p->image[first + i] = (uint32_t)x;
-    }
+    const size_t first = p->start[p->count];
+    size_t images = p->first_image[p->count];
+    char *wrong = shown_images_read(&p->image, &images, list);
+    if (!wrong)
+        wrong = shown_images_wrong(p->token + first, p->start[p->count + 1] - first, images - p->first_image[p->count], at->limits);
+    if (wrong)
+        die("%s:%ld: %s", at->path, at->line, wrong);
     p->first_image = xrealloc(p->first_image, sizeof *p->first_image * (size_t)(p->count + 2));
-    p->first_image[p->count + 1] = first + n;
+    p->first_image[p->count + 1] = images;
 }
 
 static void add_prompt(Prompts *p, const Place *at, const json_t *line)
@@ -78,7 +57,7 @@ static void add_prompt(Prompts *p, const Place *at, const json_t *line)
     p->count++;
 }
 
-void prompts_read(Prompts *p, const char *path, const PromptLimits *limits)
+void prompts_read(Prompts *p, const char *path, const TokenLimits *limits)
 {
     Place at = { path, 0, limits };
     char *text = NULL;

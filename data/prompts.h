@@ -1,8 +1,6 @@
 /* Prompts for a model, as tokens. */
 #pragma once
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "data/shown_images.h"
 
 typedef struct {
     int     count;
@@ -12,15 +10,11 @@ typedef struct {
     uint32_t *image;           /* numbers among the features */
 } Prompts;
 
-/* What a prompt may have: ids below `vocab`, at most `most` tokens. image_rows: tokens image_id for each image, 0: a model of text
- * only. features: there are features of images. */
-typedef struct { int vocab, most, image_id, image_rows; bool features; } PromptLimits;
-
 /* Reads a file with one prompt per line: a JSON object with "tokens", a list of ids, and "images", the numbers of the images that it
  * shows, if any (other keys are ignored), or only the list of ids; empty lines are ignored. Dies on any other line, an id that is not
- * in [0, vocab), a prompt without tokens or with more than `most`, image tokens that are not image_rows for each image, images without
- * features, or a file without prompts. */
-void prompts_read(Prompts *p, const char *path, const PromptLimits *limits);
+ * in [0, vocab), a prompt without tokens or with more than `most`, images that the tokens do not show or that have no features, or a
+ * file without prompts. */
+void prompts_read(Prompts *p, const char *path, const TokenLimits *limits);
 void prompts_free(Prompts *p);
 
 /* Tokens of prompt i, and of the longest. */

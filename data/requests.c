@@ -21,7 +21,7 @@ typedef struct {
     const char *key, *path;
     FILE       *file;
     long        line;
-    int         max_length, vocab_size;
+    const TokenLimits *limits;
     size_t      token_room;
     int         choice_room, question_room;
 } Reader;
@@ -70,7 +70,7 @@ static int read_header(Requests *r, const Reader *f, const json_t *o)
 /* Keeps the last max_length + 1 tokens: the very last is predicted, not read. */
 static void add_tokens(Requests *r, Reader *f, Choice *c, const json_t *tokens)
 {
-    const size_t all = json_array_size(tokens), most = (size_t)f->max_length + 1, skipped = all > most ? all - most : 0;
+    const size_t all = json_array_size(tokens), most = (size_t)f->limits->most + 1, skipped = all > most ? all - most : 0;
     if (r->tokens + all > f->token_room) {
         f->token_room = 2 * (r->tokens + all);
         r->token = xrealloc(r->token, sizeof *r->token * f->token_room);
@@ -80,9 +80,9 @@ static void add_tokens(Requests *r, Reader *f, Choice *c, const json_t *tokens)
     for (size_t i = 0; i < all; i++) {
         const json_t *id = json_array_get(tokens, i);
         const json_int_t x = json_integer_value(id);
-        if (!json_is_integer(id) || x < 0 || x >= f->vocab_size)
+        if (!json_is_integer(id) || x < 0 || x >= f->limits->vocab)
             bad(f, json_is_integer(id) ? xasprintf("token %lld is beyond the vocabulary: model.vocab_size is %d", (long long)x,
-                                                   f->vocab_size) : "\"tokens\": expected integers");
+                                                   f->limits->vocab) : "\"tokens\": expected integers");
         if (i >= skipped)
             r->token[r->tokens++] = (int)x;
     }
@@ -99,7 +99,19 @@ static int first_same(const Requests *r, int from, const Choice *c)
     return r->choices;
 }
 
-static void add_choice(Requests *r, Reader *f, const Question *q, const json_t *o)
+/* The choice shows the question's images, the last ones of r->image. */
+static void add_images(const Requests *r, const Reader *f, Choice *c, size_t tokens, size_t images)
+{
+    char *wrong = shown_images_wrong(r->token + c->first, (size_t)c->length, images, f->limits);
+    if (images > 0 && (size_t)c->length < tokens)
+        bad(f, xasprintf("a choice with images has %zu tokens; expected at most model.max_sequence_length %d and one more", tokens,
+                         f->limits->most));
+    if (wrong)
+        bad(f, wrong);
+    c->first_image = r->images - images;
+}
+
+static void add_choice(Requests *r, Reader *f, const Question *q, const json_t *o, size_t images)
 {
     const json_t *tokens = json_object_get(o, "tokens");
     if (!json_is_array(tokens))
@@ -108,12 +120,13 @@ static void add_choice(Requests *r, Reader *f, const Question *q, const json_t *
                  .bytes = number(f, o, "bytes", 1) };
     if (json_array_size(tokens) <= (size_t)c.scored)
         bad(f, "a choice has no context before its continuation");
-    if (c.scored > f->max_length) {
+    if (c.scored > f->limits->most) {
         fclose(f->file);
         die("%s: %s:%ld: a continuation of %d tokens does not fit model.max_sequence_length %d: increase it, or leave this "
-            "task out", f->key, f->path, f->line, c.scored, f->max_length);
+            "task out", f->key, f->path, f->line, c.scored, f->limits->most);
     }
     add_tokens(r, f, &c, tokens);
+    add_images(r, f, &c, json_array_size(tokens), images);
     c.same = first_same(r, q->first, &c);
     if (r->choices == f->choice_room) {
         f->choice_room = 2 * f->choice_room + 64;
@@ -129,10 +142,14 @@ static void add_question(Requests *r, Reader *f, const json_t *o)
     if (r->metric == METRIC_BPB ? q.count != 1 : q.count < 2)
         bad(f, xasprintf("%d choices; expected %s with the metric %s", q.count, r->metric == METRIC_BPB ? "one" : "two or more",
                          metric_name(r->metric)));
+    const size_t images = r->images;
+    char *wrong = shown_images_read(&r->image, &r->images, json_object_get(o, "images"));
+    if (wrong)
+        bad(f, wrong);
     if (q.gold >= q.count)
         bad(f, xasprintf("\"gold\" %d: there are %d choices, from 0 on", q.gold, q.count));
     for (int i = 0; i < q.count; i++)
-        add_choice(r, f, &q, json_array_get(choices, (size_t)i));
+        add_choice(r, f, &q, json_array_get(choices, (size_t)i), r->images - images);
     if (r->questions == f->question_room) {
         f->question_room = 2 * f->question_room + 64;
         r->question = xrealloc(r->question, sizeof *r->question * (size_t)f->question_room);
@@ -140,10 +157,10 @@ static void add_question(Requests *r, Reader *f, const json_t *o)
     r->question[r->questions++] = q;
 }
 
-Requests requests_read(const char *key, const char *path, int max_length, int vocab_size)
+Requests requests_read(const char *key, const char *path, const TokenLimits *limits)
 {
     Requests r = { 0 };
-    Reader f = { .key = key, .path = path, .max_length = max_length, .vocab_size = vocab_size };
+    Reader f = { .key = key, .path = path, .limits = limits };
     char *line = NULL;
     size_t size = 0;
     ssize_t bytes;
@@ -177,6 +194,7 @@ void requests_free(Requests *r)
 {
     free(r->name);
     free(r->token);
+    free(r->image);
     free(r->choice);
     free(r->question);
     *r = (Requests){ 0 };

@@ -1,7 +1,6 @@
 /* A downstream task: questions with choices, as tokens. scripts/prepare_eval.py makes the files and describes their format. */
 #pragma once
-#include <stdbool.h>
-#include <stddef.h>
+#include "data/shown_images.h"
 
 /* acc: share of questions whose right choice has the highest log-probability; len_norm: the highest per character; bpb: bits per
  * byte of the right choices, mean over questions. Continuations begin with a blank, which len_norm and bpb do not count;
@@ -13,6 +12,7 @@ typedef struct {
     size_t first;
     int    length, scored;
     int    characters, bytes;      /* of the continuation's text without its first blank */
+    size_t first_image;            /* image[first_image] is the first that it shows */
     int    same;                   /* the first choice of this question with the same tokens: itself, or an earlier one */
 } Choice;
 
@@ -22,16 +22,18 @@ typedef struct {
     char     *name;                /* OLMo's label */
     Metric    metric;
     int      *token;
+    uint32_t *image;               /* numbers among the features */
     Choice   *choice;
     Question *question;
-    size_t    tokens;
+    size_t    tokens, images;
     int       choices, questions;
 } Requests;
 
-/* Reads a request file. Contexts are truncated from the left, so that a choice without its last token fits into `max_length`
- * tokens. `key`: the configuration's key for messages. Dies, naming file and line, on a missing or truncated file, wrong JSON, a
- * token >= vocab_size, a continuation without context or longer than max_length. */
-Requests requests_read(const char *key, const char *path, int max_length, int vocab_size);
+/* Reads a request file. Contexts are truncated from the left, so that a choice without its last token fits into limits->most
+ * tokens; not those with images. `key`: the configuration's key for messages. Dies, naming file and line, on a missing or truncated
+ * file, wrong JSON, a token beyond the vocabulary, a continuation without context or longer than `most`, images that the tokens do not
+ * show or that have no features. */
+Requests requests_read(const char *key, const char *path, const TokenLimits *limits);
 void     requests_free(Requests *r);
 
 const char *metric_name(Metric m);     /* "acc", "len_norm", "bpb", "len_norm_v2", "bpb_v2" */

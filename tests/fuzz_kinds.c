@@ -157,7 +157,7 @@ static void read_metadata(void) { read_tokens(2, NULL, true); }
 /* Returns a hash of the questions. */
 static uint64_t hash_questions(void)
 {
-    Requests r = requests_read("questions", in_folder(now->file), LENGTH, VOCAB);
+    Requests r = requests_read("questions", in_folder(now->file), &(TokenLimits){ .vocab = VOCAB, .most = LENGTH });
     demand(r.questions > 0, "no questions");
     for (int q = 0, next = 0; q < r.questions; next += r.question[q++].count)
         demand(r.question[q].first == next && r.question[q].gold < r.question[q].count, "a question is none");

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Answers about pictures: greedy tokens of ./train --generate_features are those of transformers' generate, with scripts/generate.py's
 tokens and features of pictures; scores of scripts/score_captions.py computed by hand; errors."""
-import importlib.util, json, os, shlex, shutil, struct, subprocess, sys, tempfile, unittest
+import importlib.util, json, math, os, shlex, shutil, struct, subprocess, sys, tempfile, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 GOLDEN = os.path.join(TOP, "tests", "golden")
 TRAIN = os.path.join(TOP, os.environ.get("BUILD", "build/cpu"), "train")
 MISSING = [module for module in ("tokenizers", "jinja2", "numpy", "PIL") if importlib.util.find_spec(module) is None]
+TWO_RANKS = [*shlex.split(os.environ.get("LAUNCH", "mpirun --oversubscribe")), "-n", "2"]
+T = 16          # tokens of a row of the golden batches
 MODELS = ("llava-llama", "llava-mistral", "llava-qwen3-tied")
 sys.path.insert(0, os.path.join(TOP, "scripts"))
 
@@ -33,6 +35,11 @@ def read_tensor(folder, name):
         return one["shape"], file.read(one["data_offsets"][1] - one["data_offsets"][0])
 
 
+def read_numbers(model, name):
+    shape, data = read_tensor(os.path.join(GOLDEN, model), name)
+    return [one for one, in struct.iter_unpack("<i" if name == "tokens" else "<f", data)]
+
+
 class Program(unittest.TestCase):
     """./train itself."""
 
@@ -41,10 +48,7 @@ class Program(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder)
 
     def generate(self, model, prompts, *options, launch=()):
-        path = os.path.join(self.folder, "prompts.jsonl")
-        with open(path, "w") as file:
-            file.writelines(json.dumps(prompt) + "\n" for prompt in prompts)
-        command = [*launch, TRAIN, f"--generate={path}", f"--load_path={os.path.join(GOLDEN, model)}", "--recipe=f32", *options]
+        command = [*launch, TRAIN, f"--generate={self.path('prompts.jsonl', prompts)}", f"--load_path={os.path.join(GOLDEN, model)}", "--recipe=f32", *options]
         result = subprocess.run(command, capture_output=True, text=True)
         return [json.loads(line)["tokens"] for line in result.stdout.splitlines() if line.startswith("{")], result.stderr
 
@@ -53,16 +57,13 @@ class Program(unittest.TestCase):
         with open(os.path.join(GOLDEN, model, "config.json")) as file:
             each = json.load(file)["image_seq_length"]
         (count, cols), data = read_tensor(os.path.join(GOLDEN, model), "features")
-        with open(os.path.join(self.folder, "features-0000.f32"), "wb") as file:
-            file.write(data)
+        self.path("features-0000.f32", data)
         about = {"id": "1", "rows": rows or each, "cols": cols, "dtype": "f32", "files": [["features-0000.f32", count // each]]}
-        with open(os.path.join(self.folder, "features.json"), "w") as file:
-            json.dump(about, file)
+        self.path("features.json", [about])
         return count // each
 
     def test_transformers(self):
         """Each model; images of other prompts in between; two ranks, which share the weights."""
-        launch = [*shlex.split(os.environ.get("LAUNCH", "mpirun --oversubscribe")), "-n", "2"]
         for model in MODELS:
             images = self.write_features(model)
             with open(os.path.join(GOLDEN, model, "continuation.json")) as file:
@@ -70,22 +71,99 @@ class Program(unittest.TestCase):
             self.assertGreaterEqual(golden["margin"], 1e-3)
             prompt = {"tokens": golden["prompt"], "images": [0]}
             prompts = [prompt, [5, 6, 7], {**prompt, "images": [images - 1]}, prompt]
-            for ranks in ([], launch)[:1 + (model == MODELS[0])]:
+            for ranks in ((), TWO_RANKS)[:1 + (model == MODELS[0])]:
                 found, errors = self.generate(model, prompts, f"--generate_features={self.folder}", "--max_new_tokens=52", launch=ranks)
                 self.assertEqual(len(found), 4, errors)
                 self.assertEqual(found[0], golden["tokens"][:52], model)        # max_position_embeddings is 64
                 self.assertEqual(found[3], found[0])
                 self.assertEqual(found[2] == found[0], images == 1)
 
+    def path(self, name, data):
+        with open(os.path.join(self.folder, name), "wb") as file:
+            file.write(data if isinstance(data, bytes) else "".join(json.dumps(line) + "\n" for line in data).encode())
+        return os.path.join(self.folder, name)
+
+    def evaluate(self, model, evaluator, launch=(), fails=False):
+        """The last line of eval.jsonl, or what an error says."""
+        settings = {"model": {"max_sequence_length": T}, "device_eval_batch_size": 1, "device_train_microbatch_size": 1,
+                    "global_train_batch_size": 2, "evaluators": [{"label": "seen", **evaluator}]}
+        save = os.path.join(self.folder, "scores")
+        command = [*launch, TRAIN, self.path("eval.yaml", [settings]), "--eval_only", "--recipe=f32",
+                   f"--load_path={os.path.join(GOLDEN, model)}", f"--save_folder={save}"]
+        result = subprocess.run(command, capture_output=True, text=True)
+        self.assertEqual(result.returncode != 0, fails, result.stderr + result.stdout)
+        if fails:
+            return result.stderr
+        with open(os.path.join(save, "eval.jsonl")) as file:
+            return json.loads(file.readlines()[-1])
+
+    def test_caption_loss(self):
+        """The loss that transformers computes from pixels; on two ranks too, of which one has no image in two of the models; with
+        other images another one."""
+        for model in MODELS:
+            tokens, images = read_numbers(model, "tokens"), self.write_features(model)
+            loss = read_numbers(model, "loss")[0]
+
+            def found(index, launch=()):
+                index = self.path("images.npy", struct.pack(f"<Q{len(index)}I", 1, *index))
+                data = {"paths": [self.path("tokens.npy", struct.pack(f"<{len(tokens)}H", *tokens))], "memmap_dtype": "uint16",
+                        "image_paths": [index], "image_features": self.folder}
+                return self.evaluate(model, {"data": data}, launch)["eval/seen/CrossEntropyLoss"]
+            for launch in ((), TWO_RANKS):
+                self.assertAlmostEqual(found(range(images), launch), loss, delta=1e-5 * loss)
+            if images > 1:
+                self.assertGreater(abs(found(range(images)[::-1]) - loss), 1e-3 * loss)
+
+    def test_questions(self):
+        """Downstream tasks: log-probabilities of continuations by the logits that transformers computes from pixels."""
+        model = MODELS[0]
+        self.write_features(model)
+        tokens, logits = read_numbers(model, "tokens"), read_numbers(model, "logits")
+        each = len(logits) // len(tokens)
+        normal = [math.log(sum(map(math.exp, logits[i * each:(i + 1) * each]))) for i in range(len(tokens))]
+        known = lambda place, token: logits[place * each + token] - normal[place]
+        choice = lambda tokens, scored: {"tokens": tokens, "continuation": scored, "characters": 1, "bytes": 5}
+        questions, right, bits = [], 0, 0
+        for row, end in [(0, end) for end in range(11, T)] + [(1, end) for end in range(2, T)]:      # images: of row 0 only
+            context, images = tokens[row * T:row * T + end], [0, 1] if row == 0 else []
+            answers = [5 * end + row, 3 * end + 5, end]
+            values = [known(row * T + end - 1, one) for one in answers]
+            gold = (end + row) % 3
+            right += values.index(max(values)) == gold
+            questions.append({"gold": gold, "images": images, "choices": [choice(context + [one], 1) for one in answers]})
+        head = {"task": "made", "metric": "acc", "questions": len(questions)}
+        data = {"paths": [self.path("acc.jsonl", [head, *questions])], "image_features": self.folder}
+        for launch in ((), TWO_RANKS):
+            found = self.evaluate(model, {"type": "downstream", "data": data}, launch)
+            self.assertAlmostEqual(found["eval/downstream/seen_acc"], right / len(questions))
+            self.assertTrue(0 < right < len(questions))
+        bits = -sum(known(place, tokens[place + 1]) for place in (11, 12, 13, 14)) / math.log(2) / 5
+        head = {"task": "made", "metric": "bpb", "questions": 1}
+        question = {"gold": 0, "images": [0, 1], "choices": [choice(tokens[:T], 4)]}
+        data["paths"] = [self.path("bpb.jsonl", [head, question])]
+        found = self.evaluate(model, {"type": "downstream", "data": data})
+        self.assertAlmostEqual(found["eval/downstream/seen_bpb"], bits, delta=1e-5 * bits)
+        for change, expected in (({"images": [0]}, ":2: 8 tokens are 98 (model.image_token_id), and there are 1 images; expected 4"),
+                                 ({"images": [0, 2]}, "image 2 is shown, but"),
+                                 ({"choices": [choice(tokens[:T] + [1, 2], 4)]}, "a choice with images has 18 tokens; expected at most")):
+            self.path("bpb.jsonl", [head, {**question, **change}])
+            self.assertIn(expected, self.evaluate(model, {"type": "downstream", "data": data}, fails=True))
+        self.path("bpb.jsonl", [head, question])
+        error = self.evaluate(model, {"type": "downstream", "data": {"paths": data["paths"]}}, fails=True)
+        self.assertIn("there are images, but no features of them", error)
+        data["image_paths"] = data["paths"]
+        error = self.evaluate(model, {"type": "downstream", "data": data}, fails=True)
+        self.assertIn("the questions of a downstream task name their images", error)
+
     def test_errors(self):
         model, token = MODELS[0], 98
         self.write_features(model)
         whole, given = {"tokens": [5] + 4 * [token], "images": [0]}, f"--generate_features={self.folder}"
         for prompt, options, expected in (
-                (whole, [], "prompts.jsonl:1: a prompt with images; expected none without their features"),
+                (whole, [], "prompts.jsonl:1: there are images, but no features of them"),
                 ({**whole, "images": []}, [given], ":1: 4 tokens are 98 (model.image_token_id), and there are 0 images; expected 4"),
                 ({"tokens": [5, token], "images": [0]}, [given], ":1: 1 tokens are 98 (model.image_token_id), and there are 1 images"),
-                ({**whole, "images": [2]}, [given], "prompt 0 shows image 2, but"),
+                ({**whole, "images": [2]}, [given], "image 2 is shown, but"),
                 ({**whole, "images": [-1]}, [given], "element 0 of the images is no number of an image"),
                 ({**whole, "images": 0}, [given], "\"images\" is no list"),
                 (whole, ["--generate_features=/no/such"], "generate_features: /no/such/features.json: ")):
@@ -93,7 +171,7 @@ class Program(unittest.TestCase):
             self.assertEqual(found, [])
             self.assertIn(expected, errors)
         self.assertIn("generate_features: the model is one of text only", self.generate("llama", [[1]], given)[1])
-        self.assertIn("a prompt with images, but the model is one of text only", self.generate("llama", [whole])[1])
+        self.assertIn("there are images, but the model is one of text only", self.generate("llama", [whole])[1])
         self.write_features(model, rows=2)
         self.assertIn("generate_features: ", self.generate(model, [whole], given)[1])
 

@@ -14,7 +14,7 @@ static const char *file(const char *text)
     return path;
 }
 
-static const PromptLimits limits = { .vocab = 99, .most = 3 };
+static const TokenLimits limits = { .vocab = 99, .most = 3 };
 
 static void test_read(void **state)
 {

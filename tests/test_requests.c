@@ -5,6 +5,8 @@
 
 enum { LENGTH = 6, VOCAB = 100 };
 
+static const TokenLimits limits = { .vocab = VOCAB, .most = LENGTH };
+
 static char path[] = "/tmp/coat-requests-XXXXXX";
 
 static int make_file(void **state)
@@ -26,7 +28,7 @@ static Requests read_text(const char *text)
     assert_non_null(f);
     fputs(text, f);
     assert_int_equal(fclose(f), 0);
-    return requests_read("x.yaml:3", path, LENGTH, VOCAB);
+    return requests_read("x.yaml:3", path, &limits);
 }
 
 #define CHOICE(tokens, scored) "{\"tokens\": [" tokens "], \"continuation\": " #scored ", \"characters\": 4, \"bytes\": 5}"
@@ -61,7 +63,7 @@ static void test_refused(void **state)
 {
     (void)state;
     unlink(path);
-    DIES("x.yaml:3", requests_read("x.yaml:3", path, LENGTH, VOCAB));
+    DIES("x.yaml:3", requests_read("x.yaml:3", path, &limits));
     static const struct { const char *text, *said; } bad[] = {
         { "", " is empty; expected a request file" },
         { HEAD("acc", 2) QUESTION(0, TWO), ":2: the file ends after 1 questions; its first line promises 2" },

@@ -42,14 +42,17 @@ void config_check_images(Reader *r)
             "--trainable='[multi_modal_projector.*]'", config_where(r, "optimizer.projector_learning_rate"));
 }
 
-/* place, prefix: of the keys of `f`. */
-void config_check_image_files(const Config *c, const TokenFiles *f, const char *place, const char *prefix)
+/* place, prefix: of the keys of `f`. questions: it is a downstream task, whose file says which images its questions show. */
+void config_check_image_files(const Config *c, const TokenFiles *f, const char *place, const char *prefix, bool questions)
 {
     const bool paths = f->num_image_paths > 0, features = f->image_features != NULL;
     if ((paths || features) && c->model.image.feature_size == 0)
         die("%s: %s.%s names images, but the model is one of text only: load_path must be a LLaVA folder, or give "
             "model.image_feature_size", place, prefix, paths ? "image_paths" : "image_features");
-    if (paths != features)
+    if (questions && paths)
+        die("%s: %s.image_paths belong to tokens; the questions of a downstream task name their images: leave the indexes out", place,
+            prefix);
+    if (paths != features && !questions)
         die("%s: %s.%s needs %s.%s, too: the indexes say which images the tokens show, the folder has their features", place,
             prefix, paths ? "image_paths" : "image_features", prefix, paths ? "image_features" : "image_paths");
 }
@@ -74,7 +77,7 @@ void config_check_image_data(Reader *r)
     const Config *c = &r->s->c;
     const TokenFiles *f = &c->data.files;
     const char *place = config_where(r, f->num_image_paths > 0 ? "data.image_paths" : "data.image_features");
-    config_check_image_files(c, f, place, "data");
+    config_check_image_files(c, f, place, "data", false);
     config_check_local(r, "data.image_paths", f->image_paths, f->num_image_paths);
     if (f->num_image_paths > 0 && c->data.num_mix > 0)
         die("%s: data.image_paths belong to data.paths; with data.mix each source has its own: [{name: chat, paths: [a.npy], "

@@ -253,7 +253,7 @@ static void add_eval_set(Settings *s, const YamlNode *n, Evaluator *e, const cha
     e->files.image_features = NULL;
     *paths = NULL;
     *count = 0;
-    config_check_image_files(c, &set->files, set->where, "data");
+    config_check_image_files(c, &set->files, set->where, "data", set->downstream);
     if (!set->downstream)
         config_check_eval_documents(c, set);
 }

@@ -221,7 +221,7 @@ void config_check_lora(Reader *r);
 
 void config_check_images(Reader *r);                 /* after model, adapters and optimizer (check_images.c, as the next two) */
 void config_check_image_data(Reader *r);
-void config_check_image_files(const Config *c, const TokenFiles *f, const char *place, const char *prefix);
+void config_check_image_files(const Config *c, const TokenFiles *f, const char *place, const char *prefix, bool questions);
 void config_check_model (Reader *r, bool from_hf);
 void config_check_rope  (const ModelConfig *m, const char *place);         /* of config.json, too; so the next two */
 void config_settle_heads(ModelConfig *m, const Reader *r, const char *path);     /* r NULL: errors name path and its keys */

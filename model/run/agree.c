@@ -64,7 +64,7 @@ static void *broadcast_list(void *own, size_t count, size_t size)
 void agree_on_prompts(Prompts *p, const char *path, const ModelConfig *m, bool features)
 {
     const int rows = m->image.feature_size > 0 ? m->image.rows : 0;
-    const PromptLimits limits = { m->vocab_size, m->max_sequence_length - 1, m->image.token_id, rows, features };
+    const TokenLimits limits = { m->vocab_size, m->max_sequence_length - 1, m->image.token_id, rows, features };
     if (comm_rank() == 0)
         prompts_read(p, path, &limits);
     comm_broadcast(&p->count, sizeof p->count, 0);

@@ -14,8 +14,14 @@
 #include "kernels/runtime/watchdog.h"
 #include "model/run/agree.h"
 
-/* A micro-batch (B, T) on the host. */
-typedef struct { int B, T, *tokens, *targets; uint8_t *begins; float *losses; } Rows;
+/* A micro-batch (B, T) on the host. shown: features of images, or NULL; images: their rows. */
+typedef struct {
+    int B, T, *tokens, *targets;
+    uint8_t *begins;
+    float *losses;
+    const ShownImages *shown;
+    const void **images;
+} Rows;
 
 /* A hash of all questions and of how they are scored. */
 static uint64_t task_hash(const Requests *r)
@@ -30,44 +36,62 @@ static uint64_t task_hash(const Requests *r)
         const int part[] = { r->question[i].first, r->question[i].count, r->question[i].gold };
         h = hash_bytes(h, part, sizeof part);
     }
-    return hash_bytes(h, &r->metric, sizeof r->metric);
+    return hash_bytes(hash_bytes(h, r->image, sizeof *r->image * r->images), &r->metric, sizeof r->metric);
 }
 
-/* For read_requests within error_catch. */
-typedef struct { const Config *config; int task; Requests requests; } Reading;
+/* The questions of a task; features of the images that they show, or NULL. */
+typedef struct { Requests requests; ShownImages *shown; } Task;
 
-static void read_requests(void *what)
+static void close_task(Task *t)
+{
+    shown_images_close(t->shown);
+    requests_free(&t->requests);
+}
+
+/* For read_task within error_catch. */
+typedef struct { const Config *config; int number; Task task; } Reading;
+
+static void read_task(void *what)
 {
     Reading *r = what;
-    const EvalSet *set = &r->config->eval[r->task];
-    r->requests = requests_read(set->where, set->files.paths[0], r->config->model.max_sequence_length, r->config->model.vocab_size);
+    Task *t = &r->task;
+    const EvalSet *set = &r->config->eval[r->number];
+    const ModelConfig *m = &r->config->model;
+    const char *folder = set->files.image_features;
+    const TokenLimits limits = { m->vocab_size, m->max_sequence_length, m->image.token_id,
+                                 m->image.feature_size > 0 ? m->image.rows : 0, folder != NULL };
+    t->requests = requests_read(set->where, set->files.paths[0], &limits);
+    if (folder)
+        t->shown = shown_images_open(set->where, folder, m->image.rows, m->image.feature_size, t->requests.image,
+                                     t->requests.images);
 }
 
 /* Reads the file on all ranks; *problem: that of any rank's file, NULL: none. */
-static Requests open_task(char **problem, const Config *c, int i)
+static Task open_task(char **problem, const Config *c, int i)
 {
-    Reading r = { c, i, { 0 } };
+    Reading r = { c, i, { { 0 }, NULL } };
     watchdog_set_patient(true);
     watchdog_mark("reading questions", -1);
-    char *own = error_catch(read_requests, &r);
+    char *own = error_catch(read_task, &r);
     watchdog_set_patient(false);
     *problem = agree_problem(own);
     free(own);
     if (*problem)
-        return r.requests;
+        return r.task;
     char *what = xasprintf("questions of evaluator '%s' (%s)", c->eval[i].label, c->eval[i].files.paths[0]);
-    *problem = comm_disagreement(what, task_hash(&r.requests));
+    const uint64_t part[] = { task_hash(&r.task.requests), r.task.shown ? shown_images_id(r.task.shown) : 0 };
+    *problem = comm_disagreement(what, hash_bytes(HASH_OF_NOTHING, part, sizeof part));
     free(what);
-    return r.requests;
+    return r.task;
 }
 
 void downstream_check(const Config *c, int i)
 {
     char *problem;
-    Requests r = open_task(&problem, c, i);
+    Task t = open_task(&problem, c, i);
     if (problem)
         die("%s", problem);
-    requests_free(&r);
+    close_task(&t);
 }
 
 /* The number of questions to ask, at least one: in OLMo a choice is a sequence of a batch. */
@@ -104,15 +128,17 @@ int downstream_pack(int **first, const Requests *r, int questions, int T)
     return sequences;
 }
 
-/* Fills row b of the micro-batch with these choices, and padding as one more document. */
-static void lay(Rows *rows, int b, const Requests *r, int first, int end)
+/* Fills row b of the micro-batch with these choices, and padding as one more document. image_id: the token of an image. */
+static void lay(Rows *rows, int b, const Requests *r, int first, int end, int image_id)
 {
     const size_t row = (size_t)b * (size_t)rows->T;
     int *tokens = rows->tokens + row, *targets = rows->targets + row, at = 0;
     memset(tokens, 0, sizeof(int) * (size_t)rows->T);
     memset(rows->begins + row, 0, (size_t)rows->T);
-    for (int t = 0; t < rows->T; t++)
+    for (int t = 0; t < rows->T; t++) {
         targets[t] = -1;
+        rows->images[row + (size_t)t] = NULL;
+    }
     for (int i = first; i < end; i++) {
         const Choice *c = &r->choice[i];
         const int n = tokens_read(r, i);
@@ -121,6 +147,8 @@ static void lay(Rows *rows, int b, const Requests *r, int first, int end)
         rows->begins[row + (size_t)at] = 1;
         memcpy(tokens + at, r->token + c->first, sizeof(int) * (size_t)n);
         memcpy(targets + at + n - c->scored, r->token + c->first + c->length - c->scored, sizeof(int) * (size_t)c->scored);
+        if (rows->shown)
+            shown_images_rows(rows->images + row + at, rows->shown, tokens + at, n, image_id, r->image + c->first_image);
         at += n;
     }
     if (at < rows->T)
@@ -145,9 +173,11 @@ static void run_rows(Model *m, ParamStore *f, Rows *rows, const Requests *r, con
 {
     for (int b = 0; b < rows->B; b++) {
         const bool any = s + b < sequences;
-        lay(rows, b, r, any ? first[s + b] : 0, any ? first[s + b + 1] : 0);
+        lay(rows, b, r, any ? first[s + b] : 0, any ? first[s + b + 1] : 0, m->config->image.token_id);
     }
     watchdog_mark("evaluation", -1);
+    if (rows->shown)
+        model_use_images(m, (ImageRows){ rows->images, shown_images_f32(rows->shown) ? F32 : BF16 });
     model_step(m, f, rows->tokens, rows->targets, rows->begins, 0, 0, PASS_FORWARD);
     watchdog_mark_together("reading the losses of tokens", -1);
     model_token_losses(m, rows->losses);
@@ -156,13 +186,15 @@ static void run_rows(Model *m, ParamStore *f, Rows *rows, const Requests *r, con
 }
 
 /* Computes that of every choice, on all ranks; false: a rank was asked to stop. */
-static bool log_probabilities(double *log_probability, const Requests *r, int questions, Model *m, ParamStore *f,
+static bool log_probabilities(double *log_probability, const Task *task, int questions, Model *m, ParamStore *f,
                               const volatile sig_atomic_t *stop)
 {
+    const Requests *r = &task->requests;
     const int B = m->attn.B, T = m->T;
     const size_t N = (size_t)B * (size_t)T;
     const bool documents = m->documents;
-    Rows rows = { B, T, xmalloc(sizeof(int) * N), xmalloc(sizeof(int) * N), xmalloc(N), xmalloc(sizeof(float) * N) };
+    Rows rows = { B, T, xmalloc(sizeof(int) * N), xmalloc(sizeof(int) * N), xmalloc(N), xmalloc(sizeof(float) * N),
+                  task->shown, xmalloc(sizeof *rows.images * N) };
     int *first, sequences = downstream_pack(&first, r, questions, T);
     bool cut = false;
     m->documents = true;
@@ -182,6 +214,7 @@ static bool log_probabilities(double *log_probability, const Requests *r, int qu
     free(rows.targets);
     free(rows.begins);
     free(rows.losses);
+    free(rows.images);
     return !cut;
 }
 
@@ -230,18 +263,19 @@ void downstream_score(double score[NUM_METRICS], const Requests *r, int question
 DownstreamResult downstream_evaluate(const Config *c, int i, Model *m, ParamStore *f, const volatile sig_atomic_t *stop)
 {
     DownstreamResult d = { .label = c->eval[i].label };
-    Requests r = open_task(&d.problem, c, i);
+    Task t = open_task(&d.problem, c, i);
+    const Requests *r = &t.requests;
     if (d.problem) {
-        requests_free(&r);
+        close_task(&t);
         return d;
     }
-    const int questions = questions_asked(c, &r);
-    d.metric = r.metric;
+    const int questions = questions_asked(c, r);
+    d.metric = r->metric;
     d.questions = questions;
-    double *log_probability = xcalloc((size_t)r.choices, sizeof *log_probability);
-    d.cut = !log_probabilities(log_probability, &r, questions, m, f, stop);
-    downstream_score(d.score, &r, questions, log_probability);
+    double *log_probability = xcalloc((size_t)r->choices, sizeof *log_probability);
+    d.cut = !log_probabilities(log_probability, &t, questions, m, f, stop);
+    downstream_score(d.score, r, questions, log_probability);
     free(log_probability);
-    requests_free(&r);
+    close_task(&t);
     return d;
 }

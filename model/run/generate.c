@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "data/prompt_images.h"
 #include "kernels/runtime/clock.h"
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
@@ -28,7 +27,7 @@ typedef struct {
     Model   model;
     ParamStore    fsdp;
     Prompts prompts;
-    PromptImages *images;      /* NULL: prompts show none */
+    ShownImages *images;       /* NULL: prompts show none */
     const void **rows;         /* of their features: one for each token of a prompt */
     int     stop[MOST_STOPS + 1], stops;       /* tokens that end a text */
     float  *logits;
@@ -103,8 +102,8 @@ static void open_generator(Generator *g, const Config *c)
         config_check_source(NULL, folder);
     agree_on_prompts(&g->prompts, c->generate, &c->model, c->generate_features != NULL);
     if (c->generate_features)
-        g->images = prompt_images_open(&g->prompts, "generate_features", c->generate_features, c->model.image.rows,
-                                       c->model.image.feature_size);
+        g->images = shown_images_open("generate_features", c->generate_features, c->model.image.rows, c->model.image.feature_size,
+                                      g->prompts.image, g->prompts.first_image[g->prompts.count]);
     set_length(g);
     memory_plan(&g->model, &g->fsdp, &g->config);
     memory_check_host(&g->model, &g->fsdp, &g->config);
@@ -120,7 +119,7 @@ static void open_generator(Generator *g, const Config *c)
 static void close_generator(Generator *g)
 {
     model_free(&g->model, &g->fsdp);
-    prompt_images_close(g->images);
+    shown_images_close(g->images);
     prompts_free(&g->prompts);
     free(g->rows);
     free(g->logits);
@@ -146,8 +145,10 @@ static void use_images(Generator *g, int prompt)
 {
     if (!g->images)
         return;
-    const bool f32 = prompt_images_rows(g->rows, g->images, &g->prompts, prompt, g->config.model.image.token_id);
-    model_use_images(&g->model, (ImageRows){ g->rows, f32 ? F32 : BF16 });
+    const Prompts *p = &g->prompts;
+    shown_images_rows(g->rows, g->images, p->token + p->start[prompt], prompts_length(p, prompt), g->config.model.image.token_id,
+                      p->image + p->first_image[prompt]);
+    model_use_images(&g->model, (ImageRows){ g->rows, shown_images_f32(g->images) ? F32 : BF16 });
 }
 
 /* Fills g->tokens; returns how many there are. */
