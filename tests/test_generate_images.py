@@ -267,6 +267,35 @@ class Scripts(unittest.TestCase):
                          [("red cat", 0, False), ("the dog", 1, False), ("a cat", 0, False)])
         self.assertEqual(rows[3]["pictures"], [f"{others[0]}.png"])
 
+    def test_choices(self):
+        """Each question has its own answer and another one; scored are the answer and the token that ends it."""
+        template = "{% for m in messages %}{{ m.content }} {% if m.role == 'assistant' %}{{ eos_token }} {% endif %}{% endfor %}"
+        self.write("tokenizer_config.json", {"chat_template": template, "eos_token": "?"})
+        texts = ["red dog", "dog", "a red cat"]
+        self.write("test.jsonl", "\n".join(map(json.dumps, [
+            {"image": f"{i}.png", "messages": [{"role": "user", "content": "<image>is it"}, {"role": "assistant", "content": text}]}
+            for i, text in enumerate(texts)])))
+        file = lambda name: os.path.join(self.folder, name)
+        sys.path.insert(0, os.path.join(TOP, "scripts"))
+        import make_image_features
+        make_image_features.make(self.folder, self.folder, ["2.png", "1.png", "0.png"], file("features"))
+        command = [sys.executable, "-B", os.path.join(TOP, "scripts", "make_choices.py"), "--model", self.folder, "--images",
+                   file("features"), "--output", file("made.jsonl"), file("test.jsonl")]
+        result = subprocess.run([*command, "--choices=2"], capture_output=True, text=True)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("label: made, type: downstream", result.stdout)
+        with open(file("made.jsonl")) as lines:
+            head, *rows = map(json.loads, lines)
+        self.assertEqual(head, {"task": "made", "metric": "acc", "questions": 3})
+        for i, (row, text) in enumerate(zip(rows, texts)):
+            self.assertEqual((row["images"], len(row["choices"])), ([2 - i], 2))
+            words = [self.WORDS.index(word) for word in text.split()]
+            own, other = row["choices"][row["gold"]], row["choices"][1 - row["gold"]]
+            self.assertEqual(own, {"tokens": [*4 * [9], 2, 3, *words, 0], "continuation": len(words) + 1, "characters": len(text),
+                                   "bytes": len(text)})
+            self.assertNotEqual(own["tokens"], other["tokens"])
+        self.assertIn("3 different answers", subprocess.run([*command, "--choices=4"], capture_output=True, text=True).stderr)
+
     def test_definition(self):
         """As SQuAD's evaluate-v1.1.py has it: capital letters, punctuation, articles, and words that occur twice."""
         from score_captions import exact_match, token_f1
