@@ -308,6 +308,26 @@ void check_matmul_scaled(Tensor y, Tensor x, Tensor w, Tensor add)
     CHECK(y.data != x.data && y.data != w.data && y.data != add.data, "%s: y is one of its inputs", op);
 }
 
+void check_matmul_symmetric(Tensor y, Tensor x, bool columns, Tensor add)
+{
+    const char *op = "matmul_symmetric";
+    check_tensor(op, "x", x, x.rows, x.cols);
+    const int rows = columns ? x.cols : x.rows;
+    check_tensor(op, "y", y, rows, rows);
+    check_bf16(op, "x", x), check_bf16(op, "y", y);
+    if (add.data)
+        check_tensor(op, "add", add, rows, rows), check_bf16(op, "add", add);
+    CHECK(y.data != x.data && y.data != add.data, "%s: y is one of its inputs", op);
+}
+
+void check_muon_normalize(Tensor y, Tensor x)
+{
+    const char *op = "muon_normalize";
+    check_tensor(op, "x", x, x.rows, x.cols);
+    check_tensor(op, "y", y, x.rows, x.cols);
+    check_bf16(op, "x", x), check_bf16(op, "y", y);
+}
+
 void check_muon_momentum(Tensor u, Tensor m, Tensor grad)
 {
     const char *op = "muon_momentum";

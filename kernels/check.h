@@ -43,6 +43,8 @@ void check_fold_channels(Tensor y, Tensor w);
 
 /* The arguments of matmul_scaled and of the operations of Muon. */
 void check_matmul_scaled(Tensor y, Tensor x, Tensor w, Tensor add);
+void check_matmul_symmetric(Tensor y, Tensor x, bool columns, Tensor add);
+void check_muon_normalize(Tensor y, Tensor x);
 void check_muon_momentum(Tensor u, Tensor m, Tensor grad);
 void check_muon_apply   (Tensor w, Tensor x);
 void check_bf16(const char *op, const char *name, Tensor t);

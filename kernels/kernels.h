@@ -289,11 +289,18 @@ void adamw8bit(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t firs
  * before it is encoded. All (1,n): m F32, BF16, or FP8 in groups that divide n; u BF16; grad F32 or BF16. */
 void muon_momentum(Tensor u, Tensor m, Tensor grad, float momentum, bool nesterov, float grad_scale);
 
-/* x = x / max(sqrt(*squares), eps), BF16, with a divisor in BF16 as torch has it. squares: of device memory, the sum that sum_squares made of x. */
-void muon_normalize(Tensor x, const float *squares, float eps);
+/* y = x / max(sqrt(*squares), eps), BF16, with a divisor in BF16 as torch has it; y may be x. squares: of device memory, the sum
+ * that sum_squares made of x. */
+void muon_normalize(Tensor y, Tensor x, const float *squares, float eps);
 
 /* y = alpha x w + beta add, in BF16 with sums in F32: y, add (N,C), x (N,O), w (O,C). y is no other tensor of the three. */
 void matmul_scaled(Tensor y, Tensor x, Tensor w, float alpha, Tensor add, float beta);
+
+/* y = alpha x xT + beta add, or alpha xT x + beta add if `columns`, in BF16 with sums in F32: y, add (R,R), x (R,C) or (C,R). add
+ * is symmetric, or does not exist. y is neither. On a GPU, symmetric_in_blocks says where only 5/8 of the products are computed,
+ * and the other elements are copies. */
+static inline bool symmetric_in_blocks(int rows) { return rows >= 4096 && rows % 256 == 0; }
+void matmul_symmetric(Tensor y, Tensor x, bool columns, float alpha, Tensor add, float beta);
 
 /* w = keep w - rate x. All (1,n), x BF16. first and a BF16 w as in adamw, with the seed of its AdamW. */
 void muon_apply(Tensor w, Tensor x, float keep, float rate, uint64_t seed, uint64_t first);

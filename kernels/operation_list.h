@@ -136,10 +136,12 @@ OP(adamw8bit,            (Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, ui
 OP(muon_momentum,        (Tensor u, Tensor m, Tensor grad, float momentum, bool nesterov, float grad_scale),
                          (u, m, grad, momentum, nesterov, grad_scale),
    IN(grad), IN(m), OUT(m), OUT(u))
-OP(muon_normalize,       (Tensor x, const float *squares, float eps), (x, squares, eps),
-   IN(x), MEMORY(squares, sizeof *squares, READS), OUT(x))
+OP(muon_normalize,       (Tensor y, Tensor x, const float *squares, float eps), (y, x, squares, eps),
+   IN(x), MEMORY(squares, sizeof *squares, READS), OUT(y))
 OP(matmul_scaled,        (Tensor y, Tensor x, Tensor w, float alpha, Tensor add, float beta), (y, x, w, alpha, add, beta),
    IN(x), IN(w), IN(add), OUT(y), PRODUCTS(y.rows, y.cols, x.cols, x))
+OP(matmul_symmetric,     (Tensor y, Tensor x, bool columns, float alpha, Tensor add, float beta), (y, x, columns, alpha, add, beta),
+   IN(x), IN(add), OUT(y), PRODUCTS(y.rows, symmetric_columns(y), columns ? x.rows : x.cols, x))
 OP(muon_apply,           (Tensor w, Tensor x, float keep, float rate, uint64_t seed, uint64_t first),
                          (w, x, keep, rate, seed, first),
    IN(w), IN(x), OUT(w))

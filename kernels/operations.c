@@ -73,6 +73,12 @@ static Access products(double rows, double cols, double depth, Tensor x)
     return (Access){ NULL, (size_t)(2 * rows * cols * depth), (unsigned)(MULTIPLIES + bits_of(x)) };
 }
 
+/* The columns of each row of a symmetric product that are computed, in the mean. */
+static double symmetric_columns(Tensor y)
+{
+    return symmetric_in_blocks(y.rows) ? 0.625 * y.rows : y.rows;
+}
+
 #define NOTHING                    { 0 }
 #define PRODUCTS(rows, cols, depth, x) products(rows, cols, depth, x)
 /* `times` products with all keys that queries see. */

@@ -132,31 +132,27 @@ static Tensor elements(Tensor t, size_t first, size_t end)
 
 /* ---- the step ------------------------------------------------------------------------------------------------- */
 
-/* Replaces x (rows, columns) by X, its orthogonal factor. With more rows than columns A is X^T X and multiplies from the right, so
- * that nothing is transposed. */
+/* x (rows, columns) becomes its X. For more rows than columns A is X^T X, and multiplies from the right: so nothing is transposed.
+ * Iterations go from one of two buffers to the other, and the last one ends in x. */
 static void orthogonalize(const Memory *m, const Config *c, Tensor x)
 {
     const bool tall = x.rows > x.cols;
     const int side = tall ? x.cols : x.rows;
-    Tensor from = x, to = tensor_at(m->next, bf16, x.rows, x.cols), gram = tensor_at(m->gram, bf16, side, side);
+    const Tensor next = tensor_at(m->next, bf16, x.rows, x.cols), gram = tensor_at(m->gram, bf16, side, side);
     const Tensor factor = tensor_at(m->factor, bf16, side, side);
+    const bool odd = c->optimizer.ns_steps % 2;
+    Tensor from = odd ? next : x, to = odd ? x : next;
     device_zero(m->squares, sizeof *m->squares);
     sum_squares(m->squares, x);
-    muon_normalize(x, m->squares, (float)c->optimizer.ns_eps);
-    gram.empty = true;
+    muon_normalize(from, x, m->squares, (float)c->optimizer.ns_eps);
     for (int i = 0; i < c->optimizer.ns_steps; i++) {
-        if (tall)
-            matmul_dw(gram, from, from);
-        else
-            matmul(gram, from, from, (Tensor){ 0 });
-        matmul_scaled(factor, gram, gram, quintic[2], gram, quintic[1]);
+        matmul_symmetric(gram, from, tall, 1, (Tensor){ 0 }, 0);
+        matmul_symmetric(factor, gram, false, quintic[2], gram, quintic[1]);
         matmul_scaled(to, tall ? from : factor, tall ? factor : from, 1, from, quintic[0]);
         const Tensor made = to;
         to = from;
         from = made;
     }
-    if (from.data != x.data)
-        device_copy(x.data, from.data, tensor_bytes(x));
 }
 
 static double scale_of(const Config *c, const Matrix *x)

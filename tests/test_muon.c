@@ -96,7 +96,7 @@ static void test_normalize(void **state)
     (void)state;
     Tensor x = make_filled(H, 40, 24, 1, -1, 1), squares = make_filled(F, 1, 1, 0, 301.0f, 301.0f);
     double *X = values(x), *bound = keep(960 * sizeof *bound);
-    TWICE(muon_normalize(x, squares.data, 1e-7f), x);
+    TWICE(muon_normalize(x, x, squares.data, 1e-7f), x);
     for (int i = 0; i < 960; i++) {
         X[i] /= 17.375;                 /* sqrt(301) = 17.349: the next multiple of 1/8 */
         bound[i] = U24 * fabs(X[i]);
@@ -106,7 +106,7 @@ static void test_normalize(void **state)
     fill(x, 1, -1, 1);
     fill(squares, 0, 0, 0);
     X = values(x);
-    muon_normalize(x, squares.data, 2);
+    muon_normalize(x, x, squares.data, 2);
     for (int i = 0; i < 960; i++)
         bound[i] = 0, X[i] /= 2;
     check_close("muon-normalize-eps", x, X, bound);
@@ -136,6 +136,73 @@ static void test_product(void **state)
     check_close("muon-product", y, ref, bound);
     golden_check("muon-product", y, bound);
     release();
+}
+
+/* Sums of 24 products in F32. */
+static void check_symmetric(const char *name, bool columns)
+{
+    enum { R = 40, C = 24 };
+    Tensor y = make(H, R, R), x = columns ? make_filled(H, C, R, 1, -1, 1) : make_filled(H, R, C, 1, -1, 1), gram = make(H, R, R);
+    double *X = values(x), *ref = keep(R * R * sizeof *ref), *bound = keep(R * R * sizeof *bound);
+    matmul_symmetric(gram, x, columns, 1, (Tensor){ 0 }, 0);
+    const double *A = values(gram);
+    TWICE(matmul_symmetric(y, x, columns, 2.0315f, gram, -4.775f), y);
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < R; c++) {
+            double sum = 0, size = 0;
+            for (int i = 0; i < C; i++) {
+                const double product = columns ? X[i * R + r] * X[i * R + c] : X[r * C + i] * X[c * C + i];
+                sum += product;
+                size += fabs(product);
+            }
+            const double u = unit_roundoff(H) * (fabs(sum) + C * U24 * size) + C * U24 * size;
+            if (!(fabs(A[r * R + c] - sum) <= u))
+                fail_msg("%s[%d,%d]: %.9g, expected %.9g", name, r, c, A[r * R + c], sum);
+            const double added = -4.775f * A[r * R + c];
+            ref[r * R + c] = 2.0315f * sum + added;
+            bound[r * R + c] = (C + 2) * U24 * (2.0315f * size + fabs(added));
+        }
+    check_close(name, y, ref, bound);
+    golden_check(name, y, bound);
+    release();
+}
+
+/* An element in 97, of a product in blocks; all of them are symmetric outside the blocks on the diagonal. */
+static void check_blocks(const char *name, bool columns)
+{
+    enum { R = 4096, C = 16 };
+    Tensor y = make(H, R, R), x = columns ? make_filled(H, C, R, 1, -1, 1) : make_filled(H, R, C, 1, -1, 1);
+    Tensor add = make(H, R, R);
+    assert_true(symmetric_in_blocks(R));
+    matmul_symmetric(add, x, columns, 0.5f, (Tensor){ 0 }, 0);
+    TWICE(matmul_symmetric(y, x, columns, 2, add, -1), y);
+    const double *X = values(x);
+    const uint16_t *Y = tensor_snapshot(y), *A = tensor_snapshot(add);
+    for (int r = 0; r < R; r++)
+        for (int c = r % 97; c < R; c += 97) {
+            const double added = -float_from_bits((uint32_t)A[(size_t)r * R + (size_t)c] << 16);
+            const double here = float_from_bits((uint32_t)Y[(size_t)r * R + (size_t)c] << 16);
+            double sum = added, size = fabs(added);
+            for (int i = 0; i < C; i++) {
+                const double product = 2 * (columns ? X[i * R + r] * X[i * R + c] : X[r * C + i] * X[c * C + i]);
+                sum += product;
+                size += fabs(product);
+            }
+            if (!(fabs(here - sum) <= unit_roundoff(H) * fabs(sum) + (C + 2) * U24 * size))
+                fail_msg("%s[%d,%d]: %.9g, expected %.9g", name, r, c, here, sum);
+            if (r / (R / 4) != c / (R / 4))
+                assert_int_equal(Y[(size_t)r * R + (size_t)c], Y[(size_t)c * R + (size_t)r]);
+        }
+    release();
+}
+
+static void test_symmetric(void **state)
+{
+    (void)state;
+    check_symmetric("muon-symmetric", false);
+    check_symmetric("muon-symmetric-columns", true);
+    check_blocks("blocks", false);
+    check_blocks("blocks of columns", true);
 }
 
 /* keep and rate are powers of two and w and x have few bits: both sides are exact in F32, and only the random bits decide. The
@@ -177,7 +244,9 @@ static void test_errors(void **state)
     DIES("e4m3/128+ of ", muon_momentum(short_h, odd, short_f, 0.9f, true, 1));
     DIES("matmul_scaled: y is one of its inputs", matmul_scaled(h, h, square, 1, other, 1));
     DIES("matmul_scaled: x is f32; expected bf16", matmul_scaled(h, wide, square, 1, h, 1));
-    DIES("muon_normalize: x is f32; expected bf16", muon_normalize(wide, wide.data, 1));
+    DIES("matmul_symmetric: y is (256, 256); expected (1, 1)", matmul_symmetric(square, h, false, 1, (Tensor){ 0 }, 0));
+    DIES("matmul_symmetric: y is one of its inputs", matmul_symmetric(square, square, true, 1, (Tensor){ 0 }, 0));
+    DIES("muon_normalize: x is f32; expected bf16", muon_normalize(wide, wide, wide.data, 1));
     DIES("muon_apply: x is f32; expected bf16", muon_apply(h, wide, 1, 1, 0, 0));
     release();
 }
@@ -187,7 +256,8 @@ int main(void)
     device_init(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_momentum), cmocka_unit_test(test_coded_momentum), cmocka_unit_test(test_normalize),
-        cmocka_unit_test(test_product), cmocka_unit_test(test_apply), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_product), cmocka_unit_test(test_symmetric), cmocka_unit_test(test_apply),
+        cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -26,10 +26,9 @@ void backend_muon_momentum(Tensor u, Tensor m, Tensor grad, float momentum, bool
     }
 }
 
-void backend_muon_normalize(Tensor x, const float *squares, float eps)
+void backend_muon_normalize(Tensor y, Tensor x, const float *squares, float eps)
 {
-    CHECK_TENSOR(x, x.rows, x.cols);
-    check_bf16(OPERATION, "x", x);
+    check_muon_normalize(y, x);
     const float norm = bf16_decode(bf16_encode(fmaxf(sqrtf(*squares), eps)));
     float *xi = cpu_scratch(0, BLOCK);
     for (size_t at = 0, numel = tensor_numel(x); at < numel; at += BLOCK) {
@@ -37,7 +36,7 @@ void backend_muon_normalize(Tensor x, const float *squares, float eps)
         tensor_load(xi, x, at, n);
         for (size_t i = 0; i < n; i++)
             xi[i] /= norm;
-        tensor_store(x, at, xi, n);
+        tensor_store(y, at, xi, n);
     }
 }
 
@@ -48,6 +47,22 @@ void backend_matmul_scaled(Tensor y, Tensor x, Tensor w, float alpha, Tensor add
     float *sum = cpu_scratch(2, tensor_numel(y));
     tensor_load(sum, add, 0, tensor_numel(add));
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, y.rows, y.cols, x.cols, alpha, a, x.cols, b, w.cols, beta, sum, y.cols);
+    tensor_finish(y, sum);
+}
+
+void backend_matmul_symmetric(Tensor y, Tensor x, bool columns, float alpha, Tensor add, float beta)
+{
+    check_matmul_symmetric(y, x, columns, add);
+    const int R = y.rows;
+    const float *a = tensor_values(x, 0);
+    float *sum = cpu_scratch(1, tensor_numel(y));
+    if (add.data)
+        tensor_load(sum, add, 0, tensor_numel(add));
+    cblas_ssyrk(CblasRowMajor, CblasLower, columns ? CblasTrans : CblasNoTrans, R, columns ? x.rows : x.cols, alpha, a, x.cols,
+                add.data ? beta : 0, sum, R);
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < r; c++)
+            sum[(size_t)c * (size_t)R + (size_t)r] = sum[(size_t)r * (size_t)R + (size_t)c];
     tensor_finish(y, sum);
 }
 

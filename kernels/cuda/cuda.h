@@ -60,6 +60,11 @@ bool        runs_on_hopper(void);
 /* matmul_row.cu: matmul of a single BF16 row with a BF16 w, arguments already checked. False: not supported, nothing done. */
 bool matmul_row(Tensor y, Tensor x, Tensor w, Tensor add);
 
+/* matmul.c: blocks (size, size) of y = alpha x xT + beta add, or of alpha xT x + beta add: the first at (row, col), each of `count`
+ * `step` rows and columns after the one before. */
+typedef struct { int size, row, col, count, step; } SquareBlocks;
+void multiply_blocks(Tensor y, Tensor x, bool columns, float alpha, Tensor add, float beta, SquareBlocks b);
+
 /* channels.cu: x, F32 or BF16, times the factors of its columns, or divided by them. They are powers of two, so this is exact. */
 void channels_multiply(Tensor x, const float *channel);
 void channels_divide  (Tensor x, const float *channel);

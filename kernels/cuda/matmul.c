@@ -8,6 +8,8 @@
  *     matmul_dx   w                     dy                    C   N   O
  *     matmul_dw   x                     dy   transposed       C   O   N
  *
+ * multiply_blocks makes blocks of x xT as matmul does, of xT x as matmul_dw, several at once where they have the same distance.
+ *
  * NOTE: FP8 GEMMs take operands that are contiguous along k only: A transposed, B not. So matmul_dx reads
  * w.data_t, matmul_dw reads x.data_t and dy.data_t. Scales must be 16-byte aligned, or the call fails although the
  * heuristic accepted it; k must be a multiple of 16, m of 8. All this is measured on compute capability 9.0. The
@@ -48,8 +50,8 @@ static const size_t WORKSPACE_BYTES = (size_t)64 << 20;
 static const size_t SAMPLE_BYTES = (size_t)1 << 20, SAMPLE_SLICES = 4;
 static const double TUNE_FLOPS = 1e10;      /* below it (some 20 us) launch time dominates */
 
-typedef enum { FORWARD, DX, DW } Kind;
-static const char *const kind_name[] = { [FORWARD] = "matmul", [DX] = "matmul_dx", [DW] = "matmul_dw" };
+typedef enum { FORWARD, DX, DW, SYMMETRIC } Kind;
+static const char *const kind_name[] = { "matmul", "matmul_dx", "matmul_dw", "matmul_symmetric" };
 
 /* The key of a choice. Zeroed before it is filled, since memcmp compares it. */
 typedef struct {
@@ -61,6 +63,8 @@ typedef struct {
     int   bias;
     int   fast;             /* FP8: adds products with the tensor cores' 14 fraction bits, without regular promotion to F32 */
     int   align;            /* of all matrices, in bytes, up to 256 */
+    int   ld_a, ld_b, ld_d; /* elements from one column to the next */
+    int64_t count, step_ab, step_d;     /* products at once, each so many elements after the one before */
 } Shape;
 
 typedef struct {
@@ -135,9 +139,19 @@ static void set_vectors(const Gemm *g, const Operands *o)
     set(g->op, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &o->scale_b, sizeof o->scale_b);
 }
 
+static cublasLtMatrixLayout_t layout(DType type, int rows, int cols, int ld, int64_t count, int64_t step)
+{
+    cublasLtMatrixLayout_t l;
+    LT_CHECK(cublasLtMatrixLayoutCreate(&l, cuda_type(type), (uint64_t)rows, (uint64_t)cols, ld));
+    const int32_t products = (int32_t)count;
+    LT_CHECK(cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &products, sizeof products));
+    LT_CHECK(cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step));
+    return l;
+}
+
 static void describe(Gemm *g, const Shape *s, const Operands *o)
 {
-    const uint64_t m = (uint64_t)s->m, n = (uint64_t)s->n, k = (uint64_t)s->k;
+    const int m = s->m, n = s->n, k = s->k;
     cublasOperation_t a = s->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, b = s->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     *g = (Gemm){ .shape = *s };
     /* COMPUTE_32F with F32 operands is true F32; TF32 is a different compute type */
@@ -155,11 +169,9 @@ static void describe(Gemm *g, const Shape *s, const Operands *o)
         set(g->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type);
     }
     set_vectors(g, o);
-    LT_CHECK(s->trans_a ? cublasLtMatrixLayoutCreate(&g->a, cuda_type(s->a), k, m, s->k)
-                        : cublasLtMatrixLayoutCreate(&g->a, cuda_type(s->a), m, k, s->m));
-    LT_CHECK(s->trans_b ? cublasLtMatrixLayoutCreate(&g->b, cuda_type(s->b), n, k, s->n)
-                        : cublasLtMatrixLayoutCreate(&g->b, cuda_type(s->b), k, n, s->k));
-    LT_CHECK(cublasLtMatrixLayoutCreate(&g->d, cuda_type(s->d), m, n, s->m));
+    g->a = s->trans_a ? layout(s->a, k, m, s->ld_a, s->count, s->step_ab) : layout(s->a, m, k, s->ld_a, s->count, s->step_ab);
+    g->b = s->trans_b ? layout(s->b, n, k, s->ld_b, s->count, s->step_ab) : layout(s->b, k, n, s->ld_b, s->count, s->step_ab);
+    g->d = layout(s->d, m, n, s->ld_d, s->count, s->step_d);
 }
 
 /* Up to CANDIDATES suggestions, the best guess first; returns their number. reduction: allowed reduction schemes of split-K. */
@@ -204,9 +216,9 @@ static int suggest(cublasLtMatmulHeuristicResult_t *found, const Gemm *g)
 static cublasStatus_t launch_scaled(const Gemm *g, const cublasLtMatmulAlgo_t *algo, const Operands *o, float beta)
 {
     const float one = 1;
-    return cublasLtMatmul(cache.handle, g->op, o->factors ? &o->factors[0] : &one, o->a, g->a, o->b, g->b, &beta, o->c ? o->c : o->d, g->d,
-                          o->d, g->d, algo, device_scratch(WORKSPACE_BYTES, SCRATCH_GEMM), WORKSPACE_BYTES,
-                          device_stream());
+    return cublasLtMatmul(cache.handle, g->op, o->factors ? &o->factors[0] : &one, o->a, g->a, o->b, g->b, &beta,
+                          o->c ? o->c : o->d, g->d, o->d, g->d, algo, device_scratch(WORKSPACE_BYTES, SCRATCH_GEMM),
+                          WORKSPACE_BYTES, device_stream());
 }
 
 static cublasStatus_t launch(const Gemm *g, const cublasLtMatmulAlgo_t *algo, const Operands *o)
@@ -216,9 +228,10 @@ static cublasStatus_t launch(const Gemm *g, const cublasLtMatmulAlgo_t *algo, co
 
 /* ---- choice of algorithm ------------------------------------------------------------------------------------- */
 
+/* From the first element of the output on to its last. */
 static size_t output_bytes(const Shape *s)
 {
-    return (size_t)s->m * (size_t)s->n * dtype_size(s->d);
+    return ((size_t)(s->count - 1) * (size_t)s->step_d + (size_t)(s->n - 1) * (size_t)s->ld_d + (size_t)s->m) * dtype_size(s->d);
 }
 
 /* Runs the whole GEMM by this algorithm and reads slices of the result; false if the algorithm does not run. If the GEMM
@@ -310,10 +323,13 @@ static bool choose(Gemm *g, const Operands *o)
 /* The key of a stored choice, which includes GPU and library. */
 static void choice_key(char key[256], const Shape *s)
 {
-    snprintf(key, 256, "%s (%d) cuBLASLt %zu, %s m %d n %d k %d %c%c, %s %s to %s, add %d%s fast %d align %d", device_name(),
+    char blocks[64] = "";
+    if (s->kind == SYMMETRIC)
+        snprintf(blocks, sizeof blocks, ", %d blocks in rows of %d", (int)s->count, s->ld_d);
+    snprintf(key, 256, "%s (%d) cuBLASLt %zu, %s m %d n %d k %d %c%c, %s %s to %s, add %d%s fast %d align %d%s", device_name(),
              device_sm_count(), cublasLtGetVersion(), kind_name[s->kind], s->m, s->n, s->k, s->trans_a ? 't' : 'n',
              s->trans_b ? 't' : 'n', dtype_name(s->a), dtype_name(s->b), dtype_name(s->d), s->add, s->bias ? " bias" : "", s->fast,
-             s->align);
+             s->align, blocks);
 }
 
 /* Trials write into d, and accumulate even if it is empty. A sum in d is saved in host memory meanwhile, which is not short. */
@@ -368,7 +384,7 @@ static Gemm *find(const Shape *s, const Operands *o)
     describe(g, s, o);
     const int count = suggest(found, g);
     g->algo = found[0].algo;
-    bool large = 2.0 * s->m * s->n * s->k >= TUNE_FLOPS && output_bytes(s) >= 2 * SAMPLE_BYTES;
+    bool large = 2.0 * s->m * s->n * s->k * (double)s->count >= TUNE_FLOPS && output_bytes(s) >= 2 * SAMPLE_BYTES;
     g->trials_left = large && !choose_again(g, found, count) ? MAX_TRIALS : 0;
     return g;
 }
@@ -379,22 +395,30 @@ static int alignment(const Operands *o)
     return (int)(bits & -bits);
 }
 
-static void run(Kind kind, int m, int n, int k, bool trans_a, bool trans_b, DType a, DType b, DType d, Operands o)
+/* s has kind, sizes, distances and transpositions; all else is 0. */
+static void run_shape(Shape *s, DType a, DType b, DType d, Operands o)
 {
-    Shape s;
-    memset(&s, 0, sizeof s);
-    s.kind = kind, s.m = m, s.n = n, s.k = k, s.trans_a = trans_a, s.trans_b = trans_b;
-    s.fast = o.scale_a && o.fast;
-    s.a = a, s.b = b, s.d = d, s.add = o.c != NULL, s.bias = o.bias != NULL, s.align = alignment(&o);
-    CHECK(m > 0 && n > 0 && k > 0, "%s of m=%d n=%d k=%d", kind_name[kind], m, n, k);
-
-    Gemm *g = find(&s, &o);
+    s->a = a, s->b = b, s->d = d;
+    s->fast = o.scale_a && o.fast;
+    s->add = o.c != NULL, s->bias = o.bias != NULL, s->align = alignment(&o);
+    CHECK(s->m > 0 && s->n > 0 && s->k > 0, "%s of m=%d n=%d k=%d", kind_name[s->kind], s->m, s->n, s->k);
+    Gemm *g = find(s, &o);
     set_vectors(g, &o);
     if (g->trials_left > 0)
         tune(g, &o);
     cublasStatus_t status = o.empty ? launch_scaled(g, &g->algo, &o, 0) : launch(g, &g->algo, &o);
     if (status != CUBLAS_STATUS_SUCCESS)
-        die_shape(&s, cublasLtGetStatusString(status));
+        die_shape(s, cublasLtGetStatusString(status));
+}
+
+/* One product of matrices without gaps. */
+static void run(Kind kind, int m, int n, int k, bool trans_a, bool trans_b, DType a, DType b, DType d, Operands o)
+{
+    Shape s;
+    memset(&s, 0, sizeof s);
+    s.kind = kind, s.m = m, s.n = n, s.k = k, s.trans_a = trans_a, s.trans_b = trans_b;
+    s.ld_a = trans_a ? k : m, s.ld_b = trans_b ? n : k, s.ld_d = m, s.count = 1;
+    run_shape(&s, a, b, d, o);
 }
 
 static void check_fp8(Kind kind, int m, int k, const char *width, const char *contraction)
@@ -441,6 +465,20 @@ void backend_matmul_scaled(Tensor y, Tensor x, Tensor w, float alpha, Tensor add
     check_matmul_scaled(y, x, w, add);
     run(DX, w.cols, x.rows, x.cols, false, false, w.format.dtype, x.format.dtype, y.format.dtype,
         (Operands){ .a = w.data, .b = x.data, .c = add.data, .d = y.data, .factors = factors });
+}
+
+void multiply_blocks(Tensor y, Tensor x, bool columns, float alpha, Tensor add, float beta, SquareBlocks b)
+{
+    const float factors[2] = { alpha, beta };
+    const int64_t next = columns ? 1 : x.cols, at = (int64_t)b.row * y.cols + b.col;
+    const uint16_t *from = x.data, *sum = add.data;
+    Shape s;
+    memset(&s, 0, sizeof s);
+    s.kind = SYMMETRIC, s.m = s.n = b.size, s.k = columns ? x.rows : x.cols, s.trans_a = !columns, s.trans_b = columns;
+    s.ld_a = s.ld_b = x.cols, s.ld_d = y.cols;
+    s.count = b.count, s.step_ab = b.step * next, s.step_d = b.step * (y.cols + INT64_C(1));
+    run_shape(&s, BF16, BF16, BF16, (Operands){ .a = from + b.col * next, .b = from + b.row * next, .c = sum ? sum + at : NULL,
+                                                .d = (uint16_t *)y.data + at, .factors = factors });
 }
 
 void backend_matmul_dw(Tensor dw, Tensor dy, Tensor x)

@@ -57,39 +57,67 @@ void backend_muon_momentum(Tensor u, Tensor m, Tensor grad, float momentum, bool
     LAUNCH_CHECK();
 }
 
-__global__ __launch_bounds__(THREADS) static void normalize_kernel(bf16 *x, size_t n, const float *squares, float eps)
+/* Whether eight elements can be accessed at once. */
+static bool in_packs(Tensor t, size_t n)
 {
-    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
-    const float norm = __bfloat162float(__float2bfloat16_rn(fmaxf(__fsqrt_rn(*squares), eps)));
-    if (i < n)
-        x[i] = __float2bfloat16_rn(__fdiv_rn(__bfloat162float(x[i]), norm));
+    return n % 8 == 0 && (uintptr_t)t.data % 16 == 0;
 }
 
-void backend_muon_normalize(Tensor x, const float *squares, float eps)
+template <bool ALIGNED> __global__ __launch_bounds__(THREADS)
+void normalize_kernel(bf16 *y, const bf16 *x, size_t n, const float *squares, float eps)
+{
+    const size_t at = 8 * ((size_t)blockIdx.x * THREADS + threadIdx.x);
+    if (at >= n)
+        return;
+    const int left = n - at < 8 ? (int)(n - at) : 8;
+    const float norm = __bfloat162float(__float2bfloat16_rn(fmaxf(__fsqrt_rn(*squares), eps)));
+    const Pack<bf16> p = load_pack<ALIGNED>(x + at, left);
+    float v[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] = __fdiv_rn(p[i], norm);
+    store_pack<ALIGNED>(y + at, v, left);
+}
+
+void backend_muon_normalize(Tensor y, Tensor x, const float *squares, float eps)
 {
     const size_t n = tensor_numel(x);
-    CHECK_DENSE(x, x.rows, x.cols);
-    check_bf16(OPERATION, "x", x);
+    check_muon_normalize(y, x);
     if (n == 0)
         return;
-    normalize_kernel<<<(unsigned)ceil_div(n, THREADS), THREADS, 0, device_stream()>>>((bf16 *)x.data, n, squares, eps);
+    with_bool(in_packs(x, n) && in_packs(y, n), [&](auto aligned) {
+        normalize_kernel<aligned><<<(unsigned)ceil_div(n, 8 * THREADS), THREADS, 0, device_stream()>>>((bf16 *)y.data,
+                                                                                  (const bf16 *)x.data, n, squares, eps);
+    });
     LAUNCH_CHECK();
 }
 
-__device__ static inline float value_of(float x) { return x; }
-__device__ static inline float value_of(bf16 x) { return __bfloat162float(x); }
 __device__ static inline void store_one(float *w, float x, uint64_t, uint64_t) { *w = x; }
 __device__ static inline void store_one(bf16 *w, float x, uint64_t sequence, uint64_t i)
 {
     *(uint16_t *)w = bf16_round_stochastic(x, random_16_of(sequence, i));
 }
 
-template <typename T> __global__ __launch_bounds__(THREADS)
+template <bool ALIGNED, typename T> __global__ __launch_bounds__(THREADS)
 void apply_kernel(T *w, const bf16 *x, size_t n, float keep, float rate, uint64_t sequence, uint64_t first)
 {
-    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i < n)
-        store_one(w + i, __fsub_rn(__fmul_rn(keep, value_of(w[i])), __fmul_rn(rate, value_of(x[i]))), sequence, first + i);
+    const size_t at = 8 * ((size_t)blockIdx.x * THREADS + threadIdx.x);
+    if (at >= n)
+        return;
+    const int left = n - at < 8 ? (int)(n - at) : 8;
+    const Pack<T> wp = load_pack<ALIGNED>((const T *)w + at, left);
+    const Pack<bf16> xp = load_pack<ALIGNED>(x + at, left);
+    float v[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] = __fsub_rn(__fmul_rn(keep, wp[i]), __fmul_rn(rate, xp[i]));
+    if constexpr (ALIGNED)
+        store_weights(w + at, v, sequence, first + at);
+    else
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (i < left)
+                store_one(w + at + i, v[i], sequence, first + at + i);
 }
 
 void backend_muon_apply(Tensor w, Tensor x, float keep, float rate, uint64_t seed, uint64_t first)
@@ -98,9 +126,11 @@ void backend_muon_apply(Tensor w, Tensor x, float keep, float rate, uint64_t see
     check_muon_apply(w, x);
     if (n == 0)
         return;
-    with_type(w, [&](auto *wp) {
-        apply_kernel<<<(unsigned)ceil_div(n, THREADS), THREADS, 0, device_stream()>>>(wp, (const bf16 *)x.data, n, keep, rate,
-                                                                                     random_sequence(seed), first);
+    with_bool(in_packs(w, n) && in_packs(x, n) && first % 4 == 0, [&](auto aligned) {
+        with_type(w, [&](auto *wp) {
+            apply_kernel<aligned><<<(unsigned)ceil_div(n, 8 * THREADS), THREADS, 0, device_stream()>>>(wp, (const bf16 *)x.data, n,
+                                                                              keep, rate, random_sequence(seed), first);
+        });
     });
     LAUNCH_CHECK();
 }
