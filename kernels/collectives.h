@@ -10,7 +10,8 @@ void comm_init(void);                           /* after device_init and comm_se
 void comm_all_reduce    (Tensor x, Ranks g);
 void comm_all_reduce_max(Tensor x, Ranks g);
 
-/* RANKS_SHARD: part (n) = sum over ranks of slice `own rank` of their whole (W n). Shapes of tensor_flat: n may exceed 2^31. */
+/* RANKS_SHARD: part (n) = sum over ranks of slice `own rank` of their whole (W n), in place if part is that slice. Shapes of
+ * tensor_flat: n may exceed 2^31. */
 void comm_reduce_scatter(Tensor part, Tensor whole);
 
 /* RANKS_SHARD: slice r of whole = rank r's part, of `bytes`; in place if part is this rank's slice. Fastest if both lie in one

@@ -114,7 +114,7 @@ typedef struct {
     Arena       host;                  /* pinned memory of all that is on the host */
     bool        overlaps;              /* weights come on a queue of their own, ahead of their use: gathered, or from the host */
     void       *staging;               /* device memory of the optimizer's step: STAGES_OF_UPDATE times stage_bytes, or muon_bytes */
-    size_t      stage_bytes;
+    size_t      stage_bytes, staging_bytes;
     DeviceMark *updated, *reduced;
 } ParamStore;
 

@@ -33,12 +33,10 @@ static double cost(const Matrix *x)
     return m * m * (2 * n + m);
 }
 
-/* Each matrix, from the most expensive one on, goes to the rank with the least work; the first of equal ones. */
-static void choose_owners(Matrices *all, int ranks)
+/* Each matrix, from the most expensive one on, goes to the rank with the least work since the step began; the first of equal
+ * ones. */
+static void choose_owners(Matrices *all, int ranks, double *work)
 {
-    double *work = xcalloc((size_t)ranks, sizeof *work);
-    for (int i = 0; i < all->count; i++)
-        all->matrix[i].owner = -1;
     for (int i = 0; i < all->count; i++) {
         int next = -1, least = 0;
         for (int k = 0; k < all->count; k++)
@@ -50,7 +48,6 @@ static void choose_owners(Matrices *all, int ranks)
         all->matrix[next].owner = least;
         work[least] += cost(&all->matrix[next]);
     }
-    free(work);
 }
 
 /* The matrices of a unit: the parts of its parameters, of q, k and v with optimizer.per_head each head. */
@@ -63,10 +60,9 @@ static Matrices list_matrices(const ParamStore *f, const Config *c, int u)
             const int rows = heads ? c->model.head_dim : p->part[i].rows;
             for (int first = 0; first < p->part[i].rows; first += rows) {
                 all.matrix = xrealloc(all.matrix, ((size_t)all.count + 1) * sizeof *all.matrix);
-                all.matrix[all.count++] = (Matrix){ p, p->part[i].first + first, rows, 0 };
+                all.matrix[all.count++] = (Matrix){ p, p->part[i].first + first, rows, -1 };
             }
         }
-    choose_owners(&all, f->shards);
     return all;
 }
 
@@ -83,16 +79,22 @@ static size_t end_of(const Matrix *x)
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
 
+/* AHEAD: units whose updates are gathered or scattered while those of another are computed, one before it and one after it. */
+enum { ALONE = 1, AHEAD = 3 };
+
 typedef struct {
-    Tensor whole;              /* (1, n) u of a unit, then X                              */
-    Tensor part;               /* (1, n / ranks) this rank's slice of X; with one rank `whole` has it */
-    void  *next;               /* X of a matrix after an iteration                        */
-    void  *gram, *factor;      /* A, and b A + c A A                                      */
-    float *squares;            /* ||u||^2                                                 */
+    int    units;              /* in memory at once: ALONE or AHEAD            */
+    Tensor whole[AHEAD];       /* (1, n) u of a unit, then X                   */
+    void  *next;               /* X of a matrix after an iteration             */
+    void  *gram, *factor;      /* A, and b A + c A A                           */
+    float *squares;            /* ||u||^2                                      */
+    DeviceMark *filled, *gathered[AHEAD], *computed, *scattered[AHEAD];
+    double *work;              /* of each rank since the step began            */
 } Memory;
 
-static Memory place(const ParamStore *f, const Config *c, Arena *a)
+static Memory place(const ParamStore *f, const Config *c, Arena *a, int units)
 {
+    Memory m = { .units = units };
     size_t unit = 0, matrix = 0, side = 0;
     for (int u = 0; u < f->num_units; u++) {
         if (!fsdp_holds(f, u) || f->shape[u].matrices == 0)
@@ -110,18 +112,25 @@ static Memory place(const ParamStore *f, const Config *c, Arena *a)
         die("optimizer.name is muon: a block has %zu trained parameters, and Muon updates at most %d at once; use adamw", unit,
             INT32_MAX);
     const size_t size = dtype_size(BF16);
-    return (Memory){ .whole = tensor_alloc(a, bf16, 1, (int)unit),
-                     .part = f->shards > 1 ? tensor_alloc(a, bf16, 1, (int)(unit / (size_t)f->shards)) : (Tensor){ 0 },
-                     .next = arena_alloc(a, matrix * size), .gram = arena_alloc(a, side * side * size),
-                     .factor = arena_alloc(a, side * side * size), .squares = arena_alloc(a, sizeof(float)) };
+    for (int i = 0; i < units; i++)
+        m.whole[i] = tensor_alloc(a, bf16, 1, (int)unit);
+    m.next = arena_alloc(a, matrix * size);
+    m.gram = arena_alloc(a, side * side * size);
+    m.factor = arena_alloc(a, side * side * size);
+    m.squares = arena_alloc(a, sizeof(float));
+    return m;
+}
+
+static size_t bytes_of(const ParamStore *f, const Config *c, int units)
+{
+    Arena measured = { 0 };
+    place(f, c, &measured, units);
+    return measured.used;
 }
 
 size_t muon_bytes(const ParamStore *f, const Config *c)
 {
-    Arena measured = { 0 };
-    if (f->optimizer->orthogonalizes && !f->forward_only)
-        place(f, c, &measured);
-    return measured.used;
+    return f->optimizer->orthogonalizes && !f->forward_only ? bytes_of(f, c, ALONE) : 0;
 }
 
 /* Elements from `first` to `end` of t, (1,n) in BF16. */
@@ -186,19 +195,42 @@ static void apply(const ParamStore *f, const Config *c, const StepParams *step, 
                f->shape[u].first + p->number + (from - p->offset));
 }
 
-static void step_unit(const ParamStore *f, const Config *c, const StepParams *step, int u, const Memory *m)
+/* A unit, number i of those with matrices. */
+typedef struct { int unit, slot; Tensor whole, own; } Turn;
+
+static Turn turn_of(const ParamStore *f, const Memory *m, int u, int i)
 {
     const Slice *s = &f->shard[u].slice[TRAINED];
-    const Tensor whole = elements(m->whole, 0, f->shape[u].numel[TRAINED]);
-    const Tensor own = f->shards > 1 ? elements(m->part, 0, s->count) : whole;
-    Matrices all = list_matrices(f, c, u);
-    update_momentum(f, c, step, u, whole);
-    if (f->shards > 1) {
-        watchdog_mark_together("gathering updates", u);
-        comm_all_gather(whole.data, elements(whole, s->first, s->first + s->count).data, s->count * dtype_size(BF16));
-    }
+    const Tensor whole = elements(m->whole[i % m->units], 0, f->shape[u].numel[TRAINED]);
+    return (Turn){ u, i % m->units, whole, elements(whole, s->first, s->first + s->count) };
+}
+
+/* `whole` gets u of all ranks. */
+static void gather(const ParamStore *f, const Config *c, const StepParams *step, Memory *m, Turn t)
+{
+    trace_begin("momentum", t.unit);
+    update_momentum(f, c, step, t.unit, t.whole);
+    trace_end();
+    if (f->shards == 1)
+        return;
+    m->filled = device_follow(QUEUE_GATHER, m->filled);
+    trace_begin("gather updates", t.unit);
+    watchdog_mark_together("gathering updates", t.unit);
+    comm_all_gather(t.whole.data, t.own.data, tensor_bytes(t.own));
+    trace_end();
+    m->gathered[t.slot] = device_mark(m->gathered[t.slot]);
+    device_queue(QUEUE_COMPUTE);
+}
+
+/* u of the unit becomes X, on this rank `own`. */
+static void compute(const ParamStore *f, const Config *c, Memory *m, Turn t)
+{
+    Matrices all = list_matrices(f, c, t.unit);
+    choose_owners(&all, f->shards, m->work);
+    trace_wait(m->gathered[t.slot], "updates", t.unit);
+    trace_begin("muon", t.unit);
     for (const Matrix *x = all.matrix; x < all.matrix + all.count; x++) {
-        Tensor matrix = elements(whole, first_of(x), end_of(x));
+        Tensor matrix = elements(t.whole, first_of(x), end_of(x));
         if (x->owner != f->rank) {
             device_zero(matrix.data, tensor_bytes(matrix));
             continue;
@@ -207,24 +239,63 @@ static void step_unit(const ParamStore *f, const Config *c, const StepParams *st
         matrix.cols = x->param->cols;
         orthogonalize(m, c, matrix);
     }
-    if (f->shards > 1) {
-        watchdog_mark_together("scattering updates", u);
-        comm_reduce_scatter(own, whole);
-    }
-    for (const Matrix *x = all.matrix; x < all.matrix + all.count; x++)
-        apply(f, c, step, u, x, own);
+    trace_end();
     free(all.matrix);
+    if (f->shards == 1)
+        return;
+    m->computed = device_follow(QUEUE_REDUCE, m->computed);
+    trace_begin("scatter updates", t.unit);
+    watchdog_mark_together("scattering updates", t.unit);
+    comm_reduce_scatter(t.own, t.whole);
+    trace_end();
+    m->scattered[t.slot] = device_mark(m->scattered[t.slot]);
+    device_queue(QUEUE_COMPUTE);
+}
+
+static void finish(const ParamStore *f, const Config *c, const StepParams *step, Memory *m, Turn t)
+{
+    Matrices all = list_matrices(f, c, t.unit);
+    trace_wait(m->scattered[t.slot], "updates", t.unit);
+    trace_begin("apply", t.unit);
+    for (const Matrix *x = all.matrix; x < all.matrix + all.count; x++)
+        apply(f, c, step, t.unit, x, t.own);
+    trace_end();
+    free(all.matrix);
+}
+
+/* The units with matrices that this stage holds. */
+static int list_units(const ParamStore *f, int *unit)
+{
+    int count = 0;
+    for (int u = 0; u < f->num_units; u++)
+        if (fsdp_holds(f, u) && f->shape[u].matrices)
+            unit[count++] = u;
+    return count;
 }
 
 void muon_step(ParamStore *f, const Config *c, const StepParams *step)
 {
+    const bool ahead = f->shards > 1 && bytes_of(f, c, AHEAD) <= f->staging_bytes;
     Arena arena = { .base = f->staging };
-    const Memory m = place(f, c, &arena);
-    for (int u = 0; u < f->num_units; u++) {
-        if (!fsdp_holds(f, u) || f->shape[u].matrices == 0)
-            continue;
-        trace_begin("muon", u);
-        step_unit(f, c, step, u, &m);
-        trace_end();
+    Memory m = place(f, c, &arena, ahead ? AHEAD : ALONE);
+    m.work = xcalloc((size_t)f->shards, sizeof *m.work);
+    int *unit = xcalloc((size_t)f->num_units, sizeof *unit);
+    const int count = list_units(f, unit);
+    for (int i = -ahead; i < count + ahead; i++) {
+        const int next = i + ahead, last = i - ahead;
+        if (next < count)
+            gather(f, c, step, &m, turn_of(f, &m, unit[next], next));
+        if (i >= 0 && i < count)
+            compute(f, c, &m, turn_of(f, &m, unit[i], i));
+        if (last >= 0)
+            finish(f, c, step, &m, turn_of(f, &m, unit[last], last));
     }
+    for (int i = 0; i < AHEAD; i++) {
+        device_unmark(m.gathered[i]);
+        device_unmark(m.scattered[i]);
+    }
+    device_unmark(m.filled);
+    device_unmark(m.computed);
+    free(m.work);
+    free(unit);
 }

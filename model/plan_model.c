@@ -65,7 +65,8 @@ static void plan_all(Arena *arena, Model *m, ParamStore *f, const Config *c, Sha
     f->stage_bytes = fsdp_stage_bytes(f);
     const size_t parts = STAGES_OF_UPDATE * f->stage_bytes, matrices = muon_bytes(f, c);
     const size_t staging = parts > matrices ? parts : matrices;
-    f->staging = m->shared_memory = arena_alloc(arena, m->shared_bytes > staging ? m->shared_bytes : staging);
+    f->staging_bytes = m->shared_bytes > staging ? m->shared_bytes : staging;
+    f->staging = m->shared_memory = arena_alloc(arena, f->staging_bytes);
     m->ranges = arena_alloc(arena, (size_t)m->num_sets * m->range_bytes);
     Arena ranges = { .base = (char *)m->ranges };
     plan_units(arena, &ranges, m, f);

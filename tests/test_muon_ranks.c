@@ -6,6 +6,7 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/safetensors.h"
+#include "model/muon.h"
 #include "model/run/memory.h"
 #include "model/run/quant_stats.h"
 #include "model/update.h"
@@ -28,7 +29,8 @@ static float hashed(uint32_t seed, uint32_t i)
     return (float)(x >> 8) * 0x1p-24f - 0.5f;
 }
 
-static void open_run(Run *r, const char *recipe, Format moment, int shard_ranks)
+/* tokens: of a sequence; 0: those of the architecture. */
+static void open_run(Run *r, const char *recipe, Format moment, int shard_ranks, int layers, int tokens)
 {
     ModelConfig m = architecture(LLAMA);
     m.d_model = 32;
@@ -36,6 +38,8 @@ static void open_run(Run *r, const char *recipe, Format moment, int shard_ranks)
     m.n_kv_heads = 1;
     m.head_dim = 16;
     m.mlp_width = 48;
+    m.n_layers = layers;
+    m.max_sequence_length = tokens ? tokens : m.max_sequence_length;
     *r = (Run){ 0 };
     model_config(&r->config, &m, recipe, 1);
     r->config.optimizer.name = "muon";
@@ -70,16 +74,16 @@ static int matrix_of(const Param *p, size_t at, size_t *element)
     return first[p->linear] + part;
 }
 
-/* This rank's part of block 0's matrices of a flat tensor in F32, the master weights or gradients, becomes hashed. */
-static void fill_matrices(const Run *r, Tensor all, uint32_t seed)
+/* This rank's part of a block's matrices of a flat tensor in F32, the master weights or gradients, becomes hashed. */
+static void fill_matrices(const Run *r, int layer, Tensor all, uint32_t seed)
 {
-    const int u = unit_of_layer(&r->config.model, 0);
+    const int u = unit_of_layer(&r->config.model, layer);
     const Shard *s = &r->fsdp.shard[u];
     for (const Param *p = r->fsdp.shape[u].param; p < r->fsdp.shape[u].param + r->fsdp.shape[u].num_params; p++) {
         size_t first, n = p->is_operand ? shard_part(s, p, &first) : 0, element;
         for (size_t i = 0; i < n; i++) {
             const int matrix = matrix_of(p, first + i, &element);
-            const float x = hashed(1000 * (uint32_t)matrix + seed, (uint32_t)element);
+            const float x = hashed(1000 * (uint32_t)matrix + 20 * (uint32_t)layer + seed, (uint32_t)element);
             device_put((float *)slice_view(&s->slice[TRAINED], all, p->offset + first, n).data + i, &x, sizeof x);
         }
     }
@@ -87,13 +91,15 @@ static void fill_matrices(const Run *r, Tensor all, uint32_t seed)
 
 static void train(Run *r, double lr)
 {
-    const int u = unit_of_layer(&r->config.model, 0);
-    fill_matrices(r, r->fsdp.shard[u].slice[TRAINED].stored, 0);
+    const ModelConfig *m = &r->config.model;
+    for (int l = 0; l < m->n_layers; l++)
+        fill_matrices(r, l, r->fsdp.shard[unit_of_layer(m, l)].slice[TRAINED].stored, 0);
     for (int v = 0; v < r->fsdp.num_units; v++)
         if (r->fsdp.shard[v].slice[TRAINED].count)
             device_zero(r->fsdp.shard[v].grad.data, tensor_bytes(r->fsdp.shard[v].grad));
     for (int step = 0; step < STEPS; step++) {
-        fill_matrices(r, r->fsdp.shard[u].grad, 1 + (uint32_t)step);
+        for (int l = 0; l < m->n_layers; l++)
+            fill_matrices(r, l, r->fsdp.shard[unit_of_layer(m, l)].grad, 1 + (uint32_t)step);
         optimizer_step(&r->fsdp, &r->config, step, step + 1, lr, 1);
     }
     device_sync();
@@ -139,7 +145,7 @@ static void test_torch(void **state)
     static const char *const cases[] = { "default", "original", "heads" };
     for (int i = 0; i < 3; i++) {
         Run r;
-        open_run(&r, "f32", (Format){ F32, 0, false }, comm_size());
+        open_run(&r, "f32", (Format){ F32, 0, false }, comm_size(), 1, 0);
         r.config.optimizer.per_head = i == 2;
         if (i == 1) {
             r.config.optimizer.adjust_lr = ADJUST_ORIGINAL;
@@ -161,24 +167,11 @@ static void test_torch(void **state)
 
 /* ---- ranks ---------------------------------------------------------------------------------------------------- */
 
-/* Weights and states of a group of all ranks, and of groups of one: the same bits. */
-static void compare_ranks(const char *recipe, Format moment)
+/* Weights and momentum of a block on this rank against those of a rank that is alone. */
+static void compare_block(const Run *r, int u, char *const alone[2])
 {
-    Run alone, sharded;
-    open_run(&alone, recipe, moment, 1);
-    train(&alone, 0.02);
-    const int u = unit_of_layer(&alone.config.model, 0);
-    const Tensor whole[2] = { alone.fsdp.shard[u].slice[TRAINED].stored, alone.fsdp.shard[u].state[0] };
-    char *kept[2];
-    for (int i = 0; i < 2; i++) {
-        const size_t bytes = tensor_numel(whole[i]) * dtype_size(whole[i].format.dtype);
-        kept[i] = keep(bytes);
-        device_get(kept[i], whole[i].data, bytes);
-    }
-    open_run(&sharded, recipe, moment, comm_size());
-    train(&sharded, 0.02);
-    const Shard *s = &sharded.fsdp.shard[u];
-    const UnitLayout *shape = &sharded.fsdp.shape[u];
+    const Shard *s = &r->fsdp.shard[u];
+    const UnitLayout *shape = &r->fsdp.shape[u];
     for (const Param *p = shape->param; p < shape->param + shape->num_params; p++) {
         size_t first, n = p->is_operand ? shard_part(s, p, &first) : 0;
         for (int i = 0; i < 2 && n > 0; i++) {
@@ -186,9 +179,40 @@ static void compare_ranks(const char *recipe, Format moment)
             const size_t size = dtype_size(own.stored.format.dtype);
             char *here = keep(n * size);
             device_get(here, slice_view(&own, own.stored, p->offset + first, n).data, n * size);
-            assert_memory_equal(here, kept[i] + (p->offset + first) * size, n * size);
+            assert_memory_equal(here, alone[i] + (p->offset + first) * size, n * size);
         }
     }
+}
+
+/* Whether the updates of three blocks have memory at once, so that ranks exchange those of one while they compute another's. */
+static bool has_three(const Run *r)
+{
+    const size_t block = dtype_size(BF16) * r->fsdp.shape[unit_of_layer(&r->config.model, 0)].numel[TRAINED];
+    return r->fsdp.staging_bytes >= muon_bytes(&r->fsdp, &r->config) + 2 * block + 512;
+}
+
+/* A group of all ranks, and groups of one: the same bits. */
+static void compare_ranks(const char *recipe, Format moment, int tokens)
+{
+    enum { LAYERS = 5 };
+    Run alone, sharded;
+    char *kept[LAYERS][2];
+    open_run(&alone, recipe, moment, 1, LAYERS, tokens);
+    train(&alone, 0.02);
+    for (int l = 0; l < LAYERS; l++) {
+        const Shard *s = &alone.fsdp.shard[unit_of_layer(&alone.config.model, l)];
+        const Tensor whole[2] = { s->slice[TRAINED].stored, s->state[0] };
+        for (int i = 0; i < 2; i++) {
+            const size_t bytes = tensor_numel(whole[i]) * dtype_size(whole[i].format.dtype);
+            kept[l][i] = keep(bytes);
+            device_get(kept[l][i], whole[i].data, bytes);
+        }
+    }
+    open_run(&sharded, recipe, moment, comm_size(), LAYERS, tokens);
+    assert_int_equal(has_three(&sharded), tokens > 0);
+    train(&sharded, 0.02);
+    for (int l = 0; l < LAYERS; l++)
+        compare_block(&sharded, unit_of_layer(&sharded.config.model, l), kept[l]);
     model_free(&alone.model, &alone.fsdp);
     close_run(&sharded);
 }
@@ -196,8 +220,10 @@ static void compare_ranks(const char *recipe, Format moment)
 static void test_ranks(void **state)
 {
     (void)state;
-    compare_ranks("f32", (Format){ F32, 0, false });
-    compare_ranks("f32", format_of_moment((Format){ E4M3, 128, true }));
+    const Format coded = format_of_moment((Format){ E4M3, 128, true });
+    compare_ranks("f32", (Format){ F32, 0, false }, 0);
+    compare_ranks("f32", coded, 0);
+    compare_ranks("f32", coded, 256);
 }
 
 /* ---- momentum ------------------------------------------------------------------------------------------------- */
@@ -207,7 +233,7 @@ static double momentum_error(Format format)
 {
     Run r;
     double sum[2] = { 0 };
-    open_run(&r, "f32", format, comm_size());
+    open_run(&r, "f32", format, comm_size(), 1, 0);
     train(&r, 0.02);
     const int u = unit_of_layer(&r.config.model, 0);
     const Shard *s = &r.fsdp.shard[u];
@@ -250,7 +276,7 @@ static void test_memory(void **state)
     (void)state;
     Run r;
     size_t bytes = 0;
-    open_run(&r, "f32", (Format){ F32, 0, false }, comm_size());
+    open_run(&r, "f32", (Format){ F32, 0, false }, comm_size(), 1, 0);
     for (int u = 0; u < r.fsdp.num_units; u++) {
         size_t matrices = 0;
         for (int i = 0; i < r.fsdp.shape[u].num_params; i++)
