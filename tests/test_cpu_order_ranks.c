@@ -9,6 +9,7 @@
 #include "kernels/runtime/operations.h"
 #include "kernels/runtime/trace.h"
 #include "kernels/values.h"
+#include "model/muon.h"
 #include "model/run/memory.h"
 #include "model/update.h"
 #include "tests/models.h"
@@ -181,7 +182,8 @@ static void micro_batches(Model *m, ParamStore *f, int count, Pass pass)
     model_batch(m, f, tokens, targets, NULL, count, 1.0f / (float)m->N, 0, pass);
 }
 
-static struct { int keep, recompute; } own = { -1, 0 };      /* override the recipe's; -1: no */
+/* Override the recipe's; -1: no. optimizer: NULL: adamw. */
+static struct { int keep, recompute; char *optimizer; size_t staging; } own = { .keep = -1 };
 
 /* As train.c, with an evaluation after each update, or in front of the last: what an update needs is not free then. */
 static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_head, Strategy strategy, HostUse on_host)
@@ -193,6 +195,8 @@ static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_
     model_config(&c, &m, recipe, 2);
     if (bf16_head)
         c.recipe.head = (Format){ BF16, 0 };
+    if (own.optimizer)
+        c.optimizer.name = own.optimizer, c.optimizer.ns_steps = 1;
     c.strategy = strategy;
     c.global_train_batch_size = 2 * count * comm_size() / (pipeline_stages(&strategy) * context_ranks(&strategy));
     if (own.keep >= 0) {
@@ -208,6 +212,7 @@ static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_
     memset(cells, 0, CELLS * sizeof *cells);
     memory_plan(&model, &fsdp, &c);
     model_place(&model, &fsdp, &c);
+    own.staging = fsdp.staging_bytes - muon_bytes(&fsdp, &c);
     fsdp_init(&fsdp, &m, 5);
     for (int step = 1; step <= STEPS && !*problem; step++) {
         fsdp_empty_grads(&fsdp);
@@ -322,6 +327,26 @@ static void test_on_host(void **state)
     own.keep = -1;
 }
 
+/* Muon's updates of one block after the other, and with memory for those of three at once. */
+static void test_muon(void **state)
+{
+    (void)state;
+    own.optimizer = "muon";
+    for (int ahead = 0; ahead < 2; ahead++) {
+        ModelConfig m = architecture(LLAMA);
+        m.d_model = 32;
+        m.mlp_width = 48;
+        m.n_layers = 4;
+        m.max_sequence_length = ahead ? 128 : 8;
+        const size_t block = dtype_size(BF16) * (size_t)m.d_model * (size_t)(4 * m.d_model + 3 * m.mlp_width);
+        for (int ranks = 2; ranks <= comm_size(); ranks *= 2) {
+            train(ahead ? "coat" : "f32", m, NULL, false, (Strategy){ ranks, GATHER_OFTEN, SUM_OFTEN }, HOST_NEVER);
+            assert_int_equal(own.staging > 2 * block + 1024, ahead);
+        }
+    }
+    own.optimizer = NULL;
+}
+
 /* The watch itself: a gather that the computation does not wait for. */
 static void test_missing_wait(void **state)
 {
@@ -348,6 +373,6 @@ int main(int argc, char **argv)
     operations_watch(&watch);
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_missing_wait), cmocka_unit_test(test_every_strategy),
                                         cmocka_unit_test(test_in_context), cmocka_unit_test(test_in_stages),
-                                        cmocka_unit_test(test_on_host) };
+                                        cmocka_unit_test(test_on_host), cmocka_unit_test(test_muon) };
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }
