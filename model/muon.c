@@ -141,8 +141,8 @@ static Tensor elements(Tensor t, size_t first, size_t end)
 
 /* ---- the step ------------------------------------------------------------------------------------------------- */
 
-/* x (rows, columns) becomes its X. For more rows than columns A is X^T X, and multiplies from the right: so nothing is transposed.
- * Iterations go from one of two buffers to the other, and the last one ends in x. */
+/* Replaces x (rows, columns) by X, its orthogonal factor. With more rows than columns A is X^T X and multiplies from the right, so that
+ * nothing is transposed. Iterations go from one of two buffers to the other, and the last one ends in x. */
 static void orthogonalize(const Memory *m, const Config *c, Tensor x)
 {
     const bool tall = x.rows > x.cols;

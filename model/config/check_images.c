@@ -64,7 +64,7 @@ static int check_sources(Reader *r)
     int count = 0;
     for (const DataSource *s = c->data.mix; s < c->data.mix + c->data.num_mix; s++) {
         char *place = xasprintf("%s: data.mix: source '%s'", config_where(r, "data.mix"), s->name);
-        config_check_image_files(c, &s->files, place, "data.mix[]");
+        config_check_image_files(c, &s->files, place, "data.mix[]", false);
         config_check_local(r, "data.mix", s->files.image_paths, s->files.num_image_paths);
         count += s->files.num_image_paths > 0;
         free(place);
