@@ -1,8 +1,8 @@
-/* Instance j of a source with the share w = weight / all belongs between places j / w and (j + 1) / w of the mixture: not earlier,
- * or the source is ahead by a whole instance, not later, or it is behind by one. Among the instances that may come now, the one
- * that must come earliest does: earliest deadline first keeps every deadline, since the shares sum to 1 [Baruah et al. 1996,
- * "Proportionate progress"]. Sources with the same deadline come in random order: equal shares are no fixed pattern, in which a
- * rank of two would read one source only. */
+/* Instance j of a source with the share w = weight / all belongs between places j / w and (j + 1) / w of the mixture: if it came
+ * earlier, the source would be ahead by a whole instance; if it came later, it would be late by one. Among the instances
+ * that may come now, the one that must come earliest does: earliest deadline first keeps every deadline, since the shares sum to 1
+ * [Baruah et al. 1996, "Proportionate progress"]. Sources with the same deadline come in random order: equal shares are no fixed
+ * pattern, in which a rank of two would read one source only. */
 #include "data/mix.h"
 
 #include "data/sample.h"

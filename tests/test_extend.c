@@ -59,7 +59,7 @@ static void test_goes_on(void **state)
     check_same("long", "halves", 13, 18);
 }
 
-/* Decays from any checkpoint, also of a run that is not over; afterwards the stable part goes on from there. */
+/* Decays from any checkpoint, also of a run that is not over; afterwards the stable part continues from there. */
 static void test_branches(void **state)
 {
     (void)state;

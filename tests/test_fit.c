@@ -179,9 +179,9 @@ static void test_does_not_fit(void **state)
     assert_ptr_equal(strstr(last_line(), "DOES NOT FIT: "), last_line());
 }
 
-/* Llama-3.1-405B: 126 blocks of 3,187,703,808 numbers, more than an int counts. Of its 405,853,388,800 each of 64 ranks has a
- * 64th, but for padding, in BF16. Two gathered blocks are 3,187,671,040 FP8 codes each, of W and of W^T; embedding and
- * head take turns in BF16; and the norms of all blocks are whole on each rank. */
+/* Llama-3.1-405B: 126 blocks of 3,187,703,808 numbers, more than an int counts. Each of 64 ranks has a 64th of its
+ * 405,853,388,800, but for padding, in BF16. Two gathered blocks are 3,187,671,040 FP8 codes each, of W and of W^T; embedding and
+ * head use one buffer in BF16, one after the other; and the norms of all blocks are whole on each rank. */
 static void test_large_units(void **state)
 {
     (void)state;

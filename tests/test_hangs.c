@@ -34,7 +34,7 @@ static void meet_fault(const char *name, int milliseconds)
     if (strcmp(function, name) != 0 || (rank >= 0 && rank != comm_rank()) || calls++ < after)
         return;
     if (strcmp(how, "die") == 0)
-        die("%s cannot go on", name);
+        die("%s cannot continue", name);
     if (strcmp(how, "term") == 0)
         kill(getpid(), SIGTERM);
     do
@@ -167,7 +167,7 @@ static FILE *start_faulty(int ranks, const char *fault, const char *run, const c
                          ranks < most_ranks() ? ranks : most_ranks(), here, SMALL, folder, run, arguments);
 }
 
-/* All ranks end by themselves and print these texts once. content: a launcher that lets the other ranks go on may return 0. */
+/* All ranks end by themselves and print these texts once. content: a launcher that lets the other ranks continue may return 0. */
 static void expect_fault(FILE *p, bool content, const char *const said[3])
 {
     const double since = clock_seconds();
@@ -274,7 +274,7 @@ static void test_died_in_a_thread(void **state)
     if (most_ranks() < 2)
         skip();
     expect_fault(start_faulty(2, "shard_read die 12 1", "died", "--timeout_seconds=100 --max_duration=20"), true, (const char *[3]){
-                 "error (rank 1): shard_read cannot go on", "rank 1 (process", "ended with an error of its own" });
+                 "error (rank 1): shard_read cannot continue", "rank 1 (process", "ended with an error of its own" });
 }
 
 /* A run of one rank is watched too. */

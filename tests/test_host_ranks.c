@@ -251,7 +251,7 @@ static void test_states(void **state)
     }
 }
 
-/* Where all that a rank has of a block is a norm, its states are groups that go on in the padding. */
+/* Where all that a rank has of a block is a norm, its states are groups that reach into the padding. */
 static void test_small_parts(void **state)
 {
     (void)state;

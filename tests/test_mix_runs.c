@@ -74,7 +74,7 @@ static void test_written_configuration(void **state)
     check_same("whole", "again", 12, 0);
 }
 
-/* Other ratios, a source less and one more: each goes on where it was, and one that comes back does too. */
+/* Other ratios, a source less and one more: each continues where it was, and one that comes back does too. */
 static void test_changed_mixture(void **state)
 {
     (void)state;
@@ -95,7 +95,7 @@ static void test_changed_mixture(void **state)
     assert_int_equal(place("part/latest", "code", "instance"), 29 + 24);
 }
 
-/* data.paths, then a mixture in which a source has the same files: it goes on there. */
+/* data.paths, then a mixture in which a source has the same files: it continues there. */
 static void test_from_paths(void **state)
 {
     (void)state;
@@ -170,7 +170,7 @@ static void test_errors(void **state)
     }
 }
 
-/* Other files of a source are an error; restore_dataloader=false reads them from their start, and the others go on. */
+/* Other files of a source are an error; restore_dataloader=false reads them from their start, and the others continue. */
 static void test_other_files(void **state)
 {
     (void)state;

@@ -74,13 +74,13 @@ static void check_tables(Pipeline p)
     for (p.stage = 0; p.stage < p.stages; p.stage++) {
         t.count = pipeline_rows(t.row, &p);
         assert_int_equal(t.count, 2 * p.chunks * p.micro_batches);
-        /* stages behind this one [Narayanan et al. 2021, sec. 2.2; for chunks Korthikanti et al. 2022, arXiv 2205.05198, sec. 4.2:
+        /* stages after this one [Narayanan et al. 2021, sec. 2.2; for chunks Korthikanti et al. 2022, arXiv 2205.05198, sec. 4.2:
          * p v + p - 1 on the first stage] */
-        const int behind = p.stages - 1 - p.stage, most = check_stage(&p, &t);
+        const int later = p.stages - 1 - p.stage, most = check_stage(&p, &t);
         if (p.schedule == PIPELINE_1F1B)
-            assert_int_equal(most, least(behind + 1, p.micro_batches));
+            assert_int_equal(most, least(later + 1, p.micro_batches));
         else if (p.schedule == PIPELINE_INTERLEAVED && p.micro_batches % p.stages == 0)
-            assert_int_equal(most, least(p.stages * (p.chunks - 1) + 2 * behind + 1, p.chunks * p.micro_batches));
+            assert_int_equal(most, least(p.stages * (p.chunks - 1) + 2 * later + 1, p.chunks * p.micro_batches));
         else        /* a micro-batch is once in each chunk */
             assert_int_equal(most, p.chunks);
     }

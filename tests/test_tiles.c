@@ -38,7 +38,7 @@ static void take_gradients(const ParamStore *f, Result *r)
         }
 }
 
-/* Tiles use no scale of the step: nobody writes these ranges. */
+/* Tiles use no scale of the step: no operation writes these ranges. */
 static const float unwritten = -1;
 
 static void check_ranges(const Model *m, bool after)

@@ -124,7 +124,8 @@ static size_t messages(const Model *m, const ParamStore *f, const Config *c)
 }
 
 /* Forward: q, k, v to whole sequences, the output back. Backward: the output's gradient, q, k, v and the output to whole sequences,
- * the gradients of q, k, v back. Of as many key heads as heads q, k and v have the width of three outputs. */
+ * the gradients of q, k, v back. With as many key heads as heads, q, k and v
+ * have the width of three outputs. */
 static size_t exchanges(const Model *m, const ParamStore *f, const Config *c)
 {
     const size_t tensor = (size_t)m->N * (size_t)(c->model.n_heads * c->model.head_dim) * bytes_of(c->recipe.stream);

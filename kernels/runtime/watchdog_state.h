@@ -35,4 +35,4 @@ typedef struct {
 } RankState;
 
 extern RankState *watchdog_own;         /* this rank's */
-void watchdog_alone(void);              /* from now on nobody reads it */
+void watchdog_alone(void);              /* from now on no watchdog reads it */

@@ -1,5 +1,5 @@
-/* `extend`: a run of the schedule wsd goes on from its stable part, whose learning rate is the highest. Weights of the decay are no
- * place to go on from; the checkpoint before it is [Hu et al. 2024, arXiv 2404.06395, section 4]. */
+/* `extend`: a run of the schedule wsd continues from its stable part, whose learning rate is the highest. Weights of the decay
+ * are no place to continue from; the checkpoint before it is [Hu et al. 2024, arXiv 2404.06395, section 4]. */
 #include "model/config/table.h"
 
 #include <jansson.h>

@@ -282,8 +282,8 @@ const ConfigKey config_keys[] = {
            "length of the training: 100 (steps), 2e9T (tokens), 1ep"),
     OTHER ("stop_at", DURATION, "null", C(stop_at), "stop here; the schedule still ends at max_duration"),
     OTHER ("extend", STRING | SPENT, "null", X(extend),
-           "go on with a run of scheduler.name wsd from its last checkpoint before the decay: its save_folder, or a checkpoint, in "
-           "place of load_path. With a longer max_duration the stable part goes on; with one that ends t_decay later the decay "
+           "continue a run of scheduler.name wsd from its last checkpoint before the decay: its save_folder, or a checkpoint, in "
+           "place of load_path. With a longer max_duration the stable part continues; with one that ends t_decay later the decay "
            "begins there. Give it a save_folder of its own"),
     NUMBER("timeout_seconds", INT, "600", 1, 1000000, C(timeout_seconds),
            "end all ranks if one of them, or a thread that it waits for, makes no progress for this long (a cluster's file server "

@@ -170,7 +170,7 @@ static void plan_with(Model *m, ParamStore *f, const Config *c, int stage, int t
     model_replan(m, f, c, p);
 }
 
-/* Tiles that nobody asked for are the last resort, since they change FP8 results. */
+/* Tiles that were not asked for come last, since they change FP8 results. */
 void memory_plan_stage(Model *m, ParamStore *f, const Config *c, int stage)
 {
     enum { TILE = 16384 };      /* GEMMs with this number of rows are as fast as larger ones */
