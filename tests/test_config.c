@@ -209,6 +209,10 @@ static void test_strategies(void **state)
         { "--parallelism={pipeline: 4, pipeline_schedule: Sequential}", "--model={n_layers: 4, weight_tying: false}", 1,
           GATHER_ONCE_IF_FITS, SUM_ONCE },
         { "--parallelism={pipeline: 2, context: 2}", "--model.weight_tying=false", 2, GATHER_ONCE, SUM_ONCE },
+        { "--parallelism.replicate=2", NULL, 2, GATHER_ONCE_IF_FITS, SUM_ONCE_IF_FITS },
+        { "--parallelism.shard=4", "--fsdp.sharding_strategy=SHARD_GRAD_OP", 4, GATHER_ONCE, SUM_ONCE_IF_FITS },
+        { "--parallelism={replicate: 4, shard: 1}", "--fsdp.sharding_strategy=NO_SHARD", 1, GATHER_ONCE_IF_FITS, SUM_ONCE_IF_FITS },
+        { "--parallelism={replicate: 2, shard: 1, context: 2}", NULL, 2, GATHER_ONCE_IF_FITS, SUM_ONCE_IF_FITS },
         { "--parallelism.context=2", NULL, 4, GATHER_ONCE_IF_FITS, SUM_ONCE_IF_FITS },
         { "--parallelism.context=2", "--fsdp.sharding_strategy=NO_SHARD", 2, GATHER_ONCE_IF_FITS, SUM_ONCE_IF_FITS },
     };

@@ -96,6 +96,28 @@ static void check_pipeline(Reader *r)
             "use --parallelism.pipeline=1, or a model whose head is its own", place, n);
 }
 
+/* The same by parallelism.replicate and shard, of a stage of `world` ranks. */
+static int shard_ranks_of_mesh(Reader *r, int world)
+{
+    const int replicate = r->s->fsdp.replicate, shard = r->s->fsdp.shard, context = context_ranks(&r->s->c.strategy);
+    const int groups = world / context, given = replicate ? replicate : shard;
+    const int divisor = largest_divisor(groups, groups, given < groups ? given : groups);
+    const char *name = replicate ? "parallelism.replicate" : "parallelism.shard", *place = config_where(r, name);
+    if (r->s->fsdp.replicas)
+        die("%s: %s and fsdp.hybrid_sharding_num_model_replicas (%s) both set the number of replicas; leave one of them out", place,
+            name, config_where(r, "fsdp.hybrid_sharding_num_model_replicas"));
+    if (given != divisor || (replicate && shard && (long)replicate * shard != groups))
+        die("%s: parallelism.replicate %d x shard %d x context %d (0: not given) must be the %d rank%s%s; use "
+            "--parallelism.replicate=%d --parallelism.shard=%d", place, replicate, shard, context, world, world == 1 ? "" : "s",
+            pipeline_stages(&r->s->c.strategy) > 1 ? " of a stage" : "", replicate ? divisor : groups / divisor,
+            replicate ? groups / divisor : divisor);
+    const int shards = replicate ? groups / replicate : shard;
+    if (r->s->fsdp.strategy == NO_SHARD && shards > 1)
+        die("%s: %s gives replicas of %d ranks, but fsdp.sharding_strategy NO_SHARD shards nothing; use FULL_SHARD or "
+            "SHARD_GRAD_OP, or --parallelism.replicate=%d", place, name, shards, groups);
+    return shards * context;
+}
+
 /* Ranks that share one copy of a stage. Those that share sequences are among them, so that gradients are summed over both. */
 static int shard_ranks(Reader *r)
 {
@@ -104,6 +126,8 @@ static int shard_ranks(Reader *r)
     const int world = r->world / pipeline_stages(&r->s->c.strategy), context = context_ranks(&r->s->c.strategy);
     const int hosts = world > comm_local_size() ? world / comm_local_size() : 1;
     const int replicas = r->s->fsdp.replicas ? r->s->fsdp.replicas : hosts;
+    if (r->s->fsdp.replicate || r->s->fsdp.shard)
+        return shard_ranks_of_mesh(r, world);
     if (r->s->fsdp.replicas && !hybrid)
         config_note(r, "fsdp.hybrid_sharding_num_model_replicas (only HYBRID_SHARD has it)");
     if (strategy == NO_SHARD)

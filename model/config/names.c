@@ -7,14 +7,16 @@
 #include "kernels/runtime/error.h"
 
 static const struct { const char *other, *name; } names[] = {
-    { "format.keep",                            "activations.keep" },
-    { "format.recompute",                       "activations.recompute" },
-    { "format.forward",                         "fp8.forward" },
-    { "format.fast",                            "fp8.fast_accumulation" },
-    { "format.scales",                          "fp8.scales" },
-    { "parallelism.context_parallel_degree",    "parallelism.context" },
-    { "parallelism.pipeline_parallel_degree",   "parallelism.pipeline" },
-    { "parallelism.pipeline_parallel_schedule", "parallelism.pipeline_schedule" },
+    { "format.keep",                                "activations.keep" },
+    { "format.recompute",                           "activations.recompute" },
+    { "format.forward",                             "fp8.forward" },
+    { "format.fast",                                "fp8.fast_accumulation" },
+    { "format.scales",                              "fp8.scales" },
+    { "parallelism.data_parallel_replicate_degree", "parallelism.replicate" },
+    { "parallelism.data_parallel_shard_degree",     "parallelism.shard" },
+    { "parallelism.context_parallel_degree",        "parallelism.context" },
+    { "parallelism.pipeline_parallel_degree",       "parallelism.pipeline" },
+    { "parallelism.pipeline_parallel_schedule",     "parallelism.pipeline_schedule" },
 };
 enum { NUM_NAMES = sizeof names / sizeof names[0] };
 

@@ -5,6 +5,7 @@
 #include "model/config/table.h"
 #include "model/config/table_rows.h"
 #include "model/config/table_images.h"
+#include "model/config/table_mesh.h"
 #include "model/config/table_muon.h"
 
 const ConfigKey config_keys[] = {
@@ -431,6 +432,7 @@ const ConfigKey config_keys[] = {
            X(fsdp.grad_sync_mode),
            "when sharded gradients are summed over ranks. micro_batch: in each micro-batch; batch: once per step, which stores "
            "whole gradients on every rank; null: batch if they fit"),
+    MESH_ROWS,
     NUMBER("parallelism.context", INT, "1", 1, 1024, C(strategy.context_ranks),
            "number of consecutive ranks that share sequences. Each has an equal part of the tokens of every sequence, and in "
            "attention an equal part of the heads, so it must divide the numbers of heads and of key heads. These ranks are part of "

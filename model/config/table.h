@@ -79,6 +79,7 @@ typedef struct {
         int distributed;                   /* Distributed or NOT_GIVEN */
         ShardingStrategy strategy;
         int replicas;                      /* 0: one per host */
+        int replicate, shard;              /* of parallelism.*; 0: not given */
         int precision;                     /* FsdpPrecision or NOT_GIVEN */
         int grad_sync_mode;                /* GradSum or NOT_GIVEN */
     } fsdp;
