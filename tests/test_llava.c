@@ -409,6 +409,53 @@ static const char *adapters_of(const char *tensor, const char *saved)
     return folder;
 }
 
+/* A copy of PEFT's golden folder with the names that transformers before 4.52 had. */
+static const char *older(const char *golden)
+{
+    const char *folder = path_of(text("%s/older-%d", root, num_folders++));
+    shell(text("mkdir %s && cp %s/adapter_config.json %s", folder, golden, folder));
+    SafeFile *from = safetensors_open(text("%s/adapter_model.safetensors", golden));
+    SafeFile *to = safetensors_new(text("%s/adapter_model.safetensors", folder));
+    const char *names[64];
+    assert_in_range(from->count, 1, 64);
+    for (int i = 0; i < from->count; i++) {
+        const SafeTensor *t = &from->tensor[i];
+        const char *rest = t->name + strlen("base_model.model.model."), *text_model = "language_model.";
+        const bool low = strncmp(rest, text_model, strlen(text_model)) == 0;
+        names[i] = path_of(low ? text("base_model.model.language_model.model.%s", rest + strlen(text_model))
+                               : text("base_model.model.%s", rest));
+        safetensors_add(to, names[i], t->dtype, t->dims, t->shape);
+    }
+    safetensors_lay_out(to);
+    safetensors_create(to);
+    for (int i = 0; i < from->count; i++) {
+        const SafeTensor *t = &from->tensor[i];
+        char *bytes = keep(t->end - t->begin);
+        safetensors_read(from, bytes, t, 0, t->end - t->begin);
+        assert_true(safetensors_write(to, safetensors_find(to, names[i]), 0, bytes, t->end - t->begin));
+    }
+    safetensors_close(from);
+    safetensors_close(to);
+    return folder;
+}
+
+static void test_older_names(void **state)
+{
+    (void)state;
+    const char *const golden = "tests/golden/lora/llava-llama", *const folders[] = { golden, older(golden) };
+    double loss[2];
+    for (int i = 0; i < 2; i++) {
+        Trainer t;
+        open_adapted(&t, folders[i], "tests/golden/llava-llama", BASE_AS_FROZEN);
+        assert_true(t.config.model.lora.rank == 4 && t.config.model.lora.projector && t.config.model.lora.target[LORA_UP]);
+        checkpoint_load(folders[i], &t.config, &t.fsdp, NULL, true);
+        loss[i] = train_step(&t, 1);
+        close_trainer(&t);
+    }
+    assert_memory_equal(&loss[0], &loss[1], sizeof loss[0]);
+    release();
+}
+
 /* Folders that do not fit the model: adapters of the tower, a projector that is missing or that nobody announced, other tokens. */
 static void test_unfit(void **state)
 {
@@ -444,6 +491,7 @@ int main(void)
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_round_trip), cmocka_unit_test(test_adapters),
                                         cmocka_unit_test(test_export), cmocka_unit_test(test_coded),
                                         cmocka_unit_test(test_samples), cmocka_unit_test(test_unfit),
+                                        cmocka_unit_test(test_older_names),
                                         cmocka_unit_test(test_defaults), cmocka_unit_test(test_refused) };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

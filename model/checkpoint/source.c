@@ -10,6 +10,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
 #include "kernels/runtime/watchdog.h"
+#include "model/architecture.h"
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/manifest.h"
@@ -128,6 +129,20 @@ static void drop_adapter_name(char *name)
         strcpy(name + strlen(name) - strlen(usual), ".weight");
 }
 
+/* Before transformers 4.52 the module tree of models with images had the names of files. */
+static void use_tree_name(SafeTensor *t)
+{
+    static const char first[] = "base_model.model.";
+    char tree[HF_NAME];
+    if (strncmp(t->name, first, sizeof first - 1) != 0)
+        return;
+    hf_tree_name(tree, t->name + sizeof first - 1);
+    if (strcmp(tree, t->name + sizeof first - 1) == 0)
+        return;
+    free(t->name);
+    t->name = xasprintf("%s%s", first, tree);
+}
+
 Source source_open_adapter(const char *folder)
 {
     json_t *manifest = source_manifest(folder);
@@ -136,8 +151,10 @@ Source source_open_adapter(const char *folder)
         die("%s: no adapter_model.safetensors next to its adapter_config.json; adapters in other formats can be converted with "
             "PEFT's save_pretrained", folder);
     add_source(&s, folder, "adapter_model.safetensors");
-    for (int i = 0; i < s.file[0]->count; i++)
+    for (int i = 0; i < s.file[0]->count; i++) {
         drop_adapter_name(s.file[0]->tensor[i].name);
+        use_tree_name(&s.file[0]->tensor[i]);
+    }
     expect_sums(&s, manifest, folder);
     json_decref(manifest);
     return s;
@@ -226,7 +243,7 @@ void source_refuse_adapter(const char *folder, const char *name)
 {
     if (strstr(name, "vision_tower."))
         die("%s: %s is an adapter of the vision tower, which is frozen here: features are computed before the training. Train "
-            "adapters of the language model only, in PEFT with target_modules such as '.*language_model.*\\.(q_proj|v_proj)'", folder,
+            "adapters of the language model only, in PEFT with target_modules as '.*language_model.*\\.(q_proj|v_proj)'", folder,
             name);
     if (text_ends_with(name, ".embed_tokens.weight") || text_ends_with(name, ".lm_head.weight"))
         die("%s: PEFT saved the embedding or the head with the adapters (%s); only adapters can be read. Merge them "

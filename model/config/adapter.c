@@ -196,7 +196,9 @@ static void mark_found(bool *seen, const char *folder, const File *f, const Mode
         if (!end || strncmp(name, first, sizeof first - 1) != 0)
             continue;
         char *path = xasprintf("%.*s", (int)(strlen(name) - strlen(end) - (sizeof first - 1)), name + sizeof first - 1);
-        if (!mark(seen, path, m))
+        char tree[HF_NAME];
+        hf_tree_name(tree, path);
+        if (!mark(seen, tree, m))
             die("%s: target_modules %.200s gave %s an adapter; only matrices of the language model's blocks can have one", f->path,
                 expression, path);
         free(path);
