@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Random meshes of up to 8 ranks: replicas, shards, context ranks, pipeline stages and their schedules, with random models,
-recipes, adapters, packings and micro-batches (test_random_runs.py draws them). For each of them:
+recipes, optimizers, adapters, packings and micro-batches (test_random_runs.py draws them). For each of them:
 
   one rank            same numbers of labels; losses, norms and evaluations within the bounds of test_random_runs.py, weights within
                       that of moved_at_most below
@@ -11,7 +11,7 @@ recipes, adapters, packings and micro-batches (test_random_runs.py draws them). 
     python3 tests/test_random_meshes.py COUNT [FIRST]     # as many as one likes: number FIRST and those after it
 
 BUILD and LAUNCH as scripts/run-tests sets them."""
-import array, json, math, os, shlex, shutil, signal, subprocess, tempfile, time, unittest
+import array, json, math, os, random, shlex, shutil, signal, subprocess, tempfile, time, unittest
 
 import test_random_runs as single
 from test_random_runs import BATCH, LAUNCH, STEPS, TRAIN, compare
@@ -38,9 +38,19 @@ class Setting(single.Configuration):
             self.micro = min(self.micro, BATCH // 4)        # of the first steps two ranks have a micro-batch each
             self.keys.update({"batch_size_warmup": "[2]", "device_train_microbatch_size": self.micro,
                               "device_eval_batch_size": self.micro})
+        self.draw_muon()
         self.meshes = [self.draw_mesh(), self.draw_mesh()]
         self.context = self.meshes[0]["context"]
         self.stop = draw.randrange(1, STEPS - 1)
+
+    def draw_muon(self):
+        """In a third of the settings that allow it; its own numbers, so that the others draw the same as without it."""
+        pick = random.Random(f"muon {self.n}").choice
+        if pick([True, False, False]) and not self.lora:
+            self.optimizer = "muon"
+            self.keys.update({"optimizer.name": "muon", "optimizer.per_head": pick([True, False]),
+                              "optimizer.nesterov": pick([True, True, False]), "optimizer.ns_steps": pick([4, 5]),
+                              "optimizer.adjust_lr": pick(["match_rms_adamw", "original"])})
 
     def draw_mesh(self):
         """Drawn again until the settings allow it."""
@@ -58,7 +68,8 @@ class Setting(single.Configuration):
         data, stages, chunks = mesh["replicas"] * mesh["shards"], mesh["stages"], mesh["chunks"]
         smallest = BATCH // 2 if "batch_size_warmup" in self.keys else BATCH
         heads = self.keys.get("model.n_kv_heads") or self.keys["model.n_heads"]
-        return 1 < ranks_of(mesh) <= RANKS and smallest % (data * self.micro) == 0 and heads % mesh["context"] == 0 and \
+        moves = mesh["host"]["host.moments"] or mesh["host"]["host.master"]
+        return 1 < ranks_of(mesh) <= RANKS and not (self.optimizer == "muon" and moves) and smallest % (data * self.micro) == 0 and heads % mesh["context"] == 0 and \
             self.keys["model.n_layers"] >= stages * chunks and not (mesh["no_shard"] and mesh["replicas"] > 1) and \
             not (mesh["context"] == 4 and self.keys["sequence_length_warmup"]) and \
             (stages == 1 and chunks == 1 or stages > 1 and self.keys["model.weight_tying"] is False and
