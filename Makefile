@@ -109,7 +109,10 @@ $B/tests/test_flops: WRAP = -Wl,--wrap=device_peak_flops
 $B/tests/test_cpu_health_ranks: WRAP = $(foreach f,dlopen dlsym device_health,-Wl,--wrap=$f)
 $B/tests/bench_%: $B/tests/bench_%.c.o $(OBJECTS)
 	@echo "  LINK  $@"
-	@$(CC) $^ $(LIBS) $(LDFLAGS) -o $@
+	@$(CC) $^ $(LIBS) $(WRAP) $(LDFLAGS) -o $@
+# This one is also ./train: it measures what a momentum in other formats would have been.
+$B/tests/bench_momentum: $B/train.c.o
+$B/tests/bench_momentum: WRAP = -Wl,--wrap=muon_momentum -Wl,--wrap=muon_normalize
 # CUDA loads this one into ./train and reports kernels to it. CUPTI's records depend on its version, so copies in Python packages
 # are not used, unless CUPTI_HOME names their folder.
 CUPTI_PLACES = $(or $(CUPTI_HOME),$(CUDA_HOME)/extras/CUPTI $(CUDA_HOME)/targets/x86_64-linux $(CUDA_HOME))
