@@ -257,6 +257,9 @@ void sum_squares(float *out, Tensor x);                                 /* *out 
  * are checked as codes are: a scale below 0, or one that makes the format's largest number infinite or NaN, counts. */
 void find_not_finite(int *found, Tensor x, bool negative);
 
+/* y += x, each sum rounded once. Both have one shape; F32 or BF16. The same bits as x += y. */
+void accumulate(Tensor y, Tensor x);
+
 /* mean += share (w - mean), in F32; share 1: mean = w. Both have one shape; mean is F32, w F32 or BF16. With shares 1, 1/2, ... 1/n
  * it is the mean of n tensors. */
 void average_weights(Tensor mean, Tensor w, float share);

@@ -127,6 +127,8 @@ OP(sum_squares,          (float *out, Tensor x), (out, x),
    IN(x), MEMORY(out, sizeof *out, READS | WRITES))
 OP(find_not_finite,      (int *found, Tensor x, bool negative), (found, x, negative),
    IN(x), MEMORY(found, sizeof *found, READS | WRITES))
+OP(accumulate,           (Tensor y, Tensor x), (y, x),
+   IN(x), CODES(y, READS | WRITES))
 OP(average_weights,      (Tensor mean, Tensor w, float share), (mean, w, share),
    IN(w), IN_IF(share != 1, mean), OUT(mean))
 OP(adamw,                (Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first), (w, m, v, grad, a, first),

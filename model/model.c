@@ -14,6 +14,7 @@
 #include "model/plan.h"
 #include "model/projector.h"
 #include "model/rope.h"
+#include "model/stages.h"
 
 static void fill_rope(Model *m)
 {
@@ -143,8 +144,10 @@ void model_batch(Model *m, ParamStore *f, const int *tokens, const int *targets,
         m->ranges_reused = pass != PASS_FORWARD && (m->in_step || row[i].micro > 0);
         pass_row(m, f, row[i], scale, z_weight, pass_of(row[i], count, pass));
     }
-    if (pass == PASS_COMPLETE)
+    if (pass == PASS_COMPLETE) {
+        stages_sum_tied(f);
         fsdp_wait_grads(f);
+    }
     watchdog_leave_stage();
     m->ranges_reused = false;
     m->in_step = pass == PASS_ACCUMULATE;

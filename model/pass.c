@@ -44,8 +44,11 @@ static void backward(Model *m, ParamStore *f, UnitRange units, bool last)
 {
     const int head = f->num_units - 1, first = f->first_trained > units.first ? f->first_trained : units.first;
     int u = units.end - 1;
-    if (u == head)
+    if (u == head) {
         fsdp_reduce(f, u--, last);
+        if (f->tied && units.first > 0)         /* the embedding is another stage's; here it is the head only */
+            fsdp_reduce(f, unit_of_head_matrix(m->config), last);
+    }
     for (; u >= first; u--) {
         const int uses = backward_uses(m, f, u), next = u > first ? backward_uses(m, f, u - 1) : 0;
         if (uses)

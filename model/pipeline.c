@@ -82,7 +82,7 @@ UnitRange pipeline_units(const Pipeline *p, const ModelConfig *c, int chunk)
 
 bool pipeline_holds(const Pipeline *p, const ModelConfig *c, int unit)
 {
-    return pipeline_stage_of(p, c, unit) == p->stage;
+    return pipeline_stage_of(p, c, unit) == p->stage || (p->stage == p->stages - 1 && unit == unit_of_head_matrix(c));
 }
 
 int pipeline_stage_of(const Pipeline *p, const ModelConfig *c, int unit)

@@ -33,10 +33,11 @@ int  pipeline_rows     (PipelineRow *rows, const Pipeline *p);
 int  pipeline_in_flight(const Pipeline *p, int chunk);
 
 /* Units [first, end) of a chunk of this stage. Blocks are divided evenly; the first chunk of all also has what comes before the
- * blocks, and the last one the head. */
+ * blocks, and the last one the head. If the head is the embedding, the last stage has that unit too: its weights, gradients and
+ * states, the same as those of the first stage (stages_sum_tied of stages.h). */
 typedef struct { int first, end; } UnitRange;
 UnitRange pipeline_units(const Pipeline *p, const ModelConfig *c, int chunk);
-bool      pipeline_holds(const Pipeline *p, const ModelConfig *c, int unit);       /* whether a chunk of this stage has the unit */
+bool      pipeline_holds(const Pipeline *p, const ModelConfig *c, int unit);       /* a chunk of this stage has it, or its head is it */
 int       pipeline_stage_of(const Pipeline *p, const ModelConfig *c, int unit);    /* the stage that has it */
 
 bool pipeline_is_first (const Pipeline *p, int chunk);         /* of all chunks of all stages */

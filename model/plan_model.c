@@ -63,8 +63,8 @@ static void plan_all(Arena *arena, Model *m, ParamStore *f, const Config *c, Sha
     b->units = arena->used;
     m->offload.slots = p.slots > 0 && p.slots < m->L && !m->forward_only ? p.slots : m->L;
     f->stage_bytes = fsdp_stage_bytes(f);
-    const size_t parts = STAGES_OF_UPDATE * f->stage_bytes, matrices = muon_bytes(f, c);
-    const size_t staging = parts > matrices ? parts : matrices;
+    const size_t parts = STAGES_OF_UPDATE * f->stage_bytes, matrices = muon_bytes(f, c), tied = stages_tied_bytes(f);
+    const size_t update = parts > matrices ? parts : matrices, staging = update > tied ? update : tied;
     f->staging_bytes = m->shared_bytes > staging ? m->shared_bytes : staging;
     f->staging = m->shared_memory = arena_alloc(arena, f->staging_bytes);
     m->ranges = arena_alloc(arena, (size_t)m->num_sets * m->range_bytes);

@@ -85,3 +85,49 @@ void stages_send_gradient(Model *m, const ParamStore *f, UnitRange units)
 {
     send(m, f, PREVIOUS_STAGE, units.first, m->work.dres, m->work.dres_amax);
 }
+
+/* This rank's part of a unit that is also on another stage; count 0: there is none to train. */
+static Slice tied_slice(const ParamStore *f)
+{
+    const Shard *s = &f->shard[unit_of_head_matrix(f->shape->config)];
+    return f->pipe.stages > 1 && f->tied ? s->slice[TRAINED] : (Slice){ 0 };
+}
+
+static size_t tied_part(const ParamStore *f)
+{
+    const size_t all = tied_slice(f).count;
+    return all < PART_OF_UPDATE ? all : PART_OF_UPDATE;
+}
+
+size_t stages_tied_bytes(const ParamStore *f)
+{
+    return tied_part(f) * dtype_size(f->recipe.grads.dtype);
+}
+
+/* The first stage follows the last in the ring of stages. Each adds what comes to what it has sent: a sum of two has the same bits
+ * in either order. */
+void stages_sum_tied(ParamStore *f)
+{
+    const Slice s = tied_slice(f);
+    const int unit = unit_of_head_matrix(f->shape->config);
+    const Neighbour other = f->pipe.stage == 0 ? PREVIOUS_STAGE : NEXT_STAGE;
+    DeviceMark *sent = NULL;
+    if (s.count == 0)
+        return;
+    fsdp_wait_grads(f);
+    trace_begin("reduce", unit);
+    for (size_t at = 0, n; at < s.count; at += n) {
+        n = s.count - at < tied_part(f) ? s.count - at : tied_part(f);
+        const Tensor own = slice_view(&s, f->shard[unit].grad, s.first + at, n), others = tensor_at(f->staging, own.format, 1, (int)n);
+        watchdog_mark_neighbour("summing gradients over the first and the last stage", unit);
+        sent = device_follow(QUEUE_SEND, sent);
+        comm_send(own, other);
+        sent = device_mark(sent);
+        device_queue(QUEUE_COMPUTE);
+        comm_receive(others, other);
+        device_wait(sent);
+        accumulate(own, others);
+    }
+    trace_end();
+    device_unmark(sent);
+}

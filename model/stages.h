@@ -19,6 +19,11 @@ void stages_use(Model *m, const ParamStore *f, UnitRange units, PipelineRow r);
 void stages_receive_stream  (Model *m, const ParamStore *f, UnitRange units);
 void stages_receive_gradient(Model *m, const ParamStore *f, UnitRange units);
 
+/* The gradients of a step are complete: if the head is the embedding, those of the first stage, which the embedding makes, and those
+ * of the last, which the head makes, become their sum, the same bits on both. Uses f->staging, of stages_tied_bytes. */
+void   stages_sum_tied  (ParamStore *f);
+size_t stages_tied_bytes(const ParamStore *f);
+
 /* The stream that the chunk wrote; the gradient of the stream that it read. They may be overwritten afterwards. */
 void stages_send_stream  (Model *m, const ParamStore *f, UnitRange units);
 void stages_send_gradient(Model *m, const ParamStore *f, UnitRange units);

@@ -292,6 +292,7 @@ static void test_in_stages(void **state)
     for (int r = 0; r < (int)(sizeof runs / sizeof *runs); r++) {
         ModelConfig m = architecture(runs[r].a);
         m.n_layers = (1 + r % 2) * comm_size();
+        m.weight_tying |= r == 3;
         if (runs[r].adapters)
             m = with_adapters(m, 4, ALL_MODULES, BASE_E4M3);
         own.keep = (int)runs[r].keep;

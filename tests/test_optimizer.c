@@ -259,6 +259,27 @@ static void test_mean(void **state)
     }
 }
 
+/* Each sum is rounded once, and has the same bits in either order. */
+static void test_accumulate(void **state)
+{
+    (void)state;
+    static const int sizes[] = { 1, 7, 4099, 20000 };
+    for (size_t k = 0; k < 2 * sizeof sizes / sizeof sizes[0]; k++) {
+        const int n = on_cpu() ? sizes[k / 2] : (sizes[k / 2] + 7) / 8 * 8;
+        const Format f = k % 2 ? H : F;
+        const Tensor x = make_filled(f, 1, n, 1, -1, 1), y = make_filled(f, 1, n, 2, -9, 9), again = make_filled(f, 1, n, 2, -9, 9);
+        const double *a = values(x), *b = values(y);
+        double *exact = keep((size_t)n * sizeof *exact), *nothing = keep((size_t)n * sizeof *nothing);
+        for (int i = 0; i < n; i++)
+            exact[i] = a[i] + b[i];
+        accumulate(y, x);
+        accumulate(x, again);
+        check_close("accumulate", y, exact, nothing);
+        check_same_values("x += y", values(x), values(y), (size_t)n);
+        release();
+    }
+}
+
 /* ---- errors ------------------------------------------------------------------------------------------------ */
 
 static void test_errors(void **state)
@@ -298,6 +319,8 @@ static void test_errors(void **state)
     DIES("cross_entropy: logits is e4m3", cross_entropy(fp8, stats.data, stats.data, ints.data, 16, 1, 0, false));
     DIES("adamw: grad is (8, 16)", adamw(row, row, row, a, (AdamW){ 0 }, 0));
     DIES("average_weights: mean is (8, 16); expected (1, 16)", average_weights(a, row, 1));
+    DIES("accumulate: y is (8, 16); expected (1, 16)", accumulate(a, row));
+    DIES("accumulate: x is e4m3", accumulate(row, row8));
     DIES("adamw: w is e4m3", adamw(row8, row, row, row, (AdamW){ 0 }, 0));
     release();
 }
@@ -308,7 +331,7 @@ int main(void)
         cmocka_unit_test(test_adamw), cmocka_unit_test(test_stochastic_rounding),
         cmocka_unit_test(test_rounding_of_extremes), cmocka_unit_test(test_init), cmocka_unit_test(test_bf16),
         cmocka_unit_test(test_sums), cmocka_unit_test(test_sum_golden), cmocka_unit_test(test_mean),
-        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_accumulate), cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

@@ -110,8 +110,8 @@ class Configuration:
 
     def can_have_stages(self):
         in_stage = self.context * self.strategy.get("fsdp.hybrid_sharding_num_model_replicas", 1)
-        return self.keys["model.n_layers"] > 1 and self.keys["model.weight_tying"] is False and \
-            self.strategy["fsdp.grad_sync_mode"] != "micro_batch" and self.ranks % (2 * in_stage) == 0
+        return self.keys["model.n_layers"] > 1 and self.strategy["fsdp.grad_sync_mode"] != "micro_batch" and \
+            self.ranks % (2 * in_stage) == 0
 
     def saves_fp8(self):
         return self.recipe in ("coat-act", "coat", "coat-lean")

@@ -29,6 +29,7 @@ typedef struct {
     unsigned modules;
     BaseFormat base;
     HostUse host;
+    bool tied;
 } Case;
 
 typedef struct { int stages, replicas, shard, context; Gathering gathering; GradSum sum; } Setting;
@@ -39,7 +40,7 @@ static ModelConfig model_of(const Case *k)
     m.n_layers = comm_size() > 2 ? comm_size() : 2;
     m.n_kv_heads = m.n_heads = comm_size() > 8 ? HEADS : 8;
     m.max_sequence_length = tokens_of_sequence();
-    m.weight_tying = false;
+    m.weight_tying = k->tied;
     return k->modules ? with_adapters(m, 4, k->modules, k->base) : m;
 }
 
@@ -114,12 +115,14 @@ static size_t scattered(const ParamStore *f, const Config *c)
     return bytes * (size_t)(f->shards - 1) * (f->sum_once ? 1 : MICRO_BATCHES);
 }
 
-/* Each way the stream of each micro-batch, back also its maximum; to the next stage also the sum of squares. */
+/* Each way the stream of each micro-batch, back also its maximum; to the next stage also the sum of squares. Between the first and the
+ * last stage the gradients of the matrix that both have. */
 static size_t messages(const Model *m, const ParamStore *f, const Config *c)
 {
     const int stages = f->pipe.stages, stage = f->pipe.stage;
     const size_t stream = (size_t)m->N * (size_t)c->model.d_model * bytes_of(c->recipe.stream);
-    return (stage < stages - 1 ? MICRO_BATCHES * stream + sizeof(float) : 0)
+    const bool shares = c->model.weight_tying && stages > 1 && (stage == 0 || stage == stages - 1);
+    return (shares ? f->shard[0].slice[TRAINED].count * bytes_of(c->recipe.grads) : 0) + (stage < stages - 1 ? MICRO_BATCHES * stream + sizeof(float) : 0)
          + (stage > 0 ? MICRO_BATCHES * (stream + (m->work.dres_amax ? sizeof(float) : 0)) : 0);
 }
 
@@ -202,7 +205,7 @@ static void test_bf16(void **state)
 static void test_coat(void **state)
 {
     (void)state;
-    check_meshes(&(Case){ "coat", LLAMA });
+    check_meshes(&(Case){ "coat", LLAMA, .tied = true });
 }
 
 /* Master weights on the host are encoded by the update, which exchanges their maxima. */

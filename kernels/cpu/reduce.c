@@ -1,4 +1,4 @@
-/* Sums over all elements, in double: the bits depend only on the values. The mean of tensors. */
+/* Sums over all elements, in double: the bits depend only on the values. The sum and the mean of tensors. */
 #include "kernels/cpu/cpu.h"
 
 void backend_sum_values(float *out, const float *x, size_t n)
@@ -22,6 +22,24 @@ void backend_sum_squares(float *out, Tensor x)
             total += (double)values[i] * values[i];
     }
     *out = (float)total;
+}
+
+void backend_accumulate(Tensor y, Tensor x)
+{
+    enum { BLOCK = 4096 };
+    CHECK_TENSOR(y, x.rows, x.cols);
+    CHECK_TENSOR(x, x.rows, x.cols);
+    CHECK_PLAIN(y);
+    CHECK_PLAIN(x);
+    float *sum = cpu_scratch(0, BLOCK), *values = cpu_scratch(1, BLOCK);
+    for (size_t first = 0, numel = tensor_numel(x); first < numel; first += BLOCK) {
+        const size_t n = numel - first < BLOCK ? numel - first : BLOCK;
+        tensor_load(sum, y, first, n);
+        tensor_load(values, x, first, n);
+        for (size_t i = 0; i < n; i++)
+            sum[i] += values[i];
+        tensor_store(y, first, sum, n);
+    }
 }
 
 void backend_average_weights(Tensor mean, Tensor w, float share)

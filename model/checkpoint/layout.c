@@ -444,16 +444,20 @@ Found layout_find(const Piece *p, SafeFile *const *source, int count)
     return coded ? (Found){ coded, NULL } : layout_need(p, source, count);
 }
 
-void layout_check_sums(Layout *l, SafeFile *const *source, int count)
+/* A unit that two stages have is summed once. */
+void layout_check_sums(Layout *l, const ParamStore *f, SafeFile *const *source, int count)
 {
+    for (int i = 0; i < l->num_pieces; i++)
+        if (pipeline_stage_of(&f->pipe, f->shape->config, l->piece[i].unit) != f->pipe.stage)
+            l->sum[i] = 0;
     sum_over(l, RANKS_COPY);
     for (int i = 0; i < l->num_pieces; i++) {
-        const Found f = safetensors_find_in(source, count, l->piece[i].name);
-        const SafeTensor *t = f.tensor;
+        const Found found = safetensors_find_in(source, count, l->piece[i].name);
+        const SafeTensor *t = found.tensor;
         if (t && t->has_sum && t->sum != l->sum[i])
             die("%s: tensor %s has the checksum %08x, expected %08x from trainer.json: its bytes have changed since they were "
                 "saved. Copy the file again or load another checkpoint (if you edited it, delete crc32c from trainer.json)",
-                f.file->path, t->name, l->sum[i], t->sum);
+                found.file->path, t->name, l->sum[i], t->sum);
     }
 }
 
@@ -482,5 +486,5 @@ void layout_read(Layout *l, ParamStore *f, SafeFile *const *source, int count)
     free(raw);
     free(values);
     progress_end();
-    layout_check_sums(l, source, count);
+    layout_check_sums(l, f, source, count);
 }

@@ -67,7 +67,7 @@ void   layout_read(Layout *l, ParamStore *f, SafeFile *const *source, int count)
 /* Parts of layout_read for other readers. need: the piece's tensor in the files; dies as layout_read. check_sums: combines l->sum,
  * each rank's contribution, and checks it; all ranks of a shard group call. */
 Found  layout_need(const Piece *p, SafeFile *const *source, int count);
-void   layout_check_sums(Layout *l, SafeFile *const *source, int count);
+void   layout_check_sums(Layout *l, const ParamStore *f, SafeFile *const *source, int count);
 
 /* A weight being read. find: the same as need; for codes and scales the tensor is NULL, and the file that of the codes. fetch:
  * reads elements [at, at + n) as type `dtype`; `to` has space for n floats. */

@@ -276,5 +276,5 @@ void stored_states_read(StoredStates *s, ParamStore *f, SafeFile *const *source,
     }
     free(x);
     shift_sums(&r, f);
-    layout_check_sums(&s->layout, source, count);
+    layout_check_sums(&s->layout, f, source, count);
 }

@@ -91,9 +91,6 @@ static void check_pipeline(Reader *r)
         die("%s: fsdp.grad_sync_mode micro_batch: pipeline stages sum gradients once per step; use batch or null",
             config_where(r, "fsdp.grad_sync_mode"));
     check_schedule_of_stages(r);
-    if (c->model.weight_tying)
-        die("%s: parallelism.pipeline %d: model.weight_tying: embedding and head are one matrix, and would be on different stages; "
-            "use --parallelism.pipeline=1, or a model whose head is its own", place, n);
 }
 
 /* The same by parallelism.replicate and shard, of a stage of `world` ranks. */

@@ -439,9 +439,10 @@ const ConfigKey config_keys[] = {
            "one group of fsdp.sharding_strategy; with NO_SHARD they are a group. A run may resume with another number"),
     NUMBER("parallelism.pipeline", INT, "1", 1, 1024, C(strategy.pipeline_stages),
            "number of stages, each with consecutive blocks on ranks of its own; micro-batches pass them one after the other. The "
-           "first stage has the embedding, the last one the head. fsdp.* applies to the ranks of a stage, which gather weights and "
-           "sum gradients once per step. Losses are those of the same micro-batches without stages. A run may resume with another "
-           "number"),
+           "first stage has the embedding, the last one the head; with model.weight_tying both have that matrix, and add its "
+           "gradients once per step. fsdp.* applies to the ranks of a stage, which gather weights and sum gradients once per step. "
+           "Losses are those of the same micro-batches without stages, with model.weight_tying but for the order of that sum. A run "
+           "may resume with another number"),
     WORD  ("parallelism.pipeline_schedule", CHOICE, "1F1B", schedules, C(strategy.pipeline_schedule),
            "order of the passes. 1F1B: stages alternate between forward and backward; p stages and m micro-batches a step wait "
            "(p-1)/(m+p-1) of the time. Interleaved1F1B: each stage has v rows of blocks and waits (p-1)/(vm+p-1), with more "

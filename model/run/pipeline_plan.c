@@ -38,6 +38,8 @@ static void print_stage(const Config *c, const Model *m, const ParamStore *f)
         if (units.end > units.first + 1)
             printf(" to %s", unit_name(&c->model, units.end - 1, last));
     }
+    if (c->model.weight_tying && m->has_head)
+        printf(", which is %s", unit_name(&c->model, unit_of_head_matrix(&c->model), first));
     const int saved = m->forward_only ? 0 : in_flight(&f->pipe);
     if (saved > 0)
         printf("; activations of %d micro-batch%s%s", saved, saved > 1 ? "es" : "", f->pipe.chunks > 1 ? ", each in one row" : "");
