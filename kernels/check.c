@@ -181,16 +181,20 @@ void check_attention(const char *op, Tensor y, Tensor qkv, Attention a, Document
           docs.longest, a.T);
 }
 
-void check_exchange(const char *op, Tensor y, Tensor x, Attention heads)
+/* With keys in x each rank has heads.K of its key heads, or its only one with others. */
+int check_exchange(const char *op, Tensor y, Tensor x, Attention heads)
 {
-    const int ranks = x.rows > 0 ? y.rows / x.rows : 0, q = heads.H * heads.D, all = q + 2 * heads.K * heads.D;
+    const int ranks = x.rows > 0 ? y.rows / x.rows : 0, q = heads.H * heads.D, k = heads.K * heads.D;
+    const int keys = (x.cols - ranks * q) / 2, shared = keys > 0 ? ranks * k / keys : 1;
     check_plain(op, "y", y);
     check_plain(op, "x", x);
-    CHECK(ranks > 0 && (x.cols == ranks * q || x.cols == ranks * all), "%s: rows of %d elements for %d ranks; expected %d or %d",
-          op, x.cols, ranks, ranks * q, ranks * all);
-    check_tensor(op, "y", y, ranks * x.rows, x.cols / ranks);
+    CHECK(ranks > 0 && keys >= 0 && x.cols == ranks * q + 2 * keys && (keys == 0 || shared * keys == ranks * k)
+          && (shared == 1 || (heads.K == 1 && ranks % shared == 0)), "%s: rows of %d elements for %d ranks; expected %d or %d", op,
+          x.cols, ranks, ranks * q, ranks * (q + 2 * k));
+    check_tensor(op, "y", y, ranks * x.rows, keys > 0 ? q + 2 * k : q);
     CHECK(format_equal(y.format, x.format), "%s: y is %s, x is %s; expected the same format", op, format_name(y.format),
           format_name(x.format));
+    return shared;
 }
 
 size_t check_pieces(Tensor y, Tensor x, int pieces)

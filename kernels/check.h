@@ -55,8 +55,8 @@ void check_matmul_db(Tensor db, Tensor dy);
 /* The arguments of attention_forward. */
 void check_attention(const char *op, Tensor y, Tensor qkv, Attention a, Documents docs);
 
-/* The arguments of heads_split and heads_join. */
-void check_exchange(const char *op, Tensor y, Tensor x, Attention heads);
+/* The arguments of heads_split and heads_join; returns how many ranks have the same key head. */
+int  check_exchange(const char *op, Tensor y, Tensor x, Attention heads);
 
 /* The arguments of comm_all_to_all. Returns the bytes of a piece. */
 size_t check_pieces(Tensor y, Tensor x, int pieces);

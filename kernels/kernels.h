@@ -194,7 +194,9 @@ void attention_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents
 void attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs);
 
 /* Orders columns by rank, for comm_all_to_all. heads.H and heads.K are those of one rank. Row r N + n of y (ranks * N, W / ranks)
- * is row n of x (N, W), with rank r's columns only: of rows [q | k | v], or only of q. heads_join is the inverse. F32 or BF16. */
+ * is row n of x (N, W), with rank r's columns only: of rows [q | k | v], or only of q. heads_join is the inverse. Where x has fewer
+ * key heads than there are ranks, consecutive ranks get the same one, and heads_join adds what they made of it, in their order in F32.
+ * F32 or BF16. */
 void heads_split(Tensor y, Tensor x, Attention heads);
 void heads_join (Tensor x, Tensor y, Attention heads);
 

@@ -56,7 +56,7 @@ typedef struct {
     Tensor dqkv;       /* (N, S)                                                                                       */
     Tensor exchanged;      /* (c N, S/c) with c > 1 context ranks: what is exchanged, and as it arrives:                   */
     Tensor qkv_heads, mix_heads, datt_heads, dqkv_heads;   /* (c N, S/c), (c N, H*D/c) qkv_rotated, attn_out, datt, dqkv of whole
-                          sequences, this rank's heads                                                                 */
+                          sequences, this rank's heads; wider than S/c if ranks share key heads                        */
     Tensor dlow;       /* (N, 3 rank) gradient of one of a block's `low`                                               */
 } BackwardScratch;
 

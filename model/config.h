@@ -151,6 +151,12 @@ static inline int context_ranks(const Strategy *s)
     return s->context_ranks > 1 ? s->context_ranks : 1;
 }
 
+/* Whether so many context ranks can have the same number of the model's heads, and key heads of their own or one with others. */
+static inline bool context_divides(const ModelConfig *m, int ranks)
+{
+    return m->n_heads % ranks == 0 && (m->n_kv_heads % ranks == 0 || ranks % m->n_kv_heads == 0);
+}
+
 static inline int pipeline_stages(const Strategy *s)
 {
     return s->pipeline_stages > 1 ? s->pipeline_stages : 1;

@@ -4,18 +4,18 @@
 
 #include "kernels/collectives.h"
 
-/* For the exchange: rows of all ranks, each with the columns of one rank's heads. */
-static Tensor exchanged(const Model *m, Tensor x)
+/* For the exchange: rows of all ranks, each with the columns of one rank's heads, as `buffer` has them. */
+static Tensor exchanged(const Model *m, Tensor buffer)
 {
-    return tensor_at(m->work.exchanged.data, x.format, m->context * x.rows, x.cols / m->context);
+    return tensor_at(m->work.exchanged.data, buffer.format, buffer.rows, buffer.cols);
 }
 
 Tensor context_heads(const Model *m, const Acts *a, Tensor buffer, Tensor x)
 {
     if (m->context == 1)
         return x;
-    heads_split(exchanged(m, x), x, a->heads);
-    comm_all_to_all(buffer, exchanged(m, x), m->attn.B, BY_RANK);
+    heads_split(exchanged(m, buffer), x, a->heads);
+    comm_all_to_all(buffer, exchanged(m, buffer), m->attn.B, BY_RANK);
     return buffer;
 }
 
@@ -28,15 +28,15 @@ void context_tokens(const Model *m, const Acts *a, Tensor x, Tensor buffer)
 {
     if (m->context == 1)
         return;
-    comm_all_to_all(exchanged(m, x), buffer, m->attn.B, BY_ITEM);
-    heads_join(x, exchanged(m, x), a->heads);
+    comm_all_to_all(exchanged(m, buffer), buffer, m->attn.B, BY_ITEM);
+    heads_join(x, exchanged(m, buffer), a->heads);
 }
 
 Attention context_attention(const Model *m, Attention a)
 {
     a.T *= m->context;
     a.H /= m->context;
-    a.K /= m->context;
+    a.K = a.K > m->context ? a.K / m->context : 1;
     return a;
 }
 

@@ -37,7 +37,7 @@ int  pipeline_in_flight(const Pipeline *p, int chunk);
  * states, the same as those of the first stage (stages_sum_tied of stages.h). */
 typedef struct { int first, end; } UnitRange;
 UnitRange pipeline_units(const Pipeline *p, const ModelConfig *c, int chunk);
-bool      pipeline_holds(const Pipeline *p, const ModelConfig *c, int unit);       /* a chunk of this stage has it, or its head is it */
+bool      pipeline_holds(const Pipeline *p, const ModelConfig *c, int unit);       /* its chunks have it, or its head is it */
 int       pipeline_stage_of(const Pipeline *p, const ModelConfig *c, int unit);    /* the stage that has it */
 
 bool pipeline_is_first (const Pipeline *p, int chunk);         /* of all chunks of all stages */

@@ -269,19 +269,19 @@ static void plan_scratch(Model *m)
 /* For context ranks; forward needs a part of it. */
 static void plan_exchange(Model *m)
 {
-    const ModelConfig *c = m->config;
-    const int HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim, rows = m->context * m->N;
+    const Attention own = context_attention(m, m->attn);
+    const int HD = own.H * own.D, S = HD + 2 * own.K * own.D, rows = m->context * m->N;
     const Format f = m->recipe.stream;
     BackwardScratch *t = &m->work;
     if (m->context == 1)
         return;
-    t->exchanged = plan_shared_rows(m, BUFFER_EXCHANGED, f, rows, S / m->context);
-    t->qkv_heads = plan_shared_rows(m, BUFFER_QKV_HEADS, f, rows, S / m->context);
-    t->mix_heads = plan_shared_rows(m, BUFFER_MIX_HEADS, f, rows, HD / m->context);
+    t->exchanged = plan_shared_rows(m, BUFFER_EXCHANGED, f, rows, S);
+    t->qkv_heads = plan_shared_rows(m, BUFFER_QKV_HEADS, f, rows, S);
+    t->mix_heads = plan_shared_rows(m, BUFFER_MIX_HEADS, f, rows, HD);
     if (m->forward_only)
         return;
-    t->datt_heads = plan_shared_rows(m, BUFFER_DATT_HEADS, f, rows, HD / m->context);
-    t->dqkv_heads = plan_shared_rows(m, BUFFER_DQKV_HEADS, f, rows, S / m->context);
+    t->datt_heads = plan_shared_rows(m, BUFFER_DATT_HEADS, f, rows, HD);
+    t->dqkv_heads = plan_shared_rows(m, BUFFER_DQKV_HEADS, f, rows, S);
 }
 
 static void plan_work(Planner *p)

@@ -118,7 +118,8 @@ void stages_sum_tied(ParamStore *f)
     trace_begin("reduce", unit);
     for (size_t at = 0, n; at < s.count; at += n) {
         n = s.count - at < tied_part(f) ? s.count - at : tied_part(f);
-        const Tensor own = slice_view(&s, f->shard[unit].grad, s.first + at, n), others = tensor_at(f->staging, own.format, 1, (int)n);
+        const Tensor own = slice_view(&s, f->shard[unit].grad, s.first + at, n);
+        const Tensor others = tensor_at(f->staging, own.format, 1, (int)n);
         watchdog_mark_neighbour("summing gradients over the first and the last stage", unit);
         sent = device_follow(QUEUE_SEND, sent);
         comm_send(own, other);

@@ -168,36 +168,58 @@ static void test_strided_group(void **state)
     comm_init();
 }
 
-/* Two sequences of 3 tokens on each context rank, 2 heads and 1 key head for each: tokens to heads, and back. */
-static void exchange_case(int context, Format f)
+/* Multiples of 1/16 below 1, whose products with small numbers and sums are exact in BF16. */
+static void fill_sixteenths(Tensor x, uint64_t seed)
+{
+    const size_t n = tensor_numel(x);
+    float *host = keep(n * sizeof *host);
+    const Tensor wide = make((Format){ F32, 0 }, x.rows, x.cols);
+    for (size_t i = 0; i < n; i++)
+        host[i] = (float)(random_bits(seed, i) % 16) / 16;
+    device_put(wide.data, host, n * sizeof *host);
+    quantize(x, wide);
+}
+
+/* Two sequences of 3 tokens on each context rank, 2 heads and 1 key head for each, which `shared` ranks have in common: tokens to
+ * heads, and back. On the way back rank r has r + 1 times the numbers, and those of a key head are added. */
+static void exchange_case(int context, int shared, Format f)
 {
     enum { ITEMS = 2, TOKENS = 3, H = 2, K = 1, D = 8 };
-    comm_device_finish();
-    comm_set_mesh(mesh_of_context(comm_size(), comm_size(), context));
-    comm_init();
     const int N = ITEMS * TOKENS, part = (H + 2 * K) * D, own = comm_group_rank(RANKS_CONTEXT), group = comm_rank() / context;
+    const int all = (context * H + 2 * (context / shared) * K) * D;
     const Attention heads = { .H = H, .K = K, .D = D };
-    const Tensor x = make(f, N, context * part), y = make(f, context * N, part), z = make(f, N, context * part);
-    const Tensor exchanged = make(f, context * N, part);
-    fill(x, (uint64_t)comm_rank(), -1, 1);
+    const Tensor x = make(f, N, all), y = make(f, context * N, part), z = make(f, N, all), exchanged = make(f, context * N, part);
+    fill_sixteenths(x, (uint64_t)comm_rank());
     heads_split(exchanged, x, heads);
     comm_all_to_all(y, exchanged, ITEMS, BY_RANK);
-    const double *found = values(y);
+    const double *found = values(y), *mine = values(x);
+    float *scaled = keep(sizeof *scaled * (size_t)(context * N * part));
     for (int r = 0; r < context; r++) {
-        const Tensor theirs = make(f, N, context * part);
-        fill(theirs, (uint64_t)(group * context + r), -1, 1);
-        const double *all = values(theirs);
+        const Tensor theirs = make(f, N, all);
+        fill_sixteenths(theirs, (uint64_t)(group * context + r));
+        const double *whole = values(theirs);
         for (int n = 0; n < N; n++)
             for (int i = 0; i < part; i++) {
-                const int section = i < H * D ? 0 : i < (H + K) * D ? H : H + K, width = section ? K * D : H * D;
-                const int column = context * section * D + own * width + i - section * D;
+                const int section = i < H * D ? 0 : i < (H + K) * D ? 1 : 2, begin = (section ? context * H : 0) * D;
+                const int at = section ? own / shared * K * D + i - (H + (section - 1) * K) * D : own * H * D + i;
+                const int column = begin + (section == 2 ? context / shared * K * D : 0) + at;
                 const int row = (n / TOKENS * context + r) * TOKENS + n % TOKENS;
-                assert_true(found[row * part + i] == all[n * context * part + column]);
+                assert_true(found[row * part + i] == whole[n * all + column]);
+                scaled[row * part + i] = (float)((own + 1) * found[row * part + i]);
             }
     }
+    const Tensor wide = make((Format){ F32, 0 }, context * N, part);
+    device_put(wide.data, scaled, sizeof *scaled * (size_t)(context * N * part));
+    quantize(y, wide);
     comm_all_to_all(exchanged, y, ITEMS, BY_ITEM);
     heads_join(z, exchanged, heads);
-    check_same_bytes("back", values(z), values(x), (size_t)(N * context * part) * sizeof(double));
+    const double *back = values(z);
+    for (int n = 0; n < N; n++)
+        for (int i = 0; i < all; i++) {
+            const int q = context * H * D, key = (i - q) / (K * D) % (context / shared), first = key * shared + 1;
+            const int times = i < q ? i / (H * D) + 1 : shared * (2 * first + shared - 1) / 2;
+            assert_true(back[n * all + i] == times * mine[n * all + i]);
+        }
     release();
 }
 
@@ -205,8 +227,13 @@ static void test_exchange(void **state)
 {
     (void)state;
     for (int context = 1; context <= comm_size(); context *= 2) {
-        exchange_case(context, (Format){ F32, 0 });
-        exchange_case(context, (Format){ BF16, 0 });
+        comm_device_finish();
+        comm_set_mesh(mesh_of_context(comm_size(), comm_size(), context));
+        comm_init();
+        for (int shared = 1; shared <= context; shared *= 2) {
+            exchange_case(context, shared, (Format){ F32, 0 });
+            exchange_case(context, shared, (Format){ BF16, 0 });
+        }
     }
     comm_device_finish();
     comm_set_mesh(mesh_of_shards(comm_size(), 1));

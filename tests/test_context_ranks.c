@@ -42,11 +42,11 @@ typedef struct {
 
 typedef struct { double loss[TOKENS], norm, *grad[MAX_UNITS]; size_t first[MAX_UNITS], count[MAX_UNITS]; int units; } Result;
 
-/* Each of 4 ranks can have the same number of heads. */
+/* Each of 4 ranks can have the same number of heads. 2 or 4 ranks share a key head, or none do. */
 static ModelConfig model_of(const Case *k)
 {
     ModelConfig m = architecture(k->model);
-    m.n_kv_heads = m.n_kv_heads == m.n_heads ? 8 : 4;
+    m.n_kv_heads = m.n_kv_heads == m.n_heads ? 8 : k->model == LLAMA_GQA ? 1 : 2;
     m.n_heads = 8;
     m.max_sequence_length = T;
     if (m.sliding_window > 0)
@@ -165,7 +165,10 @@ static void test_kept(void **state)
         check_all(&(Case){ "f32", i == 1 ? OLMO2 : LLAMA_GQA, true, .keep = (int)keeps[i] }, 1e-6, 1e-6);
 }
 
-/* The sums of weight gradients are rounded to BF16 after other parts of the tokens. */
+/* The sums of weight gradients are rounded to BF16 after other parts of the tokens. Ranks with the same key head round their parts
+ * of its gradients first, by 2^-8: that changes the E5M2 code of 2^-6 of them, as the distance of codes is 2^-2, which is
+ * sqrt(2^-6 2^-4) = 2^-5 of the tensor. Gradients of the block before differ by as much, and their codes by sqrt(2^-5 2^-2): less
+ * than 2^-3. */
 static void test_fp8(void **state)
 {
     (void)state;
@@ -173,9 +176,11 @@ static void test_fp8(void **state)
     if (!__real_scale_within_range)
         skip();
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
-        for (int r = 0; r < 4; r++)
+        for (int r = 0; r < 4; r++) {
+            const Case k = { recipes[r], a, r % 2, a == LLAMA_GQA ? ALL_MODULES : 0 };
             if ((a + r) % 2)
-                check_all(&(Case){ recipes[r], a, r % 2, a == LLAMA_GQA ? ALL_MODULES : 0 }, 0, 0x1p-6);
+                check_all(&k, 0, r > 0 && model_of(&k).n_kv_heads < comm_size() ? 0x1p-3 : 0x1p-6);
+        }
 }
 
 int main(int argc, char **argv)

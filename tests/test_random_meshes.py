@@ -4,8 +4,8 @@ recipes, optimizers, adapters, packings and micro-batches (test_random_runs.py d
 
   one rank            same numbers of labels; losses, norms and evaluations within the bounds of test_random_runs.py, weights within
                       that of moved_at_most below
-  no stages           the same bits, and the same bytes of weights and states: stages change nothing. Where the head is the embedding
-                      its gradients are added in another order: within the bounds of one rank
+  no stages           the same bits, and the same bytes of weights and states: stages change nothing. Where the head is the
+                      embedding its gradients are added in another order: within the bounds of one rank
   a rank is killed    with SIGKILL, and another mesh continues: the same bits as without the kill, and one rank's numbers
 
     python3 tests/test_random_meshes.py                   # 10 settings, the same every time
@@ -70,7 +70,8 @@ class Setting(single.Configuration):
         smallest = BATCH // 2 if "batch_size_warmup" in self.keys else BATCH
         heads = self.keys.get("model.n_kv_heads") or self.keys["model.n_heads"]
         moves = mesh["host"]["host.moments"] or mesh["host"]["host.master"]
-        return 1 < ranks_of(mesh) <= RANKS and not (self.optimizer == "muon" and moves) and smallest % (data * self.micro) == 0 and heads % mesh["context"] == 0 and \
+        return 1 < ranks_of(mesh) <= RANKS and not (self.optimizer == "muon" and moves) and smallest % (data * self.micro) == 0 and \
+            (heads % mesh["context"] == 0 or mesh["context"] % heads == 0) and \
             self.keys["model.n_layers"] >= stages * chunks and not (mesh["no_shard"] and mesh["replicas"] > 1) and \
             not (mesh["context"] == 4 and self.keys["sequence_length_warmup"]) and \
             (stages == 1 and chunks == 1 or stages > 1 and mesh["sync"] != "micro_batch" and

@@ -115,14 +115,15 @@ static size_t scattered(const ParamStore *f, const Config *c)
     return bytes * (size_t)(f->shards - 1) * (f->sum_once ? 1 : MICRO_BATCHES);
 }
 
-/* Each way the stream of each micro-batch, back also its maximum; to the next stage also the sum of squares. Between the first and the
- * last stage the gradients of the matrix that both have. */
+/* Each way the stream of each micro-batch, back also its maximum; to the next stage also the sum of squares. Between the first and
+ * the last stage the gradients of the matrix that both have. */
 static size_t messages(const Model *m, const ParamStore *f, const Config *c)
 {
     const int stages = f->pipe.stages, stage = f->pipe.stage;
     const size_t stream = (size_t)m->N * (size_t)c->model.d_model * bytes_of(c->recipe.stream);
     const bool shares = c->model.weight_tying && stages > 1 && (stage == 0 || stage == stages - 1);
-    return (shares ? f->shard[0].slice[TRAINED].count * bytes_of(c->recipe.grads) : 0) + (stage < stages - 1 ? MICRO_BATCHES * stream + sizeof(float) : 0)
+    return (shares ? f->shard[0].slice[TRAINED].count * bytes_of(c->recipe.grads) : 0)
+         + (stage < stages - 1 ? MICRO_BATCHES * stream + sizeof(float) : 0)
          + (stage > 0 ? MICRO_BATCHES * (stream + (m->work.dres_amax ? sizeof(float) : 0)) : 0);
 }
 

@@ -3,29 +3,49 @@
 
 #include "kernels/cpu/cpu.h"
 
-/* Between rows of all heads, x, and rows of each rank's heads, y. */
-static void exchange(Tensor y, Tensor x, Attention heads, bool join)
+/* n elements, one after the other, of `count` ranks, `stride` elements apart in y, summed in their order. */
+static void sum_copies(Tensor x, size_t at, Tensor y, size_t first, size_t stride, int count, size_t n)
 {
-    const int ranks = y.rows / x.rows, sections = x.cols > ranks * heads.H * heads.D ? 3 : 1;
-    const size_t size = dtype_size(x.format.dtype), N = (size_t)x.rows, part = (size_t)y.cols * size;
-    const size_t bytes[] = { (size_t)(heads.H * heads.D) * size, (size_t)(heads.K * heads.D) * size,
-                             (size_t)(heads.K * heads.D) * size };
+    float *sum = cpu_scratch(0, n), *copy = cpu_scratch(1, n);
+    tensor_load(sum, y, first, n);
+    for (int r = 1; r < count; r++) {
+        tensor_load(copy, y, first + (size_t)r * stride, n);
+        for (size_t i = 0; i < n; i++)
+            sum[i] += copy[i];
+    }
+    tensor_store(x, at, sum, n);
+}
+
+/* Between rows of all heads, x, and rows of each rank's heads, y. shared: ranks that have the same key head. */
+static void exchange(Tensor y, Tensor x, Attention heads, int shared, bool join)
+{
+    const int ranks = y.rows / x.rows;
+    const size_t size = dtype_size(x.format.dtype), N = (size_t)x.rows, part = (size_t)y.cols, all = (size_t)x.cols;
+    const size_t q = (size_t)(heads.H * heads.D), k = (size_t)(heads.K * heads.D), width[] = { q, k, k };
+    char *const whole = x.data, *const parts = y.data;
     for (size_t n = 0; n < N; n++)
-        for (size_t r = 0; r < (size_t)ranks; r++) {
-            char *own = (char *)y.data + (r * N + n) * part, *row = (char *)x.data + n * part * (size_t)ranks;
-            for (int i = 0; i < sections; own += bytes[i], row += bytes[i++] * (size_t)ranks)
-                memcpy(join ? row + r * bytes[i] : own, join ? own : row + r * bytes[i], bytes[i]);
+        for (int r = 0; r < ranks; r++) {
+            size_t own = ((size_t)r * N + n) * part, section = n * all;
+            for (int i = 0; i < (part > q ? 3 : 1); own += width[i++]) {
+                const int copies = i > 0 ? shared : 1;
+                const size_t at = section + (size_t)(r / copies) * width[i], bytes = width[i] * size;
+                section += (size_t)(ranks / copies) * width[i];
+                if (!join)
+                    memcpy(parts + own * size, whole + at * size, bytes);
+                else if (copies == 1)
+                    memcpy(whole + at * size, parts + own * size, bytes);
+                else if (r % copies == 0)
+                    sum_copies(x, at, y, own, N * part, copies, width[i]);
+            }
         }
 }
 
 void backend_heads_split(Tensor y, Tensor x, Attention heads)
 {
-    check_exchange(OPERATION, y, x, heads);
-    exchange(y, x, heads, false);
+    exchange(y, x, heads, check_exchange(OPERATION, y, x, heads), false);
 }
 
 void backend_heads_join(Tensor x, Tensor y, Attention heads)
 {
-    check_exchange(OPERATION, y, x, heads);
-    exchange(y, x, heads, true);
+    exchange(y, x, heads, check_exchange(OPERATION, y, x, heads), true);
 }

@@ -13,6 +13,13 @@ static int largest_divisor(int a, int b, int most)
     return d;
 }
 
+static int largest_context(const ModelConfig *m, int most, int world)
+{
+    while (!context_divides(m, most) || world % most != 0)
+        most--;
+    return most;
+}
+
 /* A rank's tokens are whole sixteens, as FP8 GEMMs need. */
 static void check_context(Reader *r)
 {
@@ -29,10 +36,9 @@ static void check_context(Reader *r)
         die("%s: parallelism.context %d: %d rank%s cannot form groups of %d that share sequences; start a multiple of %d ranks, or "
             "use --parallelism.context=%d", place, n, r->world, r->world == 1 ? "" : "s", n, n,
             largest_divisor(r->world, r->world, n < r->world ? n : r->world));
-    if (m->n_heads % n != 0 || m->n_kv_heads % n != 0)
+    if (!context_divides(m, n))
         die("%s: parallelism.context %d: the model has %d heads and %d key heads, which %d ranks cannot share equally; "
-            "use --parallelism.context=%d", place, n, m->n_heads, m->n_kv_heads, n,
-            largest_divisor(m->n_heads, m->n_kv_heads, n < m->n_kv_heads ? n : m->n_kv_heads));
+            "use --parallelism.context=%d", place, n, m->n_heads, m->n_kv_heads, n, largest_context(m, n, r->world));
     if (T % (MULTIPLE * n) != 0)
         die("%s: parallelism.context %d: model.max_sequence_length %d is not a multiple of %d x %d, so ranks would not have whole "
             "sixteens of tokens; --model.max_sequence_length=%d would do", place, n, T, n, MULTIPLE,

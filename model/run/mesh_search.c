@@ -22,7 +22,7 @@ bool mesh_is_possible(const Config *c)
     const long at_once = (long)data_ranks(s, c->ranks) * c->device_train_microbatch_size;
     if (c->global_train_batch_size % at_once != 0)
         return false;
-    if (context > 1 && (m->n_heads % context != 0 || m->n_kv_heads % context != 0 || T % (MULTIPLE * context) != 0))
+    if (context > 1 && (!context_divides(m, context) || T % (MULTIPLE * context) != 0))
         return false;
     return stages == 1 || (m->n_layers >= stages * chunks && !c->samples.prompts && c->quant_stats_interval == 0
                            && c->host.activations != HOST_ALL && s->grad_sum != SUM_OFTEN
@@ -104,7 +104,7 @@ void mesh_search_print(const Config *c)
         return;
     for (int stages = 1; stages <= c->ranks && stages <= c->model.n_layers; stages++)
         for (int shard = 1; c->ranks % stages == 0 && shard <= c->ranks / stages; shard++)
-            for (int context = 1; c->ranks / stages % shard == 0 && context <= shard && context <= c->model.n_kv_heads; context++)
+            for (int context = 1; c->ranks / stages % shard == 0 && context <= shard && context <= c->model.n_heads; context++)
                 if (shard % context == 0)
                     try_mesh(&search, c, stages, shard, context);
     if (comm_rank() != 0)
