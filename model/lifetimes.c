@@ -76,8 +76,8 @@ static void record_observer(void *recorder, int unit, const Unit *w)
 /* Everything that may use this memory: logits of some rows (decode.h, run/samples.c), an evaluation, a step. */
 static void run(Model *m, ParamStore *f)
 {
-    if (f->pipe.stages == 1) {
-        pass_forward(m, f);
+    pass_forward(m, f);
+    if (m->has_head) {
         head_logits(m, f, 0);
         head_logits(m, f, m->N - 1);
     }

@@ -28,9 +28,22 @@ static void forward(Model *m, ParamStore *f, UnitRange units, bool saves)
     }
 }
 
+/* The stream of a chunk, from the stage before and to the stage after it. */
+static void forward_row(Model *m, ParamStore *f, PipelineRow r, bool saves)
+{
+    const UnitRange units = pipeline_units(&f->pipe, m->config, r.chunk);
+    stages_use(m, f, units, r);
+    if (!pipeline_is_first(&f->pipe, r.chunk))
+        stages_receive_stream(m, f, units);
+    forward(m, f, units, saves);
+    if (!pipeline_is_last(&f->pipe, r.chunk))
+        stages_send_stream(m, f, units);
+}
+
 void pass_forward(Model *m, ParamStore *f)
 {
-    forward(m, f, pipeline_units(&f->pipe, m->config, 0), false);
+    for (int chunk = 0; chunk < f->pipe.chunks; chunk++)
+        forward_row(m, f, (PipelineRow){ false, 0, chunk }, false);
 }
 
 static int backward_uses(const Model *m, const ParamStore *f, int u)
@@ -79,17 +92,13 @@ static void backward_row(Model *m, ParamStore *f, UnitRange units, int chunk, bo
 
 void pass_row(Model *m, ParamStore *f, PipelineRow r, float scale, float z_weight, Pass pass)
 {
-    const UnitRange units = pipeline_units(&f->pipe, m->config, r.chunk);
-    stages_use(m, f, units, r);
     if (r.backward) {
+        const UnitRange units = pipeline_units(&f->pipe, m->config, r.chunk);
+        stages_use(m, f, units, r);
         backward_row(m, f, units, r.chunk, pass == PASS_COMPLETE);
         return;
     }
-    if (!pipeline_is_first(&f->pipe, r.chunk))
-        stages_receive_stream(m, f, units);
-    forward(m, f, units, pass != PASS_FORWARD);
+    forward_row(m, f, r, pass != PASS_FORWARD);
     if (pipeline_is_last(&f->pipe, r.chunk))
         head_losses(m, f, scale, z_weight, pass != PASS_FORWARD);
-    else
-        stages_send_stream(m, f, units);
 }

@@ -16,5 +16,5 @@ typedef enum {
  * losses + z_weight * sum of z-losses). PASS_FORWARD has no backward rows. */
 void pass_row    (Model *m, ParamStore *f, PipelineRow r, float scale, float z_weight, Pass pass);
 
-/* Without targets: forward to the stream that the head reads (head.h), in a model without stages. */
+/* Without targets: forward to the stream that the head reads (head.h), on the ranks that have it. All ranks of a pipeline call. */
 void pass_forward(Model *m, ParamStore *f);

@@ -106,7 +106,7 @@ class Configuration:
 
     def can_share_sequences(self):
         group = self.ranks // self.strategy.get("fsdp.hybrid_sharding_num_model_replicas", 1)
-        return group % 2 == 0 and self.keys.get("model.n_kv_heads") != 1
+        return group % 2 == 0
 
     def can_have_stages(self):
         in_stage = self.context * self.strategy.get("fsdp.hybrid_sharding_num_model_replicas", 1)

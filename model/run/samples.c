@@ -70,12 +70,29 @@ static void add_token(Samples *s, int i, const int token)
                || s->length[i] == c->model.max_sequence_length;
 }
 
+/* The token after row `row` of this rank's, on the ranks that have the head: all of a shard group gather its weights. Only one of them
+ * has the text's last token there. */
+static int next_token(Samples *s, Model *m, ParamStore *f, int row)
+{
+    static const Sampling greedy = { .temperature = 0, .top_p = 1 };
+    if (!m->has_head)
+        return -1;
+    model_logits(m, f, row, s->logits);
+    return sample_token(s->logits, m->config->vocab_size, &greedy, 0);
+}
+
+/* Between marks of one stage, which need not be those of others. */
+static void enter_stage(const ParamStore *f)
+{
+    if (f->pipe.stages > 1)
+        watchdog_enter_stage(f->pipe.stage);
+}
+
 /* Adds a token to texts first .. first + count - 1, at most attn.B, as sequences of a micro-batch; attention is causal, so tokens
  * after a text's end have no effect. Returns whether any text got a token. */
 static bool pass(Samples *s, Model *m, ParamStore *f, int first, int count, int *batch)
 {
-    static const Sampling greedy = { .temperature = 0, .top_p = 1 };
-    const int T = m->T, own = m->attn.T;
+    const int T = m->T, own = m->attn.T, last_stage = comm_size() - comm_size() / f->pipe.stages;
     bool any = false;
     for (int i = first; i < first + count; i++)
         any |= !s->over[i];
@@ -83,14 +100,17 @@ static bool pass(Samples *s, Model *m, ParamStore *f, int first, int count, int 
         return false;
     memcpy(batch, text_of(s, first), sizeof *batch * (size_t)count * (size_t)T);
     watchdog_mark("writing samples", -1);
+    enter_stage(f);
     model_put_sequences(m, batch);
     pass_forward(m, f);
+    watchdog_leave_stage();
     for (int i = first; i < first + count; i++) {
         if (s->over[i])
             continue;
-        const int last = s->length[i] - 1, owner = last / own;          /* all ranks of a shard group gather the head's weights */
-        model_logits(m, f, (i - first) * own + last % own, s->logits);
-        int token = sample_token(s->logits, m->config->vocab_size, &greedy, 0);
+        const int last = s->length[i] - 1, owner = last_stage + last / own;
+        enter_stage(f);
+        int token = next_token(s, m, f, (i - first) * own + last % own);
+        watchdog_leave_stage();
         comm_broadcast(&token, sizeof token, owner);
         add_token(s, i, token);
     }
