@@ -135,7 +135,8 @@ typedef struct Model {
     bool      trains_matrices; /* of blocks: false if only adapters are trained                 */
     float     lora_scale;      /* of adapters                                                  */
     void    (*observe)(void *observer, int unit, const Unit *w);       /* unless NULL: called in forward after each unit but the */
-    void     *observer;        /* head, with its weights; if `observed`, memory that blocks share holds its values */
+    void     *observer;        /* head, with its weights (NULL: it is another stage's, and its output has come); if `observed`,
+                                  memory that blocks share holds its values */
     PlanBytes bytes;           /* of device memory, by purpose                                 */
     float    *ranges;          /* of FP8 operands, for a step: num_sets times range_bytes      */
     size_t    range_bytes, *range_at;          /* [units + 1] range_at: where a unit's begin in those of a set */

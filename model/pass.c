@@ -35,6 +35,8 @@ static void forward_row(Model *m, ParamStore *f, PipelineRow r, bool saves)
     stages_use(m, f, units, r);
     if (!pipeline_is_first(&f->pipe, r.chunk))
         stages_receive_stream(m, f, units);
+    if (m->observe && units.first > 0)
+        m->observe(m->observer, units.first - 1, NULL);
     forward(m, f, units, saves);
     if (!pipeline_is_last(&f->pipe, r.chunk))
         stages_send_stream(m, f, units);

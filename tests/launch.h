@@ -145,7 +145,7 @@ static inline void expect_output(const char *text)
 /* Values of a metric by step, NAN if missing; returns the number of lines with it. */
 static inline int metric(double *value, const char *run, const char *name)
 {
-    char path[512], line[8192];
+    char path[512], line[1 << 15];
     snprintf(path, sizeof path, "%s/%s/metrics.jsonl", folder, run);
     for (int i = 0; i < MAX_STEPS; i++)
         value[i] = NAN;

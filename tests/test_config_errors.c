@@ -288,7 +288,6 @@ static void test_arguments(void **state)
           "--device_train_microbatch_size=1", "parallelism.pipeline 4 2 3 --parallelism.pipeline=1" },
         { 8, "--parallelism.pipeline=8", "--device_train_microbatch_size=1", "parallelism.pipeline 8 2 --parallelism.pipeline=2" },
         { 2, "--parallelism.pipeline=2", "--generate=prompts", "parallelism.pipeline 2 generate --parallelism.pipeline=1" },
-        { 2, "--parallelism.pipeline=2", "--quant_stats_interval=5", "parallelism.pipeline 2 quant_stats_interval" },
         { 2, "--parallelism.pipeline=2", "--host.activations=all", "parallelism.pipeline 2 host.activations never" },
         { 2, "--parallelism.pipeline=2", "--fsdp.grad_sync_mode=micro_batch", "fsdp.grad_sync_mode micro_batch batch" },
         { 2, "--parallelism.pipeline=2", "--parallelism.pipeline_schedule=Interleaved1F1B",

@@ -23,12 +23,56 @@ static void expect_same(const char *run, const char *other)
     expect_close(run, other, 0);
 }
 
-/* Stages train, evaluate and save the bits of one rank, also where the number of stages changes in the middle. */
+/* All quantization statistics of a run, by step. */
+static json_t *statistics(const char *run)
+{
+    static char line[1 << 16];
+    char path[256], number[16];
+    json_t *all = json_object();
+    snprintf(path, sizeof path, "%s/%s/metrics.jsonl", folder, run);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f))
+        if (strstr(line, "\"quant/")) {
+            json_t *o = json_loads(line, 0, NULL);
+            assert_non_null(o);
+            snprintf(number, sizeof number, "%d", (int)json_integer_value(json_object_get(o, "step")));
+            json_object_set_new(all, number, o);
+        }
+    fclose(f);
+    return all;
+}
+
+/* With nine digits; sums over the model are added stage by stage. */
+static void expect_same_statistics(const char *run, const char *other)
+{
+    json_t *one = statistics(run), *more = statistics(other), *line, *value;
+    const char *step, *name;
+    int compared = 0;
+    assert_int_equal(json_object_size(one), json_object_size(more));
+    json_object_foreach(one, step, line) {
+        json_t *found = json_object_get(more, step);
+        assert_int_equal(json_object_size(line), json_object_size(found));
+        json_object_foreach(line, name, value) {
+            const json_t *x = json_object_get(found, name);
+            const double a = json_number_value(value), b = json_number_value(x);
+            if (strncmp(name, "quant/", 6) == 0 && !(json_is_real(value) ? json_is_real(x) && fabs(a - b) <= 1e-8 * fabs(a) : json_equal(value, x)))
+                fail_msg("step %s: %s is %.17g in %s, %.17g in %s", step, name, b, other, a, run);
+            compared++;
+        }
+    }
+    assert_true(compared > 300);
+    json_decref(one);
+    json_decref(more);
+}
+
+/* Stages train, evaluate, measure and save the bits of one rank, also where the number of stages changes in the middle. */
 static void test_pipeline(void **state)
 {
     (void)state;
     static const char settings[] = "--recipe=coat --model.weight_tying=false --model.n_layers=4 --data.generate_doc_lengths "
-                                   "--softmax_auxiliary_loss --device_train_microbatch_size=1 --eval_interval=3 --max_duration=6";
+                                   "--softmax_auxiliary_loss --device_train_microbatch_size=1 --eval_interval=3 --max_duration=6 "
+                                   "--quant_stats_interval=2";
     static const char chunks[] = "--parallelism.pipeline_schedule=Interleaved1F1B --parallelism.pipeline_virtual_stages=2";
     char command[1024];
     if (most_ranks() < 2)
@@ -42,6 +86,7 @@ static void test_pipeline(void **state)
     else
         expect_status(train(4, "%s --parallelism.pipeline=4 --try_load_latest_save --save_folder=%s/stages", settings, folder), 0);
     expect_same("no-stages", "stages");
+    expect_same_statistics("no-stages", "stages");
     snprintf(command, sizeof command, "for f in %s/no-stages/step6/*.safetensors; do cmp $f %s/stages/step6/$(basename $f) || "
              "exit 1; done", folder, folder);
     assert_int_equal(system(command), 0);

@@ -84,9 +84,6 @@ static void check_pipeline(Reader *r)
             largest_divisor(groups, groups, n < groups ? n : groups));
     if (c->generate)
         die("%s: parallelism.pipeline %d: generate continues each prompt on one rank; use --parallelism.pipeline=1", place, n);
-    if (c->quant_stats_interval > 0)
-        die("%s: parallelism.pipeline %d: quant_stats_interval: no rank has all blocks to measure; use "
-            "--quant_stats_interval=0", place, n);
     if (c->host.activations == HOST_ALL)
         die("%s: parallelism.pipeline %d: host.activations all: stages keep those of several micro-batches on the device; use "
             "--host.activations=never, or --parallelism.pipeline=1", place, n);

@@ -21,6 +21,7 @@
 #include <string.h>
 
 #include "kernels/fp8.h"
+#include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "model/run/outliers.h"
@@ -35,9 +36,17 @@ static const Format formats[FORMATS] = { { E4M3, MOMENT_GROUP, .bf16_scale = tru
 static const char *const format_names[FORMATS] = { "e4m3", "e4m3+", "e5m2", "e5m2+" };
 
 /* Counts of groups of 128. k: bin i counts k = i/16. ranges: bin i counts i <= log2(max/min) < i + 1. */
-typedef struct { long k[BINS + 1], range[BINS + 1], range_expanded[BINS + 1]; } Histogram;
+typedef struct { double k[BINS + 1], range[BINS + 1], range_expanded[BINS + 1]; } Histogram;
+
+/* Only doubles. */
+typedef struct {
+    Histogram histogram[2];             /* of m and v                                                             */
+    Stats     moment[2][FORMATS];       /* m and v in each format                                                 */
+    Stats     update[FORMATS][FORMATS]; /* by m's format and v's                                                  */
+} Totals;
 
 struct Telemetry {
+    bool        measures;               /* this rank does: the first one, with stages that of each                */
     const Config *config;
     Model      *model;
     const ParamStore *fsdp;
@@ -46,11 +55,8 @@ struct Telemetry {
     double     *input;                  /* (rows, C): input of the next block                                     */
     long        step;                   /* the one that is measured                                               */
     bool       *warned;                 /* [blocks]: see outliers_watch                                           */
-    struct {
-        Histogram histogram[2];         /* of m and v                                                             */
-        Stats     moment[2][FORMATS];   /* m and v in each format                                                 */
-        Stats     update[FORMATS][FORMATS];         /* by m's format and v's                                      */
-    } all;                              /* over the whole model                                                   */
+    bool       *measured;               /* [units] in this step                                                   */
+    Totals      all;                    /* over the whole model                                                   */
 };
 
 static void set(Telemetry *t, const char *kind, const char *where, const char *statistic, double value)
@@ -194,11 +200,13 @@ static void observe(void *observer, int unit, const Unit *w)
     Telemetry *t = observer;
     Model *m = t->model;
     const UnitLayout *shape = t->fsdp->shape;
-    if (shape[unit].kind->is_layer)
+    if (w && !t->measured[unit] && shape[unit].kind->is_layer)
         measure_block(t, shape[unit].number, w);
-    if (shape[unit + 1].kind->is_layer)
+    t->measured[unit] |= w != NULL;
+    if (shape[unit + 1].kind->is_layer && !t->measured[unit + 1]) {
+        free(t->input);
         t->input = first_rows(t, m->unit_acts[unit + 1].attn_res);
-    else if (unit + 2 == t->fsdp->num_units)
+    } else if (unit + 2 == t->fsdp->num_units)
         m->observe = NULL;      /* one micro-batch is enough */
 }
 
@@ -348,7 +356,7 @@ static void measure_moments(Telemetry *t, int u, long update, double grad_scale)
     set(t, "update", unit, "error", stats_error(&direction));
 }
 
-static void set_histogram(Telemetry *t, const char *moment, const char *what, const long *count)
+static void set_histogram(Telemetry *t, const char *moment, const char *what, const double *count)
 {
     char name[128];
     int last = BINS;
@@ -356,7 +364,7 @@ static void set_histogram(Telemetry *t, const char *moment, const char *what, co
         last--;
     json_t *list = json_array();
     for (int i = 0; i <= last; i++)
-        json_array_append_new(list, json_integer(count[i]));
+        json_array_append_new(list, json_integer((json_int_t)count[i]));
     snprintf(name, sizeof name, "quant/optimizer/%s/%s", moment, what);
     json_object_set_new(t->line, name, list);
 }
@@ -385,14 +393,54 @@ static void set_optimizer(Telemetry *t)
         }
 }
 
+/* ---- stages ------------------------------------------------------------------------------------------------- */
+
+/* line: of each stage, in `size` bytes. */
+static void join_lines(Telemetry *t, const char *line, size_t size)
+{
+    for (int stage = 1; stage < t->fsdp->pipe.stages; stage++) {
+        json_t *part = json_loads(line + (size_t)stage * size, 0, NULL);
+        CHECK(part, "the statistics of stage %d cannot be read", stage);
+        json_object_update(t->line, part);
+        json_decref(part);
+    }
+}
+
+/* What the ranks of all stages have measured comes to the first one. */
+static void gather_stages(Telemetry *t)
+{
+    const size_t stages = (size_t)t->fsdp->pipe.stages;
+    char *own = json_dumps(t->line, JSON_COMPACT);
+    const size_t length = strlen(own) + 1;
+    size_t *lengths = xmalloc(stages * sizeof *lengths), most = 0;
+    comm_gather(lengths, &length, sizeof length, RANKS_PIPELINE);
+    for (size_t i = 0; i < stages; i++)
+        most = lengths[i] > most ? lengths[i] : most;
+    char *padded = xcalloc(most, 1), *lines = xmalloc(stages * most);
+    Totals *all = xmalloc(stages * sizeof *all);
+    double *sum = (double *)&t->all;
+    memcpy(padded, own, length);
+    comm_gather(lines, padded, most, RANKS_PIPELINE);
+    comm_gather(all, &t->all, sizeof *all, RANKS_PIPELINE);
+    if (t->log) {
+        join_lines(t, lines, most);
+        for (size_t i = 0; i < (stages - 1) * (sizeof *all / sizeof *sum); i++)
+            sum[i % (sizeof *all / sizeof *sum)] += ((const double *)(all + 1))[i];
+    }
+    free(own), free(lengths), free(padded), free(lines), free(all);
+}
+
 /* ---- the run ------------------------------------------------------------------------------------------------ */
 
 Telemetry *telemetry_open(const Config *c, Model *m, const ParamStore *f, Log *log)
 {
-    if (c->quant_stats_interval == 0 || !log)
+    const int stages = f->pipe.stages;
+    if (c->quant_stats_interval == 0 || (!log && stages == 1))
         return NULL;
     Telemetry *t = xcalloc(1, sizeof *t);
-    *t = (Telemetry){ .config = c, .model = m, .fsdp = f, .log = log, .warned = xcalloc((size_t)m->L, sizeof *t->warned) };
+    *t = (Telemetry){ .config = c, .model = m, .fsdp = f, .log = log, .warned = xcalloc((size_t)m->L, sizeof *t->warned),
+                      .measured = xcalloc((size_t)f->num_units, sizeof *t->measured),
+                      .measures = stages == 1 || comm_rank() % (comm_size() / stages) == 0 };
     return t;
 }
 
@@ -402,6 +450,8 @@ void telemetry_close(Telemetry *t)
         return;
     json_decref(t->line);
     free(t->warned);
+    free(t->measured);
+    free(t->input);
     free(t);
 }
 
@@ -411,11 +461,13 @@ void telemetry_watch(Telemetry *t, long step)
         return;
     json_decref(t->line);       /* of a step that was skipped */
     t->line = NULL;
+    t->model->observe = NULL;
     if (step % t->config->quant_stats_interval != 0)
         return;
     t->step = step;
     t->line = json_pack("{s:I}", "step", (json_int_t)step);
-    t->model->observe = observe;
+    memset(t->measured, 0, sizeof *t->measured * (size_t)t->fsdp->num_units);
+    t->model->observe = t->measures ? observe : NULL;
     t->model->observer = t;
 }
 
@@ -423,14 +475,20 @@ void telemetry_write(Telemetry *t, long update, double grad_scale)
 {
     if (!t || !t->line)
         return;
+    const ParamStore *f = t->fsdp;
+    const bool adam = f->optimizer->is_adam;
     memset(&t->all, 0, sizeof t->all);
-    const bool adam = t->fsdp->optimizer->is_adam;
-    for (int u = 0; u < t->fsdp->num_units; u++)
+    for (int u = 0; u < f->num_units && t->measures; u++) {
+        if (pipeline_stage_of(&f->pipe, t->model->config, u) != f->pipe.stage)
+            continue;
         if (adam)
             measure_moments(t, u, update, grad_scale);
         else
             measure_states(t, u);
-    if (adam)
+    }
+    if (f->pipe.stages > 1)
+        gather_stages(t);
+    if (adam && t->log)
         set_optimizer(t);
     log_object(t->log, t->line);
     t->line = NULL;

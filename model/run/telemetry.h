@@ -22,14 +22,16 @@
  *                   matrices, is less sensitive
  *   k, dynamic_range_expanded      with expansion: the mean power, and the dynamic range after it
  *
- * The host computes everything from copies of device memory, and the run does not change. Rank 0 only. */
+ * The host computes everything from copies of device memory, and the run does not change. Rank 0 measures; with
+ * pipeline stages the first rank of each, and rank 0 writes. */
 #pragma once
 #include "model/model.h"
 #include "model/run/log.h"
 
 typedef struct Telemetry Telemetry;
 
-/* NULL if quant_stats_interval is 0 or there is no log: then the other calls do nothing. */
+/* NULL if quant_stats_interval is 0, or if there is no log and there are no stages: then the other calls do nothing. With stages all
+ * ranks call them. */
 Telemetry *telemetry_open (const Config *c, Model *m, const ParamStore *f, Log *log);
 void       telemetry_close(Telemetry *t);
 
