@@ -119,16 +119,14 @@ def tensors(folder):
 
 
 def moved_at_most(setting, found, alone, rate):
-    """Weights in F32 under AdamW. A gradient that errs by e of its root mean square changes the step of a weight whose gradient
-    is g of it by at most 2 rate min(1, e/g); gradients near 0 are as frequent as others of that width, so that the root mean square
-    of the change is at most 2 rate sqrt(2 e), for each step. The gradient of a key's bias is 0 in theory, its sign is chance."""
-    gradient = setting.bounds({1: 1.0})[1][1] / 2
+    """Weights in F32 under AdamW: step_error for each step. The gradient of a key's bias is 0 in theory, its sign is chance."""
+    gradient = setting.bounds({1: (1.0, 0.0)})[1][1] / 2
     squares = count = 0
     for name, numbers in found.items():
         if not name.endswith("k_proj.bias"):
             squares += sum((x - y) ** 2 for x, y in zip(numbers, alone[name]))
             count += len(numbers)
-    most = STEPS * 2 * rate * math.sqrt(2 * gradient)
+    most = STEPS * single.step_error(gradient, rate)
     if sorted(found) != sorted(alone) or not count or not math.sqrt(squares / count) <= most:
         raise AssertionError(f"weights: {math.sqrt(squares / max(count, 1)):.3g} from those of one rank, at most {most:.3g}")
 
@@ -204,7 +202,7 @@ def check(c, folder):
     runs = Meshes(c, folder)
     base, (mesh, other) = runs.base(), c.meshes
     alone, evals = runs.train(1, "alone", c.keep, base)
-    bounds = c.bounds({step: loss for step, (loss, *_) in alone.items()})
+    bounds = c.bounds(alone)
 
     several, found = runs.on(mesh, "several", base, save_interval=1)
     compare("one rank", several, alone, bounds)
