@@ -1,27 +1,37 @@
 #!/usr/bin/env python3
-"""Reference results of Muon: torch.optim.Muon on a CPU.
+"""Reference results of Muon: torch.optim.Muon on a CPU, of single matrices and of whole models of transformers.
 
-    python3 scripts/golden_muon.py [folder]         # default: tests/golden/muon
+    python3 scripts/golden_muon.py [folder]         # default: tests/golden
 
-steps.safetensors: the matrices q, k, v, o, gate, up and down of a block of width 32 with heads of width 16, two for q and one for
-    k and v, and an MLP of width 48, in float32 after 8 steps:
+folder/muon/steps.safetensors: the matrices q, k, v, o, gate, up and down of a block of width 32 with heads of width 16, two for
+    q and one for k and v, and an MLP of width 48, in float32 after 8 steps:
     CASE.NAME (rows, columns)
-Cases: `default`; `original`, with adjust_lr_fn original, another momentum without Nesterov's, and no weight decay; `heads`, as default
-with each head of q, k and v as a matrix of its own. Matrix i of these begins as uniform(1000 i, .), and its gradient in step s (from
-0) is uniform(1000 i + 1 + s, .): an integer hash that tests/test_muon_ranks.c has too. Needs torch 2.9 or later, and safetensors.
+Cases: `default`; `original`, with adjust_lr_fn original, another momentum without Nesterov's, and no weight decay; `heads`, as
+default with each head of q, k and v as a matrix of its own. Matrix i of these begins as uniform(1000 i, .), and its gradient in
+step s (from 0) is uniform(1000 i + 1 + s, .): an integer hash that tests/test_muon_ranks.c has too.
+
+folder/muon/NAME.safetensors, for each model that golden.py made in folder/NAME, with its batch: 8 steps of Muon for the matrices of
+    its blocks and of AdamW for all else, with golden.py's settings and clipping, in float32:
+    losses (8)               each before its step
+    rows.<tensor>            after them, the first and the last row; of the embedding, the rows of the first two tokens
+tests/test_parity.c compares. Needs torch 2.9 or later, transformers and safetensors.
 """
-import sys
+import argparse
+import os
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from golden import BETA1, BETA2, CLIP, DECAY, EPS, LR, MODELS, STEPS, mean_loss, parameter_groups
 
 MATRICES = [("q", 32, 32), ("k", 16, 32), ("v", 16, 32), ("o", 32, 32), ("gate", 48, 32), ("up", 48, 32), ("down", 32, 48)]
 HEAD = 16
 DEFAULT = dict(lr=0.02, weight_decay=0.1, momentum=0.95, nesterov=True, adjust_lr_fn="match_rms_adamw")
 ORIGINAL = dict(lr=0.02, weight_decay=0.0, momentum=0.9, nesterov=False, adjust_lr_fn="original")
 CASES = [("default", DEFAULT, False), ("original", ORIGINAL, False), ("heads", DEFAULT, True)]
-STEPS = 8
 
 
 def uniform(seed, count):
@@ -47,14 +57,54 @@ def train(i, rows, columns, settings, height):
     return torch.cat([part.detach() for part in parts])
 
 
+def is_matrix(name, p):
+    return p.dim() == 2 and ".layers." in name
+
+
+def optimizers(model):
+    muon = {id(p) for n, p in model.named_parameters() if is_matrix(n, p)}
+    groups = [g | {"params": [p for p in g["params"] if id(p) not in muon]} for g in parameter_groups(model)]
+    matrices = [p for p in model.parameters() if id(p) in muon]
+    return [torch.optim.AdamW([g for g in groups if g["params"]], lr=LR, betas=(BETA1, BETA2), eps=EPS, foreach=False),
+            torch.optim.Muon(matrices, **DEFAULT | dict(lr=LR, weight_decay=DECAY))]
+
+
+def train_model(folder):
+    batch = load_file(os.path.join(folder, "golden.safetensors"))
+    tokens, targets = batch["tokens"].long(), batch["targets"].long()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    both, losses = optimizers(model), []
+    for _ in range(STEPS):
+        loss = mean_loss(model(tokens).logits, targets)
+        model.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP, foreach=False)
+        for optimizer in both:
+            optimizer.step()
+        losses.append(loss.item())
+    found = {"losses": torch.tensor(losses)}
+    for name, p in model.named_parameters():
+        rows = tokens[0, :2] if "embed_tokens" in name else [0, -1]
+        found["rows." + name] = p.detach()[rows] if p.dim() == 2 else p.detach()
+    return {n: t.contiguous() for n, t in found.items()}
+
+
 def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", default=os.path.join(os.path.dirname(__file__), "..", "tests", "golden"))
+    root = parser.parse_args().folder
+    torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
     tensors = {}
     for case, settings, heads in CASES:
         for i, (name, rows, columns) in enumerate(MATRICES):
             tensors[f"{case}.{name}"] = train(i, rows, columns, settings, HEAD if heads and name in "qkv" else rows)
-    folder = sys.argv[1] if len(sys.argv) > 1 else "tests/golden/muon"
-    save_file(tensors, f"{folder}/steps.safetensors")
+    save_file(tensors, os.path.join(root, "muon", "steps.safetensors"))
+    for name in MODELS:
+        found = train_model(os.path.join(root, name))
+        save_file(found, os.path.join(root, "muon", name + ".safetensors"))
+        print(f"{name}: losses", *(f"{x:.3f}" for x in found["losses"]))
 
 
 if __name__ == "__main__":
