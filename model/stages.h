@@ -19,8 +19,8 @@ void stages_use(Model *m, const ParamStore *f, UnitRange units, PipelineRow r);
 void stages_receive_stream  (Model *m, const ParamStore *f, UnitRange units);
 void stages_receive_gradient(Model *m, const ParamStore *f, UnitRange units);
 
-/* After the backward passes of a step: if the head is the embedding, the gradients on the first stage, which the embedding makes, and
- * on the last, which the head makes, become their sum, the same bits on both. Uses f->staging, of stages_tied_bytes. */
+/* After the backward passes of a step: if the head is the embedding, the gradients on the first stage, which the embedding makes,
+ * and on the last, which the head makes, become their sum, the same bits on both. Uses f->staging, of stages_tied_bytes. */
 void   stages_sum_tied  (ParamStore *f);
 size_t stages_tied_bytes(const ParamStore *f);
 

@@ -170,7 +170,8 @@ static void test_samples(void **state)
     static const char text[] = "[3, 4]\n[200]\n[9, 8, 7, 6, 5]\n";
     static const char common[] = "--max_duration=4 --save_interval=2 --model.n_kv_heads=2";
     static const struct { int ranks; const char *mesh; } runs[] = {
-        { 1, "--seed=6198" }, { 2, "--seed=6198" }, { 2, "--parallelism.context=2" }, { 4, "--parallelism={context: 2, pipeline: 2}" },
+        { 1, "--seed=6198" }, { 2, "--seed=6198" }, { 2, "--parallelism.context=2" },
+        { 4, "--parallelism={context: 2, pipeline: 2}" },
     };
     Continuation found[3], later[3], expected[3];
     double plain[MAX_STEPS], sampled[MAX_STEPS];

@@ -70,8 +70,8 @@ static void add_token(Samples *s, int i, const int token)
                || s->length[i] == c->model.max_sequence_length;
 }
 
-/* The token after row `row` of this rank's, on the ranks that have the head: all of a shard group gather its weights. Only one of them
- * has the text's last token there. */
+/* The token after row `row` of this rank's, on the ranks that have the head: all of a shard group gather its weights. Only one of
+ * them has the text's last token there. */
 static int next_token(Samples *s, Model *m, ParamStore *f, int row)
 {
     static const Sampling greedy = { .temperature = 0, .top_p = 1 };

@@ -30,8 +30,8 @@
 
 typedef struct Telemetry Telemetry;
 
-/* NULL if quant_stats_interval is 0, or if there is no log and there are no stages: then the other calls do nothing. With stages all
- * ranks call them. */
+/* NULL if quant_stats_interval is 0, or if there is no log and there are no stages: then the other calls do nothing. With stages
+ * all ranks call them. */
 Telemetry *telemetry_open (const Config *c, Model *m, const ParamStore *f, Log *log);
 void       telemetry_close(Telemetry *t);
 
