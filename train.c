@@ -417,7 +417,8 @@ int main(int argc, char **argv)
         comm_finish();
         return 0;
     }
-    comm_set_mesh(mesh_of_stages(comm_size(), pipeline_stages(&c->strategy), c->strategy.shard_ranks, context_ranks(&c->strategy)));
+    comm_set_mesh(mesh_of_tensor(comm_size(), pipeline_stages(&c->strategy), c->strategy.shard_ranks, context_ranks(&c->strategy),
+                                 tensor_ranks(&c->strategy)));
     watchdog_mark("starting the device", -1);
     device_init(comm_local_rank());
     watchdog_mark_together("connecting the devices", -1);

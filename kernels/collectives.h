@@ -10,13 +10,13 @@ void comm_init(void);                           /* after device_init and comm_se
 void comm_all_reduce    (Tensor x, Ranks g);
 void comm_all_reduce_max(Tensor x, Ranks g);
 
-/* RANKS_SHARD: part (n) = sum over ranks of slice `own rank` of their whole (W n), in place if part is that slice. Shapes of
- * tensor_flat: n may exceed 2^31. */
-void comm_reduce_scatter(Tensor part, Tensor whole);
+/* part (n) = sum over the ranks of g of slice `own rank` of their whole (W n); in place if part is that slice. Shapes of tensor_flat:
+ * n may exceed 2^31. */
+void comm_reduce_scatter(Tensor part, Tensor whole, Ranks g);
 
-/* RANKS_SHARD: slice r of whole = rank r's part, of `bytes`; in place if part is this rank's slice. Fastest if both lie in one
- * comm_alloc, at the same offset on all ranks. */
-void comm_all_gather(void *whole, const void *part, size_t bytes);
+/* Slice r of whole = the part, of `bytes`, of rank r of g; in place if part is this rank's slice. Over RANKS_SHARD fastest if both
+ * lie in one comm_alloc, at the same offset on all ranks. */
+void comm_all_gather(void *whole, const void *part, size_t bytes, Ranks g);
 
 /* RANKS_CONTEXT, of c ranks: x is `items` pieces of equal size for each rank, y `items` pieces from each. BY_RANK: x has
  * the order [rank][item], y [item][rank]. BY_ITEM, the inverse: x [item][rank], y [rank][item]. Bytes are copied as they are. */

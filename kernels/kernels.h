@@ -266,6 +266,9 @@ void accumulate(Tensor y, Tensor x);
  * it is the mean of n tensors. */
 void average_weights(Tensor mean, Tensor w, float share);
 
+/* y = a + b, in F32. All have one shape, F32 or BF16; y may be a or b. */
+void add_tensors(Tensor y, Tensor a, Tensor b);
+
 typedef struct {
     float    lr, beta1, beta2, eps, weight_decay;
     float    correction1, correction2;    /* 1 - beta1^t, 1 - beta2^t                             */

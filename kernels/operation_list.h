@@ -131,6 +131,8 @@ OP(accumulate,           (Tensor y, Tensor x), (y, x),
    IN(x), CODES(y, READS | WRITES))
 OP(average_weights,      (Tensor mean, Tensor w, float share), (mean, w, share),
    IN(w), IN_IF(share != 1, mean), OUT(mean))
+OP(add_tensors,          (Tensor y, Tensor a, Tensor b), (y, a, b),
+   IN(a), IN(b), OUT(y))
 OP(adamw,                (Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first), (w, m, v, grad, a, first),
    IN(grad), IN(w), IN(m), IN(v), OUT(w), OUT(m), OUT(v))
 OP(adamw8bit,            (Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first), (w, m, v, grad, a, first),
@@ -177,17 +179,17 @@ OP(comm_all_reduce,      (Tensor x, Ranks g), (x, g),
    IN(x), OUT(x), OVER(g))
 OP(comm_all_reduce_max,  (Tensor x, Ranks g), (x, g),
    IN(x), OUT(x), OVER(g))
-OP(comm_reduce_scatter,  (Tensor part, Tensor whole), (part, whole),
-   IN(whole), OUT(part), OVER(RANKS_SHARD))
+OP(comm_reduce_scatter,  (Tensor part, Tensor whole, Ranks g), (part, whole, g),
+   IN(whole), OUT(part), OVER(g))
 OP(comm_all_to_all,      (Tensor y, Tensor x, int items, Order order), (y, x, items, order),
    IN(x), OUT(y), OVER(RANKS_CONTEXT))
 OP(comm_send,            (Tensor x, Neighbour to), (x, to),
    IN(x), WITH_NEIGHBOUR(to))
 OP(comm_receive,         (Tensor x, Neighbour from), (x, from),
    OUT(x), WITH_NEIGHBOUR(from))
-OP(comm_all_gather,      (void *whole, const void *part, size_t bytes), (whole, part, bytes),
-   MEMORY(part, bytes, READS), MEMORY(whole, bytes * (size_t)comm_group_size(RANKS_SHARD), WRITES),
-   OVER(RANKS_SHARD))
+OP(comm_all_gather,      (void *whole, const void *part, size_t bytes, Ranks g), (whole, part, bytes, g),
+   MEMORY(part, bytes, READS), MEMORY(whole, bytes * (size_t)comm_group_size(g), WRITES),
+   OVER(g))
 
 /* ---- copies */
 OP(device_put,           (void *dst, const void *src, size_t bytes), (dst, src, bytes),

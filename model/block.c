@@ -9,6 +9,7 @@
 #include "model/block.h"
 
 #include "model/context.h"
+#include "model/tensor_ranks.h"
 
 static const Tensor NONE = { 0 };
 static const LowProduct NO_PRODUCT = { 0 };
@@ -203,10 +204,13 @@ static void linear_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Tenso
 /* The operand of a branch's first GEMM from the residual stream. x, stats: what the norm's backward reads. */
 static void branch_in(const Model *m, const Acts *a, Tensor h, Tensor x, float *stats, Tensor res, Tensor w)
 {
-    if (m->config->norm_after)
-        quantize(h, res);
-    else
-        norm(m, forward_operand(a, h), x, stats, res, w, NONE);
+    if (m->config->norm_after) {
+        quantize(h, gather_rows(m, rows_buffer(m, h), res));
+        return;
+    }
+    const Tensor operand = forward_operand(a, h), y = rows_buffer(m, operand);
+    norm(m, own_rows(m, y), x, stats, res, w, NONE);
+    encode_rows(m, operand, y);
 }
 
 /* out = res + the branch's last layer, of y, with its norm if the architecture puts it there.
@@ -214,11 +218,14 @@ static void branch_in(const Model *m, const Acts *a, Tensor h, Tensor x, float *
 static void branch_out(const Model *m, Linear l, Tensor out, Tensor y, const Unit *w, const Acts *a, Tensor res,
                        Tensor branch, Tensor x, float *stats, Tensor weight)
 {
-    if (m->config->norm_after) {
-        linear(m, l, branch, y, w, a, NONE);
-        norm(m, out, x, stats, branch, weight, res);
-    } else
-        linear(m, l, out, y, w, a, res);
+    const bool adds = !m->config->norm_after && m->tensor_ranks == 1;
+    const Tensor buffer = sums_buffer(m, m->config->norm_after ? branch : out);
+    linear(m, l, buffer, y, w, a, adds ? res : NONE);
+    const Tensor sum = sum_rows(m, buffer);
+    if (m->config->norm_after)
+        norm(m, out, x, stats, sum, weight, res);
+    else if (!adds)
+        add_tensors(out, res, sum);
 }
 
 /* The gradients of a branch's first layer. Its input h is recomputed from the saved norm input x where the recipe keeps no
@@ -227,8 +234,11 @@ static void branch_in_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Te
                          Tensor x, const float *stats, Tensor w)
 {
     const Tensor again = for_dw(h, dw, l);
-    if (tensor_exists(again) && a->keep == KEEP_INPUTS && !m->config->norm_after)
-        norm_again(again, x, stats, w);
+    if (tensor_exists(again) && a->keep == KEEP_INPUTS && !m->config->norm_after) {
+        const Tensor y = rows_buffer(m, again);
+        norm_again(own_rows(m, y), x, stats, w);
+        encode_rows_codes(m, again, y);
+    }
     linear_dw(m, l, dw, dy, h, a);
 }
 
@@ -280,7 +290,7 @@ static Tensor in_tile(Tensor t, Tensor all, Tensor part)
 
 static bool in_tiles(const Model *m, const Acts *a)
 {
-    return mlp_rows(m, a->keep) < m->N;
+    return mlp_rows(m, a->keep) < m->rows;
 }
 
 static Tile tile_of(const Model *m, const Acts *a, const Acts *next, int first)
@@ -331,27 +341,34 @@ static void mlp_again(const Model *m, const Unit *w, const Acts *a, const Acts *
 void norm_to_stream_backward(const Model *m, Tensor dnorm, Tensor x, const float *stats, Tensor norm, bool accumulate)
 {
     const BackwardScratch *t = &m->work;
-    norm_backward(t->dres, t->dres_amax, dnorm, t->dh, x, stats, norm, m->config->norm, accumulate);
+    norm_backward(t->dres, t->dres_amax, dnorm, own_rows(m, t->dh), x, stats, norm, m->config->norm, accumulate);
 }
 
 /* From the gradient of the residual stream to that of the branch's last GEMM: dy. amax: max|dres|, or NULL if not known. */
 static Tensor branch_out_backward(const Model *m, Tensor dnorm, Tensor x, const float *stats, Tensor norm, const float *amax)
 {
-    if (m->config->norm_after)
-        norm_backward(m->work.dy, NULL, dnorm, m->work.dres, x, stats, norm, m->config->norm, false);
-    else
-        quantize_with_amax(m->work.dy, m->work.dres, amax);
-    return m->work.dy;
+    const Tensor dy = m->work.dy, y = rows_buffer(m, dy);
+    if (m->config->norm_after) {
+        norm_backward(own_rows(m, y), NULL, dnorm, m->work.dres, x, stats, norm, m->config->norm, false);
+        encode_rows(m, dy, y);
+    } else
+        quantize_with_amax(dy, gather_rows(m, y, m->work.dres), amax);
+    return dy;
 }
 
 /* dres += the branch's part: through its first layer and the norm in front of it. */
 static void branch_in_backward(const Model *m, Linear l, Tensor dy, const Unit *w, const Acts *a, Tensor dnorm, Tensor x,
                                const float *stats, Tensor norm)
 {
-    if (m->config->norm_after)
-        linear_dx(m, l, m->work.dres, dy, w, a, true);
-    else {
+    if (m->config->norm_after) {
+        const bool adds = m->tensor_ranks == 1;
+        const Tensor buffer = sums_buffer(m, m->work.dres);
+        linear_dx(m, l, buffer, dy, w, a, adds);
+        if (!adds)
+            add_tensors(m->work.dres, m->work.dres, sum_rows(m, buffer));
+    } else {
         linear_dx(m, l, m->work.dh, dy, w, a, false);
+        sum_rows(m, m->work.dh);
         norm_to_stream_backward(m, dnorm, x, stats, norm, true);
     }
 }
@@ -382,7 +399,7 @@ static void mlp_backward(const Model *m, const Unit *w, const Unit *dw, const Ac
 static void mlp_tiles_backward(const Model *m, const Unit *w, const Unit *dw, const Acts *a, const Acts *next)
 {
     Unit sums = *dw;
-    for (int n = 0; n < m->N; n += mlp_rows(m, a->keep)) {
+    for (int n = 0; n < m->rows; n += mlp_rows(m, a->keep)) {
         const Tile t = tile_of(m, a, next, n);
         if (keep_recomputes(a->keep))
             mlp_again(&t.m, w, &t.a, &t.next);

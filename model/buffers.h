@@ -57,6 +57,7 @@ typedef struct {
     Tensor exchanged;      /* (c N, S/c) with c > 1 context ranks: what is exchanged, and as it arrives:                   */
     Tensor qkv_heads, mix_heads, datt_heads, dqkv_heads;   /* (c N, S/c), (c N, H*D/c) qkv_rotated, attn_out, datt, dqkv of whole
                           sequences, this rank's heads; wider than S/c if ranks share key heads                        */
+    Tensor gathered, partial;  /* (tN, C) with t > 1 tensor ranks: rows of all before they are encoded; a layer's partial sum  */
     Tensor dlow;       /* (N, 3 rank) gradient of one of a block's `low`                                               */
 } BackwardScratch;
 
@@ -94,10 +95,13 @@ typedef struct Model {
     Recipe    recipe;
     Attention attn;            /* what blocks have in common; its B: every micro-batch's; its T: this rank's part */
     Documents docs;
+    ModelConfig *own_config;   /* with tensor ranks: config, which has this rank's heads and MLP width; else NULL */
     int       L, N;            /* blocks; tokens of a micro-batch, this rank's                 */
-    int       tile;            /* tokens of a tile of the MLP, in blocks whose MLP backward runs again; N: no tiles */
+    int       rows;            /* tN: tokens in blocks' layers and attention, those of t tensor ranks */
+    int       tile;            /* tokens of a tile of the MLP, in blocks whose MLP backward runs again; rows: no tiles */
     int       T;               /* tokens of a sequence                                         */
     int       context, place;  /* ranks that share sequences; which part is this rank's        */
+    int       tensor_ranks, tensor_place;      /* ranks that compute layers together; which part is this rank's */
     int       P;               /* positions that a token can have: T, or more with caches      */
     int       last;            /* with caches: the row of the last token                       */
     Acts     *unit_acts;       /* [units] of the micro-batch at work; those that are no block use attn_res, where they read the
@@ -124,7 +128,7 @@ typedef struct Model {
     float    *rope[NUM_ROTATIONS];     /* (P, D/2, 2) cosine and sine; NULL: no block has them */
     TokenAt  *sorted;          /* (N) the tokens as the embedding wants them                   */
     int      *host_doc_start;  /* (B*T + 1) host memory                                        */
-    int      *host_part;       /* (N) host memory: see context_part                            */
+    int      *host_part;       /* (tN) host memory: see context_part                           */
     TokenAt  *host_sorted;     /* (N) host memory                                              */
     bool      in_step;         /* this step has had a micro-batch: its operands' ranges are known, ... */
     bool      ranges_reused;   /* ... and valid for this one                                   */
@@ -147,8 +151,8 @@ typedef struct Model {
     void     *memory;          /* the arena: all of the above that is device memory            */
 } Model;
 
-/* Rows of the buffers of the MLP (gate, up, SwiGLU and their gradients) in a block with this `keep`: a tile, or all N. */
+/* Rows of the buffers of the MLP (gate, up, SwiGLU and their gradients) in a block with this `keep`: a tile, or all. */
 static inline int mlp_rows(const Model *m, Keep keep)
 {
-    return keep_recomputes(keep) ? m->tile : m->N;
+    return keep_recomputes(keep) ? m->tile : m->rows;
 }

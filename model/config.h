@@ -135,12 +135,14 @@ typedef enum { HOST_NEVER, HOST_AUTO, HOST_ALL } HostUse;
 /* In which order the stages of a pipeline make their passes (pipeline.h). PIPELINE_ONE: one micro-batch after the other. */
 typedef enum { PIPELINE_1F1B, PIPELINE_INTERLEAVED, PIPELINE_ONE, NUM_PIPELINE_SCHEDULES } PipelineSchedule;
 
-/* How units are divided among ranks: in stages (pipeline.h), and within these in shards (fsdp.h). */
+/* How units are divided among ranks: in stages (pipeline.h), within these in shards (fsdp.h), and layers of blocks in parts
+ * (tensor_ranks.h). */
 typedef struct {
-    int  shard_ranks;             /* consecutive ranks that share one copy of a stage: 1 .. number of ranks of a stage */
+    int  shard_ranks;             /* ranks, or groups of tensor_ranks, that share one copy of a stage: consecutive */
     Gathering gathering;          /* on one rank: when operands are made from stored weights */
     GradSum grad_sum;
     int  context_ranks;           /* consecutive ranks that share sequences; it divides shard_ranks. 0: as 1 */
+    int  tensor_ranks;            /* consecutive ranks that compute layers together, in place of each of the others. 0: as 1 */
     int  pipeline_stages;         /* 0: as 1 */
     int  pipeline_chunks;         /* rows of consecutive units that a stage has. 0: as 1 */
     PipelineSchedule pipeline_schedule;
@@ -157,6 +159,11 @@ static inline bool context_divides(const ModelConfig *m, int ranks)
     return m->n_heads % ranks == 0 && (m->n_kv_heads % ranks == 0 || ranks % m->n_kv_heads == 0);
 }
 
+static inline int tensor_ranks(const Strategy *s)
+{
+    return s->tensor_ranks > 1 ? s->tensor_ranks : 1;
+}
+
 static inline int pipeline_stages(const Strategy *s)
 {
     return s->pipeline_stages > 1 ? s->pipeline_stages : 1;
@@ -165,7 +172,7 @@ static inline int pipeline_stages(const Strategy *s)
 /* The number of groups of ranks that have different sequences, if there are `ranks` ranks. */
 static inline int data_ranks(const Strategy *s, int ranks)
 {
-    return ranks / (context_ranks(s) * pipeline_stages(s));
+    return ranks / (context_ranks(s) * tensor_ranks(s) * pipeline_stages(s));
 }
 
 /* What multiplies the learning rate of a matrix under Muon, by torch.optim.Muon's names: 0.2 sqrt(max(rows, columns));

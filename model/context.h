@@ -20,5 +20,6 @@ void   context_tokens(const Model *m, const Acts *a, Tensor x, Tensor buffer);
 /* Attention of whole sequences, with this rank's heads. */
 Attention context_attention(const Model *m, Attention a);
 
-/* This rank's tokens (N) of (B, T) values of whole sequences on the host, in m->host_part or values itself. */
+/* This rank's tokens (N) of (B, T) values of whole sequences on the host, in m->host_part or values itself: of those of its context
+ * rank, in their order, a part for each tensor rank. */
 const int *context_part(const Model *m, const int *values);

@@ -31,7 +31,7 @@ static void make_copies(const ParamStore *f, int u, int uses)
             device_copy(to.data, c->from.data, tensor_numel(to) * dtype_size(to.format.dtype));
         else if (c->step == GATHER) {
             watchdog_mark_together("all-gather", u);
-            comm_all_gather(to.data, c->from.data, tensor_numel(c->from) * dtype_size(c->from.format.dtype));
+            comm_all_gather(to.data, c->from.data, tensor_numel(c->from) * dtype_size(c->from.format.dtype), fsdp_group(f, u));
         } else if (c->step == DEQUANTIZE)
             nf4_dequantize(to, param_nf4(c->param, c->from.data, f->plain_nf4));
         else
@@ -42,7 +42,7 @@ static void make_copies(const ParamStore *f, int u, int uses)
 void fsdp_gather(ParamStore *f, int u, int uses)
 {
     const int both = FOR_FORWARD | FOR_BACKWARD;
-    const bool once = f->shards == 1 && f->plan[u].lifetime != UNTIL_TURN && !f->forward_only;
+    const bool once = fsdp_shards(f, u) == 1 && f->plan[u].lifetime != UNTIL_TURN && !f->forward_only;
     WeightBuffer *b = f->plan[u].weights;
     if (!b || !f->placed)
         return;
@@ -122,11 +122,11 @@ static void start_from_zero(ParamStore *f, int u, void *data, bool all)
 {
     const UnitLayout *shape = &f->shape[u];
     size_t at = 0, first;
-    for (int turn = 0; turn < 1 + shape->matrices_first; turn++)
+    for (int turn = 0; turn < 2; turn++)
         for (int i = 0; i < shape->num_params; i++) {
             const Param *p = &shape->param[i];
             Tensor *dw = &f->dunit[u].tensor[p->id];
-            if (shape->matrices_first && p->is_operand != (turn == 0))
+            if (param_comes_first(shape, p) != (turn == 0))
                 continue;
             dw->empty = p->region == TRAINED && (all || shard_part(&f->shard[u], p, &first) == 0);
             if (!dw->empty)
@@ -158,26 +158,37 @@ Unit *fsdp_grads(ParamStore *f, int u)
     return &f->dunit[u];
 }
 
+/* Of this rank's gradients those of parameters that tensor ranks have copies of: each has computed a part of the sum. */
+static Tensor copied_grads(const ParamStore *f, int u)
+{
+    size_t first;
+    const size_t n = fsdp_copied(f, u, &first);
+    return n ? slice_view(&f->shard[u].slice[TRAINED], f->shard[u].grad, first, n) : (Tensor){ 0 };
+}
+
 void fsdp_reduce(ParamStore *f, int u, bool last)
 {
     GradBuffer *s = f->plan[u].grads;
     const bool reduces = s && (last || !f->sum_once);
     const bool replicas = last && comm_group_size(RANKS_REPLICA) > 1;
+    const Tensor copied = last ? copied_grads(f, u) : (Tensor){ 0 };
     if (!f->placed)
         return;
     for (int i = 0; i < NUM_PARAMS; i++)
         f->dunit[u].tensor[i].empty = false;
     f->shard[u].grad.empty = false;
-    if (!f->shard[u].slice[TRAINED].count || !(reduces || replicas))
+    if (!f->shard[u].slice[TRAINED].count || !(reduces || replicas || copied.data))
         return;
     DeviceMark **filled = s ? &s->filled : &f->grad_buffer[NUM_ROTATING + u].filled;
     *filled = device_follow(QUEUE_REDUCE, *filled);
     trace_begin("reduce", u);
     watchdog_mark_together("summing gradients", u);
     if (reduces) {
-        comm_reduce_scatter(f->shard[u].grad, tensor_flat(s->flat, f->shape[u].numel[TRAINED]));
+        comm_reduce_scatter(f->shard[u].grad, tensor_flat(s->flat, f->shape[u].numel[TRAINED]), fsdp_group(f, u));
         s->unit = -1;
     }
+    if (copied.data)
+        comm_all_reduce(copied, RANKS_TENSOR);
     if (replicas)
         comm_all_reduce(f->shard[u].grad, RANKS_REPLICA);
     trace_end();
@@ -247,6 +258,19 @@ static void init_base(ParamStore *f, int u, const Param *p, float cutoff, uint64
     device_free(whole.data);
 }
 
+/* Elements of a parameter from its `first` on. Each has the value that it has where the parameter is whole, which begins at
+ * `number`. */
+static void init_part(const Param *p, Tensor part, float cutoff, uint64_t seed, uint64_t number, size_t first)
+{
+    const size_t n = tensor_numel(part), size = dtype_size(part.format.dtype);
+    size_t whole;
+    for (size_t done = 0, run; done < n; done += run) {
+        run = param_run(p, first + done, &whole);
+        run = run < n - done ? run : n - done;
+        init_normal(tensor_at((char *)part.data + done * size, part.format, 1, (int)run), p->init_std, cutoff, seed, number + whole);
+    }
+}
+
 enum { ADAPTERS = 0x10a };       /* their initial weights are drawn with a seed of their own */
 
 /* Padding, of units and of the vocabulary's rows, is left at 0. */
@@ -274,9 +298,9 @@ static void init_weights(ParamStore *f, const ModelConfig *c, uint64_t seed, boo
             if (p.init_std == 0)
                 init_constant(part, p.is_norm);
             else if (p.is_adapter)
-                init_normal(part, p.init_std, 0, random_bits(seed, ADAPTERS), number + first);
+                init_part(&p, part, 0, random_bits(seed, ADAPTERS), number, first);
             else
-                init_normal(part, p.init_std, cutoff, seed, number + first);
+                init_part(&p, part, cutoff, seed, number, first);
         }
     }
     fsdp_loaded(f);
@@ -308,8 +332,8 @@ static void update_scales(ParamStore *f, bool frozen_too)
                 && c->param->region != BASE
                 && (frozen_too || c->param->region == TRAINED))
                 quantize_scale(c->to, c->from);
-    if (f->shards > 1)
-        comm_all_reduce_max(scales, RANKS_SHARD);
+    if (f->shards * f->tensor_ranks > 1)
+        comm_all_reduce_max(scales, fsdp_all(f));
 }
 
 /* One rank has the value of an element, the others have 0: the sum is exact. */
@@ -351,8 +375,8 @@ void fsdp_encode(ParamStore *f, int u, const Param *p, Tensor master)
         device_zero(scale.data, tensor_bytes(scale));
         if (c < end)
             quantize_scale(c->to, master);
-        if (f->shards > 1)
-            comm_all_reduce_max(scale, RANKS_SHARD);
+        if (f->shards * f->tensor_ranks > 1)
+            comm_all_reduce_max(scale, fsdp_all(f));
     }
     if (c < end)
         quantize_codes(c->to, master);

@@ -79,7 +79,7 @@ bool fsdp_encodes(const ParamStore *f, int u, const Param *p)
  * are copied once per step. */
 static bool goes_as_sharded(const ParamStore *f, int u, const Param *p, const Step *alone)
 {
-    if (f->shards > 1)
+    if (fsdp_shards(f, u) > 1)
         return true;
     if (p->region == TRAINED)
         return fsdp_on_host(f, u, HOST_MASTER) && !p->is_operand && takes(alone, VIEW);
@@ -118,7 +118,7 @@ static Lifetime lifetime_of(const ParamStore *f, int u)
     const bool fp8 = format_is_fp8(buffer_format(f, u)), base = f->shape[u].numel[BASE] > 0;
     if (u < f->kept && base && f->base == BASE_E4M3 && f->recipe.operand.dtype == E4M3)
         return FOR_GOOD;
-    return u < f->kept || (f->shards == 1 && !fp8 && !base && !fsdp_on_host(f, u, HOST_BASE)) ? UNTIL_UPDATE : UNTIL_TURN;
+    return u < f->kept || (fsdp_shards(f, u) == 1 && !fp8 && !base && !fsdp_on_host(f, u, HOST_BASE)) ? UNTIL_UPDATE : UNTIL_TURN;
 }
 
 /* What the unit needs of a buffer, which is as large as the largest that it serves. */
@@ -145,7 +145,7 @@ static void plan_buffers(ParamStore *f, int u)
         plan->numel += numel[r];
     }
     plan->lifetime = lifetime_of(f, u);
-    plan->grads = f->shard[u].slice[TRAINED].count > 0 && f->shards > 1 ? &f->grad_buffer[buffer_of(f, u, f->sum_once)] : NULL;
+    plan->grads = f->shard[u].slice[TRAINED].count > 0 && fsdp_shards(f, u) > 1 ? &f->grad_buffer[buffer_of(f, u, f->sum_once)] : NULL;
     plan->weights = plan->numel > 0 ? &f->weight_buffer[buffer_of(f, u, plan->lifetime != UNTIL_TURN)] : NULL;
     if (plan->grads && tensor_numel(plan->grads->flat) < shape->numel[TRAINED])
         plan->grads->flat = tensor_flat(plan->grads->flat, shape->numel[TRAINED]);
@@ -159,7 +159,7 @@ static void plan_buffers(ParamStore *f, int u)
     w->has_rows |= rows;
     w->has_transposes = format_is_fp8(w->flat.format) && !f->forward_only;
     w->transposes_rows |= transposes_rows;
-    w->rotates = rows && w->has_transposes && f->shards == 1 && plan->lifetime == UNTIL_TURN && !recipe_recomputes(&f->recipe)
+    w->rotates = rows && w->has_transposes && fsdp_shards(f, u) == 1 && plan->lifetime == UNTIL_TURN && !recipe_recomputes(&f->recipe)
                      && !w->transposes_rows;
 }
 
@@ -184,8 +184,8 @@ static void place_shard(ParamStore *f, Arena *device, int u)
                                                                                              HOST_MOMENTS) ? &f->host : device;
     Shard *s = &f->shard[u];
     for (Region i = 0; i < NUM_REGIONS; i++) {
-        s->slice[i].count = fsdp_holds(f, u) ? f->shape[u].numel[i] / f->shards : 0;
-        s->slice[i].first = s->slice[i].count * f->rank;
+        s->slice[i].count = fsdp_holds(f, u) ? f->shape[u].numel[i] / (size_t)fsdp_shards(f, u) : 0;
+        s->slice[i].first = s->slice[i].count * (size_t)fsdp_place(f, u);
     }
     const size_t n = s->slice[TRAINED].count, codes = s->slice[BASE].count;
     s->slice[TRAINED].stored = flat(master_on_host ? &f->host : device, r->master, n);
@@ -205,7 +205,7 @@ static void place_shard(ParamStore *f, Arena *device, int u)
 
 static void place_buffers(ParamStore *f, Arena *a)
 {
-    Arena *gathered = f->shards > 1 ? &f->gathered : a;
+    Arena *gathered = f->shards * f->tensor_ranks > 1 ? &f->gathered : a;
     f->gathered.used = 0;
     for (int i = 0; i < num_buffers(f); i++) {
         WeightBuffer *w = &f->weight_buffer[i];
@@ -439,12 +439,14 @@ void fsdp_plan(ParamStore *f, Arena *a, const Config *c, ShardChoice p)
     f->tied = c->model.weight_tying;
     f->shards = p.shards;
     f->rank = p.rank;
+    f->tensor_ranks = p.tensor_ranks > 1 ? p.tensor_ranks : 1;
+    f->tensor_place = p.tensor_place;
     f->sum_once = p.sum_once;
     f->kept = p.kept;
     f->pipe = p.pipe.stages > 0 ? p.pipe : (Pipeline){ 1, 0, 1, PIPELINE_1F1B, 1 };
     f->forward_only = config_forward_only(c);
     memcpy(f->on_host, p.on_host, sizeof f->on_host);
-    f->overlaps = p.shards > 1 || p.on_host[HOST_BASE] > 0;
+    f->overlaps = p.shards * f->tensor_ranks > 1 || p.on_host[HOST_BASE] > 0;
     f->host.used = 0;
     f->first_trained = f->num_units;
     for (int i = 0; i < num_buffers(f); i++) {
@@ -453,7 +455,9 @@ void fsdp_plan(ParamStore *f, Arena *a, const Config *c, ShardChoice p)
     }
     for (int u = 0; u < f->num_units; u++) {
         f->shape[u].matrices_first = f->optimizer->orthogonalizes;
-        unit_lay_out(&f->shape[u], p.shards);
+        if (f->shape[u].kind->is_layer && f->shape[u].tensor_ranks < f->tensor_ranks)
+            unit_cut(&f->shape[u], f->tensor_ranks, f->tensor_place, p.shards);
+        unit_lay_out(&f->shape[u], fsdp_shards(f, u));
         check_size(f, u);
         if (f->shape[u].numel[TRAINED] > 0 && u < f->first_trained)
             f->first_trained = u;
@@ -472,7 +476,7 @@ void fsdp_place_gathered(ParamStore *f)
     f->placed = true;
     if (f->host.used > 0)
         f->host.base = device_host_alloc(f->host.used, "weights and the optimizer's states");
-    if (f->shards > 1)
+    if (f->shards * f->tensor_ranks > 1)
         f->gathered.base = comm_alloc(f->gathered.used);
 }
 

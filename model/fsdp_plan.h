@@ -2,6 +2,7 @@
  * gradients that are not summed yet, all views of them, and the list of copies from one to the other, which fsdp.h carries out. */
 #pragma once
 #include "kernels/runtime/device.h"
+#include "kernels/runtime/mesh.h"
 #include "model/architecture.h"
 #include "model/optimizer.h"
 #include "model/pipeline.h"
@@ -105,7 +106,8 @@ typedef struct {
     Pipeline    pipe;                  /* this rank's stage: only its units have shards, copies and buffers here */
     int         first_trained;         /* the first unit of all stages with a trained parameter: backward ends there */
     int         shards, rank;          /* ranks of a shard group, and this one's place in it */
-    bool        sum_once;              /* gradients are summed over them once per step */
+    int         tensor_ranks, tensor_place;  /* ranks that compute a layer together, and this one's place among them */
+    bool        sum_once;              /* gradients are summed over ranks once per step */
     bool        placed;                /* the memory is there; else fsdp.h's verbs show where all will lie, and move nothing */
     int         kept;                  /* weights of units 0 .. kept - 1 are gathered, or rounded, once per step */
     bool        forward_only;          /* no transposed copies */
@@ -126,6 +128,7 @@ typedef struct {
     int  on_host[NUM_HOSTED];          /* units 0 .. n - 1 have these on the host, as far as they can */
     int  slots;                        /* blocks whose saved activations are on the device (offload.h); 0: all */
     int  tile;                         /* tokens of a tile of the MLP, read by model_plan; 0: all tokens are one */
+    int  tensor_ranks, tensor_place;         /* ranks that compute a layer together, and the place among them; 0: as 1 */
     Pipeline pipe;                     /* stages 0: there is one */
 } ShardChoice;
 
@@ -142,6 +145,13 @@ size_t      shard_part(const Shard *s, const Param *p, size_t *first);
 /* The part of TRAINED that has the optimizer's k-th state; `stored` is that state. */
 Slice       shard_state(const Shard *s, int k);
 void        shard_divide_state(const ParamStore *f, int unit, int k);         /* sets before[k] and after[k] */
+/* The ranks over which a unit is sharded, their number, and this one's place: those that have its parameters, or a part of each. */
+Ranks       fsdp_group (const ParamStore *f, int unit);
+int         fsdp_shards(const ParamStore *f, int unit);
+int         fsdp_place (const ParamStore *f, int unit);
+Ranks       fsdp_all   (const ParamStore *f);                    /* all that have a part of some unit */
+/* The elements of this rank's part of TRAINED, from *first of the region on, that all tensor ranks have; returns their number. */
+size_t      fsdp_copied(const ParamStore *f, int unit, size_t *first);
 bool        fsdp_holds(const ParamStore *f, int unit);           /* this rank's stage has the unit */
 bool        fsdp_on_host(const ParamStore *f, int unit, Hosted h);
 bool        fsdp_encodes(const ParamStore *f, int unit, const Param *p);         /* the update makes its `source` */

@@ -13,6 +13,40 @@ static bool has_trained_operands(const UnitLayout *s)
     return false;
 }
 
+/* Each tensor rank has a part of a unit that they compute together; of the others they are more shards. */
+static bool is_in_parts(const ParamStore *f, int u)
+{
+    return f->shape[u].tensor_ranks == f->tensor_ranks;
+}
+
+Ranks fsdp_all(const ParamStore *f)
+{
+    return f->tensor_ranks > 1 ? RANKS_STAGE : RANKS_SHARD;
+}
+
+Ranks fsdp_group(const ParamStore *f, int u)
+{
+    return is_in_parts(f, u) ? RANKS_SHARD : RANKS_STAGE;
+}
+
+int fsdp_shards(const ParamStore *f, int u)
+{
+    return is_in_parts(f, u) ? f->shards : f->shards * f->tensor_ranks;
+}
+
+int fsdp_place(const ParamStore *f, int u)
+{
+    return is_in_parts(f, u) ? f->rank : f->rank * f->tensor_ranks + f->tensor_place;
+}
+
+size_t fsdp_copied(const ParamStore *f, int u, size_t *first)
+{
+    const Slice *s = &f->shard[u].slice[TRAINED];
+    const size_t end = s->first + s->count, cut = f->shape[u].cut;
+    *first = cut > s->first ? cut : s->first;
+    return f->shape[u].tensor_ranks > 1 && *first < end ? end - *first : 0;
+}
+
 bool fsdp_holds(const ParamStore *f, int u)
 {
     return pipeline_holds(&f->pipe, f->shape[u].config, u);
@@ -53,7 +87,8 @@ size_t fsdp_host_bytes(const ParamStore *f, Hosted h)
 
 ShardChoice fsdp_placement(const ParamStore *f)
 {
-    ShardChoice p = { .shards = f->shards, .rank = f->rank, .sum_once = f->sum_once, .kept = f->kept, .pipe = f->pipe };
+    ShardChoice p = { .shards = f->shards, .rank = f->rank, .sum_once = f->sum_once, .kept = f->kept, .pipe = f->pipe,
+                      .tensor_ranks = f->tensor_ranks, .tensor_place = f->tensor_place };
     memcpy(p.on_host, f->on_host, sizeof p.on_host);
     return p;
 }

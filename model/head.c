@@ -3,6 +3,7 @@
 
 #include "kernels/runtime/trace.h"
 #include "model/block.h"
+#include "model/tensor_ranks.h"
 #include "model/units.h"
 
 static const Tensor NONE = { 0 };
@@ -22,7 +23,7 @@ static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor 
     cross_entropy_codes(dlogits, largest_dlogit(scale, z_weight), logits, m->losses + n, m->losses + m->N + n, m->targets + n,
                         m->config->vocab_size, scale, z_weight);
     if (needs_dx)            /* not fast: a sum over the vocabulary is too long for short accumulators */
-        matmul_dx(tensor_rows(m->work.dh, n, logits.rows), tensor_rows(dlogits, 0, logits.rows), m->head_w, false);
+        matmul_dx(tensor_rows(own_rows(m, m->work.dh), n, logits.rows), tensor_rows(dlogits, 0, logits.rows), m->head_w, false);
     if (!dweight.data)
         return;
     quantize_codes(transposed, dlogits);
@@ -67,7 +68,7 @@ void head_losses(Model *m, ParamStore *f, float scale, float z_weight, bool back
             cross_entropy(logits, m->losses + n, m->losses + m->N + n, m->targets + n, m->config->vocab_size,
                           scale, z_weight, backward);
             if (needs_dx)
-                matmul_dx(tensor_rows(m->work.dh, n, rows), logits, weight, false);
+                matmul_dx(tensor_rows(own_rows(m, m->work.dh), n, rows), logits, weight, false);
             if (backward)
                 matmul_dw(*dweight, logits, h);
         }

@@ -78,6 +78,7 @@ void model_free(Model *m, ParamStore *f)
     free(m->range_at);
     free(m->host_doc_start);
     free(m->host_part);
+    free(m->own_config);
     free(m->host_sorted);
     projector_free(m);
 }
@@ -189,8 +190,11 @@ Losses model_losses(const Model *m)
 void model_token_losses(const Model *m, float *losses)
 {
     const size_t T = (size_t)m->T, own = (size_t)m->attn.T;
-    if (m->context > 1 || !m->has_head)
+    const size_t N = (size_t)m->N, first = (size_t)m->tensor_place * N;      /* of those of this context rank */
+    if (m->N < m->attn.B * m->T || !m->has_head)
         memset(losses, 0, sizeof *losses * (size_t)m->attn.B * T);
-    for (size_t b = 0; b < (size_t)m->attn.B && m->has_head; b++)
-        device_get(losses + b * T + (size_t)m->place * own, m->losses + b * own, sizeof *losses * own);
+    for (size_t at = first, n; at < first + N && m->has_head; at += n) {
+        n = own - at % own < first + N - at ? own - at % own : first + N - at;
+        device_get(losses + at / own * T + (size_t)m->place * own + at % own, m->losses + at - first, sizeof *losses * n);
+    }
 }

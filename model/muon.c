@@ -216,7 +216,7 @@ static void gather(const ParamStore *f, const Config *c, const StepParams *step,
     m->filled = device_follow(QUEUE_GATHER, m->filled);
     trace_begin("gather updates", t.unit);
     watchdog_mark_together("gathering updates", t.unit);
-    comm_all_gather(t.whole.data, t.own.data, tensor_bytes(t.own));
+    comm_all_gather(t.whole.data, t.own.data, tensor_bytes(t.own), RANKS_SHARD);
     trace_end();
     m->gathered[t.slot] = device_mark(m->gathered[t.slot]);
     device_queue(QUEUE_COMPUTE);
@@ -246,7 +246,7 @@ static void compute(const ParamStore *f, const Config *c, Memory *m, Turn t)
     m->computed = device_follow(QUEUE_REDUCE, m->computed);
     trace_begin("scatter updates", t.unit);
     watchdog_mark_together("scattering updates", t.unit);
-    comm_reduce_scatter(t.own, t.whole);
+    comm_reduce_scatter(t.own, t.whole, RANKS_SHARD);
     trace_end();
     m->scattered[t.slot] = device_mark(m->scattered[t.slot]);
     device_queue(QUEUE_COMPUTE);

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/runtime/error.h"
+
 /* Rows of each tensor of a linear layer's matrix; returns the number of tensors. */
 static int linear_parts(int rows[MAX_PARTS], const ModelConfig *c, Linear linear)
 {
@@ -133,12 +135,61 @@ void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world)
                 .is_embedding = r->init == STD_EMBEDDING, .is_vector = vector,
             .is_adapter = adapter, .is_b = adapter && r->rows == SIZE_OUTPUTS, .linear = r->linear,
             .is_operand = u->kind->is_layer && !vector && !adapter,
-            .has_padding = r->rows == SIZE_VOCABULARY, .init_std = (float)init_std(r->init, c, u->number, cols) };
+            .has_padding = r->rows == SIZE_VOCABULARY, .init_std = (float)init_std(r->init, c, u->number, cols), .tensor_ranks = 1 };
         divide(&p, r, c);
         u->param[u->num_params++] = p;
     }
     u->config = c;
+    u->tensor_ranks = 1;
     unit_lay_out(u, world);
+}
+
+static void cut_rows(Param *p, int ranks)
+{
+    p->rows = 0;
+    for (Part *part = p->part; part < p->part + p->num_parts; part++) {
+        CHECK(part->rows % ranks == 0, "%d rows of %s among %d ranks", part->rows, p->name, ranks);
+        part->rows /= ranks;
+        part->first = p->rows;
+        p->rows += part->rows;
+    }
+}
+
+void unit_cut(UnitLayout *u, int ranks, int place, int world)
+{
+    u->tensor_ranks = ranks;
+    for (Param *p = u->param; p < u->param + u->num_params; p++) {
+        if (p->split == SPLIT_NONE)
+            continue;
+        CHECK(p->tensor_ranks == 1 && !p->has_padding, "%s is cut already, or has padding", p->name);
+        p->tensor_ranks = ranks;
+        p->tensor_place = place;
+        if (p->split == SPLIT_ROWS)
+            cut_rows(p, ranks);
+        else {
+            CHECK(p->cols % ranks == 0, "%d columns of %s among %d ranks", p->cols, p->name, ranks);
+            p->cols /= ranks;
+        }
+    }
+    unit_lay_out(u, world);
+}
+
+size_t param_run(const Param *p, size_t i, size_t *whole)
+{
+    const size_t cols = (size_t)p->cols, row = i / cols, ranks = (size_t)p->tensor_ranks, place = (size_t)p->tensor_place;
+    *whole = i;
+    if (p->tensor_ranks == 1)
+        return p->stored - i;
+    if (p->split == SPLIT_COLUMNS) {
+        *whole = (row * ranks + place) * cols + i % cols;
+        return cols - i % cols;
+    }
+    const Part *part = p->part;
+    while (row >= (size_t)(part->first + part->rows))
+        part++;
+    const size_t first = (size_t)part->first, rows = (size_t)part->rows;
+    *whole = (first * ranks + place * rows) * cols + i - first * cols;
+    return (first + rows) * cols - i;
 }
 
 size_t param_nf4_groups(const Param *p)
@@ -168,13 +219,18 @@ static size_t round_up(size_t n, size_t step)
     return (n + step - 1) / step * step;
 }
 
-/* Gives the unit's matrices or its other parameters, or both, their places after those that have one. */
-static void place_params(UnitLayout *u, bool matrices, bool others)
+bool param_comes_first(const UnitLayout *u, const Param *p)
+{
+    return u->tensor_ranks > 1 ? p->tensor_ranks > 1 : !u->matrices_first || p->is_operand;
+}
+
+/* Gives the parameters that come first, or the others, their places after those that have one. */
+static void place_params(UnitLayout *u, bool first)
 {
     for (int i = 0; i < u->num_params; i++) {
         Param *p = &u->param[i];
         const bool groups = p->region == BASE && u->config->lora.base == BASE_NF4;
-        if (p->is_operand ? !matrices : !others)
+        if (param_comes_first(u, p) != first)
             continue;
         p->offset = u->numel[p->region];
         p->place = u->computing[p->region];
@@ -188,12 +244,10 @@ void unit_lay_out(UnitLayout *u, int world)
 {
     memset(u->numel, 0, sizeof u->numel);
     memset(u->computing, 0, sizeof u->computing);
-    u->matrices = 0;
-    if (u->matrices_first) {
-        place_params(u, true, false);
-        u->matrices = u->numel[TRAINED];
-    }
-    place_params(u, !u->matrices_first, true);
+    place_params(u, true);
+    u->matrices = u->matrices_first ? u->numel[TRAINED] : 0;
+    u->cut = u->numel[TRAINED];
+    place_params(u, false);
     for (int r = 0; r < NUM_REGIONS; r++)
         u->numel[r] = round_up(u->numel[r], together(u, r) * (size_t)world);
 }

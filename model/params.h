@@ -38,6 +38,7 @@ typedef struct {
     bool   is_operand;      /* a block's matrix: an operand in the recipe's format; the others are in the stream's */
     bool   has_padding;     /* its rows from vocab_size on are padding and stay 0              */
     float  init_std;        /* 0: starts as ones (norms) or zeros (biases, B of adapters)              */
+    int    tensor_ranks, tensor_place;     /* cut by `split` among so many tensor ranks: rows, cols and parts are those of this one; 1: whole */
 } Param;
 enum { PARAM_ALIGN = 256 }; /* elements: whole optimizer groups of 128 or 256, 256-byte aligned in any format */
 
@@ -62,14 +63,26 @@ typedef struct {
     size_t first;           /* index of its first element in the model                         */
     bool   matrices_first;  /* in the region TRAINED the matrices of layers come first ...     */
     size_t matrices;        /* ... elements 0 .. matrices - 1; else 0                          */
+    int    tensor_ranks;        /* tensor ranks that compute the unit together; 1: each computes all of it */
+    size_t cut;             /* of TRAINED: elements of parameters that are cut among them come first; all have copies of the others */
     const ModelConfig *config;
 } UnitLayout;
 
 /* The parameters of a unit, all trained, and laid out for `world` ranks; the caller sets .first. */
 void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world);
 
+/* Whether the parameter lies in front of those that do not: matrices under Muon; what is cut among tensor ranks. */
+bool param_comes_first(const UnitLayout *u, const Param *p);
+
 /* Lays the regions out again after changes of Param.region. */
 void unit_lay_out(UnitLayout *u, int world);
+
+/* Cuts the unit's parameters by their `split` among `ranks` tensor ranks, of which this one is number `place`, and lays the regions
+ * out for `world` shards. Each cut must have equal parts. */
+void unit_cut(UnitLayout *u, int ranks, int place, int world);
+
+/* Where element i of a parameter is in the whole one: *whole. Returns how many elements from there on are consecutive in both. */
+size_t param_run(const Param *p, size_t i, size_t *whole);
 
 /* Elements of all parameters without adapters, the same on all ranks and in all runs: the distance of two units' `first`. */
 size_t unit_numbers(const UnitLayout *u);

@@ -104,6 +104,14 @@ static bool same(Tensor a, Format f)
     return format_equal(a.format, f);
 }
 
+/* For what is between layers: of p's rows this rank's. */
+static Planner of_stream(const Planner *p)
+{
+    Planner own = *p;
+    own.rows /= p->m->tensor_ranks;
+    return own;
+}
+
 /* The stream is kept, its sums with branches in another place, where backward reads it: as norm input, as GEMM operand, or to run
  * the block again. NOTE: without a backward pass they are in two places, too: matmul may round what it adds in place once more,
  * and an evaluation is to give the numbers of the training. So the input of a recomputed block is never where others add in
@@ -118,7 +126,8 @@ static Tensor place_stream(Planner *p)
 {
     Model *m = p->m;
     const bool is_own = stream_is_kept(p) && (!m->forward_only || m->recipe.recompute);
-    return place(p, is_own, BUFFER_RES0, m->recipe.stream, m->config->d_model);
+    Planner own = of_stream(p);
+    return place(&own, is_own, BUFFER_RES0, m->recipe.stream, m->config->d_model);
 }
 
 /* Whether a gradient reads the inputs of these layers. */
@@ -138,18 +147,19 @@ static Planner of_mlp(const Planner *p, Keep keep)
 static void plan_stream(Planner *p, Acts *a)
 {
     Model *m = p->m;
-    Planner mlp = of_mlp(p, p->keep);
+    Planner mlp = of_mlp(p, p->keep), own = of_stream(p), own_mlp = of_stream(&mlp);
     const Recipe *r = &m->recipe;
     int C = m->config->d_model;
     bool after = m->config->norm_after, leaves = leaves_own(p);
     bool keep_h = leaves && (after || p->keep == KEEP_ALL), one_h = p->keep == KEEP_INPUTS && !after;
 
     a->attn_res = place_stream(p);
-    bool alias_x = !after && format_equal(r->saved, r->stream), alias_h = after && format_equal(r->operand, r->stream);
-    a->mlp_res = !stream_is_kept(p) ? a->attn_res : leaves ? plan_own(p, r->stream, C)
-            : shared(p, BUFFER_RES1, r->stream, C);
-    a->attn_x = alias_x ? a->attn_res : place(p, leaves, BUFFER_X0, r->saved, C);
-    a->mlp_x = alias_x ? a->mlp_res : place(&mlp, leaves, BUFFER_X1, r->saved, C);
+    bool alias_x = !after && format_equal(r->saved, r->stream), alias_h = after && format_equal(r->operand, r->stream)
+        && m->tensor_ranks == 1;
+    a->mlp_res = !stream_is_kept(p) ? a->attn_res : leaves ? plan_own(&own, r->stream, C)
+            : shared(&own, BUFFER_RES1, r->stream, C);
+    a->attn_x = alias_x ? a->attn_res : place(&own, leaves, BUFFER_X0, r->saved, C);
+    a->mlp_x = alias_x ? a->mlp_res : place(&own_mlp, leaves, BUFFER_X1, r->saved, C);
     a->attn_h = alias_h ? a->attn_res : operand(p, keep_h && reads_input(m, LINEAR_QKV), BUFFER_H0, r->operand, C);
     a->mlp_h = alias_h ? a->mlp_res : one_h ? a->attn_h
           : operand(&mlp, keep_h && reads_input(m, LINEAR_GATE_UP), BUFFER_H1, r->operand, C);
@@ -158,7 +168,7 @@ static void plan_stream(Planner *p, Acts *a)
         add_range(p, &a->mlp_h);
     }
     if (after) {
-        a->attn_branch = same(a->attn_x, r->stream) ? a->attn_x : shared(p, BUFFER_BRANCH, r->stream, C);
+        a->attn_branch = same(a->attn_x, r->stream) ? a->attn_x : shared(&own, BUFFER_BRANCH, r->stream, C);
         a->mlp_branch = same(a->mlp_x, r->stream) ? a->mlp_x : a->attn_branch;
     }
 }
@@ -180,7 +190,7 @@ static void plan_acts(Planner *p, Acts *a)
     const ModelConfig *c = m->config;
     int HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim, F = c->mlp_width;
     bool leaves = leaves_own(p), changed = c->qk_norm || c->clip_qkv > 0;
-    Planner mlp = of_mlp(p, p->keep);
+    Planner mlp = of_mlp(p, p->keep), own = of_stream(p), own_mlp = of_stream(&mlp);
     bool leaves_attention = leaves || (p->keep == KEEP_ATTENTION && !m->forward_only);
 
     a->keep = p->keep;
@@ -198,8 +208,8 @@ static void plan_acts(Planner *p, Acts *a)
     a->swiglu_operand = operand(&mlp, keeps_act, BUFFER_ACT, r->operand, F);
     add_channels(p, &a->swiglu_operand);
 
-    a->attn_stats = floats(p, leaves, BUFFER_STATS0, 2);
-    a->mlp_stats = floats(&mlp, leaves, BUFFER_STATS1, 2);
+    a->attn_stats = floats(&own, leaves, BUFFER_STATS0, 2);
+    a->mlp_stats = floats(&own_mlp, leaves, BUFFER_STATS1, 2);
     a->qk_stats = !c->qk_norm ? NULL
                 : floats(p, leaves, BUFFER_QK_STATS, c->qk_norm == QK_NORM_HEAD ? c->n_heads + c->n_kv_heads : 2);
     a->lse = floats(p, leaves_attention, BUFFER_LSE, c->n_heads);
@@ -270,7 +280,7 @@ static void plan_scratch(Model *m)
 static void plan_exchange(Model *m)
 {
     const Attention own = context_attention(m, m->attn);
-    const int HD = own.H * own.D, S = HD + 2 * own.K * own.D, rows = m->context * m->N;
+    const int HD = own.H * own.D, S = HD + 2 * own.K * own.D, rows = m->context * m->rows;
     const Format f = m->recipe.stream;
     BackwardScratch *t = &m->work;
     if (m->context == 1)
@@ -284,18 +294,28 @@ static void plan_exchange(Model *m)
     t->dqkv_heads = plan_shared_rows(m, BUFFER_DQKV_HEADS, f, rows, S);
 }
 
+/* For tensor ranks. */
+static void plan_gathered(Model *m)
+{
+    if (m->tensor_ranks == 1)
+        return;
+    m->work.gathered = plan_shared_rows(m, BUFFER_GATHERED, m->recipe.stream, m->rows, m->config->d_model);
+    m->work.partial = plan_shared_rows(m, BUFFER_PARTIAL, m->recipe.stream, m->rows, m->config->d_model);
+}
+
 static void plan_work(Planner *p)
 {
     Model *m = p->m;
     const Recipe *r = &m->recipe;
     const ModelConfig *c = m->config;
     BackwardScratch *t = &m->work;
-    Planner mlp = of_mlp(p, r->keep);
+    Planner mlp = of_mlp(p, r->keep), own = of_stream(p);
+    const bool alone = m->tensor_ranks == 1;
     int C = c->d_model, HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim, F = c->mlp_width;
 
-    t->dres = shared(p, BUFFER_DRES, r->stream, C);
-    t->dres_amax = !c->norm_after && format_is_fp8(r->gradient) ? arena_alloc(p->arena, sizeof(float)) : NULL;
-    t->dy = !c->norm_after && same(t->dres, r->gradient) ? t->dres : gradient_operand(p, BUFFER_DY, C);
+    t->dres = shared(&own, BUFFER_DRES, r->stream, C);
+    t->dres_amax = alone && !c->norm_after && format_is_fp8(r->gradient) ? arena_alloc(p->arena, sizeof(float)) : NULL;
+    t->dy = alone && !c->norm_after && same(t->dres, r->gradient) ? t->dres : gradient_operand(p, BUFFER_DY, C);
     t->dh = shared(p, BUFFER_DH, r->stream, C);
     t->dact = shared(&mlp, BUFFER_DACT, r->stream, F);
     t->datt = shared(p, BUFFER_DATT, r->stream, HD);
@@ -402,15 +422,16 @@ static void plan_unit(Planner *p, int u)
 static void plan_outgoing(Planner *p)
 {
     Model *m = p->m;
+    Planner own = of_stream(p);
     for (Neighbour n = 0; n < NUM_NEIGHBOURS && p->f->pipe.stages > 1; n++) {
-        m->outgoing[n].stream = plan_own(p, m->recipe.stream, m->config->d_model);
+        m->outgoing[n].stream = plan_own(&own, m->recipe.stream, m->config->d_model);
         m->outgoing[n].amax = tensor_alloc(p->arena, (Format){ F32, 0, false }, 1, 1);
     }
 }
 
 void plan_units(Arena *arena, Arena *ranges, Model *m, const ParamStore *f)
 {
-    Planner planner = { arena, ranges, m, f, m->trains_matrices, m->recipe.keep, m->N }, *p = &planner;
+    Planner planner = { arena, ranges, m, f, m->trains_matrices, m->recipe.keep, m->rows }, *p = &planner;
     const int last = p->f->num_units - 1;
     const size_t before = p->arena->used;
     plan_slots(p->arena, m);
@@ -420,6 +441,7 @@ void plan_units(Arena *arena, Arena *ranges, Model *m, const ParamStore *f)
     plan_unit(p, last);
     plan_outgoing(p);
     plan_exchange(m);
+    plan_gathered(m);
     if (!m->forward_only)
         plan_work(p);
 }

@@ -48,7 +48,7 @@ void plan_head(Arena *arena, Model *m, const Config *c)
         plan_head_operands(arena, m);
     m->targets = arena_alloc(arena, sizeof(int) * N);
     m->sorted = arena_alloc(arena, sizeof *m->sorted * N);
-    m->doc_start = arena_alloc(arena, sizeof(int) * ((size_t)N * (size_t)m->context + 1));
+    m->doc_start = arena_alloc(arena, sizeof(int) * ((size_t)m->rows * (size_t)m->context + 1));
     m->losses = arena_alloc(arena, 2 * sizeof(float) * N);
     m->sums = arena_alloc(arena, 2 * sizeof(float));
 }

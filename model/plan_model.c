@@ -10,6 +10,7 @@
 #include "model/projector.h"
 #include "model/muon.h"
 #include "model/stages.h"
+#include "model/tensor_ranks.h"
 #include "model/units.h"
 
 /* Tokens of a prompt that go through the model at once: enough to keep GEMMs busy, few enough for small buffers. */
@@ -115,17 +116,22 @@ void model_plan(Model *m, ParamStore *f, const Config *c, ShardChoice p)
     m->T = T;
     m->context = context_ranks(&c->strategy);
     m->place = comm_group_rank(RANKS_CONTEXT) % m->context;         /* a dry run has no mesh */
-    m->attn = (Attention){ .B = c->device_train_microbatch_size, .T = T / m->context, .H = mc->n_heads,
-                           .K = mc->n_kv_heads, .D = mc->head_dim, .scale = (float)(1 / sqrt(mc->head_dim)),
+    m->tensor_ranks = tensor_ranks(&c->strategy);
+    m->tensor_place = p.tensor_place;
+    if (m->tensor_ranks > 1)
+        m->config = m->own_config = tensor_config(mc, m->tensor_ranks);
+    m->attn = (Attention){ .B = c->device_train_microbatch_size, .T = T / m->context, .H = m->config->n_heads,
+                           .K = m->config->n_kv_heads, .D = mc->head_dim, .scale = (float)(1 / sqrt(mc->head_dim)),
                            .clip = mc->clip_qkv, .norm = mc->norm };
-    m->N = m->attn.B * m->attn.T;
-    m->tile = p.tile > 0 && p.tile < m->N && !m->observed && !c->generate ? p.tile : m->N;
+    m->rows = m->attn.B * m->attn.T;
+    m->N = m->rows / m->tensor_ranks;
+    m->tile = p.tile > 0 && p.tile < m->rows && !m->observed && !c->generate ? p.tile : m->rows;
     m->num_sets = most_in_flight(m, &p.pipe);
     m->sets = xcalloc((size_t)m->num_sets * (size_t)unit_count(mc), sizeof *m->sets);
     m->range_at = xcalloc((size_t)unit_count(mc) + 1, sizeof *m->range_at);
     stages_use_set(m, 0);
-    m->host_doc_start = xmalloc(sizeof(int) * ((size_t)m->N * (size_t)m->context + 1));
-    m->host_part = xmalloc(sizeof(int) * (size_t)m->N);
+    m->host_doc_start = xmalloc(sizeof(int) * ((size_t)m->rows * (size_t)m->context + 1));
+    m->host_part = xmalloc(sizeof(int) * (size_t)m->rows);
     m->host_sorted = xmalloc(sizeof *m->host_sorted * m->N);
     lifetimes_separate(m->shared);
     plan_all(&(Arena){ 0 }, m, f, c, p);

@@ -18,6 +18,15 @@
 #include "kernels/runtime/trace.h"
 #include "model/muon.h"
 
+/* What tensor ranks have copies of counts once. */
+static Tensor counted_grads(const ParamStore *f, int u)
+{
+    const Shard *s = &f->shard[u];
+    size_t first;
+    const size_t copied = f->tensor_place > 0 ? fsdp_copied(f, u, &first) : 0;
+    return copied ? tensor_flat(s->grad, s->slice[TRAINED].count - copied) : s->grad;
+}
+
 /* The sum goes from stage to stage, so that it has the bits of one that is made without stages. */
 static void sum_chunk(const ParamStore *f, int chunk)
 {
@@ -27,7 +36,7 @@ static void sum_chunk(const ParamStore *f, int chunk)
         comm_receive(sum, PREVIOUS_STAGE);
     for (int u = units.first; u < units.end; u++)
         if (f->shard[u].slice[TRAINED].count)
-            sum_squares(f->square_sum, f->shard[u].grad);
+            sum_squares(f->square_sum, counted_grads(f, u));
     if (pipeline_is_last(&f->pipe, chunk))
         return;
     DeviceMark *mark = device_follow(QUEUE_SEND, NULL);
@@ -176,6 +185,29 @@ static UpdatePart copy_part(const ParamStore *f, const UpdatePart *p, int stage,
 
 /* ---- the step --------------------------------------------------------------------------------------------------- */
 
+static Tensor elements(Tensor t, size_t first, size_t n)
+{
+    return t.data ? slice_view(&(Slice){ 0 }, t, first, n) : t;
+}
+
+/* Random bits of stochastic rounding depend on where an element is in the whole parameter, so what is not consecutive there has
+ * steps of its own. */
+static void step_runs(const ParamStore *f, const StepParams *step, const UpdatePart *part)
+{
+    const Param *p = part->param;
+    const Shard *s = &f->shard[part->unit];
+    const bool whole = p->tensor_ranks == 1 || f->recipe.master.dtype == F32;
+    for (size_t done = 0, n, at; done < part->n; done += n) {
+        Tensor state[MAX_STATES];
+        n = param_run(p, part->first + done, &at);
+        n = whole || n > part->n - done ? part->n - done : n;
+        for (int k = 0; k < f->optimizer->num_states; k++)
+            state[k] = elements(part->state[k], done, n);
+        const Tensor grad = slice_view(&s->slice[TRAINED], s->grad, p->offset + part->first + done, n);
+        f->optimizer->step(elements(part->master, done, n), state, grad, step, f->shape[part->unit].first + p->number + at);
+    }
+}
+
 static void step_part(ParamStore *f, const Config *c, StepParams step, const UpdatePart *part)
 {
     const Shard *s = &f->shard[part->unit];
@@ -184,10 +216,8 @@ static void step_part(ParamStore *f, const Config *c, StepParams step, const Upd
     if (f->shape[part->unit].kind == &projector_kind && c->optimizer.projector_lr > 0)
         step.lr *= c->optimizer.projector_lr / c->optimizer.lr;
     step.weight_decay = decays ? c->optimizer.weight_decay : 0;
-    if (part->n > 0) {
-        const Tensor grad = slice_view(&s->slice[TRAINED], s->grad, p->offset + part->first, part->n);
-        f->optimizer->step(part->master, part->state, grad, &step, f->shape[part->unit].first + p->number + part->first);
-    }
+    if (part->n > 0)
+        step_runs(f, &step, part);
     if (fsdp_encodes(f, part->unit, p)) {
         Tensor own = part->master;
         size_t first;

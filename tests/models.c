@@ -132,14 +132,17 @@ void model_place_shared(Model *m, ParamStore *f, const Config *c, size_t bytes)
     model_place(m, f, c);
 }
 
-static void fill(Tensor t, uint64_t seed, size_t first)
+/* Elements of a parameter from its `first` on; each has the value that it has where the parameter is whole. */
+static void fill(Tensor t, const Param *p, uint64_t seed, size_t first)
 {
     const size_t n = tensor_numel(t);
     float *x = xcalloc(n, sizeof *x);
     Tensor host = t;
     host.data = xcalloc(n, dtype_size(t.format.dtype));
-    for (size_t i = 0; i < n; i++)
-        x[i] = 0.3f * test_uniform(seed, first + i);
+    for (size_t i = 0, whole; i < n; i++) {
+        param_run(p, first + i, &whole);
+        x[i] = 0.3f * test_uniform(seed, whole);
+    }
     tensor_store(host, 0, x, n);
     device_put(t.data, host.data, tensor_bytes(t));
     free(host.data), free(x);
@@ -152,7 +155,7 @@ void test_fill_adapters(ParamStore *f, uint64_t seed)
             const Param *p = &f->shape[u].param[i];
             size_t first, n = shard_part(&f->shard[u], p, &first);
             if ((p->is_b || (p->is_vector && !p->is_norm)) && n > 0)
-                fill(shard_weights(&f->shard[u], p, first, n), seed + (uint64_t)(u * NUM_PARAMS + p->id), first);
+                fill(shard_weights(&f->shard[u], p, first, n), p, seed + (uint64_t)(u * NUM_PARAMS + p->id), first);
         }
     fsdp_loaded(f);
 }

@@ -7,14 +7,19 @@
 #include "tests/models.h"
 
 /* NOTE: NCCL takes a second per communicator, so tests should rarely change groups. */
-static inline void divide_in_stages(int stages, int shard_ranks, int context)
+static inline void divide_in_tensor(int stages, int shard_ranks, int context, int tensor)
 {
     if (comm_group_size(RANKS_PIPELINE) == stages && comm_group_size(RANKS_SHARD) == shard_ranks
-        && comm_group_size(RANKS_CONTEXT) == context)
+        && comm_group_size(RANKS_CONTEXT) == context && comm_group_size(RANKS_TENSOR) == tensor)
         return;
     comm_device_finish();
-    comm_set_mesh(mesh_of_stages(comm_size(), stages, shard_ranks, context));
+    comm_set_mesh(mesh_of_tensor(comm_size(), stages, shard_ranks, context, tensor));
     comm_init();
+}
+
+static inline void divide_in_stages(int stages, int shard_ranks, int context)
+{
+    divide_in_tensor(stages, shard_ranks, context, 1);
 }
 
 static inline void divide_in_context(int shard_ranks, int context)

@@ -102,17 +102,17 @@ static void groups_case(int shards)
     char *memory = comm_alloc((W + 1) * bytes);
     Tensor part = tensor_at(memory, (Format){ F32, 0 }, 1, N), whole = tensor_at(memory + bytes, part.format, 1, shards * N);
     fill(part, (uint64_t)comm_rank(), -1, 1);
-    comm_all_gather(whole.data, part.data, bytes);
+    comm_all_gather(whole.data, part.data, bytes, RANKS_SHARD);
     const double *all = values(whole);
     for (int i = 0; i < shards * N; i++)
         assert_true(all[i] == uniform((uint64_t)(first + i / N), (size_t)(i % N), -1, 1));
     device_zero(whole.data, W * bytes);
     char *own_slice = (char *)whole.data + (size_t)own * bytes;
     device_copy(own_slice, part.data, bytes);
-    comm_all_gather(whole.data, own_slice, bytes);
+    comm_all_gather(whole.data, own_slice, bytes, RANKS_SHARD);
     check_same_bytes("gathered in place", values(whole), all, W * N * sizeof *all);
 
-    comm_reduce_scatter(part, whole);          /* all have the same: W times it, exact in F32 for W a power of two */
+    comm_reduce_scatter(part, whole, RANKS_SHARD);          /* all have the same: W times it, exact in F32 for W a power of two */
     const double *sums = values(part);
     for (int i = 0; i < N; i++)
         assert_true(sums[i] == shards * all[own * N + i]);
@@ -151,7 +151,7 @@ static void test_strided_group(void **state)
     comm_init();
     float own = (float)comm_rank(), *all = comm_alloc(sizeof *all * (size_t)(W / 2 + 1));
     device_put(all, &own, sizeof own);
-    comm_all_gather(all + 1, all, sizeof own);
+    comm_all_gather(all + 1, all, sizeof own, RANKS_SHARD);
     Tensor sum = tensor_at(all, (Format){ F32, 0 }, 1, 1);
     comm_all_reduce(sum, RANKS_SHARD);
     float got[64];

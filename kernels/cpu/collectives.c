@@ -146,14 +146,14 @@ void backend_comm_all_reduce_max(Tensor x, Ranks g)
         MPI_Allreduce(MPI_IN_PLACE, x.data, (int)tensor_numel(x), MPI_FLOAT, MPI_MAX, comm_mpi(g));
 }
 
-void backend_comm_reduce_scatter(Tensor part, Tensor whole)
+void backend_comm_reduce_scatter(Tensor part, Tensor whole, Ranks g)
 {
-    const int W = comm_group_size(RANKS_SHARD);
+    const int W = comm_group_size(g);
     CHECK_PLAIN(whole);
     const size_t numel = tensor_numel(part), size = dtype_size(part.format.dtype);
     CHECK(tensor_numel(whole) == (size_t)W * numel && format_equal(whole.format, part.format), "%zu elements for %d ranks with %zu",
           tensor_numel(whole), W, numel);
-    comm_count(SENT_SCATTERED_SUMS, tensor_bytes(part), RANKS_SHARD);
+    comm_count(SENT_SCATTERED_SUMS, tensor_bytes(part), g);
     if (W == 1) {
         if (part.data != whole.data)
             backend_device_copy(part.data, whole.data, tensor_bytes(part));
@@ -168,7 +168,7 @@ void backend_comm_reduce_scatter(Tensor part, Tensor whole)
             memcpy((char *)buffer.pieces + (size_t)r * n * size, (const char *)whole.data + ((size_t)r * numel + first) * size,
                    n * size);
         }
-        sum_slice(tensor_at(buffer.pieces, whole.format, W, (int)n), RANKS_SHARD);
+        sum_slice(tensor_at(buffer.pieces, whole.format, W, (int)n), g);
         tensor_store(part, first, buffer.sum, n);
     }
 }
@@ -238,20 +238,20 @@ void backend_comm_receive(Tensor x, Neighbour from)
     MPI_Type_free(&message);
 }
 
-void backend_comm_all_gather(void *whole, const void *part, size_t bytes)
+void backend_comm_all_gather(void *whole, const void *part, size_t bytes, Ranks g)
 {
     const size_t most = 1 << 28;        /* MPI counts in int */
-    const int W = comm_group_size(RANKS_SHARD);
-    char *own = (char *)whole + bytes * (size_t)comm_group_rank(RANKS_SHARD);
-    comm_count(SENT_GATHERS, bytes, RANKS_SHARD);
+    const int W = comm_group_size(g);
+    char *own = (char *)whole + bytes * (size_t)comm_group_rank(g);
+    comm_count(SENT_GATHERS, bytes, g);
     if (own != part)
         backend_device_copy(own, part, bytes);
     if (bytes <= most) {
-        MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, whole, (int)bytes, MPI_BYTE, comm_mpi(RANKS_SHARD));
+        MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, whole, (int)bytes, MPI_BYTE, comm_mpi(g));
         return;
     }
     for (int r = 0; r < W; r++)
         for (size_t at = 0; at < bytes; at += most)
             MPI_Bcast((char *)whole + (size_t)r * bytes + at, (int)(bytes - at < most ? bytes - at : most), MPI_BYTE, r,
-                      comm_mpi(RANKS_SHARD));
+                      comm_mpi(g));
 }

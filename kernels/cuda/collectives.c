@@ -16,7 +16,7 @@
 
 static ncclComm_t all, gather;                          /* NULL: a group of one rank */
 static struct { Ranks ranks; ncclComm_t nccl; } groups[] = { { RANKS_ALL }, { RANKS_SHARD }, { RANKS_REPLICA },
-                                                           { RANKS_CONTEXT } };
+                                                           { RANKS_CONTEXT }, { RANKS_TENSOR }, { RANKS_STAGE } };
 enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
 static ncclComm_t sends[NUM_NEIGHBOURS], receives[NUM_NEIGHBOURS];     /* to a neighbour, and from it: two ranks each */
 static ncclComm_t links[2 * NUM_NEIGHBOURS];            /* all of these, in the order in which all ranks make them */
@@ -130,6 +130,12 @@ static void connect_stages(void)
         connect_neighbours();
 }
 
+/* Without tensor ranks a stage is a shard group. */
+static bool is_used(Ranks g)
+{
+    return comm_group_size(g) > 1 && (g != RANKS_STAGE || comm_group_size(RANKS_TENSOR) > 1);
+}
+
 void comm_init(void)
 {
     if (comm_size() == 1)
@@ -147,7 +153,7 @@ void comm_init(void)
         gather = split(RANKS_SHARD, NCCL_CTA_POLICY_ZERO);
     for (int i = 0; i < NUM_GROUPS; i++)
         groups[i].nccl = groups[i].ranks == RANKS_ALL ? all
-            : comm_group_size(groups[i].ranks) > 1 ? split(groups[i].ranks, NCCL_CTA_POLICY_DEFAULT) : NULL;
+            : is_used(groups[i].ranks) ? split(groups[i].ranks, NCCL_CTA_POLICY_DEFAULT) : NULL;
     connect_stages();
     comm_set_device(finish, find_error);
 }
@@ -216,15 +222,15 @@ void backend_comm_all_reduce_max(Tensor x, Ranks g)
         NCCL_CHECK(ncclAllReduce(x.data, x.data, tensor_numel(x), ncclFloat32, ncclMax, nccl_of(g), device_stream()));
 }
 
-void backend_comm_reduce_scatter(Tensor part, Tensor whole)
+void backend_comm_reduce_scatter(Tensor part, Tensor whole, Ranks g)
 {
-    const int W = comm_group_size(RANKS_SHARD);
+    const int W = comm_group_size(g);
     CHECK_PLAIN(whole);
     CHECK(tensor_numel(whole) == (size_t)W * tensor_numel(part) && format_equal(whole.format, part.format),
           "%zu elements for %d ranks with %zu", tensor_numel(whole), W, tensor_numel(part));
-    comm_count(SENT_SCATTERED_SUMS, tensor_bytes(part), RANKS_SHARD);
+    comm_count(SENT_SCATTERED_SUMS, tensor_bytes(part), g);
     if (W > 1)
-        NCCL_CHECK(ncclReduceScatter(whole.data, part.data, tensor_numel(part), type_of(part), ncclSum, nccl_of(RANKS_SHARD),
+        NCCL_CHECK(ncclReduceScatter(whole.data, part.data, tensor_numel(part), type_of(part), ncclSum, nccl_of(g),
                                      device_stream()));
     else if (part.data != whole.data)
         backend_device_copy(part.data, whole.data, tensor_bytes(part));
@@ -265,11 +271,11 @@ void backend_comm_receive(Tensor x, Neighbour from)
     NCCL_CHECK(ncclRecv(x.data, tensor_bytes(x), ncclUint8, peer(receives[from]), receives[from], device_stream()));
 }
 
-void backend_comm_all_gather(void *whole, const void *part, size_t bytes)
+void backend_comm_all_gather(void *whole, const void *part, size_t bytes, Ranks g)
 {
-    comm_count(SENT_GATHERS, bytes, RANKS_SHARD);
-    if (comm_group_size(RANKS_SHARD) > 1)
-        NCCL_CHECK(ncclAllGather(part, whole, bytes, ncclUint8, gather, device_stream()));
+    comm_count(SENT_GATHERS, bytes, g);
+    if (comm_group_size(g) > 1)
+        NCCL_CHECK(ncclAllGather(part, whole, bytes, ncclUint8, g == RANKS_SHARD ? gather : nccl_of(g), device_stream()));
     else if (whole != part)
         backend_device_copy(whole, part, bytes);
 }

@@ -22,6 +22,7 @@ static size_t sent[NUM_SENT];
 static struct { Ranks ranks; MPI_Comm mpi; } groups[] = {          /* groups with a communicator */
     { RANKS_ALL, MPI_COMM_NULL }, { RANKS_SHARD, MPI_COMM_NULL }, { RANKS_REPLICA, MPI_COMM_NULL },
     { RANKS_CONTEXT, MPI_COMM_NULL }, { RANKS_PIPELINE, MPI_COMM_NULL }, { RANKS_COPY, MPI_COMM_NULL },
+    { RANKS_TENSOR, MPI_COMM_NULL }, { RANKS_STAGE, MPI_COMM_NULL },
 };
 enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
 static pthread_t main_thread;

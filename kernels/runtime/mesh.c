@@ -18,6 +18,14 @@ Mesh mesh_of_stages(int ranks, int stages, int shard, int context)
     return m;
 }
 
+Mesh mesh_of_tensor(int ranks, int stages, int shard, int context, int tensor)
+{
+    CHECK(tensor > 0 && ranks % tensor == 0, "%d ranks in tensor groups of %d", ranks, tensor);
+    Mesh m = mesh_of_stages(ranks / tensor, stages, shard, context);
+    m.size[MESH_TENSOR] = tensor;
+    return m;
+}
+
 Mesh mesh_of_shards(int ranks, int shard)
 {
     return mesh_of_context(ranks, shard, 1);

@@ -22,18 +22,22 @@ typedef enum {
     RANKS_CONTEXT = 1 << MESH_CONTEXT,                      /* they share sequences: each has a part of the tokens */
     RANKS_DATA    = 1 << MESH_REPLICA | 1 << MESH_SHARD,    /* they have different sequences */
     RANKS_SHARD   = 1 << MESH_SHARD | 1 << MESH_CONTEXT,    /* weights are also sharded over the ranks of a sequence */
+    RANKS_TENSOR  = 1 << MESH_TENSOR,                       /* they compute the layers of a block together */
+    RANKS_STAGE   = 1 << MESH_SHARD | 1 << MESH_CONTEXT | 1 << MESH_TENSOR,         /* they have one copy of a stage */
     RANKS_PIPELINE = 1 << MESH_PIPELINE,                    /* a rank of each stage, in the order of stages */
-    RANKS_SEQUENCE = 1 << MESH_PIPELINE | 1 << MESH_CONTEXT,        /* they have the same sequences */
-    RANKS_COPY    = 1 << MESH_PIPELINE | 1 << MESH_SHARD | 1 << MESH_CONTEXT,       /* together they have one copy of the model */
+    RANKS_SEQUENCE = 1 << MESH_PIPELINE | 1 << MESH_CONTEXT | 1 << MESH_TENSOR,     /* they have the same sequences */
+    RANKS_COPY    = 1 << MESH_PIPELINE | RANKS_STAGE,       /* together they have one copy of the model */
     RANKS_ALL     = (1 << MESH_DIMS) - 1
 } Ranks;
 
 /* `shard` consecutive ranks hold one copy of the model, and `ranks` / `shard` copies are trained. Dies unless `shard` divides
  * `ranks`. mesh_of_context: inside, `context` consecutive ranks share sequences; it divides `shard`. mesh_of_stages: the same for
- * the ranks of each of `stages` stages, which are consecutive too. */
+ * the ranks of each of `stages` stages, which are consecutive too. mesh_of_tensor: each of these ranks is `tensor` consecutive ones
+ * instead. */
 Mesh mesh_of_shards (int ranks, int shard);
 Mesh mesh_of_context(int ranks, int shard, int context);
 Mesh mesh_of_stages (int ranks, int stages, int shard, int context);
+Mesh mesh_of_tensor (int ranks, int stages, int shard, int context, int tensor);
 int  mesh_ranks     (const Mesh *m);                            /* the product of the sizes */
 int  mesh_coordinate(const Mesh *m, int rank, MeshDim d);       /* 0 .. size[d] - 1 */
 

@@ -62,7 +62,9 @@ static void add_values(Layout *l, Piece piece, const HfTensor *t, const char *su
     Piece *p = add_piece(l, piece, t, suffix);
     p->dtype = dtype_in_file(f.dtype);
     p->bytes = dtype_size(f.dtype);
-    p->count = t->rows * t->cols;
+    p->count = p->held = t->rows * t->cols;
+    if (p->cut)
+        p->held /= (size_t)p->cut->tensor_ranks;
     p->dims = t->vector ? 1 : 2;
     p->shape[0] = t->vector ? t->cols : t->rows;
     p->shape[1] = t->cols;
@@ -77,11 +79,13 @@ static void add_scales(Layout *l, Piece piece, const HfTensor *t, const char *su
     CHECK(f.group && PARAM_ALIGN % f.group == 0, "a state in %s", format_name(f));
     Piece *p = add_piece(l, piece, t, suffix);
     size_t group = (size_t)f.group, end = p->first + t->rows * t->cols;
+    const size_t ranks = p->cut ? (size_t)p->cut->tensor_ranks : 1;
     p->dtype = format_is_dynamic8(f) ? "F32" : f.expand ? "U32" : "BF16";       /* absmax, fp8_pair of kernels/fp8.h, or S */
     p->per = group;
     p->bytes = format_scale_bytes(f, group);
     p->first /= group;
     p->count = (end + group - 1) / group - p->first;
+    p->held = p->count / ranks;
     p->dims = 2;
     p->shape[0] = p->max_rows = p->count;
     p->shape[1] = 1;
@@ -108,8 +112,12 @@ static void add_states(Layout *l, Piece piece, const HfTensor *t, const ParamSto
 static void add_tensor(Layout *l, LayoutKind kind, const ParamStore *f, const HfTensor *t)
 {
     const UnitLayout *shape = &f->shape[t->unit];
-    const Region region = shape->param[t->param].region;
-    const Piece piece = { .kind = PIECE_WEIGHT, .unit = t->unit, .param = t->param, .region = region, .first = hf_first(shape, t) };
+    const Param *p = &shape->param[t->param];
+    const Region region = p->region;
+    const size_t in_param = t->first / (size_t)p->tensor_ranks;
+    const Piece piece = { .kind = PIECE_WEIGHT, .unit = t->unit, .param = t->param, .region = region, .first = p->offset + in_param,
+                          .cut = p->tensor_ranks > 1 ? p : NULL, .in_param = in_param, .in_whole = t->first,
+                          .is_copy = shape->tensor_ranks > 1 && p->tensor_ranks == 1 && f->tensor_place > 0 };
     const bool low = t->adapter || t->with_adapter;
     HfTensor named = *t;
     if (kind == LAYOUT_ADAPTER && t->with_adapter)
@@ -209,7 +217,7 @@ static Tensor part_of(const Piece *p, const Shard *s)
 {
     const Tensor *t = tensor_of(p, s);
     const size_t group = t->format.group ? (size_t)t->format.group : 1;
-    const Range piece = { p->first / group * group, (p->first + p->count + group - 1) / group * group };
+    const Range piece = { p->first / group * group, (p->first + p->held + group - 1) / group * group };
     const Range r = intersect(held_by(p, s), piece);
     const Slice own = p->kind == PIECE_WEIGHT ? s->slice[p->region] : shard_state(s, p->state);
     return r.end > r.first ? slice_view(&own, *t, r.first, r.end - r.first) : (Tensor){ 0 };
@@ -242,12 +250,23 @@ const char *layout_not_finite(const Layout *l, const ParamStore *f)
     return -least < l->num_pieces ? l->piece[(int)-least].name : NULL;
 }
 
+/* Where element i of the piece's region is in the file's tensor: *at. Returns how many elements up to `end` follow it there, too. */
+static size_t run_of(const Piece *p, size_t i, size_t end, size_t *at)
+{
+    *at = i - p->first;
+    if (!p->cut)
+        return end - i;
+    const size_t n = param_run(p->cut, p->in_param + *at * p->per, at) / p->per;
+    *at = (*at - p->in_whole) / p->per;
+    return n < end - i ? n : end - i;
+}
+
 /* ---- checksums -------------------------------------------------------------------------------------------- */
 
-/* The contribution of elements `own` of a piece, at `data`, to the checksum of its tensor of `count` elements of `size` bytes. */
-static uint32_t part_sum(const Piece *p, Range own, const void *data, size_t count, size_t size)
+/* The contribution of elements [at, at + n) of a tensor of `count` elements of `size` bytes, whose checksum alone is `sum`. */
+static uint32_t run_sum(uint32_t sum, size_t at, size_t n, size_t count, size_t size)
 {
-    return crc32c_shift(crc32c(0, data, (own.end - own.first) * size), (p->first + count - own.end) * size);
+    return crc32c_shift(sum, (count - at - n) * size);
 }
 
 /* Combines the parts of the group's ranks. */
@@ -269,39 +288,13 @@ void layout_sum(Layout *l)
 
 /* ---- writing ---------------------------------------------------------------------------------------------- */
 
-/* This rank's part of its shard of each region, which is divided among the ranks with the same shard. */
-Range *layout_ranges(const ParamStore *f)
-{
-    const size_t W = (size_t)comm_size(), rank = (size_t)comm_rank(), n = (size_t)f->num_units * NUM_REGIONS;
-    Range *range = xcalloc(n, sizeof *range), *all = xmalloc(W * n * sizeof *all);
-    for (size_t i = 0; i < n; i++) {
-        const Slice *s = &f->shard[i / NUM_REGIONS].slice[i % NUM_REGIONS];
-        range[i] = (Range){ s->first, s->first + s->count };
-    }
-    comm_gather(all, range, n * sizeof *range, RANKS_ALL);
-
-    for (size_t i = 0; i < n; i++) {
-        const Range own = range[i];
-        size_t copies = 0, mine = 0, blocks = (own.end - own.first) / PARAM_ALIGN;
-        for (size_t r = 0; r < W; r++) {
-            const Range other = all[r * n + i];
-            if (other.first != own.first || other.end != own.end)
-                continue;
-            mine += r < rank;
-            copies++;
-        }
-        range[i].first = own.first + blocks * mine / copies * PARAM_ALIGN;
-        range[i].end = own.first + blocks * (mine + 1) / copies * PARAM_ALIGN;
-    }
-    free(all);
-    return range;
-}
-
 /* The elements of a piece that this rank writes. */
 static Range own_part(const Piece *p, const Range *own)
 {
+    if (p->is_copy)
+        return (Range){ 0, 0 };
     Range region = own[p->unit * NUM_REGIONS + (int)p->region];
-    return intersect((Range){ region.first / p->per, region.end / p->per }, (Range){ p->first, p->first + p->count });
+    return intersect((Range){ region.first / p->per, region.end / p->per }, (Range){ p->first, p->first + p->held });
 }
 
 size_t layout_bytes(const Layout *l, const Range *own)
@@ -333,17 +326,19 @@ const char *layout_write(Layout *l, const Range *own, const void *snapshot)
     for (int i = 0; i < l->num_pieces; i++) {
         const Piece *p = &l->piece[i];
         SafeFile *file = l->file[p->file];
-        Range r = own_part(p, own);
-        size_t bytes = (r.end - r.first) * p->bytes;
-        if (bytes == 0)
+        const Range r = own_part(p, own);
+        l->sum[i] = 0;
+        if (r.first == r.end)
             continue;
         if (file->fd < 0 && !safetensors_open_write(file))
             return file->problem;
         const SafeTensor *t = safetensors_find(file, p->name);
-        if (!safetensors_write(file, t, (r.first - p->first) * p->bytes, src, bytes))
-            return file->problem;
-        l->sum[i] = part_sum(p, r, src, p->count, p->bytes);
-        src += bytes;
+        for (size_t e = r.first, n, at; e < r.end; e += n, src += n * p->bytes) {
+            n = run_of(p, e, r.end, &at);
+            if (!safetensors_write(file, t, at * p->bytes, src, n * p->bytes))
+                return file->problem;
+            l->sum[i] ^= run_sum(crc32c(0, src, n * p->bytes), at, n, p->count, p->bytes);
+        }
     }
     for (int i = 0; i < l->num_files; i++)
         if (!safetensors_sync(l->file[i]))
@@ -413,13 +408,17 @@ static uint32_t read_piece(PieceReader *r, const Shard *s, void *values)
     const SafeTensor *t = r->from.tensor;
     const size_t count = t ? numel(t) : p->count;
     const size_t wide = p->bytes > sizeof(float) ? p->bytes : sizeof(float), step = CHUNK / wide;
-    const Range own = intersect(held_by(p, s), (Range){ p->first, p->first + count });
-    for (size_t at = own.first, n; at < own.end; at += n) {
-        n = own.end - at < step ? own.end - at : step;
-        layout_fetch(r, values, p->dtype, at - p->first, n);
-        device_put(address_of(p, s, at), values, n * p->bytes);
+    const Range own = intersect(held_by(p, s), (Range){ p->first, p->first + (p->cut ? p->held : count) });
+    uint32_t sum = 0;
+    for (size_t e = own.first, n, at; e < own.end; e += n) {
+        n = run_of(p, e, own.end, &at);
+        n = n < step ? n : step;
+        r->sum = 0;
+        layout_fetch(r, values, p->dtype, at, n);
+        device_put(address_of(p, s, e), values, n * p->bytes);
+        sum ^= t ? run_sum(r->sum, at, n, count, (t->end - t->begin) / count) : 0;
     }
-    return t ? crc32c_shift(r->sum, (p->first + count - own.end) * ((t->end - t->begin) / count)) : 0;
+    return p->is_copy ? 0 : sum;
 }
 
 /* Whether loading rounds a frozen weight, which has no exact copy then. dtype: of the file. */

@@ -7,7 +7,8 @@
 typedef enum { LAYOUT_MODEL, LAYOUT_BASE, LAYOUT_OPTIMIZER, LAYOUT_ADAPTER } LayoutKind;
 typedef enum { PIECE_WEIGHT, PIECE_STATE, PIECE_SCALE } PieceKind;     /* a weight, an optimizer's state, its groups' scales */
 
-/* One tensor of a file: elements, or groups' scales, [first, first + rows*cols) of a unit's region. */
+/* One tensor of a file: elements, or groups' scales, [first, first + held) of a unit's region: all `count` of the tensor, or the part
+ * of a tensor rank, which is runs of it. */
 typedef struct {
     char        name[160];     /* of a HfTensor, a state and ".scale" */
     PieceKind   kind;
@@ -17,7 +18,10 @@ typedef struct {
     const char *dtype;         /* safetensors' name */
     size_t      per;           /* weights of the unit per element: 1, or the size of a group for its scales        */
     size_t      bytes;         /* of an element; for scales all of a group                                         */
-    size_t      first, count;  /* elements */
+    size_t      first, count, held;    /* elements */
+    const Param *cut;          /* whose part that is; NULL: all of it */
+    size_t      in_param, in_whole;    /* with cut: where the tensor begins in the part, and in the whole parameter */
+    bool        is_copy;       /* another tensor rank has the same, writes it and adds it to checksums */
     int         dims;
     size_t      shape[2];
     size_t      max_rows;      /* >= shape[0]: a file may include the padding rows of the vocabulary                */

@@ -257,6 +257,9 @@ void stored_states_read(StoredStates *s, ParamStore *f, SafeFile *const *source,
         layout_read(&s->layout, f, source, count);
         return;
     }
+    if (f->tensor_ranks > 1)
+        die("%s: the optimizer's states there have other formats than this run's, and tensor ranks cannot convert them; resume and "
+            "save once with --parallelism.tensor=1, or use the optimizer and recipe of that run", source[0]->path);
     const Reading r = { s, source, count };
     float *x = xmalloc(CHUNK * sizeof *x);
     check_pieces(&r);

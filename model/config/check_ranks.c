@@ -120,8 +120,8 @@ static int shard_ranks(Reader *r)
 {
     const ShardingStrategy strategy = r->s->fsdp.strategy;
     const bool hybrid = strategy == HYBRID_SHARD || strategy == HYBRID_SHARD_ZERO2;
-    const int world = r->world / pipeline_stages(&r->s->c.strategy), context = context_ranks(&r->s->c.strategy);
-    const int hosts = world > comm_local_size() ? world / comm_local_size() : 1;
+    const int stage = r->world / pipeline_stages(&r->s->c.strategy), world = stage / tensor_ranks(&r->s->c.strategy);
+    const int context = context_ranks(&r->s->c.strategy), hosts = stage > comm_local_size() ? stage / comm_local_size() : 1;
     const int replicas = r->s->fsdp.replicas ? r->s->fsdp.replicas : hosts;
     if (r->s->fsdp.replicate || r->s->fsdp.shard)
         return shard_ranks_of_mesh(r, world);
@@ -156,13 +156,14 @@ static void check_strategy(Reader *r)
     r->s->c.strategy = (Strategy){ .shard_ranks = shards,
                                    .gathering = keeps || (stages && shards > 1) ? GATHER_ONCE : GATHER_ONCE_IF_FITS,
                                    .grad_sum = stages ? SUM_ONCE : mode == NOT_GIVEN ? SUM_ONCE_IF_FITS : (GradSum)mode,
-                                   .context_ranks = context_ranks(s), .pipeline_stages = pipeline_stages(s),
+                                   .context_ranks = context_ranks(s), .tensor_ranks = tensor_ranks(s), .pipeline_stages = pipeline_stages(s),
                                    .pipeline_chunks = s->pipeline_chunks, .pipeline_schedule = s->pipeline_schedule };
 }
 
 void config_check_ranks(Reader *r)
 {
     check_context(r);
+    config_check_tensor(r);
     check_pipeline(r);
     check_strategy(r);
 }

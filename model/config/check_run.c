@@ -19,7 +19,8 @@ static int groups_of(const Reader *r)
 static const char *name_groups(const Reader *r)
 {
     const Strategy *s = &r->s->c.strategy;
-    return pipeline_stages(s) > 1 ? "pipeline" : context_ranks(s) > 1 ? "context group" : "rank";
+    return pipeline_stages(s) > 1 ? "pipeline" : context_ranks(s) > 1 ? "context group"
+         : tensor_ranks(s) > 1 ? "tensor group" : "rank";
 }
 
 static void check_batch(Reader *r)

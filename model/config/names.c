@@ -15,6 +15,7 @@ static const struct { const char *other, *name; } names[] = {
     { "parallelism.data_parallel_replicate_degree", "parallelism.replicate" },
     { "parallelism.data_parallel_shard_degree",     "parallelism.shard" },
     { "parallelism.context_parallel_degree",        "parallelism.context" },
+    { "parallelism.tensor_parallel_degree",         "parallelism.tensor" },
     { "parallelism.pipeline_parallel_degree",       "parallelism.pipeline" },
     { "parallelism.pipeline_parallel_schedule",     "parallelism.pipeline_schedule" },
 };

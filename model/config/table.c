@@ -7,6 +7,7 @@
 #include "model/config/table_images.h"
 #include "model/config/table_mesh.h"
 #include "model/config/table_muon.h"
+#include "model/config/table_ranks.h"
 
 const ConfigKey config_keys[] = {
     OTHER ("run_name", STRING, "run", C(run_name), "name of the run"),
@@ -438,6 +439,7 @@ const ConfigKey config_keys[] = {
            "attention an equal part of the heads, so it must divide the number of heads. It divides that of key heads or is a "
            "multiple of it: then several ranks have the same key head. These ranks are part of one group of "
            "fsdp.sharding_strategy; with NO_SHARD they are a group. A run may resume with another number"),
+    TENSOR_ROWS,
     NUMBER("parallelism.pipeline", INT, "1", 1, 1024, C(strategy.pipeline_stages),
            "number of stages, each with consecutive blocks on ranks of its own; micro-batches pass them one after the other. The "
            "first stage has the embedding, the last one the head; with model.weight_tying both have that matrix, and add its "

@@ -236,6 +236,7 @@ void config_check_eval_documents(const Config *c, const EvalSet *set);       /* 
 void config_check_generation(Reader *r);         /* settings of `generate` (dry_run.c) */
 void config_check_run   (Reader *r);
 void config_check_ranks (Reader *r);
+void config_check_tensor(Reader *r);
 void config_write_text(Settings *s);                 /* fills Config.text (text.c, as the next two) */
 Settings config_followed(const Settings *s);         /* s with FOLLOWS keys set to their values for null */
 struct json_t *config_columns(const Config *c);      /* name: value of each column of the run; the caller owns it */

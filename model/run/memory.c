@@ -59,7 +59,7 @@ static double bytes_in(Model *m, ParamStore *f, const Config *c, ShardChoice p)
 static bool sums_once(Model *m, ParamStore *f, const Config *c, ShardChoice p)
 {
     const long at_once = (long)c->device_train_microbatch_size * data_ranks(&c->strategy, ranks_of(c));
-    const bool gains = p.shards > 1 && c->global_train_batch_size > at_once;
+    const bool gains = p.shards * p.tensor_ranks > 1 && c->global_train_batch_size > at_once;
     return agree_least(gains && bytes_in(m, f, c, p) <= memory_of_device(c) - SPARE);
 }
 
@@ -156,6 +156,8 @@ static void plan_with(Model *m, ParamStore *f, const Config *c, int stage, int t
         p.rank = 0;
     }
     p.tile = tile;
+    p.tensor_ranks = tensor_ranks(s);
+    p.tensor_place = comm_group_rank(RANKS_TENSOR) % p.tensor_ranks;         /* a dry run has no mesh */
     model_plan(m, f, c, p);
     if (s->grad_sum == SUM_ONCE_IF_FITS)
         p.sum_once = sums_once(m, f, c, p);
@@ -175,7 +177,7 @@ void memory_plan_stage(Model *m, ParamStore *f, const Config *c, int stage)
 {
     enum { TILE = 16384 };      /* GEMMs with this number of rows are as fast as larger ones */
     plan_with(m, f, c, stage, c->mlp_tile);
-    if (c->mlp_tile > 0 || !recipe_recomputes(&c->recipe) || m->N <= TILE)
+    if (c->mlp_tile > 0 || !recipe_recomputes(&c->recipe) || m->rows <= TILE || m->tensor_ranks > 1)
         return;
     if (agree_least((double)model_planned_bytes(m, f) <= most_planned(c)))
         return;
@@ -386,7 +388,7 @@ void memory_print(const Model *m, const ParamStore *f, const Config *c)
     (c->dry_run ? print_details : print_plan)(m, f, c, &z);
     print_sharding(m, f, c);
     print_host(m, f);
-    if (recipe_recomputes(&m->recipe) && m->tile < m->N)
+    if (recipe_recomputes(&m->recipe) && m->tile < m->rows)
         printf("the MLP in tiles of %d tokens, where backward runs it again\n", m->tile);
 }
 

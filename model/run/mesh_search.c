@@ -46,6 +46,7 @@ static Strategy strategy_of(const Config *c, int stages, int shard, int context)
     s.pipeline_stages = stages;
     s.context_ranks = context;
     s.shard_ranks = shard;
+    s.tensor_ranks = 1;
     s.pipeline_chunks = stages > 1 ? s.pipeline_chunks : 1;
     s.pipeline_schedule = stages > 1 ? s.pipeline_schedule : PIPELINE_1F1B;
     s.gathering = stages > 1 && shard > 1 ? GATHER_ONCE : stages == 1 && pipeline_stages(&c->strategy) > 1 ? GATHER_ONCE_IF_FITS

@@ -157,7 +157,8 @@ static void step(Model *m, ParamStore *f, const Config *c, Recorder *w, int micr
 
 Mesh rehearsal_mesh(const Config *c)
 {
-    return mesh_of_stages(c->ranks, pipeline_stages(&c->strategy), c->strategy.shard_ranks, context_ranks(&c->strategy));
+    const Strategy *s = &c->strategy;
+    return mesh_of_tensor(c->ranks, pipeline_stages(s), s->shard_ranks, context_ranks(s), tensor_ranks(s));
 }
 
 int rehearsal_micro_batches(const Config *c)

@@ -1,0 +1,91 @@
+/* Checks of ranks that compute layers together (parallelism.tensor). */
+#include "model/config/table.h"
+
+#include "kernels/runtime/error.h"
+#include "model/optimizer.h"
+#include "model/params.h"
+
+/* What these ranks cannot do is refused before anything is read or written. */
+static void check_combinations(const Reader *r, const char *place, int n)
+{
+    const Config *c = &r->s->c;
+    const struct { bool asked; const char *what; } list[] = {
+        { c->generate != NULL, "generate continues each prompt on one rank" },
+        { pipeline_stages(&c->strategy) > 1, "parallelism.pipeline: blocks of stages cannot be cut yet" },
+        { c->samples.prompts != NULL, "samples.prompts: these ranks cannot continue prompts during training; use --generate on a "
+                                      "checkpoint" },
+        { c->quant_stats_interval > 0, "quant_stats_interval: no rank has whole layers to measure; use --quant_stats_interval=0" },
+        { c->mlp_tile > 0, "mlp_tile: the MLP of tokens of several ranks cannot be in tiles; use --mlp_tile=0" },
+        { c->model.qk_norm == QK_NORM_WIDTH, "the model norms q and k over all heads, which no rank has" },
+        { c->model.lora.base != BASE_AS_FROZEN, "lora.base: frozen weights can be cut as format.frozen stores them only" },
+        { c->model.image.feature_size > 0, "a model with images cannot be cut yet" },
+        { optimizer_find(c->optimizer.name)->orthogonalizes, "optimizer.name muon orthogonalizes whole matrices, which no rank has" },
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++)
+        if (list[i].asked)
+            die("%s: parallelism.tensor %d: %s; or use --parallelism.tensor=1", place, n, list[i].what);
+}
+
+/* FP8 GEMMs of GPUs multiply by sixteens; a context rank divides its heads again. */
+static void check_parts(const Reader *r, const char *place, int n)
+{
+    enum { MULTIPLE = 16 };
+    const Config *c = &r->s->c;
+    const ModelConfig *m = &c->model;
+    const int context = context_ranks(&c->strategy), ranks = n * context, T = m->max_sequence_length;
+    const char *and_context = context > 1 ? " with parallelism.context" : "";
+    if (r->world % ranks != 0)
+        die("%s: parallelism.tensor %d: %d rank%s cannot form groups of %d%s; start a multiple of %d ranks", place, n, r->world,
+            r->world == 1 ? "" : "s", ranks, and_context, ranks);
+    if (m->n_heads % ranks != 0 || m->n_kv_heads % ranks != 0)
+        die("%s: parallelism.tensor %d: the model has %d heads and %d key heads, which %d ranks%s cannot share equally; use a smaller "
+            "number", place, n, m->n_heads, m->n_kv_heads, ranks, and_context);
+    const struct { const char *what; int width; } list[] = {
+        { "all heads are", m->n_heads * m->head_dim }, { "all key heads are", m->n_kv_heads * m->head_dim },
+        { "the MLP is", m->mlp_width },
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++)
+        if (list[i].width % (MULTIPLE * n) != 0)
+            die("%s: parallelism.tensor %d: %s %d wide, not a multiple of %d x %d", place, n, list[i].what, list[i].width, n, MULTIPLE);
+    if (T % (MULTIPLE * ranks) != 0)
+        die("%s: parallelism.tensor %d: model.max_sequence_length %d is not a multiple of %d x %d, so ranks would not have whole "
+            "sixteens of tokens; --model.max_sequence_length=%d would do", place, n, T, ranks, MULTIPLE,
+            (T + MULTIPLE * ranks - 1) / (MULTIPLE * ranks) * (MULTIPLE * ranks));
+}
+
+/* Whether a group of elements that have one scale would be on two ranks. Groups follow each other along a whole parameter. */
+static bool cuts_group(const Param *p, size_t group)
+{
+    for (int i = 0; i < p->num_parts && p->split == SPLIT_ROWS; i++)
+        if ((size_t)p->part[i].rows * (size_t)p->cols % group != 0)
+            return true;
+    return p->split == SPLIT_COLUMNS && (size_t)p->cols % group != 0;
+}
+
+static void check_groups(const Reader *r, const char *place, int n)
+{
+    const Config *c = &r->s->c;
+    const Optimizer *o = optimizer_find(c->optimizer.name);
+    UnitLayout block;
+    unit_shape(&block, &c->model, unit_of_layer(&c->model, 0), 1);
+    unit_cut(&block, n, 0, 1);
+    for (int k = 0; k < o->num_states && !config_forward_only(c); k++) {
+        const int group = optimizer_format(o, k, &c->recipe).group;
+        for (const Param *p = block.param; p < block.param + block.num_params; p++)
+            if (group > 0 && (c->model.lora.rank == 0 || p->is_adapter) && cuts_group(p, (size_t)group))
+                die("%s: parallelism.tensor %d: the optimizer's state %s has a scale for each %d elements, and a part of %s (%d x %d) "
+                    "does not have whole groups; use fewer tensor ranks, or states without groups", place, n, o->state[k].name,
+                    group, p->name, p->rows, p->cols);
+    }
+}
+
+void config_check_tensor(Reader *r)
+{
+    const int n = tensor_ranks(&r->s->c.strategy);
+    const char *place = config_where(r, "parallelism.tensor");
+    if (n == 1)
+        return;
+    check_combinations(r, place, n);
+    check_parts(r, place, n);
+    check_groups(r, place, n);
+}

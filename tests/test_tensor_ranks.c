@@ -1,0 +1,238 @@
+/* Ranks that compute layers together compute what one rank computes: losses of tokens, gradients, their norm and the weights after
+ * steps, in f32; in FP8 with the maxima of all ranks, up to codes that sums in another order move across a rounding border. On 1, 2
+ * and 4 ranks. */
+#include <math.h>
+#include <string.h>
+
+#include "tests/kit.h"
+
+#include "kernels/backend.h"
+#include "kernels/runtime/error.h"
+#include "model/run/memory.h"
+#include "model/update.h"
+#include "tests/models.h"
+#include "tests/ranks.h"
+#include "tests/ranks_training.h"
+
+enum { SEQUENCES = 4, MICRO = 2, T = 96, TOKENS = SEQUENCES * T, MAX_UNITS = 4, STEPS = 2, OTHERS = 1 << 17, ALL = OTHERS + (1 << 15) };
+
+/* ---- maxima of all tensor ranks ---------------------------------------------------------------------------------- */
+
+static int shared_rows;         /* of operands whose maxima are shared; 0: none */
+
+extern float __real_scale_within_range(Tensor t, float amax) __attribute__((weak));         /* not on a GPU */
+float __wrap_scale_within_range(Tensor t, float amax);
+
+float __wrap_scale_within_range(Tensor t, float amax)
+{
+    if (t.rows == shared_rows)
+        backend_comm_all_reduce_max(tensor_at(&amax, (Format){ F32, 0 }, 1, 1), RANKS_TENSOR);
+    return __real_scale_within_range(t, amax);
+}
+
+/* ---- steps ------------------------------------------------------------------------------------------------------- */
+
+typedef struct { int shard, context, tensor; } Ways;
+
+typedef struct {
+    const char *recipe;
+    SmallModel model;
+    bool documents;
+    unsigned modules;           /* with adapters on these */
+    int keep;                   /* instead of the recipe's, unless 0 */
+    bool wide;                  /* the stream is F32 */
+} Case;
+
+/* Of parameters as they are whole, at their number in the unit; elements that this rank does not have, or counts elsewhere, are 0. */
+typedef struct { double loss[TOKENS], norm, *grad[MAX_UNITS], *weight[MAX_UNITS]; int units; } Result;
+
+static ModelConfig model_of(const Case *k)
+{
+    ModelConfig m = architecture(k->model);
+    m.n_kv_heads = m.n_kv_heads == m.n_heads ? 8 : 4;
+    m.n_heads = 8;
+    m.max_sequence_length = T;
+    m.mlp_width = 128;
+    if (m.sliding_window > 0)
+        m.sliding_window *= 5;
+    return k->modules ? with_adapters(m, 6, k->modules, BASE_AS_FROZEN) : m;
+}
+
+/* All groups have the same sequences, so that operands have the same ranges everywhere. */
+static void run_micro_batches(Model *m, ParamStore *f, Result *s)
+{
+    static int tokens[MICRO * T], targets[MICRO * T];
+    uint8_t begins[MICRO * T];
+    float losses[MICRO * T];
+    const float scale = 1 / ((float)TOKENS * (float)comm_group_size(RANKS_DATA));
+    fsdp_empty_grads(f);
+    for (int first = 0; first < TOKENS; first += MICRO * T) {
+        for (int i = 0; i < MICRO * T; i++) {
+            tokens[i] = test_token(11, (uint64_t)(first + i), m->config->vocab_size);
+            targets[i] = (first + i) % 7 == 3 ? -1 : test_token(11, (uint64_t)(first + i + 1), m->config->vocab_size);
+            begins[i] = i % T == 0 || (first + i) % 41 == 20;
+        }
+        model_step(m, f, tokens, targets, begins, scale, 1e-3f, first + MICRO * T < TOKENS ? PASS_ACCUMULATE : PASS_COMPLETE);
+        model_token_losses(m, losses);
+        for (int i = 0; i < MICRO * T; i++)
+            s->loss[first + i] = losses[i];
+    }
+    comm_sum_over(s->loss, TOKENS, RANKS_STAGE);            /* each has those of its tokens, and zeros */
+    for (int i = 0; i < TOKENS; i++)
+        s->loss[i] /= comm_group_size(RANKS_STAGE) / (comm_group_size(RANKS_CONTEXT) * comm_group_size(RANKS_TENSOR));
+    s->norm = optimizer_grad_norm(f);
+}
+
+/* The whole parameters of a unit from all ranks of a copy, at their numbers; those of adapters come after the others. */
+static double *whole_unit(const ParamStore *f, int u, bool grads)
+{
+    const UnitLayout *shape = &f->shape[u];
+    double *x = xcalloc(ALL, sizeof *x);
+    for (int i = 0; i < shape->num_params; i++) {
+        const Param *p = &shape->param[i];
+        const bool copy = shape->tensor_ranks > 1 && p->tensor_ranks == 1 && f->tensor_place > 0;
+        size_t first, whole, n = p->region == TRAINED && !copy ? shard_part(&f->shard[u], p, &first) : 0;
+        if (n == 0)
+            continue;
+        const double *found = values(grads ? slice_view(&f->shard[u].slice[TRAINED], f->shard[u].grad, p->offset + first, n)
+                                           : shard_weights(&f->shard[u], p, first, n));
+        for (size_t k = 0; k < n; k++) {
+            param_run(p, first + k, &whole);
+            const size_t at = p->number + whole + (p->is_adapter ? OTHERS : 0);
+            assert_true(at < ALL);
+            x[at] = found[k];
+        }
+    }
+    comm_sum_over(x, ALL, RANKS_STAGE);
+    return x;
+}
+
+static void run_steps(Result *s, const Case *k, Ways w, bool shares)
+{
+    const ModelConfig m = model_of(k);
+    Config c;
+    Model model = { 0 };
+    ParamStore fsdp = { 0 };
+    model_config(&c, &m, k->recipe, MICRO);
+    c.data.generate_doc_lengths = k->documents;
+    c.recipe.keep = k->keep ? (Keep)k->keep : c.recipe.keep;
+    if (k->wide)
+        c.recipe.stream = c.recipe.qkv = c.recipe.att = c.recipe.grads = (Format){ F32, 0, false };
+    c.strategy = (Strategy){ .shard_ranks = w.shard, .context_ranks = w.context, .tensor_ranks = w.tensor };
+    divide_in_tensor(1, w.shard, w.context, w.tensor);
+    memory_plan(&model, &fsdp, &c);
+    model_place(&model, &fsdp, &c);
+    fsdp_init(&fsdp, &m, 5);
+    test_fill_adapters(&fsdp, 6);
+    fsdp_zero_states(&fsdp);
+    shared_rows = shares ? model.rows : 0;
+    run_micro_batches(&model, &fsdp, s);
+    s->units = fsdp.num_units;
+    for (int u = 0; u < s->units; u++)
+        s->grad[u] = whole_unit(&fsdp, u, true);
+    const bool steps = fsdp.recipe.master.dtype == F32 && strcmp(k->recipe, "f32") == 0;
+    for (int i = 0; i < STEPS && steps; i++) {
+        Result next;
+        optimizer_step(&fsdp, &c, i + 1, i + 1, 1e-3, 1);
+        run_micro_batches(&model, &fsdp, &next);
+        memcpy(s->loss, next.loss, sizeof next.loss);
+    }
+    shared_rows = 0;
+    for (int u = 0; u < s->units; u++)
+        s->weight[u] = steps ? whole_unit(&fsdp, u, false) : NULL;
+    model_free(&model, &fsdp);
+}
+
+/* ---- comparisons ------------------------------------------------------------------------------------------------- */
+
+/* |part - whole| / |whole| of all units' values. */
+static double difference(double *const *whole, double *const *part, const Result *s)
+{
+    double x[2] = { 0 };
+    for (int u = 0; u < s->units; u++)
+        for (size_t i = 0; i < ALL && part[u]; i++) {
+            x[0] += pow(part[u][i] - whole[u][i], 2);
+            x[1] += pow(whole[u][i], 2);
+        }
+    return x[1] > 0 ? sqrt(x[0] / x[1]) : part[0] ? INFINITY : 0;
+}
+
+static void free_result(Result *s)
+{
+    for (int u = 0; u < s->units; u++)
+        free(s->grad[u]), free(s->weight[u]);
+}
+
+static void check(const Case *k, Ways w, double loss_bound, double grad_bound)
+{
+    static Result whole, part;
+    run_steps(&whole, k, (Ways){ 1, 1, 1 }, false);
+    run_steps(&part, k, w, true);
+    double worst = 0;
+    for (int i = 0; i < TOKENS; i++)
+        worst = fmax(worst, fabs(part.loss[i] - whole.loss[i]) / fmax(1, whole.loss[i]));
+    const double grads = difference(whole.grad, part.grad, &part), norm = fabs(part.norm / whole.norm - 1);
+    const double weights = difference(whole.weight, part.weight, &part);
+    if (getenv("SHOW") && comm_rank() == 0)
+        printf("%s %s doc %d mod %#x keep %d  %d %d %d: %.3g %.3g %.3g %.3g\n", k->recipe, architecture_name(k->model), k->documents,
+               k->modules, k->keep, w.shard, w.context, w.tensor, worst, grads, norm, weights);
+    if (!(worst <= loss_bound && grads <= grad_bound && norm <= grad_bound && weights <= grad_bound))
+        fail_msg("%s, %s, documents %d, modules %#x, keep %d, %d shards, %d context and %d tensor ranks: losses differ by %.3g "
+                 "(bound %.3g), gradients by %.3g, their norm by %.3g, weights by %.3g (bound %.3g)", k->recipe,
+                 architecture_name(k->model), k->documents, k->modules, k->keep, w.shard, w.context, w.tensor, worst, loss_bound, grads,
+                 norm, weights, grad_bound);
+    free_result(&whole);
+    free_result(&part);
+    release();
+}
+
+/* All meshes of these ranks with tensor ranks. */
+static void check_all(const Case *k, double loss_bound, double grad_bound)
+{
+    for (int tensor = 2; tensor <= comm_size(); tensor *= 2)
+        for (int shard = 1; shard * tensor <= comm_size(); shard *= 2)
+            for (int context = 1; context <= shard; context *= 2)
+                check(k, (Ways){ shard, context, tensor }, loss_bound, grad_bound);
+}
+
+static bool is_possible(SmallModel a)
+{
+    return architecture(a).qk_norm != QK_NORM_WIDTH;
+}
+
+static void test_f32(void **state)
+{
+    (void)state;
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
+        if (is_possible(a)) {
+            check_all(&(Case){ "f32", a, a % 2 }, 1e-5, 1e-5);
+            check_all(&(Case){ "f32", a, (a + 1) % 2, ALL_MODULES }, 1e-5, 1e-5);
+        }
+}
+
+static void test_kept(void **state)
+{
+    (void)state;
+    static const Keep keeps[] = { KEEP_INPUTS, KEEP_BLOCK, KEEP_ATTENTION };
+    for (int i = 0; i < 3; i++)
+        check_all(&(Case){ "f32", LLAMA_GQA, true, .keep = (int)keeps[i] }, 1e-5, 1e-5);
+}
+
+static void test_fp8(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = { "bf16", "fp8", "coat", "coat-lean" };
+    if (!__real_scale_within_range)
+        skip();
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
+        for (int r = 0; r < 4; r++)
+            if ((a + r) % 2 && is_possible(a))
+                check_all(&(Case){ recipes[r], a, r % 2, a == LLAMA_GQA ? ALL_MODULES : 0 }, 10, 10);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_f32), cmocka_unit_test(test_kept), cmocka_unit_test(test_fp8) };
+    start_ranks(&argc, &argv);
+    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+}
