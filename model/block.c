@@ -204,13 +204,14 @@ static void linear_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Tenso
 /* The operand of a branch's first GEMM from the residual stream. x, stats: what the norm's backward reads. */
 static void branch_in(const Model *m, const Acts *a, Tensor h, Tensor x, float *stats, Tensor res, Tensor w)
 {
-    if (m->config->norm_after) {
-        quantize(h, gather_rows(m, rows_buffer(m, h), res));
-        return;
-    }
     const Tensor operand = forward_operand(a, h), y = rows_buffer(m, operand);
-    norm(m, own_rows(m, y), x, stats, res, w, NONE);
-    encode_rows(m, operand, y);
+    if (!m->config->norm_after) {
+        norm(m, y, x, stats, res, w, NONE);
+        complete_rows(m, operand, y);
+    } else if (m->tensor_ranks > 1)
+        gather_rows(m, h, res);
+    else
+        quantize(h, res);
 }
 
 /* out = res + the branch's last layer, of y, with its norm if the architecture puts it there.
@@ -235,9 +236,8 @@ static void branch_in_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Te
 {
     const Tensor again = for_dw(h, dw, l);
     if (tensor_exists(again) && a->keep == KEEP_INPUTS && !m->config->norm_after) {
-        const Tensor y = rows_buffer(m, again);
-        norm_again(own_rows(m, y), x, stats, w);
-        encode_rows_codes(m, again, y);
+        norm_again(rows_again(m, h, again), x, stats, w);
+        complete_again(m, h, again);
     }
     linear_dw(m, l, dw, dy, h, a);
 }
@@ -349,10 +349,12 @@ static Tensor branch_out_backward(const Model *m, Tensor dnorm, Tensor x, const 
 {
     const Tensor dy = m->work.dy, y = rows_buffer(m, dy);
     if (m->config->norm_after) {
-        norm_backward(own_rows(m, y), NULL, dnorm, m->work.dres, x, stats, norm, m->config->norm, false);
-        encode_rows(m, dy, y);
-    } else
-        quantize_with_amax(dy, gather_rows(m, y, m->work.dres), amax);
+        norm_backward(y, NULL, dnorm, m->work.dres, x, stats, norm, m->config->norm, false);
+        complete_rows(m, dy, y);
+    } else if (m->tensor_ranks > 1)
+        gather_rows(m, dy, m->work.dres);
+    else
+        quantize_with_amax(dy, m->work.dres, amax);
     return dy;
 }
 

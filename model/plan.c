@@ -295,11 +295,12 @@ static void plan_exchange(Model *m)
 }
 
 /* For tensor ranks. */
-static void plan_gathered(Model *m)
+static void plan_sums(Model *m)
 {
     if (m->tensor_ranks == 1)
         return;
-    m->work.gathered = plan_shared_rows(m, BUFFER_GATHERED, m->recipe.stream, m->rows, m->config->d_model);
+    if (format_is_fp8(m->recipe.operand) || format_is_fp8(m->recipe.gradient))
+        m->work.own = plan_shared_rows(m, BUFFER_OWN, (Format){ F32, 0, false }, m->N, m->config->d_model);
     m->work.partial = plan_shared_rows(m, BUFFER_PARTIAL, m->recipe.stream, m->rows, m->config->d_model);
 }
 
@@ -441,7 +442,7 @@ void plan_units(Arena *arena, Arena *ranges, Model *m, const ParamStore *f)
     plan_unit(p, last);
     plan_outgoing(p);
     plan_exchange(m);
-    plan_gathered(m);
+    plan_sums(m);
     if (!m->forward_only)
         plan_work(p);
 }

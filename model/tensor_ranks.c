@@ -19,30 +19,55 @@ Tensor own_rows(const Model *m, Tensor t)
 
 Tensor rows_buffer(const Model *m, Tensor t)
 {
-    return m->tensor_ranks > 1 && format_is_fp8(t.format) ? m->work.gathered : t;
+    return m->tensor_ranks > 1 && format_is_fp8(t.format) ? m->work.own : own_rows(m, t);
 }
 
-Tensor gather_rows(const Model *m, Tensor buffer, Tensor x)
+static void share_maximum(float *x)
 {
-    if (m->tensor_ranks == 1)
-        return x;
-    comm_all_gather(buffer.data, x.data, tensor_bytes(x), RANKS_TENSOR);
-    return buffer;
+    if (x)
+        comm_all_reduce_max(tensor_at(x, (Format){ F32, 0, false }, 1, 1), RANKS_TENSOR);
 }
 
-void encode_rows(const Model *m, Tensor t, Tensor buffer)
+/* This rank's rows of t are there, in place: those of all ranks, and then their transpose if `wanted` has one. */
+static void gather(const Model *m, Tensor t, Tensor wanted)
+{
+    const Tensor own = own_rows(m, t);
+    comm_all_gather(t.data, own.data, tensor_numel(own) * dtype_size(own.format.dtype), RANKS_TENSOR);
+    t.data_t = wanted.data = NULL;
+    if (wanted.data_t)
+        quantize_codes(wanted, t);
+}
+
+void gather_rows(const Model *m, Tensor t, Tensor x)
+{
+    const Tensor own = own_rows(m, t);
+    if (!format_is_fp8(t.format)) {
+        comm_all_gather(t.data, x.data, tensor_bytes(x), RANKS_TENSOR);
+        return;
+    }
+    /* A scale grows with its range, and both with the maximum that they are made from: the largest are those of all tokens. */
+    quantize_scale(own, x);
+    share_maximum(t.scale);
+    share_maximum(t.range);
+    quantize_codes(own, x);
+    gather(m, t, t);
+}
+
+void complete_rows(const Model *m, Tensor t, Tensor x)
 {
     if (m->tensor_ranks > 1)
-        quantize(t, gather_rows(m, buffer, own_rows(m, buffer)));
+        gather_rows(m, t, x);
 }
 
-void encode_rows_codes(const Model *m, Tensor t, Tensor buffer)
+Tensor rows_again(const Model *m, Tensor t, Tensor again)
 {
-    if (m->tensor_ranks == 1)
-        return;
-    gather_rows(m, buffer, own_rows(m, buffer));
-    if (format_is_fp8(t.format))
-        quantize_codes(t, buffer);
+    return m->tensor_ranks == 1 ? again : own_rows(m, t);
+}
+
+void complete_again(const Model *m, Tensor t, Tensor again)
+{
+    if (m->tensor_ranks > 1)
+        gather(m, t, again);
 }
 
 Tensor sums_buffer(const Model *m, Tensor y)

@@ -4,8 +4,8 @@
  *
  *     stream (N, C) -norm-> (N, C) -gather-> h (tN, C) -layers, attention-> partial sums (tN, C) -scatter-> stream (N, C)     t ranks
  *
- * Backward does the same with gradients. FP8 operands are encoded after the gather, by each rank with one scale for all tokens, so
- * that codes are those of one rank. On one rank each function returns its tensor itself, or does nothing. */
+ * Backward does the same with gradients. FP8 operands are gathered as codes: their scale is that of all ranks' tokens, as on one
+ * rank, from the maximum of all. On one rank each function returns its tensor itself, or does nothing. */
 #pragma once
 #include "model/buffers.h"
 
@@ -13,15 +13,20 @@
 ModelConfig *tensor_config(const ModelConfig *c, int ranks);
 
 /* The rows of this rank's tokens in t (tN, ...). */
-Tensor own_rows    (const Model *m, Tensor t);
+Tensor own_rows   (const Model *m, Tensor t);
 
-/* Where the rows are written that become the operand t (tN, C), in the stream's format: t itself unless it is FP8. */
-Tensor rows_buffer (const Model *m, Tensor t);
-/* The rows of all ranks' x (N, C), in buffer (tN, C). */
-Tensor gather_rows (const Model *m, Tensor buffer, Tensor x);
-/* buffer has this rank's rows: gathers those of the others, and encodes t from them. _codes: with the scale that t has. */
-void   encode_rows (const Model *m, Tensor t, Tensor buffer);
-void   encode_rows_codes(const Model *m, Tensor t, Tensor buffer);
+/* Where this rank's rows of an operand t (tN, C) are written: t's own, or if it is FP8 (N, C) in F32, from which it gets the codes that
+ * it has on one rank. */
+Tensor rows_buffer(const Model *m, Tensor t);
+/* t = the rows x (N, C) of all ranks, encoded; x may be its rows_buffer. Not for one rank. */
+void   gather_rows(const Model *m, Tensor t, Tensor x);
+/* The same if x is the rows_buffer of t; nothing on one rank. */
+void   complete_rows(const Model *m, Tensor t, Tensor x);
+
+/* The rows of t that this rank makes again, with the scale that t has: `again`, what is wanted of t, on one rank; and the way from
+ * there to `again`. */
+Tensor rows_again    (const Model *m, Tensor t, Tensor again);
+void   complete_again(const Model *m, Tensor t, Tensor again);
 
 /* Where a layer writes its partial sum of what becomes y; and the sum over ranks, this rank's rows. */
 Tensor sums_buffer (const Model *m, Tensor y);

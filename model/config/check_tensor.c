@@ -40,13 +40,14 @@ static void check_parts(const Reader *r, const char *place, int n)
     if (m->n_heads % ranks != 0 || m->n_kv_heads % ranks != 0)
         die("%s: parallelism.tensor %d: the model has %d heads and %d key heads, which %d ranks%s cannot share equally; use a smaller "
             "number", place, n, m->n_heads, m->n_kv_heads, ranks, and_context);
-    const struct { const char *what; int width; } list[] = {
-        { "all heads are", m->n_heads * m->head_dim }, { "all key heads are", m->n_kv_heads * m->head_dim },
-        { "the MLP is", m->mlp_width },
+    const struct { const char *what; long width; } list[] = {
+        { "all query heads together are", (long)m->n_heads * m->head_dim }, { "each half of the MLP is", m->mlp_width },
+        { "q, k and v together are", (m->n_heads + 2L * m->n_kv_heads) * m->head_dim },
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         if (list[i].width % (MULTIPLE * n) != 0)
-            die("%s: parallelism.tensor %d: %s %d wide, not a multiple of %d x %d", place, n, list[i].what, list[i].width, n, MULTIPLE);
+            die("%s: parallelism.tensor %d: %s %ld wide, not a multiple of %d x %d, so ranks would not have whole sixteens; use a "
+                "smaller number", place, n, list[i].what, list[i].width, n, MULTIPLE);
     if (T % (MULTIPLE * ranks) != 0)
         die("%s: parallelism.tensor %d: model.max_sequence_length %d is not a multiple of %d x %d, so ranks would not have whole "
             "sixteens of tokens; --model.max_sequence_length=%d would do", place, n, T, ranks, MULTIPLE,
