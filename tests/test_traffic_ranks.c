@@ -32,7 +32,7 @@ typedef struct {
     bool tied;
 } Case;
 
-typedef struct { int stages, replicas, shard, context; Gathering gathering; GradSum sum; } Setting;
+typedef struct { int stages, replicas, shard, context, tensor; Gathering gathering; GradSum sum; } Setting;
 
 static ModelConfig model_of(const Case *k)
 {
@@ -48,9 +48,9 @@ static Config config_of(const Case *k, const ModelConfig *model, const Setting *
 {
     Config c;
     model_config(&c, model, k->recipe, 1);
-    c.global_train_batch_size = MICRO_BATCHES * comm_size() / (s->stages * s->context);
+    c.global_train_batch_size = MICRO_BATCHES * comm_size() / (s->stages * s->context * s->tensor);
     c.strategy = (Strategy){ .shard_ranks = s->shard * s->context, .gathering = s->gathering, .grad_sum = s->sum,
-                             .context_ranks = s->context, .pipeline_stages = s->stages, .pipeline_chunks = 1 };
+                             .context_ranks = s->context, .tensor_ranks = s->tensor, .pipeline_stages = s->stages, .pipeline_chunks = 1 };
     c.host.moments = c.host.master = c.host.base = k->host;
     return c;
 }
@@ -98,21 +98,37 @@ static size_t bytes_of(Format f)
     return dtype_size(f.dtype);
 }
 
-/* All weights gathered once in the step, where all compute in one format. */
-static size_t gathers(const ParamStore *f, const Config *c)
+static size_t layers(const ParamStore *f)
 {
-    size_t bytes = 0;
+    size_t n = 0;
     for (int u = 0; u < f->num_units; u++)
-        bytes += f->shard[u].slice[TRAINED].count * bytes_of(c->recipe.stream);
-    return bytes * (size_t)(f->shards - 1);
+        n += f->shape[u].kind->is_layer && fsdp_holds(f, u);
+    return n;
 }
 
-static size_t scattered(const ParamStore *f, const Config *c)
+/* Between tensor ranks each layer gathers and scatters rows of the stream, forward and backward, for attention and the MLP. */
+static size_t rows_of_ranks(const Model *m, const ParamStore *f, const Config *c, size_t layers_of_ranks)
+{
+    return MICRO_BATCHES * layers_of_ranks * (size_t)m->N * (size_t)c->model.d_model * bytes_of(c->recipe.stream)
+         * (size_t)(f->tensor_ranks - 1);
+}
+
+/* All weights gathered once in the step, where all compute in one format. */
+static size_t gathers(const Model *m, const ParamStore *f, const Config *c)
 {
     size_t bytes = 0;
     for (int u = 0; u < f->num_units; u++)
-        bytes += f->shard[u].slice[TRAINED].count * bytes_of(c->recipe.grads);
-    return bytes * (size_t)(f->shards - 1) * (f->sum_once ? 1 : MICRO_BATCHES);
+        bytes += f->shard[u].slice[TRAINED].count * bytes_of(c->recipe.stream) * (size_t)(fsdp_shards(f, u) - 1);
+    return bytes + rows_of_ranks(m, f, c, 4 * layers(f));
+}
+
+/* Without trained weights before it the first block's gradient ends in its adapters. */
+static size_t scattered(const Model *m, const ParamStore *f, const Config *c, bool ends)
+{
+    size_t bytes = 0;
+    for (int u = 0; u < f->num_units; u++)
+        bytes += f->shard[u].slice[TRAINED].count * bytes_of(c->recipe.grads) * (size_t)(fsdp_shards(f, u) - 1);
+    return bytes * (f->sum_once ? 1 : MICRO_BATCHES) + rows_of_ranks(m, f, c, 4 * layers(f) - (ends && f->pipe.stage == 0));
 }
 
 /* Each way the stream of each micro-batch, back also its maximum; to the next stage also the sum of squares. Between the first and
@@ -133,19 +149,17 @@ static size_t messages(const Model *m, const ParamStore *f, const Config *c)
 static size_t exchanges(const Model *m, const ParamStore *f, const Config *c)
 {
     const size_t tensor = (size_t)m->N * (size_t)(c->model.n_heads * c->model.head_dim) * bytes_of(c->recipe.stream);
-    size_t layers = 0, context = (size_t)m->context;
-    for (int u = 0; u < f->num_units; u++)
-        layers += f->shape[u].kind->is_layer && fsdp_holds(f, u);
-    return MICRO_BATCHES * layers * (3 + 1 + 1 + 3 + 1 + 3) * tensor * (context - 1) / context;
+    const size_t context = (size_t)m->context;
+    return MICRO_BATCHES * layers(f) * (3 + 1 + 1 + 3 + 1 + 3) * tensor * (context - 1) / context;
 }
 
 static void check_formulas(const size_t sent[NUM_SENT], const Model *m, const ParamStore *f, const Config *c, const Case *k)
 {
-    assert_int_equal(sent[SENT_SCATTERED_SUMS], scattered(f, c));
+    assert_int_equal(sent[SENT_SCATTERED_SUMS], scattered(m, f, c, k->modules != 0));
     assert_int_equal(sent[SENT_MESSAGES], messages(m, f, c));
     assert_int_equal(sent[SENT_EXCHANGES], exchanges(m, f, c));
     if (f->kept == f->num_units && !format_is_fp8(c->recipe.operand) && !k->modules)
-        assert_int_equal(sent[SENT_GATHERS], gathers(f, c));
+        assert_int_equal(sent[SENT_GATHERS], gathers(m, f, c));
     assert_true(comm_size() > 1 || sent[SENT_GATHERS] + sent[SENT_SUMS] + sent[SENT_HOST_VALUES] == 0);
 }
 
@@ -162,14 +176,16 @@ static void check(const Case *k, const Setting *s)
     Rehearsal r;
     dry.dry_run = true;
     dry.ranks = comm_size();
-    divide_in_stages(s->stages, c.strategy.shard_ranks, s->context);
+    divide_in_tensor(s->stages, c.strategy.shard_ranks, s->context, s->tensor);
     measure(sent, &m, &f, &c);
     rehearse(&r, &micro_batches, 1, &dry, f.pipe.stage);
+    /* The rehearsal is of the first shard; sums of what tensor ranks have copies of are those of the shard that has it. */
+    const bool sums = s->tensor == 1 || f.rank == 0;
     for (Sent what = 0; what < NUM_SENT; what++)
-        if (sent[what] != r.sent[what])
-            fail_msg("%s, %s, modules %#x, host %d, %d stages, %d replicas, %d shards of %d context ranks, gathering %d, sum %d: "
+        if (sent[what] != r.sent[what] && (sums || what != SENT_SUMS))
+            fail_msg("%s, %s, modules %#x, host %d, %d stages, %d replicas, %d shards of %d context ranks of %d tensor ranks, gathering %d, sum %d: "
                      "rank %d sent %zu bytes of %s, its rehearsal %zu", k->recipe, architecture_name(k->model), k->modules, k->host,
-                     s->stages, s->replicas, s->shard, s->context, s->gathering, s->sum, comm_rank(), sent[what], names[what],
+                     s->stages, s->replicas, s->shard, s->context, s->tensor, s->gathering, s->sum, comm_rank(), sent[what], names[what],
                      r.sent[what]);
     check_formulas(sent, &m, &f, &c, k);
     rehearsal_free(&r);
@@ -184,42 +200,46 @@ static void check_strategies(const Case *k, Setting s)
     const bool shards = s.shard * s.context > 1;
     for (s.gathering = s.stages > 1 && shards ? GATHER_ONCE : GATHER_OFTEN; s.gathering <= GATHER_ONCE; s.gathering++)
         for (s.sum = s.stages > 1 ? SUM_ONCE : SUM_OFTEN; s.sum <= SUM_ONCE; s.sum++)
-            if (comm_size() <= 4 || turn++ % 3 == 0)
+            if ((comm_size() <= 4 && s.tensor == 1) || turn++ % 3 == 0)
                 check(k, &s);
 }
 
-static void check_meshes(const Case *k)
+static void check_meshes(const Case *k, int tensor)
 {
-    const int ranks = comm_size();
+    const int ranks = comm_size() / tensor;
     for (int stages = 1; stages <= ranks; stages *= 2)
         for (int replicas = 1; replicas <= ranks / stages; replicas *= 2)
-            for (int context = 1; context <= ranks / stages / replicas && context <= model_of(k).n_heads; context *= 2)
-                check_strategies(k, (Setting){ stages, replicas, ranks / stages / replicas / context, context });
+            for (int context = 1; context <= ranks / stages / replicas && context * tensor <= model_of(k).n_heads;
+                 context *= 2)
+                check_strategies(k, (Setting){ stages, replicas, ranks / stages / replicas / context, context, tensor });
 }
 
 static void test_bf16(void **state)
 {
     (void)state;
-    check_meshes(&(Case){ "bf16", LLAMA });
+    for (int tensor = 1; tensor <= comm_size(); tensor *= 2)
+        check_meshes(&(Case){ "bf16", LLAMA }, tensor);
 }
 
 static void test_coat(void **state)
 {
     (void)state;
-    check_meshes(&(Case){ "coat", LLAMA, .tied = true });
+    check_meshes(&(Case){ "coat", LLAMA, .tied = true }, 1);
+    for (int tensor = 2; tensor <= comm_size(); tensor *= 2)
+        check_meshes(&(Case){ "fp8", LLAMA, ALL_MODULES }, tensor);
 }
 
 /* Master weights on the host are encoded by the update, which exchanges their maxima. */
 static void test_host(void **state)
 {
     (void)state;
-    check_meshes(&(Case){ "coat-lean", OLMO2, .host = HOST_ALL });
+    check_meshes(&(Case){ "coat-lean", OLMO2, .host = HOST_ALL }, 1);
 }
 
 static void test_adapters(void **state)
 {
     (void)state;
-    check_meshes(&(Case){ "coat-lean", LLAMA, ALL_MODULES, BASE_NF4 });
+    check_meshes(&(Case){ "coat-lean", LLAMA, ALL_MODULES, BASE_NF4 }, 1);
 }
 
 int main(int argc, char **argv)

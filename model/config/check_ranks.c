@@ -73,14 +73,15 @@ static void check_schedule_of_stages(Reader *r)
 static void check_pipeline(Reader *r)
 {
     const Config *c = &r->s->c;
-    const int n = pipeline_stages(&c->strategy), context = context_ranks(&c->strategy), groups = r->world / context;
+    const int n = pipeline_stages(&c->strategy), context = context_ranks(&c->strategy) * tensor_ranks(&c->strategy);
+    const int groups = r->world / context;
     const char *place = config_where(r, "parallelism.pipeline");
     if (n == 1)
         return;
     if (groups % n != 0)
         die("%s: parallelism.pipeline %d: %d rank%s cannot form %d stages of equal size%s; start a multiple of %d ranks, or use "
             "--parallelism.pipeline=%d", place, n, r->world, r->world == 1 ? "" : "s", n,
-            context > 1 ? ", each of groups that share sequences (parallelism.context)" : "", n * context,
+            context > 1 ? ", each of groups that share sequences (parallelism.context, parallelism.tensor)" : "", n * context,
             largest_divisor(groups, groups, n < groups ? n : groups));
     if (c->generate)
         die("%s: parallelism.pipeline %d: generate continues each prompt on one rank; use --parallelism.pipeline=1", place, n);

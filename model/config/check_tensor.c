@@ -11,7 +11,6 @@ static void check_combinations(const Reader *r, const char *place, int n)
     const Config *c = &r->s->c;
     const struct { bool asked; const char *what; } list[] = {
         { c->generate != NULL, "generate continues each prompt on one rank" },
-        { pipeline_stages(&c->strategy) > 1, "parallelism.pipeline: blocks of stages cannot be cut yet" },
         { c->samples.prompts != NULL, "samples.prompts: these ranks cannot continue prompts during training; use --generate on a "
                                       "checkpoint" },
         { c->quant_stats_interval > 0, "quant_stats_interval: no rank has whole layers to measure; use --quant_stats_interval=0" },
