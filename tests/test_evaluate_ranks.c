@@ -176,7 +176,7 @@ static void test_reference(void **state)
 }
 
 /* Twice on one model: an evaluation, or a training step before it, does not affect the next. */
-static void check_sharded(int stages, int shard_ranks, int context, const char *name)
+static void check_sharded(int stages, int shard_ranks, int context, int tensor, const char *name)
 {
     static int tokens[MICRO * T], targets[MICRO * T];
     Config c = config;
@@ -184,8 +184,9 @@ static void check_sharded(int stages, int shard_ranks, int context, const char *
     ParamStore f;
     c.strategy.shard_ranks = shard_ranks;
     c.strategy.context_ranks = context;
+    c.strategy.tensor_ranks = tensor;
     c.strategy.pipeline_stages = stages;
-    divide_in_stages(stages, shard_ranks, context);
+    divide_in_tensor(stages, shard_ranks, context, tensor);
     open_model(&m, &f, &c);
     model_step(&m, &f, tokens, targets, NULL, 0, 0, PASS_FORWARD);
     for (int twice = 0; twice < 2; twice++)
@@ -195,7 +196,7 @@ static void check_sharded(int stages, int shard_ranks, int context, const char *
             check_result(&e, &whole[s], name);
             c.eval_subset_num_batches = 1;
             e = evaluate(&c, s, &m, &f, NULL);
-            check_result(&e, stages * context > 1 ? &shared_part[s] : &part[s], name);
+            check_result(&e, stages * context * tensor > 1 ? &shared_part[s] : &part[s], name);
             assert_false(e.cut);
         }
     /* one rank is told to stop: all report it */
@@ -207,34 +208,41 @@ static void check_sharded(int stages, int shard_ranks, int context, const char *
 static void test_unsharded(void **state)
 {
     (void)state;
-    check_sharded(1, 1, 1, "unsharded");
+    check_sharded(1, 1, 1, 1, "unsharded");
 }
 
 static void test_sharded(void **state)
 {
     (void)state;
-    check_sharded(1, comm_size(), 1, "sharded");
+    check_sharded(1, comm_size(), 1, 1, "sharded");
 }
 
 static void test_in_context(void **state)
 {
     (void)state;
     if (comm_size() > 1)
-        check_sharded(1, comm_size(), 2, "two ranks share sequences");
+        check_sharded(1, comm_size(), 2, 1, "two ranks share sequences");
+}
+
+static void test_in_tensor(void **state)
+{
+    (void)state;
+    if (comm_size() > 1)
+        check_sharded(1, comm_size() / 2, 1, 2, "two ranks compute layers together");
 }
 
 static void test_in_stages(void **state)
 {
     (void)state;
     if (comm_size() > 1)
-        check_sharded(2, comm_size() / 2, 1, "two stages");
+        check_sharded(2, comm_size() / 2, 1, 1, "two stages");
 }
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_reference), cmocka_unit_test(test_unsharded),
                                         cmocka_unit_test(test_sharded), cmocka_unit_test(test_in_context),
-                                        cmocka_unit_test(test_in_stages) };
+                                        cmocka_unit_test(test_in_tensor), cmocka_unit_test(test_in_stages) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, make_sets, remove_sets));
 }

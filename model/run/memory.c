@@ -15,6 +15,7 @@
 #include "model/model.h"
 #include "model/offload.h"
 #include "model/run/agree.h"
+#include "model/run/rehearsal.h"
 #include "model/units.h"
 
 double memory_of_device(const Config *c)
@@ -157,8 +158,13 @@ static void plan_with(Model *m, ParamStore *f, const Config *c, int stage, int t
     }
     p.tile = tile;
     p.tensor_ranks = tensor_ranks(s);
-    p.tensor_place = comm_group_rank(RANKS_TENSOR) % p.tensor_ranks;         /* a dry run has no mesh */
+    const Mesh mesh = c->dry_run ? rehearsal_mesh(c) : (Mesh){ 0 };
+    if (c->dry_run)             /* what an operation writes depends on the mesh */
+        comm_pretend(&mesh, stage * (c->ranks / pipeline_stages(s)));
+    p.tensor_place = comm_group_rank(RANKS_TENSOR);
     model_plan(m, f, c, p);
+    if (c->dry_run)
+        comm_pretend(NULL, 0);
     if (s->grad_sum == SUM_ONCE_IF_FITS)
         p.sum_once = sums_once(m, f, c, p);
     for (Hosted h = 0; h < NUM_HOSTED; h++)
@@ -226,20 +232,22 @@ static void add_gathering(Items *l, const Model *m, const ParamStore *f, const c
  * of hosts decides the groups. */
 static void print_sharding(const Model *m, const ParamStore *f, const Config *c)
 {
-    const int ranks = ranks_of(c), sharing = context_ranks(&c->strategy);
-    const int groups = ranks / pipeline_stages(&c->strategy) / f->shards;
+    const int ranks = ranks_of(c), sharing = context_ranks(&c->strategy), shards = f->shards * f->tensor_ranks;
+    const int groups = ranks / pipeline_stages(&c->strategy) / shards;
     const bool copies = f->plan[unit_of_layer(m->config, 0)].weights;
     if (ranks == 1 && !copies)
         return;
     Items l = { printf(ranks > 1 ? "sharding:" : "weights:"), false };
     if (ranks > 1)
-        add_item(&l, "%d group%s of %d rank%s%s", groups, groups > 1 ? "s" : "", f->shards, f->shards > 1 ? "s" : "",
+        add_item(&l, "%d group%s of %d rank%s%s", groups, groups > 1 ? "s" : "", shards, shards > 1 ? "s" : "",
                  f->pipe.stages > 1 ? " in each stage" : "");
     if (sharing > 1)
         add_item(&l, "%d ranks share each sequence", sharing);
-    if (f->shards > 1 || copies)
-        add_gathering(&l, m, f, f->shards > 1 ? "weights gathered" : "operands made");
-    if (f->shards > 1 && !m->forward_only)
+    if (f->tensor_ranks > 1)
+        add_item(&l, "%d ranks compute each layer together", f->tensor_ranks);
+    if (shards > 1 || copies)
+        add_gathering(&l, m, f, shards > 1 ? "weights gathered" : "operands made");
+    if (shards > 1 && !m->forward_only)
         add_item(&l, "gradients summed %s", f->sum_once ? "once per step" : "with every micro-batch");
     putchar('\n');
 }
@@ -308,7 +316,7 @@ static Sizes sizes_of(const ParamStore *f)
     for (int u = 0; u < f->num_units; u++) {
         const Slice *s = f->shard[u].slice;
         for (int i = 0; i < f->shape[u].num_params; i++)
-            n[f->shape[u].param[i].region] += param_numel(&f->shape[u].param[i]);
+            n[f->shape[u].param[i].region] += param_numel(&f->shape[u].param[i]) * (size_t)f->shape[u].param[i].tensor_ranks;
         z.master += tensor_bytes(s[TRAINED].stored);
         z.frozen += tensor_bytes(s[FROZEN].stored) + s[BASE].count;
     }
