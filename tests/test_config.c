@@ -215,6 +215,8 @@ static void test_strategies(void **state)
         { "--parallelism={replicate: 2, shard: 1, context: 2}", NULL, 2, GATHER_ONCE_IF_FITS, SUM_ONCE_IF_FITS },
         { "--parallelism.context=2", NULL, 4, GATHER_ONCE_IF_FITS, SUM_ONCE_IF_FITS },
         { "--parallelism.context=2", "--fsdp.sharding_strategy=NO_SHARD", 2, GATHER_ONCE_IF_FITS, SUM_ONCE_IF_FITS },
+        { "--parallelism.tensor=2", "--recipe=bf16", 2, GATHER_ONCE_IF_FITS, SUM_ONCE_IF_FITS },
+        { "--parallelism={tensor: 2, context: 2}", "--recipe=bf16", 2, GATHER_ONCE_IF_FITS, SUM_ONCE_IF_FITS },
     };
     try_write(try_path, try_base);
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {

@@ -111,6 +111,22 @@ static void test_stages(void **state)
     assert_int_equal(mesh_group_size(&m, RANKS_COPY), 8);
 }
 
+/* 16 ranks, 2 replicas of 2 shards of 2 ranks that share sequences, in place of each of which are 2 that compute layers together. */
+static void test_tensor(void **state)
+{
+    (void)state;
+    const Mesh m = mesh_of_tensor(16, 1, 4, 2, 2);
+    for (int rank = 0; rank < 16; rank++) {
+        assert_int_equal(mesh_group_rank(&m, rank, RANKS_TENSOR), rank % 2);
+        assert_int_equal(mesh_group(&m, rank, RANKS_TENSOR), rank / 2);
+        assert_int_equal(mesh_group_rank(&m, rank, RANKS_CONTEXT), rank / 2 % 2);
+        assert_int_equal(mesh_group_rank(&m, rank, RANKS_SHARD), rank / 2 % 4);
+        assert_int_equal(mesh_group_rank(&m, rank, RANKS_STAGE), rank % 8);
+        assert_int_equal(mesh_group(&m, rank, RANKS_SEQUENCE), rank / 4);
+    }
+    assert_int_equal(mesh_group_size(&m, RANKS_DATA), 4);
+}
+
 /* ---- up to 4096 ranks ------------------------------------------------------------------------------------------- */
 
 enum { MOST_RANKS = 4096 };
@@ -143,7 +159,7 @@ static int checked;
 /* All meshes of so many ranks, whose dimensions from d on are open. */
 static void check_meshes(Mesh *m, int d, int ranks)
 {
-    static const Ranks used[] = { RANKS_REPLICA, RANKS_CONTEXT, RANKS_DATA, RANKS_SHARD, RANKS_PIPELINE, RANKS_SEQUENCE,
+    static const Ranks used[] = { RANKS_REPLICA, RANKS_CONTEXT, RANKS_TENSOR, RANKS_STAGE, RANKS_DATA, RANKS_SHARD, RANKS_PIPELINE, RANKS_SEQUENCE,
                                   RANKS_COPY, RANKS_ALL };
     if (d == MESH_DIMS - 1) {
         m->size[d] = ranks;
@@ -179,7 +195,7 @@ static void test_many_ranks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_meshes), cmocka_unit_test(test_replicas_of_shards),
-                                        cmocka_unit_test(test_context), cmocka_unit_test(test_stages),
+                                        cmocka_unit_test(test_context), cmocka_unit_test(test_stages), cmocka_unit_test(test_tensor),
                                         cmocka_unit_test(test_many_ranks) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

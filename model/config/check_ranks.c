@@ -155,7 +155,7 @@ static void check_strategy(Reader *r)
     const int mode = r->s->fsdp.grad_sync_mode;
     const int shards = shard_ranks(r);
     r->s->c.strategy = (Strategy){ .shard_ranks = shards,
-                                   .gathering = keeps || (stages && shards > 1) ? GATHER_ONCE : GATHER_ONCE_IF_FITS,
+                                   .gathering = keeps || (stages && shards * tensor_ranks(s) > 1) ? GATHER_ONCE : GATHER_ONCE_IF_FITS,
                                    .grad_sum = stages ? SUM_ONCE : mode == NOT_GIVEN ? SUM_ONCE_IF_FITS : (GradSum)mode,
                                    .context_ranks = context_ranks(s), .tensor_ranks = tensor_ranks(s), .pipeline_stages = pipeline_stages(s),
                                    .pipeline_chunks = s->pipeline_chunks, .pipeline_schedule = s->pipeline_schedule };
