@@ -27,6 +27,7 @@
 #include "model/run/export_run.h"
 #include "model/run/generate.h"
 #include "model/run/log.h"
+#include "model/run/memory.h"
 #include "model/run/open_data.h"
 #include "model/run/pieces.h"
 #include "model/run/run.h"
@@ -417,8 +418,7 @@ int main(int argc, char **argv)
         comm_finish();
         return 0;
     }
-    comm_set_mesh(mesh_of_tensor(comm_size(), pipeline_stages(&c->strategy), c->strategy.shard_ranks, context_ranks(&c->strategy),
-                                 tensor_ranks(&c->strategy)));
+    comm_set_mesh(memory_mesh(c));
     watchdog_mark("starting the device", -1);
     device_init(comm_local_rank());
     watchdog_mark_together("connecting the devices", -1);

@@ -198,7 +198,10 @@ static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_
     if (own.optimizer)
         c.optimizer.name = own.optimizer, c.optimizer.ns_steps = 1;
     c.strategy = strategy;
-    c.global_train_batch_size = 2 * count * comm_size() / (pipeline_stages(&strategy) * context_ranks(&strategy));
+    c.global_train_batch_size = 2 * count * comm_size() / (pipeline_stages(&strategy) * context_ranks(&strategy)
+                                                           * tensor_ranks(&strategy));
+    if (tensor_ranks(&strategy) > 1)                /* parts of such small matrices have no whole groups */
+        c.recipe.moment1 = c.recipe.moment2 = (Format){ F32, 0 };
     if (own.keep >= 0) {
         c.recipe.keep = (Keep)own.keep;
         c.recipe.recompute = own.recompute;
@@ -207,7 +210,8 @@ static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_
     c.num_trainable = trainable != NULL;
     c.host.activations = c.host.base = c.host.moments = c.host.master = on_host;
     comm_device_finish();
-    comm_set_mesh(mesh_of_stages(comm_size(), pipeline_stages(&strategy), strategy.shard_ranks, context_ranks(&strategy)));
+    comm_set_mesh(mesh_of_tensor(comm_size(), pipeline_stages(&strategy), strategy.shard_ranks, context_ranks(&strategy),
+                                 tensor_ranks(&strategy)));
     comm_init();
     memset(cells, 0, CELLS * sizeof *cells);
     memory_plan(&model, &fsdp, &c);
@@ -276,6 +280,28 @@ static void test_in_context(void **state)
         for (int ranks = 2; ranks <= comm_size(); ranks *= 2)
             train(runs[r].recipe, m, NULL, false,
                   (Strategy){ comm_size(), r % 2 ? GATHER_ONCE : GATHER_OFTEN, SUM_OFTEN, ranks }, runs[r].on_host);
+    }
+    own.keep = -1;
+}
+
+/* Ranks that compute layers together, two or all: exchanges around layers, and sums of what they have copies of. */
+static void test_in_tensor(void **state)
+{
+    (void)state;
+    static const struct { const char *recipe; SmallModel a; Keep keep; bool adapters; HostUse on_host; } runs[] = {
+        { "bf16", LLAMA, KEEP_ALL, false, HOST_NEVER }, { "coat", OLMO, KEEP_INPUTS, false, HOST_ALL },
+        { "coat-lean", LLAMA, KEEP_BLOCK, true, HOST_NEVER }, { "fp8", LLAMA, KEEP_ALL, false, HOST_NEVER },
+    };
+    for (int r = 0; r < (int)(sizeof runs / sizeof *runs); r++) {
+        ModelConfig m = architecture(runs[r].a);
+        m.n_layers = 3;
+        if (runs[r].adapters)
+            m = with_adapters(m, 4, ALL_MODULES, BASE_AS_FROZEN);
+        own.keep = (int)runs[r].keep;
+        for (int ranks = 2; ranks <= comm_size(); ranks *= 2)
+            train(runs[r].recipe, m, NULL, false,
+                  (Strategy){ comm_size() / ranks, r % 2 ? GATHER_ONCE : GATHER_OFTEN, SUM_OFTEN, .tensor_ranks = ranks },
+                  runs[r].on_host);
     }
     own.keep = -1;
 }
@@ -373,7 +399,8 @@ int main(int argc, char **argv)
     start_ranks(&argc, &argv);
     operations_watch(&watch);
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_missing_wait), cmocka_unit_test(test_every_strategy),
-                                        cmocka_unit_test(test_in_context), cmocka_unit_test(test_in_stages),
-                                        cmocka_unit_test(test_on_host), cmocka_unit_test(test_muon) };
+                                        cmocka_unit_test(test_in_context), cmocka_unit_test(test_in_tensor),
+                                        cmocka_unit_test(test_in_stages), cmocka_unit_test(test_on_host),
+                                        cmocka_unit_test(test_muon) };
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

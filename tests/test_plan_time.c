@@ -7,6 +7,7 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/config/load.h"
 #include "model/run/mesh_search.h"
+#include "model/run/memory.h"
 #include "model/run/plan_time.h"
 #include "tests/launch.h"
 
@@ -121,7 +122,7 @@ static void test_many(void **state)
     for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
         Config *c = plan(LLAMA_2, settings[i]);
         const int stages = pipeline_stages(&c->strategy), n = rehearsal_micro_batches(c);
-        const Place place = { rehearsal_mesh(c), 0, 8, 0 };
+        const Place place = { memory_mesh(c), 0, 8, 0 };
         Rehearsal r[2];
         for (int stage = 0; stage < stages; stage++)
             rehearse(&r[stage], &n, 1, c, stage);

@@ -2,7 +2,8 @@
  *
  * All-gathers have a separate communicator that uses no SMs: the GPU's copy engines copy from memory that comm_alloc registered as
  * a symmetric window. [NCCL 2.28, CTA policy ZERO] If registration fails, they run as ordinary kernels. Sums need SMs. Two
- * communicators also let a gather and a sum overlap, on two streams. Each stage has a communicator of two ranks for what it sends
+ * communicators also let a gather and a sum overlap, on two streams; for the same reason tensor ranks have two, one for what they
+ * exchange and one for sums of gradients. Each stage has a communicator of two ranks for what it sends
  * to its next stage, and one for its previous stage: NCCL runs the operations of a communicator one after the other, and a send may
  * wait. MPI only broadcasts NCCL's identifier; with one rank NCCL is not started. */
 #include <nccl.h>
@@ -14,7 +15,7 @@
 
 #define NCCL_CHECK(call) nccl_check((call), #call)
 
-static ncclComm_t all, gather;                          /* NULL: a group of one rank */
+static ncclComm_t all, gather, tensor_sums;             /* NULL: a group of one rank */
 static struct { Ranks ranks; ncclComm_t nccl; } groups[] = { { RANKS_ALL }, { RANKS_SHARD }, { RANKS_REPLICA },
                                                            { RANKS_CONTEXT }, { RANKS_TENSOR }, { RANKS_STAGE } };
 enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
@@ -61,7 +62,7 @@ static const char *error_of(ncclComm_t c)
 /* An error while a collective ran on the GPU, which no call of the main thread returns. */
 static const char *find_error(void)
 {
-    const char *error = error_of(gather);
+    const char *error = error_of(gather) ? error_of(gather) : error_of(tensor_sums);
     for (int i = 0; i < NUM_GROUPS && !error; i++)
         error = error_of(groups[i].nccl);
     for (int n = 0; n < NUM_NEIGHBOURS && !error; n++)
@@ -74,6 +75,8 @@ static void finish(void)
     device_sync();
     if (gather)
         NCCL_CHECK(ncclCommDestroy(gather));
+    if (tensor_sums)
+        NCCL_CHECK(ncclCommDestroy(tensor_sums));
     for (int i = 0; i < num_links; i++)         /* each waits for the other rank: another order of ranks would be a deadlock */
         NCCL_CHECK(ncclCommDestroy(links[i]));
     for (int n = 0; n < NUM_NEIGHBOURS; n++)
@@ -84,7 +87,7 @@ static void finish(void)
             NCCL_CHECK(ncclCommDestroy(groups[i].nccl));
         groups[i].nccl = NULL;
     }
-    all = gather = NULL;
+    all = gather = tensor_sums = NULL;
 }
 
 static int peer(ncclComm_t c)
@@ -151,6 +154,8 @@ void comm_init(void)
     NCCL_CHECK(ncclCommInitRank(&all, comm_size(), id, comm_rank()));
     if (comm_group_size(RANKS_SHARD) > 1)
         gather = split(RANKS_SHARD, NCCL_CTA_POLICY_ZERO);
+    if (comm_group_size(RANKS_TENSOR) > 1)
+        tensor_sums = split(RANKS_TENSOR, NCCL_CTA_POLICY_DEFAULT);
     for (int i = 0; i < NUM_GROUPS; i++)
         groups[i].nccl = groups[i].ranks == RANKS_ALL ? all
             : is_used(groups[i].ranks) ? split(groups[i].ranks, NCCL_CTA_POLICY_DEFAULT) : NULL;
@@ -211,7 +216,8 @@ void backend_comm_all_reduce(Tensor x, Ranks g)
     if (comm_group_size(g) == 1)
         return;
     comm_count(SENT_SUMS, tensor_bytes(x), g);
-    NCCL_CHECK(ncclAllReduce(x.data, x.data, tensor_numel(x), type_of(x), ncclSum, nccl_of(g), device_stream()));
+    NCCL_CHECK(ncclAllReduce(x.data, x.data, tensor_numel(x), type_of(x), ncclSum, g == RANKS_TENSOR ? tensor_sums : nccl_of(g),
+                             device_stream()));
 }
 
 void backend_comm_all_reduce_max(Tensor x, Ranks g)

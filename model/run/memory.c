@@ -15,7 +15,6 @@
 #include "model/model.h"
 #include "model/offload.h"
 #include "model/run/agree.h"
-#include "model/run/rehearsal.h"
 #include "model/units.h"
 
 double memory_of_device(const Config *c)
@@ -27,6 +26,12 @@ double memory_of_device(const Config *c)
 static int ranks_of(const Config *c)
 {
     return c->dry_run ? c->ranks : comm_size();
+}
+
+Mesh memory_mesh(const Config *c)
+{
+    const Strategy *s = &c->strategy;
+    return mesh_of_tensor(ranks_of(c), pipeline_stages(s), s->shard_ranks, context_ranks(s), tensor_ranks(s));
 }
 
 /* CUDA's context and code, workspace of cuBLASLt, scratch of our kernels; with several ranks also NCCL's buffers. Measured
@@ -158,9 +163,10 @@ static void plan_with(Model *m, ParamStore *f, const Config *c, int stage, int t
     }
     p.tile = tile;
     p.tensor_ranks = tensor_ranks(s);
-    const Mesh mesh = c->dry_run ? rehearsal_mesh(c) : (Mesh){ 0 };
-    if (c->dry_run)             /* what an operation writes depends on the mesh */
+    if (c->dry_run) {           /* what an operation writes depends on the mesh */
+        const Mesh mesh = memory_mesh(c);
         comm_pretend(&mesh, stage * (c->ranks / pipeline_stages(s)));
+    }
     p.tensor_place = comm_group_rank(RANKS_TENSOR);
     model_plan(m, f, c, p);
     if (c->dry_run)

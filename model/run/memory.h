@@ -2,6 +2,9 @@
 #pragma once
 #include "model/plan.h"
 
+/* Of the ranks of a run, or of those that a dry run is given. */
+Mesh memory_mesh(const Config *c);
+
 /* Plans this rank's part of the run. If grad_sync_mode is not given, gradients are summed over ranks once per step if the whole
  * gradients leave 3 GiB of the device free. Then, unless the sharding strategy decides it, the gathered weights (on one rank:
  * rounded or transposed) of as many units are kept for the whole step as leave 3 GiB free, apart from memory of other programs. All

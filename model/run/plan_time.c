@@ -6,6 +6,7 @@
 
 #include "kernels/runtime/error.h"
 #include "model/run/flops.h"
+#include "model/run/memory.h"
 #include "model/trainable.h"
 #include "model/units.h"
 
@@ -13,7 +14,7 @@
 
 static Place place_of(const Config *c)
 {
-    return (Place){ rehearsal_mesh(c), 0, c->gpus_per_host, c->network };
+    return (Place){ memory_mesh(c), 0, c->gpus_per_host, c->network };
 }
 
 /* Two steps: of `few` micro-batches, and of `more`. */

@@ -155,12 +155,6 @@ static void step(Model *m, ParamStore *f, const Config *c, Recorder *w, int micr
     free(begins);
 }
 
-Mesh rehearsal_mesh(const Config *c)
-{
-    const Strategy *s = &c->strategy;
-    return mesh_of_tensor(c->ranks, pipeline_stages(s), s->shard_ranks, context_ranks(s), tensor_ranks(s));
-}
-
 int rehearsal_micro_batches(const Config *c)
 {
     const int n = c->global_train_batch_size / data_ranks(&c->strategy, c->ranks) / c->device_train_microbatch_size;
@@ -183,7 +177,7 @@ static void rehearse_step(Rehearsal *r, Recorder *w, Model *m, ParamStore *f, co
 void rehearse(Rehearsal *r, const int *micro_batches, int count, const Config *c, int stage)
 {
     static const WatchedQueues queues = { use_queue, mark, wait_for, unmark, use_part };
-    const Mesh mesh = rehearsal_mesh(c);
+    const Mesh mesh = memory_mesh(c);
     Model m;
     ParamStore f;
     Rehearsal before, after;

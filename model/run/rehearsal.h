@@ -43,6 +43,5 @@ typedef struct {
 void rehearse(Rehearsal *r, const int *micro_batches, int count, const Config *c, int stage);
 void rehearsal_free(Rehearsal *r);
 
-/* The mesh of a dry run, and its micro-batches of a step. */
-Mesh rehearsal_mesh(const Config *c);
+/* Micro-batches of a step of a dry run. */
 int  rehearsal_micro_batches(const Config *c);
