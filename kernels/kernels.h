@@ -269,17 +269,22 @@ void average_weights(Tensor mean, Tensor w, float share);
 /* y = a + b, in F32. All have one shape, F32 or BF16; y may be a or b. */
 void add_tensors(Tensor y, Tensor a, Tensor b);
 
+/* Elements that are a part of each row of a matrix. Where a part is `width` long, and the first lacks its first `start` elements, number
+ * i of all is number i + (start + i) / width * skip of the matrix, counted from the first. width 0: all are consecutive there. */
+typedef struct { unsigned width, start; uint64_t skip; } RowParts;
+
 typedef struct {
     float    lr, beta1, beta2, eps, weight_decay;
     float    correction1, correction2;    /* 1 - beta1^t, 1 - beta2^t                             */
     float    grad_scale;                  /* the gradient is multiplied by it: clipping           */
     uint64_t seed;                        /* of stochastic rounding; differs by run and step      */
+    RowParts parts;                       /* for the same                                         */
 } AdamW;
 
 /* g = grad_scale grad; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2;
  * w -= lr (m / c1 / (sqrt(v / c2) + eps) + weight_decay w).  [Loshchilov & Hutter 2019, alg. 2]
  * All (1,n): consecutive elements of a flat unit; the first has number `first` in the model. A BF16 w is rounded stochastically,
- * with random bits that depend only on (seed, first + i). */
+ * with random bits that depend only on (seed, the element's number), which is first + i unless `parts` says otherwise. */
 void adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first);
 
 /* AdamW with 8-bit moments, m of dynamic8/256 and v of udynamic8/256, as bitsandbytes' CUDA kernel computes it [Dettmers

@@ -13,7 +13,7 @@ static AdamW adamw_arguments(const StepParams *p)
     return (AdamW){ .lr = (float)p->lr, .beta1 = (float)p->beta1, .beta2 = (float)p->beta2, .eps = (float)p->eps,
                     .weight_decay = (float)p->weight_decay, .correction1 = (float)(1 - pow(p->beta1, (double)p->update)),
                     .correction2 = (float)(1 - pow(p->beta2, (double)p->update)), .grad_scale = (float)p->grad_scale,
-                    .seed = p->seed };
+                    .seed = p->seed, .parts = p->parts };
 }
 
 static void step_adamw(Tensor w, const Tensor *state, Tensor grad, const StepParams *p, uint64_t first)

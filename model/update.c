@@ -190,21 +190,24 @@ static Tensor elements(Tensor t, size_t first, size_t n)
     return t.data ? slice_view(&(Slice){ 0 }, t, first, n) : t;
 }
 
-/* Random bits of stochastic rounding depend on where an element is in the whole parameter, so what is not consecutive there has
- * steps of its own. */
-static void step_runs(const ParamStore *f, const StepParams *step, const UpdatePart *part)
+/* Random bits of stochastic rounding depend on where an element is in the whole parameter: parts of rows are `skip` apart there, and
+ * each of several parts of rows, as q, k and v, has a step of its own. */
+static void step_runs(const ParamStore *f, StepParams step, const UpdatePart *part)
 {
     const Param *p = part->param;
     const Shard *s = &f->shard[part->unit];
-    const bool whole = p->tensor_ranks == 1 || f->recipe.master.dtype == F32;
+    const bool in_rows = p->tensor_ranks > 1 && p->split == SPLIT_COLUMNS;
+    if (in_rows)
+        step.parts = (RowParts){ .width = (unsigned)p->cols, .start = (unsigned)(part->first % (size_t)p->cols),
+                                 .skip = (uint64_t)p->cols * (uint64_t)(p->tensor_ranks - 1) };
     for (size_t done = 0, n, at; done < part->n; done += n) {
         Tensor state[MAX_STATES];
         n = param_run(p, part->first + done, &at);
-        n = whole || n > part->n - done ? part->n - done : n;
+        n = in_rows || p->tensor_ranks == 1 || n > part->n - done ? part->n - done : n;
         for (int k = 0; k < f->optimizer->num_states; k++)
             state[k] = elements(part->state[k], done, n);
         const Tensor grad = slice_view(&s->slice[TRAINED], s->grad, p->offset + part->first + done, n);
-        f->optimizer->step(elements(part->master, done, n), state, grad, step, f->shape[part->unit].first + p->number + at);
+        f->optimizer->step(elements(part->master, done, n), state, grad, &step, f->shape[part->unit].first + p->number + at);
     }
 }
 
@@ -217,7 +220,7 @@ static void step_part(ParamStore *f, const Config *c, StepParams step, const Upd
         step.lr *= c->optimizer.projector_lr / c->optimizer.lr;
     step.weight_decay = decays ? c->optimizer.weight_decay : 0;
     if (part->n > 0)
-        step_runs(f, &step, part);
+        step_runs(f, step, part);
     if (fsdp_encodes(f, part->unit, p)) {
         Tensor own = part->master;
         size_t first;

@@ -100,6 +100,49 @@ static void test_stochastic_rounding(void **state)
     release();
 }
 
+/* x (n) in this format. */
+static Tensor in_format(Format f, const float *x, int n)
+{
+    Tensor t = make(F, 1, n), y = make(f, 1, n);
+    device_put(t.data, x, (size_t)n * sizeof *x);
+    quantize(y, t);
+    return y;
+}
+
+/* Half of each row of a matrix, from the middle of a half on, gets the bits that it gets in the whole matrix. */
+static void parts_case(Format moment)
+{
+    enum { ROWS = 3, WIDTH = 512, WIDE = 2 * WIDTH, START = 256, PART = ROWS * WIDTH - START };
+    static float whole[4][ROWS * WIDE], part[4][PART];
+    const float size[4] = { 1, 1e-3f, 1e-5f, 1e-2f };
+    AdamW a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .correction1 = 0.19f, .correction2 = 0.0975f,
+                .grad_scale = 0.5f, .seed = 42 };
+    Tensor all[4], own[4];
+    for (int k = 0; k < 4; k++) {
+        for (int i = 0; i < ROWS * WIDE; i++)
+            whole[k][i] = size[k] * (float)uniform((uint64_t)k, (size_t)i, k == 2 ? 0 : -1, 1);
+        for (int i = 0; i < PART; i++)
+            part[k][i] = whole[k][(START + i) / WIDTH * WIDE + WIDTH + (START + i) % WIDTH];
+        const Format f = k == 0 || k == 3 ? H : moment;
+        all[k] = in_format(f, whole[k], ROWS * WIDE);
+        own[k] = in_format(f, part[k], PART);
+    }
+    adamw(all[0], all[1], all[2], all[3], a, 768);
+    a.parts = (RowParts){ WIDTH, START, WIDTH };
+    adamw(own[0], own[1], own[2], own[3], a, 768 + WIDTH + START);
+    const double *expected = values(all[0]), *found = values(own[0]);
+    for (int i = 0; i < PART; i++)
+        assert_true(found[i] == expected[(START + i) / WIDTH * WIDE + WIDTH + (START + i) % WIDTH]);
+    release();
+}
+
+static void test_parts(void **state)
+{
+    (void)state;
+    parts_case(F);
+    parts_case((Format){ E4M3, 128, true });
+}
+
 static void test_rounding_of_extremes(void **state)
 {
     (void)state;
@@ -328,7 +371,7 @@ static void test_errors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_adamw), cmocka_unit_test(test_stochastic_rounding),
+        cmocka_unit_test(test_adamw), cmocka_unit_test(test_stochastic_rounding), cmocka_unit_test(test_parts),
         cmocka_unit_test(test_rounding_of_extremes), cmocka_unit_test(test_init), cmocka_unit_test(test_bf16),
         cmocka_unit_test(test_sums), cmocka_unit_test(test_sum_golden), cmocka_unit_test(test_mean),
         cmocka_unit_test(test_accumulate), cmocka_unit_test(test_errors),

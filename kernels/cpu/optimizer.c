@@ -20,6 +20,17 @@ void store_weights(Tensor w, size_t at, const float *x, size_t n, uint64_t seed,
         tensor_store(w, at, x, n);
 }
 
+/* The same where elements are parts of rows. */
+static void store_parts(Tensor w, size_t at, const float *x, size_t n, const AdamW *a, uint64_t first)
+{
+    const RowParts *p = &a->parts;
+    for (size_t done = 0, run; done < n; done += run) {
+        const size_t i = p->start + at + done, left = p->width - i % p->width;
+        run = left < n - done ? left : n - done;
+        store_weights(w, at + done, x + done, run, a->seed, first + i / p->width * p->skip);
+    }
+}
+
 static void step(float *w, float *m, float *v, const float *grad, size_t n, AdamW a)
 {
     for (size_t i = 0; i < n; i++) {
@@ -45,7 +56,10 @@ static void update(const char *op, Tensor w, Tensor m, Tensor v, Tensor grad, Ad
         tensor_load(mi, m, at, n);
         tensor_load(vi, v, at, n);
         step(wi, mi, vi, gi, n, a);
-        store_weights(w, at, wi, n, a.seed, first);
+        if (a.parts.width)
+            store_parts(w, at, wi, n, &a, first);
+        else
+            store_weights(w, at, wi, n, a.seed, first);
         tensor_store(m, at, mi, n);
         tensor_store(v, at, vi, n);
     }

@@ -200,7 +200,8 @@ __device__ static inline void keep_weights(float (&w)[EACH], const Pack<TW> &old
 
 template <typename TW, typename TG>
 __device__ static inline void step_group(TW *w, const Moments &t, const Loaded<TW, TG> &x, Places places,
-                                         const Dynamic8Step &s, unsigned group, uint64_t sequence, uint64_t first)
+                                         const Dynamic8Step &s, unsigned group, uint64_t sequence, uint64_t first,
+                                         const RowParts &parts)
 {
     const unsigned lane = threadIdx.x % LANES, at = group * GROUP + lane * EACH;
     float wx[EACH], mx[EACH], vx[EACH];
@@ -220,7 +221,7 @@ __device__ static inline void step_group(TW *w, const Moments &t, const Loaded<T
     }
     if (rare)
         keep_weights(wx, x.w, x.grad);
-    store_weights(w + at, wx, sequence, first + at);
+    store_weights(w + at, wx, sequence, number_of(first, at, parts));
     const float inverse[2] = { group_inverse(top[0]), group_inverse(top[1]) };
     *(uint2 *)(t.codes[0] + at) = make_uint2(encode_signed(mx, inverse[0], places.steps, t.least),
                                              encode_signed(mx + 4, inverse[0], places.steps, t.least));
@@ -244,7 +245,7 @@ __device__ static inline void fill(Shared &shared, const Tables *tables)
 /* n: whole groups. */
 template <typename TW, typename TG> __global__ __launch_bounds__(THREADS, BLOCKS)
 void adamw8bit_kernel(TW *w, Moments t, const TG *grad, unsigned n, const Tables *tables, Dynamic8Step s, uint64_t sequence,
-                      uint64_t first)
+                      uint64_t first, RowParts parts)
 {
     constexpr int UNROLL = sizeof(TW) + sizeof(TG) == 4 ? 2 : 1;     /* alternates registers, without moves, if there are enough */
     extern __shared__ uint4 memory[];
@@ -260,7 +261,7 @@ void adamw8bit_kernel(TW *w, Moments t, const TG *grad, unsigned n, const Tables
     for (; group < groups; group += stride) {
         const Loaded<TW, TG> x = next;
         next = load_group((const TW *)w, grad, t, group + stride < groups ? group + stride : group);
-        step_group(w, t, x, places, s, group, sequence, first);
+        step_group(w, t, x, places, s, group, sequence, first, parts);
     }
 }
 
@@ -304,7 +305,7 @@ void backend_adamw8bit(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint6
     CHECK_DENSE(grad, 1, w.cols);
     check_moment("m", m, DYNAMIC8, w.cols);
     check_moment("v", v, UDYNAMIC8, w.cols);
-    CHECK(first % 4 == 0, "adamw8bit: first is %llu; four elements share their random bits", (unsigned long long)first);
+    check_numbers(OPERATION, first, a.parts);
     CHECK(is_aligned(w, 8) && is_aligned(m, 8) && is_aligned(v, 8) && is_aligned(grad, 8),
           "adamw8bit: w, m, v and grad begin at multiples of 16 bytes");
     if (w.cols == 0)
@@ -319,7 +320,8 @@ void backend_adamw8bit(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint6
             CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             (int)sizeof(Shared)));
             kernel<<<needed < most ? needed : most, THREADS, sizeof(Shared), device_stream()>>>(
-                wp, t, gp, (unsigned)w.cols, device_tables(), dynamic8_step(a), random_sequence(a.seed), first);
+                wp, t, gp, (unsigned)w.cols, device_tables(), dynamic8_step(a), random_sequence(a.seed), first,
+                a.parts);
         });
     });
     LAUNCH_CHECK();

@@ -43,7 +43,8 @@ __device__ static inline void update_two(float *w, float *m, float *v, float g0,
 
 /* n: a multiple of GROUP. Threads after the end recompute the last group, for the shuffles, and store nothing. */
 template <class FM, class FV, typename TW, typename TG> __global__ __launch_bounds__(THREADS, 3)
-void adamw_fp8_kernel(TW *w, Moment m, Moment v, const TG *grad, unsigned n, QuickStep s, uint64_t first)
+void adamw_fp8_kernel(TW *w, Moment m, Moment v, const TG *grad, unsigned n, QuickStep s, uint64_t first,
+                      RowParts parts)
 {
     const unsigned group = (blockIdx.x * THREADS + threadIdx.x) / LANES, last = n / GROUP - 1;
     const unsigned at = min(group, last) * GROUP + threadIdx.x % LANES * 8;
@@ -68,7 +69,7 @@ void adamw_fp8_kernel(TW *w, Moment m, Moment v, const TG *grad, unsigned n, Qui
             update_two(wx[h] + i, mx[h] + i, vx[h] + i, gp[h][i], gp[h][i + 1], s);
         }
         if (inside)
-            store_weights(w + at + h * HALF, wx[h], s.sequence, first + at + h * HALF);
+            store_weights(w + at + h * HALF, wx[h], s.sequence, number_of(first, at + h * HALF, parts));
     }
     store_moment<FM, true>(m, at, mx, inside);
     store_moment<FV, false>(v, at, vx, inside);
@@ -112,14 +113,14 @@ void adamw_fp8(Tensor w, Tensor m, Tensor v, Tensor grad, const AdamW &a, uint64
     const Moment m1 = moment("m", m, n, a.beta1), m2 = moment("v", v, n, a.beta2);
     const QuickStep s = make_quick_step(a);
     const unsigned blocks = (unsigned)ceil_div(n, GROUP / LANES * THREADS);
-    CHECK(first % 4 == 0, "adamw: first is %llu; four elements share their random bits", (unsigned long long)first);
+    check_numbers("adamw", first, a.parts);
     if (n == 0)
         return;
     with_type(w, [&](auto *wp) {
         with_type(grad, [&](auto *gp) {
             with_forms(m, v, [&](auto fm, auto fv) {
                 adamw_fp8_kernel<decltype(fm), decltype(fv)><<<blocks, THREADS, 0, device_stream()>>>(
-                    wp, m1, m2, gp, (unsigned)n, s, first);
+                    wp, m1, m2, gp, (unsigned)n, s, first, a.parts);
             });
         });
     });

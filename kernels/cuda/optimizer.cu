@@ -69,7 +69,7 @@ void adamw_kernel(TW *w, TM *m, TV *v, const TG *grad, size_t n, Step s, uint64_
     if constexpr (EACH<TW> == 4)
         update_four(w + at, m + at, v + at, grad + at, s);
     else
-        update_pack(w + at, m + at, v + at, grad + at, s, first + at);
+        update_pack(w + at, m + at, v + at, grad + at, s, number_of(first, (unsigned)at, s.a.parts));
 }
 
 void backend_adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
@@ -87,8 +87,7 @@ void backend_adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t 
         return;
     const Step s = make_step(a);
     check_aligned(OPERATION, w.cols, w, m, v, grad);
-    CHECK(first % 4 == 0, "adamw: first is %llu; expected a multiple of 4, since four elements share random bits",
-          (unsigned long long)first);
+    check_numbers(OPERATION, first, a.parts);
     with_type(w, [&](auto *wp) {
         with_type(m, [&](auto *mp) {
             with_type(v, [&](auto *vp) {
