@@ -94,20 +94,20 @@ static void check_pipeline(Reader *r)
     check_schedule_of_stages(r);
 }
 
-/* The same by parallelism.replicate and shard, of a stage of `world` ranks. */
+/* The same by parallelism.replicate and shard, of a stage of `world` ranks or groups of tensor ranks. */
 static int shard_ranks_of_mesh(Reader *r, int world)
 {
     const int replicate = r->s->fsdp.replicate, shard = r->s->fsdp.shard, context = context_ranks(&r->s->c.strategy);
-    const int groups = world / context, given = replicate ? replicate : shard;
+    const int groups = world / context, tensor = tensor_ranks(&r->s->c.strategy), given = replicate ? replicate : shard;
     const int divisor = largest_divisor(groups, groups, given < groups ? given : groups);
     const char *name = replicate ? "parallelism.replicate" : "parallelism.shard", *place = config_where(r, name);
     if (r->s->fsdp.replicas)
         die("%s: %s and fsdp.hybrid_sharding_num_model_replicas (%s) both set the number of replicas; leave one of them out", place,
             name, config_where(r, "fsdp.hybrid_sharding_num_model_replicas"));
     if (given != divisor || (replicate && shard && (long)replicate * shard != groups))
-        die("%s: parallelism.replicate %d x shard %d x context %d (0: not given) must be the %d rank%s%s; use "
-            "--parallelism.replicate=%d --parallelism.shard=%d", place, replicate, shard, context, world, world == 1 ? "" : "s",
-            pipeline_stages(&r->s->c.strategy) > 1 ? " of a stage" : "", replicate ? divisor : groups / divisor,
+        die("%s: parallelism.replicate %d x shard %d x context %d x tensor %d (0: not given) must be the %d rank%s%s; use "
+            "--parallelism.replicate=%d --parallelism.shard=%d", place, replicate, shard, context, tensor, world * tensor,
+            world * tensor == 1 ? "" : "s", pipeline_stages(&r->s->c.strategy) > 1 ? " of a stage" : "", replicate ? divisor : groups / divisor,
             replicate ? groups / divisor : divisor);
     const int shards = replicate ? groups / replicate : shard;
     if (r->s->fsdp.strategy == NO_SHARD && shards > 1)
@@ -154,10 +154,12 @@ static void check_strategy(Reader *r)
     const bool keeps = strategy == SHARD_GRAD_OP || strategy == HYBRID_SHARD_ZERO2;
     const int mode = r->s->fsdp.grad_sync_mode;
     const int shards = shard_ranks(r);
+    const bool gathers = shards * tensor_ranks(s) > 1;
     r->s->c.strategy = (Strategy){ .shard_ranks = shards,
-                                   .gathering = keeps || (stages && shards * tensor_ranks(s) > 1) ? GATHER_ONCE : GATHER_ONCE_IF_FITS,
+                                   .gathering = keeps || (stages && gathers) ? GATHER_ONCE : GATHER_ONCE_IF_FITS,
                                    .grad_sum = stages ? SUM_ONCE : mode == NOT_GIVEN ? SUM_ONCE_IF_FITS : (GradSum)mode,
-                                   .context_ranks = context_ranks(s), .tensor_ranks = tensor_ranks(s), .pipeline_stages = pipeline_stages(s),
+                                   .context_ranks = context_ranks(s), .tensor_ranks = tensor_ranks(s),
+                                   .pipeline_stages = pipeline_stages(s),
                                    .pipeline_chunks = s->pipeline_chunks, .pipeline_schedule = s->pipeline_schedule };
 }
 

@@ -18,7 +18,8 @@ static void check_combinations(const Reader *r, const char *place, int n)
         { c->model.qk_norm == QK_NORM_WIDTH, "the model norms q and k over all heads, which no rank has" },
         { c->model.lora.base != BASE_AS_FROZEN, "lora.base: frozen weights can be cut as format.frozen stores them only" },
         { c->model.image.feature_size > 0, "a model with images cannot be cut yet" },
-        { optimizer_find(c->optimizer.name)->orthogonalizes, "optimizer.name muon orthogonalizes whole matrices, which no rank has" },
+        { optimizer_find(c->optimizer.name)->orthogonalizes,
+          "optimizer.name muon orthogonalizes whole matrices, which no rank has" },
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         if (list[i].asked)
@@ -37,8 +38,8 @@ static void check_parts(const Reader *r, const char *place, int n)
         die("%s: parallelism.tensor %d: %d rank%s cannot form groups of %d%s; start a multiple of %d ranks", place, n, r->world,
             r->world == 1 ? "" : "s", ranks, and_context, ranks);
     if (m->n_heads % ranks != 0 || m->n_kv_heads % ranks != 0)
-        die("%s: parallelism.tensor %d: the model has %d heads and %d key heads, which %d ranks%s cannot share equally; use a smaller "
-            "number", place, n, m->n_heads, m->n_kv_heads, ranks, and_context);
+        die("%s: parallelism.tensor %d: the model has %d heads and %d key heads, which %d ranks%s cannot share equally; use a "
+            "smaller number", place, n, m->n_heads, m->n_kv_heads, ranks, and_context);
     const struct { const char *what; long width; } list[] = {
         { "all query heads together are", (long)m->n_heads * m->head_dim }, { "each half of the MLP is", m->mlp_width },
         { "q, k and v together are", (m->n_heads + 2L * m->n_kv_heads) * m->head_dim },
@@ -73,8 +74,8 @@ static void check_groups(const Reader *r, const char *place, int n)
         const int group = optimizer_format(o, k, &c->recipe).group;
         for (const Param *p = block.param; p < block.param + block.num_params; p++)
             if (group > 0 && (c->model.lora.rank == 0 || p->is_adapter) && cuts_group(p, (size_t)group))
-                die("%s: parallelism.tensor %d: the optimizer's state %s has a scale for each %d elements, and a part of %s (%d x %d) "
-                    "does not have whole groups; use fewer tensor ranks, or states without groups", place, n, o->state[k].name,
+                die("%s: parallelism.tensor %d: the optimizer's state %s has a scale for each %d elements, and a part of %s "
+                    "(%d x %d) does not have whole groups; use fewer tensor ranks, or states without groups", place, n, o->state[k].name,
                     group, p->name, p->rows, p->cols);
     }
 }

@@ -434,12 +434,7 @@ const ConfigKey config_keys[] = {
            "when sharded gradients are summed over ranks. micro_batch: in each micro-batch; batch: once per step, which stores "
            "whole gradients on every rank; null: batch if they fit"),
     MESH_ROWS,
-    NUMBER("parallelism.context", INT, "1", 1, 1024, C(strategy.context_ranks),
-           "number of consecutive ranks that share sequences. Each has an equal part of the tokens of every sequence, and in "
-           "attention an equal part of the heads, so it must divide the number of heads. It divides that of key heads or is a "
-           "multiple of it: then several ranks have the same key head. These ranks are part of one group of "
-           "fsdp.sharding_strategy; with NO_SHARD they are a group. A run may resume with another number"),
-    TENSOR_ROWS,
+    SHARING_ROWS,
     NUMBER("parallelism.pipeline", INT, "1", 1, 1024, C(strategy.pipeline_stages),
            "number of stages, each with consecutive blocks on ranks of its own; micro-batches pass them one after the other. The "
            "first stage has the embedding, the last one the head; with model.weight_tying both have that matrix, and add its "
