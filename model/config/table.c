@@ -7,7 +7,6 @@
 #include "model/config/table_images.h"
 #include "model/config/table_mesh.h"
 #include "model/config/table_muon.h"
-#include "model/config/table_ranks.h"
 
 const ConfigKey config_keys[] = {
     OTHER ("run_name", STRING, "run", C(run_name), "name of the run"),
@@ -434,19 +433,6 @@ const ConfigKey config_keys[] = {
            "when sharded gradients are summed over ranks. micro_batch: in each micro-batch; batch: once per step, which stores "
            "whole gradients on every rank; null: batch if they fit"),
     MESH_ROWS,
-    SHARING_ROWS,
-    NUMBER("parallelism.pipeline", INT, "1", 1, 1024, C(strategy.pipeline_stages),
-           "number of stages, each with consecutive blocks on ranks of its own; micro-batches pass them one after the other. The "
-           "first stage has the embedding, the last one the head; with model.weight_tying both have that matrix, and add its "
-           "gradients once per step. fsdp.* applies to the ranks of a stage, which gather weights and sum gradients once per step. "
-           "Losses are those of the same micro-batches without stages, with model.weight_tying but for the order of that sum. A "
-           "run may resume with another number"),
-    WORD  ("parallelism.pipeline_schedule", CHOICE, "1F1B", schedules, C(strategy.pipeline_schedule),
-           "order of the passes. 1F1B: stages alternate between forward and backward; p stages and m micro-batches a step wait "
-           "(p-1)/(m+p-1) of the time. Interleaved1F1B: each stage has v rows of blocks and waits (p-1)/(vm+p-1), with more "
-           "messages and saved activations. Sequential: one micro-batch after the other, with the least memory"),
-    NUMBER("parallelism.pipeline_virtual_stages", INT, "1", 1, 1024, C(strategy.pipeline_chunks),
-           "rows of consecutive blocks that each stage has: v of Interleaved1F1B"),
 
     /* ---- the host's memory ---- */
     WORD  ("host.activations", CHOICE, "auto", host_uses, C(host.activations),

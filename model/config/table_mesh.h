@@ -1,4 +1,4 @@
-/* The rows of table.c for the numbers of replicas and shards. Only table.c includes it, after table_rows.h. */
+/* The rows of table.c for how ranks share the work (parallelism.*). Only table.c includes it, after table_rows.h. */
 #pragma once
 #define MESH_ROWS \
     OPTION("parallelism.replicate", INT, "null", 0, 1, MANY, X(fsdp.replicate), \
@@ -7,4 +7,25 @@
            "parallelism.shard leaves, or as fsdp.sharding_strategy says"), \
     OPTION("parallelism.shard", INT, "null", 0, 1, MANY, X(fsdp.shard), \
            "number of ranks, with parallelism.context times that number, over which a replica is sharded. null: the ranks that " \
-           "parallelism.replicate leaves, or as fsdp.sharding_strategy says")
+           "parallelism.replicate leaves, or as fsdp.sharding_strategy says"), \
+    NUMBER("parallelism.context", INT, "1", 1, 1024, C(strategy.context_ranks), \
+           "number of consecutive ranks that share sequences. Each has an equal part of the tokens of every sequence, and in " \
+           "attention an equal part of the heads, so it must divide the number of heads. It divides that of key heads or is a " \
+           "multiple of it: then several ranks have the same key head. These ranks are part of one group of " \
+           "fsdp.sharding_strategy; with NO_SHARD they are a group. A run may resume with another number"), \
+    NUMBER("parallelism.tensor", INT, "1", 1, 1024, C(strategy.tensor_ranks), \
+           "number of consecutive ranks that compute each linear layer of the blocks together, each with an equal part of its " \
+           "matrix, of the heads and of the MLP's width; between the layers each has an equal part of the tokens. Together they " \
+           "count as one rank of fsdp.* and parallelism.context. A run may resume with another number"), \
+    NUMBER("parallelism.pipeline", INT, "1", 1, 1024, C(strategy.pipeline_stages), \
+           "number of stages, each with consecutive blocks on ranks of its own; micro-batches pass them one after the other. The " \
+           "first stage has the embedding, the last one the head; with model.weight_tying both have that matrix, and add its " \
+           "gradients once per step. fsdp.* applies to the ranks of a stage, which gather weights and sum gradients once per step." \
+           " Losses are those of the same micro-batches without stages, with model.weight_tying but for the order of that sum. A " \
+           "run may resume with another number"), \
+    WORD  ("parallelism.pipeline_schedule", CHOICE, "1F1B", schedules, C(strategy.pipeline_schedule), \
+           "order of the passes. 1F1B: stages alternate between forward and backward; p stages and m micro-batches a step wait " \
+           "(p-1)/(m+p-1) of the time. Interleaved1F1B: each stage has v rows of blocks and waits (p-1)/(vm+p-1), with more " \
+           "messages and saved activations. Sequential: one micro-batch after the other, with the least memory"), \
+    NUMBER("parallelism.pipeline_virtual_stages", INT, "1", 1, 1024, C(strategy.pipeline_chunks), \
+           "rows of consecutive blocks that each stage has: v of Interleaved1F1B")
