@@ -446,7 +446,7 @@ Found layout_find(const Piece *p, SafeFile *const *source, int count)
 /* A unit that two stages have is summed once. */
 void layout_check_sums(Layout *l, const ParamStore *f, SafeFile *const *source, int count)
 {
-    for (int i = 0; i < l->num_pieces; i++)
+    for (int i = 0; i < l->num_pieces && f->pipe.stages > 1; i++)
         if (pipeline_stage_of(&f->pipe, f->shape->config, l->piece[i].unit) != f->pipe.stage)
             l->sum[i] = 0;
     sum_over(l, RANKS_COPY);
