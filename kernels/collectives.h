@@ -10,8 +10,8 @@ void comm_init(void);                           /* after device_init and comm_se
 void comm_all_reduce    (Tensor x, Ranks g);
 void comm_all_reduce_max(Tensor x, Ranks g);
 
-/* part (n) = sum over the ranks of g of slice `own rank` of their whole (W n); in place if part is that slice. Shapes of tensor_flat:
- * n may exceed 2^31. */
+/* part (n) = sum over the ranks of g of slice `own rank` of their whole (W n); in place if part is that slice. Shapes of
+ * tensor_flat: n may exceed 2^31. */
 void comm_reduce_scatter(Tensor part, Tensor whole, Ranks g);
 
 /* Slice r of whole = the part, of `bytes`, of rank r of g; in place if part is this rank's slice. Over RANKS_SHARD fastest if both

@@ -266,11 +266,9 @@ void accumulate(Tensor y, Tensor x);
  * it is the mean of n tensors. */
 void average_weights(Tensor mean, Tensor w, float share);
 
-/* y = a + b, in F32. All have one shape, F32 or BF16; y may be a or b. */
-void add_tensors(Tensor y, Tensor a, Tensor b);
-
-/* Elements that are a part of each row of a matrix. Where a part is `width` long, and the first lacks its first `start` elements, number
- * i of all is number i + (start + i) / width * skip of the matrix, counted from the first. width 0: all are consecutive there. */
+/* Elements that are a part of each row of a matrix. Where a part is `width` long, and the first lacks its first `start` elements,
+ * number i of all is number i + (start + i) / width * skip of the matrix, counted from the first. width 0: all are consecutive
+ * there. */
 typedef struct { unsigned width, start; uint64_t skip; } RowParts;
 
 typedef struct {

@@ -131,8 +131,6 @@ OP(accumulate,           (Tensor y, Tensor x), (y, x),
    IN(x), CODES(y, READS | WRITES))
 OP(average_weights,      (Tensor mean, Tensor w, float share), (mean, w, share),
    IN(w), IN_IF(share != 1, mean), OUT(mean))
-OP(add_tensors,          (Tensor y, Tensor a, Tensor b), (y, a, b),
-   IN(a), IN(b), OUT(y))
 OP(adamw,                (Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first), (w, m, v, grad, a, first),
    IN(grad), IN(w), IN(m), IN(v), OUT(w), OUT(m), OUT(v))
 OP(adamw8bit,            (Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first), (w, m, v, grad, a, first),

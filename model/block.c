@@ -222,11 +222,10 @@ static void branch_out(const Model *m, Linear l, Tensor out, Tensor y, const Uni
     const bool adds = !m->config->norm_after && m->tensor_ranks == 1;
     const Tensor buffer = sums_buffer(m, m->config->norm_after ? branch : out);
     linear(m, l, buffer, y, w, a, adds ? res : NONE);
-    const Tensor sum = sum_rows(m, buffer);
     if (m->config->norm_after)
-        norm(m, out, x, stats, sum, weight, res);
+        norm(m, out, x, stats, sum_rows(m, buffer), weight, res);
     else if (!adds)
-        add_tensors(out, res, sum);
+        add_rows(m, out, res, buffer);
 }
 
 /* The gradients of a branch's first layer. Its input h is recomputed from the saved norm input x where the recipe keeps no
@@ -367,7 +366,7 @@ static void branch_in_backward(const Model *m, Linear l, Tensor dy, const Unit *
         const Tensor buffer = sums_buffer(m, m->work.dres);
         linear_dx(m, l, buffer, dy, w, a, adds);
         if (!adds)
-            add_tensors(m->work.dres, m->work.dres, sum_rows(m, buffer));
+            add_rows(m, m->work.dres, m->work.dres, buffer);
     } else {
         linear_dx(m, l, m->work.dh, dy, w, a, false);
         sum_rows(m, m->work.dh);

@@ -57,7 +57,7 @@ typedef struct {
     Tensor exchanged;      /* (c N, S/c) with c > 1 context ranks: what is exchanged, and as it arrives:                   */
     Tensor qkv_heads, mix_heads, datt_heads, dqkv_heads;   /* (c N, S/c), (c N, H*D/c) qkv_rotated, attn_out, datt, dqkv of whole
                           sequences, this rank's heads; wider than S/c if ranks share key heads                        */
-    Tensor own, partial;   /* (N, C), (tN, C) with t > 1 tensor ranks: rows before they are encoded, in F32; a layer's partial sum */
+    Tensor own, partial;   /* (N, C), (tN, C) with t > 1 tensor ranks: rows to be encoded, in F32; a layer's partial sum        */
     Tensor dlow;       /* (N, 3 rank) gradient of one of a block's `low`                                               */
 } BackwardScratch;
 

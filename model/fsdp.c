@@ -267,7 +267,8 @@ static void init_part(const Param *p, Tensor part, float cutoff, uint64_t seed, 
     for (size_t done = 0, run; done < n; done += run) {
         run = param_run(p, first + done, &whole);
         run = run < n - done ? run : n - done;
-        init_normal(tensor_at((char *)part.data + done * size, part.format, 1, (int)run), p->init_std, cutoff, seed, number + whole);
+        init_normal(tensor_at((char *)part.data + done * size, part.format, 1, (int)run), p->init_std, cutoff, seed,
+                    number + whole);
     }
 }
 

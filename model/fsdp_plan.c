@@ -145,7 +145,8 @@ static void plan_buffers(ParamStore *f, int u)
         plan->numel += numel[r];
     }
     plan->lifetime = lifetime_of(f, u);
-    plan->grads = f->shard[u].slice[TRAINED].count > 0 && fsdp_shards(f, u) > 1 ? &f->grad_buffer[buffer_of(f, u, f->sum_once)] : NULL;
+    plan->grads = f->shard[u].slice[TRAINED].count > 0 && fsdp_shards(f, u) > 1
+                ? &f->grad_buffer[buffer_of(f, u, f->sum_once)] : NULL;
     plan->weights = plan->numel > 0 ? &f->weight_buffer[buffer_of(f, u, plan->lifetime != UNTIL_TURN)] : NULL;
     if (plan->grads && tensor_numel(plan->grads->flat) < shape->numel[TRAINED])
         plan->grads->flat = tensor_flat(plan->grads->flat, shape->numel[TRAINED]);
@@ -159,8 +160,8 @@ static void plan_buffers(ParamStore *f, int u)
     w->has_rows |= rows;
     w->has_transposes = format_is_fp8(w->flat.format) && !f->forward_only;
     w->transposes_rows |= transposes_rows;
-    w->rotates = rows && w->has_transposes && fsdp_shards(f, u) == 1 && plan->lifetime == UNTIL_TURN && !recipe_recomputes(&f->recipe)
-                     && !w->transposes_rows;
+    w->rotates = rows && w->has_transposes && fsdp_shards(f, u) == 1 && plan->lifetime == UNTIL_TURN
+                     && !recipe_recomputes(&f->recipe) && !w->transposes_rows;
 }
 
 /* ---- placement -------------------------------------------------------------------------------------------- */

@@ -41,9 +41,9 @@ typedef struct {
     unsigned    has;           /* of HAS_*                                                              */
     bool        is_adam;       /* states 0 and 1 are Adam's m and v, and w moves along m / (sqrt(v) + eps): known to telemetry */
     bool        orthogonalizes;        /* muon.h makes the step of matrices, whose state is number 0; `step` that of all others */
-    /* w, grad and num_states states, without data where w has no such state, all (1, n) in device memory: elements of one parameter,
-     * consecutive or parts of its rows, as p->parts says, whose first has number `first` in the model. Every rank has others: random
-     * values may depend only on (seed, number). */
+    /* w, grad and num_states states, without data where w has no such state, all (1, n) in device memory: elements of one
+     * parameter, consecutive or parts of its rows, as p->parts says, whose first has number `first` in the model. Every rank has
+     * others: random values may depend only on (seed, number). */
     void      (*step)(Tensor w, const Tensor *state, Tensor grad, const StepParams *p, uint64_t first);
 } Optimizer;
 

@@ -135,7 +135,8 @@ void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world)
                 .is_embedding = r->init == STD_EMBEDDING, .is_vector = vector,
             .is_adapter = adapter, .is_b = adapter && r->rows == SIZE_OUTPUTS, .linear = r->linear,
             .is_operand = u->kind->is_layer && !vector && !adapter,
-            .has_padding = r->rows == SIZE_VOCABULARY, .init_std = (float)init_std(r->init, c, u->number, cols), .tensor_ranks = 1 };
+            .has_padding = r->rows == SIZE_VOCABULARY, .init_std = (float)init_std(r->init, c, u->number, cols),
+            .tensor_ranks = 1 };
         divide(&p, r, c);
         u->param[u->num_params++] = p;
     }

@@ -81,3 +81,13 @@ Tensor sum_rows(const Model *m, Tensor buffer)
         comm_reduce_scatter(own_rows(m, buffer), buffer, RANKS_TENSOR);
     return own_rows(m, buffer);
 }
+
+void add_rows(const Model *m, Tensor y, Tensor x, Tensor buffer)
+{
+    if (y.data == x.data)
+        accumulate(y, sum_rows(m, buffer));
+    else {
+        comm_reduce_scatter(y, buffer, RANKS_TENSOR);
+        accumulate(y, x);
+    }
+}

@@ -1,8 +1,8 @@
 /* Tensor ranks: several ranks compute a block's linear layers together, each with a part of its matrices [Megatron-LM: Shoeybi et
- * al. 2019, arXiv 1909.08053; with sequence: Korthikanti et al. 2022, arXiv 2205.05198]. In layers and attention a rank has all tokens
- * and a t-th part of the heads and of the MLP's width; between them it has consecutive tokens, a t-th part, of full width:
+ * al. 2019, arXiv 1909.08053; with sequence: Korthikanti et al. 2022, arXiv 2205.05198]. In layers and attention a rank has all
+ * tokens and a t-th part of the heads and of the MLP's width; between them it has consecutive tokens, a t-th part, of full width:
  *
- *     stream (N, C) -norm-> (N, C) -gather-> h (tN, C) -layers, attention-> partial sums (tN, C) -scatter-> stream (N, C)     t ranks
+ *     stream (N, C) -norm-> (N, C) -gather-> h (tN, C) -layers, attention-> sums (tN, C) -scatter-> stream (N, C)       t ranks
  *
  * Backward does the same with gradients. FP8 operands are gathered as codes: their scale is that of all ranks' tokens, as on one
  * rank, from the maximum of all. On one rank each function returns its tensor itself, or does nothing. */
@@ -15,8 +15,8 @@ ModelConfig *tensor_config(const ModelConfig *c, int ranks);
 /* The rows of this rank's tokens in t (tN, ...). */
 Tensor own_rows   (const Model *m, Tensor t);
 
-/* Where this rank's rows of an operand t (tN, C) are written: t's own, or if it is FP8 (N, C) in F32, from which it gets the codes that
- * it has on one rank. */
+/* Where this rank's rows of an operand t (tN, C) are written: t's own, or if it is FP8 (N, C) in F32, from which it gets the codes
+ * that it has on one rank. */
 Tensor rows_buffer(const Model *m, Tensor t);
 /* t = the rows x (N, C) of all ranks, encoded; x may be its rows_buffer. Not for one rank. */
 void   gather_rows(const Model *m, Tensor t, Tensor x);
@@ -28,6 +28,8 @@ void   complete_rows(const Model *m, Tensor t, Tensor x);
 Tensor rows_again    (const Model *m, Tensor t, Tensor again);
 void   complete_again(const Model *m, Tensor t, Tensor again);
 
-/* Where a layer writes its partial sum of what becomes y; and the sum over ranks, this rank's rows. */
-Tensor sums_buffer (const Model *m, Tensor y);
-Tensor sum_rows    (const Model *m, Tensor buffer);
+/* Where a layer writes its partial sum of what becomes y; and the sum over ranks, this rank's rows. add_rows, not for one rank: y =
+ * that sum + x, where y may be x. */
+Tensor sums_buffer(const Model *m, Tensor y);
+Tensor sum_rows   (const Model *m, Tensor buffer);
+void   add_rows   (const Model *m, Tensor y, Tensor x, Tensor buffer);

@@ -111,7 +111,7 @@ static void test_stages(void **state)
     assert_int_equal(mesh_group_size(&m, RANKS_COPY), 8);
 }
 
-/* 16 ranks, 2 replicas of 2 shards of 2 ranks that share sequences, in place of each of which are 2 that compute layers together. */
+/* 16 ranks, 2 replicas of 2 shards of 2 ranks that share sequences, in place of each of which 2 compute layers together. */
 static void test_tensor(void **state)
 {
     (void)state;
@@ -159,7 +159,8 @@ static int checked;
 /* All meshes of so many ranks, whose dimensions from d on are open. */
 static void check_meshes(Mesh *m, int d, int ranks)
 {
-    static const Ranks used[] = { RANKS_REPLICA, RANKS_CONTEXT, RANKS_TENSOR, RANKS_STAGE, RANKS_DATA, RANKS_SHARD, RANKS_PIPELINE, RANKS_SEQUENCE,
+    static const Ranks used[] = { RANKS_REPLICA, RANKS_CONTEXT, RANKS_TENSOR, RANKS_STAGE, RANKS_DATA, RANKS_SHARD, RANKS_PIPELINE,
+                                  RANKS_SEQUENCE,
                                   RANKS_COPY, RANKS_ALL };
     if (d == MESH_DIMS - 1) {
         m->size[d] = ranks;

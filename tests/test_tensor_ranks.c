@@ -17,7 +17,9 @@
 #include "tests/ranks_training.h"
 
 /* The rows of a micro-batch are those of no weight. */
-enum { SEQUENCES = 4, MICRO = 2, T = 40, WIDTH = 64, TOKENS = SEQUENCES * T, MAX_UNITS = 4, STEPS = 1, OTHERS = 1 << 17, ALL = OTHERS + (1 << 15) };
+enum { SEQUENCES = 4, MICRO = 2, T = 40, WIDTH = 64, TOKENS = SEQUENCES * T, STEPS = 1 };
+/* Numbers of a unit's parameters; those of adapters follow those of others. */
+enum { MAX_UNITS = 4, OTHERS = 1 << 17, ALL = OTHERS + (1 << 15) };
 
 /* ---- maxima of all ranks ---------------------------------------------------------------------------------------- */
 

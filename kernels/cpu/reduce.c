@@ -56,15 +56,3 @@ void backend_average_weights(Tensor mean, Tensor w, float share)
             m[first + i] = share == 1 ? x[i] : m[first + i] + share * (x[i] - m[first + i]);
     }
 }
-
-void backend_add_tensors(Tensor y, Tensor a, Tensor b)
-{
-    CHECK_PLAIN(y);
-    CHECK_TENSOR(y, a.rows, a.cols);
-    CHECK_TENSOR(b, a.rows, a.cols);
-    const float *x = tensor_values(a, 0), *z = tensor_values(b, 1);
-    float *sum = tensor_result(y, 2);
-    for (size_t i = 0; i < tensor_numel(a); i++)
-        sum[i] = x[i] + z[i];
-    tensor_finish(y, sum);
-}

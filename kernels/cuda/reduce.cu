@@ -122,41 +122,6 @@ void backend_average_weights(Tensor mean, Tensor w, float share)
     LAUNCH_CHECK();
 }
 
-/* ---- the sum of tensors -------------------------------------------------------------------------------------- */
-
-/* A thread reads its eight elements before it writes them, so y may be a or b. 6 bytes per element in BF16. */
-template <typename TA, typename TB> __global__ __launch_bounds__(SUM_THREADS)
-void add_kernel(AnyOut y, const TA *a, const TB *b, size_t n)
-{
-    const size_t at = 8 * ((size_t)blockIdx.x * SUM_THREADS + threadIdx.x);
-    const int left = at < n ? (int)min(n - at, (size_t)8) : 0;
-    const Pack<TA> x = load_pack(a + at, left);
-    const Pack<TB> z = load_pack(b + at, left);
-    float sum[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        sum[i] = x[i] + z[i];
-    store_any(y, at, sum, left);
-}
-
-void backend_add_tensors(Tensor y, Tensor a, Tensor b)
-{
-    CHECK_PLAIN(y);
-    CHECK_DENSE(a, a.rows, a.cols);
-    CHECK_DENSE(b, a.rows, a.cols);
-    CHECK_DENSE(y, a.rows, a.cols);
-    check_aligned(OPERATION, a.cols, y, a, b);
-    const size_t n = tensor_numel(a);
-    if (n == 0)
-        return;
-    with_type(a, [&](auto *x) {
-        with_type(b, [&](auto *z) {
-            add_kernel<<<(unsigned)ceil_div(n, 8 * SUM_THREADS), SUM_THREADS, 0, device_stream()>>>(any_out(y), x, z, n);
-        });
-    });
-    LAUNCH_CHECK();
-}
-
 /* ---- columns ------------------------------------------------------------------------------------------------- */
 
 /* One block per COLUMNS columns: thread (c, g) adds rows g, g + GROUPS, ... of its column, then the groups are

@@ -7,8 +7,8 @@
 typedef enum { LAYOUT_MODEL, LAYOUT_BASE, LAYOUT_OPTIMIZER, LAYOUT_ADAPTER } LayoutKind;
 typedef enum { PIECE_WEIGHT, PIECE_STATE, PIECE_SCALE } PieceKind;     /* a weight, an optimizer's state, its groups' scales */
 
-/* One tensor of a file: elements, or groups' scales, [first, first + held) of a unit's region: all `count` of the tensor, or the part
- * of a tensor rank, which is runs of it. */
+/* One tensor of a file: elements, or groups' scales, [first, first + held) of a unit's region: all `count` of the tensor, or the
+ * part of a tensor rank, which is runs of it. */
 typedef struct {
     char        name[160];     /* of a HfTensor, a state and ".scale" */
     PieceKind   kind;

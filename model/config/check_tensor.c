@@ -37,7 +37,8 @@ static void check_parts(const Reader *r, const char *place, int n)
     if (r->world % ranks != 0)
         die("%s: parallelism.tensor %d: %d rank%s cannot form groups of %d%s; start a multiple of %d ranks", place, n, r->world,
             r->world == 1 ? "" : "s", ranks, and_context, ranks);
-    if (m->n_heads % ranks != 0 || m->n_kv_heads % ranks != 0)
+    const ModelConfig part = { .n_heads = m->n_heads / n, .n_kv_heads = m->n_kv_heads / n };
+    if (m->n_heads % n != 0 || m->n_kv_heads % n != 0 || !context_divides(&part, context))
         die("%s: parallelism.tensor %d: the model has %d heads and %d key heads, which %d ranks%s cannot share equally; use a "
             "smaller number", place, n, m->n_heads, m->n_kv_heads, ranks, and_context);
     const struct { const char *what; long width; } list[] = {

@@ -111,8 +111,8 @@ char *plan_time_advice(const Config *c, const StepTime *t)
     if (waiting >= MUCH)
         return advice_for_waiting(c, t, waiting);
     if (exchange >= MUCH)
-        return xasprintf("exchanges of ranks that share sequences or layers take %.0f %% of the step: fewer of them, by a smaller "
-                         "parallelism.%s, or all of them on one host, would exchange less", exchange,
+        return xasprintf("exchanges of ranks that share sequences or layers take %.0f %% of the step: fewer of them, by a "
+                         "smaller parallelism.%s, or all of them on one host, would exchange less", exchange,
                          tensor_ranks(&c->strategy) > 1 ? "tensor" : "context");
     if (update >= MUCH)
         return xasprintf("the optimizer takes %.0f %% of the step: a larger global_train_batch_size updates less often", update);
