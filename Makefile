@@ -92,7 +92,7 @@ $B/tests/test_cpu_order_ranks: WRAP = $(foreach f,device_mark device_queue devic
 # This one shares the maxima of FP8 operands among ranks.
 $B/tests/test_context_ranks $B/tests/test_tensor_ranks: WRAP = -Wl,--wrap=scale_within_range
 # This one replaces the size of a device's memory.
-$B/tests/test_kept_ranks: WRAP = $(foreach f,device_memory_total device_memory_used,-Wl,--wrap=$f)
+$B/tests/test_resident_ranks: WRAP = $(foreach f,device_memory_total device_memory_used,-Wl,--wrap=$f)
 # This one pretends that the GPU has no FP8, and checks that no model is allocated.
 $B/tests/test_cpu_no_fp8: WRAP = -Wl,--wrap=device_has_fp8 -Wl,--wrap=model_place
 # This one is also ./train: it starts itself as ranks whose calls are slow or hang.
@@ -166,7 +166,7 @@ quick:
 	@$(MAKE) --no-print-directory $(PARALLEL) run-quick
 # On two ranks; test_train_parity starts the program.
 LONG       = checkpoint_async checkpoint_folders cpu_order_ranks data_ends divergence empty_grads_ranks eval_only faults \
-             fp8_ranges fsdp_ranks hangs hosts_ranks kept_ranks lifetimes lora_ranks lora_runs moved optimizer_ranks \
+             fp8_ranges fsdp_ranks hangs hosts_ranks resident_ranks lifetimes lora_ranks lora_runs moved optimizer_ranks \
              plan_time recipe_columns save_folder skips telemetry train trainable_ranks
 QUICK      = $(filter-out $(LONG:%=$B/tests/test_%),$(TESTS))
 SLOW_PY    = random_runs random_meshes rank_files train_sbatch watch watch_browser

@@ -96,11 +96,11 @@ static Losses forward_backward(Run *r, const Batch *b, double labels)
 {
     const Config *c = r->config;
     const uint8_t *begins = pieces_begins(r, b);
-    fsdp_empty_grads(&r->fsdp);
+    fsdp_empty_grads(&r->store);
     model_zero_losses(&r->model);
     watchdog_mark("forward and backward", -1);
     model_use_images(&r->model, batch_images(b, 0, r->model.T));
-    model_batch(&r->model, &r->fsdp, b->tokens, b->targets, begins, b->sequences / r->model.attn.B, (float)(1 / labels),
+    model_batch(&r->model, &r->store, b->tokens, b->targets, begins, b->sequences / r->model.attn.B, (float)(1 / labels),
                 (float)c->z_loss, PASS_COMPLETE);
     watchdog_mark_together("reading the losses", -1);
     Losses s = model_losses(&r->model);
@@ -121,7 +121,7 @@ static StepStats train_step(Run *r, double labels)
     telemetry_watch(r->telemetry, s->step + 1);
     Losses loss = forward_backward(r, &r->batch, fmax(labels, 1));
     watchdog_mark_together("reading the gradient norm", -1);
-    double norm = optimizer_grad_norm(&r->fsdp), exposed = trace_step_end();
+    double norm = optimizer_grad_norm(&r->store), exposed = trace_step_end();
 
     s->step++;
     s->tokens += (long)schedule_batch(c, s->step) * c->model.max_sequence_length;
@@ -142,9 +142,9 @@ static StepStats train_step(Run *r, double labels)
         watchdog_mark("the optimizer", -1);
         s->updates++;
         telemetry_write(r->telemetry, s->updates, t.clip);
-        optimizer_step(&r->fsdp, c, s->step, s->updates, t.lr, t.clip);
+        optimizer_step(&r->store, c, s->step, s->updates, t.lr, t.clip);
     }
-    average_step(&r->fsdp, c, s);
+    average_step(&r->store, c, s);
     return t;
 }
 
@@ -173,14 +173,14 @@ static bool evaluate_by(Run *r, int i, const char *label)
 {
     const Config *c = r->config;
     if (c->eval[i].downstream) {
-        DownstreamResult d = downstream_evaluate(c, i, &r->model, &r->fsdp, &asked_to_stop);
+        DownstreamResult d = downstream_evaluate(c, i, &r->model, &r->store, &asked_to_stop);
         d.label = label;
         if (!d.cut && !d.problem)
             log_downstream(r->log, r->state.step, &d);
         leave_out(r, i, d.problem);
         return d.cut;
     }
-    EvalResult e = evaluate(c, i, &r->model, &r->fsdp, &asked_to_stop);
+    EvalResult e = evaluate(c, i, &r->model, &r->store, &asked_to_stop);
     e.label = label;
     if (!e.cut && !e.problem)
         log_eval(r->log, r->state.step, &e);
@@ -208,7 +208,7 @@ static bool use_average(Run *r)
     bool cut = false;
     finish_saving(r);
     log_pause(r->log);
-    const AverageKept kept = average_enter(&r->fsdp);
+    const AverageBackup backup = average_enter(&r->store);
     for (int i = 0; i < c->num_eval && c->eval_interval > 0 && !cut; i++) {
         char *label = xasprintf("average/%s", c->eval[i].label);
         cut = evaluate_by(r, i, label);
@@ -216,9 +216,9 @@ static bool use_average(Run *r)
     }
     watchdog_set_patient(true);
     watchdog_mark("saving the average", -1);
-    checkpoint_write_average(c, &r->fsdp, &r->state, CHECKPOINT_FILE_BYTES);
+    checkpoint_write_average(c, &r->store, &r->state, CHECKPOINT_FILE_BYTES);
     watchdog_set_patient(false);
-    average_leave(&r->fsdp, kept);
+    average_leave(&r->store, backup);
     log_resume(r->log);
     return cut;
 }
@@ -240,7 +240,7 @@ static void save(Run *r)
     log_pause(r->log);
     watchdog_set_patient(true);
     watchdog_mark("saving", -1);
-    checkpoint_begin(r->config, &r->fsdp, &r->state, CHECKPOINT_FILE_BYTES);
+    checkpoint_begin(r->config, &r->store, &r->state, CHECKPOINT_FILE_BYTES);
     watchdog_set_patient(false);
     log_resume(r->log);
     r->saved_step = r->state.step;
@@ -310,7 +310,7 @@ static void train(Run *r)
     const Config *c = r->config;
     bool stop = evaluates_first(r) && evaluate_all(r, false);
     if (samples_owed(r))
-        stop |= samples_write(r->samples, &r->model, &r->fsdp, r->log, r->state.step, &asked_to_stop);
+        stop |= samples_write(r->samples, &r->model, &r->store, r->log, r->state.step, &asked_to_stop);
     if (average_is_complete(c, &r->state) && !average_is_written(c, &r->state))         /* an earlier process ended before */
         stop |= use_average(r);
     int lost = 0;               /* steps in a row that were not finite */
@@ -340,7 +340,7 @@ static void train(Run *r)
         if (evaluates_here(r))
             stop |= evaluate_all(r, true);
         if (samples_here(r))
-            stop |= samples_write(r->samples, &r->model, &r->fsdp, r->log, t.step, &asked_to_stop);
+            stop |= samples_write(r->samples, &r->model, &r->store, r->log, t.step, &asked_to_stop);
         if (t.finite && average_is_complete(c, &r->state))
             stop |= use_average(r);
     }

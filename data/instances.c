@@ -22,7 +22,7 @@ static void count_instances(Instances *s)
         unused += count == 0;
     }
     s->count = s->first[s->num_shards];
-    if (unused && s->count > 0 && !s->spec.again)
+    if (unused && s->count > 0 && !s->spec.reopened)
         warn("%s: %d of %d files have less than one sequence of %d tokens and are not used", s->shards[0].key, unused,
              s->num_shards, T);
 }
@@ -84,7 +84,7 @@ static void find_begins(Instances *s)
         s->begins[f] = documents_begins(&s->shards[f], &s->spec);
         inside += s->begins[f].inside;
     }
-    if (inside < s->tokens && !s->spec.again)
+    if (inside < s->tokens && !s->spec.reopened)
         warn("%s: %llu of %llu tokens are in no document by their metadata; packing concat still trains on them, best_fit "
              "does not", s->shards[0].key, (unsigned long long)(s->tokens - inside), (unsigned long long)s->tokens);
 }
@@ -96,7 +96,7 @@ Instances instances_open(const DataSpec *spec, int batch)
     if (spec->num_image_paths > 0) {
         s.features = features_open(spec->key ? spec->key : "data.image_features", spec->image_features, spec->image_rows,
                                    spec->image_cols);
-        features_check_tower(s.features, spec->image_tower, spec->image_model, spec->again);
+        features_check_tower(s.features, spec->image_tower, spec->image_model, spec->reopened);
         images_open(s.shards, s.num_shards, spec, s.features);
     }
     s.spec.paths = s.spec.label_mask_paths = s.spec.image_paths = NULL;
@@ -110,7 +110,7 @@ Instances instances_open(const DataSpec *spec, int batch)
     check_count(&s, batch);
     if (spec->metadata && !spec->best_fit)
         find_begins(&s);
-    if (!spec->again && !spec->metadata)
+    if (!spec->reopened && !spec->metadata)
         shards_check_eos(s.shards, s.num_shards, spec);
     s.fingerprint = hash_files(&s);
     return s;

@@ -23,27 +23,27 @@ typedef struct {
     int  *next;                 /* (bins) the bin added to the same list before it     */
     bool *any;                  /* (2 leaves) node i has the children 2i and 2i + 1    */
     int   leaves;               /* 2^k > T                                             */
-} Rooms;
+} Spaces;
 
-static void update_tree(Rooms *r, int room)
+static void update_tree(Spaces *r, int space)
 {
-    int i = r->leaves + room;
-    r->any[i] = r->newest[room] != NONE;
+    int i = r->leaves + space;
+    r->any[i] = r->newest[space] != NONE;
     for (i /= 2; i > 0; i /= 2)
         r->any[i] = r->any[2 * i] || r->any[2 * i + 1];
 }
 
-static void add_bin(Rooms *r, int bin, int room)
+static void add_bin(Spaces *r, int bin, int space)
 {
-    r->next[bin] = r->newest[room];
-    r->newest[room] = bin;
-    update_tree(r, room);
+    r->next[bin] = r->newest[space];
+    r->newest[space] = bin;
+    update_tree(r, space);
 }
 
-/* Removes the bin with the least space that is >= *room; NONE: there is none. *room: its space. */
-static int take_bin(Rooms *r, int *room)
+/* Removes the bin with the least space that is >= *space; NONE: there is none. *space: its space. */
+static int take_bin(Spaces *r, int *space)
 {
-    int i = r->leaves + *room;
+    int i = r->leaves + *space;
     if (!r->any[i]) {           /* go up to the first right sibling with a bin, then down to its smallest space */
         while (i > 1 && (i % 2 == 1 || !r->any[i + 1]))
             i /= 2;
@@ -52,10 +52,10 @@ static int take_bin(Rooms *r, int *room)
         for (i++; i < r->leaves;)
             i = r->any[2 * i] ? 2 * i : 2 * i + 1;
     }
-    *room = i - r->leaves;
-    const int bin = r->newest[*room];
-    r->newest[*room] = r->next[bin];
-    update_tree(r, *room);
+    *space = i - r->leaves;
+    const int bin = r->newest[*space];
+    r->newest[*space] = r->next[bin];
+    update_tree(r, *space);
     return bin;
 }
 
@@ -67,7 +67,7 @@ static int by_decreasing_length(const void *a, const void *b)
 
 int best_fit_decreasing(int *bin, const uint32_t *length, int n, int T)
 {
-    Rooms r = { .leaves = 1 };
+    Spaces r = { .leaves = 1 };
     uint64_t *order = xmalloc(((size_t)n + 1) * sizeof *order);        /* T - length, then number */
     while (r.leaves <= T)
         r.leaves *= 2;
@@ -82,13 +82,13 @@ int best_fit_decreasing(int *bin, const uint32_t *length, int n, int T)
     int bins = 0;
     for (int k = 0; k < n; k++) {
         const int i = (int)(uint32_t)order[k];
-        int room = (int)length[i];
-        bin[i] = take_bin(&r, &room);
+        int space = (int)length[i];
+        bin[i] = take_bin(&r, &space);
         if (bin[i] == NONE) {
             bin[i] = bins++;
-            room = T;
+            space = T;
         }
-        add_bin(&r, bin[i], room - (int)length[i]);
+        add_bin(&r, bin[i], space - (int)length[i]);
     }
     free(r.newest);
     free(r.next);
@@ -113,11 +113,11 @@ typedef struct {
     uint32_t  bins[WINDOW], at[WINDOW];         /* bins in their shuffled order; place of each bin's next piece */
 } Packer;
 
-static uint64_t grown(uint64_t room, uint64_t needed)
+static uint64_t grown(uint64_t space, uint64_t needed)
 {
-    while (room < needed)
-        room = room ? room + room / 2 : WINDOW;
-    return room;
+    while (space < needed)
+        space = space ? space + space / 2 : WINDOW;
+    return space;
 }
 
 static void reserve(Packer *k)
@@ -215,7 +215,7 @@ static void check_packing(const Packing *p, const Shard *shards, int num_shards,
         die("%s: no token of the %llu documents is a target (%s%s): %s", shards[0].key, (unsigned long long)p->documents,
             shards[0].path, num_shards > 1 ? ", ..." : "", p->lost_labels ? "all come after the model.max_sequence_length tokens "
             "that fit; --data.long_documents=split keeps them" : "check the label masks and the ends of documents");
-    if (spec->again)
+    if (spec->reopened)
         return;
     if (p->lost_tokens > 0)
         warn("%s: %llu of %llu documents are longer than a sequence of %d tokens; truncation removes %llu tokens, %llu of them "

@@ -22,8 +22,8 @@ typedef struct {
     FILE       *file;
     long        line;
     const TokenLimits *limits;
-    size_t      token_room;
-    int         choice_room, question_room;
+    size_t      token_capacity;
+    int         choice_capacity, question_capacity;
 } Reader;
 
 _Noreturn static void bad(const Reader *f, const char *found)
@@ -71,9 +71,9 @@ static int read_header(Requests *r, const Reader *f, const json_t *o)
 static void add_tokens(Requests *r, Reader *f, Choice *c, const json_t *tokens)
 {
     const size_t all = json_array_size(tokens), most = (size_t)f->limits->most + 1, skipped = all > most ? all - most : 0;
-    if (r->tokens + all > f->token_room) {
-        f->token_room = 2 * (r->tokens + all);
-        r->token = xrealloc(r->token, sizeof *r->token * f->token_room);
+    if (r->tokens + all > f->token_capacity) {
+        f->token_capacity = 2 * (r->tokens + all);
+        r->token = xrealloc(r->token, sizeof *r->token * f->token_capacity);
     }
     c->first = r->tokens;
     c->length = (int)(all - skipped);
@@ -128,9 +128,9 @@ static void add_choice(Requests *r, Reader *f, const Question *q, const json_t *
     add_tokens(r, f, &c, tokens);
     add_images(r, f, &c, json_array_size(tokens), images);
     c.same = first_same(r, q->first, &c);
-    if (r->choices == f->choice_room) {
-        f->choice_room = 2 * f->choice_room + 64;
-        r->choice = xrealloc(r->choice, sizeof *r->choice * (size_t)f->choice_room);
+    if (r->choices == f->choice_capacity) {
+        f->choice_capacity = 2 * f->choice_capacity + 64;
+        r->choice = xrealloc(r->choice, sizeof *r->choice * (size_t)f->choice_capacity);
     }
     r->choice[r->choices++] = c;
 }
@@ -150,9 +150,9 @@ static void add_question(Requests *r, Reader *f, const json_t *o)
         bad(f, xasprintf("\"gold\" %d: there are %d choices, from 0 on", q.gold, q.count));
     for (int i = 0; i < q.count; i++)
         add_choice(r, f, &q, json_array_get(choices, (size_t)i), r->images - images);
-    if (r->questions == f->question_room) {
-        f->question_room = 2 * f->question_room + 64;
-        r->question = xrealloc(r->question, sizeof *r->question * (size_t)f->question_room);
+    if (r->questions == f->question_capacity) {
+        f->question_capacity = 2 * f->question_capacity + 64;
+        r->question = xrealloc(r->question, sizeof *r->question * (size_t)f->question_capacity);
     }
     r->question[r->questions++] = q;
 }

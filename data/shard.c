@@ -241,7 +241,7 @@ static void check_masks(const Shard *shards, const NameList *masks, const DataSp
         die("%s: %s%s: all bytes are 0, so that no token is a target and nothing can be learned. Make the masks again (does the "
             "chat template mark the assistant's turns?), or leave label_mask_paths out to train on every token", mask_key_of(spec),
             masks->names[first], others);
-    if (empty > 0 && !spec->again)
+    if (empty > 0 && !spec->reopened)
         warn("%s: %s%s: all bytes are 0: nothing is learned from its tokens", mask_key_of(spec), masks->names[first], others);
 }
 

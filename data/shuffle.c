@@ -75,8 +75,8 @@ static inline uint32_t pcg64_next32(Pcg64 *g)
     }
     pcg64_step(g);
     uint64_t folded = (uint64_t)(g->state >> 64) ^ (uint64_t)g->state;
-    int turn = (int)(g->state >> 122);
-    uint64_t x = folded >> turn | folded << (-turn & 63);
+    int rotation = (int)(g->state >> 122);
+    uint64_t x = folded >> rotation | folded << (-rotation & 63);
     g->high = (uint32_t)(x >> 32);
     g->has_high = true;
     return (uint32_t)x;

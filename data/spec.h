@@ -41,7 +41,7 @@ typedef struct {
     uint64_t seed;             /* of the shuffle; epoch e uses seed + e                                         */
     bool   drop_last;          /* an incomplete step at the end of an epoch is not used. false: the last step may be
                                 * short, or, if shuffled, is filled with empty sequences, which have no targets */
-    bool   again;              /* was opened before: no warnings                                                */
+    bool   reopened;           /* was opened before: no warnings                                                */
     bool   best_fit;           /* whole documents are packed into sequences, no target crosses from one to the next;
                                 * false: files are cut into sequences of T tokens                               */
     bool   split;              /* best_fit: a document longer than T is split; false: it is truncated           */

@@ -238,13 +238,13 @@ bool check_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const vo
     return by_head;
 }
 
-int check_low_rank(const char *op, LowRank m, Tensor wide, Tensor low)
+int check_lora_matrix(const char *op, LoraMatrix m, Tensor wide, Tensor xa)
 {
     const int P = m.num_parts, r = m.is_b ? m.w.cols : m.w.rows;
-    CHECK(P >= 1 && P <= (m.is_b ? LOW_RANK_PARTS : 1), "%s: %s of %d parts", op, m.is_b ? "a B" : "an A", P);
+    CHECK(P >= 1 && P <= (m.is_b ? LORA_PARTS : 1), "%s: %s of %d parts", op, m.is_b ? "a B" : "an A", P);
     CHECK(r >= 1, "%s: rank %d", op, r);
-    check_tensor(op, "the low tensor", low, wide.rows, P * r);
-    check_plain(op, "the low tensor", low);
+    check_tensor(op, "xa", xa, wide.rows, P * r);
+    check_plain(op, "xa", xa);
     check_plain(op, "w", m.w);
     if (format_has_scales(wide.format) && (!format_is_fp8(wide.format) || wide.format.group))
         die("%s: x is %s; expected f32, bf16 or FP8 with one scale", op, format_name(wide.format));
@@ -265,34 +265,34 @@ int check_low_rank(const char *op, LowRank m, Tensor wide, Tensor low)
     return r;
 }
 
-int check_lora_narrow(Tensor low, Tensor x, LowRank m)
+int check_lora_narrow(Tensor xa, Tensor x, LoraMatrix m)
 {
     const char *op = "lora_narrow";
-    const int r = check_low_rank(op, m, x, low);
+    const int r = check_lora_matrix(op, m, x, xa);
     check_tensor(op, "x", x, x.rows, x.cols);
-    CHECK(low.data != x.data && low.data != m.w.data, "%s: low is an input", op);
+    CHECK(xa.data != x.data && xa.data != m.w.data, "%s: xa is an input", op);
     return r;
 }
 
-int check_lora_widen(Tensor y, Tensor low, LowRank m, Tensor add)
+int check_lora_widen(Tensor y, Tensor xa, LoraMatrix m, Tensor add)
 {
     const char *op = "lora_widen";
-    const int r = check_low_rank(op, m, y, low);
+    const int r = check_lora_matrix(op, m, y, xa);
     check_tensor(op, "y", y, y.rows, y.cols);
     check_plain(op, "y", y);
     if (add.data)
         check_tensor(op, "add", add, y.rows, y.cols);
     check_plain(op, "add", add);
-    CHECK(y.data != low.data && y.data != m.w.data, "%s: y is an input", op);
+    CHECK(y.data != xa.data && y.data != m.w.data, "%s: y is an input", op);
     return r;
 }
 
-int check_lora_dw(LowRank dm, Tensor low, Tensor x)
+int check_lora_dw(LoraMatrix dm, Tensor xa, Tensor x)
 {
     const char *op = "lora_dw";
-    const int r = check_low_rank(op, dm, x, low);
+    const int r = check_lora_matrix(op, dm, x, xa);
     check_tensor(op, "x", x, x.rows, x.cols);
-    CHECK(dm.w.data != x.data && dm.w.data != low.data, "%s: dm is an input", op);
+    CHECK(dm.w.data != x.data && dm.w.data != xa.data, "%s: dm is an input", op);
     return r;
 }
 

@@ -68,11 +68,11 @@ void check_cached(const char *op, Tensor y, Tensor qkv, KvCache cache, Attention
  * its full width. */
 bool check_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const void *stats, Attention a);
 
-/* The arguments of operations with adapters: m maps between `wide` (x or y) and `low`, which both exist. Returns the rank r of a
+/* The arguments of operations with adapters: m maps between `wide` (x or y) and `xa`, which both exist. Returns the rank r of a
  * part. */
-int check_low_rank(const char *op, LowRank m, Tensor wide, Tensor low);
+int check_lora_matrix(const char *op, LoraMatrix m, Tensor wide, Tensor xa);
 
 /* The arguments of lora_narrow, lora_widen and lora_dw. They return r too. */
-int check_lora_narrow(Tensor low, Tensor x, LowRank m);
-int check_lora_widen (Tensor y, Tensor low, LowRank m, Tensor add);
-int check_lora_dw    (LowRank dm, Tensor low, Tensor x);
+int check_lora_narrow(Tensor xa, Tensor x, LoraMatrix m);
+int check_lora_widen (Tensor y, Tensor xa, LoraMatrix m, Tensor add);
+int check_lora_dw    (LoraMatrix dm, Tensor xa, Tensor x);

@@ -8,7 +8,7 @@ float    fp8_decode (uint8_t code, DType d);
 uint8_t  fp8_encode (float x, DType d);         /* to nearest, ties to even; saturates, also infinities; NaN: 0x7f */
 float    fp8_max    (DType d);                  /* largest finite value: 448 or 57344 */
 float    fp8_scale  (float amax, DType d);      /* S of a whole tensor, F32 */
-float    fp8_headroom(DType d);                 /* h of range_is_reused: 2 or 8 */
+float    fp8_headroom(DType d);                 /* h of scale_is_reused: 2 or 8 */
 uint16_t fp8_moment_scale(float amax, DType d); /* S of a group of a moment without expansion: BF16, rounded up */
 
 /* S of a group of activations in a byte, chosen so that the group's largest value is almost exact; 255: NaN. */

@@ -42,9 +42,9 @@ static Work open_work(int O, int I)
     Work k;
     Arena arena = { 0 };
     place(&k, &arena, O, I);
-    arena = (Arena){ .base = device_alloc(arena.used) };
+    arena = (Arena){ .memory = device_alloc(arena.used) };
     place(&k, &arena, O, I);
-    k.memory = arena.base;
+    k.memory = arena.memory;
     return k;
 }
 

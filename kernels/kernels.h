@@ -30,18 +30,19 @@ void quantize_with_amax(Tensor y, Tensor x, const float *amax);
 
 /* The two halves of quantize for an FP8 y of group 0: the scale from max|x|, which is measured or given; then codes and transposed
  * codes with y's scale. In quantize_codes y.data or y.data_t may be NULL: not written; y may have more rows than x, which become 0,
- * since FP8 GEMMs of GPUs need multiples of 16. quantize_in_range does both at once if range_is_reused. */
+ * since FP8 GEMMs of GPUs need multiples of 16. quantize_in_range does both at once if scale_is_reused. */
 void quantize_scale     (Tensor y, Tensor x);
 void quantize_scale_from(Tensor y, const float *amax);
 void quantize_codes     (Tensor y, Tensor x);
 void quantize_in_range  (Tensor y, Tensor x);
 
-/* How operations find the scale of an FP8 output y that has a range.
- * *y.range_reused false: as without a range, S = max|y| / max(format); *y.range = max|y|.
- * *y.range_reused true: S = h * *y.range / max(format), so y is encoded while max|y| is measured. If that exceeds h * *y.range,
- * *y.range = max|y|, S follows by this formula, and y is encoded again. h is 2 for E4M3, 8 for E5M2: powers of two, which keep all
- * digits of the codes and cost the smallest binade (E4M3) or three (E5M2). Any max|y| > 0 exceeds a range of 0. */
-bool range_is_reused(Tensor y);
+/* How operations find the scale of an FP8 output y that has a scale_amax.
+ * *y.scale_reused false: as without one, S = max|y| / max(format); *y.scale_amax = max|y|.
+ * *y.scale_reused true: S = h * *y.scale_amax / max(format), so y is encoded while max|y| is measured. If max|y| exceeds
+ * h * *y.scale_amax, *y.scale_amax = max|y|, S follows by this formula, and y is encoded again. h is 2 for E4M3, 8 for E5M2:
+ * powers of two, which keep all digits of the codes and cost the smallest binade (E4M3) or three (E5M2). Any max|y| > 0
+ * exceeds a scale_amax of 0. */
+bool scale_is_reused(Tensor y);
 
 /* y = x, F32 or BF16, and x.data_t from x.data, for an FP8 operand x that has data. */
 void expand_operand(Tensor y, Tensor x);
@@ -95,7 +96,7 @@ void norm_forward (Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Te
 
 /* Recomputes y from x and stats of norm_forward, without residual. An FP8 y keeps its scale, and y.data or y.data_t may be NULL:
  * not written. */
-void norm_again(Tensor y, Tensor x, const float *stats, Tensor w);
+void norm_recompute(Tensor y, Tensor x, const float *stats, Tensor w);
 
 /* dx = [dx +] the gradient of y with respect to x; dw += (no tensor: skipped). With g = dy w, xh = (x - mean) rstd:
  * dx = rstd (g - mean(g) [LAYER_NORM only] - xh mean(g xh)), dw = sum over n of dy xh. dx may be dy if not accumulating.
@@ -125,30 +126,30 @@ void fold_channels(Tensor y, Tensor w, const float *channel);
 /* ---- adapters --------------------------------------------------------------------------------------------- */
 
 /* An adapter matrix between a wide tensor (N,C) and a low-rank one (N, P*r). A (P*r, C): every row applies to all columns. B:
- * the rows (r) of P parts, one after the other. Part i has `width` rows; it maps columns i*r .. i*r + r-1 of the low tensor to
+ * the rows (r) of P parts, one after the other. Part i has `width` rows; it maps columns i*r .. i*r + r-1 of xa to
  * columns first .. first + width - 1 of the wide one. So one call serves q, k and v, or two of them. F32 or BF16. */
-enum { LOW_RANK_PARTS = 3 };
+enum { LORA_PARTS = 3 };
 typedef struct {
     Tensor w;
     bool   is_b;
     int    num_parts;          /* P; 1 for A, whose rank is all of its rows                  */
-    struct { int first, width; } part[LOW_RANK_PARTS];         /* of B; not read for A */
-} LowRank;
+    struct { int first, width; } part[LORA_PARTS];             /* of B; not read for A */
+} LoraMatrix;
 
-/* Let w(c,j) be the element of m for column c of the wide tensor and column j of the low one, 0 if there is none:
- *   lora_narrow  low  = scale * x w        low[n,j]  = scale * sum over c of x[n,c] w(c,j)
- *   lora_widen   y    = low wT [+ add]     y[n,c]    = sum over j of low[n,j] w(c,j) [+ add[n,c]]
- *   lora_dw      dm  += lowT x             dw(c,j)  += sum over n of low[n,j] x[n,c]     (no tensor dm.w: nothing)
- * x (N,C) in F32, BF16, or E4M3 or E5M2 with one scale, without data_t; low, y, add in F32 or BF16; y may be add. Columns of x
+/* Let w(c,j) be the element of m for column c of the wide tensor and column j of xa, 0 if there is none:
+ *   lora_narrow  xa   = scale * x w        xa[n,j]   = scale * sum over c of x[n,c] w(c,j)
+ *   lora_widen   y    = xa wT [+ add]      y[n,c]    = sum over j of xa[n,j] w(c,j) [+ add[n,c]]
+ *   lora_dw      dm  += xaT x              dw(c,j)  += sum over n of xa[n,j] x[n,c]     (no tensor dm.w: nothing)
+ * x (N,C) in F32, BF16, or E4M3 or E5M2 with one scale, without data_t; xa, y, add in F32 or BF16; y may be add. Columns of x
  * outside m's parts are not read, those of y become add or 0. Sums are in F32, always in the same order. */
-void lora_narrow(Tensor low, Tensor x, LowRank m, float scale);
-void lora_widen (Tensor y, Tensor low, LowRank m, Tensor add);
-void lora_dw    (LowRank dm, Tensor low, Tensor x);
+void lora_narrow(Tensor xa, Tensor x, LoraMatrix m, float scale);
+void lora_widen (Tensor y, Tensor xa, LoraMatrix m, Tensor add);
+void lora_dw    (LoraMatrix dm, Tensor xa, Tensor x);
 
-/* The product low wT of m (see lora_widen) that an operation adds to its input x; low without data: nothing is added. This adds the
+/* The product xa wT of m (see lora_widen) that an operation adds to its input x; xa without data: nothing is added. This adds the
  * output of an adapter to that of a GEMM without a separate pass. x must be F32 or BF16, and may be changed: a back end may write
  * the sum to x, in its format, and continue from there, or keep the sum in F32. */
-typedef struct { Tensor low; LowRank m; } LowProduct;
+typedef struct { Tensor xa; LoraMatrix m; } LoraProduct;
 
 /* ---- attention -------------------------------------------------------------------------------------------- */
 
@@ -178,7 +179,7 @@ typedef struct {
  * The norms' weights: qnorm (1,H*D), knorm (1,K*D) norm q and k over their full widths [OLMo 2], stats (N,2): rstd of q
  * and of k. Both (1,D): each head separately, with weights shared by all heads of q or of k [Qwen3], stats (N,H+K): rstd of each
  * head of q, then of k. No tensors: no norm, stats NULL. */
-void rope_forward (Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm, Attention a,
+void rope_forward (Tensor y, Tensor saved, float *stats, Tensor x, LoraProduct product, Tensor qnorm, Tensor knorm, Attention a,
                    ForwardSource from);
 
 /* dx from dy. Both may be the same memory; if not, dy is overwritten. dqnorm, dknorm += (shapes as qnorm, knorm; no tensor:
@@ -216,22 +217,22 @@ enum { CHANNEL_EXCESS = 6, CHANNEL_MOST = 63 };
  * stored, or FROM_EXACT of wide [+ product]. act (N,F); rows of gate_up and wide (N,2F) are [gate | up].
  *
  * An act with `channel` is multiplied by these factors, column by column, before its range is measured and it is encoded. Unless
- * *act.range_reused they are first chosen from act: channel[c] = 2^-k, k = max(0, e[c] - median - 6), at most 63, with e[c] =
+ * *act.scale_reused they are first chosen from act: channel[c] = 2^-k, k = max(0, e[c] - median - 6), at most 63, with e[c] =
  * floor(log2(max|column c|)). median: the least that half of the e[c] of all columns that are not 0 do not exceed. So a column
  * gets a factor from 64 to 128 times the median column's maximum on, as both are rounded down to powers of two; usually none does,
  * and all codes are those without factors.
  * DIFFERS: Smooth-SwiGLU [Fishman et al. 2024, arXiv 2409.12517] has a factor for every column, from its maximum, and folds it into
  * the weight before that is rounded to FP8. */
-void swiglu_forward (Tensor act, Tensor gate_up, Tensor wide, LowProduct product, ForwardSource from);
+void swiglu_forward (Tensor act, Tensor gate_up, Tensor wide, LoraProduct product, ForwardSource from);
 
 /* matmul(wide, x, w), then swiglu_forward(act, gate_up, wide, {0}, FROM_EXACT). If one kernel does both, wide is not written.
  * x (N,C), w (2F,C), act (N,F), gate_up and wide (N,2F). */
 void matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w);
 
-/* dgate_up from dact [+ product]. It may be the memory of gate_up, unless dgate_up has a range; in FP8, dgate_up.data that of
+/* dgate_up from dact [+ product]. It may be the memory of gate_up, unless dgate_up has a scale_amax; in FP8, dgate_up.data that of
  * gate_up.data. act, unless it is no tensor, is recomputed: an FP8 act keeps its scale and factors, and its data or data_t may be
  * NULL: not written. act may be the memory of dact. */
-void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up);
+void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LoraProduct product, Tensor gate_up);
 
 /* matmul_dx(dact, dy, w, false), then swiglu_backward(dgate_up, act, dact, {0}, gate_up). If one kernel does both, dact is not
  * written; so dgate_up and act must not be the memory of dy. dy (N,C), w (C,F), dact and act (N,F), dgate_up and gate_up (N,2F). */

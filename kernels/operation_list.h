@@ -18,7 +18,7 @@ OP(quantize_codes,       (Tensor y, Tensor x), (y, x),
 OP(quantize_in_range,    (Tensor y, Tensor x), (y, x),
    IN(x), OUT(y))
 OP(expand_operand,       (Tensor y, Tensor x), (y, x),
-   IN(x), OUT(y), TURNED(x, WRITES))
+   IN(x), OUT(y), TRANSPOSED(x, WRITES))
 OP(init_normal,          (Tensor w, float std, float cutoff, uint64_t seed, uint64_t first), (w, std, cutoff, seed, first),
    OUT(w))
 OP(init_constant,        (Tensor w, float value), (w, value),
@@ -44,7 +44,7 @@ OP(take_rows,            (Tensor x, const int *at, Tensor y), (x, at, y),
 OP(norm_forward,         (Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm,
                           ForwardSource from), (y, x, stats, stream, w, residual, norm, from),
    IN(stream), IN(w), IN(residual), OUT(x), FLOATS(stats, x.rows, 2, WRITES), OUT(y))
-OP(norm_again,           (Tensor y, Tensor x, const float *stats, Tensor w), (y, x, stats, w),
+OP(norm_recompute,       (Tensor y, Tensor x, const float *stats, Tensor w), (y, x, stats, w),
    IN(x), FLOATS(stats, x.rows, 2, READS), IN(w), OUT_AS_SCALED(y))
 OP(norm_backward,        (Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
                           bool accumulate), (dx, amax, dw, dy, x, stats, w, norm, accumulate),
@@ -57,23 +57,23 @@ OP(matmul,               (Tensor y, Tensor x, Tensor w, Tensor add), (y, x, w, a
 OP(fold_channels,        (Tensor y, Tensor w, const float *channel), (y, w, channel),
    IN(w), FLOATS(channel, w.cols, 1, READS), CODES(y, WRITES), SCALE(y))
 OP(matmul_dx,            (Tensor dx, Tensor dy, Tensor w, bool accumulate), (dx, dy, w, accumulate),
-   IN(dy), IN_TURNED(w), IN_IF(accumulate, dx), OUT(dx), PRODUCTS(dy.rows, dx.cols, dy.cols, dy))
+   IN(dy), IN_TRANSPOSED(w), IN_IF(accumulate, dx), OUT(dx), PRODUCTS(dy.rows, dx.cols, dy.cols, dy))
 OP(matmul_dw,            (Tensor dw, Tensor dy, Tensor x), (dw, dy, x),
-   IN_TURNED_IF(dw.data, dy), IN_TURNED_IF(dw.data, x), CHANNELS_IF(dw.data, x, READS), SUM(dw),
+   IN_TRANSPOSED_IF(dw.data, dy), IN_TRANSPOSED_IF(dw.data, x), CHANNELS_IF(dw.data, x, READS), SUM(dw),
    PRODUCTS(dw.data ? dw.rows : 0, dw.cols, dy.rows, dy))
 OP(matmul_db,            (Tensor db, Tensor dy), (db, dy),
    IN_IF(db.data, dy), SUM(db))
 
 /* ---- adapters */
-OP(lora_narrow,          (Tensor low, Tensor x, LowRank m, float scale), (low, x, m, scale),
-   IN(x), IN(m.w), OUT(low))
-OP(lora_widen,           (Tensor y, Tensor low, LowRank m, Tensor add), (y, low, m, add),
-   IN(low), IN(m.w), IN(add), OUT(y))
-OP(lora_dw,              (LowRank dm, Tensor low, Tensor x), (dm, low, x),
-   IN_IF(dm.w.data, low), IN_IF(dm.w.data, x), SUM(dm.w))
+OP(lora_narrow,          (Tensor xa, Tensor x, LoraMatrix m, float scale), (xa, x, m, scale),
+   IN(x), IN(m.w), OUT(xa))
+OP(lora_widen,           (Tensor y, Tensor xa, LoraMatrix m, Tensor add), (y, xa, m, add),
+   IN(xa), IN(m.w), IN(add), OUT(y))
+OP(lora_dw,              (LoraMatrix dm, Tensor xa, Tensor x), (dm, xa, x),
+   IN_IF(dm.w.data, xa), IN_IF(dm.w.data, x), SUM(dm.w))
 
 /* ---- attention */
-OP(rope_forward,         (Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
+OP(rope_forward,         (Tensor y, Tensor saved, float *stats, Tensor x, LoraProduct product, Tensor qnorm, Tensor knorm,
                           Attention a, ForwardSource from), (y, saved, stats, x, product, qnorm, knorm, a, from),
    IN_WITH(x, product), ANGLES(a), IN(qnorm), IN(knorm), OUT(saved), QK_STATS(stats, x, qnorm, a, WRITES), OUT(y))
 OP(rope_backward,        (Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats, Tensor qnorm,
@@ -96,18 +96,18 @@ OP(attention_cached,     (Tensor y, Tensor qkv, KvCache cache, Attention a), (y,
    OUT(cached(cache.k, cache.length, qkv.rows)), OUT(cached(cache.v, cache.length, qkv.rows)), OUT(y))
 
 /* ---- MLP */
-OP(swiglu_forward,       (Tensor act, Tensor gate_up, Tensor wide, LowProduct product, ForwardSource from),
+OP(swiglu_forward,       (Tensor act, Tensor gate_up, Tensor wide, LoraProduct product, ForwardSource from),
                          (act, gate_up, wide, product, from),
    IN_WITH(wide, product), OUT(gate_up), OUT(act), CHANNELS_OUT(act))
 OP(matmul_swiglu,        (Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w), (act, gate_up, wide, x, w),
    IN(x), IN(w), OUT(wide), OUT(gate_up), OUT(act), CHANNELS_OUT(act),
    PRODUCTS(x.rows, w.rows, x.cols, x))
-OP(swiglu_backward,      (Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up),
+OP(swiglu_backward,      (Tensor dgate_up, Tensor act, Tensor dact, LoraProduct product, Tensor gate_up),
                          (dgate_up, act, dact, product, gate_up),
    IN_WITH(dact, product), IN(gate_up), OUT_AS_SCALED(act), CHANNELS_IF(true, act, READS), OUT(dgate_up))
 OP(matmul_dx_swiglu,     (Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w, Tensor gate_up),
                          (dgate_up, act, dact, dy, w, gate_up),
-   IN(dy), IN_TURNED(w), IN(gate_up), OUT(dact), OUT_AS_SCALED(act), CHANNELS_IF(true, act, READS), OUT(dgate_up),
+   IN(dy), IN_TRANSPOSED(w), IN(gate_up), OUT(dact), OUT_AS_SCALED(act), CHANNELS_IF(true, act, READS), OUT(dgate_up),
    PRODUCTS(dy.rows, dact.cols, dy.cols, dy))
 
 /* ---- loss */

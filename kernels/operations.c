@@ -19,7 +19,7 @@ static Access codes(Tensor t, unsigned how)
     return memory(t.data, tensor_numel(t) * dtype_size(t.format.dtype), how);
 }
 
-static Access turned(Tensor t, unsigned how)
+static Access transposed(Tensor t, unsigned how)
 {
     return memory(t.data_t, tensor_numel(t), how);
 }
@@ -88,24 +88,24 @@ static double symmetric_columns(Tensor y)
 #define MEMORY(p, bytes, how)      memory(p, bytes, how)
 #define FLOATS(p, rows, each, how) memory(p, sizeof(float) * (size_t)(rows) * (size_t)(each), how)
 #define CODES(t, how)              codes(t, how)
-#define TURNED(t, how)             turned(t, how)
+#define TRANSPOSED(t, how)         transposed(t, how)
 
-/* A tensor that is read. FP8 with one scale: IN reads data, IN_TURNED data_t. No tensor: nothing. */
+/* A tensor that is read. FP8 with one scale: IN reads data, IN_TRANSPOSED data_t. No tensor: nothing. */
 #define IN_IF(condition, t)        codes(t, (condition) ? READS : 0), scales(t, (condition) ? READS : 0)
 #define IN(t)                      IN_IF(true, t)
-#define IN_TURNED_IF(condition, t) (has_one_scale((t).format) ? turned : codes)(t, (condition) ? READS : 0),   \
+#define IN_TRANSPOSED_IF(condition, t) (has_one_scale((t).format) ? transposed : codes)(t, (condition) ? READS : 0), \
                                    scales(t, (condition) ? READS : 0)
-#define IN_TURNED(t)               IN_TURNED_IF(true, t)
+#define IN_TRANSPOSED(t)           IN_TRANSPOSED_IF(true, t)
 /* A tensor that is read, and to which the product may be added. */
-#define IN_WITH(t, product)        IN(t), codes(t, (product).low.data ? SPOILS : 0), IN((product).low), IN((product).m.w)
+#define IN_WITH(t, product)        IN(t), codes(t, (product).xa.data ? SPOILS : 0), IN((product).xa), IN((product).m.w)
 
-/* A tensor that is written; OUT_AS_SCALED keeps its scale, unless it has groups. The scale comes with its range. */
-#define SCALE(t)                   scales(t, WRITES), memory((t).range, sizeof(float), READS | WRITES)
-#define OUT(t)                     codes(t, WRITES), turned(t, WRITES), SCALE(t)
-#define OUT_AS_SCALED(t)           codes(t, WRITES), turned(t, WRITES), scales(t, has_one_scale((t).format) ? READS : WRITES)
-/* Factors of columns; a tensor that is written keeps them with its range, or gets others. */
+/* A tensor that is written; OUT_AS_SCALED keeps its scale, unless it has groups. The scale comes with its scale_amax. */
+#define SCALE(t)                   scales(t, WRITES), memory((t).scale_amax, sizeof(float), READS | WRITES)
+#define OUT(t)                     codes(t, WRITES), transposed(t, WRITES), SCALE(t)
+#define OUT_AS_SCALED(t)           codes(t, WRITES), transposed(t, WRITES), scales(t, has_one_scale((t).format) ? READS : WRITES)
+/* Factors of columns; a tensor that is written keeps them with its scale, or gets others. */
 #define CHANNELS_IF(condition, t, how) FLOATS((t).channel, (t).cols, 1, (condition) ? (how) : 0)
-#define CHANNELS_OUT(t)            CHANNELS_IF(true, t, range_is_reused(t) ? READS : WRITES)
+#define CHANNELS_OUT(t)            CHANNELS_IF(true, t, scale_is_reused(t) ? READS : WRITES)
 #define SPOILED(t)                 codes(t, SPOILS)
 /* A gradient that accumulates, or is overwritten while it is empty. */
 #define SUM(t)                     codes(t, (t).empty ? WRITES : READS | WRITES)

@@ -1,12 +1,12 @@
-/* quantize and range_is_reused, the same for both back ends. */
+/* quantize and scale_is_reused, the same for both back ends. */
 #include "kernels/backend.h"
 #include "kernels/check.h"
 #include "kernels/kernels.h"
 #include "kernels/runtime/device.h"
 
-bool range_is_reused(Tensor y)
+bool scale_is_reused(Tensor y)
 {
-    return y.range && y.range_reused && *y.range_reused;
+    return y.scale_amax && y.scale_reused && *y.scale_reused;
 }
 
 void backend_quantize(Tensor y, Tensor x)
@@ -26,7 +26,7 @@ void backend_quantize_with_amax(Tensor y, Tensor x, const float *amax)
     if (format_is_fp8(y.format) && !y.format.group) {
         if (format_equal(y.format, x.format))           /* copies codes: no second rounding */
             backend_device_copy(y.scale, x.scale, sizeof(float));
-        else if (range_is_reused(y)) {
+        else if (scale_is_reused(y)) {
             backend_quantize_in_range(y, x);
             return;
         } else if (amax)

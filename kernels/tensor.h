@@ -26,16 +26,16 @@ typedef struct {
     Format format;
     int    rows, cols;
     bool   empty;     /* of a gradient: not yet written in this step, so the first accumulation overwrites it     */
-    float *range;     /* of an FP8 operand with one scale: see range_is_reused; NULL: max|x| is found each time   */
-    const bool *range_reused;  /* host memory, set by the planner of operands; NULL: false                        */
+    float *scale_amax; /* of an FP8 operand with one scale: see scale_is_reused; NULL: max|x| is found each time  */
+    const bool *scale_reused;  /* host memory, set by the planner of operands; NULL: false                        */
     bool   fast;      /* of an FP8 operand: GEMMs with it as first input may use short accumulators */
     float *channel;   /* (cols) of an FP8 operand with one scale, device memory: powers of two; scale * code is channel[c] times a
                          value of column c; NULL: all 1. See swiglu_forward */
 } Tensor;
 
-/* Bump allocator of device memory. With base == NULL it only measures: a plan runs once to size the arena, and once to place every
- * tensor. */
-typedef struct { char *base; size_t used; } Arena;
+/* Bump allocator of device memory. With memory == NULL it only measures: a plan runs once to size the arena, and once to place
+ * every tensor. */
+typedef struct { char *memory; size_t used; } Arena;
 
 void  *arena_alloc (Arena *a, size_t bytes);                          /* 256-byte aligned */
 Tensor tensor_alloc(Arena *a, Format f, int rows, int cols);

@@ -12,7 +12,7 @@
 #include "model/tensor_ranks.h"
 
 static const Tensor NONE = { 0 };
-static const LowProduct NO_PRODUCT = { 0 };
+static const LoraProduct NO_PRODUCT = { 0 };
 
 /* Forward reads the rows of an FP8 operand, backward its transpose. An operand that backward recomputes gets its rows in forward
  * and its transpose in backward; other formats have one copy for both. */
@@ -40,7 +40,7 @@ static void norm(const Model *m, Tensor y, Tensor x, float *stats, Tensor stream
     norm_forward(y, x, stats, stream, w, residual, m->config->norm, m->recipe.forward);
 }
 
-static void rope(const Model *m, const Acts *a, const Unit *w, LowProduct product)
+static void rope(const Model *m, const Acts *a, const Unit *w, LoraProduct product)
 {
     rope_forward(a->qkv_rotated, a->qkv_saved, a->qk_stats, a->qkv_raw, product, w->qnorm, w->knorm, a->attn, m->recipe.forward);
 }
@@ -52,7 +52,7 @@ static void attend(const Model *m, const Acts *a)
         attention_cached(a->attn_out, a->qkv_rotated, a->cache, a->attn);
     else {
         const Tensor qkv = context_heads(m, a, m->work.qkv_heads, a->qkv_rotated);
-        const Tensor mix = context_buffer(m, m->work.mix_heads, a->attn_out);
+        const Tensor mix = context_buffer(m, m->work.attn_out_heads, a->attn_out);
         attention_forward(mix, a->lse, qkv, a->heads, m->docs);
         context_tokens(m, a, a->attn_out, mix);
     }
@@ -63,7 +63,7 @@ static void attend_backward(const Model *m, const Acts *a)
 {
     const BackwardScratch *t = &m->work;
     const Tensor dy = context_heads(m, a, t->datt_heads, t->datt), qkv = context_heads(m, a, t->qkv_heads, a->qkv_rotated);
-    const Tensor mix = context_heads(m, a, t->mix_heads, a->attn_out), dqkv = context_buffer(m, t->dqkv_heads, t->dqkv);
+    const Tensor mix = context_heads(m, a, t->attn_out_heads, a->attn_out), dqkv = context_buffer(m, t->dqkv_heads, t->dqkv);
     attention_backward(dqkv, dy, qkv, mix, a->lse, a->heads, m->docs);
     context_tokens(m, a, t->dqkv, dqkv);
 }
@@ -94,16 +94,16 @@ static Tensor bias(const Unit *w, Linear l)
     return l == LINEAR_QKV ? w->qkv_bias : NONE;
 }
 
-static LowRank adapter_a(const Unit *w, Linear l)
+static LoraMatrix adapter_a(const Unit *w, Linear l)
 {
     const Tensor of[NUM_LINEARS] = { w->qkv_a, w->out_a, w->gate_up_a, w->down_a };
-    return (LowRank){ .w = of[l], .num_parts = 1, .part = { { 0, of[l].cols } } };
+    return (LoraMatrix){ .w = of[l], .num_parts = 1, .part = { { 0, of[l].cols } } };
 }
 
-static LowRank adapter_b(const Model *m, const Unit *w, Linear l)
+static LoraMatrix adapter_b(const Model *m, const Unit *w, Linear l)
 {
     const Tensor of[NUM_LINEARS] = { w->qkv_b, w->out_b, w->gate_up_b, w->down_b };
-    LowRank b = adapter_parts(m->config, l);
+    LoraMatrix b = adapter_parts(m->config, l);
     b.w = of[l];
     return b;
 }
@@ -112,9 +112,9 @@ static LowRank adapter_b(const Model *m, const Unit *w, Linear l)
  * it. In the other order lora_widen would read y; a GEMM reads what it adds while it multiplies. */
 static void linear(const Model *m, Linear l, Tensor y, Tensor x, const Unit *w, const Acts *a, Tensor add)
 {
-    if (a->low[l].data) {
-        lora_narrow(a->low[l], x, adapter_a(w, l), m->lora_scale);
-        lora_widen(y, a->low[l], adapter_b(m, w, l), add);
+    if (a->xa[l].data) {
+        lora_narrow(a->xa[l], x, adapter_a(w, l), m->lora_scale);
+        lora_widen(y, a->xa[l], adapter_b(m, w, l), add);
         add = y;
     }
     matmul(y, x, forward_matrix(m, w, a, l), add);
@@ -122,28 +122,28 @@ static void linear(const Model *m, Linear l, Tensor y, Tensor x, const Unit *w, 
 
 /* The same for a layer whose output goes into an operation that can add: y = x w^T [+ bias], and what that operation is to add
  * while it reads y. So y is written once, and read once. */
-static LowProduct linear_apart(const Model *m, Linear l, Tensor y, Tensor x, const Unit *w, const Acts *a)
+static LoraProduct linear_defer_adapter(const Model *m, Linear l, Tensor y, Tensor x, const Unit *w, const Acts *a)
 {
-    if (a->low[l].data)
-        lora_narrow(a->low[l], x, adapter_a(w, l), m->lora_scale);
+    if (a->xa[l].data)
+        lora_narrow(a->xa[l], x, adapter_a(w, l), m->lora_scale);
     matmul(y, x, matrix(w, l), bias(w, l));
-    return a->low[l].data ? (LowProduct){ a->low[l], adapter_b(m, w, l) } : NO_PRODUCT;
+    return a->xa[l].data ? (LoraProduct){ a->xa[l], adapter_b(m, w, l) } : NO_PRODUCT;
 }
 
 /* From the MLP's input to act, by way of `wide`, which may stay unwritten. */
 static void linear_swiglu(const Model *m, const Unit *w, const Acts *a)
 {
     const Tensor act = forward_operand(a, a->swiglu_operand);
-    if (m->recipe.forward == FROM_EXACT && !a->low[LINEAR_GATE_UP].data)
+    if (m->recipe.forward == FROM_EXACT && !a->xa[LINEAR_GATE_UP].data)
         matmul_swiglu(act, a->gate_up_saved, a->gate_up_raw, a->mlp_h, w->gate_up);
     else
-        swiglu_forward(act, a->gate_up_saved, a->gate_up_raw, linear_apart(m, LINEAR_GATE_UP, a->gate_up_raw, a->mlp_h, w, a),
-                       m->recipe.forward);
+        swiglu_forward(act, a->gate_up_saved, a->gate_up_raw,
+                       linear_defer_adapter(m, LINEAR_GATE_UP, a->gate_up_raw, a->mlp_h, w, a), m->recipe.forward);
 }
 
-static Tensor dlow(const Model *m, const Acts *a, Linear l)
+static Tensor dxa(const Model *m, const Acts *a, Linear l)
 {
-    return tensor_at(m->work.dlow.data, m->work.dlow.format, a->low[l].rows, a->low[l].cols);
+    return tensor_at(m->work.dxa.data, m->work.dxa.format, a->xa[l].rows, a->xa[l].cols);
 }
 
 /* Which half of a layer's FP8 input the gradients read: a matrix's the transpose, an adapter's the rows. What is frozen has no
@@ -153,51 +153,51 @@ static Tensor for_dw(Tensor x, const Unit *dw, Linear l)
     return is_trained(matrix(dw, l)) ? transpose_only(x) : is_trained(adapter_a(dw, l).w) ? rows_only(x) : NONE;
 }
 
-/* Leaves the gradient of `low`, where the layer has an adapter, in m->work.dlow, for linear_dw. */
-static void linear_dlow(const Model *m, Linear l, Tensor dy, const Unit *w, const Acts *a)
+/* Leaves the gradient of `xa`, where the layer has an adapter, in m->work.dxa, for linear_dw. */
+static void linear_dxa(const Model *m, Linear l, Tensor dy, const Unit *w, const Acts *a)
 {
-    if (a->low[l].data)
-        lora_narrow(dlow(m, a, l), dy, adapter_b(m, w, l), m->lora_scale);
+    if (a->xa[l].data)
+        lora_narrow(dxa(m, a, l), dy, adapter_b(m, w, l), m->lora_scale);
 }
 
-/* dx = [dx +] dy w, and the adapter's part; does what linear_dlow does. */
+/* dx = [dx +] dy w, and the adapter's part; does what linear_dxa does. */
 static void linear_dx(const Model *m, Linear l, Tensor dx, Tensor dy, const Unit *w, const Acts *a, bool accumulate)
 {
-    linear_dlow(m, l, dy, w, a);
-    if (a->low[l].data) {
-        lora_widen(dx, dlow(m, a, l), adapter_a(w, l), accumulate ? dx : NONE);
+    linear_dxa(m, l, dy, w, a);
+    if (a->xa[l].data) {
+        lora_widen(dx, dxa(m, a, l), adapter_a(w, l), accumulate ? dx : NONE);
         accumulate = true;
     }
     matmul_dx(dx, dy, matrix(w, l), accumulate);
 }
 
-/* dx = dy w, and what the operation that reads dx is to add; does what linear_dlow does. */
-static LowProduct linear_dx_apart(const Model *m, Linear l, Tensor dx, Tensor dy, const Unit *w, const Acts *a)
+/* dx = dy w, and what the operation that reads dx is to add; does what linear_dxa does. */
+static LoraProduct linear_dx_defer_adapter(const Model *m, Linear l, Tensor dx, Tensor dy, const Unit *w, const Acts *a)
 {
-    linear_dlow(m, l, dy, w, a);
+    linear_dxa(m, l, dy, w, a);
     matmul_dx(dx, dy, matrix(w, l), false);
-    return a->low[l].data ? (LowProduct){ dlow(m, a, l), adapter_a(w, l) } : NO_PRODUCT;
+    return a->xa[l].data ? (LoraProduct){ dxa(m, a, l), adapter_a(w, l) } : NO_PRODUCT;
 }
 
 /* From the gradient of the MLP's output to that of gate and up, by way of dact, which may stay unwritten. act: made again. */
 static void linear_swiglu_backward(const Model *m, Tensor act, Tensor dy, const Unit *w, const Acts *a)
 {
     const Tensor dact = m->work.dact;
-    if (a->low[LINEAR_DOWN].data)
-        swiglu_backward(a->dgate_up, act, dact, linear_dx_apart(m, LINEAR_DOWN, dact, dy, w, a), a->gate_up_saved);
+    if (a->xa[LINEAR_DOWN].data)
+        swiglu_backward(a->dgate_up, act, dact, linear_dx_defer_adapter(m, LINEAR_DOWN, dact, dy, w, a), a->gate_up_saved);
     else
         matmul_dx_swiglu(a->dgate_up, act, dact, dy, w->down, a->gate_up_saved);
 }
 
-/* dw += dy^T x, the same for a bias, or for the adapter's A and B. Call it after linear_dx, linear_dx_apart or linear_dlow. x: the
- * layer's input as for_dw says. */
+/* dw += dy^T x, the same for a bias, or for the adapter's A and B. Call it after linear_dx, linear_dx_defer_adapter or linear_dxa.
+ * x: the layer's input as for_dw says. */
 static void linear_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Tensor x, const Acts *a)
 {
     matmul_dw(matrix(dw, l), dy, x);
     matmul_db(bias(dw, l), dy);
     if (is_trained(adapter_a(dw, l).w)) {
-        lora_dw(adapter_b(m, dw, l), a->low[l], dy);
-        lora_dw(adapter_a(dw, l), dlow(m, a, l), x);
+        lora_dw(adapter_b(m, dw, l), a->xa[l], dy);
+        lora_dw(adapter_a(dw, l), dxa(m, a, l), x);
     }
 }
 
@@ -233,10 +233,10 @@ static void branch_out(const Model *m, Linear l, Tensor out, Tensor y, const Uni
 static void branch_in_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Tensor h, const Acts *a,
                          Tensor x, const float *stats, Tensor w)
 {
-    const Tensor again = for_dw(h, dw, l);
-    if (tensor_exists(again) && a->keep == KEEP_INPUTS && !m->config->norm_after) {
-        norm_again(rows_again(m, h, again), x, stats, w);
-        complete_again(m, h, again);
+    const Tensor recomputed = for_dw(h, dw, l);
+    if (tensor_exists(recomputed) && a->keep == KEEP_INPUTS && !m->config->norm_after) {
+        norm_recompute(rows_again(m, h, recomputed), x, stats, w);
+        complete_again(m, h, recomputed);
     }
     linear_dw(m, l, dw, dy, h, a);
 }
@@ -244,10 +244,10 @@ static void branch_in_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Te
 /* From the block's input to the MLP's. */
 static void up_to_mlp(const Model *m, const Unit *w, const Acts *a, bool has_attention)
 {
-    LowProduct product;
+    LoraProduct product;
 
     branch_in        (m, a, a->attn_h, a->attn_x, a->attn_stats, a->attn_res, w->attn_norm);
-    product = linear_apart(m, LINEAR_QKV, a->qkv_raw, a->attn_h, w, a);
+    product = linear_defer_adapter(m, LINEAR_QKV, a->qkv_raw, a->attn_h, w, a);
     rope             (m, a, w, product);
     if (!has_attention) {
         attend       (m, a);
@@ -282,8 +282,8 @@ static Tensor in_tile(Tensor t, Tensor all, Tensor part)
     if (t.data && t.data == all.data)
         return part;
     t.rows = part.rows;
-    t.range = NULL;
-    t.range_reused = NULL;
+    t.scale_amax = NULL;
+    t.scale_reused = NULL;
     return t;
 }
 
@@ -301,7 +301,7 @@ static Tile tile_of(const Model *m, const Acts *a, const Acts *next, int first)
         return t;
     const Tensor res = t.a.mlp_res = tensor_rows(a->mlp_res, first, rows);
     Tensor *const own[] = { &t.a.mlp_x, &t.a.mlp_h, &t.a.mlp_branch, &t.a.gate_up_raw, &t.a.gate_up_saved, &t.a.swiglu_operand,
-                            &t.a.low[LINEAR_GATE_UP], &t.a.low[LINEAR_DOWN], &t.a.dgate_up };
+                            &t.a.xa[LINEAR_GATE_UP], &t.a.xa[LINEAR_DOWN], &t.a.dgate_up };
     for (size_t i = 0; i < sizeof own / sizeof *own; i++)
         *own[i] = in_tile(*own[i], a->mlp_res, res);
     t.next.attn_res = tensor_rows(next->attn_res, first, rows);
@@ -326,13 +326,13 @@ void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
 }
 
 /* Only a norm's backward reads what the last layer writes; an adapter's reads the adapter's first product. */
-static void mlp_again(const Model *m, const Unit *w, const Acts *a, const Acts *next)
+static void mlp_recompute(const Model *m, const Unit *w, const Acts *a, const Acts *next)
 {
     up_to_act(m, w, a);
     if (m->config->norm_after)
         from_act(m, w, a, next);
-    else if (a->low[LINEAR_DOWN].data)
-        lora_narrow(a->low[LINEAR_DOWN], a->swiglu_operand, adapter_a(w, LINEAR_DOWN), m->lora_scale);
+    else if (a->xa[LINEAR_DOWN].data)
+        lora_narrow(a->xa[LINEAR_DOWN], a->swiglu_operand, adapter_a(w, LINEAR_DOWN), m->lora_scale);
 }
 
 /* dres = [dres +] the gradient of a norm's input, from that of its output, dh. If dres_amax is wanted, only this writes dres: so it
@@ -375,7 +375,7 @@ static void branch_in_backward(const Model *m, Linear l, Tensor dy, const Unit *
 }
 
 /* The attention output, and of its operand the transpose if a gradient reads it. */
-static void attention_output_again(const Acts *a, bool transposed)
+static void attention_output_recompute(const Acts *a, bool transposed)
 {
     if (transposed && a->attn_operand.data == a->attn_saved.data)
         expand_operand(a->attn_out, a->attn_operand);
@@ -388,9 +388,9 @@ static void attention_output_again(const Acts *a, bool transposed)
 
 static void mlp_backward(const Model *m, const Unit *w, const Unit *dw, const Acts *a)
 {
-    const Tensor act_again = a->keep == KEEP_INPUTS ? for_dw(a->swiglu_operand, dw, LINEAR_DOWN) : NONE;
+    const Tensor act_recomputed = a->keep == KEEP_INPUTS ? for_dw(a->swiglu_operand, dw, LINEAR_DOWN) : NONE;
     const Tensor dy = branch_out_backward(m, dw->mlp_norm, a->mlp_x, a->mlp_stats, w->mlp_norm, m->work.dres_amax);
-    linear_swiglu_backward(m, act_again, dy, w, a);
+    linear_swiglu_backward(m, act_recomputed, dy, w, a);
     linear_dw         (m, LINEAR_DOWN, dw, dy, a->swiglu_operand, a);
     branch_in_backward(m, LINEAR_GATE_UP, a->dgate_up, w, a, dw->mlp_norm, a->mlp_x, a->mlp_stats, w->mlp_norm);
     branch_in_dw      (m, LINEAR_GATE_UP, dw, a->dgate_up, a->mlp_h, a, a->mlp_x, a->mlp_stats, w->mlp_norm);
@@ -403,7 +403,7 @@ static void mlp_tiles_backward(const Model *m, const Unit *w, const Unit *dw, co
     for (int n = 0; n < m->rows; n += mlp_rows(m, a->keep)) {
         const Tile t = tile_of(m, a, next, n);
         if (keep_recomputes(a->keep))
-            mlp_again(&t.m, w, &t.a, &t.next);
+            mlp_recompute(&t.m, w, &t.a, &t.next);
         mlp_backward(&t.m, w, &sums, &t.a);
         for (int i = 0; i < NUM_PARAMS; i++)
             sums.tensor[i].empty = false;
@@ -426,7 +426,7 @@ void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, cons
     if (a->qkv_rotated.data != a->qkv_saved.data)
         rope_forward  (a->qkv_rotated, a->qkv_saved, a->qk_stats, a->qkv_saved, NO_PRODUCT, w->qnorm, w->knorm, a->attn,
                        FROM_SAVED);
-    attention_output_again(a, a->attn_operand.data_t && is_trained(dw->out));
+    attention_output_recompute(a, a->attn_operand.data_t && is_trained(dw->out));
     dy = branch_out_backward(m, dw->attn_norm, a->attn_x, a->attn_stats, w->attn_norm,
                              in_tiles(m, a) ? NULL : t->dres_amax);
     linear_dx         (m, LINEAR_OUT, t->datt, dy, w, a, false);
@@ -436,6 +436,6 @@ void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, cons
     if (needs_dx || is_trained(dw->attn_norm))
         branch_in_backward(m, LINEAR_QKV, a->dqkv_op, w, a, dw->attn_norm, a->attn_x, a->attn_stats, w->attn_norm);
     else
-        linear_dlow   (m, LINEAR_QKV, a->dqkv_op, w, a);
+        linear_dxa    (m, LINEAR_QKV, a->dqkv_op, w, a);
     branch_in_dw      (m, LINEAR_QKV, dw, a->dqkv_op, a->attn_h, a, a->attn_x, a->attn_stats, w->attn_norm);
 }

@@ -35,7 +35,7 @@ typedef struct {
     Tensor gate_up_raw;                /* (N, 2F) [gate|up] as the GEMM writes it         = gate_up_saved shared           */
     Tensor gate_up_saved;              /* (N, 2F) as saved                                own             e4m3/16          */
     Tensor swiglu_operand;             /* (N, F) silu(gate)*up, GEMM operand              own             e4m3, shared     */
-    Tensor low[NUM_LINEARS];           /* (N, P rank) scale x A^T of each linear layer's input x; P: parts with an adapter */
+    Tensor xa[NUM_LINEARS];            /* (N, P rank) scale x A^T of each linear layer's input x; P: parts with an adapter */
     Tensor dgate_up;                   /* (N, 2F) gradient, GEMM operand                  = gate_up_saved e5m2: see plan_dgate_up */
     Tensor dqkv_op;                    /* (N, S) gradient, GEMM operand; = dqkv if formats agree                           */
     Keep   keep;                       /* which of these forward saves                                                     */
@@ -55,10 +55,10 @@ typedef struct {
     Tensor datt;       /* (N, H*D) gradient of attention's output                                                      */
     Tensor dqkv;       /* (N, S)                                                                                       */
     Tensor exchanged;      /* (c N, S/c) with c > 1 context ranks: what is exchanged, and as it arrives:                   */
-    Tensor qkv_heads, mix_heads, datt_heads, dqkv_heads;   /* (c N, S/c), (c N, H*D/c) qkv_rotated, attn_out, datt, dqkv of whole
+    Tensor qkv_heads, attn_out_heads, datt_heads, dqkv_heads; /* (c N, S/c), (c N, H*D/c) qkv_rotated, attn_out, datt, dqkv of whole
                           sequences, this rank's heads; wider than S/c if ranks share key heads                        */
     Tensor own, partial;   /* (N, C), (tN, C) with t > 1 tensor ranks: rows to be encoded, in F32; a layer's partial sum        */
-    Tensor dlow;       /* (N, 3 rank) gradient of one of a block's `low`                                               */
+    Tensor dxa;        /* (N, 3 rank) gradient of one of a block's `xa`                                                */
 } BackwardScratch;
 
 /* Saved activations of blocks that are on the host while other blocks compute: see offload.h. */
@@ -100,7 +100,7 @@ typedef struct Model {
     int       rows;            /* tN: tokens in blocks' layers and attention, those of t tensor ranks */
     int       tile;            /* tokens of a tile of the MLP, in blocks whose MLP backward runs again; rows: no tiles */
     int       T;               /* tokens of a sequence                                         */
-    int       context, place;  /* ranks that share sequences; which part is this rank's        */
+    int       context, context_rank; /* ranks that share sequences; which part is this rank's  */
     int       tensor_ranks, tensor_place;      /* ranks that compute layers together; which part is this rank's */
     int       P;               /* positions that a token can have: T, or more with caches      */
     int       last;            /* with caches: the row of the last token                       */
@@ -130,8 +130,8 @@ typedef struct Model {
     int      *host_doc_start;  /* (B*T + 1) host memory                                        */
     int      *host_part;       /* (tN) host memory: see context_part                           */
     TokenAt  *host_sorted;     /* (N) host memory                                              */
-    bool      in_step;         /* this step has had a micro-batch: its operands' ranges are known, ... */
-    bool      ranges_reused;   /* ... and valid for this one                                   */
+    bool      in_step;         /* this step has had a micro-batch: its operands' scale_amax are known, ... */
+    bool      scales_reused;   /* ... and valid for this one                                   */
     bool      has_head;        /* this rank's stage ends with the head, which makes the losses */
     bool      forward_only;    /* nothing is kept for a backward pass, and there is no `work`   */
     bool      observed;        /* what blocks share keeps its values until `observe` has seen a block   */
@@ -142,8 +142,8 @@ typedef struct Model {
     void     *observer;        /* head, with its weights (NULL: it is another stage's, and its output has come); if `observed`,
                                   memory that blocks share holds its values */
     PlanBytes bytes;           /* of device memory, by purpose                                 */
-    float    *ranges;          /* of FP8 operands, for a step: num_sets times range_bytes      */
-    size_t    range_bytes, *range_at;          /* [units + 1] range_at: where a unit's begin in those of a set */
+    float    *amaxes;          /* of the scales of FP8 operands, for a step: num_sets times amax_bytes */
+    size_t    amax_bytes, *amax_at;            /* [units + 1] amax_at: where a unit's begin in those of a set */
     OverlaidBuffer shared[NUM_BUFFERS];  /* what all blocks and the head share, and where it lies in ... */
     void     *shared_memory;   /* shared_bytes; part of ...                                    */
     size_t    shared_bytes;

@@ -276,7 +276,7 @@ typedef struct {
     int      speed_window;                    /* speed_monitor.window_size: steps over which tok/s is averaged */
     long     quant_stats_interval;            /* steps between quantization statistics in metrics.jsonl; 0: never */
     int      profile;                         /* steps to trace, from the third of the run on; 0: none */
-    struct { HostUse activations, base, moments, master; } host;      /* offload.h, fsdp_plan.h */
+    struct { HostUse activations, frozen, moments, master; } host;    /* offload.h, param_store.h */
     int      loss_chunk;                      /* tokens whose logits exist at once; 0: automatic */
     int      mlp_tile;                        /* tokens whose MLP is computed at once where backward runs it again; 0: automatic */
 

@@ -47,7 +47,7 @@ const int *context_part(const Model *m, const int *values)
         return values + first;
     const int own = m->attn.T;
     for (int b = 0; b < m->attn.B; b++)
-        memcpy(m->host_part + (size_t)b * (size_t)own, values + (size_t)b * (size_t)m->T + (size_t)m->place * (size_t)own,
+        memcpy(m->host_part + (size_t)b * (size_t)own, values + (size_t)b * (size_t)m->T + (size_t)m->context_rank * (size_t)own,
                sizeof *values * (size_t)own);
     return m->host_part + first;
 }

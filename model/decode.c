@@ -18,7 +18,7 @@ static void set_rows(Acts *a, int rows)
         if (tensor_exists(*all[i]))
             all[i]->rows = rows;
     for (Linear l = 0; l < NUM_LINEARS; l++)
-        a->low[l].rows = rows;
+        a->xa[l].rows = rows;
 }
 
 void decode_begin(Model *m)

@@ -1,4 +1,4 @@
-/* The verbs. fsdp_plan.c says where everything lies and which copies there are. */
+/* The verbs. param_store.c says where everything lies and which copies there are. */
 #include "model/fsdp.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/trace.h"
 #include "kernels/runtime/watchdog.h"
-#include "model/base.h"
+#include "model/quantized_weights.h"
 
 /* ---- weights ---------------------------------------------------------------------------------------------- */
 
@@ -42,7 +42,7 @@ static void make_copies(const ParamStore *f, int u, int uses)
 void fsdp_gather(ParamStore *f, int u, int uses)
 {
     const int both = FOR_FORWARD | FOR_BACKWARD;
-    const bool once = fsdp_shards(f, u) == 1 && f->plan[u].lifetime != UNTIL_TURN && !f->forward_only;
+    const bool once = fsdp_shards(f, u) == 1 && f->plan[u].lifetime != UNTIL_REUSE && !f->forward_only;
     WeightBuffer *b = f->plan[u].weights;
     if (!b || !f->placed)
         return;
@@ -50,7 +50,7 @@ void fsdp_gather(ParamStore *f, int u, int uses)
         b->unit = u;
         b->has = 0;
     }
-    if (!format_is_fp8(b->flat.format) || once)     /* W and its transpose in one pass over the stored weights */
+    if (!format_is_fp8(b->elements.format) || once) /* W and its transpose in one pass over the stored weights */
         uses = both;
     else if (b->rotates && !(b->has & uses)) {
         CHECK(uses == FOR_FORWARD || uses == FOR_BACKWARD, "unit %d has memory for one use at a time", u);
@@ -103,7 +103,7 @@ void fsdp_release(ParamStore *f, int u)
 
 static Tensor own_slice(const ParamStore *f, int u, const GradBuffer *s)
 {
-    Tensor t = s->flat;
+    Tensor t = s->elements;
     t.data = (char *)t.data + f->shard[u].slice[TRAINED].first * dtype_size(t.format.dtype);
     return tensor_flat(t, f->shard[u].slice[TRAINED].count);
 }
@@ -122,11 +122,11 @@ static void start_from_zero(ParamStore *f, int u, void *data, bool all)
 {
     const UnitLayout *shape = &f->shape[u];
     size_t at = 0, first;
-    for (int turn = 0; turn < 2; turn++)
+    for (int pass = 0; pass < 2; pass++)
         for (int i = 0; i < shape->num_params; i++) {
             const Param *p = &shape->param[i];
             Tensor *dw = &f->dunit[u].tensor[p->id];
-            if (param_comes_first(shape, p) != (turn == 0))
+            if (param_comes_first(shape, p) != (pass == 0))
                 continue;
             dw->empty = p->region == TRAINED && (all || shard_part(&f->shard[u], p, &first) == 0);
             if (!dw->empty)
@@ -145,7 +145,7 @@ static void begin_grads(ParamStore *f, int u, GradBuffer *s)
     CHECK(s->unit < 0, "the gradients of unit %d are not reduced, those of unit %d begin", s->unit, u);
     s->unit = u;
     trace_wait(s->reduced, "gradients", u);
-    start_from_zero(f, u, s->flat.data, sum.empty);
+    start_from_zero(f, u, s->elements.data, sum.empty);
     if (!sum.empty)
         device_copy(own_slice(f, u, s).data, sum.data, tensor_bytes(sum));
 }
@@ -184,7 +184,7 @@ void fsdp_reduce(ParamStore *f, int u, bool last)
     trace_begin("reduce", u);
     watchdog_mark_together("summing gradients", u);
     if (reduces) {
-        comm_reduce_scatter(f->shard[u].grad, tensor_flat(s->flat, f->shape[u].numel[TRAINED]), fsdp_group(f, u));
+        comm_reduce_scatter(f->shard[u].grad, tensor_flat(s->elements, f->shape[u].numel[TRAINED]), fsdp_group(f, u));
         s->unit = -1;
     }
     if (copied.data)
@@ -208,8 +208,8 @@ void fsdp_empty_grads(ParamStore *f)
     for (int u = 0; u < f->num_units; u++) {
         GradBuffer *s = f->plan[u].grads;
         f->shard[u].grad.empty = true;
-        if (fsdp_holds(f, u) && (!s || f->sum_once))
-            start_from_zero(f, u, s ? s->flat.data : f->shard[u].grad.data, true);
+        if (store_holds(f, u) && (!s || f->sum_once))
+            start_from_zero(f, u, s ? s->elements.data : f->shard[u].grad.data, true);
     }
 }
 
@@ -231,7 +231,7 @@ static void zero_codes(Tensor t)
     free(codes);
 }
 
-void fsdp_zero_states(ParamStore *f)
+void store_zero_states(ParamStore *f)
 {
     for (int u = 0; u < f->num_units; u++)
         for (int i = 0; i < f->optimizer->num_states && f->shard[u].slice[TRAINED].count; i++) {
@@ -246,7 +246,7 @@ void fsdp_zero_states(ParamStore *f)
 
 /* ---- master weights --------------------------------------------------------------------------------------- */
 
-/* Every rank draws a matrix of the region BASE whole, and keeps its part. */
+/* Every rank draws a matrix of the region QUANTIZED whole, and keeps its part. */
 static void init_base(ParamStore *f, int u, const Param *p, float cutoff, uint64_t seed, uint64_t number)
 {
     const Format bf16 = { BF16, 0, false };
@@ -254,7 +254,7 @@ static void init_base(ParamStore *f, int u, const Param *p, float cutoff, uint64
     elements.cols = (int)param_numel(p);
     elements.rows = 1;
     init_normal(elements, p->init_std, cutoff, seed, number);
-    base_store(f, u, p, whole);
+    quantized_store(f, u, p, whole);
     device_free(whole.data);
 }
 
@@ -285,10 +285,10 @@ static void init_weights(ParamStore *f, const ModelConfig *c, uint64_t seed, boo
             if (adapters_alone && !p.is_adapter)
                 continue;
             p.rows -= p.has_padding ? p.rows - c->vocab_size : 0;
-            p.stored = p.region == BASE ? p.stored : param_numel(&p);
+            p.stored = p.region == QUANTIZED ? p.stored : param_numel(&p);
             const uint64_t number = f->shape[u].first + p.number;
-            if (p.region == BASE) {
-                if (fsdp_holds(f, u))
+            if (p.region == QUANTIZED) {
+                if (store_holds(f, u))
                     init_base(f, u, &p, cutoff, seed, number);
                 continue;
             }
@@ -304,15 +304,15 @@ static void init_weights(ParamStore *f, const ModelConfig *c, uint64_t seed, boo
                 init_part(&p, part, cutoff, seed, number, first);
         }
     }
-    fsdp_loaded(f);
+    store_loaded(f);
 }
 
-void fsdp_init(ParamStore *f, const ModelConfig *c, uint64_t seed)
+void store_init(ParamStore *f, const ModelConfig *c, uint64_t seed)
 {
     init_weights(f, c, seed, false);
 }
 
-void fsdp_init_adapters(ParamStore *f, const ModelConfig *c, uint64_t seed)
+void store_init_adapters(ParamStore *f, const ModelConfig *c, uint64_t seed)
 {
     init_weights(f, c, seed, true);
 }
@@ -330,7 +330,7 @@ static void update_scales(ParamStore *f, bool frozen_too)
     for (int u = 0; u < f->num_units; u++)
         for (const Copy *c = f->plan[u].copy; c < f->plan[u].copy + f->plan[u].num_copies; c++)
             if ((c->step == CAST || c->step == CAST_SLICE || (c->step == ENCODE && frozen_too)) && format_is_fp8(c->to.format)
-                && c->param->region != BASE
+                && c->param->region != QUANTIZED
                 && (frozen_too || c->param->region == TRAINED))
                 quantize_scale(c->to, c->from);
     if (f->shards * f->tensor_ranks > 1)
@@ -383,12 +383,12 @@ void fsdp_encode(ParamStore *f, int u, const Param *p, Tensor master)
         quantize_codes(c->to, master);
 }
 
-void fsdp_updated(ParamStore *f)
+void store_updated(ParamStore *f)
 {
     updated(f, false);
 }
 
-void fsdp_loaded(ParamStore *f)
+void store_loaded(ParamStore *f)
 {
     updated(f, true);
 }

@@ -21,10 +21,10 @@
  * With pipeline stages (pipeline.h) all of this is within a stage, which has some of the units.
  *
  * FP8 operands are gathered as codes; their scales are one maximum over ranks of all weights, once per step. Copies for
- * computing exist only where the stored weights can't serve: in another format, or sharded (the table `ways` of fsdp_plan.c). What is
- * trained and what is frozen are two regions of a unit, sharded and gathered one after the other. */
+ * computing exist only where the stored weights can't serve: in another format, or sharded (the table `ways` of param_store.c).
+ * What is trained and what is frozen are two regions of a unit, sharded and gathered one after the other. */
 #pragma once
-#include "model/fsdp_plan.h"
+#include "model/param_store.h"
 
 void        fsdp_gather (ParamStore *f, int unit, int uses);     /* starts to bring the unit's weights here; uses: of enum Use */
 /* The same, called before another unit computes, so that the copies overlap with it. It does nothing where blocks share one buffer
@@ -37,13 +37,14 @@ Unit       *fsdp_grads  (ParamStore *f, int unit);               /* where this u
 void        fsdp_reduce (ParamStore *f, int unit, bool last);
 void        fsdp_wait_grads(ParamStore *f);                      /* what is queued from now on sees all sums */
 
-void        fsdp_init   (ParamStore *f, const ModelConfig *c, uint64_t seed);   /* initial weights; the same for any number of ranks */
-void        fsdp_init_adapters(ParamStore *f, const ModelConfig *c, uint64_t seed);      /* their part of it: all else is loaded */
+void        store_init  (ParamStore *f, const ModelConfig *c, uint64_t seed);   /* initial weights; the same for any number of
+                                                                                   ranks */
+void        store_init_adapters(ParamStore *f, const ModelConfig *c, uint64_t seed);     /* their part of it: all else is loaded */
 /* Begins a step: marks all gradients as empty, so that its first micro-batch overwrites them. */
 void        fsdp_empty_grads(ParamStore *f);
-void        fsdp_zero_states(ParamStore *f);                     /* all states of the optimizer are 0, in padding too. Waits */
+void        store_zero_states(ParamStore *f);                    /* all states of the optimizer are 0, in padding too. Waits */
 /* The optimizer changed this parameter's master weights, which are on the host; `master`: this rank's, on the device. All ranks of
- * a shard group call, for each parameter that fsdp_encodes. */
+ * a shard group call, for each parameter that store_encodes. */
 void        fsdp_encode (ParamStore *f, int unit, const Param *p, Tensor master);
-void        fsdp_updated(ParamStore *f);                         /* the optimizer changed all master weights */
-void        fsdp_loaded (ParamStore *f);                         /* all weights are others than before */
+void        store_updated(ParamStore *f);                        /* the optimizer changed all master weights */
+void        store_loaded(ParamStore *f);                         /* all weights are others than before */

@@ -3,7 +3,7 @@
 #include <stddef.h>
 
 #include "model/block.h"
-#include "model/fsdp_plan.h"
+#include "model/param_store.h"
 #include "model/plan.h"
 #include "model/projector.h"
 

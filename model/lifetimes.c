@@ -21,7 +21,7 @@ typedef struct {
 typedef struct {
     const Model *model;
     Touch *touch;                   /* in order */
-    int    count, room, operations;
+    int    count, capacity, operations;
     int    seen;                    /* the first touch that no observer has seen */
 } Record;
 
@@ -36,9 +36,9 @@ void lifetimes_separate(OverlaidBuffer *s)
 
 static void add(Record *r, Touch t)
 {
-    if (r->count == r->room) {
-        r->room = r->room ? 2 * r->room : 1024;
-        r->touch = xrealloc(r->touch, sizeof *r->touch * (size_t)r->room);
+    if (r->count == r->capacity) {
+        r->capacity = r->capacity ? 2 * r->capacity : 1024;
+        r->touch = xrealloc(r->touch, sizeof *r->touch * (size_t)r->capacity);
     }
     r->touch[r->count++] = t;
 }
@@ -93,7 +93,7 @@ static void run(Model *m, ParamStore *f)
 /* ---- lifetimes ------------------------------------------------------------------------------------------------- */
 
 /* Parts of a buffer that are read later: ranges that do not overlap. */
-typedef struct { struct { size_t from, to; } *range; int count, room; } Wanted;
+typedef struct { struct { size_t from, to; } *range; int count, capacity; } Wanted;
 
 static void append(Wanted *w, size_t from, size_t to)
 {
@@ -101,9 +101,9 @@ static void append(Wanted *w, size_t from, size_t to)
         w->range[w->count - 1].from = from;
         return;
     }
-    if (w->count == w->room) {
-        w->room = w->room ? 2 * w->room : 4;
-        w->range = xrealloc(w->range, sizeof *w->range * (size_t)w->room);
+    if (w->count == w->capacity) {
+        w->capacity = w->capacity ? 2 * w->capacity : 4;
+        w->range = xrealloc(w->range, sizeof *w->range * (size_t)w->capacity);
     }
     w->range[w->count].from = from;
     w->range[w->count++].to = to;

@@ -32,7 +32,7 @@ static void fill_rope(Model *m)
 void model_place(Model *m, ParamStore *f, const Config *c)
 {
     m->memory = device_alloc(m->bytes.total);
-    fsdp_place_gathered(f);
+    store_place_gathered(f);
     model_place_tensors(m, f, c);
     offload_place(m);
     fill_rope(m);
@@ -47,8 +47,8 @@ static void *nowhere(int number)
 void model_rehearse(Model *m, ParamStore *f, const Config *c)
 {
     m->memory = nowhere(1);
-    f->gathered.base = nowhere(2);
-    f->host.base = nowhere(3);
+    f->gathered.memory = nowhere(2);
+    f->host.memory = nowhere(3);
     f->placed = true;
     model_place_tensors(m, f, c);
     offload_rehearse(m, nowhere(4));
@@ -61,7 +61,7 @@ bool model_on_host(const void *p)
 
 void model_rehearsed(Model *m, ParamStore *f)
 {
-    m->memory = f->gathered.base = f->host.base = m->offload.host = NULL;
+    m->memory = f->gathered.memory = f->host.memory = m->offload.host = NULL;
     model_free(m, f);
 }
 
@@ -69,13 +69,13 @@ void model_free(Model *m, ParamStore *f)
 {
     device_free(m->memory);
     offload_free(m);
-    fsdp_free(f);
+    store_free(f);
     for (Neighbour n = 0; n < NUM_NEIGHBOURS; n++) {
         device_unmark(m->outgoing[n].ready);
         device_unmark(m->outgoing[n].left);
     }
     free(m->sets);
-    free(m->range_at);
+    free(m->amax_at);
     free(m->host_doc_start);
     free(m->host_part);
     free(m->own_config);
@@ -142,7 +142,7 @@ void model_batch(Model *m, ParamStore *f, const int *tokens, const int *targets,
         if (row[i].micro != loaded)
             load_batch(m, tokens + at, targets + at, begins ? begins + at : NULL, at);
         loaded = row[i].micro;
-        m->ranges_reused = pass != PASS_FORWARD && (m->in_step || row[i].micro > 0);
+        m->scales_reused = pass != PASS_FORWARD && (m->in_step || row[i].micro > 0);
         pass_row(m, f, row[i], scale, z_weight, pass_of(row[i], count, pass));
     }
     if (pass == PASS_COMPLETE) {
@@ -150,7 +150,7 @@ void model_batch(Model *m, ParamStore *f, const int *tokens, const int *targets,
         fsdp_wait_grads(f);
     }
     watchdog_leave_stage();
-    m->ranges_reused = false;
+    m->scales_reused = false;
     m->in_step = pass == PASS_ACCUMULATE;
     m->images = (ImageRows){ 0 };
     free(row);
@@ -195,6 +195,6 @@ void model_token_losses(const Model *m, float *losses)
         memset(losses, 0, sizeof *losses * (size_t)m->attn.B * T);
     for (size_t at = first, n; at < first + N && m->has_head; at += n) {
         n = own - at % own < first + N - at ? own - at % own : first + N - at;
-        device_get(losses + at / own * T + (size_t)m->place * own + at % own, m->losses + at - first, sizeof *losses * n);
+        device_get(losses + at / own * T + (size_t)m->context_rank * own + at % own, m->losses + at - first, sizeof *losses * n);
     }
 }

@@ -97,7 +97,7 @@ static Memory place(const ParamStore *f, const Config *c, Arena *a, int units)
     Memory m = { .units = units };
     size_t unit = 0, matrix = 0, side = 0;
     for (int u = 0; u < f->num_units; u++) {
-        if (!fsdp_holds(f, u) || f->shape[u].matrices == 0)
+        if (!store_holds(f, u) || f->shape[u].matrices == 0)
             continue;
         Matrices all = list_matrices(f, c, u);
         unit = f->shape[u].numel[TRAINED] > unit ? f->shape[u].numel[TRAINED] : unit;
@@ -268,7 +268,7 @@ static int list_units(const ParamStore *f, int *unit)
 {
     int count = 0;
     for (int u = 0; u < f->num_units; u++)
-        if (fsdp_holds(f, u) && f->shape[u].matrices)
+        if (store_holds(f, u) && f->shape[u].matrices)
             unit[count++] = u;
     return count;
 }
@@ -276,7 +276,7 @@ static int list_units(const ParamStore *f, int *unit)
 void muon_step(ParamStore *f, const Config *c, const StepParams *step)
 {
     const bool ahead = f->shards > 1 && bytes_of(f, c, AHEAD) <= f->staging_bytes;
-    Arena arena = { .base = f->staging };
+    Arena arena = { .memory = f->staging };
     Memory m = place(f, c, &arena, ahead ? AHEAD : ALONE);
     m.work = xcalloc((size_t)f->shards, sizeof *m.work);
     int *unit = xcalloc((size_t)f->num_units, sizeof *unit);

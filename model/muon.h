@@ -9,7 +9,7 @@
  * q, k, v, gate and up are matrices of their own. A matrix is computed whole by one rank, so its bits do not depend on the number
  * of ranks. */
 #pragma once
-#include "model/fsdp_plan.h"
+#include "model/param_store.h"
 
 /* Device memory of the step, for one unit at a time; 0 with other optimizers. It is shared with activations. */
 size_t muon_bytes(const ParamStore *f, const Config *c);

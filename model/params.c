@@ -26,11 +26,11 @@ static bool is_targeted(const ModelConfig *c, Linear linear, int i)
     return c->lora.rank > 0 && c->lora.target[first_module[linear] + i];
 }
 
-LowRank adapter_parts(const ModelConfig *c, Linear linear)
+LoraMatrix adapter_parts(const ModelConfig *c, Linear linear)
 {
     int rows[MAX_PARTS];
     const int count = linear_parts(rows, c, linear);
-    LowRank b = { .is_b = true };
+    LoraMatrix b = { .is_b = true };
     for (int i = 0, first = 0; i < count; first += rows[i++])
         if (is_targeted(c, linear, i)) {
             b.part[b.num_parts].first = first;
@@ -130,7 +130,7 @@ void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world)
         const bool vector = r->rows == SIZE_ONE || r->cols == SIZE_ONE;
         const int cols = size_of(r->cols, c);
         Param p = {
-            .name = r->name, .id = (int)(r->place / sizeof(Tensor)), .cols = cols, .split = each_head ? SPLIT_NONE : r->split,
+            .name = r->name, .id = (int)(r->offset / sizeof(Tensor)), .cols = cols, .split = each_head ? SPLIT_NONE : r->split,
             .region = TRAINED, .number = next_number(u, adapter), .is_norm = r->init == ONES,
                 .is_embedding = r->init == STD_EMBEDDING, .is_vector = vector,
             .is_adapter = adapter, .is_b = adapter && r->rows == SIZE_OUTPUTS, .linear = r->linear,
@@ -212,7 +212,7 @@ Nf4 param_nf4(const Param *p, const void *groups, bool plain)
 /* Elements of the region that must stay on the same rank: whole optimizer groups, or a group of NF4. */
 static size_t together(const UnitLayout *u, Region r)
 {
-    return r == BASE && u->config->lora.base == BASE_NF4 ? nf4_group_bytes(u->config->lora.plain_nf4) : PARAM_ALIGN;
+    return r == QUANTIZED && u->config->lora.base == BASE_NF4 ? nf4_group_bytes(u->config->lora.plain_nf4) : PARAM_ALIGN;
 }
 
 static size_t round_up(size_t n, size_t step)
@@ -230,12 +230,12 @@ static void place_params(UnitLayout *u, bool first)
 {
     for (int i = 0; i < u->num_params; i++) {
         Param *p = &u->param[i];
-        const bool groups = p->region == BASE && u->config->lora.base == BASE_NF4;
+        const bool groups = p->region == QUANTIZED && u->config->lora.base == BASE_NF4;
         if (param_comes_first(u, p) != first)
             continue;
         p->offset = u->numel[p->region];
-        p->place = u->computing[p->region];
-        p->stored = groups ? param_nf4_groups(p) * together(u, BASE) : param_numel(p);
+        p->gathered_at = u->computing[p->region];
+        p->stored = groups ? param_nf4_groups(p) * together(u, QUANTIZED) : param_numel(p);
         u->numel[p->region] += round_up(p->stored, together(u, p->region));
         u->computing[p->region] += param_align(param_numel(p));
     }

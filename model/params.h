@@ -7,12 +7,12 @@
 #include "model/units.h"
 
 /* A unit's flat buffer has regions, each laid out and sharded separately. TRAINED: trained weights. FROZEN: weights without
- * gradients and optimizer states, in the recipe's format for frozen weights. BASE: frozen matrices in the format of lora.base, E4M3
- * codes or whole groups of NF4; its elements are bytes. */
-typedef enum { TRAINED, FROZEN, BASE, NUM_REGIONS } Region;
+ * gradients and optimizer states, in the recipe's format for frozen weights. QUANTIZED: frozen matrices in the format of lora.base,
+ * E4M3 codes or whole groups of NF4; its elements are bytes. */
+typedef enum { TRAINED, FROZEN, QUANTIZED, NUM_REGIONS } Region;
 
 /* Rows of a parameter that are a tensor in files: q, k and v of qkv; gate and up; all rows, or those of existing ids. */
-enum { MAX_PARTS = LOW_RANK_PARTS };
+enum { MAX_PARTS = LORA_PARTS };
 typedef struct {
     int first, rows;
     int tensor;             /* index among the tensors of the linear layer; 0 for other parameters */
@@ -29,7 +29,7 @@ typedef struct {
     Region region;
     size_t offset;          /* first element in the region                                     */
     size_t stored;          /* number of stored elements                                       */
-    size_t place;           /* the offset in the region's gathered, computing format; a multiple of PARAM_ALIGN */
+    size_t gathered_at;     /* the offset in the region's gathered, computing format; a multiple of PARAM_ALIGN */
     size_t number;          /* the offset in the unit, whatever is frozen: seeds random numbers */
     bool   is_norm, is_embedding;
     bool   is_vector;       /* a norm's weights or a bias: no weight decay, one-dimensional in files */
@@ -92,4 +92,4 @@ Nf4    param_nf4(const Param *p, const void *groups, bool plain);
 size_t param_nf4_groups(const Param *p);
 
 /* The output columns of a linear layer that have an adapter, without its weights; num_parts 0: none. */
-LowRank adapter_parts(const ModelConfig *c, Linear linear);
+LoraMatrix adapter_parts(const ModelConfig *c, Linear linear);

@@ -6,15 +6,15 @@
 #include "model/units.h"
 
 /* Where there are steps, and scales hold for them. */
-static bool has_ranges(const Model *m)
+static bool has_scales_of_step(const Model *m)
 {
     return m->recipe.scales == OF_STEP && !m->forward_only;
 }
 
-/* arena: the unit's own memory. ranges: of FP8 operands, valid for a step. transposes: backward reads transposes of FP8 operands,
- * for gradients of the blocks' matrices; else the rows, for those of adapters. keep: what forward saves. rows: of
+/* arena: the unit's own memory. amaxes: of the scales of FP8 operands, valid for a step. transposes: backward reads transposes of
+ * FP8 operands, for gradients of the blocks' matrices; else the rows, for those of adapters. keep: what forward saves. rows: of
  * tensors. */
-struct Planner { Arena *arena, *ranges; Model *m; const ParamStore *f; bool transposes; Keep keep; int rows; };
+struct Planner { Arena *arena, *amaxes; Model *m; const ParamStore *f; bool transposes; Keep keep; int rows; };
 
 static size_t whole_256(size_t bytes)
 {
@@ -34,7 +34,7 @@ Tensor plan_shared_rows(Model *m, Buffer b, Format f, int rows, int cols)
 {
     Arena measured = { 0 };
     tensor_alloc(&measured, f, rows, cols);
-    return tensor_alloc(&(Arena){ .base = plan_shared(m, b, measured.used) }, f, rows, cols);
+    return tensor_alloc(&(Arena){ .memory = plan_shared(m, b, measured.used) }, f, rows, cols);
 }
 
 static Tensor shared(const Planner *p, Buffer b, Format f, int cols)
@@ -58,12 +58,12 @@ static Tensor place(Planner *p, bool is_own, Buffer b, Format f, int cols)
     return is_own ? plan_own(p, f, cols) : shared(p, b, f, cols);
 }
 
-static void add_range(const Planner *p, Tensor *t)
+static void add_scale_amax(const Planner *p, Tensor *t)
 {
-    if (!has_ranges(p->m) || !format_is_fp8(t->format) || t->format.group)
+    if (!has_scales_of_step(p->m) || !format_is_fp8(t->format) || t->format.group)
         return;
-    t->range = arena_alloc(p->ranges, sizeof(float));
-    t->range_reused = &p->m->ranges_reused;
+    t->scale_amax = arena_alloc(p->amaxes, sizeof(float));
+    t->scale_reused = &p->m->scales_reused;
 }
 
 static float *floats(Planner *p, bool is_own, Buffer b, int per_token)
@@ -79,7 +79,7 @@ static void add_channels(Planner *p, Tensor *t)
     Model *m = p->m;
     if (m->recipe.down_scales != DOWN_CHANNEL || !format_is_fp8(t->format))
         return;
-    t->channel = arena_alloc(has_ranges(m) ? p->ranges : p->arena, sizeof(float) * (size_t)t->cols);
+    t->channel = arena_alloc(has_scales_of_step(m) ? p->amaxes : p->arena, sizeof(float) * (size_t)t->cols);
     m->down_folded = plan_shared_rows(m, BUFFER_DOWN, t->format, m->config->d_model, t->cols);
 }
 
@@ -95,7 +95,7 @@ static Tensor operand(Planner *p, bool is_own, Buffer b, Format f, int cols)
     t.scale = arena_alloc(p->arena, 16);
     if (p->transposes)
         t.data_t = is_own ? arena_alloc(p->arena, bytes) : plan_shared(p->m, b + 1, bytes);
-    add_range(p, &t);
+    add_scale_amax(p, &t);
     return t;
 }
 
@@ -127,7 +127,7 @@ static Tensor place_stream(Planner *p)
     Model *m = p->m;
     const bool is_own = stream_is_kept(p) && (!m->forward_only || m->recipe.recompute);
     Planner own = of_stream(p);
-    return place(&own, is_own, BUFFER_RES0, m->recipe.stream, m->config->d_model);
+    return place(&own, is_own, BUFFER_ATTN_RES, m->recipe.stream, m->config->d_model);
 }
 
 /* Whether a gradient reads the inputs of these layers. */
@@ -157,15 +157,15 @@ static void plan_stream(Planner *p, Acts *a)
     bool alias_x = !after && format_equal(r->saved, r->stream), alias_h = after && format_equal(r->operand, r->stream)
         && m->tensor_ranks == 1;
     a->mlp_res = !stream_is_kept(p) ? a->attn_res : leaves ? plan_own(&own, r->stream, C)
-            : shared(&own, BUFFER_RES1, r->stream, C);
-    a->attn_x = alias_x ? a->attn_res : place(&own, leaves, BUFFER_X0, r->saved, C);
-    a->mlp_x = alias_x ? a->mlp_res : place(&own_mlp, leaves, BUFFER_X1, r->saved, C);
-    a->attn_h = alias_h ? a->attn_res : operand(p, keep_h && reads_input(m, LINEAR_QKV), BUFFER_H0, r->operand, C);
+            : shared(&own, BUFFER_MLP_RES, r->stream, C);
+    a->attn_x = alias_x ? a->attn_res : place(&own, leaves, BUFFER_ATTN_X, r->saved, C);
+    a->mlp_x = alias_x ? a->mlp_res : place(&own_mlp, leaves, BUFFER_MLP_X, r->saved, C);
+    a->attn_h = alias_h ? a->attn_res : operand(p, keep_h && reads_input(m, LINEAR_QKV), BUFFER_ATTN_H, r->operand, C);
     a->mlp_h = alias_h ? a->mlp_res : one_h ? a->attn_h
-          : operand(&mlp, keep_h && reads_input(m, LINEAR_GATE_UP), BUFFER_H1, r->operand, C);
+          : operand(&mlp, keep_h && reads_input(m, LINEAR_GATE_UP), BUFFER_MLP_H, r->operand, C);
     if (one_h && format_is_fp8(r->operand)) {
         a->mlp_h.scale = arena_alloc(p->arena, 16);       /* forward's scale is used again in backward */
-        add_range(p, &a->mlp_h);
+        add_scale_amax(p, &a->mlp_h);
     }
     if (after) {
         a->attn_branch = same(a->attn_x, r->stream) ? a->attn_x : shared(&own, BUFFER_BRANCH, r->stream, C);
@@ -177,9 +177,9 @@ static void plan_stream(Planner *p, Acts *a)
 static Tensor att_operand(Planner *p, Tensor att, Format f)
 {
     if (!format_equal(att.format, f))
-        return operand(p, false, BUFFER_ATT_OP, f, att.cols);
+        return operand(p, false, BUFFER_ATTN_OPERAND, f, att.cols);
     att.fast = p->m->recipe.fast != FAST_NONE;
-    att.data_t = p->transposes ? plan_shared(p->m, BUFFER_ATT_OP_T, tensor_numel(att)) : NULL;
+    att.data_t = p->transposes ? plan_shared(p->m, BUFFER_ATTN_OPERAND_T, tensor_numel(att)) : NULL;
     return att;
 }
 
@@ -195,38 +195,39 @@ static void plan_acts(Planner *p, Acts *a)
 
     a->keep = p->keep;
     plan_stream(p, a);
-    a->qkv_saved = place(p, leaves, BUFFER_QKV, r->qkv, S);
-    a->qkv_raw = same(a->qkv_saved, r->stream) ? a->qkv_saved : shared(p, BUFFER_PROJ, r->stream, S);
-    a->qkv_rotated = !same(a->qkv_saved, r->stream) ? a->qkv_raw : changed ? shared(p, BUFFER_ROT, r->stream, S) : a->qkv_saved;
-    a->attn_saved = place(p, leaves_attention, BUFFER_ATT, r->att, HD);
-    add_range(p, &a->attn_saved);
-    a->attn_out = same(a->attn_saved, r->stream) ? a->attn_saved : shared(p, BUFFER_MIX, r->stream, HD);
+    a->qkv_saved = place(p, leaves, BUFFER_QKV_SAVED, r->qkv, S);
+    a->qkv_raw = same(a->qkv_saved, r->stream) ? a->qkv_saved : shared(p, BUFFER_QKV_RAW, r->stream, S);
+    a->qkv_rotated = !same(a->qkv_saved, r->stream) ? a->qkv_raw : changed ? shared(p, BUFFER_QKV_ROTATED, r->stream, S)
+                   : a->qkv_saved;
+    a->attn_saved = place(p, leaves_attention, BUFFER_ATTN_SAVED, r->att, HD);
+    add_scale_amax(p, &a->attn_saved);
+    a->attn_out = same(a->attn_saved, r->stream) ? a->attn_saved : shared(p, BUFFER_ATTN_OUT, r->stream, HD);
     a->attn_operand = same(a->attn_out, r->operand) ? a->attn_out : att_operand(p, a->attn_saved, r->operand);
-    a->gate_up_saved = place(&mlp, leaves, BUFFER_GATE_UP, r->hidden, 2 * F);
-    a->gate_up_raw = same(a->gate_up_saved, r->stream) ? a->gate_up_saved : shared(&mlp, BUFFER_WIDE, r->stream, 2 * F);
+    a->gate_up_saved = place(&mlp, leaves, BUFFER_GATE_UP_SAVED, r->hidden, 2 * F);
+    a->gate_up_raw = same(a->gate_up_saved, r->stream) ? a->gate_up_saved : shared(&mlp, BUFFER_GATE_UP_RAW, r->stream, 2 * F);
     const bool keeps_act = p->keep == KEEP_ALL && !m->forward_only && reads_input(m, LINEAR_DOWN);
-    a->swiglu_operand = operand(&mlp, keeps_act, BUFFER_ACT, r->operand, F);
+    a->swiglu_operand = operand(&mlp, keeps_act, BUFFER_SWIGLU_OPERAND, r->operand, F);
     add_channels(p, &a->swiglu_operand);
 
-    a->attn_stats = floats(&own, leaves, BUFFER_STATS0, 2);
-    a->mlp_stats = floats(&own_mlp, leaves, BUFFER_STATS1, 2);
+    a->attn_stats = floats(&own, leaves, BUFFER_ATTN_STATS, 2);
+    a->mlp_stats = floats(&own_mlp, leaves, BUFFER_MLP_STATS, 2);
     a->qk_stats = !c->qk_norm ? NULL
                 : floats(p, leaves, BUFFER_QK_STATS, c->qk_norm == QK_NORM_HEAD ? c->n_heads + c->n_kv_heads : 2);
     a->lse = floats(p, leaves_attention, BUFFER_LSE, c->n_heads);
     for (Linear l = 0; l < NUM_LINEARS; l++) {
         const int parts = adapter_parts(c, l).num_parts;
         Planner *of = l < LINEAR_GATE_UP ? p : &mlp;
-        a->low[l] = parts ? place(of, leaves, BUFFER_LOW_QKV + l, r->stream, parts * c->lora.rank) : (Tensor){ 0 };
+        a->xa[l] = parts ? place(of, leaves, BUFFER_XA_QKV + l, r->stream, parts * c->lora.rank) : (Tensor){ 0 };
     }
 }
 
 /* The input's gradient reads the rows of an FP8 gradient, the weight's gradient its transpose, unless it is an adapter's. All
- * blocks share it, so it has no range of its own. */
+ * blocks share it, so it has no scale_amax of its own. */
 static Tensor gradient_operand(Planner *p, Buffer b, int cols)
 {
     Tensor t = operand(p, false, b, p->m->recipe.gradient, cols);
-    t.range = NULL;
-    t.range_reused = NULL;
+    t.scale_amax = NULL;
+    t.scale_reused = NULL;
     t.fast = p->m->recipe.fast == FAST_ALL;
     return t;
 }
@@ -237,7 +238,7 @@ static Tensor plan_dgate_up(Planner *p, int cols)
 {
     const Format saved = p->m->recipe.hidden, f = p->m->recipe.gradient;
     Tensor t = { .format = f, .rows = p->rows, .cols = cols, .fast = p->m->recipe.fast == FAST_ALL };
-    if (format_is_fp8(f) ? has_ranges(p->m) || !format_is_fp8(saved) : !format_equal(saved, f))
+    if (format_is_fp8(f) ? has_scales_of_step(p->m) || !format_is_fp8(saved) : !format_equal(saved, f))
         return gradient_operand(p, BUFFER_DGATE_UP, cols);
     if (format_is_fp8(f)) {
         t.scale = arena_alloc(p->arena, 16);
@@ -246,13 +247,13 @@ static Tensor plan_dgate_up(Planner *p, int cols)
     return t;
 }
 
-/* All blocks have these, each with its own range, the same in all sets, since their backward passes have one order; and dgate_up's
- * rows where its gate and up were saved, if the plan says so. */
+/* All blocks have these, each with its own scale_amax, the same in all sets, since their backward passes have one order; and
+ * dgate_up's rows where its gate and up were saved, if the plan says so. */
 static void plan_gradients(Planner *p, Tensor dgate_up, Tensor dqkv_op)
 {
     for (int l = 0; l < p->m->L; l++) {
-        add_range(p, &dgate_up);
-        add_range(p, &dqkv_op);
+        add_scale_amax(p, &dgate_up);
+        add_scale_amax(p, &dqkv_op);
         for (int set = 0; set < p->m->num_sets; set++) {
             stages_use_set(p->m, set);
             Acts *a = &p->m->acts[l];
@@ -287,7 +288,7 @@ static void plan_exchange(Model *m)
         return;
     t->exchanged = plan_shared_rows(m, BUFFER_EXCHANGED, f, rows, S);
     t->qkv_heads = plan_shared_rows(m, BUFFER_QKV_HEADS, f, rows, S);
-    t->mix_heads = plan_shared_rows(m, BUFFER_MIX_HEADS, f, rows, HD);
+    t->attn_out_heads = plan_shared_rows(m, BUFFER_ATTN_OUT_HEADS, f, rows, HD);
     if (m->forward_only)
         return;
     t->datt_heads = plan_shared_rows(m, BUFFER_DATT_HEADS, f, rows, HD);
@@ -324,7 +325,7 @@ static void plan_work(Planner *p)
     plan_gradients(p, plan_dgate_up(&mlp, 2 * F), same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(p, BUFFER_DQKV_OP, S));
     if (r->stream.dtype == BF16)
         plan_scratch(m);
-    t->dlow = c->lora.rank ? shared(p, BUFFER_DLOW, r->stream, LOW_RANK_PARTS * c->lora.rank) : (Tensor){ 0 };
+    t->dxa = c->lora.rank ? shared(p, BUFFER_DXA, r->stream, LORA_PARTS * c->lora.rank) : (Tensor){ 0 };
 }
 
 /* The first block of this stage in which forward leaves what it leaves in block l. */
@@ -332,7 +333,7 @@ static int first_like(const Planner *p, int l)
 {
     const Recipe *r = &p->m->recipe;
     int first = 0;
-    while (recipe_keep(r, first) != recipe_keep(r, l) || !fsdp_holds(p->f, unit_of_layer(p->m->config, first)))
+    while (recipe_keep(r, first) != recipe_keep(r, l) || !store_holds(p->f, unit_of_layer(p->m->config, first)))
         first++;
     return first;
 }
@@ -342,7 +343,7 @@ static void plan_own_memory(Planner *p, int l)
 {
     const Offload *o = &p->m->offload;
     Acts *a = &p->m->acts[l];
-    Arena *all = p->arena, slot = { all->base, o->at + (size_t)(l % o->slots) * o->bytes };
+    Arena *all = p->arena, slot = { all->memory, o->at + (size_t)(l % o->slots) * o->bytes };
     if (o->slots < p->m->L)
         p->arena = &slot;
     p->arena->used = whole_256(p->arena->used);
@@ -403,20 +404,20 @@ static int sets_of(const Model *m, const ParamStore *f, int u)
 static void plan_unit(Planner *p, int u)
 {
     Model *m = p->m;
-    Arena *const ranges = p->ranges;
-    const size_t at = m->range_at[u] = ranges->used;
+    Arena *const amaxes = p->amaxes;
+    const size_t at = m->amax_at[u] = amaxes->used;
     for (int set = 0; set < sets_of(m, p->f, u); set++) {
-        Arena own = { .base = (char *)ranges->base + (size_t)set * m->range_bytes, .used = at };
-        p->ranges = &own;
+        Arena own = { .memory = (char *)amaxes->memory + (size_t)set * m->amax_bytes, .used = at };
+        p->amaxes = &own;
         stages_use_set(m, set);
-        if (!fsdp_holds(p->f, u))
+        if (!store_holds(p->f, u))
             plan_output(p, u);
         else if (p->f->shape[u].kind->plan)
             p->f->shape[u].kind->plan(p, m, u);
-        ranges->used = own.used;
+        amaxes->used = own.used;
     }
-    p->ranges = ranges;
-    m->range_at[u + 1] = ranges->used;
+    p->amaxes = amaxes;
+    m->amax_at[u + 1] = amaxes->used;
     stages_use_set(m, 0);
 }
 
@@ -430,9 +431,9 @@ static void plan_outgoing(Planner *p)
     }
 }
 
-void plan_units(Arena *arena, Arena *ranges, Model *m, const ParamStore *f)
+void plan_units(Arena *arena, Arena *amaxes, Model *m, const ParamStore *f)
 {
-    Planner planner = { arena, ranges, m, f, m->trains_matrices, m->recipe.keep, m->rows }, *p = &planner;
+    Planner planner = { arena, amaxes, m, f, m->trains_matrices, m->recipe.keep, m->rows }, *p = &planner;
     const int last = p->f->num_units - 1;
     const size_t before = p->arena->used;
     plan_slots(p->arena, m);

@@ -2,7 +2,7 @@
  * ranks and no device: it can be done for any rank of any number. */
 #pragma once
 #include "model/buffers.h"
-#include "model/fsdp_plan.h"
+#include "model/param_store.h"
 
 /* What a kind of unit (units.h) asks for its buffers: (N, cols) that the unit has for itself; and what the built-in kinds plan. */
 typedef struct Planner Planner;
@@ -15,8 +15,9 @@ Tensor plan_shared_rows(Model *m, Buffer b, Format f, int rows, int cols);
 void   plan_block     (Planner *p, Model *m, int unit);
 void   plan_head_input(Planner *p, Model *m, int unit);
 
-/* plan.c: all buffers of units and what they share; ranges: of FP8 operands. plan_head.c: those of the head's logits and losses. */
-void   plan_units     (Arena *arena, Arena *ranges, Model *m, const ParamStore *f);
+/* plan.c: all buffers of units and what they share; amaxes: of the scales of FP8 operands. plan_head.c: those of the head's logits
+ * and losses. */
+void   plan_units     (Arena *arena, Arena *amaxes, Model *m, const ParamStore *f);
 void   plan_head      (Arena *arena, Model *m, const Config *c);
 
 /* Measures: fills the sizes of `m` and `f` and makes their host memory. model_free (model.h) frees it. */

@@ -30,7 +30,7 @@ static void plan_attention(Arena *arena, Model *m)
         const int l = i % m->L;
         stages_use_set(m, i / m->L);
         m->acts[l].attn = m->attn;
-        m->acts[l].attn.rope = m->rope[layer_rotation(c, l)] + (size_t)m->place * (size_t)m->attn.T * (size_t)m->attn.D;
+        m->acts[l].attn.rope = m->rope[layer_rotation(c, l)] + (size_t)m->context_rank * (size_t)m->attn.T * (size_t)m->attn.D;
         m->acts[l].attn.window = layer_slides(c, l) ? c->sliding_window : 0;
         m->acts[l].heads = context_attention(m, m->acts[l].attn);
     }
@@ -58,20 +58,20 @@ static void plan_all(Arena *arena, Model *m, ParamStore *f, const Config *c, Sha
 {
     PlanBytes *b = &m->bytes;
     arena->used = 0;
-    fsdp_plan(f, arena, c, p);
+    store_plan(f, arena, c, p);
     m->trains_matrices = trains_matrices(f);
-    m->has_head = fsdp_holds(f, f->num_units - 1);
+    m->has_head = store_holds(f, f->num_units - 1);
     b->units = arena->used;
     m->offload.slots = p.slots > 0 && p.slots < m->L && !m->forward_only ? p.slots : m->L;
-    f->stage_bytes = fsdp_stage_bytes(f);
+    f->stage_bytes = store_stage_bytes(f);
     const size_t parts = STAGES_OF_UPDATE * f->stage_bytes, matrices = muon_bytes(f, c), tied = stages_tied_bytes(f);
     const size_t update = parts > matrices ? parts : matrices, staging = update > tied ? update : tied;
     f->staging_bytes = m->shared_bytes > staging ? m->shared_bytes : staging;
     f->staging = m->shared_memory = arena_alloc(arena, f->staging_bytes);
-    m->ranges = arena_alloc(arena, (size_t)m->num_sets * m->range_bytes);
-    Arena ranges = { .base = (char *)m->ranges };
-    plan_units(arena, &ranges, m, f);
-    m->range_bytes = ranges.used;
+    m->amaxes = arena_alloc(arena, (size_t)m->num_sets * m->amax_bytes);
+    Arena amaxes = { .memory = (char *)m->amaxes };
+    plan_units(arena, &amaxes, m, f);
+    m->amax_bytes = amaxes.used;
     b->work = arena->used - b->units - b->blocks;
     projector_plan_rows(arena, m);
     plan_head(arena, m, c);
@@ -115,7 +115,7 @@ void model_plan(Model *m, ParamStore *f, const Config *c, ShardChoice p)
     *f = (ParamStore){ 0 };
     m->T = T;
     m->context = context_ranks(&c->strategy);
-    m->place = comm_group_rank(RANKS_CONTEXT) % m->context;         /* a dry run has no mesh */
+    m->context_rank = comm_group_rank(RANKS_CONTEXT) % m->context;  /* a dry run has no mesh */
     m->tensor_ranks = tensor_ranks(&c->strategy);
     m->tensor_place = p.tensor_place;
     if (m->tensor_ranks > 1)
@@ -128,7 +128,7 @@ void model_plan(Model *m, ParamStore *f, const Config *c, ShardChoice p)
     m->tile = p.tile > 0 && p.tile < m->rows && !m->observed && !c->generate ? p.tile : m->rows;
     m->num_sets = most_in_flight(m, &p.pipe);
     m->sets = xcalloc((size_t)m->num_sets * (size_t)unit_count(mc), sizeof *m->sets);
-    m->range_at = xcalloc((size_t)unit_count(mc) + 1, sizeof *m->range_at);
+    m->amax_at = xcalloc((size_t)unit_count(mc) + 1, sizeof *m->amax_at);
     stages_use_set(m, 0);
     m->host_doc_start = xmalloc(sizeof(int) * ((size_t)m->rows * (size_t)m->context + 1));
     m->host_part = xmalloc(sizeof(int) * (size_t)m->rows);
@@ -148,7 +148,7 @@ void model_replan(Model *m, ParamStore *f, const Config *c, ShardChoice p)
 
 void model_place_tensors(Model *m, ParamStore *f, const Config *c)
 {
-    ShardChoice p = fsdp_placement(f);
+    ShardChoice p = store_shard_choice(f);
     p.slots = m->offload.slots;
-    plan_all(&(Arena){ .base = m->memory }, m, f, c, p);
+    plan_all(&(Arena){ .memory = m->memory }, m, f, c, p);
 }

@@ -56,7 +56,7 @@ static void copy_row(Model *m, int i, const void *values)
     free(row);
 }
 
-/* Token (b, t) is this rank's token b T' + t - place T' if t is in its part of the sequence (context.h). */
+/* Token (b, t) is this rank's token b T' + t - context_rank T' if t is in its part of the sequence (context.h). */
 void projector_put(Model *m, const void *const *rows)
 {
     ImageBuffers *b = &m->image;
@@ -65,7 +65,7 @@ void projector_put(Model *m, const void *const *rows)
     if (m->config->image.feature_size == 0 || !b->x.data)
         return;
     for (int n = 0; n < m->N && rows; n++) {
-        const void *values = rows[(size_t)(n / own) * (size_t)m->T + (size_t)(m->place * own + n % own)];
+        const void *values = rows[(size_t)(n / own) * (size_t)m->T + (size_t)(m->context_rank * own + n % own)];
         if (!values)
             continue;
         copy_row(m, count, values);

@@ -51,8 +51,8 @@ const Recipe *recipe_find(const char *name)
 Keep recipe_keep(const Recipe *r, int block)
 {
     const int n = r->recompute;
-    const bool again = n > 0 ? block % n == 0 : n < 0 && block % -n != 0;
-    return again ? KEEP_BLOCK : r->keep;
+    const bool recomputes = n > 0 ? block % n == 0 : n < 0 && block % -n != 0;
+    return recomputes ? KEEP_BLOCK : r->keep;
 }
 
 bool recipe_recomputes(const Recipe *r)

@@ -24,7 +24,7 @@ typedef enum { FAST_NONE, FAST_FORWARD, FAST_ALL } FastAccumulation;
 typedef enum {
     OF_MICROBATCH,  /* one micro-batch: its amax is computed before encoding                                */
     OF_STEP         /* one step: later micro-batches are encoded with headroom over the first one's amax;
-                       see range_is_reused                                                             */
+                       see scale_is_reused                                                             */
 } ScalesOf;
 
 /* How the FP8 input of `down`, SwiGLU's output, is scaled. */

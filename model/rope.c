@@ -18,9 +18,9 @@ static double llama3(const ModelConfig *c, double f)
 }
 
 /* The pair, as a real number, with this many rotations over the original context. */
-static double pair_of(const ModelConfig *c, double turns)
+static double pair_of(const ModelConfig *c, double rotations)
 {
-    return c->head_dim * log(c->rope_scaling.original_length / (turns * 2 * M_PI)) / (2 * log(c->rope_theta));
+    return c->head_dim * log(c->rope_scaling.original_length / (rotations * 2 * M_PI)) / (2 * log(c->rope_theta));
 }
 
 /* Pairs with more than beta_fast rotations over the original context stay, those with less than beta_slow are divided by `factor`,

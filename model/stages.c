@@ -16,13 +16,13 @@ void stages_use_set(Model *m, int set)
 
 static char *ranges_of(const Model *m, int set, int unit)
 {
-    return (char *)m->ranges + (size_t)set * m->range_bytes + m->range_at[unit];
+    return (char *)m->amaxes + (size_t)set * m->amax_bytes + m->amax_at[unit];
 }
 
 void stages_use(Model *m, const ParamStore *f, UnitRange units, PipelineRow r)
 {
     const int sets = pipeline_in_flight(&f->pipe, r.chunk), set = r.micro % sets;
-    const size_t bytes = m->range_at[units.end] - m->range_at[units.first];
+    const size_t bytes = m->amax_at[units.end] - m->amax_at[units.first];
     stages_use_set(m, set);
     if (!r.backward && r.micro > 0 && sets > 1 && bytes > 0)
         device_copy(ranges_of(m, set, units.first), ranges_of(m, (r.micro - 1) % sets, units.first), bytes);

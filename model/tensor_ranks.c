@@ -48,7 +48,7 @@ void gather_rows(const Model *m, Tensor t, Tensor x)
     /* A scale grows with its range, and both with the maximum that they are made from: the largest are those of all tokens. */
     quantize_scale(own, x);
     share_maximum(t.scale);
-    share_maximum(t.range);
+    share_maximum(t.scale_amax);
     quantize_codes(own, x);
     gather(m, t, t);
 }

@@ -32,7 +32,8 @@ UnitLayout *trainable_shapes(const Config *c, const HfTensor *tensor, int count)
     }
     for (const HfTensor *t = tensor; t < tensor + count; t++) {
         Param *p = &shape[t->unit].param[t->param];
-        const Region region = p->is_operand && c->model.lora.base != BASE_AS_FROZEN ? BASE : is_trained(c, t) ? TRAINED : FROZEN;
+        const Region region = p->is_operand && c->model.lora.base != BASE_AS_FROZEN ? QUANTIZED : is_trained(c, t) ? TRAINED
+                            : FROZEN;
         CHECK(t->first == 0 || region == p->region, "%s and %s are one matrix", t[-1].name, t->name);
         p->region = region;
     }

@@ -60,7 +60,7 @@ typedef enum { ONES, ZEROS, STD_EMBEDDING, STD_IN, STD_ATTENTION_OUT, STD_MLP_OU
 /* A parameter that units of a kind have, in the order of their flat buffer. */
 typedef struct {
     const char *name;
-    size_t      place;      /* offset in Unit */
+    size_t      offset;     /* offset in Unit */
     Size        rows, cols;
     Split       split;
     Init        init;

@@ -86,8 +86,8 @@ static void add_part(ParamStore *f, Parts *all, int u, const Param *p, size_t fi
     const size_t at = p->offset + first;
     UpdatePart *part = &all->part[all->count++];
     *part = (UpdatePart){ .unit = u, .param = p, .first = first, .n = n,
-                          .master_on_host = fsdp_on_host(f, u, HOST_MASTER) && n > 0,
-                          .states_on_host = fsdp_on_host(f, u, HOST_MOMENTS) && n > 0 };
+                          .master_on_host = store_on_host(f, u, HOST_MASTER) && n > 0,
+                          .states_on_host = store_on_host(f, u, HOST_MOMENTS) && n > 0 };
     if (n == 0)
         return;
     part->master = slice_view(&s->slice[TRAINED], s->slice[TRAINED].stored, at, n);
@@ -102,9 +102,9 @@ static void add_part(ParamStore *f, Parts *all, int u, const Param *p, size_t fi
 static void add_parts(ParamStore *f, Parts *all, int u, const Param *p)
 {
     const size_t group = largest_group(f, &f->shard[u]);
-    const bool whole = fsdp_on_host(f, u, HOST_MASTER) || !fsdp_on_host(f, u, HOST_MOMENTS);
+    const bool whole = store_on_host(f, u, HOST_MASTER) || !store_on_host(f, u, HOST_MOMENTS);
     size_t first, n = shard_part(&f->shard[u], p, &first);
-    for (size_t done = 0; done < n || (n == 0 && done == 0 && fsdp_encodes(f, u, p)); done += PART_OF_UPDATE) {
+    for (size_t done = 0; done < n || (n == 0 && done == 0 && store_encodes(f, u, p)); done += PART_OF_UPDATE) {
         size_t count = !whole && n - done > PART_OF_UPDATE ? PART_OF_UPDATE : n - done;
         if (group)
             count = (count + group - 1) / group * group;
@@ -171,7 +171,7 @@ static Tensor copy_tensor(Arena *stage, Tensor t, Direction d)
 /* The part as it is in its stage; `stage` is one of STAGES_OF_UPDATE. */
 static UpdatePart copy_part(const ParamStore *f, const UpdatePart *p, int stage, Direction d)
 {
-    Arena arena = { .base = (char *)f->staging + (size_t)stage * f->stage_bytes };
+    Arena arena = { .memory = (char *)f->staging + (size_t)stage * f->stage_bytes };
     UpdatePart staged = *p;
     trace_begin(d == TO_DEVICE ? "fetch" : "offload", p->unit);
     if (p->master_on_host)
@@ -221,7 +221,7 @@ static void step_part(ParamStore *f, const Config *c, StepParams step, const Upd
     step.weight_decay = decays ? c->optimizer.weight_decay : 0;
     if (part->n > 0)
         step_runs(f, step, part);
-    if (fsdp_encodes(f, part->unit, p)) {
+    if (store_encodes(f, part->unit, p)) {
         Tensor own = part->master;
         size_t first;
         own.cols = (int)shard_part(s, p, &first);
@@ -295,5 +295,5 @@ void optimizer_step(ParamStore *f, const Config *c, long step, long update, doub
     if (f->optimizer->orthogonalizes)
         muon_step(f, c, &params);
     free(all.part);
-    fsdp_updated(f);
+    store_updated(f);
 }

@@ -22,7 +22,7 @@ static inline const char *save_base(SmallModel a)
     ModelConfig m = architecture(a);
     const Format f32 = { F32, 0 };
     open_run(&r, &m, f32, f32, f32);
-    fsdp_init(&r.fsdp, &r.config.model, 3);
+    store_init(&r.store, &r.config.model, 3);
     save(&r, 1);
     const char *folder = lasting(step_folder(&r, 1));
     close_run(&r);
@@ -62,7 +62,7 @@ static inline void module_shape(int *out, int *in, const ModelConfig *m, int mod
     *in = shape[module][1];
 }
 
-static inline const char *low_name(int layer, int module, char matrix)
+static inline const char *adapter_name(int layer, int module, char matrix)
 {
     return text("base_model.model.model.layers.%d.%s.%s.lora_%c.weight", layer, module_rows[module].group, module_rows[module].name,
                 matrix);

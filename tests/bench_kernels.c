@@ -115,11 +115,11 @@ static void bench_coat(const Model *m)
     Tensor res = make_normal(BF16_, N, C, 1), dh = make_normal(BF16_, N, C, 1), stats = make(F32_, N, 2);
     Tensor w = make_normal(BF16_, 1, C, 1), dw = make(BF16_, 1, C), x = make(E4M3_16, N, C);
     Tensor h = make_operand(E4M3_, N, C);
-    Tensor h_rows = rows_only(h), h_turned = transpose_only(h), dy = make_operand(E5M2_, N, C), amax = make(F32_, 1, 1);
+    Tensor h_rows = rows_only(h), h_transposed = transpose_only(h), dy = make_operand(E5M2_, N, C), amax = make(F32_, 1, 1);
     TIME_BYTES("coat: norm_forward, x and h", (2 + 1.0625 + 2 + 1) * n,
                norm_forward(h_rows, x, stats.data, res, w, NONE, rms, FROM_EXACT));
     in_step(ELEMENTWISE, 2 * blocks(m));
-    TIME_BYTES("coat: norm_again, h transposed", (1.0625 + 1) * n, norm_again(h_turned, x, stats.data, w));
+    TIME_BYTES("coat: norm_recompute, h transposed", (1.0625 + 1) * n, norm_recompute(h_transposed, x, stats.data, w));
     in_step(ELEMENTWISE, 2 * blocks(m));
     TIME_BYTES("coat: norm_backward, dx +=, its maximum", (2 + 1.0625 + 4) * n,
                norm_backward(res, amax.data, dw, dh, x, stats.data, w, rms, true));
@@ -128,18 +128,18 @@ static void bench_coat(const Model *m)
     in_step(ELEMENTWISE, 2 * blocks(m));
     TIME_BYTES("coat: quantize attention output", (2 + 2 + 1) * n, quantize(h_rows, dh));
     in_step(ELEMENTWISE, blocks(m));
-    TIME_BYTES("coat: the same, transposed", (2 + 1) * n, quantize_codes(h_turned, dh));
+    TIME_BYTES("coat: the same, transposed", (2 + 1) * n, quantize_codes(h_transposed, dh));
     in_step(ELEMENTWISE, blocks(m));
     TIME_BYTES("coat-lean: attention output expanded, transposed too", (1 + 2 + 1) * n, expand_operand(dh, h));
     release();
     Tensor wide = make_normal(BF16_, N, 2 * F, 1), gate_up = make(E4M3_16, N, 2 * F), act = make_operand(E4M3_, N, F);
-    Tensor act_rows = rows_only(act), act_turned = transpose_only(act), dact = make_normal(BF16_, N, F, 1);
+    Tensor act_rows = rows_only(act), act_transposed = transpose_only(act), dact = make_normal(BF16_, N, F, 1);
     Tensor dwide = make_operand(E5M2_, N, 2 * F);
     TIME_BYTES("coat: swiglu_forward, gate_up and act", (4 + 2.125 + 4 + 1) * f,
                swiglu_forward(act_rows, gate_up, wide, NO_PRODUCT, FROM_EXACT));
     in_step(ELEMENTWISE, blocks(m));
     TIME_BYTES("coat: swiglu_backward, act transposed", (4.125 + 4.125 + 5) * f,
-               swiglu_backward(dwide, act_turned, dact, NO_PRODUCT, gate_up));
+               swiglu_backward(dwide, act_transposed, dact, NO_PRODUCT, gate_up));
     in_step(ELEMENTWISE, blocks(m));
     release();
     Attention a = attention_of(m);
@@ -168,11 +168,11 @@ static void bench_ranges(const Model *m)
     release();
     Tensor wide = make_normal(BF16_, N, 2 * F, 1), gate_up = make(E4M3_16, N, 2 * F), dact = make_normal(BF16_, N, F, 1);
     Tensor act = with_range(make_operand(E4M3_, N, F)), dwide = with_range(make_operand(E5M2_, N, 2 * F));
-    Tensor act_rows = rows_only(act), act_turned = transpose_only(act);
+    Tensor act_rows = rows_only(act), act_transposed = transpose_only(act);
     TIME_IN_RANGE("in range: swiglu_forward, gate_up and act", (4 + 2.125 + 1) * f,
                   swiglu_forward(act_rows, gate_up, wide, NO_PRODUCT, FROM_EXACT));
     TIME_IN_RANGE("in range: swiglu_backward, act transposed", (4.125 + 5) * f,
-                  swiglu_backward(dwide, act_turned, dact, NO_PRODUCT, gate_up));
+                  swiglu_backward(dwide, act_transposed, dact, NO_PRODUCT, gate_up));
     release();
     Attention a = attention_of(m);
     Tensor qkv = make_normal(BF16_, N, S, 1), dqkv = with_range(make_operand(E5M2_, N, S));
@@ -355,11 +355,11 @@ static void bench_matmul_swiglu(const Model *m)
     source.rows = 2 * F, quantize(w, source);
     x.fast = true;
     matmul_swiglu(act, gate_up, wide, x, w);
-    ranges_reused = true;
+    scales_reused = true;
     TIME_FLOPS("in range: matmul_swiglu FP8", 4.0 * N * F * C, matmul_swiglu(act, gate_up, wide, x, w));
     act.channel = ones(F);
     TIME_FLOPS("in range: matmul_swiglu FP8, factors", 4.0 * N * F * C, matmul_swiglu(act, gate_up, wide, x, w));
-    ranges_reused = false;
+    scales_reused = false;
     release();
 }
 
@@ -377,11 +377,11 @@ static void bench_matmul_dx_swiglu(const Model *m)
     act.data = NULL;
     dy.fast = true;
     matmul_dx_swiglu(dgate_up, act, dact, dy, w, gate_up);
-    ranges_reused = true;
+    scales_reused = true;
     TIME_FLOPS("in range: matmul_dx_swiglu FP8", 2.0 * N * F * C, matmul_dx_swiglu(dgate_up, act, dact, dy, w, gate_up));
     act.channel = ones(F);
     TIME_FLOPS("in range: matmul_dx_swiglu FP8, factors", 2.0 * N * F * C, matmul_dx_swiglu(dgate_up, act, dact, dy, w, gate_up));
-    ranges_reused = false;
+    scales_reused = false;
     TIME_BYTES("fold_channels", 2.0 * C * F, fold_channels(folded, rows_only(w), act.channel));
     release();
 }

@@ -15,33 +15,33 @@ static void bench_lora_layer(const char *name, int N, int C, int O, int parts)
 {
     enum { RANK = 16 };
     const double n = (double)N * C, o = (double)N * O;
-    LowRank a = { .w = make_normal(BF16_, parts * RANK, C, 1), .num_parts = 1 };
-    LowRank b = { .w = make_normal(BF16_, O, RANK, 1), .is_b = true, .num_parts = parts };
+    LoraMatrix a = { .w = make_normal(BF16_, parts * RANK, C, 1), .num_parts = 1 };
+    LoraMatrix b = { .w = make_normal(BF16_, O, RANK, 1), .is_b = true, .num_parts = parts };
     for (int i = 0; i < parts; i++)
         b.part[i].first = O / parts * i, b.part[i].width = O / parts;
-    LowRank da = a, db = b;
+    LoraMatrix da = a, db = b;
     da.w = make_normal(BF16_, parts * RANK, C, 1), db.w = make_normal(BF16_, O, RANK, 1);
     Tensor dense = make_normal(BF16_, N, C > O ? C : O, 1), x = make(E4M3_, N, C), dy = make(E5M2_, N, O);
-    Tensor low = make(BF16_, N, parts * RANK), y = make(BF16_, N, O), dx = make(BF16_, N, C);
+    Tensor xa = make(BF16_, N, parts * RANK), y = make(BF16_, N, O), dx = make(BF16_, N, C);
     dense.cols = C, quantize(x, dense);
     dense.cols = O, quantize(dy, dense);
-    TIME_BYTES(lora_label(name, "narrow(x, A) FP8"), n, lora_narrow(low, x, a, 0.01f));
-    TIME_BYTES(lora_label(name, "widen(low, B)"), 2 * o, lora_widen(y, low, b, NONE));
-    TIME_BYTES(lora_label(name, "widen(low, B, add)"), 4 * o, lora_widen(y, low, b, dense));
-    TIME_BYTES(lora_label(name, "narrow(dy, B) FP8"), o, lora_narrow(low, dy, b, 0.01f));
-    TIME_BYTES(lora_label(name, "narrow(dy, B) bf16"), 2 * o, lora_narrow(low, dense, b, 0.01f));
-    TIME_BYTES(lora_label(name, "widen(dlow, A)"), 2 * n, lora_widen(dx, low, a, NONE));
-    TIME_BYTES(lora_label(name, "dB, dy FP8"), o, lora_dw(db, low, dy));
-    TIME_BYTES(lora_label(name, "dB, dy bf16"), 2 * o, lora_dw(db, low, dense));
-    TIME_BYTES(lora_label(name, "dA, x FP8"), n, lora_dw(da, low, x));
+    TIME_BYTES(lora_label(name, "narrow(x, A) FP8"), n, lora_narrow(xa, x, a, 0.01f));
+    TIME_BYTES(lora_label(name, "widen(xa, B)"), 2 * o, lora_widen(y, xa, b, NONE));
+    TIME_BYTES(lora_label(name, "widen(xa, B, add)"), 4 * o, lora_widen(y, xa, b, dense));
+    TIME_BYTES(lora_label(name, "narrow(dy, B) FP8"), o, lora_narrow(xa, dy, b, 0.01f));
+    TIME_BYTES(lora_label(name, "narrow(dy, B) bf16"), 2 * o, lora_narrow(xa, dense, b, 0.01f));
+    TIME_BYTES(lora_label(name, "widen(dxa, A)"), 2 * n, lora_widen(dx, xa, a, NONE));
+    TIME_BYTES(lora_label(name, "dB, dy FP8"), o, lora_dw(db, xa, dy));
+    TIME_BYTES(lora_label(name, "dB, dy bf16"), 2 * o, lora_dw(db, xa, dense));
+    TIME_BYTES(lora_label(name, "dA, x FP8"), n, lora_dw(da, xa, x));
     release();
 }
 
 /* Rank 16, on the columns of up to three consecutive parts. */
-static LowProduct make_product(int N, int parts, const int *width)
+static LoraProduct make_product(int N, int parts, const int *width)
 {
     enum { RANK = 16 };
-    LowProduct p = { make_normal(BF16_, N, parts * RANK, 0.01f), { .is_b = true, .num_parts = parts } };
+    LoraProduct p = { make_normal(BF16_, N, parts * RANK, 0.01f), { .is_b = true, .num_parts = parts } };
     int rows = 0;
     for (int i = 0; i < parts; rows += width[i++])
         p.m.part[i].first = rows, p.m.part[i].width = width[i];
@@ -54,13 +54,13 @@ static void bench_lora_added(const Model *m)
 {
     const int N = m->B * m->T, F = m->F, q = m->H * m->D, k = m->K * m->D, S = q + 2 * k;
     const double f = (double)N * F, s = (double)N * S;
-    LowProduct product = make_product(N, 2, (int[]){ F, F });
+    LoraProduct product = make_product(N, 2, (int[]){ F, F });
     Tensor wide = make_normal(BF16_, N, 2 * F, 1), gate_up = make(E4M3_16, N, 2 * F);
     Tensor codes = make(E4M3_, N, F), act = make(BF16_, N, F);
     TIME_BYTES("lora: swiglu_forward adds, gate_up and act", (4 + 2.125 + 4 + 1) * f,
                swiglu_forward(codes, gate_up, wide, product, FROM_EXACT));
     Tensor dact = make_normal(BF16_, N, F, 1), dwide = make(E5M2_, N, 2 * F), dense = make(BF16_, N, 2 * F);
-    const LowProduct back = { make_normal(BF16_, N, 16, 0.01f), { .w = make_normal(BF16_, 16, F, 1), .num_parts = 1 } };
+    const LoraProduct back = { make_normal(BF16_, N, 16, 0.01f), { .w = make_normal(BF16_, 16, F, 1), .num_parts = 1 } };
     TIME_BYTES("lora: swiglu_backward adds, FP8 and act", (4.125 + 4.125 + 3) * f,
                swiglu_backward(dwide, codes, dact, back, gate_up));
     Tensor codes_kept = with_range(codes), dwide_kept = with_range(dwide);

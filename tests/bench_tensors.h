@@ -13,7 +13,7 @@ typedef struct { const char *name; int B, T, C, H, K, D, F, V, chunk; long param
 static const Format F32_ = { .dtype = F32 }, BF16_ = { .dtype = BF16 }, E4M3_ = { .dtype = E4M3 };
 static const Format E4M3_16 = { .dtype = E4M3, .group = 16 }, E5M2_ = { .dtype = E5M2 };
 static const Tensor NONE = { 0 };
-static const LowProduct NO_PRODUCT = { 0 };
+static const LoraProduct NO_PRODUCT = { 0 };
 
 /* How often a step runs an operation of each block, each chunk of logits or each micro-batch. */
 static inline double blocks(const Model *m) { return (double)m->L * m->micro_batches; }
@@ -78,12 +78,12 @@ static inline Tensor make_normal(Format f, int rows, int cols, float std)
     return t;
 }
 
-static bool ranges_reused;
+static bool scales_reused;
 
 static inline Tensor with_range(Tensor t)
 {
-    t.range = hold(sizeof(float));
-    t.range_reused = &ranges_reused;
+    t.scale_amax = hold(sizeof(float));
+    t.scale_reused = &scales_reused;
     return t;
 }
 
@@ -91,9 +91,9 @@ static inline Tensor with_range(Tensor t)
 #define TIME_IN_RANGE(name, bytes, call)       \
     do {                                       \
         call;                                  \
-        ranges_reused = true;                  \
+        scales_reused = true;                  \
         TIME_BYTES(name, bytes, call);         \
-        ranges_reused = false;                 \
+        scales_reused = false;                 \
     } while (0)
 
 /* ---- attention ------------------------------------------------------------------------------------------------ */

@@ -23,10 +23,10 @@ static inline ModelConfig wide(SmallModel a)
 /* Puts values into the first block's q_proj, from element `at` on. */
 static inline void put_in_q(Run *r, size_t at, const float *values, size_t n)
 {
-    const Param *qkv = r->fsdp.shape[1].param;
+    const Param *qkv = r->store.shape[1].param;
     while (strcmp(qkv->name, "qkv") != 0)
         qkv++;
-    device_put((float *)r->fsdp.shard[1].slice[TRAINED].stored.data + qkv->offset + at, values, n * sizeof *values);
+    device_put((float *)r->store.shard[1].slice[TRAINED].stored.data + qkv->offset + at, values, n * sizeof *values);
 }
 
 /* The value of a finite code of a format with these bits, by its definition. */
@@ -73,7 +73,7 @@ static inline const char *save_wide(SmallModel a)
     const Format f32 = { F32, 0 };
     const float zeros[128] = { 0 }, outlier = 3.21f;
     open_run(&r, &m, f32, f32, f32);
-    fsdp_init(&r.fsdp, &r.config.model, 3);
+    store_init(&r.store, &r.config.model, 3);
     put_in_q(&r, 0, zeros, 128);
     put_in_q(&r, 200, &outlier, 1);
     for (size_t row = 2; row < 8; row++)

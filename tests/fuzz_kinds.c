@@ -86,14 +86,14 @@ static void read_checkpoint(void)
     TrainState s = { 0 };
     char *latest = checkpoint_latest(now->folder);
     demand(latest, "a save_folder with a checkpoint has none");
-    checkpoint_load(latest, &model.config, &model.fsdp, &s, true);
+    checkpoint_load(latest, &model.config, &model.store, &s, true);
     demand(s.step >= 0 && s.tokens >= 0 && s.updates >= 0, "a state is negative");
 }
 
 static void read_weights(void)
 {
     TrainState s;
-    checkpoint_load(in_folder("step1"), &model.config, &model.fsdp, &s, false);
+    checkpoint_load(in_folder("step1"), &model.config, &model.store, &s, false);
 }
 
 /* Its size is that in the manifest, so that it is opened. */
@@ -116,10 +116,10 @@ static uint64_t hash_tensor(uint64_t hash, Tensor t)
 static uint64_t hash_model(void)
 {
     uint64_t hash = HASH_OF_NOTHING;
-    for (int u = 0; u < model.fsdp.num_units; u++) {
-        const Shard *s = &model.fsdp.shard[u];
+    for (int u = 0; u < model.store.num_units; u++) {
+        const Shard *s = &model.store.shard[u];
         hash = hash_tensor(hash, s->slice[TRAINED].stored);
-        for (int i = 0; i < model.fsdp.optimizer->num_states; i++)
+        for (int i = 0; i < model.store.optimizer->num_states; i++)
             hash = hash_tensor(hash, s->state[i]);
     }
     return hash;
@@ -245,7 +245,7 @@ static void read_names(void)
     for (long step = 1; step <= 3; step++)
         save(&r, step);
     TrainState s = state_of(2);
-    free(checkpoint_set_aside(&r.config, &r.fsdp, &s, r.file_limit));
+    free(checkpoint_set_aside(&r.config, &r.store, &s, r.file_limit));
     folder_clear(folder);
     for (int i = 0; i < count; i++)
         demand(entry(folder, line[i], false), "what somebody else made is not there any more");

@@ -32,7 +32,7 @@ static void add_files(Kind *k, const char *pattern)
 
 static void seed_yaml(Kind *k)
 {
-    add_text(k, try_base);
+    add_text(k, try_complete);
     add_text(k, try_published);
     add_text(k, "data: {paths: [a]}\nglobal_train_batch_size: 8\ndevice_train_microbatch_size: 2\n"
                 "model: {d_model: 64, n_layers: 2, n_heads: 4, vocab_size: 100, layer_norm_type: rms}\n"
@@ -192,7 +192,7 @@ const char *kinds_make(void)
     ModelConfig m = architecture(LLAMA);
     m.d_model = 16, m.n_layers = 1, m.n_heads = m.n_kv_heads = 2, m.head_dim = 8, m.mlp_width = 16, m.vocab_size = 20;
     open_run(&model, &m, (Format){ F32, 0 }, (Format){ E4M3, 128, true }, (Format){ F32, 0 });
-    fsdp_init(&model.fsdp, &m, 3);
+    store_init(&model.store, &m, 3);
     for (int i = 0; i < num_kinds; i++) {
         Kind *k = &kinds[i];
         snprintf(k->folder, sizeof k->folder, "%s/%d-%s", root, i, k->name);

@@ -23,7 +23,7 @@
 #define U24 0x1p-24         /* unit roundoff of F32 */
 
 static const Tensor NONE = { 0 };
-static const LowProduct NO_PRODUCT = { 0 };
+static const LoraProduct NO_PRODUCT = { 0 };
 
 /* The formats of a pass; a kernel test runs once per row. */
 typedef struct { const char *name; Format act, weight, grad; } FormatRow;

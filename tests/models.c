@@ -157,7 +157,7 @@ void test_fill_adapters(ParamStore *f, uint64_t seed)
             if ((p->is_b || (p->is_vector && !p->is_norm)) && n > 0)
                 fill(shard_weights(&f->shard[u], p, first, n), p, seed + (uint64_t)(u * NUM_PARAMS + p->id), first);
         }
-    fsdp_loaded(f);
+    store_loaded(f);
 }
 
 float test_uniform(uint64_t seed, uint64_t i)

@@ -2,7 +2,7 @@
  * of another channel in each. */
 #pragma once
 #include "kernels/values.h"
-#include "model/fsdp_plan.h"
+#include "model/param_store.h"
 #include "tests/models.h"
 
 static inline int outlier_of(int layer)
@@ -35,5 +35,5 @@ static inline void grow_outlier(ParamStore *f, float size)
                 device_put(t.data, bits, dtype_size(t.format.dtype));
             }
         }
-    fsdp_loaded(f);
+    store_loaded(f);
 }

@@ -50,7 +50,7 @@ static inline float *as_floats(Tensor t)
  * its loss times this, and an evaluation; 0: none. */
 typedef struct { Keep keep; bool saved_forward; int parts; ScalesOf scales; float behind; } How;
 
-static inline void step(Model *model, ParamStore *fsdp, const Config *c, int parts, uint64_t seed, float factor)
+static inline void step(Model *model, ParamStore *store, const Config *c, int parts, uint64_t seed, float factor)
 {
     const int N = model->N * parts, labels = parts > 1 ? N - model->N : N;
     int tokens[MAX_TOKENS], targets[MAX_TOKENS];
@@ -59,7 +59,7 @@ static inline void step(Model *model, ParamStore *fsdp, const Config *c, int par
     for (int n = 0; n < N; n++)
         targets[n] = (n + 1) % model->attn.T && n >= N - labels ? tokens[n + 1] : -1;
     for (int n = 0; n < N; n += model->N)
-        model_step(model, fsdp, tokens + n, targets + n, NULL, factor / (float)labels, (float)c->z_loss,
+        model_step(model, store, tokens + n, targets + n, NULL, factor / (float)labels, (float)c->z_loss,
                    n + model->N < N ? PASS_ACCUMULATE : PASS_COMPLETE);
 }
 
@@ -68,26 +68,26 @@ static inline Result run_config(Config c, int parts, float behind)
 {
     const ModelConfig *m = &c.model;
     Model model;
-    ParamStore fsdp;
+    ParamStore store;
     c.recipe.grads = (Format){ F32, 0 };
-    model_create(&model, &fsdp, &c);
-    fsdp_init(&fsdp, m, 3);
-    test_fill_adapters(&fsdp, 9);
+    model_create(&model, &store, &c);
+    store_init(&store, m, 3);
+    test_fill_adapters(&store, 9);
     if (behind != 0) {
         const int zeros[MAX_TOKENS] = { 0 };
-        step(&model, &fsdp, &c, parts, 2, behind);
-        model_step(&model, &fsdp, zeros, zeros, NULL, 0, 0, PASS_FORWARD);
+        step(&model, &store, &c, parts, 2, behind);
+        model_step(&model, &store, zeros, zeros, NULL, 0, 0, PASS_FORWARD);
         take_losses(&model);
-        fsdp_empty_grads(&fsdp);
+        fsdp_empty_grads(&store);
     }
-    step(&model, &fsdp, &c, parts, 1, 1);
-    Result r = { .loss = take_losses(&model).loss / model.N, .units = fsdp.num_units };
+    step(&model, &store, &c, parts, 1, 1);
+    Result r = { .loss = take_losses(&model).loss / model.N, .units = store.num_units };
     for (int u = 0; u < r.units; u++) {
-        r.shape[u] = fsdp.shape[u];
-        r.count[u] = fsdp.shard[u].slice[TRAINED].count;
-        r.gradient[u] = r.count[u] ? as_floats(fsdp.shard[u].grad) : NULL;
+        r.shape[u] = store.shape[u];
+        r.count[u] = store.shard[u].slice[TRAINED].count;
+        r.gradient[u] = r.count[u] ? as_floats(store.shard[u].grad) : NULL;
     }
-    model_free(&model, &fsdp);
+    model_free(&model, &store);
     return r;
 }
 

@@ -37,7 +37,7 @@ static inline bool exists(const char *path)
 
 /* ---- runs ------------------------------------------------------------------------------------------------- */
 
-typedef struct { Config config; ParamStore fsdp; void *memory; size_t file_limit; } Run;
+typedef struct { Config config; ParamStore store; void *memory; size_t file_limit; } Run;
 
 /* Makes a new folder, and memory for the configuration. */
 static inline void place(Run *r)
@@ -50,11 +50,11 @@ static inline void place(Run *r)
     r->config.save_folder = keep(256);
     snprintf(r->config.save_folder, 256, "%s/run%d", root, num_folders++);
     mkdir(r->config.save_folder, 0777);
-    fsdp_plan(&r->fsdp, &arena, &r->config, alone);
-    arena.base = r->memory = device_alloc(arena.used);
+    store_plan(&r->store, &arena, &r->config, alone);
+    arena.memory = r->memory = device_alloc(arena.used);
     arena.used = 0;
-    fsdp_place_gathered(&r->fsdp);
-    fsdp_plan(&r->fsdp, &arena, &r->config, alone);
+    store_place_gathered(&r->store);
+    store_plan(&r->store, &arena, &r->config, alone);
 }
 
 static inline void open_run_of(Run *r, const ModelConfig *m, const char *optimizer, Format master, Format m1, Format m2)
@@ -77,13 +77,13 @@ static inline void open_small(Run *r)
 {
     ModelConfig m = architecture(LLAMA);
     open_run(r, &m, (Format){ F32, 0 }, (Format){ F32, 0 }, (Format){ F32, 0 });
-    fsdp_init(&r->fsdp, &r->config.model, 3);
+    store_init(&r->store, &r->config.model, 3);
 }
 
 static inline void close_run(Run *r)
 {
     device_free(r->memory);
-    fsdp_free(&r->fsdp);
+    store_free(&r->store);
 }
 
 static inline TrainState state_of(long step)
@@ -95,7 +95,7 @@ static inline TrainState state_of(long step)
 static inline void begin(Run *r, long step)
 {
     TrainState s = state_of(step);
-    checkpoint_begin(&r->config, &r->fsdp, &s, r->file_limit);
+    checkpoint_begin(&r->config, &r->store, &s, r->file_limit);
 }
 
 static inline void save(Run *r, long step)
@@ -107,7 +107,7 @@ static inline void save(Run *r, long step)
 static inline void load(Run *r, const char *folder)
 {
     TrainState s;
-    checkpoint_load(folder, &r->config, &r->fsdp, &s, true);
+    checkpoint_load(folder, &r->config, &r->store, &s, true);
 }
 
 static inline const char *step_folder(const Run *r, long step)

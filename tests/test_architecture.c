@@ -53,7 +53,7 @@ static ModelConfig made_up_model(void)
 
 /* ---- its training ----------------------------------------------------------------------------------------- */
 
-typedef struct { Config config; Model model; ParamStore fsdp; } Trainer;
+typedef struct { Config config; Model model; ParamStore store; } Trainer;
 
 static void open_trainer(Trainer *t, const ModelConfig *m, const char *folder)
 {
@@ -62,8 +62,8 @@ static void open_trainer(Trainer *t, const ModelConfig *m, const char *folder)
     t->config.save_folder = strdup(folder);
     t->config.save_num_checkpoints_to_keep = -1;
     mkdir(folder, 0777);
-    model_create(&t->model, &t->fsdp, &t->config);
-    fsdp_init(&t->fsdp, &t->config.model, 5);
+    model_create(&t->model, &t->store, &t->config);
+    store_init(&t->store, &t->config.model, 5);
 }
 
 static double train_step(Trainer *t, int step)
@@ -73,17 +73,17 @@ static double train_step(Trainer *t, int step)
         tokens[n] = test_token(1, (uint64_t)n, t->config.model.vocab_size);
     for (int n = 0; n < 32; n++)
         targets[n] = n % 16 == 15 ? -1 : tokens[n + 1];
-    fsdp_empty_grads(&t->fsdp);
-    model_step(&t->model, &t->fsdp, tokens, targets, NULL, 1.0f / 30, 0, PASS_COMPLETE);
-    const double norm = optimizer_grad_norm(&t->fsdp);
-    optimizer_step(&t->fsdp, &t->config, step, step, 1e-2, fmin(1, 1 / norm));
+    fsdp_empty_grads(&t->store);
+    model_step(&t->model, &t->store, tokens, targets, NULL, 1.0f / 30, 0, PASS_COMPLETE);
+    const double norm = optimizer_grad_norm(&t->store);
+    optimizer_step(&t->store, &t->config, step, step, 1e-2, fmin(1, 1 / norm));
     return take_losses(&t->model).loss / 30;
 }
 
 static void close_trainer(Trainer *t)
 {
     free(t->config.save_folder);
-    model_free(&t->model, &t->fsdp);
+    model_free(&t->model, &t->store);
 }
 
 static void check_names(const char *folder)
@@ -114,7 +114,7 @@ static void test_made_up(void **state)
     const double first = train_step(&t, 1);
     assert_true(train_step(&t, 2) < first);
     const TrainState s = state_of(2);
-    checkpoint_begin(&t.config, &t.fsdp, &s, CHECKPOINT_FILE_BYTES);
+    checkpoint_begin(&t.config, &t.store, &s, CHECKPOINT_FILE_BYTES);
     checkpoint_finish();
     const char *folder = text("%s/made-up/step2", root);
     check_names(folder);
@@ -125,7 +125,7 @@ static void test_made_up(void **state)
     assert_true(read.norm.eps == 1e-3f && read.clip_qkv == 3 && read.qk_norm == QK_NORM_WIDTH && read.sliding_window == 5);
     open_trainer(&loaded, &read, text("%s/again", root));
     TrainState back;
-    assert_true(checkpoint_load(folder, &loaded.config, &loaded.fsdp, &back, true));
+    assert_true(checkpoint_load(folder, &loaded.config, &loaded.store, &back, true));
     const double next = train_step(&t, 3), same = train_step(&loaded, 3);
     assert_memory_equal(&next, &same, sizeof next);
     close_trainer(&t);

@@ -29,7 +29,7 @@ static void open_three(Run *r, SmallModel a)
     const Format f32 = { F32, 0 };
     open_run(r, &m, f32, f32, f32);
     for (int i = 0; i < SOURCES; i++) {
-        fsdp_init(&r->fsdp, &r->config.model, (uint64_t)i + 3);
+        store_init(&r->store, &r->config.model, (uint64_t)i + 3);
         save(r, i + 1);
     }
 }

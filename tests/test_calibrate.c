@@ -31,7 +31,7 @@ static const char *save_model(SmallModel a)
     const ModelConfig m = architecture(a);
     const Format f32 = { F32, 0 };
     open_run(&r, &m, f32, f32, f32);
-    fsdp_init(&r.fsdp, &r.config.model, 3);
+    store_init(&r.store, &r.config.model, 3);
     save(&r, 1);
     char *folder = keep(256);
     snprintf(folder, 256, "%s/step1", r.config.save_folder);
@@ -48,28 +48,28 @@ static ExportOptions calibrated(const char *source, const char *target, char **t
 }
 
 /* A model with a folder's weights, and separate activations per block. */
-typedef struct { Config config; Model model; ParamStore fsdp; } Loaded;
+typedef struct { Config config; Model model; ParamStore store; } Loaded;
 
 static void load_model(Loaded *l, const ModelConfig *m, const char *folder)
 {
     TrainState unread;
     *l = (Loaded){ 0 };
     model_config(&l->config, m, "bf16", B);
-    model_create_apart(&l->model, &l->fsdp, &l->config);
-    checkpoint_load(folder, &l->config, &l->fsdp, &unread, false);
+    model_create_apart(&l->model, &l->store, &l->config);
+    checkpoint_load(folder, &l->config, &l->store, &unread, false);
 }
 
 static double loss_of(Loaded *l, const CalibrationData *d, int first, int count)
 {
     take_losses(&l->model);
     for (int i = first; i < first + count; i += B)
-        model_step(&l->model, &l->fsdp, d->tokens + i * T, d->targets + i * T, NULL, 0, 0, PASS_FORWARD);
+        model_step(&l->model, &l->store, d->tokens + i * T, d->targets + i * T, NULL, 0, 0, PASS_FORWARD);
     return take_losses(&l->model).loss / (count * (T - 1));
 }
 
 static Tensor stored(const Loaded *l, int unit)
 {
-    return l->fsdp.shard[unit].slice[TRAINED].stored;
+    return l->store.shard[unit].slice[TRAINED].stored;
 }
 
 /* ---- codes ------------------------------------------------------------------------------------------------------ */
@@ -113,7 +113,7 @@ static void check_matrix(const SafeFile *f, const HfTensor *t, const int8_t *cod
 /* Checks a matrix of the original model, with h of its inputs. */
 static void check_layer(const SafeFile *f, const Loaded *was, int block, const Param *p, Tensor h)
 {
-    const Tensor flat = shard_weights(&was->fsdp.shard[block + 1], p, 0, p->stored);
+    const Tensor flat = shard_weights(&was->store.shard[block + 1], p, 0, p->stored);
     const Tensor w = tensor_at(flat.data, flat.format, p->rows, p->cols), values = make((Format){ BF16, 0 }, p->rows, p->cols);
     const size_t n = param_numel(p);
     float *host = keep(n * sizeof *host), *scale = keep(n / GROUP * sizeof *scale);
@@ -125,7 +125,7 @@ static void check_layer(const SafeFile *f, const Loaded *was, int block, const P
     gptq(device_codes, values, w, device_scale, GROUP, h, 0.01, true);
     device_get(codes, device_codes, n);
     HfTensor tensor[HF_TENSORS];
-    const UnitLayout *u = &was->fsdp.shape[block + 1];
+    const UnitLayout *u = &was->store.shape[block + 1];
     for (int i = 0, count = hf_tensors(tensor, &was->config.model, u, block + 1); i < count; i++)
         if (&u->param[tensor[i].param] == p)
             check_matrix(f, &tensor[i], codes + tensor[i].first, scale + tensor[i].first / GROUP);
@@ -135,7 +135,7 @@ static void check_layer(const SafeFile *f, const Loaded *was, int block, const P
 static void check_block(const SafeFile *f, Loaded *is, const Loaded *was, int block, const CalibrationData *d)
 {
     Observer o = { .of = is, .block = block };
-    const UnitLayout *u = &was->fsdp.shape[block + 1];
+    const UnitLayout *u = &was->store.shape[block + 1];
     const Param *matrix[NUM_LINEARS] = { NULL };
     for (int i = 0; i < u->num_params; i++)
         if (u->param[i].is_operand) {
@@ -148,13 +148,13 @@ static void check_block(const SafeFile *f, Loaded *is, const Loaded *was, int bl
     void *coded = keep(tensor_bytes(here));
     device_get(coded, here.data, tensor_bytes(here));
     device_copy(here.data, stored(was, block + 1).data, tensor_bytes(here));
-    fsdp_loaded(&is->fsdp);
+    store_loaded(&is->store);
     is->model.observe = observe;
     is->model.observer = &o;
     loss_of(is, d, 0, SEQUENCES);
     is->model.observe = NULL;
     device_put(here.data, coded, tensor_bytes(here));
-    fsdp_loaded(&is->fsdp);
+    store_loaded(&is->store);
     for (Linear l = 0; l < NUM_LINEARS; l++)
         check_layer(f, was, block, matrix[l], o.h[l]);
 }
@@ -186,8 +186,8 @@ static void test_codes(void **state)
         for (int block = 0; block < m.n_layers; block++)
             check_block(f, &is, &was, block, &d);
         safetensors_close(f);
-        model_free(&was.model, &was.fsdp);
-        model_free(&is.model, &is.fsdp);
+        model_free(&was.model, &was.store);
+        model_free(&is.model, &is.store);
         calibration_free(&d);
         release();
     }

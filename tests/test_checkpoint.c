@@ -12,8 +12,8 @@ static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128 }, 
 
 static void fill_state(Run *r)
 {
-    for (int u = 0; u < r->fsdp.num_units; u++) {
-        const Tensor t[] = { r->fsdp.shard[u].slice[TRAINED].stored, r->fsdp.shard[u].state[0], r->fsdp.shard[u].state[1] };
+    for (int u = 0; u < r->store.num_units; u++) {
+        const Tensor t[] = { r->store.shard[u].slice[TRAINED].stored, r->store.shard[u].state[0], r->store.shard[u].state[1] };
         for (int i = 0; i < 3; i++) {
             size_t n = tensor_numel(t[i]), bytes = n * dtype_size(t[i].format.dtype);
             pattern_put(t[i].data, (uint64_t)(u * 8 + i), 0, bytes);
@@ -38,20 +38,20 @@ static void check_range(const char *name, const Tensor t, uint64_t seed, size_t 
 /* All elements that Hugging Face knows are restored; padding, which it does not know, is 0 in the weights. */
 static void check_state(const Run *r)
 {
-    for (int u = 0; u < r->fsdp.num_units; u++) {
-        const Shard *s = &r->fsdp.shard[u];
+    for (int u = 0; u < r->store.num_units; u++) {
+        const Shard *s = &r->store.shard[u];
         const Tensor t[] = { s->slice[TRAINED].stored, s->state[0], s->state[1] };
         HfTensor tensor[HF_TENSORS];
-        int count = hf_tensors(tensor, &r->config.model, &r->fsdp.shape[u], u);
+        int count = hf_tensors(tensor, &r->config.model, &r->store.shape[u], u);
         for (int i = 0; i < count * 3; i++)
-            check_range(tensor[i / 3].name, t[i % 3], (uint64_t)(u * 8 + i % 3), hf_first(&r->fsdp.shape[u], &tensor[i / 3]),
+            check_range(tensor[i / 3].name, t[i % 3], (uint64_t)(u * 8 + i % 3), hf_first(&r->store.shape[u], &tensor[i / 3]),
                         tensor[i / 3].rows * tensor[i / 3].cols);
         size_t size = dtype_size(s->slice[TRAINED].stored.format.dtype), at = 0;
         unsigned char *bytes = keep(s->slice[TRAINED].count * size);
         if (s->slice[TRAINED].count)
             device_get(bytes, s->slice[TRAINED].stored.data, s->slice[TRAINED].count * size);
         for (int i = 0; i <= count; i++) {
-            const size_t end = i < count ? hf_first(&r->fsdp.shape[u], &tensor[i]) : s->slice[TRAINED].count;
+            const size_t end = i < count ? hf_first(&r->store.shape[u], &tensor[i]) : s->slice[TRAINED].count;
             for (size_t k = at * size; k < end * size; k++)
                 assert_int_equal(bytes[k], 0);
             at = i < count ? end + tensor[i].rows * tensor[i].cols : at;
@@ -66,15 +66,15 @@ static void check_round_trip(SmallModel a, Format master, Format m1, Format m2, 
     open_run(&saved, &m, master, m1, m2);
     open_run(&loaded, &m, master, m1, m2);
     fill_state(&saved);
-    for (int u = 0; u < loaded.fsdp.num_units; u++)     /* must be overwritten, or become 0 */
-        pattern_put(loaded.fsdp.shard[u].slice[TRAINED].stored.data, 99, 0,
-                    tensor_bytes(loaded.fsdp.shard[u].slice[TRAINED].stored));
+    for (int u = 0; u < loaded.store.num_units; u++)    /* must be overwritten, or become 0 */
+        pattern_put(loaded.store.shard[u].slice[TRAINED].stored.data, 99, 0,
+                    tensor_bytes(loaded.store.shard[u].slice[TRAINED].stored));
     saved.file_limit = limit;
     save(&saved, 20);
     assert_int_equal(exists(text("%s/model.safetensors", step_folder(&saved, 20))), limit == CHECKPOINT_FILE_BYTES);
 
     TrainState s = { 0 }, expected = state_of(20);
-    assert_true(checkpoint_load(step_folder(&saved, 20), &loaded.config, &loaded.fsdp, &s, true));
+    assert_true(checkpoint_load(step_folder(&saved, 20), &loaded.config, &loaded.store, &s, true));
     assert_memory_equal(&s, &expected, sizeof s);
     check_state(&loaded);
     close_run(&saved);
@@ -102,9 +102,9 @@ static void test_weights_only(void **state)
     save(&r, 1);
     fill_state(&r);
     TrainState s;
-    assert_true(checkpoint_load(step_folder(&r, 1), &r.config, &r.fsdp, &s, false));
-    check_range("m", r.fsdp.shard[1].state[0], 8 + 1, 0, r.fsdp.shard[1].slice[TRAINED].count);
-    assert_true(pattern_check(r.fsdp.shard[1].slice[TRAINED].stored.data, 8, 0, 1000) < 1000);
+    assert_true(checkpoint_load(step_folder(&r, 1), &r.config, &r.store, &s, false));
+    check_range("m", r.store.shard[1].state[0], 8 + 1, 0, r.store.shard[1].slice[TRAINED].count);
+    assert_true(pattern_check(r.store.shard[1].slice[TRAINED].stored.data, 8, 0, 1000) < 1000);
     close_run(&r);
     release();
 }
@@ -206,9 +206,9 @@ static const char *write_folder(const Run *r, const char *dtype, size_t rows)
     const char *path = text("%s/hf%d", root, num_folders++);
     mkdir(path, 0777);
     SafeFile *f = safetensors_new(text("%s/model.safetensors", path));
-    for (int u = 0; u < r->fsdp.num_units; u++) {
+    for (int u = 0; u < r->store.num_units; u++) {
         HfTensor tensor[HF_TENSORS];
-        int count = hf_tensors(tensor, &r->config.model, &r->fsdp.shape[u], u);
+        int count = hf_tensors(tensor, &r->config.model, &r->store.shape[u], u);
         for (int i = 0; i < count; i++) {
             const HfTensor *t = &tensor[i];
             const size_t matrix[2] = { t->max_rows > t->rows ? rows : t->rows, t->cols };
@@ -245,18 +245,18 @@ static void check_converted(const char *folder, const char *dtype, Format master
     fill_state(&r);
     if (!folder)
         folder = write_folder(&r, dtype, rows);
-    assert_false(checkpoint_load(folder, &r.config, &r.fsdp, NULL, true));
+    assert_false(checkpoint_load(folder, &r.config, &r.store, NULL, true));
     SafeFile *f = safetensors_open(text("%s/model.safetensors", folder));
-    for (int u = 0; u < r.fsdp.num_units; u++) {
+    for (int u = 0; u < r.store.num_units; u++) {
         HfTensor tensor[HF_TENSORS];
-        int count = hf_tensors(tensor, &r.config.model, &r.fsdp.shape[u], u);
+        int count = hf_tensors(tensor, &r.config.model, &r.store.shape[u], u);
         for (int i = 0; i < count; i++) {
             const SafeTensor *t = safetensors_find(f, tensor[i].name);
             size_t n = (t->end - t->begin) / safetensors_dtype_size(dtype), size = dtype_size(master.dtype);
             char *raw = malloc(4 * n), *loaded = malloc(4 * n);
             safetensors_read(f, raw, t, 0, t->end - t->begin);
-            const char *all = r.fsdp.shard[u].slice[TRAINED].stored.data;
-            device_get(loaded, all + hf_first(&r.fsdp.shape[u], &tensor[i]) * size, n * size);
+            const char *all = r.store.shard[u].slice[TRAINED].stored.data;
+            device_get(loaded, all + hf_first(&r.store.shape[u], &tensor[i]) * size, n * size);
             for (size_t k = 0; k < n; k++) {
                 uint16_t code = ((uint16_t *)raw)[k];
                 float x = strcmp(dtype, "F32") == 0 ? ((float *)raw)[k]
@@ -379,9 +379,9 @@ static void test_tied_head(void **state)
     const ModelConfig m = architecture(LLAMA_GQA);
     Run r;
     open_run(&r, &m, f32, f32, f32);
-    fsdp_init(&r.fsdp, &r.config.model, 3);
+    store_init(&r.store, &r.config.model, 3);
     save(&r, 1);
-    assert_false(checkpoint_load(write_head(&r, true), &r.config, &r.fsdp, NULL, true));
+    assert_false(checkpoint_load(write_head(&r, true), &r.config, &r.store, NULL, true));
     expect_mismatch(write_head(&r, false), &m, f32, "lm_head.weight differs from model.embed_tokens.weight");
     close_run(&r);
     release();
@@ -395,7 +395,7 @@ static void test_changed_on_purpose(void **state)
     Run r;
     ModelConfig m = architecture(OLMO3), other = m;
     open_run(&r, &m, f32, f32, f32);
-    fsdp_init(&r.fsdp, &m, 3);
+    store_init(&r.store, &m, 3);
     save(&r, 1);
     char *folder = strdup(step_folder(&r, 1));
     other.sliding_window = 7;
@@ -432,7 +432,7 @@ static void test_moments_are_converted(void **state)
     ModelConfig m = architecture(LLAMA);
     open_small(&r);
     open_run(&other, &m, f32, bf16, bf16);
-    const Shard *from = &r.fsdp.shard[1], *to = &other.fsdp.shard[1];
+    const Shard *from = &r.store.shard[1], *to = &other.store.shard[1];
     fill(from->state[0], 1, -1, 1);
     save(&r, 1);
     load(&other, step_folder(&r, 1));

@@ -34,8 +34,8 @@ ssize_t pwrite(int fd, const void *src, size_t bytes, off_t at)
 /* Sets weights and moments of a run to the pattern of `seed`. */
 static void set_state(Run *r, uint64_t seed)
 {
-    for (int u = 0; u < r->fsdp.num_units; u++) {
-        const Tensor t[] = { r->fsdp.shard[u].slice[TRAINED].stored, r->fsdp.shard[u].state[0], r->fsdp.shard[u].state[1] };
+    for (int u = 0; u < r->store.num_units; u++) {
+        const Tensor t[] = { r->store.shard[u].slice[TRAINED].stored, r->store.shard[u].state[0], r->store.shard[u].state[1] };
         for (uint64_t i = 0; i < 3; i++)
             pattern_put(t[i].data, seed + i, 0, tensor_bytes(t[i]));
     }
@@ -46,12 +46,12 @@ static void expect_state(Run *r, const char *checkpoint, uint64_t seed)
 {
     set_state(r, 99);
     load(r, checkpoint);
-    for (int u = 0; u < r->fsdp.num_units; u++) {
-        const Tensor t[] = { r->fsdp.shard[u].slice[TRAINED].stored, r->fsdp.shard[u].state[0], r->fsdp.shard[u].state[1] };
+    for (int u = 0; u < r->store.num_units; u++) {
+        const Tensor t[] = { r->store.shard[u].slice[TRAINED].stored, r->store.shard[u].state[0], r->store.shard[u].state[1] };
         HfTensor tensor[HF_TENSORS];
-        int count = hf_tensors(tensor, &r->config.model, &r->fsdp.shape[u], u);
+        int count = hf_tensors(tensor, &r->config.model, &r->store.shape[u], u);
         for (int k = 0; k < count * 3; k++) {
-            size_t first = hf_first(&r->fsdp.shape[u], &tensor[k / 3]) * 4, bytes = tensor[k / 3].rows * tensor[k / 3].cols * 4;
+            size_t first = hf_first(&r->store.shape[u], &tensor[k / 3]) * 4, bytes = tensor[k / 3].rows * tensor[k / 3].cols * 4;
             const char *data = t[k % 3].data;
             if (pattern_check(data + first, seed + (uint64_t)(k % 3), first, bytes) < bytes)
                 fail_msg("%s: %s is not what was saved", checkpoint, tensor[k / 3].name);
@@ -91,7 +91,7 @@ static void test_training_goes_on(void **state)
     set_state(&r, 20);
     atomic_store(&held, true);
     TrainState s = state_of(20), found, expected = s;
-    checkpoint_begin(&r.config, &r.fsdp, &s, CHECKPOINT_FILE_BYTES);
+    checkpoint_begin(&r.config, &r.store, &s, CHECKPOINT_FILE_BYTES);
     s = state_of(21);
     set_state(&r, 30);
     for (int i = 0; i < 100; i++)
@@ -102,7 +102,7 @@ static void test_training_goes_on(void **state)
     poll_until_saved();
     assert_false(checkpoint_poll());
     expect_latest(&r, 20);
-    assert_true(checkpoint_load(step_folder(&r, 20), &r.config, &r.fsdp, &found, true));
+    assert_true(checkpoint_load(step_folder(&r, 20), &r.config, &r.store, &found, true));
     assert_memory_equal(&found, &expected, sizeof found);
     expect_state(&r, step_folder(&r, 20), 20);
     expect_state(&r, step_folder(&r, 10), 10);

@@ -10,7 +10,7 @@ static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128, tr
 /* Replaces an element of a piece; returns the old value. */
 static uint32_t exchange(const Run *r, const Piece *p, size_t element, uint32_t value)
 {
-    const Shard *s = &r->fsdp.shard[p->unit];
+    const Shard *s = &r->store.shard[p->unit];
     const Tensor t = p->kind == PIECE_WEIGHT ? s->slice[TRAINED].stored : s->state[p->state];
     char *data = p->kind == PIECE_SCALE ? t.scale : t.data;
     uint32_t old = 0;
@@ -36,7 +36,7 @@ static uint32_t minus_one_of(const char *dtype)
 static void expect_found(const Run *r, const Layout *l, const Piece *p, size_t element, uint32_t value, bool bad)
 {
     const uint32_t old = exchange(r, p, element, value);
-    const char *found = layout_not_finite(l, &r->fsdp);
+    const char *found = layout_not_finite(l, &r->store);
     exchange(r, p, element, old);
     char name[128];
     strcpy(name, p->name);
@@ -49,8 +49,8 @@ static void expect_found(const Run *r, const Layout *l, const Piece *p, size_t e
 /* The first and the last number of every tensor of a file. */
 static void check_pieces(const Run *r, LayoutKind kind)
 {
-    Layout l = layout_make(NULL, kind, &r->fsdp, 0);
-    assert_null(layout_not_finite(&l, &r->fsdp));
+    Layout l = layout_make(NULL, kind, &r->store, 0);
+    assert_null(layout_not_finite(&l, &r->store));
     for (int i = 0; i < l.num_pieces; i++) {
         const Piece *p = &l.piece[i];
         const size_t ends[] = { 0, p->count - 1 };
@@ -75,8 +75,8 @@ static void test_found(void **state)
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         Run r;
         open_run_of(&r, &m, rows[i].optimizer, rows[i].master, rows[i].m, rows[i].v);
-        fsdp_init(&r.fsdp, &r.config.model, 3);
-        fsdp_zero_states(&r.fsdp);
+        store_init(&r.store, &r.config.model, 3);
+        store_zero_states(&r.store);
         check_pieces(&r, LAYOUT_MODEL);
         check_pieces(&r, LAYOUT_OPTIMIZER);
         close_run(&r);
@@ -102,7 +102,7 @@ static void expect_latest(const Run *r, long step)
 static void set_aside(Run *r, long step)
 {
     TrainState s = state_of(step);
-    free(checkpoint_set_aside(&r->config, &r->fsdp, &s, r->file_limit));
+    free(checkpoint_set_aside(&r->config, &r->store, &s, r->file_limit));
 }
 
 static void test_not_saved(void **state)
@@ -118,7 +118,7 @@ static void test_not_saved(void **state)
         open_small(&r);
         r.config.save_num_checkpoints_to_keep = 1;
         save(&r, 10);
-        const Shard *s = &r.fsdp.shard[1];
+        const Shard *s = &r.store.shard[1];
         put_float(bad[i].state < 0 ? s->slice[TRAINED].stored.data : s->state[bad[i].state].data, bad[i].x);
         DIES(bad[i].name, save(&r, 20));
         DIES(text("the last checkpoint is %s", step_folder(&r, 10)), save(&r, 20));
@@ -163,7 +163,7 @@ static void test_not_loaded(void **state)
     open_small(&r);
     for (long step = 10; step <= 40; step += 10)
         save(&r, step);
-    const Shard *last = &r.fsdp.shard[1];
+    const Shard *last = &r.store.shard[1];
     put_float(last->state[1].data, -1);
     set_aside(&r, 30);
     shell(text("cd %s && rm -r step30 && cp -r step30-aborted step30", r.config.save_folder));
@@ -210,16 +210,16 @@ static void test_spikes(void **state)
     open_small(&r);
     for (int i = 0; i < 200; i++)
         spikes_add(&s.spikes, 1 / (i + 3.0), -1e300 / (i + 7.0));
-    checkpoint_begin(&r.config, &r.fsdp, &s, r.file_limit);
+    checkpoint_begin(&r.config, &r.store, &s, r.file_limit);
     checkpoint_finish();
-    checkpoint_load(step_folder(&r, 10), &r.config, &r.fsdp, &found, true);
+    checkpoint_load(step_folder(&r, 10), &r.config, &r.store, &found, true);
     assert_memory_equal(&found, &s, sizeof s);
     if (on_cpu()) {
         shell(text("sed -i 's/\"loss\": \"0/\"loss\": \"0 0/' %s/trainer.json", step_folder(&r, 10)));
         DIES("trainer.json: spikes", load(&r, step_folder(&r, 10)));
     }
     shell(text("sed -i '/\"spikes\": {/,/}/d' %s/trainer.json", step_folder(&r, 10)));
-    checkpoint_load(step_folder(&r, 10), &r.config, &r.fsdp, &found, true);
+    checkpoint_load(step_folder(&r, 10), &r.config, &r.store, &found, true);
     assert_int_equal(found.spikes.count, 0);
     close_run(&r);
     release();

@@ -129,15 +129,15 @@ static void test_replace(void **state)
     open_small(&r);
     save(&r, 10);
     in_folder(&r, "cp -r step10 step10.old && touch step10.old/.unfinished step10/left-over");
-    fsdp_init(&r.fsdp, &r.config.model, 4);
+    store_init(&r.store, &r.config.model, 4);
     float before = 0, after = 0;
-    device_get(&before, r.fsdp.shard[0].slice[TRAINED].stored.data, sizeof before);
+    device_get(&before, r.store.shard[0].slice[TRAINED].stored.data, sizeof before);
     save(&r, 10);
     expect_entries(&r, "latest step10");
     assert_false(exists(text("%s/left-over", step_folder(&r, 10))));
-    fsdp_init(&r.fsdp, &r.config.model, 3);
+    store_init(&r.store, &r.config.model, 3);
     load(&r, step_folder(&r, 10));
-    device_get(&after, r.fsdp.shard[0].slice[TRAINED].stored.data, sizeof after);
+    device_get(&after, r.store.shard[0].slice[TRAINED].stored.data, sizeof after);
     assert_true(before == after);
     close_run(&r);
     release();
@@ -211,7 +211,7 @@ static void test_flipped_bits(void **state)
     Run r;
     ModelConfig m = architecture(LLAMA_GQA);
     open_run(&r, &m, (Format){ BF16, 0 }, (Format){ E4M3, 128, true }, (Format){ E4M3, 128, true });
-    fsdp_init(&r.fsdp, &r.config.model, 3);
+    store_init(&r.store, &r.config.model, 3);
     save(&r, 10);
     check_flipped(&r, "model.safetensors", 1);
     check_flipped(&r, "optimizer-00001.safetensors", 5);

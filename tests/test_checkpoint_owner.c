@@ -170,7 +170,7 @@ static void test_foreign_names(void **state)
     for (long step = 1; step <= 7; step++)
         save(&r, step);
     TrainState s = state_of(2);
-    char *aside = checkpoint_set_aside(&r.config, &r.fsdp, &s, r.file_limit);
+    char *aside = checkpoint_set_aside(&r.config, &r.store, &s, r.file_limit);
     assert_string_equal(aside, text("%s/step2-aborted2", r.config.save_folder));
     free(aside);
     expect_latest(&r, "step7");

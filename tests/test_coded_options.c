@@ -11,10 +11,10 @@ static void open_trained(Run *r, const char *recipe, SmallModel a)
     *r = (Run){ 0 };
     model_config(&r->config, &m, recipe, 1);
     place(r);
-    fsdp_init(&r->fsdp, &r->config.model, 5);
+    store_init(&r->store, &r->config.model, 5);
     for (size_t row = 0; row < 3 && r->config.recipe.master.dtype == F32; row++)
         put_middles(r, row, 1.7f / 448, true);
-    fsdp_loaded(&r->fsdp);
+    store_loaded(&r->store);
     save(r, 1);
 }
 
@@ -46,10 +46,10 @@ static void test_trained(void **state)
         export_to(&o, CHECKPOINT_FILE_BYTES);
         SafeFile *f = open_folder(target);
         int checked = 0;
-        fsdp_gather(&r.fsdp, 1, FOR_FORWARD);
-        const Unit *u = fsdp_acquire(&r.fsdp, 1);
-        for (int k = 0; k < r.fsdp.shape[1].num_params; k++) {
-            const Param *p = &r.fsdp.shape[1].param[k];
+        fsdp_gather(&r.store, 1, FOR_FORWARD);
+        const Unit *u = fsdp_acquire(&r.store, 1);
+        for (int k = 0; k < r.store.shape[1].num_params; k++) {
+            const Param *p = &r.store.shape[1].param[k];
             const Tensor w = u->tensor[p->id];
             const size_t n = (size_t)p->rows * (size_t)p->cols;
             float scale;
@@ -67,7 +67,7 @@ static void test_trained(void **state)
             }
         }
         assert_int_equal(checked, 7);
-        fsdp_release(&r.fsdp, 1);
+        fsdp_release(&r.store, 1);
         safetensors_close(f);
         close_run(&r);
         release();
@@ -119,7 +119,7 @@ static void test_shapes(void **state)
         ModelConfig m = wide(LLAMA);
         m.mlp_width = odd[i].width;
         open_run(&r, &m, (Format){ F32, 0 }, (Format){ F32, 0 }, (Format){ F32, 0 });
-        fsdp_init(&r.fsdp, &r.config.model, 3);
+        store_init(&r.store, &r.config.model, 3);
         save(&r, 1);
         ExportOptions o = export_options_of(step_folder(&r, 1), NULL, lasting(text("%s/odd", root)),
                                             strcmp(odd[i].options, "int4") == 0 ? "int4" : "fp8");

@@ -267,11 +267,11 @@ static void check_run(const char *folder, const char *plain, DType master)
     open_run(&other, &m, (Format){ master, 0 }, f32, f32);
     load(&one, folder);
     load(&other, plain);
-    for (int u = 0; u < one.fsdp.num_units; u++) {
-        const size_t bytes = tensor_bytes(one.fsdp.shard[u].slice[TRAINED].stored);
+    for (int u = 0; u < one.store.num_units; u++) {
+        const size_t bytes = tensor_bytes(one.store.shard[u].slice[TRAINED].stored);
         char *a = keep(bytes), *b = keep(bytes);
-        device_get(a, one.fsdp.shard[u].slice[TRAINED].stored.data, bytes);
-        device_get(b, other.fsdp.shard[u].slice[TRAINED].stored.data, bytes);
+        device_get(a, one.store.shard[u].slice[TRAINED].stored.data, bytes);
+        device_get(b, other.store.shard[u].slice[TRAINED].stored.data, bytes);
         assert_memory_equal(a, b, bytes);
     }
     save(&one, 1);

@@ -18,7 +18,7 @@
 static void test_defaults(void **state)
 {
     (void)state;
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     Config *c = try_load(2, NULL, NULL, NULL, NULL);
     const ModelConfig *m = &c->model;
     assert_int_equal(m->n_kv_heads, 4);
@@ -112,7 +112,7 @@ static void test_values(void **state)
 static void test_datasets_and_formats(void **state)
 {
     (void)state;
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     Config *c = try_load(1, "--data={paths: null, datasets: {zebra: [z.npy], ape: [a.npy, b.npy]}}", "--recipe=f32",
              "--format={master: bf16, moment1: e5m2/128, moment2: e4m3/128}", "--activations={keep: inputs}");
     assert_int_equal(c->data.files.num_paths, 3);
@@ -145,7 +145,7 @@ static void test_activation_checkpointing(void **state)
         { "two_in_three", 3, true }, { "three_in_four", 4, true },
     };
     char key[64], column[64], text[1024];
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     for (size_t i = 0; i < sizeof shares / sizeof shares[0]; i++) {
         snprintf(key, sizeof key, "--activation_checkpointing=%s", shares[i].word);
         snprintf(column, sizeof column, "--activations.recompute=%s", shares[i].word);
@@ -218,7 +218,7 @@ static void test_strategies(void **state)
         { "--parallelism.tensor=2", "--recipe=bf16", 2, GATHER_ONCE_IF_FITS, SUM_ONCE_IF_FITS },
         { "--parallelism={tensor: 2, context: 2}", "--recipe=bf16", 2, GATHER_ONCE_IF_FITS, SUM_ONCE_IF_FITS },
     };
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
         Config *c = try_load(4, list[i].a, list[i].b, "--global_train_batch_size=4", "--device_train_microbatch_size=1");
         if (c->strategy.shard_ranks != list[i].shard_ranks || c->strategy.gathering != list[i].gathering
@@ -249,7 +249,7 @@ static void test_interpolation(void **state)
     unsetenv("NO_SUCH_VARIABLE");
     setenv("TRY_VARIABLE", "from env", 1);
 
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     snprintf(out, sizeof out, "--load_path=${path.last_checkpoint:%s}", try_folder);
     Config *c = try_load(1, "--run_name=${oc.env:NO_SUCH_VARIABLE,n${seed}}",
                      "--save_folder=${path.choose:/nowhere/x,${oc.env:NO_SUCH_VARIABLE,/tmp}}/a/${run_name}", out,
@@ -287,7 +287,7 @@ static void test_interpolation(void **state)
 static void test_packing(void **state)
 {
     (void)state;
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     Config *c = try_load(1, "--data.packing=best_fit", "--data.document_boundaries=metadata", "--data.long_documents=split",
                          "--evaluators=[{label: a, data: {paths: [x.npy], label_mask_paths: [m], document_boundaries: eos}}, "
                          "{label: b, data: {paths: y.npy, packing: concat}}]");
@@ -303,7 +303,7 @@ static void test_packing(void **state)
     config_free(again);
     config_free(c);
 
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     char message[4096];
     assert_true(try_printed(message, sizeof message, 2, 1, "--data.packing=best_fit", "--data.generate_doc_lengths=false"));
     try_names(message, "data.generate_doc_lengths=false best_fit");
@@ -370,7 +370,7 @@ static void test_warning(void **state)
         { "--recipe=coat", "--precision=fp32", "precision recipe coat" },
         { "--model.flash_attention=false", NULL, "model.flash_attention" },
     };
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     for (size_t i = 0; i < sizeof idle / sizeof *idle; i++) {
         assert_true(try_printed(message, sizeof message, 2, 1, idle[i].a, idle[i].b));
         try_names(message, idle[i].names);

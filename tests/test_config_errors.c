@@ -177,7 +177,7 @@ typedef struct { int world; const char *a, *b, *names; } Refused;
 
 static void refuse_all(const Refused *list, size_t count)
 {
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     for (size_t i = 0; i < count; i++) {
         char message[8192];
         if (try_printed(message, sizeof message, 2, list[i].world, list[i].a, list[i].b))

@@ -227,7 +227,7 @@ static void test_together(void **state)
     try_write(try_path, both);
     assert_false(try_printed(message, sizeof message, 2, 1, NULL, NULL));
     try_names(message, "lora.base bf16 format.frozen f32");
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     assert_true(try_printed(message, sizeof message, 2, 1, "--lora.rank=2", NULL));
     try_names(message, "load_path");
     assert_false(try_printed(message, sizeof message, 2, 1, "--lora.rank=2", "--fp8.down_scales=channel"));

@@ -12,7 +12,7 @@
 
 #include "kernels/runtime/error.h"
 
-/* other: a value other than that of try_base. with: needed for that value. */
+/* other: a value other than that of try_complete. with: needed for that value. */
 static const struct { const char *old_section, *old_key, *section, *key, *value, *other, *with; int world; } list[] = {
     { "format", "keep", "activations", "keep", "block", "all", "--recipe=coat", 1 },
     { "format", "recompute", "activations", "recompute", "one_in_two", "none", "--recipe=coat", 1 },
@@ -69,7 +69,7 @@ static void test_same(void **state)
         char *old = argument_of(list[i].old_section, list[i].old_key, list[i].value);
         char *old_line = line_of(list[i].old_section, list[i].old_key, list[i].value);
         char *section = xasprintf("--%s={%s: %s}", list[i].old_section, list[i].old_key, list[i].value);
-        try_write(try_path, try_base);
+        try_write(try_path, try_complete);
         Config *c = try_load(list[i].world, list[i].with, argument, NULL, NULL);
         Config *without = try_load(list[i].world, list[i].with, NULL, NULL, NULL);
         assert_string_not_equal(c->text, without->text);
@@ -99,7 +99,7 @@ static void test_override(void **state)
             char *line = line_of(section[old], key[old], list[i].other);
             char *argument = argument_of(section[!old], key[!old], list[i].value);
             char *own = argument_of(list[i].section, list[i].key, list[i].value);
-            try_write(try_path, try_base);
+            try_write(try_path, try_complete);
             Config *expected = try_load(list[i].world, list[i].with, own, NULL, NULL);
             try_write_changed(NULL, line);
             check_same(i, argument, expected->text);
@@ -119,7 +119,7 @@ static void test_both(void **state)
         char *own = argument_of(list[i].section, list[i].key, list[i].value);
         char *old = argument_of(list[i].old_section, list[i].old_key, list[i].value);
         snprintf(names, sizeof names, "%s %s", own, old);
-        try_write(try_path, try_base);
+        try_write(try_path, try_complete);
         for (int order = 0; order < 2; order++) {
             assert_false(try_printed(said, sizeof said, 2, list[i].world, order ? own : old, order ? old : own));
             try_contains(said, "two names of one key");

@@ -43,20 +43,20 @@ static void check_reload(Config *c)
 static void test_reload(void **state)
 {
     (void)state;
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     check_reload(try_load(1, NULL, NULL, NULL, NULL));
     try_write(try_path, try_published);
     check_reload(try_load(1, "--recipe=f32", "--format={moment1: e4m3/128, moment2: e5m2/128}", "--max_duration=0.1ep",
                           "--optimizer.learning_rate=0.1234567890123456"));
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     check_reload(try_load(1, "--run_name=a \"b\" \\: #c", "--data.paths=['null', '~', 'x: y', 'true', '']",
                           "--activations.recompute=three_in_four",
                           "--model={rope_scaling: {rope_type: llama3, factor: 8}, clip_qkv: 0.3, mlp_hidden_size: 96, "
                           "layer_norm_type: default, layer_norm_with_affine: false}"));
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     check_reload(try_load(1, "--data.seed=0", "--eval_interval=null", "--scheduler.warmup_min_lr=0",
                           "--max_duration=7e9T"));
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     check_reload(try_load(1, "--evaluators=[{label: a, type: downstream, data: {paths: q}}, {label: b, data: {paths: b}}]", NULL,
                           NULL, NULL));
 }
@@ -81,7 +81,7 @@ static void test_reload_texts(void **state)
             strcat(text, pieces[random_bits(i, n) % PIECES]);
         strcat(text, pieces[i % PIECES]);
         setenv("TEXT", text, 1);
-        try_write(try_path, try_base);
+        try_write(try_path, try_complete);
         Config *c = try_load(1, "--run_name=${oc.env:TEXT}", "--save_folder=x", "--data.paths=${run_name}",
                              "--evaluators=[{label: '${run_name}', data: {paths: ['${run_name}']}}]");
         try_write(try_path, c->text);
@@ -100,7 +100,7 @@ static void test_reload_texts(void **state)
 static void test_reload_changed(void **state)
 {
     (void)state;
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     Config *c = try_load(1, "--recipe=bf16", "--format.moment1=bf16", "--format.moment2=bf16", NULL);
     try_write(try_path, c->text);
     Config *changed = try_load(1, "--recipe=fp8", "--seed=5", NULL, NULL);
@@ -161,7 +161,7 @@ static void test_table(void **state)
             assert_string_not_equal(k->name, other->name);
             bool same_struct = config_element(k->name) == config_element(other->name);
             if (type < FIXED && (other->type & TYPE_MASK) < FIXED && same_struct)
-                assert_int_not_equal(k->place, other->place);
+                assert_int_not_equal(k->offset, other->offset);
         }
         assert_true(k->help || type == UNUSED);
         assert_ptr_equal(config_key(k->name), k);
@@ -230,7 +230,7 @@ static void test_help_unknown(void **state)
 static void test_changes(void **state)
 {
     (void)state;
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     Config *c = try_load(1, "--data.paths=[a.npy, b.npy, c.npy]", "--seed=6198", "--recipe=coat", "--format.att=e4m3/16");
     try_contains(c->changes, "run_name=try  recipe=coat  format.att=e4m3/16  model.d_model=64");
     try_contains(c->changes, "data.paths=[a.npy, ... 3 in all]");

@@ -82,27 +82,27 @@ static void run_step(Result *s, const Case *k, int shard_ranks, int context, boo
     const ModelConfig m = model_of(k);
     Config c;
     Model model = { 0 };
-    ParamStore fsdp = { 0 };
+    ParamStore store = { 0 };
     model_config(&c, &m, k->recipe, MICRO);
     c.data.generate_doc_lengths = k->documents;
     c.recipe.keep = k->keep ? (Keep)k->keep : c.recipe.keep;
     c.strategy = (Strategy){ .shard_ranks = shard_ranks, .context_ranks = context };
     divide_in_context(shard_ranks, context);
-    memory_plan(&model, &fsdp, &c);
-    model_place(&model, &fsdp, &c);
-    fsdp_init(&fsdp, &m, 5);
-    test_fill_adapters(&fsdp, 6);
+    memory_plan(&model, &store, &c);
+    model_place(&model, &store, &c);
+    store_init(&store, &m, 5);
+    test_fill_adapters(&store, 6);
     shared_rows = shares ? model.N : 0;
-    run_micro_batches(&model, &fsdp, s);
+    run_micro_batches(&model, &store, s);
     shared_rows = 0;
-    s->units = fsdp.num_units;
+    s->units = store.num_units;
     for (int u = 0; u < s->units; u++) {
-        const Shard *own = &fsdp.shard[u];
+        const Shard *own = &store.shard[u];
         s->first[u] = own->slice[TRAINED].first;
         s->count[u] = own->slice[TRAINED].count;
         s->grad[u] = s->count[u] ? values(own->grad) : NULL;
     }
-    model_free(&model, &fsdp);
+    model_free(&model, &store);
 }
 
 /* ---- comparisons ------------------------------------------------------------------------------------------------ */

@@ -29,7 +29,7 @@ static const Kept ways[] = {
 };
 enum { KINDS = sizeof ways / sizeof ways[0] };
 
-typedef struct { Config config; ParamStore fsdp; void *memory; } Shards;
+typedef struct { Config config; ParamStore store; void *memory; } Shards;
 
 /* Two vectors of 64: from their number of scales, groups may have 64, 128 or 256 elements. */
 static char *norms[] = { "model.layers.*_layernorm.weight" };
@@ -51,17 +51,17 @@ static void open_shards(Shards *s, const ModelConfig *m, const Kept *k, int shar
     s->config.text = "run_name: test\n";
     s->config.trainable = norms;
     s->config.num_trainable = only_norms;
-    fsdp_plan(&s->fsdp, &arena, &s->config, p);
-    arena.base = s->memory = device_alloc(arena.used);
+    store_plan(&s->store, &arena, &s->config, p);
+    arena.memory = s->memory = device_alloc(arena.used);
     arena.used = 0;
-    fsdp_plan(&s->fsdp, &arena, &s->config, p);
-    fsdp_init(&s->fsdp, m, 3);
+    store_plan(&s->store, &arena, &s->config, p);
+    store_init(&s->store, m, 3);
 }
 
 static void close_shards(Shards *s)
 {
     device_free(s->memory);
-    fsdp_free(&s->fsdp);
+    store_free(&s->store);
 }
 
 /* n values x in host memory, stored in f. */
@@ -96,14 +96,14 @@ static float *values_of(const ParamStore *f, int unit, int state)
 
 static void fill_shards(const Shards *s)
 {
-    for (int u = 0; u < s->fsdp.num_units; u++)
+    for (int u = 0; u < s->store.num_units; u++)
         for (int i = 0; i < 2; i++) {
-            const Shard *shard = &s->fsdp.shard[u];
+            const Shard *shard = &s->store.shard[u];
             const Slice own = shard->slice[TRAINED];
             const Tensor dst = shard->state[i];
             if (own.count == 0)          /* a rank may have no part of a small unit */
                 continue;
-            float *x = values_of(&s->fsdp, u, i);
+            float *x = values_of(&s->store, u, i);
             Tensor t = stored(dst.format, x + own.first, own.count);
             device_put(dst.data, t.data, own.count * dtype_size(dst.format.dtype));
             if (dst.scale)
@@ -116,11 +116,11 @@ static void fill_shards(const Shards *s)
 /* The shard's values are those of the whole unit, stored as `from` and then in the shard's format, if different. */
 static void check_shard(const Shards *s, int unit, int i, Format from)
 {
-    const Shard *shard = &s->fsdp.shard[unit];
+    const Shard *shard = &s->store.shard[unit];
     const Slice own = shard->slice[TRAINED];
     const Format to = shard->state[i].format;
-    const size_t n = s->fsdp.shape[unit].numel[TRAINED];
-    float *x = values_of(&s->fsdp, unit, i), *y = xcalloc(own.count + 1, sizeof *y);
+    const size_t n = s->store.shape[unit].numel[TRAINED];
+    float *x = values_of(&s->store, unit, i), *y = xcalloc(own.count + 1, sizeof *y);
     Tensor there = stored(from, x, n);
     tensor_load(x, there, 0, n);
     Tensor whole = format_equal(from, to) ? stored((Format){ F32, 0 }, x, n) : stored(to, x, n), here = stored(to, y, own.count);
@@ -146,7 +146,7 @@ static void save(const ModelConfig *m, const Kept *k)
     const TrainState state = { .step = 1, .updates = 7 };
     open_shards(&s, m, k, comm_size());
     fill_shards(&s);
-    checkpoint_begin(&s.config, &s.fsdp, &state, CHECKPOINT_FILE_BYTES);
+    checkpoint_begin(&s.config, &s.store, &state, CHECKPOINT_FILE_BYTES);
     checkpoint_finish();
     close_shards(&s);
 }
@@ -157,9 +157,9 @@ static void check_load(const ModelConfig *m, const Kept *from, const Kept *to, i
     TrainState state = { 0 };
     char *path = xasprintf("%s/step1", shared);
     open_shards(&s, m, to, shards);
-    assert_true(checkpoint_load(path, &s.config, &s.fsdp, &state, true));
+    assert_true(checkpoint_load(path, &s.config, &s.store, &state, true));
     assert_int_equal(state.updates, 7);
-    for (int u = 0; u < s.fsdp.num_units; u++) {
+    for (int u = 0; u < s.store.num_units; u++) {
         check_shard(&s, u, 0, from->m);
         check_shard(&s, u, 1, from->v);
     }
@@ -190,7 +190,7 @@ static void test_few_groups(void **state)
         save(&m, &ways[i]);
         open_shards(&s, &m, &ways[i], comm_size());
         SafeFile *file = safetensors_open(path);
-        StoredStates stored = stored_states(&s.fsdp, &file, 1);
+        StoredStates stored = stored_states(&s.store, &file, 1);
         assert_false(stored.converts);
         stored_states_free(&stored);
         safetensors_close(file);
@@ -222,11 +222,11 @@ static void test_codes(void **state)
         Shards a, b;
         open_shards(&a, &m, &ways[0], comm_size());
         open_shards(&b, &m, &ways[0], comm_size());
-        checkpoint_load(coded, &a.config, &a.fsdp, NULL, false);
-        checkpoint_load(plain, &b.config, &b.fsdp, NULL, false);
-        for (int u = 0; u < a.fsdp.num_units; u++) {
-            const Tensor one = a.fsdp.shard[u].slice[TRAINED].stored, other = b.fsdp.shard[u].slice[TRAINED].stored;
-            const size_t bytes = a.fsdp.shard[u].slice[TRAINED].count * dtype_size(one.format.dtype);
+        checkpoint_load(coded, &a.config, &a.store, NULL, false);
+        checkpoint_load(plain, &b.config, &b.store, NULL, false);
+        for (int u = 0; u < a.store.num_units; u++) {
+            const Tensor one = a.store.shard[u].slice[TRAINED].stored, other = b.store.shard[u].slice[TRAINED].stored;
+            const size_t bytes = a.store.shard[u].slice[TRAINED].count * dtype_size(one.format.dtype);
             char *x = xcalloc(2 * bytes + 1, 1);
             device_get(x, one.data, bytes);
             device_get(x + bytes, other.data, bytes);

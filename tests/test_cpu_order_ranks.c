@@ -190,7 +190,7 @@ static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_
 {
     Config c;
     Model model = { 0 };
-    ParamStore fsdp = { 0 };
+    ParamStore store = { 0 };
     const int count = pipeline_stages(&strategy) > 1 ? 2 * pipeline_stages(&strategy) : MICRO_BATCHES;
     model_config(&c, &m, recipe, 2);
     if (bf16_head)
@@ -208,29 +208,29 @@ static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_
     }
     c.trainable = &trainable;
     c.num_trainable = trainable != NULL;
-    c.host.activations = c.host.base = c.host.moments = c.host.master = on_host;
+    c.host.activations = c.host.frozen = c.host.moments = c.host.master = on_host;
     comm_device_finish();
     comm_set_mesh(mesh_of_tensor(comm_size(), pipeline_stages(&strategy), strategy.shard_ranks, context_ranks(&strategy),
                                  tensor_ranks(&strategy)));
     comm_init();
     memset(cells, 0, CELLS * sizeof *cells);
-    memory_plan(&model, &fsdp, &c);
-    model_place(&model, &fsdp, &c);
-    own.staging = fsdp.staging_bytes - muon_bytes(&fsdp, &c);
-    fsdp_init(&fsdp, &m, 5);
+    memory_plan(&model, &store, &c);
+    model_place(&model, &store, &c);
+    own.staging = store.staging_bytes - muon_bytes(&store, &c);
+    store_init(&store, &m, 5);
     for (int step = 1; step <= STEPS && !*problem; step++) {
-        fsdp_empty_grads(&fsdp);
-        micro_batches(&model, &fsdp, count, PASS_COMPLETE);
+        fsdp_empty_grads(&store);
+        micro_batches(&model, &store, count, PASS_COMPLETE);
         take_losses(&model);
-        const double norm = optimizer_grad_norm(&fsdp);
+        const double norm = optimizer_grad_norm(&store);
         if (step == STEPS)
-            micro_batches(&model, &fsdp, 1, PASS_FORWARD);
-        optimizer_step(&fsdp, &c, step, step, 1e-3, fmin(1, 1 / norm));
+            micro_batches(&model, &store, 1, PASS_FORWARD);
+        optimizer_step(&store, &c, step, step, 1e-3, fmin(1, 1 / norm));
         if (step < STEPS)
-            micro_batches(&model, &fsdp, 1, PASS_FORWARD);
+            micro_batches(&model, &store, 1, PASS_FORWARD);
         take_losses(&model);
     }
-    model_free(&model, &fsdp);
+    model_free(&model, &store);
     if (*problem)
         fail_msg("%s, groups of %d, gathering %d, grad_sum %d: %s", recipe, strategy.shard_ranks, strategy.gathering,
                  strategy.grad_sum, problem);

@@ -193,7 +193,7 @@ static void test_later_run(void **state)
     free(chosen);
 }
 
-static bool ranges_reused;
+static bool scales_reused;
 
 /* On Hopper one kernel, which does not write `wide`: the bits of GEMM and SwiGLU, although these sums depend on the order of
  * terms. */
@@ -206,18 +206,18 @@ static void swiglu_case(int C)
     for (int i = 0; i < 2; i++) {
         saved[i] = make((Format){ E4M3, 16 }, N, 2 * WIDTH);
         act[i] = make(E4, N, WIDTH);
-        act[i].range = guarded(sizeof(float));
-        act[i].range_reused = &ranges_reused;
+        act[i].scale_amax = guarded(sizeof(float));
+        act[i].scale_reused = &scales_reused;
     }
     const void *before = tensor_snapshot(other);
     x.fast = true;
     matmul(wide, x, w, NONE);
     swiglu_forward(act[0], saved[0], wide, NO_PRODUCT, FROM_EXACT);
-    device_copy(act[1].range, act[0].range, sizeof(float));
-    ranges_reused = true;
+    device_copy(act[1].scale_amax, act[0].scale_amax, sizeof(float));
+    scales_reused = true;
     swiglu_forward(act[0], saved[0], wide, NO_PRODUCT, FROM_EXACT);
     matmul_swiglu(act[1], saved[1], other, x, w);
-    ranges_reused = false;
+    scales_reused = false;
     /* except the padding of the scale to 16 bytes */
     check_same_bytes("act", tensor_snapshot(act[1]), tensor_snapshot(act[0]), tensor_bytes(act[0]) - 12);
     check_same_bytes("saved", tensor_snapshot(saved[1]), tensor_snapshot(saved[0]), tensor_bytes(saved[0]));
@@ -245,8 +245,8 @@ static void dx_swiglu_case(bool with_act, bool exceeds)
     const float scale = 0.0123f, unknown = 0;
     for (int i = 0; i < 2; i++) {
         gradient[i] = make_operand(E5, N, 2 * WIDTH);
-        gradient[i].range = guarded(sizeof(float));
-        gradient[i].range_reused = &ranges_reused;
+        gradient[i].scale_amax = guarded(sizeof(float));
+        gradient[i].scale_reused = &scales_reused;
         act[i] = make_operand(E4, N, WIDTH);
         device_put(act[i].scale, &scale, sizeof scale);
     }
@@ -257,12 +257,12 @@ static void dx_swiglu_case(bool with_act, bool exceeds)
     matmul_dx(dact, dy, w, false);
     swiglu_backward(gradient[0], columns_of(act[0]), dact, NO_PRODUCT, saved);
     if (exceeds)
-        device_put(gradient[0].range, &unknown, sizeof unknown);
-    device_copy(gradient[1].range, gradient[0].range, sizeof(float));
-    ranges_reused = true;
+        device_put(gradient[0].scale_amax, &unknown, sizeof unknown);
+    device_copy(gradient[1].scale_amax, gradient[0].scale_amax, sizeof(float));
+    scales_reused = true;
     swiglu_backward(gradient[0], columns_of(act[0]), dact, NO_PRODUCT, saved);
     matmul_dx_swiglu(gradient[1], with_act ? columns_of(act[1]) : NONE, other, dy, w, saved);
-    ranges_reused = false;
+    scales_reused = false;
     check_same_bytes("gradient", tensor_snapshot(gradient[1]), tensor_snapshot(gradient[0]), tensor_bytes(gradient[0]) - 12);
     check_transposed("gradient", gradient[1]);
     if (with_act)

@@ -27,7 +27,7 @@ enum { TEXT = 48, LONG_TEXT = 700, SOME_MODULES = 1 << LORA_Q | 1 << LORA_V | 1 
 typedef struct {
     Config config;
     Model  model;
-    ParamStore   fsdp;
+    ParamStore   store;
     const char *name;
 } Setup;
 
@@ -53,14 +53,14 @@ static void open_setup(Setup *s, SmallModel a, const char *recipe, unsigned modu
     model_config(&s->config, &m, recipe, 1);
     s->config.loss_chunk = length;
     s->config.generate = generates ? "prompts" : NULL;
-    model_create(&s->model, &s->fsdp, &s->config);
-    fsdp_init(&s->fsdp, &s->config.model, 3);
-    test_fill_adapters(&s->fsdp, 4);
+    model_create(&s->model, &s->store, &s->config);
+    store_init(&s->store, &s->config.model, 3);
+    test_fill_adapters(&s->store, 4);
 }
 
 static void close_setup(Setup *s)
 {
-    model_free(&s->model, &s->fsdp);
+    model_free(&s->model, &s->store);
 }
 
 static int *text(int length, int vocab)
@@ -78,7 +78,7 @@ static float *all_logits(SmallModel a, const char *recipe, unsigned modules, con
     open_setup(&s, a, recipe, modules, length, false);
     int *targets = xmalloc(sizeof *targets * (size_t)length);
     memset(targets, 0xff, sizeof *targets * (size_t)length);
-    model_step(&s.model, &s.fsdp, tokens, targets, NULL, 0, 0, PASS_FORWARD);
+    model_step(&s.model, &s.store, tokens, targets, NULL, 0, 0, PASS_FORWARD);
     Tensor stored = s.model.logits;
     float *logits = xmalloc(sizeof *logits * tensor_numel(stored));
     stored.data = xmalloc(tensor_bytes(stored));
@@ -96,7 +96,7 @@ static void check_logits(Setup *s, const float *all, int position)
     const float *expected = all + (size_t)position * (size_t)s->config.model.embedding_size;
     float *found = xmalloc(sizeof *found * (size_t)vocab);
     double largest = 0, worst = 0;
-    decode_logits(&s->model, &s->fsdp, found);
+    decode_logits(&s->model, &s->store, found);
     for (int v = 0; v < vocab; v++) {
         largest = fmax(largest, fabs(expected[v]));
         worst = fmax(worst, fabs((double)found[v] - expected[v]));
@@ -118,7 +118,7 @@ static void check_architecture(SmallModel a, unsigned modules, int length, const
         decode_begin(&s.model);
         for (int i = 0, done = 0; done < length; i++) {
             const int count = i < num_counts ? counts[i] : 1;
-            decode_append(&s.model, &s.fsdp, tokens + done, count);
+            decode_append(&s.model, &s.store, tokens + done, count);
             done += count;
             check_logits(&s, expected, done - 1);
         }
@@ -164,10 +164,10 @@ static void check_recipe(SmallModel a, unsigned modules, const char *recipe)
     double e = 0, size = 0;
     open_setup(&s, a, recipe, modules, TEXT, true);
     decode_begin(&s.model);
-    decode_append(&s.model, &s.fsdp, tokens, TEXT - 2);
-    decode_append(&s.model, &s.fsdp, tokens + TEXT - 2, 1);
-    decode_append(&s.model, &s.fsdp, tokens + TEXT - 1, 1);
-    decode_logits(&s.model, &s.fsdp, found);
+    decode_append(&s.model, &s.store, tokens, TEXT - 2);
+    decode_append(&s.model, &s.store, tokens + TEXT - 2, 1);
+    decode_append(&s.model, &s.store, tokens + TEXT - 1, 1);
+    decode_logits(&s.model, &s.store, found);
     for (int v = 0; v < m.vocab_size; v++) {
         e += pow((double)found[v] - expected[v], 2);
         size += pow(expected[v], 2);
@@ -221,16 +221,16 @@ static void test_continuation(void **state)
     m.max_sequence_length = length + count;
     model_config(&s.config, &m, "f32", 1);
     s.config.generate = path;
-    model_create(&s.model, &s.fsdp, &s.config);
-    checkpoint_load(folder, &s.config, &s.fsdp, NULL, false);
+    model_create(&s.model, &s.store, &s.config);
+    checkpoint_load(folder, &s.config, &s.store, NULL, false);
     decode_begin(&s.model);
-    decode_append(&s.model, &s.fsdp, prompt, length);
+    decode_append(&s.model, &s.store, prompt, length);
     for (int i = 0; i < count; i++) {
-        decode_logits(&s.model, &s.fsdp, logits);
+        decode_logits(&s.model, &s.store, logits);
         const int token = sample_token(logits, m.vocab_size, &greedy, 0);
         if (token != expected[i])
             fail_msg("%s: token %d of the continuation is %d, by transformers %d", s.name, i, token, expected[i]);
-        decode_append(&s.model, &s.fsdp, &token, 1);
+        decode_append(&s.model, &s.store, &token, 1);
     }
     json_decref(o);
     close_setup(&s);
@@ -246,11 +246,11 @@ static double loss_of(const Config *c, PlanBytes *bytes, size_t others[3])
     ParamStore f;
     int *tokens = text(c->model.max_sequence_length, c->model.vocab_size);
     model_create(&m, &f, c);
-    fsdp_init(&f, &c->model, 3);
+    store_init(&f, &c->model, 3);
     model_step(&m, &f, tokens, tokens, NULL, 0, 0, PASS_FORWARD);
     const double loss = take_losses(&m).loss;
     *bytes = m.bytes;
-    others[0] = fsdp_grad_bytes(&f), others[1] = fsdp_state_bytes(&f), others[2] = 0;
+    others[0] = store_grad_bytes(&f), others[1] = store_state_bytes(&f), others[2] = 0;
     for (int u = 0; u < f.num_units; u++)
         others[2] += tensor_bytes(f.shard[u].slice[TRAINED].stored);
     model_free(&m, &f);
@@ -292,9 +292,9 @@ static void test_one_copy(void **state)
         Setup s;
         size_t numel = 0;
         open_setup(&s, LLAMA, names[i], 0, TEXT, true);
-        for (int u = 0; u < s.fsdp.num_units; u++)
-            numel += s.fsdp.shape[u].numel[FROZEN];
-        assert_int_equal(fsdp_weight_bytes(&s.fsdp), 0);
+        for (int u = 0; u < s.store.num_units; u++)
+            numel += s.store.shape[u].numel[FROZEN];
+        assert_int_equal(store_weight_bytes(&s.store), 0);
         assert_in_range(s.model.bytes.units, numel * (i ? 2 : 4), numel * (i ? 2 : 4) + 4096);
         assert_int_equal(s.model.bytes.cache, 2 * 2 * (size_t)TEXT * 64 * (i ? 2 : 4));
         close_setup(&s);

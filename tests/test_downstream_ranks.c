@@ -107,7 +107,7 @@ static void open_model(Model *m, ParamStore *f, const Config *c)
     *f = (ParamStore){ 0 };
     memory_plan(m, f, c);
     model_place(m, f, c);
-    fsdp_init(f, &c->model, 5);
+    store_init(f, &c->model, 5);
 }
 
 /* The last tokens of a choice that fit, at the start; only the continuation has labels. */

@@ -22,7 +22,7 @@ static const struct { const char *recipe; SmallModel model; char *trainable; uns
     { "bf16", QWEN3, .modules = ALL_MODULES },     { "coat", OLMO, .modules = SOME_MODULES },
 };
 
-typedef struct { Config config; Model model; ParamStore fsdp; } Run;
+typedef struct { Config config; Model model; ParamStore store; } Run;
 
 static void open_run(Run *r, int i, Strategy strategy)
 {
@@ -42,10 +42,10 @@ static void open_run(Run *r, int i, Strategy strategy)
     r->config.trainable = (char **)&cases[i].trainable;
     r->config.num_trainable = cases[i].trainable != NULL;
     r->config.strategy = strategy;
-    memory_plan(&r->model, &r->fsdp, &r->config);
-    model_place(&r->model, &r->fsdp, &r->config);
-    fsdp_init(&r->fsdp, &r->config.model, 5);
-    test_fill_adapters(&r->fsdp, 6);
+    memory_plan(&r->model, &r->store, &r->config);
+    model_place(&r->model, &r->store, &r->config);
+    store_init(&r->store, &r->config.model, 5);
+    test_fill_adapters(&r->store, 6);
 }
 
 /* A step of `parts` micro-batches; the first of several has no labels. */
@@ -61,7 +61,7 @@ static void add_up(Run *r, int parts)
             tokens[n] = test_token(11, at, vocab);
             targets[n] = parts > 1 && i == 0 ? -1 : test_token(11, at + 1, vocab);
         }
-        model_step(&r->model, &r->fsdp, tokens, targets, NULL, 1.0f / (float)N, 0,
+        model_step(&r->model, &r->store, tokens, targets, NULL, 1.0f / (float)N, 0,
                    i == parts - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
     }
     take_losses(&r->model);
@@ -74,14 +74,14 @@ static void fill_grads(const ParamStore *f, int byte)
         if (f->shard[u].slice[TRAINED].count)
             fill_bytes(f->shard[u].grad, byte);
     for (int i = 0; i < num_buffers(f); i++)
-        if (tensor_numel(f->grad_buffer[i].flat) > 0)
-            fill_bytes(f->grad_buffer[i].flat, byte);
+        if (tensor_numel(f->grad_buffer[i].elements) > 0)
+            fill_bytes(f->grad_buffer[i].elements, byte);
 }
 
 /* The sums of `parts` micro-batches; the first adds to zeros or overwrites NaNs. */
 static void sum_up(Run *r, int parts, bool empty, double *sum[MAX_UNITS])
 {
-    ParamStore *f = &r->fsdp;
+    ParamStore *f = &r->store;
     fill_grads(f, empty ? 0xff : 0);
     if (empty)
         fsdp_empty_grads(f);
@@ -101,9 +101,9 @@ static void check_case(Run *r, const char *what)
     for (int k = 0; k < 2; k++) {
         sum_up(r, parts[k], true, written);
         snprintf(text, sizeof text, "%s, %d micro-batches", what, parts[k]);
-        for (int u = 0; u < r->fsdp.num_units; u++)
+        for (int u = 0; u < r->store.num_units; u++)
             if (written[u])
-                check_same_values(text, written[u], added[k][u], r->fsdp.shard[u].slice[TRAINED].count);
+                check_same_values(text, written[u], added[k][u], r->store.shard[u].slice[TRAINED].count);
     }
 }
 
@@ -125,7 +125,7 @@ static void test_steps(void **state)
                      architecture_name(cases[i].model), i, strategy.shard_ranks, strategy.gathering, strategy.grad_sum);
             check_case(&r, what);
             release();
-            model_free(&r.model, &r.fsdp);
+            model_free(&r.model, &r.store);
         }
     }
 }

@@ -108,7 +108,7 @@ static void open_model(Model *m, ParamStore *f, const Config *c)
     *f = (ParamStore){ 0 };
     memory_plan(m, f, c);
     model_place(m, f, c);
-    fsdp_init(f, &c->model, 5);
+    store_init(f, &c->model, 5);
 }
 
 /* Mean over the labels of the first `count` sequences, each a separate micro-batch on an unsharded model. */

@@ -146,8 +146,8 @@ static void put_odd_values(const Run *r)
 {
     const float odd[] = { 0x1.01p0f, 0x1.03p0f, -0x1.01p0f, -0x1.03p-3f, 0x1.002p0f, 0x1.006p0f, 0x1p-25f, 0x1.8p-24f, 0x1p-26f,
                           -0.f, 0x1.ffep-15f, 0x1.ffffp3f, 0x1p-140f, 65519.f };
-    assert_true(r->fsdp.shard[1].slice[TRAINED].count > 256 + sizeof odd);
-    device_put((float *)r->fsdp.shard[1].slice[TRAINED].stored.data + 256, odd, sizeof odd);
+    assert_true(r->store.shard[1].slice[TRAINED].count > 256 + sizeof odd);
+    device_put((float *)r->store.shard[1].slice[TRAINED].stored.data + 256, odd, sizeof odd);
 }
 
 static void test_architectures(void **state)
@@ -158,7 +158,7 @@ static void test_architectures(void **state)
         Run r;
         ModelConfig m = architecture(a);
         open_run(&r, &m, f32, f32, f32);
-        fsdp_init(&r.fsdp, &r.config.model, 3);
+        store_init(&r.store, &r.config.model, 3);
         put_odd_values(&r);
         save(&r, 1);
         check_export(&r, "BF16");
@@ -333,7 +333,7 @@ static void test_values(void **state)
                                            "more than BF16 can: use --dtype=f32", "holds a value that is not finite" };
     for (int i = 0; i < 3; i++) {
         const float safe = i < 2 ? big[i] : 1;
-        device_put(r.fsdp.shard[0].slice[TRAINED].stored.data, &safe, sizeof safe);
+        device_put(r.store.shard[0].slice[TRAINED].stored.data, &safe, sizeof safe);
         save(&r, i);
         if (i == 2) {           /* our checkpoints never contain it */
             SafeFile *f = safetensors_open(text("%s/model.safetensors", step_folder(&r, 2)));

@@ -221,10 +221,10 @@ static void test_halves(void **state)
         only.rows = 24, only.cols = 32, only.data = NULL, only.data_t = columns.data;
         TWICE(quantize_codes(only, x), columns);
         check_same_bytes("columns", tensor_snapshot(columns), expected + tensor_numel(rows), tensor_numel(rows));
-        Tensor turned = make(formats[i], 32, 24);
-        turned.scale = y.scale, only.data_t = turned.data;
-        TWICE(quantize_codes(only, rows), turned);
-        check_same_bytes("columns from rows", tensor_snapshot(turned), expected + tensor_numel(rows), tensor_numel(rows));
+        Tensor transpose = make(formats[i], 32, 24);
+        transpose.scale = y.scale, only.data_t = transpose.data;
+        TWICE(quantize_codes(only, rows), transpose);
+        check_same_bytes("columns from rows", tensor_snapshot(transpose), expected + tensor_numel(rows), tensor_numel(rows));
         release();
     }
 }

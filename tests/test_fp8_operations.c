@@ -69,10 +69,10 @@ static void quantize_operand(Format f, Tensor x)
     TWICE(quantize(copy, rows), copy);
     check_same_bytes("copy", tensor_snapshot(copy), expected, bytes);
     for (int f32 = 0; f32 < 2; f32++) {
-        Tensor expanded = make(f32 ? F : H, N, C), plain = make(f32 ? F : H, N, C), turned = rows;
-        turned.data_t = guarded(codes);
-        TWICE(expand_operand(expanded, turned), expanded, turned);
-        check_same_bytes("codes and transpose with values", tensor_snapshot(turned), expected, bytes);
+        Tensor expanded = make(f32 ? F : H, N, C), plain = make(f32 ? F : H, N, C), transpose = rows;
+        transpose.data_t = guarded(codes);
+        TWICE(expand_operand(expanded, transpose), expanded, transpose);
+        check_same_bytes("codes and transpose with values", tensor_snapshot(transpose), expected, bytes);
         quantize(plain, rows);
         check_same_bytes("values with a transpose", tensor_snapshot(expanded), tensor_snapshot(plain), tensor_bytes(plain));
     }
@@ -88,7 +88,7 @@ static void quantize_padded(Format f, int N, int C)
     const int padded = (N + 15) / 16 * 16 + (N % 3 ? 0 : 16);
     const size_t codes = (size_t)N * (size_t)C, all = (size_t)padded * (size_t)C;
     Tensor x = make_uneven(N, C, 3, -1, 2), exact = make(f, N, C), y = make_operand(f, padded, C), halves = y;
-    Tensor saved = make(f, padded, C), turned = make_operand(f, padded, C);
+    Tensor saved = make(f, padded, C), transpose = make_operand(f, padded, C);
     quantize(exact, x);
     quantize_scale(y, x);
     TWICE(quantize_codes(y, x), y);
@@ -101,11 +101,11 @@ static void quantize_padded(Format f, int N, int C)
     quantize_codes(rows_of(halves), x);
     quantize_codes(columns_of(halves), x);
     check_same_bytes("rows and columns separately", tensor_snapshot(halves), rows, 2 * all);
-    saved.scale = turned.scale = y.scale;
+    saved.scale = transpose.scale = y.scale;
     quantize_codes(saved, exact);               /* the same from codes */
-    quantize_codes(columns_of(turned), saved);
-    turned.data = saved.data;
-    check_same_bytes("from codes", tensor_snapshot(turned), rows, 2 * all);
+    quantize_codes(columns_of(transpose), saved);
+    transpose.data = saved.data;
+    check_same_bytes("from codes", tensor_snapshot(transpose), rows, 2 * all);
     release();
 }
 
@@ -200,19 +200,19 @@ static void norm_reference(double *y, double *by, double *stats, double *bs, con
     }
 }
 
-/* With y's scale, norm_again writes the same codes, both copies or either; and forward without the transpose writes the same
+/* With y's scale, norm_recompute writes the same codes, both copies or either; and forward without the transpose writes the same
  * rows. */
-static void check_norm_again(Tensor y, Tensor x, Tensor stats, Tensor stream, Tensor w, Norm norm)
+static void check_norm_recompute(Tensor y, Tensor x, Tensor stats, Tensor stream, Tensor w, Norm norm)
 {
     const void *expected = tensor_snapshot(y);
-    Tensor again = make_operand(y.format, y.rows, y.cols), halves = make_operand(y.format, y.rows, y.cols);
+    Tensor recomputed = make_operand(y.format, y.rows, y.cols), halves = make_operand(y.format, y.rows, y.cols);
     Tensor rows = make(y.format, y.rows, y.cols);
-    again.scale = halves.scale = y.scale;
-    TWICE(norm_again(again, x, stats.data, w), again);
-    check_same_bytes("norm_again", tensor_snapshot(again), expected, tensor_bytes(y));
-    norm_again(columns_of(halves), x, stats.data, w);
-    norm_again(rows_of(halves), x, stats.data, w);
-    check_same_bytes("norm_again, one copy", tensor_snapshot(halves), expected, tensor_bytes(y));
+    recomputed.scale = halves.scale = y.scale;
+    TWICE(norm_recompute(recomputed, x, stats.data, w), recomputed);
+    check_same_bytes("norm_recompute", tensor_snapshot(recomputed), expected, tensor_bytes(y));
+    norm_recompute(columns_of(halves), x, stats.data, w);
+    norm_recompute(rows_of(halves), x, stats.data, w);
+    check_same_bytes("norm_recompute, one copy", tensor_snapshot(halves), expected, tensor_bytes(y));
     norm_forward(rows, x, stats.data, stream, w, NONE, norm, FROM_SAVED);
     check_same_bytes("norm_forward without data_t", tensor_snapshot(rows), expected, tensor_numel(y));
     assert_true(operand_scale(rows) == operand_scale(y));
@@ -243,7 +243,7 @@ static void norm_forward_case(const Shape *s, const NormCase *k)
     check_operand(label, y, ref, bound);
     check_transposed(label, y);
     golden_operand(label, y, ref, bound);
-    check_norm_again(y, x, stats, stream, w, norm);
+    check_norm_recompute(y, x, stats, stream, w, norm);
 }
 
 /* With h = (x-m) r in F32: |error of h| <= 3 u |h| + u r (|x|+|m|) =: e. A mean of C terms has an error of (C + 8) u of its
@@ -387,13 +387,13 @@ static void swiglu_case(const Shape *s, bool saved)
     const size_t n = (size_t)N * (size_t)width;
     const char *text = saved ? "saved" : "dense";
     Tensor wide = make_uneven(N, 2 * width, 1, -2, 2), gate_up = saved ? make(E16, N, 2 * width) : wide;
-    Tensor act = make_operand(E4, N, width), again = make_operand(E4, N, width);
+    Tensor act = make_operand(E4, N, width), recomputed = make_operand(E4, N, width);
     Tensor dact = make_uneven(N, width, 2, -1, 1);
     Tensor d = make_operand(E5, N, 2 * width), other = make_operand(E5, N, 2 * width);
     Tensor columns = make_operand(E4, N, width);
     double *ref = doubles(n), *bound = doubles(n), *dref = doubles(2 * n), *dbound = doubles(2 * n);
     device_put(wide.data, &(uint16_t){ 0xc2c8 }, sizeof(uint16_t));     /* -100: e^100 overflows F32 */
-    again.scale = columns.scale = act.scale;
+    recomputed.scale = columns.scale = act.scale;
 
     TWICE(swiglu_forward(act, gate_up, wide, NO_PRODUCT, FROM_SAVED), act, gate_up);
     if (saved)
@@ -403,12 +403,12 @@ static void swiglu_case(const Shape *s, bool saved)
     check_transposed(label, act);
     golden_operand(label, act, ref, bound);
 
-    TWICE(swiglu_backward(d, again, dact, NO_PRODUCT, gate_up), d, again);
+    TWICE(swiglu_backward(d, recomputed, dact, NO_PRODUCT, gate_up), d, recomputed);
     check_operand(name("swiglu_backward", N, width, text), d, dref, dbound);
     check_transposed(label, d);
     golden_operand(label, d, dref, dbound);
     const void *expected = tensor_snapshot(act), *gradient = tensor_snapshot(d);
-    check_same_bytes("act again", tensor_snapshot(again), expected, tensor_bytes(act));
+    check_same_bytes("act again", tensor_snapshot(recomputed), expected, tensor_bytes(act));
     TWICE(swiglu_backward(other, NONE, dact, NO_PRODUCT, gate_up), other);
     check_same_bytes("without act", tensor_snapshot(other), gradient, tensor_bytes(d));
     Tensor d_rows = make(E5, N, 2 * width), act_rows = make(E4, N, width);

@@ -36,7 +36,7 @@ static const struct { const char *name; SmallModel model; double drift; unsigned
 };
 enum { NUM_RECIPES = sizeof recipe_cases / sizeof recipe_cases[0] };
 
-typedef struct { Config config; Model model; ParamStore fsdp; } Run;
+typedef struct { Config config; Model model; ParamStore store; } Run;
 typedef struct { double loss[STEPS], norm[STEPS]; } Curve;
 
 /* Results without sharding, per recipe: all weights in their compute format, the first step's gradients, losses. */
@@ -68,15 +68,15 @@ static void open_run(Run *r, int recipe, Strategy strategy)
     r->config.global_train_batch_size = BATCH;
     r->config.strategy = strategy;
     divide(strategy.shard_ranks);
-    memory_plan(&r->model, &r->fsdp, &r->config);
-    model_place(&r->model, &r->fsdp, &r->config);
-    fsdp_init(&r->fsdp, &r->config.model, 5);
-    test_fill_adapters(&r->fsdp, 6);
+    memory_plan(&r->model, &r->store, &r->config);
+    model_place(&r->model, &r->store, &r->config);
+    store_init(&r->store, &r->config.model, 5);
+    test_fill_adapters(&r->store, 6);
 }
 
 static void close_run(Run *r)
 {
-    model_free(&r->model, &r->fsdp);
+    model_free(&r->model, &r->store);
 }
 
 /* ---- steps ------------------------------------------------------------------------------------------------ */
@@ -84,7 +84,7 @@ static void close_run(Run *r)
 /* Returns the loss of the batch per token. */
 static double step_loss(Run *r, int step)
 {
-    forward_backward(&r->model, &r->fsdp, &r->config, step, BATCH / comm_size());
+    forward_backward(&r->model, &r->store, &r->config, step, BATCH / comm_size());
     double loss = take_losses(&r->model).loss / (BATCH * r->config.model.max_sequence_length);
     comm_sum(&loss, 1);
     return loss;
@@ -95,8 +95,8 @@ static Curve train(Run *r)
     Curve c;
     for (int s = 0; s < STEPS; s++) {
         c.loss[s] = step_loss(r, s);
-        c.norm[s] = optimizer_grad_norm(&r->fsdp);
-        optimizer_step(&r->fsdp, &r->config, s + 1, s + 1, 1e-2, fmin(1, 1 / c.norm[s]));
+        c.norm[s] = optimizer_grad_norm(&r->store);
+        optimizer_step(&r->store, &r->config, s + 1, s + 1, 1e-2, fmin(1, 1 / c.norm[s]));
     }
     return c;
 }
@@ -175,7 +175,7 @@ static void check_unit(const ParamStore *f, int u, const Unit *w, bool backward,
 /* Gathers every unit twice, as in forward and backward. */
 static void gather_all(Run *r, bool updated, int recipe, const char *name)
 {
-    ParamStore *f = &r->fsdp;
+    ParamStore *f = &r->store;
     for (int i = 0; i < 2 * f->num_units; i++) {
         const bool backward = i >= f->num_units;
         const int u = backward ? 2 * f->num_units - 1 - i : i;
@@ -189,8 +189,8 @@ static void gather_all(Run *r, bool updated, int recipe, const char *name)
 
 static void keep_gradients(const Run *r, int recipe)
 {
-    for (int u = 0; u < r->fsdp.num_units; u++) {
-        const Shard *s = &r->fsdp.shard[u];
+    for (int u = 0; u < r->store.num_units; u++) {
+        const Shard *s = &r->store.shard[u];
         double *copy = calloc(s->slice[TRAINED].count + 1, sizeof *copy);
         assert_non_null(copy);
         if (s->slice[TRAINED].count)
@@ -221,8 +221,8 @@ static void test_unsharded(void **state)
  * roundoff of the sum so far, bounded by the largest gradient of the unit. */
 static void check_gradients(const Run *r, int recipe, const char *name)
 {
-    for (int u = 0; u < r->fsdp.num_units; u++) {
-        const Shard *s = &r->fsdp.shard[u];
+    for (int u = 0; u < r->store.num_units; u++) {
+        const Shard *s = &r->store.shard[u];
         const size_t numel = reference[recipe].numel[u];
         if (s->slice[TRAINED].count == 0)
             continue;
@@ -281,7 +281,7 @@ static void strategy_case(int recipe, Strategy strategy, const char *name, bool 
     check_gradients(&r, recipe, name);
     Curve c = train(&r), again;
     gather_all(&r, true, recipe, name);
-    check_curve(&c, recipe, r.fsdp.recipe.grads, name);
+    check_curve(&c, recipe, r.store.recipe.grads, name);
     close_run(&r);
 
     if (twice) {

@@ -23,7 +23,7 @@ static const float Z_WEIGHT = 0.01f;
 typedef struct {
     Config config;
     Model  model;
-    ParamStore   fsdp;
+    ParamStore   store;
     int    tokens[64], targets[64];
     uint8_t begins[64];
     TestImages images;
@@ -45,15 +45,15 @@ static void fill_batch(Setup *s)
 /* Norm weights start as ones; other values test whether they are used. test_fill_adapters does the same for biases. */
 static void perturb_norms(Setup *s)
 {
-    for (int u = 0; u < s->fsdp.num_units; u++)
-        for (int i = 0; i < s->fsdp.shape[u].num_params; i++) {
-            const Param *p = &s->fsdp.shape[u].param[i];
+    for (int u = 0; u < s->store.num_units; u++)
+        for (int i = 0; i < s->store.shape[u].num_params; i++) {
+            const Param *p = &s->store.shape[u].param[i];
             if (!p->is_norm)
                 continue;
             float *w = malloc(sizeof(float) * p->cols);
             for (int k = 0; k < p->cols; k++)
                 w[k] = 1 + 0.3f * test_uniform(u * 8 + i, k);
-            device_put(s->fsdp.unit[u].tensor[p->id].data, w, sizeof(float) * p->cols);
+            device_put(s->store.unit[u].tensor[p->id].data, w, sizeof(float) * p->cols);
             free(w);
         }
 }
@@ -70,10 +70,10 @@ static void open_model(Setup *s, const ModelConfig *m, char **trainable, bool do
     s->config.trainable = trainable;
     s->config.num_trainable = trainable != NULL;
     s->config.data.generate_doc_lengths = documents;
-    model_create(&s->model, &s->fsdp, &s->config);
-    fsdp_init(&s->fsdp, &s->config.model, 7);
+    model_create(&s->model, &s->store, &s->config);
+    store_init(&s->store, &s->config.model, 7);
     perturb_norms(s);
-    test_fill_adapters(&s->fsdp, 9);
+    test_fill_adapters(&s->store, 9);
     fill_batch(s);
 }
 
@@ -85,7 +85,7 @@ static Loss loss_of(Setup *s, bool backward)
     int N = s->model.N;
     float l[128];
     model_use_images(&s->model, image_rows(&s->images));
-    model_step(&s->model, &s->fsdp, s->tokens, s->targets, s->begins, 1, Z_WEIGHT, backward ? PASS_COMPLETE : PASS_FORWARD);
+    model_step(&s->model, &s->store, s->tokens, s->targets, s->begins, 1, Z_WEIGHT, backward ? PASS_COMPLETE : PASS_FORWARD);
     device_get(l, s->model.losses, sizeof(float) * 2 * N);
     Loss r = { 0 };
     for (int n = 0; n < N; n++) {
@@ -159,18 +159,18 @@ static void check_model(const char *name, const ModelConfig *m, char **trainable
     Setup s;
     int checked = 0;
     open_model(&s, m, trainable, documents);
-    fsdp_empty_grads(&s.fsdp);
+    fsdp_empty_grads(&s.store);
     loss_of(&s, true);
-    for (int u = 0; u < s.fsdp.num_units; u++)
-        for (int i = 0; i < s.fsdp.shape[u].num_params; i++) {
-            const Param *p = &s.fsdp.shape[u].param[i];
+    for (int u = 0; u < s.store.num_units; u++)
+        for (int i = 0; i < s.store.shape[u].num_params; i++) {
+            const Param *p = &s.store.shape[u].param[i];
             if (p->region != TRAINED)
                 continue;
-            check_tensor(&s, name, p, s.fsdp.unit[u].tensor[p->id], s.fsdp.dunit[u].tensor[p->id]);
+            check_tensor(&s, name, p, s.store.unit[u].tensor[p->id], s.store.dunit[u].tensor[p->id]);
             checked++;
         }
     assert_true(checked > 0);
-    model_free(&s.model, &s.fsdp);
+    model_free(&s.model, &s.store);
 }
 
 static void check_architecture(SmallModel a, bool documents)
@@ -272,22 +272,22 @@ static float *gradients(const ModelConfig *m, Keep keep, int recompute, int chun
     s.config.loss_chunk = chunk;
     s.config.recipe.keep = keep;
     s.config.recipe.recompute = recompute;
-    model_create(&s.model, &s.fsdp, &s.config);
-    fsdp_init(&s.fsdp, &s.config.model, 7);
-    test_fill_adapters(&s.fsdp, 9);
+    model_create(&s.model, &s.store, &s.config);
+    store_init(&s.store, &s.config.model, 7);
+    test_fill_adapters(&s.store, 9);
     fill_batch(&s);
     loss_of(&s, true);
     float *g = NULL;
     *n = 0;
-    for (int u = 0; u < s.fsdp.num_units; u++) {
-        size_t count = s.fsdp.shard[u].slice[TRAINED].count;
+    for (int u = 0; u < s.store.num_units; u++) {
+        size_t count = s.store.shard[u].slice[TRAINED].count;
         if (count == 0)
             continue;       /* a unit without parameters */
         g = realloc(g, sizeof(float) * (*n + count));
-        device_get(g + *n, s.fsdp.shard[u].grad.data, sizeof(float) * count);
+        device_get(g + *n, s.store.shard[u].grad.data, sizeof(float) * count);
         *n += count;
     }
-    model_free(&s.model, &s.fsdp);
+    model_free(&s.model, &s.store);
     return g;
 }
 

@@ -17,7 +17,7 @@
 
 enum { LAYERS = 6, STEPS = 2, MICRO_BATCHES = 2 };
 
-typedef struct { Config config; Model model; ParamStore fsdp; } Run;
+typedef struct { Config config; Model model; ParamStore store; } Run;
 typedef struct { double loss[2 * STEPS], norm[STEPS]; float *weights; size_t count; } Result;
 
 static void configure(Run *r, ModelConfig m, const char *recipe)
@@ -35,10 +35,10 @@ static void configure(Run *r, ModelConfig m, const char *recipe)
 
 static void place(Run *r)
 {
-    memory_plan(&r->model, &r->fsdp, &r->config);
-    model_place(&r->model, &r->fsdp, &r->config);
-    fsdp_init(&r->fsdp, &r->config.model, 5);
-    test_fill_adapters(&r->fsdp, 6);
+    memory_plan(&r->model, &r->store, &r->config);
+    model_place(&r->model, &r->store, &r->config);
+    store_init(&r->store, &r->config.model, 5);
+    test_fill_adapters(&r->store, 6);
 }
 
 /* This rank's trained weights. */
@@ -71,14 +71,14 @@ static Result train(Run *r)
     for (int n = 0; n < r->model.N; n++)
         tokens[n] = test_token(7, (uint64_t)n, r->config.model.vocab_size);
     for (int s = 0; s < STEPS; s++) {
-        forward_backward(&r->model, &r->fsdp, &r->config, s, MICRO_BATCHES);
+        forward_backward(&r->model, &r->store, &r->config, s, MICRO_BATCHES);
         result.loss[2 * s] = take_losses(&r->model).loss;
-        result.norm[s] = optimizer_grad_norm(&r->fsdp);
-        optimizer_step(&r->fsdp, &r->config, s + 1, s + 1, 1e-2, 1);
-        model_step(&r->model, &r->fsdp, tokens, tokens, NULL, 1, 0, PASS_FORWARD);
+        result.norm[s] = optimizer_grad_norm(&r->store);
+        optimizer_step(&r->store, &r->config, s + 1, s + 1, 1e-2, 1);
+        model_step(&r->model, &r->store, tokens, tokens, NULL, 1, 0, PASS_FORWARD);
         result.loss[2 * s + 1] = take_losses(&r->model).loss;
     }
-    take_weights(&r->fsdp, &result);
+    take_weights(&r->store, &result);
     return result;
 }
 
@@ -129,7 +129,7 @@ static void test_activations(void **state)
             const size_t bytes = r.model.bytes.total;
             Result there = train(&r);
             assert_int_equal(offload_host_bytes(&r.model), 0);
-            model_free(&r.model, &r.fsdp);
+            model_free(&r.model, &r.store);
 
             configure_kind(&r, k, a, recipes[i], HOST_ALL);
             place(&r);
@@ -137,7 +137,7 @@ static void test_activations(void **state)
             assert_true(offload_host_bytes(&r.model) > 0);
             assert_true(kinds[k].recompute || r.model.bytes.total < bytes);     /* slots are as large as the largest block */
             Result moved = train(&r);
-            model_free(&r.model, &r.fsdp);
+            model_free(&r.model, &r.store);
             check_same("activations", k, &there, &moved);
             free(there.weights);
             free(moved.weights);
@@ -172,7 +172,7 @@ static void configure_states(Run *r, int i, Strategy s, HostUse use, double memo
     r->config.optimizer.name = (char *)states[i].optimizer;
     r->config.trainable = &states[i].trainable;
     r->config.num_trainable = states[i].trainable != NULL;
-    r->config.host.base = r->config.host.moments = r->config.host.master = use;
+    r->config.host.frozen = r->config.host.moments = r->config.host.master = use;
     r->config.device_memory = memory / (1 << 30);
     divide(s.shard_ranks);
 }
@@ -188,21 +188,21 @@ static Result train_states(int i, Strategy s, HostUse use, double memory, Run *r
 static double fit_bytes(Run *r)
 {
     r->config.device_memory = 1;                /* as if it were a GPU */
-    return (double)model_planned_bytes(&r->model, &r->fsdp) + memory_allowance(&r->config) + 0.5;
+    return (double)model_planned_bytes(&r->model, &r->store) + memory_allowance(&r->config) + 0.5;
 }
 
 static int units_on_host(const ParamStore *f, Hosted h)
 {
     int count = 0;
     for (int u = 0; u < f->num_units; u++)
-        count += fsdp_on_host(f, u, h);
+        count += store_on_host(f, u, h);
     return count;
 }
 
 /* All that can be on the host is there: only of layers, except for the optimizer's states. */
 static void check_moved(int i, const Run *r)
 {
-    const ParamStore *f = &r->fsdp;
+    const ParamStore *f = &r->store;
     const bool frozen = states[i].adapters || states[i].trainable;
     const bool smaller = strcmp(states[i].recipe, "f32") && !states[i].adapters;
     int operands = 0;
@@ -214,7 +214,7 @@ static void check_moved(int i, const Run *r)
             }
     const bool narrower = smaller && dtype_size(r->config.recipe.operand.dtype) < dtype_size(r->config.recipe.master.dtype);
     assert_int_equal(units_on_host(f, HOST_MASTER), narrower ? operands : 0);
-    assert_int_equal(units_on_host(f, HOST_BASE) > 0, frozen);
+    assert_int_equal(units_on_host(f, HOST_FROZEN) > 0, frozen);
     assert_true(units_on_host(f, HOST_MOMENTS) > 0);
 }
 
@@ -230,20 +230,20 @@ static void test_states(void **state)
         Run r;
         Result there = train_states(i, s, HOST_NEVER, 0, &r);
         const double none = fit_bytes(&r);
-        assert_int_equal(fsdp_host_bytes(&r.fsdp, NUM_HOSTED), 0);
-        model_free(&r.model, &r.fsdp);
+        assert_int_equal(store_host_bytes(&r.store, NUM_HOSTED), 0);
+        model_free(&r.model, &r.store);
 
         Result moved = train_states(i, s, HOST_ALL, 0, &r);
         const double all = fit_bytes(&r);
         check_moved(i, &r);
-        model_free(&r.model, &r.fsdp);
+        model_free(&r.model, &r.store);
         check_same("all states", i, &there, &moved);
         free(moved.weights);
 
         if (i % 3 == 0) {
             moved = train_states(i, s, HOST_AUTO, (none + 3 * all) / 4, &r);
-            assert_true(all >= none || fsdp_host_bytes(&r.fsdp, NUM_HOSTED) > 0);
-            model_free(&r.model, &r.fsdp);
+            assert_true(all >= none || store_host_bytes(&r.store, NUM_HOSTED) > 0);
+            model_free(&r.model, &r.store);
             check_same("some states", i, &there, &moved);
             free(moved.weights);
         }
@@ -266,7 +266,7 @@ static void test_small_parts(void **state)
     r.config.host.moments = r.config.host.master = HOST_ALL;
     place(&r);
     free(train(&r).weights);
-    model_free(&r.model, &r.fsdp);
+    model_free(&r.model, &r.store);
 }
 
 /* What just fits stays, also where the first unit on the host would cost more than it saves. */
@@ -279,19 +279,19 @@ static void test_fits(void **state)
             const Strategy s = { comm_size(), GATHER_OFTEN, SUM_OFTEN };
             configure_states(&r, i, s, HOST_NEVER, 0);
             r.config.recipe.recompute = k ? 2 : 0;
-            memory_plan(&r.model, &r.fsdp, &r.config);
+            memory_plan(&r.model, &r.store, &r.config);
             const double bytes = fit_bytes(&r);
-            model_free(&r.model, &r.fsdp);
+            model_free(&r.model, &r.store);
             configure_states(&r, i, s, HOST_AUTO, bytes);
             r.config.host.activations = HOST_AUTO;
             r.config.recipe.recompute = k ? 2 : 0;
-            memory_plan(&r.model, &r.fsdp, &r.config);
-            assert_int_equal(fsdp_host_bytes(&r.fsdp, NUM_HOSTED) + offload_host_bytes(&r.model), 0);
+            memory_plan(&r.model, &r.store, &r.config);
+            assert_int_equal(store_host_bytes(&r.store, NUM_HOSTED) + offload_host_bytes(&r.model), 0);
             r.config.device_memory = 1e-3;
-            model_free(&r.model, &r.fsdp);
-            memory_plan(&r.model, &r.fsdp, &r.config);
+            model_free(&r.model, &r.store);
+            memory_plan(&r.model, &r.store, &r.config);
             assert_true(states[i].adapters || fit_bytes(&r) < bytes);
-            model_free(&r.model, &r.fsdp);
+            model_free(&r.model, &r.store);
         }
 }
 
@@ -349,14 +349,14 @@ static void test_auto(void **state)
         moved.bytes[0] = moved.bytes[1] = 0;
         moved.slots = expected;
         const Watch *before = operations_watch(&watch);
-        forward_backward(&r.model, &r.fsdp, &r.config, 0, MICRO_BATCHES);
+        forward_backward(&r.model, &r.store, &r.config, 0, MICRO_BATCHES);
         operations_watch(before);
         assert_false(moved.late);
         for (int back = 0; back < 2; back++) {
             assert_int_equal(moved.count[back], MICRO_BATCHES * leave);
             assert_int_equal(moved.bytes[back], MICRO_BATCHES * moved.size);
         }
-        model_free(&r.model, &r.fsdp);
+        model_free(&r.model, &r.store);
     }
 }
 

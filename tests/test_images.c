@@ -78,25 +78,25 @@ static void test_rows(void **state)
 
 enum { B = 3, T = 16, N = B * T };
 
-typedef struct { Config config; Model model; ParamStore fsdp; } Trainer;
+typedef struct { Config config; Model model; ParamStore store; } Trainer;
 
 static void open_trainer(Trainer *t, const ModelConfig *m, const char *recipe)
 {
     *t = (Trainer){ 0 };
     model_config(&t->config, m, recipe, B);
-    model_create(&t->model, &t->fsdp, &t->config);
-    fsdp_init(&t->fsdp, &t->config.model, 5);
+    model_create(&t->model, &t->store, &t->config);
+    store_init(&t->store, &t->config.model, 5);
 }
 
 static Tensor weight(const Trainer *t, int u, int param)
 {
-    const Param *p = &t->fsdp.shape[u].param[param];
-    return shard_weights(&t->fsdp.shard[u], p, 0, param_numel(p));
+    const Param *p = &t->store.shape[u].param[param];
+    return shard_weights(&t->store.shard[u], p, 0, param_numel(p));
 }
 
 static void copy_unit(const Trainer *to, int u, const Trainer *from, int v)
 {
-    for (int i = 0; i < from->fsdp.shape[v].num_params; i++)
+    for (int i = 0; i < from->store.shape[v].num_params; i++)
         device_copy(weight(to, u, i).data, weight(from, v, i).data, tensor_bytes(weight(from, v, i)));
 }
 
@@ -110,19 +110,19 @@ static void fill_tokens(int *tokens, int *targets)
 
 static double pass(Trainer *t, const int *tokens, const int *targets, const TestImages *images)
 {
-    fsdp_empty_grads(&t->fsdp);
+    fsdp_empty_grads(&t->store);
     if (images)
         model_use_images(&t->model, image_rows(images));
-    model_step(&t->model, &t->fsdp, tokens, targets, NULL, 1.0f / N, 0, PASS_COMPLETE);
+    model_step(&t->model, &t->store, tokens, targets, NULL, 1.0f / N, 0, PASS_COMPLETE);
     return take_losses(&t->model).loss;
 }
 
 static float *gradient(const Trainer *t, int u, size_t *n)
 {
-    *n = t->fsdp.shard[u].slice[TRAINED].count;
-    const size_t bytes = tensor_bytes(t->fsdp.shard[u].grad);
+    *n = t->store.shard[u].slice[TRAINED].count;
+    const size_t bytes = tensor_bytes(t->store.shard[u].grad);
     float *g = keep(bytes);
-    device_get(g, t->fsdp.shard[u].grad.data, bytes);
+    device_get(g, t->store.shard[u].grad.data, bytes);
     return g;
 }
 
@@ -130,8 +130,8 @@ static void check_same_gradient(const Trainer *a, int u, const Trainer *b, int v
 {
     size_t n, k;
     const void *x = gradient(a, u, &n), *y = gradient(b, v, &k);
-    assert_int_equal(tensor_bytes(a->fsdp.shard[u].grad), tensor_bytes(b->fsdp.shard[v].grad));
-    assert_memory_equal(x, y, tensor_bytes(a->fsdp.shard[u].grad));
+    assert_int_equal(tensor_bytes(a->store.shard[u].grad), tensor_bytes(b->store.shard[v].grad));
+    assert_memory_equal(x, y, tensor_bytes(a->store.shard[u].grad));
 }
 
 /* An identity projector whose features are the embedding's rows of tokens gives the bits of these tokens; the embedding's row of
@@ -153,7 +153,7 @@ static void test_identity(void **state)
     for (int c = 0; c < C; c++)
         identity[c * C + c] = 1;
     device_put(weight(&b, 1, 0).data, identity, sizeof identity);
-    fsdp_loaded(&b.fsdp);
+    store_loaded(&b.store);
     device_get(table, weight(&a, 0, 0).data, sizeof table);
     int tokens[N], targets[N], shown[N];
     const void *rows[N] = { 0 };
@@ -164,9 +164,9 @@ static void test_identity(void **state)
         shown[n] = IMAGE_TOKEN;
     }
     const double expected = pass(&a, tokens, targets, NULL);
-    fsdp_empty_grads(&b.fsdp);
+    fsdp_empty_grads(&b.store);
     model_use_images(&b.model, (ImageRows){ rows, F32 });
-    model_step(&b.model, &b.fsdp, shown, targets, NULL, 1.0f / N, 0, PASS_COMPLETE);
+    model_step(&b.model, &b.store, shown, targets, NULL, 1.0f / N, 0, PASS_COMPLETE);
     const double loss = take_losses(&b.model).loss;
     assert_memory_equal(&loss, &expected, sizeof loss);
     for (int u = 1; u < 4; u++)
@@ -179,8 +179,8 @@ static void test_identity(void **state)
     for (int i = 0; i < C * C; i++)
         sum += fabs((double)dw[i]);
     assert_true(sum > 0 && whole != g);
-    model_free(&a.model, &a.fsdp);
-    model_free(&b.model, &b.fsdp);
+    model_free(&a.model, &a.store);
+    model_free(&b.model, &b.store);
     release();
 }
 
@@ -197,7 +197,7 @@ static void test_text_only(void **state)
         open_trainer(&b, &m, names[r]);
         for (int u = 0; u < 4; u++)
             copy_unit(&b, u ? u + 1 : 0, &a, u);
-        fsdp_loaded(&b.fsdp);
+        store_loaded(&b.store);
         int tokens[N], targets[N], shown[N], masked[N];
         TestImages images;
         fill_tokens(tokens, targets);
@@ -210,13 +210,13 @@ static void test_text_only(void **state)
         assert_true(isfinite(seen) && seen != loss);
         for (int u = 0; u < 4; u++)
             check_same_gradient(&b, u ? u + 1 : 0, &a, u);
-        const Tensor grad = b.fsdp.shard[1].grad;
+        const Tensor grad = b.store.shard[1].grad;
         const unsigned char *g = keep(tensor_bytes(grad));
         device_get((void *)g, grad.data, tensor_bytes(grad));
         for (size_t i = 0; i < tensor_bytes(grad); i++)
             assert_true(g[i] == 0 || g[i] == 0x80);        /* 0 or -0 */
-        model_free(&a.model, &a.fsdp);
-        model_free(&b.model, &b.fsdp);
+        model_free(&a.model, &a.store);
+        model_free(&b.model, &b.store);
         release();
     }
 }
@@ -239,7 +239,7 @@ static void test_features(void **state)
         assert_true(first != second && isfinite(first));
         if (strcmp(names[r], "coat-lean") != 0)
             assert_memory_equal(&first, &again, sizeof first);
-        model_free(&t.model, &t.fsdp);
+        model_free(&t.model, &t.store);
     }
 }
 

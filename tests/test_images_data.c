@@ -93,7 +93,7 @@ static DataSpec spec_of(char **paths, char **indexes)
 {
     return (DataSpec){ .paths = paths, .num_paths = 1, .image_paths = indexes, .num_image_paths = indexes != NULL,
                        .image_features = folder, .image_rows = ROWS, .image_cols = COLS, .image_token_id = TOKEN, .itemsize = 2,
-                       .sequence_length = T, .vocab_size = VOCAB, .eos_token_id = EOS, .pad_token_id = -1, .again = true };
+                       .sequence_length = T, .vocab_size = VOCAB, .eos_token_id = EOS, .pad_token_id = -1, .reopened = true };
 }
 
 /* The value that token `place` of the file shows in column c; -1: none. */

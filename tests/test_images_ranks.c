@@ -57,7 +57,7 @@ static void run(Result *r, int way, const char *recipe, const Trained *t, bool w
         c.global_train_batch_size *= data;
     memory_plan(&model, &f, &c);
     model_place(&model, &f, &c);
-    fsdp_init(&f, &m, 5);
+    store_init(&f, &m, 5);
     for (int s = 0; s < STEPS; s++) {
         int tokens[BATCH * T], targets[BATCH * T];
         TestImages images;

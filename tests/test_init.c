@@ -94,7 +94,7 @@ static void check_model(const ModelConfig *m, double cutoff)
     fill_rows(rows, m->init_fn);
     model_config(&c, m, "f32", 1);
     model_create(&model, &f, &c);
-    fsdp_init(&f, m, 7);
+    store_init(&f, m, 7);
     for (int u = 0; u < f.num_units; u++)
         for (int i = 0; i < f.shape[u].num_params; i++) {
             const Param *p = &f.shape[u].param[i];

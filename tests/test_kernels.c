@@ -346,10 +346,10 @@ static void swiglu_cases(const FormatRow *f, const Shape *s)
     check("swiglu_forward", f, s, "", act, ref, bound);
     TWICE(swiglu_backward(dwide, NONE, dact, NO_PRODUCT, wide), dwide);
     check("swiglu_backward", f, s, "", dwide, dref, dbound);
-    Tensor again = make(f->act, N, F);
-    TWICE(swiglu_backward(dwide, again, dact, NO_PRODUCT, wide), dwide, again);
+    Tensor recomputed = make(f->act, N, F);
+    TWICE(swiglu_backward(dwide, recomputed, dact, NO_PRODUCT, wide), dwide, recomputed);
     check("swiglu_backward", f, s, "-again", dwide, dref, dbound);
-    check_same_bytes("act written again", tensor_snapshot(again), tensor_snapshot(act), tensor_bytes(act));
+    check_same_bytes("act written again", tensor_snapshot(recomputed), tensor_snapshot(act), tensor_bytes(act));
     TWICE(swiglu_backward(wide, dact, dact, NO_PRODUCT, wide), wide, dact);
     check("swiglu_backward", f, s, "-in-place", wide, dref, dbound);
     check_same_bytes("act over dact", tensor_snapshot(dact), tensor_snapshot(act), tensor_bytes(act));

@@ -170,7 +170,7 @@ static void generate(Model *m, ParamStore *f, const Config *c, Result *r)
 static Result run(Model *m, ParamStore *f, const Config *c)
 {
     Result r = { 0 };
-    fsdp_init(f, &c->model, 3);
+    store_init(f, &c->model, 3);
     test_fill_adapters(f, 9);
     observed = m;
     m->observer = &r.seen;
@@ -221,19 +221,19 @@ static void check_placements(const Config *c, int at_random)
     release();
 }
 
-static void configure(Config *c, const ModelConfig *m, const char *recipe, Keep kept, bool observes, bool fp8_head, ScalesOf scales)
+static void configure(Config *c, const ModelConfig *m, const char *recipe, Keep keep, bool observes, bool fp8_head, ScalesOf scales)
 {
     model_config(c, m, recipe, B);
-    c->recipe.keep = kept;
+    c->recipe.keep = keep;
     c->recipe.scales = scales;
     c->recipe.head = fp8_head ? (Format){ E5M2, 0, false } : c->recipe.stream;
     c->quant_stats_interval = observes;
 }
 
-static void check(const ModelConfig *m, const char *recipe, Keep kept, bool observes, bool fp8_head, ScalesOf scales)
+static void check(const ModelConfig *m, const char *recipe, Keep keep, bool observes, bool fp8_head, ScalesOf scales)
 {
     Config c;
-    configure(&c, m, recipe, kept, observes, fp8_head, scales);
+    configure(&c, m, recipe, keep, observes, fp8_head, scales);
     check_placements(&c, !SANITIZED);
 }
 
@@ -309,7 +309,7 @@ static void test_parts(void **state)
     }
 }
 
-static size_t block_bytes(const char *recipe, Keep kept, int recompute)
+static size_t block_bytes(const char *recipe, Keep keep, int recompute)
 {
     Model m;
     ParamStore f;
@@ -317,7 +317,7 @@ static size_t block_bytes(const char *recipe, Keep kept, int recompute)
     ModelConfig model = small(LLAMA);
     model.n_layers = 24;
     model_config(&c, &model, recipe, B);
-    c.recipe.keep = kept;
+    c.recipe.keep = keep;
     c.recipe.recompute = recompute;
     model_plan(&m, &f, &c, (ShardChoice){ 1, 0, true });
     const size_t bytes = m.bytes.blocks;
@@ -364,7 +364,7 @@ static void test_forward_only(void **state)
 
 /* Buffers planned to be live at the same time are: overlaid, the two change results, or an operation overwrites its input. They are
  * overlaid with an offset, since operations may skip a copy if two tensors are the same memory. */
-static void check_meetings(const char *recipe, Keep kept)
+static void check_meetings(const char *recipe, Keep keep)
 {
     enum { SHIFT = 256 };
     const ModelConfig m = small(LLAMA_GQA);
@@ -373,7 +373,7 @@ static void check_meetings(const char *recipe, Keep kept)
     ParamStore f;
     OverlaidBuffer s[NUM_BUFFERS];
     model_config(&c, &m, recipe, B);
-    c.recipe.keep = kept;
+    c.recipe.keep = keep;
     const Result apart = run_placed(&c, APART);
     model_plan(&model, &f, &c, (ShardChoice){ 1, 0, true });
     memcpy(s, model.shared, sizeof s);
@@ -392,7 +392,7 @@ static void check_meetings(const char *recipe, Keep kept)
             const Result over = run(&model, &f, &c);
             if (are_equal(&apart, &over) && !*problem)
                 fail_msg("%s, keep %d: buffers %d and %d never hold something at the same time, but may not share memory", recipe,
-                         kept, a, b);
+                         keep, a, b);
             *problem = '\0';
         }
     release();

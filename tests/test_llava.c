@@ -17,7 +17,7 @@ static const char *const goldens[] = { "llava-llama", "llava-mistral", "llava-qw
 enum { GOLDENS = 3, T = 16, N = 2 * T };
 
 typedef struct {
-    Config config; Model model; ParamStore fsdp;
+    Config config; Model model; ParamStore store;
     float  features[N][64];
     const void *rows[N];
     int    tokens[N], targets[N];
@@ -65,7 +65,7 @@ static void open_adapted(Trainer *t, const char *folder, const char *base, BaseF
     t->config.save_num_checkpoints_to_keep = -1;
     snprintf(t->config.save_folder, 256, "%s/run%d", root, num_folders++);
     mkdir(t->config.save_folder, 0777);
-    model_create(&t->model, &t->fsdp, &t->config);
+    model_create(&t->model, &t->store, &t->config);
     fill_batch(t);
 }
 
@@ -76,25 +76,25 @@ static void open_trainer(Trainer *t, const char *folder)
 
 static double train_step(Trainer *t, int step)
 {
-    fsdp_empty_grads(&t->fsdp);
+    fsdp_empty_grads(&t->store);
     model_use_images(&t->model, (ImageRows){ t->rows, F32 });
-    model_step(&t->model, &t->fsdp, t->tokens, t->targets, NULL, 1.0f / N, 0, PASS_COMPLETE);
-    const double loss = take_losses(&t->model).loss, norm = optimizer_grad_norm(&t->fsdp);
-    optimizer_step(&t->fsdp, &t->config, step, step, 1e-2, fmin(1, 1 / norm));
+    model_step(&t->model, &t->store, t->tokens, t->targets, NULL, 1.0f / N, 0, PASS_COMPLETE);
+    const double loss = take_losses(&t->model).loss, norm = optimizer_grad_norm(&t->store);
+    optimizer_step(&t->store, &t->config, step, step, 1e-2, fmin(1, 1 / norm));
     return loss;
 }
 
 static const char *save_at(Trainer *t, long step)
 {
     const TrainState s = state_of(step);
-    checkpoint_begin(&t->config, &t->fsdp, &s, CHECKPOINT_FILE_BYTES);
+    checkpoint_begin(&t->config, &t->store, &s, CHECKPOINT_FILE_BYTES);
     checkpoint_finish();
     return path_of(text("%s/step%ld", t->config.save_folder, step));
 }
 
 static void close_trainer(Trainer *t)
 {
-    model_free(&t->model, &t->fsdp);
+    model_free(&t->model, &t->store);
 }
 
 /* A copy of the golden folder that can be deleted. */
@@ -159,7 +159,7 @@ static void test_round_trip(void **state)
         Trainer t, again;
         const char *start = copied(goldens[g]);
         open_trainer(&t, start);
-        assert_false(checkpoint_load(start, &t.config, &t.fsdp, NULL, true));
+        assert_false(checkpoint_load(start, &t.config, &t.store, NULL, true));
         shell(text("rm -r %s", start));
         const char *same = save_at(&t, 1);
         check_tensors(goldens[g], same, "");
@@ -169,7 +169,7 @@ static void test_round_trip(void **state)
         check_tensors(goldens[g], trained, "vision_tower.");
         open_trainer(&again, trained);
         TrainState s;
-        assert_true(checkpoint_load(trained, &again.config, &again.fsdp, &s, true));
+        assert_true(checkpoint_load(trained, &again.config, &again.store, &s, true));
         const double second = train_step(&t, 2), resumed = train_step(&again, 2);
         assert_memory_equal(&second, &resumed, sizeof second);
         assert_true(second < first);
@@ -208,13 +208,13 @@ static void test_adapters(void **state)
         const char *base = "tests/golden/llava-llama";
         TrainState s;
         open_adapted(&t, base, base, stored);
-        assert_false(checkpoint_load(base, &t.config, &t.fsdp, NULL, true));
+        assert_false(checkpoint_load(base, &t.config, &t.store, NULL, true));
         const double first = train_step(&t, 1);
         const char *folder = save_at(&t, 1);
         check_adapter_folder(folder);
         open_adapted(&again, folder, base, stored);
         assert_true(again.config.model.lora.projector);
-        assert_true(checkpoint_load(folder, &again.config, &again.fsdp, &s, true));
+        assert_true(checkpoint_load(folder, &again.config, &again.store, &s, true));
         const double second = train_step(&t, 2), resumed = train_step(&again, 2);
         assert_memory_equal(&second, &resumed, sizeof second);
         assert_true(second < first);
@@ -223,7 +223,7 @@ static void test_adapters(void **state)
             export_folder(folder, NULL, target, "F32", CHECKPOINT_FILE_BYTES);
             check_tensors("llava-llama", target, "vision_tower.");
             open_trainer(&merged, target);
-            checkpoint_load(target, &merged.config, &merged.fsdp, NULL, true);
+            checkpoint_load(target, &merged.config, &merged.store, NULL, true);
             const double same = train_step(&merged, 2);
             assert_true(fabs(same - second) <= 1e-5 * second);
             close_trainer(&merged);
@@ -275,7 +275,7 @@ static double loss_from(const char *folder)
 {
     Trainer t;
     open_trainer(&t, folder);
-    checkpoint_load(folder, &t.config, &t.fsdp, NULL, true);
+    checkpoint_load(folder, &t.config, &t.store, NULL, true);
     const double loss = train_step(&t, 1);
     close_trainer(&t);
     return loss;
@@ -448,7 +448,7 @@ static void test_older_names(void **state)
         Trainer t;
         open_adapted(&t, folders[i], "tests/golden/llava-llama", BASE_AS_FROZEN);
         assert_true(t.config.model.lora.rank == 4 && t.config.model.lora.projector && t.config.model.lora.target[LORA_UP]);
-        checkpoint_load(folders[i], &t.config, &t.fsdp, NULL, true);
+        checkpoint_load(folders[i], &t.config, &t.store, NULL, true);
         loss[i] = train_step(&t, 1);
         close_trainer(&t);
     }
@@ -471,16 +471,16 @@ static void test_unfit(void **state)
         Trainer t;
         const char *folder = adapters_of(cases[i].tensor, cases[i].saved);
         open_adapted(&t, folder, base, BASE_AS_FROZEN);
-        DIES(cases[i].text, checkpoint_load(folder, &t.config, &t.fsdp, NULL, true));
+        DIES(cases[i].text, checkpoint_load(folder, &t.config, &t.store, NULL, true));
         close_trainer(&t);
     }
     Trainer t;
     open_trainer(&t, base);
     t.config.model.image.token_id--;
-    DIES("image_token_index is 98, but model.image_token_id is 97", checkpoint_load(base, &t.config, &t.fsdp, NULL, true));
+    DIES("image_token_index is 98, but model.image_token_id is 97", checkpoint_load(base, &t.config, &t.store, NULL, true));
     t.config.model.image.token_id++;
     t.config.model.image.rows++;
-    DIES("number of tokens of an image is 4, but model.image_tokens is 5", checkpoint_load(base, &t.config, &t.fsdp, NULL, true));
+    DIES("number of tokens of an image is 4, but model.image_tokens is 5", checkpoint_load(base, &t.config, &t.store, NULL, true));
     close_trainer(&t);
     release();
 }

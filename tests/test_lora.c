@@ -1,6 +1,6 @@
 /* The three products of adapters against a double reference, within bounds derived next to them: A and B, parts with gaps, every
  * format of the wide tensor, ranks and shapes that fill no tile. Columns outside the parts hold NaN and must not be read. */
-#include "tests/low_rank.h"
+#include "tests/lora_shapes.h"
 
 static const Format BF16_ = { BF16, 0 }, E4M3_ = { E4M3, 0 };
 
@@ -46,30 +46,30 @@ static Tensor make_wide(const Shape *s, Format f)
     return x;
 }
 
-static void check_narrow(const Formats *f, const Shape *s, LowRank m, Tensor x)
+static void check_narrow(const Formats *f, const Shape *s, LoraMatrix m, Tensor x)
 {
     const float scale = 0.75f;
-    Tensor low = make(f->dense, s->N, s->parts * s->rank);
-    Sums sums = start_sums(tensor_numel(low), NULL, s->C);
-    TWICE(lora_narrow(low, x, m, scale), low);
+    Tensor xa = make(f->dense, s->N, s->parts * s->rank);
+    Sums sums = start_sums(tensor_numel(xa), NULL, s->C);
+    TWICE(lora_narrow(xa, x, m, scale), xa);
     add_products(&sums, 0, s, values(x), NULL, values(m.w), scale);
-    check("lora_narrow", f, s, low, sums.ref, sums.bound);
+    check("lora_narrow", f, s, xa, sums.ref, sums.bound);
 }
 
-static void check_widen(const Formats *f, const Shape *s, LowRank m, Tensor low)
+static void check_widen(const Formats *f, const Shape *s, LoraMatrix m, Tensor xa)
 {
     Tensor y = make(f->dense, s->N, s->C), add = make_filled(f->dense, s->N, s->C, 5, -4, 4);
     const double *before = values(add);
     Sums sums = start_sums(tensor_numel(y), NULL, s->rank);
-    TWICE(lora_widen(y, low, m, NONE), y);
-    add_products(&sums, 1, s, NULL, values(low), values(m.w), 1);
+    TWICE(lora_widen(y, xa, m, NONE), y);
+    add_products(&sums, 1, s, NULL, values(xa), values(m.w), 1);
     check("lora_widen", f, s, y, sums.ref, sums.bound);
 
     sums = start_sums(tensor_numel(y), before, s->rank);
-    add_products(&sums, 1, s, NULL, values(low), values(m.w), 1);
-    TWICE(lora_widen(y, low, m, add), y);
+    add_products(&sums, 1, s, NULL, values(xa), values(m.w), 1);
+    TWICE(lora_widen(y, xa, m, add), y);
     check("lora_widen-add", f, s, y, sums.ref, sums.bound);
-    TWICE(lora_widen(add, low, m, add), add);
+    TWICE(lora_widen(add, xa, m, add), add);
     check_same_bytes("lora_widen in place", tensor_snapshot(add), tensor_snapshot(y), tensor_bytes(y));
     const double *after = values(y);
     for (size_t i = 0; i < tensor_numel(y); i++)
@@ -77,15 +77,15 @@ static void check_widen(const Formats *f, const Shape *s, LowRank m, Tensor low)
             fail_msg("y[%zu] is %g in a column of no part, %g in add", i, after[i], before[i]);
 }
 
-static void check_dw(const Formats *f, const Shape *s, Tensor low, Tensor x)
+static void check_dw(const Formats *f, const Shape *s, Tensor xa, Tensor x)
 {
-    LowRank dm = make_matrix(s, f->dw, 6);
+    LoraMatrix dm = make_matrix(s, f->dw, 6);
     Sums sums = start_sums(tensor_numel(dm.w), values(dm.w), s->N);
-    TWICE(lora_dw(dm, low, x), dm.w);
-    add_products(&sums, 2, s, values(x), values(low), NULL, 1);
+    TWICE(lora_dw(dm, xa, x), dm.w);
+    add_products(&sums, 2, s, values(x), values(xa), NULL, 1);
     check("lora_dw", f, s, dm.w, sums.ref, sums.bound);
-    EMPTY_IS_ZEROS(dm.w, lora_dw(dm, low, x));
-    lora_dw((LowRank){ .is_b = dm.is_b, .num_parts = dm.num_parts }, low, x);       /* skipped */
+    EMPTY_IS_ZEROS(dm.w, lora_dw(dm, xa, x));
+    lora_dw((LoraMatrix){ .is_b = dm.is_b, .num_parts = dm.num_parts }, xa, x);     /* skipped */
 }
 
 static void test_products(void **state)
@@ -95,36 +95,36 @@ static void test_products(void **state)
         for (int i = 0; i < SHAPES; i++) {
             const Formats *format = &formats[f];
             const Shape *s = &shapes[i];
-            LowRank m = make_matrix(s, format->w, 1);
-            Tensor low = make_filled(format->dense, s->N, s->parts * s->rank, 2, -1, 1), x = make_wide(s, format->x);
+            LoraMatrix m = make_matrix(s, format->w, 1);
+            Tensor xa = make_filled(format->dense, s->N, s->parts * s->rank, 2, -1, 1), x = make_wide(s, format->x);
             check_narrow(format, s, m, x);
-            check_widen(format, s, m, low);
-            check_dw(format, s, low, x);
+            check_widen(format, s, m, xa);
+            check_dw(format, s, xa, x);
             release();
         }
 }
 
-/* Rows of x and tokens of low must not be mixed up: with one-hot inputs every product is one number. */
+/* Rows of x and tokens of xa must not be mixed up: with one-hot inputs every product is one number. */
 static void test_one_hot(void **state)
 {
     (void)state;
     const Shape *s = &shapes[3];
     const int P = s->parts * s->rank;
-    LowRank m = make_matrix(s, BF16_, 1);
+    LoraMatrix m = make_matrix(s, BF16_, 1);
     const double *w = values(m.w);
-    Tensor x = make(BF16_, s->N, s->C), low = make(BF16_, s->N, P);
+    Tensor x = make(BF16_, s->N, s->C), xa = make(BF16_, s->N, P);
     float *v = keep(tensor_numel(x) * sizeof *v);
     for (int n = 0; n < s->N; n++)
         v[n * s->C + 7 * n % s->C] = 1;
     put(x, v);
-    lora_narrow(low, x, m, 2);
-    const double *found = values(low);
+    lora_narrow(xa, x, m, 2);
+    const double *found = values(xa);
     for (int n = 0; n < s->N; n++)
         for (int j = 0; j < P; j++) {
             const int at = place(s, 7 * n % s->C, j);
             const double expected = at >= 0 ? 2 * w[at] : 0;
             if (found[n * P + j] != expected)
-                fail_msg("low[%d,%d] is %g, expected %g", n, j, found[n * P + j], expected);
+                fail_msg("xa[%d,%d] is %g, expected %g", n, j, found[n * P + j], expected);
         }
     release();
 }
@@ -134,28 +134,28 @@ static void test_errors(void **state)
     (void)state;
     const Shape *s = &shapes[4];
     const int P = s->parts * s->rank;
-    const LowRank m = make_matrix(s, BF16_, 1);
-    LowRank overlapping = m, short_w = m, many = m;
+    const LoraMatrix m = make_matrix(s, BF16_, 1);
+    LoraMatrix overlapping = m, short_w = m, many = m;
     overlapping.part[1].first = 271;
     short_w.w.rows--;
     many.num_parts = 4;
-    const LowRank a = { .w = make(BF16_, P, s->C), .num_parts = 2 };
-    Tensor x = make_filled(BF16_, s->N, s->C, 2, -1, 1), low = make_filled(BF16_, s->N, P, 3, -1, 1), y = make(E4M3_, s->N, s->C);
-    Tensor groups = make((Format){ E4M3, 16 }, s->N, s->C), narrower = low, f8 = make(E4M3_, s->N, P), at_x = low, at_m = low;
+    const LoraMatrix a = { .w = make(BF16_, P, s->C), .num_parts = 2 };
+    Tensor x = make_filled(BF16_, s->N, s->C, 2, -1, 1), xa = make_filled(BF16_, s->N, P, 3, -1, 1), y = make(E4M3_, s->N, s->C);
+    Tensor groups = make((Format){ E4M3, 16 }, s->N, s->C), narrower = xa, f8 = make(E4M3_, s->N, P), at_x = xa, at_m = xa;
     narrower.cols--;
     at_x.data = x.data;
     at_m.data = m.w.data;
-    DIES("part 1 has columns from 271 on", lora_narrow(low, x, overlapping, 1));
-    DIES("B is (399, 16); expected (400, 16)", lora_widen(x, low, short_w, NONE));
-    DIES("a B of 4 parts", lora_dw(many, low, x));
-    DIES("an A of 2 parts", lora_narrow(low, x, a, 1));
-    DIES("the low tensor is (130, 31); expected (130, 32)", lora_dw(m, narrower, x));
-    DIES("x is e4m3/16; expected f32, bf16 or FP8 with one scale", lora_narrow(low, groups, m, 1));
-    DIES("low tensor is e4m3; expected f32 or bf16", lora_narrow(f8, x, m, 1));
-    DIES("y is e4m3; expected f32 or bf16", lora_widen(y, low, m, NONE));
-    DIES("add is e4m3; expected f32 or bf16", lora_widen(x, low, m, y));
-    DIES("there is no x", lora_dw(m, low, (Tensor){ .rows = s->N, .cols = s->C, .format = BF16_ }));
-    DIES("lora_narrow: low is an input", lora_narrow(at_x, x, m, 1));
+    DIES("part 1 has columns from 271 on", lora_narrow(xa, x, overlapping, 1));
+    DIES("B is (399, 16); expected (400, 16)", lora_widen(x, xa, short_w, NONE));
+    DIES("a B of 4 parts", lora_dw(many, xa, x));
+    DIES("an A of 2 parts", lora_narrow(xa, x, a, 1));
+    DIES("xa is (130, 31); expected (130, 32)", lora_dw(m, narrower, x));
+    DIES("x is e4m3/16; expected f32, bf16 or FP8 with one scale", lora_narrow(xa, groups, m, 1));
+    DIES("xa is e4m3; expected f32 or bf16", lora_narrow(f8, x, m, 1));
+    DIES("y is e4m3; expected f32 or bf16", lora_widen(y, xa, m, NONE));
+    DIES("add is e4m3; expected f32 or bf16", lora_widen(x, xa, m, y));
+    DIES("there is no x", lora_dw(m, xa, (Tensor){ .rows = s->N, .cols = s->C, .format = BF16_ }));
+    DIES("lora_narrow: xa is an input", lora_narrow(at_x, x, m, 1));
     DIES("lora_widen: y is an input", lora_widen(x, at_x, m, NONE));
     DIES("lora_dw: dm is an input", lora_dw(m, at_m, x));
     release();

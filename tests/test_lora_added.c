@@ -1,6 +1,6 @@
 /* Operations that add an adapter's product to their input, against a double reference, within bounds derived next to them, and on
  * CUDA against the CPU's record: saved tensors and outputs. */
-#include "tests/low_rank.h"
+#include "tests/lora_shapes.h"
 
 static const Format BF16_ = { BF16, 0 };
 
@@ -13,12 +13,12 @@ typedef struct { double *x, *exact, *used, *saved; } Added;
 
 /* A back end may write the sum over x: one rounding. A group's largest value is 240 S or more, within 2^-7, and the spacing of
  * values below 2^-6 S is 2^-9 S. */
-static Added add_reference(const AddCase *k, const Shape *s, Tensor x, Tensor low, LowRank b)
+static Added add_reference(const AddCase *k, const Shape *s, Tensor x, Tensor xa, LoraMatrix b)
 {
     const size_t n = tensor_numel(x), C = (size_t)s->C;
     Sums sums = start_sums(n, values(x), s->rank);
     Added a = { .x = sums.ref, .exact = sums.bound, .used = keep(n * sizeof(double)), .saved = keep(n * sizeof(double)) };
-    add_products(&sums, 1, s, NULL, values(low), values(b.w), 1);
+    add_products(&sums, 1, s, NULL, values(xa), values(b.w), 1);
     for (size_t i = 0; i < n; i++)
         a.used[i] = a.exact[i] + unit_roundoff(k->x) * (fabs(a.x[i]) + a.exact[i]);
     for (size_t i = 0; i < n; i++) {
@@ -100,10 +100,10 @@ static void check_act(const AddCase *k, const Shape *s, Tensor act, Tensor saved
 
 static void swiglu_added_case(const AddCase *k, const Shape *s)
 {
-    const LowProduct product = { make_filled(k->x, s->N, s->parts * s->rank, 2, -1, 1), make_matrix(s, k->x, 1) };
+    const LoraProduct product = { make_filled(k->x, s->N, s->parts * s->rank, 2, -1, 1), make_matrix(s, k->x, 1) };
     Tensor wide = make_filled(k->x, s->N, s->C, 3, -2, 2), saved = make_place(k, wide);
     Tensor act = k->turned ? make_operand(k->out, s->N, s->C / 2) : make(k->out, s->N, s->C / 2);
-    const Added a = add_reference(k, s, wide, product.low, product.m);
+    const Added a = add_reference(k, s, wide, product.xa, product.m);
     if (k->exact)
         TWICE(swiglu_forward(act, saved, wide, product, FROM_EXACT), act, saved, wide);
     else
@@ -168,7 +168,7 @@ static void check_result(const AddCase *k, const Shape *s, const char *op, Tenso
 static void backward_added_case(const AddCase *k, const Shape *s)
 {
     const size_t n = (size_t)s->N * (size_t)s->C;
-    const LowProduct product = { make_filled(k->x, s->N, s->rank, 2, -1, 1), make_matrix(s, k->x, 1) };
+    const LoraProduct product = { make_filled(k->x, s->N, s->rank, 2, -1, 1), make_matrix(s, k->x, 1) };
     Tensor dact = make_filled(k->x, s->N, s->C, 3, -2, 2), plain = make_filled(k->x, s->N, 2 * s->C, 4, -4, 4), gate_up = plain;
     Tensor dgate_up = k->turned ? make_operand(k->out, s->N, 2 * s->C) : make(k->out, s->N, 2 * s->C);
     const Format act_format = format_is_fp8(k->out) ? (Format){ E4M3 } : k->out;
@@ -177,7 +177,7 @@ static void backward_added_case(const AddCase *k, const Shape *s)
     double *act_ref = keep(n * sizeof *act_ref), *act_bound = keep(n * sizeof *act_bound), most = 0;
     if (k->groups)
         quantize(gate_up = make((Format){ E4M3, 16 }, s->N, 2 * s->C), plain);
-    const Added a = add_reference(k, s, dact, product.low, product.m);
+    const Added a = add_reference(k, s, dact, product.xa, product.m);
     backward_reference(ref, bound, act_ref, act_bound, s, values(gate_up), &a);
     for (size_t i = 0; i < n; i++)
         most = fmax(most, fabs(act_ref[i]));
@@ -262,11 +262,11 @@ static void rope_added_case(const AddCase *k, const RopeShape *r)
 {
     const Shape *s = &r->s;
     const Formats f = { .name = k->name };
-    const LowProduct product = { make_filled(k->x, s->N, s->parts * s->rank, 2, -1, 1), make_matrix(s, k->x, 1) };
+    const LoraProduct product = { make_filled(k->x, s->N, s->parts * s->rank, 2, -1, 1), make_matrix(s, k->x, 1) };
     Tensor x = make_filled(k->x, s->N, s->C, 3, -2, 2), saved = make_place(k, x), y = r->clip > 0 ? make(k->x, s->N, s->C) : x;
     float *angles;
     const Attention a = rope_attention(r, &angles);
-    const Added sums = add_reference(k, s, x, product.low, product.m);
+    const Added sums = add_reference(k, s, x, product.xa, product.m);
     double *ref = keep(tensor_numel(x) * sizeof *ref), *bound = keep(tensor_numel(x) * sizeof *bound);
     if (k->exact)
         TWICE(rope_forward(y, saved, NULL, x, product, NONE, NONE, a, FROM_EXACT), y, saved, x);
@@ -294,7 +294,7 @@ static void test_rope_apart(void **state)
         Tensor x = make_filled(BF16_, s->N, s->C, 3, -2, 2), y = make(BF16_, s->N, s->C), z = make(BF16_, s->N, s->C);
         Tensor saved = make((Format){ E4M3, 16 }, s->N, s->C), expected = make(saved.format, s->N, s->C);
         Tensor w = make_filled(BF16_, 1, r->width, 4, 0.5f, 1.5f), stats = make_f32(s->N, r->heads + r->kv_heads);
-        const LowProduct product = { make_filled(BF16_, s->N, s->parts * s->rank, 2, -1, 1), make_matrix(s, BF16_, 1) };
+        const LoraProduct product = { make_filled(BF16_, s->N, s->parts * s->rank, 2, -1, 1), make_matrix(s, BF16_, 1) };
         quantize(expected, x);
         rope_forward(z, x, NULL, x, NO_PRODUCT, NONE, NONE, a, FROM_SAVED);
         TWICE(rope_forward(y, saved, NULL, x, NO_PRODUCT, NONE, NONE, a, FROM_EXACT), y, saved);
@@ -303,7 +303,7 @@ static void test_rope_apart(void **state)
         rope_forward(x, saved, NULL, x, NO_PRODUCT, NONE, NONE, a, FROM_EXACT);
         check_same_bytes("in place", tensor_snapshot(x), tensor_snapshot(z), tensor_bytes(z));
         fill(x, 3, -2, 2);
-        lora_widen(y, product.low, product.m, x);
+        lora_widen(y, product.xa, product.m, x);
         quantize(expected, y);
         rope_forward(z, expected, stats.data, y, NO_PRODUCT, w, w, a, FROM_EXACT);
         rope_forward(x, saved, stats.data, x, product, w, w, a, FROM_EXACT);

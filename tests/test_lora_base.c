@@ -2,7 +2,7 @@
  * bitsandbytes' folders; and never saved. */
 #include "kernels/dynamic8.h"
 #include "kernels/nf4.h"
-#include "model/base.h"
+#include "model/quantized_weights.h"
 #include "tests/adapted.h"
 #include "tests/exported.h"
 
@@ -36,17 +36,17 @@ static void check_stored(const Run *r, const char *base)
     Run other;
     open_adapted_to(&other, QWEN3, base, all_modules, r->config.model.lora.base, r->config.model.lora.plain_nf4, "bf16");
     for (int u = 1; u <= r->config.model.n_layers; u++) {
-        const Shard *s = &r->fsdp.shard[u], *t = &other.fsdp.shard[u];
-        const size_t bytes = s->slice[BASE].count;
-        for (int i = 0; i < r->fsdp.shape[u].num_params; i++) {
-            const Param *p = &r->fsdp.shape[u].param[i];
-            assert_true((p->region == BASE) == p->is_operand);
-            if (p->region == BASE)
-                base_store(&other.fsdp, u, p, whole_matrix(base, p, u));
+        const Shard *s = &r->store.shard[u], *t = &other.store.shard[u];
+        const size_t bytes = s->slice[QUANTIZED].count;
+        for (int i = 0; i < r->store.shape[u].num_params; i++) {
+            const Param *p = &r->store.shape[u].param[i];
+            assert_true((p->region == QUANTIZED) == p->is_operand);
+            if (p->region == QUANTIZED)
+                quantized_store(&other.store, u, p, whole_matrix(base, p, u));
         }
         char *found = keep(bytes), *expected = keep(bytes);
-        device_get(found, s->slice[BASE].stored.data, bytes);
-        device_get(expected, t->slice[BASE].stored.data, bytes);
+        device_get(found, s->slice[QUANTIZED].stored.data, bytes);
+        device_get(expected, t->slice[QUANTIZED].stored.data, bytes);
         check_same_bytes("base", found, expected, bytes);
         assert_true(bytes >= (size_t)64 * 96 * 3 / 2);
     }
@@ -87,19 +87,19 @@ static void test_other_operand(void **state)
     r.config.recipe.operand.dtype = E5M2;
     place(&r);
     load(&r, base);
-    for (int i = 0; i < r.fsdp.shape[1].num_params; i++) {
-        const Param *p = &r.fsdp.shape[1].param[i];
-        if (p->region != BASE)
+    for (int i = 0; i < r.store.shape[1].num_params; i++) {
+        const Param *p = &r.store.shape[1].param[i];
+        if (p->region != QUANTIZED)
             continue;
         const double *x = values(whole_matrix(base, p, 1));
-        Tensor t = r.fsdp.unit[1].tensor[p->id], turned = t;
-        turned.data = t.data_t;
-        turned.rows = t.cols, turned.cols = t.rows;
-        t.data_t = turned.data_t = NULL;
-        fsdp_gather(&r.fsdp, 1, FOR_FORWARD);
+        Tensor t = r.store.unit[1].tensor[p->id], transpose = t;
+        transpose.data = t.data_t;
+        transpose.rows = t.cols, transpose.cols = t.rows;
+        t.data_t = transpose.data_t = NULL;
+        fsdp_gather(&r.store, 1, FOR_FORWARD);
         const double *w = values(t);
-        fsdp_gather(&r.fsdp, 1, FOR_BACKWARD);
-        const double *wt = values(turned);
+        fsdp_gather(&r.store, 1, FOR_BACKWARD);
+        const double *wt = values(transpose);
         double most = 0;
         for (int n = 0; n < t.rows * t.cols; n++)
             most = fmax(most, fabs(x[n]));

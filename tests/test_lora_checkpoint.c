@@ -1,7 +1,7 @@
 /* Folders of adapters: tensors with PEFT's names, shapes and types, and nothing of the base; bit-exact round trips; PEFT's folders
  * are read, in every type; folders that do not match. */
 #include "model/architecture.h"
-#include "model/checkpoint/base_sample.h"
+#include "model/checkpoint/base_fingerprint.h"
 #include "tests/adapted.h"
 #include "tests/pattern.h"
 
@@ -34,10 +34,10 @@ static void check_files(const Run *r, const char *dtype)
             module_shape(&out, &in, m, k);
             if (!m->lora.target[k])
                 continue;
-            check_tensor(weights, low_name(l, k, 'A'), dtype, RANK, in);
-            check_tensor(weights, low_name(l, k, 'B'), dtype, out, RANK);
-            check_tensor(states, text("%s.exp_avg", low_name(l, k, 'A')), "F32", RANK, in);
-            check_tensor(states, text("%s.exp_avg_sq", low_name(l, k, 'B')), "F32", out, RANK);
+            check_tensor(weights, adapter_name(l, k, 'A'), dtype, RANK, in);
+            check_tensor(weights, adapter_name(l, k, 'B'), dtype, out, RANK);
+            check_tensor(states, text("%s.exp_avg", adapter_name(l, k, 'A')), "F32", RANK, in);
+            check_tensor(states, text("%s.exp_avg_sq", adapter_name(l, k, 'B')), "F32", out, RANK);
             count += 2;
         }
     assert_int_equal(weights->count, count);
@@ -92,14 +92,14 @@ static void test_files(void **state)
 /* Fills trained tensors, or checks that they are unchanged. Codes of 0 to 63 are finite and positive in every format. */
 static void pattern_all(const Run *r, bool check)
 {
-    for (int u = 0; u < r->fsdp.num_units; u++) {
-        const Shard *s = &r->fsdp.shard[u];
+    for (int u = 0; u < r->store.num_units; u++) {
+        const Shard *s = &r->store.shard[u];
         HfTensor tensor[HF_TENSORS];
-        const int count = hf_tensors(tensor, &r->config.model, &r->fsdp.shape[u], u);
+        const int count = hf_tensors(tensor, &r->config.model, &r->store.shape[u], u);
         const Tensor part[] = { s->slice[TRAINED].stored, s->state[0], s->state[1] };
         for (int i = 0; i < count * 3; i++) {
             const HfTensor *t = &tensor[i / 3];
-            const size_t size = dtype_size(part[i % 3].format.dtype), first = hf_first(&r->fsdp.shape[u], t) * size;
+            const size_t size = dtype_size(part[i % 3].format.dtype), first = hf_first(&r->store.shape[u], t) * size;
             const size_t n = t->rows * t->cols * size;
             if (!t->adapter)
                 continue;
@@ -114,16 +114,16 @@ static void pattern_all(const Run *r, bool check)
 /* The frozen tensors are the base's, which are F32 as here. */
 static void check_frozen(const Run *r, const char *base)
 {
-    for (int u = 0; u < r->fsdp.num_units; u++) {
+    for (int u = 0; u < r->store.num_units; u++) {
         HfTensor tensor[HF_TENSORS];
-        const int count = hf_tensors(tensor, &r->config.model, &r->fsdp.shape[u], u);
+        const int count = hf_tensors(tensor, &r->config.model, &r->store.shape[u], u);
         for (int i = 0; i < count; i++) {
             const size_t n = tensor[i].rows * tensor[i].cols;
             if (tensor[i].adapter)
                 continue;
             float *found = keep(n * sizeof *found);
-            assert_int_equal(r->fsdp.shape[u].param[tensor[i].param].region, FROZEN);
-            device_get(found, (float *)r->fsdp.shard[u].slice[FROZEN].stored.data + hf_first(&r->fsdp.shape[u], &tensor[i]),
+            assert_int_equal(r->store.shape[u].param[tensor[i].param].region, FROZEN);
+            device_get(found, (float *)r->store.shard[u].slice[FROZEN].stored.data + hf_first(&r->store.shape[u], &tensor[i]),
                        n * sizeof *found);
             assert_memory_equal(found, values_in(text("%s/model.safetensors", base), tensor[i].name, n), n * sizeof *found);
         }
@@ -133,16 +133,16 @@ static void check_frozen(const Run *r, const char *base)
 /* The values of an adapter's tensor in its region, F32. */
 static const float *values_of(const Run *r, const char *name, size_t *n)
 {
-    for (int u = 0; u < r->fsdp.num_units; u++) {
+    for (int u = 0; u < r->store.num_units; u++) {
         HfTensor tensor[HF_TENSORS];
-        const int count = hf_tensors(tensor, &r->config.model, &r->fsdp.shape[u], u);
+        const int count = hf_tensors(tensor, &r->config.model, &r->store.shape[u], u);
         for (int i = 0; i < count; i++) {
             if (strcmp(tensor[i].name, name) != 0)
                 continue;
-            const Shard *s = &r->fsdp.shard[u];
+            const Shard *s = &r->store.shard[u];
             *n = tensor[i].rows * tensor[i].cols;
             float *x = keep(*n * sizeof *x);
-            const UnitLayout *shape = &r->fsdp.shape[u];
+            const UnitLayout *shape = &r->store.shape[u];
             device_get(x, (float *)s->slice[shape->param[tensor[i].param].region].stored.data + hf_first(shape, &tensor[i]),
                        *n * sizeof *x);
             return x;
@@ -160,13 +160,13 @@ static void test_round_trip(void **state)
         Run saved, loaded, evaluated;
         TrainState s = { 0 }, expected = state_of(LAST_STEP);
         Source source = source_open(base);
-        expected.base_sample = base_sample(&source);
+        expected.base_fingerprint = base_fingerprint(&source);
         source_close(&source);
         open_adapted(&saved, a, base, all_modules, BASE_AS_FROZEN, "f32");
         open_adapted(&loaded, a, base, all_modules, BASE_AS_FROZEN, "f32");
         pattern_all(&saved, false);
         save(&saved, LAST_STEP);
-        assert_true(checkpoint_load(step_folder(&saved, LAST_STEP), &loaded.config, &loaded.fsdp, &s, true));
+        assert_true(checkpoint_load(step_folder(&saved, LAST_STEP), &loaded.config, &loaded.store, &s, true));
         assert_memory_equal(&s, &expected, sizeof s);
         pattern_all(&loaded, true);
         check_frozen(&loaded, base);
@@ -176,11 +176,11 @@ static void test_round_trip(void **state)
         close_run(&evaluated);
         evaluated.config.eval_only = true;
         place(&evaluated);
-        assert_int_equal(evaluated.fsdp.shape[1].numel[TRAINED], 0);
-        assert_true(checkpoint_load(step_folder(&saved, LAST_STEP), &evaluated.config, &evaluated.fsdp, &s, false));
+        assert_int_equal(evaluated.store.shape[1].numel[TRAINED], 0);
+        assert_true(checkpoint_load(step_folder(&saved, LAST_STEP), &evaluated.config, &evaluated.store, &s, false));
         check_frozen(&evaluated, base);
         size_t n;
-        const char *name = lasting(low_name(1, LORA_UP, 'B'));
+        const char *name = lasting(adapter_name(1, LORA_UP, 'B'));
         const float *x = values_of(&evaluated, name, &n);
         assert_memory_equal(x, values_of(&saved, name, &n), n * sizeof *x);
         close_run(&evaluated);
@@ -189,7 +189,7 @@ static void test_round_trip(void **state)
     }
 }
 
-/* New adapters are initialized by fsdp_init; the state of the run that saved their base is not used. */
+/* New adapters are initialized by store_init; the state of the run that saved their base is not used. */
 static void test_new_adapters(void **state)
 {
     (void)state;
@@ -198,20 +198,20 @@ static void test_new_adapters(void **state)
     TrainState s = { .step = 5 };
     open_adapted(&r, LLAMA, base, all_modules, BASE_AS_FROZEN, "f32");
     open_adapted(&fresh, LLAMA, base, all_modules, BASE_AS_FROZEN, "f32");
-    fsdp_init(&fresh.fsdp, &fresh.config.model, fresh.config.seed);
-    assert_false(checkpoint_load(base, &r.config, &r.fsdp, &s, true));
+    store_init(&fresh.store, &fresh.config.model, fresh.config.seed);
+    assert_false(checkpoint_load(base, &r.config, &r.store, &s, true));
     assert_int_equal(s.step, 5);
     check_frozen(&r, base);
-    for (int u = 0; u < r.fsdp.num_units; u++) {
-        const Tensor a = r.fsdp.shard[u].slice[TRAINED].stored, b = fresh.fsdp.shard[u].slice[TRAINED].stored;
+    for (int u = 0; u < r.store.num_units; u++) {
+        const Tensor a = r.store.shard[u].slice[TRAINED].stored, b = fresh.store.shard[u].slice[TRAINED].stored;
         if (a.cols > 0)
             assert_memory_equal(tensor_snapshot(a), tensor_snapshot(b), tensor_bytes(a));
     }
     size_t n;
-    const float *x = values_of(&r, low_name(0, LORA_DOWN, 'B'), &n);
+    const float *x = values_of(&r, adapter_name(0, LORA_DOWN, 'B'), &n);
     for (size_t i = 0; i < n; i++)
         assert_true(x[i] == 0);
-    x = values_of(&r, low_name(0, LORA_DOWN, 'A'), &n);
+    x = values_of(&r, adapter_name(0, LORA_DOWN, 'A'), &n);
     assert_true(n == (size_t)RANK * 96 && x[0] != 0);
     close_run(&r);
     close_run(&fresh);
@@ -223,7 +223,7 @@ static void test_types(void **state)
 {
     (void)state;
     static const struct { const char *dtype, *ending; } rows[] = { { "F16", ".weight" }, { "BF16", ".default.weight" } };
-    const char *base = save_base(OLMO2), *name = lasting(low_name(1, LORA_K, 'A'));
+    const char *base = save_base(OLMO2), *name = lasting(adapter_name(1, LORA_K, 'A'));
     Run saved, loaded;
     open_adapted(&saved, OLMO2, base, all_modules, BASE_AS_FROZEN, "f32");
     load(&saved, base);
@@ -235,7 +235,7 @@ static void test_types(void **state)
         shell(text("mkdir %s && cp %s/adapter* %s", folder, step_folder(&saved, LAST_STEP), folder));
         rewrite(text("%s/%s", folder, adapters), rows[i].dtype, rows[i].ending);
         open_adapted(&loaded, OLMO2, base, all_modules, BASE_AS_FROZEN, "f32");
-        assert_false(checkpoint_load(folder, &loaded.config, &loaded.fsdp, &s, true));
+        assert_false(checkpoint_load(folder, &loaded.config, &loaded.store, &s, true));
         const float *found = values_of(&loaded, name, &n), *exact = values_of(&saved, name, &n);
         uint16_t *codes = keep(n * sizeof *codes);
         float *expected = keep(n * sizeof *expected);
@@ -256,7 +256,7 @@ static void test_refused(void **state)
     (void)state;
     static const bool some[NUM_LORA_MODULES] = { [LORA_Q] = true };
     needs_fork();
-    const char *base = save_base(LLAMA), *k = lasting(low_name(1, LORA_K, 'A'));
+    const char *base = save_base(LLAMA), *k = lasting(adapter_name(1, LORA_K, 'A'));
     Run r, few, more, none;
     ModelConfig m = architecture(LLAMA);
     open_adapted(&r, LLAMA, base, all_modules, BASE_AS_FROZEN, "f32");
@@ -273,7 +273,7 @@ static void test_refused(void **state)
     const char *folder = lasting(step_folder(&r, LAST_STEP)), *path = lasting(text("%s/%s", folder, adapters));
 
     DIES(text("has no place in the configured model"), load(&few, folder));
-    DIES(text("there is no tensor %s, which the configured model needs", low_name(0, LORA_K, 'A')),
+    DIES(text("there is no tensor %s, which the configured model needs", adapter_name(0, LORA_K, 'A')),
          load(&r, step_folder(&few, LAST_STEP)));
     shell(text("sed -i '1s/layers.1.self_attn.q_proj.lora_B/model.of_one_length.embed_tokens/' %s/%s", step_folder(&few, LAST_STEP),
                adapters));

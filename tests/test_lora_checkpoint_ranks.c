@@ -4,7 +4,7 @@
 
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
-#include "model/base.h"
+#include "model/quantized_weights.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/model.h"
 #include "model/run/memory.h"
@@ -43,7 +43,7 @@ static const char *path_of(int row, const char *what)
 
 /* ---- runs ------------------------------------------------------------------------------------------------- */
 
-typedef struct { Config config; Model model; ParamStore fsdp; ModelConfig m; } Run;
+typedef struct { Config config; Model model; ParamStore store; ModelConfig m; } Run;
 
 static void open_run(Run *r, int row, bool adapted)
 {
@@ -62,15 +62,15 @@ static void open_run(Run *r, int row, bool adapted)
     r->config.save_num_checkpoints_to_keep = -1;
     r->config.text = "run_name: test\n";
     divide(r->config.strategy.shard_ranks);
-    memory_plan(&r->model, &r->fsdp, &r->config);
-    model_place(&r->model, &r->fsdp, &r->config);
+    memory_plan(&r->model, &r->store, &r->config);
+    model_place(&r->model, &r->store, &r->config);
 }
 
 static void close_run(Run *r)
 {
     free(r->config.save_folder);
     free(r->m.lora.base_path);
-    model_free(&r->model, &r->fsdp);
+    model_free(&r->model, &r->store);
     release();
 }
 
@@ -80,18 +80,18 @@ static void save(Run *r, int step)
     if (comm_rank() == 0 && step == 0)
         assert_int_equal(mkdir(r->config.save_folder, 0777), 0);
     comm_barrier();
-    checkpoint_begin(&r->config, &r->fsdp, &s, CHECKPOINT_FILE_BYTES);
+    checkpoint_begin(&r->config, &r->store, &s, CHECKPOINT_FILE_BYTES);
     checkpoint_finish();
 }
 
 static double train(Run *r, int first, int steps)
 {
-    return train_steps(&r->model, &r->fsdp, &r->config, first, steps);
+    return train_steps(&r->model, &r->store, &r->config, first, steps);
 }
 
 /* ---- what this rank has ----------------------------------------------------------------------------------- */
 
-enum { MASTER, STATE0, STATE1, FROZEN_PART, BASE_PART, PARTS };
+enum { MASTER, STATE0, STATE1, FROZEN_PART, QUANTIZED_PART, PARTS };
 typedef struct { char *bytes[MAX_UNITS][PARTS]; size_t size[MAX_UNITS][PARTS]; } State;
 
 static void take_part(State *s, int u, int part, const void *data, size_t size)
@@ -121,16 +121,16 @@ static void clear_padding(State *s, int u, int part, const ParamStore *f, size_t
 static State *take(const Run *r)
 {
     State *s = calloc(1, sizeof *s);
-    assert_true(s && r->fsdp.num_units <= MAX_UNITS);
-    for (int u = 0; u < r->fsdp.num_units; u++) {
-        const Shard *h = &r->fsdp.shard[u];
+    assert_true(s && r->store.num_units <= MAX_UNITS);
+    for (int u = 0; u < r->store.num_units; u++) {
+        const Shard *h = &r->store.shard[u];
         const Tensor t[] = { h->slice[TRAINED].stored, h->state[0], h->state[1], h->slice[FROZEN].stored };
         for (int i = 0; i <= FROZEN_PART; i++) {
             take_part(s, u, i, t[i].data, t[i].cols > 0 ? tensor_numel(t[i]) * dtype_size(t[i].format.dtype) : 0);
             if (i < FROZEN_PART)
-                clear_padding(s, u, i, &r->fsdp, dtype_size(t[i].format.dtype));
+                clear_padding(s, u, i, &r->store, dtype_size(t[i].format.dtype));
         }
-        take_part(s, u, BASE_PART, h->slice[BASE].stored.data, h->slice[BASE].count);
+        take_part(s, u, QUANTIZED_PART, h->slice[QUANTIZED].stored.data, h->slice[QUANTIZED].count);
     }
     return s;
 }
@@ -159,7 +159,7 @@ static void save_base(int row)
 {
     Run r;
     open_run(&r, row, false);
-    fsdp_init(&r.fsdp, &r.config.model, 5);
+    store_init(&r.store, &r.config.model, 5);
     save(&r, 0);
     close_run(&r);
 }
@@ -170,7 +170,7 @@ static void resume_case(int row)
     TrainState loaded = { 0 };
     save_base(row);
     open_run(&r, row, true);
-    assert_false(checkpoint_load(r.m.lora.base_path, &r.config, &r.fsdp, &loaded, true));
+    assert_false(checkpoint_load(r.m.lora.base_path, &r.config, &r.store, &loaded, true));
     if (comm_rank() == 0)
         assert_int_equal(mkdir(r.config.save_folder, 0777), 0);
     State *before = take(&r);
@@ -179,21 +179,21 @@ static void resume_case(int row)
     State *at_save = take(&r);
     const double expected = train(&r, STEPS, STEPS);
     State *after = take(&r);
-    assert_true(is_same(before, after, FROZEN_PART, BASE_PART));
+    assert_true(is_same(before, after, FROZEN_PART, QUANTIZED_PART));
     double changed = !is_same(before, after, MASTER, STATE1);       /* a rank may have no trained elements */
     comm_max(&changed, 1);
     assert_true(changed > 0);
     close_run(&r);
 
     open_run(&r, row, true);
-    assert_true(checkpoint_load(path_of(row, "/step2"), &r.config, &r.fsdp, &loaded, true));
+    assert_true(checkpoint_load(path_of(row, "/step2"), &r.config, &r.store, &loaded, true));
     assert_int_equal(loaded.step, STEPS);
     State *found = take(&r);
-    assert_true(is_same(found, at_save, MASTER, BASE_PART));
+    assert_true(is_same(found, at_save, MASTER, QUANTIZED_PART));
     const double loss = train(&r, STEPS, STEPS);
     State *again = take(&r);
     assert_memory_equal(&loss, &expected, sizeof loss);
-    assert_true(is_same(again, after, MASTER, BASE_PART));
+    assert_true(is_same(again, after, MASTER, QUANTIZED_PART));
     close_run(&r);
     drop(before), drop(at_save), drop(after), drop(found), drop(again);
 }
@@ -216,12 +216,12 @@ static void test_other_ranks(void **state)
         Run r;
         TrainState loaded;
         open_run(&r, i, true);
-        model_free(&r.model, &r.fsdp);
+        model_free(&r.model, &r.store);
         divide(1);
         r.config.strategy.shard_ranks = 1;
-        memory_plan(&r.model, &r.fsdp, &r.config);
-        model_place(&r.model, &r.fsdp, &r.config);
-        assert_true(checkpoint_load(path_of(i, "/step2"), &r.config, &r.fsdp, &loaded, true));
+        memory_plan(&r.model, &r.store, &r.config);
+        model_place(&r.model, &r.store, &r.config);
+        assert_true(checkpoint_load(path_of(i, "/step2"), &r.config, &r.store, &loaded, true));
         save(&r, STEPS + 1);
         char command[512];
         snprintf(command, sizeof command, "cd %s/%d && cmp step2/adapter_model.safetensors step3/adapter_model.safetensors && "

@@ -54,8 +54,8 @@ static void test_product(void **state)
 /* Adapters whose product is as large as W. */
 static void fill_adapters(const Run *r)
 {
-    for (int u = 0; u < r->fsdp.num_units; u++) {
-        const Tensor t = r->fsdp.shard[u].slice[TRAINED].stored;
+    for (int u = 0; u < r->store.num_units; u++) {
+        const Tensor t = r->store.shard[u].slice[TRAINED].stored;
         float *x = keep(sizeof *x * ((size_t)t.cols + 1));
         for (int i = 0; i < t.cols; i++)
             x[i] = 0.3f * test_uniform((uint64_t)u, (uint64_t)i);
@@ -86,7 +86,7 @@ static void check_matrix(const char *name, const float *found, const float *w, c
 static void check_export(const char *out, const char *base, const char *folder, const ModelConfig *m, bool narrow)
 {
     const char *merged = lasting(text("%s/model.safetensors", out)), *from = lasting(text("%s/model.safetensors", base));
-    const char *low = lasting(text("%s/adapter_model.safetensors", folder));
+    const char *adapters = lasting(text("%s/adapter_model.safetensors", folder));
     SafeFile *f = safetensors_open(merged), *g = safetensors_open(from);
     int joined = 0;
     assert_int_equal(f->count, g->count);
@@ -105,8 +105,8 @@ static void check_export(const char *out, const char *base, const char *folder, 
                                                              module_rows[module].name)) != 0)
                 continue;
             module_shape(&rows, &cols, m, module);
-            check_matrix(name, found, w, values_in(low, low_name(layer, module, 'A'), (size_t)RANK * (size_t)cols),
-                         values_in(low, low_name(layer, module, 'B'), (size_t)rows * RANK), cols, n, narrow);
+            check_matrix(name, found, w, values_in(adapters, adapter_name(layer, module, 'A'), (size_t)RANK * (size_t)cols),
+                         values_in(adapters, adapter_name(layer, module, 'B'), (size_t)rows * RANK), cols, n, narrow);
             matrix = true;
             joined++;
         }
@@ -285,10 +285,10 @@ static void test_refused(void **state)
     shell(text("cp %s.good/adapter_config.json %s", folder, folder));
 
     SafeFile *f = safetensors_open(path);
-    const SafeTensor *t = safetensors_find(f, low_name(1, LORA_O, 'A'));
+    const SafeTensor *t = safetensors_find(f, adapter_name(1, LORA_O, 'A'));
     shell(text("printf '\\000\\000\\300\\177' | dd of=%s bs=1 seek=%zu conv=notrunc 2>/dev/null", path, f->data + t->begin + 8));
     safetensors_close(f);
-    DIES(text("%s: tensor %s holds a value that is not finite", path, low_name(1, LORA_O, 'A')),
+    DIES(text("%s: tensor %s holds a value that is not finite", path, adapter_name(1, LORA_O, 'A')),
          export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
     shell(text("rm -r %s.tmp; cp %s.good/adapter_model.safetensors %s", out, folder, folder));
 

@@ -4,7 +4,7 @@
 #include <sys/stat.h>
 
 #include "kernels/runtime/comm.h"
-#include "model/base.h"
+#include "model/quantized_weights.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/run/memory.h"
 #include "model/update.h"
@@ -31,7 +31,7 @@ static const struct { const char *recipe; SmallModel model; unsigned modules; Ba
 };
 enum { NUM_CASES = sizeof cases / sizeof cases[0] };
 
-typedef struct { Config config; Model model; ParamStore fsdp; } Run;
+typedef struct { Config config; Model model; ParamStore store; } Run;
 
 static void open_run(Run *r, const ModelConfig *m, const char *recipe, int strategy, char *folder)
 {
@@ -44,26 +44,26 @@ static void open_run(Run *r, const ModelConfig *m, const char *recipe, int strat
     r->config.save_num_checkpoints_to_keep = -1;
     r->config.text = "run_name: test\n";
     divide(r->config.strategy.shard_ranks);
-    memory_plan(&r->model, &r->fsdp, &r->config);
-    model_place(&r->model, &r->fsdp, &r->config);
+    memory_plan(&r->model, &r->store, &r->config);
+    model_place(&r->model, &r->store, &r->config);
 }
 
 static void close_run(Run *r)
 {
-    model_free(&r->model, &r->fsdp);
+    model_free(&r->model, &r->store);
 }
 
 static void save(Run *r, long step)
 {
     const TrainState s = { .step = step, .updates = step };
-    checkpoint_begin(&r->config, &r->fsdp, &s, CHECKPOINT_FILE_BYTES);
+    checkpoint_begin(&r->config, &r->store, &s, CHECKPOINT_FILE_BYTES);
     checkpoint_finish();
 }
 
 /* The sum of the losses of this rank's tokens over these steps. */
 static double train(Run *r, int first, int steps)
 {
-    return train_steps(&r->model, &r->fsdp, &r->config, first, steps);
+    return train_steps(&r->model, &r->store, &r->config, first, steps);
 }
 
 /* ---- what a rank has ---------------------------------------------------------------------------------------- */
@@ -85,15 +85,15 @@ static void *copy(const void *device, size_t bytes)
 static Stored take(const Run *r)
 {
     Stored x = { 0 };
-    assert_int_equal(r->fsdp.num_units, UNITS);
+    assert_int_equal(r->store.num_units, UNITS);
     for (int u = 0; u < UNITS; u++) {
-        const Shard *s = &r->fsdp.shard[u];
+        const Shard *s = &r->store.shard[u];
         x.adapter_bytes[u] = s->slice[TRAINED].count * dtype_size(s->slice[TRAINED].stored.format.dtype);
         x.frozen_bytes[u] = s->slice[FROZEN].count * dtype_size(s->slice[FROZEN].stored.format.dtype);
-        x.base_bytes[u] = s->slice[BASE].count;
+        x.base_bytes[u] = s->slice[QUANTIZED].count;
         x.adapter[u] = copy(s->slice[TRAINED].stored.data, x.adapter_bytes[u]);
         x.frozen[u] = copy(s->slice[FROZEN].stored.data, x.frozen_bytes[u]);
-        x.base[u] = copy(s->slice[BASE].stored.data, x.base_bytes[u]);
+        x.base[u] = copy(s->slice[QUANTIZED].stored.data, x.base_bytes[u]);
     }
     return x;
 }
@@ -110,9 +110,9 @@ static void check_base(const Stored *now, const Stored *before, const char *what
 static void check_trained(const Run *r, const Stored *now, const Stored *before)
 {
     for (int u = 0; u < UNITS; u++)
-        for (int i = 0; i < r->fsdp.shape[u].num_params; i++) {
-            const Param *p = &r->fsdp.shape[u].param[i];
-            const Shard *s = &r->fsdp.shard[u];
+        for (int i = 0; i < r->store.shape[u].num_params; i++) {
+            const Param *p = &r->store.shape[u].param[i];
+            const Shard *s = &r->store.shard[u];
             const size_t size = dtype_size(s->slice[TRAINED].stored.format.dtype);
             size_t first, n = shard_part(s, p, &first);
             if (!p->is_adapter || n == 0)
@@ -155,7 +155,7 @@ static void check_case(int c, int strategy)
     TrainState loaded = { 0 };
     Run r;
     open_run(&r, &plain, cases[c].recipe, strategy, whole);
-    fsdp_init(&r.fsdp, &r.config.model, 5);
+    store_init(&r.store, &r.config.model, 5);
     save(&r, 0);
     close_run(&r);
 
@@ -163,7 +163,7 @@ static void check_case(int c, int strategy)
     snprintf(step, sizeof step, "%s/step%d", folder, STEPS);
     m.lora.base_path = base;
     open_run(&r, &m, cases[c].recipe, strategy, folder);
-    assert_false(checkpoint_load(base, &r.config, &r.fsdp, &loaded, true));
+    assert_false(checkpoint_load(base, &r.config, &r.store, &loaded, true));
     const Stored before = take(&r);
     train(&r, 0, STEPS);
     save(&r, STEPS);
@@ -176,7 +176,7 @@ static void check_case(int c, int strategy)
     close_run(&r);
 
     open_run(&r, &m, cases[c].recipe, strategy, folder);
-    assert_true(checkpoint_load(step, &r.config, &r.fsdp, &loaded, true));
+    assert_true(checkpoint_load(step, &r.config, &r.store, &loaded, true));
     assert_int_equal(loaded.step, STEPS);
     const double found = train(&r, STEPS, STEPS);
     const Stored again = take(&r);

@@ -17,7 +17,7 @@ enum { STEPS = 8 };
 
 static const char *const names[] = { "q", "k", "v", "o", "gate", "up", "down" };
 
-typedef struct { Config config; Model model; ParamStore fsdp; } Run;
+typedef struct { Config config; Model model; ParamStore store; } Run;
 
 /* A number in [-1/2, 1/2), a multiple of 2^-24, as in golden_muon.py. */
 static float hashed(uint32_t seed, uint32_t i)
@@ -51,15 +51,15 @@ static void open_run(Run *r, const char *recipe, Format moment, int shard_ranks,
         comm_set_mesh(mesh_of_shards(comm_size(), shard_ranks));
         comm_init();
     }
-    memory_plan(&r->model, &r->fsdp, &r->config);
-    model_place(&r->model, &r->fsdp, &r->config);
-    fsdp_init(&r->fsdp, &r->config.model, 5);
-    fsdp_zero_states(&r->fsdp);
+    memory_plan(&r->model, &r->store, &r->config);
+    model_place(&r->model, &r->store, &r->config);
+    store_init(&r->store, &r->config.model, 5);
+    store_zero_states(&r->store);
 }
 
 static void close_run(Run *r)
 {
-    model_free(&r->model, &r->fsdp);
+    model_free(&r->model, &r->store);
     release();
 }
 
@@ -78,8 +78,8 @@ static int matrix_of(const Param *p, size_t at, size_t *element)
 static void fill_matrices(const Run *r, int layer, Tensor all, uint32_t seed)
 {
     const int u = unit_of_layer(&r->config.model, layer);
-    const Shard *s = &r->fsdp.shard[u];
-    for (const Param *p = r->fsdp.shape[u].param; p < r->fsdp.shape[u].param + r->fsdp.shape[u].num_params; p++) {
+    const Shard *s = &r->store.shard[u];
+    for (const Param *p = r->store.shape[u].param; p < r->store.shape[u].param + r->store.shape[u].num_params; p++) {
         size_t first, n = p->is_operand ? shard_part(s, p, &first) : 0, element;
         for (size_t i = 0; i < n; i++) {
             const int matrix = matrix_of(p, first + i, &element);
@@ -93,14 +93,14 @@ static void train(Run *r, double lr)
 {
     const ModelConfig *m = &r->config.model;
     for (int l = 0; l < m->n_layers; l++)
-        fill_matrices(r, l, r->fsdp.shard[unit_of_layer(m, l)].slice[TRAINED].stored, 0);
-    for (int v = 0; v < r->fsdp.num_units; v++)
-        if (r->fsdp.shard[v].slice[TRAINED].count)
-            device_zero(r->fsdp.shard[v].grad.data, tensor_bytes(r->fsdp.shard[v].grad));
+        fill_matrices(r, l, r->store.shard[unit_of_layer(m, l)].slice[TRAINED].stored, 0);
+    for (int v = 0; v < r->store.num_units; v++)
+        if (r->store.shard[v].slice[TRAINED].count)
+            device_zero(r->store.shard[v].grad.data, tensor_bytes(r->store.shard[v].grad));
     for (int step = 0; step < STEPS; step++) {
         for (int l = 0; l < m->n_layers; l++)
-            fill_matrices(r, l, r->fsdp.shard[unit_of_layer(m, l)].grad, 1 + (uint32_t)step);
-        optimizer_step(&r->fsdp, &r->config, step, step + 1, lr, 1);
+            fill_matrices(r, l, r->store.shard[unit_of_layer(m, l)].grad, 1 + (uint32_t)step);
+        optimizer_step(&r->store, &r->config, step, step + 1, lr, 1);
     }
     device_sync();
 }
@@ -119,9 +119,9 @@ static double distance(const Run *r, const char *which, int matrix)
     safetensors_read(f, torch, t, 0, t->end - t->begin);
     safetensors_close(f);
     const int u = unit_of_layer(&r->config.model, 0);
-    const Shard *s = &r->fsdp.shard[u];
+    const Shard *s = &r->store.shard[u];
     double sum[2] = { 0 };
-    for (const Param *p = r->fsdp.shape[u].param; p < r->fsdp.shape[u].param + r->fsdp.shape[u].num_params; p++) {
+    for (const Param *p = r->store.shape[u].param; p < r->store.shape[u].param + r->store.shape[u].num_params; p++) {
         size_t first, n = p->is_operand ? shard_part(s, p, &first) : 0, element;
         for (size_t i = 0; i < n; i++) {
             float w;
@@ -170,8 +170,8 @@ static void test_torch(void **state)
 /* Weights and momentum of a block on this rank against those of a rank that is alone. */
 static void compare_block(const Run *r, int u, char *const alone[2])
 {
-    const Shard *s = &r->fsdp.shard[u];
-    const UnitLayout *shape = &r->fsdp.shape[u];
+    const Shard *s = &r->store.shard[u];
+    const UnitLayout *shape = &r->store.shape[u];
     for (const Param *p = shape->param; p < shape->param + shape->num_params; p++) {
         size_t first, n = p->is_operand ? shard_part(s, p, &first) : 0;
         for (int i = 0; i < 2 && n > 0; i++) {
@@ -187,8 +187,8 @@ static void compare_block(const Run *r, int u, char *const alone[2])
 /* Whether the updates of three blocks have memory at once, so that ranks exchange those of one while they compute another's. */
 static bool has_three(const Run *r)
 {
-    const size_t block = dtype_size(BF16) * r->fsdp.shape[unit_of_layer(&r->config.model, 0)].numel[TRAINED];
-    return r->fsdp.staging_bytes >= muon_bytes(&r->fsdp, &r->config) + 2 * block + 512;
+    const size_t block = dtype_size(BF16) * r->store.shape[unit_of_layer(&r->config.model, 0)].numel[TRAINED];
+    return r->store.staging_bytes >= muon_bytes(&r->store, &r->config) + 2 * block + 512;
 }
 
 /* A group of all ranks, and groups of one: the same bits. */
@@ -200,7 +200,7 @@ static void compare_ranks(const char *recipe, Format moment, int tokens)
     open_run(&alone, recipe, moment, 1, LAYERS, tokens);
     train(&alone, 0.02);
     for (int l = 0; l < LAYERS; l++) {
-        const Shard *s = &alone.fsdp.shard[unit_of_layer(&alone.config.model, l)];
+        const Shard *s = &alone.store.shard[unit_of_layer(&alone.config.model, l)];
         const Tensor whole[2] = { s->slice[TRAINED].stored, s->state[0] };
         for (int i = 0; i < 2; i++) {
             const size_t bytes = tensor_numel(whole[i]) * dtype_size(whole[i].format.dtype);
@@ -213,7 +213,7 @@ static void compare_ranks(const char *recipe, Format moment, int tokens)
     train(&sharded, 0.02);
     for (int l = 0; l < LAYERS; l++)
         compare_block(&sharded, unit_of_layer(&sharded.config.model, l), kept[l]);
-    model_free(&alone.model, &alone.fsdp);
+    model_free(&alone.model, &alone.store);
     close_run(&sharded);
 }
 
@@ -236,10 +236,10 @@ static double momentum_error(Format format)
     open_run(&r, "f32", format, comm_size(), 1, 0);
     train(&r, 0.02);
     const int u = unit_of_layer(&r.config.model, 0);
-    const Shard *s = &r.fsdp.shard[u];
+    const Shard *s = &r.store.shard[u];
     const Slice own = shard_state(s, 0);
     Sample m = sample_fetch(s->state[0], 0, own.count);
-    for (const Param *p = r.fsdp.shape[u].param; p < r.fsdp.shape[u].param + r.fsdp.shape[u].num_params; p++) {
+    for (const Param *p = r.store.shape[u].param; p < r.store.shape[u].param + r.store.shape[u].num_params; p++) {
         size_t first, n = p->is_operand ? shard_part(s, p, &first) : 0, element;
         for (size_t i = 0; i < n; i++) {
             const int matrix = matrix_of(p, first + i, &element);
@@ -277,13 +277,13 @@ static void test_memory(void **state)
     Run r;
     size_t bytes = 0;
     open_run(&r, "f32", (Format){ F32, 0, false }, comm_size(), 1, 0);
-    for (int u = 0; u < r.fsdp.num_units; u++) {
+    for (int u = 0; u < r.store.num_units; u++) {
         size_t matrices = 0;
-        for (int i = 0; i < r.fsdp.shape[u].num_params; i++)
-            matrices += r.fsdp.shape[u].param[i].is_operand ? param_align(param_numel(&r.fsdp.shape[u].param[i])) : 0;
-        bytes += 4 * matrices + 8 * (r.fsdp.shape[u].numel[TRAINED] - matrices);
+        for (int i = 0; i < r.store.shape[u].num_params; i++)
+            matrices += r.store.shape[u].param[i].is_operand ? param_align(param_numel(&r.store.shape[u].param[i])) : 0;
+        bytes += 4 * matrices + 8 * (r.store.shape[u].numel[TRAINED] - matrices);
     }
-    double all = (double)fsdp_state_bytes(&r.fsdp);
+    double all = (double)store_state_bytes(&r.store);
     comm_sum(&all, 1);
     assert_true((size_t)all == bytes);
     close_run(&r);

@@ -146,7 +146,7 @@ static void train(Model *m, ParamStore *f, const Config *c, uint64_t *hash)
     TestImages images = { 0 };
     uint8_t begins[256] = { [5] = 1, [11] = 1 };
     assert_true(m->N <= 256);
-    fsdp_zero_states(f);
+    store_zero_states(f);
     fsdp_empty_grads(f);
     for (Pass pass = PASS_FORWARD; pass <= PASS_COMPLETE; pass++) {
         for (int n = 0; n < m->N; n++)
@@ -193,7 +193,7 @@ static uint64_t run(const Config *c, bool watched)
     model_create(&m, &f, c);
     if (watched)
         open_eye(m.memory, m.bytes.total);
-    fsdp_init(&f, &c->model, 3);
+    store_init(&f, &c->model, 3);
     test_fill_adapters(&f, 9);
     (c->generate ? generate : train)(&m, &f, c, &hash);
     if (watched)
@@ -296,7 +296,7 @@ static uint64_t call_gptq(bool watched)
     const Format f32 = { F32, 0 };
     uint64_t hash = 0;
     char *memory = device_alloc(16 << 10);
-    Arena a = { .base = memory };
+    Arena a = { .memory = memory };
     const Tensor w = tensor_alloc(&a, f32, ROWS, COLS), x = tensor_alloc(&a, f32, 4 * COLS, COLS);
     const Tensor h = tensor_alloc(&a, f32, COLS, COLS), m = tensor_alloc(&a, f32, COLS, COLS);
     const Tensor c = tensor_alloc(&a, f32, COLS, COLS), e = tensor_alloc(&a, f32, ROWS, COLS);
@@ -340,18 +340,18 @@ static uint64_t call_others(bool watched)
     uint64_t hash = 0;
     tensor_alloc(&arena, f32, 4 * ROWS, COLS), tensor_alloc(&arena, e4m3, ROWS, COLS), arena_alloc(&arena, 512);
     char *memory = device_alloc(arena.used);
-    Arena placed = { .base = memory };
+    Arena placed = { .memory = memory };
     const Tensor x = tensor_alloc(&placed, f32, ROWS, COLS);
     const Tensor mean = tensor_alloc(&placed, f32, ROWS, COLS);
     const Tensor exchanged = tensor_alloc(&placed, f32, 2 * ROWS, 12), joined = tensor_alloc(&placed, f32, ROWS, 24);
     Tensor y = tensor_alloc(&placed, e4m3, ROWS, COLS);
-    y.range = arena_alloc(&placed, sizeof *y.range);
+    y.scale_amax = arena_alloc(&placed, sizeof *y.scale_amax);
     const bool kept = true;
-    y.range_reused = &kept;
+    y.scale_reused = &kept;
     int *found = arena_alloc(&placed, sizeof *found);
     const float range = 0.25f;          /* half of the needed range, which E4M3's headroom covers */
     init_normal(x, 1, 1, 7, 0);
-    device_put(y.range, &range, sizeof range);
+    device_put(y.scale_amax, &range, sizeof range);
     if (watched)
         open_eye(memory, arena.used);
     quantize_in_range(y, x);
@@ -366,7 +366,7 @@ static uint64_t call_others(bool watched)
         close_eye();
     add_tensor(&hash, y), add_tensor(&hash, mean);
     add_tensor(&hash, exchanged), add_tensor(&hash, joined);
-    add(&hash, y.range, sizeof *y.range);
+    add(&hash, y.scale_amax, sizeof *y.scale_amax);
     add(&hash, found, sizeof *found);
     device_free(memory);
     return hash;

@@ -20,7 +20,7 @@ static const struct { const char *optimizer, *recipe; double lr; } cases[] = {
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
-typedef struct { Config config; Model model; ParamStore fsdp; TrainState state; double lr, loss[STEPS]; } Run;
+typedef struct { Config config; Model model; ParamStore store; TrainState state; double lr, loss[STEPS]; } Run;
 
 /* Norms of 128 weights and a vocabulary of 90 in 128 rows: groups of 256 reach into padding. */
 static void open_run(Run *r, int which, int shard_ranks, const char *folder)
@@ -45,14 +45,14 @@ static void open_run(Run *r, int which, int shard_ranks, const char *folder)
         comm_set_mesh(mesh_of_shards(comm_size(), shard_ranks));
         comm_init();
     }
-    memory_plan(&r->model, &r->fsdp, &r->config);
-    model_place(&r->model, &r->fsdp, &r->config);
-    fsdp_init(&r->fsdp, &r->config.model, 5);
+    memory_plan(&r->model, &r->store, &r->config);
+    model_place(&r->model, &r->store, &r->config);
+    store_init(&r->store, &r->config.model, 5);
 }
 
 static void close_run(Run *r)
 {
-    model_free(&r->model, &r->fsdp);
+    model_free(&r->model, &r->store);
     release();
 }
 
@@ -63,23 +63,23 @@ static void train(Run *r, long last)
     int tokens[64], targets[64];
     assert_true(T <= 64);
     while (r->state.step < last) {
-        fsdp_empty_grads(&r->fsdp);
+        fsdp_empty_grads(&r->store);
         for (int i = 0; i < share; i++) {
             const long sequence = ((r->state.step % 2) * BATCH + comm_rank() * share + i) * T;
             for (int t = 0; t < T; t++) {
                 tokens[t] = test_token(11, (uint64_t)(sequence + t), vocab);
                 targets[t] = test_token(11, (uint64_t)(sequence + t + 1), vocab);
             }
-            model_step(&r->model, &r->fsdp, tokens, targets, NULL, 1.0f / (float)(BATCH * T), 0,
+            model_step(&r->model, &r->store, tokens, targets, NULL, 1.0f / (float)(BATCH * T), 0,
                        i == share - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
         }
         double loss = take_losses(&r->model).loss / (BATCH * T);
         comm_sum(&loss, 1);
         r->loss[r->state.step++] = loss;
         r->state.updates++;
-        const double norm = optimizer_grad_norm(&r->fsdp);
+        const double norm = optimizer_grad_norm(&r->store);
         assert_true(isfinite(norm));
-        optimizer_step(&r->fsdp, &r->config, r->state.step, r->state.updates, r->lr, fmin(1, 1 / norm));
+        optimizer_step(&r->store, &r->config, r->state.step, r->state.updates, r->lr, fmin(1, 1 / norm));
     }
 }
 
@@ -91,7 +91,7 @@ static void save(Run *r)
         assert_int_equal(system(command), 0);
     }
     comm_barrier();
-    checkpoint_begin(&r->config, &r->fsdp, &r->state, CHECKPOINT_FILE_BYTES);
+    checkpoint_begin(&r->config, &r->store, &r->state, CHECKPOINT_FILE_BYTES);
     checkpoint_finish();
 }
 
@@ -114,7 +114,7 @@ static void load_run(Run *r, const char *from, long step)
 {
     char path[128];
     snprintf(path, sizeof path, "%s/%s/step%ld", shared, from, step);
-    assert_true(checkpoint_load(path, &r->config, &r->fsdp, &r->state, true));
+    assert_true(checkpoint_load(path, &r->config, &r->store, &r->state, true));
     assert_int_equal(r->state.step, step);
 }
 
@@ -122,10 +122,10 @@ static void load_run(Run *r, const char *from, long step)
 static void expect_zero_padding(const char *what, const Run *r)
 {
     double looked = 0;
-    for (int u = 0; u < r->fsdp.num_units; u++)
-        for (int k = 0; k < r->fsdp.optimizer->num_states && r->fsdp.shard[u].slice[TRAINED].count; k++) {
-            const UnitLayout *shape = &r->fsdp.shape[u];
-            const Shard *s = &r->fsdp.shard[u];
+    for (int u = 0; u < r->store.num_units; u++)
+        for (int k = 0; k < r->store.optimizer->num_states && r->store.shard[u].slice[TRAINED].count; k++) {
+            const UnitLayout *shape = &r->store.shape[u];
+            const Shard *s = &r->store.shard[u];
             const Slice own = shard_state(s, k);
             if (own.count == 0)
                 continue;
@@ -135,7 +135,7 @@ static void expect_zero_padding(const char *what, const Run *r)
                 const size_t end = p->offset + (size_t)p->rows * (size_t)p->cols;
                 for (size_t at = end; at < p->offset + param_align(end - p->offset); at++)
                     if (at >= own.first && at < own.first + own.count && (looked++, values.x[at - own.first] != 0))
-                        fail_msg("%s: %s of unit %d, element %zu after %s is %g", what, r->fsdp.optimizer->state[k].name, u,
+                        fail_msg("%s: %s of unit %d, element %zu after %s is %g", what, r->store.optimizer->state[k].name, u,
                                  at - end, p->name, (double)values.x[at - own.first]);
             }
             sample_free(&values);

@@ -21,7 +21,7 @@ static void test_choice(void **state)
     (void)state;
     needs_fork();
     char message[8192];
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     assert_false(try_printed(message, sizeof message, 2, 1, "--optimizer.name=sgd", NULL));
     try_contains(message, "this program has no optimizer 'sgd'; it has adamw, adamw8bit, muon, lion, momentum");
     assert_true(try_printed(message, sizeof message, 2, 1, "--optimizer={name: lion, betas: [0.9, 0.99], eps: 1e-8}",
@@ -57,7 +57,7 @@ static void test_mixed_moments(void **state)
     (void)state;
     needs_fork();
     char message[8192];
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=coat", "--format.moment1=f32"));
     assert_string_equal(message, "");
     assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=fp8-lm", "--optimizer.betas=[0.9, 0.995]"));
@@ -85,7 +85,7 @@ static void test_coarse(void **state)
 
 /* ---- the plan --------------------------------------------------------------------------------------------- */
 
-typedef struct { Config config; Model model; ParamStore fsdp; } Small;
+typedef struct { Config config; Model model; ParamStore store; } Small;
 
 static void small_plan(Small *s, const char *optimizer, const char *recipe)
 {
@@ -94,7 +94,7 @@ static void small_plan(Small *s, const char *optimizer, const char *recipe)
     *s = (Small){ 0 };
     model_config(&s->config, &m, recipe, 2);
     s->config.optimizer.name = (char *)optimizer;
-    model_plan(&s->model, &s->fsdp, &s->config, (ShardChoice){ 1, 0, false });
+    model_plan(&s->model, &s->store, &s->config, (ShardChoice){ 1, 0, false });
 }
 
 /* Bytes of states per 256 weights; units are multiples of 256. */
@@ -114,13 +114,13 @@ static void test_plan(void **state)
         Small s;
         size_t weights = 0;
         small_plan(&s, rows[i].optimizer, rows[i].recipe);
-        for (int u = 0; u < s.fsdp.num_units; u++)
-            weights += s.fsdp.shard[u].slice[TRAINED].count;
+        for (int u = 0; u < s.store.num_units; u++)
+            weights += s.store.shard[u].slice[TRAINED].count;
         assert_int_equal(weights % 256, 0);
-        assert_int_equal(fsdp_state_bytes(&s.fsdp), weights / 256 * rows[i].bytes);
+        assert_int_equal(store_state_bytes(&s.store), weights / 256 * rows[i].bytes);
         if (strcmp(rows[i].recipe, "f32") == 0 && strcmp(rows[i].optimizer, "adamw8bit") != 0)
-            total[strcmp(rows[i].optimizer, "lion") == 0] = s.model.bytes.total - fsdp_state_bytes(&s.fsdp);
-        model_free(&s.model, &s.fsdp);
+            total[strcmp(rows[i].optimizer, "lion") == 0] = s.model.bytes.total - store_state_bytes(&s.store);
+        model_free(&s.model, &s.store);
     }
     assert_int_equal(total[0], total[1]);       /* only states differ, and their sizes are multiples of 256 */
 }
@@ -136,20 +136,20 @@ static void round_once(Dither *d, uint64_t seed, long step)
 {
     Small s;
     small_plan(&s, "adamw", "coat-opt");
-    model_place(&s.model, &s.fsdp, &s.config);
+    model_place(&s.model, &s.store, &s.config);
     s.config.seed = seed;
     s.config.optimizer.weight_decay = 0x1p-9;
     s.config.optimizer.decay_embeddings = s.config.optimizer.decay_norm_and_bias = true;
-    fsdp_zero_states(&s.fsdp);
-    for (int u = 0; u < s.fsdp.num_units; u++) {
-        fill(s.fsdp.shard[u].grad, 1, 0, 0);
-        fill(s.fsdp.shard[u].slice[TRAINED].stored, 1, 1, 1);
+    store_zero_states(&s.store);
+    for (int u = 0; u < s.store.num_units; u++) {
+        fill(s.store.shard[u].grad, 1, 0, 0);
+        fill(s.store.shard[u].slice[TRAINED].stored, 1, 1, 1);
     }
-    optimizer_step(&s.fsdp, &s.config, step, 1, 1, 1);
-    for (int u = 0; u < s.fsdp.num_units; u++) {
-        const double *w = values(s.fsdp.shard[u].slice[TRAINED].stored);
-        for (int i = 0; i < s.fsdp.shape[u].num_params; i++) {
-            const Param *p = &s.fsdp.shape[u].param[i];
+    optimizer_step(&s.store, &s.config, step, 1, 1, 1);
+    for (int u = 0; u < s.store.num_units; u++) {
+        const double *w = values(s.store.shard[u].slice[TRAINED].stored);
+        for (int i = 0; i < s.store.shape[u].num_params; i++) {
+            const Param *p = &s.store.shape[u].param[i];
             assert_true(d->params < MOST_PARAMS && param_numel(p) <= MOST_BITS);
             d->of[d->params].count = param_numel(p);
             for (size_t k = 0; k < param_numel(p); k++) {
@@ -159,7 +159,7 @@ static void round_once(Dither *d, uint64_t seed, long step)
             d->params++;
         }
     }
-    model_free(&s.model, &s.fsdp);
+    model_free(&s.model, &s.store);
     release();
 }
 
@@ -202,19 +202,19 @@ static void test_step(void **state)
     (void)state;
     Small s;
     small_plan(&s, "lion", "f32");
-    model_place(&s.model, &s.fsdp, &s.config);
-    fsdp_init(&s.fsdp, &s.config.model, 3);
+    model_place(&s.model, &s.store, &s.config);
+    store_init(&s.store, &s.config.model, 3);
     const float lr = 1e-2f, decay = (float)s.config.optimizer.weight_decay, scale = 0.5f;
-    for (int u = 0; u < s.fsdp.num_units; u++)
-        fill(s.fsdp.shard[u].grad, (uint64_t)u + 1, -1, 1);
+    for (int u = 0; u < s.store.num_units; u++)
+        fill(s.store.shard[u].grad, (uint64_t)u + 1, -1, 1);
     const double *before[8], *grad[8];
-    for (int u = 0; u < s.fsdp.num_units; u++)
-        before[u] = values(s.fsdp.shard[u].slice[TRAINED].stored), grad[u] = values(s.fsdp.shard[u].grad);
-    optimizer_step(&s.fsdp, &s.config, 1, 1, lr, scale);
-    for (int u = 0; u < s.fsdp.num_units; u++) {
-        const double *w = values(s.fsdp.shard[u].slice[TRAINED].stored), *m = values(s.fsdp.shard[u].state[0]);
-        for (int i = 0; i < s.fsdp.shape[u].num_params; i++) {
-            const Param *p = &s.fsdp.shape[u].param[i];
+    for (int u = 0; u < s.store.num_units; u++)
+        before[u] = values(s.store.shard[u].slice[TRAINED].stored), grad[u] = values(s.store.shard[u].grad);
+    optimizer_step(&s.store, &s.config, 1, 1, lr, scale);
+    for (int u = 0; u < s.store.num_units; u++) {
+        const double *w = values(s.store.shard[u].slice[TRAINED].stored), *m = values(s.store.shard[u].state[0]);
+        for (int i = 0; i < s.store.shape[u].num_params; i++) {
+            const Param *p = &s.store.shape[u].param[i];
             const bool decays = !p->is_vector && !p->is_embedding;
             for (size_t k = p->offset; k < p->offset + (size_t)p->rows * (size_t)p->cols; k++) {
                 const double x = before[u][k], g = grad[u][k];
@@ -227,7 +227,7 @@ static void test_step(void **state)
             }
         }
     }
-    model_free(&s.model, &s.fsdp);
+    model_free(&s.model, &s.store);
     release();
 }
 
@@ -243,22 +243,22 @@ static json_t *statistics(const char *optimizer)
     snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
     mkdir(folder, 0777);
     small_plan(&s, optimizer, "f32");
-    model_place(&s.model, &s.fsdp, &s.config);
-    fsdp_init(&s.fsdp, &s.config.model, 3);
+    model_place(&s.model, &s.store, &s.config);
+    store_init(&s.store, &s.config.model, 3);
     s.config.save_folder = folder;
     s.config.quant_stats_interval = 1;
-    Log *log = log_open(&s.config, s.fsdp.shape, (RunLength){ .steps = 10 }, 10, 0, false, 1);
-    Telemetry *t = telemetry_open(&s.config, &s.model, &s.fsdp, log);
+    Log *log = log_open(&s.config, s.store.shape, (RunLength){ .steps = 10 }, 10, 0, false, 1);
+    Telemetry *t = telemetry_open(&s.config, &s.model, &s.store, log);
     for (long step = 1; step <= 2; step++) {
-        for (int u = 0; u < s.fsdp.num_units; u++)
-            fill(s.fsdp.shard[u].grad, (uint64_t)u + 1, -1, 1);
+        for (int u = 0; u < s.store.num_units; u++)
+            fill(s.store.shard[u].grad, (uint64_t)u + 1, -1, 1);
         telemetry_watch(t, step);
         telemetry_write(t, step, 1);
-        optimizer_step(&s.fsdp, &s.config, step, step, 1e-2, 1);
+        optimizer_step(&s.store, &s.config, step, step, 1e-2, 1);
     }
     telemetry_close(t);
     log_close(log);
-    model_free(&s.model, &s.fsdp);
+    model_free(&s.model, &s.store);
     FILE *f = fopen(path, "r");
     assert_non_null(f);
     assert_non_null(fgets(line, sizeof line, f));
@@ -304,7 +304,7 @@ static void open_with(Run *r, const char *optimizer, const char *moments)
     open_run_of(r, &m, optimizer, (Format){ F32, 0 }, f, f);
     snprintf(text_of_run, sizeof text_of_run, "optimizer:\n  name: %s\n", optimizer);
     r->config.text = text_of_run;
-    fsdp_init(&r->fsdp, &r->config.model, 3);
+    store_init(&r->store, &r->config.model, 3);
 }
 
 /* A checkpoint of `saved` cannot continue with `loaded`; the message gives the reason. */
@@ -317,7 +317,7 @@ static void expect_refusal(const char *saved, const char *loaded, const char *wo
     DIES(words, load(&other, step_folder(&r, 1)));
     DIES(text("Use --optimizer.name=%s, or start with new states", saved), load(&other, step_folder(&r, 1)));
     TrainState s;
-    assert_true(checkpoint_load(step_folder(&r, 1), &other.config, &other.fsdp, &s, false));
+    assert_true(checkpoint_load(step_folder(&r, 1), &other.config, &other.store, &s, false));
     close_run(&r);
     close_run(&other);
     release();

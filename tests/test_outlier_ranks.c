@@ -14,7 +14,7 @@ enum { BATCH = 4, LAYERS = 4, MICRO_BATCHES = 2, TOKENS = 4096 };
 
 static HostUse on_host = HOST_NEVER;       /* saved activations */
 
-typedef struct { Config config; Model model; ParamStore fsdp; } Run;
+typedef struct { Config config; Model model; ParamStore store; } Run;
 
 static void open_run(Run *r, const char *recipe, DownScales down, float size, Strategy strategy)
 {
@@ -33,16 +33,16 @@ static void open_run(Run *r, const char *recipe, DownScales down, float size, St
     r->config.strategy = strategy;
     r->config.host.activations = on_host;
     divide(strategy.shard_ranks);
-    memory_plan(&r->model, &r->fsdp, &r->config);
-    model_place(&r->model, &r->fsdp, &r->config);
-    fsdp_init(&r->fsdp, &r->config.model, 5);
+    memory_plan(&r->model, &r->store, &r->config);
+    model_place(&r->model, &r->store, &r->config);
+    store_init(&r->store, &r->config.model, 5);
     if (size > 0)
-        grow_outlier(&r->fsdp, size);
+        grow_outlier(&r->store, size);
 }
 
 static void close_run(Run *r)
 {
-    model_free(&r->model, &r->fsdp);
+    model_free(&r->model, &r->store);
 }
 
 /* All other columns have none. */
@@ -62,14 +62,14 @@ static float outlier_factor(const Run *r, int layer)
 static double *gradient(Run *r, const char *name, size_t *n)
 {
     const int unit = unit_of_layer(&r->config.model, LAYERS - 1);
-    forward_backward(&r->model, &r->fsdp, &r->config, 0, MICRO_BATCHES);
-    for (int k = 0; k < r->fsdp.shape[unit].num_params; k++) {
-        const Param *p = &r->fsdp.shape[unit].param[k];
+    forward_backward(&r->model, &r->store, &r->config, 0, MICRO_BATCHES);
+    for (int k = 0; k < r->store.shape[unit].num_params; k++) {
+        const Param *p = &r->store.shape[unit].param[k];
         if (strcmp(p->name, name) != 0)
             continue;
         float *x = keep((*n = param_numel(p)) * sizeof *x);
         double *y = keep(*n * sizeof *y);
-        device_get(x, (float *)r->fsdp.shard[unit].grad.data + p->offset, *n * sizeof *x);
+        device_get(x, (float *)r->store.shard[unit].grad.data + p->offset, *n * sizeof *x);
         for (size_t i = 0; i < *n; i++)
             y[i] = x[i];
         return y;
@@ -139,7 +139,7 @@ static void token_losses(float *losses, DownScales down, Strategy strategy, int 
     for (int s = first; s < first + count; s++) {
         for (int t = 0; t <= T; t++)
             tokens[t] = test_token(11, (uint64_t)(s * T + t), vocab);
-        model_step(&r.model, &r.fsdp, tokens, tokens + 1, NULL, 1, 0, PASS_FORWARD);
+        model_step(&r.model, &r.store, tokens, tokens + 1, NULL, 1, 0, PASS_FORWARD);
         model_token_losses(&r.model, losses + (s - first) * T);
     }
     if (down == DOWN_CHANNEL)
@@ -172,9 +172,9 @@ static void norms(double *norm, Strategy strategy, HostUse activations)
     on_host = HOST_NEVER;
     assert_true((r.model.offload.slots < LAYERS) == (activations == HOST_ALL));
     for (int s = 0; s < 2; s++) {
-        forward_backward(&r.model, &r.fsdp, &r.config, s, BATCH / comm_size());
-        norm[s] = optimizer_grad_norm(&r.fsdp);
-        optimizer_step(&r.fsdp, &r.config, s + 1, s + 1, 1e-3, fmin(1, 1 / norm[s]));
+        forward_backward(&r.model, &r.store, &r.config, s, BATCH / comm_size());
+        norm[s] = optimizer_grad_norm(&r.store);
+        optimizer_step(&r.store, &r.config, s + 1, s + 1, 1e-3, fmin(1, 1 / norm[s]));
     }
     close_run(&r);
 }

@@ -250,7 +250,7 @@ static void test_remedies(void **state)
 
 /* ---- the operations --------------------------------------------------------------------------------------------- */
 
-static bool ranges_reused;
+static bool scales_reused;
 
 /* Two outliers of different sizes, three channels of zeros, and others of sizes that differ: the median is one of half of them. */
 static void make_outliers(float first, float second)
@@ -318,8 +318,8 @@ static void factors_case(bool exact, bool transposed)
     const Tensor saved = exact ? make((Format){ E4M3, 16 }, N, 2 * F) : layer.wide;
     Tensor act = transposed ? make_operand(E4, N, F) : make(E4, N, F);
     act.channel = guarded(sizeof(float) * F);
-    act.range = guarded(sizeof(float));
-    act.range_reused = &ranges_reused;
+    act.scale_amax = guarded(sizeof(float));
+    act.scale_reused = &scales_reused;
     swiglu_forward(act, saved, layer.wide, NO_PRODUCT, exact ? FROM_EXACT : FROM_SAVED);
     const double *factor = expected_factors();
     assert_true(factor[0] < factor[5] && factor[5] < 1 && factor[1] == 1 && factor[F - 1] == 1);
@@ -327,9 +327,9 @@ static void factors_case(bool exact, bool transposed)
     const double *ref = times(layer.act, factor);
     check_operand("act", act, ref, bounds(ref));
     make_outliers(128, 1);
-    ranges_reused = true;
+    scales_reused = true;
     swiglu_forward(act, exact ? saved : layer.wide, layer.wide, NO_PRODUCT, exact ? FROM_EXACT : FROM_SAVED);
-    ranges_reused = false;
+    scales_reused = false;
     expect_factors(act, factor);
     ref = times(layer.act, factor);
     check_codes("act within its range", act, ref, bounds(ref));
@@ -462,16 +462,16 @@ static void test_fused(void **state)
     for (int f = 0; f < WIDTH; f++)
         factor[f] = ldexpf(1, -(f % 11));
     x.fast = dy.fast = true;
-    ranges_reused = true;
+    scales_reused = true;
     for (int i = 0; i < 2; i++) {
         act[i] = make(E4, TOKENS, WIDTH), d[i] = make_operand(E5, TOKENS, 2 * WIDTH), again[i] = make_operand(E4, TOKENS, WIDTH);
         act[i].channel = again[i].channel = guarded(sizeof factor);
         again[i].scale = act[i].scale;
-        act[i].range = guarded(sizeof(float)), d[i].range = guarded(sizeof(float));
-        act[i].range_reused = d[i].range_reused = &ranges_reused;
+        act[i].scale_amax = guarded(sizeof(float)), d[i].scale_amax = guarded(sizeof(float));
+        act[i].scale_reused = d[i].scale_reused = &scales_reused;
         device_put(act[i].channel, factor, sizeof factor);
-        device_put(act[i].range, &range, sizeof range);
-        device_put(d[i].range, &gradient_range, sizeof gradient_range);
+        device_put(act[i].scale_amax, &range, sizeof range);
+        device_put(d[i].scale_amax, &gradient_range, sizeof gradient_range);
     }
     matmul_swiglu(act[0], gate_up[0], wide, x, up);
     matmul_dx_swiglu(d[0], columns_of(again[0]), dact, dy, down, gate_up[0]);
@@ -479,7 +479,7 @@ static void test_fused(void **state)
     swiglu_forward(act[1], gate_up[1], wide, NO_PRODUCT, FROM_EXACT);
     matmul_dx(dact, dy, down, false);
     swiglu_backward(d[1], columns_of(again[1]), dact, NO_PRODUCT, gate_up[1]);
-    ranges_reused = false;
+    scales_reused = false;
     check_same_bytes("act", tensor_snapshot(act[0]), tensor_snapshot(act[1]), tensor_bytes(act[0]) - 12);
     check_same_bytes("gradient", tensor_snapshot(d[0]), tensor_snapshot(d[1]), tensor_bytes(d[0]) - 12);
     const size_t codes = tensor_numel(again[0]);

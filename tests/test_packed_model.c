@@ -38,7 +38,7 @@ static Loader *open_packed(Batch *b)
 {
     char *paths[] = { path };
     const DataSpec spec = { .paths = paths, .num_paths = 1, .itemsize = 2, .sequence_length = T, .vocab_size = 90,
-                            .eos_token_id = EOS, .pad_token_id = -1, .best_fit = true, .again = true };
+                            .eos_token_id = EOS, .pad_token_id = -1, .best_fit = true, .reopened = true };
     Loader *l = loader_open(&spec, B, 0, 1);
     assert_int_equal(loader_instances(l), B);
     assert_true(loader_next(l, b));
@@ -48,7 +48,7 @@ static Loader *open_packed(Batch *b)
 typedef struct {
     Config config;
     Model  model;
-    ParamStore   fsdp;
+    ParamStore   store;
 } Setup;
 
 static void open_model(Setup *s, SmallModel a, int sequences, bool documents)
@@ -56,9 +56,9 @@ static void open_model(Setup *s, SmallModel a, int sequences, bool documents)
     const ModelConfig m = architecture(a);
     model_config(&s->config, &m, "f32", sequences);
     s->config.data.generate_doc_lengths = documents;
-    model_create(&s->model, &s->fsdp, &s->config);
-    fsdp_init(&s->fsdp, &s->config.model, 7);
-    fsdp_empty_grads(&s->fsdp);
+    model_create(&s->model, &s->store, &s->config);
+    store_init(&s->store, &s->config.model, 7);
+    fsdp_empty_grads(&s->store);
 }
 
 typedef struct { double loss; float *gradient; size_t n; } Result;
@@ -66,15 +66,15 @@ typedef struct { double loss; float *gradient; size_t n; } Result;
 static Result result_of(Setup *s)
 {
     Result r = { .loss = take_losses(&s->model).loss };
-    for (int u = 0; u < s->fsdp.num_units; u++) {
-        const size_t count = s->fsdp.shard[u].slice[TRAINED].count;
+    for (int u = 0; u < s->store.num_units; u++) {
+        const size_t count = s->store.shard[u].slice[TRAINED].count;
         if (count == 0)
             continue;
         r.gradient = xrealloc(r.gradient, (r.n + count) * sizeof *r.gradient);
-        device_get(r.gradient + r.n, s->fsdp.shard[u].grad.data, count * sizeof *r.gradient);
+        device_get(r.gradient + r.n, s->store.shard[u].grad.data, count * sizeof *r.gradient);
         r.n += count;
     }
-    model_free(&s->model, &s->fsdp);
+    model_free(&s->model, &s->store);
     return r;
 }
 
@@ -82,7 +82,7 @@ static Result packed(SmallModel a, const Batch *b, bool documents)
 {
     Setup s;
     open_model(&s, a, B, documents);
-    model_step(&s.model, &s.fsdp, b->tokens, b->targets, b->begins, 1.0f / (float)b->labels, 0, PASS_COMPLETE);
+    model_step(&s.model, &s.store, b->tokens, b->targets, b->begins, 1.0f / (float)b->labels, 0, PASS_COMPLETE);
     return result_of(&s);
 }
 
@@ -98,7 +98,7 @@ static Result padded(SmallModel a, const Batch *b)
             tokens[t] = b->tokens[n];
             targets[t++] = b->targets[n++];
         } while (n < B * T && !b->begins[n]);
-        model_step(&s.model, &s.fsdp, tokens, targets, NULL, 1.0f / (float)b->labels, 0,
+        model_step(&s.model, &s.store, tokens, targets, NULL, 1.0f / (float)b->labels, 0,
                    n < B * T ? PASS_ACCUMULATE : PASS_COMPLETE);
     }
     return result_of(&s);
@@ -144,10 +144,10 @@ static void step_of_one(float *losses, Result *r, SmallModel a, const Batch *b, 
     for (int n = 0; n < B * T; n++)
         targets[n] = n >= first && n < end ? b->targets[n] : -1;
     open_model(&s, a, B, true);
-    model_step(&s.model, &s.fsdp, tokens, b->targets, b->begins, 1, 0, PASS_FORWARD);
+    model_step(&s.model, &s.store, tokens, b->targets, b->begins, 1, 0, PASS_FORWARD);
     device_get(losses, s.model.losses, sizeof(float) * B * T);
     take_losses(&s.model);
-    model_step(&s.model, &s.fsdp, tokens, targets, b->begins, 1, 0, PASS_COMPLETE);
+    model_step(&s.model, &s.store, tokens, targets, b->begins, 1, 0, PASS_COMPLETE);
     *r = result_of(&s);
 }
 

@@ -94,7 +94,7 @@ static DataSpec packed_spec(bool split)
 {
     return (DataSpec){ .paths = paths, .num_paths = FILES, .label_mask_paths = masks, .num_label_mask_paths = FILES, .itemsize = 4,
                        .sequence_length = T, .vocab_size = VOCAB, .eos_token_id = -1, .pad_token_id = 0, .shuffle = true,
-                       .seed = 6198, .best_fit = true, .split = split, .metadata = true, .again = true };
+                       .seed = 6198, .best_fit = true, .split = split, .metadata = true, .reopened = true };
 }
 
 /* ---- best fit ------------------------------------------------------------------------------------------------ */
@@ -325,7 +325,7 @@ static void test_windows(void **state)
         ids[i] = i % EACH == EACH - 1 ? 9 : (uint16_t)(10 + i / EACH % 50000);
     write_file(all[0], ids, DOCUMENTS * EACH * sizeof *ids);
     DataSpec spec = { .paths = all, .num_paths = 1, .itemsize = 2, .sequence_length = 4 * EACH + 3, .vocab_size = 1 << 16,
-                      .eos_token_id = 9, .pad_token_id = -1, .best_fit = true, .again = true,
+                      .eos_token_id = 9, .pad_token_id = -1, .best_fit = true, .reopened = true,
                       .beat = count_beats };
     Loader *l = loader_open(&spec, 1000, 0, 1);
     assert_true(windows == 3 && scans == 1);
@@ -355,7 +355,7 @@ static void test_eos_and_metadata(void **state)
     char *file[] = { name_of("eos%d.npy", 0) }, *rows = name_of("eos%d.csv.gz", 0);
     write_file(file[0], ids, sizeof ids);
     DataSpec spec = { .paths = file, .num_paths = 1, .itemsize = 2, .sequence_length = 12, .vocab_size = 10, .eos_token_id = EOS,
-                      .pad_token_id = -1, .again = true };
+                      .pad_token_id = -1, .reopened = true };
     for (int best_fit = 0; best_fit < 2; best_fit++) {
         spec.best_fit = best_fit;
         uint64_t fingerprint[3];

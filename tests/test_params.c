@@ -51,15 +51,15 @@ static void multiply(double *y, const double *x, Matrix m)
 static int linear(double *y, const double *x, const UnitLayout *s, const char *name, int piece, int pieces)
 {
     char a[16], b[16];
-    double low[3 * RANK];
+    double xa[3 * RANK];
     snprintf(a, sizeof a, "%s_a", name);
     snprintf(b, sizeof b, "%s_b", name);
     const Matrix w = cut(s, name, piece, pieces), down = cut(s, a, piece, pieces), up = cut(s, b, piece, pieces);
     multiply(y, x, w);
-    multiply(low, x, down);
+    multiply(xa, x, down);
     for (int r = 0; r < up.rows; r++)
         for (int j = 0; j < RANK; j++)
-            y[r] += low[r / (up.rows / up.p->num_parts) * RANK + j] * up.w[r * RANK + j];
+            y[r] += xa[r / (up.rows / up.p->num_parts) * RANK + j] * up.w[r * RANK + j];
     return w.rows;
 }
 

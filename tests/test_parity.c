@@ -36,7 +36,7 @@ enum { B = 2, T = 16, N = B * T, STEPS = 8 };
 typedef struct {
     Config    config;
     Model     model;
-    ParamStore      fsdp;
+    ParamStore      store;
     SafeFile *golden;
     int       tokens[N], targets[N];
     float     labels;
@@ -74,7 +74,7 @@ static void step(Setup *s, float scale, Pass pass)
 {
     if (s->features)
         model_use_images(&s->model, (ImageRows){ s->rows, F32 });
-    model_step(&s->model, &s->fsdp, s->tokens, s->targets, NULL, scale, 0, pass);
+    model_step(&s->model, &s->store, s->tokens, s->targets, NULL, scale, 0, pass);
 }
 
 static void read_batch(Setup *s)
@@ -121,8 +121,8 @@ static void open_part(Setup *s, const char *name, char **trainable)
     s->name = name;
     s->golden = safetensors_open(path);
     read_batch(s);
-    model_create(&s->model, &s->fsdp, &s->config);
-    assert_false(checkpoint_load(folder, &s->config, &s->fsdp, NULL, true));
+    model_create(&s->model, &s->store, &s->config);
+    assert_false(checkpoint_load(folder, &s->config, &s->store, NULL, true));
 }
 
 static void open_setup(Setup *s, const char *name)
@@ -133,7 +133,7 @@ static void open_setup(Setup *s, const char *name)
 
 static void close_setup(Setup *s)
 {
-    model_free(&s->model, &s->fsdp);
+    model_free(&s->model, &s->store);
     free(s->config.model.lora.base_path);
     free(s->features);
     safetensors_close(s->golden);
@@ -175,7 +175,7 @@ static void check_forward(Setup *s)
 
 static double mean_loss_and_gradients(Setup *s)
 {
-    fsdp_empty_grads(&s->fsdp);
+    fsdp_empty_grads(&s->store);
     step(s, 1 / s->labels, PASS_COMPLETE);
     return take_losses(&s->model).loss / s->labels;
 }
@@ -195,17 +195,17 @@ static void check_gradients(Setup *s)
 {
     int checked = 0, there = 0;
     mean_loss_and_gradients(s);
-    for (int u = 0; u < s->fsdp.num_units; u++) {
+    for (int u = 0; u < s->store.num_units; u++) {
         HfTensor tensor[HF_TENSORS];
-        int count = hf_tensors(tensor, &s->config.model, &s->fsdp.shape[u], u);
+        int count = hf_tensors(tensor, &s->config.model, &s->store.shape[u], u);
         for (int i = 0; i < count; i++) {
             char name[128];
             size_t n = tensor[i].rows * tensor[i].cols;
-            if (s->fsdp.shape[u].param[tensor[i].param].region != TRAINED)
+            if (s->store.shape[u].param[tensor[i].param].region != TRAINED)
                 continue;
             snprintf(name, sizeof name, "grad.%.111s", stored_name(&tensor[i]));
             float *expected = recorded(s, name, "F32", n), *found = malloc(4 * n);
-            device_get(found, (float *)s->fsdp.shard[u].grad.data + hf_first(&s->fsdp.shape[u], &tensor[i]), 4 * n);
+            device_get(found, (float *)s->store.shard[u].grad.data + hf_first(&s->store.shape[u], &tensor[i]), 4 * n);
             check_close(s, name, found, expected, n, 1e-4);
             free(expected), free(found);
             checked++;
@@ -225,8 +225,8 @@ static void check_steps(Setup *s, const char *losses, const float *adamw, double
     s->config.optimizer.weight_decay = adamw[4];
     for (int step = 1; step <= STEPS; step++) {
         found[step - 1] = (float)mean_loss_and_gradients(s);
-        double norm = optimizer_grad_norm(&s->fsdp);
-        optimizer_step(&s->fsdp, &s->config, step, step, adamw[0], fmin(1, 1 / (norm + 1e-6)));
+        double norm = optimizer_grad_norm(&s->store);
+        optimizer_step(&s->store, &s->config, step, step, adamw[0], fmin(1, 1 / (norm + 1e-6)));
     }
     for (int i = 0; i < STEPS; i++)
         check_close(s, "loss of a step", &found[i], &expected[i], 1, bound);
@@ -251,7 +251,7 @@ static double change_error(const Setup *s, const SafeFile *start, int unit, cons
     float *expected = recorded(s, name, "F32", n);
     assert_true(first && first->end - first->begin == 4 * n);
     safetensors_read(start, before, first, 0, 4 * n);
-    device_get(now, (float *)s->fsdp.shard[unit].slice[TRAINED].stored.data + hf_first(&s->fsdp.shape[unit], t), 4 * n);
+    device_get(now, (float *)s->store.shard[unit].slice[TRAINED].stored.data + hf_first(&s->store.shape[unit], t), 4 * n);
     double off = 0, change = 0;
     for (size_t i = 0; i < n; i++) {
         off += ((double)now[i] - expected[i]) * ((double)now[i] - expected[i]);
@@ -266,9 +266,9 @@ static void check_adapters(const Setup *s)
     char path[300];
     snprintf(path, sizeof path, "tests/golden/%s/adapter_model.safetensors", s->name);
     SafeFile *start = safetensors_open(path);
-    for (int u = 0; u < s->fsdp.num_units; u++) {
+    for (int u = 0; u < s->store.num_units; u++) {
         HfTensor tensor[HF_TENSORS];
-        const int count = hf_tensors(tensor, &s->config.model, &s->fsdp.shape[u], u);
+        const int count = hf_tensors(tensor, &s->config.model, &s->store.shape[u], u);
         for (int i = 0; i < count; i++) {
             const double off = tensor[i].adapter || tensor[i].with_adapter ? change_error(s, start, u, &tensor[i]) : 0;
             if (!(off <= 4e-3))
@@ -338,8 +338,8 @@ enum { MOST_ROWS = 64 };
 /* The elements of a tensor that the golden file has. */
 static float *fetch_rows(const Setup *s, const Rows *r)
 {
-    const float *stored = (const float *)s->fsdp.shard[r->unit].slice[TRAINED].stored.data
-        + hf_first(&s->fsdp.shape[r->unit], &r->tensor);
+    const float *stored = (const float *)s->store.shard[r->unit].slice[TRAINED].stored.data
+        + hf_first(&s->store.shape[r->unit], &r->tensor);
     const size_t first = r->embedding ? (size_t)s->tokens[0] : 0, last = r->embedding ? (size_t)s->tokens[1] : r->tensor.rows - 1;
     float *x = malloc(4 * r->count);
     device_get(x, stored + first * r->cols, 4 * r->cols);
@@ -351,9 +351,9 @@ static float *fetch_rows(const Setup *s, const Rows *r)
 static int list_rows(const Setup *s, Rows *all)
 {
     int count = 0;
-    for (int u = 0; u < s->fsdp.num_units; u++) {
+    for (int u = 0; u < s->store.num_units; u++) {
         HfTensor tensor[HF_TENSORS];
-        for (int i = 0, n = hf_tensors(tensor, &s->config.model, &s->fsdp.shape[u], u); i < n; i++) {
+        for (int i = 0, n = hf_tensors(tensor, &s->config.model, &s->store.shape[u], u); i < n; i++) {
             const HfTensor *t = &tensor[i];
             const bool vector = t->rows == 1 || t->cols == 1;
             const size_t cols = vector ? t->rows * t->cols : t->cols;
@@ -398,7 +398,7 @@ static void test_muon(void **state)
     assert_int_equal(count + 1, s.golden->count);
     check_steps(&s, "losses", adamw, 4e-3);
     for (int i = 0; i < count; i++) {
-        const bool matrix = muon_steps(&s.fsdp, &s.fsdp.shape[rows[i].unit].param[rows[i].tensor.param]);
+        const bool matrix = muon_steps(&s.store, &s.store.shape[rows[i].unit].param[rows[i].tensor.param]);
         add_errors(&s, &rows[i], &off[matrix], &change[matrix]);
         free(rows[i].start);
     }

@@ -147,7 +147,7 @@ static void run(Result *s, const Case *k, Stages p, bool whole, int shard_ranks,
                              .pipeline_schedule = p.schedule };
     memory_plan(&m, &f, &c);
     model_place(&m, &f, &c);
-    fsdp_init(&f, &mc, 5);
+    store_init(&f, &mc, 5);
     test_fill_adapters(&f, 6);
     for (int step = 0; step < steps; step++)
         run_step(&m, &f, &c, step, s);

@@ -122,7 +122,7 @@ static void test_many(void **state)
     for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
         Config *c = plan(LLAMA_2, settings[i]);
         const int stages = pipeline_stages(&c->strategy), n = rehearsal_micro_batches(c);
-        const Place place = { memory_mesh(c), 0, 8, 0 };
+        const RankPlace place = { memory_mesh(c), 0, 8, 0 };
         Rehearsal r[2];
         for (int stage = 0; stage < stages; stage++)
             rehearse(&r[stage], &n, 1, c, stage);

@@ -125,19 +125,19 @@ static double forward_loss(const ModelConfig *m, ScalesOf scales)
 {
     Config c;
     Model model;
-    ParamStore fsdp;
+    ParamStore store;
     int tokens[MAX_TOKENS];
     model_config(&c, m, "coat", 1);
     c.recipe.scales = scales;
-    model_create(&model, &fsdp, &c);
-    fsdp_init(&fsdp, m, 3);
+    model_create(&model, &store, &c);
+    store_init(&store, m, 3);
     for (int i = 0; i < 2 * model.N; i++)
         tokens[i] = test_token(1, i, m->vocab_size);
-    model_step(&model, &fsdp, tokens, tokens, NULL, 1, 0, PASS_ACCUMULATE);
+    model_step(&model, &store, tokens, tokens, NULL, 1, 0, PASS_ACCUMULATE);
     take_losses(&model);
-    model_step(&model, &fsdp, tokens + model.N, tokens + model.N, NULL, 1, 0, PASS_FORWARD);
+    model_step(&model, &store, tokens + model.N, tokens + model.N, NULL, 1, 0, PASS_FORWARD);
     const double loss = take_losses(&model).loss;
-    model_free(&model, &fsdp);
+    model_free(&model, &store);
     return loss;
 }
 
@@ -176,7 +176,7 @@ static double evaluated(const ModelConfig *m, const char *recipe, bool columns, 
 {
     Config c;
     Model model;
-    ParamStore fsdp;
+    ParamStore store;
     int tokens[MAX_TOKENS];
     model_config(&c, m, recipe, 1);
     c.eval_only = true;
@@ -184,15 +184,15 @@ static double evaluated(const ModelConfig *m, const char *recipe, bool columns, 
     c.loss_chunk = 5;
     c.recipe.scales = columns ? OF_STEP : OF_MICROBATCH;
     c.recipe.head = columns ? (Format){ E5M2, 0 } : c.recipe.stream;
-    model_create(&model, &fsdp, &c);
-    fsdp_init(&fsdp, m, 3);
+    model_create(&model, &store, &c);
+    store_init(&store, m, 3);
     for (int n = 0; n < model.N; n++)
         tokens[n] = test_token(1, n, m->vocab_size);
     for (int n = 0; n < 2; n++)
-        model_step(&model, &fsdp, tokens, tokens, NULL, 0, 0, PASS_FORWARD);
+        model_step(&model, &store, tokens, tokens, NULL, 0, 0, PASS_FORWARD);
     const double loss = take_losses(&model).loss;
     *bytes = model.bytes.total;
-    model_free(&model, &fsdp);
+    model_free(&model, &store);
     return loss;
 }
 
@@ -231,14 +231,14 @@ static void test_ranges(void **state)
                 const Tensor operand[OPERANDS] = { a->attn_h, a->mlp_h, a->attn_operand, a->swiglu_operand, a->dgate_up,
                                                    a->dqkv_op };
                 for (int o = 0; o < OPERANDS; o++)
-                    range[l * OPERANDS + o] = operand[o].range;
+                    range[l * OPERANDS + o] = operand[o].scale_amax;
             }
             for (int x = 0; x < 2 * OPERANDS; x++) {
                 assert_int_equal(range[x] != NULL, scales == OF_STEP);
                 for (int y = 0; y < x && scales == OF_STEP; y++)
                     assert_ptr_not_equal(range[x], range[y]);
             }
-            assert_null(m.work.dy.range);
+            assert_null(m.work.dy.scale_amax);
             model_free(&m, &f);
         }
 }

@@ -95,9 +95,9 @@ static void test_fp8(void **state)
 /* Adapters against those of f32 on the same base, as decoded from its codes. Every rounding counts once. BF16. A block's forward
  * writes h, qkv, its rotation, the mix, the stream, h, gate and up, act, the stream, and reads 4 matrices; backward writes dact,
  * dgate_up, dh, the stream, datt, dqkv, its rotation, dh, the stream, and reads 4 matrices: 26, and on a GPU attention rounds
- * probabilities twice and the scores' gradients. Four more norms write 8 more. In each of the 8 products A, B, the low product and
- * the sum with the base's GEMM, where the residual is rounded again, are 4. Two blocks and 6 of the head: 2 (26 + 3 + 8 + 8 * 4) +
- * 6 = 144.
+ * probabilities twice and the scores' gradients. Four more norms write 8 more. In each of the 8 products A, B, the product with A
+ * and the sum with the base's GEMM, where the residual is rounded again, are 4. Two blocks and 6 of the head: 2 (26 + 3 + 8 + 8
+ * * 4) + 6 = 144.
  * FP8. Roundings to BF16 do not count. The 16 GEMMs of two blocks read 24 operands in E4M3 and 8 in E5M2, and in COAT's recipes the
  * head's gradient is the product of one more of each. An adapter's gradient is that of a block's tokens times RANK = 8 random
  * numbers. If the tokens' gradients are alike, their root mean square varies by 1/sqrt(2 * 8), in addition to that of 64 tokens:
@@ -221,7 +221,7 @@ static void test_gathered(void **state)
     model_config(&c, &m, "coat", B);
     c.strategy.shard_ranks = 2;
     model_plan(&model, &f, &c, (ShardChoice){ 2, 0, true });
-    const size_t codes = f.shape[1].numel[BASE], embedding = f.shape[0].numel[FROZEN],
+    const size_t codes = f.shape[1].numel[QUANTIZED], embedding = f.shape[0].numel[FROZEN],
         head = f.shape[f.num_units - 1].numel[FROZEN];
     assert_int_equal(f.gathered.used, 2 * codes + 2 * (embedding > head ? embedding : head));
     model_free(&model, &f);
@@ -239,30 +239,30 @@ static Layer run_block(const char *recipe)
     m.n_layers = 1, m.init_std = 0.02;
     Config c;
     Model model;
-    ParamStore fsdp;
+    ParamStore store;
     model_config(&c, &m, recipe, 4);
     c.recipe.grads = (Format){ F32, 0 };
-    model_create(&model, &fsdp, &c);
-    fsdp_init(&fsdp, &m, 3);
+    model_create(&model, &store, &c);
+    store_init(&store, &m, 3);
     Acts *a = &model.acts[0];
     init_normal(a->attn_res, 1, 0, 4, 0);
     float *in = as_floats(a->attn_res);
-    fsdp_gather(&fsdp, 1, FOR_FORWARD);
-    const Unit *w = fsdp_acquire(&fsdp, 1);
+    fsdp_gather(&store, 1, FOR_FORWARD);
+    const Unit *w = fsdp_acquire(&store, 1);
     block_forward(&model, w, a, &model.acts[1]);
     Layer r = { .branches = as_floats(model.acts[1].attn_res), .n = tensor_numel(a->attn_res) };
     for (size_t i = 0; i < r.n; i++)
         r.branches[i] -= in[i];
     init_normal(model.work.dres, 1, 0, 5, 0);
     model.work.dres_amax = NULL;        /* its maximum is unknown */
-    fsdp_gather(&fsdp, 1, FOR_BACKWARD);
-    block_backward(&model, w, fsdp_grads(&fsdp, 1), a, &model.acts[1], true);
+    fsdp_gather(&store, 1, FOR_BACKWARD);
+    block_backward(&model, w, fsdp_grads(&store, 1), a, &model.acts[1], true);
     r.dx = as_floats(model.work.dres);
-    r.dw = as_floats(fsdp.shard[1].grad);
+    r.dw = as_floats(store.shard[1].grad);
     unit_shape(&r.shape, &m, 1, 1);
-    fsdp_release(&fsdp, 1);
+    fsdp_release(&store, 1);
     free(in);
-    model_free(&model, &fsdp);
+    model_free(&model, &store);
     return r;
 }
 

@@ -1,5 +1,5 @@
 /* Invalid or damaged safetensors are not read; and which bytes of a file identify it. test_checkpoint.c reads checkpoints back. */
-#include "model/checkpoint/base_sample.h"
+#include "model/checkpoint/base_fingerprint.h"
 #include "model/checkpoint/safetensors.h"
 #include "tests/saved.h"
 
@@ -65,7 +65,7 @@ static void test_sampled_pages(void **state)
             shell(text("printf x | dd of=%s conv=notrunc bs=1 seek=%zu status=none", path,
                        8 + strlen(header) + (size_t)changed[i - 1]));
         SafeFile *file = safetensors_open(path);
-        sample[i] = base_sample(&(Source){ &file, 1 });
+        sample[i] = base_fingerprint(&(Source){ &file, 1 });
         safetensors_close(file);
     }
     for (int i = 1; i < 4; i++)

@@ -93,7 +93,7 @@ static void check_case(const struct Case *k, long unit, End end)
 static void test_learning_rate(void **state)
 {
     (void)state;
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     for (int i = 0; i < NUM_CASES; i++)
         for (End end = MAX_DURATION; end <= T_MAX; end++) {
             check_case(&cases[i], 1, end);
@@ -105,7 +105,7 @@ static void test_learning_rate(void **state)
 static void test_own_unit(void **state)
 {
     (void)state;
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     const RunLength length = { 1300, 1300 * TOKENS_PER_STEP };
     Config *steps = load_case(&cases[0], 1, MAX_DURATION), *tokens = load_case(&cases[0], TOKENS_PER_STEP, MAX_DURATION);
     assert_true(schedule_lr(steps, length, 700, 5) == schedule_lr(tokens, length, 5, 700 * TOKENS_PER_STEP));
@@ -158,7 +158,7 @@ static void test_clip_warmup(void **state)
                       in_steps[] = "--scheduler={grad_clip_warmup_steps: 1000, grad_clip_warmup_factor: 10}",
                       in_tokens[] = "--scheduler={units: tokens, grad_clip_warmup_steps: 4e9, grad_clip_warmup_factor: 0.5}";
     static const long T = 4000000000;
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     check_clip(clip, in_steps, 1, T, 15);
     check_clip(clip, in_steps, 999, 2 * T, 15);
     check_clip(clip, in_steps, 1000, 2 * T, 15);
@@ -174,7 +174,7 @@ static void test_clip_warmup(void **state)
 static void test_clip_without_warmup(void **state)
 {
     (void)state;
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     for (long step = 1; step <= 2000; step += 999) {
         check_clip("--max_grad_norm=1.5", "--scheduler.t_warmup=10", step, step, 1.5);
         check_clip("--max_grad_norm=1.5", "--scheduler.grad_clip_warmup_factor=10", step, step, 1.5);

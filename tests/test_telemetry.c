@@ -20,7 +20,7 @@ static char folder[] = "/tmp/coat-telemetry-XXXXXX";
 typedef struct {
     Config config;
     Model  model;
-    ParamStore   fsdp;
+    ParamStore   store;
     Log   *log;
     Telemetry *telemetry;
     json_t *line;
@@ -44,10 +44,10 @@ static void small_open(Small *s, SmallModel a, const char *recipe)
 
 static void small_start(Small *s)
 {
-    (s->apart ? model_create_apart : model_create)(&s->model, &s->fsdp, &s->config);
-    fsdp_init(&s->fsdp, &s->config.model, 3);
-    s->log = log_open(&s->config, s->fsdp.shape, (RunLength){ .steps = 10 }, 10, 0, false, 1);
-    s->telemetry = telemetry_open(&s->config, &s->model, &s->fsdp, s->log);
+    (s->apart ? model_create_apart : model_create)(&s->model, &s->store, &s->config);
+    store_init(&s->store, &s->config.model, 3);
+    s->log = log_open(&s->config, s->store.shape, (RunLength){ .steps = 10 }, 10, 0, false, 1);
+    s->telemetry = telemetry_open(&s->config, &s->model, &s->store, s->log);
 }
 
 static json_t *last_line(void)
@@ -75,9 +75,9 @@ static void small_step(Small *s, bool backward)
         tokens[n] = test_token((uint64_t)s->step, (uint64_t)n, s->config.model.vocab_size);
     for (int n = 0; n < N; n++)
         targets[n] = (n + 1) % s->model.attn.T ? tokens[n + 1] : -1;
-    fsdp_empty_grads(&s->fsdp);
+    fsdp_empty_grads(&s->store);
     telemetry_watch(s->telemetry, s->step);
-    model_step(&s->model, &s->fsdp, tokens, targets, NULL, 1.0f / (float)N, 0, backward ? PASS_COMPLETE : PASS_FORWARD);
+    model_step(&s->model, &s->store, tokens, targets, NULL, 1.0f / (float)N, 0, backward ? PASS_COMPLETE : PASS_FORWARD);
     assert_null(s->model.observe);
     telemetry_write(s->telemetry, s->step, 1);
     json_decref(s->line);
@@ -87,7 +87,7 @@ static void small_step(Small *s, bool backward)
 
 static void small_update(Small *s)
 {
-    optimizer_step(&s->fsdp, &s->config, s->step, s->step, 1e-2, 1);
+    optimizer_step(&s->store, &s->config, s->step, s->step, 1e-2, 1);
 }
 
 static void remove_metrics(void)
@@ -102,7 +102,7 @@ static void small_close(Small *s)
     json_decref(s->line);
     telemetry_close(s->telemetry);
     log_close(s->log);
-    model_free(&s->model, &s->fsdp);
+    model_free(&s->model, &s->store);
     remove_metrics();
 }
 
@@ -326,7 +326,7 @@ static void test_outliers(void **state)
         small_start(&s);
         static const float sizes[] = { 20, 20, 0.01f, 20 };
         for (int i = 0; i < 4; i++) {
-            grow_outlier(&s.fsdp, sizes[i]);
+            grow_outlier(&s.store, sizes[i]);
             const char *text = printed_by_step(&s);
             const double largest = metric(&s, "quant/act/1/largest_channel");
             const bool expected = !by_channel && (i == 0 || i == 3);
@@ -363,15 +363,15 @@ static void test_moments(void **state)
         size_t differ = 0, codes = 0;
         double sum[2] = { 0 }, beta[2] = { (float)0.9, (float)0.95 };
         int matrices = 0;
-        Shard *shard = &s.fsdp.shard[1];
+        Shard *shard = &s.store.shard[1];
         const size_t count = shard->slice[TRAINED].count;
         const size_t group = (size_t)shard->state[0].format.group;
         const double *g = all(shard->grad);
         Sample old[2] = { sample_fetch(shard->state[0], 0, count), sample_fetch(shard->state[1], 0, count) };
         small_update(&s);
         Sample new[2] = { sample_fetch(shard->state[0], 0, count), sample_fetch(shard->state[1], 0, count) };
-        for (int p = 0; p < s.fsdp.shape[1].num_params; p++) {
-            const Param *param = &s.fsdp.shape[1].param[p];
+        for (int p = 0; p < s.store.shape[1].num_params; p++) {
+            const Param *param = &s.store.shape[1].param[p];
             size_t at = param->offset, n = (size_t)param->rows * (size_t)param->cols;
             n = n < 8192 ? n : 8192;
             if (param->is_vector)
@@ -466,12 +466,12 @@ static void test_no_side_effects(void **state)
         for (int n = 0; n < s.model.N; n++)
             tokens[n] = targets[n] = n % 90;
         for (long step = 1; step <= 4; step++) {
-            fsdp_empty_grads(&s.fsdp);
+            fsdp_empty_grads(&s.store);
             telemetry_watch(s.telemetry, step);
-            model_step(&s.model, &s.fsdp, tokens, targets, NULL, 0.01f, 0, PASS_COMPLETE);
+            model_step(&s.model, &s.store, tokens, targets, NULL, 0.01f, 0, PASS_COMPLETE);
             loss[interval] = take_losses(&s.model).loss;
             telemetry_write(s.telemetry, step, 1);
-            optimizer_step(&s.fsdp, &s.config, step, step, 1e-2, 1);
+            optimizer_step(&s.store, &s.config, step, step, 1e-2, 1);
         }
         json_t *line = last_line();
         assert_int_equal(line != NULL, interval);

@@ -141,7 +141,7 @@ static void run_steps(Result *s, const Case *k, Ways w, bool shares)
     const ModelConfig m = model_of(k);
     Config c;
     Model model = { 0 };
-    ParamStore fsdp = { 0 };
+    ParamStore store = { 0 };
     model_config(&c, &m, k->recipe, MICRO);
     c.data.generate_doc_lengths = k->documents;
     c.recipe.keep = k->keep ? (Keep)k->keep : c.recipe.keep;
@@ -149,32 +149,32 @@ static void run_steps(Result *s, const Case *k, Ways w, bool shares)
         c.recipe.stream = c.recipe.qkv = c.recipe.att = c.recipe.grads = (Format){ F32, 0, false };
     c.strategy = (Strategy){ .shard_ranks = w.shard, .context_ranks = w.context, .tensor_ranks = w.tensor };
     divide_in_tensor(1, w.shard, w.context, w.tensor);
-    memory_plan(&model, &fsdp, &c);
-    model_place(&model, &fsdp, &c);
-    fsdp_init(&fsdp, &m, 5);
-    test_fill_adapters(&fsdp, 6);
-    fsdp_zero_states(&fsdp);
+    memory_plan(&model, &store, &c);
+    model_place(&model, &store, &c);
+    store_init(&store, &m, 5);
+    test_fill_adapters(&store, 6);
+    store_zero_states(&store);
     shared_rows = shares ? model.rows : 0;
-    run_micro_batches(&model, &fsdp, s);
-    s->units = fsdp.num_units;
+    run_micro_batches(&model, &store, s);
+    s->units = store.num_units;
     for (int u = 0; u < s->units; u++)
-        s->grad[u] = whole_unit(&fsdp, u, true);
+        s->grad[u] = whole_unit(&store, u, true);
     const Tensor h = model.acts[0].attn_h;
     if (h.data_t && c.recipe.keep == KEEP_ALL) {
         device_get(s->codes, h.data_t, sizeof s->codes);
         device_get(&s->scale, h.scale, sizeof s->scale);
     }
-    const bool steps = fsdp.recipe.master.dtype == F32 && strcmp(k->recipe, "f32") == 0;
+    const bool steps = store.recipe.master.dtype == F32 && strcmp(k->recipe, "f32") == 0;
     for (int i = 0; i < STEPS && steps; i++) {
         Result next;
-        optimizer_step(&fsdp, &c, i + 1, i + 1, 1e-3, 1);
-        run_micro_batches(&model, &fsdp, &next);
+        optimizer_step(&store, &c, i + 1, i + 1, 1e-3, 1);
+        run_micro_batches(&model, &store, &next);
         memcpy(s->loss, next.loss, sizeof next.loss);
     }
     shared_rows = 0;
     for (int u = 0; u < s->units; u++)
-        s->weight[u] = steps ? whole_unit(&fsdp, u, false) : NULL;
-    model_free(&model, &fsdp);
+        s->weight[u] = steps ? whole_unit(&store, u, false) : NULL;
+    model_free(&model, &store);
 }
 
 /* ---- comparisons ------------------------------------------------------------------------------------------------- */

@@ -46,12 +46,12 @@ static void check_ranges(const Model *m, bool after)
     const Tensor t[] = { m->acts[0].mlp_h, m->acts[0].swiglu_operand, m->acts[0].dgate_up };
     for (int i = 0; i < 3; i++) {
         float range = unwritten;
-        if (!t[i].range)
+        if (!t[i].scale_amax)
             continue;
         if (after)
-            device_get(&range, t[i].range, sizeof range);
+            device_get(&range, t[i].scale_amax, sizeof range);
         else
-            device_put(t[i].range, &unwritten, sizeof unwritten);
+            device_put(t[i].scale_amax, &unwritten, sizeof unwritten);
         assert_true(range == unwritten);
     }
 }
@@ -70,7 +70,7 @@ static Result step(const ModelConfig *m, const char *recipe, Keep keep, int tile
     c.mlp_tile = tile;
     model_create(&model, &f, &c);
     assert_int_equal(model.N, N);
-    fsdp_init(&f, &c.model, 8);
+    store_init(&f, &c.model, 8);
     test_fill_adapters(&f, 9);
     fsdp_empty_grads(&f);
     if (model.tile < N && keep_recomputes(keep))

@@ -51,7 +51,7 @@ static Config config_of(const Case *k, const ModelConfig *model, const Setting *
     c.global_train_batch_size = MICRO_BATCHES * comm_size() / (s->stages * s->context * s->tensor);
     c.strategy = (Strategy){ .shard_ranks = s->shard * s->context, .gathering = s->gathering, .grad_sum = s->sum,
                              .context_ranks = s->context, .tensor_ranks = s->tensor, .pipeline_stages = s->stages, .pipeline_chunks = 1 };
-    c.host.moments = c.host.master = c.host.base = k->host;
+    c.host.moments = c.host.master = c.host.frozen = k->host;
     return c;
 }
 
@@ -82,7 +82,7 @@ static void measure(size_t sent[NUM_SENT], Model *m, ParamStore *f, const Config
     size_t before[NUM_SENT];
     memory_plan(m, f, c);
     model_place(m, f, c);
-    fsdp_init(f, &c->model, 5);
+    store_init(f, &c->model, 5);
     step(m, f, c);
     read_sent(before);
     step(m, f, c);
@@ -102,7 +102,7 @@ static size_t layers(const ParamStore *f)
 {
     size_t n = 0;
     for (int u = 0; u < f->num_units; u++)
-        n += f->shape[u].kind->is_layer && fsdp_holds(f, u);
+        n += f->shape[u].kind->is_layer && store_holds(f, u);
     return n;
 }
 
@@ -158,7 +158,7 @@ static void check_formulas(const size_t sent[NUM_SENT], const Model *m, const Pa
     assert_int_equal(sent[SENT_SCATTERED_SUMS], scattered(m, f, c, k->modules != 0));
     assert_int_equal(sent[SENT_MESSAGES], messages(m, f, c));
     assert_int_equal(sent[SENT_EXCHANGES], exchanges(m, f, c));
-    if (f->kept == f->num_units && !format_is_fp8(c->recipe.operand) && !k->modules)
+    if (f->resident == f->num_units && !format_is_fp8(c->recipe.operand) && !k->modules)
         assert_int_equal(sent[SENT_GATHERS], gathers(m, f, c));
     assert_true(comm_size() > 1 || sent[SENT_GATHERS] + sent[SENT_SUMS] + sent[SENT_HOST_VALUES] == 0);
 }

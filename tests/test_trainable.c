@@ -14,7 +14,7 @@ static void open_with(Run *r, char *pattern, const char *recipe)
     r->config.trainable = &patterns[used++ % 8];
     r->config.num_trainable = pattern != NULL;
     place(r);
-    fsdp_init(&r->fsdp, &r->config.model, 3);
+    store_init(&r->store, &r->config.model, 3);
 }
 
 /* States belong to the weights that were trained. */
@@ -47,9 +47,9 @@ static void test_rounding(void **state)
     open_with(&saved, NULL, "f32");
     save(&saved, 10);
     open_with(&loaded, "*.mlp.*", "bf16");
-    DIES("warning: ", checkpoint_load(step_folder(&saved, 10), &loaded.config, &loaded.fsdp, &s, false); die("loaded"));
+    DIES("warning: ", checkpoint_load(step_folder(&saved, 10), &loaded.config, &loaded.store, &s, false); die("loaded"));
     DIES("model.safetensors: tensors that are not trained are stored as F32 there and rounded to bf16 here; --format.frozen=f32 keeps",
-         checkpoint_load(step_folder(&saved, 10), &loaded.config, &loaded.fsdp, &s, false); die("loaded"));
+         checkpoint_load(step_folder(&saved, 10), &loaded.config, &loaded.store, &s, false); die("loaded"));
     close_run(&saved);
     close_run(&loaded);
     release();
@@ -73,7 +73,7 @@ static void test_configuration(void **state)
     static char text_of[1 << 16];
     needs_fork();
     assert_int_equal(try_make_folder(NULL), 0);
-    try_write(try_path, try_base);
+    try_write(try_path, try_complete);
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         assert_false(try_printed(text_of, sizeof text_of, 2, 1, table[i].a, table[i].b));
         try_contains(text_of, table[i].message);

@@ -39,7 +39,7 @@ static const struct { const char *name; int groups; Gathering gathering; GradSum
 };
 enum { NUM_STRATEGIES = sizeof strategies / sizeof strategies[0] };
 
-typedef struct { Config config; Model model; ParamStore fsdp; ModelConfig m; } Run;
+typedef struct { Config config; Model model; ParamStore store; ModelConfig m; } Run;
 
 static void open_run(Run *r, int choice, int recipe, int strategy, bool all)
 {
@@ -53,14 +53,14 @@ static void open_run(Run *r, int choice, int recipe, int strategy, bool all)
     r->config.trainable = (char **)choices[choice].patterns;
     r->config.num_trainable = all ? 0 : choices[choice].count;
     divide(r->config.strategy.shard_ranks);
-    memory_plan(&r->model, &r->fsdp, &r->config);
-    model_place(&r->model, &r->fsdp, &r->config);
-    fsdp_init(&r->fsdp, &r->config.model, 5);
+    memory_plan(&r->model, &r->store, &r->config);
+    model_place(&r->model, &r->store, &r->config);
+    store_init(&r->store, &r->config.model, 5);
 }
 
 static double train(Run *r, int first, int steps)
 {
-    return train_steps(&r->model, &r->fsdp, &r->config, first, steps);
+    return train_steps(&r->model, &r->store, &r->config, first, steps);
 }
 
 /* n elements of a tensor in device memory, as doubles, exactly. */
@@ -88,11 +88,11 @@ typedef struct {
 static State *take(const Run *r, bool grads)
 {
     State *state = calloc(1, sizeof *state);
-    assert_true(state && r->fsdp.num_units <= MAX_UNITS);
-    for (int u = 0; u < r->fsdp.num_units; u++)
-        for (int i = 0; i < r->fsdp.shape[u].num_params; i++) {
-            const Shard *s = &r->fsdp.shard[u];
-            const Param *p = &r->fsdp.shape[u].param[i];
+    assert_true(state && r->store.num_units <= MAX_UNITS);
+    for (int u = 0; u < r->store.num_units; u++)
+        for (int i = 0; i < r->store.shape[u].num_params; i++) {
+            const Shard *s = &r->store.shard[u];
+            const Param *p = &r->store.shape[u].param[i];
             const size_t numel = (size_t)p->rows * (size_t)p->cols;
             size_t first, n = shard_part(s, p, &first);
             double *x = state->x[u][p->id] = calloc(numel, sizeof *x);
@@ -148,23 +148,23 @@ static void strategy_case(int choice, int recipe, int strategy)
 {
     Run r;
     open_run(&r, choice, recipe, strategy, true);
-    const size_t bytes = model_planned_bytes(&r.model, &r.fsdp);
-    forward_backward(&r.model, &r.fsdp, &r.config, 0, 1);
+    const size_t bytes = model_planned_bytes(&r.model, &r.store);
+    forward_backward(&r.model, &r.store, &r.config, 0, 1);
     State *all = take(&r, true);
-    model_free(&r.model, &r.fsdp);
+    model_free(&r.model, &r.store);
 
     open_run(&r, choice, recipe, strategy, false);
-    assert_int_equal(r.fsdp.first_trained, choices[choice].first_trained);
-    assert_true(model_planned_bytes(&r.model, &r.fsdp) < bytes);
+    assert_int_equal(r.store.first_trained, choices[choice].first_trained);
+    assert_true(model_planned_bytes(&r.model, &r.store) < bytes);
     State *before = take(&r, false);
-    forward_backward(&r.model, &r.fsdp, &r.config, 0, 1);
+    forward_backward(&r.model, &r.store, &r.config, 0, 1);
     State *some = take(&r, true);
     if (on_cpu() || comm_size() <= 2)
         check_trained(some, all, strategies[strategy].name);
     train(&r, 0, STEPS);
     State *after = take(&r, false);
     check_frozen(after, before);
-    model_free(&r.model, &r.fsdp);
+    model_free(&r.model, &r.store);
     drop(all), drop(some), drop(before), drop(after);
 }
 
@@ -197,21 +197,21 @@ static void test_checkpoint(void **state)
         r.config.save_num_checkpoints_to_keep = -1;
         r.config.text = "run_name: test\n";
         TrainState s = { .step = STEPS, .updates = STEPS }, loaded = { 0 };
-        checkpoint_begin(&r.config, &r.fsdp, &s, CHECKPOINT_FILE_BYTES);
+        checkpoint_begin(&r.config, &r.store, &s, CHECKPOINT_FILE_BYTES);
         checkpoint_finish();
         const double expected = train(&r, STEPS, STEPS);
         State *after = take(&r, false);
-        model_free(&r.model, &r.fsdp);
+        model_free(&r.model, &r.store);
 
         open_run(&r, 0, i, 0, false);
-        assert_true(checkpoint_load(path, &r.config, &r.fsdp, &loaded, true));
+        assert_true(checkpoint_load(path, &r.config, &r.store, &loaded, true));
         assert_int_equal(loaded.step, STEPS);
         const double found = train(&r, STEPS, STEPS);
         State *again = take(&r, false);
         assert_memory_equal(&expected, &found, sizeof found);
         check_trained(after, again, "a resumed run");
         check_frozen(again, before);
-        model_free(&r.model, &r.fsdp);
+        model_free(&r.model, &r.store);
         drop(before), drop(after), drop(again);
     }
     assert_int_equal(remove_shared(NULL), 0);

@@ -9,7 +9,7 @@
 
 enum { TOKENS = 32 };
 
-typedef struct { Config config; Model model; ParamStore fsdp; } Trainer;
+typedef struct { Config config; Model model; ParamStore store; } Trainer;
 
 static ModelConfig model_of(bool with_mapping)
 {
@@ -23,8 +23,8 @@ static void open_trainer(Trainer *t, const ModelConfig *m, const char *recipe)
     *t = (Trainer){ 0 };
     model_config(&t->config, m, recipe, 2);
     t->config.text = "run_name: test\n";
-    model_create(&t->model, &t->fsdp, &t->config);
-    fsdp_init(&t->fsdp, &t->config.model, 5);
+    model_create(&t->model, &t->store, &t->config);
+    store_init(&t->store, &t->config.model, 5);
 }
 
 /* The summed loss of a micro-batch, and the gradients. */
@@ -35,15 +35,15 @@ static double pass(Trainer *t)
         tokens[n] = test_token(1, (uint64_t)n, t->config.model.vocab_size);
     for (int n = 0; n < TOKENS; n++)
         targets[n] = n % 16 == 15 ? -1 : tokens[n + 1];
-    fsdp_empty_grads(&t->fsdp);
-    model_step(&t->model, &t->fsdp, tokens, targets, NULL, 1.0f / 30, 0, PASS_COMPLETE);
+    fsdp_empty_grads(&t->store);
+    model_step(&t->model, &t->store, tokens, targets, NULL, 1.0f / 30, 0, PASS_COMPLETE);
     return take_losses(&t->model).loss;
 }
 
 static double train_step(Trainer *t, int step)
 {
-    const double loss = pass(t), norm = optimizer_grad_norm(&t->fsdp);
-    optimizer_step(&t->fsdp, &t->config, step, step, 1e-2, fmin(1, 1 / norm));
+    const double loss = pass(t), norm = optimizer_grad_norm(&t->store);
+    optimizer_step(&t->store, &t->config, step, step, 1e-2, fmin(1, 1 / norm));
     return loss;
 }
 
@@ -71,16 +71,16 @@ static Tensor stored(const ParamStore *f, int u, int param)
 
 static void copy_unit(const Trainer *to, int u, const Trainer *from, int v)
 {
-    for (int i = 0; i < from->fsdp.shape[v].num_params; i++)
-        device_copy(stored(&to->fsdp, u, i).data, stored(&from->fsdp, v, i).data, tensor_bytes(stored(&from->fsdp, v, i)));
+    for (int i = 0; i < from->store.shape[v].num_params; i++)
+        device_copy(stored(&to->store, u, i).data, stored(&from->store, v, i).data, tensor_bytes(stored(&from->store, v, i)));
 }
 
 static void check_same_grads(const Trainer *a, int u, const Trainer *b, int v)
 {
-    const size_t n = tensor_bytes(a->fsdp.shard[u].grad);
+    const size_t n = tensor_bytes(a->store.shard[u].grad);
     void *x = keep(n), *y = keep(n);
-    device_get(x, a->fsdp.shard[u].grad.data, n);
-    device_get(y, b->fsdp.shard[v].grad.data, n);
+    device_get(x, a->store.shard[u].grad.data, n);
+    device_get(y, b->store.shard[v].grad.data, n);
     assert_memory_equal(x, y, n);
 }
 
@@ -96,14 +96,14 @@ static void test_identity(void **state)
         open_trainer(&b, &m, recipes[r]);
         for (int u = 0; u < 4; u++)
             copy_unit(&b, u ? u + 1 : 0, &a, u);
-        device_zero(stored(&b.fsdp, 1, 0).data, tensor_bytes(stored(&b.fsdp, 1, 0)));
-        fsdp_loaded(&b.fsdp);
+        device_zero(stored(&b.store, 1, 0).data, tensor_bytes(stored(&b.store, 1, 0)));
+        store_loaded(&b.store);
         const double expected = pass(&a), loss = pass(&b);
         assert_memory_equal(&loss, &expected, sizeof loss);
         for (int u = 0; u < 4; u++)
             check_same_grads(&b, u ? u + 1 : 0, &a, u);
-        model_free(&a.model, &a.fsdp);
-        model_free(&b.model, &b.fsdp);
+        model_free(&a.model, &a.store);
+        model_free(&b.model, &b.store);
     }
 }
 
@@ -119,7 +119,7 @@ static void test_saved(void **state)
     const double first = train_step(&t, 1);
     assert_true(train_step(&t, 2) < first);
     const TrainState s = state_of(2);
-    checkpoint_begin(&t.config, &t.fsdp, &s, CHECKPOINT_FILE_BYTES);
+    checkpoint_begin(&t.config, &t.store, &s, CHECKPOINT_FILE_BYTES);
     checkpoint_finish();
     const char *folder = text("%s/mapped/step2", root);
     SafeFile *file = safetensors_open(text("%s/model.safetensors", folder));
@@ -129,12 +129,12 @@ static void test_saved(void **state)
 
     open_trainer(&loaded, &m, "coat");
     TrainState back;
-    assert_true(checkpoint_load(folder, &loaded.config, &loaded.fsdp, &back, true));
+    assert_true(checkpoint_load(folder, &loaded.config, &loaded.store, &back, true));
     const double next = train_step(&t, 3), same = train_step(&loaded, 3);
     assert_memory_equal(&next, &same, sizeof next);
     free(t.config.save_folder);
-    model_free(&t.model, &t.fsdp);
-    model_free(&loaded.model, &loaded.fsdp);
+    model_free(&t.model, &t.store);
+    model_free(&loaded.model, &loaded.store);
 }
 
 /* If only this unit is trained, backward ends there. */
@@ -147,12 +147,12 @@ static void test_trained_alone(void **state)
     model_config(&t.config, &m, "f32", 2);
     t.config.trainable = &pattern;
     t.config.num_trainable = 1;
-    model_create(&t.model, &t.fsdp, &t.config);
-    fsdp_init(&t.fsdp, &t.config.model, 5);
-    assert_int_equal(t.fsdp.first_trained, 1);
+    model_create(&t.model, &t.store, &t.config);
+    store_init(&t.store, &t.config.model, 5);
+    assert_int_equal(t.store.first_trained, 1);
     const double first = train_step(&t, 1);
     assert_true(train_step(&t, 2) < first);
-    model_free(&t.model, &t.fsdp);
+    model_free(&t.model, &t.store);
 }
 
 int main(void)

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 /* A complete file. Tests change lines of it. */
-const char try_base[] =
+const char try_complete[] =
     "run_name: try\n"
     "seed: 6198\n"
     "model:\n"
@@ -111,7 +111,7 @@ int try_write_changed(const char *line, const char *with)
 {
     char text[4096] = "";
     int number = 0, found = 0;
-    for (const char *c = try_base; *c; number++) {
+    for (const char *c = try_complete; *c; number++) {
         size_t length = strcspn(c, "\n") + 1, indent = strspn(c, " ");
         if (line && strncmp(c + indent, line, strlen(line)) == 0) {
             snprintf(text + strlen(text), sizeof text - strlen(text), "%.*s%s\n", (int)indent, c, with);

@@ -4,7 +4,7 @@
 #include "model/config/table.h"
 
 extern char try_folder[64], try_path[128];       /* a temporary folder; the file x.yaml in it that try_load reads */
-extern const char try_base[];                    /* a complete file */
+extern const char try_complete[];                /* a complete file */
 extern const char try_published[];               /* the spellings of OLMo's and COAT's published files, shortened */
 
 int  try_make_folder(void **state);
@@ -16,8 +16,8 @@ void try_contains(const char *text, const char *part);         /* asserts it */
  * The rest of its wording may change. */
 void try_names(const char *text, const char *names);
 
-/* Writes try_base with the line that starts with `line` (after its indentation) replaced by `with`, or with that added at the end
- * if `line` is NULL. Returns the number of that line. */
+/* Writes try_complete with the line that starts with `line` (after its indentation) replaced by `with`, or with that added at the
+ * end if `line` is NULL. Returns the number of that line. */
 int try_write_changed(const char *line, const char *with);
 
 /* config_load of the file at try_path with up to four arguments. */

@@ -52,7 +52,7 @@ void channels_multiply(Tensor act, float *values)
 
 void channels_apply(Tensor act, float *values)
 {
-    if (act.channel && !range_is_reused(act))
+    if (act.channel && !scale_is_reused(act))
         choose(act, values, cpu_scratch(2, (size_t)act.cols));
     channels_multiply(act, values);
 }

@@ -11,7 +11,7 @@
 
 /* ---- tensors as floats; parts of them: values.h --------------------------------------------------------- */
 
-float scale_within_range(Tensor t, float amax);      /* S of an FP8 t of group 0 with max|t| = amax; updates t's range */
+float scale_within_range(Tensor t, float amax);      /* S of an FP8 t of group 0 with max|t| = amax; updates t's scale_amax */
 
 void transpose_codes(Tensor t);                 /* data_t from data, unless data_t is NULL */
 
@@ -22,11 +22,11 @@ float *tensor_result(Tensor t, int slot);       /* memory for new values */
 void   tensor_finish(Tensor t, const float *values);        /* stores them in t, with scales and data_t */
 
 /* The same, but an FP8 t of group 0 keeps its scale; its data or data_t may be NULL: not written. */
-void   tensor_finish_again(Tensor t, const float *values);
+void   tensor_finish_scaled(Tensor t, const float *values);
 
 /* ---- factors of columns: swiglu_forward in kernels.h; without `channel` they do nothing ------------------------- */
 
-void channels_apply   (Tensor act, float *values);      /* chooses act.channel, unless its range is kept, and multiplies values */
+void channels_apply   (Tensor act, float *values);      /* chooses act.channel, unless its scale is reused, and multiplies values */
 void channels_multiply(Tensor act, float *values);      /* multiplies values by act.channel */
 
 /* A vector of gradients that accumulates in double. start_sum: the sum so far, `values` or 0 if t is empty, in scratch memory of

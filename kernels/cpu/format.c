@@ -41,7 +41,7 @@ void tensor_finish(Tensor t, const float *values)
     transpose_codes(t);
 }
 
-void tensor_finish_again(Tensor t, const float *values)
+void tensor_finish_scaled(Tensor t, const float *values)
 {
     if (!format_is_fp8(t.format) || t.format.group) {
         tensor_finish(t, values);

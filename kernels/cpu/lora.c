@@ -5,12 +5,12 @@
 
 #include "kernels/cpu/cpu.h"
 
-/* A part of m, for columns first .. of the wide tensor and low .. of the low one: element (c,j) is w[c * ld + j], or w[j * ld + c]
+/* A part of m, for columns first .. of the wide tensor and from `xa` on of xa: element (c,j) is w[c * ld + j], or w[j * ld + c]
  * if transposed. */
-typedef struct { float *w; bool transposed; int ld, first, width, low; } Block;
+typedef struct { float *w; bool transposed; int ld, first, width, xa; } Block;
 
 /* Part i of m with values w. r: rank of a part. */
-static Block block_of(LowRank m, float *w, int i, int r)
+static Block block_of(LoraMatrix m, float *w, int i, int r)
 {
     if (!m.is_b)
         return (Block){ w, true, m.w.cols, 0, m.w.cols, 0 };
@@ -20,23 +20,23 @@ static Block block_of(LowRank m, float *w, int i, int r)
     return (Block){ w + (size_t)row * (size_t)r, false, r, m.part[i].first, m.part[i].width, i * r };
 }
 
-void backend_lora_narrow(Tensor low, Tensor x, LowRank m, float scale)
+void backend_lora_narrow(Tensor xa, Tensor x, LoraMatrix m, float scale)
 {
-    const int N = x.rows, C = x.cols, r = check_lora_narrow(low, x, m);
+    const int N = x.rows, C = x.cols, r = check_lora_narrow(xa, x, m);
     const float *input = tensor_values(x, 0);
-    float *w = tensor_values(m.w, 1), *output = tensor_result(low, 2);
+    float *w = tensor_values(m.w, 1), *output = tensor_result(xa, 2);
     for (int i = 0; i < m.num_parts; i++) {
         const Block b = block_of(m, w, i, r);
         cblas_sgemm(CblasRowMajor, CblasNoTrans, b.transposed ? CblasTrans : CblasNoTrans, N, r, b.width, scale,
-                    input + b.first, C, b.w, b.ld, 0, output + b.low, low.cols);
+                    input + b.first, C, b.w, b.ld, 0, output + b.xa, xa.cols);
     }
-    tensor_finish(low, output);
+    tensor_finish(xa, output);
 }
 
-void backend_lora_widen(Tensor y, Tensor low, LowRank m, Tensor add)
+void backend_lora_widen(Tensor y, Tensor xa, LoraMatrix m, Tensor add)
 {
-    const int N = y.rows, C = y.cols, r = check_lora_widen(y, low, m, add);
-    const float *input = tensor_values(low, 0), *start = tensor_values(add, 1);
+    const int N = y.rows, C = y.cols, r = check_lora_widen(y, xa, m, add);
+    const float *input = tensor_values(xa, 0), *start = tensor_values(add, 1);
     float *w = tensor_values(m.w, 2), *output = tensor_result(y, 3);
     if (!start)
         memset(output, 0, tensor_numel(y) * sizeof *output);
@@ -45,27 +45,27 @@ void backend_lora_widen(Tensor y, Tensor low, LowRank m, Tensor add)
     for (int i = 0; i < m.num_parts; i++) {
         const Block b = block_of(m, w, i, r);
         cblas_sgemm(CblasRowMajor, CblasNoTrans, b.transposed ? CblasNoTrans : CblasTrans, N, b.width, r, 1,
-                    input + b.low, low.cols, b.w, b.ld, 1, output + b.first, C);
+                    input + b.xa, xa.cols, b.w, b.ld, 1, output + b.first, C);
     }
     tensor_finish(y, output);
 }
 
-void backend_lora_dw(LowRank dm, Tensor low, Tensor x)
+void backend_lora_dw(LoraMatrix dm, Tensor xa, Tensor x)
 {
     if (!dm.w.data)
         return;
-    const int N = x.rows, C = x.cols, r = check_lora_dw(dm, low, x);
-    const float *narrow = tensor_values(low, 0), *wide = tensor_values(x, 1);
+    const int N = x.rows, C = x.cols, r = check_lora_dw(dm, xa, x);
+    const float *narrow = tensor_values(xa, 0), *wide = tensor_values(x, 1);
     float *output = dm.w.empty ? tensor_result(dm.w, 2) : tensor_values(dm.w, 2);
     const float beta = dm.w.empty ? 0 : 1;
     for (int i = 0; i < dm.num_parts; i++) {
         const Block b = block_of(dm, output, i, r);
         if (b.transposed)
-            cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, r, b.width, N, 1, narrow + b.low, low.cols,
+            cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, r, b.width, N, 1, narrow + b.xa, xa.cols,
                         wide + b.first, C, beta, b.w, b.ld);
         else
             cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, b.width, r, N, 1, wide + b.first, C,
-                        narrow + b.low, low.cols, beta, b.w, b.ld);
+                        narrow + b.xa, xa.cols, beta, b.w, b.ld);
     }
     tensor_finish(dm.w, output);
 }

@@ -96,7 +96,7 @@ void backend_nf4_dequantize(Tensor y, Nf4 x)
         group += nf4_groups((size_t)x.rows[i], (size_t)y.cols);
         first += n;
     }
-    tensor_finish_again(y, values);
+    tensor_finish_scaled(y, values);
 }
 
 void backend_nf4_amax(float *amax, Nf4 x, int cols, size_t first, size_t count)

@@ -48,12 +48,12 @@ void backend_norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tenso
     tensor_finish(y, output);
 }
 
-void backend_norm_again(Tensor y, Tensor x, const float *stats, Tensor w)
+void backend_norm_recompute(Tensor y, Tensor x, const float *stats, Tensor w)
 {
     const int N = x.rows, C = x.cols;
     CHECK_TENSOR(x, N, C);
     CHECK_OPTIONAL(w, 1, C);
-    CHECK(tensor_exists(y) && y.rows == N && y.cols == C, "norm_again: y is (%d, %d); expected (%d, %d)", y.rows, y.cols, N, C);
+    CHECK(tensor_exists(y) && y.rows == N && y.cols == C, "norm_recompute: y is (%d, %d); expected (%d, %d)", y.rows, y.cols, N, C);
     const float *input = tensor_values(x, 0), *weight = tensor_values(w, 1);
     float *output = tensor_result(y, 3);
     for (int n = 0; n < N; n++)
@@ -61,7 +61,7 @@ void backend_norm_again(Tensor y, Tensor x, const float *stats, Tensor w)
             size_t i = (size_t)n * (size_t)C + (size_t)c;
             output[i] = (input[i] - stats[2 * n]) * stats[2 * n + 1] * (weight ? weight[c] : 1);
         }
-    tensor_finish_again(y, output);
+    tensor_finish_scaled(y, output);
 }
 
 /* dx[0..C) = [dx +] gradient of one row; dw += unless NULL. */

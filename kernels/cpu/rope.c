@@ -97,13 +97,13 @@ static void rotate_rows(Tensor y, float *stats, Tensor x, bool by_head, Tensor q
     tensor_finish(y, output);
 }
 
-void backend_rope_forward(Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
+void backend_rope_forward(Tensor y, Tensor saved, float *stats, Tensor x, LoraProduct product, Tensor qnorm, Tensor knorm,
                           Attention a, ForwardSource from)
 {
     const bool by_head = check_rope("rope_forward", x, qnorm, knorm, stats, a);
     check_tensor("rope_forward", "y", y, x.rows, x.cols);
-    if (product.low.data)
-        backend_lora_widen(x, product.low, product.m, x);
+    if (product.xa.data)
+        backend_lora_widen(x, product.xa, product.m, x);
     backend_quantize(saved, x);
     rotate_rows(y, stats, from == FROM_EXACT ? x : saved, by_head, qnorm, knorm, a);
 }

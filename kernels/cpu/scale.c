@@ -5,10 +5,10 @@
 float scale_within_range(Tensor t, float amax)
 {
     const DType d = t.format.dtype;
-    if (!t.range)
+    if (!t.scale_amax)
         return fp8_scale(amax, d);
-    const float headroom = range_is_reused(t) ? fp8_headroom(d) : 1;
-    if (!range_is_reused(t) || amax / headroom > *t.range)
-        *t.range = amax;
-    return headroom * fp8_scale(*t.range, d);
+    const float headroom = scale_is_reused(t) ? fp8_headroom(d) : 1;
+    if (!scale_is_reused(t) || amax / headroom > *t.scale_amax)
+        *t.scale_amax = amax;
+    return headroom * fp8_scale(*t.scale_amax, d);
 }

@@ -11,10 +11,10 @@ static float sigmoid(float x)
 }
 
 /* gate_up = wide + product. */
-static void save(Tensor gate_up, Tensor wide, LowProduct product)
+static void save(Tensor gate_up, Tensor wide, LoraProduct product)
 {
-    if (product.low.data)
-        backend_lora_widen(wide, product.low, product.m, wide);
+    if (product.xa.data)
+        backend_lora_widen(wide, product.xa, product.m, wide);
     backend_quantize(gate_up, wide);
 }
 
@@ -33,7 +33,7 @@ static void activate(Tensor act, Tensor x)
     tensor_finish(act, output);
 }
 
-void backend_swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct product, ForwardSource from)
+void backend_swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LoraProduct product, ForwardSource from)
 {
     CHECK_TENSOR(act, act.rows, act.cols);
     CHECK_TENSOR(gate_up, act.rows, 2 * act.cols);
@@ -45,41 +45,41 @@ void backend_swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct 
 void backend_matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w)
 {
     backend_matmul(wide, x, w, (Tensor){ 0 });
-    backend_swiglu_forward(act, gate_up, wide, (LowProduct){ 0 }, FROM_EXACT);
+    backend_swiglu_forward(act, gate_up, wide, (LoraProduct){ 0 }, FROM_EXACT);
 }
 
 void backend_matmul_dx_swiglu(Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w, Tensor gate_up)
 {
     backend_matmul_dx(dact, dy, w, false);
-    backend_swiglu_backward(dgate_up, act, dact, (LowProduct){ 0 }, gate_up);
+    backend_swiglu_backward(dgate_up, act, dact, (LoraProduct){ 0 }, gate_up);
 }
 
-void backend_swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up)
+void backend_swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LoraProduct product, Tensor gate_up)
 {
     const int N = dact.rows, F = dact.cols;
     CHECK_TENSOR(dact, N, F);
     CHECK_TENSOR(gate_up, N, 2 * F);
     CHECK_TENSOR(dgate_up, N, 2 * F);
     CHECK(!tensor_exists(act) || (act.rows == N && act.cols == F), "swiglu_backward: act is (%d, %d)", act.rows, act.cols);
-    if (product.low.data)
-        backend_lora_widen(dact, product.low, product.m, dact);
+    if (product.xa.data)
+        backend_lora_widen(dact, product.xa, product.m, dact);
     const float *gradient = tensor_values(dact, 0), *input = tensor_values(gate_up, 1);
-    float *output = tensor_result(dgate_up, 2), *again = NULL;
+    float *output = tensor_result(dgate_up, 2), *recomputed = NULL;
     if (tensor_exists(act))
-        again = tensor_result(act, 3);
+        recomputed = tensor_result(act, 3);
     for (int n = 0; n < N; n++) {
         const size_t wide = (size_t)n * 2 * (size_t)F, narrow = (size_t)n * (size_t)F;
         for (int f = 0; f < F; f++) {
             const float g = input[wide + f], u = input[wide + F + f], d = gradient[narrow + f], s = sigmoid(g);
             output[wide + f] = d * u * s * (1 + g * (1 - s));
             output[wide + F + f] = d * g * s;
-            if (again)
-                again[narrow + f] = g * s * u;
+            if (recomputed)
+                recomputed[narrow + f] = g * s * u;
         }
     }
     tensor_finish(dgate_up, output);
-    if (again) {
-        channels_multiply(act, again);
-        tensor_finish_again(act, again);
+    if (recomputed) {
+        channels_multiply(act, recomputed);
+        tensor_finish_scaled(act, recomputed);
     }
 }

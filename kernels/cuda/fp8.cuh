@@ -15,7 +15,7 @@ __host__ __device__ inline float fp8_max(DType d)
     return d == E4M3 ? FP8_MAX<E4M3> : FP8_MAX<E5M2>;
 }
 
-/* h of range_is_reused. */
+/* h of scale_is_reused. */
 __host__ __device__ inline float fp8_headroom(DType d)
 {
     return d == E4M3 ? 2.0f : 8.0f;

@@ -4,16 +4,16 @@
 
 /* ---- parts --------------------------------------------------------------------------------------------------- */
 
-/* Columns first .. first + width - 1 of the wide tensor. The matrix element for its column c and column low + j, j < rank, of the
- * low tensor is at `at` + c * by_column + j * by_low. block: number of blocks of columns before this part. */
-struct LoraPart { int first, width, low, block; size_t at; };
+/* Columns first .. first + width - 1 of the wide tensor. The matrix element for its column c and column xa + j, j < rank, of the
+ * xa is at `at` + c * by_column + j * by_rank. block: number of blocks of columns before this part. */
+struct LoraPart { int first, width, xa, block; size_t at; };
 struct LoraParts {
     int count, rank;
-    size_t by_column, by_low;
-    LoraPart part[LOW_RANK_PARTS];
+    size_t by_column, by_rank;
+    LoraPart part[LORA_PARTS];
 };
 
-LoraParts lora_parts(LowRank m, int rank, int C);       /* lora.cu */
+LoraParts lora_parts(LoraMatrix m, int rank, int C);    /* lora.cu */
 
 /* Numbers blocks of `columns` columns, none of which spans two parts; returns the number of blocks. */
 static inline int number_blocks(LoraParts &parts, int columns)
@@ -31,7 +31,7 @@ __device__ inline LoraPart part_number(const LoraParts &parts, int number)
 {
     LoraPart part = parts.part[0];
 #pragma unroll
-    for (int i = 1; i < LOW_RANK_PARTS; i++)
+    for (int i = 1; i < LORA_PARTS; i++)
         if (i == number)
             part = parts.part[i];
     return part;
@@ -41,7 +41,7 @@ __device__ inline LoraPart part_of_block(const LoraParts &parts, int block)
 {
     LoraPart part = parts.part[0];
 #pragma unroll
-    for (int i = 1; i < LOW_RANK_PARTS; i++)
+    for (int i = 1; i < LORA_PARTS; i++)
         if (i < parts.count && block >= parts.part[i].block)
             part = parts.part[i];
     return part;
@@ -57,26 +57,26 @@ static inline bool parts_aligned(const LoraParts &parts, Tensor wide, int each)
 }
 
 /* The fast kernels, arguments already checked. False: formats or shapes not supported, nothing done. */
-bool lora_narrow_fast(Tensor low, Tensor x, Tensor w, LoraParts parts, float scale);    /* lora_narrow.cu */
-bool lora_widen_fast (Tensor y, Tensor low, Tensor w, LoraParts parts, Tensor add);     /* lora_widen.cu */
-bool lora_dw_fast    (Tensor dw, LoraParts parts, Tensor low, Tensor x);                /* lora_dw.cu */
+bool lora_narrow_fast(Tensor xa, Tensor x, Tensor w, LoraParts parts, float scale);     /* lora_narrow.cu */
+bool lora_widen_fast (Tensor y, Tensor xa, Tensor w, LoraParts parts, Tensor add);      /* lora_widen.cu */
+bool lora_dw_fast    (Tensor dw, LoraParts parts, Tensor xa, Tensor x);                 /* lora_dw.cu */
 
 /* swiglu_lora.cu: swiglu_forward with a product, other arguments already checked. False: no product, or formats or shapes not
  * supported; nothing done. _added: for an act in BF16. _save_added: the step before the codes of an FP8 act. It saves gate_up, also
- * if that is wide, and raises probe.amax to max|act|, of the exact sums if `exact` and gate_up is not wide; with probe.range it
- * also encodes act within its range. _codes_added then encodes act from the exact sums, or re-encodes it if it exceeded the range;
- * without `exact`, gate_up is enough for codes. */
+ * if that is wide, and raises probe.amax to max|act|, of the exact sums if `exact` and gate_up is not wide; with probe.scale_amax
+ * it also encodes act within its range. _codes_added then encodes act from the exact sums, or re-encodes it if it exceeded the
+ * range; without `exact`, gate_up is enough for codes. */
 struct AmaxProbe;       /* tiles.cuh */
-bool swiglu_added      (Tensor act, Tensor gate_up, Tensor wide, LowProduct product);
-bool swiglu_save_added (AmaxProbe probe, Tensor act, Tensor gate_up, Tensor wide, LowProduct product, bool exact);
-void swiglu_codes_added(Tensor act, AmaxProbe probe, Tensor wide, LowProduct product);
+bool swiglu_added      (Tensor act, Tensor gate_up, Tensor wide, LoraProduct product);
+bool swiglu_save_added (AmaxProbe probe, Tensor act, Tensor gate_up, Tensor wide, LoraProduct product, bool exact);
+void swiglu_codes_added(Tensor act, AmaxProbe probe, Tensor wide, LoraProduct product);
 
 /* swiglu_lora_backward.cu: the same for swiglu_backward. */
-bool swiglu_backward_added(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up);
+bool swiglu_backward_added(Tensor dgate_up, Tensor act, Tensor dact, LoraProduct product, Tensor gate_up);
 
 /* rope_lora.cu: rope_forward without norms in one pass: with a product, or exact and saved in FP8 groups. False: other cases, or
  * formats or shapes not supported; nothing done. */
-bool rope_forward_added(bool exact, Tensor y, Tensor saved, Tensor x, LowProduct product, Attention a);
+bool rope_forward_added(bool exact, Tensor y, Tensor saved, Tensor x, LoraProduct product, Attention a);
 
 /* f(Known<format of x>); x is BF16, E4M3 or E5M2. */
 template <typename F> static inline void with_wide(Tensor x, F f)

@@ -1,6 +1,6 @@
-/* dw += lowT x for low in BF16 and x in BF16 or FP8: x is read once, directly into registers.
+/* dw += xaT x for xa in BF16 and x in BF16 or FP8: x is read once, directly into registers.
  *
- * A block has 128 columns of x, up to 64 of low and a range of tokens; the two warps of a pair have 64 columns each, and four pairs
+ * A block has 128 columns of x, up to 64 of xa and a range of tokens; the two warps of a pair have 64 columns each, and four pairs
  * alternate over tokens. The sums of warps are added in shared memory, those of blocks by a second kernel, always in the same
  * order. F32 sums of blocks go through memory, 8 bytes per element of w and range; there are only as many ranges as fill the GPU. A
  * thread loads eight neighbours of four rows: one column of eight products, each over 16 tokens. */
@@ -8,12 +8,12 @@
 
 static constexpr int THREADS = 256, COLUMNS = 128, SLICES = 4, MAX_RANK = 64;
 
-/* JT: columns of low / 16. In shared memory its rows have 16 bytes of padding, so that eight rows use different banks. */
-template <int JT>  constexpr int LOW_STRIDE = 16 * JT + 8;
-template <int JT>  constexpr int LOW_TOKENS = JT == 1 ? 2048 : JT == 2 ? 1024 : JT == 3 ? 768 : 512;
+/* JT: columns of xa / 16. In shared memory its rows have 16 bytes of padding, so that eight rows use different banks. */
+template <int JT>  constexpr int XA_STRIDE = 16 * JT + 8;
+template <int JT>  constexpr int XA_TOKENS = JT == 1 ? 2048 : JT == 2 ? 1024 : JT == 3 ? 768 : 512;
 template <DType D> constexpr int UNROLL = 4 / WIDE_BYTES<D>;        /* tokens / 16 that a warp has in flight */
-template <DType D> constexpr int TURN = SLICES * 16 * UNROLL<D>;    /* tokens of all warps */
-static constexpr int RANGE = 256;                                   /* ranges of tokens are multiples of it; a multiple of TURN */
+template <DType D> constexpr int STEP = SLICES * 16 * UNROLL<D>;    /* tokens of all warps */
+static constexpr int RANGE = 256;                                   /* ranges of tokens are multiples of it; a multiple of STEP */
 
 /* ---- loads ------------------------------------------------------------------------------------------------------- */
 
@@ -48,17 +48,17 @@ __device__ static inline void load_rows(Row<D> (&rows)[UNROLL<D>][4], const uint
     }
 }
 
-/* Stores rows n .. n + count - 1 of the block's columns of low; 0 from `end` on and after the rank. */
+/* Stores rows n .. n + count - 1 of the block's columns of xa; 0 from `end` on and after the rank. */
 template <int JT>
-__device__ static inline void hold_low(bf16 *to, const bf16 *low, int low_cols, int ranks, int n, int count, int end, bool aligned)
+__device__ static inline void hold_xa(bf16 *to, const bf16 *xa, int xa_cols, int ranks, int n, int count, int end, bool aligned)
 {
 #pragma unroll 2
     for (int i = threadIdx.x; i < count * 2 * JT; i += THREADS) {
         const int token = i / (2 * JT), j = i % (2 * JT) * 8;
-        const bf16 *from = low + (size_t)(n + token) * low_cols + j;
+        const bf16 *from = xa + (size_t)(n + token) * xa_cols + j;
         const int left = n + token < end ? ranks - j : 0;
         const Pack<bf16> pack = aligned && left >= 8 ? load_pack<true>(from, 8) : load_pack<false>(from, left);
-        *(uint4 *)(to + token * LOW_STRIDE<JT> + j) = make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
+        *(uint4 *)(to + token * XA_STRIDE<JT> + j) = make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
     }
 }
 
@@ -78,24 +78,24 @@ __device__ static inline void pair_rows(uint32_t &even, uint32_t &odd, const Row
     }
 }
 
-/* Loads 16 columns of low from `to` on for 16 tokens, transposed: operand a of multiply_add, one row per column. */
+/* Loads 16 columns of xa from `to` on for 16 tokens, transposed: operand a of multiply_add, one row per column. */
 template <int JT> __device__ static inline void load_transposed(uint32_t (&a)[4], const bf16 *to)
 {
     const int lane = threadIdx.x % 32;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"(shared_address(to + (lane / 16 * 8 + lane % 8) * LOW_STRIDE<JT> + lane / 8 % 2 * 8)) : "memory");
+                 : "r"(shared_address(to + (lane / 16 * 8 + lane % 8) * XA_STRIDE<JT> + lane / 8 % 2 * 8)) : "memory");
 }
 
 template <DType D, int JT>
-__device__ static inline void add_rows(float (&sum)[JT][8][4], const Row<D> (&rows)[UNROLL<D>][4], const bf16 *low)
+__device__ static inline void add_rows(float (&sum)[JT][8][4], const Row<D> (&rows)[UNROLL<D>][4], const bf16 *xa)
 {
 #pragma unroll
     for (int u = 0; u < UNROLL<D>; u++) {
         uint32_t a[JT][4];
 #pragma unroll
         for (int jt = 0; jt < JT; jt++)
-            load_transposed<JT>(a[jt], low + 16 * u * LOW_STRIDE<JT> + 16 * jt);
+            load_transposed<JT>(a[jt], xa + 16 * u * XA_STRIDE<JT> + 16 * jt);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint32_t b[2][2];
@@ -112,7 +112,7 @@ __device__ static inline void add_rows(float (&sum)[JT][8][4], const Row<D> (&ro
 
 /* ---- sums -------------------------------------------------------------------------------------------------------- */
 
-/* Stores the block's sums, [column][column of low], in shared memory: slices (0 + 2) + (1 + 3). */
+/* Stores the block's sums, [column][column of xa], in shared memory: slices (0 + 2) + (1 + 3). */
 template <int JT> __device__ static inline void gather(float *shared, float (&sum)[JT][8][4])
 {
     const int lane = threadIdx.x % 32, pair = threadIdx.x / 32 % 2, slice = threadIdx.x / 64;
@@ -142,13 +142,13 @@ template <int JT> __device__ static inline void gather(float *shared, float (&su
 
 /* partial: (gridDim.y, numel), in the layout of dw. */
 template <DType D, int JT> __global__ __launch_bounds__(THREADS, JT == 1 ? 2 : 1)
-void dw_fast_kernel(float *partial, size_t numel, const uint8_t *x, const float *x_scale, const bf16 *low, LoraParts parts, int N,
-                    int C, int rank_blocks, int range, bool low_aligned)
+void dw_fast_kernel(float *partial, size_t numel, const uint8_t *x, const float *x_scale, const bf16 *xa, LoraParts parts, int N,
+                    int C, int rank_blocks, int range, bool xa_aligned)
 {
     extern __shared__ uint4 memory[];
     bf16 *held = (bf16 *)memory;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, block = blockIdx.x / rank_blocks;
-    const int j0 = blockIdx.x % rank_blocks * 16 * JT, low_cols = parts.count * parts.rank;
+    const int j0 = blockIdx.x % rank_blocks * 16 * JT, xa_cols = parts.count * parts.rank;
     const LoraPart part = part_of_block(parts, block);
     const int c0 = (block - part.block) * COLUMNS, column = c0 + warp % 2 * 64 + lane / 4 * 8;
     const uint8_t *from = x + (size_t)(part.first + column) * WIDE_BYTES<D>;
@@ -158,16 +158,16 @@ void dw_fast_kernel(float *partial, size_t numel, const uint8_t *x, const float 
     Row<D> now[UNROLL<D>][4], next[UNROLL<D>][4];
     float sum[JT][8][4] = {};
     load_rows<D>(now, from, n0 + slice, end_x, row_bytes);
-    for (int n = n0; n < end; n += TURN<D>) {
-        const int held_row = (n - n0) % LOW_TOKENS<JT>;
+    for (int n = n0; n < end; n += STEP<D>) {
+        const int held_row = (n - n0) % XA_TOKENS<JT>;
         if (held_row == 0) {
-            const int count = min(LOW_TOKENS<JT>, (end - n + TURN<D> - 1) / TURN<D> * TURN<D>);
+            const int count = min(XA_TOKENS<JT>, (end - n + STEP<D> - 1) / STEP<D> * STEP<D>);
             __syncthreads();
-            hold_low<JT>(held, low + part.low + j0, low_cols, parts.rank - j0, n, count, end, low_aligned);
+            hold_xa<JT>(held, xa + part.xa + j0, xa_cols, parts.rank - j0, n, count, end, xa_aligned);
             __syncthreads();
         }
-        load_rows<D>(next, from, n + TURN<D> + slice, end_x, row_bytes);
-        add_rows<D, JT>(sum, now, held + (held_row + slice) * LOW_STRIDE<JT>);
+        load_rows<D>(next, from, n + STEP<D> + slice, end_x, row_bytes);
+        add_rows<D, JT>(sum, now, held + (held_row + slice) * XA_STRIDE<JT>);
 #pragma unroll
         for (int i = 0; i < 4 * UNROLL<D>; i++)
             now[i / 4][i % 4] = next[i / 4][i % 4];
@@ -176,10 +176,10 @@ void dw_fast_kernel(float *partial, size_t numel, const uint8_t *x, const float 
     const float factor = x_scale ? *x_scale : 1.0f;
     gather<JT>((float *)memory, sum);
     for (int i = threadIdx.x; i < COLUMNS * 16 * JT; i += THREADS) {        /* in the layout of dw */
-        const bool ranks_first = parts.by_low == 1;
+        const bool ranks_first = parts.by_rank == 1;
         const int j = ranks_first ? i % (16 * JT) : i / COLUMNS, c = ranks_first ? i / (16 * JT) : i % COLUMNS;
         if (c0 + c < part.width && j0 + j < parts.rank)
-            partial[blockIdx.y * numel + part.at + (c0 + c) * parts.by_column + (j0 + j) * parts.by_low] =
+            partial[blockIdx.y * numel + part.at + (c0 + c) * parts.by_column + (j0 + j) * parts.by_rank] =
                 sums[c * (16 * JT + 1) + j] * factor;
     }
 }
@@ -203,21 +203,21 @@ void add_partials_kernel(AnyOut dw, bool empty, const float *partial, int count,
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-template <DType D, int JT> static void launch(Tensor dw, LoraParts parts, Tensor low, Tensor x, int rank_blocks)
+template <DType D, int JT> static void launch(Tensor dw, LoraParts parts, Tensor xa, Tensor x, int rank_blocks)
 {
-    const int N = x.rows, blocks = number_blocks(parts, COLUMNS) * rank_blocks, room = device_sm_count() * (JT == 1 ? 2 : 1);
-    const size_t numel = tensor_numel(dw), held = sizeof(bf16) * LOW_TOKENS<JT> * LOW_STRIDE<JT>;
+    const int N = x.rows, blocks = number_blocks(parts, COLUMNS) * rank_blocks, wave = device_sm_count() * (JT == 1 ? 2 : 1);
+    const size_t numel = tensor_numel(dw), held = sizeof(bf16) * XA_TOKENS<JT> * XA_STRIDE<JT>;
     const size_t sums = sizeof(float) * 2 * 2 * 32 * JT * 32, bytes = held > sums ? held : sums;
-    static_assert(RANGE % TURN<D> == 0 && LOW_TOKENS<JT> % TURN<D> == 0, "turns divide what is held");
+    static_assert(RANGE % STEP<D> == 0 && XA_TOKENS<JT> % STEP<D> == 0, "steps divide what is held");
     static_assert(COLUMNS * (16 * JT + 1) <= 2 * 2 * 32 * JT * 32, "totals fit where sums were");
-    const int most = (int)ceil_div(N, RANGE), wanted = room / blocks < 1 ? 1 : room / blocks;
+    const int most = (int)ceil_div(N, RANGE), wanted = wave / blocks < 1 ? 1 : wave / blocks;
     const int range = (int)ceil_div(ceil_div(N, wanted < most ? wanted : most), RANGE) * RANGE, ranges = (int)ceil_div(N, range);
-    const bool aligned = low.cols % 8 == 0 && parts.rank % 8 == 0 && (uintptr_t)low.data % 16 == 0;
+    const bool aligned = xa.cols % 8 == 0 && parts.rank % 8 == 0 && (uintptr_t)xa.data % 16 == 0;
     float *partial = (float *)device_scratch(ranges * numel * sizeof(float), SCRATCH_0);
     const auto kernel = dw_fast_kernel<D, JT>;
     CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
     kernel<<<dim3(blocks, ranges), THREADS, bytes, device_stream()>>>(partial, numel, (const uint8_t *)x.data, scale_of(x),
-                                                                      (const bf16 *)low.data, parts, N, x.cols, rank_blocks, range,
+                                                                      (const bf16 *)xa.data, parts, N, x.cols, rank_blocks, range,
                                                                       aligned);
     LAUNCH_CHECK();
     add_partials_kernel<<<(unsigned)ceil_div(numel, THREADS), THREADS, 0, device_stream()>>>(any_out(dw), dw.empty, partial, ranges,
@@ -225,21 +225,21 @@ template <DType D, int JT> static void launch(Tensor dw, LoraParts parts, Tensor
     LAUNCH_CHECK();
 }
 
-bool lora_dw_fast(Tensor dw, LoraParts parts, Tensor low, Tensor x)
+bool lora_dw_fast(Tensor dw, LoraParts parts, Tensor xa, Tensor x)
 {
     const int rank_blocks = (int)ceil_div(parts.rank, MAX_RANK), ranks = (int)ceil_div(parts.rank, rank_blocks);
-    if (x.format.dtype == F32 || low.format.dtype != BF16 || !parts_aligned(parts, x, 8))
+    if (x.format.dtype == F32 || xa.format.dtype != BF16 || !parts_aligned(parts, x, 8))
         return false;
     with_wide(x, [&](auto format) {
         constexpr DType D = decltype(format)();
         if (ranks <= 16)
-            launch<D, 1>(dw, parts, low, x, rank_blocks);
+            launch<D, 1>(dw, parts, xa, x, rank_blocks);
         else if (ranks <= 32)
-            launch<D, 2>(dw, parts, low, x, rank_blocks);
+            launch<D, 2>(dw, parts, xa, x, rank_blocks);
         else if (ranks <= 48)
-            launch<D, 3>(dw, parts, low, x, rank_blocks);
+            launch<D, 3>(dw, parts, xa, x, rank_blocks);
         else
-            launch<D, 4>(dw, parts, low, x, rank_blocks);
+            launch<D, 4>(dw, parts, xa, x, rank_blocks);
     });
     return true;
 }

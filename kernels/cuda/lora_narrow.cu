@@ -1,6 +1,6 @@
-/* low = scale x w for x in BF16 or FP8 and w in BF16: x is read once.
+/* xa = scale x w for x in BF16 or FP8 and w in BF16: x is read once.
  *
- * A block has 128 tokens and up to 64 columns of low, and loops over the columns of one part in stages of 128 bytes per token;
+ * A block has 128 tokens and up to 64 columns of xa, and loops over the columns of one part in stages of 128 bytes per token;
  * several stages are in flight to shared memory. Four warps share 32 tokens: each sums a quarter of every stage, and the quarters
  * are added at the end. A block also reads all of w, from L2: NT/8 of the bytes of x in FP8, half of that in BF16. A first kernel
  * stores w in the layout of tensor-core operands. */
@@ -9,7 +9,7 @@
 static constexpr int TOKENS = 128, SLICES = 4, THREADS = 512, ROW_BYTES = 128, X_PACKS = TOKENS * ROW_BYTES / 16;
 static constexpr int MAX_RANK = 64;     /* per block */
 
-/* NT: columns of low / 8; even. */
+/* NT: columns of xa / 8; even. */
 template <int NT>          constexpr int STAGES = NT <= 4 ? 4 : 3;
 template <DType D>         constexpr int COLUMNS = ROW_BYTES / WIDE_BYTES<D>;           /* of a stage */
 template <DType D>         constexpr int STEPS = COLUMNS<D> / SLICES / 16;              /* products over 16 columns of a slice */
@@ -33,7 +33,7 @@ void lay_out_kernel(uint4 *packs, const bf16 *w, LoraParts parts, int rank_block
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         const int c = column + k % 2 * 2, j = (block * NT + 2 * pair + k / 2) * 8 + lane / 4;
-        const bf16 *from = w + part.at + c * parts.by_column + j * parts.by_low;
+        const bf16 *from = w + part.at + c * parts.by_column + j * parts.by_rank;
         const bool known = j < parts.rank;
         word[k] = known && c < part.width ? element_bits(from) : 0;
         word[k] |= known && c + 1 < part.width ? element_bits(from + parts.by_column) << 16 : 0;
@@ -140,7 +140,7 @@ template <int NT> __device__ static inline void add_slices(float (&sum)[2][NT][4
 }
 
 template <DType D, int NT> __global__ __launch_bounds__(THREADS, NT == 2 ? 2 : 1)
-void narrow_fast_kernel(AnyOut low, const uint8_t *x, const float *x_scale, const uint4 *packs, LoraParts parts, int N, int C,
+void narrow_fast_kernel(AnyOut xa, const uint8_t *x, const float *x_scale, const uint4 *packs, LoraParts parts, int N, int C,
                         float scale, int rank_blocks)
 {
     extern __shared__ uint4 stages[];
@@ -173,16 +173,16 @@ void narrow_fast_kernel(AnyOut low, const uint8_t *x, const float *x_scale, cons
     for (int i = 0; i < 8 * NT; i++) {
         const int m = i / (4 * NT), k = i % 4, n = first + 16 * m + k / 2 * 8;
         const int j = (rank_block * NT + i / 4 % NT) * 8 + lane % 4 * 2 + k % 2;
-        const size_t at = (size_t)n * (parts.count * parts.rank) + part.low + j;
+        const size_t at = (size_t)n * (parts.count * parts.rank) + part.xa + j;
         const float value = sum[m][i / 4 % NT][k] * factor;
-        if (n < N && j < parts.rank && low.is_f32)
-            ((float *)low.data)[at] = value;
+        if (n < N && j < parts.rank && xa.is_f32)
+            ((float *)xa.data)[at] = value;
         else if (n < N && j < parts.rank)
-            ((bf16 *)low.data)[at] = from_float<bf16>(value);
+            ((bf16 *)xa.data)[at] = from_float<bf16>(value);
     }
 }
 
-template <DType D, int NT> static void launch(Tensor low, Tensor x, Tensor w, LoraParts parts, float scale, int rank_blocks)
+template <DType D, int NT> static void launch(Tensor xa, Tensor x, Tensor w, LoraParts parts, float scale, int rank_blocks)
 {
     const int N = x.rows, count = number_blocks(parts, COLUMNS<D>) * rank_blocks * W_PACKS<D, NT>;
     const int bytes = STAGES<NT> * (X_PACKS + W_PACKS<D, NT>) * (int)sizeof(uint4);
@@ -193,12 +193,12 @@ template <DType D, int NT> static void launch(Tensor low, Tensor x, Tensor w, Lo
                                                                                        rank_blocks, count);
     LAUNCH_CHECK();
     const dim3 grid((unsigned)ceil_div(N, TOKENS) * rank_blocks, parts.count);
-    kernel<<<grid, THREADS, bytes, device_stream()>>>(any_out(low), (const uint8_t *)x.data, scale_of(x), packs, parts, N, x.cols,
+    kernel<<<grid, THREADS, bytes, device_stream()>>>(any_out(xa), (const uint8_t *)x.data, scale_of(x), packs, parts, N, x.cols,
                                                       scale, rank_blocks);
     LAUNCH_CHECK();
 }
 
-bool lora_narrow_fast(Tensor low, Tensor x, Tensor w, LoraParts parts, float scale)
+bool lora_narrow_fast(Tensor xa, Tensor x, Tensor w, LoraParts parts, float scale)
 {
     const int rank_blocks = (int)ceil_div(parts.rank, MAX_RANK), ranks = (int)ceil_div(parts.rank, rank_blocks);
     if (x.format.dtype == F32 || w.format.dtype != BF16 || !parts_aligned(parts, x, 16 / (int)dtype_size(x.format.dtype)))
@@ -206,13 +206,13 @@ bool lora_narrow_fast(Tensor low, Tensor x, Tensor w, LoraParts parts, float sca
     with_wide(x, [&](auto format) {
         constexpr DType D = decltype(format)();
         if (ranks <= 16)
-            launch<D, 2>(low, x, w, parts, scale, rank_blocks);
+            launch<D, 2>(xa, x, w, parts, scale, rank_blocks);
         else if (ranks <= 32)
-            launch<D, 4>(low, x, w, parts, scale, rank_blocks);
+            launch<D, 4>(xa, x, w, parts, scale, rank_blocks);
         else if (ranks <= 48)
-            launch<D, 6>(low, x, w, parts, scale, rank_blocks);
+            launch<D, 6>(xa, x, w, parts, scale, rank_blocks);
         else
-            launch<D, 8>(low, x, w, parts, scale, rank_blocks);
+            launch<D, 8>(xa, x, w, parts, scale, rank_blocks);
     });
     return true;
 }

@@ -1,4 +1,4 @@
-/* y = low wT [+ add], all in BF16: y is written once. A warp has 64 columns of 32 tokens; a block loops over 512 tokens. */
+/* y = xa wT [+ add], all in BF16: y is written once. A warp has 64 columns of 32 tokens; a block loops over 512 tokens. */
 #include "kernels/cuda/strips.cuh"
 
 static constexpr int TOKENS = 512, M = 2, THREADS = 32 * STRIP_WARPS;
@@ -16,7 +16,7 @@ void widen_fast_kernel(bf16 *y, const bf16 *add, Product p, int N, int C)
     const int column = c0 + warp % l.column_warps * 2 * STRIP + lane % 4 * 8;       /* eight from here on, and eight one strip
                                                                                        later */
     const uint4 *matrix = packs + warp % l.column_warps * l.steps * 4 * 32 + lane;
-    const int low[2] = { part.low, part.low };
+    const int xa[2] = { part.xa, part.xa };
     const int first = blockIdx.y * TOKENS, end = min(N, first + TOKENS);
     for (int n = first + 16 * M * group + lane / 4; n - lane / 4 < end; n += 16 * M * (STRIP_WARPS / l.column_warps)) {
         float sum[M][8][4] = {};
@@ -32,7 +32,7 @@ void widen_fast_kernel(bf16 *y, const bf16 *add, Product p, int N, int C)
             for (int i = 0; i < 32 * M; i++)
                 strip_element(sum, i / 16, i / 8 % 2, i % 8) = before[i / 16][i / 8 % 2][i % 8];
         }
-        add_product(sum, matrix, p, low, n, end);
+        add_product(sum, matrix, p, xa, n, end);
 #pragma unroll
         for (int i = 0; i < 4 * M; i++) {
             const int token = n + i / 2 * 8, c = column + i % 2 * STRIP;
@@ -45,10 +45,10 @@ void widen_fast_kernel(bf16 *y, const bf16 *add, Product p, int N, int C)
     }
 }
 
-bool lora_widen_fast(Tensor y, Tensor low, Tensor w, LoraParts parts, Tensor add)
+bool lora_widen_fast(Tensor y, Tensor xa, Tensor w, LoraParts parts, Tensor add)
 {
     Product p;
-    if (!choose_product(&p, low, w, parts, 0) || y.format.dtype != BF16 || !parts_aligned(parts, y, 8) || !is_aligned(add, 8))
+    if (!choose_product(&p, xa, w, parts, 0) || y.format.dtype != BF16 || !parts_aligned(parts, y, 8) || !is_aligned(add, 8))
         return false;
     const dim3 grid((unsigned)number_blocks(p.parts, p.layout.column_warps * 2 * STRIP), (unsigned)ceil_div(y.rows, TOKENS));
     const auto kernel = widen_fast_kernel;

@@ -125,10 +125,10 @@ __global__ __launch_bounds__(BACKWARD ? MAX_THREADS : LOSS_THREADS, BACKWARD ? 1
 void cross_entropy_kernel(Gradient gradient, T *logits, float *loss, float *zloss, const int *targets, int V, int vocab,
                           float scale, float z_weight)
 {
-    constexpr int KEPT = BACKWARD ? KEEP<T> : 0;
+    constexpr int CACHED = BACKWARD ? KEEP<T> : 0;
     __shared__ float shared[32];
     T *row = logits + (size_t)blockIdx.x * V;
-    const int target = targets[blockIdx.x], step = 8 * blockDim.x, kept = KEPT * step;
+    const int target = targets[blockIdx.x], step = 8 * blockDim.x, cached = CACHED * step;
     if (target < 0) {
         if (threadIdx.x == 0)
             loss[blockIdx.x] = zloss[blockIdx.x] = 0;
@@ -143,10 +143,10 @@ void cross_entropy_kernel(Gradient gradient, T *logits, float *loss, float *zlos
     if (BACKWARD)
         load_packs<ALIGNED>(keep, row, first, step, V);
 #pragma unroll
-    for (int j = 0; j < KEPT; j++)
+    for (int j = 0; j < CACHED; j++)
         if (first + j * step < vocab)
             add_pack(r, keep[j], vocab - first - j * step);
-    for (int c = first + kept; c < vocab; c += AHEAD * step) {
+    for (int c = first + cached; c < vocab; c += AHEAD * step) {
         Pack<T> pack[AHEAD];
         load_packs<ALIGNED>(pack, row, c, step, V);
 #pragma unroll
@@ -166,12 +166,12 @@ void cross_entropy_kernel(Gradient gradient, T *logits, float *loss, float *zlos
     const float factor = scale * (1.0f + 2.0f * z_weight * z) / r.total;
     auto *to = gradient.begin(row, V);
 #pragma unroll
-    for (int j = 0; j < KEPT; j++) {
+    for (int j = 0; j < CACHED; j++) {
         const int c = first + j * step;
         if (c < V)
             store_gradient(gradient, to + c, keep[j], V - c, vocab - c, target - c, r.max, factor, scale);
     }
-    for (int c = first + kept; c < V; c += AHEAD * step) {
+    for (int c = first + cached; c < V; c += AHEAD * step) {
         Pack<T> pack[AHEAD];
         load_packs<ALIGNED>(pack, row, c, step, V);
 #pragma unroll

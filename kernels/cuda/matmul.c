@@ -41,9 +41,10 @@
 #include "kernels/runtime/comm.h"
 
 enum { CANDIDATES = 8, MAX_TRIALS = 3, MOST_RUNS = 256 };
-/* Time of a candidate's turn, of the choice for one GEMM, and of all choices of a run; every candidate gets at least two turns. */
-static const double TURN_MS = 8, CHOICE_MS = 200, ALL_CHOICES_MS = 3000;
-/* Candidates slower than the fastest by this factor in the first turn are dropped. */
+/* Time of a candidate's round, of the choice for one GEMM, and of all choices of a run; every candidate gets at least two
+ * rounds. */
+static const double ROUND_MS = 8, CHOICE_MS = 200, ALL_CHOICES_MS = 3000;
+/* Candidates slower than the fastest by this factor in the first round are dropped. */
 static const double HOPELESS = 1.05;
 static const char *const autotune_file = "gemms.txt";
 static const size_t WORKSPACE_BYTES = (size_t)64 << 20;
@@ -282,14 +283,14 @@ static int race(const Gemm *g, const cublasLtMatmulAlgo_t *algo, int count, cons
         return 0;
     const double once = time_runs(g, &algo[0], o, 1), left = ALL_CHOICES_MS - cache.spent_ms;
     const double limit = left < CHOICE_MS ? left : CHOICE_MS;
-    const int runs = once * MOST_RUNS < TURN_MS ? MOST_RUNS : once < TURN_MS ? (int)(TURN_MS / once) : 1;
-    for (int turn = 0; turn < 2 || spent < limit; turn++)
+    const int runs = once * MOST_RUNS < ROUND_MS ? MOST_RUNS : once < ROUND_MS ? (int)(ROUND_MS / once) : 1;
+    for (int round = 0; round < 2 || spent < limit; round++)
         for (int i = 0; i < count; i++) {
-            if (turn > 0 && first[i] > HOPELESS * fastest)
+            if (round > 0 && first[i] > HOPELESS * fastest)
                 continue;
             const double ms = time_runs(g, &algo[i], o, runs);
             spent += ms;
-            if (turn > 0)
+            if (round > 0)
                 total[i] += ms;
             else if ((first[i] = ms) < fastest)
                 fastest = ms;
@@ -351,7 +352,7 @@ static void tune(Gemm *g, const Operands *o)
 }
 
 /* Uses the choice of an earlier run, if it is still suggested. */
-static bool choose_again(Gemm *g, const cublasLtMatmulHeuristicResult_t *found, int count)
+static bool choose_stored(Gemm *g, const cublasLtMatmulHeuristicResult_t *found, int count)
 {
     char key[256];
     cublasLtMatmulAlgo_t algo;
@@ -385,7 +386,7 @@ static Gemm *find(const Shape *s, const Operands *o)
     const int count = suggest(found, g);
     g->algo = found[0].algo;
     bool large = 2.0 * s->m * s->n * s->k * (double)s->count >= TUNE_FLOPS && output_bytes(s) >= 2 * SAMPLE_BYTES;
-    g->trials_left = large && !choose_again(g, found, count) ? MAX_TRIALS : 0;
+    g->trials_left = large && !choose_stored(g, found, count) ? MAX_TRIALS : 0;
     return g;
 }
 

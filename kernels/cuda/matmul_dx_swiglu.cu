@@ -8,7 +8,7 @@
  * threads; and two bytes of a column, which stmatrix stores transposed in shared memory. There columns have the order of the
  * weights' positions, and TMA writes them to the right addresses.
  *
- * dgate_up is encoded within its range, which is reused. A second launch recomputes all of it if the range was exceeded, else it
+ * dgate_up is encoded with its scale, which is reused. A second launch recomputes all of it if the range was exceeded, else it
  * returns at once. */
 #include "kernels/cuda/matmul_fused.cuh"
 #include "kernels/cuda/swiglu.cuh"
@@ -23,7 +23,7 @@ struct BackwardJob : FusedJob {
     const float *channel;               /* factors of act's columns; read if FACTORS */
     GroupReader<Known<E4M3>, Known<4>> gate_up;
     AmaxProbe probe;
-    bool again;                         /* only if the range was exceeded */
+    bool only_exceeded;                 /* only if the range was exceeded */
 };
 
 struct BackwardShape {
@@ -61,7 +61,7 @@ template <bool FACTORS> struct Backward : BackwardShape {
 
     static __device__ bool done(const Job &job)
     {
-        return job.again && was_in_range(job.dgate_up, job.probe);
+        return job.only_exceeded && was_in_range(job.dgate_up, job.probe);
     }
 
     static __device__ void init(Staging &staging)
@@ -196,7 +196,7 @@ bool fits(FusedMaps *maps, Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, 
     const RowOrder tokens = { 16, { 8, 2, 1 }, { 2, 1, 16 } }, weights = { 32, { 2, 4, 4 }, { 1, 8, 2 } };
     const bool has_act = tensor_exists(act);
     return runs_on_hopper() && dy.fast && is_fusable(dy.data, dy, BackwardShape::TOKENS) && is_fusable(w.data_t, w, E4M3)
-        && is_fusable(dgate_up.data, dgate_up, E5M2) && is_fusable(dgate_up.data_t, dgate_up, E5M2) && range_is_reused(dgate_up)
+        && is_fusable(dgate_up.data, dgate_up, E5M2) && is_fusable(dgate_up.data_t, dgate_up, E5M2) && scale_is_reused(dgate_up)
         && (!has_act || (is_fusable(act.data_t, act, E4M3) && !act.data)) && dact.format.dtype == BF16
         && gate_up.format.dtype == E4M3 && gate_up.format.group == 16 && (uintptr_t)gate_up.data % 8 == 0
         && dact.cols % FUSED_WEIGHTS == 0 && dy.rows % 16 == 0 && is_deep_enough<BackwardShape>(dy.cols)
@@ -210,7 +210,7 @@ template <bool FACTORS> void launch(BackwardJob job, const FusedMaps &maps, Tens
 {
     launch_fused<Backward<FACTORS>>(job, maps);
     job.dgate_up = tile_out_recode(dgate_up, job.probe);
-    job.again = true;
+    job.only_exceeded = true;
     launch_fused<Backward<FACTORS>>(job, maps);
 }
 

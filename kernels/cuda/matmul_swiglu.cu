@@ -4,7 +4,7 @@
  * A tile's weights are 128 rows of gate and the same rows of up. A thread has two of every eight columns of sums. Row 16t + 2j + c
  * of 64 is loaded to position 8j + 2t + c, so that a thread has 16 neighbouring columns: a group of gate_up, and 16 bytes of codes.
  *
- * act is encoded within its range, which is reused. A second launch recomputes all of it if the range was exceeded, else it returns
+ * act is encoded with its scale, which is reused. A second launch recomputes all of it if the range was exceeded, else it returns
  * at once. The transposed copy of act, which some recipes save, is not made here: with it, the two operations run separately. */
 #include "kernels/cuda/channels.cuh"
 #include "kernels/cuda/matmul_fused.cuh"
@@ -18,7 +18,7 @@ struct ForwardJob : FusedJob {
     GroupOut saved;
     const float *channel;               /* factors of act's columns; read if FACTORS */
     AmaxProbe probe;
-    bool again;                         /* only if the range was exceeded */
+    bool only_exceeded;                 /* only if the range was exceeded */
 };
 
 struct ForwardShape {
@@ -44,7 +44,7 @@ template <bool FACTORS> struct Forward : ForwardShape {
 
     static __device__ bool done(const Job &job)
     {
-        return job.again && was_in_range(job.act, job.probe);
+        return job.only_exceeded && was_in_range(job.act, job.probe);
     }
 
     static __device__ void init(Staging &) { }
@@ -122,7 +122,7 @@ bool fits(FusedMaps *maps, Tensor act, Tensor gate_up, Tensor wide, Tensor x, Te
 {
     const RowOrder tokens = { 16, { 16, 1, 1 }, { 1, 16, 16 } }, weights = { 64, { 2, 4, 8 }, { 1, 16, 2 } };
     return runs_on_hopper() && x.fast && is_fusable(x.data, x, ForwardShape::TOKENS) && is_fusable(w.data, w, E4M3)
-        && is_fusable(act.data, act, E4M3) && !act.data_t && range_is_reused(act) && wide.format.dtype == BF16
+        && is_fusable(act.data, act, E4M3) && !act.data_t && scale_is_reused(act) && wide.format.dtype == BF16
         && gate_up.format.dtype == E4M3 && gate_up.format.group == 16 && (uintptr_t)gate_up.data % 16 == 0
         && act.cols % COLUMNS == 0 && x.rows % 16 == 0 && is_deep_enough<ForwardShape>(x.cols)
         && fused_map(&maps->x, x.data, x.rows, x.cols, tokens, FUSED_TOKENS, FUSED_DEPTH)
@@ -133,7 +133,7 @@ template <bool FACTORS> void launch(ForwardJob job, const FusedMaps &maps, Tenso
 {
     launch_fused<Forward<FACTORS>>(job, maps);
     job.act = tile_out_recode(act, job.probe);
-    job.again = true;
+    job.only_exceeded = true;
     launch_fused<Forward<FACTORS>>(job, maps);
 }
 

@@ -106,10 +106,10 @@ void backend_norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tenso
     LAUNCH_CHECK();
 }
 
-/* ---- y again ------------------------------------------------------------------------------------------------- */
+/* ---- y recomputed ------------------------------------------------------------------------------------------------- */
 
 template <typename TX> __global__ __launch_bounds__(MAX_THREADS)
-void norm_again_kernel(AnyOut y, const TX *x, const float2 *stats, AnyIn w, int C)
+void norm_recompute_kernel(AnyOut y, const TX *x, const float2 *stats, AnyIn w, int C)
 {
     const size_t row = (size_t)blockIdx.x * C;
     const float2 s = stats[blockIdx.x];
@@ -129,11 +129,11 @@ void norm_again_kernel(AnyOut y, const TX *x, const float2 *stats, AnyIn w, int 
     }
 }
 
-void backend_norm_again(Tensor y, Tensor x, const float *stats, Tensor w)
+void backend_norm_recompute(Tensor y, Tensor x, const float *stats, Tensor w)
 {
     const int N = x.rows, C = x.cols;
     if (format_is_fp8(y.format) || format_is_fp8(x.format)) {
-        norm_again_fp8(y, x, stats, w);
+        norm_recompute_fp8(y, x, stats, w);
         return;
     }
     CHECK_DENSE(x, N, C);
@@ -144,7 +144,7 @@ void backend_norm_again(Tensor y, Tensor x, const float *stats, Tensor w)
     if (N == 0)
         return;
     with_type(x, [&](auto *in) {
-        norm_again_kernel<<<N, threads, 0, device_stream()>>>(any_out(y), in, (const float2 *)stats, any_in(w), C);
+        norm_recompute_kernel<<<N, threads, 0, device_stream()>>>(any_out(y), in, (const float2 *)stats, any_in(w), C);
     });
     LAUNCH_CHECK();
 }

@@ -2,7 +2,7 @@
  *
  * For an FP8 operand y a pass over rows stores x in FP8 groups, and computes the statistics of the stored values and the maximum of
  * y; a pass over tiles reads x and writes y and its transpose. Bytes per element in COAT: 2 + 1.06 and 1.06 + 2. If y is not FP8 (a
- * norm after a branch), or its range is reused and it has no transpose, the first pass writes y and there is no second. */
+ * norm after a branch), or its scale is reused and it has no transpose, the first pass writes y and there is no second. */
 #include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/tiles.cuh"
@@ -139,7 +139,7 @@ void rms_rows_kernel(float *amax, GroupOut x, float2 *stats, Reader stream, AnyI
         atomicMax((int *)amax, __float_as_int(m));
 }
 
-/* The same if y's range is reused and its row, `codes`, is written here: in the sum the row stays as loaded. D: DType or Known<a
+/* The same if y's scale is reused and its row, `codes`, is written here: in the sum the row stays as loaded. D: DType or Known<a
  * DType>, of codes and of x. */
 template <class D, typename T, typename TW> __global__ __launch_bounds__(MAX_THREADS)
 void rms_codes_kernel(TileOut codes, float *amax, GroupOut x, D dtype, float2 *stats, const T *stream, const TW *w, int C,
@@ -294,7 +294,7 @@ void norm_columns_kernel(TileOut y, GroupReader<D, Known<4>> x, const float2 *st
             }
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            turn_codes(t, 16 * cg + 8 * h, 4 * cg + rg, codes[h]);
+            transpose_words(t, 16 * cg + 8 * h, 4 * cg + rg, codes[h]);
         __syncthreads();
 #pragma unroll
         for (int p = 0; p < WIDE_COLS / 32; p++) {
@@ -321,13 +321,13 @@ static bool norm_columns(Tensor y, Tensor x, const float *stats, Tensor w)
     return true;
 }
 
-void norm_again_fp8(Tensor y, Tensor x, const float *stats, Tensor w)
+void norm_recompute_fp8(Tensor y, Tensor x, const float *stats, Tensor w)
 {
-    check_tensor("norm_again", "x", x, x.rows, x.cols);
-    check_operand("norm_again", "y", y, x.rows, x.cols);
-    check_dense_optional("norm_again", "w", w, 1, x.cols);
+    check_tensor("norm_recompute", "x", x, x.rows, x.cols);
+    check_operand("norm_recompute", "y", y, x.rows, x.cols);
+    check_dense_optional("norm_recompute", "w", w, 1, x.cols);
     if (!format_is_fp8(y.format))
-        die("norm_again: y is %s, x is %s; the CUDA back end does not support this pair", format_name(y.format),
+        die("norm_recompute: y is %s, x is %s; the CUDA back end does not support this pair", format_name(y.format),
             format_name(x.format));
     if (norm_columns(y, x, stats, w))
         return;
@@ -348,7 +348,7 @@ static void forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, T
     if (x_new)
         check_groups("norm_forward", "x", x, N, C);
     CHECK(!y_fp8 || !residual.data, "norm_forward: a residual is added to %s", format_name(y.format));
-    const bool in_one = y_fp8 && range_is_reused(y) && !y.data_t;
+    const bool in_one = y_fp8 && scale_is_reused(y) && !y.data_t;
     const AmaxProbe probe = in_one ? amax_probe_new() : AmaxProbe{ y_fp8 ? amax_new() : NULL, NULL };
     const GroupOut saved = x_new ? group_out(x) : GroupOut{};
     if (EXACT && in_one && norm.kind == RMS_NORM && w.data && !format_has_scales(stream.format) &&

@@ -178,18 +178,18 @@ __global__ void amax_any_kernel(float *partial, AnyTensor x, size_t n)
         partial[blockIdx.x] = amax;
 }
 
-/* range: of the tensor, or NULL; headroom: 0 if not reused. */
+/* scale_amax: of the tensor, or NULL; headroom: 0 if not reused. */
 __global__ __launch_bounds__(AMAX_BLOCKS)
-void scale_kernel(float *scale, float *range, float headroom, const float *partial, int n, DType d)
+void scale_kernel(float *scale, float *scale_amax, float headroom, const float *partial, int n, DType d)
 {
     __shared__ float shared[32];
     const float amax = block_max(threadIdx.x < n ? partial[threadIdx.x] : 0.0f, shared);
     if (threadIdx.x > 0)
         return;
-    const bool within = headroom > 0 && amax / headroom <= *range;
-    *scale = (headroom > 0 ? headroom : 1.0f) * fp8_scale(within ? *range : amax, d);
-    if (range && !within)
-        *range = amax;
+    const bool within = headroom > 0 && amax / headroom <= *scale_amax;
+    *scale = (headroom > 0 ? headroom : 1.0f) * fp8_scale(within ? *scale_amax : amax, d);
+    if (scale_amax && !within)
+        *scale_amax = amax;
 }
 
 /* ---- ... and the codes ---------------------------------------------------------------------------------------- */
@@ -207,7 +207,7 @@ void encode_kernel(uint8_t *codes, const float *scale, Reader x, size_t n)
             *(uint2 *)(codes + first + 8 * j * THREADS) = encode_pack<D>(v[j], inverse);
 }
 
-/* For a y whose range is reused; raises amax to max|x|. */
+/* For a y whose scale is reused; raises amax to max|x|. */
 template <class Reader> __global__ __launch_bounds__(THREADS)
 void encode_in_range_kernel(float *amax, TileOut y, Reader x, size_t n)
 {
@@ -381,8 +381,8 @@ static void set_scale(Tensor y, const float *maxima, int n)
 {
     check_scaled(y);
     const int threads = block_threads(n > 0 ? n : 1, 1, AMAX_BLOCKS);
-    scale_kernel<<<1, threads, 0, device_stream()>>>((float *)y.scale, y.range,
-                                                     range_is_reused(y) ? fp8_headroom(y.format.dtype) : 0, maxima, n,
+    scale_kernel<<<1, threads, 0, device_stream()>>>((float *)y.scale, y.scale_amax,
+                                                     scale_is_reused(y) ? fp8_headroom(y.format.dtype) : 0, maxima, n,
                                                      y.format.dtype);
     LAUNCH_CHECK();
 }

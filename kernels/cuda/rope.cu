@@ -32,7 +32,7 @@ __device__ static inline void load_weight(float (&w)[8], const Heads &a, AnyIn q
 /* Forward (sign 1): y = rope(clamp(x)). Backward (sign -1): y from the gradient x; if LIMITED, 0 where |limited| > clip, with as
  * many loads in flight from half the heads. Heads of v are not rotated. */
 template <bool ALIGNED, bool LIMITED, typename T, typename TL> __global__ __launch_bounds__(MAX_THREADS)
-void turn_kernel(AnyOut y, const T *x, const TL *limited, float sign, Heads a)
+void rotate_kernel(AnyOut y, const T *x, const TL *limited, float sign, Heads a)
 {
     constexpr int HEADS = LIMITED ? EACH / 2 : EACH;
     const Place<ALIGNED> p(a);
@@ -82,7 +82,7 @@ void turn_kernel(AnyOut y, const T *x, const TL *limited, float sign, Heads a)
 /* `passing` elements of v are copied: K D, or 0 if they stay in place. Since v is no larger than q, EACH packs per thread are
  * enough. */
 template <bool ALIGNED, bool CLIPS, typename T, typename TW> __global__ __launch_bounds__(MAX_THREADS)
-void norm_turn_kernel(AnyOut y, float2 *stats, const T *x, const TW *q_weight, const TW *k_weight, Heads a, int passing)
+void norm_rotate_kernel(AnyOut y, float2 *stats, const T *x, const TW *q_weight, const TW *k_weight, Heads a, int passing)
 {
     __shared__ float shared[64];
     const AnyIn qw = { q_weight, std::is_same<TW, float>::value }, kw = { k_weight, qw.is_f32 };
@@ -172,8 +172,8 @@ __device__ static inline void store_sums(float *to, const float (&u)[EACH_BACKWA
  * to L2, not to registers, and the format of the weights is a template parameter: else registers spill. */
 template <bool ALIGNED, bool CLIPS, typename TW, typename TDY, typename TX>
 __global__ __launch_bounds__(MAX_THREADS)
-void norm_turn_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const TX *x, const float2 *stats,
-                               const TW *q_weight, const TW *k_weight, Heads a, int N)
+void norm_rotate_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const TX *x, const float2 *stats,
+                                 const TW *q_weight, const TW *k_weight, Heads a, int N)
 {
     __shared__ float shared[64];
     const AnyIn qw = { q_weight, std::is_same<TW, float>::value }, kw = { k_weight, qw.is_f32 };
@@ -291,8 +291,8 @@ static int threads_of(Heads h)
 }
 
 /* Heads from .. count-1 without a norm. limited.data may be NULL. */
-static void turn_heads(const char *op, Tensor y, Tensor x, Tensor limited, float sign, Attention a, int from,
-                       int count)
+static void rotate_heads(const char *op, Tensor y, Tensor x, Tensor limited, float sign, Attention a, int from,
+                         int count)
 {
     const Heads h = heads_of(op, a, from, count, EACH, false);
     with_bool(halves_aligned(a, x, y, limited, Tensor{}, Tensor{}), [&](auto aligned) {
@@ -300,18 +300,18 @@ static void turn_heads(const char *op, Tensor y, Tensor x, Tensor limited, float
             constexpr bool ALIGNED = decltype(aligned)::value;
             if (limited.data)
                 with_type(limited, [&](auto *limit) {
-                    turn_kernel<ALIGNED, true><<<x.rows, threads_of(h), 0, device_stream()>>>(any_out(y), in, limit,
-                                                                                              sign, h);
+                    rotate_kernel<ALIGNED, true><<<x.rows, threads_of(h), 0, device_stream()>>>(any_out(y), in, limit,
+                                                                                                sign, h);
                 });
             else
-                turn_kernel<ALIGNED, false><<<x.rows, threads_of(h), 0, device_stream()>>>(any_out(y), in, in, sign,
-                                                                                           h);
+                rotate_kernel<ALIGNED, false><<<x.rows, threads_of(h), 0, device_stream()>>>(any_out(y), in, in, sign,
+                                                                                             h);
         });
     });
     LAUNCH_CHECK();
 }
 
-static void turn_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a);
+static void rotate_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a);
 
 /* With a clip or norms, the FP8 x is converted to y, which is then changed in place. */
 static void forward_from_fp8(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a)
@@ -321,11 +321,11 @@ static void forward_from_fp8(Tensor y, float *stats, Tensor x, Tensor qnorm, Ten
         return;
     }
     backend_quantize(y, x);
-    turn_values(y, stats, y, qnorm, knorm, a);
+    rotate_values(y, stats, y, qnorm, knorm, a);
 }
 
 /* y from x, without rounding x. */
-static void turn_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a)
+static void rotate_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a)
 {
     if (format_is_fp8(x.format)) {
         forward_from_fp8(y, stats, x, qnorm, knorm, a);
@@ -339,7 +339,7 @@ static void turn_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor k
         return;
     const int rotated = a.H + a.K, count = rotated + (values ? a.K : 0);
     if (!norm) {
-        turn_heads("rope_forward", y, x, Tensor{}, 1, a, 0, count);
+        rotate_heads("rope_forward", y, x, Tensor{}, 1, a, 0, count);
         return;
     }
     if (by_head) {
@@ -351,7 +351,7 @@ static void turn_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor k
         with_bool(a.clip > 0, [&](auto clips) {
             with_type(qnorm, [&](auto *weight) {
                 with_type(x, [&](auto *in) {
-                    norm_turn_kernel<decltype(aligned)::value, decltype(clips)::value>
+                    norm_rotate_kernel<decltype(aligned)::value, decltype(clips)::value>
                         <<<x.rows, threads_of(h), 0, device_stream()>>>(any_out(y), (float2 *)stats, in, weight,
                                                                         (decltype(weight))knorm.data, h,
                                                                         values ? a.K * a.D : 0);
@@ -362,16 +362,16 @@ static void turn_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor k
     LAUNCH_CHECK();
 }
 
-void backend_rope_forward(Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
+void backend_rope_forward(Tensor y, Tensor saved, float *stats, Tensor x, LoraProduct product, Tensor qnorm, Tensor knorm,
                           Attention a, ForwardSource from)
 {
     check_rope("rope_forward", x, qnorm, knorm, stats, a);
     if (!qnorm.data && rope_forward_added(from == FROM_EXACT, y, saved, x, product, a))
         return;
-    if (product.low.data)
-        backend_lora_widen(x, product.low, product.m, x);
+    if (product.xa.data)
+        backend_lora_widen(x, product.xa, product.m, x);
     backend_quantize(saved, x);
-    turn_values(y, stats, from == FROM_EXACT ? x : saved, qnorm, knorm, a);
+    rotate_values(y, stats, from == FROM_EXACT ? x : saved, qnorm, knorm, a);
 }
 
 static void backward_with_norm(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
@@ -386,7 +386,7 @@ static void backward_with_norm(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor d
             with_type(qnorm, [&](auto *weight) {
                 with_type(dy, [&](auto *d) {
                     with_type(x, [&](auto *in) {
-                        norm_turn_backward_kernel<decltype(aligned)::value, decltype(clips)::value>
+                        norm_rotate_backward_kernel<decltype(aligned)::value, decltype(clips)::value>
                             <<<blocks, threads_of(h), 0, device_stream()>>>(
                                 any_out(dx), partial, d, in, (const float2 *)stats, weight,
                                 (decltype(weight))knorm.data, h, N);
@@ -444,5 +444,5 @@ void backend_rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, T
         backward_with_norm(dx, dqnorm, dknorm, dy, x, stats, qnorm, knorm, a);
     const int from = qnorm.data ? rotated : 0;
     if (from < count)
-        turn_heads(OPERATION, dx, dy, clips ? x : Tensor{}, -1, a, from, count);
+        rotate_heads(OPERATION, dx, dy, clips ? x : Tensor{}, -1, a, from, count);
 }

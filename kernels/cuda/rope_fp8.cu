@@ -1,7 +1,7 @@
 /* The rotation with FP8: q, k, v saved in FP8 groups, and the gradient of the projection as a GEMM operand.
  *
  * Forward reads 1.06 bytes and writes 2 per element. Backward rotates in both passes of group scaling: it reads 2 bytes twice, or
- * once if the range is reused, and writes 2. */
+ * once if the scale is reused, and writes 2. */
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/tiles.cuh"
 
@@ -48,7 +48,7 @@ template <class Reader, int WIDTH> struct RotatedSource : SimpleSource {
 };
 
 /* f(source), with common widths of heads as template parameters. */
-template <class Reader, typename F> static void with_turn(Reader x, float sign, Attention a, F f)
+template <class Reader, typename F> static void with_rotation(Reader x, float sign, Attention a, F f)
 {
     const int half = a.D / 2, rotated = (a.H + a.K) * half;
     if (a.D % 16)
@@ -62,7 +62,7 @@ template <class Reader, typename F> static void with_turn(Reader x, float sign, 
 }
 
 /* One row per block. */
-template <class Source> __global__ __launch_bounds__(512) void turn_rows_kernel(bf16 *y, Source source, int cols)
+template <class Source> __global__ __launch_bounds__(512) void rotate_rows_kernel(bf16 *y, Source source, int cols)
 {
     const int row = blockIdx.x;
     for (int col = 8 * threadIdx.x; 2 * col < cols; col += 8 * blockDim.x) {
@@ -78,9 +78,9 @@ void rope_forward_fp8(Tensor y, Tensor x, Attention a)
     if (y.format.dtype != BF16)
         die("rope_forward: y is %s, x is %s; the CUDA back end writes bf16 from FP8", format_name(y.format), format_name(x.format));
     with_reader(x, [&](auto reader) {
-        with_turn(reader, 1, a, [&](auto source) {
+        with_rotation(reader, 1, a, [&](auto source) {
             const int threads = block_threads(x.cols / 16, 2, 512);
-            turn_rows_kernel<<<x.rows, threads, 0, device_stream()>>>((bf16 *)y.data, source, x.cols);
+            rotate_rows_kernel<<<x.rows, threads, 0, device_stream()>>>((bf16 *)y.data, source, x.cols);
         });
     });
     LAUNCH_CHECK();
@@ -90,6 +90,6 @@ void rope_backward_fp8(Tensor dx, Tensor dy, Attention a)
 {
     check_operand("rope_backward", "dx", dx, dy.rows, dy.cols);
     with_dense_reader(dy, [&](auto reader) {
-        with_turn(reader, -1, a, [&](auto source) { fp8_operand(dx, {}, source, dy.rows, dy.cols / 2); });
+        with_rotation(reader, -1, a, [&](auto source) { fp8_operand(dx, {}, source, dy.rows, dy.cols / 2); });
     });
 }

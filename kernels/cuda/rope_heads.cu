@@ -133,7 +133,7 @@ __device__ static inline void prefetch_token(const TDY *dy, const TX *x, const T
     prefetch(a.rope + (size_t)(n % a.T) * a.D, a.D * sizeof *a.rope);
 }
 
-/* As norm_turn_backward_kernel of rope.cu; a team has one head. gridDim: (blocks that share the tokens, blocks for the heads of a
+/* As norm_rotate_backward_kernel of rope.cu; a team has one head. gridDim: (blocks that share the tokens, blocks for the heads of a
  * token). partial: for each block (2, D) sums of d h over its tokens and its heads of q and of k; shared: parallel D floats. NOTE:
  * with two heads per thread the compiler, short of registers, loads the second after it has summed the first. With one, all loads
  * of a token are issued together, and twenty warps instead of fifteen fit on an SM. */

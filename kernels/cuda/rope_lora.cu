@@ -24,12 +24,12 @@ __device__ static inline int pair_column(const RopeShape &a, int pair, int h)
     return head < a.heads ? head * a.D + h * (a.D / 2) + pair % a.strips * STRIP : -1;
 }
 
-/* The part of B with this column; parts are whole heads. None: width 0, low -1. */
+/* The part of B with this column; parts are whole heads. None: width 0, xa -1. */
 __device__ static inline LoraPart part_at(const LoraParts &parts, int column)
 {
     LoraPart found = { 0, 0, -1, 0, 0 };
 #pragma unroll
-    for (int i = 0; i < LOW_RANK_PARTS; i++)
+    for (int i = 0; i < LORA_PARTS; i++)
         if (i < parts.count && column >= parts.part[i].first && column < parts.part[i].first + parts.part[i].width)
             found = parts.part[i];
     return found;
@@ -70,7 +70,7 @@ void rope_added_kernel(bf16 *y, SaveOut saved, const bf16 *x, Product p, RopeSha
     const int column = max(strip, 0) + lane % 4 * 8, angle = column % a.D;
     const bool rotates = strip < a.rotated * a.D;
     const int first = blockIdx.y * TOKENS, end = min(a.N, first + TOKENS), step = 16 * (STRIP_WARPS / column_warps);
-    const int part_low = part_at(p.parts, strip).low, low[2] = { part_low, part_low };
+    const int part_xa = part_at(p.parts, strip).xa, xa[2] = { part_xa, part_xa };
     int n = first + 16 * group + lane / 4;
     Pack<bf16> next[2][2];
     load_halves(next, x + column, n, a);
@@ -87,7 +87,7 @@ void rope_added_kernel(bf16 *y, SaveOut saved, const bf16 *x, Product p, RopeSha
             strip_element(sum, i / 16, i / 8 % 2, i % 8) = next[i / 16][i / 8 % 2][i % 8];
         if (n - lane / 4 + step < end)
             load_halves(next, x + column, n + step, a);
-        add_product(sum, packs + warp * packs_each + lane, p, low, n, end);
+        add_product(sum, packs + warp * packs_each + lane, p, xa, n, end);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int token = n + 8 * i;
@@ -130,23 +130,23 @@ template <Save SAVE, bool EXACT> static void launch(Tensor y, SaveOut saved, Ten
 }
 
 /* False: not supported. Without a product, *p has no steps. */
-static bool prepare(Product *p, Tensor x, LowProduct product, Attention a)
+static bool prepare(Product *p, Tensor x, LoraProduct product, Attention a)
 {
     *p = { NULL, NULL, {}, { STRIP_WARPS, 0 }, false, false };
-    if (!product.low.data)
+    if (!product.xa.data)
         return true;
-    const int rank = check_low_rank("rope_forward", product.m, x, product.low);
+    const int rank = check_lora_matrix("rope_forward", product.m, x, product.xa);
     const LoraParts parts = lora_parts(product.m, rank, x.cols);
     for (int i = 0; i < parts.count; i++)
         if (parts.part[i].first % a.D || parts.part[i].width % a.D)
             return false;
-    return choose_product(p, product.low, product.m.w, parts, SCALE_BYTES);
+    return choose_product(p, product.xa, product.m.w, parts, SCALE_BYTES);
 }
 
-bool rope_forward_added(bool exact, Tensor y, Tensor saved, Tensor x, LowProduct product, Attention a)
+bool rope_forward_added(bool exact, Tensor y, Tensor saved, Tensor x, LoraProduct product, Attention a)
 {
     const bool in_place = saved.data == x.data, groups = format_is_fp8(saved.format) && saved.format.group == 16;
-    const bool one_pass = product.low.data ? in_place || groups : exact && groups;
+    const bool one_pass = product.xa.data ? in_place || groups : exact && groups;
     Product p;
     if (!one_pass || x.rows == 0 || x.rows > 65535 * TOKENS || x.format.dtype != BF16 || y.format.dtype != BF16 ||
         a.D % (2 * STRIP) || !halves_aligned(a, x, y, saved, Tensor{}, Tensor{}) || !prepare(&p, x, product, a))

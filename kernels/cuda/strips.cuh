@@ -1,4 +1,4 @@
-/* low wT in registers, for lora_widen and for operations that add an adapter's product to their input.
+/* xa wT in registers, for lora_widen and for operations that add an adapter's product to their input.
  *
  * A row's columns are divided into strips of 32. A block holds w for its columns in shared memory, in the layout of tensor-core
  * operands, and loops over tokens; a warp has two strips, neighbouring or not, of 16 M tokens at a time. The order of columns in a
@@ -17,12 +17,12 @@ struct Layout {
     int steps;              /* products over 16 of the rank               */
 };
 
-/* Arguments of kernels. aligned: rows of low, and of w if ranks are contiguous, can be loaded four elements at a time. */
+/* Arguments of kernels. aligned: rows of xa, and of w if ranks are contiguous, can be loaded four elements at a time. */
 struct Product {
-    const bf16 *low, *w;
+    const bf16 *xa, *w;
     LoraParts parts;
     Layout layout;
-    bool low_aligned, w_aligned;
+    bool xa_aligned, w_aligned;
 };
 
 /* Index in w of a strip's first column, and columns of the part from it on; <= 0: none. */
@@ -41,15 +41,15 @@ static inline int strip_bytes(Layout l, int each)
 }
 
 /* False: formats not supported, or shared memory too small for the rank. */
-static inline bool choose_product(Product *p, Tensor low, Tensor w, LoraParts parts, int each)
+static inline bool choose_product(Product *p, Tensor xa, Tensor w, LoraParts parts, int each)
 {
     Layout l = { STRIP_WARPS, (int)ceil_div(parts.rank, 16) };
     while (l.column_warps > 1 && strip_bytes(l, each) > STRIP_BYTES)
         l.column_warps /= 2;
     const bool fours = parts.rank % 4 == 0;
-    *p = { (const bf16 *)low.data, (const bf16 *)w.data, parts, l, fours && low.cols % 4 == 0 && (uintptr_t)low.data % 8 == 0,
-           fours && parts.by_low == 1 && (uintptr_t)w.data % 8 == 0 };
-    return low.format.dtype == BF16 && w.format.dtype == BF16 && strip_bytes(l, each) <= STRIP_BYTES;
+    *p = { (const bf16 *)xa.data, (const bf16 *)w.data, parts, l, fours && xa.cols % 4 == 0 && (uintptr_t)xa.data % 8 == 0,
+           fours && parts.by_rank == 1 && (uintptr_t)w.data % 8 == 0 };
+    return xa.format.dtype == BF16 && w.format.dtype == BF16 && strip_bytes(l, each) <= STRIP_BYTES;
 }
 
 /* Elements j .. j + 3 of a row of `width`; 0 after its end. */
@@ -70,7 +70,7 @@ __device__ inline uint2 load_four(const bf16 *row, int j, int width, bool aligne
 template <class F> __device__ inline void hold_matrix(uint4 *packs, const Product &p, F strip)
 {
     const int columns = p.layout.column_warps * 2 * STRIP, quads = 4 * p.layout.steps;
-    const bool ranks_first = p.parts.by_low == 1;
+    const bool ranks_first = p.parts.by_rank == 1;
     for (int i = threadIdx.x; i < columns * quads; i += 32 * STRIP_WARPS) {
         const int quad = ranks_first ? i % quads : i / columns, c = ranks_first ? i / quads : i % columns;
         const Strip s = strip(c / STRIP);
@@ -83,7 +83,7 @@ template <class F> __device__ inline void hold_matrix(uint4 *packs, const Produc
             uint32_t bit[4];
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                bit[e] = 4 * quad + e < rank ? element_bits(from + (4 * quad + e) * p.parts.by_low) : 0;
+                bit[e] = 4 * quad + e < rank ? element_bits(from + (4 * quad + e) * p.parts.by_rank) : 0;
             bits = make_uint2(bit[0] | bit[1] << 16, bit[2] | bit[3] << 16);
         }
         const int g = c / 8 % 4 * 2 + c % 2, q = c / 2 % 4, pair = c / STRIP % 2 * 2 + q / 2;
@@ -93,12 +93,12 @@ template <class F> __device__ inline void hold_matrix(uint4 *packs, const Produc
 }
 
 /* Adds the product to sum [16 tokens][strip, eight q of it][k], where k is column 2 q + k % 2 of the thread's token 8 (k / 2).
- * matrix: the warp's packs, from the lane's on; first: token of m = 0; low[h]: first column of strip h in low, < 0: none. */
+ * matrix: the warp's packs, from the lane's on; first: token of m = 0; xa[h]: first column of strip h in xa, < 0: none. */
 template <int M>
-__device__ inline void add_product(float (&sum)[M][8][4], const uint4 *matrix, const Product &p, const int (&low)[2], int first,
+__device__ inline void add_product(float (&sum)[M][8][4], const uint4 *matrix, const Product &p, const int (&xa)[2], int first,
                                    int end)
 {
-    const int low_cols = p.parts.count * p.parts.rank;
+    const int xa_cols = p.parts.count * p.parts.rank;
     for (int step = 0; step < p.layout.steps; step++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -106,8 +106,8 @@ __device__ inline void add_product(float (&sum)[M][8][4], const uint4 *matrix, c
 #pragma unroll
             for (int m = 0; m < 2 * M; m++) {
                 const int token = first + 8 * m, j = 16 * step + threadIdx.x % 4 * 4;
-                const bf16 *row = p.low + (size_t)token * low_cols + low[h];
-                const uint2 two = load_four(row, j, token < end && low[h] >= 0 ? p.parts.rank : 0, p.low_aligned);
+                const bf16 *row = p.xa + (size_t)token * xa_cols + xa[h];
+                const uint2 two = load_four(row, j, token < end && xa[h] >= 0 ? p.parts.rank : 0, p.xa_aligned);
                 a[m / 2][m % 2] = two.x;
                 a[m / 2][m % 2 + 2] = two.y;
             }

@@ -42,13 +42,13 @@ void swiglu_forward_kernel(AnyOut act, AnyOut stored, const T *wide, int F)
     }
 }
 
-void backend_swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct product, ForwardSource from)
+void backend_swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LoraProduct product, ForwardSource from)
 {
     const int N = act.rows, F = act.cols;
     const bool exact = from == FROM_EXACT && format_is_fp8(act.format) && format_is_fp8(gate_up.format);
     if (from == FROM_EXACT && !exact) {
-        if (product.low.data)
-            backend_lora_widen(wide, product.low, product.m, wide);
+        if (product.xa.data)
+            backend_lora_widen(wide, product.xa, product.m, wide);
         backend_quantize(gate_up, wide);
         gate_up = wide;
         product = {};
@@ -68,8 +68,8 @@ void backend_swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct 
     }
     if (N == 0 || swiglu_added(act, gate_up, wide, product))
         return;
-    if (product.low.data)
-        backend_lora_widen(wide, product.low, product.m, wide);
+    if (product.xa.data)
+        backend_lora_widen(wide, product.xa, product.m, wide);
     check_aligned(OPERATION, F, act, gate_up, wide);
     with_type(wide, [&](auto *in) {
         const int threads = round_threads((int)ceil_div(F, 8), PACKS, MAX_THREADS);
@@ -98,30 +98,30 @@ void swiglu_backward_kernel(AnyOut dgate_up, AnyOut act, const TD *dact, const T
 #pragma unroll
         for (int j = 0; j < EACH; j++) {
             const int f = first + 8 * j * blockDim.x;
-            float dgate[8], dup[8], again[8];
+            float dgate[8], dup[8], recomputed[8];
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const float s = sigmoid(g[j][i]), gs = g[j][i] * s;
                 dgate[i] = d[j][i] * u[j][i] * s * (1.0f + g[j][i] * (1.0f - s));
                 dup[i] = d[j][i] * gs;
-                again[i] = gs * u[j][i];
+                recomputed[i] = gs * u[j][i];
             }
             store_any(dgate_up, 2 * row + f, dgate, F - f);
             store_any(dgate_up, 2 * row + F + f, dup, F - f);
             if (act.data)
-                store_any(act, row + f, again, F - f);
+                store_any(act, row + f, recomputed, F - f);
         }
     }
 }
 
-void backend_swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up)
+void backend_swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LoraProduct product, Tensor gate_up)
 {
     const int N = dact.rows, F = dact.cols;
     CHECK_DENSE(dact, N, F);
     if (swiglu_backward_added(dgate_up, act, dact, product, gate_up))
         return;
-    if (product.low.data)
-        backend_lora_widen(dact, product.low, product.m, dact);
+    if (product.xa.data)
+        backend_lora_widen(dact, product.xa, product.m, dact);
     if (format_is_fp8(dgate_up.format)) {
         swiglu_backward_fp8(dgate_up, act, dact, gate_up);
         return;

@@ -3,8 +3,8 @@
  * Forward in COAT: a pass over rows stores gate and up in FP8 groups and finds the maximum of act, computed from the stored
  * values; a pass over tiles writes act and its transpose. Bytes per element of act: 4 + 2.12, then 2.12 + 2. If act's range is
  * reused and it has no transpose, the pass over rows writes it: 4 + 2.12 + 1. If act has factors of columns, the pass over tiles
- * always does, and unless its range is reused, a pass before it finds the maxima of columns: 2.12 or, EXACT, 4 more. Backward: a
- * pass for the maximum of the gradients, unless their range is reused, then one that writes both gradients, their transposes and,
+ * always does, and unless its scale is reused, a pass before it finds the maxima of columns: 2.12 or, EXACT, 4 more. Backward: a
+ * pass for the maximum of the gradients, unless their scale is reused, then one that writes both gradients, their transposes and,
  * if requested, act: 4.12, then 4.12 + 4 (+ 2). act keeps its scale. */
 #include "kernels/cuda/channels.cuh"
 #include "kernels/cuda/lora.cuh"
@@ -138,22 +138,22 @@ template <bool EXACT, typename T> static void save(bool codes, AmaxProbe probe, 
     });
 }
 
-/* act with factors, which are chosen first unless its range is kept. */
+/* act with factors, which are chosen first unless its scale is reused. */
 template <class Reader> static void with_factors(Tensor act, Reader reader)
 {
     const int N = act.rows, F = act.cols;
     float *amax = amax_new();
-    if (!range_is_reused(act))
+    if (!scale_is_reused(act))
         channels_choose(act, amax, column_maxima(SwigluSource<Reader>{ {}, reader, F }, N, F));
     fp8_operand_from(act, amax, SwigluSource<Reader, true>{ { {}, act.channel }, reader, F }, N, F);
 }
 
-template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
+template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wide, LoraProduct product)
 {
     const int N = act.rows, F = act.cols;
     const bool saves = gate_up.data != wide.data;
     check_operand("swiglu_forward", "act", act, N, F);
-    const bool in_one = saves && range_is_reused(act) && !act.data_t && !act.channel, adds = product.low.data;
+    const bool in_one = saves && scale_is_reused(act) && !act.data_t && !act.channel, adds = product.xa.data;
     CHECK(!act.channel || !adds, "swiglu_forward: the CUDA back end has no factors of columns with a product");
     const AmaxProbe probe = in_one ? amax_probe_new() : AmaxProbe{ saves || adds ? amax_new() : NULL, NULL };
     if (saves)
@@ -164,7 +164,7 @@ template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wid
         return;
     }
     if (!added && adds)
-        backend_lora_widen(wide, product.low, product.m, wide);
+        backend_lora_widen(wide, product.xa, product.m, wide);
     if (!added && saves) {
         with_type(wide, [&](auto *in) {
             save<EXACT>(in_one, probe, act, group_out(gate_up), in);
@@ -186,7 +186,7 @@ template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wid
     });
 }
 
-void swiglu_forward_fp8(Tensor act, Tensor gate_up, Tensor wide, LowProduct product, bool exact)
+void swiglu_forward_fp8(Tensor act, Tensor gate_up, Tensor wide, LoraProduct product, bool exact)
 {
     (exact ? forward<true> : forward<false>)(act, gate_up, wide, product);
 }

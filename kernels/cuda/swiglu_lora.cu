@@ -22,11 +22,11 @@ struct ActOut {
 template <Act ACT> constexpr bool MEASURES = ACT == ACT_AMAX || ACT == ACT_IN_RANGE;
 template <Act ACT> constexpr bool ENCODES  = ACT == ACT_CODES || ACT == ACT_IN_RANGE;
 
-/* The parts of B for gate and up; none: width 0, low -1. */
+/* The parts of B for gate and up; none: width 0, xa -1. */
 struct Halves { LoraPart of[2]; };
 
 /* The thread's packs of gate and of up, for tokens n and n + 8; after the end those of the last row. */
-__device__ static inline void load_turn(Pack<bf16> (&to)[2][2], const bf16 *from, int n, int N, int F)
+__device__ static inline void load_step(Pack<bf16> (&to)[2][2], const bf16 *from, int n, int N, int F)
 {
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -63,13 +63,13 @@ void swiglu_added_kernel(ActOut act, SaveOut saved, const bf16 *wide, Product p,
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % column_warps, group = threadIdx.x / 32 / column_warps;
     const int f0 = blockIdx.x * column_warps * STRIP, f = f0 + warp * STRIP + lane % 4 * 8;
     const int first = blockIdx.y * TOKENS, end = min(N, first + TOKENS), step = 16 * (STRIP_WARPS / column_warps);
-    const int low[2] = { halves.of[0].low, halves.of[1].low };
+    const int xa[2] = { halves.of[0].xa, halves.of[1].xa };
     const bf16 *from = wide + min(f, F - 8);
     const float inverse = ENCODES<ACT> ? 1.0f / tile_scale(act.codes, *tile_scale_from(act.codes)) : 0.0f;
     float m = 0;
     int n = first + 16 * group + lane / 4;
     Pack<bf16> next[2][2];
-    load_turn(next, from, n, N, F);
+    load_step(next, from, n, N, F);
     hold_matrix(packs, p, [&](int i) { return strip_of(p.parts, i % 2 ? halves.of[1] : halves.of[0], f0 + i / 2 * STRIP); });
     __syncthreads();
     for (; n - lane / 4 < end; n += step) {
@@ -78,8 +78,8 @@ void swiglu_added_kernel(ActOut act, SaveOut saved, const bf16 *wide, Product p,
         for (int i = 0; i < 32; i++)
             strip_element(sum, i / 16, i / 8 % 2, i % 8) = next[i / 16][i / 8 % 2][i % 8];
         if (n - lane / 4 + step < end)
-            load_turn(next, from, n + step, N, F);
-        add_product(sum, packs + warp * packs_each + lane, p, low, n, end);
+            load_step(next, from, n + step, N, F);
+        add_product(sum, packs + warp * packs_each + lane, p, xa, n, end);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int token = n + 8 * i;
@@ -107,11 +107,11 @@ void swiglu_added_kernel(ActOut act, SaveOut saved, const bf16 *wide, Product p,
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
 /* False: not supported. */
-static bool prepare(Product *p, Halves *halves, Tensor wide, LowProduct product)
+static bool prepare(Product *p, Halves *halves, Tensor wide, LoraProduct product)
 {
-    if (!product.low.data || wide.rows == 0 || wide.format.dtype != BF16)
+    if (!product.xa.data || wide.rows == 0 || wide.format.dtype != BF16)
         return false;
-    const int F = wide.cols / 2, rank = check_low_rank("swiglu_forward", product.m, wide, product.low);
+    const int F = wide.cols / 2, rank = check_lora_matrix("swiglu_forward", product.m, wide, product.xa);
     const LoraParts parts = lora_parts(product.m, rank, wide.cols);
     for (int h = 0; h < 2; h++)
         halves->of[h] = { 0, 0, -1, 0, 0 };
@@ -120,7 +120,7 @@ static bool prepare(Product *p, Halves *halves, Tensor wide, LowProduct product)
             return false;
         halves->of[parts.part[i].first / F] = parts.part[i];
     }
-    return is_aligned(wide, F) && wide.rows <= 65535 * TOKENS && choose_product(p, product.low, product.m.w, parts, SCALE_BYTES);
+    return is_aligned(wide, F) && wide.rows <= 65535 * TOKENS && choose_product(p, product.xa, product.m.w, parts, SCALE_BYTES);
 }
 
 template <Save SAVE, Act ACT, bool EXACT>
@@ -134,7 +134,7 @@ static void launch(ActOut act, SaveOut saved, Tensor wide, const Product &p, con
     LAUNCH_CHECK();
 }
 
-bool swiglu_added(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
+bool swiglu_added(Tensor act, Tensor gate_up, Tensor wide, LoraProduct product)
 {
     Product p;
     Halves halves;
@@ -144,7 +144,7 @@ bool swiglu_added(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
     return true;
 }
 
-bool swiglu_save_added(AmaxProbe probe, Tensor act, Tensor gate_up, Tensor wide, LowProduct product, bool exact)
+bool swiglu_save_added(AmaxProbe probe, Tensor act, Tensor gate_up, Tensor wide, LoraProduct product, bool exact)
 {
     Product p;
     Halves halves;
@@ -156,9 +156,9 @@ bool swiglu_save_added(AmaxProbe probe, Tensor act, Tensor gate_up, Tensor wide,
     const SaveOut groups = { .groups = group_out(gate_up) };
     if (!saves)
         launch<SAVE_BF16, ACT_AMAX, false>(measured, { .data = (bf16 *)wide.data }, wide, p, halves);
-    else if (probe.range && exact)
+    else if (probe.scale_amax && exact)
         launch<SAVE_GROUPS, ACT_IN_RANGE, true>(in_range, groups, wide, p, halves);
-    else if (probe.range)
+    else if (probe.scale_amax)
         launch<SAVE_GROUPS, ACT_IN_RANGE, false>(in_range, groups, wide, p, halves);
     else if (exact)
         launch<SAVE_GROUPS, ACT_AMAX, true>(measured, groups, wide, p, halves);
@@ -167,13 +167,13 @@ bool swiglu_save_added(AmaxProbe probe, Tensor act, Tensor gate_up, Tensor wide,
     return true;
 }
 
-void swiglu_codes_added(Tensor act, AmaxProbe probe, Tensor wide, LowProduct product)
+void swiglu_codes_added(Tensor act, AmaxProbe probe, Tensor wide, LoraProduct product)
 {
     Product p;
     Halves halves;
     if (!prepare(&p, &halves, wide, product))
         die("swiglu_codes_added: called although swiglu_save_added returned false");
     const ActOut measured = { .codes = tile_out(act, probe.amax) };
-    const ActOut again = { .codes = tile_out_recode(act, probe), .probe = probe };
-    launch<SAVE_NONE, ACT_CODES, true>(probe.range ? again : measured, {}, wide, p, halves);
+    const ActOut recode = { .codes = tile_out_recode(act, probe), .probe = probe };
+    launch<SAVE_NONE, ACT_CODES, true>(probe.scale_amax ? recode : measured, {}, wide, p, halves);
 }

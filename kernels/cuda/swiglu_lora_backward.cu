@@ -2,7 +2,7 @@
  *
  * A warp has two neighbouring strips, 16 tokens at a time, with loads of the next gradients in flight. Bytes per element of act: 10
  * in BF16; for an FP8 gradient from FP8 groups two passes, 4.12 for its maximum and 4.12 + 2 to write it, or + 3 with act; only the
- * second if its range is reused. */
+ * second if its scale is reused. */
 #include "kernels/cuda/strips.cuh"
 #include "kernels/cuda/swiglu.cuh"
 
@@ -52,7 +52,7 @@ void swiglu_backward_added_kernel(Gradient out, const bf16 *dact, Reader gate_up
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % column_warps, group = threadIdx.x / 32 / column_warps;
     const int c0 = blockIdx.x * column_warps * 2 * STRIP, column = c0 + warp * 2 * STRIP + lane % 4 * 8;
     const int first = blockIdx.y * TOKENS, end = min(N, first + TOKENS), step = 16 * (STRIP_WARPS / column_warps);
-    const int low[2] = { 0, 0 };
+    const int xa[2] = { 0, 0 };
     if (OUT == OUT_CODES && out.probe.amax && was_in_range(out.codes, out.probe))
         return;
     const float inverse = ENCODES<OUT> ? 1.0f / tile_scale(out.codes, *tile_scale_from(out.codes)) : 0.0f;
@@ -72,7 +72,7 @@ void swiglu_backward_added_kernel(Gradient out, const bf16 *dact, Reader gate_up
             strip_element(sum, i / 16, i / 8 % 2, i % 8) = next[i / 16][i / 8 % 2][i % 8];
         if (n - lane / 4 + step < end)
             load_gradients(next, dact, n + step, column, N, F);
-        add_product(sum, packs + warp * packs_each + lane, p, low, n, end);
+        add_product(sum, packs + warp * packs_each + lane, p, xa, n, end);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int token = n + i / 2 * 8, f = column + i % 2 * STRIP;
@@ -117,12 +117,12 @@ template <Out OUT, class Reader> static void launch(const Gradient &out, Tensor 
     LAUNCH_CHECK();
 }
 
-/* The scale, then the codes; or both in one pass if the range is reused, and a second pass if it was exceeded. */
+/* The scale, then the codes; or both in one pass if the scale is reused, and a second pass if it was exceeded. */
 template <class Reader>
 static void launch_fp8(Tensor dgate_up, Tensor act, Tensor dact, Reader gate_up, const Product &p)
 {
     const TileOut act_out = tile_out(act, NULL);
-    if (range_is_reused(dgate_up)) {
+    if (scale_is_reused(dgate_up)) {
         const AmaxProbe probe = amax_probe_new();
         launch<OUT_IN_RANGE>({ .amax = probe.amax, .codes = tile_out_in_range(dgate_up, probe), .act = act_out }, dact, gate_up, p);
         launch<OUT_CODES>({ .codes = tile_out_recode(dgate_up, probe), .probe = probe }, dact, gate_up, p);
@@ -146,14 +146,14 @@ static bool knows(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up)
            is_aligned(dgate_up, dact.cols) && dact.rows > 0 && dact.rows <= 65535 * TOKENS;
 }
 
-bool swiglu_backward_added(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up)
+bool swiglu_backward_added(Tensor dgate_up, Tensor act, Tensor dact, LoraProduct product, Tensor gate_up)
 {
     const int N = dact.rows, F = dact.cols;
-    if (!product.low.data || product.m.is_b || !knows(dgate_up, act, dact, gate_up))
+    if (!product.xa.data || product.m.is_b || !knows(dgate_up, act, dact, gate_up))
         return false;
-    const int rank = check_low_rank("swiglu_backward", product.m, dact, product.low);
+    const int rank = check_lora_matrix("swiglu_backward", product.m, dact, product.xa);
     Product p;
-    if (!choose_product(&p, product.low, product.m.w, lora_parts(product.m, rank, F), 0))
+    if (!choose_product(&p, product.xa, product.m.w, lora_parts(product.m, rank, F), 0))
         return false;
     check_operand("swiglu_backward", "dgate_up", dgate_up, N, 2 * F);
     if (tensor_exists(act))

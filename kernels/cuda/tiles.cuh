@@ -4,7 +4,7 @@
  * the scale, recomputes the values and writes the codes. A Source computes eight neighbours of a row from its inputs; the passes
  * are the same for all Sources.
  *
- * If range_is_reused, pass 2 runs first and measures the maximum. A second launch of few blocks always follows:
+ * If scale_is_reused, pass 2 runs first and measures the maximum. A second launch of few blocks always follows:
  * it re-encodes if the maximum exceeded the range, else it returns at once. Nothing waits for the device.
  *
  * Pass 2 works on tiles of 128 rows x 64 columns, 4 x 8 elements per thread: codes are written in rows of 64 bytes, transposed
@@ -89,7 +89,7 @@ static inline TileOut tile_out(Tensor t, const float *amax, float *noted, float 
 /* With the scale from amax or, if NULL, with that of t. */
 static inline TileOut tile_out(Tensor t, const float *amax)
 {
-    return tile_out(t, amax, t.range, 1);
+    return tile_out(t, amax, t.scale_amax, 1);
 }
 
 /* tile_scale: the scale, from *tile_scale_from. */
@@ -111,9 +111,9 @@ __device__ inline float tile_scale(const TileOut &out, float from)
     return s;
 }
 
-/* The result of a pass over a y whose range is reused, for the launch after it. NOTE: that launch cannot read the range itself,
+/* The result of a pass over a y whose scale is reused, for the launch after it. NOTE: that launch cannot read the range itself,
  * since its first block changes it before others have begun. */
-struct AmaxProbe { float *amax, *range; };      /* max|y|; the range before the pass */
+struct AmaxProbe { float *amax, *scale_amax; }; /* max|y|; that of the scale before the pass */
 
 static inline AmaxProbe amax_probe_new(void)
 {
@@ -123,18 +123,18 @@ static inline AmaxProbe amax_probe_new(void)
 /* y in the pass; y in the launch that re-encodes it. */
 static inline TileOut tile_out_in_range(Tensor y, AmaxProbe probe)
 {
-    return tile_out(y, y.range, probe.range, fp8_headroom(y.format.dtype));
+    return tile_out(y, y.scale_amax, probe.scale_amax, fp8_headroom(y.format.dtype));
 }
 
 static inline TileOut tile_out_recode(Tensor y, AmaxProbe probe)
 {
-    return tile_out(y, probe.amax, y.range, fp8_headroom(y.format.dtype));
+    return tile_out(y, probe.amax, y.scale_amax, fp8_headroom(y.format.dtype));
 }
 
 /* True if y was within its range and need not be re-encoded. */
-__device__ inline bool was_in_range(const TileOut &again, AmaxProbe probe)
+__device__ inline bool was_in_range(const TileOut &recode, AmaxProbe probe)
 {
-    return !(*probe.amax / again.headroom > *probe.range);
+    return !(*probe.amax / recode.headroom > *probe.scale_amax);
 }
 
 /* Dies unless t is dense or an FP8 GEMM operand of this shape: one scale, rows and columns multiples of 16. */
@@ -223,7 +223,7 @@ void fp8_amax_kernel(float *amax, Source source, int rows, int cols)
 template <class Source> struct TileOuts { TileOut out[Source::OUTPUTS]; };
 
 /* Stores eight columns of four rows of codes, a word per column, from this column of t on; a column of t has 33 words. */
-__device__ inline void turn_codes(uint32_t *t, int column, int word, const uint2 (&codes)[4])
+__device__ inline void transpose_words(uint32_t *t, int column, int word, const uint2 (&codes)[4])
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -251,7 +251,7 @@ __device__ inline void store_tile(const TileOut &out, int o, const Source &sourc
             *(uint2 *)(out.data + (size_t)(row + i) * out.cols + source.column(o, col0 + 8 * cg)) = codes[i];
     if (!out.data_t)
         return;
-    turn_codes(t, 8 * cg, rg, codes);
+    transpose_words(t, 8 * cg, rg, codes);
     __syncthreads();
 #pragma unroll
     for (int p = 0; p < TILE_COLS / 32; p++) {
@@ -309,7 +309,7 @@ void fp8_tile_kernel(TileOuts<Source> outs, Source source, int rows, int cols)
     encode_tile(outs, source, blockIdx.y * TILE_ROWS, blockIdx.x * TILE_COLS, rows, cols, t);
 }
 
-/* Both passes in one, if the range is reused. */
+/* Both passes in one, if the scale is reused. */
 template <class Source> __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3)
 void fp8_in_range_kernel(float *amax, TileOuts<Source> outs, Source source, int rows, int cols)
 {
@@ -379,14 +379,14 @@ static inline void fp8_in_range(Tensor y, TileOuts<Source> outs, const Source &s
     fp8_recode(y, probe, source, rows, cols);
 }
 
-/* The same if max|y| is known: used unless y's range is reused. */
+/* The same if max|y| is known: used unless y's scale is reused. */
 template <class Source>
 static inline void fp8_operand_from(Tensor y, const float *amax, const Source &source, int rows, int cols)
 {
     TileOuts<Source> outs = {};
     for (int o = 0; o < Source::MEASURED; o++)
         outs.out[o] = tile_out(y, amax);
-    if (range_is_reused(y))
+    if (scale_is_reused(y))
         fp8_in_range(y, outs, source, rows, cols);
     else
         fp8_tiles(outs, source, rows, cols);
@@ -396,7 +396,7 @@ static inline void fp8_operand_from(Tensor y, const float *amax, const Source &s
 template <class Source>
 static inline void fp8_operand(Tensor y, TileOuts<Source> outs, const Source &source, int rows, int cols)
 {
-    if (range_is_reused(y)) {
+    if (scale_is_reused(y)) {
         fp8_in_range(y, outs, source, rows, cols);
         return;
     }

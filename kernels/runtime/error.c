@@ -122,7 +122,7 @@ static struct {
     bool hold;
     char **line;
     int count;
-} kept = { .lock = PTHREAD_MUTEX_INITIALIZER };
+} messages = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 void warn(const char *format, ...)
 {
@@ -134,36 +134,36 @@ void warn(const char *format, ...)
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
     char *line = xasprintf("warning: %s\n", message);
-    pthread_mutex_lock(&kept.lock);
+    pthread_mutex_lock(&messages.lock);
     bool said = false;
-    for (int i = 0; i < kept.count; i++)
-        said |= strcmp(kept.line[i], line) == 0;
+    for (int i = 0; i < messages.count; i++)
+        said |= strcmp(messages.line[i], line) == 0;
     if (said)
         free(line);
-    else if (kept.hold) {
-        kept.line = xrealloc(kept.line, sizeof *kept.line * (size_t)(kept.count + 1));
-        kept.line[kept.count++] = line;
+    else if (messages.hold) {
+        messages.line = xrealloc(messages.line, sizeof *messages.line * (size_t)(messages.count + 1));
+        messages.line[messages.count++] = line;
     } else {
         print_line(line);
         free(line);
     }
-    pthread_mutex_unlock(&kept.lock);
+    pthread_mutex_unlock(&messages.lock);
 }
 
 void error_hold_warnings(bool hold)
 {
-    pthread_mutex_lock(&kept.lock);
-    kept.hold = hold;
-    for (int i = 0; i < kept.count && !hold; i++) {
-        print_line(kept.line[i]);
-        free(kept.line[i]);
+    pthread_mutex_lock(&messages.lock);
+    messages.hold = hold;
+    for (int i = 0; i < messages.count && !hold; i++) {
+        print_line(messages.line[i]);
+        free(messages.line[i]);
     }
     if (!hold) {
-        free(kept.line);
-        kept.line = NULL;
-        kept.count = 0;
+        free(messages.line);
+        messages.line = NULL;
+        messages.count = 0;
     }
-    pthread_mutex_unlock(&kept.lock);
+    pthread_mutex_unlock(&messages.lock);
 }
 
 void *xmalloc(size_t bytes)

@@ -41,7 +41,7 @@ typedef struct {
 typedef struct {
     int  leader;
     char name[NAME];
-} Place;
+} RankHost;
 
 typedef struct {
     int    leader;                      /* of the other host */
@@ -51,7 +51,7 @@ typedef struct {
 } Link;
 
 static struct {
-    Place *place;                       /* (ranks) */
+    RankHost *of_rank;                  /* (ranks) */
     Link  *link;                        /* (n) */
     int    n;
 } hosts;
@@ -221,19 +221,19 @@ static size_t name_host(char *text, size_t size, int leader)
     size_t at = 0;
     int count = 0, first = 0;
     for (int r = 0; r < ranks; r++)
-        count += hosts.place[r].leader == leader;
+        count += hosts.of_rank[r].leader == leader;
     at += (size_t)snprintf(text, size, "%s", count > 1 ? "ranks" : "rank");
     for (int r = 0; r < ranks; r++) {
-        const bool here = hosts.place[r].leader == leader;
-        const bool begins = here && (r == 0 || hosts.place[r - 1].leader != leader);
-        const bool ends = here && (r + 1 == ranks || hosts.place[r + 1].leader != leader);
+        const bool here = hosts.of_rank[r].leader == leader;
+        const bool begins = here && (r == 0 || hosts.of_rank[r - 1].leader != leader);
+        const bool ends = here && (r + 1 == ranks || hosts.of_rank[r + 1].leader != leader);
         if (begins)
             first = r;
         if (ends && at < size)
             at += (size_t)snprintf(text + at, size - at, r > first ? "%s %d-%d" : "%s %d", first == leader ? "" : ",", first, r);
     }
     if (at < size)
-        at += (size_t)snprintf(text + at, size - at, " on %s", hosts.place[leader].name);
+        at += (size_t)snprintf(text + at, size - at, " on %s", hosts.of_rank[leader].name);
     return at;
 }
 
@@ -332,21 +332,21 @@ bool hosts_leaving(void)
 static void list_links(int leader)
 {
     const int rank = comm_rank(), ranks = comm_size();
-    Place own = { .leader = leader };
+    RankHost own = { .leader = leader };
     gethostname(own.name, sizeof own.name - 1);
-    hosts.place = xcalloc((size_t)ranks, sizeof *hosts.place);
+    hosts.of_rank = xcalloc((size_t)ranks, sizeof *hosts.of_rank);
     hosts.link = xcalloc((size_t)ranks, sizeof *hosts.link);
     hosts.n = 0;
-    MPI_Allgather(&own, sizeof own, MPI_BYTE, hosts.place, sizeof own, MPI_BYTE, comm_mpi(RANKS_ALL));
+    MPI_Allgather(&own, sizeof own, MPI_BYTE, hosts.of_rank, sizeof own, MPI_BYTE, comm_mpi(RANKS_ALL));
     for (int r = 0; r < ranks; r++)
-        if (hosts.place[r].leader == r && rank == leader && (rank == 0) != (r == 0))
+        if (hosts.of_rank[r].leader == r && rank == leader && (rank == 0) != (r == 0))
             hosts.link[hosts.n++] = (Link){ .leader = r, .fd = -1 };
 }
 
 static bool several_hosts(void)
 {
     for (int r = 0; r < comm_size(); r++)
-        if (hosts.place[r].leader != hosts.place[0].leader)
+        if (hosts.of_rank[r].leader != hosts.of_rank[0].leader)
             return true;
     return false;
 }
@@ -368,7 +368,7 @@ static void agree(void)
         *l = (Link){ .leader = l->leader, .fd = -1 };
         name_host(text, sizeof text, l->leader);
         warn("%s cannot connect to rank 0 on %s by TCP: if that host fails, no message will name it", text,
-             hosts.place[0].name);
+             hosts.of_rank[0].name);
     }
     free(connected);
 }
@@ -397,7 +397,7 @@ void hosts_stop(void)
     for (int i = 0; i < hosts.n; i++)
         if (hosts.link[i].fd >= 0)
             close(hosts.link[i].fd);
-    free(hosts.place);
+    free(hosts.of_rank);
     free(hosts.link);
     memset(&hosts, 0, sizeof hosts);
 }

@@ -7,7 +7,7 @@
 
 #include "kernels/runtime/clock.h"
 
-static const double FIRST = 1, AGAIN_ON_TERMINAL = 0.25, AGAIN_ELSEWHERE = 30;     /* seconds */
+static const double FIRST = 1, PERIOD_ON_TERMINAL = 0.25, PERIOD_ELSEWHERE = 30;   /* seconds */
 
 static struct {
     const char *what;       /* NULL: no work */
@@ -26,7 +26,7 @@ void progress_begin(const char *what)
     work.what = work.silent ? NULL : what;
     work.terminal = isatty(STDERR_FILENO);
     work.start = clock_seconds();
-    work.said = work.terminal ? work.start + FIRST - AGAIN_ON_TERMINAL : work.start;
+    work.said = work.terminal ? work.start + FIRST - PERIOD_ON_TERMINAL : work.start;
 }
 
 /* At most one line of a terminal, or a \r would not return to its begin. */
@@ -47,7 +47,7 @@ void progress_show(double share, const char *now)
 {
     char text[80];
     const double time = clock_seconds();
-    if (!work.what || time - work.said < (work.terminal ? AGAIN_ON_TERMINAL : AGAIN_ELSEWHERE))
+    if (!work.what || time - work.said < (work.terminal ? PERIOD_ON_TERMINAL : PERIOD_ELSEWHERE))
         return;
     work.said = time;
     const int width = describe(text, sizeof text, share, now);

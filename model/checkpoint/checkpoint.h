@@ -41,7 +41,7 @@ typedef struct {
     DataSample sample;         /* of the files' content */
     MixedSource mix[MIX_MOST]; /* those of the mixture first, then those of earlier ones */
     int    num_mix;            /* 0: data.paths */
-    uint64_t base_sample;      /* of the base of adapters (base_sample.h); 0: no adapters, or unknown */
+    uint64_t base_fingerprint; /* of the base of adapters (base_fingerprint.h); 0: no adapters, or unknown */
     struct { long last, every, count; } average;   /* of snapshots in the average, by these settings; 0: none yet */
     SpikeWindow spikes;        /* so that a resumed run detects the same spikes */
 } TrainState;

@@ -10,7 +10,7 @@
 
 #include "kernels/runtime/clock.h"
 #include "kernels/runtime/error.h"
-#include "model/checkpoint/base_sample.h"
+#include "model/checkpoint/base_fingerprint.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/convert.h"
@@ -78,21 +78,21 @@ static void check(const Entry *e)
 /* Sets the tensor's file. */
 static void find(const Export *x, Entry *e)
 {
-    const bool low = e->tensor.adapter || e->tensor.with_adapter;
+    const bool is_adapter = e->tensor.adapter || e->tensor.with_adapter;
     char name[HF_NAME];
     strcpy(name, e->tensor.name);
     if (e->tensor.with_adapter)
         hf_adapter_name(name, e->tensor.name, NULL);
-    e->from = low ? NULL : coded_source_find(x->source.file, x->source.count, name);
+    e->from = is_adapter ? NULL : coded_source_find(x->source.file, x->source.count, name);
     if (e->from)
         return;
-    const Source *s = low ? &x->adapter : &x->source;
+    const Source *s = is_adapter ? &x->adapter : &x->source;
     const Found found = safetensors_find_in(s->file, s->count, name);
     e->source = found.tensor;
     e->from = found.file;
     if (!e->source)
-        die("%s: there is no tensor %s, which the %s needs", low ? x->folder : x->base, name,
-            low ? "adapters of its adapter_config.json" : "model of its config.json");
+        die("%s: there is no tensor %s, which the %s needs", is_adapter ? x->folder : x->base, name,
+            is_adapter ? "adapters of its adapter_config.json" : "model of its config.json");
     check(e);
 }
 
@@ -122,9 +122,9 @@ static void list_tensors(Export *x, const ModelConfig *m)
     int count;
     HfTensor *tensor = hf_tensors_of(m, &count);
     x->entry = xcalloc((size_t)count + 1, sizeof *x->entry);
-    x->low = xcalloc((size_t)count + 1, sizeof *x->low);
+    x->adapter_entry = xcalloc((size_t)count + 1, sizeof *x->adapter_entry);
     for (int i = 0; i < count; i++) {
-        Entry *e = tensor[i].adapter ? &x->low[x->num_low++] : &x->entry[x->num_entries++];
+        Entry *e = tensor[i].adapter ? &x->adapter_entry[x->num_adapter_entries++] : &x->entry[x->num_entries++];
         const bool in_block = unit_kind(m, tensor[i].unit)->is_layer;
         *e = (Entry){ .tensor = tensor[i], .shares = tensor[i].unit * NUM_PARAMS + tensor[i].param,
                       .is_coded = x->is_coded && in_block && !tensor[i].vector && !tensor[i].adapter };
@@ -142,13 +142,13 @@ static const Entry *find_entry(const Entry *list, int count, const char *name)
 }
 
 /* The matrix `matrix` (lora_A or lora_B) of e's adapter; NULL: there is none. */
-static const Entry *find_low(const Export *x, const Entry *e, const char *matrix)
+static const Entry *find_adapter_entry(const Export *x, const Entry *e, const char *matrix)
 {
     char name[HF_NAME];
     if (e->tensor.vector)
         return NULL;
     hf_adapter_name(name, e->tensor.name, matrix);
-    return find_entry(x->low, x->num_low, name);
+    return find_entry(x->adapter_entry, x->num_adapter_entries, name);
 }
 
 static void join(Export *x)
@@ -156,17 +156,17 @@ static void join(Export *x)
     int joined = 0;
     for (int i = 0; i < x->num_entries; i++) {
         Entry *e = &x->entry[i];
-        e->a = find_low(x, e, "lora_A");
-        e->b = find_low(x, e, "lora_B");
+        e->a = find_adapter_entry(x, e, "lora_A");
+        e->b = find_adapter_entry(x, e, "lora_B");
         joined += (e->a != NULL) + (e->b != NULL);
     }
-    CHECK(joined == x->num_low, "%d of %d tensors of adapters belong to a matrix", joined, x->num_low);
+    CHECK(joined == x->num_adapter_entries, "%d of %d tensors of adapters belong to a matrix", joined, x->num_adapter_entries);
 }
 
 /* Whether a tensor of the adapters' file is A, B or one that replaces the base's. */
 static bool is_low(const Export *x, const char *name)
 {
-    bool found = find_entry(x->low, x->num_low, name) != NULL;
+    bool found = find_entry(x->adapter_entry, x->num_adapter_entries, name) != NULL;
     for (int i = 0; i < x->num_entries && !found; i++) {
         char own[HF_NAME];
         if (x->entry[i].tensor.with_adapter)
@@ -179,21 +179,21 @@ static bool is_low(const Export *x, const char *name)
 static void check_left_over(const Export *x, const ModelConfig *m)
 {
     for (int i = 0; i < x->source.count + x->adapter.count; i++) {
-        const bool low = i >= x->source.count;
-        const SafeFile *f = low ? x->adapter.file[i - x->source.count] : x->source.file[i];
+        const bool is_adapter = i >= x->source.count;
+        const SafeFile *f = is_adapter ? x->adapter.file[i - x->source.count] : x->source.file[i];
         for (int t = 0; t < f->count; t++) {
             const char *name = f->tensor[t].name;
-            char *matrix = low ? NULL : coded_source_matrix(x->source.file, x->source.count, name);
-            const bool placed = low ? is_low(x, name) : find_entry(x->entry, x->num_entries, matrix ? matrix : name) != NULL;
+            char *matrix = is_adapter ? NULL : coded_source_matrix(x->source.file, x->source.count, name);
+            const bool placed = is_adapter ? is_low(x, name) : find_entry(x->entry, x->num_entries, matrix ? matrix : name) != NULL;
             free(matrix);
-            if (placed || (!low && m->image.feature_size > 0 && tower_owns(name)))
+            if (placed || (!is_adapter && m->image.feature_size > 0 && tower_owns(name)))
                 continue;
-            if (!low && source_may_have(&x->source, name, x->base, m))
+            if (!is_adapter && source_may_have(&x->source, name, x->base, m))
                 continue;
-            if (low)
+            if (is_adapter)
                 source_refuse_adapter(x->folder, name);
             die("%s: tensor %s has no place in the %s", f->path, name,
-                low ? "adapters of adapter_config.json" : "model of config.json");
+                is_adapter ? "adapters of adapter_config.json" : "model of config.json");
         }
     }
 }
@@ -204,12 +204,12 @@ static void check_left_over(const Export *x, const ModelConfig *m)
 static char *json_text(const json_t *value)
 {
     char *text = json_dumps(value, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
-    json_t *again = json_loads(text, 0, NULL);
-    if (!json_equal(value, again)) {
+    json_t *read_back = json_loads(text, 0, NULL);
+    if (!json_equal(value, read_back)) {
         free(text);
         text = json_dumps(value, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
     }
-    json_decref(again);
+    json_decref(read_back);
     return text;
 }
 
@@ -284,7 +284,7 @@ static ModelConfig open_model(Export *x, const char *base)
     config_read_hf(&m, x->base);
     source_refuse_quantized(&x->source);
     if (adapter) {
-        base_check(x->folder, x->base, base_sample(&x->source), false);
+        base_fingerprint_check(x->folder, x->base, base_fingerprint(&x->source), false);
         x->adapter = source_open_adapter(x->folder);
         adapter_read(&m.lora, &dropout, x->folder, &m);
         x->lora = m.lora;
@@ -313,7 +313,7 @@ static void close_export(Export *x)
     free(x->temporary);
     free(x->file);
     free(x->entry);
-    free(x->low);
+    free(x->adapter_entry);
 }
 
 /* ---- averages --------------------------------------------------------------------------------------------- */

@@ -136,7 +136,7 @@ static void check_sum(const Entry *e, uint32_t sum)
 }
 
 /* All of an adapter's tensor; the caller frees it. */
-static float *read_low(const Export *x, const Entry *e)
+static float *read_adapter(const Export *x, const Entry *e)
 {
     const SafeTensor *t = e->source;
     const size_t bytes = t->end - t->begin, n = numel(&e->tensor);
@@ -154,7 +154,7 @@ static float *read_low(const Export *x, const Entry *e)
 
 static Merge open_merge(const Export *x, const Entry *e)
 {
-    float *a = read_low(x, e->a), *b = read_low(x, e->b);
+    float *a = read_adapter(x, e->a), *b = read_adapter(x, e->b);
     const Merge m = merge_open(a, b, x->lora.rank, e->tensor.rows, e->tensor.cols, (float)lora_scale(&x->lora));
     free(a);
     free(b);
@@ -290,7 +290,7 @@ static void write_output(const Export *x, const Entry *e, const CodedTensor *t, 
 }
 
 /* How many of n elements of e from `at` on are not in padding rows of the vocabulary; these are only read for the checksum. */
-static size_t kept_of(const Entry *e, size_t at, size_t n)
+static size_t existing_of(const Entry *e, size_t at, size_t n)
 {
     const size_t own = numel(&e->tensor);
     return at >= own ? 0 : own - at < n ? own - at : n;
@@ -305,10 +305,10 @@ static void write_plain(Reading *r, const Entry *e)
     for (size_t at = 0, n; at < all; at += n) {
         n = all - at < r->chunk ? all - at : r->chunk;
         read_values(r, at, n);
-        const size_t kept = kept_of(e, at, n), bad = convert_encode(r->raw, r->x->dtype, r->values, kept);
-        if (bad < kept)
+        const size_t existing = existing_of(e, at, n), bad = convert_encode(r->raw, r->x->dtype, r->values, existing);
+        if (bad < existing)
             die_of_value(r->x, e, r->values[bad]);
-        write_output(r->x, e, &to[0], at * to[0].bytes, r->raw, kept * to[0].bytes);
+        write_output(r->x, e, &to[0], at * to[0].bytes, r->raw, existing * to[0].bytes);
     }
     end_reading(r);
 }
@@ -434,7 +434,7 @@ void export_read(const Export *x, const char *name, float *values)
     for (size_t at = 0, n; at < all; at += n) {
         n = all - at < CHUNK ? all - at : CHUNK;
         read_checked(&r, at, n);
-        memcpy(values + at, r.values, kept_of(e, at, n) * sizeof *values);
+        memcpy(values + at, r.values, existing_of(e, at, n) * sizeof *values);
     }
     end_reading(&r);
     close_reading(&r);

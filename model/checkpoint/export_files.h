@@ -31,8 +31,8 @@ typedef struct Export {
     Coded       coded;
     Lora        lora;           /* rank 0: no adapters */
     Source      source, adapter;
-    Entry      *entry, *low;    /* the model's, and those of adapters */
-    int         num_entries, num_low, num_files;
+    Entry      *entry, *adapter_entry; /* the model's, and those of adapters */
+    int         num_entries, num_adapter_entries, num_files;
     bool        is_calibrated;  /* export_write_int4 was called */
     SafeFile  **file;
     struct Export *other;       /* of an average: the other models, which have the same entries */

@@ -192,12 +192,12 @@ void layout_free(Layout *l)
 
 /* ---- device memory ---------------------------------------------------------------------------------------- */
 
-/* The elements of the piece's region that this rank has, in units of the piece's `per`. None for region BASE, which is stored in
- * another format. */
+/* The elements of the piece's region that this rank has, in units of the piece's `per`. None for region QUANTIZED, which is stored
+ * in another format. */
 static Range held_by(const Piece *p, const Shard *s)
 {
     const Slice own = p->kind == PIECE_WEIGHT ? s->slice[p->region] : shard_state(s, p->state);
-    return p->region == BASE ? (Range){ 0, 0 } : (Range){ own.first / p->per, (own.first + own.count) / p->per };
+    return p->region == QUANTIZED ? (Range){ 0, 0 } : (Range){ own.first / p->per, (own.first + own.count) / p->per };
 }
 
 static const Tensor *tensor_of(const Piece *p, const Shard *s)
@@ -472,7 +472,7 @@ void layout_read(Layout *l, ParamStore *f, SafeFile *const *source, int count)
         const Piece *p = &l->piece[i];
         progress_show(done / all, p->name);
         done += (double)p->count;
-        if (p->region == BASE)
+        if (p->region == QUANTIZED)
             continue;
         PieceReader r = { p, source, count, layout_find(p, source, count), raw, 0 };
         const char *dtype = r.from.tensor ? r.from.tensor->dtype : "codes and scales";

@@ -3,7 +3,7 @@
 #include "model/fsdp.h"
 #include "model/checkpoint/safetensors.h"
 
-/* BASE: the model without adapters and what is stored with them; MODEL: without adapters only. */
+/* QUANTIZED: the model without adapters and what is stored with them; MODEL: without adapters only. */
 typedef enum { LAYOUT_MODEL, LAYOUT_BASE, LAYOUT_OPTIMIZER, LAYOUT_ADAPTER } LayoutKind;
 typedef enum { PIECE_WEIGHT, PIECE_STATE, PIECE_SCALE } PieceKind;     /* a weight, an optimizer's state, its groups' scales */
 
@@ -37,7 +37,7 @@ typedef struct {
 
 /* Depends only on the architecture, the recipe and the optimizer: the same on every rank, for any number of ranks. `folder`: that
  * of the files; NULL: only the pieces. A file has whole units, up to `file_limit` bytes; adapters are one file. Weights of region
- * BASE have pieces, but cannot be saved. */
+ * QUANTIZED have pieces, but cannot be saved. */
 Layout layout_make(const char *folder, LayoutKind kind, const ParamStore *f, size_t file_limit);
 void   layout_free(Layout *l);
 
@@ -63,7 +63,7 @@ const char *layout_write(Layout *l, const Range *own, const void *snapshot);
 void   layout_sum(Layout *l);
 
 /* Reads this rank's part of every piece from the `count` files of `source`, converting F32, BF16, F16 and codes with scales
- * [coded_source.h] as needed. For region BASE, which stored_base_read has read before, only checks checksums.
+ * [coded_source.h] as needed. For region QUANTIZED, which load_quantized has read before, only checks checksums.
  * All ranks of a shard group call; together they read everything.
  * Dies naming a tensor that is missing, has a wrong shape, a type that cannot be converted, or a wrong checksum. */
 void   layout_read(Layout *l, ParamStore *f, SafeFile *const *source, int count);

@@ -17,8 +17,8 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
 #include "kernels/runtime/watchdog.h"
-#include "model/base.h"
-#include "model/checkpoint/base_sample.h"
+#include "model/quantized_weights.h"
+#include "model/checkpoint/base_fingerprint.h"
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/crc32c.h"
 #include "model/checkpoint/folder.h"
@@ -26,7 +26,7 @@
 #include "model/checkpoint/manifest.h"
 #include "model/checkpoint/saved_as.h"
 #include "model/checkpoint/source.h"
-#include "model/checkpoint/stored_base.h"
+#include "model/checkpoint/load_quantized.h"
 #include "model/checkpoint/stored_states.h"
 #include "model/checkpoint/tokenizer_files.h"
 #include "model/checkpoint/tower.h"
@@ -96,7 +96,7 @@ static void load_weights(const char *folder, Source s, LayoutKind kind, const Co
         die("%s: tensor %s has no place in the configured model; the configuration must describe the model in that folder", path,
             name);
     if (kind != LAYOUT_ADAPTER && c->model.lora.base != BASE_AS_FROZEN)
-        stored_base_read(&l, f, s.file, s.count);
+        load_quantized(&l, f, s.file, s.count);
     layout_read(&l, f, s.file, s.count);
     check_finite(folder, &l, f);
     layout_free(&l);
@@ -195,7 +195,7 @@ static void load_optimizer(const char *folder, Source s, const Config *c, ParamS
         if (i == 0 || o->state[i].of == OF_OTHERS)
             check_trained(folder, &l, &s, o->state[i].name);
     StoredStates stored = stored_states(&read, s.file, s.count);
-    fsdp_zero_states(f);            /* files have no padding */
+    store_zero_states(f);           /* files have no padding */
     stored_states_read(&stored, &read, s.file, s.count);
     const char *name = left_state(&stored.layout, &s);
     if (name)
@@ -310,7 +310,7 @@ static void agree_on_manifest(const char *folder, bool adapter, json_t *manifest
 /* Ranks read different parts of files and might not notice different copies, so three pages of each tensor must agree. */
 static Source agreed(Source s, const char *folder)
 {
-    agree("weights or moments", folder, base_sample(&s));
+    agree("weights or moments", folder, base_fingerprint(&s));
     return s;
 }
 
@@ -325,29 +325,29 @@ bool checkpoint_load(const char *folder, const Config *c, ParamStore *f, TrainSt
     json_t *manifest = lora->rank > 0 && !adapter ? NULL : source_manifest(folder);     /* new adapters continue nothing */
     agree_on_manifest(folder, adapter, manifest);
     Source model = agreed(source_open(weights), weights);
-    const uint64_t base = lora->rank > 0 ? base_sample(&model) : 0;
+    const uint64_t base = lora->rank > 0 ? base_fingerprint(&model) : 0;
     if (adapter)
-        base_check(folder, weights, base, with_optimizer);
+        base_fingerprint_check(folder, weights, base, with_optimizer);
     check_description(weights, &c->model);
     tower_read(&model);
     tokenizer_files_read(folder, weights);
     zero_weights(f);
     if (lora->rank > 0 && !adapter)
-        fsdp_init_adapters(f, &c->model, c->seed);
+        store_init_adapters(f, &c->model, c->seed);
     if (adapter)
         load_weights(folder, agreed(source_open_adapter(folder), folder), LAYOUT_ADAPTER, c, f);
     load_weights(weights, model, adapter ? LAYOUT_BASE : LAYOUT_MODEL, c, f);
     if (lora->rounds_base)
-        base_round(f);
+        frozen_round(f);
     bool ours = manifest != NULL;
     if (ours)
         manifest_state(s, manifest, folder);
     if (ours && with_optimizer)
         load_optimizer(folder, agreed(source_open_optimizer(folder, manifest), folder), c, f);
     if (s)
-        s->base_sample = base;
+        s->base_fingerprint = base;
     json_decref(manifest);
-    fsdp_loaded(f);
+    store_loaded(f);
     return ours;
 }
 

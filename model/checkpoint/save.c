@@ -157,8 +157,8 @@ static json_t *manifest(json_t *files, json_t *sums)
     if (s->average.last > 0)
         json_object_set_new(o, "average", json_pack("{s:I, s:I, s:I}", "last", (json_int_t)s->average.last, "every",
                                                     (json_int_t)s->average.every, "count", (json_int_t)s->average.count));
-    if (s->base_sample)
-        json_object_set_new(o, "base_sample", hexadecimal(s->base_sample));
+    if (s->base_fingerprint)
+        json_object_set_new(o, "base_sample", hexadecimal(s->base_fingerprint));
     return o;
 }
 

@@ -12,8 +12,8 @@
 
 static const char file_name[] = "model-vision_tower.safetensors";
 
-static SafeFile **kept;
-static int num_kept;
+static SafeFile **opened;
+static int num_opened;
 
 bool tower_owns(const char *name)
 {
@@ -29,25 +29,25 @@ static bool has_tower(const SafeFile *f)
     return t < f->count;
 }
 
-static SafeFile *open_again(const SafeFile *f)
+static SafeFile *reopen(const SafeFile *f)
 {
-    SafeFile *again = safetensors_open(f->path);
-    for (int t = 0; t < f->count && t < again->count; t++) {
-        again->tensor[t].has_sum = f->tensor[t].has_sum;
-        again->tensor[t].sum = f->tensor[t].sum;
+    SafeFile *reopened = safetensors_open(f->path);
+    for (int t = 0; t < f->count && t < reopened->count; t++) {
+        reopened->tensor[t].has_sum = f->tensor[t].has_sum;
+        reopened->tensor[t].sum = f->tensor[t].sum;
     }
-    return again;
+    return reopened;
 }
 
 void tower_read(const Source *s)
 {
-    for (int i = 0; i < num_kept; i++)
-        safetensors_close(kept[i]);
-    num_kept = 0;
-    kept = xrealloc(kept, (size_t)(s->count + 1) * sizeof *kept);
+    for (int i = 0; i < num_opened; i++)
+        safetensors_close(opened[i]);
+    num_opened = 0;
+    opened = xrealloc(opened, (size_t)(s->count + 1) * sizeof *opened);
     for (int i = 0; i < s->count; i++)
         if (has_tower(s->file[i]))
-            kept[num_kept++] = open_again(s->file[i]);
+            opened[num_opened++] = reopen(s->file[i]);
 }
 
 /* `name` without `first`, if it begins with it. */
@@ -88,7 +88,7 @@ uint64_t tower_sample(const Source *s)
 
 bool tower_exists(void)
 {
-    return num_kept > 0;
+    return num_opened > 0;
 }
 
 /* Returns the checksum. */
@@ -112,9 +112,9 @@ static uint32_t copy(SafeFile *to, const SafeFile *from, const SafeTensor *t)
 
 static void describe(SafeFile *to)
 {
-    for (int i = 0; i < num_kept; i++)
-        for (int k = 0; k < kept[i]->count; k++) {
-            const SafeTensor *t = &kept[i]->tensor[k];
+    for (int i = 0; i < num_opened; i++)
+        for (int k = 0; k < opened[i]->count; k++) {
+            const SafeTensor *t = &opened[i]->tensor[k];
             if (tower_owns(t->name))
                 safetensors_add(to, t->name, t->dtype, t->dims, t->shape);
         }
@@ -129,14 +129,14 @@ size_t tower_write(const char *folder, json_t *map, json_t *files, json_t *sums)
     char *path = xasprintf("%s/%s", folder, file_name);
     SafeFile *to = safetensors_new(path);
     describe(to);
-    for (int i = 0; i < num_kept; i++)
-        for (int k = 0; k < kept[i]->count; k++) {
-            const SafeTensor *t = &kept[i]->tensor[k];
+    for (int i = 0; i < num_opened; i++)
+        for (int k = 0; k < opened[i]->count; k++) {
+            const SafeTensor *t = &opened[i]->tensor[k];
             if (!tower_owns(t->name))
                 continue;
-            const uint32_t sum = copy(to, kept[i], t);
+            const uint32_t sum = copy(to, opened[i], t);
             if (t->has_sum && t->sum != sum)
-                die("%s: tensor %s has the checksum %08" PRIx32 ", expected %08" PRIx32 ": it is damaged", kept[i]->path, t->name,
+                die("%s: tensor %s has the checksum %08" PRIx32 ", expected %08" PRIx32 ": it is damaged", opened[i]->path, t->name,
                     sum, t->sum);
             if (sums)
                 json_object_set_new(sums, t->name, json_sprintf("%08" PRIx32, sum));

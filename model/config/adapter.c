@@ -253,7 +253,7 @@ static void read_saved(Lora *l, const File *f, const ModelConfig *m)
 static void read_value(Lora *l, const File *f, const char *key, const char *ours)
 {
     ConfigKey row = *config_key(ours);
-    row.place -= offsetof(Settings, c.model.lora);
+    row.offset -= offsetof(Settings, c.model.lora);
     value_parse_json(l, &row, json_object_get(f->json, key), f->path, key);
 }
 

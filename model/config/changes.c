@@ -29,11 +29,11 @@ static char *list_text(const char *place)
     return xasprintf("[%s, ... %d in all]", text[0], count);
 }
 
-static char *value_of(const void *base, const ConfigKey *k)
+static char *value_of(const void *holder, const ConfigKey *k)
 {
     if (value_is_list(k->type & TYPE_MASK))
-        return list_text((const char *)base + k->place);
-    return value_text(base, k);
+        return list_text((const char *)holder + k->offset);
+    return value_text(holder, k);
 }
 
 /* A default of null means that the value follows from other keys; then it only differs if it was given or loaded. */

@@ -12,7 +12,7 @@
 #include "model/schedule.h"
 
 /* A checkpoint's place, and the end of its stable part, in steps or tokens. */
-typedef struct { char *path; long step, tokens; double at, stable, end; const char *unit; } Place;
+typedef struct { char *path; long step, tokens; double at, stable, end; const char *unit; } SchedulePoint;
 
 static long count_of(const char *checkpoint, const char *key)
 {
@@ -24,7 +24,7 @@ static long count_of(const char *checkpoint, const char *key)
     return count;
 }
 
-static void set_place(Place *p, const Config *c)
+static void set_point(SchedulePoint *p, const Config *c)
 {
     p->at = (double)(c->scheduler.in_tokens ? p->tokens : p->step);
     p->end = schedule_end(c, config_duration(c));
@@ -33,12 +33,12 @@ static void set_place(Place *p, const Config *c)
 }
 
 /* By the configuration that the run saved with the checkpoint. */
-static Place read_place(const char *where, char *checkpoint)
+static SchedulePoint read_point(const char *where, char *checkpoint)
 {
     static const char *const keys[] = { "scheduler.name", "scheduler.units", "scheduler.t_decay", "scheduler.t_max", "max_duration",
                                         "global_train_batch_size", "model.max_sequence_length", "batch_size_warmup" };
     Settings *s = xcalloc(1, sizeof *s);
-    Place p = { checkpoint, count_of(checkpoint, "step"), count_of(checkpoint, "tokens"), 0, 0, 0, NULL };
+    SchedulePoint p = { checkpoint, count_of(checkpoint, "step"), count_of(checkpoint, "tokens"), 0, 0, 0, NULL };
     YamlNode *run = config_of_run(checkpoint);
     config_defaults(s, "");
     for (size_t i = 0; run && i < sizeof keys / sizeof keys[0]; i++) {
@@ -52,7 +52,7 @@ static Place read_place(const char *where, char *checkpoint)
     if (s->c.scheduler.name != WSD)
         die("%s: extend: the run of %s does not have scheduler.name wsd, so it has no stable part; --load_path=%s continues it",
             where, checkpoint, checkpoint);
-    set_place(&p, &s->c);
+    set_point(&p, &s->c);
     if (p.end == 0)
         die("%s: extend: the run of %s has a max_duration in epochs, so where its decay begins is not known; give a checkpoint "
             "before it as --load_path", where, checkpoint);
@@ -62,7 +62,7 @@ static Place read_place(const char *where, char *checkpoint)
 }
 
 /* The last stable checkpoint of a run. */
-static Place find_last(const char *where, const char *folder)
+static SchedulePoint find_last(const char *where, const char *folder)
 {
     long *steps;
     const int count = file_steps(&steps, folder, "");
@@ -70,7 +70,7 @@ static Place find_last(const char *where, const char *folder)
         die("%s: extend %s: there is no checkpoint stepN; expected the save_folder of a run or one of its checkpoints", where,
             folder);
     for (int i = count - 1; i >= 0; i--) {
-        const Place p = read_place(where, xasprintf("%s/step%ld", folder, steps[i]));
+        const SchedulePoint p = read_point(where, xasprintf("%s/step%ld", folder, steps[i]));
         if (p.at <= p.stable) {
             free(steps);
             return p;
@@ -82,7 +82,7 @@ static Place find_last(const char *where, const char *folder)
         free(p.path);
     }
     CHECK(false, "%s: no checkpoint", folder);
-    return (Place){ 0 };
+    return (SchedulePoint){ 0 };
 }
 
 void config_find_extended(Reader *r)
@@ -93,7 +93,7 @@ void config_find_extended(Reader *r)
         return;
     pointer_replace(&s->extend);
     const bool one = file_is_in(s->extend, "trainer.json");
-    const Place p = one ? read_place(where, xstrdup(s->extend)) : find_last(where, s->extend);
+    const SchedulePoint p = one ? read_point(where, xstrdup(s->extend)) : find_last(where, s->extend);
     if (p.at > p.stable)
         die("%s: extend: %s is in the decay of its run, from %.0f to %.0f %s; give an earlier checkpoint", where, p.path, p.stable,
             p.end, p.unit);
@@ -115,8 +115,8 @@ void config_check_extended(const Reader *r)
     if (c->reset_trainer_state || c->reset_optimizer_state)
         die("%s: extend continues the state of %s; --reset_trainer_state=false and --reset_optimizer_state=false are needed", where,
             c->load_path);
-    Place p = { c->load_path, s->extended_step, s->extended_tokens, 0, 0, 0, NULL };
-    set_place(&p, c);
+    SchedulePoint p = { c->load_path, s->extended_step, s->extended_tokens, 0, 0, 0, NULL };
+    set_point(&p, c);
     if (p.end == 0)
         die("%s: extend: where the decay begins must be known: give max_duration in steps or tokens, not in epochs",
             config_where(r, "max_duration"));

@@ -33,7 +33,7 @@ const char *config_column(const ConfigKey *k)
 {
     static const char section[] = "format.";
     const size_t first = offsetof(Config, recipe);
-    if (config_element(k->name) || k->place < first || k->place >= first + sizeof(Recipe))
+    if (config_element(k->name) || k->offset < first || k->offset >= first + sizeof(Recipe))
         return NULL;
     return strncmp(k->name, section, strlen(section)) == 0 ? k->name + strlen(section) : k->name;
 }

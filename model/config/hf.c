@@ -16,16 +16,16 @@
 
 static const char *const rope_types[NUM_ROPE_TYPES] = { "default", "llama3", "yarn" };
 
-/* The row of config_keys, with `place` as an offset in the ModelConfig. */
+/* The row of config_keys, with the offset in the ModelConfig. */
 static ConfigKey row_of(const HfKey *k)
 {
     ConfigKey row = *config_key(k->what);
-    row.place -= offsetof(Settings, c.model);
+    row.offset -= offsetof(Settings, c.model);
     if (strcmp(k->what, "model.mlp_hidden_size") == 0) {        /* both halves in our key, one in config.json */
         row.type = INT;
         row.min /= 2;
         row.max /= 2;
-        row.place = offsetof(ModelConfig, mlp_width);
+        row.offset = offsetof(ModelConfig, mlp_width);
     }
     return row;
 }
@@ -383,7 +383,7 @@ static json_t *decimal(float x)
 static json_t *value_json(const ModelConfig *c, const HfKey *k)
 {
     const ConfigKey row = row_of(k);
-    const void *place = (const char *)c + row.place;
+    const void *place = (const char *)c + row.offset;
     switch (row.type & TYPE_MASK) {
     case INT:    return *(const int *)place == row.none ? json_null() : json_integer(*(const int *)place);
     case FLOAT:  return *(const float *)place == row.none ? json_null() : decimal(*(const float *)place);

@@ -19,9 +19,9 @@ bool value_is_nothing(const json_t *value)
         || (json_is_object(value) && json_object_size(value) == 0) || (json_is_string(value) && json_string_length(value) == 0);
 }
 
-void value_set(void *base, const ConfigKey *k, double x)
+void value_set(void *holder, const ConfigKey *k, double x)
 {
-    void *place = (char *)base + k->place;
+    void *place = (char *)holder + k->offset;
     switch (k->type & TYPE_MASK) {
     case INT:    *(int *)place = (int)x; break;
     case LONG:   *(long *)place = (long)x; break;
@@ -33,7 +33,7 @@ void value_set(void *base, const ConfigKey *k, double x)
     }
 }
 
-void value_parse_json(void *base, const ConfigKey *k, const json_t *value, const char *path, const char *key)
+void value_parse_json(void *holder, const ConfigKey *k, const json_t *value, const char *path, const char *key)
 {
     const int type = k->type & TYPE_MASK;
     const double x = json_is_boolean(value) ? json_is_true(value) : json_number_value(value);
@@ -43,8 +43,8 @@ void value_parse_json(void *base, const ConfigKey *k, const json_t *value, const
         value_wrong_json(path, key, expected, value);
     if (type != BOOL && type != FLOAT && type != DOUBLE && x != floor(x))
         value_wrong_json(path, key, expected, value);
-    value_set(base, k, x);
-    char *place = (char *)base + k->place;
+    value_set(holder, k, x);
+    char *place = (char *)holder + k->offset;
     if (json_is_integer(value) && type == LONG)         /* beyond 2^53 a double would lose digits */
         *(long *)place = (long)json_integer_value(value);
     else if (json_is_integer(value) && type == U64)

@@ -74,14 +74,14 @@ static _Noreturn void unknown(const YamlNode *n, const char *name)
 
 /* Null for a section: --model.rope_scaling=null resets the values of a loaded model. A section of the top level is left as it is:
  * `model: null` takes the whole model from load_path. */
-static void forget_section(void *base, const char *name)
+static void forget_section(void *holder, const char *name)
 {
     const size_t length = strlen(name);
     if (!strchr(name, '.'))
         return;
     for (const ConfigKey *k = config_keys; k->name; k++)
         if (strncmp(k->name, name, length) == 0 && k->name[length] == '.')
-            value_default(base, k);
+            value_default(holder, k);
 }
 
 /* A dot between keys, or [ before an element, is only allowed on the command line and in the table. */
@@ -95,7 +95,7 @@ static void check_key(const YamlNode *n)
             yaml_place(n), n->key);
 }
 
-void config_apply(Reader *r, YamlNode *n, const char *name, void *base)
+void config_apply(Reader *r, YamlNode *n, const char *name, void *holder)
 {
     if (!is_section(name)) {
         char below[512];                /* `tokenizer` is a text, or a section without effect */
@@ -114,11 +114,11 @@ void config_apply(Reader *r, YamlNode *n, const char *name, void *base)
         yaml_resolve(r->root, n, config_default, config_name);
         config_check_texts(n, name);
         if (!(k->type & FOLLOWS) || n->kind != YAML_SCALAR || n->text)
-            value_parse(base, k, n);
+            value_parse(holder, k, n);
         return;
     }
     if (n->kind == YAML_SCALAR && !n->text) {
-        forget_section(base, name);
+        forget_section(holder, name);
         return;
     }
     if (n->kind != YAML_MAP)
@@ -128,18 +128,18 @@ void config_apply(Reader *r, YamlNode *n, const char *name, void *base)
         char child[512];
         check_key(n->child[i]);
         snprintf(child, sizeof child, "%s.%s", name, n->child[i]->key);
-        config_apply(r, n->child[i], child, base);
+        config_apply(r, n->child[i], child, holder);
     }
 }
 
-void config_apply_element(Reader *r, YamlNode *n, const char *prefix, void *base)
+void config_apply_element(Reader *r, YamlNode *n, const char *prefix, void *holder)
 {
-    config_defaults(base, prefix);
+    config_defaults(holder, prefix);
     for (int i = 0; i < n->num_children; i++) {
         char name[512];
         check_key(n->child[i]);
         snprintf(name, sizeof name, "%s%s", prefix, n->child[i]->key);
-        config_apply(r, n->child[i], name, base);
+        config_apply(r, n->child[i], name, holder);
     }
 }
 
@@ -149,18 +149,18 @@ static bool has_prefix(const char *name, const char *prefix)
     return n == strlen(prefix) && strncmp(name, prefix, n) == 0;
 }
 
-void config_defaults(void *base, const char *prefix)
+void config_defaults(void *holder, const char *prefix)
 {
     for (const ConfigKey *k = config_keys; k->name; k++)
         if (has_prefix(k->name, prefix))
-            value_default(base, k);
+            value_default(holder, k);
 }
 
-void config_free_element(void *base, const char *prefix)
+void config_free_element(void *holder, const char *prefix)
 {
     for (const ConfigKey *k = config_keys; k->name; k++)
         if (has_prefix(k->name, prefix))
-            value_free(base, k);
+            value_free(holder, k);
 }
 
 /* Keys that decide where the model comes from, and which other keys are read. */

@@ -438,7 +438,7 @@ const ConfigKey config_keys[] = {
     WORD  ("host.activations", CHOICE, "auto", host_uses, C(host.activations),
            "keep saved activations in host memory between forward and backward; results are the same. auto: those of as many "
            "blocks as exceed device_memory; all: those of all blocks that are not in use"),
-    WORD  ("host.base", CHOICE, "auto", host_uses, C(host.base),
+    WORD  ("host.base", CHOICE, "auto", host_uses, C(host.frozen),
            "keep frozen weights of blocks, as under adapters, in host memory; they are copied to the device before each block"),
     WORD  ("host.moments", CHOICE, "auto", host_uses, C(host.moments),
            "keep the optimizer's states in host memory; they are copied to the device, part by part, for its step"),

@@ -37,7 +37,7 @@ typedef struct {
     double      none;          /* numbers and choices: the value stored for null; NAN: null is an error  */
     double      min, max;      /* numbers: the range, both ends included                                 */
     const char *choices;       /* FIXED and UNUSED: "a|b|c"; FORMAT: description of the allowed formats  */
-    size_t      place;         /* offset of the value in Settings (of name[].key in an element)          */
+    size_t      offset;        /* offset of the value in Settings (of name[].key in an element)          */
     const char *help;
     const Word *words;         /* CHOICE; ends with word == NULL                                         */
 } ConfigKey;
@@ -131,21 +131,21 @@ void        config_print_markdown(FILE *f);                 /* ./train --help=ma
 
 struct json_t;
 
-/* One value. `base`: the Settings, Evaluator or DataSource that holds it. */
-void value_parse(void *base, const ConfigKey *k, const YamlNode *n);    /* dies naming place, expected, found */
-void value_parse_text(void *base, const ConfigKey *k, const char *text, const char *file);    /* a scalar; NULL: null */
-void value_default(void *base, const ConfigKey *k);
+/* One value. `holder`: the Settings, Evaluator or DataSource that holds it. */
+void value_parse(void *holder, const ConfigKey *k, const YamlNode *n);  /* dies naming place, expected, found */
+void value_parse_text(void *holder, const ConfigKey *k, const char *text, const char *file);  /* a scalar; NULL: null */
+void value_default(void *holder, const ConfigKey *k);
 int  value_truth(const char *text);             /* 1: true, 0: false, as YAML 1.1 spells them; -1: neither */
-void value_print(FILE *f, const void *base, const ConfigKey *k, int indent);   /* " 3\n": the text after `key:` */
-char *value_text(const void *base, const ConfigKey *k);                  /* "3": its first line; the caller owns it (text.c) */
-void value_free(void *base, const ConfigKey *k);
+void value_print(FILE *f, const void *holder, const ConfigKey *k, int indent); /* " 3\n": the text after `key:` */
+char *value_text(const void *holder, const ConfigKey *k);                /* "3": its first line; the caller owns it (text.c) */
+void value_free(void *holder, const ConfigKey *k);
 bool value_is_list(int type);                                            /* PATHS, PATTERNS or NAMES */
 void value_expected(char *out, size_t size, const ConfigKey *k);        /* "an integer from 1 to 8" */
-double value_number(const void *base, const ConfigKey *k);              /* of an INT, LONG, FLOAT or DOUBLE, else NAN */
+double value_number(const void *holder, const ConfigKey *k);            /* of an INT, LONG, FLOAT or DOUBLE, else NAN */
 void value_print_text(FILE *f, const char *text);                       /* a YAML scalar, quoted where it must be */
-void value_parse_json(void *base, const ConfigKey *k, const struct json_t *value, const char *path, const char *key);
+void value_parse_json(void *holder, const ConfigKey *k, const struct json_t *value, const char *path, const char *key);
                                                                         /* of a file; dies naming path, key, expected, found */
-void value_set(void *base, const ConfigKey *k, double x);               /* a number or a truth value, unchecked */
+void value_set(void *holder, const ConfigKey *k, double x);             /* a number or a truth value, unchecked */
 bool value_is_nothing(const struct json_t *value);                        /* null, false or empty */
 _Noreturn void value_wrong_json(const char *path, const char *key, const char *expected, const struct json_t *found);
 
@@ -167,7 +167,7 @@ void        config_note (Reader *r, const char *format, ...) __attribute__((form
 /* Dies if a text of key `name`, at or below n, cannot be written unchanged to config.yaml and metrics.jsonl: if it is not UTF-8,
  * or would be resolved (`${...}`) again when it is read. */
 void        config_check_texts(const YamlNode *n, const char *name);
-void        config_apply(Reader *r, YamlNode *n, const char *name, void *base);   /* a value or a section */
+void        config_apply(Reader *r, YamlNode *n, const char *name, void *holder); /* a value or a section */
 
 /* Other names of keys (names.c). check_names: warns at each other name in the tree, which keeps it, and dies if a key has two.
  * rename: gives all keys the table's names. */
@@ -177,9 +177,9 @@ void config_check_names(const YamlNode *root);
 void config_rename(YamlNode *root);
 
 /* Elements of a list. apply: reads the element's section n. defaults: sets all keys with that prefix; "": of the Settings. */
-void config_apply_element(Reader *r, YamlNode *n, const char *prefix, void *base);
-void config_defaults(void *base, const char *prefix);
-void config_free_element(void *base, const char *prefix);
+void config_apply_element(Reader *r, YamlNode *n, const char *prefix, void *holder);
+void config_defaults(void *holder, const char *prefix);
+void config_free_element(void *holder, const char *prefix);
 
 /* data.mix (mix.c). */
 void config_read_mix (Reader *r);

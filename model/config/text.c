@@ -7,11 +7,11 @@
 
 #include "kernels/runtime/error.h"
 
-char *value_text(const void *base, const ConfigKey *k)
+char *value_text(const void *holder, const ConfigKey *k)
 {
     char *printed;
     FILE *f = xtext(&printed);
-    value_print(f, base, k, 0);
+    value_print(f, holder, k, 0);
     fclose(f);
     printed[strcspn(printed, "\n")] = '\0';
     char *text = xasprintf("%s", printed + 1);

@@ -290,9 +290,9 @@ static void parse_word(void *place, const ConfigKey *k, const YamlNode *n)
     }
 }
 
-void value_parse(void *base, const ConfigKey *k, const YamlNode *n)
+void value_parse(void *holder, const ConfigKey *k, const YamlNode *n)
 {
-    char *place = (char *)base + k->place;
+    char *place = (char *)holder + k->offset;
     int type = k->type & TYPE_MASK;
     bool nothing = n->kind == YAML_SCALAR && !n->text;
     if (type == FIXED) {
@@ -305,16 +305,16 @@ void value_parse(void *base, const ConfigKey *k, const YamlNode *n)
     } else if (nothing) {
         if (!k->default_text)
             wrong(k, n);
-        value_free(base, k);
-        value_default(base, k);
+        value_free(holder, k);
+        value_default(holder, k);
     } else if (value_is_list(type)) {
-        value_free(base, k);
+        value_free(holder, k);
         parse_paths((char ***)place, (int *)(place + sizeof(char **)), k, n);
     } else if (type == DATASETS) {
-        value_free(base, k);
+        value_free(holder, k);
         parse_datasets((NamedPaths **)place, (int *)(place + sizeof(NamedPaths *)), k, n);
     } else if (type == LAYER_TYPES) {
-        value_free(base, k);
+        value_free(holder, k);
         parse_layer_types((LayerTypes *)place, k, n);
     } else if (type == BETAS) {
         parse_betas((double *)place, k, n);
@@ -325,33 +325,33 @@ void value_parse(void *base, const ConfigKey *k, const YamlNode *n)
     }
 }
 
-void value_parse_text(void *base, const ConfigKey *k, const char *text, const char *file)
+void value_parse_text(void *holder, const ConfigKey *k, const char *text, const char *file)
 {
     YamlNode *n = yaml_new(YAML_SCALAR, NULL, text, file, 0);
-    value_parse(base, k, n);
+    value_parse(holder, k, n);
     yaml_free(n);
 }
 
-void value_default(void *base, const ConfigKey *k)
+void value_default(void *holder, const ConfigKey *k)
 {
     int type = k->type & TYPE_MASK;
     if (type == BETAS) {
-        double *betas = (double *)((char *)base + k->place);
+        double *betas = (double *)((char *)holder + k->offset);
         if (sscanf(k->default_text, "[%lf, %lf]", &betas[0], &betas[1]) != 2)
             die("model/config/table.c: the default of %s is no list of two", k->name);
     } else if (type == CHOICE && k->default_text && strcmp(k->default_text, "null") == 0) {
-        *(int *)((char *)base + k->place) = (int)k->none;
+        *(int *)((char *)holder + k->offset) = (int)k->none;
     } else if (type != FIXED && type != UNUSED && k->default_text && strcmp(k->default_text, "[]") != 0) {
         bool null = strcmp(k->default_text, "null") == 0;
         if (null && type > FLOAT)
             return;                                  /* zeroed memory is null already */
-        value_parse_text(base, k, null ? NULL : k->default_text, "model/config/table.c");
+        value_parse_text(holder, k, null ? NULL : k->default_text, "model/config/table.c");
     }
 }
 
-void value_free(void *base, const ConfigKey *k)
+void value_free(void *holder, const ConfigKey *k)
 {
-    char *place = (char *)base + k->place;
+    char *place = (char *)holder + k->offset;
     int type = k->type & TYPE_MASK;
     if (type == STRING) {
         free(*(char **)place);

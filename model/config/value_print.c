@@ -86,19 +86,19 @@ static void print_duration(FILE *f, const Duration *d)
         fputs("null", f);
 }
 
-double value_number(const void *base, const ConfigKey *k)
+double value_number(const void *holder, const ConfigKey *k)
 {
-    const char *place = (const char *)base + k->place;
+    const char *place = (const char *)holder + k->offset;
     const int type = k->type & TYPE_MASK;
     return type == INT ? *(const int *)place : type == LONG ? *(const long *)place
          : type == FLOAT ? *(const float *)place : type == DOUBLE ? *(const double *)place : NAN;
 }
 
-void value_print(FILE *f, const void *base, const ConfigKey *k, int indent)
+void value_print(FILE *f, const void *holder, const ConfigKey *k, int indent)
 {
-    const char *place = (const char *)base + k->place;
+    const char *place = (const char *)holder + k->offset;
     int type = k->type & TYPE_MASK;
-    double x = value_number(base, k);
+    double x = value_number(holder, k);
     if (!value_is_list(type))
         fputc(' ', f);
     if (x == k->none) {

@@ -53,12 +53,12 @@ bool average_is_written(const Config *c, const TrainState *s)
     return written;
 }
 
-AverageKept average_enter(ParamStore *f)
+AverageBackup average_enter(ParamStore *f)
 {
     size_t bytes = 0, at = 0;
     for (int u = 0; u < f->num_units; u++)
         bytes += has_any(f, u) ? tensor_bytes(weights_of(f, u)) : 0;
-    AverageKept k = { device_host_alloc(bytes, NULL) };
+    AverageBackup k = { device_host_alloc(bytes, NULL) };
     for (int u = 0; u < f->num_units; u++) {
         const Tensor w = weights_of(f, u);
         if (!has_any(f, u))
@@ -67,11 +67,11 @@ AverageKept average_enter(ParamStore *f)
         at += tensor_bytes(w);
         quantize(w, mean_of(f, u));
     }
-    fsdp_loaded(f);
+    store_loaded(f);
     return k;
 }
 
-void average_leave(ParamStore *f, AverageKept k)
+void average_leave(ParamStore *f, AverageBackup k)
 {
     size_t at = 0;
     for (int u = 0; u < f->num_units; u++) {
@@ -81,6 +81,6 @@ void average_leave(ParamStore *f, AverageKept k)
         device_put(w.data, k.weights + at, tensor_bytes(w));
         at += tensor_bytes(w);
     }
-    fsdp_loaded(f);
+    store_loaded(f);
     device_host_free(k.weights);
 }

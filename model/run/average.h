@@ -17,6 +17,6 @@ bool average_is_written(const Config *c, const TrainState *s);
 
 /* The average becomes the weights, rounded to their format, until _leave restores them, bit for bit; the host has them
  * meanwhile. */
-typedef struct { char *weights; } AverageKept;
-AverageKept average_enter(ParamStore *f);
-void        average_leave(ParamStore *f, AverageKept k);
+typedef struct { char *weights; } AverageBackup;
+AverageBackup average_enter(ParamStore *f);
+void          average_leave(ParamStore *f, AverageBackup k);

@@ -96,7 +96,7 @@ static void open_block(Calibration *c, int block)
     model_place(&c->m, &c->f, &c->config);
     place_layers(c, &arena);
     c->layers = device_alloc(arena.used);
-    place_layers(c, &(Arena){ .base = c->layers });
+    place_layers(c, &(Arena){ .memory = c->layers });
     for (Linear l = 0; l < NUM_LINEARS; l++)
         c->layer[l].host_scale = xmalloc(param_numel(matrix_of(&c->f.shape[1], l)) / c->x->coded.group * sizeof(float));
 }
@@ -138,7 +138,7 @@ static void put_unit(Calibration *c, int to, int next)
     for (int i = 0; i < c->ahead.count; i++)
         put_weight(c, to, &c->ahead.weight[i]);
     weights_free(&c->ahead);
-    fsdp_loaded(&c->f);
+    store_loaded(&c->f);
     if (next < unit_count(&c->model))
         weights_begin(&c->ahead, next);
 }

@@ -40,7 +40,7 @@ static char *leave(Run *r)
     if (r->unproven)
         checkpoint_drop();
     checkpoint_finish();
-    char *aside = keeps ? checkpoint_set_aside(c, &r->fsdp, &r->state, CHECKPOINT_FILE_BYTES) : NULL;
+    char *aside = keeps ? checkpoint_set_aside(c, &r->store, &r->state, CHECKPOINT_FILE_BYTES) : NULL;
     char *latest = folder_say_latest(c->save_folder);
     char *text = aside ? xasprintf("%s; the state at the end of the run is saved in %s", latest, aside) : xasprintf("%s", latest);
     free(aside);
@@ -54,15 +54,15 @@ static bool gives_finite_step(Run *r)
     const Batch *b = &r->batch;
     const float tokens = (float)r->model.attn.B * (float)r->model.T * (float)comm_group_size(RANKS_DATA);
     watchdog_mark("forward and backward after the last update", -1);
-    fsdp_empty_grads(&r->fsdp);
+    fsdp_empty_grads(&r->store);
     model_zero_losses(&r->model);
     model_use_images(&r->model, batch_images(b, 0, r->model.T));
-    model_step(&r->model, &r->fsdp, b->tokens, b->targets, pieces_begins(r, b), 1 / tokens, (float)r->config->z_loss,
+    model_step(&r->model, &r->store, b->tokens, b->targets, pieces_begins(r, b), 1 / tokens, (float)r->config->z_loss,
                PASS_COMPLETE);
     watchdog_mark_together("reading its loss and gradient norm", -1);
     double loss = model_losses(&r->model).loss;
     comm_sum(&loss, 1);
-    return isfinite(loss) && isfinite(optimizer_grad_norm(&r->fsdp));
+    return isfinite(loss) && isfinite(optimizer_grad_norm(&r->store));
 }
 
 void divergence_check(Run *r)

@@ -25,7 +25,7 @@ enum { MOST_STOPS = 64 };
 typedef struct {
     Config  config;            /* with the sequence length that these prompts need */
     Model   model;
-    ParamStore    fsdp;
+    ParamStore    store;
     Prompts prompts;
     ShownImages *images;       /* NULL: prompts show none */
     const void **rows;         /* of their features: one for each token of a prompt */
@@ -105,11 +105,11 @@ static void open_generator(Generator *g, const Config *c)
         g->images = shown_images_open("generate_features", c->generate_features, c->model.image.rows, c->model.image.feature_size,
                                       g->prompts.image, g->prompts.first_image[g->prompts.count]);
     set_length(g);
-    memory_plan(&g->model, &g->fsdp, &g->config);
-    memory_check_host(&g->model, &g->fsdp, &g->config);
-    model_place(&g->model, &g->fsdp, &g->config);
+    memory_plan(&g->model, &g->store, &g->config);
+    memory_check_host(&g->model, &g->store, &g->config);
+    model_place(&g->model, &g->store, &g->config);
     TrainState unread;
-    checkpoint_load(folder, &g->config, &g->fsdp, &unread, false);
+    checkpoint_load(folder, &g->config, &g->store, &unread, false);
     find_stops(g, folder);
     g->logits = xmalloc(sizeof *g->logits * (size_t)c->model.vocab_size);
     g->tokens = xmalloc(sizeof *g->tokens * (size_t)g->config.model.max_sequence_length);
@@ -118,7 +118,7 @@ static void open_generator(Generator *g, const Config *c)
 
 static void close_generator(Generator *g)
 {
-    model_free(&g->model, &g->fsdp);
+    model_free(&g->model, &g->store);
     shown_images_close(g->images);
     prompts_free(&g->prompts);
     free(g->rows);
@@ -132,7 +132,7 @@ static int next_token(Generator *g, int prompt, int position)
 {
     const Config *c = &g->config;
     const Sampling s = { c->temperature, c->top_p, c->seed };
-    decode_logits(&g->model, &g->fsdp, g->logits);
+    decode_logits(&g->model, &g->store, g->logits);
     int token = sample_token(g->logits, c->model.vocab_size, &s, ((uint64_t)prompt << 32) + (uint64_t)position);
     if (token < 0)
         die("prompt %d: a logit after token %d is not finite: the model has diverged, or its values overflow in recipe %s", prompt,
@@ -154,19 +154,19 @@ static void use_images(Generator *g, int prompt)
 /* Fills g->tokens; returns how many there are. */
 static int continue_prompt(Generator *g, int prompt)
 {
-    const int length = prompts_length(&g->prompts, prompt), room = g->config.model.max_sequence_length - length;
-    const int most = room < g->config.max_new_tokens ? room : g->config.max_new_tokens;
+    const int length = prompts_length(&g->prompts, prompt), most_new = g->config.model.max_sequence_length - length;
+    const int most = most_new < g->config.max_new_tokens ? most_new : g->config.max_new_tokens;
     const double begin = clock_seconds();
     watchdog_mark("reading a prompt", -1);
     decode_begin(&g->model);
     use_images(g, prompt);
-    decode_append(&g->model, &g->fsdp, g->prompts.token + g->prompts.start[prompt], length);
+    decode_append(&g->model, &g->store, g->prompts.token + g->prompts.start[prompt], length);
     int count = 0;
     g->tokens[count++] = next_token(g, prompt, length);
     const double first = clock_seconds();
     while (count < most && !is_stop(g, g->tokens[count - 1])) {
         watchdog_mark("generating", -1);
-        decode_append(&g->model, &g->fsdp, &g->tokens[count - 1], 1);
+        decode_append(&g->model, &g->store, &g->tokens[count - 1], 1);
         g->tokens[count] = next_token(g, prompt, length + count);
         count++;
     }
@@ -196,16 +196,16 @@ static void print_continuation(const Generator *g, int prompt, int count)
 static double reading_seconds(const ParamStore *f, bool tied)
 {
     DeviceMark *from = NULL, *to = NULL;
-    for (int again = 0; again < 2; again++) {
+    for (int pass = 0; pass < 2; pass++) {
         from = device_mark(from);
         for (int u = tied ? 0 : 1; u < f->num_units; u++) {
             const Slice *s = f->shard[u].slice;
-            const Tensor floats = tensor_at(s[BASE].stored.data, (Format){ F32, 0, false }, 1, 0);
-            const Tensor base = tensor_flat(floats, s[BASE].count / sizeof(float));
+            const Tensor floats = tensor_at(s[QUANTIZED].stored.data, (Format){ F32, 0, false }, 1, 0);
+            const Tensor codes = tensor_flat(floats, s[QUANTIZED].count / sizeof(float));
             if (s[FROZEN].count > 0)
                 find_not_finite((int *)f->square_sum, s[FROZEN].stored, false);
-            if (s[BASE].count > 0)
-                find_not_finite((int *)f->square_sum, base, false);     /* codes read as floats, to measure the time */
+            if (s[QUANTIZED].count > 0)
+                find_not_finite((int *)f->square_sum, codes, false);    /* codes read as floats, to measure the time */
         }
         to = device_mark(to);
     }
@@ -217,11 +217,11 @@ static double reading_seconds(const ParamStore *f, bool tied)
 
 static void print_speed(const Generator *g)
 {
-    const double reading = reading_seconds(&g->fsdp, g->config.model.weight_tying);
+    const double reading = reading_seconds(&g->store, g->config.model.weight_tying);
     if (comm_rank() != 0)
         return;
     fprintf(stderr, "prompts: %ld tokens, %.0f tokens/s; memory planned: %.2f GiB of each rank\n", g->prefilled,
-            (double)g->prefilled / g->prefill_seconds, (double)model_planned_bytes(&g->model, &g->fsdp) / (1 << 30));
+            (double)g->prefilled / g->prefill_seconds, (double)model_planned_bytes(&g->model, &g->store) / (1 << 30));
     if (g->decoded == 0)
         return;
     const double seconds = g->decode_seconds / (double)g->decoded;

@@ -11,7 +11,7 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/host_memory.h"
-#include "model/fsdp_plan.h"
+#include "model/param_store.h"
 #include "model/model.h"
 #include "model/offload.h"
 #include "model/run/agree.h"
@@ -86,9 +86,10 @@ static int largest_that_fits(Model *m, ParamStore *f, const Config *c, ShardChoi
 }
 
 /* Stages have different units, and no collective depends on what one of them keeps. */
-static int most_kept(Model *m, ParamStore *f, const Config *c, ShardChoice p)
+static int most_resident(Model *m, ParamStore *f, const Config *c, ShardChoice p)
 {
-    const int own = largest_that_fits(m, f, c, &p, &p.kept, 0, f->num_units, most_with_weights(c)), least = (int)agree_least(own);
+    const int own = largest_that_fits(m, f, c, &p, &p.resident, 0, f->num_units, most_with_weights(c)),
+              least = (int)agree_least(own);
     return p.pipe.stages > 1 ? own : least;
 }
 
@@ -120,7 +121,7 @@ static int most_slots(Model *m, ParamStore *f, const Config *c, ShardChoice p)
 
 static HostUse use_of(const Config *c, Hosted h)
 {
-    return h == HOST_BASE ? c->host.base : h == HOST_MOMENTS ? c->host.moments : c->host.master;
+    return h == HOST_FROZEN ? c->host.frozen : h == HOST_MOMENTS ? c->host.moments : c->host.master;
 }
 
 /* The fewest units that have it on the host while all fits; all units if it does not. NOTE: the first unit there may cost more than
@@ -180,7 +181,7 @@ static void plan_with(Model *m, ParamStore *f, const Config *c, int stage, int t
         if (use_of(c, h) == HOST_AUTO)
             p.on_host[h] = fewest_on_host(m, f, c, p, h);
     if (s->gathering == GATHER_ONCE_IF_FITS)
-        p.kept = most_kept(m, f, c, p);
+        p.resident = most_resident(m, f, c, p);
     model_replan(m, f, c, p);
 }
 
@@ -228,10 +229,10 @@ static void __attribute__((format(printf, 2, 3))) add_item(Items *l, const char 
 static void add_gathering(Items *l, const Model *m, const ParamStore *f, const char *what)
 {
     const char *once = m->forward_only ? "once" : "once per step";
-    if (f->kept > 0 && f->kept < f->num_units)
-        add_item(l, "%s %s in %d of %d units (else for each pass)", what, once, f->kept, f->num_units);
+    if (f->resident > 0 && f->resident < f->num_units)
+        add_item(l, "%s %s in %d of %d units (else for each pass)", what, once, f->resident, f->num_units);
     else
-        add_item(l, "%s %s", what, f->kept == 0 ? "for each pass" : once);
+        add_item(l, "%s %s", what, f->resident == 0 ? "for each pass" : once);
 }
 
 /* On one rank nothing is gathered, and blocks that compute as they are stored have no copies either. With HYBRID_SHARD the number
@@ -260,7 +261,7 @@ static void print_sharding(const Model *m, const ParamStore *f, const Config *c)
 
 static double memory_of_host(const Model *m, const ParamStore *f)
 {
-    return (double)offload_host_bytes(m) + (double)fsdp_host_bytes(f, NUM_HOSTED);
+    return (double)offload_host_bytes(m) + (double)store_host_bytes(f, NUM_HOSTED);
 }
 
 static void print_host(const Model *m, const ParamStore *f)
@@ -274,9 +275,9 @@ static void print_host(const Model *m, const ParamStore *f)
     for (Hosted h = 0; h < NUM_HOSTED; h++) {
         int units = 0;
         for (int u = 0; u < f->num_units; u++)
-            units += fsdp_on_host(f, u, h);
+            units += store_on_host(f, u, h);
         if (units > 0)
-            add_item(&l, "%s of %d of %d units %.3f", names[h], units, f->num_units, gib((double)fsdp_host_bytes(f, h)));
+            add_item(&l, "%s of %d of %d units %.3f", names[h], units, f->num_units, gib((double)store_host_bytes(f, h)));
     }
     add_item(&l, "total %.3f\n", gib(memory_of_host(m, f)));
 }
@@ -284,7 +285,7 @@ static void print_host(const Model *m, const ParamStore *f)
 /* Host memory of a checkpoint while it is written: master weights, moments, and frozen weights unless only adapters are saved. */
 static size_t memory_of_snapshot(const ParamStore *f, const Config *c)
 {
-    size_t bytes = fsdp_state_bytes(f);
+    size_t bytes = store_state_bytes(f);
     for (int u = 0; u < f->num_units; u++) {
         const Slice *s = f->shard[u].slice;
         bytes += tensor_bytes(s[TRAINED].stored) + (c->model.lora.rank > 0 ? 0 : tensor_bytes(s[FROZEN].stored));
@@ -318,18 +319,18 @@ typedef struct { size_t trained, untrained, master, frozen, moments; } Sizes;
 static Sizes sizes_of(const ParamStore *f)
 {
     size_t n[NUM_REGIONS] = { 0 };
-    Sizes z = { .moments = fsdp_state_bytes(f) - fsdp_host_bytes(f, HOST_MOMENTS) };
+    Sizes z = { .moments = store_state_bytes(f) - store_host_bytes(f, HOST_MOMENTS) };
     for (int u = 0; u < f->num_units; u++) {
         const Slice *s = f->shard[u].slice;
         for (int i = 0; i < f->shape[u].num_params; i++)
             n[f->shape[u].param[i].region] += param_numel(&f->shape[u].param[i]) * (size_t)f->shape[u].param[i].tensor_ranks;
         z.master += tensor_bytes(s[TRAINED].stored);
-        z.frozen += tensor_bytes(s[FROZEN].stored) + s[BASE].count;
+        z.frozen += tensor_bytes(s[FROZEN].stored) + s[QUANTIZED].count;
     }
-    z.master -= fsdp_host_bytes(f, HOST_MASTER);
-    z.frozen -= fsdp_host_bytes(f, HOST_BASE);
+    z.master -= store_host_bytes(f, HOST_MASTER);
+    z.frozen -= store_host_bytes(f, HOST_FROZEN);
     z.trained = n[TRAINED];
-    z.untrained = n[FROZEN] + n[BASE];
+    z.untrained = n[FROZEN] + n[QUANTIZED];
     return z;
 }
 
@@ -348,8 +349,8 @@ static void print_plan(const Model *m, const ParamStore *f, const Config *c, con
     Items l = { printf("memory: %.2f of %.1f GiB planned on each rank:", gib((double)model_planned_bytes(m, f)),
                        gib(memory_of_device(c))), false };
     const struct { const char *name; double bytes; } part[] = {
-        { "weights", (double)z->master + (double)z->frozen + (double)fsdp_weight_bytes(f) },
-        { "gradients", (double)fsdp_grad_bytes(f) }, { "moments", (double)z->moments }, { "activations", (double)b->blocks },
+        { "weights", (double)z->master + (double)z->frozen + (double)store_weight_bytes(f) },
+        { "gradients", (double)store_grad_bytes(f) }, { "moments", (double)z->moments }, { "activations", (double)b->blocks },
         { "keys and values", (double)b->cache }, { "work", (double)b->work + (double)b->head },
     };
     for (size_t i = 0; i < sizeof part / sizeof part[0]; i++)
@@ -362,7 +363,7 @@ static void print_plan(const Model *m, const ParamStore *f, const Config *c, con
 static void print_details(const Model *m, const ParamStore *f, const Config *c, const Sizes *z)
 {
     const PlanBytes *b = &m->bytes;
-    const double weights = gib((double)fsdp_weight_bytes(f));
+    const double weights = gib((double)store_weight_bytes(f));
     printf("micro-batch %d x %d tokens\n", m->attn.B, m->T);
     recipe_print(&m->recipe);
     if (!m->forward_only)
@@ -381,7 +382,7 @@ static void print_details(const Model *m, const ParamStore *f, const Config *c, 
         if (z->untrained > 0)
             add_item(&l, "frozen %.3f", gib((double)z->frozen));
         add_item(&l, "weights %.3f", weights);
-        add_item(&l, "gradients %.3f", gib((double)fsdp_grad_bytes(f)));
+        add_item(&l, "gradients %.3f", gib((double)store_grad_bytes(f)));
         add_item(&l, "moments %.3f", gib((double)z->moments));
         add_item(&l, "activations %.3f (%.1f kB per token and block)", gib((double)b->blocks),
                  (double)b->blocks / saved_blocks(m, f) / 1e3 / m->N);

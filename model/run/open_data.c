@@ -90,7 +90,7 @@ Loader *open_data(char **problem, const Config *c, const EvalSet *set)
         .best_fit = f->packing == PACK_BEST_FIT, .metadata = f->boundaries == BOUNDARIES_METADATA,
         .split = c->data.long_documents == LONG_SPLIT,
         .sequence_length = c->model.max_sequence_length, .vocab_size = c->model.vocab_size, .eos_token_id = c->model.eos_token_id,
-        .pad_token_id = c->model.pad_token_id, .mask_padding = c->data.mask_padding, .again = problem != NULL,
+        .pad_token_id = c->model.pad_token_id, .mask_padding = c->data.mask_padding, .reopened = problem != NULL,
         .beat = set ? beat_validation : beat_data,
     };
     MixSource mix[MIX_MOST];

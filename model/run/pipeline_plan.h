@@ -1,6 +1,6 @@
 /* What a run or a dry run prints of its pipeline stages. */
 #pragma once
-#include "model/fsdp_plan.h"
+#include "model/param_store.h"
 
 /* Prints on rank 0, if there are stages, their schedule and how long they wait for each other. */
 void pipeline_print(const Pipeline *p);

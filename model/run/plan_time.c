@@ -12,16 +12,16 @@
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
-static Place place_of(const Config *c)
+static RankPlace place_of(const Config *c)
 {
-    return (Place){ memory_mesh(c), 0, c->gpus_per_host, c->network };
+    return (RankPlace){ memory_mesh(c), 0, c->gpus_per_host, c->network };
 }
 
 /* Two steps: of `few` micro-batches, and of `more`. */
 static void two_steps(StepTime t[2], const Config *c, int few, int more)
 {
     const int stages = pipeline_stages(&c->strategy), micro_batches[2] = { few, more };
-    const Place place = place_of(c);
+    const RankPlace place = place_of(c);
     Rehearsal *r[2] = { xcalloc((size_t)stages, sizeof **r), xcalloc((size_t)stages, sizeof **r) };
     for (int stage = 0; stage < stages; stage++) {
         Rehearsal both[2];

@@ -39,7 +39,7 @@ Sample sample_fetch(Tensor t, size_t first, size_t n)
     return s;
 }
 
-void sample_again(Sample *s, const double *x)
+void sample_replace(Sample *s, const double *x)
 {
     for (size_t i = 0; i < s->n; i++)
         s->x[i] = (float)x[i];
@@ -50,7 +50,7 @@ void sample_again(Sample *s, const double *x)
 Sample sample_round(const double *x, size_t n, Format f)
 {
     Sample s = sample_new(f, n);
-    sample_again(&s, x);
+    sample_replace(&s, x);
     return s;
 }
 

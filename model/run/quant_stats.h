@@ -7,7 +7,7 @@ typedef struct { Tensor t; float *x; size_t n; } Sample;
 
 Sample  sample_fetch(Tensor t, size_t first, size_t n);    /* of a device tensor, whole groups; waits */
 Sample  sample_round(const double *x, size_t n, Format f); /* x in f as the CPU back end rounds it; FP8 in groups */
-void    sample_again(Sample *s, const double *x);          /* stores x instead; the single scale of a tensor stays */
+void    sample_replace(Sample *s, const double *x);        /* stores x instead; the single scale of a tensor stays */
 double *sample_values(Tensor t, size_t first, size_t n);   /* as sample_fetch, only the values; malloc'ed */
 double  sample_k(Sample s, size_t group);                  /* power of an expanded group */
 void    sample_free(Sample *s);

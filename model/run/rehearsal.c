@@ -24,9 +24,9 @@ typedef struct { int number; } Number;
 static Event *add(Recorder *w, EventKind kind)
 {
     Rehearsal *r = w->r;
-    if (r->count == r->room) {
-        r->room = r->room ? 2 * r->room : 4096;
-        r->event = xrealloc(r->event, sizeof *r->event * (size_t)r->room);
+    if (r->count == r->capacity) {
+        r->capacity = r->capacity ? 2 * r->capacity : 4096;
+        r->event = xrealloc(r->event, sizeof *r->event * (size_t)r->capacity);
     }
     Event *e = &r->event[r->count++];
     *e = (Event){ .kind = kind, .queue = w->queue, .unit = w->unit };
@@ -166,7 +166,7 @@ static void rehearse_step(Rehearsal *r, Recorder *w, Model *m, ParamStore *f, co
     const int marks = w->r ? w->r->marks : 0;
     const size_t host_values = comm_sent(SENT_HOST_VALUES);
     *r = (Rehearsal){ .marks = marks, .pipe = f->pipe, .device = (double)model_planned_bytes(m, f),
-                      .host = (double)offload_host_bytes(m) + (double)fsdp_host_bytes(f, NUM_HOSTED) };
+                      .host = (double)offload_host_bytes(m) + (double)store_host_bytes(f, NUM_HOSTED) };
     w->r = r;
     w->open = 0;
     step(m, f, c, w, micro_batches);

@@ -31,7 +31,7 @@ typedef struct {
 
 typedef struct {
     Event *event;               /* in the order in which the host queues them */
-    int    count, room, marks;
+    int    count, capacity, marks;
     size_t sent[NUM_SENT];      /* bytes that the rank sends in the step */
     Pipeline pipe;              /* the stage */
     double device, host;        /* planned bytes of memory, without libraries */

@@ -16,7 +16,7 @@
 #include "model/config/hf.h"
 #include "model/config/table.h"
 #include "model/run/agree.h"
-#include "model/run/fit.h"
+#include "model/run/memory_fit.h"
 #include "model/run/memory.h"
 #include "model/run/mesh_search.h"
 #include "model/run/mix.h"
@@ -148,7 +148,7 @@ static void load_or_initialize(Run *r)
     watchdog_wait_for(NO_WORKER);
     comm_agree("contents of data files", r->state.sample.tokens ^ r->state.sample.masks);
     if (!folder) {
-        fsdp_init(&r->fsdp, &c->model, c->seed);
+        store_init(&r->store, &c->model, c->seed);
         if (c->num_trainable > 0)
             warn("nothing is loaded, so tensors that `trainable` does not name keep their random values: is load_path missing?");
         if (comm_rank() == 0)
@@ -156,11 +156,11 @@ static void load_or_initialize(Run *r)
         return;
     }
     TrainState s = r->state;
-    bool ours = checkpoint_load(folder, c, &r->fsdp, &s, !new_optimizer);
+    bool ours = checkpoint_load(folder, c, &r->store, &s, !new_optimizer);
     if (!ours || new_optimizer)
         s.updates = 0;
     r->state.updates = s.updates;
-    r->state.base_sample = s.base_sample;
+    r->state.base_fingerprint = s.base_fingerprint;
     if (ours && !new_trainer) {
         continue_data(r, &s);
         r->state = s;
@@ -284,7 +284,7 @@ void run_plan(const Config *c)
     plan_time_print(c);
     if (c->mesh_auto && !config_forward_only(c))
         mesh_search_print(c);
-    fit_print(c);
+    memory_fit_print(c);
 }
 
 /* Prints the settings and the plan of memory too. */
@@ -292,11 +292,11 @@ static void plan_and_place(Run *r)
 {
     const Config *c = r->config;
     print_settings(c, device_name());
-    memory_plan(&r->model, &r->fsdp, c);
-    memory_print(&r->model, &r->fsdp, c);
-    pipeline_print(&r->fsdp.pipe);
-    memory_check_host(&r->model, &r->fsdp, c);
-    model_place(&r->model, &r->fsdp, c);
+    memory_plan(&r->model, &r->store, c);
+    memory_print(&r->model, &r->store, c);
+    pipeline_print(&r->store.pipe);
+    memory_check_host(&r->model, &r->store, c);
+    model_place(&r->model, &r->store, c);
 }
 
 /* The rest of run_open for eval_only: no training data, no run to continue, and only results in the folder. */
@@ -309,7 +309,7 @@ static void open_to_evaluate(Run *r)
     if (c->save_folder && comm_rank() == 0)
         save_folder_make(c->save_folder);
     plan_and_place(r);
-    const bool ours = checkpoint_load(folder, c, &r->fsdp, &r->state, false);
+    const bool ours = checkpoint_load(folder, c, &r->store, &r->state, false);
     if (comm_rank() == 0)
         printf("loaded %s%s\n%s", folder, ours ? ", a checkpoint of coat.c" : "", r->validation);
     r->log = log_open_eval(c, folder);
@@ -343,13 +343,13 @@ void run_open(Run *r, const Config *c)
         schedule_check(c, c->scheduler.in_tokens ? r->length.tokens : r->length.steps, "");
     print_data(r);
     watchdog_mark("opening metrics.jsonl", -1);
-    r->log = log_open(c, r->fsdp.shape, r->length, r->last_step, r->state.step, resumes, comm_size());
+    r->log = log_open(c, r->store.shape, r->length, r->last_step, r->state.step, resumes, comm_size());
     save_folder_begin(c, resumes, r->state.step, saved);
     if (saved)
         r->saved_step = r->state.step;
     r->first_step = r->state.step;
     trace_open(c->save_folder, comm_rank());
-    r->telemetry = telemetry_open(c, &r->model, &r->fsdp, r->log);
+    r->telemetry = telemetry_open(c, &r->model, &r->store, r->log);
     r->health = gpu_health_open(r->log, c->console_log_interval, r->state.step, r->state.tokens, 1);
 }
 
@@ -364,5 +364,5 @@ void run_close(Run *r)
     free(r->begins);
     if (r->loader)
         loader_close(r->loader);
-    model_free(&r->model, &r->fsdp);
+    model_free(&r->model, &r->store);
 }

@@ -11,7 +11,7 @@
 typedef struct {
     const Config *config;
     Model      model;
-    ParamStore fsdp;
+    ParamStore store;
     Loader    *loader;
     TrainState state;
     RunLength  length;         /* of max_duration */

@@ -49,7 +49,7 @@ struct Telemetry {
     bool        measures;               /* this rank does: the first one, with stages that of each                */
     const Config *config;
     Model      *model;
-    const ParamStore *fsdp;
+    const ParamStore *store;
     Log        *log;
     json_t     *line;                   /* the line of this step; NULL: none                                      */
     double     *input;                  /* (rows, C): input of the next block                                     */
@@ -112,7 +112,7 @@ static void activation(Telemetry *t, const char *kind, int block, Tensor stored,
         Stats s = { 0 };
         Sample q = sample_fetch(stored, 0, sample_rows(t->model) * (size_t)stored.cols);
         if (lost)
-            sample_again(&q, exact);
+            sample_replace(&q, exact);
         without_factors(&q, stored);
         snprintf(where, sizeof where, "%d", block);
         stats_add(&s, q, exact);
@@ -189,7 +189,7 @@ static void measure_block(Telemetry *t, int l, const Unit *w)
     activation(t, "qkv", l, a->qkv_saved, a->qkv_raw.data == a->qkv_rotated.data ? NULL : first_rows(t, a->qkv_raw), false);
     activation(t, "att", l, a->attn_saved, first_rows(t, a->attn_out), false);
     activation(t, "att_op", l, a->attn_operand, first_rows(t, a->attn_saved), false);
-    activation(t, "gate_up", l, a->gate_up_saved, a->low[LINEAR_GATE_UP].data ? NULL : first_rows(t, a->gate_up_raw), false);
+    activation(t, "gate_up", l, a->gate_up_saved, a->xa[LINEAR_GATE_UP].data ? NULL : first_rows(t, a->gate_up_raw), false);
     double *act = swiglu_output(t, a->gate_up_saved);
     measure_outliers(t, l, a->swiglu_operand, act);
     activation(t, "act", l, a->swiglu_operand, act, false);
@@ -199,14 +199,14 @@ static void observe(void *observer, int unit, const Unit *w)
 {
     Telemetry *t = observer;
     Model *m = t->model;
-    const UnitLayout *shape = t->fsdp->shape;
+    const UnitLayout *shape = t->store->shape;
     if (w && !t->measured[unit] && shape[unit].kind->is_layer)
         measure_block(t, shape[unit].number, w);
     t->measured[unit] |= w != NULL;
     if (shape[unit + 1].kind->is_layer && !t->measured[unit + 1]) {
         free(t->input);
         t->input = first_rows(t, m->unit_acts[unit + 1].attn_res);
-    } else if (unit + 2 == t->fsdp->num_units)
+    } else if (unit + 2 == t->store->num_units)
         m->observe = NULL;      /* one micro-batch is enough */
 }
 
@@ -310,14 +310,14 @@ static const char *unit_label(const UnitLayout *shape, char number[16])
 
 static void measure_states(Telemetry *t, int u)
 {
-    const Shard *s = &t->fsdp->shard[u];
-    const Optimizer *o = t->fsdp->optimizer;
+    const Shard *s = &t->store->shard[u];
+    const Optimizer *o = t->store->optimizer;
     char number[16];
     for (int k = 0; k < o->num_states; k++) {
         Stats stats = { 0 };
-        for (int i = 0; i < t->fsdp->shape[u].num_params; i++) {
-            size_t first = 0, n = sample_size(s, &t->fsdp->shape[u].param[i], &first);
-            const StateOf none = t->fsdp->shape[u].param[i].is_operand ? OF_OTHERS : OF_MATRICES;
+        for (int i = 0; i < t->store->shape[u].num_params; i++) {
+            size_t first = 0, n = sample_size(s, &t->store->shape[u].param[i], &first);
+            const StateOf none = t->store->shape[u].param[i].is_operand ? OF_OTHERS : OF_MATRICES;
             if (n == 0 || o->state[k].of == none)
                 continue;
             Sample q = sample_fetch(s->state[k], first - s->before[k], n);
@@ -325,18 +325,18 @@ static void measure_states(Telemetry *t, int u)
             sample_free(&q);
         }
         if (stats.values > 0)
-            set_stats(t, o->state[k].label, unit_label(&t->fsdp->shape[u], number), &stats, s->state[k].format.expand);
+            set_stats(t, o->state[k].label, unit_label(&t->store->shape[u], number), &stats, s->state[k].format.expand);
     }
 }
 
 static void measure_moments(Telemetry *t, int u, long update, double grad_scale)
 {
-    const Shard *s = &t->fsdp->shard[u];
+    const Shard *s = &t->store->shard[u];
     const Format own[2] = { s->state[0].format, s->state[1].format };
     char number[16];
     Stats moment[2] = { 0 }, direction = { 0 };
-    for (int i = 0; i < t->fsdp->shape[u].num_params; i++) {
-        size_t first = 0, n = sample_size(s, &t->fsdp->shape[u].param[i], &first);
+    for (int i = 0; i < t->store->shape[u].num_params; i++) {
+        size_t first = 0, n = sample_size(s, &t->store->shape[u].param[i], &first);
         if (n == 0)
             continue;
         Next x = next_moments(t, s, first, n, update, grad_scale);
@@ -350,9 +350,9 @@ static void measure_moments(Telemetry *t, int u, long update, double grad_scale)
     }
     if (moment[0].tensors == 0)
         return;
-    const char *unit = unit_label(&t->fsdp->shape[u], number);
+    const char *unit = unit_label(&t->store->shape[u], number);
     for (int j = 0; j < 2; j++)
-        set_stats(t, t->fsdp->optimizer->state[j].label, unit, &moment[j], own[j].expand);
+        set_stats(t, t->store->optimizer->state[j].label, unit, &moment[j], own[j].expand);
     set(t, "update", unit, "error", stats_error(&direction));
 }
 
@@ -373,7 +373,7 @@ static void set_optimizer(Telemetry *t)
 {
     char where[32];
     for (int i = 0; i < 2; i++) {
-        const char *name = t->fsdp->optimizer->state[i].label;
+        const char *name = t->store->optimizer->state[i].label;
         for (int f = 0; f < FORMATS; f++) {
             const Stats *s = &t->all.moment[i][f];
             snprintf(where, sizeof where, "%s/%s", name, format_names[f]);
@@ -398,7 +398,7 @@ static void set_optimizer(Telemetry *t)
 /* line: of each stage, in `size` bytes. */
 static void join_lines(Telemetry *t, const char *line, size_t size)
 {
-    for (int stage = 1; stage < t->fsdp->pipe.stages; stage++) {
+    for (int stage = 1; stage < t->store->pipe.stages; stage++) {
         json_t *part = json_loads(line + (size_t)stage * size, 0, NULL);
         CHECK(part, "the statistics of stage %d cannot be read", stage);
         json_object_update(t->line, part);
@@ -409,7 +409,7 @@ static void join_lines(Telemetry *t, const char *line, size_t size)
 /* What the ranks of all stages have measured comes to the first one. */
 static void gather_stages(Telemetry *t)
 {
-    const size_t stages = (size_t)t->fsdp->pipe.stages;
+    const size_t stages = (size_t)t->store->pipe.stages;
     char *own = json_dumps(t->line, JSON_COMPACT);
     const size_t length = strlen(own) + 1;
     size_t *lengths = xmalloc(stages * sizeof *lengths), most = 0;
@@ -438,7 +438,7 @@ Telemetry *telemetry_open(const Config *c, Model *m, const ParamStore *f, Log *l
     if (c->quant_stats_interval == 0 || (!log && stages == 1))
         return NULL;
     Telemetry *t = xcalloc(1, sizeof *t);
-    *t = (Telemetry){ .config = c, .model = m, .fsdp = f, .log = log, .warned = xcalloc((size_t)m->L, sizeof *t->warned),
+    *t = (Telemetry){ .config = c, .model = m, .store = f, .log = log, .warned = xcalloc((size_t)m->L, sizeof *t->warned),
                       .measured = xcalloc((size_t)f->num_units, sizeof *t->measured),
                       .measures = stages == 1 || comm_rank() % (comm_size() / stages) == 0 };
     return t;
@@ -466,7 +466,7 @@ void telemetry_watch(Telemetry *t, long step)
         return;
     t->step = step;
     t->line = json_pack("{s:I}", "step", (json_int_t)step);
-    memset(t->measured, 0, sizeof *t->measured * (size_t)t->fsdp->num_units);
+    memset(t->measured, 0, sizeof *t->measured * (size_t)t->store->num_units);
     t->model->observe = t->measures ? observe : NULL;
     t->model->observer = t;
 }
@@ -475,7 +475,7 @@ void telemetry_write(Telemetry *t, long update, double grad_scale)
 {
     if (!t || !t->line)
         return;
-    const ParamStore *f = t->fsdp;
+    const ParamStore *f = t->store;
     const bool adam = f->optimizer->is_adam;
     memset(&t->all, 0, sizeof t->all);
     for (int u = 0; u < f->num_units && t->measures; u++) {

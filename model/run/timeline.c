@@ -7,11 +7,11 @@
 #include "kernels/runtime/error.h"
 
 /* Messages of a stage to a neighbour, by the times at which they arrive. */
-typedef struct { double *at; int count, room, taken; } Messages;
+typedef struct { double *at; int count, capacity, taken; } Messages;
 
 typedef struct {
     const Rehearsal *r;
-    Place   place;
+    RankPlace   place;
     int    *line[NUM_QUEUES];           /* [count[q]] its events, in order */
     int     count[NUM_QUEUES], next[NUM_QUEUES];
     double  at[NUM_QUEUES];             /* when its last event ended */
@@ -22,7 +22,7 @@ typedef struct {
     int     last_unit;
 } Stage;
 
-static void open_stage(Stage *s, const Rehearsal *r, const Place *place, int stage, int stages, int units)
+static void open_stage(Stage *s, const Rehearsal *r, const RankPlace *place, int stage, int stages, int units)
 {
     *s = (Stage){ .r = r, .place = *place, .last_unit = units - 1 };
     s->place.rank = stage * (mesh_ranks(&place->mesh) / stages);
@@ -71,9 +71,9 @@ static void add_use(Stage *s, const Event *e, double seconds)
 
 static void send(Messages *m, double at)
 {
-    if (m->count == m->room) {
-        m->room = m->room ? 2 * m->room : 64;
-        m->at = xrealloc(m->at, sizeof *m->at * (size_t)m->room);
+    if (m->count == m->capacity) {
+        m->capacity = m->capacity ? 2 * m->capacity : 64;
+        m->at = xrealloc(m->at, sizeof *m->at * (size_t)m->capacity);
     }
     m->at[m->count++] = at;
 }
@@ -132,7 +132,7 @@ static double busy(const Stage *s)
     return seconds;
 }
 
-StepTime timeline_step(const Rehearsal *r, int stages, const Place *place, int units)
+StepTime timeline_step(const Rehearsal *r, int stages, const RankPlace *place, int units)
 {
     StepTime t = { 0 };
     Stage *all = xcalloc((size_t)stages, sizeof *all);

@@ -15,4 +15,4 @@ typedef struct {
 } StepTime;
 
 /* A step of `stages` rehearsals, the first rank of each stage at its place. */
-StepTime timeline_step(const Rehearsal *r, int stages, const Place *place, int units);
+StepTime timeline_step(const Rehearsal *r, int stages, const RankPlace *place, int units);

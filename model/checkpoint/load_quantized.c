@@ -1,6 +1,6 @@
 /* A matrix is copied to device memory in BF16 if all its tensors in the files are BF16, else in F32, which has all values of F16.
  * bitsandbytes' NF4 is copied unchanged if the base's format is NF4. Otherwise codes and scales are decoded. */
-#include "model/checkpoint/stored_base.h"
+#include "model/checkpoint/load_quantized.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/progress.h"
 #include "kernels/runtime/watchdog.h"
-#include "model/base.h"
+#include "model/quantized_weights.h"
 #include "model/checkpoint/nf4_source.h"
 
 enum { CHUNK = 16 << 20 };      /* elements */
@@ -69,7 +69,7 @@ static void read_tensor(const Reading *r, int i, Tensor part)
 /* Whether bitsandbytes stored the matrix in the base's format; dies if only some of its tensors are. */
 static bool is_quantized(const Reading *r, int unit, const Param *p)
 {
-    if (r->f->base != BASE_NF4)
+    if (r->f->base_format != BASE_NF4)
         return false;
     const char *plain = NULL, *quantized = NULL;
     for (int i = 0; i < r->l->num_pieces; i++)
@@ -97,7 +97,7 @@ static void read_quantized(const Reading *r, int unit, const Param *p)
             nf4_source_read((Nf4Group *)next, r->source, r->count, piece->name, piece->shape[0], piece->shape[1], 0, n);
         next += n * nf4_group_bytes(plain);
     }
-    base_store_nf4(r->f, unit, p, groups);
+    quantized_store_nf4(r->f, unit, p, groups);
     free(groups);
 }
 
@@ -114,7 +114,7 @@ static void read_matrix(const Reading *r, int unit, const Param *p, void *memory
         if (is_part(r, piece, unit, p))
             read_tensor(r, i, tensor_rows(whole, (int)((piece->first - p->offset) / (size_t)p->cols), (int)piece->shape[0]));
     }
-    base_store(r->f, unit, p, whole);
+    quantized_store(r->f, unit, p, whole);
 }
 
 static size_t largest_matrix(const Reading *r)
@@ -123,14 +123,14 @@ static size_t largest_matrix(const Reading *r)
     for (int u = 0; u < r->f->num_units; u++)
         for (int i = 0; i < r->f->shape[u].num_params; i++) {
             const Param *p = &r->f->shape[u].param[i];
-            const size_t bytes = p->region != BASE || is_quantized(r, u, p) ? 0
+            const size_t bytes = p->region != QUANTIZED || is_quantized(r, u, p) ? 0
                                : (size_t)p->rows * (size_t)p->cols * dtype_size(format_of(r, u, p).dtype);
             most = bytes > most ? bytes : most;
         }
     return most;
 }
 
-void stored_base_read(Layout *l, ParamStore *f, SafeFile *const *source, int count)
+void load_quantized(Layout *l, ParamStore *f, SafeFile *const *source, int count)
 {
     Reading r = { l, f, source, count, NULL, NULL };
     void *memory = device_alloc(largest_matrix(&r));
@@ -139,7 +139,7 @@ void stored_base_read(Layout *l, ParamStore *f, SafeFile *const *source, int cou
     progress_begin("loading");
     for (int u = 0; u < f->num_units; u++)
         for (int i = 0; i < f->shape[u].num_params; i++)
-            if (f->shape[u].param[i].region == BASE && fsdp_holds(f, u)) {
+            if (f->shape[u].param[i].region == QUANTIZED && store_holds(f, u)) {
                 progress_show((double)u / f->num_units, f->shape[u].param[i].name);
                 read_matrix(&r, u, &f->shape[u].param[i], memory);
             }

@@ -1,5 +1,5 @@
-/* What is where, and how much: of a plan that fsdp_plan.c made. */
-#include "model/fsdp_plan.h"
+/* What is where, and how much: of a plan that param_store.c made. */
+#include "model/param_store.h"
 
 #include <string.h>
 
@@ -47,36 +47,36 @@ size_t fsdp_copied(const ParamStore *f, int u, size_t *first)
     return f->shape[u].tensor_ranks > 1 && *first < end ? end - *first : 0;
 }
 
-bool fsdp_holds(const ParamStore *f, int u)
+bool store_holds(const ParamStore *f, int u)
 {
     return pipeline_holds(&f->pipe, f->shape[u].config, u);
 }
 
-bool fsdp_on_host(const ParamStore *f, int u, Hosted h)
+bool store_on_host(const ParamStore *f, int u, Hosted h)
 {
     const UnitLayout *s = &f->shape[u];
-    if (u >= f->on_host[h] || !fsdp_holds(f, u))
+    if (u >= f->on_host[h] || !store_holds(f, u))
         return false;
-    if (f->optimizer->orthogonalizes && h != HOST_BASE)
+    if (f->optimizer->orthogonalizes && h != HOST_FROZEN)
         return false;
     if (h == HOST_MOMENTS)
         return s->numel[TRAINED] > 0 && f->optimizer->num_states > 0;
-    if (h == HOST_BASE)
-        return s->kind->is_layer && s->numel[FROZEN] + s->numel[BASE] > 0;
+    if (h == HOST_FROZEN)
+        return s->kind->is_layer && s->numel[FROZEN] + s->numel[QUANTIZED] > 0;
     return s->kind->is_layer && dtype_size(f->recipe.operand.dtype) < dtype_size(f->recipe.master.dtype) && has_trained_operands(s);
 }
 
-size_t fsdp_host_bytes(const ParamStore *f, Hosted h)
+size_t store_host_bytes(const ParamStore *f, Hosted h)
 {
     size_t bytes = 0;
     if (h == NUM_HOSTED)
         return f->host.used;
     for (int u = 0; u < f->num_units; u++) {
         const Shard *s = &f->shard[u];
-        if (!fsdp_on_host(f, u, h))
+        if (!store_on_host(f, u, h))
             continue;
-        if (h == HOST_BASE)
-            bytes += tensor_bytes(s->slice[FROZEN].stored) + s->slice[BASE].count;
+        if (h == HOST_FROZEN)
+            bytes += tensor_bytes(s->slice[FROZEN].stored) + s->slice[QUANTIZED].count;
         else if (h == HOST_MASTER)
             bytes += tensor_bytes(s->slice[TRAINED].stored);
         for (int i = 0; h == HOST_MOMENTS && i < f->optimizer->num_states; i++)
@@ -85,9 +85,9 @@ size_t fsdp_host_bytes(const ParamStore *f, Hosted h)
     return bytes;
 }
 
-ShardChoice fsdp_placement(const ParamStore *f)
+ShardChoice store_shard_choice(const ParamStore *f)
 {
-    ShardChoice p = { .shards = f->shards, .rank = f->rank, .sum_once = f->sum_once, .kept = f->kept, .pipe = f->pipe,
+    ShardChoice p = { .shards = f->shards, .rank = f->rank, .sum_once = f->sum_once, .resident = f->resident, .pipe = f->pipe,
                       .tensor_ranks = f->tensor_ranks, .tensor_place = f->tensor_place };
     memcpy(p.on_host, f->on_host, sizeof p.on_host);
     return p;
@@ -95,13 +95,13 @@ ShardChoice fsdp_placement(const ParamStore *f)
 
 /* A part is a whole operand if its master weights are on the host, since all of it has one scale; else PART_OF_UPDATE elements. The
  * last group of a state may include padding after the parameter. */
-size_t fsdp_stage_bytes(const ParamStore *f)
+size_t store_stage_bytes(const ParamStore *f)
 {
     size_t most = 0, first;
     for (int u = 0; u < f->num_units; u++)
         for (int i = 0; i < f->shape[u].num_params; i++) {
             const Param *p = &f->shape[u].param[i];
-            const bool master = fsdp_on_host(f, u, HOST_MASTER), moments = fsdp_on_host(f, u, HOST_MOMENTS);
+            const bool master = store_on_host(f, u, HOST_MASTER), moments = store_on_host(f, u, HOST_MOMENTS);
             const size_t all = param_align(shard_part(&f->shard[u], p, &first));
             const size_t n = !master && all > PART_OF_UPDATE ? PART_OF_UPDATE : all;
             Arena part = { 0 };
@@ -158,31 +158,31 @@ Tensor shard_weights(const Shard *s, const Param *p, size_t first, size_t n)
     return slice_view(&s->slice[p->region], s->slice[p->region].stored, p->offset + first, n);
 }
 
-size_t fsdp_weight_bytes(const ParamStore *f)
+size_t store_weight_bytes(const ParamStore *f)
 {
-    size_t bytes = tensor_bytes(f->scales) + tensor_bytes(f->base_scales) + tensor_bytes(f->replicated);
+    size_t bytes = tensor_bytes(f->scales) + tensor_bytes(f->quantized_scales) + tensor_bytes(f->replicated);
     for (int i = 0; i < num_buffers(f); i++) {
         const WeightBuffer *w = &f->weight_buffer[i];
         const bool transposes = w->has_transposes && !w->rotates;
-        bytes += tensor_numel(w->flat) * (dtype_size(w->flat.format.dtype) * w->has_rows + transposes) + w->raw_bytes;
+        bytes += tensor_numel(w->elements) * (dtype_size(w->elements.format.dtype) * w->has_rows + transposes) + w->raw_bytes;
     }
     for (int u = 0; u < f->num_units; u++)
-        if (fsdp_on_host(f, u, HOST_MASTER))
+        if (store_on_host(f, u, HOST_MASTER))
             bytes += tensor_bytes(f->shard[u].slice[TRAINED].source);
     return bytes;
 }
 
-size_t fsdp_grad_bytes(const ParamStore *f)
+size_t store_grad_bytes(const ParamStore *f)
 {
     size_t bytes = 0;
     for (int u = 0; u < f->num_units; u++)
         bytes += tensor_bytes(f->shard[u].grad);
     for (int i = 0; i < num_buffers(f); i++)
-        bytes += tensor_numel(f->grad_buffer[i].flat) * dtype_size(f->recipe.grads.dtype);
+        bytes += tensor_numel(f->grad_buffer[i].elements) * dtype_size(f->recipe.grads.dtype);
     return bytes;
 }
 
-size_t fsdp_state_bytes(const ParamStore *f)
+size_t store_state_bytes(const ParamStore *f)
 {
     size_t bytes = 0;
     for (int u = 0; u < f->num_units; u++)

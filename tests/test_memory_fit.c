@@ -5,7 +5,7 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/config/load.h"
 #include "model/model.h"
-#include "model/run/fit.h"
+#include "model/run/memory_fit.h"
 #include "model/run/memory.h"
 #include "tests/kit.h"
 #include "tests/launch.h"
@@ -24,7 +24,7 @@ static Config *plan(int ranks, const char *recipe, const char *memory, const cha
     char *argv[] = { "train", "configs/Llama-2-7B.yaml", "--dry_run", text[0], text[1], text[2], text[3],
                      "--model.max_sequence_length=2048", "--device_train_microbatch_size=8", (char *)more, NULL };
     Config *c = config_load(more ? 10 : 9, argv, 1, checkpoint_latest);
-    c->host.activations = c->host.base = c->host.moments = c->host.master = HOST_NEVER;
+    c->host.activations = c->host.frozen = c->host.moments = c->host.master = HOST_NEVER;
     return c;
 }
 
@@ -43,7 +43,7 @@ static void test_measured(void **state)
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         Config *c = plan(rows[i].ranks, rows[i].recipe, "74.506", rows[i].model);
-        const int found = fit_largest(c);
+        const int found = memory_fit_largest(c);
         if (found != rows[i].largest || found < rows[i].measured)
             fail_msg("%s, %s on %d: %d sequences, expected %d, measured were %d", rows[i].model ? "13B" : "7B", rows[i].recipe,
                      rows[i].ranks, found, rows[i].largest, rows[i].measured);
@@ -66,7 +66,8 @@ static void test_needed(void **state)
         Model m;
         ParamStore f;
         memory_plan(&m, &f, c);
-        const double planned = (double)model_planned_bytes(&m, &f) / (1 << 30), allowed = fit_needed(c) / (1 << 30) - planned;
+        const double planned = (double)model_planned_bytes(&m, &f) / (1 << 30),
+                     allowed = memory_fit_needed(c) / (1 << 30) - planned;
         const double used = measured[i].used - measured[i].planned;
         if (!(allowed >= used - 0.05 && allowed < used + 1.5))
             fail_msg("%s on %d: %.2f GiB allowed for, %.2f were used", measured[i].recipe, measured[i].ranks, allowed, used);
@@ -114,7 +115,7 @@ static int dry_run(int micro_batch, const char *arguments)
 static void test_kept(void **state)
 {
     (void)state;
-    static const struct { const char *memory; int kept; const char *line; } rows[] = {
+    static const struct { const char *memory; int resident; const char *line; } rows[] = {
         { "139.8", 34, "weights gathered once per step,\n  gradients summed once per step\n" },
         { "50", 6, "weights gathered once per step in 6 of 34 units (else for each pass)" },
         { "47.6", 0, "weights gathered for each pass," },
@@ -126,11 +127,11 @@ static void test_kept(void **state)
         char arguments[128];
         Config *c = plan(4, "coat", rows[i].memory, NULL);
         memory_plan(&m, &f, c);
-        model_plan(&more, &g, c, (ShardChoice){ f.shards, f.rank, f.sum_once, f.kept + 1 });
-        assert_int_equal(f.kept, rows[i].kept);
-        if (f.kept > 0)
+        model_plan(&more, &g, c, (ShardChoice){ f.shards, f.rank, f.sum_once, f.resident + 1 });
+        assert_int_equal(f.resident, rows[i].resident);
+        if (f.resident > 0)
             assert_true((double)model_planned_bytes(&m, &f) <= memory_of_device(c) - spare);
-        if (f.kept < f.num_units)
+        if (f.resident < f.num_units)
             assert_true((double)model_planned_bytes(&more, &g) > memory_of_device(c) - spare);
         model_free(&m, &f);
         model_free(&more, &g);
@@ -149,8 +150,8 @@ static void test_small_device(void **state)
     char *argv[] = { "train", "configs/OLMo-1B.yaml", "--dry_run", "--ranks=8", "--device_memory=8", "--recipe=coat-lean",
                      "--global_train_batch_size=64", "--device_train_microbatch_size=2", NULL };
     Config *c = config_load(8, argv, 1, checkpoint_latest);
-    assert_true(fit_needed(c) <= memory_of_device(c));
-    assert_int_equal(fit_largest(c), 3);
+    assert_true(memory_fit_needed(c) <= memory_of_device(c));
+    assert_int_equal(memory_fit_largest(c), 3);
     config_free(c);
 }
 
@@ -198,11 +199,11 @@ static void test_large_units(void **state)
     double master = 0, most = 0;
     for (int u = 0; u < f.num_units; u++) {
         master += (double)tensor_bytes(f.shard[u].slice[TRAINED].stored);
-        most = fmax(most, (double)tensor_numel(f.plan[u].weights->flat));
+        most = fmax(most, (double)tensor_numel(f.plan[u].weights->elements));
     }
     assert_in_range(master, (unsigned long)(numbers * 2 / 64), (unsigned long)((numbers + padding) * 2 / 64));
     assert_in_range(most, block, block + 6 * PARAM_ALIGN * 64);
-    assert_in_range(fsdp_weight_bytes(&f), gathered, gathered + (1 << 20));
+    assert_in_range(store_weight_bytes(&f), gathered, gathered + (1 << 20));
     model_free(&m, &f);
     config_free(c);
 }

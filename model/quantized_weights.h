@@ -1,5 +1,5 @@
-/* The region BASE of a unit: frozen matrices of blocks under adapters, stored in E4M3 or NF4. They are gathered in the stored
- * format; GEMM operands are made from it for each use (the table in fsdp_plan.c).
+/* The region QUANTIZED of a unit: frozen matrices of blocks under adapters, stored in E4M3 or NF4. They are gathered in the stored
+ * format; GEMM operands are made from it for each use (the table in param_store.c).
  *
  * E4M3 is stored with the codes and scale of an FP8 operand: forward reads it directly, backward a transposed copy. If operands are
  * E5M2 it is rounded again, with the same scale, with which all values are in E5M2's range. NF4 is stored tensor by tensor in whole
@@ -7,13 +7,13 @@
  * amax. Recipes without FP8 operands read either in the stream's format. Operands of two blocks exist at a time (of one on a single
  * rank without host.base), plus those of units that stay gathered (fsdp.h). */
 #pragma once
-#include "model/fsdp_plan.h"
+#include "model/param_store.h"
 
 /* Stores this rank's part of a matrix. whole: (rows, cols) in F32 or BF16, device memory, the same on all ranks. */
-void   base_store(ParamStore *f, int unit, const Param *p, Tensor whole);
+void   quantized_store(ParamStore *f, int unit, const Param *p, Tensor whole);
 
 /* Rounds frozen weights in F32 to values of BF16, but for adapters. */
-void   base_round(ParamStore *f);
+void   frozen_round(ParamStore *f);
 
-/* The same as base_store for a matrix in NF4, param_nf4_groups in host memory: Nf4PlainGroups if f->plain_nf4. */
-void   base_store_nf4(ParamStore *f, int unit, const Param *p, const void *groups);
+/* The same as quantized_store for a matrix in NF4, param_nf4_groups in host memory: Nf4PlainGroups if f->plain_nf4. */
+void   quantized_store_nf4(ParamStore *f, int unit, const Param *p, const void *groups);

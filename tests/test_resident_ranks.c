@@ -3,7 +3,7 @@
 #include <math.h>
 
 #include "kernels/runtime/trace.h"
-#include "model/run/fit.h"
+#include "model/run/memory_fit.h"
 #include "model/run/memory.h"
 #include "model/update.h"
 #include "tests/kit.h"
@@ -25,7 +25,7 @@ static const struct { const char *recipe; SmallModel model; unsigned modules; Ba
 };
 enum { COAT = 1, NUM_ROWS = sizeof rows / sizeof rows[0] };
 
-typedef struct { Config config; Model model; ParamStore fsdp; } Run;
+typedef struct { Config config; Model model; ParamStore store; } Run;
 typedef struct { double loss[2], norm[2]; } Curve;
 
 static void configure(Run *r, int row, Gathering gathering)
@@ -46,15 +46,15 @@ static void configure(Run *r, int row, Gathering gathering)
 
 static void place(Run *r)
 {
-    memory_plan(&r->model, &r->fsdp, &r->config);
-    model_place(&r->model, &r->fsdp, &r->config);
-    fsdp_init(&r->fsdp, &r->config.model, 5);
-    test_fill_adapters(&r->fsdp, 6);
+    memory_plan(&r->model, &r->store, &r->config);
+    model_place(&r->model, &r->store, &r->config);
+    store_init(&r->store, &r->config.model, 5);
+    test_fill_adapters(&r->store, 6);
 }
 
 static void close_run(Run *r)
 {
-    model_free(&r->model, &r->fsdp);
+    model_free(&r->model, &r->store);
 }
 
 /* ---- traces ------------------------------------------------------------------------------------------------ */
@@ -94,7 +94,7 @@ static void test_trace(void **state)
     begin_trace();
     for (int s = 0; s < 2; s++) {
         trace_step(s, s == 1);
-        forward_backward(&r.model, &r.fsdp, &r.config, s, 2);
+        forward_backward(&r.model, &r.store, &r.config, s, 2);
         assert_true(trace_step_end() >= 0);
     }
     end_trace();
@@ -113,19 +113,19 @@ static void test_trace(void **state)
 static const double SPARE = 3.0 * (1 << 30);               /* memory of a device that weights leave free */
 
 /* Memory of a device for `kept` units that stay, but not for one more block. */
-static double needed(const Run *r, bool sum_once, int kept)
+static double needed(const Run *r, bool sum_once, int resident)
 {
     Model m;
     ParamStore f;
-    model_plan(&m, &f, &r->config, (ShardChoice){ comm_size(), comm_rank(), sum_once, kept });
+    model_plan(&m, &f, &r->config, (ShardChoice){ comm_size(), comm_rank(), sum_once, resident });
     const double bytes = (double)model_planned_bytes(&m, &f);
     model_free(&m, &f);
     return bytes + 1 + SPARE;
 }
 
-static void limit(Run *r, int kept)
+static void limit(Run *r, int resident)
 {
-    r->config.device_memory = needed(r, false, kept) / (1 << 30);
+    r->config.device_memory = needed(r, false, resident) / (1 << 30);
 }
 
 static int gathers(int unit)
@@ -149,12 +149,12 @@ static Curve train_kept(Run *r)
     begin_trace();
     for (int s = 0; s < 2; s++) {
         trace_step(s, s == 1);
-        forward_backward(&r->model, &r->fsdp, &r->config, s, MICRO_BATCHES);
-        c.norm[s] = optimizer_grad_norm(&r->fsdp);
-        optimizer_step(&r->fsdp, &r->config, s + 1, s + 1, 1e-2, 1);
+        forward_backward(&r->model, &r->store, &r->config, s, MICRO_BATCHES);
+        c.norm[s] = optimizer_grad_norm(&r->store);
+        optimizer_step(&r->store, &r->config, s + 1, s + 1, 1e-2, 1);
         trace_step_end();
         take_losses(&r->model);
-        model_step(&r->model, &r->fsdp, tokens, tokens, NULL, 1, 0, PASS_FORWARD);
+        model_step(&r->model, &r->store, tokens, tokens, NULL, 1, 0, PASS_FORWARD);
         c.loss[s] = take_losses(&r->model).loss;
     }
     end_trace();
@@ -162,11 +162,11 @@ static Curve train_kept(Run *r)
 }
 
 /* How often a step makes the weights of block 1 + 2k. */
-static int expected_gathers(int row, int kept, int k)
+static int expected_gathers(int row, int resident, int k)
 {
     if (comm_size() == 1)
-        return k < kept ? 0 : k == 0 ? rows[row].lowest_on_one : rows[row].on_one;
-    return k < kept ? rows[row].once : k == kept ? rows[row].lowest : 2 * MICRO_BATCHES;
+        return k < resident ? 0 : k == 0 ? rows[row].lowest_on_one : rows[row].on_one;
+    return k < resident ? rows[row].once : k == resident ? rows[row].lowest : 2 * MICRO_BATCHES;
 }
 
 /* Kept weights have the bits of weights made for each pass. Those of a buffer's lowest block are still there when forward begins
@@ -177,22 +177,22 @@ static void test_kept(void **state)
     (void)state;
     for (int i = comm_size() == 1 ? COAT : 0; i < NUM_ROWS; i++) {      /* one rank uses BF16 weights as stored */
         Curve often;
-        for (int kept = 0; kept < 3; kept++) {
+        for (int resident = 0; resident < 3; resident++) {
             Run r;
-            configure(&r, i, (Gathering[]){ GATHER_OFTEN, GATHER_ONCE_IF_FITS, GATHER_ONCE }[kept]);
-            if (kept == 1)
+            configure(&r, i, (Gathering[]){ GATHER_OFTEN, GATHER_ONCE_IF_FITS, GATHER_ONCE }[resident]);
+            if (resident == 1)
                 limit(&r, 2);
             place(&r);
-            assert_int_equal(r.fsdp.kept, ((int[]){ 0, 2, LAYERS + 2 })[kept]);
+            assert_int_equal(r.store.resident, ((int[]){ 0, 2, LAYERS + 2 })[resident]);
             const Curve c = train_kept(&r);
             for (int k = 0; k < 2; k++) {
-                const int found = gathers(1 + 2 * k), expected = expected_gathers(i, kept, k);
+                const int found = gathers(1 + 2 * k), expected = expected_gathers(i, resident, k);
                 if (found != expected)
                     fail_msg("%s, %d units stay: block %d is gathered %d times, expected %d", rows[i].recipe,
-                             r.fsdp.kept, 1 + 2 * k, found, expected);
+                             r.store.resident, 1 + 2 * k, found, expected);
             }
             close_run(&r);
-            if (kept == 0)
+            if (resident == 0)
                 often = c;
             check_same_bytes("with weights that stay", &c, &often, sizeof c);
         }
@@ -215,11 +215,11 @@ size_t __wrap_device_memory_used(void)
 
 static int planned_to_keep(Run *r, bool *sums_once)
 {
-    memory_plan(&r->model, &r->fsdp, &r->config);
-    const int kept = r->fsdp.kept;
-    *sums_once = r->fsdp.sum_once;
+    memory_plan(&r->model, &r->store, &r->config);
+    const int resident = r->store.resident;
+    *sums_once = r->store.sum_once;
     close_run(r);
-    return kept;
+    return resident;
 }
 
 /* If devices have memory for different numbers of units, all ranks keep the least. The same if other programs use memory, which
@@ -260,8 +260,8 @@ static void test_smallest_device(void **state)
     r.config.global_train_batch_size = 32 * comm_size();
     r.config.device_memory = 1;
     r.config.device_train_microbatch_size = SEQUENCES + MORE * (comm_size() - 1 - comm_rank());
-    r.config.device_memory = fit_needed(&r.config) / (1 << 30);
-    assert_int_equal(fit_largest(&r.config), SEQUENCES);
+    r.config.device_memory = memory_fit_needed(&r.config) / (1 << 30);
+    assert_int_equal(memory_fit_largest(&r.config), SEQUENCES);
 }
 
 int main(int argc, char **argv)

@@ -1,5 +1,5 @@
 /* Stores frozen matrices in E4M3 or NF4. */
-#include "model/base.h"
+#include "model/quantized_weights.h"
 
 #include "kernels/kernels.h"
 #include "kernels/runtime/error.h"
@@ -9,7 +9,7 @@ static void store_e4m3(ParamStore *f, int u, const Param *p, Tensor whole)
 {
     size_t first, n = shard_part(&f->shard[u], p, &first);
     Tensor part = shard_weights(&f->shard[u], p, first, n);
-    part.scale = base_scale(f, u, p);
+    part.scale = quantized_scale(f, u, p);
     quantize_scale(part, whole);
     if (n == 0)
         return;
@@ -51,16 +51,16 @@ static void store_nf4(ParamStore *f, int u, const Param *p, Tensor whole)
     device_free(groups);
 }
 
-void base_store(ParamStore *f, int u, const Param *p, Tensor whole)
+void quantized_store(ParamStore *f, int u, const Param *p, Tensor whole)
 {
-    CHECK(p->region == BASE, "%s is not in region BASE", p->name);
-    if (f->base == BASE_NF4)
+    CHECK(p->region == QUANTIZED, "%s is not in region QUANTIZED", p->name);
+    if (f->base_format == BASE_NF4)
         store_nf4(f, u, p, whole);
     else
         store_e4m3(f, u, p, whole);
 }
 
-void base_store_nf4(ParamStore *f, int u, const Param *p, const void *host)
+void quantized_store_nf4(ParamStore *f, int u, const Param *p, const void *host)
 {
     char *groups = device_alloc(p->stored);
     device_put(groups, host, p->stored);
@@ -68,7 +68,7 @@ void base_store_nf4(ParamStore *f, int u, const Param *p, const void *host)
     device_free(groups);
 }
 
-void base_round(ParamStore *f)
+void frozen_round(ParamStore *f)
 {
     for (int u = 0; u < f->num_units; u++) {
         if (f->shape[u].kind == &projector_kind && lora_trains_projector(f->shape[u].config))

@@ -3,10 +3,10 @@
 #include "model/config.h"
 
 /* Bytes of device memory that a rank of this dry run needs: its plan, and the allowance for libraries. */
-double fit_needed(const Config *c);
+double memory_fit_needed(const Config *c);
 
 /* The largest micro-batch that fits, in sequences, at most a rank's sequences of a step; 0: not even one fits. */
-int    fit_largest(const Config *c);
+int    memory_fit_largest(const Config *c);
 
 /* Prints the last lines of a dry run on stdout, on rank 0. */
-void   fit_print(const Config *c);
+void   memory_fit_print(const Config *c);

@@ -2,10 +2,10 @@
 #pragma once
 #include "tests/fp8.h"
 
-/* Formats of x; of low, y and add; of the matrix; of its gradient. */
+/* Formats of x; of xa, y and add; of the matrix; of its gradient. */
 typedef struct { const char *name; Format x, dense, w, dw; } Formats;
 
-typedef struct { int N, C, rank; bool is_b; int parts; struct { int first, width; } part[LOW_RANK_PARTS]; } Shape;
+typedef struct { int N, C, rank; bool is_b; int parts; struct { int first, width; } part[LORA_PARTS]; } Shape;
 
 static char label[96];
 static inline const char *name(const char *op, const Formats *f, const Shape *s)
@@ -20,9 +20,9 @@ static inline void check(const char *op, const Formats *f, const Shape *s, Tenso
     golden_check(label, t, bound);
 }
 
-static inline LowRank make_matrix(const Shape *s, Format f, uint64_t seed)
+static inline LoraMatrix make_matrix(const Shape *s, Format f, uint64_t seed)
 {
-    LowRank m = { .is_b = s->is_b, .num_parts = s->parts };
+    LoraMatrix m = { .is_b = s->is_b, .num_parts = s->parts };
     int rows = 0;
     for (int i = 0; i < s->parts; i++) {
         m.part[i].first = s->part[i].first, m.part[i].width = s->part[i].width;
@@ -61,8 +61,8 @@ static inline void add_product(Sums *s, int i, double a, double b)
     s->bound[i] += 2 * (s->terms + 4) * U24 * fabs(a * b);
 }
 
-/* which: 0: low = scale x w; 1: y += low wT; 2: dm += lowT x */
-static inline void add_products(Sums *sums, int which, const Shape *s, const double *x, const double *low, const double *w,
+/* which: 0: xa = scale x w; 1: y += xa wT; 2: dm += xaT x */
+static inline void add_products(Sums *sums, int which, const Shape *s, const double *x, const double *xa, const double *w,
                                 double scale)
 {
     const int P = s->parts * s->rank;
@@ -73,8 +73,8 @@ static inline void add_products(Sums *sums, int which, const Shape *s, const dou
                 if (which == 0)
                     add_product(sums, n * P + j, scale * x[n * s->C + c], w[at]);
                 else if (which == 1)
-                    add_product(sums, n * s->C + c, low[n * P + j], w[at]);
+                    add_product(sums, n * s->C + c, xa[n * P + j], w[at]);
                 else
-                    add_product(sums, at, low[n * P + j], x[n * s->C + c]);
+                    add_product(sums, at, xa[n * P + j], x[n * s->C + c]);
         }
 }

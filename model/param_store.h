@@ -10,7 +10,7 @@
 /* Elements [first, first + count) of a region. (count) and (n) are shapes of tensor_flat: a unit may have more than 2^31. */
 typedef struct {
     size_t first, count;
-    Tensor stored;                     /* (count): master weights; frozen ones; of BASE codes or groups of NF4, byte by byte */
+    Tensor stored;                     /* (count): master weights; frozen ones; of QUANTIZED codes or groups of NF4, byte by byte */
     Tensor source;                     /* (count) what operands are gathered or made from: stored; or, if master weights are on
                                           the host, what the update makes of them, in the operands' format */
 } Slice;
@@ -46,14 +46,14 @@ typedef struct { Step step; int uses; const Param *param; Tensor from, to; } Cop
 enum { MAX_COPIES = 2 * NUM_PARAMS + NUM_REGIONS };
 
 /* How long the content of a unit's buffer is valid: until another unit uses the buffer; until the weights change; always. */
-typedef enum { UNTIL_TURN, UNTIL_UPDATE, FOR_GOOD } Lifetime;
+typedef enum { UNTIL_REUSE, UNTIL_UPDATE, FOR_GOOD } Lifetime;
 
 /* A gathered unit's memory: (n) in its compute format, n the largest unit that it serves. */
 typedef struct {
-    Tensor      flat;                  /* data_t: the transposed copies of FP8 operands; may be data, for one use at a time */
-    bool        has_rows, has_transposes, rotates; /* flat.data exists; flat.data_t does; they are the same memory */
+    Tensor      elements;              /* data_t: the transposed copies of FP8 operands; may be data, for one use at a time */
+    bool        has_rows, has_transposes, rotates; /* elements.data exists; elements.data_t does; they are the same memory */
     bool        transposes_rows;       /* the transposes are made from the rows, so the two are not the same memory */
-    void       *raw;                   /* the gathered region BASE as stored, where that is not what computes */
+    void       *raw;                   /* the gathered region QUANTIZED as stored, where that is not what computes */
     size_t      raw_bytes;
     int         unit, has;             /* whose weights, -1: no unit's; for which uses they are there */
     DeviceMark *ready, *released;
@@ -61,7 +61,7 @@ typedef struct {
 
 /* A unit's gradients before they are summed over the shard group. */
 typedef struct {
-    Tensor      flat;                  /* (n) in the recipe's format of gradients */
+    Tensor      elements;              /* (n) in the recipe's format of gradients */
     int         unit;                  /* that fills it; -1: none */
     DeviceMark *filled, *reduced;
 } GradBuffer;
@@ -79,7 +79,7 @@ typedef struct {
 
 /* What can be on the host: frozen weights of layers; the optimizer's states; master weights of layers that compute in a smaller
  * format. */
-typedef enum { HOST_BASE, HOST_MOMENTS, HOST_MASTER, NUM_HOSTED } Hosted;
+typedef enum { HOST_FROZEN, HOST_MOMENTS, HOST_MASTER, NUM_HOSTED } Hosted;
 
 typedef struct {
     int         num_units;
@@ -93,14 +93,14 @@ typedef struct {
     GradBuffer *grad_buffer;           /* [num_buffers] */
     Tensor      scales;                /* (1, 4 per FP8 operand): their scales, 16 bytes apart; those of frozen ones last */
     int         trained_scales;        /* columns of `scales` in front of those */
-    Tensor      base_scales;           /* (1, 4 per matrix of the blocks) of region BASE: of FP8 operands and of stored E4M3 */
+    Tensor      quantized_scales;      /* (1, 4 per matrix of the blocks) of region QUANTIZED: of FP8 operands and of stored E4M3 */
     Tensor      replicated;            /* (1, n): the other parameters of blocks with FP8 operands, norm weights and adapters:
                                           whole on each rank */
     float      *square_sum;            /* device memory: sum of the squares of this rank's gradients; between steps a flag of
                                           whoever looks through the shards */
     Recipe      recipe;
     const Optimizer *optimizer;        /* whose states the shards have */
-    BaseFormat  base;                  /* how the region BASE is stored */
+    BaseFormat  base_format;           /* how the region QUANTIZED is stored */
     bool        plain_nf4;             /* NF4 without double quantization */
     bool        tied;
     Pipeline    pipe;                  /* this rank's stage: only its units have shards, copies and buffers here */
@@ -109,7 +109,7 @@ typedef struct {
     int         tensor_ranks, tensor_place;  /* ranks that compute a layer together, and this one's place among them */
     bool        sum_once;              /* gradients are summed over ranks once per step */
     bool        placed;                /* the memory is there; else fsdp.h's verbs show where all will lie, and move nothing */
-    int         kept;                  /* weights of units 0 .. kept - 1 are gathered, or rounded, once per step */
+    int         resident;              /* weights of units 0 .. resident - 1 are gathered, or rounded, once per step */
     bool        forward_only;          /* no transposed copies */
     Arena       gathered;              /* memory of the weight buffers, if shards > 1 */
     int         on_host[NUM_HOSTED];   /* units 0 .. n - 1, as far as they have it */
@@ -124,7 +124,7 @@ typedef struct {
 typedef struct {
     int  shards, rank;                 /* ranks of a shard group, and the place in it */
     bool sum_once;                     /* gradients are summed over them once per step, not with every micro-batch */
-    int  kept;                         /* units whose weights stay once they are gathered or rounded: 0 .. kept - 1 */
+    int  resident;                     /* units whose weights stay once they are gathered or rounded: 0 .. resident - 1 */
     int  on_host[NUM_HOSTED];          /* units 0 .. n - 1 have these on the host, as far as they can */
     int  slots;                        /* blocks whose saved activations are on the device (offload.h); 0: all */
     int  tile;                         /* tokens of a tile of the MLP, read by model_plan; 0: all tokens are one */
@@ -133,12 +133,12 @@ typedef struct {
 } ShardChoice;
 
 /* Places one rank's part of every unit in the arena; called twice, to measure and to place. */
-void        fsdp_plan   (ParamStore *f, Arena *a, const Config *c, ShardChoice p);
-void        fsdp_place_gathered(ParamStore *f);            /* between the two: allocates what fsdp_plan measured besides `a` */
-size_t      fsdp_weight_bytes(const ParamStore *f);              /* of copies for computing */
-size_t      fsdp_grad_bytes  (const ParamStore *f);              /* of accumulated gradients and their buffers */
-size_t      fsdp_state_bytes (const ParamStore *f);              /* of the optimizer's states */
-void        fsdp_free   (ParamStore *f);
+void        store_plan  (ParamStore *f, Arena *a, const Config *c, ShardChoice p);
+void        store_place_gathered(ParamStore *f);           /* between the two: allocates what store_plan measured besides `a` */
+size_t      store_weight_bytes(const ParamStore *f);             /* of copies for computing */
+size_t      store_grad_bytes (const ParamStore *f);              /* of accumulated gradients and their buffers */
+size_t      store_state_bytes(const ParamStore *f);              /* of the optimizer's states */
+void        store_free  (ParamStore *f);
 
 /* The part of a parameter that this rank stores: elements *first .. *first + n of what is stored of it; returns n, maybe 0. */
 size_t      shard_part(const Shard *s, const Param *p, size_t *first);
@@ -152,22 +152,22 @@ int         fsdp_place (const ParamStore *f, int unit);
 Ranks       fsdp_all   (const ParamStore *f);                    /* all that have a part of some unit */
 /* The elements of this rank's part of TRAINED, from *first of the region on, that all tensor ranks have; returns their number. */
 size_t      fsdp_copied(const ParamStore *f, int unit, size_t *first);
-bool        fsdp_holds(const ParamStore *f, int unit);           /* this rank's stage has the unit */
-bool        fsdp_on_host(const ParamStore *f, int unit, Hosted h);
-bool        fsdp_encodes(const ParamStore *f, int unit, const Param *p);         /* the update makes its `source` */
-size_t      fsdp_host_bytes(const ParamStore *f, Hosted h);      /* of this rank; those of NUM_HOSTED are of all */
-ShardChoice   fsdp_placement(const ParamStore *f);                 /* that f was planned with; slots: 0 */
+bool        store_holds(const ParamStore *f, int unit);          /* this rank's stage has the unit */
+bool        store_on_host(const ParamStore *f, int unit, Hosted h);
+bool        store_encodes(const ParamStore *f, int unit, const Param *p);        /* the update makes its `source` */
+size_t      store_host_bytes(const ParamStore *f, Hosted h);     /* of this rank; those of NUM_HOSTED are of all */
+ShardChoice   store_shard_choice(const ParamStore *f);             /* that f was planned with; slots: 0 */
 /* What is on the host comes to the device part by part when the optimizer needs it, in one of three places. */
 enum { STAGES_OF_UPDATE = 3, PART_OF_UPDATE = 32 << 20 };
-size_t      fsdp_stage_bytes(const ParamStore *f);         /* of the largest part */
+size_t      store_stage_bytes(const ParamStore *f);        /* of the largest part */
 /* (1, n), elements of t, a flat tensor of this slice, from element `first` of the region on. */
 Tensor      slice_view(const Slice *s, Tensor t, size_t first, size_t n);
 /* n elements of a parameter, of this rank's part, as they are stored, from its `first` on. */
 Tensor      shard_weights(const Shard *s, const Param *p, size_t first, size_t n);
-/* The scale of a matrix of region BASE: of the operand and of stored E4M3. */
-float      *base_scale(const ParamStore *f, int unit, const Param *p);
+/* The scale of a matrix of region QUANTIZED: of the operand and of stored E4M3. */
+float      *quantized_scale(const ParamStore *f, int unit, const Param *p);
 
-/* Buffers that units take turns with come first, then one of each unit's own. */
+/* Buffers that several units use one after the other come first, then one of each unit's own. */
 enum { NUM_ROTATING = 4 };
 
 static inline int num_buffers(const ParamStore *f)

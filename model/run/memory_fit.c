@@ -1,5 +1,5 @@
 /* The verdict of a dry run: the memory plan and an allowance against a device's memory. */
-#include "model/run/fit.h"
+#include "model/run/memory_fit.h"
 
 #include <limits.h>
 #include <math.h>
@@ -18,7 +18,7 @@ static double smallest_device(const Config *c)
     return agree_least(memory_of_device(c));
 }
 
-double fit_needed(const Config *c)
+double memory_fit_needed(const Config *c)
 {
     double most = 0;
     for (int stage = 0; stage < pipeline_stages(&c->strategy); stage++) {
@@ -38,7 +38,7 @@ static bool fits_with(const Config *c, int sequences)
     other.device_train_microbatch_size = sequences;
     if (pipeline_stages(&c->strategy) > 1 && batch <= INT32_MAX)        /* as many are in flight */
         other.global_train_batch_size = (int)batch;
-    return fit_needed(&other) <= smallest_device(c);
+    return memory_fit_needed(&other) <= smallest_device(c);
 }
 
 static int sequences_of_rank(const Config *c)
@@ -63,11 +63,11 @@ static int largest_with(const Config *c)
 }
 
 /* With all on the device and without tiles, which is faster; if that is none, with what can be on the host there. */
-int fit_largest(const Config *c)
+int memory_fit_largest(const Config *c)
 {
     Config all = *c;
     all.mlp_tile = c->mlp_tile > 0 ? c->mlp_tile : INT_MAX;
-    HostUse *const use[] = { &all.host.activations, &all.host.base, &all.host.moments, &all.host.master };
+    HostUse *const use[] = { &all.host.activations, &all.host.frozen, &all.host.moments, &all.host.master };
     for (int i = 0; i < 4; i++)
         *use[i] = *use[i] == HOST_AUTO ? HOST_NEVER : *use[i];
     const int largest = largest_with(&all);
@@ -92,10 +92,10 @@ static void print_largest(const Config *c, int largest)
         printf("; of the numbers that divide a rank's %d in a step: %d\n", all, divisor);
 }
 
-void fit_print(const Config *c)
+void memory_fit_print(const Config *c)
 {
-    const double bytes = fit_needed(c), device = smallest_device(c);
-    const int largest = c->generate ? 0 : fit_largest(c);
+    const double bytes = memory_fit_needed(c), device = smallest_device(c);
+    const int largest = c->generate ? 0 : memory_fit_largest(c);
     if (comm_rank() != 0)
         return;
     if (!c->generate)

@@ -1,6 +1,6 @@
 /* Where units lie, and the way of their weights: the shards, the memory for gathered weights and for gradients, all views of them,
  * and the steps from one to the other. */
-#include "model/fsdp_plan.h"
+#include "model/param_store.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,9 +12,9 @@
 
 /* ---- the way of a weight ---------------------------------------------------------------------------------- */
 
-/* Stored. SAME: in the format that computes. OTHER: in another. CODES: E4M3 of BASE, where other formats compute. GROUPS: NF4 of
- * BASE. Computing. WIDE: F32 or BF16. FP8: an operand. APART: F32 or BF16 in a unit whose buffer holds FP8 operands: norms and
- * adapters. */
+/* Stored. SAME: in the format that computes. OTHER: in another. CODES: E4M3 of QUANTIZED, where other formats compute. GROUPS: NF4
+ * of QUANTIZED. Computing. WIDE: F32 or BF16. FP8: an operand. APART: F32 or BF16 in a unit whose buffer holds FP8 operands: norms
+ * and adapters. */
 typedef enum { SAME, OTHER, CODES, GROUPS, NUM_STORED } Stored;
 typedef enum { WIDE, FP8, APART, NUM_COMPUTING } Computing;
 
@@ -22,7 +22,7 @@ typedef enum { WIDE, FP8, APART, NUM_COMPUTING } Computing;
 static const struct { Step alone[4], sharded[4]; } ways[NUM_STORED][NUM_COMPUTING] = {
     /*            computes     on one rank            in a shard group                     */
     [SAME]   = { [WIDE]  = { { VIEW },              { CAST_SLICE, GATHER } },
-                 [FP8]   = { { VIEW, TRANSPOSE },   { GATHER, TRANSPOSE } },                /* E4M3 of BASE */
+                 [FP8]   = { { VIEW, TRANSPOSE },   { GATHER, TRANSPOSE } },                /* E4M3 of QUANTIZED */
                  [APART] = { { VIEW },              { REPLICATE } } },
     [OTHER]  = { [WIDE]  = { { CAST },              { CAST_SLICE, GATHER } },
                  [FP8]   = { { CAST },              { CAST_SLICE, GATHER, TRANSPOSE } },
@@ -70,9 +70,9 @@ static Tensor source_of(const ParamStore *f, int u, const Param *p)
     return p->is_operand ? s->source : s->stored;
 }
 
-bool fsdp_encodes(const ParamStore *f, int u, const Param *p)
+bool store_encodes(const ParamStore *f, int u, const Param *p)
 {
-    return p->region == TRAINED && p->is_operand && fsdp_on_host(f, u, HOST_MASTER);
+    return p->region == TRAINED && p->is_operand && store_on_host(f, u, HOST_MASTER);
 }
 
 /* Weights on the host are never views. A slice of frozen weights is fetched and gathered, on one rank from itself; trained norms
@@ -82,16 +82,16 @@ static bool goes_as_sharded(const ParamStore *f, int u, const Param *p, const St
     if (fsdp_shards(f, u) > 1)
         return true;
     if (p->region == TRAINED)
-        return fsdp_on_host(f, u, HOST_MASTER) && !p->is_operand && takes(alone, VIEW);
-    return fsdp_on_host(f, u, HOST_BASE);
+        return store_on_host(f, u, HOST_MASTER) && !p->is_operand && takes(alone, VIEW);
+    return store_on_host(f, u, HOST_FROZEN);
 }
 
 static const Step *find_way(const ParamStore *f, int u, const Param *p)
 {
     const Format buffer = buffer_format(f, u), computes = p->is_operand ? f->recipe.operand : f->recipe.stream;
-    const Stored stored = p->region == BASE && f->base == BASE_NF4 ? GROUPS
+    const Stored stored = p->region == QUANTIZED && f->base_format == BASE_NF4 ? GROUPS
                         : format_equal(source_of(f, u, p).format, computes) ? SAME
-                        : p->region == BASE ? CODES : OTHER;
+                        : p->region == QUANTIZED ? CODES : OTHER;
     const Computing computing = !format_equal(computes, buffer) ? APART : format_is_fp8(buffer) ? FP8 : WIDE;
     const Step *alone = ways[stored][computing].alone;
     const Step *way = goes_as_sharded(f, u, p, alone) ? ways[stored][computing].sharded : alone;
@@ -115,10 +115,11 @@ static int buffer_of(const ParamStore *f, int u, bool own)
  * gathered of them, never changes. */
 static Lifetime lifetime_of(const ParamStore *f, int u)
 {
-    const bool fp8 = format_is_fp8(buffer_format(f, u)), base = f->shape[u].numel[BASE] > 0;
-    if (u < f->kept && base && f->base == BASE_E4M3 && f->recipe.operand.dtype == E4M3)
+    const bool fp8 = format_is_fp8(buffer_format(f, u)), quantized = f->shape[u].numel[QUANTIZED] > 0;
+    if (u < f->resident && quantized && f->base_format == BASE_E4M3 && f->recipe.operand.dtype == E4M3)
         return FOR_GOOD;
-    return u < f->kept || (fsdp_shards(f, u) == 1 && !fp8 && !base && !fsdp_on_host(f, u, HOST_BASE)) ? UNTIL_UPDATE : UNTIL_TURN;
+    return u < f->resident || (fsdp_shards(f, u) == 1 && !fp8 && !quantized && !store_on_host(f, u, HOST_FROZEN)) ? UNTIL_UPDATE
+           : UNTIL_REUSE;
 }
 
 /* What the unit needs of a buffer, which is as large as the largest that it serves. */
@@ -131,7 +132,7 @@ static void plan_buffers(ParamStore *f, int u)
     bool rows = false, transposes_rows = false;
     for (int i = 0; i < shape->num_params; i++) {
         const Region r = shape->param[i].region;
-        const Step *way = plan->way[i] = fsdp_holds(f, u) ? find_way(f, u, &shape->param[i]) : nothing;
+        const Step *way = plan->way[i] = store_holds(f, u) ? find_way(f, u, &shape->param[i]) : nothing;
         if (!is_in_buffer(way))
             continue;
         numel[r] = is_remade(way) ? shape->computing[r] : shape->numel[r];
@@ -147,32 +148,32 @@ static void plan_buffers(ParamStore *f, int u)
     plan->lifetime = lifetime_of(f, u);
     plan->grads = f->shard[u].slice[TRAINED].count > 0 && fsdp_shards(f, u) > 1
                 ? &f->grad_buffer[buffer_of(f, u, f->sum_once)] : NULL;
-    plan->weights = plan->numel > 0 ? &f->weight_buffer[buffer_of(f, u, plan->lifetime != UNTIL_TURN)] : NULL;
-    if (plan->grads && tensor_numel(plan->grads->flat) < shape->numel[TRAINED])
-        plan->grads->flat = tensor_flat(plan->grads->flat, shape->numel[TRAINED]);
+    plan->weights = plan->numel > 0 ? &f->weight_buffer[buffer_of(f, u, plan->lifetime != UNTIL_REUSE)] : NULL;
+    if (plan->grads && tensor_numel(plan->grads->elements) < shape->numel[TRAINED])
+        plan->grads->elements = tensor_flat(plan->grads->elements, shape->numel[TRAINED]);
     WeightBuffer *w = plan->weights;
     if (!w)
         return;
-    w->flat.format = buffer_format(f, u);
-    if (tensor_numel(w->flat) < plan->numel)
-        w->flat = tensor_flat(w->flat, plan->numel);
+    w->elements.format = buffer_format(f, u);
+    if (tensor_numel(w->elements) < plan->numel)
+        w->elements = tensor_flat(w->elements, plan->numel);
     w->raw_bytes = raw > w->raw_bytes ? raw : w->raw_bytes;
     w->has_rows |= rows;
-    w->has_transposes = format_is_fp8(w->flat.format) && !f->forward_only;
+    w->has_transposes = format_is_fp8(w->elements.format) && !f->forward_only;
     w->transposes_rows |= transposes_rows;
-    w->rotates = rows && w->has_transposes && fsdp_shards(f, u) == 1 && plan->lifetime == UNTIL_TURN
+    w->rotates = rows && w->has_transposes && fsdp_shards(f, u) == 1 && plan->lifetime == UNTIL_REUSE
                      && !recipe_recomputes(&f->recipe) && !w->transposes_rows;
 }
 
 /* ---- placement -------------------------------------------------------------------------------------------- */
 
-static Tensor flat(Arena *a, Format f, size_t n)
+static Tensor alloc_elements(Arena *a, Format f, size_t n)
 {
     const Tensor t = tensor_flat((Tensor){ .format = f }, n);
     return n ? tensor_alloc(a, f, t.rows, t.cols) : t;
 }
 
-static Tensor flat_codes(Arena *a, DType dtype, size_t n)
+static Tensor alloc_codes(Arena *a, DType dtype, size_t n)
 {
     return tensor_flat((Tensor){ .format = { dtype, 0, false }, .data = n ? arena_alloc(a, n) : NULL }, n);
 }
@@ -180,28 +181,28 @@ static Tensor flat_codes(Arena *a, DType dtype, size_t n)
 static void place_shard(ParamStore *f, Arena *device, int u)
 {
     const Recipe *r = &f->recipe;
-    const bool master_on_host = fsdp_on_host(f, u, HOST_MASTER);
-    Arena *base = fsdp_on_host(f, u, HOST_BASE) ? &f->host : device, *moments = fsdp_on_host(f, u,
-                                                                                             HOST_MOMENTS) ? &f->host : device;
+    const bool master_on_host = store_on_host(f, u, HOST_MASTER);
+    Arena *frozen = store_on_host(f, u, HOST_FROZEN) ? &f->host : device;
+    Arena *moments = store_on_host(f, u, HOST_MOMENTS) ? &f->host : device;
     Shard *s = &f->shard[u];
     for (Region i = 0; i < NUM_REGIONS; i++) {
-        s->slice[i].count = fsdp_holds(f, u) ? f->shape[u].numel[i] / (size_t)fsdp_shards(f, u) : 0;
+        s->slice[i].count = store_holds(f, u) ? f->shape[u].numel[i] / (size_t)fsdp_shards(f, u) : 0;
         s->slice[i].first = s->slice[i].count * (size_t)fsdp_place(f, u);
     }
-    const size_t n = s->slice[TRAINED].count, codes = s->slice[BASE].count;
-    s->slice[TRAINED].stored = flat(master_on_host ? &f->host : device, r->master, n);
-    s->grad = flat(device, r->grads, n);
+    const size_t n = s->slice[TRAINED].count, codes = s->slice[QUANTIZED].count;
+    s->slice[TRAINED].stored = alloc_elements(master_on_host ? &f->host : device, r->master, n);
+    s->grad = alloc_elements(device, r->grads, n);
     for (int i = 0; i < f->optimizer->num_states; i++) {
         shard_divide_state(f, u, i);
-        s->state[i] = flat(moments, optimizer_format(f->optimizer, i, r), n - s->before[i] - s->after[i]);
+        s->state[i] = alloc_elements(moments, optimizer_format(f->optimizer, i, r), n - s->before[i] - s->after[i]);
     }
-    s->slice[FROZEN].stored = flat(base, r->frozen, s->slice[FROZEN].count);
-    s->slice[BASE].stored = flat_codes(base, E4M3, codes);
+    s->slice[FROZEN].stored = alloc_elements(frozen, r->frozen, s->slice[FROZEN].count);
+    s->slice[QUANTIZED].stored = alloc_codes(frozen, E4M3, codes);
     for (Region i = 0; i < NUM_REGIONS; i++)
         s->slice[i].source = s->slice[i].stored;
     if (master_on_host)
-        s->slice[TRAINED].source = format_is_fp8(r->operand) ? flat_codes(device, r->operand.dtype, n)
-                                 : flat(device, r->operand, n);
+        s->slice[TRAINED].source = format_is_fp8(r->operand) ? alloc_codes(device, r->operand.dtype, n)
+                                 : alloc_elements(device, r->operand, n);
 }
 
 static void place_buffers(ParamStore *f, Arena *a)
@@ -212,14 +213,14 @@ static void place_buffers(ParamStore *f, Arena *a)
         WeightBuffer *w = &f->weight_buffer[i];
         GradBuffer *g = &f->grad_buffer[i];
         w->unit = g->unit = -1;
-        if (tensor_numel(w->flat) > 0) {
-            const size_t n = tensor_numel(w->flat), bytes = n * dtype_size(w->flat.format.dtype);
-            w->flat.data = w->has_rows ? arena_alloc(gathered, bytes) : NULL;
+        if (tensor_numel(w->elements) > 0) {
+            const size_t n = tensor_numel(w->elements), bytes = n * dtype_size(w->elements.format.dtype);
+            w->elements.data = w->has_rows ? arena_alloc(gathered, bytes) : NULL;
             w->raw = w->raw_bytes ? arena_alloc(gathered, w->raw_bytes) : NULL;
-            w->flat.data_t = !w->has_transposes ? NULL : w->rotates ? w->flat.data : arena_alloc(a, n);
+            w->elements.data_t = !w->has_transposes ? NULL : w->rotates ? w->elements.data : arena_alloc(a, n);
         }
-        if (tensor_numel(g->flat) > 0)
-            g->flat = flat(a, f->recipe.grads, tensor_numel(g->flat));
+        if (tensor_numel(g->elements) > 0)
+            g->elements = alloc_elements(a, f->recipe.grads, tensor_numel(g->elements));
     }
 }
 
@@ -232,19 +233,20 @@ static void place_small(ParamStore *f, Arena *a)
         for (int i = 0; i < f->shape[u].num_params; i++) {
             const Param *p = &f->shape[u].param[i];
             const Step *way = f->plan[u].way[i];
-            operands[fsdp_encodes(f, u, p) ? FROZEN : p->region] += is_in_buffer(way) && format_is_fp8(buffer_format(f, u));
+            operands[store_encodes(f, u, p) ? FROZEN : p->region] += is_in_buffer(way) && format_is_fp8(buffer_format(f, u));
             replicated += takes(way, REPLICATE) ? param_align(param_numel(p)) : 0;
         }
-    f->scales = flat(a, f32, 4 * (operands[TRAINED] + operands[FROZEN]));
-    f->base_scales = flat(a, f32, f->base != BASE_AS_FROZEN ? 4 * NUM_LINEARS * (size_t)f->shape->config->n_layers : 0);
+    f->scales = alloc_elements(a, f32, 4 * (operands[TRAINED] + operands[FROZEN]));
+    f->quantized_scales = alloc_elements(a, f32, f->base_format != BASE_AS_FROZEN
+                                         ? 4 * NUM_LINEARS * (size_t)f->shape->config->n_layers : 0);
     f->trained_scales = (int)(4 * operands[TRAINED]);
-    f->replicated = flat(a, f->recipe.stream, replicated);
+    f->replicated = alloc_elements(a, f->recipe.stream, replicated);
     f->square_sum = arena_alloc(a, sizeof *f->square_sum);
 }
 
-float *base_scale(const ParamStore *f, int u, const Param *p)
+float *quantized_scale(const ParamStore *f, int u, const Param *p)
 {
-    return (float *)f->base_scales.data + 4 * (NUM_LINEARS * f->shape[u].number + (int)p->linear);
+    return (float *)f->quantized_scales.data + 4 * (NUM_LINEARS * f->shape[u].number + (int)p->linear);
 }
 
 /* All of a parameter as it is stored: on one rank in its shard, else where it is gathered to be remade. */
@@ -253,7 +255,7 @@ static Tensor stored_whole(const ParamStore *f, int u, const Param *p)
     const bool gathered = takes(f->plan[u].way[p - f->shape[u].param], GATHER);
     Tensor t = source_of(f, u, p);
     t.data = (char *)(gathered ? f->plan[u].weights->raw : t.data) + p->offset * dtype_size(t.format.dtype);
-    t.scale = p->region == BASE ? base_scale(f, u, p) : NULL;
+    t.scale = p->region == QUANTIZED ? quantized_scale(f, u, p) : NULL;
     t.rows = p->rows;
     t.cols = p->cols;
     return t;
@@ -262,15 +264,15 @@ static Tensor stored_whole(const ParamStore *f, int u, const Param *p)
 static Tensor place_in_buffer(const ParamStore *f, int u, const Param *p, bool is_view, size_t *scales)
 {
     const UnitPlan *plan = &f->plan[u];
-    const size_t at = plan->at[p->region] + p->place;
-    const bool fp8 = format_is_fp8(plan->weights->flat.format);
-    Tensor t = plan->weights->flat;
+    const size_t at = plan->at[p->region] + p->gathered_at;
+    const bool fp8 = format_is_fp8(plan->weights->elements.format);
+    Tensor t = plan->weights->elements;
     t.data = is_view ? stored_whole(f, u, p).data : (char *)t.data + at * dtype_size(t.format.dtype);
     t.data_t = t.data_t ? (char *)t.data_t + at : NULL;
     t.rows = p->rows;
     t.cols = p->cols;
-    if (fp8 && p->region == BASE)
-        t.scale = base_scale(f, u, p);
+    if (fp8 && p->region == QUANTIZED)
+        t.scale = quantized_scale(f, u, p);
     else if (fp8) {
         t.scale = (float *)f->scales.data + *scales;
         *scales += 4;
@@ -288,9 +290,9 @@ static void place_weights(ParamStore *f)
 {
     size_t scales[NUM_REGIONS] = { [FROZEN] = (size_t)f->trained_scales }, replicated = 0;
     for (int u = 0; u < f->num_units; u++) {
-        if (!fsdp_holds(f, u))
+        if (!store_holds(f, u))
             continue;
-        const Tensor grads = f->plan[u].grads ? f->plan[u].grads->flat : f->shard[u].grad;
+        const Tensor grads = f->plan[u].grads ? f->plan[u].grads->elements : f->shard[u].grad;
         for (int i = 0; i < f->shape[u].num_params; i++) {
             const Param *p = &f->shape[u].param[i];
             const Step *way = f->plan[u].way[i];
@@ -302,7 +304,7 @@ static void place_weights(ParamStore *f)
                 replicated += param_align(param_numel(p));
             } else
                 *w = !is_in_buffer(way) ? stored_whole(f, u, p)
-                   : place_in_buffer(f, u, p, takes(way, VIEW), &scales[fsdp_encodes(f, u, p) ? FROZEN : p->region]);
+                   : place_in_buffer(f, u, p, takes(way, VIEW), &scales[store_encodes(f, u, p) ? FROZEN : p->region]);
         }
     }
 }
@@ -338,20 +340,20 @@ static void add_step(ParamStore *f, int u, const Param *p, Step step)
     add_copy(&f->plan[u], step, p, from, w);
 }
 
-/* A slice that was cast to its place is gathered in place. Others are gathered as stored, those of the region BASE to where they
- * are remade. What is on the host is fetched to its place first. */
+/* A slice that was cast to its place is gathered in place. Others are gathered as stored, those of the region QUANTIZED to where
+ * they are remade. What is on the host is fetched to its place first. */
 static void add_gather(ParamStore *f, int u, Region r, bool casts)
 {
     const Slice *s = &f->shard[u].slice[r];
     const WeightBuffer *w = f->plan[u].weights;
-    const size_t size = dtype_size(w->flat.format.dtype);
-    Tensor whole = w->flat, own = s->source;
+    const size_t size = dtype_size(w->elements.format.dtype);
+    Tensor whole = w->elements, own = s->source;
     whole.data = (char *)whole.data + f->plan[u].at[r] * size;
-    if (r == BASE && w->raw) {
+    if (r == QUANTIZED && w->raw) {
         whole.data = w->raw;
         whole.format = own.format;
     }
-    const bool fetches = !casts && r != TRAINED && fsdp_on_host(f, u, HOST_BASE);
+    const bool fetches = !casts && r != TRAINED && store_on_host(f, u, HOST_FROZEN);
     if (casts || fetches) {
         own = whole;
         own.data = (char *)own.data + s->first * dtype_size(own.format.dtype);
@@ -367,7 +369,7 @@ static void add_encode(ParamStore *f, int u, const Param *p)
 {
     const Slice *s = &f->shard[u].slice[p->region];
     size_t first, n = shard_part(&f->shard[u], p, &first);
-    if (!fsdp_encodes(f, u, p) || n == 0)
+    if (!store_encodes(f, u, p) || n == 0)
         return;
     Tensor to = slice_view(s, s->source, p->offset + first, n);
     to.scale = f->unit[u].tensor[p->id].scale;
@@ -426,7 +428,7 @@ static void check_size(const ParamStore *f, int u)
     }
 }
 
-void fsdp_plan(ParamStore *f, Arena *a, const Config *c, ShardChoice p)
+void store_plan(ParamStore *f, Arena *a, const Config *c, ShardChoice p)
 {
     if (!f->shape)
         create(f, c);
@@ -435,7 +437,7 @@ void fsdp_plan(ParamStore *f, Arena *a, const Config *c, ShardChoice p)
     CHECK(f->optimizer, "no optimizer %s", c->optimizer.name);
     if (c->average.last > 0)
         f->optimizer = optimizer_averaged(f->optimizer);
-    f->base = c->model.lora.base;
+    f->base_format = c->model.lora.base;
     f->plain_nf4 = c->model.lora.plain_nf4;
     f->tied = c->model.weight_tying;
     f->shards = p.shards;
@@ -443,16 +445,16 @@ void fsdp_plan(ParamStore *f, Arena *a, const Config *c, ShardChoice p)
     f->tensor_ranks = p.tensor_ranks > 1 ? p.tensor_ranks : 1;
     f->tensor_place = p.tensor_place;
     f->sum_once = p.sum_once;
-    f->kept = p.kept;
+    f->resident = p.resident;
     f->pipe = p.pipe.stages > 0 ? p.pipe : (Pipeline){ 1, 0, 1, PIPELINE_1F1B, 1 };
     f->forward_only = config_forward_only(c);
     memcpy(f->on_host, p.on_host, sizeof f->on_host);
-    f->overlaps = p.shards * f->tensor_ranks > 1 || p.on_host[HOST_BASE] > 0;
+    f->overlaps = p.shards * f->tensor_ranks > 1 || p.on_host[HOST_FROZEN] > 0;
     f->host.used = 0;
     f->first_trained = f->num_units;
     for (int i = 0; i < num_buffers(f); i++) {
         f->weight_buffer[i] = (WeightBuffer){ .ready = f->weight_buffer[i].ready, .released = f->weight_buffer[i].released };
-        f->grad_buffer[i].flat = (Tensor){ 0 };
+        f->grad_buffer[i].elements = (Tensor){ 0 };
     }
     for (int u = 0; u < f->num_units; u++) {
         f->shape[u].matrices_first = f->optimizer->orthogonalizes;
@@ -472,16 +474,16 @@ void fsdp_plan(ParamStore *f, Arena *a, const Config *c, ShardChoice p)
         list_copies(f, u);
 }
 
-void fsdp_place_gathered(ParamStore *f)
+void store_place_gathered(ParamStore *f)
 {
     f->placed = true;
     if (f->host.used > 0)
-        f->host.base = device_host_alloc(f->host.used, "weights and the optimizer's states");
+        f->host.memory = device_host_alloc(f->host.used, "weights and the optimizer's states");
     if (f->shards * f->tensor_ranks > 1)
-        f->gathered.base = comm_alloc(f->gathered.used);
+        f->gathered.memory = comm_alloc(f->gathered.used);
 }
 
-void fsdp_free(ParamStore *f)
+void store_free(ParamStore *f)
 {
     for (int i = 0; f->shape && i < num_buffers(f); i++) {
         device_unmark(f->weight_buffer[i].ready);
@@ -491,10 +493,10 @@ void fsdp_free(ParamStore *f)
     }
     device_unmark(f->updated);
     device_unmark(f->reduced);
-    if (f->gathered.base)
-        comm_free(f->gathered.base);
-    if (f->host.base)
-        device_host_free(f->host.base);
+    if (f->gathered.memory)
+        comm_free(f->gathered.memory);
+    if (f->host.memory)
+        device_host_free(f->host.memory);
     free(f->tensor), free(f->shape), free(f->shard), free(f->plan), free(f->unit), free(f->dunit);
     free(f->weight_buffer), free(f->grad_buffer);
     *f = (ParamStore){ 0 };

@@ -1,5 +1,5 @@
 /* Three pages of each tensor are enough: a base that was trained further differs in nearly every tensor. */
-#include "model/checkpoint/base_sample.h"
+#include "model/checkpoint/base_fingerprint.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +24,7 @@ static uint32_t sample_of(const SafeFile *f, const SafeTensor *t)
     return sum;
 }
 
-uint64_t base_sample(const Source *base)
+uint64_t base_fingerprint(const Source *base)
 {
     uint64_t sum = 0;
     for (int i = 0; i < base->count; i++)
@@ -33,7 +33,7 @@ uint64_t base_sample(const Source *base)
     return sum ? sum : 1;
 }
 
-void base_check(const char *adapters, const char *base_path, uint64_t sample, bool continues)
+void base_fingerprint_check(const char *adapters, const char *base_path, uint64_t sample, bool continues)
 {
     json_t *manifest = source_manifest(adapters);
     const uint64_t then = manifest ? manifest_base(manifest, adapters) : 0;

@@ -1,8 +1,0 @@
-/* Loads the matrices of region BASE, in the format of lora.base: one at a time, so that only one of them exists in another format.
- * NF4 is also read from folders saved by bitsandbytes. */
-#pragma once
-#include "model/checkpoint/layout.h"
-
-/* Reads all matrices of f's region BASE from the `count` files of `source` and sets their sums in l, the model's layout. Each rank
- * reads all; all ranks call. Dies as layout_read, and on a value that is not finite. Waits for the device. */
-void stored_base_read(Layout *l, ParamStore *f, SafeFile *const *source, int count);
