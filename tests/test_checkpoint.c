@@ -402,7 +402,7 @@ static void test_changed_on_purpose(void **state)
     expect_warning(folder, &other, "sliding_window is 6, the configuration's model.sliding_window is 7 and is used");
     other = m;
     other.layer_types = (LayerTypes){ 2, { false, true } };
-    expect_warning(folder, &other, "layer 0 has a sliding window, the configuration's has none and is used");
+    expect_warning(folder, &other, "layer 0 has a sliding window, in the configuration it has none; the configuration is used");
     other = m;
     other.rope_scaling.attention_factor = 1;
     expect_warning(folder, &other, "its attention_factor is 1.13863, the configuration's model.rope_scaling.attention_factor is 1");

@@ -69,7 +69,7 @@ static void check_key(const HfKey *k, const char *key, bool declared, bool says,
 {
     const int kind = k ? k->kind & HF_KIND_MASK : -1;
     const bool refused = kind == HF_ONLY || kind == HF_REFUSED, without = kind >= HF_WRITTEN;
-    const bool changes = strcmp(effect, "nothing") != 0, warned = strstr(said, "has no ") != NULL;
+    const bool changes = strcmp(effect, "nothing") != 0, warned = strstr(said, " does not read ") != NULL;
     if (declared && !k)
         fail_msg("%s: the class declares it, and there is no row", where);
     if (outcome == DIED ? !strstr(said, key) && !strstr(said, "quantized") : warned != (!k && *key != '_' && says))

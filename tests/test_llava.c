@@ -467,7 +467,9 @@ static void test_unfit(void **state)
         { "base_model.model.model.multi_modal_projector.linear_1.weight", "null", "has no place in the configured model" },
         { "base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight", projector, "there is no tensor" },
     };
-    for (int i = 0; i < 3; i++) {
+    /* Adapters get initial values on the device before their files are compared, and CUDA does not work in the child of DIES. */
+    const int count = strcmp(device_build(), "cpu") == 0 ? 3 : 0;
+    for (int i = 0; i < count; i++) {
         Trainer t;
         const char *folder = adapters_of(cases[i].tensor, cases[i].saved);
         open_adapted(&t, folder, base, BASE_AS_FROZEN);
