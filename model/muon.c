@@ -196,17 +196,17 @@ static void apply(const ParamStore *f, const Config *c, const StepParams *step, 
 }
 
 /* A unit, number i of those with matrices. */
-typedef struct { int unit, slot; Tensor whole, own; } Turn;
+typedef struct { int unit, slot; Tensor whole, own; } Update;
 
-static Turn turn_of(const ParamStore *f, const Memory *m, int u, int i)
+static Update update_of(const ParamStore *f, const Memory *m, int u, int i)
 {
     const Slice *s = &f->shard[u].slice[TRAINED];
     const Tensor whole = elements(m->whole[i % m->units], 0, f->shape[u].numel[TRAINED]);
-    return (Turn){ u, i % m->units, whole, elements(whole, s->first, s->first + s->count) };
+    return (Update){ u, i % m->units, whole, elements(whole, s->first, s->first + s->count) };
 }
 
 /* `whole` gets u of all ranks. */
-static void gather(const ParamStore *f, const Config *c, const StepParams *step, Memory *m, Turn t)
+static void gather(const ParamStore *f, const Config *c, const StepParams *step, Memory *m, Update t)
 {
     trace_begin("momentum", t.unit);
     update_momentum(f, c, step, t.unit, t.whole);
@@ -223,7 +223,7 @@ static void gather(const ParamStore *f, const Config *c, const StepParams *step,
 }
 
 /* u of the unit becomes X, on this rank `own`. */
-static void compute(const ParamStore *f, const Config *c, Memory *m, Turn t)
+static void compute(const ParamStore *f, const Config *c, Memory *m, Update t)
 {
     Matrices all = list_matrices(f, c, t.unit);
     choose_owners(&all, f->shards, m->work);
@@ -252,7 +252,7 @@ static void compute(const ParamStore *f, const Config *c, Memory *m, Turn t)
     device_queue(QUEUE_COMPUTE);
 }
 
-static void finish(const ParamStore *f, const Config *c, const StepParams *step, Memory *m, Turn t)
+static void finish(const ParamStore *f, const Config *c, const StepParams *step, Memory *m, Update t)
 {
     Matrices all = list_matrices(f, c, t.unit);
     trace_wait(m->scattered[t.slot], "updates", t.unit);
@@ -284,11 +284,11 @@ void muon_step(ParamStore *f, const Config *c, const StepParams *step)
     for (int i = -ahead; i < count + ahead; i++) {
         const int next = i + ahead, last = i - ahead;
         if (next < count)
-            gather(f, c, step, &m, turn_of(f, &m, unit[next], next));
+            gather(f, c, step, &m, update_of(f, &m, unit[next], next));
         if (i >= 0 && i < count)
-            compute(f, c, &m, turn_of(f, &m, unit[i], i));
+            compute(f, c, &m, update_of(f, &m, unit[i], i));
         if (last >= 0)
-            finish(f, c, step, &m, turn_of(f, &m, unit[last], last));
+            finish(f, c, step, &m, update_of(f, &m, unit[last], last));
     }
     for (int i = 0; i < AHEAD; i++) {
         device_unmark(m.gathered[i]);

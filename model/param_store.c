@@ -414,20 +414,6 @@ static void create(ParamStore *f, const Config *c)
     f->grad_buffer = xcalloc(num_buffers(f), sizeof *f->grad_buffer);
 }
 
-/* A unit may have any number of elements, but a matrix as many as an int counts: it may be read as one row. */
-static void check_size(const ParamStore *f, int u)
-{
-    const UnitLayout *s = &f->shape[u];
-    char name[UNIT_NAME];
-    for (int i = 0; i < s->num_params; i++) {
-        const Param *p = &s->param[i];
-        if (param_numel(p) > INT32_MAX - PARAM_ALIGN)
-            die("%s: %s has %d x %d numbers; a matrix can have %d. Use a smaller %s", unit_name(s->config, u, name), p->name,
-                p->rows, p->cols, INT32_MAX - PARAM_ALIGN, p->is_adapter ? "lora.rank" : "model.d_model, model.mlp_hidden_size or "
-                "vocabulary");
-    }
-}
-
 void store_plan(ParamStore *f, Arena *a, const Config *c, ShardChoice p)
 {
     if (!f->shape)
@@ -461,7 +447,7 @@ void store_plan(ParamStore *f, Arena *a, const Config *c, ShardChoice p)
         if (f->shape[u].kind->is_layer && f->shape[u].tensor_ranks < f->tensor_ranks)
             unit_cut(&f->shape[u], f->tensor_ranks, f->tensor_place, p.shards);
         unit_lay_out(&f->shape[u], fsdp_shards(f, u));
-        check_size(f, u);
+        unit_check_size(&f->shape[u], u);
         if (f->shape[u].numel[TRAINED] > 0 && u < f->first_trained)
             f->first_trained = u;
         place_shard(f, a, u);

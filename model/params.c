@@ -145,6 +145,16 @@ void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world)
     unit_lay_out(u, world);
 }
 
+void unit_check_size(const UnitLayout *u, int unit)
+{
+    char name[UNIT_NAME];
+    for (const Param *p = u->param; p < u->param + u->num_params; p++)
+        if (param_numel(p) > INT32_MAX - PARAM_ALIGN)
+            die("%s: %s has %d x %d numbers; a matrix can have %d. Use a smaller %s", unit_name(u->config, unit, name), p->name,
+                p->rows, p->cols, INT32_MAX - PARAM_ALIGN, p->is_adapter ? "lora.rank" : "model.d_model, model.mlp_hidden_size or "
+                "vocabulary");
+}
+
 static void cut_rows(Param *p, int ranks)
 {
     p->rows = 0;

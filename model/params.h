@@ -77,6 +77,9 @@ bool param_comes_first(const UnitLayout *u, const Param *p);
 /* Lays the regions out again after changes of Param.region. */
 void unit_lay_out(UnitLayout *u, int world);
 
+/* Dies if a matrix of this unit has more elements than an int counts, since it may be read as one row; a unit may have any number. */
+void unit_check_size(const UnitLayout *u, int unit);
+
 /* Cuts the unit's parameters by their `split` among `ranks` tensor ranks, of which this one is number `place`, and lays the regions
  * out for `world` shards. Each cut must have equal parts. */
 void unit_cut(UnitLayout *u, int ranks, int place, int world);

@@ -29,8 +29,8 @@ import chat_images, chat_labels, chat_schema, chat_template, chat_written, input
 np, Bad = shards.np, shards.Bad
 process = argparse.Namespace()      # used by work(), in each process
 
-# what was done with a conversation: documents are (ids, mask), with --images also numbers of pictures; ends: the last id learned of each; notes: (key of NOTES,
-# detail) of each finding; problem: a Bad or None
+# what was done with a conversation: documents are (ids, mask), with --images also numbers of pictures; ends: the last id learned of
+# each; notes: (key of NOTES, detail) of each finding; problem: a Bad or None
 Result = collections.namedtuple("Result", "path line documents ends notes problem")
 
 NOTES = {       # key: what was found, what to know or do about it; in the order in which they are printed

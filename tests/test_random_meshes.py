@@ -104,7 +104,8 @@ class Setting(single.Configuration):
         return keys
 
     def shares_scales(self):
-        return super().shares_scales() or (single.RECIPES[self.recipe] and any(mesh["context"] * mesh["tensor"] > 1 for mesh in self.meshes))
+        many = any(mesh["context"] * mesh["tensor"] > 1 for mesh in self.meshes)
+        return super().shares_scales() or (single.RECIPES[self.recipe] and many)
 
 
 def ranks_of(mesh):

@@ -52,8 +52,8 @@ void  device_zero (void *dst, size_t bytes);
 void  device_sync (void);                       /* waits for all queued work, of all queues */
 
 /* Pinned host memory, zeroed: copies to and from the device run at the full speed of the bus, in parallel with computation.
- * Allocation is slow. what: its purpose, for the error message if the system cannot pin it; NULL: then it is plain memory, only for device_get
- * and device_put. */
+ * Allocation is slow. what: its purpose, for the error message if the system cannot pin it; NULL: then it is plain memory, only for
+ * device_get and device_put. */
 void *device_host_alloc(size_t bytes, const char *what);
 void  device_host_free (void *p);
 

@@ -107,8 +107,8 @@ static int shard_ranks_of_mesh(Reader *r, int world)
     if (given != divisor || (replicate && shard && (long)replicate * shard != groups))
         die("%s: parallelism.replicate %d x shard %d x context %d x tensor %d (0: not given) must be the %d rank%s%s; use "
             "--parallelism.replicate=%d --parallelism.shard=%d", place, replicate, shard, context, tensor, world * tensor,
-            world * tensor == 1 ? "" : "s", pipeline_stages(&r->s->c.strategy) > 1 ? " of a stage" : "", replicate ? divisor : groups / divisor,
-            replicate ? groups / divisor : divisor);
+            world * tensor == 1 ? "" : "s", pipeline_stages(&r->s->c.strategy) > 1 ? " of a stage" : "",
+            replicate ? divisor : groups / divisor, replicate ? groups / divisor : divisor);
     const int shards = replicate ? groups / replicate : shard;
     if (r->s->fsdp.strategy == NO_SHARD && shards > 1)
         die("%s: %s gives replicas of %d ranks, but fsdp.sharding_strategy NO_SHARD shards nothing; use FULL_SHARD or "
