@@ -10,14 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char PATHS_KEY[] = "data.image_paths";
-
-/* The configuration's name of what spec describes, for messages. */
-static const char *key_of(const DataSpec *spec, const char *key)
-{
-    return spec->key ? spec->key : key;
-}
-static const char MAKE[] = "make it again with scripts/make_image_features.py";
+static const char PATHS_KEY[] = "data.image_paths", MAKE[] = "make it again with scripts/make_image_features.py";
 
 enum { BLOCK = 4096, ID_BYTES = 8 };           /* tokens between two counts of image tokens; bytes in front of an index */
 
@@ -185,6 +178,12 @@ static void check_entries(const Shard *s, const ImageFeatures *f, const char *ke
         if (images_number(s, i) >= most)
             die("%s: %s: entry %llu (counted from 0) is image %u, but %s has %llu images. Give the features with which the tokens "
                 "were made", key, path, (unsigned long long)i, images_number(s, i), f->folder, (unsigned long long)most);
+}
+
+/* The configuration's name of what spec describes, for messages. */
+static const char *key_of(const DataSpec *spec, const char *key)
+{
+    return spec->key ? spec->key : key;
 }
 
 /* For open_index. */

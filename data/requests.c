@@ -108,6 +108,10 @@ static void add_images(const Requests *r, const Reader *f, Choice *c, size_t tok
                          f->limits->most));
     if (wrong)
         bad(f, wrong);
+    for (int i = c->length - c->scored; i < c->length && f->limits->image_rows > 0; i++)
+        if (r->token[c->first + (size_t)i] == f->limits->image_id)
+            bad(f, xasprintf("token %d of a continuation is %d (model.image_token_id); expected images in the context only",
+                             i - c->length + c->scored, f->limits->image_id));
     c->first_image = r->images - images;
 }
 

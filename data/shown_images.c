@@ -52,6 +52,11 @@ ShownImages *shown_images_open(const char *key, const char *folder, int rows, in
     return f;
 }
 
+void shown_images_check_tower(const ShownImages *f, uint64_t tower, const char *model, bool quiet)
+{
+    features_check_tower(f, tower, model, quiet);
+}
+
 void shown_images_close(ShownImages *f)
 {
     features_close(f);

@@ -22,6 +22,7 @@ typedef struct ImageFeatures ShownImages;
 /* Opens the folder of features, the value of the configuration's `key`, for images of `rows` rows of `cols` values. Dies if it is not
  * as scripts/make_image_features.py writes it, and if one of these images is not in it, or has a value that is not finite. */
 ShownImages *shown_images_open (const char *key, const char *folder, int rows, int cols, const uint32_t *image, size_t count);
+void         shown_images_check_tower(const ShownImages *f, uint64_t tower, const char *model, bool quiet);  /* features_check_tower */
 void         shown_images_close(ShownImages *f);                /* NULL: nothing */
 uint64_t     shown_images_id   (const ShownImages *f);          /* of the folder */
 bool         shown_images_f32  (const ShownImages *f);          /* values are F32, else BF16 */

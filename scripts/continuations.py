@@ -44,6 +44,19 @@ def load_files(folder):
     return tokenizer_files.load(folder)
 
 
+def model_of(folder):
+    """The folder of the model: for adapters the one that adapter_config.json names, next to them or as a path."""
+    path = os.path.join(folder, "adapter_config.json")
+    if os.path.exists(os.path.join(folder, "config.json")) or not os.path.exists(path):
+        return folder
+    with open(path, encoding="utf-8") as file:
+        name = json.load(file).get("base_model_name_or_path") or ""
+    found = [one for one in (name, os.path.join(folder, name)) if name and os.path.exists(os.path.join(one, "config.json"))]
+    if not found:
+        raise Bad(f"{path}: its base_model_name_or_path is {name!r}; expected the folder of a model")
+    return found[0]
+
+
 # ---- pictures ------------------------------------------------------------------------------------------------------------------
 
 class Pictures:
@@ -52,7 +65,7 @@ class Pictures:
     def __init__(self, model, files, names, root=".", store=None):
         import chat_images, make_image_features
         self.new = None if store else tempfile.TemporaryDirectory()
-        self.folder = store or self.new.name
+        self.folder, model = store or self.new.name, model_of(model)
         if not store:
             make_image_features.make(model, root, names, self.folder)
         self.features = chat_images.Features(self.folder, model, files.tokenizer)

@@ -137,6 +137,12 @@ def save(picture, args, source, codes, copy):
     return f"{source}/{name}"
 
 
+def check(args):
+    for name in ("size", "copies"):
+        if getattr(args, name) < 1:
+            raise Bad(f"--{name}={getattr(args, name)}; expected 1 or more")
+
+
 def write(args, names, train, test):
     """Returns how many emoji there are, and how many pictures of each source."""
     counts, taken = dict.fromkeys([*train, *test], 0), 0
@@ -171,6 +177,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0, help="of the copies; default: 0")
     parser.add_argument("--output", required=True, help="folder to make")
     args = parser.parse_args()
+    check(args)
     sources = open_sources([*args.train, *args.test])
     if os.path.exists(args.output):
         raise Bad(f"{args.output} is there already; expected a new name")

@@ -220,7 +220,7 @@ def make(folder, root, names, output):
     """The features of pictures in `root` for the model in `folder`, in F32, in the folder `output`."""
     check_pillow()
     tower = pixels_of(folder) or Tower(folder)
-    compute(Store(output, tower.name, True), tower, names, argparse.Namespace(root=root, batch=32, per_file=1024))
+    compute(Store(output, tower.name, tower.sample, True), tower, names, argparse.Namespace(root=root, batch=32, per_file=1024))
 
 
 def check_pillow():

@@ -58,7 +58,7 @@ def make_question(path, where, line, names, template, token):
     if talk.roles[-1] != "assistant" or not isinstance(talk.messages[-1].get("content"), str):
         raise Bad(f"{where}: its last message is no answer; expected the answer that the model should write")
     try:
-        text = template.render(talk.messages[:-1], add_generation_prompt=True)
+        text = template.render(talk.messages[:-1], True, talk.tools, **talk.variables)
     except Exception as problem:        # whatever a template does
         raise Bad(f"{where}: {type(problem).__name__} in the chat template: {problem}")
     return Question(path, where, text, names, talk.messages[-1]["content"])
@@ -128,8 +128,10 @@ def main():
     continuations.add_arguments(parser)
     args, options = continuations.parse(parser)
     inputs.check(args.files)
+    if args.questions is not None and args.questions < 1:
+        raise Bad(f"--questions={args.questions}; expected 1 or more")
     files = continuations.load_files(args.folder)
-    token = chat_images.image_token(args.folder, files.tokenizer)
+    token = chat_images.image_token(continuations.model_of(args.folder), files.tokenizer)
     template = ChatTemplate(args.folder, files)
     chat_images.suit(template, token)
     lines = read_lines(args.files, token)

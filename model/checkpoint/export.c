@@ -164,7 +164,7 @@ static void join(Export *x)
 }
 
 /* Whether a tensor of the adapters' file is A, B or one that replaces the base's. */
-static bool is_low(const Export *x, const char *name)
+static bool belongs_to_adapter(const Export *x, const char *name)
 {
     bool found = find_entry(x->adapter_entry, x->num_adapter_entries, name) != NULL;
     for (int i = 0; i < x->num_entries && !found; i++) {
@@ -184,7 +184,7 @@ static void check_left_over(const Export *x, const ModelConfig *m)
         for (int t = 0; t < f->count; t++) {
             const char *name = f->tensor[t].name;
             char *matrix = is_adapter ? NULL : coded_source_matrix(x->source.file, x->source.count, name);
-            const bool placed = is_adapter ? is_low(x, name) : find_entry(x->entry, x->num_entries, matrix ? matrix : name) != NULL;
+            const bool placed = is_adapter ? belongs_to_adapter(x, name) : find_entry(x->entry, x->num_entries, matrix ? matrix : name) != NULL;
             free(matrix);
             if (placed || (!is_adapter && m->image.feature_size > 0 && tower_owns(name)))
                 continue;

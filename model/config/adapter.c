@@ -150,7 +150,7 @@ static bool mark(bool *seen, const char *name, const ModelConfig *m)
         char file[HF_NAME], path[HF_NAME];
         snprintf(file, sizeof file, "%s%s.%ld.%s", hf_prefix(m), architecture_of(m)->blocks, b, modules[k]);
         hf_tree_name(path, file);
-        if (b < 0 || b >= m->n_layers || !is_end(name, path))
+        if (b < 0 || b >= m->n_layers || (!is_end(name, path) && !is_end(name, file)))
             continue;
         seen[(size_t)k * m->n_layers + b] = true;
         return true;

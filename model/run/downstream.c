@@ -13,6 +13,7 @@
 #include "kernels/runtime/progress.h"
 #include "kernels/runtime/watchdog.h"
 #include "model/run/agree.h"
+#include "model/run/open_data.h"
 
 /* A micro-batch (B, T) on the host. shown: features of images, or NULL; images: their rows. */
 typedef struct {
@@ -64,6 +65,8 @@ static void read_task(void *what)
     if (folder)
         t->shown = shown_images_open(set->where, folder, m->image.rows, m->image.feature_size, t->requests.image,
                                      t->requests.images);
+    if (t->shown)
+        shown_images_check_tower(t->shown, tower_of(r->config), tower_folder(r->config), true);
 }
 
 /* Reads the file on all ranks; *problem: that of any rank's file, NULL: none. */

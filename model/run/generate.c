@@ -17,6 +17,7 @@
 #include "model/decode.h"
 #include "model/run/agree.h"
 #include "model/run/memory.h"
+#include "model/run/open_data.h"
 #include "model/run/run.h"
 #include "model/sampling.h"
 
@@ -104,6 +105,8 @@ static void open_generator(Generator *g, const Config *c)
     if (c->generate_features)
         g->images = shown_images_open("generate_features", c->generate_features, c->model.image.rows, c->model.image.feature_size,
                                       g->prompts.image, g->prompts.first_image[g->prompts.count]);
+    if (g->images)
+        shown_images_check_tower(g->images, tower_of(c), tower_folder(c), false);
     set_length(g);
     memory_plan(&g->model, &g->store, &g->config);
     memory_check_host(&g->model, &g->store, &g->config);

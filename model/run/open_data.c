@@ -52,14 +52,12 @@ static int copy_mix(MixSource out[MIX_MOST], const Config *c)
     return c->data.num_mix;
 }
 
-/* The folder with the tower: that of load_path, or the base of its adapters. */
-static const char *tower_folder(const Config *c)
+const char *tower_folder(const Config *c)
 {
     return c->source && adapter_is(c->source) ? c->model.lora.base_path : c->source;
 }
 
-/* Computed once: a run may delete the folder from which it started. */
-static uint64_t tower_of(const Config *c)
+uint64_t tower_of(const Config *c)
 {
     static uint64_t sample;
     static char *of;
