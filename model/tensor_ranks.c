@@ -41,8 +41,13 @@ static void gather(const Model *m, Tensor t, Tensor wanted)
 void gather_rows(const Model *m, Tensor t, Tensor x)
 {
     const Tensor own = own_rows(m, t);
-    if (!format_is_fp8(t.format)) {
+    if (format_equal(t.format, x.format)) {
         comm_all_gather(t.data, x.data, tensor_bytes(x), RANKS_TENSOR);
+        return;
+    }
+    if (!format_is_fp8(t.format)) {         /* an operand in BF16 of a stream in F32 */
+        quantize(own, x);
+        gather(m, t, t);
         return;
     }
     /* A scale grows with its range, and both with the maximum that they are made from: the largest are those of all tokens. */

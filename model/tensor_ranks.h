@@ -5,7 +5,11 @@
  *     stream (N, C) -norm-> (N, C) -gather-> h (tN, C) -layers, attention-> sums (tN, C) -scatter-> stream (N, C)       t ranks
  *
  * Backward does the same with gradients. FP8 operands are gathered as codes: their scale is that of all ranks' tokens, as on one
- * rank, from the maximum of all. On one rank each function returns its tensor itself, or does nothing. */
+ * rank, from the maximum of all. On one rank each function returns its tensor itself, or does nothing.
+ *
+ * Each tensor rank has a copy of norms, of biases that are not cut and of halves of adapters. It sums their gradients over
+ * RANKS_TENSOR and then over RANKS_REPLICA, where NCCL may add three or more replicas in another order for each tensor rank: copies
+ * may then differ in the last bits. Files have those of the first. */
 #pragma once
 #include "model/buffers.h"
 

@@ -196,14 +196,14 @@ static void step_runs(const ParamStore *f, StepParams step, const UpdatePart *pa
 {
     const Param *p = part->param;
     const Shard *s = &f->shard[part->unit];
-    const bool in_rows = p->tensor_ranks > 1 && p->split == SPLIT_COLUMNS;
+    const bool in_rows = p->tensor_ranks > 1 && p->split == SPLIT_COLUMNS, at_once = in_rows || p->tensor_ranks == 1;
     if (in_rows)
         step.parts = (RowParts){ .width = (unsigned)p->cols, .start = (unsigned)(part->first % (size_t)p->cols),
                                  .skip = (uint64_t)p->cols * (uint64_t)(p->tensor_ranks - 1) };
     for (size_t done = 0, n, at; done < part->n; done += n) {
         Tensor state[MAX_STATES];
         n = param_run(p, part->first + done, &at);
-        n = in_rows || p->tensor_ranks == 1 || n > part->n - done ? part->n - done : n;
+        n = at_once || n > part->n - done ? part->n - done : n;
         for (int k = 0; k < f->optimizer->num_states; k++)
             state[k] = elements(part->state[k], done, n);
         const Tensor grad = slice_view(&s->slice[TRAINED], s->grad, p->offset + part->first + done, n);

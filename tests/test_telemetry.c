@@ -343,7 +343,7 @@ static void test_outliers(void **state)
     bool warned = false;
     static const struct { double part; bool warned; } watched[] = { { 0.9, false }, { 1.1, true }, { 0.6, true }, { 0.4, false } };
     for (int i = 0; i < 4; i++) {
-        outliers_watch(&warned, 1, 0, &(OutlierStats){ 3, watched[i].part * outliers_limit(fp8) }, fp8, false);
+        outliers_watch(&warned, 1, 0, watched[i].part * outliers_limit(fp8), fp8, false);
         assert_true(warned == watched[i].warned);
     }
     assert_true(fabs(outliers_limit(fp8) - 7945) < 1 && outliers_limit(recipe_find("coat")) == outliers_limit(fp8) / 2);

@@ -258,6 +258,8 @@ static void test_bf16(void **state)
     if (!__real_scale_within_range)
         skip();
     check_mesh(0, &(Case){ "bf16", LLAMA_GQA }, 0x1p-5, 0x1p-5);
+    check_mesh(0, &(Case){ "bf16", LLAMA_GQA, .wide = true }, 0x1p-5, 0x1p-5);      /* a stream in F32, operands in BF16 */
+    check_mesh(0, &(Case){ "bf16", OLMO2, .wide = true }, 0x1p-5, 0x1p-5);
     check_mesh(1, &(Case){ "fp8", LLAMA, .keep = KEEP_ALL }, 0x1p-2, 0x1p-2);
     check_mesh(2, &(Case){ "coat-lean", QWEN3, .documents = true, .modules = ALL_MODULES }, 0x1p-2, 0x1p-2);
 }

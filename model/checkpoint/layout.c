@@ -9,8 +9,8 @@
  * 8-bit states are copied unchanged: codes, and the scales of all groups of a tensor. A group on the border of two
  * tensors is stored with both; its owner writes the same scales twice.
  *
- * Each byte of a tensor is written by one rank, and read by one rank of every shard group. So each rank computes the
- * checksum of its own part, and the exclusive or of the shifted parts is the checksum of the tensor. */
+ * Each byte of a tensor is written by one rank, and read by one rank of every copy of the model, or by several, of which one counts.
+ * So each rank computes the checksum of its own part, and the exclusive or of the shifted parts is the checksum of the tensor. */
 #include "model/checkpoint/layout.h"
 
 #include <stdio.h>

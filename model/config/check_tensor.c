@@ -23,7 +23,7 @@ static void check_combinations(const Reader *r, const char *place, int n)
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         if (list[i].asked)
-            die("%s: parallelism.tensor %d: %s; or use --parallelism.tensor=1", place, n, list[i].what);
+            die("%s: parallelism.tensor %d: %s. --parallelism.tensor=1 would do", place, n, list[i].what);
 }
 
 /* FP8 GEMMs of GPUs multiply by sixteens; a context rank divides its heads again. */
@@ -45,10 +45,18 @@ static void check_parts(const Reader *r, const char *place, int n)
         { "all query heads together are", (long)m->n_heads * m->head_dim }, { "each half of the MLP is", m->mlp_width },
         { "q, k and v together are", (m->n_heads + 2L * m->n_kv_heads) * m->head_dim },
     };
+    const struct { const char *key; Format f; long width; } saved[] = {
+        { "format.qkv", c->recipe.qkv, (m->n_heads + 2L * m->n_kv_heads) * m->head_dim },
+        { "format.att", c->recipe.att, (long)m->n_heads * m->head_dim }, { "format.hidden", c->recipe.hidden, 2L * m->mlp_width },
+    };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         if (list[i].width % (MULTIPLE * n) != 0)
             die("%s: parallelism.tensor %d: %s %ld wide, not a multiple of %d x %d, so ranks would not have whole sixteens; use a "
                 "smaller number", place, n, list[i].what, list[i].width, n, MULTIPLE);
+    for (size_t i = 0; i < sizeof saved / sizeof *saved; i++)
+        if (saved[i].f.group > 0 && saved[i].width / n % saved[i].f.group != 0)
+            die("%s: parallelism.tensor %d: %s is %s, but a rank's row of %ld has no whole groups of %d; use a smaller number", place,
+                n, saved[i].key, format_name(saved[i].f), saved[i].width / n, saved[i].f.group);
     if (T % (MULTIPLE * ranks) != 0)
         die("%s: parallelism.tensor %d: model.max_sequence_length %d is not a multiple of %d x %d, so ranks would not have whole "
             "sixteens of tokens; --model.max_sequence_length=%d would do", place, n, T, ranks, MULTIPLE,

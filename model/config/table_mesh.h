@@ -15,8 +15,9 @@
            "fsdp.sharding_strategy; with NO_SHARD they are a group. A run may resume with another number"), \
     NUMBER("parallelism.tensor", INT, "1", 1, 1024, C(strategy.tensor_ranks), \
            "number of consecutive ranks that compute each linear layer of the blocks together, each with an equal part of its " \
-           "matrix, of the heads and of the MLP's width; between the layers each has an equal part of the tokens. Together they " \
-           "count as one rank of fsdp.* and parallelism.context. A run may resume with another number"), \
+           "matrix, of the heads and of the MLP's width; between the layers each has an equal part of the tokens. So it must " \
+           "divide the numbers of heads and of key heads, and leave multiples of 16 of widths and tokens. Together these ranks count " \
+           "as one rank of fsdp.* and parallelism.context. A run may resume with another number"), \
     NUMBER("parallelism.pipeline", INT, "1", 1, 1024, C(strategy.pipeline_stages), \
            "number of stages, each with consecutive blocks on ranks of its own; micro-batches pass them one after the other. The " \
            "first stage has the embedding, the last one the head; with model.weight_tying both have that matrix, and add its " \

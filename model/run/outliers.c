@@ -34,9 +34,9 @@ double outliers_limit(const Recipe *r)
     return fp8_max(E4M3) / one_percent / (r->scales == OF_STEP ? fp8_headroom(E4M3) : 1);
 }
 
-void outliers_watch(bool *warned, long step, int block, const OutlierStats *s, const Recipe *r, bool has_adapters)
+void outliers_watch(bool *warned, long step, int block, double x, const Recipe *r, bool has_adapters)
 {
-    const double limit = outliers_limit(r), x = s->largest_channel;
+    const double limit = outliers_limit(r);
     if (r->operand.dtype != E4M3 || !isfinite(x))
         return;
     if (x > limit && !*warned)
@@ -46,4 +46,15 @@ void outliers_watch(bool *warned, long step, int block, const OutlierStats *s, c
              ? "--format.operand=bf16 --format.gradient=bf16 continues with BF16 GEMMs"
              : "--fp8.down_scales=channel gives the outlier a scale of its own");
     *warned = x > (*warned ? limit / 2 : limit);
+}
+
+void outliers_watch_line(bool *warned, long step, int blocks, const json_t *line, const Recipe *r, bool has_adapters)
+{
+    for (int l = 0; l < blocks; l++) {
+        char key[64];
+        snprintf(key, sizeof key, "quant/act/%d/largest_channel", l);
+        const json_t *x = json_object_get(line, key);
+        if (json_is_number(x))
+            outliers_watch(&warned[l], step, l, json_number_value(x), r, has_adapters);
+    }
 }

@@ -1,6 +1,7 @@
 /* Outliers of SwiGLU's output, the input of `down`: in long runs gate and up of a channel may align and grow, until one scale for
  * the whole FP8 tensor leaves the other channels no digits [Fishman et al. 2024, arXiv 2409.12517, sec. 4]. */
 #pragma once
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -20,4 +21,7 @@ double outliers_limit(const Recipe *r);
 
 /* Warns at the first measurement beyond the limit. *warned: of this block, false at first; it becomes false again when the number
  * has fallen to half the limit. */
-void outliers_watch(bool *warned, long step, int block, const OutlierStats *s, const Recipe *r, bool has_adapters);
+void outliers_watch(bool *warned, long step, int block, double largest_channel, const Recipe *r, bool has_adapters);
+
+/* The same for all blocks whose quant/act/BLOCK/largest_channel is in the line. warned: (blocks). */
+void outliers_watch_line(bool *warned, long step, int blocks, const json_t *line, const Recipe *r, bool has_adapters);

@@ -166,7 +166,6 @@ static void measure_outliers(Telemetry *t, int l, Tensor stored, const double *a
     snprintf(where, sizeof where, "%d", l);
     set(t, "act", where, "kurtosis", s.kurtosis);
     set(t, "act", where, "largest_channel", s.largest_channel);
-    outliers_watch(&t->warned[l], t->step, l, &s, &t->model->recipe, t->config->model.lora.rank > 0);
 }
 
 static void measure_block(Telemetry *t, int l, const Unit *w)
@@ -490,6 +489,8 @@ void telemetry_write(Telemetry *t, long update, double grad_scale)
         gather_stages(t);
     if (adam && t->log)
         set_optimizer(t);
+    if (t->log)         /* rank 0, which knows the blocks of all stages now */
+        outliers_watch_line(t->warned, t->step, t->config->model.n_layers, t->line, &t->model->recipe, t->config->model.lora.rank > 0);
     log_object(t->log, t->line);
     t->line = NULL;
 }
