@@ -39,7 +39,7 @@ enum { FIRST_TIMEOUT = 600 };           /* seconds: default of timeout_seconds, 
 
 static volatile sig_atomic_t training, asked_to_stop;
 
-/* Before the first step there is nothing to save, so the process ends at once. NOTE: called in a signal handler. */
+/* Until the first step a signal ends the process at once: what was loaded is still on disk. NOTE: called in a signal handler. */
 static _Noreturn void end_before_training(int number)
 {
     char text[256] = "error: SIG";
@@ -411,7 +411,7 @@ int main(int argc, char **argv)
     trained_model = &c->model;
     watchdog_set_names(name_unit);
     if (c->dry_run) {
-        watchdog_stop();                /* no rank waits for a long plan */
+        watchdog_stop();                /* a plan may take longer than its timeout */
         run_plan(c);
         check_printed();
         config_free(c);

@@ -14,7 +14,7 @@ typedef struct { int vocab, most, image_id, image_rows; bool features; } TokenLi
  * list, malloc'ed. */
 char *shown_images_read (uint32_t **image, size_t *count, const json_t *list);
 
-/* What is wrong with these tokens, which show so many images, malloc'ed; NULL: nothing. */
+/* What is wrong with these tokens, which show `images` images, malloc'ed; NULL: nothing. */
 char *shown_images_wrong(const int *token, size_t count, size_t images, const TokenLimits *limits);
 
 typedef struct ImageFeatures ShownImages;

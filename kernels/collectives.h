@@ -23,8 +23,8 @@ void comm_all_gather(void *whole, const void *part, size_t bytes, Ranks g);
 typedef enum { BY_RANK, BY_ITEM } Order;
 void comm_all_to_all(Tensor y, Tensor x, int items, Order order);
 
-/* RANKS_PIPELINE, whose stages form a ring: x for the next or the previous stage, in F32 or BF16; what that stage sent to this
- * one. Messages of a stage to a neighbour arrive in their order, in each direction, and sender and receiver have the same shape. A
+/* RANKS_PIPELINE, whose stages form a ring. comm_send sends x, F32 or BF16, to a neighbour; comm_receive gets what it sent.
+ * Messages of a stage to a neighbour arrive in their order, in each direction, and sender and receiver have the same shape. A
  * receive ends when x is there; x may change after a send, which may wait until the neighbour receives: so sends have a queue of
  * their own. */
 typedef enum { NEXT_STAGE, PREVIOUS_STAGE, NUM_NEIGHBOURS } Neighbour;

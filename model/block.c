@@ -130,7 +130,7 @@ static LoraProduct linear_defer_adapter(const Model *m, Linear l, Tensor y, Tens
     return a->xa[l].data ? (LoraProduct){ a->xa[l], adapter_b(m, w, l) } : NO_PRODUCT;
 }
 
-/* From the MLP's input to act, by way of `wide`, which may stay unwritten. */
+/* swiglu_operand from mlp_h. One kernel for both may leave gate_up_raw unwritten. */
 static void linear_swiglu(const Model *m, const Unit *w, const Acts *a)
 {
     const Tensor act = forward_operand(a, a->swiglu_operand);

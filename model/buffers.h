@@ -1,7 +1,7 @@
 /* What a model has in device memory besides its parameters: every buffer with its shape.
  *
- * Dimensions: B sequences of T tokens, N = B*T; C model width; H query heads, K key/value heads of width D;
- * S = (H+2K)*D width of [q|k|v]; F MLP width; V rows of the embedding; L blocks; W ranks. */
+ * Dimensions: B sequences of T tokens, N = B*T, divided by context and tensor ranks; C model width; H query heads, K key/value
+ * heads of width D; S = (H+2K)*D width of [q|k|v]; F MLP width; V rows of the embedding; L blocks; W ranks. */
 #pragma once
 #include "kernels/collectives.h"
 #include "kernels/runtime/device.h"

@@ -153,7 +153,7 @@ static inline int context_ranks(const Strategy *s)
     return s->context_ranks > 1 ? s->context_ranks : 1;
 }
 
-/* Whether so many context ranks can have the same number of the model's heads, and key heads of their own or one with others. */
+/* Whether this number of context ranks divides the model's heads, and divides its key heads or is a multiple of them. */
 static inline bool context_divides(const ModelConfig *m, int ranks)
 {
     return m->n_heads % ranks == 0 && (m->n_kv_heads % ranks == 0 || ranks % m->n_kv_heads == 0);
@@ -276,7 +276,7 @@ typedef struct {
     int      speed_window;                    /* speed_monitor.window_size: steps over which tok/s is averaged */
     long     quant_stats_interval;            /* steps between quantization statistics in metrics.jsonl; 0: never */
     int      profile;                         /* steps to trace, from the third of the run on; 0: none */
-    struct { HostUse activations, frozen, moments, master; } host;    /* offload.h, param_store.h */
+    struct { HostUse activations, frozen, moments, master; } host;    /* offload.h, param_store.h; frozen: host.base */
     int      loss_chunk;                      /* tokens whose logits exist at once; 0: automatic */
     int      mlp_tile;                        /* tokens whose MLP is computed at once where backward runs it again; 0: automatic */
 

@@ -4,7 +4,7 @@
  *
  *     qkv_rotated (N, S) -exchange-> (cN, S/c) -attention-> (cN, HD/c) -exchange-> attn_out (N, HD)     N tokens each, c ranks
  *
- * Of fewer key heads than ranks each goes to several consecutive ranks, whose gradients of it are added on the way back.
+ * With fewer key heads than ranks several consecutive ranks get the same one; their gradients of it are added on the way back.
  *
  * On one rank each function returns its tensor itself, or does nothing. */
 #pragma once

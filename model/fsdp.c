@@ -158,7 +158,7 @@ Unit *fsdp_grads(ParamStore *f, int u)
     return &f->dunit[u];
 }
 
-/* Of this rank's gradients those of parameters that tensor ranks have copies of: each has computed a part of the sum. */
+/* This rank's gradients of parameters that all tensor ranks have: each rank has computed a part of the sum. */
 static Tensor copied_grads(const ParamStore *f, int u)
 {
     size_t first;

@@ -20,7 +20,7 @@
  *
  * With pipeline stages (pipeline.h) all of this is within a stage, which has some of the units.
  *
- * FP8 operands are gathered as codes; their scales are one maximum over ranks of all weights, once per step. Copies for
+ * FP8 operands are gathered as codes. Each has its own scale; once per step one all-reduce takes the maxima of all. Copies for
  * computing exist only where the stored weights can't serve: in another format, or sharded (the table `ways` of param_store.c).
  * What is trained and what is frozen are two regions of a unit, sharded and gathered one after the other. */
 #pragma once

@@ -30,8 +30,8 @@ void     model_step(Model *m, ParamStore *f, const int *tokens, const int *targe
  * Without this call a batch has no images. */
 void     model_use_images(Model *m, ImageRows images);
 
-/* For pass_forward: the first `count` tokens, or this rank's part of sequences (B, T), are put into device memory, no documents
- * among them. After it: the logits (vocab_size) of row `row` of this rank's, on the host; this waits for the device. */
+/* The input of pass_forward, in device memory, without borders of documents: the first `count` tokens, or this rank's part of
+ * sequences (B, T). After it: the logits (vocab_size) of row `row` of this rank's, on the host; this waits for the device. */
 void     model_put_tokens(Model *m, const int *tokens, int count);
 void     model_put_sequences(Model *m, const int *tokens);
 void     model_logits    (Model *m, ParamStore *f, int row, float *logits);

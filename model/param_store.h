@@ -70,7 +70,7 @@ typedef struct {
 typedef struct {
     const Step *way[NUM_PARAMS];       /* the steps of each parameter, up to NO_STEP */
     Copy        copy[MAX_COPIES];      /* in this order */
-    int         num_copies, made;      /* made: all uses of these copies; what is used otherwise is what was gathered or stored */
+    int         num_copies, made;      /* made: the uses that copies serve; others read what was gathered or stored */
     size_t      at[NUM_REGIONS], numel;        /* where the regions begin in its buffer; all elements there */
     Lifetime    lifetime;
     WeightBuffer *weights;             /* NULL: the stored weights are the weights */

@@ -38,7 +38,7 @@ typedef struct {
     bool   is_operand;      /* a block's matrix: an operand in the recipe's format; the others are in the stream's */
     bool   has_padding;     /* its rows from vocab_size on are padding and stay 0              */
     float  init_std;        /* 0: starts as ones (norms) or zeros (biases, B of adapters)              */
-    int    tensor_ranks, tensor_place;     /* cut by `split` among so many ranks, rows, cols and parts are this one's; 1: whole */
+    int    tensor_ranks, tensor_place;     /* cut by `split` among that many ranks, rows, cols and parts are this one's; 1: whole */
 } Param;
 enum { PARAM_ALIGN = 256 }; /* elements: whole optimizer groups of 128 or 256, 256-byte aligned in any format */
 

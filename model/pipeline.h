@@ -9,8 +9,8 @@
  *     1F1B, 2 stages, 3 micro-batches          stage 0   F0 F1 B0 F2 B1    B2
  *                                              stage 1      F0 B0 F1 B1 F2 B2
  *
- * With chunks, groups of p micro-batches go through one chunk after the other. If p does not divide their number, as that of an
- * evaluation, and with PIPELINE_ONE, the group is one micro-batch.
+ * With chunks, groups of p micro-batches go through one chunk after the other. With PIPELINE_ONE, and if p does not divide the
+ * number of micro-batches, as in evaluations, a group has one micro-batch.
  *
  * The last chunk of all does the backward pass of a micro-batch right after its forward pass, in every schedule. */
 #pragma once

@@ -27,8 +27,8 @@ void   gather_rows(const Model *m, Tensor t, Tensor x);
 /* The same if x is the rows_buffer of t; nothing on one rank. */
 void   complete_rows(const Model *m, Tensor t, Tensor x);
 
-/* The rows of t that this rank makes again, with the scale that t has: `again`, what is wanted of t, on one rank; and the way from
- * there to `again`. */
+/* To recompute an operand t with the scale that it has. rows_again: where to write it: `again` on one rank, else this rank's rows
+ * of t. complete_again gathers these, then makes the transpose of `again` if that has one. */
 Tensor rows_again    (const Model *m, Tensor t, Tensor again);
 void   complete_again(const Model *m, Tensor t, Tensor again);
 

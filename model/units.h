@@ -1,4 +1,4 @@
-/* A model is a sequence of units: the projector if it has images, the embedding, the blocks, the head. A unit is what is gathered
+/* A model is a sequence of units: the embedding, the projector if it has images, the blocks, the head. A unit is what is gathered
  * and sharded as a whole. In forward it reads the residual stream and writes it to the next unit, in backward it reads and writes
  * the stream's gradient. What a unit does is a row of the table in kinds.c.
  *
@@ -50,7 +50,8 @@ typedef enum {
     ALWAYS, WITH_NORM_WEIGHTS, WITH_QKV_BIAS, WITH_QK_NORM, UNTIED, ADAPTED, WITH_PROJECTOR_BIAS, WITH_PROJECTOR_OUT,
     WITH_PROJECTOR_OUT_BIAS
 } Condition;
-/* SIZE_OUTPUTS: of the linear layer, of those of its tensors that the parameter has; SIZE_RANKS: the rank for each of these. */
+/* SIZE_OUTPUTS: all outputs of the parts (q, k, v; gate, up) of the linear layer that the parameter has; SIZE_RANKS: lora.rank
+ * times the number of these parts. */
 typedef enum {
     SIZE_ONE, SIZE_MODEL, SIZE_Q, SIZE_Q_NORM, SIZE_K_NORM, SIZE_MLP, SIZE_VOCABULARY, SIZE_RANK, SIZE_FEATURE,
     SIZE_OUTPUTS, SIZE_RANKS
@@ -84,8 +85,8 @@ typedef struct UnitKind {
     /* From the stream in unit_acts[u].attn_res to unit_acts[u + 1].attn_res. */
     void (*forward)(struct Model *m, const Unit *w, int u);
 
-    /* For which uses backward needs the unit's weights; NULL: for none. Then from m->work.dres, the gradient of what it wrote, to
-     * that of what it read, unless nothing below is trained: needs_dx. */
+    /* backward_uses: for which uses backward needs the unit's weights; NULL: for none. backward: m->work.dres, the gradient of what
+     * the unit wrote, becomes that of what it read; needs_dx false: nothing before the unit is trained, so this is left out. */
     int  (*backward_uses)(const struct Model *m, int u);
     void (*backward)(struct Model *m, const Unit *w, Unit *dw, int u, bool needs_dx);
 } UnitKind;
@@ -104,5 +105,5 @@ int             unit_of_head_matrix(const ModelConfig *c);                      
 enum { UNIT_NAME = 32 };
 const char     *unit_name (const ModelConfig *c, int unit, char text[UNIT_NAME]);
 
-/* A kind more, between the embedding and the layers; *k must stay. Dies if there are too many. */
+/* A kind more, right after the embedding; *k must stay. Dies if there are too many. */
 void            unit_kind_add(const UnitKind *k);

@@ -206,9 +206,9 @@ class Talk:
         token = next((one for one in self.labels.added if (last or "").rstrip().endswith(one)), None)
         at = text.find(token, own, front) if token and self.messages[i].get("tool_calls") else -1
         if at < 0:
-            raise Bad(f"{self.where}: the chat template renders message {i + 1} differently when it is the last, and not so that "
-                      "its end can be told otherwise; expected the same, so that its labels can be told: end the conversation "
-                      f"there, or change the template in {self.template.folder}")
+            raise Bad(f"{self.where}: cannot find where message {i + 1} ends: the chat template renders it differently when it "
+                      f"is the last; expected the same. End the conversation after it, or change the template in "
+                      f"{self.template.folder}")
         return at + len(token)
 
     def find_next(self, i, until, last):

@@ -7,7 +7,7 @@
 A source of drawings is NAME=FONT, or NAME=FOLDER with files such as 1F600.png or 1f1e8-1f1ed.png, named by code points. An emoji is
 taken if it is drawn by all sources of --test and at least one of --train; those with a skin tone are left out. OUTPUT gets pictures/
 and conversations, which ask for the name and for Unicode's subgroup ("What is it?", "What kind is it?"): train.jsonl, and
-test-name.jsonl and test-kind.jsonl with the other drawings. Of each drawing to train on there are --copies: the first as drawn, the
+test-name.jsonl and test-kind.jsonl with the other drawings. Each drawing to train on exists in --copies: the first as drawn, the
 others moved, scaled and turned at random, from --seed. The same command gives the same files. Needs pillow.
 """
 import argparse, json, os, random, re, sys

@@ -20,7 +20,7 @@ enum { FORMATS = 3, MOST_UNITS = 256, EVERY = 20 };
 static const char *const names[FORMATS] = { "bf16", "e4m3/128", "e4m3/128+" };
 static const Format bf16 = { BF16, 0, false };
 
-/* Of a unit: momentum and u in each format; key: its momentum in the run. */
+/* A unit's momentum and u in each format; key: its momentum in the run. */
 typedef struct { const void *key; Tensor m[FORMATS], u[FORMATS]; int steps; } Copies;
 static Copies unit[MOST_UNITS];
 

@@ -123,7 +123,7 @@ class TemplateTest(Folder):
                 (loop + "{{ 'assistant<think>' if add_generation_prompt }}", "x.jsonl:1: ", "'<think>'", "'y<systemz'"),
                 (loop + "{{ 'asks' if add_generation_prompt }}{{ messages | length }}", "x.jsonl:1: ", "expected the same"),
                 ("{% for m in messages %}{{ m.content if loop.index == 1 or loop.last }}{% endfor %}", "x.jsonl:1: ",
-                 "message 2 differently when it is the last")):
+                 "where message 2 ends")):
             model = self.model(template)
             file = self.write("x.jsonl", [{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y<"},
                                                         {"role": "system", "content": "z"}]}])

@@ -31,9 +31,9 @@ typedef enum {
 } Ranks;
 
 /* `shard` consecutive ranks hold one copy of the model, and `ranks` / `shard` copies are trained. Dies unless `shard` divides
- * `ranks`. mesh_of_context: inside, `context` consecutive ranks share sequences; it divides `shard`. mesh_of_stages: the same for
- * the ranks of each of `stages` stages, which are consecutive too. mesh_of_tensor: each of these ranks is `tensor` consecutive ones
- * instead. */
+ * `ranks`. mesh_of_context: inside, `context` consecutive ranks share sequences; it divides `shard`. mesh_of_stages: `stages` times
+ * consecutive ranks, each divided in this way. mesh_of_tensor: the same with groups of `tensor` consecutive ranks in place of
+ * ranks. */
 Mesh mesh_of_shards (int ranks, int shard);
 Mesh mesh_of_context(int ranks, int shard, int context);
 Mesh mesh_of_stages (int ranks, int stages, int shard, int context);

@@ -20,12 +20,12 @@ typedef struct {
     _Atomic int state;
     int    rank;
     pid_t  pid;
-    _Atomic unsigned long marks;        /* calls of watchdog_mark and watchdog_mark_together */
+    _Atomic unsigned long marks;        /* calls of watchdog_mark, _together and _neighbour */
     _Atomic unsigned long together;     /* calls of watchdog_mark_together, without ... */
     _Atomic unsigned long inside;       /* ... those since watchdog_enter_stage, which only ranks of `stage` make as often */
     _Atomic int stage;                  /* -1: not between watchdog_enter_stage and watchdog_leave_stage */
     _Atomic unsigned long beats;        /* of the watchdog's thread */
-    _Atomic bool waits;                 /* the last mark was watchdog_mark_together */
+    _Atomic bool waits;                 /* the last mark was _together or _neighbour */
     _Atomic bool patient;
     _Atomic int  needs;                 /* Worker that the main thread waits for */
     WorkerState worker[NUM_WORKERS];    /* NO_WORKER is never busy */

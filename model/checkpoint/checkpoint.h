@@ -34,8 +34,8 @@ typedef struct {
 typedef struct {
     long   step;               /* training steps done, skipped ones included */
     long   tokens;             /* trained on so far, over all ranks */
-    long   updates;            /* of the moments: t of AdamW's bias correction. A step whose loss or gradient is not finite
-                                  makes none; loaded moments keep their number of updates */
+    long   updates;            /* of the moments: t of AdamW's bias correction. A step whose loss or gradient is not finite,
+                                  or that `spikes` skips, makes none; loaded moments keep their number of updates */
     LoaderState loader;
     uint64_t fingerprint;      /* of the data set: names and sizes of its files */
     DataSample sample;         /* of the files' content */

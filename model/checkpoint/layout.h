@@ -3,7 +3,8 @@
 #include "model/fsdp.h"
 #include "model/checkpoint/safetensors.h"
 
-/* QUANTIZED: the model without adapters and what is stored with them; MODEL: without adapters only. */
+/* MODEL: all weights but the adapters'. BASE: those that the folder of the base has: no adapters, no projector trained with them.
+ * ADAPTER: adapters and that projector. OPTIMIZER: the states. */
 typedef enum { LAYOUT_MODEL, LAYOUT_BASE, LAYOUT_OPTIMIZER, LAYOUT_ADAPTER } LayoutKind;
 typedef enum { PIECE_WEIGHT, PIECE_STATE, PIECE_SCALE } PieceKind;     /* a weight, an optimizer's state, its groups' scales */
 

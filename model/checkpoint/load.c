@@ -84,8 +84,7 @@ static void check_finite(const char *folder, const Layout *l, const ParamStore *
             folder, name, folder_say_others(folder));
 }
 
-/* Loads the model's weights, or adapters. An unknown tensor means that the folder has another model. */
-/* Parts of columns would be decoded row by row, each time with all scales of the matrix. */
+/* Tensor ranks read parts of columns, which would be decoded row by row, each time with all scales of the matrix. */
 static void refuse_coded(const char *folder, const Source *s, const ParamStore *f)
 {
     for (int i = 0; i < s->count && f->tensor_ranks > 1; i++)
@@ -98,6 +97,7 @@ static void refuse_coded(const char *folder, const Source *s, const ParamStore *
         }
 }
 
+/* Loads the model's weights, or adapters. An unknown tensor means that the folder has another model. */
 static void load_weights(const char *folder, Source s, LayoutKind kind, const Config *c, ParamStore *f)
 {
     source_refuse_quantized(&s);

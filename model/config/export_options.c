@@ -21,7 +21,7 @@ const ConfigKey export_keys[] = {
           "checkpoint to export, or save_folder of a run (its latest checkpoint), or a folder written by save_pretrained"),
     OTHER("average", NULL, average,
           "instead of --export: A,B,C, at least two such folders. The result is the mean of their weights, computed in f64. "
-          "A,B,C:0.5,0.3,0.2 are the weights of the mean, which are divided by their sum; the tokenizer is that of A"),
+          "A,B,C:0.5,0.3,0.2 gives each a weight, divided by their sum; default: equal weights. The tokenizer is that of A"),
     OTHER("lora.base_path", "null", base_path,
           "folder of the base model into which adapters are merged; default: the folder that they name"),
     WORD ("dtype", "bf16", dtype,

@@ -31,7 +31,8 @@ const ConfigKey config_keys[] = {
     OPTION("ranks", INT, "null", 0, 1, MANY, C(ranks), "dry_run: number of ranks to plan for; default: the started ranks"),
     NUMBER("gpus_per_host", INT, "8", 1, 1024, C(gpus_per_host), "dry_run: GPUs of each host, for the time that it predicts"),
     OPTION("network", DOUBLE, "null", 0, TINY, 1e6, C(network), "dry_run: GB/s (10^9 bytes) of each GPU to other hosts"),
-    WORD  ("mesh", CHOICE, "given", meshes, C(mesh_auto), "dry_run: auto also names the three fastest of all meshes that fit"),
+    WORD  ("mesh", CHOICE, "given", meshes, C(mesh_auto),
+           "dry_run: auto also names the three fastest meshes that fit, of those without tensor ranks"),
     OPTION("device_memory", DOUBLE, "null", 0, TINY, 1e6, C(device_memory),
            "memory per device that the plan may use, in GiB (2^30 bytes, as in nvidia-smi), even if other processes use some of "
            "it; default: what they leave free on this device. dry_run: also for devices that are not in this machine"),
@@ -340,8 +341,8 @@ const ConfigKey config_keys[] = {
     NUMBER("loss_chunk", INT, "0", 0, MANY, C(loss_chunk), "tokens whose logits exist at once; 0: automatic"),
     NUMBER("mlp_tile", INT, "0", 0, MANY, C(mlp_tile),
            "tokens whose MLP is computed at once (tiled MLP) in blocks whose MLP backward recomputes, a multiple of 128. Each tile "
-           "has its own FP8 scales. 0, or all tokens of a micro-batch: no tiles; but 0 is 16384 if nothing else fits "
-           "device_memory. With quant_stats_interval there are no tiles"),
+           "has its own FP8 scales. 0: no tiles, or tiles of 16384 if nothing else fits device_memory; all tokens of a "
+           "micro-batch: never tiles. With quant_stats_interval there are no tiles"),
 
     /* ---- saving and loading ---- */
     OTHER ("save_folder", STRING, "null", C(save_folder), "folder of checkpoints and metrics; default runs/<run_name>"),

@@ -6,11 +6,11 @@
            "parallelism.shard, context and tensor it is the number of ranks of a stage. null: the ranks that " \
            "parallelism.shard leaves, or as fsdp.sharding_strategy says"), \
     OPTION("parallelism.shard", INT, "null", 0, 1, MANY, X(fsdp.shard), \
-           "number of ranks, with parallelism.context times that number, over which a replica is sharded. null: the ranks that " \
-           "parallelism.replicate leaves, or as fsdp.sharding_strategy says"), \
+           "number of shards of a replica; with parallelism.context it is sharded over shard x context ranks. null: the ranks " \
+           "that parallelism.replicate leaves, or as fsdp.sharding_strategy says"), \
     NUMBER("parallelism.context", INT, "1", 1, 1024, C(strategy.context_ranks), \
            "number of consecutive ranks that share sequences. Each has an equal part of the tokens of every sequence, and in " \
-           "attention an equal part of the heads, so it must divide the number of heads. It divides that of key heads or is a " \
+           "attention an equal part of the heads, so it must divide the number of heads, and divide the number of key heads or be a " \
            "multiple of it: then several ranks have the same key head. These ranks are part of one group of " \
            "fsdp.sharding_strategy; with NO_SHARD they are a group. A run may resume with another number"), \
     NUMBER("parallelism.tensor", INT, "1", 1, 1024, C(strategy.tensor_ranks), \

@@ -7,7 +7,7 @@
 
 typedef struct {
     long   step, tokens;          /* steps and tokens done, this one included                    */
-    const uint32_t *share;        /* sequences of each source of data.mix; not read without      */
+    const uint32_t *share;        /* this step's sequences of each source of data.mix, if there is one */
     long   labels;                /* targets of the global batch                                 */
     double loss, zloss;           /* means per label of the global batch, NaN without any; zloss is not weighted */
     double grad_norm, clip, lr;   /* clip: factor of the gradient                                */

@@ -407,8 +407,8 @@ void memory_print(const Model *m, const ParamStore *f, const Config *c)
         printf("the MLP in tiles of %d tokens, where backward runs it again\n", m->tile);
 }
 
-/* The ranks agree on what is left, since afterwards some of them already allocate it. Those of a stage with nothing on the host do,
- * too. */
+/* All ranks must see the same free host memory: after one allocates, another would see less. So ranks of stages with nothing on the
+ * host call, too. */
 void memory_check_host(const Model *m, const ParamStore *f, const Config *c)
 {
     const double moved = memory_of_host(m, f), snapshot = c->save_folder && !m->forward_only ? (double)memory_of_snapshot(f, c) : 0;

@@ -2,7 +2,7 @@
 #pragma once
 #include "model/plan.h"
 
-/* Of the ranks of a run, or of those that a dry run is given. */
+/* The mesh of the ranks of a run, or of those that a dry run is given. */
 Mesh memory_mesh(const Config *c);
 
 /* Plans this rank's part of the run. If grad_sync_mode is not given, gradients are summed over ranks once per step if the whole

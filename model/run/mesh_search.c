@@ -90,10 +90,12 @@ static void print_found(const Config *c, const Found *x)
         printf(" --fsdp.sharding_strategy=HYBRID_SHARD --fsdp.hybrid_sharding_num_model_replicas=%d", replicas);
     else
         printf(" --fsdp.sharding_strategy=FULL_SHARD");
-    if (context > 1)
+    if (context > 1 || context_ranks(&c->strategy) > 1)
         printf(" --parallelism.context=%d", context);
-    if (stages > 1)
+    if (stages > 1 || pipeline_stages(&c->strategy) > 1)
         printf(" --parallelism.pipeline=%d", stages);
+    if (tensor_ranks(&c->strategy) > 1)
+        printf(" --parallelism.tensor=1");
     putchar('\n');
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 #include "model/run/timeline.h"
 
-/* Predictions were compared with so many GPUs. */
+/* The most GPUs with which predictions were compared. */
 enum { PLAN_TIME_MEASURED_RANKS = 2 };
 
 /* A step of the configured mesh; and whether there is one: a mesh of several hosts needs `network`. */

@@ -87,7 +87,7 @@ static int neighbours_on_host(const RankPlace *p, Ranks g)
     return n;
 }
 
-/* A rank that differs by so many stages, in a ring. */
+/* A rank that is this many stages away, in a ring. */
 static bool is_on_host(const RankPlace *p, int stages)
 {
     const int all = p->mesh.size[MESH_PIPELINE], each = mesh_ranks(&p->mesh) / all;
