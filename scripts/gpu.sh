@@ -47,8 +47,8 @@ run() {     # run NAME COMMAND...: a line of the table; the end of the output if
 }
 
 next=0
-background() {  # the same in the background, at most eight at a time per GPU
-    while [ "$(jobs -rp | wc -l)" -ge $((8 * gpus)) ]; do wait -n; done
+background() {  # the same in the background, at most eight at a time per GPU, and sixteen in all: ranks wait for each other's time slices
+    while [ "$(jobs -rp | wc -l)" -ge $((gpus > 2 ? 16 : 8 * gpus)) ]; do wait -n; done
     run "$@" &
 }
 
