@@ -1,7 +1,7 @@
 # make            build ./train: with CUDA if nvcc and a GPU are found, else for the CPU
 # make demo       install what is missing, build for the CPU, train a small model on real tokens, draw the loss
 # make test       build and run every test
-# make quick      the same without the tests that take long or kill processes: a minute on two cores
+# make quick      the same without the tests that take long or kill processes: three minutes on two cores
 # make bench      time every kernel, training steps and, on a GPU, each kernel inside the steps
 # make help       print this text
 # make clean      remove what was built
