@@ -110,8 +110,8 @@ void features_check_tower(const ImageFeatures *f, uint64_t tower, const char *mo
     if (tower == 0)
         return;
     if (f->tower == 0 && !quiet)
-        warn("%s: %s/features.json does not say of which vision tower its features are (\"tower_sample\"), so they are not compared "
-             "with the tower of %s", f->key, f->folder, model);
+        warn("%s: %s/features.json does not name the vision tower of its features (\"tower_sample\"), so they are not compared with the "
+             "tower of %s", f->key, f->folder, model);
     if (f->tower != 0 && f->tower != tower)
         die("%s: %s/features.json: these are features of a vision tower with other weights (%016" PRIx64 ") than that of %s (%016"
             PRIx64 "). Make them again with that folder: scripts/make_image_features.py --model %s", f->key, f->folder, f->tower, model,

@@ -27,7 +27,7 @@ typedef struct ImageFeatures {
  * features.json says, and if an image has other numbers of rows and columns than these. */
 ImageFeatures *features_open (const char *key, const char *folder, int rows, int cols);
 /* Dies if they are of another tower than that of the folder `model`, whose hash is `tower` (0: unknown). Towers of the same width give
- * features of the same size. Warns, unless `quiet`, if the features do not say of which tower they are. */
+ * features of the same size. Warns, unless `quiet`, if features.json does not name their tower. */
 void           features_check_tower(const ImageFeatures *f, uint64_t tower, const char *model, bool quiet);
 void           features_close(ImageFeatures *f);                /* NULL: nothing */
 uint64_t       features_count(const ImageFeatures *f);          /* of images */

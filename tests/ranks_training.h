@@ -50,6 +50,31 @@ static inline void forward_backward(Model *m, ParamStore *f, const Config *c, in
     }
 }
 
+/* A step of `count` tokens in micro-batches of `micro` sequences, some without labels, with documents. All groups have the same
+ * sequences, so that operands have the same ranges everywhere. loss (count): those of this rank's tokens, and zeros. */
+static inline void run_same_sequences(Model *m, ParamStore *f, double *loss, int count, int micro)
+{
+    enum { MAX_TOKENS = 4096 };
+    static int tokens[MAX_TOKENS], targets[MAX_TOKENS];
+    static uint8_t begins[MAX_TOKENS];
+    static float losses[MAX_TOKENS];
+    const int T = m->config->max_sequence_length, n = micro * T, vocab = m->config->vocab_size;
+    const float scale = 1 / ((float)count * (float)comm_group_size(RANKS_DATA));
+    assert_true(n <= MAX_TOKENS);
+    fsdp_empty_grads(f);
+    for (int first = 0; first < count; first += n) {
+        for (int i = 0; i < n; i++) {
+            tokens[i] = test_token(11, (uint64_t)(first + i), vocab);
+            targets[i] = (first + i) % 7 == 3 ? -1 : test_token(11, (uint64_t)(first + i + 1), vocab);
+            begins[i] = i % T == 0 || (first + i) % 41 == 20;
+        }
+        model_step(m, f, tokens, targets, begins, scale, 1e-3f, first + n < count ? PASS_ACCUMULATE : PASS_COMPLETE);
+        model_token_losses(m, losses);
+        for (int i = 0; i < n; i++)
+            loss[first + i] = losses[i];
+    }
+}
+
 /* Steps first .. first + count - 1; the sum of the losses of this rank's tokens. */
 static inline double train_steps(Model *m, ParamStore *f, const Config *c, int first, int count)
 {

@@ -27,7 +27,7 @@ enum { TEXT = 48, LONG_TEXT = 700, SOME_MODULES = 1 << LORA_Q | 1 << LORA_V | 1 
 typedef struct {
     Config config;
     Model  model;
-    ParamStore   store;
+    ParamStore store;
     const char *name;
 } Setup;
 

@@ -23,7 +23,7 @@ static const float Z_WEIGHT = 0.01f;
 typedef struct {
     Config config;
     Model  model;
-    ParamStore   store;
+    ParamStore store;
     int    tokens[64], targets[64];
     uint8_t begins[64];
     TestImages images;

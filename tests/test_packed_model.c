@@ -48,7 +48,7 @@ static Loader *open_packed(Batch *b)
 typedef struct {
     Config config;
     Model  model;
-    ParamStore   store;
+    ParamStore store;
 } Setup;
 
 static void open_model(Setup *s, SmallModel a, int sequences, bool documents)

@@ -36,7 +36,7 @@ enum { B = 2, T = 16, N = B * T, STEPS = 8 };
 typedef struct {
     Config    config;
     Model     model;
-    ParamStore      store;
+    ParamStore store;
     SafeFile *golden;
     int       tokens[N], targets[N];
     float     labels;

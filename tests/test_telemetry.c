@@ -20,7 +20,7 @@ static char folder[] = "/tmp/coat-telemetry-XXXXXX";
 typedef struct {
     Config config;
     Model  model;
-    ParamStore   store;
+    ParamStore store;
     Log   *log;
     Telemetry *telemetry;
     json_t *line;

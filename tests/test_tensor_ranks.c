@@ -87,25 +87,9 @@ static ModelConfig model_of(const Case *k)
     return k->modules ? with_adapters(m, 6, k->modules, BASE_AS_FROZEN) : m;
 }
 
-/* All groups have the same sequences, so that operands have the same ranges everywhere. */
 static void run_micro_batches(Model *m, ParamStore *f, Result *s)
 {
-    static int tokens[MICRO * T], targets[MICRO * T];
-    uint8_t begins[MICRO * T];
-    float losses[MICRO * T];
-    const float scale = 1 / ((float)TOKENS * (float)comm_group_size(RANKS_DATA));
-    fsdp_empty_grads(f);
-    for (int first = 0; first < TOKENS; first += MICRO * T) {
-        for (int i = 0; i < MICRO * T; i++) {
-            tokens[i] = test_token(11, (uint64_t)(first + i), m->config->vocab_size);
-            targets[i] = (first + i) % 7 == 3 ? -1 : test_token(11, (uint64_t)(first + i + 1), m->config->vocab_size);
-            begins[i] = i % T == 0 || (first + i) % 41 == 20;
-        }
-        model_step(m, f, tokens, targets, begins, scale, 1e-3f, first + MICRO * T < TOKENS ? PASS_ACCUMULATE : PASS_COMPLETE);
-        model_token_losses(m, losses);
-        for (int i = 0; i < MICRO * T; i++)
-            s->loss[first + i] = losses[i];
-    }
+    run_same_sequences(m, f, s->loss, TOKENS, MICRO);
     comm_sum_over(s->loss, TOKENS, RANKS_STAGE);            /* each has those of its tokens, and zeros */
     for (int i = 0; i < TOKENS; i++)
         s->loss[i] /= comm_group_size(RANKS_STAGE) / (comm_group_size(RANKS_CONTEXT) * comm_group_size(RANKS_TENSOR));

@@ -65,7 +65,7 @@ typedef struct {
     int   fast;             /* FP8: adds products with the tensor cores' 14 fraction bits, without regular promotion to F32 */
     int   align;            /* of all matrices, in bytes, up to 256 */
     int   ld_a, ld_b, ld_d; /* elements from one column to the next */
-    int64_t count, step_ab, step_d;     /* products at once, each so many elements after the one before */
+    int64_t count, step_ab, step_d;     /* products at once; elements from one to the next */
 } Shape;
 
 typedef struct {

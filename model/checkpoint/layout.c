@@ -9,7 +9,7 @@
  * 8-bit states are copied unchanged: codes, and the scales of all groups of a tensor. A group on the border of two
  * tensors is stored with both; its owner writes the same scales twice.
  *
- * Each byte of a tensor is written by one rank, and read by one rank of every copy of the model, or by several, of which one counts.
+ * Each byte of a tensor is written by one rank. Every copy of the model reads it once, or several times, but then checks it once.
  * So each rank computes the checksum of its own part, and the exclusive or of the shifted parts is the checksum of the tensor. */
 #include "model/checkpoint/layout.h"
 

@@ -58,7 +58,7 @@ static bool is_replaced(const ParamStore *f, const char *name)
 }
 
 /* The first tensor that is no piece of the layout and cannot be ignored, and its file in *path; NULL: there is none. f: NULL, or
- * the parameters of which the layout has only the base. */
+ * the store of all parameters if the layout has only those of the base. */
 static const char *left_over(const Layout *l, const Source *s, const char *folder, const ModelConfig *c, const ParamStore *f,
                              const char **path)
 {

@@ -12,8 +12,8 @@
     OTHER ("model.projector_bias", BOOL, "true", C(model.image.bias), "its layers have biases")
 
 #define PROJECTOR_ADAPTER_ROWS                                                                                                  \
-    OTHER ("lora.projector", BOOL, "true", C(model.lora.projector), "in a model with images the projector is trained, too, all "\
-           "of it, and stored next to the adapters, as PEFT's modules_to_save"),                                                \
+    OTHER ("lora.projector", BOOL, "true", C(model.lora.projector), "in a model with images also train the whole projector, "   \
+           "which is stored next to the adapters, as PEFT's modules_to_save"),                                                  \
     ONLY  ("lora.modules_to_save", "null", "with lora only adapters and, by lora.projector, the projector are trained; "        \
            "`trainable` without lora trains tensors")
 

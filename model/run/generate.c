@@ -26,7 +26,7 @@ enum { MOST_STOPS = 64 };
 typedef struct {
     Config  config;            /* with the sequence length that these prompts need */
     Model   model;
-    ParamStore    store;
+    ParamStore store;
     Prompts prompts;
     ShownImages *images;       /* NULL: prompts show none */
     const void **rows;         /* of their features: one for each token of a prompt */
