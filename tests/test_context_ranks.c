@@ -129,14 +129,24 @@ static void check_all(const Case *k, double loss_bound, double grad_bound)
             check(k, shard_ranks, context, loss_bound, grad_bound);
 }
 
+/* A GPU's tensor cores round sums in F32 towards zero [Fasi et al. 2021, "Numerical behavior of NVIDIA tensor cores"]. There the
+ * gradient of a key head is a sum of three products (mma.cuh) for each eight queries of each query head that reads it, so another
+ * order of query heads may change it by 2^-24 of each partial sum. Other sums have the same order on all ranks. */
+static void check_f32(const Case *k)
+{
+    const ModelConfig m = model_of(k);
+    const bool in_tensor_cores = !__real_scale_within_range && m.n_kv_heads < comm_size();
+    check_all(k, 1e-6, in_tensor_cores ? 3 * (m.n_heads / m.n_kv_heads) * (T / 8) * 0x1p-24 : 1e-6);
+}
+
 static void test_f32(void **state)
 {
     (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
         for (int documents = 0; documents < 2; documents++) {
-            check_all(&(Case){ "f32", a, documents }, 1e-6, 1e-6);
+            check_f32(&(Case){ "f32", a, documents });
             if (documents == (int)a % 2)
-                check_all(&(Case){ "f32", a, documents, ALL_MODULES, (BaseFormat)(a % 3) }, 1e-6, 1e-6);
+                check_f32(&(Case){ "f32", a, documents, ALL_MODULES, (BaseFormat)(a % 3) });
         }
 }
 
@@ -146,7 +156,7 @@ static void test_kept(void **state)
     (void)state;
     static const Keep keeps[] = { KEEP_INPUTS, KEEP_BLOCK, KEEP_ATTENTION };
     for (int i = 0; i < 3; i++)
-        check_all(&(Case){ "f32", i == 1 ? OLMO2 : LLAMA_GQA, true, .keep = (int)keeps[i] }, 1e-6, 1e-6);
+        check_f32(&(Case){ "f32", i == 1 ? OLMO2 : LLAMA_GQA, true, .keep = (int)keeps[i] });
 }
 
 /* The sums of weight gradients are rounded to BF16 after other parts of the tokens. Ranks with the same key head round their parts

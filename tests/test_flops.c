@@ -182,11 +182,28 @@ static void test_time_left(void **state)
     }
 }
 
+/* A token's layers cost what they cost on one rank, whichever number of ranks computes them. */
+static void test_flops_of_cut_layers(void **state)
+{
+    (void)state;
+    const ModelConfig m = architecture(LLAMA);
+    Config c;
+    model_config(&c, &m, "f32", B);
+    UnitLayout *shape = shapes_of(&c);
+    const TokenFlops whole = token_flops(&c, shape);
+    for (int u = 0; u < unit_count(&m); u++)
+        if (shape[u].kind->is_layer)
+            unit_cut(&shape[u], 2, 1, 1);
+    const TokenFlops cut = token_flops(&c, shape);
+    assert_true(cut.linear == whole.linear && cut.attention == whole.attention && cut.head == whole.head);
+    free(shape);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_flops), cmocka_unit_test(test_flops_of_a_part), cmocka_unit_test(test_speed_of_light),
-        cmocka_unit_test(test_time_left),
+        cmocka_unit_test(test_flops), cmocka_unit_test(test_flops_of_a_part), cmocka_unit_test(test_flops_of_cut_layers),
+        cmocka_unit_test(test_speed_of_light), cmocka_unit_test(test_time_left),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

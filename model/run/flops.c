@@ -10,7 +10,8 @@ static double mean_keys(const ModelConfig *c, int l)
     return w * (1 - w / (2 * T));
 }
 
-/* Numbers of weights in a unit's matrices: all, and trained ones. `trains`: whether any parameter is trained. */
+/* Numbers of weights in a unit's matrices, with those of all tensor ranks: all, and trained ones. `trains`: whether any parameter
+ * is trained. */
 typedef struct { double all, trained; bool trains; } UnitWeights;
 
 static UnitWeights weights_of(const UnitLayout *shape)
@@ -18,7 +19,7 @@ static UnitWeights weights_of(const UnitLayout *shape)
     UnitWeights w = { 0 };
     for (int i = 0; i < shape->num_params; i++) {
         const Param *p = &shape->param[i];
-        const double n = p->is_vector ? 0 : (double)p->rows * p->cols;
+        const double n = p->is_vector ? 0 : (double)p->rows * p->cols * p->tensor_ranks;
         w.all += n;
         w.trained += p->region == TRAINED ? n : 0;
         w.trains |= p->region == TRAINED;
