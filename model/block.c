@@ -141,9 +141,13 @@ static void linear_swiglu(const Model *m, const Unit *w, const Acts *a)
                        linear_defer_adapter(m, LINEAR_GATE_UP, a->gate_up_raw, a->mlp_h, w, a), m->recipe.forward);
 }
 
+/* With tensor ranks those of a branch's two layers exist at the same time. */
 static Tensor dxa(const Model *m, const Acts *a, Linear l)
 {
-    return tensor_at(m->work.dxa.data, m->work.dxa.format, a->xa[l].rows, a->xa[l].cols);
+    const Tensor all = m->work.dxa;
+    const bool second = m->tensor_ranks > 1 && (l == LINEAR_OUT || l == LINEAR_DOWN);
+    const size_t first = second ? (size_t)all.rows * (size_t)(all.cols / (LORA_PARTS + 1) * LORA_PARTS) : 0;
+    return tensor_at((char *)all.data + first * dtype_size(all.format.dtype), all.format, a->xa[l].rows, a->xa[l].cols);
 }
 
 /* Which half of a layer's FP8 input the gradients read: a matrix's the transpose, an adapter's the rows. What is frozen has no
@@ -189,15 +193,17 @@ static void linear_swiglu_backward(const Model *m, Tensor act, Tensor dy, const 
         matmul_dx_swiglu(a->dgate_up, act, dact, dy, w->down, a->gate_up_saved);
 }
 
-/* dw += dy^T x, the same for a bias, or for the adapter's A and B. Call it after linear_dx, linear_dx_defer_adapter or linear_dxa.
- * x: the layer's input as for_dw says. */
-static void linear_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Tensor x, const Acts *a)
+/* What a layer's gradients are made of: that of its output, and its input as for_dw says. */
+typedef struct { Linear l; Tensor dy, x; } Layer;
+
+/* dw += dy^T x, the same for a bias, or for the adapter's A and B. Call it after linear_dx, linear_dx_defer_adapter or linear_dxa. */
+static void linear_dw(const Model *m, const Unit *dw, Layer s, const Acts *a)
 {
-    matmul_dw(matrix(dw, l), dy, x);
-    matmul_db(bias(dw, l), dy);
-    if (is_trained(adapter_a(dw, l).w)) {
-        lora_dw(adapter_b(m, dw, l), a->xa[l], dy);
-        lora_dw(adapter_a(dw, l), dxa(m, a, l), x);
+    matmul_dw(matrix(dw, s.l), s.dy, s.x);
+    matmul_db(bias(dw, s.l), s.dy);
+    if (is_trained(adapter_a(dw, s.l).w)) {
+        lora_dw(adapter_b(m, dw, s.l), a->xa[s.l], s.dy);
+        lora_dw(adapter_a(dw, s.l), dxa(m, a, s.l), s.x);
     }
 }
 
@@ -226,19 +232,6 @@ static void branch_out(const Model *m, Linear l, Tensor out, Tensor y, const Uni
         norm(m, out, x, stats, sum_rows(m, buffer), weight, res);
     else if (!adds)
         add_rows(m, out, res, buffer);
-}
-
-/* The gradients of a branch's first layer. Its input h is recomputed from the saved norm input x where the recipe keeps no
- * other. */
-static void branch_in_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Tensor h, const Acts *a,
-                         Tensor x, const float *stats, Tensor w)
-{
-    const Tensor recomputed = for_dw(h, dw, l);
-    if (tensor_exists(recomputed) && a->keep == KEEP_INPUTS && !m->config->norm_after) {
-        norm_recompute(rows_again(m, h, recomputed), x, stats, w);
-        complete_again(m, h, recomputed);
-    }
-    linear_dw(m, l, dw, dy, h, a);
 }
 
 /* From the block's input to the MLP's. */
@@ -343,35 +336,97 @@ void norm_to_stream_backward(const Model *m, Tensor dnorm, Tensor x, const float
     norm_backward(t->dres, t->dres_amax, dnorm, own_rows(m, t->dh), x, stats, norm, m->config->norm, accumulate);
 }
 
-/* From the gradient of the residual stream to that of the branch's last GEMM: dy. amax: max|dres|, or NULL if not known. */
-static Tensor branch_out_backward(const Model *m, Tensor dnorm, Tensor x, const float *stats, Tensor norm, const float *amax)
+/* A branch as its backward sees it: its first layer with its input h, and its norm with its input x. */
+typedef struct {
+    Linear first;
+    Tensor h, x, norm, dnorm;
+    const float *stats;
+} Branch;
+
+static Branch attention_of(const Unit *w, const Unit *dw, const Acts *a)
 {
-    const Tensor dy = m->work.dy, y = rows_buffer(m, dy);
-    if (m->config->norm_after) {
-        norm_backward(y, NULL, dnorm, m->work.dres, x, stats, norm, m->config->norm, false);
-        complete_rows(m, dy, y);
-    } else if (m->tensor_ranks > 1)
-        gather_rows(m, dy, m->work.dres);
-    else
-        quantize_with_amax(dy, m->work.dres, amax);
-    return dy;
+    return (Branch){ LINEAR_QKV, a->attn_h, a->attn_x, w->attn_norm, dw->attn_norm, a->attn_stats };
 }
 
-/* dres += the branch's part: through its first layer and the norm in front of it. */
-static void branch_in_backward(const Model *m, Linear l, Tensor dy, const Unit *w, const Acts *a, Tensor dnorm, Tensor x,
-                               const float *stats, Tensor norm)
+static Branch mlp_of(const Unit *w, const Unit *dw, const Acts *a)
 {
-    if (m->config->norm_after) {
-        const bool adds = m->tensor_ranks == 1;
-        const Tensor buffer = sums_buffer(m, m->work.dres);
-        linear_dx(m, l, buffer, dy, w, a, adds);
-        if (!adds)
-            add_rows(m, m->work.dres, m->work.dres, buffer);
-    } else {
-        linear_dx(m, l, m->work.dh, dy, w, a, false);
-        sum_rows(m, m->work.dh);
-        norm_to_stream_backward(m, dnorm, x, stats, norm, true);
+    return (Branch){ LINEAR_GATE_UP, a->mlp_h, a->mlp_x, w->mlp_norm, dw->mlp_norm, a->mlp_stats };
+}
+
+/* From the gradient of the residual stream to that of the branch's last GEMM: dy, in m->work.dy. amax: max|dres|, or NULL if not
+ * known. Tensor ranks gather it: `begin` may be followed by what changes neither, for branch_out_backward. */
+static void branch_out_backward_begin(const Model *m, const Branch *b, const float *amax)
+{
+    const Tensor dy = m->work.dy, y = rows_buffer(m, dy);
+    if (m->config->norm_after)
+        norm_backward(y, NULL, b->dnorm, m->work.dres, b->x, b->stats, b->norm, m->config->norm, false);
+    if (m->tensor_ranks > 1)
+        gather_rows_begin(m, dy, m->config->norm_after ? y : m->work.dres);
+    else if (!m->config->norm_after)
+        quantize_with_amax(dy, m->work.dres, amax);
+}
+
+static Tensor branch_out_backward(const Model *m)
+{
+    if (m->tensor_ranks > 1)
+        gather_rows_end(m, m->work.dy);
+    return m->work.dy;
+}
+
+/* dres += the branch's part, from the gradient of the first layer's output. It begins with the layer's part, `ends` with the norm's. */
+static void stream_backward_begin(const Model *m, const Branch *b, Tensor dy, const Unit *w, const Acts *a)
+{
+    const bool after = m->config->norm_after;
+    const Tensor buffer = after ? sums_buffer(m, m->work.dres) : m->work.dh;
+    linear_dx(m, b->first, buffer, dy, w, a, after && m->tensor_ranks == 1);
+    if (m->tensor_ranks > 1)
+        sum_rows_begin(m, buffer);
+}
+
+static void stream_backward_end(const Model *m, const Branch *b)
+{
+    const bool after = m->config->norm_after;
+    if (m->tensor_ranks > 1) {
+        const Tensor sums = sum_rows_end(m, after ? m->work.partial : m->work.dh);
+        if (after)
+            accumulate(m->work.dres, sums);
     }
+    if (!after)
+        norm_to_stream_backward(m, b->dnorm, b->x, b->stats, b->norm, true);
+}
+
+/* From the gradient dy of the first layer's output to that of the stream, if that is wanted, and to the layer's gradients. Its input
+ * is recomputed from the saved norm input where the recipe keeps no other.
+ *
+ * With tensor ranks an exchange runs beside each product that does not need it: rows of the input beside the layer's own, sums of
+ * its gradient beside the gradients of `last`, the branch's last layer, and the gradient of the stream, which `next` reads, beside
+ * the gradients of the first. On one rank `last` is done, which frees memory. */
+static void branch_in_backward(const Model *m, const Branch *b, Tensor dy, Layer last, const Unit *w, const Unit *dw, const Acts *a,
+                               bool wants_dx, const Branch *next)
+{
+    const bool alone = m->tensor_ranks == 1;
+    const Tensor wanted = for_dw(b->h, dw, b->first);
+    const bool recomputes = tensor_exists(wanted) && a->keep == KEEP_INPUTS && !m->config->norm_after;
+
+    if (recomputes && !alone) {
+        norm_recompute(own_rows(m, b->h), b->x, b->stats, b->norm);
+        gather_again(m, b->h);
+    }
+    if (wants_dx)
+        stream_backward_begin(m, b, dy, w, a);
+    else
+        linear_dxa(m, b->first, dy, w, a);
+    if (!alone)
+        linear_dw(m, dw, last, a);
+    if (wants_dx)
+        stream_backward_end(m, b);
+    if (next && !alone)
+        branch_out_backward_begin(m, next, NULL);
+    if (recomputes && alone)
+        norm_recompute(wanted, b->x, b->stats, b->norm);
+    else if (recomputes)
+        complete_again(m, b->h, wanted);
+    linear_dw(m, dw, (Layer){ b->first, dy, b->h }, a);
 }
 
 /* The attention output, and of its operand the transpose if a gradient reads it. */
@@ -389,11 +444,13 @@ static void attention_output_recompute(const Acts *a, bool transposed)
 static void mlp_backward(const Model *m, const Unit *w, const Unit *dw, const Acts *a)
 {
     const Tensor act_recomputed = a->keep == KEEP_INPUTS ? for_dw(a->swiglu_operand, dw, LINEAR_DOWN) : NONE;
-    const Tensor dy = branch_out_backward(m, dw->mlp_norm, a->mlp_x, a->mlp_stats, w->mlp_norm, m->work.dres_amax);
-    linear_swiglu_backward(m, act_recomputed, dy, w, a);
-    linear_dw         (m, LINEAR_DOWN, dw, dy, a->swiglu_operand, a);
-    branch_in_backward(m, LINEAR_GATE_UP, a->dgate_up, w, a, dw->mlp_norm, a->mlp_x, a->mlp_stats, w->mlp_norm);
-    branch_in_dw      (m, LINEAR_GATE_UP, dw, a->dgate_up, a->mlp_h, a, a->mlp_x, a->mlp_stats, w->mlp_norm);
+    const Branch mlp = mlp_of(w, dw, a), attention = attention_of(w, dw, a);
+    branch_out_backward_begin(m, &mlp, m->work.dres_amax);
+    const Layer down = { LINEAR_DOWN, branch_out_backward(m), a->swiglu_operand };
+    linear_swiglu_backward(m, act_recomputed, down.dy, w, a);
+    if (m->tensor_ranks == 1)
+        linear_dw     (m, dw, down, a);
+    branch_in_backward(m, &mlp, a->dgate_up, down, w, dw, a, true, &attention);
 }
 
 /* Tile by tile, with what backward runs again. The first tile may overwrite gradients, the others add to them. */
@@ -417,7 +474,7 @@ static void mlp_tiles_backward(const Model *m, const Unit *w, const Unit *dw, co
 void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, const Acts *next, bool needs_dx)
 {
     const BackwardScratch *t = &m->work;
-    Tensor dy;
+    const Branch attention = attention_of(w, dw, a);
 
     if (keep_recomputes(a->keep))
         up_to_mlp     (m, w, a, a->keep == KEEP_ATTENTION);
@@ -427,15 +484,13 @@ void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, cons
         rope_forward  (a->qkv_rotated, a->qkv_saved, a->qk_stats, a->qkv_saved, NO_PRODUCT, w->qnorm, w->knorm, a->attn,
                        FROM_SAVED);
     attention_output_recompute(a, a->attn_operand.data_t && is_trained(dw->out));
-    dy = branch_out_backward(m, dw->attn_norm, a->attn_x, a->attn_stats, w->attn_norm,
-                             in_tiles(m, a) ? NULL : t->dres_amax);
-    linear_dx         (m, LINEAR_OUT, t->datt, dy, w, a, false);
-    linear_dw         (m, LINEAR_OUT, dw, dy, is_trained(dw->out) ? a->attn_operand : a->attn_out, a);
+    if (m->tensor_ranks == 1)
+        branch_out_backward_begin(m, &attention, in_tiles(m, a) ? NULL : t->dres_amax);
+    const Layer out = { LINEAR_OUT, branch_out_backward(m), is_trained(dw->out) ? a->attn_operand : a->attn_out };
+    linear_dx         (m, LINEAR_OUT, t->datt, out.dy, w, a, false);
+    if (m->tensor_ranks == 1)
+        linear_dw     (m, dw, out, a);
     attend_backward   (m, a);
     rope_backward     (a->dqkv_op, dw->qnorm, dw->knorm, t->dqkv, a->qkv_saved, a->qk_stats, w->qnorm, w->knorm, a->attn);
-    if (needs_dx || is_trained(dw->attn_norm))
-        branch_in_backward(m, LINEAR_QKV, a->dqkv_op, w, a, dw->attn_norm, a->attn_x, a->attn_stats, w->attn_norm);
-    else
-        linear_dxa    (m, LINEAR_QKV, a->dqkv_op, w, a);
-    branch_in_dw      (m, LINEAR_QKV, dw, a->dqkv_op, a->attn_h, a, a->attn_x, a->attn_stats, w->attn_norm);
+    branch_in_backward(m, &attention, a->dqkv_op, out, w, dw, a, needs_dx || is_trained(dw->attn_norm), NULL);
 }

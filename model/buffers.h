@@ -58,7 +58,7 @@ typedef struct {
     Tensor qkv_heads, attn_out_heads, datt_heads, dqkv_heads; /* (c N, S/c), (c N, H*D/c) qkv_rotated, attn_out, datt, dqkv of whole
                           sequences, this rank's heads; wider than S/c if ranks share key heads                        */
     Tensor own, partial;   /* (N, C), (tN, C) with t > 1 tensor ranks: rows to be encoded, in F32; a layer's partial sum        */
-    Tensor dxa;        /* (N, 3 rank) gradient of one of a block's `xa`                                                */
+    Tensor dxa;        /* (N, 3 rank) gradient of one of a block's `xa`; tensor ranks: (N, 4 rank), of a branch's two    */
 } BackwardScratch;
 
 /* Saved activations of blocks that are on the host while other blocks compute: see offload.h. */
@@ -69,6 +69,10 @@ typedef struct {
     DeviceMark **left, **fetched;      /* [slots] the block of this slot is on the host; is back */
     DeviceMark *computed;
 } Offload;
+
+/* Exchanges between tensor ranks beside which a block computes (tensor_ranks.h): of rows, of rows made again, and sums. */
+typedef enum { EXCHANGE_ROWS, EXCHANGE_AGAIN, EXCHANGE_SUMS, NUM_EXCHANGES } Exchange;
+typedef struct { DeviceMark *ready, *done[NUM_EXCHANGES]; } Exchanges;
 
 /* What is on its way to a neighbouring stage (stages.h): the stream or its gradient, and with the gradient its amax, or NULL. */
 typedef struct { Tensor stream, amax; DeviceMark *ready, *left; } Outgoing;
@@ -102,6 +106,7 @@ typedef struct Model {
     int       T;               /* tokens of a sequence                                         */
     int       context, context_rank; /* ranks that share sequences; which part is this rank's  */
     int       tensor_ranks, tensor_place;      /* ranks that compute layers together; which part is this rank's */
+    Exchanges *exchanges;      /* with tensor ranks; else NULL                                 */
     int       P;               /* positions that a token can have: T, or more with caches      */
     int       last;            /* with caches: the row of the last token                       */
     Acts     *unit_acts;       /* [units] of the micro-batch at work; those that are no block use attn_res, where they read the

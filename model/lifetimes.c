@@ -6,6 +6,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/operations.h"
 #include "model/head.h"
+#include "model/tensor_ranks.h"
 
 /* ---- recording ------------------------------------------------------------------------------------------------- */
 
@@ -16,6 +17,7 @@ typedef struct {
     Buffer   buffer;
     size_t   from, to;
     unsigned how;
+    Queue    queue;
 } Touch;
 
 typedef struct {
@@ -23,7 +25,12 @@ typedef struct {
     Touch *touch;                   /* in order */
     int    count, capacity, operations;
     int    seen;                    /* the first touch that no observer has seen */
+    Queue  queue;
+    int    waited[NUM_QUEUES];      /* before this touch the queue of computation has waited for the others */
 } Record;
+
+/* A mark of this watch: the queue's touches before `end` are done when it is reached. */
+typedef struct { Queue queue; int end; } Reached;
 
 /* Distance between buffers: larger than any buffer and than the rest of the plan, even for a micro-batch that does not fit. */
 static const size_t WINDOW = (size_t)1 << 56;
@@ -50,10 +57,53 @@ static bool record(void *recorder, const Operation *o)
         const size_t at = (size_t)((uintptr_t)o->access[i].at - (uintptr_t)r->model->shared_memory), window = at / WINDOW;
         if (window >= 1 && window <= NUM_BUFFERS)
             add(r, (Touch){ o->name, r->operations, (Buffer)(window - 1), at % WINDOW, at % WINDOW + o->access[i].bytes,
-                            o->access[i].how });
+                            o->access[i].how, r->queue });
     }
     r->operations++;
     return false;
+}
+
+static void use_queue(void *recorder, Queue q)
+{
+    ((Record *)recorder)->queue = q;
+}
+
+static DeviceMark *mark(void *recorder, DeviceMark *reuse)
+{
+    const Record *r = recorder;
+    Reached *m = reuse ? (Reached *)(void *)reuse : xmalloc(sizeof *m);
+    *m = (Reached){ r->queue, r->count };
+    return (DeviceMark *)(void *)m;
+}
+
+/* Until computation waits for another queue, that may still read and write what it touches: so the wait reads it too. */
+static void wait_for(void *recorder, DeviceMark *mark)
+{
+    Record *r = recorder;
+    const Reached *m = (const Reached *)(const void *)mark;
+    if (!m || r->queue != QUEUE_COMPUTE || m->queue == QUEUE_COMPUTE)
+        return;
+    for (int i = r->waited[m->queue]; i < m->end; i++)
+        if (r->touch[i].queue == m->queue) {
+            Touch t = r->touch[i];
+            t.number = r->operations;
+            t.how = READS;
+            t.queue = QUEUE_COMPUTE;
+            add(r, t);
+        }
+    r->waited[m->queue] = m->end > r->waited[m->queue] ? m->end : r->waited[m->queue];
+    r->operations++;
+}
+
+static void unmark(void *recorder, DeviceMark *mark)
+{
+    (void)recorder;
+    free(mark);
+}
+
+static void use_part(void *recorder, const char *name, int unit)
+{
+    (void)recorder, (void)name, (void)unit;
 }
 
 /* An observer may read all that a block has written. */
@@ -67,6 +117,7 @@ static void record_observer(void *recorder, int unit, const Unit *w)
             t.operation = "an observer";
             t.number = r->operations;
             t.how = READS;
+            t.queue = r->queue;
             add(r, t);
         }
     r->operations++;
@@ -176,12 +227,14 @@ static void follow(const Record *r, Model *m, Wanted *wanted)
 
 void lifetimes_record(Model *m, ParamStore *f)
 {
+    static const WatchedQueues queues = { use_queue, mark, wait_for, unmark, use_part };
     Record r = { .model = m };
     Wanted wanted[NUM_BUFFERS] = { 0 };
-    const Watch watch = { .begin = record, .watcher = &r }, *before = operations_watch(&watch);
+    const Watch watch = { .begin = record, .watcher = &r, .queues = &queues }, *before = operations_watch(&watch);
     m->observe = m->observed ? record_observer : NULL;
     m->observer = &r;
     run(m, f);
+    tensor_unmark(m);
     m->observe = NULL;
     operations_watch(before);
     for (Buffer b = 0; b < NUM_BUFFERS; b++)

@@ -15,6 +15,7 @@
 #include "model/projector.h"
 #include "model/rope.h"
 #include "model/stages.h"
+#include "model/tensor_ranks.h"
 
 static void fill_rope(Model *m)
 {
@@ -78,7 +79,7 @@ void model_free(Model *m, ParamStore *f)
     free(m->amax_at);
     free(m->host_doc_start);
     free(m->host_part);
-    free(m->own_config);
+    tensor_close(m);
     free(m->host_sorted);
     projector_free(m);
 }

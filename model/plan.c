@@ -325,7 +325,7 @@ static void plan_work(Planner *p)
     plan_gradients(p, plan_dgate_up(&mlp, 2 * F), same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(p, BUFFER_DQKV_OP, S));
     if (r->stream.dtype == BF16)
         plan_scratch(m);
-    t->dxa = c->lora.rank ? shared(p, BUFFER_DXA, r->stream, LORA_PARTS * c->lora.rank) : (Tensor){ 0 };
+    t->dxa = c->lora.rank ? shared(p, BUFFER_DXA, r->stream, (LORA_PARTS + !alone) * c->lora.rank) : (Tensor){ 0 };
 }
 
 /* The first block of this stage in which forward leaves what it leaves in block l. */

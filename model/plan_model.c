@@ -119,7 +119,7 @@ void model_plan(Model *m, ParamStore *f, const Config *c, ShardChoice p)
     m->tensor_ranks = tensor_ranks(&c->strategy);
     m->tensor_place = p.tensor_place;
     if (m->tensor_ranks > 1)
-        m->config = m->own_config = tensor_config(mc, m->tensor_ranks);
+        tensor_open(m);
     m->attn = (Attention){ .B = c->device_train_microbatch_size, .T = T / m->context, .H = m->config->n_heads,
                            .K = m->config->n_kv_heads, .D = mc->head_dim, .scale = (float)(1 / sqrt(mc->head_dim)),
                            .clip = mc->clip_qkv, .norm = mc->norm };

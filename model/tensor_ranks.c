@@ -1,15 +1,26 @@
 #include "model/tensor_ranks.h"
 
-#include "kernels/runtime/error.h"
+#include <stdlib.h>
 
-ModelConfig *tensor_config(const ModelConfig *c, int ranks)
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/trace.h"
+
+void tensor_open(Model *m)
 {
     ModelConfig *own = xmalloc(sizeof *own);
-    *own = *c;
-    own->n_heads /= ranks;
-    own->n_kv_heads /= ranks;
-    own->mlp_width /= ranks;
-    return own;
+    *own = *m->config;
+    own->n_heads /= m->tensor_ranks;
+    own->n_kv_heads /= m->tensor_ranks;
+    own->mlp_width /= m->tensor_ranks;
+    m->config = m->own_config = own;
+    m->exchanges = xcalloc(1, sizeof *m->exchanges);
+}
+
+void tensor_close(Model *m)
+{
+    tensor_unmark(m);
+    free(m->exchanges);
+    free(m->own_config);
 }
 
 Tensor own_rows(const Model *m, Tensor t)
@@ -28,34 +39,76 @@ static void share_maximum(float *x)
         comm_all_reduce_max(tensor_at(x, (Format){ F32, 0, false }, 1, 1), RANKS_TENSOR);
 }
 
-/* This rank's rows of t are there, in place: those of all ranks, and then their transpose if `wanted` has one. */
-static void gather(const Model *m, Tensor t, Tensor wanted)
+/* Begins an exchange: the queue of exchanges continues after all that is queued. */
+static void begin(const Model *m)
+{
+    m->exchanges->ready = device_follow(QUEUE_TENSOR, m->exchanges->ready);
+}
+
+static void end(const Model *m, Exchange e)
+{
+    m->exchanges->done[e] = device_mark(m->exchanges->done[e]);
+    device_queue(QUEUE_COMPUTE);
+}
+
+static void wait_for(const Model *m, Exchange e)
+{
+    trace_wait(m->exchanges->done[e], "tensor ranks", -1);
+}
+
+void tensor_unmark(Model *m)
+{
+    Exchanges *x = m->exchanges;
+    if (!x)
+        return;
+    device_unmark(x->ready);
+    for (Exchange e = 0; e < NUM_EXCHANGES; e++)
+        device_unmark(x->done[e]);
+    *x = (Exchanges){ 0 };
+}
+
+static void gather(Tensor t, Tensor own)
+{
+    comm_all_gather(t.data, own.data, tensor_numel(own) * dtype_size(own.format.dtype), RANKS_TENSOR);
+}
+
+/* The rows of all ranks are there; their transpose, if t has one, is made of them. */
+static void transpose(Tensor t, Tensor rows)
+{
+    t.data = rows.data_t = NULL;
+    if (t.data_t)
+        quantize_codes(t, rows);
+}
+
+void gather_rows_begin(const Model *m, Tensor t, Tensor x)
 {
     const Tensor own = own_rows(m, t);
-    comm_all_gather(t.data, own.data, tensor_numel(own) * dtype_size(own.format.dtype), RANKS_TENSOR);
-    t.data_t = wanted.data = NULL;
-    if (wanted.data_t)
-        quantize_codes(wanted, t);
+    const bool encodes = !format_equal(t.format, x.format), fp8 = format_is_fp8(t.format);
+    if (fp8)
+        quantize_scale(own, x);             /* not on the queue of exchanges: it needs scratch memory */
+    else if (encodes)                       /* an operand in BF16 of a stream in F32 */
+        quantize(own, x);
+    begin(m);
+    if (fp8) {
+        /* A scale grows with its range, and both with the maximum that they are made from: the largest are those of all tokens. */
+        share_maximum(t.scale);
+        share_maximum(t.scale_amax);
+        quantize_codes(own, x);
+    }
+    gather(t, encodes ? own : x);
+    end(m, EXCHANGE_ROWS);
+}
+
+void gather_rows_end(const Model *m, Tensor t)
+{
+    wait_for(m, EXCHANGE_ROWS);
+    transpose(t, t);
 }
 
 void gather_rows(const Model *m, Tensor t, Tensor x)
 {
-    const Tensor own = own_rows(m, t);
-    if (format_equal(t.format, x.format)) {
-        comm_all_gather(t.data, x.data, tensor_bytes(x), RANKS_TENSOR);
-        return;
-    }
-    if (!format_is_fp8(t.format)) {         /* an operand in BF16 of a stream in F32 */
-        quantize(own, x);
-        gather(m, t, t);
-        return;
-    }
-    /* A scale grows with its range, and both with the maximum that they are made from: the largest are those of all tokens. */
-    quantize_scale(own, x);
-    share_maximum(t.scale);
-    share_maximum(t.scale_amax);
-    quantize_codes(own, x);
-    gather(m, t, t);
+    gather_rows_begin(m, t, x);
+    gather_rows_end(m, t);
 }
 
 void complete_rows(const Model *m, Tensor t, Tensor x)
@@ -64,15 +117,17 @@ void complete_rows(const Model *m, Tensor t, Tensor x)
         gather_rows(m, t, x);
 }
 
-Tensor rows_again(const Model *m, Tensor t, Tensor again)
+void gather_again(const Model *m, Tensor t)
 {
-    return m->tensor_ranks == 1 ? again : own_rows(m, t);
+    begin(m);
+    gather(t, own_rows(m, t));
+    end(m, EXCHANGE_AGAIN);
 }
 
-void complete_again(const Model *m, Tensor t, Tensor again)
+void complete_again(const Model *m, Tensor t, Tensor wanted)
 {
-    if (m->tensor_ranks > 1)
-        gather(m, t, again);
+    wait_for(m, EXCHANGE_AGAIN);
+    transpose(wanted, t);
 }
 
 Tensor sums_buffer(const Model *m, Tensor y)
@@ -84,6 +139,19 @@ Tensor sum_rows(const Model *m, Tensor buffer)
 {
     if (m->tensor_ranks > 1)
         comm_reduce_scatter(own_rows(m, buffer), buffer, RANKS_TENSOR);
+    return own_rows(m, buffer);
+}
+
+void sum_rows_begin(const Model *m, Tensor buffer)
+{
+    begin(m);
+    sum_rows(m, buffer);
+    end(m, EXCHANGE_SUMS);
+}
+
+Tensor sum_rows_end(const Model *m, Tensor buffer)
+{
+    wait_for(m, EXCHANGE_SUMS);
     return own_rows(m, buffer);
 }
 

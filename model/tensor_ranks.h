@@ -13,8 +13,11 @@
 #pragma once
 #include "model/buffers.h"
 
-/* The config of this rank's part of each block: its heads and its MLP's width. The caller frees it. */
-ModelConfig *tensor_config(const ModelConfig *c, int ranks);
+/* open: with tensor_ranks > 1, m->config becomes that of this rank's part of each block: its heads and its MLP's width. unmark: frees
+ * the marks of exchanges, as the watch of a plan must. */
+void tensor_open  (Model *m);
+void tensor_close (Model *m);
+void tensor_unmark(Model *m);
 
 /* The rows of this rank's tokens in t (tN, ...). */
 Tensor own_rows   (const Model *m, Tensor t);
@@ -22,18 +25,23 @@ Tensor own_rows   (const Model *m, Tensor t);
 /* Where this rank's rows of an operand t (tN, C) are written: t's own, or if it is FP8 (N, C) in F32, from which it gets the codes
  * that it has on one rank. */
 Tensor rows_buffer(const Model *m, Tensor t);
-/* t = the rows x (N, C) of all ranks, encoded; x may be its rows_buffer. Not for one rank. */
-void   gather_rows(const Model *m, Tensor t, Tensor x);
-/* The same if x is the rows_buffer of t; nothing on one rank. */
-void   complete_rows(const Model *m, Tensor t, Tensor x);
+/* t = the rows x (N, C) of all ranks, encoded; x may be its rows_buffer. Not for one rank. Between begin and end other operations run
+ * beside the exchange; they may not touch t, nor change x. */
+void   gather_rows      (const Model *m, Tensor t, Tensor x);
+void   gather_rows_begin(const Model *m, Tensor t, Tensor x);
+void   gather_rows_end  (const Model *m, Tensor t);
+/* gather_rows if x is the rows_buffer of t; nothing on one rank. */
+void   complete_rows    (const Model *m, Tensor t, Tensor x);
 
-/* To recompute an operand t with the scale that it has. rows_again: where to write it: `again` on one rank, else this rank's rows
- * of t. complete_again gathers these, then makes the transpose of `again` if that has one. */
-Tensor rows_again    (const Model *m, Tensor t, Tensor again);
-void   complete_again(const Model *m, Tensor t, Tensor again);
+/* To recompute an operand t with the scale that it has, not for one rank: gather_again begins to gather own_rows(m, t), complete_again
+ * ends that and makes the transpose of `wanted` if that has one. */
+void   gather_again  (const Model *m, Tensor t);
+void   complete_again(const Model *m, Tensor t, Tensor wanted);
 
 /* Where a layer writes its partial sum of what becomes y; and the sum over ranks, this rank's rows. add_rows, not for one rank: y =
- * that sum + x, where y may be x. */
-Tensor sums_buffer(const Model *m, Tensor y);
-Tensor sum_rows   (const Model *m, Tensor buffer);
-void   add_rows   (const Model *m, Tensor y, Tensor x, Tensor buffer);
+ * that sum + x, where y may be x. begin and end, not for one rank: sum_rows while other operations run beside it. */
+Tensor sums_buffer   (const Model *m, Tensor y);
+Tensor sum_rows      (const Model *m, Tensor buffer);
+void   sum_rows_begin(const Model *m, Tensor buffer);
+Tensor sum_rows_end  (const Model *m, Tensor buffer);
+void   add_rows      (const Model *m, Tensor y, Tensor x, Tensor buffer);

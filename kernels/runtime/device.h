@@ -38,7 +38,7 @@ bool device_health(DeviceHealth *h);
 
 /* Queues run concurrently, each in order. All operations go to the current queue, initially QUEUE_COMPUTE; only QUEUE_COMPUTE may
  * run operations that need scratch memory. device_merge_queues: all become one queue, to find a missing wait. */
-typedef enum { QUEUE_COMPUTE, QUEUE_GATHER, QUEUE_REDUCE, QUEUE_OFFLOAD, QUEUE_FETCH, QUEUE_SEND, NUM_QUEUES } Queue;
+typedef enum { QUEUE_COMPUTE, QUEUE_GATHER, QUEUE_REDUCE, QUEUE_OFFLOAD, QUEUE_FETCH, QUEUE_SEND, QUEUE_TENSOR, NUM_QUEUES } Queue;
 void  device_queue(Queue q);
 Queue device_current_queue(void);
 void  device_merge_queues(bool merge);

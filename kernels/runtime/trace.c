@@ -41,7 +41,7 @@ void trace_open(const char *folder, int rank)
 
 const char *trace_queue_name(Queue q)
 {
-    static const char *const names[NUM_QUEUES] = { "compute", "gather", "reduce", "offload", "fetch", "send" };
+    static const char *const names[NUM_QUEUES] = { "compute", "gather", "reduce", "offload", "fetch", "send", "tensor" };
     return names[q];
 }
 
