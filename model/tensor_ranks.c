@@ -33,10 +33,14 @@ Tensor rows_buffer(const Model *m, Tensor t)
     return m->tensor_ranks > 1 && format_is_fp8(t.format) ? m->work.own : own_rows(m, t);
 }
 
-static void share_maximum(float *x)
+/* The scale of t becomes that of all ranks' tokens. A scale grows with the maximum that it is made from, and this with the maximum
+ * that was seen: the largest are those of all tokens. */
+static void share_scale(Tensor t)
 {
-    if (x)
-        comm_all_reduce_max(tensor_at(x, (Format){ F32, 0, false }, 1, 1), RANKS_TENSOR);
+    float *const x = t.scale_amax ? t.scale_amax : t.scale;
+    comm_all_reduce_max(tensor_at(x, (Format){ F32, 0, false }, 1, 1), RANKS_TENSOR);
+    if (t.scale_amax)
+        quantize_scale_from(t, t.scale_amax);
 }
 
 /* Begins an exchange: the queue of exchanges continues after all that is queued. */
@@ -90,9 +94,7 @@ void gather_rows_begin(const Model *m, Tensor t, Tensor x)
         quantize(own, x);
     begin(m);
     if (fp8) {
-        /* A scale grows with its range, and both with the maximum that they are made from: the largest are those of all tokens. */
-        share_maximum(t.scale);
-        share_maximum(t.scale_amax);
+        share_scale(own);
         quantize_codes(own, x);
     }
     gather(t, encodes ? own : x);
