@@ -366,6 +366,12 @@ static void branch_out_backward_begin(const Model *m, const Branch *b, const flo
         quantize_with_amax(dy, m->work.dres, amax);
 }
 
+/* Then any branch has the same dy: that of the stream. So it can be gathered before the block is at work. */
+static bool gathers_stream(const Model *m)
+{
+    return m->tensor_ranks > 1 && !m->config->norm_after;
+}
+
 static Tensor branch_out_backward(const Model *m)
 {
     if (m->tensor_ranks > 1)
@@ -445,7 +451,8 @@ static void mlp_backward(const Model *m, const Unit *w, const Unit *dw, const Ac
 {
     const Tensor act_recomputed = a->keep == KEEP_INPUTS ? for_dw(a->swiglu_operand, dw, LINEAR_DOWN) : NONE;
     const Branch mlp = mlp_of(w, dw, a), attention = attention_of(w, dw, a);
-    branch_out_backward_begin(m, &mlp, m->work.dres_amax);
+    if (!gathers_stream(m))             /* block_backward has begun that */
+        branch_out_backward_begin(m, &mlp, m->work.dres_amax);
     const Layer down = { LINEAR_DOWN, branch_out_backward(m), a->swiglu_operand };
     linear_swiglu_backward(m, act_recomputed, down.dy, w, a);
     if (m->tensor_ranks == 1)
@@ -470,12 +477,14 @@ static void mlp_tiles_backward(const Model *m, const Unit *w, const Unit *dw, co
 /* On entry m->work.dres is dLoss/d(r2), on return, if `needs_dx`, dLoss/d(r0); without it only the weight gradients of this block
  * are computed. Weight gradients are added to dw. The gradient of the output projection's adapter A reads attn_out, which
  * attention's backward needs anyway; attn_operand would have to be encoded again. What the recipe does not keep is recomputed where
- * it is read: act by SwiGLU's backward, the rest as in forward. */
-void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, const Acts *next, bool needs_dx)
+ * it is read: act by SwiGLU's backward, the rest as in forward. goes_on: the backward pass goes on to the block below. */
+void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, const Acts *next, bool needs_dx, bool goes_on)
 {
     const BackwardScratch *t = &m->work;
     const Branch attention = attention_of(w, dw, a);
 
+    if (gathers_stream(m) && !m->gathers_ahead)
+        branch_out_backward_begin(m, &attention, NULL);
     if (keep_recomputes(a->keep))
         up_to_mlp     (m, w, a, a->keep == KEEP_ATTENTION);
     mlp_tiles_backward(m, w, dw, a, next);
@@ -492,5 +501,6 @@ void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, cons
         linear_dw     (m, dw, out, a);
     attend_backward   (m, a);
     rope_backward     (a->dqkv_op, dw->qnorm, dw->knorm, t->dqkv, a->qkv_saved, a->qk_stats, w->qnorm, w->knorm, a->attn);
-    branch_in_backward(m, &attention, a->dqkv_op, out, w, dw, a, needs_dx || is_trained(dw->attn_norm), NULL);
+    branch_in_backward(m, &attention, a->dqkv_op, out, w, dw, a, needs_dx || is_trained(dw->attn_norm),
+                       goes_on && gathers_stream(m) ? &attention : NULL);
 }

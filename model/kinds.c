@@ -89,7 +89,9 @@ static int block_uses(const Model *m, int u)
 
 static void block_back(Model *m, const Unit *w, Unit *dw, int u, bool needs_dx)
 {
-    block_backward(m, w, dw, &m->unit_acts[u], &m->unit_acts[u + 1], needs_dx);
+    const bool goes_on = u > m->backward_to && u > unit_of_layer(m->config, 0);
+    block_backward(m, w, dw, &m->unit_acts[u], &m->unit_acts[u + 1], needs_dx, goes_on);
+    m->gathers_ahead = goes_on;
 }
 
 /* ---- the table ------------------------------------------------------------------------------------------------- */

@@ -59,6 +59,7 @@ static void backward(Model *m, ParamStore *f, UnitRange units, bool last)
 {
     const int head = f->num_units - 1, first = f->first_trained > units.first ? f->first_trained : units.first;
     int u = units.end - 1;
+    m->backward_to = first;
     if (u == head) {
         fsdp_reduce(f, u--, last);
         if (f->tied && units.first > 0)         /* the embedding is another stage's; here it is the head only */

@@ -97,6 +97,25 @@ ModelConfig with_adapters(ModelConfig m, int rank, unsigned modules, BaseFormat 
     return m;
 }
 
+ModelConfig without_wide_norms(ModelConfig m)
+{
+    m.qk_norm = m.qk_norm == QK_NORM_WIDTH ? QK_NORM_NONE : m.qk_norm;
+    return m;
+}
+
+void add_after_architecture(void)
+{
+    static Architecture after;
+    after = *architecture_find("Olmo2ForCausalLM");
+    after.class = "AfterForCausalLM";
+    after.model_type = "after";
+    after.qk_norm = QK_NORM_NONE;
+    after.windows = WINDOW_BY_LAYER;
+    after.rope_types = ~0u;
+    after.full_attn_scaled_only = true;
+    architecture_add(&after);
+}
+
 void model_config(Config *c, const ModelConfig *m, const char *recipe, int B)
 {
     const Recipe *r = recipe_find(recipe);

@@ -14,6 +14,10 @@ const char *architecture_name(SmallModel a);
 enum { ALL_MODULES = (1 << NUM_LORA_MODULES) - 1 };
 ModelConfig with_adapters(ModelConfig m, int rank, unsigned modules, BaseFormat base);
 
+/* For tensor ranks: the model without norms over all heads, which no rank has; and an architecture that has such an OLMO2 or OLMO3. */
+ModelConfig without_wide_norms(ModelConfig m);
+void        add_after_architecture(void);
+
 /* A run of one rank with micro-batches of B sequences, complete but with nothing on disk. */
 void model_config(Config *c, const ModelConfig *m, const char *recipe, int B);
 

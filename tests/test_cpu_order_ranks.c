@@ -284,25 +284,29 @@ static void test_in_context(void **state)
     own.keep = -1;
 }
 
-/* Ranks that compute layers together, two or all: exchanges around layers, and sums of what they have copies of. */
+/* Ranks that compute layers together, two or all: exchanges around layers, and sums of what they have copies of. Without one
+ * of the waits for exchanges (tensor_ranks.c) one of these runs fails: for rows, or sums, the first; for rows made again the last,
+ * whose first block has no sum after them. */
 static void test_in_tensor(void **state)
 {
     (void)state;
-    static const struct { const char *recipe; SmallModel a; Keep keep; bool adapters; HostUse on_host; } runs[] = {
-        { "bf16", LLAMA, KEEP_ALL, false, HOST_NEVER }, { "coat", OLMO, KEEP_INPUTS, false, HOST_ALL },
-        { "coat-lean", LLAMA, KEEP_BLOCK, true, HOST_NEVER },
+    static const struct { const char *recipe; SmallModel a; Keep keep; int recompute; bool adapters; HostUse on_host; } runs[] = {
+        { "fp8", OLMO2, KEEP_ALL, 0, false, HOST_NEVER }, { "coat", OLMO, KEEP_INPUTS, 0, false, HOST_ALL },
+        { "coat-lean", LLAMA, KEEP_INPUTS, -2, true, HOST_NEVER },
     };
     for (int r = 0; r < (int)(sizeof runs / sizeof *runs) && comm_size() > 1; r++) {
         const int ranks = r % 2 ? comm_size() : 2;
-        ModelConfig m = architecture(runs[r].a);
+        ModelConfig m = without_wide_norms(architecture(runs[r].a));
         m.n_layers = 3;
         if (runs[r].adapters)
             m = with_adapters(m, 4, ALL_MODULES, BASE_AS_FROZEN);
         own.keep = (int)runs[r].keep;
+        own.recompute = runs[r].recompute;
         train(runs[r].recipe, m, NULL, false,
               (Strategy){ comm_size() / ranks, r % 2 ? GATHER_ONCE : GATHER_OFTEN, SUM_OFTEN, .tensor_ranks = ranks }, runs[r].on_host);
     }
     own.keep = -1;
+    own.recompute = 0;
 }
 
 /* Stages with several micro-batches in flight: messages are copied before they are overwritten, and received before they are
@@ -396,6 +400,7 @@ int main(int argc, char **argv)
 {
     cells = calloc(CELLS, sizeof *cells);
     start_ranks(&argc, &argv);
+    add_after_architecture();
     operations_watch(&watch);
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_missing_wait), cmocka_unit_test(test_every_strategy),
                                         cmocka_unit_test(test_in_context), cmocka_unit_test(test_in_tensor),

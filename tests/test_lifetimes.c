@@ -406,6 +406,26 @@ static void test_meetings(void **state)
     check_meetings("bf16", KEEP_BLOCK);
 }
 
+/* Tensor ranks gather rows of a gradient, which they encode from BUFFER_OWN, while they compute attention's output again: a buffer is
+ * live until its exchange has ended. */
+static void test_exchange(void **state)
+{
+    (void)state;
+    const ModelConfig m = without_wide_norms(small(OLMO2));
+    const Mesh mesh = mesh_of_tensor(2, 1, 1, 1, 2);
+    Config c;
+    Model model;
+    ParamStore f;
+    add_after_architecture();
+    model_config(&c, &m, "fp8", B);
+    c.strategy.tensor_ranks = 2;
+    comm_pretend(&mesh, 0);
+    model_plan(&model, &f, &c, (ShardChoice){ 1, 0, true, .tensor_ranks = 2 });
+    comm_pretend(NULL, 0);
+    assert_true(model.shared[BUFFER_OWN].meets & buffer_bit(BUFFER_ATTN_OPERAND_T));
+    model_free(&model, &f);
+}
+
 /* If an operation is forgotten, another reads memory that was not written: here half of the head's. */
 static void test_forgotten(void **state)
 {
@@ -450,8 +470,8 @@ int main(void)
     device_init(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bits), cmocka_unit_test(test_tiles), cmocka_unit_test(test_adapters), cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_forward_only), cmocka_unit_test(test_meetings), cmocka_unit_test(test_forgotten),
-        cmocka_unit_test(test_bytes), cmocka_unit_test(test_parts_bytes),
+        cmocka_unit_test(test_forward_only), cmocka_unit_test(test_meetings), cmocka_unit_test(test_exchange),
+        cmocka_unit_test(test_forgotten), cmocka_unit_test(test_bytes), cmocka_unit_test(test_parts_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

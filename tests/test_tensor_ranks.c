@@ -57,21 +57,6 @@ typedef struct {
     float scale;
 } Result;
 
-/* OLMo-2 without its norms over all heads, which no rank has. */
-static Architecture after;
-
-static void add_after(void)
-{
-    after = *architecture_find("Olmo2ForCausalLM");
-    after.class = "AfterForCausalLM";
-    after.model_type = "after";
-    after.qk_norm = QK_NORM_NONE;
-    after.windows = WINDOW_BY_LAYER;
-    after.rope_types = ~0u;
-    after.full_attn_scaled_only = true;
-    architecture_add(&after);
-}
-
 static ModelConfig model_of(const Case *k)
 {
     ModelConfig m = architecture(k->model);
@@ -80,8 +65,7 @@ static ModelConfig model_of(const Case *k)
     m.max_sequence_length = T;
     m.mlp_width = 128;
     assert_int_equal(m.d_model, WIDTH);
-    if (m.qk_norm == QK_NORM_WIDTH)
-        m.qk_norm = QK_NORM_NONE;               /* as `after` */
+    m = without_wide_norms(m);
     if (m.sliding_window > 0)
         m.sliding_window *= 5;
     return k->modules ? with_adapters(m, 6, k->modules, BASE_AS_FROZEN) : m;
@@ -262,6 +246,6 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_f32), cmocka_unit_test(test_bf16), cmocka_unit_test(test_fp8) };
     start_ranks(&argc, &argv);
-    add_after();
+    add_after_architecture();
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -16,6 +16,7 @@ typedef struct {
     int     count[NUM_QUEUES], next[NUM_QUEUES];
     double  at[NUM_QUEUES];             /* when its last event ended */
     double *mark;                       /* [marks] when it was reached; NAN: not yet */
+    Queue  *marked;                     /* [marks] the queue that it is on */
     double *taken;                      /* [events] of computation: time that work on other queues takes from it */
     Messages to[2];                     /* by Neighbour */
     double  use[NUM_OWNERS][NUM_USES];
@@ -29,6 +30,7 @@ static void open_stage(Stage *s, const Rehearsal *r, const RankPlace *place, int
     for (int q = 0; q < NUM_QUEUES; q++)
         s->line[q] = xmalloc(sizeof(int) * ((size_t)r->count + 1));
     s->mark = xcalloc((size_t)r->marks + 1, sizeof *s->mark);          /* those of earlier steps are reached */
+    s->marked = xcalloc((size_t)r->marks + 1, sizeof *s->marked);
     s->taken = xcalloc((size_t)r->count + 1, sizeof *s->taken);
     double taken = 0;                   /* by work that is queued already, from computation that is queued next */
     for (int i = 0; i < r->count; i++) {
@@ -39,8 +41,10 @@ static void open_stage(Stage *s, const Rehearsal *r, const RankPlace *place, int
             taken = 0;
         }
         s->line[e->queue][s->count[e->queue]++] = i;
-        if (e->kind == EVENT_MARK)
+        if (e->kind == EVENT_MARK) {
             s->mark[e->mark] = NAN;
+            s->marked[e->mark] = e->queue;
+        }
     }
 }
 
@@ -49,6 +53,7 @@ static void close_stage(Stage *s)
     for (int q = 0; q < NUM_QUEUES; q++)
         free(s->line[q]);
     free(s->mark);
+    free(s->marked);
     free(s->taken);
     free(s->to[0].at);
     free(s->to[1].at);
@@ -64,9 +69,9 @@ static void add_use(Stage *s, const Event *e, double seconds)
     static const TimeUse of_queue[NUM_QUEUES] = { [QUEUE_COMPUTE] = USE_COMPUTE, [QUEUE_GATHER] = USE_GATHER,
                                                   [QUEUE_REDUCE] = USE_SUM, [QUEUE_OFFLOAD] = USE_HOST, [QUEUE_FETCH] = USE_HOST,
                                                   [QUEUE_SEND] = USE_SEND };
-    const bool exchanges = e->queue == QUEUE_COMPUTE && e->work == WORK_RANKS;
-    s->use[owner_of(s, e->unit)][e->kind == EVENT_WAIT || e->receives ? USE_WAITING : exchanges ? USE_EXCHANGE
-                                                                     : of_queue[e->queue]] += seconds;
+    const bool waits = e->kind == EVENT_WAIT, on_compute = e->queue == QUEUE_COMPUTE && e->work == WORK_RANKS && !e->receives;
+    const bool exchanges = waits ? s->marked[e->mark] == QUEUE_TENSOR : on_compute;
+    s->use[owner_of(s, e->unit)][exchanges ? USE_EXCHANGE : waits || e->receives ? USE_WAITING : of_queue[e->queue]] += seconds;
 }
 
 static void send(Messages *m, double at)
@@ -102,7 +107,7 @@ static bool advance(Stage *all, int stages, int stage, int q)
         s->mark[e->mark] = end;
     if (e->kind == EVENT_WORK && e->work == WORK_RANKS && e->what == SENT_MESSAGES && !e->receives)
         send(&s->to[e->neighbour], end);
-    if (e->kind != EVENT_WAIT || q == QUEUE_COMPUTE)
+    if (q == QUEUE_COMPUTE || (e->kind != EVENT_WAIT && q != QUEUE_TENSOR))
         add_use(s, e, end - from);
     s->at[q] = end;
     s->next[q]++;

@@ -2,8 +2,8 @@
 #pragma once
 #include "model/run/rates.h"
 
-/* Whose time it is; and what takes it. Exchanges between context ranks and between tensor ranks are on the queue of computation.
- * `waiting`: of that queue, for weights, sums, copies and other stages. */
+/* Whose time it is; and what takes it. Exchanges between context ranks are on the queue of computation, and so are some between
+ * tensor ranks; of the others `exchange` has what that queue waits for them. `waiting`: for weights, sums, copies and other stages. */
 typedef enum { OWNER_EMBEDDING, OWNER_BLOCKS, OWNER_HEAD, OWNER_UPDATE, NUM_OWNERS } Owner;
 typedef enum { USE_COMPUTE, USE_EXCHANGE, USE_GATHER, USE_SUM, USE_HOST, USE_SEND, USE_WAITING, NUM_USES } TimeUse;
 
