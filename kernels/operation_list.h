@@ -186,8 +186,7 @@ OP(comm_send,            (Tensor x, Neighbour to), (x, to),
 OP(comm_receive,         (Tensor x, Neighbour from), (x, from),
    OUT(x), WITH_NEIGHBOUR(from))
 OP(comm_all_gather,      (void *whole, const void *part, size_t bytes, Ranks g), (whole, part, bytes, g),
-   MEMORY(part, bytes, READS), MEMORY(whole, bytes * (size_t)comm_group_size(g), WRITES),
-   OVER(g))
+   MEMORY(part, bytes, READS), GATHERED(whole, part, bytes, comm_group_rank(g), comm_group_size(g)), OVER(g))
 
 /* ---- copies */
 OP(device_put,           (void *dst, const void *src, size_t bytes), (dst, src, bytes),

@@ -106,6 +106,12 @@ static double symmetric_columns(Tensor y)
 /* Factors of columns; a tensor that is written keeps them with its scale, or gets others. */
 #define CHANNELS_IF(condition, t, how) FLOATS((t).channel, (t).cols, 1, (condition) ? (how) : 0)
 #define CHANNELS_OUT(t)            CHANNELS_IF(true, t, scale_is_reused(t) ? READS : WRITES)
+/* What a gather writes: all of whole, of `size` parts, but for part number `rank` where that is in place. */
+#define GATHERED(whole, part, bytes, rank, size) memory(whole, (bytes) * (size_t)(rank), WRITES),                              \
+                                   memory((const char *)(whole) + (bytes) * (size_t)(rank), bytes,                              \
+                                          (const char *)(part) == (const char *)(whole) + (bytes) * (size_t)(rank) ? 0 : WRITES), \
+                                   memory((const char *)(whole) + (bytes) * ((size_t)(rank) + 1),                               \
+                                          (bytes) * (size_t)((size) - (rank) - 1), WRITES)
 #define SPOILED(t)                 codes(t, SPOILS)
 /* A gradient that accumulates, or is overwritten while it is empty. */
 #define SUM(t)                     codes(t, (t).empty ? WRITES : READS | WRITES)

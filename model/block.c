@@ -34,6 +34,12 @@ static Tensor forward_operand(const Acts *a, Tensor t)
     return a->keep == KEEP_INPUTS ? rows_only(t) : t;
 }
 
+/* h as forward makes it: with norm_after it is not recomputed. */
+static Tensor branch_operand(const Model *m, const Acts *a, Tensor h)
+{
+    return m->config->norm_after ? h : forward_operand(a, h);
+}
+
 /* y = [residual +] the norm of the stream, which is saved as x; the recipe says whether forward sees the rounding of x. */
 static void norm(const Model *m, Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual)
 {
@@ -120,25 +126,30 @@ static void linear(const Model *m, Linear l, Tensor y, Tensor x, const Unit *w, 
     matmul(y, x, forward_matrix(m, w, a, l), add);
 }
 
-/* The same for a layer whose output goes into an operation that can add: y = x w^T [+ bias], and what that operation is to add
- * while it reads y. So y is written once, and read once. */
+/* The same for a branch's first layer, whose output goes into an operation that can add: y = x w^T [+ bias], and what that operation
+ * is to add while it reads y. So y is written once, and read once. x: as branch_in has begun it. */
 static LoraProduct linear_defer_adapter(const Model *m, Linear l, Tensor y, Tensor x, const Unit *w, const Acts *a)
 {
+    if (m->tensor_ranks > 1)
+        gather_rows_multiply(m, y, x, matrix(w, l), bias(w, l));
     if (a->xa[l].data)
         lora_narrow(a->xa[l], x, adapter_a(w, l), m->lora_scale);
-    matmul(y, x, matrix(w, l), bias(w, l));
+    if (m->tensor_ranks == 1)
+        matmul(y, x, matrix(w, l), bias(w, l));
     return a->xa[l].data ? (LoraProduct){ a->xa[l], adapter_b(m, w, l) } : NO_PRODUCT;
 }
 
 /* swiglu_operand from mlp_h. One kernel for both may leave gate_up_raw unwritten. */
 static void linear_swiglu(const Model *m, const Unit *w, const Acts *a)
 {
-    const Tensor act = forward_operand(a, a->swiglu_operand);
-    if (m->recipe.forward == FROM_EXACT && !a->xa[LINEAR_GATE_UP].data)
-        matmul_swiglu(act, a->gate_up_saved, a->gate_up_raw, a->mlp_h, w->gate_up);
-    else
+    const Tensor act = forward_operand(a, a->swiglu_operand), h = branch_operand(m, a, a->mlp_h);
+    if (m->recipe.forward == FROM_EXACT && !a->xa[LINEAR_GATE_UP].data) {
+        if (m->tensor_ranks > 1)
+            gather_rows_end(m, h);
+        matmul_swiglu(act, a->gate_up_saved, a->gate_up_raw, h, w->gate_up);
+    } else
         swiglu_forward(act, a->gate_up_saved, a->gate_up_raw,
-                       linear_defer_adapter(m, LINEAR_GATE_UP, a->gate_up_raw, a->mlp_h, w, a), m->recipe.forward);
+                       linear_defer_adapter(m, LINEAR_GATE_UP, a->gate_up_raw, h, w, a), m->recipe.forward);
 }
 
 /* With tensor ranks those of a branch's two layers exist at the same time. */
@@ -207,17 +218,17 @@ static void linear_dw(const Model *m, const Unit *dw, Layer s, const Acts *a)
     }
 }
 
-/* The operand of a branch's first GEMM from the residual stream. x, stats: what the norm's backward reads. */
+/* The operand of a branch's first GEMM from the residual stream. x, stats: what the norm's backward reads. Tensor ranks begin to
+ * gather it, for linear_defer_adapter or linear_swiglu. */
 static void branch_in(const Model *m, const Acts *a, Tensor h, Tensor x, float *stats, Tensor res, Tensor w)
 {
-    const Tensor operand = forward_operand(a, h), y = rows_buffer(m, operand);
-    if (!m->config->norm_after) {
+    const Tensor operand = branch_operand(m, a, h), y = m->config->norm_after ? res : rows_buffer(m, operand);
+    if (!m->config->norm_after)
         norm(m, y, x, stats, res, w, NONE);
-        complete_rows(m, operand, y);
-    } else if (m->tensor_ranks > 1)
-        gather_rows(m, h, res);
-    else
-        quantize(h, res);
+    if (m->tensor_ranks > 1)
+        gather_rows_begin(m, operand, y);
+    else if (m->config->norm_after)
+        quantize(operand, res);
 }
 
 /* out = res + the branch's last layer, of y, with its norm if the architecture puts it there.
@@ -240,7 +251,7 @@ static void up_to_mlp(const Model *m, const Unit *w, const Acts *a, bool has_att
     LoraProduct product;
 
     branch_in        (m, a, a->attn_h, a->attn_x, a->attn_stats, a->attn_res, w->attn_norm);
-    product = linear_defer_adapter(m, LINEAR_QKV, a->qkv_raw, a->attn_h, w, a);
+    product = linear_defer_adapter(m, LINEAR_QKV, a->qkv_raw, branch_operand(m, a, a->attn_h), w, a);
     rope             (m, a, w, product);
     if (!has_attention) {
         attend       (m, a);

@@ -70,8 +70,9 @@ typedef struct {
     DeviceMark *computed;
 } Offload;
 
-/* Exchanges between tensor ranks beside which a block computes (tensor_ranks.h): of rows, of rows made again, and sums. */
-typedef enum { EXCHANGE_ROWS, EXCHANGE_AGAIN, EXCHANGE_SUMS, NUM_EXCHANGES } Exchange;
+/* What is done on the queue of exchanges between tensor ranks while a block computes (tensor_ranks.h): this rank's rows are encoded,
+ * rows are gathered, rows made again are, sums are there. */
+typedef enum { EXCHANGE_OWN, EXCHANGE_ROWS, EXCHANGE_AGAIN, EXCHANGE_SUMS, NUM_EXCHANGES } Exchange;
 typedef struct { DeviceMark *ready, *done[NUM_EXCHANGES]; } Exchanges;
 
 /* What is on its way to a neighbouring stage (stages.h): the stream or its gradient, and with the gradient its amax, or NULL. */

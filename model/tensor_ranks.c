@@ -49,9 +49,14 @@ static void begin(const Model *m)
     m->exchanges->ready = device_follow(QUEUE_TENSOR, m->exchanges->ready);
 }
 
-static void end(const Model *m, Exchange e)
+static void mark(const Model *m, Exchange e)
 {
     m->exchanges->done[e] = device_mark(m->exchanges->done[e]);
+}
+
+static void end(const Model *m, Exchange e)
+{
+    mark(m, e);
     device_queue(QUEUE_COMPUTE);
 }
 
@@ -71,8 +76,9 @@ void tensor_unmark(Model *m)
     *x = (Exchanges){ 0 };
 }
 
-static void gather(Tensor t, Tensor own)
+static void gather(const Model *m, Tensor t)
 {
+    const Tensor own = own_rows(m, t);
     comm_all_gather(t.data, own.data, tensor_numel(own) * dtype_size(own.format.dtype), RANKS_TENSOR);
 }
 
@@ -92,12 +98,15 @@ void gather_rows_begin(const Model *m, Tensor t, Tensor x)
         quantize_scale(own, x);             /* not on the queue of exchanges: it needs scratch memory */
     else if (encodes)                       /* an operand in BF16 of a stream in F32 */
         quantize(own, x);
+    else if (x.data != own.data)
+        device_copy(own.data, x.data, tensor_bytes(x));
     begin(m);
     if (fp8) {
         share_scale(own);
         quantize_codes(own, x);
     }
-    gather(t, encodes ? own : x);
+    mark(m, EXCHANGE_OWN);
+    gather(m, t);
     end(m, EXCHANGE_ROWS);
 }
 
@@ -107,22 +116,26 @@ void gather_rows_end(const Model *m, Tensor t)
     transpose(t, t);
 }
 
-void gather_rows(const Model *m, Tensor t, Tensor x)
+static void matmul_rows(Tensor y, Tensor x, Tensor w, Tensor add, int first, int end)
 {
-    gather_rows_begin(m, t, x);
-    gather_rows_end(m, t);
+    if (first < end)
+        matmul(tensor_rows(y, first, end - first), tensor_rows(x, first, end - first), w, add);
 }
 
-void complete_rows(const Model *m, Tensor t, Tensor x)
+void gather_rows_multiply(const Model *m, Tensor y, Tensor t, Tensor w, Tensor bias)
 {
-    if (m->tensor_ranks > 1)
-        gather_rows(m, t, x);
+    const int first = m->tensor_place * m->N, end = first + m->N;
+    wait_for(m, EXCHANGE_OWN);
+    matmul_rows(y, t, w, bias, first, end);
+    gather_rows_end(m, t);
+    matmul_rows(y, t, w, bias, 0, first);
+    matmul_rows(y, t, w, bias, end, m->rows);
 }
 
 void gather_again(const Model *m, Tensor t)
 {
     begin(m);
-    gather(t, own_rows(m, t));
+    gather(m, t);
     end(m, EXCHANGE_AGAIN);
 }
 

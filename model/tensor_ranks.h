@@ -26,12 +26,11 @@ Tensor own_rows   (const Model *m, Tensor t);
  * that it has on one rank. */
 Tensor rows_buffer(const Model *m, Tensor t);
 /* t = the rows x (N, C) of all ranks, encoded; x may be its rows_buffer. Not for one rank. Between begin and end other operations run
- * beside the exchange; they may not touch t, nor change x. */
-void   gather_rows      (const Model *m, Tensor t, Tensor x);
-void   gather_rows_begin(const Model *m, Tensor t, Tensor x);
-void   gather_rows_end  (const Model *m, Tensor t);
-/* gather_rows if x is the rows_buffer of t; nothing on one rank. */
-void   complete_rows    (const Model *m, Tensor t, Tensor x);
+ * beside the exchange; they may not touch t, nor change x. multiply: end, and y = t wT [+ bias], the rows of this rank beside the
+ * exchange. */
+void   gather_rows_begin   (const Model *m, Tensor t, Tensor x);
+void   gather_rows_end     (const Model *m, Tensor t);
+void   gather_rows_multiply(const Model *m, Tensor y, Tensor t, Tensor w, Tensor bias);
 
 /* To recompute an operand t with the scale that it has, not for one rank: gather_again begins to gather own_rows(m, t), complete_again
  * ends that and makes the transpose of `wanted` if that has one. */
