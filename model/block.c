@@ -10,6 +10,7 @@
 
 #include "model/context.h"
 #include "model/tensor_ranks.h"
+#include "model/tile.h"
 
 static const Tensor NONE = { 0 };
 static const LoraProduct NO_PRODUCT = { 0 };
@@ -126,8 +127,8 @@ static void linear(const Model *m, Linear l, Tensor y, Tensor x, const Unit *w, 
     matmul(y, x, forward_matrix(m, w, a, l), add);
 }
 
-/* The same for a branch's first layer, whose output goes into an operation that can add: y = x w^T [+ bias], and what that operation
- * is to add while it reads y. So y is written once, and read once. x: as branch_in has begun it. */
+/* The same for a branch's first layer, whose output goes into an operation that can add: y = x w^T [+ bias], and what that
+ * operation is to add while it reads y. So y is written once, and read once. x: as branch_in has begun it. */
 static LoraProduct linear_defer_adapter(const Model *m, Linear l, Tensor y, Tensor x, const Unit *w, const Acts *a)
 {
     if (m->tensor_ranks > 1)
@@ -207,7 +208,8 @@ static void linear_swiglu_backward(const Model *m, Tensor act, Tensor dy, const 
 /* What a layer's gradients are made of: that of its output, and its input as for_dw says. */
 typedef struct { Linear l; Tensor dy, x; } Layer;
 
-/* dw += dy^T x, the same for a bias, or for the adapter's A and B. Call it after linear_dx, linear_dx_defer_adapter or linear_dxa. */
+/* dw += dy^T x, the same for a bias, or for the adapter's A and B. Call it after linear_dx, linear_dx_defer_adapter or
+ * linear_dxa. */
 static void linear_dw(const Model *m, const Unit *dw, Layer s, const Acts *a)
 {
     matmul_dw(matrix(dw, s.l), s.dy, s.x);
@@ -273,50 +275,6 @@ static void from_act(const Model *m, const Unit *w, const Acts *a, const Acts *n
 {
     branch_out(m, LINEAR_DOWN, next->attn_res, a->swiglu_operand, w, a, a->mlp_res, a->mlp_branch, a->mlp_x, a->mlp_stats,
                w->mlp_norm);
-}
-
-/* A tile, tokens whose MLP is computed at once: their rows of what all tokens have, and the first rows of buffers that tiles
- * share. */
-typedef struct { Model m; Acts a, next; } Tile;
-
-/* t is of all tokens if it is the memory of `all`, whose rows `part` is. The scale of a tile's operand is that of its own tokens:
- * backward finds it again. */
-static Tensor in_tile(Tensor t, Tensor all, Tensor part)
-{
-    if (t.data && t.data == all.data)
-        return part;
-    t.rows = part.rows;
-    t.scale_amax = NULL;
-    t.scale_reused = NULL;
-    return t;
-}
-
-static bool in_tiles(const Model *m, const Acts *a)
-{
-    return mlp_rows(m, a->keep) < m->rows;
-}
-
-static Tile tile_of(const Model *m, const Acts *a, const Acts *next, int first)
-{
-    Tile t = { *m, *a, *next };
-    BackwardScratch *work = &t.m.work;
-    const int rows = m->N - first < m->tile ? m->N - first : m->tile;
-    if (!in_tiles(m, a))
-        return t;
-    const Tensor res = t.a.mlp_res = tensor_rows(a->mlp_res, first, rows);
-    Tensor *const own[] = { &t.a.mlp_x, &t.a.mlp_h, &t.a.mlp_branch, &t.a.gate_up_raw, &t.a.gate_up_saved, &t.a.swiglu_operand,
-                            &t.a.xa[LINEAR_GATE_UP], &t.a.xa[LINEAR_DOWN], &t.a.dgate_up };
-    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
-        *own[i] = in_tile(*own[i], a->mlp_res, res);
-    t.next.attn_res = tensor_rows(next->attn_res, first, rows);
-    if (m->forward_only)
-        return t;
-    work->dres = tensor_rows(m->work.dres, first, rows);
-    work->dres_amax = NULL;
-    work->dy = in_tile(m->work.dy, m->work.dres, work->dres);
-    work->dh = in_tile(m->work.dh, m->work.dres, work->dres);
-    work->dact = in_tile(m->work.dact, m->work.dres, work->dres);
-    return t;
 }
 
 void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
@@ -390,7 +348,7 @@ static Tensor branch_out_backward(const Model *m)
     return m->work.dy;
 }
 
-/* dres += the branch's part, from the gradient of the first layer's output. It begins with the layer's part, `ends` with the norm's. */
+/* dres += the branch's part, from the gradient of the first layer's output: through the layer, then through the norm. */
 static void stream_backward_begin(const Model *m, const Branch *b, Tensor dy, const Unit *w, const Acts *a)
 {
     const bool after = m->config->norm_after;
@@ -415,9 +373,9 @@ static void stream_backward_end(const Model *m, const Branch *b)
 /* From the gradient dy of the first layer's output to that of the stream, if that is wanted, and to the layer's gradients. Its input
  * is recomputed from the saved norm input where the recipe keeps no other.
  *
- * With tensor ranks an exchange runs beside each product that does not need it: rows of the input beside the layer's own, sums of
- * its gradient beside the gradients of `last`, the branch's last layer, and the gradient of the stream, which `next` reads, beside
- * the gradients of the first. On one rank `last` is done, which frees memory. */
+ * With tensor ranks each exchange runs beside a product: the gather of the input beside dx, the sum of dx beside the gradients of
+ * `last`, the branch's last layer, and the gather of the next branch's dy (NULL: none) beside the gradients of the first layer. On
+ * one rank the caller has computed those of `last`, which frees memory. */
 static void branch_in_backward(const Model *m, const Branch *b, Tensor dy, Layer last, const Unit *w, const Unit *dw, const Acts *a,
                                bool wants_dx, const Branch *next)
 {

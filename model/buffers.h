@@ -70,8 +70,8 @@ typedef struct {
     DeviceMark *computed;
 } Offload;
 
-/* What is done on the queue of exchanges between tensor ranks while a block computes (tensor_ranks.h): this rank's rows are encoded,
- * rows are gathered, rows made again are, sums are there. */
+/* What is done on the queue of exchanges between tensor ranks while a block computes (tensor_ranks.h): this rank's rows are
+ * encoded, rows are gathered, rows made again are, sums are there. */
 typedef enum { EXCHANGE_OWN, EXCHANGE_ROWS, EXCHANGE_AGAIN, EXCHANGE_SUMS, NUM_EXCHANGES } Exchange;
 typedef struct { DeviceMark *ready, *done[NUM_EXCHANGES]; } Exchanges;
 

@@ -116,20 +116,33 @@ void gather_rows_end(const Model *m, Tensor t)
     transpose(t, t);
 }
 
-static void matmul_rows(Tensor y, Tensor x, Tensor w, Tensor add, int first, int end)
+/* Whether a product of all rows may be several of some rows: those of many ranks would be too short for a GPU. All ranks have
+ * products of the same shapes, for which a GPU's choices are stored once. */
+static bool divides_products(const Model *m)
 {
-    if (first < end)
-        matmul(tensor_rows(y, first, end - first), tensor_rows(x, first, end - first), w, add);
+    enum { MOST_RANKS = 4 };
+    return m->tensor_ranks > 1 && m->tensor_ranks <= MOST_RANKS;
+}
+
+/* The rows of tensor rank r. */
+static void multiply_rows(const Model *m, Tensor y, Tensor x, Tensor w, Tensor bias, int r)
+{
+    matmul(tensor_rows(y, r * m->N, m->N), tensor_rows(x, r * m->N, m->N), w, bias);
 }
 
 void gather_rows_multiply(const Model *m, Tensor y, Tensor t, Tensor w, Tensor bias)
 {
-    const int first = m->tensor_place * m->N, end = first + m->N;
+    if (!divides_products(m)) {
+        gather_rows_end(m, t);
+        matmul(y, t, w, bias);
+        return;
+    }
     wait_for(m, EXCHANGE_OWN);
-    matmul_rows(y, t, w, bias, first, end);
+    multiply_rows(m, y, t, w, bias, m->tensor_place);
     gather_rows_end(m, t);
-    matmul_rows(y, t, w, bias, 0, first);
-    matmul_rows(y, t, w, bias, end, m->rows);
+    for (int r = 0; r < m->tensor_ranks; r++)
+        if (r != m->tensor_place)
+            multiply_rows(m, y, t, w, bias, r);
 }
 
 void gather_again(const Model *m, Tensor t)

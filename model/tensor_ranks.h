@@ -13,8 +13,8 @@
 #pragma once
 #include "model/buffers.h"
 
-/* open: with tensor_ranks > 1, m->config becomes that of this rank's part of each block: its heads and its MLP's width. unmark: frees
- * the marks of exchanges, as the watch of a plan must. */
+/* open: with tensor_ranks > 1, m->config becomes that of this rank's part of each block: its heads and its MLP's width. unmark:
+ * frees the marks of exchanges, as the watch of a plan must. */
 void tensor_open  (Model *m);
 void tensor_close (Model *m);
 void tensor_unmark(Model *m);
@@ -25,15 +25,15 @@ Tensor own_rows   (const Model *m, Tensor t);
 /* Where this rank's rows of an operand t (tN, C) are written: t's own, or if it is FP8 (N, C) in F32, from which it gets the codes
  * that it has on one rank. */
 Tensor rows_buffer(const Model *m, Tensor t);
-/* t = the rows x (N, C) of all ranks, encoded; x may be its rows_buffer. Not for one rank. Between begin and end other operations run
- * beside the exchange; they may not touch t, nor change x. multiply: end, and y = t wT [+ bias], the rows of this rank beside the
- * exchange. */
+/* t = the rows x (N, C) of all ranks, encoded; x may be its rows_buffer. Not for one rank. Between begin and end other operations
+ * run beside the exchange; they may not touch t, nor change x. multiply: end, and y = t wT [+ bias], the rows of this rank beside
+ * the exchange if ranks are few. */
 void   gather_rows_begin   (const Model *m, Tensor t, Tensor x);
 void   gather_rows_end     (const Model *m, Tensor t);
 void   gather_rows_multiply(const Model *m, Tensor y, Tensor t, Tensor w, Tensor bias);
 
-/* To recompute an operand t with the scale that it has, not for one rank: gather_again begins to gather own_rows(m, t), complete_again
- * ends that and makes the transpose of `wanted` if that has one. */
+/* To recompute an operand t with the scale that it has, not for one rank: gather_again begins to gather own_rows(m, t),
+ * complete_again ends that and makes the transpose of `wanted` if that has one. */
 void   gather_again  (const Model *m, Tensor t);
 void   complete_again(const Model *m, Tensor t, Tensor wanted);
 
