@@ -240,6 +240,10 @@ static void branch_out(const Model *m, Linear l, Tensor out, Tensor y, const Uni
 {
     const bool adds = !m->config->norm_after && m->tensor_ranks == 1;
     const Tensor buffer = sums_buffer(m, m->config->norm_after ? branch : out);
+    if (sums_in_halves(m) && !m->config->norm_after && !a->xa[l].data) {
+        multiply_add_rows(m, out, res, buffer, y, forward_matrix(m, w, a, l));
+        return;
+    }
     linear(m, l, buffer, y, w, a, adds ? res : NONE);
     if (m->config->norm_after)
         norm(m, out, x, stats, sum_rows(m, buffer), weight, res);

@@ -192,3 +192,36 @@ void add_rows(const Model *m, Tensor y, Tensor x, Tensor buffer)
         accumulate(y, x);
     }
 }
+
+bool sums_in_halves(const Model *m)
+{
+    return divides_products(m) && m->N % 2 == 0;
+}
+
+/* Half number `half` of the rows of each rank in `x`, as rows of `sums`, rank by rank, which is what a reduce-scatter reads. */
+static void multiply_half(const Model *m, Tensor sums, Tensor x, Tensor w, int half)
+{
+    const int rows = m->N / 2;
+    for (int r = 0; r < m->tensor_ranks; r++)
+        matmul(tensor_rows(sums, r * rows, rows), tensor_rows(x, r * m->N + half * rows, rows), w, (Tensor){ 0 });
+}
+
+void multiply_add_rows(const Model *m, Tensor y, Tensor add, Tensor buffer, Tensor x, Tensor w)
+{
+    const int rows = m->N / 2;
+    const bool in_place = y.data == add.data;
+    Tensor part[2];
+    for (int half = 0; half < 2; half++) {
+        const Tensor sums = tensor_rows(buffer, half * m->rows / 2, m->rows / 2);
+        part[half] = in_place ? tensor_rows(sums, m->tensor_place * rows, rows) : tensor_rows(y, half * rows, rows);
+        multiply_half(m, sums, x, w, half);
+        begin(m);
+        comm_reduce_scatter(part[half], sums, RANKS_TENSOR);
+        end(m, half ? EXCHANGE_SUMS : EXCHANGE_HALF);
+    }
+    for (int half = 0; half < 2; half++) {
+        const Tensor to = tensor_rows(y, half * rows, rows), from = tensor_rows(add, half * rows, rows);
+        wait_for(m, half ? EXCHANGE_SUMS : EXCHANGE_HALF);
+        accumulate(to, in_place ? part[half] : from);
+    }
+}

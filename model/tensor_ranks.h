@@ -44,3 +44,8 @@ Tensor sum_rows      (const Model *m, Tensor buffer);
 void   sum_rows_begin(const Model *m, Tensor buffer);
 Tensor sum_rows_end  (const Model *m, Tensor buffer);
 void   add_rows      (const Model *m, Tensor y, Tensor x, Tensor buffer);
+
+/* y = `add` + the sum over ranks of x wT, this rank's rows: add_rows of a product (tN, C) in two halves of each rank's rows, so that
+ * the sum of one runs beside the product of the other. Whether there are such halves: sums_in_halves. */
+bool sums_in_halves   (const Model *m);
+void multiply_add_rows(const Model *m, Tensor y, Tensor add, Tensor buffer, Tensor x, Tensor w);
