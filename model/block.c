@@ -339,7 +339,7 @@ static void branch_out_backward_begin(const Model *m, const Branch *b, const flo
         quantize_with_amax(dy, m->work.dres, amax);
 }
 
-/* Then any branch has the same dy: that of the stream. So it can be gathered before the block is at work. */
+/* Whether tensor ranks gather the stream's gradient as dy, which they can begin before the branch is at work. */
 static bool gathers_stream(const Model *m)
 {
     return m->tensor_ranks > 1 && !m->config->norm_after;
