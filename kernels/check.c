@@ -197,13 +197,24 @@ int check_exchange(const char *op, Tensor y, Tensor x, Attention heads)
     return shared;
 }
 
-size_t check_pieces(Tensor y, Tensor x, int pieces)
+/* Ranges of the rows of a tensor. */
+static void check_ranges(const char *op, const char *name, Tensor t, const RowRange *range, int count)
 {
-    const size_t bytes = tensor_bytes(x);
-    CHECK(y.data != x.data && tensor_bytes(y) == bytes && bytes % (size_t)pieces == 0,
-          "comm_all_to_all: %zu bytes to %zu in %d pieces; expected as many in other memory, in equal pieces", bytes,
-          tensor_bytes(y), pieces);
-    return bytes / (size_t)pieces;
+    for (int i = 0; i < count; i++)
+        CHECK(range[i].first >= 0 && range[i].count >= 0 && range[i].count <= t.rows - range[i].first,
+              "%s: %d rows from %d on of %s, which has %d", op, range[i].count, range[i].first, name, t.rows);
+}
+
+size_t check_rows(const char *op, Tensor y, const RowRange *received, Tensor x, const RowRange *sent, int count)
+{
+    check_plain(op, "y", y);
+    check_plain(op, "x", x);
+    CHECK(y.data != x.data && y.cols == x.cols && format_equal(y.format, x.format),
+          "%s: rows of %d %s to rows of %d %s; expected the same format and width in other memory", op, x.cols,
+          format_name(x.format), y.cols, format_name(y.format));
+    check_ranges(op, "y", y, received, count);
+    check_ranges(op, "x", x, sent, count);
+    return (size_t)x.cols * dtype_size(x.format.dtype);
 }
 
 void check_cached(const char *op, Tensor y, Tensor qkv, KvCache cache, Attention a)

@@ -18,10 +18,10 @@ void comm_reduce_scatter(Tensor part, Tensor whole, Ranks g);
  * lie in one comm_alloc, at the same offset on all ranks. */
 void comm_all_gather(void *whole, const void *part, size_t bytes, Ranks g);
 
-/* RANKS_CONTEXT, of c ranks: x is `items` pieces of equal size for each rank, y `items` pieces from each. BY_RANK: x has
- * the order [rank][item], y [item][rank]. BY_ITEM, the inverse: x [item][rank], y [rank][item]. Bytes are copied as they are. */
-typedef enum { BY_RANK, BY_ITEM } Order;
-void comm_all_to_all(Tensor y, Tensor x, int items, Order order);
+/* RANKS_CONTEXT, of c ranks: rank r gets the rows of x in its ranges sent[r * items .. + items - 1], and what it sends is put into
+ * the rows of y in received[r * items .. + items - 1], range by range; they have as many rows, and may have none. The other rows
+ * of y stay as they are. */
+void comm_exchange(Tensor y, const RowRange *received, Tensor x, const RowRange *sent, int items);
 
 /* RANKS_PIPELINE, whose stages form a ring. comm_send sends x, F32 or BF16, to a neighbour; comm_receive gets what it sent.
  * Messages of a stage to a neighbour arrive in their order, in each direction, and sender and receiver have the same shape. A

@@ -170,6 +170,7 @@ typedef struct {
     int        longest;    /* tokens of the longest document                            */
     const int *start;      /* (count + 1), device memory                                */
     const int *host_start; /* the same in host memory, read before a call returns       */
+    const bool *left_out;  /* (count), host memory: documents to leave out; NULL: none  */
 } Documents;
 
 /* From projection to attention input: saved = x [+ product], in saved's format (in place if it is the memory of x); y =
@@ -190,11 +191,12 @@ void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x,
 
 /* Causal softmax attention inside each document: token t sees its tokens u <= t, with a window those of t - window < u <= t.
  * A window of T or more gives the same bits as none. Head h reads key/value head h / (H/K). y (N, H*D), qkv (N, (H+2K)D);
- * lse (B,H,T) or, with documents, any layout of N*H floats that attention_backward of the same back end reads back. */
+ * lse (B,H,T) or, with documents, any layout of N*H floats that attention_backward of the same back end reads back. Nothing of
+ * rows of documents that are left out is written, and y and dqkv do not depend on them. */
 void attention_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
 void attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs);
 
-/* Orders columns by rank, for comm_all_to_all. heads.H and heads.K are those of one rank. Row r N + n of y (ranks * N, W / ranks)
+/* Orders columns by rank, for comm_exchange. heads.H and heads.K are those of one rank. Row r N + n of y (ranks * N, W / ranks)
  * is row n of x (N, W), with rank r's columns only: of rows [q | k | v], or only of q. heads_join is the inverse. Where x has fewer
  * key heads than there are ranks, consecutive ranks get the same one, and heads_join adds what they made of it, in their order in F32.
  * F32 or BF16. */

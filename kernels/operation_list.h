@@ -179,7 +179,8 @@ OP(comm_all_reduce_max,  (Tensor x, Ranks g), (x, g),
    IN(x), OUT(x), OVER(g))
 OP(comm_reduce_scatter,  (Tensor part, Tensor whole, Ranks g), (part, whole, g),
    IN(whole), OUT(part), OVER(g))
-OP(comm_all_to_all,      (Tensor y, Tensor x, int items, Order order), (y, x, items, order),
+OP(comm_exchange,        (Tensor y, const RowRange *received, Tensor x, const RowRange *sent, int items),
+                         (y, received, x, sent, items),
    IN(x), OUT(y), OVER(RANKS_CONTEXT))
 OP(comm_send,            (Tensor x, Neighbour to), (x, to),
    IN(x), WITH_NEIGHBOUR(to))

@@ -57,6 +57,8 @@ static double seen_pairs(Attention a, Documents docs)
     for (int i = 0; i < count; i++) {
         const double T = docs.host_start ? docs.host_start[i + 1] - docs.host_start[i] : a.T;
         const double w = a.window > 0 && a.window < T ? a.window : T;
+        if (docs.left_out && docs.left_out[i])
+            continue;
         pairs += w * (T - w) + w * w / 2;
     }
     return pairs;

@@ -33,6 +33,9 @@ typedef struct {
                          value of column c; NULL: all 1. See swiglu_forward */
 } Tensor;
 
+/* Rows first .. first + count - 1 of a tensor. */
+typedef struct { int first, count; } RowRange;
+
 /* Bump allocator of device memory. With memory == NULL it only measures: a plan runs once to size the arena, and once to place
  * every tensor. */
 typedef struct { char *memory; size_t used; } Arena;

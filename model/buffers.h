@@ -32,6 +32,7 @@ typedef struct {
     Tensor attn_saved;                 /* (N, H*D) as saved                               own             bf16             */
     Tensor attn_operand;               /* (N, H*D) as GEMM operand                        = attn_saved    e4m3, shared, or = */
     float *lse;                        /* (B, H, T) log-sum-exp of the scores; see attention_forward                       */
+    float *own_lse;                    /* the same of documents that lie in this context rank's part; NULL: no documents   */
     Tensor gate_up_raw;                /* (N, 2F) [gate|up] as the GEMM writes it         = gate_up_saved shared           */
     Tensor gate_up_saved;              /* (N, 2F) as saved                                own             e4m3/16          */
     Tensor swiglu_operand;             /* (N, F) silu(gate)*up, GEMM operand              own             e4m3, shared     */
@@ -60,6 +61,17 @@ typedef struct {
     Tensor own, partial;   /* (N, C), (tN, C) with t > 1 tensor ranks: rows to be encoded, in F32; a layer's partial sum        */
     Tensor dxa;        /* (N, 3 rank) gradient of one of a block's `xa`; tensor ranks: (N, 4 rank), of a branch's two    */
 } BackwardScratch;
+
+/* What context ranks exchange in a micro-batch (context.h), in host memory. A rank's part of a sequence has at most two pieces:
+ * rows of documents that begin before it, and of documents that end after it. */
+typedef struct {
+    int       pieces, ranges;  /* of each rank, some may be empty; ranges that this rank's pieces make, where they touch */
+    RowRange *whole;           /* [c][pieces] those of rank r: rows of qkv_heads and its like */
+    RowRange *range;           /* [ranges] of this rank's rows outside attention */
+    RowRange *packed;          /* [c][pieces] this rank's pieces with the heads of rank r: rows of `exchanged` */
+    int      *own_start;       /* (B T/c + 1) where documents begin in this rank's part */
+    bool     *left_out, *own_left_out;     /* see Documents: of whole sequences, of this rank's part */
+} ContextExchange;
 
 /* Saved activations of blocks that are on the host while other blocks compute: see offload.h. */
 typedef struct {
@@ -99,7 +111,9 @@ typedef struct Model {
     const ModelConfig *config;
     Recipe    recipe;
     Attention attn;            /* what blocks have in common; its B: every micro-batch's; its T: this rank's part */
-    Documents docs;
+    Documents docs, own_docs;  /* of whole sequences; with context ranks without those that lie in one part: own_docs has this
+                                  rank's, count 0: none */
+    ContextExchange exchange;
     ModelConfig *own_config;   /* with tensor ranks: config, which has this rank's heads and MLP width; else NULL */
     int       L, N;            /* blocks; tokens of a micro-batch, this rank's                 */
     int       rows;            /* tN: tokens in blocks' layers and attention, those of t tensor ranks */
@@ -130,7 +144,7 @@ typedef struct Model {
     Tensor    dlogits;         /* (chunk, V) their gradient in format.head, if that is FP8: its transpose overwrites the logits */
     Tensor    head_h, head_w;  /* (chunk, C), (V, C) then: E4M3 operands, of the weight only the transpose; in these three
                                   chunk and V are padded: fp8_padded                           */
-    int      *targets, *doc_start;     /* (N), (B*T + 1): device memory                        */
+    int      *targets, *doc_start, *own_doc_start;     /* (N), (B*T + 1), (B*T/c + 1): device memory */
     float    *losses;          /* (2, N) cross entropy and z-loss per token                    */
     float    *sums;            /* [2] their sums since model_zero_losses                          */
     float    *rope[NUM_ROTATIONS];     /* (P, D/2, 2) cosine and sine; NULL: no block has them */

@@ -1,10 +1,183 @@
 #include "model/context.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/collectives.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
 
-/* For the exchange: rows of all ranks, each with the columns of one rank's heads, as `buffer` has them. */
+/* ---- what is exchanged ------------------------------------------------------------------------------------------ */
+
+bool context_skips(const Model *m)
+{
+    return m->context > 1 && m->documents;
+}
+
+bool context_exchanges(const Model *m)
+{
+    return m->context == 1 || m->exchange.pieces > 0;
+}
+
+void context_allocate(Model *m)
+{
+    const size_t pieces = 2 * (size_t)m->attn.B, c = (size_t)m->context, rows = (size_t)m->rows;
+    ContextExchange *e = &m->exchange;
+    if (m->context == 1)
+        return;
+    *e = (ContextExchange){ .whole = xmalloc(sizeof *e->whole * c * pieces), .packed = xmalloc(sizeof *e->packed * c * pieces),
+                            .range = xmalloc(sizeof *e->range * pieces), .own_start = xmalloc(sizeof *e->own_start * (rows + 1)),
+                            .left_out = xmalloc(c * rows), .own_left_out = xmalloc(rows) };
+}
+
+void context_free(Model *m)
+{
+    ContextExchange *e = &m->exchange;
+    free(e->whole);
+    free(e->packed);
+    free(e->range);
+    free(e->own_start);
+    free(e->left_out);
+    free(e->own_left_out);
+}
+
+static int num_documents(const Model *m)
+{
+    return m->docs.count ? m->docs.count : m->attn.B;
+}
+
+/* Document i, rows of whole sequences; without documents each sequence is one. */
+static RowRange document(const Model *m, int i)
+{
+    const int *start = m->docs.host_start;
+    return m->docs.count ? (RowRange){ start[i], start[i + 1] - start[i] } : (RowRange){ i * m->T, m->T };
+}
+
+/* What of it is in rank r's part of its sequence; count 0 or less: nothing. */
+static RowRange part_of(const Model *m, RowRange document, int r)
+{
+    const int begin = document.first / m->T * m->T + r * m->attn.T, end = begin + m->attn.T;
+    const int first = document.first > begin ? document.first : begin, last = document.first + document.count;
+    return (RowRange){ first, (last < end ? last : end) - first };
+}
+
+static bool is_exchanged(const Model *m, RowRange document)
+{
+    const int first = document.first % m->T, last = first + document.count - 1;
+    return m->docs.count == 0 || first / m->attn.T != last / m->attn.T;
+}
+
+/* Rank r's pieces are written to `piece`, unless that is NULL; returns how many there are. */
+static int pieces_of(const Model *m, int r, RowRange *piece)
+{
+    int count = 0;
+    for (int i = 0; i < num_documents(m); i++) {
+        const RowRange d = document(m, i), part = part_of(m, d, r);
+        if (part.count <= 0 || !is_exchanged(m, d))
+            continue;
+        if (piece)
+            piece[count] = part;
+        count++;
+    }
+    return count;
+}
+
+/* A row of this rank's part of whole sequences, as a row of what it has outside attention. */
+static int own_row(const Model *m, int row)
+{
+    return row / m->T * m->attn.T + row % m->T % m->attn.T;
+}
+
+/* The ranges of this rank's rows that its pieces make: pieces that touch are joined. */
+static void join_pieces(Model *m, const RowRange *piece)
+{
+    ContextExchange *e = &m->exchange;
+    for (int i = 0; i < e->pieces; i++) {
+        const int first = own_row(m, piece[i].first);
+        RowRange *last = e->ranges > 0 ? &e->range[e->ranges - 1] : NULL;
+        if (last && piece[i].count > 0 && last->first + last->count == first)
+            last->count += piece[i].count;
+        else if (piece[i].count > 0)
+            e->range[e->ranges++] = (RowRange){ first, piece[i].count };
+    }
+}
+
+/* Where its pieces are in `exchanged`: a range has its rows with the heads of rank 0, then with those of rank 1, and so on. */
+static void pack(Model *m, const RowRange *piece)
+{
+    ContextExchange *e = &m->exchange;
+    for (int i = 0, k = 0, before = 0; i < e->pieces; i++) {
+        const int first = own_row(m, piece[i].first);
+        while (piece[i].count > 0 && first >= e->range[k].first + e->range[k].count)
+            before += e->range[k++].count;
+        for (int r = 0; r < m->context; r++)
+            e->packed[r * e->pieces + i] = piece[i].count == 0 ? (RowRange){ 0 } : (RowRange){
+                m->context * before + r * e->range[k].count + first - e->range[k].first, piece[i].count };
+    }
+}
+
+/* Documents of this rank's part: m->own_docs, without those that go on in others' parts. */
+static void divide_own(Model *m)
+{
+    ContextExchange *e = &m->exchange;
+    Documents d = { .start = m->own_doc_start, .host_start = e->own_start, .left_out = e->own_left_out };
+    for (int i = 0; i < m->docs.count; i++) {
+        const RowRange whole = document(m, i), part = part_of(m, whole, m->context_rank);
+        if (part.count <= 0)
+            continue;
+        e->own_start[d.count] = own_row(m, part.first);
+        e->own_left_out[d.count] = is_exchanged(m, whole);
+        if (!e->own_left_out[d.count++] && part.count > d.longest)
+            d.longest = part.count;
+    }
+    m->own_docs = d.longest > 0 ? d : (Documents){ 0 };
+    if (d.longest == 0)
+        return;
+    e->own_start[d.count] = m->rows;
+    device_put(m->own_doc_start, e->own_start, sizeof *e->own_start * ((size_t)d.count + 1));
+}
+
+void context_divide(Model *m)
+{
+    ContextExchange *e = &m->exchange;
+    if (m->context == 1)
+        return;
+    e->pieces = e->ranges = 0;
+    for (int r = 0; r < m->context; r++) {
+        const int count = pieces_of(m, r, NULL);
+        e->pieces = count > e->pieces ? count : e->pieces;
+    }
+    for (int r = 0; r < m->context; r++)
+        for (int i = pieces_of(m, r, e->whole + r * e->pieces); i < e->pieces; i++)
+            e->whole[r * e->pieces + i] = (RowRange){ 0 };
+    join_pieces(m, e->whole + m->context_rank * e->pieces);
+    pack(m, e->whole + m->context_rank * e->pieces);
+    divide_own(m);
+    m->docs.left_out = m->docs.count ? e->left_out : NULL;
+    m->docs.longest = 0;
+    for (int i = 0; i < m->docs.count; i++) {
+        const RowRange d = document(m, i);
+        e->left_out[i] = !is_exchanged(m, d);
+        if (!e->left_out[i] && d.count > m->docs.longest)
+            m->docs.longest = d.count;
+    }
+}
+
+void context_divide_for_plan(Model *m)
+{
+    ContextExchange *e = &m->exchange;
+    m->docs = (Documents){ 0 };
+    context_divide(m);
+    if (!context_skips(m))
+        return;
+    for (int b = 0; b <= m->attn.B; b++)
+        e->own_start[b] = b * m->attn.T;
+    m->own_docs = (Documents){ .count = m->attn.B, .longest = m->attn.T, .start = m->own_doc_start, .host_start = e->own_start };
+}
+
+/* ---- the exchange ------------------------------------------------------------------------------------------------ */
+
+/* Rows of all ranks, each with the columns of one rank's heads, as `buffer` has them. */
 static Tensor exchanged(const Model *m, Tensor buffer)
 {
     return tensor_at(m->work.exchanged.data, buffer.format, buffer.rows, buffer.cols);
@@ -12,10 +185,14 @@ static Tensor exchanged(const Model *m, Tensor buffer)
 
 Tensor context_heads(const Model *m, const Acts *a, Tensor buffer, Tensor x)
 {
+    const ContextExchange *e = &m->exchange;
     if (m->context == 1)
         return x;
-    heads_split(exchanged(m, buffer), x, a->heads);
-    comm_all_to_all(buffer, exchanged(m, buffer), m->attn.B, BY_RANK);
+    const Tensor packed = exchanged(m, buffer);
+    for (int k = 0, at = 0; k < e->ranges; at += m->context * e->range[k++].count)
+        heads_split(tensor_rows(packed, at, m->context * e->range[k].count), tensor_rows(x, e->range[k].first, e->range[k].count),
+                    a->heads);
+    comm_exchange(buffer, e->whole, packed, e->packed, e->pieces);
     return buffer;
 }
 
@@ -26,10 +203,14 @@ Tensor context_buffer(const Model *m, Tensor buffer, Tensor x)
 
 void context_tokens(const Model *m, const Acts *a, Tensor x, Tensor buffer)
 {
+    const ContextExchange *e = &m->exchange;
     if (m->context == 1)
         return;
-    comm_all_to_all(exchanged(m, buffer), buffer, m->attn.B, BY_ITEM);
-    heads_join(x, exchanged(m, buffer), a->heads);
+    const Tensor packed = exchanged(m, buffer);
+    comm_exchange(packed, e->packed, buffer, e->whole, e->pieces);
+    for (int k = 0, at = 0; k < e->ranges; at += m->context * e->range[k++].count)
+        heads_join(tensor_rows(x, e->range[k].first, e->range[k].count), tensor_rows(packed, at, m->context * e->range[k].count),
+                   a->heads);
 }
 
 Attention context_attention(const Model *m, Attention a)

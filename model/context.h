@@ -5,15 +5,29 @@
  *     qkv_rotated (N, S) -exchange-> (cN, S/c) -attention-> (cN, HD/c) -exchange-> attn_out (N, HD)     N tokens each, c ranks
  *
  * With fewer key heads than ranks several consecutive ranks get the same one; their gradients of it are added on the way back.
+ * Documents that lie in one rank's part are not exchanged: that rank computes their attention, with all heads.
  *
  * On one rank each function returns its tensor itself, or does nothing. */
 #pragma once
 #include "model/buffers.h"
 
-/* x (N, ...), a tensor of attention, as whole sequences with this rank's heads, in `buffer`. */
+/* Whether documents of this model may be left out of the exchange. */
+bool context_skips(const Model *m);
+/* Whether this micro-batch has any others. */
+bool context_exchanges(const Model *m);
+
+/* m->exchange; context_divide sets it and m->own_docs for m->docs. context_divide_for_plan: as if all documents were exchanged and
+ * were this rank's own. */
+void context_allocate(Model *m);
+void context_free(Model *m);
+void context_divide(Model *m);
+void context_divide_for_plan(Model *m);
+
+/* x (N, ...), a tensor of attention, as whole sequences with this rank's heads, in `buffer`. Rows that are not exchanged have no
+ * meaning there. */
 Tensor context_heads (const Model *m, const Acts *a, Tensor buffer, Tensor x);
 
-/* Where attention writes what becomes x; and the way from there to x. */
+/* Where attention writes what becomes x; and the way from there to x, of which other rows stay as they are. */
 Tensor context_buffer(const Model *m, Tensor buffer, Tensor x);
 void   context_tokens(const Model *m, const Acts *a, Tensor x, Tensor buffer);
 

@@ -5,6 +5,7 @@
 
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/operations.h"
+#include "model/context.h"
 #include "model/head.h"
 #include "model/tensor_ranks.h"
 
@@ -233,8 +234,10 @@ void lifetimes_record(Model *m, ParamStore *f)
     const Watch watch = { .begin = record, .watcher = &r, .queues = &queues }, *before = operations_watch(&watch);
     m->observe = m->observed ? record_observer : NULL;
     m->observer = &r;
+    context_divide_for_plan(m);
     run(m, f);
     tensor_unmark(m);
+    context_divide(m);
     m->observe = NULL;
     operations_watch(before);
     for (Buffer b = 0; b < NUM_BUFFERS; b++)

@@ -80,6 +80,7 @@ void model_free(Model *m, ParamStore *f)
     free(m->host_doc_start);
     free(m->host_part);
     tensor_close(m);
+    context_free(m);
     free(m->host_sorted);
     projector_free(m);
 }
@@ -89,6 +90,7 @@ void model_put_tokens(Model *m, const int *tokens, int count)
     sort_tokens(m->host_sorted, tokens, count, m->config->embedding_size);
     device_put(m->sorted, m->host_sorted, sizeof *m->sorted * (size_t)count);
     m->docs = (Documents){ 0 };
+    context_divide(m);
     projector_put(m, NULL);
 }
 
@@ -114,6 +116,7 @@ static void load_batch(Model *m, const int *tokens, const int *targets, const ui
         m->docs.start = m->doc_start;
         m->docs.host_start = m->host_doc_start;
         device_put(m->doc_start, m->host_doc_start, sizeof(int) * (m->docs.count + 1));
+        context_divide(m);
     }
 }
 

@@ -214,6 +214,7 @@ static void plan_acts(Planner *p, Acts *a)
     a->qk_stats = !c->qk_norm ? NULL
                 : floats(p, leaves, BUFFER_QK_STATS, c->qk_norm == QK_NORM_HEAD ? c->n_heads + c->n_kv_heads : 2);
     a->lse = floats(p, leaves_attention, BUFFER_LSE, c->n_heads);
+    a->own_lse = context_skips(m) ? floats(p, leaves_attention, BUFFER_OWN_LSE, c->n_heads) : NULL;
     for (Linear l = 0; l < NUM_LINEARS; l++) {
         const int parts = adapter_parts(c, l).num_parts;
         Planner *of = l < LINEAR_GATE_UP ? p : &mlp;

@@ -1,6 +1,8 @@
 /* The buffers of the head and the losses. */
 #include "model/plan.h"
 
+#include "model/context.h"
+
 /* Logits of this many tokens exist at once: chunks of at most 512 MiB, as equal as can be, at least one token; of whole sixteens
  * where FP8 operands would be padded to those. */
 static int loss_chunk(const Config *c, int N, bool fp8)
@@ -49,6 +51,7 @@ void plan_head(Arena *arena, Model *m, const Config *c)
     m->targets = arena_alloc(arena, sizeof(int) * N);
     m->sorted = arena_alloc(arena, sizeof *m->sorted * N);
     m->doc_start = arena_alloc(arena, sizeof(int) * ((size_t)m->rows * (size_t)m->context + 1));
+    m->own_doc_start = context_skips(m) ? arena_alloc(arena, sizeof(int) * ((size_t)m->rows + 1)) : NULL;
     m->losses = arena_alloc(arena, 2 * sizeof(float) * N);
     m->sums = arena_alloc(arena, 2 * sizeof(float));
 }

@@ -132,6 +132,7 @@ void model_plan(Model *m, ParamStore *f, const Config *c, ShardChoice p)
     stages_use_set(m, 0);
     m->host_doc_start = xmalloc(sizeof(int) * ((size_t)m->rows * (size_t)m->context + 1));
     m->host_part = xmalloc(sizeof(int) * (size_t)m->rows);
+    context_allocate(m);
     m->host_sorted = xmalloc(sizeof *m->host_sorted * m->N);
     lifetimes_separate(m->shared);
     plan_all(&(Arena){ 0 }, m, f, c, p);

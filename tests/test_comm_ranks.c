@@ -180,18 +180,31 @@ static void fill_sixteenths(Tensor x, uint64_t seed)
     quantize(x, wide);
 }
 
+enum { ITEMS = 2, TOKENS = 3 };
+
+/* Pieces of TOKENS rows, ITEMS of each rank: [rank][item] in a tensor that has them by rank, [item][rank] in whole sequences. */
+static const RowRange *equal_pieces(int ranks, bool by_rank)
+{
+    RowRange *piece = keep(sizeof *piece * (size_t)(ranks * ITEMS));
+    for (int r = 0; r < ranks; r++)
+        for (int i = 0; i < ITEMS; i++)
+            piece[r * ITEMS + i] = (RowRange){ (by_rank ? r * ITEMS + i : i * ranks + r) * TOKENS, TOKENS };
+    return piece;
+}
+
 /* Two sequences of 3 tokens on each context rank, 2 heads and 1 key head for each, which `shared` ranks have in common: tokens to
  * heads, and back. On the way back rank r has r + 1 times the numbers, and those of a key head are added. */
 static void exchange_case(int context, int shared, Format f)
 {
-    enum { ITEMS = 2, TOKENS = 3, H = 2, K = 1, D = 8 };
+    enum { H = 2, K = 1, D = 8 };
+    const RowRange *by_rank = equal_pieces(context, true), *whole = equal_pieces(context, false);
     const int N = ITEMS * TOKENS, part = (H + 2 * K) * D, own = comm_group_rank(RANKS_CONTEXT), group = comm_rank() / context;
     const int all = (context * H + 2 * (context / shared) * K) * D;
     const Attention heads = { .H = H, .K = K, .D = D };
     const Tensor x = make(f, N, all), y = make(f, context * N, part), z = make(f, N, all), exchanged = make(f, context * N, part);
     fill_sixteenths(x, (uint64_t)comm_rank());
     heads_split(exchanged, x, heads);
-    comm_all_to_all(y, exchanged, ITEMS, BY_RANK);
+    comm_exchange(y, whole, exchanged, by_rank, ITEMS);
     const double *found = values(y), *mine = values(x);
     float *scaled = keep(sizeof *scaled * (size_t)(context * N * part));
     for (int r = 0; r < context; r++) {
@@ -211,7 +224,7 @@ static void exchange_case(int context, int shared, Format f)
     const Tensor wide = make((Format){ F32, 0 }, context * N, part);
     device_put(wide.data, scaled, sizeof *scaled * (size_t)(context * N * part));
     quantize(y, wide);
-    comm_all_to_all(exchanged, y, ITEMS, BY_ITEM);
+    comm_exchange(exchanged, by_rank, y, whole, ITEMS);
     heads_join(z, exchanged, heads);
     const double *back = values(z);
     for (int n = 0; n < N; n++)
@@ -220,6 +233,46 @@ static void exchange_case(int context, int shared, Format f)
             const int times = i < q ? i / (H * D) + 1 : shared * (2 * first + shared - 1) / 2;
             assert_true(back[n * all + i] == times * mine[n * all + i]);
         }
+    release();
+}
+
+/* Item i of what rank s sends to rank r: that many rows, from a row on that depends on what is before it, after a row that nobody
+ * gets. */
+static RowRange uneven(int s, int r, int i)
+{
+    RowRange rows = { 0, 0 };
+    for (int at = 0; at <= r * ITEMS + i; at++)
+        rows = (RowRange){ rows.first + rows.count + 1, (s + 2 * (at / ITEMS) + at % ITEMS) % 3 };
+    return rows;
+}
+
+/* Pieces of other sizes, and none; other rows stay as they were. */
+static void uneven_case(int context)
+{
+    enum { COLS = 8 };
+    const int own = comm_group_rank(RANKS_CONTEXT), rows = 4 * ITEMS * context;
+    const Tensor x = make((Format){ F32, 0 }, rows, COLS), y = make((Format){ F32, 0 }, rows, COLS);
+    float *host = keep(sizeof *host * (size_t)(rows * COLS)), *expected = keep(sizeof *host * (size_t)(rows * COLS));
+    RowRange *sent = keep(sizeof *sent * (size_t)(context * ITEMS)), *received = keep(sizeof *sent * (size_t)(context * ITEMS));
+    for (int i = 0; i < rows * COLS; i++) {
+        host[i] = (float)(own * 1000 + i);
+        expected[i] = -1;
+    }
+    device_put(x.data, host, sizeof *host * (size_t)(rows * COLS));
+    device_put(y.data, expected, sizeof *host * (size_t)(rows * COLS));
+    for (int r = 0, at = 0; r < context; r++)
+        for (int i = 0; i < ITEMS; i++) {
+            const RowRange theirs = uneven(r, own, i);
+            sent[r * ITEMS + i] = uneven(own, r, i);
+            received[r * ITEMS + i] = (RowRange){ at, theirs.count };
+            for (int k = 0; k < theirs.count * COLS; k++)
+                expected[at * COLS + k] = (float)(r * 1000 + theirs.first * COLS + k);
+            at += theirs.count + 1;
+        }
+    comm_exchange(y, received, x, sent, ITEMS);
+    const double *found = values(y);
+    for (int i = 0; i < rows * COLS; i++)
+        assert_true(found[i] == (double)expected[i]);
     release();
 }
 
@@ -234,6 +287,7 @@ static void test_exchange(void **state)
             exchange_case(context, shared, (Format){ F32, 0 });
             exchange_case(context, shared, (Format){ BF16, 0 });
         }
+        uneven_case(context);
     }
     comm_device_finish();
     comm_set_mesh(mesh_of_shards(comm_size(), 1));

@@ -159,6 +159,48 @@ static void test_kept(void **state)
         check_f32(&(Case){ "f32", i == 1 ? OLMO2 : LLAMA_GQA, true, .keep = (int)keeps[i] });
 }
 
+/* Tokens in rank r's part of all sequences whose document has tokens in other parts too; documents as run_same_sequences has them. */
+static size_t tokens_that_cross(int r, int context)
+{
+    const int part = T / context;
+    size_t count = 0;
+    for (int i = 0; i < TOKENS; i++) {
+        int first = i, last = i;
+        while (first % T > 0 && first % 41 != 20)
+            first--;
+        while (last % T < T - 1 && (last + 1) % 41 != 20)
+            last++;
+        count += i % T / part == r && first % T / part != last % T / part;
+    }
+    return count;
+}
+
+/* Documents that lie in one rank's part are not sent. To whole sequences go q, k, v and, backward, the output's gradient, q, k, v
+ * and the output; back go the output and, backward, the gradients of q, k, v. */
+static void test_bytes(void **state)
+{
+    (void)state;
+    static Result part;
+    const Case k = { "f32", LLAMA, true };
+    const ModelConfig m = model_of(&k);
+    for (int context = 2; context <= comm_size(); context *= 2) {
+        const size_t before = comm_sent(SENT_EXCHANGES);
+        run_step(&part, &k, context, context, false);
+        const int own = comm_group_rank(RANKS_CONTEXT);
+        size_t theirs = 0, all = 0;
+        for (int r = 0; r < context; r++) {
+            all += tokens_that_cross(r, context);
+            theirs += r == own ? 0 : tokens_that_cross(r, context);
+        }
+        const size_t out = (size_t)(m.n_heads / context * m.head_dim) * sizeof(float), qkv = 3 * out;     /* K = H */
+        const size_t there = (size_t)(context - 1) * tokens_that_cross(own, context) * (qkv + out + qkv + out);
+        const size_t sent = comm_sent(SENT_EXCHANGES) - before, expected = (size_t)m.n_layers * (there + theirs * (out + qkv));
+        assert_true(all > 0 && all < TOKENS);
+        assert_int_equal(sent, expected);
+        release();
+    }
+}
+
 /* The sums of weight gradients are rounded to BF16 after other parts of the tokens. Ranks with the same key head round their parts
  * of its gradients first, by 2^-8: that changes the E5M2 code of 2^-6 of them, as the distance of codes is 2^-2, which is
  * sqrt(2^-6 2^-4) = 2^-5 of the tensor. Gradients of the block before differ by as much, and their codes by sqrt(2^-5 2^-2): less
@@ -179,7 +221,8 @@ static void test_fp8(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_f32), cmocka_unit_test(test_kept), cmocka_unit_test(test_fp8) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_f32), cmocka_unit_test(test_kept), cmocka_unit_test(test_bytes),
+                                        cmocka_unit_test(test_fp8) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

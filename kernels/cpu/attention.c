@@ -25,6 +25,11 @@ typedef struct {
     float scale;
 } Head;
 
+static bool is_left_out(int i, Documents docs)
+{
+    return docs.left_out && docs.left_out[i];
+}
+
 static void check_documents(const char *op, Attention a, Documents docs)
 {
     if (!docs.count)
@@ -33,7 +38,7 @@ static void check_documents(const char *op, Attention a, Documents docs)
           docs.start[0], docs.start[docs.count], a.B * a.T);
     for (int i = 0; i < docs.count; i++) {
         int first = docs.start[i], last = docs.start[i + 1] - 1;
-        CHECK(first <= last && first / a.T == last / a.T && last - first < docs.longest,
+        CHECK(first <= last && first / a.T == last / a.T && (is_left_out(i, docs) || last - first < docs.longest),
               "%s: document %d is tokens %d to %d of sequences of %d, the longest %d", op, i, first, last, a.T,
               docs.longest);
     }
@@ -47,6 +52,14 @@ static int document_count(Attention a, Documents docs)
 static int document_start(int i, Attention a, Documents docs)
 {
     return docs.count ? docs.start[i] : i * a.T;
+}
+
+/* Stores rows of tensor_result's memory in t. */
+static void finish_rows(Tensor t, const float *values, int first, int rows)
+{
+    const size_t at = (size_t)first * (size_t)t.cols;
+    if (values != t.data)
+        tensor_store(t, at, values + at, (size_t)rows * (size_t)t.cols);
 }
 
 /* Index of token `first` of head h in lse, which is (B, H, T), with documents too. */
@@ -139,11 +152,13 @@ void backend_attention_forward(Tensor y, float *lse, Tensor qkv, Attention a, Do
     float *output = tensor_result(y, 1);
     for (int i = 0; i < document_count(a, docs); i++) {
         const int first = document_start(i, a, docs), length = document_start(i + 1, a, docs) - first;
+        if (is_left_out(i, docs))
+            continue;
         for (int h = 0; h < a.H; h++)
             head_forward(output + (size_t)first * (size_t)y.cols + h * a.D, y.cols, lse + lse_at(first, h, a),
                          head_at(input, NULL, first, length, h, a));
+        finish_rows(y, output, first, length);
     }
-    tensor_finish(y, output);
 }
 
 static double dot(const float *a, const float *b, int n)
@@ -186,9 +201,11 @@ void backend_attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, co
     CHECK(dqkv.data != qkv.data && dqkv.data != dy.data, "attention_backward: dqkv is an input");
     const float *input = tensor_values(qkv, 0), *out = tensor_values(y, 1), *gradient = tensor_values(dy, 2);
     float *output = tensor_result(dqkv, 3);
-    memset(output, 0, tensor_numel(dqkv) * sizeof *output);
     for (int i = 0; i < document_count(a, docs); i++) {
         const int start = document_start(i, a, docs), length = document_start(i + 1, a, docs) - start;
+        if (is_left_out(i, docs))
+            continue;
+        memset(output + (size_t)start * (size_t)dqkv.cols, 0, (size_t)length * (size_t)dqkv.cols * sizeof *output);
         float *p = cpu_scratch(4, (size_t)BLOCK * (size_t)length), *ds = cpu_scratch(5, (size_t)BLOCK * (size_t)length);
         for (int h = 0; h < a.H; h++) {
             const Head x = head_at(input, output, start, length, h, a);
@@ -198,6 +215,6 @@ void backend_attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, co
                               length - first < BLOCK ? length - first : BLOCK, p, ds);
             }
         }
+        finish_rows(dqkv, output, start, length);
     }
-    tensor_finish(dqkv, output);
 }

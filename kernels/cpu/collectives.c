@@ -186,23 +186,27 @@ static MPI_Datatype type_of_bytes(size_t bytes)
     return whole;
 }
 
-void backend_comm_all_to_all(Tensor y, Tensor x, int items, Order order)
+void backend_comm_exchange(Tensor y, const RowRange *received, Tensor x, const RowRange *sent_rows, int items)
 {
     const int W = comm_group_size(RANKS_CONTEXT);
-    MPI_Datatype piece = type_of_bytes(check_pieces(y, x, W * items));
+    const size_t bytes = check_rows(OPERATION, y, received, x, sent_rows, W * items);
+    MPI_Datatype row = type_of_bytes(bytes);
+    size_t rows = 0;
     CHECK(buffer.received, "call comm_init first");
-    comm_count(SENT_EXCHANGES, tensor_bytes(x), RANKS_CONTEXT);
     for (int i = 0; i < items; i++) {
         for (int r = 0; r < W; r++) {
-            const int by_rank = r * items + i, by_item = i * W + r;
-            buffer.count[r] = buffer.received_count[r] = 1;
-            buffer.at[r] = order == BY_RANK ? by_rank : by_item;
-            buffer.received_at[r] = order == BY_RANK ? by_item : by_rank;
+            const RowRange from = sent_rows[r * items + i], to = received[r * items + i];
+            rows += r == comm_group_rank(RANKS_CONTEXT) ? 0 : (size_t)from.count;
+            buffer.count[r] = from.count;
+            buffer.at[r] = from.first;
+            buffer.received_count[r] = to.count;
+            buffer.received_at[r] = to.first;
         }
-        MPI_Alltoallv(x.data, buffer.count, buffer.at, piece, y.data, buffer.received_count, buffer.received_at, piece,
+        MPI_Alltoallv(x.data, buffer.count, buffer.at, row, y.data, buffer.received_count, buffer.received_at, row,
                       comm_mpi(RANKS_CONTEXT));
     }
-    MPI_Type_free(&piece);
+    comm_count(SENT_EXCHANGES, rows * bytes, RANKS_CONTEXT);
+    MPI_Type_free(&row);
 }
 
 /* The rank of a neighbour in RANKS_PIPELINE. */

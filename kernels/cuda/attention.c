@@ -36,16 +36,19 @@ Blocks attention_blocks(Attention a, Documents docs, int size)
         return (Blocks){ a.B * each, each > 1 ? a.B * each : 0, NULL };
     Blocks blocks = { 0 };
     Packed *document = xmalloc(sizeof *document * (size_t)docs.count);
+    int documents = 0;
     for (int i = 0; i < docs.count; i++) {
         const int length = docs.host_start[i + 1] - docs.host_start[i], count = (length + size - 1) / size;
-        document[i] = (Packed){ docs.host_start[i], length, 0 };
+        if (docs.left_out && docs.left_out[i])
+            continue;
+        document[documents++] = (Packed){ docs.host_start[i], length, 0 };
         blocks.count += count;
         blocks.split += count > 1 ? count : 0;
     }
-    qsort(document, (size_t)docs.count, sizeof *document, longer_first);
+    qsort(document, (size_t)documents, sizeof *document, longer_first);
     const size_t bytes = sizeof(Packed) * (size_t)blocks.count;
     Packed *table = xmalloc(bytes), *on_device = device_scratch(bytes, SCRATCH_DOCUMENTS);
-    for (int i = 0, block = 0; i < docs.count; i++) {
+    for (int i = 0, block = 0; i < documents; i++) {
         const int end = block + (document[i].length + size - 1) / size;
         for (document[i].first = block; block < end; block++)
             table[block] = document[i];

@@ -128,8 +128,8 @@ template <int D> static void launch(Backward w, Tensor dqkv, Tensor dy, Tensor q
     if (a.K == a.H)
         return;
     const unsigned packs = 2u * (unsigned)(a.K * a.D) / 8;
-    sum_heads_kernel<<<dim3(dqkv.rows, ceil_div(packs, SIDE_THREADS)), SIDE_THREADS, 0, device_stream()>>>(
-        (bf16 *)dqkv.data + a.H * a.D, dqkv.cols, heads, a.K, a.D, a.H / a.K);
+    sum_heads_kernel<<<dim3(w.blocks * KEYS, ceil_div(packs, SIDE_THREADS)), SIDE_THREADS, 0, device_stream()>>>(
+        (bf16 *)dqkv.data + a.H * a.D, dqkv.cols, heads, dqkv.rows, a.K, a.H / a.K, w);
     LAUNCH_CHECK();
 }
 

@@ -251,15 +251,18 @@ template <int D> __global__ void __launch_bounds__(SIDE_THREADS) finish_dq_kerne
                   t + 8 * r < doc.length);
 }
 
-/* dk and dv of a key/value head: sums over its query heads, in order. One token per thread block in x, eight of its 2 K D columns
- * per thread. heads: dk (N, K * group, D), then dv. */
+/* dk and dv of a key/value head: sums over its query heads, in order. One token of a block of a document per thread block in x,
+ * eight of its 2 K D columns per thread. heads: dk (N, K * group, D), then dv. */
 __global__ void __launch_bounds__(SIDE_THREADS)
-sum_heads_kernel(bf16 *dk, int64_t width, const bf16 *heads, int K, int D, int group)
+sum_heads_kernel(bf16 *dk, int64_t width, const bf16 *heads, int N, int K, int group, const Work w)
 {
-    const int column = 8 * (blockIdx.y * SIDE_THREADS + threadIdx.x), which = column / (K * D), kv = column / D % K, d = column % D;
-    if (which > 1)
+    const int D = w.D, column = 8 * (blockIdx.y * SIDE_THREADS + threadIdx.x), which = column / (K * D), kv = column / D % K;
+    const int block = blockIdx.x / KEYS, d = column % D;
+    const Packed doc = document_of(w, block);
+    const int t = (block - doc.first) * KEYS + blockIdx.x % KEYS;
+    if (which > 1 || t >= doc.length)
         return;
-    const int64_t n = blockIdx.x, numel = (int64_t)gridDim.x * K * group * D;
+    const int64_t n = doc.start + t, numel = (int64_t)N * K * group * D;
     const bf16 *from = heads + which * numel + (n * K + kv) * group * D + d;
     float sum[8] = {};
     for (int g = 0; g < group; g++) {

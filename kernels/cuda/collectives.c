@@ -243,25 +243,32 @@ void backend_comm_reduce_scatter(Tensor part, Tensor whole, Ranks g)
 }
 
 /* NCCL joins the pieces of a group of sends and receives in one kernel; a rank's own piece is a copy. */
-void backend_comm_all_to_all(Tensor y, Tensor x, int items, Order order)
+static char *row_at(Tensor t, int row, size_t bytes)
+{
+    return (char *)t.data + (size_t)row * bytes;
+}
+
+void backend_comm_exchange(Tensor y, const RowRange *received, Tensor x, const RowRange *sent, int items)
 {
     const int W = comm_group_size(RANKS_CONTEXT);
-    const size_t bytes = check_pieces(y, x, W * items);
-    comm_count(SENT_EXCHANGES, tensor_bytes(x), RANKS_CONTEXT);
-    if (W == 1) {
-        backend_device_copy(y.data, x.data, bytes * (size_t)items);
-        return;
-    }
+    const size_t bytes = check_rows(OPERATION, y, received, x, sent, W * items);
+    size_t rows = 0;
     NCCL_CHECK(ncclGroupStart());
     for (int i = 0; i < items; i++)
         for (int r = 0; r < W; r++) {
-            const size_t by_rank = (size_t)(r * items + i) * bytes, by_item = (size_t)(i * W + r) * bytes;
-            const char *from = (const char *)x.data + (order == BY_RANK ? by_rank : by_item);
-            NCCL_CHECK(ncclSend(from, bytes, ncclUint8, r, nccl_of(RANKS_CONTEXT), device_stream()));
-            NCCL_CHECK(ncclRecv((char *)y.data + (order == BY_RANK ? by_item : by_rank), bytes, ncclUint8, r,
-                                nccl_of(RANKS_CONTEXT), device_stream()));
+            const RowRange from = sent[r * items + i], to = received[r * items + i];
+            rows += r == comm_group_rank(RANKS_CONTEXT) ? 0 : (size_t)from.count;
+            if (W == 1)
+                backend_device_copy(row_at(y, to.first, bytes), row_at(x, from.first, bytes), (size_t)to.count * bytes);
+            if (W > 1 && from.count > 0)
+                NCCL_CHECK(ncclSend(row_at(x, from.first, bytes), (size_t)from.count * bytes, ncclUint8, r, nccl_of(RANKS_CONTEXT),
+                                    device_stream()));
+            if (W > 1 && to.count > 0)
+                NCCL_CHECK(ncclRecv(row_at(y, to.first, bytes), (size_t)to.count * bytes, ncclUint8, r, nccl_of(RANKS_CONTEXT),
+                                    device_stream()));
         }
     NCCL_CHECK(ncclGroupEnd());
+    comm_count(SENT_EXCHANGES, rows * bytes, RANKS_CONTEXT);
 }
 
 void backend_comm_send(Tensor x, Neighbour to)

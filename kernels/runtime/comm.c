@@ -199,7 +199,7 @@ size_t comm_ring_bytes(Sent what, size_t bytes, int ranks)
     const size_t others = (size_t)ranks - 1, n = (size_t)ranks;
     switch (what) {
     case SENT_SUMS:      return 2 * others * bytes / n;
-    case SENT_EXCHANGES: return others * bytes / n;
+    case SENT_EXCHANGES:
     case SENT_MESSAGES:  return bytes;
     default:             return others * bytes;
     }
