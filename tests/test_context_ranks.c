@@ -159,7 +159,7 @@ static void test_kept(void **state)
         check_f32(&(Case){ "f32", i == 1 ? OLMO2 : LLAMA_GQA, true, .keep = (int)keeps[i] });
 }
 
-/* Tokens in rank r's part of all sequences whose document has tokens in other parts too; documents as run_same_sequences has them. */
+/* Tokens in rank r's part of all sequences whose document has tokens in other parts too. Documents: those of run_same_sequences. */
 static size_t tokens_that_cross(int r, int context)
 {
     const int part = T / context;
