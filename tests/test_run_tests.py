@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""scripts/run-tests: what it says and how it ends where tests pass, fail, are skipped for a package, or test nothing."""
-import os, subprocess, tempfile, unittest
+"""scripts/run-tests: what it says and how it ends where tests pass, fail, are skipped for a package, or test nothing. And the table
+of README.md names every test."""
+import fnmatch, glob, os, re, subprocess, tempfile, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HEAD = "import unittest\nclass Test(unittest.TestCase):\n"
@@ -43,6 +44,14 @@ class RunTestsTest(unittest.TestCase):
             code, output = self.run_tests(*bodies)
             self.assertEqual((code, output.splitlines()[-1]), (1, counts))
             self.assertIn("FAILED  ", output)
+
+    def test_table(self):
+        """tests/README.md names every test, some as patterns, and no test that is not there."""
+        with open(os.path.join(TOP, "tests", "README.md")) as file:
+            named = set(re.findall(r"`(test_[\w*]+)(?:\.py)?`", file.read()))
+        tests = [os.path.splitext(os.path.basename(path))[0] for path in glob.glob(os.path.join(TOP, "tests", "test_*.*"))]
+        self.assertEqual([test for test in sorted(tests) if not any(fnmatch.fnmatchcase(test, name) for name in named)], [])
+        self.assertEqual([name for name in sorted(named) if not fnmatch.filter(tests, name)], [])
 
 
 if __name__ == "__main__":
