@@ -16,6 +16,8 @@ const char *metric_name(Metric m)
     return metric_names[m];
 }
 
+#define MAKERS "scripts/prepare_eval.py and make_choices.py"
+
 /* A file being read: its position, limits of its tokens, and allocated capacities. */
 typedef struct {
     const char *key, *path;
@@ -29,8 +31,7 @@ typedef struct {
 _Noreturn static void bad(const Reader *f, const char *found)
 {
     fclose(f->file);
-    die("%s: %s:%ld: %s; make the file with scripts/prepare_eval.py, for the model's own tokenizer", f->key, f->path, f->line,
-        found);
+    die("%s: %s:%ld: %s; " MAKERS " make such files, for the model's own tokenizer", f->key, f->path, f->line, found);
 }
 
 /* An integer >= low of the object. */
@@ -172,7 +173,7 @@ Requests requests_read(const char *key, const char *path, const TokenLimits *lim
     check_regular(path);
     FILE *file = f.file = fopen(path, "re");
     if (!file)
-        die("%s: %s: cannot open: %s; scripts/prepare_eval.py makes request files", key, path, strerror(errno));
+        die("%s: %s: cannot open: %s; " MAKERS " make request files", key, path, strerror(errno));
     while ((bytes = getline(&line, &size, file)) > 0) {
         f.line++;
         json_t *o = parse(&f, line, (size_t)bytes);
@@ -190,7 +191,7 @@ Requests requests_read(const char *key, const char *path, const TokenLimits *lim
     if (failed)
         die("%s: %s: cannot read: %s", key, path, strerror(failed));
     if (f.line == 0)
-        die("%s: %s is empty; expected a request file: scripts/prepare_eval.py makes them", key, path);
+        die("%s: %s is empty; expected a request file: " MAKERS " make them", key, path);
     return r;
 }
 

@@ -1,4 +1,5 @@
-/* A downstream task: questions with choices, as tokens. scripts/prepare_eval.py makes the files and describes their format. */
+/* A downstream task: questions with choices, as tokens. scripts/prepare_eval.py makes such files and describes their
+ * format; scripts/make_choices.py makes those with images. */
 #pragma once
 #include "data/shown_images.h"
 

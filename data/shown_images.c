@@ -31,9 +31,8 @@ char *shown_images_wrong(const int *token, size_t count, size_t images, const To
     if (tokens != images * (size_t)limits->image_rows)
         return xasprintf("%zu tokens are %d (model.image_token_id), and there are %zu images; expected %d tokens for each image",
                          tokens, limits->image_id, images, limits->image_rows);
-    if (images > 0 && !limits->features)
-        return xasprintf("there are images, but no features of them; expected a folder of features (generate: generate_features; "
-                         "evaluators: data.image_features), or no images");
+    if (images > 0 && limits->no_features)
+        return xasprintf("there are images, but no features of them; %s", limits->no_features);
     return NULL;
 }
 

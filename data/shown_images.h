@@ -7,8 +7,8 @@
 #include <stdint.h>
 
 /* What a prompt or a choice may have: ids below `vocab`, `most` tokens. image_rows: tokens of an image, 0: a model of text only.
- * features: there are features. */
-typedef struct { int vocab, most, image_id, image_rows; bool features; } TokenLimits;
+ * no_features: there are no features, and this is what to do; NULL: there are some. */
+typedef struct { int vocab, most, image_id, image_rows; const char *no_features; } TokenLimits;
 
 /* Appends the numbers of a JSON list, NULL: none, to image[*count ..], which becomes larger. Returns NULL, or what is wrong with the
  * list, malloc'ed. */

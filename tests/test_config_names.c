@@ -154,6 +154,27 @@ static void test_null(void **state)
     config_free(c);
 }
 
+/* torchtitan's -1: all ranks, or those that the replicas leave. */
+static void test_left(void **state)
+{
+    (void)state;
+    static const struct { const char *replicate; int shards; } cases[] = {
+        { NULL, 4 }, { "--parallelism.data_parallel_replicate_degree=2", 2 }, { "--parallelism.replicate=4", 1 },
+    };
+    char said[8192];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        try_write_changed(NULL, "parallelism: {data_parallel_shard_degree: -1}");
+        Config *c = try_load(4, cases[i].replicate, NULL, NULL, NULL);
+        assert_int_equal(c->strategy.shard_ranks, cases[i].shards);
+        config_free(c);
+    }
+    assert_true(try_printed(said, sizeof said, 2, 4, NULL, NULL));
+    try_contains(said, "'parallelism.data_parallel_shard_degree: -1' is accepted and read as 'parallelism.shard: null'");
+    try_write(try_path, try_complete);
+    assert_false(try_printed(said, sizeof said, 2, 4, "--parallelism.data_parallel_shard_degree=-2", NULL));
+    assert_false(try_printed(said, sizeof said, 2, 4, "--parallelism.context_parallel_degree=-1", NULL));
+}
+
 /* A reference may have either name of a key that has either name. */
 static void test_references(void **state)
 {
@@ -190,7 +211,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same), cmocka_unit_test(test_override), cmocka_unit_test(test_both),
-        cmocka_unit_test(test_null), cmocka_unit_test(test_references), cmocka_unit_test(test_help),
+        cmocka_unit_test(test_null), cmocka_unit_test(test_left), cmocka_unit_test(test_references), cmocka_unit_test(test_help),
     };
     return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
 }

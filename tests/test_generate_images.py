@@ -151,7 +151,7 @@ class Program(unittest.TestCase):
             self.assertIn(expected, self.evaluate(model, {"type": "downstream", "data": data}, fails=True))
         self.path("bpb.jsonl", [head, question])
         error = self.evaluate(model, {"type": "downstream", "data": {"paths": data["paths"]}}, fails=True)
-        self.assertIn("there are images, but no features of them", error)
+        self.assertIn("there are images, but no features of them; give them as data.image_features", error)
         data["image_paths"] = data["paths"]
         error = self.evaluate(model, {"type": "downstream", "data": data}, fails=True)
         self.assertIn("the questions of a downstream task name their images", error)
@@ -161,7 +161,7 @@ class Program(unittest.TestCase):
         self.write_features(model)
         whole, given = {"tokens": [5] + 4 * [token], "images": [0]}, f"--generate_features={self.folder}"
         for prompt, options, expected in (
-                (whole, [], "prompts.jsonl:1: there are images, but no features of them"),
+                (whole, [], "prompts.jsonl:1: there are images, but no features of them; give them as --generate_features"),
                 ({**whole, "images": []}, [given], ":1: 4 tokens are 98 (model.image_token_id), and there are 0 images; expected 4"),
                 ({"tokens": [5, token], "images": [0]}, [given], ":1: 1 tokens are 98 (model.image_token_id), and there are 1 images"),
                 ({**whole, "images": [2]}, [given], "image 2 is shown, but"),

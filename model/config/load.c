@@ -282,8 +282,8 @@ static void read_evaluator(Reader *r, YamlNode *n, FILE *downstream, FILE *remot
     if (asks && e.files.num_paths == 0)
         fprintf(downstream, " %s", e.label);
     else if (asks && (e.files.num_paths > 1 || e.files.num_label_mask_paths > 0))
-        die("%s: evaluator '%s' has %d files; expected one file per downstream task, made by scripts/prepare_eval.py",
-            yaml_place(n), e.label, e.files.num_paths + e.files.num_label_mask_paths);
+        die("%s: evaluator '%s' has %d files; expected one file per downstream task, made by scripts/prepare_eval.py or "
+            "make_choices.py", yaml_place(n), e.label, e.files.num_paths + e.files.num_label_mask_paths);
     else if (e.files.num_paths == 0 && e.num_datasets == 0)
         die("%s: evaluator '%s' has no data: give data.paths or data.datasets", yaml_place(n), e.label);
     else if (e.files.num_paths > 0 && any_remote(e.files.paths, e.files.num_paths))

@@ -14,6 +14,6 @@ char  *agree_problem(const char *own);
 /* Dies unless all ranks have the same configuration and load from the same folder. */
 void   agree_on_run(const Config *c);
 
-/* Rank 0 calls prompts_read, with space for a token after each prompt in m->max_sequence_length, and broadcasts the prompts. features:
- * there are features of images. */
-void   agree_on_prompts(Prompts *p, const char *path, const ModelConfig *m, bool features);
+/* Rank 0 calls prompts_read, with space for a token after each prompt in m->max_sequence_length, and broadcasts the prompts.
+ * no_features: as in TokenLimits. */
+void   agree_on_prompts(Prompts *p, const char *path, const ModelConfig *m, const char *no_features);

@@ -60,7 +60,8 @@ static void read_task(void *what)
     const ModelConfig *m = &r->config->model;
     const char *folder = set->files.image_features;
     const TokenLimits limits = { m->vocab_size, m->max_sequence_length, m->image.token_id,
-                                 m->image.feature_size > 0 ? m->image.rows : 0, folder != NULL };
+                                 m->image.feature_size > 0 ? m->image.rows : 0,
+                                 folder ? NULL : "give them as data.image_features of the evaluator" };
     t->requests = requests_read(set->where, set->files.paths[0], &limits);
     if (folder)
         t->shown = shown_images_open(set->where, folder, m->image.rows, m->image.feature_size, t->requests.image,

@@ -101,7 +101,7 @@ static void open_generator(Generator *g, const Config *c)
     agree_on_run(c);
     if (!c->continues)
         config_check_source(NULL, folder);
-    agree_on_prompts(&g->prompts, c->generate, &c->model, c->generate_features != NULL);
+    agree_on_prompts(&g->prompts, c->generate, &c->model, c->generate_features ? NULL : "give them as --generate_features=FOLDER");
     if (c->generate_features)
         g->images = shown_images_open("generate_features", c->generate_features, c->model.image.rows, c->model.image.feature_size,
                                       g->prompts.image, g->prompts.first_image[g->prompts.count]);

@@ -26,7 +26,7 @@ Samples *samples_open(const Config *c)
         return NULL;
     Samples *s = xcalloc(1, sizeof *s);
     s->config = c;
-    agree_on_prompts(&s->prompts, c->samples.prompts, &c->model, false);
+    agree_on_prompts(&s->prompts, c->samples.prompts, &c->model, "samples.prompts takes only text; ./train --generate takes images too");
     const size_t count = (size_t)s->prompts.count;
     s->text = xmalloc(sizeof *s->text * count * (size_t)c->model.max_sequence_length);
     s->length = xmalloc(sizeof *s->length * count);
