@@ -257,6 +257,18 @@ static void test_arguments(void **state)
         { 1, "--model.vocab_size=null", NULL, "null" },
         { 2, "--device_eval_batch_size=2147483647", NULL, "2147483647 2 2^31 1 device_eval_batch_size" },
         { 1, "--run_name=${oc.env:NO_SUCH_VARIABLE}", NULL, "NO_SUCH_VARIABLE run_name oc.env" },
+        { 1, "--mlp_tile=200", "--activation_checkpointing=whole_layer", "mlp_tile 200 128 --mlp_tile=256" },
+        { 1, "--mlp_tile=256", NULL, "mlp_tile 256 --activation_checkpointing=whole_layer --mlp_tile=0" },
+        { 1, "--mlp_tile=-128", NULL, "mlp_tile -128" },
+    };
+    refuse_all(list, sizeof list / sizeof *list);
+}
+
+/* How ranks are divided into replicas, shards, and ranks that share sequences. */
+static void test_groups(void **state)
+{
+    (void)state;
+    static const Refused list[] = {
         { 4, "--fsdp.sharding_strategy=HYBRID_SHARD", "--fsdp.hybrid_sharding_num_model_replicas=3",
           "4 3 fsdp.hybrid_sharding_num_model_replicas" },
         { 4, "--fsdp={sharding_strategy: HYBRID_SHARD, hybrid_sharding_num_model_replicas: 4}", "--parallelism.context=2",
@@ -277,10 +289,17 @@ static void test_arguments(void **state)
         { 2, "--parallelism.context=2", "--generate=prompts", "parallelism.context 2 generate --parallelism.context=1" },
         { 2, "--parallelism.context=2", "--global_train_batch_size=3",
           "global_train_batch_size 3 1 --device_train_microbatch_size=1 --global_train_batch_size=2 4" },
-        { 1, "--mlp_tile=200", "--activation_checkpointing=whole_layer", "mlp_tile 200 128 --mlp_tile=256" },
-        { 1, "--mlp_tile=256", NULL, "mlp_tile 256 --activation_checkpointing=whole_layer --mlp_tile=0" },
-        { 1, "--mlp_tile=-128", NULL, "mlp_tile -128" },
         { 1, "--parallelism.context=0", NULL, "parallelism.context 1 0" },
+        { 1, "--fsdp.sharding_strategy=FULL", NULL, "FULL_SHARD|SHARD_GRAD_OP|NO_SHARD fsdp.sharding_strategy" },
+    };
+    refuse_all(list, sizeof list / sizeof *list);
+}
+
+/* Ranks that compute layers together, and stages. */
+static void test_layers_and_stages(void **state)
+{
+    (void)state;
+    static const Refused list[] = {
         { 3, "--parallelism.tensor=2", NULL, "parallelism.tensor 2 3 ranks" },
         { 8, "--parallelism.tensor=8", NULL, "parallelism.tensor 8 4 heads" },
         { 8, "--parallelism={tensor: 4, context: 2}", NULL, "parallelism.tensor 4 heads 8 parallelism.context" },
@@ -311,7 +330,15 @@ static void test_arguments(void **state)
         { 3, "--parallelism={pipeline: 3, pipeline_schedule: Interleaved1F1B, pipeline_virtual_stages: 2}",
           "--model.n_layers=6", "Interleaved1F1B 4 3 --global_train_batch_size=12" },
         { 2, "--parallelism.pipeline=2", "--parallelism.pipeline_schedule=GPipe", "1F1B|Interleaved1F1B|Sequential GPipe" },
-        { 1, "--fsdp.sharding_strategy=FULL", NULL, "FULL_SHARD|SHARD_GRAD_OP|NO_SHARD fsdp.sharding_strategy" },
+    };
+    refuse_all(list, sizeof list / sizeof *list);
+}
+
+/* References, names of list elements, and texts that no YAML file may have. */
+static void test_texts(void **state)
+{
+    (void)state;
+    static const Refused list[] = {
         { 1, "--run_name=${nowhere}", NULL, "nowhere run_name" },
         { 1, "--run_name=${save_folder}", "--save_folder=${run_name}", "save_folder run_name" },
         { 1, "--run_name=${path.best:x}", NULL, "${path.best:...} oc.env run_name" },
@@ -437,7 +464,8 @@ int main(void)
         cmocka_unit_test(test_wrong_values),
         cmocka_unit_test(test_unsupported),
         cmocka_unit_test(test_combinations),
-        cmocka_unit_test(test_arguments), cmocka_unit_test(test_model_arguments),
+        cmocka_unit_test(test_arguments), cmocka_unit_test(test_groups), cmocka_unit_test(test_layers_and_stages),
+        cmocka_unit_test(test_texts), cmocka_unit_test(test_model_arguments),
         cmocka_unit_test(test_files),
         cmocka_unit_test(test_hf_refused),
         cmocka_unit_test(test_hf_gone),

@@ -244,12 +244,27 @@ static void test_changed(void **state)
 
 #define LLAMA SIZES("LlamaForCausalLM", 2)
 
+typedef struct { const char *json, *names; } Refused;
+
+static void refuse_all(const Refused *list, size_t count)
+{
+    char message[8192], text[4096], expected[256];
+    snprintf(from, sizeof from, "--load_path=%s", try_folder);
+    snprintf(expected, sizeof expected, "error: %s/config.json: ", try_folder);
+    for (size_t i = 0; i < count; i++) {
+        snprintf(text, sizeof text, "{%s}", list[i].json);
+        try_write_hf(text);
+        if (try_printed(message, sizeof message, 2, 1, from, NULL))
+            fail_msg("%s was accepted", list[i].json);
+        try_names(message, list[i].names);
+        try_contains(message, expected);
+    }
+}
+
 static void test_refused(void **state)
 {
     (void)state;
-    static const struct { const char *json, *names; } list[] = {
-        { LLAMA ", \"rope_theta\": -1",                "rope_theta 1 1e+12 -1" },
-        { LLAMA ", \"rope_parameters\": {\"rope_theta\": \"x\"}", "rope_theta 1 1e+12" },
+    static const Refused list[] = {
         { LLAMA ", \"rms_norm_eps\": -1e-6",           "rms_norm_eps 0 1 -1e-6" },
         { LLAMA ", \"num_hidden_layers\": 134217728",  "num_hidden_layers 1 10000 134217728" },
         { LLAMA ", \"num_hidden_layers\": 1.5",        "num_hidden_layers 1 10000 1.5" },
@@ -263,9 +278,7 @@ static void test_refused(void **state)
         { SIZES("LlamaForCausalLM", 2) ", \"hidden_size\": 32768", "num_attention_heads 2 4096 hidden_size 32768 4 8192" },
         { LLAMA ", \"eos_token_id\": \"a\"",           "eos_token_id" },
         { LLAMA ", \"pad_token_id\": 1.5",             "pad_token_id 1.5" },
-        { LLAMA ", \"rope_scaling\": {\"rope_type\": 3}", "rope_type llama3 3" },
         { LLAMA ", \"tie_word_embeddings\": 1",        "tie_word_embeddings 1" },
-        { LLAMA ", \"partial_rotary_factor\": 0.5",    "partial_rotary_factor 0.5 1.0" },
         { LLAMA ", \"attention_dropout\": 0.1", "attention_dropout 0.1 0.0" },
         { LLAMA ", \"hidden_act\": \"gelu\"",          "hidden_act" },
         { LLAMA ", \"sliding_window\": 7",             "sliding_window 7" },
@@ -275,10 +288,22 @@ static void test_refused(void **state)
         { LLAMA ", \"model_type\": \"phi3\"",          "model_type phi3" },
         { MISTRAL ", \"model_type\": \"ministral\"",   "model_type" },
         { LLAMA ", \"architectures\": \"LlamaForCausalLM\"", "architectures LlamaForCausalLM" },
+    };
+    refuse_all(list, sizeof list / sizeof *list);
+}
+
+/* Rotary embeddings. */
+static void test_rope_refused(void **state)
+{
+    (void)state;
+    static const Refused list[] = {
+        { LLAMA ", \"rope_theta\": -1",                "rope_theta 1 1e+12 -1" },
+        { LLAMA ", \"rope_parameters\": {\"rope_theta\": \"x\"}", "rope_theta 1 1e+12" },
+        { LLAMA ", \"rope_scaling\": {\"rope_type\": 3}", "rope_type llama3 3" },
+        { LLAMA ", \"partial_rotary_factor\": 0.5",    "partial_rotary_factor 0.5 1.0" },
         { LLAMA ", \"rope_scaling\": {\"rope_type\": \"default\", \"type\": \"yarn\"}", "rope_type" },
         { LLAMA ", \"rope_scaling\": {" YARN "}, \"original_max_position_embeddings\": 32",
           "original_max_position_embeddings 32 64" },
-        { QWEN3 ", \"use_sliding_window\": 1",         "use_sliding_window 1" },
         { OLMO3 ", \"rope_parameters\": {\"rope_theta\": 7e5}", "rope_parameters Olmo3ForCausalLM" },
         { OLMO3 ", \"rope_parameters\": {\"rope_theta\": 5e5, " YARN "}", "rope_parameters Olmo3ForCausalLM" },
         { LLAMA ", \"rope_scaling\": \"yarn\"",        "rope_scaling" },
@@ -290,6 +315,20 @@ static void test_refused(void **state)
         { LLAMA ", \"rope_scaling\": {" YARN ", \"mscale\": 1.0}",     "1.0" },
         { LLAMA ", \"rope_scaling\": {" YARN ", \"beta_fast\": 0.5}",  "beta_fast 0.5 beta_slow 1" },
         { LLAMA ", \"rope_parameters\": {\"full_attention\": {}}",     "LlamaForCausalLM" },
+        { OLMO3 ", \"rope_parameters\": {\"full_attention\": {\"rope_theta\": 1e4}, \"sliding_attention\": {\"rope_theta\": 2e4}}",
+          "rope_type rope_theta full_attention 10000" },
+        { OLMO3 ", \"rope_parameters\": {\"full_attention\": {" YARN "}, \"sliding_attention\": {" YARN "}}",
+          "rope_parameters.sliding_attention rope_type" },
+    };
+    refuse_all(list, sizeof list / sizeof *list);
+}
+
+/* Keys of classes: windows, layers, and heads whose number they give. */
+static void test_classes_refused(void **state)
+{
+    (void)state;
+    static const Refused list[] = {
+        { QWEN3 ", \"use_sliding_window\": 1",         "use_sliding_window 1" },
         { SIZES("OlmoForCausalLM", 2) ", \"clip_qkv\": -8",            "clip_qkv 0" },
         { MISTRAL ", \"sliding_window\": 0",           "sliding_window 1 2147483647 0" },
         { SIZES("MistralForCausalLM", 2), "num_key_value_heads num_attention_heads 4 8" },
@@ -307,33 +346,28 @@ static void test_refused(void **state)
           "layer_types sliding_attention sliding_window" },
         { SIZES("Olmo3ForCausalLM", 5) ", \"sliding_window\": null, \"layer_types\": [\"sliding_attention\", " FULL4 "]",
           "sliding_window" },
-        { OLMO3 ", \"rope_parameters\": {\"full_attention\": {\"rope_theta\": 1e4}, \"sliding_attention\": {\"rope_theta\": 2e4}}",
-          "rope_type rope_theta full_attention 10000" },
-        { OLMO3 ", \"rope_parameters\": {\"full_attention\": {" YARN "}, \"sliding_attention\": {" YARN "}}",
-          "rope_parameters.sliding_attention rope_type" },
     };
-    char message[8192], text[4096], expected[256];
+    refuse_all(list, sizeof list / sizeof *list);
+}
+
+/* Ids beyond the vocabulary are not used. */
+static void test_ids(void **state)
+{
+    (void)state;
+    char message[8192];
     snprintf(from, sizeof from, "--load_path=%s", try_folder);
     try_write_hf("{" LLAMA ", \"eos_token_id\": 90, \"pad_token_id\": -1}");
     assert_true(try_printed(message, sizeof message, 2, 1, from, NULL));
     try_names(message, "config.json eos_token_id 90 vocab_size");
     assert_null(strstr(message, "pad_token_id"));
-    snprintf(expected, sizeof expected, "error: %s/config.json: ", try_folder);
-    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
-        snprintf(text, sizeof text, "{%s}", list[i].json);
-        try_write_hf(text);
-        if (try_printed(message, sizeof message, 2, 1, from, NULL))
-            fail_msg("%s was accepted", list[i].json);
-        try_names(message, list[i].names);
-        try_contains(message, expected);
-    }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip), cmocka_unit_test(test_model_type), cmocka_unit_test(test_both_spellings),
-        cmocka_unit_test(test_no_rope), cmocka_unit_test(test_changed), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_no_rope), cmocka_unit_test(test_changed), cmocka_unit_test(test_ids),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_rope_refused), cmocka_unit_test(test_classes_refused),
     };
     return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
 }
