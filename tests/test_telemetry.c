@@ -1,142 +1,10 @@
-/* Quantization statistics: metrics.jsonl against the tensors, decoded by the test. */
-#include "tests/kit.h"
+/* Quantization statistics of activations: metrics.jsonl against the tensors, decoded by the test. Those of moments:
+ * test_telemetry_moments.c. */
+#include "tests/measured.h"
 
-#include <jansson.h>
-
-#include "model/run/log.h"
 #include "model/run/outliers.h"
-#include "model/run/quant_stats.h"
-#include "model/run/telemetry.h"
-#include "model/update.h"
-#include "tests/models.h"
 #include "tests/outlier.h"
 #include "tests/sanitized.h"
-
-enum { B = 4, MAX_TOKENS = 128 };
-
-static char folder[] = "/tmp/coat-telemetry-XXXXXX";
-
-/* One rank with statistics every step; line: the last one written. */
-typedef struct {
-    Config config;
-    Model  model;
-    ParamStore store;
-    Log   *log;
-    Telemetry *telemetry;
-    json_t *line;
-    long   step;
-    bool   apart;          /* shared buffers keep their values */
-} Small;
-
-static void small_open(Small *s, SmallModel a, const char *recipe)
-{
-    static ModelConfig m;
-    *s = (Small){ 0 };
-    m = architecture(a);
-    m.d_model = 128;            /* as FP8 GEMMs need */
-    m.head_dim = 32;
-    m.mlp_width = 256;
-    model_config(&s->config, &m, recipe, B);
-    s->config.recipe.forward = FROM_SAVED;      /* so that operands follow from saved tensors, bit for bit */
-    s->config.save_folder = folder;
-    s->config.quant_stats_interval = 1;
-}
-
-static void small_start(Small *s)
-{
-    (s->apart ? model_create_apart : model_create)(&s->model, &s->store, &s->config);
-    store_init(&s->store, &s->config.model, 3);
-    s->log = log_open(&s->config, s->store.shape, (RunLength){ .steps = 10 }, 10, 0, false, 1);
-    s->telemetry = telemetry_open(&s->config, &s->model, &s->store, s->log);
-}
-
-static json_t *last_line(void)
-{
-    char path[64], line[1 << 16];
-    json_t *o = NULL;
-    snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
-    FILE *f = fopen(path, "r");
-    assert_non_null(f);
-    while (fgets(line, sizeof line, f)) {
-        json_decref(o);
-        o = json_loads(line, 0, NULL);
-        assert_non_null(o);
-    }
-    fclose(f);
-    return o;
-}
-
-/* Forward, or forward, backward and the line of statistics; the caller runs the optimizer. */
-static void small_step(Small *s, bool backward)
-{
-    int tokens[MAX_TOKENS], targets[MAX_TOKENS], N = s->model.N;
-    s->step++;
-    for (int n = 0; n < N; n++)
-        tokens[n] = test_token((uint64_t)s->step, (uint64_t)n, s->config.model.vocab_size);
-    for (int n = 0; n < N; n++)
-        targets[n] = (n + 1) % s->model.attn.T ? tokens[n + 1] : -1;
-    fsdp_empty_grads(&s->store);
-    telemetry_watch(s->telemetry, s->step);
-    model_step(&s->model, &s->store, tokens, targets, NULL, 1.0f / (float)N, 0, backward ? PASS_COMPLETE : PASS_FORWARD);
-    assert_null(s->model.observe);
-    telemetry_write(s->telemetry, s->step, 1);
-    json_decref(s->line);
-    s->line = last_line();
-    assert_int_equal(json_integer_value(json_object_get(s->line, "step")), s->step);
-}
-
-static void small_update(Small *s)
-{
-    optimizer_step(&s->store, &s->config, s->step, s->step, 1e-2, 1);
-}
-
-static void remove_metrics(void)
-{
-    char path[64];
-    snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
-    assert_int_equal(unlink(path), 0);
-}
-
-static void small_close(Small *s)
-{
-    json_decref(s->line);
-    telemetry_close(s->telemetry);
-    log_close(s->log);
-    model_free(&s->model, &s->store);
-    remove_metrics();
-}
-
-static double metric(const Small *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static double metric(const Small *s, const char *format, ...)
-{
-    char name[128];
-    va_list list;
-    va_start(list, format);
-    vsnprintf(name, sizeof name, format, list);
-    va_end(list);
-    json_t *v = json_object_get(s->line, name);
-    return json_is_number(v) ? json_number_value(v) : NAN;
-}
-
-/* A tensor's values, all of them; host memory freed by release(). */
-static const double *all(Tensor t)
-{
-    return decode(t, tensor_snapshot(t));
-}
-
-static double relative_error(const double *q, const double *x, size_t n)
-{
-    double error2 = 0, norm2 = 0;
-    for (size_t i = 0; i < n; i++)
-        error2 += (q[i] - x[i]) * (q[i] - x[i]), norm2 += x[i] * x[i];
-    return sqrt(error2 / norm2);
-}
-
-static void expect_near(const char *what, double found, double expected, double relative)
-{
-    if (!(fabs(found - expected) <= relative * fabs(expected)))
-        fail_msg("%s: %.9g in metrics.jsonl, %.9g by the test", what, found, expected);
-}
 
 /* Every number is finite. Fractions are at most 1, ranges at least 1. A normal E4M3 value has an error of up to 2^-4, a subnormal
  * one of 2^-10 S, where S <= 1.01 max|x|/240 (a group's maximum has the code 240 or more, within 2^-7) <= 1.01 ||x||/240, since the
@@ -350,108 +218,6 @@ static void test_outliers(void **state)
     release();
 }
 
-/* Stored moments have the reported error. On the CPU codes and scales are those of the telemetry, except where the F32 arithmetic
- * of the update falls on the other side of a midpoint. */
-static void test_moments(void **state)
-{
-    (void)state;
-    Small s;
-    small_open(&s, LLAMA, "coat");
-    small_start(&s);
-    for (int i = 0; i < 4; i++) {
-        small_step(&s, true);
-        size_t differ = 0, codes = 0;
-        double sum[2] = { 0 }, beta[2] = { (float)0.9, (float)0.95 };
-        int matrices = 0;
-        Shard *shard = &s.store.shard[1];
-        const size_t count = shard->slice[TRAINED].count;
-        const size_t group = (size_t)shard->state[0].format.group;
-        const double *g = all(shard->grad);
-        Sample old[2] = { sample_fetch(shard->state[0], 0, count), sample_fetch(shard->state[1], 0, count) };
-        small_update(&s);
-        Sample new[2] = { sample_fetch(shard->state[0], 0, count), sample_fetch(shard->state[1], 0, count) };
-        for (int p = 0; p < s.store.shape[1].num_params; p++) {
-            const Param *param = &s.store.shape[1].param[p];
-            size_t at = param->offset, n = (size_t)param->rows * (size_t)param->cols;
-            n = n < 8192 ? n : 8192;
-            if (param->is_vector)
-                continue;
-            matrices++;
-            for (int j = 0; j < 2; j++) {
-                double *x = keep(n * sizeof *x), *q = keep(n * sizeof *q);
-                for (size_t e = 0; e < n; e++)
-                    x[e] = beta[j] * old[j].x[at + e] + (1 - beta[j]) * (j ? g[at + e] * g[at + e] : g[at + e]);
-                Sample r = sample_round(x, n, shard->state[0].format);
-                for (size_t e = 0; e < n; e++) {
-                    const bool same_k = sample_k(r, e / group) == sample_k(new[j], (at + e) / group);
-                    q[e] = same_k ? new[j].x[at + e] : r.x[e];
-                }
-                sum[j] += pow(relative_error(q, x, n), 2);
-                for (size_t e = 0; e < n; e++)
-                    differ += ((uint8_t *)r.t.data)[e] != ((uint8_t *)new[j].t.data)[at + e];
-                codes += n;
-                sample_free(&r);
-            }
-        }
-        /* NOTE: a group has another k in F32 if the exact one is close to a step of 1/16, or if its smallest element nearly
-         * cancels; then all its codes differ, and it counts as reported. That such groups are few is checked below. */
-        expect_near("m", metric(&s, "quant/m/0/error"), sqrt(sum[0] / matrices), 1e-3);
-        expect_near("v", metric(&s, "quant/v/0/error"), sqrt(sum[1] / matrices), 1e-3);
-        if (on_cpu() && differ > codes / 10000 + group)
-            fail_msg("step %d: %zu of %zu codes differ", i, differ, codes);
-        for (int j = 0; j < 2; j++)
-            sample_free(&old[j]), sample_free(&new[j]);
-        release();
-    }
-    small_close(&s);
-}
-
-/* F32 moments are rounded once, from double: u = 2^-24. Expansion must pay on each moment and on the update. */
-static void test_formats(void **state)
-{
-    (void)state;
-    Small s;
-    small_open(&s, LLAMA, "f32");
-    small_start(&s);
-    for (int i = 0; i < 4; i++) {
-        small_step(&s, true);
-        assert_true(metric(&s, "quant/m/0/error") <= U24 && metric(&s, "quant/v/head/error") <= U24);
-        assert_true(metric(&s, "quant/update/1/error") <= 3 * U24);
-        assert_true(metric(&s, "quant/m/1/underflow") == 0);
-        small_update(&s);
-    }
-    double plain = metric(&s, "quant/optimizer/update/e4m3/e4m3/typical_error");
-    double expanded = metric(&s, "quant/optimizer/update/e4m3+/e4m3+/typical_error");
-    printf("error of m/(sqrt(v)+eps): e4m3 %.4f, e4m3+ %.4f, factor %.2f\n", plain, expanded, plain / expanded);
-    assert_true(expanded < plain / 1.2);
-    assert_true(metric(&s, "quant/optimizer/m/e4m3+/error") < metric(&s, "quant/optimizer/m/e4m3/error"));
-    assert_true(metric(&s, "quant/optimizer/v/e5m2+/error") < metric(&s, "quant/optimizer/v/e5m2/error"));
-    small_close(&s);
-}
-
-/* Frozen parameters have no moments: a unit without trained parameters has no line. */
-static void test_frozen(void **state)
-{
-    (void)state;
-    static const char *const recipes[] = { "f32", "coat" };
-    static char *pattern = "model.layers.*.mlp.*";
-    for (int i = 0; i < 2; i++) {
-        Small s;
-        small_open(&s, LLAMA, recipes[i]);
-        s.config.trainable = &pattern;
-        s.config.num_trainable = 1;
-        small_start(&s);
-        for (int step = 0; step < 2; step++) {
-            small_step(&s, true);
-            small_update(&s);
-        }
-        assert_true(metric(&s, "quant/m/0/dynamic_range") > 1 && metric(&s, "quant/v/1/dynamic_range") > 1);
-        assert_null(json_object_get(s.line, "quant/m/embedding/dynamic_range"));
-        assert_null(json_object_get(s.line, "quant/m/head/dynamic_range"));
-        small_close(&s);
-    }
-}
-
 /* Statistics change nothing: same loss and same moments with and without, and no line where none is due. */
 static void test_no_side_effects(void **state)
 {
@@ -502,23 +268,11 @@ static void test_speed(void **state)
     remove_metrics();
 }
 
-static int start(void **state)
-{
-    return mkdtemp(folder) ? start_device(state) : -1;
-}
-
-static int finish(void **state)
-{
-    (void)state;
-    return rmdir(folder);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_recipe), cmocka_unit_test(test_activations), cmocka_unit_test(test_moments),
-        cmocka_unit_test(test_formats), cmocka_unit_test(test_no_side_effects), cmocka_unit_test(test_speed),
-            cmocka_unit_test(test_frozen), cmocka_unit_test(test_outliers),
+        cmocka_unit_test(test_every_recipe), cmocka_unit_test(test_activations), cmocka_unit_test(test_outliers),
+        cmocka_unit_test(test_no_side_effects), cmocka_unit_test(test_speed),
     };
-    return cmocka_run_group_tests(tests, start, finish);
+    return cmocka_run_group_tests(tests, measured_start, measured_finish);
 }
