@@ -3,9 +3,7 @@
  * first micro-batch without labels. On 1, 2 and 4 ranks. */
 #include "tests/kit.h"
 
-#include "tests/ranks.h"
-#include "tests/ranks_training.h"
-#include "model/run/memory.h"
+#include "tests/ranks_run.h"
 
 enum { MICRO = 2, MOST_PARTS = 3, MAX_UNITS = 5, SOME_MODULES = 1 << LORA_K | 1 << LORA_UP | 1 << LORA_DOWN };
 
@@ -22,15 +20,9 @@ static const struct { const char *recipe; SmallModel model; char *trainable; uns
     { "bf16", QWEN3, .modules = ALL_MODULES },     { "coat", OLMO, .modules = SOME_MODULES },
 };
 
-typedef struct { Config config; Model model; ParamStore store; } Run;
-
 static void open_run(Run *r, int i, Strategy strategy)
 {
-    ModelConfig m = architecture(cases[i].model);
-    m.d_model = 64;
-    m.head_dim = 16;
-    m.mlp_width = 80;
-    m.n_layers = MAX_UNITS - 2;                     /* a shared buffer is used twice */
+    ModelConfig m = with_sizes(architecture(cases[i].model), 64, 16, 80, MAX_UNITS - 2);      /* a shared buffer is used twice */
     if (cases[i].modules)
         m = with_adapters(m, 6, cases[i].modules, BASE_AS_FROZEN);
     *r = (Run){ 0 };
@@ -42,10 +34,7 @@ static void open_run(Run *r, int i, Strategy strategy)
     r->config.trainable = (char **)&cases[i].trainable;
     r->config.num_trainable = cases[i].trainable != NULL;
     r->config.strategy = strategy;
-    memory_plan(&r->model, &r->store, &r->config);
-    model_place(&r->model, &r->store, &r->config);
-    store_init(&r->store, &r->config.model, 5);
-    test_fill_adapters(&r->store, 6);
+    place_run(r);
 }
 
 /* A step of `parts` micro-batches; the first of several has no labels. */
@@ -125,7 +114,7 @@ static void test_steps(void **state)
                      architecture_name(cases[i].model), i, strategy.shard_ranks, strategy.gathering, strategy.grad_sum);
             check_case(&r, what);
             release();
-            model_free(&r.model, &r.store);
+            close_run(&r);
         }
     }
 }

@@ -5,14 +5,11 @@
 
 #include "tests/kit.h"
 
-#include "tests/ranks.h"
-#include "tests/ranks_training.h"
+#include "tests/ranks_run.h"
 #include "model/update.h"
-#include "model/run/memory.h"
 #include "tests/mapping_unit.h"
-#include "tests/models.h"
 
-enum { BATCH = 8, MICRO = 1, STEPS = 3, LAYERS = 3, MAX_UNITS = LAYERS + 3 };
+enum { BATCH = 8, MICRO = 1, STEPS = 3, LAYERS = 3, MAX_UNITS = LAYERS + 3 };     /* LAYERS: both shared buffers are used twice */
 
 static const struct { const char *name; int groups; Gathering gathering; GradSum sum; } strategies[] = {
     { "no_shard", 0, GATHER_OFTEN, SUM_OFTEN },               { "full_shard", 1, GATHER_OFTEN, SUM_OFTEN },
@@ -36,7 +33,6 @@ static const struct { const char *name; SmallModel model; double drift; unsigned
 };
 enum { NUM_RECIPES = sizeof recipe_cases / sizeof recipe_cases[0] };
 
-typedef struct { Config config; Model model; ParamStore store; } Run;
 typedef struct { double loss[STEPS], norm[STEPS]; } Curve;
 
 /* Results without sharding, per recipe: all weights in their compute format, the first step's gradients, losses. */
@@ -49,11 +45,7 @@ static struct {
 
 static ModelConfig small(int recipe)
 {
-    ModelConfig m = architecture(recipe_cases[recipe].model);
-    m.d_model = 64;
-    m.head_dim = 16;
-    m.mlp_width = 80;
-    m.n_layers = LAYERS;                /* both shared buffers are used twice */
+    ModelConfig m = with_sizes(architecture(recipe_cases[recipe].model), 64, 16, 80, LAYERS);
     m.architecture = recipe_cases[recipe].mapped ? &mapped : NULL;
     return recipe_cases[recipe].modules ? with_adapters(m, 6, recipe_cases[recipe].modules, recipe_cases[recipe].base) : m;
 }
@@ -68,15 +60,7 @@ static void open_run(Run *r, int recipe, Strategy strategy)
     r->config.global_train_batch_size = BATCH;
     r->config.strategy = strategy;
     divide(strategy.shard_ranks);
-    memory_plan(&r->model, &r->store, &r->config);
-    model_place(&r->model, &r->store, &r->config);
-    store_init(&r->store, &r->config.model, 5);
-    test_fill_adapters(&r->store, 6);
-}
-
-static void close_run(Run *r)
-{
-    model_free(&r->model, &r->store);
+    place_run(r);
 }
 
 /* ---- steps ------------------------------------------------------------------------------------------------ */

@@ -8,37 +8,22 @@
 #include "kernels/runtime/operations.h"
 #include "kernels/values.h"
 #include "model/offload.h"
-#include "model/run/memory.h"
 #include "model/update.h"
 #include "tests/kit.h"
-#include "tests/models.h"
-#include "tests/ranks.h"
-#include "tests/ranks_training.h"
+#include "tests/ranks_run.h"
 
 enum { LAYERS = 6, STEPS = 2, MICRO_BATCHES = 2 };
 
-typedef struct { Config config; Model model; ParamStore store; } Run;
 typedef struct { double loss[2 * STEPS], norm[STEPS]; float *weights; size_t count; } Result;
 
 static void configure(Run *r, ModelConfig m, const char *recipe)
 {
-    m.d_model = 128;
-    m.head_dim = 32;
-    m.mlp_width = 160;
-    m.n_layers = LAYERS;
+    m = with_sizes(m, 128, 32, 160, LAYERS);
     *r = (Run){ 0 };
     model_config(&r->config, &m, recipe, 1);
     r->config.global_train_batch_size = MICRO_BATCHES * comm_size();
     r->config.strategy = (Strategy){ comm_size(), GATHER_OFTEN, SUM_OFTEN };
     divide(comm_size());
-}
-
-static void place(Run *r)
-{
-    memory_plan(&r->model, &r->store, &r->config);
-    model_place(&r->model, &r->store, &r->config);
-    store_init(&r->store, &r->config.model, 5);
-    test_fill_adapters(&r->store, 6);
 }
 
 /* This rank's trained weights. */
@@ -125,19 +110,19 @@ static void test_activations(void **state)
             Run r;
             const SmallModel a = models[(i + k) % 4];
             configure_kind(&r, k, a, recipes[i], HOST_NEVER);
-            place(&r);
+            place_run(&r);
             const size_t bytes = r.model.bytes.total;
             Result there = train(&r);
             assert_int_equal(offload_host_bytes(&r.model), 0);
-            model_free(&r.model, &r.store);
+            close_run(&r);
 
             configure_kind(&r, k, a, recipes[i], HOST_ALL);
-            place(&r);
+            place_run(&r);
             assert_int_equal(r.model.offload.slots, MIN_SLOTS);
             assert_true(offload_host_bytes(&r.model) > 0);
             assert_true(kinds[k].recompute || r.model.bytes.total < bytes);     /* slots are as large as the largest block */
             Result moved = train(&r);
-            model_free(&r.model, &r.store);
+            close_run(&r);
             check_same("activations", k, &there, &moved);
             free(there.weights);
             free(moved.weights);
@@ -180,7 +165,7 @@ static void configure_states(Run *r, int i, Strategy s, HostUse use, double memo
 static Result train_states(int i, Strategy s, HostUse use, double memory, Run *r)
 {
     configure_states(r, i, s, use, memory);
-    place(r);
+    place_run(r);
     return train(r);
 }
 
@@ -231,19 +216,19 @@ static void test_states(void **state)
         Result there = train_states(i, s, HOST_NEVER, 0, &r);
         const double none = fit_bytes(&r);
         assert_int_equal(store_host_bytes(&r.store, NUM_HOSTED), 0);
-        model_free(&r.model, &r.store);
+        close_run(&r);
 
         Result moved = train_states(i, s, HOST_ALL, 0, &r);
         const double all = fit_bytes(&r);
         check_moved(i, &r);
-        model_free(&r.model, &r.store);
+        close_run(&r);
         check_same("all states", i, &there, &moved);
         free(moved.weights);
 
         if (i % 3 == 0) {
             moved = train_states(i, s, HOST_AUTO, (none + 3 * all) / 4, &r);
             assert_true(all >= none || store_host_bytes(&r.store, NUM_HOSTED) > 0);
-            model_free(&r.model, &r.store);
+            close_run(&r);
             check_same("some states", i, &there, &moved);
             free(moved.weights);
         }
@@ -264,9 +249,9 @@ static void test_small_parts(void **state)
     r.config.num_trainable = 2;
     r.config.optimizer.name = "adamw8bit";
     r.config.host.moments = r.config.host.master = HOST_ALL;
-    place(&r);
+    place_run(&r);
     free(train(&r).weights);
-    model_free(&r.model, &r.store);
+    close_run(&r);
 }
 
 /* What just fits stays, also where the first unit on the host would cost more than it saves. */
@@ -281,17 +266,17 @@ static void test_fits(void **state)
             r.config.recipe.recompute = k ? 2 : 0;
             memory_plan(&r.model, &r.store, &r.config);
             const double bytes = fit_bytes(&r);
-            model_free(&r.model, &r.store);
+            close_run(&r);
             configure_states(&r, i, s, HOST_AUTO, bytes);
             r.config.host.activations = HOST_AUTO;
             r.config.recipe.recompute = k ? 2 : 0;
             memory_plan(&r.model, &r.store, &r.config);
             assert_int_equal(store_host_bytes(&r.store, NUM_HOSTED) + offload_host_bytes(&r.model), 0);
             r.config.device_memory = 1e-3;
-            model_free(&r.model, &r.store);
+            close_run(&r);
             memory_plan(&r.model, &r.store, &r.config);
             assert_true(states[i].adapters || fit_bytes(&r) < bytes);
-            model_free(&r.model, &r.store);
+            close_run(&r);
         }
 }
 
@@ -340,7 +325,7 @@ static void test_auto(void **state)
         if (slots < MIN_SLOTS)
             r.config.device_memory = 1e-3;      /* nothing fits: the fewest slots */
         model_free(&m, &f);
-        place(&r);
+        place_run(&r);
         const int expected = slots > MIN_SLOTS ? slots : MIN_SLOTS, leave = LAYERS - expected;
         assert_int_equal(r.model.offload.slots, expected);
         moved.host = r.model.offload.host;
@@ -356,7 +341,7 @@ static void test_auto(void **state)
             assert_int_equal(moved.count[back], MICRO_BATCHES * leave);
             assert_int_equal(moved.bytes[back], MICRO_BATCHES * moved.size);
         }
-        model_free(&r.model, &r.store);
+        close_run(&r);
     }
 }
 

@@ -6,12 +6,9 @@
 #include "kernels/runtime/comm.h"
 #include "model/quantized_weights.h"
 #include "model/checkpoint/checkpoint.h"
-#include "model/run/memory.h"
 #include "model/update.h"
 #include "tests/kit.h"
-#include "tests/models.h"
-#include "tests/ranks.h"
-#include "tests/ranks_training.h"
+#include "tests/ranks_run.h"
 
 enum { BATCH = 4, MICRO = 1, STEPS = 2, UNITS = 4, RANK = 6 };
 
@@ -31,8 +28,6 @@ static const struct { const char *recipe; SmallModel model; unsigned modules; Ba
 };
 enum { NUM_CASES = sizeof cases / sizeof cases[0] };
 
-typedef struct { Config config; Model model; ParamStore store; } Run;
-
 static void open_run(Run *r, const ModelConfig *m, const char *recipe, int strategy, char *folder)
 {
     const int groups = strategies[strategy].groups ? strategies[strategy].groups : comm_size();
@@ -46,11 +41,6 @@ static void open_run(Run *r, const ModelConfig *m, const char *recipe, int strat
     divide(r->config.strategy.shard_ranks);
     memory_plan(&r->model, &r->store, &r->config);
     model_place(&r->model, &r->store, &r->config);
-}
-
-static void close_run(Run *r)
-{
-    model_free(&r->model, &r->store);
 }
 
 static void save(Run *r, long step)

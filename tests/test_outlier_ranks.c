@@ -5,25 +5,17 @@
 
 #include "tests/kit.h"
 
-#include "model/run/memory.h"
 #include "tests/outlier.h"
-#include "tests/ranks.h"
-#include "tests/ranks_training.h"
+#include "tests/ranks_run.h"
 
 enum { BATCH = 4, LAYERS = 4, MICRO_BATCHES = 2, TOKENS = 4096 };
 
 static HostUse on_host = HOST_NEVER;       /* saved activations */
 
-typedef struct { Config config; Model model; ParamStore store; } Run;
-
 static void open_run(Run *r, const char *recipe, DownScales down, float size, Strategy strategy)
 {
     static ModelConfig m;
-    m = architecture(LLAMA);
-    m.d_model = 128;
-    m.head_dim = 32;
-    m.mlp_width = 96;
-    m.n_layers = LAYERS;
+    m = with_sizes(architecture(LLAMA), 128, 32, 96, LAYERS);
     m.max_sequence_length = 64;
     *r = (Run){ 0 };
     model_config(&r->config, &m, recipe, 1);
@@ -38,11 +30,6 @@ static void open_run(Run *r, const char *recipe, DownScales down, float size, St
     store_init(&r->store, &r->config.model, 5);
     if (size > 0)
         grow_outlier(&r->store, size);
-}
-
-static void close_run(Run *r)
-{
-    model_free(&r->model, &r->store);
 }
 
 /* All other columns have none. */

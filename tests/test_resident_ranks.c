@@ -4,12 +4,9 @@
 
 #include "kernels/runtime/trace.h"
 #include "model/run/memory_fit.h"
-#include "model/run/memory.h"
 #include "model/update.h"
 #include "tests/kit.h"
-#include "tests/models.h"
-#include "tests/ranks.h"
-#include "tests/ranks_training.h"
+#include "tests/ranks_run.h"
 
 enum { LAYERS = 5, MICRO_BATCHES = 3 };     /* with two kept units, block 1 stays, and blocks 3 and 5 share a buffer */
 
@@ -25,16 +22,11 @@ static const struct { const char *recipe; SmallModel model; unsigned modules; Ba
 };
 enum { COAT = 1, NUM_ROWS = sizeof rows / sizeof rows[0] };
 
-typedef struct { Config config; Model model; ParamStore store; } Run;
 typedef struct { double loss[2], norm[2]; } Curve;
 
 static void configure(Run *r, int row, Gathering gathering)
 {
-    ModelConfig m = architecture(rows[row].model);
-    m.d_model = 64;
-    m.head_dim = 16;
-    m.mlp_width = 80;
-    m.n_layers = LAYERS;
+    ModelConfig m = with_sizes(architecture(rows[row].model), 64, 16, 80, LAYERS);
     if (rows[row].modules)
         m = with_adapters(m, 6, rows[row].modules, rows[row].base);
     *r = (Run){ 0 };
@@ -42,19 +34,6 @@ static void configure(Run *r, int row, Gathering gathering)
     r->config.global_train_batch_size = 8;
     r->config.strategy = (Strategy){ comm_size(), gathering, SUM_OFTEN };
     divide(comm_size());
-}
-
-static void place(Run *r)
-{
-    memory_plan(&r->model, &r->store, &r->config);
-    model_place(&r->model, &r->store, &r->config);
-    store_init(&r->store, &r->config.model, 5);
-    test_fill_adapters(&r->store, 6);
-}
-
-static void close_run(Run *r)
-{
-    model_free(&r->model, &r->store);
 }
 
 /* ---- traces ------------------------------------------------------------------------------------------------ */
@@ -90,7 +69,7 @@ static void test_trace(void **state)
     (void)state;
     Run r;
     configure(&r, COAT, GATHER_OFTEN);
-    place(&r);
+    place_run(&r);
     begin_trace();
     for (int s = 0; s < 2; s++) {
         trace_step(s, s == 1);
@@ -182,7 +161,7 @@ static void test_kept(void **state)
             configure(&r, i, (Gathering[]){ GATHER_OFTEN, GATHER_ONCE_IF_FITS, GATHER_ONCE }[resident]);
             if (resident == 1)
                 limit(&r, 2);
-            place(&r);
+            place_run(&r);
             assert_int_equal(r.store.resident, ((int[]){ 0, 2, LAYERS + 2 })[resident]);
             const Curve c = train_kept(&r);
             for (int k = 0; k < 2; k++) {
