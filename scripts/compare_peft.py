@@ -15,18 +15,15 @@ Models are those of golden.py, adapters those of golden_lora.py: ranks, scales a
 --train is the command of the program; --export and --generate use only its last word. Needs torch, transformers, tokenizers
 and peft.
 """
-import argparse
 import json
 import os
 import shlex
 import shutil
 import subprocess
-import tempfile
 import warnings
 
 import numpy
 import torch
-import transformers
 from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file
@@ -36,6 +33,7 @@ from golden import MODELS
 from golden_generate import MARGIN, NEW, PROMPT, SEEDS, greedy
 from golden_lora import SETTINGS, randomize
 from round_trip import B, T
+from small_runs import check_loss, each_model, export, parser_of, train
 
 TENSORS = "adapter_model.safetensors"
 
@@ -46,20 +44,6 @@ def new_adapters(settings):
     return (f"lora: {{rank: {settings['r']}, alpha: {settings['lora_alpha']}, "
             f"use_rslora: {str(settings.get('use_rslora', False)).lower()}, "
             f"target_modules: {modules if isinstance(modules, str) else '[' + ', '.join(modules) + ']'}}}\n")
-
-
-def train(options, root, name, load, rate, steps, data, more=""):
-    """Steps from the folder `load`; returns the checkpoint and the loss of the first."""
-    settings, folder = os.path.join(root, name + ".yaml"), os.path.join(root, name)
-    with open(settings, "w", encoding="utf-8") as file:
-        file.write(f"global_train_batch_size: {B}\ndevice_train_microbatch_size: 1\nmax_duration: {steps}\neval_interval: null\n"
-                   f"recipe: f32\nload_path: {load}\nsave_folder: {folder}\nmodel: {{max_sequence_length: {T}}}\n"
-                   f"optimizer: {{learning_rate: {rate}, weight_decay: 0}}\nscheduler: {{name: constant}}\n"
-                   f"data: {{paths: [{data}]}}\n" + more)
-    round_trip.run([*shlex.split(options.train), settings])
-    with open(os.path.join(folder, "metrics.jsonl"), encoding="utf-8") as file:
-        losses = [json.loads(line).get("train/CrossEntropyLoss") for line in file]
-    return os.path.join(folder, f"step{steps}"), next(x for x in losses if x is not None)
 
 
 def load_adapters(folder):
@@ -87,9 +71,9 @@ def from_train(options, root, original, tokens, settings):
     longer = os.path.join(root, "longer.npy")
     generator = torch.Generator().manual_seed(1)
     numpy.asarray(torch.randint(1, 99, (4 * B, T), generator=generator), dtype=numpy.uint16).tofile(longer)
-    step, _ = train(options, root, "ours", original, 1e-2, 3, longer, new_adapters(settings))
+    step, _ = train(options, root, "ours", original, 1e-2, T, 3, f"{{paths: [{longer}]}}", more=new_adapters(settings))
     logits = logits_of(load_adapters(step), tokens)
-    merged = round_trip.export(options, step, os.path.join(root, "ours-merged"), "f32")
+    merged = export(options, step, os.path.join(root, "ours-merged"), "f32")
     check_close("the export of our adapters", round_trip.logits_of(merged, tokens), logits)
     moved = (logits - round_trip.logits_of(original, tokens)).abs().max().item()
     assert moved > 0.01, f"the adapters change logits by {moved:.2g} only"
@@ -98,8 +82,8 @@ def from_train(options, root, original, tokens, settings):
     os.mkdir(bare)
     for name in ("adapter_config.json", TENSORS):
         shutil.copy(os.path.join(step, name), bare)
-    _, loss = train(options, root, "ours-again", bare, 0, 1, os.path.join(root, "tokens.npy"))
-    round_trip.check_loss("ours", loss, logits, tokens)
+    _, loss = train(options, root, "ours-again", bare, 0, T)
+    check_loss("ours", loss, logits, tokens)
     return moved
 
 
@@ -132,8 +116,8 @@ def from_peft(options, root, original, tokens, settings, seed):
     randomize(model, torch.Generator().manual_seed(seed))
     model.save_pretrained(folder)
     logits = logits_of(model, tokens)
-    step, loss = train(options, root, "through", folder, 0, 1, os.path.join(root, "tokens.npy"))
-    round_trip.check_loss("PEFT's", loss, logits, tokens)
+    step, loss = train(options, root, "through", folder, 0, T)
+    check_loss("PEFT's", loss, logits, tokens)
     found, expected = (load_file(os.path.join(f, TENSORS)) for f in (step, folder))
     assert found.keys() == expected.keys()
     for name, x in expected.items():
@@ -142,8 +126,8 @@ def from_peft(options, root, original, tokens, settings, seed):
     said = generate(options, root, folder, prompt)
     assert said == continuation, f"--generate: {said}; PEFT: {continuation}"
     merged = model.merge_and_unload().state_dict()
-    for name, x in load_file(os.path.join(round_trip.export(options, folder, os.path.join(root, "peft-merged"), "f32"),
-                                          "model.safetensors")).items():
+    exported = export(options, folder, os.path.join(root, "peft-merged"), "f32")
+    for name, x in load_file(os.path.join(exported, "model.safetensors")).items():
         check_close(name, x, merged[name])
     return continuation
 
@@ -159,18 +143,11 @@ def compare(options, name, root, seed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", default="./train")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="models of golden.py; default: all")
+    parser = parser_of(__doc__, "golden.py")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore", FutureWarning)
-    for name in options.names or MODELS:
-        if name not in MODELS:
-            parser.error(f"there is no model {name}; there are {', '.join(MODELS)}")
-        with tempfile.TemporaryDirectory() as root:
-            compare(options, name, root, list(MODELS).index(name))
+    for name, seed, root in each_model(parser, options, MODELS):
+        compare(options, name, root, seed)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ folder/<name>/golden.safetensors the results of float32 on a CPU:
     adamw (5)                lr, beta1, beta2, eps, weight decay of those steps; gradients are clipped to norm 1
 tests/test_parity.c compares. Needs torch and transformers.
 """
-import argparse
 import copy
 import os
 
@@ -21,6 +20,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import (AutoModelForCausalLM, LlamaConfig, MinistralConfig, MistralConfig, Olmo2Config, Olmo3Config,
                           OlmoConfig, Qwen2Config, Qwen3Config, SmolLM3Config)
+
+from golden_folder import golden_folder
 
 B, T, STEPS = 2, 16, 8
 LR, BETA1, BETA2, EPS, DECAY, CLIP = 1e-2, 0.9, 0.95, 1e-5, 0.1, 1.0
@@ -218,11 +219,7 @@ def make(name, config, folder, seed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", default=os.path.join(os.path.dirname(__file__), "..", "tests", "golden"))
-    root = parser.parse_args().folder
-    torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(1)
+    root = golden_folder(__doc__, os.path.join(os.path.dirname(__file__), "..", "tests", "golden"))
     for seed, (name, config) in enumerate(MODELS.items()):
         folder = os.path.join(root, name)
         os.makedirs(folder, exist_ok=True)

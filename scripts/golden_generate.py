@@ -12,7 +12,6 @@ The script tries SEEDS prompts and takes the one with the most different tokens,
 margin must be a hundred times the effect of rounding (1e-5, tests/test_parity.c), and the text must not end early.
 tests/test_decode.c and, with images, tests/test_generate_images.py compare. Needs torch and transformers.
 """
-import argparse
 import glob
 import json
 import os
@@ -21,10 +20,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+from golden_folder import golden_folder
+
 PROMPT, NEW, MARGIN, SEEDS = 12, 64, 1e-3, 24
 
 
-def greedy(model, prompt, pictures):
+def greedy(model, prompt, pictures={}):
     """Tokens and margin; None if the text ends early."""
     out = model.generate(prompt, **pictures, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=NEW,
                          output_logits=True, return_dict_in_generate=True, pad_token_id=0)
@@ -66,11 +67,7 @@ def make(folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", default=os.path.join(os.path.dirname(__file__), "..", "tests", "golden"))
-    root = parser.parse_args().folder
-    torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(1)
+    root = golden_folder(__doc__, os.path.join(os.path.dirname(__file__), "..", "tests", "golden"))
     for path in sorted(glob.glob(os.path.join(root, "*", "config.json"))):
         make(os.path.dirname(path))
 

@@ -9,7 +9,6 @@ For each model it writes folder/<name>/ with save_pretrained, and golden.safeten
     losses_projector (8)       of 8 AdamW steps in which only the projector is trained, from the same start
 The vision tower is never trained. tests/test_parity.c compares. Needs torch and transformers 4.57.
 """
-import argparse
 import copy
 import os
 
@@ -19,6 +18,8 @@ from transformers import (CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForCo
                           SiglipVisionConfig)
 
 import golden
+
+from golden_folder import golden_folder
 
 B, T, IMAGE_TOKEN, SIDE, PATCH = golden.B, golden.T, 98, 28, 14
 ROWS = (SIDE // PATCH) ** 2
@@ -132,11 +133,7 @@ def make(name, spec, folder, seed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", default=os.path.join(os.path.dirname(__file__), "..", "tests", "golden"))
-    root = parser.parse_args().folder
-    torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(1)
+    root = golden_folder(__doc__, os.path.join(os.path.dirname(__file__), "..", "tests", "golden"))
     for seed, (name, spec) in enumerate(MODELS.items()):
         folder = os.path.join(root, name)
         os.makedirs(folder, exist_ok=True)

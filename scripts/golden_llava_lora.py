@@ -8,17 +8,16 @@ save_pretrained, and golden.safetensors as golden_lora.py makes it, also with th
 modules_to_save names the projector, PEFT trains all of it, too, and saves it in adapter_model.safetensors; its values differ from
 the base's. In AdamW its biases are not decayed. tests/test_parity.c compares. Needs torch, transformers 5 and peft.
 """
-import argparse
 import os
 
 import torch
-import transformers
 from peft import LoraConfig, get_peft_model
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from transformers import LlavaForConditionalGeneration
 
 import golden
+from golden_folder import golden_folder
 from golden_llava import in_files
 from golden_lora import scale_of
 
@@ -105,12 +104,7 @@ def make(name, root, seed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", default="tests/golden")
-    root = parser.parse_args().folder
-    torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()
+    root = golden_folder(__doc__, "tests/golden")
     for seed, name in enumerate(SETTINGS):
         make(name, root, seed)
 

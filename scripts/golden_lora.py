@@ -13,18 +13,17 @@ save_pretrained (adapter_config.json, adapter_model.safetensors), and golden.saf
     merged.<tensor>          first and last row of each matrix that has an adapter, after merge_and_unload with the random A, B
 tests/test_parity.c compares. Needs torch, transformers and peft.
 """
-import argparse
 import json
 import os
 
 import torch
-import transformers
 from peft import LoraConfig, get_peft_model
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from golden import BETA1, BETA2, CLIP, DECAY, EPS, LR, MODELS, STEPS, mean_loss
+from golden_folder import golden_folder
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 SETTINGS = {
@@ -141,12 +140,7 @@ def save(name, model, golden, weights, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", default="tests/golden")
-    root = parser.parse_args().folder
-    torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()
+    root = golden_folder(__doc__, "tests/golden")
     for seed, name in enumerate(MODELS):
         folder = os.path.join(root, "lora", name)
         os.makedirs(folder, exist_ok=True)

@@ -16,16 +16,15 @@ folder/muon/NAME.safetensors, for each model that golden.py made in folder/NAME,
     rows.<tensor>            after them, the first and the last row; of the embedding, the rows of the first two tokens
 tests/test_parity.c compares. Needs torch 2.9 or later, transformers and safetensors.
 """
-import argparse
 import os
 
 import numpy as np
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from golden import BETA1, BETA2, CLIP, DECAY, EPS, LR, MODELS, STEPS, mean_loss, parameter_groups
+from golden_folder import golden_folder
 
 MATRICES = [("q", 32, 32), ("k", 16, 32), ("v", 16, 32), ("o", 32, 32), ("gate", 48, 32), ("up", 48, 32), ("down", 32, 48)]
 HEAD = 16
@@ -90,12 +89,7 @@ def train_model(folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", default=os.path.join(os.path.dirname(__file__), "..", "tests", "golden"))
-    root = parser.parse_args().folder
-    torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()
+    root = golden_folder(__doc__, os.path.join(os.path.dirname(__file__), "..", "tests", "golden"))
     tensors = {}
     for case, settings, heads in CASES:
         for i, (name, rows, columns) in enumerate(MATRICES):

@@ -12,7 +12,6 @@ The order of the sequences is numpy's. The schedule and the groups of parameters
 torch.optim.AdamW with clip_grad_norm_. One row of the embedding is so large that the step with this token overflows: its loss is
 not finite, and it makes no update. tests/test_train_parity.c compares. Needs torch, transformers and numpy.
 """
-import argparse
 import math
 import os
 
@@ -20,6 +19,8 @@ import numpy
 import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Olmo2Config
+
+from golden_folder import golden_folder
 
 STEPS, BATCH, T, INSTANCES, SEED = 8, 8, 16, 50, 11         # so that two steps are of a second epoch
 LR, LR_FIRST, LR_LAST, WARMUP = 1e-2, 2e-3, 1e-3, 3
@@ -166,11 +167,7 @@ def distance(model, other, start):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", default="tests/golden/train")
-    folder = parser.parse_args().folder
-    torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(1)
+    folder = golden_folder(__doc__, "tests/golden/train")
     steps = order_of_steps()
     tokens, labels = make_data(steps)
     start = make_model()

@@ -23,12 +23,9 @@ export in f32.
 
 --train is the command of the program; --export uses only its last word. Needs torch, transformers and tokenizers.
 """
-import argparse
 import json
 import os
 import re
-import shlex
-import subprocess
 import tempfile
 
 import numpy
@@ -39,9 +36,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from golden import MODELS, randomize
+from small_runs import check_loss, each_model, export, parser_of, train
 
 B, T = 2, 32
-STEP = f"global_train_batch_size: {B}\ndevice_train_microbatch_size: 1\nmax_duration: 1\neval_interval: null\n"
 # ./train warns: it reads the spelling of transformers 4 as transformers 4 does
 OTHERWISE = {("Olmo3ForCausalLM", "rope_theta")}
 MADE_ANEW = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "max_window_layers"}
@@ -71,30 +68,6 @@ def make(config, folder, seed):
     return torch.randint(1, config.vocab_size, (B, T), generator=generator)
 
 
-def run(command):
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{shlex.join(command)}\n{done.stdout}error: exit status {done.returncode}")
-
-
-def train(options, root, name, load, rate, recipe="f32"):
-    """One step from the folder `load`; returns the checkpoint and its loss."""
-    settings, folder = os.path.join(root, name + ".yaml"), os.path.join(root, name)
-    with open(settings, "w", encoding="utf-8") as file:
-        file.write(f"{STEP}recipe: {recipe}\nload_path: {load}\nsave_folder: {folder}\nmodel: {{max_sequence_length: {T}}}\n"
-                   f"optimizer: {{learning_rate: {rate}, weight_decay: 0}}\nscheduler: {{name: constant}}\n"
-                   f"data: {{paths: [{root}/tokens.npy]}}\n")
-    run([*shlex.split(options.train), settings])
-    with open(os.path.join(folder, "metrics.jsonl"), encoding="utf-8") as file:
-        losses = [json.loads(line).get("train/CrossEntropyLoss") for line in file]
-    return os.path.join(folder, "step1"), next(x for x in losses if x is not None)
-
-
-def export(options, checkpoint, folder, dtype, *more):
-    run([shlex.split(options.train)[-1], f"--export={checkpoint}", folder, f"--dtype={dtype}", *more])
-    return folder
-
-
 def load(folder, dtype):
     model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager",
                                                        output_loading_info=True)
@@ -105,11 +78,6 @@ def load(folder, dtype):
 @torch.no_grad()
 def logits_of(folder, tokens):
     return load(folder, torch.float32)(tokens).logits
-
-
-def check_loss(what, loss, logits, tokens):
-    expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).double(), tokens[:, 1:].flatten()).item()
-    assert abs(loss - expected) <= 1e-5 * expected, f"{what}: ./train has the loss {loss}, transformers {expected}"
 
 
 def check_rounded(folder, exact, dtype):
@@ -152,11 +120,11 @@ def round_trip(options, name, config, root, seed):
     numpy.asarray(tokens, dtype=numpy.uint16).tofile(os.path.join(root, "tokens.npy"))
     before = logits_of(original, tokens)
 
-    same, loss = train(options, root, "same", original, 0)
+    same, loss = train(options, root, "same", original, 0, T)
     check_loss("saved", loss, before, tokens)
     assert torch.equal(logits_of(export(options, same, os.path.join(root, "same-f32"), "f32"), tokens), before)
 
-    trained, _ = train(options, root, "trained", original, 1e-3)
+    trained, _ = train(options, root, "trained", original, 1e-3, T)
     exported = {d: export(options, trained, os.path.join(root, d), d) for d in ("f32", "bf16", "f16")}
     after = logits_of(exported["f32"], tokens)
     assert torch.equal(after, logits_of(trained, tokens)) and not torch.equal(after, before)
@@ -165,7 +133,7 @@ def round_trip(options, name, config, root, seed):
     for folder in exported.values():
         files = check_files(folder, original)
 
-    _, loss = train(options, root, "again", exported["f32"], 0)
+    _, loss = train(options, root, "again", exported["f32"], 0, T)
     check_loss("exported", loss, after, tokens)
     rounded = (logits_of(exported["bf16"], tokens) - after).abs().max().item()
     print(f"{name}: logits and files equal; a step moved logits by "
@@ -212,7 +180,7 @@ def try_key(options, name, config, root, seed):
         return
     numpy.asarray(tokens, dtype=numpy.uint16).tofile(os.path.join(root, "tokens.npy"))
     try:
-        same, loss = train(options, root, "same", original, 0)
+        same, loss = train(options, root, "same", original, 0, T)
     except SystemExit as error:
         print(f"{name}: refused: {str(error).splitlines()[-2]:.200}", flush=True)
         return
@@ -224,24 +192,17 @@ def try_key(options, name, config, root, seed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", default="./train")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="models of golden.py; default: all")
+    parser = parser_of(__doc__, "golden.py")
     parser.add_argument("--keys", action="store_true", help="every honoured key of config.json; NAMEs are classes then")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()
     if options.keys:
         transformers.utils.logging.set_verbosity(transformers.utils.logging.CRITICAL)
     for name, config in variants(options.names) if options.keys else ():
         with tempfile.TemporaryDirectory() as root:
             try_key(options, name, config, root, 0)
-    for name in () if options.keys else options.names or MODELS:
-        if name not in MODELS:
-            parser.error(f"there is no model {name}; there are {', '.join(MODELS)}")
-        with tempfile.TemporaryDirectory() as root:
-            files = round_trip(options, name, MODELS[name], root, list(MODELS).index(name))
     if not options.keys:
+        for name, seed, root in each_model(parser, options, MODELS):
+            files = round_trip(options, name, MODELS[name], root, seed)
         print("files:", *files)
 
 

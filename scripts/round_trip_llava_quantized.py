@@ -14,9 +14,7 @@ exports the checkpoint in each format, and each folder once more as f32. The scr
 
 Needs torch, transformers 5, tokenizers, compressed-tensors, bitsandbytes and accelerate.
 """
-import argparse
 import copy
-import tempfile
 
 import torch
 import transformers
@@ -24,9 +22,9 @@ from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from transformers import LlavaConfig, LlavaForConditionalGeneration
 
 import golden_llava
-from compare_llava_peft import load, logits_of, loss_of, train, write_data
-from round_trip import export
+from compare_llava_peft import load, logits_of, train, write_data
 from round_trip_quantized import FORMATS, wide, weight_of
+from small_runs import check_loss, each_model, export, parser_of
 
 UNCODED = ("vision_tower", "multi_modal_projector", "lm_head")
 
@@ -94,8 +92,7 @@ def check_format(options, name, checkpoint, root, batch, original):
     assert all(torch.equal(x, tower[n]) for n, x in original.model.vision_tower.state_dict().items()), f"{name}: another tower"
     logits = logits_of(exact, batch)
     _, loss = train(options, root, name + "-again", folder, 0, 1)
-    expected = loss_of(logits, batch["tokens"])
-    assert abs(loss - expected) <= 1e-5 * expected, f"{name}: ./train has the loss {loss}, transformers {expected}"
+    check_loss(name, loss, logits, batch["tokens"], golden_llava.IMAGE_TOKEN)
     if served is not None:
         worst = (served - logits).abs().max().item()
         assert worst <= 1e-4, f"{name}: logits differ by {worst}"
@@ -114,16 +111,11 @@ def round_trip(options, name, root, seed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", default="./train")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="models of golden_llava.py; default: all")
+    parser = parser_of(__doc__, "golden_llava.py")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    for seed, name in enumerate(options.names or golden_llava.MODELS):
-        with tempfile.TemporaryDirectory() as root:
-            round_trip(options, name, root, seed)
+    for name, seed, root in each_model(parser, options, golden_llava.MODELS):
+        round_trip(options, name, root, seed)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,8 @@ f32. The script ends with an error unless:
 --train is the command of the program; --export uses only its last word. Needs torch, transformers, tokenizers,
 compressed-tensors, bitsandbytes and accelerate.
 """
-import argparse
 import copy
 import os
-import tempfile
 
 import numpy
 import torch
@@ -32,6 +30,7 @@ from transformers import AutoModelForCausalLM
 
 import round_trip
 from golden import MODELS
+from small_runs import check_loss, each_model, export, parser_of, train
 
 FORMATS = {
     "fp8": ["fp8"], "fp8-block": ["fp8", "--block=128"], "fp8-deepseek": ["fp8", "--layout=fp8"],
@@ -96,8 +95,8 @@ def shared_scales(folder):
 
 @torch.no_grad()
 def check_format(options, name, checkpoint, root, original, tokens):
-    folder = round_trip.export(options, checkpoint, os.path.join(root, name), *FORMATS[name])
-    plain = round_trip.export(options, folder, os.path.join(root, name + "-f32"), "f32")
+    folder = export(options, checkpoint, os.path.join(root, name), *FORMATS[name])
+    plain = export(options, folder, os.path.join(root, name + "-f32"), "f32")
     round_trip.check_files(folder, original, {"quantization_config"})
     if name == "fp8-trained":
         shared_scales(folder)
@@ -106,8 +105,8 @@ def check_format(options, name, checkpoint, root, original, tokens):
     served = None if rounds else model(tokens).logits       # compressed-tensors decodes weights when they are first needed
     exact = check_weights(name, model, plain)
     logits = exact(tokens).logits
-    _, loss = round_trip.train(options, root, name + "-again", folder, 0)
-    round_trip.check_loss(name, loss, logits, tokens)
+    _, loss = train(options, root, name + "-again", folder, 0, round_trip.T)
+    check_loss(name, loss, logits, tokens)
     if not rounds:
         worst = (served - logits).abs().max().item()
         assert worst <= 1e-4, f"{name}: logits differ by {worst}"
@@ -118,8 +117,8 @@ def round_trip_quantized(options, name, config, root, seed):
     original = os.path.join(root, "original")
     tokens = round_trip.make(wide(config), original, seed)
     numpy.asarray(tokens, dtype=numpy.uint16).tofile(os.path.join(root, "tokens.npy"))
-    checkpoint, _ = round_trip.train(options, root, "trained", original, 1e-3, "fp8")
-    exact = round_trip.logits_of(round_trip.export(options, checkpoint, os.path.join(root, "f32"), "f32"), tokens)
+    checkpoint, _ = train(options, root, "trained", original, 1e-3, round_trip.T, recipe="fp8")
+    exact = round_trip.logits_of(export(options, checkpoint, os.path.join(root, "f32"), "f32"), tokens)
     moved = {}
     for form in FORMATS:
         moved[form] = (check_format(options, form, checkpoint, root, original, tokens) - exact).abs().max().item()
@@ -128,18 +127,11 @@ def round_trip_quantized(options, name, config, root, seed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", default="./train")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="models of golden.py; default: all")
+    parser = parser_of(__doc__, "golden.py")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    for name in options.names or MODELS:
-        if name not in MODELS:
-            parser.error(f"there is no model {name}; there are {', '.join(MODELS)}")
-        with tempfile.TemporaryDirectory() as root:
-            round_trip_quantized(options, name, MODELS[name], root, list(MODELS).index(name))
+    for name, seed, root in each_model(parser, options, MODELS):
+        round_trip_quantized(options, name, MODELS[name], root, seed)
 
 
 if __name__ == "__main__":
