@@ -16,7 +16,7 @@ static inline int fp8_padded(int count)
 }
 
 /* What block_forward saves for block_backward. Tensors that hold the same values in the same format are the same memory ("= x").
- * What backward recomputes, or needs only for a moment, is in memory that all blocks share ("shared").
+ * All blocks share the memory of tensors that backward recomputes, or needs only for a moment ("shared").
  *                                                                                        f32, bf16       coat             */
 typedef struct {
     Tensor attn_res, mlp_res;          /* (N, C) residual stream before attention and before the MLP  own  shared, one for both */

@@ -9,8 +9,8 @@
  * Each rank of a shard group owns one slice of every unit: of its master weights, accumulated gradients and moments; all
  * ranks at the same place of their groups hold the same. The strategies are the size of that group and two choices of
  * memory: of how many units the gathered weights stay until the optimizer has changed them, and whether gradients are
- * summed over ranks once per step or with every micro-batch. What the configuration leaves open is as memory allows
- * (run/memory.c).
+ * summed over ranks once per step or with every micro-batch. run/memory.c decides, by the memory, what the configuration
+ * leaves open.
  *
  *   NO_SHARD        groups of 1           nothing to gather
  *   FULL_SHARD      one group of all      two blocks' weights at a time; those of as many units as fit stay
@@ -22,7 +22,7 @@
  *
  * FP8 operands are gathered as codes. Each has its own scale; once per step one all-reduce takes the maxima of all. Copies for
  * computing exist only where the stored weights can't serve: in another format, or sharded (the table `ways` of param_store.c).
- * What is trained and what is frozen are two regions of a unit, sharded and gathered one after the other. */
+ * The trained and the frozen parameters of a unit are two regions, sharded and gathered one after the other. */
 #pragma once
 #include "model/param_store.h"
 

@@ -111,8 +111,8 @@ static int buffer_of(const ParamStore *f, int u, bool own)
     return own || (u > 0 && u < last) ? NUM_ROTATING + u : u == last && f->tied ? 1 : 0;
 }
 
-/* On one rank F32 and BF16 weights are views or small copies, which all stay. What backward reads of stored codes, and what was
- * gathered of them, never changes. */
+/* On one rank F32 and BF16 weights are views or small copies, which all stay. Stored codes, gathered or
+ * read by backward, never change. */
 static Lifetime lifetime_of(const ParamStore *f, int u)
 {
     const bool fp8 = format_is_fp8(buffer_format(f, u)), quantized = f->shape[u].numel[QUANTIZED] > 0;
@@ -341,7 +341,7 @@ static void add_step(ParamStore *f, int u, const Param *p, Step step)
 }
 
 /* A slice that was cast to its place is gathered in place. Others are gathered as stored, those of the region QUANTIZED to where
- * they are remade. What is on the host is fetched to its place first. */
+ * they are remade. Slices on the host are fetched to their place first. */
 static void add_gather(ParamStore *f, int u, Region r, bool casts)
 {
     const Slice *s = &f->shard[u].slice[r];

@@ -97,7 +97,7 @@ typedef struct {
     Tensor      replicated;            /* (1, n): the other parameters of blocks with FP8 operands, norm weights and adapters:
                                           whole on each rank */
     float      *square_sum;            /* device memory: sum of the squares of this rank's gradients; between steps a flag of
-                                          whoever looks through the shards */
+                                          checks that read all shards */
     Recipe      recipe;
     const Optimizer *optimizer;        /* whose states the shards have */
     BaseFormat  base_format;           /* how the region QUANTIZED is stored */
@@ -157,7 +157,7 @@ bool        store_on_host(const ParamStore *f, int unit, Hosted h);
 bool        store_encodes(const ParamStore *f, int unit, const Param *p);        /* the update makes its `source` */
 size_t      store_host_bytes(const ParamStore *f, Hosted h);     /* of this rank; those of NUM_HOSTED are of all */
 ShardChoice   store_shard_choice(const ParamStore *f);             /* that f was planned with; slots: 0 */
-/* What is on the host comes to the device part by part when the optimizer needs it, in one of three places. */
+/* States on the host come to the device part by part for the optimizer, in one of three places. */
 enum { STAGES_OF_UPDATE = 3, PART_OF_UPDATE = 32 << 20 };
 size_t      store_stage_bytes(const ParamStore *f);        /* of the largest part */
 /* (1, n), elements of t, a flat tensor of this slice, from element `first` of the region on. */

@@ -141,7 +141,7 @@ void model_plan(Model *m, ParamStore *f, const Config *c, ShardChoice p)
     plan_all(&(Arena){ 0 }, m, f, c, p);
 }
 
-/* What is shared does not depend on where weights are. */
+/* Shared buffers do not depend on where weights are. */
 void model_replan(Model *m, ParamStore *f, const Config *c, ShardChoice p)
 {
     plan_all(&(Arena){ 0 }, m, f, c, p);

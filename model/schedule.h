@@ -10,8 +10,8 @@ double schedule_lr           (const Config *c, RunLength length, long step, long
 double schedule_max_grad_norm(const Config *c, long step, long tokens);    /* 0: no clipping */
 
 /* The batch size of a step, counted from 1, in sequences over all ranks [Merrill et al. 2025, arXiv 2505.23971: batch size warmup
- * by doubling]. tokens: of the steps after `first` up to `last`. steps_for: steps after `step` until there are so many tokens
- * more. */
+ * by doubling]. tokens: of the steps after `first` up to `last`. steps_for: steps after `step` in which `tokens` more are
+ * trained. */
 int    schedule_batch        (const Config *c, long step);
 double schedule_tokens       (const Config *c, long first, long last);
 double schedule_steps_for    (const Config *c, long step, double tokens);

@@ -18,7 +18,7 @@
 #include "kernels/runtime/trace.h"
 #include "model/muon.h"
 
-/* What tensor ranks have copies of counts once. */
+/* Parameters that all tensor ranks have count once. */
 static Tensor counted_grads(const ParamStore *f, int u)
 {
     const Shard *s = &f->shard[u];
@@ -260,7 +260,7 @@ static void return_part(const ParamStore *f, Stages *s, const UpdatePart *p, int
     device_queue(QUEUE_COMPUTE);
 }
 
-/* What is queued after it finds all parts on the host again, and their stages free. */
+/* Operations queued after this find all parts on the host again, and their stages free. */
 static void close_stages(Stages *s)
 {
     for (int i = 0; i < STAGES_OF_UPDATE; i++) {

@@ -6,9 +6,9 @@
 
 The pictures are those that the files of conversations name (make_chat_shards.py --images reads the same forms); names are relative
 to --root. Equal files are stored once. --model: the rows that the model's vision tower gives to its projector, by transformers on
-the GPU, if there is one; needs torch, transformers and pillow. --pixels: no tower; the picture, scaled to --size, in patches of so
-many pixels, each a row of values from -1 to 1; needs pillow and numpy. OUTPUT gets features-NNNN.bf16 and features.json
-(data/images.h). A program that was interrupted goes on where it was; pictures that are there already are not computed again.
+the GPU, if there is one; needs torch, transformers and pillow. --pixels: no tower; the picture, scaled to --size, in square patches of
+--pixels pixels a side, each a row of values from -1 to 1; needs pillow and numpy. OUTPUT gets features-NNNN.bf16 and features.json
+(data/images.h). A program that was interrupted continues where it was; pictures that are there already are not computed again.
 """
 import argparse, hashlib, json, math, os, sys
 

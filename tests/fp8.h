@@ -163,7 +163,7 @@ static inline void product(double *ref, double *bound, const double *old, int ro
         }
 }
 
-/* The bias of matmul, and its gradient. ref, bound: of the product alone. */
+/* The bias of matmul, and its gradient. ref, bound: of the product without it. */
 static inline void check_bias(Tensor y, Tensor x, Tensor w, Tensor dy, double *ref, double *bound)
 {
     const int N = y.rows, O = y.cols;

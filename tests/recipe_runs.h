@@ -46,9 +46,9 @@ static inline float *as_floats(Tensor t)
     return x;
 }
 
-/* A step of B sequences in `parts` micro-batches; the first of several has no labels. behind: afterwards another micro-batch, with
- * its loss times this, and an evaluation; 0: none. */
-typedef struct { Keep keep; bool saved_forward; int parts; ScalesOf scales; float behind; } How;
+/* A step of B sequences in `parts` micro-batches; the first of several has no labels. before: another step comes first, with its
+ * loss times this, and an evaluation; 0: none. */
+typedef struct { Keep keep; bool saved_forward; int parts; ScalesOf scales; float before; } How;
 
 static inline void step(Model *model, ParamStore *store, const Config *c, int parts, uint64_t seed, float factor)
 {
@@ -63,8 +63,8 @@ static inline void step(Model *model, ParamStore *store, const Config *c, int pa
                    n + model->N < N ? PASS_ACCUMULATE : PASS_COMPLETE);
 }
 
-/* The result of a step in `parts` micro-batches; behind: see How. */
-static inline Result run_config(Config c, int parts, float behind)
+/* The result of a step in `parts` micro-batches; before: see How. */
+static inline Result run_config(Config c, int parts, float before)
 {
     const ModelConfig *m = &c.model;
     Model model;
@@ -73,9 +73,9 @@ static inline Result run_config(Config c, int parts, float behind)
     model_create(&model, &store, &c);
     store_init(&store, m, 3);
     test_fill_adapters(&store, 9);
-    if (behind != 0) {
+    if (before != 0) {
         const int zeros[MAX_TOKENS] = { 0 };
-        step(&model, &store, &c, parts, 2, behind);
+        step(&model, &store, &c, parts, 2, before);
         model_step(&model, &store, zeros, zeros, NULL, 0, 0, PASS_FORWARD);
         take_losses(&model);
         fsdp_empty_grads(&store);
@@ -99,7 +99,7 @@ static inline Result run_as(const ModelConfig *m, const char *recipe, How how)
     c.recipe.scales = how.scales;
     if (how.saved_forward)
         c.recipe.forward = FROM_SAVED;
-    return run_config(c, how.parts, how.behind);
+    return run_config(c, how.parts, how.before);
 }
 
 static inline Result run(const ModelConfig *m, const char *recipe, Keep keep, bool saved_forward)

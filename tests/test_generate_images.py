@@ -241,7 +241,7 @@ class Scripts(unittest.TestCase):
         self.assertIn("expected llava, a model with images", self.call("generate.py", "is", "--image", self.path(0)).stderr)
 
     def test_scores(self):
-        """Of answers "red cat", "the dog", "a cat": one right but for an article, one with half of the words, one wrong."""
+        """Scores of answers "red cat", "the dog", "a cat": one right but for an article, one with half of the words, one wrong."""
         answers = [[5, 6], [7, 8], [4, 6]]
         lines = [{"image": f"{i}.png", "messages": [{"role": "user", "content": "<image>\nwhat is it"},
                                                     {"role": "assistant", "content": text}]}

@@ -225,11 +225,11 @@ static void test_published(void **state)
     }
 }
 
-static void put_h(const Layer *a, double diagonal, double beside)
+static void put_h(const Layer *a, double diagonal, double off_diagonal)
 {
     float *h = keep((size_t)a->I * (size_t)a->I * sizeof *h);
     for (int i = 0; i < a->I * a->I; i++)
-        h[i] = (float)(i / a->I == i % a->I ? diagonal : beside);
+        h[i] = (float)(i / a->I == i % a->I ? diagonal : off_diagonal);
     put(a->device_h, h);
 }
 
@@ -253,14 +253,14 @@ static void test_identity(void **state)
 static void test_no_factor(void **state)
 {
     (void)state;
-    static const struct { double diagonal, beside, damping; } cases[] = {
+    static const struct { double diagonal, off_diagonal, damping; } cases[] = {
         { 0, 0, 0 }, { NAN, 0, 0 }, { 1, INFINITY, 0 }, { 1, NAN, 0 }, { -1, 0, 0 }, { 1, -12.0 / 159, 0 },
         { 1, -1.05 / 159, 0.1 }, { 1, -1.5 / 159, 1 }, { 1, -3.0 / 159, 10 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Layer a;
         make_weights(&a, 20, 160, 32);
-        put_h(&a, cases[i].diagonal, cases[i].beside);
+        put_h(&a, cases[i].diagonal, cases[i].off_diagonal);
         const GptqResult r = run(&a, 0.01, true);
         assert_true(fabs(r.damping - cases[i].damping) <= 1e-6);
         assert_true(isnan(r.error) == (cases[i].damping == 0) && isnan(r.rounded) == (cases[i].damping == 0));

@@ -232,7 +232,7 @@ static void test_parts(void **state)
 }
 
 /* Adapters on all matrices, or on some parts of a fused matrix; the base stored like other weights, or read from codes. Nothing is
- * clamped: a step of A moves so many values of q, k and v that some always cross their limit (test_parity clamps). */
+ * clamped: a step of A moves many values of q, k and v, and some always cross their limit (test_parity clamps). */
 static ModelConfig adapted_model(SmallModel a)
 {
     const unsigned some = 1 << LORA_K | 1 << LORA_V | 1 << LORA_O | 1 << LORA_UP;

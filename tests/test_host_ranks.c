@@ -254,7 +254,7 @@ static void test_small_parts(void **state)
     close_run(&r);
 }
 
-/* What just fits stays, also where the first unit on the host would cost more than it saves. */
+/* A state that just fits stays, also where the first unit on the host would cost more than it saves. */
 static void test_fits(void **state)
 {
     (void)state;

@@ -86,7 +86,7 @@ class ImagesTest(Folder):
         self.assertEqual(os.stat(os.path.join(output, "features-0000.f32")).st_mtime_ns, before)
 
     def test_resumed(self):
-        """A file of features at a time; a run that ended after the first goes on, and gives the files of one that did not."""
+        """A file of features at a time; a run that ended after the first continues, and gives the files of one that did not."""
         chats = self.write("x.jsonl", [talk(IMAGE + "q", image=name) for name in ("a.png", "b.png")])
         whole, expected = self.features(chats, "--per-file", "1", output=os.path.join(self.top, "whole"))
         torn = self.write("y.jsonl", [talk(IMAGE + "q", image=name) for name in ("a.png", "none.png")])

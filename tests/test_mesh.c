@@ -156,7 +156,7 @@ static void check_partition(const Mesh *m, int g)
 
 static int checked;
 
-/* All meshes of so many ranks, whose dimensions from d on are open. */
+/* All meshes of `ranks` ranks, whose dimensions from d on are open. */
 static void check_meshes(Mesh *m, int d, int ranks)
 {
     static const Ranks used[] = { RANKS_REPLICA, RANKS_CONTEXT, RANKS_TENSOR, RANKS_STAGE, RANKS_DATA, RANKS_SHARD, RANKS_PIPELINE,

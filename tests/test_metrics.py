@@ -117,7 +117,7 @@ class FollowerTest(Folder):
         self.assertEqual(self.seen, [record(1), record(2), {"step": 2, "eval/val/CrossEntropyLoss": 5}])
 
     def test_damaged_line(self):
-        """It is passed over, as a run that goes on leaves it where it is; a step that is no number of one is damage too."""
+        """It is passed over, as a run that continues leaves it where it is; a step that is no number of one is damage too."""
         damaged = b'{"step": 2, "train/Cr\n{"step": Infinity}\n{"step": "7"}\n\xff\n'
         self.append(as_lines([record(1)]) + damaged + as_lines([record(3)]))
         self.poll()

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The page of scripts/watch.py --serve in a real browser, headless Chromium, which a pipe commands (Chrome DevTools Protocol):
-curves are drawn, grow while the run goes on, follow it back, and fit a phone. Without Chromium (apt-get install chromium) skipped.
+curves are drawn, grow during the run, follow it back, and fit a phone. Without Chromium (apt-get install chromium) skipped.
 
     python3 tests/test_watch_browser.py --picture data/figures/watch.png RUN...     # what README.md shows
 """

@@ -79,12 +79,12 @@ template <typename T> __device__ static inline T shared_at(unsigned place)
 }
 
 /* A dot product of four codes with one 128 and zeros is the offset of that code's values, 128 bytes per code. */
-__device__ static inline void decode_codes(float (&x)[EACH], unsigned map, int behind, uint2 codes, float absmax)
+__device__ static inline void decode_codes(float (&x)[EACH], unsigned map, int offset, uint2 codes, float absmax)
 {
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         const unsigned value = __dp4a(i < 4 ? codes.x : codes.y, (unsigned)sizeof(float) * LANES << 8 * (i % 4), map);
-        x[i] = __fmul_rn(shared_at<float>(value + behind), absmax);
+        x[i] = __fmul_rn(shared_at<float>(value + offset), absmax);
     }
 }
 
@@ -130,10 +130,10 @@ __device__ static inline uint32_t rank_bytes(uint32_t a, uint32_t b, uint32_t c,
 }
 
 /* bits + entry of dynamic8_steps. The dot product of a float's halves with 0 and 4 is the offset of the entry. */
-__device__ static inline uint32_t rank_of(float x, unsigned steps, int behind)
+__device__ static inline uint32_t rank_of(float x, unsigned steps, int offset)
 {
     const uint32_t bits = __float_as_uint(x);
-    return bits + shared_at<uint32_t>(__dp2a_lo(bits, (unsigned)sizeof bits << 8, steps) + behind);
+    return bits + shared_at<uint32_t>(__dp2a_lo(bits, (unsigned)sizeof bits << 8, steps) + offset);
 }
 
 /* |x| inverse is at most 1, or NaN, which fmaxf replaces. Smaller numbers are replaced by the smallest number of rank 1 if x is

@@ -426,7 +426,7 @@ static void check_fp8(Kind kind, int m, int k, const char *width, const char *co
 {
     if (m % 8 || k % 16)
         die("%s in FP8: %s = %d must be a multiple of 8 and %s = %d a multiple of 16 on this GPU; pad the dimension, "
-            "or choose a recipe with bf16 operands (--format.head=bf16 for the head's alone)", kind_name[kind], width, m,
+            "or choose a recipe with bf16 operands (--format.head=bf16: only for the head)", kind_name[kind], width, m,
             contraction, k);
 }
 

@@ -114,7 +114,7 @@ static int listen_in(sa_family_t family, in_port_t *port)
     return fd;
 }
 
-static int open_door(Listener *d)
+static int open_listener(Listener *d)
 {
     in_port_t port;
     int fd = listen_in(AF_INET6, &port);
@@ -152,13 +152,13 @@ static bool let_in(int fd, const Listener *d)
 }
 
 /* Rank 0 */
-static void wait_for_all(int door, const Listener *d)
+static void wait_for_all(int listener, const Listener *d)
 {
-    struct pollfd p = { .fd = door, .events = POLLIN };
+    struct pollfd p = { .fd = listener, .events = POLLIN };
     const double until = clock_seconds() + CONNECT + 1;
     for (int in = 0; in < hosts.n && clock_seconds() < until; )
         if (poll(&p, 1, 100) == 1) {
-            int fd = accept4(door, NULL, NULL, SOCK_CLOEXEC);
+            int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
             in += fd >= 0 && let_in(fd, d);
         }
 }
@@ -379,16 +379,16 @@ void hosts_start(int leader)
     list_links(leader);
     if (!several_hosts())
         return;
-    int door = comm_rank() == 0 ? open_door(&d) : -1;
+    int listener = comm_rank() == 0 ? open_listener(&d) : -1;
     comm_broadcast(&d, sizeof d, 0);
     if (comm_rank() == 0 && d.n > 0)
-        wait_for_all(door, &d);
+        wait_for_all(listener, &d);
     else if (hosts.n > 0) {
         hosts.link[0].fd = connect_to(&d, leader);
         hosts.link[0].known = hosts.link[0].fd >= 0;
     }
-    if (door >= 0)
-        close(door);
+    if (listener >= 0)
+        close(listener);
     agree();
 }
 

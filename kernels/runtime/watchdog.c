@@ -59,9 +59,9 @@ static const double AWAY_AFTER = 15;    /* and until it can end the run. NOTE: m
                                          * the lost host, as after the end of a rank, it would wait for a quarter of an hour */
 
 static struct {
-    SharedTable *board;
-    RankState *rank;                    /* board->rank */
-    Heartbeat *sight;                       /* (n) */
+    SharedTable *table;
+    RankState *rank;                    /* table->rank */
+    Heartbeat *heartbeat;               /* (n) */
     int    n, self;
     _Atomic int timeout;                /* the main thread may change this and the next */
     void (*_Atomic name)(int part, char text[PART_NAME]);
@@ -148,7 +148,7 @@ static int compose_away(char *text, size_t size, FaultKind kind)
 static int compose(char *text, size_t size, const Fault *f)
 {
     const RankState *s = &watchdog.rank[f->who];
-    const Heartbeat *seen = &watchdog.sight[f->who];
+    const Heartbeat *seen = &watchdog.heartbeat[f->who];
     char host[64] = "", who[160], culprit[128], waiting[128], device[160] = "", other[160] = "";
     int part = -1;
     const char *blocked = f->kind == NOBODY ? trace_blocked(&part) : NULL;
@@ -212,7 +212,7 @@ static _Noreturn void report(const Fault *f)
 {
     char text[1500];
     compose(text, sizeof text, f);
-    end(text, 1, atomic_exchange(&watchdog.board->spoken, true));
+    end(text, 1, atomic_exchange(&watchdog.table->spoken, true));
 }
 
 /* NOTE: launchers send signals, too, to the ranks that remain after one has ended: its message, or that of the watchdogs, comes
@@ -220,10 +220,10 @@ static _Noreturn void report(const Fault *f)
 void watchdog_end(const char *text, int status)
 {
     bool silent = false;
-    usleep(watchdog.board ? (useconds_t)(2 * INTERVAL * 1e6) : comm_rank() > 0 ? 1000000 : 0);
-    for (int i = 0; watchdog.board && i < watchdog.n; i++)
+    usleep(watchdog.table ? (useconds_t)(2 * INTERVAL * 1e6) : comm_rank() > 0 ? 1000000 : 0);
+    for (int i = 0; watchdog.table && i < watchdog.n; i++)
         silent = silent || (i != watchdog.self && watchdog.rank[i].state == LEAVING);
-    end(text, status, silent || (watchdog.board && atomic_exchange(&watchdog.board->spoken, true)));
+    end(text, status, silent || (watchdog.table && atomic_exchange(&watchdog.table->spoken, true)));
 }
 
 /* ---- watching ---------------------------------------------------------------------------------------------- */
@@ -235,13 +235,13 @@ static bool process_exists(const RankState *s)
 
 static bool is_silent(int i)
 {
-    return watchdog.sight[i].silent >= long_silence();
+    return watchdog.heartbeat[i].silent >= long_silence();
 }
 
 static void look(double passed)
 {
     for (int i = 0; i < watchdog.n; i++) {
-        Heartbeat *s = &watchdog.sight[i];
+        Heartbeat *s = &watchdog.heartbeat[i];
         const WorkerState *w = needed(&watchdog.rank[i]);
         unsigned long progress = w ? w->beats : watchdog.rank[i].marks, beats = watchdog.rank[i].beats;
         s->idle = progress == s->progress ? s->idle + passed : 0;
@@ -257,14 +257,14 @@ static void look(double passed)
 static void look_at_hosts(double passed)
 {
     static bool told = false;
-    bool leaving = watchdog.board->spoken;
+    bool leaving = watchdog.table->spoken;
     for (int i = 0; i < watchdog.n; i++)
         leaving = leaving || watchdog.rank[i].state == LEAVING;
     hosts_look(passed, leaving);
     if (hosts_leaving())
-        watchdog.board->spoken = true;
+        watchdog.table->spoken = true;
     const double silence = hosts_silence();
-    watchdog.board->silence = silence;
+    watchdog.table->silence = silence;
     if (silence >= SILENCE && !told && watchdog_own->rank == 0) {
         char who[512], text[640];
         hosts_name(who, sizeof who, SILENCE);
@@ -277,7 +277,7 @@ static void look_at_hosts(double passed)
 static bool is_late(int i)
 {
     const RankState *s = &watchdog.rank[i];
-    return watchdog.sight[i].idle >= (double)watchdog.timeout * (s->patient && !needed(s) ? PATIENCE : 1);
+    return watchdog.heartbeat[i].idle >= (double)watchdog.timeout * (s->patient && !needed(s) ? PATIENCE : 1);
 }
 
 /* Whether b is likelier to wait for a than a for b. */
@@ -295,13 +295,13 @@ static Fault find_fault(void)
     int last = 0;
     bool differ = false;
     for (int i = 0; i < watchdog.n; i++)
-        if (i != watchdog.self && watchdog.sight[i].visible && !process_exists(&watchdog.rank[i]))
+        if (i != watchdog.self && watchdog.heartbeat[i].visible && !process_exists(&watchdog.rank[i]))
             return (Fault){ watchdog.rank[i].state == WATCHING ? GONE : LEFT, i, NULL };
     const char *text = comm_device_error();
     if (text)
         return (Fault){ DEVICE, watchdog.self, text };
     for (int i = 0; i < watchdog.n; i++)
-        if (is_silent(i) && watchdog.sight[watchdog.self].idle >= watchdog.timeout)
+        if (is_silent(i) && watchdog.heartbeat[watchdog.self].idle >= watchdog.timeout)
             return (Fault){ STOPPED, i, NULL };
     if (hosts_ended())
         return (Fault){ ENDED, watchdog.self, NULL };
@@ -309,8 +309,8 @@ static Fault find_fault(void)
         return (Fault){ NO_FAULT };
     if (needed(watchdog_own))
         return (Fault){ HUNG, watchdog.self, NULL };
-    if (watchdog.board->silence >= long_silence())   /* then ranks of this host may wait for different things */
-        return (Fault){ watchdog.board->silence < AWAY_AFTER ? NO_FAULT : watchdog.self == 0 ? AWAY : NOBODY, watchdog.self, NULL };
+    if (watchdog.table->silence >= long_silence())   /* then ranks of this host may wait for different things */
+        return (Fault){ watchdog.table->silence < AWAY_AFTER ? NO_FAULT : watchdog.self == 0 ? AWAY : NOBODY, watchdog.self, NULL };
     for (int i = 0; i < watchdog.n; i++) {
         if (is_behind(&watchdog.rank[i], &watchdog.rank[last]))
             last = i;
@@ -379,9 +379,9 @@ void watchdog_start(int timeout)
     watchdog.n = comm_local_size();
     watchdog.self = comm_local_rank();
     watchdog_set_timeout(timeout);
-    watchdog.board = comm_host_memory(sizeof *watchdog.board + sizeof *watchdog.rank * (size_t)watchdog.n);
-    watchdog.rank = watchdog.board->rank;
-    watchdog.sight = xcalloc((unsigned long)watchdog.n, sizeof *watchdog.sight);
+    watchdog.table = comm_host_memory(sizeof *watchdog.table + sizeof *watchdog.rank * (size_t)watchdog.n);
+    watchdog.rank = watchdog.table->rank;
+    watchdog.heartbeat = xcalloc((unsigned long)watchdog.n, sizeof *watchdog.heartbeat);
     watchdog_own = &watchdog.rank[watchdog.self];
     watchdog_own->rank = comm_rank();
     watchdog_own->pid = getpid();
@@ -392,7 +392,7 @@ void watchdog_start(int timeout)
     comm_barrier();
     hosts_start(watchdog.rank[0].rank);
     for (int i = 0; i < watchdog.n; i++)
-        watchdog.sight[i].visible = process_exists(&watchdog.rank[i]);
+        watchdog.heartbeat[i].visible = process_exists(&watchdog.rank[i]);
 
     pthread_condattr_t clock;
     pthread_condattr_init(&clock);
@@ -406,7 +406,7 @@ void watchdog_start(int timeout)
 
 void watchdog_stop(void)
 {
-    if (!watchdog.board)
+    if (!watchdog.table)
         return;
     comm_barrier();
     comm_set_before_waiting(NULL);
@@ -420,8 +420,8 @@ void watchdog_stop(void)
     pthread_cond_destroy(&watchdog.wake);
     comm_barrier();             /* no rank's end counts as a fault */
     hosts_stop();
-    free(watchdog.sight);
+    free(watchdog.heartbeat);
     watchdog_alone();
-    watchdog.board = NULL;
+    watchdog.table = NULL;
     watchdog.stop = false;
 }

@@ -82,10 +82,10 @@ char *adapter_base(const char *folder)
     if (value && !json_is_null(value) && !json_is_string(value))
         value_wrong_json(f.path, "base_model_name_or_path", "a text", value);
     const char *name = json_string_value(value);
-    char *beside = name && *name && *name != '/' ? xasprintf("%s/%s", folder, name) : NULL;
-    const bool is_beside = beside && !file_is_in(name, "config.json") && file_is_in(beside, "config.json");
-    char *base = is_beside ? xstrdup(beside) : name && *name ? xstrdup(name) : NULL;
-    free(beside);
+    char *relative = name && *name && *name != '/' ? xasprintf("%s/%s", folder, name) : NULL;
+    const bool is_relative = relative && !file_is_in(name, "config.json") && file_is_in(relative, "config.json");
+    char *base = is_relative ? xstrdup(relative) : name && *name ? xstrdup(name) : NULL;
+    free(relative);
     close_file(&f);
     return base;
 }
@@ -143,10 +143,10 @@ static bool mark(bool *seen, const char *name, const ModelConfig *m)
     for (int k = 0; k < NUM_LORA_MODULES && all == NUM_LORA_MODULES; k++) {
         const size_t n = strlen(name), end = strlen(modules[k]) + 1;
         size_t first = n > end && is_end(modules[k], name) ? n - end : 0;
-        const size_t behind = first;
+        const size_t after = first;
         while (first > 0 && isdigit((unsigned char)name[first - 1]))
             first--;
-        const long b = first < behind && behind - first < 8 ? strtol(name + first, NULL, 10) : -1;
+        const long b = first < after && after - first < 8 ? strtol(name + first, NULL, 10) : -1;
         char file[HF_NAME], path[HF_NAME];
         snprintf(file, sizeof file, "%s%s.%ld.%s", hf_prefix(m), architecture_of(m)->blocks, b, modules[k]);
         hf_tree_name(path, file);

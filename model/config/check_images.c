@@ -38,7 +38,7 @@ void config_check_images(Reader *r)
         die("%s: the text model of a model with images must be a Llama, Mistral or Qwen3, not %s", config_where(r,
             "model.image_feature_size"), c->model.architecture->class);
     if (c->optimizer.projector_lr > 0 && c->optimizer.lr == 0)
-        die("%s: optimizer.projector_learning_rate needs an optimizer.learning_rate above 0; to train the projector alone give "
+        die("%s: optimizer.projector_learning_rate needs an optimizer.learning_rate above 0; to train only the projector give "
             "--trainable='[multi_modal_projector.*]'", config_where(r, "optimizer.projector_learning_rate"));
 }
 
