@@ -115,6 +115,8 @@ typedef struct Model {
                                   rank's, count 0: none */
     ContextExchange exchange;
     ModelConfig *own_config;   /* with tensor ranks: config, which has this rank's heads and MLP width; else NULL */
+
+    /* sizes */
     int       L, N;            /* blocks; tokens of a micro-batch, this rank's                 */
     int       rows;            /* tN: tokens in blocks' layers and attention, those of t tensor ranks */
     int       tile;            /* tokens of a tile of the MLP, in blocks whose MLP backward runs again; rows: no tiles */
@@ -126,6 +128,8 @@ typedef struct Model {
     int       backward_to;     /* the last unit of the backward pass                           */
     int       P;               /* positions that a token can have: T, or more with caches      */
     int       last;            /* with caches: the row of the last token                       */
+
+    /* activations */
     Acts     *unit_acts;       /* [units] of the micro-batch at work; those that are no block use attn_res, where they read the
                                   stream */
     Acts     *acts;            /* those of the first block on */
@@ -138,12 +142,16 @@ typedef struct Model {
     ImageRows images;          /* of the next batch: see model_use_images                      */
     Tensor    down_folded;     /* (C, F) a block's down with the factors of swiglu_operand's columns: matmul's operand */
     Outgoing  outgoing[NUM_NEIGHBOURS];
+
+    /* the head */
     float    *final_stats;     /* (N, 2) mean and rstd of the last block's output              */
     Tensor    final_h;         /* (N, C) the head's operand                                    */
     Tensor    logits;          /* (chunk, V): never all N rows                                 */
     Tensor    dlogits;         /* (chunk, V) their gradient in format.head, if that is FP8: its transpose overwrites the logits */
     Tensor    head_h, head_w;  /* (chunk, C), (V, C) then: E4M3 operands, of the weight only the transpose; in these three
                                   chunk and V are padded: fp8_padded                           */
+
+    /* the batch, its losses, and rotations of its positions */
     int      *targets, *doc_start, *own_doc_start;     /* (N), (B*T + 1), (B*T/c + 1): device memory */
     float    *losses;          /* (2, N) cross entropy and z-loss per token                    */
     float    *sums;            /* [2] their sums since model_zero_losses                          */
@@ -152,6 +160,8 @@ typedef struct Model {
     int      *host_doc_start;  /* (B*T + 1) host memory                                        */
     int      *host_part;       /* (tN) host memory: see context_part                           */
     TokenAt  *host_sorted;     /* (N) host memory                                              */
+
+    /* how it computes */
     bool      in_step;         /* this step has had a micro-batch: its operands' scale_amax are known, ... */
     bool      scales_reused;   /* ... and valid for this one                                   */
     bool      has_head;        /* this rank's stage ends with the head, which makes the losses */
@@ -163,6 +173,8 @@ typedef struct Model {
     void    (*observe)(void *observer, int unit, const Unit *w);       /* unless NULL: called in forward after each unit but the */
     void     *observer;        /* head, with its weights (NULL: it is another stage's, and its output has come); if `observed`,
                                   memory that blocks share holds its values */
+
+    /* memory */
     PlanBytes bytes;           /* of device memory, by purpose                                 */
     float    *amaxes;          /* of the scales of FP8 operands, for a step: num_sets times amax_bytes */
     size_t    amax_bytes, *amax_at;            /* [units + 1] amax_at: where a unit's begin in those of a set */

@@ -82,6 +82,7 @@ typedef struct {
 typedef enum { HOST_FROZEN, HOST_MOMENTS, HOST_MASTER, NUM_HOSTED } Hosted;
 
 typedef struct {
+    /* the units */
     int         num_units;
     HfTensor   *tensor;                /* [num_tensors] of all units, as files have them */
     int         num_tensors;
@@ -91,6 +92,8 @@ typedef struct {
     Unit       *unit, *dunit;          /* [num_units] weights in compute format, and gradients */
     WeightBuffer *weight_buffer;       /* [num_buffers]: those that units share, then one per unit */
     GradBuffer *grad_buffer;           /* [num_buffers] */
+
+    /* tensors of all units together */
     Tensor      scales;                /* (1, 4 per FP8 operand): their scales, 16 bytes apart; those of frozen ones last */
     int         trained_scales;        /* columns of `scales` in front of those */
     Tensor      quantized_scales;      /* (1, 4 per matrix of the blocks) of region QUANTIZED: of FP8 operands and of stored E4M3 */
@@ -98,16 +101,22 @@ typedef struct {
                                           whole on each rank */
     float      *square_sum;            /* device memory: sum of the squares of this rank's gradients; between steps a flag of
                                           checks that read all shards */
+
+    /* how they are stored */
     Recipe      recipe;
     const Optimizer *optimizer;        /* whose states the shards have */
     BaseFormat  base_format;           /* how the region QUANTIZED is stored */
     bool        plain_nf4;             /* NF4 without double quantization */
     bool        tied;
+
+    /* this rank's part, and when ranks exchange */
     Pipeline    pipe;                  /* this rank's stage: only its units have shards, copies and buffers here */
     int         first_trained;         /* the first unit of all stages with a trained parameter: backward ends there */
     int         shards, rank;          /* ranks of a shard group, and this one's place in it */
     int         tensor_ranks, tensor_place;  /* ranks that compute a layer together, and this one's place among them */
     bool        sum_once;              /* gradients are summed over ranks once per step */
+
+    /* memory */
     bool        placed;                /* the memory is there; else fsdp.h's verbs show where all will lie, and move nothing */
     int         resident;              /* weights of units 0 .. resident - 1 are gathered, or rounded, once per step */
     bool        forward_only;          /* no transposed copies */
