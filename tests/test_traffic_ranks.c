@@ -1,5 +1,8 @@
 /* What ranks send in a step, as collectives count it, is what a rehearsal of the step says, to the byte: of every mesh of these
- * ranks, strategy, and recipes; and what formulas say, where a formula is short. */
+ * ranks, strategies, and recipes; and what formulas say, where a formula is short. By hand on up to 64 ranks, where strategies and
+ * recipes take turns from mesh to mesh:
+ *
+ *     OPENBLAS_NUM_THREADS=1 mpirun --oversubscribe --bind-to none -n 64 build/cpu/tests/test_traffic_ranks */
 #include <string.h>
 
 #include "tests/kit.h"
@@ -12,17 +15,11 @@
 #include "tests/ranks.h"
 #include "tests/ranks_training.h"
 
-/* Each of so many context ranks has whole sixteens of tokens, and each of so many stages a block. */
-enum { MICRO_BATCHES = 2, MOST_RANKS = 64, HEADS = 64 };
-
-static int tokens_of_sequence(void)
-{
-    return 16 * comm_size();
-}
-
+enum { MICRO_BATCHES = 2, MOST_RANKS = 64 };
 
 static const char *const names[NUM_SENT] = { "gathers", "scattered sums", "sums", "exchanges", "messages", "host values" };
 
+/* least_tensor, most_tensor: how many tensor ranks it may have. */
 typedef struct {
     const char *recipe;
     SmallModel model;
@@ -30,16 +27,37 @@ typedef struct {
     BaseFormat base;
     HostUse host;
     bool tied;
+    int least_tensor, most_tensor, chunks;
+    char *optimizer;
 } Case;
 
 typedef struct { int stages, replicas, shard, context, tensor; Gathering gathering; GradSum sum; } Setting;
 
-static ModelConfig model_of(const Case *k)
+static int chunks_of(const Case *k, const Setting *s)
 {
+    return s->stages > 1 && k->chunks > 1 ? k->chunks : 1;
+}
+
+/* As many as the schedule can divide. */
+static int micro_batches_of(const Case *k, const Setting *s)
+{
+    return chunks_of(k, s) > 1 ? s->stages : MICRO_BATCHES;
+}
+
+/* Each chunk of a stage has a block, each rank whole sixteens of tokens, and each tensor rank whole groups of the states. */
+static ModelConfig model_of(const Case *k, const Setting *s)
+{
+    enum { GROUP = 128 };
     ModelConfig m = architecture(k->model);
-    m.n_layers = comm_size() > 2 ? comm_size() : 2;
-    m.n_kv_heads = m.n_heads = comm_size() > 8 ? HEADS : 8;
-    m.max_sequence_length = tokens_of_sequence();
+    const int blocks = s->stages * chunks_of(k, s), sharing = s->context * s->tensor;
+    m.n_layers = blocks > 2 ? blocks : 2;
+    m.n_kv_heads = m.n_heads = sharing > 8 ? sharing : 8;
+    if (strcmp(k->recipe, "coat") == 0) {
+        m.n_kv_heads = m.n_heads = GROUP / m.head_dim * sharing;
+        m.mlp_width = GROUP * s->tensor;
+    } else if (s->tensor > 1)
+        m.mlp_width = 48 * s->tensor;
+    m.max_sequence_length = 16 * sharing;
     m.weight_tying = k->tied;
     return k->modules ? with_adapters(m, 4, k->modules, k->base) : m;
 }
@@ -48,24 +66,29 @@ static Config config_of(const Case *k, const ModelConfig *model, const Setting *
 {
     Config c;
     model_config(&c, model, k->recipe, 1);
-    c.global_train_batch_size = MICRO_BATCHES * comm_size() / (s->stages * s->context * s->tensor);
+    c.global_train_batch_size = micro_batches_of(k, s) * s->replicas * s->shard;
     c.strategy = (Strategy){ .shard_ranks = s->shard * s->context, .gathering = s->gathering, .grad_sum = s->sum,
-                             .context_ranks = s->context, .tensor_ranks = s->tensor, .pipeline_stages = s->stages, .pipeline_chunks = 1 };
+                             .context_ranks = s->context, .tensor_ranks = s->tensor, .pipeline_stages = s->stages,
+                             .pipeline_chunks = chunks_of(k, s),
+                             .pipeline_schedule = chunks_of(k, s) > 1 ? PIPELINE_INTERLEAVED : PIPELINE_1F1B };
     c.host.moments = c.host.master = c.host.frozen = k->host;
+    if (k->optimizer)
+        c.optimizer.name = k->optimizer;
     return c;
 }
 
 /* ---- a step, and its rehearsal ----------------------------------------------------------------------------------- */
 
-static void step(Model *m, ParamStore *f, const Config *c)
+static void step(Model *m, ParamStore *f, const Config *c, int micro_batches)
 {
     static int tokens[MICRO_BATCHES * 16 * MOST_RANKS];
-    assert_true(comm_size() <= MOST_RANKS);
-    for (int i = 0; i < MICRO_BATCHES * tokens_of_sequence(); i++)
+    const int count = micro_batches * c->model.max_sequence_length;
+    assert_true(count <= (int)(sizeof tokens / sizeof *tokens));
+    for (int i = 0; i < count; i++)
         tokens[i] = test_token(11, (uint64_t)i, c->model.vocab_size);
     fsdp_empty_grads(f);
     model_zero_losses(m);
-    model_batch(m, f, tokens, tokens, NULL, MICRO_BATCHES, 1e-3f, 0, PASS_COMPLETE);
+    model_batch(m, f, tokens, tokens, NULL, micro_batches, 1e-3f, 0, PASS_COMPLETE);
     optimizer_grad_norm(f);
     optimizer_step(f, c, 1, 1, 1e-3, 1);
 }
@@ -77,15 +100,15 @@ static void read_sent(size_t sent[NUM_SENT])
 }
 
 /* What the second of two steps sends. */
-static void measure(size_t sent[NUM_SENT], Model *m, ParamStore *f, const Config *c)
+static void measure(size_t sent[NUM_SENT], Model *m, ParamStore *f, const Config *c, int micro_batches)
 {
     size_t before[NUM_SENT];
     memory_plan(m, f, c);
     model_place(m, f, c);
     store_init(f, &c->model, 5);
-    step(m, f, c);
+    step(m, f, c, micro_batches);
     read_sent(before);
-    step(m, f, c);
+    step(m, f, c, micro_batches);
     read_sent(sent);
     for (Sent s = 0; s < NUM_SENT; s++)
         sent[s] -= before[s];
@@ -107,69 +130,83 @@ static size_t layers(const ParamStore *f)
 }
 
 /* Between tensor ranks each layer gathers and scatters rows of the stream, forward and backward, for attention and the MLP. */
-static size_t rows_of_ranks(const Model *m, const ParamStore *f, const Config *c, size_t layers_of_ranks)
+static size_t rows_of_ranks(const Model *m, const ParamStore *f, const Config *c, size_t passes)
 {
-    return MICRO_BATCHES * layers_of_ranks * (size_t)m->N * (size_t)c->model.d_model * bytes_of(c->recipe.stream)
-         * (size_t)(f->tensor_ranks - 1);
+    return passes * (size_t)m->N * (size_t)c->model.d_model * bytes_of(c->recipe.stream) * (size_t)(f->tensor_ranks - 1);
+}
+
+/* Muon gathers the updates of units with matrices, in BF16, and scatters what it makes of them. */
+static size_t updates(const ParamStore *f)
+{
+    size_t bytes = 0;
+    for (int u = 0; u < f->num_units && f->optimizer->orthogonalizes; u++)
+        bytes += f->shape[u].matrices && store_holds(f, u) ? f->shard[u].slice[TRAINED].count * dtype_size(BF16) : 0;
+    return bytes * (size_t)(f->shards - 1);
 }
 
 /* All weights gathered once in the step, where all compute in one format. */
-static size_t gathers(const Model *m, const ParamStore *f, const Config *c)
+static size_t gathers(const Model *m, const ParamStore *f, const Config *c, size_t micro_batches)
 {
-    size_t bytes = 0;
+    size_t bytes = updates(f);
     for (int u = 0; u < f->num_units; u++)
         bytes += f->shard[u].slice[TRAINED].count * bytes_of(c->recipe.stream) * (size_t)(fsdp_shards(f, u) - 1);
-    return bytes + rows_of_ranks(m, f, c, 4 * layers(f));
+    return bytes + rows_of_ranks(m, f, c, micro_batches * 4 * layers(f));
 }
 
 /* Without trained weights before it the first block's gradient ends in its adapters. */
-static size_t scattered(const Model *m, const ParamStore *f, const Config *c, bool ends)
+static size_t scattered(const Model *m, const ParamStore *f, const Config *c, size_t micro_batches, bool ends)
 {
     size_t bytes = 0;
     for (int u = 0; u < f->num_units; u++)
         bytes += f->shard[u].slice[TRAINED].count * bytes_of(c->recipe.grads) * (size_t)(fsdp_shards(f, u) - 1);
-    return bytes * (f->sum_once ? 1 : MICRO_BATCHES) + rows_of_ranks(m, f, c, 4 * layers(f) - (ends && f->pipe.stage == 0));
+    return bytes * (f->sum_once ? 1 : micro_batches) + updates(f)
+         + rows_of_ranks(m, f, c, micro_batches * (4 * layers(f) - (ends && f->pipe.stage == 0)));
 }
 
-/* Each way the stream of each micro-batch, back also its maximum; to the next stage also the sum of squares. Between the first and
- * the last stage the gradients of the matrix that both have. */
-static size_t messages(const Model *m, const ParamStore *f, const Config *c)
+/* Of each chunk forward the stream of each micro-batch and the sum of squares so far, back the gradient of the stream and its
+ * maximum. Between the first and the last stage the gradients of the matrix that both have. */
+static size_t messages(const Model *m, const ParamStore *f, const Config *c, size_t micro_batches)
 {
-    const int stages = f->pipe.stages, stage = f->pipe.stage;
+    const int stages = f->pipe.stages, stage = f->pipe.stage, chunks = c->strategy.pipeline_chunks;
     const size_t stream = (size_t)m->N * (size_t)c->model.d_model * bytes_of(c->recipe.stream);
-    const bool shares = c->model.weight_tying && stages > 1 && (stage == 0 || stage == stages - 1);
-    return (shares ? f->shard[0].slice[TRAINED].count * bytes_of(c->recipe.grads) : 0)
-         + (stage < stages - 1 ? MICRO_BATCHES * stream + sizeof(float) : 0)
-         + (stage > 0 ? MICRO_BATCHES * (stream + (m->work.dres_amax ? sizeof(float) : 0)) : 0);
+    const size_t amax = m->work.dres_amax ? sizeof(float) : 0;
+    const size_t forward = (size_t)(chunks - (stage == stages - 1)), back = (size_t)(chunks - (stage == 0));
+    const bool shares = c->model.weight_tying && (stage == 0 || stage == stages - 1);
+    if (stages <= 1)
+        return 0;
+    return forward * (micro_batches * stream + sizeof(float)) + back * micro_batches * (stream + amax)
+         + (shares ? f->shard[0].slice[TRAINED].count * bytes_of(c->recipe.grads) : 0);
 }
 
 /* Forward: q, k, v to whole sequences, the output back. Backward: the output's gradient, q, k, v and the output to whole sequences,
- * the gradients of q, k, v back. With as many key heads as heads, q, k and v
- * have the width of three outputs. */
-static size_t exchanges(const Model *m, const ParamStore *f, const Config *c)
+ * the gradients of q, k, v back. With as many key heads as heads, q, k and v have the width of three outputs. */
+static size_t exchanges(const Model *m, const ParamStore *f, const Config *c, size_t micro_batches)
 {
-    const size_t tensor = (size_t)m->N * (size_t)(c->model.n_heads * c->model.head_dim) * bytes_of(c->recipe.stream);
-    const size_t context = (size_t)m->context;
-    return MICRO_BATCHES * layers(f) * (3 + 1 + 1 + 3 + 1 + 3) * tensor * (context - 1) / context;
+    const size_t width = (size_t)(c->model.n_heads / f->tensor_ranks * c->model.head_dim), context = (size_t)m->context;
+    const size_t tensor = (size_t)m->rows * width * bytes_of(c->recipe.stream);
+    return micro_batches * layers(f) * (3 + 1 + 1 + 3 + 1 + 3) * tensor * (context - 1) / context;
 }
 
-static void check_formulas(const size_t sent[NUM_SENT], const Model *m, const ParamStore *f, const Config *c, const Case *k)
+static void check_formulas(const size_t sent[NUM_SENT], const Model *m, const ParamStore *f, const Config *c, const Case *k,
+                           size_t micro_batches)
 {
-    assert_int_equal(sent[SENT_SCATTERED_SUMS], scattered(m, f, c, k->modules != 0));
-    assert_int_equal(sent[SENT_MESSAGES], messages(m, f, c));
-    assert_int_equal(sent[SENT_EXCHANGES], exchanges(m, f, c));
+    assert_int_equal(sent[SENT_SCATTERED_SUMS], scattered(m, f, c, micro_batches, k->modules != 0));
+    assert_int_equal(sent[SENT_MESSAGES], messages(m, f, c, micro_batches));
+    assert_int_equal(sent[SENT_EXCHANGES], exchanges(m, f, c, micro_batches));
     if (f->resident == f->num_units && !format_is_fp8(c->recipe.operand) && !k->modules)
-        assert_int_equal(sent[SENT_GATHERS], gathers(m, f, c));
+        assert_int_equal(sent[SENT_GATHERS], gathers(m, f, c, micro_batches));
     assert_true(comm_size() > 1 || sent[SENT_GATHERS] + sent[SENT_SUMS] + sent[SENT_HOST_VALUES] == 0);
 }
 
 /* ---- all meshes -------------------------------------------------------------------------------------------------- */
 
+static int meshes, steps;           /* that were compared */
+
 static void check(const Case *k, const Setting *s)
 {
-    const ModelConfig model = model_of(k);
+    const ModelConfig model = model_of(k, s);
     Config c = config_of(k, &model, s), dry = c;
-    const int micro_batches = MICRO_BATCHES;
+    const int micro_batches = micro_batches_of(k, s);
     size_t sent[NUM_SENT];
     Model m;
     ParamStore f;
@@ -177,75 +214,94 @@ static void check(const Case *k, const Setting *s)
     dry.dry_run = true;
     dry.ranks = comm_size();
     divide_in_tensor(s->stages, c.strategy.shard_ranks, s->context, s->tensor);
-    measure(sent, &m, &f, &c);
+    measure(sent, &m, &f, &c, micro_batches);
     rehearse(&r, &micro_batches, 1, &dry, f.pipe.stage);
     /* The rehearsal is of the first shard; sums of what tensor ranks have copies of are those of the shard that has it. */
     const bool sums = s->tensor == 1 || f.rank == 0;
     for (Sent what = 0; what < NUM_SENT; what++)
         if (sent[what] != r.sent[what] && (sums || what != SENT_SUMS))
             fail_msg("%s, %s, modules %#x, host %d, %d stages, %d replicas, %d shards of %d context ranks of %d tensor ranks, "
-                     "gathering %d, sum %d: rank %d sent %zu bytes of %s, its rehearsal %zu", k->recipe, architecture_name(k->model), k->modules, k->host,
-                     s->stages, s->replicas, s->shard, s->context, s->tensor, s->gathering, s->sum, comm_rank(), sent[what], names[what],
-                     r.sent[what]);
-    check_formulas(sent, &m, &f, &c, k);
+                     "gathering %d, sum %d: rank %d sent %zu bytes of %s, its rehearsal %zu", k->recipe, architecture_name(k->model),
+                     k->modules, k->host, s->stages, s->replicas, s->shard, s->context, s->tensor, s->gathering, s->sum, comm_rank(),
+                     sent[what], names[what], r.sent[what]);
+    check_formulas(sent, &m, &f, &c, k, (size_t)micro_batches);
     rehearsal_free(&r);
     model_free(&m, &f);
     release();
+    steps++;
 }
 
-/* Stages gather and sum once per step. On many ranks a mesh has one strategy, the next one another. */
+/* Stages gather and sum once per step. Of six strategies each mesh of few ranks has all, of up to 16 ranks two, and else one: the
+ * next mesh has the next ones. */
 static void check_strategies(const Case *k, Setting s)
 {
-    static int turn;
-    const bool shards = s.shard * s.context > 1;
-    for (s.gathering = s.stages > 1 && shards ? GATHER_ONCE : GATHER_OFTEN; s.gathering <= GATHER_ONCE; s.gathering++)
-        for (s.sum = s.stages > 1 ? SUM_ONCE : SUM_OFTEN; s.sum <= SUM_ONCE; s.sum++)
-            if ((comm_size() <= 4 && s.tensor == 1) || turn++ % 3 == 0)
-                check(k, &s);
+    const bool shards = s.shard * s.context * s.tensor > 1;
+    const Gathering first_gathering = s.stages > 1 && shards ? GATHER_ONCE : GATHER_OFTEN;
+    const GradSum first_sum = s.stages > 1 ? SUM_ONCE : SUM_OFTEN;
+    const int sums = SUM_ONCE - first_sum + 1, strategies = (GATHER_ONCE - first_gathering + 1) * sums;
+    const int each = strategies == 1 || (comm_size() <= 4 && s.tensor == 1) ? 1 : comm_size() <= 16 ? strategies / 2 : strategies;
+    for (int i = meshes % each; i < strategies; i += each) {
+        s.gathering = first_gathering + (Gathering)(i / sums);
+        s.sum = first_sum + (GradSum)(i % sums);
+        check(k, &s);
+    }
 }
 
-static void check_meshes(const Case *k, int tensor)
+/* coat: its states make a rank's part wide, so few tensor ranks are tried. Master weights on the host are encoded by the update,
+ * which exchanges their maxima. */
+static const Case cases[] = {
+    { "bf16", LLAMA, .least_tensor = 1, .most_tensor = MOST_RANKS },
+    { "coat", LLAMA, .tied = true, .least_tensor = 1, .most_tensor = 8 },
+    { "fp8", LLAMA, ALL_MODULES, .least_tensor = 2, .most_tensor = MOST_RANKS },
+    { "coat-lean", OLMO2, .host = HOST_ALL, .least_tensor = 1, .most_tensor = 1 },
+    { "coat-lean", LLAMA, ALL_MODULES, BASE_NF4, .least_tensor = 1, .most_tensor = 1 },
+    { "bf16", LLAMA, .optimizer = "muon", .chunks = 2, .least_tensor = 1, .most_tensor = 1 },
+};
+
+/* On more than 16 ranks the cases take turns too. */
+static void check_mesh(Setting s)
 {
-    const int ranks = comm_size() / tensor;
-    for (int stages = 1; stages <= ranks; stages *= 2)
-        for (int replicas = 1; replicas <= ranks / stages; replicas *= 2)
-            for (int context = 1; context <= ranks / stages / replicas && context * tensor <= model_of(k).n_heads;
-                 context *= 2)
-                check_strategies(k, (Setting){ stages, replicas, ranks / stages / replicas / context, context, tensor });
+    const Case *allowed[sizeof cases / sizeof *cases];
+    int count = 0;
+    for (const Case *k = cases; k < cases + sizeof cases / sizeof *cases; k++)
+        if (s.tensor >= k->least_tensor && s.tensor <= k->most_tensor)
+            allowed[count++] = k;
+    for (int i = 0; i < count; i++)
+        if (comm_size() <= 16 || i == meshes % count)
+            check_strategies(allowed[i], s);
+    meshes++;
 }
 
-static void test_bf16(void **state)
+static bool divides(int a, int b)
+{
+    return b % a == 0;
+}
+
+static void test_meshes(void **state)
 {
     (void)state;
-    for (int tensor = 1; tensor <= comm_size(); tensor *= 2)
-        check_meshes(&(Case){ "bf16", LLAMA }, tensor);
+    for (int tensor = 1; tensor <= comm_size(); tensor++) {
+        const int ranks = comm_size() / tensor;
+        for (int stages = 1; divides(tensor, comm_size()) && stages <= ranks; stages++)
+            for (int replicas = 1; divides(stages, ranks) && replicas <= ranks / stages; replicas++)
+                for (int context = 1; divides(replicas, ranks / stages) && context <= ranks / stages / replicas; context++)
+                    if (divides(context, ranks / stages / replicas))
+                        check_mesh((Setting){ stages, replicas, ranks / stages / replicas / context, context, tensor });
+    }
 }
 
-static void test_coat(void **state)
+static int print_count(void **state)
 {
     (void)state;
-    check_meshes(&(Case){ "coat", LLAMA, .tied = true }, 1);
-    for (int tensor = 2; tensor <= comm_size(); tensor *= 2)
-        check_meshes(&(Case){ "fp8", LLAMA, ALL_MODULES }, tensor);
-}
-
-/* Master weights on the host are encoded by the update, which exchanges their maxima. */
-static void test_host(void **state)
-{
-    (void)state;
-    check_meshes(&(Case){ "coat-lean", OLMO2, .host = HOST_ALL }, 1);
-}
-
-static void test_adapters(void **state)
-{
-    (void)state;
-    check_meshes(&(Case){ "coat-lean", LLAMA, ALL_MODULES, BASE_NF4 }, 1);
+    if (comm_rank() == 0)
+        print_message("%d meshes, %d steps\n", meshes, steps);
+    return 0;
 }
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_bf16), cmocka_unit_test(test_coat), cmocka_unit_test(test_host),
-                                        cmocka_unit_test(test_adapters) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_meshes) };
     start_ranks(&argc, &argv);
-    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+    alarm(comm_size() > 8 ? 3600 : 300);
+    return finish_ranks(cmocka_run_group_tests(tests, NULL, print_count));
 }
