@@ -85,9 +85,11 @@ void model_free(Model *m, ParamStore *f)
     projector_free(m);
 }
 
+/* In a rehearsal no operation reads them, and sorting would take half of its time. */
 void model_put_tokens(Model *m, const int *tokens, int count)
 {
-    sort_tokens(m->host_sorted, tokens, count, m->config->embedding_size);
+    if (m->memory != nowhere(1))
+        sort_tokens(m->host_sorted, tokens, count, m->config->embedding_size);
     device_put(m->sorted, m->host_sorted, sizeof *m->sorted * (size_t)count);
     m->docs = (Documents){ 0 };
     context_divide(m);

@@ -34,10 +34,12 @@ static Config *plan(const char *yaml, const char *arguments)
 #define LONG      "--device_memory=79.2 --device_train_microbatch_size=1 --recipe=coat-lean "
 #define ONE(b)    "--ranks=1 --global_train_batch_size=64 --device_train_microbatch_size=" b " "
 #define TWO(n, b) "--ranks=2 --global_train_batch_size=" n " --device_train_microbatch_size=" b " "
+#define TENSOR    "--ranks=2 --device_memory=78 --recipe=coat --global_train_batch_size=16 --device_train_microbatch_size="
 #define SHAPE_13B "--model.d_model=5120 --model.n_layers=40 --model.n_heads=40 --model.mlp_hidden_size=27648 "
-#define SHAPE_70B "--model.d_model=8192 --model.n_layers=80 --model.n_heads=64 --model.n_kv_heads=8 --model.mlp_hidden_size=57344 "
+#define WIDTHS_70B "--model.d_model=8192 --model.n_heads=64 --model.n_kv_heads=8 --model.mlp_hidden_size=57344 "
+#define SHAPE_70B WIDTHS_70B "--model.n_layers=80 "
 
-/* Tokens/s of each H100, tests/MEASUREMENTS.md. */
+/* Tokens/s of each H100, the last five rows of each H200, tests/MEASUREMENTS.md. */
 static const struct { const char *yaml, *arguments; double measured; } rows[] = {
     { LLAMA_2, T2048 ONE("8") "--recipe=coat", 25767 },
     { LLAMA_2, T2048 ONE("8") "--recipe=coat-lean", 25504 },
@@ -67,6 +69,11 @@ static const struct { const char *yaml, *arguments; double measured; } rows[] = 
     { LLAMA_2, T2048 TWO("64", "4") "--recipe=coat --parallelism.pipeline=2", 23353 },
     { LLAMA_3, LONG "--ranks=2 --model.max_sequence_length=131072 --global_train_batch_size=1 --activations.keep=attention "
       "--parallelism.context=2", 3770 },
+    { LLAMA_3, TENSOR "2 --model.max_sequence_length=8192", 18339 },
+    { LLAMA_3, TENSOR "4 --model.max_sequence_length=8192 --parallelism.tensor=2", 15962 },
+    { LLAMA_3, TENSOR "4 --model.max_sequence_length=8192 --parallelism.context=2", 16638 },
+    { LLAMA_2, TENSOR "2 --model.max_sequence_length=4096 --model.n_layers=8 " WIDTHS_70B, 25291 },
+    { LLAMA_2, TENSOR "4 --model.max_sequence_length=4096 --model.n_layers=8 " WIDTHS_70B "--parallelism.tensor=2", 22755 },
 };
 
 static void test_measured(void **state)
@@ -150,29 +157,45 @@ static void test_network(void **state)
 
 /* ---- meshes ------------------------------------------------------------------------------------------------------ */
 
-/* The meshes of 8 ranks that a dry run accepts, for a model of 4 blocks with 2 key heads. */
+/* Whether a dry run of ./train accepts the mesh. */
+static bool is_accepted(const char *settings, int stages, int context, int tensor, int replicas)
+{
+    return finish(start_command("%s/train configs/tiny.yaml --dry_run %s --parallelism.pipeline=%d --parallelism.context=%d "
+                                "--parallelism.tensor=%d --fsdp.sharding_strategy=HYBRID_SHARD "
+                                "--fsdp.hybrid_sharding_num_model_replicas=%d", setting("BUILD", "build/cpu"), settings, stages,
+                                context, tensor, replicas)) == 0;
+}
+
+static void check_possible(const char *settings, int stages, int context, int tensor, int replicas)
+{
+    Config *c = plan("configs/tiny.yaml", settings);
+    c->strategy.pipeline_stages = stages;
+    c->strategy.context_ranks = context;
+    c->strategy.tensor_ranks = tensor;
+    c->strategy.shard_ranks = 8 / stages / tensor / replicas;
+    const bool possible = c->strategy.shard_ranks > 0 && mesh_is_possible(c);
+    if (possible != is_accepted(settings, stages, context, tensor, replicas))
+        fail_msg("%d stages, %d context ranks, %d tensor ranks, %d replicas: possible %d: %s", stages, context, tensor, replicas,
+                 possible, output);
+    config_free(c);
+}
+
+/* The meshes of 8 ranks that a dry run accepts, for a model of 4 blocks with 2 key heads; with tensor ranks also where their parts
+ * have no whole groups, and where the optimizer needs whole matrices. */
 static void test_possible(void **state)
 {
     (void)state;
+    static const char base[] = "--ranks=8 --device_memory=8 --model.weight_tying=false --global_train_batch_size=16 "
+                               "--device_train_microbatch_size=1 --model.max_sequence_length=128";
     for (int stages = 1; stages <= 8; stages *= 2)
         for (int context = 1; context <= 4; context *= 2)
-            for (int replicas = 1; replicas <= 4; replicas *= 4) {
-                static const char base[] = "--ranks=8 --device_memory=8 --model.weight_tying=false --global_train_batch_size=16 "
-                                           "--device_train_microbatch_size=1 --model.max_sequence_length=128";
-                Config *c = plan("configs/tiny.yaml", base);
-                c->strategy.pipeline_stages = stages;
-                c->strategy.context_ranks = context;
-                c->strategy.shard_ranks = 8 / stages / replicas;
-                const bool possible = c->strategy.shard_ranks > 0 && mesh_is_possible(c);
-                const int status = finish(start_command("%s/train configs/tiny.yaml --dry_run %s --parallelism.pipeline=%d "
-                                                        "--parallelism.context=%d --fsdp.sharding_strategy=HYBRID_SHARD "
-                                                        "--fsdp.hybrid_sharding_num_model_replicas=%d",
-                                                        setting("BUILD", "build/cpu"), base, stages, context, replicas));
-                if (possible != (status == 0))
-                    fail_msg("%d stages, %d context ranks, %d replicas: status %d, possible %d: %s", stages, context, replicas,
-                             status, possible, output);
-                config_free(c);
-            }
+            for (int replicas = 1; replicas <= 4; replicas *= 4)
+                check_possible(base, stages, context, 1, replicas);
+    for (int tensor = 2; tensor <= 4; tensor *= 2)
+        for (int context = 1; context <= 2; context *= 2)
+            check_possible(base, 2, context, tensor, 1);
+    check_possible("--ranks=8 --device_memory=8 --global_train_batch_size=16 --device_train_microbatch_size=1 "
+                   "--optimizer.name=muon", 1, 1, 2, 1);
 }
 
 /* ---- words ------------------------------------------------------------------------------------------------------- */
@@ -195,6 +218,10 @@ static void test_limits(void **state)
                  "computation takes");
     expect_limit("--ranks=64 --network=1 --device_memory=80 --global_train_batch_size=64 --device_train_microbatch_size=1",
                  "sums of gradients");
+    expect_limit("--ranks=8 --device_memory=80 --parallelism.tensor=8 --global_train_batch_size=8 --device_train_microbatch_size=8",
+                 "mostly for what tensor ranks exchange: a smaller parallelism.tensor");
+    expect_limit("--ranks=8 --gpus_per_host=4 --network=45 --device_memory=80 --parallelism.context=8 --global_train_batch_size=8 "
+                 "--device_train_microbatch_size=8", "context ranks of several hosts");
     expect_limit("--ranks=8 --device_memory=80 --parallelism.pipeline=8 --global_train_batch_size=4 "
                  "--device_train_microbatch_size=1", "stages wait for each other");
     expect_limit("--ranks=1 --device_memory=24 --recipe=coat-lean --activations.keep=block --global_train_batch_size=1 "
@@ -216,8 +243,14 @@ static void test_printed(void **state)
                    "not measured beyond 2 GPUs");
     expect_printed("--ranks=16 --global_train_batch_size=16 --device_train_microbatch_size=1", "give --network");
     expect_printed("--ranks=2 --global_train_batch_size=4 --device_train_microbatch_size=1 --mesh=auto",
-                   "1 replicas x 2 shards x 1 context ranks x 1 stages: ");
-    expect_printed("--ranks=2 --global_train_batch_size=4 --device_train_microbatch_size=1 --mesh=auto", "limit: ");
+                   "1 replicas x 2 shards x 1 context ranks x 1 tensor ranks x 1 stages: ");
+    /* One sequence for both ranks: they share it, its layers, or are two stages. */
+    expect_printed("--ranks=2 --global_train_batch_size=1 --device_train_microbatch_size=1 --parallelism.context=2 --mesh=auto",
+                   "meshes of 2 ranks: 3 fit");
+    assert_non_null(strstr(output, "FULL_SHARD --parallelism.context=2\n"));
+    assert_non_null(strstr(output, "FULL_SHARD --parallelism.context=1 --parallelism.tensor=2\n"));
+    assert_non_null(strstr(output, "FULL_SHARD --parallelism.context=1 --parallelism.pipeline=2\n"));
+    assert_non_null(strstr(output, "limit: "));
 }
 
 int main(void)

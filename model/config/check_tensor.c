@@ -1,14 +1,14 @@
 /* Checks of ranks that compute layers together (parallelism.tensor). */
-#include "model/config/table.h"
+#include "model/config/check_tensor.h"
 
 #include "kernels/runtime/error.h"
+#include "model/config/table.h"
 #include "model/optimizer.h"
 #include "model/params.h"
 
 /* What these ranks cannot do is refused before anything is read or written. */
-static void check_combinations(const Reader *r, const char *place, int n)
+static char *refused_combination(const Config *c)
 {
-    const Config *c = &r->s->c;
     const struct { bool asked; const char *what; } list[] = {
         { c->generate != NULL, "generate continues each prompt on one rank" },
         { c->samples.prompts != NULL, "samples.prompts: these ranks cannot continue prompts during training; use --generate on a "
@@ -23,24 +23,24 @@ static void check_combinations(const Reader *r, const char *place, int n)
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         if (list[i].asked)
-            die("%s: parallelism.tensor %d: %s. --parallelism.tensor=1 would do", place, n, list[i].what);
+            return xasprintf("%s. --parallelism.tensor=1 would do", list[i].what);
+    return NULL;
 }
 
 /* FP8 GEMMs of GPUs multiply by sixteens; a context rank divides its heads again. */
-static void check_parts(const Reader *r, const char *place, int n)
+static char *refused_parts(const Config *c, int n, int world)
 {
     enum { MULTIPLE = 16 };
-    const Config *c = &r->s->c;
     const ModelConfig *m = &c->model;
     const int context = context_ranks(&c->strategy), ranks = n * context, T = m->max_sequence_length;
     const char *and_context = context > 1 ? " with parallelism.context" : "";
-    if (r->world % ranks != 0)
-        die("%s: parallelism.tensor %d: %d rank%s cannot form groups of %d%s; start a multiple of %d ranks", place, n, r->world,
-            r->world == 1 ? "" : "s", ranks, and_context, ranks);
+    if (world % ranks != 0)
+        return xasprintf("%d rank%s cannot form groups of %d%s; start a multiple of %d ranks", world, world == 1 ? "" : "s", ranks,
+                         and_context, ranks);
     const ModelConfig part = { .n_heads = m->n_heads / n, .n_kv_heads = m->n_kv_heads / n };
     if (m->n_heads % n != 0 || m->n_kv_heads % n != 0 || !context_divides(&part, context))
-        die("%s: parallelism.tensor %d: the model has %d heads and %d key heads, which %d ranks%s cannot share equally; use a "
-            "smaller number", place, n, m->n_heads, m->n_kv_heads, ranks, and_context);
+        return xasprintf("the model has %d heads and %d key heads, which %d ranks%s cannot share equally; use a smaller number",
+                         m->n_heads, m->n_kv_heads, ranks, and_context);
     const struct { const char *what; long width; } list[] = {
         { "all query heads together are", (long)m->n_heads * m->head_dim }, { "each half of the MLP is", m->mlp_width },
         { "q, k and v together are", (m->n_heads + 2L * m->n_kv_heads) * m->head_dim },
@@ -51,16 +51,17 @@ static void check_parts(const Reader *r, const char *place, int n)
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         if (list[i].width % (MULTIPLE * n) != 0)
-            die("%s: parallelism.tensor %d: %s %ld wide, not a multiple of %d x %d, so ranks would not have whole sixteens; use a "
-                "smaller number", place, n, list[i].what, list[i].width, n, MULTIPLE);
+            return xasprintf("%s %ld wide, not a multiple of %d x %d, so ranks would not have whole sixteens; use a smaller number",
+                             list[i].what, list[i].width, n, MULTIPLE);
     for (size_t i = 0; i < sizeof saved / sizeof *saved; i++)
         if (saved[i].f.group > 0 && saved[i].width / n % saved[i].f.group != 0)
-            die("%s: parallelism.tensor %d: %s is %s, but a rank's row of %ld has no whole groups of %d; use a smaller number", place,
-                n, saved[i].key, format_name(saved[i].f), saved[i].width / n, saved[i].f.group);
+            return xasprintf("%s is %s, but a rank's row of %ld has no whole groups of %d; use a smaller number", saved[i].key,
+                             format_name(saved[i].f), saved[i].width / n, saved[i].f.group);
     if (T % (MULTIPLE * ranks) != 0)
-        die("%s: parallelism.tensor %d: model.max_sequence_length %d is not a multiple of %d x %d, so ranks would not have whole "
-            "sixteens of tokens; --model.max_sequence_length=%d would do", place, n, T, ranks, MULTIPLE,
-            (T + MULTIPLE * ranks - 1) / (MULTIPLE * ranks) * (MULTIPLE * ranks));
+        return xasprintf("model.max_sequence_length %d is not a multiple of %d x %d, so ranks would not have whole sixteens of "
+                         "tokens; --model.max_sequence_length=%d would do", T, ranks, MULTIPLE,
+                         (T + MULTIPLE * ranks - 1) / (MULTIPLE * ranks) * (MULTIPLE * ranks));
+    return NULL;
 }
 
 /* Whether a group of elements that have one scale would be on two ranks. Groups follow each other along a whole parameter. */
@@ -72,9 +73,8 @@ static bool cuts_group(const Param *p, size_t group)
     return p->split == SPLIT_COLUMNS && (size_t)p->cols % group != 0;
 }
 
-static void check_groups(const Reader *r, const char *place, int n)
+static char *refused_groups(const Config *c, int n)
 {
-    const Config *c = &r->s->c;
     const Optimizer *o = optimizer_find(c->optimizer.name);
     UnitLayout block;
     unit_shape(&block, &c->model, unit_of_layer(&c->model, 0), 1);
@@ -83,19 +83,25 @@ static void check_groups(const Reader *r, const char *place, int n)
         const int group = optimizer_format(o, k, &c->recipe).group;
         for (const Param *p = block.param; p < block.param + block.num_params; p++)
             if (group > 0 && (c->model.lora.rank == 0 || p->is_adapter) && cuts_group(p, (size_t)group))
-                die("%s: parallelism.tensor %d: the optimizer's state %s has a scale for each %d elements, and a part of %s "
-                    "(%d x %d) does not have whole groups; use fewer tensor ranks, or states without groups", place, n, o->state[k].name,
-                    group, p->name, p->rows, p->cols);
+                return xasprintf("the optimizer's state %s has a scale for each %d elements, and a part of %s (%d x %d) does not "
+                                 "have whole groups; use fewer tensor ranks, or states without groups", o->state[k].name, group, p->name,
+                                 p->rows, p->cols);
     }
+    return NULL;
+}
+
+char *tensor_refusal(const Config *c, int world)
+{
+    const int n = tensor_ranks(&c->strategy);
+    char *refusal = n > 1 ? refused_combination(c) : NULL;
+    if (n > 1 && !refusal)
+        refusal = refused_parts(c, n, world);
+    return n > 1 && !refusal ? refused_groups(c, n) : refusal;
 }
 
 void config_check_tensor(Reader *r)
 {
-    const int n = tensor_ranks(&r->s->c.strategy);
-    const char *place = config_where(r, "parallelism.tensor");
-    if (n == 1)
-        return;
-    check_combinations(r, place, n);
-    check_parts(r, place, n);
-    check_groups(r, place, n);
+    const char *refusal = tensor_refusal(&r->s->c, r->world);
+    if (refusal)
+        die("%s: parallelism.tensor %d: %s", config_where(r, "parallelism.tensor"), tensor_ranks(&r->s->c.strategy), refusal);
 }

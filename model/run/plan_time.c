@@ -50,6 +50,8 @@ StepTime plan_time(const Config *c)
     for (Owner o = 0; o < NUM_OWNERS; o++)
         for (TimeUse u = 0; u < NUM_USES; u++)
             t->use[o][u] += times * (t[1].use[o][u] - t->use[o][u]);
+    for (TimeUse u = 0; u < NUM_USES; u++)
+        t->exposed[u] += times * (t[1].exposed[u] - t->exposed[u]);
     return *t;
 }
 
@@ -65,66 +67,70 @@ double plan_time_speed(const Config *c, const StepTime *t)
 
 /* ---- what limits it ---------------------------------------------------------------------------------------------- */
 
-static double sum_of(const StepTime *t, TimeUse u)
-{
-    double seconds = 0;
-    for (Owner o = 0; o < NUM_OWNERS; o++)
-        seconds += t->use[o][u];
-    return seconds;
-}
-
+/* What computation waits for longest. */
 static TimeUse longest(const StepTime *t)
 {
-    TimeUse most = USE_GATHER;
-    for (TimeUse u = USE_GATHER; u <= USE_SEND; u++)
-        most = sum_of(t, u) > sum_of(t, most) ? u : most;
+    TimeUse most = USE_CONTEXT;
+    for (TimeUse u = USE_CONTEXT; u <= USE_SEND; u++)
+        most = t->exposed[u] > t->exposed[most] ? u : most;
     return most;
 }
 
-/* With stages all but copies is a wait for other stages. */
-static char *advice_for_waiting(const Config *c, const StepTime *t, double percent)
+/* Tensor ranks are next to each other, context ranks next to groups of them. */
+static char *advice_for_exchanges(const Config *c, TimeUse use, double percent)
 {
-    const bool stages = pipeline_stages(&c->strategy) > 1;
-    const TimeUse most = longest(t);
-    if (most == USE_HOST)
+    const int tensor = tensor_ranks(&c->strategy), ranks = use == USE_TENSOR ? tensor : tensor * context_ranks(&c->strategy);
+    const char *name = use == USE_TENSOR ? "tensor" : "context";
+    if (ranks > c->gpus_per_host)
+        return xasprintf("computation waits %.0f %% of the step, mostly for what %s ranks of several hosts exchange: a smaller "
+                         "parallelism.%s, with which they are on one host, exchanges inside hosts", percent, name, name);
+    return xasprintf("computation waits %.0f %% of the step, mostly for what %s ranks exchange: a smaller parallelism.%s, with more "
+                     "shards in its place where memory allows, exchanges less", percent, name, name);
+}
+
+/* In stages weights are gathered and gradients summed once per step. */
+static char *advice_for_waiting(const Config *c, TimeUse use, double percent)
+{
+    if (use == USE_HOST)
         return xasprintf("computation waits %.0f %% of the step, mostly for copies from and to the host: a larger "
                          "global_train_batch_size updates less often, and more ranks or less device_train_microbatch_size leave "
                          "more on the device", percent);
-    if (!stages && most == USE_GATHER && c->strategy.shard_ranks > c->gpus_per_host)
+    if (use == USE_SEND)
+        return xasprintf("stages wait for each other %.0f %% of the step: more micro-batches, by a larger global_train_batch_size or a "
+                         "smaller device_train_microbatch_size, or Interleaved1F1B, shorten that", percent);
+    if (use == USE_GATHER && c->strategy.shard_ranks > c->gpus_per_host)
         return xasprintf("computation waits %.0f %% of the step, mostly for gathered weights: HYBRID_SHARD with a replica on each "
                          "host gathers inside hosts; a larger device_train_microbatch_size gathers less often", percent);
-    if (!stages && most == USE_GATHER)
+    if (use == USE_GATHER && pipeline_stages(&c->strategy) == 1)
         return xasprintf("computation waits %.0f %% of the step, mostly for gathered weights: a larger "
                          "device_train_microbatch_size, or SHARD_GRAD_OP where memory allows, gathers less often", percent);
-    if (!stages)
-        return xasprintf("computation waits %.0f %% of the step, mostly for sums of gradients: a larger global_train_batch_size, or "
-                         "fsdp.grad_sync_mode batch where memory allows, sums less often", percent);
-    return xasprintf("stages wait for each other %.0f %% of the step: more micro-batches, by a larger global_train_batch_size or a "
-                     "smaller device_train_microbatch_size, or Interleaved1F1B, shorten that", percent);
+    if (use == USE_GATHER || use == USE_SUM)
+        return xasprintf("computation waits %.0f %% of the step, mostly for %s: a larger global_train_batch_size, or "
+                         "fsdp.grad_sync_mode batch where memory allows, %s less often", percent,
+                         use == USE_SUM ? "sums of gradients" : "gathered weights", use == USE_SUM ? "sums" : "gathers");
+    return advice_for_exchanges(c, use, percent);
 }
 
 char *plan_time_advice(const Config *c, const StepTime *t)
 {
     enum { MUCH = 5 };          /* per cent of a step */
-    const double waiting = 100 * sum_of(t, USE_WAITING) / t->seconds, update = 100 * t->use[OWNER_UPDATE][USE_COMPUTE] / t->seconds;
-    const double exchange = 100 * sum_of(t, USE_EXCHANGE) / t->seconds;
-    if (waiting >= MUCH)
-        return advice_for_waiting(c, t, waiting);
-    if (exchange >= MUCH)
-        return xasprintf("exchanges of ranks that share sequences or layers take %.0f %% of the step: fewer of them, by a "
-                         "smaller parallelism.%s, or all of them on one host, would exchange less", exchange,
-                         tensor_ranks(&c->strategy) > 1 ? "tensor" : "context");
+    const double update = 100 * t->use[OWNER_UPDATE][USE_COMPUTE] / t->seconds;
+    double waits = 0;
+    for (TimeUse u = USE_CONTEXT; u <= USE_SEND; u++)
+        waits += 100 * t->exposed[u] / t->seconds;
+    if (waits >= MUCH)
+        return advice_for_waiting(c, longest(t), waits);
     if (update >= MUCH)
         return xasprintf("the optimizer takes %.0f %% of the step: a larger global_train_batch_size updates less often", update);
     return xasprintf("computation takes %.0f %% of the step, so other links would change little; a recipe that recomputes less, or "
-                     "FP8 products, computes less", 100 * sum_of(t, USE_COMPUTE) / t->seconds);
+                     "FP8 products, computes less", 100 * t->exposed[USE_COMPUTE] / t->seconds);
 }
 
 /* ---- words ------------------------------------------------------------------------------------------------------- */
 
 static void print_table(const Config *c, const StepTime *t)
 {
-    static const char *const uses[NUM_USES] = { "compute", "exchange", "gather", "sum", "host", "send", "waiting" };
+    static const char *const uses[NUM_USES] = { "compute", "context", "tensor", "gather", "sum", "host", "send", "waiting" };
     static const char *const owners[NUM_OWNERS] = { "embedding", "blocks", "head", "update" };
     printf("%-10s", "ms");
     for (TimeUse u = 0; u < NUM_USES; u++)

@@ -16,10 +16,10 @@ typedef struct {
     int     count[NUM_QUEUES], next[NUM_QUEUES];
     double  at[NUM_QUEUES];             /* when its last event ended */
     double *mark;                       /* [marks] when it was reached; NAN: not yet */
-    Queue  *marked;                     /* [marks] the queue that it is on */
+    TimeUse last[NUM_QUEUES], *cause;   /* of the queue's last work; [marks] of the last work before it */
     double *taken;                      /* [events] of computation: time that work on other queues takes from it */
     Messages to[2];                     /* by Neighbour */
-    double  use[NUM_OWNERS][NUM_USES];
+    double  use[NUM_OWNERS][NUM_USES], exposed[NUM_USES];
     int     last_unit;
 } Stage;
 
@@ -30,7 +30,7 @@ static void open_stage(Stage *s, const Rehearsal *r, const RankPlace *place, int
     for (int q = 0; q < NUM_QUEUES; q++)
         s->line[q] = xmalloc(sizeof(int) * ((size_t)r->count + 1));
     s->mark = xcalloc((size_t)r->marks + 1, sizeof *s->mark);          /* those of earlier steps are reached */
-    s->marked = xcalloc((size_t)r->marks + 1, sizeof *s->marked);
+    s->cause = xcalloc((size_t)r->marks + 1, sizeof *s->cause);
     s->taken = xcalloc((size_t)r->count + 1, sizeof *s->taken);
     double taken = 0;                   /* by work that is queued already, from computation that is queued next */
     for (int i = 0; i < r->count; i++) {
@@ -41,10 +41,8 @@ static void open_stage(Stage *s, const Rehearsal *r, const RankPlace *place, int
             taken = 0;
         }
         s->line[e->queue][s->count[e->queue]++] = i;
-        if (e->kind == EVENT_MARK) {
+        if (e->kind == EVENT_MARK)
             s->mark[e->mark] = NAN;
-            s->marked[e->mark] = e->queue;
-        }
     }
 }
 
@@ -53,7 +51,7 @@ static void close_stage(Stage *s)
     for (int q = 0; q < NUM_QUEUES; q++)
         free(s->line[q]);
     free(s->mark);
-    free(s->marked);
+    free(s->cause);
     free(s->taken);
     free(s->to[0].at);
     free(s->to[1].at);
@@ -64,14 +62,26 @@ static Owner owner_of(const Stage *s, int unit)
     return unit == UNIT_UPDATE ? OWNER_UPDATE : unit == 0 ? OWNER_EMBEDDING : unit == s->last_unit ? OWNER_HEAD : OWNER_BLOCKS;
 }
 
-static void add_use(Stage *s, const Event *e, double seconds)
+static TimeUse use_of(const Event *e)
 {
     static const TimeUse of_queue[NUM_QUEUES] = { [QUEUE_COMPUTE] = USE_COMPUTE, [QUEUE_GATHER] = USE_GATHER,
                                                   [QUEUE_REDUCE] = USE_SUM, [QUEUE_OFFLOAD] = USE_HOST, [QUEUE_FETCH] = USE_HOST,
-                                                  [QUEUE_SEND] = USE_SEND };
-    const bool waits = e->kind == EVENT_WAIT, on_compute = e->queue == QUEUE_COMPUTE && e->work == WORK_RANKS && !e->receives;
-    const bool exchanges = waits ? s->marked[e->mark] == QUEUE_TENSOR : on_compute;
-    s->use[owner_of(s, e->unit)][exchanges ? USE_EXCHANGE : waits || e->receives ? USE_WAITING : of_queue[e->queue]] += seconds;
+                                                  [QUEUE_SEND] = USE_SEND, [QUEUE_TENSOR] = USE_TENSOR };
+    if (e->work != WORK_RANKS || e->what == SENT_MESSAGES)
+        return e->work == WORK_RANKS ? USE_SEND : of_queue[e->queue];
+    if (e->ranks == RANKS_CONTEXT || e->ranks == RANKS_TENSOR)
+        return e->ranks == RANKS_CONTEXT ? USE_CONTEXT : USE_TENSOR;
+    return e->queue == QUEUE_COMPUTE ? USE_SUM : of_queue[e->queue];
+}
+
+/* `waits`: for the queue whose mark it is, or for the neighbour whose message it is. */
+static void add_time(Stage *s, const Event *e, bool waits, double seconds)
+{
+    const TimeUse use = e->kind == EVENT_WAIT ? s->cause[e->mark] : use_of(e);
+    if (!waits || e->queue == QUEUE_COMPUTE)
+        s->use[owner_of(s, e->unit)][waits ? USE_WAITING : use] += seconds;
+    if (e->queue == QUEUE_COMPUTE)
+        s->exposed[use] += seconds;
 }
 
 static void send(Messages *m, double at)
@@ -95,20 +105,24 @@ static bool advance(Stage *all, int stages, int stage, int q)
 {
     Stage *s = &all[stage];
     const Event *e = &s->r->event[s->line[q][s->next[q]]];
+    const bool waits = e->kind == EVENT_WAIT || e->receives;
     double from = s->at[q], end = from;
-    if (e->kind == EVENT_WAIT || e->receives) {
+    if (waits) {
         const double ready = e->kind == EVENT_WAIT ? s->mark[e->mark] : receive(all, stages, stage, e->neighbour);
         if (isnan(ready))
             return false;
         end = fmax(from, ready);
-    } else if (e->kind == EVENT_WORK)
+    } else if (e->kind == EVENT_WORK) {
+        s->last[q] = use_of(e);
         end = from + rates_seconds(e, &s->place) + s->taken[e - s->r->event];
-    if (e->kind == EVENT_MARK)
+    } else {
         s->mark[e->mark] = end;
+        s->cause[e->mark] = s->last[q];
+    }
     if (e->kind == EVENT_WORK && e->work == WORK_RANKS && e->what == SENT_MESSAGES && !e->receives)
         send(&s->to[e->neighbour], end);
-    if (q == QUEUE_COMPUTE || (e->kind != EVENT_WAIT && q != QUEUE_TENSOR))
-        add_use(s, e, end - from);
+    if (e->kind != EVENT_MARK)
+        add_time(s, e, waits, end - from);
     s->at[q] = end;
     s->next[q]++;
     return true;
@@ -133,7 +147,7 @@ static double busy(const Stage *s)
 {
     double seconds = 0;
     for (Owner p = 0; p < NUM_OWNERS; p++)
-        seconds += s->use[p][USE_COMPUTE] + s->use[p][USE_EXCHANGE];
+        seconds += s->use[p][USE_COMPUTE] + s->use[p][USE_CONTEXT] + s->use[p][USE_TENSOR];
     return seconds;
 }
 
@@ -152,6 +166,7 @@ StepTime timeline_step(const Rehearsal *r, int stages, const RankPlace *place, i
         t.stage = busy(&all[stage]) > busy(&all[t.stage]) ? stage : t.stage;
     }
     memcpy(t.use, all[t.stage].use, sizeof t.use);
+    memcpy(t.exposed, all[t.stage].exposed, sizeof t.exposed);
     for (int stage = 0; stage < stages; stage++)
         close_stage(&all[stage]);
     free(all);
