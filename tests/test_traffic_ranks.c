@@ -221,9 +221,9 @@ static void check(const Case *k, const Setting *s)
     for (Sent what = 0; what < NUM_SENT; what++)
         if (sent[what] != r.sent[what] && (sums || what != SENT_SUMS))
             fail_msg("%s, %s, modules %#x, host %d, %d stages, %d replicas, %d shards of %d context ranks of %d tensor ranks, "
-                     "gathering %d, sum %d: rank %d sent %zu bytes of %s, its rehearsal %zu", k->recipe, architecture_name(k->model),
-                     k->modules, k->host, s->stages, s->replicas, s->shard, s->context, s->tensor, s->gathering, s->sum, comm_rank(),
-                     sent[what], names[what], r.sent[what]);
+                     "gathering %d, sum %d: rank %d sent %zu bytes of %s, its rehearsal %zu", k->recipe,
+                     architecture_name(k->model), k->modules, k->host, s->stages, s->replicas, s->shard, s->context, s->tensor,
+                     s->gathering, s->sum, comm_rank(), sent[what], names[what], r.sent[what]);
     check_formulas(sent, &m, &f, &c, k, (size_t)micro_batches);
     rehearsal_free(&r);
     model_free(&m, &f);

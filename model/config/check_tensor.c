@@ -84,8 +84,8 @@ static char *refused_groups(const Config *c, int n)
         for (const Param *p = block.param; p < block.param + block.num_params; p++)
             if (group > 0 && (c->model.lora.rank == 0 || p->is_adapter) && cuts_group(p, (size_t)group))
                 return xasprintf("the optimizer's state %s has a scale for each %d elements, and a part of %s (%d x %d) does not "
-                                 "have whole groups; use fewer tensor ranks, or states without groups", o->state[k].name, group, p->name,
-                                 p->rows, p->cols);
+                                 "have whole groups; use fewer tensor ranks, or states without groups", o->state[k].name, group,
+                                 p->name, p->rows, p->cols);
     }
     return NULL;
 }

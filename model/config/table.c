@@ -32,7 +32,7 @@ const ConfigKey config_keys[] = {
     NUMBER("gpus_per_host", INT, "8", 1, 1024, C(gpus_per_host), "dry_run: GPUs of each host, for the time that it predicts"),
     OPTION("network", DOUBLE, "null", 0, TINY, 1e6, C(network), "dry_run: GB/s (10^9 bytes) of each GPU to other hosts"),
     WORD  ("mesh", CHOICE, "given", meshes, C(mesh_auto),
-           "dry_run: auto also names the three fastest meshes that fit, of those without tensor ranks"),
+           "dry_run: auto also names the three fastest meshes that fit"),
     OPTION("device_memory", DOUBLE, "null", 0, TINY, 1e6, C(device_memory),
            "memory per device that the plan may use, in GiB (2^30 bytes, as in nvidia-smi), even if other processes use some of "
            "it; default: what they leave free on this device. dry_run: also for devices that are not in this machine"),

@@ -115,8 +115,9 @@ static void print_found(const Config *c, const Found *x)
     const Strategy *s = &x->strategy;
     const int stages = pipeline_stages(s), context = context_ranks(s), tensor = tensor_ranks(s);
     const int replicas = c->ranks / stages / tensor / s->shard_ranks;
-    printf("  %d replicas x %d shards x %d context ranks x %d tensor ranks x %d stages: %.0f ms, %.0f tokens/s of each GPU, %.1f GiB",
-           replicas, s->shard_ranks / context, context, tensor, stages, 1e3 * x->seconds, x->speed, x->device / (1 << 30));
+    printf("  %d replicas x %d shards x %d context ranks x %d tensor ranks x %d stages: %.0f ms, %.0f tokens/s of each GPU, "
+           "%.1f GiB", replicas, s->shard_ranks / context, context, tensor, stages, 1e3 * x->seconds, x->speed,
+           x->device / (1 << 30));
     if (x->host > 0)
         printf(", %.1f of its host", x->host / (1 << 30));
     printf("\n    ");

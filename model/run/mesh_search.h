@@ -6,6 +6,6 @@
  * the batch divides. */
 bool mesh_is_possible(const Config *c);
 
-/* Tries all replicas x shards x context ranks x tensor ranks x stages, with the configured micro-batch, and prints the best three of those that
- * fit the memory, on rank 0. All ranks call. */
+/* Tries all replicas x shards x context ranks x tensor ranks x stages, with the configured micro-batch, and prints the best three of
+ * those that fit the memory, on rank 0. All ranks call. */
 void mesh_search_print(const Config *c);

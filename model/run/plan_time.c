@@ -84,8 +84,8 @@ static char *advice_for_exchanges(const Config *c, TimeUse use, double percent)
     if (ranks > c->gpus_per_host)
         return xasprintf("computation waits %.0f %% of the step, mostly for what %s ranks of several hosts exchange: a smaller "
                          "parallelism.%s, with which they are on one host, exchanges inside hosts", percent, name, name);
-    return xasprintf("computation waits %.0f %% of the step, mostly for what %s ranks exchange: a smaller parallelism.%s, with more "
-                     "shards in its place where memory allows, exchanges less", percent, name, name);
+    return xasprintf("computation waits %.0f %% of the step, mostly for what %s ranks exchange: a smaller parallelism.%s, with "
+                     "more shards in its place where memory allows, exchanges less", percent, name, name);
 }
 
 /* In stages weights are gathered and gradients summed once per step. */
@@ -96,8 +96,8 @@ static char *advice_for_waiting(const Config *c, TimeUse use, double percent)
                          "global_train_batch_size updates less often, and more ranks or less device_train_microbatch_size leave "
                          "more on the device", percent);
     if (use == USE_SEND)
-        return xasprintf("stages wait for each other %.0f %% of the step: more micro-batches, by a larger global_train_batch_size or a "
-                         "smaller device_train_microbatch_size, or Interleaved1F1B, shorten that", percent);
+        return xasprintf("stages wait for each other %.0f %% of the step: more micro-batches, by a larger global_train_batch_size "
+                         "or a smaller device_train_microbatch_size, or Interleaved1F1B, shorten that", percent);
     if (use == USE_GATHER && c->strategy.shard_ranks > c->gpus_per_host)
         return xasprintf("computation waits %.0f %% of the step, mostly for gathered weights: HYBRID_SHARD with a replica on each "
                          "host gathers inside hosts; a larger device_train_microbatch_size gathers less often", percent);
