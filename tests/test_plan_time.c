@@ -86,6 +86,11 @@ static void test_measured(void **state)
         if (!(fabs(error) < 0.06))
             fail_msg("%s %s: %.0f tokens/s are predicted, %.0f were measured (%+.1f %%)", rows[i].yaml, rows[i].arguments,
                      plan_time_speed(c, &t), rows[i].measured, 100 * error);
+        double parts = 0;
+        for (TimeUse u = 0; u < NUM_USES; u++)
+            parts += t.exposed[u];
+        if (!(parts < t.seconds * 1.001 && parts > t.seconds * 0.95))
+            fail_msg("%s %s: parts of %.3f s, of a step of %.3f s", rows[i].yaml, rows[i].arguments, parts, t.seconds);
         config_free(c);
     }
 }

@@ -44,18 +44,18 @@ static int micro_batches_of(const Case *k, const Setting *s)
     return chunks_of(k, s) > 1 ? s->stages : MICRO_BATCHES;
 }
 
-/* Each chunk of a stage has a block, each rank whole sixteens of tokens, and each tensor rank whole groups of the states. */
+/* Each chunk of a stage has a block; up to 16 ranks have time for two blocks at least. Each rank has whole sixteens of tokens, and
+ * with the states of coat each tensor rank whole groups. */
 static ModelConfig model_of(const Case *k, const Setting *s)
 {
-    enum { GROUP = 128 };
+    enum { GROUP = 128, HEADS = 8 };
     ModelConfig m = architecture(k->model);
-    const int blocks = s->stages * chunks_of(k, s), sharing = s->context * s->tensor;
-    m.n_layers = blocks > 2 ? blocks : 2;
-    m.n_kv_heads = m.n_heads = sharing > 8 ? sharing : 8;
-    if (strcmp(k->recipe, "coat") == 0) {
-        m.n_kv_heads = m.n_heads = GROUP / m.head_dim * sharing;
+    const int blocks = s->stages * chunks_of(k, s), least = comm_size() <= 16 ? 2 : 1, sharing = s->context * s->tensor;
+    m.n_layers = blocks > least ? blocks : least;
+    m.n_kv_heads = m.n_heads = HEADS * (HEADS % s->context == 0 ? s->tensor : sharing);
+    if (strcmp(k->recipe, "coat") == 0)
         m.mlp_width = GROUP * s->tensor;
-    } else if (s->tensor > 1)
+    else if (s->tensor > 1)
         m.mlp_width = 48 * s->tensor;
     m.max_sequence_length = 16 * sharing;
     m.weight_tying = k->tied;
