@@ -52,7 +52,10 @@ static ModelConfig model_of(const Case *k, const Setting *s)
     ModelConfig m = architecture(k->model);
     const int blocks = s->stages * chunks_of(k, s), least = comm_size() <= 16 ? 2 : 1, sharing = s->context * s->tensor;
     m.n_layers = blocks > least ? blocks : least;
-    m.n_kv_heads = m.n_heads = HEADS * (HEADS % s->context == 0 ? s->tensor : sharing);
+    int heads = HEADS;                  /* of a tensor rank */
+    while (heads % s->context != 0)
+        heads += HEADS;
+    m.n_kv_heads = m.n_heads = heads * s->tensor;
     if (strcmp(k->recipe, "coat") == 0)
         m.mlp_width = GROUP * s->tensor;
     else if (s->tensor > 1)
