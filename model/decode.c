@@ -22,7 +22,7 @@ static void set_rows(Acts *a, int rows)
 
 void decode_begin(Model *m)
 {
-    CHECK(m->acts[0].cache.k.data && m->attn.B == 1, "a model that is not planned for generating");
+    CHECK(m->bytes.cache > 0 && m->attn.B == 1, "a model that is not planned for generating");
     for (int l = 0; l < m->L; l++)
         m->acts[l].cache.length = 0;
 }

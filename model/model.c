@@ -139,8 +139,7 @@ void model_batch(Model *m, ParamStore *f, const int *tokens, const int *targets,
     CHECK(count == 1 || count <= f->pipe.micro_batches || p.stages == 1, "%d micro-batches; the plan is for %d", count,
           f->pipe.micro_batches);
     CHECK(count == 1 || !m->in_step || p.stages == 1, "more micro-batches of a step, with stages");
-    if (p.stages > 1)
-        watchdog_enter_stage(p.stage);
+    stages_enter(f);
     for (int i = 0, loaded = -1; i < rows; i++) {
         const size_t at = (size_t)row[i].micro * numel;
         if (row[i].backward && pass == PASS_FORWARD)

@@ -37,12 +37,14 @@ static void plan_attention(Arena *arena, Model *m)
     stages_use_set(m, 0);
 }
 
-static void plan_caches(Arena *arena, Model *m)
+/* Of this stage's blocks. */
+static void plan_caches(Arena *arena, Model *m, const ParamStore *f)
 {
     const int width = m->attn.K * m->attn.D;
     for (int l = 0; l < m->L; l++)
-        m->acts[l].cache = (KvCache){ .k = tensor_alloc(arena, m->recipe.stream, m->P, width),
-                                      .v = tensor_alloc(arena, m->recipe.stream, m->P, width) };
+        if (store_holds(f, unit_of_layer(m->config, l)))
+            m->acts[l].cache = (KvCache){ .k = tensor_alloc(arena, m->recipe.stream, m->P, width),
+                                          .v = tensor_alloc(arena, m->recipe.stream, m->P, width) };
 }
 
 static bool trains_matrices(const ParamStore *f)
@@ -78,7 +80,7 @@ static void plan_all(Arena *arena, Model *m, ParamStore *f, const Config *c, Sha
     plan_attention(arena, m);
     b->head = arena->used - b->units - b->blocks - b->work;
     if (c->generate)
-        plan_caches(arena, m);
+        plan_caches(arena, m, f);
     b->cache = arena->used - b->units - b->blocks - b->work - b->head;
     b->total = arena->used;
 }

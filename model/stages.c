@@ -8,6 +8,17 @@
 #include "kernels/runtime/watchdog.h"
 #include "model/units.h"
 
+void stages_enter(const ParamStore *f)
+{
+    if (f->pipe.stages > 1)
+        watchdog_enter_stage(f->pipe.stage);
+}
+
+int stages_head_rank(const ParamStore *f)
+{
+    return comm_size() - comm_size() / f->pipe.stages;
+}
+
 void stages_use_set(Model *m, int set)
 {
     m->unit_acts = m->sets + (size_t)set * (size_t)unit_count(m->config);
@@ -49,16 +60,17 @@ static void receive(const Model *m, const ParamStore *f, Neighbour from, const c
 static void send(Model *m, const ParamStore *f, Neighbour to, int unit, Tensor x, const float *amax)
 {
     Outgoing *o = &m->outgoing[to];
+    const Tensor stream = tensor_rows(o->stream, 0, x.rows);
     if (f->placed)
         trace_wait(o->left, "the message before", unit);
-    device_copy(o->stream.data, x.data, tensor_bytes(x));
+    device_copy(stream.data, x.data, tensor_bytes(x));
     if (amax)
         device_copy(o->amax.data, amax, sizeof *amax);
     if (!f->placed)
         return;
     o->ready = device_follow(QUEUE_SEND, o->ready);
     trace_begin("send", unit);
-    comm_send(o->stream, to);
+    comm_send(stream, to);
     if (amax)
         comm_send(o->amax, to);
     trace_end();

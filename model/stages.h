@@ -8,6 +8,12 @@
 #include "model/buffers.h"
 #include "model/fsdp.h"
 
+/* Between stages_enter and watchdog_leave_stage a rank does not wait for all others: its marks are those of its stage. */
+void stages_enter(const ParamStore *f);
+
+/* The first rank of those that have the head, of the last stage. */
+int  stages_head_rank(const ParamStore *f);
+
 /* The units of a chunk of this stage read and write the activations of set `set`. */
 void stages_use_set(Model *m, int set);
 

@@ -80,21 +80,26 @@ static void test_greedy(void **state)
     json_decref(o);
 }
 
-/* Samples depend on the seed, not on the number of ranks: weights are gathered whole, so that all ranks compute the same bits. */
+/* Samples depend on the seed, not on the ranks: weights are gathered whole, each stage has those of its blocks, and so all compute
+ * the same bits. */
 static void test_draws(void **state)
 {
     (void)state;
     static const char text[] = "[5, 6, 7]\n[8]\n[5, 6, 7]\n";
     static const char arguments[] = "--load_path=tests/golden/llama-gqa-tied --recipe=f32 --max_new_tokens=30 --temperature=1.5";
-    Continuation one[3], two[3], other[3];
+    Continuation one[3], two[3], stages[3], other[3];
     expect_status(generate(1, text, "%s", arguments), 0);
     assert_int_equal(continuations(one, 3), 3);
     expect_status(generate(2, text, "%s", arguments), 0);
     assert_int_equal(continuations(two, 3), 3);
+    expect_status(generate(4, text, "%s%s", arguments, most_ranks() < 4 ? "" : " '--parallelism={context: 2, pipeline: 2}'"), 0);
+    assert_int_equal(continuations(stages, 3), 3);
     expect_status(generate(1, text, "%s --seed=2", arguments), 0);
     assert_int_equal(continuations(other, 3), 3);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 3; i++) {
         expect_same(&one[i], &two[i]);
+        expect_same(&one[i], &stages[i]);
+    }
     assert_memory_not_equal(one[0].token, one[2].token, sizeof(int) * 8);       /* each prompt has its own random numbers */
     assert_memory_not_equal(one[0].token, other[0].token, sizeof(int) * 8);
 }

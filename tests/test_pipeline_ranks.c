@@ -1,11 +1,12 @@
 /* Pipeline stages compute the bits of the same micro-batches without stages: losses of tokens, gradients, their norm, and weights
- * after updates; of every schedule. On 2, 4 and 8 ranks. */
+ * after updates, of every schedule; and the logits of a text that grows. On 2, 4 and 8 ranks. */
 #include <math.h>
 #include <string.h>
 
 #include "tests/kit.h"
 
 #include "kernels/runtime/operations.h"
+#include "model/decode.h"
 #include "model/run/memory.h"
 #include "model/update.h"
 #include "tests/models.h"
@@ -314,11 +315,65 @@ static void test_host(void **state)
     check_in(&(Case){ "coat", LLAMA, true }, &(Stages){ comm_size(), 1, PIPELINE_1F1B }, 1, 1, 1, HOST_ALL);
 }
 
+/* ---- decoding --------------------------------------------------------------------------------------------------- */
+
+enum { TEXT = 12, PROMPT = 5, VOCABULARY = 128 };
+
+/* Logits after a prompt, and after each later token, on the ranks that have the head; whether this one does. */
+static bool continue_text(float *logits, const Case *k, Stages p, bool whole)
+{
+    const ModelConfig mc = model_of(k);
+    Config c;
+    Model m = { 0 };
+    ParamStore f = { 0 };
+    int tokens[TEXT];
+    model_config(&c, &mc, k->recipe, 1);
+    divide_in_stages(p.stages, comm_size() / p.stages, 1);
+    c.generate = "prompts";
+    c.strategy = (Strategy){ .shard_ranks = comm_size() / p.stages, .gathering = GATHER_ONCE, .pipeline_stages = whole ? 1 : p.stages,
+                             .pipeline_chunks = p.chunks, .pipeline_schedule = p.schedule };
+    memory_plan(&m, &f, &c);
+    model_place(&m, &f, &c);
+    store_init(&f, &mc, 5);
+    test_fill_adapters(&f, 6);
+    for (int i = 0; i < TEXT; i++)
+        tokens[i] = test_token(11, (uint64_t)i, mc.vocab_size);
+    decode_begin(&m);
+    for (int done = 0, count = PROMPT; done < TEXT; done += count, count = 1, logits += VOCABULARY) {
+        decode_append(&m, &f, tokens + done, count);
+        if (m.has_head)
+            decode_logits(&m, &f, logits);
+    }
+    const bool has_head = m.has_head;
+    model_free(&m, &f);
+    return has_head;
+}
+
+/* The key-value caches are on the stages of their blocks. */
+static void test_decode(void **state)
+{
+    (void)state;
+    static const Case cases[] = { { "f32", LLAMA_GQA, .tied = true }, { "coat", OLMO2 },
+                                  { "bf16", QWEN3, .modules = ALL_MODULES, .base = BASE_NF4 } };
+    static float expected[TEXT][VOCABULARY], found[TEXT][VOCABULARY];
+    for (int i = 0; i < 3; i++)
+        for (int stages = 2; stages <= comm_size(); stages *= 2) {
+            const int chunks = LAYERS / stages;
+            const Stages p = { stages, chunks, chunks > 1 ? PIPELINE_INTERLEAVED : PIPELINE_1F1B };
+            memset(expected, 0, sizeof expected);
+            memset(found, 0, sizeof found);
+            assert_in_range(model_of(&cases[i]).vocab_size, 1, VOCABULARY);
+            continue_text(expected[0], &cases[i], p, true);
+            if (continue_text(found[0], &cases[i], p, false))
+                check_same_bytes(name_of(&cases[i], p, comm_size() / stages, 1), expected, found, sizeof found);
+        }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_recipes), cmocka_unit_test(test_kept), cmocka_unit_test(test_adapters), cmocka_unit_test(test_frozen),
-        cmocka_unit_test(test_with_context), cmocka_unit_test(test_host),
+        cmocka_unit_test(test_with_context), cmocka_unit_test(test_host), cmocka_unit_test(test_decode),
         cmocka_unit_test(test_replicas), cmocka_unit_test(test_tied),
     };
     const Watch watch = { .begin = count, .watcher = &collectives };

@@ -20,7 +20,8 @@ static int largest_context(const ModelConfig *m, int most, int world)
     return most;
 }
 
-/* A rank's tokens are whole sixteens, as FP8 GEMMs need. */
+/* A rank's tokens are whole sixteens, as FP8 GEMMs need. When generating these ranks only share weights, as others of a shard
+ * group. */
 static void check_context(Reader *r)
 {
     enum { MULTIPLE = 16 };
@@ -30,12 +31,12 @@ static void check_context(Reader *r)
     const char *place = config_where(r, "parallelism.context");
     if (n == 1)
         return;
-    if (c->generate)
-        die("%s: parallelism.context %d: generate continues each prompt on one rank; use --parallelism.context=1", place, n);
     if (r->world % n != 0)
         die("%s: parallelism.context %d: %d rank%s cannot form groups of %d that share sequences; start a multiple of %d ranks, or "
             "use --parallelism.context=%d", place, n, r->world, r->world == 1 ? "" : "s", n, n,
             largest_divisor(r->world, r->world, n < r->world ? n : r->world));
+    if (c->generate)
+        return;
     if (!context_divides(m, n))
         die("%s: parallelism.context %d: the model has %d heads and %d key heads, which %d ranks cannot share equally; "
             "use --parallelism.context=%d", place, n, m->n_heads, m->n_kv_heads, n, largest_context(m, n, r->world));
@@ -83,8 +84,6 @@ static void check_pipeline(Reader *r)
             "--parallelism.pipeline=%d", place, n, r->world, r->world == 1 ? "" : "s", n,
             context > 1 ? ", each of groups that share sequences (parallelism.context, parallelism.tensor)" : "", n * context,
             largest_divisor(groups, groups, n < groups ? n : groups));
-    if (c->generate)
-        die("%s: parallelism.pipeline %d: generate continues each prompt on one rank; use --parallelism.pipeline=1", place, n);
     if (c->host.activations == HOST_ALL)
         die("%s: parallelism.pipeline %d: host.activations all: stages keep those of several micro-batches on the device; use "
             "--host.activations=never, or --parallelism.pipeline=1", place, n);
@@ -158,7 +157,7 @@ static void check_strategy(Reader *r)
     r->s->c.strategy = (Strategy){ .shard_ranks = shards,
                                    .gathering = keeps || (stages && gathers) ? GATHER_ONCE : GATHER_ONCE_IF_FITS,
                                    .grad_sum = stages ? SUM_ONCE : mode == NOT_GIVEN ? SUM_ONCE_IF_FITS : (GradSum)mode,
-                                   .context_ranks = context_ranks(s), .tensor_ranks = tensor_ranks(s),
+                                   .context_ranks = r->s->c.generate ? 1 : context_ranks(s), .tensor_ranks = tensor_ranks(s),
                                    .pipeline_stages = pipeline_stages(s),
                                    .pipeline_chunks = s->pipeline_chunks, .pipeline_schedule = s->pipeline_schedule };
 }

@@ -1,4 +1,5 @@
-/* Continues one prompt after the other. All ranks run the same passes; rank 0 chooses the tokens. */
+/* Continues one prompt after the other. All ranks run the same passes, each through the units of its stage; a rank that has the head
+ * chooses the tokens. */
 #include "model/run/generate.h"
 
 #include <jansson.h>
@@ -20,6 +21,7 @@
 #include "model/run/open_data.h"
 #include "model/run/run.h"
 #include "model/sampling.h"
+#include "model/stages.h"
 
 enum { MOST_STOPS = 64 };
 
@@ -131,16 +133,23 @@ static void close_generator(Generator *g)
 
 /* ---- one prompt -------------------------------------------------------------------------------------------- */
 
-static int next_token(Generator *g, int prompt, int position)
+/* Appends `count` tokens and returns the next one, at `position`. */
+static int next_token(Generator *g, const int *tokens, int count, int prompt, int position)
 {
     const Config *c = &g->config;
     const Sampling s = { c->temperature, c->top_p, c->seed };
-    decode_logits(&g->model, &g->store, g->logits);
-    int token = sample_token(g->logits, c->model.vocab_size, &s, ((uint64_t)prompt << 32) + (uint64_t)position);
+    int token = -1;
+    stages_enter(&g->store);
+    decode_append(&g->model, &g->store, tokens, count);
+    if (g->model.has_head) {
+        decode_logits(&g->model, &g->store, g->logits);
+        token = sample_token(g->logits, c->model.vocab_size, &s, ((uint64_t)prompt << 32) + (uint64_t)position);
+    }
+    watchdog_leave_stage();
+    comm_broadcast(&token, sizeof token, stages_head_rank(&g->store));
     if (token < 0)
         die("prompt %d: a logit after token %d is not finite: the model has diverged, or its values overflow in recipe %s", prompt,
             position, c->recipe.name);
-    comm_broadcast(&token, sizeof token, 0);
     return token;
 }
 
@@ -163,14 +172,12 @@ static int continue_prompt(Generator *g, int prompt)
     watchdog_mark("reading a prompt", -1);
     decode_begin(&g->model);
     use_images(g, prompt);
-    decode_append(&g->model, &g->store, g->prompts.token + g->prompts.start[prompt], length);
     int count = 0;
-    g->tokens[count++] = next_token(g, prompt, length);
+    g->tokens[count++] = next_token(g, g->prompts.token + g->prompts.start[prompt], length, prompt, length);
     const double first = clock_seconds();
     while (count < most && !is_stop(g, g->tokens[count - 1])) {
         watchdog_mark("generating", -1);
-        decode_append(&g->model, &g->store, &g->tokens[count - 1], 1);
-        g->tokens[count] = next_token(g, prompt, length + count);
+        g->tokens[count] = next_token(g, &g->tokens[count - 1], 1, prompt, length + count);
         count++;
     }
     g->prefill_seconds += first - begin;
@@ -221,10 +228,11 @@ static double reading_seconds(const ParamStore *f, bool tied)
 static void print_speed(const Generator *g)
 {
     const double reading = reading_seconds(&g->store, g->config.model.weight_tying);
+    const double bytes = -agree_least(-(double)model_planned_bytes(&g->model, &g->store));
     if (comm_rank() != 0)
         return;
-    fprintf(stderr, "prompts: %ld tokens, %.0f tokens/s; memory planned: %.2f GiB of each rank\n", g->prefilled,
-            (double)g->prefilled / g->prefill_seconds, (double)model_planned_bytes(&g->model, &g->store) / (1 << 30));
+    fprintf(stderr, "prompts: %ld tokens, %.0f tokens/s; memory planned: at most %.2f GiB of a rank\n", g->prefilled,
+            (double)g->prefilled / g->prefill_seconds, bytes / (1 << 30));
     if (g->decoded == 0)
         return;
     const double seconds = g->decode_seconds / (double)g->decoded;

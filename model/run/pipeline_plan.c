@@ -16,16 +16,22 @@ static int in_flight(const Pipeline *p)
     return all;
 }
 
-void pipeline_print(const Pipeline *p)
+void pipeline_print(const ParamStore *f)
 {
+    const Pipeline *p = &f->pipe;
     static const char *const names[NUM_PIPELINE_SCHEDULES] = { "1F1B", "Interleaved1F1B", "Sequential" };
     if (comm_rank() != 0 || p->stages == 1)
         return;
-    printf("pipeline: %d stages, %s", p->stages, names[p->schedule]);
+    printf("pipeline: %d stages", p->stages);
+    if (!f->forward_only)
+        printf(", %s", names[p->schedule]);
     if (p->chunks > 1)
         printf(" with %d rows of blocks each", p->chunks);
-    printf(", %d micro-batch%s a step; if all take as long, stages wait for each other %.1f %% of the time\n", p->micro_batches,
-           p->micro_batches > 1 ? "es" : "", 100 * pipeline_bubble(p));
+    if (f->forward_only)
+        puts("");
+    else
+        printf(", %d micro-batch%s a step; if all take as long, stages wait for each other %.1f %% of the time\n", p->micro_batches,
+               p->micro_batches > 1 ? "es" : "", 100 * pipeline_bubble(p));
 }
 
 static void print_stage(const Config *c, const Model *m, const ParamStore *f)
@@ -56,7 +62,7 @@ int pipeline_print_stages(const Config *c)
         ParamStore f;
         memory_plan_stage(&m, &f, c, stage);
         if (stage == 0)
-            pipeline_print(&f.pipe);
+            pipeline_print(&f);
         if (comm_rank() == 0)
             print_stage(c, &m, &f);
         const size_t bytes = model_planned_bytes(&m, &f);

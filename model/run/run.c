@@ -294,7 +294,7 @@ static void plan_and_place(Run *r)
     print_settings(c, device_name());
     memory_plan(&r->model, &r->store, c);
     memory_print(&r->model, &r->store, c);
-    pipeline_print(&r->store.pipe);
+    pipeline_print(&r->store);
     memory_check_host(&r->model, &r->store, c);
     model_place(&r->model, &r->store, c);
 }

@@ -10,6 +10,7 @@
 #include "kernels/runtime/watchdog.h"
 #include "model/run/agree.h"
 #include "model/sampling.h"
+#include "model/stages.h"
 
 struct Samples {
     const Config *config;
@@ -81,18 +82,11 @@ static int next_token(Samples *s, Model *m, ParamStore *f, int row)
     return sample_token(s->logits, m->config->vocab_size, &greedy, 0);
 }
 
-/* Between marks of one stage, which need not be those of others. */
-static void enter_stage(const ParamStore *f)
-{
-    if (f->pipe.stages > 1)
-        watchdog_enter_stage(f->pipe.stage);
-}
-
 /* Adds a token to texts first .. first + count - 1, at most attn.B, as sequences of a micro-batch; attention is causal, so tokens
  * after a text's end have no effect. Returns whether any text got a token. */
 static bool pass(Samples *s, Model *m, ParamStore *f, int first, int count, int *batch)
 {
-    const int T = m->T, own = m->attn.T, last_stage = comm_size() - comm_size() / f->pipe.stages;
+    const int T = m->T, own = m->attn.T;
     bool any = false;
     for (int i = first; i < first + count; i++)
         any |= !s->over[i];
@@ -100,15 +94,15 @@ static bool pass(Samples *s, Model *m, ParamStore *f, int first, int count, int 
         return false;
     memcpy(batch, text_of(s, first), sizeof *batch * (size_t)count * (size_t)T);
     watchdog_mark("writing samples", -1);
-    enter_stage(f);
+    stages_enter(f);
     model_put_sequences(m, batch);
     pass_forward(m, f);
     watchdog_leave_stage();
     for (int i = first; i < first + count; i++) {
         if (s->over[i])
             continue;
-        const int last = s->length[i] - 1, owner = last_stage + last / own;
-        enter_stage(f);
+        const int last = s->length[i] - 1, owner = stages_head_rank(f) + last / own;
+        stages_enter(f);
         int token = next_token(s, m, f, (i - first) * own + last % own);
         watchdog_leave_stage();
         comm_broadcast(&token, sizeof token, owner);
