@@ -40,7 +40,10 @@ typedef struct {
     Tensor dgate_up;                   /* (N, 2F) gradient, GEMM operand                  = gate_up_saved e5m2: see plan_dgate_up */
     Tensor dqkv_op;                    /* (N, S) gradient, GEMM operand; = dqkv if formats agree                           */
     Keep   keep;                       /* which of these forward saves                                                     */
-    size_t own_bytes;                  /* of this block's own memory, one piece                                            */
+    size_t own_bytes;                  /* of this block's own memory, one piece; in a slot, and ...                        */
+    int    slot;                       /* ... which; ...                                                                   */
+    bool   on_host;                    /* ... whether it leaves for the host, ...                                          */
+    size_t host_at;                    /* ... and where it is there (offload.h)                                            */
     Attention attn;                    /* the model's, with this block's sliding window and rotary table                   */
     Attention heads;                   /* attn for whole sequences and this rank's heads: attention itself (context.h)     */
     KvCache cache;                     /* k, v (P, K*D) of the sequence that decode.h continues; NULL unless the run generates */
@@ -73,13 +76,23 @@ typedef struct {
     bool     *left_out, *own_left_out;     /* see Documents: of whole sequences, of this rank's part */
 } ContextExchange;
 
-/* Saved activations of blocks that are on the host while other blocks compute: see offload.h. */
+/* Device memory for one block's saved activations at a time: what was in it is on its way to the host, or the next is on its way
+ * back, and the compute queue has not waited for that yet. */
+typedef struct { DeviceMark *left, *back; bool leaves, comes; } Slot;
+
+typedef struct BlockPass BlockPass;
+
+/* Saved activations that are on the host while other blocks compute: see offload.h. */
 typedef struct {
-    int    slots;              /* blocks whose saved activations are on the device: L, or fewer; block l has slot l % slots */
+    int    pieces, slots;      /* blocks times micro-batches in flight; those whose saved activations are on the device: all, or fewer */
     size_t at, bytes;          /* if fewer: where in the arena the slots begin; of a slot */
-    char  *host;               /* pinned host memory of the blocks that leave; NULL: none does */
-    DeviceMark **left, **fetched;      /* [slots] the block of this slot is on the host; is back */
+    int    leaving;            /* pieces that leave */
+    size_t host_bytes;         /* of pinned host memory for these, */
+    char  *host;               /* which is here */
+    Slot  *slot;               /* [slots] */
     DeviceMark *computed;
+    BlockPass *pass;           /* [passes] of the micro-batches at work, ...; NULL: nothing is saved, or nothing moves */
+    int    passes, next;       /* ... of which `next` comes next */
 } Offload;
 
 /* What is done on the queue of exchanges between tensor ranks while a block computes (tensor_ranks.h): this rank's rows are

@@ -139,6 +139,8 @@ void model_batch(Model *m, ParamStore *f, const int *tokens, const int *targets,
     CHECK(count == 1 || count <= f->pipe.micro_batches || p.stages == 1, "%d micro-batches; the plan is for %d", count,
           f->pipe.micro_batches);
     CHECK(count == 1 || !m->in_step || p.stages == 1, "more micro-batches of a step, with stages");
+    if (pass != PASS_FORWARD)
+        offload_begin(m, f, row, rows);
     stages_enter(f);
     for (int i = 0, loaded = -1; i < rows; i++) {
         const size_t at = (size_t)row[i].micro * numel;
@@ -150,6 +152,7 @@ void model_batch(Model *m, ParamStore *f, const int *tokens, const int *targets,
         m->scales_reused = pass != PASS_FORWARD && (m->in_step || row[i].micro > 0);
         pass_row(m, f, row[i], scale, z_weight, pass_of(row[i], count, pass));
     }
+    offload_end(m);
     if (pass == PASS_COMPLETE) {
         stages_sum_tied(f);
         fsdp_wait_grads(f);

@@ -2,114 +2,292 @@
 #include "model/offload.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/kernels.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/trace.h"
 #include "model/units.h"
 
-static int block_of(const Model *m, int u)
+/* A block's pass. slot: its own, and the next block's; -1: there is none. */
+struct BlockPass {
+    int  set, unit, slot[2];
+    bool backward, leaves;
+    int  comes[2];              /* the pass whose piece comes into this slot afterwards; -1: none does */
+};
+
+static bool is_block(const Model *m, int u)
 {
-    return u - unit_of_layer(m->config, 0);
+    return unit_kind(m->config, u) == &block_kind;
 }
 
-static bool is_block(const Model *m, int l)
+static bool moves(const Model *m)
 {
-    return l >= 0 && l < m->L;
+    return m->offload.slots < m->offload.pieces;
 }
 
-static bool leaves(const Model *m, const ParamStore *f, int l)
+static Acts *acts_of(const Model *m, int set, int unit)
 {
-    return is_block(m, l) && l < m->L - m->offload.slots && unit_of_layer(m->config, l) >= f->first_trained;
+    return m->sets + (size_t)set * (size_t)unit_count(m->config) + unit;
 }
 
-static size_t host_place(const Model *m, int l)
+/* ---- planning -------------------------------------------------------------------------------------------------- */
+
+int offload_least_slots(const Model *m)
 {
-    size_t at = 0;
-    for (int i = 0; i < l; i++)
-        at += m->acts[i].own_bytes;
-    return at;
+    return MIN_SLOTS + (m->num_sets > 1);
 }
+
+int offload_pieces(const Model *m, const ParamStore *f)
+{
+    int pieces = 0;
+    for (int chunk = 0; chunk < f->pipe.chunks; chunk++) {
+        const UnitRange units = pipeline_units(&f->pipe, m->config, chunk);
+        for (int u = units.first; u < units.end; u++)
+            pieces += is_block(m, u) ? pipeline_in_flight(&f->pipe, chunk) : 0;
+    }
+    return pieces;
+}
+
+/* Blocks of this stage before unit u. */
+static int blocks_before(const Model *m, const ParamStore *f, int u)
+{
+    int count = 0;
+    for (int before = unit_of_layer(m->config, 0); before < u; before++)
+        count += store_holds(f, before);
+    return count;
+}
+
+/* Whether a set's last blocks, `distance` slots after another's, are apart from the last two of that one and their next. */
+static bool is_apart(int distance, int slots)
+{
+    return distance % slots >= 2 && distance % slots <= slots - 2;
+}
+
+/* The least one from the number of blocks on, with which two sets that follow each other are apart, also the last and the first. */
+static int stride(const Model *m, const ParamStore *f)
+{
+    const int slots = m->offload.slots, sets = m->num_sets, blocks = blocks_before(m, f, f->num_units - 1);
+    for (int n = blocks; n < blocks + slots; n++)
+        if (is_apart(n, slots) && is_apart((slots - n % slots) * (sets - 1), slots))
+            return n;
+    return is_apart(blocks, slots) ? blocks : blocks + 2;
+}
+
+int offload_slot(const Model *m, const ParamStore *f, int set, int unit)
+{
+    return (set * (m->num_sets > 1 ? stride(m, f) : 0) + blocks_before(m, f, unit)) % m->offload.slots;
+}
+
+/* ---- the order of passes --------------------------------------------------------------------------------------- */
+
+static void add_pass(const Model *m, BlockPass *p, UnitRange units, int set, int u, bool backward)
+{
+    const bool has_next = u + 1 < units.end && is_block(m, u + 1);
+    *p = (BlockPass){ .set = set, .unit = u, .backward = backward, .comes = { -1, -1 },
+                      .slot = { acts_of(m, set, u)->slot, has_next ? acts_of(m, set, u + 1)->slot : -1 } };
+}
+
+/* All passes of these rows, in order; returns their number. */
+static int list_passes(BlockPass *p, const Model *m, const ParamStore *f, const PipelineRow *row, int rows)
+{
+    int n = 0;
+    for (int i = 0; i < rows; i++) {
+        const UnitRange units = pipeline_units(&f->pipe, m->config, row[i].chunk);
+        const int set = row[i].micro % pipeline_in_flight(&f->pipe, row[i].chunk);
+        const int first = row[i].backward && f->first_trained > units.first ? f->first_trained : units.first;
+        for (int k = first; k < units.end; k++) {
+            const int u = row[i].backward ? units.end - 1 - (k - first) : k;
+            if (is_block(m, u))
+                add_pass(m, &p[n++], units, set, u, row[i].backward);
+        }
+    }
+    return n;
+}
+
+static bool same_piece(const BlockPass *a, const BlockPass *b)
+{
+    return a->set == b->set && a->unit == b->unit;
+}
+
+/* From the last pass to the first: what moves depends on the next pass in each slot. */
+static void find_moves(BlockPass *pass, int count, const Model *m, const ParamStore *f)
+{
+    int *next = xmalloc(sizeof *next * (size_t)m->offload.slots);       /* [slots] that pass; -1: none */
+    memset(next, 0xff, sizeof *next * (size_t)m->offload.slots);
+    for (int i = count - 1; i >= 0; i--) {
+        BlockPass *p = &pass[i];
+        p->leaves = !p->backward && p->unit >= f->first_trained;
+        for (int k = 0; k < 2 && p->slot[k] >= 0; k++) {
+            const int n = next[p->slot[k]];
+            const bool is_own = n >= 0 && pass[n].backward && pass[n].slot[0] == p->slot[k];
+            if (is_own && k == 0 && !p->backward && same_piece(p, &pass[n]))
+                p->leaves = false;
+            else if (is_own)
+                p->comes[k] = n;
+        }
+        for (int k = 0; k < 2 && p->slot[k] >= 0; k++)
+            next[p->slot[k]] = i;
+    }
+    free(next);
+}
+
+/* malloc'ed. */
+static BlockPass *passes_of(const Model *m, const ParamStore *f, const PipelineRow *row, int rows, int *count)
+{
+    size_t most = 1;
+    for (int i = 0; i < rows; i++) {
+        const UnitRange units = pipeline_units(&f->pipe, m->config, row[i].chunk);
+        most += (size_t)(units.end - units.first);
+    }
+    BlockPass *pass = xmalloc(sizeof *pass * most);
+    *count = list_passes(pass, m, f, row, rows);
+    find_moves(pass, *count, m, f);
+    return pass;
+}
+
+/* The pieces that leave at some time of a whole step. With fewer micro-batches no others do. */
+void offload_plan(Model *m, const ParamStore *f)
+{
+    Offload *o = &m->offload;
+    o->host_bytes = 0;
+    o->leaving = 0;
+    if (!moves(m))
+        return;
+    PipelineRow *row = xmalloc(2 * (size_t)f->pipe.chunks * (size_t)f->pipe.micro_batches * sizeof *row);
+    int count;
+    BlockPass *pass = passes_of(m, f, row, pipeline_rows(row, &f->pipe), &count);
+    for (int i = 0; i < m->num_sets * unit_count(m->config); i++)
+        m->sets[i].on_host = false;
+    for (int i = 0; i < count; i++) {
+        Acts *a = acts_of(m, pass[i].set, pass[i].unit);
+        if (!pass[i].leaves || a->on_host)
+            continue;
+        a->on_host = true;
+        a->host_at = o->host_bytes;
+        o->host_bytes += a->own_bytes;
+        o->leaving++;
+    }
+    free(pass);
+    free(row);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------------------------- */
 
 size_t offload_host_bytes(const Model *m)
 {
-    return m->offload.slots < m->L ? host_place(m, m->L - m->offload.slots) : 0;
+    return m->offload.host_bytes;
 }
 
 void offload_rehearse(Model *m, void *host)
 {
     Offload *o = &m->offload;
-    if (o->slots == m->L)
+    if (!moves(m))
         return;
     o->host = host;
-    o->left = xcalloc(o->slots, sizeof *o->left);
-    o->fetched = xcalloc(o->slots, sizeof *o->fetched);
+    o->slot = xcalloc((size_t)o->slots, sizeof *o->slot);
 }
 
 void offload_place(Model *m)
 {
-    if (m->offload.slots < m->L)
-        offload_rehearse(m, device_host_alloc(offload_host_bytes(m), "saved activations"));
+    if (moves(m))
+        offload_rehearse(m, m->offload.host_bytes ? device_host_alloc(m->offload.host_bytes, "saved activations") : NULL);
 }
 
 void offload_free(Model *m)
 {
     Offload *o = &m->offload;
-    for (int i = 0; o->left && i < o->slots; i++) {
-        device_unmark(o->left[i]);
-        device_unmark(o->fetched[i]);
+    for (int i = 0; o->slot && i < o->slots; i++) {
+        device_unmark(o->slot[i].left);
+        device_unmark(o->slot[i].back);
     }
     device_unmark(o->computed);
     device_host_free(o->host);
-    free(o->left), free(o->fetched);
+    free(o->slot);
     *o = (Offload){ 0 };
 }
 
-static char *slot_of(const Model *m, int l)
+static char *slot_at(const Model *m, int slot)
 {
-    return (char *)m->memory + m->offload.at + (size_t)(l % m->offload.slots) * m->offload.bytes;
+    return (char *)m->memory + m->offload.at + (size_t)slot * m->offload.bytes;
 }
 
-void offload_before_forward(Model *m, const ParamStore *f, int u)
-{
-    const int l = block_of(m, u), before = l + 1 - m->offload.slots;
-    if (f->placed && is_block(m, l) && leaves(m, f, before))
-        trace_wait(m->offload.left[before % m->offload.slots], "activations that leave", unit_of_layer(m->config, before));
-}
+/* ---- moving ---------------------------------------------------------------------------------------------------- */
 
-void offload_after_forward(Model *m, const ParamStore *f, int u)
+void offload_begin(Model *m, const ParamStore *f, const PipelineRow *row, int rows)
 {
-    const int l = block_of(m, u);
     Offload *o = &m->offload;
-    if (!f->placed || !leaves(m, f, l))
+    o->next = 0;
+    if (f->placed && moves(m))
+        o->pass = passes_of(m, f, row, rows, &o->passes);
+}
+
+void offload_end(Model *m)
+{
+    free(m->offload.pass);
+    m->offload.pass = NULL;
+}
+
+void offload_wait(Model *m)
+{
+    Offload *o = &m->offload;
+    if (!o->pass || o->next == o->passes)
         return;
+    const BlockPass *p = &o->pass[o->next];
+    for (int k = 0; k < 2 && p->slot[k] >= 0; k++) {
+        Slot *s = &o->slot[p->slot[k]];
+        if (s->leaves)
+            trace_wait(s->left, "activations that leave", p->unit);
+        s->leaves = false;
+        if (s->comes)
+            trace_wait(s->back, "activations", p->unit);
+        s->comes = false;
+    }
+}
+
+static void leave(Model *m, const BlockPass *p)
+{
+    Offload *o = &m->offload;
+    Slot *s = &o->slot[p->slot[0]];
+    const Acts *a = acts_of(m, p->set, p->unit);
+    CHECK(a->on_host, "unit %d: saved activations have no place on the host", p->unit);
     o->computed = device_follow(QUEUE_OFFLOAD, o->computed);
-    trace_begin("offload", u);
-    device_copy(o->host + host_place(m, l), slot_of(m, l), m->acts[l].own_bytes);
+    trace_begin("offload", p->unit);
+    device_copy(o->host + a->host_at, slot_at(m, p->slot[0]), a->own_bytes);
     trace_end();
-    o->left[l % o->slots] = device_mark(o->left[l % o->slots]);
+    s->left = device_mark(s->left);
+    s->leaves = true;
     device_queue(QUEUE_COMPUTE);
 }
 
-/* It has left: the forward pass of another block has waited for that. */
-static void fetch(Model *m, int l)
+/* `p`: the backward pass that reads it. */
+static void fetch(Model *m, const BlockPass *p)
 {
     Offload *o = &m->offload;
+    Slot *s = &o->slot[p->slot[0]];
+    const Acts *a = acts_of(m, p->set, p->unit);
     o->computed = device_follow(QUEUE_FETCH, o->computed);
-    trace_begin("fetch", unit_of_layer(m->config, l));
-    device_copy(slot_of(m, l), o->host + host_place(m, l), m->acts[l].own_bytes);
+    if (s->leaves)
+        device_wait(s->left);
+    trace_begin("fetch", p->unit);
+    device_copy(slot_at(m, p->slot[0]), o->host + a->host_at, a->own_bytes);
     trace_end();
-    o->fetched[l % o->slots] = device_mark(o->fetched[l % o->slots]);
+    s->back = device_mark(s->back);
+    s->leaves = false;
+    s->comes = true;
     device_queue(QUEUE_COMPUTE);
 }
 
-void offload_before_backward(Model *m, const ParamStore *f, int u)
+void offload_moved(Model *m, int u)
 {
-    const int l = block_of(m, u), next = l + 2 - m->offload.slots;
-    if (!f->placed || !is_block(m, l))
+    Offload *o = &m->offload;
+    if (!o->pass || !is_block(m, u))
         return;
-    if (leaves(m, f, next))
-        fetch(m, next);
-    if (leaves(m, f, l))
-        trace_wait(m->offload.fetched[l % m->offload.slots], "activations", u);
+    const BlockPass *p = &o->pass[o->next++];
+    CHECK(p->unit == u, "a pass of unit %d instead of unit %d", u, p->unit);
+    if (p->leaves)
+        leave(m, p);
+    for (int k = 0; k < 2; k++)
+        if (p->comes[k] >= 0)
+            fetch(m, &o->pass[p->comes[k]]);
 }

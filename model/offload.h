@@ -1,20 +1,37 @@
-/* Saved activations on the host [Rhu et al. 2016, vDNN, arXiv 1602.08124]. What forward saves of a block is one piece of memory, a
- * slot. If there are fewer slots than blocks, a block's piece goes to the host after its forward pass and comes
- * back before its backward pass, on queues of their own:
+/* Saved activations on the host [Rhu et al. 2016, vDNN, arXiv 1602.08124]. What forward saves of a block for a micro-batch is one
+ * piece of memory, in a slot. If there are fewer slots than pieces, a piece goes to the host after its forward pass and comes back
+ * before its backward pass, on queues of their own. The order of passes is known before the first one (pipeline.h), and so is which
+ * pass is the next in each slot:
  *
- *     block l is in slot l % slots;   blocks from L - slots on never leave
- *     forward of block l   waits until block l + 1 - slots has left: it writes its own slot and the next block's input
- *     backward of block l  queues the fetch of block l + 2 - slots into the slot of block l + 2, whose backward pass is over; the
- *                          slot of block l + 1 is not free yet, since recomputing a block writes the next block's input
+ *     block l of set s is in slot (s stride + l) % slots; l: among the blocks of this stage
+ *     a pass of block l uses its own slot, and that of block l + 1 of its chunk: it writes or, recomputing, overwrites its input
+ *     after a forward pass    the piece leaves, unless the next pass in its slot is its own backward pass
+ *     before a pass           compute waits until what was in its slots has left, and until its own piece is back
+ *     after a pass            each of its slots gets the piece whose backward pass is the next there
  *
- * Blocks below the first trained unit have no backward pass and do not leave. Passes without a backward pass move nothing. */
+ * Blocks below the first trained unit have no backward pass and do not leave. Passes without a backward pass move nothing.
+ *
+ * Without stages, or with one micro-batch in flight, three slots let copies overlap: one block computes, one leaves or comes, and
+ * one has the next input. With more in flight a forward pass is followed by the backward pass of another set: it needs a fourth,
+ * and a stride that keeps their last blocks apart. */
 #pragma once
 #include "model/buffers.h"
 #include "model/fsdp.h"
 
 enum { MIN_SLOTS = 3 };
 
-/* Bytes of host memory that the model's saved activations take. */
+/* The fewest slots with which copies overlap. */
+int    offload_least_slots(const Model *m);
+
+/* The pieces: blocks of this stage times micro-batches in flight. */
+int    offload_pieces(const Model *m, const ParamStore *f);
+
+/* Which slot a block's piece of set `set` has. */
+int    offload_slot(const Model *m, const ParamStore *f, int set, int unit);
+
+/* Bytes of host memory that the planned model's saved activations take, and the number of pieces that leave: offload_plan finds
+ * both when all pieces have their sizes, and gives each that leaves its place there. */
+void   offload_plan(Model *m, const ParamStore *f);
 size_t offload_host_bytes(const Model *m);
 
 /* Allocates that host memory; and the end of it. */
@@ -22,7 +39,10 @@ void   offload_place(Model *m);
 void   offload_rehearse(Model *m, void *host);          /* `host` is that memory, or an address of none */
 void   offload_free (Model *m);
 
-/* Before and after unit u's forward pass, if a backward pass follows; before its backward pass. */
-void   offload_before_forward (Model *m, const ParamStore *f, int u);
-void   offload_after_forward  (Model *m, const ParamStore *f, int u);
-void   offload_before_backward(Model *m, const ParamStore *f, int u);
+/* Around these rows of passes, forward and backward. */
+void   offload_begin(Model *m, const ParamStore *f, const PipelineRow *row, int rows);
+void   offload_end  (Model *m);
+
+/* Before a block's pass, and before what writes its input; after its pass. Other units have none. */
+void   offload_wait (Model *m);
+void   offload_moved(Model *m, int u);

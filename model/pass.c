@@ -7,37 +7,35 @@
 #include "model/stages.h"
 #include "model/units.h"
 
-/* `saves`: for a backward pass. */
-static void forward(Model *m, ParamStore *f, UnitRange units, bool saves)
+static void forward(Model *m, ParamStore *f, UnitRange units)
 {
     for (int u = units.first; u < units.end && u < f->num_units - 1; u++) {
         fsdp_gather(f, u, FOR_FORWARD);
         if (u + 1 < units.end)
             fsdp_gather_ahead(f, u + 1, FOR_FORWARD);
         const Unit *w = fsdp_acquire(f, u);
-        if (saves)
-            offload_before_forward(m, f, u);
+        offload_wait(m);
         trace_begin("forward", u);
         f->shape[u].kind->forward(m, w, u);
         trace_end();
         if (m->observe)
             m->observe(m->observer, u, w);
-        if (saves)
-            offload_after_forward(m, f, u);
+        offload_moved(m, u);
         fsdp_release(f, u);
     }
 }
 
 /* The stream of a chunk, from the stage before and to the stage after it. */
-static void forward_row(Model *m, ParamStore *f, PipelineRow r, bool saves)
+static void forward_row(Model *m, ParamStore *f, PipelineRow r)
 {
     const UnitRange units = pipeline_units(&f->pipe, m->config, r.chunk);
     stages_use(m, f, units, r);
+    offload_wait(m);
     if (!pipeline_is_first(&f->pipe, r.chunk))
         stages_receive_stream(m, f, units);
     if (m->observe && units.first > 0)
         m->observe(m->observer, units.first - 1, NULL);
-    forward(m, f, units, saves);
+    forward(m, f, units);
     if (!pipeline_is_last(&f->pipe, r.chunk))
         stages_send_stream(m, f, units);
 }
@@ -45,7 +43,7 @@ static void forward_row(Model *m, ParamStore *f, PipelineRow r, bool saves)
 void pass_forward(Model *m, ParamStore *f)
 {
     for (int chunk = 0; chunk < f->pipe.chunks; chunk++)
-        forward_row(m, f, (PipelineRow){ false, 0, chunk }, false);
+        forward_row(m, f, (PipelineRow){ false, 0, chunk });
 }
 
 static int backward_uses(const Model *m, const ParamStore *f, int u)
@@ -73,10 +71,11 @@ static void backward(Model *m, ParamStore *f, UnitRange units, bool last)
             fsdp_gather_ahead(f, u - 1, next);
         const Unit *w = uses ? fsdp_acquire(f, u) : NULL;
         Unit *dw = fsdp_grads(f, u);
-        offload_before_backward(m, f, u);
+        offload_wait(m);
         trace_begin("backward", u);
         f->shape[u].kind->backward(m, w, dw, u, u > f->first_trained);
         trace_end();
+        offload_moved(m, u);
         if (uses)
             fsdp_release(f, u);
         fsdp_reduce(f, u, last);
@@ -101,7 +100,7 @@ void pass_row(Model *m, ParamStore *f, PipelineRow r, float scale, float z_weigh
         backward_row(m, f, units, r.chunk, pass == PASS_COMPLETE);
         return;
     }
-    forward_row(m, f, r, pass != PASS_FORWARD);
+    forward_row(m, f, r);
     if (pipeline_is_last(&f->pipe, r.chunk))
         head_losses(m, f, scale, z_weight, pass != PASS_FORWARD);
 }

@@ -2,6 +2,7 @@
 #include "model/plan.h"
 
 #include "model/context.h"
+#include "model/offload.h"
 #include "model/stages.h"
 #include "model/units.h"
 
@@ -342,11 +343,16 @@ static int first_like(const Planner *p, int l)
 /* Block l's own memory: the next of the arena, or a slot that other blocks have before and after it. */
 static void plan_own_memory(Planner *p, int l)
 {
-    const Offload *o = &p->m->offload;
-    Acts *a = &p->m->acts[l];
-    Arena *all = p->arena, slot = { all->memory, o->at + (size_t)(l % o->slots) * o->bytes };
-    if (o->slots < p->m->L)
+    const Model *m = p->m;
+    const Offload *o = &m->offload;
+    Acts *a = &m->acts[l];
+    const int set = (int)(m->unit_acts - m->sets) / unit_count(m->config);
+    Arena *all = p->arena, slot = { .memory = all->memory };
+    if (o->slots < o->pieces) {
+        a->slot = offload_slot(m, p->f, set, unit_of_layer(m->config, l));
+        slot.used = o->at + (size_t)a->slot * o->bytes;
         p->arena = &slot;
+    }
     p->arena->used = whole_256(p->arena->used);
     const size_t before = p->arena->used;
     plan_acts(p, a);
@@ -371,7 +377,7 @@ void plan_head_input(Planner *p, Model *m, int unit)
     m->unit_acts[unit].attn_res = place_stream(p);
 }
 
-/* The slots, each large enough for any block, if there are fewer than blocks. Sizes are those of the plan before this one. */
+/* The slots, each large enough for any block, if there are fewer than pieces. Sizes are those of the plan before this one. */
 static void plan_slots(Arena *arena, Model *m)
 {
     Offload *o = &m->offload;
@@ -379,7 +385,7 @@ static void plan_slots(Arena *arena, Model *m)
     for (int l = 0; l < m->L; l++)
         o->bytes = m->acts[l].own_bytes > o->bytes ? m->acts[l].own_bytes : o->bytes;
     o->at = whole_256(arena->used);
-    if (o->slots < m->L)
+    if (o->slots < o->pieces)
         arena->used = o->at + (size_t)o->slots * o->bytes;
 }
 

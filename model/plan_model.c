@@ -9,6 +9,7 @@
 #include "model/lifetimes.h"
 #include "model/projector.h"
 #include "model/muon.h"
+#include "model/offload.h"
 #include "model/stages.h"
 #include "model/tensor_ranks.h"
 #include "model/units.h"
@@ -64,7 +65,8 @@ static void plan_all(Arena *arena, Model *m, ParamStore *f, const Config *c, Sha
     m->trains_matrices = trains_matrices(f);
     m->has_head = store_holds(f, f->num_units - 1);
     b->units = arena->used;
-    m->offload.slots = p.slots > 0 && p.slots < m->L && !m->forward_only ? p.slots : m->L;
+    m->offload.pieces = m->forward_only ? 0 : offload_pieces(m, f);
+    m->offload.slots = p.slots > 0 && p.slots < m->offload.pieces ? p.slots : m->offload.pieces;
     f->stage_bytes = store_stage_bytes(f);
     const size_t parts = STAGES_OF_UPDATE * f->stage_bytes, matrices = muon_bytes(f, c), tied = stages_tied_bytes(f);
     const size_t update = parts > matrices ? parts : matrices, staging = update > tied ? update : tied;
@@ -73,6 +75,7 @@ static void plan_all(Arena *arena, Model *m, ParamStore *f, const Config *c, Sha
     m->amaxes = arena_alloc(arena, (size_t)m->num_sets * m->amax_bytes);
     Arena amaxes = { .memory = (char *)m->amaxes };
     plan_units(arena, &amaxes, m, f);
+    offload_plan(m, f);
     m->amax_bytes = amaxes.used;
     b->work = arena->used - b->units - b->blocks;
     projector_plan_rows(arena, m);

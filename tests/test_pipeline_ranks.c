@@ -7,6 +7,7 @@
 
 #include "kernels/runtime/operations.h"
 #include "model/decode.h"
+#include "model/offload.h"
 #include "model/run/memory.h"
 #include "model/update.h"
 #include "tests/models.h"
@@ -125,7 +126,7 @@ static void check_copies(const ParamStore *f)
     assert_int_equal(all[0], all[f->pipe.stages - 1]);
 }
 
-static void run(Result *s, const Case *k, Stages p, bool whole, int shard_ranks, int context, HostUse moments)
+static void run(Result *s, const Case *k, Stages p, bool whole, int shard_ranks, int context, HostUse on_host)
 {
     const ModelConfig mc = model_of(k);
     const int steps = k->steps ? k->steps : STEPS;
@@ -140,7 +141,7 @@ static void run(Result *s, const Case *k, Stages p, bool whole, int shard_ranks,
     c.recipe.keep = k->keep ? (Keep)k->keep : c.recipe.keep;
     c.recipe.recompute = k->recompute;
     c.recipe.grads = k->tied ? (Format){ F32, 0, false } : c.recipe.grads;
-    c.host.moments = moments;
+    c.host.activations = c.host.moments = c.host.master = on_host;
     c.trainable = patterns;
     c.num_trainable = k->trainable ? 1 : 0;
     c.strategy = (Strategy){ .shard_ranks = shard_ranks, .context_ranks = context, .gathering = GATHER_ONCE, .grad_sum = SUM_ONCE,
@@ -148,6 +149,7 @@ static void run(Result *s, const Case *k, Stages p, bool whole, int shard_ranks,
                              .pipeline_schedule = p.schedule };
     memory_plan(&m, &f, &c);
     model_place(&m, &f, &c);
+    assert_int_equal(offload_host_bytes(&m) > 0, on_host == HOST_ALL && m.offload.pieces > offload_least_slots(&m));
     store_init(&f, &mc, 5);
     test_fill_adapters(&f, 6);
     for (int step = 0; step < steps; step++)
@@ -229,14 +231,14 @@ static void compare(const Result *a, const Result *b, const Case *k, const char 
 }
 
 /* All these schedules, against one run without stages of the same micro-batches. */
-static void check_in(const Case *k, const Stages *p, int count, int shard_ranks, int context, HostUse moments)
+static void check_in(const Case *k, const Stages *p, int count, int shard_ranks, int context, HostUse on_host)
 {
     static Result whole, part;
     whole = (Result){ 0 };
     run(&whole, k, p[0], true, shard_ranks, context, HOST_NEVER);
     for (int i = 0; i < count; i++) {
         part = (Result){ 0 };
-        run(&part, k, p[i], false, shard_ranks, context, moments);
+        run(&part, k, p[i], false, shard_ranks, context, on_host);
         compare(&whole, &part, k, name_of(k, p[i], shard_ranks, context), comm_group_rank(RANKS_PIPELINE) == p[i].stages - 1);
     }
     release();
@@ -309,10 +311,15 @@ static void test_tied(void **state)
     check(&(Case){ "f32", LLAMA, .tied = true, .trainable = "model.layers.3.*" }, comm_size());
 }
 
+/* Several micro-batches in flight share a few slots for their activations. */
 static void test_host(void **state)
 {
     (void)state;
-    check_in(&(Case){ "coat", LLAMA, true }, &(Stages){ comm_size(), 1, PIPELINE_1F1B }, 1, 1, 1, HOST_ALL);
+    const int n = comm_size(), chunks = LAYERS / n;
+    const Stages p[] = { { n, 1, PIPELINE_1F1B }, { n, chunks, chunks > 1 ? PIPELINE_INTERLEAVED : PIPELINE_ONE } };
+    check_in(&(Case){ "coat", LLAMA, true }, p, 2, 1, 1, HOST_ALL);
+    check_in(&(Case){ "coat-lean", OLMO2, .keep = KEEP_BLOCK, .trainable = "model.layers.[3-7].*" }, p, 2, 1, 1, HOST_ALL);
+    check_in(&(Case){ "bf16", LLAMA_GQA, .modules = ALL_MODULES, .base = BASE_NF4 }, &p[chunks > 1], 1, 1, 1, HOST_ALL);
 }
 
 /* ---- decoding --------------------------------------------------------------------------------------------------- */

@@ -84,9 +84,6 @@ static void check_pipeline(Reader *r)
             "--parallelism.pipeline=%d", place, n, r->world, r->world == 1 ? "" : "s", n,
             context > 1 ? ", each of groups that share sequences (parallelism.context, parallelism.tensor)" : "", n * context,
             largest_divisor(groups, groups, n < groups ? n : groups));
-    if (c->host.activations == HOST_ALL)
-        die("%s: parallelism.pipeline %d: host.activations all: stages keep those of several micro-batches on the device; use "
-            "--host.activations=never, or --parallelism.pipeline=1", place, n);
     if (r->s->fsdp.grad_sync_mode == SUM_OFTEN)
         die("%s: fsdp.grad_sync_mode micro_batch: pipeline stages sum gradients once per step; use batch or null",
             config_where(r, "fsdp.grad_sync_mode"));

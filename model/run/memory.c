@@ -103,20 +103,21 @@ static double most_planned(const Config *c)
     return memory_of_device(c) - (used > libraries ? used : libraries);
 }
 
-/* As many slots for saved activations as fit, at least MIN_SLOTS; 0: all blocks have their own. NOTE: a slot is as large as the
- * largest block, so slots can take more than blocks of different sizes. */
+/* As many slots for saved activations as fit, at least the fewest that are useful; 0: all blocks have memory of their own. Stages have
+ * different blocks. NOTE: a slot is as large as the largest block, so slots can take more than blocks of different sizes. */
 static int most_slots(Model *m, ParamStore *f, const Config *c, ShardChoice p)
 {
-    const double most = most_planned(c);
-    if (m->L <= MIN_SLOTS || p.pipe.stages > 1 || c->host.activations == HOST_NEVER || m->forward_only)
+    const double most = most_planned(c), all = bytes_in(m, f, c, p);
+    const int pieces = m->offload.pieces, least = offload_least_slots(m);
+    if (c->host.activations == HOST_NEVER || m->forward_only)
         return 0;
     if (c->host.activations == HOST_ALL)
-        return MIN_SLOTS;
-    const double all = bytes_in(m, f, c, p);
-    if (all > most)
-        largest_that_fits(m, f, c, &p, &p.slots, MIN_SLOTS, m->L - 1, most);
-    const int slots = (int)agree_least(p.slots > 0 && bytes_in(m, f, c, p) < all ? p.slots : m->L);
-    return slots < m->L ? slots : 0;
+        return pieces > least ? least : 0;
+    if (all > most && pieces > least)
+        largest_that_fits(m, f, c, &p, &p.slots, least, pieces - 1, most);
+    const int own = p.slots > 0 && bytes_in(m, f, c, p) < all ? p.slots : pieces;
+    const int common = (int)agree_least(own), slots = p.pipe.stages > 1 ? own : common;
+    return slots < pieces ? slots : 0;
 }
 
 static HostUse use_of(const Config *c, Hosted h)
@@ -271,7 +272,8 @@ static void print_host(const Model *m, const ParamStore *f)
         return;
     Items l = { printf("on the host, GiB:"), false };
     if (offload_host_bytes(m) > 0)
-        add_item(&l, "activations of %d of %d blocks %.3f", m->L - m->offload.slots, m->L, gib((double)offload_host_bytes(m)));
+        add_item(&l, "activations of %d of %d blocks%s %.3f", m->offload.leaving, m->offload.pieces,
+                 m->num_sets > 1 ? " x micro-batches" : "", gib((double)offload_host_bytes(m)));
     for (Hosted h = 0; h < NUM_HOSTED; h++) {
         int units = 0;
         for (int u = 0; u < f->num_units; u++)
@@ -291,18 +293,6 @@ static size_t memory_of_snapshot(const ParamStore *f, const Config *c)
         bytes += tensor_bytes(s[TRAINED].stored) + (c->model.lora.rank > 0 ? 0 : tensor_bytes(s[FROZEN].stored));
     }
     return bytes;
-}
-
-/* Blocks times micro-batches whose activations have a place on the device. */
-static int saved_blocks(const Model *m, const ParamStore *f)
-{
-    int blocks = 0;
-    for (int chunk = 0; chunk < f->pipe.chunks; chunk++) {
-        const UnitRange units = pipeline_units(&f->pipe, m->config, chunk);
-        for (int u = units.first; u < units.end; u++)
-            blocks += f->shape[u].kind == &block_kind ? pipeline_in_flight(&f->pipe, chunk) : 0;
-    }
-    return m->offload.slots < m->L ? m->offload.slots : blocks;
 }
 
 static void print_optimizer(const Optimizer *o, const Recipe *r)
@@ -385,7 +375,7 @@ static void print_details(const Model *m, const ParamStore *f, const Config *c, 
         add_item(&l, "gradients %.3f", gib((double)store_grad_bytes(f)));
         add_item(&l, "moments %.3f", gib((double)z->moments));
         add_item(&l, "activations %.3f (%.1f kB per token and block)", gib((double)b->blocks),
-                 (double)b->blocks / saved_blocks(m, f) / 1e3 / m->N);
+                 (double)b->blocks / m->offload.slots / 1e3 / m->N);
         add_item(&l, "work %.3f", gib((double)b->work));
         add_item(&l, "head and loss %.3f", gib((double)b->head));
     }
