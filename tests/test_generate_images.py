@@ -64,7 +64,7 @@ class Program(unittest.TestCase):
         return count // each
 
     def test_transformers(self):
-        """Each model; images of other prompts in between; two ranks, which share the weights."""
+        """Each model; images of other prompts in between; two ranks, which share the weights or are stages."""
         for model in MODELS:
             images = self.write_features(model)
             with open(os.path.join(GOLDEN, model, "continuation.json")) as file:
@@ -72,8 +72,10 @@ class Program(unittest.TestCase):
             self.assertGreaterEqual(golden["margin"], 1e-3)
             prompt = {"tokens": golden["prompt"], "images": [0]}
             prompts = [prompt, [5, 6, 7], {**prompt, "images": [images - 1]}, prompt]
-            for ranks in ((), TWO_RANKS)[:1 + (model == MODELS[0])]:
-                found, errors = self.generate(model, prompts, f"--generate_features={self.folder}", "--max_new_tokens=52", launch=ranks)
+            ways = ((), []), (TWO_RANKS, []), (TWO_RANKS, ["--parallelism.pipeline=2"])
+            for ranks, mesh in ways[:3 if model == MODELS[0] else 1]:
+                found, errors = self.generate(model, prompts, f"--generate_features={self.folder}", "--max_new_tokens=52", *mesh,
+                                              launch=ranks)
                 self.assertEqual(len(found), 4, errors)
                 self.assertEqual(found[0], golden["tokens"][:52], model)        # max_position_embeddings is 64
                 self.assertEqual(found[3], found[0])

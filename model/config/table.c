@@ -438,7 +438,8 @@ const ConfigKey config_keys[] = {
     /* ---- the host's memory ---- */
     WORD  ("host.activations", CHOICE, "auto", host_uses, C(host.activations),
            "keep saved activations in host memory between forward and backward; results are the same. auto: those of as many "
-           "blocks as exceed device_memory; all: those of all blocks that are not in use"),
+           "blocks as exceed device_memory; all: those of all blocks that are not in use. Pipeline stages count a block once for "
+           "each micro-batch in flight"),
     WORD  ("host.base", CHOICE, "auto", host_uses, C(host.frozen),
            "keep frozen weights of blocks, as under adapters, in host memory; they are copied to the device before each block"),
     WORD  ("host.moments", CHOICE, "auto", host_uses, C(host.moments),

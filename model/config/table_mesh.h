@@ -11,8 +11,9 @@
     NUMBER("parallelism.context", INT, "1", 1, 1024, C(strategy.context_ranks), \
            "number of consecutive ranks that share sequences. Each has an equal part of the tokens of every sequence, and in " \
            "attention an equal part of the heads, so it must divide the number of heads, and divide the number of key heads or be a " \
-           "multiple of it: then several ranks have the same key head. Documents that lie in one part are " \
-           "not exchanged. These ranks are part of one group of fsdp.sharding_strategy; with NO_SHARD they are a group. A run may resume with another number"), \
+           "multiple of it: then several ranks have the same key head. Documents that lie in one part are not exchanged. These " \
+           "ranks are part of one group of fsdp.sharding_strategy; with NO_SHARD they are a group. With `generate` they share " \
+           "weights only. A run may resume with another number"), \
     NUMBER("parallelism.tensor", INT, "1", 1, 1024, C(strategy.tensor_ranks), \
            "number of consecutive ranks that compute each linear layer of the blocks together, each with an equal part of its " \
            "matrix, of the heads and of the MLP's width; between the layers each has an equal part of the tokens. So it must " \

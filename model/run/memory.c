@@ -242,7 +242,9 @@ static void print_sharding(const Model *m, const ParamStore *f, const Config *c)
 {
     const int ranks = ranks_of(c), sharing = context_ranks(&c->strategy), shards = f->shards * f->tensor_ranks;
     const int groups = ranks / pipeline_stages(&c->strategy) / shards;
-    const bool copies = f->plan[unit_of_layer(m->config, 0)].weights;
+    bool copies = false;
+    for (int u = unit_of_layer(m->config, 0); u < f->num_units - 1; u++)
+        copies |= f->plan[u].weights != NULL;
     if (ranks == 1 && !copies)
         return;
     Items l = { printf(ranks > 1 ? "sharding:" : "weights:"), false };

@@ -5,6 +5,7 @@
 
 #include "kernels/runtime/comm.h"
 #include "model/model.h"
+#include "model/offload.h"
 #include "model/run/memory.h"
 #include "model/units.h"
 
@@ -49,7 +50,11 @@ static void print_stage(const Config *c, const Model *m, const ParamStore *f)
     const int saved = m->forward_only ? 0 : in_flight(&f->pipe);
     if (saved > 0)
         printf("; activations of %d micro-batch%s%s", saved, saved > 1 ? "es" : "", f->pipe.chunks > 1 ? ", each in one row" : "");
-    printf("; %.3f GiB\n", (double)model_planned_bytes(m, f) / (1 << 30));
+    printf("; %.3f GiB", (double)model_planned_bytes(m, f) / (1 << 30));
+    const size_t on_host = offload_host_bytes(m) + store_host_bytes(f, NUM_HOSTED);
+    if (on_host > 0)
+        printf(", on the host %.3f", (double)on_host / (1 << 30));
+    putchar('\n');
 }
 
 int pipeline_print_stages(const Config *c)
