@@ -49,34 +49,31 @@ int offload_pieces(const Model *m, const ParamStore *f)
     return pieces;
 }
 
-/* Blocks of this stage before unit u. */
-static int blocks_before(const Model *m, const ParamStore *f, int u)
+/* Some pieces have slots for good, as evenly spread as can be; all others share the first `ring` slots. The last blocks of two sets
+ * that follow each other are two slots apart. */
+static int slot_of(const Model *m, int set, int number, int *after)
 {
-    int count = 0;
-    for (int before = unit_of_layer(m->config, 0); before < u; before++)
-        count += store_holds(f, before);
-    return count;
+    const Offload *o = &m->offload;
+    const int ring = m->num_sets > 1 ? offload_least_slots(m) : o->slots;
+    const int before = (int)((long)number * (o->slots - ring) / o->pieces);
+    if ((long)(number + 1) * (o->slots - ring) / o->pieces > before)
+        return ring + before;
+    return (2 * set + ring * o->pieces - (*after)++) % ring;
 }
 
-/* Whether a set's last blocks, `distance` slots after another's, are apart from the last two of that one and their next. */
-static bool is_apart(int distance, int slots)
+void offload_plan_slots(Model *m, const ParamStore *f)
 {
-    return distance % slots >= 2 && distance % slots <= slots - 2;
-}
-
-/* The least one from the number of blocks on, with which two sets that follow each other are apart, also the last and the first. */
-static int stride(const Model *m, const ParamStore *f)
-{
-    const int slots = m->offload.slots, sets = m->num_sets, blocks = blocks_before(m, f, f->num_units - 1);
-    for (int n = blocks; n < blocks + slots; n++)
-        if (is_apart(n, slots) && is_apart((slots - n % slots) * (sets - 1), slots))
-            return n;
-    return is_apart(blocks, slots) ? blocks : blocks + 2;
-}
-
-int offload_slot(const Model *m, const ParamStore *f, int set, int unit)
-{
-    return (set * (m->num_sets > 1 ? stride(m, f) : 0) + blocks_before(m, f, unit)) % m->offload.slots;
+    int number = 0;
+    for (int set = 0; set < m->num_sets && moves(m); set++) {
+        int after = 0;                  /* pieces of the set that share slots, in blocks after this one */
+        for (int chunk = f->pipe.chunks - 1; chunk >= 0; chunk--) {
+            const UnitRange units = pipeline_units(&f->pipe, m->config, chunk);
+            const bool has_set = set < pipeline_in_flight(&f->pipe, chunk);
+            for (int u = units.end - 1; u >= units.first && has_set; u--)
+                if (is_block(m, u))
+                    acts_of(m, set, u)->slot = slot_of(m, set, number++, &after);
+        }
+    }
 }
 
 /* ---- the order of passes --------------------------------------------------------------------------------------- */

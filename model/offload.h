@@ -3,7 +3,6 @@
  * before its backward pass, on queues of their own. The order of passes is known before the first one (pipeline.h), and so is which
  * pass is the next in each slot:
  *
- *     block l of set s is in slot (s stride + l) % slots; l: among the blocks of this stage
  *     a pass of block l uses its own slot, and that of block l + 1 of its chunk: it writes or, recomputing, overwrites its input
  *     after a forward pass    the piece leaves, unless the next pass in its slot is its own backward pass
  *     before a pass           compute waits until what was in its slots has left, and until its own piece is back
@@ -11,9 +10,9 @@
  *
  * Blocks below the first trained unit have no backward pass and do not leave. Passes without a backward pass move nothing.
  *
- * Without stages, or with one micro-batch in flight, three slots let copies overlap: one block computes, one leaves or comes, and
- * one has the next input. With more in flight a forward pass is followed by the backward pass of another set: it needs a fourth,
- * and a stride that keeps their last blocks apart. */
+ * With one micro-batch in flight the blocks have the slots in turn, so that the last ones never leave. Three let copies overlap: one
+ * block computes, one leaves or comes, and one has the next input. With more in flight, in stages, a forward pass is followed by the
+ * backward pass of another set, which needs a fourth; beyond four, each slot belongs to one piece, which never leaves. */
 #pragma once
 #include "model/buffers.h"
 #include "model/fsdp.h"
@@ -26,8 +25,8 @@ int    offload_least_slots(const Model *m);
 /* The pieces: blocks of this stage times micro-batches in flight. */
 int    offload_pieces(const Model *m, const ParamStore *f);
 
-/* Which slot a block's piece of set `set` has. */
-int    offload_slot(const Model *m, const ParamStore *f, int set, int unit);
+/* Chooses the slot of each piece, if there are fewer slots than pieces. */
+void   offload_plan_slots(Model *m, const ParamStore *f);
 
 /* Bytes of host memory that the planned model's saved activations take, and the number of pieces that leave: offload_plan finds
  * both when all pieces have their sizes, and gives each that leaves its place there. */

@@ -343,16 +343,11 @@ static int first_like(const Planner *p, int l)
 /* Block l's own memory: the next of the arena, or a slot that other blocks have before and after it. */
 static void plan_own_memory(Planner *p, int l)
 {
-    const Model *m = p->m;
-    const Offload *o = &m->offload;
-    Acts *a = &m->acts[l];
-    const int set = (int)(m->unit_acts - m->sets) / unit_count(m->config);
-    Arena *all = p->arena, slot = { .memory = all->memory };
-    if (o->slots < o->pieces) {
-        a->slot = offload_slot(m, p->f, set, unit_of_layer(m->config, l));
-        slot.used = o->at + (size_t)a->slot * o->bytes;
+    const Offload *o = &p->m->offload;
+    Acts *a = &p->m->acts[l];
+    Arena *all = p->arena, slot = { all->memory, o->at + (size_t)a->slot * o->bytes };
+    if (o->slots < o->pieces)
         p->arena = &slot;
-    }
     p->arena->used = whole_256(p->arena->used);
     const size_t before = p->arena->used;
     plan_acts(p, a);
@@ -443,6 +438,7 @@ void plan_units(Arena *arena, Arena *amaxes, Model *m, const ParamStore *f)
     Planner planner = { arena, amaxes, m, f, m->trains_matrices, m->recipe.keep, m->rows }, *p = &planner;
     const int last = p->f->num_units - 1;
     const size_t before = p->arena->used;
+    offload_plan_slots(m, f);
     plan_slots(p->arena, m);
     for (int u = 0; u < last; u++)
         plan_unit(p, u);
