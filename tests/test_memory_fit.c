@@ -232,7 +232,7 @@ static void test_host_memory(void **state)
     ParamStore f;
     c->host.activations = HOST_ALL;
     memory_plan(&m, &f, c);
-    m.acts[0].own_bytes = (size_t)1 << 50;
+    m.offload.host_bytes = (size_t)1 << 50;
     DIES("GiB for what is on the host and 25.49 for a checkpoint while it is written exceed by 10", memory_check_host(&m, &f, c));
     m.forward_only = true;                      /* an evaluation writes no checkpoint */
     DIES("GiB for what is on the host and 0.00 for a checkpoint", memory_check_host(&m, &f, c));
