@@ -84,7 +84,8 @@ typedef struct BlockPass BlockPass;
 
 /* Saved activations that are on the host while other blocks compute: see offload.h. */
 typedef struct {
-    int    pieces, slots;      /* blocks times micro-batches in flight; those whose saved activations are on the device: all, or fewer */
+    int    pieces;             /* blocks times micro-batches in flight */
+    int    slots;              /* those whose saved activations are on the device: all, or fewer */
     size_t at, bytes;          /* if fewer: where in the arena the slots begin; of a slot */
     int    leaving;            /* pieces that leave */
     size_t host_bytes;         /* of pinned host memory for these, */

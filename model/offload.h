@@ -1,7 +1,7 @@
 /* Saved activations on the host [Rhu et al. 2016, vDNN, arXiv 1602.08124]. What forward saves of a block for a micro-batch is one
  * piece of memory, in a slot. If there are fewer slots than pieces, a piece goes to the host after its forward pass and comes back
- * before its backward pass, on queues of their own. The order of passes is known before the first one (pipeline.h), and so is which
- * pass is the next in each slot:
+ * before its backward pass, on queues of their own. The order of passes is known before the first one (pipeline.h), and so is the
+ * next pass in each slot:
  *
  *     a pass of block l uses its own slot, and that of block l + 1 of its chunk: it writes or, recomputing, overwrites its input
  *     after a forward pass    the piece leaves, unless the next pass in its slot is its own backward pass
@@ -10,9 +10,10 @@
  *
  * Blocks below the first trained unit have no backward pass and do not leave. Passes without a backward pass move nothing.
  *
- * With one micro-batch in flight the blocks have the slots in turn, so that the last ones never leave. Three let copies overlap: one
- * block computes, one leaves or comes, and one has the next input. With more in flight, in stages, a forward pass is followed by the
- * backward pass of another set, which needs a fourth; beyond four, each slot belongs to one piece, which never leaves. */
+ * With one micro-batch in flight the blocks have the slots in turn, so that the last ones never leave. Three slots let copies
+ * overlap: one block computes, one leaves or comes, and one has the next input. With more in flight, in stages, the backward pass
+ * of another set follows a forward pass, and needs a fourth slot; beyond four, each slot belongs to one piece, which never leaves.
+ * The host has a place for each piece that leaves. */
 #pragma once
 #include "model/buffers.h"
 #include "model/fsdp.h"

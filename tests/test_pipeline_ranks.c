@@ -337,8 +337,8 @@ static bool continue_text(float *logits, const Case *k, Stages p, bool whole)
     model_config(&c, &mc, k->recipe, 1);
     divide_in_stages(p.stages, comm_size() / p.stages, 1);
     c.generate = "prompts";
-    c.strategy = (Strategy){ .shard_ranks = comm_size() / p.stages, .gathering = GATHER_ONCE, .pipeline_stages = whole ? 1 : p.stages,
-                             .pipeline_chunks = p.chunks, .pipeline_schedule = p.schedule };
+    c.strategy = (Strategy){ .shard_ranks = comm_size() / p.stages, .gathering = GATHER_ONCE, .pipeline_chunks = p.chunks,
+                             .pipeline_stages = whole ? 1 : p.stages, .pipeline_schedule = p.schedule };
     memory_plan(&m, &f, &c);
     model_place(&m, &f, &c);
     store_init(&f, &mc, 5);

@@ -93,8 +93,6 @@ class Setting(single.Configuration):
                 "parallelism.tensor": mesh["tensor"], **mesh["host"]}
         if mesh["replicas"] > 1:
             keys["fsdp.hybrid_sharding_num_model_replicas"] = mesh["replicas"]
-        if mesh["stages"] > 1:
-            keys["host.activations"] = None         # stages refuse it
         if mesh["stages"] > 1 and not stages:
             keys["fsdp.grad_sync_mode"] = "batch"   # as stages do
         elif mesh["stages"] > 1:

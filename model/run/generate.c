@@ -1,5 +1,5 @@
-/* Continues one prompt after the other. All ranks run the same passes, each through the units of its stage; a rank that has the head
- * chooses the tokens. */
+/* Continues one prompt after the other. All ranks run the same passes, each through the units of its stage; a rank that has the
+ * head chooses the tokens. */
 #include "model/run/generate.h"
 
 #include <jansson.h>

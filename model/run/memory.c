@@ -103,7 +103,7 @@ static double most_planned(const Config *c)
     return memory_of_device(c) - (used > libraries ? used : libraries);
 }
 
-/* As many slots for saved activations as fit, at least the fewest that are useful; 0: all blocks have memory of their own. Stages have
+/* As many slots for saved activations as fit, at least offload_least_slots; 0: all blocks have memory of their own. Stages have
  * different blocks. NOTE: a slot is as large as the largest block, so slots can take more than blocks of different sizes. */
 static int most_slots(Model *m, ParamStore *f, const Config *c, ShardChoice p)
 {
