@@ -135,7 +135,7 @@ typedef struct {
     bool sum_once;                     /* gradients are summed over them once per step, not with every micro-batch */
     int  resident;                     /* units whose weights stay once they are gathered or rounded: 0 .. resident - 1 */
     int  on_host[NUM_HOSTED];          /* units 0 .. n - 1 have these on the host, as far as they can */
-    int  slots;                        /* blocks whose saved activations are on the device (offload.h); 0: all */
+    int  slots;                        /* for saved activations (offload.h); 0: each block has memory of its own */
     int  tile;                         /* tokens of a tile of the MLP, read by model_plan; 0: all tokens are one */
     int  tensor_ranks, tensor_place;         /* ranks that compute a layer together, and the place among them; 0: as 1 */
     Pipeline pipe;                     /* stages 0: there is one */
