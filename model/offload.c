@@ -43,8 +43,9 @@ int offload_pieces(const Model *m, const ParamStore *f)
     int pieces = 0;
     for (int chunk = 0; chunk < f->pipe.chunks; chunk++) {
         const UnitRange units = pipeline_units(&f->pipe, m->config, chunk);
+        const int in_flight = pipeline_in_flight(&f->pipe, chunk);
         for (int u = units.first; u < units.end; u++)
-            pieces += is_block(m, u) ? pipeline_in_flight(&f->pipe, chunk) : 0;
+            pieces += is_block(m, u) ? in_flight : 0;
     }
     return pieces;
 }
