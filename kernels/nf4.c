@@ -30,6 +30,24 @@ size_t nf4_encode_blocks(uint8_t *codes, float *absmax, const float *x, size_t n
     return blocks;
 }
 
+float nf4_absmax(Nf4 x, size_t group, size_t block)
+{
+    if (x.plain)
+        return x.plain[group].absmax[block];
+    const Nf4Group *g = &x.group[group];
+    const float rest = g->nested * dynamic8_map(DYNAMIC8)[g->absmax[block]];
+    return rest + g->offset;
+}
+
+void nf4_copy_block(Nf4PlainGroup *to, size_t i, Nf4 x, size_t k)
+{
+    enum { BLOCKS = NF4_GROUP / NF4_BLOCK, BYTES = NF4_BLOCK / 2 };
+    const size_t group = k / BLOCKS;
+    const uint8_t *codes = x.plain ? x.plain[group].codes : x.group[group].codes;
+    memcpy(to[i / BLOCKS].codes + i % BLOCKS * BYTES, codes + k % BLOCKS * BYTES, BYTES);
+    to[i / BLOCKS].absmax[i % BLOCKS] = nf4_absmax(x, group, k % BLOCKS);
+}
+
 void nf4_encode_group(Nf4Group *to, const float *x, size_t n, float offset)
 {
     float absmax[NF4_GROUP / NF4_BLOCK], nested = 0;

@@ -90,6 +90,11 @@ HOST_DEVICE static inline int nf4_blocks(Nf4 x, int cols, size_t group)
     return 0;
 }
 
+/* On the host. nf4_absmax: that of block `block` of group `group`, as it decodes. nf4_copy_block: block i of plain groups = block k
+ * of x, both counted from the first block of the first group. */
+float  nf4_absmax    (Nf4 x, size_t group, size_t block);
+void   nf4_copy_block(Nf4PlainGroup *to, size_t i, Nf4 x, size_t k);
+
 /* On the host. nf4_encode_group: a group of n elements x of a tensor with this offset. nf4_encode_blocks: codes, which must be 0
  * before, and absmaxes of its blocks; returns the number of blocks. */
 void   nf4_encode_group (Nf4Group *to, const float *x, size_t n, float offset);

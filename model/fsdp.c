@@ -250,8 +250,9 @@ void store_zero_states(ParamStore *f)
 static void init_base(ParamStore *f, int u, const Param *p, float cutoff, uint64_t seed, uint64_t number)
 {
     const Format bf16 = { BF16, 0, false };
-    Tensor whole = tensor_at(device_alloc(param_numel(p) * dtype_size(BF16)), bf16, p->rows, p->cols), elements = whole;
-    elements.cols = (int)param_numel(p);
+    const Param all = param_whole(p);
+    Tensor whole = tensor_at(device_alloc(param_numel(&all) * dtype_size(BF16)), bf16, all.rows, all.cols), elements = whole;
+    elements.cols = (int)param_numel(&all);
     elements.rows = 1;
     init_normal(elements, p->init_std, cutoff, seed, number);
     quantized_store(f, u, p, whole);

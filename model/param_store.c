@@ -424,12 +424,12 @@ void store_plan(ParamStore *f, Arena *a, const Config *c, ShardChoice p)
     if (c->average.last > 0)
         f->optimizer = optimizer_averaged(f->optimizer);
     f->base_format = c->model.lora.base;
-    f->plain_nf4 = c->model.lora.plain_nf4;
     f->tied = c->model.weight_tying;
     f->shards = p.shards;
     f->rank = p.rank;
     f->tensor_ranks = p.tensor_ranks > 1 ? p.tensor_ranks : 1;
     f->tensor_place = p.tensor_place;
+    f->plain_nf4 = c->model.lora.plain_nf4 || f->tensor_ranks > 1;
     f->sum_once = p.sum_once;
     f->resident = p.resident;
     f->pipe = p.pipe.stages > 0 ? p.pipe : (Pipeline){ 1, 0, 1, PIPELINE_1F1B, 1 };

@@ -106,7 +106,7 @@ typedef struct {
     Recipe      recipe;
     const Optimizer *optimizer;        /* whose states the shards have */
     BaseFormat  base_format;           /* how the region QUANTIZED is stored */
-    bool        plain_nf4;             /* NF4 without double quantization */
+    bool        plain_nf4;             /* NF4 is stored without double quantization (params.h) */
     bool        tied;
 
     /* this rank's part, and when ranks exchange */

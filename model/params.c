@@ -148,11 +148,13 @@ void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world)
 void unit_check_size(const UnitLayout *u, int unit)
 {
     char name[UNIT_NAME];
-    for (const Param *p = u->param; p < u->param + u->num_params; p++)
-        if (param_numel(p) > INT32_MAX - PARAM_ALIGN)
+    for (const Param *p = u->param; p < u->param + u->num_params; p++) {
+        const Param read = p->region == QUANTIZED ? param_whole(p) : *p;
+        if (param_numel(&read) > INT32_MAX - PARAM_ALIGN)
             die("%s: %s has %d x %d numbers; a matrix can have %d. Use a smaller %s", unit_name(u->config, unit, name), p->name,
-                p->rows, p->cols, INT32_MAX - PARAM_ALIGN, p->is_adapter ? "lora.rank" : "model.d_model, model.mlp_hidden_size or "
-                "vocabulary");
+                read.rows, read.cols, INT32_MAX - PARAM_ALIGN, p->is_adapter ? "lora.rank" : "model.d_model, "
+                "model.mlp_hidden_size or vocabulary");
+    }
 }
 
 static void cut_rows(Param *p, int ranks)
@@ -185,6 +187,22 @@ void unit_cut(UnitLayout *u, int ranks, int place, int world)
     unit_lay_out(u, world);
 }
 
+Param param_whole(const Param *p)
+{
+    Param whole = *p;
+    whole.tensor_ranks = 1;
+    if (p->split == SPLIT_COLUMNS)
+        whole.cols *= p->tensor_ranks;
+    else {
+        whole.rows *= p->tensor_ranks;
+        for (Part *part = whole.part; part < whole.part + whole.num_parts; part++) {
+            part->first *= p->tensor_ranks;
+            part->rows *= p->tensor_ranks;
+        }
+    }
+    return whole;
+}
+
 size_t param_run(const Param *p, size_t i, size_t *whole)
 {
     const size_t cols = (size_t)p->cols, row = i / cols, ranks = (size_t)p->tensor_ranks, place = (size_t)p->tensor_place;
@@ -201,6 +219,11 @@ size_t param_run(const Param *p, size_t i, size_t *whole)
     const size_t first = (size_t)part->first, rows = (size_t)part->rows;
     *whole = (first * ranks + place * rows) * cols + i - first * cols;
     return (first + rows) * cols - i;
+}
+
+bool unit_plain_nf4(const UnitLayout *u)
+{
+    return u->config->lora.plain_nf4 || u->tensor_ranks > 1;
 }
 
 size_t param_nf4_groups(const Param *p)
@@ -222,7 +245,7 @@ Nf4 param_nf4(const Param *p, const void *groups, bool plain)
 /* Elements of the region that must stay on the same rank: whole optimizer groups, or a group of NF4. */
 static size_t together(const UnitLayout *u, Region r)
 {
-    return r == QUANTIZED && u->config->lora.base == BASE_NF4 ? nf4_group_bytes(u->config->lora.plain_nf4) : PARAM_ALIGN;
+    return r == QUANTIZED && u->config->lora.base == BASE_NF4 ? nf4_group_bytes(unit_plain_nf4(u)) : PARAM_ALIGN;
 }
 
 static size_t round_up(size_t n, size_t step)

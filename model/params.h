@@ -77,12 +77,16 @@ bool param_comes_first(const UnitLayout *u, const Param *p);
 /* Lays the regions out again after changes of Param.region. */
 void unit_lay_out(UnitLayout *u, int world);
 
-/* Dies if a matrix of this unit has more elements than an int counts, since it may be read as one row; a unit may have any number. */
+/* Dies if a matrix of this unit has more elements than an int counts, since it may be read as one row;
+ * one of region QUANTIZED is read whole by all tensor ranks. A unit may have any number. */
 void unit_check_size(const UnitLayout *u, int unit);
 
 /* Cuts the unit's parameters by their `split` among `ranks` tensor ranks, of which this one is number `place`, and lays the regions
  * out for `world` shards. Each cut must have equal parts. */
 void unit_cut(UnitLayout *u, int ranks, int place, int world);
+
+/* The parameter as it is without tensor ranks: its rows, columns and parts. */
+Param param_whole(const Param *p);
 
 /* Where element i of a parameter is in the whole one: *whole. Returns how many elements from there on are consecutive in both. */
 size_t param_run(const Param *p, size_t i, size_t *whole);
@@ -90,6 +94,8 @@ size_t param_run(const Param *p, size_t i, size_t *whole);
 /* Elements of all parameters without adapters, the same on all ranks and in all runs: the distance of two units' `first`. */
 size_t unit_numbers(const UnitLayout *u);
 
+/* Whether NF4 is stored without double quantization. A group of it has one scale for 256 blocks, which tensor ranks divide. */
+bool   unit_plain_nf4(const UnitLayout *u);
 /* A matrix in NF4 with its groups, plain or not (nf4.h), at `groups`; and their number. */
 Nf4    param_nf4(const Param *p, const void *groups, bool plain);
 size_t param_nf4_groups(const Param *p);

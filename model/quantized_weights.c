@@ -1,6 +1,8 @@
 /* Stores frozen matrices in E4M3 or NF4. */
 #include "model/quantized_weights.h"
 
+#include <stdlib.h>
+
 #include "kernels/kernels.h"
 #include "kernels/runtime/error.h"
 #include "model/units.h"
@@ -11,41 +13,92 @@ static void store_e4m3(ParamStore *f, int u, const Param *p, Tensor whole)
     Tensor part = shard_weights(&f->shard[u], p, first, n);
     part.scale = quantized_scale(f, u, p);
     quantize_scale(part, whole);
-    if (n == 0)
-        return;
-    whole.data = (char *)whole.data + first * dtype_size(whole.format.dtype);
-    whole.rows = 1;
-    whole.cols = (int)n;
-    quantize_codes(part, whole);
+    for (size_t done = 0, run, at; done < n; done += run) {
+        run = param_run(p, first + done, &at);
+        run = run < n - done ? run : n - done;
+        const Tensor from = tensor_at((char *)whole.data + at * dtype_size(whole.format.dtype), whole.format, 1, (int)run);
+        Tensor to = shard_weights(&f->shard[u], p, first + done, run);
+        to.scale = part.scale;
+        quantize_codes(to, from);
+    }
 }
 
-/* Stores this rank's part of a parameter's groups, and the scale of its operand. */
+/* Whether the groups of whole matrices have no double quantization. */
+static bool is_plain(const ParamStore *f)
+{
+    return f->shape->config->lora.plain_nf4;
+}
+
+static size_t whole_bytes(const ParamStore *f, const Param *p)
+{
+    const Param whole = param_whole(p);
+    return param_nf4_groups(&whole) * nf4_group_bytes(is_plain(f));
+}
+
+/* to = the blocks of a part, from the groups of the whole matrix; both in host memory. */
+static void cut_groups(Nf4PlainGroup *to, const Param *p, Nf4 from)
+{
+    enum { BLOCKS = NF4_GROUP / NF4_BLOCK };
+    const Param whole = param_whole(p);
+    const size_t cols = (size_t)p->cols, all_cols = (size_t)whole.cols;
+    size_t group = 0, from_group = 0;
+    for (int i = 0; i < p->num_parts; i++) {
+        const Part part = p->part[i], all = whole.part[i];
+        for (size_t block = 0, at; block < (size_t)part.rows * cols / NF4_BLOCK; block++) {
+            param_run(p, (size_t)part.first * cols + block * NF4_BLOCK, &at);
+            at = (at - (size_t)all.first * all_cols) / NF4_BLOCK;
+            nf4_copy_block(to, group * BLOCKS + block, from, from_group * BLOCKS + at);
+        }
+        group += nf4_groups((size_t)part.rows, cols);
+        from_group += nf4_groups((size_t)all.rows, all_cols);
+    }
+}
+
+/* Stores this rank's part of the groups of a whole matrix. */
+static void keep_part(ParamStore *f, int u, const Param *p, const char *groups)
+{
+    size_t first, n = shard_part(&f->shard[u], p, &first);
+    char *to = n > 0 ? shard_weights(&f->shard[u], p, first, n).data : NULL;
+    if (n > 0 && p->tensor_ranks == 1)
+        device_copy(to, groups + first, n);
+    else if (n > 0) {
+        const Param whole = param_whole(p);
+        char *host = xmalloc(whole_bytes(f, p)), *part = xcalloc(p->stored, 1);
+        device_get(host, groups, whole_bytes(f, p));
+        cut_groups((Nf4PlainGroup *)part, p, param_nf4(&whole, host, is_plain(f)));
+        device_put(to, part + first, n);
+        free(host);
+        free(part);
+    }
+}
+
+/* The same, and the scale of the operand: that of the whole matrix. */
 static void keep_groups(ParamStore *f, int u, const Param *p, const char *groups)
 {
+    const Param whole = param_whole(p);
     const Tensor operand = f->unit[u].tensor[p->id];
-    size_t first, n = shard_part(&f->shard[u], p, &first);
-    if (n > 0)
-        device_copy(shard_weights(&f->shard[u], p, first, n).data, groups + first, n);
+    keep_part(f, u, p, groups);
     if (!format_is_fp8(operand.format))
         return;
     device_zero(f->square_sum, sizeof *f->square_sum);
-    nf4_amax(f->square_sum, param_nf4(p, groups, f->plain_nf4), p->cols, 0, param_nf4_groups(p));
+    nf4_amax(f->square_sum, param_nf4(&whole, groups, is_plain(f)), whole.cols, 0, param_nf4_groups(&whole));
     quantize_scale_from(operand, f->square_sum);
 }
 
 static void store_nf4(ParamStore *f, int u, const Param *p, Tensor whole)
 {
-    char *groups = device_alloc(p->stored), *next = groups;
+    const Param all = param_whole(p);
+    char *groups = device_alloc(whole_bytes(f, p)), *next = groups;
     for (int i = 0; i < p->num_parts; i++) {
-        const Tensor part = tensor_rows(whole, p->part[i].first, p->part[i].rows);
+        const Tensor part = tensor_rows(whole, all.part[i].first, all.part[i].rows);
         const size_t n = nf4_groups((size_t)part.rows, (size_t)part.cols);
-        if (f->plain_nf4)
+        if (is_plain(f))
             nf4_quantize_plain((Nf4PlainGroup *)next, part, 0, n);
         else {
             nf4_offset(f->square_sum, part);
             nf4_quantize((Nf4Group *)next, part, f->square_sum, 0, n);
         }
-        next += n * nf4_group_bytes(f->plain_nf4);
+        next += n * nf4_group_bytes(is_plain(f));
     }
     keep_groups(f, u, p, groups);
     device_free(groups);
@@ -62,8 +115,8 @@ void quantized_store(ParamStore *f, int u, const Param *p, Tensor whole)
 
 void quantized_store_nf4(ParamStore *f, int u, const Param *p, const void *host)
 {
-    char *groups = device_alloc(p->stored);
-    device_put(groups, host, p->stored);
+    char *groups = device_alloc(whole_bytes(f, p));
+    device_put(groups, host, whole_bytes(f, p));
     keep_groups(f, u, p, groups);
     device_free(groups);
 }

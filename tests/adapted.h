@@ -16,17 +16,22 @@ static inline char *lasting(const char *path)
 }
 
 /* Saves a model with random weights in F32; returns its folder. */
-static inline const char *save_base(SmallModel a)
+static inline const char *save_model(const ModelConfig *m)
 {
     Run r;
-    ModelConfig m = architecture(a);
     const Format f32 = { F32, 0 };
-    open_run(&r, &m, f32, f32, f32);
+    open_run(&r, m, f32, f32, f32);
     store_init(&r.store, &r.config.model, 3);
     save(&r, 1);
     const char *folder = lasting(step_folder(&r, 1));
     close_run(&r);
     return folder;
+}
+
+static inline const char *save_base(SmallModel a)
+{
+    const ModelConfig m = architecture(a);
+    return save_model(&m);
 }
 
 /* Adapters on the model in `base`; scale 2. plain: NF4 without double quantization. */

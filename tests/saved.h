@@ -40,9 +40,8 @@ static inline bool exists(const char *path)
 typedef struct { Config config; ParamStore store; void *memory; size_t file_limit; } Run;
 
 /* Makes a new folder, and memory for the configuration. */
-static inline void place(Run *r)
+static inline void place_choice(Run *r, ShardChoice choice)
 {
-    const ShardChoice alone = { 1, 0, false };
     Arena arena = { 0 };
     r->file_limit = CHECKPOINT_FILE_BYTES;
     r->config.save_num_checkpoints_to_keep = -1;
@@ -50,11 +49,16 @@ static inline void place(Run *r)
     r->config.save_folder = keep(256);
     snprintf(r->config.save_folder, 256, "%s/run%d", root, num_folders++);
     mkdir(r->config.save_folder, 0777);
-    store_plan(&r->store, &arena, &r->config, alone);
+    store_plan(&r->store, &arena, &r->config, choice);
     arena.memory = r->memory = device_alloc(arena.used);
     arena.used = 0;
     store_place_gathered(&r->store);
-    store_plan(&r->store, &arena, &r->config, alone);
+    store_plan(&r->store, &arena, &r->config, choice);
+}
+
+static inline void place(Run *r)
+{
+    place_choice(r, (ShardChoice){ 1, 0, false });
 }
 
 static inline void open_run_of(Run *r, const ModelConfig *m, const char *optimizer, Format master, Format m1, Format m2)

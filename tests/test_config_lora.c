@@ -236,6 +236,10 @@ static void test_together(void **state)
     assert_string_equal(message, "");
     assert_true(try_printed(message, sizeof message, 2, 1, "--lora.rank=2", "--optimizer.learning_rate=2e-5"));
     try_names(message, "2e-05 optimizer.learning_rate 2e-5");
+    try_write_changed(NULL, "parallelism: {tensor: 2}");
+    assert_false(try_printed(message, sizeof message, 2, 2, "--lora={rank: 2, base: nf4}", "--recipe=bf16"));
+    try_names(message, "parallelism.tensor 2 nf4 lora.base 64 out 32 --lora.base=e4m3");
+    assert_true(try_printed(message, sizeof message, 2, 2, "--lora={rank: 2, base: e4m3}", "--recipe=bf16"));
     strcpy(try_path, saved);
 }
 

@@ -1,5 +1,5 @@
 /* Bases in the format of lora.base: read from folders in every type, tensor by tensor, with the result of whole matrices; read from
- * bitsandbytes' folders; and never saved. */
+ * bitsandbytes' folders; in parts, by tensor ranks; and never saved. */
 #include "kernels/dynamic8.h"
 #include "kernels/nf4.h"
 #include "model/quantized_weights.h"
@@ -196,7 +196,7 @@ static void put_quantized(SafeFile *to, const SafeTensor *t, const float *x, siz
 /* plain: without double quantization. */
 static const char *quantize_base(const char *base, bool plain)
 {
-    const char *folder = lasting(text("%s/%s", root, plain ? "plain" : "quantized"));
+    const char *folder = lasting(text("%s/%s%d", root, plain ? "plain" : "quantized", num_folders++));
     shell(text("mkdir %s && cp %s/config.json %s", folder, base, folder));
     SafeFile *from = safetensors_open(text("%s/model.safetensors", base));
     SafeFile *to = safetensors_new(text("%s/model.safetensors", folder));
@@ -259,6 +259,73 @@ static void test_quantized_base(void **state)
     release();
 }
 
+/* ---- parts of tensor ranks ---------------------------------------------------------------------------------- */
+
+enum { TENSOR_RANKS = 2 };
+
+/* place: of which of these ranks; -1: of one rank that has all. plain: NF4 without double quantization. */
+static void open_part(Run *r, const ModelConfig *m, const char *folder, BaseFormat stored, bool plain, int place)
+{
+    *r = (Run){ 0 };
+    model_config(&r->config, m, stored == BASE_AS_FROZEN ? "bf16" : "fp8", 1);
+    Lora *l = &r->config.model.lora;
+    *l = (Lora){ .rank = RANK, .alpha = RANK, .base = stored, .plain_nf4 = plain, .base_path = (char *)folder };
+    memcpy(l->target, all_modules, sizeof l->target);
+    place_choice(r, place < 0 ? (ShardChoice){ 1 } : (ShardChoice){ 1, .tensor_ranks = TENSOR_RANKS, .tensor_place = place });
+    load(r, folder);
+}
+
+/* Every operand of the part has the numbers and the scale of the same elements of the whole. */
+static void check_part(Run *whole, Run *part)
+{
+    for (int u = 1; u <= whole->config.model.n_layers; u++) {
+        fsdp_gather(&whole->store, u, FOR_FORWARD);
+        fsdp_gather(&part->store, u, FOR_FORWARD);
+        for (int i = 0; i < part->store.shape[u].num_params; i++) {
+            const Param *p = &part->store.shape[u].param[i];
+            Tensor w = part->store.unit[u].tensor[p->id], all = whole->store.unit[u].tensor[p->id];
+            if (!p->is_operand)
+                continue;
+            w.data_t = all.data_t = NULL;
+            const double *found = values(w), *expected = values(all);
+            assert_int_equal(tensor_numel(all), TENSOR_RANKS * tensor_numel(w));
+            for (size_t k = 0, at; k < tensor_numel(w); k++) {
+                param_run(p, k, &at);
+                if (found[k] != expected[at])
+                    fail_msg("unit %d, place %d, %s[%zu]: %.9g, in the whole %.9g", u, p->tensor_place, p->name, k, found[k],
+                             expected[at]);
+            }
+        }
+    }
+}
+
+/* The matrices of tensor ranks are parts of those of one rank: in every format, from folders of values and of codes. A group of
+ * double quantization is on both ranks; q, k and v have no whole groups. */
+static void test_tensor_parts(void **state)
+{
+    (void)state;
+    ModelConfig m = architecture(LLAMA_GQA);
+    m.head_dim = 32;
+    m.mlp_width = 512;
+    Run r, part;
+    const char *base = save_model(&m), *floats = convert_base(base, "F32");          /* without checksums of all ranks */
+    const char *quantized = quantize_base(base, false), *plain = quantize_base(base, true);
+    const struct { const char *folder; BaseFormat stored; bool plain; } list[] = {
+        { floats, BASE_E4M3 }, { floats, BASE_NF4 }, { quantized, BASE_NF4 }, { plain, BASE_NF4, true },
+        { quantized, BASE_AS_FROZEN }, { plain, BASE_E4M3 },
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        open_part(&r, &m, list[i].folder, list[i].stored, list[i].plain, -1);
+        for (int place = 0; place < TENSOR_RANKS; place++) {
+            open_part(&part, &m, list[i].folder, list[i].stored, list[i].plain, place);
+            check_part(&r, &part);
+            close_run(&part);
+        }
+        close_run(&r);
+    }
+    release();
+}
+
 /* ---- damage ---------------------------------------------------------------------------------------------- */
 
 /* A base in E4M3 or NF4 is checked on load, since later its values are lost. */
@@ -288,7 +355,7 @@ int main(void)
     device_init(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_other_operand), cmocka_unit_test(test_stored_base), cmocka_unit_test(test_quantized_base),
-        cmocka_unit_test(test_refused_base),
+        cmocka_unit_test(test_tensor_parts), cmocka_unit_test(test_refused_base),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

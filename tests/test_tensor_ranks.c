@@ -46,6 +46,7 @@ typedef struct {
     unsigned modules;           /* with adapters on these */
     int keep;                   /* instead of the recipe's, unless 0 */
     bool wide;                  /* the stream is F32, so that sums err less than codes */
+    BaseFormat base;            /* of the matrices under adapters */
 } Case;
 
 /* grad, weight: of parameters as they are whole; weight NULL: no steps. codes: of the first block's operand, turned, with its scale;
@@ -68,7 +69,11 @@ static ModelConfig model_of(const Case *k)
     m = without_wide_norms(m);
     if (m.sliding_window > 0)
         m.sliding_window *= 5;
-    return k->modules ? with_adapters(m, 6, k->modules, BASE_AS_FROZEN) : m;
+    if (k->base == BASE_NF4) {                  /* parts on four ranks have whole blocks */
+        m.head_dim = 32;
+        m.mlp_width = 256;
+    }
+    return k->modules ? with_adapters(m, 6, k->modules, k->base) : m;
 }
 
 static void run_micro_batches(Model *m, ParamStore *f, Result *s)
@@ -178,10 +183,10 @@ static void check(const Case *k, Ways w, double loss_bound, double grad_bound)
     const double grads = difference(whole.grad, part.grad, &part), norm = fabs(part.norm / whole.norm - 1);
     const double weights = difference(whole.weight, part.weight, &part);
     if (!(worst <= loss_bound && grads <= grad_bound && norm <= grad_bound && weights <= grad_bound))
-        fail_msg("%s, %s, documents %d, modules %#x, keep %d, %d shards, %d context and %d tensor ranks: losses differ by %.3g "
-                 "(bound %.3g), gradients by %.3g, their norm by %.3g, weights by %.3g (bound %.3g)", k->recipe,
-                 architecture_name(k->model), k->documents, k->modules, k->keep, w.shard, w.context, w.tensor, worst, loss_bound, grads,
-                 norm, weights, grad_bound);
+        fail_msg("%s, %s, documents %d, modules %#x, base %d, keep %d, %d shards, %d context and %d tensor ranks: losses differ by "
+                 "%.3g (bound %.3g), gradients by %.3g, their norm by %.3g, weights by %.3g (bound %.3g)", k->recipe,
+                 architecture_name(k->model), k->documents, k->modules, k->base, k->keep, w.shard, w.context, w.tensor, worst,
+                 loss_bound, grads, norm, weights, grad_bound);
     if (w.context == 1) {
         check_same_bytes("codes", part.codes, whole.codes, sizeof part.codes);
         check_same_bytes("scale", &part.scale, &whole.scale, sizeof part.scale);
@@ -213,9 +218,10 @@ static void test_f32(void **state)
     static const Case cases[] = {
         { "f32", LLAMA_GQA, .documents = true, .keep = KEEP_INPUTS }, { "f32", QWEN3, .modules = ALL_MODULES },
         { "f32", OLMO2, .keep = KEEP_BLOCK }, { "f32", QWEN2, .documents = true, .keep = KEEP_ATTENTION }, { "f32", OLMO },
-        { "f32", OLMO3, .modules = ALL_MODULES },
+        { "f32", OLMO3, .modules = ALL_MODULES }, { "f32", MISTRAL, .modules = ALL_MODULES, .base = BASE_NF4 },
+        { "f32", LLAMA, .modules = 1 << LORA_V | 1 << LORA_DOWN, .base = BASE_E4M3 },
     };
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < 8; i++)
         check_mesh(i, &cases[i], 2e-6, 2e-6);
 }
 
@@ -229,7 +235,7 @@ static void test_bf16(void **state)
     check_mesh(0, &(Case){ "bf16", LLAMA_GQA, .wide = true }, 0x1p-5, 0x1p-5);      /* a stream in F32, operands in BF16 */
     check_mesh(0, &(Case){ "bf16", OLMO2, .wide = true }, 0x1p-5, 0x1p-5);
     check_mesh(1, &(Case){ "fp8", LLAMA, .keep = KEEP_ALL }, 0x1p-2, 0x1p-2);
-    check_mesh(2, &(Case){ "coat-lean", QWEN3, .documents = true, .modules = ALL_MODULES }, 0x1p-2, 0x1p-2);
+    check_mesh(2, &(Case){ "coat-lean", QWEN3, .documents = true, .modules = ALL_MODULES, .base = BASE_NF4 }, 0x1p-2, 0x1p-2);
 }
 
 /* With sums in F32 few codes become others, and often none. */

@@ -62,15 +62,6 @@ void backend_nf4_quantize_plain(Nf4PlainGroup *to, Tensor w, size_t first, size_
     }
 }
 
-static float block_absmax(Nf4 x, size_t group, size_t block)
-{
-    if (x.plain)
-        return x.plain[group].absmax[block];
-    const Nf4Group *g = &x.group[group];
-    const float rest = g->nested * dynamic8_map(DYNAMIC8)[g->absmax[block]];
-    return rest + g->offset;
-}
-
 /* Loads the n elements of a tensor whose groups begin at `first`. */
 static void load_part(float *values, Nf4 x, size_t first, size_t n)
 {
@@ -80,7 +71,7 @@ static void load_part(float *values, Nf4 x, size_t first, size_t n)
         const size_t at = i % NF4_GROUP, group = first + i / NF4_GROUP;
         const uint8_t *codes = x.plain ? x.plain[group].codes : x.group[group].codes;
         if (at % NF4_BLOCK == 0)
-            absmax = block_absmax(x, group, at / NF4_BLOCK);
+            absmax = nf4_absmax(x, group, at / NF4_BLOCK);
         values[i] = map[codes[at / 2] >> (at % 2 ? 0 : 4) & 15] * absmax;
     }
 }
@@ -103,5 +94,5 @@ void backend_nf4_amax(float *amax, Nf4 x, int cols, size_t first, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         for (int block = 0; block < nf4_blocks(x, cols, first + i); block++)
-            *amax = fmaxf(*amax, fabsf(block_absmax(x, i, (size_t)block)));
+            *amax = fmaxf(*amax, fabsf(nf4_absmax(x, i, (size_t)block)));
 }

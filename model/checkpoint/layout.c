@@ -401,6 +401,21 @@ void layout_fetch(PieceReader *r, void *to, const char *dtype, size_t at, size_t
         convert_encode(to, dtype, to, n);
 }
 
+/* Elements of a piece from e on, up to `end` or as many as come from `step` elements of the tensor; returns their number. They are
+ * a part of columns, taken from whole rows of codes, since reading codes also reads the scales of the matrix. */
+static size_t fetch_columns(PieceReader *r, char *values, size_t e, size_t end, size_t step)
+{
+    const Piece *p = r->piece;
+    const size_t cols = (size_t)p->cut->cols, all = p->shape[1], first = e - p->first, row = first / cols;
+    const size_t stop = p->first + (row + step / all) * cols, last = end < stop ? end : stop;
+    layout_fetch(r, values, p->dtype, row * all, ((last - 1 - p->first) / cols + 1 - row) * all);
+    for (size_t from = e, n, at; from < last; from += n) {
+        n = run_of(p, from, last, &at);
+        memmove(values + (from - e) * p->bytes, values + (at - row * all) * p->bytes, n * p->bytes);
+    }
+    return last - e;
+}
+
 /* values: CHUNK bytes, as r->raw. Returns the contribution of this rank's part to the tensor's checksum; 0 if there is none. */
 static uint32_t read_piece(PieceReader *r, const Shard *s, void *values)
 {
@@ -410,11 +425,15 @@ static uint32_t read_piece(PieceReader *r, const Shard *s, void *values)
     const size_t wide = p->bytes > sizeof(float) ? p->bytes : sizeof(float), step = CHUNK / wide;
     const Range own = intersect(held_by(p, s), (Range){ p->first, p->first + (p->cut ? p->held : count) });
     uint32_t sum = 0;
+    const bool columns = !t && p->cut && p->cut->split == SPLIT_COLUMNS;
     for (size_t e = own.first, n, at; e < own.end; e += n) {
         n = run_of(p, e, own.end, &at);
         n = n < step ? n : step;
         r->sum = 0;
-        layout_fetch(r, values, p->dtype, at, n);
+        if (columns)
+            n = fetch_columns(r, values, e, own.end, step);
+        else
+            layout_fetch(r, values, p->dtype, at, n);
         device_put(address_of(p, s, e), values, n * p->bytes);
         sum ^= t ? run_sum(r->sum, at, n, count, (t->end - t->begin) / count) : 0;
     }

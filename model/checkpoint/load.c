@@ -84,24 +84,10 @@ static void check_finite(const char *folder, const Layout *l, const ParamStore *
             folder, name, folder_say_others(folder));
 }
 
-/* Tensor ranks read parts of columns, which would be decoded row by row, each time with all scales of the matrix. */
-static void refuse_coded(const char *folder, const Source *s, const ParamStore *f)
-{
-    for (int i = 0; i < s->count && f->tensor_ranks > 1; i++)
-        for (int t = 0; t < s->file[i]->count; t++) {
-            char *matrix = coded_source_matrix(s->file, s->count, s->file[i]->tensor[t].name);
-            if (matrix)
-                die("%s: %s is quantized, which parallelism.tensor %d cannot read; export the folder first (./train --export=%s "
-                    "--dtype=bf16 NEW_FOLDER), or use --parallelism.tensor=1", folder, matrix, f->tensor_ranks, folder);
-            free(matrix);
-        }
-}
-
 /* Loads the model's weights, or adapters. An unknown tensor means that the folder has another model. */
 static void load_weights(const char *folder, Source s, LayoutKind kind, const Config *c, ParamStore *f)
 {
     source_refuse_quantized(&s);
-    refuse_coded(folder, &s, f);
     Layout l = layout_make(NULL, kind, f, 0);
     const char *path, *name = left_over(&l, &s, folder, &c->model, kind == LAYOUT_BASE ? f : NULL, &path);
     if (name && kind == LAYOUT_ADAPTER)

@@ -51,7 +51,7 @@ static void check_finite(const Reading *r, Tensor part, const SafeFile *file, co
             file->path, name);
 }
 
-/* part: destination of piece i. All ranks of a group read the same bytes; only the first computes their checksum. */
+/* part: destination of piece i. All ranks of a stage's copy read the same bytes; only the first one's checksum counts. */
 static void read_tensor(const Reading *r, int i, Tensor part)
 {
     const Piece *p = &r->l->piece[i];
@@ -62,7 +62,7 @@ static void read_tensor(const Reading *r, int i, Tensor part)
         layout_fetch(&reader, r->values, part.format.dtype == BF16 ? "BF16" : "F32", at, n);
         device_put((char *)part.data + at * size, r->values, n * size);
     }
-    r->l->sum[i] = r->f->rank == 0 ? reader.sum : 0;
+    r->l->sum[i] = r->f->rank == 0 && r->f->tensor_place == 0 ? reader.sum : 0;
     check_finite(r, part, reader.from.file, p->name);
 }
 
@@ -83,8 +83,9 @@ static bool is_quantized(const Reading *r, int unit, const Param *p)
 
 static void read_quantized(const Reading *r, int unit, const Param *p)
 {
-    const bool plain = r->f->plain_nf4;
-    char *groups = xmalloc(param_nf4_groups(p) * nf4_group_bytes(plain)), *next = groups;
+    const bool plain = r->f->shape->config->lora.plain_nf4;
+    const Param whole = param_whole(p);
+    char *groups = xmalloc(param_nf4_groups(&whole) * nf4_group_bytes(plain)), *next = groups;
     for (int i = 0; i < r->l->num_pieces; i++) {
         const Piece *piece = &r->l->piece[i];
         if (!is_part(r, piece, unit, p))
@@ -108,11 +109,12 @@ static void read_matrix(const Reading *r, int unit, const Param *p, void *memory
         read_quantized(r, unit, p);
         return;
     }
-    const Tensor whole = tensor_at(memory, format_of(r, unit, p), p->rows, p->cols);
+    const Param all = param_whole(p);
+    const Tensor whole = tensor_at(memory, format_of(r, unit, p), all.rows, all.cols);
     for (int i = 0; i < r->l->num_pieces; i++) {
         const Piece *piece = &r->l->piece[i];
         if (is_part(r, piece, unit, p))
-            read_tensor(r, i, tensor_rows(whole, (int)((piece->first - p->offset) / (size_t)p->cols), (int)piece->shape[0]));
+            read_tensor(r, i, tensor_rows(whole, (int)(piece->in_whole / (size_t)all.cols), (int)piece->shape[0]));
     }
     quantized_store(r->f, unit, p, whole);
 }
@@ -122,9 +124,9 @@ static size_t largest_matrix(const Reading *r)
     size_t most = 0;
     for (int u = 0; u < r->f->num_units; u++)
         for (int i = 0; i < r->f->shape[u].num_params; i++) {
-            const Param *p = &r->f->shape[u].param[i];
+            const Param *p = &r->f->shape[u].param[i], whole = param_whole(p);
             const size_t bytes = p->region != QUANTIZED || is_quantized(r, u, p) ? 0
-                               : (size_t)p->rows * (size_t)p->cols * dtype_size(format_of(r, u, p).dtype);
+                               : param_numel(&whole) * dtype_size(format_of(r, u, p).dtype);
             most = bytes > most ? bytes : most;
         }
     return most;

@@ -16,7 +16,6 @@ static char *refused_combination(const Config *c)
         { c->quant_stats_interval > 0, "quant_stats_interval: no rank has whole layers to measure; use --quant_stats_interval=0" },
         { c->mlp_tile > 0, "mlp_tile: the MLP of tokens of several ranks cannot be in tiles; use --mlp_tile=0" },
         { c->model.qk_norm == QK_NORM_WIDTH, "the model norms q and k over all heads, which no rank has" },
-        { c->model.lora.base != BASE_AS_FROZEN, "lora.base: frozen weights can be cut as format.frozen stores them only" },
         { c->model.image.feature_size > 0, "a model with images cannot be cut yet" },
         { optimizer_find(c->optimizer.name)->orthogonalizes,
           "optimizer.name muon orthogonalizes whole matrices, which no rank has" },
@@ -90,13 +89,28 @@ static char *refused_groups(const Config *c, int n)
     return NULL;
 }
 
+/* Blocks of NF4 have one absmax; those of a second quantization are decoded, so that their groups may be cut. */
+static char *refused_nf4(const Config *c, int n)
+{
+    UnitLayout block;
+    unit_shape(&block, &c->model, unit_of_layer(&c->model, 0), 1);
+    unit_cut(&block, n, 0, 1);
+    for (const Param *p = block.param; p < block.param + block.num_params && c->model.lora.base == BASE_NF4; p++)
+        if (p->is_operand && cuts_group(p, NF4_BLOCK))
+            return xasprintf("nf4 of lora.base has a scale for each %d elements, and a part of %s (%d x %d) does not have whole ones; "
+                             "use fewer tensor ranks, or --lora.base=e4m3", NF4_BLOCK, p->name, p->rows, p->cols);
+    return NULL;
+}
+
 char *tensor_refusal(const Config *c, int world)
 {
     const int n = tensor_ranks(&c->strategy);
     char *refusal = n > 1 ? refused_combination(c) : NULL;
     if (n > 1 && !refusal)
         refusal = refused_parts(c, n, world);
-    return n > 1 && !refusal ? refused_groups(c, n) : refusal;
+    if (n > 1 && !refusal)
+        refusal = refused_groups(c, n);
+    return n > 1 && !refusal ? refused_nf4(c, n) : refusal;
 }
 
 void config_check_tensor(Reader *r)
