@@ -132,7 +132,7 @@ typedef struct Model {
 
     /* sizes */
     int       L, N;            /* blocks; tokens of a micro-batch, this rank's                 */
-    int       rows;            /* tN: tokens in blocks' layers and attention, those of t tensor ranks */
+    int       rows;            /* tN: tokens in blocks' layers and attention, those of t tensor ranks; N while generating */
     int       tile;            /* tokens of a tile of the MLP, in blocks whose MLP backward runs again; rows: no tiles */
     int       T;               /* tokens of a sequence                                         */
     int       context, context_rank; /* ranks that share sequences; which part is this rank's  */
@@ -198,6 +198,12 @@ typedef struct Model {
     size_t    shared_least;    /* bytes of them that hold something at the same time, at most  */
     void     *memory;          /* the arena: all of the above that is device memory            */
 } Model;
+
+/* In how many parts tokens are between layers: the tensor ranks; 1 while generating, where each of them has all. */
+static inline int row_parts(const Model *m)
+{
+    return m->rows / m->N;
+}
 
 /* Rows of the buffers of the MLP (gate, up, SwiGLU and their gradients) in a block with this `keep`: a tile, or all. */
 static inline int mlp_rows(const Model *m, Keep keep)

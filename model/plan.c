@@ -109,7 +109,7 @@ static bool same(Tensor a, Format f)
 static Planner of_stream(const Planner *p)
 {
     Planner own = *p;
-    own.rows /= p->m->tensor_ranks;
+    own.rows /= row_parts(p->m);
     return own;
 }
 
@@ -302,7 +302,7 @@ static void plan_sums(Model *m)
 {
     if (m->tensor_ranks == 1)
         return;
-    if (format_is_fp8(m->recipe.operand) || format_is_fp8(m->recipe.gradient))
+    if (row_parts(m) > 1 && (format_is_fp8(m->recipe.operand) || format_is_fp8(m->recipe.gradient)))
         m->work.own = plan_shared_rows(m, BUFFER_OWN, (Format){ F32, 0, false }, m->N, m->config->d_model);
     m->work.partial = plan_shared_rows(m, BUFFER_PARTIAL, m->recipe.stream, m->rows, m->config->d_model);
 }

@@ -129,7 +129,7 @@ void model_plan(Model *m, ParamStore *f, const Config *c, ShardChoice p)
                            .K = m->config->n_kv_heads, .D = mc->head_dim, .scale = (float)(1 / sqrt(mc->head_dim)),
                            .clip = mc->clip_qkv, .norm = mc->norm };
     m->rows = m->attn.B * m->attn.T;
-    m->N = m->rows / m->tensor_ranks;
+    m->N = c->generate ? m->rows : m->rows / m->tensor_ranks;
     m->tile = p.tile > 0 && p.tile < m->rows && !m->observed && !c->generate ? p.tile : m->rows;
     m->num_sets = most_in_flight(m, &p.pipe);
     m->sets = xcalloc((size_t)m->num_sets * (size_t)unit_count(mc), sizeof *m->sets);

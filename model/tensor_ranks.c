@@ -25,12 +25,12 @@ void tensor_close(Model *m)
 
 Tensor own_rows(const Model *m, Tensor t)
 {
-    return m->tensor_ranks == 1 ? t : tensor_rows(t, m->tensor_place * m->N, m->N);
+    return row_parts(m) == 1 ? t : tensor_rows(t, m->tensor_place * m->N, m->N);
 }
 
 Tensor rows_buffer(const Model *m, Tensor t)
 {
-    return m->tensor_ranks > 1 && format_is_fp8(t.format) ? m->work.own : own_rows(m, t);
+    return row_parts(m) > 1 && format_is_fp8(t.format) ? m->work.own : own_rows(m, t);
 }
 
 /* The scale of t becomes that of all ranks' tokens. A scale grows with the maximum that it is made from, and this with the maximum
@@ -94,6 +94,10 @@ void gather_rows_begin(const Model *m, Tensor t, Tensor x)
 {
     const Tensor own = own_rows(m, t);
     const bool encodes = !format_equal(t.format, x.format), fp8 = format_is_fp8(t.format);
+    if (row_parts(m) == 1) {
+        quantize(t, x);
+        return;
+    }
     if (fp8)
         quantize_scale(own, x);             /* not on the queue of exchanges: it needs scratch memory */
     else if (encodes)                       /* an operand in BF16 of a stream in F32 */
@@ -112,6 +116,8 @@ void gather_rows_begin(const Model *m, Tensor t, Tensor x)
 
 void gather_rows_end(const Model *m, Tensor t)
 {
+    if (row_parts(m) == 1)
+        return;
     wait_for(m, EXCHANGE_ROWS);
     transpose(t, t);
 }
@@ -121,7 +127,7 @@ void gather_rows_end(const Model *m, Tensor t)
 static bool divides_products(const Model *m)
 {
     enum { MOST_RANKS = 4 };
-    return m->tensor_ranks > 1 && m->tensor_ranks <= MOST_RANKS;
+    return row_parts(m) > 1 && m->tensor_ranks <= MOST_RANKS;
 }
 
 /* The rows of tensor rank r. */
@@ -160,13 +166,15 @@ void complete_again(const Model *m, Tensor t, Tensor wanted)
 
 Tensor sums_buffer(const Model *m, Tensor y)
 {
-    return m->tensor_ranks == 1 ? y : m->work.partial;
+    return m->tensor_ranks == 1 ? y : tensor_rows(m->work.partial, 0, y.rows * row_parts(m));
 }
 
 Tensor sum_rows(const Model *m, Tensor buffer)
 {
-    if (m->tensor_ranks > 1)
+    if (row_parts(m) > 1)
         comm_reduce_scatter(own_rows(m, buffer), buffer, RANKS_TENSOR);
+    else if (m->tensor_ranks > 1)
+        comm_all_reduce(buffer, RANKS_TENSOR);
     return own_rows(m, buffer);
 }
 
@@ -188,7 +196,10 @@ void add_rows(const Model *m, Tensor y, Tensor x, Tensor buffer)
     if (y.data == x.data)
         accumulate(y, sum_rows(m, buffer));
     else {
-        comm_reduce_scatter(y, buffer, RANKS_TENSOR);
+        if (row_parts(m) > 1)
+            comm_reduce_scatter(y, buffer, RANKS_TENSOR);
+        else
+            quantize(y, sum_rows(m, buffer));
         accumulate(y, x);
     }
 }

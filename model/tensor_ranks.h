@@ -5,7 +5,8 @@
  *     stream (N, C) -norm-> (N, C) -gather-> h (tN, C) -layers, attention-> sums (tN, C) -scatter-> stream (N, C)       t ranks
  *
  * Backward does the same with gradients. FP8 operands are gathered as codes: their scale is that of all ranks' tokens, as on one
- * rank, from the maximum of all. On one rank each function returns its tensor itself, or does nothing.
+ * rank, from the maximum of all. On one rank each function returns its tensor itself, or does nothing. While generating, all tensor
+ * ranks have the whole stream (row_parts is 1): nothing is gathered, and sums are added on all of them.
  *
  * Each tensor rank has a copy of norms, of biases that are not cut and of halves of adapters. It sums their gradients over
  * RANKS_TENSOR and then over RANKS_REPLICA, where NCCL may add three or more replicas in another order for each tensor rank: copies

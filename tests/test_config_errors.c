@@ -306,8 +306,6 @@ static void test_layers_and_stages(void **state)
         { 4, "--parallelism.tensor=4", "--model.mlp_hidden_size=64", "parallelism.tensor 4 MLP 32 16" },
         { 4, "--parallelism.tensor=4", "--model.max_sequence_length=96",
           "parallelism.tensor model.max_sequence_length 96 4 16 --model.max_sequence_length=128" },
-        { 2, "--parallelism.tensor=2", "--generate=prompts", "parallelism.tensor 2 generate --parallelism.tensor=1" },
-        { 2, "--parallelism.tensor=2", "--samples.prompts=p", "parallelism.tensor 2 samples.prompts --generate" },
         { 2, "--parallelism.tensor=2", "--quant_stats_interval=5", "parallelism.tensor 2 quant_stats_interval" },
         { 2, "--parallelism.tensor=2", "--optimizer.name=muon", "parallelism.tensor 2 muon" },
         { 2, "--parallelism.tensor=2", "--optimizer.name=adamw8bit", "parallelism.tensor 2 exp_avg 256 out" },

@@ -1,6 +1,7 @@
 /* Ranks that compute layers together compute what one rank computes: losses of tokens, gradients, their norm and the weights after
  * steps, in f32; codes of FP8 operands, bit for bit where nothing was summed over ranks before; and FP8 results, if ranks share the
- * maxima of all operands, up to codes that a sum in another order moves across the border between two. On 1, 2 and 4 ranks.
+ * maxima of all operands, up to codes that a sum in another order moves across the border between two; and logits while generating.
+ * On 1, 2 and 4 ranks.
  *
  * Each case is on one of the meshes. With EVERY=1 in the environment each is on all of them: by hand, in minutes. */
 #include <math.h>
@@ -10,6 +11,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/runtime/error.h"
+#include "model/decode.h"
 #include "model/run/memory.h"
 #include "model/update.h"
 #include "tests/models.h"
@@ -248,9 +250,63 @@ static void test_fp8(void **state)
     check_mesh(3, &(Case){ "coat", LLAMA_GQA, .documents = true, .wide = true }, 0x1p-4, 0x1p-3);
 }
 
+/* ---- generating -------------------------------------------------------------------------------------------------- */
+
+/* Logits after a prompt, single tokens and several at once, of a model that generates. */
+static void last_logits(float *logits, const Case *k, Ways w)
+{
+    static const int counts[] = { 9, 1, 1, 12, 1 };
+    const ModelConfig m = model_of(k);
+    Config c;
+    Model model = { 0 };
+    ParamStore store = { 0 };
+    int tokens[T];
+    model_config(&c, &m, k->recipe, 1);
+    c.generate = "prompts";
+    c.strategy = (Strategy){ .shard_ranks = w.shard, .context_ranks = 1, .tensor_ranks = w.tensor };
+    divide_in_tensor(1, w.shard, 1, w.tensor);
+    memory_plan(&model, &store, &c);
+    model_place(&model, &store, &c);
+    store_init(&store, &m, 5);
+    test_fill_adapters(&store, 6);
+    for (int i = 0; i < T; i++)
+        tokens[i] = test_token(11, (uint64_t)i, m.vocab_size);
+    decode_begin(&model);
+    for (int i = 0, done = 0; i < 5; done += counts[i++])
+        decode_append(&model, &store, tokens + done, counts[i]);
+    decode_logits(&model, &store, logits);
+    model_free(&model, &store);
+}
+
+/* Every rank has the logits of one rank: up to 1e-5 in f32, else up to the roundings of partial sums (test_decode.c). */
+static void test_decode(void **state)
+{
+    (void)state;
+    static const struct { Case k; double bound; } cases[] = {
+        { { "f32", LLAMA_GQA }, 1e-5 }, { { "f32", MISTRAL, .modules = ALL_MODULES, .base = BASE_NF4 }, 1e-5 },
+        { { "f32", OLMO3 }, 1e-5 }, { { "bf16", QWEN2 }, 0.018 }, { { "coat", LLAMA }, 0.29 }, { { "fp8", OLMO2 }, 0.29 },
+    };
+    for (int i = 0; i < 6; i++)
+        for (int tensor = 2; tensor <= comm_size(); tensor *= 2) {
+            float expected[128], found[128];
+            double e = 0, size = 0;
+            last_logits(expected, &cases[i].k, (Ways){ 1, 1, 1 });
+            last_logits(found, &cases[i].k, (Ways){ comm_size() / tensor, 1, tensor });
+            for (int v = 0; v < architecture(cases[i].k.model).vocab_size; v++) {
+                e += pow((double)found[v] - expected[v], 2);
+                size += pow(expected[v], 2);
+            }
+            if (!(sqrt(e / size) <= cases[i].bound && size > 0))
+                fail_msg("%s, %s, %d tensor ranks: logits are off by %.2g, at most %.2g", cases[i].k.recipe,
+                         architecture_name(cases[i].k.model), tensor, sqrt(e / size), cases[i].bound);
+            release();
+        }
+}
+
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_f32), cmocka_unit_test(test_bf16), cmocka_unit_test(test_fp8) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_f32), cmocka_unit_test(test_bf16), cmocka_unit_test(test_fp8),
+                                        cmocka_unit_test(test_decode) };
     start_ranks(&argc, &argv);
     add_after_architecture();
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));

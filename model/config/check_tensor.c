@@ -10,9 +10,6 @@
 static char *refused_combination(const Config *c)
 {
     const struct { bool asked; const char *what; } list[] = {
-        { c->generate != NULL, "generate continues each prompt on one rank" },
-        { c->samples.prompts != NULL, "samples.prompts: these ranks cannot continue prompts during training; use --generate on a "
-                                      "checkpoint" },
         { c->quant_stats_interval > 0, "quant_stats_interval: no rank has whole layers to measure; use --quant_stats_interval=0" },
         { c->mlp_tile > 0, "mlp_tile: the MLP of tokens of several ranks cannot be in tiles; use --mlp_tile=0" },
         { c->model.qk_norm == QK_NORM_WIDTH, "the model norms q and k over all heads, which no rank has" },
@@ -56,7 +53,7 @@ static char *refused_parts(const Config *c, int n, int world)
         if (saved[i].f.group > 0 && saved[i].width / n % saved[i].f.group != 0)
             return xasprintf("%s is %s, but a rank's row of %ld has no whole groups of %d; use a smaller number", saved[i].key,
                              format_name(saved[i].f), saved[i].width / n, saved[i].f.group);
-    if (T % (MULTIPLE * ranks) != 0)
+    if (!c->generate && T % (MULTIPLE * ranks) != 0)        /* while generating each rank has all tokens */
         return xasprintf("model.max_sequence_length %d is not a multiple of %d x %d, so ranks would not have whole sixteens of "
                          "tokens; --model.max_sequence_length=%d would do", T, ranks, MULTIPLE,
                          (T + MULTIPLE * ranks - 1) / (MULTIPLE * ranks) * (MULTIPLE * ranks));

@@ -101,9 +101,10 @@ static bool pass(Samples *s, Model *m, ParamStore *f, int first, int count, int 
     for (int i = first; i < first + count; i++) {
         if (s->over[i])
             continue;
-        const int last = s->length[i] - 1, owner = stages_head_rank(f) + last / own;
+        const int last = s->length[i] - 1, row = (i - first) * own + last % own;         /* of all tensor ranks */
+        const int owner = stages_head_rank(f) + last / own * row_parts(m) + row / m->N;
         stages_enter(f);
-        int token = next_token(s, m, f, (i - first) * own + last % own);
+        int token = next_token(s, m, f, row % m->N);
         watchdog_leave_stage();
         comm_broadcast(&token, sizeof token, owner);
         add_token(s, i, token);
