@@ -202,7 +202,7 @@ typedef struct Model {
 /* In how many parts tokens are between layers: the tensor ranks; 1 while generating, where each of them has all. */
 static inline int row_parts(const Model *m)
 {
-    return m->rows / m->N;
+    return m->tensor_ranks == 1 ? 1 : m->rows / m->N;
 }
 
 /* Rows of the buffers of the MLP (gate, up, SwiGLU and their gradients) in a block with this `keep`: a tile, or all. */
