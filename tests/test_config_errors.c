@@ -306,7 +306,6 @@ static void test_layers_and_stages(void **state)
         { 4, "--parallelism.tensor=4", "--model.mlp_hidden_size=64", "parallelism.tensor 4 MLP 32 16" },
         { 4, "--parallelism.tensor=4", "--model.max_sequence_length=96",
           "parallelism.tensor model.max_sequence_length 96 4 16 --model.max_sequence_length=128" },
-        { 2, "--parallelism.tensor=2", "--quant_stats_interval=5", "parallelism.tensor 2 quant_stats_interval" },
         { 2, "--parallelism.tensor=2", "--optimizer.name=muon", "parallelism.tensor 2 muon" },
         { 2, "--parallelism.tensor=2", "--optimizer.name=adamw8bit", "parallelism.tensor 2 exp_avg 256 out" },
         { 2, "--parallelism.tensor=2", "--model={norm_after: true, attention_layer_norm: true, layer_norm_type: rms}",

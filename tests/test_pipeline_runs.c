@@ -1,4 +1,4 @@
-/* Runs of ./train with pipeline stages: metrics, checkpoints, resumes and the dry run. */
+/* Runs of ./train with pipeline stages: metrics, checkpoints, resumes and the dry run; quantization statistics of tensor ranks. */
 #include <math.h>
 
 #include "tests/kit.h"
@@ -99,6 +99,52 @@ static void test_pipeline(void **state)
     expect_output("memory plan of a rank of stage 0, GiB");
 }
 
+/* The part of the first one's size by which two numbers may differ. Both ranks read the same first tokens: in the first block, before
+ * sums over ranks, their numbers are equal. An error is that of roundings to E4M3, whatever the scale; of a part with a scale of its
+ * own it differs by the part of a binade that its largest number is in. What depends on few numbers, such as the smallest, is chance. */
+static double most_apart(const char *name)
+{
+    const bool exact = strncmp(name, "quant/x0/0/", 11) == 0 || strncmp(name, "quant/h0/0/", 11) == 0;
+    const bool first = strncmp(name, "quant/act/0/", 12) == 0;
+    const char *statistic = strrchr(name, '/') + 1;
+    if (exact)
+        return 1e-8;
+    if (strcmp(statistic, "kurtosis") == 0 || strcmp(statistic, "largest_channel") == 0)
+        return first ? 0.03 : INFINITY;
+    return strcmp(statistic, "error") == 0 && !strstr(name, "/optimizer/") ? 0.25 : INFINITY;
+}
+
+/* Tensor ranks measure their parts of activations: the same statistics, all of them. */
+static void test_tensor_statistics(void **state)
+{
+    (void)state;
+    static const char settings[] = "--recipe=coat-act --model.n_kv_heads=2 --device_train_microbatch_size=4 --max_duration=1 "
+                                   "--quant_stats_interval=1";
+    const char *name;
+    json_t *value;
+    int compared = 0;
+    if (most_ranks() < 2)
+        skip();
+    expect_status(train(1, "%s --save_folder=%s/whole", settings, folder), 0);
+    expect_status(train(2, "%s --parallelism.tensor=2 --save_folder=%s/parts", settings, folder), 0);
+    json_t *one = statistics("whole"), *two = statistics("parts");
+    json_t *whole = json_object_get(one, "1"), *parts = json_object_get(two, "1");
+    assert_int_equal(json_object_size(whole), json_object_size(parts));
+    json_object_foreach(whole, name, value) {
+        const json_t *part = json_object_get(parts, name);
+        const double a = json_number_value(value), b = json_number_value(part);
+        assert_non_null(part);
+        if (!json_is_real(value) || strncmp(name, "quant/", 6) != 0 || isinf(most_apart(name)))
+            continue;
+        if (!(fabs(a - b) <= most_apart(name) * fabs(a)))
+            fail_msg("%s is %.9g on one rank, %.9g on two", name, a, b);
+        compared++;
+    }
+    assert_true(compared > 20);
+    json_decref(one);
+    json_decref(two);
+}
+
 /* One of two stages has trained parameters, and keeps their master weights on the host. */
 static void test_host_of_one_stage(void **state)
 {
@@ -132,6 +178,6 @@ static void test_tied(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_pipeline), cmocka_unit_test(test_host_of_one_stage),
-                                        cmocka_unit_test(test_tied) };
+                                        cmocka_unit_test(test_tied), cmocka_unit_test(test_tensor_statistics) };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

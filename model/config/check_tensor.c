@@ -10,7 +10,6 @@
 static char *refused_combination(const Config *c)
 {
     const struct { bool asked; const char *what; } list[] = {
-        { c->quant_stats_interval > 0, "quant_stats_interval: no rank has whole layers to measure; use --quant_stats_interval=0" },
         { c->mlp_tile > 0, "mlp_tile: the MLP of tokens of several ranks cannot be in tiles; use --mlp_tile=0" },
         { c->model.qk_norm == QK_NORM_WIDTH, "the model norms q and k over all heads, which no rank has" },
         { c->model.image.feature_size > 0, "a model with images cannot be cut yet" },

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "kernels/fp8.h"
+#include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
 
 static int ascending(const void *a, const void *b)
@@ -13,19 +14,26 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-OutlierStats outliers_measure(const double *act, size_t rows, size_t F, double most)
+OutlierStats outliers_measure(const double *act, size_t rows, size_t F, double most, Ranks channels)
 {
-    double *channel = xcalloc(F, sizeof *channel), square = 0, fourth = 0;
+    const size_t ranks = (size_t)comm_group_size(channels), all_F = ranks * F;
+    double *channel = xcalloc(F, sizeof *channel), *all = xmalloc(all_F * sizeof *all), *largest = xmalloc(ranks * sizeof *largest);
+    double sums[2] = { 0 };             /* of squares and of fourth powers */
     for (size_t i = 0; i < rows * F; i++) {
         const double x2 = act[i] * act[i];
         channel[i % F] += x2;
-        square += x2;
-        fourth += x2 * x2;
+        sums[0] += x2;
+        sums[1] += x2 * x2;
     }
-    qsort(channel, F, sizeof *channel, ascending);
-    const double n = (double)(rows * F), median = sqrt(channel[F / 2] / (double)rows);
-    free(channel);
-    return (OutlierStats){ n * fourth / (square * square), most / median };
+    comm_gather(all, channel, F * sizeof *all, channels);
+    comm_gather(largest, &most, sizeof most, channels);
+    comm_sum_over(sums, 2, channels);
+    qsort(all, all_F, sizeof *all, ascending);
+    for (size_t i = 0; i < ranks; i++)
+        most = fmax(most, largest[i]);
+    const double n = (double)(rows * all_F), median = sqrt(all[all_F / 2] / (double)rows);
+    free(channel), free(all), free(largest);
+    return (OutlierStats){ n * sums[1] / (sums[0] * sums[0]), most / median };
 }
 
 double outliers_limit(const Recipe *r)

@@ -5,14 +5,16 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "kernels/runtime/mesh.h"
 #include "model/recipe.h"
 
 /* kurtosis: mean(x^4) / mean(x^2)^2 of all elements: 3 for normal ones.
  * largest_channel: the largest magnitude that the tensor's scale covers / the root mean square of the median channel. */
 typedef struct { double kurtosis, largest_channel; } OutlierStats;
 
-/* act (rows, F): a sample; most: what its scale covers, or its largest magnitude. */
-OutlierStats outliers_measure(const double *act, size_t rows, size_t F, double most);
+/* act (rows, F): a sample; most: what its scale covers, or its largest magnitude. Each rank of the group has as many other channels:
+ * all call, and get the result of all channels. */
+OutlierStats outliers_measure(const double *act, size_t rows, size_t F, double most, Ranks channels);
 
 /* The largest_channel from which one scale in E4M3 may cost ordinary channels 1 %: values below the smallest normal code, 2^-6,
  * are off by 2^-9 / sqrt(12), root mean square, which is 1 % of 448 / 7,945. tests/test_outliers.c loses 1 % at about 10,000.

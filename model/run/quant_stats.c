@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "kernels/fp8.h"
+#include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "kernels/values.h"
@@ -62,6 +63,18 @@ double *sample_values(Tensor t, size_t first, size_t n)
         x[i] = s.x[i];
     sample_free(&s);
     return x;
+}
+
+void sample_without_factors(Sample *s, Tensor stored)
+{
+    const size_t cols = (size_t)stored.cols, bytes = sizeof(float) * cols;
+    if (!stored.channel)
+        return;
+    float *factor = xmalloc(bytes);
+    device_get(factor, stored.channel, bytes);
+    for (size_t i = 0; i < s->n; i++)
+        s->x[i] /= factor[i % cols];
+    free(factor);
 }
 
 double range_log2(const double *x, size_t n)
@@ -125,6 +138,11 @@ void stats_add(Stats *st, Sample s, const double *exact)
     if (exact)
         stats_add_error(st, s.x, exact, s.n);
     free(x);
+}
+
+void stats_sum(Stats *st, Ranks g)
+{
+    comm_sum_over((double *)st, sizeof *st / sizeof(double), g);
 }
 
 double stats_error(const Stats *st)

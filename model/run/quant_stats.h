@@ -1,5 +1,6 @@
 /* Samples of tensors in host memory, and statistics of their rounding. */
 #pragma once
+#include "kernels/runtime/mesh.h"
 #include "kernels/tensor.h"
 
 /* n stored elements, a flat tensor in host memory, and their values. */
@@ -11,6 +12,9 @@ void    sample_replace(Sample *s, const double *x);        /* stores x instead; 
 double *sample_values(Tensor t, size_t first, size_t n);   /* as sample_fetch, only the values; malloc'ed */
 double  sample_k(Sample s, size_t group);                  /* power of an expanded group */
 void    sample_free(Sample *s);
+
+/* Divides by the factors of stored's columns, if it has factors; s: its first rows. */
+void    sample_without_factors(Sample *s, Tensor stored);
 
 /* A dynamic range is that of elements that share a scale; for F32 and BF16 moments of this many. */
 enum { MOMENT_GROUP = 128 };
@@ -25,6 +29,8 @@ typedef struct {
 
 /* exact: the values before rounding. NULL: unknown; then values, zeros and largest count all codes. */
 void   stats_add(Stats *st, Sample s, const double *exact);
+/* Of all ranks of the group, which all call: st = their sums. */
+void   stats_sum(Stats *st, Ranks g);
 void   stats_add_error(Stats *st, const float *q, const double *x, size_t n);
 double stats_error(const Stats *st);            /* root mean square over tensors */
 double stats_typical_error(const Stats *st);    /* geometric mean over tensors */

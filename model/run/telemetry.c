@@ -26,6 +26,7 @@
 #include "kernels/runtime/error.h"
 #include "model/run/outliers.h"
 #include "model/run/quant_stats.h"
+#include "model/tensor_ranks.h"
 #include "model/units.h"
 
 enum { ROWS = 64, GROUPS = 64, FORMATS = 4, BINS = 256 };
@@ -46,7 +47,7 @@ typedef struct {
 } Totals;
 
 struct Telemetry {
-    bool        measures;               /* this rank does: the first one, with stages that of each                */
+    bool        measures;               /* this rank does: the first one and its tensor ranks, with stages those of each */
     const Config *config;
     Model      *model;
     const ParamStore *store;
@@ -91,31 +92,23 @@ static double *first_rows(const Telemetry *t, Tensor x)
     return sample_values(x, 0, sample_rows(t->model) * (size_t)x.cols);
 }
 
-/* Divides by the factors of columns. */
-static void without_factors(Sample *q, Tensor stored)
-{
-    const size_t cols = (size_t)stored.cols, bytes = sizeof(float) * cols;
-    if (!stored.channel)
-        return;
-    float *factor = xmalloc(bytes);
-    device_get(factor, stored.channel, bytes);
-    for (size_t i = 0; i < q->n; i++)
-        q->x[i] /= factor[i % cols];
-    free(factor);
-}
+/* LOST: the codes were overwritten, but not their scale. CUT: each tensor rank has some of the columns. */
+enum { LOST = 1, CUT = 2 };
 
-/* Takes ownership of `exact`, which may be NULL. lost: the codes were overwritten, but not their scale. */
-static void activation(Telemetry *t, const char *kind, int block, Tensor stored, double *exact, bool lost)
+/* Takes ownership of `exact`, which may be NULL. */
+static void activation(Telemetry *t, const char *kind, int block, Tensor stored, double *exact, int how)
 {
     if (format_is_fp8(stored.format)) {
         char where[16];
         Stats s = { 0 };
         Sample q = sample_fetch(stored, 0, sample_rows(t->model) * (size_t)stored.cols);
-        if (lost)
+        if (how & LOST)
             sample_replace(&q, exact);
-        without_factors(&q, stored);
+        sample_without_factors(&q, stored);
         snprintf(where, sizeof where, "%d", block);
         stats_add(&s, q, exact);
+        if (how & CUT)
+            stats_sum(&s, RANKS_TENSOR);
         set_stats(t, kind, where, &s, false);
         sample_free(&q);
     }
@@ -161,7 +154,7 @@ static void measure_outliers(Telemetry *t, int l, Tensor stored, const double *a
         device_get(&scale, stored.scale, sizeof scale);
         most = scale * fp8_max(stored.format.dtype);
     }
-    const OutlierStats s = outliers_measure(act, rows, F, most);
+    const OutlierStats s = outliers_measure(act, rows, F, most, RANKS_TENSOR);
     char where[16];
     snprintf(where, sizeof where, "%d", l);
     set(t, "act", where, "kurtosis", s.kurtosis);
@@ -171,27 +164,28 @@ static void measure_outliers(Telemetry *t, int l, Tensor stored, const double *a
 static void measure_block(Telemetry *t, int l, const Unit *w)
 {
     const Acts *a = &t->model->acts[l];
-    bool shares_h = a->attn_h.data == a->mlp_h.data;
+    const int h0 = a->attn_h.data == a->mlp_h.data ? LOST : 0;
     double *input = t->input, *middle = a->mlp_res.data == a[1].attn_res.data ? NULL : first_rows(t, a->mlp_res);
     t->input = NULL;
     if (t->config->model.norm_after) {
-        activation(t, "x0", l, a->attn_x, a->attn_branch.data == a->mlp_branch.data ? NULL : first_rows(t, a->attn_branch), false);
-        activation(t, "x1", l, a->mlp_x, first_rows(t, a->mlp_branch), false);
-        activation(t, "h0", l, a->attn_h, input, shares_h);
-        activation(t, "h1", l, a->mlp_h, middle, false);
+        const bool sums = t->model->tensor_ranks > 1;           /* the branches are in one place */
+        activation(t, "x0", l, a->attn_x, sums || a->attn_branch.data == a->mlp_branch.data ? NULL : first_rows(t, a->attn_branch), 0);
+        activation(t, "x1", l, a->mlp_x, first_rows(t, sums ? own_rows(t->model, t->model->work.partial) : a->mlp_branch), 0);
+        activation(t, "h0", l, a->attn_h, input, h0);
+        activation(t, "h1", l, a->mlp_h, middle, 0);
     } else {
-        activation(t, "x0", l, a->attn_x, input, false);
-        activation(t, "x1", l, a->mlp_x, middle, false);
-        activation(t, "h0", l, a->attn_h, norm_output(t, a->attn_x, a->attn_stats, w->attn_norm), shares_h);
-        activation(t, "h1", l, a->mlp_h, norm_output(t, a->mlp_x, a->mlp_stats, w->mlp_norm), false);
+        activation(t, "x0", l, a->attn_x, input, 0);
+        activation(t, "x1", l, a->mlp_x, middle, 0);
+        activation(t, "h0", l, a->attn_h, norm_output(t, a->attn_x, a->attn_stats, w->attn_norm), h0);
+        activation(t, "h1", l, a->mlp_h, norm_output(t, a->mlp_x, a->mlp_stats, w->mlp_norm), 0);
     }
-    activation(t, "qkv", l, a->qkv_saved, a->qkv_raw.data == a->qkv_rotated.data ? NULL : first_rows(t, a->qkv_raw), false);
-    activation(t, "att", l, a->attn_saved, first_rows(t, a->attn_out), false);
-    activation(t, "att_op", l, a->attn_operand, first_rows(t, a->attn_saved), false);
-    activation(t, "gate_up", l, a->gate_up_saved, a->xa[LINEAR_GATE_UP].data ? NULL : first_rows(t, a->gate_up_raw), false);
+    activation(t, "qkv", l, a->qkv_saved, a->qkv_raw.data == a->qkv_rotated.data ? NULL : first_rows(t, a->qkv_raw), CUT);
+    activation(t, "att", l, a->attn_saved, first_rows(t, a->attn_out), CUT);
+    activation(t, "att_op", l, a->attn_operand, first_rows(t, a->attn_saved), CUT);
+    activation(t, "gate_up", l, a->gate_up_saved, a->xa[LINEAR_GATE_UP].data ? NULL : first_rows(t, a->gate_up_raw), CUT);
     double *act = swiglu_output(t, a->gate_up_saved);
     measure_outliers(t, l, a->swiglu_operand, act);
-    activation(t, "act", l, a->swiglu_operand, act, false);
+    activation(t, "act", l, a->swiglu_operand, act, CUT);
 }
 
 static void observe(void *observer, int unit, const Unit *w)
@@ -433,13 +427,13 @@ static void gather_stages(Telemetry *t)
 
 Telemetry *telemetry_open(const Config *c, Model *m, const ParamStore *f, Log *log)
 {
-    const int stages = f->pipe.stages;
-    if (c->quant_stats_interval == 0 || (!log && stages == 1))
+    const int stages = f->pipe.stages, in_stage = comm_rank() % (comm_size() / stages);
+    if (c->quant_stats_interval == 0 || (in_stage >= f->tensor_ranks && stages == 1))
         return NULL;
     Telemetry *t = xcalloc(1, sizeof *t);
     *t = (Telemetry){ .config = c, .model = m, .store = f, .log = log, .warned = xcalloc((size_t)m->L, sizeof *t->warned),
                       .measured = xcalloc((size_t)f->num_units, sizeof *t->measured),
-                      .measures = stages == 1 || comm_rank() % (comm_size() / stages) == 0 };
+                      .measures = in_stage < f->tensor_ranks };
     return t;
 }
 
@@ -477,7 +471,7 @@ void telemetry_write(Telemetry *t, long update, double grad_scale)
     const ParamStore *f = t->store;
     const bool adam = f->optimizer->is_adam;
     memset(&t->all, 0, sizeof t->all);
-    for (int u = 0; u < f->num_units && t->measures; u++) {
+    for (int u = 0; u < f->num_units && t->measures && f->tensor_place == 0; u++) {
         if (pipeline_stage_of(&f->pipe, t->model->config, u) != f->pipe.stage)
             continue;
         if (adam)

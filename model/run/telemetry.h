@@ -22,16 +22,19 @@
  *                   matrices, is less sensitive
  *   k, dynamic_range_expanded      with expansion: the mean power, and the dynamic range after it
  *
- * The host computes everything from copies of device memory, and the run does not change. Rank 0 measures; with
- * pipeline stages the first rank of each, and rank 0 writes. */
+ * With tensor ranks the parts of columns of a tensor count as tensors, since each has a scale of its own; of weights and their states
+ * the sample is the first rank's.
+ *
+ * The host computes everything from copies of device memory, and the run does not change. Rank 0 measures; with pipeline stages the
+ * first rank of each; with tensor ranks those that compute with it measure their parts. Rank 0 writes. */
 #pragma once
 #include "model/model.h"
 #include "model/run/log.h"
 
 typedef struct Telemetry Telemetry;
 
-/* NULL if quant_stats_interval is 0, or if there is no log and there are no stages: then the other calls do nothing. With stages
- * all ranks call them. */
+/* NULL if quant_stats_interval is 0 or this rank has nothing to do: then the other calls do nothing. All ranks call them. log: rank
+ * 0's, else NULL. */
 Telemetry *telemetry_open (const Config *c, Model *m, const ParamStore *f, Log *log);
 void       telemetry_close(Telemetry *t);
 
