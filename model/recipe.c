@@ -9,33 +9,41 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* As the configuration writes them: f32, bf16, e4m3, e5m2; e4m3/16, e4m3/128 and e4m3/128+. */
 #define F32_   { F32, 0, false }
 #define BF16_  { BF16, 0, false }
 #define E4M3_  { E4M3, 0, false }
 #define E5M2_  { E5M2, 0, false }
 #define GROUP_ { E4M3, 16, false }
-#define MOMENT { E4M3, 128, true }
 #define PLAIN_ { E4M3, 128, false }
+#define MOMENT { E4M3, 128, true }
 
+/* Of each recipe: what forward saves for backward; GEMMs; weights, their gradients and moments. */
 const Recipe recipes[] = {
-    /* name        stream saved   qkv     att    hidden  operand gradient head
-       keep        forward     fast          scales         master grads  m       v       frozen */
-    { "f32",       F32_,  F32_,   F32_,   F32_,  F32_,   F32_,   F32_,    F32_,
-      KEEP_ALL,    FROM_SAVED, FAST_NONE,    OF_MICROBATCH, F32_,  F32_,  F32_,   F32_,   F32_ },
-    { "bf16",      BF16_, BF16_,  BF16_,  BF16_, BF16_,  BF16_,  BF16_,   BF16_,
-      KEEP_ALL,    FROM_SAVED, FAST_NONE,    OF_MICROBATCH, F32_,  BF16_, F32_,   F32_,   BF16_ },
-    { "fp8",       BF16_, BF16_,  BF16_,  BF16_, BF16_,  E4M3_,  E5M2_,   BF16_,
-      KEEP_ALL,    FROM_SAVED, FAST_FORWARD, OF_MICROBATCH, F32_,  BF16_, F32_,   F32_,   BF16_ },
-    { "fp8-lm",    BF16_, BF16_,  BF16_,  BF16_, BF16_,  E4M3_,  E5M2_,   BF16_,
-      KEEP_ALL,    FROM_SAVED, FAST_FORWARD, OF_MICROBATCH, BF16_, BF16_, PLAIN_, BF16_,  BF16_ },
-    { "coat-act",  BF16_, GROUP_, BF16_,  BF16_, GROUP_, E4M3_,  E5M2_,   E5M2_,
-      KEEP_INPUTS, FROM_EXACT, FAST_ALL,     OF_STEP,       F32_,  BF16_, F32_,   F32_,   BF16_ },
-    { "coat-opt",  BF16_, BF16_,  BF16_,  BF16_, BF16_,  BF16_,  BF16_,   BF16_,
-      KEEP_ALL,    FROM_SAVED, FAST_NONE,    OF_MICROBATCH, BF16_, BF16_, MOMENT, MOMENT, BF16_ },
-    { "coat",      BF16_, GROUP_, BF16_,  BF16_, GROUP_, E4M3_,  E5M2_,   E5M2_,
-      KEEP_INPUTS, FROM_EXACT, FAST_ALL,     OF_STEP,       BF16_, BF16_, MOMENT, MOMENT, BF16_ },
-    { "coat-lean", BF16_, GROUP_, GROUP_, E4M3_, GROUP_, E4M3_,  E5M2_,   E5M2_,
-      KEEP_INPUTS, FROM_EXACT, FAST_ALL,     OF_STEP,       BF16_, BF16_, MOMENT, MOMENT, BF16_ },
+    { .name = "f32",       .stream = F32_,  .saved = F32_,   .qkv = F32_,   .att = F32_,  .hidden = F32_,   .keep = KEEP_ALL,
+      .operand = F32_,  .gradient = F32_,  .head = F32_,  .forward = FROM_SAVED, .fast = FAST_NONE,    .scales = OF_MICROBATCH,
+      .master = F32_,  .grads = F32_,  .moment1 = F32_,   .moment2 = F32_,   .frozen = F32_ },
+    { .name = "bf16",      .stream = BF16_, .saved = BF16_,  .qkv = BF16_,  .att = BF16_, .hidden = BF16_,  .keep = KEEP_ALL,
+      .operand = BF16_, .gradient = BF16_, .head = BF16_, .forward = FROM_SAVED, .fast = FAST_NONE,    .scales = OF_MICROBATCH,
+      .master = F32_,  .grads = BF16_, .moment1 = F32_,   .moment2 = F32_,   .frozen = BF16_ },
+    { .name = "fp8",       .stream = BF16_, .saved = BF16_,  .qkv = BF16_,  .att = BF16_, .hidden = BF16_,  .keep = KEEP_ALL,
+      .operand = E4M3_, .gradient = E5M2_, .head = BF16_, .forward = FROM_SAVED, .fast = FAST_FORWARD, .scales = OF_MICROBATCH,
+      .master = F32_,  .grads = BF16_, .moment1 = F32_,   .moment2 = F32_,   .frozen = BF16_ },
+    { .name = "fp8-lm",    .stream = BF16_, .saved = BF16_,  .qkv = BF16_,  .att = BF16_, .hidden = BF16_,  .keep = KEEP_ALL,
+      .operand = E4M3_, .gradient = E5M2_, .head = BF16_, .forward = FROM_SAVED, .fast = FAST_FORWARD, .scales = OF_MICROBATCH,
+      .master = BF16_, .grads = BF16_, .moment1 = PLAIN_, .moment2 = BF16_,  .frozen = BF16_ },
+    { .name = "coat-act",  .stream = BF16_, .saved = GROUP_, .qkv = BF16_,  .att = BF16_, .hidden = GROUP_, .keep = KEEP_INPUTS,
+      .operand = E4M3_, .gradient = E5M2_, .head = E5M2_, .forward = FROM_EXACT, .fast = FAST_ALL,     .scales = OF_STEP,
+      .master = F32_,  .grads = BF16_, .moment1 = F32_,   .moment2 = F32_,   .frozen = BF16_ },
+    { .name = "coat-opt",  .stream = BF16_, .saved = BF16_,  .qkv = BF16_,  .att = BF16_, .hidden = BF16_,  .keep = KEEP_ALL,
+      .operand = BF16_, .gradient = BF16_, .head = BF16_, .forward = FROM_SAVED, .fast = FAST_NONE,    .scales = OF_MICROBATCH,
+      .master = BF16_, .grads = BF16_, .moment1 = MOMENT, .moment2 = MOMENT, .frozen = BF16_ },
+    { .name = "coat",      .stream = BF16_, .saved = GROUP_, .qkv = BF16_,  .att = BF16_, .hidden = GROUP_, .keep = KEEP_INPUTS,
+      .operand = E4M3_, .gradient = E5M2_, .head = E5M2_, .forward = FROM_EXACT, .fast = FAST_ALL,     .scales = OF_STEP,
+      .master = BF16_, .grads = BF16_, .moment1 = MOMENT, .moment2 = MOMENT, .frozen = BF16_ },
+    { .name = "coat-lean", .stream = BF16_, .saved = GROUP_, .qkv = GROUP_, .att = E4M3_, .hidden = GROUP_, .keep = KEEP_INPUTS,
+      .operand = E4M3_, .gradient = E5M2_, .head = E5M2_, .forward = FROM_EXACT, .fast = FAST_ALL,     .scales = OF_STEP,
+      .master = BF16_, .grads = BF16_, .moment1 = MOMENT, .moment2 = MOMENT, .frozen = BF16_ },
     { .name = NULL }
 };
 
