@@ -94,11 +94,11 @@ $B/tests/test_context_ranks $B/tests/test_tensor_ranks: WRAP = -Wl,--wrap=scale_
 # This one replaces the size of a device's memory.
 $B/tests/test_resident_ranks: WRAP = $(foreach f,device_memory_total device_memory_used,-Wl,--wrap=$f)
 # This one pretends that the GPU has no FP8, and checks that no model is allocated.
-$B/tests/test_cpu_no_fp8: WRAP = -Wl,--wrap=device_has_fp8 -Wl,--wrap=model_place
+$B/tests/test_cpu_no_fp8: WRAP = -Wl,--wrap=device_has_fp8 -Wl,--wrap=model_alloc
 # This one is also ./train: it starts itself as ranks whose calls are slow or hang.
 $B/tests/test_hangs: $B/train.c.o
 $B/tests/test_hangs: WRAP = $(foreach f,backend_attention_forward checkpoint_latest folder_clean folder_publish folder_remove_step \
-                                      log_open main map_file numpy_shuffle pwrite shard_read source_open yaml_load,-Wl,--wrap=$f)
+                                      log_open main map_file numpy_shuffle pwrite shard_read weight_files_open yaml_load,-Wl,--wrap=$f)
 # This one records which files are opened, and continues after an error.
 $B/tests/fuzz: $(patsubst %,$B/tests/fuzz_%.c.o,kinds seeds codes inputs)
 $B/tests/fuzz: WRAP = -Wl,--wrap=fopen -Wl,--wrap=open -Wl,--wrap=truncate -Wl,--wrap=exit \

@@ -100,8 +100,8 @@ static Losses forward_backward(Run *r, const Batch *b, double labels)
     model_zero_losses(&r->model);
     watchdog_mark("forward and backward", -1);
     model_use_images(&r->model, batch_images(b, 0, r->model.T));
-    model_batch(&r->model, &r->store, b->tokens, b->targets, begins, b->sequences / r->model.attn.B, (float)(1 / labels),
-                (float)c->z_loss, PASS_COMPLETE);
+    model_micro_batches(&r->model, &r->store, b->tokens, b->targets, begins, b->sequences / r->model.attn.B, (float)(1 / labels),
+                        (float)c->z_loss, PASS_COMPLETE);
     watchdog_mark_together("reading the losses", -1);
     Losses s = model_losses(&r->model);
     double x[2] = { s.loss / labels, s.zloss / labels };

@@ -235,30 +235,30 @@ uint32_t images_number(const Shard *s, uint64_t i)
     return image;
 }
 
-uint64_t images_before(const Shard *s, uint64_t place, int token)
+uint64_t images_before(const Shard *s, uint64_t offset, int token)
 {
-    uint64_t n = s->images_before[place / BLOCK];
-    for (uint64_t i = place / BLOCK * BLOCK; i < place; i++)
+    uint64_t n = s->images_before[offset / BLOCK];
+    for (uint64_t i = offset / BLOCK * BLOCK; i < offset; i++)
         n += token_at(s, i) == (uint32_t)token;
     return n;
 }
 
 /* Whether the shard may have this token, as it has an index. */
-static bool may_show(const Shard *s, const ImageFeatures *f, const DataSpec *spec, uint64_t place, char *error, size_t size)
+static bool may_show(const Shard *s, const ImageFeatures *f, const DataSpec *spec, uint64_t offset, char *error, size_t size)
 {
     if (f && s->image_map)
         return true;
     snprintf(error, size, "%s: %s: token %llu (counted from 0) is %d, the place of an image (model.image_token_id), but there is "
              "no index of images: give %s and data.image_features, or leave this file out", s->key, s->path,
-             (unsigned long long)place, spec->image_token_id, PATHS_KEY);
+             (unsigned long long)offset, spec->image_token_id, PATHS_KEY);
     return false;
 }
 
 long images_read(const void **row, int *target, const int *token, const Shard *s, const DataSpec *spec, const ImageFeatures *f,
-                 uint64_t place, int count, char *error, size_t size)
+                 uint64_t offset, int count, char *error, size_t size)
 {
     long masked = 0;
-    uint64_t k = s->image_map ? images_before(s, place, spec->image_token_id) : 0;
+    uint64_t k = s->image_map ? images_before(s, offset, spec->image_token_id) : 0;
     for (int t = 0; t < count; t++) {
         row[t] = NULL;
         if (target[t] == spec->image_token_id) {
@@ -267,7 +267,7 @@ long images_read(const void **row, int *target, const int *token, const Shard *s
         }
         if (token[t] != spec->image_token_id)
             continue;
-        if (!may_show(s, f, spec, place + (uint64_t)t, error, size))
+        if (!may_show(s, f, spec, offset + (uint64_t)t, error, size))
             return -1;
         row[t] = features_row(f, s, k);
         if (!features_is_finite(f, row[t])) {

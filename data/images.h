@@ -47,10 +47,10 @@ const void    *features_row(const ImageFeatures *f, const Shard *s, uint64_t k);
  * Dies if these are not spec->image_rows for each entry, if an entry is beyond the features, and if an index was made for others. */
 void     images_open  (Shard *shards, int num, const DataSpec *spec, const ImageFeatures *f);
 
-/* How many image tokens are before the token `place`. */
-uint64_t images_before(const Shard *s, uint64_t place, int token);
+/* How many image tokens are before the token `offset`. */
+uint64_t images_before(const Shard *s, uint64_t offset, int token);
 
-/* row[0 .. count-1]: where the features of tokens from `place` on are, NULL for other tokens; targets that are the image's token
+/* row[0 .. count-1]: where the features of tokens from `offset` on are, NULL for other tokens; targets that are the image's token
  * become -1. Returns how many targets did; -1: a feature is not finite, described in `error`. */
 long     images_read(const void **row, int *target, const int *token, const Shard *s, const DataSpec *spec,
-                     const ImageFeatures *f, uint64_t place, int count, char *error, size_t size);
+                     const ImageFeatures *f, uint64_t offset, int count, char *error, size_t size);

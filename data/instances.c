@@ -3,7 +3,7 @@
  * on the files, T and spec's fields about documents, not on seeds or ranks. */
 #include "data/instances.h"
 
-#include "data/sample.h"
+#include "data/hash.h"
 #include "data/sequence.h"
 #include "kernels/runtime/error.h"
 
@@ -143,35 +143,35 @@ static int find_shard(const Instances *s, uint64_t number)
     return low;
 }
 
-/* Reads n tokens of a file from `place` on, with targets; returns as instance_read. */
-static long read_tokens(Row row, const Instances *s, const Shard *shard, uint64_t place, int n, char *error, size_t size)
+/* Reads n tokens of a file from `offset` on, with targets; returns as instance_read. */
+static long read_tokens(Row row, const Instances *s, const Shard *shard, uint64_t offset, int n, char *error, size_t size)
 {
     const DataSpec *spec = &s->spec;
     shard_tell(spec, "reading", shard->path);
-    int bad = shard_read(row.tokens, shard, place, n, spec->vocab_size);
+    int bad = shard_read(row.tokens, shard, offset, n, spec->vocab_size);
     if (bad >= 0) {
-        shard_describe_bad_id(error, size, shard, place + bad, spec->vocab_size);
+        shard_describe_bad_id(error, size, shard, offset + bad, spec->vocab_size);
         return -1;
     }
     if (spec->max_count > 0 && sequence_repeats(row.tokens, n, spec->min_period, spec->max_period, spec->max_count)) {
         memset(row.targets, -1, n * sizeof *row.targets);
         return 0;
     }
-    const long labels = sequence_targets(row.targets, row.tokens, shard->mask ? shard->mask + place : NULL, n,
+    const long labels = sequence_targets(row.targets, row.tokens, shard->mask ? shard->mask + offset : NULL, n,
                                          spec->mask_padding ? spec->pad_token_id : -1);
     if (!row.images)
         return labels;
-    const long masked = images_read(row.images, row.targets, row.tokens, shard, spec, s->features, place, n, error, size);
+    const long masked = images_read(row.images, row.targets, row.tokens, shard, spec, s->features, offset, n, error, size);
     return masked < 0 ? -1 : labels - masked;
 }
 
 static long read_cut(Row row, const Instances *s, uint64_t i, char *error, size_t size)
 {
     const int T = s->spec.sequence_length, f = find_shard(s, i);
-    const uint64_t place = (i - s->first[f]) * T;
-    const long labels = read_tokens(row, s, &s->shards[f], place, T, error, size);
+    const uint64_t offset = (i - s->first[f]) * T;
+    const long labels = read_tokens(row, s, &s->shards[f], offset, T, error, size);
     if (s->begins)
-        documents_mark(row.begins, &s->begins[f], place, T);
+        documents_mark(row.begins, &s->begins[f], offset, T);
     else if (labels >= 0)
         sequence_begins(row.begins, row.tokens, T, s->spec.eos_token_id);
     return labels;

@@ -1,23 +1,24 @@
 /* Steps of training data: shards -> instances -> shuffled order -> this rank's sequences of each step.
  *
  * An instance is the content of a sequence (instances.h). Epoch e has the order numpy_shuffle(seed + e), or file order. Step k is
- * places k*G .. k*G+G-1 of that order; rank r of W takes every W-th of them, starting with the r-th. So the data of a step do not
- * depend on the number of ranks, and a resumed run only needs epoch and place. Without drop_last the last step of a shuffled epoch
- * is filled with empty sequences: an epoch has every label once, and the next epoch begins with a new step. The places of a step of
- * a mixture are those that the mixture gives next; each source has its own epochs (source.h), which begin anywhere in a step.
+ * positions k*G .. k*G+G-1 of that order; rank r of W takes every W-th of them, starting with the r-th. So the data of a step do
+ * not depend on the number of ranks, and a resumed run only needs epoch and position. Without drop_last the last step of a shuffled
+ * epoch is filled with empty sequences: an epoch has every label once, and the next epoch begins with a new step. The positions of
+ * a step of a mixture are those that the mixture gives next; each source has its own epochs (source.h), which begin anywhere in a
+ * step.
  *
  * A thread fills a ring of batches ahead of the training loop:
  *     EMPTY -fill-> READY -loader_next-> HELD -loader_next-> EMPTY          head - tail = entries READY or HELD
  * (1) Only the thread touches the orders of sources, `ahead` and EMPTY entries; only the caller touches READY and HELD ones.
- * (2) loader_seek and loader_limit stop the thread, and the next request for a step starts it again. So no batch of the old place
- *     survives, and a resumed run shuffles its own epoch first.
+ * (2) loader_seek and loader_limit stop the thread, and the next request for a step starts it again. So no batch of the old
+ *     position survives, and a resumed run shuffles its own epoch first.
  * (3) The thread neither prints nor calls MPI: it stores an error, also of a file that cannot be read any more, in the entry. When
  *     that step is due, loader_problem returns it, or loader_next dies. So the step of an error does not depend on how far the
  *     thread is ahead. */
 #include "data/loader.h"
 
+#include "data/hash.h"
 #include "data/map.h"
-#include "data/sample.h"
 #include "data/source.h"
 #include "kernels/runtime/error.h"
 
@@ -32,7 +33,7 @@ enum { ENTRIES = 3 };             /* one held by the caller, two ready */
 
 typedef struct {
     Batch       batch;          /* owns its arrays, sized for a full step */
-    LoaderState next;           /* place after this step */
+    LoaderState next;           /* position after this step */
     bool        end;            /* no step: the unshuffled pass is over, or the limit reached */
     char        error[4096];    /* no step: error of the data; "": none */
 } Entry;
@@ -42,14 +43,14 @@ struct Loader {
     DataSpec  spec;             /* without paths and sources */
     int       batch, rank, world;
 
-    LoaderState place;          /* of the step that loader_next returns next */
+    LoaderState position;       /* of the step that loader_next returns next */
     Doubling    doubling;
     uint64_t    steps, ahead_steps;     /* since loader_double: of the caller, of the thread */
     bool        held;           /* the caller reads entry tail */
     uint64_t    left;           /* steps until the limit */
 
     uint64_t    shuffled;       /* the epoch that the thread shuffles */
-    LoaderState ahead;          /* place of the step that the thread fills next */
+    LoaderState ahead;          /* position of the step that the thread fills next */
     uint64_t    ahead_left;     /* steps until the limit, from there */
 
     Entry           entries[ENTRIES];
@@ -60,7 +61,7 @@ struct Loader {
     pthread_cond_t  changed;
 };
 
-/* ---- place ---------------------------------------------------------------------------------------------------- */
+/* ---- position ------------------------------------------------------------------------------------------------- */
 
 /* Instances of the step at s, over all ranks: a full batch, or at the end what is left, or none. */
 static uint64_t step_instances(const Loader *l, const LoaderState *s, uint64_t batch)
@@ -124,12 +125,13 @@ static void read_instance(void *what)
     f->labels = instance_read(row, &f->source->instances, f->instance, entry->error, sizeof entry->error);
 }
 
-/* Fills the entry's next sequence with the instance at a place of the loaded epoch of source s. False: the entry has an error. */
-static bool fill_sequence(const Loader *l, Entry *entry, int s, uint64_t place)
+/* Fills the entry's next sequence with the instance at a position of the loaded epoch of source s. False: the entry has an
+ * error. */
+static bool fill_sequence(const Loader *l, Entry *entry, int s, uint64_t position)
 {
     Batch *b = &entry->batch;
     const Source *source = &l->sources.source[s];
-    Filling f = { l, source, entry, source_at(source, place), -1 };
+    Filling f = { l, source, entry, source_at(source, position), -1 };
     char *problem = map_read(read_instance, &f);
     if (problem)
         snprintf(entry->error, sizeof entry->error, "%s", problem);
@@ -143,7 +145,7 @@ static bool fill_sequence(const Loader *l, Entry *entry, int s, uint64_t place)
 }
 
 /* The same for all sequences of a step at s. False: stopped before it was complete. */
-static bool fill_places(Loader *l, Entry *entry, const LoaderState *s, uint64_t count, uint64_t batch)
+static bool fill_positions(Loader *l, Entry *entry, const LoaderState *s, uint64_t count, uint64_t batch)
 {
     if (count > 0 && !load_order(l, &l->sources.source[0], s->epoch))
         return false;
@@ -157,14 +159,14 @@ static bool fill_places(Loader *l, Entry *entry, const LoaderState *s, uint64_t 
     return true;
 }
 
-/* The same with a mixture. All ranks walk through all places; each loads the orders and instances of its own. */
-static bool fill_mixed(Loader *l, Entry *entry, SourcePlace place[MIX_MOST], uint64_t count)
+/* The same with a mixture. All ranks walk through all positions; each loads the orders and instances of its own. */
+static bool fill_mixed(Loader *l, Entry *entry, SourcePosition position[MIX_MOST], uint64_t count)
 {
     Batch *b = &entry->batch;
     memset(b->share, 0, sizeof b->share);
     for (uint64_t i = 0; i < count; i++) {
-        SourcePlace from;
-        const int s = sources_next(&l->sources, place, &from, entry->error, sizeof entry->error);
+        SourcePosition from;
+        const int s = sources_next(&l->sources, position, &from, entry->error, sizeof entry->error);
         if (s < 0)
             return true;
         b->share[s]++;
@@ -192,7 +194,7 @@ static bool fill_entry(Loader *l, Entry *entry)
     l->ahead.instance += l->sources.mixed ? 0 : count;
     l->ahead_left -= count > 0;
     l->ahead_steps += count > 0;
-    const bool whole = l->sources.mixed ? fill_mixed(l, entry, l->ahead.source, count) : fill_places(l, entry, &s, count, batch);
+    const bool whole = l->sources.mixed ? fill_mixed(l, entry, l->ahead.source, count) : fill_positions(l, entry, &s, count, batch);
     entry->next = l->ahead;
     return whole;
 }
@@ -229,7 +231,7 @@ static void start_thread(Loader *l)
         return;
     beat(l, "reading data");
     l->runs = true;
-    l->ahead = l->place;
+    l->ahead = l->position;
     l->ahead_left = l->left;
     l->ahead_steps = l->steps;
     l->head = l->tail = 0;
@@ -318,17 +320,17 @@ uint64_t loader_steps(const Loader *l, uint64_t instance)
 
 uint64_t loader_given(const Loader *l)
 {
-    return sources_given(&l->sources, l->place.source);
+    return sources_given(&l->sources, l->position.source);
 }
 
 uint64_t loader_left(const Loader *l)
 {
-    return sources_left(&l->sources, l->place.source);
+    return sources_left(&l->sources, l->position.source);
 }
 
 char *loader_lack(const Loader *l, uint64_t steps)
 {
-    return sources_lack(&l->sources, l->place.source, doubling_sum(&l->doubling, l->steps, steps));
+    return sources_lack(&l->sources, l->position.source, doubling_sum(&l->doubling, l->steps, steps));
 }
 
 uint64_t loader_source_instances(const Loader *l, int i)
@@ -341,9 +343,9 @@ uint64_t loader_source_fingerprint(const Loader *l, int i)
     return l->sources.source[i].instances.fingerprint;
 }
 
-DataSample loader_source_sample(const Loader *l, int i)
+DataHashes loader_source_content(const Loader *l, int i)
 {
-    const DataSample s = source_sample(&l->sources.source[i]);
+    const DataHashes s = source_content(&l->sources.source[i]);
     beat(l, NULL);
     return s;
 }
@@ -368,11 +370,11 @@ uint64_t loader_fingerprint(const Loader *l)
     return sources_fingerprint(&l->sources);
 }
 
-DataSample loader_sample(const Loader *l)
+DataHashes loader_content(const Loader *l)
 {
-    DataSample sum = source_sample(&l->sources.source[0]);
+    DataHashes sum = source_content(&l->sources.source[0]);
     for (int i = 1; i < l->sources.count; i++) {
-        const DataSample s = source_sample(&l->sources.source[i]);
+        const DataHashes s = source_content(&l->sources.source[i]);
         sum.tokens = hash_bytes(sum.tokens, &s.tokens, sizeof s.tokens);
         sum.masks = hash_bytes(sum.masks, &s.masks, sizeof s.masks);
     }
@@ -438,7 +440,7 @@ bool loader_next(Loader *l, Batch *b)
     if (entry->end)
         return false;
     l->held = true;
-    l->place = entry->next;
+    l->position = entry->next;
     l->left--;
     l->steps++;
     *b = entry->batch;
@@ -453,7 +455,7 @@ void loader_seek(Loader *l, LoaderState s)
             (unsigned long long)s.instance, (unsigned long long)s.epoch, (unsigned long long)loader_instances(l),
             l->spec.sequence_length);
     stop_thread(l);
-    l->place = s;
+    l->position = s;
     l->left = UINT64_MAX;
 }
 
@@ -475,7 +477,7 @@ void loader_limit(Loader *l, uint64_t steps)
 
 LoaderState loader_state(const Loader *l)
 {
-    return l->place;
+    return l->position;
 }
 
 void loader_close(Loader *l)

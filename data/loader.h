@@ -2,13 +2,13 @@
 #pragma once
 #include "data/batch.h"
 #include "data/doubling.h"
+#include "data/hash.h"
 #include "data/mix.h"
-#include "data/sample.h"
 #include "data/spec.h"
 
 /* instance: next one of the epoch, over all ranks. With a mixture only `source` is used; entries that the mixture does not have
  * stay as they are. */
-typedef struct { uint64_t epoch, instance; SourcePlace source[MIX_MOST]; } LoaderState;
+typedef struct { uint64_t epoch, instance; SourcePosition source[MIX_MOST]; } LoaderState;
 
 typedef struct Loader Loader;
 
@@ -28,16 +28,16 @@ uint64_t loader_given    (const Loader *l);
 uint64_t loader_left     (const Loader *l);
 char    *loader_lack     (const Loader *l, uint64_t steps);
 
-/* Source i of a mixture. fingerprint, sample: as those of the loader, below. */
+/* Source i of a mixture. fingerprint, content: as those of the loader, below. */
 uint64_t   loader_source_instances  (const Loader *l, int i);       /* of an epoch of it */
 uint64_t   loader_source_fingerprint(const Loader *l, int i);
-DataSample loader_source_sample     (const Loader *l, int i);
+DataHashes loader_source_content    (const Loader *l, int i);
 PackedData loader_packed (const Loader *l);        /* all 0 unless spec->best_fit */
 uint64_t loader_tokens   (const Loader *l);        /* in all files */
 int      loader_files    (const Loader *l);
 uint64_t loader_fingerprint(const Loader *l);   /* hash of file names and sizes, T, itemsize, and of documents if they
                                                    are packed or come from metadata: shows whether data changed */
-DataSample loader_sample(const Loader *l);         /* reads 3 pages of each file, one of them in memory already */
+DataHashes loader_content(const Loader *l);        /* reads 3 pages of each file, one of them in memory already */
 bool     loader_next (Loader *l, Batch *b);     /* b is valid until the next call; false: end of
                                                    an unshuffled pass, or the limit is reached */
 const char *loader_problem(Loader *l);          /* the error of the next step's data, with which loader_next would

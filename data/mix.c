@@ -1,11 +1,11 @@
-/* Instance j of a source with the share w = weight / all belongs between places j / w and (j + 1) / w of the mixture: if it came
+/* Instance j of a source with the share w = weight / all belongs between positions j / w and (j + 1) / w of the mixture: if it came
  * earlier, the source would be ahead by a whole instance; if it came later, it would be late by one. Among the instances
  * that may come now, the one that must come earliest does: earliest deadline first keeps every deadline, since the shares sum to 1
  * [Baruah et al. 1996, "Proportionate progress"]. Sources with the same deadline come in random order: equal shares are no fixed
  * pattern, in which a rank of two would read one source only. */
 #include "data/mix.h"
 
-#include "data/sample.h"
+#include "data/hash.h"
 
 #include <math.h>
 #include <string.h>
@@ -39,10 +39,10 @@ static uint64_t share(uint64_t a, uint64_t b, uint64_t c, bool up)
     return (uint64_t)(((Uint128)a * b + (up ? c - 1 : 0)) / c);
 }
 
-/* A random number of a place and a source (the finalizer of SplitMix64). */
-static uint64_t dice(uint64_t place, uint64_t salt)
+/* A random number of a position and a source (the finalizer of SplitMix64). */
+static uint64_t dice(uint64_t position, uint64_t salt)
 {
-    uint64_t x = salt + place * 0x9e3779b97f4a7c15ull;
+    uint64_t x = salt + position * 0x9e3779b97f4a7c15ull;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ x >> 27) * 0x94d049bb133111ebull;
     return x ^ x >> 31;

@@ -12,8 +12,8 @@ typedef struct {
     uint64_t all;               /* the sum of the weights                                               */
 } Mix;
 
-/* Place of a source: its next instance, and how many it gave since the mixture last changed. */
-typedef struct { uint64_t epoch, instance, mixed; } SourcePlace;
+/* Position in a source: its next instance, and how many it gave since the mixture last changed. */
+typedef struct { uint64_t epoch, instance, mixed; } SourcePosition;
 
 uint64_t mix_weight(double ratio);          /* of a ratio from 1e-6 to 1e6; decimals of up to 9 places are exact */
 

@@ -8,11 +8,11 @@
 
 #include "kernels/runtime/error.h"
 
-typedef struct { const char *path; long line; const TokenLimits *limits; } Place;
+typedef struct { const char *path; long line; const TokenLimits *limits; } PromptLine;
 
 static const char expected[] = "{\"tokens\": [1, 2, ...]} or [1, 2, ...]";
 
-static void add_token(Prompts *p, const Place *at, size_t i, const json_t *id)
+static void add_token(Prompts *p, const PromptLine *at, size_t i, const json_t *id)
 {
     const json_int_t x = json_integer_value(id);
     if (!json_is_integer(id))
@@ -24,7 +24,7 @@ static void add_token(Prompts *p, const Place *at, size_t i, const json_t *id)
 }
 
 /* list: NULL, or the prompt's images. */
-static void add_images(Prompts *p, const Place *at, const json_t *list)
+static void add_images(Prompts *p, const PromptLine *at, const json_t *list)
 {
     const size_t first = p->start[p->count];
     size_t images = p->first_image[p->count];
@@ -37,7 +37,7 @@ static void add_images(Prompts *p, const Place *at, const json_t *list)
     p->first_image[p->count + 1] = images;
 }
 
-static void add_prompt(Prompts *p, const Place *at, const json_t *line)
+static void add_prompt(Prompts *p, const PromptLine *at, const json_t *line)
 {
     const json_t *list = json_is_object(line) ? json_object_get(line, "tokens") : line;
     const size_t n = json_array_size(list), first = p->start[p->count];
@@ -59,7 +59,7 @@ static void add_prompt(Prompts *p, const Place *at, const json_t *line)
 
 void prompts_read(Prompts *p, const char *path, const TokenLimits *limits)
 {
-    Place at = { path, 0, limits };
+    PromptLine at = { path, 0, limits };
     char *text = NULL;
     size_t size = 0;
     ssize_t n;

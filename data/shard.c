@@ -322,12 +322,12 @@ int shard_read(int *ids, const Shard *s, uint64_t first, int count, int vocab_si
     return bad;
 }
 
-void shard_describe_bad_id(char *text, size_t size, const Shard *s, uint64_t place, int vocab_size)
+void shard_describe_bad_id(char *text, size_t size, const Shard *s, uint64_t offset, int vocab_size)
 {
-    uint32_t id = token_at(s, place);
+    uint32_t id = token_at(s, offset);
     bool two_ids = s->itemsize == 4 && id >> 16 < (uint32_t)vocab_size && (id & 0xffff) < (uint32_t)vocab_size;
     snprintf(text, size, "%s: %s: token %llu (counted from 0) is %u, but the vocabulary has %d ids. %s",
-             s->key, s->path, (unsigned long long)place, id, vocab_size,
+             s->key, s->path, (unsigned long long)offset, id, vocab_size,
              two_ids ? "As two 2-byte numbers it fits: should data.memmap_dtype (now uint32) be uint16?"
                      : "Was it tokenized for another model? Use that tokenizer's model.vocab_size, check "
                        "data.memmap_dtype, or tokenize again");

@@ -46,7 +46,7 @@ void shard_tell(const DataSpec *spec, const char *verb, const char *path);
 int shard_read(int *ids, const Shard *s, uint64_t first, int count, int vocab_size);
 
 /* The error message for an id found by shard_read: file, place, id, vocabulary, remedy. */
-void shard_describe_bad_id(char *text, size_t size, const Shard *s, uint64_t place, int vocab_size);
+void shard_describe_bad_id(char *text, size_t size, const Shard *s, uint64_t offset, int vocab_size);
 
 /* Warns if documents do not seem to end with spec->eos_token_id. */
 void shards_check_eos(const Shard *shards, int num, const DataSpec *spec);

@@ -61,24 +61,24 @@ bool source_load(Source *s, uint64_t epoch, bool (*go_on)(void *arg), void *arg)
     return s->ordered;
 }
 
-uint64_t source_at(const Source *s, uint64_t place)
+uint64_t source_at(const Source *s, uint64_t position)
 {
-    return s->instances.spec.shuffle ? s->order[place] : place;
+    return s->instances.spec.shuffle ? s->order[position] : position;
 }
 
-DataSample source_sample(const Source *s)
+DataHashes source_content(const Source *s)
 {
-    DataSample sample = { HASH_OF_NOTHING, HASH_OF_NOTHING };
+    DataHashes content = { HASH_OF_NOTHING, HASH_OF_NOTHING };
     for (int f = 0; f < s->instances.num_shards; f++) {
         const Shard *shard = &s->instances.shards[f];
         shard_tell(&s->instances.spec, "sampling", shard->path);
-        sample.tokens = hash_sample(sample.tokens, shard->map, shard->map_bytes);
+        content.tokens = hash_pages(content.tokens, shard->map, shard->map_bytes);
         if (shard->mask)
-            sample.masks = hash_sample(sample.masks, shard->mask, shard->num_tokens);
+            content.masks = hash_pages(content.masks, shard->mask, shard->num_tokens);
         if (shard->image_map)
-            sample.tokens = hash_sample(sample.tokens, shard->image_map, images_index_bytes(shard));
+            content.tokens = hash_pages(content.tokens, shard->image_map, images_index_bytes(shard));
     }
-    return sample;
+    return content;
 }
 
 /* ---- opening -------------------------------------------------------------------------------------------------- */
@@ -163,73 +163,73 @@ uint64_t sources_instances(const Sources *s)
 /* ---- a mixture ------------------------------------------------------------------------------------------------ */
 
 /* taken[i] = instances that the mixture took of each source. */
-static void count_taken(uint64_t taken[MIX_MOST], const Sources *s, const SourcePlace place[MIX_MOST])
+static void count_taken(uint64_t taken[MIX_MOST], const Sources *s, const SourcePosition position[MIX_MOST])
 {
     for (int i = 0; i < s->count; i++)
-        taken[i] = place[i].mixed;
+        taken[i] = position[i].mixed;
 }
 
 /* Instances of the source that may still be used. */
-static uint64_t source_left(const Source *s, const SourcePlace *place)
+static uint64_t source_left(const Source *s, const SourcePosition *position)
 {
-    if (place->epoch > s->most / s->size)
+    if (position->epoch > s->most / s->size)
         return 0;
-    const uint64_t used = place->epoch * s->size + (place->instance < s->size ? place->instance : s->size);
+    const uint64_t used = position->epoch * s->size + (position->instance < s->size ? position->instance : s->size);
     return used < s->most ? s->most - used : 0;
 }
 
-int sources_next(const Sources *s, SourcePlace place[MIX_MOST], SourcePlace *from, char *problem, size_t size)
+int sources_next(const Sources *s, SourcePosition position[MIX_MOST], SourcePosition *from, char *problem, size_t size)
 {
     uint64_t taken[MIX_MOST];
-    count_taken(taken, s, place);
+    count_taken(taken, s, position);
     const int i = mix_next(&s->mix, taken);
-    SourcePlace *p = &place[i];
+    SourcePosition *p = &position[i];
     if (source_left(&s->source[i], p) == 0) {
         snprintf(problem, size, "%s: all its %llu sequences have been used, as often as max_repetition %g allows",
                  s->source[i].instances.spec.key, (unsigned long long)s->source[i].size, s->source[i].max_repetition);
         return -1;
     }
     if (p->instance >= s->source[i].size)
-        *p = (SourcePlace){ p->epoch + 1, 0, p->mixed };
+        *p = (SourcePosition){ p->epoch + 1, 0, p->mixed };
     *from = *p;
     p->instance++;
     p->mixed++;
     return i;
 }
 
-uint64_t sources_left(const Sources *s, const SourcePlace place[MIX_MOST])
+uint64_t sources_left(const Sources *s, const SourcePosition position[MIX_MOST])
 {
     uint64_t taken[MIX_MOST], left = UINT64_MAX;
-    count_taken(taken, s, place);
+    count_taken(taken, s, position);
     for (int i = 0; i < s->count; i++) {
-        const uint64_t lasts = mix_lasts(&s->mix, taken, i, source_left(&s->source[i], &place[i]));
+        const uint64_t lasts = mix_lasts(&s->mix, taken, i, source_left(&s->source[i], &position[i]));
         left = lasts < left ? lasts : left;
     }
     return left;
 }
 
-uint64_t sources_given(const Sources *s, const SourcePlace place[MIX_MOST])
+uint64_t sources_given(const Sources *s, const SourcePosition position[MIX_MOST])
 {
     uint64_t n = 0;
     for (int i = 0; i < s->count; i++)
-        n += place[i].mixed;
+        n += position[i].mixed;
     return n;
 }
 
-/* The source's place after `needs` more instances, as a number of repetitions that can be given as max_repetition. */
-static double repetitions(const Source *s, const SourcePlace *place, uint64_t needs)
+/* The source's position after `needs` more instances, as a number of repetitions that can be given as max_repetition. */
+static double repetitions(const Source *s, const SourcePosition *position, uint64_t needs)
 {
-    const double used = (double)place->epoch * (double)s->size + (double)place->instance + (double)needs;
+    const double used = (double)position->epoch * (double)s->size + (double)position->instance + (double)needs;
     return ceil(used / (double)s->size * 100) / 100;
 }
 
-char *sources_lack(const Sources *s, const SourcePlace place[MIX_MOST], uint64_t instances)
+char *sources_lack(const Sources *s, const SourcePosition position[MIX_MOST], uint64_t instances)
 {
     uint64_t taken[MIX_MOST];
-    count_taken(taken, s, place);
+    count_taken(taken, s, position);
     for (int i = 0; i < s->count; i++) {
         const Source *one = &s->source[i];
-        const unsigned long long T = (unsigned long long)one->instances.spec.sequence_length, left = source_left(one, &place[i]);
+        const unsigned long long T = (unsigned long long)one->instances.spec.sequence_length, left = source_left(one, &position[i]);
         const unsigned long long needs = mix_needs(&s->mix, taken, i, instances);
         if (needs > left)
             return xasprintf("%s: %llu tokens are missing: the run takes %llu of it (%.4g %% of %llu), and it has %llu left (%llu "
@@ -237,8 +237,8 @@ char *sources_lack(const Sources *s, const SourcePlace place[MIX_MOST], uint64_t
                              "ratio, or end the run %llu tokens from here (max_duration)", one->instances.spec.key,
                              (needs - left) * T, needs * T, 100 * (double)s->mix.weight[i] / (double)s->mix.all,
                              (unsigned long long)instances * T, left * T, (unsigned long long)one->size, T, one->max_repetition,
-                             repetitions(one, &place[i], needs), one->size < one->instances.count ? " or raise its tokens" : "",
-                             (unsigned long long)sources_left(s, place) * T);
+                             repetitions(one, &position[i], needs), one->size < one->instances.count ? " or raise its tokens" : "",
+                             (unsigned long long)sources_left(s, position) * T);
     }
     return NULL;
 }

@@ -1,8 +1,8 @@
 /* The sources of training data, and the order in which each is read: one for data.paths, or those of a mixture. Only for data/. */
 #pragma once
+#include "data/hash.h"
 #include "data/instances.h"
 #include "data/mix.h"
-#include "data/sample.h"
 
 typedef struct {
     Instances instances;
@@ -33,20 +33,20 @@ PackedData sources_packed(const Sources *s);            /* sums over sources */
 uint64_t sources_fingerprint(const Sources *s);         /* see loader_fingerprint */
 
 /* Loads the order of an epoch. False: go_on(arg), called every few milliseconds, returned false. */
-bool     source_load (Source *s, uint64_t epoch, bool (*go_on)(void *arg), void *arg);
-uint64_t source_at   (const Source *s, uint64_t place);             /* the instance at a place of the loaded epoch */
-DataSample source_sample(const Source *s);
+bool     source_load(Source *s, uint64_t epoch, bool (*go_on)(void *arg), void *arg);
+uint64_t source_at  (const Source *s, uint64_t position);           /* the instance at a position of the loaded epoch */
+DataHashes source_content(const Source *s);
 
 /* Whether features of images are F32. Dies if those of some sources are and others are BF16. */
 bool     sources_images_f32(const Sources *s);
 
-/* The source of a mixture's next instance: moves *from, its place, on, and returns its number. -1: the source has no repetition
+/* The source of a mixture's next instance: moves *from, its position, on, and returns its number. -1: the source has no repetition
  * left; then `problem` says so. */
-int      sources_next(const Sources *s, SourcePlace place[MIX_MOST], SourcePlace *from, char *problem, size_t size);
+int      sources_next(const Sources *s, SourcePosition position[MIX_MOST], SourcePosition *from, char *problem, size_t size);
 
-/* Instances that the mixture has from these places on, until a source has no repetition left; those that it has given. */
-uint64_t sources_left (const Sources *s, const SourcePlace place[MIX_MOST]);
-uint64_t sources_given(const Sources *s, const SourcePlace place[MIX_MOST]);
+/* Instances that the mixture has from these positions on, until a source has no repetition left; those that it has given. */
+uint64_t sources_left (const Sources *s, const SourcePosition position[MIX_MOST]);
+uint64_t sources_given(const Sources *s, const SourcePosition position[MIX_MOST]);
 
 /* The error text if the sources lack instances for this many more: what is missing, and what helps; NULL: nothing. malloc'ed. */
-char    *sources_lack (const Sources *s, const SourcePlace place[MIX_MOST], uint64_t instances);
+char    *sources_lack (const Sources *s, const SourcePosition position[MIX_MOST], uint64_t instances);

@@ -233,8 +233,8 @@ static bool computes(const Architecture *a, const ModelConfig *c)
     return same;
 }
 
-/* place: prefix of the message, such as "x.yaml: ". */
-static _Noreturn void die_of_none(const ModelConfig *c, const char *place)
+/* where: prefix of the message, such as "x.yaml: ". */
+static _Noreturn void die_of_none(const ModelConfig *c, const char *where)
 {
     char *text;
     FILE *f = xtext(&text);
@@ -245,7 +245,7 @@ static _Noreturn void die_of_none(const ModelConfig *c, const char *place)
     }
     fclose(f);
     die("%sno Hugging Face architecture can compute this model, so it cannot be saved. Each would need other settings:%s",
-        place, text);
+        where, text);
 }
 
 static const Architecture *find_computing(const ModelConfig *c)

@@ -47,7 +47,7 @@ static void norm(const Model *m, Tensor y, Tensor x, float *stats, Tensor stream
     norm_forward(y, x, stats, stream, w, residual, m->config->norm, m->recipe.forward);
 }
 
-static void rope(const Model *m, const Acts *a, const Unit *w, LoraProduct product)
+static void rope(const Model *m, const Acts *a, const UnitTensors *w, LoraProduct product)
 {
     rope_forward(a->qkv_rotated, a->qkv_saved, a->qk_stats, a->qkv_raw, product, w->qnorm, w->knorm, a->attn, m->recipe.forward);
 }
@@ -87,14 +87,14 @@ static bool is_trained(Tensor dw)
 }
 
 /* The matrix of a linear layer, and its adapter's; of weights or of gradients. */
-static Tensor matrix(const Unit *w, Linear l)
+static Tensor matrix(const UnitTensors *w, Linear l)
 {
     const Tensor of[NUM_LINEARS] = { w->qkv, w->out, w->gate_up, w->down };
     return of[l];
 }
 
 /* The matrix as forward multiplies it. */
-static Tensor forward_matrix(const Model *m, const Unit *w, const Acts *a, Linear l)
+static Tensor forward_matrix(const Model *m, const UnitTensors *w, const Acts *a, Linear l)
 {
     if (l != LINEAR_DOWN || !a->swiglu_operand.channel)
         return matrix(w, l);
@@ -102,18 +102,18 @@ static Tensor forward_matrix(const Model *m, const Unit *w, const Acts *a, Linea
     return m->down_folded;
 }
 
-static Tensor bias(const Unit *w, Linear l)
+static Tensor bias(const UnitTensors *w, Linear l)
 {
     return l == LINEAR_QKV ? w->qkv_bias : NONE;
 }
 
-static LoraMatrix adapter_a(const Unit *w, Linear l)
+static LoraMatrix adapter_a(const UnitTensors *w, Linear l)
 {
     const Tensor of[NUM_LINEARS] = { w->qkv_a, w->out_a, w->gate_up_a, w->down_a };
     return (LoraMatrix){ .w = of[l], .num_parts = 1, .part = { { 0, of[l].cols } } };
 }
 
-static LoraMatrix adapter_b(const Model *m, const Unit *w, Linear l)
+static LoraMatrix adapter_b(const Model *m, const UnitTensors *w, Linear l)
 {
     const Tensor of[NUM_LINEARS] = { w->qkv_b, w->out_b, w->gate_up_b, w->down_b };
     LoraMatrix b = adapter_parts(m->config, l);
@@ -123,7 +123,7 @@ static LoraMatrix adapter_b(const Model *m, const Unit *w, Linear l)
 
 /* y = x w^T [+ add] and, where the layer has an adapter, + (scale x A^T) B^T: that is written first, and the base's GEMM adds to
  * it. In the other order lora_widen would read y; a GEMM reads what it adds while it multiplies. */
-static void linear(const Model *m, Linear l, Tensor y, Tensor x, const Unit *w, const Acts *a, Tensor add)
+static void linear(const Model *m, Linear l, Tensor y, Tensor x, const UnitTensors *w, const Acts *a, Tensor add)
 {
     if (a->xa[l].data) {
         lora_narrow(a->xa[l], x, adapter_a(w, l), m->lora_scale);
@@ -135,7 +135,7 @@ static void linear(const Model *m, Linear l, Tensor y, Tensor x, const Unit *w, 
 
 /* The same for a branch's first layer, whose output goes into an operation that can add: y = x w^T [+ bias], and what that
  * operation is to add while it reads y. So y is written once, and read once. x: as branch_in has begun it. */
-static LoraProduct linear_defer_adapter(const Model *m, Linear l, Tensor y, Tensor x, const Unit *w, const Acts *a)
+static LoraProduct linear_defer_adapter(const Model *m, Linear l, Tensor y, Tensor x, const UnitTensors *w, const Acts *a)
 {
     if (m->tensor_ranks > 1)
         gather_rows_multiply(m, y, x, matrix(w, l), bias(w, l));
@@ -147,7 +147,7 @@ static LoraProduct linear_defer_adapter(const Model *m, Linear l, Tensor y, Tens
 }
 
 /* swiglu_operand from mlp_h. One kernel for both may leave gate_up_raw unwritten. */
-static void linear_swiglu(const Model *m, const Unit *w, const Acts *a)
+static void linear_swiglu(const Model *m, const UnitTensors *w, const Acts *a)
 {
     const Tensor act = forward_operand(a, a->swiglu_operand), h = branch_operand(m, a, a->mlp_h);
     if (m->recipe.forward == FROM_EXACT && !a->xa[LINEAR_GATE_UP].data) {
@@ -170,20 +170,20 @@ static Tensor dxa(const Model *m, const Acts *a, Linear l)
 
 /* Which half of a layer's FP8 input the gradients read: a matrix's the transpose, an adapter's the rows. What is frozen has no
  * gradient, and what only its gradient would read is not made. */
-static Tensor for_dw(Tensor x, const Unit *dw, Linear l)
+static Tensor for_dw(Tensor x, const UnitTensors *dw, Linear l)
 {
     return is_trained(matrix(dw, l)) ? transpose_only(x) : is_trained(adapter_a(dw, l).w) ? rows_only(x) : NONE;
 }
 
 /* Leaves the gradient of `xa`, where the layer has an adapter, in m->work.dxa, for linear_dw. */
-static void linear_dxa(const Model *m, Linear l, Tensor dy, const Unit *w, const Acts *a)
+static void linear_dxa(const Model *m, Linear l, Tensor dy, const UnitTensors *w, const Acts *a)
 {
     if (a->xa[l].data)
         lora_narrow(dxa(m, a, l), dy, adapter_b(m, w, l), m->lora_scale);
 }
 
 /* dx = [dx +] dy w, and the adapter's part; does what linear_dxa does. */
-static void linear_dx(const Model *m, Linear l, Tensor dx, Tensor dy, const Unit *w, const Acts *a, bool accumulate)
+static void linear_dx(const Model *m, Linear l, Tensor dx, Tensor dy, const UnitTensors *w, const Acts *a, bool accumulate)
 {
     linear_dxa(m, l, dy, w, a);
     if (a->xa[l].data) {
@@ -194,7 +194,7 @@ static void linear_dx(const Model *m, Linear l, Tensor dx, Tensor dy, const Unit
 }
 
 /* dx = dy w, and what the operation that reads dx is to add; does what linear_dxa does. */
-static LoraProduct linear_dx_defer_adapter(const Model *m, Linear l, Tensor dx, Tensor dy, const Unit *w, const Acts *a)
+static LoraProduct linear_dx_defer_adapter(const Model *m, Linear l, Tensor dx, Tensor dy, const UnitTensors *w, const Acts *a)
 {
     linear_dxa(m, l, dy, w, a);
     matmul_dx(dx, dy, matrix(w, l), false);
@@ -202,7 +202,7 @@ static LoraProduct linear_dx_defer_adapter(const Model *m, Linear l, Tensor dx, 
 }
 
 /* From the gradient of the MLP's output to that of gate and up, by way of dact, which may stay unwritten. act: made again. */
-static void linear_swiglu_backward(const Model *m, Tensor act, Tensor dy, const Unit *w, const Acts *a)
+static void linear_swiglu_backward(const Model *m, Tensor act, Tensor dy, const UnitTensors *w, const Acts *a)
 {
     const Tensor dact = m->work.dact;
     if (a->xa[LINEAR_DOWN].data)
@@ -216,7 +216,7 @@ typedef struct { Linear l; Tensor dy, x; } Layer;
 
 /* dw += dy^T x, the same for a bias, or for the adapter's A and B. Call it after linear_dx, linear_dx_defer_adapter or
  * linear_dxa. */
-static void linear_dw(const Model *m, const Unit *dw, Layer s, const Acts *a)
+static void linear_dw(const Model *m, const UnitTensors *dw, Layer s, const Acts *a)
 {
     matmul_dw(matrix(dw, s.l), s.dy, s.x);
     matmul_db(bias(dw, s.l), s.dy);
@@ -241,7 +241,7 @@ static void branch_in(const Model *m, const Acts *a, Tensor h, Tensor x, float *
 
 /* out = res + the branch's last layer, of y, with its norm if the architecture puts it there.
  * branch: where the layer writes in front of that norm; x: the same, as saved for its backward. */
-static void branch_out(const Model *m, Linear l, Tensor out, Tensor y, const Unit *w, const Acts *a, Tensor res,
+static void branch_out(const Model *m, Linear l, Tensor out, Tensor y, const UnitTensors *w, const Acts *a, Tensor res,
                        Tensor branch, Tensor x, float *stats, Tensor weight)
 {
     const bool adds = !m->config->norm_after && m->tensor_ranks == 1;
@@ -258,7 +258,7 @@ static void branch_out(const Model *m, Linear l, Tensor out, Tensor y, const Uni
 }
 
 /* From the block's input to the MLP's. */
-static void up_to_mlp(const Model *m, const Unit *w, const Acts *a, bool has_attention)
+static void up_to_mlp(const Model *m, const UnitTensors *w, const Acts *a, bool has_attention)
 {
     LoraProduct product;
 
@@ -275,19 +275,19 @@ static void up_to_mlp(const Model *m, const Unit *w, const Acts *a, bool has_att
 }
 
 /* From the MLP's input to the operand of its last layer. */
-static void up_to_act(const Model *m, const Unit *w, const Acts *a)
+static void up_to_act(const Model *m, const UnitTensors *w, const Acts *a)
 {
     branch_in        (m, a, a->mlp_h, a->mlp_x, a->mlp_stats, a->mlp_res, w->mlp_norm);
     linear_swiglu    (m, w, a);
 }
 
-static void from_act(const Model *m, const Unit *w, const Acts *a, const Acts *next)
+static void from_act(const Model *m, const UnitTensors *w, const Acts *a, const Acts *next)
 {
     branch_out(m, LINEAR_DOWN, next->attn_res, a->swiglu_operand, w, a, a->mlp_res, a->mlp_branch, a->mlp_x, a->mlp_stats,
                w->mlp_norm);
 }
 
-void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
+void block_forward(const Model *m, const UnitTensors *w, Acts *a, Acts *next)
 {
     up_to_mlp(m, w, a, false);
     for (int n = 0; n < a->mlp_res.rows; n += mlp_rows(m, a->keep)) {
@@ -298,7 +298,7 @@ void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
 }
 
 /* Only a norm's backward reads what the last layer writes; an adapter's reads the adapter's first product. */
-static void mlp_recompute(const Model *m, const Unit *w, const Acts *a, const Acts *next)
+static void mlp_recompute(const Model *m, const UnitTensors *w, const Acts *a, const Acts *next)
 {
     up_to_act(m, w, a);
     if (m->config->norm_after)
@@ -322,12 +322,12 @@ typedef struct {
     const float *stats;
 } Branch;
 
-static Branch attention_of(const Unit *w, const Unit *dw, const Acts *a)
+static Branch attention_of(const UnitTensors *w, const UnitTensors *dw, const Acts *a)
 {
     return (Branch){ LINEAR_QKV, a->attn_h, a->attn_x, w->attn_norm, dw->attn_norm, a->attn_stats };
 }
 
-static Branch mlp_of(const Unit *w, const Unit *dw, const Acts *a)
+static Branch mlp_of(const UnitTensors *w, const UnitTensors *dw, const Acts *a)
 {
     return (Branch){ LINEAR_GATE_UP, a->mlp_h, a->mlp_x, w->mlp_norm, dw->mlp_norm, a->mlp_stats };
 }
@@ -359,7 +359,7 @@ static Tensor branch_out_backward(const Model *m)
 }
 
 /* dres += the branch's part, from the gradient of the first layer's output: through the layer, then through the norm. */
-static void stream_backward_begin(const Model *m, const Branch *b, Tensor dy, const Unit *w, const Acts *a)
+static void stream_backward_begin(const Model *m, const Branch *b, Tensor dy, const UnitTensors *w, const Acts *a)
 {
     const bool after = m->config->norm_after;
     const Tensor buffer = after ? sums_buffer(m, m->work.dres) : m->work.dh;
@@ -386,8 +386,8 @@ static void stream_backward_end(const Model *m, const Branch *b)
  * With tensor ranks each exchange runs beside a product: the gather of the input beside dx, the sum of dx beside the gradients of
  * `last`, the branch's last layer, and the gather of the next branch's dy (NULL: none) beside the gradients of the first layer. On
  * one rank the caller has computed those of `last`, which frees memory. */
-static void branch_in_backward(const Model *m, const Branch *b, Tensor dy, Layer last, const Unit *w, const Unit *dw, const Acts *a,
-                               bool wants_dx, const Branch *next)
+static void branch_in_backward(const Model *m, const Branch *b, Tensor dy, Layer last, const UnitTensors *w, const UnitTensors *dw,
+                               const Acts *a, bool wants_dx, const Branch *next)
 {
     const bool alone = m->tensor_ranks == 1;
     const Tensor wanted = for_dw(b->h, dw, b->first);
@@ -426,7 +426,7 @@ static void attention_output_recompute(const Acts *a, bool transposed)
     }
 }
 
-static void mlp_backward(const Model *m, const Unit *w, const Unit *dw, const Acts *a)
+static void mlp_backward(const Model *m, const UnitTensors *w, const UnitTensors *dw, const Acts *a)
 {
     const Tensor act_recomputed = a->keep == KEEP_INPUTS ? for_dw(a->swiglu_operand, dw, LINEAR_DOWN) : NONE;
     const Branch mlp = mlp_of(w, dw, a), attention = attention_of(w, dw, a);
@@ -440,9 +440,9 @@ static void mlp_backward(const Model *m, const Unit *w, const Unit *dw, const Ac
 }
 
 /* Tile by tile, with what backward runs again. The first tile may overwrite gradients, the others add to them. */
-static void mlp_tiles_backward(const Model *m, const Unit *w, const Unit *dw, const Acts *a, const Acts *next)
+static void mlp_tiles_backward(const Model *m, const UnitTensors *w, const UnitTensors *dw, const Acts *a, const Acts *next)
 {
-    Unit sums = *dw;
+    UnitTensors sums = *dw;
     for (int n = 0; n < m->rows; n += mlp_rows(m, a->keep)) {
         const Tile t = tile_of(m, a, next, n);
         if (keep_recomputes(a->keep))
@@ -457,7 +457,8 @@ static void mlp_tiles_backward(const Model *m, const Unit *w, const Unit *dw, co
  * are computed. Weight gradients are added to dw. The gradient of the output projection's adapter A reads attn_out, which
  * attention's backward needs anyway; attn_operand would have to be encoded again. What the recipe does not keep is recomputed where
  * it is read: act by SwiGLU's backward, the rest as in forward. goes_on: the backward pass goes on to the block below. */
-void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, const Acts *next, bool needs_dx, bool goes_on)
+void block_backward(const Model *m, const UnitTensors *w, UnitTensors *dw, const Acts *a, const Acts *next, bool needs_dx,
+                    bool goes_on)
 {
     const BackwardScratch *t = &m->work;
     const Branch attention = attention_of(w, dw, a);

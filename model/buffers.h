@@ -136,7 +136,7 @@ typedef struct Model {
     int       tile;            /* tokens of a tile of the MLP, in blocks whose MLP backward runs again; rows: no tiles */
     int       T;               /* tokens of a sequence                                         */
     int       context, context_rank; /* ranks that share sequences; which part is this rank's  */
-    int       tensor_ranks, tensor_place;      /* ranks that compute layers together; which part is this rank's */
+    int       tensor_ranks, tensor_rank;       /* ranks that compute layers together; which part is this rank's */
     Exchanges *exchanges;      /* with tensor ranks; else NULL                                 */
     bool      gathers_ahead;   /* in backward: the block above has begun to gather this one's dy */
     int       backward_to;     /* the last unit of the backward pass                           */
@@ -184,7 +184,7 @@ typedef struct Model {
     bool      documents;       /* attention stays inside documents                             */
     bool      trains_matrices; /* of blocks: false if only adapters are trained                 */
     float     lora_scale;      /* of adapters                                                  */
-    void    (*observe)(void *observer, int unit, const Unit *w);       /* unless NULL: called in forward after each unit but the */
+    void    (*observe)(void *observer, int unit, const UnitTensors *w); /* unless NULL: called in forward after each unit but the */
     void     *observer;        /* head, with its weights (NULL: it is another stage's, and its output has come); if `observed`,
                                   memory that blocks share holds its values */
 

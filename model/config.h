@@ -255,8 +255,8 @@ typedef struct {
     char    *tokenizer;                       /* a folder or file of a tokenizer for the checkpoints; NULL: that of load_path */
     char    *load_path;                       /* a checkpoint or a Hugging Face folder; NULL: none */
     bool     try_load_latest_save;            /* resume from save_folder/latest if it exists */
-    char    *source;                          /* source of weights: that, else load_path; NULL: random weights */
-    bool     continues;                       /* source is the newest checkpoint of save_folder */
+    char    *load_folder;                     /* whose weights are read: that, else load_path; NULL: random weights */
+    bool     continues;                       /* load_folder is the newest checkpoint of save_folder */
     bool     restore_dataloader;              /* false: start the data over */
     bool     reset_optimizer_state, reset_trainer_state;
 

@@ -223,7 +223,7 @@ Attention context_attention(const Model *m, Attention a)
 
 const int *context_part(const Model *m, const int *values)
 {
-    const int first = m->tensor_place * m->N;
+    const int first = m->tensor_rank * m->N;
     if (m->context == 1)
         return values + first;
     const int own = m->attn.T;

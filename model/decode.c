@@ -38,14 +38,14 @@ static void put_images(Model *m, int count)
 }
 
 /* The new rows follow the positions in the caches, so their rotary tables start there. */
-static void append(Model *m, ParamStore *f, const int *tokens, int count)
+static void append(Model *m, ParamStore *store, const int *tokens, int count)
 {
     const int past = m->acts[0].cache.length, rows = decode_rows(&m->recipe, count);
     CHECK(rows <= m->P - past, "%d tokens after %d; the caches have space for %d", count, past, m->P);
     int *padded = xmalloc(sizeof *padded * (size_t)rows);
     for (int i = 0; i < rows; i++)
         padded[i] = tokens[i < count ? i : count - 1];
-    for (int u = 0; u < f->num_units; u++)
+    for (int u = 0; u < store->num_units; u++)
         set_rows(&m->unit_acts[u], rows);
     for (int l = 0; l < m->L; l++) {
         m->acts[l].attn.T = rows;
@@ -54,21 +54,21 @@ static void append(Model *m, ParamStore *f, const int *tokens, int count)
     model_put_tokens(m, padded, rows);
     if (m->images.row)
         put_images(m, count);
-    pass_forward(m, f);
+    pass_forward(m, store);
     for (int l = 0; l < m->L; l++)
         m->acts[l].cache.length += count;
     m->last = count - 1;
     free(padded);
 }
 
-void decode_append(Model *m, ParamStore *f, const int *tokens, int count)
+void decode_append(Model *m, ParamStore *store, const int *tokens, int count)
 {
     for (int done = 0; done < count; done += m->N)
-        append(m, f, tokens + done, count - done < m->N ? count - done : m->N);
+        append(m, store, tokens + done, count - done < m->N ? count - done : m->N);
     m->images.row = NULL;
 }
 
-void decode_logits(Model *m, ParamStore *f, float *logits)
+void decode_logits(Model *m, ParamStore *store, float *logits)
 {
-    model_logits(m, f, m->last, logits);
+    model_logits(m, store, m->last, logits);
 }

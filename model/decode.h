@@ -7,7 +7,7 @@
 void decode_begin (Model *m);                                            /* a new sequence: empties the caches */
 
 /* Appends `count` tokens, in passes of up to m->N; at most m->P tokens in all. After model_use_images they show its images. */
-void decode_append(Model *m, ParamStore *f, const int *tokens, int count);
+void decode_append(Model *m, ParamStore *store, const int *tokens, int count);
 
 /* The logits (vocab_size) after the last token, on the host. Waits for the device. */
-void decode_logits(Model *m, ParamStore *f, float *logits);
+void decode_logits(Model *m, ParamStore *store, float *logits);

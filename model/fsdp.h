@@ -26,25 +26,25 @@
 #pragma once
 #include "model/param_store.h"
 
-void        fsdp_gather (ParamStore *f, int unit, int uses);     /* starts to bring the unit's weights here; uses: of enum Use */
+void        fsdp_gather (ParamStore *store, int unit, int uses); /* starts to bring the unit's weights here; uses: of enum Use */
 /* The same, called before another unit computes, so that the copies overlap with it. It does nothing where blocks share one buffer
- * (f->overlaps is false). */
-void        fsdp_gather_ahead(ParamStore *f, int unit, int uses);
-const Unit *fsdp_acquire(ParamStore *f, int unit);               /* they are readable by what is queued from now on */
-void        fsdp_release(ParamStore *f, int unit);
-Unit       *fsdp_grads  (ParamStore *f, int unit);               /* where this unit's gradients are added, or written if empty */
+ * (store->overlaps is false). */
+void               fsdp_gather_ahead(ParamStore *store, int unit, int uses);
+const UnitTensors *fsdp_acquire(ParamStore *store, int unit);    /* they are readable by what is queued from now on */
+void               fsdp_release(ParamStore *store, int unit);
+UnitTensors       *fsdp_grads  (ParamStore *store, int unit);    /* where this unit's gradients are added, or written if empty */
 /* This micro-batch's are complete: starts to sum them over ranks. `last`: they are the step's last. */
-void        fsdp_reduce (ParamStore *f, int unit, bool last);
-void        fsdp_wait_grads(ParamStore *f);                      /* what is queued from now on sees all sums */
+void        fsdp_reduce (ParamStore *store, int unit, bool last);
+void        fsdp_wait_grads(ParamStore *store);                  /* what is queued from now on sees all sums */
 
-void        store_init  (ParamStore *f, const ModelConfig *c, uint64_t seed);   /* initial weights; the same for any number of
+void        store_init  (ParamStore *store, const ModelConfig *c, uint64_t seed); /* initial weights; the same for any number of
                                                                                    ranks */
-void        store_init_adapters(ParamStore *f, const ModelConfig *c, uint64_t seed);     /* their part of it: all else is loaded */
+void        store_init_adapters(ParamStore *store, const ModelConfig *c, uint64_t seed); /* their part of it: all else is loaded */
 /* Begins a step: marks all gradients as empty, so that its first micro-batch overwrites them. */
-void        fsdp_empty_grads(ParamStore *f);
-void        store_zero_states(ParamStore *f);                    /* all states of the optimizer are 0, in padding too. Waits */
+void        fsdp_empty_grads(ParamStore *store);
+void        store_zero_states(ParamStore *store);                /* all states of the optimizer are 0, in padding too. Waits */
 /* The optimizer changed this parameter's master weights, which are on the host; `master`: this rank's, on the device. All ranks of
  * a shard group call, for each parameter that store_encodes. */
-void        fsdp_encode (ParamStore *f, int unit, const Param *p, Tensor master);
-void        store_updated(ParamStore *f);                        /* the optimizer changed all master weights */
-void        store_loaded(ParamStore *f);                         /* all weights are others than before */
+void        fsdp_encode (ParamStore *store, int unit, const Param *p, Tensor master);
+void        store_updated(ParamStore *store);                    /* the optimizer changed all master weights */
+void        store_loaded(ParamStore *store);                     /* all weights are others than before */

@@ -37,18 +37,19 @@ static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor 
 
 /* Final norm, head and loss, a chunk of tokens at a time, so that all (N, V) logits never exist together. With `backward` the
  * gradient overwrites the chunk's logits in place, and work.dh gets dLoss/d(final_h). */
-void head_losses(Model *m, ParamStore *f, float scale, float z_weight, bool backward)
+void head_losses(Model *m, ParamStore *store, float scale, float z_weight, bool backward)
 {
     const bool tied = m->config->weight_tying;
-    const int last = f->num_units - 1, head_unit = unit_of_head_matrix(m->config), chunk = m->logits.rows;
-    fsdp_gather(f, last, FOR_FORWARD);
-    const Unit *w = fsdp_acquire(f, last);
+    const int last = store->num_units - 1, head_unit = unit_of_head_matrix(m->config), chunk = m->logits.rows;
+    fsdp_gather(store, last, FOR_FORWARD);
+    const UnitTensors *w = fsdp_acquire(store, last);
     if (tied)
-        fsdp_gather(f, head_unit, FOR_FORWARD | FOR_BACKWARD);
-    const Unit *hw = fsdp_acquire(f, head_unit);
-    Unit none = { 0 }, *dw = backward ? fsdp_grads(f, head_unit) : &none, *dnorm = backward ? fsdp_grads(f, last) : &none;
+        fsdp_gather(store, head_unit, FOR_FORWARD | FOR_BACKWARD);
+    const UnitTensors *hw = fsdp_acquire(store, head_unit);
+    UnitTensors none = { 0 }, *dw = backward ? fsdp_grads(store, head_unit) : &none,
+                *dnorm = backward ? fsdp_grads(store, last) : &none;
     Tensor weight = tied ? hw->embed : hw->head, *dweight = tied ? &dw->embed : &dw->head;
-    const bool needs_dx = backward && (f->first_trained < last || dnorm->norm.data);      /* something below the head is trained */
+    const bool needs_dx = backward && (store->first_trained < last || dnorm->norm.data);  /* something below the head is trained */
     const bool fp8 = backward && format_is_fp8(m->recipe.head);
 
     trace_begin("head", head_unit);
@@ -77,26 +78,26 @@ void head_losses(Model *m, ParamStore *f, float scale, float z_weight, bool back
     if (needs_dx)
         norm_to_stream_backward(m, dnorm->norm, x, m->final_stats, w->norm, false);
     trace_end();
-    fsdp_release(f, last);
+    fsdp_release(store, last);
     if (tied)
-        fsdp_release(f, head_unit);
+        fsdp_release(store, head_unit);
     sum_values(&m->sums[0], m->losses, m->N);
     sum_values(&m->sums[1], m->losses + m->N, m->N);
 }
 
-void head_logits(Model *m, ParamStore *f, int row)
+void head_logits(Model *m, ParamStore *store, int row)
 {
     const bool tied = m->config->weight_tying;
-    const int last = f->num_units - 1, head_unit = unit_of_head_matrix(m->config);
-    fsdp_gather(f, last, FOR_FORWARD);
-    const Unit *w = fsdp_acquire(f, last);
+    const int last = store->num_units - 1, head_unit = unit_of_head_matrix(m->config);
+    fsdp_gather(store, last, FOR_FORWARD);
+    const UnitTensors *w = fsdp_acquire(store, last);
     if (tied)
-        fsdp_gather(f, head_unit, FOR_FORWARD);
-    const Unit *hw = fsdp_acquire(f, head_unit);
+        fsdp_gather(store, head_unit, FOR_FORWARD);
+    const UnitTensors *hw = fsdp_acquire(store, head_unit);
     Tensor x = tensor_rows(m->unit_acts[last].attn_res, row, 1), h = tensor_rows(m->final_h, 0, 1);
     norm_forward(h, x, m->final_stats, x, w->norm, NONE, m->config->norm, FROM_SAVED);
     matmul(tensor_rows(m->logits, 0, 1), h, tied ? hw->embed : hw->head, NONE);
-    fsdp_release(f, last);
+    fsdp_release(store, last);
     if (tied)
-        fsdp_release(f, head_unit);
+        fsdp_release(store, head_unit);
 }

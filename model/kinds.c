@@ -9,7 +9,7 @@
 
 /* ---- parameters ------------------------------------------------------------------------------------------------ */
 
-#define FIELD(name) #name, offsetof(Unit, name)
+#define FIELD(name) #name, offsetof(UnitTensors, name)
 static const ParamRow of_embedding[] = {
     { FIELD(embed),      SIZE_VOCABULARY, SIZE_MODEL,  SPLIT_ROWS,    STD_EMBEDDING,     ALWAYS },
 };
@@ -23,14 +23,14 @@ static const ParamRow of_block[] = {
     { FIELD(mlp_norm),      SIZE_ONE,        SIZE_MODEL,  SPLIT_NONE,    ONES,              WITH_NORM_WEIGHTS },
     { FIELD(gate_up),    SIZE_OUTPUTS,    SIZE_MODEL,  SPLIT_ROWS,    STD_IN,            ALWAYS, LINEAR_GATE_UP },
     { FIELD(down),       SIZE_OUTPUTS,    SIZE_MLP,    SPLIT_COLUMNS, STD_MLP_OUT,       ALWAYS, LINEAR_DOWN },
-    { FIELD(qkv_a),      SIZE_RANKS,      SIZE_MODEL,  SPLIT_NONE,    STD_ADAPTER,       ADAPTED, LINEAR_QKV },
-    { FIELD(qkv_b),      SIZE_OUTPUTS,    SIZE_RANK,   SPLIT_ROWS,    ZEROS,             ADAPTED, LINEAR_QKV },
-    { FIELD(out_a),      SIZE_RANKS,      SIZE_Q,      SPLIT_COLUMNS, STD_ADAPTER,       ADAPTED, LINEAR_OUT },
-    { FIELD(out_b),      SIZE_OUTPUTS,    SIZE_RANK,   SPLIT_NONE,    ZEROS,             ADAPTED, LINEAR_OUT },
-    { FIELD(gate_up_a),  SIZE_RANKS,      SIZE_MODEL,  SPLIT_NONE,    STD_ADAPTER,       ADAPTED, LINEAR_GATE_UP },
-    { FIELD(gate_up_b),  SIZE_OUTPUTS,    SIZE_RANK,   SPLIT_ROWS,    ZEROS,             ADAPTED, LINEAR_GATE_UP },
-    { FIELD(down_a),     SIZE_RANKS,      SIZE_MLP,    SPLIT_COLUMNS, STD_ADAPTER,       ADAPTED, LINEAR_DOWN },
-    { FIELD(down_b),     SIZE_OUTPUTS,    SIZE_RANK,   SPLIT_NONE,    ZEROS,             ADAPTED, LINEAR_DOWN },
+    { FIELD(qkv_a),      SIZE_LORA_RANKS,      SIZE_MODEL,  SPLIT_NONE,    STD_ADAPTER,       ADAPTED, LINEAR_QKV },
+    { FIELD(qkv_b),      SIZE_OUTPUTS,    SIZE_LORA_RANK,   SPLIT_ROWS,    ZEROS,             ADAPTED, LINEAR_QKV },
+    { FIELD(out_a),      SIZE_LORA_RANKS,      SIZE_Q,      SPLIT_COLUMNS, STD_ADAPTER,       ADAPTED, LINEAR_OUT },
+    { FIELD(out_b),      SIZE_OUTPUTS,    SIZE_LORA_RANK,   SPLIT_NONE,    ZEROS,             ADAPTED, LINEAR_OUT },
+    { FIELD(gate_up_a),  SIZE_LORA_RANKS,      SIZE_MODEL,  SPLIT_NONE,    STD_ADAPTER,       ADAPTED, LINEAR_GATE_UP },
+    { FIELD(gate_up_b),  SIZE_OUTPUTS,    SIZE_LORA_RANK,   SPLIT_ROWS,    ZEROS,             ADAPTED, LINEAR_GATE_UP },
+    { FIELD(down_a),     SIZE_LORA_RANKS,      SIZE_MLP,    SPLIT_COLUMNS, STD_ADAPTER,       ADAPTED, LINEAR_DOWN },
+    { FIELD(down_b),     SIZE_OUTPUTS,    SIZE_LORA_RANK,   SPLIT_NONE,    ZEROS,             ADAPTED, LINEAR_DOWN },
 };
 static const ParamRow of_head[] = {
     { FIELD(norm),       SIZE_ONE,        SIZE_MODEL,  SPLIT_NONE,    ONES,              WITH_NORM_WEIGHTS },
@@ -43,17 +43,17 @@ static const ParamRow of_projector[] = {
     { FIELD(image_out_bias), SIZE_MODEL,  SIZE_ONE,     SPLIT_NONE,    ZEROS,       WITH_PROJECTOR_OUT_BIAS },
 };
 #define COUNT(rows) (sizeof (rows) / sizeof (rows)[0])
-static_assert(COUNT(of_embedding) + COUNT(of_block) + COUNT(of_head) == NUM_PARAMS && sizeof(Unit) == NUM_PARAMS * sizeof(Tensor),
-              "a parameter is a field of Unit and a row");
+static_assert(COUNT(of_embedding) + COUNT(of_block) + COUNT(of_head) == NUM_PARAMS
+              && sizeof(UnitTensors) == NUM_PARAMS * sizeof(Tensor), "a parameter is a field of UnitTensors and a row");
 
 /* ---- forward and backward -------------------------------------------------------------------------------------- */
 
-static void embed(Model *m, const Unit *w, int u)
+static void embed(Model *m, const UnitTensors *w, int u)
 {
     embedding_forward(m->unit_acts[u + 1].attn_res, m->sorted, w->embed);
 }
 
-static void embed_backward(Model *m, const Unit *w, Unit *dw, int u, bool needs_dx)
+static void embed_backward(Model *m, const UnitTensors *w, UnitTensors *dw, int u, bool needs_dx)
 {
     (void)w, (void)u, (void)needs_dx;
     embedding_backward(dw->embed, m->sorted, m->work.dres);
@@ -71,13 +71,13 @@ static int projector_uses(const Model *m, int u)
     return FOR_FORWARD | FOR_BACKWARD;
 }
 
-static void projector_back(Model *m, const Unit *w, Unit *dw, int u, bool needs_dx)
+static void projector_back(Model *m, const UnitTensors *w, UnitTensors *dw, int u, bool needs_dx)
 {
     (void)u, (void)needs_dx;
     projector_backward(m, w, dw);
 }
 
-static void block(Model *m, const Unit *w, int u)
+static void block(Model *m, const UnitTensors *w, int u)
 {
     block_forward(m, w, &m->unit_acts[u], &m->unit_acts[u + 1]);
 }
@@ -87,7 +87,7 @@ static int block_uses(const Model *m, int u)
     return keep_recomputes(m->unit_acts[u].keep) ? FOR_FORWARD | FOR_BACKWARD : FOR_BACKWARD;
 }
 
-static void block_back(Model *m, const Unit *w, Unit *dw, int u, bool needs_dx)
+static void block_back(Model *m, const UnitTensors *w, UnitTensors *dw, int u, bool needs_dx)
 {
     const bool goes_on = u > m->backward_to && u > unit_of_layer(m->config, 0);
     block_backward(m, w, dw, &m->unit_acts[u], &m->unit_acts[u + 1], needs_dx, goes_on);

@@ -108,7 +108,7 @@ static void use_part(void *recorder, const char *name, int unit)
 }
 
 /* An observer may read all that a block has written. */
-static void record_observer(void *recorder, int unit, const Unit *w)
+static void record_observer(void *recorder, int unit, const UnitTensors *w)
 {
     (void)unit, (void)w;
     Record *r = recorder;
@@ -126,19 +126,19 @@ static void record_observer(void *recorder, int unit, const Unit *w)
 }
 
 /* Everything that may use this memory: logits of some rows (decode.h, run/samples.c), an evaluation, a step. */
-static void run(Model *m, ParamStore *f)
+static void run(Model *m, ParamStore *store)
 {
-    pass_forward(m, f);
+    pass_forward(m, store);
     if (m->has_head) {
-        head_logits(m, f, 0);
-        head_logits(m, f, m->N - 1);
+        head_logits(m, store, 0);
+        head_logits(m, store, m->N - 1);
     }
-    for (int chunk = 0; chunk < f->pipe.chunks; chunk++) {
-        pass_row(m, f, (PipelineRow){ false, 0, chunk }, 1, 0, PASS_FORWARD);
+    for (int chunk = 0; chunk < store->pipe.chunks; chunk++) {
+        pass_row(m, store, (PipelineRow){ false, 0, chunk }, 1, 0, PASS_FORWARD);
         if (m->forward_only)
             continue;
-        pass_row(m, f, (PipelineRow){ false, 0, chunk }, 1, 0, PASS_COMPLETE);
-        pass_row(m, f, (PipelineRow){ true, 0, chunk }, 1, 0, PASS_COMPLETE);
+        pass_row(m, store, (PipelineRow){ false, 0, chunk }, 1, 0, PASS_COMPLETE);
+        pass_row(m, store, (PipelineRow){ true, 0, chunk }, 1, 0, PASS_COMPLETE);
     }
 }
 
@@ -226,7 +226,7 @@ static void follow(const Record *r, Model *m, Wanted *wanted)
     }
 }
 
-void lifetimes_record(Model *m, ParamStore *f)
+void lifetimes_record(Model *m, ParamStore *store)
 {
     static const WatchedQueues queues = { use_queue, mark, wait_for, unmark, use_part };
     Record r = { .model = m };
@@ -235,7 +235,7 @@ void lifetimes_record(Model *m, ParamStore *f)
     m->observe = m->observed ? record_observer : NULL;
     m->observer = &r;
     context_divide_for_plan(m);
-    run(m, f);
+    run(m, store);
     tensor_unmark(m);
     context_divide(m);
     m->observe = NULL;

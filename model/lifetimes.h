@@ -9,4 +9,4 @@
 void lifetimes_separate(OverlaidBuffer *s);
 
 /* Sets `meets` of m->shared, and m->shared_least. Dies if an operation would read bytes that none has written. */
-void lifetimes_record(Model *m, ParamStore *f);
+void lifetimes_record(Model *m, ParamStore *store);

@@ -30,12 +30,12 @@ static void fill_rope(Model *m)
     free(table);
 }
 
-void model_place(Model *m, ParamStore *f, const Config *c)
+void model_alloc(Model *m, ParamStore *store, const Config *c)
 {
     m->memory = device_alloc(m->bytes.total);
-    store_place_gathered(f);
-    model_place_tensors(m, f, c);
-    offload_place(m);
+    store_alloc_gathered(store);
+    model_place_tensors(m, store, c);
+    offload_alloc(m);
     fill_rope(m);
 }
 
@@ -45,13 +45,13 @@ static void *nowhere(int number)
     return (void *)((uintptr_t)(unsigned)number << 44);
 }
 
-void model_rehearse(Model *m, ParamStore *f, const Config *c)
+void model_rehearse(Model *m, ParamStore *store, const Config *c)
 {
     m->memory = nowhere(1);
-    f->gathered.memory = nowhere(2);
-    f->host.memory = nowhere(3);
-    f->placed = true;
-    model_place_tensors(m, f, c);
+    store->gathered.memory = nowhere(2);
+    store->host.memory = nowhere(3);
+    store->placed = true;
+    model_place_tensors(m, store, c);
     offload_rehearse(m, nowhere(4));
 }
 
@@ -60,17 +60,17 @@ bool model_on_host(const void *p)
     return (uintptr_t)p >= (uintptr_t)nowhere(3) && (uintptr_t)p < (uintptr_t)nowhere(5);
 }
 
-void model_rehearsed(Model *m, ParamStore *f)
+void model_rehearsed(Model *m, ParamStore *store)
 {
-    m->memory = f->gathered.memory = f->host.memory = m->offload.host = NULL;
-    model_free(m, f);
+    m->memory = store->gathered.memory = store->host.memory = m->offload.host = NULL;
+    model_free(m, store);
 }
 
-void model_free(Model *m, ParamStore *f)
+void model_free(Model *m, ParamStore *store)
 {
     device_free(m->memory);
     offload_free(m);
-    store_free(f);
+    store_free(store);
     for (Neighbour n = 0; n < NUM_NEIGHBOURS; n++) {
         device_unmark(m->outgoing[n].ready);
         device_unmark(m->outgoing[n].left);
@@ -123,25 +123,25 @@ static void load_batch(Model *m, const int *tokens, const int *targets, const ui
 }
 
 /* The pass of one row: the last micro-batch completes the step. */
-static Pass pass_of(PipelineRow r, int count, Pass pass)
+static PassKind pass_of(PipelineRow r, int count, PassKind pass)
 {
     return pass == PASS_COMPLETE && r.micro < count - 1 ? PASS_ACCUMULATE : pass;
 }
 
-void model_batch(Model *m, ParamStore *f, const int *tokens, const int *targets, const uint8_t *begins, int count, float scale,
-                 float z_weight, Pass pass)
+void model_micro_batches(Model *m, ParamStore *store, const int *tokens, const int *targets, const uint8_t *begins, int count,
+                         float scale, float z_weight, PassKind pass)
 {
     const size_t numel = (size_t)m->attn.B * (size_t)m->T;
-    Pipeline p = f->pipe;
+    Pipeline p = store->pipe;
     p.micro_batches = count;
     PipelineRow *row = xmalloc(2 * (size_t)p.chunks * (size_t)count * sizeof *row);
     const int rows = pipeline_rows(row, &p);
-    CHECK(count == 1 || count <= f->pipe.micro_batches || p.stages == 1, "%d micro-batches; the plan is for %d", count,
-          f->pipe.micro_batches);
+    CHECK(count == 1 || count <= store->pipe.micro_batches || p.stages == 1, "%d micro-batches; the plan is for %d", count,
+          store->pipe.micro_batches);
     CHECK(count == 1 || !m->in_step || p.stages == 1, "more micro-batches of a step, with stages");
     if (pass != PASS_FORWARD)
-        offload_begin(m, f, row, rows);
-    stages_enter(f);
+        offload_begin(m, store, row, rows);
+    stages_enter(store);
     for (int i = 0, loaded = -1; i < rows; i++) {
         const size_t at = (size_t)row[i].micro * numel;
         if (row[i].backward && pass == PASS_FORWARD)
@@ -150,12 +150,12 @@ void model_batch(Model *m, ParamStore *f, const int *tokens, const int *targets,
             load_batch(m, tokens + at, targets + at, begins ? begins + at : NULL, at);
         loaded = row[i].micro;
         m->scales_reused = pass != PASS_FORWARD && (m->in_step || row[i].micro > 0);
-        pass_row(m, f, row[i], scale, z_weight, pass_of(row[i], count, pass));
+        pass_row(m, store, row[i], scale, z_weight, pass_of(row[i], count, pass));
     }
     offload_end(m);
     if (pass == PASS_COMPLETE) {
-        stages_sum_tied(f);
-        fsdp_wait_grads(f);
+        stages_sum_tied(store);
+        fsdp_wait_grads(store);
     }
     watchdog_leave_stage();
     m->scales_reused = false;
@@ -164,15 +164,15 @@ void model_batch(Model *m, ParamStore *f, const int *tokens, const int *targets,
     free(row);
 }
 
-void model_step(Model *m, ParamStore *f, const int *tokens, const int *targets, const uint8_t *begins, float scale, float z_weight,
-                Pass pass)
+void model_micro_batch(Model *m, ParamStore *store, const int *tokens, const int *targets, const uint8_t *begins, float scale,
+                       float z_weight, PassKind pass)
 {
-    model_batch(m, f, tokens, targets, begins, 1, scale, z_weight, pass);
+    model_micro_batches(m, store, tokens, targets, begins, 1, scale, z_weight, pass);
 }
 
-void model_logits(Model *m, ParamStore *f, int row, float *logits)
+void model_logits(Model *m, ParamStore *store, int row, float *logits)
 {
-    head_logits(m, f, row);
+    head_logits(m, store, row);
     Tensor y = tensor_rows(m->logits, 0, 1);
     watchdog_mark_together("reading logits", -1);
     y.cols = m->config->vocab_size;
@@ -198,7 +198,7 @@ Losses model_losses(const Model *m)
 void model_token_losses(const Model *m, float *losses)
 {
     const size_t T = (size_t)m->T, own = (size_t)m->attn.T;
-    const size_t N = (size_t)m->N, first = (size_t)m->tensor_place * N;      /* of those of this context rank */
+    const size_t N = (size_t)m->N, first = (size_t)m->tensor_rank * N;       /* of those of this context rank */
     if (m->N < m->attn.B * m->T || !m->has_head)
         memset(losses, 0, sizeof *losses * (size_t)m->attn.B * T);
     for (size_t at = first, n; at < first + N && m->has_head; at += n) {

@@ -16,9 +16,9 @@ static const float quintic[3] = { 3.4445f, -4.775f, 2.0315f };
 
 static const Format bf16 = { BF16, 0, false };
 
-bool muon_steps(const ParamStore *f, const Param *p)
+bool muon_steps(const ParamStore *store, const Param *p)
 {
-    return f->optimizer->orthogonalizes && p->is_operand && p->region == TRAINED;
+    return store->optimizer->orthogonalizes && p->is_operand && p->region == TRAINED;
 }
 
 /* ---- matrices ------------------------------------------------------------------------------------------------- */
@@ -51,11 +51,11 @@ static void choose_owners(Matrices *all, int ranks, double *work)
 }
 
 /* The matrices of a unit: the parts of its parameters, of q, k and v with optimizer.per_head each head. */
-static Matrices list_matrices(const ParamStore *f, const Config *c, int u)
+static Matrices list_matrices(const ParamStore *store, const Config *c, int u)
 {
     Matrices all = { 0 };
-    for (const Param *p = f->shape[u].param; p < f->shape[u].param + f->shape[u].num_params; p++)
-        for (int i = 0; muon_steps(f, p) && i < p->num_parts; i++) {
+    for (const Param *p = store->shape[u].param; p < store->shape[u].param + store->shape[u].num_params; p++)
+        for (int i = 0; muon_steps(store, p) && i < p->num_parts; i++) {
             const bool heads = c->optimizer.per_head && p->linear == LINEAR_QKV;
             const int rows = heads ? c->model.head_dim : p->part[i].rows;
             for (int first = 0; first < p->part[i].rows; first += rows) {
@@ -92,15 +92,15 @@ typedef struct {
     double *work;              /* of each rank since the step began            */
 } Memory;
 
-static Memory place(const ParamStore *f, const Config *c, Arena *a, int units)
+static Memory place(const ParamStore *store, const Config *c, Arena *a, int units)
 {
     Memory m = { .units = units };
     size_t unit = 0, matrix = 0, side = 0;
-    for (int u = 0; u < f->num_units; u++) {
-        if (!store_holds(f, u) || f->shape[u].matrices == 0)
+    for (int u = 0; u < store->num_units; u++) {
+        if (!store_holds(store, u) || store->shape[u].matrices == 0)
             continue;
-        Matrices all = list_matrices(f, c, u);
-        unit = f->shape[u].numel[TRAINED] > unit ? f->shape[u].numel[TRAINED] : unit;
+        Matrices all = list_matrices(store, c, u);
+        unit = store->shape[u].numel[TRAINED] > unit ? store->shape[u].numel[TRAINED] : unit;
         for (const Matrix *x = all.matrix; x < all.matrix + all.count; x++) {
             const size_t n = end_of(x) - first_of(x), least = (size_t)(x->rows < x->param->cols ? x->rows : x->param->cols);
             matrix = n > matrix ? n : matrix;
@@ -121,16 +121,16 @@ static Memory place(const ParamStore *f, const Config *c, Arena *a, int units)
     return m;
 }
 
-static size_t bytes_of(const ParamStore *f, const Config *c, int units)
+static size_t bytes_of(const ParamStore *store, const Config *c, int units)
 {
     Arena measured = { 0 };
-    place(f, c, &measured, units);
+    place(store, c, &measured, units);
     return measured.used;
 }
 
-size_t muon_bytes(const ParamStore *f, const Config *c)
+size_t muon_bytes(const ParamStore *store, const Config *c)
 {
-    return f->optimizer->orthogonalizes && !f->forward_only ? bytes_of(f, c, ALONE) : 0;
+    return store->optimizer->orthogonalizes && !store->forward_only ? bytes_of(store, c, ALONE) : 0;
 }
 
 /* Elements from `first` to `end` of t, (1,n) in BF16. */
@@ -170,9 +170,9 @@ static double scale_of(const Config *c, const Matrix *x)
     return c->optimizer.adjust_lr == ADJUST_ORIGINAL ? sqrt(fmax(1, rows / cols)) : 0.2 * sqrt(fmax(rows, cols));
 }
 
-static void update_momentum(const ParamStore *f, const Config *c, const StepParams *step, int u, Tensor whole)
+static void update_momentum(const ParamStore *store, const Config *c, const StepParams *step, int u, Tensor whole)
 {
-    const Shard *s = &f->shard[u];
+    const Shard *s = &store->shard[u];
     const Slice own = shard_state(s, 0);
     if (own.count == 0)
         return;
@@ -182,9 +182,9 @@ static void update_momentum(const ParamStore *f, const Config *c, const StepPara
 }
 
 /* own: this rank's slice of X. */
-static void apply(const ParamStore *f, const Config *c, const StepParams *step, int u, const Matrix *x, Tensor own)
+static void apply(const ParamStore *store, const Config *c, const StepParams *step, int u, const Matrix *x, Tensor own)
 {
-    const Slice *s = &f->shard[u].slice[TRAINED];
+    const Slice *s = &store->shard[u].slice[TRAINED];
     const Param *p = x->param;
     const size_t from = first_of(x) > s->first ? first_of(x) : s->first;
     const size_t end = end_of(x) < s->first + s->count ? end_of(x) : s->first + s->count;
@@ -192,26 +192,26 @@ static void apply(const ParamStore *f, const Config *c, const StepParams *step, 
         return;
     muon_apply(slice_view(s, s->stored, from, end - from), elements(own, from - s->first, end - s->first),
                (float)(1 - step->lr * c->optimizer.weight_decay), (float)(step->lr * scale_of(c, x)), step->seed,
-               f->shape[u].first + p->number + (from - p->offset));
+               store->shape[u].first + p->number + (from - p->offset));
 }
 
 /* A unit, number i of those with matrices. */
 typedef struct { int unit, slot; Tensor whole, own; } Update;
 
-static Update update_of(const ParamStore *f, const Memory *m, int u, int i)
+static Update update_of(const ParamStore *store, const Memory *m, int u, int i)
 {
-    const Slice *s = &f->shard[u].slice[TRAINED];
-    const Tensor whole = elements(m->whole[i % m->units], 0, f->shape[u].numel[TRAINED]);
+    const Slice *s = &store->shard[u].slice[TRAINED];
+    const Tensor whole = elements(m->whole[i % m->units], 0, store->shape[u].numel[TRAINED]);
     return (Update){ u, i % m->units, whole, elements(whole, s->first, s->first + s->count) };
 }
 
 /* `whole` gets u of all ranks. */
-static void gather(const ParamStore *f, const Config *c, const StepParams *step, Memory *m, Update t)
+static void gather(const ParamStore *store, const Config *c, const StepParams *step, Memory *m, Update t)
 {
     trace_begin("momentum", t.unit);
-    update_momentum(f, c, step, t.unit, t.whole);
+    update_momentum(store, c, step, t.unit, t.whole);
     trace_end();
-    if (f->shards == 1)
+    if (store->shards == 1)
         return;
     m->filled = device_follow(QUEUE_GATHER, m->filled);
     trace_begin("gather updates", t.unit);
@@ -223,15 +223,15 @@ static void gather(const ParamStore *f, const Config *c, const StepParams *step,
 }
 
 /* u of the unit becomes X, on this rank `own`. */
-static void compute(const ParamStore *f, const Config *c, Memory *m, Update t)
+static void compute(const ParamStore *store, const Config *c, Memory *m, Update t)
 {
-    Matrices all = list_matrices(f, c, t.unit);
-    choose_owners(&all, f->shards, m->work);
+    Matrices all = list_matrices(store, c, t.unit);
+    choose_owners(&all, store->shards, m->work);
     trace_wait(m->gathered[t.slot], "updates", t.unit);
     trace_begin("muon", t.unit);
     for (const Matrix *x = all.matrix; x < all.matrix + all.count; x++) {
         Tensor matrix = elements(t.whole, first_of(x), end_of(x));
-        if (x->owner != f->rank) {
+        if (x->owner != store->rank) {
             device_zero(matrix.data, tensor_bytes(matrix));
             continue;
         }
@@ -241,7 +241,7 @@ static void compute(const ParamStore *f, const Config *c, Memory *m, Update t)
     }
     trace_end();
     free(all.matrix);
-    if (f->shards == 1)
+    if (store->shards == 1)
         return;
     m->computed = device_follow(QUEUE_REDUCE, m->computed);
     trace_begin("scatter updates", t.unit);
@@ -252,43 +252,43 @@ static void compute(const ParamStore *f, const Config *c, Memory *m, Update t)
     device_queue(QUEUE_COMPUTE);
 }
 
-static void finish(const ParamStore *f, const Config *c, const StepParams *step, Memory *m, Update t)
+static void finish(const ParamStore *store, const Config *c, const StepParams *step, Memory *m, Update t)
 {
-    Matrices all = list_matrices(f, c, t.unit);
+    Matrices all = list_matrices(store, c, t.unit);
     trace_wait(m->scattered[t.slot], "updates", t.unit);
     trace_begin("apply", t.unit);
     for (const Matrix *x = all.matrix; x < all.matrix + all.count; x++)
-        apply(f, c, step, t.unit, x, t.own);
+        apply(store, c, step, t.unit, x, t.own);
     trace_end();
     free(all.matrix);
 }
 
 /* The units with matrices that this stage holds. */
-static int list_units(const ParamStore *f, int *unit)
+static int list_units(const ParamStore *store, int *unit)
 {
     int count = 0;
-    for (int u = 0; u < f->num_units; u++)
-        if (store_holds(f, u) && f->shape[u].matrices)
+    for (int u = 0; u < store->num_units; u++)
+        if (store_holds(store, u) && store->shape[u].matrices)
             unit[count++] = u;
     return count;
 }
 
-void muon_step(ParamStore *f, const Config *c, const StepParams *step)
+void muon_step(ParamStore *store, const Config *c, const StepParams *step)
 {
-    const bool ahead = f->shards > 1 && bytes_of(f, c, AHEAD) <= f->staging_bytes;
-    Arena arena = { .memory = f->staging };
-    Memory m = place(f, c, &arena, ahead ? AHEAD : ALONE);
-    m.work = xcalloc((size_t)f->shards, sizeof *m.work);
-    int *unit = xcalloc((size_t)f->num_units, sizeof *unit);
-    const int count = list_units(f, unit);
+    const bool ahead = store->shards > 1 && bytes_of(store, c, AHEAD) <= store->staging_bytes;
+    Arena arena = { .memory = store->staging };
+    Memory m = place(store, c, &arena, ahead ? AHEAD : ALONE);
+    m.work = xcalloc((size_t)store->shards, sizeof *m.work);
+    int *unit = xcalloc((size_t)store->num_units, sizeof *unit);
+    const int count = list_units(store, unit);
     for (int i = -ahead; i < count + ahead; i++) {
         const int next = i + ahead, last = i - ahead;
         if (next < count)
-            gather(f, c, step, &m, update_of(f, &m, unit[next], next));
+            gather(store, c, step, &m, update_of(store, &m, unit[next], next));
         if (i >= 0 && i < count)
-            compute(f, c, &m, update_of(f, &m, unit[i], i));
+            compute(store, c, &m, update_of(store, &m, unit[i], i));
         if (last >= 0)
-            finish(f, c, step, &m, update_of(f, &m, unit[last], last));
+            finish(store, c, step, &m, update_of(store, &m, unit[last], last));
     }
     for (int i = 0; i < AHEAD; i++) {
         device_unmark(m.gathered[i]);

@@ -12,10 +12,10 @@
 #include "model/param_store.h"
 
 /* Device memory of the step, for one unit at a time; 0 with other optimizers. It is shared with activations. */
-size_t muon_bytes(const ParamStore *f, const Config *c);
+size_t muon_bytes(const ParamStore *store, const Config *c);
 
 /* Whether muon_step makes the step of p. */
-bool   muon_steps(const ParamStore *f, const Param *p);
+bool   muon_steps(const ParamStore *store, const Param *p);
 
 /* The step of all matrices of this stage. All ranks of a shard group call. */
-void   muon_step (ParamStore *f, const Config *c, const StepParams *step);
+void   muon_step (ParamStore *store, const Config *c, const StepParams *step);

@@ -38,12 +38,12 @@ int offload_least_slots(const Model *m)
     return MIN_SLOTS + (m->num_sets > 1);
 }
 
-int offload_pieces(const Model *m, const ParamStore *f)
+int offload_pieces(const Model *m, const ParamStore *store)
 {
     int pieces = 0;
-    for (int chunk = 0; chunk < f->pipe.chunks; chunk++) {
-        const UnitRange units = pipeline_units(&f->pipe, m->config, chunk);
-        const int in_flight = pipeline_in_flight(&f->pipe, chunk);
+    for (int chunk = 0; chunk < store->pipe.chunks; chunk++) {
+        const UnitRange units = pipeline_units(&store->pipe, m->config, chunk);
+        const int in_flight = pipeline_in_flight(&store->pipe, chunk);
         for (int u = units.first; u < units.end; u++)
             pieces += is_block(m, u) ? in_flight : 0;
     }
@@ -62,14 +62,14 @@ static int slot_of(const Model *m, int set, int number, int *after)
     return (2 * set + ring * o->pieces - (*after)++) % ring;
 }
 
-void offload_plan_slots(Model *m, const ParamStore *f)
+void offload_plan_slots(Model *m, const ParamStore *store)
 {
     int number = 0;
     for (int set = 0; set < m->num_sets && moves(m); set++) {
         int after = 0;                  /* pieces of the set that share slots, in blocks after this one */
-        for (int chunk = f->pipe.chunks - 1; chunk >= 0; chunk--) {
-            const UnitRange units = pipeline_units(&f->pipe, m->config, chunk);
-            const bool has_set = set < pipeline_in_flight(&f->pipe, chunk);
+        for (int chunk = store->pipe.chunks - 1; chunk >= 0; chunk--) {
+            const UnitRange units = pipeline_units(&store->pipe, m->config, chunk);
+            const bool has_set = set < pipeline_in_flight(&store->pipe, chunk);
             for (int u = units.end - 1; u >= units.first && has_set; u--)
                 if (is_block(m, u))
                     acts_of(m, set, u)->slot = slot_of(m, set, number++, &after);
@@ -87,13 +87,13 @@ static void add_pass(const Model *m, BlockPass *p, UnitRange units, int set, int
 }
 
 /* All passes of these rows, in order; returns their number. */
-static int list_passes(BlockPass *p, const Model *m, const ParamStore *f, const PipelineRow *row, int rows)
+static int list_passes(BlockPass *p, const Model *m, const ParamStore *store, const PipelineRow *row, int rows)
 {
     int n = 0;
     for (int i = 0; i < rows; i++) {
-        const UnitRange units = pipeline_units(&f->pipe, m->config, row[i].chunk);
-        const int set = row[i].micro % pipeline_in_flight(&f->pipe, row[i].chunk);
-        const int first = row[i].backward && f->first_trained > units.first ? f->first_trained : units.first;
+        const UnitRange units = pipeline_units(&store->pipe, m->config, row[i].chunk);
+        const int set = row[i].micro % pipeline_in_flight(&store->pipe, row[i].chunk);
+        const int first = row[i].backward && store->first_trained > units.first ? store->first_trained : units.first;
         for (int k = first; k < units.end; k++) {
             const int u = row[i].backward ? units.end - 1 - (k - first) : k;
             if (is_block(m, u))
@@ -109,13 +109,13 @@ static bool same_piece(const BlockPass *a, const BlockPass *b)
 }
 
 /* From the last pass to the first: what moves depends on the next pass in each slot. */
-static void find_moves(BlockPass *pass, int count, const Model *m, const ParamStore *f)
+static void find_moves(BlockPass *pass, int count, const Model *m, const ParamStore *store)
 {
     int *next = xmalloc(sizeof *next * (size_t)m->offload.slots);       /* [slots] that pass; -1: none */
     memset(next, 0xff, sizeof *next * (size_t)m->offload.slots);
     for (int i = count - 1; i >= 0; i--) {
         BlockPass *p = &pass[i];
-        p->leaves = !p->backward && p->unit >= f->first_trained;
+        p->leaves = !p->backward && p->unit >= store->first_trained;
         for (int k = 0; k < 2 && p->slot[k] >= 0; k++) {
             const int n = next[p->slot[k]];
             const bool is_own = n >= 0 && pass[n].backward && pass[n].slot[0] == p->slot[k];
@@ -131,30 +131,30 @@ static void find_moves(BlockPass *pass, int count, const Model *m, const ParamSt
 }
 
 /* malloc'ed. */
-static BlockPass *passes_of(const Model *m, const ParamStore *f, const PipelineRow *row, int rows, int *count)
+static BlockPass *passes_of(const Model *m, const ParamStore *store, const PipelineRow *row, int rows, int *count)
 {
     size_t most = 1;
     for (int i = 0; i < rows; i++) {
-        const UnitRange units = pipeline_units(&f->pipe, m->config, row[i].chunk);
+        const UnitRange units = pipeline_units(&store->pipe, m->config, row[i].chunk);
         most += (size_t)(units.end - units.first);
     }
     BlockPass *pass = xmalloc(sizeof *pass * most);
-    *count = list_passes(pass, m, f, row, rows);
-    find_moves(pass, *count, m, f);
+    *count = list_passes(pass, m, store, row, rows);
+    find_moves(pass, *count, m, store);
     return pass;
 }
 
 /* The pieces that leave at some time of a whole step. With fewer micro-batches no others do. */
-void offload_plan(Model *m, const ParamStore *f)
+void offload_plan(Model *m, const ParamStore *store)
 {
     Offload *o = &m->offload;
     o->host_bytes = 0;
     o->leaving = 0;
     if (!moves(m))
         return;
-    PipelineRow *row = xmalloc(2 * (size_t)f->pipe.chunks * (size_t)f->pipe.micro_batches * sizeof *row);
+    PipelineRow *row = xmalloc(2 * (size_t)store->pipe.chunks * (size_t)store->pipe.micro_batches * sizeof *row);
     int count;
-    BlockPass *pass = passes_of(m, f, row, pipeline_rows(row, &f->pipe), &count);
+    BlockPass *pass = passes_of(m, store, row, pipeline_rows(row, &store->pipe), &count);
     for (int i = 0; i < m->num_sets * unit_count(m->config); i++)
         m->sets[i].on_host = false;
     for (int i = 0; i < count; i++) {
@@ -186,7 +186,7 @@ void offload_rehearse(Model *m, void *host)
     o->slot = xcalloc((size_t)o->slots, sizeof *o->slot);
 }
 
-void offload_place(Model *m)
+void offload_alloc(Model *m)
 {
     if (moves(m))
         offload_rehearse(m, m->offload.host_bytes ? device_host_alloc(m->offload.host_bytes, "saved activations") : NULL);
@@ -212,12 +212,12 @@ static char *slot_at(const Model *m, int slot)
 
 /* ---- moving ---------------------------------------------------------------------------------------------------- */
 
-void offload_begin(Model *m, const ParamStore *f, const PipelineRow *row, int rows)
+void offload_begin(Model *m, const ParamStore *store, const PipelineRow *row, int rows)
 {
     Offload *o = &m->offload;
     o->next = 0;
-    if (f->placed && moves(m))
-        o->pass = passes_of(m, f, row, rows, &o->passes);
+    if (store->placed && moves(m))
+        o->pass = passes_of(m, store, row, rows, &o->passes);
 }
 
 void offload_end(Model *m)

@@ -24,23 +24,23 @@ enum { MIN_SLOTS = 3 };
 int    offload_least_slots(const Model *m);
 
 /* The pieces: blocks of this stage times micro-batches in flight. */
-int    offload_pieces(const Model *m, const ParamStore *f);
+int    offload_pieces(const Model *m, const ParamStore *store);
 
 /* Chooses the slot of each piece, if there are fewer slots than pieces. */
-void   offload_plan_slots(Model *m, const ParamStore *f);
+void   offload_plan_slots(Model *m, const ParamStore *store);
 
 /* Bytes of host memory that the planned model's saved activations take, and the number of pieces that leave: offload_plan finds
  * both when all pieces have their sizes, and gives each that leaves its place there. */
-void   offload_plan(Model *m, const ParamStore *f);
+void   offload_plan(Model *m, const ParamStore *store);
 size_t offload_host_bytes(const Model *m);
 
 /* Allocates that host memory; and the end of it. */
-void   offload_place(Model *m);
+void   offload_alloc(Model *m);
 void   offload_rehearse(Model *m, void *host);          /* `host` is that memory, or an address of none */
 void   offload_free (Model *m);
 
 /* Around these rows of passes, forward and backward. */
-void   offload_begin(Model *m, const ParamStore *f, const PipelineRow *row, int rows);
+void   offload_begin(Model *m, const ParamStore *store, const PipelineRow *row, int rows);
 void   offload_end  (Model *m);
 
 /* Before a block's pass, and before what writes its input; after its pass. Other units have none. */

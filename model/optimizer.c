@@ -39,8 +39,8 @@ static const Optimizer rows[] = {
       HAS_BETAS | HAS_EPS | HAS_WEIGHT_DECAY, .is_adam = true, .step = step_adamw },
     { "adamw8bit", 2, { { "exp_avg", "m", OWN_FORMAT, DYNAMIC(DYNAMIC8) }, { "exp_avg_sq", "v", OWN_FORMAT, DYNAMIC(UDYNAMIC8) } },
       HAS_BETAS | HAS_EPS | HAS_WEIGHT_DECAY, .is_adam = true, .step = step_adamw8bit },
-    { "muon", 3, { { "momentum_buffer", "momentum", MOMENT1, .of = OF_MATRICES }, { "exp_avg", "m", MOMENT1, .of = OF_OTHERS },
-                   { "exp_avg_sq", "v", MOMENT2, .of = OF_OTHERS } },
+    { "muon", 3, { { "momentum_buffer", "momentum", MOMENT1, .of = STATE_OF_MATRICES },
+                   { "exp_avg", "m", MOMENT1, .of = STATE_OF_OTHERS }, { "exp_avg_sq", "v", MOMENT2, .of = STATE_OF_OTHERS } },
       HAS_BETAS | HAS_EPS | HAS_WEIGHT_DECAY | HAS_NEWTON_SCHULZ, .orthogonalizes = true, .step = step_others },
 };
 
@@ -80,7 +80,8 @@ const Optimizer *optimizer_averaged(const Optimizer *o)
     static Optimizer averaged;
     CHECK(o->num_states < MAX_STATES, "optimizer %s has %d states, there is no space for an average", o->name, o->num_states);
     averaged = *o;
-    averaged.state[averaged.num_states++] = (OptimizerState){ AVERAGE_STATE, "average", OWN_FORMAT, { F32, 0, false }, OF_ALL };
+    averaged.state[averaged.num_states++] = (OptimizerState){ AVERAGE_STATE, "average", OWN_FORMAT, { F32, 0, false },
+                                                              STATE_OF_ALL };
     return &averaged;
 }
 

@@ -10,7 +10,7 @@ enum { MAX_STATES = 4 };
 typedef enum { OWN_FORMAT, MOMENT1, MOMENT2 } StateFormat;
 
 /* Which trained weights have a state: all; matrices of layers (Param.is_operand); all others. */
-typedef enum { OF_ALL, OF_MATRICES, OF_OTHERS } StateOf;
+typedef enum { STATE_OF_ALL, STATE_OF_MATRICES, STATE_OF_OTHERS } StateOf;
 
 /* One value for each of these weights; starts as 0. */
 typedef struct {

@@ -58,43 +58,43 @@ static bool is_in_buffer(const Step *way)
 }
 
 /* The format of the unit's buffer. */
-static Format buffer_format(const ParamStore *f, int u)
+static Format buffer_format(const ParamStore *store, int u)
 {
-    return f->shape[u].kind->is_layer ? f->recipe.operand : f->recipe.stream;
+    return store->shape[u].kind->is_layer ? store->recipe.operand : store->recipe.stream;
 }
 
-/* Only operands have another source than what is stored. */
-static Tensor source_of(const ParamStore *f, int u, const Param *p)
+/* Only operands have another gather_input than what is stored. */
+static Tensor gather_input_of(const ParamStore *store, int u, const Param *p)
 {
-    const Slice *s = &f->shard[u].slice[p->region];
-    return p->is_operand ? s->source : s->stored;
+    const Slice *s = &store->shard[u].slice[p->region];
+    return p->is_operand ? s->gather_input : s->stored;
 }
 
-bool store_encodes(const ParamStore *f, int u, const Param *p)
+bool store_encodes(const ParamStore *store, int u, const Param *p)
 {
-    return p->region == TRAINED && p->is_operand && store_on_host(f, u, HOST_MASTER);
+    return p->region == TRAINED && p->is_operand && store_on_host(store, u, HOST_MASTER);
 }
 
 /* Weights on the host are never views. A slice of frozen weights is fetched and gathered, on one rank from itself; trained norms
  * are copied once per step. */
-static bool goes_as_sharded(const ParamStore *f, int u, const Param *p, const Step *alone)
+static bool goes_as_sharded(const ParamStore *store, int u, const Param *p, const Step *alone)
 {
-    if (fsdp_shards(f, u) > 1)
+    if (fsdp_shards(store, u) > 1)
         return true;
     if (p->region == TRAINED)
-        return store_on_host(f, u, HOST_MASTER) && !p->is_operand && takes(alone, VIEW);
-    return store_on_host(f, u, HOST_FROZEN);
+        return store_on_host(store, u, HOST_MASTER) && !p->is_operand && takes(alone, VIEW);
+    return store_on_host(store, u, HOST_FROZEN);
 }
 
-static const Step *find_way(const ParamStore *f, int u, const Param *p)
+static const Step *find_way(const ParamStore *store, int u, const Param *p)
 {
-    const Format buffer = buffer_format(f, u), computes = p->is_operand ? f->recipe.operand : f->recipe.stream;
-    const Stored stored = p->region == QUANTIZED && f->base_format == BASE_NF4 ? GROUPS
-                        : format_equal(source_of(f, u, p).format, computes) ? SAME
+    const Format buffer = buffer_format(store, u), computes = p->is_operand ? store->recipe.operand : store->recipe.stream;
+    const Stored stored = p->region == QUANTIZED && store->base_format == BASE_NF4 ? GROUPS
+                        : format_equal(gather_input_of(store, u, p).format, computes) ? SAME
                         : p->region == QUANTIZED ? CODES : OTHER;
     const Computing computing = !format_equal(computes, buffer) ? APART : format_is_fp8(buffer) ? FP8 : WIDE;
     const Step *alone = ways[stored][computing].alone;
-    const Step *way = goes_as_sharded(f, u, p, alone) ? ways[stored][computing].sharded : alone;
+    const Step *way = goes_as_sharded(store, u, p, alone) ? ways[stored][computing].sharded : alone;
     CHECK(*way, "no way leads from the stored %s to %s", p->name, format_name(computes));
     return way;
 }
@@ -103,36 +103,37 @@ static const Step *find_way(const ParamStore *f, int u, const Param *p)
 
 /* Memory that units share. Layers alternate between two buffers, so that one is gathered while the other computes; where nothing
  * overlaps they have one buffer. Embedding and head share a buffer, unless they are tied. Other units have memory of their own. */
-static int buffer_of(const ParamStore *f, int u, bool own)
+static int buffer_of(const ParamStore *store, int u, bool own)
 {
-    const int last = f->num_units - 1;
-    if (f->shape[u].kind->is_layer && !own)
-        return 2 + (f->overlaps ? u % 2 : 0);
-    return own || (u > 0 && u < last) ? NUM_ROTATING + u : u == last && f->tied ? 1 : 0;
+    const int last = store->num_units - 1;
+    if (store->shape[u].kind->is_layer && !own)
+        return 2 + (store->overlaps ? u % 2 : 0);
+    return own || (u > 0 && u < last) ? NUM_ROTATING + u : u == last && store->tied ? 1 : 0;
 }
 
 /* On one rank F32 and BF16 weights are views or small copies, which all stay. Stored codes, gathered or
  * read by backward, never change. */
-static Lifetime lifetime_of(const ParamStore *f, int u)
+static Lifetime lifetime_of(const ParamStore *store, int u)
 {
-    const bool fp8 = format_is_fp8(buffer_format(f, u)), quantized = f->shape[u].numel[QUANTIZED] > 0;
-    if (u < f->resident && quantized && f->base_format == BASE_E4M3 && f->recipe.operand.dtype == E4M3)
+    const bool fp8 = format_is_fp8(buffer_format(store, u)), quantized = store->shape[u].numel[QUANTIZED] > 0;
+    if (u < store->resident && quantized && store->base_format == BASE_E4M3 && store->recipe.operand.dtype == E4M3)
         return FOR_GOOD;
-    return u < f->resident || (fsdp_shards(f, u) == 1 && !fp8 && !quantized && !store_on_host(f, u, HOST_FROZEN)) ? UNTIL_UPDATE
+    return u < store->resident || (fsdp_shards(store, u) == 1 && !fp8 && !quantized && !store_on_host(store, u, HOST_FROZEN))
+           ? UNTIL_UPDATE
            : UNTIL_REUSE;
 }
 
 /* What the unit needs of a buffer, which is as large as the largest that it serves. */
-static void plan_buffers(ParamStore *f, int u)
+static void plan_buffers(ParamStore *store, int u)
 {
     static const Step nothing[] = { NO_STEP };
-    const UnitLayout *shape = &f->shape[u];
-    UnitPlan *plan = &f->plan[u];
+    const UnitLayout *shape = &store->shape[u];
+    UnitPlan *plan = &store->plan[u];
     size_t numel[NUM_REGIONS] = { 0 }, raw = 0;
     bool rows = false, transposes_rows = false;
     for (int i = 0; i < shape->num_params; i++) {
         const Region r = shape->param[i].region;
-        const Step *way = plan->way[i] = store_holds(f, u) ? find_way(f, u, &shape->param[i]) : nothing;
+        const Step *way = plan->way[i] = store_holds(store, u) ? find_way(store, u, &shape->param[i]) : nothing;
         if (!is_in_buffer(way))
             continue;
         numel[r] = is_remade(way) ? shape->computing[r] : shape->numel[r];
@@ -145,24 +146,24 @@ static void plan_buffers(ParamStore *f, int u)
         plan->at[r] = plan->numel;
         plan->numel += numel[r];
     }
-    plan->lifetime = lifetime_of(f, u);
-    plan->grads = f->shard[u].slice[TRAINED].count > 0 && fsdp_shards(f, u) > 1
-                ? &f->grad_buffer[buffer_of(f, u, f->sum_once)] : NULL;
-    plan->weights = plan->numel > 0 ? &f->weight_buffer[buffer_of(f, u, plan->lifetime != UNTIL_REUSE)] : NULL;
+    plan->lifetime = lifetime_of(store, u);
+    plan->grads = store->shard[u].slice[TRAINED].count > 0 && fsdp_shards(store, u) > 1
+                ? &store->grad_buffer[buffer_of(store, u, store->sum_once)] : NULL;
+    plan->weights = plan->numel > 0 ? &store->weight_buffer[buffer_of(store, u, plan->lifetime != UNTIL_REUSE)] : NULL;
     if (plan->grads && tensor_numel(plan->grads->elements) < shape->numel[TRAINED])
         plan->grads->elements = tensor_flat(plan->grads->elements, shape->numel[TRAINED]);
     WeightBuffer *w = plan->weights;
     if (!w)
         return;
-    w->elements.format = buffer_format(f, u);
+    w->elements.format = buffer_format(store, u);
     if (tensor_numel(w->elements) < plan->numel)
         w->elements = tensor_flat(w->elements, plan->numel);
     w->raw_bytes = raw > w->raw_bytes ? raw : w->raw_bytes;
     w->has_rows |= rows;
-    w->has_transposes = format_is_fp8(w->elements.format) && !f->forward_only;
+    w->has_transposes = format_is_fp8(w->elements.format) && !store->forward_only;
     w->transposes_rows |= transposes_rows;
-    w->rotates = rows && w->has_transposes && fsdp_shards(f, u) == 1 && plan->lifetime == UNTIL_REUSE
-                     && !recipe_recomputes(&f->recipe) && !w->transposes_rows;
+    w->rotates = rows && w->has_transposes && fsdp_shards(store, u) == 1 && plan->lifetime == UNTIL_REUSE
+                     && !recipe_recomputes(&store->recipe) && !w->transposes_rows;
 }
 
 /* ---- placement -------------------------------------------------------------------------------------------- */
@@ -178,40 +179,40 @@ static Tensor alloc_codes(Arena *a, DType dtype, size_t n)
     return tensor_flat((Tensor){ .format = { dtype, 0, false }, .data = n ? arena_alloc(a, n) : NULL }, n);
 }
 
-static void place_shard(ParamStore *f, Arena *device, int u)
+static void place_shard(ParamStore *store, Arena *device, int u)
 {
-    const Recipe *r = &f->recipe;
-    const bool master_on_host = store_on_host(f, u, HOST_MASTER);
-    Arena *frozen = store_on_host(f, u, HOST_FROZEN) ? &f->host : device;
-    Arena *moments = store_on_host(f, u, HOST_MOMENTS) ? &f->host : device;
-    Shard *s = &f->shard[u];
+    const Recipe *r = &store->recipe;
+    const bool master_on_host = store_on_host(store, u, HOST_MASTER);
+    Arena *frozen = store_on_host(store, u, HOST_FROZEN) ? &store->host : device;
+    Arena *moments = store_on_host(store, u, HOST_MOMENTS) ? &store->host : device;
+    Shard *s = &store->shard[u];
     for (Region i = 0; i < NUM_REGIONS; i++) {
-        s->slice[i].count = store_holds(f, u) ? f->shape[u].numel[i] / (size_t)fsdp_shards(f, u) : 0;
-        s->slice[i].first = s->slice[i].count * (size_t)fsdp_place(f, u);
+        s->slice[i].count = store_holds(store, u) ? store->shape[u].numel[i] / (size_t)fsdp_shards(store, u) : 0;
+        s->slice[i].first = s->slice[i].count * (size_t)fsdp_rank(store, u);
     }
     const size_t n = s->slice[TRAINED].count, codes = s->slice[QUANTIZED].count;
-    s->slice[TRAINED].stored = alloc_elements(master_on_host ? &f->host : device, r->master, n);
+    s->slice[TRAINED].stored = alloc_elements(master_on_host ? &store->host : device, r->master, n);
     s->grad = alloc_elements(device, r->grads, n);
-    for (int i = 0; i < f->optimizer->num_states; i++) {
-        shard_divide_state(f, u, i);
-        s->state[i] = alloc_elements(moments, optimizer_format(f->optimizer, i, r), n - s->before[i] - s->after[i]);
+    for (int i = 0; i < store->optimizer->num_states; i++) {
+        shard_divide_state(store, u, i);
+        s->state[i] = alloc_elements(moments, optimizer_format(store->optimizer, i, r), n - s->before[i] - s->after[i]);
     }
     s->slice[FROZEN].stored = alloc_elements(frozen, r->frozen, s->slice[FROZEN].count);
     s->slice[QUANTIZED].stored = alloc_codes(frozen, E4M3, codes);
     for (Region i = 0; i < NUM_REGIONS; i++)
-        s->slice[i].source = s->slice[i].stored;
+        s->slice[i].gather_input = s->slice[i].stored;
     if (master_on_host)
-        s->slice[TRAINED].source = format_is_fp8(r->operand) ? alloc_codes(device, r->operand.dtype, n)
+        s->slice[TRAINED].gather_input = format_is_fp8(r->operand) ? alloc_codes(device, r->operand.dtype, n)
                                  : alloc_elements(device, r->operand, n);
 }
 
-static void place_buffers(ParamStore *f, Arena *a)
+static void place_buffers(ParamStore *store, Arena *a)
 {
-    Arena *gathered = f->shards * f->tensor_ranks > 1 ? &f->gathered : a;
-    f->gathered.used = 0;
-    for (int i = 0; i < num_buffers(f); i++) {
-        WeightBuffer *w = &f->weight_buffer[i];
-        GradBuffer *g = &f->grad_buffer[i];
+    Arena *gathered = store->shards * store->tensor_ranks > 1 ? &store->gathered : a;
+    store->gathered.used = 0;
+    for (int i = 0; i < num_buffers(store); i++) {
+        WeightBuffer *w = &store->weight_buffer[i];
+        GradBuffer *g = &store->grad_buffer[i];
         w->unit = g->unit = -1;
         if (tensor_numel(w->elements) > 0) {
             const size_t n = tensor_numel(w->elements), bytes = n * dtype_size(w->elements.format.dtype);
@@ -220,61 +221,62 @@ static void place_buffers(ParamStore *f, Arena *a)
             w->elements.data_t = !w->has_transposes ? NULL : w->rotates ? w->elements.data : arena_alloc(a, n);
         }
         if (tensor_numel(g->elements) > 0)
-            g->elements = alloc_elements(a, f->recipe.grads, tensor_numel(g->elements));
+            g->elements = alloc_elements(a, store->recipe.grads, tensor_numel(g->elements));
     }
 }
 
 /* Scales and norm weights of all units: together, so that one collective serves all. And the sum of optimizer_grad_norm. */
-static void place_small(ParamStore *f, Arena *a)
+static void place_small(ParamStore *store, Arena *a)
 {
     const Format f32 = { F32, 0, false };
     size_t operands[NUM_REGIONS] = { 0 }, replicated = 0;
-    for (int u = 0; u < f->num_units; u++)
-        for (int i = 0; i < f->shape[u].num_params; i++) {
-            const Param *p = &f->shape[u].param[i];
-            const Step *way = f->plan[u].way[i];
-            operands[store_encodes(f, u, p) ? FROZEN : p->region] += is_in_buffer(way) && format_is_fp8(buffer_format(f, u));
+    for (int u = 0; u < store->num_units; u++)
+        for (int i = 0; i < store->shape[u].num_params; i++) {
+            const Param *p = &store->shape[u].param[i];
+            const Step *way = store->plan[u].way[i];
+            operands[store_encodes(store, u, p) ? FROZEN : p->region] += is_in_buffer(way)
+                                                                      && format_is_fp8(buffer_format(store, u));
             replicated += takes(way, REPLICATE) ? param_align(param_numel(p)) : 0;
         }
-    f->scales = alloc_elements(a, f32, 4 * (operands[TRAINED] + operands[FROZEN]));
-    f->quantized_scales = alloc_elements(a, f32, f->base_format != BASE_AS_FROZEN
-                                         ? 4 * NUM_LINEARS * (size_t)f->shape->config->n_layers : 0);
-    f->trained_scales = (int)(4 * operands[TRAINED]);
-    f->replicated = alloc_elements(a, f->recipe.stream, replicated);
-    f->square_sum = arena_alloc(a, sizeof *f->square_sum);
+    store->scales = alloc_elements(a, f32, 4 * (operands[TRAINED] + operands[FROZEN]));
+    store->quantized_scales = alloc_elements(a, f32, store->base_format != BASE_AS_FROZEN
+                                             ? 4 * NUM_LINEARS * (size_t)store->shape->config->n_layers : 0);
+    store->trained_scales = (int)(4 * operands[TRAINED]);
+    store->replicated = alloc_elements(a, store->recipe.stream, replicated);
+    store->square_sum = arena_alloc(a, sizeof *store->square_sum);
 }
 
-float *quantized_scale(const ParamStore *f, int u, const Param *p)
+float *quantized_scale(const ParamStore *store, int u, const Param *p)
 {
-    return (float *)f->quantized_scales.data + 4 * (NUM_LINEARS * f->shape[u].number + (int)p->linear);
+    return (float *)store->quantized_scales.data + 4 * (NUM_LINEARS * store->shape[u].number + (int)p->linear);
 }
 
 /* All of a parameter as it is stored: on one rank in its shard, else where it is gathered to be remade. */
-static Tensor stored_whole(const ParamStore *f, int u, const Param *p)
+static Tensor stored_whole(const ParamStore *store, int u, const Param *p)
 {
-    const bool gathered = takes(f->plan[u].way[p - f->shape[u].param], GATHER);
-    Tensor t = source_of(f, u, p);
-    t.data = (char *)(gathered ? f->plan[u].weights->raw : t.data) + p->offset * dtype_size(t.format.dtype);
-    t.scale = p->region == QUANTIZED ? quantized_scale(f, u, p) : NULL;
+    const bool gathered = takes(store->plan[u].way[p - store->shape[u].param], GATHER);
+    Tensor t = gather_input_of(store, u, p);
+    t.data = (char *)(gathered ? store->plan[u].weights->raw : t.data) + p->offset * dtype_size(t.format.dtype);
+    t.scale = p->region == QUANTIZED ? quantized_scale(store, u, p) : NULL;
     t.rows = p->rows;
     t.cols = p->cols;
     return t;
 }
 
-static Tensor place_in_buffer(const ParamStore *f, int u, const Param *p, bool is_view, size_t *scales)
+static Tensor place_in_buffer(const ParamStore *store, int u, const Param *p, bool is_view, size_t *scales)
 {
-    const UnitPlan *plan = &f->plan[u];
+    const UnitPlan *plan = &store->plan[u];
     const size_t at = plan->at[p->region] + p->gathered_at;
     const bool fp8 = format_is_fp8(plan->weights->elements.format);
     Tensor t = plan->weights->elements;
-    t.data = is_view ? stored_whole(f, u, p).data : (char *)t.data + at * dtype_size(t.format.dtype);
+    t.data = is_view ? stored_whole(store, u, p).data : (char *)t.data + at * dtype_size(t.format.dtype);
     t.data_t = t.data_t ? (char *)t.data_t + at : NULL;
     t.rows = p->rows;
     t.cols = p->cols;
     if (fp8 && p->region == QUANTIZED)
-        t.scale = quantized_scale(f, u, p);
+        t.scale = quantized_scale(store, u, p);
     else if (fp8) {
-        t.scale = (float *)f->scales.data + *scales;
+        t.scale = (float *)store->scales.data + *scales;
         *scales += 4;
     }
     return t;
@@ -286,25 +288,25 @@ static Tensor param_view(const Param *p, Tensor flat, size_t at)
     return tensor_at((char *)flat.data + at * dtype_size(flat.format.dtype), flat.format, p->rows, p->cols);
 }
 
-static void place_weights(ParamStore *f)
+static void place_weights(ParamStore *store)
 {
-    size_t scales[NUM_REGIONS] = { [FROZEN] = (size_t)f->trained_scales }, replicated = 0;
-    for (int u = 0; u < f->num_units; u++) {
-        if (!store_holds(f, u))
+    size_t scales[NUM_REGIONS] = { [FROZEN] = (size_t)store->trained_scales }, replicated = 0;
+    for (int u = 0; u < store->num_units; u++) {
+        if (!store_holds(store, u))
             continue;
-        const Tensor grads = f->plan[u].grads ? f->plan[u].grads->elements : f->shard[u].grad;
-        for (int i = 0; i < f->shape[u].num_params; i++) {
-            const Param *p = &f->shape[u].param[i];
-            const Step *way = f->plan[u].way[i];
-            Tensor *w = &f->unit[u].tensor[p->id];
+        const Tensor grads = store->plan[u].grads ? store->plan[u].grads->elements : store->shard[u].grad;
+        for (int i = 0; i < store->shape[u].num_params; i++) {
+            const Param *p = &store->shape[u].param[i];
+            const Step *way = store->plan[u].way[i];
+            Tensor *w = &store->unit[u].tensor[p->id];
             if (p->region == TRAINED)
-                f->dunit[u].tensor[p->id] = param_view(p, grads, p->offset);
+                store->dunit[u].tensor[p->id] = param_view(p, grads, p->offset);
             if (takes(way, REPLICATE)) {
-                *w = param_view(p, f->replicated, replicated);
+                *w = param_view(p, store->replicated, replicated);
                 replicated += param_align(param_numel(p));
             } else
-                *w = !is_in_buffer(way) ? stored_whole(f, u, p)
-                   : place_in_buffer(f, u, p, takes(way, VIEW), &scales[store_encodes(f, u, p) ? FROZEN : p->region]);
+                *w = !is_in_buffer(way) ? stored_whole(store, u, p)
+                   : place_in_buffer(store, u, p, takes(way, VIEW), &scales[store_encodes(store, u, p) ? FROZEN : p->region]);
         }
     }
 }
@@ -317,14 +319,14 @@ static void add_copy(UnitPlan *plan, Step step, const Param *p, Tensor from, Ten
     plan->made |= uses_of[step];
 }
 
-static void add_step(ParamStore *f, int u, const Param *p, Step step)
+static void add_step(ParamStore *store, int u, const Param *p, Step step)
 {
-    Tensor w = f->unit[u].tensor[p->id], from = w;
-    size_t first, n = shard_part(&f->shard[u], p, &first);
+    Tensor w = store->unit[u].tensor[p->id], from = w;
+    size_t first, n = shard_part(&store->shard[u], p, &first);
     if (step == CAST_SLICE || step == REPLICATE) {
         if (n == 0)
             return;
-        from = slice_view(&f->shard[u].slice[p->region], source_of(f, u, p), p->offset + first, n);
+        from = slice_view(&store->shard[u].slice[p->region], gather_input_of(store, u, p), p->offset + first, n);
         w.data = (char *)w.data + first * dtype_size(w.format.dtype);
         w.data_t = NULL;
         w.rows = 1;
@@ -332,58 +334,58 @@ static void add_step(ParamStore *f, int u, const Param *p, Step step)
     } else if (step == TRANSPOSE)
         from.data_t = w.data = NULL;
     else if (step != VIEW)
-        from = stored_whole(f, u, p);
+        from = stored_whole(store, u, p);
     if (step == CAST && !w.data_t) {            /* one row, whose length is a multiple of 8 where that of rows is not */
         from.cols = w.cols = p->rows * p->cols;
         from.rows = w.rows = 1;
     }
-    add_copy(&f->plan[u], step, p, from, w);
+    add_copy(&store->plan[u], step, p, from, w);
 }
 
 /* A slice that was cast to its place is gathered in place. Others are gathered as stored, those of the region QUANTIZED to where
  * they are remade. Slices on the host are fetched to their place first. */
-static void add_gather(ParamStore *f, int u, Region r, bool casts)
+static void add_gather(ParamStore *store, int u, Region r, bool casts)
 {
-    const Slice *s = &f->shard[u].slice[r];
-    const WeightBuffer *w = f->plan[u].weights;
+    const Slice *s = &store->shard[u].slice[r];
+    const WeightBuffer *w = store->plan[u].weights;
     const size_t size = dtype_size(w->elements.format.dtype);
-    Tensor whole = w->elements, own = s->source;
-    whole.data = (char *)whole.data + f->plan[u].at[r] * size;
+    Tensor whole = w->elements, own = s->gather_input;
+    whole.data = (char *)whole.data + store->plan[u].at[r] * size;
     if (r == QUANTIZED && w->raw) {
         whole.data = w->raw;
         whole.format = own.format;
     }
-    const bool fetches = !casts && r != TRAINED && store_on_host(f, u, HOST_FROZEN);
+    const bool fetches = !casts && r != TRAINED && store_on_host(store, u, HOST_FROZEN);
     if (casts || fetches) {
         own = whole;
         own.data = (char *)own.data + s->first * dtype_size(own.format.dtype);
         own = tensor_flat(own, s->count);
     }
     if (fetches)
-        add_copy(&f->plan[u], FETCH, NULL, s->source, own);
-    add_copy(&f->plan[u], GATHER, NULL, own, whole);
+        add_copy(&store->plan[u], FETCH, NULL, s->gather_input, own);
+    add_copy(&store->plan[u], GATHER, NULL, own, whole);
 }
 
 /* From master weights on the host to what operands are gathered or made from. */
-static void add_encode(ParamStore *f, int u, const Param *p)
+static void add_encode(ParamStore *store, int u, const Param *p)
 {
-    const Slice *s = &f->shard[u].slice[p->region];
-    size_t first, n = shard_part(&f->shard[u], p, &first);
-    if (!store_encodes(f, u, p) || n == 0)
+    const Slice *s = &store->shard[u].slice[p->region];
+    size_t first, n = shard_part(&store->shard[u], p, &first);
+    if (!store_encodes(store, u, p) || n == 0)
         return;
-    Tensor to = slice_view(s, s->source, p->offset + first, n);
-    to.scale = f->unit[u].tensor[p->id].scale;
-    add_copy(&f->plan[u], ENCODE, p, shard_weights(&f->shard[u], p, first, n), to);
+    Tensor to = slice_view(s, s->gather_input, p->offset + first, n);
+    to.scale = store->unit[u].tensor[p->id].scale;
+    add_copy(&store->plan[u], ENCODE, p, shard_weights(&store->shard[u], p, first, n), to);
 }
 
 /* First what each rank does with its slices, and what is gathered of them, region by region; then what is made of the whole. */
-static void list_copies(ParamStore *f, int u)
+static void list_copies(ParamStore *store, int u)
 {
-    const UnitLayout *shape = &f->shape[u];
-    UnitPlan *plan = &f->plan[u];
+    const UnitLayout *shape = &store->shape[u];
+    UnitPlan *plan = &store->plan[u];
     plan->num_copies = plan->made = 0;
     for (int i = 0; i < shape->num_params; i++)
-        add_encode(f, u, &shape->param[i]);
+        add_encode(store, u, &shape->param[i]);
     for (int whole = 0; whole < 2; whole++)
         for (Region r = 0; r < NUM_REGIONS; r++) {
             bool gathers = false, casts = false;
@@ -392,98 +394,99 @@ static void list_copies(ParamStore *f, int u)
                     gathers |= !whole && *step == GATHER;
                     casts |= *step == CAST_SLICE;
                     if (whole ? *step > GATHER : *step < GATHER)
-                        add_step(f, u, &shape->param[i], *step);
+                        add_step(store, u, &shape->param[i], *step);
                 }
             if (gathers)
-                add_gather(f, u, r, casts);
+                add_gather(store, u, r, casts);
         }
 }
 
 /* ---- the plan --------------------------------------------------------------------------------------------- */
 
-static void create(ParamStore *f, const Config *c)
+static void create(ParamStore *store, const Config *c)
 {
-    const int n = f->num_units = unit_count(&c->model);
-    f->tensor = hf_tensors_of(&c->model, &f->num_tensors);
-    f->shape = trainable_shapes(c, f->tensor, f->num_tensors);
-    f->shard = xcalloc(n, sizeof *f->shard);
-    f->plan = xcalloc(n, sizeof *f->plan);
-    f->unit = xcalloc(n, sizeof *f->unit);
-    f->dunit = xcalloc(n, sizeof *f->dunit);
-    f->weight_buffer = xcalloc(num_buffers(f), sizeof *f->weight_buffer);
-    f->grad_buffer = xcalloc(num_buffers(f), sizeof *f->grad_buffer);
+    const int n = store->num_units = unit_count(&c->model);
+    store->tensor = hf_tensors_of(&c->model, &store->num_tensors);
+    store->shape = trainable_shapes(c, store->tensor, store->num_tensors);
+    store->shard = xcalloc(n, sizeof *store->shard);
+    store->plan = xcalloc(n, sizeof *store->plan);
+    store->unit = xcalloc(n, sizeof *store->unit);
+    store->dunit = xcalloc(n, sizeof *store->dunit);
+    store->weight_buffer = xcalloc(num_buffers(store), sizeof *store->weight_buffer);
+    store->grad_buffer = xcalloc(num_buffers(store), sizeof *store->grad_buffer);
 }
 
-void store_plan(ParamStore *f, Arena *a, const Config *c, ShardChoice p)
+void store_plan(ParamStore *store, Arena *a, const Config *c, ShardChoice p)
 {
-    if (!f->shape)
-        create(f, c);
-    f->recipe = c->recipe;
-    f->optimizer = optimizer_find(c->optimizer.name);
-    CHECK(f->optimizer, "no optimizer %s", c->optimizer.name);
+    if (!store->shape)
+        create(store, c);
+    store->recipe = c->recipe;
+    store->optimizer = optimizer_find(c->optimizer.name);
+    CHECK(store->optimizer, "no optimizer %s", c->optimizer.name);
     if (c->average.last > 0)
-        f->optimizer = optimizer_averaged(f->optimizer);
-    f->base_format = c->model.lora.base;
-    f->tied = c->model.weight_tying;
-    f->shards = p.shards;
-    f->rank = p.rank;
-    f->tensor_ranks = p.tensor_ranks > 1 ? p.tensor_ranks : 1;
-    f->tensor_place = p.tensor_place;
-    f->plain_nf4 = c->model.lora.plain_nf4 || f->tensor_ranks > 1;
-    f->sum_once = p.sum_once;
-    f->resident = p.resident;
-    f->pipe = p.pipe.stages > 0 ? p.pipe : (Pipeline){ 1, 0, 1, PIPELINE_1F1B, 1 };
-    f->forward_only = config_forward_only(c);
-    memcpy(f->on_host, p.on_host, sizeof f->on_host);
-    f->overlaps = p.shards * f->tensor_ranks > 1 || p.on_host[HOST_FROZEN] > 0;
-    f->host.used = 0;
-    f->first_trained = f->num_units;
-    for (int i = 0; i < num_buffers(f); i++) {
-        f->weight_buffer[i] = (WeightBuffer){ .ready = f->weight_buffer[i].ready, .released = f->weight_buffer[i].released };
-        f->grad_buffer[i].elements = (Tensor){ 0 };
+        store->optimizer = optimizer_averaged(store->optimizer);
+    store->base_format = c->model.lora.base;
+    store->tied = c->model.weight_tying;
+    store->shards = p.shards;
+    store->rank = p.rank;
+    store->tensor_ranks = p.tensor_ranks > 1 ? p.tensor_ranks : 1;
+    store->tensor_rank = p.tensor_rank;
+    store->plain_nf4 = c->model.lora.plain_nf4 || store->tensor_ranks > 1;
+    store->sum_once = p.sum_once;
+    store->resident = p.resident;
+    store->pipe = p.pipe.stages > 0 ? p.pipe : (Pipeline){ 1, 0, 1, PIPELINE_1F1B, 1 };
+    store->forward_only = config_forward_only(c);
+    memcpy(store->on_host, p.on_host, sizeof store->on_host);
+    store->overlaps = p.shards * store->tensor_ranks > 1 || p.on_host[HOST_FROZEN] > 0;
+    store->host.used = 0;
+    store->first_trained = store->num_units;
+    for (int i = 0; i < num_buffers(store); i++) {
+        store->weight_buffer[i] = (WeightBuffer){ .ready = store->weight_buffer[i].ready,
+                                                  .released = store->weight_buffer[i].released };
+        store->grad_buffer[i].elements = (Tensor){ 0 };
     }
-    for (int u = 0; u < f->num_units; u++) {
-        f->shape[u].matrices_first = f->optimizer->orthogonalizes;
-        if (f->shape[u].kind->is_layer && f->shape[u].tensor_ranks < f->tensor_ranks)
-            unit_cut(&f->shape[u], f->tensor_ranks, f->tensor_place, p.shards);
-        unit_lay_out(&f->shape[u], fsdp_shards(f, u));
-        unit_check_size(&f->shape[u], u);
-        if (f->shape[u].numel[TRAINED] > 0 && u < f->first_trained)
-            f->first_trained = u;
-        place_shard(f, a, u);
-        plan_buffers(f, u);
+    for (int u = 0; u < store->num_units; u++) {
+        store->shape[u].matrices_first = store->optimizer->orthogonalizes;
+        if (store->shape[u].kind->is_layer && store->shape[u].tensor_ranks < store->tensor_ranks)
+            unit_cut(&store->shape[u], store->tensor_ranks, store->tensor_rank, p.shards);
+        unit_lay_out(&store->shape[u], fsdp_shards(store, u));
+        unit_check_size(&store->shape[u], u);
+        if (store->shape[u].numel[TRAINED] > 0 && u < store->first_trained)
+            store->first_trained = u;
+        place_shard(store, a, u);
+        plan_buffers(store, u);
     }
-    place_buffers(f, a);
-    place_small(f, a);
-    place_weights(f);
-    for (int u = 0; u < f->num_units; u++)
-        list_copies(f, u);
+    place_buffers(store, a);
+    place_small(store, a);
+    place_weights(store);
+    for (int u = 0; u < store->num_units; u++)
+        list_copies(store, u);
 }
 
-void store_place_gathered(ParamStore *f)
+void store_alloc_gathered(ParamStore *store)
 {
-    f->placed = true;
-    if (f->host.used > 0)
-        f->host.memory = device_host_alloc(f->host.used, "weights and the optimizer's states");
-    if (f->shards * f->tensor_ranks > 1)
-        f->gathered.memory = comm_alloc(f->gathered.used);
+    store->placed = true;
+    if (store->host.used > 0)
+        store->host.memory = device_host_alloc(store->host.used, "weights and the optimizer's states");
+    if (store->shards * store->tensor_ranks > 1)
+        store->gathered.memory = comm_alloc(store->gathered.used);
 }
 
-void store_free(ParamStore *f)
+void store_free(ParamStore *store)
 {
-    for (int i = 0; f->shape && i < num_buffers(f); i++) {
-        device_unmark(f->weight_buffer[i].ready);
-        device_unmark(f->weight_buffer[i].released);
-        device_unmark(f->grad_buffer[i].filled);
-        device_unmark(f->grad_buffer[i].reduced);
+    for (int i = 0; store->shape && i < num_buffers(store); i++) {
+        device_unmark(store->weight_buffer[i].ready);
+        device_unmark(store->weight_buffer[i].released);
+        device_unmark(store->grad_buffer[i].filled);
+        device_unmark(store->grad_buffer[i].reduced);
     }
-    device_unmark(f->updated);
-    device_unmark(f->reduced);
-    if (f->gathered.memory)
-        comm_free(f->gathered.memory);
-    if (f->host.memory)
-        device_host_free(f->host.memory);
-    free(f->tensor), free(f->shape), free(f->shard), free(f->plan), free(f->unit), free(f->dunit);
-    free(f->weight_buffer), free(f->grad_buffer);
-    *f = (ParamStore){ 0 };
+    device_unmark(store->updated);
+    device_unmark(store->reduced);
+    if (store->gathered.memory)
+        comm_free(store->gathered.memory);
+    if (store->host.memory)
+        device_host_free(store->host.memory);
+    free(store->tensor), free(store->shape), free(store->shard), free(store->plan), free(store->unit), free(store->dunit);
+    free(store->weight_buffer), free(store->grad_buffer);
+    *store = (ParamStore){ 0 };
 }

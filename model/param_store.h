@@ -11,7 +11,7 @@
 typedef struct {
     size_t first, count;
     Tensor stored;                     /* (count): master weights; frozen ones; of QUANTIZED codes or groups of NF4, byte by byte */
-    Tensor source;                     /* (count) what operands are gathered or made from: stored; or, if master weights are on
+    Tensor gather_input;               /* (count) what operands are gathered or made from: stored; or, if master weights are on
                                           the host, what the update makes of them, in the operands' format */
 } Slice;
 
@@ -28,8 +28,8 @@ typedef enum {
     NO_STEP,
     VIEW,               /* nothing is done: it computes as it is stored                          */
     CAST_SLICE,         /* the slice is rounded to its place in the unit's buffer                */
-    REPLICATE,          /* the slice is rounded to its place in f->replicated, 0 elsewhere: the sum over ranks is the whole */
-    ENCODE,             /* the slice, on the host, is rounded to `source` when it has changed    */
+    REPLICATE,          /* the slice is rounded to its place in store->replicated, 0 elsewhere: the sum over ranks is the whole */
+    ENCODE,             /* the slice, on the host, is rounded to `gather_input` when it has changed */
     FETCH,              /* the slice comes from the host to its place in the unit's buffer       */
     GATHER,             /* the region comes from all ranks                                       */
     CAST,               /* the whole is rounded: FP8 codes, transposed codes or both in one pass */
@@ -87,9 +87,9 @@ typedef struct {
     HfTensor   *tensor;                /* [num_tensors] of all units, as files have them */
     int         num_tensors;
     UnitLayout  *shape;                 /* [num_units] */
-    Shard      *shard;                 /* [num_units] */
-    UnitPlan   *plan;                  /* [num_units] */
-    Unit       *unit, *dunit;          /* [num_units] weights in compute format, and gradients */
+    Shard       *shard;                /* [num_units] */
+    UnitPlan    *plan;                 /* [num_units] */
+    UnitTensors *unit, *dunit;         /* [num_units] weights in compute format, and gradients */
     WeightBuffer *weight_buffer;       /* [num_buffers]: those that units share, then one per unit */
     GradBuffer *grad_buffer;           /* [num_buffers] */
 
@@ -112,8 +112,8 @@ typedef struct {
     /* this rank's part, and when ranks exchange */
     Pipeline    pipe;                  /* this rank's stage: only its units have shards, copies and buffers here */
     int         first_trained;         /* the first unit of all stages with a trained parameter: backward ends there */
-    int         shards, rank;          /* ranks of a shard group, and this one's place in it */
-    int         tensor_ranks, tensor_place;  /* ranks that compute a layer together, and this one's place among them */
+    int         shards, rank;          /* ranks of a shard group, and this one's rank in it */
+    int         tensor_ranks, tensor_rank;   /* ranks that compute a layer together, and this one's rank among them */
     bool        sum_once;              /* gradients are summed over ranks once per step */
 
     /* memory */
@@ -124,62 +124,62 @@ typedef struct {
     int         on_host[NUM_HOSTED];   /* units 0 .. n - 1, as far as they have it */
     Arena       host;                  /* pinned memory of all that is on the host */
     bool        overlaps;              /* weights come on a queue of their own, ahead of their use: gathered, or from the host */
-    void       *staging;               /* device memory of the optimizer's step: STAGES_OF_UPDATE times stage_bytes, or muon_bytes */
-    size_t      stage_bytes, staging_bytes;
+    void       *staging;               /* of the optimizer's step: UPDATE_BUFFERS times update_part_bytes, or muon_bytes */
+    size_t      update_part_bytes, staging_bytes;
     DeviceMark *updated, *reduced;
 } ParamStore;
 
 /* The rank that is planned for, and the choices of memory. */
 typedef struct {
-    int  shards, rank;                 /* ranks of a shard group, and the place in it */
+    int  shards, rank;                 /* ranks of a shard group, and the rank in it */
     bool sum_once;                     /* gradients are summed over them once per step, not with every micro-batch */
     int  resident;                     /* units whose weights stay once they are gathered or rounded: 0 .. resident - 1 */
     int  on_host[NUM_HOSTED];          /* units 0 .. n - 1 have these on the host, as far as they can */
     int  slots;                        /* for saved activations (offload.h); 0: each block has memory of its own */
     int  tile;                         /* tokens of a tile of the MLP, read by model_plan; 0: all tokens are one */
-    int  tensor_ranks, tensor_place;         /* ranks that compute a layer together, and the place among them; 0: as 1 */
+    int  tensor_ranks, tensor_rank;          /* ranks that compute a layer together, and the rank among them; 0: as 1 */
     Pipeline pipe;                     /* stages 0: there is one */
 } ShardChoice;
 
 /* Places one rank's part of every unit in the arena; called twice, to measure and to place. */
-void        store_plan  (ParamStore *f, Arena *a, const Config *c, ShardChoice p);
-void        store_place_gathered(ParamStore *f);           /* between the two: allocates what store_plan measured besides `a` */
-size_t      store_weight_bytes(const ParamStore *f);             /* of copies for computing */
-size_t      store_grad_bytes (const ParamStore *f);              /* of accumulated gradients and their buffers */
-size_t      store_state_bytes(const ParamStore *f);              /* of the optimizer's states */
-void        store_free  (ParamStore *f);
+void        store_plan  (ParamStore *store, Arena *a, const Config *c, ShardChoice p);
+void        store_alloc_gathered(ParamStore *store);       /* between the two: allocates what store_plan measured besides `a` */
+size_t      store_weight_bytes(const ParamStore *store);         /* of copies for computing */
+size_t      store_grad_bytes (const ParamStore *store);          /* of accumulated gradients and their buffers */
+size_t      store_state_bytes(const ParamStore *store);          /* of the optimizer's states */
+void        store_free  (ParamStore *store);
 
 /* The part of a parameter that this rank stores: elements *first .. *first + n of what is stored of it; returns n, maybe 0. */
 size_t      shard_part(const Shard *s, const Param *p, size_t *first);
 /* The part of TRAINED that has the optimizer's k-th state; `stored` is that state. */
 Slice       shard_state(const Shard *s, int k);
-void        shard_divide_state(const ParamStore *f, int unit, int k);         /* sets before[k] and after[k] */
-/* The ranks over which a unit is sharded, their number, and this one's place: those that have its parameters, or a part of each. */
-Ranks       fsdp_group (const ParamStore *f, int unit);
-int         fsdp_shards(const ParamStore *f, int unit);
-int         fsdp_place (const ParamStore *f, int unit);
-Ranks       fsdp_all   (const ParamStore *f);                    /* all that have a part of some unit */
+void        shard_divide_state(const ParamStore *store, int unit, int k);     /* sets before[k] and after[k] */
+/* The ranks over which a unit is sharded, their number, and this one's rank: those that have its parameters, or a part of each. */
+Ranks       fsdp_group (const ParamStore *store, int unit);
+int         fsdp_shards(const ParamStore *store, int unit);
+int         fsdp_rank  (const ParamStore *store, int unit);
+Ranks       fsdp_all   (const ParamStore *store);                /* all that have a part of some unit */
 /* The elements of this rank's part of TRAINED, from *first of the region on, that all tensor ranks have; returns their number. */
-size_t      fsdp_copied(const ParamStore *f, int unit, size_t *first);
-bool        store_holds(const ParamStore *f, int unit);          /* this rank's stage has the unit */
-bool        store_on_host(const ParamStore *f, int unit, Hosted h);
-bool        store_encodes(const ParamStore *f, int unit, const Param *p);        /* the update makes its `source` */
-size_t      store_host_bytes(const ParamStore *f, Hosted h);     /* of this rank; those of NUM_HOSTED are of all */
-ShardChoice   store_shard_choice(const ParamStore *f);             /* that f was planned with; slots: 0 */
-/* States on the host come to the device part by part for the optimizer, in one of three places. */
-enum { STAGES_OF_UPDATE = 3, PART_OF_UPDATE = 32 << 20 };
-size_t      store_stage_bytes(const ParamStore *f);        /* of the largest part */
+size_t      fsdp_copied(const ParamStore *store, int unit, size_t *first);
+bool        store_holds(const ParamStore *store, int unit);      /* this rank's stage has the unit */
+bool        store_on_host(const ParamStore *store, int unit, Hosted h);
+bool        store_encodes(const ParamStore *store, int unit, const Param *p);    /* the update makes its `gather_input` */
+size_t      store_host_bytes(const ParamStore *store, Hosted h); /* of this rank; those of NUM_HOSTED are of all */
+ShardChoice   store_shard_choice(const ParamStore *store);         /* that the store was planned with; slots: 0 */
+/* States on the host come to the device part by part for the optimizer, in one of three buffers. */
+enum { UPDATE_BUFFERS = 3, UPDATE_PART = 32 << 20 };
+size_t      store_update_part_bytes(const ParamStore *store); /* of the largest part */
 /* (1, n), elements of t, a flat tensor of this slice, from element `first` of the region on. */
 Tensor      slice_view(const Slice *s, Tensor t, size_t first, size_t n);
 /* n elements of a parameter, of this rank's part, as they are stored, from its `first` on. */
 Tensor      shard_weights(const Shard *s, const Param *p, size_t first, size_t n);
 /* The scale of a matrix of region QUANTIZED: of the operand and of stored E4M3. */
-float      *quantized_scale(const ParamStore *f, int unit, const Param *p);
+float      *quantized_scale(const ParamStore *store, int unit, const Param *p);
 
 /* Buffers that several units use one after the other come first, then one of each unit's own. */
 enum { NUM_ROTATING = 4 };
 
-static inline int num_buffers(const ParamStore *f)
+static inline int num_buffers(const ParamStore *store)
 {
-    return NUM_ROTATING + f->num_units;
+    return NUM_ROTATING + store->num_units;
 }

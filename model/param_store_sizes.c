@@ -14,103 +14,104 @@ static bool has_trained_operands(const UnitLayout *s)
 }
 
 /* Each tensor rank has a part of a unit that they compute together; of the others they are more shards. */
-static bool is_in_parts(const ParamStore *f, int u)
+static bool is_in_parts(const ParamStore *store, int u)
 {
-    return f->shape[u].tensor_ranks == f->tensor_ranks;
+    return store->shape[u].tensor_ranks == store->tensor_ranks;
 }
 
-Ranks fsdp_all(const ParamStore *f)
+Ranks fsdp_all(const ParamStore *store)
 {
-    return f->tensor_ranks > 1 ? RANKS_STAGE : RANKS_SHARD;
+    return store->tensor_ranks > 1 ? RANKS_STAGE : RANKS_SHARD;
 }
 
-Ranks fsdp_group(const ParamStore *f, int u)
+Ranks fsdp_group(const ParamStore *store, int u)
 {
-    return is_in_parts(f, u) ? RANKS_SHARD : RANKS_STAGE;
+    return is_in_parts(store, u) ? RANKS_SHARD : RANKS_STAGE;
 }
 
-int fsdp_shards(const ParamStore *f, int u)
+int fsdp_shards(const ParamStore *store, int u)
 {
-    return is_in_parts(f, u) ? f->shards : f->shards * f->tensor_ranks;
+    return is_in_parts(store, u) ? store->shards : store->shards * store->tensor_ranks;
 }
 
-int fsdp_place(const ParamStore *f, int u)
+int fsdp_rank(const ParamStore *store, int u)
 {
-    return is_in_parts(f, u) ? f->rank : f->rank * f->tensor_ranks + f->tensor_place;
+    return is_in_parts(store, u) ? store->rank : store->rank * store->tensor_ranks + store->tensor_rank;
 }
 
-size_t fsdp_copied(const ParamStore *f, int u, size_t *first)
+size_t fsdp_copied(const ParamStore *store, int u, size_t *first)
 {
-    const Slice *s = &f->shard[u].slice[TRAINED];
-    const size_t end = s->first + s->count, cut = f->shape[u].cut;
+    const Slice *s = &store->shard[u].slice[TRAINED];
+    const size_t end = s->first + s->count, cut = store->shape[u].cut;
     *first = cut > s->first ? cut : s->first;
-    return f->shape[u].tensor_ranks > 1 && *first < end ? end - *first : 0;
+    return store->shape[u].tensor_ranks > 1 && *first < end ? end - *first : 0;
 }
 
-bool store_holds(const ParamStore *f, int u)
+bool store_holds(const ParamStore *store, int u)
 {
-    return pipeline_holds(&f->pipe, f->shape[u].config, u);
+    return pipeline_holds(&store->pipe, store->shape[u].config, u);
 }
 
-bool store_on_host(const ParamStore *f, int u, Hosted h)
+bool store_on_host(const ParamStore *store, int u, Hosted h)
 {
-    const UnitLayout *s = &f->shape[u];
-    if (u >= f->on_host[h] || !store_holds(f, u))
+    const UnitLayout *s = &store->shape[u];
+    if (u >= store->on_host[h] || !store_holds(store, u))
         return false;
-    if (f->optimizer->orthogonalizes && h != HOST_FROZEN)
+    if (store->optimizer->orthogonalizes && h != HOST_FROZEN)
         return false;
     if (h == HOST_MOMENTS)
-        return s->numel[TRAINED] > 0 && f->optimizer->num_states > 0;
+        return s->numel[TRAINED] > 0 && store->optimizer->num_states > 0;
     if (h == HOST_FROZEN)
         return s->kind->is_layer && s->numel[FROZEN] + s->numel[QUANTIZED] > 0;
-    return s->kind->is_layer && dtype_size(f->recipe.operand.dtype) < dtype_size(f->recipe.master.dtype) && has_trained_operands(s);
+    return s->kind->is_layer && dtype_size(store->recipe.operand.dtype) < dtype_size(store->recipe.master.dtype)
+           && has_trained_operands(s);
 }
 
-size_t store_host_bytes(const ParamStore *f, Hosted h)
+size_t store_host_bytes(const ParamStore *store, Hosted h)
 {
     size_t bytes = 0;
     if (h == NUM_HOSTED)
-        return f->host.used;
-    for (int u = 0; u < f->num_units; u++) {
-        const Shard *s = &f->shard[u];
-        if (!store_on_host(f, u, h))
+        return store->host.used;
+    for (int u = 0; u < store->num_units; u++) {
+        const Shard *s = &store->shard[u];
+        if (!store_on_host(store, u, h))
             continue;
         if (h == HOST_FROZEN)
             bytes += tensor_bytes(s->slice[FROZEN].stored) + s->slice[QUANTIZED].count;
         else if (h == HOST_MASTER)
             bytes += tensor_bytes(s->slice[TRAINED].stored);
-        for (int i = 0; h == HOST_MOMENTS && i < f->optimizer->num_states; i++)
+        for (int i = 0; h == HOST_MOMENTS && i < store->optimizer->num_states; i++)
             bytes += tensor_bytes(s->state[i]);
     }
     return bytes;
 }
 
-ShardChoice store_shard_choice(const ParamStore *f)
+ShardChoice store_shard_choice(const ParamStore *store)
 {
-    ShardChoice p = { .shards = f->shards, .rank = f->rank, .sum_once = f->sum_once, .resident = f->resident, .pipe = f->pipe,
-                      .tensor_ranks = f->tensor_ranks, .tensor_place = f->tensor_place };
-    memcpy(p.on_host, f->on_host, sizeof p.on_host);
+    ShardChoice p = { .shards = store->shards, .rank = store->rank, .sum_once = store->sum_once, .resident = store->resident,
+                      .pipe = store->pipe, .tensor_ranks = store->tensor_ranks, .tensor_rank = store->tensor_rank };
+    memcpy(p.on_host, store->on_host, sizeof p.on_host);
     return p;
 }
 
-/* A part is a whole operand if its master weights are on the host, since all of it has one scale; else PART_OF_UPDATE elements. The
+/* A part is a whole operand if its master weights are on the host, since all of it has one scale; else UPDATE_PART elements. The
  * last group of a state may include padding after the parameter. */
-size_t store_stage_bytes(const ParamStore *f)
+size_t store_update_part_bytes(const ParamStore *store)
 {
     size_t most = 0, first;
-    for (int u = 0; u < f->num_units; u++)
-        for (int i = 0; i < f->shape[u].num_params; i++) {
-            const Param *p = &f->shape[u].param[i];
-            const bool master = store_on_host(f, u, HOST_MASTER), moments = store_on_host(f, u, HOST_MOMENTS);
-            const size_t all = param_align(shard_part(&f->shard[u], p, &first));
-            const size_t n = !master && all > PART_OF_UPDATE ? PART_OF_UPDATE : all;
+    for (int u = 0; u < store->num_units; u++)
+        for (int i = 0; i < store->shape[u].num_params; i++) {
+            const Param *p = &store->shape[u].param[i];
+            const bool master = store_on_host(store, u, HOST_MASTER), moments = store_on_host(store, u, HOST_MOMENTS);
+            const size_t all = param_align(shard_part(&store->shard[u], p, &first));
+            const size_t n = !master && all > UPDATE_PART ? UPDATE_PART : all;
             Arena part = { 0 };
             if (p->region != TRAINED || n == 0)
                 continue;
             if (master)
-                tensor_alloc(&part, f->recipe.master, 1, (int)n);
-            for (int k = 0; moments && k < f->optimizer->num_states; k++)
-                tensor_alloc(&part, f->shard[u].state[k].format, 1, (int)n);
+                tensor_alloc(&part, store->recipe.master, 1, (int)n);
+            for (int k = 0; moments && k < store->optimizer->num_states; k++)
+                tensor_alloc(&part, store->shard[u].state[k].format, 1, (int)n);
             most = part.used > most ? part.used : most;
         }
     return (most + 255) & ~(size_t)255;
@@ -126,15 +127,15 @@ size_t shard_part(const Shard *s, const Param *p, size_t *first)
 }
 
 /* Matrices come first if not all of the region has the state. */
-void shard_divide_state(const ParamStore *f, int u, int state)
+void shard_divide_state(const ParamStore *store, int u, int state)
 {
-    Shard *s = &f->shard[u];
+    Shard *s = &store->shard[u];
     const Slice *all = &s->slice[TRAINED];
-    const size_t end = f->shape[u].matrices > all->first ? f->shape[u].matrices - all->first : 0;
+    const size_t end = store->shape[u].matrices > all->first ? store->shape[u].matrices - all->first : 0;
     const size_t matrices = end < all->count ? end : all->count;
-    const StateOf of = f->optimizer->state[state].of;
-    s->before[state] = of == OF_OTHERS ? matrices : 0;
-    s->after[state] = of == OF_MATRICES ? all->count - matrices : 0;
+    const StateOf of = store->optimizer->state[state].of;
+    s->before[state] = of == STATE_OF_OTHERS ? matrices : 0;
+    s->after[state] = of == STATE_OF_MATRICES ? all->count - matrices : 0;
 }
 
 Slice shard_state(const Shard *s, int k)
@@ -158,35 +159,35 @@ Tensor shard_weights(const Shard *s, const Param *p, size_t first, size_t n)
     return slice_view(&s->slice[p->region], s->slice[p->region].stored, p->offset + first, n);
 }
 
-size_t store_weight_bytes(const ParamStore *f)
+size_t store_weight_bytes(const ParamStore *store)
 {
-    size_t bytes = tensor_bytes(f->scales) + tensor_bytes(f->quantized_scales) + tensor_bytes(f->replicated);
-    for (int i = 0; i < num_buffers(f); i++) {
-        const WeightBuffer *w = &f->weight_buffer[i];
+    size_t bytes = tensor_bytes(store->scales) + tensor_bytes(store->quantized_scales) + tensor_bytes(store->replicated);
+    for (int i = 0; i < num_buffers(store); i++) {
+        const WeightBuffer *w = &store->weight_buffer[i];
         const bool transposes = w->has_transposes && !w->rotates;
         bytes += tensor_numel(w->elements) * (dtype_size(w->elements.format.dtype) * w->has_rows + transposes) + w->raw_bytes;
     }
-    for (int u = 0; u < f->num_units; u++)
-        if (store_on_host(f, u, HOST_MASTER))
-            bytes += tensor_bytes(f->shard[u].slice[TRAINED].source);
+    for (int u = 0; u < store->num_units; u++)
+        if (store_on_host(store, u, HOST_MASTER))
+            bytes += tensor_bytes(store->shard[u].slice[TRAINED].gather_input);
     return bytes;
 }
 
-size_t store_grad_bytes(const ParamStore *f)
+size_t store_grad_bytes(const ParamStore *store)
 {
     size_t bytes = 0;
-    for (int u = 0; u < f->num_units; u++)
-        bytes += tensor_bytes(f->shard[u].grad);
-    for (int i = 0; i < num_buffers(f); i++)
-        bytes += tensor_numel(f->grad_buffer[i].elements) * dtype_size(f->recipe.grads.dtype);
+    for (int u = 0; u < store->num_units; u++)
+        bytes += tensor_bytes(store->shard[u].grad);
+    for (int i = 0; i < num_buffers(store); i++)
+        bytes += tensor_numel(store->grad_buffer[i].elements) * dtype_size(store->recipe.grads.dtype);
     return bytes;
 }
 
-size_t store_state_bytes(const ParamStore *f)
+size_t store_state_bytes(const ParamStore *store)
 {
     size_t bytes = 0;
-    for (int u = 0; u < f->num_units; u++)
-        for (int i = 0; i < f->optimizer->num_states; i++)
-            bytes += tensor_bytes(f->shard[u].state[i]);
+    for (int u = 0; u < store->num_units; u++)
+        for (int i = 0; i < store->optimizer->num_states; i++)
+            bytes += tensor_bytes(store->shard[u].state[i]);
     return bytes;
 }

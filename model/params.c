@@ -63,7 +63,7 @@ static int size_of(Size size, const ModelConfig *c)
     case SIZE_K_NORM:     return c->qk_norm == QK_NORM_HEAD ? c->head_dim : k;
     case SIZE_MLP:        return c->mlp_width;
     case SIZE_VOCABULARY: return c->embedding_size;
-    case SIZE_RANK:       return c->lora.rank;
+    case SIZE_LORA_RANK:       return c->lora.rank;
     case SIZE_FEATURE:    return c->image.feature_size;
     default:         return 1;
     }
@@ -73,11 +73,11 @@ static int size_of(Size size, const ModelConfig *c)
 static void divide(Param *p, const ParamRow *r, const ModelConfig *c)
 {
     int rows[MAX_PARTS] = { r->rows == SIZE_VOCABULARY ? c->vocab_size : size_of(r->rows, c) };
-    const int count = r->rows == SIZE_OUTPUTS || r->rows == SIZE_RANKS ? linear_parts(rows, c, r->linear) : 1;
+    const int count = r->rows == SIZE_OUTPUTS || r->rows == SIZE_LORA_RANKS ? linear_parts(rows, c, r->linear) : 1;
     for (int i = 0; i < count; i++) {
         if (p->is_adapter && !is_targeted(c, r->linear, i))
             continue;
-        p->part[p->num_parts] = (Part){ p->rows, r->rows == SIZE_RANKS ? c->lora.rank : rows[i], i };
+        p->part[p->num_parts] = (Part){ p->rows, r->rows == SIZE_LORA_RANKS ? c->lora.rank : rows[i], i };
         p->rows += p->part[p->num_parts++].rows;
     }
     if (p->has_padding)
@@ -168,7 +168,7 @@ static void cut_rows(Param *p, int ranks)
     }
 }
 
-void unit_cut(UnitLayout *u, int ranks, int place, int world)
+void unit_cut(UnitLayout *u, int ranks, int rank, int world)
 {
     u->tensor_ranks = ranks;
     for (Param *p = u->param; p < u->param + u->num_params; p++) {
@@ -176,7 +176,7 @@ void unit_cut(UnitLayout *u, int ranks, int place, int world)
             continue;
         CHECK(p->tensor_ranks == 1 && !p->has_padding, "%s is cut already, or has padding", p->name);
         p->tensor_ranks = ranks;
-        p->tensor_place = place;
+        p->tensor_rank = rank;
         if (p->split == SPLIT_ROWS)
             cut_rows(p, ranks);
         else {
@@ -205,19 +205,19 @@ Param param_whole(const Param *p)
 
 size_t param_run(const Param *p, size_t i, size_t *whole)
 {
-    const size_t cols = (size_t)p->cols, row = i / cols, ranks = (size_t)p->tensor_ranks, place = (size_t)p->tensor_place;
+    const size_t cols = (size_t)p->cols, row = i / cols, ranks = (size_t)p->tensor_ranks, rank = (size_t)p->tensor_rank;
     *whole = i;
     if (p->tensor_ranks == 1)
         return p->stored - i;
     if (p->split == SPLIT_COLUMNS) {
-        *whole = (row * ranks + place) * cols + i % cols;
+        *whole = (row * ranks + rank) * cols + i % cols;
         return cols - i % cols;
     }
     const Part *part = p->part;
     while (row >= (size_t)(part->first + part->rows))
         part++;
     const size_t first = (size_t)part->first, rows = (size_t)part->rows;
-    *whole = (first * ranks + place * rows) * cols + i - first * cols;
+    *whole = (first * ranks + rank * rows) * cols + i - first * cols;
     return (first + rows) * cols - i;
 }
 

@@ -20,8 +20,8 @@ typedef struct {
 
 /* A parameter and its position in its unit. */
 typedef struct {
-    const char *name;       /* field of Unit: "qkv"                                            */
-    int    id;              /* index into Unit.tensor                                          */
+    const char *name;       /* field of UnitTensors: "qkv"                                     */
+    int    id;              /* index into UnitTensors.tensor                                   */
     int    rows, cols;
     Split  split;
     int    num_parts;
@@ -38,7 +38,7 @@ typedef struct {
     bool   is_operand;      /* a block's matrix: an operand in the recipe's format; the others are in the stream's */
     bool   has_padding;     /* its rows from vocab_size on are padding and stay 0              */
     float  init_std;        /* 0: starts as ones (norms) or zeros (biases, B of adapters)              */
-    int    tensor_ranks, tensor_place;     /* cut by `split` among that many ranks, rows, cols and parts are this one's; 1: whole */
+    int    tensor_ranks, tensor_rank;      /* cut by `split` among that many ranks, rows, cols and parts are this one's; 1: whole */
 } Param;
 enum { PARAM_ALIGN = 256 }; /* elements: whole optimizer groups of 128 or 256, 256-byte aligned in any format */
 
@@ -81,9 +81,9 @@ void unit_lay_out(UnitLayout *u, int world);
  * one of region QUANTIZED is read whole by all tensor ranks. A unit may have any number. */
 void unit_check_size(const UnitLayout *u, int unit);
 
-/* Cuts the unit's parameters by their `split` among `ranks` tensor ranks, of which this one is number `place`, and lays the regions
+/* Cuts the unit's parameters by their `split` among `ranks` tensor ranks, of which this one is number `rank`, and lays the regions
  * out for `world` shards. Each cut must have equal parts. */
-void unit_cut(UnitLayout *u, int ranks, int place, int world);
+void unit_cut(UnitLayout *u, int ranks, int rank, int world);
 
 /* The parameter as it is without tensor ranks: its rows, columns and parts. */
 Param param_whole(const Param *p);

@@ -9,13 +9,13 @@
 /* Where there are steps, and scales hold for them. */
 static bool has_scales_of_step(const Model *m)
 {
-    return m->recipe.scales == OF_STEP && !m->forward_only;
+    return m->recipe.scales == PER_STEP && !m->forward_only;
 }
 
 /* arena: the unit's own memory. amaxes: of the scales of FP8 operands, valid for a step. transposes: backward reads transposes of
  * FP8 operands, for gradients of the blocks' matrices; else the rows, for those of adapters. keep: what forward saves. rows: of
  * tensors. */
-struct Planner { Arena *arena, *amaxes; Model *m; const ParamStore *f; bool transposes; Keep keep; int rows; };
+struct Planner { Arena *arena, *amaxes; Model *m; const ParamStore *store; bool transposes; Keep keep; int rows; };
 
 static size_t whole_256(size_t bytes)
 {
@@ -335,7 +335,7 @@ static int first_like(const Planner *p, int l)
 {
     const Recipe *r = &p->m->recipe;
     int first = 0;
-    while (recipe_keep(r, first) != recipe_keep(r, l) || !store_holds(p->f, unit_of_layer(p->m->config, first)))
+    while (recipe_keep(r, first) != recipe_keep(r, l) || !store_holds(p->store, unit_of_layer(p->m->config, first)))
         first++;
     return first;
 }
@@ -393,12 +393,12 @@ static void plan_output(Planner *p, int u)
 
 /* In how many sets unit u has buffers: as many as its chunk has micro-batches in flight, or the chunk before, whose output it
  * reads. */
-static int sets_of(const Model *m, const ParamStore *f, int u)
+static int sets_of(const Model *m, const ParamStore *store, int u)
 {
-    for (int chunk = 0; chunk < f->pipe.chunks; chunk++) {
-        const UnitRange units = pipeline_units(&f->pipe, m->config, chunk);
+    for (int chunk = 0; chunk < store->pipe.chunks; chunk++) {
+        const UnitRange units = pipeline_units(&store->pipe, m->config, chunk);
         if (u >= units.first && u <= units.end)
-            return m->forward_only ? 1 : pipeline_in_flight(&f->pipe, chunk);
+            return m->forward_only ? 1 : pipeline_in_flight(&store->pipe, chunk);
     }
     return 0;
 }
@@ -408,14 +408,14 @@ static void plan_unit(Planner *p, int u)
     Model *m = p->m;
     Arena *const amaxes = p->amaxes;
     const size_t at = m->amax_at[u] = amaxes->used;
-    for (int set = 0; set < sets_of(m, p->f, u); set++) {
+    for (int set = 0; set < sets_of(m, p->store, u); set++) {
         Arena own = { .memory = (char *)amaxes->memory + (size_t)set * m->amax_bytes, .used = at };
         p->amaxes = &own;
         stages_use_set(m, set);
-        if (!store_holds(p->f, u))
+        if (!store_holds(p->store, u))
             plan_output(p, u);
-        else if (p->f->shape[u].kind->plan)
-            p->f->shape[u].kind->plan(p, m, u);
+        else if (p->store->shape[u].kind->plan)
+            p->store->shape[u].kind->plan(p, m, u);
         amaxes->used = own.used;
     }
     p->amaxes = amaxes;
@@ -427,18 +427,18 @@ static void plan_outgoing(Planner *p)
 {
     Model *m = p->m;
     Planner own = of_stream(p);
-    for (Neighbour n = 0; n < NUM_NEIGHBOURS && p->f->pipe.stages > 1; n++) {
+    for (Neighbour n = 0; n < NUM_NEIGHBOURS && p->store->pipe.stages > 1; n++) {
         m->outgoing[n].stream = plan_own(&own, m->recipe.stream, m->config->d_model);
         m->outgoing[n].amax = tensor_alloc(p->arena, (Format){ F32, 0, false }, 1, 1);
     }
 }
 
-void plan_units(Arena *arena, Arena *amaxes, Model *m, const ParamStore *f)
+void plan_units(Arena *arena, Arena *amaxes, Model *m, const ParamStore *store)
 {
-    Planner planner = { arena, amaxes, m, f, m->trains_matrices, m->recipe.keep, m->rows }, *p = &planner;
-    const int last = p->f->num_units - 1;
+    Planner planner = { arena, amaxes, m, store, m->trains_matrices, m->recipe.keep, m->rows }, *p = &planner;
+    const int last = p->store->num_units - 1;
     const size_t before = p->arena->used;
-    offload_plan_slots(m, f);
+    offload_plan_slots(m, store);
     plan_slots(p->arena, m);
     for (int u = 0; u < last; u++)
         plan_unit(p, u);

@@ -17,20 +17,20 @@ void   plan_head_input(Planner *p, Model *m, int unit);
 
 /* plan.c: all buffers of units and what they share; amaxes: of the scales of FP8 operands. plan_head.c: those of the head's logits
  * and losses. */
-void   plan_units     (Arena *arena, Arena *amaxes, Model *m, const ParamStore *f);
-void   plan_head      (Arena *arena, Model *m, const Config *c);
+void   plan_units(Arena *arena, Arena *amaxes, Model *m, const ParamStore *store);
+void   plan_head (Arena *arena, Model *m, const Config *c);
 
-/* Measures: fills the sizes of `m` and `f` and makes their host memory. model_free (model.h) frees it. */
-void   model_plan  (Model *m, ParamStore *f, const Config *c, ShardChoice p);
+/* Measures: fills the sizes of `m` and `store` and makes their host memory. model_free (model.h) frees it. */
+void   model_plan  (Model *m, ParamStore *store, const Config *c, ShardChoice p);
 
 /* Measures a model that was planned, with the same configuration, in another placement. */
-void   model_replan(Model *m, ParamStore *f, const Config *c, ShardChoice p);
+void   model_replan(Model *m, ParamStore *store, const Config *c, ShardChoice p);
 
 /* Places every tensor of a model that was planned, with the same configuration, in m->memory of m->bytes.total. */
-void   model_place_tensors(Model *m, ParamStore *f, const Config *c);
+void   model_place_tensors(Model *m, ParamStore *store, const Config *c);
 
 /* Rows that `count` tokens take: those of FP8 operands are padded by repeating the last token, where nothing sees
  * it. */
 int    decode_rows(const Recipe *r, int count);
 
-size_t model_planned_bytes(const Model *m, const ParamStore *f);           /* of device memory on this rank */
+size_t model_planned_bytes(const Model *m, const ParamStore *store);       /* of device memory on this rank */

@@ -39,43 +39,44 @@ static void plan_attention(Arena *arena, Model *m)
 }
 
 /* Of this stage's blocks. */
-static void plan_caches(Arena *arena, Model *m, const ParamStore *f)
+static void plan_caches(Arena *arena, Model *m, const ParamStore *store)
 {
     const int width = m->attn.K * m->attn.D;
     for (int l = 0; l < m->L; l++)
-        if (store_holds(f, unit_of_layer(m->config, l)))
+        if (store_holds(store, unit_of_layer(m->config, l)))
             m->acts[l].cache = (KvCache){ .k = tensor_alloc(arena, m->recipe.stream, m->P, width),
                                           .v = tensor_alloc(arena, m->recipe.stream, m->P, width) };
 }
 
-static bool trains_matrices(const ParamStore *f)
+static bool trains_matrices(const ParamStore *store)
 {
-    for (int u = 0; u < f->num_units; u++)
-        for (int i = 0; i < f->shape[u].num_params; i++)
-            if (f->shape[u].param[i].is_operand && f->shape[u].param[i].region == TRAINED)
+    for (int u = 0; u < store->num_units; u++)
+        for (int i = 0; i < store->shape[u].num_params; i++)
+            if (store->shape[u].param[i].is_operand && store->shape[u].param[i].region == TRAINED)
                 return true;
     return false;
 }
 
-static void plan_all(Arena *arena, Model *m, ParamStore *f, const Config *c, ShardChoice p)
+static void plan_all(Arena *arena, Model *m, ParamStore *store, const Config *c, ShardChoice p)
 {
     PlanBytes *b = &m->bytes;
     arena->used = 0;
-    store_plan(f, arena, c, p);
-    m->trains_matrices = trains_matrices(f);
-    m->has_head = store_holds(f, f->num_units - 1);
+    store_plan(store, arena, c, p);
+    m->trains_matrices = trains_matrices(store);
+    m->has_head = store_holds(store, store->num_units - 1);
     b->units = arena->used;
-    m->offload.pieces = m->forward_only ? 0 : offload_pieces(m, f);
+    m->offload.pieces = m->forward_only ? 0 : offload_pieces(m, store);
     m->offload.slots = p.slots > 0 && p.slots < m->offload.pieces ? p.slots : m->offload.pieces;
-    f->stage_bytes = store_stage_bytes(f);
-    const size_t parts = STAGES_OF_UPDATE * f->stage_bytes, matrices = muon_bytes(f, c), tied = stages_tied_bytes(f);
+    store->update_part_bytes = store_update_part_bytes(store);
+    const size_t parts = UPDATE_BUFFERS * store->update_part_bytes, matrices = muon_bytes(store, c),
+                 tied = stages_tied_bytes(store);
     const size_t update = parts > matrices ? parts : matrices, staging = update > tied ? update : tied;
-    f->staging_bytes = m->shared_bytes > staging ? m->shared_bytes : staging;
-    f->staging = m->shared_memory = arena_alloc(arena, f->staging_bytes);
+    store->staging_bytes = m->shared_bytes > staging ? m->shared_bytes : staging;
+    store->staging = m->shared_memory = arena_alloc(arena, store->staging_bytes);
     m->amaxes = arena_alloc(arena, (size_t)m->num_sets * m->amax_bytes);
     Arena amaxes = { .memory = (char *)m->amaxes };
-    plan_units(arena, &amaxes, m, f);
-    offload_plan(m, f);
+    plan_units(arena, &amaxes, m, store);
+    offload_plan(m, store);
     m->amax_bytes = amaxes.used;
     b->work = arena->used - b->units - b->blocks;
     projector_plan_rows(arena, m);
@@ -83,7 +84,7 @@ static void plan_all(Arena *arena, Model *m, ParamStore *f, const Config *c, Sha
     plan_attention(arena, m);
     b->head = arena->used - b->units - b->blocks - b->work;
     if (c->generate)
-        plan_caches(arena, m, f);
+        plan_caches(arena, m, store);
     b->cache = arena->used - b->units - b->blocks - b->work - b->head;
     b->total = arena->used;
 }
@@ -93,9 +94,9 @@ int decode_rows(const Recipe *r, int count)
     return format_is_fp8(r->operand) ? fp8_padded(count) : count;
 }
 
-size_t model_planned_bytes(const Model *m, const ParamStore *f)
+size_t model_planned_bytes(const Model *m, const ParamStore *store)
 {
-    return m->bytes.total + f->gathered.used;
+    return m->bytes.total + store->gathered.used;
 }
 
 static int most_in_flight(const Model *m, const Pipeline *p)
@@ -108,7 +109,7 @@ static int most_in_flight(const Model *m, const Pipeline *p)
     return most;
 }
 
-void model_plan(Model *m, ParamStore *f, const Config *c, ShardChoice p)
+void model_plan(Model *m, ParamStore *store, const Config *c, ShardChoice p)
 {
     const ModelConfig *mc = &c->model;
     const int P = mc->max_sequence_length + (c->generate ? decode_rows(&c->recipe, 1) - 1 : 0);
@@ -117,12 +118,12 @@ void model_plan(Model *m, ParamStore *f, const Config *c, ShardChoice p)
                   .observed = config_forward_only(c) ? c->observed : c->quant_stats_interval > 0,
                   .documents = (c->data.generate_doc_lengths || c->length_warmup.steps > 0) && !c->generate,
                   .lora_scale = (float)lora_scale(&mc->lora) };
-    *f = (ParamStore){ 0 };
+    *store = (ParamStore){ 0 };
     m->T = T;
     m->context = context_ranks(&c->strategy);
     m->context_rank = comm_group_rank(RANKS_CONTEXT) % m->context;  /* a dry run has no mesh */
     m->tensor_ranks = tensor_ranks(&c->strategy);
-    m->tensor_place = p.tensor_place;
+    m->tensor_rank = p.tensor_rank;
     if (m->tensor_ranks > 1)
         tensor_open(m);
     m->attn = (Attention){ .B = c->device_train_microbatch_size, .T = T / m->context, .H = m->config->n_heads,
@@ -140,21 +141,21 @@ void model_plan(Model *m, ParamStore *f, const Config *c, ShardChoice p)
     context_allocate(m);
     m->host_sorted = xmalloc(sizeof *m->host_sorted * m->N);
     lifetimes_separate(m->shared);
-    plan_all(&(Arena){ 0 }, m, f, c, p);
-    lifetimes_record(m, f);             /* now that it is known what there is to share */
+    plan_all(&(Arena){ 0 }, m, store, c, p);
+    lifetimes_record(m, store);         /* now that it is known what there is to share */
     m->shared_bytes = overlay_place(m->shared, m->shared_least);
-    plan_all(&(Arena){ 0 }, m, f, c, p);
+    plan_all(&(Arena){ 0 }, m, store, c, p);
 }
 
 /* Shared buffers do not depend on where weights are. */
-void model_replan(Model *m, ParamStore *f, const Config *c, ShardChoice p)
+void model_replan(Model *m, ParamStore *store, const Config *c, ShardChoice p)
 {
-    plan_all(&(Arena){ 0 }, m, f, c, p);
+    plan_all(&(Arena){ 0 }, m, store, c, p);
 }
 
-void model_place_tensors(Model *m, ParamStore *f, const Config *c)
+void model_place_tensors(Model *m, ParamStore *store, const Config *c)
 {
-    ShardChoice p = store_shard_choice(f);
+    ShardChoice p = store_shard_choice(store);
     p.slots = m->offload.slots;
-    plan_all(&(Arena){ .memory = m->memory }, m, f, c, p);
+    plan_all(&(Arena){ .memory = m->memory }, m, store, c, p);
 }

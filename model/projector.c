@@ -101,13 +101,13 @@ static Tensor of_rows(const Model *m, Tensor t)
 }
 
 /* h and gelu(h). */
-static void first_layer(const Model *m, const Unit *w)
+static void first_layer(const Model *m, const UnitTensors *w)
 {
     matmul(of_rows(m, m->image.h), of_rows(m, m->image.x), w->image_in, w->image_in_bias);
     gelu_forward(of_rows(m, m->image.act), of_rows(m, m->image.h));
 }
 
-void projector_forward(Model *m, const Unit *w, int u)
+void projector_forward(Model *m, const UnitTensors *w, int u)
 {
     const Tensor y = of_rows(m, m->image.y), stream = m->unit_acts[u + 1].attn_res;
     if (m->config->image.projector == PROJECTOR_LINEAR)
@@ -120,12 +120,12 @@ void projector_forward(Model *m, const Unit *w, int u)
     place_rows(stream, m->image.at, y);
 }
 
-static bool trains(const Unit *dw)
+static bool trains(const UnitTensors *dw)
 {
     return dw->image_in.data || dw->image_in_bias.data || dw->image_out.data || dw->image_out_bias.data;
 }
 
-void projector_backward(Model *m, const Unit *w, Unit *dw)
+void projector_backward(Model *m, const UnitTensors *w, UnitTensors *dw)
 {
     Tensor dh = of_rows(m, m->image.y);
     take_rows(dh, m->image.at, m->work.dres);

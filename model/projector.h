@@ -13,8 +13,8 @@
 
 /* Places what unit u shares with other units; forward and backward of the unit. */
 void projector_plan    (Model *m, int u);
-void projector_forward (Model *m, const Unit *w, int u);
-void projector_backward(Model *m, const Unit *w, Unit *dw);
+void projector_forward (Model *m, const UnitTensors *w, int u);
+void projector_backward(Model *m, const UnitTensors *w, UnitTensors *dw);
 
 /* Places x and at, and makes their host memory at the first call; nothing in a model of text only. projector_free: that memory. */
 void projector_plan_rows(Arena *arena, Model *m);

@@ -7,32 +7,32 @@
 #include "kernels/runtime/error.h"
 #include "model/units.h"
 
-static void store_e4m3(ParamStore *f, int u, const Param *p, Tensor whole)
+static void store_e4m3(ParamStore *store, int u, const Param *p, Tensor whole)
 {
-    size_t first, n = shard_part(&f->shard[u], p, &first);
-    Tensor part = shard_weights(&f->shard[u], p, first, n);
-    part.scale = quantized_scale(f, u, p);
+    size_t first, n = shard_part(&store->shard[u], p, &first);
+    Tensor part = shard_weights(&store->shard[u], p, first, n);
+    part.scale = quantized_scale(store, u, p);
     quantize_scale(part, whole);
     for (size_t done = 0, run, at; done < n; done += run) {
         run = param_run(p, first + done, &at);
         run = run < n - done ? run : n - done;
         const Tensor from = tensor_at((char *)whole.data + at * dtype_size(whole.format.dtype), whole.format, 1, (int)run);
-        Tensor to = shard_weights(&f->shard[u], p, first + done, run);
+        Tensor to = shard_weights(&store->shard[u], p, first + done, run);
         to.scale = part.scale;
         quantize_codes(to, from);
     }
 }
 
 /* Whether the groups of whole matrices have no double quantization. */
-static bool is_plain(const ParamStore *f)
+static bool is_plain(const ParamStore *store)
 {
-    return f->shape->config->lora.plain_nf4;
+    return store->shape->config->lora.plain_nf4;
 }
 
-static size_t whole_bytes(const ParamStore *f, const Param *p)
+static size_t whole_bytes(const ParamStore *store, const Param *p)
 {
     const Param whole = param_whole(p);
-    return param_nf4_groups(&whole) * nf4_group_bytes(is_plain(f));
+    return param_nf4_groups(&whole) * nf4_group_bytes(is_plain(store));
 }
 
 /* to = the blocks of a part, from the groups of the whole matrix; both in host memory. */
@@ -55,17 +55,17 @@ static void cut_groups(Nf4PlainGroup *to, const Param *p, Nf4 from)
 }
 
 /* Stores this rank's part of the groups of a whole matrix. */
-static void keep_part(ParamStore *f, int u, const Param *p, const char *groups)
+static void keep_part(ParamStore *store, int u, const Param *p, const char *groups)
 {
-    size_t first, n = shard_part(&f->shard[u], p, &first);
-    char *to = n > 0 ? shard_weights(&f->shard[u], p, first, n).data : NULL;
+    size_t first, n = shard_part(&store->shard[u], p, &first);
+    char *to = n > 0 ? shard_weights(&store->shard[u], p, first, n).data : NULL;
     if (n > 0 && p->tensor_ranks == 1)
         device_copy(to, groups + first, n);
     else if (n > 0) {
         const Param whole = param_whole(p);
-        char *host = xmalloc(whole_bytes(f, p)), *part = xcalloc(p->stored, 1);
-        device_get(host, groups, whole_bytes(f, p));
-        cut_groups((Nf4PlainGroup *)part, p, param_nf4(&whole, host, is_plain(f)));
+        char *host = xmalloc(whole_bytes(store, p)), *part = xcalloc(p->stored, 1);
+        device_get(host, groups, whole_bytes(store, p));
+        cut_groups((Nf4PlainGroup *)part, p, param_nf4(&whole, host, is_plain(store)));
         device_put(to, part + first, n);
         free(host);
         free(part);
@@ -73,65 +73,65 @@ static void keep_part(ParamStore *f, int u, const Param *p, const char *groups)
 }
 
 /* The same, and the scale of the operand: that of the whole matrix. */
-static void keep_groups(ParamStore *f, int u, const Param *p, const char *groups)
+static void keep_groups(ParamStore *store, int u, const Param *p, const char *groups)
 {
     const Param whole = param_whole(p);
-    const Tensor operand = f->unit[u].tensor[p->id];
-    keep_part(f, u, p, groups);
+    const Tensor operand = store->unit[u].tensor[p->id];
+    keep_part(store, u, p, groups);
     if (!format_is_fp8(operand.format))
         return;
-    device_zero(f->square_sum, sizeof *f->square_sum);
-    nf4_amax(f->square_sum, param_nf4(&whole, groups, is_plain(f)), whole.cols, 0, param_nf4_groups(&whole));
-    quantize_scale_from(operand, f->square_sum);
+    device_zero(store->square_sum, sizeof *store->square_sum);
+    nf4_amax(store->square_sum, param_nf4(&whole, groups, is_plain(store)), whole.cols, 0, param_nf4_groups(&whole));
+    quantize_scale_from(operand, store->square_sum);
 }
 
-static void store_nf4(ParamStore *f, int u, const Param *p, Tensor whole)
+static void store_nf4(ParamStore *store, int u, const Param *p, Tensor whole)
 {
     const Param all = param_whole(p);
-    char *groups = device_alloc(whole_bytes(f, p)), *next = groups;
+    char *groups = device_alloc(whole_bytes(store, p)), *next = groups;
     for (int i = 0; i < p->num_parts; i++) {
         const Tensor part = tensor_rows(whole, all.part[i].first, all.part[i].rows);
         const size_t n = nf4_groups((size_t)part.rows, (size_t)part.cols);
-        if (is_plain(f))
+        if (is_plain(store))
             nf4_quantize_plain((Nf4PlainGroup *)next, part, 0, n);
         else {
-            nf4_offset(f->square_sum, part);
-            nf4_quantize((Nf4Group *)next, part, f->square_sum, 0, n);
+            nf4_offset(store->square_sum, part);
+            nf4_quantize((Nf4Group *)next, part, store->square_sum, 0, n);
         }
-        next += n * nf4_group_bytes(is_plain(f));
+        next += n * nf4_group_bytes(is_plain(store));
     }
-    keep_groups(f, u, p, groups);
+    keep_groups(store, u, p, groups);
     device_free(groups);
 }
 
-void quantized_store(ParamStore *f, int u, const Param *p, Tensor whole)
+void quantized_store(ParamStore *store, int u, const Param *p, Tensor whole)
 {
     CHECK(p->region == QUANTIZED, "%s is not in region QUANTIZED", p->name);
-    if (f->base_format == BASE_NF4)
-        store_nf4(f, u, p, whole);
+    if (store->base_format == BASE_NF4)
+        store_nf4(store, u, p, whole);
     else
-        store_e4m3(f, u, p, whole);
+        store_e4m3(store, u, p, whole);
 }
 
-void quantized_store_nf4(ParamStore *f, int u, const Param *p, const void *host)
+void quantized_store_nf4(ParamStore *store, int u, const Param *p, const void *host)
 {
-    char *groups = device_alloc(whole_bytes(f, p));
-    device_put(groups, host, whole_bytes(f, p));
-    keep_groups(f, u, p, groups);
+    char *groups = device_alloc(whole_bytes(store, p));
+    device_put(groups, host, whole_bytes(store, p));
+    keep_groups(store, u, p, groups);
     device_free(groups);
 }
 
-void frozen_round(ParamStore *f)
+void frozen_round(ParamStore *store)
 {
-    for (int u = 0; u < f->num_units; u++) {
-        if (f->shape[u].kind == &projector_kind && lora_trains_projector(f->shape[u].config))
+    for (int u = 0; u < store->num_units; u++) {
+        if (store->shape[u].kind == &projector_kind && lora_trains_projector(store->shape[u].config))
             continue;                   /* stored with the adapters */
-        for (int i = 0; i < f->shape[u].num_params; i++) {
-            const Param *p = &f->shape[u].param[i];
-            size_t first, n = shard_part(&f->shard[u], p, &first);
+        for (int i = 0; i < store->shape[u].num_params; i++) {
+            const Param *p = &store->shape[u].param[i];
+            size_t first, n = shard_part(&store->shard[u], p, &first);
             if (p->region != FROZEN || p->is_adapter || n == 0)
                 continue;
-            const Tensor part = shard_weights(&f->shard[u], p, first, n);
+            const Tensor part = shard_weights(&store->shard[u], p, first, n);
             const Tensor rounded = tensor_at(device_alloc(n * dtype_size(BF16)), (Format){ BF16, 0, false }, 1, (int)n);
             quantize_codes(rounded, part);
             quantize_codes(part, rounded);

@@ -13,11 +13,11 @@
 #include "model/param_store.h"
 
 /* Stores this rank's part of a matrix. whole: all of it, (rows, cols) in F32 or BF16, device memory, the same on all ranks. */
-void   quantized_store(ParamStore *f, int unit, const Param *p, Tensor whole);
+void   quantized_store(ParamStore *store, int unit, const Param *p, Tensor whole);
 
 /* Rounds frozen weights in F32 to values of BF16, but for adapters. */
-void   frozen_round(ParamStore *f);
+void   frozen_round(ParamStore *store);
 
 /* The same as quantized_store for a whole matrix in NF4, param_nf4_groups in host memory: Nf4PlainGroups without double
  * quantization. */
-void   quantized_store_nf4(ParamStore *f, int unit, const Param *p, const void *groups);
+void   quantized_store_nf4(ParamStore *store, int unit, const Param *p, const void *groups);

@@ -21,28 +21,28 @@
 /* Of each recipe: what forward saves for backward; GEMMs; weights, their gradients and moments. */
 const Recipe recipes[] = {
     { .name = "f32",       .stream = F32_,  .saved = F32_,   .qkv = F32_,   .att = F32_,  .hidden = F32_,   .keep = KEEP_ALL,
-      .operand = F32_,  .gradient = F32_,  .head = F32_,  .forward = FROM_SAVED, .fast = FAST_NONE,    .scales = OF_MICROBATCH,
+      .operand = F32_,  .gradient = F32_,  .head = F32_,  .forward = FROM_SAVED, .fast = FAST_NONE,    .scales = PER_MICROBATCH,
       .master = F32_,  .grads = F32_,  .moment1 = F32_,   .moment2 = F32_,   .frozen = F32_ },
     { .name = "bf16",      .stream = BF16_, .saved = BF16_,  .qkv = BF16_,  .att = BF16_, .hidden = BF16_,  .keep = KEEP_ALL,
-      .operand = BF16_, .gradient = BF16_, .head = BF16_, .forward = FROM_SAVED, .fast = FAST_NONE,    .scales = OF_MICROBATCH,
+      .operand = BF16_, .gradient = BF16_, .head = BF16_, .forward = FROM_SAVED, .fast = FAST_NONE,    .scales = PER_MICROBATCH,
       .master = F32_,  .grads = BF16_, .moment1 = F32_,   .moment2 = F32_,   .frozen = BF16_ },
     { .name = "fp8",       .stream = BF16_, .saved = BF16_,  .qkv = BF16_,  .att = BF16_, .hidden = BF16_,  .keep = KEEP_ALL,
-      .operand = E4M3_, .gradient = E5M2_, .head = BF16_, .forward = FROM_SAVED, .fast = FAST_FORWARD, .scales = OF_MICROBATCH,
+      .operand = E4M3_, .gradient = E5M2_, .head = BF16_, .forward = FROM_SAVED, .fast = FAST_FORWARD, .scales = PER_MICROBATCH,
       .master = F32_,  .grads = BF16_, .moment1 = F32_,   .moment2 = F32_,   .frozen = BF16_ },
     { .name = "fp8-lm",    .stream = BF16_, .saved = BF16_,  .qkv = BF16_,  .att = BF16_, .hidden = BF16_,  .keep = KEEP_ALL,
-      .operand = E4M3_, .gradient = E5M2_, .head = BF16_, .forward = FROM_SAVED, .fast = FAST_FORWARD, .scales = OF_MICROBATCH,
+      .operand = E4M3_, .gradient = E5M2_, .head = BF16_, .forward = FROM_SAVED, .fast = FAST_FORWARD, .scales = PER_MICROBATCH,
       .master = BF16_, .grads = BF16_, .moment1 = PLAIN_, .moment2 = BF16_,  .frozen = BF16_ },
     { .name = "coat-act",  .stream = BF16_, .saved = GROUP_, .qkv = BF16_,  .att = BF16_, .hidden = GROUP_, .keep = KEEP_INPUTS,
-      .operand = E4M3_, .gradient = E5M2_, .head = E5M2_, .forward = FROM_EXACT, .fast = FAST_ALL,     .scales = OF_STEP,
+      .operand = E4M3_, .gradient = E5M2_, .head = E5M2_, .forward = FROM_EXACT, .fast = FAST_ALL,     .scales = PER_STEP,
       .master = F32_,  .grads = BF16_, .moment1 = F32_,   .moment2 = F32_,   .frozen = BF16_ },
     { .name = "coat-opt",  .stream = BF16_, .saved = BF16_,  .qkv = BF16_,  .att = BF16_, .hidden = BF16_,  .keep = KEEP_ALL,
-      .operand = BF16_, .gradient = BF16_, .head = BF16_, .forward = FROM_SAVED, .fast = FAST_NONE,    .scales = OF_MICROBATCH,
+      .operand = BF16_, .gradient = BF16_, .head = BF16_, .forward = FROM_SAVED, .fast = FAST_NONE,    .scales = PER_MICROBATCH,
       .master = BF16_, .grads = BF16_, .moment1 = MOMENT, .moment2 = MOMENT, .frozen = BF16_ },
     { .name = "coat",      .stream = BF16_, .saved = GROUP_, .qkv = BF16_,  .att = BF16_, .hidden = GROUP_, .keep = KEEP_INPUTS,
-      .operand = E4M3_, .gradient = E5M2_, .head = E5M2_, .forward = FROM_EXACT, .fast = FAST_ALL,     .scales = OF_STEP,
+      .operand = E4M3_, .gradient = E5M2_, .head = E5M2_, .forward = FROM_EXACT, .fast = FAST_ALL,     .scales = PER_STEP,
       .master = BF16_, .grads = BF16_, .moment1 = MOMENT, .moment2 = MOMENT, .frozen = BF16_ },
     { .name = "coat-lean", .stream = BF16_, .saved = GROUP_, .qkv = GROUP_, .att = E4M3_, .hidden = GROUP_, .keep = KEEP_INPUTS,
-      .operand = E4M3_, .gradient = E5M2_, .head = E5M2_, .forward = FROM_EXACT, .fast = FAST_ALL,     .scales = OF_STEP,
+      .operand = E4M3_, .gradient = E5M2_, .head = E5M2_, .forward = FROM_EXACT, .fast = FAST_ALL,     .scales = PER_STEP,
       .master = BF16_, .grads = BF16_, .moment1 = MOMENT, .moment2 = MOMENT, .frozen = BF16_ },
     { .name = NULL }
 };
@@ -95,7 +95,7 @@ void recipe_print(const Recipe *r)
                                         [KEEP_BLOCK] = "block" };
     static const char *const fast[] = { [FAST_NONE] = "none", [FAST_FORWARD] = "forward", [FAST_ALL] = "all" };
     static const char *const forward[] = { [FROM_SAVED] = "saved", [FROM_EXACT] = "exact" };
-    static const char *const scales[] = { [OF_MICROBATCH] = "micro-batch", [OF_STEP] = "step" };
+    static const char *const scales[] = { [PER_MICROBATCH] = "micro-batch", [PER_STEP] = "step" };
     char share[64] = "";
     if (r->recompute)
         snprintf(share, sizeof share, " (only the input in %s %d blocks)", r->recompute > 0 ? "one in" : "all but one in",

@@ -22,10 +22,10 @@ typedef enum { FAST_NONE, FAST_FORWARD, FAST_ALL } FastAccumulation;
 /* How long the scale of an FP8 operand that is no weight is valid: GEMM inputs of a
  * block, gradients except dy. */
 typedef enum {
-    OF_MICROBATCH,  /* one micro-batch: its amax is computed before encoding                                */
-    OF_STEP         /* one step: later micro-batches are encoded with headroom over the first one's amax;
+    PER_MICROBATCH, /* one micro-batch: its amax is computed before encoding                                */
+    PER_STEP        /* one step: later micro-batches are encoded with headroom over the first one's amax;
                        see scale_is_reused                                                             */
-} ScalesOf;
+} ScalesPer;
 
 /* How the FP8 input of `down`, SwiGLU's output, is scaled. */
 typedef enum {
@@ -46,7 +46,7 @@ typedef struct {
     Keep   keep;
     ForwardSource forward;
     FastAccumulation fast;
-    ScalesOf scales;
+    ScalesPer scales;
     Format master;     /* weights that the optimizer updates                              */
     Format grads;      /* accumulated weight gradients                                    */
     Format moment1, moment2;   /* AdamW's m and v, unless the optimizer has its own formats */

@@ -107,15 +107,15 @@ double schedule_max_grad_norm(const Config *c, long step, long tokens)
                                                     : c->max_grad_norm;
 }
 
-void schedule_check(const Config *c, double run, const char *place)
+void schedule_check(const Config *c, double run, const char *where)
 {
     const double end = schedule_end(c, run), warmup = warmup_of(c, end);
     const double decay = c->scheduler.name == WSD ? c->scheduler.t_decay : 0;
     const char *unit = c->scheduler.in_tokens ? "tokens" : "steps";
     if (decay > 0 && end > 0 && warmup + decay > end)
-        die("%sscheduler.t_warmup %.0f and t_decay %.0f do not fit %s, which is %.0f %s; shorten one of them", place, warmup, decay,
+        die("%sscheduler.t_warmup %.0f and t_decay %.0f do not fit %s, which is %.0f %s; shorten one of them", where, warmup, decay,
             c->scheduler.t_max ? "t_max" : "max_duration", end, unit);
     if (run > 0 && warmup > run)
-        warn("%sthe learning rate is still warming up when the run ends: scheduler.t_warmup %.0f, max_duration %.0f %s", place,
+        warn("%sthe learning rate is still warming up when the run ends: scheduler.t_warmup %.0f, max_duration %.0f %s", where,
              warmup, run, unit);
 }

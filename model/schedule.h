@@ -23,5 +23,5 @@ int    schedule_length       (const Config *c, long step);
 double schedule_end          (const Config *c, double run);
 
 /* Dies if warmup and decay do not fit the run, warns if it ends during the warmup. run: its length in the scheduler's units; 0: it
- * depends on the data. place: "x.yaml:3: " or "". */
-void   schedule_check(const Config *c, double run, const char *place);
+ * depends on the data. where: "x.yaml:3: " or "". */
+void   schedule_check(const Config *c, double run, const char *where);

@@ -8,15 +8,15 @@
 #include "kernels/runtime/watchdog.h"
 #include "model/units.h"
 
-void stages_enter(const ParamStore *f)
+void stages_enter(const ParamStore *store)
 {
-    if (f->pipe.stages > 1)
-        watchdog_enter_stage(f->pipe.stage);
+    if (store->pipe.stages > 1)
+        watchdog_enter_stage(store->pipe.stage);
 }
 
-int stages_head_rank(const ParamStore *f)
+int stages_head_rank(const ParamStore *store)
 {
-    return comm_size() - comm_size() / f->pipe.stages;
+    return comm_size() - comm_size() / store->pipe.stages;
 }
 
 void stages_use_set(Model *m, int set)
@@ -30,9 +30,9 @@ static char *ranges_of(const Model *m, int set, int unit)
     return (char *)m->amaxes + (size_t)set * m->amax_bytes + m->amax_at[unit];
 }
 
-void stages_use(Model *m, const ParamStore *f, UnitRange units, PipelineRow r)
+void stages_use(Model *m, const ParamStore *store, UnitRange units, PipelineRow r)
 {
-    const int sets = pipeline_in_flight(&f->pipe, r.chunk), set = r.micro % sets;
+    const int sets = pipeline_in_flight(&store->pipe, r.chunk), set = r.micro % sets;
     const size_t bytes = m->amax_at[units.end] - m->amax_at[units.first];
     stages_use_set(m, set);
     if (!r.backward && r.micro > 0 && sets > 1 && bytes > 0)
@@ -40,11 +40,12 @@ void stages_use(Model *m, const ParamStore *f, UnitRange units, PipelineRow r)
 }
 
 /* Planning asks what is written. */
-static void receive(const Model *m, const ParamStore *f, Neighbour from, const char *what, int unit, Tensor x, const float *amax)
+static void receive(const Model *m, const ParamStore *store, Neighbour from, const char *what, int unit, Tensor x,
+                    const float *amax)
 {
-    const Pipeline *p = &f->pipe;
+    const Pipeline *p = &store->pipe;
     char operation[64];
-    if (f->placed) {
+    if (store->placed) {
         snprintf(operation, sizeof operation, "stage %d: receiving from stage %d the %s", p->stage,
                  (p->stage + (from == NEXT_STAGE ? 1 : p->stages - 1)) % p->stages, what);
         watchdog_mark_neighbour(operation, unit);
@@ -57,16 +58,16 @@ static void receive(const Model *m, const ParamStore *f, Neighbour from, const c
 }
 
 /* Planning asks what is read. */
-static void send(Model *m, const ParamStore *f, Neighbour to, int unit, Tensor x, const float *amax)
+static void send(Model *m, const ParamStore *store, Neighbour to, int unit, Tensor x, const float *amax)
 {
     Outgoing *o = &m->outgoing[to];
     const Tensor stream = tensor_rows(o->stream, 0, x.rows);
-    if (f->placed)
+    if (store->placed)
         trace_wait(o->left, "the message before", unit);
     device_copy(stream.data, x.data, tensor_bytes(x));
     if (amax)
         device_copy(o->amax.data, amax, sizeof *amax);
-    if (!f->placed)
+    if (!store->placed)
         return;
     o->ready = device_follow(QUEUE_SEND, o->ready);
     trace_begin("send", unit);
@@ -78,60 +79,60 @@ static void send(Model *m, const ParamStore *f, Neighbour to, int unit, Tensor x
     device_queue(QUEUE_COMPUTE);
 }
 
-void stages_receive_stream(Model *m, const ParamStore *f, UnitRange units)
+void stages_receive_stream(Model *m, const ParamStore *store, UnitRange units)
 {
-    receive(m, f, PREVIOUS_STAGE, "input", units.first, m->unit_acts[units.first].attn_res, NULL);
+    receive(m, store, PREVIOUS_STAGE, "input", units.first, m->unit_acts[units.first].attn_res, NULL);
 }
 
-void stages_receive_gradient(Model *m, const ParamStore *f, UnitRange units)
+void stages_receive_gradient(Model *m, const ParamStore *store, UnitRange units)
 {
-    receive(m, f, NEXT_STAGE, "output's gradient", units.end - 1, m->work.dres, m->work.dres_amax);
+    receive(m, store, NEXT_STAGE, "output's gradient", units.end - 1, m->work.dres, m->work.dres_amax);
 }
 
-void stages_send_stream(Model *m, const ParamStore *f, UnitRange units)
+void stages_send_stream(Model *m, const ParamStore *store, UnitRange units)
 {
-    send(m, f, NEXT_STAGE, units.end - 1, m->unit_acts[units.end].attn_res, NULL);
+    send(m, store, NEXT_STAGE, units.end - 1, m->unit_acts[units.end].attn_res, NULL);
 }
 
-void stages_send_gradient(Model *m, const ParamStore *f, UnitRange units)
+void stages_send_gradient(Model *m, const ParamStore *store, UnitRange units)
 {
-    send(m, f, PREVIOUS_STAGE, units.first, m->work.dres, m->work.dres_amax);
+    send(m, store, PREVIOUS_STAGE, units.first, m->work.dres, m->work.dres_amax);
 }
 
 /* This rank's part of a unit that is also on another stage; count 0: there is none to train. */
-static Slice tied_slice(const ParamStore *f)
+static Slice tied_slice(const ParamStore *store)
 {
-    const Shard *s = &f->shard[unit_of_head_matrix(f->shape->config)];
-    return f->pipe.stages > 1 && f->tied ? s->slice[TRAINED] : (Slice){ 0 };
+    const Shard *s = &store->shard[unit_of_head_matrix(store->shape->config)];
+    return store->pipe.stages > 1 && store->tied ? s->slice[TRAINED] : (Slice){ 0 };
 }
 
-static size_t tied_part(const ParamStore *f)
+static size_t tied_part(const ParamStore *store)
 {
-    const size_t all = tied_slice(f).count;
-    return all < PART_OF_UPDATE ? all : PART_OF_UPDATE;
+    const size_t all = tied_slice(store).count;
+    return all < UPDATE_PART ? all : UPDATE_PART;
 }
 
-size_t stages_tied_bytes(const ParamStore *f)
+size_t stages_tied_bytes(const ParamStore *store)
 {
-    return tied_part(f) * dtype_size(f->recipe.grads.dtype);
+    return tied_part(store) * dtype_size(store->recipe.grads.dtype);
 }
 
 /* The first stage follows the last in the ring of stages. Each adds what comes to what it has sent: a sum of two has the same bits
  * in either order. */
-void stages_sum_tied(ParamStore *f)
+void stages_sum_tied(ParamStore *store)
 {
-    const Slice s = tied_slice(f);
-    const int unit = unit_of_head_matrix(f->shape->config);
-    const Neighbour other = f->pipe.stage == 0 ? PREVIOUS_STAGE : NEXT_STAGE;
+    const Slice s = tied_slice(store);
+    const int unit = unit_of_head_matrix(store->shape->config);
+    const Neighbour other = store->pipe.stage == 0 ? PREVIOUS_STAGE : NEXT_STAGE;
     DeviceMark *sent = NULL;
     if (s.count == 0)
         return;
-    fsdp_wait_grads(f);
+    fsdp_wait_grads(store);
     trace_begin("reduce", unit);
     for (size_t at = 0, n; at < s.count; at += n) {
-        n = s.count - at < tied_part(f) ? s.count - at : tied_part(f);
-        const Tensor own = slice_view(&s, f->shard[unit].grad, s.first + at, n);
-        const Tensor others = tensor_at(f->staging, own.format, 1, (int)n);
+        n = s.count - at < tied_part(store) ? s.count - at : tied_part(store);
+        const Tensor own = slice_view(&s, store->shard[unit].grad, s.first + at, n);
+        const Tensor others = tensor_at(store->staging, own.format, 1, (int)n);
         watchdog_mark_neighbour("summing gradients over the first and the last stage", unit);
         sent = device_follow(QUEUE_SEND, sent);
         comm_send(own, other);

@@ -25,7 +25,7 @@ void tensor_close(Model *m)
 
 Tensor own_rows(const Model *m, Tensor t)
 {
-    return row_parts(m) == 1 ? t : tensor_rows(t, m->tensor_place * m->N, m->N);
+    return row_parts(m) == 1 ? t : tensor_rows(t, m->tensor_rank * m->N, m->N);
 }
 
 Tensor rows_buffer(const Model *m, Tensor t)
@@ -144,10 +144,10 @@ void gather_rows_multiply(const Model *m, Tensor y, Tensor t, Tensor w, Tensor b
         return;
     }
     wait_for(m, EXCHANGE_OWN);
-    multiply_rows(m, y, t, w, bias, m->tensor_place);
+    multiply_rows(m, y, t, w, bias, m->tensor_rank);
     gather_rows_end(m, t);
     for (int r = 0; r < m->tensor_ranks; r++)
-        if (r != m->tensor_place)
+        if (r != m->tensor_rank)
             multiply_rows(m, y, t, w, bias, r);
 }
 
@@ -224,7 +224,7 @@ void multiply_add_rows(const Model *m, Tensor y, Tensor add, Tensor buffer, Tens
     Tensor part[2];
     for (int half = 0; half < 2; half++) {
         const Tensor sums = tensor_rows(buffer, half * m->rows / 2, m->rows / 2);
-        part[half] = in_place ? tensor_rows(sums, m->tensor_place * rows, rows) : tensor_rows(y, half * rows, rows);
+        part[half] = in_place ? tensor_rows(sums, m->tensor_rank * rows, rows) : tensor_rows(y, half * rows, rows);
         multiply_half(m, sums, x, w, half);
         begin(m);
         comm_reduce_scatter(part[half], sums, RANKS_TENSOR);

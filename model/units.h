@@ -25,19 +25,19 @@ typedef union {
         Tensor down;        /* (C, F)                                                          */
         Tensor norm;        /* (1, C)  head: final norm                                        */
         Tensor head;        /* (V, C)                                                          */
-        /* adapters; only rows for the targeted ones of q, k, v and of gate, up, from top to bottom */
-        Tensor qkv_a;       /* (3 rank, C)                                                     */
-        Tensor qkv_b;       /* (S, rank)                                                       */
-        Tensor out_a;       /* (rank, H*D)                                                     */
-        Tensor out_b;       /* (C, rank)                                                       */
-        Tensor gate_up_a;   /* (2 rank, C)                                                     */
-        Tensor gate_up_b;   /* (2F, rank)                                                      */
-        Tensor down_a;      /* (rank, F)                                                       */
-        Tensor down_b;      /* (C, rank)                                                       */
+        /* adapters, r: lora.rank; only rows for the targeted ones of q, k, v and of gate, up, from top to bottom */
+        Tensor qkv_a;       /* (3 r, C)                                                        */
+        Tensor qkv_b;       /* (S, r)                                                          */
+        Tensor out_a;       /* (r, H*D)                                                        */
+        Tensor out_b;       /* (C, r)                                                          */
+        Tensor gate_up_a;   /* (2 r, C)                                                        */
+        Tensor gate_up_b;   /* (2F, r)                                                         */
+        Tensor down_a;      /* (r, F)                                                          */
+        Tensor down_b;      /* (C, r)                                                          */
     };
     struct { Tensor image_in, image_in_bias, image_out, image_out_bias; };     /* (C, Cv), (C, 1), (C, C), (C, 1): projector.h */
     Tensor tensor[NUM_PARAMS];
-} Unit;
+} UnitTensors;
 
 /* The linear layers of a block, each with one matrix for what reads the same input. */
 typedef enum { LINEAR_QKV, LINEAR_OUT, LINEAR_GATE_UP, LINEAR_DOWN, NUM_LINEARS } Linear;
@@ -50,18 +50,18 @@ typedef enum {
     ALWAYS, WITH_NORM_WEIGHTS, WITH_QKV_BIAS, WITH_QK_NORM, UNTIED, ADAPTED, WITH_PROJECTOR_BIAS, WITH_PROJECTOR_OUT,
     WITH_PROJECTOR_OUT_BIAS
 } Condition;
-/* SIZE_OUTPUTS: all outputs of the parts (q, k, v; gate, up) of the linear layer that the parameter has; SIZE_RANKS: lora.rank
+/* SIZE_OUTPUTS: all outputs of the parts (q, k, v; gate, up) of the linear layer that the parameter has; SIZE_LORA_RANKS: lora.rank
  * times the number of these parts. */
 typedef enum {
-    SIZE_ONE, SIZE_MODEL, SIZE_Q, SIZE_Q_NORM, SIZE_K_NORM, SIZE_MLP, SIZE_VOCABULARY, SIZE_RANK, SIZE_FEATURE,
-    SIZE_OUTPUTS, SIZE_RANKS
+    SIZE_ONE, SIZE_MODEL, SIZE_Q, SIZE_Q_NORM, SIZE_K_NORM, SIZE_MLP, SIZE_VOCABULARY, SIZE_LORA_RANK, SIZE_FEATURE,
+    SIZE_OUTPUTS, SIZE_LORA_RANKS
 } Size;
 typedef enum { ONES, ZEROS, STD_EMBEDDING, STD_IN, STD_ATTENTION_OUT, STD_MLP_OUT, STD_HEAD, STD_ADAPTER } Init;
 
 /* A parameter that units of a kind have, in the order of their flat buffer. */
 typedef struct {
     const char *name;
-    size_t      offset;     /* offset in Unit */
+    size_t      offset;     /* offset in UnitTensors */
     Size        rows, cols;
     Split       split;
     Init        init;
@@ -83,12 +83,12 @@ typedef struct UnitKind {
     void (*plan)(struct Planner *p, struct Model *m, int u);
 
     /* From the stream in unit_acts[u].attn_res to unit_acts[u + 1].attn_res. */
-    void (*forward)(struct Model *m, const Unit *w, int u);
+    void (*forward)(struct Model *m, const UnitTensors *w, int u);
 
     /* backward_uses: for which uses backward needs the unit's weights; NULL: for none. backward: m->work.dres, the gradient of what
      * the unit wrote, becomes that of what it read; needs_dx false: nothing before the unit is trained, so this is left out. */
     int  (*backward_uses)(const struct Model *m, int u);
-    void (*backward)(struct Model *m, const Unit *w, Unit *dw, int u, bool needs_dx);
+    void (*backward)(struct Model *m, const UnitTensors *w, UnitTensors *dw, int u, bool needs_dx);
 } UnitKind;
 
 extern const UnitKind embedding_kind, projector_kind, block_kind, head_kind;      /* kinds.c */

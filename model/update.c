@@ -19,25 +19,25 @@
 #include "model/muon.h"
 
 /* Parameters that all tensor ranks have count once. */
-static Tensor counted_grads(const ParamStore *f, int u)
+static Tensor counted_grads(const ParamStore *store, int u)
 {
-    const Shard *s = &f->shard[u];
+    const Shard *s = &store->shard[u];
     size_t first;
-    const size_t copied = f->tensor_place > 0 ? fsdp_copied(f, u, &first) : 0;
+    const size_t copied = store->tensor_rank > 0 ? fsdp_copied(store, u, &first) : 0;
     return copied ? tensor_flat(s->grad, s->slice[TRAINED].count - copied) : s->grad;
 }
 
 /* The sum goes from stage to stage, so that it has the bits of one that is made without stages. */
-static void sum_chunk(const ParamStore *f, int chunk)
+static void sum_chunk(const ParamStore *store, int chunk)
 {
-    const Tensor sum = tensor_at(f->square_sum, (Format){ F32, 0, false }, 1, 1);
-    const UnitRange units = pipeline_units(&f->pipe, f->shape->config, chunk);
-    if (!pipeline_is_first(&f->pipe, chunk))
+    const Tensor sum = tensor_at(store->square_sum, (Format){ F32, 0, false }, 1, 1);
+    const UnitRange units = pipeline_units(&store->pipe, store->shape->config, chunk);
+    if (!pipeline_is_first(&store->pipe, chunk))
         comm_receive(sum, PREVIOUS_STAGE);
     for (int u = units.first; u < units.end; u++)
-        if (f->shard[u].slice[TRAINED].count)
-            sum_squares(f->square_sum, counted_grads(f, u));
-    if (pipeline_is_last(&f->pipe, chunk))
+        if (store->shard[u].slice[TRAINED].count)
+            sum_squares(store->square_sum, counted_grads(store, u));
+    if (pipeline_is_last(&store->pipe, chunk))
         return;
     DeviceMark *mark = device_follow(QUEUE_SEND, NULL);
     comm_send(sum, NEXT_STAGE);
@@ -47,23 +47,23 @@ static void sum_chunk(const ParamStore *f, int chunk)
     device_unmark(mark);
 }
 
-double optimizer_grad_norm(const ParamStore *f)
+double optimizer_grad_norm(const ParamStore *store)
 {
     float s;
-    device_zero(f->square_sum, sizeof s);
-    for (int chunk = 0; chunk < f->pipe.chunks; chunk++)
-        sum_chunk(f, chunk);
-    device_get(&s, f->square_sum, sizeof s);
-    double total = pipeline_is_last(&f->pipe, f->pipe.chunks - 1) ? s : 0;
+    device_zero(store->square_sum, sizeof s);
+    for (int chunk = 0; chunk < store->pipe.chunks; chunk++)
+        sum_chunk(store, chunk);
+    device_get(&s, store->square_sum, sizeof s);
+    double total = pipeline_is_last(&store->pipe, store->pipe.chunks - 1) ? s : 0;
     comm_sum_over(&total, 1, RANKS_COPY);
     return sqrt(total);
 }
 
 /* Elements that must not be divided: the largest group of a state with a common scale. */
-static size_t largest_group(const ParamStore *f, const Shard *s)
+static size_t largest_group(const ParamStore *store, const Shard *s)
 {
     size_t group = 0;
-    for (int i = 0; i < f->optimizer->num_states; i++)
+    for (int i = 0; i < store->optimizer->num_states; i++)
         group = (size_t)s->state[i].format.group > group ? (size_t)s->state[i].format.group : group;
     return group;
 }
@@ -80,36 +80,36 @@ typedef struct {
 
 typedef struct { UpdatePart *part; int count; } Parts;
 
-static void add_part(ParamStore *f, Parts *all, int u, const Param *p, size_t first, size_t n)
+static void add_part(ParamStore *store, Parts *all, int u, const Param *p, size_t first, size_t n)
 {
-    const Shard *s = &f->shard[u];
+    const Shard *s = &store->shard[u];
     const size_t at = p->offset + first;
     UpdatePart *part = &all->part[all->count++];
     *part = (UpdatePart){ .unit = u, .param = p, .first = first, .n = n,
-                          .master_on_host = store_on_host(f, u, HOST_MASTER) && n > 0,
-                          .states_on_host = store_on_host(f, u, HOST_MOMENTS) && n > 0 };
+                          .master_on_host = store_on_host(store, u, HOST_MASTER) && n > 0,
+                          .states_on_host = store_on_host(store, u, HOST_MOMENTS) && n > 0 };
     if (n == 0)
         return;
     part->master = slice_view(&s->slice[TRAINED], s->slice[TRAINED].stored, at, n);
-    for (int k = 0; k < f->optimizer->num_states; k++) {
+    for (int k = 0; k < store->optimizer->num_states; k++) {
         const Slice own = shard_state(s, k);
-        if (f->optimizer->state[k].of != (p->is_operand ? OF_OTHERS : OF_MATRICES))
+        if (store->optimizer->state[k].of != (p->is_operand ? STATE_OF_OTHERS : STATE_OF_MATRICES))
             part->state[k] = slice_view(&own, s->state[k], at, n);
     }
 }
 
 /* Includes parameters that have no element on this rank, if the scale of their codes is one of all ranks. */
-static void add_parts(ParamStore *f, Parts *all, int u, const Param *p)
+static void add_parts(ParamStore *store, Parts *all, int u, const Param *p)
 {
-    const size_t group = largest_group(f, &f->shard[u]);
-    const bool whole = store_on_host(f, u, HOST_MASTER) || !store_on_host(f, u, HOST_MOMENTS);
-    size_t first, n = shard_part(&f->shard[u], p, &first);
-    for (size_t done = 0; done < n || (n == 0 && done == 0 && store_encodes(f, u, p)); done += PART_OF_UPDATE) {
-        size_t count = !whole && n - done > PART_OF_UPDATE ? PART_OF_UPDATE : n - done;
+    const size_t group = largest_group(store, &store->shard[u]);
+    const bool whole = store_on_host(store, u, HOST_MASTER) || !store_on_host(store, u, HOST_MOMENTS);
+    size_t first, n = shard_part(&store->shard[u], p, &first);
+    for (size_t done = 0; done < n || (n == 0 && done == 0 && store_encodes(store, u, p)); done += UPDATE_PART) {
+        size_t count = !whole && n - done > UPDATE_PART ? UPDATE_PART : n - done;
         if (group)
             count = (count + group - 1) / group * group;
         all->part = xrealloc(all->part, sizeof *all->part * ((size_t)all->count + 1));
-        add_part(f, all, u, p, first + done, count);
+        add_part(store, all, u, p, first + done, count);
         if (whole)
             return;
     }
@@ -129,13 +129,13 @@ static int compare_parts(const void *x, const void *y)
     return (a->first > b->first) - (a->first < b->first);
 }
 
-static Parts list_parts(ParamStore *f)
+static Parts list_parts(ParamStore *store)
 {
     Parts all = { 0 };
-    for (int u = 0; u < f->num_units; u++)
-        for (int i = 0; i < f->shape[u].num_params; i++)
-            if (f->shape[u].param[i].region == TRAINED && !muon_steps(f, &f->shape[u].param[i]))
-                add_parts(f, &all, u, &f->shape[u].param[i]);
+    for (int u = 0; u < store->num_units; u++)
+        for (int i = 0; i < store->shape[u].num_params; i++)
+            if (store->shape[u].param[i].region == TRAINED && !muon_steps(store, &store->shape[u].param[i]))
+                add_parts(store, &all, u, &store->shape[u].param[i]);
     if (all.count > 0)
         qsort(all.part, (size_t)all.count, sizeof *all.part, compare_parts);
     return all;
@@ -156,30 +156,31 @@ static void copy(void *device, void *host, size_t bytes, Direction d)
         device_copy(d == TO_DEVICE ? device : host, d == TO_DEVICE ? host : device, bytes);
 }
 
-/* Copies t, and returns where it is on the device: the next of the stage. */
-static Tensor copy_tensor(Arena *stage, Tensor t, Direction d)
+/* Copies t, and returns where it is on the device: the next of the buffer. */
+static Tensor copy_tensor(Arena *buffer, Tensor t, Direction d)
 {
     const size_t n = tensor_numel(t), data = n * dtype_size(t.format.dtype), scales = format_scale_bytes(t.format, n);
     Tensor staged = t;
-    staged.data = arena_alloc(stage, data);
-    staged.scale = scales ? arena_alloc(stage, scales) : NULL;
+    staged.data = arena_alloc(buffer, data);
+    staged.scale = scales ? arena_alloc(buffer, scales) : NULL;
     copy(staged.data, t.data, data, d);
     copy(staged.scale, t.scale, scales, d);
     return staged;
 }
 
-/* The part as it is in its stage; `stage` is one of STAGES_OF_UPDATE. */
-static UpdatePart copy_part(const ParamStore *f, const UpdatePart *p, int stage, Direction d)
+/* The part as it is in its buffer, one of UPDATE_BUFFERS. */
+static UpdatePart copy_part(const ParamStore *store, const UpdatePart *p, int buffer, Direction d)
 {
-    Arena arena = { .memory = (char *)f->staging + (size_t)stage * f->stage_bytes };
+    Arena arena = { .memory = (char *)store->staging + (size_t)buffer * store->update_part_bytes };
     UpdatePart staged = *p;
     trace_begin(d == TO_DEVICE ? "fetch" : "offload", p->unit);
     if (p->master_on_host)
         staged.master = copy_tensor(&arena, p->master, d);
-    for (int k = 0; p->states_on_host && k < f->optimizer->num_states; k++)
+    for (int k = 0; p->states_on_host && k < store->optimizer->num_states; k++)
         staged.state[k] = copy_tensor(&arena, p->state[k], d);
     trace_end();
-    CHECK(arena.used <= f->stage_bytes, "a part of the update takes %zu bytes of %zu", arena.used, f->stage_bytes);
+    CHECK(arena.used <= store->update_part_bytes, "a part of the update takes %zu bytes of %zu", arena.used,
+          store->update_part_bytes);
     return staged;
 }
 
@@ -192,10 +193,10 @@ static Tensor elements(Tensor t, size_t first, size_t n)
 
 /* Random bits of stochastic rounding depend on where an element is in the whole parameter: parts of rows are `skip` apart there, and
  * each of several parts of rows, as q, k and v, has a step of its own. */
-static void step_runs(const ParamStore *f, StepParams step, const UpdatePart *part)
+static void step_runs(const ParamStore *store, StepParams step, const UpdatePart *part)
 {
     const Param *p = part->param;
-    const Shard *s = &f->shard[part->unit];
+    const Shard *s = &store->shard[part->unit];
     const bool in_rows = p->tensor_ranks > 1 && p->split == SPLIT_COLUMNS, at_once = in_rows || p->tensor_ranks == 1;
     if (in_rows)
         step.parts = (RowParts){ .width = (unsigned)p->cols, .start = (unsigned)(part->first % (size_t)p->cols),
@@ -204,66 +205,67 @@ static void step_runs(const ParamStore *f, StepParams step, const UpdatePart *pa
         Tensor state[MAX_STATES];
         n = param_run(p, part->first + done, &at);
         n = at_once || n > part->n - done ? part->n - done : n;
-        for (int k = 0; k < f->optimizer->num_states; k++)
+        for (int k = 0; k < store->optimizer->num_states; k++)
             state[k] = elements(part->state[k], done, n);
         const Tensor grad = slice_view(&s->slice[TRAINED], s->grad, p->offset + part->first + done, n);
-        f->optimizer->step(elements(part->master, done, n), state, grad, &step, f->shape[part->unit].first + p->number + at);
+        store->optimizer->step(elements(part->master, done, n), state, grad, &step,
+                               store->shape[part->unit].first + p->number + at);
     }
 }
 
-static void step_part(ParamStore *f, const Config *c, StepParams step, const UpdatePart *part)
+static void step_part(ParamStore *store, const Config *c, StepParams step, const UpdatePart *part)
 {
-    const Shard *s = &f->shard[part->unit];
+    const Shard *s = &store->shard[part->unit];
     const Param *p = part->param;
     const bool decays = p->is_vector ? c->optimizer.decay_norm_and_bias : p->is_embedding ? c->optimizer.decay_embeddings : true;
-    if (f->shape[part->unit].kind == &projector_kind && c->optimizer.projector_lr > 0)
+    if (store->shape[part->unit].kind == &projector_kind && c->optimizer.projector_lr > 0)
         step.lr *= c->optimizer.projector_lr / c->optimizer.lr;
     step.weight_decay = decays ? c->optimizer.weight_decay : 0;
     if (part->n > 0)
-        step_runs(f, step, part);
-    if (store_encodes(f, part->unit, p)) {
+        step_runs(store, step, part);
+    if (store_encodes(store, part->unit, p)) {
         Tensor own = part->master;
         size_t first;
         own.cols = (int)shard_part(s, p, &first);
-        fsdp_encode(f, part->unit, p, own);
+        fsdp_encode(store, part->unit, p, own);
     }
 }
 
 typedef struct {
-    UpdatePart  staged[STAGES_OF_UPDATE];
-    DeviceMark *fetched[STAGES_OF_UPDATE], *left[STAGES_OF_UPDATE];    /* the stage's part is on the device; is on the host again */
+    UpdatePart  staged[UPDATE_BUFFERS];
+    DeviceMark *fetched[UPDATE_BUFFERS], *left[UPDATE_BUFFERS];       /* the buffer's part is on the device; is on the host again */
     DeviceMark *computed;
-} Stages;
+} UpdateBuffers;
 
-/* Before the first part the fetch queue waits for the compute queue: the memory of the stages is that of activations. */
-static void fetch_part(const ParamStore *f, Stages *s, const UpdatePart *p, int number)
+/* Before the first part the fetch queue waits for the compute queue: the memory of the buffers is that of activations. */
+static void fetch_part(const ParamStore *store, UpdateBuffers *s, const UpdatePart *p, int number)
 {
-    const int stage = number % STAGES_OF_UPDATE;
+    const int buffer = number % UPDATE_BUFFERS;
     if (number == 0)
         s->computed = device_follow(QUEUE_FETCH, s->computed);
     device_queue(QUEUE_FETCH);
-    device_wait(s->left[stage]);
-    s->staged[stage] = copy_part(f, p, stage, TO_DEVICE);
-    s->fetched[stage] = device_mark(s->fetched[stage]);
+    device_wait(s->left[buffer]);
+    s->staged[buffer] = copy_part(store, p, buffer, TO_DEVICE);
+    s->fetched[buffer] = device_mark(s->fetched[buffer]);
     device_queue(QUEUE_COMPUTE);
 }
 
 /* Waits until the next part is on the device: on the host its first scales may share a 32-bit word with this part's last. Copies
  * still go both ways, since the part after that is already being fetched. */
-static void return_part(const ParamStore *f, Stages *s, const UpdatePart *p, int number)
+static void return_part(const ParamStore *store, UpdateBuffers *s, const UpdatePart *p, int number)
 {
-    const int stage = number % STAGES_OF_UPDATE;
+    const int buffer = number % UPDATE_BUFFERS;
     s->computed = device_follow(QUEUE_OFFLOAD, s->computed);
-    device_wait(s->fetched[(number + 1) % STAGES_OF_UPDATE]);
-    copy_part(f, p, stage, TO_HOST);
-    s->left[stage] = device_mark(s->left[stage]);
+    device_wait(s->fetched[(number + 1) % UPDATE_BUFFERS]);
+    copy_part(store, p, buffer, TO_HOST);
+    s->left[buffer] = device_mark(s->left[buffer]);
     device_queue(QUEUE_COMPUTE);
 }
 
-/* Operations queued after this find all parts on the host again, and their stages free. */
-static void close_stages(Stages *s)
+/* Operations queued after this find all parts on the host again, and their buffers free. */
+static void close_buffers(UpdateBuffers *s)
 {
-    for (int i = 0; i < STAGES_OF_UPDATE; i++) {
+    for (int i = 0; i < UPDATE_BUFFERS; i++) {
         device_wait(s->left[i]);
         device_unmark(s->fetched[i]);
         device_unmark(s->left[i]);
@@ -271,29 +273,29 @@ static void close_stages(Stages *s)
     device_unmark(s->computed);
 }
 
-void optimizer_step(ParamStore *f, const Config *c, long step, long update, double lr, double grad_scale)
+void optimizer_step(ParamStore *store, const Config *c, long step, long update, double lr, double grad_scale)
 {
     const StepParams params = { .lr = lr, .beta1 = c->optimizer.beta1, .beta2 = c->optimizer.beta2, .eps = c->optimizer.eps,
                                 .grad_scale = grad_scale, .update = update, .seed = random_bits(c->seed, step) };
-    Parts all = list_parts(f);
-    Stages stages = { 0 };
+    Parts all = list_parts(store);
+    UpdateBuffers buffers = { 0 };
     int fetched = 0, stepped = 0;               /* parts that move */
     for (int i = 0, ahead = 0; i < all.count; i++) {
         for (; ahead < all.count && ahead <= i + 1; ahead++)
             if (moves(&all.part[ahead]))
-                fetch_part(f, &stages, &all.part[ahead], fetched++);
+                fetch_part(store, &buffers, &all.part[ahead], fetched++);
         const UpdatePart *p = &all.part[i];
         if (!moves(p)) {
-            step_part(f, c, params, p);
+            step_part(store, c, params, p);
             continue;
         }
-        trace_wait(stages.fetched[stepped % STAGES_OF_UPDATE], "states", p->unit);
-        step_part(f, c, params, &stages.staged[stepped % STAGES_OF_UPDATE]);
-        return_part(f, &stages, p, stepped++);
+        trace_wait(buffers.fetched[stepped % UPDATE_BUFFERS], "states", p->unit);
+        step_part(store, c, params, &buffers.staged[stepped % UPDATE_BUFFERS]);
+        return_part(store, &buffers, p, stepped++);
     }
-    close_stages(&stages);
-    if (f->optimizer->orthogonalizes)
-        muon_step(f, c, &params);
+    close_buffers(&buffers);
+    if (store->optimizer->orthogonalizes)
+        muon_step(store, c, &params);
     free(all.part);
-    store_updated(f);
+    store_updated(store);
 }

@@ -254,7 +254,7 @@ def configuration(args):
 
 
 def write_configuration(args, lines):
-    """With the settings of a run without a configuration (model/config/source.c)."""
+    """With the settings of a run without a configuration (model/config/load_folder.c)."""
     command = f"./train {shlex.quote(configuration(args))} --save_folder=runs/chat"
     with open(configuration(args), "x", encoding="utf-8") as file:
         print(f"# {command}", f"load_path: {json.dumps(args.model)}", USUAL, *lines, sep="\n", file=file)

@@ -1,9 +1,9 @@
 /* Kinds of inputs: configurations, files of checkpoints, shards, questions, metrics. */
 #include "tests/fuzz_kinds.h"
 
+#include "data/hash.h"
 #include "data/loader.h"
 #include "data/requests.h"
-#include "data/sample.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
 #include "model/config/hf.h"

@@ -12,7 +12,7 @@
 static inline void lion_step(Tensor w, const Tensor *state, Tensor grad, const StepParams *p, uint64_t first)
 {
     const size_t n = (size_t)w.cols;
-    Sample x = sample_fetch(w, 0, n), m = sample_fetch(state[0], 0, n), g = sample_fetch(grad, 0, n);
+    Elements x = elements_fetch(w, 0, n), m = elements_fetch(state[0], 0, n), g = elements_fetch(grad, 0, n);
     const float lr = (float)p->lr, b1 = (float)p->beta1, b2 = (float)p->beta2, decay = (float)p->weight_decay;
     for (size_t i = 0; i < n; i++) {
         const float gi = (float)p->grad_scale * g.x[i], along = b1 * m.x[i] + (1 - b1) * gi;
@@ -24,7 +24,7 @@ static inline void lion_step(Tensor w, const Tensor *state, Tensor grad, const S
             ((uint16_t *)x.t.data)[i] = bf16_round_stochastic(x.x[i], random_16(p->seed, first + i));
     device_put(w.data, w.format.dtype == BF16 ? x.t.data : x.x, tensor_bytes(w));
     device_put(state[0].data, m.x, tensor_bytes(state[0]));
-    sample_free(&x), sample_free(&m), sample_free(&g);
+    elements_free(&x), elements_free(&m), elements_free(&g);
 }
 
 static const Optimizer lion = { "lion", 1, { { "momentum", "momentum", OWN_FORMAT, { F32, 0, false } } },

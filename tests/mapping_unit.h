@@ -35,7 +35,7 @@ static void mapping_plan(Planner *p, Model *m, int u)
     m->unit_acts[u].attn_res = plan_own(p, m->recipe.stream, m->config->d_model);
 }
 
-static void mapping_forward(Model *m, const Unit *w, int u)
+static void mapping_forward(Model *m, const UnitTensors *w, int u)
 {
     const Tensor x = m->unit_acts[u].attn_res;
     matmul(m->unit_acts[u + 1].attn_res, x, w->tensor[0], x);
@@ -47,7 +47,7 @@ static int mapping_uses(const Model *m, int u)
     return FOR_BACKWARD;
 }
 
-static void mapping_backward(Model *m, const Unit *w, Unit *dw, int u, bool needs_dx)
+static void mapping_backward(Model *m, const UnitTensors *w, UnitTensors *dw, int u, bool needs_dx)
 {
     const Tensor dy = m->work.dh;
     quantize(dy, m->work.dres);         /* a copy, as they have one format */

@@ -74,7 +74,7 @@ static inline void small_step(Small *s, bool backward)
         targets[n] = (n + 1) % s->model.attn.T ? tokens[n + 1] : -1;
     fsdp_empty_grads(&s->store);
     telemetry_watch(s->telemetry, s->step);
-    model_step(&s->model, &s->store, tokens, targets, NULL, 1.0f / (float)N, 0, backward ? PASS_COMPLETE : PASS_FORWARD);
+    model_micro_batch(&s->model, &s->store, tokens, targets, NULL, 1.0f / (float)N, 0, backward ? PASS_COMPLETE : PASS_FORWARD);
     assert_null(s->model.observe);
     telemetry_write(s->telemetry, s->step, 1);
     json_decref(s->line);

@@ -127,28 +127,28 @@ void model_config(Config *c, const ModelConfig *m, const char *recipe, int B)
                    .device_eval_batch_size = B, .speed_window = 1, .console_log_interval = 1 };
 }
 
-void model_create(Model *m, ParamStore *f, const Config *c)
+void model_create(Model *m, ParamStore *store, const Config *c)
 {
-    model_plan(m, f, c, (ShardChoice){ 1, 0, c->strategy.grad_sum != SUM_OFTEN, .tile = c->mlp_tile });
-    model_place(m, f, c);
+    model_plan(m, store, c, (ShardChoice){ 1, 0, c->strategy.grad_sum != SUM_OFTEN, .tile = c->mlp_tile });
+    model_alloc(m, store, c);
 }
 
-void model_create_apart(Model *m, ParamStore *f, const Config *c)
+void model_create_apart(Model *m, ParamStore *store, const Config *c)
 {
     size_t bytes = 0;
-    model_plan(m, f, c, (ShardChoice){ 1, 0, c->strategy.grad_sum != SUM_OFTEN, .tile = c->mlp_tile });
+    model_plan(m, store, c, (ShardChoice){ 1, 0, c->strategy.grad_sum != SUM_OFTEN, .tile = c->mlp_tile });
     for (int b = 0; b < NUM_BUFFERS; b++) {
         m->shared[b].at = bytes;
         bytes += m->shared[b].bytes;
     }
-    model_place_shared(m, f, c, bytes);
+    model_alloc_shared(m, store, c, bytes);
 }
 
-void model_place_shared(Model *m, ParamStore *f, const Config *c, size_t bytes)
+void model_alloc_shared(Model *m, ParamStore *store, const Config *c, size_t bytes)
 {
     m->bytes.total += bytes - m->shared_bytes;
     m->shared_bytes = bytes;
-    model_place(m, f, c);
+    model_alloc(m, store, c);
 }
 
 /* Elements of a parameter from its `first` on; each has the value that it has where the parameter is whole. */
@@ -167,16 +167,16 @@ static void fill(Tensor t, const Param *p, uint64_t seed, size_t first)
     free(host.data), free(x);
 }
 
-void test_fill_adapters(ParamStore *f, uint64_t seed)
+void test_fill_adapters(ParamStore *store, uint64_t seed)
 {
-    for (int u = 0; u < f->num_units; u++)
-        for (int i = 0; i < f->shape[u].num_params; i++) {
-            const Param *p = &f->shape[u].param[i];
-            size_t first, n = shard_part(&f->shard[u], p, &first);
+    for (int u = 0; u < store->num_units; u++)
+        for (int i = 0; i < store->shape[u].num_params; i++) {
+            const Param *p = &store->shape[u].param[i];
+            size_t first, n = shard_part(&store->shard[u], p, &first);
             if ((p->is_b || (p->is_vector && !p->is_norm)) && n > 0)
-                fill(shard_weights(&f->shard[u], p, first, n), p, seed + (uint64_t)(u * NUM_PARAMS + p->id), first);
+                fill(shard_weights(&store->shard[u], p, first, n), p, seed + (uint64_t)(u * NUM_PARAMS + p->id), first);
         }
-    store_loaded(f);
+    store_loaded(store);
 }
 
 float test_uniform(uint64_t seed, uint64_t i)

@@ -29,16 +29,16 @@ static inline Losses take_losses(Model *m)
     return l;
 }
 
-void model_create(Model *m, ParamStore *f, const Config *c);        /* planned and placed, for one rank */
+void model_create(Model *m, ParamStore *store, const Config *c);    /* planned and placed, for one rank */
 
 /* The same with separate memory for each buffer, so that all results can be read. */
-void model_create_apart(Model *m, ParamStore *f, const Config *c);
+void model_create_apart(Model *m, ParamStore *store, const Config *c);
 
 /* Places a planned model whose shared buffers were overlaid again, in `bytes`. */
-void model_place_shared(Model *m, ParamStore *f, const Config *c, size_t bytes);
+void model_alloc_shared(Model *m, ParamStore *store, const Config *c, size_t bytes);
 
 /* Fills every B, since with B = 0 A has no gradient, and every bias. */
-void test_fill_adapters(ParamStore *f, uint64_t seed);
+void test_fill_adapters(ParamStore *store, uint64_t seed);
 
 /* Values that depend only on (seed, i): uniform in [-1, 1), and token ids below `below`. */
 float test_uniform(uint64_t seed, uint64_t i);

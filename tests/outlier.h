@@ -17,23 +17,23 @@ static inline bool is_outlier(const Param *p, int layer, size_t i)
 }
 
 /* Sets this rank's part of both rows to `size` times the same random direction. */
-static inline void grow_outlier(ParamStore *f, float size)
+static inline void grow_outlier(ParamStore *store, float size)
 {
-    for (int u = 0; u < f->num_units; u++)
-        for (int k = 0; k < f->shape[u].num_params; k++) {
-            const Param *p = &f->shape[u].param[k];
-            size_t first, n = shard_part(&f->shard[u], p, &first);
+    for (int u = 0; u < store->num_units; u++)
+        for (int k = 0; k < store->shape[u].num_params; k++) {
+            const Param *p = &store->shape[u].param[k];
+            size_t first, n = shard_part(&store->shard[u], p, &first);
             for (size_t i = first; strcmp(p->name, "gate_up") == 0 && i < first + n; i++) {
-                const Tensor t = shard_weights(&f->shard[u], p, i, 1);
+                const Tensor t = shard_weights(&store->shard[u], p, i, 1);
                 float x = size * test_uniform(3, i % (size_t)p->cols);
                 uint32_t bits[2] = { 0 };
                 Tensor host = t;
                 host.data = bits;
-                if (!is_outlier(p, f->shape[u].number, i))
+                if (!is_outlier(p, store->shape[u].number, i))
                     continue;
                 tensor_store(host, 0, &x, 1);
                 device_put(t.data, bits, dtype_size(t.format.dtype));
             }
         }
-    store_loaded(f);
+    store_loaded(store);
 }

@@ -21,7 +21,7 @@ static inline ModelConfig with_sizes(ModelConfig m, int d_model, int head_dim, i
 static inline void place_run(Run *r)
 {
     memory_plan(&r->model, &r->store, &r->config);
-    model_place(&r->model, &r->store, &r->config);
+    model_alloc(&r->model, &r->store, &r->config);
     store_init(&r->store, &r->config.model, 5);
     test_fill_adapters(&r->store, 6);
 }

@@ -33,26 +33,27 @@ static inline void divide(int shard_ranks)
 }
 
 /* The gradients of `share` sequences per rank, in micro-batches of one. */
-static inline void forward_backward(Model *m, ParamStore *f, const Config *c, int step, int share)
+static inline void forward_backward(Model *m, ParamStore *store, const Config *c, int step, int share)
 {
     enum { MAX_TOKENS = 4096 };
     static int tokens[MAX_TOKENS], targets[MAX_TOKENS];
     const int T = c->model.max_sequence_length, vocab = c->model.vocab_size, batch = c->global_train_batch_size;
     assert_true(T <= MAX_TOKENS);
-    fsdp_empty_grads(f);
+    fsdp_empty_grads(store);
     for (int i = 0; i < share; i++) {
         const int sequence = (step * batch + comm_rank() * share + i) * T;
         for (int t = 0; t < T; t++) {
             tokens[t] = test_token(11, (uint64_t)(sequence + t), vocab);
             targets[t] = test_token(11, (uint64_t)(sequence + t + 1), vocab);
         }
-        model_step(m, f, tokens, targets, NULL, 1.0f / (float)(batch * T), 0, i == share - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
+        model_micro_batch(m, store, tokens, targets, NULL, 1.0f / (float)(batch * T), 0,
+                          i == share - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
     }
 }
 
 /* A step of `count` tokens in micro-batches of `micro` sequences, some without labels, with documents. All groups have the same
  * sequences, so that operands have the same ranges everywhere. loss (count): those of this rank's tokens, and zeros. */
-static inline void run_same_sequences(Model *m, ParamStore *f, double *loss, int count, int micro)
+static inline void run_same_sequences(Model *m, ParamStore *store, double *loss, int count, int micro)
 {
     enum { MAX_TOKENS = 4096 };
     static int tokens[MAX_TOKENS], targets[MAX_TOKENS];
@@ -61,14 +62,14 @@ static inline void run_same_sequences(Model *m, ParamStore *f, double *loss, int
     const int T = m->config->max_sequence_length, n = micro * T, vocab = m->config->vocab_size;
     const float scale = 1 / ((float)count * (float)comm_group_size(RANKS_DATA));
     assert_true(n <= MAX_TOKENS);
-    fsdp_empty_grads(f);
+    fsdp_empty_grads(store);
     for (int first = 0; first < count; first += n) {
         for (int i = 0; i < n; i++) {
             tokens[i] = test_token(11, (uint64_t)(first + i), vocab);
             targets[i] = (first + i) % 7 == 3 ? -1 : test_token(11, (uint64_t)(first + i + 1), vocab);
             begins[i] = i % T == 0 || (first + i) % 41 == 20;
         }
-        model_step(m, f, tokens, targets, begins, scale, 1e-3f, first + n < count ? PASS_ACCUMULATE : PASS_COMPLETE);
+        model_micro_batch(m, store, tokens, targets, begins, scale, 1e-3f, first + n < count ? PASS_ACCUMULATE : PASS_COMPLETE);
         model_token_losses(m, losses);
         for (int i = 0; i < n; i++)
             loss[first + i] = losses[i];
@@ -76,12 +77,12 @@ static inline void run_same_sequences(Model *m, ParamStore *f, double *loss, int
 }
 
 /* Steps first .. first + count - 1; the sum of the losses of this rank's tokens. */
-static inline double train_steps(Model *m, ParamStore *f, const Config *c, int first, int count)
+static inline double train_steps(Model *m, ParamStore *store, const Config *c, int first, int count)
 {
     for (int s = first; s < first + count; s++) {
-        forward_backward(m, f, c, s, c->global_train_batch_size / comm_size());
-        const double norm = optimizer_grad_norm(f);
-        optimizer_step(f, c, s + 1, s + 1, 1e-2, fmin(1, 1 / norm));
+        forward_backward(m, store, c, s, c->global_train_batch_size / comm_size());
+        const double norm = optimizer_grad_norm(store);
+        optimizer_step(store, c, s + 1, s + 1, 1e-2, fmin(1, 1 / norm));
     }
     return take_losses(m).loss;
 }

@@ -48,7 +48,7 @@ static inline float *as_floats(Tensor t)
 
 /* A step of B sequences in `parts` micro-batches; the first of several has no labels. before: another step comes first, with its
  * loss times this, and an evaluation; 0: none. */
-typedef struct { Keep keep; bool saved_forward; int parts; ScalesOf scales; float before; } How;
+typedef struct { Keep keep; bool saved_forward; int parts; ScalesPer scales; float before; } How;
 
 static inline void step(Model *model, ParamStore *store, const Config *c, int parts, uint64_t seed, float factor)
 {
@@ -59,8 +59,8 @@ static inline void step(Model *model, ParamStore *store, const Config *c, int pa
     for (int n = 0; n < N; n++)
         targets[n] = (n + 1) % model->attn.T && n >= N - labels ? tokens[n + 1] : -1;
     for (int n = 0; n < N; n += model->N)
-        model_step(model, store, tokens + n, targets + n, NULL, factor / (float)labels, (float)c->z_loss,
-                   n + model->N < N ? PASS_ACCUMULATE : PASS_COMPLETE);
+        model_micro_batch(model, store, tokens + n, targets + n, NULL, factor / (float)labels, (float)c->z_loss,
+                          n + model->N < N ? PASS_ACCUMULATE : PASS_COMPLETE);
 }
 
 /* The result of a step in `parts` micro-batches; before: see How. */
@@ -76,7 +76,7 @@ static inline Result run_config(Config c, int parts, float before)
     if (before != 0) {
         const int zeros[MAX_TOKENS] = { 0 };
         step(&model, &store, &c, parts, 2, before);
-        model_step(&model, &store, zeros, zeros, NULL, 0, 0, PASS_FORWARD);
+        model_micro_batch(&model, &store, zeros, zeros, NULL, 0, 0, PASS_FORWARD);
         take_losses(&model);
         fsdp_empty_grads(&store);
     }
@@ -104,7 +104,7 @@ static inline Result run_as(const ModelConfig *m, const char *recipe, How how)
 
 static inline Result run(const ModelConfig *m, const char *recipe, Keep keep, bool saved_forward)
 {
-    return run_as(m, recipe, (How){ keep, saved_forward, 1, OF_MICROBATCH });
+    return run_as(m, recipe, (How){ keep, saved_forward, 1, PER_MICROBATCH });
 }
 
 static inline void free_result(Result *r)

@@ -52,7 +52,7 @@ static inline void place_choice(Run *r, ShardChoice choice)
     store_plan(&r->store, &arena, &r->config, choice);
     arena.memory = r->memory = device_alloc(arena.used);
     arena.used = 0;
-    store_place_gathered(&r->store);
+    store_alloc_gathered(&r->store);
     store_plan(&r->store, &arena, &r->config, choice);
 }
 
@@ -93,7 +93,7 @@ static inline void close_run(Run *r)
 static inline TrainState state_of(long step)
 {
     return (TrainState){ .step = step, .tokens = 123456789012345, .updates = 98, .loader = { 7, 98765 },
-                         .fingerprint = 0xfedcba9876543210, .sample = { 0x123456789abcdef0, 1 } };
+                         .fingerprint = 0xfedcba9876543210, .content = { 0x123456789abcdef0, 1 } };
 }
 
 static inline void begin(Run *r, long step)

@@ -11,7 +11,7 @@
 static const Recipe made_up = {
     .name = "made-up", .stream = { BF16 }, .saved = { BF16 }, .qkv = { BF16 }, .att = { E4M3, 16 }, .hidden = { BF16 },
     .operand = { E4M3 }, .gradient = { E5M2 }, .head = { BF16 }, .keep = KEEP_ALL, .forward = FROM_EXACT, .fast = FAST_FORWARD,
-    .scales = OF_MICROBATCH, .master = { F32 }, .grads = { BF16 }, .moment1 = { BF16 }, .moment2 = { E4M3, 128, true },
+    .scales = PER_MICROBATCH, .master = { F32 }, .grads = { BF16 }, .moment1 = { BF16 }, .moment2 = { E4M3, 128, true },
     .frozen = { BF16 },
 };
 

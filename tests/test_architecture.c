@@ -74,7 +74,7 @@ static double train_step(Trainer *t, int step)
     for (int n = 0; n < 32; n++)
         targets[n] = n % 16 == 15 ? -1 : tokens[n + 1];
     fsdp_empty_grads(&t->store);
-    model_step(&t->model, &t->store, tokens, targets, NULL, 1.0f / 30, 0, PASS_COMPLETE);
+    model_micro_batch(&t->model, &t->store, tokens, targets, NULL, 1.0f / 30, 0, PASS_COMPLETE);
     const double norm = optimizer_grad_norm(&t->store);
     optimizer_step(&t->store, &t->config, step, step, 1e-2, fmin(1, 1 / norm));
     return take_losses(&t->model).loss / 30;

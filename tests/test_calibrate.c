@@ -63,7 +63,7 @@ static double loss_of(Loaded *l, const CalibrationData *d, int first, int count)
 {
     take_losses(&l->model);
     for (int i = first; i < first + count; i += B)
-        model_step(&l->model, &l->store, d->tokens + i * T, d->targets + i * T, NULL, 0, 0, PASS_FORWARD);
+        model_micro_batch(&l->model, &l->store, d->tokens + i * T, d->targets + i * T, NULL, 0, 0, PASS_FORWARD);
     return take_losses(&l->model).loss / (count * (T - 1));
 }
 
@@ -77,7 +77,7 @@ static Tensor stored(const Loaded *l, int unit)
 /* Inputs of the layers of a block. */
 typedef struct { Loaded *of; int block; Tensor h[NUM_LINEARS]; } Observer;
 
-static void observe(void *observer, int unit, const Unit *w)
+static void observe(void *observer, int unit, const UnitTensors *w)
 {
     (void)w;
     const Observer *o = observer;

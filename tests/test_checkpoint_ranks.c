@@ -35,42 +35,42 @@ static Tensor flat(Format f, size_t n)
 /* The shards that rank `part` of `parts` has of a model made for `world` ranks; only what layout.c reads. */
 static ParamStore make_shards(const ModelConfig *c, Format master, Format m, Format v, int world, int part, int parts)
 {
-    ParamStore f = { .num_units = unit_count(c), .recipe = *recipe_find("bf16"),
+    ParamStore store = { .num_units = unit_count(c), .recipe = *recipe_find("bf16"),
                .optimizer = optimizer_find("adamw") };
-    f.recipe.master = master;
-    f.recipe.moment1 = m;
-    f.recipe.moment2 = v;
-    f.square_sum = device_alloc(sizeof *f.square_sum);
-    f.tensor = hf_tensors_of(c, &f.num_tensors);
-    f.shape = xcalloc((size_t)f.num_units, sizeof *f.shape);
-    f.shard = xcalloc((size_t)f.num_units, sizeof *f.shard);
-    for (int u = 0; u < f.num_units; u++) {
-        Shard *s = &f.shard[u];
-        unit_shape(&f.shape[u], c, u, world);
-        size_t blocks = f.shape[u].numel[TRAINED] / PARAM_ALIGN;
+    store.recipe.master = master;
+    store.recipe.moment1 = m;
+    store.recipe.moment2 = v;
+    store.square_sum = device_alloc(sizeof *store.square_sum);
+    store.tensor = hf_tensors_of(c, &store.num_tensors);
+    store.shape = xcalloc((size_t)store.num_units, sizeof *store.shape);
+    store.shard = xcalloc((size_t)store.num_units, sizeof *store.shard);
+    for (int u = 0; u < store.num_units; u++) {
+        Shard *s = &store.shard[u];
+        unit_shape(&store.shape[u], c, u, world);
+        size_t blocks = store.shape[u].numel[TRAINED] / PARAM_ALIGN;
         const size_t first = blocks * (size_t)part / (size_t)parts * PARAM_ALIGN;
         const size_t count = blocks * (size_t)(part + 1) / (size_t)parts * PARAM_ALIGN - first;
         s->slice[TRAINED] = (Slice){ first, count, flat(master, count) };
         s->state[0] = flat(m, count);
         s->state[1] = flat(v, count);
     }
-    return f;
+    return store;
 }
 
-static void free_shards(ParamStore *f)
+static void free_shards(ParamStore *store)
 {
-    for (int u = 0; u < f->num_units; u++) {
-        const Tensor t[] = { f->shard[u].slice[TRAINED].stored, f->shard[u].state[0], f->shard[u].state[1] };
+    for (int u = 0; u < store->num_units; u++) {
+        const Tensor t[] = { store->shard[u].slice[TRAINED].stored, store->shard[u].state[0], store->shard[u].state[1] };
         for (int i = 0; i < 3; i++) {
             device_free(t[i].data);
             if (t[i].scale)
                 device_free(t[i].scale);
         }
     }
-    device_free(f->square_sum);
-    free(f->tensor);
-    free(f->shape);
-    free(f->shard);
+    device_free(store->square_sum);
+    free(store->tensor);
+    free(store->shape);
+    free(store->shard);
 }
 
 static uint64_t seed_of(int unit, int kind)
@@ -88,12 +88,12 @@ static void fill(Tensor t, int unit, int kind, size_t first)
     pattern_put(t.scale, seed_of(unit, kind + 2), first / group * bytes, n / group * bytes);
 }
 
-static void fill_shards(ParamStore *f)
+static void fill_shards(ParamStore *store)
 {
-    for (int u = 0; u < f->num_units; u++) {
-        fill(f->shard[u].slice[TRAINED].stored, u, 0, f->shard[u].slice[TRAINED].first);
-        fill(f->shard[u].state[0], u, 1, f->shard[u].slice[TRAINED].first);
-        fill(f->shard[u].state[1], u, 2, f->shard[u].slice[TRAINED].first);
+    for (int u = 0; u < store->num_units; u++) {
+        fill(store->shard[u].slice[TRAINED].stored, u, 0, store->shard[u].slice[TRAINED].first);
+        fill(store->shard[u].state[0], u, 1, store->shard[u].slice[TRAINED].first);
+        fill(store->shard[u].state[1], u, 2, store->shard[u].slice[TRAINED].first);
     }
 }
 
@@ -140,18 +140,18 @@ static void check_sizes(const Layout *l, size_t limit)
     }
 }
 
-static void write_files(LayoutKind kind, const ParamStore *f)
+static void write_files(LayoutKind kind, const ParamStore *store)
 {
-    Layout l = layout_make(shared, kind, f, LIMIT);
+    Layout l = layout_make(shared, kind, store, LIMIT);
     check_sizes(&l, LIMIT);
     if (comm_rank() == 0)
         for (int i = 0; i < l.num_files; i++)
             safetensors_create(l.file[i]);
     comm_barrier();
-    Range *own = layout_ranges(f);
+    Range *own = layout_ranges(store);
     size_t bytes = layout_bytes(&l, own);
     char *snapshot = xmalloc(bytes);
-    layout_snapshot(snapshot, &l, own, f);
+    layout_snapshot(snapshot, &l, own, store);
     const char *problem = layout_write(&l, own, snapshot);
     if (problem)
         fail_msg("%s", problem);
@@ -161,16 +161,16 @@ static void write_files(LayoutKind kind, const ParamStore *f)
     layout_free(&l);
 }
 
-static void read_and_check(const char *where, LayoutKind kind, ParamStore *f)
+static void read_and_check(const char *where, LayoutKind kind, ParamStore *store)
 {
-    Layout l = layout_make(where, kind, f, LIMIT);
+    Layout l = layout_make(where, kind, store, LIMIT);
     SafeFile **file = xcalloc((size_t)l.num_files, sizeof *file);
     for (int i = 0; i < l.num_files; i++)
         file[i] = safetensors_open(l.file[i]->path);
-    layout_read(&l, f, file, l.num_files);
+    layout_read(&l, store, file, l.num_files);
     double seen = 0, all = 0;
     for (int i = 0; i < l.num_pieces; i++) {
-        seen += (double)check_piece(&l.piece[i], &f->shard[l.piece[i].unit]);
+        seen += (double)check_piece(&l.piece[i], &store->shard[l.piece[i].unit]);
         all += (double)l.piece[i].count;
     }
     assert_true(seen > 0 && seen <= all);
@@ -229,19 +229,19 @@ static void test_hybrid(void **state)
 
 /* ---- whole checkpoints ------------------------------------------------------------------------------------ */
 
-static void begin(const Config *c, const ParamStore *f, long step)
+static void begin(const Config *c, const ParamStore *store, long step)
 {
     TrainState s = { .step = step, .tokens = 1000 * step };
-    checkpoint_begin(c, f, &s, LIMIT);
+    checkpoint_begin(c, store, &s, LIMIT);
 }
 
 /* Changes a shard while it is being written, as training does. */
-static void overwrite_shards(ParamStore *f)
+static void overwrite_shards(ParamStore *store)
 {
-    for (int u = 0; u < f->num_units; u++) {
-        const Tensor t[] = { f->shard[u].slice[TRAINED].stored, f->shard[u].state[0], f->shard[u].state[1] };
+    for (int u = 0; u < store->num_units; u++) {
+        const Tensor t[] = { store->shard[u].slice[TRAINED].stored, store->shard[u].state[0], store->shard[u].state[1] };
         for (int i = 0; i < 3; i++)
-            pattern_put(t[i].data, 999, f->shard[u].slice[TRAINED].first, tensor_numel(t[i]) * dtype_size(t[i].format.dtype));
+            pattern_put(t[i].data, 999, store->shard[u].slice[TRAINED].first, tensor_numel(t[i]) * dtype_size(t[i].format.dtype));
     }
 }
 
@@ -265,22 +265,22 @@ static void check_checkpoint(const Config *c, long step, int part, int parts)
 static void check_saves(Config *c, int part, int parts)
 {
     int W = comm_size(), rank = comm_rank();
-    ParamStore f = make_shards(&c->model, c->recipe.master, c->recipe.moment1, c->recipe.moment2, parts, part, parts);
-    fill_shards(&f);
+    ParamStore store = make_shards(&c->model, c->recipe.master, c->recipe.moment1, c->recipe.moment2, parts, part, parts);
+    fill_shards(&store);
     assert_false(checkpoint_poll());
-    begin(c, &f, 1);
-    overwrite_shards(&f);
+    begin(c, &store, 1);
+    overwrite_shards(&store);
     while (!checkpoint_poll())
-        overwrite_shards(&f);
+        overwrite_shards(&store);
     check_checkpoint(c, 1, W - 1 - rank, W);
-    fill_shards(&f);
-    begin(c, &f, 2);
-    begin(c, &f, 3);
-    overwrite_shards(&f);
+    fill_shards(&store);
+    begin(c, &store, 2);
+    begin(c, &store, 3);
+    overwrite_shards(&store);
     check_checkpoint(c, 2, 0, 1);
     checkpoint_finish();
     check_checkpoint(c, 3, rank % 3, 3);
-    free_shards(&f);
+    free_shards(&store);
 }
 
 static void test_saves(void **state)
@@ -305,28 +305,28 @@ static void test_not_finite(void **state)
     (void)state;
     const ModelConfig m = architecture(LLAMA_GQA);
     const int W = comm_size(), rank = comm_rank();
-    ParamStore f = make_shards(&m, bf16, e4m3, bf16, W, rank, W);
-    Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, &f, 0);
-    fill_shards(&f);
-    assert_null(layout_not_finite(&l, &f));
+    ParamStore store = make_shards(&m, bf16, e4m3, bf16, W, rank, W);
+    Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, &store, 0);
+    fill_shards(&store);
+    assert_null(layout_not_finite(&l, &store));
     for (int r = W - 1; r >= 0; r--) {
         const uint16_t minus = 0xbf80;
         const char *expected = NULL;
         for (int i = 0; i < l.num_pieces; i++) {        /* of the first block, the tensor that begins the rank's v */
             const Piece *p = &l.piece[i];
-            const size_t first = f.shape[1].numel[TRAINED] / PARAM_ALIGN * (size_t)r / (size_t)W * PARAM_ALIGN;
+            const size_t first = store.shape[1].numel[TRAINED] / PARAM_ALIGN * (size_t)r / (size_t)W * PARAM_ALIGN;
             if (p->unit == 1 && p->kind == PIECE_STATE && p->state == 1 && first >= p->first && first < p->first + p->count)
                 expected = p->name;
         }
         assert_non_null(expected);
         if (rank == r)
-            device_put(f.shard[1].state[1].data, &minus, sizeof minus);
-        const char *found = layout_not_finite(&l, &f);
+            device_put(store.shard[1].state[1].data, &minus, sizeof minus);
+        const char *found = layout_not_finite(&l, &store);
         assert_non_null(found);
         assert_string_equal(found, expected);
     }
     layout_free(&l);
-    free_shards(&f);
+    free_shards(&store);
 }
 
 /* ---- checksums -------------------------------------------------------------------------------------------- */
@@ -358,21 +358,21 @@ static void check_sums(const Config *c, int shards)
     json_t *manifest = json_load_file(path, 0, NULL);
     *strrchr(path, '/') = '\0';
     comm_set_mesh(mesh_of_shards(comm_size(), shards));
-    ParamStore f = make_shards(&c->model, c->recipe.master, c->recipe.moment1, c->recipe.moment2, shards,
-                               comm_group_rank(RANKS_SHARD),
+    ParamStore store = make_shards(&c->model, c->recipe.master, c->recipe.moment1, c->recipe.moment2, shards,
+                                   comm_group_rank(RANKS_SHARD),
                          shards);
     for (LayoutKind kind = LAYOUT_MODEL; kind <= LAYOUT_OPTIMIZER; kind++) {
-        Layout l = layout_make(path, kind, &f, LIMIT);
+        Layout l = layout_make(path, kind, &store, LIMIT);
         SafeFile **file = xcalloc((size_t)l.num_files, sizeof *file);
         open_summed(file, &l, json_object_get(manifest, "crc32c"));
-        layout_read(&l, &f, file, l.num_files);         /* dies if they differ */
+        layout_read(&l, &store, file, l.num_files);     /* dies if they differ */
         for (int i = 0; i < l.num_files; i++)
             safetensors_close(file[i]);
         free(file);
         layout_free(&l);
     }
     json_decref(manifest);
-    free_shards(&f);
+    free_shards(&store);
 }
 
 static void test_sums(void **state)
@@ -387,12 +387,12 @@ static void test_sums(void **state)
     c.save_num_checkpoints_to_keep = -1;
     for (int shards = 1; shards <= comm_size(); shards *= 2) {
         comm_set_mesh(mesh_of_shards(comm_size(), shards));
-        ParamStore f = make_shards(&c.model, c.recipe.master, c.recipe.moment1, c.recipe.moment2, shards,
-                                   comm_group_rank(RANKS_SHARD), shards);
-        fill_shards(&f);
-        begin(&c, &f, 9);
+        ParamStore store = make_shards(&c.model, c.recipe.master, c.recipe.moment1, c.recipe.moment2, shards,
+                                       comm_group_rank(RANKS_SHARD), shards);
+        fill_shards(&store);
+        begin(&c, &store, 9);
         checkpoint_finish();
-        free_shards(&f);
+        free_shards(&store);
         for (int others = 1; others <= comm_size(); others *= 2)
             check_sums(&c, others);
     }
@@ -414,12 +414,12 @@ static void test_ranges_are_gathered_once(void **state)
 {
     (void)state;
     ModelConfig c = architecture(LLAMA);
-    ParamStore f = make_shards(&c, f32, f32, f32, comm_size(), comm_rank(), comm_size());
+    ParamStore store = make_shards(&c, f32, f32, f32, comm_size(), comm_rank(), comm_size());
     gathered = 0;
-    free(layout_ranges(&f));
-    assert_in_range(gathered, 0, (size_t)comm_size() * (size_t)f.num_units * NUM_REGIONS * 2 * sizeof(double));
+    free(layout_ranges(&store));
+    assert_in_range(gathered, 0, (size_t)comm_size() * (size_t)store.num_units * NUM_REGIONS * 2 * sizeof(double));
     assert_true(comm_size() == 1 || gathered > 0);
-    free_shards(&f);
+    free_shards(&store);
 }
 
 int main(int argc, char **argv)

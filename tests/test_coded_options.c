@@ -47,7 +47,7 @@ static void test_trained(void **state)
         SafeFile *f = open_folder(target);
         int checked = 0;
         fsdp_gather(&r.store, 1, FOR_FORWARD);
-        const Unit *u = fsdp_acquire(&r.store, 1);
+        const UnitTensors *u = fsdp_acquire(&r.store, 1);
         for (int k = 0; k < r.store.shape[1].num_params; k++) {
             const Param *p = &r.store.shape[1].param[k];
             const Tensor w = u->tensor[p->id];

@@ -1,5 +1,5 @@
 /* Keys by another name: the same configuration with one warning, in files, on the command line and in references; two names of a
- * key are an error. Saved runs of earlier versions: test_verify.c and test_source.c. */
+ * key are an error. Saved runs of earlier versions: test_verify.c and test_load_folder.c. */
 #include "tests/try_config.h"
 
 #include <setjmp.h>

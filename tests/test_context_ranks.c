@@ -54,11 +54,11 @@ static ModelConfig model_of(const Case *k)
     return k->modules ? with_adapters(m, 6, k->modules, k->base) : m;
 }
 
-static void run_micro_batches(Model *m, ParamStore *f, Result *s)
+static void run_micro_batches(Model *m, ParamStore *store, Result *s)
 {
-    run_same_sequences(m, f, s->loss, TOKENS, MICRO);
+    run_same_sequences(m, store, s->loss, TOKENS, MICRO);
     comm_sum_over(s->loss, TOKENS, RANKS_CONTEXT);          /* each has those of its tokens, and zeros */
-    s->norm = optimizer_grad_norm(f);
+    s->norm = optimizer_grad_norm(store);
 }
 
 static void run_step(Result *s, const Case *k, int shard_ranks, int context, bool shares)
@@ -73,7 +73,7 @@ static void run_step(Result *s, const Case *k, int shard_ranks, int context, boo
     c.strategy = (Strategy){ .shard_ranks = shard_ranks, .context_ranks = context };
     divide_in_context(shard_ranks, context);
     memory_plan(&model, &store, &c);
-    model_place(&model, &store, &c);
+    model_alloc(&model, &store, &c);
     store_init(&store, &m, 5);
     test_fill_adapters(&store, 6);
     shared_rows = shares ? model.N : 0;

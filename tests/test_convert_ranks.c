@@ -80,10 +80,10 @@ static void free_stored(Tensor t)
 }
 
 /* A value for each element of the unit's tensors, over several decades, not negative for v; padding is 0. */
-static float *values_of(const ParamStore *f, int unit, int state)
+static float *values_of(const ParamStore *store, int unit, int state)
 {
-    Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, f, 0);
-    float *x = xcalloc(f->shape[unit].numel[TRAINED], sizeof *x);
+    Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, store, 0);
+    float *x = xcalloc(store->shape[unit].numel[TRAINED], sizeof *x);
     for (int i = 0; i < l.num_pieces; i++)
         for (size_t e = 0; l.piece[i].kind == PIECE_STATE && l.piece[i].unit == unit && e < l.piece[i].count; e++) {
             const size_t at = l.piece[i].first + e;

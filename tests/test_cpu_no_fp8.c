@@ -15,10 +15,10 @@ bool __wrap_device_has_fp8(void)
 }
 
 /* A run ends here. */
-void __wrap_model_place(Model *m, ParamStore *f, const Config *c);
-void __wrap_model_place(Model *m, ParamStore *f, const Config *c)
+void __wrap_model_alloc(Model *m, ParamStore *store, const Config *c);
+void __wrap_model_alloc(Model *m, ParamStore *store, const Config *c)
 {
-    (void)m, (void)f;
+    (void)m, (void)store;
     die("placed %s", c->recipe.name);
 }
 

@@ -173,13 +173,13 @@ WRAP(void, device_wait, (DeviceMark *m))
 
 enum { MICRO_BATCHES = 2, STEPS = 3 };
 
-static void micro_batches(Model *m, ParamStore *f, int count, Pass pass)
+static void micro_batches(Model *m, ParamStore *store, int count, PassKind pass)
 {
     int tokens[4096], targets[4096];
     assert_true(count * m->attn.B * m->T <= 4096);
     for (int n = 0; n < count * m->attn.B * m->T; n++)
         tokens[n] = targets[n] = test_token(7, (uint64_t)n, m->config->vocab_size);
-    model_batch(m, f, tokens, targets, NULL, count, 1.0f / (float)m->N, 0, pass);
+    model_micro_batches(m, store, tokens, targets, NULL, count, 1.0f / (float)m->N, 0, pass);
 }
 
 /* Override the recipe's; -1: no. optimizer: NULL: adamw. */
@@ -215,7 +215,7 @@ static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_
     comm_init();
     memset(cells, 0, CELLS * sizeof *cells);
     memory_plan(&model, &store, &c);
-    model_place(&model, &store, &c);
+    model_alloc(&model, &store, &c);
     own.staging = store.staging_bytes - muon_bytes(&store, &c);
     store_init(&store, &m, 5);
     for (int step = 1; step <= STEPS && !*problem; step++) {

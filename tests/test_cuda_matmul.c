@@ -78,7 +78,7 @@ static void test_fp8(void **state)
 
 /* |y - sum a b - old| <= u |y| + 2 (K + 4) u24 sum|a b| for sampled elements; the factor 2 covers tensor cores, which truncate
  * instead of rounding. */
-static void check_samples(const char *what, Tensor t, const double *old, int K, Strided a, Strided b)
+static void check_elements(const char *what, Tensor t, const double *old, int K, Strided a, Strided b)
 {
     const double *y = values(t);
     for (uint64_t s = 0; s < 2000; s++) {
@@ -106,22 +106,22 @@ static void large_case(Format operand, Format out)
     double *X = values(x), *W = values(w), *DY = values(dy), *old = values(y);
 
     TWICE(matmul(y, x, w, y), y);
-    check_samples("matmul, added in place", y, old, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
+    check_elements("matmul, added in place", y, old, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
     TWICE(matmul(y, x, w, NONE), y);
-    check_samples("matmul", y, NULL, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
+    check_elements("matmul", y, NULL, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
     Tensor bias = make_filled(out, O, 1, 7, -8, 8);
     double *rows = keep((size_t)N * O * sizeof *rows), *added = values(bias);
     for (int i = 0; i < N * O; i++)
         rows[i] = added[i % O];
     TWICE(matmul(y, x, w, bias), y);
-    check_samples("matmul + bias", y, rows, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
+    check_elements("matmul + bias", y, rows, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
     old = values(dx);
     TWICE(matmul_dx(dx, dy, w, true), dx);
-    check_samples("matmul_dx", dx, old, O, (Strided){ DY, O, 1 }, (Strided){ W, 1, C });
+    check_elements("matmul_dx", dx, old, O, (Strided){ DY, O, 1 }, (Strided){ W, 1, C });
     old = values(dw);
     EMPTY_IS_ZEROS(dw, matmul_dw(dw, dy, x));       /* first, as in a step: NaNs during the choice */
     TWICE(matmul_dw(dw, dy, x), dw);
-    check_samples("matmul_dw", dw, old, N, (Strided){ DY, 1, O }, (Strided){ X, 1, C });
+    check_elements("matmul_dw", dw, old, N, (Strided){ DY, 1, O }, (Strided){ X, 1, C });
     release();
 }
 
@@ -139,12 +139,12 @@ static void row_case(int C, int O, Format out)
     Tensor x = make_filled(BF, 1, C, 1, -1, 1), w = make_filled(BF, O, C, 2, -1, 1), y = make_filled(out, 1, O, 3, -8, 8);
     const double *X = values(x), *W = values(w), *old = values(y);
     TWICE(matmul(y, x, w, y), y);
-    check_samples("one row, added in place", y, old, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
+    check_elements("one row, added in place", y, old, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
     TWICE(matmul(y, x, w, NONE), y);
-    check_samples("one row", y, NULL, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
+    check_elements("one row", y, NULL, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
     Tensor bias = make_filled(out, O, 1, 4, -8, 8);
     TWICE(matmul(y, x, w, bias), y);
-    check_samples("one row + bias", y, values(bias), C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
+    check_elements("one row + bias", y, values(bias), C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
     release();
 }
 
@@ -170,7 +170,7 @@ static void test_zeros(void **state)
         assert_true(zeros[i] == 0);
     fill(x, 3, -1, 1);
     TWICE(matmul(y, x, w, NONE), y);
-    check_samples("after zeros", y, NULL, n, (Strided){ values(x), n, 1 }, (Strided){ values(w), n, 1 });
+    check_elements("after zeros", y, NULL, n, (Strided){ values(x), n, 1 }, (Strided){ values(w), n, 1 });
     release();
 }
 

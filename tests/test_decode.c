@@ -78,7 +78,7 @@ static float *all_logits(SmallModel a, const char *recipe, unsigned modules, con
     open_setup(&s, a, recipe, modules, length, false);
     int *targets = xmalloc(sizeof *targets * (size_t)length);
     memset(targets, 0xff, sizeof *targets * (size_t)length);
-    model_step(&s.model, &s.store, tokens, targets, NULL, 0, 0, PASS_FORWARD);
+    model_micro_batch(&s.model, &s.store, tokens, targets, NULL, 0, 0, PASS_FORWARD);
     Tensor stored = s.model.logits;
     float *logits = xmalloc(sizeof *logits * tensor_numel(stored));
     stored.data = xmalloc(tensor_bytes(stored));
@@ -243,17 +243,17 @@ static void test_continuation(void **state)
 static double loss_of(const Config *c, PlanBytes *bytes, size_t others[3])
 {
     Model m;
-    ParamStore f;
+    ParamStore store;
     int *tokens = text(c->model.max_sequence_length, c->model.vocab_size);
-    model_create(&m, &f, c);
-    store_init(&f, &c->model, 3);
-    model_step(&m, &f, tokens, tokens, NULL, 0, 0, PASS_FORWARD);
+    model_create(&m, &store, c);
+    store_init(&store, &c->model, 3);
+    model_micro_batch(&m, &store, tokens, tokens, NULL, 0, 0, PASS_FORWARD);
     const double loss = take_losses(&m).loss;
     *bytes = m.bytes;
-    others[0] = store_grad_bytes(&f), others[1] = store_state_bytes(&f), others[2] = 0;
-    for (int u = 0; u < f.num_units; u++)
-        others[2] += tensor_bytes(f.shard[u].slice[TRAINED].stored);
-    model_free(&m, &f);
+    others[0] = store_grad_bytes(&store), others[1] = store_state_bytes(&store), others[2] = 0;
+    for (int u = 0; u < store.num_units; u++)
+        others[2] += tensor_bytes(store.shard[u].slice[TRAINED].stored);
+    model_free(&m, &store);
     free(tokens);
     return loss;
 }

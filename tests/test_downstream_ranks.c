@@ -101,13 +101,13 @@ static int remove_tasks(void **state)
     return remove_shared(state);
 }
 
-static void open_model(Model *m, ParamStore *f, const Config *c)
+static void open_model(Model *m, ParamStore *store, const Config *c)
 {
     *m = (Model){ 0 };
-    *f = (ParamStore){ 0 };
-    memory_plan(m, f, c);
-    model_place(m, f, c);
-    store_init(f, &c->model, 5);
+    *store = (ParamStore){ 0 };
+    memory_plan(m, store, c);
+    model_alloc(m, store, c);
+    store_init(store, &c->model, 5);
 }
 
 /* The last tokens of a choice that fit, at the start; only the continuation has labels. */
@@ -116,10 +116,10 @@ static void test_alone(void **state)
     (void)state;
     Config c = config;
     Model m;
-    ParamStore f;
+    ParamStore store;
     c.device_train_microbatch_size = 1;
     c.strategy.shard_ranks = 1;
-    open_model(&m, &f, &c);
+    open_model(&m, &store, &c);
     take_losses(&m);
     for (int i = 0; i < ALL; i++) {
         const int k = first_of_kind(i), all = tokens_of(k), skipped = all > T + 1 ? all - T - 1 : 0, n = all - skipped;
@@ -130,10 +130,10 @@ static void test_alone(void **state)
             tokens[t] = t < n - 1 ? id[t] : 0;
             targets[t] = t < n - 1 && t >= n - 1 - scored_of(k) ? id[t + 1] : -1;
         }
-        model_step(&m, &f, tokens, targets, NULL, 0, 0, PASS_FORWARD);
+        model_micro_batch(&m, &store, tokens, targets, NULL, 0, 0, PASS_FORWARD);
         alone[i] = -take_losses(&m).loss;
     }
-    model_free(&m, &f);
+    model_free(&m, &store);
 }
 
 /* The scores from `alone` for the first `questions`, of `choices` each. */
@@ -176,28 +176,28 @@ static void check_sharded(int stages, int shard_ranks, int context, int tensor, 
     static int tokens[MICRO * T], targets[MICRO * T];
     Config c = config;
     Model m;
-    ParamStore f;
+    ParamStore store;
     c.strategy.shard_ranks = shard_ranks;
     c.strategy.context_ranks = context;
     c.strategy.tensor_ranks = tensor;
     c.strategy.pipeline_stages = stages;
     divide_in_tensor(stages, shard_ranks, context, tensor);
-    open_model(&m, &f, &c);
-    model_step(&m, &f, tokens, targets, NULL, 0, 0, PASS_FORWARD);
+    open_model(&m, &store, &c);
+    model_micro_batch(&m, &store, tokens, targets, NULL, 0, 0, PASS_FORWARD);
     for (int twice = 0; twice < 2; twice++)
         for (int i = 0; i < NUM_TASKS; i++) {
             c.eval_subset_num_batches = -1;
-            DownstreamResult d = downstream_evaluate(&c, i, &m, &f, NULL);
+            DownstreamResult d = downstream_evaluate(&c, i, &m, &store, NULL);
             check_scores(&d, i, ALL, name);
             assert_false(m.documents);
             c.eval_subset_num_batches = 2;          /* of MICRO choices per rank: questions that are complete in these */
-            d = downstream_evaluate(&c, i, &m, &f, NULL);
+            d = downstream_evaluate(&c, i, &m, &store, NULL);
             check_scores(&d, i, 2 * MICRO * comm_size() / (stages * context * tensor), name);
         }
     /* one rank is told to stop: all report it */
     const volatile sig_atomic_t stop = comm_rank() == comm_size() - 1;
-    assert_true(downstream_evaluate(&c, 0, &m, &f, &stop).cut);
-    model_free(&m, &f);
+    assert_true(downstream_evaluate(&c, 0, &m, &store, &stop).cut);
+    model_free(&m, &store);
 }
 
 static void test_unsharded(void **state)

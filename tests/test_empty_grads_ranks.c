@@ -50,33 +50,33 @@ static void add_up(Run *r, int parts)
             tokens[n] = test_token(11, at, vocab);
             targets[n] = parts > 1 && i == 0 ? -1 : test_token(11, at + 1, vocab);
         }
-        model_step(&r->model, &r->store, tokens, targets, NULL, 1.0f / (float)N, 0,
-                   i == parts - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
+        model_micro_batch(&r->model, &r->store, tokens, targets, NULL, 1.0f / (float)N, 0,
+                          i == parts - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
     }
     take_losses(&r->model);
 }
 
 /* Fills all memory of gradients with the bytes of zeros or NaNs. */
-static void fill_grads(const ParamStore *f, int byte)
+static void fill_grads(const ParamStore *store, int byte)
 {
-    for (int u = 0; u < f->num_units; u++)
-        if (f->shard[u].slice[TRAINED].count)
-            fill_bytes(f->shard[u].grad, byte);
-    for (int i = 0; i < num_buffers(f); i++)
-        if (tensor_numel(f->grad_buffer[i].elements) > 0)
-            fill_bytes(f->grad_buffer[i].elements, byte);
+    for (int u = 0; u < store->num_units; u++)
+        if (store->shard[u].slice[TRAINED].count)
+            fill_bytes(store->shard[u].grad, byte);
+    for (int i = 0; i < num_buffers(store); i++)
+        if (tensor_numel(store->grad_buffer[i].elements) > 0)
+            fill_bytes(store->grad_buffer[i].elements, byte);
 }
 
 /* The sums of `parts` micro-batches; the first adds to zeros or overwrites NaNs. */
 static void sum_up(Run *r, int parts, bool empty, double *sum[MAX_UNITS])
 {
-    ParamStore *f = &r->store;
-    fill_grads(f, empty ? 0xff : 0);
+    ParamStore *store = &r->store;
+    fill_grads(store, empty ? 0xff : 0);
     if (empty)
-        fsdp_empty_grads(f);
+        fsdp_empty_grads(store);
     add_up(r, parts);
-    for (int u = 0; u < f->num_units; u++)
-        sum[u] = f->shard[u].slice[TRAINED].count ? values(f->shard[u].grad) : NULL;
+    for (int u = 0; u < store->num_units; u++)
+        sum[u] = store->shard[u].slice[TRAINED].count ? values(store->shard[u].grad) : NULL;
 }
 
 /* First the run that adds to zeros, in a model in which nothing was ever empty. */

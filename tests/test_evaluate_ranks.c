@@ -102,13 +102,13 @@ static int remove_sets(void **state)
 
 /* ---- the reference ------------------------------------------------------------------------------------------ */
 
-static void open_model(Model *m, ParamStore *f, const Config *c)
+static void open_model(Model *m, ParamStore *store, const Config *c)
 {
     *m = (Model){ 0 };
-    *f = (ParamStore){ 0 };
-    memory_plan(m, f, c);
-    model_place(m, f, c);
-    store_init(f, &c->model, 5);
+    *store = (ParamStore){ 0 };
+    memory_plan(m, store, c);
+    model_alloc(m, store, c);
+    store_init(store, &c->model, 5);
 }
 
 /* Mean over the labels of the first `count` sequences, each a separate micro-batch on an unsharded model. */
@@ -116,12 +116,12 @@ static EvalResult one_by_one(int set, int count)
 {
     Config c = config;
     Model m;
-    ParamStore f;
+    ParamStore store;
     double loss = 0;
     long labels = 0;
     c.device_train_microbatch_size = 1;
     c.strategy.shard_ranks = 1;
-    open_model(&m, &f, &c);
+    open_model(&m, &store, &c);
     for (int i = 0; i < count; i++) {
         int tokens[T], targets[T];
         for (int t = 0; t < T; t++) {
@@ -129,10 +129,10 @@ static EvalResult one_by_one(int set, int count)
             targets[t] = t + 1 < T && token(set, i, t + 1) != PAD && !is_masked(set, i, t + 1) ? token(set, i, t + 1) : -1;
             labels += targets[t] >= 0;
         }
-        model_step(&m, &f, tokens, targets, NULL, 0, 0, PASS_FORWARD);
+        model_micro_batch(&m, &store, tokens, targets, NULL, 0, 0, PASS_FORWARD);
         loss += take_losses(&m).loss;
     }
-    model_free(&m, &f);
+    model_free(&m, &store);
     return (EvalResult){ sets[set].name, labels ? loss / (double)labels : NAN, labels };
 }
 
@@ -181,28 +181,28 @@ static void check_sharded(int stages, int shard_ranks, int context, int tensor, 
     static int tokens[MICRO * T], targets[MICRO * T];
     Config c = config;
     Model m;
-    ParamStore f;
+    ParamStore store;
     c.strategy.shard_ranks = shard_ranks;
     c.strategy.context_ranks = context;
     c.strategy.tensor_ranks = tensor;
     c.strategy.pipeline_stages = stages;
     divide_in_tensor(stages, shard_ranks, context, tensor);
-    open_model(&m, &f, &c);
-    model_step(&m, &f, tokens, targets, NULL, 0, 0, PASS_FORWARD);
+    open_model(&m, &store, &c);
+    model_micro_batch(&m, &store, tokens, targets, NULL, 0, 0, PASS_FORWARD);
     for (int twice = 0; twice < 2; twice++)
         for (int s = 0; s < NUM_SETS; s++) {
             c.eval_subset_num_batches = -1;
-            EvalResult e = evaluate(&c, s, &m, &f, NULL);
+            EvalResult e = evaluate(&c, s, &m, &store, NULL);
             check_result(&e, &whole[s], name);
             c.eval_subset_num_batches = 1;
-            e = evaluate(&c, s, &m, &f, NULL);
+            e = evaluate(&c, s, &m, &store, NULL);
             check_result(&e, stages * context * tensor > 1 ? &shared_part[s] : &part[s], name);
             assert_false(e.cut);
         }
     /* one rank is told to stop: all report it */
     const volatile sig_atomic_t stop = comm_rank() == comm_size() - 1;
-    assert_true(evaluate(&c, 0, &m, &f, &stop).cut);
-    model_free(&m, &f);
+    assert_true(evaluate(&c, 0, &m, &store, &stop).cut);
+    model_free(&m, &store);
 }
 
 static void test_unsharded(void **state)

@@ -101,10 +101,10 @@ static void *fetch(Tensor t, bool transposed, size_t *bytes)
 }
 
 /* A parameter's master weights from all shards. */
-static Tensor whole_master(const ParamStore *f, int u, const Param *p)
+static Tensor whole_master(const ParamStore *store, int u, const Param *p)
 {
-    const Shard *s = &f->shard[u];
-    const Tensor t = make(f->recipe.master, p->rows, p->cols);
+    const Shard *s = &store->shard[u];
+    const Tensor t = make(store->recipe.master, p->rows, p->cols);
     const size_t size = dtype_size(t.format.dtype), bytes = tensor_bytes(t);
     size_t first, n = shard_part(s, p, &first);
     unsigned char *whole = keep(bytes);
@@ -131,16 +131,17 @@ static void *fetch_quantized(Tensor like, Tensor master, bool transposed, size_t
 
 /* Checks one unit's tensors: if `updated`, trained ones against the master weights; others against the reference of the first run.
  * So training does not change frozen tensors. */
-static void check_unit(const ParamStore *f, int u, const Unit *w, bool backward, bool updated, int recipe, const char *name)
+static void check_unit(const ParamStore *store, int u, const UnitTensors *w, bool backward, bool updated, int recipe,
+                       const char *name)
 {
-    for (int k = 0; k < f->shape[u].num_params; k++) {
-        const Param *p = &f->shape[u].param[k];
+    for (int k = 0; k < store->shape[u].num_params; k++) {
+        const Param *p = &store->shape[u].param[k];
         const Tensor t = w->tensor[p->id];
         const bool transposed = backward && t.data_t, trained = updated && p->region == TRAINED;
         void **first = transposed ? &reference[recipe].codes_t[u][k] : &reference[recipe].codes[u][k];
         size_t bytes;
         void *found = fetch(t, transposed, &bytes);
-        void *expected = trained ? fetch_quantized(t, whole_master(f, u, p), transposed, &bytes) : *first;
+        void *expected = trained ? fetch_quantized(t, whole_master(store, u, p), transposed, &bytes) : *first;
         char text[128];
         snprintf(text, sizeof text, "%s, %s: %s%s of unit %d%s", recipe_cases[recipe].name, name, p->name,
                  transposed ? ", transposed," : "", u, trained ? ", trained" : "");
@@ -159,13 +160,13 @@ static void check_unit(const ParamStore *f, int u, const Unit *w, bool backward,
 /* Gathers every unit twice, as in forward and backward. */
 static void gather_all(Run *r, bool updated, int recipe, const char *name)
 {
-    ParamStore *f = &r->store;
-    for (int i = 0; i < 2 * f->num_units; i++) {
-        const bool backward = i >= f->num_units;
-        const int u = backward ? 2 * f->num_units - 1 - i : i;
-        fsdp_gather(f, u, backward ? FOR_BACKWARD : FOR_FORWARD);
-        check_unit(f, u, fsdp_acquire(f, u), backward, updated, recipe, name);
-        fsdp_release(f, u);
+    ParamStore *store = &r->store;
+    for (int i = 0; i < 2 * store->num_units; i++) {
+        const bool backward = i >= store->num_units;
+        const int u = backward ? 2 * store->num_units - 1 - i : i;
+        fsdp_gather(store, u, backward ? FOR_BACKWARD : FOR_FORWARD);
+        check_unit(store, u, fsdp_acquire(store, u), backward, updated, recipe, name);
+        fsdp_release(store, u);
     }
 }
 

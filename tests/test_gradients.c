@@ -85,7 +85,7 @@ static Loss loss_of(Setup *s, bool backward)
     int N = s->model.N;
     float l[128];
     model_use_images(&s->model, image_rows(&s->images));
-    model_step(&s->model, &s->store, s->tokens, s->targets, s->begins, 1, Z_WEIGHT, backward ? PASS_COMPLETE : PASS_FORWARD);
+    model_micro_batch(&s->model, &s->store, s->tokens, s->targets, s->begins, 1, Z_WEIGHT, backward ? PASS_COMPLETE : PASS_FORWARD);
     device_get(l, s->model.losses, sizeof(float) * 2 * N);
     Loss r = { 0 };
     for (int n = 0; n < N; n++) {

@@ -8,7 +8,7 @@
 #include "kernels/runtime/clock.h"
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
-#include "model/checkpoint/source.h"
+#include "model/checkpoint/weight_files.h"
 #include "model/config/yaml.h"
 #include "model/run/log.h"
 #include "tests/launch.h"
@@ -67,8 +67,8 @@ Log *__real_log_open(const Config *c, const UnitLayout *shape, RunLength length,
                           bool resumes, int world);
 Log *__wrap_log_open(const Config *c, const UnitLayout *shape, RunLength length, long last_step, long first_step,
                           bool resumes, int world);
-Source __real_source_open(const char *folder);
-Source __wrap_source_open(const char *folder);
+WeightFiles __real_weight_files_open(const char *folder);
+WeightFiles __wrap_weight_files_open(const char *folder);
 
 void __wrap_backend_attention_forward(Tensor y, float *lse, Tensor qkv, Attention a, Documents docs)
 {
@@ -133,10 +133,10 @@ Log *__wrap_log_open(const Config *c, const UnitLayout *shape, RunLength length,
     return __real_log_open(c, shape, length, last_step, first_step, resumes, world);
 }
 
-Source __wrap_source_open(const char *folder)
+WeightFiles __wrap_weight_files_open(const char *folder)
 {
-    meet_fault("source_open", 100);
-    return __real_source_open(folder);
+    meet_fault("weight_files_open", 100);
+    return __real_weight_files_open(folder);
 }
 
 static bool (*real_go_on)(void *arg);
@@ -236,7 +236,7 @@ static void test_hung(void **state)
         { "map_file hang 0 1", "", "since opening data/sample-train.npy" },
         { "yaml_load hang 0 1", "", "since reading the configuration" },
         { "checkpoint_latest hang 0 1", "--try_load_latest_save", "since looking for the latest checkpoint" },
-        { "source_open hang 0 1", "--load_path=%s/before/step1", "since opening the files to load" },
+        { "weight_files_open hang 0 1", "--load_path=%s/before/step1", "since opening the files to load" },
         { "log_open hang 0 0", "", "since opening metrics.jsonl" },
         { "folder_clean hang 0 0", "", "since tidying save_folder and writing config.yaml" },
         { "folder_publish hang 0 0", "--save_interval=2", "since publishing the checkpoint in step " },

@@ -27,16 +27,16 @@ static void configure(Run *r, ModelConfig m, const char *recipe)
 }
 
 /* This rank's trained weights. */
-static void take_weights(const ParamStore *f, Result *result)
+static void take_weights(const ParamStore *store, Result *result)
 {
     result->count = 0;
-    for (int u = 0; u < f->num_units; u++)
-        result->count += f->shard[u].slice[TRAINED].count;
+    for (int u = 0; u < store->num_units; u++)
+        result->count += store->shard[u].slice[TRAINED].count;
     result->weights = calloc(result->count, sizeof *result->weights);
     assert_non_null(result->weights);
     size_t at = 0;
-    for (int u = 0; u < f->num_units; u++) {
-        const Tensor t = f->shard[u].slice[TRAINED].stored;
+    for (int u = 0; u < store->num_units; u++) {
+        const Tensor t = store->shard[u].slice[TRAINED].stored;
         char *host = malloc(tensor_bytes(t) + 1);
         if (t.cols > 0)
             device_get(host, t.data, tensor_bytes(t));
@@ -60,7 +60,7 @@ static Result train(Run *r)
         result.loss[2 * s] = take_losses(&r->model).loss;
         result.norm[s] = optimizer_grad_norm(&r->store);
         optimizer_step(&r->store, &r->config, s + 1, s + 1, 1e-2, 1);
-        model_step(&r->model, &r->store, tokens, tokens, NULL, 1, 0, PASS_FORWARD);
+        model_micro_batch(&r->model, &r->store, tokens, tokens, NULL, 1, 0, PASS_FORWARD);
         result.loss[2 * s + 1] = take_losses(&r->model).loss;
     }
     take_weights(&r->store, &result);
@@ -176,31 +176,31 @@ static double fit_bytes(Run *r)
     return (double)model_planned_bytes(&r->model, &r->store) + memory_allowance(&r->config) + 0.5;
 }
 
-static int units_on_host(const ParamStore *f, Hosted h)
+static int units_on_host(const ParamStore *store, Hosted h)
 {
     int count = 0;
-    for (int u = 0; u < f->num_units; u++)
-        count += store_on_host(f, u, h);
+    for (int u = 0; u < store->num_units; u++)
+        count += store_on_host(store, u, h);
     return count;
 }
 
 /* All that can be on the host is there: only of layers, except for the optimizer's states. */
 static void check_moved(int i, const Run *r)
 {
-    const ParamStore *f = &r->store;
+    const ParamStore *store = &r->store;
     const bool frozen = states[i].adapters || states[i].trainable;
     const bool smaller = strcmp(states[i].recipe, "f32") && !states[i].adapters;
     int operands = 0;
     for (int u = 1; u <= LAYERS; u++)
-        for (int p = 0; p < f->shape[u].num_params; p++)
-            if (f->shape[u].param[p].is_operand && f->shape[u].param[p].region == TRAINED) {
+        for (int p = 0; p < store->shape[u].num_params; p++)
+            if (store->shape[u].param[p].is_operand && store->shape[u].param[p].region == TRAINED) {
                 operands++;
                 break;
             }
     const bool narrower = smaller && dtype_size(r->config.recipe.operand.dtype) < dtype_size(r->config.recipe.master.dtype);
-    assert_int_equal(units_on_host(f, HOST_MASTER), narrower ? operands : 0);
-    assert_int_equal(units_on_host(f, HOST_FROZEN) > 0, frozen);
-    assert_true(units_on_host(f, HOST_MOMENTS) > 0);
+    assert_int_equal(units_on_host(store, HOST_MASTER), narrower ? operands : 0);
+    assert_int_equal(units_on_host(store, HOST_FROZEN) > 0, frozen);
+    assert_true(units_on_host(store, HOST_MOMENTS) > 0);
 }
 
 static void test_states(void **state)
@@ -316,15 +316,15 @@ static void test_auto(void **state)
         configure_kind(&r, 1, LLAMA, "coat", HOST_NEVER);
         r.config.host.activations = HOST_AUTO;
         Model m;
-        ParamStore f;
+        ParamStore store;
         const ShardChoice p = { comm_size(), comm_rank(), .slots = slots > MIN_SLOTS ? slots : MIN_SLOTS };
-        model_plan(&m, &f, &r.config, p);
-        model_replan(&m, &f, &r.config, p);
+        model_plan(&m, &store, &r.config, p);
+        model_replan(&m, &store, &r.config, p);
         r.config.device_memory = 1;
-        r.config.device_memory = ((double)model_planned_bytes(&m, &f) + memory_allowance(&r.config) + 0.5) / (1 << 30);
+        r.config.device_memory = ((double)model_planned_bytes(&m, &store) + memory_allowance(&r.config) + 0.5) / (1 << 30);
         if (slots < MIN_SLOTS)
             r.config.device_memory = 1e-3;      /* nothing fits: the fewest slots */
-        model_free(&m, &f);
+        model_free(&m, &store);
         place_run(&r);
         const int expected = slots > MIN_SLOTS ? slots : MIN_SLOTS, leave = LAYERS - expected;
         assert_int_equal(r.model.offload.slots, expected);

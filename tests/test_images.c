@@ -113,7 +113,7 @@ static double pass(Trainer *t, const int *tokens, const int *targets, const Test
     fsdp_empty_grads(&t->store);
     if (images)
         model_use_images(&t->model, image_rows(images));
-    model_step(&t->model, &t->store, tokens, targets, NULL, 1.0f / N, 0, PASS_COMPLETE);
+    model_micro_batch(&t->model, &t->store, tokens, targets, NULL, 1.0f / N, 0, PASS_COMPLETE);
     return take_losses(&t->model).loss;
 }
 
@@ -166,7 +166,7 @@ static void test_identity(void **state)
     const double expected = pass(&a, tokens, targets, NULL);
     fsdp_empty_grads(&b.store);
     model_use_images(&b.model, (ImageRows){ rows, F32 });
-    model_step(&b.model, &b.store, shown, targets, NULL, 1.0f / N, 0, PASS_COMPLETE);
+    model_micro_batch(&b.model, &b.store, shown, targets, NULL, 1.0f / N, 0, PASS_COMPLETE);
     const double loss = take_losses(&b.model).loss;
     assert_memory_equal(&loss, &expected, sizeof loss);
     for (int u = 1; u < 4; u++)

@@ -96,12 +96,12 @@ static DataSpec spec_of(char **paths, char **indexes)
                        .sequence_length = T, .vocab_size = VOCAB, .eos_token_id = EOS, .pad_token_id = -1, .reopened = true };
 }
 
-/* The value that token `place` of the file shows in column c; -1: none. */
-static float expected(int place, int c)
+/* The value that token `offset` of the file shows in column c; -1: none. */
+static float expected(int offset, int c)
 {
     for (int k = 0; k < 3; k++)
-        if (place >= at[k] && place < at[k] + ROWS)
-            return value((int)shown[k], place - at[k], c);
+        if (offset >= at[k] && offset < at[k] + ROWS)
+            return value((int)shown[k], offset - at[k], c);
     return -1;
 }
 
@@ -112,13 +112,13 @@ static float stored(const void *row, int c, bool f32)
     return x;
 }
 
-static void check_token(const Batch *b, int n, int place)
+static void check_token(const Batch *b, int n, int offset)
 {
     for (int c = 0; c < COLS; c++) {
-        if (expected(place, c) < 0)
+        if (expected(offset, c) < 0)
             assert_null(b->images[n]);
         else
-            assert_true(b->images[n] && stored(b->images[n], c, b->images_f32) == expected(place, c));
+            assert_true(b->images[n] && stored(b->images[n], c, b->images_f32) == expected(offset, c));
     }
 }
 
@@ -164,16 +164,16 @@ static void test_packed(void **state)
         int seen = 0;
         assert_true(loader_next(l, &b));
         for (int n = 0; n < b.sequences * T; n++) {
-            int place = 0;
+            int offset = 0;
             if (b.tokens[n] != TOKEN) {
                 assert_null(b.images[n]);
                 continue;
             }
-            while (place < LENGTH && expected(place, 0) != stored(b.images[n], 0, false))
-                place++;
-            assert_true(place < LENGTH);
-            check_token(&b, n, place);
-            assert_true(n % T == 0 || b.begins[n] || b.tokens[n - 1] == tokens[place - 1]);
+            while (offset < LENGTH && expected(offset, 0) != stored(b.images[n], 0, false))
+                offset++;
+            assert_true(offset < LENGTH);
+            check_token(&b, n, offset);
+            assert_true(n % T == 0 || b.begins[n] || b.tokens[n - 1] == tokens[offset - 1]);
             seen++;
         }
         assert_int_equal(seen, split ? 9 + 1 : 7);     /* a split overlaps by a token; truncated: 6 of 8, 3 */

@@ -42,7 +42,7 @@ static void run(Result *r, int way, const char *recipe, const Trained *t, bool w
     ModelConfig m = with_images(architecture(LLAMA), PROJECTOR_MLP, true);
     Config c;
     Model model;
-    ParamStore f;
+    ParamStore store;
     m.lora = t->lora;
     model_config(&c, &m, recipe, 1);
     c.global_train_batch_size = BATCH;
@@ -55,24 +55,24 @@ static void run(Result *r, int way, const char *recipe, const Trained *t, bool w
     const int first = whole ? 0 : comm_group_rank(RANKS_DATA) * share;
     if (whole)
         c.global_train_batch_size *= data;
-    memory_plan(&model, &f, &c);
-    model_place(&model, &f, &c);
-    store_init(&f, &m, 5);
+    memory_plan(&model, &store, &c);
+    model_alloc(&model, &store, &c);
+    store_init(&store, &m, 5);
     for (int s = 0; s < STEPS; s++) {
         int tokens[BATCH * T], targets[BATCH * T];
         TestImages images;
         fill_batch(tokens, targets, &images, s);
-        fsdp_empty_grads(&f);
+        fsdp_empty_grads(&store);
         model_zero_losses(&model);
         model_use_images(&model, (ImageRows){ images.row + first * T, F32 });
-        model_batch(&model, &f, tokens + first * T, targets + first * T, NULL, share,
-                    1.0f / (float)(BATCH * T) / (whole ? (float)data : 1), 0, PASS_COMPLETE);
+        model_micro_batches(&model, &store, tokens + first * T, targets + first * T, NULL, share,
+                            1.0f / (float)(BATCH * T) / (whole ? (float)data : 1), 0, PASS_COMPLETE);
         r->loss[s] = model_losses(&model).loss / (whole ? data : 1);
         comm_sum(&r->loss[s], 1);
-        r->norm[s] = optimizer_grad_norm(&f);
-        optimizer_step(&f, &c, s + 1, s + 1, 1e-2, fmin(1, 1 / r->norm[s]));
+        r->norm[s] = optimizer_grad_norm(&store);
+        optimizer_step(&store, &c, s + 1, s + 1, 1e-2, fmin(1, 1 / r->norm[s]));
     }
-    model_free(&model, &f);
+    model_free(&model, &store);
 }
 
 static bool is_possible(int way)

@@ -89,24 +89,24 @@ static void check_model(const ModelConfig *m, double cutoff)
 {
     Config c;
     Model model;
-    ParamStore f;
+    ParamStore store;
     Row rows[4];
     fill_rows(rows, m->init_fn);
     model_config(&c, m, "f32", 1);
-    model_create(&model, &f, &c);
-    store_init(&f, m, 7);
-    for (int u = 0; u < f.num_units; u++)
-        for (int i = 0; i < f.shape[u].num_params; i++) {
-            const Param *p = &f.shape[u].param[i];
+    model_create(&model, &store, &c);
+    store_init(&store, m, 7);
+    for (int u = 0; u < store.num_units; u++)
+        for (int i = 0; i < store.shape[u].num_params; i++) {
+            const Param *p = &store.shape[u].param[i];
             const int block = u > 0 && u <= BLOCKS ? u - 1 : 0;
             const size_t padded = param_numel(p), n = p->has_padding ? (size_t)m->vocab_size * (size_t)p->cols : padded;
-            const double *x = values(shard_weights(&f.shard[u], p, 0, padded));
+            const double *x = values(shard_weights(&store.shard[u], p, 0, padded));
             const double std = find_std(p->is_adapter ? adapters : rows, p->name, block);
             assert_true(std > 0 || p->is_vector || p->is_b);
             check_values(p->name, u, x, n, std, p->is_adapter ? 0 : cutoff, p->is_norm);
             check_values(p->name, u, x + n, padded - n, 0, 0, 0);
         }
-    model_free(&model, &f);
+    model_free(&model, &store);
     release();
 }
 
@@ -137,13 +137,13 @@ static void test_numbers(void **state)
     int count = 0;
     Config c;
     Model model;
-    ParamStore f;
+    ParamStore store;
     model_config(&c, &m, "f32", 1);
-    model_create(&model, &f, &c);
-    for (int u = 0; u < f.num_units; u++)
-        for (int i = 0; i < f.shape[u].num_params; i++) {
-            const Param *p = &f.shape[u].param[i];
-            const size_t first = f.shape[u].first + p->number;
+    model_create(&model, &store, &c);
+    for (int u = 0; u < store.num_units; u++)
+        for (int i = 0; i < store.shape[u].num_params; i++) {
+            const Param *p = &store.shape[u].param[i];
+            const size_t first = store.shape[u].first + p->number;
             assert_true(count < MOST);
             for (int k = 0; k < count; k++)
                 if (drawn[k].adapter == p->is_adapter && first < drawn[k].end && drawn[k].first < first + param_numel(p))
@@ -152,7 +152,7 @@ static void test_numbers(void **state)
             drawn[count].end = first + param_numel(p);
             drawn[count++].adapter = p->is_adapter;
         }
-    model_free(&model, &f);
+    model_free(&model, &store);
 }
 
 int main(void)

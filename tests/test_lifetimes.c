@@ -88,16 +88,16 @@ static size_t lay_out(OverlaidBuffer *s, uint64_t seed)
 
 enum { APART, AS_PLANNED, AT_RANDOM };
 
-static void create(Model *m, ParamStore *f, const Config *c, int placement)
+static void create(Model *m, ParamStore *store, const Config *c, int placement)
 {
     static uint64_t seed;
     if (placement == APART)
-        model_create_apart(m, f, c);
+        model_create_apart(m, store, c);
     else if (placement == AS_PLANNED)
-        model_create(m, f, c);
+        model_create(m, store, c);
     else {
-        model_plan(m, f, c, (ShardChoice){ 1, 0, true, .tile = c->mlp_tile });
-        model_place_shared(m, f, c, lay_out(m->shared, seed++));
+        model_plan(m, store, c, (ShardChoice){ 1, 0, true, .tile = c->mlp_tile });
+        model_alloc_shared(m, store, c, lay_out(m->shared, seed++));
     }
 }
 
@@ -113,7 +113,7 @@ static void see(uint64_t *hash, const void *p, size_t bytes)
 static const Model *observed;
 
 /* All buffers that forward writes in a block, as run/telemetry.c may read them. */
-static void observe(void *hash, int unit, const Unit *w)
+static void observe(void *hash, int unit, const UnitTensors *w)
 {
     (void)w;
     if (unit == 0)
@@ -129,7 +129,7 @@ static void observe(void *hash, int unit, const Unit *w)
     see(hash, a->mlp_stats, 2 * sizeof(float) * (size_t)observed->N);
 }
 
-static void fill_tokens(int *tokens, int count, Pass pass, const Config *c)
+static void fill_tokens(int *tokens, int count, PassKind pass, const Config *c)
 {
     for (int n = 0; n < count; n++)
         tokens[n] = test_token((uint64_t)pass, (uint64_t)n, c->model.vocab_size);
@@ -137,24 +137,24 @@ static void fill_tokens(int *tokens, int count, Pass pass, const Config *c)
 
 /* A forward pass and two rows of its logits; then, if it trains, two micro-batches of a step, each with other tokens. A pass must
  * not need contents of shared memory from an earlier pass. */
-static void make_passes(Model *m, ParamStore *f, const Config *c, Result *r)
+static void make_passes(Model *m, ParamStore *store, const Config *c, Result *r)
 {
     int tokens[TOKENS];
     assert_int_equal(m->N, TOKENS);
-    for (Pass pass = PASS_FORWARD; pass <= (m->forward_only ? PASS_FORWARD : PASS_COMPLETE); pass++) {
+    for (PassKind pass = PASS_FORWARD; pass <= (m->forward_only ? PASS_FORWARD : PASS_COMPLETE); pass++) {
         fill_tokens(tokens, m->N, pass, c);
         fill_with_nan(m->shared_memory, m->shared_bytes);
-        model_step(m, f, tokens, tokens, NULL, 1.0f / (float)m->N, 0, pass);
+        model_micro_batch(m, store, tokens, tokens, NULL, 1.0f / (float)m->N, 0, pass);
         r->loss[pass] = (float)take_losses(m).loss;
     }
     fill_with_nan(m->shared_memory, m->shared_bytes);
-    pass_forward(m, f);
-    model_logits(m, f, 0, r->logits[0]);
-    model_logits(m, f, m->N - 1, r->logits[1]);
+    pass_forward(m, store);
+    model_logits(m, store, 0, r->logits[0]);
+    model_logits(m, store, m->N - 1, r->logits[1]);
 }
 
 /* A prompt, then one token after the other. */
-static void generate(Model *m, ParamStore *f, const Config *c, Result *r)
+static void generate(Model *m, ParamStore *store, const Config *c, Result *r)
 {
     enum { PROMPT = 9, ALL = 12 };
     int tokens[ALL];
@@ -162,40 +162,40 @@ static void generate(Model *m, ParamStore *f, const Config *c, Result *r)
     decode_begin(m);
     for (int done = 0; done < ALL; done = done ? done + 1 : PROMPT) {
         fill_with_nan(m->shared_memory, m->shared_bytes);
-        decode_append(m, f, tokens + done, done ? 1 : PROMPT);
+        decode_append(m, store, tokens + done, done ? 1 : PROMPT);
     }
-    decode_logits(m, f, r->logits[0]);
+    decode_logits(m, store, r->logits[0]);
 }
 
-static Result run(Model *m, ParamStore *f, const Config *c)
+static Result run(Model *m, ParamStore *store, const Config *c)
 {
     Result r = { 0 };
-    store_init(f, &c->model, 3);
-    test_fill_adapters(f, 9);
+    store_init(store, &c->model, 3);
+    test_fill_adapters(store, 9);
     observed = m;
     m->observer = &r.seen;
     m->observe = m->observed ? observe : NULL;
     const Watch *before = operations_watch(&operations);
-    (c->generate ? generate : make_passes)(m, f, c, &r);
+    (c->generate ? generate : make_passes)(m, store, c, &r);
     operations_watch(before);
     r.grads = keep(m->bytes.units);
-    for (int u = 0; u < f->num_units; u++) {
-        const Tensor g = f->shard[u].grad;
+    for (int u = 0; u < store->num_units; u++) {
+        const Tensor g = store->shard[u].grad;
         if (!g.data)
             continue;
         device_get(r.grads + r.bytes, g.data, tensor_bytes(g));
         r.bytes += tensor_bytes(g);
     }
-    model_free(m, f);
+    model_free(m, store);
     return r;
 }
 
 static Result run_placed(const Config *c, int placement)
 {
     Model m;
-    ParamStore f;
-    create(&m, &f, c, placement);
-    return run(&m, &f, c);
+    ParamStore store;
+    create(&m, &store, c, placement);
+    return run(&m, &store, c);
 }
 
 static bool are_equal(const Result *a, const Result *b)
@@ -221,7 +221,8 @@ static void check_placements(const Config *c, int at_random)
     release();
 }
 
-static void configure(Config *c, const ModelConfig *m, const char *recipe, Keep keep, bool observes, bool fp8_head, ScalesOf scales)
+static void configure(Config *c, const ModelConfig *m, const char *recipe, Keep keep, bool observes, bool fp8_head,
+                      ScalesPer scales)
 {
     model_config(c, m, recipe, B);
     c->recipe.keep = keep;
@@ -230,7 +231,7 @@ static void configure(Config *c, const ModelConfig *m, const char *recipe, Keep 
     c->quant_stats_interval = observes;
 }
 
-static void check(const ModelConfig *m, const char *recipe, Keep keep, bool observes, bool fp8_head, ScalesOf scales)
+static void check(const ModelConfig *m, const char *recipe, Keep keep, bool observes, bool fp8_head, ScalesPer scales)
 {
     Config c;
     configure(&c, m, recipe, keep, observes, fp8_head, scales);
@@ -256,7 +257,7 @@ static void test_bits(void **state)
         for (int r = 0; r < 4; r++)
             for (Keep k = KEEP_ALL; k <= KEEP_BLOCK; k++) {
                 const ModelConfig m = small(a);
-                check(&m, names[r], k, false, (a + r + k) % 2, (a / 2 + r + k) % 2 ? OF_STEP : OF_MICROBATCH);
+                check(&m, names[r], k, false, (a + r + k) % 2, (a / 2 + r + k) % 2 ? PER_STEP : PER_MICROBATCH);
             }
 }
 
@@ -269,7 +270,7 @@ static void test_tiles(void **state)
         for (int r = 0; r < 4; r++) {
             const ModelConfig plain = small(a), m = (a + r) % 3 ? plain : with_adapters(plain, 8, ALL_MODULES, BASE_E4M3);
             Config c;
-            configure(&c, &m, names[r], (a + r) % 2 ? KEEP_ATTENTION : KEEP_BLOCK, false, a % 2, r % 2 ? OF_STEP : OF_MICROBATCH);
+            configure(&c, &m, names[r], (a + r) % 2 ? KEEP_ATTENTION : KEEP_BLOCK, false, a % 2, r % 2 ? PER_STEP : PER_MICROBATCH);
             if (a % 4 == 3) {
                 c.recipe.keep = KEEP_INPUTS;
                 c.recipe.recompute = 2;
@@ -287,7 +288,7 @@ static void test_adapters(void **state)
     for (int r = 0; r < 3; r++)
         for (Keep k = KEEP_ALL; k <= KEEP_BLOCK; k++) {
             const ModelConfig m = with_adapters(small(r == 1 ? OLMO2 : LLAMA_GQA), 8, ALL_MODULES, base[(r + k) % 3]);
-            check(&m, names[r], k, r == 2, k == KEEP_INPUTS, (r + k) % 2 ? OF_STEP : OF_MICROBATCH);
+            check(&m, names[r], k, r == 2, k == KEEP_INPUTS, (r + k) % 2 ? PER_STEP : PER_MICROBATCH);
         }
 }
 
@@ -301,7 +302,7 @@ static void test_parts(void **state)
         const ModelConfig plain = small(models[i % 3]), m = i % 5 ? plain : with_adapters(plain, 8, ALL_MODULES, BASE_E4M3);
         Config c;
         configure(&c, &m, names[i / 3 % 4], i / 12 ? KEEP_INPUTS : KEEP_ALL, i % 7 == 0, i % 4 > 1,
-                  i % 2 ? OF_STEP : OF_MICROBATCH);
+                  i % 2 ? PER_STEP : PER_MICROBATCH);
         c.recipe.recompute = i % 2 ? 2 : -3;
         check_placements(&c, 1);
         c.eval_only = true;
@@ -312,16 +313,16 @@ static void test_parts(void **state)
 static size_t block_bytes(const char *recipe, Keep keep, int recompute)
 {
     Model m;
-    ParamStore f;
+    ParamStore store;
     Config c;
     ModelConfig model = small(LLAMA);
     model.n_layers = 24;
     model_config(&c, &model, recipe, B);
     c.recipe.keep = keep;
     c.recipe.recompute = recompute;
-    model_plan(&m, &f, &c, (ShardChoice){ 1, 0, true });
+    model_plan(&m, &store, &c, (ShardChoice){ 1, 0, true });
     const size_t bytes = m.bytes.blocks;
-    model_free(&m, &f);
+    model_free(&m, &store);
     return bytes;
 }
 
@@ -370,26 +371,26 @@ static void check_meetings(const char *recipe, Keep keep)
     const ModelConfig m = small(LLAMA_GQA);
     Config c;
     Model model;
-    ParamStore f;
+    ParamStore store;
     OverlaidBuffer s[NUM_BUFFERS];
     model_config(&c, &m, recipe, B);
     c.recipe.keep = keep;
     const Result apart = run_placed(&c, APART);
-    model_plan(&model, &f, &c, (ShardChoice){ 1, 0, true });
+    model_plan(&model, &store, &c, (ShardChoice){ 1, 0, true });
     memcpy(s, model.shared, sizeof s);
-    model_free(&model, &f);
+    model_free(&model, &store);
     for (Buffer a = 0; a < NUM_BUFFERS; a++)
         for (Buffer b = a + 1; b < NUM_BUFFERS; b++) {
             size_t bytes = 0;
             if (!(s[a].meets & buffer_bit(b)) || !s[a].bytes || !s[b].bytes)
                 continue;
-            model_plan(&model, &f, &c, (ShardChoice){ 1, 0, true });
+            model_plan(&model, &store, &c, (ShardChoice){ 1, 0, true });
             for (int i = 0; i < NUM_BUFFERS; bytes += s[i++].bytes + SHIFT)
                 model.shared[i].at = bytes;
             const Buffer small = s[a].bytes < s[b].bytes ? a : b, large = small == a ? b : a;
             model.shared[small].at = model.shared[large].at + SHIFT;
-            model_place_shared(&model, &f, &c, bytes);
-            const Result over = run(&model, &f, &c);
+            model_alloc_shared(&model, &store, &c, bytes);
+            const Result over = run(&model, &store, &c);
             if (are_equal(&apart, &over) && !*problem)
                 fail_msg("%s, keep %d: buffers %d and %d never hold something at the same time, but may not share memory", recipe,
                          keep, a, b);
@@ -415,15 +416,15 @@ static void test_exchange(void **state)
     const Mesh mesh = mesh_of_tensor(2, 1, 1, 1, 2);
     Config c;
     Model model;
-    ParamStore f;
+    ParamStore store;
     add_after_architecture();
     model_config(&c, &m, "fp8", B);
     c.strategy.tensor_ranks = 2;
     comm_pretend(&mesh, 0);
-    model_plan(&model, &f, &c, (ShardChoice){ 1, 0, true, .tensor_ranks = 2 });
+    model_plan(&model, &store, &c, (ShardChoice){ 1, 0, true, .tensor_ranks = 2 });
     comm_pretend(NULL, 0);
     assert_true(model.shared[BUFFER_OWN].meets & buffer_bit(BUFFER_ATTN_OPERAND_T));
-    model_free(&model, &f);
+    model_free(&model, &store);
 }
 
 /* If an operation is forgotten, another reads memory that was not written: here half of the head's. */
@@ -433,16 +434,16 @@ static void test_forgotten(void **state)
     const ModelConfig m = small(LLAMA);
     Config c;
     Model model;
-    ParamStore f;
+    ParamStore store;
     model_config(&c, &m, "bf16", B);
-    model_plan(&model, &f, &c, (ShardChoice){ 1, 0, true });
+    model_plan(&model, &store, &c, (ShardChoice){ 1, 0, true });
     lifetimes_separate(model.shared);
-    model_place_tensors(&model, &f, &c);        /* without memory, to plan again */
-    lifetimes_record(&model, &f);
+    model_place_tensors(&model, &store, &c);    /* without memory, to plan again */
+    lifetimes_record(&model, &store);
     model.N /= 2;
     DIES("norm_backward reads bytes 0 to 4096 of buffer 33; no operation before it writes bytes 2048 to 4096",
-         lifetimes_record(&model, &f));
-    model_free(&model, &f);
+         lifetimes_record(&model, &store));
+    model_free(&model, &store);
 }
 
 /* The size is within a tenth of the lower bound of any placement. */
@@ -452,16 +453,16 @@ static void test_bytes(void **state)
     static const char *const names[] = { "bf16", "fp8", "coat", "coat-lean" };
     for (int i = 0; i < 4 * 3 * 2; i++) {
         Model m;
-        ParamStore f;
+        ParamStore store;
         Config c;
         ModelConfig large = architecture(i & 1 ? LLAMA : LLAMA_GQA);
         large.d_model = 4096, large.head_dim = 128, large.n_heads = 32, large.n_kv_heads = i & 1 ? 32 : 8;
         large.mlp_width = i & 1 ? 11008 : 14336, large.max_sequence_length = 2048;
         model_config(&c, &large, names[i / 6], 8);
         c.recipe.keep = i / 2 % 3;
-        model_plan(&m, &f, &c, (ShardChoice){ 1, 0, true });
+        model_plan(&m, &store, &c, (ShardChoice){ 1, 0, true });
         assert_in_range(m.shared_bytes, m.shared_least, m.shared_least + m.shared_least / 10);
-        model_free(&m, &f);
+        model_free(&m, &store);
     }
 }
 

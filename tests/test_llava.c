@@ -78,7 +78,7 @@ static double train_step(Trainer *t, int step)
 {
     fsdp_empty_grads(&t->store);
     model_use_images(&t->model, (ImageRows){ t->rows, F32 });
-    model_step(&t->model, &t->store, t->tokens, t->targets, NULL, 1.0f / N, 0, PASS_COMPLETE);
+    model_micro_batch(&t->model, &t->store, t->tokens, t->targets, NULL, 1.0f / N, 0, PASS_COMPLETE);
     const double loss = take_losses(&t->model).loss, norm = optimizer_grad_norm(&t->store);
     optimizer_step(&t->store, &t->config, step, step, 1e-2, fmin(1, 1 / norm));
     return loss;
@@ -249,12 +249,12 @@ static void test_export(void **state)
     }
 }
 
-static uint64_t sample_in(const char *folder)
+static uint64_t fingerprint_in(const char *folder)
 {
-    Source s = source_open(folder);
-    const uint64_t sample = tower_sample(&s);
-    source_close(&s);
-    return sample;
+    WeightFiles s = weight_files_open(folder);
+    const uint64_t fingerprint = tower_fingerprint(&s);
+    weight_files_close(&s);
+    return fingerprint;
 }
 
 /* The hashes that scripts/make_image_features.py computes of the goldens; saved and exported folders have the same ones. */
@@ -265,10 +265,10 @@ static void test_samples(void **state)
     for (int g = 0; g < GOLDENS; g++) {
         const char *source = path_of(text("tests/golden/%s", goldens[g])), *target = path_of(text("%s/sampled-%d", root, g));
         export_folder(source, NULL, target, "BF16", CHECKPOINT_FILE_BYTES);
-        assert_true(sample_in(source) == known[g] && sample_in(target) == known[g]);
+        assert_true(fingerprint_in(source) == known[g] && fingerprint_in(target) == known[g]);
         release();
     }
-    assert_true(sample_in("tests/golden/llama") == 0);
+    assert_true(fingerprint_in("tests/golden/llama") == 0);
 }
 
 static double loss_from(const char *folder)

@@ -169,8 +169,8 @@ static void test_resume_at_every_instance(void **state)
     uint32_t order[2][INSTANCES];
     numpy_shuffle(order[0], INSTANCES, 6198, NULL, NULL);
     numpy_shuffle(order[1], INSTANCES, 6199, NULL, NULL);
-    for (uint64_t place = 0; place <= INSTANCES; place++) {
-        LoaderState s = { 0, place };
+    for (uint64_t position = 0; position <= INSTANCES; position++) {
+        LoaderState s = { 0, position };
         Batch b;
         loader_seek(l, s);
         for (int k = 0; k < 4; k++) {

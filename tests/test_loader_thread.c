@@ -91,7 +91,7 @@ static void test_sample_beats(void **state)
     (void)state;
     DataSpec spec = zeros(20, count_samples);
     Loader *l = loader_open(&spec, 8, 0, 1);
-    loader_sample(l);
+    loader_content(l);
     assert_int_equal(sampled, 1);
     loader_close(l);
 }

@@ -271,7 +271,7 @@ static void open_part(Run *r, const ModelConfig *m, const char *folder, BaseForm
     Lora *l = &r->config.model.lora;
     *l = (Lora){ .rank = RANK, .alpha = RANK, .base = stored, .plain_nf4 = plain, .base_path = (char *)folder };
     memcpy(l->target, all_modules, sizeof l->target);
-    place_choice(r, place < 0 ? (ShardChoice){ 1 } : (ShardChoice){ 1, .tensor_ranks = TENSOR_RANKS, .tensor_place = place });
+    place_choice(r, place < 0 ? (ShardChoice){ 1 } : (ShardChoice){ 1, .tensor_ranks = TENSOR_RANKS, .tensor_rank = place });
     load(r, folder);
 }
 
@@ -292,7 +292,7 @@ static void check_part(Run *whole, Run *part)
             for (size_t k = 0, at; k < tensor_numel(w); k++) {
                 param_run(p, k, &at);
                 if (found[k] != expected[at])
-                    fail_msg("unit %d, place %d, %s[%zu]: %.9g, in the whole %.9g", u, p->tensor_place, p->name, k, found[k],
+                    fail_msg("unit %d, place %d, %s[%zu]: %.9g, in the whole %.9g", u, p->tensor_rank, p->name, k, found[k],
                              expected[at]);
             }
         }

@@ -159,9 +159,9 @@ static void test_round_trip(void **state)
         const char *base = save_base(a);
         Run saved, loaded, evaluated;
         TrainState s = { 0 }, expected = state_of(LAST_STEP);
-        Source source = source_open(base);
+        WeightFiles source = weight_files_open(base);
         expected.base_fingerprint = base_fingerprint(&source);
-        source_close(&source);
+        weight_files_close(&source);
         open_adapted(&saved, a, base, all_modules, BASE_AS_FROZEN, "f32");
         open_adapted(&loaded, a, base, all_modules, BASE_AS_FROZEN, "f32");
         pattern_all(&saved, false);

@@ -63,7 +63,7 @@ static void open_run(Run *r, int row, bool adapted)
     r->config.text = "run_name: test\n";
     divide(r->config.strategy.shard_ranks);
     memory_plan(&r->model, &r->store, &r->config);
-    model_place(&r->model, &r->store, &r->config);
+    model_alloc(&r->model, &r->store, &r->config);
 }
 
 static void close_run(Run *r)
@@ -103,13 +103,13 @@ static void take_part(State *s, int u, int part, const void *data, size_t size)
 }
 
 /* Padding of 8-bit states may have any code that is 0. */
-static void clear_padding(State *s, int u, int part, const ParamStore *f, size_t size)
+static void clear_padding(State *s, int u, int part, const ParamStore *store, size_t size)
 {
-    const Shard *h = &f->shard[u];
+    const Shard *h = &store->shard[u];
     const size_t begin = h->slice[TRAINED].first;
     char *all = s->bytes[u][part], *kept = calloc(s->size[u][part] + 1, 1);
-    for (int i = 0; i < f->shape[u].num_params; i++) {
-        const Param *p = &f->shape[u].param[i];
+    for (int i = 0; i < store->shape[u].num_params; i++) {
+        const Param *p = &store->shape[u].param[i];
         size_t first, n = p->region == TRAINED ? shard_part(h, p, &first) : 0;
         if (n > 0)
             memcpy(kept + (p->offset + first - begin) * size, all + (p->offset + first - begin) * size, n * size);
@@ -220,7 +220,7 @@ static void test_other_ranks(void **state)
         divide(1);
         r.config.strategy.shard_ranks = 1;
         memory_plan(&r.model, &r.store, &r.config);
-        model_place(&r.model, &r.store, &r.config);
+        model_alloc(&r.model, &r.store, &r.config);
         assert_true(checkpoint_load(path_of(i, "/step2"), &r.config, &r.store, &loaded, true));
         save(&r, STEPS + 1);
         char command[512];

@@ -40,7 +40,7 @@ static void open_run(Run *r, const ModelConfig *m, const char *recipe, int strat
     r->config.text = "run_name: test\n";
     divide(r->config.strategy.shard_ranks);
     memory_plan(&r->model, &r->store, &r->config);
-    model_place(&r->model, &r->store, &r->config);
+    model_alloc(&r->model, &r->store, &r->config);
 }
 
 static void save(Run *r, long step)

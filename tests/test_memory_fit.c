@@ -64,15 +64,15 @@ static void test_needed(void **state)
         Config *c = plan(measured[i].ranks, measured[i].recipe, "139.8", NULL);
         c->strategy.gathering = GATHER_OFTEN;
         Model m;
-        ParamStore f;
-        memory_plan(&m, &f, c);
-        const double planned = (double)model_planned_bytes(&m, &f) / (1 << 30),
+        ParamStore store;
+        memory_plan(&m, &store, c);
+        const double planned = (double)model_planned_bytes(&m, &store) / (1 << 30),
                      allowed = memory_fit_needed(c) / (1 << 30) - planned;
         const double used = measured[i].used - measured[i].planned;
         if (!(allowed >= used - 0.05 && allowed < used + 1.5))
             fail_msg("%s on %d: %.2f GiB allowed for, %.2f were used", measured[i].recipe, measured[i].ranks, allowed, used);
         assert_true(planned <= measured[i].planned);
-        model_free(&m, &f);
+        model_free(&m, &store);
         config_free(c);
     }
 }
@@ -85,13 +85,13 @@ static void test_mode(void **state)
     static const struct { const char *memory; bool once; } rows[] = { { "139.8", true }, { "59.3", true }, { "59.2", false } };
     for (int i = 0; i < 3; i++) {
         Model m;
-        ParamStore f;
+        ParamStore store;
         Config *c = plan(4, "coat", rows[i].memory, NULL);           /* 56.2 GiB with whole gradients, 44.7 without */
         c->strategy.gathering = GATHER_OFTEN;
-        memory_plan(&m, &f, c);
-        assert_int_equal(f.sum_once, rows[i].once);
-        assert_true(fabs((double)model_planned_bytes(&m, &f) / (1 << 30) - (rows[i].once ? 56.231 : 44.678)) < 0.001);
-        model_free(&m, &f);
+        memory_plan(&m, &store, c);
+        assert_int_equal(store.sum_once, rows[i].once);
+        assert_true(fabs((double)model_planned_bytes(&m, &store) / (1 << 30) - (rows[i].once ? 56.231 : 44.678)) < 0.001);
+        model_free(&m, &store);
         config_free(c);
     }
 }
@@ -123,18 +123,18 @@ static void test_kept(void **state)
     const double spare = 3.0 * (1 << 30);
     for (int i = 0; i < 3; i++) {
         Model m, more;
-        ParamStore f, g;
+        ParamStore store, other;
         char arguments[128];
         Config *c = plan(4, "coat", rows[i].memory, NULL);
-        memory_plan(&m, &f, c);
-        model_plan(&more, &g, c, (ShardChoice){ f.shards, f.rank, f.sum_once, f.resident + 1 });
-        assert_int_equal(f.resident, rows[i].resident);
-        if (f.resident > 0)
-            assert_true((double)model_planned_bytes(&m, &f) <= memory_of_device(c) - spare);
-        if (f.resident < f.num_units)
-            assert_true((double)model_planned_bytes(&more, &g) > memory_of_device(c) - spare);
-        model_free(&m, &f);
-        model_free(&more, &g);
+        memory_plan(&m, &store, c);
+        model_plan(&more, &other, c, (ShardChoice){ store.shards, store.rank, store.sum_once, store.resident + 1 });
+        assert_int_equal(store.resident, rows[i].resident);
+        if (store.resident > 0)
+            assert_true((double)model_planned_bytes(&m, &store) <= memory_of_device(c) - spare);
+        if (store.resident < store.num_units)
+            assert_true((double)model_planned_bytes(&more, &other) > memory_of_device(c) - spare);
+        model_free(&m, &store);
+        model_free(&more, &other);
         snprintf(arguments, sizeof arguments, "--model.max_sequence_length=2048 --recipe=coat --ranks=4 "
                  "--device_memory=%s --global_train_batch_size=256", rows[i].memory);
         expect_status(dry_run(8, arguments), 0);
@@ -194,17 +194,17 @@ static void test_large_units(void **state)
     const size_t block = 3187671040, gathered = 4 * block + 2 * 128256UL * 16384 + 2 * 252UL * 16384;
     Config *c = config_load(14, argv, 1, checkpoint_latest);
     Model m;
-    ParamStore f;
-    memory_plan(&m, &f, c);
+    ParamStore store;
+    memory_plan(&m, &store, c);
     double master = 0, most = 0;
-    for (int u = 0; u < f.num_units; u++) {
-        master += (double)tensor_bytes(f.shard[u].slice[TRAINED].stored);
-        most = fmax(most, (double)tensor_numel(f.plan[u].weights->elements));
+    for (int u = 0; u < store.num_units; u++) {
+        master += (double)tensor_bytes(store.shard[u].slice[TRAINED].stored);
+        most = fmax(most, (double)tensor_numel(store.plan[u].weights->elements));
     }
     assert_in_range(master, (unsigned long)(numbers * 2 / 64), (unsigned long)((numbers + padding) * 2 / 64));
     assert_in_range(most, block, block + 6 * PARAM_ALIGN * 64);
-    assert_in_range(store_weight_bytes(&f), gathered, gathered + (1 << 20));
-    model_free(&m, &f);
+    assert_in_range(store_weight_bytes(&store), gathered, gathered + (1 << 20));
+    model_free(&m, &store);
     config_free(c);
 }
 
@@ -229,14 +229,15 @@ static void test_host_memory(void **state)
     (void)state;
     Config *c = plan(1, "coat", "80", NULL);
     Model m;
-    ParamStore f;
+    ParamStore store;
     c->host.activations = HOST_ALL;
-    memory_plan(&m, &f, c);
+    memory_plan(&m, &store, c);
     m.offload.host_bytes = (size_t)1 << 50;
-    DIES("GiB for what is on the host and 25.49 for a checkpoint while it is written exceed by 10", memory_check_host(&m, &f, c));
+    DIES("GiB for what is on the host and 25.49 for a checkpoint while it is written exceed by 10",
+         memory_check_host(&m, &store, c));
     m.forward_only = true;                      /* an evaluation writes no checkpoint */
-    DIES("GiB for what is on the host and 0.00 for a checkpoint", memory_check_host(&m, &f, c));
-    model_free(&m, &f);
+    DIES("GiB for what is on the host and 0.00 for a checkpoint", memory_check_host(&m, &store, c));
+    model_free(&m, &store);
     config_free(c);
 }
 

@@ -52,7 +52,7 @@ static void open_run(Run *r, const char *recipe, Format moment, int shard_ranks,
         comm_init();
     }
     memory_plan(&r->model, &r->store, &r->config);
-    model_place(&r->model, &r->store, &r->config);
+    model_alloc(&r->model, &r->store, &r->config);
     store_init(&r->store, &r->config.model, 5);
     store_zero_states(&r->store);
 }
@@ -238,7 +238,7 @@ static double momentum_error(Format format)
     const int u = unit_of_layer(&r.config.model, 0);
     const Shard *s = &r.store.shard[u];
     const Slice own = shard_state(s, 0);
-    Sample m = sample_fetch(s->state[0], 0, own.count);
+    Elements m = elements_fetch(s->state[0], 0, own.count);
     for (const Param *p = r.store.shape[u].param; p < r.store.shape[u].param + r.store.shape[u].num_params; p++) {
         size_t first, n = p->is_operand ? shard_part(s, p, &first) : 0, element;
         for (size_t i = 0; i < n; i++) {
@@ -250,7 +250,7 @@ static double momentum_error(Format format)
             sum[1] += exact * exact;
         }
     }
-    sample_free(&m);
+    elements_free(&m);
     comm_sum_over(sum, 2, RANKS_SHARD);
     close_run(&r);
     return sqrt(sum[0] / sum[1]);

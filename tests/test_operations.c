@@ -140,47 +140,47 @@ static void add_tensor(uint64_t *hash, Tensor t)
     add(hash, t.scale, t.format.group ? format_scale_bytes(t.format, tensor_numel(t)) : 0);
 }
 
-static void train(Model *m, ParamStore *f, const Config *c, uint64_t *hash)
+static void train(Model *m, ParamStore *store, const Config *c, uint64_t *hash)
 {
     int tokens[256], targets[256];
     TestImages images = { 0 };
     uint8_t begins[256] = { [5] = 1, [11] = 1 };
     assert_true(m->N <= 256);
-    store_zero_states(f);
-    fsdp_empty_grads(f);
-    for (Pass pass = PASS_FORWARD; pass <= PASS_COMPLETE; pass++) {
+    store_zero_states(store);
+    fsdp_empty_grads(store);
+    for (PassKind pass = PASS_FORWARD; pass <= PASS_COMPLETE; pass++) {
         for (int n = 0; n < m->N; n++)
             tokens[n] = test_token((uint64_t)pass, (uint64_t)n, c->model.vocab_size);
         memcpy(targets, tokens, sizeof targets);
         if (c->model.image.feature_size > 0)
             place_images(&images, tokens, targets, m->attn.B, m->T, 2);
         model_use_images(m, image_rows(&images));
-        model_step(m, f, tokens, targets, m->documents ? begins : NULL, 1.0f / (float)m->N, 1e-3f, pass);
+        model_micro_batch(m, store, tokens, targets, m->documents ? begins : NULL, 1.0f / (float)m->N, 1e-3f, pass);
         const Losses l = take_losses(m);
         add_host(hash, &l, sizeof l);
     }
-    const double norm = optimizer_grad_norm(f);
+    const double norm = optimizer_grad_norm(store);
     add_host(hash, &norm, sizeof norm);
     for (int step = 1; step <= 2; step++)       /* in the first step moments are 0 for any scales */
-        optimizer_step(f, c, step, step, 1e-2, fmin(1, 1 / norm));
-    for (int u = 0; u < f->num_units; u++) {
-        add_tensor(hash, f->shard[u].slice[TRAINED].stored);
-        add_tensor(hash, f->shard[u].grad);
-        for (int i = 0; i < f->optimizer->num_states; i++)
-            add_tensor(hash, f->shard[u].state[i]);
+        optimizer_step(store, c, step, step, 1e-2, fmin(1, 1 / norm));
+    for (int u = 0; u < store->num_units; u++) {
+        add_tensor(hash, store->shard[u].slice[TRAINED].stored);
+        add_tensor(hash, store->shard[u].grad);
+        for (int i = 0; i < store->optimizer->num_states; i++)
+            add_tensor(hash, store->shard[u].state[i]);
     }
 }
 
-static void generate(Model *m, ParamStore *f, const Config *c, uint64_t *hash)
+static void generate(Model *m, ParamStore *store, const Config *c, uint64_t *hash)
 {
     float logits[128];
     int tokens[8];
     for (int i = 0; i < 8; i++)
         tokens[i] = test_token(1, (uint64_t)i, c->model.vocab_size);
     decode_begin(m);
-    decode_append(m, f, tokens, 7);
-    decode_append(m, f, tokens + 7, 1);
-    decode_logits(m, f, logits);
+    decode_append(m, store, tokens, 7);
+    decode_append(m, store, tokens + 7, 1);
+    decode_logits(m, store, logits);
     add_host(hash, logits, sizeof *logits * (size_t)c->model.vocab_size);
 }
 
@@ -188,26 +188,26 @@ static void generate(Model *m, ParamStore *f, const Config *c, uint64_t *hash)
 static uint64_t run(const Config *c, bool watched)
 {
     Model m;
-    ParamStore f;
+    ParamStore store;
     uint64_t hash = 0;
-    model_create(&m, &f, c);
+    model_create(&m, &store, c);
     if (watched)
         open_eye(m.memory, m.bytes.total);
-    store_init(&f, &c->model, 3);
-    test_fill_adapters(&f, 9);
-    (c->generate ? generate : train)(&m, &f, c, &hash);
+    store_init(&store, &c->model, 3);
+    test_fill_adapters(&store, 9);
+    (c->generate ? generate : train)(&m, &store, c, &hash);
     if (watched)
         close_eye();
-    model_free(&m, &f);
+    model_free(&m, &store);
     return hash;
 }
 
-static void configure(Config *c, const ModelConfig *m, const char *recipe, Keep kept, ScalesOf scales)
+static void configure(Config *c, const ModelConfig *m, const char *recipe, Keep kept, ScalesPer scales)
 {
     model_config(c, m, recipe, 1);
     c->recipe.keep = kept;
     c->recipe.scales = scales;
-    c->recipe.down_scales = scales == OF_STEP ? DOWN_CHANNEL : DOWN_TENSOR;
+    c->recipe.down_scales = scales == PER_STEP ? DOWN_CHANNEL : DOWN_TENSOR;
 }
 
 static ModelConfig small(SmallModel a)
@@ -243,7 +243,7 @@ static void test_training(void **state)
         for (int r = 0; r < 5; r++) {
             const ModelConfig m = small(a);
             Config c;
-            configure(&c, &m, recipes[r], (Keep)((a + r) % 3), a % 2 ? OF_STEP : OF_MICROBATCH);
+            configure(&c, &m, recipes[r], (Keep)((a + r) % 3), a % 2 ? PER_STEP : PER_MICROBATCH);
             c.recipe.forward = a / 2 % 2 ? FROM_SAVED : c.recipe.forward;      /* of every recipe, so that x is not the stream */
             c.data.generate_doc_lengths = a == LLAMA || a == MISTRAL;
             c.optimizer.name = r == 2 && a % 2 ? "adamw8bit" : r == 3 && a % 2 ? "muon" : "adamw";
@@ -259,7 +259,7 @@ static void test_adapters(void **state)
         for (BaseFormat base = BASE_AS_FROZEN; base <= BASE_NF4; base++) {
             const ModelConfig m = with_adapters(small(r % 2 ? LLAMA_GQA : OLMO2), 4, ALL_MODULES, base);
             Config c;
-            configure(&c, &m, recipes[r], (Keep)((r + base) % 3), OF_MICROBATCH);
+            configure(&c, &m, recipes[r], (Keep)((r + base) % 3), PER_MICROBATCH);
             c.model.lora.plain_nf4 = base == BASE_NF4 && r % 2;
             check(&c);
         }
@@ -272,7 +272,7 @@ static void test_images(void **state)
     for (int r = 0; r < 3; r++) {
         const ModelConfig m = with_images(small(LLAMA), r == 1 ? PROJECTOR_LINEAR : PROJECTOR_MLP, r != 1);
         Config c;
-        configure(&c, &m, recipes[r], KEEP_ALL, OF_MICROBATCH);
+        configure(&c, &m, recipes[r], KEEP_ALL, PER_MICROBATCH);
         check(&c);
     }
 }
@@ -283,7 +283,7 @@ static void test_generating(void **state)
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         const ModelConfig m = small(a);
         Config c;
-        configure(&c, &m, a % 2 ? "f32" : "bf16", KEEP_ALL, OF_MICROBATCH);
+        configure(&c, &m, a % 2 ? "f32" : "bf16", KEEP_ALL, PER_MICROBATCH);
         c.generate = "prompts";
         check(&c);
     }
@@ -409,12 +409,12 @@ static void test_hidden(void **state)
     (void)state;
     const ModelConfig m = small(OLMO2), n = small(LLAMA_GQA);
     Config c;
-    configure(&c, &n, "coat", KEEP_INPUTS, OF_MICROBATCH);
+    configure(&c, &n, "coat", KEEP_INPUTS, PER_MICROBATCH);
     check_hidden(&c);
-    configure(&c, &m, "bf16", KEEP_ALL, OF_MICROBATCH);
+    configure(&c, &m, "bf16", KEEP_ALL, PER_MICROBATCH);
     check_hidden(&c);
     const ModelConfig seeing = with_images(small(LLAMA), PROJECTOR_MLP, true);
-    configure(&c, &seeing, "bf16", KEEP_ALL, OF_MICROBATCH);
+    configure(&c, &seeing, "bf16", KEEP_ALL, PER_MICROBATCH);
     check_hidden(&c);
 }
 

@@ -46,7 +46,7 @@ static void open_run(Run *r, int which, int shard_ranks, const char *folder)
         comm_init();
     }
     memory_plan(&r->model, &r->store, &r->config);
-    model_place(&r->model, &r->store, &r->config);
+    model_alloc(&r->model, &r->store, &r->config);
     store_init(&r->store, &r->config.model, 5);
 }
 
@@ -70,8 +70,8 @@ static void train(Run *r, long last)
                 tokens[t] = test_token(11, (uint64_t)(sequence + t), vocab);
                 targets[t] = test_token(11, (uint64_t)(sequence + t + 1), vocab);
             }
-            model_step(&r->model, &r->store, tokens, targets, NULL, 1.0f / (float)(BATCH * T), 0,
-                       i == share - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
+            model_micro_batch(&r->model, &r->store, tokens, targets, NULL, 1.0f / (float)(BATCH * T), 0,
+                              i == share - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
         }
         double loss = take_losses(&r->model).loss / (BATCH * T);
         comm_sum(&loss, 1);
@@ -129,7 +129,7 @@ static void expect_zero_padding(const char *what, const Run *r)
             const Slice own = shard_state(s, k);
             if (own.count == 0)
                 continue;
-            Sample values = sample_fetch(s->state[k], 0, own.count);
+            Elements values = elements_fetch(s->state[k], 0, own.count);
             for (int i = 0; i < shape->num_params; i++) {
                 const Param *p = &shape->param[i];
                 const size_t end = p->offset + (size_t)p->rows * (size_t)p->cols;
@@ -138,7 +138,7 @@ static void expect_zero_padding(const char *what, const Run *r)
                         fail_msg("%s: %s of unit %d, element %zu after %s is %g", what, r->store.optimizer->state[k].name, u,
                                  at - end, p->name, (double)values.x[at - own.first]);
             }
-            sample_free(&values);
+            elements_free(&values);
         }
     comm_sum(&looked, 1);
     assert_true(looked > 0);

@@ -136,7 +136,7 @@ static void round_once(Dither *d, uint64_t seed, long step)
 {
     Small s;
     small_plan(&s, "adamw", "coat-opt");
-    model_place(&s.model, &s.store, &s.config);
+    model_alloc(&s.model, &s.store, &s.config);
     s.config.seed = seed;
     s.config.optimizer.weight_decay = 0x1p-9;
     s.config.optimizer.decay_embeddings = s.config.optimizer.decay_norm_and_bias = true;
@@ -202,7 +202,7 @@ static void test_step(void **state)
     (void)state;
     Small s;
     small_plan(&s, "lion", "f32");
-    model_place(&s.model, &s.store, &s.config);
+    model_alloc(&s.model, &s.store, &s.config);
     store_init(&s.store, &s.config.model, 3);
     const float lr = 1e-2f, decay = (float)s.config.optimizer.weight_decay, scale = 0.5f;
     for (int u = 0; u < s.store.num_units; u++)
@@ -243,7 +243,7 @@ static json_t *statistics(const char *optimizer)
     snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
     mkdir(folder, 0777);
     small_plan(&s, optimizer, "f32");
-    model_place(&s.model, &s.store, &s.config);
+    model_alloc(&s.model, &s.store, &s.config);
     store_init(&s.store, &s.config.model, 3);
     s.config.save_folder = folder;
     s.config.quant_stats_interval = 1;

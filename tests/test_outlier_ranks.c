@@ -26,7 +26,7 @@ static void open_run(Run *r, const char *recipe, DownScales down, float size, St
     r->config.host.activations = on_host;
     divide(strategy.shard_ranks);
     memory_plan(&r->model, &r->store, &r->config);
-    model_place(&r->model, &r->store, &r->config);
+    model_alloc(&r->model, &r->store, &r->config);
     store_init(&r->store, &r->config.model, 5);
     if (size > 0)
         grow_outlier(&r->store, size);
@@ -126,7 +126,7 @@ static void token_losses(float *losses, DownScales down, Strategy strategy, int 
     for (int s = first; s < first + count; s++) {
         for (int t = 0; t <= T; t++)
             tokens[t] = test_token(11, (uint64_t)(s * T + t), vocab);
-        model_step(&r.model, &r.store, tokens, tokens + 1, NULL, 1, 0, PASS_FORWARD);
+        model_micro_batch(&r.model, &r.store, tokens, tokens + 1, NULL, 1, 0, PASS_FORWARD);
         model_token_losses(&r.model, losses + (s - first) * T);
     }
     if (down == DOWN_CHANNEL)

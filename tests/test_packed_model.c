@@ -82,7 +82,7 @@ static Result packed(SmallModel a, const Batch *b, bool documents)
 {
     Setup s;
     open_model(&s, a, B, documents);
-    model_step(&s.model, &s.store, b->tokens, b->targets, b->begins, 1.0f / (float)b->labels, 0, PASS_COMPLETE);
+    model_micro_batch(&s.model, &s.store, b->tokens, b->targets, b->begins, 1.0f / (float)b->labels, 0, PASS_COMPLETE);
     return result_of(&s);
 }
 
@@ -98,8 +98,8 @@ static Result padded(SmallModel a, const Batch *b)
             tokens[t] = b->tokens[n];
             targets[t++] = b->targets[n++];
         } while (n < B * T && !b->begins[n]);
-        model_step(&s.model, &s.store, tokens, targets, NULL, 1.0f / (float)b->labels, 0,
-                   n < B * T ? PASS_ACCUMULATE : PASS_COMPLETE);
+        model_micro_batch(&s.model, &s.store, tokens, targets, NULL, 1.0f / (float)b->labels, 0,
+                          n < B * T ? PASS_ACCUMULATE : PASS_COMPLETE);
     }
     return result_of(&s);
 }
@@ -144,10 +144,10 @@ static void step_of_one(float *losses, Result *r, SmallModel a, const Batch *b, 
     for (int n = 0; n < B * T; n++)
         targets[n] = n >= first && n < end ? b->targets[n] : -1;
     open_model(&s, a, B, true);
-    model_step(&s.model, &s.store, tokens, b->targets, b->begins, 1, 0, PASS_FORWARD);
+    model_micro_batch(&s.model, &s.store, tokens, b->targets, b->begins, 1, 0, PASS_FORWARD);
     device_get(losses, s.model.losses, sizeof(float) * B * T);
     take_losses(&s.model);
-    model_step(&s.model, &s.store, tokens, targets, b->begins, 1, 0, PASS_COMPLETE);
+    model_micro_batch(&s.model, &s.store, tokens, targets, b->begins, 1, 0, PASS_COMPLETE);
     *r = result_of(&s);
 }
 

@@ -70,11 +70,11 @@ static void read_images(Setup *s)
         s->rows[n] = s->tokens[n] == i->token_id ? s->features + (size_t)k++ * (size_t)i->feature_size : NULL;
 }
 
-static void step(Setup *s, float scale, Pass pass)
+static void step(Setup *s, float scale, PassKind pass)
 {
     if (s->features)
         model_use_images(&s->model, (ImageRows){ s->rows, F32 });
-    model_step(&s->model, &s->store, s->tokens, s->targets, NULL, scale, 0, pass);
+    model_micro_batch(&s->model, &s->store, s->tokens, s->targets, NULL, scale, 0, pass);
 }
 
 static void read_batch(Setup *s)

@@ -61,17 +61,17 @@ static bool count(void *counter, const Operation *o)
 }
 
 /* Without stages, each group of a mesh with stages has the whole model: its norm, which optimizer_grad_norm adds for all groups. */
-static double norm_of_group(const ParamStore *f)
+static double norm_of_group(const ParamStore *store)
 {
     float own;
-    device_get(&own, f->square_sum, sizeof own);
+    device_get(&own, store->square_sum, sizeof own);
     double sum = own;
     comm_sum_over(&sum, 1, RANKS_SHARD);
     return sqrt(sum);
 }
 
 /* Micro-batches of very different size: FP8 ranges grow within a step. */
-static void run_step(Model *m, ParamStore *f, const Config *c, int step, Result *s)
+static void run_step(Model *m, ParamStore *store, const Config *c, int step, Result *s)
 {
     static int tokens[MICRO_BATCHES * TOKENS], targets[MICRO_BATCHES * TOKENS];
     static uint8_t begins[MICRO_BATCHES * TOKENS];
@@ -83,33 +83,33 @@ static void run_step(Model *m, ParamStore *f, const Config *c, int step, Result 
         targets[i] = at % 7 == 3 ? -1 : test_token(11, at + 1, V);
         begins[i] = i % T == 0 || at % 41 == 20;
     }
-    fsdp_empty_grads(f);
+    fsdp_empty_grads(store);
     model_zero_losses(m);
-    if (f->pipe.stages > 1) {
+    if (store->pipe.stages > 1) {
         collectives = 0;
-        model_batch(m, f, tokens, targets, begins, MICRO_BATCHES, scale, 1e-3f, PASS_COMPLETE);
-        assert_in_range(collectives, 0, (NUM_REGIONS + 1) * f->num_units);     /* once per step, not with every micro-batch */
+        model_micro_batches(m, store, tokens, targets, begins, MICRO_BATCHES, scale, 1e-3f, PASS_COMPLETE);
+        assert_in_range(collectives, 0, (NUM_REGIONS + 1) * store->num_units); /* once per step, not with every micro-batch */
     }
-    for (int i = 0; i < MICRO_BATCHES && f->pipe.stages == 1; i++)
-        model_step(m, f, tokens + i * TOKENS, targets + i * TOKENS, begins + i * TOKENS, scale, 1e-3f,
-                   i < MICRO_BATCHES - 1 ? PASS_ACCUMULATE : PASS_COMPLETE);
+    for (int i = 0; i < MICRO_BATCHES && store->pipe.stages == 1; i++)
+        model_micro_batch(m, store, tokens + i * TOKENS, targets + i * TOKENS, begins + i * TOKENS, scale, 1e-3f,
+                          i < MICRO_BATCHES - 1 ? PASS_ACCUMULATE : PASS_COMPLETE);
     s->loss = model_losses(m).loss;
     s->zloss = model_losses(m).zloss;
-    s->norm[step] = optimizer_grad_norm(f);
-    if (f->pipe.stages == 1)
-        s->norm[step] = norm_of_group(f);
-    for (int u = 0; u < f->num_units; u++)
-        s->grad[u] = f->shard[u].slice[TRAINED].count ? values(f->shard[u].grad) : NULL;
-    optimizer_step(f, c, step + 1, step + 1, 1e-2, fmin(1, 1 / s->norm[step]));
+    s->norm[step] = optimizer_grad_norm(store);
+    if (store->pipe.stages == 1)
+        s->norm[step] = norm_of_group(store);
+    for (int u = 0; u < store->num_units; u++)
+        s->grad[u] = store->shard[u].slice[TRAINED].count ? values(store->shard[u].grad) : NULL;
+    optimizer_step(store, c, step + 1, step + 1, 1e-2, fmin(1, 1 / s->norm[step]));
     model_zero_losses(m);
-    model_step(m, f, tokens, targets, begins, 0, 0, PASS_FORWARD);
+    model_micro_batch(m, store, tokens, targets, begins, 0, 0, PASS_FORWARD);
     s->evaluation = model_losses(m).loss;
 }
 
 /* The first and the last stage have the same bits of what both have. */
-static void check_copies(const ParamStore *f)
+static void check_copies(const ParamStore *store)
 {
-    const Shard *own = &f->shard[0];
+    const Shard *own = &store->shard[0];
     const Tensor t[] = { own->slice[TRAINED].stored, own->grad, own->state[0], own->state[1] };
     uint64_t hash = 0, all[8];
     for (int i = 0; i < 4 && own->slice[TRAINED].count; i++) {
@@ -121,9 +121,9 @@ static void check_copies(const ParamStore *f)
         }
     }
     comm_gather(all, &hash, sizeof hash, RANKS_PIPELINE);
-    for (int stage = 1; stage < f->pipe.stages - 1; stage++)
+    for (int stage = 1; stage < store->pipe.stages - 1; stage++)
         assert_int_equal(all[stage], 0);
-    assert_int_equal(all[0], all[f->pipe.stages - 1]);
+    assert_int_equal(all[0], all[store->pipe.stages - 1]);
 }
 
 /* Device memory in GiB with which about half of the activations that can be on the host are there. */
@@ -133,11 +133,11 @@ static double half_fits(Config c)
     c.device_memory = 1;                /* as if it were a GPU */
     for (int i = 0; i < 2; i++) {
         Model m;
-        ParamStore f;
+        ParamStore store;
         c.host.activations = i ? HOST_ALL : HOST_NEVER;
-        memory_plan(&m, &f, &c);
-        bytes += (double)model_planned_bytes(&m, &f) / 2;
-        model_free(&m, &f);
+        memory_plan(&m, &store, &c);
+        bytes += (double)model_planned_bytes(&m, &store) / 2;
+        model_free(&m, &store);
     }
     return (bytes + memory_allowance(&c)) / (1 << 30);
 }
@@ -148,7 +148,7 @@ static void run(Result *s, const Case *k, Stages p, bool whole, int shard_ranks,
     const int steps = k->steps ? k->steps : STEPS;
     Config c;
     Model m = { 0 };
-    ParamStore f = { 0 };
+    ParamStore store = { 0 };
     char *patterns[1] = { (char *)k->trainable };
     model_config(&c, &mc, k->recipe, MICRO);
     divide_in_stages(p.stages, shard_ranks, context);
@@ -165,22 +165,22 @@ static void run(Result *s, const Case *k, Stages p, bool whole, int shard_ranks,
                              .pipeline_stages = whole ? 1 : p.stages, .pipeline_chunks = p.chunks,
                              .pipeline_schedule = p.schedule };
     c.device_memory = on_host == HOST_AUTO ? half_fits(c) : 0;
-    memory_plan(&m, &f, &c);
-    model_place(&m, &f, &c);
+    memory_plan(&m, &store, &c);
+    model_alloc(&m, &store, &c);
     if (!k->trainable)          /* frozen blocks never leave */
         assert_int_equal(offload_host_bytes(&m) > 0, on_host != HOST_NEVER && m.offload.pieces > offload_least_slots(&m));
-    store_init(&f, &mc, 5);
-    test_fill_adapters(&f, 6);
+    store_init(&store, &mc, 5);
+    test_fill_adapters(&store, 6);
     for (int step = 0; step < steps; step++)
-        run_step(&m, &f, &c, step, s);
-    for (int u = 0; u < f.num_units; u++) {
-        s->first[u] = f.shard[u].slice[TRAINED].first;
-        s->count[u] = f.shard[u].slice[TRAINED].count;
-        s->weights[u] = s->count[u] ? values(f.shard[u].slice[TRAINED].stored) : NULL;
+        run_step(&m, &store, &c, step, s);
+    for (int u = 0; u < store.num_units; u++) {
+        s->first[u] = store.shard[u].slice[TRAINED].first;
+        s->count[u] = store.shard[u].slice[TRAINED].count;
+        s->weights[u] = s->count[u] ? values(store.shard[u].slice[TRAINED].stored) : NULL;
     }
     if (k->tied)
-        check_copies(&f);
-    model_free(&m, &f);
+        check_copies(&store);
+    model_free(&m, &store);
 }
 
 /* ---- comparisons ------------------------------------------------------------------------------------------------ */
@@ -351,27 +351,27 @@ static bool continue_text(float *logits, const Case *k, Stages p, bool whole)
     const ModelConfig mc = model_of(k);
     Config c;
     Model m = { 0 };
-    ParamStore f = { 0 };
+    ParamStore store = { 0 };
     int tokens[TEXT];
     model_config(&c, &mc, k->recipe, 1);
     divide_in_stages(p.stages, comm_size() / p.stages, 1);
     c.generate = "prompts";
     c.strategy = (Strategy){ .shard_ranks = comm_size() / p.stages, .gathering = GATHER_ONCE, .pipeline_chunks = p.chunks,
                              .pipeline_stages = whole ? 1 : p.stages, .pipeline_schedule = p.schedule };
-    memory_plan(&m, &f, &c);
-    model_place(&m, &f, &c);
-    store_init(&f, &mc, 5);
-    test_fill_adapters(&f, 6);
+    memory_plan(&m, &store, &c);
+    model_alloc(&m, &store, &c);
+    store_init(&store, &mc, 5);
+    test_fill_adapters(&store, 6);
     for (int i = 0; i < TEXT; i++)
         tokens[i] = test_token(11, (uint64_t)i, mc.vocab_size);
     decode_begin(&m);
     for (int done = 0, count = PROMPT; done < TEXT; done += count, count = 1, logits += VOCABULARY) {
-        decode_append(&m, &f, tokens + done, count);
+        decode_append(&m, &store, tokens + done, count);
         if (m.has_head)
-            decode_logits(&m, &f, logits);
+            decode_logits(&m, &store, logits);
     }
     const bool has_head = m.has_head;
-    model_free(&m, &f);
+    model_free(&m, &store);
     return has_head;
 }
 

@@ -135,11 +135,11 @@ static void test_many(void **state)
     for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
         Config *c = plan(LLAMA_2, settings[i]);
         const int stages = pipeline_stages(&c->strategy), n = rehearsal_micro_batches(c);
-        const RankPlace place = { memory_mesh(c), 0, 8, 0 };
+        const Topology topology = { memory_mesh(c), 0, 8, 0 };
         Rehearsal r[2];
         for (int stage = 0; stage < stages; stage++)
             rehearse(&r[stage], &n, 1, c, stage);
-        const double all = timeline_step(r, stages, &place, c->model.n_layers + 2).seconds, short_steps = plan_time(c).seconds;
+        const double all = timeline_step(r, stages, &topology, c->model.n_layers + 2).seconds, short_steps = plan_time(c).seconds;
         if (!(fabs(short_steps / all - 1) < 1e-3))
             fail_msg("%s: %.6f s, all %d micro-batches take %.6f", settings[i], short_steps, n, all);
         for (int stage = 0; stage < stages; stage++)

@@ -2,7 +2,7 @@
  * from settings or tensors. Settings: bitsandbytes 0.50, GPTQModel 7.7, AutoAWQ 0.2, compressed-tensors 0.19, transformers 5.17. */
 #include <string.h>
 
-#include "model/checkpoint/source.h"
+#include "model/checkpoint/weight_files.h"
 #include "model/config/hf.h"
 #include "model/config/quantized.h"
 #include "tests/adapted.h"

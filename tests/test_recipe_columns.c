@@ -78,10 +78,10 @@ enum { STEP_RECIPES = sizeof step_recipes / sizeof step_recipes[0] };
 static void add_errors(SmallModel a, double error[STEP_RECIPES][2])
 {
     const ModelConfig m = wide(a);
-    Result exact = run_as(&m, "f32", (How){ KEEP_ALL, true, B, OF_MICROBATCH });
+    Result exact = run_as(&m, "f32", (How){ KEEP_ALL, true, B, PER_MICROBATCH });
     for (int r = 0; r < STEP_RECIPES; r++) {
         double found[2], worst[2];
-        for (ScalesOf s = OF_MICROBATCH; s <= OF_STEP; s++) {
+        for (ScalesPer s = PER_MICROBATCH; s <= PER_STEP; s++) {
             Result x = run_as(&m, step_recipes[r], (How){ recipe_find(step_recipes[r])->keep, false, B, s });
             error[r][s] += found[s] = mean_distance(&x, &exact, &worst[s]);
             free_result(&x);
@@ -104,7 +104,7 @@ static void test_step_scales(void **state)
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
         add_errors(a, error);
     for (int r = 0; r < STEP_RECIPES; r++)
-        assert_true(error[r][OF_STEP] <= error[r][OF_MICROBATCH] * 1.09);
+        assert_true(error[r][PER_STEP] <= error[r][PER_MICROBATCH] * 1.09);
 }
 
 /* Recomputation of a block finds the ranges of its forward pass, and makes the same codes. */
@@ -113,15 +113,15 @@ static void test_step_recomputation(void **state)
     (void)state;
     for (int i = -1; i < NUM_ADAPTED; i++) {
         const ModelConfig m = i < 0 ? wide(LLAMA_GQA) : adapted_model(i);
-        const How all = { KEEP_ALL, true, B, OF_STEP }, inputs = { KEEP_INPUTS, true, B, OF_STEP };
+        const How all = { KEEP_ALL, true, B, PER_STEP }, inputs = { KEEP_INPUTS, true, B, PER_STEP };
         check_same_as(&m, "fp8", all, inputs);
-        check_same_as(&m, "fp8", all, (How){ KEEP_BLOCK, true, B, OF_STEP });
+        check_same_as(&m, "fp8", all, (How){ KEEP_BLOCK, true, B, PER_STEP });
         check_same_as(&m, "coat-lean", all, inputs);
     }
 }
 
 /* The loss of a pass without backward, in the middle of a step. */
-static double forward_loss(const ModelConfig *m, ScalesOf scales)
+static double forward_loss(const ModelConfig *m, ScalesPer scales)
 {
     Config c;
     Model model;
@@ -133,9 +133,9 @@ static double forward_loss(const ModelConfig *m, ScalesOf scales)
     store_init(&store, m, 3);
     for (int i = 0; i < 2 * model.N; i++)
         tokens[i] = test_token(1, i, m->vocab_size);
-    model_step(&model, &store, tokens, tokens, NULL, 1, 0, PASS_ACCUMULATE);
+    model_micro_batch(&model, &store, tokens, tokens, NULL, 1, 0, PASS_ACCUMULATE);
     take_losses(&model);
-    model_step(&model, &store, tokens + model.N, tokens + model.N, NULL, 1, 0, PASS_FORWARD);
+    model_micro_batch(&model, &store, tokens + model.N, tokens + model.N, NULL, 1, 0, PASS_FORWARD);
     const double loss = take_losses(&model).loss;
     model_free(&model, &store);
     return loss;
@@ -149,13 +149,13 @@ static void test_step_ends(void **state)
     for (int i = -1; i < NUM_ADAPTED; i++) {
         const ModelConfig m = i < 0 ? wide(OLMO2) : adapted_model(i);
         for (Keep keep = KEEP_INPUTS; keep <= KEEP_BLOCK; keep++) {
-            const How alone = { keep, false, B, OF_STEP, 0 };
-            check_same_as(&m, "coat", alone, (How){ keep, false, B, OF_STEP, 1 });
-            check_same_as(&m, "coat", alone, (How){ keep, false, B, OF_STEP, INFINITY });
+            const How alone = { keep, false, B, PER_STEP, 0 };
+            check_same_as(&m, "coat", alone, (How){ keep, false, B, PER_STEP, 1 });
+            check_same_as(&m, "coat", alone, (How){ keep, false, B, PER_STEP, INFINITY });
         }
     }
     const ModelConfig m = wide(OLMO2);
-    assert_true(forward_loss(&m, OF_MICROBATCH) == forward_loss(&m, OF_STEP));
+    assert_true(forward_loss(&m, PER_MICROBATCH) == forward_loss(&m, PER_STEP));
 }
 
 /* A step's first micro-batch is measured: if it is the only one, the column changes no bit. */
@@ -167,7 +167,7 @@ static void test_single_micro_batch(void **state)
         for (int r = 0; r < 3; r++) {
             const ModelConfig m = i < 0 ? wide(LLAMA_GQA) : adapted_model(i);
             const Keep keep = recipe_find(names[r])->keep;
-            check_same_as(&m, names[r], (How){ keep, false, 1, OF_MICROBATCH }, (How){ keep, false, 1, OF_STEP });
+            check_same_as(&m, names[r], (How){ keep, false, 1, PER_MICROBATCH }, (How){ keep, false, 1, PER_STEP });
         }
 }
 
@@ -182,14 +182,14 @@ static double evaluated(const ModelConfig *m, const char *recipe, bool columns, 
     c.eval_only = true;
     c.recipe.frozen = recipe_forward_weights(&c.recipe);
     c.loss_chunk = 5;
-    c.recipe.scales = columns ? OF_STEP : OF_MICROBATCH;
+    c.recipe.scales = columns ? PER_STEP : PER_MICROBATCH;
     c.recipe.head = columns ? (Format){ E5M2, 0 } : c.recipe.stream;
     model_create(&model, &store, &c);
     store_init(&store, m, 3);
     for (int n = 0; n < model.N; n++)
         tokens[n] = test_token(1, n, m->vocab_size);
     for (int n = 0; n < 2; n++)
-        model_step(&model, &store, tokens, tokens, NULL, 0, 0, PASS_FORWARD);
+        model_micro_batch(&model, &store, tokens, tokens, NULL, 0, 0, PASS_FORWARD);
     const double loss = take_losses(&model).loss;
     *bytes = model.bytes.total;
     model_free(&model, &store);
@@ -218,13 +218,13 @@ static void test_ranges(void **state)
     enum { OPERANDS = 6 };
     const ModelConfig models[] = { wide(LLAMA), wide(OLMO2) };
     for (int i = 0; i < 2; i++)
-        for (ScalesOf scales = OF_MICROBATCH; scales <= OF_STEP; scales++) {
+        for (ScalesPer scales = PER_MICROBATCH; scales <= PER_STEP; scales++) {
             Config c;
             Model m;
-            ParamStore f;
+            ParamStore store;
             model_config(&c, &models[i], "coat", B);
             c.recipe.scales = scales;
-            model_create(&m, &f, &c);
+            model_create(&m, &store, &c);
             const float *range[2 * OPERANDS];
             for (int l = 0; l < 2; l++) {
                 const Acts *a = &m.acts[l];
@@ -234,12 +234,12 @@ static void test_ranges(void **state)
                     range[l * OPERANDS + o] = operand[o].scale_amax;
             }
             for (int x = 0; x < 2 * OPERANDS; x++) {
-                assert_int_equal(range[x] != NULL, scales == OF_STEP);
-                for (int y = 0; y < x && scales == OF_STEP; y++)
+                assert_int_equal(range[x] != NULL, scales == PER_STEP);
+                for (int y = 0; y < x && scales == PER_STEP; y++)
                     assert_ptr_not_equal(range[x], range[y]);
             }
             assert_null(m.work.dy.scale_amax);
-            model_free(&m, &f);
+            model_free(&m, &store);
         }
 }
 
@@ -247,14 +247,14 @@ static void test_ranges(void **state)
 static unsigned sums_in_place(const Config *c)
 {
     Model m;
-    ParamStore f;
+    ParamStore store;
     unsigned in_place = 0;
-    model_create(&m, &f, c);
+    model_create(&m, &store, c);
     for (int l = 0; l < m.L; l++) {
         in_place |= (unsigned)(m.acts[l].mlp_res.data == m.acts[l].attn_res.data) << 2 * l;
         in_place |= (unsigned)(m.acts[l + 1].attn_res.data == m.acts[l].mlp_res.data) << (2 * l + 1);
     }
-    model_free(&m, &f);
+    model_free(&m, &store);
     return in_place;
 }
 

@@ -38,7 +38,7 @@ static void test_table(void **state)
                                         [KEEP_BLOCK] = "block" };
     static const char *const fast[] = { [FAST_NONE] = "none", [FAST_FORWARD] = "forward", [FAST_ALL] = "all" };
     static const char *const forward[] = { [FROM_SAVED] = "saved", [FROM_EXACT] = "exact" };
-    static const char *const scales[] = { [OF_MICROBATCH] = "micro-batch", [OF_STEP] = "step" };
+    static const char *const scales[] = { [PER_MICROBATCH] = "micro-batch", [PER_STEP] = "step" };
     size_t i = 0;
     for (const Recipe *r = recipes; r->name; r++, i++) {
         char columns[256];
@@ -145,7 +145,7 @@ static void test_z_loss(void **state)
 
 static void check_same(const ModelConfig *m, const char *recipe, Keep one, Keep other)
 {
-    check_same_as(m, recipe, (How){ one, true, 1, OF_MICROBATCH }, (How){ other, true, 1, OF_MICROBATCH });
+    check_same_as(m, recipe, (How){ one, true, 1, PER_MICROBATCH }, (How){ other, true, 1, PER_MICROBATCH });
 }
 
 /* Recomputation uses the same values and scales: the same bits. Whole blocks only if the stream is kept: else the residual is added
@@ -176,15 +176,15 @@ static void test_kept(void **state)
     for (int r = 0; r < 2; r++) {
         Config all, q;
         Model most, least;
-        ParamStore f, g;
+        ParamStore store, other;
         model_config(&all, &of_all, recipes[r], B);
         model_config(&q, &of_q, recipes[r], B);
-        model_create(&most, &f, &all);
-        model_create(&least, &g, &q);
+        model_create(&most, &store, &all);
+        model_create(&least, &other, &q);
         const size_t inputs = (size_t)(of_q.d_model + of_q.mlp_width) * (size_t)most.N * dtype_size(q.recipe.operand.dtype);
         assert_true(most.bytes.blocks >= least.bytes.blocks + (size_t)most.L * inputs);
-        model_free(&most, &f);
-        model_free(&least, &g);
+        model_free(&most, &store);
+        model_free(&least, &other);
     }
 }
 
@@ -197,15 +197,15 @@ static void test_shared_operand(void **state)
     for (int r = 0; r < 2; r++) {
         Config c;
         Model model;
-        ParamStore f;
+        ParamStore store;
         model_config(&c, &m, recipes[r], B);
-        model_create(&model, &f, &c);
+        model_create(&model, &store, &c);
         const Acts *a = model.acts;
         assert_int_equal(a[1].attn_operand.data == a[1].attn_saved.data, r == 1);
         assert_int_equal(a[1].attn_operand.data == a[0].attn_operand.data, r == 0);
         assert_int_equal(a[1].attn_operand.scale == a[1].attn_saved.scale, r == 1);
         assert_ptr_equal(a[1].attn_operand.data_t, a[0].attn_operand.data_t);
-        model_free(&model, &f);
+        model_free(&model, &store);
     }
 }
 
@@ -217,14 +217,14 @@ static void test_gathered(void **state)
     const ModelConfig m = with_adapters(wide(LLAMA), RANK, ALL_MODULES, BASE_E4M3);
     Config c;
     Model model;
-    ParamStore f;
+    ParamStore store;
     model_config(&c, &m, "coat", B);
     c.strategy.shard_ranks = 2;
-    model_plan(&model, &f, &c, (ShardChoice){ 2, 0, true });
-    const size_t codes = f.shape[1].numel[QUANTIZED], embedding = f.shape[0].numel[FROZEN],
-        head = f.shape[f.num_units - 1].numel[FROZEN];
-    assert_int_equal(f.gathered.used, 2 * codes + 2 * (embedding > head ? embedding : head));
-    model_free(&model, &f);
+    model_plan(&model, &store, &c, (ShardChoice){ 2, 0, true });
+    const size_t codes = store.shape[1].numel[QUANTIZED], embedding = store.shape[0].numel[FROZEN],
+        head = store.shape[store.num_units - 1].numel[FROZEN];
+    assert_int_equal(store.gathered.used, 2 * codes + 2 * (embedding > head ? embedding : head));
+    model_free(&model, &store);
 }
 
 /* ---- one block ------------------------------------------------------------------------------------------------ */
@@ -248,7 +248,7 @@ static Layer run_block(const char *recipe)
     init_normal(a->attn_res, 1, 0, 4, 0);
     float *in = as_floats(a->attn_res);
     fsdp_gather(&store, 1, FOR_FORWARD);
-    const Unit *w = fsdp_acquire(&store, 1);
+    const UnitTensors *w = fsdp_acquire(&store, 1);
     block_forward(&model, w, a, &model.acts[1]);
     Layer r = { .branches = as_floats(model.acts[1].attn_res), .n = tensor_numel(a->attn_res) };
     for (size_t i = 0; i < r.n; i++)

@@ -95,10 +95,10 @@ static const double SPARE = 3.0 * (1 << 30);               /* memory of a device
 static double needed(const Run *r, bool sum_once, int resident)
 {
     Model m;
-    ParamStore f;
-    model_plan(&m, &f, &r->config, (ShardChoice){ comm_size(), comm_rank(), sum_once, resident });
-    const double bytes = (double)model_planned_bytes(&m, &f);
-    model_free(&m, &f);
+    ParamStore store;
+    model_plan(&m, &store, &r->config, (ShardChoice){ comm_size(), comm_rank(), sum_once, resident });
+    const double bytes = (double)model_planned_bytes(&m, &store);
+    model_free(&m, &store);
     return bytes + 1 + SPARE;
 }
 
@@ -133,7 +133,7 @@ static Curve train_kept(Run *r)
         optimizer_step(&r->store, &r->config, s + 1, s + 1, 1e-2, 1);
         trace_step_end();
         take_losses(&r->model);
-        model_step(&r->model, &r->store, tokens, tokens, NULL, 1, 0, PASS_FORWARD);
+        model_micro_batch(&r->model, &r->store, tokens, tokens, NULL, 1, 0, PASS_FORWARD);
         c.loss[s] = take_losses(&r->model).loss;
     }
     end_trace();

@@ -58,20 +58,20 @@ static void test_sampled_pages(void **state)
     enum { BYTES = 5 * 4096 };
     static const int changed[] = { 0, BYTES / 2, BYTES - 1, 4096 + 1 };
     const char *header = "{" ENTRY("a", "U8", "20480", 0, 20480) "}", *path = NULL;
-    uint64_t sample[5];
+    uint64_t fingerprint[5];
     for (int i = 0; i < 5; i++) {
         path = write_raw(header, BYTES);
         if (i > 0)
             shell(text("printf x | dd of=%s conv=notrunc bs=1 seek=%zu status=none", path,
                        8 + strlen(header) + (size_t)changed[i - 1]));
         SafeFile *file = safetensors_open(path);
-        sample[i] = base_fingerprint(&(Source){ &file, 1 });
+        fingerprint[i] = base_fingerprint(&(WeightFiles){ &file, 1 });
         safetensors_close(file);
     }
     for (int i = 1; i < 4; i++)
         for (int k = 0; k < i; k++)
-            assert_true(sample[i] != sample[k]);
-    assert_true(sample[4] == sample[0]);        /* bytes between the pages are not read */
+            assert_true(fingerprint[i] != fingerprint[k]);
+    assert_true(fingerprint[4] == fingerprint[0]); /* bytes between the pages are not read */
 }
 
 int main(void)

@@ -6,7 +6,7 @@
 #include "kernels/runtime/comm.h"
 #include "model/update.h"
 
-static double norm_or_not(const ParamStore *f);
+static double norm_or_not(const ParamStore *store);
 static bool wait_or_not(Loader *l, double seconds);
 
 #define main train_main
@@ -22,7 +22,7 @@ static bool wait_or_not(Loader *l, double seconds);
 /* LOST: steps of this process whose norm is not finite, < 0: a spike; ASKED: the step at whose end a signal stops it. */
 static bool was_lost;       /* the last step */
 
-static double norm_or_not(const ParamStore *f)
+static double norm_or_not(const ParamStore *store)
 {
     static long step;
     step++;
@@ -34,7 +34,7 @@ static double norm_or_not(const ParamStore *f)
         lost |= n == step;
         spike |= n == -step;
     }
-    const double norm = optimizer_grad_norm(f);
+    const double norm = optimizer_grad_norm(store);
     was_lost = lost;
     return lost ? INFINITY : spike ? 1e9 : norm;
 }

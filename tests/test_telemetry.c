@@ -234,7 +234,7 @@ static void test_no_side_effects(void **state)
         for (long step = 1; step <= 4; step++) {
             fsdp_empty_grads(&s.store);
             telemetry_watch(s.telemetry, step);
-            model_step(&s.model, &s.store, tokens, targets, NULL, 0.01f, 0, PASS_COMPLETE);
+            model_micro_batch(&s.model, &s.store, tokens, targets, NULL, 0.01f, 0, PASS_COMPLETE);
             loss[interval] = take_losses(&s.model).loss;
             telemetry_write(s.telemetry, step, 1);
             optimizer_step(&s.store, &s.config, step, step, 1e-2, 1);

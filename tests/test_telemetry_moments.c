@@ -20,9 +20,9 @@ static void test_moments(void **state)
         const size_t count = shard->slice[TRAINED].count;
         const size_t group = (size_t)shard->state[0].format.group;
         const double *g = all(shard->grad);
-        Sample old[2] = { sample_fetch(shard->state[0], 0, count), sample_fetch(shard->state[1], 0, count) };
+        Elements old[2] = { elements_fetch(shard->state[0], 0, count), elements_fetch(shard->state[1], 0, count) };
         small_update(&s);
-        Sample new[2] = { sample_fetch(shard->state[0], 0, count), sample_fetch(shard->state[1], 0, count) };
+        Elements new[2] = { elements_fetch(shard->state[0], 0, count), elements_fetch(shard->state[1], 0, count) };
         for (int p = 0; p < s.store.shape[1].num_params; p++) {
             const Param *param = &s.store.shape[1].param[p];
             size_t at = param->offset, n = (size_t)param->rows * (size_t)param->cols;
@@ -34,16 +34,16 @@ static void test_moments(void **state)
                 double *x = keep(n * sizeof *x), *q = keep(n * sizeof *q);
                 for (size_t e = 0; e < n; e++)
                     x[e] = beta[j] * old[j].x[at + e] + (1 - beta[j]) * (j ? g[at + e] * g[at + e] : g[at + e]);
-                Sample r = sample_round(x, n, shard->state[0].format);
+                Elements r = elements_round(x, n, shard->state[0].format);
                 for (size_t e = 0; e < n; e++) {
-                    const bool same_k = sample_k(r, e / group) == sample_k(new[j], (at + e) / group);
+                    const bool same_k = elements_k(r, e / group) == elements_k(new[j], (at + e) / group);
                     q[e] = same_k ? new[j].x[at + e] : r.x[e];
                 }
                 sum[j] += pow(relative_error(q, x, n), 2);
                 for (size_t e = 0; e < n; e++)
                     differ += ((uint8_t *)r.t.data)[e] != ((uint8_t *)new[j].t.data)[at + e];
                 codes += n;
-                sample_free(&r);
+                elements_free(&r);
             }
         }
         /* NOTE: a group has another k in F32 if the exact one is close to a step of 1/16, or if its smallest element nearly
@@ -53,7 +53,7 @@ static void test_moments(void **state)
         if (on_cpu() && differ > codes / 10000 + group)
             fail_msg("step %d: %zu of %zu codes differ", i, differ, codes);
         for (int j = 0; j < 2; j++)
-            sample_free(&old[j]), sample_free(&new[j]);
+            elements_free(&old[j]), elements_free(&new[j]);
         release();
     }
     small_close(&s);

@@ -78,28 +78,28 @@ static ModelConfig model_of(const Case *k)
     return k->modules ? with_adapters(m, 6, k->modules, k->base) : m;
 }
 
-static void run_micro_batches(Model *m, ParamStore *f, Result *s)
+static void run_micro_batches(Model *m, ParamStore *store, Result *s)
 {
-    run_same_sequences(m, f, s->loss, TOKENS, MICRO);
+    run_same_sequences(m, store, s->loss, TOKENS, MICRO);
     comm_sum_over(s->loss, TOKENS, RANKS_STAGE);            /* each has those of its tokens, and zeros */
     for (int i = 0; i < TOKENS; i++)
         s->loss[i] /= comm_group_size(RANKS_STAGE) / (comm_group_size(RANKS_CONTEXT) * comm_group_size(RANKS_TENSOR));
-    s->norm = optimizer_grad_norm(f);
+    s->norm = optimizer_grad_norm(store);
 }
 
 /* The whole parameters of a unit from all ranks of a copy, at their numbers; those of adapters come after the others. */
-static double *whole_unit(const ParamStore *f, int u, bool grads)
+static double *whole_unit(const ParamStore *store, int u, bool grads)
 {
-    const UnitLayout *shape = &f->shape[u];
+    const UnitLayout *shape = &store->shape[u];
     double *x = xcalloc(ALL, sizeof *x);
     for (int i = 0; i < shape->num_params; i++) {
         const Param *p = &shape->param[i];
-        const bool copy = shape->tensor_ranks > 1 && p->tensor_ranks == 1 && f->tensor_place > 0;
-        size_t first, whole, n = p->region == TRAINED && !copy ? shard_part(&f->shard[u], p, &first) : 0;
+        const bool copy = shape->tensor_ranks > 1 && p->tensor_ranks == 1 && store->tensor_rank > 0;
+        size_t first, whole, n = p->region == TRAINED && !copy ? shard_part(&store->shard[u], p, &first) : 0;
         if (n == 0)
             continue;
-        const double *found = values(grads ? slice_view(&f->shard[u].slice[TRAINED], f->shard[u].grad, p->offset + first, n)
-                                           : shard_weights(&f->shard[u], p, first, n));
+        const double *found = values(grads ? slice_view(&store->shard[u].slice[TRAINED], store->shard[u].grad, p->offset + first, n)
+                                           : shard_weights(&store->shard[u], p, first, n));
         for (size_t k = 0; k < n; k++) {
             param_run(p, first + k, &whole);
             const size_t at = p->number + whole + (p->is_adapter ? OTHERS : 0);
@@ -125,7 +125,7 @@ static void run_steps(Result *s, const Case *k, Ways w, bool shares)
     c.strategy = (Strategy){ .shard_ranks = w.shard, .context_ranks = w.context, .tensor_ranks = w.tensor };
     divide_in_tensor(1, w.shard, w.context, w.tensor);
     memory_plan(&model, &store, &c);
-    model_place(&model, &store, &c);
+    model_alloc(&model, &store, &c);
     store_init(&store, &m, 5);
     test_fill_adapters(&store, 6);
     store_zero_states(&store);
@@ -266,7 +266,7 @@ static void last_logits(float *logits, const Case *k, Ways w)
     c.strategy = (Strategy){ .shard_ranks = w.shard, .context_ranks = 1, .tensor_ranks = w.tensor };
     divide_in_tensor(1, w.shard, 1, w.tensor);
     memory_plan(&model, &store, &c);
-    model_place(&model, &store, &c);
+    model_alloc(&model, &store, &c);
     store_init(&store, &m, 5);
     test_fill_adapters(&store, 6);
     for (int i = 0; i < T; i++)

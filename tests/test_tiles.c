@@ -19,12 +19,12 @@ enum { B = 3, T = 16, N = B * T, TILES = 3 };
 
 typedef struct { float loss[2 * N]; float *grad; size_t count, work; } Result;
 
-static void take_gradients(const ParamStore *f, Result *r)
+static void take_gradients(const ParamStore *store, Result *r)
 {
-    for (int u = 0; u < f->num_units; u++)
-        for (int i = 0; i < f->shape[u].num_params; i++) {
-            const Param *p = &f->shape[u].param[i];
-            Tensor t = f->dunit[u].tensor[p->id];
+    for (int u = 0; u < store->num_units; u++)
+        for (int i = 0; i < store->shape[u].num_params; i++) {
+            const Param *p = &store->shape[u].param[i];
+            Tensor t = store->dunit[u].tensor[p->id];
             if (p->region != TRAINED)
                 continue;
             const size_t n = tensor_numel(t);
@@ -61,18 +61,18 @@ static Result step(const ModelConfig *m, const char *recipe, Keep keep, int tile
 {
     Config c;
     Model model;
-    ParamStore f;
+    ParamStore store;
     Result r = { 0 };
     int tokens[N], targets[N];
     model_config(&c, m, recipe, B);
     c.strategy.grad_sum = SUM_ONCE;
     c.recipe.keep = keep;
     c.mlp_tile = tile;
-    model_create(&model, &f, &c);
+    model_create(&model, &store, &c);
     assert_int_equal(model.N, N);
-    store_init(&f, &c.model, 8);
-    test_fill_adapters(&f, 9);
-    fsdp_empty_grads(&f);
+    store_init(&store, &c.model, 8);
+    test_fill_adapters(&store, 9);
+    fsdp_empty_grads(&store);
     if (model.tile < N && keep_recomputes(keep))
         check_ranges(&model, false);
     for (int pass = 0; pass < passes; pass++) {
@@ -80,14 +80,14 @@ static Result step(const ModelConfig *m, const char *recipe, Keep keep, int tile
             tokens[n] = test_token((uint64_t)pass, (uint64_t)(same ? n % T : n), m->vocab_size);
         for (int n = 0; n < N; n++)
             targets[n] = n % T == T - 1 ? -1 : tokens[n + 1];
-        model_step(&model, &f, tokens, targets, NULL, 1, 0, pass == passes - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
+        model_micro_batch(&model, &store, tokens, targets, NULL, 1, 0, pass == passes - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
     }
     if (model.tile < N && keep_recomputes(keep))
         check_ranges(&model, true);
     device_get(r.loss, model.losses, sizeof r.loss);
-    take_gradients(&f, &r);
+    take_gradients(&store, &r);
     r.work = model.bytes.work;
-    model_free(&model, &f);
+    model_free(&model, &store);
     return r;
 }
 
@@ -183,13 +183,13 @@ static size_t work_bytes(const char *recipe, Keep keep, int tile)
     ModelConfig m = model_of(LLAMA, false);
     Config c;
     Model model;
-    ParamStore f;
+    ParamStore store;
     m.mlp_width = 16384;
     model_config(&c, &m, recipe, B);
     c.recipe.keep = keep;
-    model_plan(&model, &f, &c, (ShardChoice){ 1, 0, true, .tile = tile });
+    model_plan(&model, &store, &c, (ShardChoice){ 1, 0, true, .tile = tile });
     const size_t bytes = model.bytes.work;
-    model_free(&model, &f);
+    model_free(&model, &store);
     return bytes;
 }
 

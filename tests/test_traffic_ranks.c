@@ -83,18 +83,18 @@ static Config config_of(const Case *k, const ModelConfig *model, const Setting *
 
 /* ---- a step, and its rehearsal ----------------------------------------------------------------------------------- */
 
-static void step(Model *m, ParamStore *f, const Config *c, int micro_batches)
+static void step(Model *m, ParamStore *store, const Config *c, int micro_batches)
 {
     static int tokens[MICRO_BATCHES * 16 * MOST_RANKS];
     const int count = micro_batches * c->model.max_sequence_length;
     assert_true(count <= (int)(sizeof tokens / sizeof *tokens));
     for (int i = 0; i < count; i++)
         tokens[i] = test_token(11, (uint64_t)i, c->model.vocab_size);
-    fsdp_empty_grads(f);
+    fsdp_empty_grads(store);
     model_zero_losses(m);
-    model_batch(m, f, tokens, tokens, NULL, micro_batches, 1e-3f, 0, PASS_COMPLETE);
-    optimizer_grad_norm(f);
-    optimizer_step(f, c, 1, 1, 1e-3, 1);
+    model_micro_batches(m, store, tokens, tokens, NULL, micro_batches, 1e-3f, 0, PASS_COMPLETE);
+    optimizer_grad_norm(store);
+    optimizer_step(store, c, 1, 1, 1e-3, 1);
 }
 
 static void read_sent(size_t sent[NUM_SENT])
@@ -104,15 +104,15 @@ static void read_sent(size_t sent[NUM_SENT])
 }
 
 /* What the second of two steps sends. */
-static void measure(size_t sent[NUM_SENT], Model *m, ParamStore *f, const Config *c, int micro_batches)
+static void measure(size_t sent[NUM_SENT], Model *m, ParamStore *store, const Config *c, int micro_batches)
 {
     size_t before[NUM_SENT];
-    memory_plan(m, f, c);
-    model_place(m, f, c);
-    store_init(f, &c->model, 5);
-    step(m, f, c, micro_batches);
+    memory_plan(m, store, c);
+    model_alloc(m, store, c);
+    store_init(store, &c->model, 5);
+    step(m, store, c, micro_batches);
     read_sent(before);
-    step(m, f, c, micro_batches);
+    step(m, store, c, micro_batches);
     read_sent(sent);
     for (Sent s = 0; s < NUM_SENT; s++)
         sent[s] -= before[s];
@@ -125,53 +125,53 @@ static size_t bytes_of(Format f)
     return dtype_size(f.dtype);
 }
 
-static size_t layers(const ParamStore *f)
+static size_t layers(const ParamStore *store)
 {
     size_t n = 0;
-    for (int u = 0; u < f->num_units; u++)
-        n += f->shape[u].kind->is_layer && store_holds(f, u);
+    for (int u = 0; u < store->num_units; u++)
+        n += store->shape[u].kind->is_layer && store_holds(store, u);
     return n;
 }
 
 /* Between tensor ranks each layer gathers and scatters rows of the stream, forward and backward, for attention and the MLP. */
-static size_t rows_of_ranks(const Model *m, const ParamStore *f, const Config *c, size_t passes)
+static size_t rows_of_ranks(const Model *m, const ParamStore *store, const Config *c, size_t passes)
 {
-    return passes * (size_t)m->N * (size_t)c->model.d_model * bytes_of(c->recipe.stream) * (size_t)(f->tensor_ranks - 1);
+    return passes * (size_t)m->N * (size_t)c->model.d_model * bytes_of(c->recipe.stream) * (size_t)(store->tensor_ranks - 1);
 }
 
 /* Muon gathers the updates of units with matrices, in BF16, and scatters what it makes of them. */
-static size_t updates(const ParamStore *f)
+static size_t updates(const ParamStore *store)
 {
     size_t bytes = 0;
-    for (int u = 0; u < f->num_units && f->optimizer->orthogonalizes; u++)
-        bytes += f->shape[u].matrices && store_holds(f, u) ? f->shard[u].slice[TRAINED].count * dtype_size(BF16) : 0;
-    return bytes * (size_t)(f->shards - 1);
+    for (int u = 0; u < store->num_units && store->optimizer->orthogonalizes; u++)
+        bytes += store->shape[u].matrices && store_holds(store, u) ? store->shard[u].slice[TRAINED].count * dtype_size(BF16) : 0;
+    return bytes * (size_t)(store->shards - 1);
 }
 
 /* All weights gathered once in the step, where all compute in one format. */
-static size_t gathers(const Model *m, const ParamStore *f, const Config *c, size_t micro_batches)
+static size_t gathers(const Model *m, const ParamStore *store, const Config *c, size_t micro_batches)
 {
-    size_t bytes = updates(f);
-    for (int u = 0; u < f->num_units; u++)
-        bytes += f->shard[u].slice[TRAINED].count * bytes_of(c->recipe.stream) * (size_t)(fsdp_shards(f, u) - 1);
-    return bytes + rows_of_ranks(m, f, c, micro_batches * 4 * layers(f));
+    size_t bytes = updates(store);
+    for (int u = 0; u < store->num_units; u++)
+        bytes += store->shard[u].slice[TRAINED].count * bytes_of(c->recipe.stream) * (size_t)(fsdp_shards(store, u) - 1);
+    return bytes + rows_of_ranks(m, store, c, micro_batches * 4 * layers(store));
 }
 
 /* Without trained weights before it the first block's gradient ends in its adapters. */
-static size_t scattered(const Model *m, const ParamStore *f, const Config *c, size_t micro_batches, bool ends)
+static size_t scattered(const Model *m, const ParamStore *store, const Config *c, size_t micro_batches, bool ends)
 {
     size_t bytes = 0;
-    for (int u = 0; u < f->num_units; u++)
-        bytes += f->shard[u].slice[TRAINED].count * bytes_of(c->recipe.grads) * (size_t)(fsdp_shards(f, u) - 1);
-    return bytes * (f->sum_once ? 1 : micro_batches) + updates(f)
-         + rows_of_ranks(m, f, c, micro_batches * (4 * layers(f) - (ends && f->pipe.stage == 0)));
+    for (int u = 0; u < store->num_units; u++)
+        bytes += store->shard[u].slice[TRAINED].count * bytes_of(c->recipe.grads) * (size_t)(fsdp_shards(store, u) - 1);
+    return bytes * (store->sum_once ? 1 : micro_batches) + updates(store)
+         + rows_of_ranks(m, store, c, micro_batches * (4 * layers(store) - (ends && store->pipe.stage == 0)));
 }
 
 /* Of each chunk forward the stream of each micro-batch and the sum of squares so far, back the gradient of the stream and its
  * maximum. Between the first and the last stage the gradients of the matrix that both have. */
-static size_t messages(const Model *m, const ParamStore *f, const Config *c, size_t micro_batches)
+static size_t messages(const Model *m, const ParamStore *store, const Config *c, size_t micro_batches)
 {
-    const int stages = f->pipe.stages, stage = f->pipe.stage, chunks = c->strategy.pipeline_chunks;
+    const int stages = store->pipe.stages, stage = store->pipe.stage, chunks = c->strategy.pipeline_chunks;
     const size_t stream = (size_t)m->N * (size_t)c->model.d_model * bytes_of(c->recipe.stream);
     const size_t amax = m->work.dres_amax ? sizeof(float) : 0;
     const size_t forward = (size_t)(chunks - (stage == stages - 1)), back = (size_t)(chunks - (stage == 0));
@@ -179,27 +179,27 @@ static size_t messages(const Model *m, const ParamStore *f, const Config *c, siz
     if (stages <= 1)
         return 0;
     return forward * (micro_batches * stream + sizeof(float)) + back * micro_batches * (stream + amax)
-         + (shares ? f->shard[0].slice[TRAINED].count * bytes_of(c->recipe.grads) : 0);
+         + (shares ? store->shard[0].slice[TRAINED].count * bytes_of(c->recipe.grads) : 0);
 }
 
 /* Forward: q, k, v to whole sequences, the output back. Backward: the output's gradient, q, k, v and the output to whole sequences,
  * the gradients of q, k, v back. Each context rank gets a key head, if there are fewer the same as another. */
-static size_t exchanges(const Model *m, const ParamStore *f, const Config *c, size_t micro_batches)
+static size_t exchanges(const Model *m, const ParamStore *store, const Config *c, size_t micro_batches)
 {
-    const size_t heads = (size_t)(c->model.n_heads / f->tensor_ranks), context = (size_t)m->context;
-    const size_t own = (size_t)(c->model.n_kv_heads / f->tensor_ranks), key_heads = own > context ? own : context;
+    const size_t heads = (size_t)(c->model.n_heads / store->tensor_ranks), context = (size_t)m->context;
+    const size_t own = (size_t)(c->model.n_kv_heads / store->tensor_ranks), key_heads = own > context ? own : context;
     const size_t head = (size_t)m->rows * (size_t)c->model.head_dim * bytes_of(c->recipe.stream);
-    return micro_batches * layers(f) * 3 * (heads + 2 * key_heads + heads) * head * (context - 1) / context;
+    return micro_batches * layers(store) * 3 * (heads + 2 * key_heads + heads) * head * (context - 1) / context;
 }
 
-static void check_formulas(const size_t sent[NUM_SENT], const Model *m, const ParamStore *f, const Config *c, const Case *k,
+static void check_formulas(const size_t sent[NUM_SENT], const Model *m, const ParamStore *store, const Config *c, const Case *k,
                            size_t micro_batches)
 {
-    assert_int_equal(sent[SENT_SCATTERED_SUMS], scattered(m, f, c, micro_batches, k->modules != 0));
-    assert_int_equal(sent[SENT_MESSAGES], messages(m, f, c, micro_batches));
-    assert_int_equal(sent[SENT_EXCHANGES], exchanges(m, f, c, micro_batches));
-    if (f->resident == f->num_units && !format_is_fp8(c->recipe.operand) && !k->modules)
-        assert_int_equal(sent[SENT_GATHERS], gathers(m, f, c, micro_batches));
+    assert_int_equal(sent[SENT_SCATTERED_SUMS], scattered(m, store, c, micro_batches, k->modules != 0));
+    assert_int_equal(sent[SENT_MESSAGES], messages(m, store, c, micro_batches));
+    assert_int_equal(sent[SENT_EXCHANGES], exchanges(m, store, c, micro_batches));
+    if (store->resident == store->num_units && !format_is_fp8(c->recipe.operand) && !k->modules)
+        assert_int_equal(sent[SENT_GATHERS], gathers(m, store, c, micro_batches));
     assert_true(comm_size() > 1 || sent[SENT_GATHERS] + sent[SENT_SUMS] + sent[SENT_HOST_VALUES] == 0);
 }
 
@@ -214,24 +214,24 @@ static void check(const Case *k, const Setting *s)
     const int micro_batches = micro_batches_of(k, s);
     size_t sent[NUM_SENT];
     Model m;
-    ParamStore f;
+    ParamStore store;
     Rehearsal r;
     dry.dry_run = true;
     dry.ranks = comm_size();
     divide_in_tensor(s->stages, c.strategy.shard_ranks, s->context, s->tensor);
-    measure(sent, &m, &f, &c, micro_batches);
-    rehearse(&r, &micro_batches, 1, &dry, f.pipe.stage);
+    measure(sent, &m, &store, &c, micro_batches);
+    rehearse(&r, &micro_batches, 1, &dry, store.pipe.stage);
     /* The rehearsal is of the first shard; sums of what tensor ranks have copies of are those of the shard that has it. */
-    const bool sums = s->tensor == 1 || f.rank == 0;
+    const bool sums = s->tensor == 1 || store.rank == 0;
     for (Sent what = 0; what < NUM_SENT; what++)
         if (sent[what] != r.sent[what] && (sums || what != SENT_SUMS))
             fail_msg("%s, %s, modules %#x, host %d, %d stages, %d replicas, %d shards of %d context ranks of %d tensor ranks, "
                      "gathering %d, sum %d: rank %d sent %zu bytes of %s, its rehearsal %zu", k->recipe,
                      architecture_name(k->model), k->modules, k->host, s->stages, s->replicas, s->shard, s->context, s->tensor,
                      s->gathering, s->sum, comm_rank(), sent[what], names[what], r.sent[what]);
-    check_formulas(sent, &m, &f, &c, k, (size_t)micro_batches);
+    check_formulas(sent, &m, &store, &c, k, (size_t)micro_batches);
     rehearsal_free(&r);
-    model_free(&m, &f);
+    model_free(&m, &store);
     release();
     steps++;
 }

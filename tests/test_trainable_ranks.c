@@ -54,7 +54,7 @@ static void open_run(Run *r, int choice, int recipe, int strategy, bool all)
     r->config.num_trainable = all ? 0 : choices[choice].count;
     divide(r->config.strategy.shard_ranks);
     memory_plan(&r->model, &r->store, &r->config);
-    model_place(&r->model, &r->store, &r->config);
+    model_alloc(&r->model, &r->store, &r->config);
     store_init(&r->store, &r->config.model, 5);
 }
 

@@ -36,7 +36,7 @@ static double pass(Trainer *t)
     for (int n = 0; n < TOKENS; n++)
         targets[n] = n % 16 == 15 ? -1 : tokens[n + 1];
     fsdp_empty_grads(&t->store);
-    model_step(&t->model, &t->store, tokens, targets, NULL, 1.0f / 30, 0, PASS_COMPLETE);
+    model_micro_batch(&t->model, &t->store, tokens, targets, NULL, 1.0f / 30, 0, PASS_COMPLETE);
     return take_losses(&t->model).loss;
 }
 
@@ -63,10 +63,10 @@ static void test_names(void **state)
 }
 
 /* A parameter as stored, on one rank. */
-static Tensor stored(const ParamStore *f, int u, int param)
+static Tensor stored(const ParamStore *store, int u, int param)
 {
-    const Param *p = &f->shape[u].param[param];
-    return shard_weights(&f->shard[u], p, 0, param_numel(p));
+    const Param *p = &store->shape[u].param[param];
+    return shard_weights(&store->shard[u], p, 0, param_numel(p));
 }
 
 static void copy_unit(const Trainer *to, int u, const Trainer *from, int v)

@@ -26,7 +26,7 @@ static void flip(const char *name, long at)
     assert_int_equal(fclose(file), 0);
 }
 
-static DataSample sample(void)
+static DataHashes content(void)
 {
     char path[4][64], *shards[] = { path[0], path[1] }, *masks[] = { path[2], path[3] };
     static const char *const names[] = { "short.npy", "long.npy", "short.mask", "long.mask" };
@@ -35,7 +35,7 @@ static DataSample sample(void)
     const DataSpec spec = { .paths = shards, .num_paths = 2, .label_mask_paths = masks, .num_label_mask_paths = 2, .itemsize = 2,
                             .sequence_length = 8, .vocab_size = 65536, .eos_token_id = -1, .pad_token_id = -1 };
     Loader *l = loader_open(&spec, 4, 0, 1);
-    const DataSample s = loader_sample(l);
+    const DataHashes s = loader_content(l);
     loader_close(l);
     return s;
 }
@@ -47,21 +47,21 @@ static void test_sample(void **state)
     static const long seen[] = { 0, 4095, 49152, 53247, 98304, 99999 }, unseen[] = { 4096, 49151, 53248, 98303 };
     in_folder("seq 100000 | head -c 100000 >long.npy; head -c 100 long.npy >short.npy; "
               "tr '0-4\\n5-9' '[\\0*6][\\1*5]' <long.npy | head -c 50000 >long.mask; head -c 50 long.mask >short.mask");
-    const DataSample whole = sample(), again = sample();
+    const DataHashes whole = content(), again = content();
     assert_true(whole.tokens && whole.masks && again.tokens == whole.tokens && again.masks == whole.masks);
     for (size_t i = 0; i < sizeof seen / sizeof seen[0]; i++) {
         flip("long.npy", seen[i]);
-        assert_true(sample().tokens != whole.tokens && sample().masks == whole.masks);
+        assert_true(content().tokens != whole.tokens && content().masks == whole.masks);
         flip("long.npy", seen[i]);
     }
     for (size_t i = 0; i < sizeof unseen / sizeof unseen[0]; i++)      /* which a sample does not include */
         flip("long.npy", unseen[i]);
-    assert_true(sample().tokens == whole.tokens);
+    assert_true(content().tokens == whole.tokens);
     flip("short.npy", -1);
-    assert_true(sample().tokens != whole.tokens);
+    assert_true(content().tokens != whole.tokens);
     flip("short.npy", -1);
     flip("long.mask", -1);
-    assert_true(sample().tokens == whole.tokens && sample().masks != whole.masks);
+    assert_true(content().tokens == whole.tokens && content().masks != whole.masks);
 }
 
 /* ---- runs ------------------------------------------------------------------------------------------------- */

@@ -35,7 +35,7 @@ void backend_gelu_backward(Tensor dx, Tensor dy, Tensor x)
     tensor_finish(dx, output);
 }
 
-static void check_place(int at, Tensor y)
+static void check_row(int at, Tensor y)
 {
     CHECK(at < y.rows, "row %d of the stream, which has %d", at, y.rows);
 }
@@ -48,7 +48,7 @@ void backend_place_rows(Tensor y, const int *at, Tensor x)
     const size_t C = (size_t)x.cols;
     float *row = cpu_scratch(0, C);
     for (int i = 0; i < x.rows; i++) {
-        check_place(at[i], y);
+        check_row(at[i], y);
         if (at[i] < 0)
             continue;
         tensor_load(row, x, (size_t)i * C, C);
@@ -67,7 +67,7 @@ void backend_take_rows(Tensor x, const int *at, Tensor y)
     for (size_t c = 0; c < C; c++)
         zero[c] = 0;
     for (int i = 0; i < x.rows; i++) {
-        check_place(at[i], y);
+        check_row(at[i], y);
         if (at[i] < 0) {
             tensor_store(x, (size_t)i * C, zero, C);
             continue;

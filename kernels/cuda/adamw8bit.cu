@@ -60,22 +60,22 @@ __device__ static inline Loaded<TW, TG> load_group(const TW *w, const TG *grad, 
 }
 
 /* Addresses of the tables in shared memory. NOTE: 32-bit, so that the dot products below add to them at no cost. */
-struct Places {
+struct TableAddresses {
     unsigned map;           /* of m, for this lane; that of v is MAP_BYTES after it */
     unsigned steps;         /* of m, where the entry of 0.0f would be; that of v is STEPS_BYTES after it */
 };
 
 enum { MAP_BYTES = sizeof(float) * 256 * LANES, STEPS_BYTES = sizeof(uint32_t) * DYNAMIC8_STEPS };
 
-__device__ static inline Places find_places(const Shared &shared)
+__device__ static inline TableAddresses table_addresses(const Shared &shared)
 {
     return { (unsigned)__cvta_generic_to_shared(&shared.map[0][0][threadIdx.x % LANES]),
              (unsigned)__cvta_generic_to_shared(shared.steps[0]) - (unsigned)sizeof(uint32_t) * DYNAMIC8_FIRST };
 }
 
-template <typename T> __device__ static inline T shared_at(unsigned place)
+template <typename T> __device__ static inline T shared_at(unsigned address)
 {
-    return *(const T *)__cvta_shared_to_generic(place);
+    return *(const T *)__cvta_shared_to_generic(address);
 }
 
 /* A dot product of four codes with one 128 and zeros is the offset of that code's values, 128 bytes per code. */
@@ -199,14 +199,14 @@ __device__ static inline void keep_weights(float (&w)[EACH], const Pack<TW> &old
 }
 
 template <typename TW, typename TG>
-__device__ static inline void step_group(TW *w, const Moments &t, const Loaded<TW, TG> &x, Places places,
+__device__ static inline void step_group(TW *w, const Moments &t, const Loaded<TW, TG> &x, TableAddresses addresses,
                                          const Dynamic8Step &s, unsigned group, uint64_t sequence, uint64_t first,
                                          const RowParts &parts)
 {
     const unsigned lane = threadIdx.x % LANES, at = group * GROUP + lane * EACH;
     float wx[EACH], mx[EACH], vx[EACH];
-    decode_codes(mx, places.map, 0, x.codes[0], x.absmax[0]);
-    decode_codes(vx, places.map, MAP_BYTES, x.codes[1], x.absmax[1]);
+    decode_codes(mx, addresses.map, 0, x.codes[0], x.absmax[0]);
+    decode_codes(vx, addresses.map, MAP_BYTES, x.codes[1], x.absmax[1]);
 #pragma unroll
     for (int i = 0; i < EACH; i++)
         update_moments(mx[i], vx[i], x.grad[i], s);
@@ -223,10 +223,10 @@ __device__ static inline void step_group(TW *w, const Moments &t, const Loaded<T
         keep_weights(wx, x.w, x.grad);
     store_weights(w + at, wx, sequence, number_of(first, at, parts));
     const float inverse[2] = { group_inverse(top[0]), group_inverse(top[1]) };
-    *(uint2 *)(t.codes[0] + at) = make_uint2(encode_signed(mx, inverse[0], places.steps, t.least),
-                                             encode_signed(mx + 4, inverse[0], places.steps, t.least));
-    *(uint2 *)(t.codes[1] + at) = make_uint2(encode_unsigned(vx, inverse[1], places.steps),
-                                             encode_unsigned(vx + 4, inverse[1], places.steps));
+    *(uint2 *)(t.codes[0] + at) = make_uint2(encode_signed(mx, inverse[0], addresses.steps, t.least),
+                                             encode_signed(mx + 4, inverse[0], addresses.steps, t.least));
+    *(uint2 *)(t.codes[1] + at) = make_uint2(encode_unsigned(vx, inverse[1], addresses.steps),
+                                             encode_unsigned(vx + 4, inverse[1], addresses.steps));
     if (lane == 0) {
         t.absmax[0][group] = top[0];
         t.absmax[1][group] = top[1];
@@ -251,7 +251,7 @@ void adamw8bit_kernel(TW *w, Moments t, const TG *grad, unsigned n, const Tables
     extern __shared__ uint4 memory[];
     Shared &shared = *(Shared *)memory;
     fill(shared, tables);
-    const Places places = find_places(shared);
+    const TableAddresses addresses = table_addresses(shared);
     const unsigned groups = n / GROUP, stride = gridDim.x * WARPS;
     unsigned group = blockIdx.x * WARPS + threadIdx.x / LANES;
     if (group >= groups)
@@ -261,7 +261,7 @@ void adamw8bit_kernel(TW *w, Moments t, const TG *grad, unsigned n, const Tables
     for (; group < groups; group += stride) {
         const Loaded<TW, TG> x = next;
         next = load_group((const TW *)w, grad, t, group + stride < groups ? group + stride : group);
-        step_group(w, t, x, places, s, group, sequence, first, parts);
+        step_group(w, t, x, addresses, s, group, sequence, first, parts);
     }
 }
 

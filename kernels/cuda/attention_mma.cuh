@@ -29,7 +29,7 @@ __device__ inline int warp_number()
 }
 
 /* Index of token n of head h in (B, H, T). */
-__device__ inline int64_t place_of(const Work &w, int n, int h)
+__device__ inline int64_t lse_index(const Work &w, int n, int h)
 {
     return ((int64_t)(n / w.T) * w.H + h) * w.T + n % w.T;
 }
@@ -137,7 +137,7 @@ __device__ inline void finish(T *y, float *lse, const Work &w, Rows<M> &rows, fl
             sum += __shfl_xor_sync(0xffffffffu, sum, 1);
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
             if (lane % 4 == 0 && row < exist)
-                lse[place_of(w, n, h) + row] = rows.top[m][r] * w.scale + logf(sum);
+                lse[lse_index(w, n, h) + row] = rows.top[m][r] * w.scale + logf(sum);
             sum = 1 / sum;
 #pragma unroll
             for (int c = 0; c < C; c++)
@@ -273,7 +273,7 @@ __device__ inline void copy_queries(uint32_t stage, const Backward &w, const Ite
     const int row = threadIdx.x % G::QUERIES;
     const uint32_t numbers = stage + 2 * G::Q_BYTES + row * 4;
     if (threadIdx.x < G::QUERIES) {
-        copy_4(numbers, lse + place_of(w, n, t.h) + row, row < rows);
+        copy_4(numbers, lse + lse_index(w, n, t.h) + row, row < rows);
         copy_4(numbers + G::QUERIES * 4, w.delta + (int64_t)t.h * w.N + n + row, row < rows);
     }
 }

@@ -273,10 +273,10 @@ __device__ constexpr uint32_t step_by_columns(int k) { return operand_step(k * 1
 __device__ inline void products_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 /* Until all but the last N groups are done. NOTE: the assembler moves the wait before ordinary computations that could overlap. It
- * does not if both branches of an `if` after them wait, and the compiler keeps both if their PLACE differs. */
-template <int N, int PLACE = 0> __device__ inline void products_wait()
+ * does not if both branches of an `if` after them wait, and the compiler keeps both if their CALL differs. */
+template <int N, int CALL = 0> __device__ inline void products_wait()
 {
-    asm volatile("wgmma.wait_group.sync.aligned %0;    // %1" :: "n"(N), "n"(PLACE) : "memory");
+    asm volatile("wgmma.wait_group.sync.aligned %0;    // %1" :: "n"(N), "n"(CALL) : "memory");
 }
 
 /* NOTE: the compiler does not know that products change registers until the wait: this keeps it from moving accesses across it. */

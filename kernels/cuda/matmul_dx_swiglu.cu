@@ -48,8 +48,8 @@ template <bool FACTORS> struct Backward : BackwardShape {
     const Job &job;
     Staging &staging;
     const int group;
-    float inverse, act_inverse, m;
-    Place at;                           /* of the warpgroup; column -1: nothing is held */
+    float      inverse, act_inverse, m;
+    TileOrigin at;                      /* of the warpgroup; column -1: nothing is held */
     Raw raw[2];                         /* of the thread's two tokens, for the next strip */
     float gate_scale, up_scale;
     uint32_t codes[TRANSPOSED][2][2];       /* [token][half] */
@@ -98,9 +98,9 @@ template <bool FACTORS> struct Backward : BackwardShape {
         raw[i] = { job.gate_up.at(from, left), job.gate_up.at(from + job.F, left) };
     }
 
-    __device__ void expect(Place place)
+    __device__ void expect(TileOrigin origin)
     {
-        at = place;
+        at = origin;
         fetch(0, 0);
         fetch(0, 1);
     }
@@ -164,7 +164,7 @@ template <bool FACTORS> struct Backward : BackwardShape {
     }
 
     /* For one thread: stores a warpgroup's tile, whose first token is at.token. */
-    static __device__ void carry(Staging &staging, const Job &job, const FusedMaps &maps, Place at, int group)
+    static __device__ void carry(Staging &staging, const Job &job, const FusedMaps &maps, TileOrigin at, int group)
     {
         for (int strip = 0; strip < STRIPS; strip++) {
             const TransposedCodes &from = staging.transposed[group][strip % 2];

@@ -52,7 +52,7 @@ template <class Staging> struct alignas(1024) FusedShared {
 };
 
 /* The first token of both blocks' tiles, or of a warpgroup's; the first column. */
-struct Place { int token, column; };
+struct TileOrigin { int token, column; };
 
 __host__ __device__ inline int fused_pairs(const FusedJob &job)
 {
@@ -75,7 +75,7 @@ template <class End> __host__ __device__ inline int fused_tiles(const FusedJob &
 constexpr int FUSED_SUMS = 64 * FUSED_WEIGHTS / 128;    /* of a tile, per thread */
 constexpr int TOGETHER = 8;     /* pairs of tiles of tokens that loop over all columns together and stay in the L2 cache */
 
-template <class End> __device__ inline Place place_of(const FusedJob &job, int tile)
+template <class End> __device__ inline TileOrigin tile_origin(const FusedJob &job, int tile)
 {
     const int across = job.F / End::ACROSS, first = tile / (TOGETHER * across) * TOGETHER;
     const int count = min(TOGETHER, fused_pairs(job) - first), i = tile - first * across;
@@ -83,7 +83,7 @@ template <class End> __device__ inline Place place_of(const FusedJob &job, int t
 }
 
 /* The position of a warpgroup of a block. */
-__device__ inline Place place_in_pair(Place at, int rank, int group)
+__device__ inline TileOrigin warpgroup_origin(TileOrigin at, int rank, int group)
 {
     return { at.token + rank * FUSED_TOKENS + 64 * group, at.column };
 }
@@ -95,7 +95,7 @@ __device__ void load(FusedShared<typename End::Staging> &s, const typename End::
     constexpr int HALF = FUSED_WEIGHTS / FUSED_PAIR;
     Ring<FUSED_STAGES> ring;
     for (int tile = blockIdx.x / FUSED_PAIR; tile < fused_tiles<End>(job); tile += gridDim.x / FUSED_PAIR) {
-        const Place at = place_of<End>(job, tile);
+        const TileOrigin at = tile_origin<End>(job, tile);
         const int weights = End::weights(job, at.column, rank), tokens = at.token + rank * FUSED_TOKENS;
         for (int k = 0; k < job.C; k += FUSED_DEPTH) {
             const Ring<FUSED_STAGES> to = ring.take();
@@ -115,7 +115,7 @@ __device__ void carry(FusedShared<typename End::Staging> &s, const typename End:
                       int group)
 {
     for (int tile = blockIdx.x / FUSED_PAIR; tile < fused_tiles<End>(job); tile += gridDim.x / FUSED_PAIR)
-        End::carry(s.staging, job, maps, place_in_pair(place_of<End>(job, tile), rank, group), group);
+        End::carry(s.staging, job, maps, warpgroup_origin(tile_origin<End>(job, tile), rank, group), group);
     copies_wait();
 }
 
@@ -184,7 +184,7 @@ __device__ void consume(FusedShared<typename End::Staging> &s, const typename En
                 next_products();
             end.finish(held, part);
         }
-        end.expect(place_in_pair(place_of<End>(job, tile), rank, group));
+        end.expect(warpgroup_origin(tile_origin<End>(job, tile), rank, group));
         for (int i = 1 + each * (End::PARTS - 1); i < stages; i++)
             next_products();
         products_wait<0>();

@@ -48,7 +48,7 @@ template <bool FACTORS> struct Forward : ForwardShape {
     }
 
     static __device__ void init(Staging &) { }
-    static __device__ void carry(Staging &, const Job &, const FusedMaps &, Place, int) { }
+    static __device__ void carry(Staging &, const Job &, const FusedMaps &, TileOrigin, int) { }
 
     __device__ Forward(const Job &job, Staging &, int) : job(job), m(0), row(job.N), column(0)
     {
@@ -56,7 +56,7 @@ template <bool FACTORS> struct Forward : ForwardShape {
         inverse = 1.0f / tile_scale(job.act, *tile_scale_from(job.act));
     }
 
-    __device__ void expect(Place at)
+    __device__ void expect(TileOrigin at)
     {
         const int lane = threadIdx.x % 32;
         row = at.token + threadIdx.x / 32 % 4 * 16 + lane / 4;

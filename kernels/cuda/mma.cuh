@@ -111,7 +111,7 @@ template <typename T, int COLUMNS> constexpr int PITCH = COLUMNS * (int)sizeof(T
 
 /* Offset of a lane's row in four matrices of a tile, 16 rows of 32 bytes: the second matrix is below the first or, `beside`, to its
  * right. The registers are passed to products in this order, so it defines the order of operands. */
-template <int ROW> __device__ inline int lane_place(bool beside)
+template <int ROW> __device__ inline int lane_offset(bool beside)
 {
     const int lane = threadIdx.x % 32, low = lane / 8 % 2, high = lane / 16;
     return (lane % 8 + 8 * (beside ? high : low)) * ROW + 16 * (beside ? low : high);
@@ -122,7 +122,7 @@ template <int ROW> __device__ inline int lane_place(bool beside)
 template <int ROW, bool B> struct Along {
     uint32_t at;
 
-    __device__ Along(uint32_t tile) : at(tile + lane_place<ROW>(B)) {}
+    __device__ Along(uint32_t tile) : at(tile + lane_offset<ROW>(B)) {}
     __device__ void operator()(uint32_t (&x)[4], int i, int k) const { load_matrices(x, at + i * 16 * ROW + k * 32); }
 };
 
@@ -133,7 +133,7 @@ template <typename T, int ROW, bool B> struct Down {
     __device__ Down(uint32_t tile)
     {
         const int lane = threadIdx.x % 32;
-        at = tile + (sizeof(T) == 2 ? lane_place<ROW>(!B) : lane % 4 * 2 * ROW + lane / 4 * 4);
+        at = tile + (sizeof(T) == 2 ? lane_offset<ROW>(!B) : lane % 4 * 2 * ROW + lane / 4 * 4);
     }
     __device__ void operator()(uint32_t (&x)[4], int i, int k) const
     {

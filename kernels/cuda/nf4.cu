@@ -181,11 +181,11 @@ void backend_nf4_quantize(Nf4Group *to, Tensor w, const float *offset, size_t fi
 
 /* The group of element i of the matrix, and its index there. start: first elements of the second and the third part; SIZE_MAX if
  * there is none. */
-template <typename Group> struct Nf4Place { const Group *group; unsigned at; };
+template <typename Group> struct Nf4Position { const Group *group; unsigned at; };
 template <typename Group> struct Nf4Parts {
     const Group *group[3];
     size_t start[2];
-    __device__ Nf4Place<Group> place(size_t i) const
+    __device__ Nf4Position<Group> position(size_t i) const
     {
         const bool second = i >= start[0], third = i >= start[1];
         const Group *g = third ? group[2] : second ? group[1] : group[0];
@@ -212,7 +212,7 @@ template <typename Group> struct Nf4Reader {
     struct Raw { uint32_t codes; Nf4Scale<Group> scale; };
     __device__ Raw at(size_t i) const
     {
-        const Nf4Place<Group> p = parts.place(i);
+        const Nf4Position<Group> p = parts.position(i);
         return { *(const uint32_t *)(p.group->codes + p.at / 2), Nf4Scale<Group>::load(p.group, p.at / NF4_BLOCK) };
     }
     /* This lane's value of the map, for shuffles. */
@@ -290,7 +290,7 @@ __global__ void nf4_any_kernel(Nf4Rows y, uint8_t *data_t, int rows, int cols, N
     const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= (size_t)rows * cols)
         return;
-    const Nf4Place<Group> p = parts.place(i);
+    const Nf4Position<Group> p = parts.position(i);
     const int code = p.group->codes[p.at / 2] >> (p.at % 2 ? 0 : 4) & 15;
     const float x = __fmul_rn(tables->nf4[code], Nf4Scale<Group>::load(p.group, p.at / NF4_BLOCK).absmax(tables));
     if (y.dtype == BF16)

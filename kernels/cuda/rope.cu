@@ -35,7 +35,7 @@ template <bool ALIGNED, bool LIMITED, typename T, typename TL> __global__ __laun
 void rotate_kernel(AnyOut y, const T *x, const TL *limited, float sign, Heads a)
 {
     constexpr int HEADS = LIMITED ? EACH / 2 : EACH;
-    const Place<ALIGNED> p(a);
+    const ThreadPart<ALIGNED> p(a);
     const size_t row = (size_t)blockIdx.x * a.S + p.first;
     const int half = a.D / 2;
     const Angles t = load_angles<ALIGNED>(a, blockIdx.x, p);
@@ -86,7 +86,7 @@ void norm_rotate_kernel(AnyOut y, float2 *stats, const T *x, const TW *q_weight,
 {
     __shared__ float shared[64];
     const AnyIn qw = { q_weight, std::is_same<TW, float>::value }, kw = { k_weight, qw.is_f32 };
-    const Place<ALIGNED> p(a);
+    const ThreadPart<ALIGNED> p(a);
     const int half = a.D / 2;
     const size_t row = (size_t)blockIdx.x * a.S + p.first, values = (size_t)blockIdx.x * a.S + (size_t)a.count * a.D;
     Pack<T> u[EACH], v[EACH], pass[EACH];
@@ -153,7 +153,7 @@ void norm_rotate_kernel(AnyOut y, float2 *stats, const T *x, const TW *q_weight,
 /* to: (H + K, D) */
 template <bool ALIGNED>
 __device__ static inline void store_sums(float *to, const float (&u)[EACH_BACKWARD][8], const float (&v)[EACH_BACKWARD][8],
-                                         const Heads &a, const Place<ALIGNED> &p)
+                                         const Heads &a, const ThreadPart<ALIGNED> &p)
 {
 #pragma unroll
     for (int j = 0; j < EACH_BACKWARD; j++) {
@@ -177,7 +177,7 @@ void norm_rotate_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const
 {
     __shared__ float shared[64];
     const AnyIn qw = { q_weight, std::is_same<TW, float>::value }, kw = { k_weight, qw.is_f32 };
-    const Place<ALIGNED> p(a);
+    const ThreadPart<ALIGNED> p(a);
     const int half = a.D / 2;
     float dwu[EACH_BACKWARD][8] = {}, dwv[EACH_BACKWARD][8] = {};
     for (int n = blockIdx.x; n < N; n += gridDim.x) {

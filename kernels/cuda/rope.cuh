@@ -14,9 +14,9 @@ struct Heads {
 };
 
 /* A thread's part: its columns in a half, and its first head. */
-template <bool ALIGNED> struct Place {
+template <bool ALIGNED> struct ThreadPart {
     int first, left, head;
-    __device__ Place(const Heads &a)
+    __device__ ThreadPart(const Heads &a)
         : first(8 * (threadIdx.x % a.chunks)), left(ALIGNED ? 8 : a.D / 2 - first),
           head(a.from + threadIdx.x / a.chunks)
     {
@@ -27,7 +27,7 @@ template <bool ALIGNED> struct Place {
 
 struct Angles { float cosine[8], sine[8]; };
 
-template <bool ALIGNED> __device__ static inline Angles load_angles(const Heads &a, int n, const Place<ALIGNED> &p)
+template <bool ALIGNED> __device__ static inline Angles load_angles(const Heads &a, int n, const ThreadPart<ALIGNED> &p)
 {
     const float *table = a.rope + (size_t)(n % a.T) * a.D + 2 * p.first;
     Angles t;

@@ -22,9 +22,9 @@ struct Teams : Heads {
 
 /* A thread's part: its columns, and the heads head, head + step, ... below end of its team. Threads after the packs of a head have
  * left = 0. */
-template <bool ALIGNED> struct TeamPlace : Place<ALIGNED> {
+template <bool ALIGNED> struct TeamPart : ThreadPart<ALIGNED> {
     int step, end;
-    __device__ TeamPlace(const Teams &a, int each) : Place<ALIGNED>(a)
+    __device__ TeamPart(const Teams &a, int each) : ThreadPart<ALIGNED>(a)
     {
         const int team = this->head, rotated = a.H + a.K;
         if (team < a.q)
@@ -54,7 +54,7 @@ template <int K> __device__ static inline void team_sums(float (&x)[K], int thre
 template <bool ALIGNED, bool CLIPS, typename T, typename TW> __global__ __launch_bounds__(MAX_THREADS)
 void norm_heads_kernel(AnyOut y, float *stats, const T *x, const TW *q_weight, const TW *k_weight, Teams a)
 {
-    const TeamPlace<ALIGNED> p(a, EACH);
+    const TeamPart<ALIGNED> p(a, EACH);
     const int half = a.D / 2, rotated = a.H + a.K;
     const size_t row = (size_t)blockIdx.x * a.S + p.first;
     const TW *weight = (p.head < a.H ? q_weight : k_weight) + p.first;
@@ -106,7 +106,7 @@ void norm_heads_kernel(AnyOut y, float *stats, const T *x, const TW *q_weight, c
 /* The block's sums of each column over the teams of q, and over those of k. to: (2, D); shared: (parallel, D) */
 template <bool ALIGNED>
 __device__ static inline void add_teams(float *to, float *shared, const float (&u)[8], const float (&v)[8], const Teams &a,
-                                        const TeamPlace<ALIGNED> &p)
+                                        const TeamPart<ALIGNED> &p)
 {
     float *own = shared + (size_t)(threadIdx.x / a.chunks) * a.D + p.first;
 #pragma unroll
@@ -143,7 +143,7 @@ void norm_heads_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const 
                                 const TW *q_weight, const TW *k_weight, Teams a, int N)
 {
     extern __shared__ float shared[];
-    const TeamPlace<ALIGNED> p(a, 1);
+    const TeamPart<ALIGNED> p(a, 1);
     const int half = a.D / 2, rotated = a.H + a.K, left = p.head < p.end ? p.left : 0;
     const TW *weight = (p.head < a.H ? q_weight : k_weight) + p.first;
     Pack<TW> w[2] = { load_pack<ALIGNED>(weight, left), load_pack<ALIGNED>(weight + half, left) };

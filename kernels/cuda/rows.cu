@@ -77,30 +77,30 @@ void backend_gelu_backward(Tensor dx, Tensor dy, Tensor x)
 template <typename T> __global__ __launch_bounds__(MAX_THREADS)
 void place_rows_kernel(AnyOut y, const int *at, const T *x, int C)
 {
-    const int place = at[blockIdx.x];
-    for (int c = 8 * threadIdx.x; c < C && place >= 0; c += 8 * blockDim.x) {
+    const int y_row = at[blockIdx.x];
+    for (int c = 8 * threadIdx.x; c < C && y_row >= 0; c += 8 * blockDim.x) {
         const Pack<T> in = load_pack(x + (size_t)blockIdx.x * C + c, C - c);
         float row[8];
 #pragma unroll
         for (int i = 0; i < 8; i++)
             row[i] = in[i];
-        store_any(y, (size_t)place * C + c, row, C - c);
+        store_any(y, (size_t)y_row * C + c, row, C - c);
     }
 }
 
 template <typename T> __global__ __launch_bounds__(MAX_THREADS)
 void take_rows_kernel(AnyOut x, const int *at, T *y, int C)
 {
-    const int place = at[blockIdx.x];
+    const int y_row = at[blockIdx.x];
     for (int c = 8 * threadIdx.x; c < C; c += 8 * blockDim.x) {
-        const Pack<T> in = load_pack((const T *)y + (size_t)max(place, 0) * C + c, place >= 0 ? C - c : 0);
+        const Pack<T> in = load_pack((const T *)y + (size_t)max(y_row, 0) * C + c, y_row >= 0 ? C - c : 0);
         const float zero[8] = {};
         float row[8];
 #pragma unroll
         for (int i = 0; i < 8; i++)
             row[i] = in[i];
         store_any(x, (size_t)blockIdx.x * C + c, row, C - c);
-        store_pack(y + (size_t)max(place, 0) * C + c, zero, place >= 0 ? C - c : 0);
+        store_pack(y + (size_t)max(y_row, 0) * C + c, zero, y_row >= 0 ? C - c : 0);
     }
 }
 

@@ -16,7 +16,7 @@
 static int rank = 0, size = 1, local_rank = 0, local_size = 1;
 static MPI_Win host_memory = MPI_WIN_NULL;
 static Mesh mesh = { { 1, 1, 1, 1, 1 } }, started;      /* started: the one to return to, while this process pretends */
-static int place;                                       /* in the mesh */
+static int mesh_rank;                                   /* in the mesh */
 static bool pretends;
 static size_t sent[NUM_SENT];
 static struct { Ranks ranks; MPI_Comm mpi; } groups[] = {          /* groups with a communicator */
@@ -118,7 +118,7 @@ void comm_start(int *argc, char ***argv)
     MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    place = rank;
+    mesh_rank = rank;
     error_set_ranks(rank, size, end_all_ranks);
     if (rank != 0)
         progress_silence();
@@ -172,7 +172,7 @@ MPI_Comm comm_mpi(Ranks g)
 
 int comm_group(Ranks g)
 {
-    return mesh_group(&mesh, place, g);
+    return mesh_group(&mesh, mesh_rank, g);
 }
 
 int comm_group_size(Ranks g)
@@ -182,7 +182,7 @@ int comm_group_size(Ranks g)
 
 int comm_group_rank(Ranks g)
 {
-    return mesh_group_rank(&mesh, place, g);
+    return mesh_group_rank(&mesh, mesh_rank, g);
 }
 
 void comm_pretend(const Mesh *m, int as)
@@ -191,7 +191,7 @@ void comm_pretend(const Mesh *m, int as)
         started = mesh;
     pretends = m != NULL;
     mesh = m ? *m : started;
-    place = m ? as : rank;
+    mesh_rank = m ? as : rank;
 }
 
 size_t comm_ring_bytes(Sent what, size_t bytes, int ranks)

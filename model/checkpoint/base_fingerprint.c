@@ -11,40 +11,40 @@
 
 enum { PAGE = 4096 };
 
-static uint32_t sample_of(const SafeFile *f, const SafeTensor *t)
+static uint32_t sum_of(const SafeFile *f, const SafeTensor *t)
 {
     const size_t bytes = t->end - t->begin, n = bytes < PAGE ? bytes : PAGE;
-    const size_t places[] = { 0, (bytes - n) / 2, bytes - n };
+    const size_t offset[] = { 0, (bytes - n) / 2, bytes - n };
     char page[PAGE];
     uint32_t sum = crc32c(crc32c(0, t->name, strlen(t->name) + 1), t->dtype, strlen(t->dtype));
     for (int i = 0; i < 3; i++) {
-        safetensors_read(f, page, t, places[i], n);
+        safetensors_read(f, page, t, offset[i], n);
         sum = crc32c(sum, page, n);
     }
     return sum;
 }
 
-uint64_t base_fingerprint(const Source *base)
+uint64_t base_fingerprint(const WeightFiles *base)
 {
     uint64_t sum = 0;
     for (int i = 0; i < base->count; i++)
         for (int k = 0; k < base->file[i]->count; k++)
-            sum += sample_of(base->file[i], &base->file[i]->tensor[k]);
+            sum += sum_of(base->file[i], &base->file[i]->tensor[k]);
     return sum ? sum : 1;
 }
 
-void base_fingerprint_check(const char *adapters, const char *base_path, uint64_t sample, bool continues)
+void base_fingerprint_check(const char *adapters, const char *base_path, uint64_t fingerprint, bool continues)
 {
-    json_t *manifest = source_manifest(adapters);
+    json_t *manifest = weight_files_manifest(adapters);
     const uint64_t then = manifest ? manifest_base(manifest, adapters) : 0;
     /* PEFT may save a name that is no path here: then nothing is known. */
     char *trained = adapter_base(adapters), *there = trained ? realpath(trained, NULL) : NULL, *here = realpath(base_path, NULL);
     const bool gone = trained && !there && *trained == '/';
     const bool moved = here && (gone || (there && strcmp(there, here) != 0));
-    if (then && then != sample && (continues || !moved))
+    if (then && then != fingerprint && (continues || !moved))
         die("%s: its adapters were trained with other base weights than those in %s; give the right folder with "
             "--lora.base_path=FOLDER (to use these weights anyway, delete base_sample from trainer.json)", adapters, base_path);
-    if (moved && then != sample)
+    if (moved && then != fingerprint)
         warn("%s: its adapters were trained with the base %s%s, and are now used with %s%s", adapters, there ? there : trained,
              gone ? ", which does not exist any more" : "", here, then ? ", which has other weights" : "");
     json_decref(manifest);

@@ -23,12 +23,12 @@
 #include "model/fsdp.h"
 #include "model/spikes.h"
 
-/* A source of data.mix, as in `mix` of trainer.json. Its place is that of the same index in LoaderState. */
+/* A source of data.mix, as in `mix` of trainer.json. Its position is that of the same index in LoaderState. */
 typedef struct {
     char     name[MIX_NAME];
     uint64_t weight;           /* of the mixture, in 1e-9; 0: an earlier mixture had the source */
     uint64_t fingerprint;
-    DataSample sample;
+    DataHashes content;
 } MixedSource;
 
 typedef struct {
@@ -38,7 +38,7 @@ typedef struct {
                                   or that `spikes` skips, makes none; loaded moments keep their number of updates */
     LoaderState loader;
     uint64_t fingerprint;      /* of the data set: names and sizes of its files */
-    DataSample sample;         /* of the files' content */
+    DataHashes content;        /* of the files' content */
     MixedSource mix[MIX_MOST]; /* those of the mixture first, then those of earlier ones */
     int    num_mix;            /* 0: data.paths */
     uint64_t base_fingerprint; /* of the base of adapters (base_fingerprint.h); 0: no adapters, or unknown */
@@ -61,18 +61,18 @@ static const size_t CHECKPOINT_FILE_BYTES = 5000000000;
  * drop: discards a save in progress and its files.
  * They die if the disk fails; the last complete checkpoint is then unchanged. begin also dies if a weight or moment is not
  * finite, naming it. */
-void checkpoint_begin (const Config *c, const ParamStore *f, const TrainState *s, size_t file_limit);
+void checkpoint_begin (const Config *c, const ParamStore *store, const TrainState *s, size_t file_limit);
 bool checkpoint_poll  (void);
 void checkpoint_finish(void);
 void checkpoint_drop  (void);
 
 /* For a run that cannot continue: saves its state, finite or not, as step<N>-aborted next to its checkpoints, which do not change.
  * Returns the path, malloc'ed, when it is on disk. */
-char *checkpoint_set_aside(const Config *c, const ParamStore *f, const TrainState *s, size_t file_limit);
+char *checkpoint_set_aside(const Config *c, const ParamStore *store, const TrainState *s, size_t file_limit);
 
 /* Saves only the weights, as step<N>-average: a folder for other programs, with average.json, which describes the average. Replaces
  * one of an earlier process. Dies as the others do; there must be no save in progress. */
-void checkpoint_write_average(const Config *c, const ParamStore *f, const TrainState *s, size_t file_limit);
+void checkpoint_write_average(const Config *c, const ParamStore *store, const TrainState *s, size_t file_limit);
 
 /* Deletes checkpoints that were saved for rotation (saved_as.h), except those that `c` keeps: by save_num_checkpoints_to_keep and
  * the permanent and ephemeral intervals. Never deletes the target of `latest`, permanent checkpoints, those without a SavedAs,
@@ -84,7 +84,7 @@ void checkpoint_prune(const Config *c);
  * With adapters, `folder` may have adapters, ours or PEFT's: the other weights are then those of lora.base_path. If it has a model,
  * this is the base of new adapters; moments and state are not read.
  * Dies on a missing or unknown tensor, or a wrong shape, naming the tensor. `with_optimizer`: moments too. */
-bool checkpoint_load(const char *folder, const Config *c, ParamStore *f, TrainState *s, bool with_optimizer);
+bool checkpoint_load(const char *folder, const Config *c, ParamStore *store, TrainState *s, bool with_optimizer);
 
 /* The checkpoint that save_folder/latest points to; if it is incomplete, the complete one of the highest step; NULL if there is no
  * checkpoint. Dies if all are incomplete. malloc'ed. */

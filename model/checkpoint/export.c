@@ -86,7 +86,7 @@ static void find(const Export *x, Entry *e)
     e->from = is_adapter ? NULL : coded_source_find(x->source.file, x->source.count, name);
     if (e->from)
         return;
-    const Source *s = is_adapter ? &x->adapter : &x->source;
+    const WeightFiles *s = is_adapter ? &x->adapter : &x->source;
     const Found found = safetensors_find_in(s->file, s->count, name);
     e->source = found.tensor;
     e->from = found.file;
@@ -188,10 +188,10 @@ static void check_left_over(const Export *x, const ModelConfig *m)
             free(matrix);
             if (placed || (!is_adapter && m->image.feature_size > 0 && tower_owns(name)))
                 continue;
-            if (!is_adapter && source_may_have(&x->source, name, x->base, m))
+            if (!is_adapter && weight_files_may_have(&x->source, name, x->base, m))
                 continue;
             if (is_adapter)
-                source_refuse_adapter(x->folder, name);
+                weight_files_refuse_adapter(x->folder, name);
             die("%s: tensor %s has no place in the %s", f->path, name,
                 is_adapter ? "adapters of adapter_config.json" : "model of config.json");
         }
@@ -259,7 +259,7 @@ static void check_trained(const Export *x)
 {
     if (!x->is_coded || x->coded.kind != CODED_FP8_TENSOR)
         return;
-    json_t *manifest = source_manifest(x->folder);
+    json_t *manifest = weight_files_manifest(x->folder);
     const char *operand = json_string_value(json_object_get(json_object_get(manifest, "format"), "operand"));
     const char *why = x->lora.rank > 0 ? "merged adapters are no operand of a run"
                     : !manifest ? "it is no checkpoint of a run"
@@ -280,12 +280,12 @@ static ModelConfig open_model(Export *x, const char *base)
     if (base && !adapter)
         die("--lora.base_path=%s: %s is a whole model without adapters, so it has no base; leave it out", base, x->folder);
     x->base = adapter ? find_base(x->option, x->folder, base) : x->folder;
-    x->source = source_open(x->base);
+    x->source = weight_files_open(x->base);
     config_read_hf(&m, x->base);
-    source_refuse_quantized(&x->source);
+    weight_files_refuse_quantized(&x->source);
     if (adapter) {
         base_fingerprint_check(x->folder, x->base, base_fingerprint(&x->source), false);
-        x->adapter = source_open_adapter(x->folder);
+        x->adapter = weight_files_open_adapter(x->folder);
         adapter_read(&m.lora, &dropout, x->folder, &m);
         x->lora = m.lora;
     }
@@ -304,8 +304,8 @@ static void close_export(Export *x)
     free(x->other);
     for (int i = 0; i < x->num_files; i++)
         safetensors_close(x->file[i]);
-    source_close(&x->source);
-    source_close(&x->adapter);
+    weight_files_close(&x->source);
+    weight_files_close(&x->adapter);
     if (x->base != x->folder)
         free(x->base);
     free(x->folder);

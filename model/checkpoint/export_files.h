@@ -4,7 +4,7 @@
 
 #include "model/architecture.h"
 #include "model/checkpoint/coded_encode.h"
-#include "model/checkpoint/source.h"
+#include "model/checkpoint/weight_files.h"
 
 /* A tensor of the model: its source, its file in the export, and its adapter, if there is one. */
 typedef struct Entry {
@@ -30,7 +30,7 @@ typedef struct Export {
     bool        is_coded;
     Coded       coded;
     Lora        lora;           /* rank 0: no adapters */
-    Source      source, adapter;
+    WeightFiles source, adapter;
     Entry      *entry, *adapter_entry; /* the model's, and those of adapters */
     int         num_entries, num_adapter_entries, num_files;
     bool        is_calibrated;  /* export_write_int4 was called */

@@ -91,41 +91,41 @@ static void add_scales(Layout *l, Piece piece, const HfTensor *t, const char *su
     p->shape[1] = 1;
 }
 
-static void add_states(Layout *l, Piece piece, const HfTensor *t, const ParamStore *f)
+static void add_states(Layout *l, Piece piece, const HfTensor *t, const ParamStore *store)
 {
-    const bool matrix = f->shape[t->unit].param[t->param].is_operand;
-    for (int i = 0; i < f->optimizer->num_states; i++) {
-        if (f->optimizer->state[i].of == (matrix ? OF_OTHERS : OF_MATRICES))
+    const bool matrix = store->shape[t->unit].param[t->param].is_operand;
+    for (int i = 0; i < store->optimizer->num_states; i++) {
+        if (store->optimizer->state[i].of == (matrix ? STATE_OF_OTHERS : STATE_OF_MATRICES))
             continue;
-        const Format format = optimizer_format(f->optimizer, i, &f->recipe);
+        const Format format = optimizer_format(store->optimizer, i, &store->recipe);
         char suffix[64];
         piece.state = i;
         piece.kind = PIECE_STATE;
-        snprintf(suffix, sizeof suffix, ".%s", f->optimizer->state[i].name);
+        snprintf(suffix, sizeof suffix, ".%s", store->optimizer->state[i].name);
         add_values(l, piece, t, suffix, format);
         piece.kind = PIECE_SCALE;
-        snprintf(suffix, sizeof suffix, ".%s.scale", f->optimizer->state[i].name);
+        snprintf(suffix, sizeof suffix, ".%s.scale", store->optimizer->state[i].name);
         add_scales(l, piece, t, suffix, format);
     }
 }
 
-static void add_tensor(Layout *l, LayoutKind kind, const ParamStore *f, const HfTensor *t)
+static void add_tensor(Layout *l, LayoutKind kind, const ParamStore *store, const HfTensor *t)
 {
-    const UnitLayout *shape = &f->shape[t->unit];
+    const UnitLayout *shape = &store->shape[t->unit];
     const Param *p = &shape->param[t->param];
     const Region region = p->region;
     const size_t in_param = t->first / (size_t)p->tensor_ranks;
     const Piece piece = { .kind = PIECE_WEIGHT, .unit = t->unit, .param = t->param, .region = region, .first = p->offset + in_param,
                           .cut = p->tensor_ranks > 1 ? p : NULL, .in_param = in_param, .in_whole = t->first,
-                          .is_copy = shape->tensor_ranks > 1 && p->tensor_ranks == 1 && f->tensor_place > 0 };
+                          .is_copy = shape->tensor_ranks > 1 && p->tensor_ranks == 1 && store->tensor_rank > 0 };
     const bool low = t->adapter || t->with_adapter;
     HfTensor named = *t;
     if (kind == LAYOUT_ADAPTER && t->with_adapter)
         hf_adapter_name(named.name, t->name, NULL);
     if (kind == LAYOUT_MODEL ? !t->adapter : kind == LAYOUT_OPTIMIZER ? false : low == (kind == LAYOUT_ADAPTER))
-        add_values(l, piece, &named, "", region == TRAINED ? f->recipe.master : f->recipe.frozen);
+        add_values(l, piece, &named, "", region == TRAINED ? store->recipe.master : store->recipe.frozen);
     else if (kind == LAYOUT_OPTIMIZER && region == TRAINED)
-        add_states(l, piece, t, f);
+        add_states(l, piece, t, store);
 }
 
 /* Assigns units to files: a unit that does not fit starts the next file. */
@@ -151,15 +151,15 @@ static void divide(Layout *l, int num_units, size_t limit)
     free(file);
 }
 
-Layout layout_make(const char *folder, LayoutKind kind, const ParamStore *f, size_t file_limit)
+Layout layout_make(const char *folder, LayoutKind kind, const ParamStore *store, size_t file_limit)
 {
     Layout l = { 0 };
-    for (int i = 0; i < f->num_tensors; i++)
-        add_tensor(&l, kind, f, &f->tensor[i]);
+    for (int i = 0; i < store->num_tensors; i++)
+        add_tensor(&l, kind, store, &store->tensor[i]);
     l.sum = xcalloc((size_t)l.num_pieces, sizeof *l.sum);
     if (!folder)
         return l;
-    divide(&l, f->num_units, kind == LAYOUT_ADAPTER ? SIZE_MAX : file_limit);
+    divide(&l, store->num_units, kind == LAYOUT_ADAPTER ? SIZE_MAX : file_limit);
     l.file = xcalloc((size_t)l.num_files, sizeof *l.file);
     for (int i = 0; i < l.num_files; i++) {
         char path[4096];
@@ -224,26 +224,26 @@ static Tensor part_of(const Piece *p, const Shard *s)
 }
 
 /* Checks pieces first .. end - 1 of this rank. Uses the memory of gradient norms for the flag: memory may be full. */
-static bool has_not_finite(const Layout *l, const ParamStore *f, int first, int end)
+static bool has_not_finite(const Layout *l, const ParamStore *store, int first, int end)
 {
-    int found = 0, *flag = (int *)f->square_sum;
+    int found = 0, *flag = (int *)store->square_sum;
     device_put(flag, &found, sizeof found);
     for (int i = first; i < end; i++) {
         const Piece *p = &l->piece[i];
         if (p->kind == PIECE_SCALE)
             continue;               /* checked with its state */
-        const Tensor t = part_of(p, &f->shard[p->unit]);
+        const Tensor t = part_of(p, &store->shard[p->unit]);
         if (t.data)
-            find_not_finite(flag, t, p->kind == PIECE_STATE && strcmp(f->optimizer->state[p->state].name, "exp_avg_sq") == 0);
+            find_not_finite(flag, t, p->kind == PIECE_STATE && strcmp(store->optimizer->state[p->state].name, "exp_avg_sq") == 0);
     }
     device_get(&found, flag, sizeof found);
     return found;
 }
 
-const char *layout_not_finite(const Layout *l, const ParamStore *f)
+const char *layout_not_finite(const Layout *l, const ParamStore *store)
 {
-    int first = has_not_finite(l, f, 0, l->num_pieces) ? 0 : l->num_pieces;
-    while (first < l->num_pieces && !has_not_finite(l, f, first, first + 1))
+    int first = has_not_finite(l, store, 0, l->num_pieces) ? 0 : l->num_pieces;
+    while (first < l->num_pieces && !has_not_finite(l, store, first, first + 1))
         first++;
     double least = -first;
     comm_max(&least, 1);
@@ -307,7 +307,7 @@ size_t layout_bytes(const Layout *l, const Range *own)
     return bytes;
 }
 
-void layout_snapshot(void *snapshot, const Layout *l, const Range *own, const ParamStore *f)
+void layout_snapshot(void *snapshot, const Layout *l, const Range *own, const ParamStore *store)
 {
     char *dst = snapshot;
     for (int i = 0; i < l->num_pieces; i++) {
@@ -315,7 +315,7 @@ void layout_snapshot(void *snapshot, const Layout *l, const Range *own, const Pa
         Range r = own_part(p, own);
         size_t bytes = (r.end - r.first) * p->bytes;
         if (bytes)
-            device_get(dst, address_of(p, &f->shard[p->unit], r.first), bytes);
+            device_get(dst, address_of(p, &store->shard[p->unit], r.first), bytes);
         dst += bytes;
     }
 }
@@ -396,7 +396,7 @@ void layout_fetch(PieceReader *r, void *to, const char *dtype, size_t at, size_t
         if (!same)
             convert_decode(to, t->dtype, raw, n);
     } else
-        coded_source_read(to, r->source, r->count, p->name, p->shape[0], p->shape[1], at, n);
+        coded_source_read(to, r->files, r->count, p->name, p->shape[0], p->shape[1], at, n);
     if (!same && strcmp(dtype, "BF16") == 0)
         convert_encode(to, dtype, to, n);
 }
@@ -446,31 +446,31 @@ static bool is_rounded(const Piece *p, const char *dtype)
     return p->region == FROZEN && strcmp(p->dtype, "BF16") == 0 && strcmp(dtype, "BF16") != 0;
 }
 
-Found layout_need(const Piece *p, SafeFile *const *source, int count)
+Found layout_need(const Piece *p, SafeFile *const *files, int count)
 {
-    const Found f = safetensors_find_in(source, count, p->name);
+    const Found f = safetensors_find_in(files, count, p->name);
     if (!f.tensor)
-        die("%s%s: there is no tensor %s, which the configured model needs", source[0]->path,
+        die("%s%s: there is no tensor %s, which the configured model needs", files[0]->path,
             count > 1 ? " and the files next to it" : "", p->name);
     check_piece(p, f.file, f.tensor);
     return f;
 }
 
-Found layout_find(const Piece *p, SafeFile *const *source, int count)
+Found layout_find(const Piece *p, SafeFile *const *files, int count)
 {
-    const SafeFile *coded = coded_source_find(source, count, p->name);
-    return coded ? (Found){ coded, NULL } : layout_need(p, source, count);
+    const SafeFile *coded = coded_source_find(files, count, p->name);
+    return coded ? (Found){ coded, NULL } : layout_need(p, files, count);
 }
 
 /* A unit that two stages have is summed once. */
-void layout_check_sums(Layout *l, const ParamStore *f, SafeFile *const *source, int count)
+void layout_check_sums(Layout *l, const ParamStore *store, SafeFile *const *files, int count)
 {
-    for (int i = 0; i < l->num_pieces && f->pipe.stages > 1; i++)
-        if (pipeline_stage_of(&f->pipe, f->shape->config, l->piece[i].unit) != f->pipe.stage)
+    for (int i = 0; i < l->num_pieces && store->pipe.stages > 1; i++)
+        if (pipeline_stage_of(&store->pipe, store->shape->config, l->piece[i].unit) != store->pipe.stage)
             l->sum[i] = 0;
     sum_over(l, RANKS_COPY);
     for (int i = 0; i < l->num_pieces; i++) {
-        const Found found = safetensors_find_in(source, count, l->piece[i].name);
+        const Found found = safetensors_find_in(files, count, l->piece[i].name);
         const SafeTensor *t = found.tensor;
         if (t && t->has_sum && t->sum != l->sum[i])
             die("%s: tensor %s has the checksum %08x, expected %08x from trainer.json: its bytes have changed since they were "
@@ -479,7 +479,7 @@ void layout_check_sums(Layout *l, const ParamStore *f, SafeFile *const *source, 
     }
 }
 
-void layout_read(Layout *l, ParamStore *f, SafeFile *const *source, int count)
+void layout_read(Layout *l, ParamStore *store, SafeFile *const *files, int count)
 {
     void *raw = xmalloc(CHUNK), *values = xmalloc(CHUNK);
     bool rounded = false;
@@ -493,16 +493,17 @@ void layout_read(Layout *l, ParamStore *f, SafeFile *const *source, int count)
         done += (double)p->count;
         if (p->region == QUANTIZED)
             continue;
-        PieceReader r = { p, source, count, layout_find(p, source, count), raw, 0 };
+        PieceReader r = { p, files, count, layout_find(p, files, count), raw, 0 };
         const char *dtype = r.from.tensor ? r.from.tensor->dtype : "codes and scales";
-        if (is_rounded(p, dtype) && !rounded && f->first_trained < f->num_units)    /* otherwise computing rounds them anyway */
+        if (is_rounded(p, dtype) && !rounded && store->first_trained < store->num_units) /* otherwise computing rounds them
+                                                                                            anyway */
             warn("%s: tensors that are not trained are stored as %s there and rounded to bf16 here; --format.frozen=f32 keeps "
                  "them exact", r.from.file->path, dtype);
         rounded |= is_rounded(p, dtype);
-        l->sum[i] = read_piece(&r, &f->shard[p->unit], values);
+        l->sum[i] = read_piece(&r, &store->shard[p->unit], values);
     }
     free(raw);
     free(values);
     progress_end();
-    layout_check_sums(l, f, source, count);
+    layout_check_sums(l, store, files, count);
 }

@@ -39,21 +39,21 @@ typedef struct {
 /* Depends only on the architecture, the recipe and the optimizer: the same on every rank, for any number of ranks. `folder`: that
  * of the files; NULL: only the pieces. A file has whole units, up to `file_limit` bytes; adapters are one file. Weights of region
  * QUANTIZED have pieces, but cannot be saved. */
-Layout layout_make(const char *folder, LayoutKind kind, const ParamStore *f, size_t file_limit);
+Layout layout_make(const char *folder, LayoutKind kind, const ParamStore *store, size_t file_limit);
 void   layout_free(Layout *l);
 
 /* The parts that this rank writes: elements [first, end) of each region of each unit, at [unit * NUM_REGIONS + region]. All ranks
  * call; malloc'ed. */
 typedef struct { size_t first, end; } Range;
-Range *layout_ranges  (const ParamStore *f);
-size_t layout_bytes   (const Layout *l, const Range *own);
+Range *layout_ranges(const ParamStore *store);
+size_t layout_bytes (const Layout *l, const Range *own);
 
 /* The first tensor with a value, on any rank, that is not finite or, in AdamW's v, below 0; NULL: there is none. All ranks call and
  * get the same name, valid as long as the layout. Waits for the device. */
-const char *layout_not_finite(const Layout *l, const ParamStore *f);
+const char *layout_not_finite(const Layout *l, const ParamStore *store);
 
 /* Copies those parts to host memory of layout_bytes(). */
-void   layout_snapshot(void *snapshot, const Layout *l, const Range *own, const ParamStore *f);
+void   layout_snapshot(void *snapshot, const Layout *l, const Range *own, const ParamStore *store);
 
 /* Writes a snapshot into the files, which rank 0 has created, and this rank's part into l->sum; on disk when it returns. Uses
  * neither the device nor MPI and never dies, so another thread may call it. Returns NULL, or the error, naming the file; valid as
@@ -63,26 +63,26 @@ const char *layout_write(Layout *l, const Range *own, const void *snapshot);
 /* Combines l->sum of all ranks, which call when all have written. */
 void   layout_sum(Layout *l);
 
-/* Reads this rank's part of every piece from the `count` files of `source`, converting F32, BF16, F16 and codes with scales
+/* Reads this rank's part of every piece from the `count` files, converting F32, BF16, F16 and codes with scales
  * [coded_source.h] as needed. For region QUANTIZED, which load_quantized has read before, only checks checksums.
  * All ranks of a shard group call; together they read everything.
  * Dies naming a tensor that is missing, has a wrong shape, a type that cannot be converted, or a wrong checksum. */
-void   layout_read(Layout *l, ParamStore *f, SafeFile *const *source, int count);
+void   layout_read(Layout *l, ParamStore *store, SafeFile *const *files, int count);
 
 /* Parts of layout_read for other readers. need: the piece's tensor in the files; dies as layout_read. check_sums: combines l->sum,
  * each rank's contribution, and checks it; all ranks of a shard group call. */
-Found  layout_need(const Piece *p, SafeFile *const *source, int count);
-void   layout_check_sums(Layout *l, const ParamStore *f, SafeFile *const *source, int count);
+Found  layout_need(const Piece *p, SafeFile *const *files, int count);
+void   layout_check_sums(Layout *l, const ParamStore *store, SafeFile *const *files, int count);
 
 /* A weight being read. find: the same as need; for codes and scales the tensor is NULL, and the file that of the codes. fetch:
  * reads elements [at, at + n) as type `dtype`; `to` has space for n floats. */
 typedef struct {
     const Piece *piece;
-    SafeFile *const *source;
+    SafeFile *const *files;
     int      count;
     Found    from;
     void    *raw;              /* space for the elements in the file's type */
     uint32_t sum;              /* of the fetched bytes, if the tensor has a checksum */
 } PieceReader;
-Found  layout_find(const Piece *p, SafeFile *const *source, int count);
+Found  layout_find(const Piece *p, SafeFile *const *files, int count);
 void   layout_fetch(PieceReader *r, void *to, const char *dtype, size_t at, size_t n);

@@ -6,22 +6,22 @@
 #include "model/checkpoint/layout.h"
 
 /* This rank's part of its shard of each region, which is divided among the ranks with the same shard: of a unit that tensor ranks cut,
- * those at the same tensor place, the fastest coordinate of a rank (mesh.h). */
-Range *layout_ranges(const ParamStore *f)
+ * those at the same tensor rank, the fastest coordinate of a rank (mesh.h). */
+Range *layout_ranges(const ParamStore *store)
 {
-    const size_t W = (size_t)comm_size(), rank = (size_t)comm_rank(), n = (size_t)f->num_units * NUM_REGIONS;
+    const size_t W = (size_t)comm_size(), rank = (size_t)comm_rank(), n = (size_t)store->num_units * NUM_REGIONS;
     Range *range = xcalloc(n, sizeof *range), *all = xmalloc(W * n * sizeof *all);
     for (size_t i = 0; i < n; i++) {
-        const Slice *s = &f->shard[i / NUM_REGIONS].slice[i % NUM_REGIONS];
+        const Slice *s = &store->shard[i / NUM_REGIONS].slice[i % NUM_REGIONS];
         range[i] = (Range){ s->first, s->first + s->count };
     }
     comm_gather(all, range, n * sizeof *range, RANKS_ALL);
 
     for (size_t i = 0; i < n; i++) {
         const Range own = range[i];
-        const size_t places = (size_t)f->shape[i / NUM_REGIONS].tensor_ranks;
+        const size_t tensor_ranks = (size_t)store->shape[i / NUM_REGIONS].tensor_ranks;
         size_t copies = 0, mine = 0, blocks = (own.end - own.first) / PARAM_ALIGN;
-        for (size_t r = rank % places; r < W; r += places) {
+        for (size_t r = rank % tensor_ranks; r < W; r += tensor_ranks) {
             const Range other = all[r * n + i];
             if (other.first != own.first || other.end != own.end)
                 continue;

@@ -25,7 +25,7 @@
 #include "model/checkpoint/layout.h"
 #include "model/checkpoint/manifest.h"
 #include "model/checkpoint/saved_as.h"
-#include "model/checkpoint/source.h"
+#include "model/checkpoint/weight_files.h"
 #include "model/checkpoint/load_quantized.h"
 #include "model/checkpoint/stored_states.h"
 #include "model/checkpoint/tokenizer_files.h"
@@ -49,58 +49,58 @@ static bool has_piece(const Layout *l, const char *name)
 }
 
 /* Whether a tensor of the base is replaced by one next to the adapters. */
-static bool is_replaced(const ParamStore *f, const char *name)
+static bool is_replaced(const ParamStore *store, const char *name)
 {
-    for (int i = 0; i < f->num_tensors; i++)
-        if (f->tensor[i].with_adapter && strcmp(f->tensor[i].name, name) == 0)
+    for (int i = 0; i < store->num_tensors; i++)
+        if (store->tensor[i].with_adapter && strcmp(store->tensor[i].name, name) == 0)
             return true;
     return false;
 }
 
-/* The first tensor that is no piece of the layout and cannot be ignored, and its file in *path; NULL: there is none. f: NULL, or
- * the store of all parameters if the layout has only those of the base. */
-static const char *left_over(const Layout *l, const Source *s, const char *folder, const ModelConfig *c, const ParamStore *f,
-                             const char **path)
+/* The first tensor that is no piece of the layout and cannot be ignored, and its file in *path; NULL: there is none. store: NULL,
+ * or the store of all parameters if the layout has only those of the base. */
+static const char *left_over(const Layout *l, const WeightFiles *s, const char *folder, const ModelConfig *c,
+                             const ParamStore *store, const char **path)
 {
     for (int i = 0; i < s->count; i++)
         for (int t = 0; t < s->file[i]->count; t++) {
             const char *name = s->file[i]->tensor[t].name;
             char *matrix = coded_source_matrix(s->file, s->count, name);
             const bool placed = has_piece(l, matrix ? matrix : name) || (c->image.feature_size > 0 && tower_owns(name))
-                             || (f && is_replaced(f, name));
+                             || (store && is_replaced(store, name));
             *path = s->file[i]->path;
             free(matrix);
-            if (!placed && !source_may_have(s, name, folder, c))
+            if (!placed && !weight_files_may_have(s, name, folder, c))
                 return name;
         }
     return NULL;
 }
 
-static void check_finite(const char *folder, const Layout *l, const ParamStore *f)
+static void check_finite(const char *folder, const Layout *l, const ParamStore *store)
 {
-    const char *name = layout_not_finite(l, f);
+    const char *name = layout_not_finite(l, store);
     if (name)
         die("%s: tensor %s holds a value that is not finite (or, in exp_avg_sq, is negative), so this model is unusable. %s",
             folder, name, folder_say_others(folder));
 }
 
 /* Loads the model's weights, or adapters. An unknown tensor means that the folder has another model. */
-static void load_weights(const char *folder, Source s, LayoutKind kind, const Config *c, ParamStore *f)
+static void load_weights(const char *folder, WeightFiles s, LayoutKind kind, const Config *c, ParamStore *store)
 {
-    source_refuse_quantized(&s);
-    Layout l = layout_make(NULL, kind, f, 0);
-    const char *path, *name = left_over(&l, &s, folder, &c->model, kind == LAYOUT_BASE ? f : NULL, &path);
+    weight_files_refuse_quantized(&s);
+    Layout l = layout_make(NULL, kind, store, 0);
+    const char *path, *name = left_over(&l, &s, folder, &c->model, kind == LAYOUT_BASE ? store : NULL, &path);
     if (name && kind == LAYOUT_ADAPTER)
-        source_refuse_adapter(folder, name);
+        weight_files_refuse_adapter(folder, name);
     if (name)
         die("%s: tensor %s has no place in the configured model; the configuration must describe the model in that folder", path,
             name);
     if (kind != LAYOUT_ADAPTER && c->model.lora.base != BASE_AS_FROZEN)
-        load_quantized(&l, f, s.file, s.count);
-    layout_read(&l, f, s.file, s.count);
-    check_finite(folder, &l, f);
+        load_quantized(&l, store, s.file, s.count);
+    layout_read(&l, store, s.file, s.count);
+    check_finite(folder, &l, store);
     layout_free(&l);
-    source_close(&s);
+    weight_files_close(&s);
 }
 
 /* The optimizer is in the run's configuration; old ones without the key had adamw. */
@@ -112,7 +112,7 @@ static _Noreturn void die_of_states(const char *folder, const char *problem)
 }
 
 /* Dies unless exactly the trained weights have states. `state`: the name of one that every trained weight has. */
-static void check_trained(const char *folder, const Layout *l, const Source *s, const char *state)
+static void check_trained(const char *folder, const Layout *l, const WeightFiles *s, const char *state)
 {
     static const char remedy[] = "Use the `trainable` of its config.yaml, or start with new states: --load_path of this folder, "
                                  "--reset_optimizer_state and another --save_folder";
@@ -130,14 +130,14 @@ static void check_trained(const char *folder, const Layout *l, const Source *s, 
 }
 
 /* The states that are read: without an average that the files do not have. */
-static const Optimizer *read_states(const ParamStore *f, const Config *c, const Source *s)
+static const Optimizer *read_states(const ParamStore *store, const Config *c, const WeightFiles *s)
 {
     const bool there = safetensors_find_ending(s->file, s->count, "." AVERAGE_STATE).tensor;
-    return c->average.last > 0 && !there ? optimizer_find(c->optimizer.name) : f->optimizer;
+    return c->average.last > 0 && !there ? optimizer_find(c->optimizer.name) : store->optimizer;
 }
 
 /* The first state in the files that the run does not have, or NULL. An average that the run does not continue is ignored. */
-static const char *left_state(const Layout *l, const Source *s)
+static const char *left_state(const Layout *l, const WeightFiles *s)
 {
     for (int i = 0; i < s->count; i++)
         for (int t = 0; t < s->file[i]->count; t++) {
@@ -149,7 +149,7 @@ static const char *left_state(const Layout *l, const Source *s)
 }
 
 /* A tensor of the files that is a state of another optimizer only; NULL: none. */
-static const char *foreign_state(const Optimizer *o, const Source *s)
+static const char *foreign_state(const Optimizer *o, const WeightFiles *s)
 {
     const Optimizer *other;
     for (int i = 0; (other = optimizer_at(i)); i++)
@@ -175,10 +175,10 @@ static bool has_pieces_ending(const Layout *l, const char *suffix)
 }
 
 /* The weights are loaded already, so states that do not fit are those of another optimizer, or of other trained weights. */
-static void load_optimizer(const char *folder, Source s, const Config *c, ParamStore *f)
+static void load_optimizer(const char *folder, WeightFiles s, const Config *c, ParamStore *store)
 {
-    ParamStore read = *f;
-    const Optimizer *o = read.optimizer = read_states(f, c, &s);
+    ParamStore read = *store;
+    const Optimizer *o = read.optimizer = read_states(store, c, &s);
     const char *foreign = foreign_state(o, &s);
     Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, &read, 0);
     for (int i = 0; i < o->num_states; i++) {
@@ -187,15 +187,15 @@ static void load_optimizer(const char *folder, Source s, const Config *c, ParamS
         snprintf(suffix, sizeof suffix, ".%s", name);
         if (has_pieces_ending(&l, suffix) && !safetensors_find_ending(s.file, s.count, suffix).tensor)
             die_of_states(folder, xasprintf("it has no %s, which optimizer %s keeps for every %s", name, o->name,
-                                            o->state[i].of == OF_MATRICES ? "matrix" : "weight"));
+                                            o->state[i].of == STATE_OF_MATRICES ? "matrix" : "weight"));
     }
     if (foreign)
         die_of_states(folder, xasprintf("its %s is no state of optimizer %s", foreign, o->name));
     for (int i = 0; i < o->num_states; i++)
-        if (i == 0 || o->state[i].of == OF_OTHERS)
+        if (i == 0 || o->state[i].of == STATE_OF_OTHERS)
             check_trained(folder, &l, &s, o->state[i].name);
     StoredStates stored = stored_states(&read, s.file, s.count);
-    store_zero_states(f);           /* files have no padding */
+    store_zero_states(store);       /* files have no padding */
     stored_states_read(&stored, &read, s.file, s.count);
     const char *name = left_state(&stored.layout, &s);
     if (name)
@@ -203,7 +203,7 @@ static void load_optimizer(const char *folder, Source s, const Config *c, ParamS
     check_finite(folder, &l, &read);
     layout_free(&l);
     stored_states_free(&stored);
-    source_close(&s);
+    weight_files_close(&s);
 }
 
 /* Warns if the folder's types of blocks differ, where both have windows, or the scaling of frequencies. */
@@ -274,12 +274,12 @@ static void check_description(const char *folder, const ModelConfig *c)
 }
 
 /* Files need not have padding. */
-static void zero_weights(ParamStore *f)
+static void zero_weights(ParamStore *store)
 {
-    for (int u = 0; u < f->num_units; u++)
+    for (int u = 0; u < store->num_units; u++)
         for (Region r = TRAINED; r <= FROZEN; r++)
-            if (f->shard[u].slice[r].count)
-                device_zero(f->shard[u].slice[r].stored.data, tensor_bytes(f->shard[u].slice[r].stored));
+            if (store->shard[u].slice[r].count)
+                device_zero(store->shard[u].slice[r].stored.data, tensor_bytes(store->shard[u].slice[r].stored));
 }
 
 /* The folder of the base of the adapters in `folder`. */
@@ -308,13 +308,13 @@ static void agree_on_manifest(const char *folder, bool adapter, json_t *manifest
 }
 
 /* Ranks read different parts of files and might not notice different copies, so three pages of each tensor must agree. */
-static Source agreed(Source s, const char *folder)
+static WeightFiles agreed(WeightFiles s, const char *folder)
 {
     agree("weights or moments", folder, base_fingerprint(&s));
     return s;
 }
 
-bool checkpoint_load(const char *folder, const Config *c, ParamStore *f, TrainState *s, bool with_optimizer)
+bool checkpoint_load(const char *folder, const Config *c, ParamStore *store, TrainState *s, bool with_optimizer)
 {
     const Lora *lora = &c->model.lora;
     watchdog_mark(OPENING, -1);
@@ -322,38 +322,38 @@ bool checkpoint_load(const char *folder, const Config *c, ParamStore *f, TrainSt
     if (adapter && lora->rank == 0)
         die("%s holds adapters, and the configuration has none (lora.rank)", folder);
     const char *weights = adapter ? base_of(folder, lora) : folder;
-    json_t *manifest = lora->rank > 0 && !adapter ? NULL : source_manifest(folder);     /* new adapters continue nothing */
+    json_t *manifest = lora->rank > 0 && !adapter ? NULL : weight_files_manifest(folder); /* new adapters continue nothing */
     agree_on_manifest(folder, adapter, manifest);
-    Source model = agreed(source_open(weights), weights);
+    WeightFiles model = agreed(weight_files_open(weights), weights);
     const uint64_t base = lora->rank > 0 ? base_fingerprint(&model) : 0;
     if (adapter)
         base_fingerprint_check(folder, weights, base, with_optimizer);
     check_description(weights, &c->model);
     tower_read(&model);
     tokenizer_files_read(folder, weights);
-    zero_weights(f);
+    zero_weights(store);
     if (lora->rank > 0 && !adapter)
-        store_init_adapters(f, &c->model, c->seed);
+        store_init_adapters(store, &c->model, c->seed);
     if (adapter)
-        load_weights(folder, agreed(source_open_adapter(folder), folder), LAYOUT_ADAPTER, c, f);
-    load_weights(weights, model, adapter ? LAYOUT_BASE : LAYOUT_MODEL, c, f);
+        load_weights(folder, agreed(weight_files_open_adapter(folder), folder), LAYOUT_ADAPTER, c, store);
+    load_weights(weights, model, adapter ? LAYOUT_BASE : LAYOUT_MODEL, c, store);
     if (lora->rounds_base)
-        frozen_round(f);
+        frozen_round(store);
     bool ours = manifest != NULL;
     if (ours)
         manifest_state(s, manifest, folder);
     if (ours && with_optimizer)
-        load_optimizer(folder, agreed(source_open_optimizer(folder, manifest), folder), c, f);
+        load_optimizer(folder, agreed(weight_files_open_optimizer(folder, manifest), folder), c, store);
     if (s)
         s->base_fingerprint = base;
     json_decref(manifest);
-    store_loaded(f);
+    store_loaded(store);
     return ours;
 }
 
 /* ---- finding checkpoints ---------------------------------------------------------------------------------- */
 
-/* Like source_manifest, but does not die on an incomplete checkpoint: there may be another. `problem`: what is missing. */
+/* Like weight_files_manifest, but does not die on an incomplete checkpoint: there may be another. `problem`: what is missing. */
 static bool is_checkpoint(const char *folder, char *problem, size_t size)
 {
     char *path = xasprintf("%s/trainer.json", folder);

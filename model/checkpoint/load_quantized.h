@@ -3,6 +3,6 @@
 #pragma once
 #include "model/checkpoint/layout.h"
 
-/* Reads all matrices of f's region QUANTIZED from the `count` files of `source` and sets their sums in l, the model's layout. Each
+/* Reads all matrices of the store's region QUANTIZED from the `count` files and sets their sums in l, the model's layout. Each
  * rank reads all; all ranks call. Dies as layout_read, and on a value that is not finite. Waits for the device. */
-void load_quantized(Layout *l, ParamStore *f, SafeFile *const *source, int count);
+void load_quantized(Layout *l, ParamStore *store, SafeFile *const *files, int count);

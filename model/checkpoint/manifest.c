@@ -67,14 +67,14 @@ static void read_spikes(SpikeWindow *w, const json_t *spikes, const char *path)
         die("%s: spikes: expected up to %d numbers in loss and as many in grad_norm", path, (int)SPIKES_WINDOW);
 }
 
-#define MIXED(key, place) { key, U64, NULL, NAN, 0, LONGS, NULL, place, NULL, NULL }
-#define PLACE(field) offsetof(SourcePlace, field)
+#define MIXED(key, offset) { key, U64, NULL, NAN, 0, LONGS, NULL, offset, NULL, NULL }
+#define POSITION(field) offsetof(SourcePosition, field)
 
 /* Sources in the order of the file: those of its mixture are the first. */
 static void read_mix(TrainState *s, const json_t *mix, const char *path)
 {
-    static const ConfigKey place_keys[] = { MIXED("epoch", PLACE(epoch)), MIXED("instance", PLACE(instance)),
-                                            MIXED("mixed", PLACE(mixed)) };
+    static const ConfigKey position_keys[] = { MIXED("epoch", POSITION(epoch)), MIXED("instance", POSITION(instance)),
+                                               MIXED("mixed", POSITION(mixed)) };
     static const ConfigKey weight_key = MIXED("weight", offsetof(MixedSource, weight));
     const char *name;
     json_t *source;
@@ -87,10 +87,11 @@ static void read_mix(TrainState *s, const json_t *mix, const char *path)
         strcpy(m->name, name);
         char *key = xasprintf("mix.%s", name);
         value_parse_json(m, &weight_key, json_object_get(source, "weight"), path, key);
-        for (size_t i = 0; i < sizeof place_keys / sizeof place_keys[0]; i++)
-            value_parse_json(&s->loader.source[s->num_mix], &place_keys[i], json_object_get(source, place_keys[i].name), path, key);
+        for (size_t i = 0; i < sizeof position_keys / sizeof position_keys[0]; i++)
+            value_parse_json(&s->loader.source[s->num_mix], &position_keys[i], json_object_get(source, position_keys[i].name), path,
+                             key);
         m->fingerprint = hexadecimal(source, "fingerprint", key, path);
-        m->sample = (DataSample){ hexadecimal(source, "paths", key, path), hexadecimal(source, "label_mask_paths", key, path) };
+        m->content = (DataHashes){ hexadecimal(source, "paths", key, path), hexadecimal(source, "label_mask_paths", key, path) };
         s->num_mix++;
         free(key);
     }
@@ -125,8 +126,8 @@ void manifest_state(TrainState *s, const json_t *manifest, const char *folder)
     }
     s->fingerprint = hexadecimal(manifest, "data_fingerprint", "data_fingerprint", path);
     if (sample)
-        s->sample = (DataSample){ hexadecimal(sample, "paths", "data_sample.paths", path),
-                                  hexadecimal(sample, "label_mask_paths", "data_sample.label_mask_paths", path) };
+        s->content = (DataHashes){ hexadecimal(sample, "paths", "data_sample.paths", path),
+                                   hexadecimal(sample, "label_mask_paths", "data_sample.label_mask_paths", path) };
     read_mix(s, json_object_get(manifest, "mix"), path);
     if (json_object_get(manifest, "average"))
         read_average(s, json_object_get(manifest, "average"), path);

@@ -125,13 +125,13 @@ static json_t *mixed_sources(const TrainState *s)
 {
     json_t *all = json_object();
     for (int i = 0; i < s->num_mix; i++) {
-        const MixedSource *m = &s->mix[i];
-        const SourcePlace *p = &s->loader.source[i];
+        const MixedSource    *m = &s->mix[i];
+        const SourcePosition *p = &s->loader.source[i];
         json_object_set_new(all, m->name,
                             json_pack("{s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "weight", (json_int_t)m->weight,
                                       "epoch", (json_int_t)p->epoch, "instance", (json_int_t)p->instance,
                                       "mixed", (json_int_t)p->mixed, "fingerprint", hexadecimal(m->fingerprint),
-                                      "paths", hexadecimal(m->sample.tokens), "label_mask_paths", hexadecimal(m->sample.masks)));
+                                      "paths", hexadecimal(m->content.tokens), "label_mask_paths", hexadecimal(m->content.masks)));
     }
     return all;
 }
@@ -146,8 +146,8 @@ static json_t *manifest(json_t *files, json_t *sums)
                           CHECKPOINT_VERSION, "step", (json_int_t)s->step, "tokens", (json_int_t)s->tokens,
                           "updates", (json_int_t)s->updates, "loader", "epoch", (json_int_t)s->loader.epoch,
                           "instance", (json_int_t)s->loader.instance,
-                          "data_fingerprint", hexadecimal(s->fingerprint), "data_sample", "paths", hexadecimal(s->sample.tokens),
-                          "label_mask_paths", hexadecimal(s->sample.masks),
+                          "data_fingerprint", hexadecimal(s->fingerprint), "data_sample", "paths", hexadecimal(s->content.tokens),
+                          "label_mask_paths", hexadecimal(s->content.masks),
                           "spikes", spikes(&s->spikes), "format", config_columns(save.config), "world_size", comm_size(),
                           "files", files, "crc32c", sums);
     const SavedAs as = save.kind == SAVE_ASIDE ? SAVED_ABORTED : saved_as_of(save.config, s->step);
@@ -261,7 +261,7 @@ static void open_files(void)
     comm_barrier();
 }
 
-static void take_snapshot(const ParamStore *f)
+static void take_snapshot(const ParamStore *store)
 {
     size_t model = layout_bytes(&save.model, save.own), bytes = model + layout_bytes(&save.optimizer, save.own);
     if (bytes > save.capacity) {
@@ -269,15 +269,15 @@ static void take_snapshot(const ParamStore *f)
         save.snapshot = device_host_alloc(bytes, NULL);
         save.capacity = bytes;
     }
-    layout_snapshot(save.snapshot, &save.model, save.own, f);
-    layout_snapshot(save.snapshot + model, &save.optimizer, save.own, f);
+    layout_snapshot(save.snapshot, &save.model, save.own, store);
+    layout_snapshot(save.snapshot + model, &save.optimizer, save.own, store);
 }
 
-static void die_if_not_finite(const ParamStore *f)
+static void die_if_not_finite(const ParamStore *store)
 {
-    const char *name = layout_not_finite(&save.model, f);
+    const char *name = layout_not_finite(&save.model, store);
     if (!name)
-        name = layout_not_finite(&save.optimizer, f);
+        name = layout_not_finite(&save.optimizer, store);
     if (name)
         die("step %ld: %s holds a value that is not finite (or, in exp_avg_sq, is negative), so the model is not saved; %s. Lower "
             "optimizer.learning_rate, clip gradients (max_grad_norm) or look at the data of the last steps", save.state.step, name,
@@ -296,7 +296,7 @@ static char *choose_folder(const char *save_folder, long step)
 }
 
 /* SAVE_ASIDE: also values that are not finite. SAVE_AVERAGE: no optimizer. */
-static void begin(const Config *c, const ParamStore *f, const TrainState *s, size_t file_limit, SaveKind kind)
+static void begin(const Config *c, const ParamStore *store, const TrainState *s, size_t file_limit, SaveKind kind)
 {
     double start = clock_seconds();
     checkpoint_finish();
@@ -304,20 +304,20 @@ static void begin(const Config *c, const ParamStore *f, const TrainState *s, siz
     save.state = *s;
     save.kind = kind;
     save.folder = choose_folder(c->save_folder, s->step);
-    save.model = layout_make(save.folder, c->model.lora.rank > 0 ? LAYOUT_ADAPTER : LAYOUT_MODEL, f, file_limit);
-    save.optimizer = kind == SAVE_AVERAGE ? (Layout){ 0 } : layout_make(save.folder, LAYOUT_OPTIMIZER, f, file_limit);
+    save.model = layout_make(save.folder, c->model.lora.rank > 0 ? LAYOUT_ADAPTER : LAYOUT_MODEL, store, file_limit);
+    save.optimizer = kind == SAVE_AVERAGE ? (Layout){ 0 } : layout_make(save.folder, LAYOUT_OPTIMIZER, store, file_limit);
     if (kind != SAVE_ASIDE)
-        die_if_not_finite(f);
-    save.own = layout_ranges(f);
+        die_if_not_finite(store);
+    save.own = layout_ranges(store);
     open_files();
-    take_snapshot(f);
+    take_snapshot(store);
     start_writer();
     save.paused = clock_seconds() - start;
 }
 
-void checkpoint_begin(const Config *c, const ParamStore *f, const TrainState *s, size_t file_limit)
+void checkpoint_begin(const Config *c, const ParamStore *store, const TrainState *s, size_t file_limit)
 {
-    begin(c, f, s, file_limit, SAVE_STEP);
+    begin(c, store, s, file_limit, SAVE_STEP);
 }
 
 static void close_save(void)
@@ -397,16 +397,16 @@ void checkpoint_drop(void)
         folder_clean(c->save_folder);
 }
 
-char *checkpoint_set_aside(const Config *c, const ParamStore *f, const TrainState *s, size_t file_limit)
+char *checkpoint_set_aside(const Config *c, const ParamStore *store, const TrainState *s, size_t file_limit)
 {
-    begin(c, f, s, file_limit, SAVE_ASIDE);
+    begin(c, store, s, file_limit, SAVE_ASIDE);
     wait_for_writers();
     return publish();
 }
 
-void checkpoint_write_average(const Config *c, const ParamStore *f, const TrainState *s, size_t file_limit)
+void checkpoint_write_average(const Config *c, const ParamStore *store, const TrainState *s, size_t file_limit)
 {
-    begin(c, f, s, file_limit, SAVE_AVERAGE);
+    begin(c, store, s, file_limit, SAVE_AVERAGE);
     wait_for_writers();
     free(publish());
 }

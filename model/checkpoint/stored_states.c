@@ -34,11 +34,11 @@ static DType dynamic_map(const char *state, DType otherwise)
     return otherwise;
 }
 
-static bool scales_fit(const StoredStates *s, int state, SafeFile *const *source, int count)
+static bool scales_fit(const StoredStates *s, int state, SafeFile *const *files, int count)
 {
     for (int i = 0; i < s->layout.num_pieces; i++) {
         const Piece *p = &s->layout.piece[i];
-        const SafeTensor *t = p->kind == PIECE_SCALE && p->state == state ? safetensors_find_in(source, count,
+        const SafeTensor *t = p->kind == PIECE_SCALE && p->state == state ? safetensors_find_in(files, count,
                                                                                                 p->name).tensor : NULL;
         if (t && (t->dims != p->dims || t->shape[0] != p->shape[0]))
             return false;
@@ -46,9 +46,9 @@ static bool scales_fit(const StoredStates *s, int state, SafeFile *const *source
     return true;
 }
 
-static void lay_out(StoredStates *s, const ParamStore *f)
+static void lay_out(StoredStates *s, const ParamStore *store)
 {
-    ParamStore there = *f;
+    ParamStore there = *store;
     there.optimizer = &s->optimizer;
     layout_free(&s->layout);
     s->layout = layout_make(NULL, LAYOUT_OPTIMIZER, &there, 0);
@@ -56,29 +56,29 @@ static void lay_out(StoredStates *s, const ParamStore *f)
 
 /* Finds the size of groups from the numbers of scales. With small tensors several sizes fit: then it is the run's if all else
  * agrees, and otherwise the smallest, which gives each element the same scale. */
-static void choose_group(StoredStates *s, int state, Format ours, const ParamStore *f, SafeFile *const *source, int count)
+static void choose_group(StoredStates *s, int state, Format ours, const ParamStore *store, SafeFile *const *files, int count)
 {
     Format *own = &s->optimizer.state[state].own;
     own->group = ours.group;
     const bool alike = format_equal(*own, ours);
     for (int size = alike ? 0 : 1; size <= PARAM_ALIGN; size = size ? 2 * size : 1) {
         own->group = size ? size : ours.group;
-        lay_out(s, f);
-        if (scales_fit(s, state, source, count))
+        lay_out(s, store);
+        if (scales_fit(s, state, files, count))
             return;
     }
-    die("%s%s: the scales of %s fit no size of groups: these are the states of another model", source[0]->path,
+    die("%s%s: the scales of %s fit no size of groups: these are the states of another model", files[0]->path,
         count > 1 ? " and the files next to it" : "", s->optimizer.state[state].name);
 }
 
 /* The format with the file's type and that of the scales; `ours` if there is no such format of states. */
-static Format format_of(const char *state, Format ours, SafeFile *const *source, int count)
+static Format format_of(const char *state, Format ours, SafeFile *const *files, int count)
 {
     char suffix[64];
     snprintf(suffix, sizeof suffix, ".%s", state);
-    const SafeTensor *t = safetensors_find_ending(source, count, suffix).tensor;
+    const SafeTensor *t = safetensors_find_ending(files, count, suffix).tensor;
     snprintf(suffix, sizeof suffix, ".%s.scale", state);
-    const SafeTensor *scale = safetensors_find_ending(source, count, suffix).tensor;
+    const SafeTensor *scale = safetensors_find_ending(files, count, suffix).tensor;
     const bool expanded = scale && strcmp(scale->dtype, "U32") == 0;
     if (t && strcmp(t->dtype, "F32") == 0)
         return (Format){ F32, 0, false };
@@ -93,21 +93,21 @@ static Format format_of(const char *state, Format ours, SafeFile *const *source,
     return ours;
 }
 
-StoredStates stored_states(const ParamStore *f, SafeFile *const *source, int count)
+StoredStates stored_states(const ParamStore *store, SafeFile *const *files, int count)
 {
-    StoredStates s = { .optimizer = *f->optimizer };
+    StoredStates s = { .optimizer = *store->optimizer };
     for (int i = 0; i < s.optimizer.num_states; i++) {
         OptimizerState *state = &s.optimizer.state[i];
-        const Format ours = optimizer_format(f->optimizer, i, &f->recipe);
-        *state = (OptimizerState){ state->name, state->label, OWN_FORMAT, format_of(state->name, ours, source, count),
+        const Format ours = optimizer_format(store->optimizer, i, &store->recipe);
+        *state = (OptimizerState){ state->name, state->label, OWN_FORMAT, format_of(state->name, ours, files, count),
                                     state->of };
         if (format_is_fp8(state->own))
-            choose_group(&s, i, ours, f, source, count);
+            choose_group(&s, i, ours, store, files, count);
         s.converts |= !format_equal(state->own, ours) && (format_has_scales(state->own) || format_has_scales(ours));
     }
     for (int i = 0; i < s.optimizer.num_states && !s.converts; i++)
-        s.optimizer.state[i].own = optimizer_format(f->optimizer, i, &f->recipe);
-    lay_out(&s, f);
+        s.optimizer.state[i].own = optimizer_format(store->optimizer, i, &store->recipe);
+    lay_out(&s, store);
     return s;
 }
 
@@ -118,7 +118,7 @@ void stored_states_free(StoredStates *s)
 
 /* ---- reading ---------------------------------------------------------------------------------------------- */
 
-typedef struct { StoredStates *s; SafeFile *const *source; int count; } Reading;
+typedef struct { StoredStates *s; SafeFile *const *files; int count; } Reading;
 
 static Tensor host_tensor(Format f)
 {
@@ -153,7 +153,7 @@ static void read_chunk(const Reading *r, Tensor x, int unit, int state, size_t f
         const Piece *p = &l->piece[i];
         if (p->unit != unit || p->state != state)
             continue;
-        const Found found = safetensors_find_in(r->source, r->count, p->name);
+        const Found found = safetensors_find_in(r->files, r->count, p->name);
         const SafeTensor *t = found.tensor;
         const Range part = part_of(p, t, first, first + n);
         const size_t bytes = (part.end - part.first) * p->bytes;
@@ -231,53 +231,53 @@ static void check_pieces(const Reading *r)
     const Layout *l = &r->s->layout;
     for (int i = 0; i < l->num_pieces; i++) {
         const Piece *p = &l->piece[i];
-        const Found f = layout_need(p, r->source, r->count);
+        const Found f = layout_need(p, r->files, r->count);
         if (strcmp(f.tensor->dtype, p->dtype) != 0)
             die("%s: tensor %s is stored as %s, others of its kind as %s", f.file->path, p->name, f.tensor->dtype, p->dtype);
     }
 }
 
 /* l->sum becomes this rank's contribution to the checksum of each tensor. */
-static void shift_sums(const Reading *r, const ParamStore *f)
+static void shift_sums(const Reading *r, const ParamStore *store)
 {
     Layout *l = &r->s->layout;
     for (int i = 0; i < l->num_pieces; i++) {
         const Piece *p = &l->piece[i];
-        const SafeTensor *t = safetensors_find_in(r->source, r->count, p->name).tensor;
-        const Slice s = shard_state(&f->shard[p->unit], p->state);
+        const SafeTensor *t = safetensors_find_in(r->files, r->count, p->name).tensor;
+        const Slice s = shard_state(&store->shard[p->unit], p->state);
         const Range part = part_of(p, t, s.first, s.first + s.count);
         const size_t count = t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
         l->sum[i] = crc32c_shift(l->sum[i], (p->first + count - part.end) * p->bytes);
     }
 }
 
-void stored_states_read(StoredStates *s, ParamStore *f, SafeFile *const *source, int count)
+void stored_states_read(StoredStates *s, ParamStore *store, SafeFile *const *files, int count)
 {
     if (!s->converts) {
-        layout_read(&s->layout, f, source, count);
+        layout_read(&s->layout, store, files, count);
         return;
     }
-    if (f->tensor_ranks > 1)
+    if (store->tensor_ranks > 1)
         die("%s: the optimizer's states there have other formats than this run's, and tensor ranks cannot convert them; resume and "
-            "save once with --parallelism.tensor=1, or use the optimizer and recipe of that run", source[0]->path);
-    const Reading r = { s, source, count };
+            "save once with --parallelism.tensor=1, or use the optimizer and recipe of that run", files[0]->path);
+    const Reading r = { s, files, count };
     float *x = xmalloc(CHUNK * sizeof *x);
     check_pieces(&r);
     for (int i = 0; i < s->optimizer.num_states; i++) {
-        const Format from = s->optimizer.state[i].own, to = optimizer_format(f->optimizer, i, &f->recipe);
+        const Format from = s->optimizer.state[i].own, to = optimizer_format(store->optimizer, i, &store->recipe);
         if (comm_rank() == 0 && !format_equal(from, to))
             printf("loading: %s is converted from %s to %s\n", s->optimizer.state[i].name, format_name(from), format_name(to));
         const Tensor there = host_tensor(from), here = host_tensor(to);
         progress_begin("loading");
-        for (int u = 0; u < f->num_units; u++) {
-            progress_show((double)u / f->num_units, s->optimizer.state[i].name);
-            read_state(&r, &f->shard[u], u, i, there, here, x);
+        for (int u = 0; u < store->num_units; u++) {
+            progress_show((double)u / store->num_units, s->optimizer.state[i].name);
+            read_state(&r, &store->shard[u], u, i, there, here, x);
         }
         progress_end();
         free_host(there);
         free_host(here);
     }
     free(x);
-    shift_sums(&r, f);
-    layout_check_sums(&s->layout, f, source, count);
+    shift_sums(&r, store);
+    layout_check_sums(&s->layout, store, files, count);
 }

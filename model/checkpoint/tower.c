@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/sample.h"
+#include "data/hash.h"
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/crc32c.h"
@@ -39,7 +39,7 @@ static SafeFile *reopen(const SafeFile *f)
     return reopened;
 }
 
-void tower_read(const Source *s)
+void tower_read(const WeightFiles *s)
 {
     for (int i = 0; i < num_opened; i++)
         safetensors_close(opened[i]);
@@ -61,20 +61,20 @@ static uint64_t hash_of(const SafeFile *f, const SafeTensor *t)
 {
     enum { VALUES = 256, WIDEST = 4 };
     const size_t size = safetensors_dtype_size(t->dtype), all = (t->end - t->begin) / size, n = all < VALUES ? all : VALUES;
-    const size_t places[] = { 0, (all - n) / 2, all - n };
+    const size_t offset[] = { 0, (all - n) / 2, all - n };
     const char *name = without(without(t->name, "vision_tower."), "vision_model.");
     char raw[VALUES * WIDEST];
     float values[VALUES];
     uint64_t hash = hash_bytes(HASH_OF_NOTHING, name, strlen(name) + 1);
     for (int i = 0; i < 3; i++) {
-        safetensors_read(f, raw, t, places[i] * size, n * size);
+        safetensors_read(f, raw, t, offset[i] * size, n * size);
         convert_decode(values, t->dtype, raw, n);
         hash = hash_bytes(hash, values, n * sizeof *values);
     }
     return hash;
 }
 
-uint64_t tower_sample(const Source *s)
+uint64_t tower_fingerprint(const WeightFiles *s)
 {
     uint64_t sum = 0;
     for (int i = 0; i < s->count; i++)

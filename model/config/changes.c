@@ -20,10 +20,10 @@ static void add(Lines *l, const char *name, const char *value)
 }
 
 /* Only the first: there may be hundreds of shards. */
-static char *list_text(const char *place)
+static char *list_text(const char *field)
 {
-    char *const *text = *(char *const *const *)place;
-    const int count = *(const int *)(place + sizeof(char **));
+    char *const *text = *(char *const *const *)field;
+    const int count = *(const int *)(field + sizeof(char **));
     if (count < 2)
         return xasprintf("[%s]", count ? text[0] : "");
     return xasprintf("[%s, ... %d in all]", text[0], count);

@@ -65,18 +65,18 @@ void config_check_local(Reader *r, const char *key, char **paths, int count)
         store++;
     const YamlNode *n = config_find_path(yaml_find(r->root, key), paths[first]);
     die("%s: %s: '%s'%s remote; only local files are read. Download the training data, for example\n"
-        "  %s%s%s\nthen give the local files: --%s='folder/*.npy'", n ? yaml_place(n) : config_where(r, key), key,
+        "  %s%s%s\nthen give the local files: --%s='folder/*.npy'", n ? yaml_where(n) : config_where(r, key), key,
         paths[first], remote > 1 ? " and others are" : " is", stores[store].command,
         paths[first] + strlen(stores[store].scheme), stores[store].to, key);
 }
 
 /* ---- documents ---------------------------------------------------------------------------------------------- */
 
-/* `key` at `place` needs documents that end with an eos. */
-static void need_eos(const Config *c, const char *place, const char *key)
+/* `key` at `where` needs documents that end with an eos. */
+static void need_eos(const Config *c, const char *where, const char *key)
 {
     if (c->model.eos_token_id < 0)
-        die("%s: %s needs model.eos_token_id: it ends a document", place, key);
+        die("%s: %s needs model.eos_token_id: it ends a document", where, key);
 }
 
 /* Llama's tokenizers have no padding token; pad_token_id is often set to the eos. */
@@ -93,7 +93,7 @@ static void check_padding(Reader *r)
              config_where(r, "data.generate_attention_mask"), m->pad_token_id);
 }
 
-static void check_documents(Reader *r)
+static void complete_documents(Reader *r)
 {
     Config *c = &r->s->c;
     check_padding(r);
@@ -122,7 +122,7 @@ void config_check_eval_documents(const Config *c, const EvalSet *set)
         need_eos(c, set->where, "packing best_fit without document_boundaries metadata");
 }
 
-void config_check_data(Reader *r)
+void config_complete_data(Reader *r)
 {
     Config *c = &r->s->c;
     bool both = c->data.files.num_paths > 0 && r->s->num_datasets > 0;
@@ -140,7 +140,7 @@ void config_check_data(Reader *r)
     c->data.files.itemsize = r->s->memmap_dtype;
     if (!config_given(r, "data.seed"))
         c->data.seed = c->seed;
-    check_documents(r);
+    complete_documents(r);
 
     const YamlNode *filter = yaml_find(r->root, "data.instance_filter");
     if (filter && filter->kind == YAML_MAP && !yaml_find(filter, "repetition_max_count"))

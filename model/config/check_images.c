@@ -12,13 +12,13 @@ static void check_features(Reader *r)
 {
     enum { MULTIPLE = 8 };
     const ImageConfig *i = &r->s->c.model.image;
-    const char *place = config_where(r, "model.image_feature_size");
+    const char *where = config_where(r, "model.image_feature_size");
     if (i->feature_size % MULTIPLE != 0)
-        die("%s: model.image_feature_size %d is no multiple of %d; pad the rows of features", place, i->feature_size, MULTIPLE);
+        die("%s: model.image_feature_size %d is no multiple of %d; pad the rows of features", where, i->feature_size, MULTIPLE);
     if (i->rows == 0)
-        die("%s: model.image_feature_size needs model.image_tokens: the number of rows of an image", place);
+        die("%s: model.image_feature_size needs model.image_tokens: the number of rows of an image", where);
     if (i->token_id < 0)
-        die("%s: model.image_feature_size needs model.image_token_id: the token at the places of images", place);
+        die("%s: model.image_feature_size needs model.image_token_id: the token at the places of images", where);
     if (i->token_id >= r->s->c.model.vocab_size)
         die("%s: model.image_token_id %d is beyond the vocabulary: model.vocab_size is %d", config_where(r, "model.image_token_id"),
             i->token_id, r->s->c.model.vocab_size);
@@ -42,18 +42,18 @@ void config_check_images(Reader *r)
             "--trainable='[multi_modal_projector.*]'", config_where(r, "optimizer.projector_learning_rate"));
 }
 
-/* place, prefix: of the keys of `f`. questions: it is a downstream task, whose file says which images its questions show. */
-void config_check_image_files(const Config *c, const TokenFiles *f, const char *place, const char *prefix, bool questions)
+/* where, prefix: of the keys of `f`. questions: it is a downstream task, whose file says which images its questions show. */
+void config_check_image_files(const Config *c, const TokenFiles *f, const char *where, const char *prefix, bool questions)
 {
     const bool paths = f->num_image_paths > 0, features = f->image_features != NULL;
     if ((paths || features) && c->model.image.feature_size == 0)
         die("%s: %s.%s names images, but the model is one of text only: load_path must be a LLaVA folder, or give "
-            "model.image_feature_size", place, prefix, paths ? "image_paths" : "image_features");
+            "model.image_feature_size", where, prefix, paths ? "image_paths" : "image_features");
     if (questions && paths)
-        die("%s: %s.image_paths belong to tokens; the questions of a downstream task name their images: leave the indexes out", place,
-            prefix);
+        die("%s: %s.image_paths belong to tokens; the questions of a downstream task name their images: leave the indexes out",
+            where, prefix);
     if (paths != features && !questions)
-        die("%s: %s.%s needs %s.%s, too: the indexes say which images the tokens show, the folder has their features", place,
+        die("%s: %s.%s needs %s.%s, too: the indexes say which images the tokens show, the folder has their features", where,
             prefix, paths ? "image_paths" : "image_features", prefix, paths ? "image_features" : "image_paths");
 }
 
@@ -63,11 +63,11 @@ static int check_sources(Reader *r)
     const Config *c = &r->s->c;
     int count = 0;
     for (const DataSource *s = c->data.mix; s < c->data.mix + c->data.num_mix; s++) {
-        char *place = xasprintf("%s: data.mix: source '%s'", config_where(r, "data.mix"), s->name);
-        config_check_image_files(c, &s->files, place, "data.mix[]", false);
+        char *where = xasprintf("%s: data.mix: source '%s'", config_where(r, "data.mix"), s->name);
+        config_check_image_files(c, &s->files, where, "data.mix[]", false);
         config_check_local(r, "data.mix", s->files.image_paths, s->files.num_image_paths);
         count += s->files.num_image_paths > 0;
-        free(place);
+        free(where);
     }
     return count;
 }
@@ -76,12 +76,12 @@ void config_check_image_data(Reader *r)
 {
     const Config *c = &r->s->c;
     const TokenFiles *f = &c->data.files;
-    const char *place = config_where(r, f->num_image_paths > 0 ? "data.image_paths" : "data.image_features");
-    config_check_image_files(c, f, place, "data", false);
+    const char *where = config_where(r, f->num_image_paths > 0 ? "data.image_paths" : "data.image_features");
+    config_check_image_files(c, f, where, "data", false);
     config_check_local(r, "data.image_paths", f->image_paths, f->num_image_paths);
     if (f->num_image_paths > 0 && c->data.num_mix > 0)
         die("%s: data.image_paths belong to data.paths; with data.mix each source has its own: [{name: chat, paths: [a.npy], "
-            "image_paths: [a.images], image_features: features, ratio: 1}]", place);
+            "image_paths: [a.images], image_features: features, ratio: 1}]", where);
     if (check_sources(r) + f->num_image_paths > 0 && c->data.instance_filter.max_count > 0)
         die("%s: data.instance_filter would mask every sequence with an image, whose tokens are all the same: leave the filter out",
             config_where(r, "data.instance_filter"));

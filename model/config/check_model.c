@@ -10,28 +10,28 @@
 #include "model/architecture.h"
 #include "model/trainable.h"
 
-void config_settle_heads(ModelConfig *m, const Reader *r, const char *path)
+void config_complete_heads(ModelConfig *m, const Reader *r, const char *path)
 {
     const char *width = r ? "model.d_model" : "hidden_size", *dim = r ? "model.head_dim" : "head_dim";
     const char *heads = r ? "model.n_heads" : "num_attention_heads", *kv = r ? "model.n_kv_heads" : "num_key_value_heads";
-    const char *place = r ? config_where(r, heads) : path;
+    const char *where = r ? config_where(r, heads) : path;
     if (m->n_kv_heads == 0)
         m->n_kv_heads = m->n_heads;
     if (m->n_heads % m->n_kv_heads != 0)
         die("%s: %s %d is not a multiple of %s %d; a divisor of %s is needed", r ? config_where(r, kv) : path, heads, m->n_heads,
             kv, m->n_kv_heads, heads);
     if (m->head_dim == 0 && m->d_model % m->n_heads != 0)
-        die("%s: %s %d is not a multiple of %s %d; use %s %d or %ld, or give %s", place, width, m->d_model, heads, m->n_heads,
+        die("%s: %s %d is not a multiple of %s %d; use %s %d or %ld, or give %s", where, width, m->d_model, heads, m->n_heads,
             width,
             m->d_model / m->n_heads * m->n_heads, (m->d_model / m->n_heads + 1L) * m->n_heads, dim);
     if (m->head_dim == 0)
         m->head_dim = m->d_model / m->n_heads;
     if (m->head_dim % 2 != 0)
         die("%s: %s %d: the width of a head must be even, because rotary positions rotate pairs",
-            r && config_given(r, dim) ? config_where(r, dim) : place, dim, m->head_dim);
+            r && config_given(r, dim) ? config_where(r, dim) : where, dim, m->head_dim);
 }
 
-static void check_heads(Reader *r)
+static void complete_heads(Reader *r)
 {
     ModelConfig *m = &r->s->c.model;
     if (config_given(r, "model.multi_query_attention")) {
@@ -41,10 +41,10 @@ static void check_heads(Reader *r)
                 "n_kv_heads", config_where(r, "model.multi_query_attention"), heads == 1 ? "true" : "false", heads, m->n_kv_heads);
         m->n_kv_heads = heads;
     }
-    config_settle_heads(m, r, NULL);
+    config_complete_heads(m, r, NULL);
 }
 
-static void check_mlp(Reader *r, bool from_hf)
+static void complete_mlp(Reader *r, bool from_hf)
 {
     ModelConfig *m = &r->s->c.model;
     if (config_given(r, "model.mlp_hidden_size")) {
@@ -80,7 +80,7 @@ static void check_widths(const Reader *r)
                 (list[i].width / MULTIPLE + 1) * MULTIPLE);
 }
 
-static void check_vocabulary(Reader *r)
+static void complete_vocabulary(Reader *r)
 {
     ModelConfig *m = &r->s->c.model;
     int rounded = (m->vocab_size + 127) / 128 * 128;
@@ -99,16 +99,16 @@ static void check_vocabulary(Reader *r)
                 token[i].name, token[i].id, m->vocab_size);
 }
 
-void config_check_rope(const ModelConfig *m, const char *place)
+void config_check_rope(const ModelConfig *m, const char *where)
 {
     if (m->rope_scaling.type == ROPE_LLAMA3 && m->rope_scaling.high_freq_factor <= m->rope_scaling.low_freq_factor)
-        die("%s: rope_scaling.high_freq_factor %g must be above low_freq_factor %g", place, m->rope_scaling.high_freq_factor,
+        die("%s: rope_scaling.high_freq_factor %g must be above low_freq_factor %g", where, m->rope_scaling.high_freq_factor,
             m->rope_scaling.low_freq_factor);
     if (m->rope_scaling.type == ROPE_YARN && m->rope_scaling.beta_fast <= m->rope_scaling.beta_slow)
-        die("%s: rope_scaling.beta_fast %g must be above beta_slow %g", place, m->rope_scaling.beta_fast,
+        die("%s: rope_scaling.beta_fast %g must be above beta_slow %g", where, m->rope_scaling.beta_fast,
             m->rope_scaling.beta_slow);
     if (m->rope_scaling.type == ROPE_YARN && m->rope_theta <= 1)
-        die("%s: rope_theta %g: YaRN needs a rope_theta above 1, as all frequencies are equal at 1", place, m->rope_theta);
+        die("%s: rope_theta %g: YaRN needs a rope_theta above 1, as all frequencies are equal at 1", where, m->rope_theta);
 }
 
 /* rope_type decides which keys of rope_scaling apply. Without it a factor means llama3, which was the first type. */
@@ -151,13 +151,13 @@ static void shorten(LayerTypes *types, int n_layers)
     memcpy(types->slides, all.slides, (size_t)period * sizeof all.slides[0]);
 }
 
-void config_settle_windows(ModelConfig *m, const char *place)
+void config_complete_windows(ModelConfig *m, const char *where)
 {
     bool any = m->layer_types.count == 0;
     for (int l = 0; l < m->n_layers && !any; l++)
         any = m->layer_types.slides[l % m->layer_types.count];
     if (any && m->layer_types.count > 0 && m->sliding_window == 0)
-        die("%s: layer_types has sliding_attention, but there is no sliding_window; give one, or only full_attention", place);
+        die("%s: layer_types has sliding_attention, but there is no sliding_window; give one, or only full_attention", where);
     if (!any)
         m->sliding_window = 0;
     if (m->layer_types.count > 0)
@@ -168,17 +168,17 @@ void config_settle_windows(ModelConfig *m, const char *place)
         m->no_rope_interval = 0;
 }
 
-static void check_windows(Reader *r)
+static void complete_windows(Reader *r)
 {
     ModelConfig *m = &r->s->c.model;
     const int window = m->sliding_window;
-    config_settle_windows(m, config_where(r, "model.layer_types"));
+    config_complete_windows(m, config_where(r, "model.layer_types"));
     if (window > 0 && m->sliding_window == 0)
         config_note(r, "model.sliding_window (model.layer_types has no sliding_attention)");
 }
 
 /* A named class must compute this model; without a name the first class that does is chosen. */
-static void check_architecture(Reader *r)
+static void choose_architecture(Reader *r)
 {
     ModelConfig *m = &r->s->c.model;
     const char *class = r->s->architecture;
@@ -212,7 +212,7 @@ static void check_ranges(Reader *r)
     }
 }
 
-void config_check_model(Reader *r, bool from_hf)
+void config_complete_model(Reader *r, bool from_hf)
 {
     ModelConfig *m = &r->s->c.model;
     m->norm.kind = r->s->layer_norm_type == NORM_RMS ? RMS_NORM : LAYER_NORM;
@@ -220,14 +220,14 @@ void config_check_model(Reader *r, bool from_hf)
         die("%s: model.attention_layer_norm is an RMSNorm with weights here: set model.layer_norm_type: rms and "
             "model.attention_layer_norm_with_affine: true, or attention_layer_norm: false",
             config_where(r, "model.attention_layer_norm"));
-    check_heads(r);
-    check_mlp(r, from_hf);
+    complete_heads(r);
+    complete_mlp(r, from_hf);
     check_widths(r);
-    check_vocabulary(r);
+    complete_vocabulary(r);
     check_ranges(r);
     check_rope_scaling(r);
-    check_windows(r);
-    check_architecture(r);
+    complete_windows(r);
+    choose_architecture(r);
 }
 
 /* Every pattern names a tensor, and something is trained. */
@@ -236,15 +236,15 @@ void config_check_trainable(Reader *r)
     const Config *c = &r->s->c;
     int count;
     HfTensor *tensor = c->num_trainable > 0 ? hf_tensors_of(&c->model, &count) : NULL;
-    const char *place = config_where(r, "trainable"), *unknown = tensor ? trainable_unknown(c, tensor, count) : NULL;
+    const char *where = config_where(r, "trainable"), *unknown = tensor ? trainable_unknown(c, tensor, count) : NULL;
     const char *split = tensor ? trainable_split(c, tensor, count) : NULL;
     if (unknown && c->model.weight_tying && strncmp(unknown, "lm_head", strlen("lm_head")) == 0)
-        die("%s: trainable: the head is the embedding here (model.weight_tying): train model.embed_tokens.weight%s", place,
+        die("%s: trainable: the head is the embedding here (model.weight_tying): train model.embed_tokens.weight%s", where,
             c->load_path ? "" : ", or untie them with --model.weight_tying=false");     /* a loaded model has no other head */
     if (unknown)
         die("%s: trainable: '%s' names no tensor of this model; names are those of a checkpoint, as "
-            "model.layers.0.self_attn.q_proj.weight, and * matches any characters", place, unknown);
+            "model.layers.0.self_attn.q_proj.weight, and * matches any characters", where, unknown);
     if (split)
-        die("%s: trainable: %s, but they are one matrix here; train both or none", place, split);
+        die("%s: trainable: %s, but they are one matrix here; train both or none", where, split);
     free(tensor);
 }

@@ -28,21 +28,21 @@ static void check_context(Reader *r)
     const Config *c = &r->s->c;
     const ModelConfig *m = &c->model;
     const int n = context_ranks(&c->strategy), T = m->max_sequence_length;
-    const char *place = config_where(r, "parallelism.context");
+    const char *where = config_where(r, "parallelism.context");
     if (n == 1)
         return;
     if (r->world % n != 0)
         die("%s: parallelism.context %d: %d rank%s cannot form groups of %d that share sequences; start a multiple of %d ranks, or "
-            "use --parallelism.context=%d", place, n, r->world, r->world == 1 ? "" : "s", n, n,
+            "use --parallelism.context=%d", where, n, r->world, r->world == 1 ? "" : "s", n, n,
             largest_divisor(r->world, r->world, n < r->world ? n : r->world));
     if (c->generate)
         return;
     if (!context_divides(m, n))
         die("%s: parallelism.context %d: the model has %d heads and %d key heads, which %d ranks cannot share equally; "
-            "use --parallelism.context=%d", place, n, m->n_heads, m->n_kv_heads, n, largest_context(m, n, r->world));
+            "use --parallelism.context=%d", where, n, m->n_heads, m->n_kv_heads, n, largest_context(m, n, r->world));
     if (T % (MULTIPLE * n) != 0)
         die("%s: parallelism.context %d: model.max_sequence_length %d is not a multiple of %d x %d, so ranks would not have whole "
-            "sixteens of tokens; --model.max_sequence_length=%d would do", place, n, T, n, MULTIPLE,
+            "sixteens of tokens; --model.max_sequence_length=%d would do", where, n, T, n, MULTIPLE,
             (T + MULTIPLE * n - 1) / (MULTIPLE * n) * (MULTIPLE * n));
 }
 
@@ -53,10 +53,10 @@ static void check_schedule_of_stages(Reader *r)
     const Strategy *s = &c->strategy;
     const int n = pipeline_stages(s), chunks = s->pipeline_chunks, sequences = c->global_train_batch_size / data_ranks(s, r->world);
     const int own = sequences / c->device_train_microbatch_size;
-    const char *place = config_where(r, "parallelism.pipeline_schedule");
+    const char *where = config_where(r, "parallelism.pipeline_schedule");
     if (s->pipeline_schedule == PIPELINE_INTERLEAVED && chunks == 1)
         die("%s: parallelism.pipeline_schedule Interleaved1F1B: each stage has one row of blocks; give it more, as "
-            "--parallelism.pipeline_virtual_stages=2, or use 1F1B", place);
+            "--parallelism.pipeline_virtual_stages=2, or use 1F1B", where);
     if (s->pipeline_schedule != PIPELINE_INTERLEAVED && chunks > 1)
         die("%s: parallelism.pipeline_virtual_stages %d: only Interleaved1F1B has more than one; use "
             "--parallelism.pipeline_schedule=Interleaved1F1B", config_where(r, "parallelism.pipeline_virtual_stages"), chunks);
@@ -66,7 +66,7 @@ static void check_schedule_of_stages(Reader *r)
             c->model.n_layers > chunks ? c->model.n_layers / chunks : 1);
     if (chunks > 1 && !config_forward_only(c) && own % n != 0)
         die("%s: parallelism.pipeline_schedule Interleaved1F1B: a stage has %d micro-batches a step, not a multiple of the %d "
-            "stages; --global_train_batch_size=%ld would do, and so would 1F1B", place, own, n,
+            "stages; --global_train_batch_size=%ld would do, and so would 1F1B", where, own, n,
             (long)(own / n + 1) * n * c->device_train_microbatch_size * data_ranks(s, r->world));
 }
 
@@ -76,12 +76,12 @@ static void check_pipeline(Reader *r)
     const Config *c = &r->s->c;
     const int n = pipeline_stages(&c->strategy), context = context_ranks(&c->strategy) * tensor_ranks(&c->strategy);
     const int groups = r->world / context;
-    const char *place = config_where(r, "parallelism.pipeline");
+    const char *where = config_where(r, "parallelism.pipeline");
     if (n == 1)
         return;
     if (groups % n != 0)
         die("%s: parallelism.pipeline %d: %d rank%s cannot form %d stages of equal size%s; start a multiple of %d ranks, or use "
-            "--parallelism.pipeline=%d", place, n, r->world, r->world == 1 ? "" : "s", n,
+            "--parallelism.pipeline=%d", where, n, r->world, r->world == 1 ? "" : "s", n,
             context > 1 ? ", each of groups that share sequences (parallelism.context, parallelism.tensor)" : "", n * context,
             largest_divisor(groups, groups, n < groups ? n : groups));
     if (r->s->fsdp.grad_sync_mode == SUM_OFTEN)
@@ -96,19 +96,19 @@ static int shard_ranks_of_mesh(Reader *r, int world)
     const int replicate = r->s->fsdp.replicate, shard = r->s->fsdp.shard, context = context_ranks(&r->s->c.strategy);
     const int groups = world / context, tensor = tensor_ranks(&r->s->c.strategy), given = replicate ? replicate : shard;
     const int divisor = largest_divisor(groups, groups, given < groups ? given : groups);
-    const char *name = replicate ? "parallelism.replicate" : "parallelism.shard", *place = config_where(r, name);
+    const char *name = replicate ? "parallelism.replicate" : "parallelism.shard", *where = config_where(r, name);
     if (r->s->fsdp.replicas)
-        die("%s: %s and fsdp.hybrid_sharding_num_model_replicas (%s) both set the number of replicas; leave one of them out", place,
+        die("%s: %s and fsdp.hybrid_sharding_num_model_replicas (%s) both set the number of replicas; leave one of them out", where,
             name, config_where(r, "fsdp.hybrid_sharding_num_model_replicas"));
     if (given != divisor || (replicate && shard && (long)replicate * shard != groups))
         die("%s: parallelism.replicate %d x shard %d x context %d x tensor %d (0: not given) must be the %d rank%s%s; use "
-            "--parallelism.replicate=%d --parallelism.shard=%d", place, replicate, shard, context, tensor, world * tensor,
+            "--parallelism.replicate=%d --parallelism.shard=%d", where, replicate, shard, context, tensor, world * tensor,
             world * tensor == 1 ? "" : "s", pipeline_stages(&r->s->c.strategy) > 1 ? " of a stage" : "",
             replicate ? divisor : groups / divisor, replicate ? groups / divisor : divisor);
     const int shards = replicate ? groups / replicate : shard;
     if (r->s->fsdp.strategy == NO_SHARD && shards > 1)
         die("%s: %s gives replicas of %d ranks, but fsdp.sharding_strategy NO_SHARD shards nothing; use FULL_SHARD or "
-            "SHARD_GRAD_OP, or --parallelism.replicate=%d", place, name, shards, groups);
+            "SHARD_GRAD_OP, or --parallelism.replicate=%d", where, name, shards, groups);
     return shards * context;
 }
 
@@ -140,7 +140,7 @@ static int shard_ranks(Reader *r)
 }
 
 /* In a stage weights are gathered once per step, and gradients summed once: its micro-batches alternate between two passes. */
-static void check_strategy(Reader *r)
+static void complete_strategy(Reader *r)
 {
     const Strategy *s = &r->s->c.strategy;
     const bool stages = pipeline_stages(s) > 1;
@@ -159,10 +159,10 @@ static void check_strategy(Reader *r)
                                    .pipeline_chunks = s->pipeline_chunks, .pipeline_schedule = s->pipeline_schedule };
 }
 
-void config_check_ranks(Reader *r)
+void config_complete_ranks(Reader *r)
 {
     check_context(r);
     config_check_tensor(r);
     check_pipeline(r);
-    check_strategy(r);
+    complete_strategy(r);
 }

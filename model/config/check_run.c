@@ -30,7 +30,7 @@ static void check_batch(Reader *r)
     long unit = (long)world * micro;
     if (batch % unit == 0)
         return;
-    const char *place = config_where(r, "global_train_batch_size");
+    const char *where = config_where(r, "global_train_batch_size");
     char batches[96];
     if (batch > unit)
         snprintf(batches, sizeof batches, "%ld or %ld", batch / unit * unit, (batch / unit + 1) * unit);
@@ -38,26 +38,26 @@ static void check_batch(Reader *r)
         snprintf(batches, sizeof batches, "%ld", unit);
     if (batch % world != 0)
         die("%s: global_train_batch_size %d is not a multiple of %d %ss x device_train_microbatch_size %d; "
-            "--global_train_batch_size=%s would do", place, batch, world, name_groups(r), micro, batches);
+            "--global_train_batch_size=%s would do", where, batch, world, name_groups(r), micro, batches);
     int share = batch / world, smaller = micro < share ? micro : share;
     while (share % smaller != 0)
         smaller--;
     die("%s: global_train_batch_size %d gives each of %d %s%s %d sequences, not a multiple of "
         "device_train_microbatch_size %d; --device_train_microbatch_size=%d or --global_train_batch_size=%s would do",
-        place, batch, world, name_groups(r), world == 1 ? "" : "s", share, micro, smaller, batches);
+        where, batch, world, name_groups(r), world == 1 ? "" : "s", share, micro, smaller, batches);
 }
 
-void config_read_batch_warmup(Settings *s, const char *place)
+void config_read_batch_warmup(Settings *s, const char *where)
 {
     const int count = s->num_batch_warmup;
     if (count > MOST_DOUBLINGS)
-        die("%s: batch_size_warmup: expected up to %d steps, found %d", place, MOST_DOUBLINGS, count);
+        die("%s: batch_size_warmup: expected up to %d steps, found %d", where, MOST_DOUBLINGS, count);
     for (int i = 0; i < count; i++) {
         char *end;
         const char *text = s->batch_warmup[i];
         const long step = strtol(text, &end, 10);
         if (*end || !*text || step < 1 || (double)step > LONGS || (i > 0 && step <= s->c.batch_warmup.step[i - 1]))
-            die("%s: batch_size_warmup: expected ascending numbers of steps, as in [1000, 3000], found '%s'", place, text);
+            die("%s: batch_size_warmup: expected ascending numbers of steps, as in [1000, 3000], found '%s'", where, text);
         s->c.batch_warmup.step[i] = step;
     }
     s->c.batch_warmup.count = count;
@@ -68,17 +68,17 @@ static void check_batch_warmup(Reader *r)
 {
     const Config *c = &r->s->c;
     const int count = r->s->num_batch_warmup;
-    const char *place = config_where(r, "batch_size_warmup");
+    const char *where = config_where(r, "batch_size_warmup");
     const bool interleaved = c->strategy.pipeline_schedule == PIPELINE_INTERLEAVED;
     const int rounds = interleaved ? pipeline_stages(&c->strategy) : 1;
     const long unit = (long)groups_of(r) * c->device_train_microbatch_size * rounds;
-    config_read_batch_warmup(r->s, place);
+    config_read_batch_warmup(r->s, where);
     if (count > 0 && (c->max_duration.epochs > 0 || c->stop_at.epochs > 0))
         die("%s: batch_size_warmup: the run's length in epochs is not supported; give max_duration and stop_at in steps or tokens",
-            place);
+            where);
     if (c->global_train_batch_size % (unit << count) != 0)
         die("%s: batch_size_warmup: global_train_batch_size %d halved %d time%s is not a multiple of %d %ss x "
-            "device_train_microbatch_size %d%s; use a multiple of %ld, fewer doublings or a smaller micro-batch", place,
+            "device_train_microbatch_size %d%s; use a multiple of %ld, fewer doublings or a smaller micro-batch", where,
             c->global_train_batch_size, count, count == 1 ? "" : "s", groups_of(r), name_groups(r),
             c->device_train_microbatch_size, rounds > 1 ? " x stages of Interleaved1F1B" : "", unit << count);
 }
@@ -127,28 +127,28 @@ static void check_tile(Reader *r)
 {
     enum { MULTIPLE = 128 };
     const Config *c = &r->s->c;
-    const char *place = config_where(r, "mlp_tile");
+    const char *where = config_where(r, "mlp_tile");
     if (c->mlp_tile == 0)
         return;
     if (c->mlp_tile % MULTIPLE != 0)
-        die("%s: mlp_tile %d is not a multiple of %d, so FP8 operands would not be aligned; --mlp_tile=%d would be", place,
+        die("%s: mlp_tile %d is not a multiple of %d, so FP8 operands would not be aligned; --mlp_tile=%d would be", where,
             c->mlp_tile, MULTIPLE, c->mlp_tile <= INT_MAX - MULTIPLE ? (c->mlp_tile + MULTIPLE - 1) / MULTIPLE * MULTIPLE
                                                         : c->mlp_tile / MULTIPLE * MULTIPLE);
     if (!recipe_recomputes(&c->recipe))
         die("%s: mlp_tile %d: forward saves the MLP of all tokens in every block, so tiles would save nothing; let backward run "
-            "blocks again (--activation_checkpointing=whole_layer), or use --mlp_tile=0", place, c->mlp_tile);
+            "blocks again (--activation_checkpointing=whole_layer), or use --mlp_tile=0", where, c->mlp_tile);
 }
 
 static void check_length_warmup(const Reader *r)
 {
     const Config *c = &r->s->c;
     const int min = c->length_warmup.min, T = c->model.max_sequence_length;
-    const char *place = config_where(r, "sequence_length_warmup");
+    const char *where = config_where(r, "sequence_length_warmup");
     if ((min > 0) != (c->length_warmup.steps > 0))
-        die("%s: sequence_length_warmup needs both min_sequence_length and warmup_steps; %s is missing", place,
+        die("%s: sequence_length_warmup needs both min_sequence_length and warmup_steps; %s is missing", where,
             min > 0 ? "warmup_steps" : "min_sequence_length");
     if (min > T)
-        die("%s: sequence_length_warmup.min_sequence_length %d is more than model.max_sequence_length %d", place, min, T);
+        die("%s: sequence_length_warmup.min_sequence_length %d is more than model.max_sequence_length %d", where, min, T);
 }
 
 static void check_average(const Reader *r)
@@ -177,9 +177,9 @@ static void check_schedule(Reader *r)
         die("%s: inverse_sqrt_with_warmup needs scheduler.t_warmup > 0", config_where(r, "scheduler.t_warmup"));
     if (c->scheduler.name == WSD && c->scheduler.t_decay == 0)
         die("%s: wsd needs scheduler.t_decay, the length of the final decay", config_where(r, "scheduler.name"));
-    char *place = xasprintf("%s: ", config_where(r, c->scheduler.name == WSD ? "scheduler.t_decay" : "scheduler.t_warmup"));
-    schedule_check(c, config_duration(c), place);
-    free(place);
+    char *where = xasprintf("%s: ", config_where(r, c->scheduler.name == WSD ? "scheduler.t_decay" : "scheduler.t_warmup"));
+    schedule_check(c, config_duration(c), where);
+    free(where);
     config_check_extended(r);
     if (c->scheduler.name != WSD && c->scheduler.t_decay > 0)
         config_note(r, "scheduler.t_decay (only wsd has it)");
@@ -218,12 +218,12 @@ static void check_run_name(const Reader *r)
     free(path);
 }
 
-void config_check_run(Reader *r)
+void config_complete_run(Reader *r)
 {
     Config *c = &r->s->c;
     check_run_name(r);
-    config_check_ranks(r);
-    config_check_generation(r);
+    config_complete_ranks(r);
+    config_complete_generation(r);
     if (!config_forward_only(c)) {
         check_batch(r);
         check_batch_warmup(r);

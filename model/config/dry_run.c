@@ -24,18 +24,18 @@ void config_choose_ranks(Reader *r)
         c->ranks = r->world;
         return;
     }
-    const char *place = config_where(r, "ranks");
+    const char *where = config_where(r, "ranks");
     if (r->world > 1 && r->world != c->ranks)
-        die("%s: ranks: mpirun started %d; to plan for %d, start ./train --dry_run without mpirun", place, r->world, c->ranks);
+        die("%s: ranks: mpirun started %d; to plan for %d, start ./train --dry_run without mpirun", where, r->world, c->ranks);
     if (r->world != c->ranks && !r->s->fsdp.replicas
         && (r->s->fsdp.strategy == HYBRID_SHARD || r->s->fsdp.strategy == HYBRID_SHARD_ZERO2))
         die("%s: ranks: HYBRID_SHARD has one group per host, and the number of hosts is unknown; give it as "
-            "--fsdp.hybrid_sharding_num_model_replicas", place);
+            "--fsdp.hybrid_sharding_num_model_replicas", where);
     r->world = c->ranks;
 }
 
 /* One sequence at a time; only the logits of its last token are read. */
-void config_check_generation(Reader *r)
+void config_complete_generation(Reader *r)
 {
     Config *c = &r->s->c;
     if (c->generate_features && !c->generate)

@@ -32,7 +32,7 @@ static ConfigKey row_of(const HfKey *k)
 
 /* ---- reading ---------------------------------------------------------------------------------------------- */
 
-typedef struct { json_t *json, *generation; const Architecture *class; char path[4096]; } Source;
+typedef struct { json_t *json, *generation; const Architecture *class; char path[4096]; } HfConfig;
 
 static json_t *get(const json_t *from, const char *key)
 {
@@ -40,13 +40,13 @@ static json_t *get(const json_t *from, const char *key)
     return json_is_null(value) ? NULL : value;
 }
 
-static _Noreturn void wrong(const Source *s, const char *key, const char *expected, const json_t *found)
+static _Noreturn void wrong(const HfConfig *s, const char *key, const char *expected, const json_t *found)
 {
     value_wrong_json(s->path, key, expected, found);
 }
 
 /* Reads and checks the value of k->key in `from`. null means the same as in our configuration, if it is allowed there. */
-static void read_value(ModelConfig *m, const Source *s, const json_t *from, const HfKey *k)
+static void read_value(ModelConfig *m, const HfConfig *s, const json_t *from, const HfKey *k)
 {
     const ConfigKey row = row_of(k);
     const ClassKey *own = architecture_key(s->class, k->key);
@@ -60,7 +60,7 @@ static void read_value(ModelConfig *m, const Source *s, const json_t *from, cons
         value_parse_json(m, &row, value, s->path, k->key);
 }
 
-static void read_token(ModelConfig *m, const Source *s, const HfKey *k)
+static void read_token(ModelConfig *m, const HfConfig *s, const HfKey *k)
 {
     const ConfigKey row = row_of(k);
     const ClassKey *own = architecture_key(s->class, k->key);
@@ -91,7 +91,7 @@ static bool is_among(const json_t *value, const json_t *only)
     return found;
 }
 
-static void refuse_others(const Source *s, const json_t *from, const HfKey *k)
+static void refuse_others(const HfConfig *s, const json_t *from, const HfKey *k)
 {
     json_t *value = get(from, k->key), *only = json_loads(k->what, JSON_DECODE_ANY, NULL);
     bool same = !value || is_among(value, only) || (value_is_nothing(value) && !json_is_false(value));
@@ -106,7 +106,7 @@ static void refuse_others(const Source *s, const json_t *from, const HfKey *k)
 }
 
 /* Keys of `from` without a row, separated by ", ", or NULL. type: -1 for the keys of a class, else a RopeType. */
-static char *unknown_keys(const Source *s, json_t *from, int type)
+static char *unknown_keys(const HfConfig *s, json_t *from, int type)
 {
     char *text;
     const char *key;
@@ -124,7 +124,7 @@ static char *unknown_keys(const Source *s, json_t *from, int type)
     return NULL;
 }
 
-static void warn_of_unknown(const Source *s, json_t *from, int type)
+static void warn_of_unknown(const HfConfig *s, json_t *from, int type)
 {
     char *names = unknown_keys(s, from, type);
     if (names && type < 0)
@@ -136,7 +136,7 @@ static void warn_of_unknown(const Source *s, json_t *from, int type)
 
 /* ---- rotation --------------------------------------------------------------------------------------------- */
 
-static RopeType rope_type(const Source *s, const json_t *rope)
+static RopeType rope_type(const HfConfig *s, const json_t *rope)
 {
     const json_t *new = get(rope, "rope_type"), *old = get(rope, "type"), *given = new ? new : old;
     const char *type = json_string_value(given);
@@ -153,7 +153,7 @@ static RopeType rope_type(const Source *s, const json_t *rope)
     return ROPE_DEFAULT;
 }
 
-static double read_theta(const Source *s, const json_t *rope)
+static double read_theta(const HfConfig *s, const json_t *rope)
 {
     static const HfKey key = { "rope_theta", HF_VALUE, "model.rope_theta", 10000 };
     ModelConfig m;
@@ -163,7 +163,7 @@ static double read_theta(const Source *s, const json_t *rope)
 
 /* Returns the rope_parameters of full attention. Those of sliding attention must be the same, unscaled; only classes with
  * full_attn_scaled_only support this. */
-static json_t *full_attention(const Source *s, json_t *full, const json_t *sliding)
+static json_t *full_attention(const HfConfig *s, json_t *full, const json_t *sliding)
 {
     if (!s->class->full_attn_scaled_only)
         die("%s: rope_parameters by layer type are not supported in a %s; give one description for all layers", s->path,
@@ -176,7 +176,7 @@ static json_t *full_attention(const Source *s, json_t *full, const json_t *slidi
 
 /* In a class with rope_parameters by layer type, rope_scaling is that of full attention. NOTE: transformers 5.0 to 5.12 apply
  * rope_parameters without layer types to all layers; later versions ignore them. */
-static json_t *find_rope(const Source *s)
+static json_t *find_rope(const HfConfig *s)
 {
     json_t *new = get(s->json, "rope_parameters"), *old = get(s->json, "rope_scaling"), *either = value_is_nothing(old) ? new : old;
     json_t *full = get(new, "full_attention"), *sliding = get(new, "sliding_attention");
@@ -202,7 +202,7 @@ static json_t *find_rope(const Source *s)
     return either;
 }
 
-static void read_rope(ModelConfig *m, const Source *s)
+static void read_rope(ModelConfig *m, const HfConfig *s)
 {
     json_t *rope = find_rope(s);
     const unsigned type = 1u << (m->rope_scaling.type = rope_type(s, rope));
@@ -229,7 +229,7 @@ static void read_rope(ModelConfig *m, const Source *s)
 
 /* ---- windows ---------------------------------------------------------------------------------------------- */
 
-static int class_number(const Source *s, const char *key)
+static int class_number(const HfConfig *s, const char *key)
 {
     const ClassKey *k = architecture_key(s->class, key);
     json_t *value = get(s->json, key);
@@ -239,7 +239,7 @@ static int class_number(const Source *s, const char *key)
 }
 
 /* Without layer_types the blocks from max_window_layers on slide, in some classes except every n-th. */
-static void read_layer_types(ModelConfig *m, const Source *s)
+static void read_layer_types(ModelConfig *m, const HfConfig *s)
 {
     const json_t *types = get(s->json, "layer_types");
     const ClassKey *key = architecture_key(s->class, "layer_types");
@@ -257,7 +257,7 @@ static void read_layer_types(ModelConfig *m, const Source *s)
 }
 
 /* no_rope_layers has 0 for the blocks without rotation, and 1 for the others; without it every n-th has none. */
-static void read_no_rope(ModelConfig *m, const Source *s)
+static void read_no_rope(ModelConfig *m, const HfConfig *s)
 {
     const json_t *list = get(s->json, "no_rope_layers");
     int n = class_number(s, "no_rope_layer_interval");
@@ -275,7 +275,7 @@ static void read_no_rope(ModelConfig *m, const Source *s)
     }
 }
 
-static void read_windows(ModelConfig *m, const Source *s)
+static void read_windows(ModelConfig *m, const HfConfig *s)
 {
     const Windows windows = s->class->windows;
     const json_t *use = get(s->json, "use_sliding_window");
@@ -288,19 +288,19 @@ static void read_windows(ModelConfig *m, const Source *s)
     if (windows == WINDOW_BY_LAYER)
         read_layer_types(m, s);
     read_no_rope(m, s);
-    config_settle_windows(m, s->path);
+    config_complete_windows(m, s->path);
 }
 
 /* ---- the file --------------------------------------------------------------------------------------------- */
 
 /* Some classes are another class if layer_types are given. */
-static const Architecture *with_layers(const Source *s, const Architecture *a)
+static const Architecture *with_layers(const HfConfig *s, const Architecture *a)
 {
     return a && a->with_layer_types && get(s->json, "layer_types") ? architecture_find(a->with_layer_types) : a;
 }
 
 /* NOTE: transformers chooses by model_type, vLLM by architectures. */
-static void choose_class(Source *s)
+static void choose_class(HfConfig *s)
 {
     const json_t *list = get(s->json, "architectures");
     const char *class = json_string_value(json_array_get(list, 0)), *type = json_string_value(get(s->json, "model_type"));
@@ -316,7 +316,7 @@ static void choose_class(Source *s)
 }
 
 /* Opens FOLDER/config.json. For a model with images s->json is its text_config, and m->image is filled. */
-static void open_source(Source *s, ModelConfig *m, const char *folder)
+static void open_config(HfConfig *s, ModelConfig *m, const char *folder)
 {
     snprintf(s->path, sizeof s->path, "%s/config.json", folder);
     s->json = file_json(folder, "config.json", 0);
@@ -334,8 +334,8 @@ static void open_source(Source *s, ModelConfig *m, const char *folder)
 
 void config_read_hf(ModelConfig *m, const char *folder)
 {
-    Source s;
-    open_source(&s, m, folder);
+    HfConfig s;
+    open_config(&s, m, folder);
     const Architecture *a = m->architecture = s.class;
     m->norm = (Norm){ a->norm, a->norm_eps };
     m->norm_affine = a->norm_affine;
@@ -357,7 +357,7 @@ void config_read_hf(ModelConfig *m, const char *folder)
             read_token(m, &s, k);
     }
     m->embedding_size = (m->vocab_size + 127) / 128 * 128;
-    config_settle_heads(m, NULL, s.path);
+    config_complete_heads(m, NULL, s.path);
     const ConfigKey *width = config_key("model.head_dim");
     if (m->head_dim < width->min || m->head_dim > width->max)
         die("%s: num_attention_heads: expected heads of %g to %g of the hidden_size %d, found %d heads of %d", s.path, width->min,
@@ -383,12 +383,12 @@ static json_t *decimal(float x)
 static json_t *value_json(const ModelConfig *c, const HfKey *k)
 {
     const ConfigKey row = row_of(k);
-    const void *place = (const char *)c + row.offset;
+    const void *field = (const char *)c + row.offset;
     switch (row.type & TYPE_MASK) {
-    case INT:    return *(const int *)place == row.none ? json_null() : json_integer(*(const int *)place);
-    case FLOAT:  return *(const float *)place == row.none ? json_null() : decimal(*(const float *)place);
-    case DOUBLE: return json_real(*(const double *)place);
-    default:     return json_boolean(*(const bool *)place);
+    case INT:    return *(const int *)field == row.none ? json_null() : json_integer(*(const int *)field);
+    case FLOAT:  return *(const float *)field == row.none ? json_null() : decimal(*(const float *)field);
+    case DOUBLE: return json_real(*(const double *)field);
+    default:     return json_boolean(*(const bool *)field);
     }
 }
 

@@ -11,8 +11,8 @@
 void    config_read_hf(ModelConfig *m, const char *folder);
 
 /* Dies if load_path is no folder that can be read. The message says what it is (a name on the hub, another format) and gives the
- * command that converts it. `place`: where load_path was given; NULL: unknown. */
-void    config_check_source(const char *place, const char *load_path);
+ * command that converts it. `where`: where load_path was given; NULL: unknown. */
+void    config_check_loadable(const char *where, const char *load_path);
 
 /* The content of config.json for transformers 4.57 or later; `master`: the type of saved weights. The caller owns it. */
 json_t *hf_config(const ModelConfig *c, DType master);

@@ -21,14 +21,14 @@ bool value_is_nothing(const json_t *value)
 
 void value_set(void *holder, const ConfigKey *k, double x)
 {
-    void *place = (char *)holder + k->offset;
+    void *field = (char *)holder + k->offset;
     switch (k->type & TYPE_MASK) {
-    case INT:    *(int *)place = (int)x; break;
-    case LONG:   *(long *)place = (long)x; break;
-    case U64:    *(uint64_t *)place = (uint64_t)x; break;
-    case FLOAT:  *(float *)place = (float)x; break;
-    case DOUBLE: *(double *)place = x; break;
-    case BOOL:   *(bool *)place = x != 0; break;
+    case INT:    *(int *)field = (int)x; break;
+    case LONG:   *(long *)field = (long)x; break;
+    case U64:    *(uint64_t *)field = (uint64_t)x; break;
+    case FLOAT:  *(float *)field = (float)x; break;
+    case DOUBLE: *(double *)field = x; break;
+    case BOOL:   *(bool *)field = x != 0; break;
     default:     die("model/config/json.c: %s has a type that is not read from JSON", k->name);
     }
 }
@@ -44,9 +44,9 @@ void value_parse_json(void *holder, const ConfigKey *k, const json_t *value, con
     if (type != BOOL && type != FLOAT && type != DOUBLE && x != floor(x))
         value_wrong_json(path, key, expected, value);
     value_set(holder, k, x);
-    char *place = (char *)holder + k->offset;
+    char *field = (char *)holder + k->offset;
     if (json_is_integer(value) && type == LONG)         /* beyond 2^53 a double would lose digits */
-        *(long *)place = (long)json_integer_value(value);
+        *(long *)field = (long)json_integer_value(value);
     else if (json_is_integer(value) && type == U64)
-        *(uint64_t *)place = (uint64_t)json_integer_value(value);
+        *(uint64_t *)field = (uint64_t)json_integer_value(value);
 }

@@ -28,7 +28,7 @@ bool config_given(const Reader *r, const char *name)
 const char *config_where(const Reader *r, const char *name)
 {
     const YamlNode *n = yaml_find(r->root, name);
-    return n ? yaml_place(n) : r->file;
+    return n ? yaml_where(n) : r->file;
 }
 
 void config_note(Reader *r, const char *format, ...)
@@ -68,8 +68,8 @@ static _Noreturn void unknown(const YamlNode *n, const char *name)
 {
     const char *near = config_suggest(name);
     if (near)
-        die("%s: unknown key '%s'; did you mean '%s'?", yaml_place(n), name, near);
-    die("%s: unknown key '%s'; ./train --help lists all", yaml_place(n), name);
+        die("%s: unknown key '%s'; did you mean '%s'?", yaml_where(n), name, near);
+    die("%s: unknown key '%s'; ./train --help lists all", yaml_where(n), name);
 }
 
 /* Null for a section: --model.rope_scaling=null resets the values of a loaded model. A section of the top level is left as it is:
@@ -89,10 +89,10 @@ static void check_key(const YamlNode *n)
 {
     if (strchr(n->key, '['))
         die("%s: '%s': an element of a list cannot be changed on its own; give the whole list, as in "
-            "--evaluators='[{label: val, data: {paths: [val.npy]}}]'", yaml_place(n), n->key);
+            "--evaluators='[{label: val, data: {paths: [val.npy]}}]'", yaml_where(n), n->key);
     if (strchr(n->key, '.'))
         die("%s: '%s': dots are only for the command line; in a file write a section with the key indented below it",
-            yaml_place(n), n->key);
+            yaml_where(n), n->key);
 }
 
 void config_apply(Reader *r, YamlNode *n, const char *name, void *holder)
@@ -122,7 +122,7 @@ void config_apply(Reader *r, YamlNode *n, const char *name, void *holder)
         return;
     }
     if (n->kind != YAML_MAP)
-        die("%s: %s is a section, its keys go below it, indented; found '%s'", yaml_place(n), name,
+        die("%s: %s is a section, its keys go below it, indented; found '%s'", yaml_where(n), name,
             n->kind == YAML_LIST ? "a list" : n->text);
     for (int i = 0; i < n->num_children; i++) {
         char child[512];
@@ -190,7 +190,7 @@ static void check_complete(Reader *r, bool from_hf)
 }
 
 /* The checkpoint that the run continues comes before load_path, which may not exist any more. */
-static void find_source(Reader *r, char *(*latest_of)(const char *save_folder))
+static void find_load_folder(Reader *r, char *(*latest_of)(const char *save_folder))
 {
     Config *c = &r->s->c;
     pointer_replace(&c->load_path);
@@ -198,16 +198,16 @@ static void find_source(Reader *r, char *(*latest_of)(const char *save_folder))
     config_check_load_path(r);
     config_choose_save_folder(c);
     watchdog_mark("looking for the latest checkpoint", -1);
-    c->source = c->try_load_latest_save ? latest_of(c->save_folder) : NULL;
-    c->continues = c->source != NULL;
+    c->load_folder = c->try_load_latest_save ? latest_of(c->save_folder) : NULL;
+    c->continues = c->load_folder != NULL;
     if (!c->continues) {
         config_find_extended(r);
-        c->source = xstrdup(c->load_path);
+        c->load_folder = xstrdup(c->load_path);
     }
     watchdog_mark("reading the configuration", -1);
 }
 
-/* Reads the architecture from the config.json of the source, or of the base model if the source has adapters; false: no
+/* Reads the architecture from the config.json of load_folder, or of the base model if it has adapters; false: no
  * load_path. */
 static bool read_hf(Reader *r)
 {
@@ -215,9 +215,9 @@ static bool read_hf(Reader *r)
     if (!c->load_path)
         return false;
     if (!c->continues)
-        config_check_source(config_where(r, "load_path"), c->load_path);
-    config_read_hf(&c->model, adapter_is(c->source) ? c->model.lora.base_path : c->source);
-    config_settle_source(r);
+        config_check_loadable(config_where(r, "load_path"), c->load_path);
+    config_read_hf(&c->model, adapter_is(c->load_folder) ? c->model.lora.base_path : c->load_folder);
+    config_complete_from_folder(r);
     r->s->layer_norm_type = c->model.norm.kind == RMS_NORM ? NORM_RMS : NORM_DEFAULT;
     r->s->rope_type = c->model.rope_scaling.type == ROPE_DEFAULT ? NOT_GIVEN : (int)c->model.rope_scaling.type;
     r->s->architecture = strdup(c->model.architecture->class);
@@ -230,12 +230,12 @@ static bool read_hf(Reader *r)
 static void add_eval_set(Settings *s, const YamlNode *n, Evaluator *e, const char *label, char ***paths, int *count)
 {
     Config *c = &s->c;
-    const char *place = yaml_place(config_find_path(n, (*paths)[0]));
+    const char *at = yaml_where(config_find_path(n, (*paths)[0]));
     for (int i = 0; i < c->num_eval; i++)
         if (strcmp(c->eval[i].label, label) == 0)
-            die("%s: two validation sets are named '%s', and so would be their metrics; rename one", place, label);
+            die("%s: two validation sets are named '%s', and so would be their metrics; rename one", at, label);
     c->eval = xrealloc(c->eval, (c->num_eval + 1) * sizeof *c->eval);
-    char *where = xasprintf("%s: evaluator '%s' (--evaluators=[] trains without)", place, label);
+    char *where = xasprintf("%s: evaluator '%s' (--evaluators=[] trains without)", at, label);
     EvalSet *set = &c->eval[c->num_eval++];
     *set = (EvalSet){ .label = strdup(label), .where = where, .downstream = e->type == EVALUATOR_DOWNSTREAM, .files = e->files };
     set->files.paths = *paths;
@@ -271,21 +271,21 @@ static void read_evaluator(Reader *r, YamlNode *n, FILE *downstream, FILE *remot
 {
     Evaluator e = { 0 };
     if (n->kind != YAML_MAP)
-        die("%s: an evaluator is a section with label and data.paths or data.datasets", yaml_place(n));
+        die("%s: an evaluator is a section with label and data.paths or data.datasets", yaml_where(n));
     config_apply_element(r, n, EVALUATOR_PREFIX, &e);
     if (!e.label)
-        die("%s: this evaluator has no label", yaml_place(n));
+        die("%s: this evaluator has no label", yaml_where(n));
     if (e.files.num_label_mask_paths > 0 && e.files.num_paths == 0)
         die("%s: evaluator '%s' has label_mask_paths, which are parallel to data.paths, but no data.paths; give each dataset its "
-            "own evaluator, with a label, paths and label_mask_paths", yaml_place(n), e.label);
+            "own evaluator, with a label, paths and label_mask_paths", yaml_where(n), e.label);
     const bool asks = e.type == EVALUATOR_DOWNSTREAM;
     if (asks && e.files.num_paths == 0)
         fprintf(downstream, " %s", e.label);
     else if (asks && (e.files.num_paths > 1 || e.files.num_label_mask_paths > 0))
         die("%s: evaluator '%s' has %d files; expected one file per downstream task, made by scripts/prepare_eval.py or "
-            "make_choices.py", yaml_place(n), e.label, e.files.num_paths + e.files.num_label_mask_paths);
+            "make_choices.py", yaml_where(n), e.label, e.files.num_paths + e.files.num_label_mask_paths);
     else if (e.files.num_paths == 0 && e.num_datasets == 0)
-        die("%s: evaluator '%s' has no data: give data.paths or data.datasets", yaml_place(n), e.label);
+        die("%s: evaluator '%s' has no data: give data.paths or data.datasets", yaml_where(n), e.label);
     else if (e.files.num_paths > 0 && any_remote(e.files.paths, e.files.num_paths))
         fprintf(remote, " %s", e.label);
     else if (e.files.num_paths > 0)
@@ -304,7 +304,7 @@ static void read_evaluators(Reader *r)
 {
     YamlNode *list = r->s->c.generate ? NULL : yaml_find(r->root, "evaluators");
     if (list && (list->kind == YAML_MAP || (list->kind == YAML_SCALAR && list->text)))
-        die("%s: evaluators is a list: `- label: name`, then indented `data:` with paths", yaml_place(list));
+        die("%s: evaluators is a list: `- label: name`, then indented `data:` with paths", yaml_where(list));
     char *text[2];
     FILE *downstream = xtext(&text[0]), *remote = xtext(&text[1]);
     for (int i = 0; list && i < list->num_children; i++)
@@ -389,7 +389,7 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
 
     config_defaults(s, "");
     read_keys(&r, true);
-    find_source(&r, latest);
+    find_load_folder(&r, latest);
     config_find_base(&r);
     if (!has_file)
         config_choose_adapter_rate(&r);
@@ -397,14 +397,14 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     read_keys(&r, false);
     check_complete(&r, from_hf);
     config_choose_ranks(&r);
-    config_check_model(&r, from_hf);
+    config_complete_model(&r, from_hf);
     config_check_optimizer(&r);
-    config_check_recipe(&r);
-    config_check_lora(&r);
+    config_complete_recipe(&r);
+    config_complete_lora(&r);
     config_check_images(&r);
-    config_check_data(&r);
+    config_complete_data(&r);
     config_check_image_data(&r);
-    config_check_run(&r);
+    config_complete_run(&r);
     read_evaluators(&r);
     config_check_trainable(&r);
     fclose(r.notes);
@@ -440,7 +440,7 @@ void config_free(Config *c)
         free(c->eval[i].files.image_features);
     }
     free(c->eval);
-    free(c->source);
+    free(c->load_folder);
     free(c->text);
     free(c->changes);
     free(s);

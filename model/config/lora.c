@@ -10,10 +10,10 @@
 
 /* ---- where the base is ------------------------------------------------------------------------------------ */
 
-static _Noreturn void die_no_base(const char *source)
+static _Noreturn void die_no_base(const char *folder)
 {
     die("%s/adapter_config.json: base_model_name_or_path names no model; give the folder of the base model: "
-        "--lora.base_path=FOLDER", source);
+        "--lora.base_path=FOLDER", folder);
 }
 
 /* The configured folder comes first, then the one in the adapters' file. If a run continues, load_path may be the base of the
@@ -22,8 +22,8 @@ void config_find_base(Reader *r)
 {
     Config *c = &r->s->c;
     Lora *l = &c->model.lora;
-    const char *source = c->source;
-    if (!source || !adapter_is(source))
+    const char *folder = c->load_folder;
+    if (!folder || !adapter_is(folder))
         return;
     char *where = l->base_path ? xasprintf("%s: lora.base_path %s", config_where(r, "lora.base_path"), l->base_path) : NULL;
     if (!l->base_path && c->continues && c->load_path && !adapter_is(c->load_path)) {
@@ -31,11 +31,11 @@ void config_find_base(Reader *r)
         where = xasprintf("%s: load_path %s", config_where(r, "load_path"), l->base_path);
     }
     if (!l->base_path) {
-        l->base_path = adapter_base(source);
+        l->base_path = adapter_base(folder);
         if (!l->base_path)
-            die_no_base(source);
-        where = xasprintf("%s/adapter_config.json: base_model_name_or_path %s", source, l->base_path);
-        YamlNode *n = yaml_new(YAML_SCALAR, NULL, l->base_path, source, 0);
+            die_no_base(folder);
+        where = xasprintf("%s/adapter_config.json: base_model_name_or_path %s", folder, l->base_path);
+        YamlNode *n = yaml_new(YAML_SCALAR, NULL, l->base_path, folder, 0);
         config_check_texts(n, "lora.base_path");
         yaml_free(n);
     }
@@ -47,10 +47,10 @@ void config_find_base(Reader *r)
  * default of a run without a file. */
 void config_choose_adapter_rate(Reader *r)
 {
-    const char *source = r->s->c.source;
+    const char *folder = r->s->c.load_folder;
     const YamlNode *n = yaml_find(r->root, "optimizer.learning_rate");
     const bool given = n && strncmp(n->file, "--", 2) == 0;
-    if (!given && (config_given(r, "lora.rank") || (source && adapter_is(source))))
+    if (!given && (config_given(r, "lora.rank") || (folder && adapter_is(folder))))
         yaml_override(r->root, "--optimizer.learning_rate=2e-4");
 }
 
@@ -88,39 +88,39 @@ static void write_targets(Settings *s)
     }
 }
 
-static void must_agree(const Reader *r, const char *source, const char *key, bool same)
+static void must_agree(const Reader *r, const char *folder, const char *key, bool same)
 {
     if (config_given(r, key) && !same)
         die("%s: %s differs from that of the adapters in %s; --%s=null takes it from there", config_where(r, key), key,
-            source, key);
+            folder, key);
 }
 
 /* Takes the settings of the folder; keys that were given must not contradict them. */
-static void take_adapter(Reader *r, const char *source)
+static void take_adapter(Reader *r, const char *folder)
 {
     Lora *l = &r->s->c.model.lora, there = *l;
     double dropout;
-    adapter_read(&there, &dropout, source, &r->s->c.model);
-    must_agree(r, source, "lora.rank", l->rank == there.rank);
-    must_agree(r, source, "lora.alpha", l->alpha == there.alpha);
-    must_agree(r, source, "lora.use_rslora", l->use_rslora == there.use_rslora);
-    must_agree(r, source, "lora.projector", l->projector == there.projector);
-    must_agree(r, source, "lora.target_modules", memcmp(l->target, there.target, sizeof l->target) == 0);
+    adapter_read(&there, &dropout, folder, &r->s->c.model);
+    must_agree(r, folder, "lora.rank", l->rank == there.rank);
+    must_agree(r, folder, "lora.alpha", l->alpha == there.alpha);
+    must_agree(r, folder, "lora.use_rslora", l->use_rslora == there.use_rslora);
+    must_agree(r, folder, "lora.projector", l->projector == there.projector);
+    must_agree(r, folder, "lora.target_modules", memcmp(l->target, there.target, sizeof l->target) == 0);
     *l = there;
     if (dropout > 0)
-        config_note(r, "lora_dropout %g of %s (there is no dropout)", dropout, source);
-    char *base = config_given(r, "lora.base") ? NULL : config_trained_with(source, "lora.base");
+        config_note(r, "lora_dropout %g of %s (there is no dropout)", dropout, folder);
+    char *base = config_given(r, "lora.base") ? NULL : config_trained_with(folder, "lora.base");
     if (base)
-        value_parse_text(r->s, config_key("lora.base"), base, source);
+        value_parse_text(r->s, config_key("lora.base"), base, folder);
     free(base);
 }
 
 /* ---- checks ----------------------------------------------------------------------------------------------- */
 
-/* source: the adapters that are continued; NULL: they are new. */
-static void check_rank(const Reader *r, const char *source)
+/* folder: the adapters that are continued; NULL: they are new. */
+static void check_lora_rank(const Reader *r, const char *folder)
 {
-    char *file = source ? xasprintf("%s/adapter_config.json", source) : NULL;
+    char *file = folder ? xasprintf("%s/adapter_config.json", folder) : NULL;
     const ModelConfig *m = &r->s->c.model;
     const int C = m->d_model, q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim, F = m->mlp_width;
     const int in[NUM_LORA_MODULES] = { C, C, C, q, C, C, F }, out[NUM_LORA_MODULES] = { q, kv, kv, C, F, F, C };
@@ -155,7 +155,7 @@ static void note_idle(Reader *r)
 /* Settles the format of the base. Runs that train nothing round weights that are not E4M3 or NF4 as training did, so that adapters
  * give the same results; recipe_forward_weights might choose another format. Such runs store adapters in the format of the base. If
  * that is BF16 and training computed with adapters in F32, the base is rounded to BF16 and stored in F32. */
-static void settle_base(Reader *r)
+static void complete_base(Reader *r)
 {
     Settings *s = r->s;
     Format *frozen = &s->c.recipe.frozen;
@@ -176,17 +176,17 @@ static void settle_base(Reader *r)
 }
 
 /* The base of new adapters is the model of load_path. */
-static void settle_base_path(Reader *r, const char *source)
+static void complete_base_path(Reader *r, const char *folder)
 {
     Config *c = &r->s->c;
     Lora *l = &c->model.lora;
-    if (l->base_path && (!source || strcmp(l->base_path, source) != 0))
+    if (l->base_path && (!folder || strcmp(l->base_path, folder) != 0))
         die("%s: lora.base_path is only for adapters in load_path; for new adapters give their base as load_path: --load_path=%s "
             "--lora.base_path=null", config_where(r, "lora.base_path"), l->base_path);
-    if (!source && !c->dry_run)
+    if (!folder && !c->dry_run)
         warn("LoRA on randomly initialized weights learns nothing useful: is load_path missing?");
-    if (source && !l->base_path)
-        l->base_path = xstrdup(source);
+    if (folder && !l->base_path)
+        l->base_path = xstrdup(folder);
 }
 
 /* Files for full training have a tenth of the rate that adapters need. */
@@ -198,35 +198,35 @@ static void check_rate(Reader *r)
              "--optimizer.learning_rate=2e-4", config_where(r, "optimizer.learning_rate"), c->optimizer.lr);
 }
 
-void config_check_lora(Reader *r)
+void config_complete_lora(Reader *r)
 {
     Config *c = &r->s->c;
     Lora *l = &c->model.lora;
-    const char *source = c->source;
-    const bool continued = source && adapter_is(source);
+    const char *folder = c->load_folder;
+    const bool continued = folder && adapter_is(folder);
     if (l->rank == 0 && !continued) {
         note_idle(r);
         return;
     }
     if (!continued && config_forward_only(c))
-        config_note(r, "lora.rank (%s has no adapters, and new ones are zero)", source ? source : "the model");
+        config_note(r, "lora.rank (%s has no adapters, and new ones are zero)", folder ? folder : "the model");
     if (l->rank > 0 && !continued && c->continues)
         die("%s: lora.rank: the run would continue %s, which has no adapters; start from it in another save_folder: "
-            "--load_path=%s --try_load_latest_save=false --save_folder=...", config_where(r, "lora.rank"), source, source);
+            "--load_path=%s --try_load_latest_save=false --save_folder=...", config_where(r, "lora.rank"), folder, folder);
     if (l->alpha == 0 && !continued)
         l->alpha = l->rank;
     read_targets(r);
     if (continued)
-        take_adapter(r, source);
+        take_adapter(r, folder);
     else
-        settle_base_path(r, source);
+        complete_base_path(r, folder);
     if (c->num_trainable > 0)
         die("%s: trainable: with adapters (lora.rank %d) no other tensor is trained; leave one of them out: --trainable=[] or "
             "--lora.rank=null", config_where(r, "trainable"), l->rank);
     if (!l->projector && c->model.image.feature_size == 0)
         config_note(r, "lora.projector (a model of text only has no projector)");
     write_targets(r->s);
-    check_rank(r, continued ? source : NULL);
+    check_lora_rank(r, continued ? folder : NULL);
     check_rate(r);
-    settle_base(r);
+    complete_base(r);
 }

@@ -18,24 +18,24 @@ static void check_alone(const Reader *r)
             "label_mask_paths: [a.mask], ratio: 1}]", where);
 }
 
-/* place: of the source in the configuration. */
-static void check_source(Reader *r, const char *place, const DataSource *s)
+/* where: of the source in the configuration. */
+static void check_source(Reader *r, const char *where, const DataSource *s)
 {
     const Config *c = &r->s->c;
     if (!s->name || !*s->name)
-        die("%s: a source of data.mix has no name; give one, as in {name: web, paths: [web/*.npy], ratio: 0.7}", place);
+        die("%s: a source of data.mix has no name; give one, as in {name: web, paths: [web/*.npy], ratio: 0.7}", where);
     if (strlen(s->name) >= SOURCE_NAME)
-        die("%s: data.mix: the name '%s' has %zu bytes, more than the maximum %d; use a shorter one", place, s->name,
+        die("%s: data.mix: the name '%s' has %zu bytes, more than the maximum %d; use a shorter one", where, s->name,
             strlen(s->name), SOURCE_NAME - 1);
     for (const DataSource *other = c->data.mix; other < s; other++)
         if (strcmp(other->name, s->name) == 0)
             die("%s: data.mix: two sources are named '%s', and so would be their metrics and their places in checkpoints; rename "
-                "one, or make one source with the paths of both", place, s->name);
+                "one, or make one source with the paths of both", where, s->name);
     if (s->files.num_paths == 0)
-        die("%s: data.mix: source '%s' has no paths; give its token shards, as in paths: [%s/*.npy]", place, s->name, s->name);
+        die("%s: data.mix: source '%s' has no paths; give its token shards, as in paths: [%s/*.npy]", where, s->name, s->name);
     if (s->ratio == 0)
         die("%s: data.mix: source '%s' has no ratio; give its share of the tokens, above 0 (the sum of all ratios is the whole), "
-            "or leave the source out", place, s->name);
+            "or leave the source out", where, s->name);
     config_check_local(r, "data.mix", s->files.paths, s->files.num_paths);
     config_check_local(r, "data.mix", s->files.label_mask_paths, s->files.num_label_mask_paths);
 }
@@ -47,19 +47,19 @@ void config_read_mix(Reader *r)
     if (!list || (list->kind == YAML_SCALAR && !list->text) || (list->kind == YAML_LIST && list->num_children == 0))
         return;
     if (list->kind != YAML_LIST)
-        die("%s: data.mix is a list of sources: `- name: web`, then indented `paths:` and `ratio:`", yaml_place(list));
+        die("%s: data.mix is a list of sources: `- name: web`, then indented `paths:` and `ratio:`", yaml_where(list));
     if (list->num_children > MOST_SOURCES)
-        die("%s: data.mix has %d sources, more than the maximum %d; make one source with the paths of several", yaml_place(list),
+        die("%s: data.mix has %d sources, more than the maximum %d; make one source with the paths of several", yaml_where(list),
             list->num_children, MOST_SOURCES);
     check_alone(r);
     c->data.mix = xcalloc((size_t)list->num_children, sizeof *c->data.mix);
     for (int i = 0; i < list->num_children; i++) {
         YamlNode *n = list->child[i];
         if (n->kind != YAML_MAP)
-            die("%s: data.mix: a source is a section with name, paths and ratio", yaml_place(n));
+            die("%s: data.mix: a source is a section with name, paths and ratio", yaml_where(n));
         DataSource *s = &c->data.mix[c->data.num_mix++];
         config_apply_element(r, n, SOURCE_PREFIX, s);
-        check_source(r, yaml_place(n), s);
+        check_source(r, yaml_where(n), s);
     }
 }
 

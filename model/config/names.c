@@ -49,11 +49,11 @@ void config_check_names(const YamlNode *root)
     for (int i = 0; i < NUM_NAMES; i++) {
         const YamlNode *other = yaml_find(root, names[i].other), *own = yaml_find(root, names[i].name);
         if (other && own)
-            die("%s: '%s' and '%s' (%s) are two names of one key; give only '%s'", yaml_place(other), names[i].other, names[i].name,
-                yaml_place(own), names[i].name);
+            die("%s: '%s' and '%s' (%s) are two names of one key; give only '%s'", yaml_where(other), names[i].other, names[i].name,
+                yaml_where(own), names[i].name);
         const bool null = other && is_null(other, names[i].as_null);
         if (other && (other->kind != YAML_SCALAR || other->text))
-            warn("%s: key '%s%s%s' is accepted and read as '%s%s'; use that name", yaml_place(other), names[i].other,
+            warn("%s: key '%s%s%s' is accepted and read as '%s%s'; use that name", yaml_where(other), names[i].other,
                  null ? ": " : "", null ? names[i].as_null : "", names[i].name, null ? ": null" : "");
     }
 }

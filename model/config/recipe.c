@@ -133,22 +133,22 @@ static void check_groups(Reader *r, const char *name, const char *block, Format 
     bool moment = strncmp(name, "format.moment", strlen("format.moment")) == 0;
     const bool own = config_given(r, name);
     char *recipe = xasprintf("%s: recipe %s", config_where(r, "recipe"), r->s->recipe);
-    const char *place = own ? config_where(r, name) : block && config_given(r, block) ? config_where(r, block) : recipe;
+    const char *where = own ? config_where(r, name) : block && config_given(r, block) ? config_where(r, block) : recipe;
     if (format_is_dynamic8(f))
-        die("%s: %s cannot be %s, which only the moments of --optimizer.name=adamw8bit are, whatever the recipe", place, name,
+        die("%s: %s cannot be %s, which only the moments of --optimizer.name=adamw8bit are, whatever the recipe", where, name,
             format_name(f));
     if (f.expand && !moment)
-        die("%s: %s cannot be %s: only moments are expanded, leave out the +", place, name, format_name(f));
+        die("%s: %s cannot be %s: only moments are expanded, leave out the +", where, name, format_name(f));
     if (f.group && !size)
-        die("%s: %s cannot be %s: a GEMM operand has one scale, use e4m3 or e5m2", place, name, format_name(f));
+        die("%s: %s cannot be %s: a GEMM operand has one scale, use e4m3 or e5m2", where, name, format_name(f));
     if (f.group && size % f.group != 0)
-        die("%s: %s is %s, but %s of %d cannot be split into groups of %d; use a divisor of it, or bf16", place, name,
+        die("%s: %s is %s, but %s of %d cannot be split into groups of %d; use a divisor of it, or bf16", where, name,
             format_name(f), moment ? "a block" : "a row", size, f.group);
     if (moment && format_is_fp8(f) && !f.group)
-        die("%s: %s cannot be %s: FP8 moments have a scale per group, as in %s/128", place, name, format_name(f),
+        die("%s: %s cannot be %s: FP8 moments have a scale per group, as in %s/128", where, name, format_name(f),
             format_name(f));
     if (f.group && !knows_group(f.group, moment))
-        die("%s: %s cannot be %s: the CUDA kernels only support groups of %d; the CPU back end all (make BACKEND=cpu)", place,
+        die("%s: %s cannot be %s: the CUDA kernels only support groups of %d; the CPU back end all (make BACKEND=cpu)", where,
             name, format_name(f), moment ? 128 : 16);
     free(recipe);
 }
@@ -160,13 +160,13 @@ static void check_coarseness(Reader *r)
 {
     const Format v = r->s->c.recipe.moment2;
     const double beta2 = r->s->c.optimizer.beta2;
-    const char *place = config_where(r, "optimizer.betas");
+    const char *where = config_where(r, "optimizer.betas");
     if (format_is_fp8(v) && !v.expand && beta2 > 0.98)
         warn("%s: FP8 moments without expansion are too coarse for a beta2 of %g: updates are too small. Use 0.95, or "
-             "--format.moment2=e4m3/128+", place, beta2);
+             "--format.moment2=e4m3/128+", where, beta2);
     if (v.dtype == BF16 && 1 - beta2 < 0x1p-8)
         warn("%s: a v in bf16 is too coarse for a beta2 of %g: it does not decay. Use 0.95, or "
-             "--format.moment2=f32", place, beta2);
+             "--format.moment2=f32", where, beta2);
 }
 
 static void check_down_scales(Reader *r)
@@ -287,7 +287,7 @@ static void choose_recipe(Reader *r, bool model, bool optimizer)
         s->recipe = xstrdup(rows[i].recipe);
 }
 
-void config_check_recipe(Reader *r)
+void config_complete_recipe(Reader *r)
 {
     Settings *s = r->s;
     const bool linear = s->quantize_model.method == QUANTIZE_LINEAR, model = linear || s->quantize_model.method == QUANTIZE_COAT;

@@ -68,7 +68,7 @@ const ConfigKey config_keys[] = {
            "values that forward continues with after saving FP8. saved: the rounded ones, as in COAT; exact: those not rounded"),
     WORD  ("fp8.fast_accumulation", CHOICE | FOLLOWS, "null", WORDS({ "none", FAST_NONE }, { "forward", FAST_FORWARD },
            { "all", FAST_ALL }), C(recipe.fast), "FP8 GEMMs that may add with short accumulators"),
-    WORD  ("fp8.scales", CHOICE | FOLLOWS, "null", WORDS({ "microbatch", OF_MICROBATCH }, { "step", OF_STEP }), C(recipe.scales),
+    WORD  ("fp8.scales", CHOICE | FOLLOWS, "null", WORDS({ "microbatch", PER_MICROBATCH }, { "step", PER_STEP }), C(recipe.scales),
            "how long the scale of an FP8 GEMM operand is valid. microbatch: each micro-batch has its own; step: one scale with "
            "headroom over the first micro-batch's amax, which saves passes over memory"),
     WORD  ("fp8.down_scales", CHOICE | FOLLOWS, "null", WORDS({ "tensor", DOWN_TENSOR }, { "channel", DOWN_CHANNEL }),

@@ -132,7 +132,7 @@ void        config_print_markdown(FILE *f);                 /* ./train --help=ma
 struct json_t;
 
 /* One value. `holder`: the Settings, Evaluator or DataSource that holds it. */
-void value_parse(void *holder, const ConfigKey *k, const YamlNode *n);  /* dies naming place, expected, found */
+void value_parse(void *holder, const ConfigKey *k, const YamlNode *n);  /* dies naming where, expected, found */
 void value_parse_text(void *holder, const ConfigKey *k, const char *text, const char *file);  /* a scalar; NULL: null */
 void value_default(void *holder, const ConfigKey *k);
 int  value_truth(const char *text);             /* 1: true, 0: false, as YAML 1.1 spells them; -1: neither */
@@ -161,7 +161,7 @@ typedef struct {
 } Reader;
 
 bool        config_given(const Reader *r, const char *name);            /* present and not null */
-const char *config_where(const Reader *r, const char *name);            /* its place, or the file */
+const char *config_where(const Reader *r, const char *name);            /* its file:line, or the file */
 const YamlNode *config_find_path(const YamlNode *n, const char *path);  /* the node at or below n that has it, or NULL */
 void        config_note (Reader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Dies if a text of key `name`, at or below n, cannot be written unchanged to config.yaml and metrics.jsonl: if it is not UTF-8,
@@ -186,8 +186,8 @@ void config_read_mix (Reader *r);
 void config_free_mix (Config *c);
 void config_print_mix(FILE *f, const Config *c);         /* the text after `mix:` */
 
-/* Reads the words of batch_size_warmup into s->c.batch_warmup. Dies, naming `place`, unless they are ascending numbers of steps. */
-void config_read_batch_warmup(Settings *s, const char *place);
+/* Reads the words of batch_size_warmup into s->c.batch_warmup. Dies, naming `where`, unless they are ascending numbers of steps. */
+void config_read_batch_warmup(Settings *s, const char *where);
 
 /* The length of training in the scheduler's units; 0: epochs, whose length depends on the data. */
 double config_duration(const Config *c);
@@ -204,39 +204,39 @@ void config_choose_ranks(Reader *r);
 /* Settings of a run without a file, but with load_path: full fine-tuning of that model. The caller owns it. */
 YamlNode *config_without_file(void);
 
-/* The steps after values are read; each derives missing values and dies on combinations that cannot work. */
+/* The steps after values are read; config_complete_* derive missing values, and all die on combinations that cannot work. */
 void config_choose_save_folder(Config *c);           /* runs/<run_name>, if none is given and one is needed */
-void config_check_load_path(const Reader *r);        /* that it is no URL and not empty (source.c, as the next three) */
-void config_check_has_model(const Reader *r, const char *place);  /* generate and eval_only need a load_path */
+void config_check_load_path(const Reader *r);        /* that it is no URL and not empty (load_folder.c, as the next three) */
+void config_check_has_model(const Reader *r, const char *where);  /* generate and eval_only need a load_path */
 void config_check_command_line(const Reader *r, const char *first);      /* of a run without a file; `first`: its first argument */
-void config_settle_source(Reader *r);                                    /* settings that follow from the model of Config.source */
+void config_complete_from_folder(Reader *r);                         /* settings that follow from the model of Config.load_folder */
 YamlNode *config_of_run(const char *folder);         /* of the run that saved this checkpoint; NULL: no checkpoint. The caller owns it */
-char *config_trained_with(const char *folder, const char *key);          /* see source.c */
-void config_check_base(const char *where, const char *base_path);        /* that it can be the base of adapters (source.c) */
+char *config_trained_with(const char *folder, const char *key);          /* see load_folder.c */
+void config_check_base(const char *where, const char *base_path);        /* that it can be the base of adapters (load_folder.c) */
 
-/* Adapters (lora.c). find_base: if Config.source holds adapters, fills lora.base_path and dies if that is no model. check_lora:
- * fills ModelConfig.lora; model and recipe must be checked already. */
+/* Adapters (lora.c). find_base: if Config.load_folder holds adapters, fills lora.base_path and dies if that is no model.
+ * complete_lora: fills ModelConfig.lora; model and recipe must be checked already. */
 void config_find_base(Reader *r);
 void config_choose_adapter_rate(Reader *r);           /* of a run without a file */
-void config_check_lora(Reader *r);
+void config_complete_lora(Reader *r);
 
 void config_check_images(Reader *r);                 /* after model, adapters and optimizer (check_images.c, as the next two) */
 void config_check_image_data(Reader *r);
-void config_check_image_files(const Config *c, const TokenFiles *f, const char *place, const char *prefix, bool questions);
-void config_check_model (Reader *r, bool from_hf);
-void config_check_rope  (const ModelConfig *m, const char *place);         /* of config.json, too; so the next two */
-void config_settle_heads(ModelConfig *m, const Reader *r, const char *path);     /* r NULL: errors name path and its keys */
-void config_settle_windows(ModelConfig *m, const char *place);             /* equal windows become equal LayerTypes */
+void config_check_image_files(const Config *c, const TokenFiles *f, const char *where, const char *prefix, bool questions);
+void config_complete_model(Reader *r, bool from_hf);
+void config_check_rope    (const ModelConfig *m, const char *where);       /* of config.json, too; so the next two */
+void config_complete_heads(ModelConfig *m, const Reader *r, const char *path);   /* r NULL: errors name path and its keys */
+void config_complete_windows(ModelConfig *m, const char *where);           /* equal windows become equal LayerTypes */
 void config_check_optimizer(Reader *r);
-void config_check_recipe(Reader *r);             /* the optimizer must be checked already */
+void config_complete_recipe(Reader *r);          /* the optimizer must be checked already */
 void config_check_trainable(Reader *r);
-void config_check_data  (Reader *r);
-void config_check_local (Reader *r, const char *key, char **paths, int count);      /* that paths of the key are no URLs */
+void config_complete_data(Reader *r);
+void config_check_local  (Reader *r, const char *key, char **paths, int count);     /* that paths of the key are no URLs */
 void config_check_eval_documents(const Config *c, const EvalSet *set);       /* data must be checked already */
-void config_check_generation(Reader *r);         /* settings of `generate` (dry_run.c) */
-void config_check_run   (Reader *r);
-void config_check_ranks (Reader *r);
-void config_check_tensor(Reader *r);
+void config_complete_generation(Reader *r);      /* settings of `generate` (dry_run.c) */
+void config_complete_run  (Reader *r);
+void config_complete_ranks(Reader *r);
+void config_check_tensor  (Reader *r);
 void config_write_text(Settings *s);                 /* fills Config.text (text.c, as the next two) */
 Settings config_followed(const Settings *s);         /* s with FOLLOWS keys set to their values for null */
 struct json_t *config_columns(const Config *c);      /* name: value of each column of the run; the caller owns it */

@@ -9,16 +9,16 @@
 #define E(field) offsetof(Evaluator, field)
 #define S(field) offsetof(DataSource, field)
 
-#define NUMBER(name, type, default_text, min, max, place, help) { name, type, default_text, NAN, min, max, NULL, place, help }
-#define OPTION(name, type, default_text, none, min, max, place, help) \
-    { name, type, default_text, none, min, max, NULL, place, help }
-#define WORD(name, type, default_text, words, place, help) { name, type, default_text, NOT_GIVEN, 0, 0, NULL, place, help, words }
+#define NUMBER(name, type, default_text, min, max, offset, help) { name, type, default_text, NAN, min, max, NULL, offset, help }
+#define OPTION(name, type, default_text, none, min, max, offset, help) \
+    { name, type, default_text, none, min, max, NULL, offset, help }
+#define WORD(name, type, default_text, words, offset, help) { name, type, default_text, NOT_GIVEN, 0, 0, NULL, offset, help, words }
 /* Recipe.recompute, by OLMo's names */
 #define SHARES { "one_in_two", 2 }, { "one_in_three", 3 }, { "one_in_four", 4 }, { "one_in_eight", 8 }, { "two_in_three", -3 }, \
                { "three_in_four", -4 }
 #define WORDS(...)                                       (const Word[]){ __VA_ARGS__, { NULL, 0 } }
-#define OTHER(name, type, default_text, place, help)     { name, type, default_text, NAN, 0, 0, NULL, place, help }
-#define COLUMN(name, formats, place, help)               { name, FORMAT | FOLLOWS, "null", NAN, 0, 0, formats, place, help }
+#define OTHER(name, type, default_text, offset, help)     { name, type, default_text, NAN, 0, 0, NULL, offset, help }
+#define COLUMN(name, formats, offset, help)               { name, FORMAT | FOLLOWS, "null", NAN, 0, 0, formats, offset, help }
 #define ONLY(name, choices, why)                         { name, FIXED, "null", NAN, 0, 0, choices, 0, why }
 #define NO_USE(name, silent, why)                        { name, UNUSED, "null", NAN, 0, 0, silent, 0, why }
 

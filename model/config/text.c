@@ -45,11 +45,11 @@ static void check_text(const YamlNode *n, const char *name, const char *text)
 {
     json_t *json = json_string(text);
     if (!json)
-        die("%s: %s: its text is not UTF-8, which YAML and JSON need; use another name", yaml_place(n), name);
+        die("%s: %s: its text is not UTF-8, which YAML and JSON need; use another name", yaml_where(n), name);
     json_decref(json);
     if (strstr(text, "${") || strncmp(text, "~/", 2) == 0)
         die("%s: %s: '%s' would be evaluated again when the run's config.yaml is read; use a name without ${ and ~/",
-            yaml_place(n), name, text);
+            yaml_where(n), name, text);
 }
 
 void config_check_texts(const YamlNode *n, const char *name)

@@ -164,12 +164,12 @@ static _Noreturn void wrong(const ConfigKey *k, const YamlNode *n)
     if (n->text)
         found = n->text;
     if ((k->type & TYPE_MASK) == FIXED)
-        die("%s: %s: '%s' is not supported, only %s: %s", yaml_place(n), k->name, found, k->choices, k->help);
+        die("%s: %s: '%s' is not supported, only %s: %s", yaml_where(n), k->name, found, k->choices, k->help);
     if (n->kind == YAML_MAP && strcmp(k->name, "recipe") == 0)
         die("%s: recipe is a name; its columns are changed by format.*, activations.* and fp8.*, as in --format.moment1=e5m2/128",
-            yaml_place(n));
+            yaml_where(n));
     const bool without_most = k->max >= LONGS || (k->type & TYPE_MASK) == DURATION;     /* `expected` leaves this maximum out */
-    die("%s: %s: expected %s%s, found '%s'", yaml_place(n), k->name, expected, without_most ? ", at most 9e+18" : "", found);
+    die("%s: %s: expected %s%s, found '%s'", yaml_where(n), k->name, expected, without_most ? ", at most 9e+18" : "", found);
 }
 
 /* ---- lists of paths --------------------------------------------------------------------------------------- */
@@ -237,7 +237,7 @@ static void parse_layer_types(LayerTypes *types, const ConfigKey *k, const YamlN
 
 /* ---- one value -------------------------------------------------------------------------------------------- */
 
-static void parse_number(void *place, const ConfigKey *k, const YamlNode *n)
+static void parse_number(void *field, const ConfigKey *k, const YamlNode *n)
 {
     uint64_t integer = 0;
     bool negative = false, nothing = n->kind == YAML_SCALAR && !n->text;
@@ -251,15 +251,15 @@ static void parse_number(void *place, const ConfigKey *k, const YamlNode *n)
     if (whole && !nothing && !parse_integer(&integer, &negative, n->text))
         wrong(k, n);
     switch (type) {
-    case INT:    *(int *)place = (int)x; break;
-    case LONG:   *(long *)place = nothing ? (long)x : negative ? -(long)integer : (long)integer; break;
-    case U64:    *(uint64_t *)place = integer; break;
-    case FLOAT:  *(float *)place = (float)x; break;
-    default:     *(double *)place = x; break;
+    case INT:    *(int *)field = (int)x; break;
+    case LONG:   *(long *)field = nothing ? (long)x : negative ? -(long)integer : (long)integer; break;
+    case U64:    *(uint64_t *)field = integer; break;
+    case FLOAT:  *(float *)field = (float)x; break;
+    default:     *(double *)field = x; break;
     }
 }
 
-static void parse_word(void *place, const ConfigKey *k, const YamlNode *n)
+static void parse_word(void *field, const ConfigKey *k, const YamlNode *n)
 {
     const char *text = n->text;
     const Word *word;
@@ -268,23 +268,23 @@ static void parse_word(void *place, const ConfigKey *k, const YamlNode *n)
     case BOOL:
         if ((truth = value_truth(text)) < 0)
             wrong(k, n);
-        *(bool *)place = truth;
+        *(bool *)field = truth;
         break;
     case CHOICE:
         if (!(word = find_word(k->words, text)))
             wrong(k, n);
-        *(int *)place = word->value;
+        *(int *)field = word->value;
         break;
     case STRING:
-        free(*(char **)place);
-        *(char **)place = xstrdup(text);
+        free(*(char **)field);
+        *(char **)field = xstrdup(text);
         break;
     case FORMAT:
-        if (!format_parse(place, text))
+        if (!format_parse(field, text))
             wrong(k, n);
         break;
     case DURATION:
-        if (!parse_duration(place, text))
+        if (!parse_duration(field, text))
             wrong(k, n);
         break;
     }
@@ -292,7 +292,7 @@ static void parse_word(void *place, const ConfigKey *k, const YamlNode *n)
 
 void value_parse(void *holder, const ConfigKey *k, const YamlNode *n)
 {
-    char *place = (char *)holder + k->offset;
+    char *field = (char *)holder + k->offset;
     int type = k->type & TYPE_MASK;
     bool nothing = n->kind == YAML_SCALAR && !n->text;
     if (type == FIXED) {
@@ -301,7 +301,7 @@ void value_parse(void *holder, const ConfigKey *k, const YamlNode *n)
     } else if (type == UNUSED) {
         return;
     } else if (type <= FLOAT) {
-        parse_number(place, k, n);
+        parse_number(field, k, n);
     } else if (nothing) {
         if (!k->default_text)
             wrong(k, n);
@@ -309,19 +309,19 @@ void value_parse(void *holder, const ConfigKey *k, const YamlNode *n)
         value_default(holder, k);
     } else if (value_is_list(type)) {
         value_free(holder, k);
-        parse_paths((char ***)place, (int *)(place + sizeof(char **)), k, n);
+        parse_paths((char ***)field, (int *)(field + sizeof(char **)), k, n);
     } else if (type == DATASETS) {
         value_free(holder, k);
-        parse_datasets((NamedPaths **)place, (int *)(place + sizeof(NamedPaths *)), k, n);
+        parse_datasets((NamedPaths **)field, (int *)(field + sizeof(NamedPaths *)), k, n);
     } else if (type == LAYER_TYPES) {
         value_free(holder, k);
-        parse_layer_types((LayerTypes *)place, k, n);
+        parse_layer_types((LayerTypes *)field, k, n);
     } else if (type == BETAS) {
-        parse_betas((double *)place, k, n);
+        parse_betas((double *)field, k, n);
     } else {
         if (n->kind != YAML_SCALAR)
             wrong(k, n);
-        parse_word(place, k, n);
+        parse_word(field, k, n);
     }
 }
 
@@ -351,27 +351,27 @@ void value_default(void *holder, const ConfigKey *k)
 
 void value_free(void *holder, const ConfigKey *k)
 {
-    char *place = (char *)holder + k->offset;
+    char *field = (char *)holder + k->offset;
     int type = k->type & TYPE_MASK;
     if (type == STRING) {
-        free(*(char **)place);
-        *(char **)place = NULL;
+        free(*(char **)field);
+        *(char **)field = NULL;
     } else if (type == LAYER_TYPES) {
-        *(LayerTypes *)place = (LayerTypes){ 0 };
+        *(LayerTypes *)field = (LayerTypes){ 0 };
     } else if (value_is_list(type)) {
-        int *count = (int *)(place + sizeof(char **));
-        free_paths(*(char ***)place, *count);
-        *(char ***)place = NULL;
+        int *count = (int *)(field + sizeof(char **));
+        free_paths(*(char ***)field, *count);
+        *(char ***)field = NULL;
         *count = 0;
     } else if (type == DATASETS) {
-        NamedPaths *sets = *(NamedPaths **)place;
-        int *count = (int *)(place + sizeof(NamedPaths *));
+        NamedPaths *sets = *(NamedPaths **)field;
+        int *count = (int *)(field + sizeof(NamedPaths *));
         for (int i = 0; i < *count; i++) {
             free(sets[i].name);
             free_paths(sets[i].paths, sets[i].num_paths);
         }
         free(sets);
-        *(NamedPaths **)place = NULL;
+        *(NamedPaths **)field = NULL;
         *count = 0;
     }
 }

@@ -88,15 +88,15 @@ static void print_duration(FILE *f, const Duration *d)
 
 double value_number(const void *holder, const ConfigKey *k)
 {
-    const char *place = (const char *)holder + k->offset;
+    const char *field = (const char *)holder + k->offset;
     const int type = k->type & TYPE_MASK;
-    return type == INT ? *(const int *)place : type == LONG ? *(const long *)place
-         : type == FLOAT ? *(const float *)place : type == DOUBLE ? *(const double *)place : NAN;
+    return type == INT ? *(const int *)field : type == LONG ? *(const long *)field
+         : type == FLOAT ? *(const float *)field : type == DOUBLE ? *(const double *)field : NAN;
 }
 
 void value_print(FILE *f, const void *holder, const ConfigKey *k, int indent)
 {
-    const char *place = (const char *)holder + k->offset;
+    const char *field = (const char *)holder + k->offset;
     int type = k->type & TYPE_MASK;
     double x = value_number(holder, k);
     if (!value_is_list(type))
@@ -106,24 +106,24 @@ void value_print(FILE *f, const void *holder, const ConfigKey *k, int indent)
         return;
     }
     switch (type) {
-    case INT:      fprintf(f, "%d", *(const int *)place); break;
-    case LONG:     fprintf(f, "%ld", *(const long *)place); break;
-    case U64:      fprintf(f, "%lu", *(const unsigned long *)place); break;
+    case INT:      fprintf(f, "%d", *(const int *)field); break;
+    case LONG:     fprintf(f, "%ld", *(const long *)field); break;
+    case U64:      fprintf(f, "%lu", *(const unsigned long *)field); break;
     case FLOAT:    print_double(f, x, true); break;
     case DOUBLE:   print_double(f, x, false); break;
-    case BOOL:     fputs(*(const bool *)place ? "true" : "false", f); break;
-    case CHOICE:   print_choice(f, k->words, *(const int *)place); break;
-    case STRING:   value_print_text(f, *(char *const *)place); break;
+    case BOOL:     fputs(*(const bool *)field ? "true" : "false", f); break;
+    case CHOICE:   print_choice(f, k->words, *(const int *)field); break;
+    case STRING:   value_print_text(f, *(char *const *)field); break;
     case PATHS: case PATTERNS:
-    case NAMES:    print_paths(f, *(char ***)place, *(const int *)(place + sizeof(char **)), indent); break;
-    case FORMAT:   fputs(format_name(*(const Format *)place), f); break;
-    case DURATION: print_duration(f, (const Duration *)place); break;
-    case LAYER_TYPES: print_layer_types(f, (const LayerTypes *)place); break;
+    case NAMES:    print_paths(f, *(char ***)field, *(const int *)(field + sizeof(char **)), indent); break;
+    case FORMAT:   fputs(format_name(*(const Format *)field), f); break;
+    case DURATION: print_duration(f, (const Duration *)field); break;
+    case LAYER_TYPES: print_layer_types(f, (const LayerTypes *)field); break;
     case BETAS:
         fputc('[', f);
-        print_double(f, ((const double *)place)[0], false);
+        print_double(f, ((const double *)field)[0], false);
         fputs(", ", f);
-        print_double(f, ((const double *)place)[1], false);
+        print_double(f, ((const double *)field)[1], false);
         fputc(']', f);
         break;
     default:       die("model/config/value_print.c: a value of type %d cannot be written", type);

@@ -91,7 +91,7 @@ YamlNode *yaml_take(YamlNode *root, const char *name)
     return n;
 }
 
-const char *yaml_place(const YamlNode *n)
+const char *yaml_where(const YamlNode *n)
 {
     static char text[4][512];
     static int next;

@@ -30,7 +30,7 @@ void yaml_put(YamlNode *root, const char *name, YamlNode *n);
 
 YamlNode   *yaml_find (const YamlNode *root, const char *name);     /* "a.b"; NULL: not there */
 YamlNode   *yaml_take (YamlNode *root, const char *name);           /* the same, removed from the tree; the caller owns it */
-const char *yaml_place(const YamlNode *n);                          /* "x.yaml:12" or "--a=b"; one of 4 static buffers */
+const char *yaml_where(const YamlNode *n);                          /* "x.yaml:12" or "--a=b"; one of 4 static buffers */
 void        yaml_free (YamlNode *n);
 
 /* To build trees: texts are copied, yaml_add takes ownership of the child. */

@@ -41,7 +41,7 @@ static char *expand_home(const YamlNode *at, const char *text)
     const bool at_home = strncmp(text, "~/", 2) == 0;
     const char *home = at_home ? getenv("HOME") : "";
     if (!home)
-        die("%s: '%s': the environment variable HOME is not set; write the whole path", yaml_place(at), text);
+        die("%s: '%s': the environment variable HOME is not set; write the whole path", yaml_where(at), text);
     return xasprintf("%s%s", home, text + at_home);
 }
 
@@ -51,7 +51,7 @@ static YamlNode *from_environment(const Scope *s, char **arg, int count)
 {
     const char *value = getenv(arg[0]);
     if (!value && count < 2)
-        die("%s: the environment variable %s is not set; set it or write ${oc.env:%s,default}", yaml_place(s->at),
+        die("%s: the environment variable %s is not set; set it or write ${oc.env:%s,default}", yaml_where(s->at),
             arg[0], arg[0]);
     if (!value && strcmp(arg[1], "null") == 0)
         return scalar(s, NULL);
@@ -67,7 +67,7 @@ static YamlNode *choose_path(const Scope *s, char **arg, int count)
             return scalar(s, arg[i]);
         snprintf(list + strlen(list), sizeof list - strlen(list), "%s'%s'", i ? ", " : "", arg[i]);
     }
-    die("%s: ${path.choose:...}: none of %s exists; create one of them, or write a path without path.choose", yaml_place(s->at),
+    die("%s: ${path.choose:...}: none of %s exists; create one of them, or write a path without path.choose", yaml_where(s->at),
         list);
 }
 
@@ -78,9 +78,9 @@ static YamlNode *glob_paths(const Scope *s, char **arg, int count)
         int error;
         Matches found = pattern_match(arg[i], &error);
         if (error)
-            die("%s: cannot list the files of '%s': %s", yaml_place(s->at), arg[i], strerror(error));
+            die("%s: cannot list the files of '%s': %s", yaml_where(s->at), arg[i], strerror(error));
         if (found.count == 0)
-            die("%s: no file matches '%s'", yaml_place(s->at), arg[i]);
+            die("%s: no file matches '%s'", yaml_where(s->at), arg[i]);
         for (int k = 0; k < found.count; k++)
             yaml_add(list, scalar(s, found.path[k]));
         pattern_free(&found);
@@ -94,7 +94,7 @@ static YamlNode *last_checkpoint(const Scope *s, char **arg, int count)
     const int n = file_steps(&steps, arg[0], "");
     (void)count;
     if (n == 0)
-        die("%s: there is no checkpoint stepN in '%s'", yaml_place(s->at), arg[0]);
+        die("%s: there is no checkpoint stepN in '%s'", yaml_where(s->at), arg[0]);
     char *path = xasprintf("%s/step%ld", arg[0], steps[n - 1]);
     YamlNode *out = scalar(s, path);
     free(path);
@@ -137,9 +137,9 @@ static YamlNode *reference(Scope *s, const char *name)
     const YamlNode *target = yaml_find(s->root, own);
     const char *default_text = target ? NULL : s->default_of(own);
     if (!target && !default_text)
-        die("%s: ${%s}: there is no key '%s'", yaml_place(s->at), name, name);
+        die("%s: ${%s}: there is no key '%s'", yaml_where(s->at), name, name);
     if (s->depth == MAX_DEPTH)
-        die("%s: ${%s} refers to itself", yaml_place(s->at), name);
+        die("%s: ${%s} refers to itself", yaml_where(s->at), name);
     s->depth++;
     YamlNode *out;
     if (!target)
@@ -173,7 +173,7 @@ static YamlNode *evaluate(Scope *s, char *inner)
             out = resolvers[i].evaluate(s, arg, count);
     if (!out)
         die("%s: ${%s:...} is unknown; there are oc.env, path.choose, path.glob, path.last_checkpoint, path.check_exist",
-            yaml_place(s->at), inner);
+            yaml_where(s->at), inner);
     while (count > 0)
         free(arg[--count]);
     return out;
@@ -189,7 +189,7 @@ static const char *closing_brace(const Scope *s, const char *open)
         else if (*c == '}' && --depth == 0)
             return c;
     }
-    die("%s: '%s' lacks a closing }", yaml_place(s->at), open);
+    die("%s: '%s' lacks a closing }", yaml_where(s->at), open);
 }
 
 /* Expands a part of a longer text, or the text inside ${...}, to text. */
@@ -199,7 +199,7 @@ static char *expand_text(Scope *s, const char *text, size_t length)
     memcpy(part, text, length);
     YamlNode *n = expand(s, part);
     if (n->kind != YAML_SCALAR)
-        die("%s: '%s' is a list or a section where a text is needed", yaml_place(s->at), part);
+        die("%s: '%s' is a list or a section where a text is needed", yaml_where(s->at), part);
     free(part);
     char *out = n->text ? n->text : strcpy(xmalloc(5), "null");
     n->text = NULL;
@@ -219,7 +219,7 @@ static YamlNode *expand(Scope *s, const char *text)
     if (open == text && !close[1])
         return value;
     if (value->kind != YAML_SCALAR)
-        die("%s: '%s' puts a list or a section inside a text", yaml_place(s->at), text);
+        die("%s: '%s' puts a list or a section inside a text", yaml_where(s->at), text);
     char *rest = expand_text(s, close + 1, strlen(close + 1));
     char *whole = xasprintf("%.*s%s%s", (int)(open - text), text, value->text ? value->text : "null", rest);
     YamlNode *out = scalar(s, whole);

@@ -50,7 +50,7 @@ static uint64_t text_hash(const char *text)
 void agree_on_run(const Config *c)
 {
     comm_agree("configurations", text_hash(c->text));
-    comm_agree("checkpoints to continue", text_hash(c->source ? c->source : ""));
+    comm_agree("checkpoints to continue", text_hash(c->load_folder ? c->load_folder : ""));
 }
 
 /* Rank 0's numbers of `size` bytes. */

@@ -10,22 +10,22 @@
 #include "model/fsdp.h"
 #include "model/run/agree.h"
 
-static Tensor mean_of(const ParamStore *f, int u)
+static Tensor mean_of(const ParamStore *store, int u)
 {
-    return f->shard[u].state[f->optimizer->num_states - 1];
+    return store->shard[u].state[store->optimizer->num_states - 1];
 }
 
-static Tensor weights_of(const ParamStore *f, int u)
+static Tensor weights_of(const ParamStore *store, int u)
 {
-    return f->shard[u].slice[TRAINED].stored;
+    return store->shard[u].slice[TRAINED].stored;
 }
 
-static bool has_any(const ParamStore *f, int u)
+static bool has_any(const ParamStore *store, int u)
 {
-    return f->shard[u].slice[TRAINED].count > 0;
+    return store->shard[u].slice[TRAINED].count > 0;
 }
 
-void average_step(ParamStore *f, const Config *c, TrainState *s)
+void average_step(ParamStore *store, const Config *c, TrainState *s)
 {
     const long last = c->average.last, every = c->average.every;
     if (!is_due(s->step, every))
@@ -34,9 +34,9 @@ void average_step(ParamStore *f, const Config *c, TrainState *s)
     s->average.count = begins || others ? 1 : s->average.count + 1;
     s->average.last = last;
     s->average.every = every;
-    for (int u = 0; u < f->num_units; u++)
-        if (has_any(f, u))
-            average_weights(mean_of(f, u), weights_of(f, u), 1 / (float)s->average.count);
+    for (int u = 0; u < store->num_units; u++)
+        if (has_any(store, u))
+            average_weights(mean_of(store, u), weights_of(store, u), 1 / (float)s->average.count);
 }
 
 bool average_is_complete(const Config *c, const TrainState *s)
@@ -53,34 +53,34 @@ bool average_is_written(const Config *c, const TrainState *s)
     return written;
 }
 
-AverageBackup average_enter(ParamStore *f)
+AverageBackup average_enter(ParamStore *store)
 {
     size_t bytes = 0, at = 0;
-    for (int u = 0; u < f->num_units; u++)
-        bytes += has_any(f, u) ? tensor_bytes(weights_of(f, u)) : 0;
+    for (int u = 0; u < store->num_units; u++)
+        bytes += has_any(store, u) ? tensor_bytes(weights_of(store, u)) : 0;
     AverageBackup k = { device_host_alloc(bytes, NULL) };
-    for (int u = 0; u < f->num_units; u++) {
-        const Tensor w = weights_of(f, u);
-        if (!has_any(f, u))
+    for (int u = 0; u < store->num_units; u++) {
+        const Tensor w = weights_of(store, u);
+        if (!has_any(store, u))
             continue;
         device_get(k.weights + at, w.data, tensor_bytes(w));
         at += tensor_bytes(w);
-        quantize(w, mean_of(f, u));
+        quantize(w, mean_of(store, u));
     }
-    store_loaded(f);
+    store_loaded(store);
     return k;
 }
 
-void average_leave(ParamStore *f, AverageBackup k)
+void average_leave(ParamStore *store, AverageBackup k)
 {
     size_t at = 0;
-    for (int u = 0; u < f->num_units; u++) {
-        const Tensor w = weights_of(f, u);
-        if (!has_any(f, u))
+    for (int u = 0; u < store->num_units; u++) {
+        const Tensor w = weights_of(store, u);
+        if (!has_any(store, u))
             continue;
         device_put(w.data, k.weights + at, tensor_bytes(w));
         at += tensor_bytes(w);
     }
-    store_loaded(f);
+    store_loaded(store);
     device_host_free(k.weights);
 }

@@ -6,7 +6,7 @@
 #include "model/checkpoint/checkpoint.h"
 
 /* After step s->step: adds a snapshot if one is due. All ranks call. */
-void average_step(ParamStore *f, const Config *c, TrainState *s);
+void average_step(ParamStore *store, const Config *c, TrainState *s);
 
 /* Whether a mean is complete at this step. A run that began without the average, or with another one, has no mean for the group
  * of snapshots in which it began. */
@@ -18,5 +18,5 @@ bool average_is_written(const Config *c, const TrainState *s);
 /* The average becomes the weights, rounded to their format, until _leave restores them, bit for bit; the host has them
  * meanwhile. */
 typedef struct { char *weights; } AverageBackup;
-AverageBackup average_enter(ParamStore *f);
-void          average_leave(ParamStore *f, AverageBackup k);
+AverageBackup average_enter(ParamStore *store);
+void          average_leave(ParamStore *store, AverageBackup k);

@@ -34,7 +34,7 @@ typedef struct {
     ModelConfig  model;                 /* the whole model, adapters merged */
     Config       config;                /* of a model with one of its blocks */
     Model        m;
-    ParamStore         f;
+    ParamStore         store;
     int          batches, held;         /* micro-batches for calibration; held out */
     Stream       stream;                /* batches + held with codes, then held without */
     Tensor       next;                  /* (N, C): output of the block */
@@ -79,7 +79,7 @@ static void place_layers(Calibration *c, Arena *a)
 {
     const Format f32 = { F32, 0 };
     for (Linear l = 0; l < NUM_LINEARS; l++) {
-        const Param *p = matrix_of(&c->f.shape[1], l);
+        const Param *p = matrix_of(&c->store.shape[1], l);
         Layer *y = &c->layer[l];
         y->w = tensor_alloc(a, f32, p->rows, p->cols);
         y->h = tensor_alloc(a, f32, p->cols, p->cols);
@@ -92,13 +92,13 @@ static void open_block(Calibration *c, int block)
 {
     Arena arena = { 0 };
     describe_block(c, block);
-    model_plan(&c->m, &c->f, &c->config, (ShardChoice){ 1, 0, false, 0 });
-    model_place(&c->m, &c->f, &c->config);
+    model_plan(&c->m, &c->store, &c->config, (ShardChoice){ 1, 0, false, 0 });
+    model_alloc(&c->m, &c->store, &c->config);
     place_layers(c, &arena);
     c->layers = device_alloc(arena.used);
     place_layers(c, &(Arena){ .memory = c->layers });
     for (Linear l = 0; l < NUM_LINEARS; l++)
-        c->layer[l].host_scale = xmalloc(param_numel(matrix_of(&c->f.shape[1], l)) / c->x->coded.group * sizeof(float));
+        c->layer[l].host_scale = xmalloc(param_numel(matrix_of(&c->store.shape[1], l)) / c->x->coded.group * sizeof(float));
 }
 
 static void close_block(Calibration *c)
@@ -107,7 +107,7 @@ static void close_block(Calibration *c)
     for (Linear l = 0; l < NUM_LINEARS; l++)
         free(c->layer[l].host_scale);
     device_free(c->layers);
-    model_free(&c->m, &c->f);
+    model_free(&c->m, &c->store);
 }
 
 /* ---- weights ---------------------------------------------------------------------------------------------------- */
@@ -116,9 +116,9 @@ static void close_block(Calibration *c)
 static void put_weight(Calibration *c, int to, Weight *w)
 {
     const HfTensor *t = &w->tensor;
-    const UnitLayout *u = &c->f.shape[to];
+    const UnitLayout *u = &c->store.shape[to];
     const Param *p = &u->param[t->param];
-    const Tensor stored = c->f.shard[to].slice[p->region].stored;
+    const Tensor stored = c->store.shard[to].slice[p->region].stored;
     const size_t n = t->rows * t->cols, group = c->x->coded.group;
     CHECK(stored.format.dtype == BF16, "weights are stored in %s", format_name(stored.format));
     if (w->scale) {
@@ -138,15 +138,15 @@ static void put_unit(Calibration *c, int to, int next)
     for (int i = 0; i < c->ahead.count; i++)
         put_weight(c, to, &c->ahead.weight[i]);
     weights_free(&c->ahead);
-    store_loaded(&c->f);
+    store_loaded(&c->store);
     if (next < unit_count(&c->model))
         weights_begin(&c->ahead, next);
 }
 
-static const Unit *unit_of(Calibration *c, int unit)
+static const UnitTensors *unit_of(Calibration *c, int unit)
 {
-    fsdp_gather(&c->f, unit, FOR_FORWARD);
-    return fsdp_acquire(&c->f, unit);
+    fsdp_gather(&c->store, unit, FOR_FORWARD);
+    return fsdp_acquire(&c->store, unit);
 }
 
 /* ---- the stream --------------------------------------------------------------------------------------------------- */
@@ -180,14 +180,14 @@ static void stream_set(const Stream *s, int batch, Tensor from)
 }
 
 /* Runs the block on a micro-batch of the stream; the output is in c->next. */
-static void forward(Calibration *c, const Unit *w, int batch)
+static void forward(Calibration *c, const UnitTensors *w, int batch)
 {
     Acts next = { .attn_res = c->next };
     stream_get(c->m.acts[0].attn_res, &c->stream, batch);
     block_forward(&c->m, w, &c->m.acts[0], &next);
 }
 
-static void forward_all(Calibration *c, const Unit *w, int first, int count)
+static void forward_all(Calibration *c, const UnitTensors *w, int first, int count)
 {
     for (int i = first; i < first + count; i++) {
         forward(c, w, i);
@@ -206,7 +206,7 @@ static void embed(Calibration *c)
         if (i >= c->batches)
             stream_set(&c->stream, i + c->held, y);
     }
-    fsdp_release(&c->f, 0);
+    fsdp_release(&c->store, 0);
 }
 
 /* The mean loss of held-out micro-batches. Their output of the last block is in the stream from `first` on. */
@@ -220,7 +220,7 @@ static double cross_entropy_of(Calibration *c, int first, long *labels)
             *labels += targets[n] >= 0;
         device_put(c->m.targets, targets, sizeof *targets * (size_t)c->m.N);
         stream_get(c->m.acts[1].attn_res, &c->stream, first + i);
-        head_losses(&c->m, &c->f, 0, 0, false);
+        head_losses(&c->m, &c->store, 0, 0, false);
     }
     return model_losses(&c->m).loss / (double)*labels;
 }
@@ -277,13 +277,13 @@ static void print_result(const Calibration *c, int block, const Param *p, const 
 }
 
 /* Chooses the codes; the block's weights become the values of its codes. */
-static void choose_codes(Calibration *c, int block, const Unit *w)
+static void choose_codes(Calibration *c, int block, const UnitTensors *w)
 {
     progress_clear();
     printf("block %d:", block);
     for (Linear l = 0; l < NUM_LINEARS; l++) {
         const Layer *y = &c->layer[l];
-        const Param *p = matrix_of(&c->f.shape[1], l);
+        const Param *p = matrix_of(&c->store.shape[1], l);
         const GptqResult r = gptq(y->codes, w->tensor[p->id], y->w, y->scale, (int)c->x->coded.group, y->h, c->options->damping,
                                   c->options->ordered);
         write_codes(c, block, p, y);
@@ -300,7 +300,7 @@ static void calibrate_block(Calibration *c, int block)
     if (block == 0)
         embed(c);
     put_unit(c, 1, block + 2);
-    const Unit *w = unit_of(c, 1);
+    const UnitTensors *w = unit_of(c, 1);
     for (int i = 0; i < c->batches; i++) {
         forward(c, w, i);
         add_inputs(c);
@@ -308,7 +308,7 @@ static void calibrate_block(Calibration *c, int block)
     forward_all(c, w, c->batches + c->held, c->held);
     choose_codes(c, block, w);
     forward_all(c, w, last ? c->batches : 0, last ? c->held : c->batches + c->held);
-    fsdp_release(&c->f, 1);
+    fsdp_release(&c->store, 1);
     if (last)
         measure_losses(c);
     close_block(c);

@@ -57,8 +57,8 @@ static bool gives_finite_step(Run *r)
     fsdp_empty_grads(&r->store);
     model_zero_losses(&r->model);
     model_use_images(&r->model, batch_images(b, 0, r->model.T));
-    model_step(&r->model, &r->store, b->tokens, b->targets, pieces_begins(r, b), 1 / tokens, (float)r->config->z_loss,
-               PASS_COMPLETE);
+    model_micro_batch(&r->model, &r->store, b->tokens, b->targets, pieces_begins(r, b), 1 / tokens, (float)r->config->z_loss,
+                      PASS_COMPLETE);
     watchdog_mark_together("reading its loss and gradient norm", -1);
     double loss = model_losses(&r->model).loss;
     comm_sum(&loss, 1);

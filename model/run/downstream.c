@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/sample.h"
+#include "data/hash.h"
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/progress.h"
@@ -172,7 +172,7 @@ static void read_scores(double *log_probability, const Rows *rows, int b, const 
 }
 
 /* Runs the micro-batch of sequences from number `s` on; there may be none left. */
-static void run_rows(Model *m, ParamStore *f, Rows *rows, const Requests *r, const int *first, int sequences, long s,
+static void run_rows(Model *m, ParamStore *store, Rows *rows, const Requests *r, const int *first, int sequences, long s,
                      double *log_probability)
 {
     for (int b = 0; b < rows->B; b++) {
@@ -182,7 +182,7 @@ static void run_rows(Model *m, ParamStore *f, Rows *rows, const Requests *r, con
     watchdog_mark("evaluation", -1);
     if (rows->shown)
         model_use_images(m, (ImageRows){ rows->images, shown_images_f32(rows->shown) ? F32 : BF16 });
-    model_step(m, f, rows->tokens, rows->targets, rows->begins, 0, 0, PASS_FORWARD);
+    model_micro_batch(m, store, rows->tokens, rows->targets, rows->begins, 0, 0, PASS_FORWARD);
     watchdog_mark_together("reading the losses of tokens", -1);
     model_token_losses(m, rows->losses);
     for (int b = 0; b < rows->B && s + b < sequences; b++)
@@ -190,7 +190,7 @@ static void run_rows(Model *m, ParamStore *f, Rows *rows, const Requests *r, con
 }
 
 /* Computes that of every choice, on all ranks; false: a rank was asked to stop. */
-static bool log_probabilities(double *log_probability, const Task *task, int questions, Model *m, ParamStore *f,
+static bool log_probabilities(double *log_probability, const Task *task, int questions, Model *m, ParamStore *store,
                               const volatile sig_atomic_t *stop)
 {
     const Requests *r = &task->requests;
@@ -205,7 +205,7 @@ static bool log_probabilities(double *log_probability, const Task *task, int que
     progress_begin("evaluating");
     for (long s = 0; s < sequences && !cut; s += (long)B * comm_group_size(RANKS_DATA)) {
         progress_show((double)s / sequences, r->name);
-        run_rows(m, f, &rows, r, first, sequences, s + (long)B * comm_group_rank(RANKS_DATA), log_probability);
+        run_rows(m, store, &rows, r, first, sequences, s + (long)B * comm_group_rank(RANKS_DATA), log_probability);
         cut = agree_any(stop && *stop);
     }
     progress_end();
@@ -264,7 +264,7 @@ void downstream_score(double score[NUM_METRICS], const Requests *r, int question
         score[m] /= questions;
 }
 
-DownstreamResult downstream_evaluate(const Config *c, int i, Model *m, ParamStore *f, const volatile sig_atomic_t *stop)
+DownstreamResult downstream_evaluate(const Config *c, int i, Model *m, ParamStore *store, const volatile sig_atomic_t *stop)
 {
     DownstreamResult d = { .label = c->eval[i].label };
     Task t = open_task(&d.problem, c, i);
@@ -277,7 +277,7 @@ DownstreamResult downstream_evaluate(const Config *c, int i, Model *m, ParamStor
     d.metric = r->metric;
     d.questions = questions;
     double *log_probability = xcalloc((size_t)r->choices, sizeof *log_probability);
-    d.cut = !log_probabilities(log_probability, &t, questions, m, f, stop);
+    d.cut = !log_probabilities(log_probability, &t, questions, m, store, stop);
     downstream_score(d.score, r, questions, log_probability);
     free(log_probability);
     close_task(&t);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/sample.h"
+#include "data/hash.h"
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/progress.h"
@@ -33,24 +33,24 @@ static void micro_batch(int *tokens, int *targets, uint8_t *begins, const void *
     }
 }
 
-/* For take_sample within error_catch. */
-typedef struct { const Loader *loader; DataSample sample; } Sampled;
+/* For hash_content within error_catch. */
+typedef struct { const Loader *loader; DataHashes content; } Hashed;
 
-static void take_sample(void *what)
+static void hash_content(void *what)
 {
-    Sampled *s = what;
-    s->sample = loader_sample(s->loader);
+    Hashed *s = what;
+    s->content = loader_content(s->loader);
 }
 
-/* Describes a difference between ranks in sequences or sampled tokens, or an error of reading them; malloc'ed. NULL: none. */
+/* Describes a difference between ranks in sequences or hashed tokens, or an error of reading them; malloc'ed. NULL: none. */
 static char *disagreement(const Loader *l, const char *label)
 {
-    Sampled s = { l, { 0 } };
-    char *own = error_catch(take_sample, &s), *problem = agree_problem(own);
+    Hashed s = { l, { 0 } };
+    char *own = error_catch(hash_content, &s), *problem = agree_problem(own);
     free(own);
     if (problem)
         return problem;
-    const uint64_t part[] = { loader_fingerprint(l), s.sample.tokens, s.sample.masks };
+    const uint64_t part[] = { loader_fingerprint(l), s.content.tokens, s.content.masks };
     char *what = xasprintf("validation data for evaluator '%s'", label);
     char *found = comm_disagreement(what, hash_bytes(HASH_OF_NOTHING, part, sizeof part));
     free(what);
@@ -97,7 +97,7 @@ char *evaluate_check(const Config *c)
 /* A micro-batch on the host, (B, T) each, whether attention stays inside documents, and sums over all batches so far. */
 typedef struct { int B, T, *tokens, *targets; uint8_t *begins; const void **images; bool divides; double loss, labels; } Validation;
 
-static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, ParamStore *f)
+static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, ParamStore *store)
 {
     model_zero_losses(m);
     for (int first = 0; first < sequences; first += p->B) {
@@ -105,7 +105,7 @@ static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, Pa
         micro_batch(p->tokens, p->targets, p->begins, p->images, b, first, p->B, p->T);
         if (b->images)
             model_use_images(m, (ImageRows){ p->images, b->images_f32 ? F32 : BF16 });
-        model_step(m, f, p->tokens, p->targets, p->divides ? p->begins : NULL, 0, 0, PASS_FORWARD);
+        model_micro_batch(m, store, p->tokens, p->targets, p->divides ? p->begins : NULL, 0, 0, PASS_FORWARD);
     }
     watchdog_mark_together("reading the validation losses", -1);
     p->loss += model_losses(m).loss;
@@ -113,7 +113,7 @@ static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, Pa
 }
 
 /* Evaluates until the data end; or a rank is asked to stop: returns true; or a rank has a problem with its data: sets *problem. */
-static bool add_batches(Validation *p, Loader *l, const char *label, const Config *c, Model *m, ParamStore *f,
+static bool add_batches(Validation *p, Loader *l, const char *label, const Config *c, Model *m, ParamStore *store,
                         const volatile sig_atomic_t *stop, char **problem)
 {
     Batch b = { 0 };
@@ -133,12 +133,12 @@ static bool add_batches(Validation *p, Loader *l, const char *label, const Confi
             *problem = agree_problem(wrong);
         if (most[1] > 0 || most[2] > 0 || most[0] == 0)
             return most[1] > 0;
-        add_batch(p, &b, (int)most[0], m, f);
+        add_batch(p, &b, (int)most[0], m, store);
     }
     return false;
 }
 
-EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *f, const volatile sig_atomic_t *stop)
+EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *store, const volatile sig_atomic_t *stop)
 {
     const int B = m->attn.B, T = m->T;
     char *own;
@@ -152,7 +152,7 @@ EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *f, const volat
         Validation p = { B, T, xmalloc(sizeof(int) * B * T), xmalloc(sizeof(int) * B * T), xmalloc((size_t)B * T),
                          xcalloc((size_t)B * (size_t)T, sizeof *p.images), c->data.generate_doc_lengths, 0, 0 };
         progress_begin("evaluating");
-        e.cut = add_batches(&p, l, e.label, c, m, f, stop, &e.problem);
+        e.cut = add_batches(&p, l, e.label, c, m, store, stop, &e.problem);
         progress_end();
         double total[2] = { p.loss, comm_group_rank(RANKS_SEQUENCE) == 0 ? p.labels : 0 };
         comm_sum(total, 2);

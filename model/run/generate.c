@@ -97,12 +97,12 @@ static void set_length(Generator *g)
 static void open_generator(Generator *g, const Config *c)
 {
     *g = (Generator){ .config = *c };
-    const char *folder = c->source;
+    const char *folder = c->load_folder;
     if (!folder)
         die("generate: there is no model; give a checkpoint or a Hugging Face folder: --load_path=FOLDER");
     agree_on_run(c);
     if (!c->continues)
-        config_check_source(NULL, folder);
+        config_check_loadable(NULL, folder);
     agree_on_prompts(&g->prompts, c->generate, &c->model, c->generate_features ? NULL : "give them as --generate_features=FOLDER");
     if (c->generate_features)
         g->images = shown_images_open("generate_features", c->generate_features, c->model.image.rows, c->model.image.feature_size,
@@ -112,7 +112,7 @@ static void open_generator(Generator *g, const Config *c)
     set_length(g);
     memory_plan(&g->model, &g->store, &g->config);
     memory_check_host(&g->model, &g->store, &g->config);
-    model_place(&g->model, &g->store, &g->config);
+    model_alloc(&g->model, &g->store, &g->config);
     TrainState unread;
     checkpoint_load(folder, &g->config, &g->store, &unread, false);
     find_stops(g, folder);
@@ -203,19 +203,19 @@ static void print_continuation(const Generator *g, int prompt, int count)
 
 /* The time of one pass over all weights that a token reads, measured with a kernel that only searches for non-finite values. An
  * untied embedding, unit 0, is left out: a token reads only one row. */
-static double reading_seconds(const ParamStore *f, bool tied)
+static double reading_seconds(const ParamStore *store, bool tied)
 {
     DeviceMark *from = NULL, *to = NULL;
     for (int pass = 0; pass < 2; pass++) {
         from = device_mark(from);
-        for (int u = tied ? 0 : 1; u < f->num_units; u++) {
-            const Slice *s = f->shard[u].slice;
+        for (int u = tied ? 0 : 1; u < store->num_units; u++) {
+            const Slice *s = store->shard[u].slice;
             const Tensor floats = tensor_at(s[QUANTIZED].stored.data, (Format){ F32, 0, false }, 1, 0);
             const Tensor codes = tensor_flat(floats, s[QUANTIZED].count / sizeof(float));
             if (s[FROZEN].count > 0)
-                find_not_finite((int *)f->square_sum, s[FROZEN].stored, false);
+                find_not_finite((int *)store->square_sum, s[FROZEN].stored, false);
             if (s[QUANTIZED].count > 0)
-                find_not_finite((int *)f->square_sum, codes, false);    /* codes read as floats, to measure the time */
+                find_not_finite((int *)store->square_sum, codes, false); /* codes read as floats, to measure the time */
         }
         to = device_mark(to);
     }

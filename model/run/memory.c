@@ -54,29 +54,29 @@ static double most_with_weights(const Config *c)
     return memory_of_device(c) - SPARE - (used > SPARE ? used : 0);
 }
 
-static double bytes_in(Model *m, ParamStore *f, const Config *c, ShardChoice p)
+static double bytes_in(Model *m, ParamStore *store, const Config *c, ShardChoice p)
 {
-    model_replan(m, f, c, p);
-    return (double)model_planned_bytes(m, f);
+    model_replan(m, store, c, p);
+    return (double)model_planned_bytes(m, store);
 }
 
 /* With one micro-batch a step there is nothing to gain. NOTE: when gradients are summed changes their bits, so this must not
  * depend on what else runs on the device. */
-static bool sums_once(Model *m, ParamStore *f, const Config *c, ShardChoice p)
+static bool sums_once(Model *m, ParamStore *store, const Config *c, ShardChoice p)
 {
     const long at_once = (long)c->device_train_microbatch_size * data_ranks(&c->strategy, ranks_of(c));
     const bool gains = p.shards * p.tensor_ranks > 1 && c->global_train_batch_size > at_once;
-    return agree_least(gains && bytes_in(m, f, c, p) <= memory_of_device(c) - SPARE);
+    return agree_least(gains && bytes_in(m, store, c, p) <= memory_of_device(c) - SPARE);
 }
 
 /* The largest number from `least` to `largest`, put into *choice of *p, with which the plan takes at most so many bytes: memory
  * grows with it. `least` if none does. */
-static int largest_that_fits(Model *m, ParamStore *f, const Config *c, ShardChoice *p, int *choice, int least, int largest,
+static int largest_that_fits(Model *m, ParamStore *store, const Config *c, ShardChoice *p, int *choice, int least, int largest,
                              double bytes)
 {
     while (least < largest) {
         *choice = (least + largest + 1) / 2;
-        if (bytes_in(m, f, c, *p) <= bytes)
+        if (bytes_in(m, store, c, *p) <= bytes)
             least = *choice;
         else
             largest = *choice - 1;
@@ -86,9 +86,9 @@ static int largest_that_fits(Model *m, ParamStore *f, const Config *c, ShardChoi
 }
 
 /* Stages have different units, and no collective depends on what one of them keeps. */
-static int most_resident(Model *m, ParamStore *f, const Config *c, ShardChoice p)
+static int most_resident(Model *m, ParamStore *store, const Config *c, ShardChoice p)
 {
-    const int own = largest_that_fits(m, f, c, &p, &p.resident, 0, f->num_units, most_with_weights(c)),
+    const int own = largest_that_fits(m, store, c, &p, &p.resident, 0, store->num_units, most_with_weights(c)),
               least = (int)agree_least(own);
     return p.pipe.stages > 1 ? own : least;
 }
@@ -105,17 +105,17 @@ static double most_planned(const Config *c)
 
 /* As many slots for saved activations as fit, at least offload_least_slots; 0: all blocks have memory of their own. Stages have
  * different blocks. NOTE: a slot is as large as the largest block, so slots can take more than blocks of different sizes. */
-static int most_slots(Model *m, ParamStore *f, const Config *c, ShardChoice p)
+static int most_slots(Model *m, ParamStore *store, const Config *c, ShardChoice p)
 {
-    const double most = most_planned(c), all = bytes_in(m, f, c, p);
+    const double most = most_planned(c), all = bytes_in(m, store, c, p);
     const int pieces = m->offload.pieces, least = offload_least_slots(m);
     if (c->host.activations == HOST_NEVER || m->forward_only)
         return 0;
     if (c->host.activations == HOST_ALL)
         return pieces > least ? least : 0;
     if (all > most && pieces > least)
-        largest_that_fits(m, f, c, &p, &p.slots, least, pieces - 1, most);
-    const int own = p.slots > 0 && bytes_in(m, f, c, p) < all ? p.slots : pieces;
+        largest_that_fits(m, store, c, &p, &p.slots, least, pieces - 1, most);
+    const int own = p.slots > 0 && bytes_in(m, store, c, p) < all ? p.slots : pieces;
     const int common = (int)agree_least(own), slots = p.pipe.stages > 1 ? own : common;
     return slots < pieces ? slots : 0;
 }
@@ -127,18 +127,18 @@ static HostUse use_of(const Config *c, Hosted h)
 
 /* The fewest units that have it on the host while all fits; all units if it does not. NOTE: the first unit there may cost more than
  * it saves, since what comes from the host needs a place on the device. */
-static int fewest_on_host(Model *m, ParamStore *f, const Config *c, ShardChoice p, Hosted h)
+static int fewest_on_host(Model *m, ParamStore *store, const Config *c, ShardChoice p, Hosted h)
 {
     const double most = most_planned(c);
-    int first = 0, last = bytes_in(m, f, c, p) <= most ? 0 : f->num_units;
+    int first = 0, last = bytes_in(m, store, c, p) <= most ? 0 : store->num_units;
     while (first < last) {
         p.on_host[h] = (first + last) / 2;
-        if (bytes_in(m, f, c, p) <= most)
+        if (bytes_in(m, store, c, p) <= most)
             last = p.on_host[h];
         else
             first = p.on_host[h] + 1;
     }
-    return f->num_units - (int)agree_least(f->num_units - first);
+    return store->num_units - (int)agree_least(store->num_units - first);
 }
 
 static Pipeline pipeline_of(const Config *c, int stage)
@@ -154,7 +154,7 @@ static Pipeline pipeline_of(const Config *c, int stage)
 
 /* The ranks agree on what depends on memory. First come choices that change results, then what is on the host, which changes
  * none. */
-static void plan_with(Model *m, ParamStore *f, const Config *c, int stage, int tile)
+static void plan_with(Model *m, ParamStore *store, const Config *c, int stage, int tile)
 {
     const Strategy *s = &c->strategy;
     ShardChoice p = { comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD), s->grad_sum != SUM_OFTEN,
@@ -169,39 +169,39 @@ static void plan_with(Model *m, ParamStore *f, const Config *c, int stage, int t
         const Mesh mesh = memory_mesh(c);
         comm_pretend(&mesh, stage * (c->ranks / pipeline_stages(s)));
     }
-    p.tensor_place = comm_group_rank(RANKS_TENSOR);
-    model_plan(m, f, c, p);
+    p.tensor_rank = comm_group_rank(RANKS_TENSOR);
+    model_plan(m, store, c, p);
     if (c->dry_run)
         comm_pretend(NULL, 0);
     if (s->grad_sum == SUM_ONCE_IF_FITS)
-        p.sum_once = sums_once(m, f, c, p);
+        p.sum_once = sums_once(m, store, c, p);
     for (Hosted h = 0; h < NUM_HOSTED; h++)
-        p.on_host[h] = use_of(c, h) == HOST_ALL ? f->num_units : 0;
-    p.slots = most_slots(m, f, c, p);
+        p.on_host[h] = use_of(c, h) == HOST_ALL ? store->num_units : 0;
+    p.slots = most_slots(m, store, c, p);
     for (Hosted h = 0; h < NUM_HOSTED; h++)
         if (use_of(c, h) == HOST_AUTO)
-            p.on_host[h] = fewest_on_host(m, f, c, p, h);
+            p.on_host[h] = fewest_on_host(m, store, c, p, h);
     if (s->gathering == GATHER_ONCE_IF_FITS)
-        p.resident = most_resident(m, f, c, p);
-    model_replan(m, f, c, p);
+        p.resident = most_resident(m, store, c, p);
+    model_replan(m, store, c, p);
 }
 
 /* Tiles that were not asked for come last, since they change FP8 results. */
-void memory_plan_stage(Model *m, ParamStore *f, const Config *c, int stage)
+void memory_plan_stage(Model *m, ParamStore *store, const Config *c, int stage)
 {
     enum { TILE = 16384 };      /* GEMMs with this number of rows are as fast as larger ones */
-    plan_with(m, f, c, stage, c->mlp_tile);
+    plan_with(m, store, c, stage, c->mlp_tile);
     if (c->mlp_tile > 0 || !recipe_recomputes(&c->recipe) || m->rows <= TILE || m->tensor_ranks > 1)
         return;
-    if (agree_least((double)model_planned_bytes(m, f) <= most_planned(c)))
+    if (agree_least((double)model_planned_bytes(m, store) <= most_planned(c)))
         return;
-    model_free(m, f);
-    plan_with(m, f, c, stage, TILE);
+    model_free(m, store);
+    plan_with(m, store, c, stage, TILE);
 }
 
-void memory_plan(Model *m, ParamStore *f, const Config *c)
+void memory_plan(Model *m, ParamStore *store, const Config *c)
 {
-    memory_plan_stage(m, f, c, comm_group_rank(RANKS_PIPELINE));
+    memory_plan_stage(m, store, c, comm_group_rank(RANKS_PIPELINE));
 }
 
 static double gib(double bytes)
@@ -227,50 +227,50 @@ static void __attribute__((format(printf, 2, 3))) add_item(Items *l, const char 
 }
 
 /* How often: what is done, in some units once per step. */
-static void add_gathering(Items *l, const Model *m, const ParamStore *f, const char *what)
+static void add_gathering(Items *l, const Model *m, const ParamStore *store, const char *what)
 {
     const char *once = m->forward_only ? "once" : "once per step";
-    if (f->resident > 0 && f->resident < f->num_units)
-        add_item(l, "%s %s in %d of %d units (else for each pass)", what, once, f->resident, f->num_units);
+    if (store->resident > 0 && store->resident < store->num_units)
+        add_item(l, "%s %s in %d of %d units (else for each pass)", what, once, store->resident, store->num_units);
     else
-        add_item(l, "%s %s", what, f->resident == 0 ? "for each pass" : once);
+        add_item(l, "%s %s", what, store->resident == 0 ? "for each pass" : once);
 }
 
 /* On one rank nothing is gathered, and blocks that compute as they are stored have no copies either. With HYBRID_SHARD the number
  * of hosts decides the groups. */
-static void print_sharding(const Model *m, const ParamStore *f, const Config *c)
+static void print_sharding(const Model *m, const ParamStore *store, const Config *c)
 {
-    const int ranks = ranks_of(c), sharing = context_ranks(&c->strategy), shards = f->shards * f->tensor_ranks;
+    const int ranks = ranks_of(c), sharing = context_ranks(&c->strategy), shards = store->shards * store->tensor_ranks;
     const int groups = ranks / pipeline_stages(&c->strategy) / shards;
     bool copies = false;
-    for (int u = unit_of_layer(m->config, 0); u < f->num_units - 1; u++)
-        copies |= f->plan[u].weights != NULL;
+    for (int u = unit_of_layer(m->config, 0); u < store->num_units - 1; u++)
+        copies |= store->plan[u].weights != NULL;
     if (ranks == 1 && !copies)
         return;
     Items l = { printf(ranks > 1 ? "sharding:" : "weights:"), false };
     if (ranks > 1)
         add_item(&l, "%d group%s of %d rank%s%s", groups, groups > 1 ? "s" : "", shards, shards > 1 ? "s" : "",
-                 f->pipe.stages > 1 ? " in each stage" : "");
+                 store->pipe.stages > 1 ? " in each stage" : "");
     if (sharing > 1)
         add_item(&l, "%d ranks share each sequence", sharing);
-    if (f->tensor_ranks > 1)
-        add_item(&l, "%d ranks compute each layer together", f->tensor_ranks);
+    if (store->tensor_ranks > 1)
+        add_item(&l, "%d ranks compute each layer together", store->tensor_ranks);
     if (shards > 1 || copies)
-        add_gathering(&l, m, f, shards > 1 ? "weights gathered" : "operands made");
+        add_gathering(&l, m, store, shards > 1 ? "weights gathered" : "operands made");
     if (shards > 1 && !m->forward_only)
-        add_item(&l, "gradients summed %s", f->sum_once ? "once per step" : "with every micro-batch");
+        add_item(&l, "gradients summed %s", store->sum_once ? "once per step" : "with every micro-batch");
     putchar('\n');
 }
 
-static double memory_of_host(const Model *m, const ParamStore *f)
+static double memory_of_host(const Model *m, const ParamStore *store)
 {
-    return (double)offload_host_bytes(m) + (double)store_host_bytes(f, NUM_HOSTED);
+    return (double)offload_host_bytes(m) + (double)store_host_bytes(store, NUM_HOSTED);
 }
 
-static void print_host(const Model *m, const ParamStore *f)
+static void print_host(const Model *m, const ParamStore *store)
 {
     static const char *const names[NUM_HOSTED] = { "frozen weights", "moments", "master weights" };
-    if (memory_of_host(m, f) == 0)
+    if (memory_of_host(m, store) == 0)
         return;
     Items l = { printf("on the host, GiB:"), false };
     if (offload_host_bytes(m) > 0)
@@ -278,20 +278,20 @@ static void print_host(const Model *m, const ParamStore *f)
                  m->num_sets > 1 ? " x micro-batches" : "", gib((double)offload_host_bytes(m)));
     for (Hosted h = 0; h < NUM_HOSTED; h++) {
         int units = 0;
-        for (int u = 0; u < f->num_units; u++)
-            units += store_on_host(f, u, h);
+        for (int u = 0; u < store->num_units; u++)
+            units += store_on_host(store, u, h);
         if (units > 0)
-            add_item(&l, "%s of %d of %d units %.3f", names[h], units, f->num_units, gib((double)store_host_bytes(f, h)));
+            add_item(&l, "%s of %d of %d units %.3f", names[h], units, store->num_units, gib((double)store_host_bytes(store, h)));
     }
-    add_item(&l, "total %.3f\n", gib(memory_of_host(m, f)));
+    add_item(&l, "total %.3f\n", gib(memory_of_host(m, store)));
 }
 
 /* Host memory of a checkpoint while it is written: master weights, moments, and frozen weights unless only adapters are saved. */
-static size_t memory_of_snapshot(const ParamStore *f, const Config *c)
+static size_t memory_of_snapshot(const ParamStore *store, const Config *c)
 {
-    size_t bytes = store_state_bytes(f);
-    for (int u = 0; u < f->num_units; u++) {
-        const Slice *s = f->shard[u].slice;
+    size_t bytes = store_state_bytes(store);
+    for (int u = 0; u < store->num_units; u++) {
+        const Slice *s = store->shard[u].slice;
         bytes += tensor_bytes(s[TRAINED].stored) + (c->model.lora.rank > 0 ? 0 : tensor_bytes(s[FROZEN].stored));
     }
     return bytes;
@@ -308,19 +308,20 @@ static void print_optimizer(const Optimizer *o, const Recipe *r)
 /* Parameters, and bytes of this rank on the device. */
 typedef struct { size_t trained, untrained, master, frozen, moments; } Sizes;
 
-static Sizes sizes_of(const ParamStore *f)
+static Sizes sizes_of(const ParamStore *store)
 {
     size_t n[NUM_REGIONS] = { 0 };
-    Sizes z = { .moments = store_state_bytes(f) - store_host_bytes(f, HOST_MOMENTS) };
-    for (int u = 0; u < f->num_units; u++) {
-        const Slice *s = f->shard[u].slice;
-        for (int i = 0; i < f->shape[u].num_params; i++)
-            n[f->shape[u].param[i].region] += param_numel(&f->shape[u].param[i]) * (size_t)f->shape[u].param[i].tensor_ranks;
+    Sizes z = { .moments = store_state_bytes(store) - store_host_bytes(store, HOST_MOMENTS) };
+    for (int u = 0; u < store->num_units; u++) {
+        const Slice *s = store->shard[u].slice;
+        for (int i = 0; i < store->shape[u].num_params; i++)
+            n[store->shape[u].param[i].region] += param_numel(&store->shape[u].param[i])
+                                               * (size_t)store->shape[u].param[i].tensor_ranks;
         z.master += tensor_bytes(s[TRAINED].stored);
         z.frozen += tensor_bytes(s[FROZEN].stored) + s[QUANTIZED].count;
     }
-    z.master -= store_host_bytes(f, HOST_MASTER);
-    z.frozen -= store_host_bytes(f, HOST_FROZEN);
+    z.master -= store_host_bytes(store, HOST_MASTER);
+    z.frozen -= store_host_bytes(store, HOST_FROZEN);
     z.trained = n[TRAINED];
     z.untrained = n[FROZEN] + n[QUANTIZED];
     return z;
@@ -335,14 +336,14 @@ static void print_model(const Model *m, const Sizes *z)
 }
 
 /* What a run prints. */
-static void print_plan(const Model *m, const ParamStore *f, const Config *c, const Sizes *z)
+static void print_plan(const Model *m, const ParamStore *store, const Config *c, const Sizes *z)
 {
     const PlanBytes *b = &m->bytes;
-    Items l = { printf("memory: %.2f of %.1f GiB planned on each rank:", gib((double)model_planned_bytes(m, f)),
+    Items l = { printf("memory: %.2f of %.1f GiB planned on each rank:", gib((double)model_planned_bytes(m, store)),
                        gib(memory_of_device(c))), false };
     const struct { const char *name; double bytes; } part[] = {
-        { "weights", (double)z->master + (double)z->frozen + (double)store_weight_bytes(f) },
-        { "gradients", (double)store_grad_bytes(f) }, { "moments", (double)z->moments }, { "activations", (double)b->blocks },
+        { "weights", (double)z->master + (double)z->frozen + (double)store_weight_bytes(store) },
+        { "gradients", (double)store_grad_bytes(store) }, { "moments", (double)z->moments }, { "activations", (double)b->blocks },
         { "keys and values", (double)b->cache }, { "work", (double)b->work + (double)b->head },
     };
     for (size_t i = 0; i < sizeof part / sizeof part[0]; i++)
@@ -352,15 +353,15 @@ static void print_plan(const Model *m, const ParamStore *f, const Config *c, con
 }
 
 /* What a dry run prints: also every format, and the parts of the weights. */
-static void print_details(const Model *m, const ParamStore *f, const Config *c, const Sizes *z)
+static void print_details(const Model *m, const ParamStore *store, const Config *c, const Sizes *z)
 {
     const PlanBytes *b = &m->bytes;
-    const double weights = gib((double)store_weight_bytes(f));
+    const double weights = gib((double)store_weight_bytes(store));
     printf("micro-batch %d x %d tokens\n", m->attn.B, m->T);
     recipe_print(&m->recipe);
     if (!m->forward_only)
-        print_optimizer(f->optimizer, &m->recipe);
-    Items l = { f->pipe.stages > 1 ? printf("memory plan of a rank of stage %d, GiB:", f->pipe.stage)
+        print_optimizer(store->optimizer, &m->recipe);
+    Items l = { store->pipe.stages > 1 ? printf("memory plan of a rank of stage %d, GiB:", store->pipe.stage)
                                    : printf("memory plan of a rank, GiB:"), false };
     if (m->forward_only) {
         add_item(&l, "weights %.3f", gib((double)z->frozen));
@@ -374,36 +375,37 @@ static void print_details(const Model *m, const ParamStore *f, const Config *c, 
         if (z->untrained > 0)
             add_item(&l, "frozen %.3f", gib((double)z->frozen));
         add_item(&l, "weights %.3f", weights);
-        add_item(&l, "gradients %.3f", gib((double)store_grad_bytes(f)));
+        add_item(&l, "gradients %.3f", gib((double)store_grad_bytes(store)));
         add_item(&l, "moments %.3f", gib((double)z->moments));
         add_item(&l, "activations %.3f (%.1f kB per token and block)", gib((double)b->blocks),
                  (double)b->blocks / m->offload.slots / 1e3 / m->N);
         add_item(&l, "work %.3f", gib((double)b->work));
         add_item(&l, "head and loss %.3f", gib((double)b->head));
     }
-    printf("; total %.3f of %.1f\n", gib((double)model_planned_bytes(m, f)), gib(memory_of_device(c)));
+    printf("; total %.3f of %.1f\n", gib((double)model_planned_bytes(m, store)), gib(memory_of_device(c)));
     if (!m->forward_only)
-        printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n", gib((double)memory_of_snapshot(f, c)));
+        printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n", gib((double)memory_of_snapshot(store, c)));
 }
 
-void memory_print(const Model *m, const ParamStore *f, const Config *c)
+void memory_print(const Model *m, const ParamStore *store, const Config *c)
 {
     if (comm_rank() != 0)
         return;
-    const Sizes z = sizes_of(f);
+    const Sizes z = sizes_of(store);
     print_model(m, &z);
-    (c->dry_run ? print_details : print_plan)(m, f, c, &z);
-    print_sharding(m, f, c);
-    print_host(m, f);
+    (c->dry_run ? print_details : print_plan)(m, store, c, &z);
+    print_sharding(m, store, c);
+    print_host(m, store);
     if (recipe_recomputes(&m->recipe) && m->tile < m->rows)
         printf("the MLP in tiles of %d tokens, where backward runs it again\n", m->tile);
 }
 
 /* All ranks must see the same free host memory: after one allocates, another would see less. So ranks of stages with nothing on the
  * host call, too. */
-void memory_check_host(const Model *m, const ParamStore *f, const Config *c)
+void memory_check_host(const Model *m, const ParamStore *store, const Config *c)
 {
-    const double moved = memory_of_host(m, f), snapshot = c->save_folder && !m->forward_only ? (double)memory_of_snapshot(f, c) : 0;
+    const double moved = memory_of_host(m, store),
+                 snapshot = c->save_folder && !m->forward_only ? (double)memory_of_snapshot(store, c) : 0;
     const double left = agree_any(moved > 0) ? agree_least(host_memory_left("") / comm_local_size()) : INFINITY;
     if (moved > 0 && moved + snapshot > left)
         die("host memory: %.2f GiB for what is on the host and %.2f for a checkpoint while it is written exceed by %.2f GiB the "

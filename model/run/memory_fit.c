@@ -23,10 +23,10 @@ double memory_fit_needed(const Config *c)
     double most = 0;
     for (int stage = 0; stage < pipeline_stages(&c->strategy); stage++) {
         Model m;
-        ParamStore f;
-        memory_plan_stage(&m, &f, c, stage);
-        most = fmax(most, (double)model_planned_bytes(&m, &f) + memory_allowance(c));
-        model_free(&m, &f);
+        ParamStore store;
+        memory_plan_stage(&m, &store, c, stage);
+        most = fmax(most, (double)model_planned_bytes(&m, &store) + memory_allowance(c));
+        model_free(&m, &store);
     }
     return most;
 }

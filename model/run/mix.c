@@ -13,7 +13,7 @@ void mix_describe(TrainState *state, const Config *c, const Loader *l)
     for (int i = 0; i < c->data.num_mix; i++) {
         MixedSource *m = &state->mix[i];
         *m = (MixedSource){ .weight = mix_weight(c->data.mix[i].ratio), .fingerprint = loader_source_fingerprint(l, i),
-                            .sample = loader_source_sample(l, i) };
+                            .content = loader_source_content(l, i) };
         strcpy(m->name, c->data.mix[i].name);
     }
 }
@@ -27,16 +27,16 @@ static int find(const TrainState *then, const char *name)
     return -1;
 }
 
-static bool same_files(const MixedSource *a, uint64_t fingerprint, DataSample sample)
+static bool same_files(const MixedSource *a, uint64_t fingerprint, DataHashes content)
 {
-    return a->fingerprint == fingerprint && a->sample.tokens == sample.tokens && a->sample.masks == sample.masks;
+    return a->fingerprint == fingerprint && a->content.tokens == content.tokens && a->content.masks == content.masks;
 }
 
 const char *mix_other_files(const TrainState *then, const TrainState *now)
 {
     for (int i = 0; i < now->num_mix; i++) {
         const int k = find(then, now->mix[i].name);
-        if (k >= 0 && !same_files(&now->mix[i], then->mix[k].fingerprint, then->mix[k].sample))
+        if (k >= 0 && !same_files(&now->mix[i], then->mix[k].fingerprint, then->mix[k].content))
             return now->mix[i].name;
     }
     return NULL;
@@ -56,14 +56,14 @@ static bool same_mixture(const TrainState *then, const TrainState *now)
     return sources == now->num_mix;
 }
 
-static SourcePlace place_of(const MixedSource *m, const TrainState *then)
+static SourcePosition position_of(const MixedSource *m, const TrainState *then)
 {
     const int k = find(then, m->name);
-    if (k >= 0 && same_files(m, then->mix[k].fingerprint, then->mix[k].sample))
+    if (k >= 0 && same_files(m, then->mix[k].fingerprint, then->mix[k].content))
         return then->loader.source[k];
-    if (then->num_mix == 0 && same_files(m, then->fingerprint, then->sample))
-        return (SourcePlace){ then->loader.epoch, then->loader.instance, 0 };
-    return (SourcePlace){ 0 };
+    if (then->num_mix == 0 && same_files(m, then->fingerprint, then->content))
+        return (SourcePosition){ then->loader.epoch, then->loader.instance, 0 };
+    return (SourcePosition){ 0 };
 }
 
 void mix_continue(TrainState *now, const TrainState *then)
@@ -72,16 +72,16 @@ void mix_continue(TrainState *now, const TrainState *then)
     const int count = now->num_mix;
     now->loader = (LoaderState){ 0 };
     for (int i = 0; i < count; i++) {
-        now->loader.source[i] = place_of(&now->mix[i], then);
+        now->loader.source[i] = position_of(&now->mix[i], then);
         if (!same)
             now->loader.source[i].mixed = 0;
     }
     for (int k = 0; k < then->num_mix && now->num_mix < MIX_MOST; k++)
         if (find(now, then->mix[k].name) < 0) {
-            const SourcePlace *p = &then->loader.source[k];
+            const SourcePosition *p = &then->loader.source[k];
             now->mix[now->num_mix] = then->mix[k];
             now->mix[now->num_mix].weight = 0;
-            now->loader.source[now->num_mix++] = (SourcePlace){ p->epoch, p->instance, 0 };
+            now->loader.source[now->num_mix++] = (SourcePosition){ p->epoch, p->instance, 0 };
         }
 }
 
@@ -112,7 +112,7 @@ void mix_print(const Config *c, const TrainState *now, const Loader *l, long las
     for (int i = 0; i < c->data.num_mix; i++)
         all += (double)now->mix[i].weight;
     for (int i = 0; i < c->data.num_mix; i++) {
-        const SourcePlace *p = &now->loader.source[i];
+        const SourcePosition *p = &now->loader.source[i];
         const double n = (double)loader_source_instances(l, i), share = (double)now->mix[i].weight / all;
         const double sequences = schedule_tokens(c, now->step, last_step) / c->model.max_sequence_length;
         const double from = (double)p->epoch + (double)p->instance / n;

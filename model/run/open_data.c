@@ -54,24 +54,24 @@ static int copy_mix(MixSource out[MIX_MOST], const Config *c)
 
 const char *tower_folder(const Config *c)
 {
-    return c->source && adapter_is(c->source) ? c->model.lora.base_path : c->source;
+    return c->load_folder && adapter_is(c->load_folder) ? c->model.lora.base_path : c->load_folder;
 }
 
 uint64_t tower_of(const Config *c)
 {
-    static uint64_t sample;
+    static uint64_t fingerprint;
     static char *of;
     const char *folder = tower_folder(c);
     if (c->model.image.feature_size == 0 || !folder)
         return 0;
     if (of && strcmp(of, folder) == 0)
-        return sample;
-    Source s = source_open(folder);
-    sample = tower_sample(&s);
-    source_close(&s);
+        return fingerprint;
+    WeightFiles s = weight_files_open(folder);
+    fingerprint = tower_fingerprint(&s);
+    weight_files_close(&s);
     free(of);
     of = xstrdup(folder);
-    return sample;
+    return fingerprint;
 }
 
 Loader *open_data(char **problem, const Config *c, const EvalSet *set)

@@ -39,7 +39,7 @@ OutlierStats outliers_measure(const double *act, size_t rows, size_t F, double m
 double outliers_limit(const Recipe *r)
 {
     const double one_percent = 0x1p-9 / sqrt(12) / 0.01;
-    return fp8_max(E4M3) / one_percent / (r->scales == OF_STEP ? fp8_headroom(E4M3) : 1);
+    return fp8_max(E4M3) / one_percent / (r->scales == PER_STEP ? fp8_headroom(E4M3) : 1);
 }
 
 void outliers_watch(bool *warned, long step, int block, double x, const Recipe *r, bool has_adapters)

@@ -12,16 +12,16 @@
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
-static RankPlace place_of(const Config *c)
+static Topology topology_of(const Config *c)
 {
-    return (RankPlace){ memory_mesh(c), 0, c->gpus_per_host, c->network };
+    return (Topology){ memory_mesh(c), 0, c->gpus_per_host, c->network };
 }
 
 /* Two steps: of `few` micro-batches, and of `more`. */
 static void two_steps(StepTime t[2], const Config *c, int few, int more)
 {
     const int stages = pipeline_stages(&c->strategy), micro_batches[2] = { few, more };
-    const RankPlace place = place_of(c);
+    const Topology topology = topology_of(c);
     Rehearsal *r[2] = { xcalloc((size_t)stages, sizeof **r), xcalloc((size_t)stages, sizeof **r) };
     for (int stage = 0; stage < stages; stage++) {
         Rehearsal both[2];
@@ -30,7 +30,7 @@ static void two_steps(StepTime t[2], const Config *c, int few, int more)
         r[1][stage] = both[1];
     }
     for (int i = 0; i < 2; i++) {
-        t[i] = timeline_step(r[i], stages, &place, unit_count(&c->model));
+        t[i] = timeline_step(r[i], stages, &topology, unit_count(&c->model));
         for (int stage = 0; stage < stages; stage++)
             rehearsal_free(&r[i][stage]);
         free(r[i]);

@@ -17,21 +17,21 @@ static size_t scale_bytes(Format f, size_t n)
     return f.group ? format_scale_bytes(f, n) : sizeof(float);
 }
 
-static Sample sample_new(Format f, size_t n)
+static Elements elements_new(Format f, size_t n)
 {
-    return (Sample){ .t = { .data = xmalloc(n * dtype_size(f.dtype)), .scale = xmalloc(scale_bytes(f, n) + 1),
-                            .format = f, .rows = 1, .cols = (int)n },
-                     .x = xmalloc(n * sizeof(float)), .n = n };
+    return (Elements){ .t = { .data = xmalloc(n * dtype_size(f.dtype)), .scale = xmalloc(scale_bytes(f, n) + 1),
+                              .format = f, .rows = 1, .cols = (int)n },
+                       .x = xmalloc(n * sizeof(float)), .n = n };
 }
 
-void sample_free(Sample *s)
+void elements_free(Elements *s)
 {
     free(s->t.data), free(s->t.scale), free(s->x);
 }
 
-Sample sample_fetch(Tensor t, size_t first, size_t n)
+Elements elements_fetch(Tensor t, size_t first, size_t n)
 {
-    Sample s = sample_new(t.format, n);
+    Elements s = elements_new(t.format, n);
     device_get(s.t.data, (const char *)t.data + first * dtype_size(t.format.dtype), n * dtype_size(t.format.dtype));
     if (format_has_scales(t.format))
         device_get(s.t.scale, (const char *)t.scale + (t.format.group ? scale_bytes(t.format, first) : 0),
@@ -40,7 +40,7 @@ Sample sample_fetch(Tensor t, size_t first, size_t n)
     return s;
 }
 
-void sample_replace(Sample *s, const double *x)
+void elements_replace(Elements *s, const double *x)
 {
     for (size_t i = 0; i < s->n; i++)
         s->x[i] = (float)x[i];
@@ -48,24 +48,24 @@ void sample_replace(Sample *s, const double *x)
     tensor_load(s->x, s->t, 0, s->n);
 }
 
-Sample sample_round(const double *x, size_t n, Format f)
+Elements elements_round(const double *x, size_t n, Format f)
 {
-    Sample s = sample_new(f, n);
-    sample_replace(&s, x);
+    Elements s = elements_new(f, n);
+    elements_replace(&s, x);
     return s;
 }
 
-double *sample_values(Tensor t, size_t first, size_t n)
+double *fetch_values(Tensor t, size_t first, size_t n)
 {
-    Sample s = sample_fetch(t, first, n);
+    Elements s = elements_fetch(t, first, n);
     double *x = xmalloc(n * sizeof *x);
     for (size_t i = 0; i < n; i++)
         x[i] = s.x[i];
-    sample_free(&s);
+    elements_free(&s);
     return x;
 }
 
-void sample_without_factors(Sample *s, Tensor stored)
+void sample_without_factors(Elements *s, Tensor stored)
 {
     const size_t cols = (size_t)stored.cols, bytes = sizeof(float) * cols;
     if (!stored.channel)
@@ -88,15 +88,15 @@ double range_log2(const double *x, size_t n)
     return most > 0 ? log2(most / least) : -1;
 }
 
-double sample_k(Sample s, size_t group)
+double elements_k(Elements s, size_t group)
 {
     return fp8_pair_power(((const uint32_t *)s.t.scale)[group]);
 }
 
-static void add_ranges(Stats *st, Sample s, const double *x, size_t group)
+static void add_ranges(Stats *st, Elements s, const double *x, size_t group)
 {
     for (size_t i = 0; i < s.n; i += group) {
-        double range = range_log2(x + i, group), k = s.t.format.expand ? sample_k(s, i / group) : 1;
+        double range = range_log2(x + i, group), k = s.t.format.expand ? elements_k(s, i / group) : 1;
         if (range < 0)
             continue;
         st->groups++;
@@ -121,7 +121,7 @@ void stats_add_error(Stats *st, const float *q, const double *x, size_t n)
     }
 }
 
-void stats_add(Stats *st, Sample s, const double *exact)
+void stats_add(Stats *st, Elements s, const double *exact)
 {
     Format f = s.t.format;
     const uint8_t *codes = s.t.data, largest = f.dtype == E4M3 ? 0x7e : 0x7b;

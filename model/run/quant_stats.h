@@ -4,17 +4,17 @@
 #include "kernels/tensor.h"
 
 /* n stored elements, a flat tensor in host memory, and their values. */
-typedef struct { Tensor t; float *x; size_t n; } Sample;
+typedef struct { Tensor t; float *x; size_t n; } Elements;
 
-Sample  sample_fetch(Tensor t, size_t first, size_t n);    /* of a device tensor, whole groups; waits */
-Sample  sample_round(const double *x, size_t n, Format f); /* x in f as the CPU back end rounds it; FP8 in groups */
-void    sample_replace(Sample *s, const double *x);        /* stores x instead; the single scale of a tensor stays */
-double *sample_values(Tensor t, size_t first, size_t n);   /* as sample_fetch, only the values; malloc'ed */
-double  sample_k(Sample s, size_t group);                  /* power of an expanded group */
-void    sample_free(Sample *s);
+Elements elements_fetch(Tensor t, size_t first, size_t n); /* of a device tensor, whole groups; waits */
+Elements elements_round(const double *x, size_t n, Format f); /* x in f as the CPU back end rounds it; FP8 in groups */
+void     elements_replace(Elements *s, const double *x);   /* stores x instead; the single scale of a tensor stays */
+double  *fetch_values(Tensor t, size_t first, size_t n);   /* as elements_fetch, only the values; malloc'ed */
+double   elements_k(Elements s, size_t group);             /* power of an expanded group */
+void     elements_free(Elements *s);
 
 /* Divides by the factors of stored's columns, if it has factors; s: its first rows. */
-void    sample_without_factors(Sample *s, Tensor stored);
+void    sample_without_factors(Elements *s, Tensor stored);
 
 /* A dynamic range is that of elements that share a scale; for F32 and BF16 moments of this many. */
 enum { MOMENT_GROUP = 128 };
@@ -28,7 +28,7 @@ typedef struct {
 } Stats;
 
 /* exact: the values before rounding. NULL: unknown; then values, zeros and largest count all codes. */
-void   stats_add(Stats *st, Sample s, const double *exact);
+void   stats_add(Stats *st, Elements s, const double *exact);
 /* Of all ranks of the group, which all call: st = their sums. */
 void   stats_sum(Stats *st, Ranks g);
 void   stats_add_error(Stats *st, const float *q, const double *x, size_t n);

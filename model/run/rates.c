@@ -78,7 +78,7 @@ static double device_seconds(const Event *e)
 /* ---- ranks ------------------------------------------------------------------------------------------------------- */
 
 /* How many ranks of its group are on a rank's host. */
-static int neighbours_on_host(const RankPlace *p, Ranks g)
+static int neighbours_on_host(const Topology *p, Ranks g)
 {
     const int first = p->rank / p->gpus_per_host * p->gpus_per_host, group = mesh_group(&p->mesh, p->rank, g);
     int n = 0;
@@ -88,21 +88,21 @@ static int neighbours_on_host(const RankPlace *p, Ranks g)
 }
 
 /* A rank that is this many stages away, in a ring. */
-static bool is_on_host(const RankPlace *p, int stages)
+static bool is_on_host(const Topology *p, int stages)
 {
     const int all = p->mesh.size[MESH_PIPELINE], each = mesh_ranks(&p->mesh) / all;
     const int other = (p->rank + stages * each + mesh_ranks(&p->mesh)) % mesh_ranks(&p->mesh);
     return other / p->gpus_per_host == p->rank / p->gpus_per_host;
 }
 
-static double network(const RankPlace *p)
+static double network(const Topology *p)
 {
     CHECK(p->network > 0, "ranks on several hosts, and no speed of the network");
     return p->network * 1e9;
 }
 
 /* A ring enters a host once, by the links of all of its ranks there. */
-static double ring_seconds(const Event *e, const RankPlace *p)
+static double ring_seconds(const Event *e, const Topology *p)
 {
     const int size = mesh_group_size(&p->mesh, e->ranks), here = neighbours_on_host(p, e->ranks), hosts = size / here;
     const int rounds = e->what == SENT_SUMS ? 2 : 1;
@@ -112,7 +112,7 @@ static double ring_seconds(const Event *e, const RankPlace *p)
 }
 
 /* What goes to ranks of other hosts goes by the rank's own link. */
-static double exchange_seconds(const Event *e, const RankPlace *p)
+static double exchange_seconds(const Event *e, const Topology *p)
 {
     const int size = mesh_group_size(&p->mesh, e->ranks), here = neighbours_on_host(p, e->ranks);
     const double outside = (double)(size - here) / (size - 1);
@@ -120,7 +120,7 @@ static double exchange_seconds(const Event *e, const RankPlace *p)
     return outside > 0 ? fmax(inside, rate(RATE_FAR) + e->bytes * outside / network(p)) : inside;
 }
 
-static double message_seconds(const Event *e, const RankPlace *p)
+static double message_seconds(const Event *e, const Topology *p)
 {
     if (e->receives)
         return 0;
@@ -128,7 +128,7 @@ static double message_seconds(const Event *e, const RankPlace *p)
                                                      : rate(RATE_FAR) + e->bytes / network(p);
 }
 
-double rates_seconds(const Event *e, const RankPlace *p)
+double rates_seconds(const Event *e, const Topology *p)
 {
     if (e->work == WORK_DEVICE)
         return device_seconds(e);
@@ -139,7 +139,7 @@ double rates_seconds(const Event *e, const RankPlace *p)
 }
 
 /* Between hosts a sum waits for the network most of the time. */
-double rates_taken(const Event *e, const RankPlace *p)
+double rates_taken(const Event *e, const Topology *p)
 {
     if (e->queue == QUEUE_COMPUTE || e->kind != EVENT_WORK)
         return 0;

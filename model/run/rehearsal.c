@@ -135,21 +135,21 @@ static bool record(void *recorder, const Operation *o)
 /* ---- the step ---------------------------------------------------------------------------------------------------- */
 
 /* As train.c's. */
-static void step(Model *m, ParamStore *f, const Config *c, Recorder *w, int micro_batches)
+static void step(Model *m, ParamStore *store, const Config *c, Recorder *w, int micro_batches)
 {
     const size_t numel = (size_t)micro_batches * (size_t)m->attn.B * (size_t)m->T;
     int *tokens = xcalloc(numel, sizeof *tokens);
     uint8_t *begins = xcalloc(numel, sizeof *begins);
     for (size_t i = 0; i < numel; i += (size_t)m->T)
         begins[i] = 1;
-    fsdp_empty_grads(f);
+    fsdp_empty_grads(store);
     model_zero_losses(m);
-    model_batch(m, f, tokens, tokens, m->documents ? begins : NULL, micro_batches, 1, (float)c->z_loss, PASS_COMPLETE);
+    model_micro_batches(m, store, tokens, tokens, m->documents ? begins : NULL, micro_batches, 1, (float)c->z_loss, PASS_COMPLETE);
     w->unit = UNIT_UPDATE;
     for (; w->open < w->r->count; w->open++)
         w->r->event[w->open].unit = UNIT_UPDATE;
-    optimizer_grad_norm(f);
-    optimizer_step(f, c, 1, 1, 0, 1);
+    optimizer_grad_norm(store);
+    optimizer_step(store, c, 1, 1, 0, 1);
     w->unit = UNIT_NONE;
     w->open = w->r->count;
     free(tokens);
@@ -162,15 +162,15 @@ int rehearsal_micro_batches(const Config *c)
     return n > 0 ? n : 1;
 }
 
-static void rehearse_step(Rehearsal *r, Recorder *w, Model *m, ParamStore *f, const Config *c, int micro_batches)
+static void rehearse_step(Rehearsal *r, Recorder *w, Model *m, ParamStore *store, const Config *c, int micro_batches)
 {
     const int marks = w->r ? w->r->marks : 0;
     const size_t host_values = comm_sent(SENT_HOST_VALUES);
-    *r = (Rehearsal){ .marks = marks, .pipe = f->pipe, .device = (double)model_planned_bytes(m, f),
-                      .host = (double)offload_host_bytes(m) + (double)store_host_bytes(f, NUM_HOSTED) };
+    *r = (Rehearsal){ .marks = marks, .pipe = store->pipe, .device = (double)model_planned_bytes(m, store),
+                      .host = (double)offload_host_bytes(m) + (double)store_host_bytes(store, NUM_HOSTED) };
     w->r = r;
     w->open = 0;
-    step(m, f, c, w, micro_batches);
+    step(m, store, c, w, micro_batches);
     r->sent[SENT_HOST_VALUES] = comm_sent(SENT_HOST_VALUES) - host_values;
 }
 
@@ -180,19 +180,19 @@ void rehearse(Rehearsal *r, const int *micro_batches, int count, const Config *c
     static const WatchedQueues queues = { use_queue, mark, wait_for, unmark, use_part };
     const Mesh mesh = memory_mesh(c);
     Model m;
-    ParamStore f;
+    ParamStore store;
     Rehearsal before, after;
-    memory_plan_stage(&m, &f, c, stage);
+    memory_plan_stage(&m, &store, c, stage);
     Recorder recorder = { NULL, QUEUE_COMPUTE, UNIT_NONE, 0 };
     const Watch watch = { record, NULL, &recorder, &queues }, *other = operations_watch(&watch);
     comm_pretend(&mesh, stage * (c->ranks / pipeline_stages(&c->strategy)));
-    model_rehearse(&m, &f, c);
-    rehearse_step(&before, &recorder, &m, &f, c, 1);
+    model_rehearse(&m, &store, c);
+    rehearse_step(&before, &recorder, &m, &store, c, 1);
     for (int i = 0; i < count; i++)
-        rehearse_step(&r[i], &recorder, &m, &f, c, micro_batches[i]);
+        rehearse_step(&r[i], &recorder, &m, &store, c, micro_batches[i]);
     after = (Rehearsal){ 0 };
     recorder.r = &after;                /* what the end queues */
-    model_rehearsed(&m, &f);
+    model_rehearsed(&m, &store);
     comm_pretend(NULL, 0);
     operations_watch(other);
     rehearsal_free(&before);

@@ -107,9 +107,9 @@ static const char *other_data(const TrainState *then, const TrainState *now)
     if (then->fingerprint != now->fingerprint)
         return "other data files than configured now, or with another model.max_sequence_length, data.packing, long_documents or "
                "document_boundaries";
-    if (then->sample.tokens && then->sample.tokens != now->sample.tokens)
+    if (then->content.tokens && then->content.tokens != now->content.tokens)
         return "data.paths with other content than now, in files of the same names and sizes";
-    if (then->sample.masks && then->sample.masks != now->sample.masks)
+    if (then->content.masks && then->content.masks != now->content.masks)
         return "data.label_mask_paths with other content than now, in files of the same names and sizes";
     return NULL;
 }
@@ -120,15 +120,15 @@ static void continue_data(const Run *r, TrainState *s)
     const Config *c = r->config;
     const char *other = other_data(s, &r->state);
     if (c->restore_dataloader && other && comm_rank() == 0)
-        resume_print(c, c->source);
+        resume_print(c, c->load_folder);
     if (c->restore_dataloader && other)
         die("%s was trained on %s; --restore_dataloader=false continues with these data, --reset_trainer_state (with another "
-            "--save_folder) starts a run at step 0", c->source, other);
+            "--save_folder) starts a run at step 0", c->load_folder, other);
     if (!c->restore_dataloader && (!c->continues || (other && r->state.num_mix == 0)))
         s->loader = (LoaderState){ 0 };
     const TrainState then = *s;
     s->fingerprint = r->state.fingerprint;
-    s->sample = r->state.sample;
+    s->content = r->state.content;
     s->num_mix = r->state.num_mix;
     memcpy(s->mix, r->state.mix, sizeof s->mix);
     if (s->num_mix > 0)
@@ -139,14 +139,14 @@ static void continue_data(const Run *r, TrainState *s)
 static void load_or_initialize(Run *r)
 {
     const Config *c = r->config;
-    const char *folder = c->source;
+    const char *folder = c->load_folder;
     const bool resets = !c->continues;
     const bool new_optimizer = resets && c->reset_optimizer_state, new_trainer = resets && c->reset_trainer_state;
     watchdog_wait_for(WORKER_DATA);
-    r->state = (TrainState){ .fingerprint = loader_fingerprint(r->loader), .sample = loader_sample(r->loader) };
+    r->state = (TrainState){ .fingerprint = loader_fingerprint(r->loader), .content = loader_content(r->loader) };
     mix_describe(&r->state, c, r->loader);
     watchdog_wait_for(NO_WORKER);
-    comm_agree("contents of data files", r->state.sample.tokens ^ r->state.sample.masks);
+    comm_agree("contents of data files", r->state.content.tokens ^ r->state.content.masks);
     if (!folder) {
         store_init(&r->store, &c->model, c->seed);
         if (c->num_trainable > 0)
@@ -214,7 +214,7 @@ static void print_data(const Run *r)
     fflush(stdout);
 }
 
-/* At the place of r->state, which a run without a source knows from the start. */
+/* At the position of r->state, which a run without a source knows from the start. */
 static void check_mix(const Run *r)
 {
     if (r->config->data.num_mix > 0 && !run_is_over(r))
@@ -229,7 +229,7 @@ static void open_all_data(Run *r)
     r->validation = evaluate_check(c);
     r->samples = samples_open(c);
     set_lengths(r);
-    if (!c->source)
+    if (!c->load_folder)
         check_mix(r);
 }
 
@@ -269,17 +269,17 @@ static void print_settings(const Config *c, const char *where)
 void run_plan(const Config *c)
 {
     Model m;
-    ParamStore f;
-    if (c->source && !c->continues)
-        config_check_source(NULL, c->source);
+    ParamStore store;
+    if (c->load_folder && !c->continues)
+        config_check_loadable(NULL, c->load_folder);
     if (c->device_memory == 0 && device_count() == 0)
         die("dry_run: there is no GPU here, so give the memory of yours in GiB: --device_memory=80");
     if (c->device_memory == 0)
         device_init(comm_local_rank());
     print_settings(c, c->device_memory == 0 ? device_name() : "devices elsewhere");
-    memory_plan_stage(&m, &f, c, pipeline_print_stages(c));
-    memory_print(&m, &f, c);
-    model_free(&m, &f);
+    memory_plan_stage(&m, &store, c, pipeline_print_stages(c));
+    memory_print(&m, &store, c);
+    model_free(&m, &store);
     error_hold_warnings(false);
     plan_time_print(c);
     if (c->mesh_auto && !config_forward_only(c))
@@ -296,14 +296,14 @@ static void plan_and_place(Run *r)
     memory_print(&r->model, &r->store, c);
     pipeline_print(&r->store);
     memory_check_host(&r->model, &r->store, c);
-    model_place(&r->model, &r->store, c);
+    model_alloc(&r->model, &r->store, c);
 }
 
 /* The rest of run_open for eval_only: no training data, no run to continue, and only results in the folder. */
 static void open_to_evaluate(Run *r)
 {
     const Config *c = r->config;
-    const char *folder = c->source;
+    const char *folder = c->load_folder;
     if (!folder)
         die("eval_only: there is no model; give a checkpoint or a Hugging Face folder: --load_path=FOLDER");
     if (c->save_folder && comm_rank() == 0)
@@ -321,8 +321,8 @@ void run_open(Run *r, const Config *c)
     agree_on_run(c);
     if (c->tokenizer)
         tokenizer_files_replace(c->tokenizer, c->model.vocab_size);
-    if (c->source && !c->continues)
-        config_check_source(NULL, c->source);
+    if (c->load_folder && !c->continues)
+        config_check_loadable(NULL, c->load_folder);
     if (c->eval_only)
         r->validation = evaluate_check(c);
     else

@@ -73,18 +73,18 @@ static void add_token(Samples *s, int i, const int token)
 
 /* The token after row `row` of this rank's, on the ranks that have the head: all of a shard group gather its weights. Only one of
  * them has the text's last token there. */
-static int next_token(Samples *s, Model *m, ParamStore *f, int row)
+static int next_token(Samples *s, Model *m, ParamStore *store, int row)
 {
     static const Sampling greedy = { .temperature = 0, .top_p = 1 };
     if (!m->has_head)
         return -1;
-    model_logits(m, f, row, s->logits);
+    model_logits(m, store, row, s->logits);
     return sample_token(s->logits, m->config->vocab_size, &greedy, 0);
 }
 
 /* Adds a token to texts first .. first + count - 1, at most attn.B, as sequences of a micro-batch; attention is causal, so tokens
  * after a text's end have no effect. Returns whether any text got a token. */
-static bool pass(Samples *s, Model *m, ParamStore *f, int first, int count, int *batch)
+static bool pass(Samples *s, Model *m, ParamStore *store, int first, int count, int *batch)
 {
     const int T = m->T, own = m->attn.T;
     bool any = false;
@@ -94,17 +94,17 @@ static bool pass(Samples *s, Model *m, ParamStore *f, int first, int count, int 
         return false;
     memcpy(batch, text_of(s, first), sizeof *batch * (size_t)count * (size_t)T);
     watchdog_mark("writing samples", -1);
-    stages_enter(f);
+    stages_enter(store);
     model_put_sequences(m, batch);
-    pass_forward(m, f);
+    pass_forward(m, store);
     watchdog_leave_stage();
     for (int i = first; i < first + count; i++) {
         if (s->over[i])
             continue;
         const int last = s->length[i] - 1, row = (i - first) * own + last % own;         /* of all tensor ranks */
-        const int owner = stages_head_rank(f) + last / own * row_parts(m) + row / m->N;
-        stages_enter(f);
-        int token = next_token(s, m, f, row % m->N);
+        const int owner = stages_head_rank(store) + last / own * row_parts(m) + row / m->N;
+        stages_enter(store);
+        int token = next_token(s, m, store, row % m->N);
         watchdog_leave_stage();
         comm_broadcast(&token, sizeof token, owner);
         add_token(s, i, token);
@@ -136,7 +136,7 @@ static void write_log(const Samples *s, Log *l, long step)
     log_object(l, json_pack("{s:I, s:o}", "step", (json_int_t)step, "samples", list));
 }
 
-bool samples_write(Samples *s, Model *m, ParamStore *f, Log *l, long step, const volatile sig_atomic_t *stop)
+bool samples_write(Samples *s, Model *m, ParamStore *store, Log *l, long step, const volatile sig_atomic_t *stop)
 {
     if (!s)
         return false;
@@ -146,7 +146,7 @@ bool samples_write(Samples *s, Model *m, ParamStore *f, Log *l, long step, const
     log_pause(l);
     begin(s);
     for (int first = 0; first < s->prompts.count && !cut; first += B)
-        while (!cut && pass(s, m, f, first, s->prompts.count - first < B ? s->prompts.count - first : B, batch))
+        while (!cut && pass(s, m, store, first, s->prompts.count - first < B ? s->prompts.count - first : B, batch))
             cut = agree_any(*stop);
     log_resume(l);
     free(batch);

@@ -100,7 +100,8 @@ static bool is_entry(const char *folder, const char *path)
 /* Whether the run continues the source's state, not only its weights. */
 static bool continues_state(const Config *c)
 {
-    return file_is_in(c->source, "trainer.json") && !c->reset_trainer_state && (c->model.lora.rank == 0 || adapter_is(c->source));
+    return file_is_in(c->load_folder, "trainer.json") && !c->reset_trainer_state
+           && (c->model.lora.rank == 0 || adapter_is(c->load_folder));
 }
 
 /* ---- checks ------------------------------------------------------------------------------------------------- */
@@ -115,11 +116,11 @@ static long step_of(const char *folder)
 /* Going back in a run deletes its later checkpoints, so it needs save_overwrite. */
 static void check_rewind(const Config *c)
 {
-    char *last = folder_newest(c->save_folder), *here = realpath(c->source, NULL);
+    char *last = folder_newest(c->save_folder), *here = realpath(c->load_folder, NULL);
     const bool later = last && here && strcmp(last, here) != 0 && (step_of(last) < 0 || step_of(last) > step_of(here));
     if (later && !c->save_overwrite)
         die("save_folder %s has a run that continued from %s to %s: --save_overwrite goes back and deletes later checkpoints, "
-            "--save_folder=... uses another folder", c->save_folder, c->source, last);
+            "--save_folder=... uses another folder", c->save_folder, c->load_folder, last);
     free(last);
     free(here);
 }
@@ -141,9 +142,9 @@ static void check_folder(const Config *c, bool resumes)
     if (foreign >= 0)
         die("save_folder %s: step%ld is no checkpoint, and the run might replace or delete it: move it, or give "
             "another --save_folder", c->save_folder, foreign);
-    if (c->source && !resumes && file_is_in(c->source, "trainer.json") && is_entry(c->save_folder, c->source))
+    if (c->load_folder && !resumes && file_is_in(c->load_folder, "trainer.json") && is_entry(c->save_folder, c->load_folder))
         die("load_path %s is a checkpoint in save_folder %s, but a run that only uses its weights (reset_trainer_state, new "
-            "adapters) is another run: give it a save_folder of its own", c->source, c->save_folder);
+            "adapters) is another run: give it a save_folder of its own", c->load_folder, c->save_folder);
     if (resumes && !c->continues)
         check_rewind(c);
     if (holds_run(c->save_folder) && !resumes && !c->try_load_latest_save && !c->save_overwrite)
@@ -164,8 +165,9 @@ bool save_folder_prepare(const Config *c)
     check_base(c);
     if (comm_rank() == 0) {
         save_folder_make(c->save_folder);
-        if (c->source && !c->continues)
-            resumes = continues_state(c) && (is_entry(c->save_folder, c->source) || saved_as_in(c->source, c->save_folder) == 1);
+        if (c->load_folder && !c->continues)
+            resumes = continues_state(c) && (is_entry(c->save_folder, c->load_folder)
+                                             || saved_as_in(c->load_folder, c->save_folder) == 1);
         check_folder(c, resumes);
     }
     resumes = agree(resumes);
@@ -178,9 +180,9 @@ bool save_folder_has(const Config *c, long step)
 {
     bool has = false;
     if (comm_rank() == 0) {
-        char *real = realpath(c->source, NULL), name[32];
+        char *real = realpath(c->load_folder, NULL), name[32];
         snprintf(name, sizeof name, "/step%ld", step);
-        has = is_step(c->save_folder, step, c->source) || is_latest(c->save_folder, c->source)
+        has = is_step(c->save_folder, step, c->load_folder) || is_latest(c->save_folder, c->load_folder)
            || (real && strcmp(strrchr(real, '/'), name) == 0);
         free(real);
     }
@@ -191,9 +193,9 @@ bool save_folder_has(const Config *c, long step)
 
 static void point_latest(const Config *c, long step)
 {
-    char name[32], *real = realpath(c->source, NULL);
+    char name[32], *real = realpath(c->load_folder, NULL);
     snprintf(name, sizeof name, "step%ld", step);
-    const bool here = is_step(c->save_folder, step, c->source);
+    const bool here = is_step(c->save_folder, step, c->load_folder);
     if (here || real)
         folder_point_latest(c->save_folder, here ? name : real);
     free(real);

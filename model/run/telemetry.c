@@ -82,14 +82,14 @@ static void set_stats(Telemetry *t, const char *kind, const char *where, const S
 
 /* ---- activations -------------------------------------------------------------------------------------------- */
 
-static size_t sample_rows(const Model *m)
+static size_t measured_rows(const Model *m)
 {
     return m->N < ROWS ? (size_t)m->N : ROWS;
 }
 
 static double *first_rows(const Telemetry *t, Tensor x)
 {
-    return sample_values(x, 0, sample_rows(t->model) * (size_t)x.cols);
+    return fetch_values(x, 0, measured_rows(t->model) * (size_t)x.cols);
 }
 
 /* LOST: the codes were overwritten, but not their scale. CUT: each tensor rank has some of the columns. */
@@ -101,16 +101,16 @@ static void activation(Telemetry *t, const char *kind, int block, Tensor stored,
     if (format_is_fp8(stored.format)) {
         char where[16];
         Stats s = { 0 };
-        Sample q = sample_fetch(stored, 0, sample_rows(t->model) * (size_t)stored.cols);
+        Elements q = elements_fetch(stored, 0, measured_rows(t->model) * (size_t)stored.cols);
         if (how & LOST)
-            sample_replace(&q, exact);
+            elements_replace(&q, exact);
         sample_without_factors(&q, stored);
         snprintf(where, sizeof where, "%d", block);
         stats_add(&s, q, exact);
         if (how & CUT)
             stats_sum(&s, RANKS_TENSOR);
         set_stats(t, kind, where, &s, false);
-        sample_free(&q);
+        elements_free(&q);
     }
     free(exact);
 }
@@ -118,9 +118,9 @@ static void activation(Telemetry *t, const char *kind, int block, Tensor stored,
 /* (x - mean) rstd w of the stored x. */
 static double *norm_output(const Telemetry *t, Tensor x, const float *stats, Tensor w)
 {
-    size_t rows = sample_rows(t->model), C = (size_t)x.cols;
+    size_t rows = measured_rows(t->model), C = (size_t)x.cols;
     float *row = xmalloc(2 * rows * sizeof *row);
-    double *y = first_rows(t, x), *weight = w.data ? sample_values(w, 0, C) : NULL;
+    double *y = first_rows(t, x), *weight = w.data ? fetch_values(w, 0, C) : NULL;
     device_get(row, stats, 2 * rows * sizeof *row);
     for (size_t i = 0; i < rows * C; i++)
         y[i] = (y[i] - row[i / C * 2]) * row[i / C * 2 + 1] * (weight ? weight[i % C] : 1);
@@ -132,7 +132,7 @@ static double *norm_output(const Telemetry *t, Tensor x, const float *stats, Ten
 /* silu(gate) * up of the stored gate and up. */
 static double *swiglu_output(const Telemetry *t, Tensor gate_up)
 {
-    size_t rows = sample_rows(t->model), F = (size_t)gate_up.cols / 2;
+    size_t rows = measured_rows(t->model), F = (size_t)gate_up.cols / 2;
     double *x = first_rows(t, gate_up), *y = xmalloc(rows * F * sizeof *y);
     for (size_t i = 0; i < rows * F; i++) {
         double gate = x[i / F * 2 * F + i % F], up = x[i / F * 2 * F + F + i % F];
@@ -145,7 +145,7 @@ static double *swiglu_output(const Telemetry *t, Tensor gate_up)
 /* The outliers of act, whatever its format. */
 static void measure_outliers(Telemetry *t, int l, Tensor stored, const double *act)
 {
-    const size_t rows = sample_rows(t->model), F = (size_t)stored.cols;
+    const size_t rows = measured_rows(t->model), F = (size_t)stored.cols;
     double most = 0;
     for (size_t i = 0; i < rows * F; i++)
         most = fmax(most, fabs(act[i]));
@@ -161,7 +161,7 @@ static void measure_outliers(Telemetry *t, int l, Tensor stored, const double *a
     set(t, "act", where, "largest_channel", s.largest_channel);
 }
 
-static void measure_block(Telemetry *t, int l, const Unit *w)
+static void measure_block(Telemetry *t, int l, const UnitTensors *w)
 {
     const Acts *a = &t->model->acts[l];
     const int h0 = a->attn_h.data == a->mlp_h.data ? LOST : 0;
@@ -188,7 +188,7 @@ static void measure_block(Telemetry *t, int l, const Unit *w)
     activation(t, "act", l, a->swiglu_operand, act, CUT);
 }
 
-static void observe(void *observer, int unit, const Unit *w)
+static void observe(void *observer, int unit, const UnitTensors *w)
 {
     Telemetry *t = observer;
     Model *m = t->model;
@@ -222,8 +222,8 @@ static Next next_moments(const Telemetry *t, const Shard *s, size_t first, size_
 {
     const Config *c = t->config;
     const double beta[2] = { (float)c->optimizer.beta1, (float)c->optimizer.beta2 };
-    Next x = { .n = n, .moment = { sample_values(s->state[0], first, n), sample_values(s->state[1], first, n) },
-               .update = sample_values(s->grad, first, n), .eps = (float)c->optimizer.eps,
+    Next x = { .n = n, .moment = { fetch_values(s->state[0], first, n), fetch_values(s->state[1], first, n) },
+               .update = fetch_values(s->grad, first, n), .eps = (float)c->optimizer.eps,
                .correction = { 1 - pow(c->optimizer.beta1, update), 1 - pow(c->optimizer.beta2, update) } };
     double *m = x.moment[0], *v = x.moment[1];
     for (size_t i = 0; i < n; i++) {
@@ -240,7 +240,7 @@ static void next_free(Next *x)
     free(x->moment[0]), free(x->moment[1]), free(x->update);
 }
 
-static void add_update(Stats *st, const Next *x, Sample m, Sample v)
+static void add_update(Stats *st, const Next *x, Elements m, Elements v)
 {
     float *u = xmalloc(x->n * sizeof *u);
     for (size_t i = 0; i < x->n; i++)
@@ -249,10 +249,10 @@ static void add_update(Stats *st, const Next *x, Sample m, Sample v)
     free(u);
 }
 
-static void add_histogram(Histogram *h, Sample s, const double *x)
+static void add_histogram(Histogram *h, Elements s, const double *x)
 {
     for (size_t i = 0; i < s.n; i += MOMENT_GROUP) {
-        double range = range_log2(x + i, MOMENT_GROUP), k = sample_k(s, i / MOMENT_GROUP);
+        double range = range_log2(x + i, MOMENT_GROUP), k = elements_k(s, i / MOMENT_GROUP);
         if (range < 0)
             continue;
         h->k[(int)fmin(16 * k, BINS)]++;
@@ -264,11 +264,11 @@ static void add_histogram(Histogram *h, Sample s, const double *x)
 /* Compares all formats for m and v. The histograms are for the recipe's type, or E4M3 if it is not FP8. */
 static void compare_formats(Telemetry *t, const Next *x, Format m, Format v)
 {
-    Sample q[2][FORMATS];
+    Elements q[2][FORMATS];
     const Format own[2] = { m, v };
     for (int i = 0; i < 2; i++) {
         for (int f = 0; f < FORMATS; f++) {
-            q[i][f] = sample_round(x->moment[i], x->n, formats[f]);
+            q[i][f] = elements_round(x->moment[i], x->n, formats[f]);
             stats_add(&t->all.moment[i][f], q[i][f], x->moment[i]);
         }
         add_histogram(&t->all.histogram[i], q[i][own[i].dtype == E5M2 ? 3 : 1], x->moment[i]);
@@ -277,7 +277,7 @@ static void compare_formats(Telemetry *t, const Next *x, Format m, Format v)
         for (int g = 0; g < FORMATS; g++)
             add_update(&t->all.update[f][g], x, q[0][f], q[1][g]);
     for (int f = 0; f < FORMATS; f++)
-        sample_free(&q[0][f]), sample_free(&q[1][f]);
+        elements_free(&q[0][f]), elements_free(&q[1][f]);
 }
 
 /* Elements of a parameter's sample: up to GROUPS whole groups of this rank's part; 0 for norms and biases, and for frozen
@@ -310,12 +310,12 @@ static void measure_states(Telemetry *t, int u)
         Stats stats = { 0 };
         for (int i = 0; i < t->store->shape[u].num_params; i++) {
             size_t first = 0, n = sample_size(s, &t->store->shape[u].param[i], &first);
-            const StateOf none = t->store->shape[u].param[i].is_operand ? OF_OTHERS : OF_MATRICES;
+            const StateOf none = t->store->shape[u].param[i].is_operand ? STATE_OF_OTHERS : STATE_OF_MATRICES;
             if (n == 0 || o->state[k].of == none)
                 continue;
-            Sample q = sample_fetch(s->state[k], first - s->before[k], n);
+            Elements q = elements_fetch(s->state[k], first - s->before[k], n);
             stats_add(&stats, q, NULL);
-            sample_free(&q);
+            elements_free(&q);
         }
         if (stats.values > 0)
             set_stats(t, o->state[k].label, unit_label(&t->store->shape[u], number), &stats, s->state[k].format.expand);
@@ -333,12 +333,12 @@ static void measure_moments(Telemetry *t, int u, long update, double grad_scale)
         if (n == 0)
             continue;
         Next x = next_moments(t, s, first, n, update, grad_scale);
-        Sample q[2] = { sample_round(x.moment[0], n, own[0]), sample_round(x.moment[1], n, own[1]) };
+        Elements q[2] = { elements_round(x.moment[0], n, own[0]), elements_round(x.moment[1], n, own[1]) };
         for (int j = 0; j < 2; j++)
             stats_add(&moment[j], q[j], x.moment[j]);
         add_update(&direction, &x, q[0], q[1]);
         compare_formats(t, &x, own[0], own[1]);
-        sample_free(&q[0]), sample_free(&q[1]);
+        elements_free(&q[0]), elements_free(&q[1]);
         next_free(&x);
     }
     if (moment[0].tensors == 0)
@@ -425,15 +425,15 @@ static void gather_stages(Telemetry *t)
 
 /* ---- the run ------------------------------------------------------------------------------------------------ */
 
-Telemetry *telemetry_open(const Config *c, Model *m, const ParamStore *f, Log *log)
+Telemetry *telemetry_open(const Config *c, Model *m, const ParamStore *store, Log *log)
 {
-    const int stages = f->pipe.stages, in_stage = comm_rank() % (comm_size() / stages);
-    if (c->quant_stats_interval == 0 || (in_stage >= f->tensor_ranks && stages == 1))
+    const int stages = store->pipe.stages, in_stage = comm_rank() % (comm_size() / stages);
+    if (c->quant_stats_interval == 0 || (in_stage >= store->tensor_ranks && stages == 1))
         return NULL;
     Telemetry *t = xcalloc(1, sizeof *t);
-    *t = (Telemetry){ .config = c, .model = m, .store = f, .log = log, .warned = xcalloc((size_t)m->L, sizeof *t->warned),
-                      .measured = xcalloc((size_t)f->num_units, sizeof *t->measured),
-                      .measures = in_stage < f->tensor_ranks };
+    *t = (Telemetry){ .config = c, .model = m, .store = store, .log = log, .warned = xcalloc((size_t)m->L, sizeof *t->warned),
+                      .measured = xcalloc((size_t)store->num_units, sizeof *t->measured),
+                      .measures = in_stage < store->tensor_ranks };
     return t;
 }
 
@@ -468,18 +468,18 @@ void telemetry_write(Telemetry *t, long update, double grad_scale)
 {
     if (!t || !t->line)
         return;
-    const ParamStore *f = t->store;
-    const bool adam = f->optimizer->is_adam;
+    const ParamStore *store = t->store;
+    const bool adam = store->optimizer->is_adam;
     memset(&t->all, 0, sizeof t->all);
-    for (int u = 0; u < f->num_units && t->measures && f->tensor_place == 0; u++) {
-        if (pipeline_stage_of(&f->pipe, t->model->config, u) != f->pipe.stage)
+    for (int u = 0; u < store->num_units && t->measures && store->tensor_rank == 0; u++) {
+        if (pipeline_stage_of(&store->pipe, t->model->config, u) != store->pipe.stage)
             continue;
         if (adam)
             measure_moments(t, u, update, grad_scale);
         else
             measure_states(t, u);
     }
-    if (f->pipe.stages > 1)
+    if (store->pipe.stages > 1)
         gather_stages(t);
     if (adam && t->log)
         set_optimizer(t);

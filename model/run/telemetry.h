@@ -35,7 +35,7 @@ typedef struct Telemetry Telemetry;
 
 /* NULL if quant_stats_interval is 0 or this rank has nothing to do: then the other calls do nothing. All ranks call them. log: rank
  * 0's, else NULL. */
-Telemetry *telemetry_open (const Config *c, Model *m, const ParamStore *f, Log *log);
+Telemetry *telemetry_open (const Config *c, Model *m, const ParamStore *store, Log *log);
 void       telemetry_close(Telemetry *t);
 
 /* Before a step: if the interval divides its number, measures the activations of its first micro-batch. */

@@ -11,7 +11,7 @@ typedef struct { double *at; int count, capacity, taken; } Messages;
 
 typedef struct {
     const Rehearsal *r;
-    RankPlace   place;
+    Topology    topology;
     int    *line[NUM_QUEUES];           /* [count[q]] its events, in order */
     int     count[NUM_QUEUES], next[NUM_QUEUES];
     double  at[NUM_QUEUES];             /* when its last event ended */
@@ -23,10 +23,10 @@ typedef struct {
     int     last_unit;
 } Stage;
 
-static void open_stage(Stage *s, const Rehearsal *r, const RankPlace *place, int stage, int stages, int units)
+static void open_stage(Stage *s, const Rehearsal *r, const Topology *topology, int stage, int stages, int units)
 {
-    *s = (Stage){ .r = r, .place = *place, .last_unit = units - 1 };
-    s->place.rank = stage * (mesh_ranks(&place->mesh) / stages);
+    *s = (Stage){ .r = r, .topology = *topology, .last_unit = units - 1 };
+    s->topology.rank = stage * (mesh_ranks(&topology->mesh) / stages);
     for (int q = 0; q < NUM_QUEUES; q++)
         s->line[q] = xmalloc(sizeof(int) * ((size_t)r->count + 1));
     s->mark = xcalloc((size_t)r->marks + 1, sizeof *s->mark);          /* those of earlier steps are reached */
@@ -35,7 +35,7 @@ static void open_stage(Stage *s, const Rehearsal *r, const RankPlace *place, int
     double taken = 0;                   /* by work that is queued already, from computation that is queued next */
     for (int i = 0; i < r->count; i++) {
         const Event *e = &r->event[i];
-        taken += rates_taken(e, &s->place);
+        taken += rates_taken(e, &s->topology);
         if (e->kind == EVENT_WORK && e->queue == QUEUE_COMPUTE && !e->receives) {
             s->taken[i] = taken;
             taken = 0;
@@ -114,7 +114,7 @@ static bool advance(Stage *all, int stages, int stage, int q)
         end = fmax(from, ready);
     } else if (e->kind == EVENT_WORK) {
         s->last[q] = use_of(e);
-        end = from + rates_seconds(e, &s->place) + s->taken[e - s->r->event];
+        end = from + rates_seconds(e, &s->topology) + s->taken[e - s->r->event];
     } else {
         s->mark[e->mark] = end;
         s->cause[e->mark] = s->last[q];
@@ -151,12 +151,12 @@ static double busy(const Stage *s)
     return seconds;
 }
 
-StepTime timeline_step(const Rehearsal *r, int stages, const RankPlace *place, int units)
+StepTime timeline_step(const Rehearsal *r, int stages, const Topology *topology, int units)
 {
     StepTime t = { 0 };
     Stage *all = xcalloc((size_t)stages, sizeof *all);
     for (int stage = 0; stage < stages; stage++)
-        open_stage(&all[stage], &r[stage], place, stage, stages, units);
+        open_stage(&all[stage], &r[stage], topology, stage, stages, units);
     run(all, stages);
     for (int stage = 0; stage < stages; stage++) {
         for (int q = 0; q < NUM_QUEUES; q++)

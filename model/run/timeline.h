@@ -16,5 +16,5 @@ typedef struct {
     double device, host;                        /* most planned bytes of memory of a rank */
 } StepTime;
 
-/* A step of `stages` rehearsals, the first rank of each stage at its place. */
-StepTime timeline_step(const Rehearsal *r, int stages, const RankPlace *place, int units);
+/* A step of `stages` rehearsals, of the first rank of each stage in this topology. */
+StepTime timeline_step(const Rehearsal *r, int stages, const Topology *topology, int units);

@@ -169,7 +169,7 @@ static void test_what_it_is(void **state)
         snprintf(path, sizeof path,
                  strchr(list[i].given, '/') ? "%.0s%s" : *list[i].given ? "%s/%s" : "%s%s", folder, list[i].given);
         snprintf(words, sizeof words, list[i].words, folder);
-        DIES(words, config_check_source(NULL, path));
+        DIES(words, config_check_loadable(NULL, path));
     }
     static const char *const fine[] = { "model.safetensors", "model.safetensors config.yaml config.json",
                                         "model.safetensors.index.json pytorch_model.bin" };
@@ -178,7 +178,7 @@ static void test_what_it_is(void **state)
         snprintf(folder, sizeof folder, "%s/fine%zu", try_folder, i);
         snprintf(command, sizeof command, "mkdir %s && cd %s && touch %s", folder, folder, fine[i]);
         assert_int_equal(system(command), 0);
-        config_check_source(NULL, folder);
+        config_check_loadable(NULL, folder);
     }
 }
 

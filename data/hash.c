@@ -1,10 +1,10 @@
 /* Three pages are enough: a file that was tokenized differently, shuffled or replaced differs nearly everywhere. Reading whole
  * files could take hours: a corpus has thousands, perhaps on a file server. */
-#include "data/sample.h"
+#include "data/hash.h"
 
 #include <sys/mman.h>
 
-enum { SAMPLE = 4096 };
+enum { PAGE = 4096 };
 
 uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
 {
@@ -14,14 +14,14 @@ uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
     return hash;
 }
 
-/* Samples start at multiples of a page. */
-uint64_t hash_sample(uint64_t hash, const void *map, size_t bytes)
+/* They start at multiples of a page. */
+uint64_t hash_pages(uint64_t hash, const void *map, size_t bytes)
 {
-    const size_t places[] = { 0, bytes / 2 / SAMPLE * SAMPLE, (bytes - 1) / SAMPLE * SAMPLE };
+    const size_t offset[] = { 0, bytes / 2 / PAGE * PAGE, (bytes - 1) / PAGE * PAGE };
     madvise((void *)map, bytes, MADV_RANDOM);
     for (int i = 0; i < 3; i++) {
-        const size_t left = bytes - places[i];
-        hash = hash_bytes(hash, (const char *)map + places[i], left < SAMPLE ? left : SAMPLE);
+        const size_t left = bytes - offset[i];
+        hash = hash_bytes(hash, (const char *)map + offset[i], left < PAGE ? left : PAGE);
     }
     madvise((void *)map, bytes, MADV_NORMAL);
     return hash;

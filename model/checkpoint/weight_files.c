@@ -1,5 +1,5 @@
 /* The files of a folder, and the checksums in its manifest. */
-#include "model/checkpoint/source.h"
+#include "model/checkpoint/weight_files.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@
 #include "model/config/quantized.h"
 #include "model/config/table.h"
 
-json_t *source_manifest(const char *folder)
+json_t *weight_files_manifest(const char *folder)
 {
     json_t *manifest = file_json(folder, "trainer.json", JSON_REJECT_DUPLICATES);
     char problem[4096];
@@ -36,7 +36,7 @@ json_t *source_manifest(const char *folder)
     return manifest;
 }
 
-static void add_source(Source *s, const char *folder, const char *name)
+static void add_source(WeightFiles *s, const char *folder, const char *name)
 {
     char *path = xasprintf("%s/%s", folder, name);
     for (int i = 0; i < s->count; i++) {
@@ -50,7 +50,7 @@ static void add_source(Source *s, const char *folder, const char *name)
     free(path);
 }
 
-void source_close(Source *s)
+void weight_files_close(WeightFiles *s)
 {
     for (int i = 0; i < s->count; i++)
         safetensors_close(s->file[i]);
@@ -58,7 +58,7 @@ void source_close(Source *s)
 }
 
 /* Takes the checksums from a manifest; other folders and old checkpoints have none. */
-static void expect_sums(const Source *s, const json_t *manifest, const char *folder)
+static void expect_sums(const WeightFiles *s, const json_t *manifest, const char *folder)
 {
     const json_t *sums = json_object_get(manifest, "crc32c");
     for (int i = 0; i < s->count; i++)
@@ -72,7 +72,7 @@ static void expect_sums(const Source *s, const json_t *manifest, const char *fol
 }
 
 /* Dies if a tensor is in two files: the index may name one, but other programs might read the other. */
-static void refuse_twice(const Source *s)
+static void refuse_twice(const WeightFiles *s)
 {
     for (int i = 1; i < s->count; i++)
         for (int k = 0; k < s->file[i]->count; k++) {
@@ -84,9 +84,9 @@ static void refuse_twice(const Source *s)
 }
 
 /* model.safetensors, or the files of model.safetensors.index.json. */
-static Source open_model(const char *folder)
+static WeightFiles open_model(const char *folder)
 {
-    Source s = { 0 };
+    WeightFiles s = { 0 };
     json_t *index = NULL;
     if (!file_exists(folder))
         die("%s: there is no such folder", folder);
@@ -112,10 +112,10 @@ static Source open_model(const char *folder)
     return s;
 }
 
-Source source_open(const char *folder)
+WeightFiles weight_files_open(const char *folder)
 {
-    json_t *manifest = source_manifest(folder);
-    Source s = open_model(folder);
+    json_t *manifest = weight_files_manifest(folder);
+    WeightFiles s = open_model(folder);
     expect_sums(&s, manifest, folder);
     json_decref(manifest);
     return s;
@@ -143,10 +143,10 @@ static void use_tree_name(SafeTensor *t)
     t->name = xasprintf("%s%s", first, tree);
 }
 
-Source source_open_adapter(const char *folder)
+WeightFiles weight_files_open_adapter(const char *folder)
 {
-    json_t *manifest = source_manifest(folder);
-    Source s = { 0 };
+    json_t *manifest = weight_files_manifest(folder);
+    WeightFiles s = { 0 };
     if (!file_is_in(folder, "adapter_model.safetensors"))
         die("%s: no adapter_model.safetensors next to its adapter_config.json; adapters in other formats can be converted with "
             "PEFT's save_pretrained", folder);
@@ -160,9 +160,9 @@ Source source_open_adapter(const char *folder)
     return s;
 }
 
-Source source_open_optimizer(const char *folder, json_t *manifest)
+WeightFiles weight_files_open_optimizer(const char *folder, json_t *manifest)
 {
-    Source s = { 0 };
+    WeightFiles s = { 0 };
     const char *name;
     json_t *bytes;
     json_object_foreach(json_object_get(manifest, "files"), name, bytes)
@@ -175,7 +175,7 @@ Source source_open_optimizer(const char *folder, json_t *manifest)
     return s;
 }
 
-void source_refuse_quantized(const Source *s)
+void weight_files_refuse_quantized(const WeightFiles *s)
 {
     for (int i = 0; i < s->count; i++)
         for (int k = 0; k < s->file[i]->count; k++) {
@@ -217,7 +217,7 @@ static bool same_bytes(Found a, Found b)
 }
 
 /* If the head differs, transformers 5 computes with that head, earlier versions with the embedding: two different models. */
-static void check_tied_head(const Source *s, const char *folder, bool images)
+static void check_tied_head(const WeightFiles *s, const char *folder, bool images)
 {
     const char *const embedding = images ? "language_model.model.embed_tokens.weight" : "model.embed_tokens.weight";
     const Found embed = safetensors_find_in(s->file, s->count, embedding);
@@ -228,7 +228,7 @@ static void check_tied_head(const Source *s, const char *folder, bool images)
             head.file->path, folder);
 }
 
-bool source_may_have(const Source *s, const char *name, const char *folder, const ModelConfig *c)
+bool weight_files_may_have(const WeightFiles *s, const char *name, const char *folder, const ModelConfig *c)
 {
     if (text_ends_with(name, ".rotary_emb.inv_freq"))
         return true;
@@ -239,7 +239,7 @@ bool source_may_have(const Source *s, const char *name, const char *folder, cons
     return true;
 }
 
-void source_refuse_adapter(const char *folder, const char *name)
+void weight_files_refuse_adapter(const char *folder, const char *name)
 {
     if (strstr(name, "vision_tower."))
         die("%s: %s is an adapter of the vision tower, which is frozen here: features are computed before the training. Train "

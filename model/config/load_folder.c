@@ -1,4 +1,4 @@
-/* The source of a run's model: runs without a configuration file, settings that follow from the model of load_path, and messages
+/* The folder of a run's model: runs without a configuration file, settings that follow from the model of load_path, and messages
  * about a load_path that cannot be read, with the command that converts it. */
 #include <ctype.h>
 #include <errno.h>
@@ -29,10 +29,10 @@ YamlNode *config_without_file(void)
                       " scheduler: {warmup_fraction: 0.03, warmup_min_lr: 0, alpha_f: 0}}", WITHOUT_FILE);
 }
 
-void config_check_has_model(const Reader *r, const char *place)
+void config_check_has_model(const Reader *r, const char *where)
 {
     if (!config_given(r, "load_path") && (config_given(r, "generate") || config_given(r, "eval_only")))
-        die("%s: there is no model; --load_path=FOLDER names a checkpoint or a Hugging Face folder", place);
+        die("%s: there is no model; --load_path=FOLDER names a checkpoint or a Hugging Face folder", where);
 }
 
 void config_check_command_line(const Reader *r, const char *first)
@@ -115,7 +115,7 @@ static void take(Reader *r, const char *name, const YamlNode *n)
 
 /* An evaluation reproduces the numbers of the checkpoint's run. So the recipe and its columns, the number of sequences that share
  * scales, and the masking of documents are taken from the run unless they are given. */
-static void settle_evaluation(Reader *r, const char *folder)
+static void complete_evaluation(Reader *r, const char *folder)
 {
     const bool recipe = !recipe_is_given(r), batches = !is_asked(r, "device_train_microbatch_size");
     const struct { const char *name; bool wanted; } list[] = {
@@ -131,11 +131,11 @@ static void settle_evaluation(Reader *r, const char *folder)
     yaml_free(run);
 }
 
-void config_settle_source(Reader *r)
+void config_complete_from_folder(Reader *r)
 {
-    const char *folder = r->s->c.source;
+    const char *folder = r->s->c.load_folder;
     if (r->s->c.eval_only)
-        settle_evaluation(r, folder);
+        complete_evaluation(r, folder);
     ModelConfig *m = &r->s->c.model;
     const int known = m->max_sequence_length;
     if (m->vocab_size > UINT16_MAX + 1)
@@ -276,15 +276,15 @@ static void check_adapter(const char *where, const char *folder)
     die("%s: there is an adapter_config.json, but no adapter_model.safetensors; fetch or copy the folder again", where);
 }
 
-void config_check_source(const char *place, const char *load_path)
+void config_check_loadable(const char *where, const char *load_path)
 {
-    char *where = xasprintf("%s%sload_path %s", place ? place : "", place ? ": " : "", load_path);
-    check_folder(where, "load_path", load_path);
+    char *setting = xasprintf("%s%sload_path %s", where ? where : "", where ? ": " : "", load_path);
+    check_folder(setting, "load_path", load_path);
     if (adapter_is(load_path))
-        check_adapter(where, load_path);
+        check_adapter(setting, load_path);
     else
-        check_model(where, "load_path", load_path);
-    free(where);
+        check_model(setting, "load_path", load_path);
+    free(setting);
 }
 
 void config_check_base(const char *where, const char *base_path)
