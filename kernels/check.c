@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "kernels/runtime/comm.h"
+
 const char *operation_name(const char *function)
 {
     static const char prefix[] = "backend_";
@@ -205,8 +207,9 @@ static void check_ranges(const char *op, const char *name, Tensor t, const RowRa
               "%s: %d rows from %d on of %s, which has %d", op, range[i].count, range[i].first, name, t.rows);
 }
 
-size_t check_rows(const char *op, Tensor y, const RowRange *received, Tensor x, const RowRange *sent, int count)
+size_t check_rows(const char *op, Tensor y, const RowRange *received, Tensor x, const RowRange *sent, int items)
 {
+    const int own = comm_group_rank(RANKS_CONTEXT) * items, count = comm_group_size(RANKS_CONTEXT) * items;
     check_plain(op, "y", y);
     check_plain(op, "x", x);
     CHECK(y.data != x.data && y.cols == x.cols && format_equal(y.format, x.format),
@@ -214,6 +217,9 @@ size_t check_rows(const char *op, Tensor y, const RowRange *received, Tensor x, 
           format_name(x.format), y.cols, format_name(y.format));
     check_ranges(op, "y", y, received, count);
     check_ranges(op, "x", x, sent, count);
+    for (int i = own; i < own + items; i++)
+        CHECK(sent[i].count == received[i].count, "%s: this rank sends itself %d rows and receives %d", op, sent[i].count,
+              received[i].count);
     return (size_t)x.cols * dtype_size(x.format.dtype);
 }
 

@@ -58,8 +58,8 @@ void check_attention(const char *op, Tensor y, Tensor qkv, Attention a, Document
 /* The arguments of heads_split and heads_join; returns how many ranks have the same key head. */
 int  check_exchange(const char *op, Tensor y, Tensor x, Attention heads);
 
-/* The arguments of comm_exchange, `count` ranges each. Returns the bytes of a row. */
-size_t check_rows(const char *op, Tensor y, const RowRange *received, Tensor x, const RowRange *sent, int count);
+/* The arguments of comm_exchange. Returns the bytes of a row. */
+size_t check_rows(const char *op, Tensor y, const RowRange *received, Tensor x, const RowRange *sent, int items);
 
 /* The arguments of attention_cached. */
 void check_cached(const char *op, Tensor y, Tensor qkv, KvCache cache, Attention a);

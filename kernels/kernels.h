@@ -191,8 +191,9 @@ void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x,
 
 /* Causal softmax attention inside each document: token t sees its tokens u <= t, with a window those of t - window < u <= t.
  * A window of T or more gives the same bits as none. Head h reads key/value head h / (H/K). y (N, H*D), qkv (N, (H+2K)D);
- * lse (B,H,T) or, with documents, any layout of N*H floats that attention_backward of the same back end reads back. Nothing of
- * rows of documents that are left out is written, and y and dqkv do not depend on them. */
+ * lse (B,H,T) or, with documents, any layout of N*H floats that attention_backward of the same back end reads back. Rows of
+ * documents that are left out are not written. Those that follow others, ROWS_AFTER_DOCUMENT of them, must be finite in qkv and dy. */
+enum { ROWS_AFTER_DOCUMENT = 128 };
 void attention_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
 void attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs);
 

@@ -430,7 +430,7 @@ static void mlp_backward(const Model *m, const UnitTensors *w, const UnitTensors
 {
     const Tensor act_recomputed = a->keep == KEEP_INPUTS ? for_dw(a->swiglu_operand, dw, LINEAR_DOWN) : NONE;
     const Branch mlp = mlp_of(w, dw, a), attention = attention_of(w, dw, a);
-    if (!gathers_stream(m))             /* block_backward has begun that */
+    if (!gathers_stream(m))             /* otherwise block_backward has begun */
         branch_out_backward_begin(m, &mlp, m->work.dres_amax);
     const Layer down = { LINEAR_DOWN, branch_out_backward(m), a->swiglu_operand };
     linear_swiglu_backward(m, act_recomputed, down.dy, w, a);
@@ -482,5 +482,5 @@ void block_backward(const Model *m, const UnitTensors *w, UnitTensors *dw, const
     attend_backward   (m, a);
     rope_backward     (a->dqkv_op, dw->qnorm, dw->knorm, t->dqkv, a->qkv_saved, a->qk_stats, w->qnorm, w->knorm, a->attn);
     branch_in_backward(m, &attention, a->dqkv_op, out, w, dw, a, needs_dx || is_trained(dw->attn_norm),
-                       goes_on && gathers_stream(m) ? &attention : NULL);
+                       goes_on && gathers_stream(m) ? &attention : NULL);    /* of which then nothing is read */
 }

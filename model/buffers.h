@@ -1,7 +1,9 @@
 /* What a model has in device memory besides its parameters: every buffer with its shape.
  *
  * Dimensions: B sequences of T tokens, N = B*T, divided by context and tensor ranks; C model width; H query heads, K key/value
- * heads of width D; S = (H+2K)*D width of [q|k|v]; F MLP width; V rows of the embedding; L blocks; W ranks. */
+ * heads of width D; S = (H+2K)*D width of [q|k|v]; F MLP width; V rows of the embedding; L blocks; W ranks. With t tensor ranks H,
+ * K and F are this rank's, and what layers and attention read and write has t N rows (Model.rows) where N is written; the stream,
+ * norms' inputs and statistics, branches and dres have N. */
 #pragma once
 #include "kernels/collectives.h"
 #include "kernels/runtime/device.h"
@@ -125,8 +127,8 @@ typedef struct Model {
     const ModelConfig *config;
     Recipe    recipe;
     Attention attn;            /* what blocks have in common; its B: every micro-batch's; its T: this rank's part */
-    Documents docs, own_docs;  /* of whole sequences; with context ranks without those that lie in one part: own_docs has this
-                                  rank's, count 0: none */
+    Documents docs;            /* of whole sequences; with context ranks those that lie in one part are left out */
+    Documents own_docs;        /* with context ranks: of this rank's part; those that go on in others are left out; count 0: none */
     ContextExchange exchange;
     ModelConfig *own_config;   /* with tensor ranks: config, which has this rank's heads and MLP width; else NULL */
 

@@ -61,10 +61,11 @@ static RowRange part_of(const Model *m, RowRange document, int r)
     return (RowRange){ first, (last < end ? last : end) - first };
 }
 
+/* A plan without documents has no memory for those of a part. */
 static bool is_exchanged(const Model *m, RowRange document)
 {
     const int first = document.first % m->T, last = first + document.count - 1;
-    return m->docs.count == 0 || first / m->attn.T != last / m->attn.T;
+    return m->docs.count == 0 || !m->own_doc_start || first / m->attn.T != last / m->attn.T;
 }
 
 /* Rank r's pieces are written to `piece`, unless that is NULL; returns how many there are. */
@@ -183,6 +184,18 @@ static Tensor exchanged(const Model *m, Tensor buffer)
     return tensor_at(m->work.exchanged.data, buffer.format, buffer.rows, buffer.cols);
 }
 
+/* Attention reads tiles of rows, also some after a document's end, and multiplies these by 0: they must be finite (kernels.h). */
+static void clear_after_documents(const Model *m, Tensor buffer)
+{
+    for (int i = 1; i < m->docs.count; i++) {
+        const int first = m->docs.host_start[i], left = buffer.rows - first;
+        if (!m->docs.left_out[i] || m->docs.left_out[i - 1])
+            continue;
+        const Tensor rows = tensor_rows(buffer, first, left < ROWS_AFTER_DOCUMENT ? left : ROWS_AFTER_DOCUMENT);
+        device_zero(rows.data, tensor_bytes(rows));
+    }
+}
+
 Tensor context_heads(const Model *m, const Acts *a, Tensor buffer, Tensor x)
 {
     const ContextExchange *e = &m->exchange;
@@ -192,6 +205,7 @@ Tensor context_heads(const Model *m, const Acts *a, Tensor buffer, Tensor x)
     for (int k = 0, at = 0; k < e->ranges; at += m->context * e->range[k++].count)
         heads_split(tensor_rows(packed, at, m->context * e->range[k].count), tensor_rows(x, e->range[k].first, e->range[k].count),
                     a->heads);
+    clear_after_documents(m, buffer);
     comm_exchange(buffer, e->whole, packed, e->packed, e->pieces);
     return buffer;
 }

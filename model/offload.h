@@ -12,7 +12,7 @@
  *
  * With one micro-batch in flight the blocks have the slots in turn, so that the last ones never leave. Three slots let copies
  * overlap: one block computes, one leaves or comes, and one has the next input. With more in flight, in stages, the backward pass
- * of another set follows a forward pass, and needs a fourth slot; beyond four, each slot belongs to one piece, which never leaves.
+ * of another set follows a forward pass, and needs a fourth slot; slots after the fourth belong to one piece each, which never leaves.
  * The host has a place for each piece that leaves. */
 #pragma once
 #include "model/buffers.h"
@@ -36,7 +36,7 @@ size_t offload_host_bytes(const Model *m);
 
 /* Allocates that host memory; and the end of it. */
 void   offload_alloc(Model *m);
-void   offload_rehearse(Model *m, void *host);          /* `host` is that memory, or an address of none */
+void   offload_rehearse(Model *m, void *host);          /* `host` is that memory, or an address without memory */
 void   offload_free (Model *m);
 
 /* Around these rows of passes, forward and backward. */

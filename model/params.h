@@ -94,7 +94,7 @@ size_t param_run(const Param *p, size_t i, size_t *whole);
 /* Elements of all parameters without adapters, the same on all ranks and in all runs: the distance of two units' `first`. */
 size_t unit_numbers(const UnitLayout *u);
 
-/* Whether NF4 is stored without double quantization. A group of it has one scale for 256 blocks, which tensor ranks divide. */
+/* Whether NF4 is stored without double quantization: tensor ranks divide the 256 blocks that have one second scale. */
 bool   unit_plain_nf4(const UnitLayout *u);
 /* A matrix in NF4 with its groups, plain or not (nf4.h), at `groups`; and their number. */
 Nf4    param_nf4(const Param *p, const void *groups, bool plain);

@@ -25,9 +25,9 @@ from golden_folder import golden_folder
 PROMPT, NEW, MARGIN, SEEDS = 12, 64, 1e-3, 24
 
 
-def greedy(model, prompt, pictures={}):
+def greedy(model, prompt, pictures=None):
     """Tokens and margin; None if the text ends early."""
-    out = model.generate(prompt, **pictures, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=NEW,
+    out = model.generate(prompt, **(pictures or {}), attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=NEW,
                          output_logits=True, return_dict_in_generate=True, pad_token_id=0)
     if len(out.logits) < NEW:
         return None, 0

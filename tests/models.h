@@ -14,7 +14,7 @@ const char *architecture_name(SmallModel a);
 enum { ALL_MODULES = (1 << NUM_LORA_MODULES) - 1 };
 ModelConfig with_adapters(ModelConfig m, int rank, unsigned modules, BaseFormat base);
 
-/* For tensor ranks: the model without norms over all heads, which no rank has; and an architecture that has such an OLMO2 or OLMO3. */
+/* For tensor ranks: the model without norms over all heads, which no rank has; and registers the architecture of such models. */
 ModelConfig without_wide_norms(ModelConfig m);
 void        add_after_architecture(void);
 

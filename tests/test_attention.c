@@ -304,6 +304,66 @@ static void test_wide_windows(void **state)
     for_all(shapes, SHAPES, wide_window);
 }
 
+static void fill_rows(Tensor t, RowRange r, float value)
+{
+    const size_t n = (size_t)r.count * (size_t)t.cols;
+    const Tensor rows = tensor_rows(t, r.first, r.count), wide = make_f32(r.count, t.cols);
+    float *host = keep(n * sizeof *host);
+    for (size_t i = 0; i < n; i++)
+        host[i] = value;
+    device_put(wide.data, host, n * sizeof *host);
+    quantize(rows, wide);
+}
+
+/* Each third document is left out: its rows of y and dqkv stay, and the others get the bits that they have with all documents. */
+static void left_out(const FormatRow *f, const Shape *s)
+{
+    enum { STAYS = 7 };
+    const Attention a = attention_of(s);
+    Documents docs = documents_of(s);
+    const int N = s->B * s->T, S = (s->H + 2 * s->K) * s->D, O = s->H * s->D;
+    const Tensor qkv = make_filled(f->act, N, S, 1, -2, 2), dy = make_filled(f->act, N, O, 2, -1, 1), lse = make_f32(N, s->H);
+    const Tensor y = make(f->act, N, O), dqkv = make(f->act, N, S);
+    bool *out = keep(sizeof *out * (size_t)(docs.count + 1));
+    for (int i = 0; i < docs.count; i++) {
+        const RowRange rows = { docs.host_start[i], docs.host_start[i + 1] - docs.host_start[i] };
+        out[i] = i % 3 == 1;
+        if (!out[i])
+            continue;
+        fill_rows(qkv, rows, 0);            /* finite, whatever reads a whole tile */
+        fill_rows(dy, rows, 0);
+    }
+    attention_forward(y, lse.data, qkv, a, docs);
+    attention_backward(dqkv, dy, qkv, y, lse.data, a, docs);
+    const double *all[] = { values(y), values(dqkv) };
+    fill_rows(y, (RowRange){ 0, N }, STAYS);
+    fill_rows(dqkv, (RowRange){ 0, N }, STAYS);
+    docs.left_out = out;
+    attention_forward(y, lse.data, qkv, a, docs);
+    attention_backward(dqkv, dy, qkv, y, lse.data, a, docs);
+    const double *found[] = { values(y), values(dqkv) };
+    for (int i = 0; i < docs.count; i++)
+        for (int k = 0; k < 2; k++) {
+            const int cols = k ? S : O;
+            for (int j = docs.host_start[i] * cols; j < docs.host_start[i + 1] * cols; j++)
+                if (found[k][j] != (out[i] ? STAYS : all[k][j]))
+                    fail_msg("%s: %s[%d], document %d: %g, expected %g", name("left out", f, s), k ? "dqkv" : "y", j, i, found[k][j],
+                             out[i] ? STAYS : all[k][j]);
+        }
+}
+
+static void test_left_out(void **state)
+{
+    (void)state;
+    static const Shape packed[] = {
+        { "docs",      2, 7,   4, 2, 6,   true, true },
+        { "d64-docs",  2, 48,  4, 2, 64,  true, false },
+        { "d128-docs", 1, 700, 4, 2, 128, true, false },
+        { "d96-docs",  1, 300, 2, 2, 96,  true, false, 20 },
+    };
+    for_all(packed, sizeof packed / sizeof *packed, left_out);
+}
+
 static void test_errors(void **state)
 {
     (void)state;
@@ -337,7 +397,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_attention), cmocka_unit_test(test_windows),
         cmocka_unit_test(test_wide_windows), cmocka_unit_test(test_cached), cmocka_unit_test(test_whole_documents),
-        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_left_out), cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

@@ -326,6 +326,11 @@ static void test_layers_and_stages(void **state)
         { 2, "--parallelism.pipeline=2", "--parallelism.pipeline_schedule=GPipe", "1F1B|Interleaved1F1B|Sequential GPipe" },
     };
     refuse_all(list, sizeof list / sizeof *list);
+    char message[8192];
+    if (try_printed(message, sizeof message, 3, 2, "--parallelism.tensor=2", "--lora={rank: 4, base: nf4}",
+                    "--model.mlp_hidden_size=192"))
+        fail_msg("parts of blocks of NF4 were accepted");
+    try_names(message, "parallelism.tensor 2 nf4 64 down --lora.base=e4m3");
 }
 
 /* References, names of list elements, and texts that no YAML file may have. */

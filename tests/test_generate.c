@@ -170,8 +170,9 @@ static int read_samples(Continuation *c, int most, const char *run, long step)
     return count;
 }
 
-/* Samples equal those that the saved model generates, on any number of ranks, also if these share sequences or layers or are
- * stages, and with more prompts than sequences of a micro-batch; and training is the same to the bit. Texts end in the second half of a sequence. */
+/* Samples equal those that the saved model generates, on any number of ranks, also if these share sequences (context), share layers
+ * (tensor) or are stages, and with more prompts than sequences of a micro-batch; and training is the same to the bit. Texts end in
+ * the second half of a sequence. */
 static void test_samples(void **state)
 {
     (void)state;

@@ -42,6 +42,7 @@ class Setting(single.Configuration):
         self.draw_muon()
         self.meshes = [self.draw_mesh(), self.draw_mesh()]
         self.context = max(mesh["context"] * mesh["tensor"] for mesh in self.meshes)
+        self.tensor = max(mesh["tensor"] for mesh in self.meshes)
         self.stop = draw.randrange(1, STEPS - 1)
 
     def draw_muon(self):
@@ -80,10 +81,10 @@ class Setting(single.Configuration):
              (chunks == 1 or smallest // (data * self.micro) % stages == 0))
 
     def can_be_cut(self):
-        """What model/config/check_tensor.c does not refuse: parts of these models have no whole groups of moments."""
+        """What model/config/check_tensor.c does not refuse: parts of these models have no whole groups of moments or blocks of NF4."""
         grouped = self.optimizer in ("adamw8bit", "muon") or self.recipe in ("fp8-lm", "coat-opt", "coat", "coat-lean")
         return self.keys.get("model.n_kv_heads") != 1 and self.keys.get("model.attention_layer_norm") is not True and \
-            not grouped and self.keys.get("lora.base", "bf16") == "bf16" and self.keys["mlp_tile"] is None
+            not grouped and self.keys.get("lora.base") != "nf4" and self.keys["mlp_tile"] is None
 
     def strategy_of(self, mesh, stages):
         """Keys of a mesh, with its stages or without."""

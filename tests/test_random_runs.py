@@ -44,6 +44,7 @@ def text(value):
 class Configuration:
     """Number n: a function of n only."""
     length = T
+    tensor = 1
 
     def __init__(self, n):
         draw = self.draw = random.Random(n)
@@ -130,7 +131,8 @@ class Configuration:
         Of gradients BATCH, or parts of them, are added in another order: each sum errs by 2 BATCH roundoffs of the format they are
         summed in, F32's or BF16's 2^-9; with other scales by the 2^-4 of their operands, too. So, relatively, does the norm, for
         which sums that cancel count twice. Context ranks multiply fewer rows at once, for which OpenBLAS sums in another order, and
-        what is next to the middle between two numbers of BF16 becomes the other one: 2^-9.
+        what is next to the middle between two numbers of BF16 becomes the other one: 2^-9. Tensor ranks round their partial sums to
+        BF16 in both branches of a block, forward and backward: four roundings more.
         AdamW's step moves the weights by as much more or less, and the loss, to first order, by that part of what it moved by so
         far; in BF16, and where moments have 8 bits, a weight or moment next to the middle between two numbers becomes the other
         one: 2^-9 of the loss. Where a gradient is near 0 the error decides the sign of a weight's step, so that steps differ by a root
@@ -142,6 +144,7 @@ class Configuration:
         in_f32 = self.recipe == "f32" or self.keys["format.grads"]
         gradient = 2 * BATCH * self.context * (2**-24 if in_f32 else 2**-9) + (2**-4 if self.shares_scales() else 0)
         gradient += 2**-9 if self.context > 1 and self.recipe != "f32" else 0
+        gradient += 4 * 2**-9 if self.tensor > 1 and self.recipe != "f32" else 0
         bounds, moved = {}, 0
         for step, (loss, norm, *_) in sorted(alone.items()):
             moved += abs(loss - alone[step - 1][0]) if step > 1 else 0

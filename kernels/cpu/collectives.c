@@ -189,7 +189,7 @@ static MPI_Datatype type_of_bytes(size_t bytes)
 void backend_comm_exchange(Tensor y, const RowRange *received, Tensor x, const RowRange *sent_rows, int items)
 {
     const int W = comm_group_size(RANKS_CONTEXT);
-    const size_t bytes = check_rows(OPERATION, y, received, x, sent_rows, W * items);
+    const size_t bytes = check_rows(OPERATION, y, received, x, sent_rows, items);
     MPI_Datatype row = type_of_bytes(bytes);
     size_t rows = 0;
     CHECK(buffer.received, "call comm_init first");

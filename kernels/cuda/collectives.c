@@ -3,7 +3,7 @@
  * All-gathers have a separate communicator that uses no SMs: the GPU's copy engines copy from memory that comm_alloc registered as
  * a symmetric window. [NCCL 2.28, CTA policy ZERO] If registration fails, they run as ordinary kernels. Sums need SMs. Two
  * communicators also let a gather and a sum overlap, on two streams; for the same reason tensor ranks have two, one for what they
- * exchange and one for sums of gradients. Each stage has a communicator of two ranks for what it sends
+ * exchange and one for sums of gradients, and while generating of a layer's parts. Each stage has a communicator of two ranks for what it sends
  * to its next stage, and one for its previous stage: NCCL runs the operations of a communicator one after the other, and a send may
  * wait. MPI only broadcasts NCCL's identifier; with one rank NCCL is not started. */
 #include <nccl.h>
@@ -242,16 +242,16 @@ void backend_comm_reduce_scatter(Tensor part, Tensor whole, Ranks g)
         backend_device_copy(part.data, whole.data, tensor_bytes(part));
 }
 
-/* NCCL joins the pieces of a group of sends and receives in one kernel; a rank's own piece is a copy. */
 static char *row_at(Tensor t, int row, size_t bytes)
 {
     return (char *)t.data + (size_t)row * bytes;
 }
 
+/* NCCL joins the pieces of a group of sends and receives in one kernel, also those that a rank sends itself. */
 void backend_comm_exchange(Tensor y, const RowRange *received, Tensor x, const RowRange *sent, int items)
 {
     const int W = comm_group_size(RANKS_CONTEXT);
-    const size_t bytes = check_rows(OPERATION, y, received, x, sent, W * items);
+    const size_t bytes = check_rows(OPERATION, y, received, x, sent, items);
     size_t rows = 0;
     NCCL_CHECK(ncclGroupStart());
     for (int i = 0; i < items; i++)

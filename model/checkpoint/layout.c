@@ -401,8 +401,8 @@ void layout_fetch(PieceReader *r, void *to, const char *dtype, size_t at, size_t
         convert_encode(to, dtype, to, n);
 }
 
-/* Elements of a piece from e on, up to `end` or as many as come from `step` elements of the tensor; returns their number. They are
- * a part of columns, taken from whole rows of codes, since reading codes also reads the scales of the matrix. */
+/* Of a piece that is some columns of a matrix stored as codes: elements from e on, up to `end` or as many as `step` elements of the
+ * matrix have; returns their number. Reads whole rows, since each read of codes reads the matrix's scales too. */
 static size_t fetch_columns(PieceReader *r, char *values, size_t e, size_t end, size_t step)
 {
     const Piece *p = r->piece;

@@ -10,10 +10,10 @@
 static char *refused_combination(const Config *c)
 {
     const struct { bool asked; const char *what; } list[] = {
-        { c->mlp_tile > 0, "mlp_tile: the MLP of tokens of several ranks cannot be in tiles; use --mlp_tile=0" },
+        { c->mlp_tile > 0 && !c->generate, "mlp_tile: the MLP of tokens of several ranks cannot be in tiles; use --mlp_tile=0" },
         { c->model.qk_norm == QK_NORM_WIDTH, "the model norms q and k over all heads, which no rank has" },
         { c->model.image.feature_size > 0, "a model with images cannot be cut yet" },
-        { optimizer_find(c->optimizer.name)->orthogonalizes,
+        { !config_forward_only(c) && optimizer_find(c->optimizer.name)->orthogonalizes,
           "optimizer.name muon orthogonalizes whole matrices, which no rank has" },
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
@@ -22,20 +22,21 @@ static char *refused_combination(const Config *c)
     return NULL;
 }
 
-/* FP8 GEMMs of GPUs multiply by sixteens; a context rank divides its heads again. */
+/* FP8 GEMMs of GPUs multiply by sixteens; a context rank divides its heads again, unless it only generates. */
 static char *refused_parts(const Config *c, int n, int world)
 {
     enum { MULTIPLE = 16 };
     const ModelConfig *m = &c->model;
     const int context = context_ranks(&c->strategy), ranks = n * context, T = m->max_sequence_length;
+    const int of_heads = c->generate ? 1 : context;
     const char *and_context = context > 1 ? " with parallelism.context" : "";
     if (world % ranks != 0)
         return xasprintf("%d rank%s cannot form groups of %d%s; start a multiple of %d ranks", world, world == 1 ? "" : "s", ranks,
                          and_context, ranks);
     const ModelConfig part = { .n_heads = m->n_heads / n, .n_kv_heads = m->n_kv_heads / n };
-    if (m->n_heads % n != 0 || m->n_kv_heads % n != 0 || !context_divides(&part, context))
+    if (m->n_heads % n != 0 || m->n_kv_heads % n != 0 || !context_divides(&part, of_heads))
         return xasprintf("the model has %d heads and %d key heads, which %d ranks%s cannot share equally; use a smaller number",
-                         m->n_heads, m->n_kv_heads, ranks, and_context);
+                         m->n_heads, m->n_kv_heads, n * of_heads, of_heads > 1 ? and_context : "");
     const struct { const char *what; long width; } list[] = {
         { "all query heads together are", (long)m->n_heads * m->head_dim }, { "each half of the MLP is", m->mlp_width },
         { "q, k and v together are", (m->n_heads + 2L * m->n_kv_heads) * m->head_dim },

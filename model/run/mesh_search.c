@@ -34,7 +34,7 @@ bool mesh_is_possible(const Config *c)
         return false;
     if (context > 1 && (!context_divides(m, context) || T % (MULTIPLE * context) != 0))
         return false;
-    if (stages > 1 && (m->n_layers < stages * chunks || c->host.activations == HOST_ALL || s->grad_sum == SUM_OFTEN
+    if (stages > 1 && (m->n_layers < stages * chunks || s->grad_sum == SUM_OFTEN
                        || (chunks > 1 && c->global_train_batch_size / at_once % stages != 0)))
         return false;
     return tensor_is_possible(c);

@@ -80,17 +80,19 @@ static TimeUse longest(const StepTime *t)
 static char *advice_for_exchanges(const Config *c, TimeUse use, double percent)
 {
     const int tensor = tensor_ranks(&c->strategy), ranks = use == USE_TENSOR ? tensor : tensor * context_ranks(&c->strategy);
-    const char *name = use == USE_TENSOR ? "tensor" : "context";
+    const char *name = use == USE_TENSOR || tensor >= c->gpus_per_host ? "tensor" : "context";
     if (ranks > c->gpus_per_host)
         return xasprintf("computation waits %.0f %% of the step, mostly for what %s ranks of several hosts exchange: a smaller "
-                         "parallelism.%s, with which they are on one host, exchanges inside hosts", percent, name, name);
+                         "parallelism.%s, with which they are on one host, exchanges inside hosts", percent,
+                         use == USE_TENSOR ? "tensor" : "context", name);
     return xasprintf("computation waits %.0f %% of the step, mostly for what %s ranks exchange: a smaller parallelism.%s, with "
                      "more shards in its place where memory allows, exchanges less", percent, name, name);
 }
 
-/* In stages weights are gathered and gradients summed once per step. */
+/* In stages weights are gathered and gradients summed once per step, whatever grad_sync_mode says. */
 static char *advice_for_waiting(const Config *c, TimeUse use, double percent)
 {
+    const bool in_stages = pipeline_stages(&c->strategy) > 1;
     if (use == USE_HOST)
         return xasprintf("computation waits %.0f %% of the step, mostly for copies from and to the host: a larger "
                          "global_train_batch_size updates less often, and more ranks or less device_train_microbatch_size leave "
@@ -98,16 +100,20 @@ static char *advice_for_waiting(const Config *c, TimeUse use, double percent)
     if (use == USE_SEND)
         return xasprintf("stages wait for each other %.0f %% of the step: more micro-batches, by a larger global_train_batch_size "
                          "or a smaller device_train_microbatch_size, or Interleaved1F1B, shorten that", percent);
-    if (use == USE_GATHER && c->strategy.shard_ranks > c->gpus_per_host)
+    if (use == USE_GATHER && c->strategy.shard_ranks * tensor_ranks(&c->strategy) > c->gpus_per_host)
         return xasprintf("computation waits %.0f %% of the step, mostly for gathered weights: HYBRID_SHARD with a replica on each "
-                         "host gathers inside hosts; a larger device_train_microbatch_size gathers less often", percent);
-    if (use == USE_GATHER && pipeline_stages(&c->strategy) == 1)
+                         "host gathers inside hosts; a larger %s gathers less often", percent,
+                         in_stages ? "global_train_batch_size" : "device_train_microbatch_size");
+    if (use == USE_GATHER && !in_stages)
         return xasprintf("computation waits %.0f %% of the step, mostly for gathered weights: a larger "
                          "device_train_microbatch_size, or SHARD_GRAD_OP where memory allows, gathers less often", percent);
-    if (use == USE_GATHER || use == USE_SUM)
-        return xasprintf("computation waits %.0f %% of the step, mostly for %s: a larger global_train_batch_size, or "
-                         "fsdp.grad_sync_mode batch where memory allows, %s less often", percent,
-                         use == USE_SUM ? "sums of gradients" : "gathered weights", use == USE_SUM ? "sums" : "gathers");
+    if (use == USE_GATHER)
+        return xasprintf("computation waits %.0f %% of the step, mostly for gathered weights: a larger global_train_batch_size "
+                         "gathers less often", percent);
+    if (use == USE_SUM)
+        return xasprintf("computation waits %.0f %% of the step, mostly for sums of gradients: a larger global_train_batch_size%s "
+                         "sums less often", percent,
+                         in_stages || c->strategy.grad_sum == SUM_ONCE ? "" : ", or fsdp.grad_sync_mode batch where memory allows,");
     return advice_for_exchanges(c, use, percent);
 }
 

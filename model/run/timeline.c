@@ -19,7 +19,7 @@ typedef struct {
     TimeUse last[NUM_QUEUES], *cause;   /* of the queue's last work; [marks] of the last work before it */
     double *taken;                      /* [events] of computation: time that work on other queues takes from it */
     Messages to[2];                     /* by Neighbour */
-    double  use[NUM_OWNERS][NUM_USES], exposed[NUM_USES];
+    double  use[NUM_OWNERS][NUM_USES], exposed[NUM_USES], busy;     /* busy: the queue of computation works */
     int     last_unit;
 } Stage;
 
@@ -80,8 +80,10 @@ static void add_time(Stage *s, const Event *e, bool waits, double seconds)
     const TimeUse use = e->kind == EVENT_WAIT ? s->cause[e->mark] : use_of(e);
     if (!waits || e->queue == QUEUE_COMPUTE)
         s->use[owner_of(s, e->unit)][waits ? USE_WAITING : use] += seconds;
-    if (e->queue == QUEUE_COMPUTE)
+    if (e->queue == QUEUE_COMPUTE) {
         s->exposed[use] += seconds;
+        s->busy += waits ? 0 : seconds;
+    }
 }
 
 static void send(Messages *m, double at)
@@ -143,14 +145,6 @@ static void run(Stage *all, int stages)
     CHECK(!open, "a queue waits for what no other queue does");
 }
 
-static double busy(const Stage *s)
-{
-    double seconds = 0;
-    for (Owner p = 0; p < NUM_OWNERS; p++)
-        seconds += s->use[p][USE_COMPUTE] + s->use[p][USE_CONTEXT] + s->use[p][USE_TENSOR];
-    return seconds;
-}
-
 StepTime timeline_step(const Rehearsal *r, int stages, const Topology *topology, int units)
 {
     StepTime t = { 0 };
@@ -163,7 +157,7 @@ StepTime timeline_step(const Rehearsal *r, int stages, const Topology *topology,
             t.seconds = fmax(t.seconds, all[stage].at[q]);
         t.device = fmax(t.device, r[stage].device);
         t.host = fmax(t.host, r[stage].host);
-        t.stage = busy(&all[stage]) > busy(&all[t.stage]) ? stage : t.stage;
+        t.stage = all[stage].busy > all[t.stage].busy ? stage : t.stage;
     }
     memcpy(t.use, all[t.stage].use, sizeof t.use);
     memcpy(t.exposed, all[t.stage].exposed, sizeof t.exposed);
