@@ -51,6 +51,9 @@ static inline void forward_backward(Model *m, ParamStore *store, const Config *c
     }
 }
 
+/* Of the documents of run_same_sequences; 0: some of 41 tokens, cut where a sequence ends. */
+static int document_length;
+
 /* A step of `count` tokens in micro-batches of `micro` sequences, some without labels, with documents. All groups have the same
  * sequences, so that operands have the same ranges everywhere. loss (count): those of this rank's tokens, and zeros. */
 static inline void run_same_sequences(Model *m, ParamStore *store, double *loss, int count, int micro)
@@ -67,7 +70,7 @@ static inline void run_same_sequences(Model *m, ParamStore *store, double *loss,
         for (int i = 0; i < n; i++) {
             tokens[i] = test_token(11, (uint64_t)(first + i), vocab);
             targets[i] = (first + i) % 7 == 3 ? -1 : test_token(11, (uint64_t)(first + i + 1), vocab);
-            begins[i] = i % T == 0 || (first + i) % 41 == 20;
+            begins[i] = i % T == 0 || (document_length ? i % T % document_length == 0 : (first + i) % 41 == 20);
         }
         model_micro_batch(m, store, tokens, targets, begins, scale, 1e-3f, first + n < count ? PASS_ACCUMULATE : PASS_COMPLETE);
         model_token_losses(m, losses);

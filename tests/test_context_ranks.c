@@ -150,6 +150,17 @@ static void test_f32(void **state)
         }
 }
 
+/* All documents lie in one rank's part, or none does. */
+static void test_documents(void **state)
+{
+    (void)state;
+    for (int all = 0; all < 2; all++) {
+        document_length = all ? T / 4 : T;
+        check_f32(&(Case){ "f32", LLAMA, true });
+    }
+    document_length = 0;
+}
+
 /* Blocks that are run again, and attention that stays. */
 static void test_kept(void **state)
 {
@@ -221,8 +232,8 @@ static void test_fp8(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_f32), cmocka_unit_test(test_kept), cmocka_unit_test(test_bytes),
-                                        cmocka_unit_test(test_fp8) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_f32), cmocka_unit_test(test_documents), cmocka_unit_test(test_kept),
+                                        cmocka_unit_test(test_bytes), cmocka_unit_test(test_fp8) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }
