@@ -4,8 +4,7 @@
 
 enum { MOST_UNTIL = 16 };
 
-/* The batch doubles after until[0] steps, after until[1] steps and so on, ascending; after the last of them it is `batch`, which
- * must be divisible. */
+/* The first batch is batch / 2^count, a whole number; it doubles after until[0], until[1], ... steps (ascending), up to `batch`. */
 typedef struct { uint64_t batch, until[MOST_UNTIL]; int count; } Doubling;
 
 /* The batch of the step after `steps` steps; the sum of the batches of the `more` steps from there on. */

@@ -20,7 +20,7 @@ typedef struct ImageFeatures {
     bool     f32;               /* values are F32, else BF16 */
     int      num_files;
     const uint8_t **file;       /* (num_files) mapped */
-    uint64_t *first;            /* (num_files + 1): number of each file's first image; their sum */
+    uint64_t *first;            /* (num_files + 1): images in all files before this one; the last: in all */
 } ImageFeatures;
 
 /* Opens and checks a folder, whose name is the value of `key`, which must stay: dies if a file is missing or has another size than

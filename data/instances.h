@@ -8,7 +8,7 @@ typedef struct {
     DataSpec  spec;             /* without its paths, which the caller owns */
     Shard    *shards;           /* (num_shards) */
     int       num_shards;
-    uint64_t *first;            /* (num_shards + 1): number of each file's first instance, packed: token; their sum */
+    uint64_t *first;            /* (num_shards + 1): instances (packed: tokens) in all files before this one; the last: in all */
     Packing   packing;          /* of spec.best_fit */
     Begins   *begins;           /* (num_shards); NULL: packed, or documents end after an eos */
     ImageFeatures *features;    /* NULL: no images */

@@ -2,8 +2,8 @@
  * operation_list.h says what memory each reads and writes.
  *
  *   Outputs first, then inputs, then sizes. An operation reads its inputs and writes its outputs in whatever Format
- *   the tensors carry; arithmetic in between is F32. "+=" marks outputs that accumulate; if such a tensor is `empty`, all of it is
- *   overwritten, as if it had held zeros. Shapes and formats are checked on entry; a combination that a back end lacks is an error
+ *   the tensors carry; arithmetic in between is F32 or, on the CPU, also F64. "+=" marks outputs that accumulate; if such a
+ *   tensor is `empty`, all of it is overwritten, as if it had held zeros. Shapes and formats are checked on entry; a combination that a back end lacks is an error
  *   that names it. Integer and float arrays are device memory. Nothing here waits for the device. For an FP8 output without data_t
  *   only data is written, with the same codes and scale.
  *
@@ -89,9 +89,9 @@ void take_rows (Tensor x, const int *at, Tensor y);
 typedef enum { RMS_NORM, LAYER_NORM } NormKind;
 typedef struct { NormKind kind; float eps; } Norm;
 
-/* x = stream, in x's format (nothing if it is the same memory). stats are those of x as stored or, FROM_EXACT, of the stream: row n
- * has mean stats[2n] (0 for RMS_NORM) and rstd stats[2n+1] = 1/sqrt(mean((x-mean)^2) + eps); y = (x - mean) rstd w [+ residual], of
- * the same x. x, stream, y, residual (N,C); w (1,C), or no tensor for w = 1; residual may be no tensor. */
+/* x = stream, in x's format (nothing if it is the same memory). With z = x as stored or, FROM_EXACT, the stream: row n has mean
+ * stats[2n] (0 for RMS_NORM) and rstd stats[2n+1] = 1/sqrt(mean((z-mean)^2) + eps); y = (z - mean) rstd w [+ residual].
+ * x, stream, y, residual (N,C); w (1,C), or no tensor for w = 1; residual may be no tensor. */
 void norm_forward (Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm, ForwardSource from);
 
 /* Recomputes y from x and stats of norm_forward, without residual. An FP8 y keeps its scale, and y.data or y.data_t may be NULL:
@@ -192,15 +192,15 @@ void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x,
 /* Causal softmax attention inside each document: token t sees its tokens u <= t, with a window those of t - window < u <= t.
  * A window of T or more gives the same bits as none. Head h reads key/value head h / (H/K). y (N, H*D), qkv (N, (H+2K)D);
  * lse (B,H,T) or, with documents, any layout of N*H floats that attention_backward of the same back end reads back. Rows of
- * documents that are left out are not written. Those that follow others, ROWS_AFTER_DOCUMENT of them, must be finite in qkv and dy. */
+ * left-out documents are not written; the first ROWS_AFTER_DOCUMENT after another's must be finite in qkv, dy: tiles read them. */
 enum { ROWS_AFTER_DOCUMENT = 128 };
 void attention_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
 void attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs);
 
 /* Orders columns by rank, for comm_exchange. heads.H and heads.K are those of one rank. Row r N + n of y (ranks * N, W / ranks)
  * is row n of x (N, W), with rank r's columns only: of rows [q | k | v], or only of q. heads_join is the inverse. Where x has fewer
- * key heads than there are ranks, consecutive ranks get the same one, and heads_join adds what they made of it, in their order in F32.
- * F32 or BF16. */
+ * key heads than there are ranks, consecutive ranks get the same one, and heads_join adds what they made of it, in their order in
+ * F32. F32 or BF16. */
 void heads_split(Tensor y, Tensor x, Attention heads);
 void heads_join (Tensor x, Tensor y, Attention heads);
 
@@ -222,8 +222,8 @@ enum { CHANNEL_EXCESS = 6, CHANNEL_MOST = 63 };
  * An act with `channel` is multiplied by these factors, column by column, before its range is measured and it is encoded. Unless
  * *act.scale_reused they are first chosen from act: channel[c] = 2^-k, k = max(0, e[c] - median - 6), at most 63, with e[c] =
  * floor(log2(max|column c|)). median: the least that half of the e[c] of all columns that are not 0 do not exceed. So a column
- * gets a factor from 64 to 128 times the median column's maximum on, as both are rounded down to powers of two; usually none does,
- * and all codes are those without factors.
+ * gets a factor if its maximum is 128 times the median's or more, none below 64 times, since both are rounded down to powers of
+ * two; usually none does, and codes are those without factors.
  * DIFFERS: Smooth-SwiGLU [Fishman et al. 2024, arXiv 2409.12517] has a factor for every column, from its maximum, and folds it into
  * the weight before that is rounded to FP8. */
 void swiglu_forward (Tensor act, Tensor gate_up, Tensor wide, LoraProduct product, ForwardSource from);
@@ -270,9 +270,8 @@ void accumulate(Tensor y, Tensor x);
  * it is the mean of n tensors. */
 void average_weights(Tensor mean, Tensor w, float share);
 
-/* Elements that are a part of each row of a matrix. Where a part is `width` long, and the first lacks its first `start` elements,
- * number i of all is number i + (start + i) / width * skip of the matrix, counted from the first. width 0: all are consecutive
- * there. */
+/* For a tensor of `width` columns of each row of a matrix, begun `start` columns into a row. In the matrix, element i comes
+ * i + (start + i) / width * skip elements after element 0; skip: the columns of a row that it lacks. width 0: i elements after. */
 typedef struct { unsigned width, start; uint64_t skip; } RowParts;
 
 typedef struct {

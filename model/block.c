@@ -57,7 +57,7 @@ static void attend(const Model *m, const Acts *a)
 {
     if (a->cache.k.data)
         attention_cached(a->attn_out, a->qkv_rotated, a->cache, a->attn);
-    else if (context_exchanges(m)) {
+    else if (context_attends_whole(m)) {
         const Tensor qkv = context_heads(m, a, m->work.qkv_heads, a->qkv_rotated);
         const Tensor mix = context_buffer(m, m->work.attn_out_heads, a->attn_out);
         attention_forward(mix, a->lse, qkv, a->heads, m->docs);
@@ -71,7 +71,7 @@ static void attend(const Model *m, const Acts *a)
 static void attend_backward(const Model *m, const Acts *a)
 {
     const BackwardScratch *t = &m->work;
-    if (context_exchanges(m)) {
+    if (context_attends_whole(m)) {
         const Tensor dy = context_heads(m, a, t->datt_heads, t->datt), qkv = context_heads(m, a, t->qkv_heads, a->qkv_rotated);
         const Tensor mix = context_heads(m, a, t->attn_out_heads, a->attn_out), dqkv = context_buffer(m, t->dqkv_heads, t->dqkv);
         attention_backward(dqkv, dy, qkv, mix, a->lse, a->heads, m->docs);
@@ -168,8 +168,8 @@ static Tensor dxa(const Model *m, const Acts *a, Linear l)
     return tensor_at((char *)all.data + first * dtype_size(all.format.dtype), all.format, a->xa[l].rows, a->xa[l].cols);
 }
 
-/* Which half of a layer's FP8 input the gradients read: a matrix's the transpose, an adapter's the rows. What is frozen has no
- * gradient, and what only its gradient would read is not made. */
+/* What a layer's gradients read of its FP8 input: the transpose if the matrix is trained, the rows if only the adapter is, NONE if
+ * neither; what is not read is not made. */
 static Tensor for_dw(Tensor x, const UnitTensors *dw, Linear l)
 {
     return is_trained(matrix(dw, l)) ? transpose_only(x) : is_trained(adapter_a(dw, l).w) ? rows_only(x) : NONE;
@@ -307,8 +307,8 @@ static void mlp_recompute(const Model *m, const UnitTensors *w, const Acts *a, c
         lora_narrow(a->xa[LINEAR_DOWN], a->swiglu_operand, adapter_a(w, LINEAR_DOWN), m->lora_scale);
 }
 
-/* dres = [dres +] the gradient of a norm's input, from that of its output, dh. If dres_amax is wanted, only this writes dres: so it
- * is max|dres| when branch_out_backward reads it. */
+/* dres = [dres +] the gradient of a norm's input, from that of its output, dh. With dres_amax only this writes dres: so it still is
+ * max|dres| in branch_out_backward_begin. */
 void norm_to_stream_backward(const Model *m, Tensor dnorm, Tensor x, const float *stats, Tensor norm, bool accumulate)
 {
     const BackwardScratch *t = &m->work;
@@ -333,7 +333,7 @@ static Branch mlp_of(const UnitTensors *w, const UnitTensors *dw, const Acts *a)
 }
 
 /* From the gradient of the residual stream to that of the branch's last GEMM: dy, in m->work.dy. amax: max|dres|, or NULL if not
- * known. Tensor ranks gather it: `begin` may be followed by what changes neither, for branch_out_backward. */
+ * known. Tensor ranks begin to gather it: until branch_out_backward_end nothing may change dy or dres. */
 static void branch_out_backward_begin(const Model *m, const Branch *b, const float *amax)
 {
     const Tensor dy = m->work.dy, y = rows_buffer(m, dy);
@@ -351,7 +351,7 @@ static bool gathers_stream(const Model *m)
     return m->tensor_ranks > 1 && !m->config->norm_after;
 }
 
-static Tensor branch_out_backward(const Model *m)
+static Tensor branch_out_backward_end(const Model *m)
 {
     if (m->tensor_ranks > 1)
         gather_rows_end(m, m->work.dy);
@@ -380,8 +380,8 @@ static void stream_backward_end(const Model *m, const Branch *b)
         norm_to_stream_backward(m, b->dnorm, b->x, b->stats, b->norm, true);
 }
 
-/* From the gradient dy of the first layer's output to that of the stream, if that is wanted, and to the layer's gradients. Its input
- * is recomputed from the saved norm input where the recipe keeps no other.
+/* From the gradient dy of the first layer's output to that of the stream, if that is wanted, and to the layer's gradients. Its
+ * input is recomputed from the saved norm input where the recipe keeps no other.
  *
  * With tensor ranks each exchange runs beside a product: the gather of the input beside dx, the sum of dx beside the gradients of
  * `last`, the branch's last layer, and the gather of the next branch's dy (NULL: none) beside the gradients of the first layer. On
@@ -432,7 +432,7 @@ static void mlp_backward(const Model *m, const UnitTensors *w, const UnitTensors
     const Branch mlp = mlp_of(w, dw, a), attention = attention_of(w, dw, a);
     if (!gathers_stream(m))             /* otherwise block_backward has begun */
         branch_out_backward_begin(m, &mlp, m->work.dres_amax);
-    const Layer down = { LINEAR_DOWN, branch_out_backward(m), a->swiglu_operand };
+    const Layer down = { LINEAR_DOWN, branch_out_backward_end(m), a->swiglu_operand };
     linear_swiglu_backward(m, act_recomputed, down.dy, w, a);
     if (m->tensor_ranks == 1)
         linear_dw     (m, dw, down, a);
@@ -463,7 +463,7 @@ void block_backward(const Model *m, const UnitTensors *w, UnitTensors *dw, const
     const BackwardScratch *t = &m->work;
     const Branch attention = attention_of(w, dw, a);
 
-    if (gathers_stream(m) && !m->gathers_ahead)
+    if (gathers_stream(m) && !m->dy_begun)
         branch_out_backward_begin(m, &attention, NULL);
     if (keep_recomputes(a->keep))
         up_to_mlp     (m, w, a, a->keep == KEEP_ATTENTION);
@@ -475,7 +475,7 @@ void block_backward(const Model *m, const UnitTensors *w, UnitTensors *dw, const
     attention_output_recompute(a, a->attn_operand.data_t && is_trained(dw->out));
     if (m->tensor_ranks == 1)
         branch_out_backward_begin(m, &attention, in_tiles(m, a) ? NULL : t->dres_amax);
-    const Layer out = { LINEAR_OUT, branch_out_backward(m), is_trained(dw->out) ? a->attn_operand : a->attn_out };
+    const Layer out = { LINEAR_OUT, branch_out_backward_end(m), is_trained(dw->out) ? a->attn_operand : a->attn_out };
     linear_dx         (m, LINEAR_OUT, t->datt, out.dy, w, a, false);
     if (m->tensor_ranks == 1)
         linear_dw     (m, dw, out, a);

@@ -14,7 +14,7 @@ bool context_skips(const Model *m)
     return m->context > 1 && m->documents;
 }
 
-bool context_exchanges(const Model *m)
+bool context_attends_whole(const Model *m)
 {
     return m->context == 1 || m->exchange.pieces > 0;
 }

@@ -13,8 +13,8 @@
 
 /* Whether documents of this model may be left out of the exchange. */
 bool context_skips(const Model *m);
-/* Whether this micro-batch has any others. */
-bool context_exchanges(const Model *m);
+/* Whether whole sequences are attended, on one rank or of several. */
+bool context_attends_whole(const Model *m);
 
 /* m->exchange; context_divide sets it and m->own_docs for m->docs. context_divide_for_plan: as if all documents were exchanged and
  * were this rank's own. */
@@ -34,6 +34,6 @@ void   context_tokens(const Model *m, const Acts *a, Tensor x, Tensor buffer);
 /* Attention of whole sequences, with this rank's heads. */
 Attention context_attention(const Model *m, Attention a);
 
-/* This rank's tokens (N) of (B, T) values of whole sequences on the host, in m->host_part or values itself: of those of its context
- * rank, in their order, a part for each tensor rank. */
+/* This rank's N of the (B, T) `values` on the host: its context part of each sequence, in order, and of these its tensor rank's N.
+ * They lie in m->host_part, or in `values` itself. */
 const int *context_part(const Model *m, const int *values);

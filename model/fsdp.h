@@ -4,7 +4,7 @@
  *   gradients of unit u   FREE -fsdp_grads->  FILLING   -fsdp_reduce->  REDUCING -(mark)->     FREE
  *
  * (1) A gather waits, in its queue, for the release of the memory it overwrites. (2) fsdp_acquire makes the compute queue
- * wait, never the host. (3) Collectives are issued in the same order on every rank. (4) Only what says that it waits blocks the host.
+ * wait, never the host. (3) Collectives are issued in the same order on every rank. (4) Only what says so blocks the host.
  *
  * Each rank of a shard group owns one slice of every unit: of its master weights, accumulated gradients and moments; all
  * ranks at the same place of their groups hold the same. The strategies are the size of that group and two choices of
@@ -22,7 +22,7 @@
  *
  * FP8 operands are gathered as codes. Each has its own scale; once per step one all-reduce takes the maxima of all. Copies for
  * computing exist only where the stored weights can't serve: in another format, or sharded (the table `ways` of param_store.c).
- * The trained and the frozen parameters of a unit are two regions, sharded and gathered one after the other. */
+ * The trained, the frozen and the quantized parameters of a unit are regions, sharded and gathered one after the other. */
 #pragma once
 #include "model/param_store.h"
 

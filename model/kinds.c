@@ -91,7 +91,7 @@ static void block_back(Model *m, const UnitTensors *w, UnitTensors *dw, int u, b
 {
     const bool goes_on = u > m->backward_to && u > unit_of_layer(m->config, 0);
     block_backward(m, w, dw, &m->unit_acts[u], &m->unit_acts[u + 1], needs_dx, goes_on);
-    m->gathers_ahead = goes_on;
+    m->dy_begun = goes_on;
 }
 
 /* ---- the table ------------------------------------------------------------------------------------------------- */

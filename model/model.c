@@ -52,7 +52,7 @@ void model_rehearse(Model *m, ParamStore *store, const Config *c)
     store->host.memory = nowhere(3);
     store->placed = true;
     model_place_tensors(m, store, c);
-    offload_rehearse(m, nowhere(4));
+    offload_place(m, nowhere(4));
 }
 
 bool model_on_host(const void *p)

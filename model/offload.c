@@ -177,7 +177,7 @@ size_t offload_host_bytes(const Model *m)
     return m->offload.host_bytes;
 }
 
-void offload_rehearse(Model *m, void *host)
+void offload_place(Model *m, void *host)
 {
     Offload *o = &m->offload;
     if (!moves(m))
@@ -189,7 +189,7 @@ void offload_rehearse(Model *m, void *host)
 void offload_alloc(Model *m)
 {
     if (moves(m))
-        offload_rehearse(m, m->offload.host_bytes ? device_host_alloc(m->offload.host_bytes, "saved activations") : NULL);
+        offload_place(m, m->offload.host_bytes ? device_host_alloc(m->offload.host_bytes, "saved activations") : NULL);
 }
 
 void offload_free(Model *m)

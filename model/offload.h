@@ -12,8 +12,8 @@
  *
  * With one micro-batch in flight the blocks have the slots in turn, so that the last ones never leave. Three slots let copies
  * overlap: one block computes, one leaves or comes, and one has the next input. With more in flight, in stages, the backward pass
- * of another set follows a forward pass, and needs a fourth slot; slots after the fourth belong to one piece each, which never leaves.
- * The host has a place for each piece that leaves. */
+ * of another set follows a forward pass, and needs a fourth slot; slots after the fourth belong to one piece each, which never
+ * leaves. The host has a place for each piece that leaves. */
 #pragma once
 #include "model/buffers.h"
 #include "model/fsdp.h"
@@ -29,14 +29,14 @@ int    offload_pieces(const Model *m, const ParamStore *store);
 /* Chooses the slot of each piece, if there are fewer slots than pieces. */
 void   offload_plan_slots(Model *m, const ParamStore *store);
 
-/* Bytes of host memory that the planned model's saved activations take, and the number of pieces that leave: offload_plan finds
- * both when all pieces have their sizes, and gives each that leaves its place there. */
+/* offload_plan: once all pieces have sizes, counts those that leave (offload.leaving) and gives each a place in host memory.
+ * offload_host_bytes: the bytes of all these places. */
 void   offload_plan(Model *m, const ParamStore *store);
 size_t offload_host_bytes(const Model *m);
 
 /* Allocates that host memory; and the end of it. */
 void   offload_alloc(Model *m);
-void   offload_rehearse(Model *m, void *host);          /* `host` is that memory, or an address without memory */
+void   offload_place(Model *m, void *host);          /* `host` is that memory, or an address without memory */
 void   offload_free (Model *m);
 
 /* Around these rows of passes, forward and backward. */

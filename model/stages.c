@@ -25,7 +25,7 @@ void stages_use_set(Model *m, int set)
     m->acts = m->unit_acts + unit_of_layer(m->config, 0);
 }
 
-static char *ranges_of(const Model *m, int set, int unit)
+static char *amaxes_of(const Model *m, int set, int unit)
 {
     return (char *)m->amaxes + (size_t)set * m->amax_bytes + m->amax_at[unit];
 }
@@ -36,7 +36,7 @@ void stages_use(Model *m, const ParamStore *store, UnitRange units, PipelineRow 
     const size_t bytes = m->amax_at[units.end] - m->amax_at[units.first];
     stages_use_set(m, set);
     if (!r.backward && r.micro > 0 && sets > 1 && bytes > 0)
-        device_copy(ranges_of(m, set, units.first), ranges_of(m, (r.micro - 1) % sets, units.first), bytes);
+        device_copy(amaxes_of(m, set, units.first), amaxes_of(m, (r.micro - 1) % sets, units.first), bytes);
 }
 
 /* Planning asks what is written. */

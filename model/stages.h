@@ -17,8 +17,8 @@ int  stages_head_rank(const ParamStore *store);
 /* The units of a chunk of this stage read and write the activations of set `set`. */
 void stages_use_set(Model *m, int set);
 
-/* The same for micro-batch r.micro of a step. Before its forward pass the FP8 ranges of micro-batch r.micro - 1 are copied to its
- * set; that micro-batch's own set keeps them for its backward pass. */
+/* The same for micro-batch r.micro of a step. Before its forward pass its set gets a copy of the amaxes of micro-batch r.micro - 1,
+ * whose own set keeps them for its backward pass. */
 void stages_use(Model *m, const ParamStore *store, UnitRange units, PipelineRow r);
 
 /* The stream that the chunk reads; the gradient of the stream that it wrote. */

@@ -75,7 +75,7 @@ struct Planner;
 typedef struct UnitKind {
     const char *name;                           /* in messages and traces */
     int  (*count)(const ModelConfig *c);        /* how many a model has, one after the other */
-    bool   is_layer;                            /* its matrices are operands of the recipe; two units share a buffer for weights */
+    bool   is_layer;                            /* its matrices are operands of the recipe; these units take turns in two buffers for weights */
     const ParamRow *params;
     int    num_params;
 

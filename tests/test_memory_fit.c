@@ -233,10 +233,10 @@ static void test_host_memory(void **state)
     c->host.activations = HOST_ALL;
     memory_plan(&m, &store, c);
     m.offload.host_bytes = (size_t)1 << 50;
-    DIES("GiB for what is on the host and 25.49 for a checkpoint while it is written exceed by 10",
+    DIES("GiB of the plan and 25.49 for writing a checkpoint are 10",
          memory_check_host(&m, &store, c));
     m.forward_only = true;                      /* an evaluation writes no checkpoint */
-    DIES("GiB for what is on the host and 0.00 for a checkpoint", memory_check_host(&m, &store, c));
+    DIES("GiB of the plan and 0.00 for writing a checkpoint", memory_check_host(&m, &store, c));
     model_free(&m, &store);
     config_free(c);
 }

@@ -74,7 +74,7 @@ void backend_attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, co
     check_supported(OPERATION, y, qkv, a);
     CHECK_TENSOR(dqkv, qkv.rows, qkv.cols);
     CHECK_TENSOR(dy, y.rows, y.cols);
-    CHECK(dqkv.data != qkv.data, "dqkv is written before qkv is read");
+    CHECK(dqkv.data != qkv.data, "attention_backward: dqkv is the memory of qkv, which is still read");
     if (!format_equal(dqkv.format, qkv.format) || !format_equal(dy.format, y.format))
         die("attention_backward: qkv is %s and dqkv %s, y is %s and dy %s; each pair must have one format",
             format_name(qkv.format), format_name(dqkv.format), format_name(y.format), format_name(dy.format));

@@ -1,11 +1,11 @@
 /* Collectives on device memory, through NCCL on the stream of the current queue, in order with its kernels.
  *
- * All-gathers have a separate communicator that uses no SMs: the GPU's copy engines copy from memory that comm_alloc registered as
+ * All-gathers over RANKS_SHARD have a separate communicator that uses no SMs: the GPU's copy engines copy from memory that comm_alloc registered as
  * a symmetric window. [NCCL 2.28, CTA policy ZERO] If registration fails, they run as ordinary kernels. Sums need SMs. Two
- * communicators also let a gather and a sum overlap, on two streams; for the same reason tensor ranks have two, one for what they
- * exchange and one for sums of gradients, and while generating of a layer's parts. Each stage has a communicator of two ranks for what it sends
- * to its next stage, and one for its previous stage: NCCL runs the operations of a communicator one after the other, and a send may
- * wait. MPI only broadcasts NCCL's identifier; with one rank NCCL is not started. */
+ * communicators also let a gather and a sum overlap, on two streams; for the same reason tensor ranks have two: for what they
+ * exchange, and for sums, of gradients and, while generating, of a layer's parts. Each stage has a communicator of two ranks for
+ * what it sends to its next stage, and one for its previous stage: NCCL runs the operations of a communicator one after the other,
+ * and a send may wait. MPI only broadcasts NCCL's identifier; with one rank NCCL is not started. */
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -93,7 +93,7 @@ static void finish(void)
 static int peer(ncclComm_t c)
 {
     int own;
-    CHECK(c, "a neighbouring stage without stages");
+    CHECK(c, "comm_send or comm_receive without pipeline stages");
     NCCL_CHECK(ncclCommUserRank(c, &own));
     return 1 - own;
 }

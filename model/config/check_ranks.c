@@ -130,7 +130,7 @@ static int shard_ranks(Reader *r)
         return world;
     if (replicas < 1 || world % replicas != 0)
         die("%s: %d ranks cannot form %d groups of equal size; fsdp.hybrid_sharding_num_model_replicas must divide the "
-            "number of ranks, null makes one group per host",
+            "ranks of a stage (groups of parallelism.tensor), null makes one group per host",
             config_where(r, "fsdp.hybrid_sharding_num_model_replicas"), world, replicas);
     if (world / replicas % context != 0)
         die("%s: %d ranks in %d replicas are %d each, which cannot form groups of %d that share sequences (parallelism.context); "

@@ -84,8 +84,8 @@ static void check_batch_warmup(Reader *r)
 }
 
 /* Gradients are summed in F32 if fsdp.precision is mixed, or if a sum has many terms: a BF16 sum loses terms below 2^-9 of it. The
- * worst tensor loses 5 % of its gradient with 512 micro-batches, half with 2048. There are two sums, over the micro-batches of a
- * rank and over ranks, both with a rounding per term; their losses are separate: 16 x 32 terms lose a third of what 512 lose. */
+ * worst tensor loses 5 % of its gradient with 512 micro-batches, half with 2048. A rank's micro-batches are summed first, then
+ * ranks. Each sum loses by its own number of terms: 16 x 32 lose a third of what 512 lose. */
 static void choose_grads(Reader *r)
 {
     enum { MOST = 128 };

@@ -11,10 +11,10 @@ static char *refused_combination(const Config *c)
 {
     const struct { bool asked; const char *what; } list[] = {
         { c->mlp_tile > 0 && !c->generate, "mlp_tile: the MLP of tokens of several ranks cannot be in tiles; use --mlp_tile=0" },
-        { c->model.qk_norm == QK_NORM_WIDTH, "the model norms q and k over all heads, which no rank has" },
+        { c->model.qk_norm == QK_NORM_WIDTH, "q and k are normed over all heads; a rank has only some" },
         { c->model.image.feature_size > 0, "a model with images cannot be cut yet" },
         { !config_forward_only(c) && optimizer_find(c->optimizer.name)->orthogonalizes,
-          "optimizer.name muon orthogonalizes whole matrices, which no rank has" },
+          "optimizer.name muon needs whole matrices; a rank has parts" },
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         if (list[i].asked)

@@ -152,8 +152,8 @@ static void note_idle(Reader *r)
     value_free(r->s, config_key("lora.base_path"));
 }
 
-/* Settles the format of the base. Runs that train nothing round weights that are not E4M3 or NF4 as training did, so that adapters
- * give the same results; recipe_forward_weights might choose another format. Such runs store adapters in the format of the base. If
+/* Settles the format of the base. Runs that train nothing must round a base that is neither E4M3 nor NF4 as training
+ * did; recipe_forward_weights might choose another format. Such runs store adapters in the format of the base. If
  * that is BF16 and training computed with adapters in F32, the base is rounded to BF16 and stored in F32. */
 static void complete_base(Reader *r)
 {

@@ -35,7 +35,7 @@ const ConfigKey config_keys[] = {
            "dry_run: auto also names the three fastest meshes that fit"),
     OPTION("device_memory", DOUBLE, "null", 0, TINY, 1e6, C(device_memory),
            "memory per device that the plan may use, in GiB (2^30 bytes, as in nvidia-smi), even if other processes use some of "
-           "it; default: what they leave free on this device. dry_run: also for devices that are not in this machine"),
+           "it; default: what they leave free on this device; dry_run: all of a device's, also of one that is not in this machine"),
 
     /* ---- numbers ---- */
     OTHER ("recipe", STRING, "null", X(recipe), "storage formats of all tensors; default: from `precision` or "
@@ -420,8 +420,8 @@ const ConfigKey config_keys[] = {
     WORD  ("fsdp.sharding_strategy", CHOICE, "FULL_SHARD", shardings, X(fsdp.strategy),
            "what is sharded over the ranks. FULL_SHARD: weights, gradients and moments; SHARD_GRAD_OP: the same, but weights stay "
            "gathered during a step; NO_SHARD: nothing; HYBRID_SHARD and _HYBRID_SHARD_ZERO2: as the first two, inside groups of "
-           "ranks that are replicas of each other. FULL_SHARD and HYBRID_SHARD gather the weights of as many blocks as fit only "
-           "once per step, with 3 GiB of memory left free (device_memory). On one GPU they keep the FP8 codes of weights "
+           "ranks that are replicas of each other. FULL_SHARD and HYBRID_SHARD gather some blocks' weights only once per step: "
+           "as many as leave 3 GiB of device_memory free. On one GPU they keep the FP8 codes of weights "
            "and their transposes for a whole step in as many blocks as fit, SHARD_GRAD_OP in all blocks"),
     OPTION("fsdp.hybrid_sharding_num_model_replicas", INT, "null", 0, 1, MANY, X(fsdp.replicas),
            "number of HYBRID_SHARD's groups; null: one per host"),

@@ -9,9 +9,9 @@
            "number of shards of a replica; with parallelism.context it is sharded over shard x context ranks. null: the ranks " \
            "that parallelism.replicate leaves, or as fsdp.sharding_strategy says"), \
     NUMBER("parallelism.context", INT, "1", 1, 1024, C(strategy.context_ranks), \
-           "number of consecutive ranks that share sequences. Each has an equal part of the tokens of every sequence, and in " \
-           "attention an equal part of the heads, so it must divide the number of heads, and divide the number of key heads or be a " \
-           "multiple of it: then several ranks have the same key head. Documents that lie in one part are not exchanged. These " \
+           "number of consecutive ranks that share sequences. Each has an equal part of every sequence's tokens, and in " \
+           "attention of the heads: so this number divides the number of heads, and divides the number of key heads or is a " \
+           "multiple of it (then ranks share a key head). Documents that lie in one part are not exchanged. These " \
            "ranks are part of one group of fsdp.sharding_strategy; with NO_SHARD they are a group. With `generate` they share " \
            "weights only. A run may resume with another number"), \
     NUMBER("parallelism.tensor", INT, "1", 1, 1024, C(strategy.tensor_ranks), \
@@ -23,7 +23,7 @@
            "number of stages, each with consecutive blocks on ranks of its own; micro-batches pass them one after the other. The " \
            "first stage has the embedding, the last one the head; with model.weight_tying both have that matrix, and add its " \
            "gradients once per step. fsdp.* applies to the ranks of a stage, which gather weights and sum gradients once per step." \
-           " Losses are those of the same micro-batches without stages, with model.weight_tying but for the order of that sum. A " \
+           " Losses are those of the same micro-batches without stages; with model.weight_tying only that sum's order differs. A " \
            "run may resume with another number"), \
     WORD  ("parallelism.pipeline_schedule", CHOICE, "1F1B", schedules, C(strategy.pipeline_schedule), \
            "order of the passes. 1F1B: stages alternate between forward and backward; p stages and m micro-batches a step wait " \

@@ -408,7 +408,7 @@ void memory_check_host(const Model *m, const ParamStore *store, const Config *c)
                  snapshot = c->save_folder && !m->forward_only ? (double)memory_of_snapshot(store, c) : 0;
     const double left = agree_any(moved > 0) ? agree_least(host_memory_left("") / comm_local_size()) : INFINITY;
     if (moved > 0 && moved + snapshot > left)
-        die("host memory: %.2f GiB for what is on the host and %.2f for a checkpoint while it is written exceed by %.2f GiB the "
+        die("host memory: %.2f GiB of the plan and %.2f for writing a checkpoint are %.2f GiB more than the "
             "%.2f that each of the %d ranks here can take of this host, or of its container (cgroup memory.max). Less goes to the "
             "host with host.*=never, a smaller device_train_microbatch_size, activations.keep=block or more ranks; see --dry_run",
             gib(moved), gib(snapshot), gib(moved + snapshot - left), gib(left), comm_local_size());

@@ -83,7 +83,7 @@ static char *advice_for_exchanges(const Config *c, TimeUse use, double percent)
     const char *name = use == USE_TENSOR || tensor >= c->gpus_per_host ? "tensor" : "context";
     if (ranks > c->gpus_per_host)
         return xasprintf("computation waits %.0f %% of the step, mostly for what %s ranks of several hosts exchange: a smaller "
-                         "parallelism.%s, with which they are on one host, exchanges inside hosts", percent,
+                         "parallelism.%s, so that they fit one host, avoids the network", percent,
                          use == USE_TENSOR ? "tensor" : "context", name);
     return xasprintf("computation waits %.0f %% of the step, mostly for what %s ranks exchange: a smaller parallelism.%s, with "
                      "more shards in its place where memory allows, exchanges less", percent, name, name);

@@ -214,7 +214,7 @@ static void print_data(const Run *r)
     fflush(stdout);
 }
 
-/* At the position of r->state, which a run without a source knows from the start. */
+/* From r->state's position, which is known before loading if nothing is loaded. */
 static void check_mix(const Run *r)
 {
     if (r->config->data.num_mix > 0 && !run_is_over(r))
