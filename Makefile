@@ -161,7 +161,7 @@ test:
 # there, to look at memory, queues and times that the sanitizers do not see.
 STARTS     = $(patsubst %,$B/tests/test_%,average_runs batch_warmup calibrate_runs data_ends divergence eval_only extend faults \
              generate hangs length_warmup lora_runs mix_runs moved pipeline_runs save_folder skips train train_parity verify \
-             cpu_order_ranks operations plan_time)
+             cpu_order_ranks operations plan_time fp8_ranges lifetimes)
 run-tests: build-all
 	@bash scripts/run-tests $B "$(LAUNCH)" $(if $(SANITIZE),$(filter-out $(STARTS),$(TESTS)),$(TESTS) $(wildcard tests/test_*.py))
 quick:

@@ -134,15 +134,12 @@ static void linear(const Model *m, Linear l, Tensor y, Tensor x, const UnitTenso
 }
 
 /* The same for a branch's first layer, whose output goes into an operation that can add: y = x w^T [+ bias], and what that
- * operation is to add while it reads y. So y is written once, and read once. x: as branch_in has begun it. */
+ * operation is to add while it reads y. So y is written once, and read once. */
 static LoraProduct linear_defer_adapter(const Model *m, Linear l, Tensor y, Tensor x, const UnitTensors *w, const Acts *a)
 {
-    if (m->tensor_ranks > 1)
-        gather_rows_multiply(m, y, x, matrix(w, l), bias(w, l));
     if (a->xa[l].data)
         lora_narrow(a->xa[l], x, adapter_a(w, l), m->lora_scale);
-    if (m->tensor_ranks == 1)
-        matmul(y, x, matrix(w, l), bias(w, l));
+    matmul(y, x, matrix(w, l), bias(w, l));
     return a->xa[l].data ? (LoraProduct){ a->xa[l], adapter_b(m, w, l) } : NO_PRODUCT;
 }
 
@@ -150,11 +147,9 @@ static LoraProduct linear_defer_adapter(const Model *m, Linear l, Tensor y, Tens
 static void linear_swiglu(const Model *m, const UnitTensors *w, const Acts *a)
 {
     const Tensor act = forward_operand(a, a->swiglu_operand), h = branch_operand(m, a, a->mlp_h);
-    if (m->recipe.forward == FROM_EXACT && !a->xa[LINEAR_GATE_UP].data) {
-        if (m->tensor_ranks > 1)
-            gather_rows_end(m, h);
+    if (m->recipe.forward == FROM_EXACT && !a->xa[LINEAR_GATE_UP].data)
         matmul_swiglu(act, a->gate_up_saved, a->gate_up_raw, h, w->gate_up);
-    } else
+    else
         swiglu_forward(act, a->gate_up_saved, a->gate_up_raw,
                        linear_defer_adapter(m, LINEAR_GATE_UP, a->gate_up_raw, h, w, a), m->recipe.forward);
 }
@@ -226,16 +221,16 @@ static void linear_dw(const Model *m, const UnitTensors *dw, Layer s, const Acts
     }
 }
 
-/* The operand of a branch's first GEMM from the residual stream. x, stats: what the norm's backward reads. Tensor ranks begin to
- * gather it, for linear_defer_adapter or linear_swiglu. */
+/* The operand of a branch's first GEMM from the residual stream. x, stats: what the norm's backward reads. */
 static void branch_in(const Model *m, const Acts *a, Tensor h, Tensor x, float *stats, Tensor res, Tensor w)
 {
     const Tensor operand = branch_operand(m, a, h), y = m->config->norm_after ? res : rows_buffer(m, operand);
     if (!m->config->norm_after)
         norm(m, y, x, stats, res, w, NONE);
-    if (m->tensor_ranks > 1)
+    if (m->tensor_ranks > 1) {
         gather_rows_begin(m, operand, y);
-    else if (m->config->norm_after)
+        gather_rows_end(m, operand);
+    } else if (m->config->norm_after)
         quantize(operand, res);
 }
 
@@ -246,10 +241,6 @@ static void branch_out(const Model *m, Linear l, Tensor out, Tensor y, const Uni
 {
     const bool adds = !m->config->norm_after && m->tensor_ranks == 1;
     const Tensor buffer = sums_buffer(m, m->config->norm_after ? branch : out);
-    if (sums_in_halves(m) && !m->config->norm_after && !a->xa[l].data) {
-        multiply_add_rows(m, out, res, buffer, y, forward_matrix(m, w, a, l));
-        return;
-    }
     linear(m, l, buffer, y, w, a, adds ? res : NONE);
     if (m->config->norm_after)
         norm(m, out, x, stats, sum_rows(m, buffer), weight, res);

@@ -98,9 +98,9 @@ typedef struct {
     int    passes, next;       /* ... of which `next` comes next */
 } Offload;
 
-/* What is done on the queue of exchanges between tensor ranks while a block computes (tensor_ranks.h): this rank's rows are
- * encoded, rows are gathered, rows made again are, sums of half of the rows are there, all sums are. */
-typedef enum { EXCHANGE_OWN, EXCHANGE_ROWS, EXCHANGE_AGAIN, EXCHANGE_HALF, EXCHANGE_SUMS, NUM_EXCHANGES } Exchange;
+/* What is done on the queue of exchanges between tensor ranks while a block computes (tensor_ranks.h): rows are
+ * gathered, rows made again are, sums are there. */
+typedef enum { EXCHANGE_ROWS, EXCHANGE_AGAIN, EXCHANGE_SUMS, NUM_EXCHANGES } Exchange;
 typedef struct { DeviceMark *ready, *done[NUM_EXCHANGES]; } Exchanges;
 
 /* What is on its way to a neighbouring stage (stages.h): the stream or its gradient, and with the gradient its amax, or NULL. */

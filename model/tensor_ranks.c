@@ -49,14 +49,9 @@ static void begin(const Model *m)
     m->exchanges->ready = device_follow(QUEUE_TENSOR, m->exchanges->ready);
 }
 
-static void mark(const Model *m, Exchange e)
-{
-    m->exchanges->done[e] = device_mark(m->exchanges->done[e]);
-}
-
 static void end(const Model *m, Exchange e)
 {
-    mark(m, e);
+    m->exchanges->done[e] = device_mark(m->exchanges->done[e]);
     device_queue(QUEUE_COMPUTE);
 }
 
@@ -109,7 +104,6 @@ void gather_rows_begin(const Model *m, Tensor t, Tensor x)
         share_scale(own);
         quantize_codes(own, x);
     }
-    mark(m, EXCHANGE_OWN);
     gather(m, t);
     end(m, EXCHANGE_ROWS);
 }
@@ -120,35 +114,6 @@ void gather_rows_end(const Model *m, Tensor t)
         return;
     wait_for(m, EXCHANGE_ROWS);
     transpose(t, t);
-}
-
-/* Whether a product of all rows may be several of some rows: those of many ranks would be too short for a GPU. All ranks have
- * products of the same shapes, for which a GPU's choices are stored once. */
-static bool divides_products(const Model *m)
-{
-    enum { MOST_RANKS = 4 };
-    return row_parts(m) > 1 && m->tensor_ranks <= MOST_RANKS;
-}
-
-/* The rows of tensor rank r. */
-static void multiply_rows(const Model *m, Tensor y, Tensor x, Tensor w, Tensor bias, int r)
-{
-    matmul(tensor_rows(y, r * m->N, m->N), tensor_rows(x, r * m->N, m->N), w, bias);
-}
-
-void gather_rows_multiply(const Model *m, Tensor y, Tensor t, Tensor w, Tensor bias)
-{
-    if (!divides_products(m)) {
-        gather_rows_end(m, t);
-        matmul(y, t, w, bias);
-        return;
-    }
-    wait_for(m, EXCHANGE_OWN);
-    multiply_rows(m, y, t, w, bias, m->tensor_rank);
-    gather_rows_end(m, t);
-    for (int r = 0; r < m->tensor_ranks; r++)
-        if (r != m->tensor_rank)
-            multiply_rows(m, y, t, w, bias, r);
 }
 
 void gather_again(const Model *m, Tensor t)
@@ -201,38 +166,5 @@ void add_rows(const Model *m, Tensor y, Tensor x, Tensor buffer)
         else
             quantize(y, sum_rows(m, buffer));
         accumulate(y, x);
-    }
-}
-
-bool sums_in_halves(const Model *m)
-{
-    return divides_products(m) && m->N % 2 == 0;
-}
-
-/* Half number `half` of the rows of each rank in `x`, as rows of `sums`, rank by rank, which is what a reduce-scatter reads. */
-static void multiply_half(const Model *m, Tensor sums, Tensor x, Tensor w, int half)
-{
-    const int rows = m->N / 2;
-    for (int r = 0; r < m->tensor_ranks; r++)
-        matmul(tensor_rows(sums, r * rows, rows), tensor_rows(x, r * m->N + half * rows, rows), w, (Tensor){ 0 });
-}
-
-void multiply_add_rows(const Model *m, Tensor y, Tensor add, Tensor buffer, Tensor x, Tensor w)
-{
-    const int rows = m->N / 2;
-    const bool in_place = y.data == add.data;
-    Tensor part[2];
-    for (int half = 0; half < 2; half++) {
-        const Tensor sums = tensor_rows(buffer, half * m->rows / 2, m->rows / 2);
-        part[half] = in_place ? tensor_rows(sums, m->tensor_rank * rows, rows) : tensor_rows(y, half * rows, rows);
-        multiply_half(m, sums, x, w, half);
-        begin(m);
-        comm_reduce_scatter(part[half], sums, RANKS_TENSOR);
-        end(m, half ? EXCHANGE_SUMS : EXCHANGE_HALF);
-    }
-    for (int half = 0; half < 2; half++) {
-        const Tensor to = tensor_rows(y, half * rows, rows), from = tensor_rows(add, half * rows, rows);
-        wait_for(m, half ? EXCHANGE_SUMS : EXCHANGE_HALF);
-        accumulate(to, in_place ? part[half] : from);
     }
 }

@@ -27,11 +27,9 @@ Tensor own_rows   (const Model *m, Tensor t);
  * that it has on one rank. */
 Tensor rows_buffer(const Model *m, Tensor t);
 /* t = the rows x (N, C) of all ranks, encoded; x may be its rows_buffer. Not for one rank. Between begin and end other operations
- * run beside the exchange; they may not touch t, nor change x. multiply: end, and y = t wT [+ bias]; up to 4 ranks multiply
- * their own rows before the end. */
-void   gather_rows_begin   (const Model *m, Tensor t, Tensor x);
-void   gather_rows_end     (const Model *m, Tensor t);
-void   gather_rows_multiply(const Model *m, Tensor y, Tensor t, Tensor w, Tensor bias);
+ * run beside the exchange; they may not touch t, nor change x. */
+void   gather_rows_begin(const Model *m, Tensor t, Tensor x);
+void   gather_rows_end  (const Model *m, Tensor t);
 
 /* To recompute an operand t with the scale that it has, not for one rank: gather_again begins to gather own_rows(m, t),
  * complete_again ends that and makes the transpose of `wanted` if that has one. */
@@ -45,8 +43,3 @@ Tensor sum_rows      (const Model *m, Tensor buffer);
 void   sum_rows_begin(const Model *m, Tensor buffer);
 Tensor sum_rows_end  (const Model *m, Tensor buffer);
 void   add_rows      (const Model *m, Tensor y, Tensor x, Tensor buffer);
-
-/* y = `add` + this rank's rows of the sum over ranks of x wT (tN, C). Each rank's rows are halved: one half is summed while the
- * other is multiplied. Only where sums_in_halves; else linear, then add_rows. */
-bool sums_in_halves   (const Model *m);
-void multiply_add_rows(const Model *m, Tensor y, Tensor add, Tensor buffer, Tensor x, Tensor w);

@@ -285,8 +285,8 @@ static void test_in_context(void **state)
 }
 
 /* Ranks that compute layers together, two or all: exchanges around layers, and sums of what they have copies of. Without one
- * of the waits for exchanges (tensor_ranks.c) one of these runs fails: for own rows, gathered rows or sums the first, for sums in
- * halves the second, for rows made again the last, whose first block has no sum after them. */
+ * of the waits for exchanges (tensor_ranks.c) one of these runs fails: for gathered rows or sums the first, for rows made again
+ * the last, whose first block has no sum after them. */
 static void test_in_tensor(void **state)
 {
     (void)state;
