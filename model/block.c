@@ -374,8 +374,8 @@ static void stream_backward_end(const Model *m, const Branch *b)
 /* From the gradient dy of the first layer's output to that of the stream, if that is wanted, and to the layer's gradients. Its
  * input is recomputed from the saved norm input where the recipe keeps no other.
  *
- * With tensor ranks each exchange runs beside a product: the gather of the input beside dx, the sum of dx beside the gradients of
- * `last`, the branch's last layer, and the gather of the next branch's dy (NULL: none) beside the gradients of the first layer. On
+ * With tensor ranks each exchange overlaps a product: the gather of the input that of dx, the sum of dx those of the gradients of
+ * `last`, the branch's last layer, and the gather of the next branch's dy (NULL: none) those of the first layer's gradients. On
  * one rank the caller has computed those of `last`, which frees memory. */
 static void branch_in_backward(const Model *m, const Branch *b, Tensor dy, Layer last, const UnitTensors *w, const UnitTensors *dw,
                                const Acts *a, bool wants_dx, const Branch *next)

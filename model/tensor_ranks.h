@@ -27,7 +27,7 @@ Tensor own_rows   (const Model *m, Tensor t);
  * that it has on one rank. */
 Tensor rows_buffer(const Model *m, Tensor t);
 /* t = the rows x (N, C) of all ranks, encoded; x may be its rows_buffer. Not for one rank. Between begin and end other operations
- * run beside the exchange; they may not touch t, nor change x. */
+ * overlap the exchange; they may not touch t, nor change x. */
 void   gather_rows_begin(const Model *m, Tensor t, Tensor x);
 void   gather_rows_end  (const Model *m, Tensor t);
 
@@ -37,7 +37,7 @@ void   gather_again  (const Model *m, Tensor t);
 void   complete_again(const Model *m, Tensor t, Tensor wanted);
 
 /* Where a layer writes its partial sum of what becomes y; and the sum over ranks, this rank's rows. add_rows, not for one rank: y =
- * that sum + x, where y may be x. begin and end, not for one rank: sum_rows while other operations run beside it. */
+ * that sum + x, where y may be x. begin and end, not for one rank: sum_rows that other operations overlap. */
 Tensor sums_buffer   (const Model *m, Tensor y);
 Tensor sum_rows      (const Model *m, Tensor buffer);
 void   sum_rows_begin(const Model *m, Tensor buffer);

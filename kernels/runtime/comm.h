@@ -39,7 +39,7 @@ void comm_pretend(const Mesh *m, int as);
  * 1 times its part for an all-gather or a reduce-scatter, and both for an all-reduce. */
 typedef enum { SENT_GATHERS, SENT_SCATTERED_SUMS, SENT_SUMS, SENT_EXCHANGES, SENT_MESSAGES, SENT_HOST_VALUES, NUM_SENT } Sent;
 size_t comm_ring_bytes(Sent what, size_t bytes, int ranks);     /* bytes: of the tensor; of a gather's or scattered sum's part;
-                                                                   of an exchange without what stays on this rank */
+                                                                   of an exchange: what leaves this rank */
 void   comm_count     (Sent what, size_t bytes, Ranks g);       /* back ends: such an operation was queued */
 size_t comm_sent      (Sent what);
 

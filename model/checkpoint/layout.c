@@ -212,8 +212,7 @@ static char *address_of(const Piece *p, const Shard *s, size_t i)
     return (char *)(p->kind == PIECE_SCALE ? t->scale : t->data) + (i - held_by(p, s).first) * p->bytes;
 }
 
-/* This rank's part of a weight or a state, extended to whole groups. */
-static Tensor part_of(const Piece *p, const Shard *s)
+Tensor layout_part(const Piece *p, const Shard *s)
 {
     const Tensor *t = tensor_of(p, s);
     const size_t group = t->format.group ? (size_t)t->format.group : 1;
@@ -221,33 +220,6 @@ static Tensor part_of(const Piece *p, const Shard *s)
     const Range r = intersect(held_by(p, s), piece);
     const Slice own = p->kind == PIECE_WEIGHT ? s->slice[p->region] : shard_state(s, p->state);
     return r.end > r.first ? slice_view(&own, *t, r.first, r.end - r.first) : (Tensor){ 0 };
-}
-
-/* Checks pieces first .. end - 1 of this rank. Uses the memory of gradient norms for the flag: memory may be full. */
-static bool has_not_finite(const Layout *l, const ParamStore *store, int first, int end)
-{
-    int found = 0, *flag = (int *)store->square_sum;
-    device_put(flag, &found, sizeof found);
-    for (int i = first; i < end; i++) {
-        const Piece *p = &l->piece[i];
-        if (p->kind == PIECE_SCALE)
-            continue;               /* checked with its state */
-        const Tensor t = part_of(p, &store->shard[p->unit]);
-        if (t.data)
-            find_not_finite(flag, t, p->kind == PIECE_STATE && strcmp(store->optimizer->state[p->state].name, "exp_avg_sq") == 0);
-    }
-    device_get(&found, flag, sizeof found);
-    return found;
-}
-
-const char *layout_not_finite(const Layout *l, const ParamStore *store)
-{
-    int first = has_not_finite(l, store, 0, l->num_pieces) ? 0 : l->num_pieces;
-    while (first < l->num_pieces && !has_not_finite(l, store, first, first + 1))
-        first++;
-    double least = -first;
-    comm_max(&least, 1);
-    return -least < l->num_pieces ? l->piece[(int)-least].name : NULL;
 }
 
 /* Where element i of the piece's region is in the file's tensor: *at. Returns how many elements up to `end` follow it there, too. */

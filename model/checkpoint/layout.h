@@ -48,6 +48,9 @@ typedef struct { size_t first, end; } Range;
 Range *layout_ranges(const ParamStore *store);
 size_t layout_bytes (const Layout *l, const Range *own);
 
+/* This rank's part of a weight or a state, extended to whole groups; no tensor: it has none. */
+Tensor layout_part(const Piece *p, const Shard *s);
+
 /* The first tensor with a value, on any rank, that is not finite or, in AdamW's v, below 0; NULL: there is none. All ranks call and
  * get the same name, valid as long as the layout. Waits for the device. */
 const char *layout_not_finite(const Layout *l, const ParamStore *store);

@@ -1,0 +1,34 @@
+/* Finds values that are not finite, which no checkpoint may have. */
+#include <string.h>
+
+#include "kernels/kernels.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/device.h"
+#include "model/checkpoint/layout.h"
+
+/* Checks pieces first .. end - 1 of this rank. Uses the memory of gradient norms for the flag: memory may be full. */
+static bool has_not_finite(const Layout *l, const ParamStore *store, int first, int end)
+{
+    int found = 0, *flag = (int *)store->square_sum;
+    device_put(flag, &found, sizeof found);
+    for (int i = first; i < end; i++) {
+        const Piece *p = &l->piece[i];
+        if (p->kind == PIECE_SCALE)
+            continue;               /* checked with its state */
+        const Tensor t = layout_part(p, &store->shard[p->unit]);
+        if (t.data)
+            find_not_finite(flag, t, p->kind == PIECE_STATE && strcmp(store->optimizer->state[p->state].name, "exp_avg_sq") == 0);
+    }
+    device_get(&found, flag, sizeof found);
+    return found;
+}
+
+const char *layout_not_finite(const Layout *l, const ParamStore *store)
+{
+    int first = has_not_finite(l, store, 0, l->num_pieces) ? 0 : l->num_pieces;
+    while (first < l->num_pieces && !has_not_finite(l, store, first, first + 1))
+        first++;
+    double least = -first;
+    comm_max(&least, 1);
+    return -least < l->num_pieces ? l->piece[(int)-least].name : NULL;
+}
