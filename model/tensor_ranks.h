@@ -8,7 +8,7 @@
  * rank, from the maximum of all. On one rank each function returns its tensor itself, or does nothing. While generating, all tensor
  * ranks have the whole stream (row_parts is 1): nothing is gathered, and sums are added on all of them.
  *
- * Each tensor rank has a copy of norms, of biases that are not cut and of halves of adapters. It sums their gradients over
+ * Each tensor rank has a copy of norms and of halves of adapters. It sums their gradients over
  * RANKS_TENSOR and then over RANKS_REPLICA, where NCCL may add three or more replicas in another order for each tensor rank: copies
  * may then differ in the last bits. Files have those of the first. */
 #pragma once

@@ -6,7 +6,7 @@
 #include "model/architecture.h"
 
 /* Reads folder/config.json into `m`, with the class's defaults for missing keys, as written by transformers 4 (rope_theta,
- * rope_scaling) or 5 (rope_parameters); init_* are unchanged. Dies on a class without a row in architecture.h, and on values
+ * rope_scaling) or 5 (rope_parameters); init_* are unchanged. Dies on a class without a row in architecture.c, and on values
  * outside the ranges of the corresponding keys of the configuration. */
 void    config_read_hf(ModelConfig *m, const char *folder);
 

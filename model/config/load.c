@@ -1,7 +1,7 @@
 /* From the command line to a Config, in layers: the table's defaults < load_path (its config.json, unless the file
  * has model.d_model or model.n_layers; to evaluate a checkpoint also its run's config.yaml) < the recipe's columns < the YAML file
  * < the command line. Then derived values; finally the whole configuration is written as YAML (text.c).
- * The keys are rows of table.c; only the functions that read evaluators, data.mix and load_path know single keys. */
+ * The keys are rows of table.c; functions that read or check several keys together know single ones. */
 #include "model/config/load.h"
 
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* FP8 errors of activations and of the optimizer: every quant_stats_interval steps a line in metrics.jsonl.
  *
- *   quant/<kind>/<block>/<statistic>                   activations that the recipe stores in FP8; kinds as in Acts
+ *   quant/<kind>/<block>/<statistic>                   activations that the recipe stores in FP8; kinds: telemetry.c
  *   quant/act/<block>/kurtosis, largest_channel        of SwiGLU's output in any format (outliers.h); a warning where the latter is
  *                                                      dangerous
  *   quant/m|v|update/<unit>/<statistic>                moments and m/(sqrt(v)+eps), in the run's formats; unit:
