@@ -14,8 +14,7 @@ void comm_all_reduce_max(Tensor x, Ranks g);
  * tensor_flat: n may exceed 2^31. */
 void comm_reduce_scatter(Tensor part, Tensor whole, Ranks g);
 
-/* Slice r of whole = the part, of `bytes`, of rank r of g; in place if part is this rank's slice. Over RANKS_SHARD fastest if both
- * lie in one comm_alloc, at the same offset on all ranks. */
+/* Slice r of whole = the part, of `bytes`, of rank r of g; in place if part is this rank's slice. */
 void comm_all_gather(void *whole, const void *part, size_t bytes, Ranks g);
 
 /* RANKS_CONTEXT, of c ranks: rank r gets the rows of x in its ranges sent[r * items .. + items - 1], and what it sends is put into
@@ -31,6 +30,9 @@ typedef enum { NEXT_STAGE, PREVIOUS_STAGE, NUM_NEIGHBOURS } Neighbour;
 void comm_send   (Tensor x, Neighbour to);
 void comm_receive(Tensor x, Neighbour from);
 
-/* Device memory that comm_all_gather reads and writes fastest. One allocation at a time; all ranks call both. */
-void *comm_alloc(size_t bytes);
+/* Device memory, zeroed, where collectives of its use are fastest: all-gathers of weights, over RANKS_SHARD and RANKS_STAGE; those of
+ * activations, over RANKS_TENSOR, and exchanges. Both tensors lie in it; those of an all-gather at the same offsets on all ranks of its
+ * group. One allocation of a use at a time; all ranks call both. */
+typedef enum { FOR_WEIGHTS, FOR_ACTIVATIONS, NUM_MEMORY_USES } MemoryUse;
+void *comm_alloc(size_t bytes, MemoryUse use);
 void  comm_free (void *p);

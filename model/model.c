@@ -32,7 +32,7 @@ static void fill_rope(Model *m)
 
 void model_alloc(Model *m, ParamStore *store, const Config *c)
 {
-    m->memory = device_alloc(m->bytes.total);
+    m->memory = comm_alloc(m->bytes.total, FOR_ACTIVATIONS);
     store_alloc_gathered(store);
     model_place_tensors(m, store, c);
     offload_alloc(m);
@@ -68,7 +68,8 @@ void model_rehearsed(Model *m, ParamStore *store)
 
 void model_free(Model *m, ParamStore *store)
 {
-    device_free(m->memory);
+    if (m->memory)
+        comm_free(m->memory);
     offload_free(m);
     store_free(store);
     for (Neighbour n = 0; n < NUM_NEIGHBOURS; n++) {

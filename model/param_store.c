@@ -469,7 +469,7 @@ void store_alloc_gathered(ParamStore *store)
     if (store->host.used > 0)
         store->host.memory = device_host_alloc(store->host.used, "weights and the optimizer's states");
     if (store->shards * store->tensor_ranks > 1)
-        store->gathered.memory = comm_alloc(store->gathered.used);
+        store->gathered.memory = comm_alloc(store->gathered.used, FOR_WEIGHTS);
 }
 
 void store_free(ParamStore *store)

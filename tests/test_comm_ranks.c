@@ -99,7 +99,7 @@ static void groups_case(int shards)
     assert_true(x == sum);
 
     const size_t bytes = N * sizeof(float), W = (size_t)shards;
-    char *memory = comm_alloc((W + 1) * bytes);
+    char *memory = comm_alloc((W + 1) * bytes, FOR_WEIGHTS);
     Tensor part = tensor_at(memory, (Format){ F32, 0 }, 1, N), whole = tensor_at(memory + bytes, part.format, 1, shards * N);
     fill(part, (uint64_t)comm_rank(), -1, 1);
     comm_all_gather(whole.data, part.data, bytes, RANKS_SHARD);
@@ -149,7 +149,7 @@ static void test_strided_group(void **state)
     comm_device_finish();
     comm_set_mesh(m);
     comm_init();
-    float own = (float)comm_rank(), *all = comm_alloc(sizeof *all * (size_t)(W / 2 + 1));
+    float own = (float)comm_rank(), *all = comm_alloc(sizeof *all * (size_t)(W / 2 + 1), FOR_WEIGHTS);
     device_put(all, &own, sizeof own);
     comm_all_gather(all + 1, all, sizeof own, RANKS_SHARD);
     Tensor sum = tensor_at(all, (Format){ F32, 0 }, 1, 1);

@@ -1,29 +1,34 @@
 /* Collectives on device memory, through NCCL on the stream of the current queue, in order with its kernels.
  *
- * All-gathers over RANKS_SHARD have a separate communicator that uses no SMs: the GPU's copy engines copy from memory that comm_alloc registered as
- * a symmetric window. [NCCL 2.28, CTA policy ZERO] If registration fails, they run as ordinary kernels. Sums need SMs. Two
- * communicators also let a gather and a sum overlap, on two streams; for the same reason tensor ranks have two: for what they
- * exchange, and for sums, of gradients and, while generating, of a layer's parts. Each stage has a communicator of two ranks for
- * what it sends to its next stage, and one for its previous stage: NCCL runs the operations of a communicator one after the other,
- * and a send may wait. MPI only broadcasts NCCL's identifier; with one rank NCCL is not started. */
+ * All-gathers have communicators that use no SMs: the GPU's copy engines copy in memory that comm_alloc registered as a symmetric
+ * window. [NCCL 2.28, CTA policy ZERO] There sends and receives need no copy between, so exchanges use it, too. If registration
+ * fails, all run as ordinary kernels. Sums need SMs, and are slower in a window (NCCL 2.28.3): theirs have none.
+ *
+ * Two communicators also let a gather and a sum overlap, on two streams. For the same reason tensor ranks have one more, for sums of
+ * gradients and, while generating, of a layer's parts. Each stage has a communicator of two ranks for what it sends to its next stage,
+ * and one for its previous stage: NCCL runs the operations of a communicator one after the other, and a send may wait. MPI only
+ * broadcasts NCCL's identifier; with one rank NCCL is not started. */
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/runtime/watchdog.h"
 
 #define NCCL_CHECK(call) nccl_check((call), #call)
 
-static ncclComm_t all, gather, tensor_sums;             /* NULL: a group of one rank */
-static struct { Ranks ranks; ncclComm_t nccl; } groups[] = { { RANKS_ALL }, { RANKS_SHARD }, { RANKS_REPLICA },
-                                                           { RANKS_CONTEXT }, { RANKS_TENSOR }, { RANKS_STAGE } };
+/* nccl: of sums and exchanges; gathers: of all-gathers, if the group has them. NULL: the group has one rank. */
+typedef struct { Ranks ranks; bool has_gathers; ncclComm_t nccl, gathers; } Group;
+static Group groups[] = { { RANKS_ALL, 0 },     { RANKS_SHARD, true },  { RANKS_REPLICA, 0 },
+                          { RANKS_CONTEXT, 0 }, { RANKS_TENSOR, true }, { RANKS_STAGE, true } };
 enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
+static ncclComm_t all, tensor_sums;
 static ncclComm_t sends[NUM_NEIGHBOURS], receives[NUM_NEIGHBOURS];     /* to a neighbour, and from it: two ranks each */
 static ncclComm_t links[2 * NUM_NEIGHBOURS];            /* all of these, in the order in which all ranks make them */
 static int num_links;
-static ncclWindow_t window;         /* over the memory at `registered`; NULL: none */
-static void *registered;
+enum { MAX_WINDOWS = 2 };           /* of memory of one use: find_users */
+static struct { void *memory; ncclWindow_t window[MAX_WINDOWS]; } registered[NUM_MEMORY_USES];        /* memory NULL: none */
 
 static void nccl_check(ncclResult_t status, const char *call)
 {
@@ -40,12 +45,20 @@ static ncclComm_t split(Ranks g, int policy)
     return c;
 }
 
+static Group *find_group(Ranks g)
+{
+    Group *x = groups;
+    while (x < groups + NUM_GROUPS && x->ranks != g)
+        x++;
+    CHECK(x < groups + NUM_GROUPS, "the dimensions %#x of the mesh are no group of collectives.c", g);
+    return x;
+}
+
 static ncclComm_t nccl_of(Ranks g)
 {
-    for (int i = 0; i < NUM_GROUPS; i++)
-        if (groups[i].ranks == g && groups[i].nccl)
-            return groups[i].nccl;
-    die("no communicator for the dimensions %#x of the mesh: call comm_init first; collectives.c lists the groups", g);
+    ncclComm_t c = find_group(g)->nccl;
+    CHECK(c, "no communicator for the dimensions %#x of the mesh: call comm_init first", g);
+    return c;
 }
 
 static const char *error_of(ncclComm_t c)
@@ -62,32 +75,35 @@ static const char *error_of(ncclComm_t c)
 /* An error while a collective ran on the GPU, which no call of the main thread returns. */
 static const char *find_error(void)
 {
-    const char *error = error_of(gather) ? error_of(gather) : error_of(tensor_sums);
+    const char *error = error_of(tensor_sums);
     for (int i = 0; i < NUM_GROUPS && !error; i++)
-        error = error_of(groups[i].nccl);
+        error = error_of(groups[i].gathers) ? error_of(groups[i].gathers) : error_of(groups[i].nccl);
     for (int n = 0; n < NUM_NEIGHBOURS && !error; n++)
         error = error_of(sends[n]) ? error_of(sends[n]) : error_of(receives[n]);
     return error;
 }
 
+static void destroy(ncclComm_t *c)
+{
+    if (*c)
+        NCCL_CHECK(ncclCommDestroy(*c));
+    *c = NULL;
+}
+
 static void finish(void)
 {
     device_sync();
-    if (gather)
-        NCCL_CHECK(ncclCommDestroy(gather));
-    if (tensor_sums)
-        NCCL_CHECK(ncclCommDestroy(tensor_sums));
+    destroy(&tensor_sums);
     for (int i = 0; i < num_links; i++)         /* each waits for the other rank: another order of ranks would be a deadlock */
-        NCCL_CHECK(ncclCommDestroy(links[i]));
+        destroy(&links[i]);
     for (int n = 0; n < NUM_NEIGHBOURS; n++)
         sends[n] = receives[n] = NULL;
     num_links = 0;
     for (int i = NUM_GROUPS - 1; i >= 0; i--) {         /* last that of all ranks, the parent of the others */
-        if (groups[i].nccl)
-            NCCL_CHECK(ncclCommDestroy(groups[i].nccl));
-        groups[i].nccl = NULL;
+        destroy(&groups[i].gathers);
+        destroy(&groups[i].nccl);
     }
-    all = gather = tensor_sums = NULL;
+    all = NULL;
 }
 
 static int peer(ncclComm_t c)
@@ -152,55 +168,107 @@ void comm_init(void)
     comm_broadcast(&id, sizeof id, 0);
     watchdog_mark_together("connecting the devices by NCCL", -1);
     NCCL_CHECK(ncclCommInitRank(&all, comm_size(), id, comm_rank()));
-    if (comm_group_size(RANKS_SHARD) > 1)
-        gather = split(RANKS_SHARD, NCCL_CTA_POLICY_ZERO);
     if (comm_group_size(RANKS_TENSOR) > 1)
         tensor_sums = split(RANKS_TENSOR, NCCL_CTA_POLICY_DEFAULT);
-    for (int i = 0; i < NUM_GROUPS; i++)
-        groups[i].nccl = groups[i].ranks == RANKS_ALL ? all
-            : is_used(groups[i].ranks) ? split(groups[i].ranks, NCCL_CTA_POLICY_DEFAULT) : NULL;
+    for (Group *g = groups; g < groups + NUM_GROUPS; g++) {
+        g->gathers = g->has_gathers && is_used(g->ranks) ? split(g->ranks, NCCL_CTA_POLICY_ZERO) : NULL;
+        g->nccl = g->ranks == RANKS_ALL ? all : is_used(g->ranks) ? split(g->ranks, NCCL_CTA_POLICY_DEFAULT) : NULL;
+    }
     connect_stages();
     comm_set_device(finish, find_error);
 }
 
-/* Copy engines need a window; without one (older driver, no peer access, limits of a container) gathers are slower, but correct.
- * The ranks agree first, since registration is collective. */
-void *comm_alloc(size_t bytes)
+/* The communicators that read and write memory of this use in a window. Returns how many there are. */
+static int find_users(MemoryUse use, ncclComm_t user[MAX_WINDOWS])
 {
-    if (!gather)
-        return device_alloc(bytes);
-    double failed = ncclMemAlloc(&registered, bytes ? bytes : 1) != ncclSuccess, mine = failed;
+    const ncclComm_t of[NUM_MEMORY_USES][MAX_WINDOWS] = {
+        [FOR_WEIGHTS]     = { find_group(RANKS_SHARD)->gathers, find_group(RANKS_STAGE)->gathers },
+        [FOR_ACTIVATIONS] = { find_group(RANKS_TENSOR)->gathers, find_group(RANKS_CONTEXT)->nccl } };
+    int count = 0;
+    for (int i = 0; i < MAX_WINDOWS; i++)
+        if (of[use][i])
+            user[count++] = of[use][i];
+    return count;
+}
+
+/* The ranks agree first, since registration is collective. */
+static bool all_ranks(bool true_here)
+{
+    double failed = !true_here;
     comm_max(&failed, 1);
-    if (failed == 0) {
-        backend_device_zero(registered, bytes);
-        device_sync();
-        failed = ncclCommWindowRegister(gather, registered, bytes, &window, NCCL_WIN_COLL_SYMMETRIC) != ncclSuccess || !window;
-        comm_max(&failed, 1);
-        if (failed == 0)
-            return registered;
+    return failed == 0;
+}
+
+static void unregister(MemoryUse use)
+{
+    ncclComm_t user[MAX_WINDOWS];
+    const int users = find_users(use, user);
+    for (int i = 0; i < users; i++)
+        if (registered[use].window[i])
+            NCCL_CHECK(ncclCommWindowDeregister(user[i], registered[use].window[i]));
+    NCCL_CHECK(ncclMemFree(registered[use].memory));
+    memset(&registered[use], 0, sizeof registered[use]);
+}
+
+/* Windows have the same size on all ranks; ranks of a stage differ by some optimizer states. */
+static size_t most_of_stage(size_t bytes)
+{
+    const int ranks = comm_group_size(RANKS_STAGE);
+    size_t most = 1, *all = xmalloc(sizeof *all * (size_t)ranks);
+    comm_gather(all, &bytes, sizeof bytes, RANKS_STAGE);
+    for (int r = 0; r < ranks; r++)
+        most = all[r] > most ? all[r] : most;
+    free(all);
+    return most;
+}
+
+/* Windows over it for all users; false: not on all ranks. */
+static bool register_windows(MemoryUse use, size_t bytes)
+{
+    ncclComm_t user[MAX_WINDOWS];
+    const int users = find_users(use, user);
+    bool succeeds = true;
+    backend_device_zero(registered[use].memory, bytes);
+    device_sync();
+    for (int i = 0; i < users; i++) {
+        ncclWindow_t *w = &registered[use].window[i];
+        const ncclResult_t status = ncclCommWindowRegister(user[i], registered[use].memory, bytes, w, NCCL_WIN_COLL_SYMMETRIC);
+        succeeds &= status == ncclSuccess && *w;
     }
-    warn("NCCL cannot register memory as a symmetric window (%s): all-gathers take SMs from the computation",
-         ncclGetLastError(gather));
-    if (window)
-        NCCL_CHECK(ncclCommWindowDeregister(gather, window));
-    if (mine == 0)
-        NCCL_CHECK(ncclMemFree(registered));
-    registered = NULL;
-    window = NULL;
+    succeeds = all_ranks(succeeds);
+    if (!succeeds)
+        warn("NCCL cannot register memory as a symmetric window (%s): %s take SMs from the computation", ncclGetLastError(user[0]),
+             use == FOR_WEIGHTS ? "all-gathers of weights" : "all-gathers of activations, and exchanges,");
+    return succeeds;
+}
+
+/* Without windows (older driver, no peer access, limits of a container) gathers and exchanges are slower, but correct. If memory is
+ * short, device_alloc says so. */
+void *comm_alloc(size_t bytes, MemoryUse use)
+{
+    ncclComm_t user[MAX_WINDOWS];
+    if (find_users(use, user) == 0)
+        return device_alloc(bytes);
+    CHECK(!registered[use].memory, "a second comm_alloc of use %d", use);
+    const size_t most = most_of_stage(bytes);
+    const bool allocated = ncclMemAlloc(&registered[use].memory, most) == ncclSuccess;
+    if (all_ranks(allocated) && register_windows(use, most))
+        return registered[use].memory;
+    if (allocated)
+        unregister(use);
+    registered[use].memory = NULL;
     return device_alloc(bytes);
 }
 
 void comm_free(void *p)
 {
     device_sync();
-    if (!registered) {
-        device_free(p);
-        return;
-    }
-    NCCL_CHECK(ncclCommWindowDeregister(gather, window));
-    NCCL_CHECK(ncclMemFree(registered));
-    registered = NULL;
-    window = NULL;
+    for (MemoryUse use = 0; use < NUM_MEMORY_USES; use++)
+        if (registered[use].memory == p) {
+            unregister(use);
+            return;
+        }
+    device_free(p);
 }
 
 static ncclDataType_t type_of(Tensor x)
@@ -288,7 +356,7 @@ void backend_comm_all_gather(void *whole, const void *part, size_t bytes, Ranks 
 {
     comm_count(SENT_GATHERS, bytes, g);
     if (comm_group_size(g) > 1)
-        NCCL_CHECK(ncclAllGather(part, whole, bytes, ncclUint8, g == RANKS_SHARD ? gather : nccl_of(g), device_stream()));
+        NCCL_CHECK(ncclAllGather(part, whole, bytes, ncclUint8, find_group(g)->gathers, device_stream()));
     else if (whole != part)
         backend_device_copy(whole, part, bytes);
 }
