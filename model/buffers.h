@@ -7,6 +7,7 @@
 #pragma once
 #include "kernels/collectives.h"
 #include "kernels/runtime/device.h"
+#include "model/context_work.h"
 #include "model/overlay.h"
 #include "model/params.h"
 
@@ -67,8 +68,7 @@ typedef struct {
     Tensor dxa;        /* (N, 3 rank) gradient of one of a block's `xa`; tensor ranks: (N, 4 rank), of a branch's two    */
 } BackwardScratch;
 
-/* What context ranks exchange in a micro-batch (context.h), in host memory. A rank's part of a sequence has at most two pieces:
- * rows of documents that begin before it, and of documents that end after it. */
+/* What context ranks exchange in a micro-batch (context.h), in host memory. */
 typedef struct {
     int       pieces, ranges;  /* of each rank, some may be empty; ranges that this rank's pieces make, where they touch */
     RowRange *whole;           /* [c][pieces] those of rank r: rows of qkv_heads and its like */
@@ -76,6 +76,8 @@ typedef struct {
     RowRange *packed;          /* [c][pieces] this rank's pieces with the heads of rank r: rows of `exchanged` */
     int      *own_start;       /* (B T/c + 1) where documents begin in this rank's part */
     bool     *left_out, *own_left_out;     /* see Documents: of whole sequences, of this rank's part */
+    OwnDocument *own;          /* documents that lie in one rank's part, to choose those left out */
+    double   *exchanged;       /* [c] tokens of documents that do not */
 } ContextExchange;
 
 /* Device memory for one block's saved activations at a time: what was in it is on its way to the host, or the next is on its way

@@ -6,6 +6,7 @@
 #include "kernels/collectives.h"
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
+#include "model/context_work.h"
 
 /* ---- what is exchanged ------------------------------------------------------------------------------------------ */
 
@@ -21,13 +22,14 @@ bool context_attends_whole(const Model *m)
 
 void context_allocate(Model *m)
 {
-    const size_t pieces = 2 * (size_t)m->attn.B, c = (size_t)m->context, rows = (size_t)m->rows;
+    const size_t c = (size_t)m->context, rows = (size_t)m->rows;
     ContextExchange *e = &m->exchange;
     if (m->context == 1)
         return;
-    *e = (ContextExchange){ .whole = xmalloc(sizeof *e->whole * c * pieces), .packed = xmalloc(sizeof *e->packed * c * pieces),
-                            .range = xmalloc(sizeof *e->range * pieces), .own_start = xmalloc(sizeof *e->own_start * (rows + 1)),
-                            .left_out = xmalloc(c * rows), .own_left_out = xmalloc(rows) };
+    *e = (ContextExchange){ .whole = xmalloc(sizeof *e->whole * c * rows), .packed = xmalloc(sizeof *e->packed * c * rows),
+                            .range = xmalloc(sizeof *e->range * rows), .own_start = xmalloc(sizeof *e->own_start * (rows + 1)),
+                            .left_out = xmalloc(c * rows), .own_left_out = xmalloc(rows),
+                            .own = xmalloc(sizeof *e->own * c * rows), .exchanged = xmalloc(sizeof *e->exchanged * c) };
 }
 
 void context_free(Model *m)
@@ -39,6 +41,8 @@ void context_free(Model *m)
     free(e->own_start);
     free(e->left_out);
     free(e->own_left_out);
+    free(e->own);
+    free(e->exchanged);
 }
 
 static int num_documents(const Model *m)
@@ -61,24 +65,57 @@ static RowRange part_of(const Model *m, RowRange document, int r)
     return (RowRange){ first, (last < end ? last : end) - first };
 }
 
-/* A plan without documents has no memory for those of a part. */
-static bool is_exchanged(const Model *m, RowRange document)
+/* Of which rank's part all of it is; -1: it goes on in others' parts. */
+static int rank_of(const Model *m, RowRange document)
 {
     const int first = document.first % m->T, last = first + document.count - 1;
-    return m->docs.count == 0 || !m->own_doc_start || first / m->attn.T != last / m->attn.T;
+    return first / m->attn.T == last / m->attn.T ? first / m->attn.T : -1;
 }
 
-/* Rank r's pieces are written to `piece`, unless that is NULL; returns how many there are. */
+/* e->left_out of all documents. A plan without documents has no memory for those of a part. */
+static void choose(Model *m)
+{
+    ContextExchange *e = &m->exchange;
+    ContextWork work = { .ranks = m->context, .token_pairs = context_token_pairs(m->config, m->context), .exchanged = e->exchanged };
+    int count = 0;
+    memset(e->exchanged, 0, sizeof *e->exchanged * (size_t)m->context);
+    for (int i = 0; i < m->docs.count; i++) {
+        const RowRange d = document(m, i);
+        const int rank = m->own_doc_start ? rank_of(m, d) : -1;
+        const double pairs = context_pairs(m->config, d.count);
+        e->left_out[i] = false;
+        if (rank >= 0)
+            e->own[count++] = (OwnDocument){ .index = i, .rank = rank, .tokens = d.count, .pairs = pairs };
+        else
+            work.pairs += pairs;
+        for (int r = 0; r < m->context && rank < 0; r++)
+            e->exchanged[r] += part_of(m, d, r).count > 0 ? part_of(m, d, r).count : 0;
+    }
+    const int chosen = context_leave_out(e->own, count, &work);
+    for (int i = 0; i < chosen; i++)
+        e->left_out[e->own[i].index] = true;
+}
+
+static bool is_exchanged(const Model *m, int i)
+{
+    return m->docs.count == 0 || !m->exchange.left_out[i];
+}
+
+/* Rank r's pieces, the ranges of its rows that are exchanged, are written to `piece`, unless that is NULL; returns how many there
+ * are. */
 static int pieces_of(const Model *m, int r, RowRange *piece)
 {
-    int count = 0;
+    int count = 0, end = -1;
     for (int i = 0; i < num_documents(m); i++) {
-        const RowRange d = document(m, i), part = part_of(m, d, r);
-        if (part.count <= 0 || !is_exchanged(m, d))
+        const RowRange part = part_of(m, document(m, i), r);
+        if (part.count <= 0 || !is_exchanged(m, i))
             continue;
-        if (piece)
-            piece[count] = part;
-        count++;
+        count += part.first != end;
+        if (piece && part.first != end)
+            piece[count - 1] = part;
+        else if (piece)
+            piece[count - 1].count += part.count;
+        end = part.first + part.count;
     }
     return count;
 }
@@ -127,7 +164,7 @@ static void divide_own(Model *m)
         if (part.count <= 0)
             continue;
         e->own_start[d.count] = own_row(m, part.first);
-        e->own_left_out[d.count] = is_exchanged(m, whole);
+        e->own_left_out[d.count] = is_exchanged(m, i);
         if (!e->own_left_out[d.count++] && part.count > d.longest)
             d.longest = part.count;
     }
@@ -144,6 +181,7 @@ void context_divide(Model *m)
     if (m->context == 1)
         return;
     e->pieces = e->ranges = 0;
+    choose(m);
     for (int r = 0; r < m->context; r++) {
         const int count = pieces_of(m, r, NULL);
         e->pieces = count > e->pieces ? count : e->pieces;
@@ -158,7 +196,6 @@ void context_divide(Model *m)
     m->docs.longest = 0;
     for (int i = 0; i < m->docs.count; i++) {
         const RowRange d = document(m, i);
-        e->left_out[i] = !is_exchanged(m, d);
         if (!e->left_out[i] && d.count > m->docs.longest)
             m->docs.longest = d.count;
     }

@@ -1,0 +1,23 @@
+/* Which documents context ranks exchange (context.h). Attention of a document that is exchanged is divided among all ranks, by heads.
+ * One that lies in a rank's part can stay there: its tokens need no exchange, but that rank does all of its attention while others
+ * may wait. So short documents stay, and long ones only if all ranks have some. The unit of work is a pair of a query and a key. */
+#pragma once
+#include "model/config.h"
+
+/* A document that lies in one rank's part. level: work of that rank if this and its documents with less work stay. */
+typedef struct { int index, rank, tokens; double pairs, level; } OwnDocument;
+
+/* What is exchanged in any case: pairs of all documents, tokens of each rank. token_pairs: pairs that take as long as the exchange
+ * of a token. */
+typedef struct { int ranks; double pairs, *exchanged, token_pairs; } ContextWork;
+
+/* Pairs of a document of so many tokens, mean of all blocks. */
+double context_pairs      (const ModelConfig *c, int tokens);
+double context_token_pairs(const ModelConfig *c, int ranks);
+
+/* Sorts d, and returns how many of the first stay: the number for which the time is least,
+ *
+ *     largest level + (pairs of all that is exchanged) / ranks + token_pairs * (most tokens that a rank exchanges)
+ *
+ * where on each rank the documents with the least work stay. Changes work. */
+int context_leave_out(OwnDocument *d, int count, ContextWork *work);

@@ -1,0 +1,138 @@
+/* Which documents context ranks exchange: pairs counted one by one, the time of every choice of the kind that may be made, and cases
+ * whose answer is known. */
+#include <math.h>
+#include <string.h>
+
+#include "tests/kit.h"
+
+#include "kernels/random.h"
+#include "model/context_work.h"
+#include "tests/models.h"
+
+enum { MOST = 10, MOST_GROUP = 4 };
+
+/* Number i of a seed's, from 0 to `below` - 1. */
+static int draw(uint64_t seed, int i, int below)
+{
+    return (int)(random_bits(seed, (uint64_t)i) % (uint64_t)below);
+}
+
+/* A query sees as many keys as there are up to it, or a window of them. The formula has half a key less for each, but for queries
+ * with a full window. */
+static void test_pairs(void **state)
+{
+    (void)state;
+    ModelConfig m = architecture(LLAMA);
+    m.sliding_window = 7;
+    m.layer_types = (LayerTypes){ .count = 2, .slides = { true, false } };
+    m.n_layers = 4;
+    for (int tokens = 1; tokens < 40; tokens++) {
+        double pairs = 0;
+        for (int q = 0; q < tokens; q++)
+            pairs += ((q < 7 ? q + 0.5 : 7) + (q + 0.5)) / 2;
+        assert_true(fabs(context_pairs(&m, tokens) - pairs) < 1e-9);
+    }
+}
+
+/* Llama-3-8B on two ranks: 6 x 128 x (32 + 2 x 8 + 32) bytes of a token, of which half leave, in 1500 operations each; a pair has 7
+ * products of 2 x 128 operations in each of 32 heads. */
+static void test_tokens(void **state)
+{
+    (void)state;
+    ModelConfig m = architecture(LLAMA);
+    m.n_heads = 32, m.n_kv_heads = 8, m.head_dim = 128;
+    assert_true(fabs(context_token_pairs(&m, 2) - 6 * 128 * 80 / 2 * 1500.0 / (7 * 2 * 128 * 32)) < 1e-9);
+    m.n_kv_heads = 1;                   /* each of four ranks gets it */
+    assert_true(fabs(context_token_pairs(&m, 4) - 6 * 128 * 72 * 0.75 * 1500.0 / (7 * 2 * 128 * 32)) < 1e-9);
+}
+
+/* The time if on each rank the documents with at most `level` pairs together stay, those with the least first; d as it was given. */
+static double time_at(const OwnDocument *d, int count, const ContextWork *w, double level)
+{
+    double exchanged[MOST_GROUP], pairs = w->pairs, highest = 0, most = 0;
+    memcpy(exchanged, w->exchanged, sizeof *exchanged * (size_t)w->ranks);
+    for (int r = 0; r < w->ranks; r++) {
+        double own = 0;
+        for (double last = -1;;) {
+            const OwnDocument *next = NULL;
+            for (int i = 0; i < count; i++)
+                if (d[i].rank == r && d[i].pairs > last && (!next || d[i].pairs < next->pairs))
+                    next = &d[i];
+            if (!next)
+                break;
+            last = next->pairs;
+            if (own + next->pairs <= level) {
+                own += next->pairs;
+                highest = fmax(highest, own);
+            } else {
+                exchanged[r] += next->tokens;
+                pairs += next->pairs;
+            }
+        }
+        most = fmax(most, exchanged[r]);
+    }
+    return highest + pairs / w->ranks + w->token_pairs * most;
+}
+
+/* Documents of different lengths, with as many pairs as tokens squared. */
+static void test_least_time(void **state)
+{
+    (void)state;
+    int all = 0, none = 0, some = 0;
+    for (uint64_t seed = 0; seed < 400; seed++) {
+        OwnDocument d[MOST], sorted[MOST];
+        double exchanged[MOST_GROUP], left[MOST_GROUP];
+        const int count = draw(seed, 0, MOST + 1), ranks = 2 + draw(seed, 1, MOST_GROUP - 1);
+        for (int r = 0; r < ranks; r++)
+            exchanged[r] = left[r] = draw(seed, 2 + r, 300);
+        for (int i = 0; i < count; i++) {
+            const int tokens = 1 + i + MOST * draw(seed, 20 + 2 * i, 60);
+            d[i] = (OwnDocument){ i, draw(seed, 21 + 2 * i, ranks), tokens, (double)tokens * tokens, 0 };
+        }
+        const ContextWork w = { ranks, 1e4, exchanged, draw(seed, 10, 1000) };
+        ContextWork changed = w;
+        changed.exchanged = left;
+        memcpy(sorted, d, sizeof d);
+        const int chosen = context_leave_out(sorted, count, &changed);
+        double level = 0, least = time_at(d, count, &w, 0);
+        for (int i = 0; i < chosen; i++)
+            level = fmax(level, sorted[i].level);
+        for (int subset = 0; subset < 1 << count; subset++) {          /* all levels are sums of some documents */
+            double sum = 0;
+            for (int i = 0; i < count; i++)
+                sum += subset >> i & 1 ? d[i].pairs : 0;
+            least = fmin(least, time_at(d, count, &w, sum));
+        }
+        if (fabs(time_at(d, count, &w, level) - least) > 1e-9 * least)
+            fail_msg("seed %d: %d of %d documents stay, which takes %.17g instead of %.17g", (int)seed, chosen, count,
+                     time_at(d, count, &w, level), least);
+        all += count > 0 && chosen == count;
+        none += count > 0 && chosen == 0;
+        some += chosen > 0 && chosen < count;
+    }
+    assert_true(all > 20 && none > 20 && some > 20);
+}
+
+/* Short documents stay, a long one of one rank does not; long ones of all ranks do. */
+static void test_long_documents(void **state)
+{
+    (void)state;
+    enum { LONG = 60000, SHORT = 500 };
+    for (int both = 0; both < 2; both++) {
+        double exchanged[2] = { 0 };
+        OwnDocument d[] = { { 0, 0, LONG, (double)LONG * LONG / 2, 0 }, { 1, 0, SHORT, (double)SHORT * SHORT / 2, 0 },
+                            { 2, 1, SHORT, (double)SHORT * SHORT / 2, 0 }, { 3, 1, LONG, (double)LONG * LONG / 2, 0 } };
+        const int count = both ? 4 : 3;
+        ContextWork w = { 2, 0, exchanged, 800 };
+        assert_int_equal(context_leave_out(d, count, &w), both ? 4 : 2);
+        for (int i = 0; i < 2; i++)
+            assert_int_equal(d[i].tokens, SHORT);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_pairs), cmocka_unit_test(test_tokens), cmocka_unit_test(test_least_time),
+                                        cmocka_unit_test(test_long_documents) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
