@@ -139,6 +139,7 @@ typedef enum { PIPELINE_1F1B, PIPELINE_INTERLEAVED, PIPELINE_ONE, NUM_PIPELINE_S
  * (tensor_ranks.h). */
 typedef struct {
     int  shard_ranks;             /* ranks, or groups of tensor_ranks, that share one copy of a stage: consecutive */
+    bool by_mesh;                 /* parallelism.replicate or parallelism.shard says so */
     Gathering gathering;          /* on one rank: when operands are made from stored weights */
     GradSum grad_sum;
     int  context_ranks;           /* consecutive ranks that share sequences; it divides shard_ranks. 0: as 1 */

@@ -259,10 +259,39 @@ static void test_printed(void **state)
     assert_non_null(strstr(output, "limit: "));
 }
 
+#define FOUR "--ranks=4 --global_train_batch_size=16 --device_train_microbatch_size=1 "
+
+/* The settings that --mesh=auto prints are accepted next to the given ones, and make the step that it predicts. */
+static void test_printed_settings(void **state)
+{
+    (void)state;
+    static const char *const given[] = { "", "--fsdp.sharding_strategy=SHARD_GRAD_OP", "--fsdp.sharding_strategy=NO_SHARD",
+        "--parallelism.shard=2", "--parallelism.replicate=4 --fsdp.sharding_strategy=SHARD_GRAD_OP",
+        "--fsdp.sharding_strategy=_HYBRID_SHARD_ZERO2 --fsdp.hybrid_sharding_num_model_replicas=2",
+        "--parallelism.pipeline=2 --parallelism.tensor=2", "--parallelism.context=2 --parallelism.replicate=2" };
+    for (size_t i = 0; i < sizeof given / sizeof given[0]; i++) {
+        char found[3][512], line[1024], predicted[64], *at = output;
+        int count = 0;
+        snprintf(line, sizeof line, FOUR "%s --mesh=auto", given[i]);
+        expect_printed(line, "meshes of 4 ranks");
+        while (count < 3 && (at = strstr(at, " stages: ")) != NULL)
+            snprintf(found[count++], sizeof *found, "%s", at += strlen(" stages: "));
+        assert_int_equal(count, 3);
+        for (int k = 0; k < count; k++) {
+            char *settings = strstr(found[k], "--");
+            settings[strcspn(settings, "\n")] = '\0';
+            snprintf(line, sizeof line, FOUR "%s %s", given[i], settings);
+            snprintf(predicted, sizeof predicted, "predicted: %.*s a step", (int)strcspn(found[k], ","), found[k]);
+            expect_printed(line, predicted);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_measured), cmocka_unit_test(test_bubble), cmocka_unit_test(test_many),
                                         cmocka_unit_test(test_network), cmocka_unit_test(test_possible),
-                                        cmocka_unit_test(test_limits), cmocka_unit_test(test_printed) };
+                                        cmocka_unit_test(test_limits), cmocka_unit_test(test_printed),
+                                        cmocka_unit_test(test_printed_settings) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -151,7 +151,7 @@ static void complete_strategy(Reader *r)
     const int mode = r->s->fsdp.grad_sync_mode;
     const int shards = shard_ranks(r);
     const bool gathers = shards * tensor_ranks(s) > 1;
-    r->s->c.strategy = (Strategy){ .shard_ranks = shards,
+    r->s->c.strategy = (Strategy){ .shard_ranks = shards, .by_mesh = r->s->fsdp.replicate || r->s->fsdp.shard,
                                    .gathering = keeps || (stages && gathers) ? GATHER_ONCE : GATHER_ONCE_IF_FITS,
                                    .grad_sum = stages ? SUM_ONCE : mode == NOT_GIVEN ? SUM_ONCE_IF_FITS : (GradSum)mode,
                                    .context_ranks = r->s->c.generate ? 1 : context_ranks(s), .tensor_ranks = tensor_ranks(s),

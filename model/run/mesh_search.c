@@ -110,6 +110,18 @@ static void print_setting(const char *name, int n, int given)
         printf(" --parallelism.%s=%d", name, n);
 }
 
+/* What is sharded, and how often. */
+static void print_replicas(const Strategy *s, int replicas)
+{
+    const bool keeps = s->gathering == GATHER_ONCE && pipeline_stages(s) == 1, hybrid = replicas > 1 && !s->by_mesh;
+    printf(" --fsdp.sharding_strategy=%s", hybrid ? keeps ? "_HYBRID_SHARD_ZERO2" : "HYBRID_SHARD"
+                                                  : keeps ? "SHARD_GRAD_OP" : "FULL_SHARD");
+    if (hybrid)
+        printf(" --fsdp.hybrid_sharding_num_model_replicas=%d", replicas);
+    if (s->by_mesh)
+        printf(" --parallelism.replicate=%d --parallelism.shard=%d", replicas, s->shard_ranks / context_ranks(s));
+}
+
 static void print_found(const Config *c, const Found *x)
 {
     const Strategy *s = &x->strategy;
@@ -121,10 +133,7 @@ static void print_found(const Config *c, const Found *x)
     if (x->host > 0)
         printf(", %.1f of its host", x->host / (1 << 30));
     printf("\n    ");
-    if (replicas > 1)
-        printf(" --fsdp.sharding_strategy=HYBRID_SHARD --fsdp.hybrid_sharding_num_model_replicas=%d", replicas);
-    else
-        printf(" --fsdp.sharding_strategy=FULL_SHARD");
+    print_replicas(s, replicas);
     print_setting("context", context, context_ranks(&c->strategy));
     print_setting("tensor", tensor, tensor_ranks(&c->strategy));
     print_setting("pipeline", stages, pipeline_stages(&c->strategy));
