@@ -321,6 +321,13 @@ static Fault find_fault(void)
     return (Fault){ !differ && watchdog_own->waits ? NOBODY : HUNG, last, NULL };
 }
 
+/* Whether other ranks may know better. A rank in a collective may wait for one of another host, whose watchdog will say so. */
+static bool others_know(const Fault *f)
+{
+    const bool waits = f->kind == HUNG && watchdog.rank[f->who].waits && watchdog.n < comm_size();
+    return waits || f->kind == NOBODY || f->kind == LEFT || f->kind == ENDED;
+}
+
 /* Sleeps; false: the watchdog is to stop. */
 static bool sleep_or_stop(void)
 {
@@ -351,10 +358,9 @@ static void *watch(void *nothing)
         if (watchdog_own->state == LEAVING)
             continue;
         Fault f = find_fault();
-        const bool others_know = f.kind == NOBODY || f.kind == LEFT || f.kind == ENDED;    /* better than this rank */
         if (f.kind == NO_FAULT)
             faulty = 0;
-        else if (others_know && faulty < GRACE)
+        else if (others_know(&f) && faulty < GRACE)
             faulty += passed;
         else
             report(&f);
