@@ -223,6 +223,15 @@ size_t check_rows(const char *op, Tensor y, const RowRange *received, Tensor x, 
     return (size_t)x.cols * dtype_size(x.format.dtype);
 }
 
+void check_comm_alloc(const char *op, size_t bytes, MemoryUse use)
+{
+    const Ranks g = use == FOR_WEIGHTS ? RANKS_STAGE : RANKS_TENSOR;
+    double sum = (double)bytes;
+    comm_sum_over(&sum, 1, g);
+    CHECK(sum == (double)bytes * comm_group_size(g), "%s: %zu bytes on this rank, a mean of %.0f in its group of dimensions %#x", op,
+          bytes, sum / comm_group_size(g), g);
+}
+
 void check_cached(const char *op, Tensor y, Tensor qkv, KvCache cache, Attention a)
 {
     CHECK(a.B == 1 && a.T > 0, "%s: %d sequences of %d tokens; a cache is one sequence's", op, a.B, a.T);

@@ -1,5 +1,6 @@
 /* Checks on entry of every operation, the same in both back ends. */
 #pragma once
+#include "kernels/collectives.h"
 #include "kernels/kernels.h"
 #include "kernels/runtime/error.h"
 
@@ -60,6 +61,9 @@ int  check_exchange(const char *op, Tensor y, Tensor x, Attention heads);
 
 /* The arguments of comm_exchange. Returns the bytes of a row. */
 size_t check_rows(const char *op, Tensor y, const RowRange *received, Tensor x, const RowRange *sent, int items);
+
+/* The arguments of comm_alloc. */
+void check_comm_alloc(const char *op, size_t bytes, MemoryUse use);
 
 /* The arguments of attention_cached. */
 void check_cached(const char *op, Tensor y, Tensor qkv, KvCache cache, Attention a);

@@ -14,7 +14,8 @@ void comm_all_reduce_max(Tensor x, Ranks g);
  * tensor_flat: n may exceed 2^31. */
 void comm_reduce_scatter(Tensor part, Tensor whole, Ranks g);
 
-/* Slice r of whole = the part, of `bytes`, of rank r of g; in place if part is this rank's slice. */
+/* Slice r of whole = the part, of `bytes`, of rank r of g; in place if part is this rank's slice. g: RANKS_SHARD, RANKS_STAGE or
+ * RANKS_TENSOR. */
 void comm_all_gather(void *whole, const void *part, size_t bytes, Ranks g);
 
 /* RANKS_CONTEXT, of c ranks: rank r gets the rows of x in its ranges sent[r * items .. + items - 1], and what it sends is put into
@@ -30,9 +31,10 @@ typedef enum { NEXT_STAGE, PREVIOUS_STAGE, NUM_NEIGHBOURS } Neighbour;
 void comm_send   (Tensor x, Neighbour to);
 void comm_receive(Tensor x, Neighbour from);
 
-/* Device memory, zeroed, where collectives of its use are fastest: all-gathers of weights, over RANKS_SHARD and RANKS_STAGE; those of
- * activations, over RANKS_TENSOR, and exchanges. Both tensors lie in it; those of an all-gather at the same offsets on all ranks of its
- * group. One allocation of a use at a time; all ranks call both. */
+/* Device memory, zeroed, for tensors of collectives: all-gathers of weights, over RANKS_SHARD and RANKS_STAGE; those of activations,
+ * over RANKS_TENSOR, and exchanges. They are fastest if both tensors lie in it. In an all-gather these have the same offsets on all
+ * ranks of the group, which have the same bytes: RANKS_STAGE for weights, RANKS_TENSOR for activations. One allocation of a use at a
+ * time; all ranks call both. */
 typedef enum { FOR_WEIGHTS, FOR_ACTIVATIONS, NUM_MEMORY_USES } MemoryUse;
 void *comm_alloc(size_t bytes, MemoryUse use);
 void  comm_free (void *p);

@@ -129,8 +129,8 @@ typedef struct Model {
     const ModelConfig *config;
     Recipe    recipe;
     Attention attn;            /* what blocks have in common; its B: every micro-batch's; its T: this rank's part */
-    Documents docs;            /* of whole sequences; with context ranks those that lie in one part are left out */
-    Documents own_docs;        /* with context ranks: of this rank's part; those that go on in others are left out; count 0: none */
+    Documents docs;            /* of whole sequences; with context ranks those that stay in one part are left out */
+    Documents own_docs;        /* with context ranks: of this rank's part; those that are exchanged are left out; count 0: none */
     ContextExchange exchange;
     ModelConfig *own_config;   /* with tensor ranks: config, which has this rank's heads and MLP width; else NULL */
 

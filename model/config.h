@@ -139,7 +139,6 @@ typedef enum { PIPELINE_1F1B, PIPELINE_INTERLEAVED, PIPELINE_ONE, NUM_PIPELINE_S
  * (tensor_ranks.h). */
 typedef struct {
     int  shard_ranks;             /* ranks, or groups of tensor_ranks, that share one copy of a stage: consecutive */
-    bool by_mesh;                 /* parallelism.replicate or parallelism.shard says so */
     Gathering gathering;          /* on one rank: when operands are made from stored weights */
     GradSum grad_sum;
     int  context_ranks;           /* consecutive ranks that share sequences; it divides shard_ranks. 0: as 1 */
@@ -147,6 +146,7 @@ typedef struct {
     int  pipeline_stages;         /* 0: as 1 */
     int  pipeline_chunks;         /* rows of consecutive units that a stage has. 0: as 1 */
     PipelineSchedule pipeline_schedule;
+    bool by_mesh;                 /* parallelism.replicate or parallelism.shard says how many shards there are */
 } Strategy;
 
 static inline int context_ranks(const Strategy *s)

@@ -76,9 +76,10 @@ static int rank_of(const Model *m, RowRange document)
 static void choose(Model *m)
 {
     ContextExchange *e = &m->exchange;
-    ContextWork work = { .ranks = m->context, .token_pairs = context_token_pairs(m->config, m->context), .exchanged = e->exchanged };
+    const int c = m->context;
+    ContextWork work = { .ranks = c, .token_pairs = context_token_pairs(m->config, c), .exchanged = e->exchanged };
     int count = 0;
-    memset(e->exchanged, 0, sizeof *e->exchanged * (size_t)m->context);
+    memset(e->exchanged, 0, sizeof *e->exchanged * (size_t)c);
     for (int i = 0; i < m->docs.count; i++) {
         const RowRange d = document(m, i);
         const int rank = m->own_doc_start ? rank_of(m, d) : -1;
@@ -88,7 +89,7 @@ static void choose(Model *m)
             e->own[count++] = (OwnDocument){ .index = i, .rank = rank, .tokens = d.count, .pairs = pairs };
         else
             work.pairs += pairs;
-        for (int r = 0; r < m->context && rank < 0; r++)
+        for (int r = 0; r < c && rank < 0; r++)
             e->exchanged[r] += part_of(m, d, r).count > 0 ? part_of(m, d, r).count : 0;
     }
     const int chosen = context_leave_out(e->own, count, &work);
@@ -154,7 +155,7 @@ static void pack(Model *m, const RowRange *piece)
     }
 }
 
-/* Documents of this rank's part: m->own_docs, without those that go on in others' parts. */
+/* Documents of this rank's part: m->own_docs, without those that are exchanged. */
 static void divide_own(Model *m)
 {
     ContextExchange *e = &m->exchange;

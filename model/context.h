@@ -5,7 +5,7 @@
  *     qkv_rotated (N, S) -exchange-> (cN, S/c) -attention-> (cN, HD/c) -exchange-> attn_out (N, HD)     N tokens each, c ranks
  *
  * With fewer key heads than ranks several consecutive ranks get the same one; their gradients of it are added on the way back.
- * Documents that lie in one rank's part are not exchanged: that rank computes their attention, with all heads.
+ * Documents that lie in one rank's part may stay there (context_work.h): that rank computes their attention, with all heads.
  *
  * On one rank each function returns its tensor itself, or does nothing. */
 #pragma once

@@ -13,7 +13,7 @@ double context_pairs(const ModelConfig *c, int tokens)
 
 /* For each query head a pair takes two products of head_dim in forward and five in backward. Forward exchanges q, k, v and the
  * output; backward the output's gradient, q, k, v and the output, and the gradients of q, k, v; in BF16, without a rank's own part.
- * A GPU computes OPERATIONS_PER_BYTE while it sends a byte: 400 TFLOP/s in attention and 270 GB/s to another one of its host (H200). */
+ * A GPU computes OPERATIONS_PER_BYTE while it sends a byte: 400 TFLOP/s in attention, 270 GB/s to another one of its host (H200). */
 double context_token_pairs(const ModelConfig *c, int ranks)
 {
     enum { OPERATIONS_PER_BYTE = 1500 };

@@ -1,5 +1,5 @@
-/* Which documents context ranks exchange: pairs counted one by one, the time of every choice of the kind that may be made, and cases
- * whose answer is known. */
+/* Which documents context ranks exchange: pairs counted one by one, the time with every limit of what stays, and cases whose answer
+ * is known. */
 #include <math.h>
 #include <string.h>
 
@@ -97,6 +97,8 @@ static void test_least_time(void **state)
         double level = 0, least = time_at(d, count, &w, 0);
         for (int i = 0; i < chosen; i++)
             level = fmax(level, sorted[i].level);
+        for (int i = 0; i < count; i++)
+            assert_int_equal(i < chosen, chosen > 0 && sorted[i].level <= level);
         for (int subset = 0; subset < 1 << count; subset++) {          /* all levels are sums of some documents */
             double sum = 0;
             for (int i = 0; i < count; i++)

@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "kernels/runtime/trace.h"
+#include "model/run/memory.h"
 #include "model/run/memory_fit.h"
 #include "model/update.h"
 #include "tests/kit.h"
@@ -227,6 +228,57 @@ static void test_agreement(void **state)
     total = 0;
 }
 
+/* Of a plan that gathers weights for each pass. */
+static double planned_bytes(const Run *r, HostUse activations)
+{
+    Config c = r->config;
+    Model m;
+    ParamStore store;
+    c.device_memory = 1000;
+    c.host.activations = activations;
+    c.strategy.gathering = GATHER_OFTEN;
+    memory_plan(&m, &store, &c);
+    const double bytes = (double)model_planned_bytes(&m, &store);
+    model_free(&m, &store);
+    return bytes;
+}
+
+/* Two stages of two shards or tensor ranks, whose devices have memory for different numbers of units that stay, or of slots for
+ * activations: in a stage both have the least, since they gather together and tensors have the same offsets on both. */
+static void check_stages(int tensor, bool slots)
+{
+    Run r;
+    configure(&r, 0, GATHER_OFTEN);
+    r.config.model.n_layers = 12;
+    divide_in_tensor(2, 2 / tensor, 1, tensor);
+    r.config.strategy = (Strategy){ .shard_ranks = 2 / tensor, .tensor_ranks = tensor, .grad_sum = SUM_ONCE, .pipeline_stages = 2,
+                                    .gathering = slots ? GATHER_OFTEN : GATHER_ONCE_IF_FITS };
+    const bool more = comm_rank() % 2 == 1;
+    const double least = planned_bytes(&r, slots ? HOST_ALL : HOST_NEVER), most = planned_bytes(&r, HOST_NEVER);
+    const double bytes = slots ? least + (more ? 0.7 : 0.3) * (most - least) + memory_allowance(&r.config)
+                               : least + SPARE + (more ? 100000 : 1);
+    r.config.host.activations = slots ? HOST_AUTO : HOST_NEVER;
+    r.config.device_memory = bytes / (1 << 30);
+    memory_plan(&r.model, &r.store, &r.config);
+    const int own = slots ? r.model.offload.slots : r.store.resident;
+    int all[2];
+    comm_gather(all, &own, sizeof own, RANKS_STAGE);
+    assert_true(slots ? own > 0 && own < r.model.offload.pieces : own < r.store.num_units);
+    assert_int_equal(all[0], all[1]);
+    close_run(&r);
+    divide(comm_size());
+}
+
+static void test_stages(void **state)
+{
+    (void)state;
+    if (comm_size() < 4)
+        return;
+    check_stages(1, false);
+    check_stages(1, true);
+    check_stages(2, true);
+}
+
 /* A dry run with different devices plans for the smallest. */
 static void test_smallest_device(void **state)
 {
@@ -246,7 +298,7 @@ static void test_smallest_device(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_trace), cmocka_unit_test(test_kept), cmocka_unit_test(test_agreement),
-                                        cmocka_unit_test(test_smallest_device) };
+                                        cmocka_unit_test(test_stages), cmocka_unit_test(test_smallest_device) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

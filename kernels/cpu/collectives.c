@@ -71,18 +71,9 @@ void comm_init(void)
     comm_set_device(finish, NULL);
 }
 
-/* Ranks whose tensors have the same offsets have as many bytes. */
-static void check_same_bytes(size_t bytes, Ranks g)
-{
-    double sum = (double)bytes;
-    comm_sum_over(&sum, 1, g);
-    CHECK(sum == (double)bytes * comm_group_size(g), "%zu bytes on this rank, a mean of %.0f in its group of dimensions %#x", bytes,
-          sum / comm_group_size(g), g);
-}
-
 void *comm_alloc(size_t bytes, MemoryUse use)
 {
-    check_same_bytes(bytes, use == FOR_WEIGHTS ? RANKS_STAGE : RANKS_TENSOR);
+    check_comm_alloc(OPERATION, bytes, use);
     return device_alloc(bytes);
 }
 

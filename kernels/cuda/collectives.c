@@ -1,8 +1,8 @@
 /* Collectives on device memory, through NCCL on the stream of the current queue, in order with its kernels.
  *
- * All-gathers have communicators that use no SMs: the GPU's copy engines copy in memory that comm_alloc registered as a symmetric
- * window. [NCCL 2.28, CTA policy ZERO] There sends and receives need no copy between, so exchanges use it, too. If registration
- * fails, all run as ordinary kernels. Sums need SMs, and are slower in a window (NCCL 2.28.3): theirs have none.
+ * All-gathers have communicators that use no SMs between tensors in memory that comm_alloc registered as a symmetric window: the GPU's
+ * copy engines copy. [NCCL 2.28, CTA policy ZERO] There sends and receives need no copy between, so exchanges use it, too. If
+ * registration fails, or a tensor lies elsewhere, they run as ordinary kernels. Sums need SMs, and are slower in a window (NCCL 2.28.3): theirs have none.
  *
  * Two communicators also let a gather and a sum overlap, on two streams. For the same reason tensor ranks have one more, for sums of
  * gradients and, while generating, of a layer's parts. Each stage has a communicator of two ranks for what it sends to its next stage,
@@ -210,7 +210,7 @@ static void unregister(MemoryUse use)
     memset(&registered[use], 0, sizeof registered[use]);
 }
 
-/* Windows have the same size on all ranks; ranks of a stage differ by some optimizer states. */
+/* Windows have the same size on all ranks. With activations, shard ranks may differ in some states of the optimizer. */
 static size_t most_of_stage(size_t bytes)
 {
     const int ranks = comm_group_size(RANKS_STAGE);
@@ -235,11 +235,7 @@ static bool register_windows(MemoryUse use, size_t bytes)
         const ncclResult_t status = ncclCommWindowRegister(user[i], registered[use].memory, bytes, w, NCCL_WIN_COLL_SYMMETRIC);
         succeeds &= status == ncclSuccess && *w;
     }
-    succeeds = all_ranks(succeeds);
-    if (!succeeds)
-        warn("NCCL cannot register memory as a symmetric window (%s): %s take SMs from the computation", ncclGetLastError(user[0]),
-             use == FOR_WEIGHTS ? "all-gathers of weights" : "all-gathers of activations, and exchanges,");
-    return succeeds;
+    return all_ranks(succeeds);
 }
 
 /* Without windows (older driver, no peer access, limits of a container) gathers and exchanges are slower, but correct. If memory is
@@ -250,14 +246,19 @@ void *comm_alloc(size_t bytes, MemoryUse use)
     if (find_users(use, user) == 0)
         return device_alloc(bytes);
     CHECK(!registered[use].memory, "a second comm_alloc of use %d", use);
+    check_comm_alloc(OPERATION, bytes, use);
     const size_t most = most_of_stage(bytes);
     const bool allocated = ncclMemAlloc(&registered[use].memory, most) == ncclSuccess;
     if (all_ranks(allocated) && register_windows(use, most))
         return registered[use].memory;
+    const char *error = ncclGetLastError(user[0]);
     if (allocated)
         unregister(use);
     registered[use].memory = NULL;
-    return device_alloc(bytes);
+    void *p = device_alloc(bytes);
+    warn("NCCL cannot register memory as a symmetric window (%s): %s take SMs from the computation", error,
+         use == FOR_WEIGHTS ? "all-gathers of weights" : "all-gathers of activations, and exchanges,");
+    return p;
 }
 
 void comm_free(void *p)
@@ -355,8 +356,10 @@ void backend_comm_receive(Tensor x, Neighbour from)
 void backend_comm_all_gather(void *whole, const void *part, size_t bytes, Ranks g)
 {
     comm_count(SENT_GATHERS, bytes, g);
+    const Group *group = find_group(g);
+    CHECK(comm_group_size(g) == 1 || group->gathers, "no all-gathers over the dimensions %#x of the mesh, or not after comm_init", g);
     if (comm_group_size(g) > 1)
-        NCCL_CHECK(ncclAllGather(part, whole, bytes, ncclUint8, find_group(g)->gathers, device_stream()));
+        NCCL_CHECK(ncclAllGather(part, whole, bytes, ncclUint8, group->gathers, device_stream()));
     else if (whole != part)
         backend_device_copy(whole, part, bytes);
 }

@@ -11,7 +11,7 @@
     NUMBER("parallelism.context", INT, "1", 1, 1024, C(strategy.context_ranks), \
            "number of consecutive ranks that share sequences. Each has an equal part of every sequence's tokens, and in " \
            "attention of the heads: so this number divides the number of heads, and divides the number of key heads or is a " \
-           "multiple of it (then ranks share a key head). Documents that lie in one part are not exchanged. These " \
+           "multiple of it (then ranks share a key head). Short documents that lie in one part are not exchanged. These " \
            "ranks are part of one group of fsdp.sharding_strategy; with NO_SHARD they are a group. With `generate` they share " \
            "weights only. A run may resume with another number"), \
     NUMBER("parallelism.tensor", INT, "1", 1, 1024, C(strategy.tensor_ranks), \

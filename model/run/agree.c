@@ -20,6 +20,17 @@ double agree_least(double own)
     return -negative;
 }
 
+double agree_least_of_stage(double own)
+{
+    const int ranks = comm_group_size(RANKS_STAGE);
+    double least = own, *all = xmalloc(sizeof *all * (size_t)ranks);
+    comm_gather(all, &own, sizeof own, RANKS_STAGE);
+    for (int r = 0; r < ranks; r++)
+        least = all[r] < least ? all[r] : least;
+    free(all);
+    return least;
+}
+
 int agree_first(bool own)
 {
     const double first = agree_least(own ? comm_rank() : comm_size());

@@ -85,12 +85,16 @@ static int largest_that_fits(Model *m, ParamStore *store, const Config *c, Shard
     return least;
 }
 
-/* Stages have different units, and no collective depends on what one of them keeps. */
+/* The least of all ranks. Stages have different units: the least of one, whose ranks gather together, and in whose memory tensors
+ * have the same offsets. */
+static int least_of_ranks(const ShardChoice *p, int own)
+{
+    return (int)(p->pipe.stages > 1 ? agree_least_of_stage(own) : agree_least(own));
+}
+
 static int most_resident(Model *m, ParamStore *store, const Config *c, ShardChoice p)
 {
-    const int own = largest_that_fits(m, store, c, &p, &p.resident, 0, store->num_units, most_with_weights(c)),
-              least = (int)agree_least(own);
-    return p.pipe.stages > 1 ? own : least;
+    return least_of_ranks(&p, largest_that_fits(m, store, c, &p, &p.resident, 0, store->num_units, most_with_weights(c)));
 }
 
 /* What the plan may take where the rest can be on the host. Without device_memory the CPU back end moves nothing: there the host's
@@ -103,8 +107,8 @@ static double most_planned(const Config *c)
     return memory_of_device(c) - (used > libraries ? used : libraries);
 }
 
-/* As many slots for saved activations as fit, at least offload_least_slots; 0: all blocks have memory of their own. Stages have
- * different blocks. NOTE: a slot is as large as the largest block, so slots can take more than blocks of different sizes. */
+/* As many slots for saved activations as fit, at least offload_least_slots; 0: all blocks have memory of their own. NOTE: a slot is
+ * as large as the largest block, so slots can take more than blocks of different sizes. */
 static int most_slots(Model *m, ParamStore *store, const Config *c, ShardChoice p)
 {
     const double most = most_planned(c), all = bytes_in(m, store, c, p);
@@ -115,8 +119,7 @@ static int most_slots(Model *m, ParamStore *store, const Config *c, ShardChoice 
         return pieces > least ? least : 0;
     if (all > most && pieces > least)
         largest_that_fits(m, store, c, &p, &p.slots, least, pieces - 1, most);
-    const int own = p.slots > 0 && bytes_in(m, store, c, p) < all ? p.slots : pieces;
-    const int common = (int)agree_least(own), slots = p.pipe.stages > 1 ? own : common;
+    const int slots = least_of_ranks(&p, p.slots > 0 && bytes_in(m, store, c, p) < all ? p.slots : pieces);
     return slots < pieces ? slots : 0;
 }
 
