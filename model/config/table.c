@@ -421,7 +421,7 @@ const ConfigKey config_keys[] = {
            "what is sharded over the ranks. FULL_SHARD: weights, gradients and moments; SHARD_GRAD_OP: the same, but weights stay "
            "gathered during a step; NO_SHARD: nothing; HYBRID_SHARD and _HYBRID_SHARD_ZERO2: as the first two, inside groups of "
            "ranks that are replicas of each other. FULL_SHARD and HYBRID_SHARD gather some blocks' weights only once per step: "
-           "as many as leave 3 GiB of device_memory free. On one GPU they keep the FP8 codes of weights "
+           "as many as leave 3 GiB of device_memory free (3.3 with parallelism.tensor). On one GPU they keep the FP8 codes of weights "
            "and their transposes for a whole step in as many blocks as fit, SHARD_GRAD_OP in all blocks"),
     OPTION("fsdp.hybrid_sharding_num_model_replicas", INT, "null", 0, 1, MANY, X(fsdp.replicas),
            "number of HYBRID_SHARD's groups; null: one per host"),

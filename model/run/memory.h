@@ -6,9 +6,9 @@
 Mesh memory_mesh(const Config *c);
 
 /* Plans this rank's part of the run. If grad_sync_mode is not given, gradients are summed over ranks once per step if the whole
- * gradients leave 3 GiB of the device free. Then, unless the sharding strategy decides it, the gathered weights (on one rank:
- * rounded or transposed) of as many units are kept for the whole step as leave 3 GiB free, apart from memory of other programs. All
- * ranks call. A dry run uses the ranks and the memory that it was given. */
+ * gradients leave 3 GiB of the device free (3.3 with tensor ranks). Then, unless the sharding strategy decides it, the gathered
+ * weights (on one rank: rounded or transposed) of as many units are kept for the whole step as leave that free, apart from memory of
+ * other programs. All ranks call. A dry run uses the ranks and the memory that it was given. */
 void memory_plan (Model *m, ParamStore *store, const Config *c);
 
 /* The same for a rank of that stage. */
