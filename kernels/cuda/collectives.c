@@ -2,7 +2,8 @@
  *
  * All-gathers have communicators that use no SMs between tensors in memory that comm_alloc registered as a symmetric window: the GPU's
  * copy engines copy. [NCCL 2.28, CTA policy ZERO] There sends and receives need no copy between, so exchanges use it, too. If
- * registration fails, or a tensor lies elsewhere, they run as ordinary kernels. Sums need SMs, and are slower in a window (NCCL 2.28.3): theirs have none.
+ * registration fails, or a tensor lies elsewhere, they run as ordinary kernels. Sums need SMs, and are slower in a window (NCCL
+ * 2.28.3): theirs have none.
  *
  * Two communicators also let a gather and a sum overlap, on two streams. For the same reason tensor ranks have one more, for sums of
  * gradients and, while generating, of a layer's parts. Each stage has a communicator of two ranks for what it sends to its next stage,
