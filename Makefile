@@ -159,10 +159,10 @@ test:
 	@$(INSTALL) libcmocka-dev
 	@$(MAKE) --no-print-directory $(PARALLEL) run-tests
 # The sanitizers leave these out: they start the program many times, and each start takes seconds there. The last line takes minutes
-# there, to look at memory, queues and times that the sanitizers do not see.
+# there, to look at memory, queues, times and numbers that the sanitizers do not see, of code that other tests run there.
 STARTS     = $(patsubst %,$B/tests/test_%,average_runs batch_warmup calibrate_runs data_ends divergence eval_only extend faults \
              generate hangs length_warmup lora_runs mix_runs moved pipeline_runs save_folder skips train train_parity verify \
-             cpu_order_ranks operations plan_time fp8_ranges lifetimes)
+             cpu_order_ranks operations plan_time fp8_ranges lifetimes gradients recipe_columns)
 run-tests: build-all
 	@bash scripts/run-tests $B "$(LAUNCH)" $(if $(SANITIZE),$(filter-out $(STARTS),$(TESTS)),$(TESTS) $(wildcard tests/test_*.py))
 quick:
