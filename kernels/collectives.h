@@ -31,10 +31,10 @@ typedef enum { NEXT_STAGE, PREVIOUS_STAGE, NUM_NEIGHBOURS } Neighbour;
 void comm_send   (Tensor x, Neighbour to);
 void comm_receive(Tensor x, Neighbour from);
 
-/* Device memory, zeroed, for tensors of collectives: all-gathers of weights, over RANKS_SHARD and RANKS_STAGE; those of activations,
- * over RANKS_TENSOR, and exchanges. They are fastest if both tensors lie in it. In an all-gather these have the same offsets on all
- * ranks of the group, which have the same bytes: RANKS_STAGE for weights, RANKS_TENSOR for activations. One allocation of a use at a
- * time; all ranks call both. */
+/* Device memory, zeroed, in which collectives are fastest. FOR_WEIGHTS: all-gathers over RANKS_SHARD and RANKS_STAGE. FOR_ACTIVATIONS:
+ * all-gathers over RANKS_TENSOR, and exchanges. They are fastest if both tensors lie in it. Those of an all-gather must then have the
+ * same offsets on all ranks; so the ranks of RANKS_STAGE (weights) or RANKS_TENSOR (activations) allocate the same number of bytes.
+ * One allocation of a use at a time; all ranks call both functions. */
 typedef enum { FOR_WEIGHTS, FOR_ACTIVATIONS, NUM_MEMORY_USES } MemoryUse;
 void *comm_alloc(size_t bytes, MemoryUse use);
 void  comm_free (void *p);

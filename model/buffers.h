@@ -76,8 +76,8 @@ typedef struct {
     RowRange *packed;          /* [c][pieces] this rank's pieces with the heads of rank r: rows of `exchanged` */
     int      *own_start;       /* (B T/c + 1) where documents begin in this rank's part */
     bool     *left_out, *own_left_out;     /* see Documents: of whole sequences, of this rank's part */
-    OwnDocument *own;          /* documents that lie in one rank's part, to choose those left out */
-    double   *exchanged;       /* [c] tokens of documents that do not */
+    OwnDocument *own;          /* (B T) documents that lie in one rank's part, from which those left out are chosen */
+    double   *exchanged;       /* [c] each rank's tokens of the other documents */
 } ContextExchange;
 
 /* Device memory for one block's saved activations at a time: what was in it is on its way to the host, or the next is on its way

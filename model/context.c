@@ -65,15 +65,15 @@ static RowRange part_of(const Model *m, RowRange document, int r)
     return (RowRange){ first, (last < end ? last : end) - first };
 }
 
-/* Of which rank's part all of it is; -1: it goes on in others' parts. */
+/* The rank whose part has all of it; -1: several ranks have some. */
 static int rank_of(const Model *m, RowRange document)
 {
     const int first = document.first % m->T, last = first + document.count - 1;
     return first / m->attn.T == last / m->attn.T ? first / m->attn.T : -1;
 }
 
-/* e->left_out of all documents. A plan without documents has no memory for those of a part. */
-static void choose(Model *m)
+/* Sets e->left_out for all documents. A plan without documents has no memory for those of a part. */
+static void choose_left_out(Model *m)
 {
     ContextExchange *e = &m->exchange;
     const int c = m->context;
@@ -182,7 +182,7 @@ void context_divide(Model *m)
     if (m->context == 1)
         return;
     e->pieces = e->ranges = 0;
-    choose(m);
+    choose_left_out(m);
     for (int r = 0; r < m->context; r++) {
         const int count = pieces_of(m, r, NULL);
         e->pieces = count > e->pieces ? count : e->pieces;

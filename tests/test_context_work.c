@@ -34,8 +34,8 @@ static void test_pairs(void **state)
     }
 }
 
-/* Llama-3-8B on two ranks: 6 x 128 x (32 + 2 x 8 + 32) bytes of a token, of which half leave, in 1500 operations each; a pair has 7
- * products of 2 x 128 operations in each of 32 heads. */
+/* Llama-3-8B on two ranks. A token has 6 x 128 x (32 + 2 x 8 + 32) bytes; half of them are sent, and each takes as long as 1500
+ * operations. A pair has 7 products of 2 x 128 operations in each of 32 heads. */
 static void test_tokens(void **state)
 {
     (void)state;
@@ -46,7 +46,7 @@ static void test_tokens(void **state)
     assert_true(fabs(context_token_pairs(&m, 4) - 6 * 128 * 72 * 0.75 * 1500.0 / (7 * 2 * 128 * 32)) < 1e-9);
 }
 
-/* The time if on each rank the documents with at most `level` pairs together stay, those with the least first; d as it was given. */
+/* The time if on each rank documents stay, those with the fewest pairs first, as long as they have at most `level` pairs together. */
 static double time_at(const OwnDocument *d, int count, const ContextWork *w, double level)
 {
     double exchanged[MOST_GROUP], pairs = w->pairs, highest = 0, most = 0;
@@ -74,7 +74,7 @@ static double time_at(const OwnDocument *d, int count, const ContextWork *w, dou
     return highest + pairs / w->ranks + w->token_pairs * most;
 }
 
-/* Documents of different lengths, with as many pairs as tokens squared. */
+/* Random documents, of which no two have the same length; a document has its length squared as pairs. */
 static void test_least_time(void **state)
 {
     (void)state;

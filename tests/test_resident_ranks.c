@@ -228,7 +228,7 @@ static void test_agreement(void **state)
     total = 0;
 }
 
-/* Of a plan that gathers weights for each pass. */
+/* The bytes of a plan that gathers weights for each pass. */
 static double planned_bytes(const Run *r, HostUse activations)
 {
     Config c = r->config;

@@ -110,12 +110,12 @@ static void print_setting(const char *name, int n, int given)
         printf(" --parallelism.%s=%d", name, n);
 }
 
-/* What is sharded, and how often. */
+/* The sharding strategy, and the number of replicas by the settings that the configuration has for it. */
 static void print_replicas(const Strategy *s, int replicas)
 {
+    static const char *const names[2][2] = { { "FULL_SHARD", "SHARD_GRAD_OP" }, { "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2" } };
     const bool keeps = s->gathering == GATHER_ONCE && pipeline_stages(s) == 1, hybrid = replicas > 1 && !s->by_mesh;
-    printf(" --fsdp.sharding_strategy=%s", hybrid ? keeps ? "_HYBRID_SHARD_ZERO2" : "HYBRID_SHARD"
-                                                  : keeps ? "SHARD_GRAD_OP" : "FULL_SHARD");
+    printf(" --fsdp.sharding_strategy=%s", names[hybrid][keeps]);
     if (hybrid)
         printf(" --fsdp.hybrid_sharding_num_model_replicas=%d", replicas);
     if (s->by_mesh)
