@@ -35,11 +35,12 @@
 #include "model/units.h"
 #include "model/update.h"
 
-enum { FIRST_TIMEOUT = 600 };           /* seconds: default of timeout_seconds, until it is read */
+enum { FIRST_TIMEOUT = 600 }; /* seconds: default of timeout_seconds, until it is read */
 
 static volatile sig_atomic_t training, asked_to_stop;
 
-/* Until the first step a signal ends the process at once: what was loaded is still on disk. NOTE: called in a signal handler. */
+/* Until the first step a signal ends the process at once: what was loaded is still on disk. NOTE:
+ * called in a signal handler. */
 static _Noreturn void end_before_training(int number)
 {
     char text[256] = "error: SIG";
@@ -50,7 +51,8 @@ static _Noreturn void end_before_training(int number)
     watchdog_end(text, 128 + number);
 }
 
-/* A second Ctrl-C kills at once: a rank may be stuck in I/O. A second SIGTERM does not: batch systems may send two. */
+/* A second Ctrl-C kills at once: a rank may be stuck in I/O. A second SIGTERM does not: batch
+ * systems may send two. */
 static void on_signal(int number)
 {
     if (!training)
@@ -60,11 +62,13 @@ static void on_signal(int number)
         signal(SIGINT, SIG_DFL);
 }
 
-/* Reads this rank's part of the next batch. All ranks get the number of labels of all ranks, and *stop if any rank was asked to
- * stop, so that all stop at the same step. Returns false if there is no batch: the run stops before this step, which `may_stop`
- * allows, or a rank has no data: then *failed on all ranks, and *problem on that rank. Ranks that are ready poll, as in
+/* Reads this rank's part of the next batch. All ranks get the number of labels of all ranks, and
+ * *stop if any rank was asked to stop, so that all stop at the same step. Returns false if there is
+ * no batch: the run stops before this step, which `may_stop` allows, or a rank has no data: then
+ * *failed on all ranks, and *problem on that rank. Ranks that are ready poll, as in
  * checkpoint_finish: shuffling an epoch, or a file server, may take minutes. */
-static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, bool *failed, const char **problem)
+static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, bool *failed,
+                       const char **problem)
 {
     Batch *b = &r->batch;
     bool ready = false;
@@ -78,7 +82,8 @@ static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, bool *
             ready = loader_next(r->loader, b);
             CHECK(ready, "step %ld: no data", r->state.step + 1);
         }
-        x[0] = ready && comm_group_rank(RANKS_SEQUENCE) == 0 ? (double)b->labels : 0;       /* once for the ranks that share them */
+        /* once for the ranks that share them */
+        x[0] = ready && comm_group_rank(RANKS_SEQUENCE) == 0 ? (double)b->labels : 0;
         x[1] = asked_to_stop;
         x[2] = !ready;
         x[3] = *problem != NULL;
@@ -91,7 +96,8 @@ static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, bool *
     return x[2] == 0;
 }
 
-/* Runs forward and backward on this rank's part of the batch; returns means per label over all ranks. */
+/* Runs forward and backward on this rank's part of the batch; returns means per label over all
+ * ranks. */
 static Losses forward_backward(Run *r, const Batch *b, double labels)
 {
     const Config *c = r->config;
@@ -100,8 +106,9 @@ static Losses forward_backward(Run *r, const Batch *b, double labels)
     model_zero_losses(&r->model);
     watchdog_mark("forward and backward", -1);
     model_use_images(&r->model, batch_images(b, 0, r->model.T));
-    model_micro_batches(&r->model, &r->store, b->tokens, b->targets, begins, b->sequences / r->model.attn.B, (float)(1 / labels),
-                        (float)c->z_loss, PASS_COMPLETE);
+    model_micro_batches(&r->model, &r->store, b->tokens, b->targets, begins,
+                        b->sequences / r->model.attn.B, (float)(1 / labels), (float)c->z_loss,
+                        PASS_COMPLETE);
     watchdog_mark_together("reading the losses", -1);
     Losses s = model_losses(&r->model);
     double x[2] = { s.loss / labels, s.zloss / labels };
@@ -109,15 +116,19 @@ static Losses forward_backward(Run *r, const Batch *b, double labels)
     return (Losses){ x[0], x[1] };
 }
 
-/* One step. No update is made if loss or gradient is not finite, or at a spike unless spikes is warn. */
+/* One step. No update is made if loss or gradient is not finite, or at a spike unless spikes is
+ * warn. */
 static StepStats train_step(Run *r, double labels)
 {
     const Config *c = r->config;
     TrainState *s = &r->state;
-    trace_step(s->step + 1, s->step - r->first_step >= 2 && s->step - r->first_step < 2 + c->profile);
+    trace_step(s->step + 1,
+               s->step - r->first_step >= 2 && s->step - r->first_step < 2 + c->profile);
     if (labels == 0 && comm_rank() == 0)
-        warn("step %ld: no token of the batch has a label (check data.label_mask_paths): there is no loss, and the gradient is 0; "
-             "the optimizer's moments and weight decay still change the weights", s->step + 1);
+        warn("step %ld: no token of the batch has a label (check data.label_mask_paths): there is "
+             "no loss, and the gradient is 0; "
+             "the optimizer's moments and weight decay still change the weights",
+             s->step + 1);
     telemetry_watch(r->telemetry, s->step + 1);
     Losses loss = forward_backward(r, &r->batch, fmax(labels, 1));
     watchdog_mark_together("reading the gradient norm", -1);
@@ -127,13 +138,20 @@ static StepStats train_step(Run *r, double labels)
     s->tokens += (long)schedule_batch(c, s->step) * c->model.max_sequence_length;
     s->loader = loader_state(r->loader);
     double max_norm = schedule_max_grad_norm(c, s->step, s->tokens);
-    if (labels == 0)            /* no mean */
+    if (labels == 0) /* no mean */
         loss = (Losses){ NAN, NAN };
-    StepStats t = { .step = s->step, .tokens = s->tokens, .share = r->batch.share, .labels = (long)labels, .loss = loss.loss,
-                    .zloss = loss.zloss, .grad_norm = norm, .exposed_ms = exposed,
+    StepStats t = { .step = s->step,
+                    .tokens = s->tokens,
+                    .share = r->batch.share,
+                    .labels = (long)labels,
+                    .loss = loss.loss,
+                    .zloss = loss.zloss,
+                    .grad_norm = norm,
+                    .exposed_ms = exposed,
                     .clip = max_norm > 0 ? fmin(1, max_norm / (norm + 1e-6)) : 1,
                     .lr = schedule_lr(c, r->length, s->step, s->tokens),
-                    .finite = (labels == 0 || isfinite(loss.loss)) && isfinite(norm), .scores = { NAN, NAN } };
+                    .finite = (labels == 0 || isfinite(loss.loss)) && isfinite(norm),
+                    .scores = { NAN, NAN } };
     if (t.finite && labels > 0)
         t.scores = spikes_add(&s->spikes, t.loss, t.grad_norm);
     t.spike = spikes_exceed(t.scores);
@@ -158,7 +176,8 @@ static void finish_saving(Run *r)
     watchdog_set_patient(false);
 }
 
-/* An evaluator's data were valid at the start of the run and are not now: training continues without it, eval_only dies. */
+/* An evaluator's data were valid at the start of the run and are not now: training continues
+ * without it, eval_only dies. */
 static void leave_out(const Run *r, int i, char *problem)
 {
     if (problem && r->config->eval_only)
@@ -168,7 +187,8 @@ static void leave_out(const Run *r, int i, char *problem)
     free(problem);
 }
 
-/* Runs evaluator i, whose metrics are named by `label`. True: the run was asked to stop, and the evaluation ended early. */
+/* Runs evaluator i, whose metrics are named by `label`. True: the run was asked to stop, and the
+ * evaluation ended early. */
 static bool evaluate_by(Run *r, int i, const char *label)
 {
     const Config *c = r->config;
@@ -188,20 +208,23 @@ static bool evaluate_by(Run *r, int i, const char *label)
     return e.cut;
 }
 
-/* Runs all evaluators, or, unless `all`, those without results of an earlier process for this step. Returns as evaluate_by. */
+/* Runs all evaluators, or, unless `all`, those without results of an earlier process for this step.
+ * Returns as evaluate_by. */
 static bool evaluate_all(Run *r, bool all)
 {
     bool cut = false;
     log_pause(r->log);
     for (int i = 0; i < r->config->num_eval && !cut; i++) {
-        const bool written = agree_any(!all && comm_rank() == 0 && log_evaluated(r->log, i));   /* rank 0 has the log */
+        /* rank 0 has the log */
+        const bool written = agree_any(!all && comm_rank() == 0 && log_evaluated(r->log, i));
         cut = !written && evaluate_by(r, i, r->config->eval[i].label);
     }
     log_resume(r->log);
     return cut;
 }
 
-/* Evaluates the average of the weights, if the run evaluates, and writes it. Returns as evaluate_by. */
+/* Evaluates the average of the weights, if the run evaluates, and writes it. Returns as
+ * evaluate_by. */
 static bool use_average(Run *r)
 {
     const Config *c = r->config;
@@ -223,13 +246,15 @@ static bool use_average(Run *r)
     return cut;
 }
 
-/* As in OLMo: with save_num_checkpoints_to_keep 0 there are only the permanent checkpoints of save_interval_unsharded and the
- * newest of save_interval_ephemeral; otherwise the end of training is saved whatever the intervals are. */
+/* As in OLMo: with save_num_checkpoints_to_keep 0 there are only the permanent checkpoints of
+ * save_interval_unsharded and the newest of save_interval_ephemeral; otherwise the end of training
+ * is saved whatever the intervals are. */
 static bool is_saved(const Config *c, long step, bool last)
 {
     const bool some = c->save_num_checkpoints_to_keep != 0;
-    return is_due(step, c->save_interval_unsharded) || (last && c->save_interval_unsharded > 0)
-        || is_due(step, c->save_interval_ephemeral) || (some && (last || is_due(step, c->save_interval)));
+    return is_due(step, c->save_interval_unsharded) || (last && c->save_interval_unsharded > 0) ||
+           is_due(step, c->save_interval_ephemeral) ||
+           (some && (last || is_due(step, c->save_interval)));
 }
 
 /* Starts a save, which overlaps with the next steps. */
@@ -248,8 +273,8 @@ static void save(Run *r)
     r->unproven = true;
 }
 
-/* A bad update shows in the loss of the next step. So a checkpoint replaces older ones only after a later finite loss, and none is
- * started at a step that is not finite. */
+/* A bad update shows in the loss of the next step. So a checkpoint replaces older ones only after a
+ * later finite loss, and none is started at a step that is not finite. */
 static void save_and_publish(Run *r, const StepStats *t)
 {
     if (!t->finite) {
@@ -270,7 +295,8 @@ static bool evaluates_here(const Run *r)
     return is_due(r->state.step, interval) || (interval > 0 && run_is_over(r));
 }
 
-/* Whether to evaluate before the first step: eval_on_load, or evaluations that an earlier process did not finish. */
+/* Whether to evaluate before the first step: eval_on_load, or evaluations that an earlier process
+ * did not finish. */
 static bool evaluates_first(const Run *r)
 {
     return r->config->eval_on_load || (r->saved_step == r->state.step && evaluates_here(r));
@@ -284,11 +310,12 @@ static bool samples_here(const Run *r)
 /* Whether samples of the loaded checkpoint's step are missing in the log, which rank 0 has. */
 static bool samples_owed(const Run *r)
 {
-    return agree_any(comm_rank() == 0 && r->saved_step == r->state.step && samples_here(r) && !log_sampled(r->log));
+    return agree_any(comm_rank() == 0 && r->saved_step == r->state.step && samples_here(r) &&
+                     !log_sampled(r->log));
 }
 
-/* Ends a run whose next step has no data; saves the state. problem: of this rank, NULL: of another. lost: number of steps in a row,
- * up to this one, that were not finite. */
+/* Ends a run whose next step has no data; saves the state. problem: of this rank, NULL: of another.
+ * lost: number of steps in a row, up to this one, that were not finite. */
 static _Noreturn void end_for_data(Run *r, int lost, const char *problem)
 {
     const int speaker = agree_first(problem != NULL);
@@ -300,9 +327,10 @@ static _Noreturn void end_for_data(Run *r, int lost, const char *problem)
         save(r);
     finish_saving(r);
     if (speaker == comm_rank())
-        die("%s; step %ld has no data, and %s", problem, r->state.step + 1, folder_say_latest(r->config->save_folder));
+        die("%s; step %ld has no data, and %s", problem, r->state.step + 1,
+            folder_say_latest(r->config->save_folder));
     while (true)
-        comm_barrier();         /* that rank ends all */
+        comm_barrier(); /* that rank ends all */
 }
 
 static void train(Run *r)
@@ -310,11 +338,13 @@ static void train(Run *r)
     const Config *c = r->config;
     bool stop = evaluates_first(r) && evaluate_all(r, false);
     if (samples_owed(r))
-        stop |= samples_write(r->samples, &r->model, &r->store, r->log, r->state.step, &asked_to_stop);
-    if (average_is_complete(c, &r->state) && !average_is_written(c, &r->state))         /* an earlier process ended before */
+        stop |=
+            samples_write(r->samples, &r->model, &r->store, r->log, r->state.step, &asked_to_stop);
+    /* an earlier process ended before */
+    if (average_is_complete(c, &r->state) && !average_is_written(c, &r->state))
         stop |= use_average(r);
-    int lost = 0;               /* steps in a row that were not finite */
-    while (!run_is_over(r) && (!stop || lost > 0)) {        /* stops only after a finite step */
+    int lost = 0;                                    /* steps in a row that were not finite */
+    while (!run_is_over(r) && (!stop || lost > 0)) { /* stops only after a finite step */
         const TrainState before = r->state;
         double labels;
         const char *problem;
@@ -335,7 +365,8 @@ static void train(Run *r)
         if (t.spike && c->spikes == SPIKES_STOP)
             divergence_end_spike(r, &before);
         save_and_publish(r, &t);
-        if (run_is_over(r))         /* before evaluating: an error there must not lose the checkpoint */
+        /* before evaluating: an error there must not lose the checkpoint */
+        if (run_is_over(r))
             finish_saving(r);
         if (evaluates_here(r))
             stop |= evaluate_all(r, true);
@@ -387,14 +418,15 @@ static void name_unit(int unit, char text[PART_NAME])
 
 int main(int argc, char **argv)
 {
-    if (export_is_asked(argc, argv)) {      /* no signal handlers: there is nothing to save */
+    if (export_is_asked(argc, argv)) { /* no signal handlers: there is nothing to save */
         comm_start(&argc, &argv);
         export_run(argc, argv);
         comm_finish();
         return 0;
     }
     signal(SIGTERM, on_signal);
-    signal(SIGUSR1, on_signal);         /* mpirun forwards SIGUSR1 and 2, but kills ranks a second after SIGTERM */
+    /* mpirun forwards SIGUSR1 and 2, but kills ranks a second after SIGTERM */
+    signal(SIGUSR1, on_signal);
     signal(SIGUSR2, on_signal);
     signal(SIGINT, on_signal);
     error_hold_warnings(true);
@@ -411,7 +443,7 @@ int main(int argc, char **argv)
     trained_model = &c->model;
     watchdog_set_names(name_unit);
     if (c->dry_run) {
-        watchdog_stop();                /* a plan may take longer than its timeout */
+        watchdog_stop(); /* a plan may take longer than its timeout */
         run_plan(c);
         check_printed();
         config_free(c);

@@ -18,5 +18,6 @@ Batch batch_make(int sequences, int T, bool images)
 
 void batch_free(Batch *b)
 {
-    free(b->tokens), free(b->targets), free(b->begins), free(b->index), free(b->source), free(b->images);
+    free(b->tokens), free(b->targets), free(b->begins), free(b->index), free(b->source),
+        free(b->images);
 }

@@ -6,19 +6,23 @@
 #include <stdint.h>
 
 typedef struct {
-    int       sequences;       /* of this rank in this step                                                     */
-    int      *tokens;          /* (sequences, T)                                                                */
-    int      *targets;         /* (sequences, T): the next token; -1 at the last position and where masked      */
-    uint8_t  *begins;          /* (sequences, T): 1 where a document begins                                     */
-    const void **images;       /* (sequences, T): features of a token, mapped; NULL: it shows no image. images NULL: a model of text
-                                * only                                                                          */
-    bool      images_f32;      /* they are F32, else BF16                                                       */
-    uint32_t *index;           /* (sequences): number of each instance in its source; UINT32_MAX: empty         */
-    uint8_t  *source;          /* (sequences): of the mixture; 0 without                                        */
-    uint32_t  share[MIX_MOST]; /* sequences of each source of the mixture in this step, over all ranks          */
-    long      labels;          /* targets >= 0 of this rank                                                     */
+    int sequences; /* of this rank in this step */
+    int *tokens;   /* (sequences, T) */
+    /* (sequences, T): the next token; -1 at the last position and where masked */
+    int *targets;
+    uint8_t *begins; /* (sequences, T): 1 where a document begins */
+    const void **
+        images; /* (sequences, T): features of a token, mapped; NULL: it shows no image. images NULL: a model of text
+                                * only */
+    bool images_f32; /* they are F32, else BF16 */
+    /* (sequences): number of each instance in its source; UINT32_MAX: empty */
+    uint32_t *index;
+    uint8_t *source; /* (sequences): of the mixture; 0 without */
+    /* sequences of each source of the mixture in this step, over all ranks */
+    uint32_t share[MIX_MOST];
+    long labels; /* targets >= 0 of this rank */
 } Batch;
 
 /* Allocates memory for that number of sequences of T tokens, and for their images. */
 Batch batch_make(int sequences, int T, bool images);
-void  batch_free(Batch *b);
+void batch_free(Batch *b);

@@ -1,4 +1,5 @@
-/* Finds documents by eos or by metadata. Metadata are needed if a chat template ends each turn of a conversation with the eos. */
+/* Finds documents by eos or by metadata. Metadata are needed if a chat template ends each turn of a
+ * conversation with the eos. */
 #include "data/documents.h"
 
 #include "kernels/runtime/error.h"
@@ -9,7 +10,7 @@
 #include <sys/stat.h>
 #include <zlib.h>
 
-enum { TOKENS_A_BEAT = 1 << 22, ROWS_A_BEAT = 1 << 16 };      /* a few milliseconds of work */
+enum { TOKENS_A_BEAT = 1 << 22, ROWS_A_BEAT = 1 << 16 }; /* a few milliseconds of work */
 
 static void each_by_eos(const Shard *s, const DataSpec *spec, DocumentFn *take, void *arg)
 {
@@ -26,18 +27,20 @@ static void each_by_eos(const Shard *s, const DataSpec *spec, DocumentFn *take, 
         take(arg, start, s->num_tokens);
 }
 
-/* ---- metadata ------------------------------------------------------------------------------------------------ */
+/* ---- metadata -------------------------------------------------------------------------------- */
 
 static char *metadata_path(const char *path)
 {
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *dot = strrchr(name, '.');
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path,
+               *dot = strrchr(name, '.');
     const int stem = dot && dot > name ? (int)(dot - path) : (int)strlen(path);
     return xasprintf("%.*s.csv.gz", stem, path);
 }
 
 const char *documents_by_eos(const DataSpec *spec)
 {
-    return spec->key ? "document_boundaries: eos in that data section" : "--data.document_boundaries=eos";
+    return spec->key ? "document_boundaries: eos in that data section"
+                     : "--data.document_boundaries=eos";
 }
 
 static gzFile open_metadata(const Shard *s, const DataSpec *spec, const char *path)
@@ -47,20 +50,24 @@ static gzFile open_metadata(const Shard *s, const DataSpec *spec, const char *pa
     const bool regular = stat(path, &status) == 0 && S_ISREG(status.st_mode);
     gzFile f = regular ? gzopen(path, "rb") : NULL;
     if (!f)
-        die("%s: document_boundaries metadata needs %s for %s: %s. Put it there (rows START,END as written by `dolma tokens` and "
+        die("%s: document_boundaries metadata needs %s for %s: %s. Put it there (rows START,END as "
+            "written by `dolma tokens` and "
             "scripts/make_shards.py), or let documents end at model.eos_token_id: %s",
-            s->key, path, s->path, regular || errno ? strerror(errno) : "it is no file", documents_by_eos(spec));
+            s->key, path, s->path, regular || errno ? strerror(errno) : "it is no file",
+            documents_by_eos(spec));
     gzbuffer(f, 1 << 18);
     return f;
 }
 
-/* Reads the next row, without its line end, truncated to `size`. False: there is none, or it cannot be read completely. */
+/* Reads the next row, without its line end, truncated to `size`. False: there is none, or it cannot
+ * be read completely. */
 static bool read_row(gzFile f, char *row, int size)
 {
     int length = 0, c, error;
+    /* a NUL would end the text; `?` is invalid, too */
     while ((c = gzgetc(f)) != -1 && c != '\n')
         if (length < size - 1)
-            row[length++] = c ? (char)c : '?';      /* a NUL would end the text; `?` is invalid, too */
+            row[length++] = c ? (char)c : '?';
     row[length] = '\0';
     row[strcspn(row, "\r")] = '\0';
     gzerror(f, &error);
@@ -83,23 +90,30 @@ static bool parse_row(uint64_t *start, uint64_t *end, const char *row)
 
 static void each_by_metadata(const Shard *s, const DataSpec *spec, DocumentFn *take, void *arg)
 {
-    static const char remedy[] = "Make both files again together, or let documents end at model.eos_token_id";
+    static const char remedy[] =
+        "Make both files again together, or let documents end at model.eos_token_id";
     char *path = metadata_path(s->path), row[512];
     uint64_t before = 0, start, end;
     gzFile f = open_metadata(s, spec, path);
     for (long line = 1; read_row(f, row, sizeof row); line++) {
         if (line % ROWS_A_BEAT == 1)
             shard_tell(spec, "looking for documents in", path);
-        const bool parsed = parse_row(&start, &end, row), fits = parsed && start >= before && end >= start && end <= s->num_tokens;
+        const bool parsed = parse_row(&start, &end, row),
+                   fits = parsed && start >= before && end >= start && end <= s->num_tokens;
         if (!fits)
             gzclose(f);
         if (!parsed)
-            die("%s:%ld: found '%.60s', expected START,END: the first token of a document of %s and the one after its last. "
-                "%s: %s", path, line, row, s->path, remedy, documents_by_eos(spec));
+            die("%s:%ld: found '%.60s', expected START,END: the first token of a document of %s "
+                "and the one after its last. "
+                "%s: %s",
+                path, line, row, s->path, remedy, documents_by_eos(spec));
         if (!fits)
-            die("%s:%ld: found a document of tokens %llu to %llu, expected one within %llu to %llu, after the previous row and in "
-                "%s. %s: %s", path, line, (unsigned long long)start, (unsigned long long)end, (unsigned long long)before,
-                (unsigned long long)s->num_tokens, s->path, remedy, documents_by_eos(spec));
+            die("%s:%ld: found a document of tokens %llu to %llu, expected one within %llu to "
+                "%llu, after the previous row and in "
+                "%s. %s: %s",
+                path, line, (unsigned long long)start, (unsigned long long)end,
+                (unsigned long long)before, (unsigned long long)s->num_tokens, s->path, remedy,
+                documents_by_eos(spec));
         if (end > start)
             take(arg, start, end);
         before = end;
@@ -109,8 +123,8 @@ static void each_by_metadata(const Shard *s, const DataSpec *spec, DocumentFn *t
     char *text = xstrdup(error == Z_ERRNO ? strerror(errno) : said);
     gzclose(f);
     if (error != Z_OK)
-        die("%s: cannot read after token %llu: %s. Damaged or truncated: download it again. %s: %s", path,
-            (unsigned long long)before, text, remedy, documents_by_eos(spec));
+        die("%s: cannot read after token %llu: %s. Damaged or truncated: download it again. %s: %s",
+            path, (unsigned long long)before, text, remedy, documents_by_eos(spec));
     free(text);
     free(path);
 }
@@ -123,7 +137,7 @@ void documents_each(const Shard *s, const DataSpec *spec, DocumentFn *take, void
         each_by_eos(s, spec, take, arg);
 }
 
-/* ---- documents in unpacked sequences -------------------------------------------------------------------------- */
+/* ---- documents in unpacked sequences --------------------------------------------------------- */
 
 static void add_begin(Begins *b, uint64_t at)
 {
@@ -150,7 +164,7 @@ Begins documents_begins(const Shard *s, const DataSpec *spec)
 
 void documents_mark(uint8_t *begins, const Begins *b, uint64_t first, int T)
 {
-    uint64_t low = 0, high = b->count;          /* binary search for the first that is >= `first` */
+    uint64_t low = 0, high = b->count; /* binary search for the first that is >= `first` */
     while (low < high) {
         const uint64_t middle = low + (high - low) / 2;
         if (b->at[middle] < first)

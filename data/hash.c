@@ -1,5 +1,6 @@
-/* Three pages are enough: a file that was tokenized differently, shuffled or replaced differs nearly everywhere. Reading whole
- * files could take hours: a corpus has thousands, perhaps on a file server. */
+/* Three pages are enough: a file that was tokenized differently, shuffled or replaced differs
+ * nearly everywhere. Reading whole files could take hours: a corpus has thousands, perhaps on a
+ * file server. */
 #include "data/hash.h"
 
 #include <sys/mman.h>

@@ -10,11 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char PATHS_KEY[] = "data.image_paths", MAKE[] = "make it again with scripts/make_image_features.py";
+static const char PATHS_KEY[] = "data.image_paths",
+                  MAKE[] = "make it again with scripts/make_image_features.py";
 
-enum { BLOCK = 4096, ID_BYTES = 8 };           /* tokens between two counts of image tokens; bytes in front of an index */
+/* tokens between two counts of image tokens; bytes in front of an index */
+enum { BLOCK = 4096, ID_BYTES = 8 };
 
-/* ---- features -------------------------------------------------------------------------------------------------- */
+/* ---- features -------------------------------------------------------------------------------- */
 
 static size_t item_bytes(const ImageFeatures *f)
 {
@@ -46,12 +48,14 @@ static void open_file(ImageFeatures *f, const json_t *entry, const char *path, i
     const json_int_t images = json_integer_value(json_array_get(entry, 1));
     size_t bytes;
     if (!name || strchr(name, '/') || images < 1 || images > UINT32_MAX)
-        die("%s: %s: entry %d of \"files\" must be [name, number of images]; %s", f->key, path, i, MAKE);
+        die("%s: %s: entry %d of \"files\" must be [name, number of images]; %s", f->key, path, i,
+            MAKE);
     char *file = xasprintf("%s/%s", f->folder, name);
     f->file[i] = map_file(&bytes, f->key, file);
     f->first[i + 1] = f->first[i] + (uint64_t)images;
     if (bytes != (uint64_t)images * image_bytes(f))
-        die("%s: %s has %zu bytes; %lld images of %d rows of %d values of %zu bytes have %llu: truncated? Copy it again, or %s",
+        die("%s: %s has %zu bytes; %lld images of %d rows of %d values of %zu bytes have %llu: "
+            "truncated? Copy it again, or %s",
             f->key, file, bytes, (long long)images, f->rows, f->cols, item_bytes(f),
             (unsigned long long)images * image_bytes(f), MAKE);
     free(file);
@@ -60,11 +64,15 @@ static void open_file(ImageFeatures *f, const json_t *entry, const char *path, i
 static void check_sizes(const ImageFeatures *f, int rows, int cols, const char *path)
 {
     if (f->cols != cols)
-        die("%s: %s: a row has %d values, but the model's projector reads %d (model.image_feature_size): these are features of "
-            "another vision tower. Make them with the model's folder", f->key, path, f->cols, cols);
+        die("%s: %s: a row has %d values, but the model's projector reads %d "
+            "(model.image_feature_size): these are features of "
+            "another vision tower. Make them with the model's folder",
+            f->key, path, f->cols, cols);
     if (f->rows != rows)
-        die("%s: %s: an image has %d rows, but the model has %d tokens for each (model.image_tokens). Make the features with the "
-            "model's folder", f->key, path, f->rows, rows);
+        die("%s: %s: an image has %d rows, but the model has %d tokens for each "
+            "(model.image_tokens). Make the features with the "
+            "model's folder",
+            f->key, path, f->rows, rows);
 }
 
 static void read_tower(ImageFeatures *f, const json_t *o)
@@ -82,10 +90,12 @@ ImageFeatures *features_open(const char *key, const char *folder, int rows, int 
     char *path = xasprintf("%s/features.json", f->folder);
     json_error_t error;
     json_t *o = json_load_file(path, 0, &error);
-    const char *id = json_string_value(json_object_get(o, "id")), *dtype = json_string_value(json_object_get(o, "dtype"));
+    const char *id = json_string_value(json_object_get(o, "id")),
+               *dtype = json_string_value(json_object_get(o, "dtype"));
     const json_t *files = json_object_get(o, "files");
     if (!o)
-        die("%s: %s: %s; expected the folder that scripts/make_image_features.py wrote", f->key, path, error.text);
+        die("%s: %s: %s; expected the folder that scripts/make_image_features.py wrote", f->key,
+            path, error.text);
     if (!id || sscanf(id, "%" SCNx64, &f->id) != 1 || !dtype || json_array_size(files) == 0)
         die("%s: %s lacks \"id\", \"dtype\" or \"files\"; %s", f->key, path, MAKE);
     if (strcmp(dtype, "bf16") != 0 && strcmp(dtype, "f32") != 0)
@@ -110,12 +120,15 @@ void features_check_tower(const ImageFeatures *f, uint64_t tower, const char *mo
     if (tower == 0)
         return;
     if (f->tower == 0 && !quiet)
-        warn("%s: %s/features.json does not name the vision tower of its features (\"tower_sample\"), so they are not compared with the "
-             "tower of %s", f->key, f->folder, model);
+        warn("%s: %s/features.json does not name the vision tower of its features "
+             "(\"tower_sample\"), so they are not compared with the "
+             "tower of %s",
+             f->key, f->folder, model);
     if (f->tower != 0 && f->tower != tower)
-        die("%s: %s/features.json: these are features of a vision tower with other weights (%016" PRIx64 ") than that of %s (%016"
-            PRIx64 "). Make them again with that folder: scripts/make_image_features.py --model %s", f->key, f->folder, f->tower, model,
-            tower, model);
+        die("%s: %s/features.json: these are features of a vision tower with other weights "
+            "(%016" PRIx64 ") than that of %s (%016" PRIx64
+            "). Make them again with that folder: scripts/make_image_features.py --model %s",
+            f->key, f->folder, f->tower, model, tower, model);
 }
 
 void features_close(ImageFeatures *f)
@@ -151,15 +164,16 @@ const void *features_row(const ImageFeatures *f, const Shard *s, uint64_t k)
 bool features_is_finite(const ImageFeatures *f, const void *row)
 {
     for (int c = 0; c < f->cols; c++) {
-        uint16_t upper;             /* sign, exponent and first digits of either format */
-        memcpy(&upper, (const char *)row + (size_t)c * item_bytes(f) + (f->f32 ? 2 : 0), sizeof upper);
+        uint16_t upper; /* sign, exponent and first digits of either format */
+        memcpy(&upper, (const char *)row + (size_t)c * item_bytes(f) + (f->f32 ? 2 : 0),
+               sizeof upper);
         if ((upper & 0x7f80) == 0x7f80)
             return false;
     }
     return true;
 }
 
-/* ---- the index of a shard ---------------------------------------------------------------------------------------- */
+/* ---- the index of a shard -------------------------------------------------------------------- */
 
 static void count_tokens(Shard *s, const DataSpec *spec)
 {
@@ -176,8 +190,11 @@ static void check_entries(const Shard *s, const ImageFeatures *f, const char *ke
     const uint64_t most = features_count(f);
     for (uint64_t i = 0; i < s->num_images; i++)
         if (images_number(s, i) >= most)
-            die("%s: %s: entry %llu (counted from 0) is image %u, but %s has %llu images. Give the features with which the tokens "
-                "were made", key, path, (unsigned long long)i, images_number(s, i), f->folder, (unsigned long long)most);
+            die("%s: %s: entry %llu (counted from 0) is image %u, but %s has %llu images. Give the "
+                "features with which the tokens "
+                "were made",
+                key, path, (unsigned long long)i, images_number(s, i), f->folder,
+                (unsigned long long)most);
 }
 
 /* The configuration's name of what spec describes, for messages. */
@@ -187,7 +204,10 @@ static const char *key_of(const DataSpec *spec, const char *key)
 }
 
 /* For open_index. */
-typedef struct { const DataSpec *spec; const ImageFeatures *features; } Opening;
+typedef struct {
+    const DataSpec *spec;
+    const ImageFeatures *features;
+} Opening;
 
 static void open_index(void *who, Shard *s, const char *path)
 {
@@ -199,19 +219,25 @@ static void open_index(void *who, Shard *s, const char *path)
     shard_tell(spec, "counting the images of", s->path);
     s->image_map = map_file(&bytes, key, path);
     if (bytes < ID_BYTES || (bytes - ID_BYTES) % sizeof(uint32_t) != 0)
-        die("%s: %s has %zu bytes; expected %d and 4 for each image: truncated? Make it again with scripts/make_chat_shards.py",
+        die("%s: %s has %zu bytes; expected %d and 4 for each image: truncated? Make it again with "
+            "scripts/make_chat_shards.py",
             key, path, bytes, ID_BYTES);
     memcpy(&id, s->image_map, sizeof id);
     if (id != f->id)
-        die("%s: %s was made for features with the id %016" PRIx64 ", but %s has %016" PRIx64 ". Give the features with which the "
-            "tokens were made, or make the tokens again", key, path, id, f->folder, f->id);
+        die("%s: %s was made for features with the id %016" PRIx64 ", but %s has %016" PRIx64
+            ". Give the features with which the "
+            "tokens were made, or make the tokens again",
+            key, path, id, f->folder, f->id);
     s->num_images = (bytes - ID_BYTES) / sizeof(uint32_t);
     count_tokens(s, spec);
-    const uint64_t tokens = s->images_before[s->num_tokens / BLOCK + 1], expected = s->num_images * (uint64_t)f->rows;
+    const uint64_t tokens = s->images_before[s->num_tokens / BLOCK + 1],
+                   expected = s->num_images * (uint64_t)f->rows;
     if (tokens != expected)
-        die("%s: %s has %llu images of %d tokens, which are %llu, but %s has %llu tokens of the id %d (model.image_token_id). Does "
-            "the index belong to these tokens?", key, path, (unsigned long long)s->num_images, f->rows,
-            (unsigned long long)expected, s->path, (unsigned long long)tokens, spec->image_token_id);
+        die("%s: %s has %llu images of %d tokens, which are %llu, but %s has %llu tokens of the id "
+            "%d (model.image_token_id). Does "
+            "the index belong to these tokens?",
+            key, path, (unsigned long long)s->num_images, f->rows, (unsigned long long)expected,
+            s->path, (unsigned long long)tokens, spec->image_token_id);
     check_entries(s, f, key, path);
 }
 
@@ -219,7 +245,8 @@ void images_open(Shard *shards, int num, const DataSpec *spec, const ImageFeatur
 {
     Opening o = { spec, f };
     const char *key = spec->key ? xasprintf("%s: image_paths", spec->key) : xstrdup(PATHS_KEY);
-    shards_open_others(shards, num, spec, key, spec->image_paths, spec->num_image_paths, open_index, &o);
+    shards_open_others(shards, num, spec, key, spec->image_paths, spec->num_image_paths, open_index,
+                       &o);
     free((char *)key);
 }
 
@@ -244,18 +271,22 @@ uint64_t images_before(const Shard *s, uint64_t offset, int token)
 }
 
 /* Whether the shard may have this token, as it has an index. */
-static bool may_show(const Shard *s, const ImageFeatures *f, const DataSpec *spec, uint64_t offset, char *error, size_t size)
+static bool may_show(const Shard *s, const ImageFeatures *f, const DataSpec *spec, uint64_t offset,
+                     char *error, size_t size)
 {
     if (f && s->image_map)
         return true;
-    snprintf(error, size, "%s: %s: token %llu (counted from 0) is %d, the place of an image (model.image_token_id), but there is "
-             "no index of images: give %s and data.image_features, or leave this file out", s->key, s->path,
-             (unsigned long long)offset, spec->image_token_id, PATHS_KEY);
+    snprintf(error, size,
+             "%s: %s: token %llu (counted from 0) is %d, the place of an image "
+             "(model.image_token_id), but there is "
+             "no index of images: give %s and data.image_features, or leave this file out",
+             s->key, s->path, (unsigned long long)offset, spec->image_token_id, PATHS_KEY);
     return false;
 }
 
-long images_read(const void **row, int *target, const int *token, const Shard *s, const DataSpec *spec, const ImageFeatures *f,
-                 uint64_t offset, int count, char *error, size_t size)
+long images_read(const void **row, int *target, const int *token, const Shard *s,
+                 const DataSpec *spec, const ImageFeatures *f, uint64_t offset, int count,
+                 char *error, size_t size)
 {
     long masked = 0;
     uint64_t k = s->image_map ? images_before(s, offset, spec->image_token_id) : 0;
@@ -271,8 +302,9 @@ long images_read(const void **row, int *target, const int *token, const Shard *s
             return -1;
         row[t] = features_row(f, s, k);
         if (!features_is_finite(f, row[t])) {
-            snprintf(error, size, "%s: %s: row %llu of image %u has a value that is not finite; %s", f->key, f->folder,
-                     (unsigned long long)(k % (uint64_t)f->rows), images_number(s, k / (uint64_t)f->rows), MAKE);
+            snprintf(error, size, "%s: %s: row %llu of image %u has a value that is not finite; %s",
+                     f->key, f->folder, (unsigned long long)(k % (uint64_t)f->rows),
+                     images_number(s, k / (uint64_t)f->rows), MAKE);
             return -1;
         }
         k++;

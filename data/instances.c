@@ -1,6 +1,7 @@
-/* An instance is T consecutive tokens of one file (the rest at the end of a file is not used), or with spec.best_fit the documents
- * of one packed sequence, then padding. Instances are numbered through all files, or through the packing. The packing depends only
- * on the files, T and spec's fields about documents, not on seeds or ranks. */
+/* An instance is T consecutive tokens of one file (the rest at the end of a file is not used), or
+ * with spec.best_fit the documents of one packed sequence, then padding. Instances are numbered
+ * through all files, or through the packing. The packing depends only on the files, T and spec's
+ * fields about documents, not on seeds or ranks. */
 #include "data/instances.h"
 
 #include "data/hash.h"
@@ -10,9 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- opening -------------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
-/* Numbers the instances. Files too short for one are no error: collections of shards often have a few. */
+/* Numbers the instances. Files too short for one are no error: collections of shards often have a
+ * few. */
 static void count_instances(Instances *s)
 {
     int T = s->spec.sequence_length, unused = 0;
@@ -23,8 +25,8 @@ static void count_instances(Instances *s)
     }
     s->count = s->first[s->num_shards];
     if (unused && s->count > 0 && !s->spec.reopened)
-        warn("%s: %d of %d files have less than one sequence of %d tokens and are not used", s->shards[0].key, unused,
-             s->num_shards, T);
+        warn("%s: %d of %d files have less than one sequence of %d tokens and are not used",
+             s->shards[0].key, unused, s->num_shards, T);
 }
 
 static void pack_instances(Instances *s)
@@ -40,23 +42,29 @@ static void check_count(const Instances *s, int batch)
     const int T = s->spec.sequence_length;
     const uint64_t n = s->count, needed = s->spec.drop_last ? batch : 1;
     if (n > (uint64_t)UINT32_MAX + 1)
-        die("%s: %llu sequences of %d tokens are more than the 2^32 that the shuffled order can number; "
-            "use fewer files or a larger model.max_sequence_length", s->shards[0].key, (unsigned long long)n, T);
+        die("%s: %llu sequences of %d tokens are more than the 2^32 that the shuffled order can "
+            "number; "
+            "use fewer files or a larger model.max_sequence_length",
+            s->shards[0].key, (unsigned long long)n, T);
     if (n < needed)
-        die("%s: %llu tokens in %d file%s make %llu sequence%s of %d tokens, fewer than the %llu of one "
-            "step. Add data, or lower %smodel.max_sequence_length", s->shards[0].key, (unsigned long long)s->tokens,
-            s->num_shards, s->num_shards == 1 ? "" : "s", (unsigned long long)n, n == 1 ? "" : "s", T, (unsigned long long)needed,
-            needed > 1 ? "global_train_batch_size or " : "");
+        die("%s: %llu tokens in %d file%s make %llu sequence%s of %d tokens, fewer than the %llu "
+            "of one "
+            "step. Add data, or lower %smodel.max_sequence_length",
+            s->shards[0].key, (unsigned long long)s->tokens, s->num_shards,
+            s->num_shards == 1 ? "" : "s", (unsigned long long)n, n == 1 ? "" : "s", T,
+            (unsigned long long)needed, needed > 1 ? "global_train_batch_size or " : "");
 }
 
-/* Folders are left out: data may move. The hash of unpacked files without metadata must never change. */
+/* Folders are left out: data may move. The hash of unpacked files without metadata must never
+ * change. */
 static uint64_t hash_files(const Instances *s)
 {
     uint64_t hash = HASH_OF_NOTHING;
     for (int f = 0; f < s->num_shards; f++) {
         const Shard *shard = &s->shards[f];
         const char *slash = strrchr(shard->path, '/'), *name = slash ? slash + 1 : shard->path;
-        uint64_t numbers[] = { shard->num_tokens, (uint64_t)shard->itemsize, (uint64_t)(shard->mask != NULL) };
+        uint64_t numbers[] = { shard->num_tokens, (uint64_t)shard->itemsize,
+                               (uint64_t)(shard->mask != NULL) };
         hash = hash_bytes(hash, name, strlen(name) + 1);
         hash = hash_bytes(hash, numbers, sizeof numbers);
     }
@@ -75,7 +83,8 @@ static uint64_t hash_files(const Instances *s)
     return hash;
 }
 
-/* Warns if tokens are in no document: the corpus was filtered, or the metadata belong to another file. */
+/* Warns if tokens are in no document: the corpus was filtered, or the metadata belong to another
+ * file. */
 static void find_begins(Instances *s)
 {
     uint64_t inside = 0;
@@ -85,8 +94,11 @@ static void find_begins(Instances *s)
         inside += s->begins[f].inside;
     }
     if (inside < s->tokens && !s->spec.reopened)
-        warn("%s: %llu of %llu tokens are in no document by their metadata; packing concat still trains on them, best_fit "
-             "does not", s->shards[0].key, (unsigned long long)(s->tokens - inside), (unsigned long long)s->tokens);
+        warn("%s: %llu of %llu tokens are in no document by their metadata; packing concat still "
+             "trains on them, best_fit "
+             "does not",
+             s->shards[0].key, (unsigned long long)(s->tokens - inside),
+             (unsigned long long)s->tokens);
 }
 
 Instances instances_open(const DataSpec *spec, int batch)
@@ -94,8 +106,8 @@ Instances instances_open(const DataSpec *spec, int batch)
     Instances s = { .spec = *spec };
     s.shards = shards_open(&s.num_shards, spec);
     if (spec->num_image_paths > 0) {
-        s.features = features_open(spec->key ? spec->key : "data.image_features", spec->image_features, spec->image_rows,
-                                   spec->image_cols);
+        s.features = features_open(spec->key ? spec->key : "data.image_features",
+                                   spec->image_features, spec->image_rows, spec->image_cols);
         features_check_tower(s.features, spec->image_tower, spec->image_model, spec->reopened);
         images_open(s.shards, s.num_shards, spec, s.features);
     }
@@ -127,7 +139,7 @@ void instances_close(Instances *s)
     free(s->first);
 }
 
-/* ---- reading -------------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 /* The file of an instance (if packed: of a token): the last one whose first is <= number. */
 static int find_shard(const Instances *s, uint64_t number)
@@ -144,7 +156,8 @@ static int find_shard(const Instances *s, uint64_t number)
 }
 
 /* Reads n tokens of a file from `offset` on, with targets; returns as instance_read. */
-static long read_tokens(Row row, const Instances *s, const Shard *shard, uint64_t offset, int n, char *error, size_t size)
+static long read_tokens(Row row, const Instances *s, const Shard *shard, uint64_t offset, int n,
+                        char *error, size_t size)
 {
     const DataSpec *spec = &s->spec;
     shard_tell(spec, "reading", shard->path);
@@ -153,15 +166,18 @@ static long read_tokens(Row row, const Instances *s, const Shard *shard, uint64_
         shard_describe_bad_id(error, size, shard, offset + bad, spec->vocab_size);
         return -1;
     }
-    if (spec->max_count > 0 && sequence_repeats(row.tokens, n, spec->min_period, spec->max_period, spec->max_count)) {
+    if (spec->max_count > 0 &&
+        sequence_repeats(row.tokens, n, spec->min_period, spec->max_period, spec->max_count)) {
         memset(row.targets, -1, n * sizeof *row.targets);
         return 0;
     }
-    const long labels = sequence_targets(row.targets, row.tokens, shard->mask ? shard->mask + offset : NULL, n,
-                                         spec->mask_padding ? spec->pad_token_id : -1);
+    const long labels =
+        sequence_targets(row.targets, row.tokens, shard->mask ? shard->mask + offset : NULL, n,
+                         spec->mask_padding ? spec->pad_token_id : -1);
     if (!row.images)
         return labels;
-    const long masked = images_read(row.images, row.targets, row.tokens, shard, spec, s->features, offset, n, error, size);
+    const long masked = images_read(row.images, row.targets, row.tokens, shard, spec, s->features,
+                                    offset, n, error, size);
     return masked < 0 ? -1 : labels - masked;
 }
 
@@ -184,8 +200,10 @@ static long read_packed(Row row, const Instances *s, uint64_t i, char *error, si
     int t = 0;
     for (uint32_t k = p->first[i]; k < p->first[i + 1]; k++) {
         const int f = find_shard(s, p->start[k]), n = (int)p->length[k];
-        const Row piece = { row.tokens + t, row.targets + t, row.begins + t, row.images ? row.images + t : NULL };
-        const long found = read_tokens(piece, s, &s->shards[f], p->start[k] - s->first[f], n, error, size);
+        const Row piece = { row.tokens + t, row.targets + t, row.begins + t,
+                            row.images ? row.images + t : NULL };
+        const long found =
+            read_tokens(piece, s, &s->shards[f], p->start[k] - s->first[f], n, error, size);
         if (found < 0)
             return -1;
         memset(piece.begins, 0, n);
@@ -199,12 +217,15 @@ static long read_packed(Row row, const Instances *s, uint64_t i, char *error, si
 
 long instance_read(Row row, const Instances *s, uint64_t i, char *error, size_t size)
 {
-    return s->spec.best_fit ? read_packed(row, s, i, error, size) : read_cut(row, s, i, error, size);
+    return s->spec.best_fit ? read_packed(row, s, i, error, size)
+                            : read_cut(row, s, i, error, size);
 }
 
 void row_pad(Row row, const DataSpec *spec, int t)
 {
-    const int padding = spec->pad_token_id >= 0 ? spec->pad_token_id : spec->eos_token_id >= 0 ? spec->eos_token_id : 0;
+    const int padding = spec->pad_token_id >= 0   ? spec->pad_token_id
+                        : spec->eos_token_id >= 0 ? spec->eos_token_id
+                                                  : 0;
     for (int i = t; i < spec->sequence_length; i++) {
         row.tokens[i] = padding;
         row.targets[i] = -1;

@@ -1,18 +1,22 @@
-/* Steps of training data: shards -> instances -> shuffled order -> this rank's sequences of each step.
- *
- * An instance is the content of a sequence (instances.h). Epoch e has the order numpy_shuffle(seed + e), or file order. Step k is
- * positions k*G .. k*G+G-1 of that order; rank r of W takes every W-th of them, starting with the r-th. So the data of a step do
- * not depend on the number of ranks, and a resumed run only needs epoch and position. Without drop_last the last step of a shuffled
- * epoch is filled with empty sequences: an epoch has every label once, and the next epoch begins with a new step. The positions of
- * a step of a mixture are those that the mixture gives next; each source has its own epochs (source.h), which begin anywhere in a
+/* Steps of training data: shards -> instances -> shuffled order -> this rank's sequences of each
  * step.
+ *
+ * An instance is the content of a sequence (instances.h). Epoch e has the order numpy_shuffle(seed
+ * + e), or file order. Step k is positions k*G .. k*G+G-1 of that order; rank r of W takes every
+ * W-th of them, starting with the r-th. So the data of a step do not depend on the number of ranks,
+ * and a resumed run only needs epoch and position. Without drop_last the last step of a shuffled
+ * epoch is filled with empty sequences: an epoch has every label once, and the next epoch begins
+ * with a new step. The positions of a step of a mixture are those that the mixture gives next; each
+ * source has its own epochs (source.h), which begin anywhere in a step.
  *
  * A thread fills a ring of batches ahead of the training loop:
  *     EMPTY -fill-> READY -loader_next-> HELD -loader_next-> EMPTY          head - tail = entries READY or HELD
- * (1) Only the thread touches the orders of sources, `ahead` and EMPTY entries; only the caller touches READY and HELD ones.
- * (2) loader_seek and loader_limit stop the thread, and the next request for a step starts it again. So no batch of the old
+ * (1) Only the thread touches the orders of sources, `ahead` and EMPTY entries; only the caller
+ * touches READY and HELD ones. (2) loader_seek and loader_limit stop the thread, and the next
+ * request for a step starts it again. So no batch of the old
  *     position survives, and a resumed run shuffles its own epoch first.
- * (3) The thread neither prints nor calls MPI: it stores an error, also of a file that cannot be read any more, in the entry. When
+ * (3) The thread neither prints nor calls MPI: it stores an error, also of a file that cannot be
+ * read any more, in the entry. When
  *     that step is due, loader_problem returns it, or loader_next dies. So the step of an error does not depend on how far the
  *     thread is ahead. */
 #include "data/loader.h"
@@ -29,39 +33,39 @@
 #include <string.h>
 #include <time.h>
 
-enum { ENTRIES = 3 };             /* one held by the caller, two ready */
+enum { ENTRIES = 3 }; /* one held by the caller, two ready */
 
 typedef struct {
-    Batch       batch;          /* owns its arrays, sized for a full step */
-    LoaderState next;           /* position after this step */
-    bool        end;            /* no step: the unshuffled pass is over, or the limit reached */
-    char        error[4096];    /* no step: error of the data; "": none */
+    Batch batch;      /* owns its arrays, sized for a full step */
+    LoaderState next; /* position after this step */
+    bool end;         /* no step: the unshuffled pass is over, or the limit reached */
+    char error[4096]; /* no step: error of the data; "": none */
 } Entry;
 
 struct Loader {
-    Sources   sources;
-    DataSpec  spec;             /* without paths and sources */
-    int       batch, rank, world;
+    Sources sources;
+    DataSpec spec; /* without paths and sources */
+    int batch, rank, world;
 
-    LoaderState position;       /* of the step that loader_next returns next */
-    Doubling    doubling;
-    uint64_t    steps, ahead_steps;     /* since loader_double: of the caller, of the thread */
-    bool        held;           /* the caller reads entry tail */
-    uint64_t    left;           /* steps until the limit */
+    LoaderState position; /* of the step that loader_next returns next */
+    Doubling doubling;
+    uint64_t steps, ahead_steps; /* since loader_double: of the caller, of the thread */
+    bool held;                   /* the caller reads entry tail */
+    uint64_t left;               /* steps until the limit */
 
-    uint64_t    shuffled;       /* the epoch that the thread shuffles */
-    LoaderState ahead;          /* position of the step that the thread fills next */
-    uint64_t    ahead_left;     /* steps until the limit, from there */
+    uint64_t shuffled;   /* the epoch that the thread shuffles */
+    LoaderState ahead;   /* position of the step that the thread fills next */
+    uint64_t ahead_left; /* steps until the limit, from there */
 
-    Entry           entries[ENTRIES];
-    uint64_t        head, tail; /* entries filled and returned since the thread was started */
-    bool            stop, runs; /* runs: there is a thread */
-    pthread_t       thread;
-    pthread_mutex_t mutex;      /* guards head, tail, stop */
-    pthread_cond_t  changed;
+    Entry entries[ENTRIES];
+    uint64_t head, tail; /* entries filled and returned since the thread was started */
+    bool stop, runs;     /* runs: there is a thread */
+    pthread_t thread;
+    pthread_mutex_t mutex; /* guards head, tail, stop */
+    pthread_cond_t changed;
 };
 
-/* ---- position ------------------------------------------------------------------------------------------------- */
+/* ---- position -------------------------------------------------------------------------------- */
 
 /* Instances of the step at s, over all ranks: a full batch, or at the end what is left, or none. */
 static uint64_t step_instances(const Loader *l, const LoaderState *s, uint64_t batch)
@@ -72,8 +76,8 @@ static uint64_t step_instances(const Loader *l, const LoaderState *s, uint64_t b
     return l->spec.drop_last ? 0 : left;
 }
 
-/* At the end of an epoch the shuffled order continues with the next one. NOTE: saved states are not settled, because the end
- * depends on the batch size, which a resumed run may change. */
+/* At the end of an epoch the shuffled order continues with the next one. NOTE: saved states are not
+ * settled, because the end depends on the batch size, which a resumed run may change. */
 static LoaderState settle(const Loader *l, LoaderState s, uint64_t batch)
 {
     if (l->spec.shuffle && step_instances(l, &s, batch) == 0)
@@ -87,7 +91,7 @@ static void beat(const Loader *l, const char *doing)
         l->spec.beat(doing);
 }
 
-/* ---- filling an entry (thread) ---------------------------------------------------------------------------------- */
+/* ---- filling an entry (thread) --------------------------------------------------------------- */
 
 static bool may_go_on(void *loader)
 {
@@ -111,22 +115,30 @@ static bool load_order(Loader *l, Source *source, uint64_t epoch)
 static Row row_of(const Loader *l, const Batch *b, int i)
 {
     const size_t at = (size_t)i * (size_t)l->spec.sequence_length;
-    return (Row){ b->tokens + at, b->targets + at, b->begins + at, b->images ? b->images + at : NULL };
+    return (Row){ b->tokens + at, b->targets + at, b->begins + at,
+                  b->images ? b->images + at : NULL };
 }
 
 /* For read_instance within map_read. */
-typedef struct { const Loader *loader; const Source *source; Entry *entry; uint64_t instance; long labels; } Filling;
+typedef struct {
+    const Loader *loader;
+    const Source *source;
+    Entry *entry;
+    uint64_t instance;
+    long labels;
+} Filling;
 
 static void read_instance(void *what)
 {
     Filling *f = what;
     Entry *entry = f->entry;
     const Row row = row_of(f->loader, &entry->batch, entry->batch.sequences);
-    f->labels = instance_read(row, &f->source->instances, f->instance, entry->error, sizeof entry->error);
+    f->labels =
+        instance_read(row, &f->source->instances, f->instance, entry->error, sizeof entry->error);
 }
 
-/* Fills the entry's next sequence with the instance at a position of the loaded epoch of source s. False: the entry has an
- * error. */
+/* Fills the entry's next sequence with the instance at a position of the loaded epoch of source s.
+ * False: the entry has an error. */
 static bool fill_sequence(const Loader *l, Entry *entry, int s, uint64_t position)
 {
     Batch *b = &entry->batch;
@@ -145,21 +157,24 @@ static bool fill_sequence(const Loader *l, Entry *entry, int s, uint64_t positio
 }
 
 /* The same for all sequences of a step at s. False: stopped before it was complete. */
-static bool fill_positions(Loader *l, Entry *entry, const LoaderState *s, uint64_t count, uint64_t batch)
+static bool fill_positions(Loader *l, Entry *entry, const LoaderState *s, uint64_t count,
+                           uint64_t batch)
 {
     if (count > 0 && !load_order(l, &l->sources.source[0], s->epoch))
         return false;
     for (uint64_t i = l->rank; i < count; i += l->world)
         if (!fill_sequence(l, entry, 0, s->instance + i))
             return true;
-    for (Batch *b = &entry->batch; l->spec.shuffle && count > 0 && b->sequences < (int)batch / l->world; b->sequences++) {
+    for (Batch *b = &entry->batch;
+         l->spec.shuffle && count > 0 && b->sequences < (int)batch / l->world; b->sequences++) {
         row_pad(row_of(l, b, b->sequences), &l->spec, 0);
         b->index[b->sequences] = UINT32_MAX;
     }
     return true;
 }
 
-/* The same with a mixture. All ranks walk through all positions; each loads the orders and instances of its own. */
+/* The same with a mixture. All ranks walk through all positions; each loads the orders and
+ * instances of its own. */
 static bool fill_mixed(Loader *l, Entry *entry, SourcePosition position[MIX_MOST], uint64_t count)
 {
     Batch *b = &entry->batch;
@@ -194,7 +209,8 @@ static bool fill_entry(Loader *l, Entry *entry)
     l->ahead.instance += l->sources.mixed ? 0 : count;
     l->ahead_left -= count > 0;
     l->ahead_steps += count > 0;
-    const bool whole = l->sources.mixed ? fill_mixed(l, entry, l->ahead.source, count) : fill_positions(l, entry, &s, count, batch);
+    const bool whole = l->sources.mixed ? fill_mixed(l, entry, l->ahead.source, count)
+                                        : fill_positions(l, entry, &s, count, batch);
     entry->next = l->ahead;
     return whole;
 }
@@ -253,13 +269,14 @@ static void stop_thread(Loader *l)
     pthread_join(l->thread, NULL);
 }
 
-/* ---- the caller's side ---------------------------------------------------------------------------------------- */
+/* ---- the caller's side ----------------------------------------------------------------------- */
 
 Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
 {
-    CHECK(spec->sequence_length > 0 && spec->vocab_size > 0, "T %d, V %d", spec->sequence_length, spec->vocab_size);
-    CHECK(batch > 0 && world > 0 && batch % world == 0 && rank >= 0 && rank < world, "batch %d, rank %d of %d", batch,
-          rank, world);
+    CHECK(spec->sequence_length > 0 && spec->vocab_size > 0, "T %d, V %d", spec->sequence_length,
+          spec->vocab_size);
+    CHECK(batch > 0 && world > 0 && batch % world == 0 && rank >= 0 && rank < world,
+          "batch %d, rank %d of %d", batch, rank, world);
     CHECK(spec->max_count == 0 || spec->min_period > 0, "min_period %d", spec->min_period);
     Loader *l = xcalloc(1, sizeof *l);
     l->batch = batch;
@@ -272,7 +289,8 @@ Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
     l->spec.mix = NULL;
 
     for (int i = 0; i < ENTRIES; i++) {
-        l->entries[i].batch = batch_make(batch / world, spec->sequence_length, spec->image_rows > 0);
+        l->entries[i].batch =
+            batch_make(batch / world, spec->sequence_length, spec->image_rows > 0);
         l->entries[i].batch.images_f32 = sources_images_f32(&l->sources);
     }
     pthread_mutex_init(&l->mutex, NULL);
@@ -287,7 +305,11 @@ Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
 }
 
 /* For open_loader within error_catch. */
-typedef struct { const DataSpec *spec; int batch, rank, world; Loader *loader; } Opening;
+typedef struct {
+    const DataSpec *spec;
+    int batch, rank, world;
+    Loader *loader;
+} Opening;
 
 static void open_loader(void *what)
 {
@@ -314,7 +336,8 @@ uint64_t loader_instances(const Loader *l)
 
 uint64_t loader_steps(const Loader *l, uint64_t instance)
 {
-    const uint64_t n = loader_instances(l), left = instance < n ? n - instance : 0, batch = l->batch;
+    const uint64_t n = loader_instances(l), left = instance < n ? n - instance : 0,
+                   batch = l->batch;
     return (left + (l->spec.drop_last ? 0 : batch - 1)) / batch;
 }
 
@@ -330,7 +353,8 @@ uint64_t loader_left(const Loader *l)
 
 char *loader_lack(const Loader *l, uint64_t steps)
 {
-    return sources_lack(&l->sources, l->position.source, doubling_sum(&l->doubling, l->steps, steps));
+    return sources_lack(&l->sources, l->position.source,
+                        doubling_sum(&l->doubling, l->steps, steps));
 }
 
 uint64_t loader_source_instances(const Loader *l, int i)
@@ -450,10 +474,11 @@ bool loader_next(Loader *l, Batch *b)
 void loader_seek(Loader *l, LoaderState s)
 {
     if (s.instance > loader_instances(l))
-        die("cannot continue at sequence %llu of epoch %llu: data.paths has only %llu sequences of %d tokens. Give the "
+        die("cannot continue at sequence %llu of epoch %llu: data.paths has only %llu sequences of "
+            "%d tokens. Give the "
             "data and model.max_sequence_length of the checkpoint's run",
-            (unsigned long long)s.instance, (unsigned long long)s.epoch, (unsigned long long)loader_instances(l),
-            l->spec.sequence_length);
+            (unsigned long long)s.instance, (unsigned long long)s.epoch,
+            (unsigned long long)loader_instances(l), l->spec.sequence_length);
     stop_thread(l);
     l->position = s;
     l->left = UINT64_MAX;
@@ -461,8 +486,8 @@ void loader_seek(Loader *l, LoaderState s)
 
 void loader_double(Loader *l, const uint64_t *until, int count)
 {
-    CHECK(count <= MOST_UNTIL && l->batch % ((long)l->world << count) == 0, "%d doublings to a batch of %d on %d ranks", count,
-          l->batch, l->world);
+    CHECK(count <= MOST_UNTIL && l->batch % ((long)l->world << count) == 0,
+          "%d doublings to a batch of %d on %d ranks", count, l->batch, l->world);
     stop_thread(l);
     memcpy(l->doubling.until, until, (size_t)count * sizeof *until);
     l->doubling.count = count;

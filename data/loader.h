@@ -6,50 +6,63 @@
 #include "data/mix.h"
 #include "data/spec.h"
 
-/* instance: next one of the epoch, over all ranks. With a mixture only `source` is used; entries that the mixture does not have
- * stay as they are. */
-typedef struct { uint64_t epoch, instance; SourcePosition source[MIX_MOST]; } LoaderState;
+/* instance: next one of the epoch, over all ranks. With a mixture only `source` is used; entries
+ * that the mixture does not have stay as they are. */
+typedef struct {
+    uint64_t epoch, instance;
+    SourcePosition source[MIX_MOST];
+} LoaderState;
 
 typedef struct Loader Loader;
 
-/* Checks every file (missing, empty, truncated, size not a multiple of itemsize: die names file and remedy).
- * `batch`: sequences per step over all ranks, divisible by `world`. Packs documents if spec says so, which reads all tokens, or the
- * metadata, and all label masks. The thread that reads ahead starts with the first request for a step. */
-Loader  *loader_open (const DataSpec *spec, int batch, int rank, int world);
-/* The same, but instead of dying it returns NULL and sets *problem to the message, malloc'ed; else *problem is NULL. */
-Loader  *loader_try_open(char **problem, const DataSpec *spec, int batch, int rank, int world);
-uint64_t loader_instances(const Loader *l);        /* per epoch (of each source), before dropping the tail */
-uint64_t loader_steps    (const Loader *l, uint64_t instance);      /* of an epoch from there on; 0: of a whole epoch */
+/* Checks every file (missing, empty, truncated, size not a multiple of itemsize: die names file and
+ * remedy). `batch`: sequences per step over all ranks, divisible by `world`. Packs documents if
+ * spec says so, which reads all tokens, or the metadata, and all label masks. The thread that reads
+ * ahead starts with the first request for a step. */
+Loader *loader_open(const DataSpec *spec, int batch, int rank, int world);
+/* The same, but instead of dying it returns NULL and sets *problem to the message, malloc'ed; else
+ * *problem is NULL. */
+Loader *loader_try_open(char **problem, const DataSpec *spec, int batch, int rank, int world);
+/* per epoch (of each source), before dropping the tail */
+uint64_t loader_instances(const Loader *l);
+/* of an epoch from there on; 0: of a whole epoch */
+uint64_t loader_steps(const Loader *l, uint64_t instance);
 
-/* For data.mix. given: instances taken since the mixture last changed. left: instances from the next step on until a source would
- * be used more often than its max_repetition.
- * lack: the error text if the sources lack instances for this many steps, malloc'ed; NULL: they do not. */
-uint64_t loader_given    (const Loader *l);
-uint64_t loader_left     (const Loader *l);
-char    *loader_lack     (const Loader *l, uint64_t steps);
+/* For data.mix. given: instances taken since the mixture last changed. left: instances from the
+ * next step on until a source would be used more often than its max_repetition. lack: the error
+ * text if the sources lack instances for this many steps, malloc'ed; NULL: they do not. */
+uint64_t loader_given(const Loader *l);
+uint64_t loader_left(const Loader *l);
+char *loader_lack(const Loader *l, uint64_t steps);
 
 /* Source i of a mixture. fingerprint, content: as those of the loader, below. */
-uint64_t   loader_source_instances  (const Loader *l, int i);       /* of an epoch of it */
-uint64_t   loader_source_fingerprint(const Loader *l, int i);
-DataHashes loader_source_content    (const Loader *l, int i);
-PackedData loader_packed (const Loader *l);        /* all 0 unless spec->best_fit */
-uint64_t loader_tokens   (const Loader *l);        /* in all files */
-int      loader_files    (const Loader *l);
-uint64_t loader_fingerprint(const Loader *l);   /* hash of file names and sizes, T, itemsize, and of documents if they
+uint64_t loader_source_instances(const Loader *l, int i); /* of an epoch of it */
+uint64_t loader_source_fingerprint(const Loader *l, int i);
+DataHashes loader_source_content(const Loader *l, int i);
+PackedData loader_packed(const Loader *l); /* all 0 unless spec->best_fit */
+uint64_t loader_tokens(const Loader *l);   /* in all files */
+int loader_files(const Loader *l);
+uint64_t loader_fingerprint(
+    const Loader *l); /* hash of file names and sizes, T, itemsize, and of documents if they
                                                    are packed or come from metadata: shows whether data changed */
-DataHashes loader_content(const Loader *l);        /* reads 3 pages of each file, one of them in memory already */
-bool     loader_next (Loader *l, Batch *b);     /* b is valid until the next call; false: end of
+/* reads 3 pages of each file, one of them in memory already */
+DataHashes loader_content(const Loader *l);
+bool loader_next(Loader *l, Batch *b); /* b is valid until the next call; false: end of
                                                    an unshuffled pass, or the limit is reached */
-const char *loader_problem(Loader *l);          /* the error of the next step's data, with which loader_next would
+const char *
+loader_problem(Loader *l); /* the error of the next step's data, with which loader_next would
                                                    die; NULL: none. Waits for the data */
-bool     loader_wait (Loader *l, double seconds);   /* waits at most this long; true: loader_next need not wait. The last
+bool loader_wait(
+    Loader *l,
+    double seconds); /* waits at most this long; true: loader_next need not wait. The last
                                                        batch stays valid */
-void     loader_seek (Loader *l, LoaderState s);    /* also removes a limit */
+void loader_seek(Loader *l, LoaderState s); /* also removes a limit */
 
-/* The next steps have smaller batches, by a Doubling with these numbers of further steps. Call it after loader_seek. */
-void     loader_double(Loader *l, const uint64_t *until, int count);
+/* The next steps have smaller batches, by a Doubling with these numbers of further steps. Call it
+ * after loader_seek. */
+void loader_double(Loader *l, const uint64_t *until, int count);
 
 /* At most `steps` will be requested from now on: reads and shuffles nothing for later ones. */
-void     loader_limit(Loader *l, uint64_t steps);
-LoaderState loader_state(const Loader *l);         /* of the step that loader_next returns next */
-void     loader_close(Loader *l);
+void loader_limit(Loader *l, uint64_t steps);
+LoaderState loader_state(const Loader *l); /* of the step that loader_next returns next */
+void loader_close(Loader *l);

@@ -1,4 +1,5 @@
-/* Maps files into memory. A read of a file that was truncated meanwhile causes SIGBUS, which is turned into an error message. */
+/* Maps files into memory. A read of a file that was truncated meanwhile causes SIGBUS, which is
+ * turned into an error message. */
 #include "data/map.h"
 
 #include "kernels/runtime/error.h"
@@ -23,19 +24,25 @@ typedef struct Map {
 static Map *maps;
 
 /* For this thread: where to jump if a byte cannot be read, and the message. back NULL: die. */
-static _Thread_local struct { sigjmp_buf *back; char *problem; } reading;
+static _Thread_local struct {
+    sigjmp_buf *back;
+    char *problem;
+} reading;
 
 static _Noreturn void fail_at(const Map *m, size_t at)
 {
-    char *problem = xasprintf("%s: %s can no longer be read at byte %zu of %zu: truncated since the start, or the disk failed. "
-                              "Restore it and continue with --try_load_latest_save", m->key, m->path, at, m->bytes);
+    char *problem = xasprintf("%s: %s can no longer be read at byte %zu of %zu: truncated since "
+                              "the start, or the disk failed. "
+                              "Restore it and continue with --try_load_latest_save",
+                              m->key, m->path, at, m->bytes);
     if (!reading.back)
         die("%s", problem);
     reading.problem = problem;
     siglongjmp(*reading.back, true);
 }
 
-/* NOTE: the signal comes from our own read, not from inside a library, so this handler may call any function. */
+/* NOTE: the signal comes from our own read, not from inside a library, so this handler may call any
+ * function. */
 static void on_bus_error(int number, siginfo_t *info, void *context)
 {
     (void)context;
@@ -49,17 +56,21 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
 /* NOTE: checks the file type before opening, because opening a pipe waits for its writer. */
 static int open_regular(size_t *bytes, const char *key, const char *path)
 {
-    static const char check[] = "Check the path (a relative one starts where the program was started)";
+    static const char check[] =
+        "Check the path (a relative one starts where the program was started)";
     struct stat status;
     if (stat(path, &status) != 0)
         die("%s: cannot open %s: %s. %s", key, path, strerror(errno), check);
     if (S_ISDIR(status.st_mode))
         die("%s: %s is a folder. Name its files, for example '%s/*.npy'", key, path, path);
     if (!S_ISREG(status.st_mode))
-        die("%s: %s is not a regular file. Give a file of tokens on a disk, not a pipe or device", key, path);
+        die("%s: %s is not a regular file. Give a file of tokens on a disk, not a pipe or device",
+            key, path);
     if (status.st_size == 0)
-        die("%s: %s is empty (0 bytes): did a download or a tokenizer not finish? Make it again or remove it "
-            "from %s", key, path, key);
+        die("%s: %s is empty (0 bytes): did a download or a tokenizer not finish? Make it again or "
+            "remove it "
+            "from %s",
+            key, path, key);
     int file = open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0)
         die("%s: cannot open %s: %s. %s", key, path, strerror(errno), check);
@@ -74,11 +85,14 @@ const void *map_file(size_t *bytes, const char *key, const char *path)
     int file = open_regular(bytes, key, path);
     void *start = mmap(NULL, *bytes, PROT_READ, MAP_SHARED, file, 0);
     if (start == MAP_FAILED)
-        die("%s: cannot map %s (%zu bytes): %s. With very many files, raise the limit vm.max_map_count",
+        die("%s: cannot map %s (%zu bytes): %s. With very many files, raise the limit "
+            "vm.max_map_count",
             key, path, *bytes, strerror(errno));
     close(file);
     if (!maps)
-        sigaction(SIGBUS, &(struct sigaction){ .sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO }, NULL);
+        sigaction(SIGBUS,
+                  &(struct sigaction){ .sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO },
+                  NULL);
     Map *m = xmalloc(sizeof *m);
     *m = (Map){ .next = maps, .start = start, .path = strdup(path), .bytes = *bytes, .key = key };
     CHECK(m->path, "out of host memory");

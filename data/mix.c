@@ -1,8 +1,9 @@
-/* Instance j of a source with the share w = weight / all belongs between positions j / w and (j + 1) / w of the mixture: if it came
- * earlier, the source would be ahead by a whole instance; if it came later, it would be late by one. Among the instances
- * that may come now, the one that must come earliest does: earliest deadline first keeps every deadline, since the shares sum to 1
- * [Baruah et al. 1996, "Proportionate progress"]. Sources with the same deadline come in random order: equal shares are no fixed
- * pattern, in which a rank of two would read one source only. */
+/* Instance j of a source with the share w = weight / all belongs between positions j / w and (j +
+ * 1) / w of the mixture: if it came earlier, the source would be ahead by a whole instance; if it
+ * came later, it would be late by one. Among the instances that may come now, the one that must
+ * come earliest does: earliest deadline first keeps every deadline, since the shares sum to 1
+ * [Baruah et al. 1996, "Proportionate progress"]. Sources with the same deadline come in random
+ * order: equal shares are no fixed pattern, in which a rank of two would read one source only. */
 #include "data/mix.h"
 
 #include "data/hash.h"
@@ -55,8 +56,9 @@ int mix_next(const Mix *m, const uint64_t taken[])
     int best = 0;
     for (int s = 0; s < m->count; s++) {
         if ((Uint128)taken[s] * m->all >= (Uint128)(n + 1) * m->weight[s])
-            continue;           /* too early */
-        const uint64_t deadline = share(taken[s] + 1, m->all, m->weight[s], true), number = dice(n, m->salt[s]);
+            continue; /* too early */
+        const uint64_t deadline = share(taken[s] + 1, m->all, m->weight[s], true),
+                       number = dice(n, m->salt[s]);
         if (deadline < first_deadline || (deadline == first_deadline && number < lowest)) {
             first_deadline = deadline;
             lowest = number;

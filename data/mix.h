@@ -3,29 +3,34 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { MIX_MOST = 64, MIX_NAME = 64 };      /* sources; bytes of a name with its final zero */
+enum { MIX_MOST = 64, MIX_NAME = 64 }; /* sources; bytes of a name with its final zero */
 
 typedef struct {
-    int      count;
-    uint64_t weight[MIX_MOST];  /* > 0: ratio in units of 1e-9                                          */
-    uint64_t salt[MIX_MOST];    /* decides between sources that may come in any order: of seed and name */
-    uint64_t all;               /* the sum of the weights                                               */
+    int count;
+    uint64_t weight[MIX_MOST]; /* > 0: ratio in units of 1e-9 */
+    /* decides between sources that may come in any order: of seed and name */
+    uint64_t salt[MIX_MOST];
+    uint64_t all; /* the sum of the weights */
 } Mix;
 
 /* Position in a source: its next instance, and how many it gave since the mixture last changed. */
-typedef struct { uint64_t epoch, instance, mixed; } SourcePosition;
+typedef struct {
+    uint64_t epoch, instance, mixed;
+} SourcePosition;
 
-uint64_t mix_weight(double ratio);          /* of a ratio from 1e-6 to 1e6; decimals of up to 9 places are exact */
+/* of a ratio from 1e-6 to 1e6; decimals of up to 9 places are exact */
+uint64_t mix_weight(double ratio);
 
 /* Adds a source. */
 void mix_add(Mix *m, const char *name, double ratio, uint64_t seed);
 
-/* The source of the next instance, after taken[s] instances of each source s. Depends on nothing else, not even on the order in
- * which sources were added. If it is called repeatedly from zeros on, and each time the chosen source is counted, every source has
- * its share of the first n instances, rounded up or down, for every n: |taken[s] - n weight[s] / all| < 1. */
+/* The source of the next instance, after taken[s] instances of each source s. Depends on nothing
+ * else, not even on the order in which sources were added. If it is called repeatedly from zeros
+ * on, and each time the chosen source is counted, every source has its share of the first n
+ * instances, rounded up or down, for every n: |taken[s] - n weight[s] / all| < 1. */
 int mix_next(const Mix *m, const uint64_t taken[]);
 
-/* After taken[]. needs: an upper bound of what the mixture's next `instances` take from source s. lasts: an upper bound of the
- * mixture's instances until s has given `left` more. */
+/* After taken[]. needs: an upper bound of what the mixture's next `instances` take from source s.
+ * lasts: an upper bound of the mixture's instances until s has given `left` more. */
 uint64_t mix_needs(const Mix *m, const uint64_t taken[], int s, uint64_t instances);
 uint64_t mix_lasts(const Mix *m, const uint64_t taken[], int s, uint64_t left);

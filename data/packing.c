@@ -1,9 +1,11 @@
 /* Best-fit decreasing (as in OLMo-core and TRL), in windows of consecutive documents.
  *
- * A window limits memory, fits into caches, and costs almost nothing: at its end only a few of thousands of sequences could have
- * been filled by later documents (65,536 conversations of 700 tokens are 11,200 sequences of 4096). Packing sorts the sequences of
- * a window by the length of their longest document. So they are shuffled, with the number of the window as seed: the first
- * sequences of a validation set are then like the rest. Training shuffles all sequences again in each epoch. */
+ * A window limits memory, fits into caches, and costs almost nothing: at its end only a few of
+ * thousands of sequences could have been filled by later documents (65,536 conversations of 700
+ * tokens are 11,200 sequences of 4096). Packing sorts the sequences of a window by the length of
+ * their longest document. So they are shuffled, with the number of the window as seed: the first
+ * sequences of a validation set are then like the rest. Training shuffles all sequences again in
+ * each epoch. */
 #include "data/packing.h"
 
 #include "data/documents.h"
@@ -15,14 +17,15 @@
 
 enum { WINDOW = 1 << 16, NONE = -1 };
 
-/* ---- bins ---------------------------------------------------------------------------------------------------- */
+/* ---- bins ------------------------------------------------------------------------------------ */
 
-/* Bins by the space left in them: a list per space, and a binary tree over spaces; a node tells whether a list below has a bin. */
+/* Bins by the space left in them: a list per space, and a binary tree over spaces; a node tells
+ * whether a list below has a bin. */
 typedef struct {
-    int  *newest;               /* (T + 1) last bin added to the list, or NONE         */
-    int  *next;                 /* (bins) the bin added to the same list before it     */
-    bool *any;                  /* (2 leaves) node i has the children 2i and 2i + 1    */
-    int   leaves;               /* 2^k > T                                             */
+    int *newest; /* (T + 1) last bin added to the list, or NONE */
+    int *next;   /* (bins) the bin added to the same list before it */
+    bool *any;   /* (2 leaves) node i has the children 2i and 2i + 1 */
+    int leaves;  /* 2^k > T */
 } Spaces;
 
 static void update_tree(Spaces *r, int space)
@@ -40,11 +43,13 @@ static void add_bin(Spaces *r, int bin, int space)
     update_tree(r, space);
 }
 
-/* Removes the bin with the least space that is >= *space; NONE: there is none. *space: its space. */
+/* Removes the bin with the least space that is >= *space; NONE: there is none. *space: its
+ * space. */
 static int take_bin(Spaces *r, int *space)
 {
     int i = r->leaves + *space;
-    if (!r->any[i]) {           /* go up to the first right sibling with a bin, then down to its smallest space */
+    /* go up to the first right sibling with a bin, then down to its smallest space */
+    if (!r->any[i]) {
         while (i > 1 && (i % 2 == 1 || !r->any[i + 1]))
             i /= 2;
         if (i == 1)
@@ -68,13 +73,13 @@ static int by_decreasing_length(const void *a, const void *b)
 int best_fit_decreasing(int *bin, const uint32_t *length, int n, int T)
 {
     Spaces r = { .leaves = 1 };
-    uint64_t *order = xmalloc(((size_t)n + 1) * sizeof *order);        /* T - length, then number */
+    uint64_t *order = xmalloc(((size_t)n + 1) * sizeof *order); /* T - length, then number */
     while (r.leaves <= T)
         r.leaves *= 2;
     r.newest = xmalloc(((size_t)T + 1) * sizeof *r.newest);
     r.next = xmalloc(((size_t)n + 1) * sizeof *r.next);
     r.any = xcalloc(2 * (size_t)r.leaves, sizeof *r.any);
-    memset(r.newest, 0xff, ((size_t)T + 1) * sizeof *r.newest);         /* NONE */
+    memset(r.newest, 0xff, ((size_t)T + 1) * sizeof *r.newest); /* NONE */
     for (int i = 0; i < n; i++)
         order[i] = (uint64_t)((uint32_t)T - length[i]) << 32 | (uint32_t)i;
     qsort(order, (size_t)n, sizeof *order, by_decreasing_length);
@@ -97,20 +102,21 @@ int best_fit_decreasing(int *bin, const uint32_t *length, int n, int T)
     return bins;
 }
 
-/* ---- windows ------------------------------------------------------------------------------------------------- */
+/* ---- windows --------------------------------------------------------------------------------- */
 
 typedef struct {
     const DataSpec *spec;
-    const Shard *shard;         /* the current file */
-    uint64_t  before;           /* tokens of the files before it */
-    Packing   p;
-    uint64_t  most_pieces, most_sequences;      /* capacity of p */
-    uint64_t  windows;
-    uint64_t  start[WINDOW];
-    uint32_t  length[WINDOW];
-    int       count;
-    int       bin[WINDOW];
-    uint32_t  bins[WINDOW], at[WINDOW];         /* bins in their shuffled order; place of each bin's next piece */
+    const Shard *shard; /* the current file */
+    uint64_t before;    /* tokens of the files before it */
+    Packing p;
+    uint64_t most_pieces, most_sequences; /* capacity of p */
+    uint64_t windows;
+    uint64_t start[WINDOW];
+    uint32_t length[WINDOW];
+    int count;
+    int bin[WINDOW];
+    /* bins in their shuffled order; place of each bin's next piece */
+    uint32_t bins[WINDOW], at[WINDOW];
 } Packer;
 
 static uint64_t grown(uint64_t space, uint64_t needed)
@@ -134,7 +140,8 @@ static void reserve(Packer *k)
     }
 }
 
-/* Appends the pieces of the window, by sequence, and within a sequence in the order of the files. */
+/* Appends the pieces of the window, by sequence, and within a sequence in the order of the
+ * files. */
 static void pack_window(Packer *k)
 {
     Packing *p = &k->p;
@@ -146,7 +153,7 @@ static void pack_window(Packer *k)
     numpy_shuffle(k->bins, (uint64_t)bins, k->windows++, NULL, NULL);
     memset(k->at, 0, sizeof k->at);
     for (int i = 0; i < k->count; i++)
-        k->at[k->bin[i]]++;                     /* number of pieces */
+        k->at[k->bin[i]]++; /* number of pieces */
     uint32_t next = (uint32_t)p->pieces;
     for (int b = 0; b < bins; b++) {
         const uint32_t bin = k->bins[b], pieces = k->at[bin];
@@ -162,7 +169,7 @@ static void pack_window(Packer *k)
     k->count = 0;
 }
 
-/* ---- documents ----------------------------------------------------------------------------------------------- */
+/* ---- documents ------------------------------------------------------------------------------- */
 
 /* Targets among tokens [start, end) of the file. */
 static uint64_t count_labels(const Shard *s, uint64_t start, uint64_t end)
@@ -179,11 +186,14 @@ static void add_piece(Packer *k, uint64_t start, uint64_t length)
     if (k->count == WINDOW)
         pack_window(k);
     if (p->pieces + (uint64_t)k->count == UINT32_MAX)
-        die("%s: more than 2^32 documents cannot be packed; use fewer files, or --data.packing=concat", k->shard->key);
+        die("%s: more than 2^32 documents cannot be packed; use fewer files, or "
+            "--data.packing=concat",
+            k->shard->key);
     k->start[k->count] = k->before + start;
     k->length[k->count++] = (uint32_t)length;
     p->tokens += length;
-    p->labels += count_labels(k->shard, start + 1, start + length);     /* the first token is no target */
+    /* the first token is no target */
+    p->labels += count_labels(k->shard, start + 1, start + length);
 }
 
 /* If a long document is split, pieces overlap by one token, so that no target is lost. */
@@ -203,29 +213,36 @@ static void take_document(void *packer, uint64_t start, uint64_t end)
     add_piece(k, start, end - start);
 }
 
-static void check_packing(const Packing *p, const Shard *shards, int num_shards, const DataSpec *spec)
+static void check_packing(const Packing *p, const Shard *shards, int num_shards,
+                          const DataSpec *spec)
 {
     uint64_t all = 0;
     for (int f = 0; f < num_shards; f++)
         all += shards[f].num_tokens;
     if (p->documents == 0)
-        die("%s: the metadata of %s%s name no document; make them again, or %s", shards[0].key, shards[0].path,
-            num_shards > 1 ? " and of all other files" : "", documents_by_eos(spec));
+        die("%s: the metadata of %s%s name no document; make them again, or %s", shards[0].key,
+            shards[0].path, num_shards > 1 ? " and of all other files" : "",
+            documents_by_eos(spec));
     if (p->labels == 0)
-        die("%s: no token of the %llu documents is a target (%s%s): %s", shards[0].key, (unsigned long long)p->documents,
-            shards[0].path, num_shards > 1 ? ", ..." : "", p->lost_labels ? "all come after the model.max_sequence_length tokens "
-            "that fit; --data.long_documents=split keeps them" : "check the label masks and the ends of documents");
+        die("%s: no token of the %llu documents is a target (%s%s): %s", shards[0].key,
+            (unsigned long long)p->documents, shards[0].path, num_shards > 1 ? ", ..." : "",
+            p->lost_labels ? "all come after the model.max_sequence_length tokens "
+                             "that fit; --data.long_documents=split keeps them"
+                           : "check the label masks and the ends of documents");
     if (spec->reopened)
         return;
     if (p->lost_tokens > 0)
-        warn("%s: %llu of %llu documents are longer than a sequence of %d tokens; truncation removes %llu tokens, %llu of them "
-             "labels. --data.long_documents=split or a larger model.max_sequence_length keeps them", shards[0].key,
-             (unsigned long long)p->long_documents, (unsigned long long)p->documents, spec->sequence_length,
-             (unsigned long long)p->lost_tokens, (unsigned long long)p->lost_labels);
-    const uint64_t in_documents = p->tokens + p->lost_tokens - (spec->split ? p->pieces - p->documents : 0);
+        warn("%s: %llu of %llu documents are longer than a sequence of %d tokens; truncation "
+             "removes %llu tokens, %llu of them "
+             "labels. --data.long_documents=split or a larger model.max_sequence_length keeps them",
+             shards[0].key, (unsigned long long)p->long_documents, (unsigned long long)p->documents,
+             spec->sequence_length, (unsigned long long)p->lost_tokens,
+             (unsigned long long)p->lost_labels);
+    const uint64_t in_documents =
+        p->tokens + p->lost_tokens - (spec->split ? p->pieces - p->documents : 0);
     if (in_documents < all)
-        warn("%s: %llu of %llu tokens are in no document by their metadata, and not trained on", shards[0].key,
-             (unsigned long long)(all - in_documents), (unsigned long long)all);
+        warn("%s: %llu of %llu tokens are in no document by their metadata, and not trained on",
+             shards[0].key, (unsigned long long)(all - in_documents), (unsigned long long)all);
 }
 
 Packing packing_make(const Shard *shards, int num_shards, const DataSpec *spec)

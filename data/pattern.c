@@ -1,5 +1,5 @@
-/* Expands ** here and the rest with the C library's glob. Results are sorted by bytes, not by the locale, so that every rank and
- * host gets the same order. */
+/* Expands ** here and the rest with the C library's glob. Results are sorted by bytes, not by the
+ * locale, so that every rank and host gets the same order. */
 #include "data/pattern.h"
 
 #include <dirent.h>
@@ -12,9 +12,16 @@
 #include "kernels/runtime/error.h"
 
 /* A folder and its parents, to detect links that lead back to one of them. */
-typedef struct Above { const struct Above *next; dev_t device; ino_t number; } Above;
+typedef struct Above {
+    const struct Above *next;
+    dev_t device;
+    ino_t number;
+} Above;
 
-typedef struct { Matches found; int error; } Search;
+typedef struct {
+    Matches found;
+    int error;
+} Search;
 
 static void search(Search *s, const char *pattern);
 
@@ -53,7 +60,8 @@ static char *quoted(const char *path)
     return text;
 }
 
-/* Adds the matches of `rest` in the folder and all below it; "": every file. `folder` is "" or ends with a slash. */
+/* Adds the matches of `rest` in the folder and all below it; "": every file. `folder` is "" or ends
+ * with a slash. */
 static void search_below(Search *s, const char *folder, const char *rest, const Above *above)
 {
     struct stat status;
@@ -73,7 +81,7 @@ static void search_below(Search *s, const char *folder, const char *rest, const 
         search(s, pattern);
     free(name);
     free(pattern);
-    for (struct dirent *entry; (entry = readdir(dir)); ) {
+    for (struct dirent *entry; (entry = readdir(dir));) {
         if (entry->d_name[0] == '.')
             continue;
         char *path = xasprintf("%s%s", folder, entry->d_name), *below = xasprintf("%s/", path);
@@ -124,8 +132,9 @@ static void search(Search *s, const char *pattern)
     }
     const char *rest = folders[2] ? folders + 3 : "";
     char *before = xasprintf("%.*s", (int)(folders - pattern), pattern);
+    /* ends with a slash, and so does what matches */
     if (*before)
-        search_plain(s, before, take_folder, rest);     /* ends with a slash, and so does what matches */
+        search_plain(s, before, take_folder, rest);
     else
         search_below(s, "", rest, NULL);
     free(before);
@@ -146,7 +155,7 @@ Matches pattern_match(const char *pattern, int *error)
         qsort(m->path, (size_t)m->count, sizeof *m->path, by_bytes);
     for (int i = 0; i < m->count; i++)
         if (kept > 0 && strcmp(m->path[kept - 1], m->path[i]) == 0)
-            free(m->path[i]);           /* found twice, if ** occurs twice */
+            free(m->path[i]); /* found twice, if ** occurs twice */
         else
             m->path[kept++] = m->path[i];
     m->count = kept;

@@ -8,7 +8,11 @@
 
 #include "kernels/runtime/error.h"
 
-typedef struct { const char *path; long line; const TokenLimits *limits; } PromptLine;
+typedef struct {
+    const char *path;
+    long line;
+    const TokenLimits *limits;
+} PromptLine;
 
 static const char expected[] = "{\"tokens\": [1, 2, ...]} or [1, 2, ...]";
 
@@ -16,10 +20,12 @@ static void add_token(Prompts *p, const PromptLine *at, size_t i, const json_t *
 {
     const json_int_t x = json_integer_value(id);
     if (!json_is_integer(id))
-        die("%s:%ld: element %zu of the tokens is no integer; expected %s", at->path, at->line, i, expected);
+        die("%s:%ld: element %zu of the tokens is no integer; expected %s", at->path, at->line, i,
+            expected);
     if (x < 0 || x >= at->limits->vocab)
-        die("%s:%ld: token %lld is not in the vocabulary, which has ids from 0 to %d; was another tokenizer used?", at->path,
-            at->line, (long long)x, at->limits->vocab - 1);
+        die("%s:%ld: token %lld is not in the vocabulary, which has ids from 0 to %d; was another "
+            "tokenizer used?",
+            at->path, at->line, (long long)x, at->limits->vocab - 1);
     p->token[p->start[p->count] + i] = (int)x;
 }
 
@@ -30,7 +36,8 @@ static void add_images(Prompts *p, const PromptLine *at, const json_t *list)
     size_t images = p->first_image[p->count];
     char *wrong = shown_images_read(&p->image, &images, list);
     if (!wrong)
-        wrong = shown_images_wrong(p->token + first, p->start[p->count + 1] - first, images - p->first_image[p->count], at->limits);
+        wrong = shown_images_wrong(p->token + first, p->start[p->count + 1] - first,
+                                   images - p->first_image[p->count], at->limits);
     if (wrong)
         die("%s:%ld: %s", at->path, at->line, wrong);
     p->first_image = xrealloc(p->first_image, sizeof *p->first_image * (size_t)(p->count + 2));
@@ -46,7 +53,8 @@ static void add_prompt(Prompts *p, const PromptLine *at, const json_t *line)
     if (n == 0)
         die("%s:%ld: a prompt without tokens; there is nothing to continue", at->path, at->line);
     if (n > (size_t)at->limits->most)
-        die("%s:%ld: a prompt of %zu tokens; expected at most %d, so that with one more they fit model.max_sequence_length",
+        die("%s:%ld: a prompt of %zu tokens; expected at most %d, so that with one more they fit "
+            "model.max_sequence_length",
             at->path, at->line, n, at->limits->most);
     p->token = xrealloc(p->token, sizeof *p->token * (first + n));
     for (size_t i = 0; i < n; i++)
@@ -67,7 +75,8 @@ void prompts_read(Prompts *p, const char *path, const TokenLimits *limits)
     FILE *f = fopen(path, "r");
     if (!f)
         die("%s: cannot read the prompts: %s", path, strerror(errno));
-    *p = (Prompts){ .start = xcalloc(1, sizeof *p->start), .first_image = xcalloc(1, sizeof *p->first_image) };
+    *p = (Prompts){ .start = xcalloc(1, sizeof *p->start),
+                    .first_image = xcalloc(1, sizeof *p->first_image) };
     while ((n = getline(&text, &size, f)) > 0) {
         json_error_t error;
         at.line++;

@@ -3,20 +3,23 @@
 #include "data/shown_images.h"
 
 typedef struct {
-    int     count;
-    size_t *start;             /* [count + 1]: prompt i is token[start[i]] .. token[start[i + 1] - 1] */
-    int    *token;
-    size_t *first_image;       /* [count + 1]: prompt i shows image[first_image[i]] .. image[first_image[i + 1] - 1] */
-    uint32_t *image;           /* numbers among the features */
+    int count;
+    /* [count + 1]: prompt i is token[start[i]] .. token[start[i + 1] - 1] */
+    size_t *start;
+    int *token;
+    /* [count + 1]: prompt i shows image[first_image[i]] .. image[first_image[i + 1] - 1] */
+    size_t *first_image;
+    uint32_t *image; /* numbers among the features */
 } Prompts;
 
-/* Reads a file with one prompt per line: a JSON object with "tokens", a list of ids, and "images", the numbers of the images that it
- * shows, if any (other keys are ignored), or only the list of ids; empty lines are ignored. Dies on any other line, an id that is not
- * in [0, vocab), a prompt without tokens or with more than `most`, images that the tokens do not show or that have no features, or a
- * file without prompts. */
+/* Reads a file with one prompt per line: a JSON object with "tokens", a list of ids, and "images",
+ * the numbers of the images that it shows, if any (other keys are ignored), or only the list of
+ * ids; empty lines are ignored. Dies on any other line, an id that is not in [0, vocab), a prompt
+ * without tokens or with more than `most`, images that the tokens do not show or that have no
+ * features, or a file without prompts. */
 void prompts_read(Prompts *p, const char *path, const TokenLimits *limits);
 void prompts_free(Prompts *p);
 
 /* Tokens of prompt i, and of the longest. */
-int  prompts_length (const Prompts *p, int i);
-int  prompts_longest(const Prompts *p);
+int prompts_length(const Prompts *p, int i);
+int prompts_longest(const Prompts *p);

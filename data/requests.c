@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const metric_names[NUM_METRICS] = { "acc", "len_norm", "bpb", "len_norm_v2", "bpb_v2" };
+static const char *const metric_names[NUM_METRICS] = { "acc", "len_norm", "bpb", "len_norm_v2",
+                                                       "bpb_v2" };
 
 const char *metric_name(Metric m)
 {
@@ -21,17 +22,18 @@ const char *metric_name(Metric m)
 /* A file being read: its position, limits of its tokens, and allocated capacities. */
 typedef struct {
     const char *key, *path;
-    FILE       *file;
-    long        line;
+    FILE *file;
+    long line;
     const TokenLimits *limits;
-    size_t      token_capacity;
-    int         choice_capacity, question_capacity;
+    size_t token_capacity;
+    int choice_capacity, question_capacity;
 } Reader;
 
 _Noreturn static void bad(const Reader *f, const char *found)
 {
     fclose(f->file);
-    die("%s: %s:%ld: %s; " MAKERS " make such files, for the model's own tokenizer", f->key, f->path, f->line, found);
+    die("%s: %s:%ld: %s; " MAKERS " make such files, for the model's own tokenizer", f->key,
+        f->path, f->line, found);
 }
 
 /* An integer >= low of the object. */
@@ -55,7 +57,8 @@ static json_t *parse(const Reader *f, const char *line, size_t bytes)
 /* The first line; returns how many questions follow. */
 static int read_header(Requests *r, const Reader *f, const json_t *o)
 {
-    const char *name = json_string_value(json_object_get(o, "task")), *metric = json_string_value(json_object_get(o, "metric"));
+    const char *name = json_string_value(json_object_get(o, "task")),
+               *metric = json_string_value(json_object_get(o, "metric"));
     if (!name || !*name || !metric)
         bad(f, "expected {\"task\": ..., \"metric\": ..., \"questions\": ...}");
     int m = 0;
@@ -71,7 +74,8 @@ static int read_header(Requests *r, const Reader *f, const json_t *o)
 /* Keeps the last max_length + 1 tokens: the very last is predicted, not read. */
 static void add_tokens(Requests *r, Reader *f, Choice *c, const json_t *tokens)
 {
-    const size_t all = json_array_size(tokens), most = (size_t)f->limits->most + 1, skipped = all > most ? all - most : 0;
+    const size_t all = json_array_size(tokens), most = (size_t)f->limits->most + 1,
+                 skipped = all > most ? all - most : 0;
     if (r->tokens + all > f->token_capacity) {
         f->token_capacity = 2 * (r->tokens + all);
         r->token = xrealloc(r->token, sizeof *r->token * f->token_capacity);
@@ -82,8 +86,10 @@ static void add_tokens(Requests *r, Reader *f, Choice *c, const json_t *tokens)
         const json_t *id = json_array_get(tokens, i);
         const json_int_t x = json_integer_value(id);
         if (!json_is_integer(id) || x < 0 || x >= f->limits->vocab)
-            bad(f, json_is_integer(id) ? xasprintf("token %lld is beyond the vocabulary: model.vocab_size is %d", (long long)x,
-                                                   f->limits->vocab) : "\"tokens\": expected integers");
+            bad(f, json_is_integer(id)
+                       ? xasprintf("token %lld is beyond the vocabulary: model.vocab_size is %d",
+                                   (long long)x, f->limits->vocab)
+                       : "\"tokens\": expected integers");
         if (i >= skipped)
             r->token[r->tokens++] = (int)x;
     }
@@ -93,8 +99,9 @@ static int first_same(const Requests *r, int from, const Choice *c)
 {
     for (int i = from; i < r->choices; i++) {
         const Choice *d = &r->choice[i];
-        if (d->length == c->length && d->scored == c->scored
-            && memcmp(r->token + d->first, r->token + c->first, sizeof *r->token * (size_t)c->length) == 0)
+        if (d->length == c->length && d->scored == c->scored &&
+            memcmp(r->token + d->first, r->token + c->first,
+                   sizeof *r->token * (size_t)c->length) == 0)
             return i;
     }
     return r->choices;
@@ -105,13 +112,15 @@ static void add_images(const Requests *r, const Reader *f, Choice *c, size_t tok
 {
     char *wrong = shown_images_wrong(r->token + c->first, (size_t)c->length, images, f->limits);
     if (images > 0 && (size_t)c->length < tokens)
-        bad(f, xasprintf("a choice with images has %zu tokens; expected at most model.max_sequence_length %d and one more", tokens,
-                         f->limits->most));
+        bad(f, xasprintf("a choice with images has %zu tokens; expected at most "
+                         "model.max_sequence_length %d and one more",
+                         tokens, f->limits->most));
     if (wrong)
         bad(f, wrong);
     for (int i = c->length - c->scored; i < c->length && f->limits->image_rows > 0; i++)
         if (r->token[c->first + (size_t)i] == f->limits->image_id)
-            bad(f, xasprintf("token %d of a continuation is %d (model.image_token_id); expected images in the context only",
+            bad(f, xasprintf("token %d of a continuation is %d (model.image_token_id); expected "
+                             "images in the context only",
                              i - c->length + c->scored, f->limits->image_id));
     c->first_image = r->images - images;
 }
@@ -120,15 +129,19 @@ static void add_choice(Requests *r, Reader *f, const Question *q, const json_t *
 {
     const json_t *tokens = json_object_get(o, "tokens");
     if (!json_is_array(tokens))
-        bad(f, "a choice: expected {\"tokens\": [...], \"continuation\": ..., \"characters\": ..., \"bytes\": ...}");
-    Choice c = { .scored = number(f, o, "continuation", 1), .characters = number(f, o, "characters", 1),
+        bad(f, "a choice: expected {\"tokens\": [...], \"continuation\": ..., \"characters\": ..., "
+               "\"bytes\": ...}");
+    Choice c = { .scored = number(f, o, "continuation", 1),
+                 .characters = number(f, o, "characters", 1),
                  .bytes = number(f, o, "bytes", 1) };
     if (json_array_size(tokens) <= (size_t)c.scored)
         bad(f, "a choice has no context before its continuation");
     if (c.scored > f->limits->most) {
         fclose(f->file);
-        die("%s: %s:%ld: a continuation of %d tokens does not fit model.max_sequence_length %d: increase it, or leave this "
-            "task out", f->key, f->path, f->line, c.scored, f->limits->most);
+        die("%s: %s:%ld: a continuation of %d tokens does not fit model.max_sequence_length %d: "
+            "increase it, or leave this "
+            "task out",
+            f->key, f->path, f->line, c.scored, f->limits->most);
     }
     add_tokens(r, f, &c, tokens);
     add_images(r, f, &c, json_array_size(tokens), images);
@@ -143,10 +156,12 @@ static void add_choice(Requests *r, Reader *f, const Question *q, const json_t *
 static void add_question(Requests *r, Reader *f, const json_t *o)
 {
     const json_t *choices = json_object_get(o, "choices");
-    Question q = { .first = r->choices, .count = (int)json_array_size(choices), .gold = number(f, o, "gold", 0) };
+    Question q = { .first = r->choices,
+                   .count = (int)json_array_size(choices),
+                   .gold = number(f, o, "gold", 0) };
     if (r->metric == METRIC_BPB ? q.count != 1 : q.count < 2)
-        bad(f, xasprintf("%d choices; expected %s with the metric %s", q.count, r->metric == METRIC_BPB ? "one" : "two or more",
-                         metric_name(r->metric)));
+        bad(f, xasprintf("%d choices; expected %s with the metric %s", q.count,
+                         r->metric == METRIC_BPB ? "one" : "two or more", metric_name(r->metric)));
     const size_t images = r->images;
     char *wrong = shown_images_read(&r->image, &r->images, json_object_get(o, "images"));
     if (wrong)
@@ -184,7 +199,8 @@ Requests requests_read(const char *key, const char *path, const TokenLimits *lim
         json_decref(o);
     }
     if (f.line > 0 && !ferror(file) && (r.questions != expected || expected == 0))
-        bad(&f, xasprintf("the file ends after %d questions; its first line promises %d", r.questions, expected));
+        bad(&f, xasprintf("the file ends after %d questions; its first line promises %d",
+                          r.questions, expected));
     const int failed = ferror(file) ? errno : 0;
     fclose(file);
     free(line);

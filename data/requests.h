@@ -1,40 +1,54 @@
-/* A downstream task: questions with choices, as tokens. scripts/prepare_eval.py makes such files and describes their
- * format; scripts/make_choices.py makes those with images. */
+/* A downstream task: questions with choices, as tokens. scripts/prepare_eval.py makes such files
+ * and describes their format; scripts/make_choices.py makes those with images. */
 #pragma once
 #include "data/shown_images.h"
 
-/* acc: share of questions whose right choice has the highest log-probability; len_norm: the highest per character; bpb: bits per
- * byte of the right choices, mean over questions. Continuations begin with a blank, which len_norm and bpb do not count;
- * OLMo-core's "v2" do. A task's own metric is one of the first three; with bpb its questions have one choice. */
-typedef enum { METRIC_ACC, METRIC_LEN_NORM, METRIC_BPB, METRIC_LEN_NORM_V2, METRIC_BPB_V2, NUM_METRICS } Metric;
+/* acc: share of questions whose right choice has the highest log-probability; len_norm: the highest
+ * per character; bpb: bits per byte of the right choices, mean over questions. Continuations begin
+ * with a blank, which len_norm and bpb do not count; OLMo-core's "v2" do. A task's own metric is
+ * one of the first three; with bpb its questions have one choice. */
+typedef enum {
+    METRIC_ACC,
+    METRIC_LEN_NORM,
+    METRIC_BPB,
+    METRIC_LEN_NORM_V2,
+    METRIC_BPB_V2,
+    NUM_METRICS
+} Metric;
 
-/* Context and continuation: tokens [first, first + length) of the task; the last `scored` are the continuation. */
+/* Context and continuation: tokens [first, first + length) of the task; the last `scored` are the
+ * continuation. */
 typedef struct {
     size_t first;
-    int    length, scored;
-    int    characters, bytes;      /* of the continuation's text without its first blank */
-    size_t first_image;            /* image[first_image] is the first that it shows */
-    int    same;                   /* the first choice of this question with the same tokens: itself, or an earlier one */
+    int length, scored;
+    int characters, bytes; /* of the continuation's text without its first blank */
+    size_t first_image;    /* image[first_image] is the first that it shows */
+    /* the first choice of this question with the same tokens: itself, or an earlier one */
+    int same;
 } Choice;
 
-typedef struct { int first, count, gold; } Question;       /* choices [first, first + count); first + gold is right */
+/* choices [first, first + count); first + gold is right */
+typedef struct {
+    int first, count, gold;
+} Question;
 
 typedef struct {
-    char     *name;                /* OLMo's label */
-    Metric    metric;
-    int      *token;
-    uint32_t *image;               /* numbers among the features */
-    Choice   *choice;
+    char *name; /* OLMo's label */
+    Metric metric;
+    int *token;
+    uint32_t *image; /* numbers among the features */
+    Choice *choice;
     Question *question;
-    size_t    tokens, images;
-    int       choices, questions;
+    size_t tokens, images;
+    int choices, questions;
 } Requests;
 
-/* Reads a request file. Contexts are truncated from the left, so that a choice without its last token fits into limits->most
- * tokens; not those with images. `key`: the configuration's key for messages. Dies, naming file and line, on a missing or truncated
- * file, wrong JSON, a token beyond the vocabulary, a continuation without context or longer than `most`, images that the tokens do not
- * show or that have no features. */
+/* Reads a request file. Contexts are truncated from the left, so that a choice without its last
+ * token fits into limits->most tokens; not those with images. `key`: the configuration's key for
+ * messages. Dies, naming file and line, on a missing or truncated file, wrong JSON, a token beyond
+ * the vocabulary, a continuation without context or longer than `most`, images that the tokens do
+ * not show or that have no features. */
 Requests requests_read(const char *key, const char *path, const TokenLimits *limits);
-void     requests_free(Requests *r);
+void requests_free(Requests *r);
 
-const char *metric_name(Metric m);     /* "acc", "len_norm", "bpb", "len_norm_v2", "bpb_v2" */
+const char *metric_name(Metric m); /* "acc", "len_norm", "bpb", "len_norm_v2", "bpb_v2" */

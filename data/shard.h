@@ -1,21 +1,24 @@
-/* One file of tokens, mapped into memory and checked. Inside data/ only; the rest of the program uses loader.h. */
+/* One file of tokens, mapped into memory and checked. Inside data/ only; the rest of the program
+ * uses loader.h. */
 #pragma once
 #include "data/spec.h"
 
 #include <string.h>
 
 typedef struct {
-    const char    *key;          /* the configuration's key for messages                                        */
-    char          *path;
-    const uint8_t *tokens;       /* (num_tokens) little-endian numbers of itemsize bytes, inside map            */
-    const uint8_t *mask;         /* (num_tokens) bool: 0 where a token is not a target; NULL: none              */
-    uint64_t       num_tokens;
-    int            itemsize;     /* 2 or 4                                                                      */
-    const void    *map;          /* the whole file                                                              */
-    size_t         map_bytes;
-    const void    *image_map;    /* its index of images (images.h); NULL: none                                  */
-    uint64_t       num_images;
-    uint64_t      *images_before;       /* image tokens before each block of tokens, and of all                 */
+    const char *key; /* the configuration's key for messages */
+    char *path;
+    /* (num_tokens) little-endian numbers of itemsize bytes, inside map */
+    const uint8_t *tokens;
+    /* (num_tokens) bool: 0 where a token is not a target; NULL: none */
+    const uint8_t *mask;
+    uint64_t num_tokens;
+    int itemsize;    /* 2 or 4 */
+    const void *map; /* the whole file */
+    size_t map_bytes;
+    const void *image_map; /* its index of images (images.h); NULL: none */
+    uint64_t num_images;
+    uint64_t *images_before; /* image tokens before each block of tokens, and of all */
 } Shard;
 
 static inline uint32_t token_at(const Shard *s, uint64_t i)
@@ -30,23 +33,26 @@ static inline uint32_t token_at(const Shard *s, uint64_t i)
     return id;
 }
 
-/* All files of spec in order, patterns expanded; *num: their number. Dies on the first file that is missing, empty, of a foreign
- * format, of the wrong size or dtype, or without its label mask. */
-Shard *shards_open (int *num, const DataSpec *spec);
-/* Other files that are parallel to the shards, patterns expanded: calls open(who, shard, path) for each. Dies if their number is
- * another one. */
-void   shards_open_others(Shard *shards, int num, const DataSpec *spec, const char *key, char **paths, int num_paths,
-                          void (*open)(void *who, Shard *s, const char *path), void *who);
-void   shards_close(Shard *shards, int num);
+/* All files of spec in order, patterns expanded; *num: their number. Dies on the first file that is
+ * missing, empty, of a foreign format, of the wrong size or dtype, or without its label mask. */
+Shard *shards_open(int *num, const DataSpec *spec);
+/* Other files that are parallel to the shards, patterns expanded: calls open(who, shard, path) for
+ * each. Dies if their number is another one. */
+void shards_open_others(Shard *shards, int num, const DataSpec *spec, const char *key, char **paths,
+                        int num_paths, void (*open)(void *who, Shard *s, const char *path),
+                        void *who);
+void shards_close(Shard *shards, int num);
 
 /* Calls spec->beat, if there is one, with a text such as "reading part/3.npy". */
 void shard_tell(const DataSpec *spec, const char *verb, const char *path);
 
-/* ids[0 .. count-1] = tokens from `first` on. Returns the index in ids of the first id >= vocab_size, or -1. */
+/* ids[0 .. count-1] = tokens from `first` on. Returns the index in ids of the first id >=
+ * vocab_size, or -1. */
 int shard_read(int *ids, const Shard *s, uint64_t first, int count, int vocab_size);
 
 /* The error message for an id found by shard_read: file, place, id, vocabulary, remedy. */
-void shard_describe_bad_id(char *text, size_t size, const Shard *s, uint64_t offset, int vocab_size);
+void shard_describe_bad_id(char *text, size_t size, const Shard *s, uint64_t offset,
+                           int vocab_size);
 
 /* Warns if documents do not seem to end with spec->eos_token_id. */
 void shards_check_eos(const Shard *shards, int num, const DataSpec *spec);

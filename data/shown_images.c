@@ -29,23 +29,27 @@ char *shown_images_wrong(const int *token, size_t count, size_t images, const To
     if (images > 0 && limits->image_rows == 0)
         return xasprintf("there are images, but the model is one of text only");
     if (tokens != images * (size_t)limits->image_rows)
-        return xasprintf("%zu tokens are %d (model.image_token_id), and there are %zu images; expected %d tokens for each image",
+        return xasprintf("%zu tokens are %d (model.image_token_id), and there are %zu images; "
+                         "expected %d tokens for each image",
                          tokens, limits->image_id, images, limits->image_rows);
     if (images > 0 && limits->no_features)
         return xasprintf("there are images, but no features of them; %s", limits->no_features);
     return NULL;
 }
 
-ShownImages *shown_images_open(const char *key, const char *folder, int rows, int cols, const uint32_t *image, size_t count)
+ShownImages *shown_images_open(const char *key, const char *folder, int rows, int cols,
+                               const uint32_t *image, size_t count)
 {
     ShownImages *f = features_open(key, folder, rows, cols);
     for (size_t i = 0; i < count; i++) {
         if (image[i] >= features_count(f))
-            die("%s: image %u is shown, but %s has %llu images, numbered from 0: were other features given?", key, image[i], folder,
-                (unsigned long long)features_count(f));
+            die("%s: image %u is shown, but %s has %llu images, numbered from 0: were other "
+                "features given?",
+                key, image[i], folder, (unsigned long long)features_count(f));
         for (int row = 0; row < rows; row++)
             if (!features_is_finite(f, features_at(f, image[i], row)))
-                die("%s: %s: row %d of image %u has a value that is not finite; make it again with scripts/make_image_features.py",
+                die("%s: %s: row %d of image %u has a value that is not finite; make it again with "
+                    "scripts/make_image_features.py",
                     key, folder, row, image[i]);
     }
     return f;
@@ -71,7 +75,8 @@ bool shown_images_f32(const ShownImages *f)
     return f->f32;
 }
 
-void shown_images_rows(const void **row, const ShownImages *f, const int *token, int count, int image_id, const uint32_t *image)
+void shown_images_rows(const void **row, const ShownImages *f, const int *token, int count,
+                       int image_id, const uint32_t *image)
 {
     size_t k = 0;
     for (int t = 0; t < count; t++) {

@@ -1,19 +1,21 @@
-/* numpy.random.Generator(PCG64(seed)).shuffle(arange(n, dtype=uint32)), bit for bit: OLMo's order of the data.
+/* numpy.random.Generator(PCG64(seed)).shuffle(arange(n, dtype=uint32)), bit for bit: OLMo's order
+ * of the data.
  *
  * Three parts, each as numpy defines it:
- * - SeedSequence hashes the seed into the generator's 256 initial bits (M. E. O'Neill's seed_seq_fe).
- * - PCG64 is a 128-bit linear congruential generator with the XSL-RR output function (O'Neill, "PCG", 2014).
- *   Its 32-bit numbers are the low and then the high half of each 64-bit number.
- * - Fisher-Yates from the end. Indices are drawn by masking and rejection, not by Lemire's multiplication as in
- *   other functions of numpy. */
+ * - SeedSequence hashes the seed into the generator's 256 initial bits (M. E. O'Neill's
+ *   seed_seq_fe).
+ * - PCG64 is a 128-bit linear congruential generator with the XSL-RR output function (O'Neill,
+ *   "PCG", 2014). Its 32-bit numbers are the low and then the high half of each 64-bit number.
+ * - Fisher-Yates from the end. Indices are drawn by masking and rejection, not by Lemire's
+ *   multiplication as in other functions of numpy. */
 #include "data/shuffle.h"
 
 typedef unsigned __int128 Uint128;
 
 typedef struct {
-    Uint128  state, increment;
-    uint32_t high;              /* second half of the last 64-bit number */
-    bool     has_high;
+    Uint128 state, increment;
+    uint32_t high; /* second half of the last 64-bit number */
+    bool has_high;
 } Pcg64;
 
 static uint32_t seed_hash(uint32_t value, uint32_t *constant, uint32_t multiplier)
@@ -30,7 +32,8 @@ static uint32_t seed_mix(uint32_t x, uint32_t y)
     return z ^ z >> 16;
 }
 
-/* SeedSequence(seed).generate_state(4, uint64). A seed below 2^64 fills two of the four words of the pool. */
+/* SeedSequence(seed).generate_state(4, uint64). A seed below 2^64 fills two of the four words of
+ * the pool. */
 static void seed_sequence(uint64_t out[4], uint64_t seed)
 {
     uint32_t pool[4] = { (uint32_t)seed, (uint32_t)(seed >> 32), 0, 0 };
@@ -82,11 +85,11 @@ static inline uint32_t pcg64_next32(Pcg64 *g)
     return (uint32_t)x;
 }
 
-/* index: n entries, n <= 2^32. Indices are drawn a block before the swaps, since they do not depend on the entries; meanwhile
- * the entries, which for a large n are not in a cache, are prefetched. */
+/* index: n entries, n <= 2^32. Indices are drawn a block before the swaps, since they do not depend
+ * on the entries; meanwhile the entries, which for a large n are not in a cache, are prefetched. */
 bool numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *arg), void *arg)
 {
-    enum { BLOCK = 64, ASK = 1 << 18 };     /* entries */
+    enum { BLOCK = 64, ASK = 1 << 18 }; /* entries */
     for (uint64_t i = 0; i < n; i++) {
         index[i] = (uint32_t)i;
         if (go_on && i % ASK == 0 && !go_on(arg))
@@ -102,10 +105,11 @@ bool numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(voi
         int count = top < BLOCK ? (int)top : BLOCK;
         for (int b = 0; b < count;) {
             uint32_t i = (uint32_t)(top - b);
-            while (mask >> 1 >= i)      /* the smallest 2^k - 1 that is not below i */
+            while (mask >> 1 >= i) /* the smallest 2^k - 1 that is not below i */
                 mask >>= 1;
             draw[b] = pcg64_next32(&g) & mask;
-            b += draw[b] <= i;          /* a rejected draw is overwritten; without a branch, which could not be predicted */
+            /* a rejected draw is overwritten; without a branch, which could not be predicted */
+            b += draw[b] <= i;
         }
         for (int b = 0; b < count; b++)
             __builtin_prefetch(&index[draw[b]], 1);

@@ -3,6 +3,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* numpy.random.Generator(PCG64(seed)).shuffle of 0 .. n-1, bit for bit. Calls go_on(arg) every few milliseconds (NULL: never); if
- * it returns false the shuffle stops unfinished and returns false. */
+/* numpy.random.Generator(PCG64(seed)).shuffle of 0 .. n-1, bit for bit. Calls go_on(arg) every few
+ * milliseconds (NULL: never); if it returns false the shuffle stops unfinished and returns
+ * false. */
 bool numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *arg), void *arg);

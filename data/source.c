@@ -1,5 +1,6 @@
-/* Epoch e of a source has the order numpy_shuffle(seed + e). If only some tokens of a source are used, they are the first ones in
- * the order of epoch 0, in every epoch. So a first pass continues unchanged if more of them are used later. */
+/* Epoch e of a source has the order numpy_shuffle(seed + e). If only some tokens of a source are
+ * used, they are the first ones in the order of epoch 0, in every epoch. So a first pass continues
+ * unchanged if more of them are used later. */
 #include "data/source.h"
 
 #include "data/shuffle.h"
@@ -11,7 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* ---- one source ----------------------------------------------------------------------------------------------- */
+/* ---- one source ------------------------------------------------------------------------------ */
 
 /* Uses large pages if the system has them: a shuffle accesses it randomly. */
 static uint32_t *allocate_order(uint64_t n)
@@ -19,7 +20,8 @@ static uint32_t *allocate_order(uint64_t n)
     const size_t page = 2 << 20, bytes = (n * sizeof(uint32_t) + page - 1) / page * page;
     uint32_t *order = aligned_alloc(page, bytes);
     if (!order)
-        die("out of host memory: cannot allocate %zu bytes for the order of %llu sequences", bytes, (unsigned long long)n);
+        die("out of host memory: cannot allocate %zu bytes for the order of %llu sequences", bytes,
+            (unsigned long long)n);
     madvise(order, bytes, MADV_HUGEPAGE);
     return order;
 }
@@ -76,12 +78,13 @@ DataHashes source_content(const Source *s)
         if (shard->mask)
             content.masks = hash_pages(content.masks, shard->mask, shard->num_tokens);
         if (shard->image_map)
-            content.tokens = hash_pages(content.tokens, shard->image_map, images_index_bytes(shard));
+            content.tokens =
+                hash_pages(content.tokens, shard->image_map, images_index_bytes(shard));
     }
     return content;
 }
 
-/* ---- opening -------------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static Source open_mixed(const DataSpec *spec, const MixSource *of)
 {
@@ -97,10 +100,13 @@ static Source open_mixed(const DataSpec *spec, const MixSource *of)
     own.num_image_paths = of->num_image_paths;
     own.image_features = of->image_features;
     own.drop_last = false;
-    Source s = { .instances = instances_open(&own, 1), .name = xstrdup(of->name), .max_repetition = of->max_repetition };
+    Source s = { .instances = instances_open(&own, 1),
+                 .name = xstrdup(of->name),
+                 .max_repetition = of->max_repetition };
     const uint64_t T = (uint64_t)spec->sequence_length, limit = (uint64_t)of->tokens / T;
     if (of->tokens > 0 && limit == 0)
-        die("%s: tokens %ld are less than one sequence of %llu (model.max_sequence_length); give more, or leave the source out",
+        die("%s: tokens %ld are less than one sequence of %llu (model.max_sequence_length); give "
+            "more, or leave the source out",
             own.key, of->tokens, (unsigned long long)T);
     s.size = of->tokens > 0 && limit < s.instances.count ? limit : s.instances.count;
     s.most = (uint64_t)floor((double)s.size * of->max_repetition + 1e-6);
@@ -144,9 +150,11 @@ bool sources_images_f32(const Sources *s)
     for (int i = 0; i < s->count; i++) {
         const ImageFeatures *f = s->source[i].instances.features;
         if (f && first && f->f32 != first->f32)
-            die("%s: the features in %s are %s, those of %s in %s %s: a step has features of one type. Make one of them again with "
-                "scripts/make_image_features.py, with --f32 or without", f->key, f->folder, f->f32 ? "F32" : "BF16", first->key,
-                first->folder, first->f32 ? "F32" : "BF16");
+            die("%s: the features in %s are %s, those of %s in %s %s: a step has features of one "
+                "type. Make one of them again with "
+                "scripts/make_image_features.py, with --f32 or without",
+                f->key, f->folder, f->f32 ? "F32" : "BF16", first->key, first->folder,
+                first->f32 ? "F32" : "BF16");
         first = f && !first ? f : first;
     }
     return first && first->f32;
@@ -160,10 +168,11 @@ uint64_t sources_instances(const Sources *s)
     return n;
 }
 
-/* ---- a mixture ------------------------------------------------------------------------------------------------ */
+/* ---- a mixture ------------------------------------------------------------------------------- */
 
 /* taken[i] = instances that the mixture took of each source. */
-static void count_taken(uint64_t taken[MIX_MOST], const Sources *s, const SourcePosition position[MIX_MOST])
+static void count_taken(uint64_t taken[MIX_MOST], const Sources *s,
+                        const SourcePosition position[MIX_MOST])
 {
     for (int i = 0; i < s->count; i++)
         taken[i] = position[i].mixed;
@@ -174,19 +183,23 @@ static uint64_t source_left(const Source *s, const SourcePosition *position)
 {
     if (position->epoch > s->most / s->size)
         return 0;
-    const uint64_t used = position->epoch * s->size + (position->instance < s->size ? position->instance : s->size);
+    const uint64_t used =
+        position->epoch * s->size + (position->instance < s->size ? position->instance : s->size);
     return used < s->most ? s->most - used : 0;
 }
 
-int sources_next(const Sources *s, SourcePosition position[MIX_MOST], SourcePosition *from, char *problem, size_t size)
+int sources_next(const Sources *s, SourcePosition position[MIX_MOST], SourcePosition *from,
+                 char *problem, size_t size)
 {
     uint64_t taken[MIX_MOST];
     count_taken(taken, s, position);
     const int i = mix_next(&s->mix, taken);
     SourcePosition *p = &position[i];
     if (source_left(&s->source[i], p) == 0) {
-        snprintf(problem, size, "%s: all its %llu sequences have been used, as often as max_repetition %g allows",
-                 s->source[i].instances.spec.key, (unsigned long long)s->source[i].size, s->source[i].max_repetition);
+        snprintf(problem, size,
+                 "%s: all its %llu sequences have been used, as often as max_repetition %g allows",
+                 s->source[i].instances.spec.key, (unsigned long long)s->source[i].size,
+                 s->source[i].max_repetition);
         return -1;
     }
     if (p->instance >= s->source[i].size)
@@ -202,7 +215,8 @@ uint64_t sources_left(const Sources *s, const SourcePosition position[MIX_MOST])
     uint64_t taken[MIX_MOST], left = UINT64_MAX;
     count_taken(taken, s, position);
     for (int i = 0; i < s->count; i++) {
-        const uint64_t lasts = mix_lasts(&s->mix, taken, i, source_left(&s->source[i], &position[i]));
+        const uint64_t lasts =
+            mix_lasts(&s->mix, taken, i, source_left(&s->source[i], &position[i]));
         left = lasts < left ? lasts : left;
     }
     return left;
@@ -216,10 +230,12 @@ uint64_t sources_given(const Sources *s, const SourcePosition position[MIX_MOST]
     return n;
 }
 
-/* The source's position after `needs` more instances, as a number of repetitions that can be given as max_repetition. */
+/* The source's position after `needs` more instances, as a number of repetitions that can be given
+ * as max_repetition. */
 static double repetitions(const Source *s, const SourcePosition *position, uint64_t needs)
 {
-    const double used = (double)position->epoch * (double)s->size + (double)position->instance + (double)needs;
+    const double used =
+        (double)position->epoch * (double)s->size + (double)position->instance + (double)needs;
     return ceil(used / (double)s->size * 100) / 100;
 }
 
@@ -229,15 +245,21 @@ char *sources_lack(const Sources *s, const SourcePosition position[MIX_MOST], ui
     count_taken(taken, s, position);
     for (int i = 0; i < s->count; i++) {
         const Source *one = &s->source[i];
-        const unsigned long long T = (unsigned long long)one->instances.spec.sequence_length, left = source_left(one, &position[i]);
+        const unsigned long long T = (unsigned long long)one->instances.spec.sequence_length,
+                                 left = source_left(one, &position[i]);
         const unsigned long long needs = mix_needs(&s->mix, taken, i, instances);
         if (needs > left)
-            return xasprintf("%s: %llu tokens are missing: the run takes %llu of it (%.4g %% of %llu), and it has %llu left (%llu "
-                             "sequences of %llu tokens, max_repetition %g). Raise its max_repetition to %g, add paths%s, lower its "
-                             "ratio, or end the run %llu tokens from here (max_duration)", one->instances.spec.key,
-                             (needs - left) * T, needs * T, 100 * (double)s->mix.weight[i] / (double)s->mix.all,
-                             (unsigned long long)instances * T, left * T, (unsigned long long)one->size, T, one->max_repetition,
-                             repetitions(one, &position[i], needs), one->size < one->instances.count ? " or raise its tokens" : "",
+            return xasprintf("%s: %llu tokens are missing: the run takes %llu of it (%.4g %% of "
+                             "%llu), and it has %llu left (%llu "
+                             "sequences of %llu tokens, max_repetition %g). Raise its "
+                             "max_repetition to %g, add paths%s, lower its "
+                             "ratio, or end the run %llu tokens from here (max_duration)",
+                             one->instances.spec.key, (needs - left) * T, needs * T,
+                             100 * (double)s->mix.weight[i] / (double)s->mix.all,
+                             (unsigned long long)instances * T, left * T,
+                             (unsigned long long)one->size, T, one->max_repetition,
+                             repetitions(one, &position[i], needs),
+                             one->size < one->instances.count ? " or raise its tokens" : "",
                              (unsigned long long)sources_left(s, position) * T);
     }
     return NULL;
@@ -277,7 +299,8 @@ uint64_t sources_fingerprint(const Sources *s)
     uint64_t hash = HASH_OF_NOTHING;
     for (int i = 0; i < s->count && s->mixed; i++) {
         const Source *of = &s->source[i];
-        const uint64_t numbers[] = { of->instances.fingerprint, of->size, of->most, s->mix.weight[i] };
+        const uint64_t numbers[] = { of->instances.fingerprint, of->size, of->most,
+                                     s->mix.weight[i] };
         hash = hash_bytes(hash, of->name, strlen(of->name) + 1);
         hash = hash_bytes(hash, numbers, sizeof numbers);
     }

@@ -6,52 +6,65 @@
 
 /* A source of a mixture. */
 typedef struct {
-    char  *name;
-    char **paths; int num_paths;
-    char **label_mask_paths; int num_label_mask_paths;
-    char **image_paths; int num_image_paths;
+    char *name;
+    char **paths;
+    int num_paths;
+    char **label_mask_paths;
+    int num_label_mask_paths;
+    char **image_paths;
+    int num_image_paths;
     const char *image_features;
-    double ratio;              /* its share of the instances, of the sum of all ratios                         */
-    double max_repetition;     /* its instances are used at most so often, on average                          */
-    long   tokens;             /* number of its tokens that are used, the same in each repetition; 0: all      */
+    double ratio;          /* its share of the instances, of the sum of all ratios */
+    double max_repetition; /* its instances are used at most so often, on average */
+    /* number of its tokens that are used, the same in each repetition; 0: all */
+    long tokens;
 } MixSource;
 
 typedef struct {
-    const char *key;           /* the configuration's name of `paths`, for messages; NULL: data.paths            */
-    char **paths;              /* shard files or glob patterns, in order                                        */
-    int    num_paths;
-    char **label_mask_paths;   /* parallel bool files, or NULL                                                  */
-    int    num_label_mask_paths;
-    char **image_paths;        /* parallel indexes of images (images.h), or NULL                                 */
-    int    num_image_paths;
-    const char *image_features;        /* the folder of their features                                           */
-    int    image_rows, image_cols;     /* of an image; rows 0: a model of text only                              */
-    int    image_token_id;     /* the token at each row; never a target                                         */
-    uint64_t image_tower;      /* hash of the vision tower of the folder image_model; 0: unknown                */
+    /* the configuration's name of `paths`, for messages; NULL: data.paths */
+    const char *key;
+    char **paths; /* shard files or glob patterns, in order */
+    int num_paths;
+    char **label_mask_paths; /* parallel bool files, or NULL */
+    int num_label_mask_paths;
+    char **image_paths; /* parallel indexes of images (images.h), or NULL */
+    int num_image_paths;
+    const char *image_features; /* the folder of their features */
+    int image_rows, image_cols; /* of an image; rows 0: a model of text only */
+    int image_token_id;         /* the token at each row; never a target */
+    uint64_t image_tower;       /* hash of the vision tower of the folder image_model; 0: unknown */
     const char *image_model;
-    const MixSource *mix;      /* instead of paths, masks and images; shuffled. NULL: none                      */
-    int    num_mix;
-    int    itemsize;           /* bytes of a token in headerless files: 2 or 4 (memmap_dtype)                   */
-    int    sequence_length;    /* T                                                                             */
-    int    vocab_size;         /* ids from here on are an error                                                 */
-    int    eos_token_id;       /* -1: none                                                                      */
-    int    pad_token_id;       /* -1: none; a padded token is never a target                                    */
-    bool   mask_padding;       /* targets equal to pad_token_id are masked                                      */
-    bool   shuffle;            /* false: file order (evaluation)                                                */
-    uint64_t seed;             /* of the shuffle; epoch e uses seed + e                                         */
-    bool   drop_last;          /* an incomplete step at the end of an epoch is not used. false: the last step may be
+    const MixSource *mix; /* instead of paths, masks and images; shuffled. NULL: none */
+    int num_mix;
+    int itemsize;        /* bytes of a token in headerless files: 2 or 4 (memmap_dtype) */
+    int sequence_length; /* T */
+    int vocab_size;      /* ids from here on are an error */
+    int eos_token_id;    /* -1: none */
+    int pad_token_id;    /* -1: none; a padded token is never a target */
+    bool mask_padding;   /* targets equal to pad_token_id are masked */
+    bool shuffle;        /* false: file order (evaluation) */
+    uint64_t seed;       /* of the shuffle; epoch e uses seed + e */
+    bool
+        drop_last; /* an incomplete step at the end of an epoch is not used. false: the last step may be
                                 * short, or, if shuffled, is filled with empty sequences, which have no targets */
-    bool   reopened;           /* was opened before: no warnings                                                */
-    bool   best_fit;           /* whole documents are packed into sequences, no target crosses from one to the next;
-                                * false: files are cut into sequences of T tokens                               */
-    bool   split;              /* best_fit: a document longer than T is split; false: it is truncated           */
-    bool   metadata;           /* documents are given by metadata next to the files; false: they end after an eos */
-    void (*beat)(const char *doing);    /* called by the working thread whenever it makes progress, with what it
-                                * does; with NULL: it is done for now. beat NULL: not called                    */
-    int    max_period, min_period, max_count;   /* OLMo's instance_filter: an n-gram of min .. max tokens that occurs
+    bool reopened; /* was opened before: no warnings */
+    bool
+        best_fit; /* whole documents are packed into sequences, no target crosses from one to the next;
+                                * false: files are cut into sequences of T tokens */
+    /* best_fit: a document longer than T is split; false: it is truncated */
+    bool split;
+    /* documents are given by metadata next to the files; false: they end after an eos */
+    bool metadata;
+    void (*beat)(
+        const char *doing); /* called by the working thread whenever it makes progress, with what it
+                                * does; with NULL: it is done for now. beat NULL: not called */
+    int max_period, min_period,
+        max_count; /* OLMo's instance_filter: an n-gram of min .. max tokens that occurs
                                 * max_count times in a row masks all labels of the instance (packed: document); 0: off */
 } DataSpec;
 
-/* Result of best-fit packing: documents in the files; pieces in the sequences, more if long documents are split; tokens and targets
- * in the pieces, without padding. */
-typedef struct { uint64_t documents, pieces, tokens, labels; } PackedData;
+/* Result of best-fit packing: documents in the files; pieces in the sequences, more if long
+ * documents are split; tokens and targets in the pieces, without padding. */
+typedef struct {
+    uint64_t documents, pieces, tokens, labels;
+} PackedData;

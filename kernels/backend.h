@@ -1,5 +1,6 @@
-/* What a back end implements: each operation of operation_list.h under the name backend_<operation>, with the parameters and the
- * specification of <operation>. Inside a back end operations call each other by these names. */
+/* What a back end implements: each operation of operation_list.h under the name
+ * backend_<operation>, with the parameters and the specification of <operation>. Inside a back end
+ * operations call each other by these names. */
 #pragma once
 #include "kernels/collectives.h"
 #include "kernels/gptq.h"

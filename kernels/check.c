@@ -1,5 +1,5 @@
-/* Checks on entry of every operation: a wrong shape or format is an error of the program. The message names operation, tensor, what
- * was found and what was expected. */
+/* Checks on entry of every operation: a wrong shape or format is an error of the program. The
+ * message names operation, tensor, what was found and what was expected. */
 #include "kernels/check.h"
 
 #include <string.h>
@@ -9,7 +9,8 @@
 const char *operation_name(const char *function)
 {
     static const char prefix[] = "backend_";
-    return strncmp(function, prefix, sizeof prefix - 1) == 0 ? function + sizeof prefix - 1 : function;
+    return strncmp(function, prefix, sizeof prefix - 1) == 0 ? function + sizeof prefix - 1
+                                                             : function;
 }
 
 void check_tensor(const char *op, const char *name, Tensor t, int rows, int cols)
@@ -20,34 +21,37 @@ void check_tensor(const char *op, const char *name, Tensor t, int rows, int cols
         die("%s: %s is (%d, %d); expected (%d, %d)", op, name, t.rows, t.cols, rows, cols);
     bool scales = format_has_scales(t.format);
     if (!scales && (t.format.group || t.data_t))
-        die("%s: %s is %s: it has no groups, and only FP8 a transposed copy", op, name, format_name(t.format));
+        die("%s: %s is %s: it has no groups, and only FP8 a transposed copy", op, name,
+            format_name(t.format));
     if (scales && !t.scale)
         die("%s: %s is %s without scales", op, name, format_name(t.format));
     if (t.format.group < 0 || (t.format.group && (cols % t.format.group || t.data_t)))
         die("%s: %s is %s of (%d, %d): groups divide rows, and have no transposed copy", op, name,
             format_name(t.format), rows, cols);
     if (format_is_dynamic8(t.format) && t.format.group != DYNAMIC8_GROUP)
-        die("%s: %s is %s; the dynamic maps have groups of %d", op, name, format_name(t.format), (int)DYNAMIC8_GROUP);
+        die("%s: %s is %s; the dynamic maps have groups of %d", op, name, format_name(t.format),
+            (int)DYNAMIC8_GROUP);
 }
 
 void check_plain(const char *op, const char *name, Tensor t)
 {
     if (format_has_scales(t.format))
-        die("%s: %s is %s; expected f32 or bf16, since it accumulates or is changed in place", op, name,
-            format_name(t.format));
+        die("%s: %s is %s; expected f32 or bf16, since it accumulates or is changed in place", op,
+            name, format_name(t.format));
 }
 
 void check_quantized(Tensor y, Tensor x)
 {
     const bool longer = format_is_fp8(y.format) && !y.format.group && y.rows > x.rows;
-    CHECK(y.cols == x.cols && (y.rows == x.rows || longer), "quantize_codes: (%d, %d) from (%d, %d)", y.rows, y.cols, x.rows,
-          x.cols);
+    CHECK(y.cols == x.cols && (y.rows == x.rows || longer),
+          "quantize_codes: (%d, %d) from (%d, %d)", y.rows, y.cols, x.rows, x.cols);
     CHECK(!x.channel, "quantize_codes: x has factors of columns");
 }
 
 void check_scaled(Tensor y)
 {
-    CHECK(format_is_fp8(y.format) && !y.format.group && y.scale, "quantize_scale: y is %s", format_name(y.format));
+    CHECK(format_is_fp8(y.format) && !y.format.group && y.scale, "quantize_scale: y is %s",
+          format_name(y.format));
 }
 
 void check_expand_operand(Tensor y, Tensor x)
@@ -56,26 +60,28 @@ void check_expand_operand(Tensor y, Tensor x)
     check_tensor(op, "x", x, x.rows, x.cols);
     check_tensor(op, "y", y, x.rows, x.cols);
     check_plain(op, "y", y);
-    CHECK(format_is_fp8(x.format) && x.data_t, "%s: x is %s %s a transpose", op, format_name(x.format),
-          x.data_t ? "with" : "without");
+    CHECK(format_is_fp8(x.format) && x.data_t, "%s: x is %s %s a transpose", op,
+          format_name(x.format), x.data_t ? "with" : "without");
 }
 
 void check_find_not_finite(Tensor x, bool negative)
 {
     const char *op = "find_not_finite";
     check_tensor(op, "x", x, x.rows, x.cols);
-    CHECK(!negative || x.format.dtype != DYNAMIC8, "%s: %s has negative values", op, format_name(x.format));
-    CHECK(!format_has_byte_scales(x.format), "%s: %s has scales of one byte; moments have larger ones", op,
+    CHECK(!negative || x.format.dtype != DYNAMIC8, "%s: %s has negative values", op,
           format_name(x.format));
+    CHECK(!format_has_byte_scales(x.format),
+          "%s: %s has scales of one byte; moments have larger ones", op, format_name(x.format));
 }
 
 void check_logit_codes(const char *op, Tensor gradient, Tensor logits)
 {
     check_tensor(op, "gradient", gradient, gradient.rows, gradient.cols);
-    CHECK(gradient.rows >= logits.rows && gradient.cols >= logits.cols, "%s: gradient is (%d, %d); the logits are (%d, %d)", op,
-          gradient.rows, gradient.cols, logits.rows, logits.cols);
-    CHECK(format_is_fp8(gradient.format) && !gradient.format.group, "%s: the gradient is %s; expected e4m3 or e5m2", op,
-          format_name(gradient.format));
+    CHECK(gradient.rows >= logits.rows && gradient.cols >= logits.cols,
+          "%s: gradient is (%d, %d); the logits are (%d, %d)", op, gradient.rows, gradient.cols,
+          logits.rows, logits.cols);
+    CHECK(format_is_fp8(gradient.format) && !gradient.format.group,
+          "%s: the gradient is %s; expected e4m3 or e5m2", op, format_name(gradient.format));
 }
 
 /* Formats that tensor cores multiply; true if FP8. */
@@ -86,18 +92,20 @@ static bool check_gemm(const char *op, Tensor out, Tensor a, Tensor b)
     const bool plain = f.dtype == g.dtype && (f.dtype == F32 || f.dtype == BF16);
     CHECK(out.data != a.data && out.data != b.data, "%s: the result is an operand", op);
     if (format_has_scales(out.format) || (out.format.dtype == BF16 && f.dtype == F32))
-        die("%s: %s and %s into %s; the result may be f32, or bf16 unless the operands are f32", op, format_name(f), format_name(g),
-            format_name(out.format));
+        die("%s: %s and %s into %s; the result may be f32, or bf16 unless the operands are f32", op,
+            format_name(f), format_name(g), format_name(out.format));
     if ((!fp8 && !plain) || (f.dtype == E5M2 && g.dtype == E5M2))
-        die("%s: no GEMM of %s and %s; there are f32 x f32, bf16 x bf16, e4m3 x e4m3 and e4m3 x e5m2 with one scale per tensor", op,
-            format_name(f), format_name(g));
+        die("%s: no GEMM of %s and %s; there are f32 x f32, bf16 x bf16, e4m3 x e4m3 and e4m3 x "
+            "e5m2 with one scale per tensor",
+            op, format_name(f), format_name(g));
     return fp8;
 }
 
 static void check_transposed(const char *op, const char *name, Tensor t)
 {
     if (!t.data_t)
-        die("%s: %s is %s without the transposed copy that FP8 GEMMs read", op, name, format_name(t.format));
+        die("%s: %s is %s without the transposed copy that FP8 GEMMs read", op, name,
+            format_name(t.format));
 }
 
 bool is_bias(Tensor add, Tensor y)
@@ -115,7 +123,8 @@ bool check_matmul(Tensor y, Tensor x, Tensor w, Tensor add)
         check_tensor(op, "add", add, x.rows, w.rows);
     CHECK(!w.channel, "%s: w has factors of columns; fold_channels removes them", op);
     if (add.data && !format_equal(add.format, y.format))
-        die("matmul: adds %s to %s; both must have one format", format_name(add.format), format_name(y.format));
+        die("matmul: adds %s to %s; both must have one format", format_name(add.format),
+            format_name(y.format));
     return check_gemm(op, y, x, w);
 }
 
@@ -155,8 +164,10 @@ void check_fold_channels(Tensor y, Tensor w)
     check_tensor(op, "w", w, w.rows, w.cols);
     check_tensor(op, "y", y, w.rows, w.cols);
     CHECK(format_is_fp8(w.format) && !w.format.group && format_equal(y.format, w.format),
-          "%s: y is %s, w is %s; expected e4m3 or e5m2 for both", op, format_name(y.format), format_name(w.format));
-    CHECK(y.data != w.data && !y.data_t, "%s: y must have its own memory, and no transposed copy", op);
+          "%s: y is %s, w is %s; expected e4m3 or e5m2 for both", op, format_name(y.format),
+          format_name(w.format));
+    CHECK(y.data != w.data && !y.data_t, "%s: y must have its own memory, and no transposed copy",
+          op);
 }
 
 void check_matmul_db(Tensor db, Tensor dy)
@@ -179,46 +190,55 @@ static void check_heads(const char *op, Tensor y, Tensor qkv, Attention a)
 void check_attention(const char *op, Tensor y, Tensor qkv, Attention a, Documents docs)
 {
     check_heads(op, y, qkv, a);
-    CHECK(docs.count == 0 || (docs.longest > 0 && docs.longest <= a.T), "%s: a document of %d tokens in sequences of %d", op,
-          docs.longest, a.T);
+    CHECK(docs.count == 0 || (docs.longest > 0 && docs.longest <= a.T),
+          "%s: a document of %d tokens in sequences of %d", op, docs.longest, a.T);
 }
 
 /* With keys in x each rank has heads.K of its key heads, or its only one with others. */
 int check_exchange(const char *op, Tensor y, Tensor x, Attention heads)
 {
-    const int ranks = x.rows > 0 ? y.rows / x.rows : 0, q = heads.H * heads.D, k = heads.K * heads.D;
+    const int ranks = x.rows > 0 ? y.rows / x.rows : 0, q = heads.H * heads.D,
+              k = heads.K * heads.D;
     const int keys = (x.cols - ranks * q) / 2, shared = keys > 0 ? ranks * k / keys : 1;
     check_plain(op, "y", y);
     check_plain(op, "x", x);
-    CHECK(ranks > 0 && keys >= 0 && x.cols == ranks * q + 2 * keys && (keys == 0 || shared * keys == ranks * k)
-          && (shared == 1 || (heads.K == 1 && ranks % shared == 0)), "%s: rows of %d elements for %d ranks; expected %d or %d", op,
-          x.cols, ranks, ranks * q, ranks * (q + 2 * k));
+    CHECK(ranks > 0 && keys >= 0 && x.cols == ranks * q + 2 * keys &&
+              (keys == 0 || shared * keys == ranks * k) &&
+              (shared == 1 || (heads.K == 1 && ranks % shared == 0)),
+          "%s: rows of %d elements for %d ranks; expected %d or %d", op, x.cols, ranks, ranks * q,
+          ranks * (q + 2 * k));
     check_tensor(op, "y", y, ranks * x.rows, keys > 0 ? q + 2 * k : q);
-    CHECK(format_equal(y.format, x.format), "%s: y is %s, x is %s; expected the same format", op, format_name(y.format),
-          format_name(x.format));
+    CHECK(format_equal(y.format, x.format), "%s: y is %s, x is %s; expected the same format", op,
+          format_name(y.format), format_name(x.format));
     return shared;
 }
 
 /* Ranges of the rows of a tensor. */
-static void check_ranges(const char *op, const char *name, Tensor t, const RowRange *range, int count)
+static void check_ranges(const char *op, const char *name, Tensor t, const RowRange *range,
+                         int count)
 {
     for (int i = 0; i < count; i++)
-        CHECK(range[i].first >= 0 && range[i].count >= 0 && range[i].count <= t.rows - range[i].first,
-              "%s: %d rows from %d on of %s, which has %d", op, range[i].count, range[i].first, name, t.rows);
+        CHECK(range[i].first >= 0 && range[i].count >= 0 &&
+                  range[i].count <= t.rows - range[i].first,
+              "%s: %d rows from %d on of %s, which has %d", op, range[i].count, range[i].first,
+              name, t.rows);
 }
 
-size_t check_rows(const char *op, Tensor y, const RowRange *received, Tensor x, const RowRange *sent, int items)
+size_t check_rows(const char *op, Tensor y, const RowRange *received, Tensor x,
+                  const RowRange *sent, int items)
 {
-    const int own = comm_group_rank(RANKS_CONTEXT) * items, count = comm_group_size(RANKS_CONTEXT) * items;
+    const int own = comm_group_rank(RANKS_CONTEXT) * items,
+              count = comm_group_size(RANKS_CONTEXT) * items;
     check_plain(op, "y", y);
     check_plain(op, "x", x);
     CHECK(y.data != x.data && y.cols == x.cols && format_equal(y.format, x.format),
-          "%s: rows of %d %s to rows of %d %s; expected the same format and width in other memory", op, x.cols,
-          format_name(x.format), y.cols, format_name(y.format));
+          "%s: rows of %d %s to rows of %d %s; expected the same format and width in other memory",
+          op, x.cols, format_name(x.format), y.cols, format_name(y.format));
     check_ranges(op, "y", y, received, count);
     check_ranges(op, "x", x, sent, count);
     for (int i = own; i < own + items; i++)
-        CHECK(sent[i].count == received[i].count, "%s: this rank sends itself %d rows and receives %d", op, sent[i].count,
+        CHECK(sent[i].count == received[i].count,
+              "%s: this rank sends itself %d rows and receives %d", op, sent[i].count,
               received[i].count);
     return (size_t)x.cols * dtype_size(x.format.dtype);
 }
@@ -228,35 +248,40 @@ void check_comm_alloc(const char *op, size_t bytes, MemoryUse use)
     const Ranks g = use == FOR_WEIGHTS ? RANKS_STAGE : RANKS_TENSOR;
     double sum = (double)bytes;
     comm_sum_over(&sum, 1, g);
-    CHECK(sum == (double)bytes * comm_group_size(g), "%s: %zu bytes on this rank, a mean of %.0f in its group of dimensions %#x", op,
-          bytes, sum / comm_group_size(g), g);
+    CHECK(sum == (double)bytes * comm_group_size(g),
+          "%s: %zu bytes on this rank, a mean of %.0f in its group of dimensions %#x", op, bytes,
+          sum / comm_group_size(g), g);
 }
 
 void check_cached(const char *op, Tensor y, Tensor qkv, KvCache cache, Attention a)
 {
-    CHECK(a.B == 1 && a.T > 0, "%s: %d sequences of %d tokens; a cache is one sequence's", op, a.B, a.T);
+    CHECK(a.B == 1 && a.T > 0, "%s: %d sequences of %d tokens; a cache is one sequence's", op, a.B,
+          a.T);
     check_heads(op, y, qkv, a);
     check_tensor(op, "the cache's k", cache.k, cache.k.rows, a.K * a.D);
     check_tensor(op, "the cache's v", cache.v, cache.k.rows, a.K * a.D);
-    CHECK(cache.length >= 0 && a.T <= cache.k.rows - cache.length, "%s: %d tokens after %d; the cache has room for %d", op, a.T,
-          cache.length, cache.k.rows);
+    CHECK(cache.length >= 0 && a.T <= cache.k.rows - cache.length,
+          "%s: %d tokens after %d; the cache has room for %d", op, a.T, cache.length, cache.k.rows);
     const Format f = qkv.format;
-    if (format_has_scales(f) || !format_equal(y.format, f) || !format_equal(cache.k.format, f) || !format_equal(cache.v.format, f))
-        die("%s: qkv is %s, y %s and the cache %s; all must be f32 or all bf16", op, format_name(f), format_name(y.format),
-            format_name(cache.k.format));
+    if (format_has_scales(f) || !format_equal(y.format, f) || !format_equal(cache.k.format, f) ||
+        !format_equal(cache.v.format, f))
+        die("%s: qkv is %s, y %s and the cache %s; all must be f32 or all bf16", op, format_name(f),
+            format_name(y.format), format_name(cache.k.format));
 }
 
-bool check_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const void *stats, Attention a)
+bool check_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const void *stats,
+                Attention a)
 {
-    CHECK(a.D % 2 == 0 && a.H % a.K == 0, "%s: %d query heads, %d key/value heads of width %d", op, a.H, a.K, a.D);
+    CHECK(a.D % 2 == 0 && a.H % a.K == 0, "%s: %d query heads, %d key/value heads of width %d", op,
+          a.H, a.K, a.D);
     check_tensor(op, "qkv", qkv, a.B * a.T, (a.H + 2 * a.K) * a.D);
     CHECK(!qnorm.data == !knorm.data, "%s: q and k both have a norm, or neither", op);
     if (!qnorm.data)
         return false;
     const bool by_head = a.H > 1 && qnorm.cols == a.D;
     if (!by_head && qnorm.cols != a.H * a.D)
-        die("%s: qnorm is (%d, %d); expected (1, %d) for q as a whole or (1, %d) for each head", op, qnorm.rows, qnorm.cols,
-            a.H * a.D, a.D);
+        die("%s: qnorm is (%d, %d); expected (1, %d) for q as a whole or (1, %d) for each head", op,
+            qnorm.rows, qnorm.cols, a.H * a.D, a.D);
     check_tensor(op, "qnorm", qnorm, 1, by_head ? a.D : a.H * a.D);
     check_tensor(op, "knorm", knorm, 1, by_head ? a.D : a.K * a.D);
     CHECK(a.norm.kind == RMS_NORM, "%s: QK-norm is RMSNorm only", op);
@@ -267,7 +292,8 @@ bool check_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const vo
 int check_lora_matrix(const char *op, LoraMatrix m, Tensor wide, Tensor xa)
 {
     const int P = m.num_parts, r = m.is_b ? m.w.cols : m.w.rows;
-    CHECK(P >= 1 && P <= (m.is_b ? LORA_PARTS : 1), "%s: %s of %d parts", op, m.is_b ? "a B" : "an A", P);
+    CHECK(P >= 1 && P <= (m.is_b ? LORA_PARTS : 1), "%s: %s of %d parts", op,
+          m.is_b ? "a B" : "an A", P);
     CHECK(r >= 1, "%s: rank %d", op, r);
     check_tensor(op, "xa", xa, wide.rows, P * r);
     check_plain(op, "xa", xa);
@@ -282,8 +308,10 @@ int check_lora_matrix(const char *op, LoraMatrix m, Tensor wide, Tensor xa)
     int rows = 0, end = 0;
     for (int i = 0; i < P; i++) {
         const int first = m.part[i].first, width = m.part[i].width;
-        CHECK(first >= end && width >= 1 && width <= wide.cols - first, "%s: part %d has columns from %d on, %d of them; expected "
-              "to begin at %d or later, of %d", op, i, first, width, end, wide.cols);
+        CHECK(first >= end && width >= 1 && width <= wide.cols - first,
+              "%s: part %d has columns from %d on, %d of them; expected "
+              "to begin at %d or later, of %d",
+              op, i, first, width, end, wide.cols);
         rows += width;
         end = first + width;
     }
@@ -334,8 +362,10 @@ void check_matmul_scaled(Tensor y, Tensor x, Tensor w, Tensor add)
     check_tensor(op, "w", w, x.cols, w.cols);
     check_tensor(op, "y", y, x.rows, w.cols);
     check_tensor(op, "add", add, x.rows, w.cols);
-    check_bf16(op, "x", x), check_bf16(op, "w", w), check_bf16(op, "y", y), check_bf16(op, "add", add);
-    CHECK(y.data != x.data && y.data != w.data && y.data != add.data, "%s: y is one of its inputs", op);
+    check_bf16(op, "x", x), check_bf16(op, "w", w), check_bf16(op, "y", y),
+        check_bf16(op, "add", add);
+    CHECK(y.data != x.data && y.data != w.data && y.data != add.data, "%s: y is one of its inputs",
+          op);
 }
 
 void check_matmul_symmetric(Tensor y, Tensor x, bool columns, Tensor add)
@@ -366,9 +396,12 @@ void check_muon_momentum(Tensor u, Tensor m, Tensor grad)
     check_tensor(op, "grad", grad, 1, u.cols);
     check_plain(op, "grad", grad);
     check_bf16(op, "u", u);
-    CHECK(!format_is_dynamic8(m.format) && (!format_is_fp8(m.format) || (m.format.group && u.cols % m.format.group == 0)),
-          "%s: m is %s of %d elements; expected f32, bf16, or FP8 in whole groups", op, format_name(m.format), u.cols);
-    CHECK(!format_has_byte_scales(m.format), "%s: m is %s with a byte per group; moments have more (format_of_moment)", op,
+    CHECK(!format_is_dynamic8(m.format) &&
+              (!format_is_fp8(m.format) || (m.format.group && u.cols % m.format.group == 0)),
+          "%s: m is %s of %d elements; expected f32, bf16, or FP8 in whole groups", op,
+          format_name(m.format), u.cols);
+    CHECK(!format_has_byte_scales(m.format),
+          "%s: m is %s with a byte per group; moments have more (format_of_moment)", op,
           format_name(m.format));
 }
 

@@ -14,7 +14,10 @@ void check_tensor(const char *op, const char *name, Tensor t, int rows, int cols
 
 /* The same for a tensor that may be absent. */
 #define CHECK_OPTIONAL(t, rows, cols) \
-    do { if ((t).data) check_tensor(OPERATION, #t, t, rows, cols); } while (0)
+    do { \
+        if ((t).data) \
+            check_tensor(OPERATION, #t, t, rows, cols); \
+    } while (0)
 
 /* Dies unless t is F32 or BF16, as tensors are that accumulate or change in place. */
 #define CHECK_PLAIN(t) check_plain(OPERATION, #t, t)
@@ -35,7 +38,7 @@ void check_logit_codes(const char *op, Tensor gradient, Tensor logits);
 bool is_bias(Tensor add, Tensor y);
 
 /* The arguments of the three GEMMs of a linear layer. True if the operands are FP8. */
-bool check_matmul   (Tensor y, Tensor x, Tensor w, Tensor add);
+bool check_matmul(Tensor y, Tensor x, Tensor w, Tensor add);
 bool check_matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate);
 bool check_matmul_dw(Tensor dw, Tensor dy, Tensor x);
 
@@ -47,7 +50,7 @@ void check_matmul_scaled(Tensor y, Tensor x, Tensor w, Tensor add);
 void check_matmul_symmetric(Tensor y, Tensor x, bool columns, Tensor add);
 void check_muon_normalize(Tensor y, Tensor x);
 void check_muon_momentum(Tensor u, Tensor m, Tensor grad);
-void check_muon_apply   (Tensor w, Tensor x);
+void check_muon_apply(Tensor w, Tensor x);
 void check_bf16(const char *op, const char *name, Tensor t);
 
 /* The arguments of matmul_db. */
@@ -57,10 +60,11 @@ void check_matmul_db(Tensor db, Tensor dy);
 void check_attention(const char *op, Tensor y, Tensor qkv, Attention a, Documents docs);
 
 /* The arguments of heads_split and heads_join; returns how many ranks have the same key head. */
-int  check_exchange(const char *op, Tensor y, Tensor x, Attention heads);
+int check_exchange(const char *op, Tensor y, Tensor x, Attention heads);
 
 /* The arguments of comm_exchange. Returns the bytes of a row. */
-size_t check_rows(const char *op, Tensor y, const RowRange *received, Tensor x, const RowRange *sent, int items);
+size_t check_rows(const char *op, Tensor y, const RowRange *received, Tensor x,
+                  const RowRange *sent, int items);
 
 /* The arguments of comm_alloc. */
 void check_comm_alloc(const char *op, size_t bytes, MemoryUse use);
@@ -68,15 +72,16 @@ void check_comm_alloc(const char *op, size_t bytes, MemoryUse use);
 /* The arguments of attention_cached. */
 void check_cached(const char *op, Tensor y, Tensor qkv, KvCache cache, Attention a);
 
-/* The arguments of rope_forward and rope_backward. True if q and k are normed head by head; with one head that equals the norm over
- * its full width. */
-bool check_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const void *stats, Attention a);
+/* The arguments of rope_forward and rope_backward. True if q and k are normed head by head; with
+ * one head that equals the norm over its full width. */
+bool check_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const void *stats,
+                Attention a);
 
-/* The arguments of operations with adapters: m maps between `wide` (x or y) and `xa`, which both exist. Returns the rank r of a
- * part. */
+/* The arguments of operations with adapters: m maps between `wide` (x or y) and `xa`, which both
+ * exist. Returns the rank r of a part. */
 int check_lora_matrix(const char *op, LoraMatrix m, Tensor wide, Tensor xa);
 
 /* The arguments of lora_narrow, lora_widen and lora_dw. They return r too. */
 int check_lora_narrow(Tensor xa, Tensor x, LoraMatrix m);
-int check_lora_widen (Tensor y, Tensor xa, LoraMatrix m, Tensor add);
-int check_lora_dw    (LoraMatrix dm, Tensor xa, Tensor x);
+int check_lora_widen(Tensor y, Tensor xa, LoraMatrix m, Tensor add);
+int check_lora_dw(LoraMatrix dm, Tensor xa, Tensor x);

@@ -6,17 +6,18 @@
 
 #include "kernels/runtime/error.h"
 
-enum { CODES = 256, DECADES = 7, ZERO = 127 };      /* ZERO: the code of 0 in the signed map */
+enum { CODES = 256, DECADES = 7, ZERO = 127 }; /* ZERO: the code of 0 in the signed map */
 
-/* Point i of `points` evenly spaced points in [0.1, 1], as torch.linspace computes it in F32: from the nearer end, with one
- * rounding. */
+/* Point i of `points` evenly spaced points in [0.1, 1], as torch.linspace computes it in F32: from
+ * the nearer end, with one rounding. */
 static float divide_decade(int i, int points)
 {
     const float step = (1 - 0.1f) / (float)(points - 1);
     return i < points / 2 ? fmaf(step, (float)i, 0.1f) : fmaf(-step, (float)(points - 1 - i), 1);
 }
 
-/* Decade i has 2^i values (2^(i+1) in the unsigned map): the midpoints of as many equal parts of [0.1, 1], times 10^(i-6). */
+/* Decade i has 2^i values (2^(i+1) in the unsigned map): the midpoints of as many equal parts of
+ * [0.1, 1], times 10^(i-6). */
 static void fill_map(float *map, bool is_signed)
 {
     static const double decade[DECADES] = { 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1 };
@@ -26,7 +27,8 @@ static void fill_map(float *map, bool is_signed)
     for (int i = 0; i < DECADES; i++) {
         const int parts = is_signed ? 1 << i : 2 << i;
         for (int j = 0; j < parts; j++) {
-            const float middle = (divide_decade(j, parts + 1) + divide_decade(j + 1, parts + 1)) / 2;
+            const float middle =
+                (divide_decade(j, parts + 1) + divide_decade(j + 1, parts + 1)) / 2;
             map[zero + ++rank] = (float)decade[i] * middle;
             if (is_signed)
                 map[zero - rank] = -map[zero + rank];
@@ -75,7 +77,7 @@ void dynamic8_store(Tensor t, size_t first, const float *x, size_t n)
     for (size_t g = 0; g < n; g += DYNAMIC8_GROUP) {
         float top = 0;
         for (size_t i = g; i < g + DYNAMIC8_GROUP; i++)
-            top = fmaxf(top, fabsf(x[i]));              /* NaN counts as 0 */
+            top = fmaxf(top, fabsf(x[i])); /* NaN counts as 0 */
         const float inverse = dynamic8_inverse(top);
         absmax[g / DYNAMIC8_GROUP] = top;
         for (size_t i = g; i < g + DYNAMIC8_GROUP; i++)
@@ -90,14 +92,16 @@ static uint32_t rank_of(uint32_t bits, DType d)
     return (uint32_t)dynamic8_encode(x, d) - (d == DYNAMIC8 ? ZERO : 0);
 }
 
-/* Where the rank grows from r to r + 1 at the float with the bits s, the entry (r + 1) 2^16 - s makes bits + entry cross a
- * multiple of 2^16. If it does not grow, s is the first float after those with these upper bits. */
+/* Where the rank grows from r to r + 1 at the float with the bits s, the entry (r + 1) 2^16 - s
+ * makes bits + entry cross a multiple of 2^16. If it does not grow, s is the first float after
+ * those with these upper bits. */
 void dynamic8_steps(uint32_t steps[DYNAMIC8_STEPS], DType d)
 {
     for (uint32_t i = 0; i < DYNAMIC8_STEPS; i++) {
         uint32_t below = (DYNAMIC8_FIRST + i) << 16, above = below + 0x10000;
         const uint32_t rank = rank_of(below, d);
-        CHECK(rank_of(above - 1, d) <= rank + 1, "the rank of dynamic8 codes grows twice after %08x", below);
+        CHECK(rank_of(above - 1, d) <= rank + 1,
+              "the rank of dynamic8 codes grows twice after %08x", below);
         while (above - below > 1) {
             const uint32_t middle = (below + above) / 2;
             if (rank_of(middle, d) > rank)
@@ -112,7 +116,12 @@ void dynamic8_steps(uint32_t steps[DYNAMIC8_STEPS], DType d)
 Dynamic8Step dynamic8_step(AdamW a)
 {
     const float root = sqrtf(a.correction2);
-    return (Dynamic8Step){ .grad_scale = a.grad_scale, .beta1 = a.beta1, .beta2 = a.beta2, .rest1 = 1 - a.beta1,
-                           .rest2 = 1 - a.beta2, .rate = -a.lr * root / a.correction1, .eps = root * a.eps,
+    return (Dynamic8Step){ .grad_scale = a.grad_scale,
+                           .beta1 = a.beta1,
+                           .beta2 = a.beta2,
+                           .rest1 = 1 - a.beta1,
+                           .rest2 = 1 - a.beta2,
+                           .rate = -a.lr * root / a.correction1,
+                           .eps = root * a.eps,
                            .keep = 1 - a.lr * a.weight_decay };
 }

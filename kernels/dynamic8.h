@@ -1,22 +1,24 @@
-/* The 8-bit moments of bitsandbytes [Dettmers et al. 2022, arXiv 2110.02861, sec. 2 and app. F; bitsandbytes 0.50]: a code
- * names one of the 256 values of a map, and a group of 256 shares the scale max|x|, an F32: x = scale map[code].
+/* The 8-bit moments of bitsandbytes [Dettmers et al. 2022, arXiv 2110.02861, sec. 2 and app. F;
+ * bitsandbytes 0.50]: a code names one of the 256 values of a map, and a group of 256 shares the
+ * scale max|x|, an F32: x = scale map[code].
  *
- * The maps are dynamic: seven decades below 1. The highest decade has half of all values; each lower one has half as many as the
- * next. DYNAMIC8, for m: 0 is code 127, codes 128 + i and 126 - i have opposite values, and 255 is 1, without an opposite.
- * UDYNAMIC8, for v: 0 is code 0, 255 is 1.
+ * The maps are dynamic: seven decades below 1. The highest decade has half of all values; each
+ * lower one has half as many as the next. DYNAMIC8, for m: 0 is code 127, codes 128 + i and 126 - i
+ * have opposite values, and 255 is 1, without an opposite. UDYNAMIC8, for v: 0 is code 0, 255 is 1.
  *
- * The code of x is that of the value nearest to x (1 / max|x|); product and quotient are rounded to F32. The midpoint of two values
- * is rounded to F32 too, and goes to the even code. NaN counts as 0. A negative number, also -0, gets code 126 at most, never 127
- * (0), so that it keeps its sign (bitsandbytes does this in m's update; positive numbers may become 0).
- * DIFFERS: in a group of zeros bitsandbytes divides 0 by 0, whose code depends on the back end; here all codes are that of 0. The
- * same if 1 / max|x| is not a normal float: max|x| < 2^-126 or >= 2^126. */
+ * The code of x is that of the value nearest to x (1 / max|x|); product and quotient are rounded to
+ * F32. The midpoint of two values is rounded to F32 too, and goes to the even code. NaN counts as
+ * 0. A negative number, also -0, gets code 126 at most, never 127 (0), so that it keeps its sign
+ * (bitsandbytes does this in m's update; positive numbers may become 0). DIFFERS: in a group of
+ * zeros bitsandbytes divides 0 by 0, whose code depends on the back end; here all codes are that of
+ * 0. The same if 1 / max|x| is not a normal float: max|x| < 2^-126 or >= 2^126. */
 #pragma once
 #include "kernels/kernels.h"
 #include "kernels/random.h"
 
-const float *dynamic8_map(DType d);                     /* 256 values, ascending, indexed by code */
-float        dynamic8_inverse(float absmax);            /* 1 / absmax; 0 where that counts as 0 */
-uint8_t      dynamic8_encode(float x, DType d);         /* the code of x = m (1 / max|m|) */
+const float *dynamic8_map(DType d);        /* 256 values, ascending, indexed by code */
+float dynamic8_inverse(float absmax);      /* 1 / absmax; 0 where that counts as 0 */
+uint8_t dynamic8_encode(float x, DType d); /* the code of x = m (1 / max|m|) */
 
 /* The code of the map's value nearest to x, whatever the signs. NaN: 0. */
 HOST_DEVICE static inline uint8_t dynamic8_nearest(const float *map, float x)
@@ -34,20 +36,21 @@ HOST_DEVICE static inline uint8_t dynamic8_nearest(const float *map, float x)
 }
 
 /* As tensor_load and tensor_store of values.h. */
-void dynamic8_load (float *x, Tensor t, size_t first, size_t n);
+void dynamic8_load(float *x, Tensor t, size_t first, size_t n);
 void dynamic8_store(Tensor t, size_t first, const float *x, size_t n);
 
-/* ---- the search as a table ---------------------------------------------------------------------------------- */
+/* ---- the search as a table ------------------------------------------------------------------- */
 
-/* Let the rank of |x| be the number of values of the map between 0 and the value nearest to |x|. It grows with the bits of the
- * float, at most once among floats with the same upper 16 bits. So one entry per upper half is enough: bits + steps[(bits >> 16) -
- * DYNAMIC8_FIRST] has the rank in its third byte. Floats from 2^-23 to 1 + 2^-7; smaller ones have rank 0. */
+/* Let the rank of |x| be the number of values of the map between 0 and the value nearest to |x|. It
+ * grows with the bits of the float, at most once among floats with the same upper 16 bits. So one
+ * entry per upper half is enough: bits + steps[(bits >> 16) - DYNAMIC8_FIRST] has the rank in its
+ * third byte. Floats from 2^-23 to 1 + 2^-7; smaller ones have rank 0. */
 enum { DYNAMIC8_FIRST = 0x3400, DYNAMIC8_STEPS = 0x3f80 - DYNAMIC8_FIRST + 1 };
 
 void dynamic8_steps(uint32_t steps[DYNAMIC8_STEPS], DType d);
 
-/* Four codes of DYNAMIC8 from four ranks. negative: 0xff in the bytes of negative numbers. Their rank is at least 1, and 128
- * becomes 127 here, since there is no -1. */
+/* Four codes of DYNAMIC8 from four ranks. negative: 0xff in the bytes of negative numbers. Their
+ * rank is at least 1, and 128 becomes 127 here, since there is no -1. */
 HOST_DEVICE static inline uint32_t dynamic8_codes(uint32_t ranks, uint32_t negative)
 {
     const uint32_t zero = 0x7f7f7f7fu;
@@ -55,14 +58,14 @@ HOST_DEVICE static inline uint32_t dynamic8_codes(uint32_t ranks, uint32_t negat
     return (ranks ^ (negative & zero)) + (zero & ~negative);
 }
 
-/* ---- constants of a step of adamw8bit ------------------------------------------------------------------------ */
+/* ---- constants of a step of adamw8bit -------------------------------------------------------- */
 
 typedef struct {
     float grad_scale, beta1, beta2;
-    float rest1, rest2;                 /* 1 - beta1, 1 - beta2          */
-    float rate;                         /* -lr sqrt(c2) / c1             */
-    float eps;                          /* sqrt(c2) eps                  */
-    float keep;                         /* 1 - lr weight_decay           */
+    float rest1, rest2; /* 1 - beta1, 1 - beta2 */
+    float rate;         /* -lr sqrt(c2) / c1 */
+    float eps;          /* sqrt(c2) eps */
+    float keep;         /* 1 - lr weight_decay */
 } Dynamic8Step;
 
 Dynamic8Step dynamic8_step(AdamW a);

@@ -2,25 +2,30 @@
 #pragma once
 #include "kernels/tensor.h"
 
-float    bf16_decode(uint16_t code);
-uint16_t bf16_encode(float x);                  /* to nearest, ties to even; NaN: 0x7fff */
-float    fp8_decode (uint8_t code, DType d);
-uint8_t  fp8_encode (float x, DType d);         /* to nearest, ties to even; saturates, also infinities; NaN: 0x7f */
-float    fp8_max    (DType d);                  /* largest finite value: 448 or 57344 */
-float    fp8_scale  (float amax, DType d);      /* S of a whole tensor, F32 */
-float    fp8_headroom(DType d);                 /* h of scale_is_reused: 2 or 8 */
-uint16_t fp8_moment_scale(float amax, DType d); /* S of a group of a moment without expansion: BF16, rounded up */
+float bf16_decode(uint16_t code);
+uint16_t bf16_encode(float x); /* to nearest, ties to even; NaN: 0x7fff */
+float fp8_decode(uint8_t code, DType d);
+/* to nearest, ties to even; saturates, also infinities; NaN: 0x7f */
+uint8_t fp8_encode(float x, DType d);
+float fp8_max(DType d);               /* largest finite value: 448 or 57344 */
+float fp8_scale(float amax, DType d); /* S of a whole tensor, F32 */
+float fp8_headroom(DType d);          /* h of scale_is_reused: 2 or 8 */
+/* S of a group of a moment without expansion: BF16, rounded up */
+uint16_t fp8_moment_scale(float amax, DType d);
 
-/* S of a group of activations in a byte, chosen so that the group's largest value is almost exact; 255: NaN. */
-uint8_t  fp8_group_scale(float amax, DType d);
-float    fp8_group_value(uint8_t scale, DType d);
+/* S of a group of activations in a byte, chosen so that the group's largest value is almost exact;
+ * 255: NaN. */
+uint8_t fp8_group_scale(float amax, DType d);
+float fp8_group_value(uint8_t scale, DType d);
 
-/* S and k of an expanded group in 32 bits: S with 24, as F32 without sign and its last 7 bits, rounded up; k = 1/16 .. 16 with
- * 8. NOTE: a maximum cannot fall by less than the resolution of S, and a moment with beta2 = 0.999 falls by 2^-10 a step. */
-uint32_t fp8_pair      (float amax, float k, DType d);
-float    fp8_pair_scale(uint32_t pair);
-float    fp8_pair_power(uint32_t pair);
+/* S and k of an expanded group in 32 bits: S with 24, as F32 without sign and its last 7 bits,
+ * rounded up; k = 1/16 .. 16 with
+ * 8. NOTE: a maximum cannot fall by less than the resolution of S, and a moment with beta2 = 0.999
+ *    falls by 2^-10 a step. */
+uint32_t fp8_pair(float amax, float k, DType d);
+float fp8_pair_scale(uint32_t pair);
+float fp8_pair_power(uint32_t pair);
 /* k of a group whose magnitudes lie between b and a. */
-float    fp8_expansion_power(float a, float b, DType d);
+float fp8_expansion_power(float a, float b, DType d);
 
-float    abs_max    (const float *x, size_t n); /* NaN counts as 0 */
+float abs_max(const float *x, size_t n); /* NaN counts as 0 */

@@ -1,5 +1,5 @@
-/* GPTQ of one layer, from its operations and GEMMs. GEMMs take whole matrices, so that there are few shapes; they also sum over the
- * zero half of C. */
+/* GPTQ of one layer, from its operations and GEMMs. GEMMs take whole matrices, so that there are
+ * few shapes; they also sum over the zero half of C. */
 #include "kernels/gptq.h"
 
 #include <math.h>
@@ -15,12 +15,12 @@ enum { MORE_DAMPING = 10, TRIES = 4 };
 
 /* Device memory while a layer is worked on. */
 typedef struct {
-    void   *memory;
-    Tensor  m, c;                   /* (I,I): see gptq_factor; CT */
-    Tensor  e, y;                   /* (O,I): W - scale * code; e C */
-    Tensor  sums;                   /* (O,GPTQ_COLUMNS) */
-    float  *diagonal, *total;       /* (I); [1] */
-    int    *order, *failed;         /* (I); [1] */
+    void *memory;
+    Tensor m, c;             /* (I,I): see gptq_factor; CT */
+    Tensor e, y;             /* (O,I): W - scale * code; e C */
+    Tensor sums;             /* (O,GPTQ_COLUMNS) */
+    float *diagonal, *total; /* (I); [1] */
+    int *order, *failed;     /* (I); [1] */
 } Work;
 
 static void place(Work *k, Arena *a, int O, int I)
@@ -48,9 +48,12 @@ static Work open_work(int O, int I)
     return k;
 }
 
-/* ---- the order ------------------------------------------------------------------------------------------------ */
+/* ---- the order ------------------------------------------------------------------------------- */
 
-typedef struct { float value; int column; } Weighed;
+typedef struct {
+    float value;
+    int column;
+} Weighed;
 
 static int by_falling_value(const void *a, const void *b)
 {
@@ -83,7 +86,7 @@ static double choose_order(const Work *k, Tensor h, bool ordered)
     return sum / (double)I;
 }
 
-/* ---- the factor ----------------------------------------------------------------------------------------------- */
+/* ---- the factor ------------------------------------------------------------------------------ */
 
 static int rows_from(int first, int all)
 {
@@ -116,18 +119,21 @@ static double find_factor(const Work *k, Tensor h, double mean, double damping)
     return 0;
 }
 
-/* ---- codes ---------------------------------------------------------------------------------------------------- */
+/* ---- codes ----------------------------------------------------------------------------------- */
 
-static void choose_codes(const Work *k, int8_t *codes, Tensor values, GptqWeights w, bool to_nearest)
+static void choose_codes(const Work *k, int8_t *codes, Tensor values, GptqWeights w,
+                         bool to_nearest)
 {
     const int O = w.w.rows, I = w.w.cols;
     device_zero(k->e.data, tensor_bytes(k->e));
     for (int first = 0; first < I; first += GPTQ_COLUMNS) {
         const int count = rows_from(first, I);
-        const Tensor sums = tensor_at(k->sums.data, k->sums.format, O, count), c = tensor_rows(k->c, first, count);
+        const Tensor sums = tensor_at(k->sums.data, k->sums.format, O, count),
+                     c = tensor_rows(k->c, first, count);
         if (!to_nearest)
             matmul(sums, k->e, c, NONE);
-        gptq_columns(codes, values, k->e, w, to_nearest ? NONE : sums, to_nearest ? NONE : c, first, count);
+        gptq_columns(codes, values, k->e, w, to_nearest ? NONE : sums, to_nearest ? NONE : c, first,
+                     count);
     }
 }
 
@@ -142,7 +148,8 @@ static double measure(const Work *k)
     return (double)total;
 }
 
-GptqResult gptq(int8_t *codes, Tensor values, Tensor w, const float *scale, int group, Tensor h, double damping, bool ordered)
+GptqResult gptq(int8_t *codes, Tensor values, Tensor w, const float *scale, int group, Tensor h,
+                double damping, bool ordered)
 {
     Work k = open_work(w.rows, w.cols);
     const double mean = choose_order(&k, h, ordered);
@@ -159,7 +166,7 @@ GptqResult gptq(int8_t *codes, Tensor values, Tensor w, const float *scale, int 
     return r;
 }
 
-/* ---- checks --------------------------------------------------------------------------------------------------- */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 void gptq_check_f32(const char *op, Tensor t, int rows, int cols)
 {
@@ -170,11 +177,12 @@ void gptq_check_f32(const char *op, Tensor t, int rows, int cols)
 void gptq_check_rows(const char *op, Tensor m, int first)
 {
     gptq_check_f32(op, m, m.rows, m.cols);
-    CHECK(m.rows <= GPTQ_COLUMNS && first >= 0 && first + m.rows <= m.cols, "%s: %d rows from %d on, of %d", op, m.rows, first,
-          m.cols);
+    CHECK(m.rows <= GPTQ_COLUMNS && first >= 0 && first + m.rows <= m.cols,
+          "%s: %d rows from %d on, of %d", op, m.rows, first, m.cols);
 }
 
-void gptq_check_columns(const char *op, Tensor values, Tensor e, GptqWeights w, Tensor sums, Tensor c, int first, int count)
+void gptq_check_columns(const char *op, Tensor values, Tensor e, GptqWeights w, Tensor sums,
+                        Tensor c, int first, int count)
 {
     const int O = w.w.rows, I = w.w.cols;
     gptq_check_f32(op, w.w, O, I);
@@ -182,9 +190,10 @@ void gptq_check_columns(const char *op, Tensor values, Tensor e, GptqWeights w, 
     check_tensor(op, "values", values, O, I);
     check_plain(op, "values", values);
     CHECK(w.group > 0 && I % w.group == 0, "%s: groups of %d in rows of %d", op, w.group, I);
-    CHECK(count > 0 && count <= GPTQ_COLUMNS && first >= 0 && first + count <= I, "%s: %d columns from %d on, of %d", op, count,
-          first, I);
-    CHECK(!c.data == !sums.data, "%s: c without sums, or sums without c; expected both or neither", op);
+    CHECK(count > 0 && count <= GPTQ_COLUMNS && first >= 0 && first + count <= I,
+          "%s: %d columns from %d on, of %d", op, count, first, I);
+    CHECK(!c.data == !sums.data, "%s: c without sums, or sums without c; expected both or neither",
+          op);
     if (c.data) {
         gptq_check_f32(op, c, count, I);
         gptq_check_f32(op, sums, O, count);

@@ -11,9 +11,22 @@
 const float *nf4_map(void)
 {
     static const float map[16] = {
-        -1, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f, -0.18477343022823334f,
-        -0.09105003625154495f, 0, 0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
-        0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1,
+        -1,
+        -0.6961928009986877f,
+        -0.5250730514526367f,
+        -0.39491748809814453f,
+        -0.28444138169288635f,
+        -0.18477343022823334f,
+        -0.09105003625154495f,
+        0,
+        0.07958029955625534f,
+        0.16093020141124725f,
+        0.24611230194568634f,
+        0.33791524171829224f,
+        0.44070982933044434f,
+        0.5626170039176941f,
+        0.7229568362236023f,
+        1,
     };
     return map;
 }
@@ -67,8 +80,9 @@ void nf4_check_source(const char *op, Tensor w, size_t first, size_t count)
     check_tensor(op, "w", w, w.rows, w.cols);
     check_plain(op, "w", w);
     const size_t groups = nf4_groups((size_t)w.rows, (size_t)w.cols);
-    CHECK(groups > 0 && first <= groups && count <= groups - first, "%s: %zu groups from %zu on, of (%d, %d), which has %zu", op,
-          count, first, w.rows, w.cols, groups);
+    CHECK(groups > 0 && first <= groups && count <= groups - first,
+          "%s: %zu groups from %zu on, of (%d, %d), which has %zu", op, count, first, w.rows,
+          w.cols, groups);
 }
 
 void nf4_check_matrix(const char *op, Tensor y, Nf4 x)
@@ -76,8 +90,8 @@ void nf4_check_matrix(const char *op, Tensor y, Nf4 x)
     int rows = 0;
     for (int i = 0; i < x.num_parts; i++)
         rows += x.rows[i];
-    CHECK(!x.group != !x.plain && x.num_parts >= 1 && x.num_parts <= 3 && rows == y.rows, "%s: %d rows in %d parts; y has %d", op, rows,
-          x.num_parts, y.rows);
+    CHECK(!x.group != !x.plain && x.num_parts >= 1 && x.num_parts <= 3 && rows == y.rows,
+          "%s: %d rows in %d parts; y has %d", op, rows, x.num_parts, y.rows);
     CHECK(tensor_exists(y), "%s: there is no y", op);
     CHECK(!format_has_scales(y.format) || (format_is_fp8(y.format) && !y.format.group && y.scale),
           "%s: y is %s; expected f32, bf16 or FP8 with one scale", op, format_name(y.format));

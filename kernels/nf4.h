@@ -1,40 +1,44 @@
-/* NF4 with double quantization, as QLoRA and bitsandbytes define it [Dettmers et al. 2023, arXiv 2305.14314, sec. 3; bitsandbytes
- * 0.49, quantize_4bit with compress_statistics on a GPU]. A block is 64 consecutive elements of a tensor in row-major order; absmax
- * is its largest magnitude, and each element becomes absmax times the nearest of 16 values. The tensor's offset, the mean of its
- * absmaxes, is subtracted from them. `nested` is the largest magnitude among 256 such differences, and each becomes nested times
- * the nearest of 256 values (DYNAMIC8, kernels/dynamic8.h, without its rule of signs). x / max is x (1/max), with quotient and
- * product rounded to F32. In a block of zeros that is NaN, whose code is 0: its elements become -1 times its rounded absmax.
- * DIFFERS: the mean is a sum in F64, rounded once; bitsandbytes' is a sum in F32, in torch's order. 1/max is rounded to nearest; on
- * a GPU bitsandbytes approximates it. On a CPU bitsandbytes differs in three ways: where a midpoint of two of the 16 values is no
- * F32; it rounds quotients to BF16 in the last block of a BF16 tensor if that is not full; and it uses -1 for the lowest of the 256
- * values, which is -0.993. */
+/* NF4 with double quantization, as QLoRA and bitsandbytes define it [Dettmers et al. 2023, arXiv
+ * 2305.14314, sec. 3; bitsandbytes 0.49, quantize_4bit with compress_statistics on a GPU]. A block
+ * is 64 consecutive elements of a tensor in row-major order; absmax is its largest magnitude, and
+ * each element becomes absmax times the nearest of 16 values. The tensor's offset, the mean of its
+ * absmaxes, is subtracted from them. `nested` is the largest magnitude among 256 such differences,
+ * and each becomes nested times the nearest of 256 values (DYNAMIC8, kernels/dynamic8.h, without
+ * its rule of signs). x / max is x (1/max), with quotient and product rounded to F32. In a block of
+ * zeros that is NaN, whose code is 0: its elements become -1 times its rounded absmax. DIFFERS: the
+ * mean is a sum in F64, rounded once; bitsandbytes' is a sum in F32, in torch's order. 1/max is
+ * rounded to nearest; on a GPU bitsandbytes approximates it. On a CPU bitsandbytes differs in three
+ * ways: where a midpoint of two of the 16 values is no F32; it rounds quotients to BF16 in the last
+ * block of a BF16 tensor if that is not full; and it uses -1 for the lowest of the 256 values,
+ * which is -0.993. */
 #pragma once
 #include "kernels/random.h"
 #include "kernels/tensor.h"
 
 enum { NF4_BLOCK = 64, NF4_GROUP = 256 * NF4_BLOCK };
 
-/* NF4_GROUP consecutive elements of a tensor as stored. The last group of a tensor is padded with zeros. Value of element i:
- * nf4_map()[code] * (nested * map[absmax[i / 64]] + offset), each operation rounded to F32. */
+/* NF4_GROUP consecutive elements of a tensor as stored. The last group of a tensor is padded with
+ * zeros. Value of element i: nf4_map()[code] * (nested * map[absmax[i / 64]] + offset), each
+ * operation rounded to F32. */
 typedef struct {
-    uint8_t  codes[NF4_GROUP / 2];           /* element 2i in the high half of byte i                              */
-    uint8_t  absmax[NF4_GROUP / NF4_BLOCK];
-    float    nested, offset;                 /* offset: that of the tensor, in each group                          */
-    uint32_t unused[2];                      /* 0: groups are 16-byte aligned                                      */
+    uint8_t codes[NF4_GROUP / 2]; /* element 2i in the high half of byte i */
+    uint8_t absmax[NF4_GROUP / NF4_BLOCK];
+    float nested, offset; /* offset: that of the tensor, in each group */
+    uint32_t unused[2];   /* 0: groups are 16-byte aligned */
 } Nf4Group;
 
 /* The same without double quantization: absmax is stored as F32. */
 typedef struct {
-    uint8_t  codes[NF4_GROUP / 2];
-    float    absmax[NF4_GROUP / NF4_BLOCK];
+    uint8_t codes[NF4_GROUP / 2];
+    float absmax[NF4_GROUP / NF4_BLOCK];
 } Nf4PlainGroup;
 
-/* A matrix of up to three tensors, one below the other, with rows[i] rows each: the groups of the first tensor, then of the
- * next. */
+/* A matrix of up to three tensors, one below the other, with rows[i] rows each: the groups of the
+ * first tensor, then of the next. */
 typedef struct {
-    const Nf4Group      *group;              /* device memory, 16-byte aligned; NULL: ... */
-    const Nf4PlainGroup *plain;              /* ... these are used              */
-    int                  num_parts, rows[3];
+    const Nf4Group *group;      /* device memory, 16-byte aligned; NULL: ... */
+    const Nf4PlainGroup *plain; /* ... these are used */
+    int num_parts, rows[3];
 } Nf4;
 
 static inline size_t nf4_group_bytes(bool plain)
@@ -42,32 +46,35 @@ static inline size_t nf4_group_bytes(bool plain)
     return plain ? sizeof(Nf4PlainGroup) : sizeof(Nf4Group);
 }
 
-static inline size_t nf4_groups(size_t rows, size_t cols)       /* of one tensor */
+static inline size_t nf4_groups(size_t rows, size_t cols) /* of one tensor */
 {
     return (rows * cols + NF4_GROUP - 1) / NF4_GROUP;
 }
 
-const float *nf4_map(void);                  /* 16 values, ascending, indexed by code */
+const float *nf4_map(void); /* 16 values, ascending, indexed by code */
 
-/* *offset, a float of device memory = the mean of the absmaxes of w, a whole tensor in F32 or BF16. */
+/* *offset, a float of device memory = the mean of the absmaxes of w, a whole tensor in F32 or
+ * BF16. */
 void nf4_offset(float *offset, Tensor w);
 
-/* Groups first .. first + count - 1 of the whole tensor w, with its offset; plain: without double quantization. */
-void nf4_quantize      (Nf4Group *to, Tensor w, const float *offset, size_t first, size_t count);
+/* Groups first .. first + count - 1 of the whole tensor w, with its offset; plain: without double
+ * quantization. */
+void nf4_quantize(Nf4Group *to, Tensor w, const float *offset, size_t first, size_t count);
 void nf4_quantize_plain(Nf4PlainGroup *to, Tensor w, size_t first, size_t count);
 
-/* y (rows, cols) = the matrix, in F32 or BF16, rounded once to nearest even; or as FP8 codes with y's one scale, where y.data or
- * y.data_t may be NULL: not written. */
+/* y (rows, cols) = the matrix, in F32 or BF16, rounded once to nearest even; or as FP8 codes with
+ * y's one scale, where y.data or y.data_t may be NULL: not written. */
 void nf4_dequantize(Tensor y, Nf4 x);
 
-/* *amax, a float of device memory = the larger of *amax and the largest magnitude in groups first .. first + count - 1 of the
- * matrix x (.., cols): the largest absmax of its blocks, since one element of each block is 1 or -1 times absmax. x.group or
- * x.plain points to group `first`. */
+/* *amax, a float of device memory = the larger of *amax and the largest magnitude in groups first
+ * .. first + count - 1 of the matrix x (.., cols): the largest absmax of its blocks, since one
+ * element of each block is 1 or -1 times absmax. x.group or x.plain points to group `first`. */
 void nf4_amax(float *amax, Nf4 x, int cols, size_t first, size_t count);
 
-/* ---- for both back ends -------------------------------------------------------------------------------------- */
+/* ---- for both back ends ---------------------------------------------------------------------- */
 
-/* The code of x = w (1/absmax): that of the nearest value. The midpoint of two values, rounded to F32, goes to the lower one. */
+/* The code of x = w (1/absmax): that of the nearest value. The midpoint of two values, rounded to
+ * F32, goes to the lower one. */
 HOST_DEVICE static inline uint8_t nf4_nearest(const float *map, float x)
 {
     int code = 0;
@@ -80,24 +87,27 @@ HOST_DEVICE static inline uint8_t nf4_nearest(const float *map, float x)
 HOST_DEVICE static inline int nf4_blocks(Nf4 x, int cols, size_t group)
 {
     for (int i = 0; i < x.num_parts; i++) {
-        const size_t numel = (size_t)x.rows[i] * (size_t)cols, groups = (numel + NF4_GROUP - 1) / NF4_GROUP;
+        const size_t numel = (size_t)x.rows[i] * (size_t)cols,
+                     groups = (numel + NF4_GROUP - 1) / NF4_GROUP;
         if (group < groups) {
             const size_t left = numel - group * NF4_GROUP;
-            return left < NF4_GROUP ? (int)((left + NF4_BLOCK - 1) / NF4_BLOCK) : NF4_GROUP / NF4_BLOCK;
+            return left < NF4_GROUP ? (int)((left + NF4_BLOCK - 1) / NF4_BLOCK)
+                                    : NF4_GROUP / NF4_BLOCK;
         }
         group -= groups;
     }
     return 0;
 }
 
-/* On the host. nf4_absmax: that of block `block` of group `group`, as it decodes. nf4_copy_block: block i of plain groups = block k
- * of x, both counted from the first block of the first group. */
-float  nf4_absmax    (Nf4 x, size_t group, size_t block);
-void   nf4_copy_block(Nf4PlainGroup *to, size_t i, Nf4 x, size_t k);
+/* On the host. nf4_absmax: that of block `block` of group `group`, as it decodes. nf4_copy_block:
+ * block i of plain groups = block k of x, both counted from the first block of the first group. */
+float nf4_absmax(Nf4 x, size_t group, size_t block);
+void nf4_copy_block(Nf4PlainGroup *to, size_t i, Nf4 x, size_t k);
 
-/* On the host. nf4_encode_group: a group of n elements x of a tensor with this offset. nf4_encode_blocks: codes, which must be 0
- * before, and absmaxes of its blocks; returns the number of blocks. */
-void   nf4_encode_group (Nf4Group *to, const float *x, size_t n, float offset);
+/* On the host. nf4_encode_group: a group of n elements x of a tensor with this offset.
+ * nf4_encode_blocks: codes, which must be 0 before, and absmaxes of its blocks; returns the number
+ * of blocks. */
+void nf4_encode_group(Nf4Group *to, const float *x, size_t n, float offset);
 size_t nf4_encode_blocks(uint8_t *codes, float *absmax, const float *x, size_t n);
 
 /* Die if arguments of these operations are invalid. */

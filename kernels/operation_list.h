@@ -1,200 +1,202 @@
-/* OP(name, parameters, arguments, what it reads and writes): one row for each operation. kernels.h, nf4.h, gptq.h, collectives.h or
- * runtime/device.h specify it; operations.c defines the words of the last column, which also
- * names products and ranks.
+/* OP(name, parameters, arguments, what it reads and writes): one row for each operation. kernels.h,
+ * nf4.h, gptq.h, collectives.h or runtime/device.h specify it; operations.c defines the words of
+ * the last column, which also names products and ranks.
  *
- * test_operations finds accesses that a row forgets: it lets each operation see only the memory that its row names. */
+ * test_operations finds accesses that a row forgets: it lets each operation see only the memory
+ * that its row names. */
 
 /* ---- formats */
-OP(quantize,             (Tensor y, Tensor x), (y, x),
-   IN(x), OUT(y))
-OP(quantize_with_amax,   (Tensor y, Tensor x, const float *amax), (y, x, amax),
-   IN(x), MEMORY(amax, sizeof *amax, READS), OUT(y))
-OP(quantize_scale,       (Tensor y, Tensor x), (y, x),
-   IN(x), SCALE(y))
-OP(quantize_scale_from,  (Tensor y, const float *amax), (y, amax),
-   MEMORY(amax, sizeof *amax, READS), SCALE(y))
-OP(quantize_codes,       (Tensor y, Tensor x), (y, x),
-   IN(x), OUT_AS_SCALED(y))
-OP(quantize_in_range,    (Tensor y, Tensor x), (y, x),
-   IN(x), OUT(y))
-OP(expand_operand,       (Tensor y, Tensor x), (y, x),
-   IN(x), OUT(y), TRANSPOSED(x, WRITES))
-OP(init_normal,          (Tensor w, float std, float cutoff, uint64_t seed, uint64_t first), (w, std, cutoff, seed, first),
-   OUT(w))
-OP(init_constant,        (Tensor w, float value), (w, value),
-   OUT(w))
+OP(quantize, (Tensor y, Tensor x), (y, x), IN(x), OUT(y))
+OP(quantize_with_amax, (Tensor y, Tensor x, const float *amax), (y, x, amax), IN(x),
+   MEMORY(amax, sizeof *amax, READS), OUT(y))
+OP(quantize_scale, (Tensor y, Tensor x), (y, x), IN(x), SCALE(y))
+OP(quantize_scale_from, (Tensor y, const float *amax), (y, amax), MEMORY(amax, sizeof *amax, READS),
+   SCALE(y))
+OP(quantize_codes, (Tensor y, Tensor x), (y, x), IN(x), OUT_AS_SCALED(y))
+OP(quantize_in_range, (Tensor y, Tensor x), (y, x), IN(x), OUT(y))
+OP(expand_operand, (Tensor y, Tensor x), (y, x), IN(x), OUT(y), TRANSPOSED(x, WRITES))
+OP(init_normal, (Tensor w, float std, float cutoff, uint64_t seed, uint64_t first),
+   (w, std, cutoff, seed, first), OUT(w))
+OP(init_constant, (Tensor w, float value), (w, value), OUT(w))
 
 /* ---- embedding */
-OP(embedding_forward,    (Tensor y, const TokenAt *sorted, Tensor w), (y, sorted, w),
+OP(embedding_forward, (Tensor y, const TokenAt *sorted, Tensor w), (y, sorted, w),
    MEMORY(sorted, (size_t)y.rows * sizeof *sorted, READS), IN(w), OUT(y))
-OP(embedding_backward,   (Tensor dw, const TokenAt *sorted, Tensor dy), (dw, sorted, dy),
+OP(embedding_backward, (Tensor dw, const TokenAt *sorted, Tensor dy), (dw, sorted, dy),
    MEMORY(sorted, (size_t)dy.rows * sizeof *sorted, READS), IN(dy), SUM(dw))
 
 /* ---- rows of images */
-OP(gelu_forward,         (Tensor y, Tensor x), (y, x),
-   IN(x), OUT(y))
-OP(gelu_backward,        (Tensor dx, Tensor dy, Tensor x), (dx, dy, x),
-   IN(dy), IN(x), OUT(dx))
-OP(place_rows,           (Tensor y, const int *at, Tensor x), (y, at, x),
+OP(gelu_forward, (Tensor y, Tensor x), (y, x), IN(x), OUT(y))
+OP(gelu_backward, (Tensor dx, Tensor dy, Tensor x), (dx, dy, x), IN(dy), IN(x), OUT(dx))
+OP(place_rows, (Tensor y, const int *at, Tensor x), (y, at, x),
    MEMORY(at, (size_t)x.rows * sizeof *at, READS), IN(x), CODES(y, READS | WRITES))
-OP(take_rows,            (Tensor x, const int *at, Tensor y), (x, at, y),
+OP(take_rows, (Tensor x, const int *at, Tensor y), (x, at, y),
    MEMORY(at, (size_t)x.rows * sizeof *at, READS), CODES(y, READS | WRITES), OUT(x))
 
 /* ---- normalization */
-OP(norm_forward,         (Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm,
-                          ForwardSource from), (y, x, stats, stream, w, residual, norm, from),
-   IN(stream), IN(w), IN(residual), OUT(x), FLOATS(stats, x.rows, 2, WRITES), OUT(y))
-OP(norm_recompute,       (Tensor y, Tensor x, const float *stats, Tensor w), (y, x, stats, w),
-   IN(x), FLOATS(stats, x.rows, 2, READS), IN(w), OUT_AS_SCALED(y))
-OP(norm_backward,        (Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
-                          bool accumulate), (dx, amax, dw, dy, x, stats, w, norm, accumulate),
-   IN(dy), IN(x), FLOATS(stats, x.rows, 2, READS), IN(w), IN_IF(accumulate, dx), OUT(dx), SUM(dw),
+OP(norm_forward,
+   (Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm,
+    ForwardSource from),
+   (y, x, stats, stream, w, residual, norm, from), IN(stream), IN(w), IN(residual), OUT(x),
+   FLOATS(stats, x.rows, 2, WRITES), OUT(y))
+OP(norm_recompute, (Tensor y, Tensor x, const float *stats, Tensor w), (y, x, stats, w), IN(x),
+   FLOATS(stats, x.rows, 2, READS), IN(w), OUT_AS_SCALED(y))
+OP(norm_backward,
+   (Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
+    bool accumulate),
+   (dx, amax, dw, dy, x, stats, w, norm, accumulate), IN(dy), IN(x),
+   FLOATS(stats, x.rows, 2, READS), IN(w), IN_IF(accumulate, dx), OUT(dx), SUM(dw),
    MEMORY(amax, sizeof *amax, WRITES))
 
 /* ---- linear */
-OP(matmul,               (Tensor y, Tensor x, Tensor w, Tensor add), (y, x, w, add),
-   IN(x), IN(w), IN(add), OUT(y), PRODUCTS(x.rows, w.rows, x.cols, x))
-OP(fold_channels,        (Tensor y, Tensor w, const float *channel), (y, w, channel),
-   IN(w), FLOATS(channel, w.cols, 1, READS), CODES(y, WRITES), SCALE(y))
-OP(matmul_dx,            (Tensor dx, Tensor dy, Tensor w, bool accumulate), (dx, dy, w, accumulate),
-   IN(dy), IN_TRANSPOSED(w), IN_IF(accumulate, dx), OUT(dx), PRODUCTS(dy.rows, dx.cols, dy.cols, dy))
-OP(matmul_dw,            (Tensor dw, Tensor dy, Tensor x), (dw, dy, x),
-   IN_TRANSPOSED_IF(dw.data, dy), IN_TRANSPOSED_IF(dw.data, x), CHANNELS_IF(dw.data, x, READS), SUM(dw),
+OP(matmul, (Tensor y, Tensor x, Tensor w, Tensor add), (y, x, w, add), IN(x), IN(w), IN(add),
+   OUT(y), PRODUCTS(x.rows, w.rows, x.cols, x))
+OP(fold_channels, (Tensor y, Tensor w, const float *channel), (y, w, channel), IN(w),
+   FLOATS(channel, w.cols, 1, READS), CODES(y, WRITES), SCALE(y))
+OP(matmul_dx, (Tensor dx, Tensor dy, Tensor w, bool accumulate), (dx, dy, w, accumulate), IN(dy),
+   IN_TRANSPOSED(w), IN_IF(accumulate, dx), OUT(dx), PRODUCTS(dy.rows, dx.cols, dy.cols, dy))
+OP(matmul_dw, (Tensor dw, Tensor dy, Tensor x), (dw, dy, x), IN_TRANSPOSED_IF(dw.data, dy),
+   IN_TRANSPOSED_IF(dw.data, x), CHANNELS_IF(dw.data, x, READS), SUM(dw),
    PRODUCTS(dw.data ? dw.rows : 0, dw.cols, dy.rows, dy))
-OP(matmul_db,            (Tensor db, Tensor dy), (db, dy),
-   IN_IF(db.data, dy), SUM(db))
+OP(matmul_db, (Tensor db, Tensor dy), (db, dy), IN_IF(db.data, dy), SUM(db))
 
 /* ---- adapters */
-OP(lora_narrow,          (Tensor xa, Tensor x, LoraMatrix m, float scale), (xa, x, m, scale),
-   IN(x), IN(m.w), OUT(xa))
-OP(lora_widen,           (Tensor y, Tensor xa, LoraMatrix m, Tensor add), (y, xa, m, add),
-   IN(xa), IN(m.w), IN(add), OUT(y))
-OP(lora_dw,              (LoraMatrix dm, Tensor xa, Tensor x), (dm, xa, x),
-   IN_IF(dm.w.data, xa), IN_IF(dm.w.data, x), SUM(dm.w))
+OP(lora_narrow, (Tensor xa, Tensor x, LoraMatrix m, float scale), (xa, x, m, scale), IN(x), IN(m.w),
+   OUT(xa))
+OP(lora_widen, (Tensor y, Tensor xa, LoraMatrix m, Tensor add), (y, xa, m, add), IN(xa), IN(m.w),
+   IN(add), OUT(y))
+OP(lora_dw, (LoraMatrix dm, Tensor xa, Tensor x), (dm, xa, x), IN_IF(dm.w.data, xa),
+   IN_IF(dm.w.data, x), SUM(dm.w))
 
 /* ---- attention */
-OP(rope_forward,         (Tensor y, Tensor saved, float *stats, Tensor x, LoraProduct product, Tensor qnorm, Tensor knorm,
-                          Attention a, ForwardSource from), (y, saved, stats, x, product, qnorm, knorm, a, from),
-   IN_WITH(x, product), ANGLES(a), IN(qnorm), IN(knorm), OUT(saved), QK_STATS(stats, x, qnorm, a, WRITES), OUT(y))
-OP(rope_backward,        (Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats, Tensor qnorm,
-                          Tensor knorm, Attention a), (dx, dqnorm, dknorm, dy, x, stats, qnorm, knorm, a),
-   IN(dy), SPOILED(dy), IN_IF(a.clip > 0 || qnorm.data, x), QK_STATS(stats, dy, qnorm, a, READS), IN(qnorm), IN(knorm), ANGLES(a),
-   OUT(dx), SUM(dqnorm), SUM(dknorm))
-OP(attention_forward,    (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs), (y, lse, qkv, a, docs),
-   IN(qkv), STARTS(docs), OUT(y), FLOATS(lse, y.rows, a.H, WRITES), SCRATCH(a),
-   PRODUCTS_OF_KEYS(2, a, docs, qkv))
-OP(attention_backward,   (Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs),
-                         (dqkv, dy, qkv, y, lse, a, docs),
-   IN(dy), IN(qkv), IN(y), FLOATS(lse, y.rows, a.H, READS), STARTS(docs), OUT(dqkv), SCRATCH(a),
-   PRODUCTS_OF_KEYS(5, a, docs, qkv))
-OP(heads_split,          (Tensor y, Tensor x, Attention heads), (y, x, heads),
-   IN(x), OUT(y))
-OP(heads_join,           (Tensor x, Tensor y, Attention heads), (x, y, heads),
-   IN(y), OUT(x))
-OP(attention_cached,     (Tensor y, Tensor qkv, KvCache cache, Attention a), (y, qkv, cache, a),
+OP(rope_forward,
+   (Tensor y, Tensor saved, float *stats, Tensor x, LoraProduct product, Tensor qnorm, Tensor knorm,
+    Attention a, ForwardSource from),
+   (y, saved, stats, x, product, qnorm, knorm, a, from), IN_WITH(x, product), ANGLES(a), IN(qnorm),
+   IN(knorm), OUT(saved), QK_STATS(stats, x, qnorm, a, WRITES), OUT(y))
+OP(rope_backward,
+   (Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats, Tensor qnorm,
+    Tensor knorm, Attention a),
+   (dx, dqnorm, dknorm, dy, x, stats, qnorm, knorm, a), IN(dy), SPOILED(dy),
+   IN_IF(a.clip > 0 || qnorm.data, x), QK_STATS(stats, dy, qnorm, a, READS), IN(qnorm), IN(knorm),
+   ANGLES(a), OUT(dx), SUM(dqnorm), SUM(dknorm))
+OP(attention_forward, (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs),
+   (y, lse, qkv, a, docs), IN(qkv), STARTS(docs), OUT(y), FLOATS(lse, y.rows, a.H, WRITES),
+   SCRATCH(a), PRODUCTS_OF_KEYS(2, a, docs, qkv))
+OP(attention_backward,
+   (Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs),
+   (dqkv, dy, qkv, y, lse, a, docs), IN(dy), IN(qkv), IN(y), FLOATS(lse, y.rows, a.H, READS),
+   STARTS(docs), OUT(dqkv), SCRATCH(a), PRODUCTS_OF_KEYS(5, a, docs, qkv))
+OP(heads_split, (Tensor y, Tensor x, Attention heads), (y, x, heads), IN(x), OUT(y))
+OP(heads_join, (Tensor x, Tensor y, Attention heads), (x, y, heads), IN(y), OUT(x))
+OP(attention_cached, (Tensor y, Tensor qkv, KvCache cache, Attention a), (y, qkv, cache, a),
    IN(qkv), IN(cached(cache.k, 0, cache.length)), IN(cached(cache.v, 0, cache.length)),
-   OUT(cached(cache.k, cache.length, qkv.rows)), OUT(cached(cache.v, cache.length, qkv.rows)), OUT(y))
+   OUT(cached(cache.k, cache.length, qkv.rows)), OUT(cached(cache.v, cache.length, qkv.rows)),
+   OUT(y))
 
 /* ---- MLP */
-OP(swiglu_forward,       (Tensor act, Tensor gate_up, Tensor wide, LoraProduct product, ForwardSource from),
-                         (act, gate_up, wide, product, from),
-   IN_WITH(wide, product), OUT(gate_up), OUT(act), CHANNELS_OUT(act))
-OP(matmul_swiglu,        (Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w), (act, gate_up, wide, x, w),
-   IN(x), IN(w), OUT(wide), OUT(gate_up), OUT(act), CHANNELS_OUT(act),
+OP(swiglu_forward,
+   (Tensor act, Tensor gate_up, Tensor wide, LoraProduct product, ForwardSource from),
+   (act, gate_up, wide, product, from), IN_WITH(wide, product), OUT(gate_up), OUT(act),
+   CHANNELS_OUT(act))
+OP(matmul_swiglu, (Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w),
+   (act, gate_up, wide, x, w), IN(x), IN(w), OUT(wide), OUT(gate_up), OUT(act), CHANNELS_OUT(act),
    PRODUCTS(x.rows, w.rows, x.cols, x))
-OP(swiglu_backward,      (Tensor dgate_up, Tensor act, Tensor dact, LoraProduct product, Tensor gate_up),
-                         (dgate_up, act, dact, product, gate_up),
-   IN_WITH(dact, product), IN(gate_up), OUT_AS_SCALED(act), CHANNELS_IF(true, act, READS), OUT(dgate_up))
-OP(matmul_dx_swiglu,     (Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w, Tensor gate_up),
-                         (dgate_up, act, dact, dy, w, gate_up),
-   IN(dy), IN_TRANSPOSED(w), IN(gate_up), OUT(dact), OUT_AS_SCALED(act), CHANNELS_IF(true, act, READS), OUT(dgate_up),
+OP(swiglu_backward, (Tensor dgate_up, Tensor act, Tensor dact, LoraProduct product, Tensor gate_up),
+   (dgate_up, act, dact, product, gate_up), IN_WITH(dact, product), IN(gate_up), OUT_AS_SCALED(act),
+   CHANNELS_IF(true, act, READS), OUT(dgate_up))
+OP(matmul_dx_swiglu,
+   (Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w, Tensor gate_up),
+   (dgate_up, act, dact, dy, w, gate_up), IN(dy), IN_TRANSPOSED(w), IN(gate_up), OUT(dact),
+   OUT_AS_SCALED(act), CHANNELS_IF(true, act, READS), OUT(dgate_up),
    PRODUCTS(dy.rows, dact.cols, dy.cols, dy))
 
 /* ---- loss */
-OP(cross_entropy,        (Tensor logits, float *loss, float *zloss, const int *target, int vocab, float scale, float z_weight,
-                          bool backward), (logits, loss, zloss, target, vocab, scale, z_weight, backward),
-   IN(logits), MEMORY(target, (size_t)logits.rows * sizeof *target, READS), CODES(logits, backward ? WRITES : 0),
-   FLOATS(loss, logits.rows, 1, WRITES), FLOATS(zloss, logits.rows, 1, WRITES))
-OP(cross_entropy_codes,  (Tensor gradient, float amax, Tensor logits, float *loss, float *zloss, const int *target, int vocab,
-                          float scale, float z_weight), (gradient, amax, logits, loss, zloss, target, vocab, scale, z_weight),
-   IN(logits), MEMORY(target, (size_t)logits.rows * sizeof *target, READS), OUT(gradient),
+OP(cross_entropy,
+   (Tensor logits, float *loss, float *zloss, const int *target, int vocab, float scale,
+    float z_weight, bool backward),
+   (logits, loss, zloss, target, vocab, scale, z_weight, backward), IN(logits),
+   MEMORY(target, (size_t)logits.rows * sizeof *target, READS),
+   CODES(logits, backward ? WRITES : 0), FLOATS(loss, logits.rows, 1, WRITES),
+   FLOATS(zloss, logits.rows, 1, WRITES))
+OP(cross_entropy_codes,
+   (Tensor gradient, float amax, Tensor logits, float *loss, float *zloss, const int *target,
+    int vocab, float scale, float z_weight),
+   (gradient, amax, logits, loss, zloss, target, vocab, scale, z_weight), IN(logits),
+   MEMORY(target, (size_t)logits.rows * sizeof *target, READS), OUT(gradient),
    FLOATS(loss, logits.rows, 1, WRITES), FLOATS(zloss, logits.rows, 1, WRITES))
 
 /* ---- reductions and the optimizer */
-OP(sum_values,           (float *out, const float *x, size_t n), (out, x, n),
-   MEMORY(x, n * sizeof *x, READS), MEMORY(out, sizeof *out, READS | WRITES))
-OP(sum_squares,          (float *out, Tensor x), (out, x),
-   IN(x), MEMORY(out, sizeof *out, READS | WRITES))
-OP(find_not_finite,      (int *found, Tensor x, bool negative), (found, x, negative),
-   IN(x), MEMORY(found, sizeof *found, READS | WRITES))
-OP(accumulate,           (Tensor y, Tensor x), (y, x),
-   IN(x), CODES(y, READS | WRITES))
-OP(average_weights,      (Tensor mean, Tensor w, float share), (mean, w, share),
-   IN(w), IN_IF(share != 1, mean), OUT(mean))
-OP(adamw,                (Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first), (w, m, v, grad, a, first),
-   IN(grad), IN(w), IN(m), IN(v), OUT(w), OUT(m), OUT(v))
-OP(adamw8bit,            (Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first), (w, m, v, grad, a, first),
-   IN(grad), IN(w), IN(m), IN(v), OUT(w), OUT(m), OUT(v))
-OP(muon_momentum,        (Tensor u, Tensor m, Tensor grad, float momentum, bool nesterov, float grad_scale),
-                         (u, m, grad, momentum, nesterov, grad_scale),
-   IN(grad), IN(m), OUT(m), OUT(u))
-OP(muon_normalize,       (Tensor y, Tensor x, const float *squares, float eps), (y, x, squares, eps),
+OP(sum_values, (float *out, const float *x, size_t n), (out, x, n), MEMORY(x, n * sizeof *x, READS),
+   MEMORY(out, sizeof *out, READS | WRITES))
+OP(sum_squares, (float *out, Tensor x), (out, x), IN(x), MEMORY(out, sizeof *out, READS | WRITES))
+OP(find_not_finite, (int *found, Tensor x, bool negative), (found, x, negative), IN(x),
+   MEMORY(found, sizeof *found, READS | WRITES))
+OP(accumulate, (Tensor y, Tensor x), (y, x), IN(x), CODES(y, READS | WRITES))
+OP(average_weights, (Tensor mean, Tensor w, float share), (mean, w, share), IN(w),
+   IN_IF(share != 1, mean), OUT(mean))
+OP(adamw, (Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first),
+   (w, m, v, grad, a, first), IN(grad), IN(w), IN(m), IN(v), OUT(w), OUT(m), OUT(v))
+OP(adamw8bit, (Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first),
+   (w, m, v, grad, a, first), IN(grad), IN(w), IN(m), IN(v), OUT(w), OUT(m), OUT(v))
+OP(muon_momentum,
+   (Tensor u, Tensor m, Tensor grad, float momentum, bool nesterov, float grad_scale),
+   (u, m, grad, momentum, nesterov, grad_scale), IN(grad), IN(m), OUT(m), OUT(u))
+OP(muon_normalize, (Tensor y, Tensor x, const float *squares, float eps), (y, x, squares, eps),
    IN(x), MEMORY(squares, sizeof *squares, READS), OUT(y))
-OP(matmul_scaled,        (Tensor y, Tensor x, Tensor w, float alpha, Tensor add, float beta), (y, x, w, alpha, add, beta),
-   IN(x), IN(w), IN(add), OUT(y), PRODUCTS(y.rows, y.cols, x.cols, x))
-OP(matmul_symmetric,     (Tensor y, Tensor x, bool columns, float alpha, Tensor add, float beta), (y, x, columns, alpha, add, beta),
-   IN(x), IN(add), OUT(y), PRODUCTS(y.rows, symmetric_columns(y), columns ? x.rows : x.cols, x))
-OP(muon_apply,           (Tensor w, Tensor x, float keep, float rate, uint64_t seed, uint64_t first),
-                         (w, x, keep, rate, seed, first),
-   IN(w), IN(x), OUT(w))
+OP(matmul_scaled, (Tensor y, Tensor x, Tensor w, float alpha, Tensor add, float beta),
+   (y, x, w, alpha, add, beta), IN(x), IN(w), IN(add), OUT(y), PRODUCTS(y.rows, y.cols, x.cols, x))
+OP(matmul_symmetric, (Tensor y, Tensor x, bool columns, float alpha, Tensor add, float beta),
+   (y, x, columns, alpha, add, beta), IN(x), IN(add), OUT(y),
+   PRODUCTS(y.rows, symmetric_columns(y), columns ? x.rows : x.cols, x))
+OP(muon_apply, (Tensor w, Tensor x, float keep, float rate, uint64_t seed, uint64_t first),
+   (w, x, keep, rate, seed, first), IN(w), IN(x), OUT(w))
 
 /* ---- NF4 */
-OP(nf4_offset,           (float *offset, Tensor w), (offset, w),
-   IN(w), MEMORY(offset, sizeof *offset, WRITES))
-OP(nf4_quantize,         (Nf4Group *to, Tensor w, const float *offset, size_t first, size_t count), (to, w, offset, first, count),
-   IN(w), MEMORY(offset, sizeof *offset, READS), MEMORY(to, count * sizeof *to, WRITES))
-OP(nf4_quantize_plain,   (Nf4PlainGroup *to, Tensor w, size_t first, size_t count), (to, w, first, count),
-   IN(w), MEMORY(to, count * sizeof *to, WRITES))
-OP(nf4_dequantize,       (Tensor y, Nf4 x), (y, x),
-   GROUPS(x, groups_of(x, y.cols)), OUT_AS_SCALED(y))
-OP(nf4_amax,             (float *amax, Nf4 x, int cols, size_t first, size_t count), (amax, x, cols, first, count),
-   GROUPS(x, count), MEMORY(amax, sizeof *amax, READS | WRITES))
+OP(nf4_offset, (float *offset, Tensor w), (offset, w), IN(w),
+   MEMORY(offset, sizeof *offset, WRITES))
+OP(nf4_quantize, (Nf4Group * to, Tensor w, const float *offset, size_t first, size_t count),
+   (to, w, offset, first, count), IN(w), MEMORY(offset, sizeof *offset, READS),
+   MEMORY(to, count * sizeof *to, WRITES))
+OP(nf4_quantize_plain, (Nf4PlainGroup * to, Tensor w, size_t first, size_t count),
+   (to, w, first, count), IN(w), MEMORY(to, count * sizeof *to, WRITES))
+OP(nf4_dequantize, (Tensor y, Nf4 x), (y, x), GROUPS(x, groups_of(x, y.cols)), OUT_AS_SCALED(y))
+OP(nf4_amax, (float *amax, Nf4 x, int cols, size_t first, size_t count),
+   (amax, x, cols, first, count), GROUPS(x, count), MEMORY(amax, sizeof *amax, READS | WRITES))
 
 /* ---- GPTQ */
-OP(gptq_diagonal,        (float *diagonal, Tensor h), (diagonal, h),
-   IN(h), FLOATS(diagonal, h.rows, 1, WRITES))
-OP(gptq_damp,            (Tensor m, Tensor h, const int *order, float damping), (m, h, order, damping),
-   IN(h), MEMORY(order, (size_t)h.rows * sizeof *order, READS), OUT(m))
-OP(gptq_factor,          (Tensor c, int *failed, Tensor m, int first), (c, failed, m, first),
-   IN(m), OUT(c), MEMORY(failed, sizeof *failed, READS | WRITES))
-OP(gptq_columns,         (int8_t *q, Tensor values, Tensor e, GptqWeights w, Tensor sums, Tensor c, int first, int count),
-                         (q, values, e, w, sums, c, first, count),
-   IN(w.w), FLOATS(w.scale, w.w.rows, w.w.cols / w.group, READS), MEMORY(w.order, (size_t)w.w.cols * sizeof(int), READS),
-   IN(sums), IN(c), MEMORY(q, tensor_numel(w.w), READS | WRITES), CODES(values, READS | WRITES), CODES(e, READS | WRITES))
+OP(gptq_diagonal, (float *diagonal, Tensor h), (diagonal, h), IN(h),
+   FLOATS(diagonal, h.rows, 1, WRITES))
+OP(gptq_damp, (Tensor m, Tensor h, const int *order, float damping), (m, h, order, damping), IN(h),
+   MEMORY(order, (size_t)h.rows * sizeof *order, READS), OUT(m))
+OP(gptq_factor, (Tensor c, int *failed, Tensor m, int first), (c, failed, m, first), IN(m), OUT(c),
+   MEMORY(failed, sizeof *failed, READS | WRITES))
+OP(gptq_columns,
+   (int8_t *q, Tensor values, Tensor e, GptqWeights w, Tensor sums, Tensor c, int first, int count),
+   (q, values, e, w, sums, c, first, count), IN(w.w),
+   FLOATS(w.scale, w.w.rows, w.w.cols / w.group, READS),
+   MEMORY(w.order, (size_t)w.w.cols * sizeof(int), READS), IN(sums), IN(c),
+   MEMORY(q, tensor_numel(w.w), READS | WRITES), CODES(values, READS | WRITES),
+   CODES(e, READS | WRITES))
 
 /* ---- ranks */
-OP(comm_all_reduce,      (Tensor x, Ranks g), (x, g),
-   IN(x), OUT(x), OVER(g))
-OP(comm_all_reduce_max,  (Tensor x, Ranks g), (x, g),
-   IN(x), OUT(x), OVER(g))
-OP(comm_reduce_scatter,  (Tensor part, Tensor whole, Ranks g), (part, whole, g),
-   IN(whole), OUT(part), OVER(g))
-OP(comm_exchange,        (Tensor y, const RowRange *received, Tensor x, const RowRange *sent, int items),
-                         (y, received, x, sent, items),
-   IN(x), OUT(y), OVER(RANKS_CONTEXT))
-OP(comm_send,            (Tensor x, Neighbour to), (x, to),
-   IN(x), WITH_NEIGHBOUR(to))
-OP(comm_receive,         (Tensor x, Neighbour from), (x, from),
-   OUT(x), WITH_NEIGHBOUR(from))
-OP(comm_all_gather,      (void *whole, const void *part, size_t bytes, Ranks g), (whole, part, bytes, g),
-   MEMORY(part, bytes, READS), GATHERED(whole, part, bytes, comm_group_rank(g), comm_group_size(g)), OVER(g))
+OP(comm_all_reduce, (Tensor x, Ranks g), (x, g), IN(x), OUT(x), OVER(g))
+OP(comm_all_reduce_max, (Tensor x, Ranks g), (x, g), IN(x), OUT(x), OVER(g))
+OP(comm_reduce_scatter, (Tensor part, Tensor whole, Ranks g), (part, whole, g), IN(whole),
+   OUT(part), OVER(g))
+OP(comm_exchange, (Tensor y, const RowRange *received, Tensor x, const RowRange *sent, int items),
+   (y, received, x, sent, items), IN(x), OUT(y), OVER(RANKS_CONTEXT))
+OP(comm_send, (Tensor x, Neighbour to), (x, to), IN(x), WITH_NEIGHBOUR(to))
+OP(comm_receive, (Tensor x, Neighbour from), (x, from), OUT(x), WITH_NEIGHBOUR(from))
+OP(comm_all_gather, (void *whole, const void *part, size_t bytes, Ranks g), (whole, part, bytes, g),
+   MEMORY(part, bytes, READS), GATHERED(whole, part, bytes, comm_group_rank(g), comm_group_size(g)),
+   OVER(g))
 
 /* ---- copies */
-OP(device_put,           (void *dst, const void *src, size_t bytes), (dst, src, bytes),
+OP(device_put, (void *dst, const void *src, size_t bytes), (dst, src, bytes),
    MEMORY(dst, bytes, WRITES))
-OP(device_get,           (void *dst, const void *src, size_t bytes), (dst, src, bytes),
+OP(device_get, (void *dst, const void *src, size_t bytes), (dst, src, bytes),
    MEMORY(src, bytes, READS))
-OP(device_copy,          (void *dst, const void *src, size_t bytes), (dst, src, bytes),
+OP(device_copy, (void *dst, const void *src, size_t bytes), (dst, src, bytes),
    MEMORY(src, bytes, READS), MEMORY(dst, bytes, WRITES))
-OP(device_zero,          (void *dst, size_t bytes), (dst, bytes),
-   MEMORY(dst, bytes, WRITES))
+OP(device_zero, (void *dst, size_t bytes), (dst, bytes), MEMORY(dst, bytes, WRITES))

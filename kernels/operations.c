@@ -1,8 +1,9 @@
-/* The operations as programs call them. Each reports its accesses to the watch, if there is one, and calls the back end. */
+/* The operations as programs call them. Each reports its accesses to the watch, if there is one,
+ * and calls the back end. */
 #include "kernels/backend.h"
 #include "kernels/runtime/operations.h"
 
-/* ---- the words of operation_list.h ----------------------------------------------------------------------------- */
+/* ---- the words of operation_list.h ----------------------------------------------------------- */
 
 static bool has_one_scale(Format f)
 {
@@ -26,7 +27,9 @@ static Access transposed(Tensor t, unsigned how)
 
 static Access scales(Tensor t, unsigned how)
 {
-    return memory(t.scale, t.format.group ? format_scale_bytes(t.format, tensor_numel(t)) : sizeof(float), how);
+    return memory(t.scale,
+                  t.format.group ? format_scale_bytes(t.format, tensor_numel(t)) : sizeof(float),
+                  how);
 }
 
 /* Rows of a cache; all of a cache that is too small, which the operation itself reports. */
@@ -49,7 +52,8 @@ static size_t qk_stats(Tensor qnorm, Attention a)
     return !qnorm.data ? 0 : a.H > 1 && qnorm.cols == a.D ? (size_t)(a.H + a.K) : 2;
 }
 
-/* Pairs of a query and a key that it sees, in all documents; without documents, in a.B sequences of a.T. */
+/* Pairs of a query and a key that it sees, in all documents; without documents, in a.B sequences of
+ * a.T. */
 static double seen_pairs(Attention a, Documents docs)
 {
     const int count = docs.count ? docs.count : a.B;
@@ -81,64 +85,73 @@ static double symmetric_columns(Tensor y)
     return symmetric_in_blocks(y.rows) ? 0.625 * y.rows : y.rows;
 }
 
-#define NOTHING                    { 0 }
+#define NOTHING { 0 }
 #define PRODUCTS(rows, cols, depth, x) products(rows, cols, depth, x)
 /* `times` products with all keys that queries see. */
 #define PRODUCTS_OF_KEYS(times, a, docs, x) products((times) * seen_pairs(a, docs), (a).H, (a).D, x)
-#define WITH_NEIGHBOUR(n)          { NULL, RANKS_PIPELINE, OVER_RANKS + (unsigned)(n) }
-#define OVER(g)                    { NULL, (size_t)(g), OVER_RANKS }
-#define MEMORY(p, bytes, how)      memory(p, bytes, how)
+#define WITH_NEIGHBOUR(n) { NULL, RANKS_PIPELINE, OVER_RANKS + (unsigned)(n) }
+#define OVER(g) { NULL, (size_t)(g), OVER_RANKS }
+#define MEMORY(p, bytes, how) memory(p, bytes, how)
 #define FLOATS(p, rows, each, how) memory(p, sizeof(float) * (size_t)(rows) * (size_t)(each), how)
-#define CODES(t, how)              codes(t, how)
-#define TRANSPOSED(t, how)         transposed(t, how)
+#define CODES(t, how) codes(t, how)
+#define TRANSPOSED(t, how) transposed(t, how)
 
-/* A tensor that is read. FP8 with one scale: IN reads data, IN_TRANSPOSED data_t. No tensor: nothing. */
-#define IN_IF(condition, t)        codes(t, (condition) ? READS : 0), scales(t, (condition) ? READS : 0)
-#define IN(t)                      IN_IF(true, t)
-#define IN_TRANSPOSED_IF(condition, t) (has_one_scale((t).format) ? transposed : codes)(t, (condition) ? READS : 0), \
-                                   scales(t, (condition) ? READS : 0)
-#define IN_TRANSPOSED(t)           IN_TRANSPOSED_IF(true, t)
+/* A tensor that is read. FP8 with one scale: IN reads data, IN_TRANSPOSED data_t. No tensor:
+ * nothing. */
+#define IN_IF(condition, t) codes(t, (condition) ? READS : 0), scales(t, (condition) ? READS : 0)
+#define IN(t) IN_IF(true, t)
+#define IN_TRANSPOSED_IF(condition, t) \
+    (has_one_scale((t).format) ? transposed : codes)(t, (condition) ? READS : 0), \
+        scales(t, (condition) ? READS : 0)
+#define IN_TRANSPOSED(t) IN_TRANSPOSED_IF(true, t)
 /* A tensor that is read, and to which the product may be added. */
-#define IN_WITH(t, product)        IN(t), codes(t, (product).xa.data ? SPOILS : 0), IN((product).xa), IN((product).m.w)
+#define IN_WITH(t, product) \
+    IN(t), codes(t, (product).xa.data ? SPOILS : 0), IN((product).xa), IN((product).m.w)
 
-/* A tensor that is written; OUT_AS_SCALED keeps its scale, unless it has groups. The scale comes with its scale_amax. */
-#define SCALE(t)                   scales(t, WRITES), memory((t).scale_amax, sizeof(float), READS | WRITES)
-#define OUT(t)                     codes(t, WRITES), transposed(t, WRITES), SCALE(t)
-#define OUT_AS_SCALED(t)           codes(t, WRITES), transposed(t, WRITES), scales(t, has_one_scale((t).format) ? READS : WRITES)
+/* A tensor that is written; OUT_AS_SCALED keeps its scale, unless it has groups. The scale comes
+ * with its scale_amax. */
+#define SCALE(t) scales(t, WRITES), memory((t).scale_amax, sizeof(float), READS | WRITES)
+#define OUT(t) codes(t, WRITES), transposed(t, WRITES), SCALE(t)
+#define OUT_AS_SCALED(t) \
+    codes(t, WRITES), transposed(t, WRITES), scales(t, has_one_scale((t).format) ? READS : WRITES)
 /* Factors of columns; a tensor that is written keeps them with its scale, or gets others. */
 #define CHANNELS_IF(condition, t, how) FLOATS((t).channel, (t).cols, 1, (condition) ? (how) : 0)
-#define CHANNELS_OUT(t)            CHANNELS_IF(true, t, scale_is_reused(t) ? READS : WRITES)
-/* What a gather writes: all of whole, of `size` parts, but for part number `rank` where that is in place. */
-#define GATHERED(whole, part, bytes, rank, size) memory(whole, (bytes) * (size_t)(rank), WRITES),                              \
-                                   memory((const char *)(whole) + (bytes) * (size_t)(rank), bytes,                              \
-                                          (const char *)(part) == (const char *)(whole) + (bytes) * (size_t)(rank) ? 0 : WRITES), \
-                                   memory((const char *)(whole) + (bytes) * ((size_t)(rank) + 1),                               \
-                                          (bytes) * (size_t)((size) - (rank) - 1), WRITES)
-#define SPOILED(t)                 codes(t, SPOILS)
+#define CHANNELS_OUT(t) CHANNELS_IF(true, t, scale_is_reused(t) ? READS : WRITES)
+/* What a gather writes: all of whole, of `size` parts, but for part number `rank` where that is in
+ * place. */
+#define GATHERED(whole, part, bytes, rank, size) \
+    memory(whole, (bytes) * (size_t)(rank), WRITES), \
+        memory((const char *)(whole) + (bytes) * (size_t)(rank), bytes, \
+               (const char *)(part) == (const char *)(whole) + (bytes) * (size_t)(rank) ? 0 \
+                                                                                        : WRITES), \
+        memory((const char *)(whole) + (bytes) * ((size_t)(rank) + 1), \
+               (bytes) * (size_t)((size) - (rank) - 1), WRITES)
+#define SPOILED(t) codes(t, SPOILS)
 /* A gradient that accumulates, or is overwritten while it is empty. */
-#define SUM(t)                     codes(t, (t).empty ? WRITES : READS | WRITES)
+#define SUM(t) codes(t, (t).empty ? WRITES : READS | WRITES)
 
-#define GROUPS(x, count)           memory((x).group, (count) * sizeof *(x).group, READS),     \
-                                   memory((x).plain, (count) * sizeof *(x).plain, READS)
-#define ANGLES(a)                  FLOATS((a).rope, (a).T, (a).D, READS)
+#define GROUPS(x, count) \
+    memory((x).group, (count) * sizeof *(x).group, READS), \
+        memory((x).plain, (count) * sizeof *(x).plain, READS)
+#define ANGLES(a) FLOATS((a).rope, (a).T, (a).D, READS)
 #define QK_STATS(p, qkv, qnorm, a, how) FLOATS(p, (qkv).rows, qk_stats(qnorm, a), how)
-#define STARTS(docs)               memory((docs).start, ((size_t)(docs).count + 1) * sizeof(int), READS)
-#define SCRATCH(a)                 memory((a).scratch, (a).scratch_bytes, SPOILS)
+#define STARTS(docs) memory((docs).start, ((size_t)(docs).count + 1) * sizeof(int), READS)
+#define SCRATCH(a) memory((a).scratch, (a).scratch_bytes, SPOILS)
 
-/* ---- the operations -------------------------------------------------------------------------------------------- */
+/* ---- the operations -------------------------------------------------------------------------- */
 
-#define OP(name, parameters, arguments, ...)                                            \
-    void name parameters                                                                \
-    {                                                                                   \
-        if (!operations_watched()) {                                                                   \
-            backend_##name arguments;                                                   \
-            return;                                                                     \
-        }                                                                               \
-        Operation o = { #name };                                                        \
-        Access all[] = { __VA_ARGS__ };                                                 \
-        if (operation_begin(&o, all, (int)(sizeof all / sizeof *all))) {                          \
-            backend_##name arguments;                                                   \
-            operation_end(&o);                                                                    \
-        }                                                                               \
+#define OP(name, parameters, arguments, ...) \
+    void name parameters \
+    { \
+        if (!operations_watched()) { \
+            backend_##name arguments; \
+            return; \
+        } \
+        Operation o = { #name }; \
+        Access all[] = { __VA_ARGS__ }; \
+        if (operation_begin(&o, all, (int)(sizeof all / sizeof *all))) { \
+            backend_##name arguments; \
+            operation_end(&o); \
+        } \
     }
 #include "kernels/operation_list.h"

@@ -19,12 +19,12 @@ void backend_quantize_with_amax(Tensor y, Tensor x, const float *amax)
     check_tensor("quantize", "x", x, x.rows, x.cols);
     check_tensor("quantize", "y", y, x.rows, x.cols);
     if (y.data == x.data) {
-        CHECK(format_equal(y.format, x.format), "quantize: %s and %s in the same memory", format_name(y.format),
-              format_name(x.format));
+        CHECK(format_equal(y.format, x.format), "quantize: %s and %s in the same memory",
+              format_name(y.format), format_name(x.format));
         return;
     }
     if (format_is_fp8(y.format) && !y.format.group) {
-        if (format_equal(y.format, x.format))           /* copies codes: no second rounding */
+        if (format_equal(y.format, x.format)) /* copies codes: no second rounding */
             backend_device_copy(y.scale, x.scale, sizeof(float));
         else if (scale_is_reused(y)) {
             backend_quantize_in_range(y, x);

@@ -8,13 +8,16 @@
 
 size_t dtype_size(DType d)
 {
-    static const size_t size[] = { [F32] = 4, [BF16] = 2, [E4M3] = 1, [E5M2] = 1, [DYNAMIC8] = 1, [UDYNAMIC8] = 1 };
+    static const size_t size[] = {
+        [F32] = 4, [BF16] = 2, [E4M3] = 1, [E5M2] = 1, [DYNAMIC8] = 1, [UDYNAMIC8] = 1
+    };
     return size[d];
 }
 
 bool format_equal(Format a, Format b)
 {
-    return a.dtype == b.dtype && a.group == b.group && a.expand == b.expand && a.bf16_scale == b.bf16_scale;
+    return a.dtype == b.dtype && a.group == b.group && a.expand == b.expand &&
+           a.bf16_scale == b.bf16_scale;
 }
 
 bool format_is_fp8(Format f)
@@ -32,8 +35,10 @@ bool format_has_scales(Format f)
     return f.dtype != F32 && f.dtype != BF16;
 }
 
-static const char *const dtype_name[] = { [F32] = "f32", [BF16] = "bf16", [E4M3] = "e4m3", [E5M2] = "e5m2",
-                                          [DYNAMIC8] = "dynamic8", [UDYNAMIC8] = "udynamic8" };
+static const char *const dtype_name[] = {
+    [F32] = "f32",   [BF16] = "bf16",         [E4M3] = "e4m3",
+    [E5M2] = "e5m2", [DYNAMIC8] = "dynamic8", [UDYNAMIC8] = "udynamic8"
+};
 
 const char *format_name(Format f)
 {
@@ -57,7 +62,8 @@ bool format_parse(Format *f, const char *text)
         char plus = '\0', rest;
         if (text[n] != '\0') {
             int found = sscanf(text + n, "/%9d%c%c", &g.group, &plus, &rest);
-            if (!format_has_scales(g) || found < 1 || found > 2 || (found == 2 && plus != '+') || g.group < 1)
+            if (!format_has_scales(g) || found < 1 || found > 2 || (found == 2 && plus != '+') ||
+                g.group < 1)
                 continue;
             g.expand = found == 2;
         }
@@ -144,7 +150,8 @@ Tensor tensor_flat(Tensor t, size_t n)
 
 Tensor tensor_rows(Tensor t, int first, int rows)
 {
-    CHECK(first >= 0 && rows >= 0 && first + rows <= t.rows, "rows %d..%d of %d", first, first + rows, t.rows);
+    CHECK(first >= 0 && rows >= 0 && first + rows <= t.rows, "rows %d..%d of %d", first,
+          first + rows, t.rows);
     if (!t.data)
         return t;
     t.data = (char *)t.data + (size_t)first * t.cols * dtype_size(t.format.dtype);

@@ -1,63 +1,86 @@
-/* A Tensor is a view: a row-major matrix in some Format, in device memory owned by an Arena. Passed by value.
- * With the CPU back end device memory is ordinary memory. */
+/* A Tensor is a view: a row-major matrix in some Format, in device memory owned by an Arena. Passed
+ * by value. With the CPU back end device memory is ordinary memory. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* DYNAMIC8 and UDYNAMIC8: the signed and the unsigned dynamic map of bitsandbytes (kernels/dynamic8.h), only for adamw8bit. */
+/* DYNAMIC8 and UDYNAMIC8: the signed and the unsigned dynamic map of bitsandbytes
+ * (kernels/dynamic8.h), only for adamw8bit. */
 typedef enum { F32, BF16, E4M3, E5M2, DYNAMIC8, UDYNAMIC8 } DType;
 
-enum { DYNAMIC8_GROUP = 256 };      /* the one group size of the dynamic maps */
+enum { DYNAMIC8_GROUP = 256 }; /* the one group size of the dynamic maps */
 
-/* How values are stored. Codes of 8 bits carry scales: value = scale * code.
- * group: consecutive elements of a row that share one scale; 0: one scale for the whole tensor.
- * expand: a group of FP8 is stretched to the format's range by a power k, stored next to its scale [COAT sec. 4]; only for the
- * optimizer's moments.
- * bf16_scale: an FP8 group without expansion has a scale of two bytes instead of one, with the range of floats; also for moments.
- * format_of_moment sets it. */
-typedef struct { DType dtype; int group; bool expand, bf16_scale; } Format;
+/* How values are stored. Codes of 8 bits carry scales: value = scale * code. group: consecutive
+ * elements of a row that share one scale; 0: one scale for the whole tensor. expand: a group of FP8
+ * is stretched to the format's range by a power k, stored next to its scale [COAT sec. 4]; only for
+ * the optimizer's moments. bf16_scale: an FP8 group without expansion has a scale of two bytes
+ * instead of one, with the range of floats; also for moments. format_of_moment sets it. */
+typedef struct {
+    DType dtype;
+    int group;
+    bool expand, bf16_scale;
+} Format;
 
 typedef struct {
-    void *data;       /* (rows, cols), 256-byte aligned; NULL: not here; with data_t NULL too there is no tensor */
-    void *data_t;     /* (cols, rows): transposed FP8 codes, same scale, for FP8 GEMMs; or NULL */
-    void *scale;      /* group 0: one float (16 bytes allocated); else (rows, cols/group): FP8 a byte, moments BF16 or, if expanded,
+    /* (rows, cols), 256-byte aligned; NULL: not here; with data_t NULL too there is no tensor */
+    void *data;
+    void *data_t; /* (cols, rows): transposed FP8 codes, same scale, for FP8 GEMMs; or NULL */
+    void *
+        scale; /* group 0: one float (16 bytes allocated); else (rows, cols/group): FP8 a byte, moments BF16 or, if expanded,
                          fp8_pair; dynamic maps F32. F32 and BF16 tensors: NULL */
     Format format;
-    int    rows, cols;
-    bool   empty;     /* of a gradient: not yet written in this step, so the first accumulation overwrites it     */
-    float *scale_amax; /* of an FP8 operand with one scale: see scale_is_reused; NULL: max|x| is found each time  */
-    const bool *scale_reused;  /* host memory, set by the planner of operands; NULL: false                        */
-    bool   fast;      /* of an FP8 operand: GEMMs with it as first input may use short accumulators */
-    float *channel;   /* (cols) of an FP8 operand with one scale, device memory: powers of two; scale * code is channel[c] times a
+    int rows, cols;
+    /* of a gradient: not yet written in this step, so the first accumulation overwrites it */
+    bool empty;
+    /* of an FP8 operand with one scale: see scale_is_reused; NULL: max|x| is found each time */
+    float *scale_amax;
+    const bool *scale_reused; /* host memory, set by the planner of operands; NULL: false */
+    /* of an FP8 operand: GEMMs with it as first input may use short accumulators */
+    bool fast;
+    float *
+        channel; /* (cols) of an FP8 operand with one scale, device memory: powers of two; scale * code is channel[c] times a
                          value of column c; NULL: all 1. See swiglu_forward */
 } Tensor;
 
 /* Rows first .. first + count - 1 of a tensor. */
-typedef struct { int first, count; } RowRange;
+typedef struct {
+    int first, count;
+} RowRange;
 
-/* Bump allocator of device memory. With memory == NULL it only measures: a plan runs once to size the arena, and once to place
- * every tensor. */
-typedef struct { char *memory; size_t used; } Arena;
+/* Bump allocator of device memory. With memory == NULL it only measures: a plan runs once to size
+ * the arena, and once to place every tensor. */
+typedef struct {
+    char *memory;
+    size_t used;
+} Arena;
 
-void  *arena_alloc (Arena *a, size_t bytes);                          /* 256-byte aligned */
+void *arena_alloc(Arena *a, size_t bytes); /* 256-byte aligned */
 Tensor tensor_alloc(Arena *a, Format f, int rows, int cols);
-Tensor tensor_at   (void *data, Format f, int rows, int cols);        /* a view; f.dtype F32 or BF16 */
-/* t as n elements in a row of numbers: (n / 256, 256) if 256 divides n, so that there can be more than 2^31; else (1, n). */
-Tensor tensor_flat (Tensor t, size_t n);
-Tensor tensor_rows (Tensor t, int first, int rows);                   /* a view of some rows; group 0 FP8 has no data_t */
+/* a view; f.dtype F32 or BF16 */
+Tensor tensor_at(void *data, Format f, int rows, int cols);
+/* t as n elements in a row of numbers: (n / 256, 256) if 256 divides n, so that there can be more
+ * than 2^31; else (1, n). */
+Tensor tensor_flat(Tensor t, size_t n);
+/* a view of some rows; group 0 FP8 has no data_t */
+Tensor tensor_rows(Tensor t, int first, int rows);
 
-bool        tensor_exists(Tensor t);                                  /* it has data or data_t */
-bool        format_equal (Format a, Format b);
-bool        format_is_fp8(Format f);                                  /* E4M3 or E5M2 */
-bool        format_is_dynamic8(Format f);                             /* DYNAMIC8 or UDYNAMIC8 */
-bool        format_has_scales(Format f);                              /* all but F32 and BF16 */
+bool tensor_exists(Tensor t); /* it has data or data_t */
+bool format_equal(Format a, Format b);
+bool format_is_fp8(Format f);      /* E4M3 or E5M2 */
+bool format_is_dynamic8(Format f); /* DYNAMIC8 or UDYNAMIC8 */
+bool format_has_scales(Format f);  /* all but F32 and BF16 */
 /* "bf16", "e4m3/16", "e4m3/128+" (expanded), "dynamic8/256"; the last 16 results stay valid */
-const char *format_name  (Format f);
-bool        format_parse (Format *f, const char *text);               /* false if text is not a format name */
-size_t      dtype_size   (DType d);                                   /* bytes of an element */
-size_t      format_scale_bytes(Format f, size_t n);                   /* of the scales of n elements, whole groups; 0 without */
-bool        format_has_byte_scales(Format f);                         /* FP8 groups with scales of one byte, not moments */
-Format      format_of_moment(Format f);                               /* f with the scales that moments have */
-size_t      tensor_numel (Tensor t);
-size_t      tensor_bytes (Tensor t);                                  /* of data, data_t and scale */
+const char *format_name(Format f);
+/* false if text is not a format name */
+bool format_parse(Format *f, const char *text);
+size_t dtype_size(DType d); /* bytes of an element */
+/* of the scales of n elements, whole groups; 0 without */
+size_t format_scale_bytes(Format f, size_t n);
+/* FP8 groups with scales of one byte, not moments */
+bool format_has_byte_scales(Format f);
+/* f with the scales that moments have */
+Format format_of_moment(Format f);
+size_t tensor_numel(Tensor t);
+/* of data, data_t and scale */
+size_t tensor_bytes(Tensor t);

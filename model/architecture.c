@@ -1,10 +1,12 @@
 /* The rows, and functions that read them.
  *
- * Projections with the same input are one matrix here, but separate tensors in Hugging Face's files. Matrices are row-
- * major, so each of these tensors is a range of rows of ours: q, k, v in qkv; gate, up in gate_up. Our embedding is
- * padded to `embedding_size` rows, the file's has `vocab_size` rows; the padding rows are last and are left out.
+ * Projections with the same input are one matrix here, but separate tensors in Hugging Face's
+ * files. Matrices are row- major, so each of these tensors is a range of rows of ours: q, k, v in
+ * qkv; gate, up in gate_up. Our embedding is padded to `embedding_size` rows, the file's has
+ * `vocab_size` rows; the padding rows are last and are left out.
  *
- * NOTE: post_attention_layernorm is the norm before the MLP in Llama, but that of the attention's output in OLMo-2. */
+ * NOTE: post_attention_layernorm is the norm before the MLP in Llama, but that of the attention's
+ * output in OLMo-2. */
 #include "model/architecture.h"
 
 #include <stdarg.h>
@@ -15,8 +17,9 @@
 #include "kernels/runtime/error.h"
 #include "model/units.h"
 
-/* ---- the rows --------------------------------------------------------------------------------------------- */
+/* ---- the rows -------------------------------------------------------------------------------- */
 
+// clang-format off
 #define BOTH_KINDS                                                                                             \
     { "qkv",     { "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight" } },        \
     { "qkv_bias", { "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias" } },             \
@@ -28,20 +31,27 @@
     { "embed",   { "model.embed_tokens.weight" } },                                                            \
     { "norm",    { "model.norm.weight" } },                                                                    \
     { "head",    { "lm_head.weight" } }
+// clang-format on
 
+// clang-format off
 static const TensorNames norms_before[] = {
     { "attn_norm",   { "input_layernorm.weight" } },
     { "mlp_norm",   { "post_attention_layernorm.weight" } },
     BOTH_KINDS, { NULL }
 };
+// clang-format on
 
+// clang-format off
 static const TensorNames norms_behind[] = {
     { "attn_norm",   { "post_attention_layernorm.weight" } },
     { "mlp_norm",   { "post_feedforward_layernorm.weight" } },
     BOTH_KINDS, { NULL }
 };
+// clang-format on
 
-/* The class of all models with images (projector.h), with any text model [transformers, LlavaForConditionalGeneration]. */
+/* The class of all models with images (projector.h), with any text model [transformers,
+ * LlavaForConditionalGeneration]. */
+// clang-format off
 static const TensorNames of_projector[] = {
     { "image_in",       { "multi_modal_projector.linear_1.weight" } },
     { "image_in_bias",  { "multi_modal_projector.linear_1.bias" } },
@@ -49,64 +59,106 @@ static const TensorNames of_projector[] = {
     { "image_out_bias", { "multi_modal_projector.linear_2.bias" } },
     { NULL }
 };
+// clang-format on
 
 enum { ANY_ROPE = 1 << ROPE_DEFAULT | 1 << ROPE_LLAMA3 | 1 << ROPE_YARN };
 
-/* In the order of search: if two can compute a model, such as Llama and Mistral without a window, the first is chosen unless the
- * configuration names the other. */
+/* In the order of search: if two can compute a model, such as Llama and Mistral without a window,
+ * the first is chosen unless the configuration names the other. */
 static const Architecture built_in[] = {
     /* heads_divide: transformers 5 checks this only for this class */
-    { "LlamaForCausalLM", "llama", "Llama", .norm = RMS_NORM, .norm_affine = true, .images = true, .tying = true,
-      .heads_divide = true, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
-      .keys = { { "head_dim", 0 }, { "mlp_bias", 0 }, { "rms_norm_eps", 1e-6 }, { "eos_token_id", 2 } } },
+    { "LlamaForCausalLM", "llama", "Llama", .norm = RMS_NORM, .norm_affine = true, .images = true,
+      .tying = true, .heads_divide = true, .rope_types = ANY_ROPE, .blocks = "model.layers",
+      .tensors = norms_before,
+      .keys = { { "head_dim", 0 },
+                { "mlp_bias", 0 },
+                { "rms_norm_eps", 1e-6 },
+                { "eos_token_id", 2 } } },
 
     /* transformers' OlmoLayerNorm has this eps built in */
-    { "OlmoForCausalLM", "olmo", "OLMo", .norm = LAYER_NORM, .norm_eps = 1e-5f, .clip = true, .tying = true,
-      .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
+    { "OlmoForCausalLM", "olmo", "OLMo", .norm = LAYER_NORM, .norm_eps = 1e-5f, .clip = true,
+      .tying = true, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
       .keys = { { "clip_qkv", 0 }, { "eos_token_id", 50279 }, { "pad_token_id", 1 } } },
 
-    { "Olmo2ForCausalLM", "olmo2", "OLMo-2", .norm = RMS_NORM, .norm_affine = true, .norm_after = true, .qk_norm = QK_NORM_WIDTH,
-      .tying = true, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_behind,
+    { "Olmo2ForCausalLM", "olmo2", "OLMo-2", .norm = RMS_NORM, .norm_affine = true,
+      .norm_after = true, .qk_norm = QK_NORM_WIDTH, .tying = true, .rope_types = ANY_ROPE,
+      .blocks = "model.layers", .tensors = norms_behind,
       .keys = { { "rms_norm_eps", 1e-5 }, { "eos_token_id", 50279 }, { "pad_token_id", 1 } } },
 
-    { "MistralForCausalLM", "mistral", "Mistral", .norm = RMS_NORM, .norm_affine = true, .images = true, .tying = true,
-      .windows = SAME_WINDOW, .rope_types = ANY_ROPE, .with_layer_types = "MinistralForCausalLM", .blocks = "model.layers",
-      .tensors = norms_before,
-      .keys = { { "head_dim", 0 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 8 }, { "max_position_embeddings", 131072 },
-                { "sliding_window", 4096 }, { "eos_token_id", 2 } } },
+    { "MistralForCausalLM", "mistral", "Mistral", .norm = RMS_NORM, .norm_affine = true,
+      .images = true, .tying = true, .windows = SAME_WINDOW, .rope_types = ANY_ROPE,
+      .with_layer_types = "MinistralForCausalLM", .blocks = "model.layers", .tensors = norms_before,
+      .keys = { { "head_dim", 0 },
+                { "rms_norm_eps", 1e-6 },
+                { "num_key_value_heads", 8 },
+                { "max_position_embeddings", 131072 },
+                { "sliding_window", 4096 },
+                { "eos_token_id", 2 } } },
 
-    { "MinistralForCausalLM", "ministral", "Ministral", .norm = RMS_NORM, .norm_affine = true, .tying = true,
-      .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
-      .keys = { { "head_dim", 0 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 8 }, { "max_position_embeddings", 131072 },
-                { "sliding_window", 4096 }, { "layer_types", 0 }, { "eos_token_id", 2 } } },
+    { "MinistralForCausalLM", "ministral", "Ministral", .norm = RMS_NORM, .norm_affine = true,
+      .tying = true, .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE, .blocks = "model.layers",
+      .tensors = norms_before,
+      .keys = { { "head_dim", 0 },
+                { "rms_norm_eps", 1e-6 },
+                { "num_key_value_heads", 8 },
+                { "max_position_embeddings", 131072 },
+                { "sliding_window", 4096 },
+                { "layer_types", 0 },
+                { "eos_token_id", 2 } } },
 
     /* q, k and v have biases whatever attention_bias says */
-    { "Qwen2ForCausalLM", "qwen2", "Qwen2", .norm = RMS_NORM, .norm_affine = true, .qkv_bias = true, .tying = true,
-      .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
-      .keys = { { "attention_bias", 0 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 32 },
-                { "max_position_embeddings", 32768 }, { "use_sliding_window", 0 }, { "sliding_window", 4096 },
-                { "max_window_layers", 28 }, { "layer_types", 0 } } },
+    { "Qwen2ForCausalLM", "qwen2", "Qwen2", .norm = RMS_NORM, .norm_affine = true, .qkv_bias = true,
+      .tying = true, .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE, .blocks = "model.layers",
+      .tensors = norms_before,
+      .keys = { { "attention_bias", 0 },
+                { "rms_norm_eps", 1e-6 },
+                { "num_key_value_heads", 32 },
+                { "max_position_embeddings", 32768 },
+                { "use_sliding_window", 0 },
+                { "sliding_window", 4096 },
+                { "max_window_layers", 28 },
+                { "layer_types", 0 } } },
 
-    { "Qwen3ForCausalLM", "qwen3", "Qwen3", .norm = RMS_NORM, .norm_affine = true, .images = true, .qk_norm = QK_NORM_HEAD,
-      .tying = true, .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
-      .keys = { { "head_dim", 128 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 32 }, { "max_position_embeddings", 32768 },
-                { "use_sliding_window", 0 }, { "sliding_window", 4096 }, { "max_window_layers", 28 }, { "layer_types", 0 } } },
+    { "Qwen3ForCausalLM", "qwen3", "Qwen3", .norm = RMS_NORM, .norm_affine = true, .images = true,
+      .qk_norm = QK_NORM_HEAD, .tying = true, .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE,
+      .blocks = "model.layers", .tensors = norms_before,
+      .keys = { { "head_dim", 128 },
+                { "rms_norm_eps", 1e-6 },
+                { "num_key_value_heads", 32 },
+                { "max_position_embeddings", 32768 },
+                { "use_sliding_window", 0 },
+                { "sliding_window", 4096 },
+                { "max_window_layers", 28 },
+                { "layer_types", 0 } } },
 
     /* without layer_types every fourth block has full attention */
-    { "Olmo3ForCausalLM", "olmo3", "OLMo-3", .norm = RMS_NORM, .norm_affine = true, .norm_after = true, .qk_norm = QK_NORM_WIDTH,
-      .tying = true, .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE, .full_attn_scaled_only = true, .blocks = "model.layers",
+    { "Olmo3ForCausalLM", "olmo3", "OLMo-3", .norm = RMS_NORM, .norm_affine = true,
+      .norm_after = true, .qk_norm = QK_NORM_WIDTH, .tying = true, .windows = WINDOW_BY_LAYER,
+      .rope_types = ANY_ROPE, .full_attn_scaled_only = true, .blocks = "model.layers",
       .tensors = norms_behind,
-      .keys = { { "rms_norm_eps", 1e-5 }, { "rope_theta", 500000 }, { "sliding_window", 4096 }, { "layer_types", 4 },
-                { "eos_token_id", 50279 }, { "pad_token_id", 1 } } },
+      .keys = { { "rms_norm_eps", 1e-5 },
+                { "rope_theta", 500000 },
+                { "sliding_window", 4096 },
+                { "layer_types", 4 },
+                { "eos_token_id", 50279 },
+                { "pad_token_id", 1 } } },
 
-    { "SmolLM3ForCausalLM", "smollm3", "SmolLM3", .norm = RMS_NORM, .norm_affine = true, .tying = true, .no_rope = true,
-      .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
-      .keys = { { "mlp_bias", 0 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 4 }, { "max_position_embeddings", 32768 },
-                { "rope_theta", 2000000 }, { "tie_word_embeddings", 1 }, { "no_rope_layers", 0 }, { "no_rope_layer_interval", 4 },
-                { "eos_token_id", 128001 }, { "pad_token_id", 128004 } } },
+    { "SmolLM3ForCausalLM", "smollm3", "SmolLM3", .norm = RMS_NORM, .norm_affine = true,
+      .tying = true, .no_rope = true, .rope_types = ANY_ROPE, .blocks = "model.layers",
+      .tensors = norms_before,
+      .keys = { { "mlp_bias", 0 },
+                { "rms_norm_eps", 1e-6 },
+                { "num_key_value_heads", 4 },
+                { "max_position_embeddings", 32768 },
+                { "rope_theta", 2000000 },
+                { "tie_word_embeddings", 1 },
+                { "no_rope_layers", 0 },
+                { "no_rope_layer_interval", 4 },
+                { "eos_token_id", 128001 },
+                { "pad_token_id", 128004 } } },
 };
 
-/* ---- finding a row ---------------------------------------------------------------------------------------- */
+/* ---- finding a row --------------------------------------------------------------------------- */
 
 enum { BUILT_IN = sizeof built_in / sizeof built_in[0], MAX_ADDED = 16 };
 static const Architecture *added[MAX_ADDED];
@@ -165,10 +217,11 @@ const ClassKey *architecture_key(const Architecture *a, const char *key)
     return NULL;
 }
 
-/* ---- the row of a model ----------------------------------------------------------------------------------- */
+/* ---- the row of a model ---------------------------------------------------------------------- */
 
 /* Adds a setting that must change, unless `holds`. */
-static void need(FILE *f, bool holds, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void need(FILE *f, bool holds, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 static void need(FILE *f, bool holds, const char *format, ...)
 {
     va_list args;
@@ -186,7 +239,8 @@ static bool windows_fit(const Architecture *a, const ModelConfig *c)
     int sliding = 0;
     for (int l = 0; l < c->n_layers; l++)
         sliding += layer_slides(c, l);
-    return sliding == 0 || a->windows == WINDOW_BY_LAYER || (a->windows == SAME_WINDOW && sliding == c->n_layers);
+    return sliding == 0 || a->windows == WINDOW_BY_LAYER ||
+           (a->windows == SAME_WINDOW && sliding == c->n_layers);
 }
 
 /* Whether `a` scales the rotary frequencies of the same blocks as c. */
@@ -203,22 +257,27 @@ char *architecture_differences(const Architecture *a, const ModelConfig *c)
     static const char *const qk_norms[] = { "false", "true", "head" };
     char *text;
     FILE *f = xtext(&text);
-    need(f, c->norm.kind == a->norm, "layer_norm_type: %s", a->norm == RMS_NORM ? "rms" : "default");
-    need(f, c->norm_affine == a->norm_affine, "layer_norm_with_affine: %s", a->norm_affine ? "true" : "false");
-    need(f, a->norm_eps == 0 || c->norm.eps == a->norm_eps, "layer_norm_eps: %g", (double)a->norm_eps);
+    need(f, c->norm.kind == a->norm, "layer_norm_type: %s",
+         a->norm == RMS_NORM ? "rms" : "default");
+    need(f, c->norm_affine == a->norm_affine, "layer_norm_with_affine: %s",
+         a->norm_affine ? "true" : "false");
+    need(f, a->norm_eps == 0 || c->norm.eps == a->norm_eps, "layer_norm_eps: %g",
+         (double)a->norm_eps);
     need(f, c->norm_after == a->norm_after, "norm_after: %s", a->norm_after ? "true" : "false");
     need(f, c->qkv_bias == a->qkv_bias, "qkv_bias: %s", a->qkv_bias ? "true" : "false");
     need(f, c->qk_norm == a->qk_norm, "attention_layer_norm: %s", qk_norms[a->qk_norm]);
     need(f, a->clip || c->clip_qkv == 0, "clip_qkv: null");
     need(f, a->tying || !c->weight_tying, "weight_tying: false");
-    need(f, !a->heads_divide || c->d_model % c->n_heads == 0, "n_heads: a divisor of d_model %d", c->d_model);
+    need(f, !a->heads_divide || c->d_model % c->n_heads == 0, "n_heads: a divisor of d_model %d",
+         c->d_model);
     need(f, a->no_rope || c->no_rope_interval == 0, "no_rope_layer_interval: null");
     if (a->windows == NO_WINDOW)
         need(f, windows_fit(a, c), "sliding_window: null");
     else
         need(f, windows_fit(a, c), "layer_types: null");
     if (a->rope_types >> c->rope_scaling.type & 1)
-        need(f, scaling_fits(a, c), "rope_scaling.full_attn_layers_only: %s", a->full_attn_scaled_only ? "true" : "false");
+        need(f, scaling_fits(a, c), "rope_scaling.full_attn_layers_only: %s",
+             a->full_attn_scaled_only ? "true" : "false");
     else
         need(f, false, "rope_scaling: null");
     fclose(f);
@@ -244,7 +303,8 @@ static _Noreturn void die_of_none(const ModelConfig *c, const char *where)
         free(differences);
     }
     fclose(f);
-    die("%sno Hugging Face architecture can compute this model, so it cannot be saved. Each would need other settings:%s",
+    die("%sno Hugging Face architecture can compute this model, so it cannot be saved. Each would "
+        "need other settings:%s",
         where, text);
 }
 
@@ -274,7 +334,7 @@ const Architecture *architecture_choose(const ModelConfig *c, const char *file)
     return a;
 }
 
-/* ---- tensors ---------------------------------------------------------------------------------------------- */
+/* ---- tensors --------------------------------------------------------------------------------- */
 
 static const TensorNames *names_of(const Architecture *a, const char *param)
 {
@@ -300,8 +360,11 @@ const char *hf_prefix(const ModelConfig *c)
 
 void hf_tree_name(char to[HF_NAME], const char *name)
 {
-    static const struct { const char *file, *tree; } levels[] = {
-        { "language_model.model.", "model.language_model." }, { "multi_modal_projector.", "model.multi_modal_projector." },
+    static const struct {
+        const char *file, *tree;
+    } levels[] = {
+        { "language_model.model.", "model.language_model." },
+        { "multi_modal_projector.", "model.multi_modal_projector." },
     };
     const char *first = "";
     for (int i = 0; i < 2 && !*first; i++)
@@ -317,12 +380,13 @@ void hf_adapter_name(char to[HF_NAME], const char *name, const char *matrix)
     char tree[HF_NAME];
     hf_tree_name(tree, name);
     const int length = (int)(strlen(tree) - (matrix ? strlen(".weight") : 0));
-    const int n = snprintf(to, HF_NAME, "base_model.model.%.*s%s%s%s", length, tree, matrix ? "." : "", matrix ? matrix : "",
-                           matrix ? ".weight" : "");
+    const int n = snprintf(to, HF_NAME, "base_model.model.%.*s%s%s%s", length, tree,
+                           matrix ? "." : "", matrix ? matrix : "", matrix ? ".weight" : "");
     CHECK(n < HF_NAME, "the name of the adapter of %s is too long", name);
 }
 
-static void set_name(HfTensor *t, const Architecture *a, const UnitLayout *s, const Param *p, const char *name)
+static void set_name(HfTensor *t, const Architecture *a, const UnitLayout *s, const Param *p,
+                     const char *name)
 {
     const char *prefix = s->kind != &projector_kind ? hf_prefix(s->config) : "";
     char file[HF_NAME];
@@ -350,10 +414,15 @@ int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitLayout 
             CHECK(count < HF_TENSORS, "unit %d has more tensors", unit);
             CHECK(name, "%s: no Hugging Face name for a part of parameter %s", a->class, p->name);
             HfTensor *t = &out[count++];
-            *t = (HfTensor){ .unit = unit, .param = i, .first = (size_t)part->first * (size_t)p->cols,
-                             .rows = (size_t)(whole && p->num_parts > 1 ? p->rows : part->rows), .cols = (size_t)p->cols,
-                             .adapter = p->is_adapter, .vector = p->is_vector,
-                             .with_adapter = shape->kind == &projector_kind && lora_trains_projector(c) };
+            *t = (HfTensor){ .unit = unit,
+                             .param = i,
+                             .first = (size_t)part->first * (size_t)p->cols,
+                             .rows = (size_t)(whole && p->num_parts > 1 ? p->rows : part->rows),
+                             .cols = (size_t)p->cols,
+                             .adapter = p->is_adapter,
+                             .vector = p->is_vector,
+                             .with_adapter =
+                                 shape->kind == &projector_kind && lora_trains_projector(c) };
             if (p->is_vector)
                 t->cols *= t->rows, t->rows = 1;
             t->max_rows = p->has_padding ? (size_t)p->rows : t->rows;

@@ -8,7 +8,7 @@
 #include "kernels/runtime/error.h"
 #include "model/context_work.h"
 
-/* ---- what is exchanged ------------------------------------------------------------------------------------------ */
+/* ---- what is exchanged ----------------------------------------------------------------------- */
 
 bool context_skips(const Model *m)
 {
@@ -26,10 +26,14 @@ void context_allocate(Model *m)
     ContextExchange *e = &m->exchange;
     if (m->context == 1)
         return;
-    *e = (ContextExchange){ .whole = xmalloc(sizeof *e->whole * c * rows), .packed = xmalloc(sizeof *e->packed * c * rows),
-                            .range = xmalloc(sizeof *e->range * rows), .own_start = xmalloc(sizeof *e->own_start * (rows + 1)),
-                            .left_out = xmalloc(c * rows), .own_left_out = xmalloc(rows),
-                            .own = xmalloc(sizeof *e->own * c * rows), .exchanged = xmalloc(sizeof *e->exchanged * c) };
+    *e = (ContextExchange){ .whole = xmalloc(sizeof *e->whole * c * rows),
+                            .packed = xmalloc(sizeof *e->packed * c * rows),
+                            .range = xmalloc(sizeof *e->range * rows),
+                            .own_start = xmalloc(sizeof *e->own_start * (rows + 1)),
+                            .left_out = xmalloc(c * rows),
+                            .own_left_out = xmalloc(rows),
+                            .own = xmalloc(sizeof *e->own * c * rows),
+                            .exchanged = xmalloc(sizeof *e->exchanged * c) };
 }
 
 void context_free(Model *m)
@@ -54,14 +58,16 @@ static int num_documents(const Model *m)
 static RowRange document(const Model *m, int i)
 {
     const int *start = m->docs.host_start;
-    return m->docs.count ? (RowRange){ start[i], start[i + 1] - start[i] } : (RowRange){ i * m->T, m->T };
+    return m->docs.count ? (RowRange){ start[i], start[i + 1] - start[i] }
+                         : (RowRange){ i * m->T, m->T };
 }
 
 /* What of it is in rank r's part of its sequence; count 0 or less: nothing. */
 static RowRange part_of(const Model *m, RowRange document, int r)
 {
     const int begin = document.first / m->T * m->T + r * m->attn.T, end = begin + m->attn.T;
-    const int first = document.first > begin ? document.first : begin, last = document.first + document.count;
+    const int first = document.first > begin ? document.first : begin,
+              last = document.first + document.count;
     return (RowRange){ first, (last < end ? last : end) - first };
 }
 
@@ -72,12 +78,15 @@ static int rank_of(const Model *m, RowRange document)
     return first / m->attn.T == last / m->attn.T ? first / m->attn.T : -1;
 }
 
-/* Sets e->left_out for all documents. A plan without documents has no memory for those of a part. */
+/* Sets e->left_out for all documents. A plan without documents has no memory for those of a
+ * part. */
 static void choose_left_out(Model *m)
 {
     ContextExchange *e = &m->exchange;
     const int c = m->context;
-    ContextWork work = { .ranks = c, .token_pairs = context_token_pairs(m->config, c), .exchanged = e->exchanged };
+    ContextWork work = { .ranks = c,
+                         .token_pairs = context_token_pairs(m->config, c),
+                         .exchanged = e->exchanged };
     int count = 0;
     memset(e->exchanged, 0, sizeof *e->exchanged * (size_t)c);
     for (int i = 0; i < m->docs.count; i++) {
@@ -86,7 +95,8 @@ static void choose_left_out(Model *m)
         const double pairs = context_pairs(m->config, d.count);
         e->left_out[i] = false;
         if (rank >= 0)
-            e->own[count++] = (OwnDocument){ .index = i, .rank = rank, .tokens = d.count, .pairs = pairs };
+            e->own[count++] =
+                (OwnDocument){ .index = i, .rank = rank, .tokens = d.count, .pairs = pairs };
         else
             work.pairs += pairs;
         for (int r = 0; r < c && rank < 0; r++)
@@ -102,8 +112,8 @@ static bool is_exchanged(const Model *m, int i)
     return m->docs.count == 0 || !m->exchange.left_out[i];
 }
 
-/* Rank r's pieces, the ranges of its rows that are exchanged, are written to `piece`, unless that is NULL; returns how many there
- * are. */
+/* Rank r's pieces, the ranges of its rows that are exchanged, are written to `piece`, unless that
+ * is NULL; returns how many there are. */
 static int pieces_of(const Model *m, int r, RowRange *piece)
 {
     int count = 0, end = -1;
@@ -141,7 +151,8 @@ static void join_pieces(Model *m, const RowRange *piece)
     }
 }
 
-/* Where its pieces are in `exchanged`: a range has its rows with the heads of rank 0, then with those of rank 1, and so on. */
+/* Where its pieces are in `exchanged`: a range has its rows with the heads of rank 0, then with
+ * those of rank 1, and so on. */
 static void pack(Model *m, const RowRange *piece)
 {
     ContextExchange *e = &m->exchange;
@@ -150,8 +161,11 @@ static void pack(Model *m, const RowRange *piece)
         while (piece[i].count > 0 && first >= e->range[k].first + e->range[k].count)
             before += e->range[k++].count;
         for (int r = 0; r < m->context; r++)
-            e->packed[r * e->pieces + i] = piece[i].count == 0 ? (RowRange){ 0 } : (RowRange){
-                m->context * before + r * e->range[k].count + first - e->range[k].first, piece[i].count };
+            e->packed[r * e->pieces + i] =
+                piece[i].count == 0 ? (RowRange){ 0 }
+                                    : (RowRange){ m->context * before + r * e->range[k].count +
+                                                      first - e->range[k].first,
+                                                  piece[i].count };
     }
 }
 
@@ -159,7 +173,9 @@ static void pack(Model *m, const RowRange *piece)
 static void divide_own(Model *m)
 {
     ContextExchange *e = &m->exchange;
-    Documents d = { .start = m->own_doc_start, .host_start = e->own_start, .left_out = e->own_left_out };
+    Documents d = { .start = m->own_doc_start,
+                    .host_start = e->own_start,
+                    .left_out = e->own_left_out };
     for (int i = 0; i < m->docs.count; i++) {
         const RowRange whole = document(m, i), part = part_of(m, whole, m->context_rank);
         if (part.count <= 0)
@@ -211,10 +227,13 @@ void context_divide_for_plan(Model *m)
         return;
     for (int b = 0; b <= m->attn.B; b++)
         e->own_start[b] = b * m->attn.T;
-    m->own_docs = (Documents){ .count = m->attn.B, .longest = m->attn.T, .start = m->own_doc_start, .host_start = e->own_start };
+    m->own_docs = (Documents){ .count = m->attn.B,
+                               .longest = m->attn.T,
+                               .start = m->own_doc_start,
+                               .host_start = e->own_start };
 }
 
-/* ---- the exchange ------------------------------------------------------------------------------------------------ */
+/* ---- the exchange ---------------------------------------------------------------------------- */
 
 /* Rows of all ranks, each with the columns of one rank's heads, as `buffer` has them. */
 static Tensor exchanged(const Model *m, Tensor buffer)
@@ -222,14 +241,16 @@ static Tensor exchanged(const Model *m, Tensor buffer)
     return tensor_at(m->work.exchanged.data, buffer.format, buffer.rows, buffer.cols);
 }
 
-/* Attention reads tiles of rows, also some after a document's end, and multiplies these by 0: they must be finite (kernels.h). */
+/* Attention reads tiles of rows, also some after a document's end, and multiplies these by 0: they
+ * must be finite (kernels.h). */
 static void clear_after_documents(const Model *m, Tensor buffer)
 {
     for (int i = 1; i < m->docs.count; i++) {
         const int first = m->docs.host_start[i], left = buffer.rows - first;
         if (!m->docs.left_out[i] || m->docs.left_out[i - 1])
             continue;
-        const Tensor rows = tensor_rows(buffer, first, left < ROWS_AFTER_DOCUMENT ? left : ROWS_AFTER_DOCUMENT);
+        const Tensor rows =
+            tensor_rows(buffer, first, left < ROWS_AFTER_DOCUMENT ? left : ROWS_AFTER_DOCUMENT);
         device_zero(rows.data, tensor_bytes(rows));
     }
 }
@@ -241,8 +262,8 @@ Tensor context_heads(const Model *m, const Acts *a, Tensor buffer, Tensor x)
         return x;
     const Tensor packed = exchanged(m, buffer);
     for (int k = 0, at = 0; k < e->ranges; at += m->context * e->range[k++].count)
-        heads_split(tensor_rows(packed, at, m->context * e->range[k].count), tensor_rows(x, e->range[k].first, e->range[k].count),
-                    a->heads);
+        heads_split(tensor_rows(packed, at, m->context * e->range[k].count),
+                    tensor_rows(x, e->range[k].first, e->range[k].count), a->heads);
     clear_after_documents(m, buffer);
     comm_exchange(buffer, e->whole, packed, e->packed, e->pieces);
     return buffer;
@@ -261,8 +282,8 @@ void context_tokens(const Model *m, const Acts *a, Tensor x, Tensor buffer)
     const Tensor packed = exchanged(m, buffer);
     comm_exchange(packed, e->packed, buffer, e->whole, e->pieces);
     for (int k = 0, at = 0; k < e->ranges; at += m->context * e->range[k++].count)
-        heads_join(tensor_rows(x, e->range[k].first, e->range[k].count), tensor_rows(packed, at, m->context * e->range[k].count),
-                   a->heads);
+        heads_join(tensor_rows(x, e->range[k].first, e->range[k].count),
+                   tensor_rows(packed, at, m->context * e->range[k].count), a->heads);
 }
 
 Attention context_attention(const Model *m, Attention a)
@@ -280,7 +301,8 @@ const int *context_part(const Model *m, const int *values)
         return values + first;
     const int own = m->attn.T;
     for (int b = 0; b < m->attn.B; b++)
-        memcpy(m->host_part + (size_t)b * (size_t)own, values + (size_t)b * (size_t)m->T + (size_t)m->context_rank * (size_t)own,
+        memcpy(m->host_part + (size_t)b * (size_t)own,
+               values + (size_t)b * (size_t)m->T + (size_t)m->context_rank * (size_t)own,
                sizeof *values * (size_t)own);
     return m->host_part + first;
 }

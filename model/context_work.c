@@ -4,21 +4,25 @@
 
 double context_pairs(const ModelConfig *c, int tokens)
 {
-    const double n = tokens, w = c->sliding_window < tokens ? c->sliding_window : tokens, all = n * n / 2, slides = w * (n - w / 2);
+    const double n = tokens, w = c->sliding_window < tokens ? c->sliding_window : tokens,
+                 all = n * n / 2, slides = w * (n - w / 2);
     double sum = 0;
     for (int l = 0; l < c->n_layers; l++)
         sum += layer_slides(c, l) ? slides : all;
     return sum / c->n_layers;
 }
 
-/* For each query head a pair takes two products of head_dim in forward and five in backward. Forward exchanges q, k, v and the
- * output; backward the output's gradient, q, k, v and the output, and the gradients of q, k, v; in BF16, without a rank's own part.
- * A GPU computes OPERATIONS_PER_BYTE while it sends a byte: 400 TFLOP/s in attention, 270 GB/s to another one of its host (H200). */
+/* For each query head a pair takes two products of head_dim in forward and five in backward.
+ * Forward exchanges q, k, v and the output; backward the output's gradient, q, k, v and the output,
+ * and the gradients of q, k, v; in BF16, without a rank's own part. A GPU computes
+ * OPERATIONS_PER_BYTE while it sends a byte: 400 TFLOP/s in attention, 270 GB/s to another one of
+ * its host (H200). */
 double context_token_pairs(const ModelConfig *c, int ranks)
 {
     enum { OPERATIONS_PER_BYTE = 1500 };
     const double key_heads = c->n_kv_heads > ranks ? c->n_kv_heads : ranks, heads = c->n_heads;
-    const double operations = 7 * 2 * heads, bytes = 2.0 * 3 * (heads + 2 * key_heads + heads) * (ranks - 1) / ranks;
+    const double operations = 7 * 2 * heads,
+                 bytes = 2.0 * 3 * (heads + 2 * key_heads + heads) * (ranks - 1) / ranks;
     return bytes * OPERATIONS_PER_BYTE / operations;
 }
 

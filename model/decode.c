@@ -10,9 +10,11 @@
 
 static void set_rows(Acts *a, int rows)
 {
-    Tensor *const all[] = { &a->attn_res, &a->mlp_res, &a->attn_x, &a->mlp_x, &a->attn_branch, &a->mlp_branch, &a->attn_h,
-                            &a->mlp_h, &a->qkv_raw, &a->qkv_saved, &a->qkv_rotated, &a->attn_out, &a->attn_saved, &a->attn_operand,
-                            &a->gate_up_raw, &a->gate_up_saved, &a->swiglu_operand };
+    Tensor *const all[] = { &a->attn_res,      &a->mlp_res,      &a->attn_x,      &a->mlp_x,
+                            &a->attn_branch,   &a->mlp_branch,   &a->attn_h,      &a->mlp_h,
+                            &a->qkv_raw,       &a->qkv_saved,    &a->qkv_rotated, &a->attn_out,
+                            &a->attn_saved,    &a->attn_operand, &a->gate_up_raw, &a->gate_up_saved,
+                            &a->swiglu_operand };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (tensor_exists(*all[i]))
             all[i]->rows = rows;
@@ -41,7 +43,8 @@ static void put_images(Model *m, int count)
 static void append(Model *m, ParamStore *store, const int *tokens, int count)
 {
     const int past = m->acts[0].cache.length, rows = decode_rows(&m->recipe, count);
-    CHECK(rows <= m->P - past, "%d tokens after %d; the caches have space for %d", count, past, m->P);
+    CHECK(rows <= m->P - past, "%d tokens after %d; the caches have space for %d", count, past,
+          m->P);
     int *padded = xmalloc(sizeof *padded * (size_t)rows);
     for (int i = 0; i < rows; i++)
         padded[i] = tokens[i < count ? i : count - 1];
@@ -49,7 +52,8 @@ static void append(Model *m, ParamStore *store, const int *tokens, int count)
         set_rows(&m->unit_acts[u], rows);
     for (int l = 0; l < m->L; l++) {
         m->acts[l].attn.T = rows;
-        m->acts[l].attn.rope = m->rope[layer_rotation(m->config, l)] + (size_t)past * (size_t)m->attn.D;
+        m->acts[l].attn.rope =
+            m->rope[layer_rotation(m->config, l)] + (size_t)past * (size_t)m->attn.D;
     }
     model_put_tokens(m, padded, rows);
     if (m->images.row)

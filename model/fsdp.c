@@ -12,7 +12,7 @@
 #include "kernels/runtime/watchdog.h"
 #include "model/quantized_weights.h"
 
-/* ---- weights ---------------------------------------------------------------------------------------------- */
+/* ---- weights --------------------------------------------------------------------------------- */
 
 /* The unit's copies that are made for one of `uses`, in the order of the plan. */
 static void make_copies(const ParamStore *store, int u, int uses)
@@ -31,7 +31,9 @@ static void make_copies(const ParamStore *store, int u, int uses)
             device_copy(to.data, c->from.data, tensor_numel(to) * dtype_size(to.format.dtype));
         else if (c->step == GATHER) {
             watchdog_mark_together("all-gather", u);
-            comm_all_gather(to.data, c->from.data, tensor_numel(c->from) * dtype_size(c->from.format.dtype), fsdp_group(store, u));
+            comm_all_gather(to.data, c->from.data,
+                            tensor_numel(c->from) * dtype_size(c->from.format.dtype),
+                            fsdp_group(store, u));
         } else if (c->step == DEQUANTIZE)
             nf4_dequantize(to, param_nf4(c->param, c->from.data, store->plain_nf4));
         else
@@ -42,7 +44,8 @@ static void make_copies(const ParamStore *store, int u, int uses)
 void fsdp_gather(ParamStore *store, int u, int uses)
 {
     const int both = FOR_FORWARD | FOR_BACKWARD;
-    const bool once = fsdp_shards(store, u) == 1 && store->plan[u].lifetime != UNTIL_REUSE && !store->forward_only;
+    const bool once = fsdp_shards(store, u) == 1 && store->plan[u].lifetime != UNTIL_REUSE &&
+                      !store->forward_only;
     WeightBuffer *b = store->plan[u].weights;
     if (!b || !store->placed)
         return;
@@ -50,17 +53,20 @@ void fsdp_gather(ParamStore *store, int u, int uses)
         b->unit = u;
         b->has = 0;
     }
-    if (!format_is_fp8(b->elements.format) || once) /* W and its transpose in one pass over the stored weights */
+    /* W and its transpose in one pass over the stored weights */
+    if (!format_is_fp8(b->elements.format) || once)
         uses = both;
     else if (b->rotates && !(b->has & uses)) {
-        CHECK(uses == FOR_FORWARD || uses == FOR_BACKWARD, "unit %d has memory for one use at a time", u);
+        CHECK(uses == FOR_FORWARD || uses == FOR_BACKWARD,
+              "unit %d has memory for one use at a time", u);
         b->has = 0;
     }
     uses &= ~b->has;
     if (!uses)
         return;
+    /* without copies a cast next to the GEMMs would only slow them */
     if (store->overlaps)
-        device_queue(QUEUE_GATHER);         /* without copies a cast next to the GEMMs would only slow them */
+        device_queue(QUEUE_GATHER);
     device_wait(b->released);
     trace_begin("gather", u);
     uses |= AS_STORED & ~b->has;
@@ -99,7 +105,7 @@ void fsdp_release(ParamStore *store, int u)
         b->released = device_mark(b->released);
 }
 
-/* ---- gradients -------------------------------------------------------------------------------------------- */
+/* ---- gradients ------------------------------------------------------------------------------- */
 
 static Tensor own_slice(const ParamStore *store, int u, const GradBuffer *s)
 {
@@ -116,8 +122,9 @@ static void zero_between(const ParamStore *store, void *data, size_t first, size
         device_zero((char *)data + first * size, (end - first) * size);
 }
 
-/* The unit's gradients, at `data`, begin at 0. Parameters that have no element on this rank, or all if `all`, are marked empty,
- * so that the micro-batch writes them; whatever lies between those is zeroed here. */
+/* The unit's gradients, at `data`, begin at 0. Parameters that have no element on this rank, or all
+ * if `all`, are marked empty, so that the micro-batch writes them; whatever lies between those is
+ * zeroed here. */
 static void start_from_zero(ParamStore *store, int u, void *data, bool all)
 {
     const UnitLayout *shape = &store->shape[u];
@@ -128,7 +135,8 @@ static void start_from_zero(ParamStore *store, int u, void *data, bool all)
             Tensor *dw = &store->dunit[u].tensor[p->id];
             if (param_comes_first(shape, p) != (pass == 0))
                 continue;
-            dw->empty = p->region == TRAINED && (all || shard_part(&store->shard[u], p, &first) == 0);
+            dw->empty =
+                p->region == TRAINED && (all || shard_part(&store->shard[u], p, &first) == 0);
             if (!dw->empty)
                 continue;
             zero_between(store, data, at, p->offset);
@@ -137,12 +145,13 @@ static void start_from_zero(ParamStore *store, int u, void *data, bool all)
     zero_between(store, data, at, shape->numel[TRAINED]);
 }
 
-/* With a sum per micro-batch the buffer starts from 0, but the own slice from what this step has summed so far: summing over ranks
- * then also accumulates. */
+/* With a sum per micro-batch the buffer starts from 0, but the own slice from what this step has
+ * summed so far: summing over ranks then also accumulates. */
 static void begin_grads(ParamStore *store, int u, GradBuffer *s)
 {
     const Tensor sum = store->shard[u].grad;
-    CHECK(s->unit < 0, "the gradients of unit %d are not reduced, those of unit %d begin", s->unit, u);
+    CHECK(s->unit < 0, "the gradients of unit %d are not reduced, those of unit %d begin", s->unit,
+          u);
     s->unit = u;
     trace_wait(s->reduced, "gradients", u);
     start_from_zero(store, u, s->elements.data, sum.empty);
@@ -158,12 +167,14 @@ UnitTensors *fsdp_grads(ParamStore *store, int u)
     return &store->dunit[u];
 }
 
-/* This rank's gradients of parameters that all tensor ranks have: each rank has computed a part of the sum. */
+/* This rank's gradients of parameters that all tensor ranks have: each rank has computed a part of
+ * the sum. */
 static Tensor copied_grads(const ParamStore *store, int u)
 {
     size_t first;
     const size_t n = fsdp_copied(store, u, &first);
-    return n ? slice_view(&store->shard[u].slice[TRAINED], store->shard[u].grad, first, n) : (Tensor){ 0 };
+    return n ? slice_view(&store->shard[u].slice[TRAINED], store->shard[u].grad, first, n)
+             : (Tensor){ 0 };
 }
 
 void fsdp_reduce(ParamStore *store, int u, bool last)
@@ -184,7 +195,9 @@ void fsdp_reduce(ParamStore *store, int u, bool last)
     trace_begin("reduce", u);
     watchdog_mark_together("summing gradients", u);
     if (reduces) {
-        comm_reduce_scatter(store->shard[u].grad, tensor_flat(s->elements, store->shape[u].numel[TRAINED]), fsdp_group(store, u));
+        comm_reduce_scatter(store->shard[u].grad,
+                            tensor_flat(s->elements, store->shape[u].numel[TRAINED]),
+                            fsdp_group(store, u));
         s->unit = -1;
     }
     if (copied.data)
@@ -213,9 +226,10 @@ void fsdp_empty_grads(ParamStore *store)
     }
 }
 
-/* ---- the optimizer's states ------------------------------------------------------------------------------- */
+/* ---- the optimizer's states ------------------------------------------------------------------ */
 
-/* NOTE: in DYNAMIC8 byte 0 is not the code of 0, so zeroed codes mean 0 only while the scale is 0 too: the code of 0 is written. */
+/* NOTE: in DYNAMIC8 byte 0 is not the code of 0, so zeroed codes mean 0 only while the scale is 0
+ * too: the code of 0 is written. */
 static void zero_codes(Tensor t)
 {
     enum { CHUNK = 1 << 20 };
@@ -234,24 +248,29 @@ static void zero_codes(Tensor t)
 void store_zero_states(ParamStore *store)
 {
     for (int u = 0; u < store->num_units; u++)
-        for (int i = 0; i < store->optimizer->num_states && store->shard[u].slice[TRAINED].count; i++) {
+        for (int i = 0; i < store->optimizer->num_states && store->shard[u].slice[TRAINED].count;
+             i++) {
             const Tensor t = store->shard[u].state[i];
             if (tensor_numel(t) == 0)
                 continue;
             zero_codes(t);
             if (t.scale)
-                device_zero(t.scale, tensor_bytes(t) - tensor_numel(t) * dtype_size(t.format.dtype));
+                device_zero(t.scale,
+                            tensor_bytes(t) - tensor_numel(t) * dtype_size(t.format.dtype));
         }
 }
 
-/* ---- master weights --------------------------------------------------------------------------------------- */
+/* ---- master weights -------------------------------------------------------------------------- */
 
 /* Every rank draws a matrix of the region QUANTIZED whole, and keeps its part. */
-static void init_base(ParamStore *store, int u, const Param *p, float cutoff, uint64_t seed, uint64_t number)
+static void init_base(ParamStore *store, int u, const Param *p, float cutoff, uint64_t seed,
+                      uint64_t number)
 {
     const Format bf16 = { BF16, 0, false };
     const Param all = param_whole(p);
-    Tensor whole = tensor_at(device_alloc(param_numel(&all) * dtype_size(BF16)), bf16, all.rows, all.cols), elements = whole;
+    Tensor whole = tensor_at(device_alloc(param_numel(&all) * dtype_size(BF16)), bf16, all.rows,
+                             all.cols),
+           elements = whole;
     elements.cols = (int)param_numel(&all);
     elements.rows = 1;
     init_normal(elements, p->init_std, cutoff, seed, number);
@@ -259,26 +278,30 @@ static void init_base(ParamStore *store, int u, const Param *p, float cutoff, ui
     device_free(whole.data);
 }
 
-/* Elements of a parameter from its `first` on. Each has the value that it has where the parameter is whole, which begins at
- * `number`. */
-static void init_part(const Param *p, Tensor part, float cutoff, uint64_t seed, uint64_t number, size_t first)
+/* Elements of a parameter from its `first` on. Each has the value that it has where the parameter
+ * is whole, which begins at `number`. */
+static void init_part(const Param *p, Tensor part, float cutoff, uint64_t seed, uint64_t number,
+                      size_t first)
 {
     const size_t n = tensor_numel(part), size = dtype_size(part.format.dtype);
     size_t whole;
     for (size_t done = 0, run; done < n; done += run) {
         run = param_run(p, first + done, &whole);
         run = run < n - done ? run : n - done;
-        init_normal(tensor_at((char *)part.data + done * size, part.format, 1, (int)run), p->init_std, cutoff, seed,
-                    number + whole);
+        init_normal(tensor_at((char *)part.data + done * size, part.format, 1, (int)run),
+                    p->init_std, cutoff, seed, number + whole);
     }
 }
 
-enum { ADAPTERS = 0x10a };       /* their initial weights are drawn with a seed of their own */
+enum { ADAPTERS = 0x10a }; /* their initial weights are drawn with a seed of their own */
 
 /* Padding, of units and of the vocabulary's rows, is left at 0. */
-static void init_weights(ParamStore *store, const ModelConfig *c, uint64_t seed, bool adapters_alone)
+static void init_weights(ParamStore *store, const ModelConfig *c, uint64_t seed,
+                         bool adapters_alone)
 {
-    float cutoff = c->init_cutoff_factor > 0 ? (float)c->init_cutoff_factor : c->init_fn != INIT_NORMAL ? 3 : 0;
+    float cutoff = c->init_cutoff_factor > 0   ? (float)c->init_cutoff_factor
+                   : c->init_fn != INIT_NORMAL ? 3
+                                               : 0;
     for (int u = 0; u < store->num_units; u++) {
         const Shard *s = &store->shard[u];
         for (int i = 0; i < store->shape[u].num_params; i++) {
@@ -318,8 +341,9 @@ void store_init_adapters(ParamStore *store, const ModelConfig *c, uint64_t seed)
     init_weights(store, c, seed, true);
 }
 
-/* Scales of FP8 operands, of the frozen ones too or not: the maximum over ranks of each rank's part. A scale grows with the maximum
- * it is made from, so that the largest scale is the scale of the largest. */
+/* Scales of FP8 operands, of the frozen ones too or not: the maximum over ranks of each rank's
+ * part. A scale grows with the maximum it is made from, so that the largest scale is the scale of
+ * the largest. */
 static void update_scales(ParamStore *store, bool frozen_too)
 {
     Tensor scales = store->scales;
@@ -329,10 +353,11 @@ static void update_scales(ParamStore *store, bool frozen_too)
         return;
     device_zero(scales.data, tensor_bytes(scales));
     for (int u = 0; u < store->num_units; u++)
-        for (const Copy *c = store->plan[u].copy; c < store->plan[u].copy + store->plan[u].num_copies; c++)
-            if ((c->step == CAST || c->step == CAST_SLICE || (c->step == ENCODE && frozen_too)) && format_is_fp8(c->to.format)
-                && c->param->region != QUANTIZED
-                && (frozen_too || c->param->region == TRAINED))
+        for (const Copy *c = store->plan[u].copy;
+             c < store->plan[u].copy + store->plan[u].num_copies; c++)
+            if ((c->step == CAST || c->step == CAST_SLICE || (c->step == ENCODE && frozen_too)) &&
+                format_is_fp8(c->to.format) && c->param->region != QUANTIZED &&
+                (frozen_too || c->param->region == TRAINED))
                 quantize_scale(c->to, c->from);
     if (store->shards * store->tensor_ranks > 1)
         comm_all_reduce_max(scales, fsdp_all(store));

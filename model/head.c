@@ -8,22 +8,28 @@
 
 static const Tensor NONE = { 0 };
 
-/* An upper bound of a logit's gradient, scale * |(1 + 2 z_weight z) p - [target]|, for |z| <= 1024. */
+/* An upper bound of a logit's gradient, scale * |(1 + 2 z_weight z) p - [target]|, for |z| <=
+ * 1024. */
 static float largest_dlogit(float scale, float z_weight)
 {
     return scale * (1 + 2 * z_weight * 1024);
 }
 
-/* Loss and gradients of a chunk with FP8 operands. The transposed gradient overwrites the logits. Padding has no gradient. */
-static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor dweight, float scale, float z_weight, bool needs_dx)
+/* Loss and gradients of a chunk with FP8 operands. The transposed gradient overwrites the logits.
+ * Padding has no gradient. */
+static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor dweight,
+                               float scale, float z_weight, bool needs_dx)
 {
     Tensor dlogits = m->dlogits, transposed = dlogits, head_h = m->head_h;
     dlogits.rows = transposed.rows = head_h.rows = fp8_padded(logits.rows);
     dlogits.data_t = transposed.data = NULL;
-    cross_entropy_codes(dlogits, largest_dlogit(scale, z_weight), logits, m->losses + n, m->losses + m->N + n, m->targets + n,
-                        m->config->vocab_size, scale, z_weight);
-    if (needs_dx)            /* not fast: a sum over the vocabulary is too long for short accumulators */
-        matmul_dx(tensor_rows(own_rows(m, m->work.dh), n, logits.rows), tensor_rows(dlogits, 0, logits.rows), m->head_w, false);
+    cross_entropy_codes(dlogits, largest_dlogit(scale, z_weight), logits, m->losses + n,
+                        m->losses + m->N + n, m->targets + n, m->config->vocab_size, scale,
+                        z_weight);
+    /* not fast: a sum over the vocabulary is too long for short accumulators */
+    if (needs_dx)
+        matmul_dx(tensor_rows(own_rows(m, m->work.dh), n, logits.rows),
+                  tensor_rows(dlogits, 0, logits.rows), m->head_w, false);
     if (!dweight.data)
         return;
     quantize_codes(transposed, dlogits);
@@ -35,12 +41,14 @@ static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor 
     matmul_dw(dweight, transposed, head_h);
 }
 
-/* Final norm, head and loss, a chunk of tokens at a time, so that all (N, V) logits never exist together. With `backward` the
- * gradient overwrites the chunk's logits in place, and work.dh gets dLoss/d(final_h). */
+/* Final norm, head and loss, a chunk of tokens at a time, so that all (N, V) logits never exist
+ * together. With `backward` the gradient overwrites the chunk's logits in place, and work.dh gets
+ * dLoss/d(final_h). */
 void head_losses(Model *m, ParamStore *store, float scale, float z_weight, bool backward)
 {
     const bool tied = m->config->weight_tying;
-    const int last = store->num_units - 1, head_unit = unit_of_head_matrix(m->config), chunk = m->logits.rows;
+    const int last = store->num_units - 1, head_unit = unit_of_head_matrix(m->config),
+              chunk = m->logits.rows;
     fsdp_gather(store, last, FOR_FORWARD);
     const UnitTensors *w = fsdp_acquire(store, last);
     if (tied)
@@ -49,7 +57,8 @@ void head_losses(Model *m, ParamStore *store, float scale, float z_weight, bool 
     UnitTensors none = { 0 }, *dw = backward ? fsdp_grads(store, head_unit) : &none,
                 *dnorm = backward ? fsdp_grads(store, last) : &none;
     Tensor weight = tied ? hw->embed : hw->head, *dweight = tied ? &dw->embed : &dw->head;
-    const bool needs_dx = backward && (store->first_trained < last || dnorm->norm.data);  /* something below the head is trained */
+    /* something below the head is trained */
+    const bool needs_dx = backward && (store->first_trained < last || dnorm->norm.data);
     const bool fp8 = backward && format_is_fp8(m->recipe.head);
 
     trace_begin("head", head_unit);
@@ -66,14 +75,15 @@ void head_losses(Model *m, ParamStore *store, float scale, float z_weight, bool 
         if (fp8)
             chunk_backward_fp8(m, n, logits, h, *dweight, scale, z_weight, needs_dx);
         else {
-            cross_entropy(logits, m->losses + n, m->losses + m->N + n, m->targets + n, m->config->vocab_size,
-                          scale, z_weight, backward);
+            cross_entropy(logits, m->losses + n, m->losses + m->N + n, m->targets + n,
+                          m->config->vocab_size, scale, z_weight, backward);
             if (needs_dx)
                 matmul_dx(tensor_rows(own_rows(m, m->work.dh), n, rows), logits, weight, false);
             if (backward)
                 matmul_dw(*dweight, logits, h);
         }
-        dweight->empty = false;         /* the next chunk accumulates, and so does a tied embedding */
+        /* the next chunk accumulates, and so does a tied embedding */
+        dweight->empty = false;
     }
     if (needs_dx)
         norm_to_stream_backward(m, dnorm->norm, x, m->final_stats, w->norm, false);

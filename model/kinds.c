@@ -7,12 +7,13 @@
 #include "model/plan.h"
 #include "model/projector.h"
 
-/* ---- parameters ------------------------------------------------------------------------------------------------ */
+/* ---- parameters ------------------------------------------------------------------------------ */
 
 #define FIELD(name) #name, offsetof(UnitTensors, name)
 static const ParamRow of_embedding[] = {
-    { FIELD(embed),      SIZE_VOCABULARY, SIZE_MODEL,  SPLIT_ROWS,    STD_EMBEDDING,     ALWAYS },
+    { FIELD(embed), SIZE_VOCABULARY, SIZE_MODEL, SPLIT_ROWS, STD_EMBEDDING, ALWAYS },
 };
+// clang-format off
 static const ParamRow of_block[] = {
     { FIELD(attn_norm),      SIZE_ONE,        SIZE_MODEL,  SPLIT_NONE,    ONES,              WITH_NORM_WEIGHTS },
     { FIELD(qkv),        SIZE_OUTPUTS,    SIZE_MODEL,  SPLIT_ROWS,    STD_IN,            ALWAYS, LINEAR_QKV },
@@ -32,21 +33,27 @@ static const ParamRow of_block[] = {
     { FIELD(down_a),     SIZE_LORA_RANKS,      SIZE_MLP,    SPLIT_COLUMNS, STD_ADAPTER,       ADAPTED, LINEAR_DOWN },
     { FIELD(down_b),     SIZE_OUTPUTS,    SIZE_LORA_RANK,   SPLIT_NONE,    ZEROS,             ADAPTED, LINEAR_DOWN },
 };
+// clang-format on
+// clang-format off
 static const ParamRow of_head[] = {
     { FIELD(norm),       SIZE_ONE,        SIZE_MODEL,  SPLIT_NONE,    ONES,              WITH_NORM_WEIGHTS },
     { FIELD(head),       SIZE_VOCABULARY, SIZE_MODEL,  SPLIT_ROWS,    STD_HEAD,          UNTIED },
 };
+// clang-format on
+// clang-format off
 static const ParamRow of_projector[] = {
     { FIELD(image_in),       SIZE_MODEL,  SIZE_FEATURE, SPLIT_ROWS,    STD_ADAPTER, ALWAYS },
     { FIELD(image_in_bias),  SIZE_MODEL,  SIZE_ONE,     SPLIT_ROWS,    ZEROS,       WITH_PROJECTOR_BIAS },
     { FIELD(image_out),      SIZE_MODEL,  SIZE_MODEL,   SPLIT_COLUMNS, STD_ADAPTER, WITH_PROJECTOR_OUT },
     { FIELD(image_out_bias), SIZE_MODEL,  SIZE_ONE,     SPLIT_NONE,    ZEROS,       WITH_PROJECTOR_OUT_BIAS },
 };
-#define COUNT(rows) (sizeof (rows) / sizeof (rows)[0])
-static_assert(COUNT(of_embedding) + COUNT(of_block) + COUNT(of_head) == NUM_PARAMS
-              && sizeof(UnitTensors) == NUM_PARAMS * sizeof(Tensor), "a parameter is a field of UnitTensors and a row");
+// clang-format on
+#define COUNT(rows) (sizeof(rows) / sizeof(rows)[0])
+static_assert(COUNT(of_embedding) + COUNT(of_block) + COUNT(of_head) == NUM_PARAMS &&
+                  sizeof(UnitTensors) == NUM_PARAMS * sizeof(Tensor),
+              "a parameter is a field of UnitTensors and a row");
 
-/* ---- forward and backward -------------------------------------------------------------------------------------- */
+/* ---- forward and backward -------------------------------------------------------------------- */
 
 static void embed(Model *m, const UnitTensors *w, int u)
 {
@@ -94,7 +101,7 @@ static void block_back(Model *m, const UnitTensors *w, UnitTensors *dw, int u, b
     m->dy_begun = goes_on;
 }
 
-/* ---- the table ------------------------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 static int one(const ModelConfig *c)
 {
@@ -112,9 +119,12 @@ static int layers(const ModelConfig *c)
     return c->n_layers;
 }
 
-const UnitKind
-    embedding_kind = { "embedding", one,    false, of_embedding, COUNT(of_embedding), NULL, embed, NULL, embed_backward },
-    projector_kind = { "projector", projectors, false, of_projector, COUNT(of_projector), plan_projector, projector_forward,
-                       projector_uses, projector_back },
-    block_kind     = { "block",     layers, true,  of_block,     COUNT(of_block),     plan_block, block, block_uses, block_back },
-    head_kind      = { "head",      one,    false, of_head,      COUNT(of_head),      plan_head_input, NULL, NULL, NULL };
+const UnitKind embedding_kind = { "embedding", one,   false, of_embedding,  COUNT(of_embedding),
+                                  NULL,        embed, NULL,  embed_backward },
+               projector_kind = { "projector",       projectors,          false,
+                                  of_projector,      COUNT(of_projector), plan_projector,
+                                  projector_forward, projector_uses,      projector_back },
+               block_kind = { "block",    layers, true,       of_block,  COUNT(of_block),
+                              plan_block, block,  block_uses, block_back },
+               head_kind = { "head",          one,  false, of_head, COUNT(of_head),
+                             plan_head_input, NULL, NULL,  NULL };

@@ -9,31 +9,36 @@
 #include "model/head.h"
 #include "model/tensor_ranks.h"
 
-/* ---- recording ------------------------------------------------------------------------------------------------- */
+/* ---- recording ------------------------------------------------------------------------------- */
 
 /* An operation's use of a buffer: bytes [from, to) of it. */
 typedef struct {
     const char *operation;
-    int      number;                /* index of the operation */
-    Buffer   buffer;
-    size_t   from, to;
+    int number; /* index of the operation */
+    Buffer buffer;
+    size_t from, to;
     unsigned how;
-    Queue    queue;
+    Queue queue;
 } Touch;
 
 typedef struct {
     const Model *model;
-    Touch *touch;                   /* in order */
-    int    count, capacity, operations;
-    int    seen;                    /* the first touch that no observer has seen */
-    Queue  queue;
-    int    waited[NUM_QUEUES];      /* before this touch the queue of computation has waited for the others */
+    Touch *touch; /* in order */
+    int count, capacity, operations;
+    int seen; /* the first touch that no observer has seen */
+    Queue queue;
+    /* before this touch the queue of computation has waited for the others */
+    int waited[NUM_QUEUES];
 } Record;
 
 /* A mark of this watch: the queue's touches before `end` are done when it is reached. */
-typedef struct { Queue queue; int end; } Reached;
+typedef struct {
+    Queue queue;
+    int end;
+} Reached;
 
-/* Distance between buffers: larger than any buffer and than the rest of the plan, even for a micro-batch that does not fit. */
+/* Distance between buffers: larger than any buffer and than the rest of the plan, even for a
+ * micro-batch that does not fit. */
 static const size_t WINDOW = (size_t)1 << 56;
 
 void lifetimes_separate(OverlaidBuffer *s)
@@ -55,10 +60,11 @@ static bool record(void *recorder, const Operation *o)
 {
     Record *r = recorder;
     for (int i = 0; i < o->count; i++) {
-        const size_t at = (size_t)((uintptr_t)o->access[i].at - (uintptr_t)r->model->shared_memory), window = at / WINDOW;
+        const size_t at = (size_t)((uintptr_t)o->access[i].at - (uintptr_t)r->model->shared_memory),
+                     window = at / WINDOW;
         if (window >= 1 && window <= NUM_BUFFERS)
-            add(r, (Touch){ o->name, r->operations, (Buffer)(window - 1), at % WINDOW, at % WINDOW + o->access[i].bytes,
-                            o->access[i].how, r->queue });
+            add(r, (Touch){ o->name, r->operations, (Buffer)(window - 1), at % WINDOW,
+                            at % WINDOW + o->access[i].bytes, o->access[i].how, r->queue });
     }
     r->operations++;
     return false;
@@ -77,7 +83,8 @@ static DeviceMark *mark(void *recorder, DeviceMark *reuse)
     return (DeviceMark *)(void *)m;
 }
 
-/* Until computation waits for another queue, that may still read and write what it touches: so the wait reads it too. */
+/* Until computation waits for another queue, that may still read and write what it touches: so the
+ * wait reads it too. */
 static void wait_for(void *recorder, DeviceMark *mark)
 {
     Record *r = recorder;
@@ -125,7 +132,8 @@ static void record_observer(void *recorder, int unit, const UnitTensors *w)
     r->seen = r->count;
 }
 
-/* Everything that may use this memory: logits of some rows (decode.h, run/samples.c), an evaluation, a step. */
+/* Everything that may use this memory: logits of some rows (decode.h, run/samples.c), an
+ * evaluation, a step. */
 static void run(Model *m, ParamStore *store)
 {
     pass_forward(m, store);
@@ -142,10 +150,15 @@ static void run(Model *m, ParamStore *store)
     }
 }
 
-/* ---- lifetimes ------------------------------------------------------------------------------------------------- */
+/* ---- lifetimes ------------------------------------------------------------------------------- */
 
 /* Parts of a buffer that are read later: ranges that do not overlap. */
-typedef struct { struct { size_t from, to; } *range; int count, capacity; } Wanted;
+typedef struct {
+    struct {
+        size_t from, to;
+    } *range;
+    int count, capacity;
+} Wanted;
 
 static void append(Wanted *w, size_t from, size_t to)
 {
@@ -184,10 +197,11 @@ static void include(Wanted *w, size_t from, size_t to)
 static _Noreturn void die_of_unwritten(const Record *r, Buffer b, const Wanted *w)
 {
     const Touch *t = r->touch;
-    while (t->buffer != b || !(t->how & READS) || t->from >= w->range[0].to || w->range[0].from >= t->to)
+    while (t->buffer != b || !(t->how & READS) || t->from >= w->range[0].to ||
+           w->range[0].from >= t->to)
         t++;
-    die("%s reads bytes %zu to %zu of buffer %d; no operation before it writes bytes %zu to %zu", t->operation, t->from, t->to,
-        (int)b, w->range[0].from, w->range[0].to);
+    die("%s reads bytes %zu to %zu of buffer %d; no operation before it writes bytes %zu to %zu",
+        t->operation, t->from, t->to, (int)b, w->range[0].from, w->range[0].to);
 }
 
 /* The buffers in `held` are live at the same time. */
@@ -202,7 +216,8 @@ static void meet(Model *m, BufferSet held)
     m->shared_least = bytes > m->shared_least ? bytes : m->shared_least;
 }
 
-/* Liveness analysis, from the last operation to the first: bytes are wanted from a read back to their write. */
+/* Liveness analysis, from the last operation to the first: bytes are wanted from a read back to
+ * their write. */
 static void follow(const Record *r, Model *m, Wanted *wanted)
 {
     BufferSet held = 0;
@@ -210,7 +225,7 @@ static void follow(const Record *r, Model *m, Wanted *wanted)
         first = i - 1;
         while (first > 0 && r->touch[first - 1].number == r->touch[i - 1].number)
             first--;
-        BufferSet here = held;          /* live after the operation, or touched by it */
+        BufferSet here = held; /* live after the operation, or touched by it */
         for (int j = first; j < i; j++) {
             here |= buffer_bit(r->touch[j].buffer);
             if (r->touch[j].how & WRITES)
@@ -220,7 +235,8 @@ static void follow(const Record *r, Model *m, Wanted *wanted)
             const Touch *t = &r->touch[j];
             if (t->how & READS)
                 include(&wanted[t->buffer], t->from, t->to);
-            held = wanted[t->buffer].count ? held | buffer_bit(t->buffer) : held & ~buffer_bit(t->buffer);
+            held = wanted[t->buffer].count ? held | buffer_bit(t->buffer)
+                                           : held & ~buffer_bit(t->buffer);
         }
         meet(m, here);
     }
@@ -231,7 +247,8 @@ void lifetimes_record(Model *m, ParamStore *store)
     static const WatchedQueues queues = { use_queue, mark, wait_for, unmark, use_part };
     Record r = { .model = m };
     Wanted wanted[NUM_BUFFERS] = { 0 };
-    const Watch watch = { .begin = record, .watcher = &r, .queues = &queues }, *before = operations_watch(&watch);
+    const Watch watch = { .begin = record, .watcher = &r, .queues = &queues },
+                *before = operations_watch(&watch);
     m->observe = m->observed ? record_observer : NULL;
     m->observer = &r;
     context_divide_for_plan(m);

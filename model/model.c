@@ -1,4 +1,5 @@
-/* From planned to placed, and what comes before and after a pass: tokens and settings, losses and logits. */
+/* From planned to placed, and what comes before and after a pass: tokens and settings, losses and
+ * logits. */
 #include "model/model.h"
 
 #include <stdlib.h>
@@ -108,14 +109,16 @@ void model_put_sequences(Model *m, const int *tokens)
 }
 
 /* at: of the first token in the batch. */
-static void load_batch(Model *m, const int *tokens, const int *targets, const uint8_t *begins, size_t at)
+static void load_batch(Model *m, const int *tokens, const int *targets, const uint8_t *begins,
+                       size_t at)
 {
     model_put_sequences(m, tokens);
     if (m->images.row)
         projector_put(m, m->images.row + at);
     device_put(m->targets, context_part(m, targets), sizeof(int) * (size_t)m->N);
     if (m->documents) {
-        m->docs.count = document_starts(m->host_doc_start, &m->docs.longest, begins, m->attn.B, m->T);
+        m->docs.count =
+            document_starts(m->host_doc_start, &m->docs.longest, begins, m->attn.B, m->T);
         m->docs.start = m->doc_start;
         m->docs.host_start = m->host_doc_start;
         device_put(m->doc_start, m->host_doc_start, sizeof(int) * (m->docs.count + 1));
@@ -129,16 +132,17 @@ static PassKind pass_of(PipelineRow r, int count, PassKind pass)
     return pass == PASS_COMPLETE && r.micro < count - 1 ? PASS_ACCUMULATE : pass;
 }
 
-void model_micro_batches(Model *m, ParamStore *store, const int *tokens, const int *targets, const uint8_t *begins, int count,
-                         float scale, float z_weight, PassKind pass)
+void model_micro_batches(Model *m, ParamStore *store, const int *tokens, const int *targets,
+                         const uint8_t *begins, int count, float scale, float z_weight,
+                         PassKind pass)
 {
     const size_t numel = (size_t)m->attn.B * (size_t)m->T;
     Pipeline p = store->pipe;
     p.micro_batches = count;
     PipelineRow *row = xmalloc(2 * (size_t)p.chunks * (size_t)count * sizeof *row);
     const int rows = pipeline_rows(row, &p);
-    CHECK(count == 1 || count <= store->pipe.micro_batches || p.stages == 1, "%d micro-batches; the plan is for %d", count,
-          store->pipe.micro_batches);
+    CHECK(count == 1 || count <= store->pipe.micro_batches || p.stages == 1,
+          "%d micro-batches; the plan is for %d", count, store->pipe.micro_batches);
     CHECK(count == 1 || !m->in_step || p.stages == 1, "more micro-batches of a step, with stages");
     if (pass != PASS_FORWARD)
         offload_begin(m, store, row, rows);
@@ -165,8 +169,8 @@ void model_micro_batches(Model *m, ParamStore *store, const int *tokens, const i
     free(row);
 }
 
-void model_micro_batch(Model *m, ParamStore *store, const int *tokens, const int *targets, const uint8_t *begins, float scale,
-                       float z_weight, PassKind pass)
+void model_micro_batch(Model *m, ParamStore *store, const int *tokens, const int *targets,
+                       const uint8_t *begins, float scale, float z_weight, PassKind pass)
 {
     model_micro_batches(m, store, tokens, targets, begins, 1, scale, z_weight, pass);
 }
@@ -199,11 +203,13 @@ Losses model_losses(const Model *m)
 void model_token_losses(const Model *m, float *losses)
 {
     const size_t T = (size_t)m->T, own = (size_t)m->attn.T;
-    const size_t N = (size_t)m->N, first = (size_t)m->tensor_rank * N;       /* of those of this context rank */
+    /* of those of this context rank */
+    const size_t N = (size_t)m->N, first = (size_t)m->tensor_rank * N;
     if (m->N < m->attn.B * m->T || !m->has_head)
         memset(losses, 0, sizeof *losses * (size_t)m->attn.B * T);
     for (size_t at = first, n; at < first + N && m->has_head; at += n) {
         n = own - at % own < first + N - at ? own - at % own : first + N - at;
-        device_get(losses + at / own * T + (size_t)m->context_rank * own + at % own, m->losses + at - first, sizeof *losses * n);
+        device_get(losses + at / own * T + (size_t)m->context_rank * own + at % own,
+                   m->losses + at - first, sizeof *losses * n);
     }
 }

@@ -3,42 +3,48 @@
 #include "model/pass.h"
 
 /* Allocates what model_plan (plan.h) measured and places everything in it; and the end of both. */
-void     model_alloc(Model *m, ParamStore *store, const Config *c);
-void     model_free (Model *m, ParamStore *store);
+void model_alloc(Model *m, ParamStore *store, const Config *c);
+void model_free(Model *m, ParamStore *store);
 
-/* Places everything at addresses of no memory, so that a step can be called under a watch that runs no operation and has its own
- * queues (runtime/operations.h); and the end of it, before that of the watch. on_host: of such addresses, those of host memory. */
-void     model_rehearse(Model *m, ParamStore *store, const Config *c);
-void     model_rehearsed(Model *m, ParamStore *store);
-bool     model_on_host(const void *p);
+/* Places everything at addresses of no memory, so that a step can be called under a watch that runs
+ * no operation and has its own queues (runtime/operations.h); and the end of it, before that of the
+ * watch. on_host: of such addresses, those of host memory. */
+void model_rehearse(Model *m, ParamStore *store, const Config *c);
+void model_rehearsed(Model *m, ParamStore *store);
+bool model_on_host(const void *p);
 
-typedef struct { double loss, zloss; } Losses;
+typedef struct {
+    double loss, zloss;
+} Losses;
 
-/* `count` micro-batches of attn.B whole sequences; context ranks give the same ones (host arrays (count, B, T); target -1: masked;
- * begins 1: a document begins there, which matters if attention stays inside documents, NULL: each sequence is one). The gradients
- * are those of scale * (sum of losses + z_weight * sum of z-losses). After PASS_COMPLETE operations that are queued later see their
- * sums over ranks. The micro-batches of a step may come in several calls; with stages one in each call, or all in one. All ranks of
- * a pipeline call. */
-void     model_micro_batches(Model *m, ParamStore *store, const int *tokens, const int *targets, const uint8_t *begins, int count,
-                             float scale, float z_weight, PassKind pass);
+/* `count` micro-batches of attn.B whole sequences; context ranks give the same ones (host arrays
+ * (count, B, T); target -1: masked; begins 1: a document begins there, which matters if attention
+ * stays inside documents, NULL: each sequence is one). The gradients are those of scale * (sum of
+ * losses + z_weight * sum of z-losses). After PASS_COMPLETE operations that are queued later see
+ * their sums over ranks. The micro-batches of a step may come in several calls; with stages one in
+ * each call, or all in one. All ranks of a pipeline call. */
+void model_micro_batches(Model *m, ParamStore *store, const int *tokens, const int *targets,
+                         const uint8_t *begins, int count, float scale, float z_weight,
+                         PassKind pass);
 
 /* The same for one. */
-void     model_micro_batch(Model *m, ParamStore *store, const int *tokens, const int *targets, const uint8_t *begins, float scale,
-                           float z_weight, PassKind pass);
+void model_micro_batch(Model *m, ParamStore *store, const int *tokens, const int *targets,
+                       const uint8_t *begins, float scale, float z_weight, PassKind pass);
 
-/* The images of the next call of model_micro_batches, model_micro_batch or decode_append, in its order of tokens; they must stay
- * until it returns. Without this call a batch has no images. */
-void     model_use_images(Model *m, ImageRows images);
+/* The images of the next call of model_micro_batches, model_micro_batch or decode_append, in its
+ * order of tokens; they must stay until it returns. Without this call a batch has no images. */
+void model_use_images(Model *m, ImageRows images);
 
-/* The input of pass_forward, in device memory, without borders of documents: the first `count` tokens, or this rank's part of
- * sequences (B, T). After it: the logits (vocab_size) of row `row` of this rank's, on the host; this waits for the device. */
-void     model_put_tokens(Model *m, const int *tokens, int count);
-void     model_put_sequences(Model *m, const int *tokens);
-void     model_logits    (Model *m, ParamStore *store, int row, float *logits);
+/* The input of pass_forward, in device memory, without borders of documents: the first `count`
+ * tokens, or this rank's part of sequences (B, T). After it: the logits (vocab_size) of row `row`
+ * of this rank's, on the host; this waits for the device. */
+void model_put_tokens(Model *m, const int *tokens, int count);
+void model_put_sequences(Model *m, const int *tokens);
+void model_logits(Model *m, ParamStore *store, int row, float *logits);
 /* The sums over all tokens since model_zero_losses; waits for the device. */
-void     model_zero_losses(Model *m);
-Losses   model_losses(const Model *m);
+void model_zero_losses(Model *m);
+Losses model_losses(const Model *m);
 
-/* (B, T) on the host: the cross entropy of each target of the last micro-batch, 0 where masked or another rank's. Waits for the
- * device. */
-void     model_token_losses(const Model *m, float *losses);
+/* (B, T) on the host: the cross entropy of each target of the last micro-batch, 0 where masked or
+ * another rank's. Waits for the device. */
+void model_token_losses(const Model *m, float *losses);

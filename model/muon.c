@@ -21,11 +21,17 @@ bool muon_steps(const ParamStore *store, const Param *p)
     return store->optimizer->orthogonalizes && p->is_operand && p->region == TRAINED;
 }
 
-/* ---- matrices ------------------------------------------------------------------------------------------------- */
+/* ---- matrices -------------------------------------------------------------------------------- */
 
 /* Rows of a parameter, and the rank of the shard group that orthogonalizes them. */
-typedef struct { const Param *param; int first, rows, owner; } Matrix;
-typedef struct { Matrix *matrix; int count; } Matrices;
+typedef struct {
+    const Param *param;
+    int first, rows, owner;
+} Matrix;
+typedef struct {
+    Matrix *matrix;
+    int count;
+} Matrices;
 
 static double cost(const Matrix *x)
 {
@@ -33,14 +39,15 @@ static double cost(const Matrix *x)
     return m * m * (2 * n + m);
 }
 
-/* Each matrix, from the most expensive one on, goes to the rank with the least work since the step began; the first of equal
- * ones. */
+/* Each matrix, from the most expensive one on, goes to the rank with the least work since the step
+ * began; the first of equal ones. */
 static void choose_owners(Matrices *all, int ranks, double *work)
 {
     for (int i = 0; i < all->count; i++) {
         int next = -1, least = 0;
         for (int k = 0; k < all->count; k++)
-            if (all->matrix[k].owner < 0 && (next < 0 || cost(&all->matrix[k]) > cost(&all->matrix[next])))
+            if (all->matrix[k].owner < 0 &&
+                (next < 0 || cost(&all->matrix[k]) > cost(&all->matrix[next])))
                 next = k;
         for (int r = 1; r < ranks; r++)
             if (work[r] < work[least])
@@ -50,11 +57,13 @@ static void choose_owners(Matrices *all, int ranks, double *work)
     }
 }
 
-/* The matrices of a unit: the parts of its parameters, of q, k and v with optimizer.per_head each head. */
+/* The matrices of a unit: the parts of its parameters, of q, k and v with optimizer.per_head each
+ * head. */
 static Matrices list_matrices(const ParamStore *store, const Config *c, int u)
 {
     Matrices all = { 0 };
-    for (const Param *p = store->shape[u].param; p < store->shape[u].param + store->shape[u].num_params; p++)
+    for (const Param *p = store->shape[u].param;
+         p < store->shape[u].param + store->shape[u].num_params; p++)
         for (int i = 0; muon_steps(store, p) && i < p->num_parts; i++) {
             const bool heads = c->optimizer.per_head && p->linear == LINEAR_QKV;
             const int rows = heads ? c->model.head_dim : p->part[i].rows;
@@ -77,19 +86,20 @@ static size_t end_of(const Matrix *x)
     return first_of(x) + (size_t)x->rows * (size_t)x->param->cols;
 }
 
-/* ---- memory --------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
-/* AHEAD: units whose updates are gathered or scattered while those of another are computed, one before it and one after it. */
+/* AHEAD: units whose updates are gathered or scattered while those of another are computed, one
+ * before it and one after it. */
 enum { ALONE = 1, AHEAD = 3 };
 
 typedef struct {
-    int    units;              /* in memory at once: ALONE or AHEAD            */
-    Tensor whole[AHEAD];       /* (1, n) u of a unit, then X                   */
-    void  *next;               /* X of a matrix after an iteration             */
-    void  *gram, *factor;      /* A, and b A + c A A                           */
-    float *squares;            /* ||u||^2                                      */
+    int units;           /* in memory at once: ALONE or AHEAD */
+    Tensor whole[AHEAD]; /* (1, n) u of a unit, then X */
+    void *next;          /* X of a matrix after an iteration */
+    void *gram, *factor; /* A, and b A + c A A */
+    float *squares;      /* ||u||^2 */
     DeviceMark *filled, *gathered[AHEAD], *computed, *scattered[AHEAD];
-    double *work;              /* of each rank since the step began            */
+    double *work; /* of each rank since the step began */
 } Memory;
 
 static Memory place(const ParamStore *store, const Config *c, Arena *a, int units)
@@ -102,15 +112,17 @@ static Memory place(const ParamStore *store, const Config *c, Arena *a, int unit
         Matrices all = list_matrices(store, c, u);
         unit = store->shape[u].numel[TRAINED] > unit ? store->shape[u].numel[TRAINED] : unit;
         for (const Matrix *x = all.matrix; x < all.matrix + all.count; x++) {
-            const size_t n = end_of(x) - first_of(x), least = (size_t)(x->rows < x->param->cols ? x->rows : x->param->cols);
+            const size_t n = end_of(x) - first_of(x),
+                         least = (size_t)(x->rows < x->param->cols ? x->rows : x->param->cols);
             matrix = n > matrix ? n : matrix;
             side = least > side ? least : side;
         }
         free(all.matrix);
     }
     if (unit > INT32_MAX)
-        die("optimizer.name is muon: a block has %zu trained parameters, and Muon updates at most %d at once; use adamw", unit,
-            INT32_MAX);
+        die("optimizer.name is muon: a block has %zu trained parameters, and Muon updates at most "
+            "%d at once; use adamw",
+            unit, INT32_MAX);
     const size_t size = dtype_size(BF16);
     for (int i = 0; i < units; i++)
         m.whole[i] = tensor_alloc(a, bf16, 1, (int)unit);
@@ -139,15 +151,17 @@ static Tensor elements(Tensor t, size_t first, size_t end)
     return tensor_at((char *)t.data + first * dtype_size(BF16), bf16, 1, (int)(end - first));
 }
 
-/* ---- the step ------------------------------------------------------------------------------------------------- */
+/* ---- the step -------------------------------------------------------------------------------- */
 
-/* Replaces x (rows, columns) by X, its orthogonal factor. With more rows than columns A is X^T X and multiplies from the right, so that
- * nothing is transposed. Iterations go from one of two buffers to the other, and the last one ends in x. */
+/* Replaces x (rows, columns) by X, its orthogonal factor. With more rows than columns A is X^T X
+ * and multiplies from the right, so that nothing is transposed. Iterations go from one of two
+ * buffers to the other, and the last one ends in x. */
 static void orthogonalize(const Memory *m, const Config *c, Tensor x)
 {
     const bool tall = x.rows > x.cols;
     const int side = tall ? x.cols : x.rows;
-    const Tensor next = tensor_at(m->next, bf16, x.rows, x.cols), gram = tensor_at(m->gram, bf16, side, side);
+    const Tensor next = tensor_at(m->next, bf16, x.rows, x.cols),
+                 gram = tensor_at(m->gram, bf16, side, side);
     const Tensor factor = tensor_at(m->factor, bf16, side, side);
     const bool odd = c->optimizer.ns_steps % 2;
     Tensor from = odd ? next : x, to = odd ? x : next;
@@ -167,22 +181,26 @@ static void orthogonalize(const Memory *m, const Config *c, Tensor x)
 static double scale_of(const Config *c, const Matrix *x)
 {
     const double rows = x->rows, cols = x->param->cols;
-    return c->optimizer.adjust_lr == ADJUST_ORIGINAL ? sqrt(fmax(1, rows / cols)) : 0.2 * sqrt(fmax(rows, cols));
+    return c->optimizer.adjust_lr == ADJUST_ORIGINAL ? sqrt(fmax(1, rows / cols))
+                                                     : 0.2 * sqrt(fmax(rows, cols));
 }
 
-static void update_momentum(const ParamStore *store, const Config *c, const StepParams *step, int u, Tensor whole)
+static void update_momentum(const ParamStore *store, const Config *c, const StepParams *step, int u,
+                            Tensor whole)
 {
     const Shard *s = &store->shard[u];
     const Slice own = shard_state(s, 0);
     if (own.count == 0)
         return;
-    muon_momentum(elements(whole, own.first, own.first + own.count), slice_view(&own, own.stored, own.first, own.count),
-                  slice_view(&s->slice[TRAINED], s->grad, own.first, own.count), (float)c->optimizer.momentum,
-                  c->optimizer.nesterov, (float)step->grad_scale);
+    muon_momentum(elements(whole, own.first, own.first + own.count),
+                  slice_view(&own, own.stored, own.first, own.count),
+                  slice_view(&s->slice[TRAINED], s->grad, own.first, own.count),
+                  (float)c->optimizer.momentum, c->optimizer.nesterov, (float)step->grad_scale);
 }
 
 /* own: this rank's slice of X. */
-static void apply(const ParamStore *store, const Config *c, const StepParams *step, int u, const Matrix *x, Tensor own)
+static void apply(const ParamStore *store, const Config *c, const StepParams *step, int u,
+                  const Matrix *x, Tensor own)
 {
     const Slice *s = &store->shard[u].slice[TRAINED];
     const Param *p = x->param;
@@ -190,13 +208,17 @@ static void apply(const ParamStore *store, const Config *c, const StepParams *st
     const size_t end = end_of(x) < s->first + s->count ? end_of(x) : s->first + s->count;
     if (from >= end)
         return;
-    muon_apply(slice_view(s, s->stored, from, end - from), elements(own, from - s->first, end - s->first),
-               (float)(1 - step->lr * c->optimizer.weight_decay), (float)(step->lr * scale_of(c, x)), step->seed,
-               store->shape[u].first + p->number + (from - p->offset));
+    muon_apply(
+        slice_view(s, s->stored, from, end - from), elements(own, from - s->first, end - s->first),
+        (float)(1 - step->lr * c->optimizer.weight_decay), (float)(step->lr * scale_of(c, x)),
+        step->seed, store->shape[u].first + p->number + (from - p->offset));
 }
 
 /* A unit, number i of those with matrices. */
-typedef struct { int unit, slot; Tensor whole, own; } Update;
+typedef struct {
+    int unit, slot;
+    Tensor whole, own;
+} Update;
 
 static Update update_of(const ParamStore *store, const Memory *m, int u, int i)
 {
@@ -206,7 +228,8 @@ static Update update_of(const ParamStore *store, const Memory *m, int u, int i)
 }
 
 /* `whole` gets u of all ranks. */
-static void gather(const ParamStore *store, const Config *c, const StepParams *step, Memory *m, Update t)
+static void gather(const ParamStore *store, const Config *c, const StepParams *step, Memory *m,
+                   Update t)
 {
     trace_begin("momentum", t.unit);
     update_momentum(store, c, step, t.unit, t.whole);
@@ -252,7 +275,8 @@ static void compute(const ParamStore *store, const Config *c, Memory *m, Update 
     device_queue(QUEUE_COMPUTE);
 }
 
-static void finish(const ParamStore *store, const Config *c, const StepParams *step, Memory *m, Update t)
+static void finish(const ParamStore *store, const Config *c, const StepParams *step, Memory *m,
+                   Update t)
 {
     Matrices all = list_matrices(store, c, t.unit);
     trace_wait(m->scattered[t.slot], "updates", t.unit);

@@ -11,9 +11,10 @@
 
 /* A block's pass. slot: its own, and the next block's; -1: there is none. */
 struct BlockPass {
-    int  set, unit, slot[2];
+    int set, unit, slot[2];
     bool backward, leaves;
-    int  comes[2];              /* the pass whose piece comes into this slot afterwards; -1: none does */
+    /* the pass whose piece comes into this slot afterwards; -1: none does */
+    int comes[2];
 };
 
 static bool is_block(const Model *m, int u)
@@ -31,7 +32,7 @@ static Acts *acts_of(const Model *m, int set, int unit)
     return m->sets + (size_t)set * (size_t)unit_count(m->config) + unit;
 }
 
-/* ---- planning -------------------------------------------------------------------------------------------------- */
+/* ---- planning -------------------------------------------------------------------------------- */
 
 int offload_least_slots(const Model *m)
 {
@@ -50,8 +51,8 @@ int offload_pieces(const Model *m, const ParamStore *store)
     return pieces;
 }
 
-/* Some pieces have slots for good, as evenly spread as can be; all others share the first `ring` slots. The last blocks of two sets
- * that follow each other are two slots apart. */
+/* Some pieces have slots for good, as evenly spread as can be; all others share the first `ring`
+ * slots. The last blocks of two sets that follow each other are two slots apart. */
 static int slot_of(const Model *m, int set, int number, int *after)
 {
     const Offload *o = &m->offload;
@@ -66,7 +67,8 @@ void offload_plan_slots(Model *m, const ParamStore *store)
 {
     int number = 0;
     for (int set = 0; set < m->num_sets && moves(m); set++) {
-        int after = 0;                  /* pieces of the set that share slots, in blocks after this one */
+        /* pieces of the set that share slots, in blocks after this one */
+        int after = 0;
         for (int chunk = store->pipe.chunks - 1; chunk >= 0; chunk--) {
             const UnitRange units = pipeline_units(&store->pipe, m->config, chunk);
             const bool has_set = set < pipeline_in_flight(&store->pipe, chunk);
@@ -77,23 +79,30 @@ void offload_plan_slots(Model *m, const ParamStore *store)
     }
 }
 
-/* ---- the order of passes --------------------------------------------------------------------------------------- */
+/* ---- the order of passes --------------------------------------------------------------------- */
 
 static void add_pass(const Model *m, BlockPass *p, UnitRange units, int set, int u, bool backward)
 {
     const bool has_next = u + 1 < units.end && is_block(m, u + 1);
-    *p = (BlockPass){ .set = set, .unit = u, .backward = backward, .comes = { -1, -1 },
-                      .slot = { acts_of(m, set, u)->slot, has_next ? acts_of(m, set, u + 1)->slot : -1 } };
+    *p = (BlockPass){ .set = set,
+                      .unit = u,
+                      .backward = backward,
+                      .comes = { -1, -1 },
+                      .slot = { acts_of(m, set, u)->slot,
+                                has_next ? acts_of(m, set, u + 1)->slot : -1 } };
 }
 
 /* All passes of these rows, in order; returns their number. */
-static int list_passes(BlockPass *p, const Model *m, const ParamStore *store, const PipelineRow *row, int rows)
+static int list_passes(BlockPass *p, const Model *m, const ParamStore *store,
+                       const PipelineRow *row, int rows)
 {
     int n = 0;
     for (int i = 0; i < rows; i++) {
         const UnitRange units = pipeline_units(&store->pipe, m->config, row[i].chunk);
         const int set = row[i].micro % pipeline_in_flight(&store->pipe, row[i].chunk);
-        const int first = row[i].backward && store->first_trained > units.first ? store->first_trained : units.first;
+        const int first = row[i].backward && store->first_trained > units.first
+                              ? store->first_trained
+                              : units.first;
         for (int k = first; k < units.end; k++) {
             const int u = row[i].backward ? units.end - 1 - (k - first) : k;
             if (is_block(m, u))
@@ -111,7 +120,8 @@ static bool same_piece(const BlockPass *a, const BlockPass *b)
 /* From the last pass to the first: what moves depends on the next pass in each slot. */
 static void find_moves(BlockPass *pass, int count, const Model *m, const ParamStore *store)
 {
-    int *next = xmalloc(sizeof *next * (size_t)m->offload.slots);       /* [slots] that pass; -1: none */
+    /* [slots] that pass; -1: none */
+    int *next = xmalloc(sizeof *next * (size_t)m->offload.slots);
     memset(next, 0xff, sizeof *next * (size_t)m->offload.slots);
     for (int i = count - 1; i >= 0; i--) {
         BlockPass *p = &pass[i];
@@ -131,7 +141,8 @@ static void find_moves(BlockPass *pass, int count, const Model *m, const ParamSt
 }
 
 /* malloc'ed. */
-static BlockPass *passes_of(const Model *m, const ParamStore *store, const PipelineRow *row, int rows, int *count)
+static BlockPass *passes_of(const Model *m, const ParamStore *store, const PipelineRow *row,
+                            int rows, int *count)
 {
     size_t most = 1;
     for (int i = 0; i < rows; i++) {
@@ -152,7 +163,8 @@ void offload_plan(Model *m, const ParamStore *store)
     o->leaving = 0;
     if (!moves(m))
         return;
-    PipelineRow *row = xmalloc(2 * (size_t)store->pipe.chunks * (size_t)store->pipe.micro_batches * sizeof *row);
+    PipelineRow *row =
+        xmalloc(2 * (size_t)store->pipe.chunks * (size_t)store->pipe.micro_batches * sizeof *row);
     int count;
     BlockPass *pass = passes_of(m, store, row, pipeline_rows(row, &store->pipe), &count);
     for (int i = 0; i < m->num_sets * unit_count(m->config); i++)
@@ -170,7 +182,7 @@ void offload_plan(Model *m, const ParamStore *store)
     free(row);
 }
 
-/* ---- memory ---------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 size_t offload_host_bytes(const Model *m)
 {
@@ -189,7 +201,9 @@ void offload_place(Model *m, void *host)
 void offload_alloc(Model *m)
 {
     if (moves(m))
-        offload_place(m, m->offload.host_bytes ? device_host_alloc(m->offload.host_bytes, "saved activations") : NULL);
+        offload_place(m, m->offload.host_bytes
+                             ? device_host_alloc(m->offload.host_bytes, "saved activations")
+                             : NULL);
 }
 
 void offload_free(Model *m)
@@ -210,7 +224,7 @@ static char *slot_at(const Model *m, int slot)
     return (char *)m->memory + m->offload.at + (size_t)slot * m->offload.bytes;
 }
 
-/* ---- moving ---------------------------------------------------------------------------------------------------- */
+/* ---- moving ---------------------------------------------------------------------------------- */
 
 void offload_begin(Model *m, const ParamStore *store, const PipelineRow *row, int rows)
 {

@@ -4,20 +4,22 @@
 #include <string.h>
 
 /* The lowest offset at which s overlaps no placed buffer that it meets. */
-static size_t lowest_place(const OverlaidBuffer *s, const Buffer *placed, int count, const OverlaidBuffer *all)
+static size_t lowest_place(const OverlaidBuffer *s, const Buffer *placed, int count,
+                           const OverlaidBuffer *all)
 {
     size_t at = 0;
     for (int i = 0; i < count; i++) {
         const OverlaidBuffer *p = &all[placed[i]];
         if (s->meets & buffer_bit(placed[i]) && p->at < at + s->bytes && at < p->at + p->bytes) {
             at = p->at + p->bytes;
-            i = -1;             /* start over: others may overlap now */
+            i = -1; /* start over: others may overlap now */
         }
     }
     return at;
 }
 
-/* Places buffers in this order; returns the bytes of all. *top: index in `order` of a buffer that ends highest. */
+/* Places buffers in this order; returns the bytes of all. *top: index in `order` of a buffer that
+ * ends highest. */
 static size_t place_in_order(OverlaidBuffer *s, const Buffer *order, int *top)
 {
     size_t end = 0;
@@ -41,8 +43,8 @@ static void move_to_front(Buffer *order, int i)
     order[0] = first;
 }
 
-/* Places the largest first, which are the hardest. As long as the result is above `least`, moves the highest one to the front of
- * the order and tries again. */
+/* Places the largest first, which are the hardest. As long as the result is above `least`, moves
+ * the highest one to the front of the order and tries again. */
 size_t overlay_place(OverlaidBuffer *s, size_t least)
 {
     enum { TRIALS = 64 };

@@ -13,7 +13,8 @@ static bool has_trained_operands(const UnitLayout *s)
     return false;
 }
 
-/* Each tensor rank has a part of a unit that they compute together; of the others they are more shards. */
+/* Each tensor rank has a part of a unit that they compute together; of the others they are more
+ * shards. */
 static bool is_in_parts(const ParamStore *store, int u)
 {
     return store->shape[u].tensor_ranks == store->tensor_ranks;
@@ -36,7 +37,8 @@ int fsdp_shards(const ParamStore *store, int u)
 
 int fsdp_rank(const ParamStore *store, int u)
 {
-    return is_in_parts(store, u) ? store->rank : store->rank * store->tensor_ranks + store->tensor_rank;
+    return is_in_parts(store, u) ? store->rank
+                                 : store->rank * store->tensor_ranks + store->tensor_rank;
 }
 
 size_t fsdp_copied(const ParamStore *store, int u, size_t *first)
@@ -63,8 +65,9 @@ bool store_on_host(const ParamStore *store, int u, Hosted h)
         return s->numel[TRAINED] > 0 && store->optimizer->num_states > 0;
     if (h == HOST_FROZEN)
         return s->kind->is_layer && s->numel[FROZEN] + s->numel[QUANTIZED] > 0;
-    return s->kind->is_layer && dtype_size(store->recipe.operand.dtype) < dtype_size(store->recipe.master.dtype)
-           && has_trained_operands(s);
+    return s->kind->is_layer &&
+           dtype_size(store->recipe.operand.dtype) < dtype_size(store->recipe.master.dtype) &&
+           has_trained_operands(s);
 }
 
 size_t store_host_bytes(const ParamStore *store, Hosted h)
@@ -88,21 +91,27 @@ size_t store_host_bytes(const ParamStore *store, Hosted h)
 
 ShardChoice store_shard_choice(const ParamStore *store)
 {
-    ShardChoice p = { .shards = store->shards, .rank = store->rank, .sum_once = store->sum_once, .resident = store->resident,
-                      .pipe = store->pipe, .tensor_ranks = store->tensor_ranks, .tensor_rank = store->tensor_rank };
+    ShardChoice p = { .shards = store->shards,
+                      .rank = store->rank,
+                      .sum_once = store->sum_once,
+                      .resident = store->resident,
+                      .pipe = store->pipe,
+                      .tensor_ranks = store->tensor_ranks,
+                      .tensor_rank = store->tensor_rank };
     memcpy(p.on_host, store->on_host, sizeof p.on_host);
     return p;
 }
 
-/* A part is a whole operand if its master weights are on the host, since all of it has one scale; else UPDATE_PART elements. The
- * last group of a state may include padding after the parameter. */
+/* A part is a whole operand if its master weights are on the host, since all of it has one scale;
+ * else UPDATE_PART elements. The last group of a state may include padding after the parameter. */
 size_t store_update_part_bytes(const ParamStore *store)
 {
     size_t most = 0, first;
     for (int u = 0; u < store->num_units; u++)
         for (int i = 0; i < store->shape[u].num_params; i++) {
             const Param *p = &store->shape[u].param[i];
-            const bool master = store_on_host(store, u, HOST_MASTER), moments = store_on_host(store, u, HOST_MOMENTS);
+            const bool master = store_on_host(store, u, HOST_MASTER),
+                       moments = store_on_host(store, u, HOST_MOMENTS);
             const size_t all = param_align(shard_part(&store->shard[u], p, &first));
             const size_t n = !master && all > UPDATE_PART ? UPDATE_PART : all;
             Arena part = { 0 };
@@ -121,7 +130,8 @@ size_t shard_part(const Shard *s, const Param *p, size_t *first)
 {
     const Slice *slice = &s->slice[p->region];
     const size_t end = slice->first + slice->count, stop = p->offset + p->stored;
-    const size_t from = p->offset > slice->first ? p->offset : slice->first, to = stop < end ? stop : end;
+    const size_t from = p->offset > slice->first ? p->offset : slice->first,
+                 to = stop < end ? stop : end;
     *first = from < to ? from - p->offset : 0;
     return from < to ? to - from : 0;
 }
@@ -131,7 +141,8 @@ void shard_divide_state(const ParamStore *store, int u, int state)
 {
     Shard *s = &store->shard[u];
     const Slice *all = &s->slice[TRAINED];
-    const size_t end = store->shape[u].matrices > all->first ? store->shape[u].matrices - all->first : 0;
+    const size_t end =
+        store->shape[u].matrices > all->first ? store->shape[u].matrices - all->first : 0;
     const size_t matrices = end < all->count ? end : all->count;
     const StateOf of = store->optimizer->state[state].of;
     s->before[state] = of == STATE_OF_OTHERS ? matrices : 0;
@@ -141,7 +152,8 @@ void shard_divide_state(const ParamStore *store, int u, int state)
 Slice shard_state(const Shard *s, int k)
 {
     const Slice *all = &s->slice[TRAINED];
-    return (Slice){ all->first + s->before[k], all->count - s->before[k] - s->after[k], s->state[k], s->state[k] };
+    return (Slice){ all->first + s->before[k], all->count - s->before[k] - s->after[k], s->state[k],
+                    s->state[k] };
 }
 
 Tensor slice_view(const Slice *s, Tensor t, size_t first, size_t n)
@@ -161,11 +173,14 @@ Tensor shard_weights(const Shard *s, const Param *p, size_t first, size_t n)
 
 size_t store_weight_bytes(const ParamStore *store)
 {
-    size_t bytes = tensor_bytes(store->scales) + tensor_bytes(store->quantized_scales) + tensor_bytes(store->replicated);
+    size_t bytes = tensor_bytes(store->scales) + tensor_bytes(store->quantized_scales) +
+                   tensor_bytes(store->replicated);
     for (int i = 0; i < num_buffers(store); i++) {
         const WeightBuffer *w = &store->weight_buffer[i];
         const bool transposes = w->has_transposes && !w->rotates;
-        bytes += tensor_numel(w->elements) * (dtype_size(w->elements.format.dtype) * w->has_rows + transposes) + w->raw_bytes;
+        bytes += tensor_numel(w->elements) *
+                     (dtype_size(w->elements.format.dtype) * w->has_rows + transposes) +
+                 w->raw_bytes;
     }
     for (int u = 0; u < store->num_units; u++)
         if (store_on_host(store, u, HOST_MASTER))
@@ -179,7 +194,8 @@ size_t store_grad_bytes(const ParamStore *store)
     for (int u = 0; u < store->num_units; u++)
         bytes += tensor_bytes(store->shard[u].grad);
     for (int i = 0; i < num_buffers(store); i++)
-        bytes += tensor_numel(store->grad_buffer[i].elements) * dtype_size(store->recipe.grads.dtype);
+        bytes +=
+            tensor_numel(store->grad_buffer[i].elements) * dtype_size(store->recipe.grads.dtype);
     return bytes;
 }
 

@@ -1,4 +1,5 @@
-/* A micro-batch through the units of a stage: unit by unit, the last ones to the losses, and back. */
+/* A micro-batch through the units of a stage: unit by unit, the last ones to the losses, and
+ * back. */
 #include "model/pass.h"
 
 #include "kernels/runtime/trace.h"
@@ -55,16 +56,19 @@ static int backward_uses(const Model *m, const ParamStore *store, int u)
 /* Down to the first unit of all that has something to train: nothing below it reads a gradient. */
 static void backward(Model *m, ParamStore *store, UnitRange units, bool last)
 {
-    const int head = store->num_units - 1, first = store->first_trained > units.first ? store->first_trained : units.first;
+    const int head = store->num_units - 1,
+              first = store->first_trained > units.first ? store->first_trained : units.first;
     int u = units.end - 1;
     m->backward_to = first;
     if (u == head) {
         fsdp_reduce(store, u--, last);
-        if (store->tied && units.first > 0)     /* the embedding is another stage's; here it is the head only */
+        /* the embedding is another stage's; here it is the head only */
+        if (store->tied && units.first > 0)
             fsdp_reduce(store, unit_of_head_matrix(m->config), last);
     }
     for (; u >= first; u--) {
-        const int uses = backward_uses(m, store, u), next = u > first ? backward_uses(m, store, u - 1) : 0;
+        const int uses = backward_uses(m, store, u),
+                  next = u > first ? backward_uses(m, store, u - 1) : 0;
         if (uses)
             fsdp_gather(store, u, uses);
         if (next)
@@ -92,7 +96,8 @@ static void backward_row(Model *m, ParamStore *store, UnitRange units, int chunk
         stages_send_gradient(m, store, units);
 }
 
-void pass_row(Model *m, ParamStore *store, PipelineRow r, float scale, float z_weight, PassKind pass)
+void pass_row(Model *m, ParamStore *store, PipelineRow r, float scale, float z_weight,
+              PassKind pass)
 {
     if (r.backward) {
         const UnitRange units = pipeline_units(&store->pipe, m->config, r.chunk);

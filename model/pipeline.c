@@ -3,14 +3,17 @@
 
 #include "model/units.h"
 
-/* How many micro-batches go through one chunk before the next chunk: as many as there are stages, or one. */
+/* How many micro-batches go through one chunk before the next chunk: as many as there are stages,
+ * or one. */
 static int group(const Pipeline *p)
 {
-    return p->schedule != PIPELINE_ONE && (p->chunks == 1 || p->micro_batches % p->stages == 0) ? p->stages : 1;
+    return p->schedule != PIPELINE_ONE && (p->chunks == 1 || p->micro_batches % p->stages == 0)
+               ? p->stages
+               : 1;
 }
 
-/* Forward passes before backward pass number `back`: one micro-batch after the other, or enough more than backward passes to keep
- * all stages busy. */
+/* Forward passes before backward pass number `back`: one micro-batch after the other, or enough
+ * more than backward passes to keep all stages busy. */
 static int forward_before(const Pipeline *p, int back)
 {
     const int behind = p->stages - 1 - p->stage, all = p->chunks * p->micro_batches;
@@ -19,11 +22,13 @@ static int forward_before(const Pipeline *p, int back)
     return n < all ? n : all;
 }
 
-/* Pass number i of a direction: a group of micro-batches through each chunk in turn, then the next group. */
+/* Pass number i of a direction: a group of micro-batches through each chunk in turn, then the next
+ * group. */
 static PipelineRow row(const Pipeline *p, bool backward, int i)
 {
     const int size = group(p), round = size * p->chunks, chunk = i % round / size;
-    return (PipelineRow){ backward, i / round * size + i % size, backward ? p->chunks - 1 - chunk : chunk };
+    return (PipelineRow){ backward, i / round * size + i % size,
+                          backward ? p->chunks - 1 - chunk : chunk };
 }
 
 int pipeline_rows(PipelineRow *rows, const Pipeline *p)
@@ -71,7 +76,9 @@ bool pipeline_is_last(const Pipeline *p, int chunk)
 static int first_unit(const Pipeline *p, const ModelConfig *c, int n)
 {
     const int all = p->stages * p->chunks;
-    return n == 0 ? 0 : n == all ? unit_count(c) : unit_of_layer(c, (int)((long)n * c->n_layers / all));
+    return n == 0     ? 0
+           : n == all ? unit_count(c)
+                      : unit_of_layer(c, (int)((long)n * c->n_layers / all));
 }
 
 UnitRange pipeline_units(const Pipeline *p, const ModelConfig *c, int chunk)
@@ -82,7 +89,8 @@ UnitRange pipeline_units(const Pipeline *p, const ModelConfig *c, int chunk)
 
 bool pipeline_holds(const Pipeline *p, const ModelConfig *c, int unit)
 {
-    return pipeline_stage_of(p, c, unit) == p->stage || (p->stage == p->stages - 1 && unit == unit_of_head_matrix(c));
+    return pipeline_stage_of(p, c, unit) == p->stage ||
+           (p->stage == p->stages - 1 && unit == unit_of_head_matrix(c));
 }
 
 int pipeline_stage_of(const Pipeline *p, const ModelConfig *c, int unit)
@@ -95,6 +103,7 @@ int pipeline_stage_of(const Pipeline *p, const ModelConfig *c, int unit)
 
 double pipeline_bubble(const Pipeline *p)
 {
-    const double waits = p->stages - 1, works = group(p) == 1 ? 1 : (double)p->chunks * p->micro_batches;
+    const double waits = p->stages - 1,
+                 works = group(p) == 1 ? 1 : (double)p->chunks * p->micro_batches;
     return waits / (works + waits);
 }

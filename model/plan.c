@@ -1,4 +1,5 @@
-/* recipe + config -> every Tensor placed in the arena. The same function runs twice: to measure, then to place. */
+/* recipe + config -> every Tensor placed in the arena. The same function runs twice: to measure,
+ * then to place. */
 #include "model/plan.h"
 
 #include "model/context.h"
@@ -12,10 +13,17 @@ static bool has_scales_of_step(const Model *m)
     return m->recipe.scales == PER_STEP && !m->forward_only;
 }
 
-/* arena: the unit's own memory. amaxes: of the scales of FP8 operands, valid for a step. transposes: backward reads transposes of
- * FP8 operands, for gradients of the blocks' matrices; else the rows, for those of adapters. keep: what forward saves. rows: of
- * tensors. */
-struct Planner { Arena *arena, *amaxes; Model *m; const ParamStore *store; bool transposes; Keep keep; int rows; };
+/* arena: the unit's own memory. amaxes: of the scales of FP8 operands, valid for a step.
+ * transposes: backward reads transposes of FP8 operands, for gradients of the blocks' matrices;
+ * else the rows, for those of adapters. keep: what forward saves. rows: of tensors. */
+struct Planner {
+    Arena *arena, *amaxes;
+    Model *m;
+    const ParamStore *store;
+    bool transposes;
+    Keep keep;
+    int rows;
+};
 
 static size_t whole_256(size_t bytes)
 {
@@ -27,7 +35,8 @@ void *plan_shared(Model *m, Buffer b, size_t bytes)
 {
     OverlaidBuffer *s = &m->shared[b];
     const size_t whole = whole_256(bytes);
-    s->bytes = whole > s->bytes ? whole : s->bytes;             /* blocks that keep less may want more of it */
+    /* blocks that keep less may want more of it */
+    s->bytes = whole > s->bytes ? whole : s->bytes;
     return (char *)m->shared_memory + s->at;
 }
 
@@ -73,25 +82,28 @@ static float *floats(Planner *p, bool is_own, Buffer b, int per_token)
     return is_own ? arena_alloc(p->arena, bytes) : plan_shared(p->m, b, bytes);
 }
 
-/* The factors of an FP8 operand's columns, and memory for the weight that they are folded into. They are kept as long as its
- * range. */
+/* The factors of an FP8 operand's columns, and memory for the weight that they are folded into.
+ * They are kept as long as its range. */
 static void add_channels(Planner *p, Tensor *t)
 {
     Model *m = p->m;
     if (m->recipe.down_scales != DOWN_CHANNEL || !format_is_fp8(t->format))
         return;
-    t->channel = arena_alloc(has_scales_of_step(m) ? p->amaxes : p->arena, sizeof(float) * (size_t)t->cols);
+    t->channel =
+        arena_alloc(has_scales_of_step(m) ? p->amaxes : p->arena, sizeof(float) * (size_t)t->cols);
     m->down_folded = plan_shared_rows(m, BUFFER_DOWN, t->format, m->config->d_model, t->cols);
 }
 
-/* A GEMM operand; the buffer of its transposed copy follows its own in the list. In FP8 forward reads its rows; what backward reads
- * of it has to be kept. */
+/* A GEMM operand; the buffer of its transposed copy follows its own in the list. In FP8 forward
+ * reads its rows; what backward reads of it has to be kept. */
 static Tensor operand(Planner *p, bool is_own, Buffer b, Format f, int cols)
 {
     if (!format_is_fp8(f))
         return place(p, is_own, b, f, cols);
     const size_t bytes = (size_t)p->rows * (size_t)cols;
-    Tensor t = { .format = f, .rows = p->rows, .cols = cols, .fast = p->m->recipe.fast != FAST_NONE };
+    Tensor t = {
+        .format = f, .rows = p->rows, .cols = cols, .fast = p->m->recipe.fast != FAST_NONE
+    };
     t.data = is_own && !p->transposes ? arena_alloc(p->arena, bytes) : plan_shared(p->m, b, bytes);
     t.scale = arena_alloc(p->arena, 16);
     if (p->transposes)
@@ -113,14 +125,16 @@ static Planner of_stream(const Planner *p)
     return own;
 }
 
-/* The stream is kept, its sums with branches in another place, where backward reads it: as norm input, as GEMM operand, or to run
- * the block again. NOTE: without a backward pass they are in two places, too: matmul may round what it adds in place once more,
- * and an evaluation is to give the numbers of the training. So the input of a recomputed block is never where others add in
+/* The stream is kept, its sums with branches in another place, where backward reads it: as norm
+ * input, as GEMM operand, or to run the block again. NOTE: without a backward pass they are in two
+ * places, too: matmul may round what it adds in place once more, and an evaluation is to give the
+ * numbers of the training. So the input of a recomputed block is never where others add in
  * place. */
 static bool stream_is_kept(const Planner *p)
 {
     const Recipe *r = &p->m->recipe;
-    return keep_recomputes(p->keep) || format_equal(p->m->config->norm_after ? r->operand : r->saved, r->stream);
+    return keep_recomputes(p->keep) ||
+           format_equal(p->m->config->norm_after ? r->operand : r->saved, r->stream);
 }
 
 static Tensor place_stream(Planner *p)
@@ -137,7 +151,8 @@ static bool reads_input(const Model *m, Linear l)
     return m->trains_matrices || adapter_parts(m->config, l).num_parts > 0;
 }
 
-/* For the MLP of blocks with this `keep`: backward has to find what forward leaves of all tokens, unless it runs the MLP again. */
+/* For the MLP of blocks with this `keep`: backward has to find what forward leaves of all tokens,
+ * unless it runs the MLP again. */
 static Planner of_mlp(const Planner *p, Keep keep)
 {
     Planner mlp = *p;
@@ -152,29 +167,38 @@ static void plan_stream(Planner *p, Acts *a)
     const Recipe *r = &m->recipe;
     int C = m->config->d_model;
     bool after = m->config->norm_after, leaves = leaves_own(p);
-    bool keep_h = leaves && (after || p->keep == KEEP_ALL), one_h = p->keep == KEEP_INPUTS && !after;
+    bool keep_h = leaves && (after || p->keep == KEEP_ALL),
+         one_h = p->keep == KEEP_INPUTS && !after;
 
     a->attn_res = place_stream(p);
-    bool alias_x = !after && format_equal(r->saved, r->stream), alias_h = after && format_equal(r->operand, r->stream)
-        && m->tensor_ranks == 1;
-    a->mlp_res = !stream_is_kept(p) ? a->attn_res : leaves ? plan_own(&own, r->stream, C)
-            : shared(&own, BUFFER_MLP_RES, r->stream, C);
+    bool alias_x = !after && format_equal(r->saved, r->stream),
+         alias_h = after && format_equal(r->operand, r->stream) && m->tensor_ranks == 1;
+    a->mlp_res = !stream_is_kept(p) ? a->attn_res
+                 : leaves           ? plan_own(&own, r->stream, C)
+                                    : shared(&own, BUFFER_MLP_RES, r->stream, C);
     a->attn_x = alias_x ? a->attn_res : place(&own, leaves, BUFFER_ATTN_X, r->saved, C);
     a->mlp_x = alias_x ? a->mlp_res : place(&own_mlp, leaves, BUFFER_MLP_X, r->saved, C);
-    a->attn_h = alias_h ? a->attn_res : operand(p, keep_h && reads_input(m, LINEAR_QKV), BUFFER_ATTN_H, r->operand, C);
-    a->mlp_h = alias_h ? a->mlp_res : one_h ? a->attn_h
-          : operand(&mlp, keep_h && reads_input(m, LINEAR_GATE_UP), BUFFER_MLP_H, r->operand, C);
+    a->attn_h =
+        alias_h ? a->attn_res
+                : operand(p, keep_h && reads_input(m, LINEAR_QKV), BUFFER_ATTN_H, r->operand, C);
+    a->mlp_h = alias_h ? a->mlp_res
+               : one_h ? a->attn_h
+                       : operand(&mlp, keep_h && reads_input(m, LINEAR_GATE_UP), BUFFER_MLP_H,
+                                 r->operand, C);
     if (one_h && format_is_fp8(r->operand)) {
-        a->mlp_h.scale = arena_alloc(p->arena, 16);       /* forward's scale is used again in backward */
+        /* forward's scale is used again in backward */
+        a->mlp_h.scale = arena_alloc(p->arena, 16);
         add_scale_amax(p, &a->mlp_h);
     }
     if (after) {
-        a->attn_branch = same(a->attn_x, r->stream) ? a->attn_x : shared(&own, BUFFER_BRANCH, r->stream, C);
+        a->attn_branch =
+            same(a->attn_x, r->stream) ? a->attn_x : shared(&own, BUFFER_BRANCH, r->stream, C);
         a->mlp_branch = same(a->mlp_x, r->stream) ? a->mlp_x : a->attn_branch;
     }
 }
 
-/* The attention output as GEMM operand: if it is saved as one, the saved codes, to which all blocks share the transpose. */
+/* The attention output as GEMM operand: if it is saved as one, the saved codes, to which all blocks
+ * share the transpose. */
 static Tensor att_operand(Planner *p, Tensor att, Format f)
 {
     if (!format_equal(att.format, f))
@@ -197,15 +221,21 @@ static void plan_acts(Planner *p, Acts *a)
     a->keep = p->keep;
     plan_stream(p, a);
     a->qkv_saved = place(p, leaves, BUFFER_QKV_SAVED, r->qkv, S);
-    a->qkv_raw = same(a->qkv_saved, r->stream) ? a->qkv_saved : shared(p, BUFFER_QKV_RAW, r->stream, S);
-    a->qkv_rotated = !same(a->qkv_saved, r->stream) ? a->qkv_raw : changed ? shared(p, BUFFER_QKV_ROTATED, r->stream, S)
-                   : a->qkv_saved;
+    a->qkv_raw =
+        same(a->qkv_saved, r->stream) ? a->qkv_saved : shared(p, BUFFER_QKV_RAW, r->stream, S);
+    a->qkv_rotated = !same(a->qkv_saved, r->stream) ? a->qkv_raw
+                     : changed                      ? shared(p, BUFFER_QKV_ROTATED, r->stream, S)
+                                                    : a->qkv_saved;
     a->attn_saved = place(p, leaves_attention, BUFFER_ATTN_SAVED, r->att, HD);
     add_scale_amax(p, &a->attn_saved);
-    a->attn_out = same(a->attn_saved, r->stream) ? a->attn_saved : shared(p, BUFFER_ATTN_OUT, r->stream, HD);
-    a->attn_operand = same(a->attn_out, r->operand) ? a->attn_out : att_operand(p, a->attn_saved, r->operand);
+    a->attn_out =
+        same(a->attn_saved, r->stream) ? a->attn_saved : shared(p, BUFFER_ATTN_OUT, r->stream, HD);
+    a->attn_operand =
+        same(a->attn_out, r->operand) ? a->attn_out : att_operand(p, a->attn_saved, r->operand);
     a->gate_up_saved = place(&mlp, leaves, BUFFER_GATE_UP_SAVED, r->hidden, 2 * F);
-    a->gate_up_raw = same(a->gate_up_saved, r->stream) ? a->gate_up_saved : shared(&mlp, BUFFER_GATE_UP_RAW, r->stream, 2 * F);
+    a->gate_up_raw = same(a->gate_up_saved, r->stream)
+                         ? a->gate_up_saved
+                         : shared(&mlp, BUFFER_GATE_UP_RAW, r->stream, 2 * F);
     const bool keeps_act = p->keep == KEEP_ALL && !m->forward_only && reads_input(m, LINEAR_DOWN);
     a->swiglu_operand = operand(&mlp, keeps_act, BUFFER_SWIGLU_OPERAND, r->operand, F);
     add_channels(p, &a->swiglu_operand);
@@ -213,18 +243,20 @@ static void plan_acts(Planner *p, Acts *a)
     a->attn_stats = floats(&own, leaves, BUFFER_ATTN_STATS, 2);
     a->mlp_stats = floats(&own_mlp, leaves, BUFFER_MLP_STATS, 2);
     a->qk_stats = !c->qk_norm ? NULL
-                : floats(p, leaves, BUFFER_QK_STATS, c->qk_norm == QK_NORM_HEAD ? c->n_heads + c->n_kv_heads : 2);
+                              : floats(p, leaves, BUFFER_QK_STATS,
+                                       c->qk_norm == QK_NORM_HEAD ? c->n_heads + c->n_kv_heads : 2);
     a->lse = floats(p, leaves_attention, BUFFER_LSE, c->n_heads);
     a->own_lse = context_skips(m) ? floats(p, leaves_attention, BUFFER_OWN_LSE, c->n_heads) : NULL;
     for (Linear l = 0; l < NUM_LINEARS; l++) {
         const int parts = adapter_parts(c, l).num_parts;
         Planner *of = l < LINEAR_GATE_UP ? p : &mlp;
-        a->xa[l] = parts ? place(of, leaves, BUFFER_XA_QKV + l, r->stream, parts * c->lora.rank) : (Tensor){ 0 };
+        a->xa[l] = parts ? place(of, leaves, BUFFER_XA_QKV + l, r->stream, parts * c->lora.rank)
+                         : (Tensor){ 0 };
     }
 }
 
-/* The input's gradient reads the rows of an FP8 gradient, the weight's gradient its transpose, unless it is an adapter's. All
- * blocks share it, so it has no scale_amax of its own. */
+/* The input's gradient reads the rows of an FP8 gradient, the weight's gradient its transpose,
+ * unless it is an adapter's. All blocks share it, so it has no scale_amax of its own. */
 static Tensor gradient_operand(Planner *p, Buffer b, int cols)
 {
     Tensor t = operand(p, false, b, p->m->recipe.gradient, cols);
@@ -234,13 +266,17 @@ static Tensor gradient_operand(Planner *p, Buffer b, int cols)
     return t;
 }
 
-/* Its rows overwrite the saved gate and up, if those take as much: FP8 over FP8, or the same format. Else all blocks share it; also
- * with scales of the step, where a gradient beyond its range is computed again from gate and up. */
+/* Its rows overwrite the saved gate and up, if those take as much: FP8 over FP8, or the same
+ * format. Else all blocks share it; also with scales of the step, where a gradient beyond its range
+ * is computed again from gate and up. */
 static Tensor plan_dgate_up(Planner *p, int cols)
 {
     const Format saved = p->m->recipe.hidden, f = p->m->recipe.gradient;
-    Tensor t = { .format = f, .rows = p->rows, .cols = cols, .fast = p->m->recipe.fast == FAST_ALL };
-    if (format_is_fp8(f) ? has_scales_of_step(p->m) || !format_is_fp8(saved) : !format_equal(saved, f))
+    Tensor t = {
+        .format = f, .rows = p->rows, .cols = cols, .fast = p->m->recipe.fast == FAST_ALL
+    };
+    if (format_is_fp8(f) ? has_scales_of_step(p->m) || !format_is_fp8(saved)
+                         : !format_equal(saved, f))
         return gradient_operand(p, BUFFER_DGATE_UP, cols);
     if (format_is_fp8(f)) {
         t.scale = arena_alloc(p->arena, 16);
@@ -249,8 +285,9 @@ static Tensor plan_dgate_up(Planner *p, int cols)
     return t;
 }
 
-/* All blocks have these, each with its own scale_amax, the same in all sets, since their backward passes have one order; and
- * dgate_up's rows where its gate and up were saved, if the plan says so. */
+/* All blocks have these, each with its own scale_amax, the same in all sets, since their backward
+ * passes have one order; and dgate_up's rows where its gate and up were saved, if the plan says
+ * so. */
 static void plan_gradients(Planner *p, Tensor dgate_up, Tensor dqkv_op)
 {
     for (int l = 0; l < p->m->L; l++) {
@@ -267,13 +304,15 @@ static void plan_gradients(Planner *p, Tensor dgate_up, Tensor dqkv_op)
     }
 }
 
-/* Work memory of attention on a GPU: in backward, per row and head, sums of dq in F32, dk and dv in BF16 where heads share keys,
- * and four floats more. Sizes are padded to tiles of 128 rows and 64 columns; documents' last tiles are padded too, hence an eighth
- * more. Without it, or with less than it wants, it takes memory of its own. */
+/* Work memory of attention on a GPU: in backward, per row and head, sums of dq in F32, dk and dv in
+ * BF16 where heads share keys, and four floats more. Sizes are padded to tiles of 128 rows and 64
+ * columns; documents' last tiles are padded too, hence an eighth more. Without it, or with less
+ * than it wants, it takes memory of its own. */
 static void plan_scratch(Model *m)
 {
     const Attention a = context_attention(m, m->attn);
-    const size_t tokens = (size_t)a.B * (size_t)((a.T + 127) / 128 * 128), rows = tokens + (m->documents ? tokens / 8 : 0);
+    const size_t tokens = (size_t)a.B * (size_t)((a.T + 127) / 128 * 128),
+                 rows = tokens + (m->documents ? tokens / 8 : 0);
     const size_t floats = (size_t)((a.D + 63) / 64 * 64) + (size_t)(a.K < a.H ? a.D : 0) + 4;
     m->attn.scratch_bytes = rows * (size_t)a.H * floats * sizeof(float) + (64 << 10);
     m->attn.scratch = plan_shared(m, BUFFER_ATTENTION, m->attn.scratch_bytes);
@@ -303,8 +342,10 @@ static void plan_sums(Model *m)
     if (m->tensor_ranks == 1)
         return;
     if (row_parts(m) > 1 && (format_is_fp8(m->recipe.operand) || format_is_fp8(m->recipe.gradient)))
-        m->work.own = plan_shared_rows(m, BUFFER_OWN, (Format){ F32, 0, false }, m->N, m->config->d_model);
-    m->work.partial = plan_shared_rows(m, BUFFER_PARTIAL, m->recipe.stream, m->rows, m->config->d_model);
+        m->work.own =
+            plan_shared_rows(m, BUFFER_OWN, (Format){ F32, 0, false }, m->N, m->config->d_model);
+    m->work.partial =
+        plan_shared_rows(m, BUFFER_PARTIAL, m->recipe.stream, m->rows, m->config->d_model);
 }
 
 static void plan_work(Planner *p)
@@ -315,19 +356,26 @@ static void plan_work(Planner *p)
     BackwardScratch *t = &m->work;
     Planner mlp = of_mlp(p, r->keep), own = of_stream(p);
     const bool alone = m->tensor_ranks == 1;
-    int C = c->d_model, HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim, F = c->mlp_width;
+    int C = c->d_model, HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim,
+        F = c->mlp_width;
 
     t->dres = shared(&own, BUFFER_DRES, r->stream, C);
-    t->dres_amax = alone && !c->norm_after && format_is_fp8(r->gradient) ? arena_alloc(p->arena, sizeof(float)) : NULL;
-    t->dy = alone && !c->norm_after && same(t->dres, r->gradient) ? t->dres : gradient_operand(p, BUFFER_DY, C);
+    t->dres_amax = alone && !c->norm_after && format_is_fp8(r->gradient)
+                       ? arena_alloc(p->arena, sizeof(float))
+                       : NULL;
+    t->dy = alone && !c->norm_after && same(t->dres, r->gradient)
+                ? t->dres
+                : gradient_operand(p, BUFFER_DY, C);
     t->dh = shared(p, BUFFER_DH, r->stream, C);
     t->dact = shared(&mlp, BUFFER_DACT, r->stream, F);
     t->datt = shared(p, BUFFER_DATT, r->stream, HD);
     t->dqkv = shared(p, BUFFER_DQKV, r->stream, S);
-    plan_gradients(p, plan_dgate_up(&mlp, 2 * F), same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(p, BUFFER_DQKV_OP, S));
+    plan_gradients(p, plan_dgate_up(&mlp, 2 * F),
+                   same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(p, BUFFER_DQKV_OP, S));
     if (r->stream.dtype == BF16)
         plan_scratch(m);
-    t->dxa = c->lora.rank ? shared(p, BUFFER_DXA, r->stream, (LORA_PARTS + !alone) * c->lora.rank) : (Tensor){ 0 };
+    t->dxa = c->lora.rank ? shared(p, BUFFER_DXA, r->stream, (LORA_PARTS + !alone) * c->lora.rank)
+                          : (Tensor){ 0 };
 }
 
 /* The first block of this stage in which forward leaves what it leaves in block l. */
@@ -335,12 +383,14 @@ static int first_like(const Planner *p, int l)
 {
     const Recipe *r = &p->m->recipe;
     int first = 0;
-    while (recipe_keep(r, first) != recipe_keep(r, l) || !store_holds(p->store, unit_of_layer(p->m->config, first)))
+    while (recipe_keep(r, first) != recipe_keep(r, l) ||
+           !store_holds(p->store, unit_of_layer(p->m->config, first)))
         first++;
     return first;
 }
 
-/* Block l's own memory: the next of the arena, or a slot that other blocks have before and after it. */
+/* Block l's own memory: the next of the arena, or a slot that other blocks have before and after
+ * it. */
 static void plan_own_memory(Planner *p, int l)
 {
     const Offload *o = &p->m->offload;
@@ -355,7 +405,8 @@ static void plan_own_memory(Planner *p, int l)
     p->arena = all;
 }
 
-/* Without a backward pass all blocks that add to the stream in the same way have the memory of the first such. */
+/* Without a backward pass all blocks that add to the stream in the same way have the memory of the
+ * first such. */
 void plan_block(Planner *p, Model *m, int unit)
 {
     const int l = unit - unit_of_layer(m->config, 0), first = first_like(p, l);
@@ -372,7 +423,8 @@ void plan_head_input(Planner *p, Model *m, int unit)
     m->unit_acts[unit].attn_res = place_stream(p);
 }
 
-/* The slots, each large enough for any block, if there are fewer than pieces. Sizes are those of the plan before this one. */
+/* The slots, each large enough for any block, if there are fewer than pieces. Sizes are those of
+ * the plan before this one. */
 static void plan_slots(Arena *arena, Model *m)
 {
     Offload *o = &m->offload;
@@ -384,15 +436,16 @@ static void plan_slots(Arena *arena, Model *m)
         arena->used = o->at + (size_t)o->slots * o->bytes;
 }
 
-/* Where the last block of a chunk writes, if the next one is another stage's: as that stage places what it reads. */
+/* Where the last block of a chunk writes, if the next one is another stage's: as that stage places
+ * what it reads. */
 static void plan_output(Planner *p, int u)
 {
     p->keep = recipe_keep(&p->m->recipe, u - unit_of_layer(p->m->config, 0));
     p->m->unit_acts[u].attn_res = place_stream(p);
 }
 
-/* In how many sets unit u has buffers: as many as its chunk has micro-batches in flight, or the chunk before, whose output it
- * reads. */
+/* In how many sets unit u has buffers: as many as its chunk has micro-batches in flight, or the
+ * chunk before, whose output it reads. */
 static int sets_of(const Model *m, const ParamStore *store, int u)
 {
     for (int chunk = 0; chunk < store->pipe.chunks; chunk++) {
@@ -435,7 +488,8 @@ static void plan_outgoing(Planner *p)
 
 void plan_units(Arena *arena, Arena *amaxes, Model *m, const ParamStore *store)
 {
-    Planner planner = { arena, amaxes, m, store, m->trains_matrices, m->recipe.keep, m->rows }, *p = &planner;
+    Planner planner = { arena, amaxes, m, store, m->trains_matrices, m->recipe.keep, m->rows },
+            *p = &planner;
     const int last = p->store->num_units - 1;
     const size_t before = p->arena->used;
     offload_plan_slots(m, store);

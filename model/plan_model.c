@@ -14,7 +14,8 @@
 #include "model/tensor_ranks.h"
 #include "model/units.h"
 
-/* Tokens of a prompt that go through the model at once: enough to keep GEMMs busy, few enough for small buffers. */
+/* Tokens of a prompt that go through the model at once: enough to keep GEMMs busy, few enough for
+ * small buffers. */
 enum { PREFILL_TOKENS = 512 };
 
 /* The rotary tables that blocks need, and what is each block's own of its attention. */
@@ -31,7 +32,8 @@ static void plan_attention(Arena *arena, Model *m)
         const int l = i % m->L;
         stages_use_set(m, i / m->L);
         m->acts[l].attn = m->attn;
-        m->acts[l].attn.rope = m->rope[layer_rotation(c, l)] + (size_t)m->context_rank * (size_t)m->attn.T * (size_t)m->attn.D;
+        m->acts[l].attn.rope = m->rope[layer_rotation(c, l)] +
+                               (size_t)m->context_rank * (size_t)m->attn.T * (size_t)m->attn.D;
         m->acts[l].attn.window = layer_slides(c, l) ? c->sliding_window : 0;
         m->acts[l].heads = context_attention(m, m->acts[l].attn);
     }
@@ -70,7 +72,8 @@ static void plan_all(Arena *arena, Model *m, ParamStore *store, const Config *c,
     store->update_part_bytes = store_update_part_bytes(store);
     const size_t parts = UPDATE_BUFFERS * store->update_part_bytes, matrices = muon_bytes(store, c),
                  tied = stages_tied_bytes(store);
-    const size_t update = parts > matrices ? parts : matrices, staging = update > tied ? update : tied;
+    const size_t update = parts > matrices ? parts : matrices,
+                 staging = update > tied ? update : tied;
     store->staging_bytes = m->shared_bytes > staging ? m->shared_bytes : staging;
     store->staging = m->shared_memory = arena_alloc(arena, store->staging_bytes);
     m->amaxes = arena_alloc(arena, (size_t)m->num_sets * m->amax_bytes);
@@ -113,22 +116,34 @@ void model_plan(Model *m, ParamStore *store, const Config *c, ShardChoice p)
 {
     const ModelConfig *mc = &c->model;
     const int P = mc->max_sequence_length + (c->generate ? decode_rows(&c->recipe, 1) - 1 : 0);
-    const int T = !c->generate ? P : P > PREFILL_TOKENS ? PREFILL_TOKENS : decode_rows(&c->recipe, P);
-    *m = (Model){ .config = mc, .recipe = c->recipe, .L = mc->n_layers, .P = P, .forward_only = config_forward_only(c),
+    const int T = !c->generate         ? P
+                  : P > PREFILL_TOKENS ? PREFILL_TOKENS
+                                       : decode_rows(&c->recipe, P);
+    *m = (Model){ .config = mc,
+                  .recipe = c->recipe,
+                  .L = mc->n_layers,
+                  .P = P,
+                  .forward_only = config_forward_only(c),
                   .observed = config_forward_only(c) ? c->observed : c->quant_stats_interval > 0,
-                  .documents = (c->data.generate_doc_lengths || c->length_warmup.steps > 0) && !c->generate,
+                  .documents =
+                      (c->data.generate_doc_lengths || c->length_warmup.steps > 0) && !c->generate,
                   .lora_scale = (float)lora_scale(&mc->lora) };
     *store = (ParamStore){ 0 };
     m->T = T;
     m->context = context_ranks(&c->strategy);
-    m->context_rank = comm_group_rank(RANKS_CONTEXT) % m->context;  /* a dry run has no mesh */
+    m->context_rank = comm_group_rank(RANKS_CONTEXT) % m->context; /* a dry run has no mesh */
     m->tensor_ranks = tensor_ranks(&c->strategy);
     m->tensor_rank = p.tensor_rank;
     if (m->tensor_ranks > 1)
         tensor_open(m);
-    m->attn = (Attention){ .B = c->device_train_microbatch_size, .T = T / m->context, .H = m->config->n_heads,
-                           .K = m->config->n_kv_heads, .D = mc->head_dim, .scale = (float)(1 / sqrt(mc->head_dim)),
-                           .clip = mc->clip_qkv, .norm = mc->norm };
+    m->attn = (Attention){ .B = c->device_train_microbatch_size,
+                           .T = T / m->context,
+                           .H = m->config->n_heads,
+                           .K = m->config->n_kv_heads,
+                           .D = mc->head_dim,
+                           .scale = (float)(1 / sqrt(mc->head_dim)),
+                           .clip = mc->clip_qkv,
+                           .norm = mc->norm };
     m->rows = m->attn.B * m->attn.T;
     m->N = c->generate ? m->rows : m->rows / m->tensor_ranks;
     m->tile = p.tile > 0 && p.tile < m->rows && !m->observed && !c->generate ? p.tile : m->rows;
@@ -142,7 +157,7 @@ void model_plan(Model *m, ParamStore *store, const Config *c, ShardChoice p)
     m->host_sorted = xmalloc(sizeof *m->host_sorted * m->N);
     lifetimes_separate(m->shared);
     plan_all(&(Arena){ 0 }, m, store, c, p);
-    lifetimes_record(m, store);         /* now that it is known what there is to share */
+    lifetimes_record(m, store); /* now that it is known what there is to share */
     m->shared_bytes = overlay_place(m->shared, m->shared_least);
     plan_all(&(Arena){ 0 }, m, store, c, p);
 }

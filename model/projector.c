@@ -11,11 +11,12 @@
 
 enum { ROWS_TOGETHER = 256 };
 
-/* ---- rows of a micro-batch ------------------------------------------------------------------------------------- */
+/* ---- rows of a micro-batch ------------------------------------------------------------------- */
 
 static int padded(const Model *m, int rows)
 {
-    const int whole = (rows + ROWS_TOGETHER - 1) / ROWS_TOGETHER * ROWS_TOGETHER, least = rows > 0 ? whole : ROWS_TOGETHER;
+    const int whole = (rows + ROWS_TOGETHER - 1) / ROWS_TOGETHER * ROWS_TOGETHER,
+              least = rows > 0 ? whole : ROWS_TOGETHER;
     return least < m->N ? least : m->N;
 }
 
@@ -26,7 +27,7 @@ void projector_plan_rows(Arena *arena, Model *m)
         return;
     b->x = tensor_alloc(arena, m->recipe.stream, m->N, m->config->image.feature_size);
     b->at = arena_alloc(arena, sizeof *b->at * (size_t)m->N);
-    b->rows = m->N;         /* a plan is for any micro-batch */
+    b->rows = m->N; /* a plan is for any micro-batch */
     if (!b->host_at) {
         b->host_at = xmalloc(sizeof *b->host_at * (size_t)m->N);
         b->host_x = xmalloc(tensor_bytes(b->x));
@@ -45,7 +46,8 @@ static void copy_row(Model *m, int i, const void *values)
     ImageBuffers *b = &m->image;
     const size_t cols = (size_t)b->x.cols, bytes = cols * dtype_size(b->x.format.dtype);
     Tensor x = tensor_at(b->host_x, b->x.format, b->x.rows, b->x.cols);
-    const Tensor from = tensor_at((void *)values, (Format){ m->images.dtype, 0, false }, 1, b->x.cols);
+    const Tensor from =
+        tensor_at((void *)values, (Format){ m->images.dtype, 0, false }, 1, b->x.cols);
     if (m->images.dtype == b->x.format.dtype) {
         memcpy((char *)b->host_x + (size_t)i * bytes, values, bytes);
         return;
@@ -56,7 +58,8 @@ static void copy_row(Model *m, int i, const void *values)
     free(row);
 }
 
-/* Token (b, t) is this rank's token b T' + t - context_rank T' if t is in its part of the sequence (context.h). */
+/* Token (b, t) is this rank's token b T' + t - context_rank T' if t is in its part of the sequence
+ * (context.h). */
 void projector_put(Model *m, const void *const *rows)
 {
     ImageBuffers *b = &m->image;
@@ -65,7 +68,8 @@ void projector_put(Model *m, const void *const *rows)
     if (m->config->image.feature_size == 0 || !b->x.data)
         return;
     for (int n = 0; n < m->N && rows; n++) {
-        const void *values = rows[(size_t)(n / own) * (size_t)m->T + (size_t)(m->context_rank * own + n % own)];
+        const void *values =
+            rows[(size_t)(n / own) * (size_t)m->T + (size_t)(m->context_rank * own + n % own)];
         if (!values)
             continue;
         copy_row(m, count, values);
@@ -80,9 +84,10 @@ void projector_put(Model *m, const void *const *rows)
     device_put(b->at, b->host_at, sizeof *b->at * (size_t)b->rows);
 }
 
-/* ---- forward and backward -------------------------------------------------------------------------------------- */
+/* ---- forward and backward -------------------------------------------------------------------- */
 
-/* The embedding's output, which nothing reads later. h, and gelu(h) or the gradient of h; y or its gradient. */
+/* The embedding's output, which nothing reads later. h, and gelu(h) or the gradient of h; y or its
+ * gradient. */
 void projector_plan(Model *m, int u)
 {
     const Format f = m->recipe.stream;
@@ -116,13 +121,14 @@ void projector_forward(Model *m, const UnitTensors *w, int u)
         first_layer(m, w);
         matmul(y, of_rows(m, m->image.act), w->image_out, w->image_out_bias);
     }
-    quantize(stream, m->unit_acts[u].attn_res);         /* a copy, as they have one format */
+    quantize(stream, m->unit_acts[u].attn_res); /* a copy, as they have one format */
     place_rows(stream, m->image.at, y);
 }
 
 static bool trains(const UnitTensors *dw)
 {
-    return dw->image_in.data || dw->image_in_bias.data || dw->image_out.data || dw->image_out_bias.data;
+    return dw->image_in.data || dw->image_in_bias.data || dw->image_out.data ||
+           dw->image_out_bias.data;
 }
 
 void projector_backward(Model *m, const UnitTensors *w, UnitTensors *dw)

@@ -16,7 +16,8 @@ static void store_e4m3(ParamStore *store, int u, const Param *p, Tensor whole)
     for (size_t done = 0, run, at; done < n; done += run) {
         run = param_run(p, first + done, &at);
         run = run < n - done ? run : n - done;
-        const Tensor from = tensor_at((char *)whole.data + at * dtype_size(whole.format.dtype), whole.format, 1, (int)run);
+        const Tensor from = tensor_at((char *)whole.data + at * dtype_size(whole.format.dtype),
+                                      whole.format, 1, (int)run);
         Tensor to = shard_weights(&store->shard[u], p, first + done, run);
         to.scale = part.scale;
         quantize_codes(to, from);
@@ -81,7 +82,8 @@ static void keep_groups(ParamStore *store, int u, const Param *p, const char *gr
     if (!format_is_fp8(operand.format))
         return;
     device_zero(store->square_sum, sizeof *store->square_sum);
-    nf4_amax(store->square_sum, param_nf4(&whole, groups, is_plain(store)), whole.cols, 0, param_nf4_groups(&whole));
+    nf4_amax(store->square_sum, param_nf4(&whole, groups, is_plain(store)), whole.cols, 0,
+             param_nf4_groups(&whole));
     quantize_scale_from(operand, store->square_sum);
 }
 
@@ -124,15 +126,17 @@ void quantized_store_nf4(ParamStore *store, int u, const Param *p, const void *h
 void frozen_round(ParamStore *store)
 {
     for (int u = 0; u < store->num_units; u++) {
-        if (store->shape[u].kind == &projector_kind && lora_trains_projector(store->shape[u].config))
-            continue;                   /* stored with the adapters */
+        if (store->shape[u].kind == &projector_kind &&
+            lora_trains_projector(store->shape[u].config))
+            continue; /* stored with the adapters */
         for (int i = 0; i < store->shape[u].num_params; i++) {
             const Param *p = &store->shape[u].param[i];
             size_t first, n = shard_part(&store->shard[u], p, &first);
             if (p->region != FROZEN || p->is_adapter || n == 0)
                 continue;
             const Tensor part = shard_weights(&store->shard[u], p, first, n);
-            const Tensor rounded = tensor_at(device_alloc(n * dtype_size(BF16)), (Format){ BF16, 0, false }, 1, (int)n);
+            const Tensor rounded = tensor_at(device_alloc(n * dtype_size(BF16)),
+                                             (Format){ BF16, 0, false }, 1, (int)n);
             quantize_codes(rounded, part);
             quantize_codes(part, rounded);
             device_free(rounded.data);

@@ -1,14 +1,17 @@
-/* A recipe sets the Format of each kind of tensor, and what backward recomputes. It is data: model code never asks which recipe
- * runs; an ablation is one more row. */
+/* A recipe sets the Format of each kind of tensor, and what backward recomputes. It is data: model
+ * code never asks which recipe runs; an ablation is one more row. */
 #pragma once
 #include "kernels/kernels.h"
 
 /* What forward saves for backward. */
 typedef enum {
-    KEEP_ALL,       /* every tensor that backward reads                                                     */
-    KEEP_INPUTS,    /* norm outputs and silu(gate)*up are recomputed from norm inputs, gate and up          */
-    KEEP_ATTENTION, /* each block's input and attention's output: backward reruns the block without attention */
-    KEEP_BLOCK      /* only each block's input: backward reruns the block's forward (activation checkpointing) */
+    KEEP_ALL, /* every tensor that backward reads */
+    /* norm outputs and silu(gate)*up are recomputed from norm inputs, gate and up */
+    /* each block's input and attention's output: backward reruns the block without attention */
+    /* only each block's input: backward reruns the block's forward (activation checkpointing) */
+    KEEP_INPUTS,
+    KEEP_ATTENTION,
+    KEEP_BLOCK
 } Keep;
 
 static inline bool keep_recomputes(Keep k)
@@ -22,45 +25,52 @@ typedef enum { FAST_NONE, FAST_FORWARD, FAST_ALL } FastAccumulation;
 /* How long the scale of an FP8 operand that is no weight is valid: GEMM inputs of a
  * block, gradients except dy. */
 typedef enum {
-    PER_MICROBATCH, /* one micro-batch: its amax is computed before encoding                                */
-    PER_STEP        /* one step: later micro-batches are encoded with headroom over the first one's amax;
-                       see scale_is_reused                                                             */
+    PER_MICROBATCH, /* one micro-batch: its amax is computed before encoding */
+    PER_STEP /* one step: later micro-batches are encoded with headroom over the first one's amax;
+                       see scale_is_reused */
 } ScalesPer;
 
 /* How the FP8 input of `down`, SwiGLU's output, is scaled. */
 typedef enum {
-    DOWN_TENSOR,    /* by one scale                                                                         */
-    DOWN_CHANNEL    /* and a factor for each column with outliers: swiglu_forward in kernels.h             */
+    DOWN_TENSOR, /* by one scale */
+    DOWN_CHANNEL /* and a factor for each column with outliers: swiglu_forward in kernels.h */
 } DownScales;
 
 typedef struct {
     const char *name;
-    Format stream;     /* residual stream, and all tensors without a column of their own  */
-    Format saved;      /* norm inputs kept for backward                                   */
-    Format qkv;        /* q, k, v kept for backward                                       */
-    Format att;        /* attention output kept for backward                              */
-    Format hidden;     /* gate and up kept for backward                                   */
-    Format operand;    /* GEMM operands: activations and weights                          */
-    Format gradient;   /* GEMM operands: gradients                                        */
-    Format head;       /* the logits' gradient: FP8: both GEMMs of the head's backward are FP8, else in the stream's format */
-    Keep   keep;
+    Format stream;   /* residual stream, and all tensors without a column of their own */
+    Format saved;    /* norm inputs kept for backward */
+    Format qkv;      /* q, k, v kept for backward */
+    Format att;      /* attention output kept for backward */
+    Format hidden;   /* gate and up kept for backward */
+    Format operand;  /* GEMM operands: activations and weights */
+    Format gradient; /* GEMM operands: gradients */
+    /* the logits' gradient: FP8: both GEMMs of the head's backward are FP8, else in the stream's
+     * format */
+    Format head;
+    Keep keep;
     ForwardSource forward;
     FastAccumulation fast;
     ScalesPer scales;
-    Format master;     /* weights that the optimizer updates                              */
-    Format grads;      /* accumulated weight gradients                                    */
-    Format moment1, moment2;   /* AdamW's m and v, unless the optimizer has its own formats */
-    Format frozen;     /* frozen weights, which have no other copy                        */
+    Format master;           /* weights that the optimizer updates */
+    Format grads;            /* accumulated weight gradients */
+    Format moment1, moment2; /* AdamW's m and v, unless the optimizer has its own formats */
+    Format frozen;           /* frozen weights, which have no other copy */
     DownScales down_scales;
-    int    recompute;  /* KEEP_BLOCK instead of `keep` in n > 0: the first of every n blocks; -n: all but the first; 0: none */
+    /* KEEP_BLOCK instead of `keep` in n > 0: the first of every n blocks; -n: all but the first; 0:
+     * none */
+    int recompute;
 } Recipe;
 
-extern const Recipe recipes[];      /* ends with name == NULL */
-const Recipe *recipe_find(const char *name);          /* NULL if there is none */
-Keep          recipe_keep(const Recipe *r, int block);     /* what forward of this block saves */
-bool          recipe_recomputes(const Recipe *r);          /* whether backward reruns the forward of any block */
-/* The format of all weights if nothing is trained: that of computing, or that of master weights if operands have a smaller one,
- * which forward then encodes as in training. In both cases forward gives the results of training. */
-Format        recipe_forward_weights(const Recipe *r);
-bool          recipe_is_changed(const Recipe *r);     /* differs from the row of its name */
-void          recipe_print(const Recipe *r);          /* on stdout; without the moments, which not every optimizer reads */
+extern const Recipe recipes[];                /* ends with name == NULL */
+const Recipe *recipe_find(const char *name);  /* NULL if there is none */
+Keep recipe_keep(const Recipe *r, int block); /* what forward of this block saves */
+/* whether backward reruns the forward of any block */
+bool recipe_recomputes(const Recipe *r);
+/* The format of all weights if nothing is trained: that of computing, or that of master weights if
+ * operands have a smaller one, which forward then encodes as in training. In both cases forward
+ * gives the results of training. */
+Format recipe_forward_weights(const Recipe *r);
+bool recipe_is_changed(const Recipe *r); /* differs from the row of its name */
+/* on stdout; without the moments, which not every optimizer reads */
+void recipe_print(const Recipe *r);

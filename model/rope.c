@@ -3,8 +3,9 @@
 
 #include <math.h>
 
-/* Frequencies with wavelengths above original length / low_freq_factor are divided by `factor`, those below original length /
- * high_freq_factor stay, those between are interpolated [Llama 3.1]. f: the original frequency. */
+/* Frequencies with wavelengths above original length / low_freq_factor are divided by `factor`,
+ * those below original length / high_freq_factor stay, those between are interpolated [Llama 3.1].
+ * f: the original frequency. */
 static double llama3(const ModelConfig *c, double f)
 {
     double lo = c->rope_scaling.low_freq_factor, hi = c->rope_scaling.high_freq_factor;
@@ -20,12 +21,14 @@ static double llama3(const ModelConfig *c, double f)
 /* The pair, as a real number, with this many rotations over the original context. */
 static double pair_of(const ModelConfig *c, double rotations)
 {
-    return c->head_dim * log(c->rope_scaling.original_length / (rotations * 2 * M_PI)) / (2 * log(c->rope_theta));
+    return c->head_dim * log(c->rope_scaling.original_length / (rotations * 2 * M_PI)) /
+           (2 * log(c->rope_theta));
 }
 
-/* Pairs with more than beta_fast rotations over the original context stay, those with less than beta_slow are divided by `factor`,
- * between them is a ramp over the pairs' numbers [Peng et al. 2023, YaRN, sec. 3.2; as in transformers its ends are rounded
- * outwards and clamped to 0 .. D-1]. */
+/* Pairs with more than beta_fast rotations over the original context stay, those with less than
+ * beta_slow are divided by `factor`, between them is a ramp over the pairs' numbers [Peng et al.
+ * 2023, YaRN, sec. 3.2; as in transformers its ends are rounded outwards and clamped to 0 ..
+ * D-1]. */
 static double yarn(const ModelConfig *c, double f, int i)
 {
     double low = fmax(floor(pair_of(c, c->rope_scaling.beta_fast)), 0);
@@ -42,8 +45,8 @@ static double frequency(const ModelConfig *c, Rotation rotation, int i)
     double f = rotation == NO_ROTATION ? 0 : pow(c->rope_theta, -2.0 * i / c->head_dim);
     switch (rotation == ROTATION_SCALED ? c->rope_scaling.type : ROPE_DEFAULT) {
     case ROPE_LLAMA3: return llama3(c, f);
-    case ROPE_YARN:   return yarn(c, f, i);
-    default:          return f;
+    case ROPE_YARN: return yarn(c, f, i);
+    default: return f;
     }
 }
 

@@ -7,7 +7,10 @@
 #include "kernels/random.h"
 #include "kernels/runtime/error.h"
 
-typedef struct { int token; double weight; } Candidate;
+typedef struct {
+    int token;
+    double weight;
+} Candidate;
 
 /* Likely ones first; equal ones by number, so that the order is unique. */
 static int compare(const void *a, const void *b)

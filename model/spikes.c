@@ -1,4 +1,5 @@
-/* DIFFERS: in OLMo-core all steps after one that is not finite are skipped, too, because a comparison with NaN is false. */
+/* DIFFERS: in OLMo-core all steps after one that is not finite are skipped, too, because a
+ * comparison with NaN is false. */
 #include "model/spikes.h"
 
 #include <math.h>
@@ -24,7 +25,8 @@ static double score(double x, const double *series, int count)
 
 SpikeScores spikes_add(SpikeWindow *w, double loss, double grad_norm)
 {
-    const SpikeScores s = { score(loss, w->loss, w->count), score(grad_norm, w->grad_norm, w->count) };
+    const SpikeScores s = { score(loss, w->loss, w->count),
+                            score(grad_norm, w->grad_norm, w->count) };
     if (w->count == SPIKES_WINDOW) {
         w->count--;
         memmove(w->loss, w->loss + 1, sizeof *w->loss * (size_t)w->count);
@@ -43,7 +45,7 @@ bool spikes_exceed(SpikeScores s)
 /* 17 digits identify a double. */
 char *spikes_print(const double *series, int count)
 {
-    enum { LENGTH = 26 };       /* of -1.2345678901234567e-308, a blank and the end */
+    enum { LENGTH = 26 }; /* of -1.2345678901234567e-308, a blank and the end */
     char *text = xcalloc((size_t)count + 1, LENGTH), *end = text;
     for (int i = 0; i < count; i++)
         end += snprintf(end, LENGTH, "%s%.17g", i ? " " : "", series[i]);

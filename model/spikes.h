@@ -1,27 +1,31 @@
-/* Detects spikes of the loss and of the gradient norm: values more than SPIKES_LIMIT standard deviations above the mean of earlier
- * steps. Window, minimum number of steps and limit are those of OLMo-core 3.0.0's SkipStepOptimizer (optim/skip_step_optimizer.py:
- * rolling_interval_length, half of it, sigma_factor), which makes no update at a spike. A value below the mean, as of an easy
- * batch, is no spike. */
+/* Detects spikes of the loss and of the gradient norm: values more than SPIKES_LIMIT standard
+ * deviations above the mean of earlier steps. Window, minimum number of steps and limit are those
+ * of OLMo-core 3.0.0's SkipStepOptimizer (optim/skip_step_optimizer.py: rolling_interval_length,
+ * half of it, sigma_factor), which makes no update at a spike. A value below the mean, as of an
+ * easy batch, is no spike. */
 #pragma once
 #include <stdbool.h>
 
 enum { SPIKES_WINDOW = 128, SPIKES_LEAST = 63, SPIKES_LIMIT = 6 };
 
-/* The last steps with finite loss and gradient norm, oldest first. Includes spikes; otherwise a loss that stays higher would be a
- * spike for ever. Part of a run's state. */
+/* The last steps with finite loss and gradient norm, oldest first. Includes spikes; otherwise a
+ * loss that stays higher would be a spike for ever. Part of a run's state. */
 typedef struct {
-    int    count;
+    int count;
     double loss[SPIKES_WINDOW], grad_norm[SPIKES_WINDOW];
 } SpikeWindow;
 
-/* Standard deviations (n - 1 in the denominator) from the mean; NAN before SPIKES_LEAST steps, infinite if all are the same. */
-typedef struct { double loss, grad_norm; } SpikeScores;
+/* Standard deviations (n - 1 in the denominator) from the mean; NAN before SPIKES_LEAST steps,
+ * infinite if all are the same. */
+typedef struct {
+    double loss, grad_norm;
+} SpikeScores;
 
 /* Scores a step, both of whose values are finite, against the window, and adds it to the window. */
 SpikeScores spikes_add(SpikeWindow *w, double loss, double grad_norm);
-bool        spikes_exceed(SpikeScores s);              /* one of them is more than SPIKES_LIMIT */
+bool spikes_exceed(SpikeScores s); /* one of them is more than SPIKES_LIMIT */
 
-/* One series of a window as text, numbers separated by blanks, and back bit for bit. The text is malloc'ed; spikes_parse returns
- * the count of numbers, -1 if the text is anything else. */
-char       *spikes_print(const double *series, int count);
-int         spikes_parse(double series[SPIKES_WINDOW], const char *text);
+/* One series of a window as text, numbers separated by blanks, and back bit for bit. The text is
+ * malloc'ed; spikes_parse returns the count of numbers, -1 if the text is anything else. */
+char *spikes_print(const double *series, int count);
+int spikes_parse(double series[SPIKES_WINDOW], const char *text);

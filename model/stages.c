@@ -36,12 +36,13 @@ void stages_use(Model *m, const ParamStore *store, UnitRange units, PipelineRow 
     const size_t bytes = m->amax_at[units.end] - m->amax_at[units.first];
     stages_use_set(m, set);
     if (!r.backward && r.micro > 0 && sets > 1 && bytes > 0)
-        device_copy(amaxes_of(m, set, units.first), amaxes_of(m, (r.micro - 1) % sets, units.first), bytes);
+        device_copy(amaxes_of(m, set, units.first), amaxes_of(m, (r.micro - 1) % sets, units.first),
+                    bytes);
 }
 
 /* Planning asks what is written. */
-static void receive(const Model *m, const ParamStore *store, Neighbour from, const char *what, int unit, Tensor x,
-                    const float *amax)
+static void receive(const Model *m, const ParamStore *store, Neighbour from, const char *what,
+                    int unit, Tensor x, const float *amax)
 {
     const Pipeline *p = &store->pipe;
     char operation[64];
@@ -58,7 +59,8 @@ static void receive(const Model *m, const ParamStore *store, Neighbour from, con
 }
 
 /* Planning asks what is read. */
-static void send(Model *m, const ParamStore *store, Neighbour to, int unit, Tensor x, const float *amax)
+static void send(Model *m, const ParamStore *store, Neighbour to, int unit, Tensor x,
+                 const float *amax)
 {
     Outgoing *o = &m->outgoing[to];
     const Tensor stream = tensor_rows(o->stream, 0, x.rows);
@@ -81,12 +83,14 @@ static void send(Model *m, const ParamStore *store, Neighbour to, int unit, Tens
 
 void stages_receive_stream(Model *m, const ParamStore *store, UnitRange units)
 {
-    receive(m, store, PREVIOUS_STAGE, "input", units.first, m->unit_acts[units.first].attn_res, NULL);
+    receive(m, store, PREVIOUS_STAGE, "input", units.first, m->unit_acts[units.first].attn_res,
+            NULL);
 }
 
 void stages_receive_gradient(Model *m, const ParamStore *store, UnitRange units)
 {
-    receive(m, store, NEXT_STAGE, "output's gradient", units.end - 1, m->work.dres, m->work.dres_amax);
+    receive(m, store, NEXT_STAGE, "output's gradient", units.end - 1, m->work.dres,
+            m->work.dres_amax);
 }
 
 void stages_send_stream(Model *m, const ParamStore *store, UnitRange units)
@@ -117,8 +121,8 @@ size_t stages_tied_bytes(const ParamStore *store)
     return tied_part(store) * dtype_size(store->recipe.grads.dtype);
 }
 
-/* The first stage follows the last in the ring of stages. Each adds what comes to what it has sent: a sum of two has the same bits
- * in either order. */
+/* The first stage follows the last in the ring of stages. Each adds what comes to what it has sent:
+ * a sum of two has the same bits in either order. */
 void stages_sum_tied(ParamStore *store)
 {
     const Slice s = tied_slice(store);

@@ -33,8 +33,8 @@ Tensor rows_buffer(const Model *m, Tensor t)
     return row_parts(m) > 1 && format_is_fp8(t.format) ? m->work.own : own_rows(m, t);
 }
 
-/* The scale of t becomes that of all ranks' tokens. A scale grows with the maximum that it is made from, and this with the maximum
- * that was seen: the largest are those of all tokens. */
+/* The scale of t becomes that of all ranks' tokens. A scale grows with the maximum that it is made
+ * from, and this with the maximum that was seen: the largest are those of all tokens. */
 static void share_scale(Tensor t)
 {
     float *const x = t.scale_amax ? t.scale_amax : t.scale;
@@ -74,7 +74,8 @@ void tensor_unmark(Model *m)
 static void gather(const Model *m, Tensor t)
 {
     const Tensor own = own_rows(m, t);
-    comm_all_gather(t.data, own.data, tensor_numel(own) * dtype_size(own.format.dtype), RANKS_TENSOR);
+    comm_all_gather(t.data, own.data, tensor_numel(own) * dtype_size(own.format.dtype),
+                    RANKS_TENSOR);
 }
 
 /* The rows of all ranks are there; their transpose, if t has one, is made of them. */
@@ -93,9 +94,10 @@ void gather_rows_begin(const Model *m, Tensor t, Tensor x)
         quantize(t, x);
         return;
     }
+    /* not on the queue of exchanges: it needs scratch memory */
     if (fp8)
-        quantize_scale(own, x);             /* not on the queue of exchanges: it needs scratch memory */
-    else if (encodes)                       /* an operand in BF16 of a stream in F32 */
+        quantize_scale(own, x);
+    else if (encodes) /* an operand in BF16 of a stream in F32 */
         quantize(own, x);
     else if (x.data != own.data)
         device_copy(own.data, x.data, tensor_bytes(x));

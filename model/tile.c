@@ -1,7 +1,7 @@
 #include "model/tile.h"
 
-/* t is of all tokens if it is the memory of `all`, whose rows `part` is. The scale of a tile's operand is that of its own tokens:
- * backward finds it again. */
+/* t is of all tokens if it is the memory of `all`, whose rows `part` is. The scale of a tile's
+ * operand is that of its own tokens: backward finds it again. */
 static Tensor in_tile(Tensor t, Tensor all, Tensor part)
 {
     if (t.data && t.data == all.data)
@@ -25,8 +25,11 @@ Tile tile_of(const Model *m, const Acts *a, const Acts *next, int first)
     if (!in_tiles(m, a))
         return t;
     const Tensor res = t.a.mlp_res = tensor_rows(a->mlp_res, first, rows);
-    Tensor *const own[] = { &t.a.mlp_x, &t.a.mlp_h, &t.a.mlp_branch, &t.a.gate_up_raw, &t.a.gate_up_saved, &t.a.swiglu_operand,
-                            &t.a.xa[LINEAR_GATE_UP], &t.a.xa[LINEAR_DOWN], &t.a.dgate_up };
+    Tensor *const own[] = {
+        &t.a.mlp_x,         &t.a.mlp_h,          &t.a.mlp_branch,         &t.a.gate_up_raw,
+        &t.a.gate_up_saved, &t.a.swiglu_operand, &t.a.xa[LINEAR_GATE_UP], &t.a.xa[LINEAR_DOWN],
+        &t.a.dgate_up
+    };
     for (size_t i = 0; i < sizeof own / sizeof *own; i++)
         *own[i] = in_tile(*own[i], a->mlp_res, res);
     t.next.attn_res = tensor_rows(next->attn_res, first, rows);

@@ -1,4 +1,5 @@
-/* Patterns match the names of tensors in a checkpoint, so they mean the same as in other programs. */
+/* Patterns match the names of tensors in a checkpoint, so they mean the same as in other
+ * programs. */
 #include "model/trainable.h"
 
 #include <fnmatch.h>
@@ -32,9 +33,11 @@ UnitLayout *trainable_shapes(const Config *c, const HfTensor *tensor, int count)
     }
     for (const HfTensor *t = tensor; t < tensor + count; t++) {
         Param *p = &shape[t->unit].param[t->param];
-        const Region region = p->is_operand && c->model.lora.base != BASE_AS_FROZEN ? QUANTIZED : is_trained(c, t) ? TRAINED
-                            : FROZEN;
-        CHECK(t->first == 0 || region == p->region, "%s and %s are one matrix", t[-1].name, t->name);
+        const Region region = p->is_operand && c->model.lora.base != BASE_AS_FROZEN ? QUANTIZED
+                              : is_trained(c, t)                                    ? TRAINED
+                                                                                    : FROZEN;
+        CHECK(t->first == 0 || region == p->region, "%s and %s are one matrix", t[-1].name,
+              t->name);
         p->region = region;
     }
     return shape;
@@ -44,7 +47,8 @@ char *trainable_split(const Config *c, const HfTensor *tensor, int count)
 {
     for (const HfTensor *t = tensor; t < tensor + count; t++)
         if (t->first > 0 && is_trained(c, t) != is_trained(c, t - 1))
-            return xasprintf("%s is %s and %s is %s", t[-1].name, is_trained(c, t - 1) ? "trained" : "frozen", t->name,
+            return xasprintf("%s is %s and %s is %s", t[-1].name,
+                             is_trained(c, t - 1) ? "trained" : "frozen", t->name,
                              is_trained(c, t) ? "trained" : "frozen");
     return NULL;
 }

@@ -7,7 +7,8 @@
 
 /* In the order of a model's units. */
 enum { MAX_KINDS = 8 };
-static const UnitKind *kinds[MAX_KINDS] = { &embedding_kind, &projector_kind, &block_kind, &head_kind };
+static const UnitKind *kinds[MAX_KINDS] = { &embedding_kind, &projector_kind, &block_kind,
+                                            &head_kind };
 static int num_kinds = 4;
 
 void unit_kind_add(const UnitKind *k)

@@ -1,6 +1,7 @@
 /* The gradient norm, and the optimizer's step over the shards.
  *
- * States and master weights on the host come to the device part by part and go back, next to the step of other parts:
+ * States and master weights on the host come to the device part by part and go back, next to the
+ * step of other parts:
  *
  *     fetch queue      part i + 1
  *     compute queue    part i          the optimizer, and codes of what it made
@@ -68,8 +69,8 @@ static size_t largest_group(const ParamStore *store, const Shard *s)
     return group;
 }
 
-/* Elements of a parameter that this rank owns and updates at once: n from its `first` on, with the padding (zeros) that the last
- * group of a state includes. */
+/* Elements of a parameter that this rank owns and updates at once: n from its `first` on, with the
+ * padding (zeros) that the last group of a state includes. */
 typedef struct {
     int unit;
     const Param *param;
@@ -78,14 +79,20 @@ typedef struct {
     bool master_on_host, states_on_host;
 } UpdatePart;
 
-typedef struct { UpdatePart *part; int count; } Parts;
+typedef struct {
+    UpdatePart *part;
+    int count;
+} Parts;
 
 static void add_part(ParamStore *store, Parts *all, int u, const Param *p, size_t first, size_t n)
 {
     const Shard *s = &store->shard[u];
     const size_t at = p->offset + first;
     UpdatePart *part = &all->part[all->count++];
-    *part = (UpdatePart){ .unit = u, .param = p, .first = first, .n = n,
+    *part = (UpdatePart){ .unit = u,
+                          .param = p,
+                          .first = first,
+                          .n = n,
                           .master_on_host = store_on_host(store, u, HOST_MASTER) && n > 0,
                           .states_on_host = store_on_host(store, u, HOST_MOMENTS) && n > 0 };
     if (n == 0)
@@ -98,13 +105,16 @@ static void add_part(ParamStore *store, Parts *all, int u, const Param *p, size_
     }
 }
 
-/* Includes parameters that have no element on this rank, if the scale of their codes is one of all ranks. */
+/* Includes parameters that have no element on this rank, if the scale of their codes is one of all
+ * ranks. */
 static void add_parts(ParamStore *store, Parts *all, int u, const Param *p)
 {
     const size_t group = largest_group(store, &store->shard[u]);
-    const bool whole = store_on_host(store, u, HOST_MASTER) || !store_on_host(store, u, HOST_MOMENTS);
+    const bool whole =
+        store_on_host(store, u, HOST_MASTER) || !store_on_host(store, u, HOST_MOMENTS);
     size_t first, n = shard_part(&store->shard[u], p, &first);
-    for (size_t done = 0; done < n || (n == 0 && done == 0 && store_encodes(store, u, p)); done += UPDATE_PART) {
+    for (size_t done = 0; done < n || (n == 0 && done == 0 && store_encodes(store, u, p));
+         done += UPDATE_PART) {
         size_t count = !whole && n - done > UPDATE_PART ? UPDATE_PART : n - done;
         if (group)
             count = (count + group - 1) / group * group;
@@ -115,7 +125,8 @@ static void add_parts(ParamStore *store, Parts *all, int u, const Param *p)
     }
 }
 
-/* Large ones first, on all ranks in the same order: a part comes while one of the same size goes. */
+/* Large ones first, on all ranks in the same order: a part comes while one of the same size
+ * goes. */
 static int compare_parts(const void *x, const void *y)
 {
     const UpdatePart *a = x, *b = y;
@@ -134,14 +145,15 @@ static Parts list_parts(ParamStore *store)
     Parts all = { 0 };
     for (int u = 0; u < store->num_units; u++)
         for (int i = 0; i < store->shape[u].num_params; i++)
-            if (store->shape[u].param[i].region == TRAINED && !muon_steps(store, &store->shape[u].param[i]))
+            if (store->shape[u].param[i].region == TRAINED &&
+                !muon_steps(store, &store->shape[u].param[i]))
                 add_parts(store, &all, u, &store->shape[u].param[i]);
     if (all.count > 0)
         qsort(all.part, (size_t)all.count, sizeof *all.part, compare_parts);
     return all;
 }
 
-/* ---- what is on the host ---------------------------------------------------------------------------------------- */
+/* ---- what is on the host --------------------------------------------------------------------- */
 
 static bool moves(const UpdatePart *p)
 {
@@ -159,7 +171,8 @@ static void copy(void *device, void *host, size_t bytes, Direction d)
 /* Copies t, and returns where it is on the device: the next of the buffer. */
 static Tensor copy_tensor(Arena *buffer, Tensor t, Direction d)
 {
-    const size_t n = tensor_numel(t), data = n * dtype_size(t.format.dtype), scales = format_scale_bytes(t.format, n);
+    const size_t n = tensor_numel(t), data = n * dtype_size(t.format.dtype),
+                 scales = format_scale_bytes(t.format, n);
     Tensor staged = t;
     staged.data = arena_alloc(buffer, data);
     staged.scale = scales ? arena_alloc(buffer, scales) : NULL;
@@ -179,27 +192,30 @@ static UpdatePart copy_part(const ParamStore *store, const UpdatePart *p, int bu
     for (int k = 0; p->states_on_host && k < store->optimizer->num_states; k++)
         staged.state[k] = copy_tensor(&arena, p->state[k], d);
     trace_end();
-    CHECK(arena.used <= store->update_part_bytes, "a part of the update takes %zu bytes of %zu", arena.used,
-          store->update_part_bytes);
+    CHECK(arena.used <= store->update_part_bytes, "a part of the update takes %zu bytes of %zu",
+          arena.used, store->update_part_bytes);
     return staged;
 }
 
-/* ---- the step --------------------------------------------------------------------------------------------------- */
+/* ---- the step -------------------------------------------------------------------------------- */
 
 static Tensor elements(Tensor t, size_t first, size_t n)
 {
     return t.data ? slice_view(&(Slice){ 0 }, t, first, n) : t;
 }
 
-/* Random bits of stochastic rounding depend on where an element is in the whole parameter: parts of rows are `skip` apart there, and
- * each of several parts of rows, as q, k and v, has a step of its own. */
+/* Random bits of stochastic rounding depend on where an element is in the whole parameter: parts of
+ * rows are `skip` apart there, and each of several parts of rows, as q, k and v, has a step of its
+ * own. */
 static void step_runs(const ParamStore *store, StepParams step, const UpdatePart *part)
 {
     const Param *p = part->param;
     const Shard *s = &store->shard[part->unit];
-    const bool in_rows = p->tensor_ranks > 1 && p->split == SPLIT_COLUMNS, at_once = in_rows || p->tensor_ranks == 1;
+    const bool in_rows = p->tensor_ranks > 1 && p->split == SPLIT_COLUMNS,
+               at_once = in_rows || p->tensor_ranks == 1;
     if (in_rows)
-        step.parts = (RowParts){ .width = (unsigned)p->cols, .start = (unsigned)(part->first % (size_t)p->cols),
+        step.parts = (RowParts){ .width = (unsigned)p->cols,
+                                 .start = (unsigned)(part->first % (size_t)p->cols),
                                  .skip = (uint64_t)p->cols * (uint64_t)(p->tensor_ranks - 1) };
     for (size_t done = 0, n, at; done < part->n; done += n) {
         Tensor state[MAX_STATES];
@@ -207,7 +223,8 @@ static void step_runs(const ParamStore *store, StepParams step, const UpdatePart
         n = at_once || n > part->n - done ? part->n - done : n;
         for (int k = 0; k < store->optimizer->num_states; k++)
             state[k] = elements(part->state[k], done, n);
-        const Tensor grad = slice_view(&s->slice[TRAINED], s->grad, p->offset + part->first + done, n);
+        const Tensor grad =
+            slice_view(&s->slice[TRAINED], s->grad, p->offset + part->first + done, n);
         store->optimizer->step(elements(part->master, done, n), state, grad, &step,
                                store->shape[part->unit].first + p->number + at);
     }
@@ -217,7 +234,9 @@ static void step_part(ParamStore *store, const Config *c, StepParams step, const
 {
     const Shard *s = &store->shard[part->unit];
     const Param *p = part->param;
-    const bool decays = p->is_vector ? c->optimizer.decay_norm_and_bias : p->is_embedding ? c->optimizer.decay_embeddings : true;
+    const bool decays = p->is_vector      ? c->optimizer.decay_norm_and_bias
+                        : p->is_embedding ? c->optimizer.decay_embeddings
+                                          : true;
     if (store->shape[part->unit].kind == &projector_kind && c->optimizer.projector_lr > 0)
         step.lr *= c->optimizer.projector_lr / c->optimizer.lr;
     step.weight_decay = decays ? c->optimizer.weight_decay : 0;
@@ -232,12 +251,14 @@ static void step_part(ParamStore *store, const Config *c, StepParams step, const
 }
 
 typedef struct {
-    UpdatePart  staged[UPDATE_BUFFERS];
-    DeviceMark *fetched[UPDATE_BUFFERS], *left[UPDATE_BUFFERS];       /* the buffer's part is on the device; is on the host again */
+    UpdatePart staged[UPDATE_BUFFERS];
+    /* the buffer's part is on the device; is on the host again */
+    DeviceMark *fetched[UPDATE_BUFFERS], *left[UPDATE_BUFFERS];
     DeviceMark *computed;
 } UpdateBuffers;
 
-/* Before the first part the fetch queue waits for the compute queue: the memory of the buffers is that of activations. */
+/* Before the first part the fetch queue waits for the compute queue: the memory of the buffers is
+ * that of activations. */
 static void fetch_part(const ParamStore *store, UpdateBuffers *s, const UpdatePart *p, int number)
 {
     const int buffer = number % UPDATE_BUFFERS;
@@ -250,8 +271,9 @@ static void fetch_part(const ParamStore *store, UpdateBuffers *s, const UpdatePa
     device_queue(QUEUE_COMPUTE);
 }
 
-/* Waits until the next part is on the device: on the host its first scales may share a 32-bit word with this part's last. Copies
- * still go both ways, since the part after that is already being fetched. */
+/* Waits until the next part is on the device: on the host its first scales may share a 32-bit word
+ * with this part's last. Copies still go both ways, since the part after that is already being
+ * fetched. */
 static void return_part(const ParamStore *store, UpdateBuffers *s, const UpdatePart *p, int number)
 {
     const int buffer = number % UPDATE_BUFFERS;
@@ -273,13 +295,19 @@ static void close_buffers(UpdateBuffers *s)
     device_unmark(s->computed);
 }
 
-void optimizer_step(ParamStore *store, const Config *c, long step, long update, double lr, double grad_scale)
+void optimizer_step(ParamStore *store, const Config *c, long step, long update, double lr,
+                    double grad_scale)
 {
-    const StepParams params = { .lr = lr, .beta1 = c->optimizer.beta1, .beta2 = c->optimizer.beta2, .eps = c->optimizer.eps,
-                                .grad_scale = grad_scale, .update = update, .seed = random_bits(c->seed, step) };
+    const StepParams params = { .lr = lr,
+                                .beta1 = c->optimizer.beta1,
+                                .beta2 = c->optimizer.beta2,
+                                .eps = c->optimizer.eps,
+                                .grad_scale = grad_scale,
+                                .update = update,
+                                .seed = random_bits(c->seed, step) };
     Parts all = list_parts(store);
     UpdateBuffers buffers = { 0 };
-    int fetched = 0, stepped = 0;               /* parts that move */
+    int fetched = 0, stepped = 0; /* parts that move */
     for (int i = 0, ahead = 0; i < all.count; i++) {
         for (; ahead < all.count && ahead <= i + 1; ahead++)
             if (moves(&all.part[ahead]))

@@ -1,11 +1,13 @@
-/* Records when each kernel, copy and fill of a program ran on its GPU; scripts/in_step.py makes tables of the records. The program
- * needs no change: CUDA loads this library into it [CUPTI, "Injection"].
+/* Records when each kernel, copy and fill of a program ran on its GPU; scripts/in_step.py makes
+ * tables of the records. The program needs no change: CUDA loads this library into it [CUPTI,
+ * "Injection"].
  *
  *     make BACKEND=cuda build/cuda/kernel_times.so
  *     CUDA_INJECTION64_PATH=$PWD/build/cuda/kernel_times.so KERNEL_TIMES=FOLDER ./train ...
  *
- * Each process writes FOLDER/PID.tsv; FOLDER must exist. Columns: start and end in ns, stream, name. If the program dies, a part of
- * its last second is missing. After an error it prints a message, and the program continues without records. */
+ * Each process writes FOLDER/PID.tsv; FOLDER must exist. Columns: start and end in ns, stream,
+ * name. If the program dies, a part of its last second is missing. After an error it prints a
+ * message, and the program continues without records. */
 #define _GNU_SOURCE
 #include <cupti.h>
 #include <dlfcn.h>
@@ -18,12 +20,13 @@
 /* Bytes: some 2,000 records, a second of training at most. CUPTI's alignment is 8. */
 enum { BUFFER = 1 << 19, ALIGNMENT = 64 };
 
-/* CUPTI hands buffers over from a thread of its own and from that which flushes, and may hold a lock of its own then: none of its
- * functions is called under this one, which guards `out` and `dropped`. */
+/* CUPTI hands buffers over from a thread of its own and from that which flushes, and may hold a
+ * lock of its own then: none of its functions is called under this one, which guards `out` and
+ * `dropped`. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static FILE *out;               /* NULL: what still comes is dropped */
+static FILE *out; /* NULL: what still comes is dropped */
 static size_t dropped;
-static pid_t owner;             /* a process that it forks must not write what this one will */
+static pid_t owner; /* a process that it forks must not write what this one will */
 
 static int works(CUptiResult status, const char *call)
 {
@@ -42,15 +45,17 @@ static const char *copy_name(unsigned kind)
     case CUPTI_ACTIVITY_MEMCPY_KIND_DTOH: return "[copy device to host]";
     case CUPTI_ACTIVITY_MEMCPY_KIND_DTOD: return "[copy device to device]";
     case CUPTI_ACTIVITY_MEMCPY_KIND_PTOP: return "[copy peer to peer]";
-    default:                              return "[copy]";
+    default: return "[copy]";
     }
 }
 
 static void write_record(uint64_t start, uint64_t end, uint32_t stream, const char *name)
 {
     pthread_mutex_lock(&mutex);
-    if (out && start > 0 && end >= start)       /* one that had not ended when the rest was asked for has no times */
-        fprintf(out, "%" PRIu64 "\t%" PRIu64 "\t%" PRIu32 "\t%s\n", start, end, stream, name ? name : "?");
+    /* one that had not ended when the rest was asked for has no times */
+    if (out && start > 0 && end >= start)
+        fprintf(out, "%" PRIu64 "\t%" PRIu64 "\t%" PRIu32 "\t%s\n", start, end, stream,
+                name ? name : "?");
     pthread_mutex_unlock(&mutex);
 }
 
@@ -74,8 +79,8 @@ static void write_activity(const CUpti_Activity *r)
 static void CUPTIAPI request_buffer(uint8_t **buffer, size_t *size, size_t *max_records)
 {
     *buffer = aligned_alloc(ALIGNMENT, BUFFER);
-    *size = *buffer ? BUFFER : 0;       /* none: CUPTI drops the records, and counts them */
-    *max_records = 0;                   /* as many as fit */
+    *size = *buffer ? BUFFER : 0; /* none: CUPTI drops the records, and counts them */
+    *max_records = 0;             /* as many as fit */
 }
 
 static int is_open(void)
@@ -86,7 +91,8 @@ static int is_open(void)
     return open;
 }
 
-static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid)
+static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *buffer, size_t size,
+                                 size_t valid)
 {
     CUpti_Activity *r = NULL;
     size_t lost = 0;
@@ -105,8 +111,9 @@ static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *bu
     free(buffer);
 }
 
-/* Runs before CUDA's own handlers, which were there first, so the context is still whole. The forced flush calls take_buffer; then
- * nothing more is recorded, and what another thread still hands over is only freed. */
+/* Runs before CUDA's own handlers, which were there first, so the context is still whole. The
+ * forced flush calls take_buffer; then nothing more is recorded, and what another thread still
+ * hands over is only freed. */
 static void finish(void)
 {
     if (getpid() != owner)
@@ -118,13 +125,16 @@ static void finish(void)
     cuptiActivityDisable(CUPTI_ACTIVITY_KIND_MEMSET);
     pthread_mutex_lock(&mutex);
     if (dropped)
-        fprintf(stderr, "kernel_times: CUPTI dropped %zu records: the times are too short by those\n", dropped);
+        fprintf(stderr,
+                "kernel_times: CUPTI dropped %zu records: the times are too short by those\n",
+                dropped);
     fclose(out);
     out = NULL;
     pthread_mutex_unlock(&mutex);
 }
 
-/* The records' layout is that of the headers: another version of the library, as LD_LIBRARY_PATH may bring in, has others. */
+/* The records' layout is that of the headers: another version of the library, as LD_LIBRARY_PATH
+ * may bring in, has others. */
 static int is_the_library_compiled_for(void)
 {
     uint32_t version = 0;
@@ -134,19 +144,25 @@ static int is_the_library_compiled_for(void)
     if (version == CUPTI_API_VERSION)
         return 1;
     dladdr((void *)cuptiGetVersion, &found);
-    fprintf(stderr, "kernel_times: %s has CUPTI's version %u; expected %u, of the headers that this was compiled with. No kernel's "
-            "times will be written; take that folder out of LD_LIBRARY_PATH, or compile with its headers: make CUPTI_HOME=...\n",
+    fprintf(stderr,
+            "kernel_times: %s has CUPTI's version %u; expected %u, of the headers that this was "
+            "compiled with. No kernel's "
+            "times will be written; take that folder out of LD_LIBRARY_PATH, or compile with its "
+            "headers: make CUPTI_HOME=...\n",
             found.dli_fname ? found.dli_fname : "libcupti", version, (unsigned)CUPTI_API_VERSION);
     return 0;
 }
 
 static int start(void)
 {
-    return works(cuptiActivityRegisterCallbacks(request_buffer, take_buffer), "cuptiActivityRegisterCallbacks")
-        && works(cuptiActivityEnable(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL), "cuptiActivityEnable(CONCURRENT_KERNEL)")
-        && works(cuptiActivityEnable(CUPTI_ACTIVITY_KIND_MEMCPY), "cuptiActivityEnable(MEMCPY)")
-        && works(cuptiActivityEnable(CUPTI_ACTIVITY_KIND_MEMCPY2), "cuptiActivityEnable(MEMCPY2)")
-        && works(cuptiActivityEnable(CUPTI_ACTIVITY_KIND_MEMSET), "cuptiActivityEnable(MEMSET)");
+    return works(cuptiActivityRegisterCallbacks(request_buffer, take_buffer),
+                 "cuptiActivityRegisterCallbacks") &&
+           works(cuptiActivityEnable(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL),
+                 "cuptiActivityEnable(CONCURRENT_KERNEL)") &&
+           works(cuptiActivityEnable(CUPTI_ACTIVITY_KIND_MEMCPY), "cuptiActivityEnable(MEMCPY)") &&
+           works(cuptiActivityEnable(CUPTI_ACTIVITY_KIND_MEMCPY2),
+                 "cuptiActivityEnable(MEMCPY2)") &&
+           works(cuptiActivityEnable(CUPTI_ACTIVITY_KIND_MEMSET), "cuptiActivityEnable(MEMSET)");
 }
 
 /* CUDA calls this when a process first uses it. */

@@ -1,4 +1,5 @@
-/* Shared by tests of adapter folders: runs with adapters on a base that another run has saved, without activations. */
+/* Shared by tests of adapter folders: runs with adapters on a base that another run has saved,
+ * without activations. */
 #pragma once
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/safetensors.h"
@@ -35,42 +36,53 @@ static inline const char *save_base(SmallModel a)
 }
 
 /* Adapters on the model in `base`; scale 2. plain: NF4 without double quantization. */
-static inline void open_adapted_to(Run *r, SmallModel a, const char *base, const bool *target, BaseFormat stored, bool plain,
-                                   const char *recipe)
+static inline void open_adapted_to(Run *r, SmallModel a, const char *base, const bool *target,
+                                   BaseFormat stored, bool plain, const char *recipe)
 {
     ModelConfig m = architecture(a);
     *r = (Run){ 0 };
     model_config(&r->config, &m, recipe, 1);
     Lora *l = &r->config.model.lora;
-    *l = (Lora){ .rank = RANK, .alpha = 2 * RANK, .base = stored, .plain_nf4 = plain, .base_path = (char *)base };
+    *l = (Lora){ .rank = RANK,
+                 .alpha = 2 * RANK,
+                 .base = stored,
+                 .plain_nf4 = plain,
+                 .base_path = (char *)base };
     memcpy(l->target, target, sizeof l->target);
     place(r);
 }
 
-static inline void open_adapted(Run *r, SmallModel a, const char *base, const bool *target, BaseFormat stored, const char *recipe)
+static inline void open_adapted(Run *r, SmallModel a, const char *base, const bool *target,
+                                BaseFormat stored, const char *recipe)
 {
     open_adapted_to(r, a, base, target, stored, false, recipe);
 }
 
-/* ---- tensors by PEFT's names and shapes, independent of the code under test ----------------------------------- */
+/* ---- tensors by PEFT's names and shapes, independent of the code under test ------------------ */
 
-static const struct { const char *name; const char *group; } module_rows[NUM_LORA_MODULES] = {
-    { "q_proj", "self_attn" }, { "k_proj", "self_attn" }, { "v_proj", "self_attn" }, { "o_proj", "self_attn" },
-    { "gate_proj", "mlp" }, { "up_proj", "mlp" }, { "down_proj", "mlp" },
+static const struct {
+    const char *name;
+    const char *group;
+} module_rows[NUM_LORA_MODULES] = {
+    { "q_proj", "self_attn" }, { "k_proj", "self_attn" }, { "v_proj", "self_attn" },
+    { "o_proj", "self_attn" }, { "gate_proj", "mlp" },    { "up_proj", "mlp" },
+    { "down_proj", "mlp" },
 };
 
 static inline void module_shape(int *out, int *in, const ModelConfig *m, int module)
 {
-    const int C = m->d_model, q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim, F = m->mlp_width;
-    const int shape[NUM_LORA_MODULES][2] = { { q, C }, { kv, C }, { kv, C }, { C, q }, { F, C }, { F, C }, { C, F } };
+    const int C = m->d_model, q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim,
+              F = m->mlp_width;
+    const int shape[NUM_LORA_MODULES][2] = { { q, C }, { kv, C }, { kv, C }, { C, q },
+                                             { F, C }, { F, C },  { C, F } };
     *out = shape[module][0];
     *in = shape[module][1];
 }
 
 static inline const char *adapter_name(int layer, int module, char matrix)
 {
-    return text("base_model.model.model.layers.%d.%s.%s.lora_%c.weight", layer, module_rows[module].group, module_rows[module].name,
-                matrix);
+    return text("base_model.model.model.layers.%d.%s.%s.lora_%c.weight", layer,
+                module_rows[module].group, module_rows[module].name, matrix);
 }
 
 /* Values of a tensor of a file in F32, valid until release(). */
@@ -89,7 +101,8 @@ static inline float *values_in(const char *path, const char *name, size_t n)
     return x;
 }
 
-/* Rewrites an adapter_model.safetensors in `dtype`, with names that end with `ending` instead of ".weight". */
+/* Rewrites an adapter_model.safetensors in `dtype`, with names that end with `ending` instead of
+ * ".weight". */
 static inline void rewrite(const char *path, const char *dtype, const char *ending)
 {
     path = lasting(path);
@@ -114,9 +127,10 @@ static inline void rewrite(const char *path, const char *dtype, const char *endi
     shell(text("mv %s.new %s", path, path));
 }
 
-/* ---- folders made from others --------------------------------------------------------------------------------- */
+/* ---- folders made from others ---------------------------------------------------------------- */
 
-/* A new folder with the base's tensors in `dtype`; one of them in F32, unlike others of its matrix. */
+/* A new folder with the base's tensors in `dtype`; one of them in F32, unlike others of its
+ * matrix. */
 static inline const char *convert_base(const char *base, const char *dtype)
 {
     const char *folder = lasting(text("%s/base-%s-%d", root, dtype, num_folders++));
@@ -125,7 +139,8 @@ static inline const char *convert_base(const char *base, const char *dtype)
     SafeFile *to = safetensors_new(text("%s/model.safetensors", folder));
     for (int i = 0; i < from->count; i++) {
         const SafeTensor *t = &from->tensor[i];
-        safetensors_add(to, t->name, strstr(t->name, "layers.1.self_attn.k_proj") ? "F32" : dtype, t->dims, t->shape);
+        safetensors_add(to, t->name, strstr(t->name, "layers.1.self_attn.k_proj") ? "F32" : dtype,
+                        t->dims, t->shape);
     }
     safetensors_lay_out(to);
     safetensors_create(to);
@@ -147,6 +162,7 @@ static inline void damage(const char *path, const char *tensor)
     SafeFile *f = safetensors_open(path);
     const SafeTensor *t = safetensors_find(f, tensor);
     assert_non_null(t);
-    shell(text("printf '\\001' | dd of=%s bs=1 seek=%zu conv=notrunc 2>/dev/null", path, f->data + t->begin));
+    shell(text("printf '\\001' | dd of=%s bs=1 seek=%zu conv=notrunc 2>/dev/null", path,
+               f->data + t->begin));
     safetensors_close(f);
 }

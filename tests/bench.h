@@ -13,8 +13,8 @@ enum { WARM_UP = 6, RUNS = 20 };
 typedef enum { GEMMS, ATTENTION, ELEMENTWISE, OPTIMIZER, NUM_PARTS } Part;
 
 static DeviceMark *marks[RUNS + 1];
-static double copy_rate;            /* bytes/s */
-static double last_ms;              /* of the last row */
+static double copy_rate; /* bytes/s */
+static double last_ms;   /* of the last row */
 static double part_ms[NUM_PARTS];
 
 static inline int compare(const void *a, const void *b)
@@ -33,7 +33,8 @@ static inline double median_ms(void)
 }
 
 /* unit: GB or TFLOP; scale: 1e9 or 1e12; reference: what counts as 100 %, per second. */
-static inline void print_row(const char *name, double ms, double amount, const char *unit, double scale, double reference)
+static inline void print_row(const char *name, double ms, double amount, const char *unit,
+                             double scale, double reference)
 {
     last_ms = ms;
     char percent[16] = "";
@@ -54,20 +55,21 @@ static inline void report_bytes(const char *name, double bytes)
 
 static inline void report_flops(const char *name, double flops)
 {
-    print_row(name, median_ms(), flops, "TFLOP", 1e12, device_peak_flops(strstr(name, "FP8") ? 8 : 16));
+    print_row(name, median_ms(), flops, "TFLOP", 1e12,
+              device_peak_flops(strstr(name, "FP8") ? 8 : 16));
 }
 
 /* Runs `call` and reports as report_bytes or report_flops(name, amount). */
-#define TIME(report, name, amount, call)                            \
-    do {                                                            \
-        for (int run_ = 0; run_ < WARM_UP; run_++)                  \
-            call;                                                   \
-        for (int run_ = 0; run_ < RUNS; run_++) {                   \
-            marks[run_] = device_mark(marks[run_]);                 \
-            call;                                                   \
-        }                                                           \
-        marks[RUNS] = device_mark(marks[RUNS]);                     \
-        report(name, amount);                                       \
+#define TIME(report, name, amount, call) \
+    do { \
+        for (int run_ = 0; run_ < WARM_UP; run_++) \
+            call; \
+        for (int run_ = 0; run_ < RUNS; run_++) { \
+            marks[run_] = device_mark(marks[run_]); \
+            call; \
+        } \
+        marks[RUNS] = device_mark(marks[RUNS]); \
+        report(name, amount); \
     } while (0)
 
 #define TIME_BYTES(name, bytes, call) TIME(report_bytes, name, bytes, call)
@@ -87,5 +89,6 @@ static inline void print_step(const char *recipe, int tokens)
         sum += part_ms[i];
     printf("a step of %s, %d tokens, by these rows: %.3f s:", recipe, tokens, 1e-3 * sum);
     for (int i = 0; i < NUM_PARTS; i++)
-        printf(" %s %.3f s (%.1f %%)%s", names[i], 1e-3 * part_ms[i], 100 * part_ms[i] / sum, i + 1 < NUM_PARTS ? "," : "\n");
+        printf(" %s %.3f s (%.1f %%)%s", names[i], 1e-3 * part_ms[i], 100 * part_ms[i] / sum,
+               i + 1 < NUM_PARTS ? "," : "\n");
 }

@@ -1,11 +1,17 @@
-/* Times what ranks of a host send each other, in plain memory and in that of comm_alloc, with nothing else and next to a product in
- * E4M3 (or BF16, on a CPU; there the sizes shrink): mpirun -n 2 bench_comm. The largest time of all ranks. */
+/* Times what ranks of a host send each other, in plain memory and in that of comm_alloc, with
+ * nothing else and next to a product in E4M3 (or BF16, on a CPU; there the sizes shrink): mpirun -n
+ * 2 bench_comm. The largest time of all ranks. */
 #include "tests/bench_tensors.h"
 
 #include "kernels/backend.h"
 #include "kernels/runtime/comm.h"
 
-typedef struct { char *memory; size_t bytes; Tensor y, x, w; } Bench;           /* bytes: of all parts; y = x w^T: the product */
+/* bytes: of all parts; y = x w^T: the product */
+typedef struct {
+    char *memory;
+    size_t bytes;
+    Tensor y, x, w;
+} Bench;
 
 static void gather(const Bench *b)
 {
@@ -17,7 +23,8 @@ static void sum(const Bench *b)
 {
     const int n = (int)(b->bytes / sizeof(uint16_t)), part = n / comm_size();
     char *const own = b->memory + sizeof(uint16_t) * (size_t)part * (size_t)comm_rank();
-    comm_reduce_scatter(tensor_at(own, BF16_, 1, part), tensor_at(b->memory, BF16_, 1, n), RANKS_TENSOR);
+    comm_reduce_scatter(tensor_at(own, BF16_, 1, part), tensor_at(b->memory, BF16_, 1, n),
+                        RANKS_TENSOR);
 }
 
 /* Each rank sends part r to rank r: from the first half of memory to the second. */
@@ -28,7 +35,8 @@ static void exchange(const Bench *b)
     RowRange piece[64];
     for (int r = 0; r < comm_size(); r++)
         piece[r] = (RowRange){ r * part, part };
-    comm_exchange(tensor_at(b->memory + b->bytes, BF16_, rows, WIDTH), piece, tensor_at(b->memory, BF16_, rows, WIDTH), piece, 1);
+    comm_exchange(tensor_at(b->memory + b->bytes, BF16_, rows, WIDTH), piece,
+                  tensor_at(b->memory, BF16_, rows, WIDTH), piece, 1);
 }
 
 static void nothing(const Bench *b)
@@ -61,11 +69,13 @@ static void bench(const char *name, void (*run)(const Bench *), Bench *b)
     static const char *const memories[] = { "plain", "comm_alloc" };
     for (int i = 0; i < 2; i++) {
         b->memory = i == 0 ? device_alloc(2 * b->bytes) : comm_alloc(2 * b->bytes, FOR_ACTIVATIONS);
-        const double own = milliseconds(run, b, false), product = milliseconds(nothing, b, true), both = milliseconds(run, b, true);
+        const double own = milliseconds(run, b, false), product = milliseconds(nothing, b, true),
+                     both = milliseconds(run, b, true);
         const double sent = (double)b->bytes * (comm_size() - 1) / comm_size();
         if (comm_rank() == 0)
-            printf("%-16s %-12s %8.3f ms %6.0f GB/s; the product %8.3f ms, with both %8.3f ms, %+.3f\n", name, memories[i], own,
-                   1e-6 * sent / own, product, both, both - product);
+            printf("%-16s %-12s %8.3f ms %6.0f GB/s; the product %8.3f ms, with both %8.3f ms, "
+                   "%+.3f\n",
+                   name, memories[i], own, 1e-6 * sent / own, product, both, both - product);
         device_sync();
         if (i == 0)
             device_free(b->memory);
@@ -89,12 +99,15 @@ int main(int argc, char **argv)
     const bool cpu = strcmp(device_name(), "cpu") == 0;
     const int rows = cpu ? 256 : 32768, width = cpu ? 128 : 4096, W = comm_size();
     const Format f = cpu ? BF16_ : E4M3_;
-    Bench b = { .y = make(BF16_, rows, width), .x = make(f, rows, width), .w = make(f, width, width) };
+    Bench b = { .y = make(BF16_, rows, width),
+                .x = make(f, rows, width),
+                .w = make(f, width, width) };
     quantize(b.x, make_normal(BF16_, rows, width, 1));
     quantize(b.w, make_normal(BF16_, width, width, 1));
-    milliseconds(nothing, &b, true);        /* chooses the product's algorithm, and warms the GPU */
+    milliseconds(nothing, &b, true); /* chooses the product's algorithm, and warms the GPU */
     if (comm_rank() == 0)
-        printf("%d ranks, %s; the product: (%d, %d) x (%d, %d)\n", W, device_name(), rows, width, width, width);
+        printf("%d ranks, %s; the product: (%d, %d) x (%d, %d)\n", W, device_name(), rows, width,
+               width, width);
     for (int i = 0; i < 2; i++) {
         b.bytes = (size_t)rows * (size_t)width * (i + 1);
         if (comm_rank() == 0)

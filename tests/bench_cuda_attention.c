@@ -1,16 +1,17 @@
-/* Times attention_mma.cu, the attention for every GPU: bench_cuda_attention. Rows as in bench_kernels.c. */
+/* Times attention_mma.cu, the attention for every GPU: bench_cuda_attention. Rows as in
+ * bench_kernels.c. */
 #include "kernels/cuda/attention.h"
 #include "tests/bench_attention.h"
 
 int main(void)
 {
     static const Model models[] = {
-        { "heads of 128",              2, 8192, 4096, 32, 32, 128 },
-        { "heads of 128, shared keys", 2, 8192, 4096, 32, 8,  128 },
-        { "heads of 128",              8, 2048, 4096, 32, 32, 128 },
-        { "heads of 64",               2, 8192, 2048, 32, 32, 64 },
-        { "heads of 96",               2, 8192, 3072, 32, 32, 96 },
-        { "heads of 256",              2, 8192, 2048, 16, 16, 256 },
+        { "heads of 128", 2, 8192, 4096, 32, 32, 128 },
+        { "heads of 128, shared keys", 2, 8192, 4096, 32, 8, 128 },
+        { "heads of 128", 8, 2048, 4096, 32, 32, 128 },
+        { "heads of 64", 2, 8192, 2048, 32, 32, 64 },
+        { "heads of 96", 2, 8192, 3072, 32, 32, 96 },
+        { "heads of 256", 2, 8192, 2048, 16, 16, 256 },
     };
     device_init(0);
     attention.forward = attention_mma_forward;

@@ -1,8 +1,9 @@
 /* Times every operation at the shapes of a Llama block: bench_kernels [Llama-2-7B | Llama-3-8B].
  *
- * A row shows the median of RUNS runs and the bytes or FLOPs of each. Elementwise operations are compared with a device copy
- * measured in the same run (bytes read + written), GEMMs and attention with the data sheet. All tensors are larger than the L2
- * cache. On a CPU the shape shrinks to a few tokens, only to show that every operation runs. */
+ * A row shows the median of RUNS runs and the bytes or FLOPs of each. Elementwise operations are
+ * compared with a device copy measured in the same run (bytes read + written), GEMMs and attention
+ * with the data sheet. All tensors are larger than the L2 cache. On a CPU the shape shrinks to a
+ * few tokens, only to show that every operation runs. */
 #include "kernels/nf4.h"
 #include "tests/bench_attention.h"
 #include "tests/bench_lora.h"
@@ -13,7 +14,7 @@ static Model models[] = {
     { "Llama-3-8B", 2, 8192, 4096, 32, 8, 128, 14336, 128256, 2048, 218112000, 32, 8 },
 };
 
-/* ---- elementwise ---------------------------------------------------------------------------------------------- */
+/* ---- elementwise ----------------------------------------------------------------------------- */
 
 static void bench_formats(const Model *m)
 {
@@ -41,15 +42,21 @@ static void bench_norm(const Model *m)
     const double n = (double)N * C;
     const Norm rms = { RMS_NORM, 1e-5f }, layer = { LAYER_NORM, 1e-5f };
     Tensor x = make_normal(BF16_, N, C, 1), y = make(BF16_, N, C), dx = make_normal(BF16_, N, C, 1);
-    Tensor w = make_normal(BF16_, 1, C, 1), dw = make(BF16_, 1, C), stats = make(F32_, N, 2), amax = make(F32_, 1, 1);
+    Tensor w = make_normal(BF16_, 1, C, 1), dw = make(BF16_, 1, C), stats = make(F32_, N, 2),
+           amax = make(F32_, 1, 1);
     TIME_BYTES("norm_forward", 4 * n, norm_forward(y, x, stats.data, x, w, NONE, rms, FROM_SAVED));
     in_step(ELEMENTWISE, m->micro_batches);
-    TIME_BYTES("norm_forward, residual", 6 * n, norm_forward(y, x, stats.data, x, w, dx, rms, FROM_SAVED));
-    TIME_BYTES("norm_backward, dx +=", 8 * n, norm_backward(dx, NULL, dw, y, x, stats.data, w, rms, true));
-    TIME_BYTES("norm_backward", 6 * n, norm_backward(dx, NULL, dw, y, x, stats.data, w, rms, false));
-    TIME_BYTES("norm_backward, maximum of dx", 6 * n, norm_backward(dx, amax.data, dw, y, x, stats.data, w, rms, false));
+    TIME_BYTES("norm_forward, residual", 6 * n,
+               norm_forward(y, x, stats.data, x, w, dx, rms, FROM_SAVED));
+    TIME_BYTES("norm_backward, dx +=", 8 * n,
+               norm_backward(dx, NULL, dw, y, x, stats.data, w, rms, true));
+    TIME_BYTES("norm_backward", 6 * n,
+               norm_backward(dx, NULL, dw, y, x, stats.data, w, rms, false));
+    TIME_BYTES("norm_backward, maximum of dx", 6 * n,
+               norm_backward(dx, amax.data, dw, y, x, stats.data, w, rms, false));
     in_step(ELEMENTWISE, m->micro_batches);
-    TIME_BYTES("norm_forward, LayerNorm, no weight", 4 * n, norm_forward(y, x, stats.data, x, NONE, NONE, layer, FROM_SAVED));
+    TIME_BYTES("norm_forward, LayerNorm, no weight", 4 * n,
+               norm_forward(y, x, stats.data, x, NONE, NONE, layer, FROM_SAVED));
     TIME_BYTES("norm_backward, LayerNorm, no weight, dx +=", 8 * n,
                norm_backward(dx, NULL, NONE, y, x, stats.data, NONE, layer, true));
     release();
@@ -61,16 +68,23 @@ static void bench_rope(const Model *m)
     const double n = (double)N * S, turned = (double)N * (q + k);
     Attention a = attention_of(m), clipped = a;
     clipped.clip = 8;
-    Tensor x = make_normal(BF16_, N, S, 1), y = make_normal(BF16_, N, S, 1), stats = make(F32_, N, 2);
+    Tensor x = make_normal(BF16_, N, S, 1), y = make_normal(BF16_, N, S, 1),
+           stats = make(F32_, N, 2);
     Tensor qw = make_normal(BF16_, 1, q, 1), kw = make_normal(BF16_, 1, k, 1);
     Tensor dqw = make(F32_, 1, q), dkw = make(F32_, 1, k);
-    TIME_BYTES("rope_forward in place", 4 * turned, rope_forward(y, y, NULL, y, NO_PRODUCT, NONE, NONE, a, FROM_SAVED));
+    TIME_BYTES("rope_forward in place", 4 * turned,
+               rope_forward(y, y, NULL, y, NO_PRODUCT, NONE, NONE, a, FROM_SAVED));
     in_step(ELEMENTWISE, blocks(m));
-    TIME_BYTES("rope_backward in place", 4 * turned, rope_backward(y, NONE, NONE, y, x, NULL, NONE, NONE, a));
-    TIME_BYTES("rope_forward, clip", 4 * n, rope_forward(y, x, NULL, x, NO_PRODUCT, NONE, NONE, clipped, FROM_SAVED));
-    TIME_BYTES("rope_backward, clip", 6 * n, rope_backward(y, NONE, NONE, y, x, NULL, NONE, NONE, clipped));
-    TIME_BYTES("rope_forward, QK-norm", 4 * n, rope_forward(y, x, stats.data, x, NO_PRODUCT, qw, kw, a, FROM_SAVED));
-    TIME_BYTES("rope_backward, QK-norm", 6 * turned, rope_backward(y, dqw, dkw, y, x, stats.data, qw, kw, a));
+    TIME_BYTES("rope_backward in place", 4 * turned,
+               rope_backward(y, NONE, NONE, y, x, NULL, NONE, NONE, a));
+    TIME_BYTES("rope_forward, clip", 4 * n,
+               rope_forward(y, x, NULL, x, NO_PRODUCT, NONE, NONE, clipped, FROM_SAVED));
+    TIME_BYTES("rope_backward, clip", 6 * n,
+               rope_backward(y, NONE, NONE, y, x, NULL, NONE, NONE, clipped));
+    TIME_BYTES("rope_forward, QK-norm", 4 * n,
+               rope_forward(y, x, stats.data, x, NO_PRODUCT, qw, kw, a, FROM_SAVED));
+    TIME_BYTES("rope_backward, QK-norm", 6 * turned,
+               rope_backward(y, dqw, dkw, y, x, stats.data, qw, kw, a));
     release();
 }
 
@@ -83,14 +97,17 @@ static void bench_rope_by_head(const Model *m)
     const double n = (double)N * S, turned = (double)N * (H + K) * D;
     const Attention a = attention_of(&qwen);
     Tensor x = make_normal(BF16_, N, S, 1), y = make_normal(BF16_, N, S, 1), dx = make(BF16_, N, S);
-    Tensor qw = make_normal(BF16_, 1, D, 1), kw = make_normal(BF16_, 1, D, 1), stats = make(F32_, N, H + K);
+    Tensor qw = make_normal(BF16_, 1, D, 1), kw = make_normal(BF16_, 1, D, 1),
+           stats = make(F32_, N, H + K);
     Tensor dqw = make(F32_, 1, D), dkw = make(F32_, 1, D);
-    TIME_BYTES("rope_forward, QK-norm by head", 4 * n, rope_forward(y, x, stats.data, x, NO_PRODUCT, qw, kw, a, FROM_SAVED));
+    TIME_BYTES("rope_forward, QK-norm by head", 4 * n,
+               rope_forward(y, x, stats.data, x, NO_PRODUCT, qw, kw, a, FROM_SAVED));
     TIME_BYTES("rope_forward, QK-norm by head, in place", 4 * turned,
                rope_forward(y, y, stats.data, y, NO_PRODUCT, qw, kw, a, FROM_SAVED));
     TIME_BYTES("rope_backward, QK-norm by head, in place", 6 * turned,
                rope_backward(y, dqw, dkw, y, x, stats.data, qw, kw, a));
-    TIME_BYTES("rope_backward, QK-norm by head", 2 * turned + 4 * n, rope_backward(dx, dqw, dkw, y, x, stats.data, qw, kw, a));
+    TIME_BYTES("rope_backward, QK-norm by head", 2 * turned + 4 * n,
+               rope_backward(dx, dqw, dkw, y, x, stats.data, qw, kw, a));
     release();
 }
 
@@ -102,7 +119,8 @@ static void bench_swiglu(const Model *m)
     Tensor act = make(BF16_, N, m->F), dact = make_normal(BF16_, N, m->F, 1);
     TIME_BYTES("swiglu_forward", 6 * n, swiglu_forward(act, wide, wide, NO_PRODUCT, FROM_SAVED));
     TIME_BYTES("swiglu_backward", 10 * n, swiglu_backward(dwide, NONE, dact, NO_PRODUCT, wide));
-    TIME_BYTES("swiglu_backward, act again", 12 * n, swiglu_backward(dwide, act, dact, NO_PRODUCT, wide));
+    TIME_BYTES("swiglu_backward, act again", 12 * n,
+               swiglu_backward(dwide, act, dact, NO_PRODUCT, wide));
     release();
 }
 
@@ -112,28 +130,35 @@ static void bench_coat(const Model *m)
     const int N = m->B * m->T, C = m->C, F = m->F, S = (m->H + 2 * m->K) * m->D;
     const double n = (double)N * C, f = (double)N * F, s = (double)N * S;
     const Norm rms = { RMS_NORM, 1e-5f };
-    Tensor res = make_normal(BF16_, N, C, 1), dh = make_normal(BF16_, N, C, 1), stats = make(F32_, N, 2);
+    Tensor res = make_normal(BF16_, N, C, 1), dh = make_normal(BF16_, N, C, 1),
+           stats = make(F32_, N, 2);
     Tensor w = make_normal(BF16_, 1, C, 1), dw = make(BF16_, 1, C), x = make(E4M3_16, N, C);
     Tensor h = make_operand(E4M3_, N, C);
-    Tensor h_rows = rows_only(h), h_transposed = transpose_only(h), dy = make_operand(E5M2_, N, C), amax = make(F32_, 1, 1);
+    Tensor h_rows = rows_only(h), h_transposed = transpose_only(h), dy = make_operand(E5M2_, N, C),
+           amax = make(F32_, 1, 1);
     TIME_BYTES("coat: norm_forward, x and h", (2 + 1.0625 + 2 + 1) * n,
                norm_forward(h_rows, x, stats.data, res, w, NONE, rms, FROM_EXACT));
     in_step(ELEMENTWISE, 2 * blocks(m));
-    TIME_BYTES("coat: norm_recompute, h transposed", (1.0625 + 1) * n, norm_recompute(h_transposed, x, stats.data, w));
+    TIME_BYTES("coat: norm_recompute, h transposed", (1.0625 + 1) * n,
+               norm_recompute(h_transposed, x, stats.data, w));
     in_step(ELEMENTWISE, 2 * blocks(m));
     TIME_BYTES("coat: norm_backward, dx +=, its maximum", (2 + 1.0625 + 4) * n,
                norm_backward(res, amax.data, dw, dh, x, stats.data, w, rms, true));
     in_step(ELEMENTWISE, 2 * blocks(m));
-    TIME_BYTES("coat: dx to dy, transposed too", (2 + 2) * n, quantize_with_amax(dy, res, amax.data));
+    TIME_BYTES("coat: dx to dy, transposed too", (2 + 2) * n,
+               quantize_with_amax(dy, res, amax.data));
     in_step(ELEMENTWISE, 2 * blocks(m));
     TIME_BYTES("coat: quantize attention output", (2 + 2 + 1) * n, quantize(h_rows, dh));
     in_step(ELEMENTWISE, blocks(m));
     TIME_BYTES("coat: the same, transposed", (2 + 1) * n, quantize_codes(h_transposed, dh));
     in_step(ELEMENTWISE, blocks(m));
-    TIME_BYTES("coat-lean: attention output expanded, transposed too", (1 + 2 + 1) * n, expand_operand(dh, h));
+    TIME_BYTES("coat-lean: attention output expanded, transposed too", (1 + 2 + 1) * n,
+               expand_operand(dh, h));
     release();
-    Tensor wide = make_normal(BF16_, N, 2 * F, 1), gate_up = make(E4M3_16, N, 2 * F), act = make_operand(E4M3_, N, F);
-    Tensor act_rows = rows_only(act), act_transposed = transpose_only(act), dact = make_normal(BF16_, N, F, 1);
+    Tensor wide = make_normal(BF16_, N, 2 * F, 1), gate_up = make(E4M3_16, N, 2 * F),
+           act = make_operand(E4M3_, N, F);
+    Tensor act_rows = rows_only(act), act_transposed = transpose_only(act),
+           dact = make_normal(BF16_, N, F, 1);
     Tensor dwide = make_operand(E5M2_, N, 2 * F);
     TIME_BYTES("coat: swiglu_forward, gate_up and act", (4 + 2.125 + 4 + 1) * f,
                swiglu_forward(act_rows, gate_up, wide, NO_PRODUCT, FROM_EXACT));
@@ -143,7 +168,8 @@ static void bench_coat(const Model *m)
     in_step(ELEMENTWISE, blocks(m));
     release();
     Attention a = attention_of(m);
-    Tensor qkv = make_normal(BF16_, N, S, 1), dqkv = make_operand(E5M2_, N, S), saved = make(E4M3_16, N, S);
+    Tensor qkv = make_normal(BF16_, N, S, 1), dqkv = make_operand(E5M2_, N, S),
+           saved = make(E4M3_16, N, S);
     TIME_BYTES("coat: rope_backward", (2 + 2 + 2) * s,
                rope_backward(dqkv, NONE, NONE, qkv, qkv, NULL, NONE, NONE, a));
     in_step(ELEMENTWISE, blocks(m));
@@ -154,20 +180,24 @@ static void bench_coat(const Model *m)
     release();
 }
 
-/* COAT's operations that need a maximum, as in later micro-batches of a step with fp8.scales=step. */
+/* COAT's operations that need a maximum, as in later micro-batches of a step with
+ * fp8.scales=step. */
 static void bench_ranges(const Model *m)
 {
     const int N = m->B * m->T, C = m->C, F = m->F, S = (m->H + 2 * m->K) * m->D;
     const double n = (double)N * C, f = (double)N * F, s = (double)N * S;
     const Norm rms = { RMS_NORM, 1e-5f };
-    Tensor res = make_normal(BF16_, N, C, 1), stats = make(F32_, N, 2), w = make_normal(BF16_, 1, C, 1);
+    Tensor res = make_normal(BF16_, N, C, 1), stats = make(F32_, N, 2),
+           w = make_normal(BF16_, 1, C, 1);
     Tensor x = make(E4M3_16, N, C), h = with_range(make(E4M3_, N, C));
     TIME_IN_RANGE("in range: norm_forward, x and h", (2 + 1.0625 + 1) * n,
                   norm_forward(h, x, stats.data, res, w, NONE, rms, FROM_EXACT));
     TIME_IN_RANGE("in range: quantize attention output", (2 + 1) * n, quantize(h, res));
     release();
-    Tensor wide = make_normal(BF16_, N, 2 * F, 1), gate_up = make(E4M3_16, N, 2 * F), dact = make_normal(BF16_, N, F, 1);
-    Tensor act = with_range(make_operand(E4M3_, N, F)), dwide = with_range(make_operand(E5M2_, N, 2 * F));
+    Tensor wide = make_normal(BF16_, N, 2 * F, 1), gate_up = make(E4M3_16, N, 2 * F),
+           dact = make_normal(BF16_, N, F, 1);
+    Tensor act = with_range(make_operand(E4M3_, N, F)),
+           dwide = with_range(make_operand(E5M2_, N, 2 * F));
     Tensor act_rows = rows_only(act), act_transposed = transpose_only(act);
     TIME_IN_RANGE("in range: swiglu_forward, gate_up and act", (4 + 2.125 + 1) * f,
                   swiglu_forward(act_rows, gate_up, wide, NO_PRODUCT, FROM_EXACT));
@@ -176,7 +206,8 @@ static void bench_ranges(const Model *m)
     release();
     Attention a = attention_of(m);
     Tensor qkv = make_normal(BF16_, N, S, 1), dqkv = with_range(make_operand(E5M2_, N, S));
-    TIME_IN_RANGE("in range: rope_backward", (2 + 2) * s, rope_backward(dqkv, NONE, NONE, qkv, qkv, NULL, NONE, NONE, a));
+    TIME_IN_RANGE("in range: rope_backward", (2 + 2) * s,
+                  rope_backward(dqkv, NONE, NONE, qkv, qkv, NULL, NONE, NONE, a));
     release();
 }
 
@@ -184,7 +215,12 @@ static void bench_adamw_fp8(const Model *m)
 {
     const int n = (int)m->params / 256 * 256;
     const Format moment = { E4M3, 128, true };
-    AdamW a = { .lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .correction1 = 0.1f, .correction2 = 0.05f,
+    AdamW a = { .lr = 1e-3f,
+                .beta1 = 0.9f,
+                .beta2 = 0.95f,
+                .eps = 1e-8f,
+                .correction1 = 0.1f,
+                .correction2 = 0.05f,
                 .grad_scale = 1 };
     Tensor w = make_normal(BF16_, 1, n, 1), g = make_normal(BF16_, 1, n, 1);
     Tensor mm = make(moment, 1, n), v = make(moment, 1, n);
@@ -201,10 +237,16 @@ static void bench_adamw_fp8(const Model *m)
 static void bench_adamw8bit(const Model *m)
 {
     const int n = (int)m->params / 256 * 256;
-    AdamW a = { .lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .correction1 = 0.1f, .correction2 = 0.05f,
+    AdamW a = { .lr = 1e-3f,
+                .beta1 = 0.9f,
+                .beta2 = 0.95f,
+                .eps = 1e-8f,
+                .correction1 = 0.1f,
+                .correction2 = 0.05f,
                 .grad_scale = 1 };
     Tensor w = make_normal(BF16_, 1, n, 1), g = make_normal(BF16_, 1, n, 1);
-    Tensor mm = make((Format){ DYNAMIC8, DYNAMIC8_GROUP }, 1, n), v = make((Format){ UDYNAMIC8, DYNAMIC8_GROUP }, 1, n);
+    Tensor mm = make((Format){ DYNAMIC8, DYNAMIC8_GROUP }, 1, n),
+           v = make((Format){ UDYNAMIC8, DYNAMIC8_GROUP }, 1, n);
     adamw8bit(w, mm, v, g, a, 0);
     TIME_BYTES("adamw8bit", (6 + 4 + 16.0 / 256) * n, adamw8bit(w, mm, v, g, a, 0));
     release();
@@ -230,12 +272,14 @@ static void bench_nf4(const Model *m)
     const int rows = 2 * m->F;
     const double n = (double)rows * m->C, stored = (double)sizeof(Nf4Group) / NF4_GROUP;
     const size_t groups = nf4_groups((size_t)m->F, (size_t)m->C);
-    Tensor w = make_normal(BF16_, m->F, m->C, 0.02f), y = make(BF16_, rows, m->C), y8 = make_operand(E4M3_, rows, m->C);
+    Tensor w = make_normal(BF16_, m->F, m->C, 0.02f), y = make(BF16_, rows, m->C),
+           y8 = make_operand(E4M3_, rows, m->C);
     Tensor offset = make(F32_, 1, 1), amax = make(F32_, 1, 1);
     Nf4Group *g = hold(2 * groups * sizeof *g);
     const Nf4 x = { .group = g, .num_parts = 2, .rows = { m->F, m->F } };
     nf4_offset(offset.data, w);
-    TIME_BYTES("nf4_quantize bf16", (2 + stored) * n / 2, nf4_quantize(g, w, offset.data, 0, groups));
+    TIME_BYTES("nf4_quantize bf16", (2 + stored) * n / 2,
+               nf4_quantize(g, w, offset.data, 0, groups));
     nf4_quantize(g + groups, w, offset.data, 0, groups);
     nf4_amax(amax.data, x, m->C, 0, 2 * groups);
     quantize_scale_from(y8, amax.data);
@@ -253,19 +297,22 @@ static void bench_embedding(const Model *m)
     const double row = m->C, n = (double)N * row;
     int *token = malloc(sizeof *token * (size_t)N), distinct = 0;
     char *seen = calloc((size_t)m->V, 1);
-    for (int i = 0; i < N; i++) {       /* uneven like words: half of the tokens are from an eighth of the table */
+    /* uneven like words: half of the tokens are from an eighth of the table */
+    for (int i = 0; i < N; i++) {
         double u = (double)(random_bits(1, (uint64_t)i) >> 11) * 0x1p-53;
         token[i] = (int)(m->V * u * u * u);
         distinct += !seen[token[i]];
         seen[token[i]] = 1;
     }
-    TokenAt *by_token = malloc(sizeof *by_token * (size_t)N), *sorted = hold(sizeof *sorted * (size_t)N);
+    TokenAt *by_token = malloc(sizeof *by_token * (size_t)N),
+            *sorted = hold(sizeof *sorted * (size_t)N);
     sort_tokens(by_token, token, N, m->V);
     device_put(sorted, by_token, sizeof *sorted * (size_t)N);
     free(token);
     free(by_token);
     free(seen);
-    Tensor w = make_normal(BF16_, m->V, m->C, 1), y = make(BF16_, N, m->C), dw = make(BF16_, m->V, m->C);
+    Tensor w = make_normal(BF16_, m->V, m->C, 1), y = make(BF16_, N, m->C),
+           dw = make(BF16_, m->V, m->C);
     TIME_BYTES("embedding_forward", 2 * n + 2 * distinct * row, embedding_forward(y, sorted, w));
     in_step(ELEMENTWISE, m->micro_batches);
     TIME_BYTES("embedding_backward", 2 * n + 4 * distinct * row, embedding_backward(dw, sorted, y));
@@ -273,11 +320,13 @@ static void bench_embedding(const Model *m)
     release();
 }
 
-/* Every run reads the results of the previous run, finally gradients of gradients: the values do not matter. */
+/* Every run reads the results of the previous run, finally gradients of gradients: the values do
+ * not matter. */
 static void bench_loss(const Model *m)
 {
     const double n = (double)m->chunk * m->V;
-    int *target = malloc(sizeof *target * (size_t)m->chunk), *targets = hold(sizeof *target * (size_t)m->chunk);
+    int *target = malloc(sizeof *target * (size_t)m->chunk),
+        *targets = hold(sizeof *target * (size_t)m->chunk);
     for (int i = 0; i < m->chunk; i++)
         target[i] = (int)(random_bits(2, (uint64_t)i) % (uint64_t)m->V);
     device_put(targets, target, sizeof *target * (size_t)m->chunk);
@@ -286,11 +335,14 @@ static void bench_loss(const Model *m)
     float *loss = losses.data;
     TIME_BYTES("cross_entropy, loss only", 2 * n,
                cross_entropy(logits, loss, loss + m->chunk, targets, m->V, 1, 1e-4f, false));
-    Tensor codes = make_operand(E5M2_, m->chunk, m->V), code_rows = rows_only(codes), columns = transpose_only(codes);
+    Tensor codes = make_operand(E5M2_, m->chunk, m->V), code_rows = rows_only(codes),
+           columns = transpose_only(codes);
     TIME_BYTES("cross_entropy_codes", 3 * n,
-               cross_entropy_codes(code_rows, 1.25f, logits, loss, loss + m->chunk, targets, m->V, 1, 1e-4f));
+               cross_entropy_codes(code_rows, 1.25f, logits, loss, loss + m->chunk, targets, m->V,
+                                   1, 1e-4f));
     TIME_BYTES("transpose of its codes", 2 * n, quantize_codes(columns, code_rows));
-    TIME_BYTES("cross_entropy", 4 * n, cross_entropy(logits, loss, loss + m->chunk, targets, m->V, 1, 1e-4f, true));
+    TIME_BYTES("cross_entropy", 4 * n,
+               cross_entropy(logits, loss, loss + m->chunk, targets, m->V, 1, 1e-4f, true));
     in_step(ELEMENTWISE, chunks(m));
     release();
 }
@@ -298,28 +350,41 @@ static void bench_loss(const Model *m)
 static void bench_adamw(const Model *m)
 {
     const int n = (int)m->params;
-    const AdamW a = { .lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f,
-                      .correction1 = 0.1f, .correction2 = 0.05f, .grad_scale = 1, .seed = 1 };
-    Tensor grad = make_normal(BF16_, 1, n, 1e-3f), w = make_normal(BF16_, 1, n, 0.02f), mean = make(BF16_, 1, n);
-    Tensor square = make(BF16_, 1, n), w32 = make_normal(F32_, 1, n, 0.02f), mean32 = make(F32_, 1, n);
+    const AdamW a = { .lr = 1e-4f,
+                      .beta1 = 0.9f,
+                      .beta2 = 0.95f,
+                      .eps = 1e-8f,
+                      .weight_decay = 0.1f,
+                      .correction1 = 0.1f,
+                      .correction2 = 0.05f,
+                      .grad_scale = 1,
+                      .seed = 1 };
+    Tensor grad = make_normal(BF16_, 1, n, 1e-3f), w = make_normal(BF16_, 1, n, 0.02f),
+           mean = make(BF16_, 1, n);
+    Tensor square = make(BF16_, 1, n), w32 = make_normal(F32_, 1, n, 0.02f),
+           mean32 = make(F32_, 1, n);
     Tensor square32 = make(F32_, 1, n);
     TIME_BYTES("adamw, bf16 weights and moments", 14.0 * n, adamw(w, mean, square, grad, a, 0));
-    TIME_BYTES("adamw, bf16 weights, f32 moments", 22.0 * n, adamw(w, mean32, square32, grad, a, 0));
-    TIME_BYTES("adamw, f32 weights and moments", 26.0 * n, adamw(w32, mean32, square32, grad, a, 0));
+    TIME_BYTES("adamw, bf16 weights, f32 moments", 22.0 * n,
+               adamw(w, mean32, square32, grad, a, 0));
+    TIME_BYTES("adamw, f32 weights and moments", 26.0 * n,
+               adamw(w32, mean32, square32, grad, a, 0));
     release();
 }
 
-/* ---- GEMMs ----------------------------------------------------------------------------------------------------- */
+/* ---- GEMMs ----------------------------------------------------------------------------------- */
 
-/* With quantized normal numbers as operands; all GEMMs with short accumulators, as in COAT's recipes. adds: forward adds the
- * residual stream. times: how often a step of coat runs each. */
+/* With quantized normal numbers as operands; all GEMMs with short accumulators, as in COAT's
+ * recipes. adds: forward adds the residual stream. times: how often a step of coat runs each. */
 static void bench_linear_fp8(const char *name, int N, int O, int C, bool adds, double times)
 {
     char label[64];
     const double flops = 2.0 * N * O * C;
     const int most = N > O ? N : O, least = N > O ? O : N;
-    Tensor source = make_normal(BF16_, most, C > least ? C : least, 1), add = adds ? make_normal(BF16_, N, O, 1) : NONE;
-    Tensor x = make_operand(E4M3_, N, C), w = make_operand(E4M3_, O, C), dy = make_operand(E5M2_, N, O);
+    Tensor source = make_normal(BF16_, most, C > least ? C : least, 1),
+           add = adds ? make_normal(BF16_, N, O, 1) : NONE;
+    Tensor x = make_operand(E4M3_, N, C), w = make_operand(E4M3_, O, C),
+           dy = make_operand(E5M2_, N, O);
     Tensor y = make(BF16_, N, O), dx = make(BF16_, N, C), dw = make(BF16_, O, C);
     source.rows = N, source.cols = C, quantize(x, source);
     source.rows = O, source.cols = C, quantize(w, source);
@@ -349,16 +414,20 @@ static float *ones(int columns)
 static void bench_matmul_swiglu(const Model *m)
 {
     const int N = m->B * m->T, C = m->C, F = m->F;
-    Tensor source = make_normal(BF16_, N > 2 * F ? N : 2 * F, C, 1), x = make(E4M3_, N, C), w = make(E4M3_, 2 * F, C);
-    Tensor wide = make(BF16_, N, 2 * F), gate_up = make(E4M3_16, N, 2 * F), act = with_range(make(E4M3_, N, F));
+    Tensor source = make_normal(BF16_, N > 2 * F ? N : 2 * F, C, 1), x = make(E4M3_, N, C),
+           w = make(E4M3_, 2 * F, C);
+    Tensor wide = make(BF16_, N, 2 * F), gate_up = make(E4M3_16, N, 2 * F),
+           act = with_range(make(E4M3_, N, F));
     source.rows = N, quantize(x, source);
     source.rows = 2 * F, quantize(w, source);
     x.fast = true;
     matmul_swiglu(act, gate_up, wide, x, w);
     scales_reused = true;
-    TIME_FLOPS("in range: matmul_swiglu FP8", 4.0 * N * F * C, matmul_swiglu(act, gate_up, wide, x, w));
+    TIME_FLOPS("in range: matmul_swiglu FP8", 4.0 * N * F * C,
+               matmul_swiglu(act, gate_up, wide, x, w));
     act.channel = ones(F);
-    TIME_FLOPS("in range: matmul_swiglu FP8, factors", 4.0 * N * F * C, matmul_swiglu(act, gate_up, wide, x, w));
+    TIME_FLOPS("in range: matmul_swiglu FP8, factors", 4.0 * N * F * C,
+               matmul_swiglu(act, gate_up, wide, x, w));
     scales_reused = false;
     release();
 }
@@ -367,8 +436,10 @@ static void bench_matmul_swiglu(const Model *m)
 static void bench_matmul_dx_swiglu(const Model *m)
 {
     const int N = m->B * m->T, C = m->C, F = m->F;
-    Tensor source = make_normal(BF16_, N > C ? N : C, 2 * F, 1), dy = make(E5M2_, N, C), w = make_operand(E4M3_, C, F);
-    Tensor dact = make(BF16_, N, F), gate_up = make(E4M3_16, N, 2 * F), act = make_operand(E4M3_, N, F);
+    Tensor source = make_normal(BF16_, N > C ? N : C, 2 * F, 1), dy = make(E5M2_, N, C),
+           w = make_operand(E4M3_, C, F);
+    Tensor dact = make(BF16_, N, F), gate_up = make(E4M3_16, N, 2 * F),
+           act = make_operand(E4M3_, N, F);
     Tensor dgate_up = with_range(make_operand(E5M2_, N, 2 * F)), folded = make(E4M3_, C, F);
     source.rows = N, quantize(gate_up, source);
     source.cols = C, quantize(dy, source);
@@ -378,9 +449,11 @@ static void bench_matmul_dx_swiglu(const Model *m)
     dy.fast = true;
     matmul_dx_swiglu(dgate_up, act, dact, dy, w, gate_up);
     scales_reused = true;
-    TIME_FLOPS("in range: matmul_dx_swiglu FP8", 2.0 * N * F * C, matmul_dx_swiglu(dgate_up, act, dact, dy, w, gate_up));
+    TIME_FLOPS("in range: matmul_dx_swiglu FP8", 2.0 * N * F * C,
+               matmul_dx_swiglu(dgate_up, act, dact, dy, w, gate_up));
     act.channel = ones(F);
-    TIME_FLOPS("in range: matmul_dx_swiglu FP8, factors", 2.0 * N * F * C, matmul_dx_swiglu(dgate_up, act, dact, dy, w, gate_up));
+    TIME_FLOPS("in range: matmul_dx_swiglu FP8, factors", 2.0 * N * F * C,
+               matmul_dx_swiglu(dgate_up, act, dact, dy, w, gate_up));
     scales_reused = false;
     TIME_BYTES("fold_channels", 2.0 * C * F, fold_channels(folded, rows_only(w), act.channel));
     release();
@@ -390,7 +463,8 @@ static void bench_linear(const char *name, int N, int O, int C, double times)
 {
     char label[64];
     const double flops = 2.0 * N * O * C;
-    Tensor x = make_normal(BF16_, N, C, 1), w = make_normal(BF16_, O, C, 0.02f), y = make_normal(BF16_, N, O, 1);
+    Tensor x = make_normal(BF16_, N, C, 1), w = make_normal(BF16_, O, C, 0.02f),
+           y = make_normal(BF16_, N, O, 1);
     Tensor dx = make(BF16_, N, C), dw = make(BF16_, O, C);
     snprintf(label, sizeof label, "matmul    %s (%d,%d)", name, O, C);
     TIME_FLOPS(label, flops, matmul(y, x, w, NONE));
@@ -461,7 +535,8 @@ int main(int argc, char **argv)
     bench_attention(m, 0, blocks(m));
     bench_attention(&sliding, sliding.T, 0);
     bench_attention(&sliding, sliding.T / 2, 0);
-    bench_documents(m, m->B * m->T >= 4096 ? m->B * m->T / 4096 : 1, m->B * m->T >= 4096 ? 4096 : m->T);
+    bench_documents(m, m->B * m->T >= 4096 ? m->B * m->T / 4096 : 1,
+                    m->B * m->T >= 4096 ? 4096 : m->T);
     bench_decoding(m);
     print_step("coat with scales of the micro-batch and a BF16 head", m->micro_batches * N);
     return 0;

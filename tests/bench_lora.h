@@ -9,8 +9,8 @@ static const char *lora_label(const char *layer, const char *operation)
     return label;
 }
 
-/* A linear layer of `parts` equal parts with an adapter of rank 16 on each: x (N,C) in E4M3, dy (N,O) in E5M2, the rest in BF16.
- * Reads of the narrow tensors are small and not counted. */
+/* A linear layer of `parts` equal parts with an adapter of rank 16 on each: x (N,C) in E4M3, dy
+ * (N,O) in E5M2, the rest in BF16. Reads of the narrow tensors are small and not counted. */
 static void bench_lora_layer(const char *name, int N, int C, int O, int parts)
 {
     enum { RANK = 16 };
@@ -21,7 +21,8 @@ static void bench_lora_layer(const char *name, int N, int C, int O, int parts)
         b.part[i].first = O / parts * i, b.part[i].width = O / parts;
     LoraMatrix da = a, db = b;
     da.w = make_normal(BF16_, parts * RANK, C, 1), db.w = make_normal(BF16_, O, RANK, 1);
-    Tensor dense = make_normal(BF16_, N, C > O ? C : O, 1), x = make(E4M3_, N, C), dy = make(E5M2_, N, O);
+    Tensor dense = make_normal(BF16_, N, C > O ? C : O, 1), x = make(E4M3_, N, C),
+           dy = make(E5M2_, N, O);
     Tensor xa = make(BF16_, N, parts * RANK), y = make(BF16_, N, O), dx = make(BF16_, N, C);
     dense.cols = C, quantize(x, dense);
     dense.cols = O, quantize(dy, dense);
@@ -41,7 +42,8 @@ static void bench_lora_layer(const char *name, int N, int C, int O, int parts)
 static LoraProduct make_product(int N, int parts, const int *width)
 {
     enum { RANK = 16 };
-    LoraProduct p = { make_normal(BF16_, N, parts * RANK, 0.01f), { .is_b = true, .num_parts = parts } };
+    LoraProduct p = { make_normal(BF16_, N, parts * RANK, 0.01f),
+                      { .is_b = true, .num_parts = parts } };
     int rows = 0;
     for (int i = 0; i < parts; rows += width[i++])
         p.m.part[i].first = rows, p.m.part[i].width = width[i];
@@ -59,8 +61,10 @@ static void bench_lora_added(const Model *m)
     Tensor codes = make(E4M3_, N, F), act = make(BF16_, N, F);
     TIME_BYTES("lora: swiglu_forward adds, gate_up and act", (4 + 2.125 + 4 + 1) * f,
                swiglu_forward(codes, gate_up, wide, product, FROM_EXACT));
-    Tensor dact = make_normal(BF16_, N, F, 1), dwide = make(E5M2_, N, 2 * F), dense = make(BF16_, N, 2 * F);
-    const LoraProduct back = { make_normal(BF16_, N, 16, 0.01f), { .w = make_normal(BF16_, 16, F, 1), .num_parts = 1 } };
+    Tensor dact = make_normal(BF16_, N, F, 1), dwide = make(E5M2_, N, 2 * F),
+           dense = make(BF16_, N, 2 * F);
+    const LoraProduct back = { make_normal(BF16_, N, 16, 0.01f),
+                               { .w = make_normal(BF16_, 16, F, 1), .num_parts = 1 } };
     TIME_BYTES("lora: swiglu_backward adds, FP8 and act", (4.125 + 4.125 + 3) * f,
                swiglu_backward(dwide, codes, dact, back, gate_up));
     Tensor codes_kept = with_range(codes), dwide_kept = with_range(dwide);
@@ -70,15 +74,18 @@ static void bench_lora_added(const Model *m)
                   swiglu_backward(dwide_kept, codes, dact, back, gate_up));
     TIME_BYTES("lora: swiglu_backward, FP8 and act", (4.125 + 4.125 + 3) * f,
                swiglu_backward(dwide, codes, dact, NO_PRODUCT, gate_up));
-    TIME_BYTES("lora: swiglu_backward adds, bf16", 10 * f, swiglu_backward(dense, NONE, dact, back, wide));
-    TIME_BYTES("lora: swiglu_forward adds, bf16", 10 * f, swiglu_forward(act, wide, wide, product, FROM_SAVED));
+    TIME_BYTES("lora: swiglu_backward adds, bf16", 10 * f,
+               swiglu_backward(dense, NONE, dact, back, wide));
+    TIME_BYTES("lora: swiglu_forward adds, bf16", 10 * f,
+               swiglu_forward(act, wide, wide, product, FROM_SAVED));
     release();
     const Attention a = attention_of(m);
     Tensor qkv = make_normal(BF16_, N, S, 1), saved = make(E4M3_16, N, S);
     product = make_product(N, 3, (int[]){ q, k, k });
-    TIME_BYTES("lora: rope_forward adds, qkv saved", 5.0625 * s, rope_forward(qkv, saved, NULL, qkv, product, NONE, NONE, a,
-                                                                              FROM_EXACT));
-    TIME_BYTES("lora: rope_forward adds, bf16", 4 * s, rope_forward(qkv, qkv, NULL, qkv, product, NONE, NONE, a, FROM_SAVED));
+    TIME_BYTES("lora: rope_forward adds, qkv saved", 5.0625 * s,
+               rope_forward(qkv, saved, NULL, qkv, product, NONE, NONE, a, FROM_EXACT));
+    TIME_BYTES("lora: rope_forward adds, bf16", 4 * s,
+               rope_forward(qkv, qkv, NULL, qkv, product, NONE, NONE, a, FROM_SAVED));
     release();
 }
 

@@ -1,12 +1,14 @@
-/* Errors of Muon's momentum in each format, in a run with momentum in F32: by hand, on one rank, as ./train with any options:
+/* Errors of Muon's momentum in each format, in a run with momentum in F32: by hand, on one rank, as
+ * ./train with any options:
  *
  *     make BACKEND=cpu build/cpu/tests/bench_momentum
  *     build/cpu/tests/bench_momentum configs/tiny.yaml --optimizer.name=muon --format.moment1=f32 --global_train_batch_size=4 \
  *         --max_duration=80
  *
- * The linker replaces two operations. Each format has a momentum of its own, updated by the gradients of the run. Every 20 steps a
- * line of each format says how far its momentum is from that in F32, relative to it, and the cosine between the X of both: of all
- * matrices together, and the least of one. */
+ * The linker replaces two operations. Each format has a momentum of its own, updated by the
+ * gradients of the run. Every 20 steps a line of each format says how far its momentum is from that
+ * in F32, relative to it, and the cosine between the X of both: of all matrices together, and the
+ * least of one. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,17 +23,25 @@ static const char *const names[FORMATS] = { "bf16", "e4m3/128", "e4m3/128+" };
 static const Format bf16 = { BF16, 0, false };
 
 /* A unit's momentum and u in each format; key: its momentum in the run. */
-typedef struct { const void *key; Tensor m[FORMATS], u[FORMATS]; int steps; } Copies;
+typedef struct {
+    const void *key;
+    Tensor m[FORMATS], u[FORMATS];
+    int steps;
+} Copies;
 static Copies unit[MOST_UNITS];
 
 /* The unit whose matrices come next, where its updates begin, and the sums of a step. */
 static const Copies *now;
 static const char *updates;
-typedef struct { double off, all, product, square[2], least; } Sums;
+typedef struct {
+    double off, all, product, square[2], least;
+} Sums;
 static Sums sums[FORMATS];
 
-void __real_muon_momentum(Tensor u, Tensor m, Tensor grad, float momentum, bool nesterov, float grad_scale);
-void __wrap_muon_momentum(Tensor u, Tensor m, Tensor grad, float momentum, bool nesterov, float grad_scale);
+void __real_muon_momentum(Tensor u, Tensor m, Tensor grad, float momentum, bool nesterov,
+                          float grad_scale);
+void __wrap_muon_momentum(Tensor u, Tensor m, Tensor grad, float momentum, bool nesterov,
+                          float grad_scale);
 void __real_muon_normalize(Tensor y, Tensor x, const float *squares, float eps);
 void __wrap_muon_normalize(Tensor y, Tensor x, const float *squares, float eps);
 
@@ -73,7 +83,7 @@ static Copies *find(Tensor m)
     return &unit[i];
 }
 
-static int printed;         /* the step of the last lines */
+static int printed; /* the step of the last lines */
 
 static void print_sums(void)
 {
@@ -82,8 +92,10 @@ static void print_sums(void)
         return;
     printed = step;
     for (int k = 0; k < FORMATS; k++)
-        printf("momentum after %d steps: %-10s off by %.3f %%; X: cosine %.5f, least of a matrix %.5f\n", step, names[k],
-               100 * sqrt(sums[k].off / sums[k].all), sums[k].product / sqrt(sums[k].square[0] * sums[k].square[1]), sums[k].least);
+        printf("momentum after %d steps: %-10s off by %.3f %%; X: cosine %.5f, least of a matrix "
+               "%.5f\n",
+               step, names[k], 100 * sqrt(sums[k].off / sums[k].all),
+               sums[k].product / sqrt(sums[k].square[0] * sums[k].square[1]), sums[k].least);
 }
 
 /* The first unit of a step prints what was found in the step before. */
@@ -96,7 +108,8 @@ static void begin_step(void)
         sums[k] = (Sums){ .least = 1 };
 }
 
-void __wrap_muon_momentum(Tensor u, Tensor m, Tensor grad, float momentum, bool nesterov, float grad_scale)
+void __wrap_muon_momentum(Tensor u, Tensor m, Tensor grad, float momentum, bool nesterov,
+                          float grad_scale)
 {
     Copies *c = find(m);
     now = NULL;
@@ -126,7 +139,8 @@ static float *orthogonalized(Tensor u, float eps)
 {
     const bool tall = u.rows > u.cols;
     const int side = tall ? u.cols : u.rows;
-    Tensor from = make(bf16, u.rows, u.cols), to = make(bf16, u.rows, u.cols), gram = make(bf16, side, side);
+    Tensor from = make(bf16, u.rows, u.cols), to = make(bf16, u.rows, u.cols),
+           gram = make(bf16, side, side);
     Tensor factor = make(bf16, side, side), squares = make((Format){ F32, 0, false }, 1, 1);
     sum_squares(squares.data, u);
     __real_muon_normalize(from, u, squares.data, eps);

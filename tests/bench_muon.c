@@ -1,16 +1,20 @@
-/* Times the products of Muon at the shapes of Llama-2-7B, symmetric ones whole and in blocks, and Muon's other operations:
- * bench_muon. Rows as in bench_kernels.c; symmetric products count as whole. On a CPU the shapes shrink. */
+/* Times the products of Muon at the shapes of Llama-2-7B, symmetric ones whole and in blocks, and
+ * Muon's other operations: bench_muon. Rows as in bench_kernels.c; symmetric products count as
+ * whole. On a CPU the shapes shrink. */
 #include "tests/bench_tensors.h"
 
 /* Milliseconds of five iterations with whole products, and with symmetric ones. */
-typedef struct { double whole, symmetric; } Iterations;
+typedef struct {
+    double whole, symmetric;
+} Iterations;
 
 static Iterations bench_products(int rows, int cols)
 {
     const bool tall = rows > cols;
     const int side = tall ? cols : rows;
     const double gram_flops = 2.0 * side * rows * cols, square_flops = 2.0 * side * side * side;
-    Tensor x = make_normal(BF16_, rows, cols, 0.01f), y = make(BF16_, rows, cols), gram = make(BF16_, side, side);
+    Tensor x = make_normal(BF16_, rows, cols, 0.01f), y = make(BF16_, rows, cols),
+           gram = make(BF16_, side, side);
     Tensor factor = make(BF16_, side, side);
     Iterations ms = { 0 };
     gram.empty = true;
@@ -22,15 +26,19 @@ static Iterations bench_products(int rows, int cols)
     ms.whole += 5 * last_ms;
     TIME_FLOPS("  A, symmetric", gram_flops, matmul_symmetric(gram, x, tall, 1, NONE, 0));
     ms.symmetric += 5 * last_ms;
-    TIME_FLOPS("  b A + c A A, whole", square_flops, matmul_scaled(factor, gram, gram, 2.0315f, gram, -4.775f));
+    TIME_FLOPS("  b A + c A A, whole", square_flops,
+               matmul_scaled(factor, gram, gram, 2.0315f, gram, -4.775f));
     ms.whole += 5 * last_ms;
-    TIME_FLOPS("  b A + c A A, symmetric", square_flops, matmul_symmetric(factor, gram, false, 2.0315f, gram, -4.775f));
+    TIME_FLOPS("  b A + c A A, symmetric", square_flops,
+               matmul_symmetric(factor, gram, false, 2.0315f, gram, -4.775f));
     ms.symmetric += 5 * last_ms;
-    TIME_FLOPS("  a X + B X", gram_flops, matmul_scaled(y, tall ? x : factor, tall ? factor : x, 1, x, 3.4445f));
+    TIME_FLOPS("  a X + B X", gram_flops,
+               matmul_scaled(y, tall ? x : factor, tall ? factor : x, 1, x, 3.4445f));
     ms.whole += 5 * last_ms;
     ms.symmetric += 5 * last_ms;
-    printf("  five iterations                          %9.3f ms whole, %.3f ms symmetric (%.3f times)\n", ms.whole, ms.symmetric,
-           ms.symmetric / ms.whole);
+    printf("  five iterations                          %9.3f ms whole, %.3f ms symmetric (%.3f "
+           "times)\n",
+           ms.whole, ms.symmetric, ms.symmetric / ms.whole);
     release();
     return ms;
 }
@@ -38,7 +46,8 @@ static Iterations bench_products(int rows, int cols)
 static void bench_elements(int n)
 {
     const Format moment = format_of_moment((Format){ E4M3, 128, true });
-    Tensor u = make_normal(BF16_, 1, n, 1), m = make(moment, 1, n), w = make_normal(BF16_, 1, n, 0.02f), y = make(BF16_, 1, n);
+    Tensor u = make_normal(BF16_, 1, n, 1), m = make(moment, 1, n),
+           w = make_normal(BF16_, 1, n, 0.02f), y = make(BF16_, 1, n);
     Tensor grad = make_normal(BF16_, 1, n, 1e-3f), squares = make(F32_, 1, 1);
     muon_momentum(u, m, grad, 0.95f, true, 1);
     TIME_BYTES("device copy", 4.0 * n, device_copy(y.data, u.data, tensor_bytes(u)));
@@ -54,7 +63,8 @@ int main(void)
     device_init(0);
     const bool cpu = strcmp(device_name(), "cpu") == 0;
     const int width = cpu ? 256 : 4096, mlp = cpu ? 704 : 11008, layers = 32;
-    const Iterations square = bench_products(width, width), wide = bench_products(width, mlp), tall = bench_products(mlp, width);
+    const Iterations square = bench_products(width, width), wide = bench_products(width, mlp),
+                     tall = bench_products(mlp, width);
     bench_elements(4 * width * width + 3 * width * mlp);
     printf("Newton-Schulz of %d blocks: %.3f s whole, %.3f s symmetric\n", layers,
            1e-3 * layers * (4 * square.whole + wide.whole + 2 * tall.whole),

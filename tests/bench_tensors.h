@@ -7,8 +7,14 @@
 
 enum { MAX_TENSORS = 96 };
 
-/* chunk: rows of logits that exist at once (loss_chunk of model/plan.c); params: of one block; micro_batches: of a step */
-typedef struct { const char *name; int B, T, C, H, K, D, F, V, chunk; long params; int L, micro_batches; } Model;
+/* chunk: rows of logits that exist at once (loss_chunk of model/plan.c); params: of one block;
+ * micro_batches: of a step */
+typedef struct {
+    const char *name;
+    int B, T, C, H, K, D, F, V, chunk;
+    long params;
+    int L, micro_batches;
+} Model;
 
 static const Format F32_ = { .dtype = F32 }, BF16_ = { .dtype = BF16 }, E4M3_ = { .dtype = E4M3 };
 static const Format E4M3_16 = { .dtype = E4M3, .group = 16 }, E5M2_ = { .dtype = E5M2 };
@@ -16,14 +22,26 @@ static const Tensor NONE = { 0 };
 static const LoraProduct NO_PRODUCT = { 0 };
 
 /* How often a step runs an operation of each block, each chunk of logits or each micro-batch. */
-static inline double blocks(const Model *m) { return (double)m->L * m->micro_batches; }
-static inline double chunks(const Model *m) { return (double)m->micro_batches * m->B * m->T / m->chunk; }
+static inline double blocks(const Model *m)
+{
+    return (double)m->L * m->micro_batches;
+}
+static inline double chunks(const Model *m)
+{
+    return (double)m->micro_batches * m->B * m->T / m->chunk;
+}
 
 /* Parameters of the blocks; of the blocks, embedding and head. */
-static inline double block_params(const Model *m) { return (double)m->L * m->params; }
-static inline double all_params(const Model *m) { return block_params(m) + 2.0 * m->V * m->C; }
+static inline double block_params(const Model *m)
+{
+    return (double)m->L * m->params;
+}
+static inline double all_params(const Model *m)
+{
+    return block_params(m) + 2.0 * m->V * m->C;
+}
 
-/* ---- memory --------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static void *held[MAX_TENSORS];
 static int num_held;
@@ -88,20 +106,25 @@ static inline Tensor with_range(Tensor t)
 }
 
 /* Measured once first, so that the timed call is within range. */
-#define TIME_IN_RANGE(name, bytes, call)       \
-    do {                                       \
-        call;                                  \
-        scales_reused = true;                  \
-        TIME_BYTES(name, bytes, call);         \
-        scales_reused = false;                 \
+#define TIME_IN_RANGE(name, bytes, call) \
+    do { \
+        call; \
+        scales_reused = true; \
+        TIME_BYTES(name, bytes, call); \
+        scales_reused = false; \
     } while (0)
 
-/* ---- attention ------------------------------------------------------------------------------------------------ */
+/* ---- attention ------------------------------------------------------------------------------- */
 
 static inline Attention attention_of(const Model *m)
 {
     const int pairs = m->D / 2;
-    Attention a = { .B = m->B, .T = m->T, .H = m->H, .K = m->K, .D = m->D, .scale = (float)(1 / sqrt(m->D)),
+    Attention a = { .B = m->B,
+                    .T = m->T,
+                    .H = m->H,
+                    .K = m->K,
+                    .D = m->D,
+                    .scale = (float)(1 / sqrt(m->D)),
                     .norm = { RMS_NORM, 1e-6f } };
     size_t bytes = (size_t)m->T * (size_t)m->D * sizeof(float);
     float *table = malloc(bytes), *rope = hold(bytes);

@@ -1,4 +1,5 @@
-/* Shared by tests of codes and scales: a model whose matrices fit every format, and numbers by their definition. */
+/* Shared by tests of codes and scales: a model whose matrices fit every format, and numbers by
+ * their definition. */
 #pragma once
 #include <jansson.h>
 
@@ -16,7 +17,8 @@ static inline char *lasting(const char *path)
 static inline ModelConfig wide(SmallModel a)
 {
     ModelConfig m = architecture(a);
-    m.d_model = 128, m.n_layers = 1, m.n_heads = 4, m.n_kv_heads = 2, m.head_dim = 64, m.mlp_width = 256, m.vocab_size = 20;
+    m.d_model = 128, m.n_layers = 1, m.n_heads = 4, m.n_kv_heads = 2, m.head_dim = 64,
+    m.mlp_width = 256, m.vocab_size = 20;
     return m;
 }
 
@@ -26,15 +28,18 @@ static inline void put_in_q(Run *r, size_t at, const float *values, size_t n)
     const Param *qkv = r->store.shape[1].param;
     while (strcmp(qkv->name, "qkv") != 0)
         qkv++;
-    device_put((float *)r->store.shard[1].slice[TRAINED].stored.data + qkv->offset + at, values, n * sizeof *values);
+    device_put((float *)r->store.shard[1].slice[TRAINED].stored.data + qkv->offset + at, values,
+               n * sizeof *values);
 }
 
 /* The value of a finite code of a format with these bits, by its definition. */
 static inline double value_of(unsigned code, int exponent_bits, int mantissa_bits)
 {
-    const int bias = (1 << (exponent_bits - 1)) - 1, e = (int)(code >> mantissa_bits) & ((1 << exponent_bits) - 1);
+    const int bias = (1 << (exponent_bits - 1)) - 1,
+              e = (int)(code >> mantissa_bits) & ((1 << exponent_bits) - 1);
     const double m = code & ((1u << mantissa_bits) - 1);
-    const double x = e ? ldexp(1 + ldexp(m, -mantissa_bits), e - bias) : ldexp(m, 1 - bias - mantissa_bits);
+    const double x =
+        e ? ldexp(1 + ldexp(m, -mantissa_bits), e - bias) : ldexp(m, 1 - bias - mantissa_bits);
     return code >> (exponent_bits + mantissa_bits) & 1 ? -x : x;
 }
 
@@ -52,13 +57,16 @@ static inline double nearest(double x, int mantissa_bits, int least)
     return nearbyint(x / unit) * unit;
 }
 
-/* Elements 128 row .. of q_proj: the largest is 1.7; the others are at midpoints of two codes with scale s, or next to them, where
- * a quotient and a product with 1/s round differently. fp8: codes of E4M3, else integers. */
+/* Elements 128 row .. of q_proj: the largest is 1.7; the others are at midpoints of two codes with
+ * scale s, or next to them, where a quotient and a product with 1/s round differently. fp8: codes
+ * of E4M3, else integers. */
 static inline void put_middles(Run *r, size_t row, float s, bool fp8)
 {
     float w[128] = { 1.7f };
     for (int i = 1; i < 127; i++) {
-        const double middle = fp8 ? (value_of((unsigned)i - 1, 4, 3) + value_of((unsigned)i, 4, 3)) / 2 : i - 64 + 0.5;
+        const double middle =
+            fp8 ? (value_of((unsigned)i - 1, 4, 3) + value_of((unsigned)i, 4, 3)) / 2
+                : i - 64 + 0.5;
         const float at = (float)(middle * (double)s);
         w[i] = row % 3 == 0 ? at : nextafterf(at, row % 3 == 1 ? 2 : -2);
     }
@@ -77,7 +85,8 @@ static inline const char *save_wide(SmallModel a)
     put_in_q(&r, 0, zeros, 128);
     put_in_q(&r, 200, &outlier, 1);
     for (size_t row = 2; row < 8; row++)
-        put_middles(&r, row, (float)nearest((double)(1.7f / (row < 5 ? 448 : 127.5f)), 7, -126), row < 5);
+        put_middles(&r, row, (float)nearest((double)(1.7f / (row < 5 ? 448 : 127.5f)), 7, -126),
+                    row < 5);
     save(&r, 1);
     const char *folder = lasting(step_folder(&r, 1));
     close_run(&r);
@@ -89,7 +98,8 @@ static inline SafeFile *open_folder(const char *folder)
     return safetensors_open(text("%s/model.safetensors", folder));
 }
 
-/* The bytes of a tensor, valid until release(), and its *shape. Fails unless it exists with this type. */
+/* The bytes of a tensor, valid until release(), and its *shape. Fails unless it exists with this
+ * type. */
 static inline const void *bytes_in(const SafeFile *f, const char *name, const char *dtype)
 {
     const SafeTensor *t = safetensors_find(f, name);

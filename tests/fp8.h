@@ -1,6 +1,6 @@
-/* FP8 by search: the reference of the encoders. It is independent of them: values are from a table of all codes, and a number is
- * encoded as the nearest of them, in double. And operands of FP8 GEMMs: a tensor with one scale, rows of codes and the same codes
- * transposed. */
+/* FP8 by search: the reference of the encoders. It is independent of them: values are from a table
+ * of all codes, and a number is encoded as the nearest of them, in double. And operands of FP8
+ * GEMMs: a tensor with one scale, rows of codes and the same codes transposed. */
 #pragma once
 #include "tests/golden.h"
 
@@ -36,11 +36,12 @@ static inline uint8_t fp8_nearest(double x, DType d)
         else
             high = middle;
     }
-    double below = a - value[low], above = value[high] - a;     /* exact: both are multiples of a's last place */
+    /* exact: both are multiples of a's last place */
+    double below = a - value[low], above = value[high] - a;
     return sign | (uint8_t)(below < above || (below == above && low % 2 == 0) ? low : high);
 }
 
-/* ---- operands ------------------------------------------------------------------------------------------------ */
+/* ---- operands -------------------------------------------------------------------------------- */
 
 static inline Tensor make_operand(Format f, int rows, int cols)
 {
@@ -81,7 +82,9 @@ static inline void check_transposed(const char *name, Tensor t)
         }
 }
 
-typedef struct { double low, high; } Range;
+typedef struct {
+    double low, high;
+} Range;
 
 /* The range of max|x| if x has an error of bound; at least 2^-90. */
 static inline Range amax_range(const double *ref, const double *bound, size_t n)
@@ -94,8 +97,9 @@ static inline Range amax_range(const double *ref, const double *bound, size_t n)
     return r;
 }
 
-/* t holds values within `bound` of ref under its scale S. Rounding to codes is monotonic, so each code lies between those of the
- * smallest and the largest allowed x/S; x (1/S) in F32 has two roundings. */
+/* t holds values within `bound` of ref under its scale S. Rounding to codes is monotonic, so each
+ * code lies between those of the smallest and the largest allowed x/S; x (1/S) in F32 has two
+ * roundings. */
 static inline void check_codes(const char *name, Tensor t, const double *ref, const double *bound)
 {
     const DType d = t.format.dtype;
@@ -106,9 +110,10 @@ static inline void check_codes(const char *name, Tensor t, const double *ref, co
         uint8_t least = fp8_nearest(low - 3 * U24 * fabs(low), d);
         uint8_t most = fp8_nearest(high + 3 * U24 * fabs(high), d);
         if (!(value[codes[i]] >= value[least] && value[codes[i]] <= value[most]))
-            fail_msg("%s[%zu,%zu]: code %02x (%g), expected %02x .. %02x for %.9g +- %.3g with scale %.9g", name,
-                     i / (size_t)t.cols, i % (size_t)t.cols, codes[i], value[codes[i]], least, most, ref[i], bound[i],
-                     S);
+            fail_msg("%s[%zu,%zu]: code %02x (%g), expected %02x .. %02x for %.9g +- %.3g with "
+                     "scale %.9g",
+                     name, i / (size_t)t.cols, i % (size_t)t.cols, codes[i], value[codes[i]], least,
+                     most, ref[i], bound[i], S);
     }
 }
 
@@ -122,9 +127,10 @@ static inline void check_operand(const char *name, Tensor t, const double *ref, 
     check_codes(name, t, ref, bound);
 }
 
-/* The same against the CPU's record. Codes are equal or neighbours: 2 u |y| apart, or the smallest code; plus the range of both
- * scales. */
-static inline void golden_operand(const char *name, Tensor t, const double *ref, const double *bound)
+/* The same against the CPU's record. Codes are equal or neighbours: 2 u |y| apart, or the smallest
+ * code; plus the range of both scales. */
+static inline void golden_operand(const char *name, Tensor t, const double *ref,
+                                  const double *bound)
 {
     const Range amax = amax_range(ref, bound, tensor_numel(t));
     const double smallest = fp8_table(t.format.dtype)[1] * operand_scale(t);
@@ -135,15 +141,21 @@ static inline void golden_operand(const char *name, Tensor t, const double *ref,
     golden_check(name, t, wider);
 }
 
-/* ---- GEMMs --------------------------------------------------------------------------------------------------- */
+/* ---- GEMMs ----------------------------------------------------------------------------------- */
 
-typedef struct { const double *x; int row, col; } Strided;       /* element (i, k) is x[i row + k col] */
+/* element (i, k) is x[i row + k col] */
+typedef struct {
+    const double *x;
+    int row, col;
+} Strided;
 
-/* ref = old + sum over k of a b. F32: decoding, products and sums round, K + 4 times u of sum|ab|. Hopper's FP8
- * tensor cores add 32 products and the accumulator at a time, with 14 fraction bits: each is truncated at 2^-13 of the largest,
- * which `most` bounds: all products, and all sums over a range of k, as differences of two sums from 0. In a step all 33
- * truncations may have the same sign. With FAST_NONE sums are regularly promoted to F32, which is better. */
-static inline void product(double *ref, double *bound, const double *old, int rows, int cols, int K, Strided a, Strided b)
+/* ref = old + sum over k of a b. F32: decoding, products and sums round, K + 4 times u of sum|ab|.
+ * Hopper's FP8 tensor cores add 32 products and the accumulator at a time, with 14 fraction bits:
+ * each is truncated at 2^-13 of the largest, which `most` bounds: all products, and all sums over a
+ * range of k, as differences of two sums from 0. In a step all 33 truncations may have the same
+ * sign. With FAST_NONE sums are regularly promoted to F32, which is better. */
+static inline void product(double *ref, double *bound, const double *old, int rows, int cols, int K,
+                           Strided a, Strided b)
 {
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < cols; j++) {

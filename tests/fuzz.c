@@ -1,13 +1,15 @@
-/* Damaged and odd inputs, made from valid ones: each is read, or ends the program with a message that names its place. No crash, no
- * report of sanitizers, no hang, nothing written (for checkpoints: nor read) outside of its folder; and a configuration that was
- * read is written as one that reads as the same.
+/* Damaged and odd inputs, made from valid ones: each is read, or ends the program with a message
+ * that names its place. No crash, no report of sanitizers, no hang, nothing written (for
+ * checkpoints: nor read) outside of its folder; and a configuration that was read is written as one
+ * that reads as the same.
  *
  *     fuzz COUNT FIRST        the kept inputs of tests/fuzz, then inputs FIRST .. FIRST + COUNT - 1: each is a function
  *                             of its number, of the kept ones and of configs/
  *     fuzz KIND FILE          one kept input; prints its output
  *
- * scripts/fuzz builds it with the sanitizers and runs it in the top folder. Failing inputs are kept in build/fuzz. Each input has a
- * separate process. An input of a configuration is a file and arguments, each after a line that begins with \x1f. */
+ * scripts/fuzz builds it with the sanitizers and runs it in the top folder. Failing inputs are kept
+ * in build/fuzz. Each input has a separate process. An input of a configuration is a file and
+ * arguments, each after a line that begins with \x1f. */
 #include <fcntl.h>
 #include <glob.h>
 #include <setjmp.h>
@@ -29,19 +31,20 @@ enum { CPU_SECONDS = 5, SECONDS = 120, BATCH = 64 };
 
 static const char *root;
 
-/* ---- where files may be ------------------------------------------------------------------------------------ */
+/* ---- where files may be ---------------------------------------------------------------------- */
 
 FILE *__real_fopen(const char *path, const char *mode);
-int   __real_open(const char *path, int flags, ...);
-int   __real_truncate(const char *path, off_t size);
+int __real_open(const char *path, int flags, ...);
+int __real_truncate(const char *path, off_t size);
 FILE *__wrap_fopen(const char *path, const char *mode);
-int   __wrap_open(const char *path, int flags, ...);
-int   __wrap_truncate(const char *path, off_t size);
+int __wrap_open(const char *path, int flags, ...);
+int __wrap_truncate(const char *path, off_t size);
 
 static void check_inside(const char *path, bool writes)
 {
     if (now && (writes || !now->roams))
-        demand(strncmp(path, now->folder, strlen(now->folder)) == 0 && !strstr(path, "/../"), "a file elsewhere is opened");
+        demand(strncmp(path, now->folder, strlen(now->folder)) == 0 && !strstr(path, "/../"),
+               "a file elsewhere is opened");
 }
 
 FILE *__wrap_fopen(const char *path, const char *mode)
@@ -62,10 +65,10 @@ int __wrap_truncate(const char *path, off_t size)
     return __real_truncate(path, size);
 }
 
-/* ---- inputs in processes ------------------------------------------------------------------------------------ */
+/* ---- inputs in processes --------------------------------------------------------------------- */
 
 static jmp_buf ended;
-static volatile uint64_t *reached;      /* set by the process of a batch; shared */
+static volatile uint64_t *reached; /* set by the process of a batch; shared */
 
 _Noreturn void __real_exit(int status);
 _Noreturn void __wrap_exit(int status);
@@ -127,7 +130,10 @@ static const char *judge(const Kind *k, int status, const char *said)
 {
     const char *error = strstr(said, "error: ");
     if (WIFSIGNALED(status))
-        return WTERMSIG(status) == SIGXCPU || WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGALRM ? "a hang" : "a crash";
+        return WTERMSIG(status) == SIGXCPU || WTERMSIG(status) == SIGKILL ||
+                       WTERMSIG(status) == SIGALRM
+                   ? "a hang"
+                   : "a crash";
     if (strstr(said, "Sanitizer") || strstr(said, "runtime error"))
         return "a report of the sanitizers";
     if (WEXITSTATUS(status) == BROKEN)
@@ -140,7 +146,8 @@ static const char *judge(const Kind *k, int status, const char *said)
         return "what is written out does not read again";
     if (WEXITSTATUS(status) != 1 || !error)
         return "an end without a message";
-    if (!strstr(error, k->folder) && !strstr(error, k->roams ? "--" : "data.paths: ") && !strstr(error, "/config.json: "))
+    if (!strstr(error, k->folder) && !strstr(error, k->roams ? "--" : "data.paths: ") &&
+        !strstr(error, "/config.json: "))
         return "a message without a place";
     return NULL;
 }
@@ -164,7 +171,8 @@ static int try_input(Kind *k, const Input *in, const char *name)
         snprintf(kept, sizeof kept, "build/fuzz/%s-%s", k->name, name);
         mkdir("build/fuzz", 0777);
         input_write(in, kept);
-        printf("%s: %s; to see it: scripts/fuzz %s %s\n%.1500s\n", kept, why, k->name, kept, message.data);
+        printf("%s: %s; to see it: scripts/fuzz %s %s\n%.1500s\n", kept, why, k->name, kept,
+               message.data);
         fflush(stdout);
     }
     input_free(&message);
@@ -215,7 +223,8 @@ static int try_numbers(uint64_t count, uint64_t first)
 {
     int failed = 0;
     const uint64_t end = first + count;
-    reached = mmap(NULL, sizeof *reached, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    reached =
+        mmap(NULL, sizeof *reached, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(reached != MAP_FAILED, "no shared memory");
     while (first < end) {
         fflush(NULL);
@@ -243,7 +252,8 @@ static int try_file(const char *kind, const char *path)
             const Input in = input_read(path);
             const int status = read_alone(&kinds[i], &in, NULL);
             const bool killed = WIFSIGNALED(status);
-            printf("%s %d\n", killed ? "signal" : "exit status", killed ? WTERMSIG(status) : WEXITSTATUS(status));
+            printf("%s %d\n", killed ? "signal" : "exit status",
+                   killed ? WTERMSIG(status) : WEXITSTATUS(status));
             return 0;
         }
     die("fuzz: there is no kind '%s'", kind);

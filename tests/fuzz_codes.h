@@ -4,5 +4,6 @@
 
 enum { FUZZ_CODES = 6 };
 
-/* The model of folder/step1 in every readable format that its shapes allow; files stay in the folder. */
+/* The model of folder/step1 in every readable format that its shapes allow; files stay in the
+ * folder. */
 void fuzz_codes(Input seed[FUZZ_CODES], const char *folder);

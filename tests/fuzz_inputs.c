@@ -19,10 +19,16 @@ static const ConfigKey *draw_key(Draws *d)
     return k;
 }
 
-/* --key=value: a key of the table or a section, sometimes misspelled, and an odd value or the default. */
+/* --key=value: a key of the table or a section, sometimes misspelled, and an odd value or the
+ * default. */
 static void add_argument(Input *in, Draws *d)
 {
-    static const char *const forms[] = { "a%s", "%sb", "a%sb", "\"%s\"", "['%s', b]", "{a: %s}",
+    static const char *const forms[] = { "a%s",
+                                         "%sb",
+                                         "a%sb",
+                                         "\"%s\"",
+                                         "['%s', b]",
+                                         "{a: %s}",
                                          "[{label: a, data: {paths: [\"%s\"]}}]",
                                          "[{label: \"%s\", data: {datasets: {\"b%s\": b}}}]" };
     enum { FORMS = sizeof forms / sizeof forms[0] };
@@ -34,7 +40,8 @@ static void add_argument(Input *in, Draws *d)
     if (draw(d, 16) == 0)
         name[draw(d, strlen(name) + 1)] = '\0';
     char value[1024], *argument;
-    snprintf(value, sizeof value, form, draw(d, 4) || !k->default_text ? odd : k->default_text, odd_value(d));
+    snprintf(value, sizeof value, form, draw(d, 4) || !k->default_text ? odd : k->default_text,
+             odd_value(d));
     argument = xasprintf(draw(d, 24) ? "\n\x1f--%s=%s" : "\n\x1f--%s.%s=1", name, value);
     input_replace(in, in->size, 0, argument, strlen(argument));
     free(argument);
@@ -43,7 +50,8 @@ static void add_argument(Input *in, Draws *d)
 Input make_input(const Kind *k, uint64_t number)
 {
     Draws d = { number, 0 };
-    const Input *from = &k->seed[draw(&d, (uint64_t)k->num_seeds)], *other = &k->seed[draw(&d, (uint64_t)k->num_seeds)];
+    const Input *from = &k->seed[draw(&d, (uint64_t)k->num_seeds)],
+                *other = &k->seed[draw(&d, (uint64_t)k->num_seeds)];
     Input in = input_copy(from->data, from->size);
     const bool arguments = strcmp(k->file, "input") == 0 && draw(&d, 4);
     if (!arguments || draw(&d, 4) == 0)

@@ -7,23 +7,24 @@
 enum { MAX_SEEDS = 256, BROKEN = 3 };
 
 typedef struct {
-    const char *name;               /* of kept inputs: tests/fuzz/<name>-<anything> */
-    const char *file;               /* the file of an input, in the folder of its kind */
-    void      (*read)(void);        /* reads that file */
-    bool        roams;              /* inputs may name other files, which are read */
-    const char *words[24];          /* inserted into inputs */
-    Input       seed[MAX_SEEDS];
-    int         num_seeds;
-    char        folder[128];
+    const char *name;      /* of kept inputs: tests/fuzz/<name>-<anything> */
+    const char *file;      /* the file of an input, in the folder of its kind */
+    void (*read)(void);    /* reads that file */
+    bool roams;            /* inputs may name other files, which are read */
+    const char *words[24]; /* inserted into inputs */
+    Input seed[MAX_SEEDS];
+    int num_seeds;
+    char folder[128];
 } Kind;
 
 extern Kind kinds[];
 extern const int num_kinds;
-extern Kind *now;                   /* of the input that this process reads; NULL: none */
+extern Kind *now; /* of the input that this process reads; NULL: none */
 
-/* Makes the folders and seeds of all kinds; returns their parent folder, which kinds_remove deletes. */
+/* Makes the folders and seeds of all kinds; returns their parent folder, which kinds_remove
+ * deletes. */
 const char *kinds_make(void);
-void        kinds_remove(void);
+void kinds_remove(void);
 
 /* Input `number` of this kind: a function of both and of the seeds. */
 Input make_input(const Kind *k, uint64_t number);

@@ -2,6 +2,6 @@
 #pragma once
 #include "tests/saved.h"
 
-enum { VOCAB = 100 };       /* ids of tokens in data */
+enum { VOCAB = 100 }; /* ids of tokens in data */
 
-extern Run model;           /* checkpoints are loaded into it */
+extern Run model; /* checkpoints are loaded into it */

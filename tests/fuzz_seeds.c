@@ -34,20 +34,26 @@ static void seed_yaml(Kind *k)
 {
     add_text(k, try_complete);
     add_text(k, try_published);
-    add_text(k, "data: {paths: [a]}\nglobal_train_batch_size: 8\ndevice_train_microbatch_size: 2\n"
-                "model: {d_model: 64, n_layers: 2, n_heads: 4, vocab_size: 100, layer_norm_type: rms}\n"
-                "evaluators: [{label: a, data: {paths: b}}, {label: c, data: {datasets: {d: e, f: [g, h]}}}]\n");
-    add_text(k, "data:\n  mix:\n  - {name: a, paths: [a, b], ratio: 0.7, max_repetition: 2}\n"
-                "  - {name: b, paths: c, label_mask_paths: d, ratio: 3, tokens: 1e6}\n"
-                "model: {d_model: 64, n_layers: 2, n_heads: 4, vocab_size: 100, layer_norm_type: rms}\n");
+    add_text(
+        k, "data: {paths: [a]}\nglobal_train_batch_size: 8\ndevice_train_microbatch_size: 2\n"
+           "model: {d_model: 64, n_layers: 2, n_heads: 4, vocab_size: 100, layer_norm_type: rms}\n"
+           "evaluators: [{label: a, data: {paths: b}}, {label: c, data: {datasets: {d: e, f: [g, "
+           "h]}}}]\n");
+    add_text(
+        k,
+        "data:\n  mix:\n  - {name: a, paths: [a, b], ratio: 0.7, max_repetition: 2}\n"
+        "  - {name: b, paths: c, label_mask_paths: d, ratio: 3, tokens: 1e6}\n"
+        "model: {d_model: 64, n_layers: 2, n_heads: 4, vocab_size: 100, layer_norm_type: rms}\n");
     add_files(k, "configs/*.yaml");
 }
 
 static const char *const quantized[] = {
     "{\"quant_method\": \"gptq\", \"bits\": 4, \"sym\": true, \"checkpoint_format\": \"gptq\"}",
     "{\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", \"weight_block_size\": [128, 128]}",
-    "{\"quant_method\": \"bitsandbytes\", \"load_in_4bit\": true, \"bnb_4bit_quant_type\": \"nf4\"}",
-    ("{\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"config_groups\": {\"group_0\": {\"weights\": "
+    "{\"quant_method\": \"bitsandbytes\", \"load_in_4bit\": true, \"bnb_4bit_quant_type\": "
+    "\"nf4\"}",
+    ("{\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", "
+     "\"config_groups\": {\"group_0\": {\"weights\": "
      "{\"num_bits\": 4, \"type\": \"int\", \"symmetric\": true, \"strategy\": \"group\"}}}}"),
 };
 
@@ -74,10 +80,14 @@ static void seed_adapter(Kind *k)
     input_write(&base, text("%s/base/config.json", k->folder));
     input_write(&none, text("%s/base/model.safetensors", k->folder));
     input_write(&none, text("%s/adapter_model.safetensors", k->folder));
-    add_text(k, "{\"peft_type\": \"LORA\", \"base_model_name_or_path\": \"base\", \"r\": 4, \"lora_alpha\": 8, \"bias\": \"none\", "
-                "\"lora_dropout\": 0.0, \"target_modules\": [\"q_proj\", \"v_proj\"], \"use_dora\": false, \"rank_pattern\": {}}");
-    add_text(k, "{\"peft_type\": \"LORA\", \"base_model_name_or_path\": \"base\", \"r\": 2, \"lora_alpha\": 2, "
-                "\"init_lora_weights\": true, \"target_modules\": [\"model.layers.0.mlp.up_proj\", \"1.mlp.up_proj\"]}");
+    add_text(k, "{\"peft_type\": \"LORA\", \"base_model_name_or_path\": \"base\", \"r\": 4, "
+                "\"lora_alpha\": 8, \"bias\": \"none\", "
+                "\"lora_dropout\": 0.0, \"target_modules\": [\"q_proj\", \"v_proj\"], "
+                "\"use_dora\": false, \"rank_pattern\": {}}");
+    add_text(k, "{\"peft_type\": \"LORA\", \"base_model_name_or_path\": \"base\", \"r\": 2, "
+                "\"lora_alpha\": 2, "
+                "\"init_lora_weights\": true, \"target_modules\": [\"model.layers.0.mlp.up_proj\", "
+                "\"1.mlp.up_proj\"]}");
 }
 
 /* Each kind has its own checkpoint; one file of it is the input. */
@@ -85,14 +95,18 @@ static void seed_checkpoint(Kind *k)
 {
     model.config.save_folder = k->folder;
     save(&model, 1);
-    if (strcmp(k->file, "step1/trainer.json") != 0 && strcmp(k->file, "step1/optimizer-00001.safetensors") != 0)
+    if (strcmp(k->file, "step1/trainer.json") != 0 &&
+        strcmp(k->file, "step1/optimizer-00001.safetensors") != 0)
         shell(text("cd %s/step1 && rm trainer.json optimizer*", k->folder));
     if (strcmp(k->name, "index") == 0) {
-        shell(text("cd %s/step1 && mv model.safetensors model-00001-of-00001.safetensors", k->folder));
-        SafeFile *f = safetensors_open(text("%s/step1/model-00001-of-00001.safetensors", k->folder));
+        shell(text("cd %s/step1 && mv model.safetensors model-00001-of-00001.safetensors",
+                   k->folder));
+        SafeFile *f =
+            safetensors_open(text("%s/step1/model-00001-of-00001.safetensors", k->folder));
         json_t *map = json_object();
         for (int i = 0; i < f->count; i++)
-            json_object_set_new(map, f->tensor[i].name, json_string("model-00001-of-00001.safetensors"));
+            json_object_set_new(map, f->tensor[i].name,
+                                json_string("model-00001-of-00001.safetensors"));
         json_t *index = json_pack("{s:o}", "weight_map", map);
         json_dump_file(index, text("%s/%s", k->folder, k->file), 0);
         json_decref(index);
@@ -148,35 +162,59 @@ static void seed_latest(Kind *k)
 
 static void seed_names(Kind *k)
 {
-    add_text(k, "dstep1.tmp\ndstep2.tmp\ndstep3.tmp2\ndstep1.old\nfstep2.old\nlstep3.old\ndstep2-aborted\nflatest.tmp\n");
-    add_text(k, "dstep1x\ndstep01\nfstep\nlstep2.tmp\nfconfig.yaml.tmp\ndmine\nfstep3-aborted\nllatest.tmp\n");
+    add_text(k, "dstep1.tmp\ndstep2.tmp\ndstep3.tmp2\ndstep1.old\nfstep2.old\nlstep3.old\ndstep2-"
+                "aborted\nflatest.tmp\n");
+    add_text(k, "dstep1x\ndstep01\nfstep\nlstep2.tmp\nfconfig.yaml.tmp\ndmine\nfstep3-"
+                "aborted\nllatest.tmp\n");
 }
 
 static void seed_metrics(Kind *k)
 {
-    add_text(k, "{\"step\": 1, \"train/CrossEntropyLoss\": 2.5}\n{\"step\": 2, \"train/CrossEntropyLoss\": 2.4}\n"
-                "{\"step\": 3, \"train/CrossEntropyLoss\": null}\n{\"step\": 3, \"eval/a/CrossEntropyLoss\": 2.5}\n"
+    add_text(k, "{\"step\": 1, \"train/CrossEntropyLoss\": 2.5}\n{\"step\": 2, "
+                "\"train/CrossEntropyLoss\": 2.4}\n"
+                "{\"step\": 3, \"train/CrossEntropyLoss\": null}\n{\"step\": 3, "
+                "\"eval/a/CrossEntropyLoss\": 2.5}\n"
                 "{\"step\": 4, \"train/CrossEntropyLoss\": 2.3}\n");
 }
 
 static void seed_questions(Kind *k)
 {
-    static const char choice[] = "{\"tokens\": [5, 6, 7], \"continuation\": 1, \"characters\": 3, \"bytes\": 3}",
-                      longer[] = "{\"tokens\": [1, 2, 3, 4, 5, 6, 7, 8, 9, 9], \"continuation\": 2, \"characters\": 3, "
-                               "\"bytes\": 4}";
-    add_text(k, text("{\"task\": \"a\", \"metric\": \"acc\", \"questions\": 2}\n{\"gold\": 1, \"choices\": [%s, %s]}\n"
-                     "{\"gold\": 0, \"choices\": [%s, %s, %s]}\n", choice, longer, longer, choice, longer));
-    add_text(k, text("{\"task\": \"b\", \"metric\": \"bpb\", \"questions\": 1}\n{\"gold\": 0, \"choices\": [%s]}\n", longer));
+    static const char
+        choice[] = "{\"tokens\": [5, 6, 7], \"continuation\": 1, \"characters\": 3, \"bytes\": 3}",
+        longer[] =
+            "{\"tokens\": [1, 2, 3, 4, 5, 6, 7, 8, 9, 9], \"continuation\": 2, \"characters\": 3, "
+            "\"bytes\": 4}";
+    add_text(k, text("{\"task\": \"a\", \"metric\": \"acc\", \"questions\": 2}\n{\"gold\": 1, "
+                     "\"choices\": [%s, %s]}\n"
+                     "{\"gold\": 0, \"choices\": [%s, %s, %s]}\n",
+                     choice, longer, longer, choice, longer));
+    add_text(k, text("{\"task\": \"b\", \"metric\": \"bpb\", \"questions\": 1}\n{\"gold\": 0, "
+                     "\"choices\": [%s]}\n",
+                     longer));
 }
 
 static void seed_kind(Kind *k)
 {
-    static const struct { const char *name; void (*seed)(Kind *k); } how[] = {
-        { "yaml", seed_yaml }, { "hf", seed_hf }, { "adapter", seed_adapter }, { "shard2", seed_tokens }, { "shard4", seed_tokens },
-        { "mask", seed_tokens }, { "metadata", seed_tokens }, { "questions", seed_questions }, { "metrics", seed_metrics },
-        { "latest", seed_latest }, { "names", seed_names }, { "codes", seed_codes },
-        { "other-tokens", seed_tokens }, { "other-mask", seed_tokens },
-        { "other-metadata", seed_tokens }, { "other-questions", seed_questions },
+    static const struct {
+        const char *name;
+        void (*seed)(Kind *k);
+    } how[] = {
+        { "yaml", seed_yaml },
+        { "hf", seed_hf },
+        { "adapter", seed_adapter },
+        { "shard2", seed_tokens },
+        { "shard4", seed_tokens },
+        { "mask", seed_tokens },
+        { "metadata", seed_tokens },
+        { "questions", seed_questions },
+        { "metrics", seed_metrics },
+        { "latest", seed_latest },
+        { "names", seed_names },
+        { "codes", seed_codes },
+        { "other-tokens", seed_tokens },
+        { "other-mask", seed_tokens },
+        { "other-metadata", seed_tokens },
+        { "other-questions", seed_questions },
     };
     for (size_t i = 0; i < sizeof how / sizeof how[0]; i++)
         if (strcmp(k->name, how[i].name) == 0) {
@@ -190,7 +228,8 @@ const char *kinds_make(void)
 {
     make_root(NULL);
     ModelConfig m = architecture(LLAMA);
-    m.d_model = 16, m.n_layers = 1, m.n_heads = m.n_kv_heads = 2, m.head_dim = 8, m.mlp_width = 16, m.vocab_size = 20;
+    m.d_model = 16, m.n_layers = 1, m.n_heads = m.n_kv_heads = 2, m.head_dim = 8, m.mlp_width = 16,
+    m.vocab_size = 20;
     open_run(&model, &m, (Format){ F32, 0 }, (Format){ E4M3, 128, true }, (Format){ F32, 0 });
     store_init(&model.store, &m, 3);
     for (int i = 0; i < num_kinds; i++) {

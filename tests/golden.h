@@ -1,8 +1,9 @@
 /* Golden values of kernel outputs: the CPU build of a test records them, the CUDA build compares.
  *
- * The folder is $GOLDEN_DIR, else build/golden. Both builds make their inputs from the same integer hash, so results that do not
- * depend on the order of a sum must agree bit for bit (bound == NULL). Other results, each rounded once, differ by at most 2 u |y|
- * + 2 bound: u is the format's unit roundoff, `bound` the error of each before rounding. */
+ * The folder is $GOLDEN_DIR, else build/golden. Both builds make their inputs from the same integer
+ * hash, so results that do not depend on the order of a sum must agree bit for bit (bound == NULL).
+ * Other results, each rounded once, differ by at most 2 u |y| + 2 bound: u is the format's unit
+ * roundoff, `bound` the error of each before rounding. */
 #pragma once
 #include <errno.h>
 #include <math.h>
@@ -41,13 +42,16 @@ static inline void golden_path(char *path, size_t size, const char *name)
             *p = '-';
 }
 
-typedef struct { int32_t rows, cols, dtype, group; uint64_t bytes; } GoldenHeader;
+typedef struct {
+    int32_t rows, cols, dtype, group;
+    uint64_t bytes;
+} GoldenHeader;
 
 static inline void golden_record(const char *path, GoldenHeader header, const void *bytes)
 {
     FILE *f = fopen(path, "wb");
-    if (!f || fwrite(&header, sizeof header, 1, f) != 1 || fwrite(bytes, 1, header.bytes, f) != header.bytes
-        || fclose(f) != 0)
+    if (!f || fwrite(&header, sizeof header, 1, f) != 1 ||
+        fwrite(bytes, 1, header.bytes, f) != header.bytes || fclose(f) != 0)
         fail_msg("cannot write %s: %s", path, strerror(errno));
 }
 
@@ -58,21 +62,25 @@ static inline void *golden_read(const char *path, GoldenHeader header)
     if (!f)
         fail_msg("cannot read %s: %s; run the tests of the CPU build first", path, strerror(errno));
     void *bytes = keep(header.bytes);
-    bool whole = fread(&found, sizeof found, 1, f) == 1 && memcmp(&found, &header, sizeof header) == 0
-        && fread(bytes, 1, header.bytes, f) == header.bytes;
+    bool whole = fread(&found, sizeof found, 1, f) == 1 &&
+                 memcmp(&found, &header, sizeof header) == 0 &&
+                 fread(bytes, 1, header.bytes, f) == header.bytes;
     fclose(f);
     if (!whole)
-        fail_msg("%s is of another version of this test; run the tests of the CPU build again", path);
+        fail_msg("%s is of another version of this test; run the tests of the CPU build again",
+                 path);
     return bytes;
 }
 
-/* bound: numel absolute errors, or NULL: every byte of codes, scales and transposed codes must agree. */
+/* bound: numel absolute errors, or NULL: every byte of codes, scales and transposed codes must
+ * agree. */
 static inline void golden_check(const char *name, Tensor t, const double *bound)
 {
     char path[512];
     golden_new_name(name);
     golden_path(path, sizeof path, name);
-    GoldenHeader header = { t.rows, t.cols, (int32_t)t.format.dtype, t.format.group, tensor_bytes(t) };
+    GoldenHeader header = { t.rows, t.cols, (int32_t)t.format.dtype, t.format.group,
+                            tensor_bytes(t) };
     void *bytes = tensor_snapshot(t);
     if (on_cpu()) {
         golden_record(path, header, bytes);
@@ -87,7 +95,9 @@ static inline void golden_check(const char *name, Tensor t, const double *bound)
     for (size_t i = 0; i < tensor_numel(t); i++) {
         double limit = 2 * unit_roundoff(t.format) * fabs(ref[i]) + 2 * bound[i] + 0x1p-126;
         if (!(fabs(y[i] - ref[i]) <= limit))
-            fail_msg("%s[%zu,%zu]: %.9g, on the CPU %.9g; they differ by %.3g, at most %.3g is explained", name,
-                     i / (size_t)t.cols, i % (size_t)t.cols, y[i], ref[i], fabs(y[i] - ref[i]), limit);
+            fail_msg("%s[%zu,%zu]: %.9g, on the CPU %.9g; they differ by %.3g, at most %.3g is "
+                     "explained",
+                     name, i / (size_t)t.cols, i % (size_t)t.cols, y[i], ref[i],
+                     fabs(y[i] - ref[i]), limit);
     }
 }

@@ -2,7 +2,12 @@
 #pragma once
 #include "tests/golden.h"
 
-typedef struct { const char *name; int B, T, H, K, D; bool documents, odd; int window; } Shape;
+typedef struct {
+    const char *name;
+    int B, T, H, K, D;
+    bool documents, odd;
+    int window;
+} Shape;
 
 static char label[128];
 static inline const char *name(const char *op, const FormatRow *f, const Shape *s)
@@ -11,7 +16,8 @@ static inline const char *name(const char *op, const FormatRow *f, const Shape *
     return label;
 }
 
-static inline void check(const char *op, const FormatRow *f, const Shape *s, Tensor t, const double *ref, const double *bound)
+static inline void check(const char *op, const FormatRow *f, const Shape *s, Tensor t,
+                         const double *ref, const double *bound)
 {
     check_close(name(op, f, s), t, ref, bound);
     golden_check(label, t, bound);
@@ -24,7 +30,8 @@ static inline double *doubles(size_t n)
 
 static inline float *rope_table(int T, int D)
 {
-    float *host = keep(sizeof *host * (size_t)(T * D)), *table = guarded(sizeof *host * (size_t)(T * D));
+    float *host = keep(sizeof *host * (size_t)(T * D)),
+          *table = guarded(sizeof *host * (size_t)(T * D));
     for (int t = 0; t < T; t++)
         for (int i = 0; i < D / 2; i++) {
             double angle = t * pow(10000, -2.0 * i / D);
@@ -36,6 +43,13 @@ static inline float *rope_table(int T, int D)
 
 static inline Attention attention_of(const Shape *s)
 {
-    return (Attention){ .B = s->B, .T = s->T, .H = s->H, .K = s->K, .D = s->D, .scale = 1 / sqrtf((float)s->D),
-                        .norm = { RMS_NORM, 1e-5f }, .rope = rope_table(s->T, s->D), .window = s->window };
+    return (Attention){ .B = s->B,
+                        .T = s->T,
+                        .H = s->H,
+                        .K = s->K,
+                        .D = s->D,
+                        .scale = 1 / sqrtf((float)s->D),
+                        .norm = { RMS_NORM, 1e-5f },
+                        .rope = rope_table(s->T, s->D),
+                        .window = s->window };
 }

@@ -11,10 +11,16 @@ static inline ModelConfig with_images(ModelConfig m, Projector projector, bool b
 }
 
 /* Images in a batch: place i of the batch has row[i]. */
-typedef struct { const void *row[MOST_PLACES]; float values[MOST_PLACES][FEATURE_SIZE]; int count; } TestImages;
+typedef struct {
+    const void *row[MOST_PLACES];
+    float values[MOST_PLACES][FEATURE_SIZE];
+    int count;
+} TestImages;
 
-/* An image at 2 .. 5 of every second sequence of T tokens, two of them in the first; the places get IMAGE_TOKEN, and no target. */
-static inline void place_images(TestImages *p, int *tokens, int *targets, int sequences, int T, uint64_t seed)
+/* An image at 2 .. 5 of every second sequence of T tokens, two of them in the first; the places get
+ * IMAGE_TOKEN, and no target. */
+static inline void place_images(TestImages *p, int *tokens, int *targets, int sequences, int T,
+                                uint64_t seed)
 {
     *p = (TestImages){ 0 };
     for (int n = 0; n < sequences * T; n++) {

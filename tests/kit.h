@@ -1,6 +1,6 @@
-/* Shared by kernel tests: inputs from an integer hash, tensors between canaries, comparison with a double reference, operations run
- * twice, and errors in a child process. It uses only kernels.h and device.h, so that a test is written once and linked with either
- * back end. */
+/* Shared by kernel tests: inputs from an integer hash, tensors between canaries, comparison with a
+ * double reference, operations run twice, and errors in a child process. It uses only kernels.h and
+ * device.h, so that a test is written once and linked with either back end. */
 #pragma once
 #include <math.h>
 #include <setjmp.h>
@@ -20,15 +20,18 @@
 #include "kernels/random.h"
 #include "kernels/runtime/device.h"
 
-#define U24 0x1p-24         /* unit roundoff of F32 */
+#define U24 0x1p-24 /* unit roundoff of F32 */
 
 static const Tensor NONE = { 0 };
 static const LoraProduct NO_PRODUCT = { 0 };
 
 /* The formats of a pass; a kernel test runs once per row. */
-typedef struct { const char *name; Format act, weight, grad; } FormatRow;
+typedef struct {
+    const char *name;
+    Format act, weight, grad;
+} FormatRow;
 static const FormatRow format_rows[] = {
-    { "f32",  { F32, 0 },  { F32, 0 },  { F32, 0 } },
+    { "f32", { F32, 0 }, { F32, 0 }, { F32, 0 } },
     { "bf16", { BF16, 0 }, { BF16, 0 }, { BF16, 0 } },
     { "bf16-f32-grads", { BF16, 0 }, { BF16, 0 }, { F32, 0 } },
 };
@@ -44,10 +47,14 @@ static inline double unit_roundoff(Format f)
     return f.dtype == F32 ? 0x1p-24 : f.dtype == BF16 ? 0x1p-8 : f.dtype == E4M3 ? 0x1p-4 : 0x1p-3;
 }
 
-/* ---- memory until release() --------------------------------------------------------------------------------- */
+/* ---- memory until release() ------------------------------------------------------------------ */
 
 enum { CANARY = 256, MAX_KEPT = 4096 };
-static struct { void *memory; size_t bytes; bool device; } kept[MAX_KEPT];
+static struct {
+    void *memory;
+    size_t bytes;
+    bool device;
+} kept[MAX_KEPT];
 static int num_kept;
 
 static inline void *keep(size_t bytes)
@@ -83,8 +90,8 @@ static inline void check_canary(int i)
     device_get(after, p + CANARY + kept[i].bytes, CANARY);
     for (int j = 0; j < CANARY; j++)
         if (before[j] != 0xa5 || after[j] != 0xa5)
-            fail_msg("memory outside a tensor was written: buffer %d of %zu bytes, %s", i, kept[i].bytes,
-                     before[j] != 0xa5 ? "before it" : "after it");
+            fail_msg("memory outside a tensor was written: buffer %d of %zu bytes, %s", i,
+                     kept[i].bytes, before[j] != 0xa5 ? "before it" : "after it");
 }
 
 /* Checks all canaries and frees all memory; at the end of each test and each case. */
@@ -102,7 +109,7 @@ static inline void release(void)
     num_kept = 0;
 }
 
-/* ---- tensors ------------------------------------------------------------------------------------------------ */
+/* ---- tensors --------------------------------------------------------------------------------- */
 
 static inline Tensor make(Format f, int rows, int cols)
 {
@@ -120,7 +127,8 @@ static inline Tensor make_f32(int rows, int cols)
     return make((Format){ F32, 0 }, rows, cols);
 }
 
-/* Codes, transposed codes and scales, one after the other, in host memory. The scale of a whole tensor is 4 bytes of 16. */
+/* Codes, transposed codes and scales, one after the other, in host memory. The scale of a whole
+ * tensor is 4 bytes of 16. */
 static inline void *tensor_snapshot(Tensor t)
 {
     size_t codes = tensor_numel(t) * dtype_size(t.format.dtype), at = codes;
@@ -144,7 +152,8 @@ static inline void tensor_restore(Tensor t, const void *bytes)
         at += codes;
     }
     if (t.scale)
-        device_put(t.scale, (const char *)bytes + at, t.format.group ? tensor_bytes(t) - at : sizeof(float));
+        device_put(t.scale, (const char *)bytes + at,
+                   t.format.group ? tensor_bytes(t) - at : sizeof(float));
 }
 
 static inline float float_from_bits(uint32_t u)
@@ -156,7 +165,8 @@ static inline float float_from_bits(uint32_t u)
 
 static inline double decode_fp8(uint8_t c, DType d)
 {
-    int mb = d == E4M3 ? 3 : 2, bias = d == E4M3 ? 7 : 15, e = (c & 0x7f) >> mb, m = c & ((1 << mb) - 1);
+    int mb = d == E4M3 ? 3 : 2, bias = d == E4M3 ? 7 : 15, e = (c & 0x7f) >> mb,
+        m = c & ((1 << mb) - 1);
     double x = e ? ldexp(1 + ldexp(m, -mb), e - bias) : ldexp(m, 1 - bias - mb);
     if (d == E4M3 ? (c & 0x7f) == 0x7f : e == 31)
         x = d == E5M2 && m == 0 ? INFINITY : NAN;
@@ -174,7 +184,8 @@ static inline float decode_scale(uint8_t s, DType d)
 static inline double *decode(Tensor t, const void *snapshot)
 {
     const size_t n = tensor_numel(t);
-    const char *scales = (const char *)snapshot + n * dtype_size(t.format.dtype) * (t.data_t ? 2 : 1);
+    const char *scales =
+        (const char *)snapshot + n * dtype_size(t.format.dtype) * (t.data_t ? 2 : 1);
     double *x = keep(n * sizeof *x);
     for (size_t i = 0; i < n; i++)
         if (t.format.dtype == F32)
@@ -184,7 +195,8 @@ static inline double *decode(Tensor t, const void *snapshot)
         else {
             float scale;
             if (t.format.group)
-                scale = decode_scale(((const uint8_t *)scales)[i / (size_t)t.format.group], t.format.dtype);
+                scale = decode_scale(((const uint8_t *)scales)[i / (size_t)t.format.group],
+                                     t.format.dtype);
             else
                 memcpy(&scale, scales, sizeof scale);
             x[i] = decode_fp8(((const uint8_t *)snapshot)[i], t.format.dtype) * scale;
@@ -208,7 +220,8 @@ static inline void put(Tensor t, const float *x)
         memcpy(&u, &x[i], sizeof u);
         codes[i] = (uint16_t)(u >> 16);
     }
-    device_put(t.data, t.format.dtype == F32 ? (const void *)x : codes, n * dtype_size(t.format.dtype));
+    device_put(t.data, t.format.dtype == F32 ? (const void *)x : codes,
+               n * dtype_size(t.format.dtype));
 }
 
 /* Bytes of F32 or BF16: 0 for zeros, 0xff for NaNs. */
@@ -219,7 +232,8 @@ static inline void fill_bytes(Tensor t, int byte)
     device_put(t.data, bytes, tensor_bytes(t));
 }
 
-/* Element i is uniform in [low, high): a function of (seed, i) in exact arithmetic and one rounding. */
+/* Element i is uniform in [low, high): a function of (seed, i) in exact arithmetic and one
+ * rounding. */
 static inline float uniform(uint64_t seed, size_t i, float low, float high)
 {
     return low + (high - low) * (float)(random_bits(seed, i) >> 40) * 0x1p-24f;
@@ -258,14 +272,14 @@ static inline TokenAt *put_sorted(const int *tokens, int N, int V)
     return p;
 }
 
-/* ---- comparison --------------------------------------------------------------------------------------------- */
+/* ---- comparison ------------------------------------------------------------------------------ */
 
 static inline void check_same_bytes(const char *name, const void *a, const void *b, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++)
         if (((const unsigned char *)a)[i] != ((const unsigned char *)b)[i])
-            fail_msg("%s: byte %zu of %zu is %02x, expected %02x", name, i, bytes, ((const unsigned char *)a)[i],
-                     ((const unsigned char *)b)[i]);
+            fail_msg("%s: byte %zu of %zu is %02x, expected %02x", name, i, bytes,
+                     ((const unsigned char *)a)[i], ((const unsigned char *)b)[i]);
 }
 
 /* |y - ref| <= u |ref| + bound: y is rounded once from a value with an error of `bound`. */
@@ -275,8 +289,9 @@ static inline void check_close(const char *name, Tensor t, const double *ref, co
     for (size_t i = 0; i < tensor_numel(t); i++) {
         double limit = unit_roundoff(t.format) * (fabs(ref[i]) + bound[i]) + bound[i] + 0x1p-126;
         if (!(fabs(y[i] - ref[i]) <= limit))
-            fail_msg("%s[%zu,%zu]: %.9g, expected %.9g; off by %.3g, at most %.3g is explained", name,
-                     i / (size_t)t.cols, i % (size_t)t.cols, y[i], ref[i], fabs(y[i] - ref[i]), limit);
+            fail_msg("%s[%zu,%zu]: %.9g, expected %.9g; off by %.3g, at most %.3g is explained",
+                     name, i / (size_t)t.cols, i % (size_t)t.cols, y[i], ref[i],
+                     fabs(y[i] - ref[i]), limit);
     }
 }
 
@@ -301,65 +316,69 @@ static inline void restore_all(const Tensor *t, void **bytes, int n)
 }
 
 /* Runs `call` twice on the same outputs (the tensors after it) and requires the same bits. */
-#define TWICE(call, ...)                                                                  \
-    do {                                                                                  \
-        const Tensor outputs_[] = { __VA_ARGS__ };                                        \
-        enum { COUNT_ = sizeof outputs_ / sizeof outputs_[0] };                           \
-        void *before_[COUNT_], *first_[COUNT_];                                           \
-        snapshot_all(before_, outputs_, COUNT_);                                          \
-        call;                                                                             \
-        snapshot_all(first_, outputs_, COUNT_);                                           \
-        restore_all(outputs_, before_, COUNT_);                                           \
-        call;                                                                             \
-        check_twice(#call, outputs_, first_, COUNT_);                                     \
+#define TWICE(call, ...) \
+    do { \
+        const Tensor outputs_[] = { __VA_ARGS__ }; \
+        enum { COUNT_ = sizeof outputs_ / sizeof outputs_[0] }; \
+        void *before_[COUNT_], *first_[COUNT_]; \
+        snapshot_all(before_, outputs_, COUNT_); \
+        call; \
+        snapshot_all(first_, outputs_, COUNT_); \
+        restore_all(outputs_, before_, COUNT_); \
+        call; \
+        check_twice(#call, outputs_, first_, COUNT_); \
     } while (0)
 
 /* Compares two arrays of values without NaN; 0 equals -0. */
-static inline void check_same_values(const char *name, const double *x, const double *expected, size_t n)
+static inline void check_same_values(const char *name, const double *x, const double *expected,
+                                     size_t n)
 {
     for (size_t i = 0; i < n; i++)
         if (!(x[i] == expected[i]))
-            fail_msg("%s: element %zu of %zu is %.9g, expected %.9g", name, i, n, x[i], expected[i]);
+            fail_msg("%s: element %zu of %zu is %.9g, expected %.9g", name, i, n, x[i],
+                     expected[i]);
 }
 
-/* `call`, which accumulates in `to`, gives the same for an empty tensor with memory full of NaNs as for zeros. */
-#define EMPTY_IS_ZEROS(to, call)                                                          \
-    do {                                                                                  \
-        const Tensor kept_ = to;                                                          \
-        if (!kept_.data)                                                                  \
-            break;                                                                        \
-        Tensor empty_ = make(kept_.format, kept_.rows, kept_.cols);                       \
-        const Tensor zeros_ = make(kept_.format, kept_.rows, kept_.cols);                 \
-        fill_bytes(empty_, 0xff);                                                         \
-        fill_bytes(zeros_, 0);                                                            \
-        empty_.empty = true;                                                              \
-        to = empty_;                                                                      \
-        call;                                                                             \
-        to = zeros_;                                                                      \
-        call;                                                                             \
-        to = kept_;                                                                       \
-        check_same_values(#call, values(empty_), values(zeros_), tensor_numel(kept_));    \
+/* `call`, which accumulates in `to`, gives the same for an empty tensor with memory full of NaNs as
+ * for zeros. */
+#define EMPTY_IS_ZEROS(to, call) \
+    do { \
+        const Tensor kept_ = to; \
+        if (!kept_.data) \
+            break; \
+        Tensor empty_ = make(kept_.format, kept_.rows, kept_.cols); \
+        const Tensor zeros_ = make(kept_.format, kept_.rows, kept_.cols); \
+        fill_bytes(empty_, 0xff); \
+        fill_bytes(zeros_, 0); \
+        empty_.empty = true; \
+        to = empty_; \
+        call; \
+        to = zeros_; \
+        call; \
+        to = kept_; \
+        check_same_values(#call, values(empty_), values(zeros_), tensor_numel(kept_)); \
     } while (0)
 
-/* ---- errors ------------------------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
-/* `call` must end the process with a message that contains `text`: in a child, whose stderr is read. NOTE: CUDA does not work in a
- * forked child, so `call` must fail before it uses CUDA; its tensors are made outside. */
-#define DIES(text, call)                                                                  \
-    do {                                                                                  \
-        int pipe_[2];                                                                     \
-        if (getenv("NO_FORK"))                                                            \
-            break;                                                                        \
-        assert_int_equal(pipe(pipe_), 0);                                                 \
-        fflush(NULL);                                                                     \
-        pid_t child_ = fork();                                                            \
-        if (child_ == 0) {                                                                \
-            alarm(30);                                                                    \
-            dup2(pipe_[1], STDERR_FILENO);                                                \
-            call;                                                                         \
-            _exit(0);                                                                     \
-        }                                                                                 \
-        check_death(#call, text, child_, pipe_);                                          \
+/* `call` must end the process with a message that contains `text`: in a child, whose stderr is
+ * read. NOTE: CUDA does not work in a forked child, so `call` must fail before it uses CUDA; its
+ * tensors are made outside. */
+#define DIES(text, call) \
+    do { \
+        int pipe_[2]; \
+        if (getenv("NO_FORK")) \
+            break; \
+        assert_int_equal(pipe(pipe_), 0); \
+        fflush(NULL); \
+        pid_t child_ = fork(); \
+        if (child_ == 0) { \
+            alarm(30); \
+            dup2(pipe_[1], STDERR_FILENO); \
+            call; \
+            _exit(0); \
+        } \
+        check_death(#call, text, child_, pipe_); \
     } while (0)
 
 static inline void check_death(const char *call, const char *text, pid_t child, int *ends)
@@ -375,10 +394,11 @@ static inline void check_death(const char *call, const char *text, pid_t child, 
     close(ends[0]);
     assert_int_equal(waitpid(child, &status, 0), child);
     if (!WIFEXITED(status) || WEXITSTATUS(status) == 0 || !strstr(said, text))
-        fail_msg("%s: expected an error that contains '%s'; status %x, message: %s", call, text, status, said);
+        fail_msg("%s: expected an error that contains '%s'; status %x, message: %s", call, text,
+                 status, said);
 }
 
-/* ---- start -------------------------------------------------------------------------------------------------- */
+/* ---- start ----------------------------------------------------------------------------------- */
 
 static inline int start_device(void **state)
 {

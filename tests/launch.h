@@ -1,5 +1,6 @@
-/* Runs the program as a user does: mpirun ./train configs/tiny.yaml with overrides, its output, exit code and metrics. BUILD names
- * the build folder, LAUNCH the launcher; scripts/run-tests sets both. */
+/* Runs the program as a user does: mpirun ./train configs/tiny.yaml with overrides, its output,
+ * exit code and metrics. BUILD names the build folder, LAUNCH the launcher; scripts/run-tests sets
+ * both. */
 #pragma once
 #include <math.h>
 #include <stdarg.h>
@@ -19,8 +20,8 @@
 
 enum { MAX_STEPS = 128 };
 
-static char folder[] = "/tmp/coat-train-XXXXXX";        /* for all files of a test */
-static char output[1 << 16];       /* of the last command: stdout and stderr */
+static char folder[] = "/tmp/coat-train-XXXXXX"; /* for all files of a test */
+static char output[1 << 16];                     /* of the last command: stdout and stderr */
 
 static inline const char *setting(const char *name, const char *otherwise)
 {
@@ -48,16 +49,19 @@ static inline int most_ranks(void)
 }
 
 /* A small, quick variant of tiny.yaml: 2 blocks of width 32, 8 sequences of 32 tokens a step. */
-static const char SMALL[] = "--model.d_model=32 --model.n_layers=2 --model.n_heads=2 --model.n_kv_heads=1 "
-                            "--model.mlp_hidden_size=128 --model.max_sequence_length=32 --global_train_batch_size=8 "
-                            "--device_train_microbatch_size=2 --eval_interval=null --save_interval=1000 --recipe=f32 "
-                            "--scheduler.t_warmup=2";
+static const char SMALL[] =
+    "--model.d_model=32 --model.n_layers=2 --model.n_heads=2 --model.n_kv_heads=1 "
+    "--model.mlp_hidden_size=128 --model.max_sequence_length=32 --global_train_batch_size=8 "
+    "--device_train_microbatch_size=2 --eval_interval=null --save_interval=1000 --recipe=f32 "
+    "--scheduler.t_warmup=2";
 
 /* The sample's text in ids below 1000; 999 ends documents. A step takes a tenth of the time. */
-static const char FEW_IDS[] = "--model.vocab_size=1000 --model.embedding_size=1024 --model.eos_token_id=999 "
-                              "--data.paths=[build/few-ids/train.npy] "
-                              "--evaluators='[{label: sample, data: {paths: [build/few-ids/val.npy]}}]'";
-static const char *ids = FEW_IDS;   /* of the runs that a test starts; "": the sample's, for slower steps */
+static const char FEW_IDS[] =
+    "--model.vocab_size=1000 --model.embedding_size=1024 --model.eos_token_id=999 "
+    "--data.paths=[build/few-ids/train.npy] "
+    "--evaluators='[{label: sample, data: {paths: [build/few-ids/val.npy]}}]'";
+static const char *ids =
+    FEW_IDS; /* of the runs that a test starts; "": the sample's, for slower steps */
 
 /* Runs a shell command of a test; it must succeed. */
 static inline void shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -72,7 +76,8 @@ static inline void shell(const char *format, ...)
         fail_msg("%s failed", command);
 }
 
-/* When a rank has failed, OpenMPI's mpirun waits a second for the others. A single rank has no others. */
+/* When a rank has failed, OpenMPI's mpirun waits a second for the others. A single rank has no
+ * others. */
 static const char AT_ONCE[] = "OMPI_MCA_odls_base_sigkill_timeout=0";
 
 /* Starts a shell command, which is killed after 5 minutes. */
@@ -85,23 +90,27 @@ static inline FILE *start_command(const char *format, ...)
     vsnprintf(command, sizeof command, format, list);
     va_end(list);
     const bool alone = strstr(command, " -n 1 ") && !strstr(command, " : ");
-    snprintf(all, sizeof all, "OPENBLAS_NUM_THREADS=1 %s timeout --foreground 300 %s 2>&1", alone ? AT_ONCE : "", command);
+    snprintf(all, sizeof all, "OPENBLAS_NUM_THREADS=1 %s timeout --foreground 300 %s 2>&1",
+             alone ? AT_ONCE : "", command);
     FILE *p = popen(all, "r");
     assert_non_null(p);
     return p;
 }
 
-/* Makes stdout and stderr of a rank one pipe: from two pipes the launcher may forward the later output first. */
+/* Makes stdout and stderr of a rank one pipe: from two pipes the launcher may forward the later
+ * output first. */
 static const char ONE_PIPE[] = "sh -c 'exec \"$0\" \"$@\" 2>&1'";
-static const char *by = "";         /* ONE_PIPE, or nothing */
+static const char *by = ""; /* ONE_PIPE, or nothing */
 
-/* Starts train on `ranks` ranks, or as many as possible, with SMALL, `ids` and the given arguments. */
+/* Starts train on `ranks` ranks, or as many as possible, with SMALL, `ids` and the given
+ * arguments. */
 static inline FILE *start(int ranks, const char *arguments)
 {
     if (ranks > most_ranks())
         ranks = most_ranks();
-    return start_command("%s -n %d %s %s/train configs/tiny.yaml %s %s %s", setting("LAUNCH", "mpirun --oversubscribe"),
-                         ranks, by, setting("BUILD", "build/cpu"), SMALL, ids, arguments);
+    return start_command("%s -n %d %s %s/train configs/tiny.yaml %s %s %s",
+                         setting("LAUNCH", "mpirun --oversubscribe"), ranks, by,
+                         setting("BUILD", "build/cpu"), SMALL, ids, arguments);
 }
 
 /* Waits for its end; returns its exit status. The output is in `output`. */
@@ -200,7 +209,8 @@ static inline long trainer(const char *checkpoint, const char *key)
     return n;
 }
 
-/* A file of FEW_IDS, with two-byte ids like the sample's. Every test rewrites it, also while runs of other tests read it. */
+/* A file of FEW_IDS, with two-byte ids like the sample's. Every test rewrites it, also while runs
+ * of other tests read it. */
 static inline int make_few_ids(const char *name)
 {
     char from[64], to[64], part[128];
@@ -210,7 +220,7 @@ static inline int make_few_ids(const char *name)
     FILE *in = fopen(from, "rb"), *out = fopen(part, "wb");
     if (!in || !out)
         return -1;
-    for (int low, high; (low = getc(in)) != EOF && (high = getc(in)) != EOF; ) {
+    for (int low, high; (low = getc(in)) != EOF && (high = getc(in)) != EOF;) {
         const int id = low | high << 8, few = id == 50279 ? 999 : id % 999;
         putc(few & 255, out);
         putc(few >> 8, out);

@@ -1,20 +1,33 @@
-/* Shared by tests of adapters' products: adapter matrices, and sums of products in double with error bounds of F32. */
+/* Shared by tests of adapters' products: adapter matrices, and sums of products in double with
+ * error bounds of F32. */
 #pragma once
 #include "tests/fp8.h"
 
 /* Formats of x; of xa, y and add; of the matrix; of its gradient. */
-typedef struct { const char *name; Format x, dense, w, dw; } Formats;
+typedef struct {
+    const char *name;
+    Format x, dense, w, dw;
+} Formats;
 
-typedef struct { int N, C, rank; bool is_b; int parts; struct { int first, width; } part[LORA_PARTS]; } Shape;
+typedef struct {
+    int N, C, rank;
+    bool is_b;
+    int parts;
+    struct {
+        int first, width;
+    } part[LORA_PARTS];
+} Shape;
 
 static char label[96];
 static inline const char *name(const char *op, const Formats *f, const Shape *s)
 {
-    snprintf(label, sizeof label, "%s/%s/%dx%d-%d%s%d", op, f->name, s->N, s->C, s->rank, s->is_b ? "b" : "a", s->parts);
+    snprintf(label, sizeof label, "%s/%s/%dx%d-%d%s%d", op, f->name, s->N, s->C, s->rank,
+             s->is_b ? "b" : "a", s->parts);
     return label;
 }
 
-static inline void check(const char *op, const Formats *f, const Shape *s, Tensor t, const double *ref, const double *bound)
+static inline void check(const char *op, const Formats *f, const Shape *s, Tensor t,
+                         const double *ref, const double *bound)
 {
     check_close(name(op, f, s), t, ref, bound);
     golden_check(label, t, bound);
@@ -28,7 +41,8 @@ static inline LoraMatrix make_matrix(const Shape *s, Format f, uint64_t seed)
         m.part[i].first = s->part[i].first, m.part[i].width = s->part[i].width;
         rows += s->part[i].width;
     }
-    m.w = s->is_b ? make_filled(f, rows, s->rank, seed, -1, 1) : make_filled(f, s->rank, s->C, seed, -1, 1);
+    m.w = s->is_b ? make_filled(f, rows, s->rank, seed, -1, 1)
+                  : make_filled(f, s->rank, s->C, seed, -1, 1);
     return m;
 }
 
@@ -43,9 +57,12 @@ static inline int place(const Shape *s, int c, int j)
     return -1;
 }
 
-/* Element i of a result: a sum of `terms` products in F32, in any order, each with an error of up to 1 u from decoding; a factor of
- * 2 covers tensor cores, which truncate instead of rounding. */
-typedef struct { double *ref, *bound; int terms; } Sums;
+/* Element i of a result: a sum of `terms` products in F32, in any order, each with an error of up
+ * to 1 u from decoding; a factor of 2 covers tensor cores, which truncate instead of rounding. */
+typedef struct {
+    double *ref, *bound;
+    int terms;
+} Sums;
 
 static inline Sums start_sums(size_t n, const double *start, int terms)
 {
@@ -62,8 +79,8 @@ static inline void add_product(Sums *s, int i, double a, double b)
 }
 
 /* which: 0: xa = scale x w; 1: y += xa wT; 2: dm += xaT x */
-static inline void add_products(Sums *sums, int which, const Shape *s, const double *x, const double *xa, const double *w,
-                                double scale)
+static inline void add_products(Sums *sums, int which, const Shape *s, const double *x,
+                                const double *xa, const double *w, double scale)
 {
     const int P = s->parts * s->rank;
     for (int c = 0; c < s->C; c++)

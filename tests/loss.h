@@ -2,15 +2,19 @@
 #pragma once
 #include "tests/kit.h"
 
-typedef struct { double *loss, *zloss, *grad, *loss_bound, *zloss_bound, *grad_bound; } Loss;
+typedef struct {
+    double *loss, *zloss, *grad, *loss_bound, *zloss_bound, *grad_bound;
+} Loss;
 
-/* exp(x - max) has a relative error of 4 u + u |x - max|, so z = max + log sum has an error of
- * e = u (vocab + 8 + range + 2 (|max| + |z|)), and p = exp(x) / sum has a relative error of 2 e + 8 u. */
-static inline void loss_row(Loss *l, int n, const double *x, int target, int vocab, int V, double scale, double weight)
+/* exp(x - max) has a relative error of 4 u + u |x - max|, so z = max + log sum has an error of e =
+ * u (vocab + 8 + range + 2 (|max| + |z|)), and p = exp(x) / sum has a relative error of 2 e + 8
+ * u. */
+static inline void loss_row(Loss *l, int n, const double *x, int target, int vocab, int V,
+                            double scale, double weight)
 {
     double max = -INFINITY, min = INFINITY, total = 0;
     if (target < 0)
-        return;         /* all results are exactly 0 */
+        return; /* all results are exactly 0 */
     for (int j = 0; j < vocab; j++)
         max = fmax(max, x[j]), min = fmin(min, x[j]);
     for (int j = 0; j < vocab; j++)
@@ -23,15 +27,20 @@ static inline void loss_row(Loss *l, int n, const double *x, int target, int voc
     for (int j = 0; j < vocab; j++) {
         double p = exp(x[j] - z), factor = 1 + 2 * weight * fabs(z);
         l->grad[n * V + j] = scale * ((1 + 2 * weight * z) * p - (j == target));
-        l->grad_bound[n * V + j] = scale * (factor * p * (2 * e + 12 * U24) + 2 * weight * e * p
-                                            + 4 * U24 * (j == target));
+        l->grad_bound[n * V + j] = scale * (factor * p * (2 * e + 12 * U24) + 2 * weight * e * p +
+                                            4 * U24 * (j == target));
     }
 }
 
-static inline Loss loss_reference(const double *logits, const int *target, int N, int vocab, int V, double scale, double weight)
+static inline Loss loss_reference(const double *logits, const int *target, int N, int vocab, int V,
+                                  double scale, double weight)
 {
     const size_t rows = sizeof(double) * (size_t)N, all = rows * (size_t)V;
-    Loss l = { .loss = keep(rows), .zloss = keep(rows), .grad = keep(all), .loss_bound = keep(rows), .zloss_bound = keep(rows),
+    Loss l = { .loss = keep(rows),
+               .zloss = keep(rows),
+               .grad = keep(all),
+               .loss_bound = keep(rows),
+               .zloss_bound = keep(rows),
                .grad_bound = keep(all) };
     for (int i = 0; i < N; i++)
         loss_row(&l, i, logits + (size_t)i * (size_t)V, target[i], vocab, V, scale, weight);

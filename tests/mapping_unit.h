@@ -1,10 +1,12 @@
-/* A kind of unit that is not in the table: between the embedding and the first block each token's x becomes x + W x. This is all
- * that a program needs to add a kind: parameters, buffers, forward and backward, and names in files. */
+/* A kind of unit that is not in the table: between the embedding and the first block each token's x
+ * becomes x + W x. This is all that a program needs to add a kind: parameters, buffers, forward and
+ * backward, and names in files. */
 #pragma once
 #include "model/architecture.h"
 #include "model/plan.h"
 #include "kernels/kernels.h"
 
+// clang-format off
 static const TensorNames mapped_tensors[] = {
     { "mapping", { "model.mapping.weight" } },
     { "embed",   { "model.embed_tokens.weight" } },
@@ -18,9 +20,16 @@ static const TensorNames mapped_tensors[] = {
     { "head",    { "lm_head.weight" } },
     { NULL }
 };
+// clang-format on
 static const Architecture mapped = {
-    "MappedForCausalLM", "mapped", "Mapped", .norm = RMS_NORM, .norm_affine = true, .rope_types = 1 << ROPE_DEFAULT,
-    .blocks = "model.layers", .tensors = mapped_tensors,
+    "MappedForCausalLM",
+    "mapped",
+    "Mapped",
+    .norm = RMS_NORM,
+    .norm_affine = true,
+    .rope_types = 1 << ROPE_DEFAULT,
+    .blocks = "model.layers",
+    .tensors = mapped_tensors,
 };
 
 static int mapping_count(const ModelConfig *c)
@@ -28,7 +37,8 @@ static int mapping_count(const ModelConfig *c)
     return c->architecture == &mapped;
 }
 
-static const ParamRow mapping_params[] = { { "mapping", 0, SIZE_MODEL, SIZE_MODEL, SPLIT_ROWS, STD_IN, ALWAYS } };
+static const ParamRow mapping_params[] = { { "mapping", 0, SIZE_MODEL, SIZE_MODEL, SPLIT_ROWS,
+                                             STD_IN, ALWAYS } };
 
 static void mapping_plan(Planner *p, Model *m, int u)
 {
@@ -50,11 +60,13 @@ static int mapping_uses(const Model *m, int u)
 static void mapping_backward(Model *m, const UnitTensors *w, UnitTensors *dw, int u, bool needs_dx)
 {
     const Tensor dy = m->work.dh;
-    quantize(dy, m->work.dres);         /* a copy, as they have one format */
+    quantize(dy, m->work.dres); /* a copy, as they have one format */
     matmul_dw(dw->tensor[0], dy, m->unit_acts[u].attn_res);
     if (needs_dx)
         matmul_dx(m->work.dres, dy, w->tensor[0], true);
 }
 
-static const UnitKind mapping_kind = { "mapping", mapping_count, false, mapping_params, 1, mapping_plan, mapping_forward,
-                                       mapping_uses, mapping_backward };
+static const UnitKind mapping_kind = {
+    "mapping",    mapping_count,   false,        mapping_params,  1,
+    mapping_plan, mapping_forward, mapping_uses, mapping_backward
+};

@@ -1,4 +1,5 @@
-/* A small model of one rank that trains with quantization statistics in each step, and the last line of its metrics.jsonl. */
+/* A small model of one rank that trains with quantization statistics in each step, and the last
+ * line of its metrics.jsonl. */
 #pragma once
 #include "tests/kit.h"
 
@@ -16,13 +17,13 @@ static char measured_folder[] = "/tmp/coat-telemetry-XXXXXX";
 /* One rank with statistics every step; line: the last one written. */
 typedef struct {
     Config config;
-    Model  model;
+    Model model;
     ParamStore store;
-    Log   *log;
+    Log *log;
     Telemetry *telemetry;
     json_t *line;
-    long   step;
-    bool   apart;          /* shared buffers keep their values */
+    long step;
+    bool apart; /* shared buffers keep their values */
 } Small;
 
 static inline void small_open(Small *s, SmallModel a, const char *recipe)
@@ -30,11 +31,12 @@ static inline void small_open(Small *s, SmallModel a, const char *recipe)
     static ModelConfig m;
     *s = (Small){ 0 };
     m = architecture(a);
-    m.d_model = 128;            /* as FP8 GEMMs need */
+    m.d_model = 128; /* as FP8 GEMMs need */
     m.head_dim = 32;
     m.mlp_width = 256;
     model_config(&s->config, &m, recipe, B);
-    s->config.recipe.forward = FROM_SAVED;      /* so that operands follow from saved tensors, bit for bit */
+    /* so that operands follow from saved tensors, bit for bit */
+    s->config.recipe.forward = FROM_SAVED;
     s->config.save_folder = measured_folder;
     s->config.quant_stats_interval = 1;
 }
@@ -74,7 +76,8 @@ static inline void small_step(Small *s, bool backward)
         targets[n] = (n + 1) % s->model.attn.T ? tokens[n + 1] : -1;
     fsdp_empty_grads(&s->store);
     telemetry_watch(s->telemetry, s->step);
-    model_micro_batch(&s->model, &s->store, tokens, targets, NULL, 1.0f / (float)N, 0, backward ? PASS_COMPLETE : PASS_FORWARD);
+    model_micro_batch(&s->model, &s->store, tokens, targets, NULL, 1.0f / (float)N, 0,
+                      backward ? PASS_COMPLETE : PASS_FORWARD);
     assert_null(s->model.observe);
     telemetry_write(s->telemetry, s->step, 1);
     json_decref(s->line);
@@ -103,7 +106,8 @@ static inline void small_close(Small *s)
     remove_metrics();
 }
 
-static inline double metric(const Small *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static inline double metric(const Small *s, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 static inline double metric(const Small *s, const char *format, ...)
 {
     char name[128];

@@ -8,9 +8,12 @@
 #include "kernels/values.h"
 #include "model/plan.h"
 
+// clang-format off
 static const char *const names[NUM_ARCHITECTURES] = {
-    "llama", "llama-gqa", "llama-head", "olmo", "olmo2", "mistral", "qwen3", "olmo3", "qwen2", "smollm3",
+    "llama",   "llama-gqa", "llama-head", "olmo",  "olmo2",
+    "mistral", "qwen3",     "olmo3",      "qwen2", "smollm3",
 };
+// clang-format on
 
 const char *architecture_name(SmallModel a)
 {
@@ -20,10 +23,23 @@ const char *architecture_name(SmallModel a)
 ModelConfig architecture(SmallModel a)
 {
     ModelConfig m = {
-        .d_model = 64, .n_layers = 2, .n_heads = 4, .n_kv_heads = 4, .head_dim = 16, .mlp_width = 96,
-        .max_sequence_length = 16, .vocab_size = 90, .embedding_size = 128, .eos_token_id = 0, .pad_token_id = -1,
-        .norm = { RMS_NORM, 1e-5f }, .norm_affine = true, .rope_theta = 10000,
-        .init_fn = INIT_NORMAL, .init_std = 0.1, .init_cutoff_factor = 3,
+        .d_model = 64,
+        .n_layers = 2,
+        .n_heads = 4,
+        .n_kv_heads = 4,
+        .head_dim = 16,
+        .mlp_width = 96,
+        .max_sequence_length = 16,
+        .vocab_size = 90,
+        .embedding_size = 128,
+        .eos_token_id = 0,
+        .pad_token_id = -1,
+        .norm = { RMS_NORM, 1e-5f },
+        .norm_affine = true,
+        .rope_theta = 10000,
+        .init_fn = INIT_NORMAL,
+        .init_std = 0.1,
+        .init_cutoff_factor = 3,
     };
     switch (a) {
     case MISTRAL:
@@ -55,7 +71,8 @@ ModelConfig architecture(SmallModel a)
     case LLAMA_GQA:
         m.n_kv_heads = 2;
         m.weight_tying = true;
-        m.rope_scaling.type = ROPE_LLAMA3, m.rope_scaling.factor = 8, m.rope_scaling.original_length = 8;
+        m.rope_scaling.type = ROPE_LLAMA3, m.rope_scaling.factor = 8,
+        m.rope_scaling.original_length = 8;
         m.rope_scaling.low_freq_factor = 1, m.rope_scaling.high_freq_factor = 4;
         break;
     case LLAMA_HEAD:
@@ -72,8 +89,10 @@ ModelConfig architecture(SmallModel a)
     case OLMO3:
         m.sliding_window = 6;
         m.layer_types = (LayerTypes){ 2, { true, false } };
-        m.rope_scaling.type = ROPE_YARN, m.rope_scaling.factor = 4, m.rope_scaling.full_attn_layers_only = true;
-        m.rope_scaling.beta_fast = 2, m.rope_scaling.beta_slow = 0.5, m.rope_scaling.original_length = 64;
+        m.rope_scaling.type = ROPE_YARN, m.rope_scaling.factor = 4,
+        m.rope_scaling.full_attn_layers_only = true;
+        m.rope_scaling.beta_fast = 2, m.rope_scaling.beta_slow = 0.5,
+        m.rope_scaling.original_length = 64;
         /* fall through */
     case OLMO2:
         m.n_kv_heads = 2;
@@ -83,8 +102,7 @@ ModelConfig architecture(SmallModel a)
         m.rope_theta = 500000;
         m.init_fn = INIT_FULL_MEGATRON;
         break;
-    default:
-        break;
+    default: break;
     }
     return m;
 }
@@ -120,23 +138,41 @@ void model_config(Config *c, const ModelConfig *m, const char *recipe, int B)
 {
     const Recipe *r = recipe_find(recipe);
     CHECK(r, "no recipe %s", recipe);
-    *c = (Config){ .model = *m, .recipe = *r, .seed = 6198, .global_train_batch_size = B, .device_train_microbatch_size = B,
-                   .optimizer = { .name = "adamw", .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-5, .weight_decay = 0.1,
-                                  .momentum = 0.95, .nesterov = true, .ns_steps = 5, .ns_eps = 1e-7 },
-                   .scheduler = { .name = CONSTANT }, .max_grad_norm = 1, .eval_subset_num_batches = -1,
-                   .device_eval_batch_size = B, .speed_window = 1, .console_log_interval = 1 };
+    *c = (Config){ .model = *m,
+                   .recipe = *r,
+                   .seed = 6198,
+                   .global_train_batch_size = B,
+                   .device_train_microbatch_size = B,
+                   .optimizer = { .name = "adamw",
+                                  .lr = 1e-2,
+                                  .beta1 = 0.9,
+                                  .beta2 = 0.95,
+                                  .eps = 1e-5,
+                                  .weight_decay = 0.1,
+                                  .momentum = 0.95,
+                                  .nesterov = true,
+                                  .ns_steps = 5,
+                                  .ns_eps = 1e-7 },
+                   .scheduler = { .name = CONSTANT },
+                   .max_grad_norm = 1,
+                   .eval_subset_num_batches = -1,
+                   .device_eval_batch_size = B,
+                   .speed_window = 1,
+                   .console_log_interval = 1 };
 }
 
 void model_create(Model *m, ParamStore *store, const Config *c)
 {
-    model_plan(m, store, c, (ShardChoice){ 1, 0, c->strategy.grad_sum != SUM_OFTEN, .tile = c->mlp_tile });
+    model_plan(m, store, c,
+               (ShardChoice){ 1, 0, c->strategy.grad_sum != SUM_OFTEN, .tile = c->mlp_tile });
     model_alloc(m, store, c);
 }
 
 void model_create_apart(Model *m, ParamStore *store, const Config *c)
 {
     size_t bytes = 0;
-    model_plan(m, store, c, (ShardChoice){ 1, 0, c->strategy.grad_sum != SUM_OFTEN, .tile = c->mlp_tile });
+    model_plan(m, store, c,
+               (ShardChoice){ 1, 0, c->strategy.grad_sum != SUM_OFTEN, .tile = c->mlp_tile });
     for (int b = 0; b < NUM_BUFFERS; b++) {
         m->shared[b].at = bytes;
         bytes += m->shared[b].bytes;
@@ -151,7 +187,8 @@ void model_alloc_shared(Model *m, ParamStore *store, const Config *c, size_t byt
     model_alloc(m, store, c);
 }
 
-/* Elements of a parameter from its `first` on; each has the value that it has where the parameter is whole. */
+/* Elements of a parameter from its `first` on; each has the value that it has where the parameter
+ * is whole. */
 static void fill(Tensor t, const Param *p, uint64_t seed, size_t first)
 {
     const size_t n = tensor_numel(t);
@@ -174,7 +211,8 @@ void test_fill_adapters(ParamStore *store, uint64_t seed)
             const Param *p = &store->shape[u].param[i];
             size_t first, n = shard_part(&store->shard[u], p, &first);
             if ((p->is_b || (p->is_vector && !p->is_norm)) && n > 0)
-                fill(shard_weights(&store->shard[u], p, first, n), p, seed + (uint64_t)(u * NUM_PARAMS + p->id), first);
+                fill(shard_weights(&store->shard[u], p, first, n), p,
+                     seed + (uint64_t)(u * NUM_PARAMS + p->id), first);
         }
     store_loaded(store);
 }

@@ -2,21 +2,35 @@
 #pragma once
 #include "model/model.h"
 
-/* LLAMA: plain. LLAMA_GQA: also tied, llama3 rope. LLAMA_HEAD: head_dim != C/H. OLMO: weightless LayerNorm, clip, tied.
- * OLMO2: norms on the branch outputs, QK-norm, GQA. MISTRAL: a window in all blocks. QWEN3: QK-norm per head, head_dim != C/H,
- * tied, a window in the second block. OLMO3: OLMO2 with a window in the first block, YaRN in the second. QWEN2: biases of q, k
- * and v, tied, GQA. SMOLLM3: tied, GQA, no rotation in the second block. */
-typedef enum { LLAMA, LLAMA_GQA, LLAMA_HEAD, OLMO, OLMO2, MISTRAL, QWEN3, OLMO3, QWEN2, SMOLLM3, NUM_ARCHITECTURES } SmallModel;
-ModelConfig architecture     (SmallModel a);
+/* LLAMA: plain. LLAMA_GQA: also tied, llama3 rope. LLAMA_HEAD: head_dim != C/H. OLMO: weightless
+ * LayerNorm, clip, tied. OLMO2: norms on the branch outputs, QK-norm, GQA. MISTRAL: a window in all
+ * blocks. QWEN3: QK-norm per head, head_dim != C/H, tied, a window in the second block. OLMO3:
+ * OLMO2 with a window in the first block, YaRN in the second. QWEN2: biases of q, k and v, tied,
+ * GQA. SMOLLM3: tied, GQA, no rotation in the second block. */
+typedef enum {
+    LLAMA,
+    LLAMA_GQA,
+    LLAMA_HEAD,
+    OLMO,
+    OLMO2,
+    MISTRAL,
+    QWEN3,
+    OLMO3,
+    QWEN2,
+    SMOLLM3,
+    NUM_ARCHITECTURES
+} SmallModel;
+ModelConfig architecture(SmallModel a);
 const char *architecture_name(SmallModel a);
 
 /* The model with adapters on these matrices, a bit per LoraModule; alpha is 3/2 of the rank. */
 enum { ALL_MODULES = (1 << NUM_LORA_MODULES) - 1 };
 ModelConfig with_adapters(ModelConfig m, int rank, unsigned modules, BaseFormat base);
 
-/* For tensor ranks: the model without norms over all heads, which no rank has; and registers the architecture of such models. */
+/* For tensor ranks: the model without norms over all heads, which no rank has; and registers the
+ * architecture of such models. */
 ModelConfig without_wide_norms(ModelConfig m);
-void        add_after_architecture(void);
+void add_after_architecture(void);
 
 /* A run of one rank with micro-batches of B sequences, complete but with nothing on disk. */
 void model_config(Config *c, const ModelConfig *m, const char *recipe, int B);
@@ -29,7 +43,8 @@ static inline Losses take_losses(Model *m)
     return l;
 }
 
-void model_create(Model *m, ParamStore *store, const Config *c);    /* planned and placed, for one rank */
+/* planned and placed, for one rank */
+void model_create(Model *m, ParamStore *store, const Config *c);
 
 /* The same with separate memory for each buffer, so that all results can be read. */
 void model_create_apart(Model *m, ParamStore *store, const Config *c);
@@ -42,4 +57,4 @@ void test_fill_adapters(ParamStore *store, uint64_t seed);
 
 /* Values that depend only on (seed, i): uniform in [-1, 1), and token ids below `below`. */
 float test_uniform(uint64_t seed, uint64_t i);
-int   test_token  (uint64_t seed, uint64_t i, int below);
+int test_token(uint64_t seed, uint64_t i, int below);

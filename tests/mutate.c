@@ -30,7 +30,7 @@ Input input_read(const char *path)
     char piece[65536];
     if (!f)
         die("%s: cannot read: %s", path, strerror(errno));
-    for (size_t n; (n = fread(piece, 1, sizeof piece, f)) > 0; )
+    for (size_t n; (n = fread(piece, 1, sizeof piece, f)) > 0;)
         input_replace(&in, in.size, 0, piece, n);
     fclose(f);
     return in;
@@ -54,27 +54,172 @@ void input_replace(Input *in, size_t at, size_t without, const void *data, size_
     Input out = { xmalloc(in->size - without + size), in->size - without + size };
     memcpy(out.data, in->data ? in->data : "", at);
     memcpy(out.data + at, data, size);
-    memcpy(out.data + at + size, (in->data ? in->data : "") + at + without, in->size - at - without);
+    memcpy(out.data + at + size, (in->data ? in->data : "") + at + without,
+           in->size - at - without);
     input_free(in);
     *in = out;
 }
 
 static const char *const odd[] = {
-    "0", "-0", "1", "-1", "2", "-6", "3", "7", "16", "127", "128", "255", "256", "1000", "4096", "65535", "65536", "1e6", "1e9",
-    "2147483520", "2147483647", "2147483648", "4294967295", "4294967296", "1e15", "9e18", "9000000000000000001",
-    "9223372036854775807", "9223372036854775808", "-9223372036854775808", "18446744073709551615", "18446744073709551616", "1e308",
-    "1e309", "-1e400", "1e-30", "1e-320", "0.5", "2.5", "0.1", "0x10", "0x1p3", "1_000", "007", "+5", ".5", "5.", "1e", "e5", "inf",
-    "-inf", ".inf", "nan", ".nan", "1ep", "0.5ep", "1e9T", "1e15T", "9e18T", "9e18ep", "null", "Null", "~", "", "true", "No", "on",
-    "[]", "{}", "[1, 2]", "[[a], [b]]", "{a: b}", "[null]", "a b", " a", "a ", "a: b", "a #b", "#", "-", "--", "- a", "? a", ": b",
-    "*a", "&a", "!a", "!!int 3", "%a", "@a", "`a", "|", ">", "'a", "\"a", "'a'", "\"a\"", "\"\\0\"", "\"a\\\"", "\\", "a\nb",
-    "a\rb", "a\tb", "\t", "\x01", "\x7f", "\x80", "\xff", "\xc3\x28", "\xc0\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xc2\x85",
-    "\xe2\x80\xa8", "\xef\xbb\xbf", "\xef\xbf\xbe", "\xc3\xa9", "\xe6\xbc\xa2", "\xf0\x9f\x98\x80", "${", "${}", "${a", "${seed}",
-    "${run_name}", "$${seed}", "${oc.env:HOME}", "${oc.env:NONE}", "${oc.env:NONE,null}", "${oc.env:ODD}", "${path.choose:}",
-    "${path.choose:a,b}", "${path.glob:/}", "${path.glob:}", "${path.check_exist:/}", "${path.last_checkpoint:/}", "${:}", "${.}",
-    "~/a", "~", "/", ".", "..", "../a", "/tmp/a", "a/b", "s3://a/b", "://", "*.npy", "[", "[a", "{", "]", "}", ",",
+    "0",
+    "-0",
+    "1",
+    "-1",
+    "2",
+    "-6",
+    "3",
+    "7",
+    "16",
+    "127",
+    "128",
+    "255",
+    "256",
+    "1000",
+    "4096",
+    "65535",
+    "65536",
+    "1e6",
+    "1e9",
+    "2147483520",
+    "2147483647",
+    "2147483648",
+    "4294967295",
+    "4294967296",
+    "1e15",
+    "9e18",
+    "9000000000000000001",
+    "9223372036854775807",
+    "9223372036854775808",
+    "-9223372036854775808",
+    "18446744073709551615",
+    "18446744073709551616",
+    "1e308",
+    "1e309",
+    "-1e400",
+    "1e-30",
+    "1e-320",
+    "0.5",
+    "2.5",
+    "0.1",
+    "0x10",
+    "0x1p3",
+    "1_000",
+    "007",
+    "+5",
+    ".5",
+    "5.",
+    "1e",
+    "e5",
+    "inf",
+    "-inf",
+    ".inf",
+    "nan",
+    ".nan",
+    "1ep",
+    "0.5ep",
+    "1e9T",
+    "1e15T",
+    "9e18T",
+    "9e18ep",
+    "null",
+    "Null",
+    "~",
+    "",
+    "true",
+    "No",
+    "on",
+    "[]",
+    "{}",
+    "[1, 2]",
+    "[[a], [b]]",
+    "{a: b}",
+    "[null]",
+    "a b",
+    " a",
+    "a ",
+    "a: b",
+    "a #b",
+    "#",
+    "-",
+    "--",
+    "- a",
+    "? a",
+    ": b",
+    "*a",
+    "&a",
+    "!a",
+    "!!int 3",
+    "%a",
+    "@a",
+    "`a",
+    "|",
+    ">",
+    "'a",
+    "\"a",
+    "'a'",
+    "\"a\"",
+    "\"\\0\"",
+    "\"a\\\"",
+    "\\",
+    "a\nb",
+    "a\rb",
+    "a\tb",
+    "\t",
+    "\x01",
+    "\x7f",
+    "\x80",
+    "\xff",
+    "\xc3\x28",
+    "\xc0\xaf",
+    "\xed\xa0\x80",
+    "\xf4\x90\x80\x80",
+    "\xc2\x85",
+    "\xe2\x80\xa8",
+    "\xef\xbb\xbf",
+    "\xef\xbf\xbe",
+    "\xc3\xa9",
+    "\xe6\xbc\xa2",
+    "\xf0\x9f\x98\x80",
+    "${",
+    "${}",
+    "${a",
+    "${seed}",
+    "${run_name}",
+    "$${seed}",
+    "${oc.env:HOME}",
+    "${oc.env:NONE}",
+    "${oc.env:NONE,null}",
+    "${oc.env:ODD}",
+    "${path.choose:}",
+    "${path.choose:a,b}",
+    "${path.glob:/}",
+    "${path.glob:}",
+    "${path.check_exist:/}",
+    "${path.last_checkpoint:/}",
+    "${:}",
+    "${.}",
+    "~/a",
+    "~",
+    "/",
+    ".",
+    "..",
+    "../a",
+    "/tmp/a",
+    "a/b",
+    "s3://a/b",
+    "://",
+    "*.npy",
+    "[",
+    "[a",
+    "{",
+    "]",
+    "}",
+    ",",
     "0000000000000000000000000000000000000000000000000000000000000000000000012",
-    ("0.0000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000"
-    "0000000005"),
+    ("0."
+     "000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000"
+     "0000000000000000000000000"
+     "0000000005"),
 };
 enum { NUM_ODD = sizeof odd / sizeof odd[0] };
 
@@ -94,7 +239,8 @@ static size_t find_word(const Input *in, Draws *d, size_t *length)
     size_t at = draw(d, in->size + 1), end;
     while (at < in->size && !isalnum((unsigned char)in->data[at]))
         at++;
-    for (end = at; end < in->size && (isalnum((unsigned char)in->data[end]) || strchr("._-", in->data[end])); )
+    for (end = at;
+         end < in->size && (isalnum((unsigned char)in->data[end]) || strchr("._-", in->data[end]));)
         end++;
     *length = end - at;
     return at;
@@ -128,33 +274,43 @@ static void change(Input *in, Draws *d, const Input *other, const char *const *w
     while (words[count])
         count++;
     switch (draw(d, NUM_CHANGES)) {
-    case FLIP:   if (at < in->size) in->data[at] ^= (char)(1 << draw(d, 8)); break;
-    case BYTE:   if (at < in->size) in->data[at] = (char)draw(d, 256); break;
+    case FLIP:
+        if (at < in->size)
+            in->data[at] ^= (char)(1 << draw(d, 8));
+        break;
+    case BYTE:
+        if (at < in->size)
+            in->data[at] = (char)draw(d, 256);
+        break;
     case REMOVE: input_replace(in, at, n, "", 0); break;
-    case CUT:    input_replace(in, at, in->size - at, "", 0); break;
-    case WORD:   if (count) insert_text(in, at, words[draw(d, (uint64_t)count)]); break;
+    case CUT: input_replace(in, at, in->size - at, "", 0); break;
+    case WORD:
+        if (count)
+            insert_text(in, at, words[draw(d, (uint64_t)count)]);
+        break;
     case ODD: {
         const char *text = odd_value(d);
         at = find_word(in, d, &n);
         input_replace(in, at, n, text, strlen(text));
         break;
     }
-    case REPEAT: case MOVE: case LINE: {
+    case REPEAT:
+    case MOVE:
+    case LINE: {
         at = find_line(in, d, &n);
         Input line = input_copy(in->data + at, n);
         const bool moves = draw(d, 2);
         if (moves)
             input_replace(in, at, n, "", 0);
         at = find_line(in, d, &m);
-        for (uint64_t doublings = draw(d, 8) ? 0 : draw(d, 9); doublings > 0 && line.size < 4096; doublings--)
+        for (uint64_t doublings = draw(d, 8) ? 0 : draw(d, 9); doublings > 0 && line.size < 4096;
+             doublings--)
             input_replace(&line, line.size, 0, line.data, line.size);
         input_replace(in, at, 0, line.data, line.size);
         input_free(&line);
         break;
     }
-    default:
-        from = find_range(other, d, &m);
-        input_replace(in, at, n, other->data + from, m);
+    default: from = find_range(other, d, &m); input_replace(in, at, n, other->data + from, m);
     }
 }
 

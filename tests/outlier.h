@@ -1,5 +1,5 @@
-/* A model whose SwiGLU has an outlier in every block, as in arXiv 2409.12517: gate and up of a channel are aligned and large;
- * of another channel in each. */
+/* A model whose SwiGLU has an outlier in every block, as in arXiv 2409.12517: gate and up of a
+ * channel are aligned and large; of another channel in each. */
 #pragma once
 #include "kernels/values.h"
 #include "model/param_store.h"

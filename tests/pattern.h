@@ -1,5 +1,6 @@
-/* Bytes that depend only on (seed, their number): any run of them can be made and checked separately. They are below 64, so that
- * they are finite and not negative in every format; other weights and moments are not saved. */
+/* Bytes that depend only on (seed, their number): any run of them can be made and checked
+ * separately. They are below 64, so that they are finite and not negative in every format; other
+ * weights and moments are not saved. */
 #pragma once
 #include <stdlib.h>
 #include <string.h>

@@ -9,7 +9,7 @@
 
 static inline void start_ranks(int *argc, char ***argv)
 {
-    alarm(300);         /* if a rank fails, the others wait in a collective */
+    alarm(300); /* if a rank fails, the others wait in a collective */
     comm_start(argc, argv);
     device_init(comm_local_rank());
     comm_init();

@@ -1,14 +1,20 @@
-/* A small model on the ranks of a test: its sizes, its start as a run would place it, and its end. */
+/* A small model on the ranks of a test: its sizes, its start as a run would place it, and its
+ * end. */
 #pragma once
 #include "model/run/memory.h"
 #include "tests/models.h"
 #include "tests/ranks.h"
 #include "tests/ranks_training.h"
 
-typedef struct { Config config; Model model; ParamStore store; } Run;
+typedef struct {
+    Config config;
+    Model model;
+    ParamStore store;
+} Run;
 
 /* The model with these sizes; the number of its heads stays. */
-static inline ModelConfig with_sizes(ModelConfig m, int d_model, int head_dim, int mlp_width, int n_layers)
+static inline ModelConfig with_sizes(ModelConfig m, int d_model, int head_dim, int mlp_width,
+                                     int n_layers)
 {
     m.d_model = d_model;
     m.head_dim = head_dim;

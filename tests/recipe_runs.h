@@ -14,7 +14,13 @@
 
 enum { B = 4, MAX_TOKENS = 128 };
 
-typedef struct { double loss; UnitLayout shape[16]; float *gradient[16]; size_t count[16]; int units; } Result;
+typedef struct {
+    double loss;
+    UnitLayout shape[16];
+    float *gradient[16];
+    size_t count[16];
+    int units;
+} Result;
 
 static inline ModelConfig wide(SmallModel a)
 {
@@ -39,18 +45,28 @@ static inline float *as_floats(Tensor t)
     uint16_t *h = malloc(sizeof(uint16_t) * n);
     device_get(h, t.data, sizeof(uint16_t) * n);
     for (size_t i = 0; i < n; i++) {
-        union { uint32_t bits; float value; } v = { .bits = (uint32_t)h[i] << 16 };
+        union {
+            uint32_t bits;
+            float value;
+        } v = { .bits = (uint32_t)h[i] << 16 };
         x[i] = v.value;
     }
     free(h);
     return x;
 }
 
-/* A step of B sequences in `parts` micro-batches; the first of several has no labels. before: another step comes first, with its
- * loss times this, and an evaluation; 0: none. */
-typedef struct { Keep keep; bool saved_forward; int parts; ScalesPer scales; float before; } How;
+/* A step of B sequences in `parts` micro-batches; the first of several has no labels. before:
+ * another step comes first, with its loss times this, and an evaluation; 0: none. */
+typedef struct {
+    Keep keep;
+    bool saved_forward;
+    int parts;
+    ScalesPer scales;
+    float before;
+} How;
 
-static inline void step(Model *model, ParamStore *store, const Config *c, int parts, uint64_t seed, float factor)
+static inline void step(Model *model, ParamStore *store, const Config *c, int parts, uint64_t seed,
+                        float factor)
 {
     const int N = model->N * parts, labels = parts > 1 ? N - model->N : N;
     int tokens[MAX_TOKENS], targets[MAX_TOKENS];
@@ -59,8 +75,8 @@ static inline void step(Model *model, ParamStore *store, const Config *c, int pa
     for (int n = 0; n < N; n++)
         targets[n] = (n + 1) % model->attn.T && n >= N - labels ? tokens[n + 1] : -1;
     for (int n = 0; n < N; n += model->N)
-        model_micro_batch(model, store, tokens + n, targets + n, NULL, factor / (float)labels, (float)c->z_loss,
-                          n + model->N < N ? PASS_ACCUMULATE : PASS_COMPLETE);
+        model_micro_batch(model, store, tokens + n, targets + n, NULL, factor / (float)labels,
+                          (float)c->z_loss, n + model->N < N ? PASS_ACCUMULATE : PASS_COMPLETE);
 }
 
 /* The result of a step in `parts` micro-batches; before: see How. */
@@ -129,11 +145,13 @@ static inline double param_distance(const Result *x, const Result *y, int u, int
     const Param *p = &x->shape[u].param[i];
     if (p->region != TRAINED)
         return 0;
-    return distance(x->gradient[u] + p->offset, y->gradient[u] + p->offset, (size_t)p->rows * p->cols);
+    return distance(x->gradient[u] + p->offset, y->gradient[u] + p->offset,
+                    (size_t)p->rows * p->cols);
 }
 
 /* The worst tensor of `found`, with its unit and name. */
-static inline double worst_distance(const Result *found, const Result *exact, int *unit, const char **where)
+static inline double worst_distance(const Result *found, const Result *exact, int *unit,
+                                    const char **where)
 {
     double worst = 0;
     *unit = 0, *where = "";
@@ -147,7 +165,11 @@ static inline double worst_distance(const Result *found, const Result *exact, in
 }
 
 /* Models that train only adapters. */
-static const struct { SmallModel model; unsigned modules; BaseFormat base; } adapted[] = {
+static const struct {
+    SmallModel model;
+    unsigned modules;
+    BaseFormat base;
+} adapted[] = {
     { LLAMA_GQA, ALL_MODULES, BASE_AS_FROZEN },
     { OLMO2, 1 << LORA_Q | 1 << LORA_V | 1 << LORA_O | 1 << LORA_GATE, BASE_NF4 },
     { QWEN3, ALL_MODULES, BASE_E4M3 },
@@ -166,7 +188,8 @@ static inline void check_same_as(const ModelConfig *m, const char *recipe, How o
     for (int u = 0; u < x.units; u++)
         for (size_t i = 0; i < x.count[u]; i++)
             if (x.gradient[u][i] != y.gradient[u][i])
-                fail_msg("%s, unit %d, element %zu: %.9g and %.9g", recipe, u, i, x.gradient[u][i], y.gradient[u][i]);
+                fail_msg("%s, unit %d, element %zu: %.9g and %.9g", recipe, u, i, x.gradient[u][i],
+                         y.gradient[u][i]);
     free_result(&x);
     free_result(&y);
 }

@@ -1,4 +1,5 @@
-/* Shared by tests of checkpoints: runs with weights and moments but no activations, in separate folders. */
+/* Shared by tests of checkpoints: runs with weights and moments but no activations, in separate
+ * folders. */
 #pragma once
 #include <sys/stat.h>
 
@@ -35,9 +36,14 @@ static inline bool exists(const char *path)
     return lstat(path, &status) == 0;
 }
 
-/* ---- runs ------------------------------------------------------------------------------------------------- */
+/* ---- runs ------------------------------------------------------------------------------------ */
 
-typedef struct { Config config; ParamStore store; void *memory; size_t file_limit; } Run;
+typedef struct {
+    Config config;
+    ParamStore store;
+    void *memory;
+    size_t file_limit;
+} Run;
 
 /* Makes a new folder, and memory for the configuration. */
 static inline void place_choice(Run *r, ShardChoice choice)
@@ -61,7 +67,8 @@ static inline void place(Run *r)
     place_choice(r, (ShardChoice){ 1, 0, false });
 }
 
-static inline void open_run_of(Run *r, const ModelConfig *m, const char *optimizer, Format master, Format m1, Format m2)
+static inline void open_run_of(Run *r, const ModelConfig *m, const char *optimizer, Format master,
+                               Format m1, Format m2)
 {
     *r = (Run){ 0 };
     model_config(&r->config, m, "bf16", 1);
@@ -92,8 +99,12 @@ static inline void close_run(Run *r)
 
 static inline TrainState state_of(long step)
 {
-    return (TrainState){ .step = step, .tokens = 123456789012345, .updates = 98, .loader = { 7, 98765 },
-                         .fingerprint = 0xfedcba9876543210, .content = { 0x123456789abcdef0, 1 } };
+    return (TrainState){ .step = step,
+                         .tokens = 123456789012345,
+                         .updates = 98,
+                         .loader = { 7, 98765 },
+                         .fingerprint = 0xfedcba9876543210,
+                         .content = { 0x123456789abcdef0, 1 } };
 }
 
 static inline void begin(Run *r, long step)

@@ -1,7 +1,8 @@
-/* 8-bit AdamW against bitsandbytes (tests/golden/adamw8bit, scripts/golden_adamw8bit.py): maps, codes, steps.
+/* 8-bit AdamW against bitsandbytes (tests/golden/adamw8bit, scripts/golden_adamw8bit.py): maps,
+ * codes, steps.
  *
- * Codes and scales are the same bits on both back ends. Weights: on the CPU those of the reference bit for bit; the CUDA back end
- * uses the hardware's root and reciprocal. u = 2^-24. */
+ * Codes and scales are the same bits on both back ends. Weights: on the CPU those of the reference
+ * bit for bit; the CUDA back end uses the hardware's root and reciprocal. u = 2^-24. */
 #include "kernels/dynamic8.h"
 #include "kernels/fp8.h"
 #include "kernels/values.h"
@@ -12,7 +13,7 @@ static const Format F = { F32, 0 }, H = { BF16, 0 };
 static const Format SIGNED = { DYNAMIC8, DYNAMIC8_GROUP }, UNSIGNED = { UDYNAMIC8, DYNAMIC8_GROUP };
 enum { GROUP = DYNAMIC8_GROUP };
 
-/* ---- reference results ---------------------------------------------------------------------------------------- */
+/* ---- reference results ----------------------------------------------------------------------- */
 
 static SafeFile *open_golden(const char *name)
 {
@@ -34,18 +35,23 @@ static void *read_golden(const SafeFile *f, const char *name, int *rows)
 }
 
 typedef struct {
-    AdamW a;                                    /* without corrections */
+    AdamW a; /* without corrections */
     int steps, n;
-    const float *w, *absmax[2];                 /* (1 + steps, n), (steps, n/256) of m and v */
-    const uint8_t *codes[2];                    /* (steps, n) */
-    const uint16_t *grad;                       /* (steps, n), BF16 */
+    const float *w, *absmax[2]; /* (1 + steps, n), (steps, n/256) of m and v */
+    const uint8_t *codes[2];    /* (steps, n) */
+    const uint16_t *grad;       /* (steps, n), BF16 */
 } Run;
 
 static Run read_run(const char *name)
 {
     SafeFile *f = open_golden(name);
     const float *s = read_golden(f, "settings", NULL);
-    const AdamW a = { .lr = s[0], .beta1 = s[1], .beta2 = s[2], .eps = s[3], .weight_decay = s[4], .grad_scale = s[5],
+    const AdamW a = { .lr = s[0],
+                      .beta1 = s[1],
+                      .beta2 = s[2],
+                      .eps = s[3],
+                      .weight_decay = s[4],
+                      .grad_scale = s[5],
                       .seed = 42 };
     Run r = { .a = a, .steps = (int)s[6] };
     r.w = read_golden(f, "w", NULL);
@@ -71,7 +77,8 @@ static void restore_moment(Tensor t, const Run *r, int i, int step)
     char *bytes = keep(tensor_bytes(t));
     if (step > 0) {
         memcpy(bytes, r->codes[i] + (step - 1) * r->n, (size_t)r->n);
-        memcpy(bytes + r->n, r->absmax[i] + (step - 1) * (r->n / GROUP), (size_t)(r->n / GROUP) * sizeof(float));
+        memcpy(bytes + r->n, r->absmax[i] + (step - 1) * (r->n / GROUP),
+               (size_t)(r->n / GROUP) * sizeof(float));
     }
     tensor_restore(t, bytes);
 }
@@ -86,14 +93,16 @@ static Tensor gradient_of(const Run *r, int step, Format f)
     return t;
 }
 
-/* ---- maps and codes -------------------------------------------------------------------------------------------- */
+/* ---- maps and codes -------------------------------------------------------------------------- */
 
 static void test_maps(void **state)
 {
     (void)state;
     SafeFile *f = open_golden("codes");
-    check_same_bytes("signed map", dynamic8_map(DYNAMIC8), read_golden(f, "map.signed", NULL), GROUP * sizeof(float));
-    check_same_bytes("unsigned map", dynamic8_map(UDYNAMIC8), read_golden(f, "map.unsigned", NULL), GROUP * sizeof(float));
+    check_same_bytes("signed map", dynamic8_map(DYNAMIC8), read_golden(f, "map.signed", NULL),
+                     GROUP * sizeof(float));
+    check_same_bytes("unsigned map", dynamic8_map(UDYNAMIC8), read_golden(f, "map.unsigned", NULL),
+                     GROUP * sizeof(float));
     safetensors_close(f);
     release();
 }
@@ -120,29 +129,37 @@ static void test_formats(void **state)
     Tensor t = tensor_alloc(&a, SIGNED, 3, 2 * GROUP), row = tensor_rows(t, 2, 1);
     assert_int_equal(tensor_bytes(t), 3 * (2 * GROUP + 2 * sizeof(float)));
     assert_int_equal((char *)row.scale - (char *)t.scale, 4 * sizeof(float));
-    assert_true(format_has_scales(SIGNED) && format_has_scales((Format){ E4M3, 0 }) && !format_has_scales(H));
+    assert_true(format_has_scales(SIGNED) && format_has_scales((Format){ E4M3, 0 }) &&
+                !format_has_scales(H));
     assert_true(!format_is_fp8(SIGNED) && !format_is_fp8(UNSIGNED) && format_is_dynamic8(UNSIGNED));
 }
 
 /* A tensor in host memory. */
 static Tensor host_tensor(Format f, int n)
 {
-    return (Tensor){ .data = keep((size_t)n), .scale = keep((size_t)(n / GROUP) * sizeof(float)), .format = f, .rows = 1,
+    return (Tensor){ .data = keep((size_t)n),
+                     .scale = keep((size_t)(n / GROUP) * sizeof(float)),
+                     .format = f,
+                     .rows = 1,
                      .cols = n };
 }
 
-/* Against bitsandbytes on the CPU, which rounds small negative numbers to 0, and has no 0 in the unsigned map. */
+/* Against bitsandbytes on the CPU, which rounds small negative numbers to 0, and has no 0 in the
+ * unsigned map. */
 static void check_bnb(const SafeFile *f, const float *x, const Tensor *t)
 {
     int plain;
-    const uint8_t *expected[2] = { read_golden(f, "bnb.signed", &plain), read_golden(f, "bnb.unsigned", NULL) };
-    check_same_bytes("absmax", t[0].scale, read_golden(f, "bnb.absmax", NULL), (size_t)plain * sizeof(float));
+    const uint8_t *expected[2] = { read_golden(f, "bnb.signed", &plain),
+                                   read_golden(f, "bnb.unsigned", NULL) };
+    check_same_bytes("absmax", t[0].scale, read_golden(f, "bnb.absmax", NULL),
+                     (size_t)plain * sizeof(float));
     for (int i = 0; i < plain * GROUP; i++) {
         const uint8_t m = ((uint8_t *)t[0].data)[i], v = ((uint8_t *)t[1].data)[i];
         if (m != expected[0][i] && !(m == 126 && expected[0][i] == 127 && signbit(x[i])))
             fail_msg("signed code %d of %g is %d, in bitsandbytes %d", i, x[i], m, expected[0][i]);
         if (v != expected[1][i] && !(v == 0 && expected[1][i] == 1))
-            fail_msg("unsigned code %d of %g is %d, in bitsandbytes %d", i, x[i], v, expected[1][i]);
+            fail_msg("unsigned code %d of %g is %d, in bitsandbytes %d", i, x[i], v,
+                     expected[1][i]);
     }
 }
 
@@ -165,7 +182,9 @@ static void test_codes(void **state)
     for (int k = 0; k < 2; k++) {
         tensor_load(back, t[k], GROUP, GROUP);
         for (size_t i = 0; i < GROUP; i++)
-            assert_true(back[i] == dynamic8_map(t[k].format.dtype)[((uint8_t *)t[k].data)[GROUP + i]] * ((float *)t[k].scale)[1]);
+            assert_true(back[i] ==
+                        dynamic8_map(t[k].format.dtype)[((uint8_t *)t[k].data)[GROUP + i]] *
+                            ((float *)t[k].scale)[1]);
     }
     safetensors_close(f);
     release();
@@ -176,11 +195,12 @@ static void check_rank(uint32_t bits, const uint32_t *steps, DType d)
     const uint32_t rank = (bits + steps[(bits >> 16) - DYNAMIC8_FIRST]) >> 16 & 0xff;
     const uint32_t code = dynamic8_encode(float_from_bits(bits), d);
     if (rank + (d == DYNAMIC8 ? 127 : 0) != code)
-        fail_msg("the table gives rank %u to %a, whose code is %u", rank, float_from_bits(bits), code);
+        fail_msg("the table gives rank %u to %a, whose code is %u", rank, float_from_bits(bits),
+                 code);
 }
 
-/* The table against the search at critical points: both ends of every entry, every value and every midpoint of two. And the codes
- * of four ranks at once. */
+/* The table against the search at critical points: both ends of every entry, every value and every
+ * midpoint of two. And the codes of four ranks at once. */
 static void test_table(void **state)
 {
     (void)state;
@@ -189,23 +209,26 @@ static void test_table(void **state)
         const float *map = dynamic8_map(d);
         dynamic8_steps(steps, d);
         for (uint32_t i = 0; i < DYNAMIC8_STEPS; i++)
-            check_rank((DYNAMIC8_FIRST + i) << 16, steps, d), check_rank(((DYNAMIC8_FIRST + i) << 16) + 0xffff, steps, d);
+            check_rank((DYNAMIC8_FIRST + i) << 16, steps, d),
+                check_rank(((DYNAMIC8_FIRST + i) << 16) + 0xffff, steps, d);
         for (int c = d == DYNAMIC8 ? 128 : 1; c < 256; c++)
             for (int k = -1; k <= 1; k++) {
                 uint32_t value, middle;
                 const float between = (map[c - 1] + map[c]) / 2;
                 memcpy(&value, &map[c], sizeof value), memcpy(&middle, &between, sizeof middle);
-                check_rank(value + (uint32_t)k, steps, d), check_rank(middle + (uint32_t)k, steps, d);
+                check_rank(value + (uint32_t)k, steps, d),
+                    check_rank(middle + (uint32_t)k, steps, d);
             }
     }
     for (uint32_t r = 0; r <= 128; r++) {
-        const uint32_t below = r == 0 ? 1 : r, codes = dynamic8_codes(r | below << 8 | r << 16 | below << 24, 0xff00ff00);
+        const uint32_t below = r == 0 ? 1 : r,
+                       codes = dynamic8_codes(r | below << 8 | r << 16 | below << 24, 0xff00ff00);
         const uint32_t up = 127 + r, down = below == 128 ? 0 : 127 - below;
         assert_int_equal(codes, up | down << 8 | up << 16 | down << 24);
     }
 }
 
-/* ---- codes of a step --------------------------------------------------------------------------------------------- */
+/* ---- codes of a step ------------------------------------------------------------------------- */
 
 static Tensor make_zeros(Format f, int n)
 {
@@ -214,13 +237,15 @@ static Tensor make_zeros(Format f, int n)
     return t;
 }
 
-/* With beta1 = beta2 = 0 and moments of code 0 and scale 0 (m is -0) the new moments are g, also with the sign of 0, and g^2. */
+/* With beta1 = beta2 = 0 and moments of code 0 and scale 0 (m is -0) the new moments are g, also
+ * with the sign of 0, and g^2. */
 static Tensor check_encoding(const char *name, const float *g, size_t n)
 {
     const AdamW a = { .eps = 1, .correction1 = 1, .correction2 = 1, .grad_scale = 1 };
     Tensor w = make_filled(F, 1, (int)n, 1, -1, 1), grad = make(F, 1, (int)n);
     Tensor m = make_zeros(SIGNED, (int)n), v = make_zeros(UNSIGNED, (int)n);
-    Tensor t[2] = { host_tensor(SIGNED, (int)n), host_tensor(UNSIGNED, (int)n) }, moment[2] = { m, v };
+    Tensor t[2] = { host_tensor(SIGNED, (int)n), host_tensor(UNSIGNED, (int)n) },
+           moment[2] = { m, v };
     float *square = keep(n * sizeof *square);
     put(grad, g);
     for (size_t i = 0; i < n; i++)
@@ -239,7 +264,8 @@ static Tensor check_encoding(const char *name, const float *g, size_t n)
     return m;
 }
 
-/* The difficult groups as m, and as v; about half of v are squares of floats, the others are close to squares. */
+/* The difficult groups as m, and as v; about half of v are squares of floats, the others are close
+ * to squares. */
 static void test_encoding(void **state)
 {
     (void)state;
@@ -251,8 +277,11 @@ static void test_encoding(void **state)
     for (size_t i = 0; i < n; i++)
         x[i] = sqrtf(fabsf(x[i]));
     check_encoding("as-v", x, n);
-    for (size_t i = 0; i < n; i++)              /* groups of zeros; scales below 2^-126, whose squares are 0; -0 */
-        x[i] = i / GROUP % 3 == 0 ? 0 : i / GROUP % 3 == 1 ? ldexpf(uniform(5, i, -1, 1), -130) : -0.0f;
+    /* groups of zeros; scales below 2^-126, whose squares are 0; -0 */
+    for (size_t i = 0; i < n; i++)
+        x[i] = i / GROUP % 3 == 0   ? 0
+               : i / GROUP % 3 == 1 ? ldexpf(uniform(5, i, -1, 1), -130)
+                                    : -0.0f;
     const uint8_t *codes = tensor_snapshot(check_encoding("zeros", x, n));
     for (size_t i = 0; i < n; i++)
         assert_int_equal(codes[i], signbit(x[i]) ? 126 : 127);
@@ -260,11 +289,12 @@ static void test_encoding(void **state)
     release();
 }
 
-/* ---- steps ------------------------------------------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
-/* Errors of the weight as in adamw8bit.cu: the quotient 9 u, and w 3 u; the rates, products of three constants, 3 u. bnb: another
- * order of operations, which doubles this. */
-static void check_weights(const char *name, Tensor w, const float *before, const float *after, bool bnb)
+/* Errors of the weight as in adamw8bit.cu: the quotient 9 u, and w 3 u; the rates, products of
+ * three constants, 3 u. bnb: another order of operations, which doubles this. */
+static void check_weights(const char *name, Tensor w, const float *before, const float *after,
+                          bool bnb)
 {
     double *ref = keep((size_t)w.cols * sizeof *ref), *bound = keep((size_t)w.cols * sizeof *bound);
     for (int i = 0; i < w.cols; i++) {
@@ -278,7 +308,8 @@ static void check_weights(const char *name, Tensor w, const float *before, const
 /* One step of the reference from the state of the previous one. */
 static void reference_step(const Run *r, int s, Format grad_format)
 {
-    Tensor w = make(F, 1, r->n), m = make(SIGNED, 1, r->n), v = make(UNSIGNED, 1, r->n), moment[2] = { m, v };
+    Tensor w = make(F, 1, r->n), m = make(SIGNED, 1, r->n), v = make(UNSIGNED, 1, r->n),
+           moment[2] = { m, v };
     Tensor grad = gradient_of(r, s, grad_format);
     const float *before = r->w + s * r->n, *after = before + r->n;
     put(w, before);
@@ -294,12 +325,14 @@ static void reference_step(const Run *r, int s, Format grad_format)
         const char *bytes = tensor_snapshot(moment[i]);
         snprintf(text, sizeof text, "8bit/step%d-%s-%c", s, format_name(grad_format), "mv"[i]);
         check_same_bytes(text, bytes, r->codes[i] + s * r->n, (size_t)r->n);
-        check_same_bytes(text, bytes + r->n, r->absmax[i] + s * (r->n / GROUP), (size_t)(r->n / GROUP) * sizeof(float));
+        check_same_bytes(text, bytes + r->n, r->absmax[i] + s * (r->n / GROUP),
+                         (size_t)(r->n / GROUP) * sizeof(float));
         golden_check(text, moment[i], NULL);
     }
 }
 
-/* Gradients include infinities and NaN: these elements lose their moments and keep their weights. */
+/* Gradients include infinities and NaN: these elements lose their moments and keep their
+ * weights. */
 static void test_steps(void **state)
 {
     (void)state;
@@ -311,8 +344,8 @@ static void test_steps(void **state)
     release();
 }
 
-/* The first step's weights as BF16, rounded with the random bits of their numbers: they differ by one value at most if the F32
- * weight differs. */
+/* The first step's weights as BF16, rounded with the random bits of their numbers: they differ by
+ * one value at most if the F32 weight differs. */
 static void test_rounding(void **state)
 {
     (void)state;
@@ -334,20 +367,24 @@ static void test_rounding(void **state)
     int others = 0;
     for (int i = 0; i < r.n; i++)
         others += codes[i] != expected[i];
-    assert_true(others <= (on_cpu() ? 0 : 8));      /* an error of 4 u changes the rounding with probability 2^-14 */
+    /* an error of 4 u changes the rounding with probability 2^-14 */
+    assert_true(others <= (on_cpu() ? 0 : 8));
     release();
 }
 
-/* The new code lies between those of the smallest and the largest allowed x = map[code] absmax. Old moments are equal; m has an
- * error of 4 u of its two terms, v of 6 u, absmax the same, and x another 4 u. */
+/* The new code lies between those of the smallest and the largest allowed x = map[code] absmax. Old
+ * moments are equal; m has an error of 4 u of its two terms, v of 6 u, absmax the same, and x
+ * another 4 u. */
 static void check_near(const char *name, Tensor t, const Run *r, int i, int s)
 {
-    const uint8_t *codes = tensor_snapshot(t), *old = r->codes[i] + (s - 1) * r->n, *expected = r->codes[i] + s * r->n;
+    const uint8_t *codes = tensor_snapshot(t), *old = r->codes[i] + (s - 1) * r->n,
+                  *expected = r->codes[i] + s * r->n;
     const float *absmax = (const float *)(codes + r->n), *ref = r->absmax[i] + s * (r->n / GROUP);
     const float *map = dynamic8_map(t.format.dtype);
     for (int k = 0; k < r->n; k++) {
         const int g = k / GROUP;
-        const double before = map[s ? old[k] : 0] * (double)(s ? r->absmax[i][(s - 1) * (r->n / GROUP) + g] : 0);
+        const double before =
+            map[s ? old[k] : 0] * (double)(s ? r->absmax[i][(s - 1) * (r->n / GROUP) + g] : 0);
         const double grad = bf16_decode(r->grad[s * r->n + k]), beta = i ? r->a.beta2 : r->a.beta1;
         const double x = beta * before + (1 - beta) * (i ? grad * grad : grad), off = 16 * U24;
         const double size = beta * fabs(before) + (1 - beta) * (i ? grad * grad : fabs(grad));
@@ -358,7 +395,8 @@ static void check_near(const char *name, Tensor t, const Run *r, int i, int s)
         if (codes[k] < least || codes[k] > most)
             fail_msg("%s[%d]: code %d, expected %d .. %d", name, k, codes[k], least, most);
         if (codes[k] != expected[k] && least == most && !(codes[k] == 126 && expected[k] == 127))
-            fail_msg("%s[%d]: code %d, in bitsandbytes %d, which no rounding explains", name, k, codes[k], expected[k]);
+            fail_msg("%s[%d]: code %d, in bitsandbytes %d, which no rounding explains", name, k,
+                     codes[k], expected[k]);
     }
 }
 
@@ -382,10 +420,17 @@ static void test_bnb_steps(void **state)
     release();
 }
 
-/* ---- sizes, values that are not finite, errors ------------------------------------------------------------------- */
+/* ---- sizes, values that are not finite, errors ----------------------------------------------- */
 
-static const AdamW usual = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f,
-                             .correction1 = 0.19f, .correction2 = 0.0975f, .grad_scale = 0.5f, .seed = 42 };
+static const AdamW usual = { .lr = 0.01f,
+                             .beta1 = 0.9f,
+                             .beta2 = 0.95f,
+                             .eps = 1e-8f,
+                             .weight_decay = 0.1f,
+                             .correction1 = 0.19f,
+                             .correction2 = 0.0975f,
+                             .grad_scale = 0.5f,
+                             .seed = 42 };
 
 /* Any codes and scales around `size`. */
 static Tensor make_state(Format f, int n, uint64_t seed, float size)
@@ -402,7 +447,8 @@ static Tensor make_state(Format f, int n, uint64_t seed, float size)
     return t;
 }
 
-/* No multiples of a block's size; the last is so large that every warp of a large GPU has several groups. All codes occur. */
+/* No multiples of a block's size; the last is so large that every warp of a large GPU has several
+ * groups. All codes occur. */
 static void test_sizes(void **state)
 {
     (void)state;
@@ -410,7 +456,8 @@ static void test_sizes(void **state)
     for (int k = 0; k < 3; k++) {
         const int n = groups[k] * GROUP;
         Tensor w = make_filled(H, 1, n, 1, -1, 1), grad = make_filled(H, 1, n, 4, -1e-2f, 1e-2f);
-        Tensor m = make_state(SIGNED, n, 2, 1e-2f), v = make_state(UNSIGNED, n, 3, 1e-4f), t[3] = { w, m, v };
+        Tensor m = make_state(SIGNED, n, 2, 1e-2f), v = make_state(UNSIGNED, n, 3, 1e-4f),
+               t[3] = { w, m, v };
         const double *W = values(w);
         double *bound = keep((size_t)n * sizeof *bound);
         TWICE(adamw8bit(w, m, v, grad, usual, 768), w, m, v);
@@ -425,17 +472,21 @@ static void test_sizes(void **state)
     }
 }
 
-/* Groups whose gradients are all NaN, all infinite, or too large to square; scales that are not finite. Codes and scales are those
- * of the CPU; release() finds writes outside. */
+/* Groups whose gradients are all NaN, all infinite, or too large to square; scales that are not
+ * finite. Codes and scales are those of the CPU; release() finds writes outside. */
 static void test_not_finite(void **state)
 {
     (void)state;
     enum { N = 6 * GROUP };
     float *g = keep(N * sizeof *g);
     for (int i = 0; i < N; i++)
-        g[i] = i < GROUP ? NAN : i < 2 * GROUP ? INFINITY : i < 3 * GROUP ? 1e30f
-             : i % 5 ? uniform(7, (size_t)i, -1, 1) : -INFINITY;
-    Tensor w = make_filled(F, 1, N, 1, -1, 1), grad = make(F, 1, N), m = make_state(SIGNED, N, 2, 1e-2f);
+        g[i] = i < GROUP       ? NAN
+               : i < 2 * GROUP ? INFINITY
+               : i < 3 * GROUP ? 1e30f
+               : i % 5         ? uniform(7, (size_t)i, -1, 1)
+                               : -INFINITY;
+    Tensor w = make_filled(F, 1, N, 1, -1, 1), grad = make(F, 1, N),
+           m = make_state(SIGNED, N, 2, 1e-2f);
     Tensor v = make_state(UNSIGNED, N, 3, 1e-4f);
     const float *before = tensor_snapshot(w);
     uint8_t *bytes = tensor_snapshot(m);
@@ -460,7 +511,8 @@ static void test_not_finite(void **state)
 static void test_errors(void **state)
 {
     (void)state;
-    Tensor w = make(F, 1, GROUP), half = make(F, 1, GROUP / 2), m = make_zeros(SIGNED, GROUP), v = make_zeros(UNSIGNED, GROUP);
+    Tensor w = make(F, 1, GROUP), half = make(F, 1, GROUP / 2), m = make_zeros(SIGNED, GROUP),
+           v = make_zeros(UNSIGNED, GROUP);
     Tensor wide = make(F, 1, 2 * GROUP), odd = m, none = m;
     odd.cols = GROUP / 2, none.scale = NULL;
     DIES("adamw8bit: m is udynamic8/256; expected dynamic8/256", adamw8bit(w, v, v, w, usual, 0));
@@ -472,16 +524,19 @@ static void test_errors(void **state)
     DIES("adamw8bit: w is dynamic8/256", adamw8bit(m, m, v, w, usual, 0));
     DIES("adamw: m is dynamic8/256", adamw(w, m, w, w, usual, 0));
     odd = m, odd.format.group = 128;
-    DIES("m is dynamic8/128; the dynamic maps have groups of 256", adamw8bit(w, odd, v, w, usual, 0));
+    DIES("m is dynamic8/128; the dynamic maps have groups of 256",
+         adamw8bit(w, odd, v, w, usual, 0));
     release();
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_maps), cmocka_unit_test(test_formats), cmocka_unit_test(test_codes), cmocka_unit_test(test_table),
-        cmocka_unit_test(test_encoding), cmocka_unit_test(test_steps), cmocka_unit_test(test_rounding),
-        cmocka_unit_test(test_bnb_steps), cmocka_unit_test(test_sizes), cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_maps),     cmocka_unit_test(test_formats),
+        cmocka_unit_test(test_codes),    cmocka_unit_test(test_table),
+        cmocka_unit_test(test_encoding), cmocka_unit_test(test_steps),
+        cmocka_unit_test(test_rounding), cmocka_unit_test(test_bnb_steps),
+        cmocka_unit_test(test_sizes),    cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);

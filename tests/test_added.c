@@ -1,5 +1,5 @@
-/* A recipe and a metric that the program does not have, added as model/README.md says: a row of columns, and an object that begins
- * with "step". */
+/* A recipe and a metric that the program does not have, added as model/README.md says: a row of
+ * columns, and an object that begins with "step". */
 #include "tests/kit.h"
 
 #include <jansson.h>
@@ -7,15 +7,31 @@
 #include "model/run/log.h"
 #include "tests/recipe_runs.h"
 
-/* Other columns together than any row of recipe.c has: FP8 operands, attention in groups of 16, hidden values as they are. */
+/* Other columns together than any row of recipe.c has: FP8 operands, attention in groups of 16,
+ * hidden values as they are. */
 static const Recipe made_up = {
-    .name = "made-up", .stream = { BF16 }, .saved = { BF16 }, .qkv = { BF16 }, .att = { E4M3, 16 }, .hidden = { BF16 },
-    .operand = { E4M3 }, .gradient = { E5M2 }, .head = { BF16 }, .keep = KEEP_ALL, .forward = FROM_EXACT, .fast = FAST_FORWARD,
-    .scales = PER_MICROBATCH, .master = { F32 }, .grads = { BF16 }, .moment1 = { BF16 }, .moment2 = { E4M3, 128, true },
+    .name = "made-up",
+    .stream = { BF16 },
+    .saved = { BF16 },
+    .qkv = { BF16 },
+    .att = { E4M3, 16 },
+    .hidden = { BF16 },
+    .operand = { E4M3 },
+    .gradient = { E5M2 },
+    .head = { BF16 },
+    .keep = KEEP_ALL,
+    .forward = FROM_EXACT,
+    .fast = FAST_FORWARD,
+    .scales = PER_MICROBATCH,
+    .master = { F32 },
+    .grads = { BF16 },
+    .moment1 = { BF16 },
+    .moment2 = { E4M3, 128, true },
     .frozen = { BF16 },
 };
 
-/* Its columns are what it computes with: near f32 within test_recipes' bound for FP8 operands, and not where bf16 is. */
+/* Its columns are what it computes with: near f32 within test_recipes' bound for FP8 operands, and
+ * not where bf16 is. */
 static void test_recipe(void **state)
 {
     (void)state;
@@ -28,11 +44,12 @@ static void test_recipe(void **state)
         f32 = bf16 = c;
         c.recipe = made_up;
         bf16.recipe = *recipe_find("bf16");
-        Result found = run_config(c, 1, false), exact = run_config(f32, 1, false), near = run_config(bf16, 1, false);
+        Result found = run_config(c, 1, false), exact = run_config(f32, 1, false),
+               near = run_config(bf16, 1, false);
         const double worst = worst_distance(&found, &exact, &unit, &where);
         if (!(fabs(found.loss - exact.loss) <= 0.01 * exact.loss && worst <= 0.32))
-            fail_msg("%s: loss %.6f (f32 %.6f), %s of unit %d is off by %.4f", architecture_name(a), found.loss, exact.loss, where,
-                     unit, worst);
+            fail_msg("%s: loss %.6f (f32 %.6f), %s of unit %d is off by %.4f", architecture_name(a),
+                     found.loss, exact.loss, where, unit, worst);
         assert_true(worst > 2 * worst_distance(&near, &exact, &unit, &where));
         free_result(&found), free_result(&exact), free_result(&near);
     }
@@ -67,6 +84,7 @@ static void test_metric(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_recipe), cmocka_unit_test(test_metric) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_recipe),
+                                        cmocka_unit_test(test_metric) };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

@@ -1,5 +1,6 @@
-/* Adding an architecture touches one file: this file adds a class with other names, another division and another mix of features
- * than transformers' classes. It is trained, saved and loaded like them. Then: which class is found for which model. */
+/* Adding an architecture touches one file: this file adds a class with other names, another
+ * division and another mix of features than transformers' classes. It is trained, saved and loaded
+ * like them. Then: which class is found for which model. */
 #include <jansson.h>
 #include <math.h>
 
@@ -9,9 +10,11 @@
 #include "model/update.h"
 #include "tests/saved.h"
 
-/* ---- the class -------------------------------------------------------------------------------------------- */
+/* ---- the class ------------------------------------------------------------------------------- */
 
-/* Norms before the branches, but QK-norm over the full widths; a clip and a window; gate and up stay one matrix. */
+/* Norms before the branches, but QK-norm over the full widths; a clip and a window; gate and up
+ * stay one matrix. */
+// clang-format off
 static const TensorNames made_up_tensors[] = {
     { "embed",   { "wte" } },
     { "attn_norm",   { "ln_1" } },
@@ -26,17 +29,49 @@ static const TensorNames made_up_tensors[] = {
     { "head",    { "output" } },
     { NULL }
 };
+// clang-format on
 static const Architecture made_up = {
-    "MadeUpForCausalLM", "made_up", "Made Up", .norm = RMS_NORM, .norm_affine = true, .qk_norm = QK_NORM_WIDTH, .clip = true,
-    .windows = SAME_WINDOW, .rope_types = 1 << ROPE_DEFAULT, .blocks = "h", .tensors = made_up_tensors,
-    .keys = { { "rms_norm_eps", 1e-3 }, { "sliding_window", 5 }, { "clip_qkv", 0 }, { "num_key_value_heads", 1 } },
+    "MadeUpForCausalLM",
+    "made_up",
+    "Made Up",
+    .norm = RMS_NORM,
+    .norm_affine = true,
+    .qk_norm = QK_NORM_WIDTH,
+    .clip = true,
+    .windows = SAME_WINDOW,
+    .rope_types = 1 << ROPE_DEFAULT,
+    .blocks = "h",
+    .tensors = made_up_tensors,
+    .keys = { { "rms_norm_eps", 1e-3 },
+              { "sliding_window", 5 },
+              { "clip_qkv", 0 },
+              { "num_key_value_heads", 1 } },
 };
 
 static const char *const expected_names[] = {
-    "wte", "h.0.ln_1", "h.0.attn.query", "h.0.attn.key", "h.0.attn.value", "h.0.attn.query_norm", "h.0.attn.key_norm",
-    "h.0.attn.project", "h.0.ln_2", "h.0.mlp.both", "h.0.mlp.project", "h.1.ln_1", "h.1.attn.query", "h.1.attn.key",
-    "h.1.attn.value", "h.1.attn.query_norm", "h.1.attn.key_norm", "h.1.attn.project", "h.1.ln_2", "h.1.mlp.both",
-    "h.1.mlp.project", "ln_f", "output",
+    "wte",
+    "h.0.ln_1",
+    "h.0.attn.query",
+    "h.0.attn.key",
+    "h.0.attn.value",
+    "h.0.attn.query_norm",
+    "h.0.attn.key_norm",
+    "h.0.attn.project",
+    "h.0.ln_2",
+    "h.0.mlp.both",
+    "h.0.mlp.project",
+    "h.1.ln_1",
+    "h.1.attn.query",
+    "h.1.attn.key",
+    "h.1.attn.value",
+    "h.1.attn.query_norm",
+    "h.1.attn.key_norm",
+    "h.1.attn.project",
+    "h.1.ln_2",
+    "h.1.mlp.both",
+    "h.1.mlp.project",
+    "ln_f",
+    "output",
 };
 enum { NAMES = sizeof expected_names / sizeof expected_names[0] };
 
@@ -51,9 +86,13 @@ static ModelConfig made_up_model(void)
     return m;
 }
 
-/* ---- its training ----------------------------------------------------------------------------------------- */
+/* ---- its training ---------------------------------------------------------------------------- */
 
-typedef struct { Config config; Model model; ParamStore store; } Trainer;
+typedef struct {
+    Config config;
+    Model model;
+    ParamStore store;
+} Trainer;
 
 static void open_trainer(Trainer *t, const ModelConfig *m, const char *folder)
 {
@@ -93,8 +132,10 @@ static void check_names(const char *folder)
     for (int i = 0; i < NAMES; i++)
         if (!safetensors_find(file, expected_names[i]))
             fail_msg("%s: there is no %s", file->path, expected_names[i]);
-    const SafeTensor *key = safetensors_find(file, "h.1.attn.key"), *both = safetensors_find(file, "h.1.mlp.both");
-    assert_true(key->shape[0] == 16 && key->shape[1] == 64 && both->shape[0] == 192 && both->shape[1] == 64);
+    const SafeTensor *key = safetensors_find(file, "h.1.attn.key"),
+                     *both = safetensors_find(file, "h.1.mlp.both");
+    assert_true(key->shape[0] == 16 && key->shape[1] == 64 && both->shape[0] == 192 &&
+                both->shape[1] == 64);
     assert_int_equal(safetensors_find(file, "wte")->shape[0], 90);
     safetensors_close(file);
 }
@@ -122,7 +163,8 @@ static void test_made_up(void **state)
     ModelConfig read = { .init_std = m.init_std };
     config_read_hf(&read, folder);
     assert_ptr_equal(read.architecture, &made_up);
-    assert_true(read.norm.eps == 1e-3f && read.clip_qkv == 3 && read.qk_norm == QK_NORM_WIDTH && read.sliding_window == 5);
+    assert_true(read.norm.eps == 1e-3f && read.clip_qkv == 3 && read.qk_norm == QK_NORM_WIDTH &&
+                read.sliding_window == 5);
     open_trainer(&loaded, &read, text("%s/again", root));
     TrainState back;
     assert_true(checkpoint_load(folder, &loaded.config, &loaded.store, &back, true));
@@ -132,14 +174,15 @@ static void test_made_up(void **state)
     close_trainer(&loaded);
 }
 
-/* ---- which class is found --------------------------------------------------------------------------------- */
+/* ---- which class is found -------------------------------------------------------------------- */
 
 static void test_found(void **state)
 {
     (void)state;
     static const char *const classes[NUM_ARCHITECTURES] = {
-        "LlamaForCausalLM", "LlamaForCausalLM", "LlamaForCausalLM", "OlmoForCausalLM", "Olmo2ForCausalLM", "MistralForCausalLM",
-        "Qwen3ForCausalLM", "Olmo3ForCausalLM", "Qwen2ForCausalLM", "SmolLM3ForCausalLM",
+        "LlamaForCausalLM", "LlamaForCausalLM",   "LlamaForCausalLM", "OlmoForCausalLM",
+        "Olmo2ForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Olmo3ForCausalLM",
+        "Qwen2ForCausalLM", "SmolLM3ForCausalLM",
     };
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         const ModelConfig m = architecture(a);
@@ -161,20 +204,29 @@ static void test_found(void **state)
 static void test_differences(void **state)
 {
     (void)state;
-    static const struct { SmallModel model; const char *class, *text; } list[] = {
+    static const struct {
+        SmallModel model;
+        const char *class, *text;
+    } list[] = {
         { LLAMA, "LlamaForCausalLM", "" },
         { LLAMA, "MistralForCausalLM", "" },
         { MISTRAL, "LlamaForCausalLM", "model.sliding_window: null" },
-        { QWEN3, "MistralForCausalLM", "model.attention_layer_norm: false, model.layer_types: null" },
+        { QWEN3, "MistralForCausalLM",
+          "model.attention_layer_norm: false, model.layer_types: null" },
         { QWEN2, "LlamaForCausalLM", "model.qkv_bias: false" },
         { SMOLLM3, "LlamaForCausalLM", "model.no_rope_layer_interval: null" },
         { LLAMA, "Qwen2ForCausalLM", "model.qkv_bias: true" },
-        { OLMO, "LlamaForCausalLM", "model.layer_norm_type: rms, model.layer_norm_with_affine: true, model.clip_qkv: null" },
-        { OLMO2, "OlmoForCausalLM", "model.layer_norm_type: default, model.layer_norm_with_affine: false, "
-                                    "model.layer_norm_eps: 1e-05, model.norm_after: false, model.attention_layer_norm: false" },
-        { OLMO3, "Olmo2ForCausalLM", "model.sliding_window: null, model.rope_scaling.full_attn_layers_only: false" },
+        { OLMO, "LlamaForCausalLM",
+          "model.layer_norm_type: rms, model.layer_norm_with_affine: true, model.clip_qkv: null" },
+        { OLMO2, "OlmoForCausalLM",
+          "model.layer_norm_type: default, model.layer_norm_with_affine: false, "
+          "model.layer_norm_eps: 1e-05, model.norm_after: false, model.attention_layer_norm: "
+          "false" },
+        { OLMO3, "Olmo2ForCausalLM",
+          "model.sliding_window: null, model.rope_scaling.full_attn_layers_only: false" },
         { OLMO2, "Olmo3ForCausalLM", "" },
-        { LLAMA_GQA, "MadeUpForCausalLM", "model.attention_layer_norm: true, model.weight_tying: false, model.rope_scaling: null" },
+        { LLAMA_GQA, "MadeUpForCausalLM",
+          "model.attention_layer_norm: true, model.weight_tying: false, model.rope_scaling: null" },
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
         const ModelConfig m = architecture(list[i].model);
@@ -184,7 +236,8 @@ static void test_differences(void **state)
     }
 }
 
-/* Every parameter has a name, and every name a parameter: for each class, with models of each kind. */
+/* Every parameter has a name, and every name a parameter: for each class, with models of each
+ * kind. */
 static void test_every_parameter(void **state)
 {
     (void)state;
@@ -208,14 +261,17 @@ static void test_every_parameter(void **state)
     HfTensor tensor[HF_TENSORS];
     unit_shape(&shape, &m, 1, 1);
     shape.param[0].name = "norm7";
-    DIES("LlamaForCausalLM: no Hugging Face name for parameter norm7", hf_tensors(tensor, &m, &shape, 1));
+    DIES("LlamaForCausalLM: no Hugging Face name for parameter norm7",
+         hf_tensors(tensor, &m, &shape, 1));
 }
 
 int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_made_up), cmocka_unit_test(test_found), cmocka_unit_test(test_differences),
+        cmocka_unit_test(test_made_up),
+        cmocka_unit_test(test_found),
+        cmocka_unit_test(test_differences),
         cmocka_unit_test(test_every_parameter),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);

@@ -4,6 +4,7 @@
 
 #include <limits.h>
 
+// clang-format off
 static const Shape shapes[] = {
     { "one",   1, 1,   1, 1, 2,   false, true },
     { "odd",   2, 7,   3, 1, 6,   false, true },
@@ -13,7 +14,9 @@ static const Shape shapes[] = {
     { "d128",  1, 136, 2, 1, 128, false, false },
     { "d128-docs", 1, 136, 2, 2, 128, true, false },
 };
+// clang-format on
 /* Attention with windows that end inside and on the edge of tiles: 32 keys, 128 rows. */
+// clang-format off
 static const Shape windows[] = {
     { "one-window",  1, 1,   1, 1, 2,   false, true,  1 },
     { "odd-window",  2, 7,   3, 1, 6,   false, true,  3 },
@@ -25,6 +28,7 @@ static const Shape windows[] = {
     { "docs-window5", 2, 48, 4, 2, 64,  true,  false, 5 },
     { "docs-window100", 1, 700, 2, 1, 64, true, false, 100 },
 };
+// clang-format on
 enum { SHAPES = sizeof shapes / sizeof shapes[0], WINDOWS = sizeof windows / sizeof windows[0] };
 
 static void for_all(const Shape *of, int count, void (*test)(const FormatRow *, const Shape *))
@@ -37,7 +41,7 @@ static void for_all(const Shape *of, int count, void (*test)(const FormatRow *, 
             }
 }
 
-/* ---- attention --------------------------------------------------------------------------------------------- */
+/* ---- attention ------------------------------------------------------------------------------- */
 
 /* Documents of 1, then 2, 4, ... tokens to the end of each sequence. */
 static Documents documents_of(const Shape *s)
@@ -77,12 +81,16 @@ static int first_seen(const Shape *s, int n)
     return s->window && nearest > first ? nearest : first;
 }
 
-/* A query row of a head: errors of scores, probabilities, output, and error bounds of an implementation.
+/* A query row of a head: errors of scores, probabilities, output, and error bounds of an
+ * implementation.
  * score:  a dot product of D terms: 2 (D+2) u sum|q||k| scale, and exp's argument is rounded:
  *         es = max of that + u (|s|+|max|)
  * p:      relatively ep = 2 es + (keys + 12) u, more if an operand format rounds it for the next GEMM (uP)
  * y:      sum p |v| (ep + uP + 2 (keys + 2) u)          lse: es + (keys + 12) u + 2 u |lse| */
-typedef struct { int first, keys; double *p, ep, lse, lse_error; } Row;
+typedef struct {
+    int first, keys;
+    double *p, ep, lse, lse_error;
+} Row;
 
 static Row softmax_row(const double *qkv, const Shape *s, int n, int h, double scale)
 {
@@ -111,7 +119,8 @@ static Row softmax_row(const double *qkv, const Shape *s, int n, int h, double s
     return r;
 }
 
-static void forward_row(double *y, double *bound, const Row *r, const double *qkv, const Shape *s, int h, double uP)
+static void forward_row(double *y, double *bound, const Row *r, const double *qkv, const Shape *s,
+                        int h, double uP)
 {
     const int kv = h / (s->H / s->K), S = (s->H + 2 * s->K) * s->D, D = s->D;
     for (int i = 0; i < D; i++) {
@@ -124,12 +133,14 @@ static void forward_row(double *y, double *bound, const Row *r, const double *qk
     }
 }
 
-/* Adds row n's part to dq, dk, dv (G) and to their error bounds (E). dp = dy.v, delta = dy.y, ds = p (dp - delta). Errors: p
- * recomputed from lse ep + lse_error; dp 2 (D+2) u sum|dy||v|; delta that of y, as rounded by the back end (ey), and (D+2) u; ds
- * may be rounded for the next GEMM (uP); sums of up to T H/K terms 2 (T H/K + 2) u. uP twice: a back end may round dk and dv of
- * each query head before it adds the heads. */
-static void backward_row(double *G, double *E, const Row *r, const double *qkv, const double *dy, const double *y,
-                         const double *ey, const Shape *s, int n, int h, double scale, double uP)
+/* Adds row n's part to dq, dk, dv (G) and to their error bounds (E). dp = dy.v, delta = dy.y, ds =
+ * p (dp - delta). Errors: p recomputed from lse ep + lse_error; dp 2 (D+2) u sum|dy||v|; delta that
+ * of y, as rounded by the back end (ey), and (D+2) u; ds may be rounded for the next GEMM (uP);
+ * sums of up to T H/K terms 2 (T H/K + 2) u. uP twice: a back end may round dk and dv of each query
+ * head before it adds the heads. */
+static void backward_row(double *G, double *E, const Row *r, const double *qkv, const double *dy,
+                         const double *y, const double *ey, const Shape *s, int n, int h,
+                         double scale, double uP)
 {
     const int kv = h / (s->H / s->K), S = (s->H + 2 * s->K) * s->D, D = s->D, q = n * S + h * D;
     const double terms = 2 * (s->T * s->H / s->K + 2) * U24;
@@ -143,7 +154,8 @@ static void backward_row(double *G, double *E, const Row *r, const double *qkv, 
         double dp = 0, e_dp = 0, p = r->p[u], ep = r->ep + r->lse_error + uP;
         for (int i = 0; i < D; i++)
             dp += dy[i] * qkv[v + i], e_dp += 2 * (D + 2) * U24 * fabs(dy[i] * qkv[v + i]);
-        double ds = p * (dp - delta), e = p * (e_dp + e_delta + 2 * U24 * (fabs(dp) + fabs(delta))) + fabs(ds) * ep;
+        double ds = p * (dp - delta),
+               e = p * (e_dp + e_delta + 2 * U24 * (fabs(dp) + fabs(delta))) + fabs(ds) * ep;
         for (int i = 0; i < D; i++) {
             G[q + i] += scale * ds * qkv[k + i];
             E[q + i] += scale * fabs(qkv[k + i]) * (e + (terms + uP) * fabs(ds));
@@ -161,11 +173,14 @@ static void attention_case(const FormatRow *f, const Shape *s)
     Documents docs = documents_of(s);
     const int N = s->B * s->T, S = (s->H + 2 * s->K) * s->D, O = s->H * s->D;
     const double u = f->act.dtype == F32 ? 0 : unit_roundoff(f->act);
-    Tensor qkv = make_filled(f->act, N, S, 1, -2, 2), y = make(f->act, N, O), lse = make_f32(N, s->H);
+    Tensor qkv = make_filled(f->act, N, S, 1, -2, 2), y = make(f->act, N, O),
+           lse = make_f32(N, s->H);
     Tensor dy = make_filled(f->act, N, O, 2, -1, 1), dqkv = make(f->act, N, S);
-    double *X = values(qkv), *DY = values(dy), *ref = doubles((size_t)(N * O)), *bound = doubles((size_t)(N * O));
+    double *X = values(qkv), *DY = values(dy), *ref = doubles((size_t)(N * O)),
+           *bound = doubles((size_t)(N * O));
     double *G = doubles((size_t)(N * S)), *E = doubles((size_t)(N * S));
-    double *L = doubles((size_t)(N * s->H)), *el = doubles((size_t)(N * s->H)), *ey = doubles((size_t)s->D);
+    double *L = doubles((size_t)(N * s->H)), *el = doubles((size_t)(N * s->H)),
+           *ey = doubles((size_t)s->D);
 
     TWICE(attention_forward(y, lse.data, qkv, a, docs), y, lse);
     TWICE(attention_backward(dqkv, dy, qkv, y, lse.data, a, docs), dqkv);
@@ -181,7 +196,7 @@ static void attention_case(const FormatRow *f, const Shape *s)
             L[place] = r.lse, el[place] = r.lse_error;
         }
     check("attention_forward", f, s, y, ref, bound);
-    if (!s->documents)      /* with documents the layout depends on the back end */
+    if (!s->documents) /* with documents the layout depends on the back end */
         check("attention_lse", f, s, lse, L, el);
     check("attention_backward", f, s, dqkv, G, E);
 }
@@ -198,8 +213,10 @@ static void test_windows(void **state)
     for_all(windows, WINDOWS, attention_case);
 }
 
-/* Tokens first .. first + count - 1 of a sequence over a cache of earlier tokens, which is larger than needed. */
-static void cached_piece(const FormatRow *f, const Shape *s, KvCache cache, Tensor all, int first, int count)
+/* Tokens first .. first + count - 1 of a sequence over a cache of earlier tokens, which is larger
+ * than needed. */
+static void cached_piece(const FormatRow *f, const Shape *s, KvCache cache, Tensor all, int first,
+                         int count)
 {
     char piece[48];
     Attention a = attention_of(s);
@@ -209,7 +226,7 @@ static void cached_piece(const FormatRow *f, const Shape *s, KvCache cache, Tens
     Tensor y = make(f->act, count, O);
     double *ref = doubles((size_t)(count * O)), *bound = doubles((size_t)(count * O));
     cache.length = first;
-    if (count > 500) {                      /* for later tokens */
+    if (count > 500) { /* for later tokens */
         attention_cached(y, tensor_rows(all, first, count), cache, a);
         return;
     }
@@ -230,7 +247,7 @@ static void cached_case(const FormatRow *f, const Shape *s)
     const int T = s->T, width = s->K * s->D, some = T > 3 ? T - 3 : 1;
     Tensor all = make_filled(f->act, T, (s->H + 2 * s->K) * s->D, 1, -2, 2);
     const KvCache cache = { .k = make(f->act, T + 5, width), .v = make(f->act, T + 5, width) };
-    if (f->grad.dtype != f->act.dtype)      /* the same as the previous row */
+    if (f->grad.dtype != f->act.dtype) /* the same as the previous row */
         return;
     cached_piece(f, &one, cache, all, 0, some);
     for (int n = some; n < T; n += n == some ? 1 : T - some - 1)
@@ -242,10 +259,10 @@ static void test_cached(void **state)
 {
     (void)state;
     static const Shape more[] = {
-        { "long",        1, 1500, 2, 1, 64,  false, false },
+        { "long", 1, 1500, 2, 1, 64, false, false },
         { "long-window", 1, 1500, 2, 2, 128, false, false, 700 },
-        { "many-heads",  1, 100, 24, 4, 32,  false, false },
-        { "wide",        1, 140,  2, 1, 256, false, false },
+        { "many-heads", 1, 100, 24, 4, 32, false, false },
+        { "wide", 1, 140, 2, 1, 256, false, false },
     };
     static const Shape *const lists[] = { shapes, windows, more };
     const int counts[] = { SHAPES, WINDOWS, 4 };
@@ -265,25 +282,31 @@ static void test_whole_documents(void **state)
     const Attention a = attention_of(&s);
     const Format f = { F32, 0 };
     const int start[] = { 0, s.T, 2 * s.T };
-    const Documents docs = { .count = 2, .longest = s.T, .start = put_ints(start, 3), .host_start = start };
-    Tensor qkv = make_filled(f, 96, 512, 1, -2, 2), y = make(f, 96, 256), z = make(f, 96, 256), lse = make_f32(96, 4);
+    const Documents docs = {
+        .count = 2, .longest = s.T, .start = put_ints(start, 3), .host_start = start
+    };
+    Tensor qkv = make_filled(f, 96, 512, 1, -2, 2), y = make(f, 96, 256), z = make(f, 96, 256),
+           lse = make_f32(96, 4);
     attention_forward(y, lse.data, qkv, a, (Documents){ 0 });
     attention_forward(z, lse.data, qkv, a, docs);
     const double *expected = values(y);
     double *bound = doubles(96 * 256);
-    for (int i = 0; i < 96 * 256; i++)      /* |v| <= 2; as above with |s| <= sqrt(64) 4 in the worst case */
+    /* |v| <= 2; as above with |s| <= sqrt(64) 4 in the worst case */
+    for (int i = 0; i < 96 * 256; i++)
         bound[i] = 2 * 2 * (4 * (64 + 2) * U24 * 32 + 128 * U24);
     check_close("whole documents", z, expected, bound);
     release();
 }
 
-/* A window that covers every key gives the bits of none; with documents if it covers each document. */
+/* A window that covers every key gives the bits of none; with documents if it covers each
+ * document. */
 static void wide_window(const FormatRow *f, const Shape *s)
 {
     Attention a = attention_of(s);
     const Documents docs = documents_of(s);
     const int N = s->B * s->T, S = (s->H + 2 * s->K) * s->D, O = s->H * s->D;
-    const int longest = s->documents ? docs.longest : s->T, wide[] = { longest, longest + 1, INT_MAX };
+    const int longest = s->documents ? docs.longest : s->T,
+              wide[] = { longest, longest + 1, INT_MAX };
     Tensor qkv = make_filled(f->act, N, S, 1, -2, 2), dy = make_filled(f->act, N, O, 2, -1, 1);
     Tensor out[] = { make(f->act, N, O), make_f32(N, s->H), make(f->act, N, S) };
     void *none[3];
@@ -315,14 +338,16 @@ static void fill_rows(Tensor t, RowRange r, float value)
     quantize(rows, wide);
 }
 
-/* Each third document is left out: its rows of y and dqkv stay, and the others get the bits that they have with all documents. */
+/* Each third document is left out: its rows of y and dqkv stay, and the others get the bits that
+ * they have with all documents. */
 static void left_out(const FormatRow *f, const Shape *s)
 {
     enum { STAYS = 7 };
     const Attention a = attention_of(s);
     Documents docs = documents_of(s);
     const int N = s->B * s->T, S = (s->H + 2 * s->K) * s->D, O = s->H * s->D;
-    const Tensor qkv = make_filled(f->act, N, S, 1, -2, 2), dy = make_filled(f->act, N, O, 2, -1, 1), lse = make_f32(N, s->H);
+    const Tensor qkv = make_filled(f->act, N, S, 1, -2, 2),
+                 dy = make_filled(f->act, N, O, 2, -1, 1), lse = make_f32(N, s->H);
     const Tensor y = make(f->act, N, O), dqkv = make(f->act, N, S);
     bool *out = keep(sizeof *out * (size_t)(docs.count + 1));
     for (int i = 0; i < docs.count; i++) {
@@ -330,7 +355,7 @@ static void left_out(const FormatRow *f, const Shape *s)
         out[i] = i % 3 == 1;
         if (!out[i])
             continue;
-        fill_rows(qkv, rows, 0);            /* finite, whatever reads a whole tile */
+        fill_rows(qkv, rows, 0); /* finite, whatever reads a whole tile */
         fill_rows(dy, rows, 0);
     }
     attention_forward(y, lse.data, qkv, a, docs);
@@ -347,8 +372,8 @@ static void left_out(const FormatRow *f, const Shape *s)
             const int cols = k ? S : O;
             for (int j = docs.host_start[i] * cols; j < docs.host_start[i + 1] * cols; j++)
                 if (found[k][j] != (out[i] ? STAYS : all[k][j]))
-                    fail_msg("%s: %s[%d], document %d: %g, expected %g", name("left out", f, s), k ? "dqkv" : "y", j, i, found[k][j],
-                             out[i] ? STAYS : all[k][j]);
+                    fail_msg("%s: %s[%d], document %d: %g, expected %g", name("left out", f, s),
+                             k ? "dqkv" : "y", j, i, found[k][j], out[i] ? STAYS : all[k][j]);
         }
 }
 
@@ -356,10 +381,10 @@ static void test_left_out(void **state)
 {
     (void)state;
     static const Shape packed[] = {
-        { "docs",      2, 7,   4, 2, 6,   true, true },
-        { "d64-docs",  2, 48,  4, 2, 64,  true, false },
+        { "docs", 2, 7, 4, 2, 6, true, true },
+        { "d64-docs", 2, 48, 4, 2, 64, true, false },
         { "d128-docs", 1, 700, 4, 2, 128, true, false },
-        { "d96-docs",  1, 300, 2, 2, 96,  true, false, 20 },
+        { "d96-docs", 1, 300, 2, 2, 96, true, false, 20 },
     };
     for_all(packed, sizeof packed / sizeof *packed, left_out);
 }
@@ -384,7 +409,8 @@ static void test_errors(void **state)
     a.window = 0;
     DIES("attention_cached: 2 sequences of 8 tokens", attention_cached(y, qkv, cache, a));
     a.B = 1, a.T = 16;
-    DIES("attention_cached: 16 tokens after 5; the cache has room for 20", attention_cached(y, qkv, cache, a));
+    DIES("attention_cached: 16 tokens after 5; the cache has room for 20",
+         attention_cached(y, qkv, cache, a));
     cache.v.cols = 64;
     DIES("the cache's v is (20, 64); expected (20, 128)", attention_cached(y, qkv, cache, a));
     cache.v = make((Format){ BF16, 0 }, 20, 128), cache.length = 0;
@@ -395,9 +421,10 @@ static void test_errors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_attention), cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_wide_windows), cmocka_unit_test(test_cached), cmocka_unit_test(test_whole_documents),
-        cmocka_unit_test(test_left_out), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_attention),       cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_wide_windows),    cmocka_unit_test(test_cached),
+        cmocka_unit_test(test_whole_documents), cmocka_unit_test(test_left_out),
+        cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

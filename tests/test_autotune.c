@@ -1,4 +1,5 @@
-/* Stored choices: added values are found, also with concurrent writers, and a damaged file gives no wrong value. */
+/* Stored choices: added values are found, also with concurrent writers, and a damaged file gives no
+ * wrong value. */
 #include "tests/kit.h"
 
 #include <sys/stat.h>
@@ -42,7 +43,7 @@ static void test_found(void **state)
     autotune_add(file, key, &a, sizeof a);
     autotune_add(file, key, &b, sizeof b);
     autotune_add(file, "another", &b, sizeof b);
-    assert_true(find(key, &x) && x == a);                  /* the first one */
+    assert_true(find(key, &x) && x == a); /* the first one */
     assert_true(find("another", &x) && x == b);
     assert_false(find("NVIDIA H200", &x));
     assert_false(find("NVIDIA H200, m 4096 n 1638", &x));
@@ -74,7 +75,8 @@ static void test_damaged(void **state)
         uint64_t x = value;
         write_file(text, i);
         assert_true(!find(key, &x) || x == value);
-        autotune_add(file, "behind", &value, sizeof value);         /* a truncated line does not affect the next */
+        /* a truncated line does not affect the next */
+        autotune_add(file, "behind", &value, sizeof value);
         x = 0;
         assert_true(find("behind", &x) && x == value);
     }
@@ -111,7 +113,8 @@ static void test_writers(void **state)
     release();
 }
 
-/* No folder, a file in its place, an endless file: nothing is found, and nothing dies. A full file is not changed. */
+/* No folder, a file in its place, an endless file: nothing is found, and nothing dies. A full file
+ * is not changed. */
 static void test_no_place(void **state)
 {
     (void)state;
@@ -144,7 +147,9 @@ int main(void)
     assert_non_null(mkdtemp(folder));
     setenv("XDG_CACHE_HOME", folder, 1);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_found), cmocka_unit_test(test_damaged), cmocka_unit_test(test_writers),
+        cmocka_unit_test(test_found),
+        cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_writers),
         cmocka_unit_test(test_no_place),
     };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,12 +1,12 @@
-/* ./train --average: each weight is the weighted mean of the sources', computed in double and rounded once; what does not fit is
- * refused and named. */
+/* ./train --average: each weight is the weighted mean of the sources', computed in double and
+ * rounded once; what does not fit is refused and named. */
 #include "model/checkpoint/safetensors.h"
 #include "model/run/export_run.h"
 #include "tests/exported.h"
 #include "tests/saved.h"
 
 enum { SOURCES = 3 };
-static const double weights[SOURCES] = { 0.5, 2, 1.5 };         /* sum 4: exact shares */
+static const double weights[SOURCES] = { 0.5, 2, 1.5 }; /* sum 4: exact shares */
 
 /* As text(), valid until release(). */
 static const char *lasting(const char *path)
@@ -43,7 +43,8 @@ static const float *values_of(const SafeFile *f, const char *name)
     return bytes;
 }
 
-/* The folder's tensors against the mean of those of the checkpoints with weights w, which sum to `sum`. */
+/* The folder's tensors against the mean of those of the checkpoints with weights w, which sum to
+ * `sum`. */
 static void check_mean(const Run *r, const char *folder, const double w[SOURCES], double sum)
 {
     SafeFile *from[SOURCES], *to = safetensors_open(text("%s/model.safetensors", folder));
@@ -81,7 +82,8 @@ static void test_means(void **state)
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         Run r;
         open_three(&r, a);
-        const char *folder = lasting(text("%s/mean", r.config.save_folder)), *sources = lasting(three(&r));
+        const char *folder = lasting(text("%s/mean", r.config.save_folder)),
+                   *sources = lasting(three(&r));
         const char *other = lasting(text("%s/weighted", r.config.save_folder));
         run_with(sources, "--dtype=f32", folder);
         check_mean(&r, folder, equal, SOURCES);
@@ -92,7 +94,8 @@ static void test_means(void **state)
     }
 }
 
-/* One of the sources has padding rows of the vocabulary; the tokenizer is that of the first source. */
+/* One of the sources has padding rows of the vocabulary; the tokenizer is that of the first
+ * source. */
 static void test_padding_and_tokenizer(void **state)
 {
     (void)state;
@@ -112,18 +115,25 @@ static void test_padding_and_tokenizer(void **state)
     safetensors_create(padded);
     for (int i = 0; i < one->count; i++) {
         const SafeTensor *t = &one->tensor[i];
-        assert_true(safetensors_write(padded, safetensors_find(padded, t->name), 0, values_of(one, t->name), t->end - t->begin));
+        assert_true(safetensors_write(padded, safetensors_find(padded, t->name), 0,
+                                      values_of(one, t->name), t->end - t->begin));
     }
-    assert_true(r.config.model.embedding_size > r.config.model.vocab_size && padded->bytes > one->bytes);
+    assert_true(r.config.model.embedding_size > r.config.model.vocab_size &&
+                padded->bytes > one->bytes);
     safetensors_close(one);
     safetensors_close(padded);
-    shell(text("cd %s && mkdir wide && cp %s/config.json wide && mv padded.safetensors wide/model.safetensors && "
-               "echo one >%s/tokenizer.json", root, step_folder(&r, 2), step_folder(&r, 1)));
+    shell(text("cd %s && mkdir wide && cp %s/config.json wide && mv padded.safetensors "
+               "wide/model.safetensors && "
+               "echo one >%s/tokenizer.json",
+               root, step_folder(&r, 2), step_folder(&r, 1)));
     shell(text("echo two >%s/tokenizer.json", step_folder(&r, 3)));
-    run_with(text("--average=%s,%s/wide,%s", step_folder(&r, 1), root, step_folder(&r, 3)), "--dtype=f32", folder);
+    run_with(text("--average=%s,%s/wide,%s", step_folder(&r, 1), root, step_folder(&r, 3)),
+             "--dtype=f32", folder);
     check_mean(&r, folder, equal, SOURCES);
-    shell(text("test \"$(cat %s/tokenizer.json)\" = one && ls %s | tr '\\n' ' ' | grep -q '^config.json model.safetensors "
-               "tokenizer.json $'", folder, folder));
+    shell(text("test \"$(cat %s/tokenizer.json)\" = one && ls %s | tr '\\n' ' ' | grep -q "
+               "'^config.json model.safetensors "
+               "tokenizer.json $'",
+               folder, folder));
     close_run(&r);
     release();
 }
@@ -134,13 +144,17 @@ static void test_refusals(void **state)
     needs_fork();
     Run r;
     open_three(&r, LLAMA);
-    const char *f = r.config.save_folder, *sources = lasting(three(&r)), *out = lasting(text("%s/out", f));
-    const struct { const char *damage, *message; } table[] = {
+    const char *f = r.config.save_folder, *sources = lasting(three(&r)),
+               *out = lasting(text("%s/out", f));
+    const struct {
+        const char *damage, *message;
+    } table[] = {
         { "sed -i 's/\"rope_theta\": [0-9.]*/\"rope_theta\": 777.0/' config.json",
           "step2/config.json: its rope_theta is 777.0, but" },
         { "sed -i 's/\"rms_norm_eps\": [0-9.e-]*/\"rms_norm_eps\": 0.5/' config.json",
           "step2/config.json: its rms_norm_eps is 0.5" },
-        { "printf 5 | dd of=model.safetensors conv=notrunc bs=1 seek=9000 2>/dev/null", "step2/model.safetensors: tensor " },
+        { "printf 5 | dd of=model.safetensors conv=notrunc bs=1 seek=9000 2>/dev/null",
+          "step2/model.safetensors: tensor " },
         { "sed -i 's/\"num_hidden_layers\": 2/\"num_hidden_layers\": 1/' config.json",
           "step2/model.safetensors: tensor model.layers.1." },
     };
@@ -154,7 +168,9 @@ static void test_refusals(void **state)
     SafeFile *nan = safetensors_open(text("%s/nan/model.safetensors", f));
     const size_t at = nan->data + safetensors_find(nan, "model.norm.weight")->begin;
     safetensors_close(nan);
-    shell(text("printf '\\0\\0\\300\\177' | dd of=%s/nan/model.safetensors conv=notrunc bs=1 seek=%zu 2>/dev/null", f, at));
+    shell(text("printf '\\0\\0\\300\\177' | dd of=%s/nan/model.safetensors conv=notrunc bs=1 "
+               "seek=%zu 2>/dev/null",
+               f, at));
     DIES("nan/model.safetensors: tensor model.norm.weight holds a value that is not finite",
          run_with(text("--average=%s/step1,%s/nan", f, f), "--dtype=f32", out));
     close_run(&r);
@@ -181,8 +197,9 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_means), cmocka_unit_test(test_refusals), cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_padding_and_tokenizer),       /* last: it reads a tokenizer */
+        cmocka_unit_test(test_means), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_padding_and_tokenizer), /* last: it reads a tokenizer */
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

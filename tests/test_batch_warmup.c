@@ -1,12 +1,15 @@
-/* Runs with batch_size_warmup: the same losses as three runs with constant batches, one continuing the other; tokens, mixtures,
- * epochs, resumes and other numbers of ranks. */
+/* Runs with batch_size_warmup: the same losses as three runs with constant batches, one continuing
+ * the other; tokens, mixtures, epochs, resumes and other numbers of ranks. */
 #include "tests/launch.h"
 
 /* 4 steps of 2 sequences, 4 of 4, then 8: 56 sequences of 32 tokens in 12 steps. */
 #define WARMUP "--batch_size_warmup=[4,8] "
-#define USUAL  "--device_train_microbatch_size=1 --save_interval=3 --save_num_checkpoints_to_keep=-1 "
-#define MIX    "--data.paths=null --data.mix=\"[{name: books, paths: [build/few-ids/train.npy], ratio: 0.7}, " \
-               "{name: code, paths: [build/few-ids/val.npy], ratio: 0.3}]\" "
+#define USUAL \
+    "--device_train_microbatch_size=1 --save_interval=3 --save_num_checkpoints_to_keep=-1 "
+#define MIX \
+    "--data.paths=null --data.mix=\"[{name: books, paths: [build/few-ids/train.npy], ratio: " \
+    "0.7}, " \
+    "{name: code, paths: [build/few-ids/val.npy], ratio: 0.3}]\" "
 
 static int run(int ranks, const char *name, const char *more)
 {
@@ -31,11 +34,13 @@ static void check_same(const char *a, const char *b, double tolerance)
 /* Each part continues the one before it with twice its batch. */
 static void run_parts(const char *name, const char *data)
 {
-    static const char *const part[] = { "--global_train_batch_size=2 --stop_at=4", "--global_train_batch_size=4 --stop_at=8",
+    static const char *const part[] = { "--global_train_batch_size=2 --stop_at=4",
+                                        "--global_train_batch_size=4 --stop_at=8",
                                         "--global_train_batch_size=8" };
     for (int i = 0; i < 3; i++) {
         char more[1024];
-        snprintf(more, sizeof more, "%s --max_duration=12 %s --try_load_latest_save", data, part[i]);
+        snprintf(more, sizeof more, "%s --max_duration=12 %s --try_load_latest_save", data,
+                 part[i]);
         expect_status(run(1, name, more), 0);
     }
 }
@@ -47,7 +52,8 @@ static void run_whole(int ranks, const char *name, const char *data, const char 
     expect_status(run(ranks, name, all), 0);
 }
 
-/* 45 sequences: after step 10 five are left, fewer than the batch of step 11, which begins the second epoch. */
+/* 45 sequences: after step 10 five are left, fewer than the batch of step 11, which begins the
+ * second epoch. */
 static void test_epochs(void **state)
 {
     (void)state;
@@ -71,7 +77,8 @@ static void test_epochs(void **state)
     run_whole(1, "resumed", data, "--try_load_latest_save");
     check_same("whole", "resumed", 0);
     run_whole(2, "ranks", data, "--stop_at=3");
-    run_whole(1, "ranks", data, "--try_load_latest_save --stop_at=6 --device_train_microbatch_size=2");
+    run_whole(1, "ranks", data,
+              "--try_load_latest_save --stop_at=6 --device_train_microbatch_size=2");
     run_whole(2, "ranks", data, "--try_load_latest_save");
     check_same("whole", "ranks", 1e-6);
 }
@@ -93,13 +100,18 @@ static void test_mixture(void **state)
     }
 }
 
-/* max_duration and the schedule in tokens: 24 + 5 x 8 = 64 sequences are 13 steps; the rate is linear from 0 on in tokens. */
+/* max_duration and the schedule in tokens: 24 + 5 x 8 = 64 sequences are 13 steps; the rate is
+ * linear from 0 on in tokens. */
 static void test_tokens(void **state)
 {
     (void)state;
     double rate[MAX_STEPS];
-    expect_status(run(1, "tokens", WARMUP "--max_duration=2048T --stop_at=1536T --scheduler.name=linear_with_warmup "
-                      "--scheduler.units=tokens --scheduler.t_warmup=0 --scheduler.alpha_f=0 --optimizer.learning_rate=1e-3"), 0);
+    expect_status(run(1, "tokens",
+                      WARMUP
+                      "--max_duration=2048T --stop_at=1536T --scheduler.name=linear_with_warmup "
+                      "--scheduler.units=tokens --scheduler.t_warmup=0 --scheduler.alpha_f=0 "
+                      "--optimizer.learning_rate=1e-3"),
+                  0);
     assert_int_equal(metric(rate, "tokens", "optim/learning_rate_group0"), 11);
     for (int i = 1, sum = 0; i <= 11; i++) {
         sum += 32 * batch_of(i);
@@ -111,12 +123,16 @@ static void test_tokens(void **state)
 static void test_errors(void **state)
 {
     (void)state;
-    static const struct { const char *more, *error; } cases[] = {
-        { "--batch_size_warmup=[4,3]",  "batch_size_warmup: expected ascending numbers of steps, as in [1000, 3000], found '3'" },
-        { "--batch_size_warmup=[4T]",   "found '4T'" },
-        { "--batch_size_warmup=[0]",    "found '0'" },
-        { "--batch_size_warmup=[1,2,3,4]", "global_train_batch_size 8 halved 4 times is not a multiple of 1 ranks x "
-                                        "device_train_microbatch_size 1; use a multiple of 16" },
+    static const struct {
+        const char *more, *error;
+    } cases[] = {
+        { "--batch_size_warmup=[4,3]",
+          "batch_size_warmup: expected ascending numbers of steps, as in [1000, 3000], found '3'" },
+        { "--batch_size_warmup=[4T]", "found '4T'" },
+        { "--batch_size_warmup=[0]", "found '0'" },
+        { "--batch_size_warmup=[1,2,3,4]",
+          "global_train_batch_size 8 halved 4 times is not a multiple of 1 ranks x "
+          "device_train_microbatch_size 1; use a multiple of 16" },
         { "--batch_size_warmup=[1] --max_duration=1ep", "length in epochs is not supported" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -129,7 +145,10 @@ static void test_errors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_epochs), cmocka_unit_test(test_mixture), cmocka_unit_test(test_tokens), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_epochs),
+        cmocka_unit_test(test_mixture),
+        cmocka_unit_test(test_tokens),
+        cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

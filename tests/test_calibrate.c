@@ -1,5 +1,5 @@
-/* Calibrated exports: codes are GPTQ's for the inputs of each layer in the trainer's own forward, after exported blocks; losses are
- * those of the folders; impossible requests are refused. */
+/* Calibrated exports: codes are GPTQ's for the inputs of each layer in the trainer's own forward,
+ * after exported blocks; losses are those of the folders; impossible requests are refused. */
 #include "kernels/gptq.h"
 #include "kernels/values.h"
 #include "model/block.h"
@@ -42,13 +42,18 @@ static const char *save_model(SmallModel a)
 static ExportOptions calibrated(const char *source, const char *target, char **tokens)
 {
     ExportOptions o = export_options_of(source, NULL, target, "int4");
-    o.group = GROUP, o.calibration = tokens, o.num_calibration = 1, o.token_bytes = NOT_GIVEN, o.sequences = SEQUENCES;
+    o.group = GROUP, o.calibration = tokens, o.num_calibration = 1, o.token_bytes = NOT_GIVEN,
+    o.sequences = SEQUENCES;
     o.damping = 0.01, o.ordered = true;
     return o;
 }
 
 /* A model with a folder's weights, and separate activations per block. */
-typedef struct { Config config; Model model; ParamStore store; } Loaded;
+typedef struct {
+    Config config;
+    Model model;
+    ParamStore store;
+} Loaded;
 
 static void load_model(Loaded *l, const ModelConfig *m, const char *folder)
 {
@@ -63,7 +68,8 @@ static double loss_of(Loaded *l, const CalibrationData *d, int first, int count)
 {
     take_losses(&l->model);
     for (int i = first; i < first + count; i += B)
-        model_micro_batch(&l->model, &l->store, d->tokens + i * T, d->targets + i * T, NULL, 0, 0, PASS_FORWARD);
+        model_micro_batch(&l->model, &l->store, d->tokens + i * T, d->targets + i * T, NULL, 0, 0,
+                          PASS_FORWARD);
     return take_losses(&l->model).loss / (count * (T - 1));
 }
 
@@ -72,10 +78,14 @@ static Tensor stored(const Loaded *l, int unit)
     return l->store.shard[unit].slice[TRAINED].stored;
 }
 
-/* ---- codes ------------------------------------------------------------------------------------------------------ */
+/* ---- codes ----------------------------------------------------------------------------------- */
 
 /* Inputs of the layers of a block. */
-typedef struct { Loaded *of; int block; Tensor h[NUM_LINEARS]; } Observer;
+typedef struct {
+    Loaded *of;
+    int block;
+    Tensor h[NUM_LINEARS];
+} Observer;
 
 static void observe(void *observer, int unit, const UnitTensors *w)
 {
@@ -92,7 +102,8 @@ static int packed_code(const uint32_t *packed, size_t i)
     return (int)(packed[i / 8] >> 4 * (i % 8) & 15) - 8;
 }
 
-static void check_matrix(const SafeFile *f, const HfTensor *t, const int8_t *codes, const float *scale)
+static void check_matrix(const SafeFile *f, const HfTensor *t, const int8_t *codes,
+                         const float *scale)
 {
     const int length = (int)(strlen(t->name) - strlen(".weight"));
     const SafeTensor *packed = safetensors_find(f, text("%.*s.weight_packed", length, t->name));
@@ -105,7 +116,8 @@ static void check_matrix(const SafeFile *f, const HfTensor *t, const int8_t *cod
     safetensors_read(f, found, scales, 0, n / GROUP * 2);
     for (size_t i = 0; i < n; i++)
         if (packed_code(words, i) != codes[i])
-            fail_msg("%s: code %zu is %d, expected %d", t->name, i, packed_code(words, i), codes[i]);
+            fail_msg("%s: code %zu is %d, expected %d", t->name, i, packed_code(words, i),
+                     codes[i]);
     for (size_t i = 0; i < n / GROUP; i++)
         assert_true(float_from_bits((uint32_t)found[i] << 16) == scale[i]);
 }
@@ -114,7 +126,8 @@ static void check_matrix(const SafeFile *f, const HfTensor *t, const int8_t *cod
 static void check_layer(const SafeFile *f, const Loaded *was, int block, const Param *p, Tensor h)
 {
     const Tensor flat = shard_weights(&was->store.shard[block + 1], p, 0, p->stored);
-    const Tensor w = tensor_at(flat.data, flat.format, p->rows, p->cols), values = make((Format){ BF16, 0 }, p->rows, p->cols);
+    const Tensor w = tensor_at(flat.data, flat.format, p->rows, p->cols),
+                 values = make((Format){ BF16, 0 }, p->rows, p->cols);
     const size_t n = param_numel(p);
     float *host = keep(n * sizeof *host), *scale = keep(n / GROUP * sizeof *scale);
     float *device_scale = guarded(n / GROUP * sizeof *scale);
@@ -132,7 +145,8 @@ static void check_layer(const SafeFile *f, const Loaded *was, int block, const P
 }
 
 /* The block has its original weights, earlier blocks those of the folder. */
-static void check_block(const SafeFile *f, Loaded *is, const Loaded *was, int block, const CalibrationData *d)
+static void check_block(const SafeFile *f, Loaded *is, const Loaded *was, int block,
+                        const CalibrationData *d)
 {
     Observer o = { .of = is, .block = block };
     const UnitLayout *u = &was->store.shape[block + 1];
@@ -159,7 +173,8 @@ static void check_block(const SafeFile *f, Loaded *is, const Loaded *was, int bl
         check_layer(f, was, block, matrix[l], o.h[l]);
 }
 
-/* Bits agree: micro-batches are the same, and test_gptq tests GPTQ. Losses are sums in another order. */
+/* Bits agree: micro-batches are the same, and test_gptq tests GPTQ. Losses are sums in another
+ * order. */
 static void test_codes(void **state)
 {
     (void)state;
@@ -193,15 +208,16 @@ static void test_codes(void **state)
     }
 }
 
-/* ---- refusals ----------------------------------------------------------------------------------------------------- */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 static void run_with(const char *source, const char *options)
 {
     char words[512], *rest = words;
-    char *argv[12] = { "train", (char *)text("--export=%s", source), (char *)text("%s/refused", root) };
+    char *argv[12] = { "train", (char *)text("--export=%s", source),
+                       (char *)text("%s/refused", root) };
     int argc = 3;
     snprintf(words, sizeof words, "%s", options);
-    for (char *word; (word = strsep(&rest, " ")); )
+    for (char *word; (word = strsep(&rest, " "));)
         argv[argc++] = word;
     export_run(argc, argv);
 }
@@ -211,26 +227,35 @@ static void test_refusals(void **state)
     (void)state;
     needs_fork();
     const char *source = save_model(LLAMA), *tokens = write_tokens(90), *others = write_tokens(300);
-    static const struct { const char *options, *message; } wrong[] = {
-        { "--calibration=%s",                                         "--calibration is for --dtype=int4: the codes of bf16" },
-        { "--dtype=fp8 --calibration=%s",                             "--calibration is for --dtype=int4: the codes of fp8" },
-        { "--dtype=int4 --calibration=[]",                            "--calibration names no file of tokens" },
-        { "--dtype=int4 --damping=0.1",                               "--damping is an option of calibration; expected" },
-        { "--dtype=int4 --order=false",                               "--order is an option of calibration; expected" },
-        { "--dtype=int4 --data.memmap_dtype=uint32",                  "--data.memmap_dtype is an option of calibration" },
-        { "--dtype=int4 --group=32 --calibration=%s --damping=0",     "--damping=0: damping: expected a number from 1e-09 to 1" },
-        { "--dtype=int4 --group=32 --calibration=%s --calibration_length=17", "the model's sequences have up to 16 tokens" },
+    static const struct {
+        const char *options, *message;
+    } wrong[] = {
+        { "--calibration=%s", "--calibration is for --dtype=int4: the codes of bf16" },
+        { "--dtype=fp8 --calibration=%s", "--calibration is for --dtype=int4: the codes of fp8" },
+        { "--dtype=int4 --calibration=[]", "--calibration names no file of tokens" },
+        { "--dtype=int4 --damping=0.1", "--damping is an option of calibration; expected" },
+        { "--dtype=int4 --order=false", "--order is an option of calibration; expected" },
+        { "--dtype=int4 --data.memmap_dtype=uint32",
+          "--data.memmap_dtype is an option of calibration" },
+        { "--dtype=int4 --group=32 --calibration=%s --damping=0",
+          "--damping=0: damping: expected a number from 1e-09 to 1" },
+        { "--dtype=int4 --group=32 --calibration=%s --calibration_length=17",
+          "the model's sequences have up to 16 tokens" },
         { "--dtype=int4 --group=32 --calibration=%s",
-          "the files have 40 sequences of 16 tokens, but 128 for calibration and 8 held out are needed" },
-        { "--dtype=int4 --group=32 --calibration=/nowhere.npy",       "--calibration: cannot open /nowhere.npy" },
-        { "--dtype=int4 --calibration=%s",                            "cannot be divided: a group is part of a row" },
+          "the files have 40 sequences of 16 tokens, but 128 for calibration and 8 held out are "
+          "needed" },
+        { "--dtype=int4 --group=32 --calibration=/nowhere.npy",
+          "--calibration: cannot open /nowhere.npy" },
+        { "--dtype=int4 --calibration=%s", "cannot be divided: a group is part of a row" },
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
         DIES(wrong[i].message, run_with(source, text(wrong[i].options, tokens)));
-    DIES("but the vocabulary has 90 ids", run_with(source, text("--dtype=int4 --group=32 --calibration=%s", others)));
+    DIES("but the vocabulary has 90 ids",
+         run_with(source, text("--dtype=int4 --group=32 --calibration=%s", others)));
     assert_false(exists(text("%s/refused", root)) || exists(text("%s/refused.tmp", root)));
     const char *most = "--dtype=int4 --group=32 --calibration=%s --calibration_sequences=%d";
-    DIES("the files have 40 sequences of 16 tokens, but 39 for calibration", run_with(source, text(most, tokens, 39)));
+    DIES("the files have 40 sequences of 16 tokens, but 39 for calibration",
+         run_with(source, text(most, tokens, 39)));
     run_with(source, text(most, tokens, 38));
     assert_true(exists(text("%s/refused/config.json", root)));
     release();
@@ -239,6 +264,7 @@ static void test_refusals(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_codes), cmocka_unit_test(test_refusals) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_codes),
+                                        cmocka_unit_test(test_refusals) };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

@@ -1,5 +1,6 @@
-/* ./train --export --calibration of a model that has learned something. Loss is lowest for weights in BF16, then for GPTQ's codes,
- * then for codes rounded to nearest with either kind of scales. NOTE: the order of these two depends on the seed. */
+/* ./train --export --calibration of a model that has learned something. Loss is lowest for weights
+ * in BF16, then for GPTQ's codes, then for codes rounded to nearest with either kind of scales.
+ * NOTE: the order of these two depends on the seed. */
 #include "kernels/fp8.h"
 #include "kernels/random.h"
 #include "model/checkpoint/weight_codes.h"
@@ -8,8 +9,8 @@
 
 enum { VOCABULARY = 64, GROUP = 64 };
 
-/* A table gives nine of ten tokens from the token four places before; the others are random. So learning needs attention and the
- * MLP. */
+/* A table gives nine of ten tokens from the token four places before; the others are random. So
+ * learning needs attention and the MLP. */
 static void make_tokens(const char *name, int count, uint64_t seed)
 {
     char path[256];
@@ -30,8 +31,10 @@ static void run(const char *format, const char *name)
 {
     char arguments[1024];
     snprintf(arguments, sizeof arguments, format, folder, folder, name);
-    expect_status(finish(start_command("%s -n 1 %s/train %s", setting("LAUNCH", "mpirun --oversubscribe"),
-                                       setting("BUILD", "build/cpu"), arguments)), 0);
+    expect_status(
+        finish(start_command("%s -n 1 %s/train %s", setting("LAUNCH", "mpirun --oversubscribe"),
+                             setting("BUILD", "build/cpu"), arguments)),
+        0);
 }
 
 /* All weights to the nearest code, with the scale of the largest. */
@@ -66,8 +69,12 @@ static void export_rounded(void)
 static double loss_of(const char *name)
 {
     double of_step[MAX_STEPS];
-    expect_status(train(1, "--eval_only --recipe=bf16 --load_path=%s/%s --device_eval_batch_size=32 --save_folder=%s/eval-%s "
-                        "--evaluators='[{label: val, data: {paths: [%s/val.npy]}}]'", folder, name, folder, name, folder), 0);
+    expect_status(train(1,
+                        "--eval_only --recipe=bf16 --load_path=%s/%s --device_eval_batch_size=32 "
+                        "--save_folder=%s/eval-%s "
+                        "--evaluators='[{label: val, data: {paths: [%s/val.npy]}}]'",
+                        folder, name, folder, name, folder),
+                  0);
     shell("cp %s/eval-%s/eval.jsonl %s/metrics.jsonl", folder, name, folder);
     assert_true(metric(of_step, ".", "eval/val/CrossEntropyLoss") == 1);
     return of_step[0];
@@ -78,20 +85,28 @@ static void test_order(void **state)
     (void)state;
     make_tokens("train", 200000, 1);
     make_tokens("val", 60000, 2);
-    ids = "--model.vocab_size=64 --model.embedding_size=64 --model.d_model=64 --model.mlp_hidden_size=256 --model.n_heads=4 "
+    ids = "--model.vocab_size=64 --model.embedding_size=64 --model.d_model=64 "
+          "--model.mlp_hidden_size=256 --model.n_heads=4 "
           "--model.eos_token_id=0 --model.weight_tying=false";
-    expect_status(train(1, "--data.paths=[%s/train.npy] --global_train_batch_size=32 --device_train_microbatch_size=32 "
-                        "--optimizer.learning_rate=1e-2 --max_duration=120 --evaluators=[] --save_folder=%s/run", folder,
-                        folder), 0);
+    expect_status(train(1,
+                        "--data.paths=[%s/train.npy] --global_train_batch_size=32 "
+                        "--device_train_microbatch_size=32 "
+                        "--optimizer.learning_rate=1e-2 --max_duration=120 --evaluators=[] "
+                        "--save_folder=%s/run",
+                        folder, folder),
+                  0);
     run("--export=%s/run/latest --dtype=bf16 %s/%s", "exact");
     run("--export=%s/run/latest --dtype=int4 --group=64 %s/%s", "grid");
     expect_output("int4 without --calibration");
     export_rounded();
     char calibrated[512];
-    snprintf(calibrated, sizeof calibrated, "--export=%%s/run/latest --dtype=int4 --group=64 --calibration='[%s/tra*.npy]' "
-             "--calibration_sequences=256 %%s/%%s", folder);
+    snprintf(calibrated, sizeof calibrated,
+             "--export=%%s/run/latest --dtype=int4 --group=64 --calibration='[%s/tra*.npy]' "
+             "--calibration_sequences=256 %%s/%%s",
+             folder);
     run(calibrated, "gptq");
-    const double exact = loss_of("exact"), gptq = loss_of("gptq"), grid = loss_of("grid"), rounded = loss_of("rounded");
+    const double exact = loss_of("exact"), gptq = loss_of("gptq"), grid = loss_of("grid"),
+                 rounded = loss_of("rounded");
     printf("losses: %.6f, gptq %.6f, grid %.6f, rounded %.6f\n", exact, gptq, grid, rounded);
     assert_true(exact < 3 && exact <= gptq && gptq < grid && gptq < rounded);
 }

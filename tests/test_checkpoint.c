@@ -1,19 +1,22 @@
-/* Contents of checkpoints: bit-exact round trips, files in the safetensors and Hugging Face formats, type conversions, and models
- * that do not match. Invalid safetensors: test_safetensors.c. */
+/* Contents of checkpoints: bit-exact round trips, files in the safetensors and Hugging Face
+ * formats, type conversions, and models that do not match. Invalid safetensors:
+ * test_safetensors.c. */
 #include "model/config/hf.h"
 #include "model/architecture.h"
 #include "model/checkpoint/safetensors.h"
 #include "tests/pattern.h"
 #include "tests/saved.h"
 
-static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128 }, e5m2 = { E5M2, 128 };
+static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128 },
+                    e5m2 = { E5M2, 128 };
 
-/* ---- round trips ------------------------------------------------------------------------------------------ */
+/* ---- round trips ----------------------------------------------------------------------------- */
 
 static void fill_state(Run *r)
 {
     for (int u = 0; u < r->store.num_units; u++) {
-        const Tensor t[] = { r->store.shard[u].slice[TRAINED].stored, r->store.shard[u].state[0], r->store.shard[u].state[1] };
+        const Tensor t[] = { r->store.shard[u].slice[TRAINED].stored, r->store.shard[u].state[0],
+                             r->store.shard[u].state[1] };
         for (int i = 0; i < 3; i++) {
             size_t n = tensor_numel(t[i]), bytes = n * dtype_size(t[i].format.dtype);
             pattern_put(t[i].data, (uint64_t)(u * 8 + i), 0, bytes);
@@ -26,7 +29,8 @@ static void fill_state(Run *r)
 static void check_range(const char *name, const Tensor t, uint64_t seed, size_t first, size_t n)
 {
     size_t size = dtype_size(t.format.dtype);
-    assert_int_equal(pattern_check((char *)t.data + first * size, seed, first * size, n * size), n * size);
+    assert_int_equal(pattern_check((char *)t.data + first * size, seed, first * size, n * size),
+                     n * size);
     if (!t.scale)
         return;
     size_t group = (size_t)t.format.group, bytes = format_scale_bytes(t.format, group);
@@ -35,7 +39,8 @@ static void check_range(const char *name, const Tensor t, uint64_t seed, size_t 
         fail_msg("%s: scales differ", name);
 }
 
-/* All elements that Hugging Face knows are restored; padding, which it does not know, is 0 in the weights. */
+/* All elements that Hugging Face knows are restored; padding, which it does not know, is 0 in the
+ * weights. */
 static void check_state(const Run *r)
 {
     for (int u = 0; u < r->store.num_units; u++) {
@@ -44,14 +49,16 @@ static void check_state(const Run *r)
         HfTensor tensor[HF_TENSORS];
         int count = hf_tensors(tensor, &r->config.model, &r->store.shape[u], u);
         for (int i = 0; i < count * 3; i++)
-            check_range(tensor[i / 3].name, t[i % 3], (uint64_t)(u * 8 + i % 3), hf_first(&r->store.shape[u], &tensor[i / 3]),
+            check_range(tensor[i / 3].name, t[i % 3], (uint64_t)(u * 8 + i % 3),
+                        hf_first(&r->store.shape[u], &tensor[i / 3]),
                         tensor[i / 3].rows * tensor[i / 3].cols);
         size_t size = dtype_size(s->slice[TRAINED].stored.format.dtype), at = 0;
         unsigned char *bytes = keep(s->slice[TRAINED].count * size);
         if (s->slice[TRAINED].count)
             device_get(bytes, s->slice[TRAINED].stored.data, s->slice[TRAINED].count * size);
         for (int i = 0; i <= count; i++) {
-            const size_t end = i < count ? hf_first(&r->store.shape[u], &tensor[i]) : s->slice[TRAINED].count;
+            const size_t end =
+                i < count ? hf_first(&r->store.shape[u], &tensor[i]) : s->slice[TRAINED].count;
             for (size_t k = at * size; k < end * size; k++)
                 assert_int_equal(bytes[k], 0);
             at = i < count ? end + tensor[i].rows * tensor[i].cols : at;
@@ -66,12 +73,13 @@ static void check_round_trip(SmallModel a, Format master, Format m1, Format m2, 
     open_run(&saved, &m, master, m1, m2);
     open_run(&loaded, &m, master, m1, m2);
     fill_state(&saved);
-    for (int u = 0; u < loaded.store.num_units; u++)    /* must be overwritten, or become 0 */
+    for (int u = 0; u < loaded.store.num_units; u++) /* must be overwritten, or become 0 */
         pattern_put(loaded.store.shard[u].slice[TRAINED].stored.data, 99, 0,
                     tensor_bytes(loaded.store.shard[u].slice[TRAINED].stored));
     saved.file_limit = limit;
     save(&saved, 20);
-    assert_int_equal(exists(text("%s/model.safetensors", step_folder(&saved, 20))), limit == CHECKPOINT_FILE_BYTES);
+    assert_int_equal(exists(text("%s/model.safetensors", step_folder(&saved, 20))),
+                     limit == CHECKPOINT_FILE_BYTES);
 
     TrainState s = { 0 }, expected = state_of(20);
     assert_true(checkpoint_load(step_folder(&saved, 20), &loaded.config, &loaded.store, &s, true));
@@ -86,11 +94,15 @@ static void test_round_trip(void **state)
 {
     (void)state;
     const Format formats[][3] = {
-        { f32, f32, f32 }, { bf16, bf16, bf16 }, { f32, e4m3, bf16 }, { bf16, e4m3, e5m2 },
+        { f32, f32, f32 },
+        { bf16, bf16, bf16 },
+        { f32, e4m3, bf16 },
+        { bf16, e4m3, e5m2 },
     };
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
         for (int i = 0; i < 4; i++)
-            check_round_trip(a, formats[i][0], formats[i][1], formats[i][2], i % 2 ? 50000 : 5000000000);
+            check_round_trip(a, formats[i][0], formats[i][1], formats[i][2],
+                             i % 2 ? 50000 : 5000000000);
 }
 
 /* Without with_optimizer the moments do not change. */
@@ -109,9 +121,10 @@ static void test_weights_only(void **state)
     release();
 }
 
-/* ---- formats ---------------------------------------------------------------------------------------------- */
+/* ---- formats --------------------------------------------------------------------------------- */
 
-/* Not checked by the reader: the length of the header, its start, and the order that keeps tensors aligned. */
+/* Not checked by the reader: the length of the header, its start, and the order that keeps tensors
+ * aligned. */
 static void test_file_layout(void **state)
 {
     (void)state;
@@ -142,7 +155,8 @@ static void test_config_json(void **state)
     (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         Run r;
-        ModelConfig m = architecture(a), found = { .init_fn = m.init_fn, .init_std = m.init_std,
+        ModelConfig m = architecture(a), found = { .init_fn = m.init_fn,
+                                                   .init_std = m.init_std,
                                                    .init_cutoff_factor = m.init_cutoff_factor };
         open_run(&r, &m, bf16, f32, f32);
         save(&r, 1);
@@ -158,8 +172,9 @@ static void test_config_json(void **state)
         assert_true(found.rope_scaling.beta_fast == m.rope_scaling.beta_fast);
         assert_true(found.rope_scaling.beta_slow == m.rope_scaling.beta_slow);
         assert_true(found.rope_scaling.attention_factor == m.rope_scaling.attention_factor);
-        assert_true(found.rope_scaling.full_attn_layers_only == m.rope_scaling.full_attn_layers_only);
-        const int *x = &found.d_model, *y = &m.d_model;     /* the sizes come first */
+        assert_true(found.rope_scaling.full_attn_layers_only ==
+                    m.rope_scaling.full_attn_layers_only);
+        const int *x = &found.d_model, *y = &m.d_model; /* the sizes come first */
         assert_memory_equal(x, y, offsetof(ModelConfig, norm));
         assert_true(found.norm_affine == m.norm_affine && found.norm_after == m.norm_after);
         assert_true(found.qk_norm == m.qk_norm && found.weight_tying == m.weight_tying);
@@ -173,7 +188,7 @@ static void test_config_json(void **state)
     DIES("no Hugging Face architecture", architecture_of(&odd));
 }
 
-/* ---- conversions ------------------------------------------------------------------------------------------ */
+/* ---- conversions ----------------------------------------------------------------------------- */
 
 static double f16_value(uint16_t code)
 {
@@ -182,8 +197,8 @@ static double f16_value(uint16_t code)
     return code & 0x8000 ? -x : x;
 }
 
-/* n elements of `dtype` whose 16-bit codes count up from `code`, so that small tensors too see many values;
- * infinities and NaNs are left out. The lower halves of F32 vary as well. */
+/* n elements of `dtype` whose 16-bit codes count up from `code`, so that small tensors too see many
+ * values; infinities and NaNs are left out. The lower halves of F32 vary as well. */
 static void write_values(SafeFile *f, const char *name, const char *dtype, size_t n, uint16_t code)
 {
     uint16_t *codes = malloc(4 * n);
@@ -192,7 +207,8 @@ static void write_values(SafeFile *f, const char *name, const char *dtype, size_
         codes[k] = code++;
         if ((codes[k] & 0x7c00) == 0x7c00)
             codes[k] &= 0x83ff;
-        wide[k] = float_from_bits((uint32_t)codes[k] << 16 | (k % 3 == 0 ? 0x8000 : (uint32_t)k * 2654435761u >> 16));
+        wide[k] = float_from_bits((uint32_t)codes[k] << 16 |
+                                  (k % 3 == 0 ? 0x8000 : (uint32_t)k * 2654435761u >> 16));
     }
     bool is_f32 = strcmp(dtype, "F32") == 0;
     safetensors_write(f, safetensors_find(f, name), 0, is_f32 ? (void *)wide : codes,
@@ -200,7 +216,8 @@ static void write_values(SafeFile *f, const char *name, const char *dtype, size_
     free(codes), free(wide);
 }
 
-/* A Hugging Face folder with every tensor of the model in `dtype`; the embedding has `rows` rows. */
+/* A Hugging Face folder with every tensor of the model in `dtype`; the embedding has `rows`
+ * rows. */
 static const char *write_folder(const Run *r, const char *dtype, size_t rows)
 {
     const char *path = text("%s/hf%d", root, num_folders++);
@@ -219,7 +236,8 @@ static const char *write_folder(const Run *r, const char *dtype, size_t rows)
     safetensors_create(f);
     for (int i = 0; i < f->count; i++) {
         const SafeTensor *t = &f->tensor[i];
-        write_values(f, t->name, dtype, (t->end - t->begin) / safetensors_dtype_size(dtype), (uint16_t)(i * 5000));
+        write_values(f, t->name, dtype, (t->end - t->begin) / safetensors_dtype_size(dtype),
+                     (uint16_t)(i * 5000));
     }
     safetensors_close(f);
     return path;
@@ -231,7 +249,8 @@ static uint16_t nearest_bf16(float x)
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     uint16_t low = (uint16_t)(bits >> 16), high = (uint16_t)(low + 1);
-    double below = float_from_bits((uint32_t)low << 16), above = float_from_bits((uint32_t)high << 16);
+    double below = float_from_bits((uint32_t)low << 16),
+           above = float_from_bits((uint32_t)high << 16);
     double to_low = fabs(x - below), to_high = fabs(above - x);
     return to_low < to_high || (to_low == to_high && low % 2 == 0) ? low : high;
 }
@@ -252,15 +271,17 @@ static void check_converted(const char *folder, const char *dtype, Format master
         int count = hf_tensors(tensor, &r.config.model, &r.store.shape[u], u);
         for (int i = 0; i < count; i++) {
             const SafeTensor *t = safetensors_find(f, tensor[i].name);
-            size_t n = (t->end - t->begin) / safetensors_dtype_size(dtype), size = dtype_size(master.dtype);
+            size_t n = (t->end - t->begin) / safetensors_dtype_size(dtype),
+                   size = dtype_size(master.dtype);
             char *raw = malloc(4 * n), *loaded = malloc(4 * n);
             safetensors_read(f, raw, t, 0, t->end - t->begin);
             const char *all = r.store.shard[u].slice[TRAINED].stored.data;
             device_get(loaded, all + hf_first(&r.store.shape[u], &tensor[i]) * size, n * size);
             for (size_t k = 0; k < n; k++) {
                 uint16_t code = ((uint16_t *)raw)[k];
-                float x = strcmp(dtype, "F32") == 0 ? ((float *)raw)[k]
-                        : strcmp(dtype, "F16") == 0 ? (float)f16_value(code) : float_from_bits((uint32_t)code << 16);
+                float x = strcmp(dtype, "F32") == 0   ? ((float *)raw)[k]
+                          : strcmp(dtype, "F16") == 0 ? (float)f16_value(code)
+                                                      : float_from_bits((uint32_t)code << 16);
                 if (master.dtype == F32)
                     assert_memory_equal(&((float *)loaded)[k], &x, sizeof x);
                 else
@@ -281,13 +302,14 @@ static void test_conversions(void **state)
     for (int i = 0; i < 3; i++) {
         check_converted(NULL, dtype[i], f32, 90);
         check_converted(NULL, dtype[i], bf16, 90);
-        check_converted(NULL, dtype[i], bf16, 128);     /* the vocabulary with its padding */
+        check_converted(NULL, dtype[i], bf16, 128); /* the vocabulary with its padding */
     }
 }
 
-/* ---- mismatches ------------------------------------------------------------------------------------------- */
+/* ---- mismatches ------------------------------------------------------------------------------ */
 
-static void expect_mismatch(const char *folder, const ModelConfig *m, Format moments, const char *message)
+static void expect_mismatch(const char *folder, const ModelConfig *m, Format moments,
+                            const char *message)
 {
     Run r;
     open_run(&r, m, f32, moments, moments);
@@ -306,7 +328,8 @@ static void test_mismatches(void **state)
     ModelConfig m = architecture(LLAMA), other = m;
     other.mlp_width = 128;
     expect_mismatch(folder, &other, f32,
-                    "model.layers.0.mlp.gate_proj.weight has shape (96, 64), the configured model needs (128, 64)");
+                    "model.layers.0.mlp.gate_proj.weight has shape (96, 64), the configured model "
+                    "needs (128, 64)");
     other = m;
     other.n_layers = 1;
     expect_mismatch(folder, &other, f32, "model.layers.1.");
@@ -323,21 +346,29 @@ static void test_mismatches(void **state)
     other.vocab_size = 91;
     expect_mismatch(folder, &other, f32, "embed_tokens.weight has shape (90, 64)");
     char command[1024];
-    snprintf(command, sizeof command, "sed -i s/LlamaForCausalLM/GPT2LMHeadModel/ %s/config.json", folder);
+    snprintf(command, sizeof command, "sed -i s/LlamaForCausalLM/GPT2LMHeadModel/ %s/config.json",
+             folder);
     assert_int_equal(system(command), 0);
     expect_mismatch(folder, &m, f32, "architecture GPT2LMHeadModel");
     /* an index names files in its own folder */
     static const char *const outside[] = { "../step1/model.safetensors", "/dev/null", "..", "" };
     for (int i = 0; i < 4; i++) {
-        snprintf(command, sizeof command, "cd %s && mkdir -p ../index && cp config.json ../index && echo '{\"weight_map\": {\"a\": "
-                 "\"%s\"}}' >../index/model.safetensors.index.json", folder, outside[i]);
+        snprintf(command, sizeof command,
+                 "cd %s && mkdir -p ../index && cp config.json ../index && echo '{\"weight_map\": "
+                 "{\"a\": "
+                 "\"%s\"}}' >../index/model.safetensors.index.json",
+                 folder, outside[i]);
         shell(command);
-        expect_mismatch(text("%s/../index", folder), &m, f32, "weight_map.a: expected the name of a file in that folder, found \"");
+        expect_mismatch(text("%s/../index", folder), &m, f32,
+                        "weight_map.a: expected the name of a file in that folder, found \"");
     }
     expect_mismatch(write_folder(&r, "U8", 90), &m, f32, "stored as U8; expected F32, BF16 or F16");
-    shell(text("cd %s/../index && cp %s/model.safetensors a && cp a b && echo '{\"weight_map\": {\"x\": \"a\", \"y\": \"b\"}}' "
-               ">model.safetensors.index.json", folder, write_folder(&r, "BF16", 90)));
-    expect_mismatch(text("%s/../index", folder), &m, f32, "index/a; expected it in only one file. Save the model again");
+    shell(text("cd %s/../index && cp %s/model.safetensors a && cp a b && echo '{\"weight_map\": "
+               "{\"x\": \"a\", \"y\": \"b\"}}' "
+               ">model.safetensors.index.json",
+               folder, write_folder(&r, "BF16", 90)));
+    expect_mismatch(text("%s/../index", folder), &m, f32,
+                    "index/a; expected it in only one file. Save the model again");
     free(folder);
     close_run(&r);
     release();
@@ -351,13 +382,17 @@ static void expect_warning(const char *folder, const ModelConfig *m, const char 
     close_run(&r);
 }
 
-/* A folder of a tied model with a head in addition to the embedding: equal, or with another last byte. */
+/* A folder of a tied model with a head in addition to the embedding: equal, or with another last
+ * byte. */
 static const char *write_head(const Run *r, bool same)
 {
     const char *path = write_folder(r, "BF16", 90);
-    shell(text("cd %s && cp %s/config.json . && mv model.safetensors a.safetensors && echo '{\"weight_map\": {\"a\": "
-               "\"a.safetensors\", \"b\": \"b.safetensors\"}}' >model.safetensors.index.json", path, step_folder(r, 1)));
-    SafeFile *a = safetensors_open(text("%s/a.safetensors", path)), *b = safetensors_new(text("%s/b.safetensors", path));
+    shell(text("cd %s && cp %s/config.json . && mv model.safetensors a.safetensors && echo "
+               "'{\"weight_map\": {\"a\": "
+               "\"a.safetensors\", \"b\": \"b.safetensors\"}}' >model.safetensors.index.json",
+               path, step_folder(r, 1)));
+    SafeFile *a = safetensors_open(text("%s/a.safetensors", path)),
+             *b = safetensors_new(text("%s/b.safetensors", path));
     const SafeTensor *embed = safetensors_find(a, "model.embed_tokens.weight");
     const size_t bytes = embed->end - embed->begin;
     char *values = malloc(bytes);
@@ -382,7 +417,8 @@ static void test_tied_head(void **state)
     store_init(&r.store, &r.config.model, 3);
     save(&r, 1);
     assert_false(checkpoint_load(write_head(&r, true), &r.config, &r.store, NULL, true));
-    expect_mismatch(write_head(&r, false), &m, f32, "lm_head.weight differs from model.embed_tokens.weight");
+    expect_mismatch(write_head(&r, false), &m, f32,
+                    "lm_head.weight differs from model.embed_tokens.weight");
     close_run(&r);
     release();
 }
@@ -399,26 +435,38 @@ static void test_changed_on_purpose(void **state)
     save(&r, 1);
     char *folder = strdup(step_folder(&r, 1));
     other.sliding_window = 7;
-    expect_warning(folder, &other, "sliding_window is 6, the configuration's model.sliding_window is 7 and is used");
+    expect_warning(
+        folder, &other,
+        "sliding_window is 6, the configuration's model.sliding_window is 7 and is used");
     other = m;
     other.layer_types = (LayerTypes){ 2, { false, true } };
-    expect_warning(folder, &other, "layer 0 has a sliding window, in the configuration it has none; the configuration is used");
+    expect_warning(folder, &other,
+                   "layer 0 has a sliding window, in the configuration it has none; the "
+                   "configuration is used");
     other = m;
     other.rope_scaling.attention_factor = 1;
-    expect_warning(folder, &other, "its attention_factor is 1.13863, the configuration's model.rope_scaling.attention_factor is 1");
+    expect_warning(folder, &other,
+                   "its attention_factor is 1.13863, the configuration's "
+                   "model.rope_scaling.attention_factor is 1");
     other = m;
     other.rope_scaling.beta_fast = 16;
-    expect_warning(folder, &other, "its beta_fast is 2, the configuration's model.rope_scaling.beta_fast is 16 and is used");
+    expect_warning(
+        folder, &other,
+        "its beta_fast is 2, the configuration's model.rope_scaling.beta_fast is 16 and is used");
     other = m;
     other.layer_types.count = 0;
     other.sliding_window = 0;
     other.rope_scaling.type = ROPE_LLAMA3;
     other.rope_scaling.full_attn_layers_only = false;
-    expect_warning(folder, &other, "rotary frequencies are scaled as yarn does, in the configuration scaled as llama3");
+    expect_warning(
+        folder, &other,
+        "rotary frequencies are scaled as yarn does, in the configuration scaled as llama3");
     other.rope_scaling.type = ROPE_DEFAULT;
     other.max_sequence_length = 99;
-    expect_warning(folder, &other, text("max_position_embeddings is %d, the configuration's model.max_sequence_length is 99: long",
-                                        m.max_sequence_length));
+    expect_warning(folder, &other,
+                   text("max_position_embeddings is %d, the configuration's "
+                        "model.max_sequence_length is 99: long",
+                        m.max_sequence_length));
     free(folder);
     close_run(&r);
     release();
@@ -451,10 +499,15 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_weights_only), cmocka_unit_test(test_file_layout),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_weights_only),
+        cmocka_unit_test(test_file_layout),
         cmocka_unit_test(test_config_json),
-        cmocka_unit_test(test_conversions), cmocka_unit_test(test_mismatches), cmocka_unit_test(test_tied_head),
-        cmocka_unit_test(test_changed_on_purpose), cmocka_unit_test(test_moments_are_converted),
+        cmocka_unit_test(test_conversions),
+        cmocka_unit_test(test_mismatches),
+        cmocka_unit_test(test_tied_head),
+        cmocka_unit_test(test_changed_on_purpose),
+        cmocka_unit_test(test_moments_are_converted),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

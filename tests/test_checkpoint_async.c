@@ -1,7 +1,9 @@
-/* Saving during training: the saved state is that of checkpoint_begin, whatever happens afterwards; nothing waits for the disk
- * unnecessarily; and a writer that fails or is killed leaves the previous checkpoint.
+/* Saving during training: the saved state is that of checkpoint_begin, whatever happens afterwards;
+ * nothing waits for the disk unnecessarily; and a writer that fails or is killed leaves the
+ * previous checkpoint.
  *
- * The pwrite below replaces libc's: it delays or refuses writes of threads other than the test's. */
+ * The pwrite below replaces libc's: it delays or refuses writes of threads other than the
+ * test's. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -15,8 +17,8 @@
 #include "tests/saved.h"
 
 static pthread_t test_thread;
-static atomic_bool held;            /* the writer waits, with a limit: a test must not hang */
-static atomic_int writes_left;      /* number of writes that succeed */
+static atomic_bool held;       /* the writer waits, with a limit: a test must not hang */
+static atomic_int writes_left; /* number of writes that succeed */
 
 ssize_t pwrite(int fd, const void *src, size_t bytes, off_t at)
 {
@@ -35,7 +37,8 @@ ssize_t pwrite(int fd, const void *src, size_t bytes, off_t at)
 static void set_state(Run *r, uint64_t seed)
 {
     for (int u = 0; u < r->store.num_units; u++) {
-        const Tensor t[] = { r->store.shard[u].slice[TRAINED].stored, r->store.shard[u].state[0], r->store.shard[u].state[1] };
+        const Tensor t[] = { r->store.shard[u].slice[TRAINED].stored, r->store.shard[u].state[0],
+                             r->store.shard[u].state[1] };
         for (uint64_t i = 0; i < 3; i++)
             pattern_put(t[i].data, seed + i, 0, tensor_bytes(t[i]));
     }
@@ -47,11 +50,13 @@ static void expect_state(Run *r, const char *checkpoint, uint64_t seed)
     set_state(r, 99);
     load(r, checkpoint);
     for (int u = 0; u < r->store.num_units; u++) {
-        const Tensor t[] = { r->store.shard[u].slice[TRAINED].stored, r->store.shard[u].state[0], r->store.shard[u].state[1] };
+        const Tensor t[] = { r->store.shard[u].slice[TRAINED].stored, r->store.shard[u].state[0],
+                             r->store.shard[u].state[1] };
         HfTensor tensor[HF_TENSORS];
         int count = hf_tensors(tensor, &r->config.model, &r->store.shape[u], u);
         for (int k = 0; k < count * 3; k++) {
-            size_t first = hf_first(&r->store.shape[u], &tensor[k / 3]) * 4, bytes = tensor[k / 3].rows * tensor[k / 3].cols * 4;
+            size_t first = hf_first(&r->store.shape[u], &tensor[k / 3]) * 4,
+                   bytes = tensor[k / 3].rows * tensor[k / 3].cols * 4;
             const char *data = t[k % 3].data;
             if (pattern_check(data + first, seed + (uint64_t)(k % 3), first, bytes) < bytes)
                 fail_msg("%s: %s is not what was saved", checkpoint, tensor[k / 3].name);
@@ -78,7 +83,7 @@ static void poll_until_saved(void)
     fail_msg("no end of a save in ten seconds");
 }
 
-/* ---- what is saved ---------------------------------------------------------------------------------------- */
+/* ---- what is saved --------------------------------------------------------------------------- */
 
 static void test_training_goes_on(void **state)
 {
@@ -110,7 +115,8 @@ static void test_training_goes_on(void **state)
     release();
 }
 
-/* A save waits for the previous one; of two of the same step the second stays; a larger model fits. */
+/* A save waits for the previous one; of two of the same step the second stays; a larger model
+ * fits. */
 static void test_one_after_the_other(void **state)
 {
     (void)state;
@@ -157,7 +163,7 @@ static void test_prunes(void **state)
     release();
 }
 
-/* ---- what goes wrong -------------------------------------------------------------------------------------- */
+/* ---- what goes wrong ------------------------------------------------------------------------- */
 
 static void save_with_writes(Run *r, int writes, bool polls)
 {
@@ -177,7 +183,8 @@ static void test_disk_full(void **state)
     open_small(&r);
     set_state(&r, 10);
     save(&r, 10);
-    int pieces = 3 * (2 + 9 * 2 + 1);       /* embedding, norm and head; nine tensors of two blocks */
+    /* embedding, norm and head; nine tensors of two blocks */
+    int pieces = 3 * (2 + 9 * 2 + 1);
     for (int writes = 0; writes < pieces; writes++) {
         DIES("step 20", save_with_writes(&r, writes, writes % 2));
         expect_latest(&r, 10);
@@ -227,10 +234,10 @@ static void test_killed_while_writing(void **state)
     release();
 }
 
-/* ---- several ranks ---------------------------------------------------------------------------------------- */
+/* ---- several ranks --------------------------------------------------------------------------- */
 
-/* This program as one of several ranks: saves step 10, then step 20 while the last rank's disk is full. Every rank has whole units
- * here, and each writes a part of them. */
+/* This program as one of several ranks: saves step 10, then step 20 while the last rank's disk is
+ * full. Every rank has whole units here, and each writes a part of them. */
 static int save_on_ranks(int argc, char **argv)
 {
     Run r;
@@ -260,14 +267,18 @@ static void test_one_rank_fails(void **state)
         Run r;
         char said[8192];
         open_small(&r);
-        FILE *p = popen(text("%s -n %d %s %s 2>&1", launch ? launch : "mpirun --oversubscribe", ranks,
-                             program_invocation_name, r.config.save_folder), "r");
+        FILE *p = popen(text("%s -n %d %s %s 2>&1", launch ? launch : "mpirun --oversubscribe",
+                             ranks, program_invocation_name, r.config.save_folder),
+                        "r");
         size_t n = fread(said, 1, sizeof said - 1, p);
         said[n] = '\0';
         int status = pclose(p);
-        const char *error = strstr(said, text("error (rank %d): %s.tmp/", ranks - 1, step_folder(&r, 20)));
-        if (!WIFEXITED(status) || WEXITSTATUS(status) == 0 || !error || !strstr(error, "File too large"))
-            fail_msg("%d ranks: expected an error about step20.tmp; status %x, output: %s", ranks, status, said);
+        const char *error =
+            strstr(said, text("error (rank %d): %s.tmp/", ranks - 1, step_folder(&r, 20)));
+        if (!WIFEXITED(status) || WEXITSTATUS(status) == 0 || !error ||
+            !strstr(error, "File too large"))
+            fail_msg("%d ranks: expected an error about step20.tmp; status %x, output: %s", ranks,
+                     status, said);
         assert_null(strstr(error + 1, "error (rank"));
         expect_latest(&r, 10);
         load(&r, step_folder(&r, 10));
@@ -284,8 +295,11 @@ int main(int argc, char **argv)
         return save_on_ranks(argc, argv);
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_training_goes_on), cmocka_unit_test(test_one_after_the_other),
-        cmocka_unit_test(test_prunes), cmocka_unit_test(test_disk_full), cmocka_unit_test(test_killed_while_writing),
+        cmocka_unit_test(test_training_goes_on),
+        cmocka_unit_test(test_one_after_the_other),
+        cmocka_unit_test(test_prunes),
+        cmocka_unit_test(test_disk_full),
+        cmocka_unit_test(test_killed_while_writing),
         cmocka_unit_test(test_one_rank_fails),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);

@@ -1,11 +1,12 @@
-/* A state with values that are not finite is not a checkpoint: it is detected in every format and named, does not replace a
- * checkpoint, and is not loaded. */
+/* A state with values that are not finite is not a checkpoint: it is detected in every format and
+ * named, does not replace a checkpoint, and is not loaded. */
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
 #include "model/config/files.h"
 #include "tests/saved.h"
 
-static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128, true }, e5m2 = { E5M2, 128 };
+static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128, true },
+                    e5m2 = { E5M2, 128 };
 
 /* Replaces an element of a piece; returns the old value. */
 static uint32_t exchange(const Run *r, const Piece *p, size_t element, uint32_t value)
@@ -22,18 +23,23 @@ static uint32_t exchange(const Run *r, const Piece *p, size_t element, uint32_t 
 
 static uint32_t nan_of(const char *dtype)
 {
-    return strcmp(dtype, "F32") == 0 ? 0x7fc00000 : strcmp(dtype, "BF16") == 0 ? 0x7fc0
-         : strcmp(dtype, "U32") == 0 ? 0xff8000 : 0x7f;
+    return strcmp(dtype, "F32") == 0    ? 0x7fc00000
+           : strcmp(dtype, "BF16") == 0 ? 0x7fc0
+           : strcmp(dtype, "U32") == 0  ? 0xff8000
+                                        : 0x7f;
 }
 
 static uint32_t minus_one_of(const char *dtype)
 {
-    return strcmp(dtype, "F32") == 0 ? 0xbf800000 : strcmp(dtype, "BF16") == 0 ? 0xbf80
-         : strcmp(dtype, "F8_E4M3") == 0 ? 0xb8 : 0xbc;
+    return strcmp(dtype, "F32") == 0       ? 0xbf800000
+           : strcmp(dtype, "BF16") == 0    ? 0xbf80
+           : strcmp(dtype, "F8_E4M3") == 0 ? 0xb8
+                                           : 0xbc;
 }
 
 /* The name reported for a bad element: scales have the name of their codes. */
-static void expect_found(const Run *r, const Layout *l, const Piece *p, size_t element, uint32_t value, bool bad)
+static void expect_found(const Run *r, const Layout *l, const Piece *p, size_t element,
+                         uint32_t value, bool bad)
 {
     const uint32_t old = exchange(r, p, element, value);
     const char *found = layout_not_finite(l, &r->store);
@@ -58,7 +64,8 @@ static void check_pieces(const Run *r, LayoutKind kind)
             if (strcmp(p->dtype, "U8") != 0)
                 expect_found(r, &l, p, ends[k], nan_of(p->dtype), true);
             if (p->kind != PIECE_SCALE && strcmp(p->dtype, "U8") != 0)
-                expect_found(r, &l, p, ends[k], minus_one_of(p->dtype), p->kind == PIECE_STATE && p->state == 1);
+                expect_found(r, &l, p, ends[k], minus_one_of(p->dtype),
+                             p->kind == PIECE_STATE && p->state == 1);
         }
     }
     layout_free(&l);
@@ -67,8 +74,12 @@ static void check_pieces(const Run *r, LayoutKind kind)
 static void test_found(void **state)
 {
     (void)state;
-    const struct { const char *optimizer; Format master, m, v; } rows[] = {
-        { "adamw", f32, f32, f32 }, { "adamw", bf16, bf16, bf16 }, { "adamw", bf16, e4m3, e4m3 }, { "adamw", bf16, e5m2, e5m2 },
+    const struct {
+        const char *optimizer;
+        Format master, m, v;
+    } rows[] = {
+        { "adamw", f32, f32, f32 },      { "adamw", bf16, bf16, bf16 },
+        { "adamw", bf16, e4m3, e4m3 },   { "adamw", bf16, e5m2, e5m2 },
         { "adamw8bit", bf16, f32, f32 },
     };
     ModelConfig m = architecture(LLAMA);
@@ -84,7 +95,7 @@ static void test_found(void **state)
     }
 }
 
-/* ---- what follows ----------------------------------------------------------------------------------------- */
+/* ---- what follows ---------------------------------------------------------------------------- */
 
 static void put_float(void *data, float x)
 {
@@ -109,9 +120,14 @@ static void test_not_saved(void **state)
 {
     (void)state;
     needs_fork();
-    static const struct { int state; float x; const char *name; } bad[] = {
+    static const struct {
+        int state;
+        float x;
+        const char *name;
+    } bad[] = {
         { -1, NAN, "step 20: model.layers.0.input_layernorm.weight holds" },
-        { 0, INFINITY, "input_layernorm.weight.exp_avg holds" }, { 1, -1e-30f, "input_layernorm.weight.exp_avg_sq holds" },
+        { 0, INFINITY, "input_layernorm.weight.exp_avg holds" },
+        { 1, -1e-30f, "input_layernorm.weight.exp_avg_sq holds" },
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         Run r;
@@ -119,7 +135,8 @@ static void test_not_saved(void **state)
         r.config.save_num_checkpoints_to_keep = 1;
         save(&r, 10);
         const Shard *s = &r.store.shard[1];
-        put_float(bad[i].state < 0 ? s->slice[TRAINED].stored.data : s->state[bad[i].state].data, bad[i].x);
+        put_float(bad[i].state < 0 ? s->slice[TRAINED].stored.data : s->state[bad[i].state].data,
+                  bad[i].x);
         DIES(bad[i].name, save(&r, 20));
         DIES(text("the last checkpoint is %s", step_folder(&r, 10)), save(&r, 20));
         expect_latest(&r, 10);
@@ -145,7 +162,8 @@ static void test_set_aside(void **state)
     free(steps);
     save(&r, 20);
     assert_false(exists(step_folder(&r, 10)));
-    shell(text("test \"$(ls %s | tr '\\n' ' ')\" = 'latest step20 step30-aborted '", r.config.save_folder));
+    shell(text("test \"$(ls %s | tr '\\n' ' ')\" = 'latest step20 step30-aborted '",
+               r.config.save_folder));
     shell(text("rm %s/latest", r.config.save_folder));
     expect_latest(&r, 20);
     load(&r, text("%s-aborted", step_folder(&r, 30)));
@@ -169,13 +187,16 @@ static void test_not_loaded(void **state)
     shell(text("cd %s && rm -r step30 && cp -r step30-aborted step30", r.config.save_folder));
     put_float(last->slice[TRAINED].stored.data, INFINITY);
     set_aside(&r, 10);
-    assert_false(exists(text("%s-aborted", step_folder(&r, 30))));          /* the last one stays */
+    assert_false(exists(text("%s-aborted", step_folder(&r, 30)))); /* the last one stays */
     shell(text("cd %s && rm -r step10 && mv step10-aborted step10", r.config.save_folder));
-    DIES("step30: tensor model.layers.0.input_layernorm.weight.exp_avg_sq holds a value", load(&r, step_folder(&r, 30)));
+    DIES("step30: tensor model.layers.0.input_layernorm.weight.exp_avg_sq holds a value",
+         load(&r, step_folder(&r, 30)));
     DIES("/step20 exists, too", load(&r, step_folder(&r, 30)));
-    DIES("step10: tensor model.layers.0.input_layernorm.weight holds a value", load(&r, step_folder(&r, 10)));
+    DIES("step10: tensor model.layers.0.input_layernorm.weight holds a value",
+         load(&r, step_folder(&r, 10)));
     DIES("/step20 exists, too", load(&r, step_folder(&r, 10)));
-    shell(text("cd %s && rm -r step20 step30 step40 step10/trainer.json step10/optimizer*", r.config.save_folder));
+    shell(text("cd %s && rm -r step20 step30 step40 step10/trainer.json step10/optimizer*",
+               r.config.save_folder));
     DIES("There is no other checkpoint next to it", load(&r, step_folder(&r, 10)));
     close_run(&r);
     release();
@@ -215,7 +236,8 @@ static void test_spikes(void **state)
     checkpoint_load(step_folder(&r, 10), &r.config, &r.store, &found, true);
     assert_memory_equal(&found, &s, sizeof s);
     if (on_cpu()) {
-        shell(text("sed -i 's/\"loss\": \"0/\"loss\": \"0 0/' %s/trainer.json", step_folder(&r, 10)));
+        shell(
+            text("sed -i 's/\"loss\": \"0/\"loss\": \"0 0/' %s/trainer.json", step_folder(&r, 10)));
         DIES("trainer.json: spikes", load(&r, step_folder(&r, 10)));
     }
     shell(text("sed -i '/\"spikes\": {/,/}/d' %s/trainer.json", step_folder(&r, 10)));
@@ -228,8 +250,9 @@ static void test_spikes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_found), cmocka_unit_test(test_not_saved), cmocka_unit_test(test_set_aside),
-        cmocka_unit_test(test_not_loaded), cmocka_unit_test(test_drop), cmocka_unit_test(test_spikes),
+        cmocka_unit_test(test_found),     cmocka_unit_test(test_not_saved),
+        cmocka_unit_test(test_set_aside), cmocka_unit_test(test_not_loaded),
+        cmocka_unit_test(test_drop),      cmocka_unit_test(test_spikes),
     };
     start_device(NULL);
     return cmocka_run_group_tests(tests, make_root, remove_root);

@@ -1,4 +1,5 @@
-/* Checkpoints as folders: which one is the latest, what is deleted, and effects of a crash, a full disk or a damaged file. */
+/* Checkpoints as folders: which one is the latest, what is deleted, and effects of a crash, a full
+ * disk or a damaged file. */
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -39,7 +40,7 @@ static void in_folder(const Run *r, const char *command)
     shell(text("cd %s && %s", r->config.save_folder, command));
 }
 
-/* ---- the latest ------------------------------------------------------------------------------------------- */
+/* ---- the latest ------------------------------------------------------------------------------ */
 
 static void test_latest(void **state)
 {
@@ -50,13 +51,14 @@ static void test_latest(void **state)
     save(&r, 10);
     expect_latest(&r, "step10");
     save(&r, 20);
-    save(&r, 9);                            /* resumed from an earlier one */
+    save(&r, 9); /* resumed from an earlier one */
     expect_latest(&r, "step9");
     expect_entries(&r, "latest step10 step20 step9");
     char *link = folder_latest(r.config.save_folder);
-    assert_string_equal(link, "step9");     /* relative: the folder can be moved */
+    assert_string_equal(link, "step9"); /* relative: the folder can be moved */
     free(link);
-    in_folder(&r, "test \"$(ls step9)\" = 'config.json\nconfig.yaml\nmodel.safetensors\noptimizer-00001.safetensors\n"
+    in_folder(&r, "test \"$(ls step9)\" = "
+                  "'config.json\nconfig.yaml\nmodel.safetensors\noptimizer-00001.safetensors\n"
                   "trainer.json' && test \"$(cat step9/config.yaml)\" = 'run_name: test'");
     assert_string_equal(r.config.text, "run_name: test\n");
     close_run(&r);
@@ -67,22 +69,28 @@ static void test_latest(void **state)
 static void test_crashes(void **state)
 {
     (void)state;
-    const struct { const char *what, *latest; } crash[] = {
-        { "cp -r step10 step30.tmp && touch step30.tmp/.unfinished",        "step20" },  /* before the rename     */
-        { "mkdir step30.tmp",                                               "step20" },
-        { "cp -r step10 step30",                                            "step20" },  /* before `latest` moved */
-        { "ln -s step30 latest.tmp",                                        "step20" },
-        { "rm latest",                                                      "step20" },
-        { "ln -sfn step30.tmp latest && mkdir step30.tmp",                  "step20" },
-        { "ln -sfn step99 latest",                                          "step20" },
-        { "rm -r step20",                                                   "step10" },
-        { "rm step20/trainer.json",                                         "step10" },
-        { "echo '{' >step20/trainer.json",                                  "step10" },
-        { "truncate -s -1 step20/model.safetensors",                        "step10" },
-        { "truncate -s +1 step20/model.safetensors",                        "step10" },
-        { "rm step20/optimizer-00001.safetensors",                          "step10" },
-        { "rm -r step10 && mv step20 step20.old && mkdir step20.tmp && touch step20.old/.unfinished", "step20.old" },
-        { "rm -r step10 step20",                                            NULL     },
+    const struct {
+        const char *what, *latest;
+    } crash[] = {
+        /* before the rename */
+        /* before `latest` moved */
+        { "cp -r step10 step30.tmp && touch step30.tmp/.unfinished", "step20" },
+        { "mkdir step30.tmp", "step20" },
+        { "cp -r step10 step30", "step20" },
+        { "ln -s step30 latest.tmp", "step20" },
+        { "rm latest", "step20" },
+        { "ln -sfn step30.tmp latest && mkdir step30.tmp", "step20" },
+        { "ln -sfn step99 latest", "step20" },
+        { "rm -r step20", "step10" },
+        { "rm step20/trainer.json", "step10" },
+        { "echo '{' >step20/trainer.json", "step10" },
+        { "truncate -s -1 step20/model.safetensors", "step10" },
+        { "truncate -s +1 step20/model.safetensors", "step10" },
+        { "rm step20/optimizer-00001.safetensors", "step10" },
+        { "rm -r step10 && mv step20 step20.old && mkdir step20.tmp && touch "
+          "step20.old/.unfinished",
+          "step20.old" },
+        { "rm -r step10 step20", NULL },
     };
     for (size_t i = 0; i < sizeof crash / sizeof crash[0]; i++) {
         Run r;
@@ -91,7 +99,7 @@ static void test_crashes(void **state)
         save(&r, 20);
         in_folder(&r, crash[i].what);
         expect_latest(&r, crash[i].latest);
-        save(&r, 30);                       /* and the next save succeeds and cleans up */
+        save(&r, 30); /* and the next save succeeds and cleans up */
         expect_latest(&r, "step30");
         assert_false(exists(text("%s/step30.tmp", r.config.save_folder)));
         assert_false(exists(text("%s/step20.tmp", r.config.save_folder)));
@@ -114,7 +122,8 @@ static void test_none_complete(void **state)
     DIES("no complete checkpoint (", checkpoint_latest(r.config.save_folder));
     save(&r, 10);
     in_folder(&r, "rm step10/config.json");
-    DIES("step10 has neither config.json nor adapter_config.json", checkpoint_latest(r.config.save_folder));
+    DIES("step10 has neither config.json nor adapter_config.json",
+         checkpoint_latest(r.config.save_folder));
     in_folder(&r, "rm -r latest step10/trainer.json");
     DIES("trainer.json", checkpoint_latest(r.config.save_folder));
     close_run(&r);
@@ -143,23 +152,27 @@ static void test_replace(void **state)
     release();
 }
 
-/* ---- damage ----------------------------------------------------------------------------------------------- */
+/* ---- damage ---------------------------------------------------------------------------------- */
 
 static void test_damaged_checkpoints(void **state)
 {
     (void)state;
     needs_fork();
-    const struct { const char *damage, *message; } table[] = {
-        { "rm trainer.json",                           "trainer.json" },
-        { "echo '{' >trainer.json",                    "trainer.json:" },
-        { "truncate -s -1 model.safetensors",          "model.safetensors: " },
+    const struct {
+        const char *damage, *message;
+    } table[] = {
+        { "rm trainer.json", "trainer.json" },
+        { "echo '{' >trainer.json", "trainer.json:" },
+        { "truncate -s -1 model.safetensors", "model.safetensors: " },
         { "truncate -s +1 optimizer-00001.safetensors", "optimizer-00001.safetensors: " },
-        { "rm optimizer-00001.safetensors",            "optimizer-00001.safetensors: No such file" },
+        { "rm optimizer-00001.safetensors", "optimizer-00001.safetensors: No such file" },
         { "sed -i 's/\"step\"/\"stop\"/' trainer.json", "trainer.json" },
         { "sed -i 's/version\": 1/version\": 2/' trainer.json", "format_version is 2" },
-        { "rm *",                                      "no model.safetensors" },
-        { "printf '\\377' | dd of=model.safetensors conv=notrunc bs=1 seek=7 status=none", "model.safetensors" },
-        { "printf 'x' | dd of=optimizer-00001.safetensors conv=notrunc bs=1 seek=20 status=none", "optimizer-00001" },
+        { "rm *", "no model.safetensors" },
+        { "printf '\\377' | dd of=model.safetensors conv=notrunc bs=1 seek=7 status=none",
+          "model.safetensors" },
+        { "printf 'x' | dd of=optimizer-00001.safetensors conv=notrunc bs=1 seek=20 status=none",
+          "optimizer-00001" },
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         Run r;
@@ -196,7 +209,8 @@ static void check_flipped(Run *r, const char *name, int step)
     assert_true(file->count > 0);
     for (int i = 0; i < file->count; i += step) {
         const SafeTensor *t = &file->tensor[i];
-        const size_t bytes = t->end - t->begin, places[] = { 0, bytes - 1, bytes / 2 }, at = file->data + t->begin + places[i % 3];
+        const size_t bytes = t->end - t->begin, places[] = { 0, bytes - 1, bytes / 2 },
+                     at = file->data + t->begin + places[i % 3];
         flip_bit(path, at);
         DIES(text("%s: tensor %s has the checksum ", path, t->name), load(r, step_folder(r, 10)));
         flip_bit(path, at);
@@ -227,15 +241,23 @@ static void test_damaged_manifests(void **state)
 {
     (void)state;
     needs_fork();
-    const struct { const char *damage, *message; } table[] = {
-        { "s/\"step\": 10/\"step\": -6/",     "step10/trainer.json: step: expected an integer >= 0, found -6" },
-        { "s/\"updates\": 98/\"updates\": -1/", "trainer.json: updates: expected an integer >= 0, found -1" },
-        { "s/\"epoch\": 7/\"epoch\": 7.5/",     "trainer.json: loader.epoch: expected an integer >= 0, found 7.5" },
-        { "s/\"instance\"/\"at\"/",             "trainer.json: loader.instance: expected an integer >= 0, found nothing" },
-        { "s/ba9876543210/ba987654321g/",         "trainer.json: data_fingerprint: expected 16 hexadecimal digits, found \"fed" },
-        { "s/.*/{}/;q",                           "files: expected the checkpoint's files and their bytes, found none" },
-        { "s/.*/[]/;q",                           "trainer.json: files: expected" },
-        { "s/\"optimizer-/\"..\\/step10\\/optimizer-/", "expected names of files in the folder and their bytes, found '../" },
+    const struct {
+        const char *damage, *message;
+    } table[] = {
+        { "s/\"step\": 10/\"step\": -6/",
+          "step10/trainer.json: step: expected an integer >= 0, found -6" },
+        { "s/\"updates\": 98/\"updates\": -1/",
+          "trainer.json: updates: expected an integer >= 0, found -1" },
+        { "s/\"epoch\": 7/\"epoch\": 7.5/",
+          "trainer.json: loader.epoch: expected an integer >= 0, found 7.5" },
+        { "s/\"instance\"/\"at\"/",
+          "trainer.json: loader.instance: expected an integer >= 0, found nothing" },
+        { "s/ba9876543210/ba987654321g/",
+          "trainer.json: data_fingerprint: expected 16 hexadecimal digits, found \"fed" },
+        { "s/.*/{}/;q", "files: expected the checkpoint's files and their bytes, found none" },
+        { "s/.*/[]/;q", "trainer.json: files: expected" },
+        { "s/\"optimizer-/\"..\\/step10\\/optimizer-/",
+          "expected names of files in the folder and their bytes, found '../" },
     };
     Run r;
     open_small(&r);
@@ -245,7 +267,8 @@ static void test_damaged_manifests(void **state)
         in_folder(&r, text("sed '%s' trainer.json >step10/trainer.json", table[i].damage));
         DIES(table[i].message, load(&r, step_folder(&r, 10)));
     }
-    DIES("has no complete checkpoint", (in_folder(&r, "echo '{}' >step10/trainer.json"), checkpoint_latest(r.config.save_folder)));
+    DIES("has no complete checkpoint", (in_folder(&r, "echo '{}' >step10/trainer.json"),
+                                        checkpoint_latest(r.config.save_folder)));
     close_run(&r);
     release();
 }
@@ -270,7 +293,8 @@ static void test_disk_full(void **state)
         expect_latest(&r, "step10");
         load(&r, step_folder(&r, 10));
     }
-    in_folder(&r, "chmod 600 step10 && rm -r step20.tmp && touch step20.tmp");     /* a name that is taken */
+    /* a name that is taken */
+    in_folder(&r, "chmod 600 step10 && rm -r step20.tmp && touch step20.tmp");
     save(&r, 20);
     expect_latest(&r, "step20");
     char *good = r.config.save_folder;
@@ -281,11 +305,12 @@ static void test_disk_full(void **state)
     release();
 }
 
-/* SIGKILL at any moment of a save: there is always a complete checkpoint, and it loads. With only one step, the save replaces the
- * only checkpoint. */
+/* SIGKILL at any moment of a save: there is always a complete checkpoint, and it loads. With only
+ * one step, the save replaces the only checkpoint. */
 static void check_killed(long last_step)
 {
-    enum { KILLS = SANITIZED ? 20 : 100, SPREAD = SANITIZED ? 200000 : 100000 };       /* microseconds: a few saves */
+    /* microseconds: a few saves */
+    enum { KILLS = SANITIZED ? 20 : 100, SPREAD = SANITIZED ? 200000 : 100000 };
     Run r;
     open_small(&r);
     save(&r, 10);
@@ -296,7 +321,7 @@ static void check_killed(long last_step)
             dup2(open("/dev/null", O_WRONLY), STDOUT_FILENO);
             for (;;)
                 for (long step = 10; step <= last_step; step++)
-                    begin(&r, step);        /* finishes the previous one */
+                    begin(&r, step); /* finishes the previous one */
         }
         usleep((useconds_t)(500 + i * SPREAD / KILLS));
         kill(child, SIGKILL);
@@ -320,11 +345,12 @@ static void test_killed(void **state)
     check_killed(12);
 }
 
-/* ---- pruning ---------------------------------------------------------------------------------------------- */
+/* ---- pruning --------------------------------------------------------------------------------- */
 
-/* `steps` and those left of them: names of folders that contain only how they were saved, by these settings. */
-static void check_prune(long keep_last, long interval, long permanent, long ephemeral, const char *steps,
-                        const char *latest, const char *left)
+/* `steps` and those left of them: names of folders that contain only how they were saved, by these
+ * settings. */
+static void check_prune(long keep_last, long interval, long permanent, long ephemeral,
+                        const char *steps, const char *latest, const char *left)
 {
     Run r;
     open_small(&r);
@@ -335,8 +361,9 @@ static void check_prune(long keep_last, long interval, long permanent, long ephe
     in_folder(&r, text("mkdir %s && ln -s %s latest", steps, latest));
     long *step;
     for (int i = file_steps(&step, r.config.save_folder, "") - 1; i >= 0; i--)
-        in_folder(&r, text("echo '{\"format_version\": 1, \"saved_as\": \"%s\"}' >step%ld/trainer.json",
-                           saved_as_name(saved_as_of(&r.config, step[i])), step[i]));
+        in_folder(&r,
+                  text("echo '{\"format_version\": 1, \"saved_as\": \"%s\"}' >step%ld/trainer.json",
+                       saved_as_name(saved_as_of(&r.config, step[i])), step[i]));
     free(step);
     checkpoint_prune(&r.config);
     expect_entries(&r, left);
@@ -362,16 +389,23 @@ static void test_prune(void **state)
     /* resumed from 200: the old 300 and 400 belong to another run until this one gets there */
     check_prune(1, 100, 0, 0, four, "step200", "latest step200 step300 step400");
     /* other entries are not looked at */
-    check_prune(1, 100, 0, 0, "step100 step200 steps step100x", "step200", "latest step100x step200 steps");
+    check_prune(1, 100, 0, 0, "step100 step200 steps step100x", "step200",
+                "latest step100x step200 steps");
 }
 
 int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_latest), cmocka_unit_test(test_crashes), cmocka_unit_test(test_none_complete),
-        cmocka_unit_test(test_replace), cmocka_unit_test(test_damaged_checkpoints), cmocka_unit_test(test_damaged_manifests),
-        cmocka_unit_test(test_flipped_bits), cmocka_unit_test(test_disk_full), cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_latest),
+        cmocka_unit_test(test_crashes),
+        cmocka_unit_test(test_none_complete),
+        cmocka_unit_test(test_replace),
+        cmocka_unit_test(test_damaged_checkpoints),
+        cmocka_unit_test(test_damaged_manifests),
+        cmocka_unit_test(test_flipped_bits),
+        cmocka_unit_test(test_disk_full),
+        cmocka_unit_test(test_killed),
         cmocka_unit_test(test_prune),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);

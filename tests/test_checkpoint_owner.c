@@ -1,5 +1,5 @@
-/* Ownership in a save_folder: names that only look like those of checkpoints, links, checkpoints that were saved to stay or cannot
- * be deleted, and file systems with missing features.
+/* Ownership in a save_folder: names that only look like those of checkpoints, links, checkpoints
+ * that were saved to stay or cannot be deleted, and file systems with missing features.
  *
  * The functions below replace libc's, and fail as on such file systems. */
 #include <fcntl.h>
@@ -12,8 +12,8 @@
 #include "tests/saved.h"
 
 static bool no_links, no_rename;
-static int  no_sync;                    /* errno of fsync of a folder; 0: it works */
-static const char *busy;                /* suffix of a path that cannot be deleted; NULL: none */
+static int no_sync;      /* errno of fsync of a folder; 0: it works */
+static const char *busy; /* suffix of a path that cannot be deleted; NULL: none */
 
 int symlink(const char *target, const char *path)
 {
@@ -67,10 +67,13 @@ static void expect_latest(const Run *r, const char *expected)
     free(found);
 }
 
-/* ---- saved to stay ------------------------------------------------------------------------------------------ */
+/* ---- saved to stay --------------------------------------------------------------------------- */
 
-/* keep, interval, permanent, ephemeral; saved with the first settings up to step 12, then with the others. */
-typedef struct { long keep, interval, permanent, ephemeral; } Settings4;
+/* keep, interval, permanent, ephemeral; saved with the first settings up to step 12, then with the
+ * others. */
+typedef struct {
+    long keep, interval, permanent, ephemeral;
+} Settings4;
 
 static void set(Run *r, Settings4 s)
 {
@@ -91,35 +94,47 @@ static void save_steps(Run *r, Settings4 s, long first, long last)
 static void test_saved_to_stay(void **state)
 {
     (void)state;
-    const struct { Settings4 then, now; const char *left; } table[] = {
-        { { 1, 1, 6, 0 },   { 1, 1, 7, 0 },    "step14 step16 step6 step12" },      /* "never deleted" */
-        { { -1, 4, 0, 0 },  { 1, 1, 0, 0 },    "step16 step4 step8 step12" },       /* "all" */
-        { { -1, 4, 0, 0 },  { -1, 10, 0, 2 },  "step16 step4 step8 step12" },
-        { { 2, 4, 0, 0 },   { -1, 16, 0, 2 },  "step14 step16 step8 step12" },      /* kept for rotation, then all are kept */
-        { { 2, 4, 0, 0 },   { 2, 2, 0, 0 },    "step14 step16" },                   /* the same rotation */
-        { { 1, 100, 0, 4 }, { 1, 1, 0, 0 },    "step16 step12" },                   /* the newest ephemeral one stays */
-        { { 1, 100, 0, 4 }, { 1, 100, 0, 2 },  "step16" },
-        { { 1, 4, 0, 0 },   { 1, 1, 12, 0 },   "step16 step12" },                   /* permanent by the current settings */
+    const struct {
+        Settings4 then, now;
+        const char *left;
+    } table[] = {
+        { { 1, 1, 6, 0 }, { 1, 1, 7, 0 }, "step14 step16 step6 step12" }, /* "never deleted" */
+        { { -1, 4, 0, 0 }, { 1, 1, 0, 0 }, "step16 step4 step8 step12" }, /* "all" */
+        /* kept for rotation, then all are kept */
+        /* the same rotation */
+        /* the newest ephemeral one stays */
+        /* permanent by the current settings */
+        { { -1, 4, 0, 0 }, { -1, 10, 0, 2 }, "step16 step4 step8 step12" },
+        { { 2, 4, 0, 0 }, { -1, 16, 0, 2 }, "step14 step16 step8 step12" },
+        { { 2, 4, 0, 0 }, { 2, 2, 0, 0 }, "step14 step16" },
+        { { 1, 100, 0, 4 }, { 1, 1, 0, 0 }, "step16 step12" },
+        { { 1, 100, 0, 4 }, { 1, 100, 0, 2 }, "step16" },
+        { { 1, 4, 0, 0 }, { 1, 1, 12, 0 }, "step16 step12" },
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         Run r;
         open_small(&r);
         save_steps(&r, table[i].then, 1, 12);
         save_steps(&r, table[i].now, 13, 16);
-        in_folder(&r, text("for s in %s; do test -d $s || exit 1; done; test $(ls -d step* | wc -l) = $(echo %s | wc -w)",
+        in_folder(&r, text("for s in %s; do test -d $s || exit 1; done; test $(ls -d step* | wc "
+                           "-l) = $(echo %s | wc -w)",
                            table[i].left, table[i].left));
         close_run(&r);
         release();
     }
 }
 
-/* Not rotated: checkpoints of earlier versions without such an entry, copies from another run, and links. */
+/* Not rotated: checkpoints of earlier versions without such an entry, copies from another run, and
+ * links. */
 static void test_not_for_rotation(void **state)
 {
     (void)state;
     static const char *const what[] = {
-        "sed -i 's/\"saved_as\"/\"unknown\"/' step1/trainer.json", "echo 'save_folder: /elsewhere' >step1/config.yaml",
-        "mv step1 ../moved && ln -s ../moved step1", "rm step1/trainer.json", "echo '[' >step1/trainer.json",
+        "sed -i 's/\"saved_as\"/\"unknown\"/' step1/trainer.json",
+        "echo 'save_folder: /elsewhere' >step1/config.yaml",
+        "mv step1 ../moved && ln -s ../moved step1",
+        "rm step1/trainer.json",
+        "echo '[' >step1/trainer.json",
         "sed -i 's/\"interval\"/\"aborted\"/' step1/trainer.json",
     };
     for (size_t i = 0; i < sizeof what / sizeof what[0]; i++) {
@@ -131,7 +146,8 @@ static void test_not_for_rotation(void **state)
         in_folder(&r, "find -L step1 -type f | sort | xargs cksum >sums");
         save(&r, 2);
         save(&r, 3);
-        in_folder(&r, "find -L step1 -type f | sort | xargs cksum | cmp - sums && test ! -e step2 -a -e step3");
+        in_folder(&r, "find -L step1 -type f | sort | xargs cksum | cmp - sums && test ! -e step2 "
+                      "-a -e step3");
         close_run(&r);
         release();
     }
@@ -139,24 +155,29 @@ static void test_not_for_rotation(void **state)
     open_small(&r);
     set(&r, (Settings4){ 1, 1, 0, 0 });
     save(&r, 1);
-    in_folder(&r, "printf 'save_folder: %s\\n' \"$PWD/.\" >step1/config.yaml");     /* the same folder by another name */
+    /* the same folder by another name */
+    in_folder(&r, "printf 'save_folder: %s\\n' \"$PWD/.\" >step1/config.yaml");
     save(&r, 2);
     assert_false(has(&r, "step1"));
     close_run(&r);
     release();
 }
 
-/* ---- names -------------------------------------------------------------------------------------------------- */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 /* Other files next to the checkpoints, with names that only begin like theirs, are not changed. */
-static const char foreign[] =
-    "cp -r step1 step2.tmp; cp -r step1 step2.old; cp -r step1 step1.old; cp -r step1 step2-aborted; mkdir step02; "
-    "echo mine >step02/text; echo mine >step3.tmp; ln -s step1 step4.tmp; mkdir step1x; echo mine >step1x/text; "
-    "echo mine >latest.tmp; echo mine >config.yaml.tmp; mkdir step; ln -s nothing step5.old; echo mine >step6.tmp2; "
-    "mkdir -p step7.tmp/.unfinishe; echo mine >step99999999999999999999";
-static const char list[] = "find step2.tmp step2.old step1.old step2-aborted step02 step3.tmp step4.tmp step1x latest.tmp "
-                           "config.yaml.tmp step step5.old step6.tmp2 step7.tmp step99999999999999999999 | sort | tee names | "
-                           "xargs -I{} sh -c 'test -f {} && cksum {} || true'";
+static const char foreign[] = "cp -r step1 step2.tmp; cp -r step1 step2.old; cp -r step1 "
+                              "step1.old; cp -r step1 step2-aborted; mkdir step02; "
+                              "echo mine >step02/text; echo mine >step3.tmp; ln -s step1 "
+                              "step4.tmp; mkdir step1x; echo mine >step1x/text; "
+                              "echo mine >latest.tmp; echo mine >config.yaml.tmp; mkdir step; ln "
+                              "-s nothing step5.old; echo mine >step6.tmp2; "
+                              "mkdir -p step7.tmp/.unfinishe; echo mine >step99999999999999999999";
+static const char list[] =
+    "find step2.tmp step2.old step1.old step2-aborted step02 step3.tmp step4.tmp step1x latest.tmp "
+    "config.yaml.tmp step step5.old step6.tmp2 step7.tmp step99999999999999999999 | sort | tee "
+    "names | "
+    "xargs -I{} sh -c 'test -f {} && cksum {} || true'";
 
 static void test_foreign_names(void **state)
 {
@@ -174,22 +195,26 @@ static void test_foreign_names(void **state)
     assert_string_equal(aside, text("%s/step2-aborted2", r.config.save_folder));
     free(aside);
     expect_latest(&r, "step7");
-    in_folder(&r, text("test \"$(echo step?)\" = step7 && %s | cmp - sums && cmp names before", list));
+    in_folder(&r,
+              text("test \"$(echo step?)\" = step7 && %s | cmp - sums && cmp names before", list));
     folder_clear(r.config.save_folder);
     in_folder(&r, "test ! -e step7 -a ! -e latest");
-    in_folder(&r, "test -f step3.tmp -a -f step2.tmp/trainer.json -a -f step2.old/trainer.json -a -f step02/text -a -L step4.tmp");
+    in_folder(&r, "test -f step3.tmp -a -f step2.tmp/trainer.json -a -f step2.old/trainer.json -a "
+                  "-f step02/text -a -L step4.tmp");
     close_run(&r);
     release();
 }
 
-/* A save that replaced step 1 was interrupted while its usual temporary name was taken by another file. */
+/* A save that replaced step 1 was interrupted while its usual temporary name was taken by another
+ * file. */
 static void test_replaced(void **state)
 {
     (void)state;
     Run r;
     open_small(&r);
     save(&r, 1);
-    in_folder(&r, "rm latest; touch step1/.unfinished; mv step1 step1.old2; echo mine >step1.old; mkdir step8.old; "
+    in_folder(&r, "rm latest; touch step1/.unfinished; mv step1 step1.old2; echo mine >step1.old; "
+                  "mkdir step8.old; "
                   "echo mine >step8.old/trainer.json");
     expect_latest(&r, "step1.old2");
     save(&r, 1);
@@ -198,7 +223,8 @@ static void test_replaced(void **state)
     release();
 }
 
-/* A foreign stepN that appears during the run is renamed for the checkpoint, with its contents unchanged. */
+/* A foreign stepN that appears during the run is renamed for the checkpoint, with its contents
+ * unchanged. */
 static void test_foreign_step(void **state)
 {
     (void)state;
@@ -211,14 +237,15 @@ static void test_foreign_step(void **state)
     save(&r, 3);
     expect_latest(&r, "step3");
     in_folder(&r, "grep -q mine step2.old/text && test -f step2/trainer.json");
-    in_folder(&r, "mkdir step4; cp step3/config.json step3/model.safetensors step4");      /* a model is not a checkpoint */
+    /* a model is not a checkpoint */
+    in_folder(&r, "mkdir step4; cp step3/config.json step3/model.safetensors step4");
     assert_int_equal(folder_foreign_step(r.config.save_folder), 4);
     close_run(&r);
     release();
 }
 
-/* A checkpoint on another disk with a link in its place: its files stay if it is replaced, cleared or newer than the resumed
- * step. */
+/* A checkpoint on another disk with a link in its place: its files stay if it is replaced, cleared
+ * or newer than the resumed step. */
 static void test_links(void **state)
 {
     (void)state;
@@ -226,7 +253,9 @@ static void test_links(void **state)
     open_small(&r);
     for (long step = 1; step <= 3; step++)
         save(&r, step);
-    in_folder(&r, "mkdir ../disk; for i in 1 2 3; do mv step$i ../disk; ln -s ../disk/step$i step$i; done");
+    in_folder(
+        &r,
+        "mkdir ../disk; for i in 1 2 3; do mv step$i ../disk; ln -s ../disk/step$i step$i; done");
     in_folder(&r, "find ../disk -type f | sort | xargs cksum >sums");
     save(&r, 2);
     assert_true(has(&r, "step2/trainer.json") && has(&r, "step1/trainer.json"));
@@ -234,12 +263,13 @@ static void test_links(void **state)
     folder_remove_later(r.config.save_folder, 2);
     in_folder(&r, "test ! -L step3");
     folder_clear(r.config.save_folder);
-    in_folder(&r, "test ! -L step1 && find ../disk -type f | sort | xargs cksum | cmp - sums && rm -r ../disk");
+    in_folder(&r, "test ! -L step1 && find ../disk -type f | sort | xargs cksum | cmp - sums && rm "
+                  "-r ../disk");
     close_run(&r);
     release();
 }
 
-/* ---- what cannot be done ------------------------------------------------------------------------------------ */
+/* ---- what cannot be done --------------------------------------------------------------------- */
 
 /* As a user who may not delete files in step1: root switches to nobody. */
 static void save_beside_protected(Run *r)
@@ -267,7 +297,8 @@ static void test_protected(void **state)
     DIES("step1: cannot delete: Permission denied; it stays there", save_beside_protected(&r));
     DIES("ALL IS WELL", save_beside_protected(&r));
     expect_latest(&r, "step4");
-    in_folder(&r, "test -f step1/trainer.json -a -f step1/model.safetensors -a ! -e step1.tmp -a ! -e step2 -a ! -e step3");
+    in_folder(&r, "test -f step1/trainer.json -a -f step1/model.safetensors -a ! -e step1.tmp -a ! "
+                  "-e step2 -a ! -e step3");
     load(&r, step_folder(&r, 1));
     in_folder(&r, "chmod -R a+rwX .");
     save(&r, 5);
@@ -289,7 +320,7 @@ static void test_busy(void **state)
         save(&r, step);
     expect_latest(&r, "step3");
     assert_true(has(&r, "step1.tmp/model.safetensors") && !has(&r, "step1") && !has(&r, "step2"));
-    save(&r, 1);                    /* the usual name is taken */
+    save(&r, 1); /* the usual name is taken */
     expect_latest(&r, "step1");
     load(&r, step_folder(&r, 1));
     busy = NULL;
@@ -334,8 +365,8 @@ static void test_latest_is_none(void **state)
 {
     (void)state;
     needs_fork();
-    static const char *const what[] = { "mkdir latest", "printf 'a\nb\n' >latest", "printf step1 >latest", ": >latest",
-                                        "mkfifo latest" };
+    static const char *const what[] = { "mkdir latest", "printf 'a\nb\n' >latest",
+                                        "printf step1 >latest", ": >latest", "mkfifo latest" };
     for (size_t i = 0; i < sizeof what / sizeof what[0]; i++) {
         Run r;
         open_small(&r);
@@ -347,7 +378,8 @@ static void test_latest_is_none(void **state)
     }
 }
 
-/* Errors for unsupported operations of a file system are ignored; others are reported before the first step. */
+/* Errors for unsupported operations of a file system are ignored; others are reported before the
+ * first step. */
 static void test_no_sync(void **state)
 {
     (void)state;
@@ -399,7 +431,8 @@ static void test_copied(void **state)
     save(&r, 2);
     in_folder(&r, "cp -r step2 step3 && echo 'save_folder: /elsewhere' > step3/config.yaml");
     save(&r, 3);
-    in_folder(&r, "grep -q elsewhere step3.old/config.yaml && ! grep -q elsewhere step3/config.yaml");
+    in_folder(&r,
+              "grep -q elsewhere step3.old/config.yaml && ! grep -q elsewhere step3/config.yaml");
     expect_latest(&r, "step3");
     close_run(&r);
     release();
@@ -409,11 +442,13 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_saved_to_stay), cmocka_unit_test(test_not_for_rotation), cmocka_unit_test(test_foreign_names),
-        cmocka_unit_test(test_replaced), cmocka_unit_test(test_foreign_step), cmocka_unit_test(test_links),
-        cmocka_unit_test(test_protected),
-        cmocka_unit_test(test_busy), cmocka_unit_test(test_no_links), cmocka_unit_test(test_latest_is_none),
-        cmocka_unit_test(test_no_sync), cmocka_unit_test(test_relative), cmocka_unit_test(test_copied),
+        cmocka_unit_test(test_saved_to_stay), cmocka_unit_test(test_not_for_rotation),
+        cmocka_unit_test(test_foreign_names), cmocka_unit_test(test_replaced),
+        cmocka_unit_test(test_foreign_step),  cmocka_unit_test(test_links),
+        cmocka_unit_test(test_protected),     cmocka_unit_test(test_busy),
+        cmocka_unit_test(test_no_links),      cmocka_unit_test(test_latest_is_none),
+        cmocka_unit_test(test_no_sync),       cmocka_unit_test(test_relative),
+        cmocka_unit_test(test_copied),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

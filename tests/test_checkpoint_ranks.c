@@ -1,6 +1,7 @@
-/* Tensors of a checkpoint between ranks and files: W ranks write, each its shard of every unit, and any other division reads the
- * same bits, in every format; a shard held by several ranks is written once; files do not depend on W; the same for whole
- * checkpoints, saved during training. Run with 1, 2 and 4 ranks. */
+/* Tensors of a checkpoint between ranks and files: W ranks write, each its shard of every unit, and
+ * any other division reads the same bits, in every format; a shard held by several ranks is written
+ * once; files do not depend on W; the same for whole checkpoints, saved during training. Run with
+ * 1, 2 and 4 ranks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,24 +20,29 @@
 #include "tests/pattern.h"
 #include "tests/ranks.h"
 
-enum { LIMIT = 100000 };       /* bytes of a file: units of the small models have 20 to 400 kB */
+enum { LIMIT = 100000 }; /* bytes of a file: units of the small models have 20 to 400 kB */
 
 static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128, .bf16_scale = true },
                     e5m2 = { E5M2, 128, .bf16_scale = true };
 
 static Tensor flat(Format f, size_t n)
 {
-    Tensor t = { .format = f, .rows = 1, .cols = (int)n, .data = device_alloc(n * dtype_size(f.dtype) + 1) };
+    Tensor t = {
+        .format = f, .rows = 1, .cols = (int)n, .data = device_alloc(n * dtype_size(f.dtype) + 1)
+    };
     if (format_is_fp8(f))
         t.scale = device_alloc(format_scale_bytes(f, n) + 1);
     return t;
 }
 
-/* The shards that rank `part` of `parts` has of a model made for `world` ranks; only what layout.c reads. */
-static ParamStore make_shards(const ModelConfig *c, Format master, Format m, Format v, int world, int part, int parts)
+/* The shards that rank `part` of `parts` has of a model made for `world` ranks; only what layout.c
+ * reads. */
+static ParamStore make_shards(const ModelConfig *c, Format master, Format m, Format v, int world,
+                              int part, int parts)
 {
-    ParamStore store = { .num_units = unit_count(c), .recipe = *recipe_find("bf16"),
-               .optimizer = optimizer_find("adamw") };
+    ParamStore store = { .num_units = unit_count(c),
+                         .recipe = *recipe_find("bf16"),
+                         .optimizer = optimizer_find("adamw") };
     store.recipe.master = master;
     store.recipe.moment1 = m;
     store.recipe.moment2 = v;
@@ -60,7 +66,8 @@ static ParamStore make_shards(const ModelConfig *c, Format master, Format m, For
 static void free_shards(ParamStore *store)
 {
     for (int u = 0; u < store->num_units; u++) {
-        const Tensor t[] = { store->shard[u].slice[TRAINED].stored, store->shard[u].state[0], store->shard[u].state[1] };
+        const Tensor t[] = { store->shard[u].slice[TRAINED].stored, store->shard[u].state[0],
+                             store->shard[u].state[1] };
         for (int i = 0; i < 3; i++) {
             device_free(t[i].data);
             if (t[i].scale)
@@ -109,22 +116,27 @@ static int number_of(const Piece *p)
     return p->kind == PIECE_WEIGHT ? 0 : p->state + (p->kind == PIECE_STATE ? 1 : 3);
 }
 
-/* Checks that every element of a piece in this rank's shard has its value. Returns the number of elements. */
+/* Checks that every element of a piece in this rank's shard has its value. Returns the number of
+ * elements. */
 static size_t check_piece(const Piece *p, const Shard *s)
 {
     const Slice *own = &s->slice[TRAINED];
     size_t first = own->first / p->per, end = (own->first + own->count) / p->per;
-    size_t lo = first > p->first ? first : p->first, hi = end < p->first + p->count ? end : p->first + p->count;
+    size_t lo = first > p->first ? first : p->first,
+           hi = end < p->first + p->count ? end : p->first + p->count;
     if (lo >= hi)
         return 0;
     const char *at = memory_of(p, s) + (lo - first) * p->bytes;
-    size_t bytes = (hi - lo) * p->bytes, good = pattern_check(at, seed_of(p->unit, number_of(p)), lo * p->bytes, bytes);
+    size_t bytes = (hi - lo) * p->bytes,
+           good = pattern_check(at, seed_of(p->unit, number_of(p)), lo * p->bytes, bytes);
     if (good < bytes)
-        fail_msg("rank %d of %d: %s: byte %zu of %zu differs", comm_rank(), comm_size(), p->name, good, bytes);
+        fail_msg("rank %d of %d: %s: byte %zu of %zu differs", comm_rank(), comm_size(), p->name,
+                 good, bytes);
     return hi - lo;
 }
 
-/* Files contain whole units up to the limit, which only a single unit may exceed; all files are needed. */
+/* Files contain whole units up to the limit, which only a single unit may exceed; all files are
+ * needed. */
 static void check_sizes(const Layout *l, size_t limit)
 {
     assert_true(l->num_files > 1);
@@ -182,8 +194,8 @@ static void read_and_check(const char *where, LayoutKind kind, ParamStore *store
 }
 
 /* Ranks write as `part` of `parts`, and read as another part of another number of parts. */
-static void check_division(SmallModel a, Format master, Format m, Format v, int part, int parts, int part2,
-                           int parts2)
+static void check_division(SmallModel a, Format master, Format m, Format v, int part, int parts,
+                           int part2, int parts2)
 {
     ModelConfig c = architecture(a);
     ParamStore written = make_shards(&c, master, m, v, parts, part, parts);
@@ -227,7 +239,7 @@ static void test_hybrid(void **state)
     check_division(LLAMA_GQA, f32, bf16, bf16, comm_rank() % half, half, 0, 1);
 }
 
-/* ---- whole checkpoints ------------------------------------------------------------------------------------ */
+/* ---- whole checkpoints ----------------------------------------------------------------------- */
 
 static void begin(const Config *c, const ParamStore *store, long step)
 {
@@ -239,9 +251,11 @@ static void begin(const Config *c, const ParamStore *store, long step)
 static void overwrite_shards(ParamStore *store)
 {
     for (int u = 0; u < store->num_units; u++) {
-        const Tensor t[] = { store->shard[u].slice[TRAINED].stored, store->shard[u].state[0], store->shard[u].state[1] };
+        const Tensor t[] = { store->shard[u].slice[TRAINED].stored, store->shard[u].state[0],
+                             store->shard[u].state[1] };
         for (int i = 0; i < 3; i++)
-            pattern_put(t[i].data, 999, store->shard[u].slice[TRAINED].first, tensor_numel(t[i]) * dtype_size(t[i].format.dtype));
+            pattern_put(t[i].data, 999, store->shard[u].slice[TRAINED].first,
+                        tensor_numel(t[i]) * dtype_size(t[i].format.dtype));
     }
 }
 
@@ -255,17 +269,20 @@ static void check_checkpoint(const Config *c, long step, int part, int parts)
     assert_int_equal(json_integer_value(json_object_get(found, "tokens")), 1000 * step);
     assert_int_equal(json_integer_value(json_object_get(found, "world_size")), comm_size());
     json_decref(found);
-    ParamStore read = make_shards(&c->model, c->recipe.master, c->recipe.moment1, c->recipe.moment2, parts, part, parts);
+    ParamStore read = make_shards(&c->model, c->recipe.master, c->recipe.moment1, c->recipe.moment2,
+                                  parts, part, parts);
     for (LayoutKind kind = LAYOUT_MODEL; kind <= LAYOUT_OPTIMIZER; kind++)
         read_and_check(where, kind, &read);
     free_shards(&read);
 }
 
-/* Ranks, each with its own shard or two with the same, save one step during training, and two more at once. */
+/* Ranks, each with its own shard or two with the same, save one step during training, and two more
+ * at once. */
 static void check_saves(Config *c, int part, int parts)
 {
     int W = comm_size(), rank = comm_rank();
-    ParamStore store = make_shards(&c->model, c->recipe.master, c->recipe.moment1, c->recipe.moment2, parts, part, parts);
+    ParamStore store = make_shards(&c->model, c->recipe.master, c->recipe.moment1,
+                                   c->recipe.moment2, parts, part, parts);
     fill_shards(&store);
     assert_false(checkpoint_poll());
     begin(c, &store, 1);
@@ -312,10 +329,13 @@ static void test_not_finite(void **state)
     for (int r = W - 1; r >= 0; r--) {
         const uint16_t minus = 0xbf80;
         const char *expected = NULL;
-        for (int i = 0; i < l.num_pieces; i++) {        /* of the first block, the tensor that begins the rank's v */
+        /* of the first block, the tensor that begins the rank's v */
+        for (int i = 0; i < l.num_pieces; i++) {
             const Piece *p = &l.piece[i];
-            const size_t first = store.shape[1].numel[TRAINED] / PARAM_ALIGN * (size_t)r / (size_t)W * PARAM_ALIGN;
-            if (p->unit == 1 && p->kind == PIECE_STATE && p->state == 1 && first >= p->first && first < p->first + p->count)
+            const size_t first =
+                store.shape[1].numel[TRAINED] / PARAM_ALIGN * (size_t)r / (size_t)W * PARAM_ALIGN;
+            if (p->unit == 1 && p->kind == PIECE_STATE && p->state == 1 && first >= p->first &&
+                first < p->first + p->count)
                 expected = p->name;
         }
         assert_non_null(expected);
@@ -329,7 +349,7 @@ static void test_not_finite(void **state)
     free_shards(&store);
 }
 
-/* ---- checksums -------------------------------------------------------------------------------------------- */
+/* ---- checksums ------------------------------------------------------------------------------- */
 
 /* The files of one kind, with a checksum of each tensor's actual bytes; the manifest must agree. */
 static void open_summed(SafeFile **file, const Layout *l, const json_t *sums)
@@ -358,14 +378,13 @@ static void check_sums(const Config *c, int shards)
     json_t *manifest = json_load_file(path, 0, NULL);
     *strrchr(path, '/') = '\0';
     comm_set_mesh(mesh_of_shards(comm_size(), shards));
-    ParamStore store = make_shards(&c->model, c->recipe.master, c->recipe.moment1, c->recipe.moment2, shards,
-                                   comm_group_rank(RANKS_SHARD),
-                         shards);
+    ParamStore store = make_shards(&c->model, c->recipe.master, c->recipe.moment1,
+                                   c->recipe.moment2, shards, comm_group_rank(RANKS_SHARD), shards);
     for (LayoutKind kind = LAYOUT_MODEL; kind <= LAYOUT_OPTIMIZER; kind++) {
         Layout l = layout_make(path, kind, &store, LIMIT);
         SafeFile **file = xcalloc((size_t)l.num_files, sizeof *file);
         open_summed(file, &l, json_object_get(manifest, "crc32c"));
-        layout_read(&l, &store, file, l.num_files);     /* dies if they differ */
+        layout_read(&l, &store, file, l.num_files); /* dies if they differ */
         for (int i = 0; i < l.num_files; i++)
             safetensors_close(file[i]);
         free(file);
@@ -387,8 +406,9 @@ static void test_sums(void **state)
     c.save_num_checkpoints_to_keep = -1;
     for (int shards = 1; shards <= comm_size(); shards *= 2) {
         comm_set_mesh(mesh_of_shards(comm_size(), shards));
-        ParamStore store = make_shards(&c.model, c.recipe.master, c.recipe.moment1, c.recipe.moment2, shards,
-                                       comm_group_rank(RANKS_SHARD), shards);
+        ParamStore store =
+            make_shards(&c.model, c.recipe.master, c.recipe.moment1, c.recipe.moment2, shards,
+                        comm_group_rank(RANKS_SHARD), shards);
         fill_shards(&store);
         begin(&c, &store, 9);
         checkpoint_finish();
@@ -398,9 +418,10 @@ static void test_sums(void **state)
     }
 }
 
-static size_t gathered;     /* bytes of MPI's gathers */
+static size_t gathered; /* bytes of MPI's gathers */
 
-int MPI_Allgather(const void *own, int n, MPI_Datatype type, void *all, int each, MPI_Datatype their, MPI_Comm comm)
+int MPI_Allgather(const void *own, int n, MPI_Datatype type, void *all, int each,
+                  MPI_Datatype their, MPI_Comm comm)
 {
     int ranks, size;
     MPI_Comm_size(comm, &ranks);
@@ -417,7 +438,9 @@ static void test_ranges_are_gathered_once(void **state)
     ParamStore store = make_shards(&c, f32, f32, f32, comm_size(), comm_rank(), comm_size());
     gathered = 0;
     free(layout_ranges(&store));
-    assert_in_range(gathered, 0, (size_t)comm_size() * (size_t)store.num_units * NUM_REGIONS * 2 * sizeof(double));
+    assert_in_range(gathered, 0,
+                    (size_t)comm_size() * (size_t)store.num_units * NUM_REGIONS * 2 *
+                        sizeof(double));
     assert_true(comm_size() == 1 || gathered > 0);
     free_shards(&store);
 }
@@ -427,8 +450,12 @@ int main(int argc, char **argv)
     comm_start(&argc, &argv);
     device_init(comm_local_rank());
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sharded), cmocka_unit_test(test_replicated), cmocka_unit_test(test_hybrid),
-        cmocka_unit_test(test_saves), cmocka_unit_test(test_not_finite), cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_sharded),
+        cmocka_unit_test(test_replicated),
+        cmocka_unit_test(test_hybrid),
+        cmocka_unit_test(test_saves),
+        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_sums),
         cmocka_unit_test(test_ranges_are_gathered_once),
     };
     int failed = cmocka_run_group_tests(tests, make_shared, remove_shared);

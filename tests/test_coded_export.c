@@ -1,25 +1,33 @@
-/* Exports as codes and scales: each tensor of each format against the formats' definitions, element by element. */
+/* Exports as codes and scales: each tensor of each format against the formats' definitions, element
+ * by element. */
 #include "kernels/nf4.h"
 #include "tests/coded.h"
 
-/* ---- expected contents of a folder ---------------------------------------------------------------------------- */
+/* ---- expected contents of a folder ----------------------------------------------------------- */
 
-typedef struct { const char *suffix, *dtype, *shape[2]; } Expected;
+typedef struct {
+    const char *suffix, *dtype, *shape[2];
+} Expected;
 
 typedef struct {
     const char *name;
-    ExportType  dtype;
-    int         layout, block, group;
-    const char *config;                         /* quantization_config, ' for " */
-    Expected    tensor[7];                      /* of a matrix (O, I) */
-    void      (*check)(const SafeFile *f, const char *layer, const float *w, size_t O, size_t I, int group);
+    ExportType dtype;
+    int layout, block, group;
+    const char *config; /* quantization_config, ' for " */
+    Expected tensor[7]; /* of a matrix (O, I) */
+    void (*check)(const SafeFile *f, const char *layer, const float *w, size_t O, size_t I,
+                  int group);
 } Case;
 
 #define COMPRESSED(format, weights, acts) \
-    "{'quant_method':'compressed-tensors','format':'" format "','quantization_status':'compressed','ignore':['lm_head']," \
-    "'config_groups':{'group_0':{'targets':['Linear'],'weights':" weights ",'input_activations':" acts "}}}"
-#define WEIGHTS(bits, type, more) "{'num_bits':" bits ",'type':'" type "','symmetric':true,'dynamic':false,'strategy':" more "}"
-#define ACTS(type, more) "{'num_bits':8,'type':'" type "','symmetric':true,'dynamic':true,'strategy':" more "}"
+    "{'quant_method':'compressed-tensors','format':'" format \
+    "','quantization_status':'compressed','ignore':['lm_head']," \
+    "'config_groups':{'group_0':{'targets':['Linear'],'weights':" weights \
+    ",'input_activations':" acts "}}}"
+#define WEIGHTS(bits, type, more) \
+    "{'num_bits':" bits ",'type':'" type "','symmetric':true,'dynamic':false,'strategy':" more "}"
+#define ACTS(type, more) \
+    "{'num_bits':8,'type':'" type "','symmetric':true,'dynamic':true,'strategy':" more "}"
 
 static float quotient(float a, float b)
 {
@@ -56,7 +64,8 @@ static void check_scale(float found, float amax, double codes, bool rounded)
     assert_true((double)found == expected);
 }
 
-static void check_fp8_rows(const SafeFile *f, const char *layer, const float *w, size_t O, size_t I, int group)
+static void check_fp8_rows(const SafeFile *f, const char *layer, const float *w, size_t O, size_t I,
+                           int group)
 {
     const uint8_t *codes = bytes_in(f, text("%s.weight", layer), "F8_E4M3");
     const uint16_t *scale = bytes_in(f, text("%s.weight_scale", layer), "BF16");
@@ -69,35 +78,41 @@ static void check_fp8_rows(const SafeFile *f, const char *layer, const float *w,
     }
 }
 
-static void check_blocks(const uint8_t *codes, const float *w, size_t O, size_t I, const void *scale, bool rounded)
+static void check_blocks(const uint8_t *codes, const float *w, size_t O, size_t I,
+                         const void *scale, bool rounded)
 {
     for (size_t block = 0; block < O / 128 * (I / 128); block++) {
-        const float s = rounded ? bf16_value(((const uint16_t *)scale)[block]) : ((const float *)scale)[block];
+        const float s =
+            rounded ? bf16_value(((const uint16_t *)scale)[block]) : ((const float *)scale)[block];
         const size_t first = block / (I / 128) * 128 * I + block % (I / 128) * 128;
         float amax = 0;
         for (size_t row = 0; row < 128; row++)
             amax = fmaxf(amax, largest(w + first + row * I, 128));
         check_scale(s, amax, 448, rounded);
         for (size_t i = 0; i < 128 * 128; i++)
-            check_e4m3(codes[first + i / 128 * I + i % 128], quotient(w[first + i / 128 * I + i % 128], s));
+            check_e4m3(codes[first + i / 128 * I + i % 128],
+                       quotient(w[first + i / 128 * I + i % 128], s));
     }
 }
 
-static void check_fp8_blocks(const SafeFile *f, const char *layer, const float *w, size_t O, size_t I, int group)
+static void check_fp8_blocks(const SafeFile *f, const char *layer, const float *w, size_t O,
+                             size_t I, int group)
 {
     (void)group;
-    check_blocks(bytes_in(f, text("%s.weight", layer), "F8_E4M3"), w, O, I, bytes_in(f, text("%s.weight_scale", layer), "BF16"),
-                 true);
+    check_blocks(bytes_in(f, text("%s.weight", layer), "F8_E4M3"), w, O, I,
+                 bytes_in(f, text("%s.weight_scale", layer), "BF16"), true);
 }
 
-static void check_fp8_inverse(const SafeFile *f, const char *layer, const float *w, size_t O, size_t I, int group)
+static void check_fp8_inverse(const SafeFile *f, const char *layer, const float *w, size_t O,
+                              size_t I, int group)
 {
     (void)group;
-    check_blocks(bytes_in(f, text("%s.weight", layer), "F8_E4M3"), w, O, I, bytes_in(f, text("%s.weight_scale_inv", layer), "F32"),
-                 false);
+    check_blocks(bytes_in(f, text("%s.weight", layer), "F8_E4M3"), w, O, I,
+                 bytes_in(f, text("%s.weight_scale_inv", layer), "F32"), false);
 }
 
-static void check_int8(const SafeFile *f, const char *layer, const float *w, size_t O, size_t I, int group)
+static void check_int8(const SafeFile *f, const char *layer, const float *w, size_t O, size_t I,
+                       int group)
 {
     const int8_t *codes = bytes_in(f, text("%s.weight", layer), "I8");
     const uint16_t *scale = bytes_in(f, text("%s.weight_scale", layer), "BF16");
@@ -106,12 +121,14 @@ static void check_int8(const SafeFile *f, const char *layer, const float *w, siz
         const float s = bf16_value(scale[o]);
         check_scale(s, largest(w + o * I, I), 127.5, true);
         for (size_t i = 0; i < I; i++)
-            assert_true((double)codes[o * I + i] == fmax(-128, fmin(127, nearbyint((double)quotient(w[o * I + i], s)))));
+            assert_true((double)codes[o * I + i] ==
+                        fmax(-128, fmin(127, nearbyint((double)quotient(w[o * I + i], s)))));
     }
 }
 
 /* w rounded to F16 first, then times 127 over the row's largest. */
-static void check_llm(const SafeFile *f, const char *layer, const float *w, size_t O, size_t I, int group)
+static void check_llm(const SafeFile *f, const char *layer, const float *w, size_t O, size_t I,
+                      int group)
 {
     const int8_t *codes = bytes_in(f, text("%s.weight", layer), "I8");
     const float *most = bytes_in(f, text("%s.SCB", layer), "F32");
@@ -121,7 +138,8 @@ static void check_llm(const SafeFile *f, const char *layer, const float *w, size
         const float factor = most[o] > 0 ? quotient(127, most[o]) : 0;
         assert_true((double)most[o] == nearest((double)largest(w + o * I, I), 10, -14));
         for (size_t i = 0; i < I; i++) {
-            const float half = (float)nearest((double)w[o * I + i], 10, -14), product = half * factor;
+            const float half = (float)nearest((double)w[o * I + i], 10, -14),
+                        product = half * factor;
             assert_true((double)codes[o * I + i] == nearbyint((double)product));
         }
     }
@@ -138,21 +156,25 @@ static double error_of(const float *w, size_t n, float s)
     return sum;
 }
 
-/* NOTE: the program compares errors that are exact to 3e-5, so the error of its scale may be up to 1e-4 above the least. */
+/* NOTE: the program compares errors that are exact to 3e-5, so the error of its scale may be up to
+ * 1e-4 above the least. */
 static void check_grid(const float *w, size_t n, float found)
 {
     double least = INFINITY;
     bool is_one = false;
     const float amax = largest(w, n);
     for (int step = 0; step < 80 && amax > 0; step++) {
-        const float s = (float)nearest((double)quotient(amax * (1 - 0.01f * (float)step), 7.5f), 7, -126);
+        const float s =
+            (float)nearest((double)quotient(amax * (1 - 0.01f * (float)step), 7.5f), 7, -126);
         is_one |= s == found;
         least = fmin(least, error_of(w, n, s));
     }
-    assert_true(amax == 0 ? found == 0x1p-7f : is_one && error_of(w, n, found) <= least * (1 + 1e-4));
+    assert_true(amax == 0 ? found == 0x1p-7f
+                          : is_one && error_of(w, n, found) <= least * (1 + 1e-4));
 }
 
-static void check_int4(const SafeFile *f, const char *layer, const float *w, size_t O, size_t I, int group)
+static void check_int4(const SafeFile *f, const char *layer, const float *w, size_t O, size_t I,
+                       int group)
 {
     const uint32_t *packed = bytes_in(f, text("%s.weight_packed", layer), "I32");
     const uint16_t *scale = bytes_in(f, text("%s.weight_scale", layer), "BF16");
@@ -163,13 +185,14 @@ static void check_int4(const SafeFile *f, const char *layer, const float *w, siz
         const float s = bf16_value(scale[g]);
         check_grid(w + g * n, n, s);
         for (size_t i = g * n; i < (g + 1) * n; i++)
-            assert_true((double)(packed[i / 8] >> 4 * (i % 8) & 15) - 8
-                        == fmax(-8, fmin(7, nearbyint((double)quotient(w[i], s)))));
+            assert_true((double)(packed[i / 8] >> 4 * (i % 8) & 15) - 8 ==
+                        fmax(-8, fmin(7, nearbyint((double)quotient(w[i], s)))));
     }
 }
 
 /* As for the base of adapters: the groups that the device makes from the same values. */
-static void check_nf4(const SafeFile *f, const char *layer, const float *w, size_t O, size_t I, int group)
+static void check_nf4(const SafeFile *f, const char *layer, const float *w, size_t O, size_t I,
+                      int group)
 {
     const size_t groups = nf4_groups(O, I);
     Nf4Group *device = guarded(groups * sizeof *device), *g = keep(groups * sizeof *g);
@@ -191,59 +214,120 @@ static void check_nf4(const SafeFile *f, const char *layer, const float *w, size
     }
     const void *json = bytes_in(f, text("%s.weight.quant_state.bitsandbytes__nf4", layer), "U8");
     json_t *state = json_loadb(json, 256, 0, NULL);
-    json_t *expected = json_pack("{s:s, s:i, s:s, s:[I,I], s:i, s:s, s:f}", "quant_type", "nf4", "blocksize", 64, "dtype",
-                                 "bfloat16", "shape", (json_int_t)O, (json_int_t)I, "nested_blocksize", 256, "nested_dtype",
-                                 "float32", "nested_offset", (double)g[0].offset);
+    json_t *expected =
+        json_pack("{s:s, s:i, s:s, s:[I,I], s:i, s:s, s:f}", "quant_type", "nf4", "blocksize", 64,
+                  "dtype", "bfloat16", "shape", (json_int_t)O, (json_int_t)I, "nested_blocksize",
+                  256, "nested_dtype", "float32", "nested_offset", (double)g[0].offset);
     assert_true(json_equal(state, expected));
     json_decref(state);
     json_decref(expected);
 }
 
-#define CHANNEL(type) COMPRESSED(type "-quantized", WEIGHTS("8", type, "'channel'"), ACTS(type, "'token'"))
-#define W4A16(group)  COMPRESSED("pack-quantized", WEIGHTS("4", "int", "'group','group_size':" group), "null")
+#define CHANNEL(type) \
+    COMPRESSED(type "-quantized", WEIGHTS("8", type, "'channel'"), ACTS(type, "'token'"))
+#define W4A16(group) \
+    COMPRESSED("pack-quantized", WEIGHTS("4", "int", "'group','group_size':" group), "null")
 
 static const Case cases[] = {
-    { "rows", EXPORT_FP8, NOT_GIVEN, NOT_GIVEN, NOT_GIVEN, CHANNEL("float"),
-      { { ".weight", "F8_E4M3", { "O", "I" } }, { ".weight_scale", "BF16", { "O", "1" } } }, check_fp8_rows },
-    { "blocks", EXPORT_FP8, AS_COMPRESSED_TENSORS, 128, NOT_GIVEN,
+    { "rows",
+      EXPORT_FP8,
+      NOT_GIVEN,
+      NOT_GIVEN,
+      NOT_GIVEN,
+      CHANNEL("float"),
+      { { ".weight", "F8_E4M3", { "O", "I" } }, { ".weight_scale", "BF16", { "O", "1" } } },
+      check_fp8_rows },
+    { "blocks",
+      EXPORT_FP8,
+      AS_COMPRESSED_TENSORS,
+      128,
+      NOT_GIVEN,
       COMPRESSED("float-quantized", WEIGHTS("8", "float", "'block','block_structure':[128,128]"),
                  ACTS("float", "'group','group_size':128")),
-      { { ".weight", "F8_E4M3", { "O", "I" } }, { ".weight_scale", "BF16", { "O/128", "I/128" } } }, check_fp8_blocks },
-    { "deepseek", EXPORT_FP8, AS_FP8, NOT_GIVEN, NOT_GIVEN,
-      "{'quant_method':'fp8','fmt':'e4m3','activation_scheme':'dynamic','weight_block_size':[128,128],"
+      { { ".weight", "F8_E4M3", { "O", "I" } }, { ".weight_scale", "BF16", { "O/128", "I/128" } } },
+      check_fp8_blocks },
+    { "deepseek",
+      EXPORT_FP8,
+      AS_FP8,
+      NOT_GIVEN,
+      NOT_GIVEN,
+      "{'quant_method':'fp8','fmt':'e4m3','activation_scheme':'dynamic','weight_block_size':[128,"
+      "128],"
       "'modules_to_not_convert':['lm_head']}",
-      { { ".weight", "F8_E4M3", { "O", "I" } }, { ".weight_scale_inv", "F32", { "O/128", "I/128" } } }, check_fp8_inverse },
-    { "int8", EXPORT_INT8, NOT_GIVEN, NOT_GIVEN, NOT_GIVEN, CHANNEL("int"),
-      { { ".weight", "I8", { "O", "I" } }, { ".weight_scale", "BF16", { "O", "1" } } }, check_int8 },
-    { "llm", EXPORT_INT8, AS_BITSANDBYTES, NOT_GIVEN, NOT_GIVEN,
+      { { ".weight", "F8_E4M3", { "O", "I" } },
+        { ".weight_scale_inv", "F32", { "O/128", "I/128" } } },
+      check_fp8_inverse },
+    { "int8",
+      EXPORT_INT8,
+      NOT_GIVEN,
+      NOT_GIVEN,
+      NOT_GIVEN,
+      CHANNEL("int"),
+      { { ".weight", "I8", { "O", "I" } }, { ".weight_scale", "BF16", { "O", "1" } } },
+      check_int8 },
+    { "llm",
+      EXPORT_INT8,
+      AS_BITSANDBYTES,
+      NOT_GIVEN,
+      NOT_GIVEN,
       "{'quant_method':'bitsandbytes','load_in_8bit':true,'llm_int8_threshold':6.0}",
-      { { ".weight", "I8", { "O", "I" } }, { ".SCB", "F32", { "O" } }, { ".weight_format", "U8", { NULL } } }, check_llm },
-    { "int4", EXPORT_INT4, NOT_GIVEN, NOT_GIVEN, NOT_GIVEN, W4A16("128"),
-      { { ".weight_packed", "I32", { "O", "I/8" } }, { ".weight_scale", "BF16", { "O", "I/128" } },
-        { ".weight_shape", "I64", { "2" } } }, check_int4 },
-    { "int4-32", EXPORT_INT4, NOT_GIVEN, NOT_GIVEN, 32, W4A16("32"),
-      { { ".weight_packed", "I32", { "O", "I/8" } }, { ".weight_scale", "BF16", { "O", "I/32" } },
-        { ".weight_shape", "I64", { "2" } } }, check_int4 },
-    { "nf4", EXPORT_NF4, NOT_GIVEN, NOT_GIVEN, NOT_GIVEN,
-      "{'quant_method':'bitsandbytes','load_in_4bit':true,'bnb_4bit_quant_type':'nf4','bnb_4bit_use_double_quant':true,"
+      { { ".weight", "I8", { "O", "I" } },
+        { ".SCB", "F32", { "O" } },
+        { ".weight_format", "U8", { NULL } } },
+      check_llm },
+    { "int4",
+      EXPORT_INT4,
+      NOT_GIVEN,
+      NOT_GIVEN,
+      NOT_GIVEN,
+      W4A16("128"),
+      { { ".weight_packed", "I32", { "O", "I/8" } },
+        { ".weight_scale", "BF16", { "O", "I/128" } },
+        { ".weight_shape", "I64", { "2" } } },
+      check_int4 },
+    { "int4-32",
+      EXPORT_INT4,
+      NOT_GIVEN,
+      NOT_GIVEN,
+      32,
+      W4A16("32"),
+      { { ".weight_packed", "I32", { "O", "I/8" } },
+        { ".weight_scale", "BF16", { "O", "I/32" } },
+        { ".weight_shape", "I64", { "2" } } },
+      check_int4 },
+    { "nf4",
+      EXPORT_NF4,
+      NOT_GIVEN,
+      NOT_GIVEN,
+      NOT_GIVEN,
+      "{'quant_method':'bitsandbytes','load_in_4bit':true,'bnb_4bit_quant_type':'nf4','bnb_4bit_"
+      "use_double_quant':true,"
       "'bnb_4bit_compute_dtype':'bfloat16','bnb_4bit_quant_storage':'uint8'}",
-      { { ".weight", "U8", { "X/2", "1" } }, { ".weight.absmax", "U8", { "X/64" } },
-        { ".weight.nested_absmax", "F32", { "X/16384" } }, { ".weight.nested_quant_map", "F32", { "256" } },
-        { ".weight.quant_map", "F32", { "16" } }, { ".weight.quant_state.bitsandbytes__nf4", "U8", { "256" } } }, check_nf4 },
+      { { ".weight", "U8", { "X/2", "1" } },
+        { ".weight.absmax", "U8", { "X/64" } },
+        { ".weight.nested_absmax", "F32", { "X/16384" } },
+        { ".weight.nested_quant_map", "F32", { "256" } },
+        { ".weight.quant_map", "F32", { "16" } },
+        { ".weight.quant_state.bitsandbytes__nf4", "U8", { "256" } } },
+      check_nf4 },
 };
 enum { NUM_CASES = sizeof cases / sizeof cases[0] };
 
-/* ---- folders ------------------------------------------------------------------------------------------------- */
+/* ---- folders --------------------------------------------------------------------------------- */
 
 /* "I/8": a dimension, rounded up; X is O I. */
 static size_t dimension(const char *says, size_t O, size_t I)
 {
-    const size_t whole = *says == 'O' ? O : *says == 'I' ? I : *says == 'X' ? O * I : (size_t)atoi(says);
+    const size_t whole = *says == 'O'   ? O
+                         : *says == 'I' ? I
+                         : *says == 'X' ? O * I
+                                        : (size_t)atoi(says);
     const size_t by = strchr(says, '/') ? (size_t)atoi(strchr(says, '/') + 1) : 1;
     return (whole + by - 1) / by;
 }
 
-static void check_tensor(const SafeFile *f, const char *layer, const Expected *e, size_t O, size_t I)
+static void check_tensor(const SafeFile *f, const char *layer, const Expected *e, size_t O,
+                         size_t I)
 {
     const SafeTensor *t = safetensors_find(f, text("%s%s", layer, e->suffix));
     int dims = 0;
@@ -294,7 +378,8 @@ static void check_folder(const Case *c, const char *source)
     for (int i = 0; i < from->count; i++) {
         const SafeTensor *t = &from->tensor[i];
         const float *w = bytes_in(from, t->name, "F32");
-        const char *layer = lasting(text("%.*s", (int)(strlen(t->name) - strlen(".weight")), t->name));
+        const char *layer =
+            lasting(text("%.*s", (int)(strlen(t->name) - strlen(".weight")), t->name));
         if (!strstr(t->name, "_proj.")) {
             check_plain(to, t, w);
             tensors++;
@@ -326,7 +411,8 @@ static void test_formats(void **state)
 static void test_given_codes(void **state)
 {
     (void)state;
-    const char *source = save_wide(LLAMA), *one = lasting(text("%s/one", root)), *other = lasting(text("%s/other", root));
+    const char *source = save_wide(LLAMA), *one = lasting(text("%s/one", root)),
+               *other = lasting(text("%s/other", root));
     const Case *c = &cases[5];
     const ExportOptions o = options_of(c, source, one), again = options_of(c, source, other);
     export_to(&o, CHECKPOINT_FILE_BYTES);
@@ -359,6 +445,7 @@ static void test_given_codes(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_formats), cmocka_unit_test(test_given_codes) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_formats),
+                                        cmocka_unit_test(test_given_codes) };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

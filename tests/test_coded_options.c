@@ -1,9 +1,10 @@
-/* Exports as codes and scales: trained matrices against the trainer's operands; refused options and shapes. */
+/* Exports as codes and scales: trained matrices against the trainer's operands; refused options and
+ * shapes. */
 #include "model/fsdp.h"
 #include "model/run/export_run.h"
 #include "tests/coded.h"
 
-/* ---- trained matrices ----------------------------------------------------------------------------------------- */
+/* ---- trained matrices ------------------------------------------------------------------------ */
 
 static void open_trained(Run *r, const char *recipe, SmallModel a)
 {
@@ -19,7 +20,8 @@ static void open_trained(Run *r, const char *recipe, SmallModel a)
 }
 
 /* Compares a tensor's codes and scale with rows of a parameter's operand, from `first` on. */
-static size_t check_operand(const SafeFile *f, const char *layer, const uint8_t *codes, float scale, size_t first, size_t cols)
+static size_t check_operand(const SafeFile *f, const char *layer, const uint8_t *codes, float scale,
+                            size_t first, size_t cols)
 {
     const SafeTensor *t = safetensors_find(f, text("%s.weight", layer));
     const float *found = bytes_in(f, text("%s.weight_scale", layer), "F32");
@@ -32,11 +34,16 @@ static size_t check_operand(const SafeFile *f, const char *layer, const uint8_t 
 static void test_trained(void **state)
 {
     (void)state;
-    static const struct { const char *param, *part[3]; } rows[] = {
-        { "qkv", { "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj" } }, { "out", { "self_attn.o_proj" } },
-        { "gate_up", { "mlp.gate_proj", "mlp.up_proj" } }, { "down", { "mlp.down_proj" } },
+    static const struct {
+        const char *param, *part[3];
+    } rows[] = {
+        { "qkv", { "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj" } },
+        { "out", { "self_attn.o_proj" } },
+        { "gate_up", { "mlp.gate_proj", "mlp.up_proj" } },
+        { "down", { "mlp.down_proj" } },
     };
-    static const char *const recipes[] = { "fp8", "coat" };         /* stored weights in F32 and in BF16 */
+    /* stored weights in F32 and in BF16 */
+    static const char *const recipes[] = { "fp8", "coat" };
     for (int i = 0; i < 2; i++) {
         Run r;
         open_trained(&r, recipes[i], OLMO2);
@@ -61,8 +68,8 @@ static void test_trained(void **state)
                 device_get(codes, w.data, n);
                 device_get(&scale, w.scale, sizeof scale);
                 for (int part = 0; part < 3 && rows[j].part[part]; part++, checked++)
-                    at = check_operand(f, lasting(text("model.layers.0.%s", rows[j].part[part])), codes, scale, at,
-                                       (size_t)p->cols);
+                    at = check_operand(f, lasting(text("model.layers.0.%s", rows[j].part[part])),
+                                       codes, scale, at, (size_t)p->cols);
                 assert_int_equal(at, p->rows);
             }
         }
@@ -74,13 +81,13 @@ static void test_trained(void **state)
     }
 }
 
-/* ---- refusals ------------------------------------------------------------------------------------------------ */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 static void run_with(const char *options)
 {
     char *argv[8] = { "train", "--export=/nowhere", "x" }, *rest = strdup(options);
     int argc = 3;
-    for (char *word; (word = strsep(&rest, " ")); )
+    for (char *word; (word = strsep(&rest, " "));)
         argv[argc++] = word;
     export_run(argc, argv);
 }
@@ -90,16 +97,25 @@ static void test_options(void **state)
     (void)state;
     needs_fork();
     static const char *const wrong[] = {
-        "--dtype=bf16 --block=128", "--dtype=fp8 --group=32", "--dtype=fp8 --layout=bitsandbytes", "--dtype=int8 --layout=fp8",
-        "--dtype=int8 --scales=trained", "--dtype=int4 --block=128", "--dtype=int4 --layout=bitsandbytes", "--dtype=nf4 --group=64",
-        "--dtype=nf4 --layout=compressed-tensors", "--dtype=fp8 --scales=trained --block=128", "--dtype=f32 --layout=fp8",
+        "--dtype=bf16 --block=128",
+        "--dtype=fp8 --group=32",
+        "--dtype=fp8 --layout=bitsandbytes",
+        "--dtype=int8 --layout=fp8",
+        "--dtype=int8 --scales=trained",
+        "--dtype=int4 --block=128",
+        "--dtype=int4 --layout=bitsandbytes",
+        "--dtype=nf4 --group=64",
+        "--dtype=nf4 --layout=compressed-tensors",
+        "--dtype=fp8 --scales=trained --block=128",
+        "--dtype=f32 --layout=fp8",
         "--dtype=fp8 --scales=trained --layout=fp8",
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
         DIES("cannot be combined; expected --dtype=fp8", run_with(wrong[i]));
     DIES("--block=64: block: expected 128, found '64'", run_with("--dtype=fp8 --block=64"));
     DIES("--group=16: group: expected 32|64|128, found '16'", run_with("--dtype=int4 --group=16"));
-    DIES("/nowhere: there is no such folder", run_with("--dtype=int4 --group=64 --layout=compressed-tensors"));
+    DIES("/nowhere: there is no such folder",
+         run_with("--dtype=int4 --group=64 --layout=compressed-tensors"));
 }
 
 /* Refused before any weight is read, with a message of what is allowed. */
@@ -107,12 +123,25 @@ static void test_shapes(void **state)
 {
     (void)state;
     needs_fork();
-    static const struct { int width; const char *options, *message; } odd[] = {
-        { 192, "int4",   "down_proj.weight of 128 x 192 cannot be divided: a group is part of a row; use --group=64" },
-        { 160, "int4",   "down_proj.weight of 128 x 160 cannot be divided: a group is part of a row; use --group=32" },
-        { 144, "int4",   "down_proj.weight of 128 x 144 cannot be divided: a group is part of a row; use --dtype=int8" },
-        { 192, "blocks", "gate_proj.weight of 192 x 128 cannot be divided: blocks are 128 x 128; use --dtype=fp8 without --b" },
-        { 192, "inverse", "gate_proj.weight of 192 x 128 cannot be divided: blocks are 128 x 128; use --dtype=fp8 without -" },
+    static const struct {
+        int width;
+        const char *options, *message;
+    } odd[] = {
+        { 192, "int4",
+          "down_proj.weight of 128 x 192 cannot be divided: a group is part of a row; use "
+          "--group=64" },
+        { 160, "int4",
+          "down_proj.weight of 128 x 160 cannot be divided: a group is part of a row; use "
+          "--group=32" },
+        { 144, "int4",
+          "down_proj.weight of 128 x 144 cannot be divided: a group is part of a row; use "
+          "--dtype=int8" },
+        { 192, "blocks",
+          "gate_proj.weight of 192 x 128 cannot be divided: blocks are 128 x 128; use --dtype=fp8 "
+          "without --b" },
+        { 192, "inverse",
+          "gate_proj.weight of 192 x 128 cannot be divided: blocks are 128 x 128; use --dtype=fp8 "
+          "without -" },
     };
     for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
         Run r;
@@ -138,17 +167,21 @@ static void test_untrained(void **state)
     needs_fork();
     Run r;
     open_trained(&r, "bf16", LLAMA);
-    ExportOptions o = export_options_of(step_folder(&r, 1), NULL, lasting(text("%s/untrained", root)), "fp8");
+    ExportOptions o =
+        export_options_of(step_folder(&r, 1), NULL, lasting(text("%s/untrained", root)), "fp8");
     o.scales = SCALES_TRAINED;
-    DIES("exports the FP8 operands of a run, but its run multiplied in bf16", export_to(&o, CHECKPOINT_FILE_BYTES));
+    DIES("exports the FP8 operands of a run, but its run multiplied in bf16",
+         export_to(&o, CHECKPOINT_FILE_BYTES));
     shell(text("cd %s && rm trainer.json optimizer-*", o.source));
-    DIES("exports the FP8 operands of a run, but it is no checkpoint of a run", export_to(&o, CHECKPOINT_FILE_BYTES));
+    DIES("exports the FP8 operands of a run, but it is no checkpoint of a run",
+         export_to(&o, CHECKPOINT_FILE_BYTES));
     const float big = 65520;
     put_in_q(&r, 5, &big, 1);
     save(&r, 2);
     o = export_options_of(lasting(step_folder(&r, 2)), NULL, o.target, "int8");
     o.layout = AS_BITSANDBYTES;
-    DIES("holds 65520, more than LLM.int8() can: use --dtype=int8 without --layout", export_to(&o, CHECKPOINT_FILE_BYTES));
+    DIES("holds 65520, more than LLM.int8() can: use --dtype=int8 without --layout",
+         export_to(&o, CHECKPOINT_FILE_BYTES));
     assert_false(exists(o.target));
     close_run(&r);
     release();
@@ -158,7 +191,9 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_trained), cmocka_unit_test(test_options), cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_trained),
+        cmocka_unit_test(test_options),
+        cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_untrained),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);

@@ -1,14 +1,20 @@
-/* Reading folders of codes and scales: every code with scales of every type and shape, parts of matrices, refusals; and runs and
- * exports from them have the decoded values. */
+/* Reading folders of codes and scales: every code with scales of every type and shape, parts of
+ * matrices, refusals; and runs and exports from them have the decoded values. */
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/convert.h"
 #include "tests/coded.h"
 
-enum { O = 256, I = 384 };          /* the matrix N.weight; codes go through all values in each row, and each column of 256 */
+/* the matrix N.weight; codes go through all values in each row, and each column of 256 */
+enum { O = 256, I = 384 };
 
-/* ---- files --------------------------------------------------------------------------------------------------- */
+/* ---- files ----------------------------------------------------------------------------------- */
 
-typedef struct { const char *name, *dtype; int dims; size_t shape[2]; const void *bytes; } Given;
+typedef struct {
+    const char *name, *dtype;
+    int dims;
+    size_t shape[2];
+    const void *bytes;
+} Given;
 
 /* Writes the tensors up to one without a name. */
 static SafeFile *write_file(const Given *tensor)
@@ -39,7 +45,8 @@ static void check_values(SafeFile *f, double (*value)(size_t row, size_t col))
     coded_source_read(whole, &f, 1, "N.weight", O, I, 0, O * I);
     for (size_t i = 0; i < O * I; i++)
         if ((double)whole[i] != value(i / I, i % I))
-            fail_msg("element %zu, %zu: %.9g, expected %.9g", i / I, i % I, whole[i], value(i / I, i % I));
+            fail_msg("element %zu, %zu: %.9g, expected %.9g", i / I, i % I, whole[i],
+                     value(i / I, i % I));
     for (size_t k = 0, at = 3; k < 5; at += parts[k++]) {
         coded_source_read(part, &f, 1, "N.weight", O, I, at, parts[k]);
         assert_memory_equal(part, whole + at, parts[k] * sizeof *part);
@@ -47,7 +54,7 @@ static void check_values(SafeFile *f, double (*value)(size_t row, size_t col))
     safetensors_close(f);
 }
 
-/* ---- a byte per weight --------------------------------------------------------------------------------------- */
+/* ---- a byte per weight ----------------------------------------------------------------------- */
 
 /* All codes of E4M3, with 0 in place of the two NaNs. */
 static uint8_t byte_at(size_t row, size_t col)
@@ -79,17 +86,36 @@ static const void *bytes_given(void)
     return bytes;
 }
 
-static double fp8(size_t row, size_t col)           { return value_of(byte_at(row, col), 4, 3); }
-static double integer(size_t row, size_t col)       { return (int8_t)byte_at(row, col); }
-static double fp8_one(size_t row, size_t col)       { return fp8(row, col) * scale_at(0); }
-static double fp8_rows(size_t row, size_t col)      { return fp8(row, col) * scale_at(row); }
-static double fp8_blocks(size_t row, size_t col)    { return fp8(row, col) * scale_at(row / 128 * 3 + col / 128); }
-static double integer_rows(size_t row, size_t col)  { return integer(row, col) * scale_at(row); }
+static double fp8(size_t row, size_t col)
+{
+    return value_of(byte_at(row, col), 4, 3);
+}
+static double integer(size_t row, size_t col)
+{
+    return (int8_t)byte_at(row, col);
+}
+static double fp8_one(size_t row, size_t col)
+{
+    return fp8(row, col) * scale_at(0);
+}
+static double fp8_rows(size_t row, size_t col)
+{
+    return fp8(row, col) * scale_at(row);
+}
+static double fp8_blocks(size_t row, size_t col)
+{
+    return fp8(row, col) * scale_at(row / 128 * 3 + col / 128);
+}
+static double integer_rows(size_t row, size_t col)
+{
+    return integer(row, col) * scale_at(row);
+}
 
 /* Two products in F32 [bitsandbytes 0.50, int8_vectorwise_dequant]. */
 static double llm(size_t row, size_t col)
 {
-    const float product = (float)integer(row, col) * (float)scale_at(row), factor = 0.007874015718698502f;
+    const float product = (float)integer(row, col) * (float)scale_at(row),
+                factor = 0.007874015718698502f;
     return (double)(product * factor);
 }
 
@@ -97,14 +123,21 @@ static void test_bytes(void **state)
 {
     (void)state;
     static const char *const dtypes[] = { "F32", "BF16", "F16" };
-    static const struct { int dims; size_t shape[2]; double (*value)(size_t row, size_t col); } shapes[] = {
-        { 0, { 0 }, fp8_one }, { 1, { 1 }, fp8_one }, { 2, { 1, 1 }, fp8_one }, { 1, { O }, fp8_rows }, { 2, { O, 1 }, fp8_rows },
-        { 2, { 2, 3 }, fp8_blocks },
+    static const struct {
+        int dims;
+        size_t shape[2];
+        double (*value)(size_t row, size_t col);
+    } shapes[] = {
+        { 0, { 0 }, fp8_one },  { 1, { 1 }, fp8_one },     { 2, { 1, 1 }, fp8_one },
+        { 1, { O }, fp8_rows }, { 2, { O, 1 }, fp8_rows }, { 2, { 2, 3 }, fp8_blocks },
     };
     for (int d = 0; d < 3; d++)
         for (int i = 0; i < 6; i++) {
             const Given codes = { "N.weight", "F8_E4M3", 2, { O, I }, bytes_given() };
-            const Given scale = { "N.weight_scale", dtypes[d], shapes[i].dims, { shapes[i].shape[0], shapes[i].shape[1] },
+            const Given scale = { "N.weight_scale",
+                                  dtypes[d],
+                                  shapes[i].dims,
+                                  { shapes[i].shape[0], shapes[i].shape[1] },
                                   scales_in(dtypes[d], O) };
             Given inverse = scale;
             inverse.name = "N.weight_scale_inv";
@@ -113,22 +146,33 @@ static void test_bytes(void **state)
             release();
         }
     const Given codes = { "N.weight", "I8", 2, { O, I }, bytes_given() };
-    check_values(write_file((const Given[]){ codes, { "N.weight_scale", "BF16", 2, { O, 1 }, scales_in("BF16", O) }, { 0 } }),
-                 integer_rows);
-    check_values(write_file((const Given[]){ codes, { "N.SCB", "F32", 1, { O }, scales_in("F32", O) },
-                                             { "N.weight_format", "U8", 0, { 0 }, "" }, { 0 } }), llm);
+    check_values(
+        write_file((const Given[]){
+            codes, { "N.weight_scale", "BF16", 2, { O, 1 }, scales_in("BF16", O) }, { 0 } }),
+        integer_rows);
+    check_values(write_file((const Given[]){ codes,
+                                             { "N.SCB", "F32", 1, { O }, scales_in("F32", O) },
+                                             { "N.weight_format", "U8", 0, { 0 }, "" },
+                                             { 0 } }),
+                 llm);
     release();
 }
 
-/* ---- 4 bits -------------------------------------------------------------------------------------------------- */
+/* ---- 4 bits ---------------------------------------------------------------------------------- */
 
 static int code_at(size_t row, size_t col)
 {
     return (int)((3 * row + col) % 16) - 8;
 }
 
-static double packed_32(size_t row, size_t col)  { return code_at(row, col) * scale_at(row * 12 + col / 32); }
-static double packed_row(size_t row, size_t col) { return code_at(row, col) * scale_at(row); }
+static double packed_32(size_t row, size_t col)
+{
+    return code_at(row, col) * scale_at(row * 12 + col / 32);
+}
+static double packed_row(size_t row, size_t col)
+{
+    return code_at(row, col) * scale_at(row);
+}
 
 static const void *words_by_row(void)
 {
@@ -145,16 +189,28 @@ static void test_packed(void **state)
     (void)state;
     const Given codes = { "N.weight_packed", "I32", 2, { O, I / 8 }, words_by_row() };
     const Given shape = { "N.weight_shape", "I64", 1, { 2 }, shape_of_it };
-    check_values(write_file((const Given[]){ codes, shape, { "N.weight_scale", "BF16", 2, { O, 12 }, scales_in("BF16", O * 12) },
-                                             { 0 } }), packed_32);
-    check_values(write_file((const Given[]){ codes, shape, { "N.weight_scale", "F16", 2, { O, 1 }, scales_in("F16", O) }, { 0 } }),
-                 packed_row);
+    check_values(write_file((const Given[]){
+                     codes,
+                     shape,
+                     { "N.weight_scale", "BF16", 2, { O, 12 }, scales_in("BF16", O * 12) },
+                     { 0 } }),
+                 packed_32);
+    check_values(
+        write_file((const Given[]){
+            codes, shape, { "N.weight_scale", "F16", 2, { O, 1 }, scales_in("F16", O) }, { 0 } }),
+        packed_row);
     release();
 }
 
 /* Groups of 128 inputs, in order or interleaved. */
-static double gptq(size_t row, size_t col)       { return code_at(row, col) * scale_at(col / 128 * O + row); }
-static double gptq_dealt(size_t row, size_t col) { return code_at(row, col) * scale_at(col % 3 * O + row); }
+static double gptq(size_t row, size_t col)
+{
+    return code_at(row, col) * scale_at(col / 128 * O + row);
+}
+static double gptq_dealt(size_t row, size_t col)
+{
+    return code_at(row, col) * scale_at(col % 3 * O + row);
+}
 
 /* The tensors of GPTQ; zeros: each word of qzeros. */
 static void give_gptq(Given to[5], bool dealt, uint32_t zeros)
@@ -166,8 +222,10 @@ static void give_gptq(Given to[5], bool dealt, uint32_t zeros)
         zero[i] = zeros;
     for (uint32_t i = 0; i < I; i++)
         group[i] = dealt ? i % 3 : i / 128;
-    const Given tensor[] = { { "N.qweight", "I32", 2, { I / 8, O }, word }, { "N.qzeros", "I32", 2, { 3, O / 8 }, zero },
-                             { "N.scales", "F16", 2, { 3, O }, scales_in("F16", 3 * O) }, { "N.g_idx", "I32", 1, { I }, group },
+    const Given tensor[] = { { "N.qweight", "I32", 2, { I / 8, O }, word },
+                             { "N.qzeros", "I32", 2, { 3, O / 8 }, zero },
+                             { "N.scales", "F16", 2, { 3, O }, scales_in("F16", 3 * O) },
+                             { "N.g_idx", "I32", 1, { I }, group },
                              { 0 } };
     memcpy(to, tensor, sizeof tensor);
 }
@@ -183,7 +241,7 @@ static void test_gptq(void **state)
     }
 }
 
-/* ---- refusals ------------------------------------------------------------------------------------------------ */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 static void read_all(const Given *tensor)
 {
@@ -202,26 +260,41 @@ static void test_refusals(void **state)
     const Given packed = { "N.weight_packed", "I32", 2, { O, I / 8 }, words_by_row() };
     const Given shape = { "N.weight_shape", "I64", 1, { 2 }, shape_of_it };
     const void *scales = scales_in("F32", O * 12);
-    const struct { Given tensor[4]; const char *message; } wrong[] = {
-        { { codes, { "N.weight_scale", "F32", 2, { O, 3 }, scales } }, "tensor N.weight_scale is 256 x 3 of F32; expected one, one "
+    const struct {
+        Given tensor[4];
+        const char *message;
+    } wrong[] = {
+        /* blocks of 64 */
+        { { codes, { "N.weight_scale", "F32", 2, { O, 3 }, scales } },
+          "tensor N.weight_scale is 256 x 3 of F32; expected one, one "
           "for each row or one for each 128 x 128 elements for a matrix of 256 x 384" },
-        { { codes, { "N.weight_scale", "F32", 2, { 4, 6 }, scales } }, "expected one, one for each row" },      /* blocks of 64 */
+        { { codes, { "N.weight_scale", "F32", 2, { 4, 6 }, scales } },
+          "expected one, one for each row" },
         { { codes, { "N.weight_scale", "F64", 1, { 1 }, scales } }, "expected F32, BF16 or F16" },
-        { { { "N.weight", "F8_E4M3", 2, { I, O }, bytes_given() }, { "N.weight_scale", "F32", 1, { 1 }, scales } },
+        { { { "N.weight", "F8_E4M3", 2, { I, O }, bytes_given() },
+            { "N.weight_scale", "F32", 1, { 1 }, scales } },
           "tensor N.weight is 384 x 256 of F8_E4M3; expected 256 x 384 of F8_E4M3" },
         { { bytes, { "N.SCB", "F32", 1, { 1 }, scales } }, "expected one for each row" },
-        { { packed, { "N.weight_scale", "F32", 2, { O, 12 }, scales } }, "there is no tensor N.weight_shape, which N.weight" },
-        { { packed, { "N.weight_scale", "F32", 2, { O, 11 }, scales }, shape }, "expected as many in each row as divide it" },
-        { { packed, { "N.weight_scale", "F32", 2, { O, 12 }, scales }, { "N.weight_shape", "I64", 1, { 2 }, other } },
+        { { packed, { "N.weight_scale", "F32", 2, { O, 12 }, scales } },
+          "there is no tensor N.weight_shape, which N.weight" },
+        { { packed, { "N.weight_scale", "F32", 2, { O, 11 }, scales }, shape },
+          "expected as many in each row as divide it" },
+        { { packed,
+            { "N.weight_scale", "F32", 2, { O, 12 }, scales },
+            { "N.weight_shape", "I64", 1, { 2 }, other } },
           "tensor N.weight_shape says 256 x 385; the configured model needs 256 x 384" },
-        { { { "N.weight_packed", "I32", 2, { O, I / 4 }, keep(O * I) }, { "N.weight_scale", "F32", 2, { O, 12 }, scales }, shape },
-          "tensor N.weight_packed is 256 x 96 of I32; expected 256 x 48 of I32" },      /* 8 bits */
+        { { { "N.weight_packed", "I32", 2, { O, I / 4 }, keep(O * I) },
+            { "N.weight_scale", "F32", 2, { O, 12 }, scales },
+            shape },
+          "tensor N.weight_packed is 256 x 96 of I32; expected 256 x 48 of I32" }, /* 8 bits */
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
         DIES(wrong[i].message, read_all(wrong[i].tensor));
     Given tensor[5];
     give_gptq(tensor, false, 0x88888888);
-    DIES("tensor N.qzeros has the word 88888888; expected 77777777, as only symmetric codes of version 1", read_all(tensor));
+    DIES("tensor N.qzeros has the word 88888888; expected 77777777, as only symmetric codes of "
+         "version 1",
+         read_all(tensor));
     give_gptq(tensor, false, 0x77777777);
     ((uint32_t *)tensor[3].bytes)[5] = 3;
     DIES("tensor N.g_idx: input 5 is in group 3 of 3", read_all(tensor));
@@ -234,8 +307,10 @@ static void test_refusals(void **state)
 static void test_strangers(void **state)
 {
     (void)state;
-    const Given plain = { "N.weight", "BF16", 2, { 2, 2 }, "1234567" }, codes = { "N.weight", "I8", 2, { 2, 2 }, "123" };
-    const Given scale = { "N.weight_scale", "BF16", 2, { 2, 1 }, "123" }, zero = { "N.weight_zero_point", "I8", 2, { 2, 1 }, "1" };
+    const Given plain = { "N.weight", "BF16", 2, { 2, 2 }, "1234567" },
+                codes = { "N.weight", "I8", 2, { 2, 2 }, "123" };
+    const Given scale = { "N.weight_scale", "BF16", 2, { 2, 1 }, "123" },
+                zero = { "N.weight_zero_point", "I8", 2, { 2, 1 }, "1" };
     SafeFile *f = write_file((const Given[]){ plain, scale, { 0 } });
     assert_null(coded_source_find(&f, 1, "N.weight"));
     assert_null(coded_source_matrix(&f, 1, "N.weight_scale"));
@@ -248,16 +323,19 @@ static void test_strangers(void **state)
     release();
 }
 
-/* ---- folders ------------------------------------------------------------------------------------------------- */
+/* ---- folders --------------------------------------------------------------------------------- */
 
-static const struct { const char *dtype; int layout; } kinds[] = {
-    { "fp8", NOT_GIVEN }, { "fp8", AS_FP8 }, { "int8", NOT_GIVEN }, { "int8", AS_BITSANDBYTES }, { "int4", NOT_GIVEN },
-    { "nf4", NOT_GIVEN },
+static const struct {
+    const char *dtype;
+    int layout;
+} kinds[] = {
+    { "fp8", NOT_GIVEN },        { "fp8", AS_FP8 },     { "int8", NOT_GIVEN },
+    { "int8", AS_BITSANDBYTES }, { "int4", NOT_GIVEN }, { "nf4", NOT_GIVEN },
 };
 enum { NUM_KINDS = sizeof kinds / sizeof kinds[0] };
 
-/* A run starts with the values of the folder's export to F32, rounded if it stores weights in BF16. With F32 weights, saved and
- * exported again, it equals that export. */
+/* A run starts with the values of the folder's export to F32, rounded if it stores weights in BF16.
+ * With F32 weights, saved and exported again, it equals that export. */
 static void check_run(const char *folder, const char *plain, DType master)
 {
     Run one, other;
@@ -291,7 +369,7 @@ static void test_folders(void **state)
         const char *plain = lasting(text("%s/plain%d", root, i));
         ExportOptions o = export_options_of(source, NULL, folder, kinds[i].dtype);
         o.layout = kinds[i].layout;
-        export_to(&o, 50000);                       /* several files */
+        export_to(&o, 50000); /* several files */
         export_folder(folder, NULL, plain, "F32", CHECKPOINT_FILE_BYTES);
         json_t *config = json_load_file(text("%s/config.json", plain), 0, NULL);
         assert_non_null(config);
@@ -307,7 +385,8 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes), cmocka_unit_test(test_packed), cmocka_unit_test(test_gptq), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_bytes),     cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_gptq),      cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_strangers), cmocka_unit_test(test_folders),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);

@@ -8,7 +8,8 @@ static void test_host_values(void **state)
 {
     (void)state;
     const int W = comm_size(), own = comm_rank();
-    assert_true(own >= 0 && own < W && comm_local_rank() < comm_local_size() && comm_local_size() <= W);
+    assert_true(own >= 0 && own < W && comm_local_rank() < comm_local_size() &&
+                comm_local_size() <= W);
     double x[3] = { own + 1, 0.1 * own, -own }, y[2] = { own, -own }, expected = 0;
     comm_sum(x, 3);
     for (int r = 0; r < W; r++)
@@ -45,8 +46,9 @@ static void test_gather(void **state)
     assert_memory_equal(all, own, sizeof own);
 }
 
-/* Adding W numbers in F32 has an error of (W - 1) u of their sizes, in any order. The CPU rounds to BF16 once after that;
- * NCCL rounds each of the W - 1 partial sums; check_close includes the last rounding. */
+/* Adding W numbers in F32 has an error of (W - 1) u of their sizes, in any order. The CPU rounds to
+ * BF16 once after that; NCCL rounds each of the W - 1 partial sums; check_close includes the last
+ * rounding. */
 static void all_reduce_case(Format f, int n)
 {
     const int W = comm_size();
@@ -80,7 +82,8 @@ static void test_all_reduce(void **state)
     }
 }
 
-/* Groups of every size: their members, gathers, sums of slices, maxima, all over the group's ranks only. */
+/* Groups of every size: their members, gathers, sums of slices, maxima, all over the group's ranks
+ * only. */
 static void groups_case(int shards)
 {
     enum { N = 700 };
@@ -100,7 +103,8 @@ static void groups_case(int shards)
 
     const size_t bytes = N * sizeof(float), W = (size_t)shards;
     char *memory = comm_alloc((W + 1) * bytes, FOR_WEIGHTS);
-    Tensor part = tensor_at(memory, (Format){ F32, 0 }, 1, N), whole = tensor_at(memory + bytes, part.format, 1, shards * N);
+    Tensor part = tensor_at(memory, (Format){ F32, 0 }, 1, N),
+           whole = tensor_at(memory + bytes, part.format, 1, shards * N);
     fill(part, (uint64_t)comm_rank(), -1, 1);
     comm_all_gather(whole.data, part.data, bytes, RANKS_SHARD);
     const double *all = values(whole);
@@ -112,7 +116,8 @@ static void groups_case(int shards)
     comm_all_gather(whole.data, own_slice, bytes, RANKS_SHARD);
     check_same_bytes("gathered in place", values(whole), all, W * N * sizeof *all);
 
-    comm_reduce_scatter(part, whole, RANKS_SHARD);          /* all have the same: W times it, exact in F32 for W a power of two */
+    /* all have the same: W times it, exact in F32 for W a power of two */
+    comm_reduce_scatter(part, whole, RANKS_SHARD);
     const double *sums = values(part);
     for (int i = 0; i < N; i++)
         assert_true(sums[i] == shards * all[own * N + i]);
@@ -137,7 +142,8 @@ static void test_groups(void **state)
         groups_case(shards);
 }
 
-/* Ranks of one tensor coordinate, which are not consecutive: a sum, and a gather in the order of ranks. */
+/* Ranks of one tensor coordinate, which are not consecutive: a sum, and a gather in the order of
+ * ranks. */
 static void test_strided_group(void **state)
 {
     (void)state;
@@ -149,7 +155,8 @@ static void test_strided_group(void **state)
     comm_device_finish();
     comm_set_mesh(m);
     comm_init();
-    float own = (float)comm_rank(), *all = comm_alloc(sizeof *all * (size_t)(W / 2 + 1), FOR_WEIGHTS);
+    float own = (float)comm_rank(),
+          *all = comm_alloc(sizeof *all * (size_t)(W / 2 + 1), FOR_WEIGHTS);
     device_put(all, &own, sizeof own);
     comm_all_gather(all + 1, all, sizeof own, RANKS_SHARD);
     Tensor sum = tensor_at(all, (Format){ F32, 0 }, 1, 1);
@@ -182,26 +189,31 @@ static void fill_sixteenths(Tensor x, uint64_t seed)
 
 enum { ITEMS = 2, TOKENS = 3 };
 
-/* Pieces of TOKENS rows, ITEMS of each rank: [rank][item] in a tensor that has them by rank, [item][rank] in whole sequences. */
+/* Pieces of TOKENS rows, ITEMS of each rank: [rank][item] in a tensor that has them by rank,
+ * [item][rank] in whole sequences. */
 static const RowRange *equal_pieces(int ranks, bool by_rank)
 {
     RowRange *piece = keep(sizeof *piece * (size_t)(ranks * ITEMS));
     for (int r = 0; r < ranks; r++)
         for (int i = 0; i < ITEMS; i++)
-            piece[r * ITEMS + i] = (RowRange){ (by_rank ? r * ITEMS + i : i * ranks + r) * TOKENS, TOKENS };
+            piece[r * ITEMS + i] =
+                (RowRange){ (by_rank ? r * ITEMS + i : i * ranks + r) * TOKENS, TOKENS };
     return piece;
 }
 
-/* Two sequences of 3 tokens on each context rank, 2 heads and 1 key head for each, which `shared` ranks have in common: tokens to
- * heads, and back. On the way back rank r has r + 1 times the numbers, and those of a key head are added. */
+/* Two sequences of 3 tokens on each context rank, 2 heads and 1 key head for each, which `shared`
+ * ranks have in common: tokens to heads, and back. On the way back rank r has r + 1 times the
+ * numbers, and those of a key head are added. */
 static void exchange_case(int context, int shared, Format f)
 {
     enum { H = 2, K = 1, D = 8 };
     const RowRange *by_rank = equal_pieces(context, true), *whole = equal_pieces(context, false);
-    const int N = ITEMS * TOKENS, part = (H + 2 * K) * D, own = comm_group_rank(RANKS_CONTEXT), group = comm_rank() / context;
+    const int N = ITEMS * TOKENS, part = (H + 2 * K) * D, own = comm_group_rank(RANKS_CONTEXT),
+              group = comm_rank() / context;
     const int all = (context * H + 2 * (context / shared) * K) * D;
     const Attention heads = { .H = H, .K = K, .D = D };
-    const Tensor x = make(f, N, all), y = make(f, context * N, part), z = make(f, N, all), exchanged = make(f, context * N, part);
+    const Tensor x = make(f, N, all), y = make(f, context * N, part), z = make(f, N, all),
+                 exchanged = make(f, context * N, part);
     fill_sixteenths(x, (uint64_t)comm_rank());
     heads_split(exchanged, x, heads);
     comm_exchange(y, whole, exchanged, by_rank, ITEMS);
@@ -213,8 +225,12 @@ static void exchange_case(int context, int shared, Format f)
         const double *whole = values(theirs);
         for (int n = 0; n < N; n++)
             for (int i = 0; i < part; i++) {
-                const int section = i < H * D ? 0 : i < (H + K) * D ? 1 : 2, begin = (section ? context * H : 0) * D;
-                const int at = section ? own / shared * K * D + i - (H + (section - 1) * K) * D : own * H * D + i;
+                const int section = i < H * D         ? 0
+                                    : i < (H + K) * D ? 1
+                                                      : 2,
+                          begin = (section ? context * H : 0) * D;
+                const int at = section ? own / shared * K * D + i - (H + (section - 1) * K) * D
+                                       : own * H * D + i;
                 const int column = begin + (section == 2 ? context / shared * K * D : 0) + at;
                 const int row = (n / TOKENS * context + r) * TOKENS + n % TOKENS;
                 assert_true(found[row * part + i] == whole[n * all + column]);
@@ -229,15 +245,16 @@ static void exchange_case(int context, int shared, Format f)
     const double *back = values(z);
     for (int n = 0; n < N; n++)
         for (int i = 0; i < all; i++) {
-            const int q = context * H * D, key = (i - q) / (K * D) % (context / shared), first = key * shared + 1;
+            const int q = context * H * D, key = (i - q) / (K * D) % (context / shared),
+                      first = key * shared + 1;
             const int times = i < q ? i / (H * D) + 1 : shared * (2 * first + shared - 1) / 2;
             assert_true(back[n * all + i] == times * mine[n * all + i]);
         }
     release();
 }
 
-/* Item i of what rank s sends to rank r: that many rows, from a row on that depends on what is before it, after a row that nobody
- * gets. */
+/* Item i of what rank s sends to rank r: that many rows, from a row on that depends on what is
+ * before it, after a row that nobody gets. */
 static RowRange uneven(int s, int r, int i)
 {
     RowRange rows = { 0, 0 };
@@ -252,8 +269,10 @@ static void uneven_case(int context)
     enum { COLS = 8 };
     const int own = comm_group_rank(RANKS_CONTEXT), rows = 4 * ITEMS * context;
     const Tensor x = make((Format){ F32, 0 }, rows, COLS), y = make((Format){ F32, 0 }, rows, COLS);
-    float *host = keep(sizeof *host * (size_t)(rows * COLS)), *expected = keep(sizeof *host * (size_t)(rows * COLS));
-    RowRange *sent = keep(sizeof *sent * (size_t)(context * ITEMS)), *received = keep(sizeof *sent * (size_t)(context * ITEMS));
+    float *host = keep(sizeof *host * (size_t)(rows * COLS)),
+          *expected = keep(sizeof *host * (size_t)(rows * COLS));
+    RowRange *sent = keep(sizeof *sent * (size_t)(context * ITEMS)),
+             *received = keep(sizeof *sent * (size_t)(context * ITEMS));
     for (int i = 0; i < rows * COLS; i++) {
         host[i] = (float)(own * 1000 + i);
         expected[i] = -1;
@@ -300,7 +319,8 @@ static void fill_message(Tensor x, int from, Neighbour to, int i)
     fill(x, (uint64_t)((from * NUM_NEIGHBOURS + (int)to) * 100 + i), -1, 1);
 }
 
-/* Two messages in each direction before any is received; the first is overwritten when it is sent. */
+/* Two messages in each direction before any is received; the first is overwritten when it is
+ * sent. */
 static void message_case(int stages, Format f)
 {
     enum { MESSAGES = 2, ROWS = 3, COLS = 40 };
@@ -320,9 +340,10 @@ static void message_case(int stages, Format f)
     for (int i = 0; i < MESSAGES; i++)
         for (Neighbour n = 0; n < NUM_NEIGHBOURS; n++) {
             const int from = (own + (n == NEXT_STAGE ? 1 : stages - 1)) % stages;
-            comm_receive(y, n);         /* not into x, which a send may still read */
+            comm_receive(y, n); /* not into x, which a send may still read */
             fill_message(expected, from, n == NEXT_STAGE ? PREVIOUS_STAGE : NEXT_STAGE, i);
-            check_same_bytes("message", values(y), values(expected), (size_t)(ROWS * COLS) * sizeof(double));
+            check_same_bytes("message", values(y), values(expected),
+                             (size_t)(ROWS * COLS) * sizeof(double));
         }
     release();
 }
@@ -353,11 +374,12 @@ static void test_watchdog_stops(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_host_values), cmocka_unit_test(test_gather),
-                                        cmocka_unit_test(test_all_reduce), cmocka_unit_test(test_groups),
-                                        cmocka_unit_test(test_strided_group), cmocka_unit_test(test_exchange),
-                                        cmocka_unit_test(test_messages),
-                                        cmocka_unit_test(test_watchdog_stops) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_host_values),   cmocka_unit_test(test_gather),
+        cmocka_unit_test(test_all_reduce),    cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_strided_group), cmocka_unit_test(test_exchange),
+        cmocka_unit_test(test_messages),      cmocka_unit_test(test_watchdog_stops)
+    };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

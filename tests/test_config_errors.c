@@ -1,4 +1,5 @@
-/* Every kind of mistake in a configuration: the message names the place, what was found and what was expected. */
+/* Every kind of mistake in a configuration: the message names the place, what was found and what
+ * was expected. */
 #include "tests/try_config.h"
 
 #include <setjmp.h>
@@ -14,11 +15,13 @@
 #include "model/config/check_tensor.h"
 #include "tests/models.h"
 
-/* ---- mistakes --------------------------------------------------------------------------------------------- */
+/* ---- mistakes -------------------------------------------------------------------------------- */
 
-/* A line of `base` (NULL: a line at the end), its replacement, and names in the message: the key, what was found, what was
- * expected. */
-typedef struct { const char *line, *with, *names; } Mistake;
+/* A line of `base` (NULL: a line at the end), its replacement, and names in the message: the key,
+ * what was found, what was expected. */
+typedef struct {
+    const char *line, *with, *names;
+} Mistake;
 
 static void check_mistakes(const Mistake *m, size_t count)
 {
@@ -38,18 +41,20 @@ static void test_unknown_keys(void **state)
 {
     (void)state;
     static const Mistake list[] = {
-        { "seed",          "sead: 1",             "sead seed" },
-        { "learning_rate", "learning_rat: 1",     "optimizer.learning_rat optimizer.learning_rate" },
-        { "seed",          "n_heads: 4",          "model.n_heads" },
-        { "n_heads",       "num_heads: 4",        "model.n_heads" },
-        { NULL,            "optimiser: {}",       "optimizer optimiser" },
-        { NULL,            "modle: {}",           "model modle" },
-        { "learning_rate", "lr: 1",               "optimizer.learning_rate" },
-        { NULL,            "lr: 1",               "optimizer.learning_rate" },
-        { "include_bias",  "rope_scaling: {type: llama3, factor: 8}", "model.rope_scaling.rope_type" },
-        { NULL,            "xyzzy_plugh: 1",      "xyzzy_plugh ./train --help" },
-        { NULL,            "evaluator: []",       "evaluators" },
-        { NULL,            "evaluators: [{label: x, data: {pathz: [a]}}]", "evaluators[].data.pathz evaluators[].data.paths" },
+        { "seed", "sead: 1", "sead seed" },
+        { "learning_rate", "learning_rat: 1", "optimizer.learning_rat optimizer.learning_rate" },
+        { "seed", "n_heads: 4", "model.n_heads" },
+        { "n_heads", "num_heads: 4", "model.n_heads" },
+        { NULL, "optimiser: {}", "optimizer optimiser" },
+        { NULL, "modle: {}", "model modle" },
+        { "learning_rate", "lr: 1", "optimizer.learning_rate" },
+        { NULL, "lr: 1", "optimizer.learning_rate" },
+        { "include_bias", "rope_scaling: {type: llama3, factor: 8}",
+          "model.rope_scaling.rope_type" },
+        { NULL, "xyzzy_plugh: 1", "xyzzy_plugh ./train --help" },
+        { NULL, "evaluator: []", "evaluators" },
+        { NULL, "evaluators: [{label: x, data: {pathz: [a]}}]",
+          "evaluators[].data.pathz evaluators[].data.paths" },
     };
     CHECK_MISTAKES(list);
 }
@@ -58,48 +63,46 @@ static void test_wrong_values(void **state)
 {
     (void)state;
     static const Mistake list[] = {
-        { "n_layers",      "n_layers: two",
-          "model.n_layers 1 10000 two" },
-        { "n_layers",      "n_layers: 2.5",        "n_layers 2.5" },
-        { "n_layers",      "n_layers: 0",          "1 10000 0 n_layers" },
-        { "n_layers",      "n_layers: null",       "null" },
-        { "n_layers",      "n_layers: [1]",        "n_layers 1" },
-        { "n_layers",      "n_layers: {a: 1}",     "n_layers 1" },
-        { "vocab_size",    "vocab_size: 2147483647",
-          "model.vocab_size 2 2147483520 2147483647" },
-        { NULL,            "max_grad_norm: 2e9",   "0 1000000000 2e9 max_grad_norm" },
-        { "learning_rate", "learning_rate: nan",   "learning_rate nan" },
-        { "learning_rate", "learning_rate: -1",    "0 1000 -1 learning_rate" },
-        { "betas",         "betas: [0.9, 1]",
-          "optimizer.betas beta1 beta2 0 1" },
-        { "betas",         "betas: 0.9",           "optimizer.betas 0.9" },
-        { NULL,            "eval_subset_num_batches: 0", "eval_subset_num_batches 0" },
-        { NULL,            "save_overwrite: 3",    "3 save_overwrite" },
-        { "max_duration",  "max_duration: 2e9X",
-          "100 2e9T 1ep 0 9e+18 2e9X max_duration" },
-        { "max_duration",  "max_duration: 1e30T",  "0 9e+18 1e30T max_duration" },
-        { "seed",          "seed: 18446744073709551615",
-          "0 9e+18 18446744073709551615 seed" },
-        { "betas",         "eps: 1e-16",           "optimizer.eps 1e-15 1 1e-16" },
-        { "max_duration",  "max_duration: 0",      "max_duration 0" },
-        { NULL,            "format: {saved: fp9}", "format.saved f32 bf16 fp9 format" },
-        { NULL,            "activations: {keep: some}", "activations.keep all|inputs|attention|block some" },
-        { NULL,            "format: {master: e4m3/128}", "format.master e4m3/128 bf16 f32" },
-        { NULL,            "format: {head: e4m3/16}", "format.head e4m3/16" },
-        { NULL,            "format: {head: f32}", "format.head f32 format.stream bf16 e5m2 format" },
-        { NULL,            "format: {saved: e4m3/48}", "format.saved e4m3/48 64" },
-        { NULL,            "format: {saved: e4m3/16+}", "format saved e4m3/16+" },
-        { NULL,            "format: {operand: e4m3/16}", "format operand e4m3/16" },
-        { NULL,            "format: {moment1: e4m3}", "e4m3/128 format moment1" },
-        { NULL,            "format: {moment2: e5m2/100}", "256 100 format moment2 e5m2/100" },
-        { NULL,            "recipe: {moment1: e5m2}", "format.* recipe moment1 e5m2" },
-        { NULL,            "fsdp: on",             "fsdp on" },
-        { NULL,            "evaluators: {label: a}", "evaluators" },
-        { NULL,            "evaluators: [{type: lm}]", "label" },
-        { NULL,            "evaluators: [{label: a}]", "a" },
-        { NULL,            "evaluators: [{label: a, data: {paths: a.npy}}, {label: b, data: {datasets: {a: b.npy}}}]",
+        { "n_layers", "n_layers: two", "model.n_layers 1 10000 two" },
+        { "n_layers", "n_layers: 2.5", "n_layers 2.5" },
+        { "n_layers", "n_layers: 0", "1 10000 0 n_layers" },
+        { "n_layers", "n_layers: null", "null" },
+        { "n_layers", "n_layers: [1]", "n_layers 1" },
+        { "n_layers", "n_layers: {a: 1}", "n_layers 1" },
+        { "vocab_size", "vocab_size: 2147483647", "model.vocab_size 2 2147483520 2147483647" },
+        { NULL, "max_grad_norm: 2e9", "0 1000000000 2e9 max_grad_norm" },
+        { "learning_rate", "learning_rate: nan", "learning_rate nan" },
+        { "learning_rate", "learning_rate: -1", "0 1000 -1 learning_rate" },
+        { "betas", "betas: [0.9, 1]", "optimizer.betas beta1 beta2 0 1" },
+        { "betas", "betas: 0.9", "optimizer.betas 0.9" },
+        { NULL, "eval_subset_num_batches: 0", "eval_subset_num_batches 0" },
+        { NULL, "save_overwrite: 3", "3 save_overwrite" },
+        { "max_duration", "max_duration: 2e9X", "100 2e9T 1ep 0 9e+18 2e9X max_duration" },
+        { "max_duration", "max_duration: 1e30T", "0 9e+18 1e30T max_duration" },
+        { "seed", "seed: 18446744073709551615", "0 9e+18 18446744073709551615 seed" },
+        { "betas", "eps: 1e-16", "optimizer.eps 1e-15 1 1e-16" },
+        { "max_duration", "max_duration: 0", "max_duration 0" },
+        { NULL, "format: {saved: fp9}", "format.saved f32 bf16 fp9 format" },
+        { NULL, "activations: {keep: some}", "activations.keep all|inputs|attention|block some" },
+        { NULL, "format: {master: e4m3/128}", "format.master e4m3/128 bf16 f32" },
+        { NULL, "format: {head: e4m3/16}", "format.head e4m3/16" },
+        { NULL, "format: {head: f32}", "format.head f32 format.stream bf16 e5m2 format" },
+        { NULL, "format: {saved: e4m3/48}", "format.saved e4m3/48 64" },
+        { NULL, "format: {saved: e4m3/16+}", "format saved e4m3/16+" },
+        { NULL, "format: {operand: e4m3/16}", "format operand e4m3/16" },
+        { NULL, "format: {moment1: e4m3}", "e4m3/128 format moment1" },
+        { NULL, "format: {moment2: e5m2/100}", "256 100 format moment2 e5m2/100" },
+        { NULL, "recipe: {moment1: e5m2}", "format.* recipe moment1 e5m2" },
+        { NULL, "fsdp: on", "fsdp on" },
+        { NULL, "evaluators: {label: a}", "evaluators" },
+        { NULL, "evaluators: [{type: lm}]", "label" },
+        { NULL, "evaluators: [{label: a}]", "a" },
+        { NULL,
+          "evaluators: [{label: a, data: {paths: a.npy}}, {label: b, data: {datasets: {a: "
+          "b.npy}}}]",
           "a" },
-        { NULL, "evaluators: [{label: a, type: downstream, data: {paths: [b, c]}}]\n", "a 2 downstream" },
+        { NULL, "evaluators: [{label: a, type: downstream, data: {paths: [b, c]}}]\n",
+          "a 2 downstream" },
         { NULL, "eval_only: true\n", "eval_only" },
     };
     CHECK_MISTAKES(list);
@@ -109,38 +112,41 @@ static void test_unsupported(void **state)
 {
     (void)state;
     static const Mistake list[] = {
-        { "include_bias", "include_bias: true",        "model.include_bias true" },
-        { "include_bias", "alibi: true",               "model.alibi true" },
-        { "include_bias", "rope: false",               "model.rope false" },
-        { "include_bias", "activation_type: gelu",     "activation_type gelu" },
-        { "include_bias", "block_type: parallel",      "sequential|llama block_type parallel" },
-        { "include_bias", "attention_dropout: 0.1",    "attention_dropout 0.1" },
+        { "include_bias", "include_bias: true", "model.include_bias true" },
+        { "include_bias", "alibi: true", "model.alibi true" },
+        { "include_bias", "rope: false", "model.rope false" },
+        { "include_bias", "activation_type: gelu", "activation_type gelu" },
+        { "include_bias", "block_type: parallel", "sequential|llama block_type parallel" },
+        { "include_bias", "attention_dropout: 0.1", "attention_dropout 0.1" },
         { "include_bias", "bias_for_layer_norm: true", "bias_for_layer_norm true" },
-        { "include_bias", "scale_logits: true",        "model.scale_logits true" },
-        { "include_bias", "mlp_hidden_size: 100",      "model.mlp_hidden_size 50 16 48 64" },
-        { "layer_norm_type", "layer_norm_type: group",    "rms|default|low_precision|amd_compatible layer_norm_type group" },
-        { "include_bias", "init_fn: kaiming_normal",   "mitchell|normal|full_megatron init_fn kaiming_normal" },
-        { "betas",        "name: lionw",               "lionw adamw8bit" },
-        { "t_warmup",     "name: max_scheduler",       "cosine_with_warmup|linear_with_warmup max_scheduler" },
-        { NULL, "precision: amp_fp16",                 "amp_bf16|fp32 amp_fp16 precision" },
-        { NULL, "max_grad_norm_ratio: 0.5",            "max_grad_norm max_grad_norm_ratio 0.5" },
-        { NULL, "time_limit: 3600",                    "SIGTERM time_limit 3600" },
-        { NULL, "optimizer.eps: 1e-6",                 "optimizer.eps" },
-        { NULL, "save_folder: ''",                     "save_folder" },
-        { NULL, "activation_checkpointing: one_in_five", 
+        { "include_bias", "scale_logits: true", "model.scale_logits true" },
+        { "include_bias", "mlp_hidden_size: 100", "model.mlp_hidden_size 50 16 48 64" },
+        { "layer_norm_type", "layer_norm_type: group",
+          "rms|default|low_precision|amd_compatible layer_norm_type group" },
+        { "include_bias", "init_fn: kaiming_normal",
+          "mitchell|normal|full_megatron init_fn kaiming_normal" },
+        { "betas", "name: lionw", "lionw adamw8bit" },
+        { "t_warmup", "name: max_scheduler",
+          "cosine_with_warmup|linear_with_warmup max_scheduler" },
+        { NULL, "precision: amp_fp16", "amp_bf16|fp32 amp_fp16 precision" },
+        { NULL, "max_grad_norm_ratio: 0.5", "max_grad_norm max_grad_norm_ratio 0.5" },
+        { NULL, "time_limit: 3600", "SIGTERM time_limit 3600" },
+        { NULL, "optimizer.eps: 1e-6", "optimizer.eps" },
+        { NULL, "save_folder: ''", "save_folder" },
+        { NULL, "activation_checkpointing: one_in_five",
           "activation_checkpointing whole_layer|true|fine_grained|false|one_in_two one_in_five" },
-        { NULL, "recipe: fp4",                         "fp4 f32 bf16 recipe" },
-        { NULL, "quantize_model: {use_quantize_model: fp8deepseek}", 
+        { NULL, "recipe: fp4", "fp4 f32 bf16 recipe" },
+        { NULL, "quantize_model: {use_quantize_model: fp8deepseek}",
           "quantize_model.use_quantize_model coat_real|fp8linear fp8deepseek" },
-        { NULL, "load_path: ''",                       "load_path" },
-        { NULL, "load_path: s3://bucket/step1",        "load_path s3://bucket/step1" },
-        { NULL, "save_folder: s3://bucket/run",        "save_folder s3://bucket/run" },
-        { "paths", "paths: [https://host/a.npy]",      "https://host/a.npy" },
+        { NULL, "load_path: ''", "load_path" },
+        { NULL, "load_path: s3://bucket/step1", "load_path s3://bucket/step1" },
+        { NULL, "save_folder: s3://bucket/run", "save_folder s3://bucket/run" },
+        { "paths", "paths: [https://host/a.npy]", "https://host/a.npy" },
         { "paths", "paths: [b.npy, s3://b/a.npy, s3://b/c.npy]", "s3://b/a.npy" },
-        { "paths", "paths: [gs://b/a.npy]",            "gs://b/a.npy" },
-        { "paths", "paths: [r2://b/a.npy]",            "r2://b/a.npy r2.cloudflarestorage.com s3://b/a.npy" },
-        { "paths", "paths: [weka://b/a.npy]",          "weka://b/a.npy s3://b/a.npy weka" },
-        { "paths", "paths: [hf://b/a.npy]",            "hf://b/a.npy" },
+        { "paths", "paths: [gs://b/a.npy]", "gs://b/a.npy" },
+        { "paths", "paths: [r2://b/a.npy]", "r2://b/a.npy r2.cloudflarestorage.com s3://b/a.npy" },
+        { "paths", "paths: [weka://b/a.npy]", "weka://b/a.npy s3://b/a.npy weka" },
+        { "paths", "paths: [hf://b/a.npy]", "hf://b/a.npy" },
     };
     CHECK_MISTAKES(list);
 }
@@ -149,34 +155,40 @@ static void test_combinations(void **state)
 {
     (void)state;
     static const Mistake list[] = {
-        { "n_heads",      "n_heads: 5",
-          "model.d_model 64 model.n_heads 5 60 65 model.head_dim" },
-        { "include_bias", "n_kv_heads: 3",           "model.n_heads 4 model.n_kv_heads 3" },
-        { "include_bias", "head_dim: 5",             "5" },
-        { "n_heads",      "n_heads: 64",             "1" },
-        { "include_bias", "mlp_hidden_size: 333",    "mlp_hidden_size 333" },
-        { "include_bias", "mlp_ratio: 0.7",          "44.8 mlp_ratio 0.7" },
+        { "n_heads", "n_heads: 5", "model.d_model 64 model.n_heads 5 60 65 model.head_dim" },
+        { "include_bias", "n_kv_heads: 3", "model.n_heads 4 model.n_kv_heads 3" },
+        { "include_bias", "head_dim: 5", "5" },
+        { "n_heads", "n_heads: 64", "1" },
+        { "include_bias", "mlp_hidden_size: 333", "mlp_hidden_size 333" },
+        { "include_bias", "mlp_ratio: 0.7", "44.8 mlp_ratio 0.7" },
         { "include_bias", "embedding_size: 96",
           "model.vocab_size 100 model.embedding_size 96 128" },
-        { "eos_token_id", "eos_token_id: 100",       "model.eos_token_id 100" },
-        { "include_bias", "pad_token_id: 777",       "model.pad_token_id 777" },
-        { "include_bias", "rope_scaling: {rope_type: llama3}", "model.rope_scaling.factor rope_type llama3" },
-        { "include_bias", "rope_scaling: {factor: 8, high_freq_factor: 1}", "high_freq_factor 1 rope_scaling" },
+        { "eos_token_id", "eos_token_id: 100", "model.eos_token_id 100" },
+        { "include_bias", "pad_token_id: 777", "model.pad_token_id 777" },
+        { "include_bias", "rope_scaling: {rope_type: llama3}",
+          "model.rope_scaling.factor rope_type llama3" },
+        { "include_bias", "rope_scaling: {factor: 8, high_freq_factor: 1}",
+          "high_freq_factor 1 rope_scaling" },
         { "global_train_batch_size", "global_train_batch_size: 7",
-          "global_train_batch_size 7 --device_train_microbatch_size=1 --global_train_batch_size=6 8" },
+          "global_train_batch_size 7 --device_train_microbatch_size=1 --global_train_batch_size=6 "
+          "8" },
         { "global_train_batch_size", "global_train_batch_size: 1",
-          "global_train_batch_size 1 --device_train_microbatch_size=1 --global_train_batch_size=2" },
-        { "t_warmup", "name: wsd",                   "scheduler.t_decay wsd" },
+          "global_train_batch_size 1 --device_train_microbatch_size=1 "
+          "--global_train_batch_size=2" },
+        { "t_warmup", "name: wsd", "scheduler.t_decay wsd" },
         { "t_warmup", "warmup_min_lr: 1",
           "scheduler.warmup_min_lr 1 optimizer.learning_rate 0.001" },
-        { "paths",    "paths: []",                   "data.paths" },
+        { "paths", "paths: []", "data.paths" },
     };
     CHECK_MISTAKES(list);
 }
 
 /* Mistakes that take two lines or an argument. */
 /* Arguments that are refused with a complete file, and names in the message. */
-typedef struct { int world; const char *a, *b, *names; } Refused;
+typedef struct {
+    int world;
+    const char *a, *b, *names;
+} Refused;
 
 static void refuse_all(const Refused *list, size_t count)
 {
@@ -193,31 +205,42 @@ static void test_model_arguments(void **state)
 {
     (void)state;
     static const Refused list[] = {
-        { 1, "--model.multi_query_attention", "--model.n_kv_heads=2", "n_kv_heads model.n_kv_heads 2" },
-        { 1, "--model.attention_layer_norm", "--model.layer_norm_type=default", "model.layer_norm_type" },
-        { 1, "--model.layer_norm_type=default", NULL, "OLMo OlmoForCausalLM model.layer_norm_with_affine model.layer_norm_type" },
+        { 1, "--model.multi_query_attention", "--model.n_kv_heads=2",
+          "n_kv_heads model.n_kv_heads 2" },
+        { 1, "--model.attention_layer_norm", "--model.layer_norm_type=default",
+          "model.layer_norm_type" },
+        { 1, "--model.layer_norm_type=default", NULL,
+          "OLMo OlmoForCausalLM model.layer_norm_with_affine model.layer_norm_type" },
         { 1, "--model.architecture=GPT2LMHeadModel", NULL,
           "GPT2LMHeadModel LlamaForCausalLM OlmoForCausalLM model.architecture" },
         { 1, "--model.architecture=Qwen3ForCausalLM", NULL,
           "--model.architecture=Qwen3ForCausalLM Qwen3ForCausalLM model.attention_layer_norm" },
-        { 1, "--model.n_heads=1", "--model.d_model=8192",
-          "model.head_dim 8192 2 4096" },
-        { 1, "--model.d_model=2147483647", "--model.n_heads=10000", "d_model 2147480000 2147490000 model.n_heads 10000" },
-        { 1, "--model.mlp_hidden_size=4294967294", NULL, "model.mlp_hidden_size 2 2147483646 4294967294" },
+        { 1, "--model.n_heads=1", "--model.d_model=8192", "model.head_dim 8192 2 4096" },
+        { 1, "--model.d_model=2147483647", "--model.n_heads=10000",
+          "d_model 2147480000 2147490000 model.n_heads 10000" },
+        { 1, "--model.mlp_hidden_size=4294967294", NULL,
+          "model.mlp_hidden_size 2 2147483646 4294967294" },
         { 1, "--model.mlp_ratio=1e6", "--model.d_model=4096", "model.mlp_hidden_size 4096000000" },
         { 1, "--model.layer_norm_type=default", NULL, "x.yaml model.layer_norm_type" },
-        { 1, "--model.attention_layer_norm=each", NULL, "false|true|head each model.attention_layer_norm" },
-        { 1, "--model.layer_types=[sliding_attention]", NULL, "layer_types sliding_attention sliding_window model.layer_types" },
-        { 1, "--model.layer_types=[sliding]", "--model.sliding_window=4", "full_attention sliding" },
-        { 1, "--model.layer_types=full_attention", NULL, "sliding_attention full_attention model.layer_types" },
+        { 1, "--model.attention_layer_norm=each", NULL,
+          "false|true|head each model.attention_layer_norm" },
+        { 1, "--model.layer_types=[sliding_attention]", NULL,
+          "layer_types sliding_attention sliding_window model.layer_types" },
+        { 1, "--model.layer_types=[sliding]", "--model.sliding_window=4",
+          "full_attention sliding" },
+        { 1, "--model.layer_types=full_attention", NULL,
+          "sliding_attention full_attention model.layer_types" },
         { 1, "--model.sliding_window=0", NULL, "model.sliding_window 1 2147483647 0" },
-        { 1, "--model.rope_scaling={rope_type: yarn}", NULL, "rope_type model.rope_scaling.factor yarn" },
+        { 1, "--model.rope_scaling={rope_type: yarn}", NULL,
+          "rope_type model.rope_scaling.factor yarn" },
         { 1, "--model.rope_scaling={rope_type: yarn, factor: 8, beta_slow: 32}", NULL,
           "model.rope_scaling beta_fast beta_slow 32" },
-        { 1, "--model.rope_scaling={rope_type: yarn, factor: 8}", "--model.rope_theta=1", "rope_theta 1" },
+        { 1, "--model.rope_scaling={rope_type: yarn, factor: 8}", "--model.rope_theta=1",
+          "rope_theta 1" },
         { 1, "--model.rope_scaling={rope_type: yarn, factor: 8, full_attn_layers_only: true}",
           "--model={sliding_window: 4, layer_types: [sliding_attention, full_attention]}",
-          "MistralForCausalLM model.layer_types model.rope_scaling.full_attn_layers_only sliding_window" },
+          "MistralForCausalLM model.layer_types model.rope_scaling.full_attn_layers_only "
+          "sliding_window" },
     };
     refuse_all(list, sizeof list / sizeof *list);
 }
@@ -228,8 +251,7 @@ static void test_arguments(void **state)
 {
     (void)state;
     static const Refused list[] = {
-        { 1, "--max_duratoin=3", NULL,
-          "--max_duratoin=3 max_duratoin max_duration" },
+        { 1, "--max_duratoin=3", NULL, "--max_duratoin=3 max_duratoin max_duration" },
         { 1, "--model.n_layers=x", NULL, "--model.n_layers=x model.n_layers" },
         { 1, "max_duration=3", NULL, "max_duration=3" },
         { 1, "other.yaml", NULL, "other.yaml" },
@@ -238,30 +260,41 @@ static void test_arguments(void **state)
         { 1, "--run_name=..", NULL, "run_name .." },
         { 1, "--run_name=a/../../b", NULL, "run_name a/../../b" },
         { 1, "--data.paths=[*.npy]", NULL, "--data.paths=[*.npy]" },
-        { 3, NULL, NULL, "global_train_batch_size 8 3 device_train_microbatch_size 2 --global_train_batch_size=6 12" },
+        { 3, NULL, NULL,
+          "global_train_batch_size 8 3 device_train_microbatch_size 2 --global_train_batch_size=6 "
+          "12" },
         { 8, NULL, NULL, "--device_train_microbatch_size=1 --global_train_batch_size=16" },
-        { 1, "--scheduler.t_max=10", "--scheduler.t_warmup=20", "t_warmup 20 scheduler.t_max 10 scheduler.t_warmup" },
-        { 1, "--scheduler={name: wsd, t_decay: 91}", NULL, "t_warmup 10 t_decay 91 max_duration 100 scheduler wsd" },
-        { 1, "--scheduler={name: wsd, t_decay: 41}", "--scheduler.t_max=50", "t_decay 41 t_max 50" },
+        { 1, "--scheduler.t_max=10", "--scheduler.t_warmup=20",
+          "t_warmup 20 scheduler.t_max 10 scheduler.t_warmup" },
+        { 1, "--scheduler={name: wsd, t_decay: 91}", NULL,
+          "t_warmup 10 t_decay 91 max_duration 100 scheduler wsd" },
+        { 1, "--scheduler={name: wsd, t_decay: 41}", "--scheduler.t_max=50",
+          "t_decay 41 t_max 50" },
         { 1, "--scheduler={name: wsd, t_decay: 60, warmup_fraction: 0.5, t_warmup: 0}", NULL,
           "t_warmup 50 t_decay 60 max_duration 100 scheduler wsd warmup_fraction 0.5" },
-        { 1, "--scheduler.warmup_fraction=0.1", NULL, "scheduler.t_warmup scheduler.warmup_fraction 0.1" },
-        { 1, "--scheduler.name=inverse_sqrt_with_warmup", "--scheduler.t_warmup=0", "scheduler.t_warmup 0" },
+        { 1, "--scheduler.warmup_fraction=0.1", NULL,
+          "scheduler.t_warmup scheduler.warmup_fraction 0.1" },
+        { 1, "--scheduler.name=inverse_sqrt_with_warmup", "--scheduler.t_warmup=0",
+          "scheduler.t_warmup 0" },
         { 1, "--data.generate_attention_mask", NULL, "model.pad_token_id" },
         { 1, "--data.generate_doc_lengths", "--model.eos_token_id=null", "model.eos_token_id" },
         { 1, "--data.packing=best_fit", "--model.eos_token_id=null",
           "data.packing=best_fit data.document_boundaries=metadata model.eos_token_id" },
-        { 1, "--evaluators=[{label: v, data: {paths: a.npy, packing: best_fit}}]", NULL, "best_fit evaluators a.npy packing" },
-        { 1, "--evaluators=[{label: v, data: {paths: a.npy, packing: best_fit}}]", "--model.eos_token_id=null",
-          "best_fit" },
+        { 1, "--evaluators=[{label: v, data: {paths: a.npy, packing: best_fit}}]", NULL,
+          "best_fit evaluators a.npy packing" },
+        { 1, "--evaluators=[{label: v, data: {paths: a.npy, packing: best_fit}}]",
+          "--model.eos_token_id=null", "best_fit" },
         { 1, "--evaluators=[{label: v, data: {datasets: {a: b.npy}, label_mask_paths: m}}]", NULL,
           "v label_mask_paths data.paths evaluators datasets b.npy" },
         { 1, "--data.datasets={x: [b.npy]}", NULL, "data.datasets b.npy" },
         { 1, "--model.vocab_size=null", NULL, "null" },
-        { 2, "--device_eval_batch_size=2147483647", NULL, "2147483647 2 2^31 1 device_eval_batch_size" },
+        { 2, "--device_eval_batch_size=2147483647", NULL,
+          "2147483647 2 2^31 1 device_eval_batch_size" },
         { 1, "--run_name=${oc.env:NO_SUCH_VARIABLE}", NULL, "NO_SUCH_VARIABLE run_name oc.env" },
-        { 1, "--mlp_tile=200", "--activation_checkpointing=whole_layer", "mlp_tile 200 128 --mlp_tile=256" },
-        { 1, "--mlp_tile=256", NULL, "mlp_tile 256 --activation_checkpointing=whole_layer --mlp_tile=0" },
+        { 1, "--mlp_tile=200", "--activation_checkpointing=whole_layer",
+          "mlp_tile 200 128 --mlp_tile=256" },
+        { 1, "--mlp_tile=256", NULL,
+          "mlp_tile 256 --activation_checkpointing=whole_layer --mlp_tile=0" },
         { 1, "--mlp_tile=-128", NULL, "mlp_tile -128" },
     };
     refuse_all(list, sizeof list / sizeof *list);
@@ -274,12 +307,17 @@ static void test_groups(void **state)
     static const Refused list[] = {
         { 4, "--fsdp.sharding_strategy=HYBRID_SHARD", "--fsdp.hybrid_sharding_num_model_replicas=3",
           "4 3 fsdp.hybrid_sharding_num_model_replicas" },
-        { 4, "--fsdp={sharding_strategy: HYBRID_SHARD, hybrid_sharding_num_model_replicas: 4}", "--parallelism.context=2",
+        { 4, "--fsdp={sharding_strategy: HYBRID_SHARD, hybrid_sharding_num_model_replicas: 4}",
+          "--parallelism.context=2",
           "4 1 2 fsdp.hybrid_sharding_num_model_replicas parallelism.context" },
-        { 4, "--parallelism.replicate=3", NULL, "parallelism.replicate 3 4 --parallelism.replicate=2 --parallelism.shard=2" },
-        { 4, "--parallelism={replicate: 2, shard: 4}", NULL, "parallelism.replicate 2 4 --parallelism.shard=2" },
-        { 4, "--parallelism.shard=2", "--fsdp.sharding_strategy=NO_SHARD", "parallelism.shard NO_SHARD --parallelism.replicate=4" },
-        { 4, "--parallelism.replicate=2", "--fsdp={sharding_strategy: HYBRID_SHARD, hybrid_sharding_num_model_replicas: 2}",
+        { 4, "--parallelism.replicate=3", NULL,
+          "parallelism.replicate 3 4 --parallelism.replicate=2 --parallelism.shard=2" },
+        { 4, "--parallelism={replicate: 2, shard: 4}", NULL,
+          "parallelism.replicate 2 4 --parallelism.shard=2" },
+        { 4, "--parallelism.shard=2", "--fsdp.sharding_strategy=NO_SHARD",
+          "parallelism.shard NO_SHARD --parallelism.replicate=4" },
+        { 4, "--parallelism.replicate=2",
+          "--fsdp={sharding_strategy: HYBRID_SHARD, hybrid_sharding_num_model_replicas: 2}",
           "parallelism.replicate fsdp.hybrid_sharding_num_model_replicas" },
         { 1, "--parallelism.shard=-1", NULL, "parallelism.shard -1" },
         { 3, "--parallelism.context=2", NULL, "parallelism.context 2 3 --parallelism.context=1" },
@@ -290,9 +328,11 @@ static void test_groups(void **state)
         { 4, "--parallelism.context=4", "--model.max_sequence_length=96",
           "parallelism.context model.max_sequence_length 96 4 16 --model.max_sequence_length=128" },
         { 2, "--parallelism.context=2", "--global_train_batch_size=3",
-          "global_train_batch_size 3 1 --device_train_microbatch_size=1 --global_train_batch_size=2 4" },
+          "global_train_batch_size 3 1 --device_train_microbatch_size=1 "
+          "--global_train_batch_size=2 4" },
         { 1, "--parallelism.context=0", NULL, "parallelism.context 1 0" },
-        { 1, "--fsdp.sharding_strategy=FULL", NULL, "FULL_SHARD|SHARD_GRAD_OP|NO_SHARD fsdp.sharding_strategy" },
+        { 1, "--fsdp.sharding_strategy=FULL", NULL,
+          "FULL_SHARD|SHARD_GRAD_OP|NO_SHARD fsdp.sharding_strategy" },
     };
     refuse_all(list, sizeof list / sizeof *list);
 }
@@ -321,29 +361,42 @@ static void test_layers_and_stages(void **state)
     static const Refused list[] = {
         { 3, "--parallelism.tensor=2", NULL, "parallelism.tensor 2 3 ranks" },
         { 8, "--parallelism.tensor=8", NULL, "parallelism.tensor 8 4 heads" },
-        { 8, "--parallelism={tensor: 4, context: 2}", NULL, "parallelism.tensor 4 heads 8 parallelism.context" },
+        { 8, "--parallelism={tensor: 4, context: 2}", NULL,
+          "parallelism.tensor 4 heads 8 parallelism.context" },
         { 2, "--parallelism.tensor=2", "--model.n_kv_heads=1", "parallelism.tensor 2 1 key heads" },
-        { 4, "--parallelism.tensor=4", "--model.mlp_hidden_size=64", "parallelism.tensor 4 MLP 32 16" },
+        { 4, "--parallelism.tensor=4", "--model.mlp_hidden_size=64",
+          "parallelism.tensor 4 MLP 32 16" },
         { 4, "--parallelism.tensor=4", "--model.max_sequence_length=96",
           "parallelism.tensor model.max_sequence_length 96 4 16 --model.max_sequence_length=128" },
         { 2, "--parallelism.tensor=2", "--optimizer.name=muon", "parallelism.tensor 2 muon" },
-        { 2, "--parallelism.tensor=2", "--optimizer.name=adamw8bit", "parallelism.tensor 2 exp_avg 256 out" },
-        { 2, "--parallelism.tensor=2", "--model={norm_after: true, attention_layer_norm: true, layer_norm_type: rms}",
+        { 2, "--parallelism.tensor=2", "--optimizer.name=adamw8bit",
+          "parallelism.tensor 2 exp_avg 256 out" },
+        { 2, "--parallelism.tensor=2",
+          "--model={norm_after: true, attention_layer_norm: true, layer_norm_type: rms}",
           "parallelism.tensor 2 q and k heads" },
-        { 3, "--parallelism.pipeline=2", NULL, "parallelism.pipeline 2 3 --parallelism.pipeline=1" },
+        { 3, "--parallelism.pipeline=2", NULL,
+          "parallelism.pipeline 2 3 --parallelism.pipeline=1" },
         { 2, "--parallelism={pipeline: 2, context: 2}", NULL,
           "parallelism.pipeline 2 parallelism.context 4 --parallelism.pipeline=1" },
-        { 8, "--parallelism={pipeline: 4, pipeline_schedule: Interleaved1F1B, pipeline_virtual_stages: 3}",
-          "--device_train_microbatch_size=1", "parallelism.pipeline 4 2 3 --parallelism.pipeline=1" },
-        { 8, "--parallelism.pipeline=8", "--device_train_microbatch_size=1", "parallelism.pipeline 8 2 --parallelism.pipeline=2" },
-        { 2, "--parallelism.pipeline=2", "--fsdp.grad_sync_mode=micro_batch", "fsdp.grad_sync_mode micro_batch batch" },
+        { 8,
+          "--parallelism={pipeline: 4, pipeline_schedule: Interleaved1F1B, "
+          "pipeline_virtual_stages: 3}",
+          "--device_train_microbatch_size=1",
+          "parallelism.pipeline 4 2 3 --parallelism.pipeline=1" },
+        { 8, "--parallelism.pipeline=8", "--device_train_microbatch_size=1",
+          "parallelism.pipeline 8 2 --parallelism.pipeline=2" },
+        { 2, "--parallelism.pipeline=2", "--fsdp.grad_sync_mode=micro_batch",
+          "fsdp.grad_sync_mode micro_batch batch" },
         { 2, "--parallelism.pipeline=2", "--parallelism.pipeline_schedule=Interleaved1F1B",
           "Interleaved1F1B --parallelism.pipeline_virtual_stages=2 1F1B" },
         { 2, "--parallelism.pipeline=2", "--parallelism.pipeline_virtual_stages=2",
           "parallelism.pipeline_virtual_stages 2 --parallelism.pipeline_schedule=Interleaved1F1B" },
-        { 3, "--parallelism={pipeline: 3, pipeline_schedule: Interleaved1F1B, pipeline_virtual_stages: 2}",
+        { 3,
+          "--parallelism={pipeline: 3, pipeline_schedule: Interleaved1F1B, "
+          "pipeline_virtual_stages: 2}",
           "--model.n_layers=6", "Interleaved1F1B 4 3 --global_train_batch_size=12" },
-        { 2, "--parallelism.pipeline=2", "--parallelism.pipeline_schedule=GPipe", "1F1B|Interleaved1F1B|Sequential GPipe" },
+        { 2, "--parallelism.pipeline=2", "--parallelism.pipeline_schedule=GPipe",
+          "1F1B|Interleaved1F1B|Sequential GPipe" },
     };
     refuse_all(list, sizeof list / sizeof *list);
 }
@@ -357,16 +410,18 @@ static void test_texts(void **state)
         { 1, "--run_name=${save_folder}", "--save_folder=${run_name}", "save_folder run_name" },
         { 1, "--run_name=${path.best:x}", NULL, "${path.best:...} oc.env run_name" },
         { 1, "--run_name=${seed", NULL, "run_name seed" },
-        { 1, "--data.paths=${path.glob:/nowhere/*.npy}", NULL, "/nowhere/*.npy data.paths path.glob" },
-        { 1, "--save_folder=${path.choose:/nowhere/a,/nowhere/b}", NULL, "/nowhere/a /nowhere/b save_folder path.choose" },
-        { 1, "--load_path=${path.last_checkpoint:/nowhere}", NULL, "stepN /nowhere load_path path.last_checkpoint" },
+        { 1, "--data.paths=${path.glob:/nowhere/*.npy}", NULL,
+          "/nowhere/*.npy data.paths path.glob" },
+        { 1, "--save_folder=${path.choose:/nowhere/a,/nowhere/b}", NULL,
+          "/nowhere/a /nowhere/b save_folder path.choose" },
+        { 1, "--load_path=${path.last_checkpoint:/nowhere}", NULL,
+          "stepN /nowhere load_path path.last_checkpoint" },
         { 1, "--optimizer.eps=1e-20", NULL, "optimizer.eps 1e-20" },
         { 1, "--run_name=${data.paths}-x", NULL, "run_name data.paths -x" },
         { 1, "--evaluators[].data.memmap_dtype=uint32", NULL,
           "--evaluators[].data.memmap_dtype=uint32 evaluators[]" },
         { 1, "--evaluators[].label=a", NULL, "--evaluators[].label=a evaluators[]" },
-        { 1, "--evaluators[0].data.paths=a", NULL,
-          "val.npy" },
+        { 1, "--evaluators[0].data.paths=a", NULL, "val.npy" },
         { 1, "--evaluators.label=a", NULL, "evaluators" },
         { 1, "--model={rope_scaling.factor: 8}", NULL, "rope_scaling.factor model 8" },
         { 1, "--model.=3", NULL, "model. 3" },
@@ -388,15 +443,14 @@ static void test_files(void **state)
 {
     (void)state;
     char message[8192], expected[256];
-    static const struct { const char *text, *names; int line; } list[] = {
-        { "a: 1\nb: 2\na: 3\n",     "", 3 },
-        { "a: 1\npaths: *.npy\n",  "*.npy", 2 },
-        { "model:\n  a: [1, 2\n",   "", 0 },
-        { "",                       "", 0 },
-        { "---\na: 1\n---\nb: 2\n", "---", 0 },
-        { "a: 1\n---\nb: [2\n",     "", 0 },
-        { "- 1\n- 2\n",             "key value", 0 },
-        { "seed: 1\n",              "model.d_model", 0 },
+    static const struct {
+        const char *text, *names;
+        int line;
+    } list[] = {
+        { "a: 1\nb: 2\na: 3\n", "", 3 },        { "a: 1\npaths: *.npy\n", "*.npy", 2 },
+        { "model:\n  a: [1, 2\n", "", 0 },      { "", "", 0 },
+        { "---\na: 1\n---\nb: 2\n", "---", 0 }, { "a: 1\n---\nb: [2\n", "", 0 },
+        { "- 1\n- 2\n", "key value", 0 },       { "seed: 1\n", "model.d_model", 0 },
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
         try_write(try_path, list[i].text);
@@ -405,7 +459,8 @@ static void test_files(void **state)
         try_contains(message, expected);
         try_names(message, list[i].names);
     }
-    static const char *const no_utf8[] = { "seed: 1\n# r\xe9glages\nseed: 2\n", "seed: 1\nrun_name: \xff\n", "a: 1\n\xed\xa0\x80" };
+    static const char *const no_utf8[] = { "seed: 1\n# r\xe9glages\nseed: 2\n",
+                                           "seed: 1\nrun_name: \xff\n", "a: 1\n\xed\xa0\x80" };
     for (int i = 0; i < 3; i++) {
         try_write(try_path, no_utf8[i]);
         assert_false(try_printed(message, sizeof message, 2, 1, NULL, NULL));
@@ -420,19 +475,23 @@ static void test_files(void **state)
     try_names(message, "--load_path=");
 }
 
-/* ---- Hugging Face folders -------------------------------------------------------------------------------- */
+/* ---- Hugging Face folders -------------------------------------------------------------------- */
 
 static void test_hf_refused(void **state)
 {
     (void)state;
-    static const struct { const char *json, *names; } list[] = {
-        { "{" TRY_LLAMA ", \"attention_bias\": true}",                     "attention_bias" },
-        { "{" TRY_LLAMA ", \"mlp_bias\": true}",                           "mlp_bias" },
+    static const struct {
+        const char *json, *names;
+    } list[] = {
+        { "{" TRY_LLAMA ", \"attention_bias\": true}", "attention_bias" },
+        { "{" TRY_LLAMA ", \"mlp_bias\": true}", "mlp_bias" },
         { "{" TRY_LLAMA ", \"rope_scaling\": {\"rope_type\": \"linear\"}}", "rope_type linear" },
         { "{\"architectures\": [\"GPT2LMHeadModel\"], \"model_type\": \"gpt2\"}",
-          "GPT2LMHeadModel model_type gpt2 LlamaForCausalLM OlmoForCausalLM Olmo2ForCausalLM MistralForCausalLM "
-          "MinistralForCausalLM Qwen2ForCausalLM Qwen3ForCausalLM Olmo3ForCausalLM SmolLM3ForCausalLM" },
-        { "{\"architectures\"\n: }",                                   "config.json:2" },
+          "GPT2LMHeadModel model_type gpt2 LlamaForCausalLM OlmoForCausalLM Olmo2ForCausalLM "
+          "MistralForCausalLM "
+          "MinistralForCausalLM Qwen2ForCausalLM Qwen3ForCausalLM Olmo3ForCausalLM "
+          "SmolLM3ForCausalLM" },
+        { "{\"architectures\"\n: }", "config.json:2" },
     };
     char from[128], message[8192];
     snprintf(from, sizeof from, "--load_path=%s", try_folder);
@@ -474,15 +533,12 @@ static void test_hf_gone(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_unknown_keys),
-        cmocka_unit_test(test_wrong_values),
-        cmocka_unit_test(test_unsupported),
-        cmocka_unit_test(test_combinations),
-        cmocka_unit_test(test_arguments), cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_unknown_keys), cmocka_unit_test(test_wrong_values),
+        cmocka_unit_test(test_unsupported),  cmocka_unit_test(test_combinations),
+        cmocka_unit_test(test_arguments),    cmocka_unit_test(test_groups),
         cmocka_unit_test(test_parts_of_nf4), cmocka_unit_test(test_layers_and_stages),
-        cmocka_unit_test(test_texts), cmocka_unit_test(test_model_arguments),
-        cmocka_unit_test(test_files),
-        cmocka_unit_test(test_hf_refused),
+        cmocka_unit_test(test_texts),        cmocka_unit_test(test_model_arguments),
+        cmocka_unit_test(test_files),        cmocka_unit_test(test_hf_refused),
         cmocka_unit_test(test_hf_gone),
     };
     return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);

@@ -1,6 +1,7 @@
-/* Every key that transformers declares or reads for the classes of architecture.c, by tests/golden/config_keys.json: a key that
- * changes the model there gives another model here or is refused by name, one that changes nothing there changes nothing here, and
- * declared keys are known. And the defaults of transformers for missing keys. */
+/* Every key that transformers declares or reads for the classes of architecture.c, by
+ * tests/golden/config_keys.json: a key that changes the model there gives another model here or is
+ * refused by name, one that changes nothing there changes nothing here, and declared keys are
+ * known. And the defaults of transformers for missing keys. */
 #include "model/config/hf.h"
 #include "model/config/hf_keys.h"
 #include "tests/try_config.h"
@@ -19,7 +20,7 @@
 typedef enum { SAME, OTHER, DIED } Outcome;
 
 static json_t *golden;
-static const char *where;           /* version, class, key: for messages */
+static const char *where; /* version, class, key: for messages */
 
 static void write_config(json_t *config)
 {
@@ -63,16 +64,19 @@ static Outcome try_reading(const ModelConfig *base, json_t *config, char *said, 
     return DIED;
 }
 
-/* k: the row; NULL: none. says: its value is not null or false, which would mean that the feature is absent. */
-static void check_key(const HfKey *k, const char *key, bool declared, bool says, const char *effect, Outcome outcome,
-                      const char *said)
+/* k: the row; NULL: none. says: its value is not null or false, which would mean that the feature
+ * is absent. */
+static void check_key(const HfKey *k, const char *key, bool declared, bool says, const char *effect,
+                      Outcome outcome, const char *said)
 {
     const int kind = k ? k->kind & HF_KIND_MASK : -1;
     const bool refused = kind == HF_ONLY || kind == HF_REFUSED, without = kind >= HF_WRITTEN;
-    const bool changes = strcmp(effect, "nothing") != 0, warned = strstr(said, " does not read ") != NULL;
+    const bool changes = strcmp(effect, "nothing") != 0,
+               warned = strstr(said, " does not read ") != NULL;
     if (declared && !k)
         fail_msg("%s: the class declares it, and there is no row", where);
-    if (outcome == DIED ? !strstr(said, key) && !strstr(said, "quantized") : warned != (!k && *key != '_' && says))
+    if (outcome == DIED ? !strstr(said, key) && !strstr(said, "quantized")
+                        : warned != (!k && *key != '_' && says))
         fail_msg("%s: it is not named: %s", where, said);
     if (changes && outcome == SAME)
         fail_msg("%s: it changes transformers' %s and nothing here: %s", where, effect, said);
@@ -80,16 +84,19 @@ static void check_key(const HfKey *k, const char *key, bool declared, bool says,
         fail_msg("%s: it is not refused: %s", where, said);
     if ((!k || without) && (outcome == OTHER || (outcome == DIED && !strstr(said, "quantized"))))
         fail_msg("%s: it is to be ignored: %s", where, said);
-    if (!changes && outcome == OTHER && kind != HF_VALUE && kind != HF_TOKEN && kind != HF_ROTATION && kind != HF_BLOCKS)
+    if (!changes && outcome == OTHER && kind != HF_VALUE && kind != HF_TOKEN &&
+        kind != HF_ROTATION && kind != HF_BLOCKS)
         fail_msg("%s: it changes nothing in transformers", where);
 }
 
 /* Whether an earlier version has the same for this key. */
-static bool is_known(const Architecture *a, const char *part, const char *key, const json_t *row, const json_t *of_class)
+static bool is_known(const Architecture *a, const char *part, const char *key, const json_t *row,
+                     const json_t *of_class)
 {
     const char *version;
     json_t *classes;
-    json_object_foreach(golden, version, classes) {
+    json_object_foreach(golden, version, classes)
+    {
         const json_t *earlier = json_object_get(classes, a->class);
         if (earlier == of_class)
             return false;
@@ -100,14 +107,17 @@ static bool is_known(const Architecture *a, const char *part, const char *key, c
 }
 
 /* Tries each key of this part in `base`; at: in this object of it, NULL: in `base` itself. */
-static int try_keys(const Architecture *a, json_t *of_class, const char *part, json_t *base, const char *at)
+static int try_keys(const Architecture *a, json_t *of_class, const char *part, json_t *base,
+                    const char *at)
 {
-    json_t *defaults = json_object_get(of_class, "defaults"), *tried = json_object_get(of_class, part), *row;
+    json_t *defaults = json_object_get(of_class, "defaults"),
+           *tried = json_object_get(of_class, part), *row;
     const char *key;
     char said[4096], name[256];
     ModelConfig *m = read_config(base);
     const char *outer = where;
-    json_object_foreach(tried, key, row) {
+    json_object_foreach(tried, key, row)
+    {
         if (is_known(a, part, key, row, of_class))
             continue;
         json_t *config = json_deep_copy(base);
@@ -115,12 +125,15 @@ static int try_keys(const Architecture *a, json_t *of_class, const char *part, j
         snprintf(name, sizeof name, "%s, %s%s%s", outer, at ? at : "", at ? "." : "", key);
         where = name;
         const json_t *type = json_object_get(json_object_get(config, "rope_scaling"), "rope_type");
-        const RopeType rope = type && strcmp(json_string_value(type), "llama3") == 0 ? ROPE_LLAMA3 : ROPE_YARN;
+        const RopeType rope =
+            type && strcmp(json_string_value(type), "llama3") == 0 ? ROPE_LLAMA3 : ROPE_YARN;
         const bool becomes = a->with_layer_types && strcmp(key, "layer_types") == 0;
-        const HfKey *k = at ? hf_rope_key(key, rope) : hf_key(becomes ? architecture_find(a->with_layer_types) : a, key);
+        const HfKey *k = at ? hf_rope_key(key, rope)
+                            : hf_key(becomes ? architecture_find(a->with_layer_types) : a, key);
         const Outcome outcome = try_reading(m, config, said, sizeof said);
         const json_t *value = json_array_get(row, 0);
-        check_key(k, key, !at && json_object_get(defaults, key), !json_is_false(value) && !json_is_null(value),
+        check_key(k, key, !at && json_object_get(defaults, key),
+                  !json_is_false(value) && !json_is_null(value),
                   json_string_value(json_array_get(row, 1)), outcome, said);
         json_decref(config);
         where = outer;
@@ -136,13 +149,13 @@ static int for_each(int (*check)(const Architecture *a, json_t *of_class))
     json_t *classes, *of_class;
     char name[256];
     int count = 0;
-    json_object_foreach(golden, version, classes)
-        json_object_foreach(classes, class, of_class) {
-            snprintf(name, sizeof name, "transformers %s, %s", version, class);
-            where = name;
-            assert_non_null(architecture_find(class));
-            count += check(architecture_find(class), of_class);
-        }
+    json_object_foreach(golden, version, classes) json_object_foreach(classes, class, of_class)
+    {
+        snprintf(name, sizeof name, "transformers %s, %s", version, class);
+        where = name;
+        assert_non_null(architecture_find(class));
+        count += check(architecture_find(class), of_class);
+    }
     return count;
 }
 
@@ -162,12 +175,13 @@ static void test_every_key(void **state)
     assert_true(for_each(check_class) > 1200);
 }
 
-/* Without the key the model is that with the key's default: null or a number of transformers. If versions differ, as for rope_theta
- * of OLMo-3, the latest counts. */
+/* Without the key the model is that with the key's default: null or a number of transformers. If
+ * versions differ, as for rope_theta of OLMo-3, the latest counts. */
 static int check_defaults(const Architecture *a, json_t *c)
 {
-    static const char sizes[] = "{\"hidden_size\": 64, \"intermediate_size\": 96, \"num_hidden_layers\": 30, "
-                                "\"num_attention_heads\": 32, \"vocab_size\": 60000}";
+    static const char sizes[] =
+        "{\"hidden_size\": 64, \"intermediate_size\": 96, \"num_hidden_layers\": 30, "
+        "\"num_attention_heads\": 32, \"vocab_size\": 60000}";
     json_t *base = json_loads(sizes, 0, NULL), *value;
     const char *key;
     int count = 0;
@@ -175,7 +189,8 @@ static int check_defaults(const Architecture *a, json_t *c)
     if (strncmp(where, "transformers 4.", strlen("transformers 4.")) == 0)
         json_object_del(json_object_get(c, "defaults"), "rope_theta");
     ModelConfig *m = read_config(base);
-    json_object_foreach(json_object_get(c, "defaults"), key, value) {
+    json_object_foreach(json_object_get(c, "defaults"), key, value)
+    {
         const HfKey *k = hf_key(a, key);
         if (!k || (k->kind & HF_KIND_MASK) > HF_REFUSED || json_object_get(base, key))
             continue;
@@ -206,11 +221,14 @@ static void test_complete(void **state)
     (void)state;
     const char *version;
     json_t *classes;
-    json_object_foreach(golden, version, classes) {
+    json_object_foreach(golden, version, classes)
+    {
         char *names = architecture_names();
         for (char *rest = names, *name; (name = strsep(&rest, ", "));)
             if (*name && !json_object_get(classes, name))
-                fail_msg("transformers %s: there is no %s; scripts/golden_config_keys.py makes the file", version, name);
+                fail_msg(
+                    "transformers %s: there is no %s; scripts/golden_config_keys.py makes the file",
+                    version, name);
         free(names);
     }
     assert_int_equal(json_object_size(golden), 2);
@@ -229,7 +247,9 @@ static int open_golden(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_complete), cmocka_unit_test(test_every_key), cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_complete),
+        cmocka_unit_test(test_every_key),
+        cmocka_unit_test(test_defaults),
     };
     return cmocka_run_group_tests(tests, open_golden, try_remove_folder);
 }

@@ -1,5 +1,5 @@
-/* Adapters in the configuration: every key, every refusal; folders of adapters, PEFT's and ours, as load_path; and the
- * adapter_config.json that is written. */
+/* Adapters in the configuration: every key, every refusal; folders of adapters, PEFT's and ours, as
+ * load_path; and the adapter_config.json that is written. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,13 +18,17 @@
 /* A model of 2 blocks, with half as many heads for keys and values. */
 #define BASE "{" TRY_LLAMA ", \"num_key_value_heads\": 2}"
 /* The output of PEFT 0.21, shortened; `more` comes last, so that its keys take precedence. */
-#define PEFT(more) "{\"alpha_pattern\": {}, \"auto_mapping\": null, \"bias\": \"none\", \"exclude_modules\": null, "           \
-    "\"fan_in_fan_out\": false, \"inference_mode\": true, \"init_lora_weights\": true, \"layers_to_transform\": null, "        \
-    "\"lora_bias\": false, \"modules_to_save\": null, \"peft_type\": \"LORA\", \"rank_pattern\": {}, \"revision\": null, "     \
+#define PEFT(more) \
+    "{\"alpha_pattern\": {}, \"auto_mapping\": null, \"bias\": \"none\", \"exclude_modules\": " \
+    "null, " \
+    "\"fan_in_fan_out\": false, \"inference_mode\": true, \"init_lora_weights\": true, " \
+    "\"layers_to_transform\": null, " \
+    "\"lora_bias\": false, \"modules_to_save\": null, \"peft_type\": \"LORA\", \"rank_pattern\": " \
+    "{}, \"revision\": null, " \
     "\"task_type\": \"CAUSAL_LM\", \"use_dora\": false" more "}"
-#define NUMBERS  ", \"r\": 4, \"lora_alpha\": 8, \"lora_dropout\": 0.0"
-#define TARGETS  ", \"target_modules\": [\"v_proj\", \"q_proj\"]"
-#define BESIDE   ", \"base_model_name_or_path\": \"../base\""
+#define NUMBERS ", \"r\": 4, \"lora_alpha\": 8, \"lora_dropout\": 0.0"
+#define TARGETS ", \"target_modules\": [\"v_proj\", \"q_proj\"]"
+#define BESIDE ", \"base_model_name_or_path\": \"../base\""
 
 static char base[128], adapter[128], load_base[160], load_adapter[160];
 
@@ -47,7 +51,9 @@ static int begin(void **state)
     write_file(base, "config.json", BASE);
     write_file(base, "model.safetensors", "");
     write_file(adapter, "adapter_model.safetensors", "");
-    try_write(try_path, "data: {paths: a.npy}\nglobal_train_batch_size: 8\ndevice_train_microbatch_size: 2\n");
+    try_write(
+        try_path,
+        "data: {paths: a.npy}\nglobal_train_batch_size: 8\ndevice_train_microbatch_size: 2\n");
     return status;
 }
 
@@ -62,7 +68,8 @@ static Config *load(const char *a, const char *b, const char *c, const char *d)
     Config *again = try_load(1, NULL, NULL, NULL, NULL);
     const Lora *l = &config->model.lora, *m = &again->model.lora;
     assert_string_equal(config->text, again->text);
-    assert_true(l->rank == m->rank && l->alpha == m->alpha && l->use_rslora == m->use_rslora && l->base == m->base);
+    assert_true(l->rank == m->rank && l->alpha == m->alpha && l->use_rslora == m->use_rslora &&
+                l->base == m->base);
     assert_memory_equal(l->target, m->target, sizeof l->target);
     assert_true(l->base_path ? strcmp(l->base_path, m->base_path) == 0 : !m->base_path);
     assert_true(format_equal(config->recipe.frozen, again->recipe.frozen));
@@ -82,14 +89,16 @@ static void test_keys(void **state)
 {
     (void)state;
     Config *c = load(load_base, NULL, NULL, NULL);
-    assert_true(c->model.lora.rank == 0 && c->model.lora.base == BASE_AS_FROZEN && !c->model.lora.base_path);
+    assert_true(c->model.lora.rank == 0 && c->model.lora.base == BASE_AS_FROZEN &&
+                !c->model.lora.base_path);
     assert_true(lora_scale(&c->model.lora) == 0);
     assert_null(strstr(c->changes, "lora"));
     config_free(c);
 
     c = load(load_base, "--lora.rank=8", NULL, NULL);
     const Lora *l = &c->model.lora;
-    assert_true(l->rank == 8 && l->alpha == 8 && !l->use_rslora && l->base == BASE_AS_FROZEN && lora_scale(l) == 1);
+    assert_true(l->rank == 8 && l->alpha == 8 && !l->use_rslora && l->base == BASE_AS_FROZEN &&
+                lora_scale(l) == 1);
     assert_string_equal(l->base_path, base);
     check_targets(l, "qkvogud");
     try_contains(c->text, "  target_modules:\n  - all-linear\n");
@@ -100,10 +109,12 @@ static void test_keys(void **state)
     free(text);
     config_free(c);
 
-    c = load(load_base, "--lora={rank: 4, alpha: 12, use_rslora: true, target_modules: [v_proj, mlp.up_proj]}", "--lora.base=e4m3",
-             NULL);
+    c = load(load_base,
+             "--lora={rank: 4, alpha: 12, use_rslora: true, target_modules: [v_proj, mlp.up_proj]}",
+             "--lora.base=e4m3", NULL);
     l = &c->model.lora;
-    assert_true(l->rank == 4 && l->alpha == 12 && l->use_rslora && l->base == BASE_E4M3 && lora_scale(l) == 6);
+    assert_true(l->rank == 4 && l->alpha == 12 && l->use_rslora && l->base == BASE_E4M3 &&
+                lora_scale(l) == 6);
     check_targets(l, "vu");
     text = adapter_describe(c);
     assert_string_equal(text, "adapters: rank 4 on v_proj, up_proj, scale 6, base in e4m3");
@@ -114,7 +125,8 @@ static void test_keys(void **state)
     assert_true(c->model.lora.base == BASE_NF4);
     check_targets(&c->model.lora, "d");
     config_free(c);
-    static const char *const all[] = { "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj" };
+    static const char *const all[] = { "q_proj",    "k_proj",  "v_proj",   "o_proj",
+                                       "gate_proj", "up_proj", "down_proj" };
     for (int k = 0; k < NUM_LORA_MODULES; k++) {
         assert_string_equal(adapter_module_name((LoraModule)k), all[k]);
         assert_int_equal(adapter_module(all[k]), k);
@@ -135,7 +147,7 @@ static void test_base(void **state)
     assert_int_equal(c->recipe.frozen.dtype, BF16);
     config_free(c);
     static const char *const bases[] = { "null", "bf16", "e4m3", "nf4" };
-    for (int i = 0; i < 4; i++) {       /* the same in training */
+    for (int i = 0; i < 4; i++) { /* the same in training */
         char lora[64];
         snprintf(lora, sizeof lora, "--lora={rank: 2, base: %s}", bases[i]);
         c = load(load_base, lora, "--recipe=fp8", "--generate=prompts.jsonl");
@@ -143,14 +155,18 @@ static void test_base(void **state)
         config_free(c);
     }
     c = try_load(1, load_base, "--lora={base: nf4, alpha: 3}", "--recipe=f32", NULL);
-    assert_true(c->recipe.frozen.dtype == F32 && c->model.lora.base == BASE_AS_FROZEN && c->model.lora.rank == 0);
+    assert_true(c->recipe.frozen.dtype == F32 && c->model.lora.base == BASE_AS_FROZEN &&
+                c->model.lora.rank == 0);
     config_free(c);
     char message[4096];
-    assert_true(try_printed(message, sizeof message, 2, 1, load_base, "--lora={base: nf4, base_path: x}"));
+    assert_true(
+        try_printed(message, sizeof message, 2, 1, load_base, "--lora={base: nf4, base_path: x}"));
     try_names(message, "lora.base lora.rank lora.base_path");
-    assert_true(try_printed(message, sizeof message, 2, 1, load_base, "--lora={use_rslora: true, target_modules: [q_proj]}"));
+    assert_true(try_printed(message, sizeof message, 2, 1, load_base,
+                            "--lora={use_rslora: true, target_modules: [q_proj]}"));
     try_names(message, "lora.use_rslora lora.rank lora.target_modules");
-    assert_true(try_printed(message, sizeof message, 2, 1, load_base, "--lora={use_rslora: false, target_modules: all-linear}"));
+    assert_true(try_printed(message, sizeof message, 2, 1, load_base,
+                            "--lora={use_rslora: false, target_modules: all-linear}"));
     assert_string_equal(message, "");
 }
 
@@ -158,9 +174,16 @@ static void test_base(void **state)
 static void test_quantized(void **state)
 {
     (void)state;
-    static const struct { const char *quantized, *given; BaseFormat base; bool nested; } list[] = {
-        { "true", NULL, BASE_NF4 }, { "false", NULL, BASE_AS_FROZEN }, { "true", "--lora.base=null", BASE_NF4 },
-        { "true", "--lora.base=e4m3", BASE_E4M3 }, { "true", "--lora.base=bf16", BASE_AS_FROZEN },
+    static const struct {
+        const char *quantized, *given;
+        BaseFormat base;
+        bool nested;
+    } list[] = {
+        { "true", NULL, BASE_NF4 },
+        { "false", NULL, BASE_AS_FROZEN },
+        { "true", "--lora.base=null", BASE_NF4 },
+        { "true", "--lora.base=e4m3", BASE_E4M3 },
+        { "true", "--lora.base=bf16", BASE_AS_FROZEN },
         { "true, \"bnb_4bit_use_double_quant\": true", NULL, BASE_NF4, true },
         { "true, \"bnb_4bit_use_double_quant\": false", "--lora.base=nf4", BASE_NF4 },
         { "false", "--lora.base=nf4", BASE_NF4, true },
@@ -168,11 +191,14 @@ static void test_quantized(void **state)
     write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS BESIDE));
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         char text[1024];
-        snprintf(text, sizeof text, "{" TRY_LLAMA ", \"num_key_value_heads\": 2, \"quantization_config\": {\"load_in_4bit\": %s}}",
+        snprintf(text, sizeof text,
+                 "{" TRY_LLAMA
+                 ", \"num_key_value_heads\": 2, \"quantization_config\": {\"load_in_4bit\": %s}}",
                  list[i].quantized);
         write_file(base, "config.json", text);
         for (int is_new = 0; is_new < 2; is_new++) {
-            Config *c = load(is_new ? load_base : load_adapter, is_new ? "--lora.rank=2" : "--recipe=bf16", list[i].given, NULL);
+            Config *c = load(is_new ? load_base : load_adapter,
+                             is_new ? "--lora.rank=2" : "--recipe=bf16", list[i].given, NULL);
             assert_int_equal(c->model.lora.base, list[i].base);
             assert_int_equal(c->model.lora.plain_nf4, list[i].base == BASE_NF4 && !list[i].nested);
             config_free(c);
@@ -184,7 +210,9 @@ static void test_quantized(void **state)
 static void test_refused(void **state)
 {
     (void)state;
-    static const struct { const char *argument, *names; } list[] = {
+    static const struct {
+        const char *argument, *names;
+    } list[] = {
         { "--lora.rank=0", "lora.rank 1 2147483647 0" },
         { "--lora={rank: 2, alpha: 0}", "lora.alpha 0 rank 2" },
         { "--lora={rank: 2, base: int8}", "lora.base bf16|e4m3|nf4 int8 rank 2" },
@@ -198,8 +226,10 @@ static void test_refused(void **state)
         { "--lora={rank: 2, modules_to_save: [lm_head]}", "lora.modules_to_save rank 2 lm_head" },
         { "--lora={rank: 2, lora_alpha: 4}", "lora.lora_alpha lora.alpha rank 2 4" },
         { "--lora.rank=65", "lora.rank 65 64 q_proj" },
-        { "--lora={rank: 33, target_modules: [q_proj, k_proj]}", "lora.rank 33 32 k_proj 64 target_modules q_proj" },
-        { "--lora={rank: 2, base_path: /elsewhere}", "load_path --load_path=/elsewhere lora rank 2 base_path" },
+        { "--lora={rank: 33, target_modules: [q_proj, k_proj]}",
+          "lora.rank 33 32 k_proj 64 target_modules q_proj" },
+        { "--lora={rank: 2, base_path: /elsewhere}",
+          "load_path --load_path=/elsewhere lora rank 2 base_path" },
     };
     char message[4096];
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
@@ -207,7 +237,8 @@ static void test_refused(void **state)
             fail_msg("%s was accepted", list[i].argument);
         try_names(message, list[i].names);
     }
-    config_free(load(load_base, "--lora={rank: 2, dropout: 0.0, lora_dropout: 0, use_dora: false, bias: none}",
+    config_free(load(load_base,
+                     "--lora={rank: 2, dropout: 0.0, lora_dropout: 0, use_dora: false, bias: none}",
                      "--lora.modules_to_save=null", NULL));
 }
 
@@ -216,30 +247,39 @@ static void test_together(void **state)
 {
     (void)state;
     char message[4096], both[256], saved[sizeof try_path];
-    snprintf(both, sizeof both, "{load_path: %s, trainable: [model.norm.weight], lora: {rank: 2}, data: {paths: a.npy}}", base);
+    snprintf(
+        both, sizeof both,
+        "{load_path: %s, trainable: [model.norm.weight], lora: {rank: 2}, data: {paths: a.npy}}",
+        base);
     strcpy(saved, try_path);
     snprintf(try_path, sizeof try_path, "%s/both.yaml", try_folder);
     try_write(try_path, both);
     assert_false(try_printed(message, sizeof message, 2, 1, NULL, NULL));
     try_names(message, "lora.rank 2 --trainable=[]");
-    snprintf(both, sizeof both, "{load_path: %s, recipe: f32, format: {frozen: f32}, lora: {rank: 2, base: bf16}, "
-             "data: {paths: a.npy}}", base);
+    snprintf(both, sizeof both,
+             "{load_path: %s, recipe: f32, format: {frozen: f32}, lora: {rank: 2, base: bf16}, "
+             "data: {paths: a.npy}}",
+             base);
     try_write(try_path, both);
     assert_false(try_printed(message, sizeof message, 2, 1, NULL, NULL));
     try_names(message, "lora.base bf16 format.frozen f32");
     try_write(try_path, try_complete);
     assert_true(try_printed(message, sizeof message, 2, 1, "--lora.rank=2", NULL));
     try_names(message, "load_path");
-    assert_false(try_printed(message, sizeof message, 2, 1, "--lora.rank=2", "--fp8.down_scales=channel"));
+    assert_false(
+        try_printed(message, sizeof message, 2, 1, "--lora.rank=2", "--fp8.down_scales=channel"));
     try_names(message, "fp8.down_scales channel lora.rank 2 --fp8.down_scales=tensor");
     assert_true(try_printed(message, sizeof message, 2, 1, "--lora.rank=2", "--dry_run"));
     assert_string_equal(message, "");
-    assert_true(try_printed(message, sizeof message, 2, 1, "--lora.rank=2", "--optimizer.learning_rate=2e-5"));
+    assert_true(try_printed(message, sizeof message, 2, 1, "--lora.rank=2",
+                            "--optimizer.learning_rate=2e-5"));
     try_names(message, "2e-05 optimizer.learning_rate 2e-5");
     try_write_changed(NULL, "parallelism: {tensor: 2}");
-    assert_false(try_printed(message, sizeof message, 2, 2, "--lora={rank: 2, base: nf4}", "--recipe=bf16"));
+    assert_false(
+        try_printed(message, sizeof message, 2, 2, "--lora={rank: 2, base: nf4}", "--recipe=bf16"));
     try_names(message, "parallelism.tensor 2 nf4 lora.base 64 out 32 --lora.base=e4m3");
-    assert_true(try_printed(message, sizeof message, 2, 2, "--lora={rank: 2, base: e4m3}", "--recipe=bf16"));
+    assert_true(try_printed(message, sizeof message, 2, 2, "--lora={rank: 2, base: e4m3}",
+                            "--recipe=bf16"));
     strcpy(try_path, saved);
 }
 
@@ -248,10 +288,15 @@ static void test_peft_folders(void **state)
     (void)state;
 #define BLOCK0 "\"model.layers.0.self_attn.q_proj\", \"layers.0.mlp.up_proj\""
 #define BLOCK1 "\"1.self_attn.q_proj\", \"model.layers.1.mlp.up_proj\""
-    static const struct { const char *json, *targets; double scale; } list[] = {
+    static const struct {
+        const char *json, *targets;
+        double scale;
+    } list[] = {
         { PEFT(NUMBERS TARGETS BESIDE), "qv", 2 },
-        { PEFT(NUMBERS ", \"use_rslora\": true, \"target_modules\": \"all-linear\"" BESIDE), "qkvogud", 4 },
-        { PEFT(NUMBERS ", \"use_rslora\": null, \"target_modules\": [" BLOCK0 ", " BLOCK1 ", \"self_attn.k_proj\"]" BESIDE),
+        { PEFT(NUMBERS ", \"use_rslora\": true, \"target_modules\": \"all-linear\"" BESIDE),
+          "qkvogud", 4 },
+        { PEFT(NUMBERS ", \"use_rslora\": null, \"target_modules\": [" BLOCK0 ", " BLOCK1
+                       ", \"self_attn.k_proj\"]" BESIDE),
           "qku", 2 },
         { PEFT(", \"r\": 2, \"lora_alpha\": 3, \"use_rslora\": false" TARGETS BESIDE), "qv", 1.5 },
     };
@@ -260,13 +305,15 @@ static void test_peft_folders(void **state)
         Config *c = load(load_adapter, NULL, NULL, NULL);
         assert_true(fabs(lora_scale(&c->model.lora) - list[i].scale) < 1e-15);
         check_targets(&c->model.lora, list[i].targets);
-        assert_true(c->model.d_model == 64 && c->model.n_layers == 2 && c->model.lora.base == BASE_AS_FROZEN);
+        assert_true(c->model.d_model == 64 && c->model.n_layers == 2 &&
+                    c->model.lora.base == BASE_AS_FROZEN);
         try_contains(c->model.lora.base_path, "/adapter/../base");
         try_contains(c->changes, "lora.rank=");
         config_free(c);
     }
     char message[4096];
-    write_file(adapter, "adapter_config.json", PEFT(", \"r\": 4, \"lora_alpha\": 8, \"lora_dropout\": 0.1" TARGETS BESIDE));
+    write_file(adapter, "adapter_config.json",
+               PEFT(", \"r\": 4, \"lora_alpha\": 8, \"lora_dropout\": 0.1" TARGETS BESIDE));
     assert_true(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
     try_names(message, "lora_dropout 0.1");
 }
@@ -277,22 +324,29 @@ static void test_where_the_base_is(void **state)
     (void)state;
     char message[4096], other[160], missing[160];
     snprintf(other, sizeof other, "--lora.base_path=%s", base);
-    write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS ", \"base_model_name_or_path\": \"meta-llama/Llama-2-7b-hf\""));
-    Config *c = load(load_adapter, other, "--lora={rank: 4, alpha: 8, target_modules: [q_proj, v_proj], base: nf4}", NULL);
+    write_file(adapter, "adapter_config.json",
+               PEFT(NUMBERS TARGETS ", \"base_model_name_or_path\": \"meta-llama/Llama-2-7b-hf\""));
+    Config *c =
+        load(load_adapter, other,
+             "--lora={rank: 4, alpha: 8, target_modules: [q_proj, v_proj], base: nf4}", NULL);
     assert_string_equal(c->model.lora.base_path, base);
     assert_int_equal(c->model.lora.base, BASE_NF4);
     config_free(c);
     assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
-    try_names(message, "meta-llama/Llama-2-7b-hf --local-dir Llama-2-7b-hf --lora.base_path=Llama-2-7b-hf");
+    try_names(message,
+              "meta-llama/Llama-2-7b-hf --local-dir Llama-2-7b-hf --lora.base_path=Llama-2-7b-hf");
     snprintf(missing, sizeof missing, "--lora.base_path=%s", adapter);
     assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, missing));
     try_names(message, "lora.base_path");
-    assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, "--lora.base_path=tests"));
+    assert_false(
+        try_printed(message, sizeof message, 2, 1, load_adapter, "--lora.base_path=tests"));
     try_names(message, "--lora.base_path=tests lora.base_path config.json");
-    write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS ", \"base_model_name_or_path\": null"));
+    write_file(adapter, "adapter_config.json",
+               PEFT(NUMBERS TARGETS ", \"base_model_name_or_path\": null"));
     assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
     try_names(message, "base_model_name_or_path --lora.base_path=");
-    write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS ", \"base_model_name_or_path\": \"/no/such\""));
+    write_file(adapter, "adapter_config.json",
+               PEFT(NUMBERS TARGETS ", \"base_model_name_or_path\": \"/no/such\""));
     assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
     try_names(message, "base_model_name_or_path /no/such --lora.base_path=FOLDER");
 }
@@ -302,38 +356,45 @@ static void test_where_the_base_is(void **state)
 static void test_peft_refused(void **state)
 {
     (void)state;
-    static const struct { const char *json, *names; } list[] = {
+    static const struct {
+        const char *json, *names;
+    } list[] = {
         { "{", ":1" },
         { "{\"r\": 4}", "peft_type LORA" },
         { "{\"peft_type\": \"IA3\"}", "peft_type LORA IA3" },
-        { "{\"peft_type\": \"LORA\", \"base_model_name_or_path\": 3}", "base_model_name_or_path 3" },
+        { "{\"peft_type\": \"LORA\", \"base_model_name_or_path\": 3}",
+          "base_model_name_or_path 3" },
         { PEFT(TARGETS BESIDE ", \"lora_alpha\": 8"), "1 2147483647" },
         { PEFT(TARGETS BESIDE ", \"r\": 1.5, \"lora_alpha\": 8"), "1 2147483647 1.5" },
         { PEFT(TARGETS BESIDE ", \"r\": 4"), "lora_alpha 0" },
         { PEFT(TARGETS BESIDE NUMBERS ", \"use_rslora\": 1"), "use_rslora 1" },
-        { PEFT(TARGETS BESIDE ", \"r\": 4, \"lora_alpha\": 8, \"lora_dropout\": \"a\""), "lora_dropout" },
+        { PEFT(TARGETS BESIDE ", \"r\": 4, \"lora_alpha\": 8, \"lora_dropout\": \"a\""),
+          "lora_dropout" },
         { PEFT(BESIDE NUMBERS), "target_modules q_proj" },
         { PEFT(BESIDE NUMBERS ", \"target_modules\": []"), "target_modules" },
-        { PEFT(BESIDE NUMBERS ", \"target_modules\": \".*proj\""), "target_modules .*proj adapter_model.safetensors" },
-        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"q_proj\", \"embed_tokens\"]"), "embed_tokens" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": \".*proj\""),
+          "target_modules .*proj adapter_model.safetensors" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"q_proj\", \"embed_tokens\"]"),
+          "embed_tokens" },
         { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"_proj\"]"), "_proj" },
         { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"\"]"), "target_modules q_proj" },
-        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"visual.layers.0.mlp.up_proj\"]"), "visual.layers.0.mlp.up_proj" },
-        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"model.layers.2.mlp.up_proj\"]"), "model.layers.2.mlp.up_proj" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"visual.layers.0.mlp.up_proj\"]"),
+          "visual.layers.0.mlp.up_proj" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"model.layers.2.mlp.up_proj\"]"),
+          "model.layers.2.mlp.up_proj" },
         { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"model.layers.1.mlp.up_proj\"]"),
           "target_modules up_proj 1 2" },
-        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"all-linear\"]"), "target_modules all-linear" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"all-linear\"]"),
+          "target_modules all-linear" },
         { ALSO("use_dora", "true"), "use_dora" },
         { ALSO("bias", "\"lora_only\""), "bias none lora_only" },
-        { ALSO("modules_to_save", "[\"lm_head\"]"),
-          "modules_to_save" },
+        { ALSO("modules_to_save", "[\"lm_head\"]"), "modules_to_save" },
         { ALSO("rank_pattern", "{\"q_proj\": 8}"), "rank_pattern" },
         { ALSO("alpha_pattern", "{\"q_proj\": 8}"), "alpha_pattern" },
         { ALSO("fan_in_fan_out", "true"), "fan_in_fan_out" },
         { ALSO("layers_to_transform", "0"), "layers_to_transform" },
         { ALSO("lora_bias", "true"), "lora_bias" },
-        { ALSO("init_lora_weights", "\"pissa\""),
-          "init_lora_weights" },
+        { ALSO("init_lora_weights", "\"pissa\""), "init_lora_weights" },
     };
     char message[4096], expected[256];
     snprintf(expected, sizeof expected, "error: %s/adapter_config.json:", adapter);
@@ -344,27 +405,32 @@ static void test_peft_refused(void **state)
         try_names(message, list[i].names);
         try_contains(message, expected);
     }
-    write_file(adapter, "adapter_config.json", PEFT(", \"r\": 40, \"lora_alpha\": 8, \"target_modules\": [\"v_proj\"]" BESIDE));
+    write_file(adapter, "adapter_config.json",
+               PEFT(", \"r\": 40, \"lora_alpha\": 8, \"target_modules\": [\"v_proj\"]" BESIDE));
     assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
     try_contains(message, expected);
     try_names(message, "lora.rank 40 32 v_proj 64 --export");
 }
 
-/* Settings with a folder of adapters may only repeat its values; and the folder must be complete. */
+/* Settings with a folder of adapters may only repeat its values; and the folder must be
+ * complete. */
 static void test_contradicted(void **state)
 {
     (void)state;
     char message[4096], command[256];
     write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS BESIDE));
-    static const char *const others[] = { "rank=8", "alpha=4", "use_rslora=true", "target_modules=[q_proj]" };
+    static const char *const others[] = { "rank=8", "alpha=4", "use_rslora=true",
+                                          "target_modules=[q_proj]" };
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
         char argument[64], names[320];
         snprintf(argument, sizeof argument, "--lora.%s", others[i]);
-        snprintf(names, sizeof names, "%s lora.%.*s %s", argument, (int)strcspn(others[i], "="), others[i], adapter);
+        snprintf(names, sizeof names, "%s lora.%.*s %s", argument, (int)strcspn(others[i], "="),
+                 others[i], adapter);
         assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, argument));
         try_names(message, names);
     }
-    snprintf(command, sizeof command, "cd %s && mv adapter_model.safetensors adapter_model.bin", adapter);
+    snprintf(command, sizeof command, "cd %s && mv adapter_model.safetensors adapter_model.bin",
+             adapter);
     assert_int_equal(system(command), 0);
     assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
     try_names(message, "PyTorch");
@@ -380,8 +446,9 @@ static char saves[192], step[192], load_step[224];
 /* Saves adapters of rank 4 as the checkpoint step5. */
 static void save_step(void)
 {
-    Config *c = load(load_base, "--lora={rank: 4, alpha: 6, target_modules: [o_proj, up_proj], base: nf4}",
-                     "--model.max_sequence_length=24", NULL);
+    Config *c =
+        load(load_base, "--lora={rank: 4, alpha: 6, target_modules: [o_proj, up_proj], base: nf4}",
+             "--model.max_sequence_length=24", NULL);
     char *text = adapter_config_text(c), command[512];
     snprintf(saves, sizeof saves, "--save_folder=%s/run", try_folder);
     snprintf(step, sizeof step, "%s/run/step5", try_folder);
@@ -391,7 +458,8 @@ static void save_step(void)
     write_file(step, "adapter_config.json", text);
     write_file(step, "adapter_model.safetensors", "");
     write_file(step, "config.yaml", c->text);
-    write_file(step, "trainer.json", "{\"format_version\": 1, \"files\": {\"adapter_model.safetensors\": 0}}");
+    write_file(step, "trainer.json",
+               "{\"format_version\": 1, \"files\": {\"adapter_model.safetensors\": 0}}");
     free(text);
     config_free(c);
 }
@@ -410,9 +478,14 @@ static void test_ours(void **state)
     assert_string_equal(json_string_value(json_object_get(json, "base_model_name_or_path")), base);
     assert_null(json_object_get(json, "modules_to_save"));
 
-    const struct { const char *load, *more, *base; } ways[] = {         /* the last: the base was moved; load_path has its new
-                                                                           place */
-        { load_step, NULL, base }, { load_step, "--lora.base=e4m3", base }, { load_base, "--try_load_latest_save", base },
+    const struct {
+        const char *load, *more, *base;
+    } ways[] = {
+        /* the last: the base was moved; load_path has its new
+         *                                                                 place */
+        { load_step, NULL, base },
+        { load_step, "--lora.base=e4m3", base },
+        { load_base, "--try_load_latest_save", base },
         { load_base, "--try_load_latest_save", "/no/such" },
     };
     for (int i = 0; i < 4; i++) {
@@ -446,7 +519,9 @@ static void test_other_run(void **state)
     write_file(step, "config.json", BASE);
     strcpy(saved, try_path);
     snprintf(try_path, sizeof try_path, "%s/other.yaml", try_folder);
-    snprintf(command, sizeof command, "{load_path: %s, try_load_latest_save: true, lora: {rank: 2}, data: {paths: a.npy}}", base);
+    snprintf(command, sizeof command,
+             "{load_path: %s, try_load_latest_save: true, lora: {rank: 2}, data: {paths: a.npy}}",
+             base);
     try_write(try_path, command);
     assert_false(try_printed(message, sizeof message, 2, 1, saves, NULL));
     try_names(message, "save_folder");
@@ -460,9 +535,15 @@ static void test_rate(void **state)
     char saved[sizeof try_path];
     strcpy(saved, try_path);
     write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS BESIDE));
-    const struct { const char *load, *more; double rate; } runs[] = {
-        { load_base, "--seed=1", 2e-5 }, { load_base, "--lora.rank=2", 2e-4 }, { load_adapter, "--seed=1", 2e-4 },
-        { load_adapter, "--optimizer.learning_rate=1e-5", 1e-5 }, { load_adapter, "--optimizer={learning_rate: 1e-6}", 1e-6 },
+    const struct {
+        const char *load, *more;
+        double rate;
+    } runs[] = {
+        { load_base, "--seed=1", 2e-5 },
+        { load_base, "--lora.rank=2", 2e-4 },
+        { load_adapter, "--seed=1", 2e-4 },
+        { load_adapter, "--optimizer.learning_rate=1e-5", 1e-5 },
+        { load_adapter, "--optimizer={learning_rate: 1e-6}", 1e-6 },
     };
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
         strcpy(try_path, runs[i].load);
@@ -476,10 +557,12 @@ static void test_rate(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_keys), cmocka_unit_test(test_base), cmocka_unit_test(test_refused), cmocka_unit_test(test_together),
-        cmocka_unit_test(test_peft_folders), cmocka_unit_test(test_where_the_base_is), cmocka_unit_test(test_peft_refused),
-        cmocka_unit_test(test_contradicted), cmocka_unit_test(test_ours), cmocka_unit_test(test_other_run),
-        cmocka_unit_test(test_rate), cmocka_unit_test(test_quantized),
+        cmocka_unit_test(test_keys),         cmocka_unit_test(test_base),
+        cmocka_unit_test(test_refused),      cmocka_unit_test(test_together),
+        cmocka_unit_test(test_peft_folders), cmocka_unit_test(test_where_the_base_is),
+        cmocka_unit_test(test_peft_refused), cmocka_unit_test(test_contradicted),
+        cmocka_unit_test(test_ours),         cmocka_unit_test(test_other_run),
+        cmocka_unit_test(test_rate),         cmocka_unit_test(test_quantized),
     };
     return cmocka_run_group_tests(tests, begin, try_remove_folder);
 }

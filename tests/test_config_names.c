@@ -1,5 +1,6 @@
-/* Keys by another name: the same configuration with one warning, in files, on the command line and in references; two names of a
- * key are an error. Saved runs of earlier versions: test_verify.c and test_load_folder.c. */
+/* Keys by another name: the same configuration with one warning, in files, on the command line and
+ * in references; two names of a key are an error. Saved runs of earlier versions: test_verify.c and
+ * test_load_folder.c. */
 #include "tests/try_config.h"
 
 #include <setjmp.h>
@@ -13,19 +14,27 @@
 #include "kernels/runtime/error.h"
 
 /* other: a value other than that of try_complete. with: needed for that value. */
-static const struct { const char *old_section, *old_key, *section, *key, *value, *other, *with; int world; } list[] = {
+static const struct {
+    const char *old_section, *old_key, *section, *key, *value, *other, *with;
+    int world;
+} list[] = {
     { "format", "keep", "activations", "keep", "block", "all", "--recipe=coat", 1 },
     { "format", "recompute", "activations", "recompute", "one_in_two", "none", "--recipe=coat", 1 },
     { "format", "forward", "fp8", "forward", "saved", "exact", "--recipe=coat", 1 },
     { "format", "fast", "fp8", "fast_accumulation", "forward", "none", "--recipe=coat", 1 },
     { "format", "scales", "fp8", "scales", "microbatch", "step", "--recipe=coat", 1 },
-    { "parallelism", "data_parallel_replicate_degree", "parallelism", "replicate", "2", "1", "--recipe=coat", 2 },
-    { "parallelism", "data_parallel_shard_degree", "parallelism", "shard", "2", "1", "--recipe=coat", 2 },
-    { "parallelism", "context_parallel_degree", "parallelism", "context", "2", "1", "--model.weight_tying=false", 2 },
-    { "parallelism", "tensor_parallel_degree", "parallelism", "tensor", "2", "1", "--recipe=bf16", 2 },
-    { "parallelism", "pipeline_parallel_degree", "parallelism", "pipeline", "2", "1", "--model.weight_tying=false", 2 },
-    { "parallelism", "pipeline_parallel_schedule", "parallelism", "pipeline_schedule", "Sequential", "1F1B",
+    { "parallelism", "data_parallel_replicate_degree", "parallelism", "replicate", "2", "1",
+      "--recipe=coat", 2 },
+    { "parallelism", "data_parallel_shard_degree", "parallelism", "shard", "2", "1",
+      "--recipe=coat", 2 },
+    { "parallelism", "context_parallel_degree", "parallelism", "context", "2", "1",
       "--model.weight_tying=false", 2 },
+    { "parallelism", "tensor_parallel_degree", "parallelism", "tensor", "2", "1", "--recipe=bf16",
+      2 },
+    { "parallelism", "pipeline_parallel_degree", "parallelism", "pipeline", "2", "1",
+      "--model.weight_tying=false", 2 },
+    { "parallelism", "pipeline_parallel_schedule", "parallelism", "pipeline_schedule", "Sequential",
+      "1F1B", "--model.weight_tying=false", 2 },
 };
 enum { COUNT = sizeof list / sizeof list[0] };
 
@@ -47,7 +56,8 @@ static int count(const char *text, const char *part)
     return n;
 }
 
-/* Loads x.yaml with the argument, and checks that the configuration is `text`. Its only warning about names is about list[i]. */
+/* Loads x.yaml with the argument, and checks that the configuration is `text`. Its only warning
+ * about names is about list[i]. */
 static void check_same(int i, const char *argument, const char *text)
 {
     char said[8192], names[256];
@@ -56,7 +66,8 @@ static void check_same(int i, const char *argument, const char *text)
     config_free(c);
     assert_true(try_printed(said, sizeof said, 2, list[i].world, list[i].with, argument));
     assert_int_equal(count(said, "is accepted and read as"), 1);
-    snprintf(names, sizeof names, "%s.%s %s.%s", list[i].old_section, list[i].old_key, list[i].section, list[i].key);
+    snprintf(names, sizeof names, "%s.%s %s.%s", list[i].old_section, list[i].old_key,
+             list[i].section, list[i].key);
     try_names(said, names);
 }
 
@@ -68,7 +79,8 @@ static void test_same(void **state)
         char *argument = argument_of(list[i].section, list[i].key, list[i].value);
         char *old = argument_of(list[i].old_section, list[i].old_key, list[i].value);
         char *old_line = line_of(list[i].old_section, list[i].old_key, list[i].value);
-        char *section = xasprintf("--%s={%s: %s}", list[i].old_section, list[i].old_key, list[i].value);
+        char *section =
+            xasprintf("--%s={%s: %s}", list[i].old_section, list[i].old_key, list[i].value);
         try_write(try_path, try_complete);
         Config *c = try_load(list[i].world, list[i].with, argument, NULL, NULL);
         Config *without = try_load(list[i].world, list[i].with, NULL, NULL, NULL);
@@ -121,19 +133,21 @@ static void test_both(void **state)
         snprintf(names, sizeof names, "%s %s", own, old);
         try_write(try_path, try_complete);
         for (int order = 0; order < 2; order++) {
-            assert_false(try_printed(said, sizeof said, 2, list[i].world, order ? own : old, order ? old : own));
+            assert_false(try_printed(said, sizeof said, 2, list[i].world, order ? own : old,
+                                     order ? old : own));
             try_contains(said, "two names of one key");
             try_names(said, names);
         }
         const bool apart = strcmp(list[i].section, list[i].old_section) != 0;
-        char *lines = apart ? xasprintf("%s: {%s: %s}\n%s: {%s: %s}", list[i].section, list[i].key, list[i].value,
-                                        list[i].old_section, list[i].old_key, list[i].value)
-                            : xasprintf("%s: {%s: %s, %s: %s}", list[i].section, list[i].key, list[i].value, list[i].old_key,
-                                        list[i].value);
+        char *lines =
+            apart ? xasprintf("%s: {%s: %s}\n%s: {%s: %s}", list[i].section, list[i].key,
+                              list[i].value, list[i].old_section, list[i].old_key, list[i].value)
+                  : xasprintf("%s: {%s: %s, %s: %s}", list[i].section, list[i].key, list[i].value,
+                              list[i].old_key, list[i].value);
         const int line = try_write_changed(NULL, lines);
         assert_false(try_printed(said, sizeof said, 2, list[i].world, NULL, NULL));
-        snprintf(names, sizeof names, "x.yaml:%d %s.%s %s.%s", line + apart, list[i].old_section, list[i].old_key, list[i].section,
-                 list[i].key);
+        snprintf(names, sizeof names, "x.yaml:%d %s.%s %s.%s", line + apart, list[i].old_section,
+                 list[i].old_key, list[i].section, list[i].key);
         try_names(said, names);
         free(own);
         free(old);
@@ -146,11 +160,13 @@ static void test_null(void **state)
 {
     (void)state;
     char said[8192];
-    try_write_changed(NULL, "format: {keep: null, recompute: null, forward: null, fast: null, scales: null}");
+    try_write_changed(
+        NULL, "format: {keep: null, recompute: null, forward: null, fast: null, scales: null}");
     assert_true(try_printed(said, sizeof said, 2, 1, "--recipe=coat-lean", NULL));
     assert_int_equal(count(said, "is accepted and read as"), 0);
     Config *c = try_load(1, "--recipe=coat-lean", "--activations.keep=block", NULL, NULL);
-    assert_true(c->recipe.keep == KEEP_BLOCK && c->recipe.scales == recipe_find("coat-lean")->scales);
+    assert_true(c->recipe.keep == KEEP_BLOCK &&
+                c->recipe.scales == recipe_find("coat-lean")->scales);
     config_free(c);
 }
 
@@ -158,8 +174,13 @@ static void test_null(void **state)
 static void test_left(void **state)
 {
     (void)state;
-    static const struct { const char *replicate; int shards; } cases[] = {
-        { NULL, 4 }, { "--parallelism.data_parallel_replicate_degree=2", 2 }, { "--parallelism.replicate=4", 1 },
+    static const struct {
+        const char *replicate;
+        int shards;
+    } cases[] = {
+        { NULL, 4 },
+        { "--parallelism.data_parallel_replicate_degree=2", 2 },
+        { "--parallelism.replicate=4", 1 },
     };
     char said[8192];
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -169,10 +190,13 @@ static void test_left(void **state)
         config_free(c);
     }
     assert_true(try_printed(said, sizeof said, 2, 4, NULL, NULL));
-    try_contains(said, "'parallelism.data_parallel_shard_degree: -1' is accepted and read as 'parallelism.shard: null'");
+    try_contains(said, "'parallelism.data_parallel_shard_degree: -1' is accepted and read as "
+                       "'parallelism.shard: null'");
     try_write(try_path, try_complete);
-    assert_false(try_printed(said, sizeof said, 2, 4, "--parallelism.data_parallel_shard_degree=-2", NULL));
-    assert_false(try_printed(said, sizeof said, 2, 4, "--parallelism.context_parallel_degree=-1", NULL));
+    assert_false(
+        try_printed(said, sizeof said, 2, 4, "--parallelism.data_parallel_shard_degree=-2", NULL));
+    assert_false(
+        try_printed(said, sizeof said, 2, 4, "--parallelism.context_parallel_degree=-1", NULL));
 }
 
 /* A reference may have either name of a key that has either name. */
@@ -180,7 +204,8 @@ static void test_references(void **state)
 {
     (void)state;
     static const char *const name[] = { "format.keep", "activations.keep" };
-    static const char *const line[] = { "format: {keep: attention}", "activations: {keep: attention}" };
+    static const char *const line[] = { "format: {keep: attention}",
+                                        "activations: {keep: attention}" };
     for (int n = 0; n < 2; n++)
         for (int l = 0; l < 2; l++) {
             char *argument = xasprintf("--run_name=keeps-${%s}", name[n]);
@@ -210,8 +235,10 @@ static void test_help(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same), cmocka_unit_test(test_override), cmocka_unit_test(test_both),
-        cmocka_unit_test(test_null), cmocka_unit_test(test_left), cmocka_unit_test(test_references), cmocka_unit_test(test_help),
+        cmocka_unit_test(test_same), cmocka_unit_test(test_override),
+        cmocka_unit_test(test_both), cmocka_unit_test(test_null),
+        cmocka_unit_test(test_left), cmocka_unit_test(test_references),
+        cmocka_unit_test(test_help),
     };
     return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
 }

@@ -1,5 +1,5 @@
-/* model/config as text: the written form of a configuration, the shipped files, the table of keys, and the help and README made
- * from it. */
+/* model/config as text: the written form of a configuration, the shipped files, the table of keys,
+ * and the help and README made from it. */
 #include "kernels/kernels.h"
 #include "kernels/random.h"
 #include "model/version.h"
@@ -20,17 +20,21 @@ static void check_reload(Config *c)
     try_write(try_path, c->text);
     Config *again = try_load(1, NULL, NULL, NULL, NULL);
     assert_string_equal(c->text, again->text);
-    ModelConfig model = again->model;                      /* except for the address of a text */
-    assert_true(c->model.lora.base_path ? strcmp(c->model.lora.base_path, model.lora.base_path) == 0 : !model.lora.base_path);
+    ModelConfig model = again->model; /* except for the address of a text */
+    assert_true(c->model.lora.base_path ? strcmp(c->model.lora.base_path, model.lora.base_path) == 0
+                                        : !model.lora.base_path);
     model.lora.base_path = c->model.lora.base_path;
     assert_memory_equal(&c->model, &model, sizeof model);
     assert_string_equal(c->optimizer.name, again->optimizer.name);
-    assert_memory_equal(&c->optimizer.lr, &again->optimizer.lr, sizeof c->optimizer - sizeof c->optimizer.name);
+    assert_memory_equal(&c->optimizer.lr, &again->optimizer.lr,
+                        sizeof c->optimizer - sizeof c->optimizer.name);
     assert_memory_equal(&c->scheduler, &again->scheduler, sizeof c->scheduler);
     assert_memory_equal(&c->max_duration, &again->max_duration, sizeof c->max_duration);
-    assert_true(format_equal(c->recipe.moment2, again->recipe.moment2) && c->recipe.keep == again->recipe.keep
-                && c->recipe.recompute == again->recipe.recompute);
-    assert_true(c->z_loss == again->z_loss && c->data.seed == again->data.seed && c->num_eval == again->num_eval);
+    assert_true(format_equal(c->recipe.moment2, again->recipe.moment2) &&
+                c->recipe.keep == again->recipe.keep &&
+                c->recipe.recompute == again->recipe.recompute);
+    assert_true(c->z_loss == again->z_loss && c->data.seed == again->data.seed &&
+                c->num_eval == again->num_eval);
     for (int i = 0; i < c->num_eval; i++) {
         assert_string_equal(c->eval[i].label, again->eval[i].label);
         assert_int_equal(c->eval[i].files.itemsize, again->eval[i].files.itemsize);
@@ -46,33 +50,88 @@ static void test_reload(void **state)
     try_write(try_path, try_complete);
     check_reload(try_load(1, NULL, NULL, NULL, NULL));
     try_write(try_path, try_published);
-    check_reload(try_load(1, "--recipe=f32", "--format={moment1: e4m3/128, moment2: e5m2/128}", "--max_duration=0.1ep",
-                          "--optimizer.learning_rate=0.1234567890123456"));
+    check_reload(try_load(1, "--recipe=f32", "--format={moment1: e4m3/128, moment2: e5m2/128}",
+                          "--max_duration=0.1ep", "--optimizer.learning_rate=0.1234567890123456"));
     try_write(try_path, try_complete);
-    check_reload(try_load(1, "--run_name=a \"b\" \\: #c", "--data.paths=['null', '~', 'x: y', 'true', '']",
+    check_reload(try_load(1, "--run_name=a \"b\" \\: #c",
+                          "--data.paths=['null', '~', 'x: y', 'true', '']",
                           "--activations.recompute=three_in_four",
-                          "--model={rope_scaling: {rope_type: llama3, factor: 8}, clip_qkv: 0.3, mlp_hidden_size: 96, "
+                          "--model={rope_scaling: {rope_type: llama3, factor: 8}, clip_qkv: 0.3, "
+                          "mlp_hidden_size: 96, "
                           "layer_norm_type: default, layer_norm_with_affine: false}"));
     try_write(try_path, try_complete);
     check_reload(try_load(1, "--data.seed=0", "--eval_interval=null", "--scheduler.warmup_min_lr=0",
                           "--max_duration=7e9T"));
     try_write(try_path, try_complete);
-    check_reload(try_load(1, "--evaluators=[{label: a, type: downstream, data: {paths: q}}, {label: b, data: {paths: b}}]", NULL,
-                          NULL, NULL));
+    check_reload(try_load(1,
+                          "--evaluators=[{label: a, type: downstream, data: {paths: q}}, {label: "
+                          "b, data: {paths: b}}]",
+                          NULL, NULL, NULL));
 }
 
-/* Names, labels and paths with characters that have a meaning in YAML, or need escapes: each is read back unchanged. They are from
- * the environment, which is not read as YAML. */
+/* Names, labels and paths with characters that have a meaning in YAML, or need escapes: each is
+ * read back unchanged. They are from the environment, which is not read as YAML. */
 static void test_reload_texts(void **state)
 {
     (void)state;
     static const char *const pieces[] = {
-        "a", "B c", "\"", "'",
-        "\\", "\n", "\r", "\t", "\x01", "\x7f", ": ", ":", " #", "#", "- ", "-", "? ", "*", "&", "!", "%", "@",
-        "`", "|", ">", "[", "]", "{", "}", ",", "~", "$", "null", "Null", "true", "No", "1e3", "0x10", "1_000", "007", ".inf", ".",
-        "<<", "=", " ", "---", "...", "\xc2\x85", "\xc2\xa0", "\xc3\xa9", "\xe2\x80\xa8", "\xe6\xbc\xa2", "\xef\xbb\xbf",
-        "\xef\xbf\xbe", "\xf0\x9f\x98\x80",
-        "0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789",
+        "a",
+        "B c",
+        "\"",
+        "'",
+        "\\",
+        "\n",
+        "\r",
+        "\t",
+        "\x01",
+        "\x7f",
+        ": ",
+        ":",
+        " #",
+        "#",
+        "- ",
+        "-",
+        "? ",
+        "*",
+        "&",
+        "!",
+        "%",
+        "@",
+        "`",
+        "|",
+        ">",
+        "[",
+        "]",
+        "{",
+        "}",
+        ",",
+        "~",
+        "$",
+        "null",
+        "Null",
+        "true",
+        "No",
+        "1e3",
+        "0x10",
+        "1_000",
+        "007",
+        ".inf",
+        ".",
+        "<<",
+        "=",
+        " ",
+        "---",
+        "...",
+        "\xc2\x85",
+        "\xc2\xa0",
+        "\xc3\xa9",
+        "\xe2\x80\xa8",
+        "\xe6\xbc\xa2",
+        "\xef\xbb\xbf",
+        "\xef\xbf\xbe",
+        "\xf0\x9f\x98\x80",
+        "012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789"
+        "0123456789",
     };
     enum { PIECES = sizeof pieces / sizeof *pieces, TEXTS = 2 * PIECES };
     for (uint64_t i = 0; i < TEXTS; i++) {
@@ -82,12 +141,13 @@ static void test_reload_texts(void **state)
         strcat(text, pieces[i % PIECES]);
         setenv("TEXT", text, 1);
         try_write(try_path, try_complete);
-        Config *c = try_load(1, "--run_name=${oc.env:TEXT}", "--save_folder=x", "--data.paths=${run_name}",
-                             "--evaluators=[{label: '${run_name}', data: {paths: ['${run_name}']}}]");
+        Config *c =
+            try_load(1, "--run_name=${oc.env:TEXT}", "--save_folder=x", "--data.paths=${run_name}",
+                     "--evaluators=[{label: '${run_name}', data: {paths: ['${run_name}']}}]");
         try_write(try_path, c->text);
         Config *again = try_load(1, NULL, NULL, NULL, NULL);
-        const char *const found[] = { again->run_name, again->data.files.paths[0], again->eval[0].label,
-                                      again->eval[0].files.paths[0] };
+        const char *const found[] = { again->run_name, again->data.files.paths[0],
+                                      again->eval[0].label, again->eval[0].files.paths[0] };
         for (int k = 0; k < 4; k++)
             assert_string_equal(found[k], text);
         assert_string_equal(c->text, again->text);
@@ -96,12 +156,14 @@ static void test_reload_texts(void **state)
     }
 }
 
-/* A run's own file with another recipe or seed: derived values follow the new one, the rest stays. */
+/* A run's own file with another recipe or seed: derived values follow the new one, the rest
+ * stays. */
 static void test_reload_changed(void **state)
 {
     (void)state;
     try_write(try_path, try_complete);
-    Config *c = try_load(1, "--recipe=bf16", "--format.moment1=bf16", "--format.moment2=bf16", NULL);
+    Config *c =
+        try_load(1, "--recipe=bf16", "--format.moment1=bf16", "--format.moment2=bf16", NULL);
     try_write(try_path, c->text);
     Config *changed = try_load(1, "--recipe=fp8", "--seed=5", NULL, NULL);
     assert_int_equal(changed->recipe.operand.dtype, E4M3);
@@ -119,9 +181,10 @@ static bool has(const char *path, const char *key)
     return found;
 }
 
-#define LLAVA                                                                                                   \
-    "{\"architectures\": [\"LlavaForConditionalGeneration\"], \"model_type\": \"llava\", \"image_token_index\": 7, "   \
-    "\"image_feature_size\": 48, \"image_seq_length\": 4, "                                                     \
+#define LLAVA \
+    "{\"architectures\": [\"LlavaForConditionalGeneration\"], \"model_type\": \"llava\", " \
+    "\"image_token_index\": 7, " \
+    "\"image_feature_size\": 48, \"image_seq_length\": 4, " \
     "\"text_config\": {\"model_type\": \"llama\", \"eos_token_id\": 2, " TRY_LLAMA "}}"
 
 /* The shipped files and their texts; those that start from a published model get one. */
@@ -138,8 +201,10 @@ static void test_shipped(void **state)
     strcpy(saved, try_path);
     for (size_t i = 0; i < files.gl_pathc; i++) {
         const char *path = files.gl_pathv[i], *model = has(path, "load_path") ? load : NULL;
-        const char *rank = has(path, "lora.rank") ? "--lora.rank=16" : NULL;      /* its model is small */
-        try_write_hf(has(path, "data.image_paths") ? LLAVA : "{" TRY_LLAMA ", \"eos_token_id\": 2}");
+        /* its model is small */
+        const char *rank = has(path, "lora.rank") ? "--lora.rank=16" : NULL;
+        try_write_hf(has(path, "data.image_paths") ? LLAVA
+                                                   : "{" TRY_LLAMA ", \"eos_token_id\": 2}");
         snprintf(try_path, sizeof try_path, "%s", path);
         tuned += model != NULL;
         assert_true(try_printed(message, sizeof message, 2, 1, model, rank));
@@ -211,10 +276,13 @@ static void test_help(void **state)
 static void test_help_unknown(void **state)
 {
     (void)state;
-    static const struct { const char *question, *names; } unknown[] = {
+    static const struct {
+        const char *question, *names;
+    } unknown[] = {
         { "--help=data.pahts", "data.paths" },
         { "--help=warmup", "scheduler.t_warmup scheduler.warmup_fraction scheduler.warmup_min_lr" },
-        { "--help=xyzzyxyzzy", "--help" }, { "--help=model.d_modelx", "model.d_model" },
+        { "--help=xyzzyxyzzy", "--help" },
+        { "--help=model.d_modelx", "model.d_model" },
     };
     char text[4096], saved[sizeof try_path];
     strcpy(saved, try_path);
@@ -231,13 +299,16 @@ static void test_changes(void **state)
 {
     (void)state;
     try_write(try_path, try_complete);
-    Config *c = try_load(1, "--data.paths=[a.npy, b.npy, c.npy]", "--seed=6198", "--recipe=coat", "--format.att=e4m3/16");
+    Config *c = try_load(1, "--data.paths=[a.npy, b.npy, c.npy]", "--seed=6198", "--recipe=coat",
+                         "--format.att=e4m3/16");
     try_contains(c->changes, "run_name=try  recipe=coat  format.att=e4m3/16  model.d_model=64");
     try_contains(c->changes, "data.paths=[a.npy, ... 3 in all]");
-    static const char *const usual[] = { "seed", "model.head_dim", "model.n_kv_heads", "format.hidden", "save_folder", "eps" };
+    static const char *const usual[] = { "seed",          "model.head_dim", "model.n_kv_heads",
+                                         "format.hidden", "save_folder",    "eps" };
     for (size_t i = 0; i < sizeof usual / sizeof usual[0]; i++)
         assert_null(strstr(c->changes, usual[i]));
-    for (const char *line = c->changes; *line; line += strcspn(line, "\n") + (line[strcspn(line, "\n")] == '\n'))
+    for (const char *line = c->changes; *line;
+         line += strcspn(line, "\n") + (line[strcspn(line, "\n")] == '\n'))
         assert_true(strcspn(line, "\n") <= 100);
     config_free(c);
 
@@ -253,7 +324,8 @@ static void test_changes(void **state)
 static void test_shipped_warmup(void **state)
 {
     (void)state;
-    static const char *const names[] = { "Llama-2-7B", "Llama-3-8B", "Mistral-7B", "Qwen2.5-7B", "Qwen3-8B" };
+    static const char *const names[] = { "Llama-2-7B", "Llama-3-8B", "Mistral-7B", "Qwen2.5-7B",
+                                         "Qwen3-8B" };
     char saved[sizeof try_path];
     strcpy(saved, try_path);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -289,10 +361,11 @@ static void test_readme(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reload), cmocka_unit_test(test_reload_texts), cmocka_unit_test(test_reload_changed),
-        cmocka_unit_test(test_shipped),
-        cmocka_unit_test(test_table), cmocka_unit_test(test_help), cmocka_unit_test(test_readme),
-        cmocka_unit_test(test_help_unknown), cmocka_unit_test(test_changes), cmocka_unit_test(test_shipped_warmup),
+        cmocka_unit_test(test_reload),         cmocka_unit_test(test_reload_texts),
+        cmocka_unit_test(test_reload_changed), cmocka_unit_test(test_shipped),
+        cmocka_unit_test(test_table),          cmocka_unit_test(test_help),
+        cmocka_unit_test(test_readme),         cmocka_unit_test(test_help_unknown),
+        cmocka_unit_test(test_changes),        cmocka_unit_test(test_shipped_warmup),
     };
     return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
 }

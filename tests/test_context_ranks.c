@@ -1,5 +1,6 @@
-/* Ranks that share sequences compute what one rank computes: losses of tokens, gradients and their norm in f32, and, if they share
- * the maxima of FP8 operands, the bits of all losses in FP8. On 1, 2 and 4 ranks. */
+/* Ranks that share sequences compute what one rank computes: losses of tokens, gradients and their
+ * norm in f32, and, if they share the maxima of FP8 operands, the bits of all losses in FP8. On 1,
+ * 2 and 4 ranks. */
 #include <math.h>
 #include <string.h>
 
@@ -12,15 +13,17 @@
 #include "tests/ranks.h"
 #include "tests/ranks_training.h"
 
-/* The rows of a micro-batch are those of no weight, whichever number of ranks shares them. NOTE: with AVX-512 OpenBLAS has another
- * kernel for products by a transposed matrix with up to 1,200 results. No rank has so few: RANK * MICRO * T / 4 are more. */
+/* The rows of a micro-batch are those of no weight, whichever number of ranks shares them. NOTE:
+ * with AVX-512 OpenBLAS has another kernel for products by a transposed matrix with up to 1,200
+ * results. No rank has so few: RANK * MICRO * T / 4 are more. */
 enum { SEQUENCES = 4, MICRO = 2, T = 96, RANK = 26, TOKENS = SEQUENCES * T, MAX_UNITS = 4 };
 
-/* ---- maxima of all context ranks -------------------------------------------------------------------------------- */
+/* ---- maxima of all context ranks ------------------------------------------------------------- */
 
-static int shared_rows;         /* of operands whose maxima are shared; 0: none */
+static int shared_rows; /* of operands whose maxima are shared; 0: none */
 
-extern float __real_scale_within_range(Tensor t, float amax) __attribute__((weak));         /* not on a GPU */
+/* not on a GPU */
+extern float __real_scale_within_range(Tensor t, float amax) __attribute__((weak));
 float __wrap_scale_within_range(Tensor t, float amax);
 
 float __wrap_scale_within_range(Tensor t, float amax)
@@ -30,9 +33,9 @@ float __wrap_scale_within_range(Tensor t, float amax)
     return __real_scale_within_range(t, amax);
 }
 
-/* ---- documents that are exchanged though they lie in one rank's part ----------------------------------------------- */
+/* ---- documents that are exchanged though they lie in one rank's part ------------------------- */
 
-static int stays = 2;           /* every second of those that could stay does; 1: all do */
+static int stays = 2; /* every second of those that could stay does; 1: all do */
 static bool has_window;
 
 int __wrap_context_leave_out(OwnDocument *d, int count, ContextWork *work);
@@ -52,30 +55,35 @@ static void check_work(const OwnDocument *d, int count, const ContextWork *w)
     }
     assert_true(w->pairs <= exchanged * T / 2 && (has_window || w->pairs >= exchanged / 2));
     for (int i = 0; i < count; i++)
-        assert_true(d[i].pairs > 0 && (has_window || d[i].pairs == d[i].tokens * d[i].tokens / 2.0));
+        assert_true(d[i].pairs > 0 &&
+                    (has_window || d[i].pairs == d[i].tokens * d[i].tokens / 2.0));
 }
 
 int __wrap_context_leave_out(OwnDocument *d, int count, ContextWork *work)
 {
-    if (work->exchanged[0] > 0 || count > 0)            /* else there are no documents */
+    if (work->exchanged[0] > 0 || count > 0) /* else there are no documents */
         check_work(d, count, work);
     for (int i = 0; i * stays < count; i++)
         d[i] = d[i * stays];
     return (count + stays - 1) / stays;
 }
 
-/* ---- a step ------------------------------------------------------------------------------------------------------ */
+/* ---- a step ---------------------------------------------------------------------------------- */
 
 typedef struct {
     const char *recipe;
     SmallModel model;
     bool documents;
-    unsigned modules;           /* with adapters on these */
+    unsigned modules; /* with adapters on these */
     BaseFormat base;
-    int keep;                   /* instead of the recipe's, unless 0 */
+    int keep; /* instead of the recipe's, unless 0 */
 } Case;
 
-typedef struct { double loss[TOKENS], norm, *grad[MAX_UNITS]; size_t first[MAX_UNITS], count[MAX_UNITS]; int units; } Result;
+typedef struct {
+    double loss[TOKENS], norm, *grad[MAX_UNITS];
+    size_t first[MAX_UNITS], count[MAX_UNITS];
+    int units;
+} Result;
 
 /* Each of 4 ranks can have the same number of heads. 2 or 4 ranks share a key head, or none do. */
 static ModelConfig model_of(const Case *k)
@@ -92,7 +100,8 @@ static ModelConfig model_of(const Case *k)
 static void run_micro_batches(Model *m, ParamStore *store, Result *s)
 {
     run_same_sequences(m, store, s->loss, TOKENS, MICRO);
-    comm_sum_over(s->loss, TOKENS, RANKS_CONTEXT);          /* each has those of its tokens, and zeros */
+    /* each has those of its tokens, and zeros */
+    comm_sum_over(s->loss, TOKENS, RANKS_CONTEXT);
     s->norm = optimizer_grad_norm(store);
 }
 
@@ -125,7 +134,7 @@ static void run_step(Result *s, const Case *k, int shard_ranks, int context, boo
     model_free(&model, &store);
 }
 
-/* ---- comparisons ------------------------------------------------------------------------------------------------ */
+/* ---- comparisons ----------------------------------------------------------------------------- */
 
 /* |part - whole| / |whole| of all units' gradients, `part` being sharded. */
 static double difference(const Result *whole, const Result *part)
@@ -152,9 +161,11 @@ static void check(const Case *k, int shard_ranks, int context, double loss_bound
         worst = fmax(worst, fabs(part.loss[i] - whole.loss[i]) / fmax(1, whole.loss[i]));
     const double grads = difference(&whole, &part), norm = fabs(part.norm / whole.norm - 1);
     if (!(worst <= loss_bound && grads <= grad_bound && norm <= grad_bound))
-        fail_msg("%s, %s, documents %d, modules %#x, keep %d, groups of %d, %d context ranks: losses differ by %.3g (bound %.3g), "
-                 "gradients by %.3g, their norm by %.3g (bound %.3g)", k->recipe, architecture_name(k->model), k->documents,
-                 k->modules, k->keep, shard_ranks, context, worst, loss_bound, grads, norm, grad_bound);
+        fail_msg("%s, %s, documents %d, modules %#x, keep %d, groups of %d, %d context ranks: "
+                 "losses differ by %.3g (bound %.3g), "
+                 "gradients by %.3g, their norm by %.3g (bound %.3g)",
+                 k->recipe, architecture_name(k->model), k->documents, k->modules, k->keep,
+                 shard_ranks, context, worst, loss_bound, grads, norm, grad_bound);
     release();
 }
 
@@ -165,9 +176,10 @@ static void check_all(const Case *k, double loss_bound, double grad_bound)
             check(k, shard_ranks, context, loss_bound, grad_bound);
 }
 
-/* A GPU's tensor cores round sums in F32 towards zero [Fasi et al. 2021, "Numerical behavior of NVIDIA tensor cores"]. There the
- * gradient of a key head is a sum of three products (mma.cuh) for each eight queries of each query head that reads it, so another
- * order of query heads may change it by 2^-24 of each partial sum. Other sums have the same order on all ranks. */
+/* A GPU's tensor cores round sums in F32 towards zero [Fasi et al. 2021, "Numerical behavior of
+ * NVIDIA tensor cores"]. There the gradient of a key head is a sum of three products (mma.cuh) for
+ * each eight queries of each query head that reads it, so another order of query heads may change
+ * it by 2^-24 of each partial sum. Other sums have the same order on all ranks. */
 static void check_f32(const Case *k)
 {
     const ModelConfig m = model_of(k);
@@ -208,7 +220,8 @@ static void test_kept(void **state)
         check_f32(&(Case){ "f32", i == 1 ? OLMO2 : LLAMA_GQA, true, .keep = (int)keeps[i] });
 }
 
-/* Tokens in rank r's part of all sequences whose document has tokens in other parts too. Documents: those of run_same_sequences. */
+/* Tokens in rank r's part of all sequences whose document has tokens in other parts too. Documents:
+ * those of run_same_sequences. */
 static size_t tokens_that_cross(int r, int context)
 {
     const int part = T / context;
@@ -224,8 +237,8 @@ static size_t tokens_that_cross(int r, int context)
     return count;
 }
 
-/* Documents that stay are not sent. To whole sequences go q, k, v and, backward, the output's gradient, q, k, v
- * and the output; back go the output and, backward, the gradients of q, k, v. */
+/* Documents that stay are not sent. To whole sequences go q, k, v and, backward, the output's
+ * gradient, q, k, v and the output; back go the output and, backward, the gradients of q, k, v. */
 static void test_bytes(void **state)
 {
     (void)state;
@@ -242,9 +255,13 @@ static void test_bytes(void **state)
             all += tokens_that_cross(r, context);
             theirs += r == own ? 0 : tokens_that_cross(r, context);
         }
-        const size_t out = (size_t)(m.n_heads / context * m.head_dim) * sizeof(float), qkv = 3 * out;     /* K = H */
-        const size_t there = (size_t)(context - 1) * tokens_that_cross(own, context) * (qkv + out + qkv + out);
-        const size_t sent = comm_sent(SENT_EXCHANGES) - before, expected = (size_t)m.n_layers * (there + theirs * (out + qkv));
+        /* K = H */
+        const size_t out = (size_t)(m.n_heads / context * m.head_dim) * sizeof(float),
+                     qkv = 3 * out;
+        const size_t there =
+            (size_t)(context - 1) * tokens_that_cross(own, context) * (qkv + out + qkv + out);
+        const size_t sent = comm_sent(SENT_EXCHANGES) - before,
+                     expected = (size_t)m.n_layers * (there + theirs * (out + qkv));
         assert_true(all > 0 && all < TOKENS);
         assert_int_equal(sent, expected);
         release();
@@ -252,10 +269,11 @@ static void test_bytes(void **state)
     stays = 2;
 }
 
-/* The sums of weight gradients are rounded to BF16 after other parts of the tokens. Ranks with the same key head round their parts
- * of its gradients first, by 2^-8: that changes the E5M2 code of 2^-6 of them, as the distance of codes is 2^-2, which is
- * sqrt(2^-6 2^-4) = 2^-5 of the tensor. Gradients of the block before differ by as much, and their codes by sqrt(2^-5 2^-2): less
- * than 2^-3. */
+/* The sums of weight gradients are rounded to BF16 after other parts of the tokens. Ranks with the
+ * same key head round their parts of its gradients first, by 2^-8: that changes the E5M2 code of
+ * 2^-6 of them, as the distance of codes is 2^-2, which is sqrt(2^-6 2^-4) = 2^-5 of the tensor.
+ * Gradients of the block before differ by as much, and their codes by sqrt(2^-5 2^-2): less than
+ * 2^-3. */
 static void test_fp8(void **state)
 {
     (void)state;
@@ -272,8 +290,10 @@ static void test_fp8(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_f32), cmocka_unit_test(test_documents), cmocka_unit_test(test_kept),
-                                        cmocka_unit_test(test_bytes), cmocka_unit_test(test_fp8) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_f32),
+                                        cmocka_unit_test(test_documents),
+                                        cmocka_unit_test(test_kept), cmocka_unit_test(test_bytes),
+                                        cmocka_unit_test(test_fp8) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

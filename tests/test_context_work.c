@@ -1,5 +1,5 @@
-/* Which documents context ranks exchange: pairs counted one by one, the time with every limit of what stays, and cases whose answer
- * is known. */
+/* Which documents context ranks exchange: pairs counted one by one, the time with every limit of
+ * what stays, and cases whose answer is known. */
 #include <math.h>
 #include <string.h>
 
@@ -17,8 +17,8 @@ static int draw(uint64_t seed, int i, int below)
     return (int)(random_bits(seed, (uint64_t)i) % (uint64_t)below);
 }
 
-/* A query sees as many keys as there are up to it, or a window of them. The formula has half a key less for each, but for queries
- * with a full window. */
+/* A query sees as many keys as there are up to it, or a window of them. The formula has half a key
+ * less for each, but for queries with a full window. */
 static void test_pairs(void **state)
 {
     (void)state;
@@ -34,19 +34,23 @@ static void test_pairs(void **state)
     }
 }
 
-/* Llama-3-8B on two ranks. A token has 6 x 128 x (32 + 2 x 8 + 32) bytes; half of them are sent, and each takes as long as 1500
- * operations. A pair has 7 products of 2 x 128 operations in each of 32 heads. */
+/* Llama-3-8B on two ranks. A token has 6 x 128 x (32 + 2 x 8 + 32) bytes; half of them are sent,
+ * and each takes as long as 1500 operations. A pair has 7 products of 2 x 128 operations in each of
+ * 32 heads. */
 static void test_tokens(void **state)
 {
     (void)state;
     ModelConfig m = architecture(LLAMA);
     m.n_heads = 32, m.n_kv_heads = 8, m.head_dim = 128;
-    assert_true(fabs(context_token_pairs(&m, 2) - 6 * 128 * 80 / 2 * 1500.0 / (7 * 2 * 128 * 32)) < 1e-9);
-    m.n_kv_heads = 1;                   /* each of four ranks gets it */
-    assert_true(fabs(context_token_pairs(&m, 4) - 6 * 128 * 72 * 0.75 * 1500.0 / (7 * 2 * 128 * 32)) < 1e-9);
+    assert_true(fabs(context_token_pairs(&m, 2) - 6 * 128 * 80 / 2 * 1500.0 / (7 * 2 * 128 * 32)) <
+                1e-9);
+    m.n_kv_heads = 1; /* each of four ranks gets it */
+    assert_true(fabs(context_token_pairs(&m, 4) -
+                     6 * 128 * 72 * 0.75 * 1500.0 / (7 * 2 * 128 * 32)) < 1e-9);
 }
 
-/* The time if on each rank documents stay, those with the fewest pairs first, as long as they have at most `level` pairs together. */
+/* The time if on each rank documents stay, those with the fewest pairs first, as long as they have
+ * at most `level` pairs together. */
 static double time_at(const OwnDocument *d, int count, const ContextWork *w, double level)
 {
     double exchanged[MOST_GROUP], pairs = w->pairs, highest = 0, most = 0;
@@ -74,7 +78,8 @@ static double time_at(const OwnDocument *d, int count, const ContextWork *w, dou
     return highest + pairs / w->ranks + w->token_pairs * most;
 }
 
-/* Random documents, of which no two have the same length; a document has its length squared as pairs. */
+/* Random documents, of which no two have the same length; a document has its length squared as
+ * pairs. */
 static void test_least_time(void **state)
 {
     (void)state;
@@ -87,7 +92,8 @@ static void test_least_time(void **state)
             exchanged[r] = left[r] = draw(seed, 2 + r, 300);
         for (int i = 0; i < count; i++) {
             const int tokens = 1 + i + MOST * draw(seed, 20 + 2 * i, 60);
-            d[i] = (OwnDocument){ i, draw(seed, 21 + 2 * i, ranks), tokens, (double)tokens * tokens, 0 };
+            d[i] = (OwnDocument){ i, draw(seed, 21 + 2 * i, ranks), tokens, (double)tokens * tokens,
+                                  0 };
         }
         const ContextWork w = { ranks, 1e4, exchanged, draw(seed, 10, 1000) };
         ContextWork changed = w;
@@ -99,15 +105,16 @@ static void test_least_time(void **state)
             level = fmax(level, sorted[i].level);
         for (int i = 0; i < count; i++)
             assert_int_equal(i < chosen, chosen > 0 && sorted[i].level <= level);
-        for (int subset = 0; subset < 1 << count; subset++) {          /* all levels are sums of some documents */
+        /* all levels are sums of some documents */
+        for (int subset = 0; subset < 1 << count; subset++) {
             double sum = 0;
             for (int i = 0; i < count; i++)
                 sum += subset >> i & 1 ? d[i].pairs : 0;
             least = fmin(least, time_at(d, count, &w, sum));
         }
         if (fabs(time_at(d, count, &w, level) - least) > 1e-9 * least)
-            fail_msg("seed %d: %d of %d documents stay, which takes %.17g instead of %.17g", (int)seed, chosen, count,
-                     time_at(d, count, &w, level), least);
+            fail_msg("seed %d: %d of %d documents stay, which takes %.17g instead of %.17g",
+                     (int)seed, chosen, count, time_at(d, count, &w, level), least);
         all += count > 0 && chosen == count;
         none += count > 0 && chosen == 0;
         some += chosen > 0 && chosen < count;
@@ -122,8 +129,10 @@ static void test_long_documents(void **state)
     enum { LONG = 60000, SHORT = 500 };
     for (int both = 0; both < 2; both++) {
         double exchanged[2] = { 0 };
-        OwnDocument d[] = { { 0, 0, LONG, (double)LONG * LONG / 2, 0 }, { 1, 0, SHORT, (double)SHORT * SHORT / 2, 0 },
-                            { 2, 1, SHORT, (double)SHORT * SHORT / 2, 0 }, { 3, 1, LONG, (double)LONG * LONG / 2, 0 } };
+        OwnDocument d[] = { { 0, 0, LONG, (double)LONG * LONG / 2, 0 },
+                            { 1, 0, SHORT, (double)SHORT * SHORT / 2, 0 },
+                            { 2, 1, SHORT, (double)SHORT * SHORT / 2, 0 },
+                            { 3, 1, LONG, (double)LONG * LONG / 2, 0 } };
         const int count = both ? 4 : 3;
         ContextWork w = { 2, 0, exchanged, 800 };
         assert_int_equal(context_leave_out(d, count, &w), both ? 4 : 2);
@@ -134,7 +143,8 @@ static void test_long_documents(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_pairs), cmocka_unit_test(test_tokens), cmocka_unit_test(test_least_time),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_pairs), cmocka_unit_test(test_tokens),
+                                        cmocka_unit_test(test_least_time),
                                         cmocka_unit_test(test_long_documents) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
-/* Optimizer states loaded in another format than saved: the result equals decoding and encoding by kernels/values.h over whole
- * units, whatever part of them a rank has. Weights stored as codes and scales: the result equals the folder's export to F32. Run
- * with 1, 2 and 4 ranks. */
+/* Optimizer states loaded in another format than saved: the result equals decoding and encoding by
+ * kernels/values.h over whole units, whatever part of them a rank has. Weights stored as codes and
+ * scales: the result equals the folder's export to F32. Run with 1, 2 and 4 ranks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,16 +20,25 @@
 #include "tests/ranks.h"
 
 /* The formats of m and v. */
-typedef struct { const char *optimizer; Format m, v; } Kept;
+typedef struct {
+    const char *optimizer;
+    Format m, v;
+} Kept;
 
 static const Kept ways[] = {
-    { "adamw", { F32, 0 }, { F32, 0 } }, { "adamw", { E4M3, 128, .bf16_scale = true }, { BF16, 0 } },
+    { "adamw", { F32, 0 }, { F32, 0 } },
+    { "adamw", { E4M3, 128, .bf16_scale = true }, { BF16, 0 } },
     { "adamw", { E4M3, 128, true }, { E4M3, 128, true } },
-    { "adamw", { E5M2, 64, .bf16_scale = true }, { E4M3, 32, true } }, { "adamw8bit", { DYNAMIC8, 256 }, { UDYNAMIC8, 256 } },
+    { "adamw", { E5M2, 64, .bf16_scale = true }, { E4M3, 32, true } },
+    { "adamw8bit", { DYNAMIC8, 256 }, { UDYNAMIC8, 256 } },
 };
 enum { KINDS = sizeof ways / sizeof ways[0] };
 
-typedef struct { Config config; ParamStore store; void *memory; } Shards;
+typedef struct {
+    Config config;
+    ParamStore store;
+    void *memory;
+} Shards;
 
 /* Two vectors of 64: from their number of scales, groups may have 64, 128 or 256 elements. */
 static char *norms[] = { "model.layers.*_layernorm.weight" };
@@ -67,7 +76,10 @@ static void close_shards(Shards *s)
 /* n values x in host memory, stored in f. */
 static Tensor stored(Format f, const float *x, size_t n)
 {
-    Tensor t = { .format = f, .rows = 1, .cols = (int)n, .data = xcalloc(n, dtype_size(f.dtype)),
+    Tensor t = { .format = f,
+                 .rows = 1,
+                 .cols = (int)n,
+                 .data = xcalloc(n, dtype_size(f.dtype)),
                  .scale = xcalloc(1, format_scale_bytes(f, n) + 1) };
     tensor_store(t, 0, x, n);
     return t;
@@ -79,13 +91,16 @@ static void free_stored(Tensor t)
     free(t.scale);
 }
 
-/* A value for each element of the unit's tensors, over several decades, not negative for v; padding is 0. */
+/* A value for each element of the unit's tensors, over several decades, not negative for v; padding
+ * is 0. */
 static float *values_of(const ParamStore *store, int unit, int state)
 {
     Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, store, 0);
     float *x = xcalloc(store->shape[unit].numel[TRAINED], sizeof *x);
     for (int i = 0; i < l.num_pieces; i++)
-        for (size_t e = 0; l.piece[i].kind == PIECE_STATE && l.piece[i].unit == unit && e < l.piece[i].count; e++) {
+        for (size_t e = 0;
+             l.piece[i].kind == PIECE_STATE && l.piece[i].unit == unit && e < l.piece[i].count;
+             e++) {
             const size_t at = l.piece[i].first + e;
             const float u = test_uniform((uint64_t)(2 * unit + state), at);
             x[at] = (state ? u * u : u) * (float)pow(10, 2 * test_uniform(99, at));
@@ -101,7 +116,7 @@ static void fill_shards(const Shards *s)
             const Shard *shard = &s->store.shard[u];
             const Slice own = shard->slice[TRAINED];
             const Tensor dst = shard->state[i];
-            if (own.count == 0)          /* a rank may have no part of a small unit */
+            if (own.count == 0) /* a rank may have no part of a small unit */
                 continue;
             float *x = values_of(&s->store, u, i);
             Tensor t = stored(dst.format, x + own.first, own.count);
@@ -113,7 +128,8 @@ static void fill_shards(const Shards *s)
         }
 }
 
-/* The shard's values are those of the whole unit, stored as `from` and then in the shard's format, if different. */
+/* The shard's values are those of the whole unit, stored as `from` and then in the shard's format,
+ * if different. */
 static void check_shard(const Shards *s, int unit, int i, Format from)
 {
     const Shard *shard = &s->store.shard[unit];
@@ -123,7 +139,8 @@ static void check_shard(const Shards *s, int unit, int i, Format from)
     float *x = values_of(&s->store, unit, i), *y = xcalloc(own.count + 1, sizeof *y);
     Tensor there = stored(from, x, n);
     tensor_load(x, there, 0, n);
-    Tensor whole = format_equal(from, to) ? stored((Format){ F32, 0 }, x, n) : stored(to, x, n), here = stored(to, y, own.count);
+    Tensor whole = format_equal(from, to) ? stored((Format){ F32, 0 }, x, n) : stored(to, x, n),
+           here = stored(to, y, own.count);
     device_get(here.data, shard->state[i].data, own.count * dtype_size(to.dtype));
     if (shard->state[i].scale)
         device_get(here.scale, shard->state[i].scale, format_scale_bytes(to, own.count));
@@ -131,8 +148,9 @@ static void check_shard(const Shards *s, int unit, int i, Format from)
     tensor_load(y, here, 0, own.count);
     for (size_t e = 0; e < own.count; e++)
         if (y[e] != x[own.first + e])
-            fail_msg("%s -> %s: element %zu of unit %d, state %d: %a; expected %a", format_name(from), format_name(to),
-                     own.first + e, unit, i, (double)y[e], (double)x[own.first + e]);
+            fail_msg("%s -> %s: element %zu of unit %d, state %d: %a; expected %a",
+                     format_name(from), format_name(to), own.first + e, unit, i, (double)y[e],
+                     (double)x[own.first + e]);
     free_stored(there);
     free_stored(whole);
     free_stored(here);
@@ -218,15 +236,18 @@ static void test_codes(void **state)
     only_norms = false;
     save(&m, &ways[0]);
     for (int i = 0; i < 4; i++) {
-        char *step = xasprintf("%s/step1", shared), *coded = export_one(step, dtypes[i]), *plain = export_one(coded, "f32");
+        char *step = xasprintf("%s/step1", shared), *coded = export_one(step, dtypes[i]),
+             *plain = export_one(coded, "f32");
         Shards a, b;
         open_shards(&a, &m, &ways[0], comm_size());
         open_shards(&b, &m, &ways[0], comm_size());
         checkpoint_load(coded, &a.config, &a.store, NULL, false);
         checkpoint_load(plain, &b.config, &b.store, NULL, false);
         for (int u = 0; u < a.store.num_units; u++) {
-            const Tensor one = a.store.shard[u].slice[TRAINED].stored, other = b.store.shard[u].slice[TRAINED].stored;
-            const size_t bytes = a.store.shard[u].slice[TRAINED].count * dtype_size(one.format.dtype);
+            const Tensor one = a.store.shard[u].slice[TRAINED].stored,
+                         other = b.store.shard[u].slice[TRAINED].stored;
+            const size_t bytes =
+                a.store.shard[u].slice[TRAINED].count * dtype_size(one.format.dtype);
             char *x = xcalloc(2 * bytes + 1, 1);
             device_get(x, one.data, bytes);
             device_get(x + bytes, other.data, bytes);
@@ -246,7 +267,9 @@ int main(int argc, char **argv)
     comm_start(&argc, &argv);
     device_init(comm_local_rank());
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_pairs), cmocka_unit_test(test_few_groups), cmocka_unit_test(test_codes),
+        cmocka_unit_test(test_all_pairs),
+        cmocka_unit_test(test_few_groups),
+        cmocka_unit_test(test_codes),
     };
     int failed = cmocka_run_group_tests(tests, make_shared, remove_shared);
     comm_finish();

@@ -1,5 +1,5 @@
-/* The CPU's FP8 encoder and decoder themselves, on all codes, all BF16 values, all ties and a million random floats.
- * test_fp8.c tests both back ends through quantize(). */
+/* The CPU's FP8 encoder and decoder themselves, on all codes, all BF16 values, all ties and a
+ * million random floats. test_fp8.c tests both back ends through quantize(). */
 #include <float.h>
 
 #include "tests/fp8.h"
@@ -10,8 +10,8 @@ static void check_encode(float x, DType d)
 {
     uint8_t code = fp8_encode(x, d), expected = fp8_nearest(x, d);
     if (code != expected)
-        fail_msg("%s: %a becomes %02x (%g), expected %02x (%g)", d == E4M3 ? "e4m3" : "e5m2", x, code,
-                 decode_fp8(code, d), expected, decode_fp8(expected, d));
+        fail_msg("%s: %a becomes %02x (%g), expected %02x (%g)", d == E4M3 ? "e4m3" : "e5m2", x,
+                 code, decode_fp8(code, d), expected, decode_fp8(expected, d));
 }
 
 /* Published values: [Micikevicius et al. 2022, tab. 1]. */
@@ -21,8 +21,10 @@ static void test_landmarks(void **state)
     assert_true(fp8_decode(0x7e, E4M3) == 448 && fp8_decode(0x7b, E5M2) == 57344);
     assert_true(fp8_decode(0x08, E4M3) == 0x1p-6f && fp8_decode(0x01, E4M3) == 0x1p-9f);
     assert_true(fp8_decode(0x04, E5M2) == 0x1p-14f && fp8_decode(0x01, E5M2) == 0x1p-16f);
-    assert_true(fp8_decode(0x38, E4M3) == 1 && fp8_decode(0x3c, E5M2) == 1 && fp8_decode(0xb8, E4M3) == -1);
-    assert_true(isnan(fp8_decode(0x7f, E4M3)) && isnan(fp8_decode(0xff, E4M3)) && isnan(fp8_decode(0x7d, E5M2)));
+    assert_true(fp8_decode(0x38, E4M3) == 1 && fp8_decode(0x3c, E5M2) == 1 &&
+                fp8_decode(0xb8, E4M3) == -1);
+    assert_true(isnan(fp8_decode(0x7f, E4M3)) && isnan(fp8_decode(0xff, E4M3)) &&
+                isnan(fp8_decode(0x7d, E5M2)));
     assert_true(fp8_decode(0x7c, E5M2) == INFINITY && fp8_decode(0xfc, E5M2) == -INFINITY);
     assert_true(fp8_max(E4M3) == 448 && fp8_max(E5M2) == 57344);
     assert_int_equal(fp8_encode(NAN, E4M3), 0x7f);
@@ -62,7 +64,8 @@ static void test_floats(void **state)
             check_encode(float_from_bits(i << 16), d);
         for (uint64_t i = 0; i < 1000000; i++) {
             uint64_t bits = random_bits(1, i);
-            check_encode(float_from_bits((uint32_t)bits), d);       /* any exponent; most are out of range */
+            /* any exponent; most are out of range */
+            check_encode(float_from_bits((uint32_t)bits), d);
             check_encode(ldexpf(1 + (float)(bits >> 41) * 0x1p-23f, (int)(bits % 40) - 20), d);
         }
     }
@@ -79,11 +82,13 @@ static void test_scales(void **state)
             float s = fp8_scale(amax, d), group = bf16_decode(fp8_moment_scale(amax, d));
             assert_true(s > 0 && isfinite(s) && group >= s && group <= s * (1 + 0x1p-7f));
             assert_true(fp8_encode(amax / group, d) <= fp8_last(d));
-            assert_true((double)amax / group <= fp8_max(d) * (1 + 0x1p-24));    /* see fp8_moment_scale */
+            /* see fp8_moment_scale */
+            assert_true((double)amax / group <= fp8_max(d) * (1 + 0x1p-24));
         }
 }
 
-/* Each one-byte scale is that of a group whose maximum is the first code of the last binade, except 255. */
+/* Each one-byte scale is that of a group whose maximum is the first code of the last binade, except
+ * 255. */
 static void test_byte_scales(void **state)
 {
     (void)state;
@@ -113,7 +118,8 @@ static void test_group_maxima(void **state)
         for (uint64_t i = 0; i < 1000000; i++) {
             const uint64_t bits = random_bits(3, i);
             const float a = ldexpf(1 + (float)(bits >> 41) * 0x1p-23f, (int)(bits % 31) - 10);
-            const float s = fp8_group_value(fp8_group_scale(a, d), d), back = fp8_decode(fp8_encode(a * (1 / s), d), d) * s;
+            const float s = fp8_group_value(fp8_group_scale(a, d), d),
+                        back = fp8_decode(fp8_encode(a * (1 / s), d), d) * s;
             if (!(fabs((double)back - a) <= (d == E4M3 ? 0x1p-7 : 0x1p-6) * back * (1 + 0x1p-20)))
                 fail_msg("a maximum of %a comes back as %a, with the scale %a", a, back, s);
         }
@@ -122,8 +128,9 @@ static void test_group_maxima(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_landmarks), cmocka_unit_test(test_codes_and_ties), cmocka_unit_test(test_floats),
-        cmocka_unit_test(test_scales), cmocka_unit_test(test_byte_scales), cmocka_unit_test(test_group_maxima),
+        cmocka_unit_test(test_landmarks),   cmocka_unit_test(test_codes_and_ties),
+        cmocka_unit_test(test_floats),      cmocka_unit_test(test_scales),
+        cmocka_unit_test(test_byte_scales), cmocka_unit_test(test_group_maxima),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

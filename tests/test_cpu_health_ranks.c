@@ -1,5 +1,6 @@
-/* The state of GPUs, from NVML to metrics.jsonl and the terminal. This file replaces the driver's library (dlopen, dlsym) and the
- * device that reads it; each rank's GPU has different values. On 1, 2 and 4 ranks. */
+/* The state of GPUs, from NVML to metrics.jsonl and the terminal. This file replaces the driver's
+ * library (dlopen, dlsym) and the device that reads it; each rank's GPU has different values. On 1,
+ * 2 and 4 ranks. */
 #include "tests/kit.h"
 
 #include <dlfcn.h>
@@ -11,12 +12,13 @@
 #include "tests/models.h"
 #include "tests/ranks.h"
 
-/* ---- the library -------------------------------------------------------------------------------------------- */
+/* ---- the library ----------------------------------------------------------------------------- */
 
 static struct {
-    bool missing, opened;               /* no libnvidia-ml.so.1; nvml_open has succeeded */
-    const char *lacks;                  /* a function missing in this driver's library; NULL: none */
-    bool refuses;                       /* calls return NVML_ERROR_NOT_SUPPORTED */
+    bool missing, opened; /* no libnvidia-ml.so.1; nvml_open has succeeded */
+    /* a function missing in this driver's library; NULL: none */
+    const char *lacks;
+    bool refuses; /* calls return NVML_ERROR_NOT_SUPPORTED */
     bool no_energy;
     unsigned temperature, sm_clock, pending, failed;
     unsigned long long reasons, corrected, uncorrected;
@@ -56,7 +58,8 @@ static int power_limit(void *gpu, unsigned *milliwatts)
 static int energy(void *gpu, unsigned long long *millijoules)
 {
     (void)gpu;
-    *millijoules = 5000000 + (unsigned long long)(1e3 * fake.watts * (clock_seconds() - fake.start));
+    *millijoules =
+        5000000 + (unsigned long long)(1e3 * fake.watts * (clock_seconds() - fake.start));
     return fake.no_energy ? 3 : status();
 }
 
@@ -88,7 +91,8 @@ static int ecc_errors(void *gpu, int type, int counter, unsigned long long *erro
     return counter == 0 ? status() : 2;
 }
 
-static int remapped_rows(void *gpu, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed)
+static int remapped_rows(void *gpu, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
+                         unsigned *failed)
 {
     (void)gpu;
     *corrected = *uncorrected = 1;
@@ -107,11 +111,19 @@ void *__wrap_dlopen(const char *name, int flags)
 void *__wrap_dlsym(void *library, const char *name);
 void *__wrap_dlsym(void *library, const char *name)
 {
-    static const struct { const char *name; void *call; } calls[] = {
-        { "nvmlInit_v2", init }, { "nvmlDeviceGetHandleByPciBusId_v2", find }, { "nvmlDeviceGetPowerUsage", power },
-        { "nvmlDeviceGetEnforcedPowerLimit", power_limit }, { "nvmlDeviceGetTotalEnergyConsumption", energy },
-        { "nvmlDeviceGetTemperature", temperature }, { "nvmlDeviceGetClockInfo", clock_info },
-        { "nvmlDeviceGetCurrentClocksThrottleReasons", reasons }, { "nvmlDeviceGetTotalEccErrors", ecc_errors },
+    static const struct {
+        const char *name;
+        void *call;
+    } calls[] = {
+        { "nvmlInit_v2", init },
+        { "nvmlDeviceGetHandleByPciBusId_v2", find },
+        { "nvmlDeviceGetPowerUsage", power },
+        { "nvmlDeviceGetEnforcedPowerLimit", power_limit },
+        { "nvmlDeviceGetTotalEnergyConsumption", energy },
+        { "nvmlDeviceGetTemperature", temperature },
+        { "nvmlDeviceGetClockInfo", clock_info },
+        { "nvmlDeviceGetCurrentClocksThrottleReasons", reasons },
+        { "nvmlDeviceGetTotalEccErrors", ecc_errors },
         { "nvmlDeviceGetRemappedRows", remapped_rows },
     };
     assert_ptr_equal(library, &fake);
@@ -141,7 +153,7 @@ static void fake_gpu(void)
     assert_true(fake.opened);
 }
 
-/* ---- one GPU ------------------------------------------------------------------------------------------------ */
+/* ---- one GPU --------------------------------------------------------------------------------- */
 
 static void test_library(void **state)
 {
@@ -178,8 +190,10 @@ static void test_unknown(void **state)
     fake.reasons = 0xff, fake.pending = fake.failed = 1, fake.uncorrected = 1;
     fake.refuses = true;
     nvml_read(&d);
-    assert_true(isnan(d.power) && isnan(d.power_limit) && isnan(d.energy) && isnan(d.temperature) && isnan(d.sm_clock));
-    assert_true(isnan(d.memory_clock) && isnan(d.power_capped) && isnan(d.ecc_corrected) && isnan(d.ecc_uncorrected));
+    assert_true(isnan(d.power) && isnan(d.power_limit) && isnan(d.energy) && isnan(d.temperature) &&
+                isnan(d.sm_clock));
+    assert_true(isnan(d.memory_clock) && isnan(d.power_capped) && isnan(d.ecc_corrected) &&
+                isnan(d.ecc_uncorrected));
     assert_int_equal(d.faults, 0);
     fake.refuses = false;
     fake.lacks = "nvmlDeviceGetTotalEnergyConsumption";
@@ -192,9 +206,13 @@ static void test_unknown(void **state)
 static void test_faults(void **state)
 {
     (void)state;
-    static const struct { unsigned long long reasons; unsigned faults; } cases[] = {
-        { 0x01 | 0x02 | 0x04 | 0x10 | 0x100, 0 }, { 0x20, 1u << FAULT_HOT }, { 0x08 | 0x40, 1u << FAULT_TOO_HOT },
-        { 0x08 | 0x80, 1u << FAULT_POWER_BRAKE }, { 0x08, 1u << FAULT_SLOWDOWN }, { 0x04 | 0x20, 1u << FAULT_HOT },
+    static const struct {
+        unsigned long long reasons;
+        unsigned faults;
+    } cases[] = {
+        { 0x01 | 0x02 | 0x04 | 0x10 | 0x100, 0 }, { 0x20, 1u << FAULT_HOT },
+        { 0x08 | 0x40, 1u << FAULT_TOO_HOT },     { 0x08 | 0x80, 1u << FAULT_POWER_BRAKE },
+        { 0x08, 1u << FAULT_SLOWDOWN },           { 0x04 | 0x20, 1u << FAULT_HOT },
     };
     DeviceHealth d;
     fake_gpu();
@@ -206,13 +224,14 @@ static void test_faults(void **state)
     fake.reasons = 0;
     fake.uncorrected = 1, fake.pending = 1, fake.failed = 1;
     nvml_read(&d);
-    assert_int_equal(d.faults, 1u << FAULT_ECC | 1u << FAULT_REMAP_PENDING | 1u << FAULT_REMAP_FAILED);
+    assert_int_equal(d.faults,
+                     1u << FAULT_ECC | 1u << FAULT_REMAP_PENDING | 1u << FAULT_REMAP_FAILED);
 }
 
-/* ---- a run of all ranks ------------------------------------------------------------------------------------- */
+/* ---- a run of all ranks ---------------------------------------------------------------------- */
 
-enum { TOKENS = 1000 };         /* a step's */
-static char heard[4096];        /* this rank's output on stderr */
+enum { TOKENS = 1000 };  /* a step's */
+static char heard[4096]; /* this rank's output on stderr */
 
 static json_t *last_line(void)
 {
@@ -231,7 +250,8 @@ static json_t *last_line(void)
     return o;
 }
 
-/* Steps of 20 ms with a reading each ms; `change` is called after half of them. Returns rank 0's last line. */
+/* Steps of 20 ms with a reading each ms; `change` is called after half of them. Returns rank 0's
+ * last line. */
 static json_t *run(long interval, void (*change)(void))
 {
     static ModelConfig m;
@@ -243,7 +263,7 @@ static json_t *run(long interval, void (*change)(void))
     snprintf(path, sizeof path, "%s/stderr-%d", shared, comm_rank());
     const int terminal = dup(STDERR_FILENO);
     assert_non_null(freopen(path, "w", stderr));
-    comm_barrier();             /* nothing of this run comes before any rank's call */
+    comm_barrier(); /* nothing of this run comes before any rank's call */
     Log *log = log_open(&c, NULL, (RunLength){ .steps = 100 }, 100, 0, false, comm_size());
     GpuHealth *h = gpu_health_open(log, interval, 0, 0, 0.001);
     for (long step = 1; step <= 20; step++) {
@@ -274,7 +294,7 @@ static double found(json_t *line, const char *name)
 static void expect(json_t *line, const char *name, double x)
 {
     const double y = found(line, name);
-    if (!(fabs(y - x) <= 1e-8 * fabs(x)))       /* metrics.jsonl has nine digits */
+    if (!(fabs(y - x) <= 1e-8 * fabs(x))) /* metrics.jsonl has nine digits */
         fail_msg("%s is %.9g, expected %.9g", name, y, x);
 }
 
@@ -300,7 +320,7 @@ static void test_run(void **state)
     (void)state;
     const int W = comm_size();
     const bool last = comm_rank() == W - 1;
-    const double S = W * (W + 1) / 2.0;         /* 1 + 2 + ... */
+    const double S = W * (W + 1) / 2.0; /* 1 + 2 + ... */
     char expected[64];
     fake_gpu();
     fake.corrected = 2;
@@ -316,7 +336,8 @@ static void test_run(void **state)
     expect(line, "system/gpu_power_watts_max", 100 * W);
     expect(line, "system/gpu_power_limit_watts", 700);
     expect(line, "system/gpu_temperature_celsius_max", 90);
-    expect(line, "system/gpu_temperature_celsius", (50 * (W - 1) + (W - 1) * (W - 2) / 2.0 + 90) / W);
+    expect(line, "system/gpu_temperature_celsius",
+           (50 * (W - 1) + (W - 1) * (W - 2) / 2.0 + 90) / W);
     expect(line, "system/gpu_sm_clock_mhz", 1900 - 100 * (W - 1) / 2.0);
     expect(line, "system/gpu_sm_clock_mhz_min", 1900 - 100 * (W - 1));
     expect(line, "system/gpu_memory_clock_mhz", 3201);
@@ -348,8 +369,9 @@ static void test_errors(void **state)
     assert_int_equal(count("warning"), 3);
 }
 
-/* Energy is counted between readings, all within the run: 20 steps of 20 ms or longer, so at least one step's energy and at most
- * that of the time that rank 0 measures. A single reading depends on delays of the system. */
+/* Energy is counted between readings, all within the run: 20 steps of 20 ms or longer, so at least
+ * one step's energy and at most that of the time that rank 0 measures. A single reading depends on
+ * delays of the system. */
 static void test_energy(void **state)
 {
     (void)state;
@@ -361,9 +383,11 @@ static void test_energy(void **state)
     assert_string_equal(heard, "");
     if (!line)
         return;
-    const double joules = found(line, "system/gpu_energy_joules"), power = found(line, "system/gpu_power_watts") * comm_size();
+    const double joules = found(line, "system/gpu_energy_joules"),
+                 power = found(line, "system/gpu_power_watts") * comm_size();
     assert_true(joules > watts / 50 && joules <= watts * seconds && power > 0);
-    const double rate = found(line, "system/tokens_per_joule") * power;        /* of 50 steps a second or fewer */
+    /* of 50 steps a second or fewer */
+    const double rate = found(line, "system/tokens_per_joule") * power;
     assert_true(rate > 0 && rate <= 1.01 * TOKENS / 0.020);
     assert_int_equal(json_integer_value(json_object_get(line, "step")) % 5, 0);
     json_decref(line);
@@ -379,7 +403,7 @@ static void test_blind_rank(void **state)
     json_t *line = run(1, NULL);
     if (!line)
         return;
-    const double first = W == 1 ? 0 : 1;        /* of the ranks with values */
+    const double first = W == 1 ? 0 : 1; /* of the ranks with values */
     expect(line, "system/gpu_temperature_celsius", 50 + (first + W - 1) / 2);
     expect(line, "system/gpu_temperature_celsius_max", 50 + W - 1);
     expect(line, "system/gpu_sm_clock_mhz_min", 1900 - 100 * (W - 1));
@@ -398,9 +422,11 @@ int main(int argc, char **argv)
 {
     start_ranks(&argc, &argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_library), cmocka_unit_test(test_reading), cmocka_unit_test(test_unknown),
-        cmocka_unit_test(test_faults), cmocka_unit_test(test_run), cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_energy), cmocka_unit_test(test_blind_rank), cmocka_unit_test(test_no_library),
+        cmocka_unit_test(test_library),    cmocka_unit_test(test_reading),
+        cmocka_unit_test(test_unknown),    cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_run),        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_energy),     cmocka_unit_test(test_blind_rank),
+        cmocka_unit_test(test_no_library),
     };
     return finish_ranks(cmocka_run_group_tests(tests, make_shared, remove_shared));
 }

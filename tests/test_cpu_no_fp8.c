@@ -1,5 +1,6 @@
-/* A GPU without FP8 GEMMs, simulated by device_has_fp8 of this file: runs that multiply FP8 end before memory is placed, with a
- * message that names the recipe and the device; other runs and all memory plans continue. */
+/* A GPU without FP8 GEMMs, simulated by device_has_fp8 of this file: runs that multiply FP8 end
+ * before memory is placed, with a message that names the recipe and the device; other runs and all
+ * memory plans continue. */
 #include "tests/kit.h"
 
 #include "kernels/runtime/error.h"
@@ -42,16 +43,26 @@ static void test_recipes(void **state)
 {
     (void)state;
     static const char operand[] = "e4m3 (format.operand)";
-    static const struct { const char *recipe, *more, *fp8; } runs[] = {
-        { "f32", NULL, NULL }, { "bf16", NULL, NULL }, { "coat-opt", NULL, NULL }, { "fp8", NULL, operand },
-        { "fp8-lm", NULL, operand }, { "coat-act", NULL, operand }, { "coat", NULL, operand }, { "coat-lean", NULL, operand },
-        { "bf16", "--format.hidden=e4m3/16", NULL }, { "bf16", "--format.head=e5m2", "e5m2 (format.head)" },
+    static const struct {
+        const char *recipe, *more, *fp8;
+    } runs[] = {
+        { "f32", NULL, NULL },
+        { "bf16", NULL, NULL },
+        { "coat-opt", NULL, NULL },
+        { "fp8", NULL, operand },
+        { "fp8-lm", NULL, operand },
+        { "coat-act", NULL, operand },
+        { "coat", NULL, operand },
+        { "coat-lean", NULL, operand },
+        { "bf16", "--format.hidden=e4m3/16", NULL },
+        { "bf16", "--format.head=e5m2", "e5m2 (format.head)" },
     };
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
         Run r;
         char message[128];
         if (runs[i].fp8)
-            snprintf(message, sizeof message, "recipe %s multiplies %s, which this cpu cannot", runs[i].recipe, runs[i].fp8);
+            snprintf(message, sizeof message, "recipe %s multiplies %s, which this cpu cannot",
+                     runs[i].recipe, runs[i].fp8);
         else
             snprintf(message, sizeof message, "placed %s", runs[i].recipe);
         Config *c = load(runs[i].recipe, runs[i].more);
@@ -113,7 +124,9 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_recipes), cmocka_unit_test(test_forward_only), cmocka_unit_test(test_head_alone),
+        cmocka_unit_test(test_recipes),
+        cmocka_unit_test(test_forward_only),
+        cmocka_unit_test(test_head_alone),
         cmocka_unit_test(test_plan),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

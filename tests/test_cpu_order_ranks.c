@@ -1,6 +1,8 @@
-/* Queues overlap on a GPU but not on a CPU, so a missing wait has effects only on a GPU, and rarely. This test finds it: each
- * operation declares the memory it reads and writes (kernels/runtime/operations.h), and vector clocks [Fidge 1988, Mattern 1989]
- * show whether marks and waits, which the linker wraps, order it after accesses of other queues. On 1, 2 and 4 ranks. */
+/* Queues overlap on a GPU but not on a CPU, so a missing wait has effects only on a GPU, and
+ * rarely. This test finds it: each operation declares the memory it reads and writes
+ * (kernels/runtime/operations.h), and vector clocks [Fidge 1988, Mattern 1989] show whether marks
+ * and waits, which the linker wraps, order it after accesses of other queues. On 1, 2 and 4
+ * ranks. */
 #include <math.h>
 
 #include "tests/kit.h"
@@ -16,22 +18,25 @@
 #include "tests/ranks.h"
 #include "tests/sanitized.h"
 
-/* ---- clocks --------------------------------------------------------------------------------------------------- */
+/* ---- clocks ---------------------------------------------------------------------------------- */
 
-enum { CELL = 16, CELLS = 1 << 21 };    /* bytes per cell; more cells than a run uses */
+enum { CELL = 16, CELLS = 1 << 21 }; /* bytes per cell; more cells than a run uses */
 
 typedef struct {
     uintptr_t address;
-    const char *writer;                 /* the last operation that wrote */
-    long written, read[NUM_QUEUES];     /* numbers of the last operations there in their queues */
-    Queue queue;                        /* the writer's */
+    const char *writer;             /* the last operation that wrote */
+    long written, read[NUM_QUEUES]; /* numbers of the last operations there in their queues */
+    Queue queue;                    /* the writer's */
 } Cell;
 
-struct DeviceMark { long known[NUM_QUEUES]; };
+struct DeviceMark {
+    long known[NUM_QUEUES];
+};
 
 static Cell *cells;
 static Queue queue;
-static long known[NUM_QUEUES][NUM_QUEUES];      /* [q][p]: the last operation of p that is done before the next one of q */
+/* [q][p]: the last operation of p that is done before the next one of q */
+static long known[NUM_QUEUES][NUM_QUEUES];
 static const char *operation = "";
 static char problem[512];
 
@@ -57,8 +62,11 @@ static Cell *find(uintptr_t address)
 static void report(const Cell *c, const char *other, Queue theirs, const char *verb)
 {
     if (!*problem)
-        snprintf(problem, sizeof problem, "%s on queue %s touches memory that %s on queue %s %s, and no wait is between (%p)",
-                 operation, trace_queue_name(queue), other, trace_queue_name(theirs), verb, (void *)(c->address * CELL));
+        snprintf(
+            problem, sizeof problem,
+            "%s on queue %s touches memory that %s on queue %s %s, and no wait is between (%p)",
+            operation, trace_queue_name(queue), other, trace_queue_name(theirs), verb,
+            (void *)(c->address * CELL));
 }
 
 static void touch(const void *p, size_t bytes, bool writes)
@@ -73,13 +81,18 @@ static void touch(const void *p, size_t bytes, bool writes)
             if (c->read[q] > before[q] && q != queue)
                 report(c, "an operation", q, "read");
         if (writes)
-            *c = (Cell){ .address = a, .writer = operation, .written = before[queue], .queue = queue };
+            *c = (Cell){
+                .address = a, .writer = operation, .written = before[queue], .queue = queue
+            };
         else
             c->read[queue] = before[queue];
     }
 }
 
-static struct { Tensor x; const float *amax; } given;   /* to quantize_with_amax */
+static struct {
+    Tensor x;
+    const float *amax;
+} given; /* to quantize_with_amax */
 
 /* A given maximum must be that of the current values. */
 static void check_maximum(void)
@@ -91,7 +104,8 @@ static void check_maximum(void)
         max = fmaxf(max, fabsf(value));
     }
     if (amax && *amax != max && !*problem)
-        snprintf(problem, sizeof problem, "quantize_with_amax is given the maximum %g of numbers up to %g", *amax, max);
+        snprintf(problem, sizeof problem,
+                 "quantize_with_amax is given the maximum %g of numbers up to %g", *amax, max);
 }
 
 static void learn(Queue q, const long *more)
@@ -107,7 +121,7 @@ static void host_waited(Queue q)
         learn(p, known[q]);
 }
 
-/* ---- operations, marks and waits -------------------------------------------------------------------------------- */
+/* ---- operations, marks and waits ------------------------------------------------------------- */
 
 static bool watch_operation(void *watcher, const Operation *o)
 {
@@ -134,7 +148,9 @@ static void watch_end(void *watcher, const Operation *o)
 
 static const Watch watch = { watch_operation, watch_end, NULL };
 
-#define WRAP(result, name, parameters) extern __typeof__(name) __real_##name, __wrap_##name; result __wrap_##name parameters
+#define WRAP(result, name, parameters) \
+    extern __typeof__(name) __real_##name, __wrap_##name; \
+    result __wrap_##name parameters
 
 WRAP(void, quantize_with_amax, (Tensor y, Tensor x, const float *amax))
 {
@@ -155,7 +171,7 @@ WRAP(void, device_queue, (Queue q))
     __real_device_queue(q);
 }
 
-WRAP(DeviceMark *, device_mark, (DeviceMark *m))
+WRAP(DeviceMark *, device_mark, (DeviceMark * m))
 {
     m = m ? m : malloc(sizeof *m);
     assert_non_null(m);
@@ -163,13 +179,13 @@ WRAP(DeviceMark *, device_mark, (DeviceMark *m))
     return m;
 }
 
-WRAP(void, device_wait, (DeviceMark *m))
+WRAP(void, device_wait, (DeviceMark * m))
 {
     if (m)
         learn(queue, m->known);
 }
 
-/* ---- training under watch --------------------------------------------------------------------------------------- */
+/* ---- training under watch -------------------------------------------------------------------- */
 
 enum { MICRO_BATCHES = 2, STEPS = 3 };
 
@@ -183,24 +199,33 @@ static void micro_batches(Model *m, ParamStore *store, int count, PassKind pass)
 }
 
 /* Override the recipe's; -1: no. optimizer: NULL: adamw. */
-static struct { int keep, recompute; char *optimizer; size_t staging; } own = { .keep = -1 };
+static struct {
+    int keep, recompute;
+    char *optimizer;
+    size_t staging;
+} own = { .keep = -1 };
 
-/* As train.c, with an evaluation after each update, or in front of the last: what an update needs is not free then. */
-static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_head, Strategy strategy, HostUse on_host)
+/* As train.c, with an evaluation after each update, or in front of the last: what an update needs
+ * is not free then. */
+static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_head,
+                  Strategy strategy, HostUse on_host)
 {
     Config c;
     Model model = { 0 };
     ParamStore store = { 0 };
-    const int count = pipeline_stages(&strategy) > 1 ? 2 * pipeline_stages(&strategy) : MICRO_BATCHES;
+    const int count =
+        pipeline_stages(&strategy) > 1 ? 2 * pipeline_stages(&strategy) : MICRO_BATCHES;
     model_config(&c, &m, recipe, 2);
     if (bf16_head)
         c.recipe.head = (Format){ BF16, 0 };
     if (own.optimizer)
         c.optimizer.name = own.optimizer, c.optimizer.ns_steps = 1;
     c.strategy = strategy;
-    c.global_train_batch_size = 2 * count * comm_size() / (pipeline_stages(&strategy) * context_ranks(&strategy)
-                                                           * tensor_ranks(&strategy));
-    if (tensor_ranks(&strategy) > 1)                /* parts of such small matrices have no whole groups */
+    c.global_train_batch_size =
+        2 * count * comm_size() /
+        (pipeline_stages(&strategy) * context_ranks(&strategy) * tensor_ranks(&strategy));
+    /* parts of such small matrices have no whole groups */
+    if (tensor_ranks(&strategy) > 1)
         c.recipe.moment1 = c.recipe.moment2 = (Format){ F32, 0 };
     if (own.keep >= 0) {
         c.recipe.keep = (Keep)own.keep;
@@ -210,8 +235,8 @@ static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_
     c.num_trainable = trainable != NULL;
     c.host.activations = c.host.frozen = c.host.moments = c.host.master = on_host;
     comm_device_finish();
-    comm_set_mesh(mesh_of_tensor(comm_size(), pipeline_stages(&strategy), strategy.shard_ranks, context_ranks(&strategy),
-                                 tensor_ranks(&strategy)));
+    comm_set_mesh(mesh_of_tensor(comm_size(), pipeline_stages(&strategy), strategy.shard_ranks,
+                                 context_ranks(&strategy), tensor_ranks(&strategy)));
     comm_init();
     memset(cells, 0, CELLS * sizeof *cells);
     memory_plan(&model, &store, &c);
@@ -232,18 +257,32 @@ static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_
     }
     model_free(&model, &store);
     if (*problem)
-        fail_msg("%s, groups of %d, gathering %d, grad_sum %d: %s", recipe, strategy.shard_ranks, strategy.gathering,
-                 strategy.grad_sum, problem);
+        fail_msg("%s, groups of %d, gathering %d, grad_sum %d: %s", recipe, strategy.shard_ranks,
+                 strategy.gathering, strategy.grad_sum, problem);
 }
 
 static void test_every_strategy(void **state)
 {
     (void)state;
-    static const struct { const char *recipe; SmallModel a; char *trainable; bool bf16_head, adapters; BaseFormat base; } runs[] = {
-        { "bf16", LLAMA_GQA }, { "fp8", OLMO2 }, { "coat", LLAMA }, { "coat-lean", LLAMA_GQA, NULL, true }, { "coat", OLMO3 },
-        { "bf16", QWEN3 }, { "fp8", QWEN2 },
-        { "bf16", LLAMA_GQA, "*.mlp.*" }, { "coat", LLAMA, "*.self_attn.*", true }, { "fp8", OLMO2, "model.layers.1.*" },
-        { "bf16", LLAMA_GQA, .adapters = true, .base = BASE_NF4 }, { "coat-lean", LLAMA, .adapters = true, .base = BASE_E4M3 },
+    static const struct {
+        const char *recipe;
+        SmallModel a;
+        char *trainable;
+        bool bf16_head, adapters;
+        BaseFormat base;
+    } runs[] = {
+        { "bf16", LLAMA_GQA },
+        { "fp8", OLMO2 },
+        { "coat", LLAMA },
+        { "coat-lean", LLAMA_GQA, NULL, true },
+        { "coat", OLMO3 },
+        { "bf16", QWEN3 },
+        { "fp8", QWEN2 },
+        { "bf16", LLAMA_GQA, "*.mlp.*" },
+        { "coat", LLAMA, "*.self_attn.*", true },
+        { "fp8", OLMO2, "model.layers.1.*" },
+        { "bf16", LLAMA_GQA, .adapters = true, .base = BASE_NF4 },
+        { "coat-lean", LLAMA, .adapters = true, .base = BASE_E4M3 },
     };
     for (int r = 0; r < (int)(sizeof runs / sizeof *runs); r++) {
         ModelConfig m = architecture(runs[r].a);
@@ -252,13 +291,15 @@ static void test_every_strategy(void **state)
         m.n_layers = 3;
         if (runs[r].adapters)
             m = with_adapters(m, 4, ALL_MODULES, runs[r].base);
+        /* weights and gradients do not share memory */
         for (int ranks = 1; ranks <= comm_size(); ranks *= 2)
-            for (int stays = 0; stays < 2; stays++) {    /* weights and gradients do not share memory */
+            for (int stays = 0; stays < 2; stays++) {
                 if (SANITIZED && (stays + r) % 2)
                     continue;
                 train(runs[r].recipe, m, runs[r].trainable, runs[r].bf16_head,
-                      (Strategy){ ranks, stays ? GATHER_ONCE : GATHER_OFTEN, (stays + r / 2) % 2 ? SUM_ONCE : SUM_OFTEN },
-                          HOST_NEVER);
+                      (Strategy){ ranks, stays ? GATHER_ONCE : GATHER_OFTEN,
+                                  (stays + r / 2) % 2 ? SUM_ONCE : SUM_OFTEN },
+                      HOST_NEVER);
             }
     }
 }
@@ -267,9 +308,17 @@ static void test_every_strategy(void **state)
 static void test_in_context(void **state)
 {
     (void)state;
-    static const struct { const char *recipe; SmallModel a; Keep keep; bool adapters; HostUse on_host; } runs[] = {
-        { "bf16", LLAMA, KEEP_ALL, false, HOST_NEVER }, { "coat", OLMO, KEEP_INPUTS, false, HOST_ALL },
-        { "coat-lean", LLAMA, KEEP_BLOCK, true, HOST_NEVER }, { "fp8", OLMO, KEEP_ATTENTION, false, HOST_NEVER },
+    static const struct {
+        const char *recipe;
+        SmallModel a;
+        Keep keep;
+        bool adapters;
+        HostUse on_host;
+    } runs[] = {
+        { "bf16", LLAMA, KEEP_ALL, false, HOST_NEVER },
+        { "coat", OLMO, KEEP_INPUTS, false, HOST_ALL },
+        { "coat-lean", LLAMA, KEEP_BLOCK, true, HOST_NEVER },
+        { "fp8", OLMO, KEEP_ATTENTION, false, HOST_NEVER },
     };
     for (int r = 0; r < (int)(sizeof runs / sizeof *runs); r++) {
         ModelConfig m = architecture(runs[r].a);
@@ -279,19 +328,29 @@ static void test_in_context(void **state)
         own.keep = (int)runs[r].keep;
         for (int ranks = 2; ranks <= comm_size(); ranks *= 2)
             train(runs[r].recipe, m, NULL, false,
-                  (Strategy){ comm_size(), r % 2 ? GATHER_ONCE : GATHER_OFTEN, SUM_OFTEN, ranks }, runs[r].on_host);
+                  (Strategy){ comm_size(), r % 2 ? GATHER_ONCE : GATHER_OFTEN, SUM_OFTEN, ranks },
+                  runs[r].on_host);
     }
     own.keep = -1;
 }
 
-/* Ranks that compute layers together, two or all: exchanges around layers, and sums of what they have copies of. Without one
- * of the waits for exchanges (tensor_ranks.c) one of these runs fails: for gathered rows or sums the first, for rows made again
- * the last, whose first block has no sum after them. */
+/* Ranks that compute layers together, two or all: exchanges around layers, and sums of what they
+ * have copies of. Without one of the waits for exchanges (tensor_ranks.c) one of these runs fails:
+ * for gathered rows or sums the first, for rows made again the last, whose first block has no sum
+ * after them. */
 static void test_in_tensor(void **state)
 {
     (void)state;
-    static const struct { const char *recipe; SmallModel a; Keep keep; int recompute; bool adapters; HostUse on_host; } runs[] = {
-        { "fp8", OLMO2, KEEP_ALL, 0, false, HOST_NEVER }, { "coat", OLMO, KEEP_INPUTS, 0, false, HOST_ALL },
+    static const struct {
+        const char *recipe;
+        SmallModel a;
+        Keep keep;
+        int recompute;
+        bool adapters;
+        HostUse on_host;
+    } runs[] = {
+        { "fp8", OLMO2, KEEP_ALL, 0, false, HOST_NEVER },
+        { "coat", OLMO, KEEP_INPUTS, 0, false, HOST_ALL },
         { "coat-lean", LLAMA, KEEP_INPUTS, -2, true, HOST_NEVER },
     };
     for (int r = 0; r < (int)(sizeof runs / sizeof *runs) && comm_size() > 1; r++) {
@@ -303,20 +362,30 @@ static void test_in_tensor(void **state)
         own.keep = (int)runs[r].keep;
         own.recompute = runs[r].recompute;
         train(runs[r].recipe, m, NULL, false,
-              (Strategy){ comm_size() / ranks, r % 2 ? GATHER_ONCE : GATHER_OFTEN, SUM_OFTEN, .tensor_ranks = ranks }, runs[r].on_host);
+              (Strategy){ comm_size() / ranks, r % 2 ? GATHER_ONCE : GATHER_OFTEN, SUM_OFTEN,
+                          .tensor_ranks = ranks },
+              runs[r].on_host);
     }
     own.keep = -1;
     own.recompute = 0;
 }
 
-/* Stages with several micro-batches in flight: messages are copied before they are overwritten, and received before they are
- * read; activations of other micro-batches are on the host meanwhile. */
+/* Stages with several micro-batches in flight: messages are copied before they are overwritten, and
+ * received before they are read; activations of other micro-batches are on the host meanwhile. */
 static void test_in_stages(void **state)
 {
     (void)state;
-    static const struct { const char *recipe; SmallModel a; Keep keep; bool adapters; HostUse on_host; } runs[] = {
-        { "bf16", LLAMA, KEEP_ALL, false, HOST_NEVER }, { "coat", OLMO2, KEEP_INPUTS, false, HOST_ALL },
-        { "coat-lean", LLAMA, KEEP_BLOCK, true, HOST_ALL }, { "fp8", LLAMA, KEEP_ATTENTION, false, HOST_NEVER },
+    static const struct {
+        const char *recipe;
+        SmallModel a;
+        Keep keep;
+        bool adapters;
+        HostUse on_host;
+    } runs[] = {
+        { "bf16", LLAMA, KEEP_ALL, false, HOST_NEVER },
+        { "coat", OLMO2, KEEP_INPUTS, false, HOST_ALL },
+        { "coat-lean", LLAMA, KEEP_BLOCK, true, HOST_ALL },
+        { "fp8", LLAMA, KEEP_ATTENTION, false, HOST_NEVER },
     };
     for (int r = 0; r < (int)(sizeof runs / sizeof *runs); r++) {
         ModelConfig m = architecture(runs[r].a);
@@ -327,8 +396,10 @@ static void test_in_stages(void **state)
         for (int stages = 2; stages <= comm_size(); stages *= 2) {
             m.n_layers = (runs[r].on_host == HOST_ALL ? 3 : 1 + r % 2) * stages;
             train(runs[r].recipe, m, NULL, false,
-                  (Strategy){ comm_size() / stages, GATHER_ONCE, SUM_ONCE, .pipeline_stages = stages, .pipeline_chunks = 1 + r % 2,
-                              .pipeline_schedule = r % 2 ? PIPELINE_INTERLEAVED : PIPELINE_1F1B }, runs[r].on_host);
+                  (Strategy){ comm_size() / stages, GATHER_ONCE, SUM_ONCE,
+                              .pipeline_stages = stages, .pipeline_chunks = 1 + r % 2,
+                              .pipeline_schedule = r % 2 ? PIPELINE_INTERLEAVED : PIPELINE_1F1B },
+                  runs[r].on_host);
         }
     }
     own.keep = -1;
@@ -338,9 +409,19 @@ static void test_in_stages(void **state)
 static void test_on_host(void **state)
 {
     (void)state;
-    static const struct { const char *recipe; SmallModel a; Keep keep; int recompute; bool adapters; BaseFormat base; } runs[] = {
-        { "bf16", LLAMA_GQA, KEEP_ALL }, { "coat", OLMO2, KEEP_INPUTS }, { "coat-lean", LLAMA, KEEP_BLOCK },
-        { "fp8", QWEN3, KEEP_INPUTS, 2 }, { "coat", LLAMA, KEEP_INPUTS, .adapters = true, .base = BASE_E4M3 },
+    static const struct {
+        const char *recipe;
+        SmallModel a;
+        Keep keep;
+        int recompute;
+        bool adapters;
+        BaseFormat base;
+    } runs[] = {
+        { "bf16", LLAMA_GQA, KEEP_ALL },
+        { "coat", OLMO2, KEEP_INPUTS },
+        { "coat-lean", LLAMA, KEEP_BLOCK },
+        { "fp8", QWEN3, KEEP_INPUTS, 2 },
+        { "coat", LLAMA, KEEP_INPUTS, .adapters = true, .base = BASE_E4M3 },
         { "coat", LLAMA_GQA, KEEP_ATTENTION, .adapters = true, .base = BASE_NF4 },
         { "bf16", OLMO2, KEEP_BLOCK, .adapters = true, .base = BASE_E4M3 },
     };
@@ -352,8 +433,8 @@ static void test_on_host(void **state)
         own.keep = (int)runs[r].keep;
         own.recompute = runs[r].recompute;
         for (int ranks = 1; ranks <= comm_size(); ranks *= 2)
-            train(runs[r].recipe, m, r == 1 ? "model.layers.[1-5]*" : NULL, false, (Strategy){ ranks, GATHER_OFTEN, SUM_OFTEN },
-                  HOST_ALL);
+            train(runs[r].recipe, m, r == 1 ? "model.layers.[1-5]*" : NULL, false,
+                  (Strategy){ ranks, GATHER_OFTEN, SUM_OFTEN }, HOST_ALL);
     }
     own.keep = -1;
 }
@@ -369,9 +450,11 @@ static void test_muon(void **state)
         m.mlp_width = 48;
         m.n_layers = 4;
         m.max_sequence_length = ahead ? 128 : 8;
-        const size_t block = dtype_size(BF16) * (size_t)m.d_model * (size_t)(4 * m.d_model + 3 * m.mlp_width);
+        const size_t block =
+            dtype_size(BF16) * (size_t)m.d_model * (size_t)(4 * m.d_model + 3 * m.mlp_width);
         for (int ranks = 2; ranks <= comm_size(); ranks *= 2) {
-            train(ahead ? "coat" : "f32", m, NULL, false, (Strategy){ ranks, GATHER_OFTEN, SUM_OFTEN }, HOST_NEVER);
+            train(ahead ? "coat" : "f32", m, NULL, false,
+                  (Strategy){ ranks, GATHER_OFTEN, SUM_OFTEN }, HOST_NEVER);
             assert_int_equal(own.staging > 2 * block + 1024, ahead);
         }
     }
@@ -388,7 +471,9 @@ static void test_missing_wait(void **state)
     DeviceMark *done = device_mark(NULL);
     device_queue(QUEUE_COMPUTE);
     device_copy(memory + 32, memory, 16);
-    assert_non_null(strstr(problem, "device_copy on queue compute touches memory that device_zero on queue gather wrote"));
+    assert_non_null(strstr(
+        problem,
+        "device_copy on queue compute touches memory that device_zero on queue gather wrote"));
     *problem = '\0';
     device_wait(done);
     device_zero(memory, 64);
@@ -403,9 +488,11 @@ int main(int argc, char **argv)
     start_ranks(&argc, &argv);
     add_after_architecture();
     operations_watch(&watch);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_missing_wait), cmocka_unit_test(test_every_strategy),
-                                        cmocka_unit_test(test_in_context), cmocka_unit_test(test_in_tensor),
-                                        cmocka_unit_test(test_in_stages), cmocka_unit_test(test_on_host),
-                                        cmocka_unit_test(test_muon) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_missing_wait), cmocka_unit_test(test_every_strategy),
+        cmocka_unit_test(test_in_context),   cmocka_unit_test(test_in_tensor),
+        cmocka_unit_test(test_in_stages),    cmocka_unit_test(test_on_host),
+        cmocka_unit_test(test_muon)
+    };
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -1,4 +1,5 @@
-/* CRC-32C: published values, the CPU's instruction against the table at every length and alignment, and combination of parts. */
+/* CRC-32C: published values, the CPU's instruction against the table at every length and alignment,
+ * and combination of parts. */
 #include "model/checkpoint/crc32c.h"
 #include "tests/kit.h"
 #include "tests/pattern.h"
@@ -15,9 +16,10 @@ typedef uint32_t Checksum(uint32_t crc, const void *data, size_t bytes);
 static void check_published(Checksum *crc)
 {
     unsigned char zeros[32] = { 0 }, ones[32], rising[32], falling[32];
-    static const unsigned char command[48] = {      /* an iSCSI read (10) */
-        0x01, 0xc0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x14, 0, 0, 0, 0, 0, 0x04, 0, 0, 0, 0, 0x14,
-        0, 0, 0, 0x18, 0x28, 0, 0, 0, 0, 0, 0, 0, 0x02,
+    static const unsigned char command[48] = {
+        /* an iSCSI read (10) */
+        0x01, 0xc0, 0, 0, 0, 0, 0,    0, 0, 0, 0,    0,    0, 0, 0, 0, 0x14, 0, 0, 0,    0,
+        0,    0x04, 0, 0, 0, 0, 0x14, 0, 0, 0, 0x18, 0x28, 0, 0, 0, 0, 0,    0, 0, 0x02,
     };
     for (int i = 0; i < 32; i++) {
         ones[i] = 0xff;
@@ -52,7 +54,8 @@ static void test_lengths(void **state)
         for (size_t bytes = 0; bytes < 100; bytes++)
             assert_int_equal(crc32c(0, data + at, bytes), crc32c_by_table(0, data + at, bytes));
         for (size_t i = 0; i < sizeof large / sizeof large[0]; i++)
-            assert_int_equal(crc32c((uint32_t)i, data + at, large[i]), crc32c_by_table((uint32_t)i, data + at, large[i]));
+            assert_int_equal(crc32c((uint32_t)i, data + at, large[i]),
+                             crc32c_by_table((uint32_t)i, data + at, large[i]));
     }
     release();
 }
@@ -68,12 +71,14 @@ static void test_parts(void **state)
     for (size_t i = 0; i < sizeof cuts / sizeof cuts[0]; i++)
         for (size_t k = i; k < sizeof cuts / sizeof cuts[0]; k++) {
             const size_t a = cuts[i], b = cuts[k];
-            const uint32_t last = crc32c(0, data + b, BYTES - b), middle = crc32c_shift(crc32c(0, data + a, b - a), BYTES - b),
+            const uint32_t last = crc32c(0, data + b, BYTES - b),
+                           middle = crc32c_shift(crc32c(0, data + a, b - a), BYTES - b),
                            first = crc32c_shift(crc32c(0, data, a), BYTES - a);
             assert_int_equal(last ^ first ^ middle, whole);
             assert_int_equal(crc32c(crc32c(0, data, a), data + a, BYTES - a), whole);
         }
-    assert_int_equal(crc32c_shift(crc32c_shift(whole, 3), (uint64_t)5 << 40), crc32c_shift(whole, ((uint64_t)5 << 40) + 3));
+    assert_int_equal(crc32c_shift(crc32c_shift(whole, 3), (uint64_t)5 << 40),
+                     crc32c_shift(whole, ((uint64_t)5 << 40) + 3));
     release();
 }
 
@@ -92,7 +97,9 @@ static void test_every_bit_counts(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_published), cmocka_unit_test(test_lengths),
-                                        cmocka_unit_test(test_parts), cmocka_unit_test(test_every_bit_counts) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_published),
+                                        cmocka_unit_test(test_lengths),
+                                        cmocka_unit_test(test_parts),
+                                        cmocka_unit_test(test_every_bit_counts) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

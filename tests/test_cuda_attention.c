@@ -1,23 +1,30 @@
-/* Attention by attention_mma.cu (BF16 and F32) and, on compute capability 9.0, by attention_sm90.cu too (BF16), beyond the common
- * tests: long sequences, many documents, every head width with its own kernels, widths between these, windows, ends inside and on
- * the edge of tiles. Sampled rows of queries and keys are compared with a double reference; each call runs twice and must repeat
- * its bits.
+/* Attention by attention_mma.cu (BF16 and F32) and, on compute capability 9.0, by attention_sm90.cu
+ * too (BF16), beyond the common tests: long sequences, many documents, every head width with its
+ * own kernels, widths between these, windows, ends inside and on the edge of tiles. Sampled rows of
+ * queries and keys are compared with a double reference; each call runs twice and must repeat its
+ * bits.
  *
- * Bounds, with u = 2^-24 and w the unit roundoff of the tensor cores' inputs (BF16: 2^-8; F32: 0): a score has an error of d = (D +
- * 8) u scale sum|q k|, so p has a relative error of d before rounding (w), and sums over n keys or queries have n u: in all e = w +
- * 4 d + (2 n + 16) u. Hence
+ * Bounds, with u = 2^-24 and w the unit roundoff of the tensor cores' inputs (BF16: 2^-8; F32: 0):
+ * a score has an error of d = (D + 8) u scale sum|q k|, so p has a relative error of d before
+ * rounding (w), and sums over n keys or queries have n u: in all e = w + 4 d + (2 n + 16) u. Hence
  *     y   e sum p|v|                          lse  d + (n + 16) u + 4 u |lse|
  *     ds  |ds| e + p a, a = (D + 4) u (sum|dy v| + sum|dy y|)             [ds = p (dp - delta)]
  *     dv  e sum p|dy|          dq, dk  scale sum (|ds| e + p a) |k| or |q|
- * and with several query heads per key head those of dk and dv may be rounded (w) before they are added. */
+ * and with several query heads per key head those of dk and dv may be rounded (w) before they are
+ * added. */
 #include "kernels/cuda/attention.h"
 #include "tests/kit.h"
 
 #include <spawn.h>
 
-/* documents: their number; 0: none. steep: unless 0, how much scores grow towards the first keys, which some kernels process last:
- * see make_steep */
-typedef struct { const char *name; int B, T, H, K, D, documents, window; float steep; } Shape;
+/* documents: their number; 0: none. steep: unless 0, how much scores grow towards the first keys,
+ * which some kernels process last: see make_steep */
+typedef struct {
+    const char *name;
+    int B, T, H, K, D, documents, window;
+    float steep;
+} Shape;
+// clang-format off
 static const Shape small[] = {
     { "one token",   2, 1,   2, 1, 64,  0 },
     { "odd length",  3, 37,  4, 2, 64,  0 },
@@ -50,6 +57,8 @@ static const Shape small[] = {
     { "width 256, window 100",         1, 400, 4, 2, 256, 0, 100 },
     { "steep, width 256",              1, 500, 2, 1, 256, 0, 0, 4 },
 };
+// clang-format on
+// clang-format off
 static const Shape large[] = {
     { "long sequences", 3, 8192, 4,  2, 64,  0 },
     { "a long sequence, shared keys", 1, 8192, 16, 4, 64,  0 },
@@ -67,14 +76,17 @@ static const Shape large[] = {
     { "steep documents, shared keys",                2, 8192, 6, 3, 96,  3, 0, 1.45f },
     { "width 256, shared keys",                      1, 4096, 8, 1, 256, 0 },
 };
+// clang-format on
 
 /* Neighbouring blocks of keys share loads: long sequences, of an even number of blocks. */
 static const Shape pairs[] = {
     { "neighbours, the last block of one tile", 1, 8380, 3, 1, 128, 0 },
-    { "neighbours in a window, width 64",       1, 8192, 2, 1, 64,  0, 4200 },
+    { "neighbours in a window, width 64", 1, 8192, 2, 1, 64, 0, 4200 },
 };
 
-/* Documents, from single ones to as many as in training; B documents are the sequences themselves. */
+/* Documents, from single ones to as many as in training; B documents are the sequences
+ * themselves. */
+// clang-format off
 static Shape ladder[] = {
     { "whole sequences, shared keys, width 128",     8, 128,  8,  2,  128, 8 },
     { "16 documents, shared keys, width 128",        4, 512,  8,  2,  128, 16 },
@@ -98,6 +110,7 @@ static Shape ladder[] = {
     { "window 1000 of some lengths only, width 128", 4, 4096, 8,  8,  128, 60, 1000 },
     { "window 1000 of 2 long documents, width 64",   1, 8192, 16, 8,  64,  2,  1000 },
 };
+// clang-format on
 enum { RUNGS = sizeof ladder / sizeof ladder[0] };
 
 static char *program;
@@ -107,22 +120,26 @@ typedef struct {
     void (*forward)(Tensor, float *, Tensor, Attention, Documents);
     void (*backward)(Tensor, Tensor, Tensor, Tensor, const float *, Attention, Documents);
 } Way;
-static const Way taken = { attention_forward, attention_backward }, everywhere = { attention_mma_forward, attention_mma_backward };
+static const Way taken = { attention_forward, attention_backward },
+                 everywhere = { attention_mma_forward, attention_mma_backward };
 
 /* All tensors in double, as stored on the device. */
 typedef struct {
     Attention a;
-    int S, count, *start;           /* documents on the host: the sequences if there are none */
+    int S, count, *start; /* documents on the host: the sequences if there are none */
     double *qkv, *y, *dy, *dqkv, w;
     float *lse;
-    bool documents, packed;         /* packed: lse is (tokens, H), else (B, H, T) */
+    bool documents, packed; /* packed: lse is (tokens, H), else (B, H, T) */
     Format format;
 } Case;
 
 /* Results compared in the current case. */
 typedef enum { Y, LSE, DQ, DK, DV, PARTS } Part;
 static const char *const part_name[] = { "y", "lse", "dq", "dk", "dv" };
-static struct { long checked, wrong; char first[200]; } tally[PARTS];
+static struct {
+    long checked, wrong;
+    char first[200];
+} tally[PARTS];
 
 static const double *query(const Case *c, int n, int h)
 {
@@ -155,13 +172,16 @@ static double dot(const double *a, const double *b, int D, double *size)
     return sum;
 }
 
-static void check_value(Format f, Part part, int n, int h, int i, double x, double ref, double bound)
+static void check_value(Format f, Part part, int n, int h, int i, double x, double ref,
+                        double bound)
 {
     double limit = unit_roundoff(f) * (fabs(ref) + bound) + bound + 0x1p-126;
     tally[part].checked++;
     if (!(fabs(x - ref) <= limit) && tally[part].wrong++ == 0)
-        snprintf(tally[part].first, sizeof tally[part].first, "token %d, head %d, element %d is %.9g, expected %.9g; "
-                 "off by %.3g, at most %.3g is explained", n, h, i, x, ref, fabs(x - ref), limit);
+        snprintf(tally[part].first, sizeof tally[part].first,
+                 "token %d, head %d, element %d is %.9g, expected %.9g; "
+                 "off by %.3g, at most %.3g is explained",
+                 n, h, i, x, ref, fabs(x - ref), limit);
 }
 
 /* The first token that token n of a document from `first` sees. */
@@ -183,8 +203,8 @@ static void check_tally(const char *name)
     for (int i = 0; i < PARTS; i++)
         wrong += tally[i].wrong;
     for (int i = 0; wrong && i < PARTS; i++)
-        print_error("    %-3s %ld of %ld wrong%s%s\n", part_name[i], tally[i].wrong, tally[i].checked,
-                    tally[i].wrong ? ": " : "", tally[i].first);
+        print_error("    %-3s %ld of %ld wrong%s%s\n", part_name[i], tally[i].wrong,
+                    tally[i].checked, tally[i].wrong ? ": " : "", tally[i].first);
     memset(tally, 0, sizeof tally);
     if (wrong)
         fail_msg("%s: %ld numbers are wrong", name, wrong);
@@ -206,7 +226,8 @@ static void check_query(const Case *c, int first, int n, int h)
 {
     const Attention a = c->a;
     const int D = a.D, kv = h / (a.H / a.K), keys = n - first + 1;
-    double *p = keep(sizeof *p * (size_t)keys), top = -INFINITY, sum = 0, worst = 0, size, y_size, delta;
+    double *p = keep(sizeof *p * (size_t)keys), top = -INFINITY, sum = 0, worst = 0, size, y_size,
+           delta;
     double y[256] = { 0 }, y_abs[256] = { 0 }, dq[256] = { 0 }, dq_bound[256] = { 0 };
     for (int u = 0; u < keys; u++) {
         p[u] = a.scale * dot(query(c, n, h), key(c, first + u, kv), D, &size);
@@ -234,7 +255,8 @@ static void check_query(const Case *c, int first, int n, int h)
     }
     for (int i = 0; i < D; i++) {
         check_value(c->format, Y, n, h, i, at_y(c, c->y, n, h)[i], y[i], e * y_abs[i]);
-        check_value(c->format, DQ, n, h, i, c->dqkv[(size_t)n * c->S + h * D + i], dq[i], dq_bound[i]);
+        check_value(c->format, DQ, n, h, i, c->dqkv[(size_t)n * c->S + h * D + i], dq[i],
+                    dq_bound[i]);
     }
 }
 
@@ -243,15 +265,19 @@ static void check_key(const Case *c, int u, int end, int kv)
 {
     const Attention a = c->a;
     const int D = a.D, group = a.H / a.K;
-    double dk[256] = { 0 }, dv[256] = { 0 }, dk_bound[256] = { 0 }, dv_bound[256] = { 0 }, size, y_size;
+    double dk[256] = { 0 }, dv[256] = { 0 }, dk_bound[256] = { 0 }, dv_bound[256] = { 0 }, size,
+           y_size;
     for (int h = kv * group; h < (kv + 1) * group; h++) {
         double head_dk[256] = { 0 }, head_dv[256] = { 0 };
         for (int n = u; n < end; n++) {
             const double *dy = at_y(c, c->dy, n, h), *q = query(c, n, h);
             const double s = a.scale * dot(q, key(c, u, kv), D, &size);
-            const double p = exp(s - lse_of(c, n, h)), e = relative_error(c, (D + 8) * U24 * a.scale * size, end - u);
-            const double delta = dot(dy, at_y(c, c->y, n, h), D, &y_size), dp = dot(dy, value(c, u, kv), D, &size);
-            const double ds = p * (dp - delta), ds_bound = fabs(ds) * e + p * (D + 4) * U24 * (size + y_size);
+            const double p = exp(s - lse_of(c, n, h)),
+                         e = relative_error(c, (D + 8) * U24 * a.scale * size, end - u);
+            const double delta = dot(dy, at_y(c, c->y, n, h), D, &y_size),
+                         dp = dot(dy, value(c, u, kv), D, &size);
+            const double ds = p * (dp - delta),
+                         ds_bound = fabs(ds) * e + p * (D + 4) * U24 * (size + y_size);
             for (int i = 0; i < D; i++) {
                 head_dv[i] += p * dy[i];
                 head_dk[i] += a.scale * ds * q[i];
@@ -272,14 +298,19 @@ static void check_key(const Case *c, int u, int end, int kv)
     }
 }
 
-/* First, second, last and two other rows of a document, all rows for few heads; with a window also the first row that does not see
- * the first row, and the last row that the last row does not see. */
+/* First, second, last and two other rows of a document, all rows for few heads; with a window also
+ * the first row that does not see the first row, and the last row that the last row does not
+ * see. */
 static void check_document(const Case *c, int i)
 {
     const int first = c->start[i], end = c->start[i + 1];
-    const int rows[] = { first, first + 1, end - 1, first + (int)(random_bits(1, i) % (unsigned)(end - first)),
+    const int rows[] = { first,
+                         first + 1,
+                         end - 1,
+                         first + (int)(random_bits(1, i) % (unsigned)(end - first)),
                          first + (int)(random_bits(2, i) % (unsigned)(end - first)),
-                         first + c->a.window, end - 1 - c->a.window };
+                         first + c->a.window,
+                         end - 1 - c->a.window };
     for (int r = 0; r < (c->a.window ? 7 : 5); r++) {
         if (rows[r] < first || rows[r] >= end)
             continue;
@@ -289,7 +320,8 @@ static void check_document(const Case *c, int i)
     }
 }
 
-/* Starts of `count` documents in B sequences of T tokens: lengths from 1 on, spread evenly over the sequences. */
+/* Starts of `count` documents in B sequences of T tokens: lengths from 1 on, spread evenly over the
+ * sequences. */
 static void make_documents(Case *c, int count)
 {
     const int B = c->a.B, T = c->a.T;
@@ -299,7 +331,8 @@ static void make_documents(Case *c, int count)
     for (int b = 0, i = 0; b < B; b++) {
         int here = c->count / B + (b < c->count % B), left = T;
         for (int j = 0; j < here; j++) {
-            int most = left - (here - j - 1), random = (int)(random_bits(9, (uint64_t)i) % (unsigned)most);
+            int most = left - (here - j - 1),
+                random = (int)(random_bits(9, (uint64_t)i) % (unsigned)most);
             int length = j == here - 1 ? left : 1 + random / 2;
             c->start[i++] = b * T + T - left;
             left -= length;
@@ -314,7 +347,8 @@ static Documents documents_of(const Case *c)
     if (!c->documents)
         return d;
     for (int i = 0; i < c->count; i++)
-        d.longest = c->start[i + 1] - c->start[i] > d.longest ? c->start[i + 1] - c->start[i] : d.longest;
+        d.longest =
+            c->start[i + 1] - c->start[i] > d.longest ? c->start[i + 1] - c->start[i] : d.longest;
     d.count = c->count;
     d.host_start = c->start;
     d.start = put_ints(c->start, (size_t)c->count + 1);
@@ -332,18 +366,22 @@ static void check_finite(const Case *c)
     }
 }
 
-/* Without a window, so that the workspace holds sums over every key, which a kernel with a window must not use. */
-static void fill_workspace(Way way, Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, float *lse, Attention a, Documents docs)
+/* Without a window, so that the workspace holds sums over every key, which a kernel with a window
+ * must not use. */
+static void fill_workspace(Way way, Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, float *lse,
+                           Attention a, Documents docs)
 {
     a.window = 0;
     way.forward(y, lse, qkv, a, docs);
     way.backward(dqkv, dy, qkv, y, lse, a, docs);
 }
 
-/* Multiplies queries by `steep`, and keys by 8 at the first token of a sequence, decreasing to 0 after its last. With 4 the first
- * scores reach about 30. With 1 and 1.45 weights reach 2^8 and more relative to those near the diagonal, and the bound from norms
- * is within 2^64, at once or after some tiles. With 16 it never is, and weights would overflow if a kernel assumed it; there key
- * heads after the first have keys a sixteenth as long, whose norms would be too small a bound for the first head. */
+/* Multiplies queries by `steep`, and keys by 8 at the first token of a sequence, decreasing to 0
+ * after its last. With 4 the first scores reach about 30. With 1 and 1.45 weights reach 2^8 and
+ * more relative to those near the diagonal, and the bound from norms is within 2^64, at once or
+ * after some tiles. With 16 it never is, and weights would overflow if a kernel assumed it; there
+ * key heads after the first have keys a sixteenth as long, whose norms would be too small a bound
+ * for the first head. */
 static void make_steep(Tensor qkv, Attention a, float steep)
 {
     const double *from = values(qkv);
@@ -351,7 +389,9 @@ static void make_steep(Tensor qkv, Attention a, float steep)
     for (size_t i = 0; i < tensor_numel(qkv); i++) {
         const int head = (int)(i % (size_t)qkv.cols) / a.D, t = (int)(i / (size_t)qkv.cols) % a.T;
         const float small = steep > 4 && head > a.H ? 1.0f / 16 : 1;
-        const float factor = head < a.H ? steep : head < a.H + a.K ? 8 * (float)(a.T - t) / (float)a.T * small : 1;
+        const float factor = head < a.H         ? steep
+                             : head < a.H + a.K ? 8 * (float)(a.T - t) / (float)a.T * small
+                                                : 1;
         x[i] = factor * (float)from[i];
     }
     put(qkv, x);
@@ -364,14 +404,22 @@ static bool has_hopper(const Shape *s, Format format)
 
 static void run_way(const Shape *s, Format format, Way way)
 {
-    Case c = { .format = format, .S = (s->H + 2 * s->K) * s->D, .w = format.dtype == BF16 ? 0x1p-8 : 0,
-               .a = { .B = s->B, .T = s->T, .H = s->H, .K = s->K, .D = s->D, .scale = 1 / sqrtf((float)s->D),
+    Case c = { .format = format,
+               .S = (s->H + 2 * s->K) * s->D,
+               .w = format.dtype == BF16 ? 0x1p-8 : 0,
+               .a = { .B = s->B,
+                      .T = s->T,
+                      .H = s->H,
+                      .K = s->K,
+                      .D = s->D,
+                      .scale = 1 / sqrtf((float)s->D),
                       .window = s->window } };
     const int N = s->B * s->T;
     make_documents(&c, s->documents);
     c.packed = c.documents && way.forward == attention_forward && has_hopper(s, format);
     const Documents docs = documents_of(&c);
-    Tensor qkv = make_filled(format, N, c.S, 1, -1, 1), y = make(format, N, s->H * s->D), lse = make_f32(N, s->H);
+    Tensor qkv = make_filled(format, N, c.S, 1, -1, 1), y = make(format, N, s->H * s->D),
+           lse = make_f32(N, s->H);
     Tensor dy = make_filled(format, N, s->H * s->D, 2, -1, 1), dqkv = make(format, N, c.S);
     if (s->steep > 0)
         make_steep(qkv, c.a, s->steep);
@@ -430,7 +478,8 @@ static void test_rung(void **state)
     run_case(*state, (Format){ BF16, 0 });
 }
 
-/* Documents in BF16, each case in a new process: an invalid memory access breaks all later work of its process. */
+/* Documents in BF16, each case in a new process: an invalid memory access breaks all later work of
+ * its process. */
 static void test_documents(void **state)
 {
     (void)state;
@@ -460,25 +509,28 @@ static void test_errors(void **state)
     const Format bf = { BF16, 0 }, f = { F32, 0 };
     Tensor qkv = make(bf, 4, 7 * 64), y = make(bf, 4, 3 * 64), lse = make_f32(4, 3);
     Tensor wide_qkv = make(f, 4, 900), wide_y = make(f, 4, 300);
-    DIES("3 query heads, 2 key/value heads", attention_forward(y, lse.data, qkv, a, (Documents){ 0 }));
+    DIES("3 query heads, 2 key/value heads",
+         attention_forward(y, lse.data, qkv, a, (Documents){ 0 }));
     DIES("heads of width 300", attention_forward(wide_y, lse.data, wide_qkv, b, (Documents){ 0 }));
     release();
 }
 
-/* ./test_cuda_attention [pattern]: only the tests whose names match, such as test_small under a sanitizer;
- * ./test_cuda_attention rung i: one case of documents. */
+/* ./test_cuda_attention [pattern]: only the tests whose names match, such as test_small under a
+ * sanitizer; ./test_cuda_attention rung i: one case of documents. */
 int main(int argc, char **argv)
 {
     program = argv[0];
     if (argc == 3 && strcmp(argv[1], "rung") == 0 && (unsigned)atoi(argv[2]) < RUNGS) {
         Shape *rung = &ladder[atoi(argv[2])];
         const struct CMUnitTest test = { rung->name, test_rung, NULL, NULL, rung };
-        cmocka_set_message_output(CM_OUTPUT_TAP);           /* else the case would count as a test */
+        /* else the case would count as a test */
+        cmocka_set_message_output(CM_OUTPUT_TAP);
         return _cmocka_run_group_tests("rung", &test, 1, start_device, NULL);
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_small), cmocka_unit_test(test_documents), cmocka_unit_test(test_large),
-        cmocka_unit_test(test_pairs), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_small),  cmocka_unit_test(test_documents),
+        cmocka_unit_test(test_large),  cmocka_unit_test(test_pairs),
+        cmocka_unit_test(test_errors),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

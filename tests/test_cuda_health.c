@@ -1,5 +1,5 @@
-/* The real NVML on the real GPU: values in the ranges of supported GPUs, an energy counter that agrees with the power, and the time
- * of a reading. */
+/* The real NVML on the real GPU: values in the ranges of supported GPUs, an energy counter that
+ * agrees with the power, and the time of a reading. */
 #include "tests/kit.h"
 
 #include "kernels/runtime/clock.h"
@@ -18,7 +18,8 @@ static void test_values(void **state)
     (void)state;
     DeviceHealth d;
     assert_true(device_health(&d));
-    printf("%s at %s, faults %x, power capped: %g\n", device_name(), device_address(), d.faults, d.power_capped);
+    printf("%s at %s, faults %x, power capped: %g\n", device_name(), device_address(), d.faults,
+           d.power_capped);
     expect_between("power, W", d.power, 1, 2000);
     expect_between("power limit, W", d.power_limit, 50, 2000);
     expect_between("temperature, C", d.temperature, 5, 110);
@@ -27,7 +28,8 @@ static void test_values(void **state)
     assert_true(d.power_capped == 0 || d.power_capped == 1);
 }
 
-/* Writing memory for a second and a half: the power is an average over a second, the counter moves each 0.1 s. */
+/* Writing memory for a second and a half: the power is an average over a second, the counter moves
+ * each 0.1 s. */
 static void test_energy(void **state)
 {
     (void)state;
@@ -44,7 +46,8 @@ static void test_energy(void **state)
     assert_true(device_health(&to));
     const double seconds = clock_seconds() - start;
     device_free(memory);
-    expect_between("counted power over that told", (to.energy - from.energy) / seconds / to.power, 0.4, 2.5);
+    expect_between("counted power over that told", (to.energy - from.energy) / seconds / to.power,
+                   0.4, 2.5);
 }
 
 static void test_cost(void **state)
@@ -61,7 +64,9 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values), cmocka_unit_test(test_energy), cmocka_unit_test(test_cost),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_energy),
+        cmocka_unit_test(test_cost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

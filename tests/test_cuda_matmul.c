@@ -1,5 +1,5 @@
-/* GEMMs of cuBLASLt beyond the common tests: FP8 operands, and GEMMs large enough that their algorithm is chosen by timing, which
- * must not change accumulators or bits. */
+/* GEMMs of cuBLASLt beyond the common tests: FP8 operands, and GEMMs large enough that their
+ * algorithm is chosen by timing, which must not change accumulators or bits. */
 #include "tests/fp8.h"
 
 #include <unistd.h>
@@ -9,9 +9,10 @@
 
 static const Format F = { F32, 0 }, BF = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 };
 
-/* ---- FP8 --------------------------------------------------------------------------------------------------- */
+/* ---- FP8 ------------------------------------------------------------------------------------- */
 
-/* Finite codes of both signs, some subnormal, with their transposed copy, and a scale that is no power of two. */
+/* Finite codes of both signs, some subnormal, with their transposed copy, and a scale that is no
+ * power of two. */
 static Tensor make_fp8(Format f, int rows, int cols, uint64_t seed)
 {
     Tensor t = make(f, rows, cols);
@@ -36,7 +37,8 @@ static void fp8_case(int N, int C, int O, Format out, Format gradient)
     Tensor x = make_fp8(E4, N, C, 1), w = make_fp8(E4, O, C, 2), dy = make_fp8(gradient, N, O, 3);
     Tensor y = make(out, N, O), add = make_filled(out, N, O, 4, -2, 2);
     Tensor dx = make_filled(out, N, C, 5, -2, 2), dw = make_filled(out, O, C, 6, -2, 2);
-    double *X = values(x), *W = values(w), *DY = values(dy), *old, *ref = keep(most * 8), *bound = keep(most * 8);
+    double *X = values(x), *W = values(w), *DY = values(dy), *old, *ref = keep(most * 8),
+           *bound = keep(most * 8);
 
     TWICE(matmul(y, x, w, NONE), y);
     product(ref, bound, NULL, N, O, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
@@ -71,28 +73,33 @@ static void test_fp8(void **state)
     fp8_case(96, 256, 384, BF, E5);
     fp8_case(96, 256, 384, F, E5);
     fp8_case(96, 256, 384, BF, E4);
-    fp8_case(64, 32, 8192, BF, E5);         /* dx: few outputs, a long sum */
+    fp8_case(64, 32, 8192, BF, E5); /* dx: few outputs, a long sum */
 }
 
-/* ---- large ------------------------------------------------------------------------------------------------- */
+/* ---- large ----------------------------------------------------------------------------------- */
 
 /* |y - sum a b - old| <= u |y| + 2 (K + 4) u24 sum|a b| for sampled elements; the factor 2 covers tensor cores, which truncate
  * instead of rounding. */
-static void check_elements(const char *what, Tensor t, const double *old, int K, Strided a, Strided b)
+static void check_elements(const char *what, Tensor t, const double *old, int K, Strided a,
+                           Strided b)
 {
     const double *y = values(t);
     for (uint64_t s = 0; s < 2000; s++) {
-        int i = (int)(random_bits(7, s) % (unsigned)t.rows), j = (int)(random_bits(8, s) % (unsigned)t.cols);
+        int i = (int)(random_bits(7, s) % (unsigned)t.rows),
+            j = (int)(random_bits(8, s) % (unsigned)t.cols);
         size_t at = (size_t)i * (size_t)t.cols + (size_t)j;
         double sum = old ? old[at] : 0, size = fabs(sum);
         for (int k = 0; k < K; k++) {
-            double term = a.x[(size_t)i * a.row + (size_t)k * a.col] * b.x[(size_t)j * b.row + (size_t)k * b.col];
+            double term = a.x[(size_t)i * a.row + (size_t)k * a.col] *
+                          b.x[(size_t)j * b.row + (size_t)k * b.col];
             sum += term;
             size += fabs(term);
         }
-        double error = 2 * (K + 4) * U24 * size, limit = unit_roundoff(t.format) * (fabs(sum) + error) + error;
+        double error = 2 * (K + 4) * U24 * size,
+               limit = unit_roundoff(t.format) * (fabs(sum) + error) + error;
         if (!(fabs(y[at] - sum) <= limit))
-            fail_msg("%s[%d,%d]: %.9g, expected %.9g; at most %.3g off is explained", what, i, j, y[at], sum, limit);
+            fail_msg("%s[%d,%d]: %.9g, expected %.9g; at most %.3g off is explained", what, i, j,
+                     y[at], sum, limit);
     }
 }
 
@@ -119,7 +126,8 @@ static void large_case(Format operand, Format out)
     TWICE(matmul_dx(dx, dy, w, true), dx);
     check_elements("matmul_dx", dx, old, O, (Strided){ DY, O, 1 }, (Strided){ W, 1, C });
     old = values(dw);
-    EMPTY_IS_ZEROS(dw, matmul_dw(dw, dy, x));       /* first, as in a step: NaNs during the choice */
+    /* first, as in a step: NaNs during the choice */
+    EMPTY_IS_ZEROS(dw, matmul_dw(dw, dy, x));
     TWICE(matmul_dw(dw, dy, x), dw);
     check_elements("matmul_dw", dw, old, N, (Strided){ DY, 1, O }, (Strided){ X, 1, C });
     release();
@@ -136,15 +144,18 @@ static void test_large(void **state)
 /* A single row, with a width that ends inside a warp's load, and an odd number of outputs. */
 static void row_case(int C, int O, Format out)
 {
-    Tensor x = make_filled(BF, 1, C, 1, -1, 1), w = make_filled(BF, O, C, 2, -1, 1), y = make_filled(out, 1, O, 3, -8, 8);
+    Tensor x = make_filled(BF, 1, C, 1, -1, 1), w = make_filled(BF, O, C, 2, -1, 1),
+           y = make_filled(out, 1, O, 3, -8, 8);
     const double *X = values(x), *W = values(w), *old = values(y);
     TWICE(matmul(y, x, w, y), y);
-    check_elements("one row, added in place", y, old, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
+    check_elements("one row, added in place", y, old, C, (Strided){ X, C, 1 },
+                   (Strided){ W, C, 1 });
     TWICE(matmul(y, x, w, NONE), y);
     check_elements("one row", y, NULL, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
     Tensor bias = make_filled(out, O, 1, 4, -8, 8);
     TWICE(matmul(y, x, w, bias), y);
-    check_elements("one row + bias", y, values(bias), C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
+    check_elements("one row + bias", y, values(bias), C, (Strided){ X, C, 1 },
+                   (Strided){ W, C, 1 });
     release();
 }
 
@@ -157,12 +168,14 @@ static void test_row(void **state)
     row_case(11008, 4099, F);
 }
 
-/* With operands of zeros all algorithms give the same bits, so the choice waits for real data, in the third call. */
+/* With operands of zeros all algorithms give the same bits, so the choice waits for real data, in
+ * the third call. */
 static void test_zeros(void **state)
 {
     (void)state;
     const int n = 1792;
-    Tensor x = make_filled(BF, n, n, 1, 0, 0), w = make_filled(BF, n, n, 2, -1, 1), y = make(BF, n, n);
+    Tensor x = make_filled(BF, n, n, 1, 0, 0), w = make_filled(BF, n, n, 2, -1, 1),
+           y = make(BF, n, n);
     for (int i = 0; i < 2; i++)
         matmul(y, x, w, NONE);
     const double *zeros = values(y);
@@ -170,7 +183,8 @@ static void test_zeros(void **state)
         assert_true(zeros[i] == 0);
     fill(x, 3, -1, 1);
     TWICE(matmul(y, x, w, NONE), y);
-    check_elements("after zeros", y, NULL, n, (Strided){ values(x), n, 1 }, (Strided){ values(w), n, 1 });
+    check_elements("after zeros", y, NULL, n, (Strided){ values(x), n, 1 },
+                   (Strided){ values(w), n, 1 });
     release();
 }
 
@@ -195,8 +209,8 @@ static void test_later_run(void **state)
 
 static bool scales_reused;
 
-/* On Hopper one kernel, which does not write `wide`: the bits of GEMM and SwiGLU, although these sums depend on the order of
- * terms. */
+/* On Hopper one kernel, which does not write `wide`: the bits of GEMM and SwiGLU, although these
+ * sums depend on the order of terms. */
 static void swiglu_case(int C)
 {
     enum { N = 2320, WIDTH = 1024 };
@@ -219,8 +233,10 @@ static void swiglu_case(int C)
     matmul_swiglu(act[1], saved[1], other, x, w);
     scales_reused = false;
     /* except the padding of the scale to 16 bytes */
-    check_same_bytes("act", tensor_snapshot(act[1]), tensor_snapshot(act[0]), tensor_bytes(act[0]) - 12);
-    check_same_bytes("saved", tensor_snapshot(saved[1]), tensor_snapshot(saved[0]), tensor_bytes(saved[0]));
+    check_same_bytes("act", tensor_snapshot(act[1]), tensor_snapshot(act[0]),
+                     tensor_bytes(act[0]) - 12);
+    check_same_bytes("saved", tensor_snapshot(saved[1]), tensor_snapshot(saved[0]),
+                     tensor_bytes(saved[0]));
     if (runs_on_hopper())
         check_same_bytes("wide", tensor_snapshot(other), before, tensor_bytes(other));
     release();
@@ -234,13 +250,15 @@ static void test_swiglu(void **state)
     swiglu_case(2320);
 }
 
-/* The same for the last layer's input gradient and SwiGLU's backward. Tokens and sums end inside a tile, and blocks have
- * several. */
+/* The same for the last layer's input gradient and SwiGLU's backward. Tokens and sums end inside a
+ * tile, and blocks have several. */
 static void dx_swiglu_case(bool with_act, bool exceeds)
 {
     enum { N = 4624, C = 4112, WIDTH = 1024 };
-    Tensor dy = make_fp8(E5, N, C, 1), w = make_fp8(E4, C, WIDTH, 2), wide = make_filled(BF, N, 2 * WIDTH, 3, -2, 2);
-    Tensor saved = make((Format){ E4M3, 16 }, N, 2 * WIDTH), dact = make(BF, N, WIDTH), other = make(BF, N, WIDTH);
+    Tensor dy = make_fp8(E5, N, C, 1), w = make_fp8(E4, C, WIDTH, 2),
+           wide = make_filled(BF, N, 2 * WIDTH, 3, -2, 2);
+    Tensor saved = make((Format){ E4M3, 16 }, N, 2 * WIDTH), dact = make(BF, N, WIDTH),
+           other = make(BF, N, WIDTH);
     Tensor gradient[2], act[2];
     const float scale = 0.0123f, unknown = 0;
     for (int i = 0; i < 2; i++) {
@@ -250,7 +268,7 @@ static void dx_swiglu_case(bool with_act, bool exceeds)
         act[i] = make_operand(E4, N, WIDTH);
         device_put(act[i].scale, &scale, sizeof scale);
     }
-    act[1].data = act[0].data;          /* not written */
+    act[1].data = act[0].data; /* not written */
     const void *before = tensor_snapshot(other);
     quantize(saved, wide);
     dy.fast = true;
@@ -263,10 +281,12 @@ static void dx_swiglu_case(bool with_act, bool exceeds)
     swiglu_backward(gradient[0], columns_of(act[0]), dact, NO_PRODUCT, saved);
     matmul_dx_swiglu(gradient[1], with_act ? columns_of(act[1]) : NONE, other, dy, w, saved);
     scales_reused = false;
-    check_same_bytes("gradient", tensor_snapshot(gradient[1]), tensor_snapshot(gradient[0]), tensor_bytes(gradient[0]) - 12);
+    check_same_bytes("gradient", tensor_snapshot(gradient[1]), tensor_snapshot(gradient[0]),
+                     tensor_bytes(gradient[0]) - 12);
     check_transposed("gradient", gradient[1]);
     if (with_act)
-        check_same_bytes("act", tensor_snapshot(act[1]), tensor_snapshot(act[0]), tensor_bytes(act[0]) - 12);
+        check_same_bytes("act", tensor_snapshot(act[1]), tensor_snapshot(act[0]),
+                         tensor_bytes(act[0]) - 12);
     if (runs_on_hopper())
         check_same_bytes("dact", tensor_snapshot(other), before, tensor_bytes(other));
     release();
@@ -279,12 +299,13 @@ static void test_dx_swiglu(void **state)
         dx_swiglu_case(i % 2, i / 2);
 }
 
-/* ---- errors ------------------------------------------------------------------------------------------------ */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 static void test_errors(void **state)
 {
     (void)state;
-    Tensor a = make(BF, 16, 16), f = make(F, 16, 16), e4 = make_fp8(E4, 16, 16, 1), e5 = make_fp8(E5, 16, 16, 2);
+    Tensor a = make(BF, 16, 16), f = make(F, 16, 16), e4 = make_fp8(E4, 16, 16, 1),
+           e5 = make_fp8(E5, 16, 16, 2);
     Tensor narrow = make_fp8(E4, 16, 24, 3), no_t = e4;
     no_t.data_t = NULL;
     const Tensor y = make(F, 16, 16);
@@ -303,8 +324,9 @@ static void test_errors(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fp8), cmocka_unit_test(test_large), cmocka_unit_test(test_zeros),
-        cmocka_unit_test(test_row), cmocka_unit_test(test_later_run), cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_fp8),       cmocka_unit_test(test_large),
+        cmocka_unit_test(test_zeros),     cmocka_unit_test(test_row),
+        cmocka_unit_test(test_later_run), cmocka_unit_test(test_swiglu),
         cmocka_unit_test(test_dx_swiglu), cmocka_unit_test(test_errors),
     };
     static char folder[] = "/tmp/coat-autotune-XXXXXX", file[64];
@@ -314,7 +336,10 @@ int main(int argc, char **argv)
         setenv("XDG_CACHE_HOME", folder, 1);
     const int failed = cmocka_run_group_tests(tests, start_device, NULL);
     for (int i = 0; i < 3 && argc == 1; i++) {
-        snprintf(file, sizeof file, "%s%s", folder, i == 0 ? "/coat/gemms.txt" : i == 1 ? "/coat" : "");
+        snprintf(file, sizeof file, "%s%s", folder,
+                 i == 0   ? "/coat/gemms.txt"
+                 : i == 1 ? "/coat"
+                          : "");
         remove(file);
     }
     return failed;

@@ -1,20 +1,25 @@
-/* Data that become unreadable during a run: the run saves the trained state and ends; evaluation skips missing data. */
+/* Data that become unreadable during a run: the run saves the trained state and ends; evaluation
+ * skips missing data. */
 #include "tests/launch.h"
 
-static const char evaluators[] = "--eval_subset_num_batches=4 --evaluators='[{label: a, data: {paths: [%1$s/a.npy]}}, "
-                                 "{label: b, data: {paths: [%1$s/b.npy]}}, "
-                                 "{label: q, type: downstream, data: {paths: [%1$s/q.jsonl]}}]'";
+static const char evaluators[] =
+    "--eval_subset_num_batches=4 --evaluators='[{label: a, data: {paths: [%1$s/a.npy]}}, "
+    "{label: b, data: {paths: [%1$s/b.npy]}}, "
+    "{label: q, type: downstream, data: {paths: [%1$s/q.jsonl]}}]'";
 
 /* A copy of the training tokens with one outside the vocabulary, which step 4 reads. */
 static void make_bad(void)
 {
-    shell("cp build/few-ids/train.npy %s/bad.npy && printf '\\377\\377' | dd of=%s/bad.npy conv=notrunc bs=1 seek=%d 2>/dev/null",
+    shell("cp build/few-ids/train.npy %s/bad.npy && printf '\\377\\377' | dd of=%s/bad.npy "
+          "conv=notrunc bs=1 seek=%d 2>/dev/null",
           folder, folder, 20000);
 }
 
 static int train_on(int ranks, const char *data, const char *more)
 {
-    return train(ranks, "--max_duration=60 --stop_at=40 --save_folder=%s/run --data.paths=[%s/%s] %s", folder, folder, data, more);
+    return train(ranks,
+                 "--max_duration=60 --stop_at=40 --save_folder=%s/run --data.paths=[%s/%s] %s",
+                 folder, folder, data, more);
 }
 
 /* The last trained step is saved, and a resume from it equals an undisturbed run bit for bit. */
@@ -27,19 +32,26 @@ static void test_bad_token(void **state)
         long step = 0;
         expect_status(train_on(ranks, "bad.npy", ""), 1);
         const char *error = strstr(output, "; step ");
-        if (!error || sscanf(error, "; step %ld has no data, and the last checkpoint is ", &step) != 1)
+        if (!error ||
+            sscanf(error, "; step %ld has no data, and the last checkpoint is ", &step) != 1)
             fail_msg("no step in the error: %s", output);
         assert_in_range(step, 2, 39);
-        expect_output("bad.npy: token 10000 (counted from 0) is 65535, but the vocabulary has 1000 ids");
+        expect_output(
+            "bad.npy: token 10000 (counted from 0) is 65535, but the vocabulary has 1000 ids");
         assert_int_equal(trainer("run/latest", "step"), step - 1);
         losses(found, "run", (int)step - 1);
-        expect_status(train_on(ranks, "bad.npy", "--try_load_latest_save"), 1);     /* nothing new to save */
+        /* nothing new to save */
+        expect_status(train_on(ranks, "bad.npy", "--try_load_latest_save"), 1);
         assert_int_equal(trainer("run/latest", "step"), step - 1);
-        shell("mv %s/bad.npy %s/other && cp build/few-ids/train.npy %s/bad.npy", folder, folder, folder);
+        shell("mv %s/bad.npy %s/other && cp build/few-ids/train.npy %s/bad.npy", folder, folder,
+              folder);
         expect_status(train_on(ranks, "bad.npy", "--try_load_latest_save"), 0);
         losses(found, "run", 40);
-        expect_status(train(ranks, "--max_duration=60 --stop_at=40 --save_folder=%s/whole --data.paths=[build/few-ids/train.npy]",
-                            folder), 0);
+        expect_status(train(ranks,
+                            "--max_duration=60 --stop_at=40 --save_folder=%s/whole "
+                            "--data.paths=[build/few-ids/train.npy]",
+                            folder),
+                      0);
         losses(whole, "whole", 40);
         for (int i = 1; i <= 40; i++)
             assert_true(found[i] == whole[i]);
@@ -51,7 +63,8 @@ static void test_bad_token(void **state)
 static void wait_for_lines(const char *run, int lines)
 {
     char command[512];
-    snprintf(command, sizeof command, "test $(2>/dev/null wc -l <%s/%s/metrics.jsonl || echo 0) -ge %d", folder, run, lines);
+    snprintf(command, sizeof command,
+             "test $(2>/dev/null wc -l <%s/%s/metrics.jsonl || echo 0) -ge %d", folder, run, lines);
     for (int i = 0; i < 1000 && system(command) != 0; i++)
         usleep(50000);
 }
@@ -62,25 +75,32 @@ static void test_cut_file(void **state)
     (void)state;
     char arguments[1024];
     shell("cp build/few-ids/train.npy %s/cut.npy", folder);
-    snprintf(arguments, sizeof arguments, "--max_duration=100000 --save_folder=%s/cut --data.paths=[%s/cut.npy]", folder, folder);
+    snprintf(arguments, sizeof arguments,
+             "--max_duration=100000 --save_folder=%s/cut --data.paths=[%s/cut.npy]", folder,
+             folder);
     FILE *p = start(2, arguments);
     wait_for_lines("cut", 3);
     shell("truncate -s 4096 %s/cut.npy", folder);
     expect_status(finish(p), 1);
     expect_output("cut.npy can no longer be read at byte");
     expect_output("has no data, and the last checkpoint is ");
-    shell("cd %s/cut && test step$(tail -n 1 metrics.jsonl | sed 's/.*\"step\": \\([0-9]*\\).*/\\1/') = "
-          "$(readlink latest)", folder);
+    shell("cd %s/cut && test step$(tail -n 1 metrics.jsonl | sed 's/.*\"step\": "
+          "\\([0-9]*\\).*/\\1/') = "
+          "$(readlink latest)",
+          folder);
 }
 
-/* ---- evaluations -------------------------------------------------------------------------------------------- */
+/* ---- evaluations ----------------------------------------------------------------------------- */
 
 static void make_evaluators(void)
 {
-    shell("cp build/few-ids/val.npy %s/a.npy && cp build/few-ids/val.npy %s/b.npy && "
-          "printf '%%s\\n' '{\"task\": \"q\", \"metric\": \"acc\", \"questions\": 1}' '{\"gold\": 0, \"choices\": ["
-          "{\"tokens\": [1, 2], \"continuation\": 1, \"characters\": 1, \"bytes\": 1}, "
-          "{\"tokens\": [1, 3], \"continuation\": 1, \"characters\": 1, \"bytes\": 1}]}' >%s/q.jsonl", folder, folder, folder);
+    shell(
+        "cp build/few-ids/val.npy %s/a.npy && cp build/few-ids/val.npy %s/b.npy && "
+        "printf '%%s\\n' '{\"task\": \"q\", \"metric\": \"acc\", \"questions\": 1}' '{\"gold\": 0, "
+        "\"choices\": ["
+        "{\"tokens\": [1, 2], \"continuation\": 1, \"characters\": 1, \"bytes\": 1}, "
+        "{\"tokens\": [1, 3], \"continuation\": 1, \"characters\": 1, \"bytes\": 1}]}' >%s/q.jsonl",
+        folder, folder, folder);
 }
 
 /* Starts a run whose evaluators read these files. */
@@ -108,7 +128,8 @@ static int results(const char *run, const char *name, int step)
 }
 
 enum { STEPS = 300, EVALUATIONS = 30 };
-static const char long_run[] = "--max_duration=300 --eval_interval=10 --console_log_interval=100 --try_load_latest_save";
+static const char long_run[] =
+    "--max_duration=300 --eval_interval=10 --console_log_interval=100 --try_load_latest_save";
 
 /* Changes files of `a` and `q` after the first evaluation by all three. */
 static void check_faults(int ranks, const char *fault_a, const char *fault_q)
@@ -141,7 +162,8 @@ static void test_evaluations_fail(void **state)
 {
     (void)state;
     check_faults(1, "rm a.npy", "rm q.jsonl");
-    check_faults(most_ranks() > 1 ? 2 : 1, "truncate -s 1 a.npy", "sed -i 's/gold\": 0/gold\": 9/' q.jsonl");
+    check_faults(most_ranks() > 1 ? 2 : 1, "truncate -s 1 a.npy",
+                 "sed -i 's/gold\": 0/gold\": 9/' q.jsonl");
 }
 
 /* An id outside the vocabulary deep in the validation data; with --eval_only it is an error. */
@@ -150,13 +172,17 @@ static void test_bad_validation(void **state)
     (void)state;
     make_evaluators();
     shell("printf '\\377\\377' | dd of=%s/a.npy conv=notrunc bs=1 seek=3000 2>/dev/null", folder);
-    expect_status(finish(start_evaluating(2, "deep", "--max_duration=2 --eval_interval=1 --eval_subset_num_batches=-1")), 0);
+    expect_status(
+        finish(start_evaluating(2, "deep",
+                                "--max_duration=2 --eval_interval=1 --eval_subset_num_batches=-1")),
+        0);
     expect_output("no evaluation 'a': ");
     expect_output("a.npy: token 1500 (counted from 0) is 65535");
     assert_int_equal(results("deep", "eval/a/", 0), 0);
     assert_int_equal(results("deep", "eval/b/CrossEntropyLoss", 0), 2);
     char load[256];
-    snprintf(load, sizeof load, "--eval_only --eval_subset_num_batches=-1 --load_path=%s/deep/latest", folder);
+    snprintf(load, sizeof load,
+             "--eval_only --eval_subset_num_batches=-1 --load_path=%s/deep/latest", folder);
     expect_status(finish(start_evaluating(2, "only", load)), 1);
     expect_output("a.npy: token 1500 (counted from 0) is 65535");
 }
@@ -165,26 +191,32 @@ static void test_bad_validation(void **state)
 static void test_on_load(void **state)
 {
     (void)state;
-    static const char run[] = "--max_duration=4 --stop_at=2 --save_interval=2 --eval_on_load --try_load_latest_save";
+    static const char run[] =
+        "--max_duration=4 --stop_at=2 --save_interval=2 --eval_on_load --try_load_latest_save";
     make_evaluators();
     for (int i = 0; i < 3; i++) {
         expect_status(finish(start_evaluating(1, "load", run)), 0);
-        assert_int_equal(results("load", "eval/a/CrossEntropyLoss", 0), i == 0 ? 1 : 2);        /* at 0, and at 2 */
+        /* at 0, and at 2 */
+        assert_int_equal(results("load", "eval/a/CrossEntropyLoss", 0), i == 0 ? 1 : 2);
         assert_int_equal(results("load", "eval/downstream/q_acc", 2), i == 0 ? 0 : 1);
     }
-    shell("sed -i '/\"step\": 2,.*eval.a/d' %s/load/metrics.jsonl", folder);        /* cut off before that one */
+    /* cut off before that one */
+    shell("sed -i '/\"step\": 2,.*eval.a/d' %s/load/metrics.jsonl", folder);
     expect_status(finish(start_evaluating(1, "load", run)), 0);
     assert_int_equal(results("load", "eval/a/CrossEntropyLoss", 2), 1);
     assert_int_equal(results("load", "eval/b/CrossEntropyLoss", 2), 1);
-    expect_status(finish(start_evaluating(1, "load", "--max_duration=4 --stop_at=2 --eval_on_load --save_overwrite")), 0);
+    expect_status(finish(start_evaluating(
+                      1, "load", "--max_duration=4 --stop_at=2 --eval_on_load --save_overwrite")),
+                  0);
     assert_int_equal(results("load", "eval/a/CrossEntropyLoss", 0), 1);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bad_token), cmocka_unit_test(test_cut_file), cmocka_unit_test(test_evaluations_fail),
-        cmocka_unit_test(test_bad_validation), cmocka_unit_test(test_on_load),
+        cmocka_unit_test(test_bad_token),        cmocka_unit_test(test_cut_file),
+        cmocka_unit_test(test_evaluations_fail), cmocka_unit_test(test_bad_validation),
+        cmocka_unit_test(test_on_load),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

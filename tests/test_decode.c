@@ -1,7 +1,9 @@
-/* Decoding with a cache against the model's forward pass over the whole text, and memory of a model that is not trained.
+/* Decoding with a cache against the model's forward pass over the whole text, and memory of a model
+ * that is not trained.
  *
- * Bound. Both sides round every operation to u = 2^-24 and differ in the order of sums. A logit has some 60 roundings in 2 layers
- * of sums over up to 96 products, a random walk of sqrt(60 * 96) u = 4.5e-6 of the largest: 1e-5. */
+ * Bound. Both sides round every operation to u = 2^-24 and differ in the order of sums. A logit has
+ * some 60 roundings in 2 layers of sums over up to 96 products, a random walk of sqrt(60 * 96) u =
+ * 4.5e-6 of the largest: 1e-5. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,12 +23,13 @@
 #include "model/sampling.h"
 #include "tests/models.h"
 
-/* Longer than a window, than the original length of scaled rotary frequencies and, in one case, than a pass of the prompt. */
+/* Longer than a window, than the original length of scaled rotary frequencies and, in one case,
+ * than a pass of the prompt. */
 enum { TEXT = 48, LONG_TEXT = 700, SOME_MODULES = 1 << LORA_Q | 1 << LORA_V | 1 << LORA_DOWN };
 
 typedef struct {
     Config config;
-    Model  model;
+    Model model;
     ParamStore store;
     const char *name;
 } Setup;
@@ -45,7 +48,8 @@ static ModelConfig model_of(SmallModel a, const char *recipe, unsigned modules)
     return m;
 }
 
-static void open_setup(Setup *s, SmallModel a, const char *recipe, unsigned modules, int length, bool generates)
+static void open_setup(Setup *s, SmallModel a, const char *recipe, unsigned modules, int length,
+                       bool generates)
 {
     ModelConfig m = model_of(a, recipe, modules);
     s->name = architecture_name(a);
@@ -72,7 +76,8 @@ static int *text(int length, int vocab)
 }
 
 /* Logits (length, embedding_size) of the whole text at once. */
-static float *all_logits(SmallModel a, const char *recipe, unsigned modules, const int *tokens, int length)
+static float *all_logits(SmallModel a, const char *recipe, unsigned modules, const int *tokens,
+                         int length)
 {
     Setup s;
     open_setup(&s, a, recipe, modules, length, false);
@@ -102,12 +107,15 @@ static void check_logits(Setup *s, const float *all, int position)
         worst = fmax(worst, fabs((double)found[v] - expected[v]));
     }
     if (!(worst <= 1e-5 * largest && largest > 0))
-        fail_msg("%s, logits at %d: off by %.2g of the largest, %g; at most 1e-5", s->name, position, worst / largest, largest);
+        fail_msg("%s, logits at %d: off by %.2g of the largest, %g; at most 1e-5", s->name,
+                 position, worst / largest, largest);
     free(found);
 }
 
-/* A prompt, single tokens, several at once, single ones again; then another sequence in the same caches. */
-static void check_architecture(SmallModel a, unsigned modules, int length, const int *counts, int num_counts)
+/* A prompt, single tokens, several at once, single ones again; then another sequence in the same
+ * caches. */
+static void check_architecture(SmallModel a, unsigned modules, int length, const int *counts,
+                               int num_counts)
 {
     Setup s;
     const ModelConfig m = architecture(a);
@@ -144,9 +152,10 @@ static void test_long_prompt(void **state)
     check_architecture(LLAMA_GQA, 0, LONG_TEXT, (const int[]){ 1, LONG_TEXT - 4 }, 2);
 }
 
-/* The allowed distance of two computations that differ in the order of sums and, with FP8 operands, in the scales of each pass.
- * With some 32 roundings on each side, u = 2^-9 in BF16 and 2^-4 in E4M3, the root mean square is sqrt(2 * 32 / 3) u = 0.9 % and 29
- * %. In BF16 a token of a model of 64 columns may have twice that, since a GPU has more roundings than a CPU: sums with a residual
+/* The allowed distance of two computations that differ in the order of sums and, with FP8 operands,
+ * in the scales of each pass. With some 32 roundings on each side, u = 2^-9 in BF16 and 2^-4 in
+ * E4M3, the root mean square is sqrt(2 * 32 / 3) u = 0.9 % and 29 %. In BF16 a token of a model of
+ * 64 columns may have twice that, since a GPU has more roundings than a CPU: sums with a residual
  * are rounded twice. */
 static double rounding_of(const Recipe *r)
 {
@@ -190,7 +199,7 @@ static void test_recipes(void **state)
     }
 }
 
-/* ---- transformers ------------------------------------------------------------------------------------------ */
+/* ---- transformers ---------------------------------------------------------------------------- */
 
 /* A list of the folder's continuation.json, which scripts/golden_generate.py recorded. */
 static int read_list(int *x, int most, const json_t *o, const char *name)
@@ -203,7 +212,8 @@ static int read_list(int *x, int most, const json_t *o, const char *name)
     return n;
 }
 
-/* Greedy tokens are those of transformers' generate: the margins there are a hundred times the rounding errors. */
+/* Greedy tokens are those of transformers' generate: the margins there are a hundred times the
+ * rounding errors. */
 static void test_continuation(void **state)
 {
     Setup s = { .name = *state };
@@ -215,7 +225,8 @@ static void test_continuation(void **state)
     snprintf(folder, sizeof folder, "tests/golden/%s", s.name);
     snprintf(path, sizeof path, "%s/continuation.json", folder);
     json_t *o = json_load_file(path, 0, NULL);
-    const int length = read_list(prompt, 64, o, "prompt"), count = read_list(expected, 64, o, "tokens");
+    const int length = read_list(prompt, 64, o, "prompt"),
+              count = read_list(expected, 64, o, "tokens");
     assert_true(json_number_value(json_object_get(o, "margin")) >= 1e-3);
     config_read_hf(&m, folder);
     m.max_sequence_length = length + count;
@@ -229,16 +240,20 @@ static void test_continuation(void **state)
         decode_logits(&s.model, &s.store, logits);
         const int token = sample_token(logits, m.vocab_size, &greedy, 0);
         if (token != expected[i])
-            fail_msg("%s: token %d of the continuation is %d, by transformers %d", s.name, i, token, expected[i]);
+            fail_msg("%s: token %d of the continuation is %d, by transformers %d", s.name, i, token,
+                     expected[i]);
         decode_append(&s.model, &s.store, &token, 1);
     }
     json_decref(o);
     close_setup(&s);
 }
 
-#define CONTINUATION(folder) { .name = "test_continuation: " folder, .test_func = test_continuation, .initial_state = folder }
+#define CONTINUATION(folder) \
+    { .name = "test_continuation: " folder, \
+      .test_func = test_continuation, \
+      .initial_state = folder }
 
-/* ---- memory ----------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static double loss_of(const Config *c, PlanBytes *bytes, size_t others[3])
 {
@@ -258,8 +273,9 @@ static double loss_of(const Config *c, PlanBytes *bytes, size_t others[3])
     return loss;
 }
 
-/* No gradients, moments, masters or activations; on a CPU the loss has the same bits. On a GPU addresses differ, and the algorithm
- * of a GEMM, and so the order of its sums, depends on the alignment of operands: with 64 columns it may differ. */
+/* No gradients, moments, masters or activations; on a CPU the loss has the same bits. On a GPU
+ * addresses differ, and the algorithm of a GEMM, and so the order of its sums, depends on the
+ * alignment of operands: with 64 columns it may differ. */
 static void test_forward_only(void **state)
 {
     (void)state;
@@ -272,13 +288,16 @@ static void test_forward_only(void **state)
             size_t others[3];
             model_config(&c, &m, r->name, 1);
             const double expected = loss_of(&c, &trains, others);
-            assert_true(others[0] > 0 && others[1] > 0 && others[2] > 0 && trains.blocks > 0 && trains.work > 0);
+            assert_true(others[0] > 0 && others[1] > 0 && others[2] > 0 && trains.blocks > 0 &&
+                        trains.work > 0);
             c.eval_only = true;
             c.recipe.frozen = recipe_forward_weights(&c.recipe);
             const double found = loss_of(&c, &evaluates, others);
             if (!(fabs(found - expected) <= (on_cpu ? 0 : rounding_of(r)) * expected))
-                fail_msg("%s, %s: loss %.17g, in training %.17g", architecture_name(a), r->name, found, expected);
-            assert_true(others[0] == 0 && others[1] == 0 && others[2] == 0 && evaluates.blocks == 0);
+                fail_msg("%s, %s: loss %.17g, in training %.17g", architecture_name(a), r->name,
+                         found, expected);
+            assert_true(others[0] == 0 && others[1] == 0 && others[2] == 0 &&
+                        evaluates.blocks == 0);
             assert_true(evaluates.total < trains.total / 2);
         }
 }
@@ -311,12 +330,26 @@ static int start(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_logits), cmocka_unit_test(test_long_prompt), cmocka_unit_test(test_recipes),
-        cmocka_unit_test(test_forward_only), cmocka_unit_test(test_one_copy), CONTINUATION("llama"),
-        CONTINUATION("llama-gqa-tied"), CONTINUATION("llama-head-dim"), CONTINUATION("olmo"), CONTINUATION("olmo2"),
-        CONTINUATION("mistral"), CONTINUATION("mistral-full"), CONTINUATION("qwen3"), CONTINUATION("qwen3-tied"),
-        CONTINUATION("olmo3"), CONTINUATION("olmo3-default"), CONTINUATION("ministral"), CONTINUATION("qwen2"),
-        CONTINUATION("qwen2-tied"), CONTINUATION("smollm3"),
+        cmocka_unit_test(test_same_logits),
+        cmocka_unit_test(test_long_prompt),
+        cmocka_unit_test(test_recipes),
+        cmocka_unit_test(test_forward_only),
+        cmocka_unit_test(test_one_copy),
+        CONTINUATION("llama"),
+        CONTINUATION("llama-gqa-tied"),
+        CONTINUATION("llama-head-dim"),
+        CONTINUATION("olmo"),
+        CONTINUATION("olmo2"),
+        CONTINUATION("mistral"),
+        CONTINUATION("mistral-full"),
+        CONTINUATION("qwen3"),
+        CONTINUATION("qwen3-tied"),
+        CONTINUATION("olmo3"),
+        CONTINUATION("olmo3-default"),
+        CONTINUATION("ministral"),
+        CONTINUATION("qwen2"),
+        CONTINUATION("qwen2-tied"),
+        CONTINUATION("smollm3"),
     };
     return cmocka_run_group_tests(tests, start, NULL);
 }

@@ -1,18 +1,22 @@
-/* A diverged model spoils nothing else: older checkpoints stay, `latest` does not move, and the run does not end with status 0. */
+/* A diverged model spoils nothing else: older checkpoints stay, `latest` does not move, and the run
+ * does not end with status 0. */
 #include "tests/launch.h"
 
-static const char TINY[] = "--model.d_model=16 --model.mlp_hidden_size=32 --model.max_sequence_length=8 "
-                           "--console_log_interval=1000";
+static const char TINY[] =
+    "--model.d_model=16 --model.mlp_hidden_size=32 --model.max_sequence_length=8 "
+    "--console_log_interval=1000";
 
 /* Weight decay that multiplies the weights by -99. */
-static const char DIVERGES[] = "--optimizer.learning_rate=1000 --optimizer.weight_decay=0.1 --scheduler.t_warmup=0";
+static const char DIVERGES[] =
+    "--optimizer.learning_rate=1000 --optimizer.weight_decay=0.1 --scheduler.t_warmup=0";
 
-/* The folder of a run has exactly these checkpoints, each name followed by a blank, and the link points to `latest`; NULL: no
- * link. */
+/* The folder of a run has exactly these checkpoints, each name followed by a blank, and the link
+ * points to `latest`; NULL: no link. */
 static void expect_checkpoints(const char *run, const char *names, const char *latest)
 {
     char found[1024] = "", command[512], expected[256];
-    snprintf(command, sizeof command, "cd %s/%s && ls -d step* 2>/dev/null | tr '\n' ' '; readlink latest", folder, run);
+    snprintf(command, sizeof command,
+             "cd %s/%s && ls -d step* 2>/dev/null | tr '\n' ' '; readlink latest", folder, run);
     FILE *p = popen(command, "r");
     assert_non_null(p);
     size_t n = fread(found, 1, sizeof found - 1, p);
@@ -25,20 +29,27 @@ static void expect_checkpoints(const char *run, const char *names, const char *l
     }
 }
 
-/* Overwrites the last four bytes of a file of a checkpoint: an element of its last tensor, in F32 little endian. */
+/* Overwrites the last four bytes of a file of a checkpoint: an element of its last tensor, in F32
+ * little endian. */
 static void poke(const char *checkpoint, const char *file, const char *bytes)
 {
-    shell("cd %s/%s && printf '%s' | dd of=%s bs=1 conv=notrunc seek=$(($(stat -c %%s %s) - 4)) 2>/dev/null", folder, checkpoint,
-          bytes, file, file);
+    shell("cd %s/%s && printf '%s' | dd of=%s bs=1 conv=notrunc seek=$(($(stat -c %%s %s) - 4)) "
+          "2>/dev/null",
+          folder, checkpoint, bytes, file, file);
 }
 
-/* If the files differ from what was saved, the run must not continue from them, nor delete earlier checkpoints. */
+/* If the files differ from what was saved, the run must not continue from them, nor delete earlier
+ * checkpoints. */
 static void test_damaged_checkpoint(void **state)
 {
     (void)state;
-    static const struct { const char *file, *bytes; } damage[] = {
-        { "model.safetensors", "\\0\\0\\300\\177" }, { "optimizer-00001.safetensors", "\\0\\0\\300\\177" },
-        { "optimizer-00001.safetensors", "\\0\\0\\200\\277" },     /* -1: the last tensor is an exp_avg_sq */
+    static const struct {
+        const char *file, *bytes;
+    } damage[] = {
+        /* -1: the last tensor is an exp_avg_sq */
+        { "model.safetensors", "\\0\\0\\300\\177" },
+        { "optimizer-00001.safetensors", "\\0\\0\\300\\177" },
+        { "optimizer-00001.safetensors", "\\0\\0\\200\\277" },
     };
     static const char more[] = "--save_interval=2 --save_num_checkpoints_to_keep=2";
     expect_status(train(1, "%s %s --max_duration=6 --save_folder=%s/good", TINY, more, folder), 0);
@@ -46,8 +57,10 @@ static void test_damaged_checkpoint(void **state)
     for (size_t i = 0; i < sizeof damage / sizeof damage[0]; i++) {
         shell("rm -rf %s/damaged && cp -r %s/good %s/damaged", folder, folder, folder);
         poke("damaged/step6", damage[i].file, damage[i].bytes);
-        assert_int_not_equal(train(1, "%s %s --max_duration=30 --try_load_latest_save --save_folder=%s/damaged", TINY, more, folder),
-                             0);
+        assert_int_not_equal(
+            train(1, "%s %s --max_duration=30 --try_load_latest_save --save_folder=%s/damaged",
+                  TINY, more, folder),
+            0);
         expect_checkpoints("damaged", "step4 step6 ", "step6");
         expect_output("damaged/step6");
     }
@@ -69,23 +82,32 @@ static void test_divergence(void **state)
 {
     (void)state;
     char latest[64], names[128];
-    if (on_gpu())      /* there attention gives NaN at once, before any checkpoint */
+    if (on_gpu()) /* there attention gives NaN at once, before any checkpoint */
         skip();
-    assert_int_not_equal(train(2, "%s %s --max_duration=60 --save_interval=1 --save_num_checkpoints_to_keep=1 --save_folder=%s/one",
-                               TINY, DIVERGES, folder), 0);
-    expect_output("third step in a row whose loss or gradient is not finite\n");      /* before anything is saved, which may fail */
+    assert_int_not_equal(train(2,
+                               "%s %s --max_duration=60 --save_interval=1 "
+                               "--save_num_checkpoints_to_keep=1 --save_folder=%s/one",
+                               TINY, DIVERGES, folder),
+                         0);
+    /* before anything is saved, which may fail */
+    expect_output("third step in a row whose loss or gradient is not finite\n");
     expect_output("the last checkpoint is ");
     expect_output("this model has diverged");
     const int lost = first_lost("one");
     assert_in_range(lost, 4, 55);
-    snprintf(latest, sizeof latest, "step%d", lost - 2);        /* the update of step lost - 1 made it diverge */
+    /* the update of step lost - 1 made it diverge */
+    snprintf(latest, sizeof latest, "step%d", lost - 2);
     snprintf(names, sizeof names, "%s step%d-aborted ", latest, lost + 2);
     expect_checkpoints("one", names, latest);
 
     /* two steps before the end: neither success nor a checkpoint; a resume does the same again */
     for (int i = 0; i < 2; i++) {
-        assert_int_not_equal(train(2, "%s %s --max_duration=60 --stop_at=%d --save_interval=2 --try_load_latest_save "
-                                   "--save_folder=%s/two", TINY, DIVERGES, lost + 1, folder), 0);
+        assert_int_not_equal(
+            train(2,
+                  "%s %s --max_duration=60 --stop_at=%d --save_interval=2 --try_load_latest_save "
+                  "--save_folder=%s/two",
+                  TINY, DIVERGES, lost + 1, folder),
+            0);
         expect_output("two steps");
         snprintf(latest, sizeof latest, "step%d", (lost - 2) / 2 * 2);
         assert_true(exists("two/latest/trainer.json"));
@@ -94,44 +116,54 @@ static void test_divergence(void **state)
         assert_false(exists(names));
     }
     /* its last update makes it diverge: only a later loss shows it */
-    assert_int_not_equal(train(1, "%s %s --max_duration=60 --stop_at=%d --save_folder=%s/last", TINY, DIVERGES, lost - 1, folder),
+    assert_int_not_equal(train(1, "%s %s --max_duration=60 --stop_at=%d --save_folder=%s/last",
+                               TINY, DIVERGES, lost - 1, folder),
                          0);
     snprintf(names, sizeof names, "step%d-aborted ", lost - 1);
     expect_output("after its update the loss or gradient is not finite");
     expect_checkpoints("last", names, NULL);
     /* a run that keeps no checkpoints keeps none */
-    assert_int_not_equal(train(1, "%s %s --max_duration=60 --save_num_checkpoints_to_keep=0 --save_folder=%s/none", TINY, DIVERGES,
-                               folder), 0);
+    assert_int_not_equal(
+        train(1, "%s %s --max_duration=60 --save_num_checkpoints_to_keep=0 --save_folder=%s/none",
+              TINY, DIVERGES, folder),
+        0);
     expect_checkpoints("none", "", NULL);
     expect_output("there is no checkpoint in ");
 }
 
-/* ---- spikes ------------------------------------------------------------------------------------------------ */
+/* ---- spikes ---------------------------------------------------------------------------------- */
 
-enum { BEFORE = 66, STEPS = 70 };       /* scores begin at step 64 */
+enum { BEFORE = 66, STEPS = 70 }; /* scores begin at step 64 */
 
 /* A resumed run has the scores of an uninterrupted one, and the same window at its end. */
 static void test_window_resumes(void **state)
 {
     (void)state;
-    static const char *const names[] = { "train/CrossEntropyLoss_z_score", "optim/total_grad_norm_z_score" };
+    static const char *const names[] = { "train/CrossEntropyLoss_z_score",
+                                         "optim/total_grad_norm_z_score" };
     double whole[MAX_STEPS], parts[MAX_STEPS];
     expect_status(train(1, "%s --max_duration=%d --save_folder=%s/whole", TINY, STEPS, folder), 0);
-    expect_status(train(1, "%s --max_duration=%d --stop_at=%d --save_folder=%s/parts", TINY, STEPS, BEFORE, folder), 0);
+    expect_status(train(1, "%s --max_duration=%d --stop_at=%d --save_folder=%s/parts", TINY, STEPS,
+                        BEFORE, folder),
+                  0);
     shell("cp -r %s/parts %s/before", folder, folder);
-    expect_status(train(1, "%s --max_duration=%d --try_load_latest_save --save_folder=%s/parts", TINY, STEPS, folder), 0);
+    expect_status(train(1, "%s --max_duration=%d --try_load_latest_save --save_folder=%s/parts",
+                        TINY, STEPS, folder),
+                  0);
     for (int k = 0; k < 2; k++) {
         assert_int_equal(metric(whole, "whole", names[k]), STEPS - 63);
         assert_int_equal(metric(parts, "parts", names[k]), STEPS - 63);
         for (int i = 64; i <= STEPS; i++)
             if (!(whole[i] == parts[i]))
-                fail_msg("%s of step %d: %.9g in one run, %.9g after resuming", names[k], i, whole[i], parts[i]);
+                fail_msg("%s of step %d: %.9g in one run, %.9g after resuming", names[k], i,
+                         whole[i], parts[i]);
     }
-    shell("cmp %s/whole/step%d/trainer.json %s/parts/step%d/trainer.json", folder, STEPS, folder, STEPS);
+    shell("cmp %s/whole/step%d/trainer.json %s/parts/step%d/trainer.json", folder, STEPS, folder,
+          STEPS);
 }
 
-/* After 66 steps of text a single token repeats: the gradients of all positions agree. The first such step is a spike, which is
- * reported, skipped, or ends the run. */
+/* After 66 steps of text a single token repeats: the gradients of all positions agree. The first
+ * such step is a spike, which is reported, skipped, or ends the run. */
 static void test_spike(void **state)
 {
     (void)state;
@@ -140,9 +172,11 @@ static void test_spike(void **state)
     shell("yes | tr 'y\\n' '\\3\\0' | head -c 4000 >%s/same.npy", folder);
     for (int i = 0; i < 3; i++) {
         shell("rm -rf %s/spike && cp -r %s/before %s/spike", folder, folder, folder);
-        const int status = train(2, "%s --max_duration=%d --try_load_latest_save --restore_dataloader=false "
-                                 "--data.paths=[%s/same.npy] --spikes=%s --save_folder=%s/spike", TINY, BEFORE + 1, folder,
-                                 action[i], folder);
+        const int status =
+            train(2,
+                  "%s --max_duration=%d --try_load_latest_save --restore_dataloader=false "
+                  "--data.paths=[%s/same.npy] --spikes=%s --save_folder=%s/spike",
+                  TINY, BEFORE + 1, folder, action[i], folder);
         expect_output("step 67: a spike: loss ");
         if (i < 2) {
             expect_status(status, 0);
@@ -154,15 +188,18 @@ static void test_spike(void **state)
         snprintf(latest, sizeof latest, "step%d", BEFORE);
         snprintf(names, sizeof names, "%s %s-aborted ", latest, latest);
         expect_checkpoints("spike", names, latest);
-        shell("cmp %s/before/step66/model.safetensors %s/spike/step66-aborted/model.safetensors", folder, folder);
+        shell("cmp %s/before/step66/model.safetensors %s/spike/step66-aborted/model.safetensors",
+              folder, folder);
     }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_damaged_checkpoint), cmocka_unit_test(test_divergence),
-        cmocka_unit_test(test_window_resumes), cmocka_unit_test(test_spike),
+        cmocka_unit_test(test_damaged_checkpoint),
+        cmocka_unit_test(test_divergence),
+        cmocka_unit_test(test_window_resumes),
+        cmocka_unit_test(test_spike),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

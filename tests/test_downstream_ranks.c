@@ -1,5 +1,6 @@
-/* Scores of downstream tasks with a model: choices packed into sequences that are distributed over ranks, against the sum of losses
- * of each choice in a separate sequence on an unsharded model. On 1, 2 and 4 ranks. */
+/* Scores of downstream tasks with a model: choices packed into sequences that are distributed over
+ * ranks, against the sum of losses of each choice in a separate sequence on an unsharded model. On
+ * 1, 2 and 4 ranks. */
 #include <math.h>
 
 #include "tests/kit.h"
@@ -11,14 +12,18 @@
 #include "tests/ranks.h"
 #include "tests/ranks_training.h"
 
-/* Choices of 3 to 20 tokens, cut to T + 1 = 17: about 15 sequences, so that on 4 ranks the last pass has masked ones. One task has
- * three choices per question; in the other each choice is a question, and all count. */
+/* Choices of 3 to 20 tokens, cut to T + 1 = 17: about 15 sequences, so that on 4 ranks the last
+ * pass has masked ones. One task has three choices per question; in the other each choice is a
+ * question, and all count. */
 enum { T = 16, MICRO = 2, ALL = 21, CHOICES = 3, NUM_TASKS = 2 };
-static const struct { const char *label, *metric; int choices; } tasks[NUM_TASKS] = { { "three", "acc", 3 }, { "one", "bpb", 1 } };
+static const struct {
+    const char *label, *metric;
+    int choices;
+} tasks[NUM_TASKS] = { { "three", "acc", 3 }, { "one", "bpb", 1 } };
 
 static Config config;
 static EvalSet sets[NUM_TASKS];
-static double alone[ALL];           /* log-probability of each choice */
+static double alone[ALL]; /* log-probability of each choice */
 
 static int tokens_of(int i)
 {
@@ -41,7 +46,8 @@ static void write_choice(FILE *f, int i)
     fprintf(f, "{\"tokens\": [");
     for (int t = 0; t < tokens_of(i); t++)
         fprintf(f, t ? ", %d" : "%d", t == 1 ? config.model.eos_token_id : token(i, t));
-    fprintf(f, "], \"continuation\": %d, \"characters\": %d, \"bytes\": %d}", scored_of(i), 1 + i % 5, 2 + i % 5);
+    fprintf(f, "], \"continuation\": %d, \"characters\": %d, \"bytes\": %d}", scored_of(i),
+            1 + i % 5, 2 + i % 5);
 }
 
 /* The last choice repeats the first of its three. */
@@ -54,7 +60,8 @@ static void write_task(const char *path, const char *metric, int choices)
 {
     FILE *f = fopen(path, "w");
     assert_non_null(f);
-    fprintf(f, "{\"task\": \"made\", \"metric\": \"%s\", \"questions\": %d}\n", metric, ALL / choices);
+    fprintf(f, "{\"task\": \"made\", \"metric\": \"%s\", \"questions\": %d}\n", metric,
+            ALL / choices);
     for (int i = 0; i < ALL; i++) {
         if (i % choices == 0)
             fprintf(f, "{\"gold\": %d, \"choices\": [", i / choices % choices);
@@ -68,7 +75,8 @@ static int make_tasks(void **state)
 {
     ModelConfig m = architecture(LLAMA_GQA);
     m.weight_tying = false;
-    m.n_layers = 3;             /* more than are gathered at a time: ranks must agree on the number of passes */
+    /* more than are gathered at a time: ranks must agree on the number of passes */
+    m.n_layers = 3;
     m.max_sequence_length = T;
     m.eos_token_id = 3;
     model_config(&config, &m, "f32", MICRO);
@@ -77,7 +85,9 @@ static int make_tasks(void **state)
     config.eval = sets;
     config.num_eval = NUM_TASKS;
     for (int i = 0; i < NUM_TASKS; i++) {
-        sets[i] = (EvalSet){ .label = (char *)tasks[i].label, .where = (char *)tasks[i].label, .downstream = true };
+        sets[i] = (EvalSet){ .label = (char *)tasks[i].label,
+                             .where = (char *)tasks[i].label,
+                             .downstream = true };
         sets[i].files.paths = xcalloc(1, sizeof *sets[i].files.paths);
         sets[i].files.num_paths = 1;
         sets[i].files.paths[0] = xasprintf("%s/%d.jsonl", shared, i);
@@ -122,7 +132,8 @@ static void test_alone(void **state)
     open_model(&m, &store, &c);
     take_losses(&m);
     for (int i = 0; i < ALL; i++) {
-        const int k = first_of_kind(i), all = tokens_of(k), skipped = all > T + 1 ? all - T - 1 : 0, n = all - skipped;
+        const int k = first_of_kind(i), all = tokens_of(k), skipped = all > T + 1 ? all - T - 1 : 0,
+                  n = all - skipped;
         int id[T + 1], tokens[T] = { 0 }, targets[T];
         for (int t = 0; t < n; t++)
             id[t] = t + skipped == 1 ? config.model.eos_token_id : token(k, t + skipped);
@@ -146,13 +157,16 @@ static void expected_scores(double score[NUM_METRICS], int choices, int question
         choice[i] = (Choice){ .characters = 1 + k % 5, .bytes = 2 + k % 5 };
         question[i] = (Question){ i * choices, choices, i % choices };
     }
-    const Requests r = { .choice = choice, .question = question, .choices = ALL, .questions = ALL / choices };
+    const Requests r = {
+        .choice = choice, .question = question, .choices = ALL, .questions = ALL / choices
+    };
     downstream_score(score, &r, questions, alone);
 }
 
-/* Bits per byte are means of losses from other positions of other batches. As in test_evaluate_ranks BLAS may order the up to 96
- * products of a logit's sum by the number of rows, and the effect through the blocks is allowed as much again; so is that of rope
- * at other positions, whose angles of up to T are rounded: T roundoffs. */
+/* Bits per byte are means of losses from other positions of other batches. As in
+ * test_evaluate_ranks BLAS may order the up to 96 products of a logit's sum by the number of rows,
+ * and the effect through the blocks is allowed as much again; so is that of rope at other
+ * positions, whose angles of up to T are rounded: T roundoffs. */
 static void check_scores(const DownstreamResult *d, int task, int most, const char *what)
 {
     const int choices = tasks[task].choices, questions = (most < ALL ? most : ALL) / choices;
@@ -166,11 +180,13 @@ static void check_scores(const DownstreamResult *d, int task, int most, const ch
         const bool bits = m == METRIC_BPB || m == METRIC_BPB_V2;
         const double allowed = bits ? (2 * 96 + T) * U24 * expected[m] : 0;
         if (!(fabs(d->score[m] - expected[m]) <= allowed))
-            fail_msg("%s, %s: %.9g, expected %.9g", metric_name((Metric)m), what, d->score[m], expected[m]);
+            fail_msg("%s, %s: %.9g, expected %.9g", metric_name((Metric)m), what, d->score[m],
+                     expected[m]);
     }
 }
 
-/* Twice on one model, after a training step's forward pass: one does not affect the next, nor the sums. */
+/* Twice on one model, after a training step's forward pass: one does not affect the next, nor the
+ * sums. */
 static void check_sharded(int stages, int shard_ranks, int context, int tensor, const char *name)
 {
     static int tokens[MICRO * T], targets[MICRO * T];
@@ -190,7 +206,8 @@ static void check_sharded(int stages, int shard_ranks, int context, int tensor, 
             DownstreamResult d = downstream_evaluate(&c, i, &m, &store, NULL);
             check_scores(&d, i, ALL, name);
             assert_false(m.documents);
-            c.eval_subset_num_batches = 2;          /* of MICRO choices per rank: questions that are complete in these */
+            /* of MICRO choices per rank: questions that are complete in these */
+            c.eval_subset_num_batches = 2;
             d = downstream_evaluate(&c, i, &m, &store, NULL);
             check_scores(&d, i, 2 * MICRO * comm_size() / (stages * context * tensor), name);
         }
@@ -235,9 +252,11 @@ static void test_in_stages(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_alone), cmocka_unit_test(test_unsharded),
-                                        cmocka_unit_test(test_sharded), cmocka_unit_test(test_in_context),
-                                        cmocka_unit_test(test_in_tensor), cmocka_unit_test(test_in_stages) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_alone),     cmocka_unit_test(test_unsharded),
+        cmocka_unit_test(test_sharded),   cmocka_unit_test(test_in_context),
+        cmocka_unit_test(test_in_tensor), cmocka_unit_test(test_in_stages)
+    };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, make_tasks, remove_tasks));
 }

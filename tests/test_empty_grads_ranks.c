@@ -1,28 +1,50 @@
-/* A step's first micro-batch overwrites gradients in memory with any contents: the result, padding included, and sums of later
- * micro-batches equal those of adding to zeros. Every recipe, adapters, frozen parameters, every strategy; a head in chunks, a
- * first micro-batch without labels. On 1, 2 and 4 ranks. */
+/* A step's first micro-batch overwrites gradients in memory with any contents: the result, padding
+ * included, and sums of later micro-batches equal those of adding to zeros. Every recipe, adapters,
+ * frozen parameters, every strategy; a head in chunks, a first micro-batch without labels. On 1, 2
+ * and 4 ranks. */
 #include "tests/kit.h"
 
 #include "tests/ranks_run.h"
 
-enum { MICRO = 2, MOST_PARTS = 3, MAX_UNITS = 5, SOME_MODULES = 1 << LORA_K | 1 << LORA_UP | 1 << LORA_DOWN };
+enum {
+    MICRO = 2,
+    MOST_PARTS = 3,
+    MAX_UNITS = 5,
+    SOME_MODULES = 1 << LORA_K | 1 << LORA_UP | 1 << LORA_DOWN
+};
 
 static const Strategy strategies[] = {
     { 1, GATHER_OFTEN, SUM_OFTEN }, { 4, GATHER_OFTEN, SUM_OFTEN }, { 4, GATHER_OFTEN, SUM_ONCE },
     { 4, GATHER_ONCE, SUM_OFTEN },  { 2, GATHER_OFTEN, SUM_OFTEN }, { 2, GATHER_ONCE, SUM_ONCE },
 };
 
-static const struct { const char *recipe; SmallModel model; char *trainable; unsigned modules; bool head; } cases[] = {
-    { "f32", LLAMA },      { "bf16", OLMO2 },      { "fp8", LLAMA_GQA },      { "fp8-lm", QWEN3, .head = true },
-    { "coat-act", OLMO3 }, { "coat-opt", OLMO },   { "coat", LLAMA },      { "coat-lean", OLMO2 },
-    { "f32", LLAMA_GQA, "model.layers.*.mlp.*" },  { "bf16", OLMO2, "*norm*" },
-    { "coat", QWEN2 },     { "bf16", QWEN2, "*_proj.bias" },
-    { "bf16", QWEN3, .modules = ALL_MODULES },     { "coat", OLMO, .modules = SOME_MODULES },
+static const struct {
+    const char *recipe;
+    SmallModel model;
+    char *trainable;
+    unsigned modules;
+    bool head;
+} cases[] = {
+    { "f32", LLAMA },
+    { "bf16", OLMO2 },
+    { "fp8", LLAMA_GQA },
+    { "fp8-lm", QWEN3, .head = true },
+    { "coat-act", OLMO3 },
+    { "coat-opt", OLMO },
+    { "coat", LLAMA },
+    { "coat-lean", OLMO2 },
+    { "f32", LLAMA_GQA, "model.layers.*.mlp.*" },
+    { "bf16", OLMO2, "*norm*" },
+    { "coat", QWEN2 },
+    { "bf16", QWEN2, "*_proj.bias" },
+    { "bf16", QWEN3, .modules = ALL_MODULES },
+    { "coat", OLMO, .modules = SOME_MODULES },
 };
 
 static void open_run(Run *r, int i, Strategy strategy)
 {
-    ModelConfig m = with_sizes(architecture(cases[i].model), 64, 16, 80, MAX_UNITS - 2);      /* a shared buffer is used twice */
+    /* a shared buffer is used twice */
+    ModelConfig m = with_sizes(architecture(cases[i].model), 64, 16, 80, MAX_UNITS - 2);
     if (cases[i].modules)
         m = with_adapters(m, 6, cases[i].modules, BASE_AS_FROZEN);
     *r = (Run){ 0 };
@@ -92,7 +114,8 @@ static void check_case(Run *r, const char *what)
         snprintf(text, sizeof text, "%s, %d micro-batches", what, parts[k]);
         for (int u = 0; u < r->store.num_units; u++)
             if (written[u])
-                check_same_values(text, written[u], added[k][u], r->store.shard[u].slice[TRAINED].count);
+                check_same_values(text, written[u], added[k][u],
+                                  r->store.shard[u].slice[TRAINED].count);
     }
 }
 
@@ -105,13 +128,14 @@ static void test_steps(void **state)
             continue;
         divide(strategy.shard_ranks);
         for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-            if (s > 0 && (s + i) % 3)           /* to save time, each of the others runs a third */
+            if (s > 0 && (s + i) % 3) /* to save time, each of the others runs a third */
                 continue;
             char what[128];
             Run r;
             open_run(&r, (int)i, strategy);
-            snprintf(what, sizeof what, "%s, %s, case %zu, groups of %d, gathering %d, grad_sum %d", cases[i].recipe,
-                     architecture_name(cases[i].model), i, strategy.shard_ranks, strategy.gathering, strategy.grad_sum);
+            snprintf(what, sizeof what, "%s, %s, case %zu, groups of %d, gathering %d, grad_sum %d",
+                     cases[i].recipe, architecture_name(cases[i].model), i, strategy.shard_ranks,
+                     strategy.gathering, strategy.grad_sum);
             check_case(&r, what);
             release();
             close_run(&r);

@@ -1,10 +1,12 @@
-/* ./train --eval_only: the numbers of the run's end, on any number of ranks, without its data; and files that must not change. */
+/* ./train --eval_only: the numbers of the run's end, on any number of ranks, without its data; and
+ * files that must not change. */
 #include "tests/launch.h"
 #include "tests/sanitized.h"
 
 static char evaluators[1024];
 
-static const char *const names[] = { "eval/val/CrossEntropyLoss", "eval/downstream/made_acc", "eval/downstream/made_bpb",
+static const char *const names[] = { "eval/val/CrossEntropyLoss", "eval/downstream/made_acc",
+                                     "eval/downstream/made_bpb",
                                      "eval/downstream/made_len_norm_v2" };
 enum { NAMES = sizeof names / sizeof names[0] };
 
@@ -18,11 +20,15 @@ static int make_evaluators(void **state)
     FILE *f = fopen(path, "w");
     fprintf(f, "{\"task\": \"made\", \"metric\": \"acc\", \"questions\": 20}\n");
     for (int q = 0; q < 20 && f; q++)
-        fprintf(f, "{\"gold\": %d, \"choices\": [{\"tokens\": [%d, %d, %d], \"continuation\": 2, \"characters\": 7, \"bytes\": 8}, "
-                "{\"tokens\": [%d, %d], \"continuation\": 1, \"characters\": 5, \"bytes\": 5}]}\n", q % 2, 49 * q, 7 * q, 500 + q,
-                49 * q, 300 + 11 * q);
-    snprintf(evaluators, sizeof evaluators, "--eval_subset_num_batches=20 --evaluators='[{label: val, data: {paths: "
-             "[build/few-ids/val.npy]}}, {label: made, type: downstream, data: {paths: [%s]}}]'", path);
+        fprintf(f,
+                "{\"gold\": %d, \"choices\": [{\"tokens\": [%d, %d, %d], \"continuation\": 2, "
+                "\"characters\": 7, \"bytes\": 8}, "
+                "{\"tokens\": [%d, %d], \"continuation\": 1, \"characters\": 5, \"bytes\": 5}]}\n",
+                q % 2, 49 * q, 7 * q, 500 + q, 49 * q, 300 + 11 * q);
+    snprintf(evaluators, sizeof evaluators,
+             "--eval_subset_num_batches=20 --evaluators='[{label: val, data: {paths: "
+             "[build/few-ids/val.npy]}}, {label: made, type: downstream, data: {paths: [%s]}}]'",
+             path);
     return f ? fclose(f) : -1;
 }
 
@@ -43,8 +49,12 @@ static double trained[NAMES];
 static void test_in_training(void **state)
 {
     (void)state;
-    expect_status(train(1, "--max_duration=2 --eval_interval=2 --device_eval_batch_size=2 %s --save_folder=%s/run", evaluators,
-                        folder), 0);
+    expect_status(
+        train(
+            1,
+            "--max_duration=2 --eval_interval=2 --device_eval_batch_size=2 %s --save_folder=%s/run",
+            evaluators, folder),
+        0);
     expect_output("| made | acc 0.");
     read_results(trained, "run", "metrics.jsonl", 2);
     assert_true(trained[1] > 0 && trained[1] < 1);
@@ -65,9 +75,12 @@ static void test_alone(void **state)
 {
     (void)state;
     for (int ranks = 1; ranks <= 2 && ranks <= most_ranks(); ranks++) {
-        expect_status(train(ranks, "--eval_only --load_path=%s/run/step2 --device_eval_batch_size=%d --global_train_batch_size=7 "
-                            "--data.paths=[s3://no/such.npy] %s --save_folder=%s/only%d", folder, 2 / ranks, evaluators, folder,
-                            ranks), 0);
+        expect_status(train(ranks,
+                            "--eval_only --load_path=%s/run/step2 --device_eval_batch_size=%d "
+                            "--global_train_batch_size=7 "
+                            "--data.paths=[s3://no/such.npy] %s --save_folder=%s/only%d",
+                            folder, 2 / ranks, evaluators, folder, ranks),
+                      0);
         char name[32];
         snprintf(name, sizeof name, "only%d", ranks);
         check_results(name);
@@ -75,19 +88,27 @@ static void test_alone(void **state)
     }
 }
 
-/* Results are added to the folder of a run, which is otherwise unchanged even with save_overwrite; without a folder they are only
- * printed. */
+/* Results are added to the folder of a run, which is otherwise unchanged even with save_overwrite;
+ * without a folder they are only printed. */
 static void test_folder_stays(void **state)
 {
     (void)state;
     shell("cd %s/run && find . -type f | sort | xargs cksum >../before", folder);
     for (int i = 0; i < 2; i++)
-        expect_status(train(1, "--eval_only --try_load_latest_save --save_overwrite --device_eval_batch_size=2 %s "
-                            "--save_folder=%s/run", evaluators, folder), 0);
+        expect_status(
+            train(
+                1,
+                "--eval_only --try_load_latest_save --save_overwrite --device_eval_batch_size=2 %s "
+                "--save_folder=%s/run",
+                evaluators, folder),
+            0);
     check_results("run");
     shell("test $(wc -l <%s/run/eval.jsonl) = 4 && rm %s/run/eval.jsonl", folder, folder);
-    expect_status(train(1, "--eval_only --load_path=%s/run/latest %s --save_folder=null --run_name=eval-only-left-this", folder,
-                        evaluators), 0);
+    expect_status(train(1,
+                        "--eval_only --load_path=%s/run/latest %s --save_folder=null "
+                        "--run_name=eval-only-left-this",
+                        folder, evaluators),
+                  0);
     expect_output("| made | acc 0.");
     shell("test ! -e runs/eval-only-left-this");
     shell("cd %s/run && find . -type f | sort | xargs cksum | cmp - ../before", folder);
@@ -99,35 +120,46 @@ static void test_owed(void **state)
     (void)state;
     shell("sed -i '$d' %s/run/metrics.jsonl", folder);
     for (int i = 0; i < 2; i++) {
-        expect_status(train(1, "--max_duration=2 --eval_interval=2 --device_eval_batch_size=2 %s --try_load_latest_save "
-                            "--save_folder=%s/run", evaluators, folder), 0);
+        expect_status(train(1,
+                            "--max_duration=2 --eval_interval=2 --device_eval_batch_size=2 %s "
+                            "--try_load_latest_save "
+                            "--save_folder=%s/run",
+                            evaluators, folder),
+                      0);
         if (i == 0)
             expect_output("eval at step 2 | made");
         assert_null(strstr(output, i == 0 ? "| val |" : "eval at step"));
     }
 }
 
-/* A run's numbers to the bit, from its checkpoint only: all settings are taken from there. They are appended to earlier
- * evaluations, after a truncated line is removed. */
+/* A run's numbers to the bit, from its checkpoint only: all settings are taken from there. They are
+ * appended to earlier evaluations, after a truncated line is removed. */
 static void test_as_the_run(void **state)
 {
     (void)state;
     static const char *const runs[] = {
-        "--recipe=coat --fp8.forward=saved --device_train_microbatch_size=4 --device_eval_batch_size=6",
-        "--recipe=coat --format.master=f32 --format.grads=f32", "--recipe=f32 --format.frozen=bf16",
-        "--recipe=bf16 --format.operand=e4m3 --format.gradient=e5m2", "--recipe=f32 --data.generate_doc_lengths",
+        "--recipe=coat --fp8.forward=saved --device_train_microbatch_size=4 "
+        "--device_eval_batch_size=6",
+        "--recipe=coat --format.master=f32 --format.grads=f32",
+        "--recipe=f32 --format.frozen=bf16",
+        "--recipe=bf16 --format.operand=e4m3 --format.gradient=e5m2",
+        "--recipe=f32 --data.generate_doc_lengths",
         "--recipe=coat --trainable=[model.layers.1.*] --format.frozen=f32",
     };
     double found[NAMES];
     for (size_t r = 0; r < (SANITIZED ? 1 : sizeof runs / sizeof runs[0]); r++) {
-        expect_status(train(1, "%s --max_duration=2 --eval_interval=2 %s --save_folder=%s/as%zu", runs[r], evaluators, folder, r),
+        expect_status(train(1, "%s --max_duration=2 --eval_interval=2 %s --save_folder=%s/as%zu",
+                            runs[r], evaluators, folder, r),
                       0);
         char name[16];
         snprintf(name, sizeof name, "as%zu", r);
         read_results(trained, name, "metrics.jsonl", 2);
         shell("printf '{\"step\": 1}\\n{\"st' >%s/as%zu/eval.jsonl", folder, r);
-        expect_status(finish(start_command("%s/train --eval_only --load_path=%s/as%zu/step2 %s --save_folder=%s/as%zu",
-                                           setting("BUILD", "build/cpu"), folder, r, evaluators, folder, r)), 0);
+        expect_status(
+            finish(start_command(
+                "%s/train --eval_only --load_path=%s/as%zu/step2 %s --save_folder=%s/as%zu",
+                setting("BUILD", "build/cpu"), folder, r, evaluators, folder, r)),
+            0);
         read_results(found, name, "eval.jsonl", 2);
         shell("test $(wc -l <%s/as%zu/eval.jsonl) = 3", folder, r);
         for (int i = 0; i < NAMES; i++)
@@ -140,14 +172,17 @@ static void test_as_the_run(void **state)
 static void test_nowhere(void **state)
 {
     (void)state;
-    const char *const asked[] = { "--help",
-                                  "--load_path=%s/run/latest --dry_run --device_memory=1 --device_train_microbatch_size=1",
-                                  "--load_path=%s/run/latest --eval_only --device_eval_batch_size=2 %s --save_folder=null" };
+    const char *const asked[] = {
+        "--help",
+        "--load_path=%s/run/latest --dry_run --device_memory=1 --device_train_microbatch_size=1",
+        "--load_path=%s/run/latest --eval_only --device_eval_batch_size=2 %s --save_folder=null"
+    };
     for (int i = SANITIZED ? 2 : 0; i < 3; i++) {
         char arguments[1024];
         snprintf(arguments, sizeof arguments, asked[i], folder, evaluators);
         shell("%s/train %s >/dev/null", setting("BUILD", "build/cpu"), arguments);
-        shell("! %s/train %s >/dev/full 2>%s/full.log && grep -q '^error: stdout: cannot write' %s/full.log",
+        shell("! %s/train %s >/dev/full 2>%s/full.log && grep -q '^error: stdout: cannot write' "
+              "%s/full.log",
               setting("BUILD", "build/cpu"), arguments, folder, folder);
     }
 }
@@ -157,21 +192,30 @@ static void test_refused(void **state)
     (void)state;
     expect_status(train(1, "--eval_only %s --save_folder=null", evaluators), 1);
     expect_output("eval_only: there is no model");
-    expect_status(train(1, "--eval_only --load_path=%s/run/latest --evaluators=[] --save_folder=null", folder), 1);
+    expect_status(train(1,
+                        "--eval_only --load_path=%s/run/latest --evaluators=[] --save_folder=null",
+                        folder),
+                  1);
     expect_output("there are no evaluators");
     shell("echo 'evaluators: []' >%s/only.yaml", folder);
-    expect_status(finish(start_command("%s/train %s/only.yaml --eval_only", setting("BUILD", "build/cpu"), folder)), 1);
+    expect_status(finish(start_command("%s/train %s/only.yaml --eval_only",
+                                       setting("BUILD", "build/cpu"), folder)),
+                  1);
     expect_output("only.yaml: there is no model; --load_path=FOLDER names");
     shell("sed -i 's/\\[0, 0, 500\\]/[0, 0, 1000]/' %s/made.jsonl", folder);
-    expect_status(train(1, "--max_duration=2 --eval_interval=2 %s --save_folder=%s/bad", evaluators, folder), 1);
+    expect_status(
+        train(1, "--max_duration=2 --eval_interval=2 %s --save_folder=%s/bad", evaluators, folder),
+        1);
     expect_output("made.jsonl:2: token 1000 is beyond the vocabulary");
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_in_training), cmocka_unit_test(test_alone),
-                                        cmocka_unit_test(test_folder_stays), cmocka_unit_test(test_owed),
-                                        cmocka_unit_test(test_as_the_run), cmocka_unit_test(test_nowhere),
-                                        cmocka_unit_test(test_refused) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_in_training),  cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_folder_stays), cmocka_unit_test(test_owed),
+        cmocka_unit_test(test_as_the_run),   cmocka_unit_test(test_nowhere),
+        cmocka_unit_test(test_refused)
+    };
     return cmocka_run_group_tests(tests, make_evaluators, remove_folder);
 }

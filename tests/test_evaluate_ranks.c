@@ -1,5 +1,6 @@
-/* The mean loss of a validation set: every sequence once, whatever the ranks, batches and micro-batches are, weighted by its
- * labels. Against the same sequences run one by one on a single rank. On 1, 2 and 4 ranks. */
+/* The mean loss of a validation set: every sequence once, whatever the ranks, batches and
+ * micro-batches are, weighted by its labels. Against the same sequences run one by one on a single
+ * rank. On 1, 2 and 4 ranks. */
 #include <math.h>
 
 #include "tests/kit.h"
@@ -11,23 +12,33 @@
 #include "tests/ranks.h"
 #include "tests/ranks_training.h"
 
-/* The batch of a rank is not a multiple of its micro-batch. On 4 ranks a batch is 12 sequences: the last batch of `odd` has one, so
- * that three ranks have none; that of `two files` has 5, so that ranks differ. */
+/* The batch of a rank is not a multiple of its micro-batch. On 4 ranks a batch is 12 sequences: the
+ * last batch of `odd` has one, so that three ranks have none; that of `two files` has 5, so that
+ * ranks differ. */
 enum { T = 16, MICRO = 2, EVAL_BATCH = 3, PAD = 1, MOST = 17, NUM_SETS = 4 };
-static const struct { const char *name; int sequences[2]; bool padding; } sets[NUM_SETS] = {
-    { "two files", { 10, 7 }, false }, { "odd", { 13, 0 }, false }, { "one", { 1, 0 }, false }, { "padding", { 2, 0 }, true },
+static const struct {
+    const char *name;
+    int sequences[2];
+    bool padding;
+} sets[NUM_SETS] = {
+    { "two files", { 10, 7 }, false },
+    { "odd", { 13, 0 }, false },
+    { "one", { 1, 0 }, false },
+    { "padding", { 2, 0 }, true },
 };
 
 static char paths[NUM_SETS][2][64], masks[NUM_SETS][2][72];
 static Config config;
 
-/* ---- validation sets ------------------------------------------------------------------------------------------ */
+/* ---- validation sets ------------------------------------------------------------------------- */
 
 /* Sequences have padding after 16, 11, 6, 1, 12 ... tokens, so that they differ in labels. */
 static int token(int set, int sequence, int t)
 {
     const bool padded = sets[set].padding || t >= 16 - sequence * 5 % 16;
-    return padded ? PAD : 2 + test_token(40 + (uint64_t)set, (uint64_t)(sequence * T + t), config.model.vocab_size - 2);
+    return padded ? PAD
+                  : 2 + test_token(40 + (uint64_t)set, (uint64_t)(sequence * T + t),
+                                   config.model.vocab_size - 2);
 }
 
 /* Some tokens of the first set are no targets. */
@@ -57,7 +68,8 @@ static int make_sets(void **state)
 {
     ModelConfig m = architecture(LLAMA_GQA);
     m.weight_tying = false;
-    m.n_layers = 3;             /* more than are gathered at a time: ranks must agree on the number of passes */
+    /* more than are gathered at a time: ranks must agree on the number of passes */
+    m.n_layers = 3;
     m.eos_token_id = -1;
     m.pad_token_id = PAD;
     model_config(&config, &m, "f32", MICRO);
@@ -69,14 +81,17 @@ static int make_sets(void **state)
     config.num_eval = NUM_SETS;
     for (int s = 0; s < NUM_SETS; s++) {
         EvalSet *set = &config.eval[s];
-        *set = (EvalSet){ .label = (char *)sets[s].name, .where = (char *)sets[s].name, .files.itemsize = 2 };
+        *set = (EvalSet){ .label = (char *)sets[s].name,
+                          .where = (char *)sets[s].name,
+                          .files.itemsize = 2 };
         set->files.paths = xcalloc(2, sizeof *set->files.paths);
         set->files.label_mask_paths = xcalloc(2, sizeof *set->files.label_mask_paths);
         for (int f = 0; f < 2 && sets[s].sequences[f]; f++) {
             snprintf(paths[s][f], sizeof paths[s][f], "%s/%d-%d.npy", shared, s, f);
             snprintf(masks[s][f], sizeof masks[s][f], "%s.mask", paths[s][f]);
             if (comm_rank() == 0)
-                write_files(paths[s][f], masks[s][f], s, f ? sets[s].sequences[0] : 0, sets[s].sequences[f]);
+                write_files(paths[s][f], masks[s][f], s, f ? sets[s].sequences[0] : 0,
+                            sets[s].sequences[f]);
             set->files.paths[set->files.num_paths++] = paths[s][f];
             set->files.label_mask_paths[f] = masks[s][f];
         }
@@ -100,7 +115,7 @@ static int remove_sets(void **state)
     return remove_shared(state);
 }
 
-/* ---- the reference ------------------------------------------------------------------------------------------ */
+/* ---- the reference --------------------------------------------------------------------------- */
 
 static void open_model(Model *m, ParamStore *store, const Config *c)
 {
@@ -111,7 +126,8 @@ static void open_model(Model *m, ParamStore *store, const Config *c)
     store_init(store, &c->model, 5);
 }
 
-/* Mean over the labels of the first `count` sequences, each a separate micro-batch on an unsharded model. */
+/* Mean over the labels of the first `count` sequences, each a separate micro-batch on an unsharded
+ * model. */
 static EvalResult one_by_one(int set, int count)
 {
     Config c = config;
@@ -126,7 +142,9 @@ static EvalResult one_by_one(int set, int count)
         int tokens[T], targets[T];
         for (int t = 0; t < T; t++) {
             tokens[t] = token(set, i, t);
-            targets[t] = t + 1 < T && token(set, i, t + 1) != PAD && !is_masked(set, i, t + 1) ? token(set, i, t + 1) : -1;
+            targets[t] = t + 1 < T && token(set, i, t + 1) != PAD && !is_masked(set, i, t + 1)
+                             ? token(set, i, t + 1)
+                             : -1;
             labels += targets[t] >= 0;
         }
         model_micro_batch(&m, &store, tokens, targets, NULL, 0, 0, PASS_FORWARD);
@@ -136,21 +154,26 @@ static EvalResult one_by_one(int set, int count)
     return (EvalResult){ sets[set].name, labels ? loss / (double)labels : NAN, labels };
 }
 
-/* Losses are positive: sums of up to MOST T of them in any order have an error of MOST T roundoffs. A loss depends on logits, whose
- * sums of at most 96 products BLAS may order by the number of rows; the effect through the blocks is allowed as much again. */
+/* Losses are positive: sums of up to MOST T of them in any order have an error of MOST T roundoffs.
+ * A loss depends on logits, whose sums of at most 96 products BLAS may order by the number of rows;
+ * the effect through the blocks is allowed as much again. */
 static void check_result(const EvalResult *found, const EvalResult *expected, const char *what)
 {
     assert_string_equal(found->label, expected->label);
     if (found->labels != expected->labels)
-        fail_msg("%s, %s: %ld labels, expected %ld", found->label, what, found->labels, expected->labels);
-    if (expected->labels ? !(fabs(found->loss - expected->loss) <= 2 * MOST * T * U24 * expected->loss) : !isnan(found->loss))
-        fail_msg("%s, %s: loss %.9g, expected %.9g", found->label, what, found->loss, expected->loss);
+        fail_msg("%s, %s: %ld labels, expected %ld", found->label, what, found->labels,
+                 expected->labels);
+    if (expected->labels
+            ? !(fabs(found->loss - expected->loss) <= 2 * MOST * T * U24 * expected->loss)
+            : !isnan(found->loss))
+        fail_msg("%s, %s: loss %.9g, expected %.9g", found->label, what, found->loss,
+                 expected->loss);
     EvalResult first = *found;
     comm_broadcast(&first.loss, sizeof first.loss, 0);
     check_same_bytes("on rank 0", &found->loss, &first.loss, sizeof first.loss);
 }
 
-/* ---- tests -------------------------------------------------------------------------------------------------- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 /* expected for all batches; for the first only, also where two ranks share sequences */
 static EvalResult whole[NUM_SETS], part[NUM_SETS], shared_part[NUM_SETS];
@@ -160,7 +183,8 @@ static int set_size(int set)
     return sets[set].sequences[0] + sets[set].sequences[1];
 }
 
-/* Sets differ, and so do the means over labels, sequences and positions; else the other tests would be weak. */
+/* Sets differ, and so do the means over labels, sequences and positions; else the other tests would
+ * be weak. */
 static void test_reference(void **state)
 {
     (void)state;
@@ -170,7 +194,8 @@ static void test_reference(void **state)
         part[s] = one_by_one(s, set_size(s) < batch ? set_size(s) : batch);
         shared_part[s] = one_by_one(s, set_size(s) < batch / 2 ? set_size(s) : batch / 2);
     }
-    assert_true(fabs(whole[0].loss - whole[1].loss) > 1e-3 && fabs(whole[0].loss - part[0].loss) > 1e-3);
+    assert_true(fabs(whole[0].loss - whole[1].loss) > 1e-3 &&
+                fabs(whole[0].loss - part[0].loss) > 1e-3);
     assert_int_equal(whole[2].labels, T - 1);
     assert_int_equal(whole[3].labels, 0);
 }
@@ -240,9 +265,11 @@ static void test_in_stages(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_reference), cmocka_unit_test(test_unsharded),
-                                        cmocka_unit_test(test_sharded), cmocka_unit_test(test_in_context),
-                                        cmocka_unit_test(test_in_tensor), cmocka_unit_test(test_in_stages) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_reference), cmocka_unit_test(test_unsharded),
+        cmocka_unit_test(test_sharded),   cmocka_unit_test(test_in_context),
+        cmocka_unit_test(test_in_tensor), cmocka_unit_test(test_in_stages)
+    };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, make_sets, remove_sets));
 }

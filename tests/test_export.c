@@ -1,5 +1,5 @@
-/* ./train --export: each weight is the checkpoint's, rounded; files and folders are as from save_pretrained; nothing is
- * overwritten, and incomplete folders have another name. */
+/* ./train --export: each weight is the checkpoint's, rounded; files and folders are as from
+ * save_pretrained; nothing is overwritten, and incomplete folders have another name. */
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/resource.h>
@@ -18,14 +18,16 @@ static char *lasting(const char *path)
     return strcpy(keep(strlen(path)), path);
 }
 
-/* ---- rounding --------------------------------------------------------------------------------------------- */
+/* ---- rounding -------------------------------------------------------------------------------- */
 
 /* The value of a finite code, by its definition. */
 static double value_of(unsigned code, int exponent_bits, int mantissa_bits)
 {
-    const int bias = (1 << (exponent_bits - 1)) - 1, e = (int)(code >> mantissa_bits) & ((1 << exponent_bits) - 1);
+    const int bias = (1 << (exponent_bits - 1)) - 1,
+              e = (int)(code >> mantissa_bits) & ((1 << exponent_bits) - 1);
     const double m = code & ((1u << mantissa_bits) - 1);
-    const double x = e ? ldexp(1 + ldexp(m, -mantissa_bits), e - bias) : ldexp(m, 1 - bias - mantissa_bits);
+    const double x =
+        e ? ldexp(1 + ldexp(m, -mantissa_bits), e - bias) : ldexp(m, 1 - bias - mantissa_bits);
     return code >> (exponent_bits + mantissa_bits) & 1 ? -x : x;
 }
 
@@ -38,7 +40,8 @@ static unsigned encode(const char *dtype, double x, bool fits)
     return code;
 }
 
-/* Every code is exact; other values round to the nearest code, ties to even; none exists after the last. */
+/* Every code is exact; other values round to the nearest code, ties to even; none exists after the
+ * last. */
 static void check_codes(const char *dtype, int exponent_bits, int mantissa_bits)
 {
     const unsigned end = ((1u << exponent_bits) - 1) << mantissa_bits;
@@ -57,7 +60,9 @@ static void check_codes(const char *dtype, int exponent_bits, int mantissa_bits)
             encode(dtype, (double)middle, c + 1 < end);
             if (c + 1 < end) {
                 assert_int_equal(encode(dtype, (double)middle, true), code + (c & 1));
-                assert_int_equal(encode(dtype, (double)nextafterf(middle, copysignf(INFINITY, middle)), true), code + 1);
+                assert_int_equal(
+                    encode(dtype, (double)nextafterf(middle, copysignf(INFINITY, middle)), true),
+                    code + 1);
             }
         }
     encode(dtype, (double)INFINITY, false);
@@ -71,7 +76,7 @@ static void test_codes(void **state)
     check_codes("BF16", 8, 7);
 }
 
-/* ---- folders ---------------------------------------------------------------------------------------------- */
+/* ---- folders --------------------------------------------------------------------------------- */
 
 static void expect_files(const char *name, const char *expected)
 {
@@ -86,7 +91,8 @@ static void *bytes_of(const SafeFile *f, const SafeTensor *t)
     return bytes;
 }
 
-/* The number with mantissa_bits nearest to x, ties to even, independent of the code under test and its bit operations. */
+/* The number with mantissa_bits nearest to x, ties to even, independent of the code under test and
+ * its bit operations. */
 static double nearest(float x, int mantissa_bits, int least)
 {
     int e;
@@ -101,7 +107,8 @@ static void check_rounded(const float *master, const void *raw, const char *dtyp
     for (size_t i = 0; i < n; i++) {
         const uint16_t code = ((const uint16_t *)raw)[i];
         const double found = value_of(code, half ? 5 : 8, half ? 10 : 7);
-        assert_true(found == nearest(master[i], half ? 10 : 7, half ? -14 : -126) && !signbit(found) == !signbit(master[i]));
+        assert_true(found == nearest(master[i], half ? 10 : 7, half ? -14 : -126) &&
+                    !signbit(found) == !signbit(master[i]));
     }
 }
 
@@ -117,7 +124,8 @@ static void check_export(const Run *r, const char *dtype)
     for (int i = 0; i < to->count; i++) {
         const SafeTensor *a = safetensors_find(from, to->tensor[i].name), *b = &to->tensor[i];
         assert_non_null(a);
-        assert_true(strcmp(b->dtype, dtype) == 0 && a->dims == b->dims && memcmp(a->shape, b->shape, sizeof a->shape) == 0);
+        assert_true(strcmp(b->dtype, dtype) == 0 && a->dims == b->dims &&
+                    memcmp(a->shape, b->shape, sizeof a->shape) == 0);
         const size_t n = (a->end - a->begin) / sizeof(float);
         const void *master = bytes_of(from, a), *raw = bytes_of(to, b);
         if (strcmp(dtype, "F32") == 0)
@@ -144,8 +152,9 @@ static void check_config(const Run *r, const char *dtype, const char *name)
 /* Midpoints of bf16 or f16, values too small for f16's exponent, and 0 with a sign. */
 static void put_odd_values(const Run *r)
 {
-    const float odd[] = { 0x1.01p0f, 0x1.03p0f, -0x1.01p0f, -0x1.03p-3f, 0x1.002p0f, 0x1.006p0f, 0x1p-25f, 0x1.8p-24f, 0x1p-26f,
-                          -0.f, 0x1.ffep-15f, 0x1.ffffp3f, 0x1p-140f, 65519.f };
+    const float odd[] = { 0x1.01p0f,    0x1.03p0f,   -0x1.01p0f, -0x1.03p-3f, 0x1.002p0f,
+                          0x1.006p0f,   0x1p-25f,    0x1.8p-24f, 0x1p-26f,    -0.f,
+                          0x1.ffep-15f, 0x1.ffffp3f, 0x1p-140f,  65519.f };
     assert_true(r->store.shard[1].slice[TRAINED].count > 256 + sizeof odd);
     device_put((float *)r->store.shard[1].slice[TRAINED].stored.data + 256, odd, sizeof odd);
 }
@@ -172,7 +181,8 @@ static void test_architectures(void **state)
     }
 }
 
-/* Each file has at most the requested size, or one tensor; the index has the file of each tensor. */
+/* Each file has at most the requested size, or one tensor; the index has the file of each
+ * tensor. */
 static void test_shards(void **state)
 {
     (void)state;
@@ -188,10 +198,12 @@ static void test_shards(void **state)
     SafeFile *one = safetensors_open(text("%s/model.safetensors", whole));
     size_t files = 0, all = 0;
     const char *key;
-    json_object_foreach(json_object_get(index, "weight_map"), key, name) {
+    json_object_foreach(json_object_get(index, "weight_map"), key, name)
+    {
         SafeFile *part = safetensors_open(text("%s/%s", parts, json_string_value(name)));
         const SafeTensor *a = safetensors_find(one, key), *b = safetensors_find(part, key);
-        assert_true(a && b && a->end - a->begin == b->end - b->begin && (part->bytes <= LIMIT || part->count == 1));
+        assert_true(a && b && a->end - a->begin == b->end - b->begin &&
+                    (part->bytes <= LIMIT || part->count == 1));
         assert_memory_equal(bytes_of(one, a), bytes_of(part, b), a->end - a->begin);
         files += b == &part->tensor[0];
         all += b->end - b->begin;
@@ -199,11 +211,13 @@ static void test_shards(void **state)
     }
     assert_true(files > 3 && all == one->bytes);
     assert_int_equal(json_object_size(json_object_get(index, "weight_map")), one->count);
-    assert_int_equal(json_integer_value(json_object_get(json_object_get(index, "metadata"), "total_size")), all);
-    shell(text("test \"$(ls %s | grep -c '^model-.*-of-%05zu.safetensors$')\" = %zu", parts, files, files));
+    assert_int_equal(
+        json_integer_value(json_object_get(json_object_get(index, "metadata"), "total_size")), all);
+    shell(text("test \"$(ls %s | grep -c '^model-.*-of-%05zu.safetensors$')\" = %zu", parts, files,
+               files));
     safetensors_close(one);
     json_decref(index);
-    load(&r, parts);            /* the export is a model folder */
+    load(&r, parts); /* the export is a model folder */
     export_folder(parts, NULL, text("%s/again", root), "BF16", CHECKPOINT_FILE_BYTES);
     shell(text("cd %s && cmp again/model.safetensors whole/model.safetensors", root));
     close_run(&r);
@@ -217,34 +231,49 @@ static void test_tokenizer_files(void **state)
     Run r;
     open_small(&r);
     save(&r, 3);
-    shell(text("cd %s && mkdir additional_chat_templates && printf 'a\\0b' >additional_chat_templates/tools.jinja && "
-               "for f in tokenizer.json tokenizer.model tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json "
-               "vocab.txt merges.txt chat_template.jinja chat_template.json tekken.json generation_config.json notes.txt; do "
-               "printf \"$f\\0\\n\\r\" >$f; done", step_folder(&r, 3)));
-    export_folder(r.config.save_folder, NULL, text("%s/whole", r.config.save_folder), "F32", CHECKPOINT_FILE_BYTES);
-    shell(text("cd %s && test \"$(diff -r -q step3 whole)\" = 'Only in step3: config.yaml\nOnly in step3: notes.txt\nOnly in "
-               "step3: optimizer-00001.safetensors\nOnly in step3: trainer.json'", r.config.save_folder));
+    shell(text("cd %s && mkdir additional_chat_templates && printf 'a\\0b' "
+               ">additional_chat_templates/tools.jinja && "
+               "for f in tokenizer.json tokenizer.model tokenizer_config.json "
+               "special_tokens_map.json added_tokens.json vocab.json "
+               "vocab.txt merges.txt chat_template.jinja chat_template.json tekken.json "
+               "generation_config.json notes.txt; do "
+               "printf \"$f\\0\\n\\r\" >$f; done",
+               step_folder(&r, 3)));
+    export_folder(r.config.save_folder, NULL, text("%s/whole", r.config.save_folder), "F32",
+                  CHECKPOINT_FILE_BYTES);
+    shell(text("cd %s && test \"$(diff -r -q step3 whole)\" = 'Only in step3: config.yaml\nOnly in "
+               "step3: notes.txt\nOnly in "
+               "step3: optimizer-00001.safetensors\nOnly in step3: trainer.json'",
+               r.config.save_folder));
     close_run(&r);
     release();
 }
 
-/* A checkpoint's generation_config.json has the eos of the run, before those of the model that it began with. */
+/* A checkpoint's generation_config.json has the eos of the run, before those of the model that it
+ * began with. */
 static void test_stops(void **state)
 {
     (void)state;
-    static const struct { const char *loaded, *saved; } cases[] = {
+    static const struct {
+        const char *loaded, *saved;
+    } cases[] = {
         { "{\"eos_token_id\": 7, \"top_p\": 0.6}", "{\"eos_token_id\":[9,7],\"top_p\":0.6}" },
         { "{\"eos_token_id\": [7, 8]}", "{\"eos_token_id\":[9,7,8]}" },
-        { "{\"eos_token_id\": [8, 9]}", NULL }, { "{\"eos_token_id\": 9}", NULL }, { "{\"top_p\": 0.6}", NULL }, { "{", NULL },
+        { "{\"eos_token_id\": [8, 9]}", NULL },
+        { "{\"eos_token_id\": 9}", NULL },
+        { "{\"top_p\": 0.6}", NULL },
+        { "{", NULL },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         json_t *config = json_pack("{s:i}", "eos_token_id", 9);
-        shell(text("cd %s && mkdir -p stops out && printf '%s' >stops/generation_config.json", root, cases[i].loaded));
+        shell(text("cd %s && mkdir -p stops out && printf '%s' >stops/generation_config.json", root,
+                   cases[i].loaded));
         tokenizer_files_read(text("%s/stops", root), root);
         tokenizer_files_complete_config(config);
         tokenizer_files_write(text("%s/out", root));
         if (!cases[i].saved)
-            shell(text("cmp %s/stops/generation_config.json %s/out/generation_config.json", root, root));
+            shell(text("cmp %s/stops/generation_config.json %s/out/generation_config.json", root,
+                       root));
         else {
             json_t *saved = json_load_file(text("%s/out/generation_config.json", root), 0, NULL);
             json_t *expected = json_loads(cases[i].saved, 0, NULL);
@@ -255,7 +284,8 @@ static void test_stops(void **state)
         json_decref(config);
     }
     shell(text("cd %s && rm -r stops out && mkdir stops", root));
-    tokenizer_files_read(text("%s/stops", root), root);       /* for later checkpoints of the process: none */
+    /* for later checkpoints of the process: none */
+    tokenizer_files_read(text("%s/stops", root), root);
 }
 
 /* Messages about a tokenizer in the configuration, before a run begins. */
@@ -263,25 +293,35 @@ static void test_tokenizers(void **state)
 {
     (void)state;
     needs_fork();
-    shell(text("cd %s && mkdir none pipe && mkfifo pipe/tokenizer.json && echo nonsense >bad.json && echo '{}' >empty.json && "
+    shell(text("cd %s && mkdir none pipe && mkfifo pipe/tokenizer.json && echo nonsense >bad.json "
+               "&& echo '{}' >empty.json && "
                "echo '{\"model\": {\"vocab\": {\"a\": 0, \"b\": 99}}}' >bpe.json && "
-               "echo '{\"model\": {\"vocab\": [[\"a\", 0], [\"b\", -1]]}, \"added_tokens\": [{\"id\": 100}]}' >unigram.json",
+               "echo '{\"model\": {\"vocab\": [[\"a\", 0], [\"b\", -1]]}, \"added_tokens\": "
+               "[{\"id\": 100}]}' >unigram.json",
                root));
-    const struct { const char *name; int vocab_size; const char *message; } wrong[] = {
-        { "missing",      100, "missing: No such file or directory; expected a folder with a tokenizer.json" },
-        { "none",         100, "none: there is none; expected a folder with a tokenizer.json" },
-        { "pipe",         100, "tokenizer.json: is a pipe, expected a regular file" },
-        { "bad.json",     100, "bad.json: tokenizer.json:1: not JSON" },
-        { "empty.json",   100, "tokenizer.json has no model.vocab" },
-        { "bpe.json",      99, "its ids go up to 99, but model.vocab_size is 99: increase it to at least 100" },
-        { "unigram.json", 100, "its ids go up to 100, but model.vocab_size is 100: increase it to at least 101" },
+    const struct {
+        const char *name;
+        int vocab_size;
+        const char *message;
+    } wrong[] = {
+        { "missing", 100,
+          "missing: No such file or directory; expected a folder with a tokenizer.json" },
+        { "none", 100, "none: there is none; expected a folder with a tokenizer.json" },
+        { "pipe", 100, "tokenizer.json: is a pipe, expected a regular file" },
+        { "bad.json", 100, "bad.json: tokenizer.json:1: not JSON" },
+        { "empty.json", 100, "tokenizer.json has no model.vocab" },
+        { "bpe.json", 99,
+          "its ids go up to 99, but model.vocab_size is 99: increase it to at least 100" },
+        { "unigram.json", 100,
+          "its ids go up to 100, but model.vocab_size is 100: increase it to at least 101" },
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
-        DIES(wrong[i].message, tokenizer_files_replace(text("%s/%s", root, wrong[i].name), wrong[i].vocab_size));
+        DIES(wrong[i].message,
+             tokenizer_files_replace(text("%s/%s", root, wrong[i].name), wrong[i].vocab_size));
     DIES("warning: tokenizer", (tokenizer_files_replace(text("%s/bpe.json", root), 202), exit(1)));
 }
 
-/* ---- refusals --------------------------------------------------------------------------------------------- */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 static void test_refusals(void **state)
 {
@@ -290,31 +330,45 @@ static void test_refusals(void **state)
     Run r;
     open_small(&r);
     save(&r, 1);
-    const char *step = lasting(step_folder(&r, 1)), *target = lasting(text("%s/refused", r.config.save_folder));
-    const struct { const char *damage, *dtype, *message; } table[] = {
-        { "mkdir ../refused",                                             "BF16", "refused exists already" },
-        { "ln -s nothing ../refused",                                     "BF16", "refused exists already" },
-        { "mkdir -p x && mv model.safetensors x",                         "BF16", "the checkpoint is incomplete" },
-        { "printf 5 | dd of=model.safetensors conv=notrunc bs=1 seek=9000 2>/dev/null", "BF16", "has the checksum" },
-        { "sed -i 's/\"num_hidden_layers\": 2/\"num_hidden_layers\": 3/' config.json", "BF16", "no tensor model.layers.2." },
-        { "sed -i 's/\"num_hidden_layers\": 2/\"num_hidden_layers\": 1/' config.json", "BF16", "tensor model.layers.1." },
-        { "sed -i 's/\\(\"vocab_size\": \\)/\\11/' config.json",          "BF16", "by config.json it needs" },
+    const char *step = lasting(step_folder(&r, 1)),
+               *target = lasting(text("%s/refused", r.config.save_folder));
+    const struct {
+        const char *damage, *dtype, *message;
+    } table[] = {
+        { "mkdir ../refused", "BF16", "refused exists already" },
+        { "ln -s nothing ../refused", "BF16", "refused exists already" },
+        { "mkdir -p x && mv model.safetensors x", "BF16", "the checkpoint is incomplete" },
+        { "printf 5 | dd of=model.safetensors conv=notrunc bs=1 seek=9000 2>/dev/null", "BF16",
+          "has the checksum" },
+        { "sed -i 's/\"num_hidden_layers\": 2/\"num_hidden_layers\": 3/' config.json", "BF16",
+          "no tensor model.layers.2." },
+        { "sed -i 's/\"num_hidden_layers\": 2/\"num_hidden_layers\": 1/' config.json", "BF16",
+          "tensor model.layers.1." },
+        { "sed -i 's/\\(\"vocab_size\": \\)/\\11/' config.json", "BF16",
+          "by config.json it needs" },
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
-        shell(text("cd %s && cp -r step1 safe && cd step1 && %s", r.config.save_folder, table[i].damage));
-        DIES(table[i].message, export_folder(step, NULL, target, table[i].dtype, CHECKPOINT_FILE_BYTES));
+        shell(text("cd %s && cp -r step1 safe && cd step1 && %s", r.config.save_folder,
+                   table[i].damage));
+        DIES(table[i].message,
+             export_folder(step, NULL, target, table[i].dtype, CHECKPOINT_FILE_BYTES));
         assert_true(i < 2 || !exists(target));
         shell(text("cd %s && rm -rf refused step1 && mv safe step1", r.config.save_folder));
     }
-    shell(text("rm -rf %s.tmp && cp -r %s %s.tmp", target, step, target));      /* a foreign folder, here the source */
+    /* a foreign folder, here the source */
+    shell(text("rm -rf %s.tmp && cp -r %s %s.tmp", target, step, target));
     DIES("refused.tmp exists and is not from an interrupted export",
          export_folder(text("%s.tmp", target), NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
-    expect_files(text("%s.tmp", target), "config.json config.yaml model.safetensors optimizer-00001.safetensors trainer.json");
+    expect_files(
+        text("%s.tmp", target),
+        "config.json config.yaml model.safetensors optimizer-00001.safetensors trainer.json");
     shell(text("rm -r %s.tmp && touch %s.tmp", target, target));
     DIES("refused.tmp exists and is not from an interrupted export",
          export_folder(step, NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
-    DIES("there is no such folder", export_folder(text("%s/no", root), NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
-    DIES("no config.json and no checkpoint in it", export_folder(root, NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
+    DIES("there is no such folder",
+         export_folder(text("%s/no", root), NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
+    DIES("no config.json and no checkpoint in it",
+         export_folder(root, NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
     close_run(&r);
     release();
 }
@@ -330,22 +384,28 @@ static void test_values(void **state)
     const float big[] = { 65520, 0x1.ffp127f, NAN };
     static const char *const dtype[] = { "F16", "BF16", "F32" };
     static const char *const message[] = { "holds 65520, more than F16 can: use --dtype=bf16",
-                                           "more than BF16 can: use --dtype=f32", "holds a value that is not finite" };
+                                           "more than BF16 can: use --dtype=f32",
+                                           "holds a value that is not finite" };
     for (int i = 0; i < 3; i++) {
         const float safe = i < 2 ? big[i] : 1;
         device_put(r.store.shard[0].slice[TRAINED].stored.data, &safe, sizeof safe);
         save(&r, i);
-        if (i == 2) {           /* our checkpoints never contain it */
+        if (i == 2) { /* our checkpoints never contain it */
             SafeFile *f = safetensors_open(text("%s/model.safetensors", step_folder(&r, 2)));
             FILE *file = fopen(f->path, "r+");
-            assert_true(fseek(file, (long)(f->data + safetensors_find(f, "model.embed_tokens.weight")->begin), SEEK_SET) == 0);
+            assert_true(
+                fseek(file,
+                      (long)(f->data + safetensors_find(f, "model.embed_tokens.weight")->begin),
+                      SEEK_SET) == 0);
             assert_true(fwrite(&big[2], sizeof big[2], 1, file) == 1 && fclose(file) == 0);
             safetensors_close(f);
         }
-        DIES(message[i], export_folder(step_folder(&r, i), NULL, target, dtype[i], CHECKPOINT_FILE_BYTES));
+        DIES(message[i],
+             export_folder(step_folder(&r, i), NULL, target, dtype[i], CHECKPOINT_FILE_BYTES));
         assert_false(exists(target));
     }
-    export_folder(step_folder(&r, 0), NULL, target, "BF16", CHECKPOINT_FILE_BYTES);       /* values.tmp was there */
+    /* values.tmp was there */
+    export_folder(step_folder(&r, 0), NULL, target, "BF16", CHECKPOINT_FILE_BYTES);
     assert_false(exists(text("%s.tmp", target)));
     close_run(&r);
     release();
@@ -367,18 +427,21 @@ static void test_arguments(void **state)
     DIES("'--export' names no folder", run_with("--export", "x", "y"));
     DIES("'--export=' names no folder", run_with("--export=", "x", NULL));
     DIES("no configuration file such as x.yaml", run_with("x.yaml", "--export=x", NULL));
-    DIES("--dtype=fp4: dtype: expected bf16|f16|f32|fp8|int8|int4|nf4, found 'fp4'", run_with("--export=x", "--dtype=fp4", "y"));
+    DIES("--dtype=fp4: dtype: expected bf16|f16|f32|fp8|int8|int4|nf4, found 'fp4'",
+         run_with("--export=x", "--dtype=fp4", "y"));
     DIES("unexpected argument 'z'", run_with("--export=x", "y", "z"));
     DIES("'--export=z' is given twice", run_with("--export=x", "y", "--export=z"));
     DIES("'--save_folder=z' is not an option", run_with("--export=x", "y", "--save_folder=z"));
-    char *help[] = { "train", "--export=x", "--help" }, *run[] = { "train", "x.yaml", "--exports=y" };
+    char *help[] = { "train", "--export=x", "--help" },
+         *run[] = { "train", "x.yaml", "--exports=y" };
     assert_false(export_is_asked(3, help) || export_is_asked(3, run));
 }
 
-/* ---- interruptions ---------------------------------------------------------------------------------------- */
+/* ---- interruptions --------------------------------------------------------------------------- */
 
 /* The disk accepts only `bytes` of any file. */
-static void export_on_full_disk(const char *source, const char *target, const char *dtype, rlim_t bytes)
+static void export_on_full_disk(const char *source, const char *target, const char *dtype,
+                                rlim_t bytes)
 {
     signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &(struct rlimit){ bytes, bytes });
@@ -400,7 +463,8 @@ static void test_interrupted(void **state)
     Run r;
     open_small(&r);
     save(&r, 1);
-    const char *step = lasting(step_folder(&r, 1)), *target = lasting(text("%s/stopped", r.config.save_folder));
+    const char *step = lasting(step_folder(&r, 1)),
+               *target = lasting(text("%s/stopped", r.config.save_folder));
     for (rlim_t bytes = 0; bytes <= 32768; bytes += 16384) {
         DIES("stopped.tmp/", export_on_full_disk(step, target, "F32", bytes));
         DIES("stopped.tmp/", export_on_full_disk(step, target, "fp8", bytes));
@@ -415,12 +479,15 @@ static void test_interrupted(void **state)
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFSIGNALED(status) && !exists(target) && exists(text("%s.tmp", target)));
 
-    FILE *other = fopen(text("%s.tmp", target), "re");      /* simulates another process that writes it */
+    /* simulates another process that writes it */
+    FILE *other = fopen(text("%s.tmp", target), "re");
     assert_true(other && flock(fileno(other), LOCK_EX) == 0);
-    DIES("another process is writing it", export_folder(step, NULL, target, "F32", CHECKPOINT_FILE_BYTES));
+    DIES("another process is writing it",
+         export_folder(step, NULL, target, "F32", CHECKPOINT_FILE_BYTES));
     fclose(other);
     DIES("this is the output of an interrupted export",
-         export_folder(text("%s.tmp", target), NULL, text("%s/x", root), "F32", CHECKPOINT_FILE_BYTES));
+         export_folder(text("%s.tmp", target), NULL, text("%s/x", root), "F32",
+                       CHECKPOINT_FILE_BYTES));
     shell(text("touch %s.tmp/left-over", target));
     export_folder(step, NULL, target, "F32", CHECKPOINT_FILE_BYTES);
     assert_false(exists(text("%s.tmp", target)));
@@ -433,11 +500,12 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_codes), cmocka_unit_test(test_architectures), cmocka_unit_test(test_shards),
-        cmocka_unit_test(test_tokenizers), cmocka_unit_test(test_stops),
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_values), cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_interrupted),
-        cmocka_unit_test(test_tokenizer_files),      /* last, as later checkpoints of the process would have them */
+        /* last, as later checkpoints of the process would have them */
+        cmocka_unit_test(test_codes),       cmocka_unit_test(test_architectures),
+        cmocka_unit_test(test_shards),      cmocka_unit_test(test_tokenizers),
+        cmocka_unit_test(test_stops),       cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_values),      cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_interrupted), cmocka_unit_test(test_tokenizer_files),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

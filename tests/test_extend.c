@@ -1,9 +1,11 @@
-/* Runs of the schedule wsd that are extended: the same losses as a run that was longer from the start, rates by the formula of the
- * decay, and what is refused. */
+/* Runs of the schedule wsd that are extended: the same losses as a run that was longer from the
+ * start, rates by the formula of the decay, and what is refused. */
 #include "tests/launch.h"
 
-#define WSD "--scheduler.name=wsd --scheduler.t_decay=4 --optimizer.learning_rate=1e-3 --save_num_checkpoints_to_keep=-1 " \
-            "--save_interval=4 "
+#define WSD \
+    "--scheduler.name=wsd --scheduler.t_decay=4 --optimizer.learning_rate=1e-3 " \
+    "--save_num_checkpoints_to_keep=-1 " \
+    "--save_interval=4 "
 
 static int run(int ranks, const char *name, const char *more)
 {
@@ -27,7 +29,8 @@ static void check_same(const char *a, const char *b, int first, int last)
             fail_msg("step %d: loss %.9g in %s, %.9g in %s", i, x[i], a, y[i], b);
 }
 
-/* The rates of the steps from `first` on against 1e-3 (0.1 + 0.9 left / 4) in the last four, 1e-3 before. */
+/* The rates of the steps from `first` on against 1e-3 (0.1 + 0.9 left / 4) in the last four, 1e-3
+ * before. */
 static void check_rates(const char *run, int first, int last)
 {
     double rate[MAX_STEPS];
@@ -49,7 +52,8 @@ static void test_goes_on(void **state)
     expect_output("short/step12, at step 12 of 24");
     check_same("long", "extended", 13, 24);
     check_rates("extended", 13, 24);
-    shell("cmp %s/long/step24/model.safetensors %s/extended/step24/model.safetensors", folder, folder);
+    shell("cmp %s/long/step24/model.safetensors %s/extended/step24/model.safetensors", folder,
+          folder);
     assert_true(exists("short/step16"));
     shell("sed -n 's/^load_path: //p' %s/extended/config.yaml | grep -q short/step12", folder);
     /* the same command, interrupted: the checkpoints of its own folder come first */
@@ -59,22 +63,31 @@ static void test_goes_on(void **state)
     check_same("long", "halves", 13, 18);
 }
 
-/* Decays from any checkpoint, also of a run that is not over; afterwards the stable part continues from there. */
+/* Decays from any checkpoint, also of a run that is not over; afterwards the stable part continues
+ * from there. */
 static void test_branches(void **state)
 {
     (void)state;
     expect_status(run(1, "branch", from("long/step8", "--max_duration=12")), 0);
     check_rates("branch", 9, 12);
     expect_status(run(1, "again", from("branch", "--max_duration=12")), 1);
-    expect_output("all its checkpoints, step12 to step12, are in the decay, which begins after 8 of 12 steps");
-    expect_status(run(1, "tokens", "--scheduler.units=tokens --scheduler.t_decay=1024 --max_duration=4096T "
-                                   "--scheduler.t_warmup=512"), 0);
-    expect_status(run(1, "tokens-on", from("tokens", "--scheduler.units=tokens --scheduler.t_decay=1024 --max_duration=5120T "
-                                                      "--scheduler.t_warmup=512")), 0);
+    expect_output("all its checkpoints, step12 to step12, are in the decay, which begins after 8 "
+                  "of 12 steps");
+    expect_status(run(1, "tokens",
+                      "--scheduler.units=tokens --scheduler.t_decay=1024 --max_duration=4096T "
+                      "--scheduler.t_warmup=512"),
+                  0);
+    expect_status(
+        run(1, "tokens-on",
+            from("tokens", "--scheduler.units=tokens --scheduler.t_decay=1024 --max_duration=5120T "
+                           "--scheduler.t_warmup=512")),
+        0);
     expect_output("tokens/step12, at step 12 of 20");
     check_rates("tokens-on", 13, 20);
-    /* Four steps of 128 tokens, then of 256: 3584 tokens, whose decay begins at 2304, in step 11. */
-    const char *const warm = "--scheduler.units=tokens --scheduler.t_decay=1280 --batch_size_warmup=[4] --scheduler.t_warmup=512 ";
+    /* Four steps of 128 tokens, then of 256: 3584 tokens, whose decay begins at 2304, in step
+     * 11. */
+    const char *const warm = "--scheduler.units=tokens --scheduler.t_decay=1280 "
+                             "--batch_size_warmup=[4] --scheduler.t_warmup=512 ";
     char text[256];
     snprintf(text, sizeof text, "%s--max_duration=16", warm);
     expect_status(run(1, "warm", text), 0);
@@ -86,16 +99,20 @@ static void test_branches(void **state)
 static void test_refusals(void **state)
 {
     (void)state;
-    const struct { const char *run, *more, *error; } cases[] = {
-        { "long", "--max_duration=22",        "long/step20 is at 20 steps, but the decay would begin at 18, 4 before the end at "
-                                              "22; expected an end at 24 or later" },
-        { "long", "--max_duration=1ep",       "give max_duration in steps or tokens" },
+    const struct {
+        const char *run, *more, *error;
+    } cases[] = {
+        { "long", "--max_duration=22",
+          "long/step20 is at 20 steps, but the decay would begin at 18, 4 before the end at "
+          "22; expected an end at 24 or later" },
+        { "long", "--max_duration=1ep", "give max_duration in steps or tokens" },
         { "long", "--max_duration=30 --scheduler.name=constant", "expected scheduler.name wsd" },
         { "long", "--max_duration=30 --reset_trainer_state", "extend continues the state" },
-        { "long/step24", "--max_duration=30", "long/step24 is in the decay of its run, from 20 to 24 steps" },
-        { "none", "--max_duration=30",        "none: there is no checkpoint stepN" },
-        { "cosine", "--max_duration=30",      "does not have scheduler.name wsd" },
-        { "epoch", "--max_duration=30",       "has a max_duration in epochs" },
+        { "long/step24", "--max_duration=30",
+          "long/step24 is in the decay of its run, from 20 to 24 steps" },
+        { "none", "--max_duration=30", "none: there is no checkpoint stepN" },
+        { "cosine", "--max_duration=30", "does not have scheduler.name wsd" },
+        { "epoch", "--max_duration=30", "has a max_duration in epochs" },
     };
     expect_status(run(1, "cosine", "--max_duration=1 --scheduler.name=cosine_with_warmup"), 0);
     expect_status(run(1, "epoch", "--max_duration=1ep --stop_at=1"), 0);
@@ -104,15 +121,19 @@ static void test_refusals(void **state)
         expect_output(cases[i].error);
         assert_false(exists("refused"));
     }
-    expect_status(run(1, "short", from("short", "--max_duration=24")), 1);     /* nothing is lost unless that is asked for */
-    expect_output("--save_overwrite goes back and deletes later checkpoints, --save_folder=... uses another folder");
+    /* nothing is lost unless that is asked for */
+    expect_status(run(1, "short", from("short", "--max_duration=24")), 1);
+    expect_output("--save_overwrite goes back and deletes later checkpoints, --save_folder=... "
+                  "uses another folder");
     assert_true(exists("short/step16"));
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_goes_on), cmocka_unit_test(test_branches), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_goes_on),
+        cmocka_unit_test(test_branches),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -1,5 +1,6 @@
-/* Ranks that are killed, stopped, hang or have an error: all ranks must end, a message must name the rank and its operation, and a
- * resume from the last complete checkpoint must equal an undisturbed run. */
+/* Ranks that are killed, stopped, hang or have an error: all ranks must end, a message must name
+ * the rank and its operation, and a resume from the last complete checkpoint must equal an
+ * undisturbed run. */
 #include "kernels/runtime/clock.h"
 #include "tests/launch.h"
 
@@ -8,7 +9,8 @@
 #include <signal.h>
 #include <sys/stat.h>
 
-enum { STEPS = 8, MOST = 60 };      /* MOST: seconds from a fault to the end of all ranks, on a busy machine */
+/* MOST: seconds from a fault to the end of all ranks, on a busy machine */
+enum { STEPS = 8, MOST = 60 };
 
 /* Longer than any operation of a healthy run on a busy machine: a device takes seconds to start. */
 static int timeout_seconds(void)
@@ -16,7 +18,7 @@ static int timeout_seconds(void)
     return on_gpu() ? 20 : 3;
 }
 
-/* ---- the processes of a run ------------------------------------------------------------------------------- */
+/* ---- the processes of a run ------------------------------------------------------------------ */
 
 /* A file of /proc, NUL between its entries and two at its end; empty if the process is gone. */
 static size_t read_proc(char *text, size_t size, const char *pid, const char *name)
@@ -50,10 +52,11 @@ static pid_t find_rank(const char *run, int rank)
     pid_t found = 0;
     DIR *dir = opendir("/proc");
     assert_non_null(dir);
-    for (struct dirent *e; !found && (e = readdir(dir)); ) {
+    for (struct dirent *e; !found && (e = readdir(dir));) {
         const char *pid = e->d_name;
-        if (*pid >= '0' && *pid <= '9' && has_entry(text, read_proc(text, sizeof text, pid, "cmdline"), save_folder)
-            && has_entry(text, read_proc(text, sizeof text, pid, "environ"), number))
+        if (*pid >= '0' && *pid <= '9' &&
+            has_entry(text, read_proc(text, sizeof text, pid, "cmdline"), save_folder) &&
+            has_entry(text, read_proc(text, sizeof text, pid, "environ"), number))
             found = (pid_t)strtol(pid, NULL, 10);
     }
     closedir(dir);
@@ -67,7 +70,7 @@ static void signal_rank(const char *run, int rank, int number)
         fail_msg("%s: no process of rank %d to signal", run, rank);
 }
 
-/* ---- waiting ---------------------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 static int count_lines(const char *run)
 {
@@ -75,7 +78,7 @@ static int count_lines(const char *run)
     snprintf(path, sizeof path, "%s/%s/metrics.jsonl", folder, run);
     FILE *f = fopen(path, "r");
     int lines = 0;
-    for (int c; f && (c = fgetc(f)) != EOF; )
+    for (int c; f && (c = fgetc(f)) != EOF;)
         lines += c == '\n';
     if (f)
         fclose(f);
@@ -104,7 +107,7 @@ static long unfinished_save(const char *run)
     snprintf(path, sizeof path, "%s/%s", folder, run);
     DIR *dir = opendir(path);
     long most = 0;
-    for (struct dirent *e; dir && (e = readdir(dir)); ) {
+    for (struct dirent *e; dir && (e = readdir(dir));) {
         if (strncmp(e->d_name, "step", 4) != 0)
             continue;
         long step = strtol(e->d_name + 4, &end, 10);
@@ -147,15 +150,16 @@ static void expect_once(const char *text)
     }
 }
 
-/* ---- tests ------------------------------------------------------------------------------------------------ */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static const char TINY[] = "--model.d_model=16 --model.max_sequence_length=8";
 
 static FILE *start_run(int ranks, const char *run, const char *more)
 {
     char arguments[1024];
-    snprintf(arguments, sizeof arguments, "%s --max_duration=%d --try_load_latest_save %s --save_folder=%s/%s", TINY,
-             STEPS, more, folder, run);
+    snprintf(arguments, sizeof arguments,
+             "%s --max_duration=%d --try_load_latest_save %s --save_folder=%s/%s", TINY, STEPS,
+             more, folder, run);
     return start(ranks, arguments);
 }
 
@@ -174,7 +178,8 @@ static void expect_same_losses(const char *run, const char *more)
     losses(parts, run, STEPS);
     for (int i = 1; i <= STEPS; i++)
         if (whole[i] != parts[i])
-            fail_msg("%s: step %d: loss %.17g, of a run without faults %.17g", run, i, parts[i], whole[i]);
+            fail_msg("%s: step %d: loss %.17g, of a run without faults %.17g", run, i, parts[i],
+                     whole[i]);
 }
 
 static void test_kill_in_a_step(void **state)
@@ -193,8 +198,8 @@ static void test_kill_in_a_step(void **state)
     expect_same_losses("kill", "--save_interval=2");
 }
 
-/* One rank is killed while a checkpoint is written, then, in the next run, all. The first to be signalled is stopped,
- * so that the others cannot complete the save without it. */
+/* One rank is killed while a checkpoint is written, then, in the next run, all. The first to be
+ * signalled is stopped, so that the others cannot complete the save without it. */
 static void test_kill_in_a_save(void **state)
 {
     (void)state;
@@ -225,7 +230,8 @@ static void test_stop(void **state)
     if (most_ranks() < 2)
         skip();
     char arguments[128];
-    snprintf(arguments, sizeof arguments, "--save_interval=null --max_duration=20000 --timeout_seconds=%d", timeout_seconds());
+    snprintf(arguments, sizeof arguments,
+             "--save_interval=null --max_duration=20000 --timeout_seconds=%d", timeout_seconds());
     FILE *p = start_run(4, "stop", arguments);
     wait_for_steps(p, "stop", 2);
     double since = clock_seconds();
@@ -243,7 +249,8 @@ static void make_home(char *path, const char *name)
     char here[PATH_MAX], command[4 * PATH_MAX];
     assert_non_null(getcwd(here, sizeof here));
     snprintf(path, PATH_MAX, "%s/%s", folder, name);
-    snprintf(command, sizeof command, "mkdir -p %s/data && ln -s %s/configs %s/ && ln -s %s/data/*.npy %s/data/", path, here,
+    snprintf(command, sizeof command,
+             "mkdir -p %s/data && ln -s %s/configs %s/ && ln -s %s/data/*.npy %s/data/", path, here,
              path, here, path);
     assert_int_equal(system(command), 0);
 }
@@ -253,17 +260,18 @@ static FILE *start_apart(const char *first, const char *second, const char *argu
 {
     char program[PATH_MAX], train[PATH_MAX + 2048];
     assert_non_null(realpath(setting("BUILD", "build/cpu"), program));
-    snprintf(train, sizeof train, "%s/train configs/tiny.yaml %s %s --timeout_seconds=%d %s", program, SMALL, TINY,
-             timeout_seconds(), arguments);
-    return start_command("%s -n 1 --wdir %s %s : -n 1 --wdir %s %s", setting("LAUNCH", "mpirun --oversubscribe"),
-                         first, train, second, train);
+    snprintf(train, sizeof train, "%s/train configs/tiny.yaml %s %s --timeout_seconds=%d %s",
+             program, SMALL, TINY, timeout_seconds(), arguments);
+    return start_command("%s -n 1 --wdir %s %s : -n 1 --wdir %s %s",
+                         setting("LAUNCH", "mpirun --oversubscribe"), first, train, second, train);
 }
 
 /* Opening a pipe waits for a writer: no file of a run or of its start may be one. */
 static void test_pipes(void **state)
 {
     (void)state;
-    static const char *const names[] = { "tokenizer.json", "config.json", "trainer.json", "model.safetensors" };
+    static const char *const names[] = { "tokenizer.json", "config.json", "trainer.json",
+                                         "model.safetensors" };
     char arguments[1024], command[512];
     expect_status(train(1, "%s --max_duration=1 --save_folder=%s/pipes", TINY, folder), 0);
     snprintf(command, sizeof command, "mkfifo %s/pipe", folder);
@@ -274,18 +282,24 @@ static void test_pipes(void **state)
             snprintf(arguments, sizeof arguments, "--data.paths=[%s/pipe]", folder);
         else {
             snprintf(arguments, sizeof arguments, "--load_path=%s/broken", folder);
-            snprintf(command, sizeof command, "cd %s && rm -rf broken && cp -r pipes/step1 broken && cd broken && rm -f %s %s && "
-                     "mkfifo %s", folder, name, i == 4 ? "trainer.json optimizer*" : "", name);
+            snprintf(
+                command, sizeof command,
+                "cd %s && rm -rf broken && cp -r pipes/step1 broken && cd broken && rm -f %s %s && "
+                "mkfifo %s",
+                folder, name, i == 4 ? "trainer.json optimizer*" : "", name);
             assert_int_equal(system(command), 0);
         }
         FILE *p = start_run(1, "piped", arguments);
         expect_end(p, clock_seconds());
-        snprintf(command, sizeof command, i ? "broken/%s: is a pipe, expected a regular file" : "pipe is not a regular file", name);
+        snprintf(command, sizeof command,
+                 i ? "broken/%s: is a pipe, expected a regular file" : "pipe is not a regular file",
+                 name);
         expect_once(command);
     }
 }
 
-/* A rank that does not see rank 0's save_folder: an error of only one rank, before the first step. */
+/* A rank that does not see rank 0's save_folder: an error of only one rank, before the first
+ * step. */
 static void test_error_of_one_rank(void **state)
 {
     (void)state;
@@ -298,7 +312,7 @@ static void test_error_of_one_rank(void **state)
     expect_end(p, clock_seconds());
     expect_once("error (rank 1): save_folder run of rank 1 on ");
     assert_null(strstr(output, "step 1/4"));
-    for (int i = 0; i < 2; i++) {       /* both are empty */
+    for (int i = 0; i < 2; i++) { /* both are empty */
         char command[PATH_MAX + 64];
         snprintf(command, sizeof command, "test -z \"$(ls -A %s/run)\"", i ? second : first);
         assert_int_equal(system(command), 0);
@@ -326,9 +340,13 @@ static void test_ranks_differ(void **state)
     (void)state;
     if (most_ranks() < 2)
         skip();
-    differ_case("seed", "cp -rL configs copy && rm configs && mv copy configs && sed -i 's/^seed:.*/seed: 1/' configs/tiny.yaml",
+    differ_case("seed",
+                "cp -rL configs copy && rm configs && mv copy configs && sed -i 's/^seed:.*/seed: "
+                "1/' configs/tiny.yaml",
                 "the ranks have different configurations");
-    differ_case("files", "mv data/sample-val.npy data/sample-train.npy && cp data/sample-train.npy data/sample-val.npy",
+    differ_case("files",
+                "mv data/sample-val.npy data/sample-train.npy && cp data/sample-train.npy "
+                "data/sample-val.npy",
                 "the ranks have different data files");
 }
 
@@ -342,16 +360,20 @@ static void test_checkpoints_differ(void **state)
     make_home(first, "has");
     make_home(second, "lacks");
     expect_status(train(1, "%s --max_duration=2 --save_folder=%s/run", TINY, first), 0);
-    FILE *p = start_apart(first, second, "--max_duration=4 --save_folder=run --try_load_latest_save");
+    FILE *p =
+        start_apart(first, second, "--max_duration=4 --save_folder=run --try_load_latest_save");
     expect_end(p, clock_seconds());
     expect_once("the ranks have different checkpoints to continue");
 
     /* both have it, with another window of spikes: the ranks would not skip the same steps */
     char command[4 * PATH_MAX], arguments[PATH_MAX];
-    snprintf(command, sizeof command, "cp -r %s/run %s && sed -i 's/\"loss\": \".*\"/\"loss\": \"1 2\"/' %s/run/step2/trainer.json",
+    snprintf(command, sizeof command,
+             "cp -r %s/run %s && sed -i 's/\"loss\": \".*\"/\"loss\": \"1 2\"/' "
+             "%s/run/step2/trainer.json",
              first, second, second);
     assert_int_equal(system(command), 0);
-    snprintf(arguments, sizeof arguments, "--max_duration=4 --load_path=run/step2 --save_folder=%s/both", folder);
+    snprintf(arguments, sizeof arguments,
+             "--max_duration=4 --load_path=run/step2 --save_folder=%s/both", folder);
     p = start_apart(first, second, arguments);
     expect_end(p, clock_seconds());
     expect_once("the ranks have different trainer.json in run/step2");
@@ -361,7 +383,9 @@ static void test_checkpoints_differ(void **state)
 static void test_no_validation_file(void **state)
 {
     (void)state;
-    FILE *p = start_run(1, "blind", "--eval_interval=2 --evaluators='[{label: far, data: {paths: [nowhere.npy]}}]'");
+    FILE *p =
+        start_run(1, "blind",
+                  "--eval_interval=2 --evaluators='[{label: far, data: {paths: [nowhere.npy]}}]'");
     expect_end(p, clock_seconds());
     expect_once("evaluator 'far' (--evaluators=[] trains without): cannot open nowhere.npy");
 }
@@ -369,10 +393,15 @@ static void test_no_validation_file(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kill_in_a_step), cmocka_unit_test(test_kill_in_a_save), cmocka_unit_test(test_stop),
-        cmocka_unit_test(test_pipes), cmocka_unit_test(test_ranks_differ), cmocka_unit_test(test_error_of_one_rank),
-        cmocka_unit_test(test_no_validation_file), cmocka_unit_test(test_checkpoints_differ),
+        cmocka_unit_test(test_kill_in_a_step),
+        cmocka_unit_test(test_kill_in_a_save),
+        cmocka_unit_test(test_stop),
+        cmocka_unit_test(test_pipes),
+        cmocka_unit_test(test_ranks_differ),
+        cmocka_unit_test(test_error_of_one_rank),
+        cmocka_unit_test(test_no_validation_file),
+        cmocka_unit_test(test_checkpoints_differ),
     };
-    ids = "";       /* so that a kill hits a step or a save */
+    ids = ""; /* so that a kill hits a step or a save */
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

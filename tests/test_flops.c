@@ -1,5 +1,5 @@
-/* FLOPs of a token, counted one by one; the "speed of light" of metrics.jsonl, on a device with known rates; and the remaining time
- * on the terminal. */
+/* FLOPs of a token, counted one by one; the "speed of light" of metrics.jsonl, on a device with
+ * known rates; and the remaining time on the terminal. */
 #include <unistd.h>
 
 #include <jansson.h>
@@ -30,8 +30,8 @@ static TokenFlops flops_of(const Config *c)
     return f;
 }
 
-/* Attention's FLOPs are those of the keys that tokens see, counted one by one, minus half a key per token, for T/2 instead of
- * (T+1)/2. */
+/* Attention's FLOPs are those of the keys that tokens see, counted one by one, minus half a key per
+ * token, for T/2 instead of (T+1)/2. */
 static void test_flops(void **state)
 {
     (void)state;
@@ -43,7 +43,8 @@ static void test_flops(void **state)
         double least = 0, most = 0;
         for (int l = 0; l < m.n_layers; l++)
             for (int t = 0; t < T; t++) {
-                const int keys = layer_slides(&m, l) && m.sliding_window <= t ? m.sliding_window : t + 1;
+                const int keys =
+                    layer_slides(&m, l) && m.sliding_window <= t ? m.sliding_window : t + 1;
                 least += (keys - 0.5) / T;
                 most += (double)keys / T;
             }
@@ -58,13 +59,18 @@ static void test_flops(void **state)
 static void test_flops_of_a_part(void **state)
 {
     (void)state;
-    static const struct { char *pattern; double block[2], attention[2], head; } cases[] = {     /* passes: forward is 1 */
+    /* passes: forward is 1 */
+    static const struct {
+        char *pattern;
+        double block[2], attention[2], head;
+    } cases[] = {
         { "*", { 3, 3 }, { 3, 3 }, 3 },
         { "lm_head.weight", { 1, 1 }, { 1, 1 }, 2 },
         { "model.layers.1.*", { 1, 3 }, { 1, 3 }, 2 },
     };
     const ModelConfig m = architecture(LLAMA);
-    const double HD = m.n_heads * m.head_dim, C = m.d_model, block = 2 * (C * 3 * HD + HD * C + 3 * C * m.mlp_width);
+    const double HD = m.n_heads * m.head_dim, C = m.d_model,
+                 block = 2 * (C * 3 * HD + HD * C + 3 * C * m.mlp_width);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Config c;
         char *pattern = cases[i].pattern;
@@ -73,7 +79,8 @@ static void test_flops_of_a_part(void **state)
         c.num_trainable = 1;
         const TokenFlops f = flops_of(&c);
         assert_true(f.linear == block * (cases[i].block[0] + cases[i].block[1]));
-        assert_true(f.attention == 4 * HD * m.max_sequence_length / 2 * (cases[i].attention[0] + cases[i].attention[1]));
+        assert_true(f.attention == 4 * HD * m.max_sequence_length / 2 *
+                                       (cases[i].attention[0] + cases[i].attention[1]));
         assert_true(f.head == 2 * C * m.embedding_size * cases[i].head);
         assert_true(f.head_forward == 2 * C * m.embedding_size);
     }
@@ -88,7 +95,7 @@ double __wrap_device_peak_flops(int bits)
     return bits == 32 ? F32_RATE : bits == 16 ? BF16_RATE : FP8_RATE;
 }
 
-static char folder[32], logged[4096];      /* logged: the last line of metrics.jsonl there */
+static char folder[32], logged[4096]; /* logged: the last line of metrics.jsonl there */
 
 static double metric(const char *name)
 {
@@ -121,32 +128,41 @@ static void log_one_step(Config *c, int ranks, long steps, int milliseconds)
 static double logged_speed_of_light(Config *c)
 {
     log_one_step(c, 1, 2, 0);
-    const double speed = metric("throughput/device/tokens_per_second"), share = metric("throughput/device/speed_of_light");
+    const double speed = metric("throughput/device/tokens_per_second"),
+                 share = metric("throughput/device/speed_of_light");
     assert_true(speed > 0 && share > 0);
     return speed / share;
 }
 
-/* Each product counts at the rate of its operands: blocks in the recipe's format, forward and backward; the head in the stream's
- * format or, backward, in the head's; attention in the stream's. A matrix of w weights takes 6 w, a third of it forward. */
+/* Each product counts at the rate of its operands: blocks in the recipe's format, forward and
+ * backward; the head in the stream's format or, backward, in the head's; attention in the stream's.
+ * A matrix of w weights takes 6 w, a third of it forward. */
 static void test_speed_of_light(void **state)
 {
     (void)state;
     const double bf16 = BF16_RATE, fp8 = FP8_RATE;
-    const struct { const char *recipe; double block, attention, head, head_back; } cases[] = {
-        { "f32", F32_RATE, F32_RATE, F32_RATE, F32_RATE }, { "bf16", bf16, bf16, bf16, bf16 },
-        { "fp8", fp8, bf16, bf16, bf16 }, { "coat", fp8, bf16, bf16, fp8 }, { "coat-lean", fp8, bf16, bf16, fp8 },
+    const struct {
+        const char *recipe;
+        double block, attention, head, head_back;
+    } cases[] = {
+        { "f32", F32_RATE, F32_RATE, F32_RATE, F32_RATE },
+        { "bf16", bf16, bf16, bf16, bf16 },
+        { "fp8", fp8, bf16, bf16, bf16 },
+        { "coat", fp8, bf16, bf16, fp8 },
+        { "coat-lean", fp8, bf16, bf16, fp8 },
     };
     const ModelConfig m = architecture(LLAMA);
     const double HD = m.n_heads * m.head_dim, C = m.d_model;
-    const double block = m.n_layers * (C * 3 * HD + HD * C + 3 * C * m.mlp_width), head = C * m.embedding_size;
+    const double block = m.n_layers * (C * 3 * HD + HD * C + 3 * C * m.mlp_width),
+                 head = C * m.embedding_size;
     const double attention = m.n_layers * 12 * HD * m.max_sequence_length / 2;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Config c;
         model_config(&c, &m, cases[i].recipe, B);
-        const double expected = 1 / (6 * block / cases[i].block + attention / cases[i].attention + 2 * head / cases[i].head
-                                     + 4 * head / cases[i].head_back);
+        const double expected = 1 / (6 * block / cases[i].block + attention / cases[i].attention +
+                                     2 * head / cases[i].head + 4 * head / cases[i].head_back);
         const double found = logged_speed_of_light(&c);
-        if (!(fabs(found / expected - 1) <= 1e-8))      /* two numbers of 9 digits */
+        if (!(fabs(found / expected - 1) <= 1e-8)) /* two numbers of 9 digits */
             fail_msg("%s: %.9g tokens per second, expected %.9g", cases[i].recipe, found, expected);
     }
 }
@@ -195,15 +211,19 @@ static void test_flops_of_cut_layers(void **state)
         if (shape[u].kind->is_layer)
             unit_cut(&shape[u], 2, 1, 1);
     const TokenFlops cut = token_flops(&c, shape);
-    assert_true(cut.linear == whole.linear && cut.attention == whole.attention && cut.head == whole.head);
+    assert_true(cut.linear == whole.linear && cut.attention == whole.attention &&
+                cut.head == whole.head);
     free(shape);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_flops), cmocka_unit_test(test_flops_of_a_part), cmocka_unit_test(test_flops_of_cut_layers),
-        cmocka_unit_test(test_speed_of_light), cmocka_unit_test(test_time_left),
+        cmocka_unit_test(test_flops),
+        cmocka_unit_test(test_flops_of_a_part),
+        cmocka_unit_test(test_flops_of_cut_layers),
+        cmocka_unit_test(test_speed_of_light),
+        cmocka_unit_test(test_time_left),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

@@ -16,15 +16,18 @@ static float amax_of(const double *x, size_t n)
 static uint8_t expected_byte(float a, DType d)
 {
     const double *code = fp8_table(d);
-    const int M = d == E4M3 ? 3 : 2, binade = fp8_last(d) >> M << M;        /* the first code of the last binade */
+    /* the first code of the last binade */
+    const int M = d == E4M3 ? 3 : 2, binade = fp8_last(d) >> M << M;
     int p, c = binade;
     if (a < 0x1p-10f)
         return 0;
     const double x = 2 * frexp(a, &p) * code[binade];
-    while (c < binade + (1 << M) - 1 && code[binade] * (1 + (double)(c + 1 - binade) / (1 << M)) <= x)
+    while (c < binade + (1 << M) - 1 &&
+           code[binade] * (1 + (double)(c + 1 - binade) / (1 << M)) <= x)
         c++;
     const float beyond = (float)(x / (code[binade] * (1 + (double)(c - binade) / (1 << M))));
-    const int j = (int)nearbyint(ldexp(beyond - 1, M + 3)), E = p - 1 + 10 + (c > fp8_last(d) && d == E4M3), s = 8 * E + j % 8;
+    const int j = (int)nearbyint(ldexp(beyond - 1, M + 3)),
+              E = p - 1 + 10 + (c > fp8_last(d) && d == E4M3), s = 8 * E + j % 8;
     return (uint8_t)(s < 254 ? s : 254);
 }
 
@@ -35,7 +38,9 @@ static uint8_t *expected_bytes(Tensor t, const double *x)
     const size_t group = t.format.group ? (size_t)t.format.group : n;
     uint8_t *bytes = keep(tensor_bytes(t));
     for (size_t g = 0; g < n; g += group) {
-        float amax = amax_of(x + g, group), s = fmaxf(amax, 0x1p-90f) / (float)fp8_table(t.format.dtype)[fp8_last(t.format.dtype)];
+        float amax = amax_of(x + g, group),
+              s = fmaxf(amax, 0x1p-90f) /
+                  (float)fp8_table(t.format.dtype)[fp8_last(t.format.dtype)];
         if (t.format.group) {
             bytes[codes + g / group] = expected_byte(amax, t.format.dtype);
             s = decode_scale(bytes[codes + g / group], t.format.dtype);
@@ -57,7 +62,9 @@ static Tensor make_transposed(Format f, int rows, int cols)
     return t;
 }
 
-static const Format formats[] = { { E4M3, 0 }, { E5M2, 0 }, { E4M3, 16 }, { E5M2, 16 }, { E4M3, 128 } };
+static const Format formats[] = {
+    { E4M3, 0 }, { E5M2, 0 }, { E4M3, 16 }, { E5M2, 16 }, { E4M3, 128 }
+};
 enum { FORMATS = sizeof formats / sizeof formats[0] };
 
 static void check_quantize(const char *what, Format f, Tensor x, bool transposed)
@@ -69,12 +76,14 @@ static void check_quantize(const char *what, Format f, Tensor x, bool transposed
     TWICE(quantize(y, x), y);
     check_same_bytes(text, tensor_snapshot(y), expected_bytes(y, values(x)), tensor_bytes(y));
     golden_check(text, y, NULL);
-    Tensor back = make(F, x.rows, x.cols), half = make(H, x.rows, x.cols), rounded = make(H, x.rows, x.cols);
+    Tensor back = make(F, x.rows, x.cols), half = make(H, x.rows, x.cols),
+           rounded = make(H, x.rows, x.cols);
     quantize(back, y);
     quantize(half, y);
     quantize(rounded, back);
     const double *exact = values(y), *got = values(back);
-    for (size_t i = 0; i < tensor_numel(x); i++)        /* code times scale in F32, rounded again for BF16 */
+    /* code times scale in F32, rounded again for BF16 */
+    for (size_t i = 0; i < tensor_numel(x); i++)
         assert_true(isnan(exact[i]) ? isnan(got[i]) : got[i] == (double)(float)exact[i]);
     check_same_bytes(text, tensor_snapshot(half), tensor_snapshot(rounded), tensor_bytes(half));
 }
@@ -112,8 +121,8 @@ static void test_quantize(void **state)
             }
 }
 
-/* With the format's largest value in the tensor, S is 1 and codes are those of the numbers: every BF16 value and every tie in
- * range, and random floats. */
+/* With the format's largest value in the tensor, S is 1 and codes are those of the numbers: every
+ * BF16 value and every tie in range, and random floats. */
 static void test_rounding(void **state)
 {
     (void)state;
@@ -137,7 +146,8 @@ static void test_rounding(void **state)
     }
 }
 
-/* Maxima of groups: every exponent, all digits near changes of the code, the scale or both, and random ones. */
+/* Maxima of groups: every exponent, all digits near changes of the code, the scale or both, and
+ * random ones. */
 static void test_group_scales(void **state)
 {
     (void)state;
@@ -147,7 +157,8 @@ static void test_group_scales(void **state)
         for (uint32_t g = 0; g < GROUPS; g++) {
             const uint64_t bits = random_bits(8, g);
             const int steps = (int)(g / 3 % 512), near = (int)(g % 3) - 1;
-            const float chosen = 1 + (float)steps / 512 + (float)near * 0x1p-23f, any = 1 + (float)(bits >> 41) * 0x1p-23f;
+            const float chosen = 1 + (float)steps / 512 + (float)near * 0x1p-23f,
+                        any = 1 + (float)(bits >> 41) * 0x1p-23f;
             const float amax = ldexpf(g < GROUPS / 2 ? chosen : any, (int)(bits % 44) - 16);
             for (uint32_t e = 0; e < 16; e++)
                 x[16 * g + e] = e == bits / 64 % 16 ? -amax : amax * uniform(9, 16 * g + e, -1, 1);
@@ -195,12 +206,14 @@ static void test_between_formats(void **state)
             for (int k = 0; k < 8 * 256; k++)
                 v[k] = (float)v[k];
             quantize(z, y);
-            check_same_bytes("from FP8 to FP8", tensor_snapshot(z), expected_bytes(z, v), tensor_bytes(z));
+            check_same_bytes("from FP8 to FP8", tensor_snapshot(z), expected_bytes(z, v),
+                             tensor_bytes(z));
             release();
         }
 }
 
-/* The halves of quantize: a scale that stays, codes without rows or without a transpose, a transpose of codes. */
+/* The halves of quantize: a scale that stays, codes without rows or without a transpose, a
+ * transpose of codes. */
 static void test_halves(void **state)
 {
     (void)state;
@@ -220,16 +233,19 @@ static void test_halves(void **state)
         check_same_bytes("rows", tensor_snapshot(rows), expected, tensor_numel(rows));
         only.rows = 24, only.cols = 32, only.data = NULL, only.data_t = columns.data;
         TWICE(quantize_codes(only, x), columns);
-        check_same_bytes("columns", tensor_snapshot(columns), expected + tensor_numel(rows), tensor_numel(rows));
+        check_same_bytes("columns", tensor_snapshot(columns), expected + tensor_numel(rows),
+                         tensor_numel(rows));
         Tensor transpose = make(formats[i], 32, 24);
         transpose.scale = y.scale, only.data_t = transpose.data;
         TWICE(quantize_codes(only, rows), transpose);
-        check_same_bytes("columns from rows", tensor_snapshot(transpose), expected + tensor_numel(rows), tensor_numel(rows));
+        check_same_bytes("columns from rows", tensor_snapshot(transpose),
+                         expected + tensor_numel(rows), tensor_numel(rows));
         release();
     }
 }
 
-/* Transposing uses tiles, and a CUDA grid has at most 65,535 rows of them. The memory of such a tensor is not accessed. */
+/* Transposing uses tiles, and a CUDA grid has at most 65,535 rows of them. The memory of such a
+ * tensor is not accessed. */
 static void test_too_many_rows(void **state)
 {
     (void)state;
@@ -244,9 +260,10 @@ static void test_too_many_rows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_quantize), cmocka_unit_test(test_rounding),
-        cmocka_unit_test(test_group_scales), cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_between_formats), cmocka_unit_test(test_halves), cmocka_unit_test(test_too_many_rows),
+        cmocka_unit_test(test_quantize),        cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_group_scales),    cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_between_formats), cmocka_unit_test(test_halves),
+        cmocka_unit_test(test_too_many_rows),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

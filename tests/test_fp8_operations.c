@@ -1,13 +1,19 @@
-/* Operations that read or write FP8, as COAT's data flow uses them: quantize, norms, SwiGLU, linear layers; the
- * rotation is in test_fp8_rope.c. Each against a double reference computed from the stored codes, with bounds derived next to it,
- * and on CUDA also against the CPU's record. Shapes end inside the tiles of 128 x 64 in which the CUDA back end moves codes, and
- * inside its warps. u = 2^-24. */
+/* Operations that read or write FP8, as COAT's data flow uses them: quantize, norms, SwiGLU, linear
+ * layers; the rotation is in test_fp8_rope.c. Each against a double reference computed from the
+ * stored codes, with bounds derived next to it, and on CUDA also against the CPU's record. Shapes
+ * end inside the tiles of 128 x 64 in which the CUDA back end moves codes, and inside its warps. u
+ * = 2^-24. */
 #include "tests/fp8.h"
 
-static const Format F = { F32, 0 }, H = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 }, E16 = { E4M3, 16 };
+static const Format F = { F32, 0 }, H = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 },
+                    E16 = { E4M3, 16 };
 
-typedef struct { int N, C, F; } Shape;
-static const Shape shapes[] = { { 16, 64, 384 }, { 96, 256, 176 }, { 160, 176, 384 }, { 160, 256, 176 } };
+typedef struct {
+    int N, C, F;
+} Shape;
+static const Shape shapes[] = {
+    { 16, 64, 384 }, { 96, 256, 176 }, { 160, 176, 384 }, { 160, 256, 176 }
+};
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
 static char label[96];
@@ -45,11 +51,12 @@ static void check_saved(const char *label_, Tensor saved, Tensor from)
 {
     Tensor expected = make(saved.format, saved.rows, saved.cols);
     quantize(expected, from);
-    check_same_bytes(label_, tensor_snapshot(saved), tensor_snapshot(expected), tensor_bytes(saved));
+    check_same_bytes(label_, tensor_snapshot(saved), tensor_snapshot(expected),
+                     tensor_bytes(saved));
     golden_check(label_, saved, NULL);
 }
 
-/* ---- quantize ------------------------------------------------------------------------------------------------ */
+/* ---- quantize -------------------------------------------------------------------------------- */
 
 static void quantize_operand(Format f, Tensor x)
 {
@@ -69,12 +76,15 @@ static void quantize_operand(Format f, Tensor x)
     TWICE(quantize(copy, rows), copy);
     check_same_bytes("copy", tensor_snapshot(copy), expected, bytes);
     for (int f32 = 0; f32 < 2; f32++) {
-        Tensor expanded = make(f32 ? F : H, N, C), plain = make(f32 ? F : H, N, C), transpose = rows;
+        Tensor expanded = make(f32 ? F : H, N, C), plain = make(f32 ? F : H, N, C),
+               transpose = rows;
         transpose.data_t = guarded(codes);
         TWICE(expand_operand(expanded, transpose), expanded, transpose);
-        check_same_bytes("codes and transpose with values", tensor_snapshot(transpose), expected, bytes);
+        check_same_bytes("codes and transpose with values", tensor_snapshot(transpose), expected,
+                         bytes);
         quantize(plain, rows);
-        check_same_bytes("values with a transpose", tensor_snapshot(expanded), tensor_snapshot(plain), tensor_bytes(plain));
+        check_same_bytes("values with a transpose", tensor_snapshot(expanded),
+                         tensor_snapshot(plain), tensor_bytes(plain));
     }
     TWICE(quantize_scale(halves, x), halves);
     quantize_codes(rows_of(halves), x);
@@ -82,12 +92,14 @@ static void quantize_operand(Format f, Tensor x)
     check_same_bytes("scale, rows, columns", tensor_snapshot(halves), expected, bytes);
 }
 
-/* With more rows than x: x's codes, then zeros, in rows and columns. Old contents are overwritten. */
+/* With more rows than x: x's codes, then zeros, in rows and columns. Old contents are
+ * overwritten. */
 static void quantize_padded(Format f, int N, int C)
 {
     const int padded = (N + 15) / 16 * 16 + (N % 3 ? 0 : 16);
     const size_t codes = (size_t)N * (size_t)C, all = (size_t)padded * (size_t)C;
-    Tensor x = make_uneven(N, C, 3, -1, 2), exact = make(f, N, C), y = make_operand(f, padded, C), halves = y;
+    Tensor x = make_uneven(N, C, 3, -1, 2), exact = make(f, N, C), y = make_operand(f, padded, C),
+           halves = y;
     Tensor saved = make(f, padded, C), transpose = make_operand(f, padded, C);
     quantize(exact, x);
     quantize_scale(y, x);
@@ -102,7 +114,7 @@ static void quantize_padded(Format f, int N, int C)
     quantize_codes(columns_of(halves), x);
     check_same_bytes("rows and columns separately", tensor_snapshot(halves), rows, 2 * all);
     saved.scale = transpose.scale = y.scale;
-    quantize_codes(saved, exact);               /* the same from codes */
+    quantize_codes(saved, exact); /* the same from codes */
     quantize_codes(columns_of(transpose), saved);
     transpose.data = saved.data;
     check_same_bytes("from codes", tensor_snapshot(transpose), rows, 2 * all);
@@ -115,7 +127,8 @@ static void test_padding(void **state)
     static const int N[] = { 1, 15, 16, 37, 130, 250 }, C[] = { 24, 64, 176 };
     for (int i = 0; i < 36; i++)
         quantize_padded(i % 2 ? E5 : E4, N[i / 2 % 6], C[i / 12]);
-    Tensor x = make(H, 5, 32), longer = make(E4, 16, 32), shorter = make(E4, 4, 32), wider = make(E4, 16, 48);
+    Tensor x = make(H, 5, 32), longer = make(E4, 16, 32), shorter = make(E4, 4, 32),
+           wider = make(E4, 16, 48);
     Tensor groups = make(E16, 16, 32), plain = make(H, 16, 32);
     DIES("quantize_codes: (4, 32) from (5, 32)", quantize_codes(shorter, x));
     DIES("quantize_codes: (16, 48) from (5, 32)", quantize_codes(wider, x));
@@ -132,7 +145,8 @@ static void test_quantize(void **state)
     static const int N[] = { 16, 96, 160 }, C[] = { 64, 176, 256, 384 };
     for (int i = 0; i < 12; i++) {
         const int rows = N[i % 3], cols = C[i / 3];
-        Tensor x = make_uneven(rows, cols, 1, -1, 2), saved = make(E16, rows, cols), back = make(H, rows, cols);
+        Tensor x = make_uneven(rows, cols, 1, -1, 2), saved = make(E16, rows, cols),
+               back = make(H, rows, cols);
         Tensor exact = make(F, rows, cols);
         quantize_operand(E4, x);
         quantize_operand(E5, x);
@@ -144,26 +158,37 @@ static void test_quantize(void **state)
         golden_check(name("quantize", rows, cols, "e4m3-16-bf16"), back, NULL);
         TWICE(quantize(exact, saved), exact);
         const double *w = values(exact);
-        for (size_t j = 0; j < tensor_numel(x); j++)        /* 4 bits of code times 7 bits of scale */
+        /* 4 bits of code times 7 bits of scale */
+        for (size_t j = 0; j < tensor_numel(x); j++)
             assert_true(v[j] == w[j]);
         release();
     }
 }
 
-/* ---- norms --------------------------------------------------------------------------------------------------- */
+/* ---- norms ----------------------------------------------------------------------------------- */
 
-typedef struct { const char *text; NormKind kind; bool weight, residual, saved; } NormCase;
+typedef struct {
+    const char *text;
+    NormKind kind;
+    bool weight, residual, saved;
+} NormCase;
 static const NormCase norm_cases[] = {
-    { "rms", RMS_NORM, true, false, true },     { "rms-plain", RMS_NORM, false, false, true },
-    { "layer", LAYER_NORM, true, false, true }, { "layer-plain", LAYER_NORM, false, false, true },
-    { "rms-residual", RMS_NORM, true, true, true }, { "layer-residual", LAYER_NORM, true, true, true },
+    { "rms", RMS_NORM, true, false, true },
+    { "rms-plain", RMS_NORM, false, false, true },
+    { "layer", LAYER_NORM, true, false, true },
+    { "layer-plain", LAYER_NORM, false, false, true },
+    { "rms-residual", RMS_NORM, true, true, true },
+    { "layer-residual", LAYER_NORM, true, true, true },
     { "rms-dense", RMS_NORM, true, false, false },
 };
 enum { NORM_CASES = sizeof norm_cases / sizeof norm_cases[0] };
 
-/* Mean and rstd of a row and their F32 errors: a sum of C terms C u of its absolute terms; the variance, of differences with errors
- * u (|x|+|m|), relatively (C + 8) u; rstd half of that, plus a root and a quotient. */
-typedef struct { double mean, rstd, mean_error, rstd_error; } Stats;
+/* Mean and rstd of a row and their F32 errors: a sum of C terms C u of its absolute terms; the
+ * variance, of differences with errors u (|x|+|m|), relatively (C + 8) u; rstd half of that, plus a
+ * root and a quotient. */
+typedef struct {
+    double mean, rstd, mean_error, rstd_error;
+} Stats;
 
 static Stats row_stats(const double *x, int C, Norm norm)
 {
@@ -184,37 +209,43 @@ static Stats row_stats(const double *x, int C, Norm norm)
 }
 
 /* y = (x - m) r w + residual, and its error from m, r and five roundings. */
-static void norm_reference(double *y, double *by, double *stats, double *bs, const double *x, const double *w,
-                           const double *add, int N, int C, Norm norm)
+static void norm_reference(double *y, double *by, double *stats, double *bs, const double *x,
+                           const double *w, const double *add, int N, int C, Norm norm)
 {
     for (int n = 0; n < N; n++) {
         const Stats s = row_stats(x + n * C, C, norm);
         stats[2 * n] = s.mean, stats[2 * n + 1] = s.rstd;
         bs[2 * n] = s.mean_error, bs[2 * n + 1] = s.rstd_error;
         for (int i = n * C; i < (n + 1) * C; i++) {
-            double d = x[i] - s.mean, wc = w ? w[i % C] : 1, r = add ? add[i] : 0, h = d * s.rstd * wc;
+            double d = x[i] - s.mean, wc = w ? w[i % C] : 1, r = add ? add[i] : 0,
+                   h = d * s.rstd * wc;
             y[i] = h + r;
-            by[i] = fabs(d * wc) * s.rstd_error + fabs(wc) * s.rstd * (s.mean_error + U24 * fabs(d))
-                + 5 * U24 * (fabs(h) + fabs(r));
+            by[i] = fabs(d * wc) * s.rstd_error +
+                    fabs(wc) * s.rstd * (s.mean_error + U24 * fabs(d)) +
+                    5 * U24 * (fabs(h) + fabs(r));
         }
     }
 }
 
-/* With y's scale, norm_recompute writes the same codes, both copies or either; and forward without the transpose writes the same
- * rows. */
-static void check_norm_recompute(Tensor y, Tensor x, Tensor stats, Tensor stream, Tensor w, Norm norm)
+/* With y's scale, norm_recompute writes the same codes, both copies or either; and forward without
+ * the transpose writes the same rows. */
+static void check_norm_recompute(Tensor y, Tensor x, Tensor stats, Tensor stream, Tensor w,
+                                 Norm norm)
 {
     const void *expected = tensor_snapshot(y);
-    Tensor recomputed = make_operand(y.format, y.rows, y.cols), halves = make_operand(y.format, y.rows, y.cols);
+    Tensor recomputed = make_operand(y.format, y.rows, y.cols),
+           halves = make_operand(y.format, y.rows, y.cols);
     Tensor rows = make(y.format, y.rows, y.cols);
     recomputed.scale = halves.scale = y.scale;
     TWICE(norm_recompute(recomputed, x, stats.data, w), recomputed);
     check_same_bytes("norm_recompute", tensor_snapshot(recomputed), expected, tensor_bytes(y));
     norm_recompute(columns_of(halves), x, stats.data, w);
     norm_recompute(rows_of(halves), x, stats.data, w);
-    check_same_bytes("norm_recompute, one copy", tensor_snapshot(halves), expected, tensor_bytes(y));
+    check_same_bytes("norm_recompute, one copy", tensor_snapshot(halves), expected,
+                     tensor_bytes(y));
     norm_forward(rows, x, stats.data, stream, w, NONE, norm, FROM_SAVED);
-    check_same_bytes("norm_forward without data_t", tensor_snapshot(rows), expected, tensor_numel(y));
+    check_same_bytes("norm_forward without data_t", tensor_snapshot(rows), expected,
+                     tensor_numel(y));
     assert_true(operand_scale(rows) == operand_scale(y));
 }
 
@@ -223,11 +254,13 @@ static void norm_forward_case(const Shape *s, const NormCase *k)
     const int N = s->N, C = s->C;
     const size_t n = (size_t)N * (size_t)C, rows = (size_t)N;
     const Norm norm = { k->kind, 1e-5f };
-    Tensor stream = make_uneven(N, C, 1, -1, 2), x = k->saved ? make(E16, N, C) : stream, stats = make_f32(N, 2);
+    Tensor stream = make_uneven(N, C, 1, -1, 2), x = k->saved ? make(E16, N, C) : stream,
+           stats = make_f32(N, 2);
     Tensor w = k->weight ? make_filled(H, 1, C, 2, 0.5f, 1.5f) : NONE;
     Tensor residual = k->residual ? make_filled(H, N, C, 3, -1, 1) : NONE;
     Tensor y = k->residual ? make(H, N, C) : make_operand(E4, N, C);
-    double *ref = doubles(n), *bound = doubles(n), *ref_stats = doubles(2 * rows), *bs = doubles(2 * rows);
+    double *ref = doubles(n), *bound = doubles(n), *ref_stats = doubles(2 * rows),
+           *bs = doubles(2 * rows);
     TWICE(norm_forward(y, x, stats.data, stream, w, residual, norm, FROM_SAVED), y, x, stats);
     if (k->saved)
         check_saved(name("norm_x", N, C, k->text), x, stream);
@@ -246,33 +279,40 @@ static void norm_forward_case(const Shape *s, const NormCase *k)
     check_norm_recompute(y, x, stats, stream, w, norm);
 }
 
-/* With h = (x-m) r in F32: |error of h| <= 3 u |h| + u r (|x|+|m|) =: e. A mean of C terms has an error of (C + 8) u of its
- * absolute mean, plus e of its factors; a sum over N rows, with absolute terms in `terms`, of N u. */
-static void norm_backward_row(double *dx, double *bx, double *dw, double *bw, const double *dy, const double *x,
-                              const double *stats, const double *w, const double *old, int N, int C, NormKind kind)
+/* With h = (x-m) r in F32: |error of h| <= 3 u |h| + u r (|x|+|m|) =: e. A mean of C terms has an
+ * error of (C + 8) u of its absolute mean, plus e of its factors; a sum over N rows, with absolute
+ * terms in `terms`, of N u. */
+static void norm_backward_row(double *dx, double *bx, double *dw, double *bw, const double *dy,
+                              const double *x, const double *stats, const double *w,
+                              const double *old, int N, int C, NormKind kind)
 {
     double mean = stats[0], r = stats[1], mg = 0, mgh = 0, ag = 0, agh = 0, age = 0;
     for (int c = 0; c < C; c++) {
         double g = dy[c] * (w ? w[c] : 1), h = (x[c] - mean) * r;
         double e = 3 * U24 * fabs(h) + U24 * r * (fabs(x[c]) + fabs(mean));
-        mg += g / C, mgh += g * h / C, ag += fabs(g) / C, agh += fabs(g * h) / C, age += fabs(g) * e / C;
+        mg += g / C, mgh += g * h / C, ag += fabs(g) / C, agh += fabs(g * h) / C,
+            age += fabs(g) * e / C;
         dw[c] += dy[c] * h;
         bw[c] += fabs(dy[c]) * e + fabs(dy[c] * h) * (N + 5) * U24;
     }
     for (int c = 0; c < C; c++) {
         double g = dy[c] * (w ? w[c] : 1), h = (x[c] - mean) * r, before = old ? old[c] : 0;
-        double e = 3 * U24 * fabs(h) + U24 * r * (fabs(x[c]) + fabs(mean)), m = kind == LAYER_NORM ? mg : 0;
+        double e = 3 * U24 * fabs(h) + U24 * r * (fabs(x[c]) + fabs(mean)),
+               m = kind == LAYER_NORM ? mg : 0;
         dx[c] = r * (g - m - h * mgh) + before;
-        bx[c] = r * (6 * U24 * (fabs(g) + fabs(h * mgh)) + (m != 0 ? (C + 8) * U24 * ag : 0)
-                     + fabs(h) * ((C + 8) * U24 * agh + age) + e * agh) + 2 * U24 * fabs(before);
+        bx[c] = r * (6 * U24 * (fabs(g) + fabs(h * mgh)) + (m != 0 ? (C + 8) * U24 * ag : 0) +
+                     fabs(h) * ((C + 8) * U24 * agh + age) + e * agh) +
+                2 * U24 * fabs(before);
     }
 }
 
-/* norm_backward replaces a larger number by max|dx|. With it quantize makes the same codes as without; a larger maximum gives a
- * larger scale. */
-static void check_amax(Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor stats, Tensor w, Norm norm, bool accumulate)
+/* norm_backward replaces a larger number by max|dx|. With it quantize makes the same codes as
+ * without; a larger maximum gives a larger scale. */
+static void check_amax(Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor stats, Tensor w, Norm norm,
+                       bool accumulate)
 {
-    Tensor given = make_operand(E5, dx.rows, dx.cols), found = make_operand(E5, dx.rows, dx.cols), amax = make_f32(1, 1);
+    Tensor given = make_operand(E5, dx.rows, dx.cols), found = make_operand(E5, dx.rows, dx.cols),
+           amax = make_f32(1, 1);
     Tensor rows = make(E5, dx.rows, dx.cols);
     double max = 0;
     put(amax, &(float){ 0x1p100f });
@@ -283,10 +323,11 @@ static void check_amax(Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor stats, 
     assert_true(*values(amax) == max);
     quantize(found, dx);
     quantize_with_amax(given, dx, amax.data);
-    check_same_bytes("codes by the maximum of norm_backward", tensor_snapshot(given), tensor_snapshot(found),
-                     tensor_bytes(found));
+    check_same_bytes("codes by the maximum of norm_backward", tensor_snapshot(given),
+                     tensor_snapshot(found), tensor_bytes(found));
     quantize_with_amax(rows, dx, amax.data);
-    check_same_bytes("the same without data_t", tensor_snapshot(rows), tensor_snapshot(found), tensor_numel(found));
+    check_same_bytes("the same without data_t", tensor_snapshot(rows), tensor_snapshot(found),
+                     tensor_numel(found));
     assert_true(operand_scale(rows) == operand_scale(found));
     put(amax, &(float){ 8 * (float)max });
     quantize_with_amax(given, dx, amax.data);
@@ -305,8 +346,10 @@ static void norm_backward_case(const Shape *s, const NormCase *k, bool operand)
     Tensor w = k->weight ? make_filled(H, 1, C, 2, 0.5f, 1.5f) : NONE;
     Tensor dw = k->weight ? make_filled(F, 1, C, 5, -1, 1) : NONE;
     Tensor dx = operand ? make_operand(E5, N, C) : make_filled(H, N, C, 6, -1, 1);
-    double *X = values(x), *DY = values(dy), *W = values(w), *old = operand ? NULL : values(dx), *old_dw = values(dw);
-    double *ref = doubles(n), *bound = doubles(n), *dw_ref = doubles(cols), *dw_bound = doubles(cols);
+    double *X = values(x), *DY = values(dy), *W = values(w), *old = operand ? NULL : values(dx),
+           *old_dw = values(dw);
+    double *ref = doubles(n), *bound = doubles(n), *dw_ref = doubles(cols),
+           *dw_bound = doubles(cols);
     float *given = keep(2 * sizeof *given * (size_t)N);
     for (int c = 0; old_dw && c < C; c++)
         dw_ref[c] = old_dw[c], dw_bound[c] = (N + 4) * U24 * fabs(old_dw[c]);
@@ -314,7 +357,8 @@ static void norm_backward_case(const Shape *s, const NormCase *k, bool operand)
         const Stats t = row_stats(X + i * C, C, norm);
         given[2 * i] = (float)t.mean, given[2 * i + 1] = (float)t.rstd;
         norm_backward_row(ref + i * C, bound + i * C, dw_ref, dw_bound, DY + i * C, X + i * C,
-                          (double[]){ given[2 * i], given[2 * i + 1] }, W, old ? old + i * C : NULL, N, C, k->kind);
+                          (double[]){ given[2 * i], given[2 * i + 1] }, W, old ? old + i * C : NULL,
+                          N, C, k->kind);
     }
     put(stats, given);
     TWICE(norm_backward(dx, NULL, dw, dy, x, stats.data, w, norm, !operand), dx, dw);
@@ -328,7 +372,8 @@ static void norm_backward_case(const Shape *s, const NormCase *k, bool operand)
         golden_check(label, dx, bound);
     }
     if (dw.data) {
-        check_close(name(operand ? "norm_dw-e5m2" : "norm_dw", N, C, k->text), dw, dw_ref, dw_bound);
+        check_close(name(operand ? "norm_dw-e5m2" : "norm_dw", N, C, k->text), dw, dw_ref,
+                    dw_bound);
         golden_check(label, dw, dw_bound);
     }
     EMPTY_IS_ZEROS(dw, norm_backward(dx, NULL, dw, dy, x, stats.data, w, norm, false));
@@ -351,25 +396,27 @@ static void test_norm(void **state)
         }
 }
 
-/* ---- SwiGLU -------------------------------------------------------------------------------------------------- */
+/* ---- SwiGLU ---------------------------------------------------------------------------------- */
 
-/* Relative error of s = 1/(1+e^-g) on CUDA's fast functions, whose errors the CUDA C programming guide gives: __expf
- * 2 + 1.173 |g| ulp, of which the share e^-g s = 1 - s counts, __fdividef 2 ulp; an ulp is at most 2 u, and the sum
- * rounds once. The CPU's functions are better. */
+/* Relative error of s = 1/(1+e^-g) on CUDA's fast functions, whose errors the CUDA C programming
+ * guide gives: __expf 2 + 1.173 |g| ulp, of which the share e^-g s = 1 - s counts, __fdividef 2
+ * ulp; an ulp is at most 2 u, and the sum rounds once. The CPU's functions are better. */
 static double sigmoid_error(double g, double s)
 {
     return ((1 - s) * (2 + 1.173 * fabs(g)) * 2 + 4 + 1) * U24;
 }
 
-/* t = 1 + g (1-s) has an error of |g| (s E + 3 u (1-s)) and u of its terms; products u each. If e^-g overflows F32, s is 0 instead
- * of less than 1e-38. */
+/* t = 1 + g (1-s) has an error of |g| (s E + 3 u (1-s)) and u of its terms; products u each. If
+ * e^-g overflows F32, s is 0 instead of less than 1e-38. */
 static void swiglu_reference(double *act, double *ba, double *d, double *bd, const double *gate_up,
                              const double *dact, int N, int width)
 {
     for (int i = 0; i < N * width; i++) {
         const int gate = i / width * 2 * width + i % width, up = gate + width;
-        const double g = gate_up[gate], u = gate_up[up], s = 1 / (1 + exp(-g)), E = sigmoid_error(g, s), D = dact[i];
-        const double t = 1 + g * (1 - s), bt = fabs(g) * (s * E + 3 * U24 * (1 - s)) + U24 * (1 + fabs(t));
+        const double g = gate_up[gate], u = gate_up[up], s = 1 / (1 + exp(-g)),
+                     E = sigmoid_error(g, s), D = dact[i];
+        const double t = 1 + g * (1 - s),
+                     bt = fabs(g) * (s * E + 3 * U24 * (1 - s)) + U24 * (1 + fabs(t));
         act[i] = g * s * u;
         ba[i] = fabs(act[i]) * (E + 4 * U24) + 1e-36;
         d[gate] = D * u * s * t;
@@ -379,20 +426,22 @@ static void swiglu_reference(double *act, double *ba, double *d, double *bd, con
     }
 }
 
-/* Saved in groups, as in COAT, or not at all. Backward recomputes act as in forward: both copies, only its transpose, or
- * nothing. */
+/* Saved in groups, as in COAT, or not at all. Backward recomputes act as in forward: both copies,
+ * only its transpose, or nothing. */
 static void swiglu_case(const Shape *s, bool saved)
 {
     const int N = s->N, width = s->F;
     const size_t n = (size_t)N * (size_t)width;
     const char *text = saved ? "saved" : "dense";
-    Tensor wide = make_uneven(N, 2 * width, 1, -2, 2), gate_up = saved ? make(E16, N, 2 * width) : wide;
+    Tensor wide = make_uneven(N, 2 * width, 1, -2, 2),
+           gate_up = saved ? make(E16, N, 2 * width) : wide;
     Tensor act = make_operand(E4, N, width), recomputed = make_operand(E4, N, width);
     Tensor dact = make_uneven(N, width, 2, -1, 1);
     Tensor d = make_operand(E5, N, 2 * width), other = make_operand(E5, N, 2 * width);
     Tensor columns = make_operand(E4, N, width);
     double *ref = doubles(n), *bound = doubles(n), *dref = doubles(2 * n), *dbound = doubles(2 * n);
-    device_put(wide.data, &(uint16_t){ 0xc2c8 }, sizeof(uint16_t));     /* -100: e^100 overflows F32 */
+    /* -100: e^100 overflows F32 */
+    device_put(wide.data, &(uint16_t){ 0xc2c8 }, sizeof(uint16_t));
     recomputed.scale = columns.scale = act.scale;
 
     TWICE(swiglu_forward(act, gate_up, wide, NO_PRODUCT, FROM_SAVED), act, gate_up);
@@ -427,7 +476,8 @@ static void swiglu_case(const Shape *s, bool saved)
     if (saved) {
         other.data = gate_up.data;
         swiglu_backward(other, columns_of(columns), dact, NO_PRODUCT, gate_up);
-        check_same_bytes("gradient over gate and up", tensor_snapshot(other), gradient, tensor_bytes(d));
+        check_same_bytes("gradient over gate and up", tensor_snapshot(other), gradient,
+                         tensor_bytes(d));
     }
     release();
 }
@@ -441,7 +491,7 @@ static void test_swiglu(void **state)
     }
 }
 
-/* ---- linear -------------------------------------------------------------------------------------------------- */
+/* ---- linear ---------------------------------------------------------------------------------- */
 
 static Tensor make_quantized(Format f, int rows, int cols, uint64_t seed)
 {
@@ -454,7 +504,8 @@ static void linear_case(const Shape *s, const char *text, bool fast)
 {
     const int N = s->N, C = s->C, O = s->F;
     const size_t most = (size_t)(N > O ? N : O) * (size_t)(C > O ? C : O);
-    Tensor x = make_quantized(E4, N, C, 1), w = make_quantized(E4, O, C, 2), dy = make_quantized(E5, N, O, 3);
+    Tensor x = make_quantized(E4, N, C, 1), w = make_quantized(E4, O, C, 2),
+           dy = make_quantized(E5, N, O, 3);
     Tensor y = make(H, N, O), dx = make(H, N, C), dw = make_filled(F, O, C, 6, -2, 2);
     x.fast = dy.fast = fast;
     double *X = values(x), *W = values(w), *DY = values(dy), *old = values(dw);
@@ -491,7 +542,8 @@ static void test_linear(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_quantize), cmocka_unit_test(test_padding), cmocka_unit_test(test_norm), cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_quantize), cmocka_unit_test(test_padding),
+        cmocka_unit_test(test_norm),     cmocka_unit_test(test_swiglu),
         cmocka_unit_test(test_linear),
     };
     if (argc > 1)

@@ -1,15 +1,18 @@
-/* FP8 operands within ranges (scale_is_reused), for every operation that writes one, without and with the transpose.
+/* FP8 operands within ranges (scale_is_reused), for every operation that writes one, without and
+ * with the transpose.
  *
- * With h a power of two, a range of max|y| / h gives the bits of a measured scale: max|y| just fits. A range one ulp smaller is
- * exceeded, and gives the result of the range max|y|. On CUDA these are two code paths each, also compared with the CPU's record,
- * whose codes may be neighbours if y is not exact. */
+ * With h a power of two, a range of max|y| / h gives the bits of a measured scale: max|y| just
+ * fits. A range one ulp smaller is exceeded, and gives the result of the range max|y|. On CUDA
+ * these are two code paths each, also compared with the CPU's record, whose codes may be neighbours
+ * if y is not exact. */
 #include "tests/fp8.h"
 
 static const Format H = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 }, E16 = { E4M3, 16 };
 static const Norm rms = { RMS_NORM, 1e-5f }, layer = { LAYER_NORM, 1e-5f };
 
-/* Inputs: (N,C), (N,2F), (N,F), (N,S). stats0: read by backward of a norm. act has a scale. x, up, dout, down: operands of GEMMs,
- * with few digits. product, dproduct: of an adapter, for wide and for dact. */
+/* Inputs: (N,C), (N,2F), (N,F), (N,S). stats0: read by backward of a norm. act has a scale. x, up,
+ * dout, down: operands of GEMMs, with few digits. product, dproduct: of an adapter, for wide and
+ * for dact. */
 static struct {
     Tensor stream, saved, wide, gate_up, dact, dy, w, stats, stats0, act, x, up, dout, down;
     Attention a;
@@ -18,17 +21,50 @@ static struct {
 
 static bool scales_reused;
 
-static void run_quantize    (Tensor y) { quantize(y, in.stream); }
-static void run_norm        (Tensor y) { norm_forward(y, in.saved, in.stats.data, in.stream, in.w, NONE, rms, FROM_SAVED); }
-static void run_norm_exact  (Tensor y) { norm_forward(y, in.saved, in.stats.data, in.stream, in.w, NONE, rms, FROM_EXACT); }
-static void run_norm_dense  (Tensor y) { norm_forward(y, in.stream, in.stats.data, in.stream, in.w, NONE, rms, FROM_SAVED); }
-static void run_norm_layer  (Tensor y) { norm_forward(y, in.saved, in.stats.data, in.stream, in.w, NONE, layer, FROM_EXACT); }
-static void run_norm_back   (Tensor y) { norm_backward(y, NULL, NONE, in.dy, in.saved, in.stats0.data, in.w, rms, false); }
-static void run_swiglu      (Tensor y) { swiglu_forward(y, in.gate_up, in.wide, NO_PRODUCT, FROM_SAVED); }
-static void run_swiglu_exact(Tensor y) { swiglu_forward(y, in.gate_up, in.wide, NO_PRODUCT, FROM_EXACT); }
-static void run_swiglu_dense(Tensor y) { swiglu_forward(y, in.wide, in.wide, NO_PRODUCT, FROM_SAVED); }
-static void run_swiglu_back (Tensor y) { swiglu_backward(y, NONE, in.dact, NO_PRODUCT, in.gate_up); }
-static void run_swiglu_recompute(Tensor y) { swiglu_backward(y, columns_of(in.act), in.dact, NO_PRODUCT, in.gate_up); }
+static void run_quantize(Tensor y)
+{
+    quantize(y, in.stream);
+}
+static void run_norm(Tensor y)
+{
+    norm_forward(y, in.saved, in.stats.data, in.stream, in.w, NONE, rms, FROM_SAVED);
+}
+static void run_norm_exact(Tensor y)
+{
+    norm_forward(y, in.saved, in.stats.data, in.stream, in.w, NONE, rms, FROM_EXACT);
+}
+static void run_norm_dense(Tensor y)
+{
+    norm_forward(y, in.stream, in.stats.data, in.stream, in.w, NONE, rms, FROM_SAVED);
+}
+static void run_norm_layer(Tensor y)
+{
+    norm_forward(y, in.saved, in.stats.data, in.stream, in.w, NONE, layer, FROM_EXACT);
+}
+static void run_norm_back(Tensor y)
+{
+    norm_backward(y, NULL, NONE, in.dy, in.saved, in.stats0.data, in.w, rms, false);
+}
+static void run_swiglu(Tensor y)
+{
+    swiglu_forward(y, in.gate_up, in.wide, NO_PRODUCT, FROM_SAVED);
+}
+static void run_swiglu_exact(Tensor y)
+{
+    swiglu_forward(y, in.gate_up, in.wide, NO_PRODUCT, FROM_EXACT);
+}
+static void run_swiglu_dense(Tensor y)
+{
+    swiglu_forward(y, in.wide, in.wide, NO_PRODUCT, FROM_SAVED);
+}
+static void run_swiglu_back(Tensor y)
+{
+    swiglu_backward(y, NONE, in.dact, NO_PRODUCT, in.gate_up);
+}
+static void run_swiglu_recompute(Tensor y)
+{
+    swiglu_backward(y, columns_of(in.act), in.dact, NO_PRODUCT, in.gate_up);
+}
 
 /* It may write wide. */
 static void run_matmul_swiglu(Tensor y)
@@ -90,8 +126,15 @@ static void run_rope_clip(Tensor y)
     in.a.clip = 0;
 }
 
-/* C, F: columns of y in units of these. norm: y depends on statistics that another pass may round differently. */
-typedef struct { const char *name; void (*run)(Tensor y); bool gradient, norm; int C, F; } Op;
+/* C, F: columns of y in units of these. norm: y depends on statistics that another pass may round
+ * differently. */
+typedef struct {
+    const char *name;
+    void (*run)(Tensor y);
+    bool gradient, norm;
+    int C, F;
+} Op;
+// clang-format off
 static const Op ops[] = {
     { "quantize", run_quantize, false, false, 1, 0 },         { "quantize-e5m2", run_quantize, true, false, 1, 0 },
     { "norm", run_norm, false, true, 1, 0 },                  { "norm-exact", run_norm_exact, false, true, 1, 0 },
@@ -105,10 +148,13 @@ static const Op ops[] = {
     { "added-dense", run_swiglu_dense_added, false, false, 0, 1 }, { "added-backward", run_swiglu_back_added, true, false, 0, 2 },
     { "rope", run_rope, true, false, 1, 0 },                  { "rope-clip", run_rope_clip, true, false, 1, 0 },
 };
+// clang-format on
 enum { OPS = sizeof ops / sizeof ops[0] };
 
 /* [q|k|v] has C columns: two query heads, one of keys and values, of this width. */
-typedef struct { int N, width, F; } Shape;
+typedef struct {
+    int N, width, F;
+} Shape;
 static const Shape shapes[] = { { 16, 16, 48 }, { 96, 64, 176 }, { 160, 128, 384 } };
 enum { SHAPES = sizeof shapes / sizeof shapes[0], LARGE = 4 };
 
@@ -123,8 +169,8 @@ static Tensor make_uneven(int rows, int cols, uint64_t seed, float size)
     return t;
 }
 
-/* FP8 with a scale of size / 256 in E4M3. Products have up to 6 binary digits, so that tensor cores add them exactly, in any
- * order. */
+/* FP8 with a scale of size / 256 in E4M3. Products have up to 6 binary digits, so that tensor cores
+ * add them exactly, in any order. */
 static Tensor make_round(Format f, int rows, int cols, uint64_t seed, float size)
 {
     Tensor t = make(H, rows, cols), codes = make_operand(f, rows, cols);
@@ -159,8 +205,12 @@ static void make_inputs(const Shape *s, float size)
     for (size_t i = 0; i < tensor_numel(table); i++)
         angles[i] = (float)(i % 2 ? sin(0.1 * (double)i) : cos(0.1 * (double)(i + 1)));
     put(table, angles);
-    in.a = (Attention){ .B = 2, .T = T, .H = 2, .K = 1, .D = s->width, .norm = rms, .rope = table.data };
-    LoraMatrix m = { .w = make_filled(H, 2 * s->F, 16, 7, -0.1f, 0.1f), .is_b = true, .num_parts = 2 };
+    in.a = (Attention){
+        .B = 2, .T = T, .H = 2, .K = 1, .D = s->width, .norm = rms, .rope = table.data
+    };
+    LoraMatrix m = { .w = make_filled(H, 2 * s->F, 16, 7, -0.1f, 0.1f),
+                     .is_b = true,
+                     .num_parts = 2 };
     m.part[0].width = m.part[1].first = m.part[1].width = s->F;
     in.product = (LoraProduct){ make_filled(H, N, 32, 6, -size, size), m };
     m = (LoraMatrix){ .w = make_filled(H, 16, s->F, 9, -0.1f, 0.1f), .num_parts = 1 };
@@ -195,16 +245,19 @@ static void *run_measured(const Op *op, Tensor y)
 }
 
 /* Both round y, to codes of its two scales. */
-static void check_near(const char *label, Tensor y, const void *roomy, const void *measured, double smallest)
+static void check_near(const char *label, Tensor y, const void *roomy, const void *measured,
+                       double smallest)
 {
     const double *a = decode(y, roomy), *b = decode(y, measured), u = unit_roundoff(y.format);
     for (size_t i = 0; i < tensor_numel(y); i++)
         if (!(fabs(a[i] - b[i]) <= u * (fabs(a[i]) + fabs(b[i])) + smallest))
-            fail_msg("%s: element %zu is %.9g within the range, %.9g as measured", label, i, a[i], b[i]);
+            fail_msg("%s: element %zu is %.9g within the range, %.9g as measured", label, i, a[i],
+                     b[i]);
 }
 
-/* Against the CPU's: codes may be neighbours. Sums of a row and CUDA's fast functions have errors below (C + 64) u of the largest
- * value, cancelled terms included; test_fp8_operations has the bounds of each operation. */
+/* Against the CPU's: codes may be neighbours. Sums of a row and CUDA's fast functions have errors
+ * below (C + 64) u of the largest value, cancelled terms included; test_fp8_operations has the
+ * bounds of each operation. */
 static void check_record(const char *label, const Op *op, Tensor y, double smallest)
 {
     double *bound = keep(tensor_numel(y) * sizeof *bound);
@@ -219,9 +272,10 @@ static void check_op(const Op *op, const Shape *s, bool transposed)
     const float h = op->gradient ? 8 : 2, top = op->gradient ? 57344 : 448;
     Tensor y = transposed ? make_operand(f, s->N, 4 * s->width * op->C + s->F * op->F)
                           : make(f, s->N, 4 * s->width * op->C + s->F * op->F);
-    const size_t bytes = tensor_bytes(y) - 12;          /* a scale is 4 of 16 */
+    const size_t bytes = tensor_bytes(y) - 12; /* a scale is 4 of 16 */
     char label[96];
-    snprintf(label, sizeof label, "range/%s/%dx%d%s", op->name, y.rows, y.cols, transposed ? "-t" : "");
+    snprintf(label, sizeof label, "range/%s/%dx%d%s", op->name, y.rows, y.cols,
+             transposed ? "-t" : "");
     const void *without = run_measured(op, y);
     y.scale_amax = guarded(sizeof(float));
     y.scale_reused = &scales_reused;
@@ -238,7 +292,8 @@ static void check_op(const Op *op, const Shape *s, bool transposed)
         check_same_bytes(label, run_scale_reused(op, y, amax / h), measured, bytes);
         assert_true(scale_amax_of(y) == amax / h);
     }
-    const float off = op->norm ? (float)(y.cols + 16) * (float)U24 : 0;         /* two sums of squares */
+    /* two sums of squares */
+    const float off = op->norm ? (float)(y.cols + 16) * (float)U24 : 0;
     const float too_small[] = { nextafterf(amax / h, 0) * (1 - off), amax / 1000, 0 };
     const void *expected = run_scale_reused(op, y, amax);
     for (int i = 0; i < 3; i++) {
@@ -247,12 +302,14 @@ static void check_op(const Op *op, const Shape *s, bool transposed)
         assert_true(fabsf(found - amax) <= off * amax && operand_scale(y) == h * (found / top));
         if (!op->norm)
             check_same_bytes(label, again, expected, bytes);
-        check_same_bytes(label, run_scale_reused(op, y, found), again, bytes); /* as in recomputation of a block */
+        /* as in recomputation of a block */
+        check_same_bytes(label, run_scale_reused(op, y, found), again, bytes);
         assert_true(scale_amax_of(y) == found);
     }
     if (transposed)
         check_transposed(label, y);
-    if (strncmp(op->name, "added", 5) != 0)         /* test_lora_added has their record and bounds */
+    /* test_lora_added has their record and bounds */
+    if (strncmp(op->name, "added", 5) != 0)
         check_record(label, op, y, smallest);
 }
 
@@ -271,7 +328,8 @@ static void test_operations(void **state)
 /* Norms recompute y with its scale: the same codes. */
 static void norm_recompute_case(const Op *op, bool transposed)
 {
-    Tensor y = make_operand(E4, in.stream.rows, in.stream.cols), again = make_operand(E4, y.rows, y.cols);
+    Tensor y = make_operand(E4, in.stream.rows, in.stream.cols),
+           again = make_operand(E4, y.rows, y.cols);
     const Tensor x = op->run == run_norm ? in.saved : in.stream;
     if (!transposed)
         y.data_t = again.data_t = NULL;
@@ -304,7 +362,8 @@ static void test_zeros(void **state)
     for (int i = 0; i < OPS; i++) {
         const Op *op = &ops[i];
         make_inputs(&shapes[1], 0);
-        Tensor y = make_operand(op->gradient ? E5 : E4, in.stream.rows, in.stream.cols * op->C + in.dact.cols * op->F);
+        Tensor y = make_operand(op->gradient ? E5 : E4, in.stream.rows,
+                                in.stream.cols * op->C + in.dact.cols * op->F);
         y.scale_amax = guarded(sizeof(float));
         y.scale_reused = &scales_reused;
         run_measured(op, y);
@@ -322,18 +381,23 @@ static void test_zeros(void **state)
 static void test_not_finite(void **state)
 {
     (void)state;
-    static const struct { uint16_t bits; bool exceeds; } special[] = { { 0x7f80, true }, { 0xff80, true }, { 0x7fc0, false } };
+    static const struct {
+        uint16_t bits;
+        bool exceeds;
+    } special[] = { { 0x7f80, true }, { 0xff80, true }, { 0x7fc0, false } };
     for (int i = 0; i < 3; i++)
         for (int transposed = 0; transposed < 2; transposed++) {
             make_inputs(&shapes[1], 8);
             device_put((uint16_t *)in.stream.data + 1000, &special[i].bits, sizeof special[i].bits);
-            Tensor y = transposed ? make_operand(E4, in.stream.rows, in.stream.cols) : make(E4, in.stream.rows, in.stream.cols);
+            Tensor y = transposed ? make_operand(E4, in.stream.rows, in.stream.cols)
+                                  : make(E4, in.stream.rows, in.stream.cols);
             y.scale_amax = guarded(sizeof(float));
             y.scale_reused = &scales_reused;
             const uint8_t *measured = run_measured(&ops[0], y);
             const float amax = scale_amax_of(y);
             assert_true(isinf(amax) == special[i].exceeds);
-            const uint8_t *kept_codes = run_scale_reused(&ops[0], y, special[i].exceeds ? 1e30f : amax);
+            const uint8_t *kept_codes =
+                run_scale_reused(&ops[0], y, special[i].exceeds ? 1e30f : amax);
             assert_true(scale_amax_of(y) == amax);
             if (special[i].exceeds)
                 check_same_bytes("infinite", kept_codes, measured, tensor_bytes(y) - 12);
@@ -356,12 +420,14 @@ static void test_large(void **state)
         run_measured(&ops[0], y);
         const float amax = scale_amax_of(y);
         const void *expected = run_scale_reused(&ops[0], y, amax);
-        check_same_bytes("large", run_scale_reused(&ops[0], y, amax / LARGE), expected, tensor_bytes(y) - 12);
+        check_same_bytes("large", run_scale_reused(&ops[0], y, amax / LARGE), expected,
+                         tensor_bytes(y) - 12);
     }
     release();
 }
 
-/* More tiles than multiprocessors, sums of many stages. With the transpose, GEMM and SwiGLU run separately. */
+/* More tiles than multiprocessors, sums of many stages. With the transpose, GEMM and SwiGLU run
+ * separately. */
 static void test_large_matmul(void **state)
 {
     (void)state;
@@ -373,7 +439,8 @@ static void test_large_matmul(void **state)
     y.scale_amax = guarded(sizeof(float));
     y.scale_reused = &scales_reused;
     run_measured(&op, y);
-    const float amax = scale_amax_of(y), ranges[] = { amax, amax / 2, nextafterf(amax / 2, 0), amax / LARGE, 0 };
+    const float amax = scale_amax_of(y),
+                ranges[] = { amax, amax / 2, nextafterf(amax / 2, 0), amax / LARGE, 0 };
     for (size_t i = 0; i < sizeof ranges / sizeof ranges[0]; i++) {
         Tensor rows = make(E4, s.N, s.F), apart = in.gate_up;
         rows.scale_amax = guarded(sizeof(float));
@@ -381,8 +448,10 @@ static void test_large_matmul(void **state)
         const void *expected = run_scale_reused(&op, y, ranges[i]);
         in.gate_up = make(E16, s.N, 2 * s.F);
         check_same_bytes("codes", run_scale_reused(&op, rows, ranges[i]), expected, codes);
-        check_same_bytes("saved", tensor_snapshot(in.gate_up), tensor_snapshot(apart), tensor_bytes(apart));
-        assert_true(operand_scale(rows) == operand_scale(y) && scale_amax_of(rows) == scale_amax_of(y));
+        check_same_bytes("saved", tensor_snapshot(in.gate_up), tensor_snapshot(apart),
+                         tensor_bytes(apart));
+        assert_true(operand_scale(rows) == operand_scale(y) &&
+                    scale_amax_of(rows) == scale_amax_of(y));
     }
     release();
 }
@@ -401,16 +470,19 @@ static void test_large_matmul_dx(void **state)
     rows.scale_amax = guarded(sizeof(float));
     rows.scale_reused = &scales_reused;
     run_measured(&op, y);
-    const float amax = scale_amax_of(y), ranges[] = { amax, amax / 8, nextafterf(amax / 8, 0), amax / LARGE / 8, 0 };
+    const float amax = scale_amax_of(y),
+                ranges[] = { amax, amax / 8, nextafterf(amax / 8, 0), amax / LARGE / 8, 0 };
     for (size_t i = 0; i < sizeof ranges / sizeof ranges[0]; i++) {
         const void *expected = run_scale_reused(&op, rows, ranges[i]);
         in.act = make_operand(E4, s.N, s.F);
         device_copy(in.act.scale, act.scale, sizeof(float));
         check_same_bytes("codes", run_scale_reused(&op, y, ranges[i]), expected, codes);
         check_transposed("transposed", y);
-        in.act.data = act.data;             /* not written */
-        check_same_bytes("act", tensor_snapshot(in.act), tensor_snapshot(act), tensor_bytes(act) - 12);
-        assert_true(operand_scale(rows) == operand_scale(y) && scale_amax_of(rows) == scale_amax_of(y));
+        in.act.data = act.data; /* not written */
+        check_same_bytes("act", tensor_snapshot(in.act), tensor_snapshot(act),
+                         tensor_bytes(act) - 12);
+        assert_true(operand_scale(rows) == operand_scale(y) &&
+                    scale_amax_of(rows) == scale_amax_of(y));
         in.act = act;
     }
     release();
@@ -421,7 +493,8 @@ static void test_halves(void **state)
 {
     (void)state;
     make_inputs(&shapes[1], 8);
-    Tensor y = make_operand(E4, in.stream.rows, in.stream.cols), other = make_operand(E4, y.rows, y.cols), amax = make_f32(1, 1);
+    Tensor y = make_operand(E4, in.stream.rows, in.stream.cols),
+           other = make_operand(E4, y.rows, y.cols), amax = make_f32(1, 1);
     y.scale_amax = guarded(sizeof(float));
     y.scale_reused = &scales_reused;
     other.scale_amax = guarded(sizeof(float));
@@ -449,15 +522,17 @@ static void test_halves(void **state)
     release();
 }
 
-/* CUDA reuses memory of maxima after a thousand of them. Operations that take two, with large numbers, start at an even slot, or at
- * an odd one and wrap around; then others that take one, with small numbers, use each slot. */
+/* CUDA reuses memory of maxima after a thousand of them. Operations that take two, with large
+ * numbers, start at an even slot, or at an odd one and wrap around; then others that take one, with
+ * small numbers, use each slot. */
 static void test_many(void **state)
 {
     (void)state;
     enum { PLACES = 1024 };
     make_inputs(&shapes[0], 8);
     in.dact = make_uneven(in.dact.rows, in.dact.cols, 3, 0x1p-10f);
-    Tensor y = make(E4, in.stream.rows, in.stream.cols), small = make(E5, in.dact.rows, 2 * in.dact.cols);
+    Tensor y = make(E4, in.stream.rows, in.stream.cols),
+           small = make(E5, in.dact.rows, 2 * in.dact.cols);
     y.scale_amax = guarded(sizeof(float));
     y.scale_reused = &scales_reused;
     run_quantize(y);
@@ -471,7 +546,8 @@ static void test_many(void **state)
         for (int i = 0; i < PLACES + 1; i++) {
             run_swiglu_back(small);
             if (operand_scale(small) != expected)
-                fail_msg("turn %d, operation %d: scale %g, expected %g", turn, i, operand_scale(small), expected);
+                fail_msg("turn %d, operation %d: scale %g, expected %g", turn, i,
+                         operand_scale(small), expected);
         }
     }
     release();
@@ -480,9 +556,15 @@ static void test_many(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_operations), cmocka_unit_test(test_norm_recompute), cmocka_unit_test(test_zeros),
-        cmocka_unit_test(test_not_finite), cmocka_unit_test(test_large), cmocka_unit_test(test_large_matmul),
-        cmocka_unit_test(test_large_matmul_dx), cmocka_unit_test(test_halves), cmocka_unit_test(test_many),
+        cmocka_unit_test(test_operations),
+        cmocka_unit_test(test_norm_recompute),
+        cmocka_unit_test(test_zeros),
+        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_large),
+        cmocka_unit_test(test_large_matmul),
+        cmocka_unit_test(test_large_matmul_dx),
+        cmocka_unit_test(test_halves),
+        cmocka_unit_test(test_many),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

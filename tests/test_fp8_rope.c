@@ -1,13 +1,21 @@
-/* The rotation with FP8: forward from q, k, v saved in groups of 16, backward into an operand of E5M2.
- * Against a double reference computed from the stored codes, and on CUDA against the CPU's record too. u = 2^-24.
+/* The rotation with FP8: forward from q, k, v saved in groups of 16, backward into an operand of
+ * E5M2. Against a double reference computed from the stored codes, and on CUDA against the CPU's
+ * record too. u = 2^-24.
  *
- * With a clip or with norms the CUDA back end converts x and dx through BF16. Both may then have a relative error of v = 2^-8. */
+ * With a clip or with norms the CUDA back end converts x and dx through BF16. Both may then have a
+ * relative error of v = 2^-8. */
 #include "tests/fp8.h"
 
 static const Format F = { F32, 0 }, H = { BF16, 0 }, E5 = { E5M2, 0 }, E16 = { E4M3, 16 };
 
 typedef enum { NO_NORM, WHOLE, BY_HEAD } Norms;
-typedef struct { const char *text; int heads, kv_heads, width; float clip; Norms norm; } RopeCase;
+typedef struct {
+    const char *text;
+    int heads, kv_heads, width;
+    float clip;
+    Norms norm;
+} RopeCase;
+// clang-format off
 static const RopeCase cases[] = {
     { "64-gqa", 4, 2, 64, 0, NO_NORM },     { "128-gqa", 3, 1, 128, 0, NO_NORM },   { "32-gqa", 3, 1, 32, 0, NO_NORM },
     { "64-mha", 2, 2, 64, 0, NO_NORM },     { "64-clip", 4, 2, 64, 1.5f, NO_NORM }, { "64-norm", 4, 2, 64, 0, WHOLE },
@@ -15,6 +23,7 @@ static const RopeCase cases[] = {
     { "16-heads", 4, 2, 16, 0, BY_HEAD },   { "24-heads", 4, 2, 24, 0, BY_HEAD },   { "64-heads", 4, 2, 64, 0, BY_HEAD },
     { "128-heads", 3, 1, 128, 0, BY_HEAD }, { "64-clip-heads", 2, 2, 64, 1.5f, BY_HEAD },
 };
+// clang-format on
 enum { CASES = sizeof cases / sizeof cases[0] };
 
 static char label[96];
@@ -46,18 +55,21 @@ static Tensor make_uneven(int rows, int cols, uint64_t seed, float size)
     Tensor t = make(H, rows, cols);
     float *x = keep(tensor_numel(t) * sizeof *x);
     for (size_t i = 0; i < tensor_numel(t); i++)
-        x[i] = ldexpf(uniform(seed, i, -size, size), (int)(random_bits(seed + 100, i / 16) % 5) - 2);
+        x[i] =
+            ldexpf(uniform(seed, i, -size, size), (int)(random_bits(seed + 100, i / 16) % 5) - 2);
     put(t, x);
     return t;
 }
 
-/* Rotates heads by sign * angle; b: error bounds of the values, before and after. Two products and a sum round. */
+/* Rotates heads by sign * angle; b: error bounds of the values, before and after. Two products and
+ * a sum round. */
 static void turn(double *x, double *b, int heads, int D, const float *angles, double sign)
 {
     for (int h = 0; h < heads; h++)
         for (int i = 0; i < D / 2; i++) {
             const int p = h * D + i, q = p + D / 2;
-            const double c = angles[2 * i], s = sign * angles[2 * i + 1], xp = x[p], xq = x[q], bp = b[p], bq = b[q];
+            const double c = angles[2 * i], s = sign * angles[2 * i + 1], xp = x[p], xq = x[q],
+                         bp = b[p], bq = b[q];
             x[p] = xp * c - xq * s;
             x[q] = xp * s + xq * c;
             b[p] = fabs(c) * bp + fabs(s) * bq + 3 * U24 * (fabs(xp * c) + fabs(xq * s));
@@ -65,7 +77,8 @@ static void turn(double *x, double *b, int heads, int D, const float *angles, do
         }
 }
 
-/* rstd of u, whose elements have a relative error of v, and so has their root mean square; the sum of W squares has W u. */
+/* rstd of u, whose elements have a relative error of v, and so has their root mean square; the sum
+ * of W squares has W u. */
 static double rstd_of(const double *x, int W, double clip, double eps)
 {
     double square = 0;
@@ -80,19 +93,27 @@ static double rstd_error(double rstd, int W, double v)
 }
 
 /* q_norms, k_norms: numbers of equal parts of q and k, each with its norm. */
-typedef struct { Attention a; const float *angles; const double *qw, *kw; int q_norms, k_norms; double v; } Setting;
+typedef struct {
+    Attention a;
+    const float *angles;
+    const double *qw, *kw;
+    int q_norms, k_norms;
+    double v;
+} Setting;
 
 static Setting setting_of(const RopeCase *k, Attention a, const float *angles, Tensor qw, Tensor kw)
 {
     const bool by_head = k->norm == BY_HEAD;
-    return (Setting){ a, angles, values(qw), values(kw), by_head ? a.H : 1, by_head ? a.K : 1, passing_error(k) };
+    return (Setting){
+        a, angles, values(qw), values(kw), by_head ? a.H : 1, by_head ? a.K : 1, passing_error(k)
+    };
 }
 
-/* ---- forward ------------------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 /* In a part of q or k: y = u r w; errors of u and r, to second order, and two roundings. */
-static void norm_part(double *y, double *b, double *rstd, double *b_rstd, int W, const double *w, double eps,
-                      double v)
+static void norm_part(double *y, double *b, double *rstd, double *b_rstd, int W, const double *w,
+                      double eps, double v)
 {
     *rstd = rstd_of(y, W, 0, eps);
     *b_rstd = rstd_error(*rstd, W, v);
@@ -103,20 +124,25 @@ static void norm_part(double *y, double *b, double *rstd, double *b_rstd, int W,
     }
 }
 
-static void forward_reference(double *y, double *b, double *stats, double *bs, const double *x, int N, Setting s)
+static void forward_reference(double *y, double *b, double *stats, double *bs, const double *x,
+                              int N, Setting s)
 {
     const Attention a = s.a;
-    const int Q = a.H * a.D, K = a.K * a.D, width = Q + 2 * K, q_width = Q / s.q_norms, k_width = K / s.k_norms;
+    const int Q = a.H * a.D, K = a.K * a.D, width = Q + 2 * K, q_width = Q / s.q_norms,
+              k_width = K / s.k_norms;
     for (int n = 0; n < N; n++, x += width, y += width, b += width) {
         const float *angles = s.angles + (size_t)(n % a.T) * (size_t)a.D;
         for (int i = 0; i < width; i++) {
             y[i] = clamp(x[i], a.clip);
-            b[i] = s.v * fabs(y[i]);        /* the limit is a BF16 number: rounding does not carry x across it */
+            /* the limit is a BF16 number: rounding does not carry x across it */
+            b[i] = s.v * fabs(y[i]);
         }
         for (int i = 0; s.qw && i < s.q_norms; i++)
-            norm_part(y + i * q_width, b + i * q_width, stats++, bs++, q_width, s.qw, a.norm.eps, s.v);
+            norm_part(y + i * q_width, b + i * q_width, stats++, bs++, q_width, s.qw, a.norm.eps,
+                      s.v);
         for (int i = 0; s.kw && i < s.k_norms; i++)
-            norm_part(y + Q + i * k_width, b + Q + i * k_width, stats++, bs++, k_width, s.kw, a.norm.eps, s.v);
+            norm_part(y + Q + i * k_width, b + Q + i * k_width, stats++, bs++, k_width, s.kw,
+                      a.norm.eps, s.v);
         turn(y, b, a.H, a.D, angles, 1);
         turn(y + Q, b + Q, a.K, a.D, angles, 1);
     }
@@ -127,8 +153,10 @@ static void forward_case(const RopeCase *k, Tensor x, Tensor qw, Tensor kw, Sett
     const int N = x.rows;
     const size_t n = tensor_numel(x);
     Tensor y = make(H, N, x.cols), stats = make_filled(F, N, s.q_norms + s.k_norms, 0, 0, 0);
-    double *ref = doubles(n), *bound = doubles(n), *ref_stats = doubles(tensor_numel(stats)), *bs = doubles(tensor_numel(stats));
-    TWICE(rope_forward(y, x, k->norm ? stats.data : NULL, x, NO_PRODUCT, qw, kw, s.a, FROM_SAVED), y, stats);
+    double *ref = doubles(n), *bound = doubles(n), *ref_stats = doubles(tensor_numel(stats)),
+           *bs = doubles(tensor_numel(stats));
+    TWICE(rope_forward(y, x, k->norm ? stats.data : NULL, x, NO_PRODUCT, qw, kw, s.a, FROM_SAVED),
+          y, stats);
     forward_reference(ref, bound, ref_stats, bs, values(x), N, s);
     check_close(name("rope_forward", N, k), y, ref, bound);
     golden_check(label, y, bound);
@@ -138,12 +166,13 @@ static void forward_case(const RopeCase *k, Tensor x, Tensor qw, Tensor kw, Sett
     }
 }
 
-/* ---- backward ------------------------------------------------------------------------------------------------ */
+/* ---- backward -------------------------------------------------------------------------------- */
 
-/* In a part of q or k, from the gradient g of the norm's output with error b: d = r (g w - h mean(g w h)), dw += g h, one of
- * `terms`. h = u r has a relative error of e = v + 2 u, a mean of W terms W u; to second order. */
-static void norm_part_backward(double *g, double *b, double *dw, double *bw, const double *x, const double *w, int W,
-                               int terms, double clip, double r, double v)
+/* In a part of q or k, from the gradient g of the norm's output with error b: d = r (g w - h mean(g
+ * w h)), dw += g h, one of `terms`. h = u r has a relative error of e = v + 2 u, a mean of W terms
+ * W u; to second order. */
+static void norm_part_backward(double *g, double *b, double *dw, double *bw, const double *x,
+                               const double *w, int W, int terms, double clip, double r, double v)
 {
     const double e = v + 2 * U24;
     double mean = 0, b_mean = 0;
@@ -157,35 +186,41 @@ static void norm_part_backward(double *g, double *b, double *dw, double *bw, con
     for (int i = 0; i < W; i++) {
         const double h = clamp(x[i], clip) * r, gw = g[i] * w[i];
         g[i] = r * (gw - h * mean);
-        b[i] = r * (b[i] * fabs(w[i]) + fabs(h) * (b_mean * (1 + e) + fabs(mean) * e)
-                    + 5 * U24 * (fabs(gw) + fabs(h) * (fabs(mean) + b_mean)));
+        b[i] = r * (b[i] * fabs(w[i]) + fabs(h) * (b_mean * (1 + e) + fabs(mean) * e) +
+                    5 * U24 * (fabs(gw) + fabs(h) * (fabs(mean) + b_mean)));
     }
 }
 
-/* g: dy, replaced by dx; b: 0, replaced by its bound. An x above the limit that BF16 may round to it may count as not clamped. */
-static void backward_reference(double *g, double *b, double *dw, double *bw, const double *x, const float *stats,
-                               int N, Setting s)
+/* g: dy, replaced by dx; b: 0, replaced by its bound. An x above the limit that BF16 may round to
+ * it may count as not clamped. */
+static void backward_reference(double *g, double *b, double *dw, double *bw, const double *x,
+                               const float *stats, int N, Setting s)
 {
     const Attention a = s.a;
-    const int Q = a.H * a.D, K = a.K * a.D, width = Q + 2 * K, QW = Q / s.q_norms, KW = K / s.k_norms;
+    const int Q = a.H * a.D, K = a.K * a.D, width = Q + 2 * K, QW = Q / s.q_norms,
+              KW = K / s.k_norms;
     for (int n = 0; n < N; n++, x += width, g += width, b += width) {
         const float *angles = s.angles + (size_t)(n % a.T) * (size_t)a.D;
         turn(g, b, a.H, a.D, angles, -1);
         turn(g + Q, b + Q, a.K, a.D, angles, -1);
         for (int i = 0, at = 0; s.qw && i < s.q_norms; i++, at += QW)
-            norm_part_backward(g + at, b + at, dw, bw, x + at, s.qw, QW, N * s.q_norms, a.clip, *stats++, s.v);
+            norm_part_backward(g + at, b + at, dw, bw, x + at, s.qw, QW, N * s.q_norms, a.clip,
+                               *stats++, s.v);
         for (int i = 0, at = Q; s.kw && i < s.k_norms; i++, at += KW)
-            norm_part_backward(g + at, b + at, dw + QW, bw + QW, x + at, s.kw, KW, N * s.k_norms, a.clip, *stats++, s.v);
+            norm_part_backward(g + at, b + at, dw + QW, bw + QW, x + at, s.kw, KW, N * s.k_norms,
+                               a.clip, *stats++, s.v);
         for (int i = 0; i < width; i++) {
             const bool beyond = a.clip > 0 && fabs(x[i]) > a.clip;
             const bool rounds = beyond && fabs(x[i]) <= a.clip * (1 + s.v);
-            b[i] = beyond && !rounds ? 0 : b[i] + s.v * (fabs(g[i]) + b[i]) + (rounds ? fabs(g[i]) : 0);
+            b[i] = beyond && !rounds ? 0
+                                     : b[i] + s.v * (fabs(g[i]) + b[i]) + (rounds ? fabs(g[i]) : 0);
             g[i] = beyond ? 0 : g[i];
         }
     }
 }
 
-static void check_weights(const char *op, int N, const RopeCase *k, Tensor t, const double *ref, const double *bound)
+static void check_weights(const char *op, int N, const RopeCase *k, Tensor t, const double *ref,
+                          const double *bound)
 {
     check_close(name(op, N, k), t, ref, bound);
     golden_check(label, t, bound);
@@ -193,17 +228,21 @@ static void check_weights(const char *op, int N, const RopeCase *k, Tensor t, co
 
 static void backward_case(const RopeCase *k, Tensor x, Tensor qw, Tensor kw, Setting s)
 {
-    const int N = x.rows, QW = s.a.H * s.a.D / s.q_norms, KW = s.a.K * s.a.D / s.k_norms, norms = s.q_norms + s.k_norms;
+    const int N = x.rows, QW = s.a.H * s.a.D / s.q_norms, KW = s.a.K * s.a.D / s.k_norms,
+              norms = s.q_norms + s.k_norms;
     const size_t n = tensor_numel(x), widths = (size_t)(QW + KW);
-    Tensor dy = make_uneven(N, x.cols, 4, 1), dx = make_operand(E5, N, x.cols), stats = make_f32(N, norms);
+    Tensor dy = make_uneven(N, x.cols, 4, 1), dx = make_operand(E5, N, x.cols),
+           stats = make_f32(N, norms);
     Tensor dqw = k->norm ? make_filled(F, 1, QW, 5, -1, 1) : NONE;
     Tensor dkw = k->norm ? make_filled(F, 1, KW, 6, -1, 1) : NONE;
     double *ref = values(dy), *bound = doubles(n), *dw = doubles(widths), *bw = doubles(widths);
     const double *X = values(x), *old_q = values(dqw), *old_k = values(dkw);
     float *given = keep(tensor_numel(stats) * sizeof *given);
     for (int i = 0; i < N * norms; i++) {
-        const int part = i % norms, of_k = part - s.q_norms, at = of_k < 0 ? part * QW : s.q_norms * QW + of_k * KW;
-        given[i] = (float)rstd_of(X + i / norms * x.cols + at, of_k < 0 ? QW : KW, k->clip, s.a.norm.eps);
+        const int part = i % norms, of_k = part - s.q_norms,
+                  at = of_k < 0 ? part * QW : s.q_norms * QW + of_k * KW;
+        given[i] =
+            (float)rstd_of(X + i / norms * x.cols + at, of_k < 0 ? QW : KW, k->clip, s.a.norm.eps);
     }
     put(stats, given);
     for (int i = 0; k->norm && i < QW + KW; i++) {
@@ -214,8 +253,10 @@ static void backward_case(const RopeCase *k, Tensor x, Tensor qw, Tensor kw, Set
     const void *gradient = tensor_snapshot(dy);
     rope_backward(dx_rows, NONE, NONE, dy, x, k->norm ? stats.data : NULL, qw, kw, s.a);
     tensor_restore(dy, gradient);
-    TWICE(rope_backward(dx, dqw, dkw, dy, x, k->norm ? stats.data : NULL, qw, kw, s.a), dx, dqw, dkw, dy);
-    check_same_bytes("rope_backward without data_t", tensor_snapshot(dx_rows), tensor_snapshot(dx), tensor_numel(dx));
+    TWICE(rope_backward(dx, dqw, dkw, dy, x, k->norm ? stats.data : NULL, qw, kw, s.a), dx, dqw,
+          dkw, dy);
+    check_same_bytes("rope_backward without data_t", tensor_snapshot(dx_rows), tensor_snapshot(dx),
+                     tensor_numel(dx));
     assert_true(operand_scale(dx_rows) == operand_scale(dx));
     backward_reference(ref, bound, dw, bw, X, given, N, s);
     check_operand(name("rope_backward", N, k), dx, ref, bound);
@@ -225,8 +266,10 @@ static void backward_case(const RopeCase *k, Tensor x, Tensor qw, Tensor kw, Set
         check_weights("rope_dqnorm", N, k, dqw, dw, bw);
         check_weights("rope_dknorm", N, k, dkw, dw + QW, bw + QW);
     }
-    EMPTY_IS_ZEROS(dqw, (tensor_restore(dy, gradient), rope_backward(dx, dqw, dkw, dy, x, stats.data, qw, kw, s.a)));
-    EMPTY_IS_ZEROS(dkw, (tensor_restore(dy, gradient), rope_backward(dx, dqw, dkw, dy, x, stats.data, qw, kw, s.a)));
+    EMPTY_IS_ZEROS(dqw, (tensor_restore(dy, gradient),
+                         rope_backward(dx, dqw, dkw, dy, x, stats.data, qw, kw, s.a)));
+    EMPTY_IS_ZEROS(dkw, (tensor_restore(dy, gradient),
+                         rope_backward(dx, dqw, dkw, dy, x, stats.data, qw, kw, s.a)));
 }
 
 static float *make_angles(int T, int D)
@@ -245,11 +288,19 @@ static void rope_case(int N, const RopeCase *k)
 {
     const int Q = k->heads * k->width, K = k->kv_heads * k->width, T = N / 2;
     Tensor x = make(E16, N, Q + 2 * K), table = make_f32(T, k->width);
-    Tensor qw = k->norm ? make_filled(H, 1, k->norm == BY_HEAD ? k->width : Q, 2, 0.5f, 1.5f) : NONE;
-    Tensor kw = k->norm ? make_filled(H, 1, k->norm == BY_HEAD ? k->width : K, 3, 0.5f, 1.5f) : NONE;
+    Tensor qw =
+        k->norm ? make_filled(H, 1, k->norm == BY_HEAD ? k->width : Q, 2, 0.5f, 1.5f) : NONE;
+    Tensor kw =
+        k->norm ? make_filled(H, 1, k->norm == BY_HEAD ? k->width : K, 3, 0.5f, 1.5f) : NONE;
     const float *angles = make_angles(T, k->width);
-    const Attention a = { .B = 2, .T = T, .H = k->heads, .K = k->kv_heads, .D = k->width, .clip = k->clip,
-                          .norm = { RMS_NORM, 1e-5f }, .rope = table.data };
+    const Attention a = { .B = 2,
+                          .T = T,
+                          .H = k->heads,
+                          .K = k->kv_heads,
+                          .D = k->width,
+                          .clip = k->clip,
+                          .norm = { RMS_NORM, 1e-5f },
+                          .rope = table.data };
     const Setting s = setting_of(k, a, angles, qw, kw);
     put(table, angles);
     quantize(x, make_uneven(N, Q + 2 * K, 1, 2));

@@ -1,6 +1,6 @@
-/* Sharding on any number of ranks: gathered weights are those scattered, bit for bit, and follow the trained master weights; sums
- * over ranks are correct; every strategy trains like no sharding; two runs, and queues that overlap or not, give the same bits. On
- * 1, 2 and 4 ranks. */
+/* Sharding on any number of ranks: gathered weights are those scattered, bit for bit, and follow
+ * the trained master weights; sums over ranks are correct; every strategy trains like no sharding;
+ * two runs, and queues that overlap or not, give the same bits. On 1, 2 and 4 ranks. */
 #include <math.h>
 
 #include "tests/kit.h"
@@ -9,45 +9,73 @@
 #include "model/update.h"
 #include "tests/mapping_unit.h"
 
-enum { BATCH = 8, MICRO = 1, STEPS = 3, LAYERS = 3, MAX_UNITS = LAYERS + 3 };     /* LAYERS: both shared buffers are used twice */
+/* LAYERS: both shared buffers are used twice */
+enum { BATCH = 8, MICRO = 1, STEPS = 3, LAYERS = 3, MAX_UNITS = LAYERS + 3 };
 
-static const struct { const char *name; int groups; Gathering gathering; GradSum sum; } strategies[] = {
-    { "no_shard", 0, GATHER_OFTEN, SUM_OFTEN },               { "full_shard", 1, GATHER_OFTEN, SUM_OFTEN },
-    { "full_shard, one sum", 1, GATHER_OFTEN, SUM_ONCE },     { "shard_grad_op", 1, GATHER_ONCE, SUM_OFTEN },
-    { "hybrid_shard", 2, GATHER_OFTEN, SUM_OFTEN },           { "hybrid_shard_zero2", 2, GATHER_ONCE, SUM_ONCE_IF_FITS },
+static const struct {
+    const char *name;
+    int groups;
+    Gathering gathering;
+    GradSum sum;
+} strategies[] = {
+    { "no_shard", 0, GATHER_OFTEN, SUM_OFTEN },
+    { "full_shard", 1, GATHER_OFTEN, SUM_OFTEN },
+    { "full_shard, one sum", 1, GATHER_OFTEN, SUM_ONCE },
+    { "shard_grad_op", 1, GATHER_ONCE, SUM_OFTEN },
+    { "hybrid_shard", 2, GATHER_OFTEN, SUM_OFTEN },
+    { "hybrid_shard_zero2", 2, GATHER_ONCE, SUM_ONCE_IF_FITS },
 };
 enum { NUM_STRATEGIES = sizeof strategies / sizeof strategies[0] };
 
-/* drift: see check_curve; modules: with adapters on these, on a base in this format; bf16_head: instead of the recipe's; mapped:
- * with a unit of an added kind */
+/* drift: see check_curve; modules: with adapters on these, on a base in this format; bf16_head:
+ * instead of the recipe's; mapped: with a unit of an added kind */
 enum { SOME_MODULES = 1 << LORA_Q | 1 << LORA_V | 1 << LORA_UP | 1 << LORA_DOWN };
-static const struct { const char *name; SmallModel model; double drift; unsigned modules; BaseFormat base; bool bf16_head, mapped; }
-    recipe_cases[] = {
-    { "f32", LLAMA, 64 * U24, .mapped = true }, { "bf16", OLMO2, 0x1p-9 }, { "fp8", LLAMA_GQA, 0x1p-6 }, { "coat", OLMO, 0x1p-6 },
-    { "coat-lean", LLAMA_GQA, 0x1p-6, .bf16_head = true }, { "bf16", QWEN3, 0x1p-9 }, { "coat", OLMO3, 0x1p-6, .bf16_head = true },
-    { "bf16", OLMO, 0x1p-9, SOME_MODULES, BASE_AS_FROZEN },     { "fp8", OLMO2, 0x1p-6, ALL_MODULES, BASE_AS_FROZEN },
-    { "bf16", QWEN3, 0x1p-9, SOME_MODULES, BASE_E4M3 },         { "coat-lean", LLAMA, 0x1p-6, ALL_MODULES, BASE_E4M3,
-                                                                  .mapped = true },
-    { "coat", QWEN2, 0x1p-6, .bf16_head = true },               { "bf16", QWEN2, 0x1p-9, SOME_MODULES, BASE_NF4 },
-    { "f32", LLAMA_GQA, 64 * U24, ALL_MODULES, BASE_NF4 },      { "coat", OLMO3, 0x1p-6, SOME_MODULES, BASE_NF4 },
+static const struct {
+    const char *name;
+    SmallModel model;
+    double drift;
+    unsigned modules;
+    BaseFormat base;
+    bool bf16_head, mapped;
+} recipe_cases[] = {
+    { "f32", LLAMA, 64 * U24, .mapped = true },
+    { "bf16", OLMO2, 0x1p-9 },
+    { "fp8", LLAMA_GQA, 0x1p-6 },
+    { "coat", OLMO, 0x1p-6 },
+    { "coat-lean", LLAMA_GQA, 0x1p-6, .bf16_head = true },
+    { "bf16", QWEN3, 0x1p-9 },
+    { "coat", OLMO3, 0x1p-6, .bf16_head = true },
+    { "bf16", OLMO, 0x1p-9, SOME_MODULES, BASE_AS_FROZEN },
+    { "fp8", OLMO2, 0x1p-6, ALL_MODULES, BASE_AS_FROZEN },
+    { "bf16", QWEN3, 0x1p-9, SOME_MODULES, BASE_E4M3 },
+    { "coat-lean", LLAMA, 0x1p-6, ALL_MODULES, BASE_E4M3, .mapped = true },
+    { "coat", QWEN2, 0x1p-6, .bf16_head = true },
+    { "bf16", QWEN2, 0x1p-9, SOME_MODULES, BASE_NF4 },
+    { "f32", LLAMA_GQA, 64 * U24, ALL_MODULES, BASE_NF4 },
+    { "coat", OLMO3, 0x1p-6, SOME_MODULES, BASE_NF4 },
 };
 enum { NUM_RECIPES = sizeof recipe_cases / sizeof recipe_cases[0] };
 
-typedef struct { double loss[STEPS], norm[STEPS]; } Curve;
+typedef struct {
+    double loss[STEPS], norm[STEPS];
+} Curve;
 
-/* Results without sharding, per recipe: all weights in their compute format, the first step's gradients, losses. */
+/* Results without sharding, per recipe: all weights in their compute format, the first step's
+ * gradients, losses. */
 static struct {
-    void   *codes[MAX_UNITS][NUM_PARAMS], *codes_t[MAX_UNITS][NUM_PARAMS];
+    void *codes[MAX_UNITS][NUM_PARAMS], *codes_t[MAX_UNITS][NUM_PARAMS];
     double *grad[MAX_UNITS];
-    size_t  numel[MAX_UNITS];           /* of these */
-    Curve   curve;
+    size_t numel[MAX_UNITS]; /* of these */
+    Curve curve;
 } reference[NUM_RECIPES];
 
 static ModelConfig small(int recipe)
 {
     ModelConfig m = with_sizes(architecture(recipe_cases[recipe].model), 64, 16, 80, LAYERS);
     m.architecture = recipe_cases[recipe].mapped ? &mapped : NULL;
-    return recipe_cases[recipe].modules ? with_adapters(m, 6, recipe_cases[recipe].modules, recipe_cases[recipe].base) : m;
+    return recipe_cases[recipe].modules
+               ? with_adapters(m, 6, recipe_cases[recipe].modules, recipe_cases[recipe].base)
+               : m;
 }
 
 static void open_run(Run *r, int recipe, Strategy strategy)
@@ -63,7 +91,7 @@ static void open_run(Run *r, int recipe, Strategy strategy)
     place_run(r);
 }
 
-/* ---- steps ------------------------------------------------------------------------------------------------ */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 /* Returns the loss of the batch per token. */
 static double step_loss(Run *r, int step)
@@ -85,7 +113,7 @@ static Curve train(Run *r)
     return c;
 }
 
-/* ---- what is gathered --------------------------------------------------------------------------------------- */
+/* ---- what is gathered ------------------------------------------------------------------------ */
 
 /* Codes or transposed codes, and the scale, in memory that the caller frees. */
 static void *fetch(Tensor t, bool transposed, size_t *bytes)
@@ -113,14 +141,16 @@ static Tensor whole_master(const ParamStore *store, int u, const Param *p)
         device_get(whole + first * size, shard_weights(s, p, first, n).data, n * size);
     for (size_t i = 0; i < bytes; i++)
         sum[i] = whole[i];
-    comm_sum_over(sum, (int)bytes, RANKS_SHARD);        /* of bytes, 0 on all ranks except one: exact, also for -0 */
+    /* of bytes, 0 on all ranks except one: exact, also for -0 */
+    comm_sum_over(sum, (int)bytes, RANKS_SHARD);
     for (size_t i = 0; i < bytes; i++)
         whole[i] = (unsigned char)sum[i];
     device_put(t.data, whole, bytes);
     return t;
 }
 
-/* The expected result of fetch for `like`: its master weights, quantized as a whole in other memory. */
+/* The expected result of fetch for `like`: its master weights, quantized as a whole in other
+ * memory. */
 static void *fetch_quantized(Tensor like, Tensor master, bool transposed, size_t *bytes)
 {
     Tensor t = make(like.format, like.rows, like.cols);
@@ -129,22 +159,24 @@ static void *fetch_quantized(Tensor like, Tensor master, bool transposed, size_t
     return fetch(t, transposed, bytes);
 }
 
-/* Checks one unit's tensors: if `updated`, trained ones against the master weights; others against the reference of the first run.
- * So training does not change frozen tensors. */
-static void check_unit(const ParamStore *store, int u, const UnitTensors *w, bool backward, bool updated, int recipe,
-                       const char *name)
+/* Checks one unit's tensors: if `updated`, trained ones against the master weights; others against
+ * the reference of the first run. So training does not change frozen tensors. */
+static void check_unit(const ParamStore *store, int u, const UnitTensors *w, bool backward,
+                       bool updated, int recipe, const char *name)
 {
     for (int k = 0; k < store->shape[u].num_params; k++) {
         const Param *p = &store->shape[u].param[k];
         const Tensor t = w->tensor[p->id];
         const bool transposed = backward && t.data_t, trained = updated && p->region == TRAINED;
-        void **first = transposed ? &reference[recipe].codes_t[u][k] : &reference[recipe].codes[u][k];
+        void **first =
+            transposed ? &reference[recipe].codes_t[u][k] : &reference[recipe].codes[u][k];
         size_t bytes;
         void *found = fetch(t, transposed, &bytes);
-        void *expected = trained ? fetch_quantized(t, whole_master(store, u, p), transposed, &bytes) : *first;
+        void *expected =
+            trained ? fetch_quantized(t, whole_master(store, u, p), transposed, &bytes) : *first;
         char text[128];
-        snprintf(text, sizeof text, "%s, %s: %s%s of unit %d%s", recipe_cases[recipe].name, name, p->name,
-                 transposed ? ", transposed," : "", u, trained ? ", trained" : "");
+        snprintf(text, sizeof text, "%s, %s: %s%s of unit %d%s", recipe_cases[recipe].name, name,
+                 p->name, transposed ? ", transposed," : "", u, trained ? ", trained" : "");
         if (!expected) {
             *first = found;
             continue;
@@ -170,7 +202,7 @@ static void gather_all(Run *r, bool updated, int recipe, const char *name)
     }
 }
 
-/* ---- the reference ------------------------------------------------------------------------------------------ */
+/* ---- the reference --------------------------------------------------------------------------- */
 
 static void keep_gradients(const Run *r, int recipe)
 {
@@ -200,10 +232,11 @@ static void test_unsharded(void **state)
     }
 }
 
-/* ---- sharded ------------------------------------------------------------------------------------------------ */
+/* ---- sharded --------------------------------------------------------------------------------- */
 
-/* This rank's slice of the summed gradients. BATCH gradients are added in another order than in the reference: each addition has a
- * roundoff of the sum so far, bounded by the largest gradient of the unit. */
+/* This rank's slice of the summed gradients. BATCH gradients are added in another order than in the
+ * reference: each addition has a roundoff of the sum so far, bounded by the largest gradient of the
+ * unit. */
 static void check_gradients(const Run *r, int recipe, const char *name)
 {
     for (int u = 0; u < r->store.num_units; u++) {
@@ -216,32 +249,39 @@ static void check_gradients(const Run *r, int recipe, const char *name)
         for (size_t i = 0; i < numel; i++)
             size = fmax(size, fabs(whole[i]));
         for (size_t i = 0; i < s->slice[TRAINED].count; i++) {
-            const double expected = s->slice[TRAINED].first + i < numel ? whole[s->slice[TRAINED].first + i] : 0;
+            const double expected =
+                s->slice[TRAINED].first + i < numel ? whole[s->slice[TRAINED].first + i] : 0;
             if (!(fabs(found[i] - expected) <= 4 * BATCH * unit_roundoff(s->grad.format) * size))
-                fail_msg("%s, %s: unit %d, element %zu: %g, expected %g (largest %g)", recipe_cases[recipe].name, name, u,
-                         s->slice[TRAINED].first + i, found[i], expected, size);
+                fail_msg("%s, %s: unit %d, element %zu: %g, expected %g (largest %g)",
+                         recipe_cases[recipe].name, name, u, s->slice[TRAINED].first + i, found[i],
+                         expected, size);
         }
         release();
     }
 }
 
-/* In step 0 the weights and the loss of each sequence are the reference's, bit for bit: only BATCH additions in F32 have another
- * order. Then sums of gradients have an error of e = 2 BATCH roundoffs, and AdamW's step, to first order, changes the loss by e
- * times its usual change: in F32 less than e of the loss in each of two steps; in BF16, where e is 1/16 and a step changes the loss
- * by 3 %, 2^-9. In FP8 a small change of a weight may change its code, by a sixteenth, so there is no such bound: 2^-6, twice the
- * observed difference, detects only diverging training. The norm has the error of the sums and, as these steps change it up to four
- * times as much as the loss, four times the error of the loss. Errors of the unsharded run are not detected here: gather_all checks
- * the trained weights themselves. */
+/* In step 0 the weights and the loss of each sequence are the reference's, bit for bit: only BATCH
+ * additions in F32 have another order. Then sums of gradients have an error of e = 2 BATCH
+ * roundoffs, and AdamW's step, to first order, changes the loss by e times its usual change: in F32
+ * less than e of the loss in each of two steps; in BF16, where e is 1/16 and a step changes the
+ * loss by 3 %, 2^-9. In FP8 a small change of a weight may change its code, by a sixteenth, so
+ * there is no such bound: 2^-6, twice the observed difference, detects only diverging training. The
+ * norm has the error of the sums and, as these steps change it up to four times as much as the
+ * loss, four times the error of the loss. Errors of the unsharded run are not detected here:
+ * gather_all checks the trained weights themselves. */
 static void check_curve(const Curve *c, int recipe, Format grads, const char *name)
 {
     const double sums = 2 * BATCH * unit_roundoff(grads), drift = recipe_cases[recipe].drift;
     for (int s = 0; s < STEPS; s++) {
         const double norm = reference[recipe].curve.norm[s];
         if (!(fabs(c->norm[s] - norm) <= (sums + (s > 0) * 4 * drift) * norm))
-            fail_msg("%s, %s: norm %.9g in step %d, %.9g unsharded", recipe_cases[recipe].name, name, c->norm[s], s, norm);
-        const double expected = reference[recipe].curve.loss[s], bound = s == 0 ? 2 * BATCH * U24 : drift;
+            fail_msg("%s, %s: norm %.9g in step %d, %.9g unsharded", recipe_cases[recipe].name,
+                     name, c->norm[s], s, norm);
+        const double expected = reference[recipe].curve.loss[s],
+                     bound = s == 0 ? 2 * BATCH * U24 : drift;
         if (!(fabs(c->loss[s] - expected) <= bound * expected))
-            fail_msg("%s, %s: loss %.9g in step %d, %.9g unsharded", recipe_cases[recipe].name, name, c->loss[s], s, expected);
+            fail_msg("%s, %s: loss %.9g in step %d, %.9g unsharded", recipe_cases[recipe].name,
+                     name, c->loss[s], s, expected);
     }
 }
 
@@ -278,7 +318,8 @@ static void strategy_case(int recipe, Strategy strategy, const char *name, bool 
     check_same_bytes("on rank 0", &c, &again, sizeof c);
 }
 
-/* With adapters each recipe has half of the strategies: for each format of the base, its two recipes cover all. */
+/* With adapters each recipe has half of the strategies: for each format of the base, its two
+ * recipes cover all. */
 static bool is_chosen(int recipe, int strategy)
 {
     return recipe_cases[recipe].modules == 0 || comm_size() == 1 || recipe % 2 == strategy % 2;
@@ -289,8 +330,10 @@ static void test_strategies(void **state)
     (void)state;
     for (int s = 0; s < NUM_STRATEGIES; s++) {
         const int groups = strategies[s].groups ? strategies[s].groups : comm_size();
-        const Strategy strategy = { comm_size() / groups, strategies[s].gathering, strategies[s].sum };
-        const bool new = comm_size() > 1 || s == 0;     /* on one rank all strategies are the same */
+        const Strategy strategy = { comm_size() / groups, strategies[s].gathering,
+                                    strategies[s].sum };
+        /* on one rank all strategies are the same */
+        const bool new = comm_size() > 1 || s == 0;
         for (int i = 0; i < NUM_RECIPES && new && comm_size() % groups == 0; i++)
             if (is_chosen(i, s))
                 strategy_case(i, strategy, strategies[s].name, (i / 2 + s) % 2 == 0);
@@ -299,7 +342,8 @@ static void test_strategies(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_unsharded), cmocka_unit_test(test_strategies) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_unsharded),
+                                        cmocka_unit_test(test_strategies) };
     start_ranks(&argc, &argv);
     architecture_add(&mapped);
     unit_kind_add(&mapping_kind);

@@ -1,16 +1,18 @@
-/* GPTQ of a layer against its published form in double precision, which inverts H; H = 1, and H without a factor. */
+/* GPTQ of a layer against its published form in double precision, which inverts H; H = 1, and H
+ * without a factor. */
 #include "kernels/gptq.h"
 #include "model/checkpoint/weight_codes.h"
 #include "tests/kit.h"
 
-/* A layer and its inputs. In double precision h includes damping, with rows and columns in the chosen order. */
+/* A layer and its inputs. In double precision h includes damping, with rows and columns in the
+ * chosen order. */
 typedef struct {
-    int     O, I, group;
-    float  *w, *scale;
-    Tensor  device_w, device_h, values;
-    float  *device_scale;
+    int O, I, group;
+    float *w, *scale;
+    Tensor device_w, device_h, values;
+    float *device_scale;
     int8_t *device_codes, *codes;
-    int    *order;
+    int *order;
     double *h;
 } Layer;
 
@@ -23,7 +25,8 @@ static size_t column(const Layer *a, int j)
 
 static double scale_of(const Layer *a, int row, int j)
 {
-    return (double)a->scale[(size_t)row * (size_t)(a->I / a->group) + column(a, j) / (size_t)a->group];
+    return (double)
+        a->scale[(size_t)row * (size_t)(a->I / a->group) + column(a, j) / (size_t)a->group];
 }
 
 static double weight_of(const Layer *a, int row, int j)
@@ -41,7 +44,8 @@ static void make_weights(Layer *a, int O, int I, int group)
     *a = (Layer){ .O = O, .I = I, .group = group };
     const size_t n = (size_t)O * (size_t)I, groups = n / (size_t)group;
     a->w = keep(n * sizeof(float)), a->scale = keep(groups * sizeof(float));
-    a->codes = keep(n), a->order = keep((size_t)I * sizeof(int)), a->h = keep((size_t)I * (size_t)I * sizeof(double));
+    a->codes = keep(n), a->order = keep((size_t)I * sizeof(int)),
+    a->h = keep((size_t)I * (size_t)I * sizeof(double));
     for (size_t i = 0; i < n; i++)
         a->w[i] = uniform(11, i, -1, 1) * uniform(12, i, 0, 1);
     codes_int4_scales(a->scale, a->w, (size_t)O, (size_t)I, (size_t)group);
@@ -51,15 +55,17 @@ static void make_weights(Layer *a, int O, int I, int group)
     device_put(a->device_scale, a->scale, groups * sizeof(float));
 }
 
-/* Sums as in a trainer, of correlated inputs in BF16 of different sizes; inputs from `count` on are 0. */
+/* Sums as in a trainer, of correlated inputs in BF16 of different sizes; inputs from `count` on are
+ * 0. */
 static void make_inputs(Layer *a, int count)
 {
     const int n = 4 * a->I;
     float *x = keep((size_t)n * (size_t)a->I * sizeof(float));
     for (int row = 0; row < n; row++)
         for (int i = 0; i < count; i++)
-            x[row * a->I + i] = (uniform(21, (size_t)(row * a->I + i), -1, 1) + 0.2f * uniform(22, (size_t)row, -1, 1))
-                                * uniform(23, (size_t)i, 0.5f, 1);
+            x[row * a->I + i] = (uniform(21, (size_t)(row * a->I + i), -1, 1) +
+                                 0.2f * uniform(22, (size_t)row, -1, 1)) *
+                                uniform(23, (size_t)i, 0.5f, 1);
     Tensor inputs = make(bf16, n, a->I);
     put(inputs, x);
     a->device_h.empty = true;
@@ -70,7 +76,8 @@ static void make_inputs(Layer *a, int count)
 static GptqResult run(Layer *a, double damping, bool ordered)
 {
     const size_t n = (size_t)a->O * (size_t)a->I;
-    const GptqResult r = gptq(a->device_codes, a->values, a->device_w, a->device_scale, a->group, a->device_h, damping, ordered);
+    const GptqResult r = gptq(a->device_codes, a->values, a->device_w, a->device_scale, a->group,
+                              a->device_h, damping, ordered);
     device_get(a->codes, a->device_codes, n);
     const double *h = values(a->device_h);
     double mean = 0;
@@ -78,26 +85,29 @@ static GptqResult run(Layer *a, double damping, bool ordered)
         mean += h[i * a->I + i] / a->I;
         a->order[i] = i;
     }
-    for (int i = 1; i < a->I && ordered; i++)               /* equal ones keep their order */
-        for (int j = i; j > 0 && h[a->order[j] * (a->I + 1)] > h[a->order[j - 1] * (a->I + 1)]; j--) {
+    for (int i = 1; i < a->I && ordered; i++) /* equal ones keep their order */
+        for (int j = i; j > 0 && h[a->order[j] * (a->I + 1)] > h[a->order[j - 1] * (a->I + 1)];
+             j--) {
             const int other = a->order[j];
             a->order[j] = a->order[j - 1], a->order[j - 1] = other;
         }
     for (int i = 0; i < a->I; i++)
         for (int j = 0; j < a->I; j++)
-            a->h[i * a->I + j] = h[a->order[i] * a->I + a->order[j]] + (i == j ? r.damping * mean : 0);
+            a->h[i * a->I + j] =
+                h[a->order[i] * a->I + a->order[j]] + (i == j ? r.damping * mean : 0);
     const double *found = values(a->values);
     for (int row = 0; row < a->O; row++)
         for (int j = 0; j < a->I; j++) {
             const double value = code_of(a, row, j) * scale_of(a, row, j);
             assert_true(code_of(a, row, j) >= -8 && code_of(a, row, j) <= 7);
-            if (!(fabs(found[(size_t)row * (size_t)a->I + column(a, j)] - value) <= 0x1p-8 * fabs(value)))
+            if (!(fabs(found[(size_t)row * (size_t)a->I + column(a, j)] - value) <=
+                  0x1p-8 * fabs(value)))
                 fail_msg("a value that is not scale * code");
         }
     return r;
 }
 
-/* ---- the published form ---------------------------------------------------------------------------------------- */
+/* ---- the published form ---------------------------------------------------------------------- */
 
 /* Lower triangular l with a = l l^T. */
 static void cholesky(double *l, const double *a, int n)
@@ -145,13 +155,14 @@ static double norm_of(const double *a, int n)
     return most;
 }
 
-/* [Frantar et al. 2022, algorithm 1] with B = 1. A row may differ only from a weight on that is, within rounding errors of F32, at
- * the midpoint of two codes: errors of a factor and of sums of I terms, amplified by the condition of H. Returns the number of such
- * rows. */
+/* [Frantar et al. 2022, algorithm 1] with B = 1. A row may differ only from a weight on that is,
+ * within rounding errors of F32, at the midpoint of two codes: errors of a factor and of sums of I
+ * terms, amplified by the condition of H. Returns the number of such rows. */
 static int count_parted(const Layer *a)
 {
     const int I = a->I;
-    double *inverse = keep((size_t)I * (size_t)I * sizeof *inverse), *l = keep((size_t)I * (size_t)I * sizeof *l);
+    double *inverse = keep((size_t)I * (size_t)I * sizeof *inverse),
+           *l = keep((size_t)I * (size_t)I * sizeof *l);
     double *w = keep((size_t)I * sizeof *w);
     invert(inverse, a->h, I);
     cholesky(l, inverse, I);
@@ -162,11 +173,13 @@ static int count_parted(const Layer *a)
         for (int j = 0; j < I; j++)
             w[j] = weight_of(a, row, j);
         for (int j = 0; j < I; j++) {
-            const double s = scale_of(a, row, j), t = w[j] / s, code = fmax(-8, fmin(7, nearbyint(t)));
+            const double s = scale_of(a, row, j), t = w[j] / s,
+                         code = fmax(-8, fmin(7, nearbyint(t)));
             if (code != code_of(a, row, j)) {
-                if (fabs(code - code_of(a, row, j)) != 1 || !(0.5 - fabs(t - nearbyint(t)) <= bound))
-                    fail_msg("row %d, column %d: code %d, expected that of %.9g; %.3g is explained", row, j, code_of(a, row, j), t,
-                             bound);
+                if (fabs(code - code_of(a, row, j)) != 1 ||
+                    !(0.5 - fabs(t - nearbyint(t)) <= bound))
+                    fail_msg("row %d, column %d: code %d, expected that of %.9g; %.3g is explained",
+                             row, j, code_of(a, row, j), t, bound);
                 parted++;
                 break;
             }
@@ -183,7 +196,8 @@ static double output_error(const Layer *a, bool to_nearest)
     double *e = keep((size_t)a->I * sizeof *e), total = 0;
     for (int row = 0; row < a->O; row++) {
         for (int j = 0; j < a->I; j++) {
-            const double s = scale_of(a, row, j), nearest = fmax(-8, fmin(7, nearbyint(weight_of(a, row, j) / s)));
+            const double s = scale_of(a, row, j),
+                         nearest = fmax(-8, fmin(7, nearbyint(weight_of(a, row, j) / s)));
             e[j] = weight_of(a, row, j) - s * (to_nearest ? nearest : code_of(a, row, j));
         }
         for (int i = 0; i < a->I; i++)
@@ -201,15 +215,19 @@ static void check_nearest(const Layer *a)
     assert_memory_equal(a->codes, nearest, (size_t)a->O * (size_t)a->I);
 }
 
-/* ---- tests ------------------------------------------------------------------------------------------------------ */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 /* NOTE: |e C|^2 is computed from F32 sums of I terms: its error is some I units of roundoff. */
 static void test_published(void **state)
 {
     (void)state;
-    static const struct { int O, I, group; bool ordered; double damping; } cases[] = {
-        { 40, 32, 32, false, 0.01 }, { 40, 128, 128, false, 0.01 }, { 40, 128, 32, true, 0.01 }, { 33, 160, 32, true, 0.01 },
-        { 70, 320, 64, false, 0.001 }, { 70, 320, 64, true, 0.1 },
+    static const struct {
+        int O, I, group;
+        bool ordered;
+        double damping;
+    } cases[] = {
+        { 40, 32, 32, false, 0.01 }, { 40, 128, 128, false, 0.01 }, { 40, 128, 32, true, 0.01 },
+        { 33, 160, 32, true, 0.01 }, { 70, 320, 64, false, 0.001 }, { 70, 320, 64, true, 0.1 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Layer a;
@@ -248,14 +266,17 @@ static void test_identity(void **state)
     }
 }
 
-/* H that no damping makes positive definite, and H that needs ten times the damping. With 1 on the diagonal and b elsewhere the
- * least eigenvalue is 1 - (I - 1) |b| for b < 0. */
+/* H that no damping makes positive definite, and H that needs ten times the damping. With 1 on the
+ * diagonal and b elsewhere the least eigenvalue is 1 - (I - 1) |b| for b < 0. */
 static void test_no_factor(void **state)
 {
     (void)state;
-    static const struct { double diagonal, off_diagonal, damping; } cases[] = {
-        { 0, 0, 0 }, { NAN, 0, 0 }, { 1, INFINITY, 0 }, { 1, NAN, 0 }, { -1, 0, 0 }, { 1, -12.0 / 159, 0 },
-        { 1, -1.05 / 159, 0.1 }, { 1, -1.5 / 159, 1 }, { 1, -3.0 / 159, 10 },
+    static const struct {
+        double diagonal, off_diagonal, damping;
+    } cases[] = {
+        { 0, 0, 0 },           { NAN, 0, 0 },         { 1, INFINITY, 0 },      { 1, NAN, 0 },
+        { -1, 0, 0 },          { 1, -12.0 / 159, 0 }, { 1, -1.05 / 159, 0.1 }, { 1, -1.5 / 159, 1 },
+        { 1, -3.0 / 159, 10 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Layer a;
@@ -263,7 +284,8 @@ static void test_no_factor(void **state)
         put_h(&a, cases[i].diagonal, cases[i].off_diagonal);
         const GptqResult r = run(&a, 0.01, true);
         assert_true(fabs(r.damping - cases[i].damping) <= 1e-6);
-        assert_true(isnan(r.error) == (cases[i].damping == 0) && isnan(r.rounded) == (cases[i].damping == 0));
+        assert_true(isnan(r.error) == (cases[i].damping == 0) &&
+                    isnan(r.rounded) == (cases[i].damping == 0));
         if (cases[i].damping == 0)
             check_nearest(&a);
         release();
@@ -290,7 +312,9 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_published), cmocka_unit_test(test_identity), cmocka_unit_test(test_no_factor),
+        cmocka_unit_test(test_published),
+        cmocka_unit_test(test_identity),
+        cmocka_unit_test(test_no_factor),
         cmocka_unit_test(test_dead),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,9 +1,12 @@
-/* Gradients of the whole model in f32 against finite differences: every parameter tensor of every architecture, and adapters.
+/* Gradients of the whole model in f32 against finite differences: every parameter tensor of every
+ * architecture, and adapters.
  *
- * With L(w) the summed loss and r a direction of length 1, D(h) = (L(w + h r) - L(w - h r)) / 2h has an error of c h^2 + e/h, or c
- * h where clamped values cross their limit. So the last two steps of a sequence of halved h bound the first term: max(|D(h) -
- * D(2h)|, |D(2h) - D(4h)| / 2). e is rounding: every token's loss l has an error of about K u |l| with u = 2^-24; these are
- * independent, and K = 32 is the root of the ~1000 roundings. The h with the smallest bound is used. */
+ * With L(w) the summed loss and r a direction of length 1, D(h) = (L(w + h r) - L(w - h r)) / 2h
+ * has an error of c h^2 + e/h, or c h where clamped values cross their limit. So the last two steps
+ * of a sequence of halved h bound the first term: max(|D(h) - D(2h)|, |D(2h) - D(4h)| / 2). e is
+ * rounding: every token's loss l has an error of about K u |l| with u = 2^-24; these are
+ * independent, and K = 32 is the root of the ~1000 roundings. The h with the smallest bound is
+ * used. */
 #include <math.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,9 +25,9 @@ static const float Z_WEIGHT = 0.01f;
 
 typedef struct {
     Config config;
-    Model  model;
+    Model model;
     ParamStore store;
-    int    tokens[64], targets[64];
+    int tokens[64], targets[64];
     uint8_t begins[64];
     TestImages images;
 } Setup;
@@ -37,12 +40,14 @@ static void fill_batch(Setup *s)
     for (int n = 0; n < N; n++)
         s->begins[n] = n > 0 && s->tokens[n - 1] == s->config.model.eos_token_id;
     for (int n = 0; n < N; n++)
-        s->targets[n] = n % s->model.attn.T == s->model.attn.T - 1 || n % 9 == 4 ? -1 : s->tokens[n + 1];
+        s->targets[n] =
+            n % s->model.attn.T == s->model.attn.T - 1 || n % 9 == 4 ? -1 : s->tokens[n + 1];
     if (s->config.model.image.feature_size > 0)
         place_images(&s->images, s->tokens, s->targets, B, s->model.T, 4);
 }
 
-/* Norm weights start as ones; other values test whether they are used. test_fill_adapters does the same for biases. */
+/* Norm weights start as ones; other values test whether they are used. test_fill_adapters does the
+ * same for biases. */
 static void perturb_norms(Setup *s)
 {
     for (int u = 0; u < s->store.num_units; u++)
@@ -77,7 +82,9 @@ static void open_model(Setup *s, const ModelConfig *m, char **trainable, bool do
     fill_batch(s);
 }
 
-typedef struct { double loss, magnitude; } Loss;
+typedef struct {
+    double loss, magnitude;
+} Loss;
 
 /* The summed loss, with its z-loss, in double over the tokens' f32 losses. */
 static Loss loss_of(Setup *s, bool backward)
@@ -85,7 +92,8 @@ static Loss loss_of(Setup *s, bool backward)
     int N = s->model.N;
     float l[128];
     model_use_images(&s->model, image_rows(&s->images));
-    model_micro_batch(&s->model, &s->store, s->tokens, s->targets, s->begins, 1, Z_WEIGHT, backward ? PASS_COMPLETE : PASS_FORWARD);
+    model_micro_batch(&s->model, &s->store, s->tokens, s->targets, s->begins, 1, Z_WEIGHT,
+                      backward ? PASS_COMPLETE : PASS_FORWARD);
     device_get(l, s->model.losses, sizeof(float) * 2 * N);
     Loss r = { 0 };
     for (int n = 0; n < N; n++) {
@@ -96,7 +104,8 @@ static Loss loss_of(Setup *s, bool backward)
     return r;
 }
 
-static double difference(Setup *s, Tensor w, const float *at, const float *direction, double h, double *magnitude)
+static double difference(Setup *s, Tensor w, const float *at, const float *direction, double h,
+                         double *magnitude)
 {
     size_t n = tensor_numel(w);
     float *moved = malloc(sizeof(float) * n);
@@ -141,15 +150,16 @@ static void check_tensor(Setup *s, const char *arch, const Param *p, Tensor w, T
         for (double h = 0.04; h > 0.0005; h /= 2) {
             d[0] = d[1], d[1] = d[2];
             d[2] = difference(s, w, at, r, h, &magnitude);
-            double error = fmax(fabs(d[2] - d[1]), fabs(d[1] - d[0]) / 2) + 32 * 0x1p-24 * magnitude / h;
+            double error =
+                fmax(fabs(d[2] - d[1]), fabs(d[1] - d[0]) / 2) + 32 * 0x1p-24 * magnitude / h;
             if (!isnan(d[0]) && error < bound) {
                 bound = error;
                 found = d[2];
             }
         }
         if (!(fabs(found - expected) <= bound) || (which == 0 && !(bound < 0.05 * expected)))
-            fail_msg("%s, %s, direction %d: gradient %.8g, finite difference %.8g, bound %.2g", arch, p->name, which,
-                     expected, found, bound);
+            fail_msg("%s, %s, direction %d: gradient %.8g, finite difference %.8g, bound %.2g",
+                     arch, p->name, which, expected, found, bound);
     }
     free(at), free(g), free(r);
 }
@@ -166,7 +176,8 @@ static void check_model(const char *name, const ModelConfig *m, char **trainable
             const Param *p = &s.store.shape[u].param[i];
             if (p->region != TRAINED)
                 continue;
-            check_tensor(&s, name, p, s.store.unit[u].tensor[p->id], s.store.dunit[u].tensor[p->id]);
+            check_tensor(&s, name, p, s.store.unit[u].tensor[p->id],
+                         s.store.dunit[u].tensor[p->id]);
             checked++;
         }
     assert_true(checked > 0);
@@ -199,9 +210,11 @@ static void test_added_unit(void **state)
 static void test_images(void **state)
 {
     (void)state;
-    static char *const parts[] = { "multi_modal_projector.*", "multi_modal_projector.linear_2.*", "language_model.*" };
+    static char *const parts[] = { "multi_modal_projector.*", "multi_modal_projector.linear_2.*",
+                                   "language_model.*" };
     for (int i = 0; i < 5; i++) {
-        const ModelConfig m = with_images(architecture(i < 3 ? LLAMA_GQA : QWEN3), i == 1 ? PROJECTOR_LINEAR : PROJECTOR_MLP, i != 2);
+        const ModelConfig m = with_images(architecture(i < 3 ? LLAMA_GQA : QWEN3),
+                                          i == 1 ? PROJECTOR_LINEAR : PROJECTOR_MLP, i != 2);
         check_model("images", &m, NULL, i == 0);
     }
     for (int i = 0; i < 3; i++) {
@@ -217,11 +230,13 @@ static void test_documents(void **state)
     check_architecture(LLAMA_GQA, true);
 }
 
-/* Backward of the lowest trained block computes only what its own gradients need: here those of its norms, of q, k and v. */
+/* Backward of the lowest trained block computes only what its own gradients need: here those of its
+ * norms, of q, k and v. */
 static void test_parts(void **state)
 {
     (void)state;
-    static char *const parts[] = { "model.layers.1.*layernorm.weight", "model.layers.1.self_attn.[qkv]_*.weight" };
+    static char *const parts[] = { "model.layers.1.*layernorm.weight",
+                                   "model.layers.1.self_attn.[qkv]_*.weight" };
     const SmallModel models[] = { LLAMA_GQA, OLMO2, QWEN3 };
     for (int i = 0; i < 3; i++)
         for (int k = 0; k < 2; k++) {
@@ -231,13 +246,15 @@ static void test_parts(void **state)
         }
 }
 
-/* Adapters on all matrices, or on some parts of a fused matrix; the base stored like other weights, or read from codes. Nothing is
- * clamped: a step of A moves many values of q, k and v, and some always cross their limit (test_parity clamps). */
+/* Adapters on all matrices, or on some parts of a fused matrix; the base stored like other weights,
+ * or read from codes. Nothing is clamped: a step of A moves many values of q, k and v, and some
+ * always cross their limit (test_parity clamps). */
 static ModelConfig adapted_model(SmallModel a)
 {
     const unsigned some = 1 << LORA_K | 1 << LORA_V | 1 << LORA_O | 1 << LORA_UP;
     const BaseFormat base[] = { BASE_NF4, BASE_AS_FROZEN, BASE_E4M3 };
-    ModelConfig m = with_adapters(architecture(a), 3 + a % 2, a % 2 ? ALL_MODULES : some, base[a % 3]);
+    ModelConfig m =
+        with_adapters(architecture(a), 3 + a % 2, a % 2 ? ALL_MODULES : some, base[a % 3]);
     m.lora.use_rslora = a % 2;
     m.clip_qkv = 0;
     return m;
@@ -282,7 +299,7 @@ static float *gradients(const ModelConfig *m, Keep keep, int recompute, int chun
     for (int u = 0; u < s.store.num_units; u++) {
         size_t count = s.store.shard[u].slice[TRAINED].count;
         if (count == 0)
-            continue;       /* a unit without parameters */
+            continue; /* a unit without parameters */
         g = realloc(g, sizeof(float) * (*n + count));
         device_get(g + *n, s.store.shard[u].grad.data, sizeof(float) * count);
         *n += count;
@@ -300,7 +317,8 @@ static void test_recomputation(void **state)
         size_t n;
         float *all = gradients(&m, KEEP_ALL, 0, 0, &n);
         for (Keep keep = KEEP_ALL; keep <= KEEP_BLOCK; keep++)
-            for (int part = 0; part < 3; part++) {          /* keep for two blocks: only as in the recipe; also the first; also the
+            for (int part = 0; part < 3;
+                 part++) { /* keep for two blocks: only as in the recipe; also the first; also the
                                                                second */
                 float *less = gradients(&m, keep, part == 0 ? 0 : part == 1 ? 2 : -3, 0, &n);
                 assert_memory_equal(all, less, sizeof(float) * n);
@@ -333,10 +351,15 @@ int main(void)
     architecture_add(&mapped);
     unit_kind_add(&mapping_kind);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_architecture), cmocka_unit_test(test_added_unit), cmocka_unit_test(test_images),
+        cmocka_unit_test(test_every_architecture),
+        cmocka_unit_test(test_added_unit),
+        cmocka_unit_test(test_images),
         cmocka_unit_test(test_documents),
-        cmocka_unit_test(test_parts), cmocka_unit_test(test_adapters), cmocka_unit_test(test_tiles),
-        cmocka_unit_test(test_recomputation), cmocka_unit_test(test_loss_chunks),
+        cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_adapters),
+        cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_recomputation),
+        cmocka_unit_test(test_loss_chunks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

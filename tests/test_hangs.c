@@ -1,8 +1,9 @@
-/* Slow runs are not ended, hung ones are reported, and a signal ends a run that is not training yet.
+/* Slow runs are not ended, hung ones are reported, and a signal ends a run that is not training
+ * yet.
  *
- * This program is also ./train: with arguments it is a rank in which one function is slow, hangs, dies or waits for ever when
- * SIGTERM comes. FAULT sets this: "pwrite slow 0 1" is slow from the first call on in rank 1, "shard_read hang 40 -1" hangs at the
- * 41st call in every rank. */
+ * This program is also ./train: with arguments it is a rank in which one function is slow, hangs,
+ * dies or waits for ever when SIGTERM comes. FAULT sets this: "pwrite slow 0 1" is slow from the
+ * first call on in rank 1, "shard_read hang 40 -1" hangs at the 41st call in every rank. */
 #include "data/shuffle.h"
 #include "kernels/kernels.h"
 #include "kernels/runtime/clock.h"
@@ -17,9 +18,9 @@
 #include <signal.h>
 #include <stdatomic.h>
 
-enum { MOST = 60 };         /* seconds from a fault to the end of all ranks, on a busy machine */
+enum { MOST = 60 }; /* seconds from a fault to the end of all ranks, on a busy machine */
 
-/* ---- a rank ----------------------------------------------------------------------------------------------- */
+/* ---- a rank ---------------------------------------------------------------------------------- */
 
 static pthread_t main_thread;
 
@@ -29,7 +30,8 @@ static void meet_fault(const char *name, int milliseconds)
     static atomic_int calls;
     char function[32], how[8];
     int after, rank;
-    if (!getenv("FAULT") || sscanf(getenv("FAULT"), "%31s %7s %d %d", function, how, &after, &rank) != 4)
+    if (!getenv("FAULT") ||
+        sscanf(getenv("FAULT"), "%31s %7s %d %d", function, how, &after, &rank) != 4)
         return;
     if (strcmp(function, name) != 0 || (rank >= 0 && rank != comm_rank()) || calls++ < after)
         return;
@@ -43,16 +45,20 @@ static void meet_fault(const char *name, int milliseconds)
 }
 
 int __real_main(int argc, char **argv);
-void __real_backend_attention_forward(Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
-void __wrap_backend_attention_forward(Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
+void __real_backend_attention_forward(Tensor y, float *lse, Tensor qkv, Attention a,
+                                      Documents docs);
+void __wrap_backend_attention_forward(Tensor y, float *lse, Tensor qkv, Attention a,
+                                      Documents docs);
 ssize_t __real_pwrite(int fd, const void *src, size_t bytes, off_t at);
 ssize_t __wrap_pwrite(int fd, const void *src, size_t bytes, off_t at);
 const void *__real_map_file(size_t *bytes, const char *key, const char *path);
 const void *__wrap_map_file(size_t *bytes, const char *key, const char *path);
 int __real_shard_read(int *ids, const void *s, uint64_t first, int count, int vocab_size);
 int __wrap_shard_read(int *ids, const void *s, uint64_t first, int count, int vocab_size);
-bool __real_numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *arg), void *arg);
-bool __wrap_numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *arg), void *arg);
+bool __real_numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *arg),
+                          void *arg);
+bool __wrap_numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *arg),
+                          void *arg);
 char *__real_checkpoint_latest(const char *save_folder);
 char *__wrap_checkpoint_latest(const char *save_folder);
 YamlNode *__real_yaml_load(const char *path);
@@ -63,10 +69,10 @@ void __real_folder_publish(const char *save_folder, long step);
 void __wrap_folder_publish(const char *save_folder, long step);
 void __real_folder_remove_step(const char *save_folder, long step);
 void __wrap_folder_remove_step(const char *save_folder, long step);
-Log *__real_log_open(const Config *c, const UnitLayout *shape, RunLength length, long last_step, long first_step,
-                          bool resumes, int world);
-Log *__wrap_log_open(const Config *c, const UnitLayout *shape, RunLength length, long last_step, long first_step,
-                          bool resumes, int world);
+Log *__real_log_open(const Config *c, const UnitLayout *shape, RunLength length, long last_step,
+                     long first_step, bool resumes, int world);
+Log *__wrap_log_open(const Config *c, const UnitLayout *shape, RunLength length, long last_step,
+                     long first_step, bool resumes, int world);
 WeightFiles __real_weight_files_open(const char *folder);
 WeightFiles __wrap_weight_files_open(const char *folder);
 
@@ -126,8 +132,8 @@ void __wrap_folder_remove_step(const char *save_folder, long step)
     __real_folder_remove_step(save_folder, step);
 }
 
-Log *__wrap_log_open(const Config *c, const UnitLayout *shape, RunLength length, long last_step, long first_step,
-                          bool resumes, int world)
+Log *__wrap_log_open(const Config *c, const UnitLayout *shape, RunLength length, long last_step,
+                     long first_step, bool resumes, int world)
 {
     meet_fault("log_open", 100);
     return __real_log_open(c, shape, length, last_step, first_step, resumes, world);
@@ -148,13 +154,14 @@ static bool slow_go_on(void *arg)
     return goes_on;
 }
 
-bool __wrap_numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *arg), void *arg)
+bool __wrap_numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *arg),
+                          void *arg)
 {
     real_go_on = go_on;
     return __real_numpy_shuffle(index, n, seed, slow_go_on, arg);
 }
 
-/* ---- runs ------------------------------------------------------------------------------------------------- */
+/* ---- runs ------------------------------------------------------------------------------------ */
 
 static FILE *start_faulty(int ranks, const char *fault, const char *run, const char *arguments)
 {
@@ -162,12 +169,15 @@ static FILE *start_faulty(int ranks, const char *fault, const char *run, const c
     const ssize_t n = readlink("/proc/self/exe", here, sizeof here - 1);
     assert_true(n > 0);
     here[n] = '\0';
-    return start_command("env FAULT='%s' %s %s -n %d %s configs/tiny.yaml %s --save_folder=%s/%s %s", fault,
-                         setting("LAUNCH", "mpirun --oversubscribe"), strstr(fault, " die ") ? "--enable-recovery" : "",
-                         ranks < most_ranks() ? ranks : most_ranks(), here, SMALL, folder, run, arguments);
+    return start_command(
+        "env FAULT='%s' %s %s -n %d %s configs/tiny.yaml %s --save_folder=%s/%s %s", fault,
+        setting("LAUNCH", "mpirun --oversubscribe"),
+        strstr(fault, " die ") ? "--enable-recovery" : "",
+        ranks < most_ranks() ? ranks : most_ranks(), here, SMALL, folder, run, arguments);
 }
 
-/* All ranks end by themselves and print these texts once. content: a launcher that lets the other ranks continue may return 0. */
+/* All ranks end by themselves and print these texts once. content: a launcher that lets the other
+ * ranks continue may return 0. */
 static void expect_fault(FILE *p, bool content, const char *const said[3])
 {
     const double since = clock_seconds();
@@ -187,7 +197,7 @@ static void expect_fault(FILE *p, bool content, const char *const said[3])
     }
 }
 
-/* ---- what is slow ----------------------------------------------------------------------------------------- */
+/* ---- what is slow ---------------------------------------------------------------------------- */
 
 static double seconds_after(const char *text)
 {
@@ -195,20 +205,25 @@ static double seconds_after(const char *text)
     return strtod(strstr(output, text) + strlen(text), NULL);
 }
 
-/* A save of rank 1, and its shuffle of an epoch of 7 million sequences, take more than ten timeouts. Rank 0 finishes its part at
- * once and waits. */
+/* A save of rank 1, and its shuffle of an epoch of 7 million sequences, take more than ten
+ * timeouts. Rank 0 finishes its part at once and waits. */
 static void test_slow(void **state)
 {
     (void)state;
     char arguments[512], command[256];
     double loss[MAX_STEPS];
-    if (most_ranks() < 2 || on_gpu())       /* with a device, which is slow to start, ten timeouts take minutes */
+    /* with a device, which is slow to start, ten timeouts take minutes */
+    if (most_ranks() < 2 || on_gpu())
         skip();
     snprintf(command, sizeof command, "truncate -s 112M %s/sparse.npy", folder);
     assert_int_equal(system(command), 0);
-    snprintf(arguments, sizeof arguments, "--timeout_seconds=1 --max_duration=1 --save_interval=null "
-             "--save_num_checkpoints_to_keep=0 --model.max_sequence_length=8 --data.paths=[%s/sparse.npy]", folder);
-    FILE *save = start_faulty(2, "pwrite slow 0 1", "slow-save", "--timeout_seconds=1 --model.n_layers=3 --max_duration=1");
+    snprintf(arguments, sizeof arguments,
+             "--timeout_seconds=1 --max_duration=1 --save_interval=null "
+             "--save_num_checkpoints_to_keep=0 --model.max_sequence_length=8 "
+             "--data.paths=[%s/sparse.npy]",
+             folder);
+    FILE *save = start_faulty(2, "pwrite slow 0 1", "slow-save",
+                              "--timeout_seconds=1 --model.n_layers=3 --max_duration=1");
     FILE *shuffle = start_faulty(2, "numpy_shuffle slow 0 1", "slow-shuffle", arguments);
     expect_status(finish(save), 0);
     assert_true(exists("slow-save/step1/trainer.json"));
@@ -219,27 +234,35 @@ static void test_slow(void **state)
     assert_true(written > 10);
 }
 
-/* ---- what hangs ------------------------------------------------------------------------------------------- */
+/* ---- what hangs ------------------------------------------------------------------------------ */
 
-/* Arguments may contain %s, the test's folder. Not all at once: a slow run would look like a hung one. */
+/* Arguments may contain %s, the test's folder. Not all at once: a slow run would look like a hung
+ * one. */
 static void test_hung(void **state)
 {
     (void)state;
-    static const struct { const char *fault, *arguments, *since; } cases[] = {
+    static const struct {
+        const char *fault, *arguments, *since;
+    } cases[] = {
         { "pwrite hang 5 1", "--save_interval=2", "since writing step2.tmp/" },
         { "numpy_shuffle hang 0 1", "", "since shuffling epoch 1 in step 1." },
-        { "backend_attention_forward hang 1 1", "--max_duration=1", "since computation of block 1 in step 1" },
-        { "backend_attention_forward hang 2 1", "--max_duration=1 --parallelism.pipeline=2 --model.weight_tying=false",
+        { "backend_attention_forward hang 1 1", "--max_duration=1",
+          "since computation of block 1 in step 1" },
+        { "backend_attention_forward hang 2 1",
+          "--max_duration=1 --parallelism.pipeline=2 --model.weight_tying=false",
           "since computation of block 1 in step 1" },
         { "shard_read hang 12 1", "", "since reading data/sample-train.npy in step " },
         { "map_file hang 2 1", "--eval_interval=1", "since opening data/sample-val.npy in step 1" },
         { "map_file hang 0 1", "", "since opening data/sample-train.npy" },
         { "yaml_load hang 0 1", "", "since reading the configuration" },
-        { "checkpoint_latest hang 0 1", "--try_load_latest_save", "since looking for the latest checkpoint" },
-        { "weight_files_open hang 0 1", "--load_path=%s/before/step1", "since opening the files to load" },
+        { "checkpoint_latest hang 0 1", "--try_load_latest_save",
+          "since looking for the latest checkpoint" },
+        { "weight_files_open hang 0 1", "--load_path=%s/before/step1",
+          "since opening the files to load" },
         { "log_open hang 0 0", "", "since opening metrics.jsonl" },
         { "folder_clean hang 0 0", "", "since tidying save_folder and writing config.yaml" },
-        { "folder_publish hang 0 0", "--save_interval=2", "since publishing the checkpoint in step " },
+        { "folder_publish hang 0 0", "--save_interval=2",
+          "since publishing the checkpoint in step " },
         { "folder_remove_step hang 0 0", "--save_interval=2 --save_num_checkpoints_to_keep=1",
           "since deleting old checkpoints in step " },
     };
@@ -253,28 +276,35 @@ static void test_hung(void **state)
         if (i >= AT_ONCE) {
             const char *fault = cases[i - AT_ONCE].fault;
             snprintf(text, sizeof text, "rank %s (process", fault + strlen(fault) - 1);
-            expect_fault(p[i - AT_ONCE], false, (const char *[3]){ cases[i - AT_ONCE].since, text, "has made no progress for" });
+            expect_fault(
+                p[i - AT_ONCE], false,
+                (const char *[3]){ cases[i - AT_ONCE].since, text, "has made no progress for" });
         }
         if (i < CASES) {
             char run[32], arguments[512];
             snprintf(run, sizeof run, "hung%d", i);
             snprintf(text, sizeof text, cases[i].arguments, folder);
-            snprintf(arguments, sizeof arguments, "--timeout_seconds=%d --max_duration=20 %s", on_gpu() ? 20 : 3, text);
+            snprintf(arguments, sizeof arguments, "--timeout_seconds=%d --max_duration=20 %s",
+                     on_gpu() ? 20 : 3, text);
             p[i] = start_faulty(2, cases[i].fault, run, arguments);
         }
     }
 }
 
-/* ---- single ranks ------------------------------------------------------------------------------------------ */
+/* ---- single ranks ---------------------------------------------------------------------------- */
 
-/* A rank that dies in a thread other than the main one cannot end the others, nor does this launcher. */
+/* A rank that dies in a thread other than the main one cannot end the others, nor does this
+ * launcher. */
 static void test_died_in_a_thread(void **state)
 {
     (void)state;
     if (most_ranks() < 2)
         skip();
-    expect_fault(start_faulty(2, "shard_read die 12 1", "died", "--timeout_seconds=100 --max_duration=20"), true, (const char *[3]){
-                 "error (rank 1): shard_read cannot continue", "rank 1 (process", "ended with an error of its own" });
+    expect_fault(
+        start_faulty(2, "shard_read die 12 1", "died", "--timeout_seconds=100 --max_duration=20"),
+        true,
+        (const char *[3]){ "error (rank 1): shard_read cannot continue", "rank 1 (process",
+                           "ended with an error of its own" });
 }
 
 /* A run of one rank is watched too. */
@@ -282,21 +312,32 @@ static void test_alone(void **state)
 {
     (void)state;
     expect_fault(start_faulty(1, "shard_read hang 12 0", "alone",
-                              on_gpu() ? "--timeout_seconds=20 --max_duration=20" : "--timeout_seconds=2 --max_duration=20"), false,
-                 (const char *[3]){ "since reading data/sample-train.npy in step ", "has made no progress for" });
+                              on_gpu() ? "--timeout_seconds=20 --max_duration=20"
+                                       : "--timeout_seconds=2 --max_duration=20"),
+                 false,
+                 (const char *[3]){ "since reading data/sample-train.npy in step ",
+                                    "has made no progress for" });
 }
 
-/* ---- before training --------------------------------------------------------------------------------------- */
+/* ---- before training ------------------------------------------------------------------------- */
 
-/* While files are opened, or in the thread while the main one waits for the first step; also to one rank of several. */
+/* While files are opened, or in the thread while the main one waits for the first step; also to one
+ * rank of several. */
 static void test_signal_before_training(void **state)
 {
     (void)state;
-    static const struct { int ranks; const char *fault, *said; } cases[] = {
-        { 1, "map_file term 0 -1", "error: SIGTERM while opening data/sample-train.npy, before the first step" },
-        { 2, "map_file term 0 -1", "error: SIGTERM while opening data/sample-train.npy, before the first step" },
-        { 2, "map_file term 0 1", "error: SIGTERM while opening data/sample-train.npy, before the first step" },
-        { 1, "numpy_shuffle term 0 -1", "error: SIGTERM while shuffling epoch 1, before the first step" },
+    static const struct {
+        int ranks;
+        const char *fault, *said;
+    } cases[] = {
+        { 1, "map_file term 0 -1",
+          "error: SIGTERM while opening data/sample-train.npy, before the first step" },
+        { 2, "map_file term 0 -1",
+          "error: SIGTERM while opening data/sample-train.npy, before the first step" },
+        { 2, "map_file term 0 1",
+          "error: SIGTERM while opening data/sample-train.npy, before the first step" },
+        { 1, "numpy_shuffle term 0 -1",
+          "error: SIGTERM while shuffling epoch 1, before the first step" },
     };
     enum { CASES = sizeof cases / sizeof cases[0] };
     FILE *p[CASES];
@@ -321,8 +362,11 @@ int __wrap_main(int argc, char **argv)
     if (argc > 1)
         return __real_main(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_slow), cmocka_unit_test(test_hung), cmocka_unit_test(test_died_in_a_thread),
-        cmocka_unit_test(test_alone), cmocka_unit_test(test_signal_before_training),
+        cmocka_unit_test(test_slow),
+        cmocka_unit_test(test_hung),
+        cmocka_unit_test(test_died_in_a_thread),
+        cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_signal_before_training),
     };
     ids = "";
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

@@ -1,14 +1,19 @@
-/* Cross entropy whose gradient is an FP8 operand, against a double reference and on CUDA against the CPU's record. */
+/* Cross entropy whose gradient is an FP8 operand, against a double reference and on CUDA against
+ * the CPU's record. */
 #include "tests/fp8.h"
 #include "tests/loss.h"
 
-/* One row; rows that end inside a warp's packs; more than the threads of the CUDA back end keep: 8 packs by 1024 threads; then
- * gradients (rows, cols) larger than the logits, whose rows are whole packs or not. */
-static const struct { int N, V, rows, cols; } shapes[] = {
-    { 1, 64, 1, 64 }, { 96, 272, 96, 272 }, { 3, 66000, 3, 66000 },
-    { 5, 37, 16, 48 }, { 33, 264, 48, 272 }, { 16, 91, 16, 96 }, { 3, 65537, 16, 65552 }, { 2, 40, 5, 128 },
+/* One row; rows that end inside a warp's packs; more than the threads of the CUDA back end keep: 8
+ * packs by 1024 threads; then gradients (rows, cols) larger than the logits, whose rows are whole
+ * packs or not. */
+static const struct {
+    int N, V, rows, cols;
+} shapes[] = {
+    { 1, 64, 1, 64 },     { 96, 272, 96, 272 }, { 3, 66000, 3, 66000 },  { 5, 37, 16, 48 },
+    { 33, 264, 48, 272 }, { 16, 91, 16, 96 },   { 3, 65537, 16, 65552 }, { 2, 40, 5, 128 },
 };
-static const Format inputs[] = { { BF16, 0 }, { F32, 0 } }, outputs[] = { { E4M3, 0 }, { E5M2, 0 } };
+static const Format inputs[] = { { BF16, 0 }, { F32, 0 } },
+                    outputs[] = { { E4M3, 0 }, { E5M2, 0 } };
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
 /* Every fourth row is masked. */
@@ -32,26 +37,31 @@ static double *widen(const double *x, int shape)
     double *y = keep(sizeof *y * (size_t)shapes[shape].rows * (size_t)cols);
     for (int n = 0; n < shapes[shape].rows; n++)
         for (int c = 0; c < cols; c++)
-            y[(size_t)n * (size_t)cols + (size_t)c] = n < shapes[shape].N && c < V ? x[(size_t)n * (size_t)V + (size_t)c] : 0;
+            y[(size_t)n * (size_t)cols + (size_t)c] =
+                n < shapes[shape].N && c < V ? x[(size_t)n * (size_t)V + (size_t)c] : 0;
     return y;
 }
 
-/* amax: larger than every gradient, or so small that the largest saturate. Gradients of masked rows and after the vocabulary are 0,
- * with a bound of 0. */
+/* amax: larger than every gradient, or so small that the largest saturate. Gradients of masked rows
+ * and after the vocabulary are 0, with a bound of 0. */
 static void codes_case(int shape, Format input, Format output, bool saturates)
 {
-    const int N = shapes[shape].N, V = shapes[shape].V, rows = shapes[shape].rows, cols = shapes[shape].cols, vocab = V - 3;
+    const int N = shapes[shape].N, V = shapes[shape].V, rows = shapes[shape].rows,
+              cols = shapes[shape].cols, vocab = V - 3;
     const float scale = 0.125f, weight = 1e-2f, amax = saturates ? scale / 16 : 1.5f * scale;
     char name[96], part[128];
-    snprintf(name, sizeof name, "cross_entropy_codes/%dx%d/%s-%s%s", N, V, format_name(input), format_name(output),
-             saturates ? "-saturated" : "");
-    Tensor logits = make_filled(input, N, V, 1, -9, 9), loss = make_f32(1, N), zloss = make_f32(1, N), t = make(output, rows, cols);
+    snprintf(name, sizeof name, "cross_entropy_codes/%dx%d/%s-%s%s", N, V, format_name(input),
+             format_name(output), saturates ? "-saturated" : "");
+    Tensor logits = make_filled(input, N, V, 1, -9, 9), loss = make_f32(1, N),
+           zloss = make_f32(1, N), t = make(output, rows, cols);
     int *target = keep(sizeof *target * (size_t)N), *targets = make_targets(target, N, vocab);
     const void *untouched = tensor_snapshot(logits);
     Loss l = loss_reference(values(logits), target, N, vocab, V, scale, weight);
     l.grad = widen(l.grad, shape);
     l.grad_bound = widen(l.grad_bound, shape);
-    TWICE(cross_entropy_codes(t, amax, logits, loss.data, zloss.data, targets, vocab, scale, weight), t, loss, zloss);
+    TWICE(
+        cross_entropy_codes(t, amax, logits, loss.data, zloss.data, targets, vocab, scale, weight),
+        t, loss, zloss);
     snprintf(part, sizeof part, "%s-loss", name);
     check_loss(part, loss, l.loss, l.loss_bound);
     snprintf(part, sizeof part, "%s-zloss", name);
@@ -78,19 +88,24 @@ static void test_errors(void **state)
 {
     (void)state;
     const Format f = { BF16, 0 };
-    Tensor logits = make(f, 2, 32), plain = make(f, 2, 32), groups = make((Format){ E4M3, 16 }, 2, 32), t = make(outputs[0], 2, 32);
+    Tensor logits = make(f, 2, 32), plain = make(f, 2, 32),
+           groups = make((Format){ E4M3, 16 }, 2, 32), t = make(outputs[0], 2, 32);
     Tensor narrow = make(outputs[0], 2, 16), loss = make_f32(2, 2);
     int *targets = put_ints((int[]){ 1, -1 }, 2);
     float *out = loss.data;
-    DIES("the gradient is bf16", cross_entropy_codes(plain, 1, logits, out, out + 2, targets, 32, 1, 0));
-    DIES("the gradient is e4m3/16", cross_entropy_codes(groups, 1, logits, out, out + 2, targets, 32, 1, 0));
-    DIES("gradient is (2, 16); the logits are (2, 32)", cross_entropy_codes(narrow, 1, logits, out, out + 2, targets, 32, 1, 0));
+    DIES("the gradient is bf16",
+         cross_entropy_codes(plain, 1, logits, out, out + 2, targets, 32, 1, 0));
+    DIES("the gradient is e4m3/16",
+         cross_entropy_codes(groups, 1, logits, out, out + 2, targets, 32, 1, 0));
+    DIES("gradient is (2, 16); the logits are (2, 32)",
+         cross_entropy_codes(narrow, 1, logits, out, out + 2, targets, 32, 1, 0));
     DIES("vocabulary of 33", cross_entropy_codes(t, 1, logits, out, out + 2, targets, 33, 1, 0));
     release();
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_codes), cmocka_unit_test(test_errors) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_codes),
+                                        cmocka_unit_test(test_errors) };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

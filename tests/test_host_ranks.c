@@ -1,5 +1,6 @@
-/* Tensors on the host: their place changes no bit; only those that do not fit on the device are there; each moves once in each
- * direction per step. On 1, 2 and 4 ranks. (test_cpu_order_ranks: each copy waits for its inputs.) */
+/* Tensors on the host: their place changes no bit; only those that do not fit on the device are
+ * there; each moves once in each direction per step. On 1, 2 and 4 ranks. (test_cpu_order_ranks:
+ * each copy waits for its inputs.) */
 #include <math.h>
 #include <sys/stat.h>
 
@@ -14,7 +15,11 @@
 
 enum { LAYERS = 6, STEPS = 2, MICRO_BATCHES = 2 };
 
-typedef struct { double loss[2 * STEPS], norm[STEPS]; float *weights; size_t count; } Result;
+typedef struct {
+    double loss[2 * STEPS], norm[STEPS];
+    float *weights;
+    size_t count;
+} Result;
 
 static void configure(Run *r, ModelConfig m, const char *recipe)
 {
@@ -40,7 +45,8 @@ static void take_weights(const ParamStore *store, Result *result)
         char *host = malloc(tensor_bytes(t) + 1);
         if (t.cols > 0)
             device_get(host, t.data, tensor_bytes(t));
-        tensor_load(result->weights + at, (Tensor){ .data = host, .format = t.format, .rows = 1, .cols = t.cols }, 0,
+        tensor_load(result->weights + at,
+                    (Tensor){ .data = host, .format = t.format, .rows = 1, .cols = t.cols }, 0,
                     (size_t)t.cols);
         at += (size_t)t.cols;
         free(host);
@@ -77,13 +83,28 @@ static void check_same(const char *row, int number, const Result *a, const Resul
     check_same_bytes(what, a->weights, b->weights, a->count * sizeof *a->weights);
 }
 
-/* ---- activations ----------------------------------------------------------------------------------------------- */
+/* ---- activations ----------------------------------------------------------------------------- */
 
-static struct { char *trainable; Keep keep; int recompute; bool adapters; int tile; } kinds[] = {
-    { NULL, KEEP_ALL }, { NULL, KEEP_INPUTS }, { NULL, KEEP_BLOCK }, { NULL, KEEP_INPUTS, 2 }, { NULL, KEEP_INPUTS, -3 },
-    { "model.layers.[2-9]*", KEEP_INPUTS }, { "model.layers.1.mlp*", KEEP_BLOCK }, { NULL, KEEP_INPUTS, .adapters = true },
-    { NULL, KEEP_BLOCK, .adapters = true }, { NULL, KEEP_ATTENTION }, { NULL, KEEP_ATTENTION, .adapters = true },
-    { NULL, KEEP_BLOCK, .tile = 16 }, { NULL, KEEP_ATTENTION, .tile = 16 },
+static struct {
+    char *trainable;
+    Keep keep;
+    int recompute;
+    bool adapters;
+    int tile;
+} kinds[] = {
+    { NULL, KEEP_ALL },
+    { NULL, KEEP_INPUTS },
+    { NULL, KEEP_BLOCK },
+    { NULL, KEEP_INPUTS, 2 },
+    { NULL, KEEP_INPUTS, -3 },
+    { "model.layers.[2-9]*", KEEP_INPUTS },
+    { "model.layers.1.mlp*", KEEP_BLOCK },
+    { NULL, KEEP_INPUTS, .adapters = true },
+    { NULL, KEEP_BLOCK, .adapters = true },
+    { NULL, KEEP_ATTENTION },
+    { NULL, KEEP_ATTENTION, .adapters = true },
+    { NULL, KEEP_BLOCK, .tile = 16 },
+    { NULL, KEEP_ATTENTION, .tile = 16 },
 };
 
 static void configure_kind(Run *r, int k, SmallModel a, const char *recipe, HostUse use)
@@ -120,7 +141,8 @@ static void test_activations(void **state)
             place_run(&r);
             assert_int_equal(r.model.offload.slots, MIN_SLOTS);
             assert_true(offload_host_bytes(&r.model) > 0);
-            assert_true(kinds[k].recompute || r.model.bytes.total < bytes);     /* slots are as large as the largest block */
+            /* slots are as large as the largest block */
+            assert_true(kinds[k].recompute || r.model.bytes.total < bytes);
             Result moved = train(&r);
             close_run(&r);
             check_same("activations", k, &there, &moved);
@@ -129,29 +151,42 @@ static void test_activations(void **state)
         }
 }
 
-/* ---- weights and states ---------------------------------------------------------------------------------------- */
+/* ---- weights and states ---------------------------------------------------------------------- */
 
-static struct { const char *recipe,
-                *optimizer; char *trainable; SmallModel a; Keep keep; bool adapters; BaseFormat base; } states[] = {
-    { "f32", "adamw", NULL, LLAMA, KEEP_ALL }, { "bf16", "adamw8bit", NULL, OLMO2, KEEP_ALL }, { "fp8", "adamw", NULL, QWEN3,
-                                                                                                 KEEP_BLOCK },
-    { "coat", "adamw", NULL, LLAMA_GQA, KEEP_INPUTS }, { "coat-lean", "adamw", NULL, OLMO, KEEP_BLOCK },
-    { "coat", "adamw8bit", NULL, OLMO3, KEEP_INPUTS }, { "fp8-lm", "adamw", NULL, LLAMA, KEEP_ALL },
-    { "coat", "adamw", "model.layers.[2-4].mlp*", LLAMA, KEEP_INPUTS }, { "bf16", "adamw", "*.self_attn.*", OLMO2, KEEP_ALL },
-    { "bf16", "adamw", NULL, LLAMA_GQA, KEEP_ALL, true, BASE_AS_FROZEN }, { "coat", "adamw", NULL, OLMO2, KEEP_INPUTS, true,
-                                                                            BASE_AS_FROZEN },
-    { "bf16", "adamw", NULL, QWEN3, KEEP_BLOCK, true, BASE_E4M3 }, { "coat-lean", "adamw", NULL, LLAMA, KEEP_INPUTS, true,
-                                                                     BASE_E4M3 },
-    { "bf16", "adamw", NULL, LLAMA, KEEP_ALL, true, BASE_NF4 }, { "coat", "adamw", NULL, LLAMA_GQA, KEEP_BLOCK, true, BASE_NF4 },
+static struct {
+    const char *recipe, *optimizer;
+    char *trainable;
+    SmallModel a;
+    Keep keep;
+    bool adapters;
+    BaseFormat base;
+} states[] = {
+    { "f32", "adamw", NULL, LLAMA, KEEP_ALL },
+    { "bf16", "adamw8bit", NULL, OLMO2, KEEP_ALL },
+    { "fp8", "adamw", NULL, QWEN3, KEEP_BLOCK },
+    { "coat", "adamw", NULL, LLAMA_GQA, KEEP_INPUTS },
+    { "coat-lean", "adamw", NULL, OLMO, KEEP_BLOCK },
+    { "coat", "adamw8bit", NULL, OLMO3, KEEP_INPUTS },
+    { "fp8-lm", "adamw", NULL, LLAMA, KEEP_ALL },
+    { "coat", "adamw", "model.layers.[2-4].mlp*", LLAMA, KEEP_INPUTS },
+    { "bf16", "adamw", "*.self_attn.*", OLMO2, KEEP_ALL },
+    { "bf16", "adamw", NULL, LLAMA_GQA, KEEP_ALL, true, BASE_AS_FROZEN },
+    { "coat", "adamw", NULL, OLMO2, KEEP_INPUTS, true, BASE_AS_FROZEN },
+    { "bf16", "adamw", NULL, QWEN3, KEEP_BLOCK, true, BASE_E4M3 },
+    { "coat-lean", "adamw", NULL, LLAMA, KEEP_INPUTS, true, BASE_E4M3 },
+    { "bf16", "adamw", NULL, LLAMA, KEEP_ALL, true, BASE_NF4 },
+    { "coat", "adamw", NULL, LLAMA_GQA, KEEP_BLOCK, true, BASE_NF4 },
     { "coat-lean", "adamw", NULL, OLMO3, KEEP_INPUTS, true, BASE_NF4 },
-    { "fp8", "adamw8bit", NULL, QWEN2, KEEP_BLOCK }, { "coat", "adamw", NULL, QWEN2, KEEP_INPUTS, true, BASE_NF4 },
+    { "fp8", "adamw8bit", NULL, QWEN2, KEEP_BLOCK },
+    { "coat", "adamw", NULL, QWEN2, KEEP_INPUTS, true, BASE_NF4 },
 };
 
 /* Nothing, all, or what a device of this many bytes makes necessary. */
 static void configure_states(Run *r, int i, Strategy s, HostUse use, double memory)
 {
     ModelConfig m = architecture(states[i].a);
-    configure(r, states[i].adapters ? with_adapters(m, 4, ALL_MODULES, states[i].base) : m, states[i].recipe);
+    configure(r, states[i].adapters ? with_adapters(m, 4, ALL_MODULES, states[i].base) : m,
+              states[i].recipe);
     r->config.strategy = s;
     r->config.recipe.keep = states[i].keep;
     r->config.optimizer.name = (char *)states[i].optimizer;
@@ -172,7 +207,7 @@ static Result train_states(int i, Strategy s, HostUse use, double memory, Run *r
 /* The bytes of a device that the plan just fits. */
 static double fit_bytes(Run *r)
 {
-    r->config.device_memory = 1;                /* as if it were a GPU */
+    r->config.device_memory = 1; /* as if it were a GPU */
     return (double)model_planned_bytes(&r->model, &r->store) + memory_allowance(&r->config) + 0.5;
 }
 
@@ -197,7 +232,8 @@ static void check_moved(int i, const Run *r)
                 operands++;
                 break;
             }
-    const bool narrower = smaller && dtype_size(r->config.recipe.operand.dtype) < dtype_size(r->config.recipe.master.dtype);
+    const bool narrower = smaller && dtype_size(r->config.recipe.operand.dtype) <
+                                         dtype_size(r->config.recipe.master.dtype);
     assert_int_equal(units_on_host(store, HOST_MASTER), narrower ? operands : 0);
     assert_int_equal(units_on_host(store, HOST_FROZEN) > 0, frozen);
     assert_true(units_on_host(store, HOST_MOMENTS) > 0);
@@ -208,8 +244,9 @@ static void test_states(void **state)
     (void)state;
     for (int i = 0; i < (int)(sizeof states / sizeof *states); i++) {
         const int ranks = comm_size();
-        const Strategy strategies[] = { { ranks, GATHER_OFTEN, SUM_OFTEN }, { ranks, GATHER_ONCE, SUM_ONCE }, { 1, GATHER_OFTEN,
-                                                                                                                SUM_OFTEN },
+        const Strategy strategies[] = { { ranks, GATHER_OFTEN, SUM_OFTEN },
+                                        { ranks, GATHER_ONCE, SUM_ONCE },
+                                        { 1, GATHER_OFTEN, SUM_OFTEN },
                                         { ranks > 2 ? 2 : 1, GATHER_OFTEN, SUM_ONCE } };
         const Strategy s = strategies[i % (ranks > 1 ? 4 : 2)];
         Run r;
@@ -236,7 +273,8 @@ static void test_states(void **state)
     }
 }
 
-/* Where all that a rank has of a block is a norm, its states are groups that reach into the padding. */
+/* Where all that a rank has of a block is a norm, its states are groups that reach into the
+ * padding. */
 static void test_small_parts(void **state)
 {
     (void)state;
@@ -254,7 +292,8 @@ static void test_small_parts(void **state)
     close_run(&r);
 }
 
-/* A state that just fits stays, also where the first unit on the host would cost more than it saves. */
+/* A state that just fits stays, also where the first unit on the host would cost more than it
+ * saves. */
 static void test_fits(void **state)
 {
     (void)state;
@@ -271,7 +310,8 @@ static void test_fits(void **state)
             r.config.host.activations = HOST_AUTO;
             r.config.recipe.recompute = k ? 2 : 0;
             memory_plan(&r.model, &r.store, &r.config);
-            assert_int_equal(store_host_bytes(&r.store, NUM_HOSTED) + offload_host_bytes(&r.model), 0);
+            assert_int_equal(store_host_bytes(&r.store, NUM_HOSTED) + offload_host_bytes(&r.model),
+                             0);
             r.config.device_memory = 1e-3;
             close_run(&r);
             memory_plan(&r.model, &r.store, &r.config);
@@ -280,10 +320,17 @@ static void test_fits(void **state)
         }
 }
 
-/* ---- only what does not fit on the device ---------------------------------------------------------------------- */
+/* ---- only what does not fit on the device ---------------------------------------------------- */
 
 /* to the host, and back; late: a block comes back after other backward passes than it should */
-static struct { int count[2], backward; size_t bytes[2]; const char *host; size_t size; int slots; bool late; } moved;
+static struct {
+    int count[2], backward;
+    size_t bytes[2];
+    const char *host;
+    size_t size;
+    int slots;
+    bool late;
+} moved;
 
 static bool count_copy(void *none, const Operation *o)
 {
@@ -292,7 +339,8 @@ static bool count_copy(void *none, const Operation *o)
     for (int i = 0; i < o->count && strcmp(o->name, "device_copy") == 0; i++)
         if (o->access[i].at >= moved.host && o->access[i].at < moved.host + moved.size) {
             const bool back = o->access[i].how & READS;
-            const int leave = LAYERS - moved.slots, micro_batch = moved.count[1] / leave, number = moved.count[1] % leave;
+            const int leave = LAYERS - moved.slots, micro_batch = moved.count[1] / leave,
+                      number = moved.count[1] % leave;
             moved.late |= back && moved.backward != micro_batch * LAYERS + 2 + number;
             moved.count[back]++;
             moved.bytes[back] += o->access[i].bytes;
@@ -305,8 +353,9 @@ static void ignore_end(void *none, const Operation *o)
     (void)none, (void)o;
 }
 
-/* With device memory for this many slots, as many blocks stay, and each other block moves once in each direction per micro-batch:
- * back as soon as two blocks have had their backward passes, one after each. */
+/* With device memory for this many slots, as many blocks stay, and each other block moves once in
+ * each direction per micro-batch: back as soon as two blocks have had their backward passes, one
+ * after each. */
 static void test_auto(void **state)
 {
     (void)state;
@@ -317,13 +366,16 @@ static void test_auto(void **state)
         r.config.host.activations = HOST_AUTO;
         Model m;
         ParamStore store;
-        const ShardChoice p = { comm_size(), comm_rank(), .slots = slots > MIN_SLOTS ? slots : MIN_SLOTS };
+        const ShardChoice p = { comm_size(), comm_rank(),
+                                .slots = slots > MIN_SLOTS ? slots : MIN_SLOTS };
         model_plan(&m, &store, &r.config, p);
         model_replan(&m, &store, &r.config, p);
         r.config.device_memory = 1;
-        r.config.device_memory = ((double)model_planned_bytes(&m, &store) + memory_allowance(&r.config) + 0.5) / (1 << 30);
+        r.config.device_memory =
+            ((double)model_planned_bytes(&m, &store) + memory_allowance(&r.config) + 0.5) /
+            (1 << 30);
         if (slots < MIN_SLOTS)
-            r.config.device_memory = 1e-3;      /* nothing fits: the fewest slots */
+            r.config.device_memory = 1e-3; /* nothing fits: the fewest slots */
         model_free(&m, &store);
         place_run(&r);
         const int expected = slots > MIN_SLOTS ? slots : MIN_SLOTS, leave = LAYERS - expected;
@@ -345,7 +397,7 @@ static void test_auto(void **state)
     }
 }
 
-/* ---- memory of the host ---------------------------------------------------------------------------------------- */
+/* ---- memory of the host ---------------------------------------------------------------------- */
 
 static char folder[] = "/tmp/coat-host-XXXXXX";
 
@@ -377,16 +429,19 @@ static void test_host_memory(void **state)
     write_text("sys/fs/cgroup/a.slice/job/memory.max", "max\n");
     write_text("sys/fs/cgroup/a.slice/job/memory.current", "1000000\n");
     assert_true(host_memory_left(folder) == 4000 * 1024);
-    write_text("sys/fs/cgroup/a.slice/memory.max", "3000000\n");          /* the parent group has a limit */
+    /* the parent group has a limit */
+    write_text("sys/fs/cgroup/a.slice/memory.max", "3000000\n");
     write_text("sys/fs/cgroup/a.slice/memory.current", "2000000\n");
-    write_text("sys/fs/cgroup/a.slice/memory.stat", "anon 5\nfile 900\nactive_file 300\ninactive_file 200\n");
+    write_text("sys/fs/cgroup/a.slice/memory.stat",
+               "anon 5\nfile 900\nactive_file 300\ninactive_file 200\n");
     assert_true(host_memory_left(folder) == 1000500);
     write_text("sys/fs/cgroup/a.slice/job/memory.max", "1500000\n");
     assert_true(host_memory_left(folder) == 500000);
-    write_text("proc/self/cgroup", "7:cpu,cpuacct:/x\n4:memory:/\n");      /* version 1 */
+    write_text("proc/self/cgroup", "7:cpu,cpuacct:/x\n4:memory:/\n"); /* version 1 */
     write_text("sys/fs/cgroup/memory/memory.limit_in_bytes", "800000\n");
     write_text("sys/fs/cgroup/memory/memory.usage_in_bytes", "700000\n");
-    write_text("sys/fs/cgroup/memory/memory.stat", "total_active_file 10\ntotal_inactive_file 20\n");
+    write_text("sys/fs/cgroup/memory/memory.stat",
+               "total_active_file 10\ntotal_inactive_file 20\n");
     assert_true(host_memory_left(folder) == 100030);
     char *command = xasprintf("rm -r %s", folder);
     assert_int_equal(system(command), 0);
@@ -395,9 +450,11 @@ static void test_host_memory(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_activations), cmocka_unit_test(test_states),
-                                        cmocka_unit_test(test_fits), cmocka_unit_test(test_small_parts),
-                                        cmocka_unit_test(test_auto), cmocka_unit_test(test_host_memory) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_activations), cmocka_unit_test(test_states),
+        cmocka_unit_test(test_fits),        cmocka_unit_test(test_small_parts),
+        cmocka_unit_test(test_auto),        cmocka_unit_test(test_host_memory)
+    };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

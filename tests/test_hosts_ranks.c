@@ -1,4 +1,5 @@
-/* Hosts that end, fall silent and come back, as seen by the others. Each rank simulates a host. On 2 and 4 ranks. */
+/* Hosts that end, fall silent and come back, as seen by the others. Each rank simulates a host. On
+ * 2 and 4 ranks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -36,7 +37,7 @@ static bool is_heard(void)
 /* On a busy machine the other rank may be delayed. */
 static void look_until(bool (*happened)(void))
 {
-    for (double end = clock_seconds() + 60; !happened() && clock_seconds() < end; )
+    for (double end = clock_seconds() + 60; !happened() && clock_seconds() < end;)
         look_for(0.05);
     assert_true(happened());
 }
@@ -96,7 +97,8 @@ static void test_silent(void **state)
     hosts_stop();
 }
 
-/* The last host ends: rank 0 detects it at once, the others do not. Then rank 0 ends, which all detect. */
+/* The last host ends: rank 0 detects it at once, the others do not. Then rank 0 ends, which all
+ * detect. */
 static void test_ended(void **state)
 {
     (void)state;
@@ -156,7 +158,8 @@ static void test_leaving(void **state)
     hosts_stop();
 }
 
-/* Ranks of a host are printed as ranges, also if they are not consecutive: of 4, host 1 has ranks 1 and 3, and ends. */
+/* Ranks of a host are printed as ranges, also if they are not consecutive: of 4, host 1 has ranks 1
+ * and 3, and ends. */
 static void test_ranges(void **state)
 {
     (void)state;
@@ -199,8 +202,9 @@ static void test_one_host(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_host), cmocka_unit_test(test_well), cmocka_unit_test(test_silent), cmocka_unit_test(test_ended),
-        cmocka_unit_test(test_leaving), cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_one_host), cmocka_unit_test(test_well),
+        cmocka_unit_test(test_silent),   cmocka_unit_test(test_ended),
+        cmocka_unit_test(test_leaving),  cmocka_unit_test(test_ranges),
     };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));

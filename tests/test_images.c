@@ -1,5 +1,5 @@
-/* The projector: its operations against formulas in double, and models with images against models without. Gradients:
- * test_gradients.c; transformers: test_parity.c; ranks: test_images_ranks.c. */
+/* The projector: its operations against formulas in double, and models with images against models
+ * without. Gradients: test_gradients.c; transformers: test_parity.c; ranks: test_images_ranks.c. */
 #include "tests/kit.h"
 
 #include <math.h>
@@ -7,7 +7,7 @@
 
 #include "tests/images.h"
 
-/* ---- operations ------------------------------------------------------------------------------------------------ */
+/* ---- operations ------------------------------------------------------------------------------ */
 
 static double gelu(double x)
 {
@@ -25,13 +25,16 @@ static void test_gelu(void **state)
     (void)state;
     const int N = 12, C = 40;
     for (int f = 0; f < FORMAT_ROWS; f++) {
-        Tensor x = make_filled(format_rows[f].act, N, C, 1, -5, 5), dy = make_filled(format_rows[f].act, N, C, 2, -1, 1);
+        Tensor x = make_filled(format_rows[f].act, N, C, 1, -5, 5),
+               dy = make_filled(format_rows[f].act, N, C, 2, -1, 1);
         Tensor y = make(format_rows[f].act, N, C), dx = make(format_rows[f].act, N, C);
         gelu_forward(y, x);
         gelu_backward(dx, dy, x);
         const double *v = values(x), *g = values(dy);
-        double *ref = keep(sizeof *ref * (size_t)(N * C)), *slope = keep(sizeof *ref * (size_t)(N * C));
-        double *bound = keep(sizeof *ref * (size_t)(N * C)), *slope_bound = keep(sizeof *ref * (size_t)(N * C));
+        double *ref = keep(sizeof *ref * (size_t)(N * C)),
+               *slope = keep(sizeof *ref * (size_t)(N * C));
+        double *bound = keep(sizeof *ref * (size_t)(N * C)),
+               *slope_bound = keep(sizeof *ref * (size_t)(N * C));
         for (int i = 0; i < N * C; i++) {
             ref[i] = gelu(v[i]);
             slope[i] = g[i] * gelu_slope(v[i]);
@@ -53,15 +56,18 @@ static void test_rows(void **state)
     const int at[R] = { 7, -1, 0, 3, -1 };
     int *places = device_alloc(sizeof at);
     device_put(places, at, sizeof at);
-    Tensor y = make_filled((Format){ BF16, 0 }, N, C, 1, -1, 1), x = make_filled((Format){ BF16, 0 }, R, C, 2, -1, 1);
+    Tensor y = make_filled((Format){ BF16, 0 }, N, C, 1, -1, 1),
+           x = make_filled((Format){ BF16, 0 }, R, C, 2, -1, 1);
     Tensor taken = make_filled((Format){ BF16, 0 }, R, C, 3, -1, 1);
     const double *before = values(y), *rows = values(x);
     place_rows(y, places, x);
     const double *after = values(y);
     for (int n = 0; n < N; n++)
         for (int c = 0; c < C; c++)
-            assert_true(after[n * C + c] == (n == 7 ? rows[c] : n == 0 ? rows[2 * C + c] : n == 3 ? rows[3 * C + c]
-                                             : before[n * C + c]));
+            assert_true(after[n * C + c] == (n == 7   ? rows[c]
+                                             : n == 0 ? rows[2 * C + c]
+                                             : n == 3 ? rows[3 * C + c]
+                                                      : before[n * C + c]));
     take_rows(taken, places, y);
     const double *out = values(taken), *left = values(y);
     for (int c = 0; c < C; c++) {
@@ -74,11 +80,15 @@ static void test_rows(void **state)
     release();
 }
 
-/* ---- models ---------------------------------------------------------------------------------------------------- */
+/* ---- models ---------------------------------------------------------------------------------- */
 
 enum { B = 3, T = 16, N = B * T };
 
-typedef struct { Config config; Model model; ParamStore store; } Trainer;
+typedef struct {
+    Config config;
+    Model model;
+    ParamStore store;
+} Trainer;
 
 static void open_trainer(Trainer *t, const ModelConfig *m, const char *recipe)
 {
@@ -97,7 +107,8 @@ static Tensor weight(const Trainer *t, int u, int param)
 static void copy_unit(const Trainer *to, int u, const Trainer *from, int v)
 {
     for (int i = 0; i < from->store.shape[v].num_params; i++)
-        device_copy(weight(to, u, i).data, weight(from, v, i).data, tensor_bytes(weight(from, v, i)));
+        device_copy(weight(to, u, i).data, weight(from, v, i).data,
+                    tensor_bytes(weight(from, v, i)));
 }
 
 static void fill_tokens(int *tokens, int *targets)
@@ -134,8 +145,9 @@ static void check_same_gradient(const Trainer *a, int u, const Trainer *b, int v
     assert_memory_equal(x, y, tensor_bytes(a->store.shard[u].grad));
 }
 
-/* An identity projector whose features are the embedding's rows of tokens gives the bits of these tokens; the embedding's row of
- * the image's token has gradient 0, and the projector's is dy^T x. */
+/* An identity projector whose features are the embedding's rows of tokens gives the bits of these
+ * tokens; the embedding's row of the image's token has gradient 0, and the projector's is dy^T
+ * x. */
 static void test_identity(void **state)
 {
     (void)state;
@@ -186,7 +198,8 @@ static void test_identity(void **state)
 
 static const char *const names[] = { "f32", "bf16", "fp8", "coat", "coat-lean" };
 
-/* Without images the model has the bits of its text model, and the projector's gradients are 0, whatever their memory held. */
+/* Without images the model has the bits of its text model, and the projector's gradients are 0,
+ * whatever their memory held. */
 static void test_text_only(void **state)
 {
     (void)state;
@@ -204,8 +217,9 @@ static void test_text_only(void **state)
         memcpy(shown, tokens, sizeof shown);
         memcpy(masked, targets, sizeof masked);
         place_images(&images, shown, masked, B, T, 3);
-        const double seen = pass(&b, shown, masked, &images);      /* leaves gradients in memory */
-        const double expected = pass(&a, tokens, targets, NULL), loss = pass(&b, tokens, targets, NULL);
+        const double seen = pass(&b, shown, masked, &images); /* leaves gradients in memory */
+        const double expected = pass(&a, tokens, targets, NULL),
+                     loss = pass(&b, tokens, targets, NULL);
         assert_memory_equal(&loss, &expected, sizeof loss);
         assert_true(isfinite(seen) && seen != loss);
         for (int u = 0; u < 4; u++)
@@ -214,14 +228,15 @@ static void test_text_only(void **state)
         const unsigned char *g = keep(tensor_bytes(grad));
         device_get((void *)g, grad.data, tensor_bytes(grad));
         for (size_t i = 0; i < tensor_bytes(grad); i++)
-            assert_true(g[i] == 0 || g[i] == 0x80);        /* 0 or -0 */
+            assert_true(g[i] == 0 || g[i] == 0x80); /* 0 or -0 */
         model_free(&a.model, &a.store);
         model_free(&b.model, &b.store);
         release();
     }
 }
 
-/* Other features, another loss; the same again, the same bits. In BF16 features as in F32, rounded. */
+/* Other features, another loss; the same again, the same bits. In BF16 features as in F32,
+ * rounded. */
 static void test_features(void **state)
 {
     (void)state;
@@ -234,7 +249,8 @@ static void test_features(void **state)
         fill_tokens(tokens, targets);
         place_images(&other, tokens, targets, B, T, 4);
         place_images(&one, tokens, targets, B, T, 3);
-        const double first = pass(&t, tokens, targets, &one), second = pass(&t, tokens, targets, &other);
+        const double first = pass(&t, tokens, targets, &one),
+                     second = pass(&t, tokens, targets, &other);
         const double again = pass(&t, tokens, targets, &one);
         assert_true(first != second && isfinite(first));
         if (strcmp(names[r], "coat-lean") != 0)
@@ -247,8 +263,9 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gelu), cmocka_unit_test(test_rows), cmocka_unit_test(test_identity),
-        cmocka_unit_test(test_text_only), cmocka_unit_test(test_features),
+        cmocka_unit_test(test_gelu),     cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_identity), cmocka_unit_test(test_text_only),
+        cmocka_unit_test(test_features),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* data/images: which row of which image the tokens of a file show, in cut and packed sequences, and what is wrong with files. */
+/* data/images: which row of which image the tokens of a file show, in cut and packed sequences, and
+ * what is wrong with files. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -37,7 +38,7 @@ static float value(int i, int r, int c)
     return (float)(i * ROWS + r) + (float)c / 16;
 }
 
-static const char *tower = "\"00000000000000ab\"";        /* of features.json */
+static const char *tower = "\"00000000000000ab\""; /* of features.json */
 
 static void write_features(const char *dtype, int rows, int cols)
 {
@@ -58,8 +59,8 @@ static void write_features(const char *dtype, int rows, int cols)
         write_file(in(names[f]), bytes, n);
     }
     char *text = xasprintf("{\"id\": \"%016llx\", \"rows\": %d, \"cols\": %d, \"dtype\": \"%s\", "
-                           "\"files\": [[\"f0\", 2], [\"f1\", %d]], \"tower_sample\": %s}", (unsigned long long)ID, rows, cols,
-                           dtype, IMAGES - 2, tower);
+                           "\"files\": [[\"f0\", 2], [\"f1\", %d]], \"tower_sample\": %s}",
+                           (unsigned long long)ID, rows, cols, dtype, IMAGES - 2, tower);
     write_file(in("features.json"), text, strlen(text));
     free(text);
 }
@@ -84,16 +85,28 @@ static void write_tokens(const char *name)
     for (int k = 0; k < 3; k++)
         for (int r = 0; r < ROWS; r++)
             tokens[at[k] + r] = TOKEN;
-    tokens[9] = TOKEN;              /* the second image fills the first document's end; EOS follows */
+    /* the second image fills the first document's end; EOS follows */
+    tokens[9] = TOKEN;
     tokens[10] = EOS;
     write_file(in(name), tokens, sizeof tokens);
 }
 
 static DataSpec spec_of(char **paths, char **indexes)
 {
-    return (DataSpec){ .paths = paths, .num_paths = 1, .image_paths = indexes, .num_image_paths = indexes != NULL,
-                       .image_features = folder, .image_rows = ROWS, .image_cols = COLS, .image_token_id = TOKEN, .itemsize = 2,
-                       .sequence_length = T, .vocab_size = VOCAB, .eos_token_id = EOS, .pad_token_id = -1, .reopened = true };
+    return (DataSpec){ .paths = paths,
+                       .num_paths = 1,
+                       .image_paths = indexes,
+                       .num_image_paths = indexes != NULL,
+                       .image_features = folder,
+                       .image_rows = ROWS,
+                       .image_cols = COLS,
+                       .image_token_id = TOKEN,
+                       .itemsize = 2,
+                       .sequence_length = T,
+                       .vocab_size = VOCAB,
+                       .eos_token_id = EOS,
+                       .pad_token_id = -1,
+                       .reopened = true };
 }
 
 /* The value that token `offset` of the file shows in column c; -1: none. */
@@ -118,7 +131,8 @@ static void check_token(const Batch *b, int n, int offset)
         if (expected(offset, c) < 0)
             assert_null(b->images[n]);
         else
-            assert_true(b->images[n] && stored(b->images[n], c, b->images_f32) == expected(offset, c));
+            assert_true(b->images[n] &&
+                        stored(b->images[n], c, b->images_f32) == expected(offset, c));
     }
 }
 
@@ -149,7 +163,8 @@ static void test_cut(void **state)
     }
 }
 
-/* Whole documents: the first, of 11 tokens, is truncated or split; where a piece begins does not matter. */
+/* Whole documents: the first, of 11 tokens, is truncated or split; where a piece begins does not
+ * matter. */
 static void test_packed(void **state)
 {
     (void)state;
@@ -176,7 +191,8 @@ static void test_packed(void **state)
             assert_true(n % T == 0 || b.begins[n] || b.tokens[n - 1] == tokens[offset - 1]);
             seen++;
         }
-        assert_int_equal(seen, split ? 9 + 1 : 7);     /* a split overlaps by a token; truncated: 6 of 8, 3 */
+        /* a split overlaps by a token; truncated: 6 of 8, 3 */
+        assert_int_equal(seen, split ? 9 + 1 : 7);
         loader_close(l);
     }
 }
@@ -197,7 +213,7 @@ static void test_ranks(void **state)
     }
 }
 
-/* ---- mixtures ---------------------------------------------------------------------------------------------------- */
+/* ---- mixtures -------------------------------------------------------------------------------- */
 
 enum { G = 4, STEPS = 5 };
 
@@ -214,10 +230,16 @@ static int sources(MixSource mix[3])
     write_file(in("text.npy"), text, sizeof text);
     write_index("a.index", ID, shown, 3);
     write_index("b.index", ID, other, 3);
-    static const char *const files[3] = { "a.npy", "text.npy", "a.npy" }, *const names[3] = { "a", "text", "b" };
+    static const char *const files[3] = { "a.npy", "text.npy", "a.npy" }, *const names[3] = {
+        "a", "text", "b"
+    };
     for (int s = 0; s < 3; s++) {
         paths[s] = in(files[s]);
-        mix[s] = (MixSource){ .name = (char *)names[s], .paths = &paths[s], .num_paths = 1, .ratio = s + 1, .max_repetition = 9 };
+        mix[s] = (MixSource){ .name = (char *)names[s],
+                              .paths = &paths[s],
+                              .num_paths = 1,
+                              .ratio = s + 1,
+                              .max_repetition = 9 };
     }
     for (int s = 0; s < 3; s += 2) {
         indexes[s / 2] = in(s ? "b.index" : "a.index");
@@ -229,10 +251,14 @@ static int sources(MixSource mix[3])
 }
 
 /* A sequence: its source and number, and the first value of each token's features, -1 without. */
-typedef struct { int source, index; float first[T]; } Seen;
+typedef struct {
+    int source, index;
+    float first[T];
+} Seen;
 
 /* Steps from `from` on as one of W ranks sees them; returns the place after them. */
-static LoaderState see(Seen *seen, const DataSpec *spec, int steps, int rank, int W, LoaderState from)
+static LoaderState see(Seen *seen, const DataSpec *spec, int steps, int rank, int W,
+                       LoaderState from)
 {
     Loader *l = loader_open(spec, G, rank, W);
     Batch b;
@@ -243,7 +269,8 @@ static LoaderState see(Seen *seen, const DataSpec *spec, int steps, int rank, in
             Seen *s = &seen[k * G + i * W + rank];
             *s = (Seen){ b.source[i], (int)b.index[i], { 0 } };
             for (int t = 0; t < T; t++)
-                s->first[t] = b.images[i * T + t] ? stored(b.images[i * T + t], 0, b.images_f32) : -1;
+                s->first[t] =
+                    b.images[i * T + t] ? stored(b.images[i * T + t], 0, b.images_f32) : -1;
         }
     }
     const LoaderState end = loader_state(l);
@@ -251,7 +278,8 @@ static LoaderState see(Seen *seen, const DataSpec *spec, int steps, int rank, in
     return end;
 }
 
-/* Each source shows its own images; steps do not depend on ranks, nor on where a run was resumed. */
+/* Each source shows its own images; steps do not depend on ranks, nor on where a run was
+ * resumed. */
 static void test_mixture(void **state)
 {
     (void)state;
@@ -274,7 +302,8 @@ static void test_mixture(void **state)
             while (k < 2 && s->index * T + t >= at[k] + ROWS)
                 k++;
             const float own = first < 0 || s->source == 1 ? -1
-                            : s->source == 0 ? first : value((int)other[k], s->index * T + t - at[k], 0);
+                              : s->source == 0            ? first
+                                               : value((int)other[k], s->index * T + t - at[k], 0);
             assert_true(s->first[t] == own);
             images[s->source] += own >= 0;
         }
@@ -289,9 +318,12 @@ static void test_mixture(void **state)
     }
 }
 
-/* ---- errors ------------------------------------------------------------------------------------------------------ */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
-typedef struct { const DataSpec *spec; Loader *loader; } Opening;
+typedef struct {
+    const DataSpec *spec;
+    Loader *loader;
+} Opening;
 
 static void open_it(void *what)
 {
@@ -332,10 +364,12 @@ static void test_errors(void **state)
     fails(&spec, "data.image_paths names 1 files, data.paths 2");
     spec.num_paths = 1;
     spec.num_image_paths = 0;
-    fails(&spec, "token 2 (counted from 0) is 99, the place of an image (model.image_token_id), but there is no index");
+    fails(&spec, "token 2 (counted from 0) is 99, the place of an image (model.image_token_id), "
+                 "but there is no index");
     spec.num_image_paths = 1;
     write_features("bf16", ROWS, COLS + 8);
-    fails(&spec, "a row has 16 values, but the model's projector reads 8 (model.image_feature_size)");
+    fails(&spec,
+          "a row has 16 values, but the model's projector reads 8 (model.image_feature_size)");
     write_features("bf16", ROWS + 1, COLS);
     fails(&spec, "an image has 4 rows, but the model has 3 tokens for each (model.image_tokens)");
     write_features("f16", ROWS, COLS);
@@ -345,12 +379,13 @@ static void test_errors(void **state)
     fails(&spec, "has 20 bytes; 3 images of 3 rows of 8 values of 2 bytes have 144: truncated?");
     write_features("bf16", ROWS, COLS);
     uint16_t nan[IMAGES * ROWS * COLS] = { 0 };
-    nan[2 * ROWS * COLS + COLS + 3] = 0x7fc0;           /* image 4, row 1 */
+    nan[2 * ROWS * COLS + COLS + 3] = 0x7fc0; /* image 4, row 1 */
     write_file(in("f1"), nan, sizeof nan / IMAGES * (IMAGES - 2));
     fails(&spec, "row 1 of image 4 has a value that is not finite");
 }
 
-/* Features of another tower of the same width; of the same one; and of a tower that is not known. */
+/* Features of another tower of the same width; of the same one; and of a tower that is not
+ * known. */
 static void test_tower(void **state)
 {
     (void)state;
@@ -365,8 +400,10 @@ static void test_tower(void **state)
         if (own == 0xab)
             loader_close(loader_open(&spec, 3, 0, 1));
         else
-            fails(&spec, "features.json: these are features of a vision tower with other weights (00000000000000ab) than that of "
-                         "runs/LLaVA (00000000000000ac). Make them again with that folder: scripts/make_image_features.py");
+            fails(&spec, "features.json: these are features of a vision tower with other weights "
+                         "(00000000000000ab) than that of "
+                         "runs/LLaVA (00000000000000ac). Make them again with that folder: "
+                         "scripts/make_image_features.py");
     }
     tower = "null";
     write_features("bf16", ROWS, COLS);
@@ -426,8 +463,11 @@ static int remove_folder(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_cut), cmocka_unit_test(test_packed), cmocka_unit_test(test_ranks),
-                                        cmocka_unit_test(test_errors), cmocka_unit_test(test_tower),
-                                        cmocka_unit_test(test_mixture), cmocka_unit_test(test_mixture_errors) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cut),           cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_ranks),         cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_tower),         cmocka_unit_test(test_mixture),
+        cmocka_unit_test(test_mixture_errors)
+    };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -1,9 +1,10 @@
-/* Initial values of each init_fn for each kind of parameter in each block, against OLMo's formulas (olmo/model.py 0.6.0,
- * reset_parameters of OLMo and of its blocks) and, for adapters, PEFT's.
+/* Initial values of each init_fn for each kind of parameter in each block, against OLMo's formulas
+ * (olmo/model.py 0.6.0, reset_parameters of OLMo and of its blocks) and, for adapters, PEFT's.
  *
- * Bounds. The mean square of n normal numbers has a standard error of sqrt(2 / n) of the variance, less if they are truncated; 5 of
- * these are allowed, and 5 of the mean's. Tensors have 1024 elements or more: 22 % of the variance, or 11 % of the standard
- * deviation. The formulas differ by 22 % at least: from the second block to the third. */
+ * Bounds. The mean square of n normal numbers has a standard error of sqrt(2 / n) of the variance,
+ * less if they are truncated; 5 of these are allowed, and 5 of the mean's. Tensors have 1024
+ * elements or more: 22 % of the variance, or 11 % of the standard deviation. The formulas differ by
+ * 22 % at least: from the second block to the third. */
 #include "tests/kit.h"
 
 #include "tests/models.h"
@@ -12,7 +13,10 @@ enum { BLOCKS = 3, D = 80, HEADS = 64, MLP = 160, RANK = 16 };
 static const double STD = 0.05;
 
 /* Standard deviations of these parameters in each block, or of a parameter outside of blocks. */
-typedef struct { const char *params; double std[BLOCKS]; } Row;
+typedef struct {
+    const char *params;
+    double std[BLOCKS];
+} Row;
 #define ALL(x) { x, x, x }
 
 static void fill_rows(Row rows[4], InitFn fn)
@@ -24,13 +28,22 @@ static void fill_rows(Row rows[4], InitFn fn)
         { "down", { 1 / sqrt(2 * MLP * 1), 1 / sqrt(2 * MLP * 2), 1 / sqrt(2 * MLP * 3) } },
     };
     const Row megatron[4] = {
-        { "embed qkv gate_up", ALL(STD) }, { "out down", ALL(STD / sqrt(2 * BLOCKS)) }, { "head", ALL(1 / sqrt(D)) },
+        { "embed qkv gate_up", ALL(STD) },
+        { "out down", ALL(STD / sqrt(2 * BLOCKS)) },
+        { "head", ALL(1 / sqrt(D)) },
     };
-    memcpy(rows, fn == INIT_NORMAL ? normal : fn == INIT_MITCHELL ? mitchell : megatron, 4 * sizeof *rows);
+    memcpy(rows,
+           fn == INIT_NORMAL     ? normal
+           : fn == INIT_MITCHELL ? mitchell
+                                 : megatron,
+           4 * sizeof *rows);
 }
 
-/* A uniform distribution between +-1/sqrt(fan in), kaiming_uniform_ with a = sqrt(5), has a third of that as its variance. */
-static const Row adapters[4] = { { "qkv_a gate_up_a", ALL(0.0645497) }, { "out_a", ALL(0.0721688) }, { "down_a", ALL(0.0456435) } };
+/* A uniform distribution between +-1/sqrt(fan in), kaiming_uniform_ with a = sqrt(5), has a third
+ * of that as its variance. */
+static const Row adapters[4] = { { "qkv_a gate_up_a", ALL(0.0645497) },
+                                 { "out_a", ALL(0.0721688) },
+                                 { "down_a", ALL(0.0456435) } };
 
 static bool names(const char *list, const char *name)
 {
@@ -49,31 +62,40 @@ static double find_std(const Row rows[4], const char *name, int block)
     return 0;
 }
 
-/* The variance of a normal number of variance 1 that is drawn again until it is at most `cutoff`; 0: never. */
+/* The variance of a normal number of variance 1 that is drawn again until it is at most `cutoff`;
+ * 0: never. */
 static double variance(double cutoff)
 {
-    return cutoff == 0 ? 1 : 1 - 2 * cutoff * exp(-cutoff * cutoff / 2) / sqrt(2 * M_PI) / erf(cutoff / sqrt(2));
+    return cutoff == 0 ? 1
+                       : 1 - 2 * cutoff * exp(-cutoff * cutoff / 2) / sqrt(2 * M_PI) /
+                                 erf(cutoff / sqrt(2));
 }
 
 /* Checks n elements; if std is 0 all must be `constant`. */
-static void check_values(const char *name, int unit, const double *x, size_t n, double std, double cutoff, double constant)
+static void check_values(const char *name, int unit, const double *x, size_t n, double std,
+                         double cutoff, double constant)
 {
     double sum = 0, squares = 0, largest = 0;
     for (size_t i = 0; i < n; i++) {
         sum += x[i], squares += x[i] * x[i];
         largest = fmax(largest, fabs(x[i]));
         if (std == 0 && x[i] != constant)
-            fail_msg("%s of unit %d: element %zu is %g, expected %g", name, unit, i, x[i], constant);
+            fail_msg("%s of unit %d: element %zu is %g, expected %g", name, unit, i, x[i],
+                     constant);
     }
     const double expected = std * std * variance(cutoff);
     if (std > 0 && !(fabs(squares / (double)n / expected - 1) <= 5 * sqrt(2.0 / (double)n)))
-        fail_msg("%s of unit %d: standard deviation %g, expected %g", name, unit, sqrt(squares / (double)n), sqrt(expected));
+        fail_msg("%s of unit %d: standard deviation %g, expected %g", name, unit,
+                 sqrt(squares / (double)n), sqrt(expected));
     if (std > 0 && !(fabs(sum / (double)n) <= 5 * sqrt(expected / (double)n)))
         fail_msg("%s of unit %d: mean %g, expected 0", name, unit, sum / (double)n);
     if (std > 0 && cutoff > 0 && !(largest <= cutoff * std * (1 + 1e-6)))
-        fail_msg("%s of unit %d: %g is beyond %g standard deviations of %g", name, unit, largest, cutoff, std);
-    if (std > 0 && cutoff == 0 && n > 5000 && !(largest > 3 * std))        /* 13 of 5000 are on average */
-        fail_msg("%s of unit %d: none of %zu is beyond 3 standard deviations of %g", name, unit, n, std);
+        fail_msg("%s of unit %d: %g is beyond %g standard deviations of %g", name, unit, largest,
+                 cutoff, std);
+    /* 13 of 5000 are on average */
+    if (std > 0 && cutoff == 0 && n > 5000 && !(largest > 3 * std))
+        fail_msg("%s of unit %d: none of %zu is beyond 3 standard deviations of %g", name, unit, n,
+                 std);
 }
 
 static ModelConfig model_of(InitFn fn, double cutoff)
@@ -99,7 +121,8 @@ static void check_model(const ModelConfig *m, double cutoff)
         for (int i = 0; i < store.shape[u].num_params; i++) {
             const Param *p = &store.shape[u].param[i];
             const int block = u > 0 && u <= BLOCKS ? u - 1 : 0;
-            const size_t padded = param_numel(p), n = p->has_padding ? (size_t)m->vocab_size * (size_t)p->cols : padded;
+            const size_t padded = param_numel(p),
+                         n = p->has_padding ? (size_t)m->vocab_size * (size_t)p->cols : padded;
             const double *x = values(shard_weights(&store.shard[u], p, 0, padded));
             const double std = find_std(p->is_adapter ? adapters : rows, p->name, block);
             assert_true(std > 0 || p->is_vector || p->is_b);
@@ -123,17 +146,23 @@ static void test_deviations(void **state)
 static void test_adapters(void **state)
 {
     (void)state;
-    const ModelConfig m = with_adapters(model_of(INIT_MITCHELL, 0), RANK, ALL_MODULES, BASE_AS_FROZEN);
+    const ModelConfig m =
+        with_adapters(model_of(INIT_MITCHELL, 0), RANK, ALL_MODULES, BASE_AS_FROZEN);
     check_model(&m, 3);
 }
 
-/* Random numbers are indexed by element: no two elements share one. Adapters have a separate seed. */
+/* Random numbers are indexed by element: no two elements share one. Adapters have a separate
+ * seed. */
 static void test_numbers(void **state)
 {
     (void)state;
     enum { MOST = 64 };
-    struct { size_t first, end; bool adapter; } drawn[MOST];
-    const ModelConfig m = with_adapters(model_of(INIT_NORMAL, 0), RANK, ALL_MODULES, BASE_AS_FROZEN);
+    struct {
+        size_t first, end;
+        bool adapter;
+    } drawn[MOST];
+    const ModelConfig m =
+        with_adapters(model_of(INIT_NORMAL, 0), RANK, ALL_MODULES, BASE_AS_FROZEN);
     int count = 0;
     Config c;
     Model model;
@@ -146,8 +175,10 @@ static void test_numbers(void **state)
             const size_t first = store.shape[u].first + p->number;
             assert_true(count < MOST);
             for (int k = 0; k < count; k++)
-                if (drawn[k].adapter == p->is_adapter && first < drawn[k].end && drawn[k].first < first + param_numel(p))
-                    fail_msg("%s of unit %d draws numbers that another parameter draws", p->name, u);
+                if (drawn[k].adapter == p->is_adapter && first < drawn[k].end &&
+                    drawn[k].first < first + param_numel(p))
+                    fail_msg("%s of unit %d draws numbers that another parameter draws", p->name,
+                             u);
             drawn[count].first = first;
             drawn[count].end = first + param_numel(p);
             drawn[count++].adapter = p->is_adapter;
@@ -157,7 +188,8 @@ static void test_numbers(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_deviations), cmocka_unit_test(test_adapters),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_deviations),
+                                        cmocka_unit_test(test_adapters),
                                         cmocka_unit_test(test_numbers) };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

@@ -1,8 +1,9 @@
 /* The backward of every operation against central differences of its forward, in F32.
  *
  * For L = sum cot * y with random cot, D(h) = (L(x+h) - L(x-h)) / 2h. Its truncation error is about
- * (D(2h) - D(h)) / 3, so |D(2h) - D(h)| bounds it while the cubic term dominates. Outputs that a perturbation does not change
- * cancel exactly; each other output has an error of k u max|y|, with k given at the operation, which D(h) divides by h. */
+ * (D(2h) - D(h)) / 3, so |D(2h) - D(h)| bounds it while the cubic term dominates. Outputs that a
+ * perturbation does not change cancel exactly; each other output has an error of k u max|y|, with k
+ * given at the operation, which D(h) divides by h. */
 #include "tests/kit.h"
 
 enum { MAX_SAMPLES = 200 };
@@ -14,10 +15,10 @@ typedef struct {
     const char *name;
     void (*forward)(void);
     Tensor y, cot;
-    double noise;               /* k: error of an output in units of u max|y| */
+    double noise; /* k: error of an output in units of u max|y| */
 } Function;
 
-/* ---- differences ------------------------------------------------------------------------------------------- */
+/* ---- differences ----------------------------------------------------------------------------- */
 
 static double *forward_at(const Function *f, Tensor x, size_t i, float value)
 {
@@ -30,7 +31,8 @@ static double *forward_at(const Function *f, Tensor x, size_t i, float value)
 static double difference(const Function *f, Tensor x, size_t i, float at, float h, double *noise)
 {
     const int mark = num_kept;
-    const double *cot = values(f->cot), *up = forward_at(f, x, i, at + h), *down = forward_at(f, x, i, at - h);
+    const double *cot = values(f->cot), *up = forward_at(f, x, i, at + h),
+                 *down = forward_at(f, x, i, at - h);
     double sum = 0, largest = 0, changed = 0, width = (double)(at + h) - (double)(at - h);
     for (size_t j = 0; j < tensor_numel(f->y); j++) {
         sum += cot[j] * (up[j] - down[j]);
@@ -49,7 +51,8 @@ static void check_gradient(const Function *f, const char *of, Tensor x, Tensor d
 {
     const size_t numel = tensor_numel(x), stride = numel / MAX_SAMPLES + 1;
     const double *X = values(x), *D = values(dx);
-    double largest = 0;         /* the analytic gradient has terms up to this size, and an error of k u of it */
+    /* the analytic gradient has terms up to this size, and an error of k u of it */
+    double largest = 0;
     for (size_t i = 0; i < numel; i++)
         largest = fmax(largest, fabs(D[i]));
     for (size_t i = 0; i < numel; i += stride) {
@@ -60,13 +63,14 @@ static void check_gradient(const Function *f, const char *of, Tensor x, Tensor d
         device_put((float *)x.data + i, &at, sizeof at);
         double limit = fabs(wide - d) + noise + wide_noise + f->noise * U24 * largest;
         if (!(fabs(D[i] - d) <= limit))
-            fail_msg("%s: gradient of %s[%zu] is %.7g, by differences %.7g; off by %.2g, at most %.2g is explained",
+            fail_msg("%s: gradient of %s[%zu] is %.7g, by differences %.7g; off by %.2g, at most "
+                     "%.2g is explained",
                      f->name, of, i, D[i], d, fabs(D[i] - d), limit);
     }
     f->forward();
 }
 
-/* ---- the operations, on tensors that stay in place while they are perturbed -------------------------------- */
+/* ---- the operations, on tensors that stay in place while they are perturbed ------------------ */
 
 static struct {
     Tensor x, w, add, y, qnorm, knorm, losses;
@@ -133,7 +137,8 @@ static void run_matmul(void)
 /* k: a sum of C products, whose sizes exceed |y| by a factor below C. */
 static void matmul_case(int N, int C, int O)
 {
-    now.x = filled(N, C, 1), now.w = filled(O, C, 2), now.add = filled(N, O, 3), now.y = make(F, N, O);
+    now.x = filled(N, C, 1), now.w = filled(O, C, 2), now.add = filled(N, O, 3),
+    now.y = make(F, N, O);
     const Function f = { "matmul", run_matmul, now.y, filled(N, O, 4), C * (C + 2) };
     Tensor dx = zeros(N, C), dw = zeros(O, C);
     f.forward();
@@ -226,7 +231,8 @@ static void loss_case(int N, int V, int vocab, float scale, float z_weight)
     Function f = { "cross_entropy", run_loss, now.losses, make(F, 2, N), 2 * (vocab + 30) };
     put(f.cot, cot);
     Tensor grad = make_filled(F, N, V, 1, -3, 3), scratch = make(F, 2, N);
-    cross_entropy(grad, scratch.data, (float *)scratch.data + N, now.ints, vocab, scale, z_weight, true);
+    cross_entropy(grad, scratch.data, (float *)scratch.data + N, now.ints, vocab, scale, z_weight,
+                  true);
     check_gradient(&f, "logits", now.x, grad);
     release();
 }
@@ -242,7 +248,7 @@ static void test_loss(void **state)
     }
 }
 
-/* ---- rope and attention ------------------------------------------------------------------------------------ */
+/* ---- rope and attention ---------------------------------------------------------------------- */
 
 static Attention attention_of(int B, int T, int H, int K, int D)
 {
@@ -254,14 +260,20 @@ static Attention attention_of(int B, int T, int H, int K, int D)
             host[t * D + 2 * i + 1] = (float)sin(t * pow(100, -2.0 * i / D));
         }
     put(table, host);
-    return (Attention){ .B = B, .T = T, .H = H, .K = K, .D = D, .scale = 1 / sqrtf((float)D),
-                        .norm = { RMS_NORM, 1e-5f }, .rope = table.data };
+    return (Attention){ .B = B,
+                        .T = T,
+                        .H = H,
+                        .K = K,
+                        .D = D,
+                        .scale = 1 / sqrtf((float)D),
+                        .norm = { RMS_NORM, 1e-5f },
+                        .rope = table.data };
 }
 
 static void run_rope(void)
 {
-    rope_forward(now.y, now.x, now.qnorm.data ? now.stats : NULL, now.x, NO_PRODUCT, now.qnorm, now.knorm, now.attention,
-                 FROM_SAVED);
+    rope_forward(now.y, now.x, now.qnorm.data ? now.stats : NULL, now.x, NO_PRODUCT, now.qnorm,
+                 now.knorm, now.attention, FROM_SAVED);
 }
 
 /* Moves elements away from the limit, where the clamp has no derivative. */
@@ -281,17 +293,20 @@ typedef enum { NO_NORM, WHOLE, BY_HEAD } Norms;
 /* k: the norm's rstd from a sum of up to H*D terms, then six operations. */
 static void rope_case(float clip, Norms norms, int B, int T, int H, int K, int D)
 {
-    const int N = B * T, S = (H + 2 * K) * D, Q = norms == BY_HEAD ? D : H * D, KW = norms == BY_HEAD ? D : K * D;
+    const int N = B * T, S = (H + 2 * K) * D, Q = norms == BY_HEAD ? D : H * D,
+              KW = norms == BY_HEAD ? D : K * D;
     now.attention = attention_of(B, T, H, K, D);
     now.attention.clip = clip;
-    now.x = make(F, N, S), now.y = make(F, N, S), now.stats = make(F, N, norms == BY_HEAD ? H + K : 2).data;
+    now.x = make(F, N, S), now.y = make(F, N, S),
+    now.stats = make(F, N, norms == BY_HEAD ? H + K : 2).data;
     fill_beside(now.x, 1, clip);
     now.qnorm = norms ? make_filled(F, 1, Q, 2, 0.5f, 1.5f) : NONE;
     now.knorm = norms ? make_filled(F, 1, KW, 3, 0.5f, 1.5f) : NONE;
     const Function f = { "rope", run_rope, now.y, filled(N, S, 4), H * D + 20 };
     Tensor dx = make(F, N, S), dq = norms ? zeros(1, Q) : NONE, dk = norms ? zeros(1, KW) : NONE;
     f.forward();
-    rope_backward(dx, dq, dk, f.cot, now.x, norms ? now.stats : NULL, now.qnorm, now.knorm, now.attention);
+    rope_backward(dx, dq, dk, f.cot, now.x, norms ? now.stats : NULL, now.qnorm, now.knorm,
+                  now.attention);
     check_gradient(&f, "x", now.x, dx);
     if (norms) {
         check_gradient(&f, "qnorm", now.qnorm, dq);
@@ -324,7 +339,8 @@ static void run_attention(void)
     attention_forward(now.y, now.stats, now.x, now.attention, now.documents);
 }
 
-/* k: scores sum D products below 1, scaled: 2 sqrt(D) (D + 2), twice in exp; T + 2 terms in the mean of v. */
+/* k: scores sum D products below 1, scaled: 2 sqrt(D) (D + 2), twice in exp; T + 2 terms in the
+ * mean of v. */
 static void attention_case(const int *start, int B, int T, int H, int K, int D, int window)
 {
     const int N = B * T, S = (H + 2 * K) * D, O = H * D;
@@ -339,7 +355,8 @@ static void attention_case(const int *start, int B, int T, int H, int K, int D, 
         now.documents.start = put_ints(start, (size_t)now.documents.count + 1);
     }
     now.x = filled(N, S, 1), now.y = make(F, N, O), now.stats = make(F, N, H).data;
-    const Function f = { "attention", run_attention, now.y, filled(N, O, 2), 4 * sqrt(D) * (D + 2) + 2 * (T + 12) };
+    const Function f = { "attention", run_attention, now.y, filled(N, O, 2),
+                         4 * sqrt(D) * (D + 2) + 2 * (T + 12) };
     Tensor dx = make(F, N, S);
     f.forward();
     attention_backward(dx, f.cot, now.x, now.y, now.stats, now.attention, now.documents);
@@ -367,8 +384,9 @@ static void test_attention(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_norm), cmocka_unit_test(test_matmul), cmocka_unit_test(test_embedding),
-        cmocka_unit_test(test_swiglu), cmocka_unit_test(test_loss), cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_norm),      cmocka_unit_test(test_matmul),
+        cmocka_unit_test(test_embedding), cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_loss),      cmocka_unit_test(test_rope),
         cmocka_unit_test(test_attention),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);

@@ -1,15 +1,23 @@
-/* Norms, linear layers, embedding, SwiGLU and loss against a double reference, within bounds derived next to each.
+/* Norms, linear layers, embedding, SwiGLU and loss against a double reference, within bounds
+ * derived next to each.
  *
- * u = 2^-24. A sum of n terms, in any order, has an error of at most n u sum|terms|; a factor 2 covers tensor cores, which truncate
- * instead of rounding. Elementwise F32 functions have errors of at most 4 u (CUDA's expf and rsqrtf: 2 ulp). Each operation runs
- * twice, for each row of formats, on odd (for the CPU only), small and medium shapes. */
+ * u = 2^-24. A sum of n terms, in any order, has an error of at most n u sum|terms|; a factor 2
+ * covers tensor cores, which truncate instead of rounding. Elementwise F32 functions have errors of
+ * at most 4 u (CUDA's expf and rsqrtf: 2 ulp). Each operation runs twice, for each row of formats,
+ * on odd (for the CPU only), small and medium shapes. */
 #include "tests/golden.h"
 #include "tests/loss.h"
 
 #define MAX2(a, b) ((a) > (b) ? (a) : (b))
 
-typedef struct { int N, C, O; bool odd; } Shape;
-static const Shape shapes[] = { { 1, 7, 3, true }, { 5, 13, 9, true }, { 1, 64, 32, false }, { 6, 40, 24, false },
+typedef struct {
+    int N, C, O;
+    bool odd;
+} Shape;
+static const Shape shapes[] = { { 1, 7, 3, true },
+                                { 5, 13, 9, true },
+                                { 1, 64, 32, false },
+                                { 6, 40, 24, false },
                                 { 96, 256, 384, false } };
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
@@ -42,17 +50,26 @@ static double *doubles(size_t n)
     return keep(n * sizeof(double));
 }
 
-/* ---- norms -------------------------------------------------------------------------------------------------- */
+/* ---- norms ----------------------------------------------------------------------------------- */
 
-typedef struct { NormKind kind; bool weight, residual, accumulate; const char *text; } NormCase;
+typedef struct {
+    NormKind kind;
+    bool weight, residual, accumulate;
+    const char *text;
+} NormCase;
+// clang-format off
 static const NormCase norm_cases[] = {
     { RMS_NORM,   true,  false, true,  "-rms" },        { RMS_NORM,   false, true,  false, "-rms-plain-residual" },
     { LAYER_NORM, true,  true,  false, "-layer-residual" }, { LAYER_NORM, false, false, true, "-layer-plain" },
 };
+// clang-format on
 
-/* Mean and rstd of a row, and error bounds of an F32 implementation: the mean C u mean|x|; the variance, a sum of squares of
- * differences with errors u (|x|+|m|), relatively (C + 8) u; rstd half of that and 4 u. */
-typedef struct { double mean, rstd, mean_error, rstd_error, mean_abs; } Stats;
+/* Mean and rstd of a row, and error bounds of an F32 implementation: the mean C u mean|x|; the
+ * variance, a sum of squares of differences with errors u (|x|+|m|), relatively (C + 8) u; rstd
+ * half of that and 4 u. */
+typedef struct {
+    double mean, rstd, mean_error, rstd_error, mean_abs;
+} Stats;
 
 static Stats row_stats(const double *x, int C, NormKind kind, double eps)
 {
@@ -72,59 +89,71 @@ static Stats row_stats(const double *x, int C, NormKind kind, double eps)
     return s;
 }
 
-static void norm_forward_reference(double *y, double *bound, double *stats, double *stats_bound, const double *x,
-                                   const double *w, const double *add, int N, int C, Norm norm)
+static void norm_forward_reference(double *y, double *bound, double *stats, double *stats_bound,
+                                   const double *x, const double *w, const double *add, int N,
+                                   int C, Norm norm)
 {
     for (int n = 0; n < N; n++) {
         Stats s = row_stats(x + n * C, C, norm.kind, norm.eps);
         stats[2 * n] = s.mean, stats[2 * n + 1] = s.rstd;
         stats_bound[2 * n] = s.mean_error, stats_bound[2 * n + 1] = s.rstd_error;
         for (int c = 0; c < C; c++) {
-            double d = x[n * C + c] - s.mean, wc = w ? w[c] : 1, r = add ? add[n * C + c] : 0, h = d * s.rstd * wc;
+            double d = x[n * C + c] - s.mean, wc = w ? w[c] : 1, r = add ? add[n * C + c] : 0,
+                   h = d * s.rstd * wc;
             y[n * C + c] = h + r;
-            bound[n * C + c] = fabs(d * wc) * s.rstd_error + fabs(wc) * s.rstd * (s.mean_error + U24 * fabs(d))
-                + 5 * U24 * (fabs(h) + fabs(r));
+            bound[n * C + c] = fabs(d * wc) * s.rstd_error +
+                               fabs(wc) * s.rstd * (s.mean_error + U24 * fabs(d)) +
+                               5 * U24 * (fabs(h) + fabs(r));
         }
     }
 }
 
-static void norm_forward_case(const FormatRow *f, const Shape *s, const NormCase *k, bool saved_apart)
+static void norm_forward_case(const FormatRow *f, const Shape *s, const NormCase *k,
+                              bool saved_apart)
 {
     const int N = s->N, C = s->C;
     const size_t n = (size_t)N * (size_t)C;
     const Norm norm = { k->kind, 1e-5f };
-    Tensor stream = make_filled(f->act, N, C, 1, -1, 2), x = saved_apart ? make(f->act, N, C) : stream;
+    Tensor stream = make_filled(f->act, N, C, 1, -1, 2),
+           x = saved_apart ? make(f->act, N, C) : stream;
     Tensor w = k->weight ? make_filled(f->weight, 1, C, 2, 0.5f, 1.5f) : NONE;
     Tensor residual = k->residual ? make_filled(f->act, N, C, 3, -1, 1) : NONE;
     Tensor y = make(f->act, N, C), stats = make_f32(N, 2);
     TWICE(norm_forward(y, x, stats.data, stream, w, residual, norm, FROM_SAVED), y, x, stats);
-    check_same_bytes("the saved norm input", tensor_snapshot(x), tensor_snapshot(stream), tensor_bytes(x));
+    check_same_bytes("the saved norm input", tensor_snapshot(x), tensor_snapshot(stream),
+                     tensor_bytes(x));
 
-    double *ref = doubles(n), *bound = doubles(n), *ref_stats = doubles(2 * (size_t)N), *bs = doubles(2 * (size_t)N);
-    norm_forward_reference(ref, bound, ref_stats, bs, values(stream), values(w), values(residual), N, C, norm);
+    double *ref = doubles(n), *bound = doubles(n), *ref_stats = doubles(2 * (size_t)N),
+           *bs = doubles(2 * (size_t)N);
+    norm_forward_reference(ref, bound, ref_stats, bs, values(stream), values(w), values(residual),
+                           N, C, norm);
     check(saved_apart ? "norm_forward_apart" : "norm_forward", f, s, k->text, y, ref, bound);
     check(saved_apart ? "norm_stats_apart" : "norm_stats", f, s, k->text, stats, ref_stats, bs);
 }
 
-/* With h = (x-m) r from the given stats, in F32: |error of h| <= 3 u |h| + u r (|x|+|m|) =: e. A mean of C terms has an error of (C
- * + 8) u of its absolute mean, plus e of its factors. */
-static void norm_backward_row(double *dx, double *bx, double *dw, double *bw, const double *dy, const double *x,
-                              const double *stats, const double *w, const double *old, int C, NormKind kind)
+/* With h = (x-m) r from the given stats, in F32: |error of h| <= 3 u |h| + u r (|x|+|m|) =: e. A
+ * mean of C terms has an error of (C + 8) u of its absolute mean, plus e of its factors. */
+static void norm_backward_row(double *dx, double *bx, double *dw, double *bw, const double *dy,
+                              const double *x, const double *stats, const double *w,
+                              const double *old, int C, NormKind kind)
 {
     double mean = stats[0], r = stats[1], mg = 0, mgh = 0, ag = 0, agh = 0, age = 0;
     for (int c = 0; c < C; c++) {
         double g = dy[c] * (w ? w[c] : 1), h = (x[c] - mean) * r;
         double e = 3 * U24 * fabs(h) + U24 * r * (fabs(x[c]) + fabs(mean));
-        mg += g / C, mgh += g * h / C, ag += fabs(g) / C, agh += fabs(g * h) / C, age += fabs(g) * e / C;
+        mg += g / C, mgh += g * h / C, ag += fabs(g) / C, agh += fabs(g * h) / C,
+            age += fabs(g) * e / C;
         dw[c] += dy[c] * h;
         bw[c] += fabs(dy[c]) * e + fabs(dy[c] * h) * U24;
     }
     for (int c = 0; c < C; c++) {
         double g = dy[c] * (w ? w[c] : 1), h = (x[c] - mean) * r;
-        double e = 3 * U24 * fabs(h) + U24 * r * (fabs(x[c]) + fabs(mean)), m = kind == LAYER_NORM ? mg : 0;
+        double e = 3 * U24 * fabs(h) + U24 * r * (fabs(x[c]) + fabs(mean)),
+               m = kind == LAYER_NORM ? mg : 0;
         dx[c] = r * (g - m - h * mgh) + (old ? old[c] : 0);
-        bx[c] = r * (6 * U24 * (fabs(g) + fabs(h * mgh)) + (m != 0 ? (C + 8) * U24 * ag : 0)
-                     + fabs(h) * ((C + 8) * U24 * agh + age) + e * agh) + 2 * U24 * (old ? fabs(old[c]) : 0);
+        bx[c] = r * (6 * U24 * (fabs(g) + fabs(h * mgh)) + (m != 0 ? (C + 8) * U24 * ag : 0) +
+                     fabs(h) * ((C + 8) * U24 * agh + age) + e * agh) +
+                2 * U24 * (old ? fabs(old[c]) : 0);
     }
 }
 
@@ -138,9 +167,11 @@ static void norm_backward_case(const FormatRow *f, const Shape *s, const NormCas
     Tensor w = k->weight ? make_filled(f->weight, 1, C, 2, 0.5f, 1.5f) : NONE;
     Tensor dw = k->weight ? make_filled(f->grad, 1, C, 5, -1, 1) : NONE;
     Tensor dx = in_place ? dy : make_filled(f->act, N, C, 6, -1, 1), stats = make_f32(N, 2);
-    double *X = values(x), *DY = values(dy), *W = values(w), *old_dx = values(dx), *old_dw = values(dw);
+    double *X = values(x), *DY = values(dy), *W = values(w), *old_dx = values(dx),
+           *old_dw = values(dw);
     float *given = keep(2 * sizeof *given * (size_t)N);
-    double *ref = doubles(n), *bound = doubles(n), *dw_ref = doubles((size_t)C), *dw_bound = doubles((size_t)C);
+    double *ref = doubles(n), *bound = doubles(n), *dw_ref = doubles((size_t)C),
+           *dw_bound = doubles((size_t)C);
     for (int i = 0; i < N; i++) {
         Stats t = row_stats(X + i * C, C, norm.kind, norm.eps);
         given[2 * i] = (float)t.mean, given[2 * i + 1] = (float)t.rstd;
@@ -153,8 +184,8 @@ static void norm_backward_case(const FormatRow *f, const Shape *s, const NormCas
     double *terms = doubles((size_t)C);
     for (int i = 0; i < N; i++) {
         double row[2] = { given[2 * i], given[2 * i + 1] };
-        norm_backward_row(ref + i * C, bound + i * C, dw_ref, dw_bound, DY + i * C, X + i * C, row, W,
-                          accumulate ? old_dx + i * C : NULL, C, norm.kind);
+        norm_backward_row(ref + i * C, bound + i * C, dw_ref, dw_bound, DY + i * C, X + i * C, row,
+                          W, accumulate ? old_dx + i * C : NULL, C, norm.kind);
         for (int c = 0; c < C; c++)
             terms[c] += fabs(DY[i * C + c] * (X[i * C + c] - row[0]) * row[1]);
     }
@@ -184,15 +215,18 @@ static void test_norm(void **state)
     for_all(norm_cases_of);
 }
 
-/* ---- linear ------------------------------------------------------------------------------------------------- */
+/* ---- linear ---------------------------------------------------------------------------------- */
 
-typedef struct { const double *x; int outer, inner; } Strided;
+typedef struct {
+    const double *x;
+    int outer, inner;
+} Strided;
 
-/* y (rows, cols) = old + sum over i of a(r,i) b(c,i), each matrix addressed by strides; terms = sum|a||b| + |old|. In
- * BF16 (f: y's format) cuBLASLt may round the product before it adds the old value and rounds again, as it does for a
- * single row; the CPU rounds once. */
-static void product(double *y, double *bound, const double *old, Format f, int rows, int cols, int sum, Strided a,
-                    Strided b)
+/* y (rows, cols) = old + sum over i of a(r,i) b(c,i), each matrix addressed by strides; terms =
+ * sum|a||b| + |old|. In BF16 (f: y's format) cuBLASLt may round the product before it adds the old
+ * value and rounds again, as it does for a single row; the CPU rounds once. */
+static void product(double *y, double *bound, const double *old, Format f, int rows, int cols,
+                    int sum, Strided a, Strided b)
 {
     const double rounding = old && f.dtype == BF16 && !on_cpu() ? unit_roundoff(f) : 0;
     for (int r = 0; r < rows; r++)
@@ -212,7 +246,8 @@ static void bias_cases(const FormatRow *f, const Shape *s)
 {
     const int N = s->N, C = s->C, O = s->O;
     const size_t most = (size_t)MAX2(N, O) * (size_t)O;
-    Tensor x = make_filled(f->act, N, C, 1, -1, 1), w = make_filled(f->weight, O, C, 2, -1, 1), y = make(f->act, N, O);
+    Tensor x = make_filled(f->act, N, C, 1, -1, 1), w = make_filled(f->weight, O, C, 2, -1, 1),
+           y = make(f->act, N, O);
     Tensor bias = make_filled(f->act, O, 1, 7, -8, 8), dy = make_filled(f->act, N, O, 4, -1, 1);
     Tensor db = make_filled(f->grad, O, 1, 8, -8, 8);
     double *X = values(x), *W = values(w), *added = values(bias), *old = values(db), one = 1;
@@ -227,7 +262,8 @@ static void bias_cases(const FormatRow *f, const Shape *s)
     check("matmul", f, s, "-bias", y, ref, bound);
 
     TWICE(matmul_db(db, dy), db);
-    product(ref, bound, old, f->grad, O, 1, N, (Strided){ values(dy), 1, O }, (Strided){ &one, 0, 0 });
+    product(ref, bound, old, f->grad, O, 1, N, (Strided){ values(dy), 1, O },
+            (Strided){ &one, 0, 0 });
     check("matmul_db", f, s, "", db, ref, bound);
     EMPTY_IS_ZEROS(db, matmul_db(db, dy));
 }
@@ -240,7 +276,8 @@ static void matmul_cases(const FormatRow *f, const Shape *s)
     Tensor add = make_filled(f->act, N, O, 3, -8, 8), dy = make_filled(f->act, N, O, 4, -1, 1);
     Tensor y = make(f->act, N, O), dx = make_filled(f->act, N, C, 5, -8, 8);
     Tensor dw = make_filled(f->grad, O, C, 6, -8, 8);
-    double *X = values(x), *W = values(w), *DY = values(dy), *ref = doubles(most), *bound = doubles(most);
+    double *X = values(x), *W = values(w), *DY = values(dy), *ref = doubles(most),
+           *bound = doubles(most);
 
     TWICE(matmul(y, x, w, NONE), y);
     product(ref, bound, NULL, f->act, N, O, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
@@ -273,7 +310,7 @@ static void test_matmul(void **state)
     for_all(bias_cases);
 }
 
-/* ---- embedding ---------------------------------------------------------------------------------------------- */
+/* ---- embedding ------------------------------------------------------------------------------- */
 
 static void embedding_cases(const FormatRow *f, const Shape *s)
 {
@@ -282,7 +319,7 @@ static void embedding_cases(const FormatRow *f, const Shape *s)
     Tensor w = make_filled(f->weight, V, C, 1, -1, 1), y = make(f->act, N, C);
     Tensor dy = make_filled(f->act, N, C, 2, -1, 1), dw = make_filled(f->grad, V, C, 3, -1, 1);
     int *token = keep(sizeof *token * (size_t)N);
-    for (int i = 0; i < N; i++)     /* half of the tokens are equal; some never occur */
+    for (int i = 0; i < N; i++) /* half of the tokens are equal; some never occur */
         token[i] = i % 2 ? V - 1 : (int)(random_bits(7, (uint64_t)i) % (uint64_t)V);
     const TokenAt *sorted = put_sorted(token, N, V);
     double *W = values(w), *DY = values(dy), *ref = values(dw), *bound = doubles(n);
@@ -317,17 +354,20 @@ static void test_embedding(void **state)
     for_all(embedding_cases);
 }
 
-/* ---- SwiGLU ------------------------------------------------------------------------------------------------- */
+/* ---- SwiGLU ---------------------------------------------------------------------------------- */
 
-/* Relative errors: s = 1/(1+exp(-g)): 6 u; g s u: 8 u. 1 - s errs by 7 u s absolutely, hence s (1 + g (1-s)) by
- * 16 u s (1 + |g|). The gates reach to -100, where exp(-g) overflows F32 and act is 0 instead of 1e-42. */
+/* Relative errors: s = 1/(1+exp(-g)): 6 u; g s u: 8 u. 1 - s errs by 7 u s absolutely, hence s (1 +
+ * g (1-s)) by 16 u s (1 + |g|). The gates reach to -100, where exp(-g) overflows F32 and act is 0
+ * instead of 1e-42. */
 static void swiglu_cases(const FormatRow *f, const Shape *s)
 {
     const int N = s->N, F = s->C;
     const size_t n = (size_t)N * (size_t)F;
-    Tensor wide = make_filled(f->act, N, 2 * F, 1, -4, 4), dact = make_filled(f->act, N, F, 2, -1, 1);
+    Tensor wide = make_filled(f->act, N, 2 * F, 1, -4, 4),
+           dact = make_filled(f->act, N, F, 2, -1, 1);
     Tensor act = make(f->act, N, F), dwide = make(f->act, N, 2 * F);
-    device_put(wide.data, f->act.dtype == F32 ? (const void *)&(float){ -100 } : &(uint16_t){ 0xc2c8 },
+    device_put(wide.data,
+               f->act.dtype == F32 ? (const void *)&(float){ -100 } : &(uint16_t){ 0xc2c8 },
                dtype_size(f->act.dtype));
     double *W = values(wide), *D = values(dact);
     double *ref = doubles(n), *bound = doubles(n), *dref = doubles(2 * n), *dbound = doubles(2 * n);
@@ -349,10 +389,12 @@ static void swiglu_cases(const FormatRow *f, const Shape *s)
     Tensor recomputed = make(f->act, N, F);
     TWICE(swiglu_backward(dwide, recomputed, dact, NO_PRODUCT, wide), dwide, recomputed);
     check("swiglu_backward", f, s, "-again", dwide, dref, dbound);
-    check_same_bytes("act written again", tensor_snapshot(recomputed), tensor_snapshot(act), tensor_bytes(act));
+    check_same_bytes("act written again", tensor_snapshot(recomputed), tensor_snapshot(act),
+                     tensor_bytes(act));
     TWICE(swiglu_backward(wide, dact, dact, NO_PRODUCT, wide), wide, dact);
     check("swiglu_backward", f, s, "-in-place", wide, dref, dbound);
-    check_same_bytes("act over dact", tensor_snapshot(dact), tensor_snapshot(act), tensor_bytes(act));
+    check_same_bytes("act over dact", tensor_snapshot(dact), tensor_snapshot(act),
+                     tensor_bytes(act));
 }
 
 static void test_swiglu(void **state)
@@ -361,13 +403,14 @@ static void test_swiglu(void **state)
     for_all(swiglu_cases);
 }
 
-/* ---- loss --------------------------------------------------------------------------------------------------- */
+/* ---- loss ------------------------------------------------------------------------------------ */
 
 static void loss_cases(const FormatRow *f, const Shape *s)
 {
     const int N = s->N, V = s->C, vocab = V - 3;
     const float scale = 0.125f, weight = 1e-2f;
-    Tensor logits = make_filled(f->act, N, V, 1, -9, 9), loss = make_f32(1, N), zloss = make_f32(1, N);
+    Tensor logits = make_filled(f->act, N, V, 1, -9, 9), loss = make_f32(1, N),
+           zloss = make_f32(1, N);
     int *target = keep(sizeof *target * (size_t)N);
     for (int i = 0; i < N; i++)
         target[i] = i % 4 == 2 ? -1 : (int)(random_bits(8, (uint64_t)i) % (uint64_t)vocab);
@@ -375,18 +418,22 @@ static void loss_cases(const FormatRow *f, const Shape *s)
     void *untouched = tensor_snapshot(logits);
     const Loss l = loss_reference(values(logits), target, N, vocab, V, scale, weight);
 
-    TWICE(cross_entropy(logits, loss.data, zloss.data, targets, vocab, scale, weight, false), logits, loss, zloss);
-    check_same_bytes("logits without backward", tensor_snapshot(logits), untouched, tensor_bytes(logits));
+    TWICE(cross_entropy(logits, loss.data, zloss.data, targets, vocab, scale, weight, false),
+          logits, loss, zloss);
+    check_same_bytes("logits without backward", tensor_snapshot(logits), untouched,
+                     tensor_bytes(logits));
     check("loss", f, s, "", loss, l.loss, l.loss_bound);
     check("zloss", f, s, "", zloss, l.zloss, l.zloss_bound);
-    TWICE(cross_entropy(logits, loss.data, zloss.data, targets, vocab, scale, weight, true), logits, loss, zloss);
+    TWICE(cross_entropy(logits, loss.data, zloss.data, targets, vocab, scale, weight, true), logits,
+          loss, zloss);
     check("loss", f, s, "-backward", loss, l.loss, l.loss_bound);
     check("dlogits", f, s, "", logits, l.grad, l.grad_bound);
     double *y = values(logits);
     for (int i = 0; i < N; i++)
         for (int j = 0; j < V; j++)
             if ((target[i] < 0 || j >= vocab) && y[i * V + j] != 0)
-                fail_msg("dlogits[%d,%d] is %g in a masked row or beyond the vocabulary", i, j, y[i * V + j]);
+                fail_msg("dlogits[%d,%d] is %g in a masked row or beyond the vocabulary", i, j,
+                         y[i * V + j]);
 }
 
 static void test_loss(void **state)
@@ -398,8 +445,9 @@ static void test_loss(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_norm), cmocka_unit_test(test_matmul), cmocka_unit_test(test_embedding),
-        cmocka_unit_test(test_swiglu), cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_norm),      cmocka_unit_test(test_matmul),
+        cmocka_unit_test(test_embedding), cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_loss),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

@@ -1,5 +1,5 @@
-/* Runs with sequence_length_warmup: short sequences are those of documents that end where the sequences end; after the warmup, and
- * in evaluation, sequences are whole. */
+/* Runs with sequence_length_warmup: short sequences are those of documents that end where the
+ * sequences end; after the warmup, and in evaluation, sequences are whole. */
 #include "tests/launch.h"
 
 /* Sequences of 32 tokens whose 8th, 16th, ... token ends a document. */
@@ -7,8 +7,10 @@ static char data[256];
 
 static int run(int ranks, const char *name, const char *more)
 {
-    return train(ranks, "%s --max_duration=6 --save_interval=2 --save_num_checkpoints_to_keep=-1 --save_folder=%s/%s %s", data,
-                 folder, name, more);
+    return train(ranks,
+                 "%s --max_duration=6 --save_interval=2 --save_num_checkpoints_to_keep=-1 "
+                 "--save_folder=%s/%s %s",
+                 data, folder, name, more);
 }
 
 static int make_data(void **state)
@@ -40,33 +42,41 @@ static void check_same(const char *a, const char *b, int first, int last, double
             fail_msg("step %d: loss %.9g in %s, %.9g in %s", i, x[i], a, y[i], b);
 }
 
-/* In all six steps sequences have 8 tokens, so documents of 8 change nothing either; on two ranks that share sequences, too. */
+/* In all six steps sequences have 8 tokens, so documents of 8 change nothing either; on two ranks
+ * that share sequences, too. */
 static void test_pieces(void **state)
 {
     (void)state;
-    static const char warmup[] = "--sequence_length_warmup.min_sequence_length=8 --sequence_length_warmup.warmup_steps=100";
+    static const char warmup[] =
+        "--sequence_length_warmup.min_sequence_length=8 --sequence_length_warmup.warmup_steps=100";
     char more[256];
     expect_status(run(1, "documents", "--data.generate_doc_lengths"), 0);
     expect_status(run(1, "pieces", warmup), 0);
     check_same("documents", "pieces", 1, 6, 0);
     snprintf(more, sizeof more, "%s --parallelism.context=2 --model.n_kv_heads=2", warmup);
     expect_status(run(2, "context", more), 0);
-    expect_status(run(1, "context-documents", "--data.generate_doc_lengths --model.n_kv_heads=2"), 0);
+    expect_status(run(1, "context-documents", "--data.generate_doc_lengths --model.n_kv_heads=2"),
+                  0);
     check_same("context-documents", "context", 1, 6, 1e-5);
     /* pieces of 16 divide nothing more */
-    expect_status(run(1, "both", "--data.generate_doc_lengths --sequence_length_warmup.min_sequence_length=16 "
-                      "--sequence_length_warmup.warmup_steps=100"), 0);
+    expect_status(run(1, "both",
+                      "--data.generate_doc_lengths --sequence_length_warmup.min_sequence_length=16 "
+                      "--sequence_length_warmup.warmup_steps=100"),
+                  0);
     check_same("documents", "both", 1, 6, 0);
 }
 
-/* 8 + 24 (step - 1) / 4 tokens, in multiples of 8; all tokens and labels are there, and evaluation has whole sequences. */
+/* 8 + 24 (step - 1) / 4 tokens, in multiples of 8; all tokens and labels are there, and evaluation
+ * has whole sequences. */
 static void test_lengths(void **state)
 {
     (void)state;
-    static const char warmup[] = "--sequence_length_warmup.min_sequence_length=8 --sequence_length_warmup.warmup_steps=4 "
-                                 "--eval_interval=2";
+    static const char warmup[] =
+        "--sequence_length_warmup.min_sequence_length=8 --sequence_length_warmup.warmup_steps=4 "
+        "--eval_interval=2";
     static const int expected[] = { 0, 8, 8, 16, 24, 32, 32 };
-    double length[MAX_STEPS], labels[MAX_STEPS], tokens[MAX_STEPS], eval[MAX_STEPS], later[MAX_STEPS];
+    double length[MAX_STEPS], labels[MAX_STEPS], tokens[MAX_STEPS], eval[MAX_STEPS],
+        later[MAX_STEPS];
     expect_status(run(1, "grows", warmup), 0);
     metric(length, "grows", "train/sequence_length");
     metric(labels, "grows", "train/labels");
@@ -74,16 +84,27 @@ static void test_lengths(void **state)
     for (int i = 1; i <= 6; i++)
         assert_true(length[i] == expected[i] && labels[i] == 8 * 31 && tokens[i] == 8 * 32 * i);
     metric(eval, "grows", "eval/sample/CrossEntropyLoss");
-    /* without the warmup from step 4 on: the same evaluation and the same steps, as attention has whole sequences */
-    expect_status(train(1, "%s --max_duration=6 --eval_interval=2 --eval_on_load --load_path=%s/grows/step4 --save_folder=%s/whole",
-                        data, folder, folder), 0);
+    /* without the warmup from step 4 on: the same evaluation and the same steps, as attention has
+     * whole sequences */
+    expect_status(train(1,
+                        "%s --max_duration=6 --eval_interval=2 --eval_on_load "
+                        "--load_path=%s/grows/step4 --save_folder=%s/whole",
+                        data, folder, folder),
+                  0);
     metric(later, "whole", "eval/sample/CrossEntropyLoss");
-    assert_true(fabs(later[4] - eval[4]) <= 1e-6 * eval[4] && fabs(later[6] - eval[6]) <= 1e-6 * eval[6]);
+    assert_true(fabs(later[4] - eval[4]) <= 1e-6 * eval[4] &&
+                fabs(later[6] - eval[6]) <= 1e-6 * eval[6]);
     check_same("grows", "whole", 5, 6, 1e-6);
-    expect_status(run(2, "resumed", "--sequence_length_warmup.min_sequence_length=8 --sequence_length_warmup.warmup_steps=4 "
-                      "--stop_at=2"), 0);
-    expect_status(run(1, "resumed", "--sequence_length_warmup.min_sequence_length=8 --sequence_length_warmup.warmup_steps=4 "
-                      "--try_load_latest_save"), 0);
+    expect_status(run(2, "resumed",
+                      "--sequence_length_warmup.min_sequence_length=8 "
+                      "--sequence_length_warmup.warmup_steps=4 "
+                      "--stop_at=2"),
+                  0);
+    expect_status(run(1, "resumed",
+                      "--sequence_length_warmup.min_sequence_length=8 "
+                      "--sequence_length_warmup.warmup_steps=4 "
+                      "--try_load_latest_save"),
+                  0);
     check_same("grows", "resumed", 1, 6, 1e-6);
 }
 
@@ -92,7 +113,10 @@ static void test_errors(void **state)
     (void)state;
     expect_status(run(1, "wrong", "--sequence_length_warmup.min_sequence_length=8"), 1);
     expect_output("warmup_steps is missing");
-    expect_status(run(1, "wrong", "--sequence_length_warmup.min_sequence_length=33 --sequence_length_warmup.warmup_steps=2"), 1);
+    expect_status(run(1, "wrong",
+                      "--sequence_length_warmup.min_sequence_length=33 "
+                      "--sequence_length_warmup.warmup_steps=2"),
+                  1);
     expect_output("min_sequence_length 33 is more than model.max_sequence_length 32");
     assert_false(exists("wrong"));
 }
@@ -100,7 +124,9 @@ static void test_errors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pieces), cmocka_unit_test(test_lengths), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_lengths),
+        cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, make_data, remove_folder);
 }

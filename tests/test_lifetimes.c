@@ -1,5 +1,6 @@
-/* Buffers that share memory: a step gives the same bits as with separate memory for each buffer. A buffer whose planned lifetime is
- * too short may be overwritten by overlaid buffers, so several placements are tried. */
+/* Buffers that share memory: a step gives the same bits as with separate memory for each buffer. A
+ * buffer whose planned lifetime is too short may be overwritten by overlaid buffers, so several
+ * placements are tried. */
 #include <math.h>
 
 #include "tests/kit.h"
@@ -14,21 +15,23 @@
 
 enum { B = 2, TOKENS = 64 };
 
-/* ---- operations ------------------------------------------------------------------------------------------------ */
+/* ---- operations ------------------------------------------------------------------------------ */
 
 static char problem[128];
 
-/* On the CPU an operation reads all inputs before it writes, on a GPU not: so its outputs may overlap other operands only if they
- * are the same bytes, in place. */
+/* On the CPU an operation reads all inputs before it writes, on a GPU not: so its outputs may
+ * overlap other operands only if they are the same bytes, in place. */
 static bool check_overlaps(void *watcher, const Operation *o)
 {
     (void)watcher;
     const Access *a = o->access;
     for (int i = 0; i < o->count; i++)
         for (int j = 0; j < o->count; j++)
-            if (a[i].how & (WRITES | SPOILS) && (a[i].at != a[j].at || a[i].bytes != a[j].bytes) && a[i].at < a[j].at + a[j].bytes
-                && a[j].at < a[i].at + a[i].bytes && !*problem)
-                snprintf(problem, sizeof problem, "%s: what it writes (%d) overlaps another of its tensors (%d)", o->name, i, j);
+            if (a[i].how & (WRITES | SPOILS) && (a[i].at != a[j].at || a[i].bytes != a[j].bytes) &&
+                a[i].at < a[j].at + a[j].bytes && a[j].at < a[i].at + a[i].bytes && !*problem)
+                snprintf(problem, sizeof problem,
+                         "%s: what it writes (%d) overlaps another of its tensors (%d)", o->name, i,
+                         j);
     return true;
 }
 
@@ -60,10 +63,15 @@ static void spoil(void *watcher, const Operation *o)
 
 static const Watch operations = { .begin = check_overlaps, .end = spoil };
 
-/* ---- placements ------------------------------------------------------------------------------------------------- */
+/* ---- placements ------------------------------------------------------------------------------ */
 
 /* seen: a hash of the blocks' buffers, from an observer. */
-typedef struct { float loss[PASS_COMPLETE + 1], logits[2][128]; uint64_t seen; size_t bytes; char *grads; } Result;
+typedef struct {
+    float loss[PASS_COMPLETE + 1], logits[2][128];
+    uint64_t seen;
+    size_t bytes;
+    char *grads;
+} Result;
 
 /* Places the buffers, in random order, each at the lowest free offset. */
 static size_t lay_out(OverlaidBuffer *s, uint64_t seed)
@@ -76,7 +84,8 @@ static size_t lay_out(OverlaidBuffer *s, uint64_t seed)
             b = (b + 1) % NUM_BUFFERS;
         s[b].at = 0;
         for (int o = 0; o < NUM_BUFFERS; o++)
-            if (done[o] && s[b].meets & buffer_bit((Buffer)o) && s[o].at < s[b].at + s[b].bytes && s[b].at < s[o].at + s[o].bytes) {
+            if (done[o] && s[b].meets & buffer_bit((Buffer)o) && s[o].at < s[b].at + s[b].bytes &&
+                s[b].at < s[o].at + s[o].bytes) {
                 s[b].at = s[o].at + s[o].bytes;
                 o = -1;
             }
@@ -106,7 +115,7 @@ static void see(uint64_t *hash, const void *p, size_t bytes)
     unsigned char *host = xmalloc(bytes + 1);
     device_get(host, p, bytes);
     for (size_t i = 0; i < bytes; i++)
-        *hash = (*hash ^ host[i]) * 0x100000001b3u;         /* FNV-1a */
+        *hash = (*hash ^ host[i]) * 0x100000001b3u; /* FNV-1a */
     free(host);
 }
 
@@ -119,9 +128,11 @@ static void observe(void *hash, int unit, const UnitTensors *w)
     if (unit == 0)
         return;
     const Acts *a = &observed->unit_acts[unit];
-    const Tensor t[] = { a->mlp_res, a->attn_x, a->mlp_x, a->attn_branch, a->mlp_branch, a->attn_h, a->mlp_h, a->qkv_raw,
-                         a->qkv_saved, a->qkv_rotated, a->attn_out, a->attn_saved,
-                         a->attn_operand, a->gate_up_raw, a->gate_up_saved, a->swiglu_operand, a[1].attn_res };
+    const Tensor t[] = { a->mlp_res,      a->attn_x,      a->mlp_x,         a->attn_branch,
+                         a->mlp_branch,   a->attn_h,      a->mlp_h,         a->qkv_raw,
+                         a->qkv_saved,    a->qkv_rotated, a->attn_out,      a->attn_saved,
+                         a->attn_operand, a->gate_up_raw, a->gate_up_saved, a->swiglu_operand,
+                         a[1].attn_res };
     for (size_t i = 0; i < sizeof t / sizeof *t; i++)
         if (t[i].data)
             see(hash, t[i].data, tensor_numel(t[i]) * dtype_size(t[i].format.dtype));
@@ -135,13 +146,14 @@ static void fill_tokens(int *tokens, int count, PassKind pass, const Config *c)
         tokens[n] = test_token((uint64_t)pass, (uint64_t)n, c->model.vocab_size);
 }
 
-/* A forward pass and two rows of its logits; then, if it trains, two micro-batches of a step, each with other tokens. A pass must
- * not need contents of shared memory from an earlier pass. */
+/* A forward pass and two rows of its logits; then, if it trains, two micro-batches of a step, each
+ * with other tokens. A pass must not need contents of shared memory from an earlier pass. */
 static void make_passes(Model *m, ParamStore *store, const Config *c, Result *r)
 {
     int tokens[TOKENS];
     assert_int_equal(m->N, TOKENS);
-    for (PassKind pass = PASS_FORWARD; pass <= (m->forward_only ? PASS_FORWARD : PASS_COMPLETE); pass++) {
+    for (PassKind pass = PASS_FORWARD; pass <= (m->forward_only ? PASS_FORWARD : PASS_COMPLETE);
+         pass++) {
         fill_tokens(tokens, m->N, pass, c);
         fill_with_nan(m->shared_memory, m->shared_bytes);
         model_micro_batch(m, store, tokens, tokens, NULL, 1.0f / (float)m->N, 0, pass);
@@ -201,8 +213,9 @@ static Result run_placed(const Config *c, int placement)
 static bool are_equal(const Result *a, const Result *b)
 {
     assert_int_equal(a->bytes, b->bytes);
-    return memcmp(a->loss, b->loss, sizeof a->loss) == 0 && memcmp(a->logits, b->logits, sizeof a->logits) == 0
-        && a->seen == b->seen && memcmp(a->grads, b->grads, a->bytes) == 0;
+    return memcmp(a->loss, b->loss, sizeof a->loss) == 0 &&
+           memcmp(a->logits, b->logits, sizeof a->logits) == 0 && a->seen == b->seen &&
+           memcmp(a->grads, b->grads, a->bytes) == 0;
 }
 
 static void check_placements(const Config *c, int at_random)
@@ -212,17 +225,18 @@ static void check_placements(const Config *c, int at_random)
     for (int i = AS_PLANNED; i < AT_RANDOM + at_random; i++) {
         const Result shared = run_placed(c, i);
         if (!are_equal(&apart, &shared))
-            fail_msg("%s, keep %d, recompute %d: placement %d changes losses, logits, gradients or what is observed",
+            fail_msg("%s, keep %d, recompute %d: placement %d changes losses, logits, gradients or "
+                     "what is observed",
                      c->recipe.name, c->recipe.keep, c->recipe.recompute, i);
         if (*problem)
-            fail_msg("%s, keep %d, recompute %d, placement %d: %s", c->recipe.name, c->recipe.keep, c->recipe.recompute, i,
-                     problem);
+            fail_msg("%s, keep %d, recompute %d, placement %d: %s", c->recipe.name, c->recipe.keep,
+                     c->recipe.recompute, i, problem);
     }
     release();
 }
 
-static void configure(Config *c, const ModelConfig *m, const char *recipe, Keep keep, bool observes, bool fp8_head,
-                      ScalesPer scales)
+static void configure(Config *c, const ModelConfig *m, const char *recipe, Keep keep, bool observes,
+                      bool fp8_head, ScalesPer scales)
 {
     model_config(c, m, recipe, B);
     c->recipe.keep = keep;
@@ -231,7 +245,8 @@ static void configure(Config *c, const ModelConfig *m, const char *recipe, Keep 
     c->quant_stats_interval = observes;
 }
 
-static void check(const ModelConfig *m, const char *recipe, Keep keep, bool observes, bool fp8_head, ScalesPer scales)
+static void check(const ModelConfig *m, const char *recipe, Keep keep, bool observes, bool fp8_head,
+                  ScalesPer scales)
 {
     Config c;
     configure(&c, m, recipe, keep, observes, fp8_head, scales);
@@ -248,7 +263,8 @@ static ModelConfig small(SmallModel a)
     return m;
 }
 
-/* Every architecture, recipe and keep; half of each with the head in FP8, and with scales of the step. */
+/* Every architecture, recipe and keep; half of each with the head in FP8, and with scales of the
+ * step. */
 static void test_bits(void **state)
 {
     (void)state;
@@ -257,7 +273,8 @@ static void test_bits(void **state)
         for (int r = 0; r < 4; r++)
             for (Keep k = KEEP_ALL; k <= KEEP_BLOCK; k++) {
                 const ModelConfig m = small(a);
-                check(&m, names[r], k, false, (a + r + k) % 2, (a / 2 + r + k) % 2 ? PER_STEP : PER_MICROBATCH);
+                check(&m, names[r], k, false, (a + r + k) % 2,
+                      (a / 2 + r + k) % 2 ? PER_STEP : PER_MICROBATCH);
             }
 }
 
@@ -268,9 +285,12 @@ static void test_tiles(void **state)
     static const char *const names[] = { "bf16", "fp8", "coat", "coat-lean" };
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
         for (int r = 0; r < 4; r++) {
-            const ModelConfig plain = small(a), m = (a + r) % 3 ? plain : with_adapters(plain, 8, ALL_MODULES, BASE_E4M3);
+            const ModelConfig plain = small(a),
+                              m = (a + r) % 3 ? plain
+                                              : with_adapters(plain, 8, ALL_MODULES, BASE_E4M3);
             Config c;
-            configure(&c, &m, names[r], (a + r) % 2 ? KEEP_ATTENTION : KEEP_BLOCK, false, a % 2, r % 2 ? PER_STEP : PER_MICROBATCH);
+            configure(&c, &m, names[r], (a + r) % 2 ? KEEP_ATTENTION : KEEP_BLOCK, false, a % 2,
+                      r % 2 ? PER_STEP : PER_MICROBATCH);
             if (a % 4 == 3) {
                 c.recipe.keep = KEEP_INPUTS;
                 c.recipe.recompute = 2;
@@ -287,8 +307,10 @@ static void test_adapters(void **state)
     static const BaseFormat base[] = { BASE_AS_FROZEN, BASE_E4M3, BASE_NF4 };
     for (int r = 0; r < 3; r++)
         for (Keep k = KEEP_ALL; k <= KEEP_BLOCK; k++) {
-            const ModelConfig m = with_adapters(small(r == 1 ? OLMO2 : LLAMA_GQA), 8, ALL_MODULES, base[(r + k) % 3]);
-            check(&m, names[r], k, r == 2, k == KEEP_INPUTS, (r + k) % 2 ? PER_STEP : PER_MICROBATCH);
+            const ModelConfig m =
+                with_adapters(small(r == 1 ? OLMO2 : LLAMA_GQA), 8, ALL_MODULES, base[(r + k) % 3]);
+            check(&m, names[r], k, r == 2, k == KEEP_INPUTS,
+                  (r + k) % 2 ? PER_STEP : PER_MICROBATCH);
         }
 }
 
@@ -299,7 +321,8 @@ static void test_parts(void **state)
     static const char *const names[] = { "bf16", "fp8", "coat", "coat-lean" };
     static const SmallModel models[] = { LLAMA_GQA, OLMO2, QWEN3 };
     for (int i = 0; i < 3 * 4 * 2; i++) {
-        const ModelConfig plain = small(models[i % 3]), m = i % 5 ? plain : with_adapters(plain, 8, ALL_MODULES, BASE_E4M3);
+        const ModelConfig plain = small(models[i % 3]),
+                          m = i % 5 ? plain : with_adapters(plain, 8, ALL_MODULES, BASE_E4M3);
         Config c;
         configure(&c, &m, names[i / 3 % 4], i / 12 ? KEEP_INPUTS : KEEP_ALL, i % 7 == 0, i % 4 > 1,
                   i % 2 ? PER_STEP : PER_MICROBATCH);
@@ -330,21 +353,27 @@ static size_t block_bytes(const char *recipe, Keep keep, int recompute)
 static void test_parts_bytes(void **state)
 {
     (void)state;
-    static const struct { int recompute, blocks; } part[] = { { 2, 12 }, { 3, 8 }, { 4, 6 }, { 8, 3 }, { -3, 16 }, { -4, 18 } };
+    static const struct {
+        int recompute, blocks;
+    } part[] = { { 2, 12 }, { 3, 8 }, { 4, 6 }, { 8, 3 }, { -3, 16 }, { -4, 18 } };
     static const char *const names[] = { "bf16", "fp8", "coat", "coat-lean" };
     for (int r = 0; r < 4; r++)
         for (Keep k = KEEP_ALL; k <= KEEP_INPUTS; k++) {
-            const size_t own = block_bytes(names[r], k, 0) / 24, input = block_bytes(names[r], KEEP_BLOCK, 0) / 24;
+            const size_t own = block_bytes(names[r], k, 0) / 24,
+                         input = block_bytes(names[r], KEEP_BLOCK, 0) / 24;
             assert_true(input < own);
             for (int i = 0; i < 6; i++) {
-                const size_t sum = (24 - (size_t)part[i].blocks) * own + (size_t)part[i].blocks * input;
-                assert_in_range(block_bytes(names[r], k, part[i].recompute), sum - 24 * 256, sum + 24 * 256);
+                const size_t sum =
+                    (24 - (size_t)part[i].blocks) * own + (size_t)part[i].blocks * input;
+                assert_in_range(block_bytes(names[r], k, part[i].recompute), sum - 24 * 256,
+                                sum + 24 * 256);
             }
         }
 }
 
-/* Without a backward pass nothing is kept for it, whatever the recipe keeps, and lifetimes are shorter: with several placements, a
- * write after a buffer's lifetime is likely to overwrite another buffer. */
+/* Without a backward pass nothing is kept for it, whatever the recipe keeps, and lifetimes are
+ * shorter: with several placements, a write after a buffer's lifetime is likely to overwrite
+ * another buffer. */
 static void test_forward_only(void **state)
 {
     (void)state;
@@ -353,7 +382,10 @@ static void test_forward_only(void **state)
         for (int r = 0; r < 5; r++)
             for (int generates = 0; generates < 2; generates++) {
                 const bool adapters = (a + r) % 4 == 0;
-                const ModelConfig plain = small(a), m = adapters ? with_adapters(plain, 8, ALL_MODULES, BASE_AS_FROZEN) : plain;
+                const ModelConfig plain = small(a),
+                                  m = adapters
+                                          ? with_adapters(plain, 8, ALL_MODULES, BASE_AS_FROZEN)
+                                          : plain;
                 Config c;
                 model_config(&c, &m, names[r], generates ? 1 : B);
                 c.recipe.keep = (Keep)((a + r) % 3);
@@ -363,8 +395,9 @@ static void test_forward_only(void **state)
             }
 }
 
-/* Buffers planned to be live at the same time are: overlaid, the two change results, or an operation overwrites its input. They are
- * overlaid with an offset, since operations may skip a copy if two tensors are the same memory. */
+/* Buffers planned to be live at the same time are: overlaid, the two change results, or an
+ * operation overwrites its input. They are overlaid with an offset, since operations may skip a
+ * copy if two tensors are the same memory. */
 static void check_meetings(const char *recipe, Keep keep)
 {
     enum { SHIFT = 256 };
@@ -392,8 +425,9 @@ static void check_meetings(const char *recipe, Keep keep)
             model_alloc_shared(&model, &store, &c, bytes);
             const Result over = run(&model, &store, &c);
             if (are_equal(&apart, &over) && !*problem)
-                fail_msg("%s, keep %d: buffers %d and %d never hold something at the same time, but may not share memory", recipe,
-                         keep, a, b);
+                fail_msg("%s, keep %d: buffers %d and %d never hold something at the same time, "
+                         "but may not share memory",
+                         recipe, keep, a, b);
             *problem = '\0';
         }
     release();
@@ -407,8 +441,8 @@ static void test_meetings(void **state)
     check_meetings("bf16", KEEP_BLOCK);
 }
 
-/* Tensor ranks gather rows of a gradient, which they encode from BUFFER_OWN, while they compute attention's output again: a buffer is
- * live until its exchange has ended. */
+/* Tensor ranks gather rows of a gradient, which they encode from BUFFER_OWN, while they compute
+ * attention's output again: a buffer is live until its exchange has ended. */
 static void test_exchange(void **state)
 {
     (void)state;
@@ -427,7 +461,8 @@ static void test_exchange(void **state)
     model_free(&model, &store);
 }
 
-/* If an operation is forgotten, another reads memory that was not written: here half of the head's. */
+/* If an operation is forgotten, another reads memory that was not written: here half of the
+ * head's. */
 static void test_forgotten(void **state)
 {
     (void)state;
@@ -438,10 +473,11 @@ static void test_forgotten(void **state)
     model_config(&c, &m, "bf16", B);
     model_plan(&model, &store, &c, (ShardChoice){ 1, 0, true });
     lifetimes_separate(model.shared);
-    model_place_tensors(&model, &store, &c);    /* without memory, to plan again */
+    model_place_tensors(&model, &store, &c); /* without memory, to plan again */
     lifetimes_record(&model, &store);
     model.N /= 2;
-    DIES("norm_backward reads bytes 0 to 4096 of buffer 33; no operation before it writes bytes 2048 to 4096",
+    DIES("norm_backward reads bytes 0 to 4096 of buffer 33; no operation before it writes bytes "
+         "2048 to 4096",
          lifetimes_record(&model, &store));
     model_free(&model, &store);
 }
@@ -456,7 +492,8 @@ static void test_bytes(void **state)
         ParamStore store;
         Config c;
         ModelConfig large = architecture(i & 1 ? LLAMA : LLAMA_GQA);
-        large.d_model = 4096, large.head_dim = 128, large.n_heads = 32, large.n_kv_heads = i & 1 ? 32 : 8;
+        large.d_model = 4096, large.head_dim = 128, large.n_heads = 32,
+        large.n_kv_heads = i & 1 ? 32 : 8;
         large.mlp_width = i & 1 ? 11008 : 14336, large.max_sequence_length = 2048;
         model_config(&c, &large, names[i / 6], 8);
         c.recipe.keep = i / 2 % 3;
@@ -470,9 +507,11 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bits), cmocka_unit_test(test_tiles), cmocka_unit_test(test_adapters), cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_forward_only), cmocka_unit_test(test_meetings), cmocka_unit_test(test_exchange),
-        cmocka_unit_test(test_forgotten), cmocka_unit_test(test_bytes), cmocka_unit_test(test_parts_bytes),
+        cmocka_unit_test(test_bits),         cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_adapters),     cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_forward_only), cmocka_unit_test(test_meetings),
+        cmocka_unit_test(test_exchange),     cmocka_unit_test(test_forgotten),
+        cmocka_unit_test(test_bytes),        cmocka_unit_test(test_parts_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

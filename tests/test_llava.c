@@ -1,5 +1,6 @@
-/* Folders of LlavaForConditionalGeneration: read, trained, saved, resumed, exported. What transformers wrote and we do not compute
- * with, the tower and its description, comes out as it went in. test_parity.c compares what the models compute. */
+/* Folders of LlavaForConditionalGeneration: read, trained, saved, resumed, exported. What
+ * transformers wrote and we do not compute with, the tower and its description, comes out as it
+ * went in. test_parity.c compares what the models compute. */
 #include "tests/saved.h"
 
 #include <jansson.h>
@@ -17,10 +18,12 @@ static const char *const goldens[] = { "llava-llama", "llava-mistral", "llava-qw
 enum { GOLDENS = 3, T = 16, N = 2 * T };
 
 typedef struct {
-    Config config; Model model; ParamStore store;
-    float  features[N][64];
+    Config config;
+    Model model;
+    ParamStore store;
+    float features[N][64];
     const void *rows[N];
-    int    tokens[N], targets[N];
+    int tokens[N], targets[N];
 } Trainer;
 
 /* A path that is valid until release(). */
@@ -53,7 +56,11 @@ static void open_adapted(Trainer *t, const char *folder, const char *base, BaseF
     config_read_hf(&m, base ? base : folder);
     m.max_sequence_length = T;
     if (base)
-        m.lora = (Lora){ .rank = 2, .alpha = 4, .base = stored, .base_path = (char *)base, .projector = true,
+        m.lora = (Lora){ .rank = 2,
+                         .alpha = 4,
+                         .base = stored,
+                         .base_path = (char *)base,
+                         .projector = true,
                          .target = { [LORA_Q] = true, [LORA_DOWN] = true } };
     if (adapter_is(folder)) {
         m.lora.projector = false;
@@ -78,7 +85,8 @@ static double train_step(Trainer *t, int step)
 {
     fsdp_empty_grads(&t->store);
     model_use_images(&t->model, (ImageRows){ t->rows, F32 });
-    model_micro_batch(&t->model, &t->store, t->tokens, t->targets, NULL, 1.0f / N, 0, PASS_COMPLETE);
+    model_micro_batch(&t->model, &t->store, t->tokens, t->targets, NULL, 1.0f / N, 0,
+                      PASS_COMPLETE);
     const double loss = take_losses(&t->model).loss, norm = optimizer_grad_norm(&t->store);
     optimizer_step(&t->store, &t->config, step, step, 1e-2, fmin(1, 1 / norm));
     return loss;
@@ -101,11 +109,13 @@ static void close_trainer(Trainer *t)
 static const char *copied(const char *name)
 {
     const char *folder = path_of(text("%s/%s-%d", root, name, num_folders++));
-    shell(text("mkdir %s && cp tests/golden/%s/*.json tests/golden/%s/model.safetensors %s", folder, name, name, folder));
+    shell(text("mkdir %s && cp tests/golden/%s/*.json tests/golden/%s/model.safetensors %s", folder,
+               name, name, folder));
     return folder;
 }
 
-/* Every tensor of the golden folder that begins with `prefix` is in the file of the index of `folder`, with the same bytes. */
+/* Every tensor of the golden folder that begins with `prefix` is in the file of the index of
+ * `folder`, with the same bytes. */
 static void check_tensors(const char *name, const char *folder, const char *prefix)
 {
     SafeFile *was = safetensors_open(text("tests/golden/%s/model.safetensors", name));
@@ -117,12 +127,14 @@ static void check_tensors(const char *name, const char *folder, const char *pref
         const size_t bytes = a->end - a->begin;
         if (strncmp(a->name, prefix, strlen(prefix)) != 0)
             continue;
-        const char *file = json_string_value(json_object_get(json_object_get(index, "weight_map"), a->name));
+        const char *file =
+            json_string_value(json_object_get(json_object_get(index, "weight_map"), a->name));
         assert_non_null(file);
         SafeFile *now = safetensors_open(text("%s/%s", folder, file));
         const SafeTensor *b = safetensors_find(now, a->name);
         char *x = keep(bytes), *y = keep(bytes);
-        assert_true(b && b->end - b->begin == bytes && strcmp(a->dtype, b->dtype) == 0 && a->dims == b->dims);
+        assert_true(b && b->end - b->begin == bytes && strcmp(a->dtype, b->dtype) == 0 &&
+                    a->dims == b->dims);
         safetensors_read(was, x, a, 0, bytes);
         safetensors_read(now, y, b, 0, bytes);
         assert_memory_equal(x, y, bytes);
@@ -136,22 +148,27 @@ static void check_tensors(const char *name, const char *folder, const char *pref
 
 static void check_config(const char *name, const char *folder)
 {
-    static const char *const keys[] = { "architectures", "model_type", "vision_config", "vision_feature_layer", "image_token_index",
-                                        "vision_feature_select_strategy", "image_seq_length", "multimodal_projector_bias" };
+    static const char *const keys[] = { "architectures",     "model_type",
+                                        "vision_config",     "vision_feature_layer",
+                                        "image_token_index", "vision_feature_select_strategy",
+                                        "image_seq_length",  "multimodal_projector_bias" };
     json_t *was = json_load_file(text("tests/golden/%s/config.json", name), 0, NULL);
     json_t *now = json_load_file(text("%s/config.json", folder), 0, NULL);
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
         if (!json_equal(json_object_get(was, keys[i]), json_object_get(now, keys[i])))
             fail_msg("%s: %s changed", name, keys[i]);
-    const json_t *text_was = json_object_get(was, "text_config"), *text_now = json_object_get(now, "text_config");
-    assert_true(json_equal(json_object_get(text_was, "model_type"), json_object_get(text_now, "model_type")));
-    assert_true(json_equal(json_object_get(text_was, "hidden_size"), json_object_get(text_now, "hidden_size")));
+    const json_t *text_was = json_object_get(was, "text_config"),
+                 *text_now = json_object_get(now, "text_config");
+    assert_true(json_equal(json_object_get(text_was, "model_type"),
+                           json_object_get(text_now, "model_type")));
+    assert_true(json_equal(json_object_get(text_was, "hidden_size"),
+                           json_object_get(text_now, "hidden_size")));
     json_decref(was);
     json_decref(now);
 }
 
-/* Loaded and saved: all tensors are the same. Trained for two steps: the tower is, and a resume in the middle has the same bits,
- * also if the folder of the start is gone. */
+/* Loaded and saved: all tensors are the same. Trained for two steps: the tower is, and a resume in
+ * the middle has the same bits, also if the folder of the start is gone. */
 static void test_round_trip(void **state)
 {
     (void)state;
@@ -185,12 +202,16 @@ static void check_adapter_folder(const char *folder)
     json_t *j = json_load_file(text("%s/adapter_config.json", folder), 0, NULL);
     json_t *expected = json_pack("[s]", "multi_modal_projector");
     assert_true(json_equal(json_object_get(j, "modules_to_save"), expected));
-    assert_string_equal(json_string_value(json_object_get(j, "target_modules")), ".*language_model.*\\.(q_proj|down_proj)");
+    assert_string_equal(json_string_value(json_object_get(j, "target_modules")),
+                        ".*language_model.*\\.(q_proj|down_proj)");
     SafeFile *f = safetensors_open(text("%s/adapter_model.safetensors", folder));
-    const SafeTensor *t = safetensors_find(f, "base_model.model.model.multi_modal_projector.linear_1.bias");
+    const SafeTensor *t =
+        safetensors_find(f, "base_model.model.model.multi_modal_projector.linear_1.bias");
     assert_true(t && t->dims == 1);
-    assert_non_null(safetensors_find(f, "base_model.model.model.multi_modal_projector.linear_2.weight"));
-    assert_non_null(safetensors_find(f, "base_model.model.model.language_model.layers.1.mlp.down_proj.lora_B.weight"));
+    assert_non_null(
+        safetensors_find(f, "base_model.model.model.multi_modal_projector.linear_2.weight"));
+    assert_non_null(safetensors_find(
+        f, "base_model.model.model.language_model.layers.1.mlp.down_proj.lora_B.weight"));
     assert_int_equal(f->count, 4 + 2 * 2 * 2);
     safetensors_close(f);
     shell(text("! ls %s | grep -q 'model-\\|index\\|^config.json'", folder));
@@ -198,8 +219,8 @@ static void check_adapter_folder(const char *folder)
     json_decref(j);
 }
 
-/* Adapters and the projector, saved next to each other: a resume has the same bits, also over a base in NF4; the merged folder
- * computes what the adapters do, and has the trained projector. */
+/* Adapters and the projector, saved next to each other: a resume has the same bits, also over a
+ * base in NF4; the merged folder computes what the adapters do, and has the trained projector. */
 static void test_adapters(void **state)
 {
     (void)state;
@@ -238,7 +259,8 @@ static void test_export(void **state)
 {
     (void)state;
     for (int g = 0; g < GOLDENS; g++) {
-        const char *source = path_of(text("tests/golden/%s", goldens[g])), *target = path_of(text("%s/exported-%d", root, g));
+        const char *source = path_of(text("tests/golden/%s", goldens[g])),
+                   *target = path_of(text("%s/exported-%d", root, g));
         export_folder(source, NULL, target, "F32", CHECKPOINT_FILE_BYTES);
         check_tensors(goldens[g], target, "");
         check_config(goldens[g], target);
@@ -257,13 +279,16 @@ static uint64_t fingerprint_in(const char *folder)
     return fingerprint;
 }
 
-/* The hashes that scripts/make_image_features.py computes of the goldens; saved and exported folders have the same ones. */
+/* The hashes that scripts/make_image_features.py computes of the goldens; saved and exported
+ * folders have the same ones. */
 static void test_samples(void **state)
 {
     (void)state;
-    static const uint64_t known[GOLDENS] = { 0x939f26f8c251187f, 0x30b1e64c9a771979, 0xca75c6486f6ab463 };
+    static const uint64_t known[GOLDENS] = { 0x939f26f8c251187f, 0x30b1e64c9a771979,
+                                             0xca75c6486f6ab463 };
     for (int g = 0; g < GOLDENS; g++) {
-        const char *source = path_of(text("tests/golden/%s", goldens[g])), *target = path_of(text("%s/sampled-%d", root, g));
+        const char *source = path_of(text("tests/golden/%s", goldens[g])),
+                   *target = path_of(text("%s/sampled-%d", root, g));
         export_folder(source, NULL, target, "BF16", CHECKPOINT_FILE_BYTES);
         assert_true(fingerprint_in(source) == known[g] && fingerprint_in(target) == known[g]);
         release();
@@ -281,39 +306,50 @@ static double loss_from(const char *folder)
     return loss;
 }
 
-/* Codes of the language model only, as config.json says; the folder computes what its export to F32 does. Reading by transformers:
- * scripts/round_trip_llava_quantized.py. */
+/* Codes of the language model only, as config.json says; the folder computes what its export to F32
+ * does. Reading by transformers: scripts/round_trip_llava_quantized.py. */
 static void test_coded(void **state)
 {
     (void)state;
-    static const struct { const char *dtype, *list, *first; int count; } cases[] = {
-        { "fp8", "ignore", "re:.*lm_head", 3 }, { "int8", "ignore", "re:.*lm_head", 3 },
+    static const struct {
+        const char *dtype, *list, *first;
+        int count;
+    } cases[] = {
+        { "fp8", "ignore", "re:.*lm_head", 3 },
+        { "int8", "ignore", "re:.*lm_head", 3 },
         { "nf4", "llm_int8_skip_modules", "lm_head", 5 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const char *coded = path_of(text("%s/coded-%zu", root, i)), *plain = path_of(text("%s/plain-%zu", root, i));
-        export_folder("tests/golden/llava-llama", NULL, coded, cases[i].dtype, CHECKPOINT_FILE_BYTES);
+        const char *coded = path_of(text("%s/coded-%zu", root, i)),
+                   *plain = path_of(text("%s/plain-%zu", root, i));
+        export_folder("tests/golden/llava-llama", NULL, coded, cases[i].dtype,
+                      CHECKPOINT_FILE_BYTES);
         export_folder(coded, NULL, plain, "F32", CHECKPOINT_FILE_BYTES);
         check_tensors("llava-llama", coded, "vision_tower.");
         json_t *j = json_load_file(text("%s/config.json", coded), 0, NULL);
-        const json_t *list = json_object_get(json_object_get(j, "quantization_config"), cases[i].list);
+        const json_t *list =
+            json_object_get(json_object_get(j, "quantization_config"), cases[i].list);
         assert_int_equal(json_array_size(list), cases[i].count);
         assert_string_equal(json_string_value(json_array_get(list, 0)), cases[i].first);
         json_decref(j);
         SafeFile *f = safetensors_open(text("%s/model-00001-of-00001.safetensors", coded));
-        assert_string_equal(safetensors_find(f, "multi_modal_projector.linear_1.weight")->dtype, "BF16");
+        assert_string_equal(safetensors_find(f, "multi_modal_projector.linear_1.weight")->dtype,
+                            "BF16");
         assert_string_equal(safetensors_find(f, "language_model.lm_head.weight")->dtype, "BF16");
         safetensors_close(f);
         const double loss = loss_from(coded), expected = loss_from(plain);
         assert_memory_equal(&loss, &expected, sizeof loss);
         release();
     }
-    ExportOptions o = export_options_of("tests/golden/llava-llama", NULL, path_of(text("%s/none", root)), "fp8");
+    ExportOptions o =
+        export_options_of("tests/golden/llava-llama", NULL, path_of(text("%s/none", root)), "fp8");
     o.num_calibration = 1;
-    DIES("--calibration: tests/golden/llava-llama is a model with images, whose weights are only rounded", export_open(&o));
+    DIES("--calibration: tests/golden/llava-llama is a model with images, whose weights are only "
+         "rounded",
+         export_open(&o));
 }
 
-/* ---- config.json ------------------------------------------------------------------------------------------------ */
+/* ---- config.json ----------------------------------------------------------------------------- */
 
 static ModelConfig read_json(const char *json)
 {
@@ -328,7 +364,8 @@ static ModelConfig read_json(const char *json)
     return m;
 }
 
-#define LLAVA(more) "{\"architectures\": [\"LlavaForConditionalGeneration\"], \"model_type\": \"llava\"" more "}"
+#define LLAVA(more) \
+    "{\"architectures\": [\"LlavaForConditionalGeneration\"], \"model_type\": \"llava\"" more "}"
 
 /* The folder of LLaVA-1.5-7B: most keys are the classes' defaults. */
 static void test_defaults(void **state)
@@ -336,10 +373,14 @@ static void test_defaults(void **state)
     (void)state;
     const ModelConfig m = read_json(LLAVA(
         ", \"image_token_index\": 32000, \"pad_token_id\": 32001, \"vision_feature_layer\": -2, "
-        "\"text_config\": {\"architectures\": [\"LlamaForCausalLM\"], \"max_position_embeddings\": 4096, "
-        "\"model_type\": \"llama\", \"rms_norm_eps\": 1e-05, \"torch_dtype\": \"float16\", \"vocab_size\": 32064}, "
-        "\"vision_config\": {\"hidden_size\": 1024, \"image_size\": 336, \"intermediate_size\": 4096, \"model_type\": \"clip_vision_model\", \"num_attention_heads\": 16, "
-        "\"num_hidden_layers\": 24, \"patch_size\": 14, \"projection_dim\": 768, \"vocab_size\": 32000}"));
+        "\"text_config\": {\"architectures\": [\"LlamaForCausalLM\"], \"max_position_embeddings\": "
+        "4096, "
+        "\"model_type\": \"llama\", \"rms_norm_eps\": 1e-05, \"torch_dtype\": \"float16\", "
+        "\"vocab_size\": 32064}, "
+        "\"vision_config\": {\"hidden_size\": 1024, \"image_size\": 336, \"intermediate_size\": "
+        "4096, \"model_type\": \"clip_vision_model\", \"num_attention_heads\": 16, "
+        "\"num_hidden_layers\": 24, \"patch_size\": 14, \"projection_dim\": 768, \"vocab_size\": "
+        "32000}"));
     assert_int_equal(m.d_model, 4096);
     assert_int_equal(m.mlp_width, 11008);
     assert_int_equal(m.n_layers, 32);
@@ -349,20 +390,24 @@ static void test_defaults(void **state)
     assert_int_equal(m.image.rows, 576);
     assert_int_equal(m.image.feature_size, 1024);
     assert_int_equal(m.image.token_id, 32000);
-    assert_true(m.image.bias && m.image.projector == PROJECTOR_MLP && m.norm.eps == 1e-5f && !m.weight_tying);
+    assert_true(m.image.bias && m.image.projector == PROJECTOR_MLP && m.norm.eps == 1e-5f &&
+                !m.weight_tying);
 
-    const ModelConfig siglip = read_json(LLAVA(
-        ", \"image_token_id\": 7, \"vision_feature_select_strategy\": \"full\", \"text_config\": {\"model_type\": \"mistral\"}, "
-        "\"vision_config\": {\"model_type\": \"siglip_vision_model\", \"hidden_size\": 1152, \"image_size\": 384, "
-        "\"patch_size\": 14}"));
+    const ModelConfig siglip =
+        read_json(LLAVA(", \"image_token_id\": 7, \"vision_feature_select_strategy\": \"full\", "
+                        "\"text_config\": {\"model_type\": \"mistral\"}, "
+                        "\"vision_config\": {\"model_type\": \"siglip_vision_model\", "
+                        "\"hidden_size\": 1152, \"image_size\": 384, "
+                        "\"patch_size\": 14}"));
     assert_int_equal(siglip.image.rows, 729);
     assert_int_equal(siglip.image.token_id, 7);
     assert_int_equal(siglip.mlp_width, 14336);
     assert_int_equal(siglip.n_kv_heads, 8);
 
-    const ModelConfig pixels = read_json(LLAVA(
-        ", \"image_feature_size\": 768, \"image_seq_length\": 64, \"multimodal_projector_bias\": false, "
-        "\"projector\": \"linear\""));
+    const ModelConfig pixels =
+        read_json(LLAVA(", \"image_feature_size\": 768, \"image_seq_length\": 64, "
+                        "\"multimodal_projector_bias\": false, "
+                        "\"projector\": \"linear\""));
     assert_int_equal(pixels.image.rows, 64);
     assert_true(!pixels.image.bias && pixels.image.projector == PROJECTOR_LINEAR);
 
@@ -377,12 +422,15 @@ static void test_defaults(void **state)
 static void test_refused(void **state)
 {
     (void)state;
-    DIES("config.json: text_config is of model_type qwen2; in a LlavaForConditionalGeneration only llama, mistral and qwen3",
+    DIES("config.json: text_config is of model_type qwen2; in a LlavaForConditionalGeneration only "
+         "llama, mistral and qwen3",
          read_json(LLAVA(", \"text_config\": {\"model_type\": \"qwen2\"}" TOWER)));
-    DIES("config.json: vision_feature_layer is a list", read_json(LLAVA(TOWER ", \"vision_feature_layer\": [-2, -5]")));
+    DIES("config.json: vision_feature_layer is a list",
+         read_json(LLAVA(TOWER ", \"vision_feature_layer\": [-2, -5]")));
     DIES("config.json: vision_config is of model_type pixtral",
          read_json(LLAVA(", \"vision_config\": {\"model_type\": \"pixtral\"}")));
-    DIES("config.json: projector_hidden_act is relu", read_json(LLAVA(TOWER ", \"projector_hidden_act\": \"relu\"")));
+    DIES("config.json: projector_hidden_act is relu",
+         read_json(LLAVA(TOWER ", \"projector_hidden_act\": \"relu\"")));
     DIES("config.json: vision_feature_select_strategy is cls",
          read_json(LLAVA(TOWER ", \"vision_feature_select_strategy\": \"cls\"")));
     DIES("there is neither a vision_config nor image_feature_size", read_json(LLAVA("")));
@@ -390,7 +438,8 @@ static void test_refused(void **state)
          read_json(LLAVA(TOWER ", \"image_token_index\": \"<image>\"")));
 }
 
-/* A file of adapters with one tensor, of zeros. It names modules by a list, which in PEFT also matches those of the tower. */
+/* A file of adapters with one tensor, of zeros. It names modules by a list, which in PEFT also
+ * matches those of the tower. */
 static const char *adapters_of(const char *tensor, const char *saved)
 {
     const char *folder = path_of(text("%s/adapters-%d", root, num_folders++));
@@ -398,8 +447,11 @@ static const char *adapters_of(const char *tensor, const char *saved)
     mkdir(folder, 0777);
     FILE *f = fopen(text("%s/adapter_config.json", folder), "w");
     assert_non_null(f);
-    fprintf(f, "{\"peft_type\": \"LORA\", \"r\": 2, \"lora_alpha\": 4, \"target_modules\": [\"q_proj\"], "
-            "\"modules_to_save\": %s, \"base_model_name_or_path\": \"tests/golden/llava-llama\"}", saved);
+    fprintf(
+        f,
+        "{\"peft_type\": \"LORA\", \"r\": 2, \"lora_alpha\": 4, \"target_modules\": [\"q_proj\"], "
+        "\"modules_to_save\": %s, \"base_model_name_or_path\": \"tests/golden/llava-llama\"}",
+        saved);
     fclose(f);
     SafeFile *to = safetensors_new(text("%s/adapter_model.safetensors", folder));
     safetensors_add(to, tensor, "F32", 2, shape);
@@ -420,10 +472,12 @@ static const char *older(const char *golden)
     assert_in_range(from->count, 1, 64);
     for (int i = 0; i < from->count; i++) {
         const SafeTensor *t = &from->tensor[i];
-        const char *rest = t->name + strlen("base_model.model.model."), *text_model = "language_model.";
+        const char *rest = t->name + strlen("base_model.model.model."),
+                   *text_model = "language_model.";
         const bool low = strncmp(rest, text_model, strlen(text_model)) == 0;
-        names[i] = path_of(low ? text("base_model.model.language_model.model.%s", rest + strlen(text_model))
-                               : text("base_model.model.%s", rest));
+        names[i] = path_of(
+            low ? text("base_model.model.language_model.model.%s", rest + strlen(text_model))
+                : text("base_model.model.%s", rest));
         safetensors_add(to, names[i], t->dtype, t->dims, t->shape);
     }
     safetensors_lay_out(to);
@@ -432,7 +486,8 @@ static const char *older(const char *golden)
         const SafeTensor *t = &from->tensor[i];
         char *bytes = keep(t->end - t->begin);
         safetensors_read(from, bytes, t, 0, t->end - t->begin);
-        assert_true(safetensors_write(to, safetensors_find(to, names[i]), 0, bytes, t->end - t->begin));
+        assert_true(
+            safetensors_write(to, safetensors_find(to, names[i]), 0, bytes, t->end - t->begin));
     }
     safetensors_close(from);
     safetensors_close(to);
@@ -442,12 +497,15 @@ static const char *older(const char *golden)
 static void test_older_names(void **state)
 {
     (void)state;
-    const char *const golden = "tests/golden/lora/llava-llama", *const folders[] = { golden, older(golden) };
+    const char *const golden = "tests/golden/lora/llava-llama", *const folders[] = {
+        golden, older(golden)
+    };
     double loss[2];
     for (int i = 0; i < 2; i++) {
         Trainer t;
         open_adapted(&t, folders[i], "tests/golden/llava-llama", BASE_AS_FROZEN);
-        assert_true(t.config.model.lora.rank == 4 && t.config.model.lora.projector && t.config.model.lora.target[LORA_UP]);
+        assert_true(t.config.model.lora.rank == 4 && t.config.model.lora.projector &&
+                    t.config.model.lora.target[LORA_UP]);
         checkpoint_load(folders[i], &t.config, &t.store, NULL, true);
         loss[i] = train_step(&t, 1);
         close_trainer(&t);
@@ -456,18 +514,25 @@ static void test_older_names(void **state)
     release();
 }
 
-/* Folders that do not fit the model: adapters of the tower, a projector that is missing or that nobody announced, other tokens. */
+/* Folders that do not fit the model: adapters of the tower, a projector that is missing or that
+ * nobody announced, other tokens. */
 static void test_unfit(void **state)
 {
     (void)state;
-    static const char base[] = "tests/golden/llava-llama", projector[] = "[\"multi_modal_projector\"]";
-    const struct { const char *tensor, *saved, *text; } cases[] = {
-        { "base_model.model.model.vision_tower.encoder.layers.0.self_attn.q_proj.lora_A.weight", "null",
-          "is an adapter of the vision tower, which is frozen here" },
-        { "base_model.model.model.multi_modal_projector.linear_1.weight", "null", "has no place in the configured model" },
-        { "base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight", projector, "there is no tensor" },
+    static const char base[] = "tests/golden/llava-llama",
+                      projector[] = "[\"multi_modal_projector\"]";
+    const struct {
+        const char *tensor, *saved, *text;
+    } cases[] = {
+        { "base_model.model.model.vision_tower.encoder.layers.0.self_attn.q_proj.lora_A.weight",
+          "null", "is an adapter of the vision tower, which is frozen here" },
+        { "base_model.model.model.multi_modal_projector.linear_1.weight", "null",
+          "has no place in the configured model" },
+        { "base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight",
+          projector, "there is no tensor" },
     };
-    /* Adapters get initial values on the device before their files are compared, and CUDA does not work in the child of DIES. */
+    /* Adapters get initial values on the device before their files are compared, and CUDA does not
+     * work in the child of DIES. */
     const int count = strcmp(device_build(), "cpu") == 0 ? 3 : 0;
     for (int i = 0; i < count; i++) {
         Trainer t;
@@ -479,10 +544,12 @@ static void test_unfit(void **state)
     Trainer t;
     open_trainer(&t, base);
     t.config.model.image.token_id--;
-    DIES("image_token_index is 98, but model.image_token_id is 97", checkpoint_load(base, &t.config, &t.store, NULL, true));
+    DIES("image_token_index is 98, but model.image_token_id is 97",
+         checkpoint_load(base, &t.config, &t.store, NULL, true));
     t.config.model.image.token_id++;
     t.config.model.image.rows++;
-    DIES("number of tokens of an image is 4, but model.image_tokens is 5", checkpoint_load(base, &t.config, &t.store, NULL, true));
+    DIES("number of tokens of an image is 4, but model.image_tokens is 5",
+         checkpoint_load(base, &t.config, &t.store, NULL, true));
     close_trainer(&t);
     release();
 }
@@ -490,10 +557,12 @@ static void test_unfit(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_round_trip), cmocka_unit_test(test_adapters),
-                                        cmocka_unit_test(test_export), cmocka_unit_test(test_coded),
-                                        cmocka_unit_test(test_samples), cmocka_unit_test(test_unfit),
-                                        cmocka_unit_test(test_older_names),
-                                        cmocka_unit_test(test_defaults), cmocka_unit_test(test_refused) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_round_trip),  cmocka_unit_test(test_adapters),
+        cmocka_unit_test(test_export),      cmocka_unit_test(test_coded),
+        cmocka_unit_test(test_samples),     cmocka_unit_test(test_unfit),
+        cmocka_unit_test(test_older_names), cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_refused)
+    };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

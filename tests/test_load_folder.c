@@ -1,5 +1,5 @@
-/* Runs that start from a published model: without a configuration file, or with one without a model section; and messages for an
- * unreadable load_path. */
+/* Runs that start from a published model: without a configuration file, or with one without a model
+ * section; and messages for an unreadable load_path. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,8 +12,10 @@
 #include "tests/kit.h"
 #include "tests/try_config.h"
 
-#define LONG_LLAMA "\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 64, \"num_hidden_layers\": 2, " \
-    "\"vocab_size\": 65537, \"num_attention_heads\": 4, \"intermediate_size\": 96, \"max_position_embeddings\": 131072"
+#define LONG_LLAMA \
+    "\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 64, \"num_hidden_layers\": 2, " \
+    "\"vocab_size\": 65537, \"num_attention_heads\": 4, \"intermediate_size\": 96, " \
+    "\"max_position_embeddings\": 131072"
 
 static char from[128];
 
@@ -50,22 +52,26 @@ static void test_without_file(void **state)
     assert_int_equal(c->data.files.itemsize, 4);
     assert_int_equal(c->global_train_batch_size, 32);
     assert_int_equal(c->device_train_microbatch_size, 1);
-    assert_true(c->max_duration.epochs == 1 && c->optimizer.lr == 2e-5 && c->optimizer.weight_decay == 0);
-    assert_true(c->scheduler.warmup_fraction == 0.03 && c->scheduler.t_warmup == 0 && c->scheduler.alpha_f == 0);
+    assert_true(c->max_duration.epochs == 1 && c->optimizer.lr == 2e-5 &&
+                c->optimizer.weight_decay == 0);
+    assert_true(c->scheduler.warmup_fraction == 0.03 && c->scheduler.t_warmup == 0 &&
+                c->scheduler.alpha_f == 0);
     try_contains(c->changes, "model.max_sequence_length=4096");
     try_contains(c->changes, "data.memmap_dtype=uint32");
     write_file("saved.yaml", c->text);
     config_free(c);
 
-    char saved[sizeof try_path];            /* its saved form gives the same again */
+    char saved[sizeof try_path]; /* its saved form gives the same again */
     strcpy(saved, try_path);
     snprintf(try_path, sizeof try_path, "%s/saved.yaml", try_folder);
     c = try_load(1, NULL, NULL, NULL, NULL);
-    assert_true(c->scheduler.warmup_fraction == 0.03 && c->model.max_sequence_length == 4096 && c->data.files.itemsize == 4);
+    assert_true(c->scheduler.warmup_fraction == 0.03 && c->model.max_sequence_length == 4096 &&
+                c->data.files.itemsize == 4);
     config_free(c);
     strcpy(try_path, saved);
 
-    c = load_without_file("--data={paths: a.npy, memmap_dtype: uint16}", "--model.max_sequence_length=8192",
+    c = load_without_file("--data={paths: a.npy, memmap_dtype: uint16}",
+                          "--model.max_sequence_length=8192",
                           "--scheduler={warmup_fraction: null, t_warmup: 5}");
     assert_int_equal(c->model.max_sequence_length, 8192);
     assert_int_equal(c->data.files.itemsize, 2);
@@ -76,20 +82,26 @@ static void test_without_file(void **state)
 static void test_nothing_given(void **state)
 {
     (void)state;
-    static const struct { const char *first, *second, *words; } list[] = {
+    static const struct {
+        const char *first, *second, *words;
+    } list[] = {
         { "--seed=1", NULL, "needs --load_path=FOLDER and --data.paths='[shards/*.npy]'" },
         { "--seed=1", "--data.paths=a.npy", "it needs --load_path=FOLDER\n" },
-        { "--seed=1", NULL, "'--seed=1' is no configuration file, which is the first argument: ./train configs/tiny.yaml" },
+        { "--seed=1", NULL,
+          "'--seed=1' is no configuration file, which is the first argument: ./train "
+          "configs/tiny.yaml" },
         { from, NULL, "command line: no training data: give data.paths" },
         { from, "--data.paths=a.npy", "using sequences of 4096 of the model's 131072 tokens" },
-        { from, "--scheduler.t_warmup=5", "--scheduler.t_warmup=0 or --scheduler.warmup_fraction=null" },
+        { from, "--scheduler.t_warmup=5",
+          "--scheduler.t_warmup=0 or --scheduler.warmup_fraction=null" },
     };
     char message[8192], saved[sizeof try_path];
     strcpy(saved, try_path);
     write_file("config.json", "{" LONG_LLAMA "}");
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         strcpy(try_path, list[i].first);
-        try_printed(message, sizeof message, 2, 1, list[i].second, i == 5 ? "--data.paths=a.npy" : NULL);
+        try_printed(message, sizeof message, 2, 1, list[i].second,
+                    i == 5 ? "--data.paths=a.npy" : NULL);
         try_contains(message, list[i].words);
     }
     strcpy(try_path, saved);
@@ -110,10 +122,17 @@ static void test_length(void **state)
     c = try_load(1, from, NULL, NULL, NULL);
     assert_int_equal(c->model.max_sequence_length, 16384);
     config_free(c);
-    write_file("config.yaml", "recipe: fp8\nformat: {head: e5m2, fast: none, scales: null, moment1: e4m3/128}\n"
-               "activations: {keep: block}\nfp8: {forward: saved}\ndevice_train_microbatch_size: 8\ndevice_eval_batch_size: 24\n");
-    static const struct { const char *more[2], *recipe; DType head; int sequences, batch; } runs[] = {
-        { { "--eval_only" }, "fp8", E5M2, 8, 24 },           /* evaluated as in its run, trained as set here */
+    write_file("config.yaml",
+               "recipe: fp8\nformat: {head: e5m2, fast: none, scales: null, moment1: e4m3/128}\n"
+               "activations: {keep: block}\nfp8: {forward: saved}\ndevice_train_microbatch_size: "
+               "8\ndevice_eval_batch_size: 24\n");
+    static const struct {
+        const char *more[2], *recipe;
+        DType head;
+        int sequences, batch;
+    } runs[] = {
+        /* evaluated as in its run, trained as set here */
+        { { "--eval_only" }, "fp8", E5M2, 8, 24 },
         { { "--eval_only", "--precision=amp_bf16" }, "bf16", BF16, 8, 24 },
         { { "--eval_only", "--device_train_microbatch_size=2" }, "fp8", E5M2, 2, 2 },
         { { "--eval_only", "--device_eval_batch_size=16" }, "fp8", E5M2, 8, 16 },
@@ -121,11 +140,13 @@ static void test_length(void **state)
         { { "--data.paths=a.npy" }, "coat", E5M2, 1, 1 },
     };
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
-        c = load_without_file("--evaluators=[{label: v, data: {paths: a.npy}}]", runs[i].more[0], runs[i].more[1]);
+        c = load_without_file("--evaluators=[{label: v, data: {paths: a.npy}}]", runs[i].more[0],
+                              runs[i].more[1]);
         assert_string_equal(c->recipe.name, runs[i].recipe);
         assert_int_equal(c->recipe.head.dtype, runs[i].head);
         const Recipe *row = recipe_find(runs[i].recipe);
-        const bool same = strcmp(row->name, "fp8") == 0;                    /* `fast`: by its name in earlier versions */
+        /* `fast`: by its name in earlier versions */
+        const bool same = strcmp(row->name, "fp8") == 0;
         assert_int_equal(c->recipe.keep, same ? KEEP_BLOCK : row->keep);
         assert_int_equal(c->recipe.forward, same ? FROM_SAVED : row->forward);
         assert_int_equal(c->recipe.fast, same ? FAST_NONE : row->fast);
@@ -138,7 +159,8 @@ static void test_length(void **state)
     DIES("/config.yaml:2: this build has no recipe 'coat9'",
          load_without_file("--evaluators=[{label: v, data: {paths: a.npy}}]", "--eval_only", NULL));
     char command[256];
-    snprintf(command, sizeof command, "cd %s && rm trainer.json config.yaml config.json generation_config.json", try_folder);
+    snprintf(command, sizeof command,
+             "cd %s && rm trainer.json config.yaml config.json generation_config.json", try_folder);
     assert_int_equal(system(command), 0);
 }
 
@@ -146,32 +168,43 @@ static void test_length(void **state)
 static void test_what_it_is(void **state)
 {
     (void)state;
-    static const struct { const char *files, *given, *words; } list[] = {
-        { "", "allenai/OLMo-2-7B", "hf download allenai/OLMo-2-7B --local-dir OLMo-2-7B\n  --load_path=OLMo-2-7B" },
+    static const struct {
+        const char *files, *given, *words;
+    } list[] = {
+        { "", "allenai/OLMo-2-7B",
+          "hf download allenai/OLMo-2-7B --local-dir OLMo-2-7B\n  --load_path=OLMo-2-7B" },
         { "", "/no/such/folder", "load_path /no/such/folder: there is no such folder" },
         { "x.gguf", "x.gguf", "gguf_file='x.gguf').save_pretrained" },
         { "pytorch_model.bin", "pytorch_model.bin", "this is a PyTorch file" },
         { "pytorch_model.bin", "", "its weights are PyTorch files; only safetensors can be read" },
         { "pytorch_model.bin.index.json config.json", "", "AutoModelForCausalLM as M" },
         { "consolidated.00.pth", "", "convert_llama_weights_to_hf --input_dir %s " },
-        { "consolidated.00.pth", "consolidated.00.pth", "convert_llama_weights_to_hf --input_dir %s " },
+        { "consolidated.00.pth", "consolidated.00.pth",
+          "convert_llama_weights_to_hf --input_dir %s " },
         { "model.pt config.yaml", "", "python3 scripts/convert_olmo.py %s OUTPUT" },
         { "model.pt", "model.pt", "python3 scripts/convert_olmo.py %s OUTPUT" },
         { "model.safetensors config.yaml", "", "python3 scripts/convert_olmo.py %s OUTPUT" },
-        { "model.safetensors config.json", "model.safetensors", "this is a file; give the folder with all files of the model" },
-        { "config.yaml && mkdir latest && touch latest/config.json", "", "newest checkpoint is --load_path=%s/latest" },
+        { "model.safetensors config.json", "model.safetensors",
+          "this is a file; give the folder with all files of the model" },
+        { "config.yaml && mkdir latest && touch latest/config.json", "",
+          "newest checkpoint is --load_path=%s/latest" },
     };
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         char command[512], folder[128], path[256], words[512];
         snprintf(folder, sizeof folder, "%s/what%zu", try_folder, i);
-        snprintf(command, sizeof command, "mkdir %s && cd %s && touch x %s", folder, folder, list[i].files);
+        snprintf(command, sizeof command, "mkdir %s && cd %s && touch x %s", folder, folder,
+                 list[i].files);
         assert_int_equal(system(command), 0);
         snprintf(path, sizeof path,
-                 strchr(list[i].given, '/') ? "%.0s%s" : *list[i].given ? "%s/%s" : "%s%s", folder, list[i].given);
+                 strchr(list[i].given, '/') ? "%.0s%s"
+                 : *list[i].given           ? "%s/%s"
+                                            : "%s%s",
+                 folder, list[i].given);
         snprintf(words, sizeof words, list[i].words, folder);
         DIES(words, config_check_loadable(NULL, path));
     }
-    static const char *const fine[] = { "model.safetensors", "model.safetensors config.yaml config.json",
+    static const char *const fine[] = { "model.safetensors",
+                                        "model.safetensors config.yaml config.json",
                                         "model.safetensors.index.json pytorch_model.bin" };
     for (size_t i = 0; i < sizeof fine / sizeof fine[0]; i++) {
         char command[512], folder[128];
@@ -192,7 +225,9 @@ static int begin(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_without_file), cmocka_unit_test(test_nothing_given), cmocka_unit_test(test_length),
+        cmocka_unit_test(test_without_file),
+        cmocka_unit_test(test_nothing_given),
+        cmocka_unit_test(test_length),
         cmocka_unit_test(test_what_it_is),
     };
     return cmocka_run_group_tests(tests, begin, try_remove_folder);

@@ -19,10 +19,11 @@
 
 enum { T = 6, INSTANCES = 20, VOCAB = 50304 };
 
-static char  folder[64];
+static char folder[64];
 static char *paths[3], *masks[3];
 
-/* Three shards with 7, 8 and 5 instances; remaining tokens form no instance. Token t of instance i is 100 i + t. */
+/* Three shards with 7, 8 and 5 instances; remaining tokens form no instance. Token t of instance i
+ * is 100 i + t. */
 static const int shard_tokens[3] = { 7 * T + 3, 8 * T, 5 * T + T - 1 };
 
 /* The mask selects every token whose id is not a multiple of 3. */
@@ -63,16 +64,24 @@ static int remove_files(void **state)
 static DataSpec small_spec(bool shuffle)
 {
     return (DataSpec){
-        .paths = paths, .num_paths = 3, .itemsize = 2, .sequence_length = T, .vocab_size = VOCAB,
-        .eos_token_id = -1, .pad_token_id = -1, .shuffle = shuffle, .seed = 6198, .drop_last = shuffle,
+        .paths = paths,
+        .num_paths = 3,
+        .itemsize = 2,
+        .sequence_length = T,
+        .vocab_size = VOCAB,
+        .eos_token_id = -1,
+        .pad_token_id = -1,
+        .shuffle = shuffle,
+        .seed = 6198,
+        .drop_last = shuffle,
     };
 }
 
-/* ---- steps ---------------------------------------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 /* numpy's order; test_shuffle.c has the commands. */
-static const uint32_t order_6198[INSTANCES] =
-    { 17, 4, 14, 3, 5, 12, 6, 15, 18, 13, 10, 11, 2, 19, 0, 16, 7, 9, 8, 1 };
+static const uint32_t order_6198[INSTANCES] = { 17, 4,  14, 3,  5, 12, 6, 15, 18, 13,
+                                                10, 11, 2,  19, 0, 16, 7, 9,  8,  1 };
 
 /* Collects the indices of `steps` steps of G instances in order, from the parts of W ranks. */
 static void collect(uint32_t *index, int steps, int G, int W, LoaderState from)
@@ -95,7 +104,7 @@ static void collect(uint32_t *index, int steps, int G, int W, LoaderState from)
 static void test_order_is_the_same_for_any_number_of_ranks(void **state)
 {
     (void)state;
-    enum { G = 8, STEPS = 6 };      /* 2 steps per epoch: 4 of 20 instances are dropped */
+    enum { G = 8, STEPS = 6 }; /* 2 steps per epoch: 4 of 20 instances are dropped */
     LoaderState start = { 0, 0 };
     uint32_t expected[STEPS * G], index[STEPS * G], epoch[INSTANCES];
     for (int e = 0; e < 3; e++) {
@@ -158,9 +167,10 @@ static void test_tokens_and_targets(void **state)
     loader_close(l);
 }
 
-/* ---- resume --------------------------------------------------------------------------------------------------- */
+/* ---- resume ---------------------------------------------------------------------------------- */
 
-/* At every instance of two epochs, also if it is not a multiple of the batch (the batch may have changed). */
+/* At every instance of two epochs, also if it is not a multiple of the batch (the batch may have
+ * changed). */
 static void test_resume_at_every_instance(void **state)
 {
     (void)state;
@@ -190,7 +200,8 @@ static void test_resume_at_every_instance(void **state)
     loader_close(l);
 }
 
-/* Instances that are too few for a step of the saved run are enough for a step of fewer sequences. */
+/* Instances that are too few for a step of the saved run are enough for a step of fewer
+ * sequences. */
 static void test_resume_with_fewer(void **state)
 {
     (void)state;
@@ -250,12 +261,13 @@ static void test_fingerprint(void **state)
     loader_close(a);
 }
 
-/* ---- evaluation: file order, short last step ------------------------------------------------------------------ */
+/* ---- evaluation: file order, short last step ------------------------------------------------- */
 
 static void test_unshuffled_pass(void **state)
 {
     (void)state;
-    enum { G = 8, W = 4 };          /* 8 + 8 + 4 instances; then with 3 of a last step of 8 for 4 ranks */
+    /* 8 + 8 + 4 instances; then with 3 of a last step of 8 for 4 ranks */
+    enum { G = 8, W = 4 };
     for (int rank = 0; rank < W; rank++) {
         DataSpec spec = small_spec(false);
         Loader *l = loader_open(&spec, G, rank, W);
@@ -273,7 +285,7 @@ static void test_unshuffled_pass(void **state)
             assert_int_equal(loader_state(l).instance, INSTANCES);
             loader_seek(l, (LoaderState){ 0, 0 });
         }
-        loader_seek(l, (LoaderState){ 0, 17 });     /* 3 left for 4 ranks */
+        loader_seek(l, (LoaderState){ 0, 17 }); /* 3 left for 4 ranks */
         assert_true(loader_next(l, &b));
         assert_int_equal(b.sequences, rank < 3);
         assert_int_equal(b.labels, rank < 3 ? T - 1 : 0);
@@ -298,7 +310,8 @@ static void test_unshuffled_pass_without_the_rest(void **state)
     loader_close(l);
 }
 
-/* Batches of 2, 2, 4, 8, with an interruption of the thread in between: the same instances, on two ranks. */
+/* Batches of 2, 2, 4, 8, with an interruption of the thread in between: the same instances, on two
+ * ranks. */
 static void test_doubling(void **state)
 {
     (void)state;
@@ -321,7 +334,7 @@ static void test_doubling(void **state)
     }
 }
 
-/* ---- labels --------------------------------------------------------------------------------------------------- */
+/* ---- labels ---------------------------------------------------------------------------------- */
 
 static void test_label_mask(void **state)
 {
@@ -395,10 +408,11 @@ static void test_repetition(void **state)
         assert_int_equal(sequence_repeats(x, n, low, high, count), expected);
         found += expected;
     }
-    assert_in_range(found, 1000, 19000);    /* both results occurred */
+    assert_in_range(found, 1000, 19000); /* both results occurred */
 }
 
-/* OLMo's filter with its usual numbers: 13, 1, 32. A run of 31 passes, one of 32 masks every label. */
+/* OLMo's filter with its usual numbers: 13, 1, 32. A run of 31 passes, one of 32 masks every
+ * label. */
 static void test_instance_filter(void **state)
 {
     (void)state;
@@ -437,7 +451,7 @@ static void test_document_starts(void **state)
 {
     (void)state;
     enum { EOS = 9 };
-    const int tokens[] = { 1, EOS, 2, 3,  EOS, EOS, 4, EOS,  5, 6, 7, 8 };
+    const int tokens[] = { 1, EOS, 2, 3, EOS, EOS, 4, EOS, 5, 6, 7, 8 };
     const int expected[] = { 0, 2, 4, 5, 6, 8, 12 };
     int start[13], longest = -1;
     uint8_t begins[12];
@@ -469,7 +483,8 @@ int main(void)
         cmocka_unit_test(test_every_instance_once_per_epoch),
         cmocka_unit_test(test_tokens_and_targets),
         cmocka_unit_test(test_resume_at_every_instance),
-        cmocka_unit_test(test_resume_in_a_new_loader), cmocka_unit_test(test_resume_with_fewer),
+        cmocka_unit_test(test_resume_in_a_new_loader),
+        cmocka_unit_test(test_resume_with_fewer),
         cmocka_unit_test(test_fingerprint),
         cmocka_unit_test(test_unshuffled_pass),
         cmocka_unit_test(test_unshuffled_pass_without_the_rest),

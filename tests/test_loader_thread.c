@@ -1,5 +1,5 @@
-/* data/loader's thread: what it shuffles, that it reports progress, and that a waiting thread can do other work. What it reads:
- * test_loader.c. */
+/* data/loader's thread: what it shuffles, that it reports progress, and that a waiting thread can
+ * do other work. What it reads: test_loader.c. */
 #include "data/loader.h"
 #include "kernels/runtime/clock.h"
 #include "kernels/runtime/error.h"
@@ -21,8 +21,17 @@ static DataSpec zeros(long instances, void (*beat)(const char *doing))
 {
     static char *paths[] = { path };
     assert_int_equal(truncate(path, instances * 2 * 2), 0);
-    return (DataSpec){ .paths = paths, .num_paths = 1, .itemsize = 2, .sequence_length = 2, .vocab_size = 8, .eos_token_id = -1,
-                       .pad_token_id = -1, .shuffle = true, .seed = 6198, .drop_last = true, .beat = beat };
+    return (DataSpec){ .paths = paths,
+                       .num_paths = 1,
+                       .itemsize = 2,
+                       .sequence_length = 2,
+                       .vocab_size = 8,
+                       .eos_token_id = -1,
+                       .pad_token_id = -1,
+                       .shuffle = true,
+                       .seed = 6198,
+                       .drop_last = true,
+                       .beat = beat };
 }
 
 static int make_file(void **state)
@@ -38,7 +47,7 @@ static int remove_file(void **state)
     return unlink(path);
 }
 
-static char told[4096];             /* reports of the last loader, only on shuffles; ".": the thread is idle */
+static char told[4096]; /* reports of the last loader, only on shuffles; ".": the thread is idle */
 
 static void tell(const char *doing)
 {
@@ -46,21 +55,28 @@ static void tell(const char *doing)
         strncat(told, doing ? doing : ".", sizeof told - strlen(told) - 1);
 }
 
-/* Two steps of eight are an epoch of twenty. Epochs without a step are not shuffled: neither one that a resumed run has finished,
- * nor one after the last step. */
+/* Two steps of eight are an epoch of twenty. Epochs without a step are not shuffled: neither one
+ * that a resumed run has finished, nor one after the last step. */
 static void test_no_idle_shuffle(void **state)
 {
     (void)state;
-    static const struct { LoaderState from; int steps; const char *shuffles[3]; } cases[] = {
-        { { 0, 0 }, 2, { "shuffling epoch 1" } }, { { 0, 0 }, 3, { "shuffling epoch 1", "shuffling epoch 2" } },
-        { { 6, 8 }, 1, { "shuffling epoch 7" } }, { { 6, 16 }, 1, { "shuffling epoch 8" } }, { { 0, 0 }, 0, { NULL } },
+    static const struct {
+        LoaderState from;
+        int steps;
+        const char *shuffles[3];
+    } cases[] = {
+        { { 0, 0 }, 2, { "shuffling epoch 1" } },
+        { { 0, 0 }, 3, { "shuffling epoch 1", "shuffling epoch 2" } },
+        { { 6, 8 }, 1, { "shuffling epoch 7" } },
+        { { 6, 16 }, 1, { "shuffling epoch 8" } },
+        { { 0, 0 }, 0, { NULL } },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         DataSpec spec = zeros(20, tell);
         told[0] = '\0';
         Loader *l = loader_open(&spec, 8, 0, 1);
         Batch b;
-        usleep(20000);              /* time for unwanted work of the thread */
+        usleep(20000); /* time for unwanted work of the thread */
         loader_seek(l, cases[i].from);
         loader_limit(l, (uint64_t)cases[i].steps);
         for (int k = 0; k < cases[i].steps; k++)
@@ -74,7 +90,7 @@ static void test_no_idle_shuffle(void **state)
                 fail_msg("case %zu: told '%s', expected %s", i, told, cases[i].shuffles[k]);
             at += strlen(cases[i].shuffles[k]);
         }
-        assert_true(*at == '.' && at[strspn(at, ".")] == '\0');     /* and finally idle */
+        assert_true(*at == '.' && at[strspn(at, ".")] == '\0'); /* and finally idle */
     }
 }
 
@@ -106,11 +122,12 @@ static void take_long(const char *doing)
     }
 }
 
-/* A shuffle of 3 seconds: a waiting thread can do other work meanwhile, and closing the loader ends it. */
+/* A shuffle of 3 seconds: a waiting thread can do other work meanwhile, and closing the loader ends
+ * it. */
 static void test_wait(void **state)
 {
     (void)state;
-    enum { ENTRIES = 30 << 18 };        /* it reports progress 60 times */
+    enum { ENTRIES = 30 << 18 }; /* it reports progress 60 times */
     DataSpec spec = zeros(ENTRIES, take_long);
     const double start = clock_seconds();
     Loader *l = loader_open(&spec, 8, 0, 1);
@@ -142,7 +159,8 @@ static void test_wait(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_no_idle_shuffle), cmocka_unit_test(test_sample_beats),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_no_idle_shuffle),
+                                        cmocka_unit_test(test_sample_beats),
                                         cmocka_unit_test(test_wait) };
     return cmocka_run_group_tests(tests, make_file, remove_file);
 }

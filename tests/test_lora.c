@@ -1,16 +1,20 @@
-/* The three products of adapters against a double reference, within bounds derived next to them: A and B, parts with gaps, every
- * format of the wide tensor, ranks and shapes that fill no tile. Columns outside the parts hold NaN and must not be read. */
+/* The three products of adapters against a double reference, within bounds derived next to them: A
+ * and B, parts with gaps, every format of the wide tensor, ranks and shapes that fill no tile.
+ * Columns outside the parts hold NaN and must not be read. */
 #include "tests/lora_shapes.h"
 
 static const Format BF16_ = { BF16, 0 }, E4M3_ = { E4M3, 0 };
 
+// clang-format off
 static const Formats formats[] = {
     { "f32",            { F32 },  { F32 },  { F32 },  { F32 } },  { "bf16", { BF16 }, { BF16 }, { BF16 }, { BF16 } },
     { "bf16-f32-grads", { BF16 }, { BF16 }, { BF16 }, { F32 } },  { "e4m3", { E4M3 }, { BF16 }, { BF16 }, { BF16 } },
     { "e5m2",           { E5M2 }, { BF16 }, { BF16 }, { F32 } },  { "e4m3-f32", { E4M3 }, { F32 }, { F32 }, { F32 } },
 };
+// clang-format on
 
 static const Shape shapes[] = {
+    /* the most that a block's shared memory holds; then more */
     { 1, 16, 1, false, 1, { { 0, 16 } } },
     { 5, 24, 3, false, 1, { { 0, 24 } } },
     { 5, 24, 3, true, 2, { { 1, 7 }, { 11, 9 } } },
@@ -21,7 +25,7 @@ static const Shape shapes[] = {
     { 67, 1040, 80, false, 1, { { 0, 1040 } } },
     { 33, 600, 70, true, 3, { { 0, 200 }, { 200, 200 }, { 400, 200 } } },
     { 40, 96, 256, true, 3, { { 0, 32 }, { 32, 32 }, { 64, 32 } } },
-    { 40, 80, 768, false, 1, { { 0, 80 } } },           /* the most that a block's shared memory holds; then more */
+    { 40, 80, 768, false, 1, { { 0, 80 } } },
     { 9, 32, 800, false, 1, { { 0, 32 } } },
 };
 enum { FORMATS = sizeof formats / sizeof formats[0], SHAPES = sizeof shapes / sizeof shapes[0] };
@@ -70,7 +74,8 @@ static void check_widen(const Formats *f, const Shape *s, LoraMatrix m, Tensor x
     TWICE(lora_widen(y, xa, m, add), y);
     check("lora_widen-add", f, s, y, sums.ref, sums.bound);
     TWICE(lora_widen(add, xa, m, add), add);
-    check_same_bytes("lora_widen in place", tensor_snapshot(add), tensor_snapshot(y), tensor_bytes(y));
+    check_same_bytes("lora_widen in place", tensor_snapshot(add), tensor_snapshot(y),
+                     tensor_bytes(y));
     const double *after = values(y);
     for (size_t i = 0; i < tensor_numel(y); i++)
         if (!belongs(s, (int)(i % (size_t)s->C)) && after[i] != before[i])
@@ -85,7 +90,7 @@ static void check_dw(const Formats *f, const Shape *s, Tensor xa, Tensor x)
     add_products(&sums, 2, s, values(x), values(xa), NULL, 1);
     check("lora_dw", f, s, dm.w, sums.ref, sums.bound);
     EMPTY_IS_ZEROS(dm.w, lora_dw(dm, xa, x));
-    lora_dw((LoraMatrix){ .is_b = dm.is_b, .num_parts = dm.num_parts }, xa, x);     /* skipped */
+    lora_dw((LoraMatrix){ .is_b = dm.is_b, .num_parts = dm.num_parts }, xa, x); /* skipped */
 }
 
 static void test_products(void **state)
@@ -96,7 +101,8 @@ static void test_products(void **state)
             const Formats *format = &formats[f];
             const Shape *s = &shapes[i];
             LoraMatrix m = make_matrix(s, format->w, 1);
-            Tensor xa = make_filled(format->dense, s->N, s->parts * s->rank, 2, -1, 1), x = make_wide(s, format->x);
+            Tensor xa = make_filled(format->dense, s->N, s->parts * s->rank, 2, -1, 1),
+                   x = make_wide(s, format->x);
             check_narrow(format, s, m, x);
             check_widen(format, s, m, xa);
             check_dw(format, s, xa, x);
@@ -104,7 +110,8 @@ static void test_products(void **state)
         }
 }
 
-/* Rows of x and tokens of xa must not be mixed up: with one-hot inputs every product is one number. */
+/* Rows of x and tokens of xa must not be mixed up: with one-hot inputs every product is one
+ * number. */
 static void test_one_hot(void **state)
 {
     (void)state;
@@ -140,8 +147,10 @@ static void test_errors(void **state)
     short_w.w.rows--;
     many.num_parts = 4;
     const LoraMatrix a = { .w = make(BF16_, P, s->C), .num_parts = 2 };
-    Tensor x = make_filled(BF16_, s->N, s->C, 2, -1, 1), xa = make_filled(BF16_, s->N, P, 3, -1, 1), y = make(E4M3_, s->N, s->C);
-    Tensor groups = make((Format){ E4M3, 16 }, s->N, s->C), narrower = xa, f8 = make(E4M3_, s->N, P), at_x = xa, at_m = xa;
+    Tensor x = make_filled(BF16_, s->N, s->C, 2, -1, 1), xa = make_filled(BF16_, s->N, P, 3, -1, 1),
+           y = make(E4M3_, s->N, s->C);
+    Tensor groups = make((Format){ E4M3, 16 }, s->N, s->C), narrower = xa,
+           f8 = make(E4M3_, s->N, P), at_x = xa, at_m = xa;
     narrower.cols--;
     at_x.data = x.data;
     at_m.data = m.w.data;
@@ -164,7 +173,9 @@ static void test_errors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products), cmocka_unit_test(test_one_hot), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_products),
+        cmocka_unit_test(test_one_hot),
+        cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

@@ -1,23 +1,33 @@
-/* Operations that add an adapter's product to their input, against a double reference, within bounds derived next to them, and on
- * CUDA against the CPU's record: saved tensors and outputs. */
+/* Operations that add an adapter's product to their input, against a double reference, within
+ * bounds derived next to them, and on CUDA against the CPU's record: saved tensors and outputs. */
 #include "tests/lora_shapes.h"
 
 static const Format BF16_ = { BF16, 0 };
 
-/* x: format of the GEMM output; groups: saved separately in groups, else in place; exact: the output is computed from the sums, not
- * from saved values; turned: an FP8 output has its transpose. */
-typedef struct { const char *name; Format x, out; bool groups, exact, turned; } AddCase;
+/* x: format of the GEMM output; groups: saved separately in groups, else in place; exact: the
+ * output is computed from the sums, not from saved values; turned: an FP8 output has its
+ * transpose. */
+typedef struct {
+    const char *name;
+    Format x, out;
+    bool groups, exact, turned;
+} AddCase;
 
 /* The sums, and their error bounds: in F32 before rounding; as used by the operation; as saved. */
-typedef struct { double *x, *exact, *used, *saved; } Added;
+typedef struct {
+    double *x, *exact, *used, *saved;
+} Added;
 
-/* A back end may write the sum over x: one rounding. A group's largest value is 240 S or more, within 2^-7, and the spacing of
- * values below 2^-6 S is 2^-9 S. */
+/* A back end may write the sum over x: one rounding. A group's largest value is 240 S or more,
+ * within 2^-7, and the spacing of values below 2^-6 S is 2^-9 S. */
 static Added add_reference(const AddCase *k, const Shape *s, Tensor x, Tensor xa, LoraMatrix b)
 {
     const size_t n = tensor_numel(x), C = (size_t)s->C;
     Sums sums = start_sums(n, values(x), s->rank);
-    Added a = { .x = sums.ref, .exact = sums.bound, .used = keep(n * sizeof(double)), .saved = keep(n * sizeof(double)) };
+    Added a = { .x = sums.ref,
+                .exact = sums.bound,
+                .used = keep(n * sizeof(double)),
+                .saved = keep(n * sizeof(double)) };
     add_products(&sums, 1, s, NULL, values(xa), values(b.w), 1);
     for (size_t i = 0; i < n; i++)
         a.used[i] = a.exact[i] + unit_roundoff(k->x) * (fabs(a.x[i]) + a.exact[i]);
@@ -25,20 +35,24 @@ static Added add_reference(const AddCase *k, const Shape *s, Tensor x, Tensor xa
         double largest = 0;
         for (size_t j = i / 16 * 16; k->groups && j < i / 16 * 16 + 16 && j < i / C * C + C; j++)
             largest = fmax(largest, fabs(a.x[j]) + a.used[j]);
-        a.saved[i] = !k->groups ? a.used[i] : a.used[i] + 0x1p-4 * (fabs(a.x[i]) + a.used[i]) + 0x1p-10 * 1.01 * largest / 240;
+        a.saved[i] = !k->groups ? a.used[i]
+                                : a.used[i] + 0x1p-4 * (fabs(a.x[i]) + a.used[i]) +
+                                      0x1p-10 * 1.01 * largest / 240;
     }
     return a;
 }
 
 /* Checks saved values, in place or separate. */
-static void check_saved(const AddCase *k, const Shape *s, const char *op, Tensor saved, const Added *a)
+static void check_saved(const AddCase *k, const Shape *s, const char *op, Tensor saved,
+                        const Added *a)
 {
     Formats f = { .name = k->name };
     const double *bound = a->exact;
     if (k->groups) {
         double *wider = keep(tensor_numel(saved) * sizeof *wider);
+        /* check_close adds it */
         for (size_t i = 0; i < tensor_numel(saved); i++)
-            wider[i] = a->saved[i] - 0x1p-4 * (fabs(a->x[i]) + a->used[i]);         /* check_close adds it */
+            wider[i] = a->saved[i] - 0x1p-4 * (fabs(a->x[i]) + a->used[i]);
         bound = wider;
     }
     check(op, &f, s, saved, a->x, bound);
@@ -49,27 +63,34 @@ static Tensor make_place(const AddCase *k, Tensor x)
     return k->groups ? make((Format){ E4M3, 16 }, x.rows, x.cols) : x;
 }
 
+// clang-format off
 static const AddCase add_cases[] = {
     { "f32", { F32 }, { F32 }, false, false, false },   { "bf16", { BF16 }, { BF16 }, false, false, false },
     { "fp8", { BF16 }, { E4M3 }, false, false, true },  { "groups", { BF16 }, { E4M3 }, true, true, false },
     { "groups-turned", { BF16 }, { E4M3 }, true, true, true }, { "groups-saved", { BF16 }, { E4M3 }, true, false, false },
 };
+// clang-format on
 
-/* C: twice the width of act. Both halves, one, ranks that fill no product, ranks that exceed shared memory; more than 512
- * tokens. */
+/* C: twice the width of act. Both halves, one, ranks that fill no product, ranks that exceed shared
+ * memory; more than 512 tokens. */
+// clang-format off
 static const Shape swiglu_shapes[] = {
     { 16, 64, 16, true, 2, { { 0, 32 }, { 32, 32 } } },        { 96, 544, 16, true, 2, { { 0, 272 }, { 272, 272 } } },
     { 48, 352, 6, true, 1, { { 176, 176 } } },                 { 528, 160, 20, true, 1, { { 0, 80 } } },
     { 32, 672, 256, true, 2, { { 0, 336 }, { 336, 336 } } },
 };
+// clang-format on
 
-/* silu' lies between -0.1 and 1.1. The sigmoid's error E: sigmoid_error of test_fp8_operations.c, of a gate with its own error. */
-static void swiglu_reference(double *ref, double *bound, const Shape *s, const double *x, const double *off)
+/* silu' lies between -0.1 and 1.1. The sigmoid's error E: sigmoid_error of test_fp8_operations.c,
+ * of a gate with its own error. */
+static void swiglu_reference(double *ref, double *bound, const Shape *s, const double *x,
+                             const double *off)
 {
     const int F = s->C / 2;
     for (int i = 0; i < s->N * F; i++) {
         const int gate = i / F * s->C + i % F, up = gate + F;
-        const double g = x[gate], u = x[up], s1 = 1 / (1 + exp(-g)), eg = off ? off[gate] : 0, eu = off ? off[up] : 0;
+        const double g = x[gate], u = x[up], s1 = 1 / (1 + exp(-g)), eg = off ? off[gate] : 0,
+                     eu = off ? off[up] : 0;
         const double E = 2 * ((1 - s1) * (2 + 1.173 * fabs(g)) * 2 + 5) * U24;
         ref[i] = g * s1 * u;
         bound[i] = 1.1 * eg * (fabs(u) + eu) + fabs(g * s1) * eu;
@@ -80,7 +101,8 @@ static void swiglu_reference(double *ref, double *bound, const Shape *s, const d
 static void check_act(const AddCase *k, const Shape *s, Tensor act, Tensor saved, const Added *a)
 {
     Formats f = { .name = k->name };
-    double *ref = keep(tensor_numel(act) * sizeof *ref), *bound = keep(tensor_numel(act) * sizeof *bound);
+    double *ref = keep(tensor_numel(act) * sizeof *ref),
+           *bound = keep(tensor_numel(act) * sizeof *bound);
     const bool from_saved = !k->exact || !k->groups, fp8 = format_is_fp8(act.format);
     swiglu_reference(ref, bound, s, from_saved ? values(saved) : a->x, from_saved ? NULL : a->used);
     name("swiglu_added", &f, s);
@@ -90,7 +112,8 @@ static void check_act(const AddCase *k, const Shape *s, Tensor act, Tensor saved
         check_close(label, act, ref, bound);
     if (act.data_t)
         check_transposed(label, act);
-    swiglu_reference(ref, bound, s, a->x, from_saved ? a->saved : a->used);         /* the CPU may have saved the neighbouring
+    swiglu_reference(ref, bound, s, a->x,
+                     from_saved ? a->saved : a->used); /* the CPU may have saved the neighbouring
                                                                                        code */
     if (fp8)
         golden_operand(label, act, ref, bound);
@@ -100,7 +123,8 @@ static void check_act(const AddCase *k, const Shape *s, Tensor act, Tensor saved
 
 static void swiglu_added_case(const AddCase *k, const Shape *s)
 {
-    const LoraProduct product = { make_filled(k->x, s->N, s->parts * s->rank, 2, -1, 1), make_matrix(s, k->x, 1) };
+    const LoraProduct product = { make_filled(k->x, s->N, s->parts * s->rank, 2, -1, 1),
+                                  make_matrix(s, k->x, 1) };
     Tensor wide = make_filled(k->x, s->N, s->C, 3, -2, 2), saved = make_place(k, wide);
     Tensor act = k->turned ? make_operand(k->out, s->N, s->C / 2) : make(k->out, s->N, s->C / 2);
     const Added a = add_reference(k, s, wide, product.xa, product.m);
@@ -121,30 +145,39 @@ static void test_swiglu_added(void **state)
             swiglu_added_case(&add_cases[k], &swiglu_shapes[s]);
 }
 
-/* ---- SwiGLU's backward: x is dact, out dgate_up; groups: of gate_up; exact: also writes act ---------------------- */
+/* ---- SwiGLU's backward: x is dact, out dgate_up; groups: of gate_up; exact: also writes act -- */
 
 static const AddCase backward_cases[] = {
-    { "f32", { F32 }, { F32 }, false, false, false },   { "bf16", { BF16 }, { BF16 }, false, false, false },
-    { "fp8", { BF16 }, { E5M2 }, false, false, false }, { "groups", { BF16 }, { E5M2 }, true, false, false },
-    { "groups-act", { BF16 }, { E5M2 }, true, true, false }, { "groups-turned", { BF16 }, { E5M2 }, true, true, true },
+    { "f32", { F32 }, { F32 }, false, false, false },
+    { "bf16", { BF16 }, { BF16 }, false, false, false },
+    { "fp8", { BF16 }, { E5M2 }, false, false, false },
+    { "groups", { BF16 }, { E5M2 }, true, false, false },
+    { "groups-act", { BF16 }, { E5M2 }, true, true, false },
+    { "groups-turned", { BF16 }, { E5M2 }, true, true, true },
     { "bf16-act", { BF16 }, { BF16 }, false, true, false },
 };
 static const Shape backward_shapes[] = {
-    { 16, 64, 16, false, 1, { { 0, 64 } } }, { 96, 544, 16, false, 1, { { 0, 544 } } }, { 272, 80, 6, false, 1, { { 0, 80 } } },
+    { 16, 64, 16, false, 1, { { 0, 64 } } },
+    { 96, 544, 16, false, 1, { { 0, 544 } } },
+    { 272, 80, 6, false, 1, { { 0, 80 } } },
     { 32, 336, 200, false, 1, { { 0, 336 } } },
 };
 
-/* t = 1 + g (1 - s) and the rest as in test_fp8_operations.c, with a gradient d that has its own error. */
-static void backward_reference(double *ref, double *bound, double *act, double *act_bound, const Shape *s, const double *x,
-                               const Added *a)
+/* t = 1 + g (1 - s) and the rest as in test_fp8_operations.c, with a gradient d that has its own
+ * error. */
+static void backward_reference(double *ref, double *bound, double *act, double *act_bound,
+                               const Shape *s, const double *x, const Added *a)
 {
     for (int i = 0; i < s->N * s->C; i++) {
         const int gate = i / s->C * 2 * s->C + i % s->C, up = gate + s->C;
-        const double g = x[gate], u = x[up], s1 = 1 / (1 + exp(-g)), d = a->x[i], off = a->used[i], most = fabs(d) + off;
+        const double g = x[gate], u = x[up], s1 = 1 / (1 + exp(-g)), d = a->x[i], off = a->used[i],
+                     most = fabs(d) + off;
         const double E = ((1 - s1) * (2 + 1.173 * fabs(g)) * 2 + 5) * U24;
-        const double t = 1 + g * (1 - s1), bt = fabs(g) * (s1 * E + 3 * U24 * (1 - s1)) + U24 * (1 + fabs(t));
+        const double t = 1 + g * (1 - s1),
+                     bt = fabs(g) * (s1 * E + 3 * U24 * (1 - s1)) + U24 * (1 + fabs(t));
         ref[gate] = d * u * s1 * t;
-        bound[gate] = off * fabs(u * s1 * t) + most * fabs(u) * s1 * (fabs(t) * (E + 5 * U24) + bt * (1 + E)) + 1e-36;
+        bound[gate] = off * fabs(u * s1 * t) +
+                      most * fabs(u) * s1 * (fabs(t) * (E + 5 * U24) + bt * (1 + E)) + 1e-36;
         ref[up] = d * g * s1;
         bound[up] = off * fabs(g * s1) + most * fabs(g * s1) * (E + 4 * U24) + 1e-36;
         act[i] = g * s1 * u;
@@ -152,7 +185,8 @@ static void backward_reference(double *ref, double *bound, double *act, double *
     }
 }
 
-static void check_result(const AddCase *k, const Shape *s, const char *op, Tensor t, const double *ref, const double *bound)
+static void check_result(const AddCase *k, const Shape *s, const char *op, Tensor t,
+                         const double *ref, const double *bound)
 {
     const Formats f = { .name = k->name };
     if (!format_is_fp8(t.format)) {
@@ -168,9 +202,12 @@ static void check_result(const AddCase *k, const Shape *s, const char *op, Tenso
 static void backward_added_case(const AddCase *k, const Shape *s)
 {
     const size_t n = (size_t)s->N * (size_t)s->C;
-    const LoraProduct product = { make_filled(k->x, s->N, s->rank, 2, -1, 1), make_matrix(s, k->x, 1) };
-    Tensor dact = make_filled(k->x, s->N, s->C, 3, -2, 2), plain = make_filled(k->x, s->N, 2 * s->C, 4, -4, 4), gate_up = plain;
-    Tensor dgate_up = k->turned ? make_operand(k->out, s->N, 2 * s->C) : make(k->out, s->N, 2 * s->C);
+    const LoraProduct product = { make_filled(k->x, s->N, s->rank, 2, -1, 1),
+                                  make_matrix(s, k->x, 1) };
+    Tensor dact = make_filled(k->x, s->N, s->C, 3, -2, 2),
+           plain = make_filled(k->x, s->N, 2 * s->C, 4, -4, 4), gate_up = plain;
+    Tensor dgate_up =
+        k->turned ? make_operand(k->out, s->N, 2 * s->C) : make(k->out, s->N, 2 * s->C);
     const Format act_format = format_is_fp8(k->out) ? (Format){ E4M3 } : k->out;
     Tensor act = k->exact ? make(act_format, s->N, s->C) : NONE;
     double *ref = keep(2 * n * sizeof *ref), *bound = keep(2 * n * sizeof *bound);
@@ -190,7 +227,8 @@ static void backward_added_case(const AddCase *k, const Shape *s)
         const void *expected = tensor_snapshot(dgate_up);
         fill(dact, 3, -2, 2);
         swiglu_backward(dgate_up, NONE, dact, product, gate_up);
-        check_same_bytes("without act", tensor_snapshot(dgate_up), expected, tensor_bytes(dgate_up));
+        check_same_bytes("without act", tensor_snapshot(dgate_up), expected,
+                         tensor_bytes(dgate_up));
     }
     if (k->groups || !format_is_fp8(k->out)) {
         const void *expected = tensor_snapshot(dgate_up);
@@ -210,10 +248,15 @@ static void test_backward_added(void **state)
             backward_added_case(&backward_cases[k], &backward_shapes[s]);
 }
 
-/* ---- the rotation ------------------------------------------------------------------------------------------------ */
+/* ---- the rotation ---------------------------------------------------------------------------- */
 
 /* With a clip y is not x. The CUDA back end has one pass for heads of 64 and 128. */
-typedef struct { const char *name; int heads, kv_heads, width; float clip; Shape s; } RopeShape;
+typedef struct {
+    const char *name;
+    int heads, kv_heads, width;
+    float clip;
+    Shape s;
+} RopeShape;
 static const RopeShape rope_shapes[] = {
     { "64", 2, 1, 64, 0, { 48, 256, 16, true, 3, { { 0, 128 }, { 128, 64 }, { 192, 64 } } } },
     { "128-qv", 3, 1, 128, 0, { 272, 640, 16, true, 2, { { 0, 384 }, { 512, 128 } } } },
@@ -223,8 +266,10 @@ static const RopeShape rope_shapes[] = {
     { "64-part", 2, 1, 64, 0, { 16, 256, 16, true, 1, { { 32, 128 } } } },
 };
 static const AddCase rope_cases[] = {
-    { "f32", { F32 }, { F32 }, false, false, false },   { "bf16", { BF16 }, { BF16 }, false, false, false },
-    { "groups", { BF16 }, { BF16 }, true, true, false }, { "groups-saved", { BF16 }, { BF16 }, true, false, false },
+    { "f32", { F32 }, { F32 }, false, false, false },
+    { "bf16", { BF16 }, { BF16 }, false, false, false },
+    { "groups", { BF16 }, { BF16 }, true, true, false },
+    { "groups-saved", { BF16 }, { BF16 }, true, false, false },
 };
 
 static Attention rope_attention(const RopeShape *r, float **angles)
@@ -237,21 +282,30 @@ static Attention rope_attention(const RopeShape *r, float **angles)
         (*angles)[2 * i] = (float)cos(angle), (*angles)[2 * i + 1] = (float)sin(angle);
     }
     put(table, *angles);
-    return (Attention){ .B = 2, .T = T, .H = r->heads, .K = r->kv_heads, .D = D, .clip = r->clip, .norm = { RMS_NORM, 1e-5f },
+    return (Attention){ .B = 2,
+                        .T = T,
+                        .H = r->heads,
+                        .K = r->kv_heads,
+                        .D = D,
+                        .clip = r->clip,
+                        .norm = { RMS_NORM, 1e-5f },
                         .rope = table.data };
 }
 
 /* Two products and a sum round. off: error of x; NULL: 0. */
-static void rope_reference(double *ref, double *bound, const RopeShape *r, const double *x, const double *off, const float *angles)
+static void rope_reference(double *ref, double *bound, const RopeShape *r, const double *x,
+                           const double *off, const float *angles)
 {
     const int S = r->s.C, D = r->width, turned = (r->heads + r->kv_heads) * D;
     for (int i = 0; i < r->s.N * S; i++)
-        ref[i] = r->clip > 0 ? fmax(fmin(x[i], r->clip), -r->clip) : x[i], bound[i] = off ? off[i] : 0;
+        ref[i] = r->clip > 0 ? fmax(fmin(x[i], r->clip), -r->clip) : x[i],
+        bound[i] = off ? off[i] : 0;
     for (int i = 0; i < r->s.N * S; i++) {
         const int half = i % S % D, at = i / S % (r->s.N / 2) * D + 2 * half, other = i + D / 2;
         if (i % S >= turned || half >= D / 2)
             continue;
-        const double c = angles[at], s = angles[at + 1], u = ref[i], v = ref[other], bu = bound[i], bv = bound[other];
+        const double c = angles[at], s = angles[at + 1], u = ref[i], v = ref[other], bu = bound[i],
+                     bv = bound[other];
         ref[i] = u * c - v * s, ref[other] = u * s + v * c;
         bound[i] = fabs(c) * bu + fabs(s) * bv + 3 * U24 * (fabs(u * c) + fabs(v * s));
         bound[other] = fabs(s) * bu + fabs(c) * bv + 3 * U24 * (fabs(u * s) + fabs(v * c));
@@ -262,12 +316,15 @@ static void rope_added_case(const AddCase *k, const RopeShape *r)
 {
     const Shape *s = &r->s;
     const Formats f = { .name = k->name };
-    const LoraProduct product = { make_filled(k->x, s->N, s->parts * s->rank, 2, -1, 1), make_matrix(s, k->x, 1) };
-    Tensor x = make_filled(k->x, s->N, s->C, 3, -2, 2), saved = make_place(k, x), y = r->clip > 0 ? make(k->x, s->N, s->C) : x;
+    const LoraProduct product = { make_filled(k->x, s->N, s->parts * s->rank, 2, -1, 1),
+                                  make_matrix(s, k->x, 1) };
+    Tensor x = make_filled(k->x, s->N, s->C, 3, -2, 2), saved = make_place(k, x),
+           y = r->clip > 0 ? make(k->x, s->N, s->C) : x;
     float *angles;
     const Attention a = rope_attention(r, &angles);
     const Added sums = add_reference(k, s, x, product.xa, product.m);
-    double *ref = keep(tensor_numel(x) * sizeof *ref), *bound = keep(tensor_numel(x) * sizeof *bound);
+    double *ref = keep(tensor_numel(x) * sizeof *ref),
+           *bound = keep(tensor_numel(x) * sizeof *bound);
     if (k->exact)
         TWICE(rope_forward(y, saved, NULL, x, product, NONE, NONE, a, FROM_EXACT), y, saved, x);
     else
@@ -275,7 +332,8 @@ static void rope_added_case(const AddCase *k, const RopeShape *r)
     if (saved.data != y.data)
         check_saved(k, s, "rope_added_saved", saved, &sums);
     const bool from_saved = !k->exact && saved.data != y.data;
-    rope_reference(ref, bound, r, from_saved ? values(saved) : sums.x, from_saved ? NULL : sums.used, angles);
+    rope_reference(ref, bound, r, from_saved ? values(saved) : sums.x,
+                   from_saved ? NULL : sums.used, angles);
     check_close(name("rope_added", &f, s), y, ref, bound);
     rope_reference(ref, bound, r, sums.x, from_saved ? sums.saved : sums.used, angles);
     golden_check(label, y, bound);
@@ -291,14 +349,19 @@ static void test_rope_apart(void **state)
         const Shape *s = &r->s;
         float *angles;
         const Attention a = rope_attention(r, &angles);
-        Tensor x = make_filled(BF16_, s->N, s->C, 3, -2, 2), y = make(BF16_, s->N, s->C), z = make(BF16_, s->N, s->C);
-        Tensor saved = make((Format){ E4M3, 16 }, s->N, s->C), expected = make(saved.format, s->N, s->C);
-        Tensor w = make_filled(BF16_, 1, r->width, 4, 0.5f, 1.5f), stats = make_f32(s->N, r->heads + r->kv_heads);
-        const LoraProduct product = { make_filled(BF16_, s->N, s->parts * s->rank, 2, -1, 1), make_matrix(s, BF16_, 1) };
+        Tensor x = make_filled(BF16_, s->N, s->C, 3, -2, 2), y = make(BF16_, s->N, s->C),
+               z = make(BF16_, s->N, s->C);
+        Tensor saved = make((Format){ E4M3, 16 }, s->N, s->C),
+               expected = make(saved.format, s->N, s->C);
+        Tensor w = make_filled(BF16_, 1, r->width, 4, 0.5f, 1.5f),
+               stats = make_f32(s->N, r->heads + r->kv_heads);
+        const LoraProduct product = { make_filled(BF16_, s->N, s->parts * s->rank, 2, -1, 1),
+                                      make_matrix(s, BF16_, 1) };
         quantize(expected, x);
         rope_forward(z, x, NULL, x, NO_PRODUCT, NONE, NONE, a, FROM_SAVED);
         TWICE(rope_forward(y, saved, NULL, x, NO_PRODUCT, NONE, NONE, a, FROM_EXACT), y, saved);
-        check_same_bytes(r->name, tensor_snapshot(saved), tensor_snapshot(expected), tensor_bytes(saved));
+        check_same_bytes(r->name, tensor_snapshot(saved), tensor_snapshot(expected),
+                         tensor_bytes(saved));
         check_same_bytes(r->name, tensor_snapshot(y), tensor_snapshot(z), tensor_bytes(y));
         rope_forward(x, saved, NULL, x, NO_PRODUCT, NONE, NONE, a, FROM_EXACT);
         check_same_bytes("in place", tensor_snapshot(x), tensor_snapshot(z), tensor_bytes(z));
@@ -308,7 +371,8 @@ static void test_rope_apart(void **state)
         rope_forward(z, expected, stats.data, y, NO_PRODUCT, w, w, a, FROM_EXACT);
         rope_forward(x, saved, stats.data, x, product, w, w, a, FROM_EXACT);
         check_same_bytes("with norms", tensor_snapshot(x), tensor_snapshot(z), tensor_bytes(z));
-        check_same_bytes("with norms", tensor_snapshot(saved), tensor_snapshot(expected), tensor_bytes(saved));
+        check_same_bytes("with norms", tensor_snapshot(saved), tensor_snapshot(expected),
+                         tensor_bytes(saved));
         release();
     }
 }
@@ -324,7 +388,9 @@ static void test_rope_added(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_swiglu_added), cmocka_unit_test(test_backward_added), cmocka_unit_test(test_rope_added),
+        cmocka_unit_test(test_swiglu_added),
+        cmocka_unit_test(test_backward_added),
+        cmocka_unit_test(test_rope_added),
         cmocka_unit_test(test_rope_apart),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);

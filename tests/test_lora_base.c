@@ -1,26 +1,32 @@
-/* Bases in the format of lora.base: read from folders in every type, tensor by tensor, with the result of whole matrices; read from
- * bitsandbytes' folders; in parts, by tensor ranks; and never saved. */
+/* Bases in the format of lora.base: read from folders in every type, tensor by tensor, with the
+ * result of whole matrices; read from bitsandbytes' folders; in parts, by tensor ranks; and never
+ * saved. */
 #include "kernels/dynamic8.h"
 #include "kernels/nf4.h"
 #include "model/quantized_weights.h"
 #include "tests/adapted.h"
 #include "tests/exported.h"
 
-/* ---- a base in another format ------------------------------------------------------------------------------- */
+/* ---- a base in another format ---------------------------------------------------------------- */
 
 /* All values of a matrix in F32, by the names of its tensors in a block. */
 static Tensor whole_matrix(const char *base, const Param *p, int unit)
 {
-    static const struct { const char *param, *part[3]; } rows[] = {
-        { "qkv", { "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj" } }, { "out", { "self_attn.o_proj" } },
-        { "gate_up", { "mlp.gate_proj", "mlp.up_proj" } }, { "down", { "mlp.down_proj" } },
+    static const struct {
+        const char *param, *part[3];
+    } rows[] = {
+        { "qkv", { "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj" } },
+        { "out", { "self_attn.o_proj" } },
+        { "gate_up", { "mlp.gate_proj", "mlp.up_proj" } },
+        { "down", { "mlp.down_proj" } },
     };
     const Tensor w = make_f32(p->rows, p->cols);
     size_t at = 0;
     for (int i = 0; i < 4; i++)
         for (int k = 0; k < 3 && strcmp(rows[i].param, p->name) == 0 && rows[i].part[k]; k++) {
             SafeFile *f = safetensors_open(text("%s/model.safetensors", base));
-            const char *name = lasting(text("model.layers.%d.%s.weight", unit - 1, rows[i].part[k]));
+            const char *name =
+                lasting(text("model.layers.%d.%s.weight", unit - 1, rows[i].part[k]));
             const size_t n = safetensors_find(f, name)->shape[0] * (size_t)p->cols;
             device_put((float *)w.data + at, values_in(f->path, name, n), n * sizeof(float));
             at += n;
@@ -34,7 +40,8 @@ static Tensor whole_matrix(const char *base, const Param *p, int unit)
 static void check_stored(const Run *r, const char *base)
 {
     Run other;
-    open_adapted_to(&other, QWEN3, base, all_modules, r->config.model.lora.base, r->config.model.lora.plain_nf4, "bf16");
+    open_adapted_to(&other, QWEN3, base, all_modules, r->config.model.lora.base,
+                    r->config.model.lora.plain_nf4, "bf16");
     for (int u = 1; u <= r->config.model.n_layers; u++) {
         const Shard *s = &r->store.shard[u], *t = &other.store.shard[u];
         const size_t bytes = s->slice[QUANTIZED].count;
@@ -75,8 +82,9 @@ static void test_stored_base(void **state)
     release();
 }
 
-/* For operands in E5M2 the codes of E4M3 are rounded again, to two mantissa bits: an error of a sixteenth, or of half the smallest
- * code, and then of an eighth. Backward reads the same values as forward. */
+/* For operands in E5M2 the codes of E4M3 are rounded again, to two mantissa bits: an error of a
+ * sixteenth, or of half the smallest code, and then of an eighth. Backward reads the same values as
+ * forward. */
 static void test_other_operand(void **state)
 {
     (void)state;
@@ -104,7 +112,8 @@ static void test_other_operand(void **state)
         for (int n = 0; n < t.rows * t.cols; n++)
             most = fmax(most, fabs(x[n]));
         for (int n = 0; n < t.rows * t.cols; n++) {
-            const double once = fmax(fabs(x[n]) / 16, 0x1p-10 * most / 448), bound = once + (fabs(x[n]) + once) / 8;
+            const double once = fmax(fabs(x[n]) / 16, 0x1p-10 * most / 448),
+                         bound = once + (fabs(x[n]) + once) / 8;
             const double back = wt[n % t.cols * t.rows + n / t.cols];
             if (!(fabs(w[n] - x[n]) <= bound && w[n] == back))
                 fail_msg("%s[%d]: %g, transposed %g, in the file %g", p->name, n, w[n], back, x[n]);
@@ -114,9 +123,10 @@ static void test_other_operand(void **state)
     release();
 }
 
-/* ---- a base that bitsandbytes saved ------------------------------------------------------------------------- */
+/* ---- a base that bitsandbytes saved ---------------------------------------------------------- */
 
-static void add_bytes(SafeFile *f, const char *name, const char *suffix, const char *dtype, size_t n)
+static void add_bytes(SafeFile *f, const char *name, const char *suffix, const char *dtype,
+                      size_t n)
 {
     const size_t shape[] = { n, 1 };
     safetensors_add(f, text("%s%s", name, suffix), dtype, *suffix ? 1 : 2, shape);
@@ -135,15 +145,18 @@ static bool is_quantized(const char *name)
 
 static char *state_of_tensor(const SafeTensor *t, float offset)
 {
-    return lasting(text("{\"quant_type\": \"nf4\", \"blocksize\": 64, \"dtype\": \"float32\", \"shape\": [%zu, %zu], "
-                        "\"nested_blocksize\": 256, \"nested_dtype\": \"float32\", \"nested_offset\": %-20.9g}", t->shape[0],
-                        t->shape[1], (double)offset));
+    return lasting(text(
+        "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"dtype\": \"float32\", \"shape\": [%zu, "
+        "%zu], "
+        "\"nested_blocksize\": 256, \"nested_dtype\": \"float32\", \"nested_offset\": %-20.9g}",
+        t->shape[0], t->shape[1], (double)offset));
 }
 
 static char *plain_state(const SafeTensor *t)
 {
-    return lasting(text("{\"quant_type\": \"nf4\", \"blocksize\": 64, \"dtype\": \"float32\", \"shape\": [%zu, %zu]}", t->shape[0],
-                        t->shape[1]));
+    return lasting(text("{\"quant_type\": \"nf4\", \"blocksize\": 64, \"dtype\": \"float32\", "
+                        "\"shape\": [%zu, %zu]}",
+                        t->shape[0], t->shape[1]));
 }
 
 /* The same without double quantization. */
@@ -196,7 +209,8 @@ static void put_quantized(SafeFile *to, const SafeTensor *t, const float *x, siz
 /* plain: without double quantization. */
 static const char *quantize_base(const char *base, bool plain)
 {
-    const char *folder = lasting(text("%s/%s%d", root, plain ? "plain" : "quantized", num_folders++));
+    const char *folder =
+        lasting(text("%s/%s%d", root, plain ? "plain" : "quantized", num_folders++));
     shell(text("mkdir %s && cp %s/config.json %s", folder, base, folder));
     SafeFile *from = safetensors_open(text("%s/model.safetensors", base));
     SafeFile *to = safetensors_new(text("%s/model.safetensors", folder));
@@ -210,7 +224,8 @@ static const char *quantize_base(const char *base, bool plain)
         add_bytes(to, t->name, "", "U8", n / 2);
         add_bytes(to, t->name, ".absmax", plain ? "F32" : "U8", n / NF4_BLOCK);
         add_bytes(to, t->name, ".quant_map", "F32", 16);
-        add_bytes(to, t->name, ".quant_state.bitsandbytes__nf4", "U8", strlen(plain ? plain_state(t) : state_of_tensor(t, 0)));
+        add_bytes(to, t->name, ".quant_state.bitsandbytes__nf4", "U8",
+                  strlen(plain ? plain_state(t) : state_of_tensor(t, 0)));
         if (plain)
             continue;
         add_bytes(to, t->name, ".nested_absmax", "F32", nf4_groups(n, 1));
@@ -232,7 +247,8 @@ static const char *quantize_base(const char *base, bool plain)
     return folder;
 }
 
-/* In the same format: equal to the 16-bit folder quantized on load. In another format: from the decoded values. */
+/* In the same format: equal to the 16-bit folder quantized on load. In another format: from the
+ * decoded values. */
 static void test_quantized_base(void **state)
 {
     (void)state;
@@ -246,7 +262,8 @@ static void test_quantized_base(void **state)
         close_run(&r);
         open_adapted_to(&r, QWEN3, from, all_modules, BASE_NF4, !plain, "bf16");
         if (on_cpu())
-            DIES("config.json must say so: \"quantization_config\": {\"load_in_4bit\": true, \"bnb_4bit_use_double_quant\": ",
+            DIES("config.json must say so: \"quantization_config\": {\"load_in_4bit\": true, "
+                 "\"bnb_4bit_use_double_quant\": ",
                  load(&r, from));
         close_run(&r);
         const char *values = lasting(text("%s/values%d", root, plain));
@@ -259,19 +276,25 @@ static void test_quantized_base(void **state)
     release();
 }
 
-/* ---- parts of tensor ranks ---------------------------------------------------------------------------------- */
+/* ---- parts of tensor ranks ------------------------------------------------------------------- */
 
 enum { TENSOR_RANKS = 2 };
 
-/* place: of which of these ranks; -1: of one rank that has all. plain: NF4 without double quantization. */
-static void open_part(Run *r, const ModelConfig *m, const char *folder, BaseFormat stored, bool plain, int place)
+/* place: of which of these ranks; -1: of one rank that has all. plain: NF4 without double
+ * quantization. */
+static void open_part(Run *r, const ModelConfig *m, const char *folder, BaseFormat stored,
+                      bool plain, int place)
 {
     *r = (Run){ 0 };
     model_config(&r->config, m, stored == BASE_AS_FROZEN ? "bf16" : "fp8", 1);
     Lora *l = &r->config.model.lora;
-    *l = (Lora){ .rank = RANK, .alpha = RANK, .base = stored, .plain_nf4 = plain, .base_path = (char *)folder };
+    *l = (Lora){
+        .rank = RANK, .alpha = RANK, .base = stored, .plain_nf4 = plain, .base_path = (char *)folder
+    };
     memcpy(l->target, all_modules, sizeof l->target);
-    place_choice(r, place < 0 ? (ShardChoice){ 1 } : (ShardChoice){ 1, .tensor_ranks = TENSOR_RANKS, .tensor_rank = place });
+    place_choice(r, place < 0
+                        ? (ShardChoice){ 1 }
+                        : (ShardChoice){ 1, .tensor_ranks = TENSOR_RANKS, .tensor_rank = place });
     load(r, folder);
 }
 
@@ -292,15 +315,16 @@ static void check_part(Run *whole, Run *part)
             for (size_t k = 0, at; k < tensor_numel(w); k++) {
                 param_run(p, k, &at);
                 if (found[k] != expected[at])
-                    fail_msg("unit %d, place %d, %s[%zu]: %.9g, in the whole %.9g", u, p->tensor_rank, p->name, k, found[k],
-                             expected[at]);
+                    fail_msg("unit %d, place %d, %s[%zu]: %.9g, in the whole %.9g", u,
+                             p->tensor_rank, p->name, k, found[k], expected[at]);
             }
         }
     }
 }
 
-/* The matrices of tensor ranks are parts of those of one rank: in every format, from folders of values and of codes. A group of
- * double quantization is on both ranks; q, k and v have no whole groups. */
+/* The matrices of tensor ranks are parts of those of one rank: in every format, from folders of
+ * values and of codes. A group of double quantization is on both ranks; q, k and v have no whole
+ * groups. */
 static void test_tensor_parts(void **state)
 {
     (void)state;
@@ -308,11 +332,16 @@ static void test_tensor_parts(void **state)
     m.head_dim = 32;
     m.mlp_width = 512;
     Run r, part;
-    const char *base = save_model(&m), *floats = convert_base(base, "F32");          /* without checksums of all ranks */
+    /* without checksums of all ranks */
+    const char *base = save_model(&m), *floats = convert_base(base, "F32");
     const char *quantized = quantize_base(base, false), *plain = quantize_base(base, true);
-    const struct { const char *folder; BaseFormat stored; bool plain; } list[] = {
-        { floats, BASE_E4M3 }, { floats, BASE_NF4 }, { quantized, BASE_NF4 }, { plain, BASE_NF4, true },
-        { quantized, BASE_AS_FROZEN }, { plain, BASE_E4M3 },
+    const struct {
+        const char *folder;
+        BaseFormat stored;
+        bool plain;
+    } list[] = {
+        { floats, BASE_E4M3 },     { floats, BASE_NF4 },          { quantized, BASE_NF4 },
+        { plain, BASE_NF4, true }, { quantized, BASE_AS_FROZEN }, { plain, BASE_E4M3 },
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
         open_part(&r, &m, list[i].folder, list[i].stored, list[i].plain, -1);
@@ -326,7 +355,7 @@ static void test_tensor_parts(void **state)
     release();
 }
 
-/* ---- damage ---------------------------------------------------------------------------------------------- */
+/* ---- damage ---------------------------------------------------------------------------------- */
 
 /* A base in E4M3 or NF4 is checked on load, since later its values are lost. */
 static void test_refused_base(void **state)
@@ -334,12 +363,14 @@ static void test_refused_base(void **state)
     (void)state;
     static const float nan[] = { NAN };
     needs_fork();
-    const char *base = save_base(QWEN3), *broken = convert_base(base, "F32"), *name = "model.layers.1.self_attn.v_proj.weight";
+    const char *base = save_base(QWEN3), *broken = convert_base(base, "F32"),
+               *name = "model.layers.1.self_attn.v_proj.weight";
     Run r;
     open_adapted(&r, QWEN3, base, all_modules, BASE_E4M3, "bf16");
     SafeFile *f = safetensors_open(text("%s/model.safetensors", broken));
     FILE *file = fopen(f->path, "r+");
-    assert_int_equal(fseek(file, (long)(f->data + safetensors_find(f, name)->begin + 8), SEEK_SET), 0);
+    assert_int_equal(fseek(file, (long)(f->data + safetensors_find(f, name)->begin + 8), SEEK_SET),
+                     0);
     fwrite(nan, sizeof nan, 1, file);
     fclose(file);
     DIES(text("%s: tensor %s holds a value that is not finite", f->path, name), load(&r, broken));
@@ -354,8 +385,9 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_other_operand), cmocka_unit_test(test_stored_base), cmocka_unit_test(test_quantized_base),
-        cmocka_unit_test(test_tensor_parts), cmocka_unit_test(test_refused_base),
+        cmocka_unit_test(test_other_operand),  cmocka_unit_test(test_stored_base),
+        cmocka_unit_test(test_quantized_base), cmocka_unit_test(test_tensor_parts),
+        cmocka_unit_test(test_refused_base),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

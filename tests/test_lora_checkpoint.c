@@ -1,5 +1,5 @@
-/* Folders of adapters: tensors with PEFT's names, shapes and types, and nothing of the base; bit-exact round trips; PEFT's folders
- * are read, in every type; folders that do not match. */
+/* Folders of adapters: tensors with PEFT's names, shapes and types, and nothing of the base;
+ * bit-exact round trips; PEFT's folders are read, in every type; folders that do not match. */
 #include "model/architecture.h"
 #include "model/checkpoint/base_fingerprint.h"
 #include "tests/adapted.h"
@@ -7,7 +7,7 @@
 
 static const char adapters[] = "adapter_model.safetensors";
 
-/* ---- what is in a folder ---------------------------------------------------------------------------------- */
+/* ---- what is in a folder --------------------------------------------------------------------- */
 
 static void check_tensor(const SafeFile *f, const char *name, const char *dtype, int rows, int cols)
 {
@@ -24,8 +24,10 @@ static void check_files(const Run *r, const char *dtype)
     const ModelConfig *m = &r->config.model;
     const char *folder = step_folder(r, LAST_STEP);
     int count = 0;
-    shell(text("test \"$(ls %s | tr '\\n' ' ')\" = 'adapter_config.json adapter_model.safetensors config.yaml "
-               "optimizer-00001.safetensors trainer.json '", folder));
+    shell(text("test \"$(ls %s | tr '\\n' ' ')\" = 'adapter_config.json adapter_model.safetensors "
+               "config.yaml "
+               "optimizer-00001.safetensors trainer.json '",
+               folder));
     SafeFile *weights = safetensors_open(text("%s/%s", folder, adapters));
     SafeFile *states = safetensors_open(text("%s/optimizer-00001.safetensors", folder));
     for (int l = 0; l < m->n_layers; l++)
@@ -64,10 +66,13 @@ static void check_description(const Run *r, const char *base)
 static void test_files(void **state)
 {
     (void)state;
-    static const bool some[NUM_LORA_MODULES] = { [LORA_Q] = true, [LORA_V] = true, [LORA_UP] = true };
+    static const bool some[NUM_LORA_MODULES] = {
+        [LORA_Q] = true, [LORA_V] = true, [LORA_UP] = true
+    };
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         const bool *target = a % 2 ? some : all_modules;
-        const char *base = save_base(a), *odd = lasting(text("%s/../%s", base, strrchr(base, '/') + 1));
+        const char *base = save_base(a),
+                   *odd = lasting(text("%s/../%s", base, strrchr(base, '/') + 1));
         Run r;
         open_adapted(&r, a, odd, target, BASE_AS_FROZEN, a % 2 ? "coat-opt" : "f32");
         r.config.recipe.moment1 = r.config.recipe.moment2 = (Format){ F32, 0, false };
@@ -76,8 +81,10 @@ static void test_files(void **state)
         load(&r, base);
         r.file_limit = 1000;
         save(&r, LAST_STEP);
-        shell(text("cd %s && for f in optimizer-*; do test $(stat -c %%s $f) -lt 60000 || exit 1; done; ls | grep -c optimizer | "
-                   "grep -qx %d", step_folder(&r, LAST_STEP), r.config.model.n_layers));
+        shell(text("cd %s && for f in optimizer-*; do test $(stat -c %%s $f) -lt 60000 || exit 1; "
+                   "done; ls | grep -c optimizer | "
+                   "grep -qx %d",
+                   step_folder(&r, LAST_STEP), r.config.model.n_layers));
         r.file_limit = CHECKPOINT_FILE_BYTES;
         save(&r, LAST_STEP);
         check_files(&r, a % 2 ? "BF16" : "F32");
@@ -87,9 +94,10 @@ static void test_files(void **state)
     }
 }
 
-/* ---- round trips ------------------------------------------------------------------------------------------ */
+/* ---- round trips ----------------------------------------------------------------------------- */
 
-/* Fills trained tensors, or checks that they are unchanged. Codes of 0 to 63 are finite and positive in every format. */
+/* Fills trained tensors, or checks that they are unchanged. Codes of 0 to 63 are finite and
+ * positive in every format. */
 static void pattern_all(const Run *r, bool check)
 {
     for (int u = 0; u < r->store.num_units; u++) {
@@ -99,13 +107,15 @@ static void pattern_all(const Run *r, bool check)
         const Tensor part[] = { s->slice[TRAINED].stored, s->state[0], s->state[1] };
         for (int i = 0; i < count * 3; i++) {
             const HfTensor *t = &tensor[i / 3];
-            const size_t size = dtype_size(part[i % 3].format.dtype), first = hf_first(&r->store.shape[u], t) * size;
+            const size_t size = dtype_size(part[i % 3].format.dtype),
+                         first = hf_first(&r->store.shape[u], t) * size;
             const size_t n = t->rows * t->cols * size;
             if (!t->adapter)
                 continue;
             if (!check)
                 pattern_put((char *)part[i % 3].data + first, (uint64_t)(u * 8 + i % 3), first, n);
-            else if (pattern_check((char *)part[i % 3].data + first, (uint64_t)(u * 8 + i % 3), first, n) != n)
+            else if (pattern_check((char *)part[i % 3].data + first, (uint64_t)(u * 8 + i % 3),
+                                   first, n) != n)
                 fail_msg("%s, %d: other bytes than were saved", t->name, i % 3);
         }
     }
@@ -123,9 +133,13 @@ static void check_frozen(const Run *r, const char *base)
                 continue;
             float *found = keep(n * sizeof *found);
             assert_int_equal(r->store.shape[u].param[tensor[i].param].region, FROZEN);
-            device_get(found, (float *)r->store.shard[u].slice[FROZEN].stored.data + hf_first(&r->store.shape[u], &tensor[i]),
+            device_get(found,
+                       (float *)r->store.shard[u].slice[FROZEN].stored.data +
+                           hf_first(&r->store.shape[u], &tensor[i]),
                        n * sizeof *found);
-            assert_memory_equal(found, values_in(text("%s/model.safetensors", base), tensor[i].name, n), n * sizeof *found);
+            assert_memory_equal(found,
+                                values_in(text("%s/model.safetensors", base), tensor[i].name, n),
+                                n * sizeof *found);
         }
     }
 }
@@ -143,7 +157,9 @@ static const float *values_of(const Run *r, const char *name, size_t *n)
             *n = tensor[i].rows * tensor[i].cols;
             float *x = keep(*n * sizeof *x);
             const UnitLayout *shape = &r->store.shape[u];
-            device_get(x, (float *)s->slice[shape->param[tensor[i].param].region].stored.data + hf_first(shape, &tensor[i]),
+            device_get(x,
+                       (float *)s->slice[shape->param[tensor[i].param].region].stored.data +
+                           hf_first(shape, &tensor[i]),
                        *n * sizeof *x);
             return x;
         }
@@ -166,18 +182,21 @@ static void test_round_trip(void **state)
         open_adapted(&loaded, a, base, all_modules, BASE_AS_FROZEN, "f32");
         pattern_all(&saved, false);
         save(&saved, LAST_STEP);
-        assert_true(checkpoint_load(step_folder(&saved, LAST_STEP), &loaded.config, &loaded.store, &s, true));
+        assert_true(checkpoint_load(step_folder(&saved, LAST_STEP), &loaded.config, &loaded.store,
+                                    &s, true));
         assert_memory_equal(&s, &expected, sizeof s);
         pattern_all(&loaded, true);
         check_frozen(&loaded, base);
         close_run(&loaded);
 
-        open_adapted(&evaluated, a, base, all_modules, BASE_AS_FROZEN, "f32");      /* only forward passes: nothing is trained */
+        /* only forward passes: nothing is trained */
+        open_adapted(&evaluated, a, base, all_modules, BASE_AS_FROZEN, "f32");
         close_run(&evaluated);
         evaluated.config.eval_only = true;
         place(&evaluated);
         assert_int_equal(evaluated.store.shape[1].numel[TRAINED], 0);
-        assert_true(checkpoint_load(step_folder(&saved, LAST_STEP), &evaluated.config, &evaluated.store, &s, false));
+        assert_true(checkpoint_load(step_folder(&saved, LAST_STEP), &evaluated.config,
+                                    &evaluated.store, &s, false));
         check_frozen(&evaluated, base);
         size_t n;
         const char *name = lasting(adapter_name(1, LORA_UP, 'B'));
@@ -189,7 +208,8 @@ static void test_round_trip(void **state)
     }
 }
 
-/* New adapters are initialized by store_init; the state of the run that saved their base is not used. */
+/* New adapters are initialized by store_init; the state of the run that saved their base is not
+ * used. */
 static void test_new_adapters(void **state)
 {
     (void)state;
@@ -203,7 +223,8 @@ static void test_new_adapters(void **state)
     assert_int_equal(s.step, 5);
     check_frozen(&r, base);
     for (int u = 0; u < r.store.num_units; u++) {
-        const Tensor a = r.store.shard[u].slice[TRAINED].stored, b = fresh.store.shard[u].slice[TRAINED].stored;
+        const Tensor a = r.store.shard[u].slice[TRAINED].stored,
+                     b = fresh.store.shard[u].slice[TRAINED].stored;
         if (a.cols > 0)
             assert_memory_equal(tensor_snapshot(a), tensor_snapshot(b), tensor_bytes(a));
     }
@@ -218,11 +239,14 @@ static void test_new_adapters(void **state)
     release();
 }
 
-/* PEFT stores adapters in their training type; its state dictionaries have the adapter's name in tensor names. */
+/* PEFT stores adapters in their training type; its state dictionaries have the adapter's name in
+ * tensor names. */
 static void test_types(void **state)
 {
     (void)state;
-    static const struct { const char *dtype, *ending; } rows[] = { { "F16", ".weight" }, { "BF16", ".default.weight" } };
+    static const struct {
+        const char *dtype, *ending;
+    } rows[] = { { "F16", ".weight" }, { "BF16", ".default.weight" } };
     const char *base = save_base(OLMO2), *name = lasting(adapter_name(1, LORA_K, 'A'));
     Run saved, loaded;
     open_adapted(&saved, OLMO2, base, all_modules, BASE_AS_FROZEN, "f32");
@@ -232,7 +256,8 @@ static void test_types(void **state)
         const char *folder = lasting(text("%s/peft%d", saved.config.save_folder, i));
         TrainState s = { .step = 5 };
         size_t n;
-        shell(text("mkdir %s && cp %s/adapter* %s", folder, step_folder(&saved, LAST_STEP), folder));
+        shell(
+            text("mkdir %s && cp %s/adapter* %s", folder, step_folder(&saved, LAST_STEP), folder));
         rewrite(text("%s/%s", folder, adapters), rows[i].dtype, rows[i].ending);
         open_adapted(&loaded, OLMO2, base, all_modules, BASE_AS_FROZEN, "f32");
         assert_false(checkpoint_load(folder, &loaded.config, &loaded.store, &s, true));
@@ -249,7 +274,7 @@ static void test_types(void **state)
     release();
 }
 
-/* ---- folders that do not match ---------------------------------------------------------------------------- */
+/* ---- folders that do not match --------------------------------------------------------------- */
 
 static void test_refused(void **state)
 {
@@ -270,27 +295,36 @@ static void test_refused(void **state)
     load(&few, base);
     save(&r, LAST_STEP);
     save(&few, LAST_STEP);
-    const char *folder = lasting(step_folder(&r, LAST_STEP)), *path = lasting(text("%s/%s", folder, adapters));
+    const char *folder = lasting(step_folder(&r, LAST_STEP)),
+               *path = lasting(text("%s/%s", folder, adapters));
 
     DIES(text("has no place in the configured model"), load(&few, folder));
-    DIES(text("there is no tensor %s, which the configured model needs", adapter_name(0, LORA_K, 'A')),
+    DIES(text("there is no tensor %s, which the configured model needs",
+              adapter_name(0, LORA_K, 'A')),
          load(&r, step_folder(&few, LAST_STEP)));
-    shell(text("sed -i '1s/layers.1.self_attn.q_proj.lora_B/model.of_one_length.embed_tokens/' %s/%s", step_folder(&few, LAST_STEP),
-               adapters));
-    DIES(text("%s: PEFT saved the embedding or the head with the adapters (", step_folder(&few, LAST_STEP)),
+    shell(
+        text("sed -i '1s/layers.1.self_attn.q_proj.lora_B/model.of_one_length.embed_tokens/' %s/%s",
+             step_folder(&few, LAST_STEP), adapters));
+    DIES(text("%s: PEFT saved the embedding or the head with the adapters (",
+              step_folder(&few, LAST_STEP)),
          load(&few, step_folder(&few, LAST_STEP)));
     DIES("has shape (3, 64), the configured model needs (4, 64)", load(&more, folder));
     DIES("holds adapters, and the configuration has none (lora.rank)", load(&none, folder));
     r.config.model.lora.base_path = "/tmp/nowhere/at-all";
-    DIES(text("%s: the base model of its adapters is missing: /tmp/nowhere/at-all; give its folder: --lora.base_path=FOLDER",
-              folder), load(&r, folder));
+    DIES(text("%s: the base model of its adapters is missing: /tmp/nowhere/at-all; give its "
+              "folder: --lora.base_path=FOLDER",
+              folder),
+         load(&r, folder));
     const char *moved = convert_base(base, "F32");
     r.config.model.lora.base_path = (char *)moved;
     DIES(text("its adapters were trained with the base %s, and are now used with %s", base, moved),
-         load(&r, folder); die("loaded"));
+         load(&r, folder);
+         die("loaded"));
     r.config.model.lora.base_path = (char *)base;
     damage(text("%s/model.safetensors", base), "model.layers.0.mlp.up_proj.weight");
-    DIES(text("%s/model.safetensors: tensor model.layers.0.mlp.up_proj.weight has the checksum", base), load(&r, folder));
+    DIES(text("%s/model.safetensors: tensor model.layers.0.mlp.up_proj.weight has the checksum",
+              base),
+         load(&r, folder));
     damage(path, k);
     DIES(text("%s: tensor %s has the checksum", path, k), load(&r, folder));
     shell(text("rm %s", path));
@@ -308,8 +342,9 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_files), cmocka_unit_test(test_round_trip), cmocka_unit_test(test_new_adapters),
-        cmocka_unit_test(test_types), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_files),        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_new_adapters), cmocka_unit_test(test_types),
+        cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

@@ -1,5 +1,6 @@
-/* Runs with adapters on any number of ranks, under every strategy, with a base in each format: they resume bit for bit; their base
- * is read only from its own folder, and its bytes never change. Run with 1, 2 and 4 ranks. */
+/* Runs with adapters on any number of ranks, under every strategy, with a base in each format: they
+ * resume bit for bit; their base is read only from its own folder, and its bytes never change. Run
+ * with 1, 2 and 4 ranks. */
 #include <sys/stat.h>
 
 #include "kernels/runtime/comm.h"
@@ -17,18 +18,19 @@
 enum { BATCH = 4, STEPS = 2, MAX_UNITS = 4 };
 
 static const struct {
-    SmallModel  model;
+    SmallModel model;
     const char *recipe, *optimizer;
-    BaseFormat  base;
-    int         groups;
-    Gathering   gathering;
-    GradSum     sum;
+    BaseFormat base;
+    int groups;
+    Gathering gathering;
+    GradSum sum;
 } rows[] = {
+    /* 0: a group per rank */
     { LLAMA, "f32", "adamw", BASE_AS_FROZEN, 1, GATHER_OFTEN, SUM_OFTEN },
     { MISTRAL, "coat", "adamw", BASE_AS_FROZEN, 1, GATHER_ONCE, SUM_OFTEN },
     { OLMO2, "coat-lean", "adamw", BASE_E4M3, 1, GATHER_OFTEN, SUM_ONCE },
     { LLAMA_GQA, "bf16", "adamw8bit", BASE_NF4, 2, GATHER_OFTEN, SUM_OFTEN },
-    { OLMO3, "coat-lean", "adamw", BASE_NF4, 0, GATHER_OFTEN, SUM_ONCE },              /* 0: a group per rank */
+    { OLMO3, "coat-lean", "adamw", BASE_NF4, 0, GATHER_OFTEN, SUM_ONCE },
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
@@ -41,16 +43,24 @@ static const char *path_of(int row, const char *what)
     return p;
 }
 
-/* ---- runs ------------------------------------------------------------------------------------------------- */
+/* ---- runs ------------------------------------------------------------------------------------ */
 
-typedef struct { Config config; Model model; ParamStore store; ModelConfig m; } Run;
+typedef struct {
+    Config config;
+    Model model;
+    ParamStore store;
+    ModelConfig m;
+} Run;
 
 static void open_run(Run *r, int row, bool adapted)
 {
     const int groups = rows[row].groups ? rows[row].groups : comm_size();
     *r = (Run){ .m = architecture(rows[row].model) };
     if (adapted) {
-        r->m.lora = (Lora){ .rank = 4, .alpha = 8, .base = rows[row].base, .base_path = (char *)path_of(row, "base/step0") };
+        r->m.lora = (Lora){ .rank = 4,
+                            .alpha = 8,
+                            .base = rows[row].base,
+                            .base_path = (char *)path_of(row, "base/step0") };
         memset(r->m.lora.target, 1, sizeof r->m.lora.target);
         r->m.lora.base_path = strdup(r->m.lora.base_path);
     }
@@ -89,10 +99,13 @@ static double train(Run *r, int first, int steps)
     return train_steps(&r->model, &r->store, &r->config, first, steps);
 }
 
-/* ---- what this rank has ----------------------------------------------------------------------------------- */
+/* ---- what this rank has ---------------------------------------------------------------------- */
 
 enum { MASTER, STATE0, STATE1, FROZEN_PART, QUANTIZED_PART, PARTS };
-typedef struct { char *bytes[MAX_UNITS][PARTS]; size_t size[MAX_UNITS][PARTS]; } State;
+typedef struct {
+    char *bytes[MAX_UNITS][PARTS];
+    size_t size[MAX_UNITS][PARTS];
+} State;
 
 static void take_part(State *s, int u, int part, const void *data, size_t size)
 {
@@ -112,7 +125,8 @@ static void clear_padding(State *s, int u, int part, const ParamStore *store, si
         const Param *p = &store->shape[u].param[i];
         size_t first, n = p->region == TRAINED ? shard_part(h, p, &first) : 0;
         if (n > 0)
-            memcpy(kept + (p->offset + first - begin) * size, all + (p->offset + first - begin) * size, n * size);
+            memcpy(kept + (p->offset + first - begin) * size,
+                   all + (p->offset + first - begin) * size, n * size);
     }
     s->bytes[u][part] = kept;
     free(all);
@@ -124,9 +138,11 @@ static State *take(const Run *r)
     assert_true(s && r->store.num_units <= MAX_UNITS);
     for (int u = 0; u < r->store.num_units; u++) {
         const Shard *h = &r->store.shard[u];
-        const Tensor t[] = { h->slice[TRAINED].stored, h->state[0], h->state[1], h->slice[FROZEN].stored };
+        const Tensor t[] = { h->slice[TRAINED].stored, h->state[0], h->state[1],
+                             h->slice[FROZEN].stored };
         for (int i = 0; i <= FROZEN_PART; i++) {
-            take_part(s, u, i, t[i].data, t[i].cols > 0 ? tensor_numel(t[i]) * dtype_size(t[i].format.dtype) : 0);
+            take_part(s, u, i, t[i].data,
+                      t[i].cols > 0 ? tensor_numel(t[i]) * dtype_size(t[i].format.dtype) : 0);
             if (i < FROZEN_PART)
                 clear_padding(s, u, i, &r->store, dtype_size(t[i].format.dtype));
         }
@@ -148,12 +164,12 @@ static bool is_same(const State *a, const State *b, int first, int last)
     bool same = true;
     for (int u = 0; u < MAX_UNITS; u++)
         for (int i = first; i <= last; i++)
-            same &= a->size[u][i] == b->size[u][i]
-                 && (!a->size[u][i] || memcmp(a->bytes[u][i], b->bytes[u][i], a->size[u][i]) == 0);
+            same &= a->size[u][i] == b->size[u][i] &&
+                    (!a->size[u][i] || memcmp(a->bytes[u][i], b->bytes[u][i], a->size[u][i]) == 0);
     return same;
 }
 
-/* ---- the tests -------------------------------------------------------------------------------------------- */
+/* ---- the tests ------------------------------------------------------------------------------- */
 
 static void save_base(int row)
 {
@@ -180,7 +196,8 @@ static void resume_case(int row)
     const double expected = train(&r, STEPS, STEPS);
     State *after = take(&r);
     assert_true(is_same(before, after, FROZEN_PART, QUANTIZED_PART));
-    double changed = !is_same(before, after, MASTER, STATE1);       /* a rank may have no trained elements */
+    /* a rank may have no trained elements */
+    double changed = !is_same(before, after, MASTER, STATE1);
     comm_max(&changed, 1);
     assert_true(changed > 0);
     close_run(&r);
@@ -206,7 +223,8 @@ static void test_resume(void **state)
             resume_case(i);
 }
 
-/* A single rank reads the checkpoint of all ranks: the same adapters, and it saves the same file. */
+/* A single rank reads the checkpoint of all ranks: the same adapters, and it saves the same
+ * file. */
 static void test_other_ranks(void **state)
 {
     (void)state;
@@ -224,8 +242,11 @@ static void test_other_ranks(void **state)
         assert_true(checkpoint_load(path_of(i, "/step2"), &r.config, &r.store, &loaded, true));
         save(&r, STEPS + 1);
         char command[512];
-        snprintf(command, sizeof command, "cd %s/%d && cmp step2/adapter_model.safetensors step3/adapter_model.safetensors && "
-                 "cmp step2/optimizer-00001.safetensors step3/optimizer-00001.safetensors", shared, i);
+        snprintf(
+            command, sizeof command,
+            "cd %s/%d && cmp step2/adapter_model.safetensors step3/adapter_model.safetensors && "
+            "cmp step2/optimizer-00001.safetensors step3/optimizer-00001.safetensors",
+            shared, i);
         if (comm_rank() == 0)
             assert_int_equal(system(command), 0);
         comm_barrier();
@@ -235,7 +256,8 @@ static void test_other_ranks(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_resume), cmocka_unit_test(test_other_ranks) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_resume),
+                                        cmocka_unit_test(test_other_ranks) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, make_shared, remove_shared));
 }

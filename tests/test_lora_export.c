@@ -1,5 +1,5 @@
-/* ./train --export of adapters: each matrix is W + scale B A, rounded once, all else is the base's; missing or mismatched tensors
- * are reported. */
+/* ./train --export of adapters: each matrix is W + scale B A, rounded once, all else is the base's;
+ * missing or mismatched tensors are reported. */
 #include <jansson.h>
 
 #include "model/checkpoint/merge.h"
@@ -7,16 +7,18 @@
 #include "tests/adapted.h"
 #include "tests/exported.h"
 
-/* ---- the product ------------------------------------------------------------------------------------------ */
+/* ---- the product ----------------------------------------------------------------------------- */
 
-/* Any piece of a matrix of several blocks of columns, against sums in double. F32 sums of RANK + 1 products and W have errors below
- * (RANK + 4) roundings of the sum of magnitudes. */
-static double product(double *magnitude, const float *w, const float *a, const float *b, int rank, int in, size_t i)
+/* Any piece of a matrix of several blocks of columns, against sums in double. F32 sums of RANK + 1
+ * products and W have errors below (RANK + 4) roundings of the sum of magnitudes. */
+static double product(double *magnitude, const float *w, const float *a, const float *b, int rank,
+                      int in, size_t i)
 {
     const size_t row = i / (size_t)in, col = i % (size_t)in;
     double sum = 0, all = 0;
     for (int j = 0; j < rank; j++) {
-        const double x = (double)b[row * (size_t)rank + (size_t)j] * a[(size_t)j * (size_t)in + col];
+        const double x =
+            (double)b[row * (size_t)rank + (size_t)j] * a[(size_t)j * (size_t)in + col];
         sum += x;
         all += fabs(x);
     }
@@ -49,7 +51,7 @@ static void test_product(void **state)
     }
 }
 
-/* ---- folders ---------------------------------------------------------------------------------------------- */
+/* ---- folders --------------------------------------------------------------------------------- */
 
 /* Adapters whose product is as large as W. */
 static void fill_adapters(const Run *r)
@@ -72,20 +74,23 @@ static double half_step(double x, bool narrow)
     return ldexp(1, e - (narrow ? 9 : 25));
 }
 
-static void check_matrix(const char *name, const float *found, const float *w, const float *a, const float *b, int in, size_t n,
-                         bool narrow)
+static void check_matrix(const char *name, const float *found, const float *w, const float *a,
+                         const float *b, int in, size_t n, bool narrow)
 {
     for (size_t i = 0; i < n; i++) {
-        double all, expected = product(&all, w, a, b, RANK, in, i), bound = half_step(expected, narrow) + (RANK + 4) * U24 * all;
+        double all, expected = product(&all, w, a, b, RANK, in, i),
+                    bound = half_step(expected, narrow) + (RANK + 4) * U24 * all;
         if (!(fabs(found[i] - expected) <= bound))
             fail_msg("%s[%zu]: %.9g, expected %.9g", name, i, (double)found[i], expected);
     }
 }
 
 /* All tensors of the exported folder: those of the base, some plus an adapter's product. */
-static void check_export(const char *out, const char *base, const char *folder, const ModelConfig *m, bool narrow)
+static void check_export(const char *out, const char *base, const char *folder,
+                         const ModelConfig *m, bool narrow)
 {
-    const char *merged = lasting(text("%s/model.safetensors", out)), *from = lasting(text("%s/model.safetensors", base));
+    const char *merged = lasting(text("%s/model.safetensors", out)),
+               *from = lasting(text("%s/model.safetensors", base));
     const char *adapters = lasting(text("%s/adapter_model.safetensors", folder));
     SafeFile *f = safetensors_open(merged), *g = safetensors_open(from);
     int joined = 0;
@@ -101,17 +106,22 @@ static void check_export(const char *out, const char *base, const char *folder, 
         for (int k = 0; k < NUM_LORA_MODULES * m->n_layers; k++) {
             const int layer = k / NUM_LORA_MODULES, module = k % NUM_LORA_MODULES;
             int rows, cols;
-            if (!m->lora.target[module] || strcmp(name, text("model.layers.%d.%s.%s.weight", layer, module_rows[module].group,
-                                                             module_rows[module].name)) != 0)
+            if (!m->lora.target[module] ||
+                strcmp(name, text("model.layers.%d.%s.%s.weight", layer, module_rows[module].group,
+                                  module_rows[module].name)) != 0)
                 continue;
             module_shape(&rows, &cols, m, module);
-            check_matrix(name, found, w, values_in(adapters, adapter_name(layer, module, 'A'), (size_t)RANK * (size_t)cols),
-                         values_in(adapters, adapter_name(layer, module, 'B'), (size_t)rows * RANK), cols, n, narrow);
+            check_matrix(
+                name, found, w,
+                values_in(adapters, adapter_name(layer, module, 'A'), (size_t)RANK * (size_t)cols),
+                values_in(adapters, adapter_name(layer, module, 'B'), (size_t)rows * RANK), cols, n,
+                narrow);
             matrix = true;
             joined++;
         }
         if (!matrix && narrow)
-            convert_encode(w, "BF16", w, n), convert_decode(w, "BF16", memcpy(keep(2 * n), w, 2 * n), n);
+            convert_encode(w, "BF16", w, n),
+                convert_decode(w, "BF16", memcpy(keep(2 * n), w, 2 * n), n);
         if (!matrix)
             assert_memory_equal(found, w, n * sizeof *w);
     }
@@ -123,48 +133,65 @@ static void check_export(const char *out, const char *base, const char *folder, 
 static void test_architectures(void **state)
 {
     (void)state;
-    static const bool some[NUM_LORA_MODULES] = { [LORA_K] = true, [LORA_GATE] = true, [LORA_DOWN] = true };
+    static const bool some[NUM_LORA_MODULES] = {
+        [LORA_K] = true, [LORA_GATE] = true, [LORA_DOWN] = true
+    };
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         const char *base = save_base(a);
         Run r;
         open_adapted(&r, a, base, a % 2 ? some : all_modules, BASE_AS_FROZEN, "f32");
         fill_adapters(&r);
         save(&r, LAST_STEP);
-        const char *out = lasting(text("%s/out", r.config.save_folder)), *narrow = lasting(text("%s/narrow", r.config.save_folder));
+        const char *out = lasting(text("%s/out", r.config.save_folder)),
+                   *narrow = lasting(text("%s/narrow", r.config.save_folder));
         export_folder(step_folder(&r, LAST_STEP), NULL, out, "F32", CHECKPOINT_FILE_BYTES);
-        export_folder(r.config.save_folder, NULL, narrow, "BF16", CHECKPOINT_FILE_BYTES);        /* its latest */
+        /* its latest */
+        export_folder(r.config.save_folder, NULL, narrow, "BF16", CHECKPOINT_FILE_BYTES);
         check_export(out, base, step_folder(&r, LAST_STEP), &r.config.model, false);
         check_export(narrow, base, step_folder(&r, LAST_STEP), &r.config.model, true);
-        shell(text("test \"$(ls %s | tr '\\n' ' ')\" = 'config.json model.safetensors ' && cmp %s/config.json %s/config.json", out,
-                   out, base));
+        shell(text("test \"$(ls %s | tr '\\n' ' ')\" = 'config.json model.safetensors ' && cmp "
+                   "%s/config.json %s/config.json",
+                   out, out, base));
         close_run(&r);
         release();
     }
 }
 
-/* The tokenizer and generation_config.json of the adapters' folder, or else of the base; files of a limited size. */
+/* The tokenizer and generation_config.json of the adapters' folder, or else of the base; files of a
+ * limited size. */
 static void test_tokenizer_files(void **state)
 {
     (void)state;
     const char *base = save_base(LLAMA);
     Run r;
     open_adapted(&r, LLAMA, base, all_modules, BASE_AS_FROZEN, "f32");
-    shell(text("cd %s && echo base | tee tokenizer.json >merges.txt && echo '{\"top_p\": 0.5}' >generation_config.json", base));
+    shell(text("cd %s && echo base | tee tokenizer.json >merges.txt && echo '{\"top_p\": 0.5}' "
+               ">generation_config.json",
+               base));
     load(&r, base);
     save(&r, LAST_STEP);
-    const char *folder = lasting(step_folder(&r, LAST_STEP)), *out = lasting(text("%s/out", r.config.save_folder));
-    shell(text("cd %s && for f in tokenizer.json merges.txt generation_config.json; do cmp $f %s/$f || exit 1; done && "
-               "test ! -e config.json", folder, base));
-    shell(text("cd %s && rm merges.txt generation_config.json && echo own >tokenizer.json", folder));
+    const char *folder = lasting(step_folder(&r, LAST_STEP)),
+               *out = lasting(text("%s/out", r.config.save_folder));
+    shell(text("cd %s && for f in tokenizer.json merges.txt generation_config.json; do cmp $f "
+               "%s/$f || exit 1; done && "
+               "test ! -e config.json",
+               folder, base));
+    shell(
+        text("cd %s && rm merges.txt generation_config.json && echo own >tokenizer.json", folder));
     export_folder(folder, NULL, out, "F32", 30000);
-    shell(text("cd %s && grep -q own tokenizer.json && test ! -e merges.txt && cmp generation_config.json "
-               "%s/generation_config.json", out, base));
-    shell(text("cd %s && test -e model.safetensors.index.json && test $(ls model-*-of-*.safetensors | wc -l) -gt 9", out));
+    shell(text(
+        "cd %s && grep -q own tokenizer.json && test ! -e merges.txt && cmp generation_config.json "
+        "%s/generation_config.json",
+        out, base));
+    shell(text("cd %s && test -e model.safetensors.index.json && test $(ls "
+               "model-*-of-*.safetensors | wc -l) -gt 9",
+               out));
     shell(text("rm %s/tokenizer.json && rm -r %s", folder, out));
     export_folder(folder, NULL, out, "F32", CHECKPOINT_FILE_BYTES);
-    shell(text("cd %s && cmp tokenizer.json %s/tokenizer.json && cmp merges.txt %s/merges.txt", out, base, base));
+    shell(text("cd %s && cmp tokenizer.json %s/tokenizer.json && cmp merges.txt %s/merges.txt", out,
+               base, base));
     shell(text("rm %s/tokenizer.json %s/merges.txt %s/generation_config.json", base, base, base));
-    load(&r, base);                 /* for later checkpoints of the process: none */
+    load(&r, base); /* for later checkpoints of the process: none */
     close_run(&r);
     release();
 }
@@ -182,7 +209,8 @@ static void test_eos(void **state)
     r.config.model.eos_token_id = 9;
     for (int i = 0; i < 2; i++) {
         save(&r, LAST_STEP);
-        json_t *o = json_load_file(text("%s/generation_config.json", step_folder(&r, LAST_STEP)), 0, NULL);
+        json_t *o =
+            json_load_file(text("%s/generation_config.json", step_folder(&r, LAST_STEP)), 0, NULL);
         json_t *expected = json_pack("{s:[i, i]}", "eos_token_id", 9, 0);
         assert_true(json_equal(o, expected));
         json_decref(o);
@@ -197,14 +225,15 @@ static void test_eos(void **state)
 static void test_moved(void **state)
 {
     (void)state;
-    const char *base = save_base(LLAMA), *moved = lasting(text("%s/moved", root)), *out = lasting(text("%s/whole", root));
+    const char *base = save_base(LLAMA), *moved = lasting(text("%s/moved", root)),
+               *out = lasting(text("%s/whole", root));
     Run r;
     open_adapted(&r, LLAMA, base, all_modules, BASE_AS_FROZEN, "f32");
     fill_adapters(&r);
     save(&r, LAST_STEP);
     shell(text("mv %s %s", base, moved));
-    char *argv[] = { "train", xstrdup(text("--export=%s", step_folder(&r, LAST_STEP))), "--dtype=f32",
-                     xstrdup(text("--lora.base_path=%s", moved)), xstrdup(out) };
+    char *argv[] = { "train", xstrdup(text("--export=%s", step_folder(&r, LAST_STEP))),
+                     "--dtype=f32", xstrdup(text("--lora.base_path=%s", moved)), xstrdup(out) };
     export_run(5, argv);
     check_export(out, moved, step_folder(&r, LAST_STEP), &r.config.model, false);
     free(argv[1]);
@@ -226,15 +255,20 @@ static void test_codes(void **state)
     save(&r, LAST_STEP);
     export_folder(step_folder(&r, LAST_STEP), NULL, merged, "F32", CHECKPOINT_FILE_BYTES);
     for (int i = 0; i < 3; i++) {
-        const char *one = lasting(text("%s/one-%s", root, dtypes[i])), *other = lasting(text("%s/other-%s", root, dtypes[i]));
+        const char *one = lasting(text("%s/one-%s", root, dtypes[i])),
+                   *other = lasting(text("%s/other-%s", root, dtypes[i]));
         export_folder(step_folder(&r, LAST_STEP), NULL, one, dtypes[i], CHECKPOINT_FILE_BYTES);
         export_folder(merged, NULL, other, dtypes[i], CHECKPOINT_FILE_BYTES);
-        shell(text("cmp %s/model.safetensors %s/model.safetensors && cmp %s/config.json %s/config.json", one, other, one, other));
+        shell(text(
+            "cmp %s/model.safetensors %s/model.safetensors && cmp %s/config.json %s/config.json",
+            one, other, one, other));
     }
-    ExportOptions o = export_options_of(lasting(step_folder(&r, LAST_STEP)), NULL, lasting(text("%s/none", root)), "fp8");
+    ExportOptions o = export_options_of(lasting(step_folder(&r, LAST_STEP)), NULL,
+                                        lasting(text("%s/none", root)), "fp8");
     o.scales = SCALES_TRAINED;
     if (on_cpu())
-        DIES("exports the FP8 operands of a run, but merged adapters", export_to(&o, CHECKPOINT_FILE_BYTES));
+        DIES("exports the FP8 operands of a run, but merged adapters",
+             export_to(&o, CHECKPOINT_FILE_BYTES));
     close_run(&r);
     release();
 }
@@ -263,30 +297,41 @@ static void test_refused(void **state)
     shell(text("rm %s/trainer.json %s/optimizer*", base, base));
 
     shell(text("sed -i 's,%s,/tmp/nowhere/at-all,' %s", base, description));
-    DIES("base_model_name_or_path of its adapter_config.json is no folder with a config.json: /tmp/nowhere/at-all",
+    DIES("base_model_name_or_path of its adapter_config.json is no folder with a config.json: "
+         "/tmp/nowhere/at-all",
          export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
-    DIES(text("but --lora.base_path is no folder with a config.json: %s; give its folder: --lora.base_path=FOLDER", folder),
+    DIES(text("but --lora.base_path is no folder with a config.json: %s; give its folder: "
+              "--lora.base_path=FOLDER",
+              folder),
          export_folder(folder, folder, out, "BF16", CHECKPOINT_FILE_BYTES));
     DIES("is a whole model without adapters, so it has no base",
          export_folder(base, base, out, "BF16", CHECKPOINT_FILE_BYTES));
     shell(text("cp %s.good/adapter_config.json %s", folder, folder));
     rename_tensor(path, "layers.1.mlp.up_proj.lora_B", "layers.7.mlp.up_proj.lora_B");
-    DIES("there is no tensor base_model.model.model.layers.1.mlp.up_proj.lora_B.weight, which the adapters of its adapter_config",
+    DIES("there is no tensor base_model.model.model.layers.1.mlp.up_proj.lora_B.weight, which the "
+         "adapters of its adapter_config",
          export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
-    shell(text("cp %s.good/adapter_model.safetensors %s && sed -i '/\"up_proj\"/d' %s", folder, folder, description));
+    shell(text("cp %s.good/adapter_model.safetensors %s && sed -i '/\"up_proj\"/d' %s", folder,
+               folder, description));
     DIES("mlp.up_proj.lora_", export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
-    DIES(" has no place in the adapters of adapter_config.json", export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
+    DIES(" has no place in the adapters of adapter_config.json",
+         export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
     rename_tensor(path, "mlp.up_proj.lora_A", "mlp.up_pro.lm_head");
-    DIES(text("%s: PEFT saved the embedding or the head with the adapters (base_model.model.model.layers.0.mlp.up_pro.lm_head",
-              folder), export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
+    DIES(text("%s: PEFT saved the embedding or the head with the adapters "
+              "(base_model.model.model.layers.0.mlp.up_pro.lm_head",
+              folder),
+         export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
     shell(text("cp %s.good/adapter_model.safetensors %s", folder, folder));
-    shell(text("cp %s.good/adapter_config.json %s && sed -i 's/\"r\": 3/\"r\": 2/' %s", folder, folder, description));
-    DIES("by adapter_config.json it needs 2 rows of 64", export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
+    shell(text("cp %s.good/adapter_config.json %s && sed -i 's/\"r\": 3/\"r\": 2/' %s", folder,
+               folder, description));
+    DIES("by adapter_config.json it needs 2 rows of 64",
+         export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
     shell(text("cp %s.good/adapter_config.json %s", folder, folder));
 
     SafeFile *f = safetensors_open(path);
     const SafeTensor *t = safetensors_find(f, adapter_name(1, LORA_O, 'A'));
-    shell(text("printf '\\000\\000\\300\\177' | dd of=%s bs=1 seek=%zu conv=notrunc 2>/dev/null", path, f->data + t->begin + 8));
+    shell(text("printf '\\000\\000\\300\\177' | dd of=%s bs=1 seek=%zu conv=notrunc 2>/dev/null",
+               path, f->data + t->begin + 8));
     safetensors_close(f);
     DIES(text("%s: tensor %s holds a value that is not finite", path, adapter_name(1, LORA_O, 'A')),
          export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
@@ -302,8 +347,9 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_product), cmocka_unit_test(test_architectures), cmocka_unit_test(test_tokenizer_files),
-        cmocka_unit_test(test_eos), cmocka_unit_test(test_moved), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_product),         cmocka_unit_test(test_architectures),
+        cmocka_unit_test(test_tokenizer_files), cmocka_unit_test(test_eos),
+        cmocka_unit_test(test_moved),           cmocka_unit_test(test_refused),
         cmocka_unit_test(test_codes),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);

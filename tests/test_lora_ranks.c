@@ -1,6 +1,6 @@
-/* Adapters on any number of ranks, under every strategy, on a base in every format: training does not change a byte of the base,
- * and changes every A and B; a run resumes bit for bit from its folder of adapters and that of its base. test_fsdp_ranks compares
- * the strategies. */
+/* Adapters on any number of ranks, under every strategy, on a base in every format: training does
+ * not change a byte of the base, and changes every A and B; a run resumes bit for bit from its
+ * folder of adapters and that of its base. test_fsdp_ranks compares the strategies. */
 #include <sys/stat.h>
 
 #include "kernels/runtime/comm.h"
@@ -12,19 +12,39 @@
 
 enum { BATCH = 4, MICRO = 1, STEPS = 2, UNITS = 4, RANK = 6 };
 
-static const struct { const char *name; int groups; Gathering gathering; GradSum sum; } strategies[] = {
-    { "FULL_SHARD, sums per micro-batch", 1, GATHER_OFTEN, SUM_OFTEN }, { "FULL_SHARD, sums per step", 1, GATHER_OFTEN, SUM_ONCE },
-    { "SHARD_GRAD_OP", 1, GATHER_ONCE, SUM_OFTEN },                     { "HYBRID_SHARD", 2, GATHER_OFTEN, SUM_OFTEN },
-    { "NO_SHARD", 0, GATHER_OFTEN, SUM_ONCE },                          /* 0: a group per rank */
+static const struct {
+    const char *name;
+    int groups;
+    Gathering gathering;
+    GradSum sum;
+} strategies[] = {
+    { "FULL_SHARD, sums per micro-batch", 1, GATHER_OFTEN, SUM_OFTEN },
+    { "FULL_SHARD, sums per step", 1, GATHER_OFTEN, SUM_ONCE },
+    { "SHARD_GRAD_OP", 1, GATHER_ONCE, SUM_OFTEN },
+    { "HYBRID_SHARD", 2, GATHER_OFTEN, SUM_OFTEN },
+    { "NO_SHARD", 0, GATHER_OFTEN, SUM_ONCE }, /* 0: a group per rank */
 };
-enum { SOME = 1 << LORA_K | 1 << LORA_O | 1 << LORA_UP, NUM_STRATEGIES = sizeof strategies / sizeof strategies[0] };
+enum {
+    SOME = 1 << LORA_K | 1 << LORA_O | 1 << LORA_UP,
+    NUM_STRATEGIES = sizeof strategies / sizeof strategies[0]
+};
 
-static const struct { const char *recipe; SmallModel model; unsigned modules; BaseFormat base; bool plain_nf4; } cases[] = {
-    { "bf16", LLAMA, ALL_MODULES, BASE_AS_FROZEN },      { "coat", OLMO2, SOME, BASE_AS_FROZEN },
-    { "bf16", LLAMA_GQA, ALL_MODULES, BASE_E4M3 },       { "coat-lean", LLAMA, 1 << LORA_Q | 1 << LORA_V, BASE_E4M3 },
-    { "fp8", QWEN3, ALL_MODULES, BASE_NF4 },             { "coat-lean", OLMO3, ALL_MODULES, BASE_NF4 },
+static const struct {
+    const char *recipe;
+    SmallModel model;
+    unsigned modules;
+    BaseFormat base;
+    bool plain_nf4;
+} cases[] = {
+    { "bf16", LLAMA, ALL_MODULES, BASE_AS_FROZEN },
+    { "coat", OLMO2, SOME, BASE_AS_FROZEN },
+    { "bf16", LLAMA_GQA, ALL_MODULES, BASE_E4M3 },
+    { "coat-lean", LLAMA, 1 << LORA_Q | 1 << LORA_V, BASE_E4M3 },
+    { "fp8", QWEN3, ALL_MODULES, BASE_NF4 },
+    { "coat-lean", OLMO3, ALL_MODULES, BASE_NF4 },
     { "coat", QWEN2, ALL_MODULES, BASE_E4M3 },
-    { "bf16", OLMO, SOME, BASE_NF4, true },              { "coat", LLAMA_GQA, ALL_MODULES, BASE_NF4, true },
+    { "bf16", OLMO, SOME, BASE_NF4, true },
+    { "coat", LLAMA_GQA, ALL_MODULES, BASE_NF4, true },
 };
 enum { NUM_CASES = sizeof cases / sizeof cases[0] };
 
@@ -34,7 +54,8 @@ static void open_run(Run *r, const ModelConfig *m, const char *recipe, int strat
     *r = (Run){ 0 };
     model_config(&r->config, m, recipe, MICRO);
     r->config.global_train_batch_size = BATCH;
-    r->config.strategy = (Strategy){ comm_size() / groups, strategies[strategy].gathering, strategies[strategy].sum };
+    r->config.strategy = (Strategy){ comm_size() / groups, strategies[strategy].gathering,
+                                     strategies[strategy].sum };
     r->config.save_folder = folder;
     r->config.save_num_checkpoints_to_keep = -1;
     r->config.text = "run_name: test\n";
@@ -56,11 +77,11 @@ static double train(Run *r, int first, int steps)
     return train_steps(&r->model, &r->store, &r->config, first, steps);
 }
 
-/* ---- what a rank has ---------------------------------------------------------------------------------------- */
+/* ---- what a rank has ------------------------------------------------------------------------- */
 
 /* Host copies, until release(). */
 typedef struct {
-    void  *adapter[UNITS], *frozen[UNITS], *base[UNITS];
+    void *adapter[UNITS], *frozen[UNITS], *base[UNITS];
     size_t adapter_bytes[UNITS], frozen_bytes[UNITS], base_bytes[UNITS];
 } Stored;
 
@@ -78,8 +99,10 @@ static Stored take(const Run *r)
     assert_int_equal(r->store.num_units, UNITS);
     for (int u = 0; u < UNITS; u++) {
         const Shard *s = &r->store.shard[u];
-        x.adapter_bytes[u] = s->slice[TRAINED].count * dtype_size(s->slice[TRAINED].stored.format.dtype);
-        x.frozen_bytes[u] = s->slice[FROZEN].count * dtype_size(s->slice[FROZEN].stored.format.dtype);
+        x.adapter_bytes[u] =
+            s->slice[TRAINED].count * dtype_size(s->slice[TRAINED].stored.format.dtype);
+        x.frozen_bytes[u] =
+            s->slice[FROZEN].count * dtype_size(s->slice[FROZEN].stored.format.dtype);
         x.base_bytes[u] = s->slice[QUANTIZED].count;
         x.adapter[u] = copy(s->slice[TRAINED].stored.data, x.adapter_bytes[u]);
         x.frozen[u] = copy(s->slice[FROZEN].stored.data, x.frozen_bytes[u]);
@@ -109,11 +132,12 @@ static void check_trained(const Run *r, const Stored *now, const Stored *before)
                 continue;
             assert_int_equal(p->region, TRAINED);
             const size_t at = (p->offset + first - s->slice[TRAINED].first) * size;
-            assert_memory_not_equal((char *)now->adapter[u] + at, (char *)before->adapter[u] + at, n * size);
+            assert_memory_not_equal((char *)now->adapter[u] + at, (char *)before->adapter[u] + at,
+                                    n * size);
         }
 }
 
-/* ---- the test ----------------------------------------------------------------------------------------------- */
+/* ---- the test -------------------------------------------------------------------------------- */
 
 /* A folder visible to all ranks, until release(). */
 static char *make_folder(const char *name, int c, int strategy)
@@ -141,7 +165,8 @@ static void check_case(int c, int strategy)
     const ModelConfig plain = architecture(cases[c].model);
     ModelConfig m = with_adapters(plain, RANK, cases[c].modules, cases[c].base);
     m.lora.plain_nf4 = cases[c].plain_nf4;
-    char *whole = make_folder("base", c, strategy), *folder = make_folder("lora", c, strategy), base[300], step[300];
+    char *whole = make_folder("base", c, strategy), *folder = make_folder("lora", c, strategy),
+         base[300], step[300];
     TrainState loaded = { 0 };
     Run r;
     open_run(&r, &plain, cases[c].recipe, strategy, whole);
@@ -173,12 +198,14 @@ static void check_case(int c, int strategy)
     check_same_bytes("the loss of a resumed run", &found, &expected, sizeof found);
     check_base(&again, &before, "a resumed run");
     for (int u = 0; u < UNITS; u++)
-        check_same_bytes("a resumed run's adapters", again.adapter[u], after.adapter[u], after.adapter_bytes[u]);
+        check_same_bytes("a resumed run's adapters", again.adapter[u], after.adapter[u],
+                         after.adapter_bytes[u]);
     close_run(&r);
     release();
 }
 
-/* Each recipe has half of the strategies: for each format of the base, its two recipes cover all. */
+/* Each recipe has half of the strategies: for each format of the base, its two recipes cover
+ * all. */
 static bool is_chosen(int c, int strategy)
 {
     return comm_size() == 1 || c % 2 == strategy % 2;

@@ -1,9 +1,11 @@
-/* Runs with adapters as a user starts them: they resume bit for bit, on any number of ranks; their base does not change; their
- * folder is enough to evaluate, generate and export. test_lora_checkpoint_ranks has more recipes and strategies. */
+/* Runs with adapters as a user starts them: they resume bit for bit, on any number of ranks; their
+ * base does not change; their folder is enough to evaluate, generate and export.
+ * test_lora_checkpoint_ranks has more recipes and strategies. */
 #include "tests/launch.h"
 
-static const char evaluators[] = "--eval_subset_num_batches=10 "
-                                 "--evaluators='[{label: val, data: {paths: [build/few-ids/val.npy]}}]'";
+static const char evaluators[] =
+    "--eval_subset_num_batches=10 "
+    "--evaluators='[{label: val, data: {paths: [build/few-ids/val.npy]}}]'";
 
 static const char metric_name[] = "eval/val/CrossEntropyLoss";
 
@@ -16,8 +18,11 @@ static int adapt(int ranks, const char *run, const char *format, ...)
     va_start(list, format);
     vsnprintf(arguments, sizeof arguments, format, list);
     va_end(list);
-    return train(started, "--load_path=%s/base/latest --lora.rank=4 --lora.alpha=16 --max_duration=4 --eval_interval=4 %s "
-                 "--device_eval_batch_size=%d --save_folder=%s/%s %s", folder, evaluators, 4 / started, folder, run, arguments);
+    return train(started,
+                 "--load_path=%s/base/latest --lora.rank=4 --lora.alpha=16 --max_duration=4 "
+                 "--eval_interval=4 %s "
+                 "--device_eval_batch_size=%d --save_folder=%s/%s %s",
+                 folder, evaluators, 4 / started, folder, run, arguments);
 }
 
 static int make_base(void **state)
@@ -35,13 +40,13 @@ static int check_base(void **state)
     return remove_folder(state);
 }
 
-/* Adapters, states and trainer.json, which holds their checksums, are the same as without the interruption. Then the run continues
- * with another base, which the log reports. */
+/* Adapters, states and trainer.json, which holds their checksums, are the same as without the
+ * interruption. Then the run continues with another base, which the log reports. */
 static void test_resume(void **state)
 {
     (void)state;
-    static const char *const files[] = { "adapter_model.safetensors", "adapter_config.json", "trainer.json",
-                                         "optimizer-00001.safetensors" };
+    static const char *const files[] = { "adapter_model.safetensors", "adapter_config.json",
+                                         "trainer.json", "optimizer-00001.safetensors" };
     double a[MAX_STEPS], b[MAX_STEPS];
     expect_status(adapt(2, "whole", ""), 0);
     expect_status(adapt(2, "again", "--stop_at=2"), 0);
@@ -50,8 +55,10 @@ static void test_resume(void **state)
     assert_null(strstr(output, "resume:"));
     for (int i = 0; i < 4; i++)
         shell("cd %s && cmp whole/step4/%s again/step4/%s", folder, files[i], files[i]);
-    shell("test \"$(cd %s/again/step4 && ls | tr '\\n' ' ')\" = 'adapter_config.json adapter_model.safetensors config.yaml "
-          "optimizer-00001.safetensors trainer.json '", folder);
+    shell("test \"$(cd %s/again/step4 && ls | tr '\\n' ' ')\" = 'adapter_config.json "
+          "adapter_model.safetensors config.yaml "
+          "optimizer-00001.safetensors trainer.json '",
+          folder);
     losses(a, "whole", 4);
     losses(b, "again", 4);
     assert_memory_equal(a + 1, b + 1, 4 * sizeof *a);
@@ -65,9 +72,13 @@ static double evaluated(int ranks, const char *load_path)
 {
     double value[MAX_STEPS];
     shell("rm -rf %s/eval", folder);
-    expect_status(finish(start_command("%s -n %d %s/train --eval_only --load_path=%s/%s --recipe=f32 --device_eval_batch_size=%d "
-                                       "%s --save_folder=%s/eval", setting("LAUNCH", "mpirun --oversubscribe"), ranks,
-                                       setting("BUILD", "build/cpu"), folder, load_path, 4 / ranks, evaluators, folder)), 0);
+    expect_status(finish(start_command("%s -n %d %s/train --eval_only --load_path=%s/%s "
+                                       "--recipe=f32 --device_eval_batch_size=%d "
+                                       "%s --save_folder=%s/eval",
+                                       setting("LAUNCH", "mpirun --oversubscribe"), ranks,
+                                       setting("BUILD", "build/cpu"), folder, load_path, 4 / ranks,
+                                       evaluators, folder)),
+                  0);
     shell("mv %s/eval/eval.jsonl %s/eval/metrics.jsonl", folder, folder);
     assert_int_equal(metric(value, "eval", metric_name), 1);
     for (int i = 0; i < MAX_STEPS; i++)
@@ -78,16 +89,21 @@ static double evaluated(int ranks, const char *load_path)
 
 static void generated(char *text, size_t size, int ranks, const char *load_path)
 {
-    expect_status(finish(start_command("%s -n %d %s/train --generate=%s/prompts.jsonl --load_path=%s/%s --recipe=f32 "
-                                       "--max_new_tokens=12", setting("LAUNCH", "mpirun --oversubscribe"), ranks,
-                                       setting("BUILD", "build/cpu"), folder, folder, load_path)), 0);
+    expect_status(
+        finish(start_command(
+            "%s -n %d %s/train --generate=%s/prompts.jsonl --load_path=%s/%s --recipe=f32 "
+            "--max_new_tokens=12",
+            setting("LAUNCH", "mpirun --oversubscribe"), ranks, setting("BUILD", "build/cpu"),
+            folder, folder, load_path)),
+        0);
     const char *line = strstr(output, "{\"prompt\"");
     if (!line)
         fail_msg("no continuation: %s", output);
     snprintf(text, size, "%.*s", (int)strcspn(line, "\n"), line);
 }
 
-/* The adapters' folder gives the results of the run's end and of the exported model, which differ from those of the base. */
+/* The adapters' folder gives the results of the run's end and of the exported model, which differ
+ * from those of the base. */
 static void test_alone(void **state)
 {
     (void)state;
@@ -98,8 +114,9 @@ static void test_alone(void **state)
     for (int ranks = 1; ranks <= 2 && ranks <= most_ranks(); ranks++)
         assert_true(fabs(evaluated(ranks, "whole/latest") - value[4]) <= 1e-6 * value[4]);
     assert_true(fabs(evaluated(1, "base/latest") - value[4]) > 1e-4 * value[4]);
-    expect_status(finish(start_command("%s/train --export=%s/whole --dtype=f32 %s/merged", setting("BUILD", "build/cpu"), folder,
-                                       folder)), 0);
+    expect_status(finish(start_command("%s/train --export=%s/whole --dtype=f32 %s/merged",
+                                       setting("BUILD", "build/cpu"), folder, folder)),
+                  0);
     expect_output("/base/step3 (unchanged) merged with the adapters of ");
     expect_output("/whole/step4:");
     assert_true(fabs(evaluated(1, "merged") - value[4]) <= 1e-6 * value[4]);
@@ -108,12 +125,17 @@ static void test_alone(void **state)
     assert_string_equal(adapted, merged);
 }
 
-/* On a base in BF16, adapters that trained in F32 are evaluated in F32: the bits of the run's end. */
+/* On a base in BF16, adapters that trained in F32 are evaluated in F32: the bits of the run's
+ * end. */
 static void test_base_in_bf16(void **state)
 {
     (void)state;
     double value[MAX_STEPS];
-    expect_status(adapt(1, "bf16-base", "--recipe=f32 --lora.base=bf16 --scheduler.t_warmup=0 --optimizer.learning_rate=0.05"), 0);
+    expect_status(
+        adapt(
+            1, "bf16-base",
+            "--recipe=f32 --lora.base=bf16 --scheduler.t_warmup=0 --optimizer.learning_rate=0.05"),
+        0);
     metric(value, "bf16-base", metric_name);
     assert_true(evaluated(1, "bf16-base/latest") == value[4]);
 }
@@ -122,26 +144,49 @@ static void test_base_in_bf16(void **state)
 static void test_refused(void **state)
 {
     (void)state;
-    expect_status(train(1, "--load_path=%s/base/step3 --lora.rank=4 --max_duration=4 --save_folder=%s/base", folder, folder), 1);
+    expect_status(
+        train(1, "--load_path=%s/base/step3 --lora.rank=4 --max_duration=4 --save_folder=%s/base",
+              folder, folder),
+        1);
     expect_output("base/step3, the base of the adapters (lora.rank 4), is in save_folder ");
     expect_output(": give the adapters a save_folder of their own");
-    expect_status(train(1, "--load_path=%s/base/step3 --lora.rank=4 --max_duration=4 --save_folder=%s/base/step3 --save_overwrite",
-                        folder, folder), 1);
+    expect_status(train(1,
+                        "--load_path=%s/base/step3 --lora.rank=4 --max_duration=4 "
+                        "--save_folder=%s/base/step3 --save_overwrite",
+                        folder, folder),
+                  1);
     expect_output("base/step3, the base of the adapters (lora.rank 4), is in save_folder ");
     shell("cp -r %s/base %s/copy", folder, folder);
-    expect_status(train(1, "--load_path=%s/copy/latest --lora.rank=4 --max_duration=2 --save_folder=%s/orphan", folder, folder), 0);
-    expect_status(train(1, "--load_path=%s/orphan/latest --max_duration=3 --save_folder=%s/copy --save_overwrite", folder,
-                        folder), 1);
+    expect_status(
+        train(1,
+              "--load_path=%s/copy/latest --lora.rank=4 --max_duration=2 --save_folder=%s/orphan",
+              folder, folder),
+        0);
+    expect_status(
+        train(
+            1,
+            "--load_path=%s/orphan/latest --max_duration=3 --save_folder=%s/copy --save_overwrite",
+            folder, folder),
+        1);
     expect_output("copy/step3, the base of the adapters (lora.rank 4), is in save_folder ");
     shell("mv %s/copy %s/moved", folder, folder);
-    expect_status(train(1, "--load_path=%s/orphan/latest --max_duration=3 --save_folder=%s/orphan --try_load_latest_save", folder,
-                        folder), 1);
+    expect_status(train(1,
+                        "--load_path=%s/orphan/latest --max_duration=3 --save_folder=%s/orphan "
+                        "--try_load_latest_save",
+                        folder, folder),
+                  1);
     expect_output("copy/step3: there is no such folder; give its folder: --lora.base_path=FOLDER");
-    expect_status(train(1, "--load_path=%s/orphan/latest --lora.base_path=%s/moved/latest --max_duration=3 --save_folder=%s/orphan "
-                        "--try_load_latest_save", folder, folder, folder), 0);
+    expect_status(train(1,
+                        "--load_path=%s/orphan/latest --lora.base_path=%s/moved/latest "
+                        "--max_duration=3 --save_folder=%s/orphan "
+                        "--try_load_latest_save",
+                        folder, folder, folder),
+                  0);
     expect_output("at step 2 of 3");
     assert_null(strstr(output, "are now used with"));
-    shell("grep -q '\"base_model_name_or_path\": \".*/moved/step3\"' %s/orphan/step3/adapter_config.json", folder);
+    shell("grep -q '\"base_model_name_or_path\": \".*/moved/step3\"' "
+          "%s/orphan/step3/adapter_config.json",
+          folder);
 }
 
 static int on_one(const char *arguments)
@@ -149,36 +194,51 @@ static int on_one(const char *arguments)
     return finish(start_command("%s/train %s", setting("BUILD", "build/cpu"), arguments));
 }
 
-/* A base that was trained further in place is a different base: older adapters are not continued, evaluated or merged with it. With
- * the path of another folder they can be evaluated on it, but not trained. */
+/* A base that was trained further in place is a different base: older adapters are not continued,
+ * evaluated or merged with it. With the path of another folder they can be evaluated on it, but not
+ * trained. */
 static void test_other_base(void **state)
 {
     (void)state;
     static const char says[] = "its adapters were trained with other base weights than those in ";
     char arguments[1024];
     shell("cd %s && cp -r base/step3 place", folder);
-    expect_status(train(1, "--load_path=%s/place --lora.rank=4 --max_duration=2 --save_folder=%s/beside", folder, folder), 0);
+    expect_status(
+        train(1, "--load_path=%s/place --lora.rank=4 --max_duration=2 --save_folder=%s/beside",
+              folder, folder),
+        0);
     expect_status(train(1, "--seed=7 --max_duration=1 --save_folder=%s/other", folder), 0);
     shell("cd %s && mv place first && cp -r other/step1 place", folder);
-    expect_status(train(1, "--load_path=%s/place --lora.rank=4 --max_duration=3 --save_folder=%s/beside --try_load_latest_save",
-                        folder, folder), 1);
+    expect_status(train(1,
+                        "--load_path=%s/place --lora.rank=4 --max_duration=3 "
+                        "--save_folder=%s/beside --try_load_latest_save",
+                        folder, folder),
+                  1);
     expect_output(says);
-    snprintf(arguments, sizeof arguments, "--eval_only --load_path=%s/beside/latest %s", folder, evaluators);
+    snprintf(arguments, sizeof arguments, "--eval_only --load_path=%s/beside/latest %s", folder,
+             evaluators);
     expect_status(on_one(arguments), 1);
     expect_output(says);
     snprintf(arguments, sizeof arguments, "--export=%s/beside %s/into", folder, folder);
     expect_status(on_one(arguments), 1);
     expect_output(says);
     shell("test ! -e %s/into", folder);
-    expect_status(train(1, "--load_path=%s/first --lora.rank=4 --max_duration=3 --save_folder=%s/beside --try_load_latest_save",
-                        folder, folder), 0);
+    expect_status(train(1,
+                        "--load_path=%s/first --lora.rank=4 --max_duration=3 "
+                        "--save_folder=%s/beside --try_load_latest_save",
+                        folder, folder),
+                  0);
     assert_null(strstr(output, "are now used with"));
-    snprintf(arguments, sizeof arguments, "--eval_only --load_path=%s/beside/latest --lora.base_path=%s/place %s", folder, folder,
-             evaluators);
+    snprintf(arguments, sizeof arguments,
+             "--eval_only --load_path=%s/beside/latest --lora.base_path=%s/place %s", folder,
+             folder, evaluators);
     expect_status(on_one(arguments), 0);
     expect_output("place, which has other weights");
-    expect_status(train(1, "--load_path=%s/place --lora.rank=4 --max_duration=4 --save_folder=%s/beside --try_load_latest_save",
-                        folder, folder), 1);
+    expect_status(train(1,
+                        "--load_path=%s/place --lora.rank=4 --max_duration=4 "
+                        "--save_folder=%s/beside --try_load_latest_save",
+                        folder, folder),
+                  1);
     expect_output(says);
 }
 
@@ -186,6 +246,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_resume), cmocka_unit_test(test_alone),
                                         cmocka_unit_test(test_base_in_bf16),
-                                        cmocka_unit_test(test_refused), cmocka_unit_test(test_other_base) };
+                                        cmocka_unit_test(test_refused),
+                                        cmocka_unit_test(test_other_base) };
     return cmocka_run_group_tests(tests, make_base, check_base);
 }

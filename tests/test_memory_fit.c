@@ -10,7 +10,7 @@
 #include "tests/kit.h"
 #include "tests/launch.h"
 
-#define MODEL_7B  NULL
+#define MODEL_7B NULL
 #define MODEL_13B "--model={d_model: 5120, n_layers: 40, n_heads: 40, mlp_hidden_size: 27648}"
 
 /* A plan of Llama-2-7B with sequences of 2048, 64 per rank and step, all in device memory. */
@@ -21,44 +21,67 @@ static Config *plan(int ranks, const char *recipe, const char *memory, const cha
     snprintf(text[1], sizeof text[1], "--recipe=%s", recipe);
     snprintf(text[2], sizeof text[2], "--device_memory=%s", memory);
     snprintf(text[3], sizeof text[3], "--global_train_batch_size=%d", 64 * ranks);
-    char *argv[] = { "train", "configs/Llama-2-7B.yaml", "--dry_run", text[0], text[1], text[2], text[3],
-                     "--model.max_sequence_length=2048", "--device_train_microbatch_size=8", (char *)more, NULL };
+    char *argv[] = { "train",
+                     "configs/Llama-2-7B.yaml",
+                     "--dry_run",
+                     text[0],
+                     text[1],
+                     text[2],
+                     text[3],
+                     "--model.max_sequence_length=2048",
+                     "--device_train_microbatch_size=8",
+                     (char *)more,
+                     NULL };
     Config *c = config_load(more ? 10 : 9, argv, 1, checkpoint_latest);
     c->host.activations = c->host.frozen = c->host.moments = c->host.master = HOST_NEVER;
     return c;
 }
 
-/* The largest batches below 80 GB, which are 74.506 GiB: measured when each buffer had separate memory (MEASUREMENTS.md, peak
- * memory per GPU), and those that fit since buffers share memory and scales of groups are bytes; 0: not even one sequence. */
+/* The largest batches below 80 GB, which are 74.506 GiB: measured when each buffer had separate
+ * memory (MEASUREMENTS.md, peak memory per GPU), and those that fit since buffers share memory and
+ * scales of groups are bytes; 0: not even one sequence. */
 static void test_measured(void **state)
 {
     (void)state;
-    static const struct { const char *model; int ranks; const char *recipe; int measured, largest; } rows[] = {
-        { MODEL_7B, 1, "bf16", 0, 0 },  { MODEL_7B, 1, "coat", 7, 8 },   { MODEL_7B, 1, "coat-lean", 9, 10 },
-        { MODEL_7B, 2, "bf16", 3, 3 },  { MODEL_7B, 2, "coat", 11, 12 }, { MODEL_7B, 2, "coat-lean", 14, 15 },
-        { MODEL_7B, 4, "bf16", 5, 5 },  { MODEL_7B, 4, "coat", 13, 14 }, { MODEL_7B, 4, "coat-lean", 16, 18 },
-        { MODEL_13B, 1, "coat-lean", 0, 0 }, { MODEL_13B, 2, "bf16", 0, 0 }, { MODEL_13B, 2, "coat", 4, 4 },
-        { MODEL_13B, 2, "coat-lean", 5, 6 }, { MODEL_13B, 4, "bf16", 2, 2 }, { MODEL_13B, 4, "coat", 7, 7 },
-        { MODEL_13B, 4, "coat-lean", 9, 10 },
+    static const struct {
+        const char *model;
+        int ranks;
+        const char *recipe;
+        int measured, largest;
+    } rows[] = {
+        { MODEL_7B, 1, "bf16", 0, 0 },        { MODEL_7B, 1, "coat", 7, 8 },
+        { MODEL_7B, 1, "coat-lean", 9, 10 },  { MODEL_7B, 2, "bf16", 3, 3 },
+        { MODEL_7B, 2, "coat", 11, 12 },      { MODEL_7B, 2, "coat-lean", 14, 15 },
+        { MODEL_7B, 4, "bf16", 5, 5 },        { MODEL_7B, 4, "coat", 13, 14 },
+        { MODEL_7B, 4, "coat-lean", 16, 18 }, { MODEL_13B, 1, "coat-lean", 0, 0 },
+        { MODEL_13B, 2, "bf16", 0, 0 },       { MODEL_13B, 2, "coat", 4, 4 },
+        { MODEL_13B, 2, "coat-lean", 5, 6 },  { MODEL_13B, 4, "bf16", 2, 2 },
+        { MODEL_13B, 4, "coat", 7, 7 },       { MODEL_13B, 4, "coat-lean", 9, 10 },
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         Config *c = plan(rows[i].ranks, rows[i].recipe, "74.506", rows[i].model);
         const int found = memory_fit_largest(c);
         if (found != rows[i].largest || found < rows[i].measured)
-            fail_msg("%s, %s on %d: %d sequences, expected %d, measured were %d", rows[i].model ? "13B" : "7B", rows[i].recipe,
-                     rows[i].ranks, found, rows[i].largest, rows[i].measured);
+            fail_msg("%s, %s on %d: %d sequences, expected %d, measured were %d",
+                     rows[i].model ? "13B" : "7B", rows[i].recipe, rows[i].ranks, found,
+                     rows[i].largest, rows[i].measured);
         config_free(c);
     }
 }
 
-/* Memory in use on an H200 of 139.8 GiB in addition to the plan, in GiB, is at most the allowance, and at most 1.5 GiB below it; a
- * plan's verdict adds the allowance. */
+/* Memory in use on an H200 of 139.8 GiB in addition to the plan, in GiB, is at most the allowance,
+ * and at most 1.5 GiB below it; a plan's verdict adds the allowance. */
 static void test_needed(void **state)
 {
     (void)state;
-    static const struct { int ranks; const char *recipe; double used, planned; } measured[] = {
-        { 1, "coat", 76.2, 74.587 }, { 1, "coat-lean", 69.4, 67.837 }, { 1, "coat-act", 126.5, 124.888 },
-        { 1, "coat-opt", 106.0, 104.403 }, { 4, "coat", 61.8, 58.909 },
+    static const struct {
+        int ranks;
+        const char *recipe;
+        double used, planned;
+    } measured[] = {
+        { 1, "coat", 76.2, 74.587 },       { 1, "coat-lean", 69.4, 67.837 },
+        { 1, "coat-act", 126.5, 124.888 }, { 1, "coat-opt", 106.0, 104.403 },
+        { 4, "coat", 61.8, 58.909 },
     };
     for (size_t i = 0; i < sizeof measured / sizeof measured[0]; i++) {
         Config *c = plan(measured[i].ranks, measured[i].recipe, "139.8", NULL);
@@ -70,27 +93,33 @@ static void test_needed(void **state)
                      allowed = memory_fit_needed(c) / (1 << 30) - planned;
         const double used = measured[i].used - measured[i].planned;
         if (!(allowed >= used - 0.05 && allowed < used + 1.5))
-            fail_msg("%s on %d: %.2f GiB allowed for, %.2f were used", measured[i].recipe, measured[i].ranks, allowed, used);
+            fail_msg("%s on %d: %.2f GiB allowed for, %.2f were used", measured[i].recipe,
+                     measured[i].ranks, allowed, used);
         assert_true(planned <= measured[i].planned);
         model_free(&m, &store);
         config_free(c);
     }
 }
 
-/* If whole gradients leave 3 GiB of memory, they are summed once per step: of the planned device's memory, not of this
- * machine's. */
+/* If whole gradients leave 3 GiB of memory, they are summed once per step: of the planned device's
+ * memory, not of this machine's. */
 static void test_mode(void **state)
 {
     (void)state;
-    static const struct { const char *memory; bool once; } rows[] = { { "139.8", true }, { "59.3", true }, { "59.2", false } };
+    static const struct {
+        const char *memory;
+        bool once;
+    } rows[] = { { "139.8", true }, { "59.3", true }, { "59.2", false } };
     for (int i = 0; i < 3; i++) {
         Model m;
         ParamStore store;
-        Config *c = plan(4, "coat", rows[i].memory, NULL);           /* 56.2 GiB with whole gradients, 44.7 without */
+        /* 56.2 GiB with whole gradients, 44.7 without */
+        Config *c = plan(4, "coat", rows[i].memory, NULL);
         c->strategy.gathering = GATHER_OFTEN;
         memory_plan(&m, &store, c);
         assert_int_equal(store.sum_once, rows[i].once);
-        assert_true(fabs((double)model_planned_bytes(&m, &store) / (1 << 30) - (rows[i].once ? 56.231 : 44.678)) < 0.001);
+        assert_true(fabs((double)model_planned_bytes(&m, &store) / (1 << 30) -
+                         (rows[i].once ? 56.231 : 44.678)) < 0.001);
         model_free(&m, &store);
         config_free(c);
     }
@@ -107,15 +136,21 @@ static const char *last_line(void)
 
 static int dry_run(int micro_batch, const char *arguments)
 {
-    return finish(start_command("%s/train configs/Llama-2-7B.yaml --dry_run --device_train_microbatch_size=%d %s",
-                                setting("BUILD", "build/cpu"), micro_batch, arguments));
+    return finish(start_command(
+        "%s/train configs/Llama-2-7B.yaml --dry_run --device_train_microbatch_size=%d %s",
+        setting("BUILD", "build/cpu"), micro_batch, arguments));
 }
 
-/* Weights stay gathered in as many units as leave 3 GiB of the device free, as printed in the plan. */
+/* Weights stay gathered in as many units as leave 3 GiB of the device free, as printed in the
+ * plan. */
 static void test_kept(void **state)
 {
     (void)state;
-    static const struct { const char *memory; int resident; const char *line; } rows[] = {
+    static const struct {
+        const char *memory;
+        int resident;
+        const char *line;
+    } rows[] = {
         { "139.8", 34, "weights gathered once per step,\n  gradients summed once per step\n" },
         { "50", 6, "weights gathered once per step in 6 of 34 units (else for each pass)" },
         { "47.6", 0, "weights gathered for each pass," },
@@ -127,7 +162,8 @@ static void test_kept(void **state)
         char arguments[128];
         Config *c = plan(4, "coat", rows[i].memory, NULL);
         memory_plan(&m, &store, c);
-        model_plan(&more, &other, c, (ShardChoice){ store.shards, store.rank, store.sum_once, store.resident + 1 });
+        model_plan(&more, &other, c,
+                   (ShardChoice){ store.shards, store.rank, store.sum_once, store.resident + 1 });
         assert_int_equal(store.resident, rows[i].resident);
         if (store.resident > 0)
             assert_true((double)model_planned_bytes(&m, &store) <= memory_of_device(c) - spare);
@@ -135,8 +171,10 @@ static void test_kept(void **state)
             assert_true((double)model_planned_bytes(&more, &other) > memory_of_device(c) - spare);
         model_free(&m, &store);
         model_free(&more, &other);
-        snprintf(arguments, sizeof arguments, "--model.max_sequence_length=2048 --recipe=coat --ranks=4 "
-                 "--device_memory=%s --global_train_batch_size=256", rows[i].memory);
+        snprintf(arguments, sizeof arguments,
+                 "--model.max_sequence_length=2048 --recipe=coat --ranks=4 "
+                 "--device_memory=%s --global_train_batch_size=256",
+                 rows[i].memory);
         expect_status(dry_run(8, arguments), 0);
         expect_output(rows[i].line);
         config_free(c);
@@ -147,8 +185,15 @@ static void test_kept(void **state)
 static void test_small_device(void **state)
 {
     (void)state;
-    char *argv[] = { "train", "configs/OLMo-1B.yaml", "--dry_run", "--ranks=8", "--device_memory=8", "--recipe=coat-lean",
-                     "--global_train_batch_size=64", "--device_train_microbatch_size=2", NULL };
+    char *argv[] = { "train",
+                     "configs/OLMo-1B.yaml",
+                     "--dry_run",
+                     "--ranks=8",
+                     "--device_memory=8",
+                     "--recipe=coat-lean",
+                     "--global_train_batch_size=64",
+                     "--device_train_microbatch_size=2",
+                     NULL };
     Config *c = config_load(8, argv, 1, checkpoint_latest);
     assert_true(memory_fit_needed(c) <= memory_of_device(c));
     assert_int_equal(memory_fit_largest(c), 3);
@@ -161,12 +206,15 @@ static void test_many_ranks(void **state)
     (void)state;
     struct rusage use;
     const time_t start = time(NULL);
-    expect_status(dry_run(1, "--recipe=bf16 --ranks=1024 --device_memory=80 --data.paths='[s3://no/such.npy, no/such.npy]'"), 0);
+    expect_status(dry_run(1, "--recipe=bf16 --ranks=1024 --device_memory=80 "
+                             "--data.paths='[s3://no/such.npy, no/such.npy]'"),
+                  0);
     assert_true(time(NULL) - start < 60);
     assert_int_equal(getrusage(RUSAGE_CHILDREN, &use), 0);
-    assert_true(use.ru_maxrss < 1 << 20);                            /* kB */
+    assert_true(use.ru_maxrss < 1 << 20); /* kB */
     expect_output("total 31.084 of 80.0");
-    assert_ptr_equal(strstr(last_line(), "fits: 34.0 of 80.0 GiB on each of 1024 devices"), last_line());
+    assert_ptr_equal(strstr(last_line(), "fits: 34.0 of 80.0 GiB on each of 1024 devices"),
+                     last_line());
 }
 
 static void test_does_not_fit(void **state)
@@ -175,23 +223,38 @@ static void test_does_not_fit(void **state)
     expect_status(dry_run(1, "--recipe=bf16 --ranks=1 --device_memory=80 --data=null"), 0);
     expect_output("on the host, GiB: activations of ");
     assert_ptr_equal(strstr(last_line(), "fits: "), last_line());
-    expect_status(dry_run(1, "--recipe=bf16 --ranks=1 --device_memory=80 --data=null --host.moments=never"), 0);
+    expect_status(
+        dry_run(1, "--recipe=bf16 --ranks=1 --device_memory=80 --data=null --host.moments=never"),
+        0);
     expect_output("largest micro-batch that fits: none");
     assert_ptr_equal(strstr(last_line(), "DOES NOT FIT: "), last_line());
 }
 
-/* Llama-3.1-405B: 126 blocks of 3,187,703,808 numbers, more than an int counts. Each of 64 ranks has a 64th of its
- * 405,853,388,800, but for padding, in BF16. Two gathered blocks are 3,187,671,040 FP8 codes each, of W and of W^T; embedding and
- * head use one buffer in BF16, one after the other; and the norms of all blocks are whole on each rank. */
+/* Llama-3.1-405B: 126 blocks of 3,187,703,808 numbers, more than an int counts. Each of 64 ranks
+ * has a 64th of its 405,853,388,800, but for padding, in BF16. Two gathered blocks are
+ * 3,187,671,040 FP8 codes each, of W and of W^T; embedding and head use one buffer in BF16, one
+ * after the other; and the norms of all blocks are whole on each rank. */
 static void test_large_units(void **state)
 {
     (void)state;
-    char *argv[] = { "train", "configs/Llama-3-8B.yaml", "--dry_run", "--ranks=64", "--device_memory=80", "--recipe=coat-lean",
-                     "--activations.keep=block", "--model.d_model=16384", "--model.n_layers=126", "--model.n_heads=128",
-                     "--model.mlp_hidden_size=106496", "--parallelism.context=8", "--device_train_microbatch_size=1",
-                     "--global_train_batch_size=8", NULL };
+    char *argv[] = { "train",
+                     "configs/Llama-3-8B.yaml",
+                     "--dry_run",
+                     "--ranks=64",
+                     "--device_memory=80",
+                     "--recipe=coat-lean",
+                     "--activations.keep=block",
+                     "--model.d_model=16384",
+                     "--model.n_layers=126",
+                     "--model.n_heads=128",
+                     "--model.mlp_hidden_size=106496",
+                     "--parallelism.context=8",
+                     "--device_train_microbatch_size=1",
+                     "--global_train_batch_size=8",
+                     NULL };
     const double numbers = 405853388800, padding = 128 * 6 * PARAM_ALIGN * 64;
-    const size_t block = 3187671040, gathered = 4 * block + 2 * 128256UL * 16384 + 2 * 252UL * 16384;
+    const size_t block = 3187671040,
+                 gathered = 4 * block + 2 * 128256UL * 16384 + 2 * 252UL * 16384;
     Config *c = config_load(14, argv, 1, checkpoint_latest);
     Model m;
     ParamStore store;
@@ -201,7 +264,8 @@ static void test_large_units(void **state)
         master += (double)tensor_bytes(store.shard[u].slice[TRAINED].stored);
         most = fmax(most, (double)tensor_numel(store.plan[u].weights->elements));
     }
-    assert_in_range(master, (unsigned long)(numbers * 2 / 64), (unsigned long)((numbers + padding) * 2 / 64));
+    assert_in_range(master, (unsigned long)(numbers * 2 / 64),
+                    (unsigned long)((numbers + padding) * 2 / 64));
     assert_in_range(most, block, block + 6 * PARAM_ALIGN * 64);
     assert_in_range(store_weight_bytes(&store), gathered, gathered + (1 << 20));
     model_free(&m, &store);
@@ -212,15 +276,19 @@ static void test_large_units(void **state)
 static void test_large_matrices(void **state)
 {
     (void)state;
-    static const char model[] = "--recipe=bf16 --ranks=8 --device_memory=80 --data=null --model.d_model=16384 --model.n_layers=2 "
+    static const char model[] = "--recipe=bf16 --ranks=8 --device_memory=80 --data=null "
+                                "--model.d_model=16384 --model.n_layers=2 "
                                 "--model.n_heads=128 --model.n_kv_heads=8";
     char arguments[512];
-    snprintf(arguments, sizeof arguments, "%s --model.mlp_hidden_size=49152 --lora.rank=8192 "
-             "--lora.target_modules=[o_proj,gate_proj,up_proj,down_proj]", model);
+    snprintf(arguments, sizeof arguments,
+             "%s --model.mlp_hidden_size=49152 --lora.rank=8192 "
+             "--lora.target_modules=[o_proj,gate_proj,up_proj,down_proj]",
+             model);
     expect_status(dry_run(1, arguments), 0);
     snprintf(arguments, sizeof arguments, "%s --model.mlp_hidden_size=131072", model);
     expect_status(dry_run(1, arguments), 1);
-    expect_output("error: block 0: gate_up has 131072 x 16384 numbers; a matrix can have 2147483391. Use a smaller");
+    expect_output("error: block 0: gate_up has 131072 x 16384 numbers; a matrix can have "
+                  "2147483391. Use a smaller");
 }
 
 /* The error has the missing amount, before anything is allocated. */
@@ -235,7 +303,7 @@ static void test_host_memory(void **state)
     m.offload.host_bytes = (size_t)1 << 50;
     DIES("GiB of the plan and 25.49 for writing a checkpoint are 10",
          memory_check_host(&m, &store, c));
-    m.forward_only = true;                      /* an evaluation writes no checkpoint */
+    m.forward_only = true; /* an evaluation writes no checkpoint */
     DIES("GiB of the plan and 0.00 for writing a checkpoint", memory_check_host(&m, &store, c));
     model_free(&m, &store);
     config_free(c);
@@ -244,10 +312,12 @@ static void test_host_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_many_ranks),       /* first: it measures the largest child */
-        cmocka_unit_test(test_measured), cmocka_unit_test(test_needed), cmocka_unit_test(test_mode), cmocka_unit_test(test_kept),
+        cmocka_unit_test(test_many_ranks), /* first: it measures the largest child */
+        cmocka_unit_test(test_measured),     cmocka_unit_test(test_needed),
+        cmocka_unit_test(test_mode),         cmocka_unit_test(test_kept),
         cmocka_unit_test(test_small_device), cmocka_unit_test(test_does_not_fit),
-        cmocka_unit_test(test_large_units), cmocka_unit_test(test_large_matrices), cmocka_unit_test(test_host_memory),
+        cmocka_unit_test(test_large_units),  cmocka_unit_test(test_large_matrices),
+        cmocka_unit_test(test_host_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

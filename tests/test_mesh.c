@@ -18,7 +18,8 @@ static int count_ranks(const Mesh *m)
                 for (int c = 0; c < m->size[MESH_CONTEXT]; c++)
                     for (int t = 0; t < m->size[MESH_TENSOR]; t++, n++) {
                         int *at = coordinates[n];
-                        at[MESH_PIPELINE] = p, at[MESH_REPLICA] = r, at[MESH_SHARD] = s, at[MESH_CONTEXT] = c, at[MESH_TENSOR] = t;
+                        at[MESH_PIPELINE] = p, at[MESH_REPLICA] = r, at[MESH_SHARD] = s,
+                        at[MESH_CONTEXT] = c, at[MESH_TENSOR] = t;
                     }
     return n;
 }
@@ -49,7 +50,8 @@ static void check_group(const Mesh *m, int ranks, int g)
 static void test_meshes(void **state)
 {
     (void)state;
-    for (int code = 0; code < RANKS; code++) {          /* every mesh of 1 to MOST ranks in each dimension */
+    /* every mesh of 1 to MOST ranks in each dimension */
+    for (int code = 0; code < RANKS; code++) {
         Mesh m;
         for (int d = 0, rest = code; d < MESH_DIMS; d++, rest /= MOST)
             m.size[d] = rest % MOST + 1;
@@ -111,7 +113,8 @@ static void test_stages(void **state)
     assert_int_equal(mesh_group_size(&m, RANKS_COPY), 8);
 }
 
-/* 16 ranks, 2 replicas of 2 shards of 2 ranks that share sequences, in place of each of which 2 compute layers together. */
+/* 16 ranks, 2 replicas of 2 shards of 2 ranks that share sequences, in place of each of which 2
+ * compute layers together. */
 static void test_tensor(void **state)
 {
     (void)state;
@@ -127,12 +130,12 @@ static void test_tensor(void **state)
     assert_int_equal(mesh_group_size(&m, RANKS_DATA), 4);
 }
 
-/* ---- up to 4096 ranks ------------------------------------------------------------------------------------------- */
+/* ---- up to 4096 ranks ------------------------------------------------------------------------ */
 
 enum { MOST_RANKS = 4096 };
 
-/* Every group of g has the same number of ranks, no two ranks have the same index in it, and the indices are in the order of
- * ranks; ranks of a group differ in no dimension outside g. */
+/* Every group of g has the same number of ranks, no two ranks have the same index in it, and the
+ * indices are in the order of ranks; ranks of a group differ in no dimension outside g. */
 static void check_partition(const Mesh *m, int g)
 {
     static int members[MOST_RANKS], first[MOST_RANKS];
@@ -144,21 +147,25 @@ static void check_partition(const Mesh *m, int g)
         if (index == 0)
             first[group] = rank;
         if (index != members[group]++)
-            fail_msg("rank %d of %d is number %d of group %d of dimensions %#x, after %d others", rank, ranks, index, group, g,
-                     members[group] - 1);
+            fail_msg("rank %d of %d is number %d of group %d of dimensions %#x, after %d others",
+                     rank, ranks, index, group, g, members[group] - 1);
         for (int d = 0, stride = 1; d < MESH_DIMS; stride *= m->size[d++])
             if (!(g >> d & 1) && rank / stride % m->size[d] != first[group] / stride % m->size[d])
-                fail_msg("ranks %d and %d are in a group of dimensions %#x; they differ in dimension %d", first[group], rank, g, d);
+                fail_msg(
+                    "ranks %d and %d are in a group of dimensions %#x; they differ in dimension %d",
+                    first[group], rank, g, d);
     }
     for (int i = 0; i < groups; i++)
         assert_int_equal(members[i], size);
 }
 
-/* The groups that the program uses. Dimensions of size 1 change nothing, so that many of these are the same. */
+/* The groups that the program uses. Dimensions of size 1 change nothing, so that many of these are
+ * the same. */
 static void check_groups(const Mesh *m)
 {
-    static const Ranks used[] = { RANKS_REPLICA, RANKS_CONTEXT, RANKS_TENSOR, RANKS_STAGE, RANKS_DATA, RANKS_SHARD, RANKS_PIPELINE,
-                                  RANKS_SEQUENCE, RANKS_COPY, RANKS_ALL };
+    static const Ranks used[] = { RANKS_REPLICA, RANKS_CONTEXT, RANKS_TENSOR,   RANKS_STAGE,
+                                  RANKS_DATA,    RANKS_SHARD,   RANKS_PIPELINE, RANKS_SEQUENCE,
+                                  RANKS_COPY,    RANKS_ALL };
     bool seen[RANKS_ALL + 1] = { false };
     int large = 0;
     for (int d = 0; d < MESH_DIMS; d++)
@@ -205,8 +212,10 @@ static void test_many_ranks(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_meshes), cmocka_unit_test(test_replicas_of_shards),
-                                        cmocka_unit_test(test_context), cmocka_unit_test(test_stages), cmocka_unit_test(test_tensor),
-                                        cmocka_unit_test(test_many_ranks) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_meshes),  cmocka_unit_test(test_replicas_of_shards),
+        cmocka_unit_test(test_context), cmocka_unit_test(test_stages),
+        cmocka_unit_test(test_tensor),  cmocka_unit_test(test_many_ranks)
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* data/mix: shares of every prefix, order, what a mixture needs. Files and steps of a mixture: test_mixture.c. */
+/* data/mix: shares of every prefix, order, what a mixture needs. Files and steps of a mixture:
+ * test_mixture.c. */
 #include "data/mix.h"
 #include "kernels/runtime/error.h"
 
@@ -39,8 +40,18 @@ static void test_shares_of_every_prefix(void **state)
 {
     (void)state;
     static const double ratios[][6] = {
-        { 1 }, { 1, 1 }, { 0.7, 0.3 }, { 70, 30 }, { 1, 2 }, { 0.999, 0.001 }, { 1, 1, 1 }, { 0.5, 0.3, 0.2 },
-        { 0.6, 0.1, 0.1, 0.1, 0.1 }, { 0.31, 0.17, 0.13, 0.19, 0.11, 0.09 }, { 1e6, 1e-6 }, { 1, 3.14159, 2.71828, 1.41421 },
+        { 1 },
+        { 1, 1 },
+        { 0.7, 0.3 },
+        { 70, 30 },
+        { 1, 2 },
+        { 0.999, 0.001 },
+        { 1, 1, 1 },
+        { 0.5, 0.3, 0.2 },
+        { 0.6, 0.1, 0.1, 0.1, 0.1 },
+        { 0.31, 0.17, 0.13, 0.19, 0.11, 0.09 },
+        { 1e6, 1e-6 },
+        { 1, 3.14159, 2.71828, 1.41421 },
     };
     for (size_t i = 0; i < sizeof ratios / sizeof ratios[0]; i++) {
         int count = 0;
@@ -78,11 +89,13 @@ static void test_decimals_are_exact(void **state)
     for (int n = 1; n <= 100000; n++) {
         taken[mix_next(&m, taken)]++;
         if (n % 10 == 0)
-            assert_true(taken[0] == (uint64_t)n / 10 * 7 && taken[1] == (uint64_t)n / 10 * 2 && taken[2] == (uint64_t)n / 10);
+            assert_true(taken[0] == (uint64_t)n / 10 * 7 && taken[1] == (uint64_t)n / 10 * 2 &&
+                        taken[2] == (uint64_t)n / 10);
     }
 }
 
-/* Equal shares: in each pair both sources, in either order, by the seed; not by the order in which they are listed. */
+/* Equal shares: in each pair both sources, in either order, by the seed; not by the order in which
+ * they are listed. */
 static void test_order_within_the_shares(void **state)
 {
     (void)state;
@@ -93,7 +106,8 @@ static void test_order_within_the_shares(void **state)
     uint64_t taken[MIX_MOST] = { 0 }, of_turned[MIX_MOST] = { 0 }, of_other[MIX_MOST] = { 0 };
     int first = 0, differs = 0;
     for (int n = 0; n < 1000; n++) {
-        const int s = mix_next(&m, taken), t = mix_next(&turned, of_turned), o = mix_next(&other, of_other);
+        const int s = mix_next(&m, taken), t = mix_next(&turned, of_turned),
+                  o = mix_next(&other, of_other);
         assert_int_equal(s, 1 - t);
         first += n % 2 == 0 && s == 0;
         differs += s != o;
@@ -103,7 +117,8 @@ static void test_order_within_the_shares(void **state)
     assert_in_range(differs, 300, 700);
 }
 
-/* From every place: the source that lasts shortest decides, and a run of that many instances needs no more than there is. */
+/* From every place: the source that lasts shortest decides, and a run of that many instances needs
+ * no more than there is. */
 static void test_needs_and_lasts(void **state)
 {
     (void)state;

@@ -1,12 +1,14 @@
-/* Runs with data.mix: metrics, resumes on other numbers of ranks and with another micro-batch, changed mixtures, errors. */
+/* Runs with data.mix: metrics, resumes on other numbers of ranks and with another micro-batch,
+ * changed mixtures, errors. */
 #include "tests/launch.h"
 
 #define TRAIN "{name: books, paths: [build/few-ids/train.npy], ratio: 0.7}"
-#define VAL   "{name: code, paths: [build/few-ids/val.npy], ratio: 0.3, max_repetition: 2}"
+#define VAL "{name: code, paths: [build/few-ids/val.npy], ratio: 0.3, max_repetition: 2}"
 
 static int train_mix(int ranks, const char *mix, const char *run, const char *more)
 {
-    return train(ranks, "--data.paths=null --save_folder=%s/%s --data.mix=\"[%s]\" %s", folder, run, mix, more);
+    return train(ranks, "--data.paths=null --save_folder=%s/%s --data.mix=\"[%s]\" %s", folder, run,
+                 mix, more);
 }
 
 /* The source's number in trainer.json; -1: there is no such source. */
@@ -14,13 +16,15 @@ static long place(const char *checkpoint, const char *source, const char *key)
 {
     char path[512];
     snprintf(path, sizeof path, "%s/%s/trainer.json", folder, checkpoint);
-    json_t *o = json_load_file(path, 0, NULL), *value = json_object_get(json_object_get(json_object_get(o, "mix"), source), key);
+    json_t *o = json_load_file(path, 0, NULL),
+           *value = json_object_get(json_object_get(json_object_get(o, "mix"), source), key);
     const long n = json_is_integer(value) ? (long)json_integer_value(value) : -1;
     json_decref(o);
     return n;
 }
 
-/* After each step the shares of all steps so far are exact, rounded up or down; those of a step are within one sequence. */
+/* After each step the shares of all steps so far are exact, rounded up or down; those of a step are
+ * within one sequence. */
 static void check_shares(const char *run, int first, int last, double ratio, const char *name)
 {
     double share[MAX_STEPS], sum = 0;
@@ -50,17 +54,24 @@ static void test_shares_and_resume(void **state)
     expect_status(train_mix(1, TRAIN ", " VAL, "part", "--max_duration=12 --stop_at=5"), 0);
     assert_int_equal(place("part/latest", "books", "instance"), 28);
     assert_int_equal(place("part/latest", "code", "instance"), 12);
-    expect_status(train_mix(1, VAL ", " TRAIN, "part", "--max_duration=12 --try_load_latest_save"), 0);     /* in another order */
+    /* in another order */
+    expect_status(train_mix(1, VAL ", " TRAIN, "part", "--max_duration=12 --try_load_latest_save"),
+                  0);
     check_same("whole", "part", 12, 0);
     expect_status(train_mix(2, TRAIN ", " VAL, "ranks", "--max_duration=12 --stop_at=5"), 0);
-    expect_status(train_mix(1, TRAIN ", " VAL, "ranks", "--max_duration=12 --stop_at=9 --try_load_latest_save "
-                            "--device_train_microbatch_size=1"), 0);
-    expect_status(train_mix(4, TRAIN ", " VAL, "ranks", "--max_duration=12 --try_load_latest_save"), 0);
+    expect_status(train_mix(1, TRAIN ", " VAL, "ranks",
+                            "--max_duration=12 --stop_at=9 --try_load_latest_save "
+                            "--device_train_microbatch_size=1"),
+                  0);
+    expect_status(train_mix(4, TRAIN ", " VAL, "ranks", "--max_duration=12 --try_load_latest_save"),
+                  0);
     check_same("whole", "ranks", 12, 1e-6);
     const char *const keys[] = { "weight", "epoch", "instance", "mixed" };
     for (int i = 0; i < 4; i++) {
-        assert_int_equal(place("ranks/latest", "books", keys[i]), place("whole/latest", "books", keys[i]));
-        assert_int_equal(place("ranks/latest", "code", keys[i]), place("whole/latest", "code", keys[i]));
+        assert_int_equal(place("ranks/latest", "books", keys[i]),
+                         place("whole/latest", "books", keys[i]));
+        assert_int_equal(place("ranks/latest", "code", keys[i]),
+                         place("whole/latest", "code", keys[i]));
     }
 }
 
@@ -68,23 +79,28 @@ static void test_shares_and_resume(void **state)
 static void test_written_configuration(void **state)
 {
     (void)state;
-    FILE *p = start_command("%s -n 1 %s/train %s/whole/latest/config.yaml --save_folder=%s/again", setting("LAUNCH",
-                            "mpirun --oversubscribe"), setting("BUILD", "build/cpu"), folder, folder);
+    FILE *p = start_command("%s -n 1 %s/train %s/whole/latest/config.yaml --save_folder=%s/again",
+                            setting("LAUNCH", "mpirun --oversubscribe"),
+                            setting("BUILD", "build/cpu"), folder, folder);
     expect_status(finish(p), 0);
     check_same("whole", "again", 12, 0);
 }
 
-/* Other ratios, a source less and one more: each continues where it was, and one that comes back does too. */
+/* Other ratios, a source less and one more: each continues where it was, and one that comes back
+ * does too. */
 static void test_changed_mixture(void **state)
 {
     (void)state;
     shell("cp build/few-ids/val.npy %s/new.npy", folder);
     char mix[512];
-    snprintf(mix, sizeof mix, "{name: new, paths: [%s/new.npy], ratio: 1}, {name: code, paths: [build/few-ids/val.npy], ratio: 3}",
+    snprintf(mix, sizeof mix,
+             "{name: new, paths: [%s/new.npy], ratio: 1}, {name: code, paths: "
+             "[build/few-ids/val.npy], ratio: 3}",
              folder);
     expect_status(train_mix(1, mix, "part", "--max_duration=16 --try_load_latest_save"), 0);
     expect_output("mix: changed at step 12: the new ratios count from here on");
-    expect_output("mix: books: no longer in the mixture; its place, sequence 67 of epoch 0, is kept");
+    expect_output(
+        "mix: books: no longer in the mixture; its place, sequence 67 of epoch 0, is kept");
     check_shares("part", 13, 16, 0.75, "data/mix/code");
     assert_int_equal(place("part/latest", "new", "instance"), 8);
     assert_int_equal(place("part/latest", "code", "instance"), 29 + 24);
@@ -101,7 +117,8 @@ static void test_from_paths(void **state)
     (void)state;
     expect_status(train(1, "--save_folder=%s/paths --max_duration=3", folder), 0);
     assert_int_equal(place("paths/latest", "books", "instance"), -1);
-    expect_status(train_mix(1, TRAIN ", " VAL, "paths", "--max_duration=4 --try_load_latest_save"), 0);
+    expect_status(train_mix(1, TRAIN ", " VAL, "paths", "--max_duration=4 --try_load_latest_save"),
+                  0);
     expect_output("mix: code: 30 % of the tokens; epochs 0 to");
     assert_in_range(place("paths/latest", "books", "instance"), 24 + 5, 24 + 6);
 }
@@ -109,20 +126,27 @@ static void test_from_paths(void **state)
 static void test_lengths(void **state)
 {
     (void)state;
-    const char *once = TRAIN ", {name: code, paths: [build/few-ids/val.npy], ratio: 0.3}";      /* 544 sequences: 1813 in all */
+    /* 544 sequences: 1813 in all */
+    const char *once = TRAIN ", {name: code, paths: [build/few-ids/val.npy], ratio: 0.3}";
     expect_status(train_mix(1, once, "length", "--max_duration=1ep --stop_at=1"), 0);
     expect_output("run: 226 steps of 8 x ");
-    expect_status(train_mix(1, once, "length", "--max_duration=0.5ep --stop_at=1 --save_overwrite"), 0);
+    expect_status(train_mix(1, once, "length", "--max_duration=0.5ep --stop_at=1 --save_overwrite"),
+                  0);
     expect_output("run: 113 steps of 8 x ");
-    expect_status(train_mix(1, once, "length", "--max_duration=1ep --stop_at=3 --try_load_latest_save"), 0);
+    expect_status(
+        train_mix(1, once, "length", "--max_duration=1ep --stop_at=3 --try_load_latest_save"), 0);
     expect_output("run: 226 steps of 8 x ");
-    expect_status(train_mix(1, once, "length", "--max_duration=25600T --stop_at=1 --save_overwrite"), 0);
+    expect_status(
+        train_mix(1, once, "length", "--max_duration=25600T --stop_at=1 --save_overwrite"), 0);
     expect_output("run: 100 steps of 8 x ");
     expect_status(train_mix(1, once, "length", "--max_duration=3ep --save_overwrite"), 1);
-    expect_output("max_duration: 3ep: an epoch of data.mix ends where the first source has no repetition left");
+    expect_output("max_duration: 3ep: an epoch of data.mix ends where the first source has no "
+                  "repetition left");
     expect_status(train_mix(1, once, "long", "--max_duration=227"), 1);
-    expect_output("data.mix: source 'code': 32 tokens are missing: the run takes 17440 of it (30 % of 58112), and it has 17408 "
-                  "left (544 sequences of 32 tokens, max_repetition 1). Raise its max_repetition to 1.01, add paths, lower its "
+    expect_output("data.mix: source 'code': 32 tokens are missing: the run takes 17440 of it (30 % "
+                  "of 58112), and it has 17408 "
+                  "left (544 sequences of 32 tokens, max_repetition 1). Raise its max_repetition "
+                  "to 1.01, add paths, lower its "
                   "ratio, or end the run 58016 tokens from here (max_duration)");
     assert_false(exists("long"));
 }
@@ -131,13 +155,18 @@ static void test_lengths(void **state)
 static void test_packed(void **state)
 {
     (void)state;
-    shell("head -c 20000 build/few-ids/val.npy >%s/chat.npy && head -c 10000 /dev/zero | tr '\\0' '\\1' >%s/chat.mask",
+    shell("head -c 20000 build/few-ids/val.npy >%s/chat.npy && head -c 10000 /dev/zero | tr '\\0' "
+          "'\\1' >%s/chat.mask",
           folder, folder);
     char mix[512];
-    snprintf(mix, sizeof mix, "{name: chat, paths: [%s/chat.npy], label_mask_paths: [%s/chat.mask], ratio: 1, tokens: 3200}, "
-             "{name: code, paths: [build/few-ids/val.npy], ratio: 1}", folder, folder);
-    const char *packs = "--data.packing=best_fit --data.long_documents=split --data.generate_doc_lengths "
-                        "--data.instance_filter.repetition_max_count=32";
+    snprintf(mix, sizeof mix,
+             "{name: chat, paths: [%s/chat.npy], label_mask_paths: [%s/chat.mask], ratio: 1, "
+             "tokens: 3200}, "
+             "{name: code, paths: [build/few-ids/val.npy], ratio: 1}",
+             folder, folder);
+    const char *packs =
+        "--data.packing=best_fit --data.long_documents=split --data.generate_doc_lengths "
+        "--data.instance_filter.repetition_max_count=32";
     char more[256];
     snprintf(more, sizeof more, "%s --max_duration=4", packs);
     expect_status(train_mix(2, mix, "packed", more), 0);
@@ -148,21 +177,31 @@ static void test_packed(void **state)
 static void test_errors(void **state)
 {
     (void)state;
-    static const struct { const char *mix, *more, *error; } cases[] = {
-        { TRAIN, "--data.paths=[build/few-ids/train.npy]", "give data.paths, data.datasets or data.mix, only one of them" },
-        { TRAIN, "--data.label_mask_paths=[a.mask]", "data.label_mask_paths belong to data.paths; with data.mix each source has" },
+    static const struct {
+        const char *mix, *more, *error;
+    } cases[] = {
+        { TRAIN, "--data.paths=[build/few-ids/train.npy]",
+          "give data.paths, data.datasets or data.mix, only one of them" },
+        { TRAIN, "--data.label_mask_paths=[a.mask]",
+          "data.label_mask_paths belong to data.paths; with data.mix each source has" },
         { TRAIN ", " TRAIN, "", "two sources are named 'books'" },
-        { "{name: a, paths: [a.npy]}", "", "source 'a' has no ratio; give its share of the tokens" },
+        { "{name: a, paths: [a.npy]}", "",
+          "source 'a' has no ratio; give its share of the tokens" },
         { "{name: a, ratio: 1}", "", "source 'a' has no paths; give its token shards" },
         { "{paths: [a.npy], ratio: 1}", "", "a source of data.mix has no name" },
-        { "{name: a, paths: [a.npy], ratio: -1}", "", "data.mix[].ratio: expected a number from 1e-06 to 1000000, found '-1'" },
-        { "{name: a, paths: [a.npy], ratio: 1, max_repetition: 0.5}", "", "data.mix[].max_repetition: expected a number from 1" },
-        { "{name: a, path: [a.npy], ratio: 1}", "", "unknown key 'data.mix[].path'; did you mean 'data.mix[].paths'?" },
+        { "{name: a, paths: [a.npy], ratio: -1}", "",
+          "data.mix[].ratio: expected a number from 1e-06 to 1000000, found '-1'" },
+        { "{name: a, paths: [a.npy], ratio: 1, max_repetition: 0.5}", "",
+          "data.mix[].max_repetition: expected a number from 1" },
+        { "{name: a, path: [a.npy], ratio: 1}", "",
+          "unknown key 'data.mix[].path'; did you mean 'data.mix[].paths'?" },
         { "{name: a, paths: ['s3://x/a.npy'], ratio: 1}", "", "only local files are read" },
         { "{name: a, paths: [none.npy], ratio: 1}", "", "data.mix: source 'a'" },
         { "a.npy", "", "a source is a section with name, paths and ratio" },
-        { "{name: a, paths: [build/few-ids/val.npy], ratio: 1, tokens: 31}", "", "tokens 31 are less than one sequence of 32" },
-        { "{name: a, paths: [build/few-ids/val.npy], label_mask_paths: [x.mask], ratio: 1}", "", "data.mix: source 'a'" },
+        { "{name: a, paths: [build/few-ids/val.npy], ratio: 1, tokens: 31}", "",
+          "tokens 31 are less than one sequence of 32" },
+        { "{name: a, paths: [build/few-ids/val.npy], label_mask_paths: [x.mask], ratio: 1}", "",
+          "data.mix: source 'a'" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         expect_status(train_mix(1, cases[i].mix, "errors", cases[i].more), 1);
@@ -170,19 +209,23 @@ static void test_errors(void **state)
     }
 }
 
-/* Other files of a source are an error; restore_dataloader=false reads them from their start, and the others continue. */
+/* Other files of a source are an error; restore_dataloader=false reads them from their start, and
+ * the others continue. */
 static void test_other_files(void **state)
 {
     (void)state;
     char mix[512];
-    shell("mkdir %s/a %s/b && cp build/few-ids/val.npy %s/a/x.npy && head -c 20000 build/few-ids/train.npy >%s/b/x.npy",
+    shell("mkdir %s/a %s/b && cp build/few-ids/val.npy %s/a/x.npy && head -c 20000 "
+          "build/few-ids/train.npy >%s/b/x.npy",
           folder, folder, folder, folder);
     snprintf(mix, sizeof mix, TRAIN ", {name: code, paths: [%s/a/x.npy], ratio: 0.3}", folder);
     expect_status(train_mix(1, mix, "files", "--max_duration=5"), 0);
     snprintf(mix, sizeof mix, TRAIN ", {name: code, paths: [%s/b/x.npy], ratio: 0.3}", folder);
     expect_status(train_mix(1, mix, "files", "--max_duration=10 --try_load_latest_save"), 1);
     expect_output("was trained on other files of source 'code' of data.mix than configured now");
-    expect_status(train_mix(1, mix, "files", "--max_duration=10 --try_load_latest_save --restore_dataloader=false"), 0);
+    expect_status(train_mix(1, mix, "files",
+                            "--max_duration=10 --try_load_latest_save --restore_dataloader=false"),
+                  0);
     assert_int_equal(place("files/latest", "books", "instance"), 56);
     assert_int_equal(place("files/latest", "code", "instance"), 12);
 }
@@ -191,17 +234,22 @@ static void test_other_files(void **state)
 static void test_damaged_state(void **state)
 {
     (void)state;
-    static const struct { const char *change, *error; } cases[] = {
+    static const struct {
+        const char *change, *error;
+    } cases[] = {
         { "s/\"weight\": 700000000/\"weight\": -1/", "trainer.json: mix.books" },
         { "s/\"mixed\": [0-9]*/\"mixed\": null/", "trainer.json: mix.books" },
         { "s/\"books\": {/\"books\": [], \"other\": {/", "trainer.json: mix.books" },
-        { "s/\"mix\": {/\"mix\": 3, \"other\": {/", "trainer.json: mix: expected up to 64 sources" },
+        { "s/\"mix\": {/\"mix\": 3, \"other\": {/",
+          "trainer.json: mix: expected up to 64 sources" },
     };
     expect_status(train_mix(1, TRAIN ", " VAL, "damaged", "--max_duration=2"), 0);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        shell("cp %s/damaged/step2/trainer.json %s/kept && sed -i '%s' %s/damaged/step2/trainer.json", folder, folder,
-              cases[i].change, folder);
-        expect_status(train_mix(1, TRAIN ", " VAL, "damaged", "--max_duration=3 --try_load_latest_save"), 1);
+        shell(
+            "cp %s/damaged/step2/trainer.json %s/kept && sed -i '%s' %s/damaged/step2/trainer.json",
+            folder, folder, cases[i].change, folder);
+        expect_status(
+            train_mix(1, TRAIN ", " VAL, "damaged", "--max_duration=3 --try_load_latest_save"), 1);
         expect_output(cases[i].error);
         shell("cp %s/kept %s/damaged/step2/trainer.json", folder, folder);
     }

@@ -1,5 +1,6 @@
-/* data/loader with a mixture: steps of every rank, epochs of each source, resume, a changed mixture, what is missing.
- * The shares of every prefix: test_mix.c. Runs with data.mix: test_mix_runs.c. */
+/* data/loader with a mixture: steps of every rank, epochs of each source, resume, a changed
+ * mixture, what is missing. The shares of every prefix: test_mix.c. Runs with data.mix:
+ * test_mix_runs.c. */
 #include "data/loader.h"
 #include "data/shuffle.h"
 #include "kernels/runtime/error.h"
@@ -19,7 +20,7 @@
 enum { T = 6, SOURCES = 3, SEED = 6198, G = 8 };
 static const int LENGTH[SOURCES] = { 40, 17, 5 };
 
-static char  folder[64];
+static char folder[64];
 static char *paths[SOURCES], *masks[SOURCES];
 
 static int make_files(void **state)
@@ -58,17 +59,31 @@ static int remove_files(void **state)
 static MixSource source_of(int s, double ratio, double max_repetition)
 {
     static char *const names[SOURCES] = { "web", "code", "math" };
-    return (MixSource){ .name = names[s], .paths = &paths[s], .num_paths = 1, .ratio = ratio, .max_repetition = max_repetition };
+    return (MixSource){ .name = names[s],
+                        .paths = &paths[s],
+                        .num_paths = 1,
+                        .ratio = ratio,
+                        .max_repetition = max_repetition };
 }
 
 static DataSpec spec_of(const MixSource *mix, int count)
 {
-    return (DataSpec){ .mix = mix, .num_mix = count, .itemsize = 2, .sequence_length = T, .vocab_size = 5000, .eos_token_id = -1,
-                       .pad_token_id = -1, .shuffle = true, .seed = SEED, .drop_last = true };
+    return (DataSpec){ .mix = mix,
+                       .num_mix = count,
+                       .itemsize = 2,
+                       .sequence_length = T,
+                       .vocab_size = 5000,
+                       .eos_token_id = -1,
+                       .pad_token_id = -1,
+                       .shuffle = true,
+                       .seed = SEED,
+                       .drop_last = true };
 }
 
 /* What a run read: source and instance of each place. */
-typedef struct { int source, index; } Read;
+typedef struct {
+    int source, index;
+} Read;
 enum { MOST = 64 * G };
 
 /* Reads `steps` steps from a place on, as W ranks; returns the place after them. */
@@ -85,8 +100,11 @@ static LoaderState collect(Read *read, const DataSpec *spec, int steps, int W, L
             assert_int_equal(b.sequences, G / W);
             for (int i = 0; i < b.sequences; i++) {
                 read[k * G + i * W + rank] = (Read){ b.source[i], (int)b.index[i] };
-                assert_int_equal(b.tokens[i * T + 1], 1000 * (spec->mix[b.source[i]].name[0] == 'w' ? 0
-                                 : spec->mix[b.source[i]].name[0] == 'c' ? 1 : 2) + 10 * (int)b.index[i] + 1);
+                assert_int_equal(b.tokens[i * T + 1],
+                                 1000 * (spec->mix[b.source[i]].name[0] == 'w'   ? 0
+                                         : spec->mix[b.source[i]].name[0] == 'c' ? 1
+                                                                                 : 2) +
+                                     10 * (int)b.index[i] + 1);
             }
             uint32_t all = 0;
             for (int s = 0; s < spec->num_mix; s++)
@@ -114,7 +132,8 @@ static void test_same_for_any_number_of_ranks(void **state)
     }
 }
 
-/* In the order in which it comes, each source has all its instances once, then once more, in numpy's order of its epochs. */
+/* In the order in which it comes, each source has all its instances once, then once more, in
+ * numpy's order of its epochs. */
 static void test_each_source_has_its_epochs(void **state)
 {
     (void)state;
@@ -161,7 +180,8 @@ static void test_resume(void **state)
 {
     (void)state;
     enum { STEPS = 14 };
-    const MixSource mix[] = { source_of(0, 0.5, 10), source_of(1, 0.35, 10), source_of(2, 0.15, 10) };
+    const MixSource mix[] = { source_of(0, 0.5, 10), source_of(1, 0.35, 10),
+                              source_of(2, 0.15, 10) };
     const DataSpec spec = spec_of(mix, 3);
     static Read whole[MOST], part[MOST];
     collect(whole, &spec, STEPS, 1, (LoaderState){ 0 });
@@ -177,12 +197,15 @@ static void test_changed_mixture(void **state)
 {
     (void)state;
     const MixSource before[] = { source_of(0, 0.7, 10), source_of(1, 0.3, 10) };
-    const MixSource after[] = { source_of(2, 0.25, 10), source_of(0, 0.75, 10) };      /* code goes, math comes */
+    /* code goes, math comes */
+    const MixSource after[] = { source_of(2, 0.25, 10), source_of(0, 0.75, 10) };
     const DataSpec first = spec_of(before, 2), second = spec_of(after, 2);
     static Read read[MOST];
     const LoaderState s = collect(read, &first, 5, 1, (LoaderState){ 0 });
-    assert_true(s.source[0].instance == 28 && s.source[1].instance == 12);      /* 40 places at 0.7 and 0.3 */
-    LoaderState t = { .source = { { 0 }, { s.source[0].epoch, s.source[0].instance, 0 }, s.source[1] } };
+    /* 40 places at 0.7 and 0.3 */
+    assert_true(s.source[0].instance == 28 && s.source[1].instance == 12);
+    LoaderState t = { .source = {
+                          { 0 }, { s.source[0].epoch, s.source[0].instance, 0 }, s.source[1] } };
     t = collect(read, &second, 2, 2, t);
     uint32_t web[64], math[64];
     numpy_shuffle(web, 40, SEED, NULL, NULL);
@@ -191,7 +214,8 @@ static void test_changed_mixture(void **state)
     for (int i = 0; i < 2 * G; i++)
         assert_int_equal(read[i].index, read[i].source == 1 ? web[next_web++] : math[next_math++]);
     assert_true(next_web == 28 + 12 && next_math == 4);
-    assert_memory_equal(&t.source[2], &s.source[1], sizeof t.source[2]);        /* not of this mixture: unchanged */
+    /* not of this mixture: unchanged */
+    assert_memory_equal(&t.source[2], &s.source[1], sizeof t.source[2]);
 }
 
 /* `tokens`: the same instances in each epoch; more of them later continue the first epoch. */
@@ -242,13 +266,14 @@ static void test_label_masks(void **state)
 static void test_what_is_missing(void **state)
 {
     (void)state;
-    const MixSource mix[] = { source_of(0, 0.8, 1), source_of(2, 0.2, 2) };      /* 40 once, 5 twice: 50 of either */
+    /* 40 once, 5 twice: 50 of either */
+    const MixSource mix[] = { source_of(0, 0.8, 1), source_of(2, 0.2, 2) };
     const DataSpec spec = spec_of(mix, 2);
     static Read read[MOST];
     Loader *l = loader_open(&spec, G, 0, 1);
     assert_int_equal(loader_left(l), 50);
     assert_null(loader_lack(l, 6));
-    char *lack = loader_lack(l, 7);             /* 56 instances: 45 of web */
+    char *lack = loader_lack(l, 7); /* 56 instances: 45 of web */
     assert_non_null(strstr(lack, "data.mix: source 'web': 30 tokens are missing"));
     assert_non_null(strstr(lack, "max_repetition to 1.13,"));
     assert_non_null(strstr(lack, "300 tokens from here"));
@@ -259,7 +284,8 @@ static void test_what_is_missing(void **state)
     loader_seek(l, s);
     assert_int_equal(loader_given(l), 48);
     assert_int_equal(loader_left(l), 2);
-    assert_non_null(strstr(loader_problem(l), "data.mix: source '"));           /* the seventh step */
+    /* the seventh step */
+    assert_non_null(strstr(loader_problem(l), "data.mix: source '"));
     assert_non_null(strstr(loader_problem(l), "max_repetition"));
     loader_close(l);
 }

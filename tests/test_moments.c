@@ -1,9 +1,10 @@
-/* FP8 moments of AdamW, both or one of them, with and without dynamic range expansion [COAT, sec. 4]: scales, exponents and decoded
- * values, tested only through adamw(). u = 2^-24.
+/* FP8 moments of AdamW, both or one of them, with and without dynamic range expansion [COAT, sec.
+ * 4]: scales, exponents and decoded values, tested only through adamw(). u = 2^-24.
  *
- * The CUDA back end computes powers as 2^(k log2 x) with the hardware's approximations, whose errors the PTX ISA gives:
- * lg2, ex2 and a quick quotient or root 2^-22 of the result, lg2 of 1/2 .. 2 an absolute 2^-22. So codes may be neighbours of the
- * exact ones, and k may differ if the exact one is close to a multiple of 1/16. */
+ * The CUDA back end computes powers as 2^(k log2 x) with the hardware's approximations, whose
+ * errors the PTX ISA gives: lg2, ex2 and a quick quotient or root 2^-22 of the result, lg2 of 1/2
+ * .. 2 an absolute 2^-22. So codes may be neighbours of the exact ones, and k may differ if the
+ * exact one is close to a multiple of 1/16. */
 #include "kernels/fp8.h"
 #include "kernels/values.h"
 #include "tests/fp8.h"
@@ -38,10 +39,12 @@ static Tensor make_spread(int n, double decades)
     return t;
 }
 
-/* ---- the map ------------------------------------------------------------------------------------------------- */
+/* ---- the map --------------------------------------------------------------------------------- */
 
 /* The scale of a group, and k if expanded; else k = 1, and the map is x/S. */
-typedef struct { double S, k; } Pair;
+typedef struct {
+    double S, k;
+} Pair;
 
 static Pair pair_of(Format f, const uint16_t *scales, int i)
 {
@@ -69,17 +72,20 @@ static double log2_size(double x)
 
 /* Relative errors of map and unmap when computed in F32, as powers or as
  *     2^(k log2 x + (1-k) log2 max - k log2 S) and 2^((1/k) log2 f + log2 S + (1-1/k) log2 max),
- * where an error of the exponent counts ln 2 < 0.7 times. Errors: a logarithm L 2^-22 (L + 1), 1/k 2^-22 of itself, 2^x 2^-22;
- * products and sums u = 2^-22/4 of terms whose sum is less than twice these. Without expansion there are two roundings. */
+ * where an error of the exponent counts ln 2 < 0.7 times. Errors: a logarithm L 2^-22 (L + 1), 1/k
+ * 2^-22 of itself, 2^x 2^-22; products and sums u = 2^-22/4 of terms whose sum is less than twice
+ * these. Without expansion there are two roundings. */
 static double map_error(double x, Pair p, Format f)
 {
-    const double terms = p.k * (log2_size(x) + log2_size(p.S) + 2) + fabs(1 - p.k) * log2(top_of(f.dtype));
+    const double terms =
+        p.k * (log2_size(x) + log2_size(p.S) + 2) + fabs(1 - p.k) * log2(top_of(f.dtype));
     return f.expand ? 0x1p-21 * (1 + terms) : 3 * U24;
 }
 
 static double unmap_error(double code, Pair p, Format f)
 {
-    const double terms = (log2_size(code) + log2(top_of(f.dtype)) + 1) / p.k + log2(top_of(f.dtype));
+    const double terms =
+        (log2_size(code) + log2(top_of(f.dtype)) + 1) / p.k + log2(top_of(f.dtype));
     return f.expand ? 0x1p-21 * (2 + 2 * terms + log2_size(p.S)) : 2 * U24;
 }
 
@@ -96,22 +102,26 @@ static double *moment_values(Tensor t, const void *snapshot)
     return x;
 }
 
-/* k = floor(16 log2(max^2/2) / log2(a/b)) / 16, between 1/16 and 16, where the largest and smallest of the group lie in the ranges
- * a and b. The CPU computes it in double. Quick functions have errors of 2^-22 of a/b, and k is below 16 if log2(a/b) > 1: 1e-6 in
- * all; 1e-5 is safe. */
+/* k = floor(16 log2(max^2/2) / log2(a/b)) / 16, between 1/16 and 16, where the largest and smallest
+ * of the group lie in the ranges a and b. The CPU computes it in double. Quick functions have
+ * errors of 2^-22 of a/b, and k is below 16 if log2(a/b) > 1: 1e-6 in all; 1e-5 is safe. */
 static void check_power(const char *name, double k, Range a, Range b, DType d)
 {
     const double range = log2(top_of(d) * top_of(d) / 2), doubt = on_cpu() ? 0 : 1e-5;
-    const double wide = log2((a.high + 1e-20) / (b.low + 1e-20)), narrow = log2((a.low + 1e-20) / (b.high + 1e-20));
+    const double wide = log2((a.high + 1e-20) / (b.low + 1e-20)),
+                 narrow = log2((a.low + 1e-20) / (b.high + 1e-20));
     const double least = wide > 0 ? floor(range / wide * 16 * (1 - doubt)) / 16 : 16;
     const double most = narrow > 0 ? floor(range / narrow * 16 * (1 + doubt)) / 16 : 16;
-    if (!(k >= fmin(fmax(least, 1.0 / 16), 16) && k <= fmin(fmax(most, 1.0 / 16), 16) && k * 16 == floor(k * 16)))
+    if (!(k >= fmin(fmax(least, 1.0 / 16), 16) && k <= fmin(fmax(most, 1.0 / 16), 16) &&
+          k * 16 == floor(k * 16)))
         fail_msg("%s: k = %g, expected %g .. %g, between 1/16 and 16", name, k, least, most);
 }
 
-/* Group g of a moment whose values lie within `bound` of x: S is max|x| / max rounded up, to BF16, which adds less than 2^-7, or
- * with k less than 2^-16; k; and each code lies between those of the ends of the allowed range. */
-static void check_group(const char *name, Tensor t, const uint8_t *codes, int g, const double *x, const double *bound)
+/* Group g of a moment whose values lie within `bound` of x: S is max|x| / max rounded up, to BF16,
+ * which adds less than 2^-7, or with k less than 2^-16; k; and each code lies between those of the
+ * ends of the allowed range. */
+static void check_group(const char *name, Tensor t, const uint8_t *codes, int g, const double *x,
+                        const double *bound)
 {
     const DType d = t.format.dtype;
     const Pair p = pair_of(t.format, (const uint16_t *)(codes + t.cols), g * GROUP);
@@ -122,19 +132,23 @@ static void check_group(const char *name, Tensor t, const uint8_t *codes, int g,
         b.high = fmin(b.high, fabs(x[i]) + bound[i]);
     }
     const double up = t.format.expand ? 0x1p-16 : 0x1p-7;
-    if (!(p.S * top_of(d) >= a.low * (1 - 2 * U24) && p.S * top_of(d) <= a.high * (1 + up) * (1 + 2 * U24)))
-        fail_msg("%s, group %d: scale %g for a maximum of %.9g .. %.9g", name, g, p.S, a.low, a.high);
+    if (!(p.S * top_of(d) >= a.low * (1 - 2 * U24) &&
+          p.S * top_of(d) <= a.high * (1 + up) * (1 + 2 * U24)))
+        fail_msg("%s, group %d: scale %g for a maximum of %.9g .. %.9g", name, g, p.S, a.low,
+                 a.high);
     if (t.format.expand)
         check_power(name, p.k, a, b, d);
     for (int i = g * GROUP; i < (g + 1) * GROUP; i++) {
-        const double low = map(fmax(fabs(x[i]) - bound[i], 0), p, d), high = map(fabs(x[i]) + bound[i], p, d);
+        const double low = map(fmax(fabs(x[i]) - bound[i], 0), p, d),
+                     high = map(fabs(x[i]) + bound[i], p, d);
         const uint8_t least = fp8_nearest(low * (1 - map_error(x[i], p, t.format)), d);
         const uint8_t most = fp8_nearest(high * (1 + map_error(x[i], p, t.format)), d);
         const double code = fp8_table(d)[codes[i]];
-        if (!(fabs(code) >= fp8_table(d)[least] && fabs(code) <= fp8_table(d)[most])
-            || (code != 0 && fabs(x[i]) > bound[i] && signbit(code) != signbit(x[i])))
-            fail_msg("%s[%d]: code %02x, expected %02x .. %02x and the sign of %.9g +- %.3g; S = %g, k = %g", name, i,
-                     codes[i], least, most, x[i], bound[i], p.S, p.k);
+        if (!(fabs(code) >= fp8_table(d)[least] && fabs(code) <= fp8_table(d)[most]) ||
+            (code != 0 && fabs(x[i]) > bound[i] && signbit(code) != signbit(x[i])))
+            fail_msg("%s[%d]: code %02x, expected %02x .. %02x and the sign of %.9g +- %.3g; S = "
+                     "%g, k = %g",
+                     name, i, codes[i], least, most, x[i], bound[i], p.S, p.k);
     }
 }
 
@@ -145,14 +159,21 @@ static void check_moment(const char *name, Tensor t, const double *x, const doub
         check_group(name, t, codes, g, x, bound);
 }
 
-/* ---- there and back ------------------------------------------------------------------------------------------ */
+/* ---- there and back -------------------------------------------------------------------------- */
 
-/* With beta1 = 0 the stored moment is the gradient; with beta1 = 1, grad = 0, v = 0, eps = 1, lr = 1 and w = 0 the new w is minus
- * the decoded moment. stored: a snapshot of the moment between the two. */
+/* With beta1 = 0 the stored moment is the gradient; with beta1 = 1, grad = 0, v = 0, eps = 1, lr =
+ * 1 and w = 0 the new w is minus the decoded moment. stored: a snapshot of the moment between the
+ * two. */
 static double *through_moment(Tensor m, Tensor x, void **stored)
 {
     const int n = x.cols;
-    AdamW a = { .lr = 0, .beta1 = 0, .beta2 = 1, .eps = 1, .correction1 = 1, .correction2 = 1, .grad_scale = 1 };
+    AdamW a = { .lr = 0,
+                .beta1 = 0,
+                .beta2 = 1,
+                .eps = 1,
+                .correction1 = 1,
+                .correction2 = 1,
+                .grad_scale = 1 };
     Tensor w = make_filled(F, 1, n, 0, 0, 0), zero = make_filled(F, 1, n, 0, 0, 0);
     Tensor v = make_moment(m.format.dtype, n, m.format.expand);
     adamw(w, m, v, x, a, 0);
@@ -171,10 +192,11 @@ static void check_back(const char *name, Tensor m, const void *stored, const dou
     const double *expected = moment_values(m, stored);
     for (int i = 0; i < m.cols; i++) {
         const Pair p = pair_of(m.format, (const uint16_t *)(codes + m.cols), i);
-        const double error = unmap_error(fp8_table(m.format.dtype)[codes[i]], p, m.format) + (on_cpu() ? 0 : 0x1p-22);
+        const double error = unmap_error(fp8_table(m.format.dtype)[codes[i]], p, m.format) +
+                             (on_cpu() ? 0 : 0x1p-22);
         if (!(fabs(back[i] - expected[i]) <= error * fabs(expected[i])))
-            fail_msg("%s[%d]: %.9g comes back, expected %.9g with a relative error below %g", name, i, back[i],
-                     expected[i], error);
+            fail_msg("%s[%d]: %.9g comes back, expected %.9g with a relative error below %g", name,
+                     i, back[i], expected[i], error);
     }
 }
 
@@ -189,7 +211,8 @@ static void test_there_and_back(void **state)
         void *stored;
         snprintf(name, sizeof name, "moments/%s/%g-decades", format_name(f), decades[i / 4]);
         Tensor x = make_spread(n, decades[i / 4]), m = make_moment(f.dtype, n, f.expand);
-        const double *X = values(x), *back = through_moment(m, x, &stored), *none = keep((size_t)n * sizeof *none);
+        const double *X = values(x), *back = through_moment(m, x, &stored),
+                     *none = keep((size_t)n * sizeof *none);
         tensor_restore(m, stored);
         check_moment(name, m, X, none);
         check_back(name, m, stored, back);
@@ -207,15 +230,18 @@ static void test_plain_and_zeros(void **state)
         Tensor x = make_spread(N, 3), m = make_moment(d, N, false);
         uint8_t *expected = keep(tensor_bytes(m));
         through_moment(m, x, &stored);
-        tensor_store((Tensor){ .data = expected, .scale = expected + N, .format = m.format, .rows = 1, .cols = N }, 0,
-                     tensor_snapshot(x), N);
+        tensor_store(
+            (Tensor){
+                .data = expected, .scale = expected + N, .format = m.format, .rows = 1, .cols = N },
+            0, tensor_snapshot(x), N);
         check_same_bytes("moments without expansion", stored, expected, tensor_bytes(m));
         if (!on_cpu())
             DIES("is a moment's; only adamw reads and writes it", quantize(m, x));
         m.format.bf16_scale = false;
         DIES("with a byte per group", adamw(x, m, m, x, (AdamW){ 0 }, 0));
         for (int expand = 0; expand < 2; expand++) {
-            const double *back = through_moment(make_moment(d, N, expand), make_filled(F, 1, N, 0, 0, 0), &stored);
+            const double *back =
+                through_moment(make_moment(d, N, expand), make_filled(F, 1, N, 0, 0, 0), &stored);
             for (int i = 0; i < N; i++)
                 assert_true(back[i] == 0);
         }
@@ -223,9 +249,13 @@ static void test_plain_and_zeros(void **state)
     }
 }
 
-/* ---- steps --------------------------------------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
-typedef struct { const char *text; Format w, grad, m, v; } StepCase;
+typedef struct {
+    const char *text;
+    Format w, grad, m, v;
+} StepCase;
+// clang-format off
 static const StepCase steps[] = {
     { "e4m3",     { BF16, 0 }, { BF16, 0 }, { E4M3, GROUP, true }, { E4M3, GROUP, true } },
     { "mixed",    { F32, 0 },  { F32, 0 },  { E4M3, GROUP, true }, { E5M2, GROUP, true } },
@@ -237,6 +267,7 @@ static const StepCase steps[] = {
     { "v-bf16",   { BF16, 0 }, { BF16, 0 }, { E4M3, GROUP, false }, { BF16, 0 } },
     { "v-f32",    { F32, 0 },  { BF16, 0 }, { E5M2, GROUP, true }, { F32, 0 } },
 };
+// clang-format on
 
 /* The same bits on both back ends: finite codes, scales around `size`, powers up to 6. */
 static Tensor make_state(Format f, int n, uint64_t seed, double size, bool positive)
@@ -254,7 +285,8 @@ static Tensor make_state(Format f, int n, uint64_t seed, double size, bool posit
         float S = (float)(size / top_of(f.dtype)) * uniform(seed + 1, (size_t)g, 0.1f, 1);
         memcpy(&u, &S, sizeof u);
         if (f.expand)
-            ((uint32_t *)(bytes + n))[g] = u >> 7 | (uint32_t)(random_bits(seed + 2, (uint64_t)g) % 96) << 24;
+            ((uint32_t *)(bytes + n))[g] =
+                u >> 7 | (uint32_t)(random_bits(seed + 2, (uint64_t)g) % 96) << 24;
         else
             ((uint16_t *)(bytes + n))[g] = (uint16_t)(u >> 16);
     }
@@ -273,14 +305,17 @@ static double *moment_bounds(Tensor t, const double *x)
     const uint8_t *codes = tensor_snapshot(t);
     double *bound = keep((size_t)t.cols * sizeof *bound);
     for (int i = 0; i < t.cols && format_is_fp8(t.format); i++)
-        bound[i] = fabs(x[i]) * unmap_error(fp8_table(t.format.dtype)[codes[i]],
-                                            pair_of(t.format, (const uint16_t *)(codes + t.cols), i), t.format);
+        bound[i] = fabs(x[i]) *
+                   unmap_error(fp8_table(t.format.dtype)[codes[i]],
+                               pair_of(t.format, (const uint16_t *)(codes + t.cols), i), t.format);
     return bound;
 }
 
-/* As in AdamW with plain moments: m has an error of 4 u of its two terms, v of 6 u, plus errors of the old moments. A quick root
- * has 2^-22, a quick quotient 2^-22, products with 1/c 2 u each: 16 u in all. */
-static void adam_reference(double *w, double *m, double *v, double *bw, double *bm, double *bv, double grad, AdamW a)
+/* As in AdamW with plain moments: m has an error of 4 u of its two terms, v of 6 u, plus errors of
+ * the old moments. A quick root has 2^-22, a quick quotient 2^-22, products with 1/c 2 u each: 16 u
+ * in all. */
+static void adam_reference(double *w, double *m, double *v, double *bw, double *bm, double *bv,
+                           double grad, AdamW a)
 {
     double g = a.grad_scale * grad, b1 = a.beta1, b2 = a.beta2, c1 = 1 - a.beta1, c2 = 1 - a.beta2;
     *bm = b1 * *bm + 4 * U24 * (fabs(b1 * *m) + fabs(c1 * g));
@@ -290,14 +325,16 @@ static void adam_reference(double *w, double *m, double *v, double *bw, double *
     *bv += 6 * U24 * *v;
     const double below = sqrt(*v / a.correction2) + a.eps, q = *m / a.correction1 / below;
     const double least = sqrt((*v - *bv) / a.correction2) + a.eps;
-    *bw = a.lr * (*bm / a.correction1 / least + fabs(q) * (below / least - 1) + 16 * U24 * fabs(q)
-                  + 3 * U24 * fabs(a.weight_decay * *w)) + 3 * U24 * fabs(*w);
+    *bw = a.lr * (*bm / a.correction1 / least + fabs(q) * (below / least - 1) + 16 * U24 * fabs(q) +
+                  3 * U24 * fabs(a.weight_decay * *w)) +
+          3 * U24 * fabs(*w);
     *w -= a.lr * (q + a.weight_decay * *w);
 }
 
-/* The decoded moments, as F32. Both back ends store values within `bound` of the same; a value has an error of half the distance of
- * the codes around it, and so has the whole group if its scale or power differs. So the bound is the distance to the neighbouring
- * codes, twice if both may round. */
+/* The decoded moments, as F32. Both back ends store values within `bound` of the same; a value has
+ * an error of half the distance of the codes around it, and so has the whole group if its scale or
+ * power differs. So the bound is the distance to the neighbouring codes, twice if both may
+ * round. */
 static void golden_moment(const char *name, Tensor t, const double *bound)
 {
     const uint8_t *codes = tensor_snapshot(t);
@@ -311,7 +348,8 @@ static void golden_moment(const char *name, Tensor t, const double *bound)
         const double below = c ? unmap(value[c - 1], p, t.format.dtype) : 0;
         const double above = unmap(value[c < last ? c + 1 : last], p, t.format.dtype);
         decoded[i] = (float)x[i];
-        wider[i] = fmax(above - fabs(x[i]), fabs(x[i]) - below) / 2 + bound[i] + 0x1p-8 * fabs(x[i]);
+        wider[i] =
+            fmax(above - fabs(x[i]), fabs(x[i]) - below) / 2 + bound[i] + 0x1p-8 * fabs(x[i]);
     }
     put(plain, decoded);
     golden_check(name, plain, wider);
@@ -330,18 +368,28 @@ static void check_state(const char *name, Tensor t, const double *x, const doubl
 
 static void step_case(const StepCase *k)
 {
-    enum { N = 20 * GROUP };        /* not a multiple of a thread block */
-    const AdamW a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f,
-                      .correction1 = 0.19f, .correction2 = 0.0975f, .grad_scale = 0.5f, .seed = 42 };
-    Tensor w = make_filled(k->w, 1, N, 1, -1, 1), grad = make_filled(k->grad, 1, N, 4, -1e-2f, 1e-2f);
+    enum { N = 20 * GROUP }; /* not a multiple of a thread block */
+    const AdamW a = { .lr = 0.01f,
+                      .beta1 = 0.9f,
+                      .beta2 = 0.95f,
+                      .eps = 1e-8f,
+                      .weight_decay = 0.1f,
+                      .correction1 = 0.19f,
+                      .correction2 = 0.0975f,
+                      .grad_scale = 0.5f,
+                      .seed = 42 };
+    Tensor w = make_filled(k->w, 1, N, 1, -1, 1),
+           grad = make_filled(k->grad, 1, N, 4, -1e-2f, 1e-2f);
     Tensor m = make_state(k->m, N, 2, 1e-3, false), v = make_state(k->v, N, 3, 1e-5, true);
-    double *W = values(w), *G = values(grad), *M = state_values(m), *V = state_values(v), *bw = keep(N * sizeof *bw);
+    double *W = values(w), *G = values(grad), *M = state_values(m), *V = state_values(v),
+           *bw = keep(N * sizeof *bw);
     double *bm = moment_bounds(m, M), *bv = moment_bounds(v, V);
     char text[64];
     TWICE(adamw(w, m, v, grad, a, 768), w, m, v);
     for (int i = 0; i < N; i++) {
         adam_reference(&W[i], &M[i], &V[i], &bw[i], &bm[i], &bv[i], G[i], a);
-        if (k->w.dtype == BF16)     /* rounded either way: by less than an ulp, twice the unit roundoff */
+        /* rounded either way: by less than an ulp, twice the unit roundoff */
+        if (k->w.dtype == BF16)
             bw[i] += 0x1p-8 * fabs(W[i]);
     }
     snprintf(text, sizeof text, "fp8-adamw/%s-w", k->text);
@@ -359,22 +407,31 @@ static double sum_of_moment(Tensor t)
     char *bytes = tensor_snapshot(t);
     float *x = keep((size_t)t.cols * sizeof *x);
     double sum = 0;
-    const Tensor moment = { .data = bytes, .scale = bytes + t.cols, .format = t.format, .rows = 1, .cols = t.cols };
+    const Tensor moment = {
+        .data = bytes, .scale = bytes + t.cols, .format = t.format, .rows = 1, .cols = t.cols
+    };
     tensor_load(x, moment, 0, (size_t)t.cols);
     for (int i = 0; i < t.cols; i++)
         sum += x[i];
     return sum;
 }
 
-/* 1000 steps without a gradient at beta2 = 0.999 reduce v to e^-1 of itself; a scale too coarse for 2^-10 per step would not
- * change. */
+/* 1000 steps without a gradient at beta2 = 0.999 reduce v to e^-1 of itself; a scale too coarse for
+ * 2^-10 per step would not change. */
 static void test_slow_decay(void **state)
 {
     (void)state;
     enum { N = 8 * GROUP, STEPS = 1000 };
-    Tensor w = make_filled(F, 1, N, 1, -1, 1), grad = make_filled(F, 1, N, 2, -1, 1), none = make_filled(F, 1, N, 3, 0, 0);
+    Tensor w = make_filled(F, 1, N, 1, -1, 1), grad = make_filled(F, 1, N, 2, -1, 1),
+           none = make_filled(F, 1, N, 3, 0, 0);
     Tensor m = make_moment(E4M3, N, true), v = make_moment(E4M3, N, true);
-    AdamW a = { .lr = 0, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f, .correction1 = 1, .correction2 = 1, .grad_scale = 1 };
+    AdamW a = { .lr = 0,
+                .beta1 = 0.9f,
+                .beta2 = 0.999f,
+                .eps = 1e-8f,
+                .correction1 = 1,
+                .correction2 = 1,
+                .grad_scale = 1 };
     tensor_restore(m, keep(tensor_bytes(m)));
     tensor_restore(v, keep(tensor_bytes(v)));
     adamw(w, m, v, grad, a, 0);
@@ -397,7 +454,9 @@ static void test_steps(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_there_and_back), cmocka_unit_test(test_plain_and_zeros), cmocka_unit_test(test_slow_decay),
+        cmocka_unit_test(test_there_and_back),
+        cmocka_unit_test(test_plain_and_zeros),
+        cmocka_unit_test(test_slow_decay),
         cmocka_unit_test(test_steps),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);

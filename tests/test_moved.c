@@ -1,4 +1,5 @@
-/* Runs whose checkpoints are moved, linked or replaced: the files decide which run they belong to, not their place. */
+/* Runs whose checkpoints are moved, linked or replaced: the files decide which run they belong to,
+ * not their place. */
 #include "tests/launch.h"
 
 /* On one rank, without mpirun, whose start takes longer than the run. */
@@ -10,7 +11,8 @@ static int alone(const char *format, ...)
     va_start(list, format);
     vsnprintf(arguments, sizeof arguments, format, list);
     va_end(list);
-    return finish(start_command("%s/train configs/tiny.yaml %s %s %s", setting("BUILD", "build/cpu"), SMALL, ids, arguments));
+    return finish(start_command("%s/train configs/tiny.yaml %s %s %s",
+                                setting("BUILD", "build/cpu"), SMALL, ids, arguments));
 }
 
 static const char eight[] = "--max_duration=8 --save_interval=2 --save_num_checkpoints_to_keep=9";
@@ -43,16 +45,26 @@ static void test_whole(void **state)
 static void test_newest_is_elsewhere(void **state)
 {
     (void)state;
-    static const struct { const char *moves, *with, *left; } table[] = {
-        { "mv step6 ../big; ln -s ../big/step6 step6", "--try_load_latest_save", "step2 step4 step6 step8" },
-        { "mv step6 ../big; ln -s ../big/step6 step6", "--try_load_latest_save --save_overwrite", "step2 step4 step6 step8" },
-        { "mv step6 ../big; ln -sfn \"$PWD\"/../big/step6 latest", "--try_load_latest_save --save_overwrite", "step2 step4 step8" },
-        { "mv step6 ../big/best; ln -sfn ../big/best latest", "--try_load_latest_save --save_overwrite", "step2 step4 step8" },
-        { "mv step6 ../big; ln -s ../big/step6 step6", "--load_path=%1$s/run/step6", "step2 step4 step6 step8" },
-        { "mv step6 ../big; ln -s ../big/step6 step6", "--load_path=%1$s/big/step6 --save_overwrite", "step2 step4 step6 step8" },
-        { "mv step6 ../big; rm latest", "--load_path=%1$s/big/step6 --save_overwrite", "step2 step4 step8" },
+    static const struct {
+        const char *moves, *with, *left;
+    } table[] = {
+        { "mv step6 ../big; ln -s ../big/step6 step6", "--try_load_latest_save",
+          "step2 step4 step6 step8" },
+        { "mv step6 ../big; ln -s ../big/step6 step6", "--try_load_latest_save --save_overwrite",
+          "step2 step4 step6 step8" },
+        { "mv step6 ../big; ln -sfn \"$PWD\"/../big/step6 latest",
+          "--try_load_latest_save --save_overwrite", "step2 step4 step8" },
+        { "mv step6 ../big/best; ln -sfn ../big/best latest",
+          "--try_load_latest_save --save_overwrite", "step2 step4 step8" },
+        { "mv step6 ../big; ln -s ../big/step6 step6", "--load_path=%1$s/run/step6",
+          "step2 step4 step6 step8" },
+        { "mv step6 ../big; ln -s ../big/step6 step6",
+          "--load_path=%1$s/big/step6 --save_overwrite", "step2 step4 step6 step8" },
+        { "mv step6 ../big; rm latest", "--load_path=%1$s/big/step6 --save_overwrite",
+          "step2 step4 step8" },
         { "mv step6 ../big; rm latest", "--load_path=%1$s/big/step6", "step2 step4 step8" },
-        { "mv step6 ../big; rm latest; ln -s \"$PWD\" ../other", "--load_path=%1$s/other/../big/step6", "step2 step4 step8" },
+        { "mv step6 ../big; rm latest; ln -s \"$PWD\" ../other",
+          "--load_path=%1$s/other/../big/step6", "step2 step4 step8" },
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         char with[512];
@@ -66,8 +78,8 @@ static void test_newest_is_elsewhere(void **state)
     }
 }
 
-/* Going back to step 4, which is elsewhere: later checkpoints are deleted, earlier ones stay, and after an interruption before the
- * next save the run resumes from step 4. */
+/* Going back to step 4, which is elsewhere: later checkpoints are deleted, earlier ones stay, and
+ * after an interruption before the next save the run resumes from step 4. */
 static void test_back_to_elsewhere(void **state)
 {
     (void)state;
@@ -75,10 +87,14 @@ static void test_back_to_elsewhere(void **state)
     for (int i = 0; i < 2; i++) {
         begin("run");
         shell("cd %s/run && mkdir ../big && mv step4 ../big && %s", folder, moves[i]);
-        expect_status(alone("--max_duration=8 --load_path=%s/big/step4 --save_folder=%s/run", folder, folder), 1);
+        expect_status(
+            alone("--max_duration=8 --load_path=%s/big/step4 --save_folder=%s/run", folder, folder),
+            1);
         expect_output("--save_overwrite goes back");
-        expect_status(alone("%s --stop_at=4 --load_path=%s/big/step4 --save_folder=%s/run --save_overwrite", eight, folder,
-                            folder), 0);
+        expect_status(
+            alone("%s --stop_at=4 --load_path=%s/big/step4 --save_folder=%s/run --save_overwrite",
+                  eight, folder, folder),
+            0);
         expect_run("run", 4, i == 0 ? "step2 step4" : "step2");
         expect_status(alone("%s --try_load_latest_save --save_folder=%s/run", eight, folder), 0);
         expect_output("at step 4 of 8");
@@ -87,30 +103,41 @@ static void test_back_to_elsewhere(void **state)
     }
 }
 
-/* A new run in the folder of an old one, from a model in it, ends before its first save: a resume does not continue the replaced
- * run. */
+/* A new run in the folder of an old one, from a model in it, ends before its first save: a resume
+ * does not continue the replaced run. */
 static void test_begun_anew(void **state)
 {
     (void)state;
-    static const struct { const char *make, *with; } table[] = {
-        { "mkdir base; cp step6/config.json step6/model.safetensors base", "--load_path=%1$s/run/base" },
-        { "mkdir ../base; cp step6/config.json step6/model.safetensors ../base; ln -s ../base base", "--load_path=%1$s/run/base" },
+    static const struct {
+        const char *make, *with;
+    } table[] = {
+        { "mkdir base; cp step6/config.json step6/model.safetensors base",
+          "--load_path=%1$s/run/base" },
+        { "mkdir ../base; cp step6/config.json step6/model.safetensors ../base; ln -s ../base base",
+          "--load_path=%1$s/run/base" },
         { "cp -r step6 ../base", "--load_path=%1$s/base --reset_trainer_state" },
         { "true", "" },
     };
-    shell("(head -c 2048 build/few-ids/train.npy; head -c 2048 /dev/zero | tr '\\0' '\\377') >%s/bad.npy", folder);
+    shell("(head -c 2048 build/few-ids/train.npy; head -c 2048 /dev/zero | tr '\\0' '\\377') "
+          ">%s/bad.npy",
+          folder);
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         char with[512];
         begin("run");
         shell("cd %s/run && %s", folder, table[i].make);
         snprintf(with, sizeof with, table[i].with, folder);
-        expect_status(alone("--max_duration=8 --data.paths=[%s/bad.npy] --save_folder=%s/run --save_overwrite %s "
-                            "--model.max_sequence_length=2048 --global_train_batch_size=1 --device_train_microbatch_size=1", folder,
-                            folder, with), 1);
+        expect_status(alone("--max_duration=8 --data.paths=[%s/bad.npy] --save_folder=%s/run "
+                            "--save_overwrite %s "
+                            "--model.max_sequence_length=2048 --global_train_batch_size=1 "
+                            "--device_train_microbatch_size=1",
+                            folder, folder, with),
+                      1);
         expect_output("is 65535, but the vocabulary has 1000 ids");
         expect_output("there is no checkpoint in");
         shell("cd %s/run && test ! -e latest && test -z \"$(ls -d step* 2>/dev/null)\"", folder);
-        expect_status(alone("--max_duration=2 --save_folder=%s/run --try_load_latest_save %s", folder, with), 0);
+        expect_status(
+            alone("--max_duration=2 --save_folder=%s/run --try_load_latest_save %s", folder, with),
+            0);
         expect_output(i == 3 ? "initialized with seed" : "beginning at step 0");
         shell("rm -rf %s/run %s/base", folder, folder);
     }
@@ -123,8 +150,10 @@ static void test_own_folder(void **state)
     static const char *const with[] = { "--reset_trainer_state", "--lora.rank=2" };
     begin("run");
     for (int i = 0; i < 2; i++) {
-        expect_status(alone("--max_duration=8 --load_path=%s/run/step4 %s --save_folder=%s/run --save_overwrite", folder, with[i],
-                            folder), 1);
+        expect_status(alone("--max_duration=8 --load_path=%s/run/step4 %s --save_folder=%s/run "
+                            "--save_overwrite",
+                            folder, with[i], folder),
+                      1);
         expect_output(i == 0 ? "a save_folder of its own" : "a save_folder of their own");
     }
     expect_run("run", 6, "step2 step4 step6");
@@ -134,8 +163,11 @@ static void test_own_folder(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole), cmocka_unit_test(test_newest_is_elsewhere), cmocka_unit_test(test_back_to_elsewhere),
-        cmocka_unit_test(test_begun_anew), cmocka_unit_test(test_own_folder),
+        cmocka_unit_test(test_whole),
+        cmocka_unit_test(test_newest_is_elsewhere),
+        cmocka_unit_test(test_back_to_elsewhere),
+        cmocka_unit_test(test_begun_anew),
+        cmocka_unit_test(test_own_folder),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

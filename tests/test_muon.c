@@ -10,8 +10,10 @@ enum { N = 5120 };
 static void check_momentum(const char *name, Format moment, Format grad, bool nesterov)
 {
     const float momentum = 0.95f, scale = 0.5f, rest = 1 - momentum;
-    Tensor u = make(H, 1, N), m = make_filled(moment, 1, N, 1, -1e-2f, 1e-2f), g = make_filled(grad, 1, N, 2, -1, 1);
-    double *M = values(m), *G = values(g), *U = keep(N * sizeof *U), *bm = keep(N * sizeof *bm), *bu = keep(N * sizeof *bu);
+    Tensor u = make(H, 1, N), m = make_filled(moment, 1, N, 1, -1e-2f, 1e-2f),
+           g = make_filled(grad, 1, N, 2, -1, 1);
+    double *M = values(m), *G = values(g), *U = keep(N * sizeof *U), *bm = keep(N * sizeof *bm),
+           *bu = keep(N * sizeof *bu);
     char text[64];
     TWICE(muon_momentum(u, m, g, momentum, nesterov, scale), u, m);
     for (int i = 0; i < N; i++) {
@@ -33,7 +35,11 @@ static void check_momentum(const char *name, Format moment, Format grad, bool ne
 /* A coded moment as it is in a snapshot: codes, then scales. */
 static Tensor in_snapshot(Tensor m, void *bytes)
 {
-    return (Tensor){ .data = bytes, .scale = (char *)bytes + tensor_numel(m), .format = m.format, .rows = 1, .cols = m.cols };
+    return (Tensor){ .data = bytes,
+                     .scale = (char *)bytes + tensor_numel(m),
+                     .format = m.format,
+                     .rows = 1,
+                     .cols = m.cols };
 }
 
 static double *coded_values(Tensor m)
@@ -46,9 +52,10 @@ static double *coded_values(Tensor m)
     return wide;
 }
 
-/* Powers of approximated logarithms err by 2^-18 of the largest value of a group (test_moments.c). A code is off by a half of its
- * spacing, or of the next one's: with a power k >= 1/2 its value by at most 2^-4 / k of itself, and that of code 0 by the group's
- * smallest value. So m is within 2^-3 of itself or 2^-6 of the largest. u is not made from codes. */
+/* Powers of approximated logarithms err by 2^-18 of the largest value of a group (test_moments.c).
+ * A code is off by a half of its spacing, or of the next one's: with a power k >= 1/2 its value by
+ * at most 2^-4 / k of itself, and that of code 0 by the group's smallest value. So m is within 2^-3
+ * of itself or 2^-6 of the largest. u is not made from codes. */
 static void test_coded_momentum(void **state)
 {
     (void)state;
@@ -98,7 +105,7 @@ static void test_normalize(void **state)
     double *X = values(x), *bound = keep(960 * sizeof *bound);
     TWICE(muon_normalize(x, x, squares.data, 1e-7f), x);
     for (int i = 0; i < 960; i++) {
-        X[i] /= 17.375;                 /* sqrt(301) = 17.349: the next multiple of 1/8 */
+        X[i] /= 17.375; /* sqrt(301) = 17.349: the next multiple of 1/8 */
         bound[i] = U24 * fabs(X[i]);
     }
     check_close("muon-normalize", x, X, bound);
@@ -118,9 +125,11 @@ static void test_product(void **state)
 {
     (void)state;
     enum { R = 32, O = 48, C = 64 };
-    Tensor y = make(H, R, C), x = make_filled(H, R, O, 1, -1, 1), w = make_filled(H, O, C, 2, -1, 1);
+    Tensor y = make(H, R, C), x = make_filled(H, R, O, 1, -1, 1),
+           w = make_filled(H, O, C, 2, -1, 1);
     Tensor add = make_filled(H, R, C, 3, -1, 1);
-    double *X = values(x), *W = values(w), *A = values(add), *ref = keep(R * C * sizeof *ref), *bound = keep(R * C * sizeof *bound);
+    double *X = values(x), *W = values(w), *A = values(add), *ref = keep(R * C * sizeof *ref),
+           *bound = keep(R * C * sizeof *bound);
     TWICE(matmul_scaled(y, x, w, 2.0315f, add, -4.775f), y);
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) {
@@ -142,7 +151,9 @@ static void test_product(void **state)
 static void check_symmetric(const char *name, bool columns)
 {
     enum { R = 40, C = 24 };
-    Tensor y = make(H, R, R), x = columns ? make_filled(H, C, R, 1, -1, 1) : make_filled(H, R, C, 1, -1, 1), gram = make(H, R, R);
+    Tensor y = make(H, R, R),
+           x = columns ? make_filled(H, C, R, 1, -1, 1) : make_filled(H, R, C, 1, -1, 1),
+           gram = make(H, R, R);
     double *X = values(x), *ref = keep(R * R * sizeof *ref), *bound = keep(R * R * sizeof *bound);
     matmul_symmetric(gram, x, columns, 1, (Tensor){ 0 }, 0);
     const double *A = values(gram);
@@ -151,7 +162,8 @@ static void check_symmetric(const char *name, bool columns)
         for (int c = 0; c < R; c++) {
             double sum = 0, size = 0;
             for (int i = 0; i < C; i++) {
-                const double product = columns ? X[i * R + r] * X[i * R + c] : X[r * C + i] * X[c * C + i];
+                const double product =
+                    columns ? X[i * R + r] * X[i * R + c] : X[r * C + i] * X[c * C + i];
                 sum += product;
                 size += fabs(product);
             }
@@ -167,11 +179,13 @@ static void check_symmetric(const char *name, bool columns)
     release();
 }
 
-/* An element in 97, of a product in blocks; all of them are symmetric outside the blocks on the diagonal. */
+/* An element in 97, of a product in blocks; all of them are symmetric outside the blocks on the
+ * diagonal. */
 static void check_blocks(const char *name, bool columns)
 {
     enum { R = 4096, C = 16 };
-    Tensor y = make(H, R, R), x = columns ? make_filled(H, C, R, 1, -1, 1) : make_filled(H, R, C, 1, -1, 1);
+    Tensor y = make(H, R, R),
+           x = columns ? make_filled(H, C, R, 1, -1, 1) : make_filled(H, R, C, 1, -1, 1);
     Tensor add = make(H, R, R);
     assert_true(symmetric_in_blocks(R));
     matmul_symmetric(add, x, columns, 0.5f, (Tensor){ 0 }, 0);
@@ -184,7 +198,8 @@ static void check_blocks(const char *name, bool columns)
             const double here = float_from_bits((uint32_t)Y[(size_t)r * R + (size_t)c] << 16);
             double sum = added, size = fabs(added);
             for (int i = 0; i < C; i++) {
-                const double product = 2 * (columns ? X[i * R + r] * X[i * R + c] : X[r * C + i] * X[c * C + i]);
+                const double product =
+                    2 * (columns ? X[i * R + r] * X[i * R + c] : X[r * C + i] * X[c * C + i]);
                 sum += product;
                 size += fabs(product);
             }
@@ -205,12 +220,13 @@ static void test_symmetric(void **state)
     check_blocks("blocks of columns", true);
 }
 
-/* keep and rate are powers of two and w and x have few bits: both sides are exact in F32, and only the random bits decide. The
- * number of an element does not depend on where a part begins. */
+/* keep and rate are powers of two and w and x have few bits: both sides are exact in F32, and only
+ * the random bits decide. The number of an element does not depend on where a part begins. */
 static void test_apply(void **state)
 {
     (void)state;
-    Tensor wide = make_filled(F, 1, N, 1, -1, 1), w = make_filled(H, 1, N, 1, -1, 1), x = make_filled(H, 1, N, 2, -1, 1);
+    Tensor wide = make_filled(F, 1, N, 1, -1, 1), w = make_filled(H, 1, N, 1, -1, 1),
+           x = make_filled(H, 1, N, 2, -1, 1);
     double *W = values(wide), *X = values(x), *bound = keep(N * sizeof *bound);
     const uint16_t *old = tensor_snapshot(w);
     uint16_t *expected = keep(N * sizeof *expected);
@@ -226,7 +242,8 @@ static void test_apply(void **state)
     golden_check("muon-apply", wide, bound);
     for (int first = 0, n; first < N; first += n) {
         n = first == 0 ? 1001 : N - first;
-        muon_apply(tensor_at((uint16_t *)w.data + first, H, 1, n), tensor_at((uint16_t *)x.data + first, H, 1, n), 0.5f, 0x1p-7f, 3,
+        muon_apply(tensor_at((uint16_t *)w.data + first, H, 1, n),
+                   tensor_at((uint16_t *)x.data + first, H, 1, n), 0.5f, 0x1p-7f, 3,
                    (uint64_t)(first + 7));
     }
     check_same_bytes("muon-apply-bf16", tensor_snapshot(w), expected, N * sizeof *expected);
@@ -237,15 +254,19 @@ static void test_errors(void **state)
 {
     (void)state;
     Tensor wide = make(F, 1, 256), h = make(H, 1, 256), half = make(H, 1, 128);
-    Tensor odd = make(format_of_moment((Format){ E4M3, 128, true }), 1, 64), short_h = make(H, 1, 64), short_f = make(F, 1, 64);
+    Tensor odd = make(format_of_moment((Format){ E4M3, 128, true }), 1, 64),
+           short_h = make(H, 1, 64), short_f = make(F, 1, 64);
     Tensor square = make(H, 256, 256), other = make(H, 1, 256);
     DIES("muon_momentum: u is f32; expected bf16", muon_momentum(wide, wide, wide, 0.9f, true, 1));
-    DIES("muon_momentum: m is (1, 128); expected (1, 256)", muon_momentum(h, half, wide, 0.9f, true, 1));
+    DIES("muon_momentum: m is (1, 128); expected (1, 256)",
+         muon_momentum(h, half, wide, 0.9f, true, 1));
     DIES("e4m3/128+ of ", muon_momentum(short_h, odd, short_f, 0.9f, true, 1));
     DIES("matmul_scaled: y is one of its inputs", matmul_scaled(h, h, square, 1, other, 1));
     DIES("matmul_scaled: x is f32; expected bf16", matmul_scaled(h, wide, square, 1, h, 1));
-    DIES("matmul_symmetric: y is (256, 256); expected (1, 1)", matmul_symmetric(square, h, false, 1, (Tensor){ 0 }, 0));
-    DIES("matmul_symmetric: y is one of its inputs", matmul_symmetric(square, square, true, 1, (Tensor){ 0 }, 0));
+    DIES("matmul_symmetric: y is (256, 256); expected (1, 1)",
+         matmul_symmetric(square, h, false, 1, (Tensor){ 0 }, 0));
+    DIES("matmul_symmetric: y is one of its inputs",
+         matmul_symmetric(square, square, true, 1, (Tensor){ 0 }, 0));
     DIES("muon_normalize: x is f32; expected bf16", muon_normalize(wide, wide, wide.data, 1));
     DIES("muon_apply: x is f32; expected bf16", muon_apply(h, wide, 1, 1, 0, 0));
     release();
@@ -255,8 +276,9 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_momentum), cmocka_unit_test(test_coded_momentum), cmocka_unit_test(test_normalize),
-        cmocka_unit_test(test_product), cmocka_unit_test(test_symmetric), cmocka_unit_test(test_apply),
+        cmocka_unit_test(test_momentum),  cmocka_unit_test(test_coded_momentum),
+        cmocka_unit_test(test_normalize), cmocka_unit_test(test_product),
+        cmocka_unit_test(test_symmetric), cmocka_unit_test(test_apply),
         cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

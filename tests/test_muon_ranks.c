@@ -1,5 +1,5 @@
-/* Muon against torch.optim.Muon (tests/golden/muon, scripts/golden_muon.py), on 1, 2 and 4 ranks; the same bits on any number of
- * ranks; the error of a momentum in each format; memory. */
+/* Muon against torch.optim.Muon (tests/golden/muon, scripts/golden_muon.py), on 1, 2 and 4 ranks;
+ * the same bits on any number of ranks; the error of a momentum in each format; memory. */
 #include "tests/kit.h"
 
 #include "kernels/collectives.h"
@@ -17,7 +17,11 @@ enum { STEPS = 8 };
 
 static const char *const names[] = { "q", "k", "v", "o", "gate", "up", "down" };
 
-typedef struct { Config config; Model model; ParamStore store; } Run;
+typedef struct {
+    Config config;
+    Model model;
+    ParamStore store;
+} Run;
 
 /* A number in [-1/2, 1/2), a multiple of 2^-24, as in golden_muon.py. */
 static float hashed(uint32_t seed, uint32_t i)
@@ -30,7 +34,8 @@ static float hashed(uint32_t seed, uint32_t i)
 }
 
 /* tokens: of a sequence; 0: those of the architecture. */
-static void open_run(Run *r, const char *recipe, Format moment, int shard_ranks, int layers, int tokens)
+static void open_run(Run *r, const char *recipe, Format moment, int shard_ranks, int layers,
+                     int tokens)
 {
     ModelConfig m = architecture(LLAMA);
     m.d_model = 32;
@@ -66,7 +71,9 @@ static void close_run(Run *r)
 /* Which matrix, and which element of it, element `at` of a parameter is. */
 static int matrix_of(const Param *p, size_t at, size_t *element)
 {
-    static const int first[NUM_LINEARS] = { [LINEAR_QKV] = 0, [LINEAR_OUT] = 3, [LINEAR_GATE_UP] = 4, [LINEAR_DOWN] = 6 };
+    static const int first[NUM_LINEARS] = {
+        [LINEAR_QKV] = 0, [LINEAR_OUT] = 3, [LINEAR_GATE_UP] = 4, [LINEAR_DOWN] = 6
+    };
     int part = p->num_parts - 1;
     while (at < (size_t)p->part[part].first * (size_t)p->cols)
         part--;
@@ -74,17 +81,21 @@ static int matrix_of(const Param *p, size_t at, size_t *element)
     return first[p->linear] + part;
 }
 
-/* This rank's part of a block's matrices of a flat tensor in F32, the master weights or gradients, becomes hashed. */
+/* This rank's part of a block's matrices of a flat tensor in F32, the master weights or gradients,
+ * becomes hashed. */
 static void fill_matrices(const Run *r, int layer, Tensor all, uint32_t seed)
 {
     const int u = unit_of_layer(&r->config.model, layer);
     const Shard *s = &r->store.shard[u];
-    for (const Param *p = r->store.shape[u].param; p < r->store.shape[u].param + r->store.shape[u].num_params; p++) {
+    for (const Param *p = r->store.shape[u].param;
+         p < r->store.shape[u].param + r->store.shape[u].num_params; p++) {
         size_t first, n = p->is_operand ? shard_part(s, p, &first) : 0, element;
         for (size_t i = 0; i < n; i++) {
             const int matrix = matrix_of(p, first + i, &element);
-            const float x = hashed(1000 * (uint32_t)matrix + 20 * (uint32_t)layer + seed, (uint32_t)element);
-            device_put((float *)slice_view(&s->slice[TRAINED], all, p->offset + first, n).data + i, &x, sizeof x);
+            const float x =
+                hashed(1000 * (uint32_t)matrix + 20 * (uint32_t)layer + seed, (uint32_t)element);
+            device_put((float *)slice_view(&s->slice[TRAINED], all, p->offset + first, n).data + i,
+                       &x, sizeof x);
         }
     }
 }
@@ -105,7 +116,7 @@ static void train(Run *r, double lr)
     device_sync();
 }
 
-/* ---- torch ---------------------------------------------------------------------------------------------------- */
+/* ---- torch ----------------------------------------------------------------------------------- */
 
 /* The distance of this rank's weights from torch's, relative to the way of torch's since step 0. */
 static double distance(const Run *r, const char *which, int matrix)
@@ -121,7 +132,8 @@ static double distance(const Run *r, const char *which, int matrix)
     const int u = unit_of_layer(&r->config.model, 0);
     const Shard *s = &r->store.shard[u];
     double sum[2] = { 0 };
-    for (const Param *p = r->store.shape[u].param; p < r->store.shape[u].param + r->store.shape[u].num_params; p++) {
+    for (const Param *p = r->store.shape[u].param;
+         p < r->store.shape[u].param + r->store.shape[u].num_params; p++) {
         size_t first, n = p->is_operand ? shard_part(s, p, &first) : 0, element;
         for (size_t i = 0; i < n; i++) {
             float w;
@@ -129,16 +141,18 @@ static double distance(const Run *r, const char *which, int matrix)
                 continue;
             device_get(&w, (const float *)shard_weights(s, p, first, n).data + i, sizeof w);
             sum[0] += pow((double)w - torch[element], 2);
-            sum[1] += pow((double)torch[element] - hashed(1000 * (uint32_t)matrix, (uint32_t)element), 2);
+            sum[1] +=
+                pow((double)torch[element] - hashed(1000 * (uint32_t)matrix, (uint32_t)element), 2);
         }
     }
     comm_sum_over(sum, 2, RANKS_SHARD);
     return sqrt(sum[0] / sum[1]);
 }
 
-/* Both round u, X and the products to BF16 in the same places, so results differ where sums in another order round to the other
- * neighbour: 2^-8 of an element. If every element of the last product did, the distance would be 2^-8. Wrong coefficients, a fused
- * q|k|v or gate|up, another scale or no Nesterov momentum give 0.05 or more. */
+/* Both round u, X and the products to BF16 in the same places, so results differ where sums in
+ * another order round to the other neighbour: 2^-8 of an element. If every element of the last
+ * product did, the distance would be 2^-8. Wrong coefficients, a fused q|k|v or gate|up, another
+ * scale or no Nesterov momentum give 0.05 or more. */
 static void test_torch(void **state)
 {
     (void)state;
@@ -165,7 +179,7 @@ static void test_torch(void **state)
     }
 }
 
-/* ---- ranks ---------------------------------------------------------------------------------------------------- */
+/* ---- ranks ----------------------------------------------------------------------------------- */
 
 /* Weights and momentum of a block on this rank against those of a rank that is alone. */
 static void compare_block(const Run *r, int u, char *const alone[2])
@@ -184,10 +198,12 @@ static void compare_block(const Run *r, int u, char *const alone[2])
     }
 }
 
-/* Whether the updates of three blocks have memory at once, so that ranks exchange those of one while they compute another's. */
+/* Whether the updates of three blocks have memory at once, so that ranks exchange those of one
+ * while they compute another's. */
 static bool has_three(const Run *r)
 {
-    const size_t block = dtype_size(BF16) * r->store.shape[unit_of_layer(&r->config.model, 0)].numel[TRAINED];
+    const size_t block =
+        dtype_size(BF16) * r->store.shape[unit_of_layer(&r->config.model, 0)].numel[TRAINED];
     return r->store.staging_bytes >= muon_bytes(&r->store, &r->config) + 2 * block + 512;
 }
 
@@ -226,7 +242,7 @@ static void test_ranks(void **state)
     compare_ranks("f32", coded, 256);
 }
 
-/* ---- momentum ------------------------------------------------------------------------------------------------- */
+/* ---- momentum -------------------------------------------------------------------------------- */
 
 /* The relative error of the momentum after the steps: sqrt(sum (m - exact)^2 / sum exact^2). */
 static double momentum_error(Format format)
@@ -239,13 +255,16 @@ static double momentum_error(Format format)
     const Shard *s = &r.store.shard[u];
     const Slice own = shard_state(s, 0);
     Elements m = elements_fetch(s->state[0], 0, own.count);
-    for (const Param *p = r.store.shape[u].param; p < r.store.shape[u].param + r.store.shape[u].num_params; p++) {
+    for (const Param *p = r.store.shape[u].param;
+         p < r.store.shape[u].param + r.store.shape[u].num_params; p++) {
         size_t first, n = p->is_operand ? shard_part(s, p, &first) : 0, element;
         for (size_t i = 0; i < n; i++) {
             const int matrix = matrix_of(p, first + i, &element);
             double exact = 0;
             for (int step = 0; step < STEPS; step++)
-                exact += (exact - hashed(1000 * (uint32_t)matrix + 1 + (uint32_t)step, (uint32_t)element)) * (0.95 - 1);
+                exact += (exact -
+                          hashed(1000 * (uint32_t)matrix + 1 + (uint32_t)step, (uint32_t)element)) *
+                         (0.95 - 1);
             sum[0] += pow(m.x[p->offset + first + i - own.first] - exact, 2);
             sum[1] += exact * exact;
         }
@@ -256,12 +275,14 @@ static double momentum_error(Format format)
     return sqrt(sum[0] / sum[1]);
 }
 
-/* A step rounds with a relative error of up to 2^-8 in BF16 and 2^-4 in E4M3, as large as 1/sqrt(3) of that in the mean, and keeps
- * 0.95 of earlier errors: at most sqrt(8 steps) of it remain. Expansion, by a power k >= 1, makes E4M3's error smaller. */
+/* A step rounds with a relative error of up to 2^-8 in BF16 and 2^-4 in E4M3, as large as 1/sqrt(3)
+ * of that in the mean, and keeps 0.95 of earlier errors: at most sqrt(8 steps) of it remain.
+ * Expansion, by a power k >= 1, makes E4M3's error smaller. */
 static void test_momentum(void **state)
 {
     (void)state;
-    const double f32 = momentum_error((Format){ F32, 0, false }), bf16 = momentum_error((Format){ BF16, 0, false });
+    const double f32 = momentum_error((Format){ F32, 0, false }),
+                 bf16 = momentum_error((Format){ BF16, 0, false });
     const double e4m3 = momentum_error(format_of_moment((Format){ E4M3, 128, true }));
     if (getenv("VERBOSE"))
         printf("errors of the momentum: f32 %.2e, bf16 %.2e, e4m3/128+ %.2e\n", f32, bf16, e4m3);
@@ -270,7 +291,8 @@ static void test_momentum(void **state)
     assert_true(e4m3 > 0x1p-7 && e4m3 < 0x1p-4 / sqrt(3) * sqrt(8));
 }
 
-/* Matrices have a momentum and no other state, all else has m and v and no momentum: 4 or 8 bytes an element in F32. */
+/* Matrices have a momentum and no other state, all else has m and v and no momentum: 4 or 8 bytes
+ * an element in F32. */
 static void test_memory(void **state)
 {
     (void)state;
@@ -280,7 +302,9 @@ static void test_memory(void **state)
     for (int u = 0; u < r.store.num_units; u++) {
         size_t matrices = 0;
         for (int i = 0; i < r.store.shape[u].num_params; i++)
-            matrices += r.store.shape[u].param[i].is_operand ? param_align(param_numel(&r.store.shape[u].param[i])) : 0;
+            matrices += r.store.shape[u].param[i].is_operand
+                            ? param_align(param_numel(&r.store.shape[u].param[i]))
+                            : 0;
         bytes += 4 * matrices + 8 * (r.store.shape[u].numel[TRAINED] - matrices);
     }
     double all = (double)store_state_bytes(&r.store);
@@ -293,7 +317,10 @@ int main(int argc, char **argv)
 {
     start_ranks(&argc, &argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_torch), cmocka_unit_test(test_ranks), cmocka_unit_test(test_momentum), cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_torch),
+        cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_momentum),
+        cmocka_unit_test(test_memory),
     };
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

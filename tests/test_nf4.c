@@ -1,5 +1,5 @@
-/* NF4 against bitsandbytes (tests/golden/nf4, scripts/golden_nf4.py), bit for bit; and all shapes and formats, with the same bits
- * on both back ends. */
+/* NF4 against bitsandbytes (tests/golden/nf4, scripts/golden_nf4.py), bit for bit; and all shapes
+ * and formats, with the same bits on both back ends. */
 #include "kernels/nf4.h"
 #include "kernels/dynamic8.h"
 #include "model/checkpoint/nf4_source.h"
@@ -44,14 +44,16 @@ static void *read_golden(const SafeFile *f, const char *x, const char *part, con
     return data;
 }
 
-/* ---- bitsandbytes --------------------------------------------------------------------------------------------- */
+/* ---- bitsandbytes ---------------------------------------------------------------------------- */
 
 /* Groups made from bitsandbytes' tensors. */
 static Nf4Group *expected_groups(const SafeFile *f, const char *x, size_t numel, float offset)
 {
     const SafeTensor *t[3];
-    const char *parts[3] = { strcmp(x, name) == 0 ? "" : ".codes", ".absmax", strcmp(x, name) == 0 ? ".nested_absmax" : ".nested" };
-    const uint8_t *codes = read_golden(f, x, parts[0], &t[0]), *absmax = read_golden(f, x, parts[1], &t[1]);
+    const char *parts[3] = { strcmp(x, name) == 0 ? "" : ".codes", ".absmax",
+                             strcmp(x, name) == 0 ? ".nested_absmax" : ".nested" };
+    const uint8_t *codes = read_golden(f, x, parts[0], &t[0]),
+                  *absmax = read_golden(f, x, parts[1], &t[1]);
     const float *nested = read_golden(f, x, parts[2], &t[2]);
     const size_t groups = nf4_groups(1, numel);
     Nf4Group *g = keep(groups * sizeof *g);
@@ -89,15 +91,18 @@ static Nf4 check_groups(const char *what, Tensor w, const Nf4Group *expected)
 static void test_bitsandbytes(void **state)
 {
     (void)state;
-    static const char *const tensors[] = { "hard", "zeros", "one", "short", "few", "tiny", "small", "large" };
+    static const char *const tensors[] = { "hard", "zeros", "one",   "short",
+                                           "few",  "tiny",  "small", "large" };
     SafeFile *f = open_golden("codes");
     check_same_bytes("map", nf4_map(), read_golden(f, "map", "", NULL), 16 * sizeof(float));
     for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++) {
         const SafeTensor *t;
-        const float *x = read_golden(f, tensors[i], "", &t), *offset = read_golden(f, tensors[i], ".offset", NULL);
+        const float *x = read_golden(f, tensors[i], "", &t),
+                    *offset = read_golden(f, tensors[i], ".offset", NULL);
         Tensor w = make_f32((int)t->shape[0], (int)t->shape[1]);
         put(w, x);
-        const Nf4 nf4 = check_groups(tensors[i], w, expected_groups(f, tensors[i], tensor_numel(w), *offset));
+        const Nf4 nf4 =
+            check_groups(tensors[i], w, expected_groups(f, tensors[i], tensor_numel(w), *offset));
         check_values(tensors[i], nf4, w.cols, read_golden(f, tensors[i], ".f32", NULL), F);
         check_values(tensors[i], nf4, w.cols, read_golden(f, tensors[i], ".bf16", NULL), H);
         release();
@@ -120,7 +125,8 @@ static void test_saved(void **state)
     nf4_source_read(read, &f, 1, name, (size_t)rows, (size_t)cols, 0, 2);
     nf4_source_read(&second, &f, 1, name, (size_t)rows, (size_t)cols, 1, 1);
     check_same_bytes("second group", &second, &read[1], sizeof second);
-    check_same_bytes("groups", read, expected_groups(f, name, tensor_numel(w), read->offset), sizeof read);
+    check_same_bytes("groups", read, expected_groups(f, name, tensor_numel(w), read->offset),
+                     sizeof read);
     device_put(w.data, source, tensor_bytes(w));
     quantize(wide, w);
     check_values("bf16", check_groups("bf16", w, read), cols, read_golden(f, "bf16", "", NULL), H);
@@ -129,7 +135,8 @@ static void test_saved(void **state)
     release();
 }
 
-/* The same tensor without double quantization. The value of an element is quant_map[code] absmax, rounded to F32, then to BF16. */
+/* The same tensor without double quantization. The value of an element is quant_map[code] absmax,
+ * rounded to F32, then to BF16. */
 static void test_plain(void **state)
 {
     (void)state;
@@ -165,7 +172,7 @@ static void test_plain(void **state)
     release();
 }
 
-/* ---- all shapes ----------------------------------------------------------------------------------------------- */
+/* ---- all shapes ------------------------------------------------------------------------------ */
 
 /* The matrix from its group `first` on. */
 static Nf4 from_group(Nf4 x, size_t first)
@@ -206,7 +213,8 @@ static Nf4 make_matrix(int num_parts, const int *rows, int cols, uint64_t seed)
     Nf4Group *to = all.data;
     x.group = to;
     for (int i = 0; i < num_parts; i++) {
-        Tensor w = make_filled(i % 2 ? H : F, rows[i], cols, seed + (uint64_t)i, -0.7f, 0.9f), offset = make_f32(1, 1);
+        Tensor w = make_filled(i % 2 ? H : F, rows[i], cols, seed + (uint64_t)i, -0.7f, 0.9f),
+               offset = make_f32(1, 1);
         const size_t n = nf4_groups((size_t)rows[i], (size_t)cols);
         x.rows[i] = rows[i];
         nf4_offset(offset.data, w);
@@ -217,7 +225,8 @@ static Nf4 make_matrix(int num_parts, const int *rows, int cols, uint64_t seed)
     return x;
 }
 
-/* Codes and transposed codes are those of the F32 values, which are the parts one below the other. */
+/* Codes and transposed codes are those of the F32 values, which are the parts one below the
+ * other. */
 static void check_operand_of(const char *what, Nf4 x, Tensor f32)
 {
     Tensor expected = make(E, f32.rows, f32.cols), y = make(E, f32.rows, f32.cols);
@@ -235,7 +244,8 @@ static void check_operand_of(const char *what, Nf4 x, Tensor f32)
     only.data = NULL, only.data_t = columns.data;
     TWICE(nf4_dequantize(only, x), columns);
     check_transposed("both", y);
-    check_same_bytes("columns", tensor_snapshot(columns), (uint8_t *)tensor_snapshot(y) + tensor_numel(y), tensor_numel(y));
+    check_same_bytes("columns", tensor_snapshot(columns),
+                     (uint8_t *)tensor_snapshot(y) + tensor_numel(y), tensor_numel(y));
 }
 
 static void check_parts(Nf4 x, Tensor f32)
@@ -248,7 +258,8 @@ static void check_parts(Nf4 x, Tensor f32)
         part.rows[0] = x.rows[i];
         Tensor y = make_f32(x.rows[i], f32.cols);
         nf4_dequantize(y, part);
-        check_same_bytes("part", tensor_snapshot(y), (float *)tensor_snapshot(f32) + first * f32.cols, tensor_bytes(y));
+        check_same_bytes("part", tensor_snapshot(y),
+                         (float *)tensor_snapshot(f32) + first * f32.cols, tensor_bytes(y));
         first += x.rows[i];
         group += nf4_groups((size_t)x.rows[i], (size_t)f32.cols);
     }
@@ -280,9 +291,13 @@ static void check_amax(Nf4 x, Tensor f32)
 static void test_shapes(void **state)
 {
     (void)state;
-    static const struct { int num_parts, rows[3], cols; } shapes[] = {
-        { 1, { 16 }, 64 }, { 3, { 352, 16, 32 }, 48 }, { 2, { 176, 176 }, 112 }, { 3, { 64, 128, 64 }, 256 }, { 2, { 24, 40 }, 16 },
-        { 3, { 3, 1, 4 }, 20 }, { 1, { 1 }, 1 }, { 2, { 8, 9 }, 40 },
+    static const struct {
+        int num_parts, rows[3], cols;
+    } shapes[] = {
+        { 1, { 16 }, 64 },        { 3, { 352, 16, 32 }, 48 },
+        { 2, { 176, 176 }, 112 }, { 3, { 64, 128, 64 }, 256 },
+        { 2, { 24, 40 }, 16 },    { 3, { 3, 1, 4 }, 20 },
+        { 1, { 1 }, 1 },          { 2, { 8, 9 }, 40 },
     };
     for (size_t n = 0; n < 2 * sizeof shapes / sizeof shapes[0]; n++) {
         const size_t i = n / 2;
@@ -290,12 +305,15 @@ static void test_shapes(void **state)
         int rows = 0;
         for (int k = 0; k < shapes[i].num_parts; k++)
             rows += shapes[i].rows[k];
-        const Nf4 x = (n % 2 ? make_plain : make_matrix)(shapes[i].num_parts, shapes[i].rows, shapes[i].cols, 10 * i);
-        Tensor wide = make_f32(rows, shapes[i].cols), half = make(H, rows, shapes[i].cols), rounded = make(H, rows, shapes[i].cols);
+        const Nf4 x = (n % 2 ? make_plain : make_matrix)(shapes[i].num_parts, shapes[i].rows,
+                                                         shapes[i].cols, 10 * i);
+        Tensor wide = make_f32(rows, shapes[i].cols), half = make(H, rows, shapes[i].cols),
+               rounded = make(H, rows, shapes[i].cols);
         TWICE(nf4_dequantize(wide, x), wide);
         TWICE(nf4_dequantize(half, x), half);
         quantize(rounded, wide);
-        check_same_bytes("bf16", tensor_snapshot(half), tensor_snapshot(rounded), tensor_bytes(half));
+        check_same_bytes("bf16", tensor_snapshot(half), tensor_snapshot(rounded),
+                         tensor_bytes(half));
         check_parts(x, wide);
         check_amax(x, wide);
         snprintf(what, sizeof what, n % 2 ? "nf4-plain-%dx%d" : "nf4-%dx%d", rows, shapes[i].cols);
@@ -305,7 +323,8 @@ static void test_shapes(void **state)
     }
 }
 
-/* Each is the mean of 700 blocks and a short one; no order of F32 additions gives the correct sum. */
+/* Each is the mean of 700 blocks and a short one; no order of F32 additions gives the correct
+ * sum. */
 static void test_offset(void **state)
 {
     (void)state;
@@ -331,12 +350,16 @@ static void test_offset(void **state)
     }
 }
 
-/* ---- folders that are refused ---------------------------------------------------------------------------------- */
+/* ---- folders that are refused ---------------------------------------------------------------- */
 
 /* A new file with the tensor of a file and one part replaced; data NULL: removed. */
 static SafeFile *open_changed(const char *file, const char *part, const void *data, size_t bytes)
 {
-    static const char *const parts[] = { "", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map",
+    static const char *const parts[] = { "",
+                                         ".absmax",
+                                         ".quant_map",
+                                         ".nested_absmax",
+                                         ".nested_quant_map",
                                          ".quant_state.bitsandbytes__nf4" };
     char path[] = "/tmp/coat-nf4-XXXXXX", full[160];
     SafeFile *f = open_golden(file), *out;
@@ -350,13 +373,15 @@ static SafeFile *open_changed(const char *file, const char *part, const void *da
             if (!safetensors_find(f, full))
                 continue;
             const void *own = read_golden(f, name, parts[i], &t);
-            const size_t size = is_changed ? bytes : t->end - t->begin, width = safetensors_dtype_size(t->dtype);
+            const size_t size = is_changed ? bytes : t->end - t->begin,
+                         width = safetensors_dtype_size(t->dtype);
             if (is_changed && !data)
                 continue;
             if (pass == 0)
                 safetensors_add(out, full, t->dtype, 1, (size_t[]){ size / width });
             else
-                assert_true(safetensors_write(out, safetensors_find(out, full), 0, is_changed ? data : own, size));
+                assert_true(safetensors_write(out, safetensors_find(out, full), 0,
+                                              is_changed ? data : own, size));
         }
         if (pass == 0) {
             safetensors_lay_out(out);
@@ -383,12 +408,19 @@ static void test_refused_plain(void **state)
 {
     (void)state;
     static Nf4PlainGroup g[2];
-    static const char nested[] = "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"shape\": [48, 344], \"nested_offset\": 0.5}";
+    static const char nested[] = "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"shape\": [48, "
+                                 "344], \"nested_offset\": 0.5}";
     float absmax[258] = { 1, -1 };
-    const struct { const char *said, *part; const void *data; size_t bytes; } list[] = {
+    const struct {
+        const char *said, *part;
+        const void *data;
+        size_t bytes;
+    } list[] = {
         { "scale 1 is -1; expected a finite number", ".absmax", absmax, sizeof absmax },
-        { "is 1028 bytes of F32; expected 1032 of F32", ".absmax", absmax, sizeof absmax - sizeof *absmax },
-        { "there is a nested_offset, so its scales were quantized", ".quant_state.bitsandbytes__nf4", nested, sizeof nested - 1 },
+        { "is 1028 bytes of F32; expected 1032 of F32", ".absmax", absmax,
+          sizeof absmax - sizeof *absmax },
+        { "there is a nested_offset, so its scales were quantized",
+          ".quant_state.bitsandbytes__nf4", nested, sizeof nested - 1 },
         { "there is no tensor model.layers.0.mlp.up_proj.weight.absmax", ".absmax", NULL, 0 },
     };
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
@@ -419,23 +451,27 @@ static void test_refused(void **state)
     map[0] = 0;
     check_refused("value 0 is 0; expected -1,", ".quant_map", map, 16 * sizeof(float));
     check_refused("is 60 bytes of F32; expected 64 of F32", ".quant_map", map, 60);
-    check_refused("there is no tensor model.layers.0.mlp.up_proj.weight.nested_absmax", ".nested_absmax", NULL, 0);
+    check_refused("there is no tensor model.layers.0.mlp.up_proj.weight.nested_absmax",
+                  ".nested_absmax", NULL, 0);
     check_refused("scale 1 is nan", ".nested_absmax", scale, sizeof scale);
     check_refused("is 8 bytes of U8; expected 8256 of any type", "", map, 8);
     check_state("not JSON", "{");
     check_state("quant_type is fp4; expected nf4", "{\"quant_type\": \"fp4\"}");
     check_state("blocksize is 128; expected 64", "{\"quant_type\": \"nf4\", \"blocksize\": 128}");
-    check_state("there is no nested_offset, so its scales were not quantized; config.json must say so",
-                "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"shape\": [48, 344]}");
-    check_state("nested_blocksize is 512; expected 256", "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"nested_blocksize\": 512, "
+    check_state(
+        "there is no nested_offset, so its scales were not quantized; config.json must say so",
+        "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"shape\": [48, 344]}");
+    check_state("nested_blocksize is 512; expected 256",
+                "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"nested_blocksize\": 512, "
                 "\"nested_offset\": 0.5, \"shape\": [48, 344]}");
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bitsandbytes), cmocka_unit_test(test_saved), cmocka_unit_test(test_plain),
-        cmocka_unit_test(test_shapes), cmocka_unit_test(test_offset), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_bitsandbytes),  cmocka_unit_test(test_saved),
+        cmocka_unit_test(test_plain),         cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_offset),        cmocka_unit_test(test_refused),
         cmocka_unit_test(test_refused_plain),
     };
     return cmocka_run_group_tests_name("nf4", tests, start_device, NULL);

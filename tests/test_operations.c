@@ -1,8 +1,10 @@
-/* The list of operations is complete: each row of kernels/operation_list.h names all memory that the operation reads and writes.
+/* The list of operations is complete: each row of kernels/operation_list.h names all memory that
+ * the operation reads and writes.
  *
- * While an operation of a training step runs, all device memory of the model that its row does not name as read is NaN, and changes
- * of memory that its row does not name as written are detected and undone. So an access missing in a row is an error or changes
- * results, which are compared with those of a normal step. Then each access of a row is hidden in turn, which must be detected. */
+ * While an operation of a training step runs, all device memory of the model that its row does not
+ * name as read is NaN, and changes of memory that its row does not name as written are detected and
+ * undone. So an access missing in a row is an error or changes results, which are compared with
+ * those of a normal step. Then each access of a row is hidden in turn, which must be detected. */
 #include "tests/kit.h"
 
 #include <math.h>
@@ -22,14 +24,15 @@ static const char *const names[] = {
 enum { NUM_OPERATIONS = sizeof names / sizeof *names, MAX_ACCESSES = 32 };
 
 static struct {
-    char *memory;                       /* watched memory, and its size in 8 bytes */
+    char *memory; /* watched memory, and its size in 8 bytes */
     size_t words;
-    uint64_t *reads, *writes, *spoils;  /* 0xff in each byte that the current operation reads, writes, spoils */
-    uint64_t *before, *left, *now;      /* the memory before it, as given to it, and after it */
-    int operation, access;              /* the hidden access; -1: none */
+    /* 0xff in each byte that the current operation reads, writes, spoils */
+    uint64_t *reads, *writes, *spoils;
+    uint64_t *before, *left, *now; /* the memory before it, as given to it, and after it */
+    int operation, access;         /* the hidden access; -1: none */
     char problem[160];
     bool is_seen[NUM_OPERATIONS];
-    unsigned used[NUM_OPERATIONS][MAX_ACCESSES];        /* how it is used in any call */
+    unsigned used[NUM_OPERATIONS][MAX_ACCESSES]; /* how it is used in any call */
 } eye = { .operation = -1 };
 
 static int number_of(const char *name)
@@ -41,13 +44,15 @@ static int number_of(const char *name)
     return -1;
 }
 
-/* Whether a missing access has no effect: nothing is read or kept, or the same memory is named as read by another access. */
+/* Whether a missing access has no effect: nothing is read or kept, or the same memory is named as
+ * read by another access. */
 static bool is_immaterial(const Operation *o, int access)
 {
     const Access *a = &o->access[access];
     bool is_read = a->how == SPOILS;
     for (int i = 0; i < o->count; i++)
-        is_read |= i != access && a->how & WRITES && o->access[i].at == a->at && o->access[i].how & READS;
+        is_read |=
+            i != access && a->how & WRITES && o->access[i].at == a->at && o->access[i].how & READS;
     return is_read;
 }
 
@@ -90,9 +95,12 @@ static void restore(void *watcher, const Operation *o)
     device_get(eye.now, eye.memory, 8 * eye.words);
     for (size_t i = 0; i < eye.words; i++) {
         if ((eye.now[i] ^ eye.left[i]) & ~(eye.writes[i] | eye.spoils[i]) && !*eye.problem)
-            snprintf(eye.problem, sizeof eye.problem, "%s writes in bytes %zu to %zu of the model's memory, which its row does not "
-                     "name", o->name, 8 * i, 8 * i + 7);
-        eye.now[i] = (eye.now[i] & eye.writes[i]) | ((eye.before[i] | eye.spoils[i]) & ~eye.writes[i]);
+            snprintf(eye.problem, sizeof eye.problem,
+                     "%s writes in bytes %zu to %zu of the model's memory, which its row does not "
+                     "name",
+                     o->name, 8 * i, 8 * i + 7);
+        eye.now[i] =
+            (eye.now[i] & eye.writes[i]) | ((eye.before[i] | eye.spoils[i]) & ~eye.writes[i]);
     }
     device_put(eye.memory, eye.now, 8 * eye.words);
 }
@@ -100,7 +108,8 @@ static void restore(void *watcher, const Operation *o)
 /* Watches the model's memory; device_alloc allocates multiples of 256 bytes. */
 static void open_eye(void *memory, size_t bytes)
 {
-    uint64_t **const own[] = { &eye.reads, &eye.writes, &eye.spoils, &eye.before, &eye.left, &eye.now };
+    uint64_t **const own[] = { &eye.reads,  &eye.writes, &eye.spoils,
+                               &eye.before, &eye.left,   &eye.now };
     eye.memory = memory;
     eye.words = (bytes + 7) / 8;
     for (size_t i = 0; i < sizeof own / sizeof *own; i++)
@@ -113,10 +122,11 @@ static void open_eye(void *memory, size_t bytes)
 static void close_eye(void)
 {
     operations_watch(NULL);
-    free(eye.reads), free(eye.writes), free(eye.spoils), free(eye.before), free(eye.left), free(eye.now);
+    free(eye.reads), free(eye.writes), free(eye.spoils), free(eye.before), free(eye.left),
+        free(eye.now);
 }
 
-/* ---- a run ------------------------------------------------------------------------------------------------------- */
+/* ---- a run ----------------------------------------------------------------------------------- */
 
 static void add(uint64_t *hash, const void *p, size_t bytes)
 {
@@ -124,7 +134,7 @@ static void add(uint64_t *hash, const void *p, size_t bytes)
     if (p)
         device_get(host, p, bytes);
     for (size_t i = 0; p && i < bytes; i++)
-        *hash = (*hash ^ host[i]) * 0x100000001b3u;         /* FNV-1a */
+        *hash = (*hash ^ host[i]) * 0x100000001b3u; /* FNV-1a */
     free(host);
 }
 
@@ -155,13 +165,14 @@ static void train(Model *m, ParamStore *store, const Config *c, uint64_t *hash)
         if (c->model.image.feature_size > 0)
             place_images(&images, tokens, targets, m->attn.B, m->T, 2);
         model_use_images(m, image_rows(&images));
-        model_micro_batch(m, store, tokens, targets, m->documents ? begins : NULL, 1.0f / (float)m->N, 1e-3f, pass);
+        model_micro_batch(m, store, tokens, targets, m->documents ? begins : NULL,
+                          1.0f / (float)m->N, 1e-3f, pass);
         const Losses l = take_losses(m);
         add_host(hash, &l, sizeof l);
     }
     const double norm = optimizer_grad_norm(store);
     add_host(hash, &norm, sizeof norm);
-    for (int step = 1; step <= 2; step++)       /* in the first step moments are 0 for any scales */
+    for (int step = 1; step <= 2; step++) /* in the first step moments are 0 for any scales */
         optimizer_step(store, c, step, step, 1e-2, fmin(1, 1 / norm));
     for (int u = 0; u < store->num_units; u++) {
         add_tensor(hash, store->shard[u].slice[TRAINED].stored);
@@ -202,7 +213,8 @@ static uint64_t run(const Config *c, bool watched)
     return hash;
 }
 
-static void configure(Config *c, const ModelConfig *m, const char *recipe, Keep kept, ScalesPer scales)
+static void configure(Config *c, const ModelConfig *m, const char *recipe, Keep kept,
+                      ScalesPer scales)
 {
     model_config(c, m, recipe, 1);
     c->recipe.keep = kept;
@@ -216,7 +228,7 @@ static ModelConfig small(SmallModel a)
     m.n_layers = 1;
     m.layer_types.count = 0;
     m.d_model = 32;
-    m.head_dim = m.head_dim % 16 ? 32 : m.head_dim;         /* FP8 GEMMs need multiples of 16 */
+    m.head_dim = m.head_dim % 16 ? 32 : m.head_dim; /* FP8 GEMMs need multiples of 16 */
     m.n_heads = 2;
     m.n_kv_heads = a % 2 ? 1 : 2;
     m.mlp_width = 48;
@@ -231,8 +243,8 @@ static void check(const Config *c)
     if (*eye.problem)
         fail_msg("%s, keep %d: %s", c->recipe.name, c->recipe.keep, eye.problem);
     if (found != expected)
-        fail_msg("%s, keep %d: results change when operations see nothing but what their rows name", c->recipe.name,
-                 c->recipe.keep);
+        fail_msg("%s, keep %d: results change when operations see nothing but what their rows name",
+                 c->recipe.name, c->recipe.keep);
 }
 
 static void test_training(void **state)
@@ -244,7 +256,8 @@ static void test_training(void **state)
             const ModelConfig m = small(a);
             Config c;
             configure(&c, &m, recipes[r], (Keep)((a + r) % 3), a % 2 ? PER_STEP : PER_MICROBATCH);
-            c.recipe.forward = a / 2 % 2 ? FROM_SAVED : c.recipe.forward;      /* of every recipe, so that x is not the stream */
+            /* of every recipe, so that x is not the stream */
+            c.recipe.forward = a / 2 % 2 ? FROM_SAVED : c.recipe.forward;
             c.data.generate_doc_lengths = a == LLAMA || a == MISTRAL;
             c.optimizer.name = r == 2 && a % 2 ? "adamw8bit" : r == 3 && a % 2 ? "muon" : "adamw";
             check(&c);
@@ -257,7 +270,8 @@ static void test_adapters(void **state)
     static const char *const recipes[] = { "bf16", "fp8", "coat", "coat-lean" };
     for (int r = 0; r < 4; r++)
         for (BaseFormat base = BASE_AS_FROZEN; base <= BASE_NF4; base++) {
-            const ModelConfig m = with_adapters(small(r % 2 ? LLAMA_GQA : OLMO2), 4, ALL_MODULES, base);
+            const ModelConfig m =
+                with_adapters(small(r % 2 ? LLAMA_GQA : OLMO2), 4, ALL_MODULES, base);
             Config c;
             configure(&c, &m, recipes[r], (Keep)((r + base) % 3), PER_MICROBATCH);
             c.model.lora.plain_nf4 = base == BASE_NF4 && r % 2;
@@ -270,7 +284,8 @@ static void test_images(void **state)
     (void)state;
     static const char *const recipes[] = { "f32", "bf16", "coat" };
     for (int r = 0; r < 3; r++) {
-        const ModelConfig m = with_images(small(LLAMA), r == 1 ? PROJECTOR_LINEAR : PROJECTOR_MLP, r != 1);
+        const ModelConfig m =
+            with_images(small(LLAMA), r == 1 ? PROJECTOR_LINEAR : PROJECTOR_MLP, r != 1);
         Config c;
         configure(&c, &m, recipes[r], KEEP_ALL, PER_MICROBATCH);
         check(&c);
@@ -300,10 +315,12 @@ static uint64_t call_gptq(bool watched)
     const Tensor w = tensor_alloc(&a, f32, ROWS, COLS), x = tensor_alloc(&a, f32, 4 * COLS, COLS);
     const Tensor h = tensor_alloc(&a, f32, COLS, COLS), m = tensor_alloc(&a, f32, COLS, COLS);
     const Tensor c = tensor_alloc(&a, f32, COLS, COLS), e = tensor_alloc(&a, f32, ROWS, COLS);
-    const Tensor sums = tensor_alloc(&a, f32, ROWS, PIECE), values = tensor_alloc(&a, (Format){ BF16, 0 }, ROWS, COLS);
+    const Tensor sums = tensor_alloc(&a, f32, ROWS, PIECE),
+                 values = tensor_alloc(&a, (Format){ BF16, 0 }, ROWS, COLS);
     Tensor scale = tensor_alloc(&a, f32, ROWS, COLS / PIECE);
     float *diagonal = arena_alloc(&a, COLS * sizeof *diagonal);
-    int *order = arena_alloc(&a, COLS * sizeof *order), *failed = arena_alloc(&a, sizeof *failed), columns[COLS];
+    int *order = arena_alloc(&a, COLS * sizeof *order), *failed = arena_alloc(&a, sizeof *failed),
+        columns[COLS];
     int8_t *q = arena_alloc(&a, ROWS * COLS);
     CHECK(a.used <= 16 << 10, "%zu bytes", a.used);
     for (int i = 0; i < COLS; i++)
@@ -321,12 +338,14 @@ static uint64_t call_gptq(bool watched)
     }
     for (int first = 0; first < COLS; first += PIECE) {
         matmul(sums, e, tensor_rows(c, first, PIECE), NONE);
-        gptq_columns(q, values, e, (GptqWeights){ w, scale.data, PIECE, order }, sums, tensor_rows(c, first, PIECE), first, PIECE);
+        gptq_columns(q, values, e, (GptqWeights){ w, scale.data, PIECE, order }, sums,
+                     tensor_rows(c, first, PIECE), first, PIECE);
     }
     if (watched)
         close_eye();
     add_tensor(&hash, c), add_tensor(&hash, values), add_tensor(&hash, e);
-    add(&hash, diagonal, COLS * sizeof *diagonal), add(&hash, failed, sizeof *failed), add(&hash, q, ROWS * COLS);
+    add(&hash, diagonal, COLS * sizeof *diagonal), add(&hash, failed, sizeof *failed),
+        add(&hash, q, ROWS * COLS);
     device_free(memory);
     return hash;
 }
@@ -338,18 +357,20 @@ static uint64_t call_others(bool watched)
     const Format f32 = { F32, 0 }, e4m3 = { E4M3, 0 };
     Arena arena = { 0 };
     uint64_t hash = 0;
-    tensor_alloc(&arena, f32, 4 * ROWS, COLS), tensor_alloc(&arena, e4m3, ROWS, COLS), arena_alloc(&arena, 512);
+    tensor_alloc(&arena, f32, 4 * ROWS, COLS), tensor_alloc(&arena, e4m3, ROWS, COLS),
+        arena_alloc(&arena, 512);
     char *memory = device_alloc(arena.used);
     Arena placed = { .memory = memory };
     const Tensor x = tensor_alloc(&placed, f32, ROWS, COLS);
     const Tensor mean = tensor_alloc(&placed, f32, ROWS, COLS);
-    const Tensor exchanged = tensor_alloc(&placed, f32, 2 * ROWS, 12), joined = tensor_alloc(&placed, f32, ROWS, 24);
+    const Tensor exchanged = tensor_alloc(&placed, f32, 2 * ROWS, 12),
+                 joined = tensor_alloc(&placed, f32, ROWS, 24);
     Tensor y = tensor_alloc(&placed, e4m3, ROWS, COLS);
     y.scale_amax = arena_alloc(&placed, sizeof *y.scale_amax);
     const bool kept = true;
     y.scale_reused = &kept;
     int *found = arena_alloc(&placed, sizeof *found);
-    const float range = 0.25f;          /* half of the needed range, which E4M3's headroom covers */
+    const float range = 0.25f; /* half of the needed range, which E4M3's headroom covers */
     init_normal(x, 1, 1, 7, 0);
     device_put(y.scale_amax, &range, sizeof range);
     if (watched)
@@ -384,7 +405,7 @@ static void test_all_seen(void **state)
             fail_msg("%s is in no run of this test", names[i]);
 }
 
-/* ---- rows that are wrong ------------------------------------------------------------------------------------------ */
+/* ---- rows that are wrong --------------------------------------------------------------------- */
 
 static void check_hidden(const Config *c)
 {
@@ -395,11 +416,13 @@ static void check_hidden(const Config *c)
     memcpy(used, eye.used, sizeof used);
     for (eye.operation = 0; eye.operation < NUM_OPERATIONS; eye.operation++)
         for (eye.access = 0; eye.access < MAX_ACCESSES; eye.access++) {
-            if (!used[eye.operation][eye.access] || (strstr(names[eye.operation], "embedding_") && eye.access == 0))
-                continue;               /* the operation itself detects invalid token numbers */
+            if (!used[eye.operation][eye.access] ||
+                (strstr(names[eye.operation], "embedding_") && eye.access == 0))
+                continue; /* the operation itself detects invalid token numbers */
             const uint64_t found = run(c, true);
             if (!*eye.problem && found == expected)
-                fail_msg("%s, %s: it is not noticed that access %d is missing", c->recipe.name, names[eye.operation], eye.access);
+                fail_msg("%s, %s: it is not noticed that access %d is missing", c->recipe.name,
+                         names[eye.operation], eye.access);
         }
     eye.operation = -1;
 }
@@ -422,8 +445,8 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_training), cmocka_unit_test(test_adapters), cmocka_unit_test(test_images),
-        cmocka_unit_test(test_generating),
+        cmocka_unit_test(test_training), cmocka_unit_test(test_adapters),
+        cmocka_unit_test(test_images),   cmocka_unit_test(test_generating),
         cmocka_unit_test(test_all_seen), cmocka_unit_test(test_hidden),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,11 +1,17 @@
-/* AdamW, initial values, plain format conversions, sums over all elements, and refusals of wrong shapes. */
+/* AdamW, initial values, plain format conversions, sums over all elements, and refusals of wrong
+ * shapes. */
 #include "tests/golden.h"
 
 static const Format F = { F32, 0 }, H = { BF16, 0 };
 
-/* ---- AdamW ------------------------------------------------------------------------------------------------- */
+/* ---- AdamW ----------------------------------------------------------------------------------- */
 
-typedef struct { const char *name; Format w, m, v, grad; int n; } AdamCase;
+typedef struct {
+    const char *name;
+    Format w, m, v, grad;
+    int n;
+} AdamCase;
+// clang-format off
 static const AdamCase adam_cases[] = {
     { "adamw-f32",       { F32, 0 },  { F32, 0 },  { F32, 0 },  { F32, 0 },  5120 },
     { "adamw-f32-bf16",  { F32, 0 },  { F32, 0 },  { F32, 0 },  { BF16, 0 }, 5120 },
@@ -13,10 +19,13 @@ static const AdamCase adam_cases[] = {
     { "adamw-bf16-f32",  { BF16, 0 }, { F32, 0 },  { F32, 0 },  { F32, 0 },  256 },
     { "adamw-odd",       { F32, 0 },  { BF16, 0 }, { F32, 0 },  { F32, 0 },  5 },
 };
+// clang-format on
 
-/* Errors: m, a sum of two products, 3 u of their sizes, v 4 u (its terms are >= 0); then sqrt(v/c2) relatively 4 u, the quotient 8
- * u more, and -lr (q + wd w) + w 3 u of its terms. Constants such as 1 - b2 are in F32. */
-static void adam_reference(double *w, double *m, double *v, double *bw, double *bm, double *bv, double grad, AdamW a)
+/* Errors: m, a sum of two products, 3 u of their sizes, v 4 u (its terms are >= 0); then sqrt(v/c2)
+ * relatively 4 u, the quotient 8 u more, and -lr (q + wd w) + w 3 u of its terms. Constants such as
+ * 1 - b2 are in F32. */
+static void adam_reference(double *w, double *m, double *v, double *bw, double *bm, double *bv,
+                           double grad, AdamW a)
 {
     double g = a.grad_scale * grad, b1 = a.beta1, b2 = a.beta2, c1 = 1 - a.beta1, c2 = 1 - a.beta2;
     *bm = 4 * U24 * (fabs(b1 * *m) + fabs(c1 * g));
@@ -24,24 +33,35 @@ static void adam_reference(double *w, double *m, double *v, double *bw, double *
     *v = b2 * *v + c2 * g * g;
     *bv = 6 * U24 * *v;
     double below = sqrt(*v / a.correction2) + a.eps, q = *m / a.correction1 / below;
-    *bw = a.lr * (*bm / a.correction1 / below + 12 * U24 * fabs(q) + 3 * U24 * fabs(a.weight_decay * *w))
-        + 3 * U24 * fabs(*w);
+    *bw = a.lr * (*bm / a.correction1 / below + 12 * U24 * fabs(q) +
+                  3 * U24 * fabs(a.weight_decay * *w)) +
+          3 * U24 * fabs(*w);
     *w -= a.lr * (q + a.weight_decay * *w);
 }
 
 static void adam_case(const AdamCase *k)
 {
-    const AdamW a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f,
-                      .correction1 = 0.19f, .correction2 = 0.0975f, .grad_scale = 0.5f, .seed = 42 };
+    const AdamW a = { .lr = 0.01f,
+                      .beta1 = 0.9f,
+                      .beta2 = 0.95f,
+                      .eps = 1e-8f,
+                      .weight_decay = 0.1f,
+                      .correction1 = 0.19f,
+                      .correction2 = 0.0975f,
+                      .grad_scale = 0.5f,
+                      .seed = 42 };
     const size_t bytes = (size_t)k->n * sizeof(double);
-    Tensor w = make_filled(k->w, 1, k->n, 1, -1, 1), m = make_filled(k->m, 1, k->n, 2, -1e-3f, 1e-3f);
-    Tensor v = make_filled(k->v, 1, k->n, 3, 0, 1e-5f), grad = make_filled(k->grad, 1, k->n, 4, -1e-2f, 1e-2f);
+    Tensor w = make_filled(k->w, 1, k->n, 1, -1, 1),
+           m = make_filled(k->m, 1, k->n, 2, -1e-3f, 1e-3f);
+    Tensor v = make_filled(k->v, 1, k->n, 3, 0, 1e-5f),
+           grad = make_filled(k->grad, 1, k->n, 4, -1e-2f, 1e-2f);
     double *W = values(w), *M = values(m), *V = values(v), *G = values(grad);
     double *bw = keep(bytes), *bm = keep(bytes), *bv = keep(bytes);
     TWICE(adamw(w, m, v, grad, a, 768), w, m, v);
     for (int i = 0; i < k->n; i++) {
         adam_reference(&W[i], &M[i], &V[i], &bw[i], &bm[i], &bv[i], G[i], a);
-        if (k->w.dtype == BF16)     /* rounded either way: by less than an ulp, twice the unit roundoff */
+        /* rounded either way: by less than an ulp, twice the unit roundoff */
+        if (k->w.dtype == BF16)
             bw[i] += 0x1p-8 * fabs(W[i]);
     }
     char text[64];
@@ -64,15 +84,24 @@ static void test_adamw(void **state)
         }
 }
 
-/* With zero gradients and lr * decay = 2^-10, w - 2^-10 w is exact in F32 (8 bits of w, shifted by 10): only the random bits
- * decide, so every bit is known. An element's number depends on `first`, not on the sharding of a unit. */
+/* With zero gradients and lr * decay = 2^-10, w - 2^-10 w is exact in F32 (8 bits of w, shifted by
+ * 10): only the random bits decide, so every bit is known. An element's number depends on `first`,
+ * not on the sharding of a unit. */
 static void test_stochastic_rounding(void **state)
 {
     (void)state;
     enum { N = 8192, PART = 2048 };
-    const AdamW a = { .lr = 0x1p-10f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 1,
-                      .correction1 = 1, .correction2 = 1, .grad_scale = 1, .seed = 3 };
-    Tensor w = make_filled(H, 1, N, 1, -1, 1), again = make(H, 1, N), zeros = make_filled(F, 1, N, 0, 0, 0);
+    const AdamW a = { .lr = 0x1p-10f,
+                      .beta1 = 0.9f,
+                      .beta2 = 0.95f,
+                      .eps = 1e-8f,
+                      .weight_decay = 1,
+                      .correction1 = 1,
+                      .correction2 = 1,
+                      .grad_scale = 1,
+                      .seed = 3 };
+    Tensor w = make_filled(H, 1, N, 1, -1, 1), again = make(H, 1, N),
+           zeros = make_filled(F, 1, N, 0, 0, 0);
     const uint16_t *start = tensor_snapshot(w);
     tensor_restore(again, start);
     adamw(w, zeros, zeros, make_filled(F, 1, N, 0, 0, 0), a, 1 << 20);
@@ -90,9 +119,11 @@ static void test_stochastic_rounding(void **state)
     }
     check_same_bytes("stochastic rounding", tensor_snapshot(w), expected, N * sizeof *expected);
     golden_check("stochastic-rounding", w, NULL);
-    assert_true(fabs(up - chance) < 5 * sqrt(variance));    /* a sum of independent bits; 5 sigma: 1 in 1.7 million */
+    /* a sum of independent bits; 5 sigma: 1 in 1.7 million */
+    assert_true(fabs(up - chance) < 5 * sqrt(variance));
     for (int at = 0; at < N; at += PART) {
-        Tensor part = tensor_at((uint16_t *)again.data + at, H, 1, PART), m = make_filled(F, 1, PART, 0, 0, 0);
+        Tensor part = tensor_at((uint16_t *)again.data + at, H, 1, PART),
+               m = make_filled(F, 1, PART, 0, 0, 0);
         Tensor v = make_filled(F, 1, PART, 0, 0, 0), grad = make_filled(F, 1, PART, 0, 0, 0);
         adamw(part, m, v, grad, a, (uint64_t)((1 << 20) + at));
     }
@@ -114,14 +145,21 @@ static Tensor in_format(Format f, const float *x, int n)
     return y;
 }
 
-/* Half of each row of a matrix, from the middle of a half on, gets the bits that it gets in the whole matrix. */
+/* Half of each row of a matrix, from the middle of a half on, gets the bits that it gets in the
+ * whole matrix. */
 static void parts_case(Format moment)
 {
     enum { ROWS = 3, WIDTH = 512, WIDE = 2 * WIDTH, START = 256, PART = ROWS * WIDTH - START };
     static float whole[4][ROWS * WIDE], part[4][PART];
     const float size[4] = { 1, 1e-3f, 1e-5f, 1e-2f };
-    AdamW a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .correction1 = 0.19f, .correction2 = 0.0975f,
-                .grad_scale = 0.5f, .seed = 42 };
+    AdamW a = { .lr = 0.01f,
+                .beta1 = 0.9f,
+                .beta2 = 0.95f,
+                .eps = 1e-8f,
+                .correction1 = 0.19f,
+                .correction2 = 0.0975f,
+                .grad_scale = 0.5f,
+                .seed = 42 };
     Tensor all[4], own[4];
     for (int k = 0; k < 4; k++) {
         for (int i = 0; i < ROWS * WIDE; i++)
@@ -132,7 +170,8 @@ static void parts_case(Format moment)
         all[k] = in_format(f, whole[k], ROWS * WIDE);
         own[k] = in_format(f, part[k], PART);
     }
-    for (int step = 0; step < 2; step++) {          /* the second one with moments that are not 0 in any format */
+    /* the second one with moments that are not 0 in any format */
+    for (int step = 0; step < 2; step++) {
         a.parts = (RowParts){ 0 };
         adamw(all[0], all[1], all[2], all[3], a, 768);
         a.parts = (RowParts){ WIDTH, START, WIDTH };
@@ -163,9 +202,10 @@ static void test_rounding_of_extremes(void **state)
     assert_int_equal(bf16_round_stochastic(-0.0f, 0xffff), 0x8000);
 }
 
-/* ---- initial values ---------------------------------------------------------------------------------------- */
+/* ---- initial values -------------------------------------------------------------------------- */
 
-/* Mean and variance of n truncated normal numbers lie within 5 standard errors; z^2's variance is below 2. */
+/* Mean and variance of n truncated normal numbers lie within 5 standard errors; z^2's variance is
+ * below 2. */
 static void test_init(void **state)
 {
     (void)state;
@@ -180,7 +220,8 @@ static void test_init(void **state)
         bound[i] = 0;
     }
     assert_true(fabs(sum1) < 5 / sqrt(N));
-    assert_true(fabs(sum2 - 0.97334) < 5 * sqrt(2.0 / N));      /* variance of a normal truncated at 3 sigma */
+    /* variance of a normal truncated at 3 sigma */
+    assert_true(fabs(sum2 - 0.97334) < 5 * sqrt(2.0 / N));
     golden_check("init-normal", w, bound);
     init_normal(part, 0.5f, 3, 7, 1000 + 5 * COLS);
     const float *whole = tensor_snapshot(w);
@@ -193,7 +234,8 @@ static void test_init(void **state)
     int beyond = 0;
     for (int i = 0; i < N; i++)
         beyond += fabs(x[i]) > 3;
-    assert_true(beyond > 30 && beyond < 160);                   /* 0.27 % of 32768 is 88, sigma 9.4 */
+    /* 0.27 % of 32768 is 88, sigma 9.4 */
+    assert_true(beyond > 30 && beyond < 160);
     init_constant(half, -1.5f);
     x = values(half);
     for (int i = 0; i < N; i++)
@@ -201,9 +243,10 @@ static void test_init(void **state)
     release();
 }
 
-/* ---- formats, sums ----------------------------------------------------------------------------------------- */
+/* ---- formats, sums --------------------------------------------------------------------------- */
 
-/* Every BF16 value, its neighbours in F32 and the ties: to nearest even, against arithmetic in double. */
+/* Every BF16 value, its neighbours in F32 and the ties: to nearest even, against arithmetic in
+ * double. */
 static void test_bf16(void **state)
 {
     (void)state;
@@ -231,7 +274,8 @@ static void test_bf16(void **state)
     release();
 }
 
-/* Sums of integers up to 64 and of their squares are exact in any order while partial sums are below 2^24. */
+/* Sums of integers up to 64 and of their squares are exact in any order while partial sums are
+ * below 2^24. */
 static void test_sums(void **state)
 {
     (void)state;
@@ -283,8 +327,9 @@ static void test_sum_golden(void **state)
     release();
 }
 
-/* With shares 1, 1/2 and 1/3 the mean of three tensors of numbers below 1, over NaNs. Each of the last two calls rounds a share, a
- * difference and a product of numbers up to 2, and a sum: less than 8 roundings of 2. */
+/* With shares 1, 1/2 and 1/3 the mean of three tensors of numbers below 1, over NaNs. Each of the
+ * last two calls rounds a share, a difference and a product of numbers up to 2, and a sum: less
+ * than 8 roundings of 2. */
 static void test_mean(void **state)
 {
     (void)state;
@@ -318,9 +363,11 @@ static void test_accumulate(void **state)
     for (size_t k = 0; k < 2 * sizeof sizes / sizeof sizes[0]; k++) {
         const int n = on_cpu() ? sizes[k / 2] : (sizes[k / 2] + 7) / 8 * 8;
         const Format f = k % 2 ? H : F;
-        const Tensor x = make_filled(f, 1, n, 1, -1, 1), y = make_filled(f, 1, n, 2, -9, 9), again = make_filled(f, 1, n, 2, -9, 9);
+        const Tensor x = make_filled(f, 1, n, 1, -1, 1), y = make_filled(f, 1, n, 2, -9, 9),
+                     again = make_filled(f, 1, n, 2, -9, 9);
         const double *a = values(x), *b = values(y);
-        double *exact = keep((size_t)n * sizeof *exact), *nothing = keep((size_t)n * sizeof *nothing);
+        double *exact = keep((size_t)n * sizeof *exact),
+               *nothing = keep((size_t)n * sizeof *nothing);
         for (int i = 0; i < n; i++)
             exact[i] = a[i] + b[i];
         accumulate(y, x);
@@ -331,14 +378,16 @@ static void test_accumulate(void **state)
     }
 }
 
-/* ---- errors ------------------------------------------------------------------------------------------------ */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 static void test_errors(void **state)
 {
     (void)state;
-    Tensor a = make(F, 8, 16), b = make(F, 8, 24), c = make(F, 24, 16), fp8 = make((Format){ E4M3, 0 }, 8, 16);
+    Tensor a = make(F, 8, 16), b = make(F, 8, 24), c = make(F, 24, 16),
+           fp8 = make((Format){ E4M3, 0 }, 8, 16);
     Tensor stats = make_f32(8, 2), ints = make_f32(8, 1), odd = a;
-    Tensor row = make(F, 1, 16), row8 = make((Format){ E4M3, 0 }, 1, 16), c8 = make((Format){ E4M3, 0 }, 24, 16);
+    Tensor row = make(F, 1, 16), row8 = make((Format){ E4M3, 0 }, 1, 16),
+           c8 = make((Format){ E4M3, 0 }, 24, 16);
     const Norm norm = { RMS_NORM, 1e-5f };
     DIES("quantize: y is (8, 24); expected (8, 16)", quantize(b, a));
     DIES("quantize: there is no x", quantize(b, NONE));
@@ -361,13 +410,17 @@ static void test_errors(void **state)
     DIES("matmul: the result is an operand", matmul(a, a, square, NONE));
     odd = c8, odd.data_t = NULL;
     DIES("matmul_dx: w is e4m3 without the transposed copy", matmul_dx(a, e5, odd, false));
-    DIES("norm_forward: y is (8, 24)", norm_forward(b, a, stats.data, a, NONE, NONE, norm, FROM_SAVED));
-    DIES("norm_forward: w is (8, 16)", norm_forward(a, a, stats.data, a, a, NONE, norm, FROM_SAVED));
-    DIES("norm_backward: x is (8, 24)", norm_backward(a, NULL, NONE, a, b, stats.data, NONE, norm, false));
+    DIES("norm_forward: y is (8, 24)",
+         norm_forward(b, a, stats.data, a, NONE, NONE, norm, FROM_SAVED));
+    DIES("norm_forward: w is (8, 16)",
+         norm_forward(a, a, stats.data, a, a, NONE, norm, FROM_SAVED));
+    DIES("norm_backward: x is (8, 24)",
+         norm_backward(a, NULL, NONE, a, b, stats.data, NONE, norm, false));
     DIES("swiglu_forward: gate_up is (8, 24)", swiglu_forward(a, b, b, NO_PRODUCT, FROM_SAVED));
     DIES("embedding_forward: y is (8, 24)", embedding_forward(b, ints.data, c));
     DIES("vocabulary", cross_entropy(a, stats.data, stats.data, ints.data, 17, 1, 0, false));
-    DIES("cross_entropy: logits is e4m3", cross_entropy(fp8, stats.data, stats.data, ints.data, 16, 1, 0, false));
+    DIES("cross_entropy: logits is e4m3",
+         cross_entropy(fp8, stats.data, stats.data, ints.data, 16, 1, 0, false));
     DIES("adamw: grad is (8, 16)", adamw(row, row, row, a, (AdamW){ 0 }, 0));
     DIES("average_weights: mean is (8, 16); expected (1, 16)", average_weights(a, row, 1));
     DIES("accumulate: y is (8, 16); expected (1, 16)", accumulate(a, row));
@@ -379,10 +432,12 @@ static void test_errors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_adamw), cmocka_unit_test(test_stochastic_rounding), cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_rounding_of_extremes), cmocka_unit_test(test_init), cmocka_unit_test(test_bf16),
-        cmocka_unit_test(test_sums), cmocka_unit_test(test_sum_golden), cmocka_unit_test(test_mean),
-        cmocka_unit_test(test_accumulate), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_adamw),  cmocka_unit_test(test_stochastic_rounding),
+        cmocka_unit_test(test_parts),  cmocka_unit_test(test_rounding_of_extremes),
+        cmocka_unit_test(test_init),   cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_sums),   cmocka_unit_test(test_sum_golden),
+        cmocka_unit_test(test_mean),   cmocka_unit_test(test_accumulate),
+        cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

@@ -1,5 +1,6 @@
-/* Optimizers in training, one of them added by the test: their losses decrease, a resumed run has the bits of an uninterrupted one,
- * and other divisions of states over ranks read and write the same. On 1, 2 and 4 ranks. */
+/* Optimizers in training, one of them added by the test: their losses decrease, a resumed run has
+ * the bits of an uninterrupted one, and other divisions of states over ranks read and write the
+ * same. On 1, 2 and 4 ranks. */
 #include "tests/kit.h"
 
 #include "kernels/collectives.h"
@@ -14,13 +15,23 @@
 
 enum { BATCH = 8, STEPS = 6 };
 
-static const struct { const char *optimizer, *recipe; double lr; } cases[] = {
-    { "adamw", "coat", 1e-2 }, { "adamw", "fp8-lm", 1e-2 }, { "adamw8bit", "f32", 1e-2 }, { "adamw8bit", "coat-opt", 1e-2 },
-    { "lion", "bf16", 1e-3 }, { "lion", "coat-opt", 1e-3 }, { "muon", "coat", 1e-2 }, { "muon", "f32", 1e-2 },
+static const struct {
+    const char *optimizer, *recipe;
+    double lr;
+} cases[] = {
+    { "adamw", "coat", 1e-2 },         { "adamw", "fp8-lm", 1e-2 }, { "adamw8bit", "f32", 1e-2 },
+    { "adamw8bit", "coat-opt", 1e-2 }, { "lion", "bf16", 1e-3 },    { "lion", "coat-opt", 1e-3 },
+    { "muon", "coat", 1e-2 },          { "muon", "f32", 1e-2 },
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
-typedef struct { Config config; Model model; ParamStore store; TrainState state; double lr, loss[STEPS]; } Run;
+typedef struct {
+    Config config;
+    Model model;
+    ParamStore store;
+    TrainState state;
+    double lr, loss[STEPS];
+} Run;
 
 /* Norms of 128 weights and a vocabulary of 90 in 128 rows: groups of 256 reach into padding. */
 static void open_run(Run *r, int which, int shard_ranks, const char *folder)
@@ -59,7 +70,8 @@ static void close_run(Run *r)
 /* Trains to step `last`; every second step has the same batch. */
 static void train(Run *r, long last)
 {
-    const int T = r->config.model.max_sequence_length, share = BATCH / comm_size(), vocab = r->config.model.vocab_size;
+    const int T = r->config.model.max_sequence_length, share = BATCH / comm_size(),
+              vocab = r->config.model.vocab_size;
     int tokens[64], targets[64];
     assert_true(T <= 64);
     while (r->state.step < last) {
@@ -70,7 +82,8 @@ static void train(Run *r, long last)
                 tokens[t] = test_token(11, (uint64_t)(sequence + t), vocab);
                 targets[t] = test_token(11, (uint64_t)(sequence + t + 1), vocab);
             }
-            model_micro_batch(&r->model, &r->store, tokens, targets, NULL, 1.0f / (float)(BATCH * T), 0,
+            model_micro_batch(&r->model, &r->store, tokens, targets, NULL,
+                              1.0f / (float)(BATCH * T), 0,
                               i == share - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
         }
         double loss = take_losses(&r->model).loss / (BATCH * T);
@@ -79,7 +92,8 @@ static void train(Run *r, long last)
         r->state.updates++;
         const double norm = optimizer_grad_norm(&r->store);
         assert_true(isfinite(norm));
-        optimizer_step(&r->store, &r->config, r->state.step, r->state.updates, r->lr, fmin(1, 1 / norm));
+        optimizer_step(&r->store, &r->config, r->state.step, r->state.updates, r->lr,
+                       fmin(1, 1 / norm));
     }
 }
 
@@ -103,8 +117,9 @@ static void expect_same(const char *what, long step, const char *folder, const c
         return;
     for (int i = 0; i < 2; i++) {
         const char *name = i ? "optimizer-00001" : "model";
-        snprintf(command, sizeof command, "cmp %s/%s/step%ld/%s.safetensors %s/%s/step%ld/%s.safetensors", shared, folder, step,
-                 name, shared, other, step, name);
+        snprintf(command, sizeof command,
+                 "cmp %s/%s/step%ld/%s.safetensors %s/%s/step%ld/%s.safetensors", shared, folder,
+                 step, name, shared, other, step, name);
         if (system(command) != 0)
             fail_msg("%s: %s: %s", what, name, command);
     }
@@ -123,7 +138,8 @@ static void expect_zero_padding(const char *what, const Run *r)
 {
     double looked = 0;
     for (int u = 0; u < r->store.num_units; u++)
-        for (int k = 0; k < r->store.optimizer->num_states && r->store.shard[u].slice[TRAINED].count; k++) {
+        for (int k = 0;
+             k < r->store.optimizer->num_states && r->store.shard[u].slice[TRAINED].count; k++) {
             const UnitLayout *shape = &r->store.shape[u];
             const Shard *s = &r->store.shard[u];
             const Slice own = shard_state(s, k);
@@ -134,9 +150,11 @@ static void expect_zero_padding(const char *what, const Run *r)
                 const Param *p = &shape->param[i];
                 const size_t end = p->offset + (size_t)p->rows * (size_t)p->cols;
                 for (size_t at = end; at < p->offset + param_align(end - p->offset); at++)
-                    if (at >= own.first && at < own.first + own.count && (looked++, values.x[at - own.first] != 0))
-                        fail_msg("%s: %s of unit %d, element %zu after %s is %g", what, r->store.optimizer->state[k].name, u,
-                                 at - end, p->name, (double)values.x[at - own.first]);
+                    if (at >= own.first && at < own.first + own.count &&
+                        (looked++, values.x[at - own.first] != 0))
+                        fail_msg("%s: %s of unit %d, element %zu after %s is %g", what,
+                                 r->store.optimizer->state[k].name, u, at - end, p->name,
+                                 (double)values.x[at - own.first]);
             }
             elements_free(&values);
         }
@@ -156,7 +174,8 @@ static void check_case(int which)
     train(&r, STEPS);
     save(&r);
     if (!(r.loss[STEPS - 1] < r.loss[1] && r.loss[STEPS - 2] < r.loss[0]))
-        fail_msg("%s: losses %g, %g, then %g, %g", what, r.loss[0], r.loss[1], r.loss[STEPS - 2], r.loss[STEPS - 1]);
+        fail_msg("%s: losses %g, %g, then %g, %g", what, r.loss[0], r.loss[1], r.loss[STEPS - 2],
+                 r.loss[STEPS - 1]);
     const double last = r.loss[STEPS - 1];
     expect_zero_padding(what, &r);
     close_run(&r);

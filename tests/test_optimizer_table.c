@@ -1,5 +1,6 @@
-/* The table of optimizers, and effects of a row that a program adds: the configuration and its notes, the memory plan, which
- * weights decay, statistics, and messages of other optimizers about its checkpoints. */
+/* The table of optimizers, and effects of a row that a program adds: the configuration and its
+ * notes, the memory plan, which weights decay, statistics, and messages of other optimizers about
+ * its checkpoints. */
 #include <jansson.h>
 
 #include "model/plan.h"
@@ -9,7 +10,7 @@
 #include "tests/saved.h"
 #include "tests/try_config.h"
 
-/* ---- the configuration ------------------------------------------------------------------------------------ */
+/* ---- the configuration ----------------------------------------------------------------------- */
 
 static bool warned(const char *message, const char *words)
 {
@@ -23,28 +24,38 @@ static void test_choice(void **state)
     char message[8192];
     try_write(try_path, try_complete);
     assert_false(try_printed(message, sizeof message, 2, 1, "--optimizer.name=sgd", NULL));
-    try_contains(message, "this program has no optimizer 'sgd'; it has adamw, adamw8bit, muon, lion, momentum");
-    assert_true(try_printed(message, sizeof message, 2, 1, "--optimizer={name: lion, betas: [0.9, 0.99], eps: 1e-8}",
+    try_contains(
+        message,
+        "this program has no optimizer 'sgd'; it has adamw, adamw8bit, muon, lion, momentum");
+    assert_true(try_printed(message, sizeof message, 2, 1,
+                            "--optimizer={name: lion, betas: [0.9, 0.99], eps: 1e-8}",
                             "--format={moment1: bf16, moment2: e4m3}"));
-    try_contains(message, "optimizer.eps (optimizer lion does not have it), format.moment1 (optimizer lion does not have it), "
+    try_contains(message, "optimizer.eps (optimizer lion does not have it), format.moment1 "
+                          "(optimizer lion does not have it), "
                           "format.moment2 (optimizer lion does not have it)");
     assert_false(warned(message, "optimizer.betas") || warned(message, "decay"));
-    assert_true(try_printed(message, sizeof message, 2, 1, "--optimizer={name: adamw, eps: 1e-8}", "--format.moment1=bf16"));
+    assert_true(try_printed(message, sizeof message, 2, 1, "--optimizer={name: adamw, eps: 1e-8}",
+                            "--format.moment1=bf16"));
     assert_string_equal(message, "");
     assert_true(try_printed(message, sizeof message, 2, 1, "--optimizer.name=adamw8bit",
                             "--quantize_optimizer={use_quantize_optimizer: coat_fp8_adamw}"));
     try_contains(message, "the formats of quantize_optimizer (optimizer adamw8bit has its own)");
     assert_false(try_printed(message, sizeof message, 2, 1, "--format.moment1=dynamic8/256", NULL));
     try_contains(message, "only the moments of --optimizer.name=adamw8bit are");
-    assert_true(try_printed(message, sizeof message, 2, 1, "--optimizer.momentum=0.9", "--optimizer.ns_steps=6"));
+    assert_true(try_printed(message, sizeof message, 2, 1, "--optimizer.momentum=0.9",
+                            "--optimizer.ns_steps=6"));
     try_contains(message, "optimizer.momentum (optimizer adamw does not have it)");
     try_contains(message, "optimizer.ns_steps (optimizer adamw does not have it)");
-    assert_true(try_printed(message, sizeof message, 2, 1, "--optimizer={name: muon, momentum: 0.9, per_head: true}", NULL));
-    assert_false(try_printed(message, sizeof message, 2, 1, "--optimizer.name=muon", "--host.moments=all"));
+    assert_true(try_printed(message, sizeof message, 2, 1,
+                            "--optimizer={name: muon, momentum: 0.9, per_head: true}", NULL));
+    assert_false(
+        try_printed(message, sizeof message, 2, 1, "--optimizer.name=muon", "--host.moments=all"));
     try_contains(message, "optimizer.name is muon and host.moments is all");
-    assert_false(try_printed(message, sizeof message, 2, 1, "--optimizer.name=muon", "--host.master=all"));
+    assert_false(
+        try_printed(message, sizeof message, 2, 1, "--optimizer.name=muon", "--host.master=all"));
     try_contains(message, "optimizer.name is muon and host.master is all");
-    assert_false(try_printed(message, sizeof message, 2, 1, "--optimizer.name=muon", "--lora.rank=4"));
+    assert_false(
+        try_printed(message, sizeof message, 2, 1, "--optimizer.name=muon", "--lora.rank=4"));
     try_contains(message, "optimizer.name is muon and lora.rank is 4");
     Config *c = try_load(1, "--optimizer.name=lion", NULL, NULL, NULL);
     try_contains(c->text, "optimizer:\n  name: lion\n");
@@ -58,13 +69,17 @@ static void test_mixed_moments(void **state)
     needs_fork();
     char message[8192];
     try_write(try_path, try_complete);
-    assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=coat", "--format.moment1=f32"));
+    assert_true(
+        try_printed(message, sizeof message, 2, 1, "--recipe=coat", "--format.moment1=f32"));
     assert_string_equal(message, "");
-    assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=fp8-lm", "--optimizer.betas=[0.9, 0.995]"));
+    assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=fp8-lm",
+                            "--optimizer.betas=[0.9, 0.995]"));
     assert_string_equal(message, "");
-    assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=fp8-lm", "--optimizer.betas=[0.9, 0.999]"));
+    assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=fp8-lm",
+                            "--optimizer.betas=[0.9, 0.999]"));
     try_contains(message, "a v in bf16 is too coarse for a beta2 of 0.999");
-    assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=f32", "--optimizer.betas=[0.9, 0.999]"));
+    assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=f32",
+                            "--optimizer.betas=[0.9, 0.999]"));
     assert_string_equal(message, "");
 }
 
@@ -77,15 +92,23 @@ static void test_coarse(void **state)
         const Format f32 = { F32, 0 }, bf16 = { BF16, 0 };
         Tensor w = make_filled(f32, 1, 8, 1, 1, 1), m = make_filled(f32, 1, 8, 1, 0, 0);
         Tensor v = make_filled(bf16, 1, 8, 1, 1.25f, 1.25f);
-        adamw(w, m, v, m, (AdamW){ .beta2 = beta2[i], .eps = 1, .correction1 = 1, .correction2 = 1, .grad_scale = 1 }, 0);
+        adamw(
+            w, m, v, m,
+            (AdamW){
+                .beta2 = beta2[i], .eps = 1, .correction1 = 1, .correction2 = 1, .grad_scale = 1 },
+            0);
         assert_int_equal(values(v)[0] == 1.25, i == 0);
         release();
     }
 }
 
-/* ---- the plan --------------------------------------------------------------------------------------------- */
+/* ---- the plan -------------------------------------------------------------------------------- */
 
-typedef struct { Config config; Model model; ParamStore store; } Small;
+typedef struct {
+    Config config;
+    Model model;
+    ParamStore store;
+} Small;
 
 static void small_plan(Small *s, const char *optimizer, const char *recipe)
 {
@@ -101,7 +124,10 @@ static void small_plan(Small *s, const char *optimizer, const char *recipe)
 static void test_plan(void **state)
 {
     (void)state;
-    const struct { const char *optimizer, *recipe; size_t bytes; } rows[] = {
+    const struct {
+        const char *optimizer, *recipe;
+        size_t bytes;
+    } rows[] = {
         { "adamw", "f32", 2 * 256 * 4 },
         { "adamw", "coat", 2 * (256 + 2 * 4) },
         { "adamw", "fp8-lm", 256 + 2 * 2 + 256 * 2 },
@@ -119,18 +145,26 @@ static void test_plan(void **state)
         assert_int_equal(weights % 256, 0);
         assert_int_equal(store_state_bytes(&s.store), weights / 256 * rows[i].bytes);
         if (strcmp(rows[i].recipe, "f32") == 0 && strcmp(rows[i].optimizer, "adamw8bit") != 0)
-            total[strcmp(rows[i].optimizer, "lion") == 0] = s.model.bytes.total - store_state_bytes(&s.store);
+            total[strcmp(rows[i].optimizer, "lion") == 0] =
+                s.model.bytes.total - store_state_bytes(&s.store);
         model_free(&s.model, &s.store);
     }
-    assert_int_equal(total[0], total[1]);       /* only states differ, and their sizes are multiples of 256 */
+    /* only states differ, and their sizes are multiples of 256 */
+    assert_int_equal(total[0], total[1]);
 }
 
-/* ---- a step ----------------------------------------------------------------------------------------------- */
+/* ---- a step ---------------------------------------------------------------------------------- */
 
-/* Master weights in BF16 that weight decay moves from 1 by half a step down, rounded up or down: which of them went up, in one run
- * of the optimizer, for every parameter. */
+/* Master weights in BF16 that weight decay moves from 1 by half a step down, rounded up or down:
+ * which of them went up, in one run of the optimizer, for every parameter. */
 enum { MOST_PARAMS = 32, MOST_BITS = 16384 };
-typedef struct { int params; struct { size_t count; bool up[MOST_BITS]; } of[MOST_PARAMS]; } Dither;
+typedef struct {
+    int params;
+    struct {
+        size_t count;
+        bool up[MOST_BITS];
+    } of[MOST_PARAMS];
+} Dither;
 
 static void round_once(Dither *d, uint64_t seed, long step)
 {
@@ -163,11 +197,13 @@ static void round_once(Dither *d, uint64_t seed, long step)
     release();
 }
 
-/* Half of n independent bits are set, with a standard deviation of sqrt(n) / 2; 5 of these are allowed. */
+/* Half of n independent bits are set, with a standard deviation of sqrt(n) / 2; 5 of these are
+ * allowed. */
 static void check_half(size_t found, size_t n, const char *what, int a, int i, int b, int j)
 {
     if (!(fabs((double)found - (double)n / 2) <= 2.5 * sqrt((double)n)))
-        fail_msg("%s: %zu of %zu, of run %d, parameter %d, and run %d, parameter %d", what, found, n, a, i, b, j);
+        fail_msg("%s: %zu of %zu, of run %d, parameter %d, and run %d, parameter %d", what, found,
+                 n, a, i, b, j);
 }
 
 /* Rounding goes up as often as down, independently for each parameter, step and seed. */
@@ -187,7 +223,8 @@ static void test_dither(void **state)
             check_half(up, d[a].of[i].count, "rounded up", a, i, a, i);
             for (int b = 0; b <= a; b++)
                 for (int j = 0; j < (b < a ? d[b].params : i); j++) {
-                    const size_t n = d[a].of[i].count < d[b].of[j].count ? d[a].of[i].count : d[b].of[j].count;
+                    const size_t n =
+                        d[a].of[i].count < d[b].of[j].count ? d[a].of[i].count : d[b].of[j].count;
                     size_t same = 0;
                     for (size_t k = 0; k < n; k++)
                         same += d[a].of[i].up[k] == d[b].of[j].up[k];
@@ -196,7 +233,8 @@ static void test_dither(void **state)
         }
 }
 
-/* From a momentum of 0 Lion's first step is lr against the gradient's sign; only matrices also decay. */
+/* From a momentum of 0 Lion's first step is lr against the gradient's sign; only matrices also
+ * decay. */
 static void test_step(void **state)
 {
     (void)state;
@@ -209,10 +247,12 @@ static void test_step(void **state)
         fill(s.store.shard[u].grad, (uint64_t)u + 1, -1, 1);
     const double *before[8], *grad[8];
     for (int u = 0; u < s.store.num_units; u++)
-        before[u] = values(s.store.shard[u].slice[TRAINED].stored), grad[u] = values(s.store.shard[u].grad);
+        before[u] = values(s.store.shard[u].slice[TRAINED].stored),
+        grad[u] = values(s.store.shard[u].grad);
     optimizer_step(&s.store, &s.config, 1, 1, lr, scale);
     for (int u = 0; u < s.store.num_units; u++) {
-        const double *w = values(s.store.shard[u].slice[TRAINED].stored), *m = values(s.store.shard[u].state[0]);
+        const double *w = values(s.store.shard[u].slice[TRAINED].stored),
+                     *m = values(s.store.shard[u].state[0]);
         for (int i = 0; i < s.store.shape[u].num_params; i++) {
             const Param *p = &s.store.shape[u].param[i];
             const bool decays = !p->is_vector && !p->is_embedding;
@@ -221,9 +261,11 @@ static void test_step(void **state)
                 const double expected = x - lr * ((g > 0) - (g < 0) + (decays ? decay * x : 0));
                 if (fabs(w[k] - expected) > 4 * U24 * (fabs(x) + lr))
                     fail_msg("%s of unit %d: %.9g, expected %.9g", p->name, u, w[k], expected);
-                /* beta2 in F32 has an error of U24, the difference and two products U24 of themselves */
+                /* beta2 in F32 has an error of U24, the difference and two products U24 of
+                 * themselves */
                 const double momentum = (1 - s.config.optimizer.beta2) * scale * g;
-                assert_true(fabs(m[k] - momentum) <= fabs(momentum) * (4 * U24 + U24 / (1 - s.config.optimizer.beta2)));
+                assert_true(fabs(m[k] - momentum) <=
+                            fabs(momentum) * (4 * U24 + U24 / (1 - s.config.optimizer.beta2)));
             }
         }
     }
@@ -231,7 +273,7 @@ static void test_step(void **state)
     release();
 }
 
-/* ---- statistics ------------------------------------------------------------------------------------------- */
+/* ---- statistics ------------------------------------------------------------------------------ */
 
 /* The line of metrics.jsonl with statistics of the optimizer's second step. */
 static json_t *statistics(const char *optimizer)
@@ -274,18 +316,21 @@ static double number(json_t *line, const char *name)
     return json_is_number(x) ? json_number_value(x) : NAN;
 }
 
-/* Adam's moments have a source in any format: its rounding error is below that of E4M3, but not 0. States of another optimizer are
- * described as stored. */
+/* Adam's moments have a source in any format: its rounding error is below that of E4M3, but not 0.
+ * States of another optimizer are described as stored. */
 static void test_statistics(void **state)
 {
     (void)state;
     json_t *eight = statistics("adamw8bit"), *other = statistics("lion");
-    assert_true(number(eight, "quant/m/0/error") > 1e-4 && number(eight, "quant/m/0/error") < 0x1p-4);
-    assert_true(number(eight, "quant/v/0/error") > 1e-4 && number(eight, "quant/v/0/error") < 0x1p-4);
+    assert_true(number(eight, "quant/m/0/error") > 1e-4 &&
+                number(eight, "quant/m/0/error") < 0x1p-4);
+    assert_true(number(eight, "quant/v/0/error") > 1e-4 &&
+                number(eight, "quant/v/0/error") < 0x1p-4);
     assert_true(isfinite(number(eight, "quant/update/1/error")));
     assert_true(number(eight, "quant/m/head/dynamic_range") > 1);
     assert_true(number(eight, "quant/optimizer/m/e4m3/error") > 0);
-    assert_true(number(other, "quant/momentum/0/dynamic_range") > 1 && number(other, "quant/momentum/embedding/underflow") == 0);
+    assert_true(number(other, "quant/momentum/0/dynamic_range") > 1 &&
+                number(other, "quant/momentum/embedding/underflow") == 0);
     assert_null(json_object_get(other, "quant/momentum/0/error"));
     assert_null(json_object_get(other, "quant/m/0/error"));
     assert_null(json_object_get(other, "quant/optimizer/m/e4m3/error"));
@@ -293,7 +338,7 @@ static void test_statistics(void **state)
     json_decref(other);
 }
 
-/* ---- checkpoints ------------------------------------------------------------------------------------------ */
+/* ---- checkpoints ----------------------------------------------------------------------------- */
 
 static void open_with(Run *r, const char *optimizer, const char *moments)
 {
@@ -315,7 +360,8 @@ static void expect_refusal(const char *saved, const char *loaded, const char *wo
     save(&r, 1);
     open_with(&other, loaded, "f32");
     DIES(words, load(&other, step_folder(&r, 1)));
-    DIES(text("Use --optimizer.name=%s, or start with new states", saved), load(&other, step_folder(&r, 1)));
+    DIES(text("Use --optimizer.name=%s, or start with new states", saved),
+         load(&other, step_folder(&r, 1)));
     TrainState s;
     assert_true(checkpoint_load(step_folder(&r, 1), &other.config, &other.store, &s, false));
     close_run(&r);
@@ -327,11 +373,16 @@ static void test_refusals(void **state)
 {
     (void)state;
     needs_fork();
-    expect_refusal("lion", "adamw", "it has no exp_avg, which optimizer adamw keeps for every weight; the checkpoint was saved "
-                   "with optimizer lion");
-    expect_refusal("adamw", "lion", "it has no momentum, which optimizer lion keeps for every weight; the checkpoint was saved "
-                   "with optimizer adamw");
-    expect_refusal("adamw", "momentum", "embed_tokens.weight.exp_avg_sq is no state of optimizer momentum");
+    expect_refusal(
+        "lion", "adamw",
+        "it has no exp_avg, which optimizer adamw keeps for every weight; the checkpoint was saved "
+        "with optimizer lion");
+    expect_refusal(
+        "adamw", "lion",
+        "it has no momentum, which optimizer lion keeps for every weight; the checkpoint was saved "
+        "with optimizer adamw");
+    expect_refusal("adamw", "momentum",
+                   "embed_tokens.weight.exp_avg_sq is no state of optimizer momentum");
 }
 
 /* As documented in the header: a row that does not fit in the table is an error of the program. */
@@ -351,7 +402,9 @@ static void test_add(void **state)
 
 static int start(void **state)
 {
-    static const Optimizer momentum = { "momentum", 1, { { "exp_avg", "m", MOMENT1 } }, HAS_BETAS, .step = lion_step };
+    static const Optimizer momentum = {
+        "momentum", 1, { { "exp_avg", "m", MOMENT1 } }, HAS_BETAS, .step = lion_step
+    };
     device_init(0);
     optimizer_add(&lion);
     optimizer_add(&momentum);
@@ -366,9 +419,11 @@ static int end(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_choice), cmocka_unit_test(test_mixed_moments), cmocka_unit_test(test_coarse),
-        cmocka_unit_test(test_plan), cmocka_unit_test(test_step), cmocka_unit_test(test_statistics),
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_add), cmocka_unit_test(test_dither),
+        cmocka_unit_test(test_choice),   cmocka_unit_test(test_mixed_moments),
+        cmocka_unit_test(test_coarse),   cmocka_unit_test(test_plan),
+        cmocka_unit_test(test_step),     cmocka_unit_test(test_statistics),
+        cmocka_unit_test(test_refusals), cmocka_unit_test(test_add),
+        cmocka_unit_test(test_dither),
     };
     return cmocka_run_group_tests(tests, start, end);
 }

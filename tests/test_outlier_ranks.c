@@ -1,6 +1,6 @@
-/* A model with an outlier of SwiGLU in every block: gradients of FP8 recipes against those of F32, with one scale for down's input
- * and with factors of its columns; the same losses of tokens on 1, 2 and 4 ranks, the
- * same gradient norms with every strategy. */
+/* A model with an outlier of SwiGLU in every block: gradients of FP8 recipes against those of F32,
+ * with one scale for down's input and with factors of its columns; the same losses of tokens on 1,
+ * 2 and 4 ranks, the same gradient norms with every strategy. */
 #include <math.h>
 
 #include "tests/kit.h"
@@ -10,7 +10,7 @@
 
 enum { BATCH = 4, LAYERS = 4, MICRO_BATCHES = 2, TOKENS = 4096 };
 
-static HostUse on_host = HOST_NEVER;       /* saved activations */
+static HostUse on_host = HOST_NEVER; /* saved activations */
 
 static void open_run(Run *r, const char *recipe, DownScales down, float size, Strategy strategy)
 {
@@ -43,7 +43,7 @@ static float outlier_factor(const Run *r, int layer)
     return x[outlier_of(layer)];
 }
 
-/* ---- gradients --------------------------------------------------------------------------------------------------- */
+/* ---- gradients ------------------------------------------------------------------------------- */
 
 /* Those of a step of two micro-batches, of one parameter of the last block. */
 static double *gradient(Run *r, const char *name, size_t *n)
@@ -85,9 +85,9 @@ static double error_of(const char *recipe, DownScales down, float size, const do
     return sqrt(error2 / norm2);
 }
 
-/* An outlier that leaves the other columns no codes: with one scale their gradient is about 0, an error of 1. With factors it has
- * the rounding of all other operands, which the outliers of all blocks make larger: less than 0.7. Without an outlier the bits are
- * the same. */
+/* An outlier that leaves the other columns no codes: with one scale their gradient is about 0, an
+ * error of 1. With factors it has the rounding of all other operands, which the outliers of all
+ * blocks make larger: less than 0.7. Without an outlier the bits are the same. */
 static void test_gradients(void **state)
 {
     (void)state;
@@ -105,16 +105,19 @@ static void test_gradients(void **state)
             const double *exact = gradient(&r, "down", &n);
             close_run(&r);
             for (int down = 0; down < 2; down++)
-                error[grown][down] = error_of(recipes[i], down ? DOWN_CHANNEL : DOWN_TENSOR, size, exact);
+                error[grown][down] =
+                    error_of(recipes[i], down ? DOWN_CHANNEL : DOWN_TENSOR, size, exact);
             release();
         }
-        print_message("%s: error of down's gradient %.4f, with an outlier %.4f, with factors %.4f\n", recipes[i], error[0][0],
-                      error[1][0], error[1][1]);
-        assert_true(error[0][0] == error[0][1] && error[1][0] > 0.9 && error[1][1] < 0.7 * error[1][0]);
+        print_message(
+            "%s: error of down's gradient %.4f, with an outlier %.4f, with factors %.4f\n",
+            recipes[i], error[0][0], error[1][0], error[1][1]);
+        assert_true(error[0][0] == error[0][1] && error[1][0] > 0.9 &&
+                    error[1][1] < 0.7 * error[1][0]);
     }
 }
 
-/* ---- ranks ------------------------------------------------------------------------------------------------------- */
+/* ---- ranks ----------------------------------------------------------------------------------- */
 
 /* Losses of the tokens of all sequences: each rank its own, or all. */
 static void token_losses(float *losses, DownScales down, Strategy strategy, int first, int count)
@@ -138,19 +141,21 @@ static void test_ranks(void **state)
 {
     (void)state;
     static float alone[TOKENS], sharded[TOKENS], other[TOKENS];
-    const int share = BATCH / comm_size(), first = comm_rank() * share, T = architecture(LLAMA).max_sequence_length;
+    const int share = BATCH / comm_size(), first = comm_rank() * share,
+              T = architecture(LLAMA).max_sequence_length;
     const size_t bytes = sizeof(float) * (size_t)(share * T);
     assert_true(BATCH * T < TOKENS);
     token_losses(alone, DOWN_CHANNEL, (Strategy){ 1, GATHER_OFTEN, SUM_OFTEN }, first, share);
-    token_losses(sharded, DOWN_CHANNEL, (Strategy){ comm_size(), GATHER_OFTEN, SUM_OFTEN }, first, share);
+    token_losses(sharded, DOWN_CHANNEL, (Strategy){ comm_size(), GATHER_OFTEN, SUM_OFTEN }, first,
+                 share);
     token_losses(other, DOWN_TENSOR, (Strategy){ 1, GATHER_OFTEN, SUM_OFTEN }, first, share);
     check_same_bytes("losses", sharded, alone, bytes);
     assert_true(memcmp(other, alone, bytes) != 0);
 }
 
-/* The norm of a step's gradients and, after the update, of the next step's: with weights that are gathered once or often,
- * and with activations that leave the device, the bits are the same. Without sharding F32 sums over ranks have another order: each
- * of up to 64 terms errs by 2^-24. */
+/* The norm of a step's gradients and, after the update, of the next step's: with weights that are
+ * gathered once or often, and with activations that leave the device, the bits are the same.
+ * Without sharding F32 sums over ranks have another order: each of up to 64 terms errs by 2^-24. */
 static void norms(double *norm, Strategy strategy, HostUse activations)
 {
     Run r;
@@ -175,14 +180,17 @@ static void test_strategies(void **state)
     norms(once, (Strategy){ comm_size(), GATHER_ONCE, SUM_OFTEN }, HOST_NEVER);
     norms(away, (Strategy){ comm_size(), GATHER_ONCE, SUM_OFTEN }, HOST_ALL);
     for (int s = 0; s < 2; s++)
-        assert_true(sharded[s] == once[s] && away[s] == once[s] && fabs(alone[s] / sharded[s] - 1) < 0x1p-18);
+        assert_true(sharded[s] == once[s] && away[s] == once[s] &&
+                    fabs(alone[s] / sharded[s] - 1) < 0x1p-18);
 }
 
 int main(int argc, char **argv)
 {
     start_ranks(&argc, &argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gradients), cmocka_unit_test(test_ranks), cmocka_unit_test(test_strategies),
+        cmocka_unit_test(test_gradients),
+        cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_strategies),
     };
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -1,14 +1,19 @@
-/* Outliers of SwiGLU [arXiv 2409.12517]: one channel, whose gate and up are aligned and grow, in the FP8 input of `down`.
+/* Outliers of SwiGLU [arXiv 2409.12517]: one channel, whose gate and up are aligned and grow, in
+ * the FP8 input of `down`.
  *
- * The codes of E4M3 have all their digits from 2^-6 to 448. Below they are 2^-9 apart, an error of S 2^-9 / sqrt(12) for a scale
- * S. It is 1 % of the root mean square r of a channel if r = 0.056 S, that is, if max|act| = 448 S is 7,945 r. */
+ * The codes of E4M3 have all their digits from 2^-6 to 448. Below they are 2^-9 apart, an error of
+ * S 2^-9 / sqrt(12) for a scale S. It is 1 % of the root mean square r of a channel if r = 0.056 S,
+ * that is, if max|act| = 448 S is 7,945 r. */
 #include "tests/fp8.h"
 
 enum { N = 272, C = 64, F = 144, REACH = 7945, SIZES = 7 };
 static const Format H = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 };
 
 /* act in double, of BF16 gate and up; and what the GEMMs multiply it with. */
-static struct { Tensor wide, w, dy; double *act, *weight, *gradient; } layer;
+static struct {
+    Tensor wide, w, dy;
+    double *act, *weight, *gradient;
+} layer;
 
 static float *normal(size_t n, uint64_t seed)
 {
@@ -37,7 +42,8 @@ static void compute_act(void)
     }
 }
 
-/* Channel 0 has gate = up = size z, where z is normal: act is size^2 z^2 for z > 0, and about 0 below. */
+/* Channel 0 has gate = up = size z, where z is normal: act is size^2 z^2 for z > 0, and about 0
+ * below. */
 static void make_layer(float size)
 {
     float *x = normal((size_t)N * 2 * F, 1);
@@ -74,15 +80,21 @@ static Tensor folded(const float *channel)
     return y;
 }
 
-/* ---- what a remedy loses ---------------------------------------------------------------------------------------- */
+/* ---- what a remedy loses --------------------------------------------------------------------- */
 
-/* act as the GEMMs of forward and of the weight's gradient read it, and w as forward reads it; and as they would without limits of
- * the exponent. */
-typedef struct { double *act, *act_dw; const double *w; } Read;
+/* act as the GEMMs of forward and of the weight's gradient read it, and w as forward reads it; and
+ * as they would without limits of the exponent. */
+typedef struct {
+    double *act, *act_dw;
+    const double *w;
+} Read;
 
-/* Relative errors, in addition to the rounding of digits that all tensors in E4M3 have: of the layer's output in tokens where
- * the outlier is silent; of the other channels' part of it in all tokens; of the other channels' weight gradient. */
-typedef struct { double silent, others, dw; } Lost;
+/* Relative errors, in addition to the rounding of digits that all tensors in E4M3 have: of the
+ * layer's output in tokens where the outlier is silent; of the other channels' part of it in all
+ * tokens; of the other channels' weight gradient. */
+typedef struct {
+    double silent, others, dw;
+} Lost;
 
 static double ratio(double error2, double norm2)
 {
@@ -97,9 +109,11 @@ static Lost lost(Read limited, Read digits)
             double y = 0, error = 0;
             for (int f = 1; f < F; f++) {
                 y += layer.act[n * F + f] * layer.weight[c * F + f];
-                error += limited.act[n * F + f] * limited.w[c * F + f] - digits.act[n * F + f] * digits.w[c * F + f];
+                error += limited.act[n * F + f] * limited.w[c * F + f] -
+                         digits.act[n * F + f] * digits.w[c * F + f];
             }
-            const double more = limited.act[n * F] * limited.w[c * F] - digits.act[n * F] * digits.w[c * F];
+            const double more =
+                limited.act[n * F] * limited.w[c * F] - digits.act[n * F] * digits.w[c * F];
             const bool silent = fabs(layer.act[n * F]) < 0.1;
             e[0] += silent ? (error + more) * (error + more) : 0, norm[0] += silent ? y * y : 0;
             e[1] += error * error, norm[1] += y * y;
@@ -109,7 +123,8 @@ static Lost lost(Read limited, Read digits)
             double dw = 0, error = 0;
             for (int n = 0; n < N; n++) {
                 dw += layer.gradient[n * C + c] * layer.act[n * F + f];
-                error += layer.gradient[n * C + c] * (limited.act_dw[n * F + f] - digits.act_dw[n * F + f]);
+                error += layer.gradient[n * C + c] *
+                         (limited.act_dw[n * F + f] - digits.act_dw[n * F + f]);
             }
             e[2] += error * error, norm[2] += dw * dw;
         }
@@ -121,7 +136,8 @@ static double rounded(double x, double scale, bool unlimited)
 {
     int e;
     const double m = frexp(x / scale, &e);
-    return unlimited ? ldexp(rint(ldexp(m, 4)), e - 4) * scale : decode_fp8(fp8_nearest(x / scale, E4M3), E4M3) * scale;
+    return unlimited ? ldexp(rint(ldexp(m, 4)), e - 4) * scale
+                     : decode_fp8(fp8_nearest(x / scale, E4M3), E4M3) * scale;
 }
 
 static Lost lost_by_operand(bool by_channel)
@@ -158,7 +174,8 @@ static double *copy_of_act(void)
     return x;
 }
 
-/* The scale of a token in forward, of a channel for the weight's gradient, as GEMMs with a scale per row and column take them. */
+/* The scale of a token in forward, of a channel for the weight's gradient, as GEMMs with a scale
+ * per row and column take them. */
 static Lost lost_by_token(void)
 {
     Read read[2];
@@ -209,57 +226,68 @@ static double reach(void)
     return most / sqrt(others2 / (N * (F - 1)));
 }
 
-/* What codes without digits lose where a tensor has this reach; with the rounding of digits that they do not have, which is at
- * most half of it. */
+/* What codes without digits lose where a tensor has this reach; with the rounding of digits that
+ * they do not have, which is at most half of it. */
 static double explained(double reach)
 {
     return 0.01 * hypot(1, 0.5) * reach / REACH;
 }
 
-/* One scale loses what codes without digits explain, and no less than half of it as long as most codes have none: values of a
- * product of normals are often small. Factors leave channels up to 2^7 times the median one's maximum, which is less than 14 of
- * its root mean squares here; the weight, of up to 4, loses as a tensor with its ratio of factors. Scales of tokens lose nothing
- * in silent tokens and, with scales of channels for the gradient, nothing there. A clamp loses the outlier. */
+/* One scale loses what codes without digits explain, and no less than half of it as long as most
+ * codes have none: values of a product of normals are often small. Factors leave channels up to 2^7
+ * times the median one's maximum, which is less than 14 of its root mean squares here; the weight,
+ * of up to 4, loses as a tensor with its ratio of factors. Scales of tokens lose nothing in silent
+ * tokens and, with scales of channels for the gradient, nothing there. A clamp loses the
+ * outlier. */
 static void test_remedies(void **state)
 {
     (void)state;
     static const float sizes[SIZES] = { 1, 16, 32, 48, 64, 128, 256 };
-    print_message("%% lost in silent tokens, others' part, others' dw: one scale | tokens | channels | clamp, and the outlier\n");
+    print_message("%% lost in silent tokens, others' part, others' dw: one scale | tokens | "
+                  "channels | clamp, and the outlier\n");
     for (int i = 0; i < SIZES; i++) {
         make_layer(sizes[i]);
         double outlier;
         const double r = reach(), left = fmin(r, 14 * 128);
         const float least = channels_of(encoded(true))[0];
         const double limit = 448 * root_mean_square(layer.act + 1, N, F);
-        const Lost one = lost_by_operand(false), token = lost_by_token(), channel = lost_by_operand(true);
+        const Lost one = lost_by_operand(false), token = lost_by_token(),
+                   channel = lost_by_operand(true);
         const Lost clamp = lost_by_clamp(limit, &outlier);
         const Lost *const all[] = { &one, &token, &channel, &clamp };
         print_message("reach %7.0f:", r);
         for (int k = 0; k < 4; k++)
-            print_message(" %6.2f %6.2f %6.2f %s", 100 * all[k]->silent, 100 * all[k]->others, 100 * all[k]->dw, k < 3 ? "|" : "");
+            print_message(" %6.2f %6.2f %6.2f %s", 100 * all[k]->silent, 100 * all[k]->others,
+                          100 * all[k]->dw, k < 3 ? "|" : "");
         print_message("%.1f\n", 100 * outlier);
         if (sizes[i] >= 32 && sizes[i] <= 64)
-            assert_true(fmin(one.silent, one.dw) > explained(r) / 2 && fmax(one.others, one.dw) < explained(r));
+            assert_true(fmin(one.silent, one.dw) > explained(r) / 2 &&
+                        fmax(one.others, one.dw) < explained(r));
         if (sizes[i] == 48)
             assert_true(one.silent > 0.01);
-        assert_true(fmax(channel.silent, fmax(channel.others, channel.dw)) <= hypot(explained(left), explained(4 / least)));
+        assert_true(fmax(channel.silent, fmax(channel.others, channel.dw)) <=
+                    hypot(explained(left), explained(4 / least)));
         assert_true(fmax(token.silent, token.dw) < 0.001 && (sizes[i] < 32 || outlier > 0.85));
         release();
     }
 }
 
-/* ---- the operations --------------------------------------------------------------------------------------------- */
+/* ---- the operations -------------------------------------------------------------------------- */
 
 static bool scales_reused;
 
-/* Two outliers of different sizes, three channels of zeros, and others of sizes that differ: the median is one of half of them. */
+/* Two outliers of different sizes, three channels of zeros, and others of sizes that differ: the
+ * median is one of half of them. */
 static void make_outliers(float first, float second)
 {
     make_layer(first);
     float *x = keep(sizeof(float) * N * 2 * F);
     const double *wide = values(layer.wide);
     for (int i = 0; i < N * 2 * F; i++)
-        x[i] = (float)wide[i] * (i % F == 0 ? 1 : i % F == 5 ? second : i % F >= F - 3 ? 0 : ldexpf(1, i % F % 7 - 3));
+        x[i] = (float)wide[i] * (i % F == 0       ? 1
+                                 : i % F == 5     ? second
+                                 : i % F >= F - 3 ? 0
+                                                  : ldexpf(1, i % F % 7 - 3));
     put(layer.wide, x);
     compute_act();
 }
@@ -328,7 +356,8 @@ static void factors_case(bool exact, bool transposed)
     check_operand("act", act, ref, bounds(ref));
     make_outliers(128, 1);
     scales_reused = true;
-    swiglu_forward(act, exact ? saved : layer.wide, layer.wide, NO_PRODUCT, exact ? FROM_EXACT : FROM_SAVED);
+    swiglu_forward(act, exact ? saved : layer.wide, layer.wide, NO_PRODUCT,
+                   exact ? FROM_EXACT : FROM_SAVED);
     scales_reused = false;
     expect_factors(act, factor);
     ref = times(layer.act, factor);
@@ -345,7 +374,8 @@ static void test_factors(void **state)
         factors_case(i % 2, i / 2);
 }
 
-/* Two columns of 1.5, two of 1.5 2^8, all others 0: half of the four do not exceed the exponent 0. */
+/* Two columns of 1.5, two of 1.5 2^8, all others 0: half of the four do not exceed the exponent
+ * 0. */
 static void test_median(void **state)
 {
     (void)state;
@@ -353,7 +383,7 @@ static void test_median(void **state)
     float x[SIZE * 2 * SIZE] = { 0 }, factor[SIZE];
     for (int n = 0; n < SIZE; n++)
         for (int f = 0; f < 4; f++) {
-            x[n * 2 * SIZE + f] = 64;           /* silu(64) = 64 */
+            x[n * 2 * SIZE + f] = 64; /* silu(64) = 64 */
             x[n * 2 * SIZE + SIZE + f] = (f < 2 ? 1.5f : 384) / 64;
         }
     const Tensor wide = make(H, SIZE, 2 * SIZE);
@@ -373,8 +403,10 @@ static void test_no_outlier(void **state)
     (void)state;
     make_layer(4);
     const Tensor with = encoded(true), without = encoded(false), w = rows_of(layer.w);
-    check_same_bytes("act", tensor_snapshot(with), tensor_snapshot(without), tensor_bytes(with) - 12);
-    check_same_bytes("w", tensor_snapshot(folded(with.channel)), tensor_snapshot(w), tensor_bytes(w) - 12);
+    check_same_bytes("act", tensor_snapshot(with), tensor_snapshot(without),
+                     tensor_bytes(with) - 12);
+    check_same_bytes("w", tensor_snapshot(folded(with.channel)), tensor_snapshot(w),
+                     tensor_bytes(w) - 12);
     release();
 }
 
@@ -387,11 +419,13 @@ static void test_products(void **state)
     const float *factor = channels_of(act);
     const uint8_t *codes = tensor_snapshot(w), *from = tensor_snapshot(layer.w);
     for (int i = 0; i < C * F; i++)
-        assert_int_equal(codes[i], fp8_nearest(decode_fp8(from[i], E4M3) * factor[0] / factor[i % F], E4M3));
+        assert_int_equal(codes[i],
+                         fp8_nearest(decode_fp8(from[i], E4M3) * factor[0] / factor[i % F], E4M3));
     assert_true(operand_scale(w) == operand_scale(layer.w) / factor[0]);
     matmul(y, act, w, NONE);
     double *ref = keep(sizeof(double) * N * C), *bound = keep(sizeof(double) * N * C);
-    product(ref, bound, NULL, N, C, F, (Strided){ values(act), F, 1 }, (Strided){ values(w), F, 1 });
+    product(ref, bound, NULL, N, C, F, (Strided){ values(act), F, 1 },
+            (Strided){ values(w), F, 1 });
     check_close("y", y, ref, bound);
     release();
 }
@@ -413,8 +447,10 @@ static void test_gradient(void **state)
         double *divided = keep(sizeof(double) * N * F);
         for (int k = 0; k < N * F; k++)
             divided[k] = x[k] / factor[k % F];
-        product(ref, bound, dw.empty ? NULL : before, C, F, N, (Strided){ layer.gradient, 1, C }, (Strided){ divided, 1, F });
-        for (int k = 0; k < C * F && i / 2; k++)        /* the product may be rounded before the addition */
+        product(ref, bound, dw.empty ? NULL : before, C, F, N, (Strided){ layer.gradient, 1, C },
+                (Strided){ divided, 1, F });
+        /* the product may be rounded before the addition */
+        for (int k = 0; k < C * F && i / 2; k++)
             bound[k] += 0x1p-8 * fabs(ref[k] - (dw.empty ? 0 : before[k]));
         check_close("dw", dw, ref, bound);
         release();
@@ -427,11 +463,13 @@ static void test_again(void **state)
     (void)state;
     make_outliers(128, 24);
     const Tensor act = encoded(true), dact = make_filled(H, N, F, 4, -1, 1);
-    Tensor again = make_operand(E4, N, F), d = make_operand(E5, N, 2 * F), other = make_operand(E5, N, 2 * F);
+    Tensor again = make_operand(E4, N, F), d = make_operand(E5, N, 2 * F),
+           other = make_operand(E5, N, 2 * F);
     again.scale = act.scale, again.channel = act.channel;
     swiglu_backward(d, again, dact, NO_PRODUCT, layer.wide);
     swiglu_backward(other, NONE, dact, NO_PRODUCT, layer.wide);
-    check_same_bytes("act again", tensor_snapshot(again), tensor_snapshot(act), tensor_bytes(act) - 12);
+    check_same_bytes("act again", tensor_snapshot(again), tensor_snapshot(act),
+                     tensor_bytes(act) - 12);
     check_same_bytes("gradient", tensor_snapshot(d), tensor_snapshot(other), tensor_bytes(d) - 12);
     release();
 }
@@ -455,7 +493,8 @@ static void test_fused(void **state)
     enum { TOKENS = 144, WIDTH = 256, MODEL = 4096 };
     Tensor x = make_round(E4, TOKENS, MODEL, 1), dy = make_round(E5, TOKENS, MODEL, 2);
     const Tensor up = make_round(E4, 2 * WIDTH, MODEL, 3), down = make_round(E4, MODEL, WIDTH, 4);
-    const Tensor wide = make(H, TOKENS, 2 * WIDTH), gate_up[2] = { make((Format){ E4M3, 16 }, TOKENS, 2 * WIDTH), gate_up[0] };
+    const Tensor wide = make(H, TOKENS, 2 * WIDTH),
+                 gate_up[2] = { make((Format){ E4M3, 16 }, TOKENS, 2 * WIDTH), gate_up[0] };
     const Tensor dact = make(H, TOKENS, WIDTH);
     Tensor act[2], d[2], again[2];
     float factor[WIDTH], range = 4, gradient_range = 64;
@@ -464,7 +503,8 @@ static void test_fused(void **state)
     x.fast = dy.fast = true;
     scales_reused = true;
     for (int i = 0; i < 2; i++) {
-        act[i] = make(E4, TOKENS, WIDTH), d[i] = make_operand(E5, TOKENS, 2 * WIDTH), again[i] = make_operand(E4, TOKENS, WIDTH);
+        act[i] = make(E4, TOKENS, WIDTH), d[i] = make_operand(E5, TOKENS, 2 * WIDTH),
+        again[i] = make_operand(E4, TOKENS, WIDTH);
         act[i].channel = again[i].channel = guarded(sizeof factor);
         again[i].scale = act[i].scale;
         act[i].scale_amax = guarded(sizeof(float)), d[i].scale_amax = guarded(sizeof(float));
@@ -480,10 +520,13 @@ static void test_fused(void **state)
     matmul_dx(dact, dy, down, false);
     swiglu_backward(d[1], columns_of(again[1]), dact, NO_PRODUCT, gate_up[1]);
     scales_reused = false;
-    check_same_bytes("act", tensor_snapshot(act[0]), tensor_snapshot(act[1]), tensor_bytes(act[0]) - 12);
-    check_same_bytes("gradient", tensor_snapshot(d[0]), tensor_snapshot(d[1]), tensor_bytes(d[0]) - 12);
+    check_same_bytes("act", tensor_snapshot(act[0]), tensor_snapshot(act[1]),
+                     tensor_bytes(act[0]) - 12);
+    check_same_bytes("gradient", tensor_snapshot(d[0]), tensor_snapshot(d[1]),
+                     tensor_bytes(d[0]) - 12);
     const size_t codes = tensor_numel(again[0]);
-    check_same_bytes("act again", (char *)tensor_snapshot(again[0]) + codes, (char *)tensor_snapshot(again[1]) + codes, codes);
+    check_same_bytes("act again", (char *)tensor_snapshot(again[0]) + codes,
+                     (char *)tensor_snapshot(again[1]) + codes, codes);
     release();
 }
 
@@ -491,9 +534,10 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_remedies), cmocka_unit_test(test_factors), cmocka_unit_test(test_median),
-        cmocka_unit_test(test_no_outlier), cmocka_unit_test(test_products), cmocka_unit_test(test_gradient),
-        cmocka_unit_test(test_again), cmocka_unit_test(test_fused),
+        cmocka_unit_test(test_remedies), cmocka_unit_test(test_factors),
+        cmocka_unit_test(test_median),   cmocka_unit_test(test_no_outlier),
+        cmocka_unit_test(test_products), cmocka_unit_test(test_gradient),
+        cmocka_unit_test(test_again),    cmocka_unit_test(test_fused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* The model with packed documents: the loss and gradients of each separate document, and no influence between documents. */
+/* The model with packed documents: the loss and gradients of each separate document, and no
+ * influence between documents. */
 #include "tests/kit.h"
 
 #include <math.h>
@@ -8,7 +9,8 @@
 #include "kernels/runtime/error.h"
 #include "tests/models.h"
 
-/* Files of documents of these lengths, each ending with an eos, packed into two sequences, one of them with padding. */
+/* Files of documents of these lengths, each ending with an eos, packed into two sequences, one of
+ * them with padding. */
 enum { T = 16, B = 2, DOCUMENTS = 7, EOS = 0 };
 static const int length[DOCUMENTS] = { 5, 9, 1, 4, 2, 3, 5 };
 
@@ -37,8 +39,15 @@ static int remove_file(void **state)
 static Loader *open_packed(Batch *b)
 {
     char *paths[] = { path };
-    const DataSpec spec = { .paths = paths, .num_paths = 1, .itemsize = 2, .sequence_length = T, .vocab_size = 90,
-                            .eos_token_id = EOS, .pad_token_id = -1, .best_fit = true, .reopened = true };
+    const DataSpec spec = { .paths = paths,
+                            .num_paths = 1,
+                            .itemsize = 2,
+                            .sequence_length = T,
+                            .vocab_size = 90,
+                            .eos_token_id = EOS,
+                            .pad_token_id = -1,
+                            .best_fit = true,
+                            .reopened = true };
     Loader *l = loader_open(&spec, B, 0, 1);
     assert_int_equal(loader_instances(l), B);
     assert_true(loader_next(l, b));
@@ -47,7 +56,7 @@ static Loader *open_packed(Batch *b)
 
 typedef struct {
     Config config;
-    Model  model;
+    Model model;
     ParamStore store;
 } Setup;
 
@@ -61,7 +70,11 @@ static void open_model(Setup *s, SmallModel a, int sequences, bool documents)
     fsdp_empty_grads(&s->store);
 }
 
-typedef struct { double loss; float *gradient; size_t n; } Result;
+typedef struct {
+    double loss;
+    float *gradient;
+    size_t n;
+} Result;
 
 static Result result_of(Setup *s)
 {
@@ -82,7 +95,8 @@ static Result packed(SmallModel a, const Batch *b, bool documents)
 {
     Setup s;
     open_model(&s, a, B, documents);
-    model_micro_batch(&s.model, &s.store, b->tokens, b->targets, b->begins, 1.0f / (float)b->labels, 0, PASS_COMPLETE);
+    model_micro_batch(&s.model, &s.store, b->tokens, b->targets, b->begins, 1.0f / (float)b->labels,
+                      0, PASS_COMPLETE);
     return result_of(&s);
 }
 
@@ -115,9 +129,10 @@ static double distance(const Result *a, const Result *b)
     return worst / largest;
 }
 
-/* Positions, and so rounded rotations, differ, and so does the order of sums. An operation adds at most a roundoff for each of up
- * to 128 terms of a sum; a weight's gradient depends on some 20 operations with sums: forward and backward of each block, and the
- * head. With attention across documents the test would fail by a factor of 100. */
+/* Positions, and so rounded rotations, differ, and so does the order of sums. An operation adds at
+ * most a roundoff for each of up to 128 terms of a sum; a weight's gradient depends on some 20
+ * operations with sums: forward and backward of each block, and the head. With attention across
+ * documents the test would fail by a factor of 100. */
 static const double bound = 20 * 128 * U24;
 
 static void test_as_padded(void **state)
@@ -128,8 +143,8 @@ static void test_as_padded(void **state)
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         Result p = packed(a, &b, true), each = padded(a, &b), across = packed(a, &b, false);
         if (!(fabs(p.loss - each.loss) <= bound * each.loss) || !(distance(&p, &each) <= bound))
-            fail_msg("%s: loss %.9g, padded %.9g; gradients differ by %.3g, bound %.3g", architecture_name(a), p.loss, each.loss,
-                     distance(&p, &each), bound);
+            fail_msg("%s: loss %.9g, padded %.9g; gradients differ by %.3g, bound %.3g",
+                     architecture_name(a), p.loss, each.loss, distance(&p, &each), bound);
         assert_true(distance(&across, &each) > 100 * bound);
         free(p.gradient), free(each.gradient), free(across.gradient);
     }
@@ -137,7 +152,8 @@ static void test_as_padded(void **state)
 }
 
 /* The losses of all tokens, and the gradients if only one document has targets. */
-static void step_of_one(float *losses, Result *r, SmallModel a, const Batch *b, const int *tokens, int first, int end)
+static void step_of_one(float *losses, Result *r, SmallModel a, const Batch *b, const int *tokens,
+                        int first, int end)
 {
     Setup s;
     int targets[B * T];
@@ -151,10 +167,12 @@ static void step_of_one(float *losses, Result *r, SmallModel a, const Batch *b, 
     *r = result_of(&s);
 }
 
-/* Changes one token of a document: the losses of the others, and the gradients of another one, keep every bit. */
+/* Changes one token of a document: the losses of the others, and the gradients of another one, keep
+ * every bit. */
 static void check_apart(SmallModel a, const Batch *b, int changed)
 {
-    int first = changed, end = changed + 1, other = changed < T ? T : 0, other_end = other + 1, tokens[B * T];
+    int first = changed, end = changed + 1, other = changed < T ? T : 0, other_end = other + 1,
+        tokens[B * T];
     while (!b->begins[first])
         first--;
     while (end < B * T && !b->begins[end])
@@ -168,7 +186,8 @@ static void check_apart(SmallModel a, const Batch *b, int changed)
     step_of_one(before, &same, a, b, b->tokens, other, other_end);
     step_of_one(after, &r, a, b, tokens, other, other_end);
     check_same_bytes("losses before it", after, before, (size_t)first * sizeof *after);
-    check_same_bytes("losses after it", after + end, before + end, (size_t)(B * T - end) * sizeof *after);
+    check_same_bytes("losses after it", after + end, before + end,
+                     (size_t)(B * T - end) * sizeof *after);
     if (b->targets[changed] >= 0)
         assert_true(after[changed] != before[changed]);
     assert_true(r.loss == same.loss);
@@ -190,6 +209,7 @@ static void test_apart(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_as_padded), cmocka_unit_test(test_apart) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_as_padded),
+                                        cmocka_unit_test(test_apart) };
     return cmocka_run_group_tests(tests, make_file, remove_file);
 }

@@ -1,5 +1,6 @@
-/* data/packing and the packing loader: every label once per epoch, whole documents, resume, valid and invalid metadata, label masks
- * without a label. The model with packed documents: test_packed_model.c. */
+/* data/packing and the packing loader: every label once per epoch, whole documents, resume, valid
+ * and invalid metadata, label masks without a label. The model with packed documents:
+ * test_packed_model.c. */
 #include "tests/kit.h"
 
 #include <errno.h>
@@ -62,8 +63,10 @@ static int make_files(void **state)
             mask[i] = is_label((int)ids[i]);
         }
         for (int i = 0, start = 0; start < TOKENS; i++) {
-            const int length = document_length(f, i), end = start + length < TOKENS ? start + length : TOKENS;
-            fprintf(text, i % 2 ? "%d,%d\n" : "%d,%d,a \"name\",source.jsonl.gz,%d\r\n", start, end, i);
+            const int length = document_length(f, i),
+                      end = start + length < TOKENS ? start + length : TOKENS;
+            fprintf(text, i % 2 ? "%d,%d\n" : "%d,%d,a \"name\",source.jsonl.gz,%d\r\n", start, end,
+                    i);
             start = end;
         }
         fclose(text);
@@ -92,14 +95,27 @@ static int remove_files(void **state)
 
 static DataSpec packed_spec(bool split)
 {
-    return (DataSpec){ .paths = paths, .num_paths = FILES, .label_mask_paths = masks, .num_label_mask_paths = FILES, .itemsize = 4,
-                       .sequence_length = T, .vocab_size = VOCAB, .eos_token_id = -1, .pad_token_id = 0, .shuffle = true,
-                       .seed = 6198, .best_fit = true, .split = split, .metadata = true, .reopened = true };
+    return (DataSpec){ .paths = paths,
+                       .num_paths = FILES,
+                       .label_mask_paths = masks,
+                       .num_label_mask_paths = FILES,
+                       .itemsize = 4,
+                       .sequence_length = T,
+                       .vocab_size = VOCAB,
+                       .eos_token_id = -1,
+                       .pad_token_id = 0,
+                       .shuffle = true,
+                       .seed = 6198,
+                       .best_fit = true,
+                       .split = split,
+                       .metadata = true,
+                       .reopened = true };
 }
 
-/* ---- best fit ------------------------------------------------------------------------------------------------ */
+/* ---- best fit -------------------------------------------------------------------------------- */
 
-/* The definition: every item in turn searches all bins. Returns the number of bins; room[]: their fill. */
+/* The definition: every item in turn searches all bins. Returns the number of bins; room[]: their
+ * fill. */
 static int best_fit_by_definition(int *room, const uint32_t *sorted, int n, int capacity)
 {
     int bins = 0;
@@ -126,7 +142,8 @@ static int rising(const void *a, const void *b)
     return falling(b, a);
 }
 
-/* Bins are filled as by the definition, for capacities around powers of two and items of all sizes. */
+/* Bins are filled as by the definition, for capacities around powers of two and items of all
+ * sizes. */
 static void test_best_fit(void **state)
 {
     (void)state;
@@ -134,11 +151,14 @@ static void test_best_fit(void **state)
     static const int capacities[] = { 1, 2, 3, 15, 16, 17, 100, 4096 };
     for (size_t c = 0; c < sizeof capacities / sizeof capacities[0]; c++)
         for (int trial = 0; trial < 20; trial++) {
-            const int capacity = capacities[c], n = trial * 15 + (trial > 0), most = trial % 3 ? capacity : (capacity + 2) / 3;
+            const int capacity = capacities[c], n = trial * 15 + (trial > 0),
+                      most = trial % 3 ? capacity : (capacity + 2) / 3;
             uint32_t length[N], sorted[N];
             int bin[N], room[N], expected[N];
             for (int i = 0; i < n; i++)
-                sorted[i] = length[i] = 1 + (uint32_t)(random_bits(c * 100 + (uint64_t)trial, (uint64_t)i) % (uint64_t)most);
+                sorted[i] = length[i] =
+                    1 + (uint32_t)(random_bits(c * 100 + (uint64_t)trial, (uint64_t)i) %
+                                   (uint64_t)most);
             qsort(sorted, (size_t)n, sizeof *sorted, falling);
             const int bins = best_fit_decreasing(bin, length, n, capacity);
             assert_int_equal(bins, best_fit_by_definition(expected, sorted, n, capacity));
@@ -154,8 +174,8 @@ static void test_best_fit(void **state)
         }
 }
 
-/* Sequences are divided into random parts, so their number suffices; best fit decreasing needs at most 11/9 of it, plus 4 (D. S.
- * Johnson and others, SIAM J. Comput. 3, 1974). */
+/* Sequences are divided into random parts, so their number suffices; best fit decreasing needs at
+ * most 11/9 of it, plus 4 (D. S. Johnson and others, SIAM J. Comput. 3, 1974). */
 static void test_best_fit_bound(void **state)
 {
     (void)state;
@@ -165,14 +185,15 @@ static void test_best_fit_bound(void **state)
     int n = 0;
     for (uint64_t s = 0; s < FULL; s++)
         for (int left = CAPACITY, part = 0; left > 0; part++) {
-            const int cut = part == 7 ? left : 1 + (int)(random_bits(s, (uint64_t)part) % (uint64_t)left);
+            const int cut =
+                part == 7 ? left : 1 + (int)(random_bits(s, (uint64_t)part) % (uint64_t)left);
             length[n++] = (uint32_t)cut;
             left -= cut;
         }
     assert_in_range(best_fit_decreasing(bin, length, n, CAPACITY), FULL, FULL * 11 / 9 + 4);
 }
 
-/* ---- epochs --------------------------------------------------------------------------------------------------- */
+/* ---- epochs ---------------------------------------------------------------------------------- */
 
 /* How often each token of all files must be a target in an epoch: 1, or 0. */
 static long expected_labels(int *expected, bool split)
@@ -181,7 +202,8 @@ static long expected_labels(int *expected, bool split)
     memset(expected, 0, MOST * sizeof *expected);
     for (int f = 0; f < FILES; f++)
         for (int i = 0, start = 0; start < TOKENS; i++) {
-            const int length = document_length(f, i), end = start + length < TOKENS ? start + length : TOKENS;
+            const int length = document_length(f, i),
+                      end = start + length < TOKENS ? start + length : TOKENS;
             for (int t = start + 1; t < end && (split || t < start + T); t++)
                 labels += expected[f * TOKENS + t] = is_label(f * TOKENS + t + 1);
             start = end;
@@ -189,7 +211,8 @@ static long expected_labels(int *expected, bool split)
     return labels;
 }
 
-/* Checks a row: a target is the next token of the same document, tokens of a document are consecutive, padding is a document. */
+/* Checks a row: a target is the next token of the same document, tokens of a document are
+ * consecutive, padding is a document. */
 static void check_row(const int *tokens, const int *targets, const uint8_t *begins)
 {
     assert_int_equal(begins[0], 1);
@@ -197,12 +220,18 @@ static void check_row(const int *tokens, const int *targets, const uint8_t *begi
         const bool goes_on = t + 1 < T && !begins[t + 1];
         if (goes_on)
             assert_int_equal(tokens[t + 1], tokens[t] ? tokens[t] + 1 : 0);
-        assert_int_equal(targets[t], goes_on && tokens[t] && is_label(tokens[t] + 1) ? tokens[t] + 1 : -1);
+        assert_int_equal(targets[t],
+                         goes_on && tokens[t] && is_label(tokens[t] + 1) ? tokens[t] + 1 : -1);
     }
 }
 
-/* Two epochs in steps of G on W ranks from a state on: all rows in order, collected from the ranks. Returns the steps. */
-typedef struct { int tokens[ROWS * T], targets[ROWS * T]; uint8_t begins[ROWS * T]; long labels; } Rows;
+/* Two epochs in steps of G on W ranks from a state on: all rows in order, collected from the ranks.
+ * Returns the steps. */
+typedef struct {
+    int tokens[ROWS * T], targets[ROWS * T];
+    uint8_t begins[ROWS * T];
+    long labels;
+} Rows;
 
 static int read_rows(Rows *rows, const DataSpec *spec, int G, int W, LoaderState from)
 {
@@ -212,7 +241,8 @@ static int read_rows(Rows *rows, const DataSpec *spec, int G, int W, LoaderState
         Loader *l = loader_open(spec, G, rank, W);
         Batch b;
         loader_seek(l, from);
-        for (steps = 0; loader_state(l).epoch < 1 || loader_steps(l, loader_state(l).instance) > 0; steps++) {
+        for (steps = 0; loader_state(l).epoch < 1 || loader_steps(l, loader_state(l).instance) > 0;
+             steps++) {
             assert_true(loader_next(l, &b));
             assert_int_equal(b.sequences, G / W);
             for (int i = 0; i < b.sequences; i++) {
@@ -225,7 +255,8 @@ static int read_rows(Rows *rows, const DataSpec *spec, int G, int W, LoaderState
             }
             rows->labels += b.labels;
         }
-        assert_int_equal(steps, loader_steps(l, from.instance) + (from.epoch ? 0 : loader_steps(l, 0)));
+        assert_int_equal(steps,
+                         loader_steps(l, from.instance) + (from.epoch ? 0 : loader_steps(l, 0)));
         loader_close(l);
     }
     return steps;
@@ -274,8 +305,10 @@ static void test_resume(void **state)
     Batch b;
     for (int k = 0; k < steps; k++) {
         assert_int_equal(read_rows(&part, &spec, G, k % 2 ? 4 : 2, loader_state(l)), steps - k);
-        check_same_bytes("tokens", part.tokens, whole.tokens + k * G * T, (size_t)((steps - k) * G * T) * sizeof *part.tokens);
-        check_same_bytes("targets", part.targets, whole.targets + k * G * T, (size_t)((steps - k) * G * T) * sizeof *part.targets);
+        check_same_bytes("tokens", part.tokens, whole.tokens + k * G * T,
+                         (size_t)((steps - k) * G * T) * sizeof *part.tokens);
+        check_same_bytes("targets", part.targets, whole.targets + k * G * T,
+                         (size_t)((steps - k) * G * T) * sizeof *part.targets);
         assert_true(loader_next(l, &b));
     }
     loader_close(l);
@@ -313,7 +346,8 @@ static void count_beats(const char *doing)
     scans += doing && strncmp(doing, "looking for documents in ", 25) == 0;
 }
 
-/* More documents than in a window: each once. Sequences are full except for the last of a window. A corpus would take minutes. */
+/* More documents than in a window: each once. Sequences are full except for the last of a window. A
+ * corpus would take minutes. */
 static void test_windows(void **state)
 {
     (void)state;
@@ -324,8 +358,15 @@ static void test_windows(void **state)
     for (int i = 0; i < DOCUMENTS * EACH; i++)
         ids[i] = i % EACH == EACH - 1 ? 9 : (uint16_t)(10 + i / EACH % 50000);
     write_file(all[0], ids, DOCUMENTS * EACH * sizeof *ids);
-    DataSpec spec = { .paths = all, .num_paths = 1, .itemsize = 2, .sequence_length = 4 * EACH + 3, .vocab_size = 1 << 16,
-                      .eos_token_id = 9, .pad_token_id = -1, .best_fit = true, .reopened = true,
+    DataSpec spec = { .paths = all,
+                      .num_paths = 1,
+                      .itemsize = 2,
+                      .sequence_length = 4 * EACH + 3,
+                      .vocab_size = 1 << 16,
+                      .eos_token_id = 9,
+                      .pad_token_id = -1,
+                      .best_fit = true,
+                      .reopened = true,
                       .beat = count_beats };
     Loader *l = loader_open(&spec, 1000, 0, 1);
     assert_true(windows == 3 && scans == 1);
@@ -344,24 +385,33 @@ static void test_windows(void **state)
     free(all[0]);
 }
 
-/* ---- boundaries ----------------------------------------------------------------------------------------------- */
+/* ---- boundaries ------------------------------------------------------------------------------ */
 
-/* A document ends as in its metadata, even with an eos inside; metadata of documents that end with an eos give the same result. */
+/* A document ends as in its metadata, even with an eos inside; metadata of documents that end with
+ * an eos give the same result. */
 static void test_eos_and_metadata(void **state)
 {
     (void)state;
     enum { EOS = 7, N = 24 };
-    static const uint16_t ids[N] = { 1, 2, EOS, 3, EOS, 4, 5, 6, 8, EOS, EOS, 1, 2, 3, EOS, 4, 5, 6, 8, 9, 1, 2, 3, 4 };
+    static const uint16_t ids[N] = { 1, 2, EOS, 3, EOS, 4, 5, 6, 8, EOS, EOS, 1,
+                                     2, 3, EOS, 4, 5,   6, 8, 9, 1, 2,   3,   4 };
     char *file[] = { name_of("eos%d.npy", 0) }, *rows = name_of("eos%d.csv.gz", 0);
     write_file(file[0], ids, sizeof ids);
-    DataSpec spec = { .paths = file, .num_paths = 1, .itemsize = 2, .sequence_length = 12, .vocab_size = 10, .eos_token_id = EOS,
-                      .pad_token_id = -1, .reopened = true };
+    DataSpec spec = { .paths = file,
+                      .num_paths = 1,
+                      .itemsize = 2,
+                      .sequence_length = 12,
+                      .vocab_size = 10,
+                      .eos_token_id = EOS,
+                      .pad_token_id = -1,
+                      .reopened = true };
     for (int best_fit = 0; best_fit < 2; best_fit++) {
         spec.best_fit = best_fit;
         uint64_t fingerprint[3];
         Batch b[3];
         Loader *l[3];
-        static const char *const texts[] = { NULL, "0,3\n3,5\n5,10\n10,11\n11,15\n15,24\n", "0,5\n5,10\n11,24\n" };
+        static const char *const texts[] = { NULL, "0,3\n3,5\n5,10\n10,11\n11,15\n15,24\n",
+                                             "0,5\n5,10\n11,24\n" };
         for (int i = 0; i < 3; i++) {
             spec.metadata = i > 0;
             if (i > 0)
@@ -375,9 +425,9 @@ static void test_eos_and_metadata(void **state)
         check_same_bytes("targets", b[1].targets, b[0].targets, N * sizeof *b[0].targets);
         assert_true(fingerprint[2] != fingerprint[1]);
         if (!best_fit) {
-            static const uint8_t expected[N] = { 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 1,  1 };
+            static const uint8_t expected[N] = { 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 1, 1 };
             check_same_bytes("begins", b[2].begins, expected, N);
-            assert_int_equal(b[2].targets[9], EOS);             /* as OLMo: also across documents */
+            assert_int_equal(b[2].targets[9], EOS); /* as OLMo: also across documents */
         }
         for (int i = 0; i < 3; i++)
             loader_close(l[i]);
@@ -394,24 +444,36 @@ static void open_data(const DataSpec *spec)
 static void test_wrong_metadata(void **state)
 {
     (void)state;
-    static const struct { const char *rows, *place, *found; } cases[] = {
+    static const struct {
+        const char *rows, *place, *found;
+    } cases[] = {
         { "start,end\n0,3\n", "wrong0.csv.gz:1: found 'start,end'", "expected START,END" },
         { "0,3\n3;6\n", "wrong0.csv.gz:2: found '3;6'", "Make both files again together" },
         { "0,3\n3,6x\n", ":2: found '3,6x'", "expected START,END" },
         { "0,3\n-1,6\n", ":2: found '-1,6'", "expected START,END" },
         { "0,3\n\n", ":2: found ''", "expected START,END" },
-        { "0,3\n3,99999999999999999999\n", ":2: found '3,99999999999999999999'", "expected START,END" },
-        { "0,3\n2,6\n", ":2: found a document of tokens 2 to 6, expected one within 3 to 24", "after the previous row" },
+        { "0,3\n3,99999999999999999999\n", ":2: found '3,99999999999999999999'",
+          "expected START,END" },
+        { "0,3\n2,6\n", ":2: found a document of tokens 2 to 6, expected one within 3 to 24",
+          "after the previous row" },
         { "0,3\n5,4\n", ":2: found a document of tokens 5 to 4", "--data.document_boundaries=eos" },
-        { "0,3\n3,25\n", ":2: found a document of tokens 3 to 25, expected one within 3 to 24", "wrong0.npy" },
+        { "0,3\n3,25\n", ":2: found a document of tokens 3 to 25, expected one within 3 to 24",
+          "wrong0.npy" },
         { "", "wrong0.npy name no document", "--data.document_boundaries=eos" },
     };
     char *file[] = { name_of("wrong%d.npy", 0) }, *rows = name_of("wrong%d.csv.gz", 0);
     const uint16_t ids[24] = { 0 };
     write_file(file[0], ids, sizeof ids);
-    DataSpec spec = { .paths = file, .num_paths = 1, .itemsize = 2, .sequence_length = 12, .vocab_size = 10,
-                      .eos_token_id = -1, .pad_token_id = -1, .best_fit = true, .metadata = true };
-    DIES("wrong0.csv.gz for ", open_data(&spec));       /* it does not exist yet */
+    DataSpec spec = { .paths = file,
+                      .num_paths = 1,
+                      .itemsize = 2,
+                      .sequence_length = 12,
+                      .vocab_size = 10,
+                      .eos_token_id = -1,
+                      .pad_token_id = -1,
+                      .best_fit = true,
+                      .metadata = true };
+    DIES("wrong0.csv.gz for ", open_data(&spec)); /* it does not exist yet */
     DIES("--data.document_boundaries=eos", open_data(&spec));
     spec.key = "evaluator 'v'";
     DIES("evaluator 'v': document_boundaries metadata needs ", open_data(&spec));
@@ -422,26 +484,27 @@ static void test_wrong_metadata(void **state)
         DIES(cases[i].place, open_data(&spec));
         DIES(cases[i].found, open_data(&spec));
     }
-    gzFile file_of_rows = gzopen(rows, "wb");       /* a NUL hides no row */
+    gzFile file_of_rows = gzopen(rows, "wb"); /* a NUL hides no row */
     assert_int_equal(gzwrite(file_of_rows, "0,3\0\n3,6\n", 9), 9);
     assert_int_equal(gzclose(file_of_rows), Z_OK);
     DIES(":1: found '0,3?'", open_data(&spec));
     char text[20000] = "";
     for (int i = 0; i < 24; i += 2)
-        sprintf(text + strlen(text), "%d,%d,%0600d\n", i, i + 2, (int)(random_bits(1, (uint64_t)i) % 1000000));
-    write_rows(rows, text);                         /* many columns are valid */
+        sprintf(text + strlen(text), "%d,%d,%0600d\n", i, i + 2,
+                (int)(random_bits(1, (uint64_t)i) % 1000000));
+    write_rows(rows, text); /* many columns are valid */
     open_data(&spec);
     assert_int_equal(truncate(rows, 60), 0);
     DIES("wrong0.csv.gz: cannot read after token", open_data(&spec));
     unlink(rows);
     assert_int_equal(mkdir(rows, 0777), 0);
-    errno = EIO;                                    /* from an earlier call */
+    errno = EIO; /* from an earlier call */
     DIES("it is no file", open_data(&spec));
     free(file[0]);
     free(rows);
 }
 
-/* ---- label masks ---------------------------------------------------------------------------------------------- */
+/* ---- label masks ----------------------------------------------------------------------------- */
 
 /* As from a wrong chat template. */
 static void test_masks_without_labels(void **state)
@@ -460,7 +523,8 @@ static void test_masks_without_labels(void **state)
         DIES("zero0.mask (and 2 others): all bytes are 0", open_data(&spec));
         DIES("leave label_mask_paths out to train on every token", open_data(&spec));
     }
-    write_file(none[1], first, sizeof first);       /* the first token of a document is never a target */
+    /* the first token of a document is never a target */
+    write_file(none[1], first, sizeof first);
     DIES("no token of the", open_data(&spec));
     char *one[FILES] = { none[0], none[1], masks[2] };
     spec.label_mask_paths = one;
@@ -472,9 +536,15 @@ static void test_masks_without_labels(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_best_fit), cmocka_unit_test(test_best_fit_bound), cmocka_unit_test(test_every_label_once),
-        cmocka_unit_test(test_resume), cmocka_unit_test(test_unshuffled), cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_eos_and_metadata), cmocka_unit_test(test_wrong_metadata), cmocka_unit_test(test_masks_without_labels),
+        cmocka_unit_test(test_best_fit),
+        cmocka_unit_test(test_best_fit_bound),
+        cmocka_unit_test(test_every_label_once),
+        cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_unshuffled),
+        cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_eos_and_metadata),
+        cmocka_unit_test(test_wrong_metadata),
+        cmocka_unit_test(test_masks_without_labels),
     };
     return cmocka_run_group_tests(tests, make_files, remove_files);
 }

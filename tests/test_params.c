@@ -1,5 +1,5 @@
-/* The parameters of a block define how they may be divided: pieces by `split` and `part` compute the result of the whole,
- * concatenated or in sum. In doubles, with layers reimplemented here. */
+/* The parameters of a block define how they may be divided: pieces by `split` and `part` compute
+ * the result of the whole, concatenated or in sum. In doubles, with layers reimplemented here. */
 #include <math.h>
 
 #include "tests/kit.h"
@@ -9,7 +9,11 @@
 enum { RANK = 3, ROWS_MOST = 512, PIECES = 2 };
 
 /* A parameter in row-major order, or a piece of it. */
-typedef struct { const Param *p; double *w; int rows, cols; } Matrix;
+typedef struct {
+    const Param *p;
+    double *w;
+    int rows, cols;
+} Matrix;
 
 static const Param *find_param(const UnitLayout *s, const char *name)
 {
@@ -20,18 +24,22 @@ static const Param *find_param(const UnitLayout *s, const char *name)
     return NULL;
 }
 
-/* Piece `piece` of `pieces`: rows are the same fraction of each part, since each part is a separate output of a layer. */
+/* Piece `piece` of `pieces`: rows are the same fraction of each part, since each part is a separate
+ * output of a layer. */
 static Matrix cut(const UnitLayout *s, const char *name, int piece, int pieces)
 {
     const Param *p = find_param(s, name);
-    const int split_rows = p->split == SPLIT_ROWS ? pieces : 1, split_cols = p->split == SPLIT_COLUMNS ? pieces : 1;
+    const int split_rows = p->split == SPLIT_ROWS ? pieces : 1,
+              split_cols = p->split == SPLIT_COLUMNS ? pieces : 1;
     Matrix m = { p, keep(param_numel(p) * sizeof(double)), 0, p->cols / split_cols };
     for (int i = 0; i < p->num_parts; i++) {
-        const int n = p->part[i].rows / split_rows, first = p->part[i].first + (split_rows > 1 ? piece * n : 0);
+        const int n = p->part[i].rows / split_rows,
+                  first = p->part[i].first + (split_rows > 1 ? piece * n : 0);
         for (int r = 0; r < n; r++, m.rows++)
             for (int c = 0; c < m.cols; c++) {
                 const int col = c + (split_cols > 1 ? piece * m.cols : 0);
-                m.w[m.rows * m.cols + c] = test_uniform((uint64_t)p->id, (uint64_t)((first + r) * p->cols + col));
+                m.w[m.rows * m.cols + c] =
+                    test_uniform((uint64_t)p->id, (uint64_t)((first + r) * p->cols + col));
             }
     }
     return m;
@@ -48,13 +56,15 @@ static void multiply(double *y, const double *x, Matrix m)
 }
 
 /* y = x w^T + (x A^T) B^T, where B's part i reads the i-th RANK outputs of A. */
-static int linear(double *y, const double *x, const UnitLayout *s, const char *name, int piece, int pieces)
+static int linear(double *y, const double *x, const UnitLayout *s, const char *name, int piece,
+                  int pieces)
 {
     char a[16], b[16];
     double xa[3 * RANK];
     snprintf(a, sizeof a, "%s_a", name);
     snprintf(b, sizeof b, "%s_b", name);
-    const Matrix w = cut(s, name, piece, pieces), down = cut(s, a, piece, pieces), up = cut(s, b, piece, pieces);
+    const Matrix w = cut(s, name, piece, pieces), down = cut(s, a, piece, pieces),
+                 up = cut(s, b, piece, pieces);
     multiply(y, x, w);
     multiply(xa, x, down);
     for (int r = 0; r < up.rows; r++)
@@ -63,9 +73,10 @@ static int linear(double *y, const double *x, const UnitLayout *s, const char *n
     return w.rows;
 }
 
-/* One piece's contribution to the output of two layers; the `parts` outputs of the first are multiplied element by element. */
-static void two_layers(double *sum, const double *x, const UnitLayout *s, const char *first, const char *second, int parts,
-                       int piece, int pieces)
+/* One piece's contribution to the output of two layers; the `parts` outputs of the first are
+ * multiplied element by element. */
+static void two_layers(double *sum, const double *x, const UnitLayout *s, const char *first,
+                       const char *second, int parts, int piece, int pieces)
 {
     double y[ROWS_MOST], z[ROWS_MOST], out[ROWS_MOST];
     const int width = linear(y, x, s, first, piece, pieces) / parts;
@@ -79,12 +90,16 @@ static void two_layers(double *sum, const double *x, const UnitLayout *s, const 
         sum[i] += out[i];
 }
 
-/* With magnitudes below 1 a layer of n inputs and its adapter give less than n (1 + RANK), and a product of k sums of up to n
- * numbers has an error of k n roundings of the product of their magnitudes. */
+/* With magnitudes below 1 a layer of n inputs and its adapter give less than n (1 + RANK), and a
+ * product of k sums of up to n numbers has an error of k n roundings of the product of their
+ * magnitudes. */
 static void test_split(void **state)
 {
     (void)state;
-    static const struct { const char *first, *second; int parts; } layers[] = { { "qkv", "out", 3 }, { "gate_up", "down", 2 } };
+    static const struct {
+        const char *first, *second;
+        int parts;
+    } layers[] = { { "qkv", "out", 3 }, { "gate_up", "down", 2 } };
     const ModelConfig m = with_adapters(architecture(LLAMA), RANK, ALL_MODULES, BASE_AS_FROZEN);
     UnitLayout s;
     unit_shape(&s, &m, 1, 1);
@@ -94,12 +109,15 @@ static void test_split(void **state)
             x[i] = test_uniform(77, (uint64_t)i);
         two_layers(whole, x, &s, layers[l].first, layers[l].second, layers[l].parts, 0, 1);
         for (int i = 0; i < PIECES; i++)
-            two_layers(pieces, x, &s, layers[l].first, layers[l].second, layers[l].parts, i, PIECES);
+            two_layers(pieces, x, &s, layers[l].first, layers[l].second, layers[l].parts, i,
+                       PIECES);
         const double n = m.d_model + m.mlp_width + 2 * RANK, gain = 1 + RANK, k = layers[l].parts;
-        const double most = m.mlp_width * gain * pow(m.d_model * gain, k), bound = (k + 1) * n * 0x1p-53 * most;
+        const double most = m.mlp_width * gain * pow(m.d_model * gain, k),
+                     bound = (k + 1) * n * 0x1p-53 * most;
         for (int i = 0; i < m.d_model; i++)
             if (!(fabs(whole[i] - pieces[i]) <= bound))
-                fail_msg("%s and %s: output %d is %g, in pieces %g", layers[l].first, layers[l].second, i, whole[i], pieces[i]);
+                fail_msg("%s and %s: output %d is %g, in pieces %g", layers[l].first,
+                         layers[l].second, i, whole[i], pieces[i]);
         release();
     }
 }
@@ -109,7 +127,8 @@ static void test_parts(void **state)
 {
     (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
-        const ModelConfig m = with_adapters(architecture(a), RANK, 1 << LORA_K | 1 << LORA_V | 1 << LORA_DOWN, BASE_AS_FROZEN);
+        const ModelConfig m = with_adapters(
+            architecture(a), RANK, 1 << LORA_K | 1 << LORA_V | 1 << LORA_DOWN, BASE_AS_FROZEN);
         for (int u = 0; u < unit_count(&m); u++) {
             UnitLayout s;
             unit_shape(&s, &m, u, 1);
@@ -126,6 +145,7 @@ static void test_parts(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_split), cmocka_unit_test(test_parts) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_split),
+                                        cmocka_unit_test(test_parts) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

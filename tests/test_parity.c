@@ -1,16 +1,21 @@
-/* Our models against Hugging Face transformers: the folders of tests/golden, made by scripts/golden.py, are loaded as by
- * --load_path; then logits, loss, every gradient and the losses of 8 AdamW steps must agree in f32. So must adapters on all of
- * them, against PEFT: the folders of tests/golden/lora, made by scripts/golden_lora.py and golden_llava_lora.py, their values after
- * the steps, and the result of --export. So must Muon in all models of text, against scripts/golden_muon.py. Models with images, made
- * by scripts/golden_llava.py from pixels, get the recorded features of their tower.
+/* Our models against Hugging Face transformers: the folders of tests/golden, made by
+ * scripts/golden.py, are loaded as by --load_path; then logits, loss, every gradient and the losses
+ * of 8 AdamW steps must agree in f32. So must adapters on all of them, against PEFT: the folders of
+ * tests/golden/lora, made by scripts/golden_lora.py and golden_llava_lora.py, their values after
+ * the steps, and the result of --export. So must Muon in all models of text, against
+ * scripts/golden_muon.py. Models with images, made by scripts/golden_llava.py from pixels, get the
+ * recorded features of their tower.
  *
- * Bounds. Both sides round every operation to u = 2^-24. A logit has some 60 roundings in 2 layers, 120 in 4, of sums over up to 96
- * products, a random walk of sqrt(120 * 96) u = 6.4e-6 of the largest: 1e-5. A gradient depends on forward and backward, and the
- * smallest tensors' sums cancel: 1e-4 of each tensor's largest element. AdamW divides by the root of v, so a gradient's relative
- * error is passed to the weights; 8 steps stay within 1e-4 of the loss. A single weight's update has a relative error of e/|g| if
- * its gradient g has an error of e, and up to 2 if g is close to 0. Compared with double precision, e is up to 3e-6 of the tensor's
- * largest gradient; of gradients spread evenly up to that, the root mean square of min(2, e/|g|) is 2 sqrt(3e-6) = 3.5e-3. So the
- * change by 8 steps may have an error of 4e-3 of its length; without weight decay the error is at least 1.2e-2. */
+ * Bounds. Both sides round every operation to u = 2^-24. A logit has some 60 roundings in 2 layers,
+ * 120 in 4, of sums over up to 96 products, a random walk of sqrt(120 * 96) u = 6.4e-6 of the
+ * largest: 1e-5. A gradient depends on forward and backward, and the smallest tensors' sums cancel:
+ * 1e-4 of each tensor's largest element. AdamW divides by the root of v, so a gradient's relative
+ * error is passed to the weights; 8 steps stay within 1e-4 of the loss. A single weight's update
+ * has a relative error of e/|g| if its gradient g has an error of e, and up to 2 if g is close to
+ * 0. Compared with double precision, e is up to 3e-6 of the tensor's largest gradient; of gradients
+ *    spread evenly up to that, the root mean square of min(2, e/|g|) is 2 sqrt(3e-6) = 3.5e-3. So
+ *    the change by 8 steps may have an error of 4e-3 of its length; without weight decay the error
+ *    is at least 1.2e-2. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -34,16 +39,17 @@
 enum { B = 2, T = 16, N = B * T, STEPS = 8 };
 
 typedef struct {
-    Config    config;
-    Model     model;
+    Config config;
+    Model model;
     ParamStore store;
     SafeFile *golden;
-    int       tokens[N], targets[N];
-    float     labels;
-    float    *features;         /* of images, in the order of their tokens; NULL: a model of text only */
+    int tokens[N], targets[N];
+    float labels;
+    /* of images, in the order of their tokens; NULL: a model of text only */
+    float *features;
     const void *rows[N];
-    const char *name;           /* its folder, in tests/golden */
-    char *optimizer;            /* NULL: adamw */
+    const char *name; /* its folder, in tests/golden */
+    char *optimizer;  /* NULL: adamw */
 } Setup;
 
 /* A tensor of the golden file, malloc'ed. */
@@ -67,7 +73,9 @@ static void read_images(Setup *s)
         count += s->tokens[n] == i->token_id;
     s->features = recorded(s, "features", "F32", count * (size_t)i->feature_size);
     for (int n = 0, k = 0; n < N; n++)
-        s->rows[n] = s->tokens[n] == i->token_id ? s->features + (size_t)k++ * (size_t)i->feature_size : NULL;
+        s->rows[n] = s->tokens[n] == i->token_id
+                         ? s->features + (size_t)k++ * (size_t)i->feature_size
+                         : NULL;
 }
 
 static void step(Setup *s, float scale, PassKind pass)
@@ -140,8 +148,8 @@ static void close_setup(Setup *s)
 }
 
 /* max |found - expected| must be at most `bound` times max |expected|. */
-static void check_close(const Setup *s, const char *name, const float *found, const float *expected, size_t n,
-                        double bound)
+static void check_close(const Setup *s, const char *name, const float *found, const float *expected,
+                        size_t n, double bound)
 {
     double largest = 0, worst = 0;
     size_t where = 0;
@@ -154,15 +162,17 @@ static void check_close(const Setup *s, const char *name, const float *found, co
         }
     }
     if (!(largest > 0) || !(worst <= bound * largest))
-        fail_msg("%s, %s[%zu]: %.9g, expected %.9g; off by %.2g of the largest, at most %.0e", s->name, name, where,
-                 (double)found[where], (double)expected[where], worst / largest, bound);
+        fail_msg("%s, %s[%zu]: %.9g, expected %.9g; off by %.2g of the largest, at most %.0e",
+                 s->name, name, where, (double)found[where], (double)expected[where],
+                 worst / largest, bound);
 }
 
 static void check_forward(Setup *s)
 {
     int V = s->config.model.embedding_size, vocab = s->config.model.vocab_size;
     step(s, 1, PASS_FORWARD);
-    float loss = (float)(take_losses(&s->model).loss / s->labels), *expected_loss = recorded(s, "loss", "F32", 1);
+    float loss = (float)(take_losses(&s->model).loss / s->labels),
+          *expected_loss = recorded(s, "loss", "F32", 1);
     float *expected = recorded(s, "logits", "F32", (size_t)N * vocab);
     float *all = malloc(4 * (size_t)N * V), *found = malloc(4 * (size_t)N * vocab);
     device_get(all, s->model.logits.data, 4 * (size_t)N * V);
@@ -205,7 +215,10 @@ static void check_gradients(Setup *s)
                 continue;
             snprintf(name, sizeof name, "grad.%.111s", stored_name(&tensor[i]));
             float *expected = recorded(s, name, "F32", n), *found = malloc(4 * n);
-            device_get(found, (float *)s->store.shard[u].grad.data + hf_first(&s->store.shape[u], &tensor[i]), 4 * n);
+            device_get(found,
+                       (float *)s->store.shard[u].grad.data +
+                           hf_first(&s->store.shape[u], &tensor[i]),
+                       4 * n);
             check_close(s, name, found, expected, n, 1e-4);
             free(expected), free(found);
             checked++;
@@ -251,7 +264,10 @@ static double change_error(const Setup *s, const SafeFile *start, int unit, cons
     float *expected = recorded(s, name, "F32", n);
     assert_true(first && first->end - first->begin == 4 * n);
     safetensors_read(start, before, first, 0, 4 * n);
-    device_get(now, (float *)s->store.shard[unit].slice[TRAINED].stored.data + hf_first(&s->store.shape[unit], t), 4 * n);
+    device_get(now,
+               (float *)s->store.shard[unit].slice[TRAINED].stored.data +
+                   hf_first(&s->store.shape[unit], t),
+               4 * n);
     double off = 0, change = 0;
     for (size_t i = 0; i < n; i++) {
         off += ((double)now[i] - expected[i]) * ((double)now[i] - expected[i]);
@@ -270,16 +286,19 @@ static void check_adapters(const Setup *s)
         HfTensor tensor[HF_TENSORS];
         const int count = hf_tensors(tensor, &s->config.model, &s->store.shape[u], u);
         for (int i = 0; i < count; i++) {
-            const double off = tensor[i].adapter || tensor[i].with_adapter ? change_error(s, start, u, &tensor[i]) : 0;
+            const double off = tensor[i].adapter || tensor[i].with_adapter
+                                   ? change_error(s, start, u, &tensor[i])
+                                   : 0;
             if (!(off <= 4e-3))
-                fail_msg("%s, %s after %d steps: off by %.2g of its change", s->name, tensor[i].name, STEPS, off);
+                fail_msg("%s, %s after %d steps: off by %.2g of its change", s->name,
+                         tensor[i].name, STEPS, off);
         }
     }
     safetensors_close(start);
 }
 
-/* --export of base and adapters against merge_and_unload: first and last row of each matrix. An element is a sum of up
- * to 9 terms: 10 u of the largest. */
+/* --export of base and adapters against merge_and_unload: first and last row of each matrix. An
+ * element is a sum of up to 9 terms: 10 u of the largest. */
 static void check_merged(const Setup *s)
 {
     char root[] = "/tmp/test_parity_XXXXXX", source[300], target[64], path[128], command[96];
@@ -288,7 +307,8 @@ static void check_merged(const Setup *s)
     snprintf(source, sizeof source, "tests/golden/%s", s->name);
     snprintf(target, sizeof target, "%s/merged", root);
     export_folder(source, NULL, target, "F32", CHECKPOINT_FILE_BYTES);
-    snprintf(path, sizeof path, "%s/%s", target, s->features ? "model-00001-of-00001.safetensors" : "model.safetensors");
+    snprintf(path, sizeof path, "%s/%s", target,
+             s->features ? "model-00001-of-00001.safetensors" : "model.safetensors");
     SafeFile *merged = safetensors_open(path);
     for (int i = 0; i < merged->count; i++) {
         const SafeTensor *t = &merged->tensor[i];
@@ -330,7 +350,8 @@ typedef struct {
     int unit;
     HfTensor tensor;
     bool embedding;
-    size_t cols, count;         /* of a row; of all elements in the golden file: a vector's, or those of two rows */
+    /* of a row; of all elements in the golden file: a vector's, or those of two rows */
+    size_t cols, count;
     float *start;
 } Rows;
 enum { MOST_ROWS = 64 };
@@ -338,9 +359,10 @@ enum { MOST_ROWS = 64 };
 /* The elements of a tensor that the golden file has. */
 static float *fetch_rows(const Setup *s, const Rows *r)
 {
-    const float *stored = (const float *)s->store.shard[r->unit].slice[TRAINED].stored.data
-        + hf_first(&s->store.shape[r->unit], &r->tensor);
-    const size_t first = r->embedding ? (size_t)s->tokens[0] : 0, last = r->embedding ? (size_t)s->tokens[1] : r->tensor.rows - 1;
+    const float *stored = (const float *)s->store.shard[r->unit].slice[TRAINED].stored.data +
+                          hf_first(&s->store.shape[r->unit], &r->tensor);
+    const size_t first = r->embedding ? (size_t)s->tokens[0] : 0,
+                 last = r->embedding ? (size_t)s->tokens[1] : r->tensor.rows - 1;
     float *x = malloc(4 * r->count);
     device_get(x, stored + first * r->cols, 4 * r->cols);
     if (r->count > r->cols)
@@ -353,12 +375,15 @@ static int list_rows(const Setup *s, Rows *all)
     int count = 0;
     for (int u = 0; u < s->store.num_units; u++) {
         HfTensor tensor[HF_TENSORS];
-        for (int i = 0, n = hf_tensors(tensor, &s->config.model, &s->store.shape[u], u); i < n; i++) {
+        for (int i = 0, n = hf_tensors(tensor, &s->config.model, &s->store.shape[u], u); i < n;
+             i++) {
             const HfTensor *t = &tensor[i];
             const bool vector = t->rows == 1 || t->cols == 1;
             const size_t cols = vector ? t->rows * t->cols : t->cols;
             assert_true(count < MOST_ROWS);
-            all[count] = (Rows){ u, *t, strstr(t->name, "embed_tokens"), cols, vector ? cols : 2 * cols, NULL };
+            all[count] = (Rows){
+                u, *t, strstr(t->name, "embed_tokens"), cols, vector ? cols : 2 * cols, NULL
+            };
             all[count].start = fetch_rows(s, &all[count]);
             count++;
         }
@@ -379,16 +404,18 @@ static void add_errors(const Setup *s, const Rows *r, double *off, double *chang
     free(expected), free(found);
 }
 
-/* Muon for the matrices of blocks and AdamW for all else, against torch.optim.Muon in transformers' model. The gradient of 30 tokens
- * has a rank of 30 or less. Newton-Schulz enlarges the other singular values of u, which are rounding errors of sums in another
- * order, up to 3.44^5 times. So matrices are off by up to 0.024 of their change, all else by 0.0019 (measured). In every model it is
- * 0.061 and 0.0062 or more without Nesterov's momentum, with one of 0.9, four iterations, the other scale, no decay, or by head. */
+/* Muon for the matrices of blocks and AdamW for all else, against torch.optim.Muon in transformers'
+ * model. The gradient of 30 tokens has a rank of 30 or less. Newton-Schulz enlarges the other
+ * singular values of u, which are rounding errors of sums in another order, up to 3.44^5 times. So
+ * matrices are off by up to 0.024 of their change, all else by 0.0019 (measured). In every model it
+ * is 0.061 and 0.0062 or more without Nesterov's momentum, with one of 0.9, four iterations, the
+ * other scale, no decay, or by head. */
 static void test_muon(void **state)
 {
     Setup s = { .optimizer = "muon" };
     Rows rows[MOST_ROWS];
     char path[300];
-    double off[2] = { 0 }, change[2] = { 0 };       /* of all else; of matrices */
+    double off[2] = { 0 }, change[2] = { 0 }; /* of all else; of matrices */
     open_part(&s, *state, NULL);
     float *adamw = recorded(&s, "adamw", "F32", 5);
     const int count = list_rows(&s, rows);
@@ -398,14 +425,16 @@ static void test_muon(void **state)
     assert_int_equal(count + 1, s.golden->count);
     check_steps(&s, "losses", adamw, 4e-3);
     for (int i = 0; i < count; i++) {
-        const bool matrix = muon_steps(&s.store, &s.store.shape[rows[i].unit].param[rows[i].tensor.param]);
+        const bool matrix =
+            muon_steps(&s.store, &s.store.shape[rows[i].unit].param[rows[i].tensor.param]);
         add_errors(&s, &rows[i], &off[matrix], &change[matrix]);
         free(rows[i].start);
     }
     const double others = sqrt(off[0] / change[0]), matrices = sqrt(off[1] / change[1]);
     if (!(matrices <= 0.04) || !(others <= 3.5e-3))
-        fail_msg("%s after %d steps of Muon: matrices are off by %.2g of their change, all else by %.2g", s.name, STEPS, matrices,
-                 others);
+        fail_msg(
+            "%s after %d steps of Muon: matrices are off by %.2g of their change, all else by %.2g",
+            s.name, STEPS, matrices, others);
     free(adamw);
     close_setup(&s);
 }
@@ -420,26 +449,71 @@ static void test_projector(void **state)
     close_setup(&s);
 }
 
-#define PROJECTOR(folder) { .name = "test_projector: " folder, .test_func = test_projector, .initial_state = folder }
-#define MUON(folder) { .name = "test_muon: " folder, .test_func = test_muon, .initial_state = folder }
-#define PARITY(folder) { .name = "test_parity: " folder, .test_func = test_parity, .initial_state = folder }
+#define PROJECTOR(folder) \
+    { .name = "test_projector: " folder, .test_func = test_projector, .initial_state = folder }
+#define MUON(folder) \
+    { .name = "test_muon: " folder, .test_func = test_muon, .initial_state = folder }
+#define PARITY(folder) \
+    { .name = "test_parity: " folder, .test_func = test_parity, .initial_state = folder }
 
 int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        PARITY("llama"), PARITY("llama-gqa-tied"), PARITY("llama-head-dim"), PARITY("olmo"), PARITY("olmo2"), PARITY("mistral"),
-        PARITY("mistral-full"), PARITY("qwen3"), PARITY("qwen3-tied"), PARITY("olmo3"), PARITY("olmo3-default"),
-        PARITY("ministral"), PARITY("qwen2"), PARITY("qwen2-tied"), PARITY("smollm3"), PARITY("lora/llama"),
-        PARITY("lora/llama-gqa-tied"), PARITY("lora/llama-head-dim"), PARITY("lora/olmo"), PARITY("lora/olmo2"),
-        PARITY("lora/mistral"), PARITY("lora/mistral-full"), PARITY("lora/qwen3"), PARITY("lora/qwen3-tied"), PARITY("lora/olmo3"),
-        PARITY("lora/olmo3-default"), PARITY("lora/ministral"), PARITY("lora/qwen2"), PARITY("lora/qwen2-tied"),
-        PARITY("lora/smollm3"), PARITY("llava-llama"), PARITY("llava-mistral"), PARITY("llava-qwen3-tied"),
-        PARITY("lora/llava-llama"), PARITY("lora/llava-mistral"), PARITY("lora/llava-qwen3-tied"),
-        MUON("llama"), MUON("llama-gqa-tied"), MUON("llama-head-dim"), MUON("olmo"), MUON("olmo2"), MUON("mistral"),
-        MUON("mistral-full"), MUON("qwen3"), MUON("qwen3-tied"), MUON("olmo3"), MUON("olmo3-default"), MUON("ministral"),
-        MUON("qwen2"), MUON("qwen2-tied"), MUON("smollm3"),
-        PROJECTOR("llava-llama"), PROJECTOR("llava-mistral"), PROJECTOR("llava-qwen3-tied"),
+        PARITY("llama"),
+        PARITY("llama-gqa-tied"),
+        PARITY("llama-head-dim"),
+        PARITY("olmo"),
+        PARITY("olmo2"),
+        PARITY("mistral"),
+        PARITY("mistral-full"),
+        PARITY("qwen3"),
+        PARITY("qwen3-tied"),
+        PARITY("olmo3"),
+        PARITY("olmo3-default"),
+        PARITY("ministral"),
+        PARITY("qwen2"),
+        PARITY("qwen2-tied"),
+        PARITY("smollm3"),
+        PARITY("lora/llama"),
+        PARITY("lora/llama-gqa-tied"),
+        PARITY("lora/llama-head-dim"),
+        PARITY("lora/olmo"),
+        PARITY("lora/olmo2"),
+        PARITY("lora/mistral"),
+        PARITY("lora/mistral-full"),
+        PARITY("lora/qwen3"),
+        PARITY("lora/qwen3-tied"),
+        PARITY("lora/olmo3"),
+        PARITY("lora/olmo3-default"),
+        PARITY("lora/ministral"),
+        PARITY("lora/qwen2"),
+        PARITY("lora/qwen2-tied"),
+        PARITY("lora/smollm3"),
+        PARITY("llava-llama"),
+        PARITY("llava-mistral"),
+        PARITY("llava-qwen3-tied"),
+        PARITY("lora/llava-llama"),
+        PARITY("lora/llava-mistral"),
+        PARITY("lora/llava-qwen3-tied"),
+        MUON("llama"),
+        MUON("llama-gqa-tied"),
+        MUON("llama-head-dim"),
+        MUON("olmo"),
+        MUON("olmo2"),
+        MUON("mistral"),
+        MUON("mistral-full"),
+        MUON("qwen3"),
+        MUON("qwen3-tied"),
+        MUON("olmo3"),
+        MUON("olmo3-default"),
+        MUON("ministral"),
+        MUON("qwen2"),
+        MUON("qwen2-tied"),
+        MUON("smollm3"),
+        PROJECTOR("llava-llama"),
+        PROJECTOR("llava-mistral"),
+        PROJECTOR("llava-qwen3-tied"),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

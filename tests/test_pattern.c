@@ -1,5 +1,5 @@
-/* data/pattern: matches of patterns, against Python's sorted(glob.glob(pattern, recursive=True)) in the same folder; with ** only
- * files. */
+/* data/pattern: matches of patterns, against Python's sorted(glob.glob(pattern, recursive=True)) in
+ * the same folder; with ** only files. */
 #include "data/pattern.h"
 
 #include <setjmp.h>
@@ -16,7 +16,8 @@
 
 static char folder[] = "/tmp/test_pattern_XXXXXX";
 
-static const char tree[] = "mkdir -p 'a/b/c' 'a/[x]/d' 'a/.h/i' z && touch top.npy z/7.npy a/1.npy a/b/2.npy a/b/c/3.npy a/.6.npy "
+static const char tree[] = "mkdir -p 'a/b/c' 'a/[x]/d' 'a/.h/i' z && touch top.npy z/7.npy a/1.npy "
+                           "a/b/2.npy a/b/c/3.npy a/.6.npy "
                            "'a/[x]/d/4.npy' a/.h/i/5.npy 'a/b/q*.npy' && ln -s ../z a/zz";
 
 static int enter_folder(void **state)
@@ -50,13 +51,18 @@ static const char *matched(const char *pattern, int expected_error)
 static void test_as_python(void **state)
 {
     (void)state;
-    static const struct { const char *pattern, *paths; } cases[] = {
-        { "**/*.npy", "a/1.npy a/[x]/d/4.npy a/b/2.npy a/b/c/3.npy a/b/q*.npy a/zz/7.npy top.npy z/7.npy " },
+    static const struct {
+        const char *pattern, *paths;
+    } cases[] = {
+        { "**/*.npy",
+          "a/1.npy a/[x]/d/4.npy a/b/2.npy a/b/c/3.npy a/b/q*.npy a/zz/7.npy top.npy z/7.npy " },
         { "a/**/*.npy", "a/1.npy a/[x]/d/4.npy a/b/2.npy a/b/c/3.npy a/b/q*.npy a/zz/7.npy " },
         { "a/**/c/*.npy", "a/b/c/3.npy " },
         { "a/**", "a/1.npy a/[x]/d/4.npy a/b/2.npy a/b/c/3.npy a/b/q*.npy a/zz/7.npy " },
-        { "**", "a/1.npy a/[x]/d/4.npy a/b/2.npy a/b/c/3.npy a/b/q*.npy a/zz/7.npy top.npy z/7.npy " },
-        { "*/**/*.npy", "a/1.npy a/[x]/d/4.npy a/b/2.npy a/b/c/3.npy a/b/q*.npy a/zz/7.npy z/7.npy " },
+        { "**",
+          "a/1.npy a/[x]/d/4.npy a/b/2.npy a/b/c/3.npy a/b/q*.npy a/zz/7.npy top.npy z/7.npy " },
+        { "*/**/*.npy",
+          "a/1.npy a/[x]/d/4.npy a/b/2.npy a/b/c/3.npy a/b/q*.npy a/zz/7.npy z/7.npy " },
         { "a/**/b/**/*.npy", "a/b/2.npy a/b/c/3.npy a/b/q*.npy " },
         { "a/.h/**/*.npy", "a/.h/i/5.npy " },
         { "a/**/.6.npy", "a/.6.npy " },
@@ -104,7 +110,9 @@ static void test_forbidden(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_as_python), cmocka_unit_test(test_circle), cmocka_unit_test(test_forbidden),
+        cmocka_unit_test(test_as_python),
+        cmocka_unit_test(test_circle),
+        cmocka_unit_test(test_forbidden),
     };
     return cmocka_run_group_tests(tests, enter_folder, leave_folder);
 }

@@ -1,5 +1,5 @@
-/* The table of a pipeline, exhaustively for small numbers: every pass is there once, in an order that cannot wait for ever, and
- * with the memory and the bubble that the literature states. */
+/* The table of a pipeline, exhaustively for small numbers: every pass is there once, in an order
+ * that cannot wait for ever, and with the memory and the bubble that the literature states. */
 #include <math.h>
 #include <stdio.h>
 
@@ -10,7 +10,10 @@
 
 enum { MAX_STAGES = 8, MAX_MICRO = 32, MAX_CHUNKS = 4, MAX_ROWS = 2 * MAX_MICRO * MAX_CHUNKS };
 
-typedef struct { PipelineRow row[MAX_ROWS]; int count; } Table;
+typedef struct {
+    PipelineRow row[MAX_ROWS];
+    int count;
+} Table;
 
 /* Calls check for all numbers of stages, micro-batches and chunks that a schedule takes. */
 static void for_all(void (*check)(Pipeline p))
@@ -29,31 +32,35 @@ static void for_all(void (*check)(Pipeline p))
 static const char *name_of(const Pipeline *p)
 {
     static char text[96];
-    snprintf(text, sizeof text, "schedule %d, stage %d of %d, %d chunks, %d micro-batches", (int)p->schedule, p->stage, p->stages,
-             p->chunks, p->micro_batches);
+    snprintf(text, sizeof text, "schedule %d, stage %d of %d, %d chunks, %d micro-batches",
+             (int)p->schedule, p->stage, p->stages, p->chunks, p->micro_batches);
     return text;
 }
 
-/* ---- one stage ------------------------------------------------------------------------------------------------- */
+/* ---- one stage ------------------------------------------------------------------------------- */
 
-/* Each chunk has all micro-batches in order, forward before back; no more are in flight than pipeline_in_flight says, at some
- * time as many. Returns the largest number in flight in all chunks. */
+/* Each chunk has all micro-batches in order, forward before back; no more are in flight than
+ * pipeline_in_flight says, at some time as many. Returns the largest number in flight in all
+ * chunks. */
 static int check_stage(const Pipeline *p, const Table *t)
 {
-    int forward[MAX_CHUNKS] = { 0 }, back[MAX_CHUNKS] = { 0 }, most[MAX_CHUNKS] = { 0 }, all = 0, most_of_all = 0;
+    int forward[MAX_CHUNKS] = { 0 }, back[MAX_CHUNKS] = { 0 }, most[MAX_CHUNKS] = { 0 }, all = 0,
+        most_of_all = 0;
     for (int i = 0; i < t->count; i++) {
         const PipelineRow *r = &t->row[i];
         assert_in_range(r->chunk, 0, p->chunks - 1);
         int *next = r->backward ? back : forward;
         if (r->micro != next[r->chunk]++ || back[r->chunk] > forward[r->chunk])
-            fail_msg("%s: row %d is %s of micro-batch %d in chunk %d", name_of(p), i, r->backward ? "backward" : "forward",
-                     r->micro, r->chunk);
+            fail_msg("%s: row %d is %s of micro-batch %d in chunk %d", name_of(p), i,
+                     r->backward ? "backward" : "forward", r->micro, r->chunk);
         const int now = forward[r->chunk] - back[r->chunk];
         most[r->chunk] = now > most[r->chunk] ? now : most[r->chunk];
         all += r->backward ? -1 : 1;
         most_of_all = all > most_of_all ? all : most_of_all;
-        if (pipeline_is_last(p, r->chunk) && !r->backward)          /* the head's gradient is where the next pass would write */
-            assert_true(t->row[i + 1].backward && t->row[i + 1].chunk == r->chunk && t->row[i + 1].micro == r->micro);
+        /* the head's gradient is where the next pass would write */
+        if (pipeline_is_last(p, r->chunk) && !r->backward)
+            assert_true(t->row[i + 1].backward && t->row[i + 1].chunk == r->chunk &&
+                        t->row[i + 1].micro == r->micro);
     }
     for (int k = 0; k < p->chunks; k++) {
         assert_int_equal(forward[k], p->micro_batches);
@@ -74,14 +81,15 @@ static void check_tables(Pipeline p)
     for (p.stage = 0; p.stage < p.stages; p.stage++) {
         t.count = pipeline_rows(t.row, &p);
         assert_int_equal(t.count, 2 * p.chunks * p.micro_batches);
-        /* stages after this one [Narayanan et al. 2021, sec. 2.2; for chunks Korthikanti et al. 2022, arXiv 2205.05198, sec. 4.2:
-         * p v + p - 1 on the first stage] */
+        /* stages after this one [Narayanan et al. 2021, sec. 2.2; for chunks Korthikanti et al.
+         * 2022, arXiv 2205.05198, sec. 4.2: p v + p - 1 on the first stage] */
         const int later = p.stages - 1 - p.stage, most = check_stage(&p, &t);
         if (p.schedule == PIPELINE_1F1B)
             assert_int_equal(most, least(later + 1, p.micro_batches));
         else if (p.schedule == PIPELINE_INTERLEAVED && p.micro_batches % p.stages == 0)
-            assert_int_equal(most, least(p.stages * (p.chunks - 1) + 2 * later + 1, p.chunks * p.micro_batches));
-        else        /* a micro-batch is once in each chunk */
+            assert_int_equal(
+                most, least(p.stages * (p.chunks - 1) + 2 * later + 1, p.chunks * p.micro_batches));
+        else /* a micro-batch is once in each chunk */
             assert_int_equal(most, p.chunks);
     }
 }
@@ -92,14 +100,26 @@ static void test_tables(void **state)
     for_all(check_tables);
 }
 
-/* ---- all stages ------------------------------------------------------------------------------------------------ */
+/* ---- all stages ------------------------------------------------------------------------------ */
 
-/* The stages as they run. A message is on its way from when it is handed to its stage's send queue. That sends one after the
- * other, each when its receiver waits for it, as NCCL without buffers does; a stage has memory for one message of a direction, and
- * waits with the next until that has left. Passes take a unit of time for each chunk. */
+/* The stages as they run. A message is on its way from when it is handed to its stage's send queue.
+ * That sends one after the other, each when its receiver waits for it, as NCCL without buffers
+ * does; a stage has memory for one message of a direction, and waits with the next until that has
+ * left. Passes take a unit of time for each chunk. */
 typedef enum { FORWARD, BACK } Flow;
-typedef struct { Flow flow; int micro, chunk; } Message;        /* chunk: number of the sender's among all chunks */
-typedef struct { const Table *t; int at; bool sends; Message queue[2]; int queued; long time, sent[2], ready[2]; } Stage;
+/* chunk: number of the sender's among all chunks */
+typedef struct {
+    Flow flow;
+    int micro, chunk;
+} Message;
+typedef struct {
+    const Table *t;
+    int at;
+    bool sends;
+    Message queue[2];
+    int queued;
+    long time, sent[2], ready[2];
+} Stage;
 
 static int number_of(const Pipeline *p, int stage, int chunk)
 {
@@ -127,7 +147,8 @@ static bool receive(Stage *from, Message wanted, long *time)
     const Message *m = from->queue;
     if (from->queued == 0 || m->flow != wanted.flow)
         return false;
-    assert_true(m->micro == wanted.micro && m->chunk == wanted.chunk);         /* a channel keeps its order */
+    /* a channel keeps its order */
+    assert_true(m->micro == wanted.micro && m->chunk == wanted.chunk);
     *time = from->ready[m->flow] > *time ? from->ready[m->flow] : *time;
     from->queue[0] = from->queue[1];
     from->queued--;
@@ -137,7 +158,8 @@ static bool receive(Stage *from, Message wanted, long *time)
 
 static bool has(const Stage *s, Flow flow)
 {
-    return (s->queued > 0 && s->queue[0].flow == flow) || (s->queued > 1 && s->queue[1].flow == flow);
+    return (s->queued > 0 && s->queue[0].flow == flow) ||
+           (s->queued > 1 && s->queue[1].flow == flow);
 }
 
 /* Makes what it can; whether it made something. */
@@ -199,7 +221,7 @@ static void test_runs(void **state)
     for_all(check_run);
 }
 
-/* ---- units ----------------------------------------------------------------------------------------------------- */
+/* ---- units ----------------------------------------------------------------------------------- */
 
 static void test_units(void **state)
 {
@@ -219,7 +241,8 @@ static void test_units(void **state)
                     most = blocks > most ? blocks : most;
                     for (int u = 0; u < unit_count(&c); u++)
                         if (u >= r.first && u < r.end)
-                            assert_true(pipeline_holds(&p, &c, u) && pipeline_stage_of(&p, &c, u) == n % stages);
+                            assert_true(pipeline_holds(&p, &c, u) &&
+                                        pipeline_stage_of(&p, &c, u) == n % stages);
                 }
                 assert_int_equal(next, unit_count(&c));
                 assert_true(fewest > 0 && most - fewest <= 1);
@@ -228,6 +251,7 @@ static void test_units(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_tables), cmocka_unit_test(test_runs), cmocka_unit_test(test_units) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_tables), cmocka_unit_test(test_runs),
+                                        cmocka_unit_test(test_units) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

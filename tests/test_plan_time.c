@@ -1,4 +1,5 @@
-/* The time that a dry run predicts: against steps that were measured, against the formula of the bubble, and what it says. */
+/* The time that a dry run predicts: against steps that were measured, against the formula of the
+ * bubble, and what it says. */
 #include <math.h>
 #include <string.h>
 
@@ -25,24 +26,32 @@ static Config *plan(const char *yaml, const char *arguments)
     return config_load(argc, argv, 1, checkpoint_latest);
 }
 
-/* ---- steps that were measured ------------------------------------------------------------------------------------ */
+/* ---- steps that were measured ---------------------------------------------------------------- */
 
-#define LLAMA_2   "configs/Llama-2-7B.yaml"
-#define LLAMA_3   "configs/Llama-3-8B.yaml"
-#define T2048     "--model.max_sequence_length=2048 --device_memory=79.2 "
-#define ON_24GB   "--model.max_sequence_length=2048 --device_memory=24 "
-#define LONG      "--device_memory=79.2 --device_train_microbatch_size=1 --recipe=coat-lean "
-#define ONE(b)    "--ranks=1 --global_train_batch_size=64 --device_train_microbatch_size=" b " "
+#define LLAMA_2 "configs/Llama-2-7B.yaml"
+#define LLAMA_3 "configs/Llama-3-8B.yaml"
+#define T2048 "--model.max_sequence_length=2048 --device_memory=79.2 "
+#define ON_24GB "--model.max_sequence_length=2048 --device_memory=24 "
+#define LONG "--device_memory=79.2 --device_train_microbatch_size=1 --recipe=coat-lean "
+#define ONE(b) "--ranks=1 --global_train_batch_size=64 --device_train_microbatch_size=" b " "
 #define TWO(n, b) "--ranks=2 --global_train_batch_size=" n " --device_train_microbatch_size=" b " "
-#define TENSOR    "--ranks=2 --device_memory=78 --recipe=coat --global_train_batch_size=16 --device_train_microbatch_size="
-#define SHAPE_13B "--model.d_model=5120 --model.n_layers=40 --model.n_heads=40 --model.mlp_hidden_size=27648 "
-#define WIDTHS_70B "--model.d_model=8192 --model.n_heads=64 --model.n_kv_heads=8 --model.mlp_hidden_size=57344 "
+#define TENSOR \
+    "--ranks=2 --device_memory=78 --recipe=coat --global_train_batch_size=16 " \
+    "--device_train_microbatch_size="
+#define SHAPE_13B \
+    "--model.d_model=5120 --model.n_layers=40 --model.n_heads=40 --model.mlp_hidden_size=27648 "
+#define WIDTHS_70B \
+    "--model.d_model=8192 --model.n_heads=64 --model.n_kv_heads=8 --model.mlp_hidden_size=57344 "
 #define SHAPE_70B WIDTHS_70B "--model.n_layers=80 "
-#define EIGHT_BLOCKS_70B WIDTHS_70B "--model.n_layers=8 --model.max_sequence_length=4096 --model.vocab_size=50304 " \
-    "--model.embedding_size=50304 "
+#define EIGHT_BLOCKS_70B \
+    WIDTHS_70B "--model.n_layers=8 --model.max_sequence_length=4096 --model.vocab_size=50304 " \
+               "--model.embedding_size=50304 "
 
 /* Tokens/s of each H100, the last six rows of each H200, tests/MEASUREMENTS.md. */
-static const struct { const char *yaml, *arguments; double measured; } rows[] = {
+static const struct {
+    const char *yaml, *arguments;
+    double measured;
+} rows[] = {
     { LLAMA_2, T2048 ONE("8") "--recipe=coat", 25767 },
     { LLAMA_2, T2048 ONE("8") "--recipe=coat-lean", 25504 },
     { LLAMA_2, T2048 ONE("4") "--recipe=coat", 25292 },
@@ -53,24 +62,47 @@ static const struct { const char *yaml, *arguments; double measured; } rows[] = 
     { LLAMA_2, T2048 SHAPE_13B ONE("4") "--recipe=coat-lean", 10785 },
     { LLAMA_2, ON_24GB ONE("8") "--recipe=coat-lean --activations.keep=block", 17464 },
     { LLAMA_2, ON_24GB ONE("4") "--recipe=coat-lean --activations.recompute=two_in_three", 17177 },
-    { LLAMA_2, ON_24GB SHAPE_70B "--ranks=1 --global_train_batch_size=8 --device_train_microbatch_size=4 --recipe=coat-lean "
-      "--activations.keep=block --lora.rank=16 --lora.base=nf4", 2575 },
-    { LLAMA_3, "--ranks=1 --device_memory=79.2 --recipe=coat --model.max_sequence_length=8192 --global_train_batch_size=16 "
-      "--device_train_microbatch_size=2", 18793 },
-    { LLAMA_3, LONG "--ranks=1 --model.max_sequence_length=32768 --global_train_batch_size=4 --activations.keep=inputs", 10264 },
-    { LLAMA_3, LONG "--ranks=1 --model.max_sequence_length=131072 --global_train_batch_size=1 --activations.keep=attention "
-      "--mlp_tile=131072", 3927 },
-    { LLAMA_3, LONG "--ranks=1 --model.max_sequence_length=131072 --global_train_batch_size=1 --activations.keep=attention "
-      "--mlp_tile=16384", 3884 },
-    { LLAMA_3, LONG "--ranks=1 --model.max_sequence_length=131072 --global_train_batch_size=1 --activations.keep=block "
-      "--mlp_tile=131072", 3167 },
-    { "configs/OLMo-1B.yaml", "--ranks=1 --device_memory=79.2 --global_train_batch_size=16 --device_train_microbatch_size=8",
+    { LLAMA_2,
+      ON_24GB SHAPE_70B
+      "--ranks=1 --global_train_batch_size=8 --device_train_microbatch_size=4 --recipe=coat-lean "
+      "--activations.keep=block --lora.rank=16 --lora.base=nf4",
+      2575 },
+    { LLAMA_3,
+      "--ranks=1 --device_memory=79.2 --recipe=coat --model.max_sequence_length=8192 "
+      "--global_train_batch_size=16 "
+      "--device_train_microbatch_size=2",
+      18793 },
+    { LLAMA_3,
+      LONG "--ranks=1 --model.max_sequence_length=32768 --global_train_batch_size=4 "
+           "--activations.keep=inputs",
+      10264 },
+    { LLAMA_3,
+      LONG "--ranks=1 --model.max_sequence_length=131072 --global_train_batch_size=1 "
+           "--activations.keep=attention "
+           "--mlp_tile=131072",
+      3927 },
+    { LLAMA_3,
+      LONG "--ranks=1 --model.max_sequence_length=131072 --global_train_batch_size=1 "
+           "--activations.keep=attention "
+           "--mlp_tile=16384",
+      3884 },
+    { LLAMA_3,
+      LONG "--ranks=1 --model.max_sequence_length=131072 --global_train_batch_size=1 "
+           "--activations.keep=block "
+           "--mlp_tile=131072",
+      3167 },
+    { "configs/OLMo-1B.yaml",
+      "--ranks=1 --device_memory=79.2 --global_train_batch_size=16 "
+      "--device_train_microbatch_size=8",
       117000 },
     { LLAMA_2, T2048 TWO("128", "8") "--recipe=coat --fsdp.grad_sync_mode=micro_batch", 24420 },
     { LLAMA_2, T2048 TWO("128", "8") "--recipe=coat", 25640 },
     { LLAMA_2, T2048 TWO("64", "4") "--recipe=coat --parallelism.pipeline=2", 23353 },
-    { LLAMA_3, LONG "--ranks=2 --model.max_sequence_length=131072 --global_train_batch_size=1 --activations.keep=attention "
-      "--parallelism.context=2", 3770 },
+    { LLAMA_3,
+      LONG "--ranks=2 --model.max_sequence_length=131072 --global_train_batch_size=1 "
+           "--activations.keep=attention "
+           "--parallelism.context=2",
+      3770 },
     { LLAMA_3, TENSOR "2 --model.max_sequence_length=8192", 18265 },
     { LLAMA_3, TENSOR "4 --model.max_sequence_length=8192 --parallelism.tensor=2", 16523 },
     { LLAMA_3, TENSOR "4 --model.max_sequence_length=8192 --parallelism.context=2", 16981 },
@@ -87,18 +119,20 @@ static void test_measured(void **state)
         const StepTime t = plan_time(c);
         const double error = plan_time_speed(c, &t) / rows[i].measured - 1;
         if (!(fabs(error) < 0.06))
-            fail_msg("%s %s: %.0f tokens/s are predicted, %.0f were measured (%+.1f %%)", rows[i].yaml, rows[i].arguments,
-                     plan_time_speed(c, &t), rows[i].measured, 100 * error);
+            fail_msg("%s %s: %.0f tokens/s are predicted, %.0f were measured (%+.1f %%)",
+                     rows[i].yaml, rows[i].arguments, plan_time_speed(c, &t), rows[i].measured,
+                     100 * error);
         double parts = 0;
         for (TimeUse u = 0; u < NUM_USES; u++)
             parts += t.exposed[u];
         if (!(parts < t.seconds * 1.001 && parts > t.seconds * 0.95))
-            fail_msg("%s %s: parts of %.3f s, of a step of %.3f s", rows[i].yaml, rows[i].arguments, parts, t.seconds);
+            fail_msg("%s %s: parts of %.3f s, of a step of %.3f s", rows[i].yaml, rows[i].arguments,
+                     parts, t.seconds);
         config_free(c);
     }
 }
 
-/* ---- formulas ---------------------------------------------------------------------------------------------------- */
+/* ---- formulas -------------------------------------------------------------------------------- */
 
 static double seconds_of(const char *format, int value)
 {
@@ -110,29 +144,35 @@ static double seconds_of(const char *format, int value)
     return t.seconds;
 }
 
-/* m micro-batches and p stages of equal work take m + p - 1 passes. The model has no large head; what a step adds once, its
- * update, is a part of the difference allowed. */
+/* m micro-batches and p stages of equal work take m + p - 1 passes. The model has no large head;
+ * what a step adds once, its update, is a part of the difference allowed. */
 static void test_bubble(void **state)
 {
     (void)state;
-    static const char settings[] = "--ranks=4 --parallelism.pipeline=4 --recipe=coat --model.max_sequence_length=2048 "
-                                   "--device_memory=79 --device_train_microbatch_size=4 --model.vocab_size=1024 "
-                                   "--model.embedding_size=1024 --global_train_batch_size=%d";
+    static const char settings[] =
+        "--ranks=4 --parallelism.pipeline=4 --recipe=coat --model.max_sequence_length=2048 "
+        "--device_memory=79 --device_train_microbatch_size=4 --model.vocab_size=1024 "
+        "--model.embedding_size=1024 --global_train_batch_size=%d";
     const double few = seconds_of(settings, 4 * 8), many = seconds_of(settings, 4 * 32);
     const double expected = (32.0 + 4 - 1) / (8 + 4 - 1);
     if (!(fabs(many / few / expected - 1) < 0.02))
-        fail_msg("32 micro-batches take %.3f times as long as 8, expected %.3f", many / few, expected);
+        fail_msg("32 micro-batches take %.3f times as long as 8, expected %.3f", many / few,
+                 expected);
 }
 
-/* What many micro-batches take follows from two short steps, and is what a rehearsal of all of them takes. */
+/* What many micro-batches take follows from two short steps, and is what a rehearsal of all of them
+ * takes. */
 static void test_many(void **state)
 {
     (void)state;
     static const char *const settings[] = {
-        "--ranks=2 --parallelism.pipeline=2 --global_train_batch_size=26 --device_train_microbatch_size=1 --device_memory=79",
-        ("--ranks=2 --parallelism.pipeline=2 --global_train_batch_size=28 --device_train_microbatch_size=1 --device_memory=79 "
+        "--ranks=2 --parallelism.pipeline=2 --global_train_batch_size=26 "
+        "--device_train_microbatch_size=1 --device_memory=79",
+        ("--ranks=2 --parallelism.pipeline=2 --global_train_batch_size=28 "
+         "--device_train_microbatch_size=1 --device_memory=79 "
          "--parallelism.pipeline_virtual_stages=2 --parallelism.pipeline_schedule=Interleaved1F1B"),
-        "--ranks=2 --global_train_batch_size=38 --device_train_microbatch_size=1 --device_memory=40",
+        "--ranks=2 --global_train_batch_size=38 --device_train_microbatch_size=1 "
+        "--device_memory=40",
     };
     for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
         Config *c = plan(LLAMA_2, settings[i]);
@@ -141,37 +181,45 @@ static void test_many(void **state)
         Rehearsal r[2];
         for (int stage = 0; stage < stages; stage++)
             rehearse(&r[stage], &n, 1, c, stage);
-        const double all = timeline_step(r, stages, &topology, c->model.n_layers + 2).seconds, short_steps = plan_time(c).seconds;
+        const double all = timeline_step(r, stages, &topology, c->model.n_layers + 2).seconds,
+                     short_steps = plan_time(c).seconds;
         if (!(fabs(short_steps / all - 1) < 1e-3))
-            fail_msg("%s: %.6f s, all %d micro-batches take %.6f", settings[i], short_steps, n, all);
+            fail_msg("%s: %.6f s, all %d micro-batches take %.6f", settings[i], short_steps, n,
+                     all);
         for (int stage = 0; stage < stages; stage++)
             rehearsal_free(&r[stage]);
         config_free(c);
     }
 }
 
-/* Over a network so slow that nothing else matters a step takes the time of its bytes: each of two hosts of one GPU sends half of
- * the BF16 weights once, forward, and half of the BF16 gradients, backward. */
+/* Over a network so slow that nothing else matters a step takes the time of its bytes: each of two
+ * hosts of one GPU sends half of the BF16 weights once, forward, and half of the BF16 gradients,
+ * backward. */
 static void test_network(void **state)
 {
     (void)state;
-    static const char settings[] = "--ranks=2 --gpus_per_host=1 --network=0.0%d --recipe=bf16 --device_memory=139 "
-                                   "--model.max_sequence_length=2048 --device_train_microbatch_size=1 --global_train_batch_size=2 "
-                                   "--fsdp.sharding_strategy=SHARD_GRAD_OP";
-    const double half = 6.74e9 / 2 * 2, expected = 2 * half / 0.01e9, slow = seconds_of(settings, 1);
+    static const char settings[] =
+        "--ranks=2 --gpus_per_host=1 --network=0.0%d --recipe=bf16 --device_memory=139 "
+        "--model.max_sequence_length=2048 --device_train_microbatch_size=1 "
+        "--global_train_batch_size=2 "
+        "--fsdp.sharding_strategy=SHARD_GRAD_OP";
+    const double half = 6.74e9 / 2 * 2, expected = 2 * half / 0.01e9,
+                 slow = seconds_of(settings, 1);
     if (!(fabs(slow / expected - 1) < 0.02))
         fail_msg("%.0f s, expected %.0f", slow, expected);
 }
 
-/* ---- meshes ------------------------------------------------------------------------------------------------------ */
+/* ---- meshes ---------------------------------------------------------------------------------- */
 
 /* Whether a dry run of ./train accepts the mesh. */
 static bool is_accepted(const char *settings, int stages, int context, int tensor, int replicas)
 {
-    return finish(start_command("%s/train configs/tiny.yaml --dry_run %s --parallelism.pipeline=%d --parallelism.context=%d "
+    return finish(start_command("%s/train configs/tiny.yaml --dry_run %s --parallelism.pipeline=%d "
+                                "--parallelism.context=%d "
                                 "--parallelism.tensor=%d --fsdp.sharding_strategy=HYBRID_SHARD "
-                                "--fsdp.hybrid_sharding_num_model_replicas=%d", setting("BUILD", "build/cpu"), settings, stages,
-                                context, tensor, replicas)) == 0;
+                                "--fsdp.hybrid_sharding_num_model_replicas=%d",
+                                setting("BUILD", "build/cpu"), settings, stages, context, tensor,
+                                replicas)) == 0;
 }
 
 static void check_possible(const char *settings, int stages, int context, int tensor, int replicas)
@@ -183,18 +231,20 @@ static void check_possible(const char *settings, int stages, int context, int te
     c->strategy.shard_ranks = 8 / stages / tensor / replicas;
     const bool possible = c->strategy.shard_ranks > 0 && mesh_is_possible(c);
     if (possible != is_accepted(settings, stages, context, tensor, replicas))
-        fail_msg("%d stages, %d context ranks, %d tensor ranks, %d replicas: possible %d: %s", stages, context, tensor, replicas,
-                 possible, output);
+        fail_msg("%d stages, %d context ranks, %d tensor ranks, %d replicas: possible %d: %s",
+                 stages, context, tensor, replicas, possible, output);
     config_free(c);
 }
 
-/* The meshes of 8 ranks that a dry run accepts, for a model of 4 blocks with 2 key heads; with tensor ranks also where their parts
- * have no whole groups, and where the optimizer needs whole matrices. */
+/* The meshes of 8 ranks that a dry run accepts, for a model of 4 blocks with 2 key heads; with
+ * tensor ranks also where their parts have no whole groups, and where the optimizer needs whole
+ * matrices. */
 static void test_possible(void **state)
 {
     (void)state;
-    static const char base[] = "--ranks=8 --device_memory=8 --model.weight_tying=false --global_train_batch_size=16 "
-                               "--device_train_microbatch_size=1 --model.max_sequence_length=128";
+    static const char base[] =
+        "--ranks=8 --device_memory=8 --model.weight_tying=false --global_train_batch_size=16 "
+        "--device_train_microbatch_size=1 --model.max_sequence_length=128";
     for (int stages = 1; stages <= 8; stages *= 2)
         for (int context = 1; context <= 4; context *= 2)
             for (int replicas = 1; replicas <= 4; replicas *= 4)
@@ -202,11 +252,13 @@ static void test_possible(void **state)
     for (int tensor = 2; tensor <= 4; tensor *= 2)
         for (int context = 1; context <= 2; context *= 2)
             check_possible(base, 2, context, tensor, 1);
-    check_possible("--ranks=8 --device_memory=8 --global_train_batch_size=16 --device_train_microbatch_size=1 "
-                   "--optimizer.name=muon", 1, 1, 2, 1);
+    check_possible(
+        "--ranks=8 --device_memory=8 --global_train_batch_size=16 --device_train_microbatch_size=1 "
+        "--optimizer.name=muon",
+        1, 1, 2, 1);
 }
 
-/* ---- words ------------------------------------------------------------------------------------------------------- */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 static void expect_limit(const char *arguments, const char *part)
 {
@@ -222,24 +274,35 @@ static void expect_limit(const char *arguments, const char *part)
 static void test_limits(void **state)
 {
     (void)state;
-    expect_limit("--ranks=1 --device_memory=139 --global_train_batch_size=16 --device_train_microbatch_size=1",
+    expect_limit("--ranks=1 --device_memory=139 --global_train_batch_size=16 "
+                 "--device_train_microbatch_size=1",
                  "computation takes");
-    expect_limit("--ranks=64 --network=1 --device_memory=80 --global_train_batch_size=64 --device_train_microbatch_size=1",
+    expect_limit("--ranks=64 --network=1 --device_memory=80 --global_train_batch_size=64 "
+                 "--device_train_microbatch_size=1",
                  "sums of gradients");
-    expect_limit("--ranks=8 --device_memory=80 --parallelism.tensor=8 --global_train_batch_size=8 --device_train_microbatch_size=8",
+    expect_limit("--ranks=8 --device_memory=80 --parallelism.tensor=8 --global_train_batch_size=8 "
+                 "--device_train_microbatch_size=8",
                  "mostly for what tensor ranks exchange: a smaller parallelism.tensor");
-    expect_limit("--ranks=8 --gpus_per_host=4 --network=45 --device_memory=80 --parallelism.context=8 --global_train_batch_size=8 "
-                 "--device_train_microbatch_size=8", "context ranks of several hosts");
-    expect_limit("--ranks=8 --device_memory=80 --parallelism.pipeline=8 --global_train_batch_size=4 "
-                 "--device_train_microbatch_size=1", "stages wait for each other");
-    expect_limit("--ranks=1 --device_memory=24 --recipe=coat-lean --activations.keep=block --global_train_batch_size=1 "
-                 "--device_train_microbatch_size=1", "copies from and to the host");
+    expect_limit("--ranks=8 --gpus_per_host=4 --network=45 --device_memory=80 "
+                 "--parallelism.context=8 --global_train_batch_size=8 "
+                 "--device_train_microbatch_size=8",
+                 "context ranks of several hosts");
+    expect_limit(
+        "--ranks=8 --device_memory=80 --parallelism.pipeline=8 --global_train_batch_size=4 "
+        "--device_train_microbatch_size=1",
+        "stages wait for each other");
+    expect_limit("--ranks=1 --device_memory=24 --recipe=coat-lean --activations.keep=block "
+                 "--global_train_batch_size=1 "
+                 "--device_train_microbatch_size=1",
+                 "copies from and to the host");
 }
 
 static void expect_printed(const char *arguments, const char *part)
 {
-    expect_status(finish(start_command("%s/train configs/Llama-3-8B.yaml --dry_run --device_memory=80 %s",
-                                       setting("BUILD", "build/cpu"), arguments)), 0);
+    expect_status(
+        finish(start_command("%s/train configs/Llama-3-8B.yaml --dry_run --device_memory=80 %s",
+                             setting("BUILD", "build/cpu"), arguments)),
+        0);
     if (!strstr(output, part))
         fail_msg("%s: no \"%s\" in\n%s", arguments, part, output);
 }
@@ -247,30 +310,42 @@ static void expect_printed(const char *arguments, const char *part)
 static void test_printed(void **state)
 {
     (void)state;
-    expect_printed("--ranks=1024 --network=45 --global_train_batch_size=1024 --device_train_microbatch_size=1",
-                   "not measured beyond 2 GPUs");
-    expect_printed("--ranks=16 --global_train_batch_size=16 --device_train_microbatch_size=1", "give --network");
-    expect_printed("--ranks=2 --global_train_batch_size=4 --device_train_microbatch_size=1 --mesh=auto",
-                   "1 replicas x 2 shards x 1 context ranks x 1 tensor ranks x 1 stages: ");
+    expect_printed(
+        "--ranks=1024 --network=45 --global_train_batch_size=1024 --device_train_microbatch_size=1",
+        "not measured beyond 2 GPUs");
+    expect_printed("--ranks=16 --global_train_batch_size=16 --device_train_microbatch_size=1",
+                   "give --network");
+    expect_printed(
+        "--ranks=2 --global_train_batch_size=4 --device_train_microbatch_size=1 --mesh=auto",
+        "1 replicas x 2 shards x 1 context ranks x 1 tensor ranks x 1 stages: ");
     /* One sequence for both ranks: they share it, its layers, or are two stages. */
-    expect_printed("--ranks=2 --global_train_batch_size=1 --device_train_microbatch_size=1 --parallelism.context=2 --mesh=auto",
+    expect_printed("--ranks=2 --global_train_batch_size=1 --device_train_microbatch_size=1 "
+                   "--parallelism.context=2 --mesh=auto",
                    "meshes of 2 ranks: 3 fit");
     assert_non_null(strstr(output, "FULL_SHARD --parallelism.context=2\n"));
     assert_non_null(strstr(output, "FULL_SHARD --parallelism.context=1 --parallelism.tensor=2\n"));
-    assert_non_null(strstr(output, "FULL_SHARD --parallelism.context=1 --parallelism.pipeline=2\n"));
+    assert_non_null(
+        strstr(output, "FULL_SHARD --parallelism.context=1 --parallelism.pipeline=2\n"));
     assert_non_null(strstr(output, "limit: "));
 }
 
 #define FOUR "--ranks=4 --global_train_batch_size=16 --device_train_microbatch_size=1 "
 
-/* The settings that --mesh=auto prints are accepted next to the given ones, and make the step that it predicts. */
+/* The settings that --mesh=auto prints are accepted next to the given ones, and make the step that
+ * it predicts. */
 static void test_printed_settings(void **state)
 {
     (void)state;
-    static const char *const given[] = { "", "--fsdp.sharding_strategy=SHARD_GRAD_OP", "--fsdp.sharding_strategy=NO_SHARD",
-        "--parallelism.shard=2", "--parallelism.replicate=4 --fsdp.sharding_strategy=SHARD_GRAD_OP",
+    static const char *const given[] = {
+        "",
+        "--fsdp.sharding_strategy=SHARD_GRAD_OP",
+        "--fsdp.sharding_strategy=NO_SHARD",
+        "--parallelism.shard=2",
+        "--parallelism.replicate=4 --fsdp.sharding_strategy=SHARD_GRAD_OP",
         "--fsdp.sharding_strategy=_HYBRID_SHARD_ZERO2 --fsdp.hybrid_sharding_num_model_replicas=2",
-        "--parallelism.pipeline=2 --parallelism.tensor=2", "--parallelism.context=2 --parallelism.replicate=2" };
+        "--parallelism.pipeline=2 --parallelism.tensor=2",
+        "--parallelism.context=2 --parallelism.replicate=2"
+    };
     for (size_t i = 0; i < sizeof given / sizeof given[0]; i++) {
         char found[3][512], line[1024], predicted[64], *at = output;
         int count = 0;
@@ -283,7 +358,8 @@ static void test_printed_settings(void **state)
             char *settings = strstr(found[k], "--");
             settings[strcspn(settings, "\n")] = '\0';
             snprintf(line, sizeof line, FOUR "%s %s", given[i], settings);
-            snprintf(predicted, sizeof predicted, "predicted: %.*s a step", (int)strcspn(found[k], ","), found[k]);
+            snprintf(predicted, sizeof predicted, "predicted: %.*s a step",
+                     (int)strcspn(found[k], ","), found[k]);
             expect_printed(line, predicted);
         }
     }
@@ -291,9 +367,11 @@ static void test_printed_settings(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_measured), cmocka_unit_test(test_bubble), cmocka_unit_test(test_many),
-                                        cmocka_unit_test(test_network), cmocka_unit_test(test_possible),
-                                        cmocka_unit_test(test_limits), cmocka_unit_test(test_printed),
-                                        cmocka_unit_test(test_printed_settings) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_measured), cmocka_unit_test(test_bubble),
+        cmocka_unit_test(test_many),     cmocka_unit_test(test_network),
+        cmocka_unit_test(test_possible), cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_printed),  cmocka_unit_test(test_printed_settings)
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* What stderr shows of long work, on a pseudo-terminal and in a pipe, at times that this test sets. Expected texts are written out
- * by hand. */
+/* What stderr shows of long work, on a pseudo-terminal and in a pipe, at times that this test sets.
+ * Expected texts are written out by hand. */
 #include "kernels/runtime/progress.h"
 
 #include <fcntl.h>
@@ -18,11 +18,13 @@ static double now;
 int clock_gettime(clockid_t clock, struct timespec *t)
 {
     (void)clock;
-    *t = (struct timespec){ .tv_sec = (time_t)now, .tv_nsec = (long)(1e9 * (now - (double)(time_t)now)) };
+    *t = (struct timespec){ .tv_sec = (time_t)now,
+                            .tv_nsec = (long)(1e9 * (now - (double)(time_t)now)) };
     return 0;
 }
 
-/* Runs work() with stderr in a terminal without translation of output, or in a pipe; returns what it printed. */
+/* Runs work() with stderr in a terminal without translation of output, or in a pipe; returns what
+ * it printed. */
 static const char *printed(bool terminal, void (*work)(void))
 {
     static char text[4096];
@@ -41,7 +43,7 @@ static const char *printed(bool terminal, void (*work)(void))
     dup2(end[1], STDERR_FILENO);
     now = 1000;
     work();
-    fputc('.', stderr);         /* so that there is something to read */
+    fputc('.', stderr); /* so that there is something to read */
     dup2(before, STDERR_FILENO);
     close(before);
     size_t n = 0;
@@ -65,9 +67,9 @@ static void work(void)
     at(0.5, 0.1, "no work");
     now = 1000;
     progress_begin("loading");
-    at(0.99, 0.1, NULL);        /* too early on a terminal */
-    at(2, 0.25, "a.weight");    /* 2 s for 1/4: 6 s are left */
-    at(2.24, 0.5, NULL);        /* too soon after */
+    at(0.99, 0.1, NULL);     /* too early on a terminal */
+    at(2, 0.25, "a.weight"); /* 2 s for 1/4: 6 s are left */
+    at(2.24, 0.5, NULL);     /* too soon after */
     at(2.5, 0.5, NULL);
     at(29.9, 0.6, NULL);
     at(30, 0.75, NULL);
@@ -83,21 +85,21 @@ static void test_terminal(void **state)
 {
     (void)state;
     /* Each line covers the one before: 32, 22, 23, 23, 19 and 16 columns. */
-    assert_string_equal(printed(true, work),
-                        "loading 25 %, 6 s left: a.weight\r"
-                        "loading 50 %, 2 s left          \r"
-                        "loading 60 %, 20 s left\r"
-                        "loading 80 %, 15 s left\r"
-                        "loading, 61 s: b       \r"
-                        "                \rwarning: x\n"
-                        "loading, 62 s\r"
-                        "             \r");
+    assert_string_equal(printed(true, work), "loading 25 %, 6 s left: a.weight\r"
+                                             "loading 50 %, 2 s left          \r"
+                                             "loading 60 %, 20 s left\r"
+                                             "loading 80 %, 15 s left\r"
+                                             "loading, 61 s: b       \r"
+                                             "                \rwarning: x\n"
+                                             "loading, 62 s\r"
+                                             "             \r");
 }
 
 static void test_pipe(void **state)
 {
     (void)state;
-    assert_string_equal(printed(false, work), "loading 75 %, 10 s left\nloading, 61 s: b\nwarning: x\n");
+    assert_string_equal(printed(false, work),
+                        "loading 75 %, 10 s left\nloading, 61 s: b\nwarning: x\n");
 }
 
 static void long_names(void)
@@ -129,7 +131,10 @@ static void test_silence(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_terminal), cmocka_unit_test(test_pipe), cmocka_unit_test(test_width), cmocka_unit_test(test_silence),
+        cmocka_unit_test(test_terminal),
+        cmocka_unit_test(test_pipe),
+        cmocka_unit_test(test_width),
+        cmocka_unit_test(test_silence),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

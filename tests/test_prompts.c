@@ -20,7 +20,9 @@ static void test_read(void **state)
 {
     (void)state;
     Prompts p;
-    prompts_read(&p, file("{\"text\": \"x\", \"tokens\": [3, 0, 98]}\n\n \t\r\n[7]\n{\"tokens\": [1, 2]}"), &limits);
+    prompts_read(
+        &p, file("{\"text\": \"x\", \"tokens\": [3, 0, 98]}\n\n \t\r\n[7]\n{\"tokens\": [1, 2]}"),
+        &limits);
     assert_int_equal(p.count, 3);
     assert_int_equal(prompts_length(&p, 0), 3);
     assert_int_equal(prompts_length(&p, 1), 1);
@@ -33,10 +35,13 @@ static void test_read(void **state)
 static void test_errors(void **state)
 {
     (void)state;
-    const struct { const char *text, *message; } rows[] = {
+    const struct {
+        const char *text, *message;
+    } rows[] = {
         { "[1]\n[2, x]\n", ":2: not JSON" },
         { "[1] [2]\n", ":1: not JSON" },
-        { "[1]\n\n{\"text\": \"a\"}\n", ":3: no list of tokens; expected {\"tokens\": [1, 2, ...]}" },
+        { "[1]\n\n{\"text\": \"a\"}\n",
+          ":3: no list of tokens; expected {\"tokens\": [1, 2, ...]}" },
         { "{\"tokens\": 5}\n", ":1: no list of tokens" },
         { "{\"tokens\": [1], \"tokens\": [2]}\n", ":1: not JSON: duplicate object key" },
         { "[1, 99]\n", ":1: token 99 is not in the vocabulary, which has ids from 0 to 98" },
@@ -71,6 +76,7 @@ static int remove_file(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_read), cmocka_unit_test(test_errors) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_read),
+                                        cmocka_unit_test(test_errors) };
     return cmocka_run_group_tests(tests, make_file, remove_file);
 }

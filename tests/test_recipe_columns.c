@@ -1,12 +1,14 @@
-/* The columns that make COAT's recipes faster than COAT: the head's gradient in FP8, and scales of the step. Expected errors of
- * formats: test_recipes.c. */
+/* The columns that make COAT's recipes faster than COAT: the head's gradient in FP8, and scales of
+ * the step. Expected errors of formats: test_recipes.c. */
 #include "tests/recipe_runs.h"
 
-/* The head's backward in FP8, in chunks of `chunk` of 64 tokens: its two GEMMs read E5M2 and E4M3, whose squared errors add to
- * those of bf16 or fp8 operands, directly in the head's weight, and in all earlier layers through the gradient of its input.
- * Numbers just below a power of two round to E5M2 with 2^-4 / sqrt(3) = 3.6 %: if no error is at least half of that, the GEMMs were
- * not in FP8. Neither chunks nor the vocabulary need be multiples of 16. */
-static void check_head(const ModelConfig *m, const char *recipe, char *trainable, int chunk, double bound)
+/* The head's backward in FP8, in chunks of `chunk` of 64 tokens: its two GEMMs read E5M2 and E4M3,
+ * whose squared errors add to those of bf16 or fp8 operands, directly in the head's weight, and in
+ * all earlier layers through the gradient of its input. Numbers just below a power of two round to
+ * E5M2 with 2^-4 / sqrt(3) = 3.6 %: if no error is at least half of that, the GEMMs were not in
+ * FP8. Neither chunks nor the vocabulary need be multiples of 16. */
+static void check_head(const ModelConfig *m, const char *recipe, char *trainable, int chunk,
+                       double bound)
 {
     Config c, f32;
     model_config(&c, m, recipe, B);
@@ -21,11 +23,12 @@ static void check_head(const ModelConfig *m, const char *recipe, char *trainable
     const char *where;
     int unit;
     const double worst = worst_distance(&found, &exact, &unit, &where);
-    printf("head in FP8, %-10s %-10s worst gradient %.4f (%s of unit %d), bound %.4f\n", trainable ? trainable : "", recipe, worst,
-           where, unit, bound);
+    printf("head in FP8, %-10s %-10s worst gradient %.4f (%s of unit %d), bound %.4f\n",
+           trainable ? trainable : "", recipe, worst, where, unit, bound);
     assert_true(fabs(found.loss - exact.loss) <= 0.01 * exact.loss);
     if (!(worst <= bound && worst >= 0.018))
-        fail_msg("%s: %s of unit %d is off by %.4f, expected 0.018 .. %.4f", recipe, where, unit, worst, bound);
+        fail_msg("%s: %s of unit %d is off by %.4f, expected 0.018 .. %.4f", recipe, where, unit,
+                 worst, bound);
     free_result(&found);
     free_result(&exact);
 }
@@ -35,8 +38,12 @@ static void test_head(void **state)
     (void)state;
     const double e4m3 = 0x1p-8 / 3, e5m2 = 0x1p-6 / 3;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
-        const double roundings = a == OLMO2 || a == OLMO3 ? 32 : a == QWEN3 ? 24 : 16, scores = a == OLMO3 ? 1.30 : 1;
-        const double bf16 = 1.18 * scores * sqrt(roundings * 2 * 0x1p-18 / 3 + e4m3 + e5m2) + 4 * 0x1p-9;
+        const double roundings = a == OLMO2 || a == OLMO3 ? 32
+                                 : a == QWEN3             ? 24
+                                                          : 16,
+                     scores = a == OLMO3 ? 1.30 : 1;
+        const double bf16 =
+            1.18 * scores * sqrt(roundings * 2 * 0x1p-18 / 3 + e4m3 + e5m2) + 4 * 0x1p-9;
         const ModelConfig m = wide(a);
         check_head(&m, "bf16", NULL, 48, bf16);
         check_head(&m, "coat", NULL, 48, sqrt(17 * (e4m3 + e5m2)));
@@ -53,7 +60,7 @@ static void test_head(void **state)
     check_head(&m, "bf16", NULL, 48, scatter * sqrt(144 * 0x1p-18 / 3 + e4m3 + e5m2) + 4 * 0x1p-9);
 }
 
-/* ---- scales of the step --------------------------------------------------------------------------------------- */
+/* ---- scales of the step ---------------------------------------------------------------------- */
 
 /* Root mean square of the errors of all gradients. */
 static double mean_distance(const Result *x, const Result *exact, double *worst)
@@ -82,11 +89,13 @@ static void add_errors(SmallModel a, double error[STEP_RECIPES][2])
     for (int r = 0; r < STEP_RECIPES; r++) {
         double found[2], worst[2];
         for (ScalesPer s = PER_MICROBATCH; s <= PER_STEP; s++) {
-            Result x = run_as(&m, step_recipes[r], (How){ recipe_find(step_recipes[r])->keep, false, B, s });
+            Result x = run_as(&m, step_recipes[r],
+                              (How){ recipe_find(step_recipes[r])->keep, false, B, s });
             error[r][s] += found[s] = mean_distance(&x, &exact, &worst[s]);
             free_result(&x);
         }
-        printf("%-10s %-10s gradients off by %.4f with scales of the micro-batch, %.4f of the step; worst %.4f, %.4f\n",
+        printf("%-10s %-10s gradients off by %.4f with scales of the micro-batch, %.4f of the "
+               "step; worst %.4f, %.4f\n",
                architecture_name(a), step_recipes[r], found[0], found[1], worst[0], worst[1]);
         assert_true(worst[1] <= 0.32 * (a == OLMO3 ? 1.30 : 1));
         assert_true(found[0] != found[1]);
@@ -94,9 +103,10 @@ static void add_errors(SmallModel a, double error[STEP_RECIPES][2])
     free_result(&exact);
 }
 
-/* Headroom costs no digits, so mean errors are those of measured scales. One model's vary by 9 % as above, the mean of eight by 3.2
- * %, the difference of two means by 4.5 %: at most twice that. The first micro-batch's gradients are 0, so the second exceeds the
- * ranges. Single gradients may have errors of 0.32, and 1.30 times that with YaRN's scores (test_recipes.c). */
+/* Headroom costs no digits, so mean errors are those of measured scales. One model's vary by 9 % as
+ * above, the mean of eight by 3.2 %, the difference of two means by 4.5 %: at most twice that. The
+ * first micro-batch's gradients are 0, so the second exceeds the ranges. Single gradients may have
+ * errors of 0.32, and 1.30 times that with YaRN's scores (test_recipes.c). */
 static void test_step_scales(void **state)
 {
     (void)state;
@@ -113,7 +123,8 @@ static void test_step_recomputation(void **state)
     (void)state;
     for (int i = -1; i < NUM_ADAPTED; i++) {
         const ModelConfig m = i < 0 ? wide(LLAMA_GQA) : adapted_model(i);
-        const How all = { KEEP_ALL, true, B, PER_STEP }, inputs = { KEEP_INPUTS, true, B, PER_STEP };
+        const How all = { KEEP_ALL, true, B, PER_STEP },
+                  inputs = { KEEP_INPUTS, true, B, PER_STEP };
         check_same_as(&m, "fp8", all, inputs);
         check_same_as(&m, "fp8", all, (How){ KEEP_BLOCK, true, B, PER_STEP });
         check_same_as(&m, "coat-lean", all, inputs);
@@ -141,8 +152,8 @@ static double forward_loss(const ModelConfig *m, ScalesPer scales)
     return loss;
 }
 
-/* Ranges are valid only within their step: after another one, even one that was not finite, a step gives the same bits. A pass
- * without backward does not read them either. */
+/* Ranges are valid only within their step: after another one, even one that was not finite, a step
+ * gives the same bits. A pass without backward does not read them either. */
 static void test_step_ends(void **state)
 {
     (void)state;
@@ -167,11 +178,13 @@ static void test_single_micro_batch(void **state)
         for (int r = 0; r < 3; r++) {
             const ModelConfig m = i < 0 ? wide(LLAMA_GQA) : adapted_model(i);
             const Keep keep = recipe_find(names[r])->keep;
-            check_same_as(&m, names[r], (How){ keep, false, 1, PER_MICROBATCH }, (How){ keep, false, 1, PER_STEP });
+            check_same_as(&m, names[r], (How){ keep, false, 1, PER_MICROBATCH },
+                          (How){ keep, false, 1, PER_STEP });
         }
 }
 
-/* Evaluation and generation have no backward: both columns change neither their memory nor their losses, for any shape. */
+/* Evaluation and generation have no backward: both columns change neither their memory nor their
+ * losses, for any shape. */
 static double evaluated(const ModelConfig *m, const char *recipe, bool columns, size_t *bytes)
 {
     Config c;
@@ -199,7 +212,10 @@ static double evaluated(const ModelConfig *m, const char *recipe, bool columns, 
 static void test_forward_only(void **state)
 {
     (void)state;
-    static const struct { const char *recipe; int T; } runs[] = { { "bf16", 13 }, { "coat", 16 }, { "coat-lean", 16 } };
+    static const struct {
+        const char *recipe;
+        int T;
+    } runs[] = { { "bf16", 13 }, { "coat", 16 }, { "coat-lean", 16 } };
     ModelConfig m = wide(LLAMA);
     m.embedding_size = 91;
     for (int i = 0; i < 3; i++) {
@@ -211,7 +227,8 @@ static void test_forward_only(void **state)
     }
 }
 
-/* Each operand of each block has its own range; dy, which all blocks share, is measured every time. */
+/* Each operand of each block has its own range; dy, which all blocks share, is measured every
+ * time. */
 static void test_ranges(void **state)
 {
     (void)state;
@@ -228,8 +245,8 @@ static void test_ranges(void **state)
             const float *range[2 * OPERANDS];
             for (int l = 0; l < 2; l++) {
                 const Acts *a = &m.acts[l];
-                const Tensor operand[OPERANDS] = { a->attn_h, a->mlp_h, a->attn_operand, a->swiglu_operand, a->dgate_up,
-                                                   a->dqkv_op };
+                const Tensor operand[OPERANDS] = { a->attn_h,         a->mlp_h,    a->attn_operand,
+                                                   a->swiglu_operand, a->dgate_up, a->dqkv_op };
                 for (int o = 0; o < OPERANDS; o++)
                     range[l * OPERANDS + o] = operand[o].scale_amax;
             }
@@ -243,7 +260,8 @@ static void test_ranges(void **state)
         }
 }
 
-/* Bit 2l: whether block l's first branch is added to the stream in place; bit 2l + 1: its second. */
+/* Bit 2l: whether block l's first branch is added to the stream in place; bit 2l + 1: its
+ * second. */
 static unsigned sums_in_place(const Config *c)
 {
     Model m;
@@ -252,7 +270,8 @@ static unsigned sums_in_place(const Config *c)
     model_create(&m, &store, c);
     for (int l = 0; l < m.L; l++) {
         in_place |= (unsigned)(m.acts[l].mlp_res.data == m.acts[l].attn_res.data) << 2 * l;
-        in_place |= (unsigned)(m.acts[l + 1].attn_res.data == m.acts[l].mlp_res.data) << (2 * l + 1);
+        in_place |= (unsigned)(m.acts[l + 1].attn_res.data == m.acts[l].mlp_res.data)
+                    << (2 * l + 1);
     }
     model_free(&m, &store);
     return in_place;
@@ -283,9 +302,14 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_head), cmocka_unit_test(test_step_scales), cmocka_unit_test(test_step_recomputation),
-        cmocka_unit_test(test_step_ends), cmocka_unit_test(test_single_micro_batch),
-        cmocka_unit_test(test_forward_only), cmocka_unit_test(test_ranges), cmocka_unit_test(test_sums_in_place),
+        cmocka_unit_test(test_head),
+        cmocka_unit_test(test_step_scales),
+        cmocka_unit_test(test_step_recomputation),
+        cmocka_unit_test(test_step_ends),
+        cmocka_unit_test(test_single_micro_batch),
+        cmocka_unit_test(test_forward_only),
+        cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_sums_in_place),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

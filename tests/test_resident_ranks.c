@@ -1,5 +1,6 @@
-/* Weights that stay after they are gathered or, on one rank, rounded: of as many units as fit, equal on every rank; this changes no
- * bit, and the trace shows how often they are made. On 1, 2 and 4 ranks. */
+/* Weights that stay after they are gathered or, on one rank, rounded: of as many units as fit,
+ * equal on every rank; this changes no bit, and the trace shows how often they are made. On 1, 2
+ * and 4 ranks. */
 #include <math.h>
 
 #include "kernels/runtime/trace.h"
@@ -9,21 +10,32 @@
 #include "tests/kit.h"
 #include "tests/ranks_run.h"
 
-enum { LAYERS = 5, MICRO_BATCHES = 3 };     /* with two kept units, block 1 stays, and blocks 3 and 5 share a buffer */
+/* with two kept units, block 1 stays, and blocks 3 and 5 share a buffer */
+enum { LAYERS = 5, MICRO_BATCHES = 3 };
 
-/* modules: with adapters on these, on a base in this format. How often a step gathers a block that stays, and the lowest block of a
- * shared buffer; on one rank how often it makes the operands of the lowest and of another block. */
+/* modules: with adapters on these, on a base in this format. How often a step gathers a block that
+ * stays, and the lowest block of a shared buffer; on one rank how often it makes the operands of
+ * the lowest and of another block. */
 enum { SOME_MODULES = 1 << LORA_Q | 1 << LORA_V | 1 << LORA_UP | 1 << LORA_DOWN };
-static const struct { const char *recipe; SmallModel model; unsigned modules; BaseFormat base; int once, lowest, lowest_on_one,
-                      on_one; } rows[] = {
+static const struct {
+    const char *recipe;
+    SmallModel model;
+    unsigned modules;
+    BaseFormat base;
+    int once, lowest, lowest_on_one, on_one;
+} rows[] = {
     { "bf16", OLMO2, 0, BASE_AS_FROZEN, 0, 1 + MICRO_BATCHES },
     { "coat", OLMO, 0, BASE_AS_FROZEN, 1, 1 + MICRO_BATCHES, 2 * MICRO_BATCHES, 2 * MICRO_BATCHES },
-    { "coat-lean", LLAMA, ALL_MODULES, BASE_E4M3, 0, 1 + MICRO_BATCHES, 1 + MICRO_BATCHES, 2 * MICRO_BATCHES },
-    { "coat", OLMO3, SOME_MODULES, BASE_NF4, 1, 2 * MICRO_BATCHES, 2 * MICRO_BATCHES, 2 * MICRO_BATCHES },
+    { "coat-lean", LLAMA, ALL_MODULES, BASE_E4M3, 0, 1 + MICRO_BATCHES, 1 + MICRO_BATCHES,
+      2 * MICRO_BATCHES },
+    { "coat", OLMO3, SOME_MODULES, BASE_NF4, 1, 2 * MICRO_BATCHES, 2 * MICRO_BATCHES,
+      2 * MICRO_BATCHES },
 };
 enum { COAT = 1, NUM_ROWS = sizeof rows / sizeof rows[0] };
 
-typedef struct { double loss[2], norm[2]; } Curve;
+typedef struct {
+    double loss[2], norm[2];
+} Curve;
 
 static void configure(Run *r, int row, Gathering gathering)
 {
@@ -37,7 +49,7 @@ static void configure(Run *r, int row, Gathering gathering)
     divide(comm_size());
 }
 
-/* ---- traces ------------------------------------------------------------------------------------------------ */
+/* ---- traces ---------------------------------------------------------------------------------- */
 
 static char folder[32], text[1 << 22];
 
@@ -64,7 +76,8 @@ static void end_trace(void)
     rmdir(folder);
 }
 
-/* A traced step: spans of all kinds, each operation among them, in a file that is JSON, and waits that are not negative. */
+/* A traced step: spans of all kinds, each operation among them, in a file that is JSON, and waits
+ * that are not negative. */
 static void test_trace(void **state)
 {
     (void)state;
@@ -88,16 +101,18 @@ static void test_trace(void **state)
     assert_string_equal(text + strlen(text) - 2, "]\n");
 }
 
-/* ---- weights that stay ------------------------------------------------------------------------------------- */
+/* ---- weights that stay ----------------------------------------------------------------------- */
 
-static const double SPARE = 3.0 * (1 << 30);               /* memory of a device that weights leave free */
+/* memory of a device that weights leave free */
+static const double SPARE = 3.0 * (1 << 30);
 
 /* Memory of a device for `kept` units that stay, but not for one more block. */
 static double needed(const Run *r, bool sum_once, int resident)
 {
     Model m;
     ParamStore store;
-    model_plan(&m, &store, &r->config, (ShardChoice){ comm_size(), comm_rank(), sum_once, resident });
+    model_plan(&m, &store, &r->config,
+               (ShardChoice){ comm_size(), comm_rank(), sum_once, resident });
     const double bytes = (double)model_planned_bytes(&m, &store);
     model_free(&m, &store);
     return bytes + 1 + SPARE;
@@ -149,17 +164,20 @@ static int expected_gathers(int row, int resident, int k)
     return k < resident ? rows[row].once : k == resident ? rows[row].lowest : 2 * MICRO_BATCHES;
 }
 
-/* Kept weights have the bits of weights made for each pass. Those of a buffer's lowest block are still there when forward begins
- * again, except with NF4, where they are in backward's layout. Kept weights were made by the evaluation after the previous
- * step; on several ranks FP8 weights are transposed in the step, those of a base only once. */
+/* Kept weights have the bits of weights made for each pass. Those of a buffer's lowest block are
+ * still there when forward begins again, except with NF4, where they are in backward's layout. Kept
+ * weights were made by the evaluation after the previous step; on several ranks FP8 weights are
+ * transposed in the step, those of a base only once. */
 static void test_kept(void **state)
 {
     (void)state;
-    for (int i = comm_size() == 1 ? COAT : 0; i < NUM_ROWS; i++) {      /* one rank uses BF16 weights as stored */
+    /* one rank uses BF16 weights as stored */
+    for (int i = comm_size() == 1 ? COAT : 0; i < NUM_ROWS; i++) {
         Curve often;
         for (int resident = 0; resident < 3; resident++) {
             Run r;
-            configure(&r, i, (Gathering[]){ GATHER_OFTEN, GATHER_ONCE_IF_FITS, GATHER_ONCE }[resident]);
+            configure(&r, i,
+                      (Gathering[]){ GATHER_OFTEN, GATHER_ONCE_IF_FITS, GATHER_ONCE }[resident]);
             if (resident == 1)
                 limit(&r, 2);
             place_run(&r);
@@ -168,8 +186,8 @@ static void test_kept(void **state)
             for (int k = 0; k < 2; k++) {
                 const int found = gathers(1 + 2 * k), expected = expected_gathers(i, resident, k);
                 if (found != expected)
-                    fail_msg("%s, %d units stay: block %d is gathered %d times, expected %d", rows[i].recipe,
-                             r.store.resident, 1 + 2 * k, found, expected);
+                    fail_msg("%s, %d units stay: block %d is gathered %d times, expected %d",
+                             rows[i].recipe, r.store.resident, 1 + 2 * k, found, expected);
             }
             close_run(&r);
             if (resident == 0)
@@ -179,7 +197,7 @@ static void test_kept(void **state)
     }
 }
 
-static size_t total, used;          /* of a device, if set by a test */
+static size_t total, used; /* of a device, if set by a test */
 
 size_t __real_device_memory_total(void), __wrap_device_memory_total(void);
 size_t __wrap_device_memory_total(void)
@@ -202,8 +220,8 @@ static int planned_to_keep(Run *r, bool *sums_once)
     return resident;
 }
 
-/* If devices have memory for different numbers of units, all ranks keep the least. The same if other programs use memory, which
- * changes neither how gradients are summed nor a dry run. */
+/* If devices have memory for different numbers of units, all ranks keep the least. The same if
+ * other programs use memory, which changes neither how gradients are summed nor a dry run. */
 static void test_agreement(void **state)
 {
     (void)state;
@@ -243,20 +261,26 @@ static double planned_bytes(const Run *r, HostUse activations)
     return bytes;
 }
 
-/* Two stages of two shards or tensor ranks, whose devices have memory for different numbers of units that stay, or of slots for
- * activations: in a stage both have the least, since they gather together and tensors have the same offsets on both. */
+/* Two stages of two shards or tensor ranks, whose devices have memory for different numbers of
+ * units that stay, or of slots for activations: in a stage both have the least, since they gather
+ * together and tensors have the same offsets on both. */
 static void check_stages(int tensor, bool slots)
 {
     Run r;
     configure(&r, 0, GATHER_OFTEN);
     r.config.model.n_layers = 12;
     divide_in_tensor(2, 2 / tensor, 1, tensor);
-    r.config.strategy = (Strategy){ .shard_ranks = 2 / tensor, .tensor_ranks = tensor, .grad_sum = SUM_ONCE, .pipeline_stages = 2,
+    r.config.strategy = (Strategy){ .shard_ranks = 2 / tensor,
+                                    .tensor_ranks = tensor,
+                                    .grad_sum = SUM_ONCE,
+                                    .pipeline_stages = 2,
                                     .gathering = slots ? GATHER_OFTEN : GATHER_ONCE_IF_FITS };
     const bool more = comm_rank() % 2 == 1;
-    const double least = planned_bytes(&r, slots ? HOST_ALL : HOST_NEVER), most = planned_bytes(&r, HOST_NEVER);
-    const double bytes = slots ? least + (more ? 0.7 : 0.3) * (most - least) + memory_allowance(&r.config)
-                               : least + SPARE + (more ? 100000 : 1);
+    const double least = planned_bytes(&r, slots ? HOST_ALL : HOST_NEVER),
+                 most = planned_bytes(&r, HOST_NEVER);
+    const double bytes =
+        slots ? least + (more ? 0.7 : 0.3) * (most - least) + memory_allowance(&r.config)
+              : least + SPARE + (more ? 100000 : 1);
     r.config.host.activations = slots ? HOST_AUTO : HOST_NEVER;
     r.config.device_memory = bytes / (1 << 30);
     memory_plan(&r.model, &r.store, &r.config);
@@ -297,8 +321,10 @@ static void test_smallest_device(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_trace), cmocka_unit_test(test_kept), cmocka_unit_test(test_agreement),
-                                        cmocka_unit_test(test_stages), cmocka_unit_test(test_smallest_device) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_trace), cmocka_unit_test(test_kept),
+                                        cmocka_unit_test(test_agreement),
+                                        cmocka_unit_test(test_stages),
+                                        cmocka_unit_test(test_smallest_device) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

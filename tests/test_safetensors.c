@@ -1,4 +1,5 @@
-/* Invalid or damaged safetensors are not read; and which bytes of a file identify it. test_checkpoint.c reads checkpoints back. */
+/* Invalid or damaged safetensors are not read; and which bytes of a file identify it.
+ * test_checkpoint.c reads checkpoints back. */
 #include "model/checkpoint/base_fingerprint.h"
 #include "model/checkpoint/safetensors.h"
 #include "tests/saved.h"
@@ -18,7 +19,8 @@ static const char *write_raw(const char *header, size_t data)
 }
 
 #define ENTRY(name, dtype, shape, from, to) \
-    "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" #from "," #to "]}"
+    "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" #from "," #to \
+    "]}"
 
 static void test_damaged_headers(void **state)
 {
@@ -27,10 +29,15 @@ static void test_damaged_headers(void **state)
     safetensors_close(safetensors_open(write_raw(good, 32)));
     good = "{" ENTRY("a", "F32", "0,3", 0, 0) "," ENTRY("b", "U8", "5", 0, 5) "}";
     safetensors_close(safetensors_open(write_raw(good, 5)));
-    const struct { const char *header; size_t data; const char *message; } bad[] = {
+    const struct {
+        const char *header;
+        size_t data;
+        const char *message;
+    } bad[] = {
         { "[1]", 0, "no JSON object" },
         { "{\"a\":3}", 0, "tensor a" },
-        { "{" ENTRY("a", "F32", "2", 0, 8) "," ENTRY("a", "F32", "2", 0, 8) "}", 8, "no JSON object" },
+        { "{" ENTRY("a", "F32", "2", 0, 8) "," ENTRY("a", "F32", "2", 0, 8) "}", 8,
+          "no JSON object" },
         { "{" ENTRY("a", "F32", "2,3", 0, 23) "}", 23, "tensor a" },
         { "{" ENTRY("a", "F32", "-2,-3", 0, 24) "}", 24, "tensor a" },
         { "{" ENTRY("a", "F32", "9223372036854775807,2", 0, 8) "}", 8, "tensor a" },
@@ -38,7 +45,8 @@ static void test_damaged_headers(void **state)
         { "{" ENTRY("a", "F32", "2", 0, 8) "}", 7, "describes 8 bytes of data, the file has 7" },
         { "{" ENTRY("a", "F32", "2", 0, 8) "}", 9, "describes 8 bytes of data, the file has 9" },
         { "{" ENTRY("a", "F32", "2", 4, 12) "}", 12, "starts at byte 4" },
-        { "{" ENTRY("a", "F32", "2", 0, 8) "," ENTRY("b", "F32", "2", 4, 12) "}", 12, "starts at byte 4" },
+        { "{" ENTRY("a", "F32", "2", 0, 8) "," ENTRY("b", "F32", "2", 4, 12) "}", 12,
+          "starts at byte 4" },
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         DIES(bad[i].message, safetensors_open(write_raw(bad[i].header, bad[i].data)));
@@ -51,7 +59,8 @@ static void test_damaged_headers(void **state)
     DIES("No such file", safetensors_open(text("%s/nothing.safetensors", root)));
 }
 
-/* A base that was trained further is detected by three pages of each tensor: at the start, in the middle and at the end. */
+/* A base that was trained further is detected by three pages of each tensor: at the start, in the
+ * middle and at the end. */
 static void test_sampled_pages(void **state)
 {
     (void)state;
@@ -76,6 +85,7 @@ static void test_sampled_pages(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_damaged_headers), cmocka_unit_test(test_sampled_pages) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_damaged_headers),
+                                        cmocka_unit_test(test_sampled_pages) };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

@@ -20,8 +20,8 @@ static void count_draws(int *count, double temperature, double top_p)
         count[sample_token(logits, V, &s, i)]++;
 }
 
-/* `nucleus`: a bit for each token that can be drawn. A count is binomial: 2 of 10^6 correct ones differ by more than five standard
- * deviations. */
+/* `nucleus`: a bit for each token that can be drawn. A count is binomial: 2 of 10^6 correct ones
+ * differ by more than five standard deviations. */
 static void check_distribution(double temperature, double top_p, unsigned nucleus)
 {
     int count[V];
@@ -32,8 +32,8 @@ static void check_distribution(double temperature, double top_p, unsigned nucleu
     for (int v = 0; v < V; v++) {
         const double p = nucleus >> v & 1 ? exp(logits[v] / temperature) / total : 0;
         if (!(fabs(count[v] - DRAWS * p) <= 5 * sqrt(DRAWS * p * (1 - p))))
-            fail_msg("temperature %g, top_p %g: token %d was drawn %d times of %d, expected %.0f", temperature, top_p, v, count[v],
-                     DRAWS, DRAWS * p);
+            fail_msg("temperature %g, top_p %g: token %d was drawn %d times of %d, expected %.0f",
+                     temperature, top_p, v, count[v], DRAWS, DRAWS * p);
     }
 }
 
@@ -45,22 +45,25 @@ static void test_temperature(void **state)
     check_distribution(3, 1, 31);
 }
 
-/* At temperature 1 the probabilities are 0.061, 0.450, 0.003, 0.450 and 0.037: tokens 1 and 3 together have 0.899, with token 0
- * 0.960, with token 4 0.997. */
+/* At temperature 1 the probabilities are 0.061, 0.450, 0.003, 0.450 and 0.037: tokens 1 and 3
+ * together have 0.899, with token 0 0.960, with token 4 0.997. */
 static void test_top_p(void **state)
 {
     (void)state;
     double p[V], total = 0;
     for (int v = 0; v < V; v++)
         total += p[v] = exp(logits[v]);
-    const double two = (p[1] + p[3]) / total, three = two + p[0] / total, four = three + p[4] / total;
-    check_distribution(1, 1e-9, 2);                     /* at least one token, the lower of equal ones */
+    const double two = (p[1] + p[3]) / total, three = two + p[0] / total,
+                 four = three + p[4] / total;
+    /* at least one token, the lower of equal ones */
+    check_distribution(1, 1e-9, 2);
     check_distribution(1, two / 2 + 1e-9, 10);
     check_distribution(1, two - 1e-9, 10);
     check_distribution(1, two + 1e-9, 11);
     check_distribution(1, three + 1e-9, 27);
     check_distribution(1, four + 1e-9, 31);
-    check_distribution(0.25, 0.999, 10);                /* after the temperature: tokens 1 and 3 have 0.9998 */
+    /* after the temperature: tokens 1 and 3 have 0.9998 */
+    check_distribution(0.25, 0.999, 10);
 }
 
 static void test_draws(void **state)
@@ -74,7 +77,7 @@ static void test_draws(void **state)
         same += sample_token(logits, V, &s, i) == sample_token(logits, V, &other, i);
         twice += sample_token(logits, V, &s, i) == sample_token(logits, V, &s, i + 1);
     }
-    assert_in_range(same, 200, 600);        /* by chance 1000 sum p^2 = 409 +- 16 */
+    assert_in_range(same, 200, 600); /* by chance 1000 sum p^2 = 409 +- 16 */
     assert_in_range(twice, 200, 600);
 }
 
@@ -92,7 +95,9 @@ static void test_not_finite(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_temperature), cmocka_unit_test(test_top_p), cmocka_unit_test(test_draws),
+        cmocka_unit_test(test_temperature),
+        cmocka_unit_test(test_top_p),
+        cmocka_unit_test(test_draws),
         cmocka_unit_test(test_not_finite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

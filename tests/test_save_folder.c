@@ -1,10 +1,12 @@
-/* The files that a run leaves in its save_folder for each kind of end, and how the next one resumes. */
+/* The files that a run leaves in its save_folder for each kind of end, and how the next one
+ * resumes. */
 #include "tests/launch.h"
 
 #include <sys/file.h>
 
-/* Sends a signal to the ranks whose save_folder is `path`, or to their launcher; returns 0 if there were any.
- * NOTE: the launcher is the ranks' parent; its own name may be mpirun.real, orterun or prterun. */
+/* Sends a signal to the ranks whose save_folder is `path`, or to their launcher; returns 0 if there
+ * were any. NOTE: the launcher is the ranks' parent; its own name may be mpirun.real, orterun or
+ * prterun. */
 static int send_signal(const char *name, bool to_launcher, const char *path)
 {
     char command[1024];
@@ -40,9 +42,11 @@ static void check_signal(const char *name, bool to_launcher)
 {
     char path[256], command[512];
     snprintf(path, sizeof path, "%s/%s", folder, name);
-    snprintf(command, sizeof command, "--max_duration=20000 --console_log_interval=100 --save_folder=%s", path);
+    snprintf(command, sizeof command,
+             "--max_duration=20000 --console_log_interval=100 --save_folder=%s", path);
     FILE *p = start(2, command);
-    snprintf(command, sizeof command, "test $(2>/dev/null wc -l <%s/metrics.jsonl || echo 0) -ge 3", path);
+    snprintf(command, sizeof command, "test $(2>/dev/null wc -l <%s/metrics.jsonl || echo 0) -ge 3",
+             path);
     wait_until(command);
     int signalled = send_signal(name, to_launcher, path);
     expect_status(finish(p), 0);
@@ -52,8 +56,9 @@ static void check_signal(const char *name, bool to_launcher)
     assert_int_equal(system(command), 0);
 }
 
-/* The ranks get SIGTERM or SIGUSR1, as from a batch system; mpirun itself would kill them a second after its own SIGTERM. It
- * forwards SIGUSR2. NOTE: SIGUSR1 too, unless LLVM, which OpenCL drivers load into it through hwloc, handles SIGUSR1 itself. */
+/* The ranks get SIGTERM or SIGUSR1, as from a batch system; mpirun itself would kill them a second
+ * after its own SIGTERM. It forwards SIGUSR2. NOTE: SIGUSR1 too, unless LLVM, which OpenCL drivers
+ * load into it through hwloc, handles SIGUSR1 itself. */
 static void test_signals(void **state)
 {
     (void)state;
@@ -70,14 +75,19 @@ static void test_signal_in_evaluation(void **state)
     for (int i = 1; i < 20; i++)
         strcat(data, ",build/few-ids/train.npy");
     snprintf(path, sizeof path, "%s/evaluates", folder);
-    snprintf(command, sizeof command, "--max_duration=100 --eval_interval=1 --save_folder=%s "
-             "--evaluators='[{label: val, data: {paths: [%s]}}]'", path, data);
+    snprintf(command, sizeof command,
+             "--max_duration=100 --eval_interval=1 --save_folder=%s "
+             "--evaluators='[{label: val, data: {paths: [%s]}}]'",
+             path, data);
     stop_at_first_step(path, command);
     assert_null(strstr(output, "eval at step"));
     assert_int_equal(trainer("evaluates/latest", "step"), 1);
     /* the next process repeats it, once */
     for (int i = 0; i < 2; i++) {
-        expect_status(train(2, "--max_duration=100 --stop_at=1 --eval_interval=1 --try_load_latest_save --save_folder=%s", path),
+        expect_status(train(2,
+                            "--max_duration=100 --stop_at=1 --eval_interval=1 "
+                            "--try_load_latest_save --save_folder=%s",
+                            path),
                       0);
         assert_int_equal(strstr(output, "eval at step 1 ") != NULL, i == 0);
     }
@@ -95,15 +105,21 @@ static void test_signal_in_samples(void **state)
         fputs("[1]\n", f);
     assert_int_equal(fclose(f), 0);
     snprintf(path, sizeof path, "%s/samples", folder);
-    snprintf(command, sizeof command, "--max_duration=100 --save_folder=%s --samples.prompts=%s/prompts.jsonl --samples.interval=1",
+    snprintf(command, sizeof command,
+             "--max_duration=100 --save_folder=%s --samples.prompts=%s/prompts.jsonl "
+             "--samples.interval=1",
              path, folder);
     stop_at_first_step(path, command);
     assert_null(strstr(output, "sample 0:"));
     assert_int_equal(trainer("samples/latest", "step"), 1);
     /* the next process makes up for them, once */
     for (int i = 0; i < 2; i++) {
-        expect_status(train(2, "--max_duration=100 --stop_at=1 --try_load_latest_save --save_folder=%s --samples.max_new_tokens=1 "
-                            "--samples.prompts=%s/prompts.jsonl --samples.interval=1", path, folder), 0);
+        expect_status(train(2,
+                            "--max_duration=100 --stop_at=1 --try_load_latest_save "
+                            "--save_folder=%s --samples.max_new_tokens=1 "
+                            "--samples.prompts=%s/prompts.jsonl --samples.interval=1",
+                            path, folder),
+                      0);
         assert_int_equal(strstr(output, "sample 0:") != NULL, i == 0);
     }
 }
@@ -113,11 +129,16 @@ static void test_cut_between_evaluators(void **state)
 {
     (void)state;
     char command[1024], run[512];
-    snprintf(run, sizeof run, "--max_duration=4 --stop_at=2 --eval_interval=2 --eval_subset_num_batches=1 --save_folder=%s/cut "
-             "--evaluators='[{label: a, data: {paths: build/few-ids/val.npy}}, {label: b, data: {paths: build/few-ids/val.npy}}]'",
+    snprintf(run, sizeof run,
+             "--max_duration=4 --stop_at=2 --eval_interval=2 --eval_subset_num_batches=1 "
+             "--save_folder=%s/cut "
+             "--evaluators='[{label: a, data: {paths: build/few-ids/val.npy}}, {label: b, data: "
+             "{paths: build/few-ids/val.npy}}]'",
              folder);
     expect_status(train(2, "%s", run), 0);
-    snprintf(command, sizeof command, "cd %s/cut && sed -i '/eval.b/d' metrics.jsonl && grep -q 'eval/a/' metrics.jsonl", folder);
+    snprintf(command, sizeof command,
+             "cd %s/cut && sed -i '/eval.b/d' metrics.jsonl && grep -q 'eval/a/' metrics.jsonl",
+             folder);
     assert_int_equal(system(command), 0);
     for (int i = 0; i < 2; i++) {
         expect_status(train(2, "%s --try_load_latest_save", run), 0);
@@ -130,10 +151,12 @@ static void test_cut_between_evaluators(void **state)
 static void test_too_long(void **state)
 {
     (void)state;
-    static const char *const durations[] = { "--max_duration=1e17", "--max_duration=1e300ep", "--max_duration=9 --stop_at=9e18" };
+    static const char *const durations[] = { "--max_duration=1e17", "--max_duration=1e300ep",
+                                             "--max_duration=9 --stop_at=9e18" };
     for (int i = 0; i < 3; i++) {
         assert_int_not_equal(train(1, "--save_folder=%s/long %s", folder, durations[i]), 0);
-        expect_output(i < 2 ? "error: max_duration: the run would end after" : "error: stop_at: the run would end after");
+        expect_output(i < 2 ? "error: max_duration: the run would end after"
+                            : "error: stop_at: the run would end after");
         expect_output("more than the maximum 9e+18");
     }
 }
@@ -142,10 +165,17 @@ static void test_too_long(void **state)
 static void test_schedule_of_epochs(void **state)
 {
     (void)state;
-    assert_int_not_equal(train(1, "--save_folder=%s/epochs --max_duration=1ep --scheduler.name=wsd --scheduler.t_decay=100000",
-                               folder), 0);
+    assert_int_not_equal(train(1,
+                               "--save_folder=%s/epochs --max_duration=1ep --scheduler.name=wsd "
+                               "--scheduler.t_decay=100000",
+                               folder),
+                         0);
     expect_output("and t_decay 100000 do not fit max_duration, which is ");
-    expect_status(train(1, "--save_folder=%s/epochs --max_duration=1ep --stop_at=1 --scheduler.t_warmup=100000", folder), 0);
+    expect_status(
+        train(1,
+              "--save_folder=%s/epochs --max_duration=1ep --stop_at=1 --scheduler.t_warmup=100000",
+              folder),
+        0);
     expect_output("still warming up when the run ends: scheduler.t_warmup 100000, max_duration ");
 }
 
@@ -156,12 +186,13 @@ static void test_second_signal(void **state)
     char path[256], command[512];
     ids = "";
     snprintf(path, sizeof path, "%s/twice", folder);
-    snprintf(command, sizeof command, "--max_duration=1 --global_train_batch_size=5000 --save_folder=%s", path);
+    snprintf(command, sizeof command,
+             "--max_duration=1 --global_train_batch_size=5000 --save_folder=%s", path);
     FILE *p = start(1, command);
     ids = FEW_IDS;
     snprintf(command, sizeof command, "test -f %s/config.yaml", path);
     wait_until(command);
-    usleep(500000);             /* the step begins */
+    usleep(500000); /* the step begins */
     for (int i = 0; i < 2; i++) {
         assert_int_equal(send_signal("INT", false, path), 0);
         usleep(300000);
@@ -176,39 +207,48 @@ static void test_folder_is_not_overwritten(void **state)
     assert_int_not_equal(train(1, "--max_duration=2 --save_folder=%s/once", folder), 0);
     expect_output("--save_overwrite");
     expect_status(train(1, "--max_duration=3 --save_folder=%s/once --save_overwrite", folder), 0);
-    assert_false(exists("once/step2"));         /* or --try_load_latest_save could continue it */
+    assert_false(exists("once/step2")); /* or --try_load_latest_save could continue it */
     assert_true(exists("once/step3"));
     /* a folder is not continued for a name that begins like another's */
     expect_status(train(1, "--max_duration=2 --save_folder=%s/onc", folder), 0);
-    assert_int_not_equal(train(1, "--max_duration=4 --save_folder=%s/onc --load_path=%s/once/step3", folder, folder), 0);
+    assert_int_not_equal(
+        train(1, "--max_duration=4 --save_folder=%s/onc --load_path=%s/once/step3", folder, folder),
+        0);
     expect_output("--save_overwrite");
     assert_int_not_equal(train(1, "--max_duration=2 --save_folder=%s/once/config.yaml", folder), 0);
     expect_output("once/config.yaml is no folder; give another --save_folder");
 }
 
-/* Lines of a replaced run are deleted; a resumed run keeps every line except those that it writes again. */
+/* Lines of a replaced run are deleted; a resumed run keeps every line except those that it writes
+ * again. */
 static void test_lines_that_stay(void **state)
 {
     (void)state;
-    static const char evaluates[] = "--evaluators='[{label: val, data: {paths: build/few-ids/val.npy}}]' "
-                                    "--eval_subset_num_batches=1 --eval_on_load";
+    static const char evaluates[] =
+        "--evaluators='[{label: val, data: {paths: build/few-ids/val.npy}}]' "
+        "--eval_subset_num_batches=1 --eval_on_load";
     for (int i = 0; i < 2; i++)
-        expect_status(train(1, "--max_duration=2 --save_folder=%s/lines %s --save_overwrite", folder, evaluates), 0);
+        expect_status(train(1, "--max_duration=2 --save_folder=%s/lines %s --save_overwrite",
+                            folder, evaluates),
+                      0);
     shell("test $(grep -c '\"step\": 0' %s/lines/metrics.jsonl) = 1", folder);
     shell("test $(grep -c '\"step\": 1' %s/lines/metrics.jsonl) = 1", folder);
     shell("sed -i '2s/.*/damaged/' %s/lines/metrics.jsonl", folder);
-    expect_status(train(1, "--max_duration=3 --save_folder=%s/lines --try_load_latest_save", folder), 0);
+    expect_status(
+        train(1, "--max_duration=3 --save_folder=%s/lines --try_load_latest_save", folder), 0);
     shell("test $(grep -c damaged %s/lines/metrics.jsonl) = 1", folder);
     shell("test $(grep -c '\"step\": 2' %s/lines/metrics.jsonl) = 1", folder);
     shell("test $(grep -c '\"step\": 3' %s/lines/metrics.jsonl) = 1", folder);
 }
 
-/* With a dangling link the run still finds its newest checkpoint; it warns once, although it follows the link twice. */
+/* With a dangling link the run still finds its newest checkpoint; it warns once, although it
+ * follows the link twice. */
 static void test_latest_gone(void **state)
 {
     (void)state;
     shell("ln -sfn step9 %s/lines/latest", folder);
-    expect_status(train(2, "--max_duration=4 --save_folder=%s/lines --try_load_latest_save", folder), 0);
+    expect_status(
+        train(2, "--max_duration=4 --save_folder=%s/lines --try_load_latest_save", folder), 0);
     expect_output("lines/step3, at step 3 of 4");
     const char *told = strstr(output, "/latest points to step9");
     assert_non_null(told);
@@ -222,12 +262,16 @@ static void test_set_aside(void **state)
     (void)state;
     expect_status(train(1, "--max_duration=2 --save_folder=%s/aside", folder), 0);
     shell("cd %s/aside && rm latest && mv step2 step2-aborted", folder);
-    expect_status(train(1, "--max_duration=2 --load_path=%s/aside/step2-aborted --save_folder=%s/aside", folder, folder), 0);
+    expect_status(
+        train(1, "--max_duration=2 --load_path=%s/aside/step2-aborted --save_folder=%s/aside",
+              folder, folder),
+        0);
     assert_true(exists("aside/step2/trainer.json"));
     assert_int_equal(trainer("aside/latest", "step"), 2);
 }
 
-/* A copy that followed links has a folder in place of the link: nothing is deleted, and the message says what to do. */
+/* A copy that followed links has a folder in place of the link: nothing is deleted, and the message
+ * says what to do. */
 static void test_copied_with_links(void **state)
 {
     (void)state;
@@ -235,40 +279,51 @@ static void test_copied_with_links(void **state)
     shell("cp -rL %s/linked %s/copied", folder, folder);
     for (int i = 0; i < 2; i++) {
         expect_status(train(1, "--max_duration=4 --save_folder=%s/copied %s", folder,
-                            i ? "--save_overwrite" : "--try_load_latest_save"), 1);
-        expect_output("copied/latest is no link to a checkpoint (a copy that followed links?); delete it");
+                            i ? "--save_overwrite" : "--try_load_latest_save"),
+                      1);
+        expect_output(
+            "copied/latest is no link to a checkpoint (a copy that followed links?); delete it");
         assert_true(exists("copied/step2/trainer.json") && !exists("copied/latest.tmp"));
     }
 }
 
-/* Checkpoints without their tokenizer files, as copied or exported, belong to the run, too; other entries are never replaced or
- * deleted. */
+/* Checkpoints without their tokenizer files, as copied or exported, belong to the run, too; other
+ * entries are never replaced or deleted. */
 static void test_copied_alone(void **state)
 {
     (void)state;
     expect_status(train(1, "--max_duration=4 --save_interval=2 --save_folder=%s/all", folder), 0);
-    shell("cd %s && mkdir alone && cp -r all/step2 all/step4 alone && cd alone && find . -type f | sort | xargs cksum >../sums",
+    shell("cd %s && mkdir alone && cp -r all/step2 all/step4 alone && cd alone && find . -type f | "
+          "sort | xargs cksum >../sums",
           folder);
     expect_status(train(1, "--max_duration=4 --save_folder=%s/alone", folder), 1);
     expect_output("alone has a run already");
-    expect_status(train(1, "--max_duration=4 --load_path=%s/alone/step2 --save_folder=%s/alone", folder, folder), 1);
+    expect_status(train(1, "--max_duration=4 --load_path=%s/alone/step2 --save_folder=%s/alone",
+                        folder, folder),
+                  1);
     expect_output("--save_overwrite goes back");
     shell("mkdir %s/alone/step3 && echo mine >%s/alone/step3/text", folder, folder);
     for (int i = 0; i < 2; i++) {
         expect_status(train(1, "--max_duration=6 --save_folder=%s/alone %s", folder,
-                            i ? "--save_overwrite" : "--try_load_latest_save"), 1);
-        expect_output("alone: step3 is no checkpoint, and the run might replace or delete it: move it");
+                            i ? "--save_overwrite" : "--try_load_latest_save"),
+                      1);
+        expect_output(
+            "alone: step3 is no checkpoint, and the run might replace or delete it: move it");
     }
-    shell("cd %s/alone && rm -r step3 && find . -type f | sort | xargs cksum | cmp - ../sums", folder);
-    expect_status(train(1, "--max_duration=5 --save_folder=%s/alone --try_load_latest_save", folder), 0);
+    shell("cd %s/alone && rm -r step3 && find . -type f | sort | xargs cksum | cmp - ../sums",
+          folder);
+    expect_status(
+        train(1, "--max_duration=5 --save_folder=%s/alone --try_load_latest_save", folder), 0);
     expect_output("alone/step4, at step 4 of 5");
 }
 
-/* The test simulates another process that trains there, and one that left half a checkpoint on a full disk. */
+/* The test simulates another process that trains there, and one that left half a checkpoint on a
+ * full disk. */
 static void test_folder_is_in_use(void **state)
 {
     (void)state;
-    static const char more[] = "--max_duration=3 --save_num_checkpoints_to_keep=0 --try_load_latest_save";
+    static const char more[] =
+        "--max_duration=3 --save_num_checkpoints_to_keep=0 --try_load_latest_save";
     char path[256];
     expect_status(train(1, "--max_duration=2 --save_folder=%s/used", folder), 0);
     snprintf(path, sizeof path, "%s/used/step9.tmp", folder);
@@ -276,7 +331,8 @@ static void test_folder_is_in_use(void **state)
     snprintf(path, sizeof path, "%s/used/metrics.jsonl", folder);
     FILE *f = fopen(path, "ae");
     assert_true(f && flock(fileno(f), LOCK_EX) == 0);
-    assert_int_not_equal(train(1, "--max_duration=2 --save_overwrite --save_folder=%s/used", folder), 0);
+    assert_int_not_equal(
+        train(1, "--max_duration=2 --save_overwrite --save_folder=%s/used", folder), 0);
     expect_output("another process trains in save_folder");
     assert_true(exists("used/step2") && exists("used/step9.tmp"));
     fclose(f);
@@ -290,34 +346,57 @@ static void test_updates(void **state)
     (void)state;
     expect_status(train(1, "--max_duration=4 --save_folder=%s/four", folder), 0);
     assert_int_equal(trainer("four/step4", "updates"), 4);
-    expect_status(train(1, "--max_duration=6 --load_path=%s/four/step4 --save_folder=%s/six", folder, folder), 0);
+    expect_status(
+        train(1, "--max_duration=6 --load_path=%s/four/step4 --save_folder=%s/six", folder, folder),
+        0);
     assert_int_equal(trainer("six/step6", "updates"), 6);
-    assert_int_not_equal(train(1, "--max_duration=2 --load_path=%s/four/step4 --reset_trainer_state --save_folder=%s/four "
-                               "--save_overwrite", folder, folder), 0);
+    assert_int_not_equal(train(1,
+                               "--max_duration=2 --load_path=%s/four/step4 --reset_trainer_state "
+                               "--save_folder=%s/four "
+                               "--save_overwrite",
+                               folder, folder),
+                         0);
     expect_output("a save_folder of its own");
-    expect_status(train(1, "--max_duration=2 --load_path=%s/four/step4 --reset_trainer_state --save_folder=%s/again", folder,
-                        folder), 0);
+    expect_status(train(1,
+                        "--max_duration=2 --load_path=%s/four/step4 --reset_trainer_state "
+                        "--save_folder=%s/again",
+                        folder, folder),
+                  0);
     assert_int_equal(trainer("again/step2", "updates"), 6);
-    expect_status(train(1, "--max_duration=6 --load_path=%s/four/step4 --reset_optimizer_state --save_folder=%s/fresh", folder,
-                        folder), 0);
+    expect_status(train(1,
+                        "--max_duration=6 --load_path=%s/four/step4 --reset_optimizer_state "
+                        "--save_folder=%s/fresh",
+                        folder, folder),
+                  0);
     assert_int_equal(trainer("fresh/step6", "updates"), 2);
 }
 
-/* The data start over when a run begins and when they change; not when the same command resumes after an interruption. */
+/* The data start over when a run begins and when they change; not when the same command resumes
+ * after an interruption. */
 static void test_data_start_over(void **state)
 {
     (void)state;
     static const char over[] = "--restore_dataloader=false --try_load_latest_save";
     expect_status(train(1, "--max_duration=4 --save_folder=%s/began", folder), 0);
     for (int stop = 5; stop <= 6; stop++)
-        expect_status(train(1, "--max_duration=8 --stop_at=%d --load_path=%s/began/step4 %s --save_folder=%s/goes-on", stop,
-                            folder, over, folder), 0);
+        expect_status(train(1,
+                            "--max_duration=8 --stop_at=%d --load_path=%s/began/step4 %s "
+                            "--save_folder=%s/goes-on",
+                            stop, folder, over, folder),
+                      0);
     assert_int_equal(trainer("goes-on/step5", "instance"), 8);
     assert_int_equal(trainer("goes-on/step6", "instance"), 16);
-    assert_int_not_equal(train(1, "--max_duration=8 --try_load_latest_save --model.max_sequence_length=16 "
-                               "--save_folder=%s/goes-on", folder), 0);
+    assert_int_not_equal(
+        train(1,
+              "--max_duration=8 --try_load_latest_save --model.max_sequence_length=16 "
+              "--save_folder=%s/goes-on",
+              folder),
+        0);
     expect_output("another model.max_sequence_length");
-    expect_status(train(1, "--max_duration=7 %s --model.max_sequence_length=16 --save_folder=%s/goes-on", over, folder), 0);
+    expect_status(
+        train(1, "--max_duration=7 %s --model.max_sequence_length=16 --save_folder=%s/goes-on",
+              over, folder),
+        0);
     assert_int_equal(trainer("goes-on/step7", "instance"), 8);
 }
 
@@ -327,95 +406,142 @@ static void test_rewind(void **state)
     (void)state;
     double loss[MAX_STEPS];
     expect_status(train(1, "--max_duration=4 --save_interval=2 --save_folder=%s/there", folder), 0);
-    assert_int_not_equal(train(1, "--max_duration=4 --load_path=%s/there/step2 --save_folder=%s/there", folder, folder), 0);
+    assert_int_not_equal(train(1,
+                               "--max_duration=4 --load_path=%s/there/step2 --save_folder=%s/there",
+                               folder, folder),
+                         0);
     expect_output("--save_overwrite goes back");
     losses(loss, "there", 4);
-    expect_status(train(1, "--max_duration=3 --load_path=%s/there/step2 --save_folder=%s/there --save_overwrite", folder, folder),
+    expect_status(
+        train(1,
+              "--max_duration=3 --load_path=%s/there/step2 --save_folder=%s/there --save_overwrite",
+              folder, folder),
+        0);
+    losses(loss, "there", 3);
+    assert_false(exists("there/step4")); /* or a damaged step3 would lead to it */
+    /* after an interruption before the next save, it resumes from there, not from later
+     * checkpoints */
+    expect_status(train(1,
+                        "--max_duration=4 --stop_at=2 --load_path=%s/there/step2 "
+                        "--save_folder=%s/there --save_overwrite",
+                        folder, folder),
                   0);
-    losses(loss, "there", 3);
-    assert_false(exists("there/step4"));        /* or a damaged step3 would lead to it */
-    /* after an interruption before the next save, it resumes from there, not from later checkpoints */
-    expect_status(train(1, "--max_duration=4 --stop_at=2 --load_path=%s/there/step2 --save_folder=%s/there --save_overwrite",
-                        folder, folder), 0);
     assert_int_equal(trainer("there/latest", "step"), 2);
-    expect_status(train(1, "--max_duration=3 --try_load_latest_save --save_folder=%s/there", folder), 0);
+    expect_status(
+        train(1, "--max_duration=3 --try_load_latest_save --save_folder=%s/there", folder), 0);
     losses(loss, "there", 3);
-    expect_status(train(1, "--max_duration=4 --load_path=%s/there/latest --save_folder=%s/there", folder, folder), 0);
+    expect_status(train(1, "--max_duration=4 --load_path=%s/there/latest --save_folder=%s/there",
+                        folder, folder),
+                  0);
     losses(loss, "there", 4);
-    assert_int_not_equal(train(1, "--load_path=%s/there --save_folder=%s/elsewhere", folder, folder), 0);
+    assert_int_not_equal(
+        train(1, "--load_path=%s/there --save_folder=%s/elsewhere", folder, folder), 0);
     expect_output("there/latest");
 }
 
-/* Checkpoints of a run that began with a model folder have that folder's tokenizer, also after a resume. */
+/* Checkpoints of a run that began with a model folder have that folder's tokenizer, also after a
+ * resume. */
 static void test_tokenizer_files(void **state)
 {
     (void)state;
     char command[512];
     expect_status(train(1, "--max_duration=1 --save_folder=%s/model", folder), 0);
-    snprintf(command, sizeof command, "cd %s/model/step1 && rm trainer.json optimizer* && printf 'a\\0b' >tokenizer.json && sed -i "
-             "'s/\\(bos_token_id\": \\)null/\\13/; s/\\(eos_token_id\": \\)\\([0-9]*\\)/\\1[\\2, 7]/; "
-             "s/\\(max_position_embeddings\": \\)[0-9]*/\\1131072/' config.json", folder);
+    snprintf(
+        command, sizeof command,
+        "cd %s/model/step1 && rm trainer.json optimizer* && printf 'a\\0b' >tokenizer.json && sed "
+        "-i "
+        "'s/\\(bos_token_id\": \\)null/\\13/; s/\\(eos_token_id\": \\)\\([0-9]*\\)/\\1[\\2, 7]/; "
+        "s/\\(max_position_embeddings\": \\)[0-9]*/\\1131072/' config.json",
+        folder);
     assert_int_equal(system(command), 0);
-    expect_status(train(2, "--max_duration=2 --stop_at=1 --load_path=%s/model/step1 --save_folder=%s/tuned", folder, folder), 0);
-    expect_status(train(2, "--max_duration=2 --try_load_latest_save --save_folder=%s/tuned", folder), 0);
-    snprintf(command, sizeof command, "cmp %s/model/step1/tokenizer.json %s/tuned/step2/tokenizer.json", folder, folder);
+    expect_status(
+        train(2, "--max_duration=2 --stop_at=1 --load_path=%s/model/step1 --save_folder=%s/tuned",
+              folder, folder),
+        0);
+    expect_status(
+        train(2, "--max_duration=2 --try_load_latest_save --save_folder=%s/tuned", folder), 0);
+    snprintf(command, sizeof command,
+             "cmp %s/model/step1/tokenizer.json %s/tuned/step2/tokenizer.json", folder, folder);
     assert_int_equal(system(command), 0);
     snprintf(command, sizeof command, "%s/tuned/step2/config.json", folder);
     json_t *config = json_load_file(command, 0, NULL);
     assert_int_equal(json_integer_value(json_object_get(config, "bos_token_id")), 3);
     assert_int_equal(json_array_size(json_object_get(config, "eos_token_id")), 2);
-    assert_int_equal(json_integer_value(json_object_get(config, "max_position_embeddings")), 131072);
+    assert_int_equal(json_integer_value(json_object_get(config, "max_position_embeddings")),
+                     131072);
     json_decref(config);
 }
 
 /* ./train --export on one process without mpirun. */
 static int export(const char *checkpoint, const char *target, const char *dtype)
 {
-    return finish(start_command("%s/train --export=%s/%s %s/%s --dtype=%s", setting("BUILD", "build/cpu"), folder, checkpoint,
-                                folder, target, dtype));
+    return finish(start_command("%s/train --export=%s/%s %s/%s --dtype=%s",
+                                setting("BUILD", "build/cpu"), folder, checkpoint, folder, target,
+                                dtype));
 }
 
-/* A run from random weights has the configuration's tokenizer, also after a resume; other runs do not. */
+/* A run from random weights has the configuration's tokenizer, also after a resume; other runs do
+ * not. */
 static void test_tokenizer(void **state)
 {
     (void)state;
-    shell("mkdir %s/tok && cd %s/tok && echo '{\"model\": {\"vocab\": {\"a\": 0, \"b\": 600}}, \"added_tokens\": "
-          "[{\"id\": 999}]}' >tokenizer.json && echo x >tokenizer_config.json && echo y >generation_config.json", folder, folder);
-    expect_status(train(1, "--max_duration=1 --tokenizer=%s/tok --save_folder=%s/named", folder, folder), 0);
-    shell("cd %s && cmp tok/tokenizer.json named/step1/tokenizer.json && cmp tok/tokenizer_config.json "
-          "named/step1/tokenizer_config.json && test ! -e named/step1/generation_config.json", folder);
+    shell("mkdir %s/tok && cd %s/tok && echo '{\"model\": {\"vocab\": {\"a\": 0, \"b\": 600}}, "
+          "\"added_tokens\": "
+          "[{\"id\": 999}]}' >tokenizer.json && echo x >tokenizer_config.json && echo y "
+          ">generation_config.json",
+          folder, folder);
+    expect_status(
+        train(1, "--max_duration=1 --tokenizer=%s/tok --save_folder=%s/named", folder, folder), 0);
+    shell("cd %s && cmp tok/tokenizer.json named/step1/tokenizer.json && cmp "
+          "tok/tokenizer_config.json "
+          "named/step1/tokenizer_config.json && test ! -e named/step1/generation_config.json",
+          folder);
     /* a file, which takes precedence over the loaded one */
-    shell("cd %s && sed 's/600/599/' tok/tokenizer.json >other.json && echo z >named/step1/generation_config.json && "
-          "mv tok gone", folder);
-    expect_status(train(2, "--max_duration=2 --load_path=%s/named/step1 --tokenizer=%s/other.json --save_folder=%s/renamed", folder,
-                        folder, folder), 0);
-    shell("cd %s/renamed/step2 && cmp ../../other.json tokenizer.json && test ! -e tokenizer_config.json && "
-          "cmp ../../named/step1/generation_config.json generation_config.json", folder);
+    shell("cd %s && sed 's/600/599/' tok/tokenizer.json >other.json && echo z "
+          ">named/step1/generation_config.json && "
+          "mv tok gone",
+          folder);
+    expect_status(train(2,
+                        "--max_duration=2 --load_path=%s/named/step1 --tokenizer=%s/other.json "
+                        "--save_folder=%s/renamed",
+                        folder, folder, folder),
+                  0);
+    shell("cd %s/renamed/step2 && cmp ../../other.json tokenizer.json && test ! -e "
+          "tokenizer_config.json && "
+          "cmp ../../named/step1/generation_config.json generation_config.json",
+          folder);
 }
 
 /* The same weights saved by one rank and by two are exported to the same bytes, by one process. */
 static void test_export(void **state)
 {
     (void)state;
-    static const char still[] = "--max_duration=2 --optimizer.learning_rate=0 --optimizer.weight_decay=0 "
-                                "--scheduler.warmup_min_lr=0";
+    static const char still[] =
+        "--max_duration=2 --optimizer.learning_rate=0 --optimizer.weight_decay=0 "
+        "--scheduler.warmup_min_lr=0";
     expect_status(train(1, "--max_duration=1 --save_folder=%s/exported", folder), 0);
     for (int ranks = 1; ranks <= 2; ranks++) {
-        expect_status(train(ranks, "%s --load_path=%s/exported/step1 --save_folder=%s/on%d", still, folder, folder, ranks), 0);
+        expect_status(train(ranks, "%s --load_path=%s/exported/step1 --save_folder=%s/on%d", still,
+                            folder, folder, ranks),
+                      0);
         char run[16], target[16];
         snprintf(run, sizeof run, "on%d", ranks);
         snprintf(target, sizeof target, "out%d", ranks);
         expect_status(export(run, target, "bf16"), 0);
         expect_output("in 1 file, BF16");
     }
-    shell("cd %s && diff -r out1 out2 && test \"$(ls out1 | tr '\\n' ' ')\" = 'config.json model.safetensors '", folder);
+    shell("cd %s && diff -r out1 out2 && test \"$(ls out1 | tr '\\n' ' ')\" = 'config.json "
+          "model.safetensors '",
+          folder);
     expect_status(export("on2/step2", "whole", "f32"), 0);
     shell("cd %s && cmp whole/model.safetensors exported/step1/model.safetensors", folder);
     assert_int_equal(export("on1", "out1", "bf16"), 1);
     expect_output("out1 exists already");
     if (most_ranks() > 1) {
-        expect_status(finish(start_command("%s -n 2 %s/train --export=x y", setting("LAUNCH", "mpirun --oversubscribe"),
-                                           setting("BUILD", "build/cpu"))), 1);
+        expect_status(finish(start_command("%s -n 2 %s/train --export=x y",
+                                           setting("LAUNCH", "mpirun --oversubscribe"),
+                                           setting("BUILD", "build/cpu"))),
+                      1);
         expect_output("start it without mpirun");
     }
 }
@@ -424,23 +550,40 @@ static void test_export(void **state)
 static void test_last_checkpoint(void **state)
 {
     (void)state;
-    expect_status(train(1, "--max_duration=2 --save_interval=null --save_folder=%s/end", folder), 0);
+    expect_status(train(1, "--max_duration=2 --save_interval=null --save_folder=%s/end", folder),
+                  0);
     assert_true(exists("end/step2"));
-    expect_status(train(1, "--max_duration=2 --save_interval=1 --save_num_checkpoints_to_keep=0 --save_folder=%s/none", folder), 0);
+    expect_status(train(1,
+                        "--max_duration=2 --save_interval=1 --save_num_checkpoints_to_keep=0 "
+                        "--save_folder=%s/none",
+                        folder),
+                  0);
     assert_false(exists("none/step1") || exists("none/step2"));
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_signals), cmocka_unit_test(test_signal_in_evaluation), cmocka_unit_test(test_signal_in_samples),
-        cmocka_unit_test(test_cut_between_evaluators), cmocka_unit_test(test_too_long), cmocka_unit_test(test_schedule_of_epochs),
-        cmocka_unit_test(test_second_signal), cmocka_unit_test(test_folder_is_not_overwritten),
-        cmocka_unit_test(test_lines_that_stay), cmocka_unit_test(test_latest_gone),
-        cmocka_unit_test(test_set_aside), cmocka_unit_test(test_copied_with_links), cmocka_unit_test(test_copied_alone),
+        cmocka_unit_test(test_signals),
+        cmocka_unit_test(test_signal_in_evaluation),
+        cmocka_unit_test(test_signal_in_samples),
+        cmocka_unit_test(test_cut_between_evaluators),
+        cmocka_unit_test(test_too_long),
+        cmocka_unit_test(test_schedule_of_epochs),
+        cmocka_unit_test(test_second_signal),
+        cmocka_unit_test(test_folder_is_not_overwritten),
+        cmocka_unit_test(test_lines_that_stay),
+        cmocka_unit_test(test_latest_gone),
+        cmocka_unit_test(test_set_aside),
+        cmocka_unit_test(test_copied_with_links),
+        cmocka_unit_test(test_copied_alone),
         cmocka_unit_test(test_folder_is_in_use),
-        cmocka_unit_test(test_updates), cmocka_unit_test(test_data_start_over), cmocka_unit_test(test_rewind),
-        cmocka_unit_test(test_tokenizer_files), cmocka_unit_test(test_tokenizer), cmocka_unit_test(test_export),
+        cmocka_unit_test(test_updates),
+        cmocka_unit_test(test_data_start_over),
+        cmocka_unit_test(test_rewind),
+        cmocka_unit_test(test_tokenizer_files),
+        cmocka_unit_test(test_tokenizer),
+        cmocka_unit_test(test_export),
         cmocka_unit_test(test_last_checkpoint),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

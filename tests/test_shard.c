@@ -1,5 +1,6 @@
-/* data/loader: file formats, patterns, and every message about unusable data: each failing call runs in a child process, which must
- * exit with a status other than 0, with a message that names the file and the remedy. */
+/* data/loader: file formats, patterns, and every message about unusable data: each failing call
+ * runs in a child process, which must exit with a status other than 0, with a message that names
+ * the file and the remedy. */
 #include "data/loader.h"
 
 #include <setjmp.h>
@@ -15,7 +16,8 @@
 
 enum { VOCAB = 50304, EOS = 50279 };
 
-/* Files are made in a new folder for each test, which is the current folder, and removed with it. */
+/* Files are made in a new folder for each test, which is the current folder, and removed with
+ * it. */
 static char folder[64], repository[4096];
 
 static int enter_folder(void **state)
@@ -33,7 +35,8 @@ static int leave_folder(void **state)
     return chdir(repository) == 0 && system(command) == 0 ? 0 : -1;
 }
 
-static void write_bytes(const char *path, const void *head, size_t head_bytes, const void *data, size_t bytes)
+static void write_bytes(const char *path, const void *head, size_t head_bytes, const void *data,
+                        size_t bytes)
 {
     FILE *file = fopen(path, "wb");
     assert_non_null(file);
@@ -43,18 +46,21 @@ static void write_bytes(const char *path, const void *head, size_t head_bytes, c
 }
 
 /* n tokens first, first + 1, ... after a header, which may be empty. */
-static void write_tokens(const char *path, const void *head, size_t head_bytes, int itemsize, int n, int first)
+static void write_tokens(const char *path, const void *head, size_t head_bytes, int itemsize, int n,
+                         int first)
 {
     uint16_t *narrow = calloc(n, sizeof *narrow);
     uint32_t *wide = calloc(n, sizeof *wide);
     for (int i = 0; i < n; i++)
         narrow[i] = wide[i] = first + i;
-    write_bytes(path, head, head_bytes, itemsize == 2 ? (void *)narrow : (void *)wide, (size_t)n * itemsize);
+    write_bytes(path, head, head_bytes, itemsize == 2 ? (void *)narrow : (void *)wide,
+                (size_t)n * itemsize);
     free(narrow);
     free(wide);
 }
 
-static void write_bin(const char *path, int magic, int version, int n_said, int itemsize, int n, int first)
+static void write_bin(const char *path, int magic, int version, int n_said, int itemsize, int n,
+                      int first)
 {
     int32_t header[256] = { magic, version, n_said };
     write_tokens(path, header, sizeof header, itemsize, n, first);
@@ -63,8 +69,13 @@ static void write_bin(const char *path, int magic, int version, int n_said, int 
 static DataSpec file_spec(char **paths, int num_paths)
 {
     return (DataSpec){
-        .paths = paths, .num_paths = num_paths, .itemsize = 2, .sequence_length = 8, .vocab_size = VOCAB,
-        .eos_token_id = -1, .pad_token_id = -1,
+        .paths = paths,
+        .num_paths = num_paths,
+        .itemsize = 2,
+        .sequence_length = 8,
+        .vocab_size = VOCAB,
+        .eos_token_id = -1,
+        .pad_token_id = -1,
     };
 }
 
@@ -135,16 +146,17 @@ static int first_tokens(int *first, int most, const DataSpec *spec)
     return n;
 }
 
-/* ---- formats -------------------------------------------------------------------------------------------------- */
+/* ---- formats --------------------------------------------------------------------------------- */
 
 static void test_formats_in_one_run(void **state)
 {
     (void)state;
     char *paths[] = { "a.npy", "b.bin", "c.bin", "d.bin" };
-    write_tokens("a.npy", "", 0, 4, 17, 100);         /* uint32 without header, as set by memmap_dtype */
-    write_bin("b.bin", 20240520, 1, 16, 2, 16, 200);    /* uint16, as in its header */
+    /* uint32 without header, as set by memmap_dtype */
+    write_tokens("a.npy", "", 0, 4, 17, 100);
+    write_bin("b.bin", 20240520, 1, 16, 2, 16, 200); /* uint16, as in its header */
     write_bin("c.bin", 20240801, 7, 9, 4, 9, 300);
-    write_tokens("d.bin", "", 0, 4, 8, 400);          /* the name does not matter */
+    write_tokens("d.bin", "", 0, 4, 8, 400); /* the name does not matter */
     DataSpec spec = file_spec(paths, 4);
     spec.itemsize = 4;
     const int expected[] = { 100, 108, 200, 208, 300, 400 };
@@ -161,10 +173,11 @@ static void test_patterns(void **state)
     (void)state;
     char *paths[] = { "z.npy", "part-[0-9]*.npy", "lite[1].npy" };
     write_tokens("part-2.npy", "", 0, 2, 8, 20);
-    write_tokens("part-10.npy", "", 0, 2, 8, 10);     /* byte order, not number order, as OLMo sorts */
+    /* byte order, not number order, as OLMo sorts */
+    write_tokens("part-10.npy", "", 0, 2, 8, 10);
     write_tokens("part-1.npy", "", 0, 2, 8, 1);
     write_tokens("part-x.npy", "", 0, 2, 8, 5000);
-    write_tokens("lite[1].npy", "", 0, 2, 8, 30);     /* a file with exactly this name */
+    write_tokens("lite[1].npy", "", 0, 2, 8, 30); /* a file with exactly this name */
     write_tokens("z.npy", "", 0, 2, 8, 40);
     DataSpec spec = file_spec(paths, 3);
     const int expected[] = { 40, 1, 10, 20, 30 };
@@ -173,7 +186,8 @@ static void test_patterns(void **state)
     assert_memory_equal(first, expected, sizeof expected);
 }
 
-/* 2^32 + 21 tokens, nearly all in a hole of the file: offsets above 32 bits, in bytes and in tokens. */
+/* 2^32 + 21 tokens, nearly all in a hole of the file: offsets above 32 bits, in bytes and in
+ * tokens. */
 static void test_huge_file(void **state)
 {
     (void)state;
@@ -217,7 +231,7 @@ static void test_sample(void **state)
     assert_string_equal(said, "");
 }
 
-/* ---- errors --------------------------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 static void test_paths_that_lead_nowhere(void **state)
 {
@@ -251,8 +265,10 @@ static void test_broken_bin_files(void **state)
 {
     (void)state;
     write_bin("short.bin", 20240520, 1, 100, 2, 99, 0);
-    assert_path_refused("short.bin", "short.bin says 100 tokens of 2 bytes, so it should have 1224 "
-                        "bytes, but it has 1222", "Download or make it again");
+    assert_path_refused("short.bin",
+                        "short.bin says 100 tokens of 2 bytes, so it should have 1224 "
+                        "bytes, but it has 1222",
+                        "Download or make it again");
     write_bin("long.bin", 20240801, 7, 100, 4, 101, 0);
     assert_path_refused("long.bin", "1424 bytes, but it has 1428", "Download or make it again");
     write_bin("none.bin", 20240520, 1, 0, 2, 0, 0);
@@ -266,7 +282,8 @@ static void test_wrong_dtype(void **state)
     (void)state;
     char *paths[] = { "wide.npy" };
     write_tokens("odd.npy", "x", 1, 2, 100, 0);
-    assert_path_refused("odd.npy", "odd.npy has 201 bytes, which is no multiple of 2", "data.memmap_dtype");
+    assert_path_refused("odd.npy", "odd.npy has 201 bytes, which is no multiple of 2",
+                        "data.memmap_dtype");
     write_tokens("wide.npy", "", 0, 4, 500, 40000);
     assert_path_refused("wide.npy", "wide.npy looks like 4-byte tokens", "memmap_dtype to uint32");
     write_tokens("wide.npy", "", 0, 4, 500, 100000);
@@ -279,8 +296,8 @@ static void test_wrong_dtype(void **state)
     assert_refused(&spec, "1002 bytes, which is no multiple of 4", "(now uint32)");
 }
 
-/* Errors at the start of a file are found before reading; deeper ones when the sequence is due, which `read_some` does not
- * reach. */
+/* Errors at the start of a file are found before reading; deeper ones when the sequence is due,
+ * which `read_some` does not reach. */
 static void read_some(const DataSpec *spec)
 {
     Loader *l = loader_open(spec, 1, 0, 1);
@@ -297,8 +314,9 @@ static void test_ids_beyond_the_vocabulary(void **state)
     write_tokens("good.npy", "", 0, 2, 16, 0);
     write_tokens("bad.npy", "", 0, 2, 1600, VOCAB - 1500);
     DataSpec spec = file_spec(paths, 2);
-    assert_refused(&spec, "bad.npy: token 1500 (counted from 0) is 50304, but the vocabulary has 50304 ids",
-                   "model.vocab_size");
+    assert_refused(
+        &spec, "bad.npy: token 1500 (counted from 0) is 50304, but the vocabulary has 50304 ids",
+        "model.vocab_size");
     assert_int_equal(run_child(said, sizeof said, read_some, &spec), 0);
     spec.vocab_size = VOCAB - 1000;
     assert_int_not_equal(run_child(said, sizeof said, read_some, &spec), 0);
@@ -310,7 +328,8 @@ static void test_ids_beyond_the_vocabulary(void **state)
     assert_refused(&spec, "bad.npy: token 0 (counted from 0) is 4294967288", "tokenize again");
 }
 
-/* Masks among token files, as matched by one pattern for a folder; one begins with a long prompt. Tokens 0 and 1 are not masks. */
+/* Masks among token files, as matched by one pattern for a folder; one begins with a long prompt.
+ * Tokens 0 and 1 are not masks. */
 static void test_mask_as_tokens(void **state)
 {
     (void)state;
@@ -376,14 +395,16 @@ static void test_too_few_data(void **state)
     DataSpec spec = file_spec(paths, 2);
     spec.drop_last = true;
     assert_int_not_equal(run_child(said, sizeof said, open_for_16, &spec), 0);
-    assert_says(said, "134 tokens in 2 files make 15 sequences of 8 tokens, fewer than the 16 of one step");
+    assert_says(
+        said, "134 tokens in 2 files make 15 sequences of 8 tokens, fewer than the 16 of one step");
     assert_says(said, "global_train_batch_size");
     assert_int_not_equal(run_child(said, sizeof said, seek_behind_the_end, &spec), 0);
     assert_says(said, "sequence 16 of epoch 3: data.paths has only 15 sequences of 8 tokens");
     spec.drop_last = false;
     assert_int_equal(run_child(said, sizeof said, open_for_16, &spec), 0);
     assert_says(said, "warning: data.paths: 1 of 2 files have less than one sequence");
-    assert_path_refused("b.npy", "7 tokens in 1 file make 0 sequences", "lower model.max_sequence_length");
+    assert_path_refused("b.npy", "7 tokens in 1 file make 0 sequences",
+                        "lower model.max_sequence_length");
 }
 
 /* Dolma's files end documents with 50279, whatever a configuration has. */
@@ -402,12 +423,15 @@ static void test_eos_warning(void **state)
     assert_string_equal(said, "");
     spec.eos_token_id = 0;
     assert_int_equal(run_child(said, sizeof said, read_all, &spec), 0);
-    assert_says(said, "warning: model.eos_token_id is 0, which occurs 1 times in 1000 sampled tokens, while "
-                      "50279 occurs 50 times");
+    assert_says(
+        said,
+        "warning: model.eos_token_id is 0, which occurs 1 times in 1000 sampled tokens, while "
+        "50279 occurs 50 times");
     assert_says(said, "set model.eos_token_id to 50279");
     write_tokens("dolma.npy", "", 0, 2, 1000, 1);
     assert_int_equal(run_child(said, sizeof said, read_all, &spec), 0);
-    assert_says(said, "warning: model.eos_token_id is 0, which does not occur in 1000 sampled tokens");
+    assert_says(said,
+                "warning: model.eos_token_id is 0, which does not occur in 1000 sampled tokens");
 }
 
 /* Truncates the file after its first sequence. */
@@ -452,7 +476,8 @@ static void test_gaps_in_metadata(void **state)
         assert_null(strstr(said, "in no document"));
         write_bytes("a.csv.gz", "", 0, gap, sizeof gap - 1);
         assert_int_equal(run_child(said, sizeof said, read_all, &spec), 0);
-        assert_says(said, "warning: data.paths: 8 of 24 tokens are in no document by their metadata");
+        assert_says(said,
+                    "warning: data.paths: 8 of 24 tokens are in no document by their metadata");
         assert_says(said, best_fit ? "and not trained on" : "packing concat still trains on them");
     }
 }
@@ -471,10 +496,12 @@ int main(void)
         TEST(test_broken_bin_files),
         TEST(test_wrong_dtype),
         TEST(test_ids_beyond_the_vocabulary),
-        TEST(test_mask_as_tokens), TEST(test_label_mask_errors),
+        TEST(test_mask_as_tokens),
+        TEST(test_label_mask_errors),
         TEST(test_too_few_data),
         TEST(test_eos_warning),
-        TEST(test_cut_while_read), TEST(test_gaps_in_metadata),
+        TEST(test_cut_while_read),
+        TEST(test_gaps_in_metadata),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

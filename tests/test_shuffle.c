@@ -19,18 +19,30 @@ enum { FEW = 20 };
 static const struct {
     uint64_t n, seed;
     uint32_t first[4], last[4];
-    uint64_t sum;               /* of (i + 1) x[i] */
+    uint64_t sum; /* of (i + 1) x[i] */
 } shuffles[] = {
     { 20, 6198, { 17, 4, 14, 3 }, { 7, 9, 8, 1 }, 1873 },
     { 20, 34521, { 3, 0, 16, 12 }, { 17, 13, 14, 10 }, 2227 },
     { 65, 1, { 17, 27, 31, 16 }, { 18, 54, 13, 59 }, 70508 },
-    { 65536, 4294967301u, { 50167, 61274, 62567, 13645 }, { 18465, 1411, 16067, 47313 }, 70476657438996 },
-    { 65537, UINT64_MAX, { 38854, 22451, 12878, 37222 }, { 53834, 23029, 9049, 14970 }, 70343369845460 },
-    { 1000003, 6198, { 896400, 797200, 915213, 811702 }, { 248190, 454529, 237404, 904693 }, 250004460774129793 },
+    { 65536,
+      4294967301u,
+      { 50167, 61274, 62567, 13645 },
+      { 18465, 1411, 16067, 47313 },
+      70476657438996 },
+    { 65537,
+      UINT64_MAX,
+      { 38854, 22451, 12878, 37222 },
+      { 53834, 23029, 9049, 14970 },
+      70343369845460 },
+    { 1000003,
+      6198,
+      { 896400, 797200, 915213, 811702 },
+      { 248190, 454529, 237404, 904693 },
+      250004460774129793 },
 };
 
-static const uint32_t order_6198[FEW] =
-    { 17, 4, 14, 3, 5, 12, 6, 15, 18, 13, 10, 11, 2, 19, 0, 16, 7, 9, 8, 1 };
+static const uint32_t order_6198[FEW] = { 17, 4,  14, 3,  5, 12, 6, 15, 18, 13,
+                                          10, 11, 2,  19, 0, 16, 7, 9,  8,  1 };
 
 static void test_shuffle_equals_numpy(void **state)
 {
@@ -65,6 +77,7 @@ static void test_shuffle_of_few(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_shuffle_equals_numpy), cmocka_unit_test(test_shuffle_of_few) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_shuffle_equals_numpy),
+                                        cmocka_unit_test(test_shuffle_of_few) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
-/* The training loop with steps that are not finite: what is saved, when it is published, and how the run ends. The test starts
- * train.c itself, with gradient norms set to infinity at given steps. */
+/* The training loop with steps that are not finite: what is saved, when it is published, and how
+ * the run ends. The test starts train.c itself, with gradient norms set to infinity at given
+ * steps. */
 #include "tests/launch.h"
 
 #include "data/loader.h"
@@ -19,8 +20,9 @@ static bool wait_or_not(Loader *l, double seconds);
 #undef optimizer_grad_norm
 #undef loader_wait
 
-/* LOST: steps of this process whose norm is not finite, < 0: a spike; ASKED: the step at whose end a signal stops it. */
-static bool was_lost;       /* the last step */
+/* LOST: steps of this process whose norm is not finite, < 0: a spike; ASKED: the step at whose end
+ * a signal stops it. */
+static bool was_lost; /* the last step */
 
 static double norm_or_not(const ParamStore *store)
 {
@@ -48,10 +50,12 @@ static bool wait_or_not(Loader *l, double seconds)
 
 static int run(const char *name, const char *lost, int asked, const char *more)
 {
-    return finish(start_command("env LOST='%s' ASKED=%d %s -n 2 %s/tests/test_skips configs/tiny.yaml %s %s --model.d_model=16 "
-                                "--model.max_sequence_length=8 --max_duration=8 --save_interval=4 --save_folder=%s/%s %s", lost,
-                                asked, setting("LAUNCH", "mpirun --oversubscribe"), setting("BUILD", "build/cpu"), SMALL, ids,
-                                folder, name, more));
+    return finish(start_command(
+        "env LOST='%s' ASKED=%d %s -n 2 %s/tests/test_skips configs/tiny.yaml %s %s "
+        "--model.d_model=16 "
+        "--model.max_sequence_length=8 --max_duration=8 --save_interval=4 --save_folder=%s/%s %s",
+        lost, asked, setting("LAUNCH", "mpirun --oversubscribe"), setting("BUILD", "build/cpu"),
+        SMALL, ids, folder, name, more));
 }
 
 /* The checkpoints of a run, each name followed by a blank. */
@@ -75,11 +79,19 @@ static void test_passing(void **state)
     (void)state;
     if (most_ranks() < 2)
         skip();
-    static const struct { const char *name, *lost; int asked; const char *checkpoints, *said; } runs[] = {
-        { "due",     "4",     0, "step5 step8 ", "SKIPPED" },                       /* due at 4, made at 5                 */
-        { "waits",   "5 6",   0, "step4 step8 ", "SKIPPED" },                       /* published when 7 is finite          */
-        { "asked",   "3 4",   2, "step5 ",       "asked to stop at step 5" },       /* not at a step that is not finite    */
-        { "late",    "5",     5, "step4 step6 ", "asked to stop at step 6" },       /* though the next step's data are late */
+    static const struct {
+        const char *name, *lost;
+        int asked;
+        const char *checkpoints, *said;
+    } runs[] = {
+        /* due at 4, made at 5 */
+        /* published when 7 is finite */
+        /* not at a step that is not finite */
+        /* though the next step's data are late */
+        { "due", "4", 0, "step5 step8 ", "SKIPPED" },
+        { "waits", "5 6", 0, "step4 step8 ", "SKIPPED" },
+        { "asked", "3 4", 2, "step5 ", "asked to stop at step 5" },
+        { "late", "5", 5, "step4 step6 ", "asked to stop at step 6" },
     };
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
         expect_status(run(runs[i].name, runs[i].lost, runs[i].asked, ""), 0);
@@ -94,13 +106,18 @@ static void test_ending(void **state)
     (void)state;
     if (most_ranks() < 2)
         skip();
-    static const struct { const char *name, *lost; int asked; const char *checkpoints, *said; } runs[] = {
-        { "one",      "8",       0, "step4 step8-aborted ", "step 8: the run ends with a step whose" },
-        { "two",      "7 8",     0, "step4 step8-aborted ", "step 8: the run ends with two steps whose" },
-        { "three",    "6 7 8",   0, "step4 step8-aborted ", "step4; the state at the end of the run is saved in " },
-        { "unproven", "5 6 7",   0, "step7-aborted ",       "there is no checkpoint in " },
-        { "asked",    "2 3 4",   1, "step4-aborted ",       "the third step in a row" },
-        { "late",     "5 6 7",   5, "step7-aborted ",       "there is no checkpoint in " },
+    static const struct {
+        const char *name, *lost;
+        int asked;
+        const char *checkpoints, *said;
+    } runs[] = {
+        { "one", "8", 0, "step4 step8-aborted ", "step 8: the run ends with a step whose" },
+        { "two", "7 8", 0, "step4 step8-aborted ", "step 8: the run ends with two steps whose" },
+        { "three", "6 7 8", 0, "step4 step8-aborted ",
+          "step4; the state at the end of the run is saved in " },
+        { "unproven", "5 6 7", 0, "step7-aborted ", "there is no checkpoint in " },
+        { "asked", "2 3 4", 1, "step4-aborted ", "the third step in a row" },
+        { "late", "5 6 7", 5, "step7-aborted ", "there is no checkpoint in " },
     };
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
         char name[32];
@@ -118,13 +135,15 @@ static void test_ending(void **state)
     expect_checkpoints("nothing", "");
 }
 
-/* The loss of a spike is finite: it confirms the save begun a step before, which must not be dropped. */
+/* The loss of a spike is finite: it confirms the save begun a step before, which must not be
+ * dropped. */
 static void test_spike_after_save(void **state)
 {
     (void)state;
     if (most_ranks() < 2)
         skip();
-    assert_int_not_equal(run("spike", "-66", 0, "--max_duration=70 --save_interval=65 --spikes=stop"), 0);
+    assert_int_not_equal(
+        run("spike", "-66", 0, "--max_duration=70 --save_interval=65 --spikes=stop"), 0);
     expect_output("step 66: a spike ends the run");
     expect_checkpoints("spike", "step65 step65-aborted ");
 }
@@ -133,7 +152,8 @@ int main(int argc, char **argv)
 {
     if (argc > 1)
         return train_main(argc, argv);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_passing), cmocka_unit_test(test_ending),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_passing),
+                                        cmocka_unit_test(test_ending),
                                         cmocka_unit_test(test_spike_after_save) };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -29,8 +29,9 @@ static double expected_score(double x, uint64_t first, uint64_t end)
     return (double)((x - mean) / sqrtl(squares / (long double)(end - first - 1)));
 }
 
-/* No score before 63 steps, then over all steps, then over the last 128. Sums of 128 terms have an error of 128 u of them, the mean
- * 128 u 4; numbers are within 1 of each other, with a standard deviation of about 0.29. */
+/* No score before 63 steps, then over all steps, then over the last 128. Sums of 128 terms have an
+ * error of 128 u of them, the mean 128 u 4; numbers are within 1 of each other, with a standard
+ * deviation of about 0.29. */
 static void test_scores(void **state)
 {
     (void)state;
@@ -41,22 +42,26 @@ static void test_scores(void **state)
             assert_true(isnan(s.loss) && isnan(s.grad_norm) && !spikes_exceed(s));
             continue;
         }
-        const double expected = expected_score(number(i), i < 128 ? 0 : i - 128, i), limit = 2 * 128 * 0x1p-53 * 4 / 0.2;
+        const double expected = expected_score(number(i), i < 128 ? 0 : i - 128, i),
+                     limit = 2 * 128 * 0x1p-53 * 4 / 0.2;
         assert_true(fabs(s.loss - expected) <= limit && fabs(s.grad_norm + expected) <= limit);
         assert_false(spikes_exceed(s));
         assert_int_equal(w.count, i < 127 ? i + 1 : 128);
     }
-    assert_true(w.loss[0] == number(400 - 128) && w.loss[127] == number(399) && w.grad_norm[0] == -2 * number(400 - 128));
+    assert_true(w.loss[0] == number(400 - 128) && w.loss[127] == number(399) &&
+                w.grad_norm[0] == -2 * number(400 - 128));
 }
 
-/* A spike is 6 standard deviations above the mean, for either number, never below it; it is part of later windows. */
+/* A spike is 6 standard deviations above the mean, for either number, never below it; it is part of
+ * later windows. */
 static void test_spikes(void **state)
 {
     (void)state;
     SpikeWindow full = { 0 };
     for (uint64_t i = 0; i < 128; i++)
         spikes_add(&full, number(i), number(i));
-    const double zero = number(0) - expected_score(number(0), 0, 128) / (expected_score(1, 0, 128) - expected_score(0, 0, 128));
+    const double zero = number(0) - expected_score(number(0), 0, 128) /
+                                        (expected_score(1, 0, 128) - expected_score(0, 0, 128));
     const double sigma = 1 / (expected_score(1, 0, 128) - expected_score(0, 0, 128));
     for (int side = -1; side <= 1; side += 2)
         for (int k = 0; k < 2; k++) {
@@ -64,7 +69,8 @@ static void test_spikes(void **state)
             const double far = zero + side * 6.01 * sigma, near = zero + side * 5.99 * sigma;
             assert_false(spikes_exceed(spikes_add(&w, k ? near : zero, k ? zero : near)));
             w = full;
-            assert_int_equal(spikes_exceed(spikes_add(&w, k ? far : zero, k ? zero : far)), side > 0);
+            assert_int_equal(spikes_exceed(spikes_add(&w, k ? far : zero, k ? zero : far)),
+                             side > 0);
             assert_true(k ? w.loss[127] == far : w.grad_norm[127] == far);
         }
     /* a loss that jumps and stays is a spike only for a while */
@@ -90,7 +96,7 @@ static void test_text(void **state)
 {
     (void)state;
     double x[SPIKES_WINDOW], y[SPIKES_WINDOW];
-    for (int i = 0; i < SPIKES_WINDOW; i++)         /* all sizes and last bits */
+    for (int i = 0; i < SPIKES_WINDOW; i++) /* all sizes and last bits */
         x[i] = (i % 2 ? -1 : 1) * ldexp(number((uint64_t)i), i * 16 - 1024 - 40 + (i < 4 ? 40 : 0));
     x[0] = 0x1p-1074;
     x[1] = -1.7976931348623157e308;
@@ -116,7 +122,10 @@ static void test_text(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_scores), cmocka_unit_test(test_spikes), cmocka_unit_test(test_constant), cmocka_unit_test(test_text),
+        cmocka_unit_test(test_scores),
+        cmocka_unit_test(test_spikes),
+        cmocka_unit_test(test_constant),
+        cmocka_unit_test(test_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,15 @@
-/* Quantization statistics of activations: metrics.jsonl against the tensors, decoded by the test. Those of moments:
- * test_telemetry_moments.c. */
+/* Quantization statistics of activations: metrics.jsonl against the tensors, decoded by the test.
+ * Those of moments: test_telemetry_moments.c. */
 #include "tests/measured.h"
 
 #include "model/run/outliers.h"
 #include "tests/outlier.h"
 #include "tests/sanitized.h"
 
-/* Every number is finite. Fractions are at most 1, ranges at least 1. A normal E4M3 value has an error of up to 2^-4, a subnormal
- * one of 2^-10 S, where S <= 1.01 max|x|/240 (a group's maximum has the code 240 or more, within 2^-7) <= 1.01 ||x||/240, since the
- * sample is the whole tensor (64 rows): n of them together by sqrt(n) 2^-10 1.01 / 240 of the norm. Rounding gives an error of
+/* Every number is finite. Fractions are at most 1, ranges at least 1. A normal E4M3 value has an
+ * error of up to 2^-4, a subnormal one of 2^-10 S, where S <= 1.01 max|x|/240 (a group's maximum
+ * has the code 240 or more, within 2^-7) <= 1.01 ||x||/240, since the sample is the whole tensor
+ * (64 rows): n of them together by sqrt(n) 2^-10 1.01 / 240 of the norm. Rounding gives an error of
  * about 2^-4 / sqrt(3) / 1.5 = 0.024 of the norm; usual values are not below half of it. */
 static void check_line(const Small *s, const char *name, double x)
 {
@@ -18,10 +19,11 @@ static void check_line(const Small *s, const char *name, double x)
     bool share = strcmp(last, "underflow") == 0 || strcmp(last, "saturation") == 0;
     bool range = strncmp(last, "dynamic_range", 13) == 0;
     bool error = strcmp(last, "error") == 0 && strncmp(name, "quant/optimizer", 15) != 0;
-    bool activation = strncmp(name, "quant/m/", 8) && strncmp(name, "quant/v/", 8) && strncmp(name, "quant/u", 7);
+    bool activation =
+        strncmp(name, "quant/m/", 8) && strncmp(name, "quant/v/", 8) && strncmp(name, "quant/u", 7);
     const double most = 0x1p-4 + sqrt(64 * 512) * 0x1p-10 * 1.01 / 240;
-    if ((share && (x < 0 || x > 1)) || (range && x < 1) || (error && (x < 0 || x > 1))
-        || (error && activation && !strstr(name, "att_op") && (x < 0.012 || x > most)))
+    if ((share && (x < 0 || x > 1)) || (range && x < 1) || (error && (x < 0 || x > 1)) ||
+        (error && activation && !strstr(name, "att_op") && (x < 0.012 || x > most)))
         fail_msg("%s: %s = %g", s->config.recipe.name, name, x);
 }
 
@@ -29,7 +31,8 @@ static void check_all(const Small *s)
 {
     const char *name;
     json_t *value;
-    json_object_foreach(s->line, name, value) {
+    json_object_foreach(s->line, name, value)
+    {
         if (strcmp(name, "step") == 0 || strcmp(name, "time") == 0)
             continue;
         if (!json_is_array(value)) {
@@ -60,13 +63,17 @@ static void test_every_recipe(void **state)
                 check_all(&s);
                 small_update(&s);
             }
-            assert_int_equal(isfinite(metric(&s, "quant/x1/1/saturation")), format_is_fp8(r->saved));
-            assert_int_equal(isfinite(metric(&s, "quant/h1/0/saturation")), format_is_fp8(r->operand));
+            assert_int_equal(isfinite(metric(&s, "quant/x1/1/saturation")),
+                             format_is_fp8(r->saved));
+            assert_int_equal(isfinite(metric(&s, "quant/h1/0/saturation")),
+                             format_is_fp8(r->operand));
             assert_int_equal(isfinite(metric(&s, "quant/qkv/0/saturation")), format_is_fp8(r->qkv));
-            assert_int_equal(isfinite(metric(&s, "quant/gate_up/1/error")), format_is_fp8(r->hidden));
+            assert_int_equal(isfinite(metric(&s, "quant/gate_up/1/error")),
+                             format_is_fp8(r->hidden));
             assert_int_equal(isfinite(metric(&s, "quant/m/1/k")), r->moment1.expand);
             assert_true(isfinite(metric(&s, "quant/v/embedding/dynamic_range")));
-            assert_int_equal(isfinite(metric(&s, "quant/v/head/error")), !s.config.model.weight_tying);
+            assert_int_equal(isfinite(metric(&s, "quant/v/head/error")),
+                             !s.config.model.weight_tying);
             small_close(&s);
         }
 }
@@ -101,7 +108,8 @@ static void expect_outliers(const Small *s, const double *act, size_t N, size_t 
         fourth += pow(act[i], 4);
         most = fmax(most, fabs(act[i]));
     }
-    for (size_t f = 0; f < F; f++) {            /* the median: half of the channels, and this one, are not larger */
+    /* the median: half of the channels, and this one, are not larger */
+    for (size_t f = 0; f < F; f++) {
         size_t not_larger = 0;
         const double rms = channel_rms(act, N, F, f);
         for (size_t g = 0; g < F; g++)
@@ -109,12 +117,15 @@ static void expect_outliers(const Small *s, const double *act, size_t N, size_t 
         if (not_larger > F / 2)
             least_half = fmin(least_half, rms);
     }
-    expect_near("kurtosis", metric(s, "quant/act/1/kurtosis"), (double)(N * F) * fourth / (square * square), 1e-6);
-    expect_near("largest_channel", metric(s, "quant/act/1/largest_channel"), most / least_half, 1e-6);
+    expect_near("kurtosis", metric(s, "quant/act/1/kurtosis"),
+                (double)(N * F) * fourth / (square * square), 1e-6);
+    expect_near("largest_channel", metric(s, "quant/act/1/largest_channel"), most / least_half,
+                1e-6);
 }
 
-/* The last block's tensors still hold the measured values. x1 has no source in `coat`, and h0 is overwritten; with keep: all and a
- * separate stream h0 is kept, and must equal the recomputed values. */
+/* The last block's tensors still hold the measured values. x1 has no source in `coat`, and h0 is
+ * overwritten; with keep: all and a separate stream h0 is kept, and must equal the recomputed
+ * values. */
 static void test_activations(void **state)
 {
     (void)state;
@@ -129,23 +140,25 @@ static void test_activations(void **state)
         const Acts *a = &s.model.acts[1];
         const size_t N = (size_t)s.model.N, C = 128, F = 256;
         assert_true(N <= 64);
-        const double *gate_up = all(a->gate_up_saved), *act = all(a->swiglu_operand), *x1 = all(a->mlp_x), *h1 = all(a->mlp_h);
-        expect_near("gate_up", metric(&s, "quant/gate_up/1/error"), relative_error(gate_up, all(a->gate_up_raw), N * 2 * F),
-                    1e-6);
-        expect_near("att_op", metric(&s, "quant/att_op/1/error"), relative_error(all(a->attn_operand), all(a->attn_saved), N * C),
-                    1e-6);
+        const double *gate_up = all(a->gate_up_saved), *act = all(a->swiglu_operand),
+                     *x1 = all(a->mlp_x), *h1 = all(a->mlp_h);
+        expect_near("gate_up", metric(&s, "quant/gate_up/1/error"),
+                    relative_error(gate_up, all(a->gate_up_raw), N * 2 * F), 1e-6);
+        expect_near("att_op", metric(&s, "quant/att_op/1/error"),
+                    relative_error(all(a->attn_operand), all(a->attn_saved), N * C), 1e-6);
         double *exact = keep(N * F * sizeof *exact);
         for (size_t i = 0; i < N * F; i++) {
             double gate = gate_up[i / F * 2 * F + i % F];
             exact[i] = gate / (1 + exp(-gate)) * gate_up[i / F * 2 * F + F + i % F];
         }
-        expect_near("act", metric(&s, "quant/act/1/error"), relative_error(act, exact, N * F), 1e-6);
+        expect_near("act", metric(&s, "quant/act/1/error"), relative_error(act, exact, N * F),
+                    1e-6);
         expect_outliers(&s, exact, N, F);
         for (size_t i = 0; i < N; i++) {
             double mean2 = 0;
             for (size_t c = 0; c < C; c++)
                 mean2 += x1[i * C + c] * x1[i * C + c] / C;
-            for (size_t c = 0; c < C; c++)      /* the initial weight is 1 */
+            for (size_t c = 0; c < C; c++) /* the initial weight is 1 */
                 exact[i * C + c] = x1[i * C + c] / sqrt(mean2 + s.config.model.norm.eps);
         }
         expect_near("h1", metric(&s, "quant/h1/1/error"), relative_error(h1, exact, N * C), 1e-4);
@@ -154,9 +167,10 @@ static void test_activations(void **state)
         h0[keep_all] = metric(&s, "quant/h0/1/error");
         if (keep_all)
             expect_near("h0", h0[0], h0[1], 1e-4);
-        assert_true(isnan(metric(&s, "quant/x1/1/error")) && metric(&s, "quant/x0/1/error") < 0x1p-4);
-        expect_near("saturation", metric(&s, "quant/gate_up/1/saturation"), largest_codes(a->gate_up_saved, all(a->gate_up_raw)),
-                    1e-6);
+        assert_true(isnan(metric(&s, "quant/x1/1/error")) &&
+                    metric(&s, "quant/x0/1/error") < 0x1p-4);
+        expect_near("saturation", metric(&s, "quant/gate_up/1/saturation"),
+                    largest_codes(a->gate_up_saved, all(a->gate_up_raw)), 1e-6);
         small_close(&s);
         release();
     }
@@ -181,8 +195,8 @@ static const char *printed_by_step(Small *s)
     return text;
 }
 
-/* An outlier in both blocks: one warning each, until it has gone and come again; none with factors of columns, whose scale covers
- * less. The metrics are those of values without factors. */
+/* An outlier in both blocks: one warning each, until it has gone and come again; none with factors
+ * of columns, whose scale covers less. The metrics are those of values without factors. */
 static void test_outliers(void **state)
 {
     (void)state;
@@ -209,16 +223,21 @@ static void test_outliers(void **state)
     assert_true(kurtosis[0] > 100 && fabs(kurtosis[1] / kurtosis[0] - 1) < 0.1);
     const Recipe *fp8 = recipe_find("fp8");
     bool warned = false;
-    static const struct { double part; bool warned; } watched[] = { { 0.9, false }, { 1.1, true }, { 0.6, true }, { 0.4, false } };
+    static const struct {
+        double part;
+        bool warned;
+    } watched[] = { { 0.9, false }, { 1.1, true }, { 0.6, true }, { 0.4, false } };
     for (int i = 0; i < 4; i++) {
         outliers_watch(&warned, 1, 0, watched[i].part * outliers_limit(fp8), fp8, false);
         assert_true(warned == watched[i].warned);
     }
-    assert_true(fabs(outliers_limit(fp8) - 7945) < 1 && outliers_limit(recipe_find("coat")) == outliers_limit(fp8) / 2);
+    assert_true(fabs(outliers_limit(fp8) - 7945) < 1 &&
+                outliers_limit(recipe_find("coat")) == outliers_limit(fp8) / 2);
     release();
 }
 
-/* Statistics change nothing: same loss and same moments with and without, and no line where none is due. */
+/* Statistics change nothing: same loss and same moments with and without, and no line where none is
+ * due. */
 static void test_no_side_effects(void **state)
 {
     (void)state;
@@ -262,7 +281,8 @@ static void test_speed(void **state)
     log_resume(s.log);
     log_step(s.log, &(StepStats){ .step = 2 });
     s.line = last_line();
-    assert_true(metric(&s, "throughput/device/tokens_per_second") > B * s.config.model.max_sequence_length / 0.3);
+    assert_true(metric(&s, "throughput/device/tokens_per_second") >
+                B * s.config.model.max_sequence_length / 0.3);
     json_decref(s.line);
     log_close(s.log);
     remove_metrics();
@@ -271,8 +291,9 @@ static void test_speed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_recipe), cmocka_unit_test(test_activations), cmocka_unit_test(test_outliers),
-        cmocka_unit_test(test_no_side_effects), cmocka_unit_test(test_speed),
+        cmocka_unit_test(test_every_recipe), cmocka_unit_test(test_activations),
+        cmocka_unit_test(test_outliers),     cmocka_unit_test(test_no_side_effects),
+        cmocka_unit_test(test_speed),
     };
     return cmocka_run_group_tests(tests, measured_start, measured_finish);
 }

@@ -1,10 +1,11 @@
-/* Quantization statistics of the optimizer's moments: metrics.jsonl against the moments, decoded by the test. */
+/* Quantization statistics of the optimizer's moments: metrics.jsonl against the moments, decoded by
+ * the test. */
 #include "tests/measured.h"
 
 #include "model/run/quant_stats.h"
 
-/* Stored moments have the reported error. On the CPU codes and scales are those of the telemetry, except where the F32 arithmetic
- * of the update falls on the other side of a midpoint. */
+/* Stored moments have the reported error. On the CPU codes and scales are those of the telemetry,
+ * except where the F32 arithmetic of the update falls on the other side of a midpoint. */
 static void test_moments(void **state)
 {
     (void)state;
@@ -20,9 +21,11 @@ static void test_moments(void **state)
         const size_t count = shard->slice[TRAINED].count;
         const size_t group = (size_t)shard->state[0].format.group;
         const double *g = all(shard->grad);
-        Elements old[2] = { elements_fetch(shard->state[0], 0, count), elements_fetch(shard->state[1], 0, count) };
+        Elements old[2] = { elements_fetch(shard->state[0], 0, count),
+                            elements_fetch(shard->state[1], 0, count) };
         small_update(&s);
-        Elements new[2] = { elements_fetch(shard->state[0], 0, count), elements_fetch(shard->state[1], 0, count) };
+        Elements new[2] = { elements_fetch(shard->state[0], 0, count),
+                            elements_fetch(shard->state[1], 0, count) };
         for (int p = 0; p < s.store.shape[1].num_params; p++) {
             const Param *param = &s.store.shape[1].param[p];
             size_t at = param->offset, n = (size_t)param->rows * (size_t)param->cols;
@@ -33,10 +36,12 @@ static void test_moments(void **state)
             for (int j = 0; j < 2; j++) {
                 double *x = keep(n * sizeof *x), *q = keep(n * sizeof *q);
                 for (size_t e = 0; e < n; e++)
-                    x[e] = beta[j] * old[j].x[at + e] + (1 - beta[j]) * (j ? g[at + e] * g[at + e] : g[at + e]);
+                    x[e] = beta[j] * old[j].x[at + e] +
+                           (1 - beta[j]) * (j ? g[at + e] * g[at + e] : g[at + e]);
                 Elements r = elements_round(x, n, shard->state[0].format);
                 for (size_t e = 0; e < n; e++) {
-                    const bool same_k = elements_k(r, e / group) == elements_k(new[j], (at + e) / group);
+                    const bool same_k =
+                        elements_k(r, e / group) == elements_k(new[j], (at + e) / group);
                     q[e] = same_k ? new[j].x[at + e] : r.x[e];
                 }
                 sum[j] += pow(relative_error(q, x, n), 2);
@@ -46,8 +51,9 @@ static void test_moments(void **state)
                 elements_free(&r);
             }
         }
-        /* NOTE: a group has another k in F32 if the exact one is close to a step of 1/16, or if its smallest element nearly
-         * cancels; then all its codes differ, and it counts as reported. That such groups are few is checked below. */
+        /* NOTE: a group has another k in F32 if the exact one is close to a step of 1/16, or if its
+         * smallest element nearly cancels; then all its codes differ, and it counts as reported.
+         * That such groups are few is checked below. */
         expect_near("m", metric(&s, "quant/m/0/error"), sqrt(sum[0] / matrices), 1e-3);
         expect_near("v", metric(&s, "quant/v/0/error"), sqrt(sum[1] / matrices), 1e-3);
         if (on_cpu() && differ > codes / 10000 + group)
@@ -59,7 +65,8 @@ static void test_moments(void **state)
     small_close(&s);
 }
 
-/* F32 moments are rounded once, from double: u = 2^-24. Expansion must pay on each moment and on the update. */
+/* F32 moments are rounded once, from double: u = 2^-24. Expansion must pay on each moment and on
+ * the update. */
 static void test_formats(void **state)
 {
     (void)state;
@@ -68,17 +75,21 @@ static void test_formats(void **state)
     small_start(&s);
     for (int i = 0; i < 4; i++) {
         small_step(&s, true);
-        assert_true(metric(&s, "quant/m/0/error") <= U24 && metric(&s, "quant/v/head/error") <= U24);
+        assert_true(metric(&s, "quant/m/0/error") <= U24 &&
+                    metric(&s, "quant/v/head/error") <= U24);
         assert_true(metric(&s, "quant/update/1/error") <= 3 * U24);
         assert_true(metric(&s, "quant/m/1/underflow") == 0);
         small_update(&s);
     }
     double plain = metric(&s, "quant/optimizer/update/e4m3/e4m3/typical_error");
     double expanded = metric(&s, "quant/optimizer/update/e4m3+/e4m3+/typical_error");
-    printf("error of m/(sqrt(v)+eps): e4m3 %.4f, e4m3+ %.4f, factor %.2f\n", plain, expanded, plain / expanded);
+    printf("error of m/(sqrt(v)+eps): e4m3 %.4f, e4m3+ %.4f, factor %.2f\n", plain, expanded,
+           plain / expanded);
     assert_true(expanded < plain / 1.2);
-    assert_true(metric(&s, "quant/optimizer/m/e4m3+/error") < metric(&s, "quant/optimizer/m/e4m3/error"));
-    assert_true(metric(&s, "quant/optimizer/v/e5m2+/error") < metric(&s, "quant/optimizer/v/e5m2/error"));
+    assert_true(metric(&s, "quant/optimizer/m/e4m3+/error") <
+                metric(&s, "quant/optimizer/m/e4m3/error"));
+    assert_true(metric(&s, "quant/optimizer/v/e5m2+/error") <
+                metric(&s, "quant/optimizer/v/e5m2/error"));
     small_close(&s);
 }
 
@@ -98,7 +109,8 @@ static void test_frozen(void **state)
             small_step(&s, true);
             small_update(&s);
         }
-        assert_true(metric(&s, "quant/m/0/dynamic_range") > 1 && metric(&s, "quant/v/1/dynamic_range") > 1);
+        assert_true(metric(&s, "quant/m/0/dynamic_range") > 1 &&
+                    metric(&s, "quant/v/1/dynamic_range") > 1);
         assert_null(json_object_get(s.line, "quant/m/embedding/dynamic_range"));
         assert_null(json_object_get(s.line, "quant/m/head/dynamic_range"));
         small_close(&s);
@@ -108,7 +120,9 @@ static void test_frozen(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_moments), cmocka_unit_test(test_formats), cmocka_unit_test(test_frozen),
+        cmocka_unit_test(test_moments),
+        cmocka_unit_test(test_formats),
+        cmocka_unit_test(test_frozen),
     };
     return cmocka_run_group_tests(tests, measured_start, measured_finish);
 }

@@ -1,9 +1,11 @@
-/* Ranks that compute layers together compute what one rank computes: losses of tokens, gradients, their norm and the weights after
- * steps, in f32; codes of FP8 operands, bit for bit where nothing was summed over ranks before; and FP8 results, if ranks share the
- * maxima of all operands, up to codes that a sum in another order moves across the border between two; and logits while generating.
- * On 1, 2 and 4 ranks.
+/* Ranks that compute layers together compute what one rank computes: losses of tokens, gradients,
+ * their norm and the weights after steps, in f32; codes of FP8 operands, bit for bit where nothing
+ * was summed over ranks before; and FP8 results, if ranks share the maxima of all operands, up to
+ * codes that a sum in another order moves across the border between two; and logits while
+ * generating. On 1, 2 and 4 ranks.
  *
- * Each case is on one of the meshes. With EVERY=1 in the environment each is on all of them: by hand, in minutes. */
+ * Each case is on one of the meshes. With EVERY=1 in the environment each is on all of them: by
+ * hand, in minutes. */
 #include <math.h>
 #include <string.h>
 
@@ -23,11 +25,12 @@ enum { SEQUENCES = 4, MICRO = 2, T = 40, WIDTH = 64, TOKENS = SEQUENCES * T, STE
 /* Numbers of a unit's parameters; those of adapters follow those of others. */
 enum { MAX_UNITS = 4, OTHERS = 1 << 17, ALL = OTHERS + (1 << 15) };
 
-/* ---- maxima of all ranks ---------------------------------------------------------------------------------------- */
+/* ---- maxima of all ranks --------------------------------------------------------------------- */
 
-static int shared_rows;         /* of operands whose maxima are shared; 0: none */
+static int shared_rows; /* of operands whose maxima are shared; 0: none */
 
-extern float __real_scale_within_range(Tensor t, float amax) __attribute__((weak));         /* not on a GPU */
+/* not on a GPU */
+extern float __real_scale_within_range(Tensor t, float amax) __attribute__((weak));
 float __wrap_scale_within_range(Tensor t, float amax);
 
 float __wrap_scale_within_range(Tensor t, float amax)
@@ -37,22 +40,24 @@ float __wrap_scale_within_range(Tensor t, float amax)
     return __real_scale_within_range(t, amax);
 }
 
-/* ---- steps ------------------------------------------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
-typedef struct { int shard, context, tensor; } Ways;
+typedef struct {
+    int shard, context, tensor;
+} Ways;
 
 typedef struct {
     const char *recipe;
     SmallModel model;
     bool documents;
-    unsigned modules;           /* with adapters on these */
-    int keep;                   /* instead of the recipe's, unless 0 */
-    bool wide;                  /* the stream is F32, so that sums err less than codes */
-    BaseFormat base;            /* of the matrices under adapters */
+    unsigned modules; /* with adapters on these */
+    int keep;         /* instead of the recipe's, unless 0 */
+    bool wide;        /* the stream is F32, so that sums err less than codes */
+    BaseFormat base;  /* of the matrices under adapters */
 } Case;
 
-/* grad, weight: of parameters as they are whole; weight NULL: no steps. codes: of the first block's operand, turned, with its scale;
- * none unless the recipe keeps it. */
+/* grad, weight: of parameters as they are whole; weight NULL: no steps. codes: of the first block's
+ * operand, turned, with its scale; none unless the recipe keeps it. */
 typedef struct {
     double loss[TOKENS], norm, *grad[MAX_UNITS], *weight[MAX_UNITS];
     int units;
@@ -71,7 +76,7 @@ static ModelConfig model_of(const Case *k)
     m = without_wide_norms(m);
     if (m.sliding_window > 0)
         m.sliding_window *= 5;
-    if (k->base == BASE_NF4) {                  /* parts on four ranks have whole blocks */
+    if (k->base == BASE_NF4) { /* parts on four ranks have whole blocks */
         m.head_dim = 32;
         m.mlp_width = 256;
     }
@@ -81,13 +86,16 @@ static ModelConfig model_of(const Case *k)
 static void run_micro_batches(Model *m, ParamStore *store, Result *s)
 {
     run_same_sequences(m, store, s->loss, TOKENS, MICRO);
-    comm_sum_over(s->loss, TOKENS, RANKS_STAGE);            /* each has those of its tokens, and zeros */
+    /* each has those of its tokens, and zeros */
+    comm_sum_over(s->loss, TOKENS, RANKS_STAGE);
     for (int i = 0; i < TOKENS; i++)
-        s->loss[i] /= comm_group_size(RANKS_STAGE) / (comm_group_size(RANKS_CONTEXT) * comm_group_size(RANKS_TENSOR));
+        s->loss[i] /= comm_group_size(RANKS_STAGE) /
+                      (comm_group_size(RANKS_CONTEXT) * comm_group_size(RANKS_TENSOR));
     s->norm = optimizer_grad_norm(store);
 }
 
-/* The whole parameters of a unit from all ranks of a copy, at their numbers; those of adapters come after the others. */
+/* The whole parameters of a unit from all ranks of a copy, at their numbers; those of adapters come
+ * after the others. */
 static double *whole_unit(const ParamStore *store, int u, bool grads)
 {
     const UnitLayout *shape = &store->shape[u];
@@ -95,10 +103,12 @@ static double *whole_unit(const ParamStore *store, int u, bool grads)
     for (int i = 0; i < shape->num_params; i++) {
         const Param *p = &shape->param[i];
         const bool copy = shape->tensor_ranks > 1 && p->tensor_ranks == 1 && store->tensor_rank > 0;
-        size_t first, whole, n = p->region == TRAINED && !copy ? shard_part(&store->shard[u], p, &first) : 0;
+        size_t first, whole,
+            n = p->region == TRAINED && !copy ? shard_part(&store->shard[u], p, &first) : 0;
         if (n == 0)
             continue;
-        const double *found = values(grads ? slice_view(&store->shard[u].slice[TRAINED], store->shard[u].grad, p->offset + first, n)
+        const double *found = values(grads ? slice_view(&store->shard[u].slice[TRAINED],
+                                                        store->shard[u].grad, p->offset + first, n)
                                            : shard_weights(&store->shard[u], p, first, n));
         for (size_t k = 0; k < n; k++) {
             param_run(p, first + k, &whole);
@@ -122,7 +132,8 @@ static void run_steps(Result *s, const Case *k, Ways w, bool shares)
     c.recipe.keep = k->keep ? (Keep)k->keep : c.recipe.keep;
     if (k->wide)
         c.recipe.stream = c.recipe.qkv = c.recipe.att = c.recipe.grads = (Format){ F32, 0, false };
-    c.strategy = (Strategy){ .shard_ranks = w.shard, .context_ranks = w.context, .tensor_ranks = w.tensor };
+    c.strategy =
+        (Strategy){ .shard_ranks = w.shard, .context_ranks = w.context, .tensor_ranks = w.tensor };
     divide_in_tensor(1, w.shard, w.context, w.tensor);
     memory_plan(&model, &store, &c);
     model_alloc(&model, &store, &c);
@@ -152,7 +163,7 @@ static void run_steps(Result *s, const Case *k, Ways w, bool shares)
     model_free(&model, &store);
 }
 
-/* ---- comparisons ------------------------------------------------------------------------------------------------- */
+/* ---- comparisons ----------------------------------------------------------------------------- */
 
 /* |part - whole| / |whole| of all units' values. */
 static double difference(double *const *whole, double *const *part, const Result *s)
@@ -182,13 +193,17 @@ static void check(const Case *k, Ways w, double loss_bound, double grad_bound)
     double worst = 0;
     for (int i = 0; i < TOKENS; i++)
         worst = fmax(worst, fabs(part.loss[i] - whole.loss[i]) / fmax(1, whole.loss[i]));
-    const double grads = difference(whole.grad, part.grad, &part), norm = fabs(part.norm / whole.norm - 1);
+    const double grads = difference(whole.grad, part.grad, &part),
+                 norm = fabs(part.norm / whole.norm - 1);
     const double weights = difference(whole.weight, part.weight, &part);
-    if (!(worst <= loss_bound && grads <= grad_bound && norm <= grad_bound && weights <= grad_bound))
-        fail_msg("%s, %s, documents %d, modules %#x, base %d, keep %d, %d shards, %d context and %d tensor ranks: losses differ by "
-                 "%.3g (bound %.3g), gradients by %.3g, their norm by %.3g, weights by %.3g (bound %.3g)", k->recipe,
-                 architecture_name(k->model), k->documents, k->modules, k->base, k->keep, w.shard, w.context, w.tensor, worst,
-                 loss_bound, grads, norm, weights, grad_bound);
+    if (!(worst <= loss_bound && grads <= grad_bound && norm <= grad_bound &&
+          weights <= grad_bound))
+        fail_msg("%s, %s, documents %d, modules %#x, base %d, keep %d, %d shards, %d context and "
+                 "%d tensor ranks: losses differ by "
+                 "%.3g (bound %.3g), gradients by %.3g, their norm by %.3g, weights by %.3g (bound "
+                 "%.3g)",
+                 k->recipe, architecture_name(k->model), k->documents, k->modules, k->base, k->keep,
+                 w.shard, w.context, w.tensor, worst, loss_bound, grads, norm, weights, grad_bound);
     if (w.context == 1) {
         check_same_bytes("codes", part.codes, whole.codes, sizeof part.codes);
         check_same_bytes("scale", &part.scale, &whole.scale, sizeof part.scale);
@@ -212,15 +227,19 @@ static void check_mesh(int number, const Case *k, double loss_bound, double grad
             check(k, all[i], loss_bound, grad_bound);
 }
 
-/* Sums of up to 384 terms in another order: each errs by some 2^-24 of its size, through two blocks and back. What backward makes
- * again it gathers again. */
+/* Sums of up to 384 terms in another order: each errs by some 2^-24 of its size, through two blocks
+ * and back. What backward makes again it gathers again. */
 static void test_f32(void **state)
 {
     (void)state;
     static const Case cases[] = {
-        { "f32", LLAMA_GQA, .documents = true, .keep = KEEP_INPUTS }, { "f32", QWEN3, .modules = ALL_MODULES },
-        { "f32", OLMO2, .keep = KEEP_BLOCK }, { "f32", QWEN2, .documents = true, .keep = KEEP_ATTENTION }, { "f32", OLMO },
-        { "f32", OLMO3, .modules = ALL_MODULES }, { "f32", MISTRAL, .modules = ALL_MODULES, .base = BASE_NF4 },
+        { "f32", LLAMA_GQA, .documents = true, .keep = KEEP_INPUTS },
+        { "f32", QWEN3, .modules = ALL_MODULES },
+        { "f32", OLMO2, .keep = KEEP_BLOCK },
+        { "f32", QWEN2, .documents = true, .keep = KEEP_ATTENTION },
+        { "f32", OLMO },
+        { "f32", OLMO3, .modules = ALL_MODULES },
+        { "f32", MISTRAL, .modules = ALL_MODULES, .base = BASE_NF4 },
         { "f32", LLAMA, .modules = 1 << LORA_V | 1 << LORA_DOWN, .base = BASE_E4M3 },
     };
     for (int i = 0; i < 8; i++)
@@ -234,10 +253,14 @@ static void test_bf16(void **state)
     if (!__real_scale_within_range)
         skip();
     check_mesh(0, &(Case){ "bf16", LLAMA_GQA }, 0x1p-5, 0x1p-5);
-    check_mesh(0, &(Case){ "bf16", LLAMA_GQA, .wide = true }, 0x1p-5, 0x1p-5);      /* a stream in F32, operands in BF16 */
+    /* a stream in F32, operands in BF16 */
+    check_mesh(0, &(Case){ "bf16", LLAMA_GQA, .wide = true }, 0x1p-5, 0x1p-5);
     check_mesh(0, &(Case){ "bf16", OLMO2, .wide = true }, 0x1p-5, 0x1p-5);
     check_mesh(1, &(Case){ "fp8", LLAMA, .keep = KEEP_ALL }, 0x1p-2, 0x1p-2);
-    check_mesh(2, &(Case){ "coat-lean", QWEN3, .documents = true, .modules = ALL_MODULES, .base = BASE_NF4 }, 0x1p-2, 0x1p-2);
+    check_mesh(
+        2,
+        &(Case){ "coat-lean", QWEN3, .documents = true, .modules = ALL_MODULES, .base = BASE_NF4 },
+        0x1p-2, 0x1p-2);
 }
 
 /* With sums in F32 few codes become others, and often none. */
@@ -250,7 +273,7 @@ static void test_fp8(void **state)
     check_mesh(3, &(Case){ "coat", LLAMA_GQA, .documents = true, .wide = true }, 0x1p-4, 0x1p-3);
 }
 
-/* ---- generating -------------------------------------------------------------------------------------------------- */
+/* ---- generating ------------------------------------------------------------------------------ */
 
 /* Logits after a prompt, single tokens and several at once, of a model that generates. */
 static void last_logits(float *logits, const Case *k, Ways w)
@@ -278,13 +301,21 @@ static void last_logits(float *logits, const Case *k, Ways w)
     model_free(&model, &store);
 }
 
-/* Every rank has the logits of one rank: up to 1e-5 in f32, else up to the roundings of partial sums (test_decode.c). */
+/* Every rank has the logits of one rank: up to 1e-5 in f32, else up to the roundings of partial
+ * sums (test_decode.c). */
 static void test_decode(void **state)
 {
     (void)state;
-    static const struct { Case k; double bound; } cases[] = {
-        { { "f32", LLAMA_GQA }, 1e-5 }, { { "f32", MISTRAL, .modules = ALL_MODULES, .base = BASE_NF4 }, 1e-5 },
-        { { "f32", OLMO3 }, 1e-5 }, { { "bf16", QWEN2 }, 0.018 }, { { "coat", LLAMA }, 0.29 }, { { "fp8", OLMO2 }, 0.29 },
+    static const struct {
+        Case k;
+        double bound;
+    } cases[] = {
+        { { "f32", LLAMA_GQA }, 1e-5 },
+        { { "f32", MISTRAL, .modules = ALL_MODULES, .base = BASE_NF4 }, 1e-5 },
+        { { "f32", OLMO3 }, 1e-5 },
+        { { "bf16", QWEN2 }, 0.018 },
+        { { "coat", LLAMA }, 0.29 },
+        { { "fp8", OLMO2 }, 0.29 },
     };
     for (int i = 0; i < 6; i++)
         for (int tensor = 2; tensor <= comm_size(); tensor *= 2) {
@@ -297,16 +328,17 @@ static void test_decode(void **state)
                 size += pow(expected[v], 2);
             }
             if (!(sqrt(e / size) <= cases[i].bound && size > 0))
-                fail_msg("%s, %s, %d tensor ranks: logits are off by %.2g, at most %.2g", cases[i].k.recipe,
-                         architecture_name(cases[i].k.model), tensor, sqrt(e / size), cases[i].bound);
+                fail_msg("%s, %s, %d tensor ranks: logits are off by %.2g, at most %.2g",
+                         cases[i].k.recipe, architecture_name(cases[i].k.model), tensor,
+                         sqrt(e / size), cases[i].bound);
             release();
         }
 }
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_f32), cmocka_unit_test(test_bf16), cmocka_unit_test(test_fp8),
-                                        cmocka_unit_test(test_decode) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_f32), cmocka_unit_test(test_bf16),
+                                        cmocka_unit_test(test_fp8), cmocka_unit_test(test_decode) };
     start_ranks(&argc, &argv);
     add_after_architecture();
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));

@@ -1,11 +1,12 @@
 /* The MLP in tiles of tokens against the MLP of all tokens at once.
  *
- * Every row of a tile is computed as without tiles, but a GEMM of other sizes may add in another order, and a gradient of the
- * MLP is a sum over tiles: differences are roundings. In f32 an error is about K u, where K = 32 is the root of the ~1000
- * roundings between a token and its loss. In bf16 sums are in f32, and few of them round to another bf16 number: the gradient's
- * own rounding remains, once for each of TILES and once for all. In FP8 the same is true where all tiles have the same tokens,
- * so that scales are the same. NOTE: an amax that rounds to another number changes all codes of a tensor; with these initial
- * weights none does. */
+ * Every row of a tile is computed as without tiles, but a GEMM of other sizes may add in another
+ * order, and a gradient of the MLP is a sum over tiles: differences are roundings. In f32 an error
+ * is about K u, where K = 32 is the root of the ~1000 roundings between a token and its loss. In
+ * bf16 sums are in f32, and few of them round to another bf16 number: the gradient's own rounding
+ * remains, once for each of TILES and once for all. In FP8 the same is true where all tiles have
+ * the same tokens, so that scales are the same. NOTE: an amax that rounds to another number changes
+ * all codes of a tensor; with these initial weights none does. */
 #include <math.h>
 
 #include "tests/kit.h"
@@ -17,7 +18,11 @@
 
 enum { B = 3, T = 16, N = B * T, TILES = 3 };
 
-typedef struct { float loss[2 * N]; float *grad; size_t count, work; } Result;
+typedef struct {
+    float loss[2 * N];
+    float *grad;
+    size_t count, work;
+} Result;
 
 static void take_gradients(const ParamStore *store, Result *r)
 {
@@ -56,8 +61,10 @@ static void check_ranges(const Model *m, bool after)
     }
 }
 
-/* A step of `passes` micro-batches, whose last losses are returned. Sequences are the same or not. */
-static Result step(const ModelConfig *m, const char *recipe, Keep keep, int tile, bool same, int passes)
+/* A step of `passes` micro-batches, whose last losses are returned. Sequences are the same or
+ * not. */
+static Result step(const ModelConfig *m, const char *recipe, Keep keep, int tile, bool same,
+                   int passes)
 {
     Config c;
     Model model;
@@ -80,7 +87,8 @@ static Result step(const ModelConfig *m, const char *recipe, Keep keep, int tile
             tokens[n] = test_token((uint64_t)pass, (uint64_t)(same ? n % T : n), m->vocab_size);
         for (int n = 0; n < N; n++)
             targets[n] = n % T == T - 1 ? -1 : tokens[n + 1];
-        model_micro_batch(&model, &store, tokens, targets, NULL, 1, 0, pass == passes - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
+        model_micro_batch(&model, &store, tokens, targets, NULL, 1, 0,
+                          pass == passes - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
     }
     if (model.tile < N && keep_recomputes(keep))
         check_ranges(&model, true);
@@ -111,12 +119,14 @@ static double distance(const Result *a, const Result *b)
     return sqrt(d / length);
 }
 
-static void check_near(const char *what, const Result *whole, const Result *tiled, double loss, double grad)
+static void check_near(const char *what, const Result *whole, const Result *tiled, double loss,
+                       double grad)
 {
     assert_int_equal(whole->count, tiled->count);
     for (int n = 0; n < N; n++)
         if (!(fabs(whole->loss[n] - tiled->loss[n]) <= loss * whole->loss[n]))
-            fail_msg("%s: the loss of token %d is %.9g, in tiles %.9g", what, n, whole->loss[n], tiled->loss[n]);
+            fail_msg("%s: the loss of token %d is %.9g, in tiles %.9g", what, n, whole->loss[n],
+                     tiled->loss[n]);
     const double d = distance(tiled, whole);
     if (!(d <= grad))
         fail_msg("%s: gradients differ by %g", what, d);
@@ -127,9 +137,17 @@ static void test_bits(void **state)
 {
     (void)state;
     enum { K = 32, ROUNDINGS = TILES + 1 };
-    static const struct { const char *name; double u; bool same; int factor; } rows[] = {
-        { "f32", U24, false, K }, { "bf16", 0x1p-8, false, ROUNDINGS }, { "fp8", 0x1p-8, true, ROUNDINGS },
-        { "coat", 0x1p-8, true, ROUNDINGS }, { "coat-lean", 0x1p-8, true, ROUNDINGS },
+    static const struct {
+        const char *name;
+        double u;
+        bool same;
+        int factor;
+    } rows[] = {
+        { "f32", U24, false, K },
+        { "bf16", 0x1p-8, false, ROUNDINGS },
+        { "fp8", 0x1p-8, true, ROUNDINGS },
+        { "coat", 0x1p-8, true, ROUNDINGS },
+        { "coat-lean", 0x1p-8, true, ROUNDINGS },
     };
     for (int a = 0; a < NUM_ARCHITECTURES; a++)
         for (int i = 0; i < 5; i++) {
@@ -138,15 +156,18 @@ static void test_bits(void **state)
             char what[64];
             snprintf(what, sizeof what, "%s %s", architecture_name((SmallModel)a), rows[i].name);
             Result whole = step(&m, rows[i].name, keep, 0, rows[i].same, 1);
-            Result tiled = step(&m, rows[i].name, keep, a % 2 && !rows[i].same ? 32 : 16, rows[i].same, 1);
-            check_near(what, &whole, &tiled, rows[i].factor * rows[i].u, rows[i].factor * rows[i].u);
+            Result tiled =
+                step(&m, rows[i].name, keep, a % 2 && !rows[i].same ? 32 : 16, rows[i].same, 1);
+            check_near(what, &whole, &tiled, rows[i].factor * rows[i].u,
+                       rows[i].factor * rows[i].u);
             free(whole.grad);
             free(tiled.grad);
         }
 }
 
-/* With other tokens in each tile the FP8 scales differ from those of all tokens: gradients are as far from f32 as without tiles, up
- * to the scatter of rounding, for which a half is left. In the second micro-batch scales of the step would be in use. */
+/* With other tokens in each tile the FP8 scales differ from those of all tokens: gradients are as
+ * far from f32 as without tiles, up to the scatter of rounding, for which a half is left. In the
+ * second micro-batch scales of the step would be in use. */
 static void test_scales(void **state)
 {
     (void)state;
@@ -154,11 +175,13 @@ static void test_scales(void **state)
     for (int i = 0; i < 3; i++)
         for (int a = 0; a < 2; a++) {
             const ModelConfig m = model_of(a ? OLMO2 : LLAMA, false);
-            Result truth = step(&m, "f32", KEEP_BLOCK, 0, false, 2), whole = step(&m, names[i], KEEP_BLOCK, 0, false, 2);
+            Result truth = step(&m, "f32", KEEP_BLOCK, 0, false, 2),
+                   whole = step(&m, names[i], KEEP_BLOCK, 0, false, 2);
             Result tiled = step(&m, names[i], KEEP_BLOCK, 16, false, 2);
             const double error = distance(&tiled, &truth), before = distance(&whole, &truth);
             if (!(error <= 1.5 * before) || memcmp(tiled.loss, whole.loss, sizeof whole.loss) == 0)
-                fail_msg("%s: gradients are %g from f32, without tiles %g", names[i], error, before);
+                fail_msg("%s: gradients are %g from f32, without tiles %g", names[i], error,
+                         before);
             free(truth.grad), free(whole.grad), free(tiled.grad);
         }
 }
@@ -170,7 +193,8 @@ static void test_none(void **state)
     const ModelConfig m = model_of(LLAMA, false);
     for (int i = 0; i < 3; i++) {
         const Keep keep = i == 2 ? KEEP_BLOCK : (Keep)i;
-        Result whole = step(&m, "coat", keep, 0, false, 2), tiled = step(&m, "coat", keep, i == 2 ? N : 16, false, 2);
+        Result whole = step(&m, "coat", keep, 0, false, 2),
+               tiled = step(&m, "coat", keep, i == 2 ? N : 16, false, 2);
         assert_int_equal(whole.work, tiled.work);
         assert_memory_equal(whole.loss, tiled.loss, sizeof whole.loss);
         assert_memory_equal(whole.grad, tiled.grad, sizeof *whole.grad * whole.count);
@@ -193,7 +217,8 @@ static size_t work_bytes(const char *recipe, Keep keep, int tile)
     return bytes;
 }
 
-/* Where the MLP is nearly all, a third of the tokens at once is a third of the memory, and what is not tiled, an eighth at most. */
+/* Where the MLP is nearly all, a third of the tokens at once is a third of the memory, and what is
+ * not tiled, an eighth at most. */
 static void test_bytes(void **state)
 {
     (void)state;
@@ -209,7 +234,7 @@ static void test_bytes(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_bits), cmocka_unit_test(test_scales), cmocka_unit_test(test_none),
-                                        cmocka_unit_test(test_bytes) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_bits), cmocka_unit_test(test_scales),
+                                        cmocka_unit_test(test_none), cmocka_unit_test(test_bytes) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

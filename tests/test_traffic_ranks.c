@@ -1,6 +1,7 @@
-/* What ranks send in a step, as collectives count it, is what a rehearsal of the step says, to the byte: of every mesh of these
- * ranks, strategies, and recipes; and what formulas say, where a formula is short. By hand on up to 64 ranks, where strategies and
- * recipes take turns from mesh to mesh:
+/* What ranks send in a step, as collectives count it, is what a rehearsal of the step says, to the
+ * byte: of every mesh of these ranks, strategies, and recipes; and what formulas say, where a
+ * formula is short. By hand on up to 64 ranks, where strategies and recipes take turns from mesh to
+ * mesh:
  *
  *     OPENBLAS_NUM_THREADS=1 mpirun --oversubscribe --bind-to none -n 64 build/cpu/tests/test_traffic_ranks */
 #include <string.h>
@@ -17,7 +18,8 @@
 
 enum { MICRO_BATCHES = 2, MOST_RANKS = 64 };
 
-static const char *const names[NUM_SENT] = { "gathers", "scattered sums", "sums", "exchanges", "messages", "host values" };
+static const char *const names[NUM_SENT] = { "gathers",   "scattered sums", "sums",
+                                             "exchanges", "messages",       "host values" };
 
 /* least_tensor, most_tensor: how many tensor ranks it may have. key_heads: 0: as many as heads. */
 typedef struct {
@@ -31,7 +33,11 @@ typedef struct {
     char *optimizer;
 } Case;
 
-typedef struct { int stages, replicas, shard, context, tensor; Gathering gathering; GradSum sum; } Setting;
+typedef struct {
+    int stages, replicas, shard, context, tensor;
+    Gathering gathering;
+    GradSum sum;
+} Setting;
 
 static int chunks_of(const Case *k, const Setting *s)
 {
@@ -44,15 +50,16 @@ static int micro_batches_of(const Case *k, const Setting *s)
     return chunks_of(k, s) > 1 ? s->stages : MICRO_BATCHES;
 }
 
-/* Each chunk of a stage has a block; up to 16 ranks have time for two blocks at least. Each rank has whole sixteens of tokens, and
- * with the states of coat each tensor rank whole groups. */
+/* Each chunk of a stage has a block; up to 16 ranks have time for two blocks at least. Each rank
+ * has whole sixteens of tokens, and with the states of coat each tensor rank whole groups. */
 static ModelConfig model_of(const Case *k, const Setting *s)
 {
     enum { GROUP = 128, HEADS = 8 };
     ModelConfig m = architecture(k->model);
-    const int blocks = s->stages * chunks_of(k, s), least = comm_size() <= 16 ? 2 : 1, sharing = s->context * s->tensor;
+    const int blocks = s->stages * chunks_of(k, s), least = comm_size() <= 16 ? 2 : 1,
+              sharing = s->context * s->tensor;
     m.n_layers = blocks > least ? blocks : least;
-    int heads = HEADS;                  /* of a tensor rank */
+    int heads = HEADS; /* of a tensor rank */
     while (heads % s->context != 0)
         heads += HEADS;
     m.n_heads = heads * s->tensor;
@@ -71,17 +78,22 @@ static Config config_of(const Case *k, const ModelConfig *model, const Setting *
     Config c;
     model_config(&c, model, k->recipe, 1);
     c.global_train_batch_size = micro_batches_of(k, s) * s->replicas * s->shard;
-    c.strategy = (Strategy){ .shard_ranks = s->shard * s->context, .gathering = s->gathering, .grad_sum = s->sum,
-                             .context_ranks = s->context, .tensor_ranks = s->tensor, .pipeline_stages = s->stages,
+    c.strategy = (Strategy){ .shard_ranks = s->shard * s->context,
+                             .gathering = s->gathering,
+                             .grad_sum = s->sum,
+                             .context_ranks = s->context,
+                             .tensor_ranks = s->tensor,
+                             .pipeline_stages = s->stages,
                              .pipeline_chunks = chunks_of(k, s),
-                             .pipeline_schedule = chunks_of(k, s) > 1 ? PIPELINE_INTERLEAVED : PIPELINE_1F1B };
+                             .pipeline_schedule =
+                                 chunks_of(k, s) > 1 ? PIPELINE_INTERLEAVED : PIPELINE_1F1B };
     c.host.moments = c.host.master = c.host.frozen = k->host;
     if (k->optimizer)
         c.optimizer.name = k->optimizer;
     return c;
 }
 
-/* ---- a step, and its rehearsal ----------------------------------------------------------------------------------- */
+/* ---- a step, and its rehearsal --------------------------------------------------------------- */
 
 static void step(Model *m, ParamStore *store, const Config *c, int micro_batches)
 {
@@ -104,7 +116,8 @@ static void read_sent(size_t sent[NUM_SENT])
 }
 
 /* What the second of two steps sends. */
-static void measure(size_t sent[NUM_SENT], Model *m, ParamStore *store, const Config *c, int micro_batches)
+static void measure(size_t sent[NUM_SENT], Model *m, ParamStore *store, const Config *c,
+                    int micro_batches)
 {
     size_t before[NUM_SENT];
     memory_plan(m, store, c);
@@ -118,7 +131,7 @@ static void measure(size_t sent[NUM_SENT], Model *m, ParamStore *store, const Co
         sent[s] -= before[s];
 }
 
-/* ---- formulas ---------------------------------------------------------------------------------------------------- */
+/* ---- formulas -------------------------------------------------------------------------------- */
 
 static size_t bytes_of(Format f)
 {
@@ -133,10 +146,12 @@ static size_t layers(const ParamStore *store)
     return n;
 }
 
-/* Between tensor ranks each layer gathers and scatters rows of the stream, forward and backward, for attention and the MLP. */
+/* Between tensor ranks each layer gathers and scatters rows of the stream, forward and backward,
+ * for attention and the MLP. */
 static size_t rows_of_ranks(const Model *m, const ParamStore *store, const Config *c, size_t passes)
 {
-    return passes * (size_t)m->N * (size_t)c->model.d_model * bytes_of(c->recipe.stream) * (size_t)(store->tensor_ranks - 1);
+    return passes * (size_t)m->N * (size_t)c->model.d_model * bytes_of(c->recipe.stream) *
+           (size_t)(store->tensor_ranks - 1);
 }
 
 /* Muon gathers the updates of units with matrices, in BF16, and scatters what it makes of them. */
@@ -144,68 +159,87 @@ static size_t updates(const ParamStore *store)
 {
     size_t bytes = 0;
     for (int u = 0; u < store->num_units && store->optimizer->orthogonalizes; u++)
-        bytes += store->shape[u].matrices && store_holds(store, u) ? store->shard[u].slice[TRAINED].count * dtype_size(BF16) : 0;
+        bytes += store->shape[u].matrices && store_holds(store, u)
+                     ? store->shard[u].slice[TRAINED].count * dtype_size(BF16)
+                     : 0;
     return bytes * (size_t)(store->shards - 1);
 }
 
 /* All weights gathered once in the step, where all compute in one format. */
-static size_t gathers(const Model *m, const ParamStore *store, const Config *c, size_t micro_batches)
+static size_t gathers(const Model *m, const ParamStore *store, const Config *c,
+                      size_t micro_batches)
 {
     size_t bytes = updates(store);
     for (int u = 0; u < store->num_units; u++)
-        bytes += store->shard[u].slice[TRAINED].count * bytes_of(c->recipe.stream) * (size_t)(fsdp_shards(store, u) - 1);
+        bytes += store->shard[u].slice[TRAINED].count * bytes_of(c->recipe.stream) *
+                 (size_t)(fsdp_shards(store, u) - 1);
     return bytes + rows_of_ranks(m, store, c, micro_batches * 4 * layers(store));
 }
 
 /* Without trained weights before it the first block's gradient ends in its adapters. */
-static size_t scattered(const Model *m, const ParamStore *store, const Config *c, size_t micro_batches, bool ends)
+static size_t scattered(const Model *m, const ParamStore *store, const Config *c,
+                        size_t micro_batches, bool ends)
 {
     size_t bytes = 0;
     for (int u = 0; u < store->num_units; u++)
-        bytes += store->shard[u].slice[TRAINED].count * bytes_of(c->recipe.grads) * (size_t)(fsdp_shards(store, u) - 1);
-    return bytes * (store->sum_once ? 1 : micro_batches) + updates(store)
-         + rows_of_ranks(m, store, c, micro_batches * (4 * layers(store) - (ends && store->pipe.stage == 0)));
+        bytes += store->shard[u].slice[TRAINED].count * bytes_of(c->recipe.grads) *
+                 (size_t)(fsdp_shards(store, u) - 1);
+    return bytes * (store->sum_once ? 1 : micro_batches) + updates(store) +
+           rows_of_ranks(m, store, c,
+                         micro_batches * (4 * layers(store) - (ends && store->pipe.stage == 0)));
 }
 
-/* Of each chunk forward the stream of each micro-batch and the sum of squares so far, back the gradient of the stream and its
- * maximum. Between the first and the last stage the gradients of the matrix that both have. */
-static size_t messages(const Model *m, const ParamStore *store, const Config *c, size_t micro_batches)
+/* Of each chunk forward the stream of each micro-batch and the sum of squares so far, back the
+ * gradient of the stream and its maximum. Between the first and the last stage the gradients of the
+ * matrix that both have. */
+static size_t messages(const Model *m, const ParamStore *store, const Config *c,
+                       size_t micro_batches)
 {
-    const int stages = store->pipe.stages, stage = store->pipe.stage, chunks = c->strategy.pipeline_chunks;
+    const int stages = store->pipe.stages, stage = store->pipe.stage,
+              chunks = c->strategy.pipeline_chunks;
     const size_t stream = (size_t)m->N * (size_t)c->model.d_model * bytes_of(c->recipe.stream);
     const size_t amax = m->work.dres_amax ? sizeof(float) : 0;
-    const size_t forward = (size_t)(chunks - (stage == stages - 1)), back = (size_t)(chunks - (stage == 0));
+    const size_t forward = (size_t)(chunks - (stage == stages - 1)),
+                 back = (size_t)(chunks - (stage == 0));
     const bool shares = c->model.weight_tying && (stage == 0 || stage == stages - 1);
     if (stages <= 1)
         return 0;
-    return forward * (micro_batches * stream + sizeof(float)) + back * micro_batches * (stream + amax)
-         + (shares ? store->shard[0].slice[TRAINED].count * bytes_of(c->recipe.grads) : 0);
+    return forward * (micro_batches * stream + sizeof(float)) +
+           back * micro_batches * (stream + amax) +
+           (shares ? store->shard[0].slice[TRAINED].count * bytes_of(c->recipe.grads) : 0);
 }
 
-/* Forward: q, k, v to whole sequences, the output back. Backward: the output's gradient, q, k, v and the output to whole sequences,
- * the gradients of q, k, v back. Each context rank gets a key head, if there are fewer the same as another. */
-static size_t exchanges(const Model *m, const ParamStore *store, const Config *c, size_t micro_batches)
+/* Forward: q, k, v to whole sequences, the output back. Backward: the output's gradient, q, k, v
+ * and the output to whole sequences, the gradients of q, k, v back. Each context rank gets a key
+ * head, if there are fewer the same as another. */
+static size_t exchanges(const Model *m, const ParamStore *store, const Config *c,
+                        size_t micro_batches)
 {
-    const size_t heads = (size_t)(c->model.n_heads / store->tensor_ranks), context = (size_t)m->context;
-    const size_t own = (size_t)(c->model.n_kv_heads / store->tensor_ranks), key_heads = own > context ? own : context;
+    const size_t heads = (size_t)(c->model.n_heads / store->tensor_ranks),
+                 context = (size_t)m->context;
+    const size_t own = (size_t)(c->model.n_kv_heads / store->tensor_ranks),
+                 key_heads = own > context ? own : context;
     const size_t head = (size_t)m->rows * (size_t)c->model.head_dim * bytes_of(c->recipe.stream);
-    return micro_batches * layers(store) * 3 * (heads + 2 * key_heads + heads) * head * (context - 1) / context;
+    return micro_batches * layers(store) * 3 * (heads + 2 * key_heads + heads) * head *
+           (context - 1) / context;
 }
 
-static void check_formulas(const size_t sent[NUM_SENT], const Model *m, const ParamStore *store, const Config *c, const Case *k,
-                           size_t micro_batches)
+static void check_formulas(const size_t sent[NUM_SENT], const Model *m, const ParamStore *store,
+                           const Config *c, const Case *k, size_t micro_batches)
 {
-    assert_int_equal(sent[SENT_SCATTERED_SUMS], scattered(m, store, c, micro_batches, k->modules != 0));
+    assert_int_equal(sent[SENT_SCATTERED_SUMS],
+                     scattered(m, store, c, micro_batches, k->modules != 0));
     assert_int_equal(sent[SENT_MESSAGES], messages(m, store, c, micro_batches));
     assert_int_equal(sent[SENT_EXCHANGES], exchanges(m, store, c, micro_batches));
     if (store->resident == store->num_units && !format_is_fp8(c->recipe.operand) && !k->modules)
         assert_int_equal(sent[SENT_GATHERS], gathers(m, store, c, micro_batches));
-    assert_true(comm_size() > 1 || sent[SENT_GATHERS] + sent[SENT_SUMS] + sent[SENT_HOST_VALUES] == 0);
+    assert_true(comm_size() > 1 ||
+                sent[SENT_GATHERS] + sent[SENT_SUMS] + sent[SENT_HOST_VALUES] == 0);
 }
 
-/* ---- all meshes -------------------------------------------------------------------------------------------------- */
+/* ---- all meshes ------------------------------------------------------------------------------ */
 
-static int meshes, steps;           /* that were compared */
+static int meshes, steps; /* that were compared */
 
 static void check(const Case *k, const Setting *s)
 {
@@ -221,14 +255,17 @@ static void check(const Case *k, const Setting *s)
     divide_in_tensor(s->stages, c.strategy.shard_ranks, s->context, s->tensor);
     measure(sent, &m, &store, &c, micro_batches);
     rehearse(&r, &micro_batches, 1, &dry, store.pipe.stage);
-    /* The rehearsal is of the first shard; sums of what tensor ranks have copies of are those of the shard that has it. */
+    /* The rehearsal is of the first shard; sums of what tensor ranks have copies of are those of
+     * the shard that has it. */
     const bool sums = s->tensor == 1 || store.rank == 0;
     for (Sent what = 0; what < NUM_SENT; what++)
         if (sent[what] != r.sent[what] && (sums || what != SENT_SUMS))
-            fail_msg("%s, %s, modules %#x, host %d, %d stages, %d replicas, %d shards of %d context ranks of %d tensor ranks, "
-                     "gathering %d, sum %d: rank %d sent %zu bytes of %s, its rehearsal %zu", k->recipe,
-                     architecture_name(k->model), k->modules, k->host, s->stages, s->replicas, s->shard, s->context, s->tensor,
-                     s->gathering, s->sum, comm_rank(), sent[what], names[what], r.sent[what]);
+            fail_msg("%s, %s, modules %#x, host %d, %d stages, %d replicas, %d shards of %d "
+                     "context ranks of %d tensor ranks, "
+                     "gathering %d, sum %d: rank %d sent %zu bytes of %s, its rehearsal %zu",
+                     k->recipe, architecture_name(k->model), k->modules, k->host, s->stages,
+                     s->replicas, s->shard, s->context, s->tensor, s->gathering, s->sum,
+                     comm_rank(), sent[what], names[what], r.sent[what]);
     check_formulas(sent, &m, &store, &c, k, (size_t)micro_batches);
     rehearsal_free(&r);
     model_free(&m, &store);
@@ -236,15 +273,18 @@ static void check(const Case *k, const Setting *s)
     steps++;
 }
 
-/* Stages gather and sum once per step. Of six strategies each mesh of few ranks has all, of up to 16 ranks two, and else one: the
- * next mesh has the next ones. */
+/* Stages gather and sum once per step. Of six strategies each mesh of few ranks has all, of up to
+ * 16 ranks two, and else one: the next mesh has the next ones. */
 static void check_strategies(const Case *k, Setting s)
 {
     const bool shards = s.shard * s.context * s.tensor > 1;
     const Gathering first_gathering = s.stages > 1 && shards ? GATHER_ONCE : GATHER_OFTEN;
     const GradSum first_sum = s.stages > 1 ? SUM_ONCE : SUM_OFTEN;
-    const int sums = SUM_ONCE - first_sum + 1, strategies = (GATHER_ONCE - first_gathering + 1) * sums;
-    const int each = strategies == 1 || (comm_size() <= 4 && s.tensor == 1) ? 1 : comm_size() <= 16 ? strategies / 2 : strategies;
+    const int sums = SUM_ONCE - first_sum + 1,
+              strategies = (GATHER_ONCE - first_gathering + 1) * sums;
+    const int each = strategies == 1 || (comm_size() <= 4 && s.tensor == 1) ? 1
+                     : comm_size() <= 16                                    ? strategies / 2
+                                                                            : strategies;
     for (int i = meshes % each; i < strategies; i += each) {
         s.gathering = first_gathering + (Gathering)(i / sums);
         s.sum = first_sum + (GradSum)(i % sums);
@@ -252,15 +292,16 @@ static void check_strategies(const Case *k, Setting s)
     }
 }
 
-/* coat: its states make a rank's part wide, so few tensor ranks are tried. Master weights on the host are encoded by the update,
- * which exchanges their maxima. */
+/* coat: its states make a rank's part wide, so few tensor ranks are tried. Master weights on the
+ * host are encoded by the update, which exchanges their maxima. */
 static const Case cases[] = {
     { "bf16", LLAMA, .least_tensor = 1, .most_tensor = MOST_RANKS },
     { "coat", LLAMA, .tied = true, .least_tensor = 1, .most_tensor = 8 },
     { "fp8", LLAMA, ALL_MODULES, .least_tensor = 2, .most_tensor = MOST_RANKS },
     { "coat-lean", OLMO2, .host = HOST_ALL, .least_tensor = 1, .most_tensor = 1 },
     { "coat-lean", LLAMA, ALL_MODULES, BASE_NF4, .least_tensor = 1, .most_tensor = 1 },
-    { "bf16", LLAMA, .optimizer = "muon", .chunks = 2, .key_heads = 1, .least_tensor = 1, .most_tensor = 1 },
+    { "bf16", LLAMA, .optimizer = "muon", .chunks = 2, .key_heads = 1, .least_tensor = 1,
+      .most_tensor = 1 },
 };
 
 /* On more than 16 ranks the cases take turns too. */
@@ -289,9 +330,12 @@ static void test_meshes(void **state)
         const int ranks = comm_size() / tensor;
         for (int stages = 1; divides(tensor, comm_size()) && stages <= ranks; stages++)
             for (int replicas = 1; divides(stages, ranks) && replicas <= ranks / stages; replicas++)
-                for (int context = 1; divides(replicas, ranks / stages) && context <= ranks / stages / replicas; context++)
+                for (int context = 1;
+                     divides(replicas, ranks / stages) && context <= ranks / stages / replicas;
+                     context++)
                     if (divides(context, ranks / stages / replicas))
-                        check_mesh((Setting){ stages, replicas, ranks / stages / replicas / context, context, tensor });
+                        check_mesh((Setting){ stages, replicas, ranks / stages / replicas / context,
+                                              context, tensor });
     }
 }
 

@@ -1,26 +1,34 @@
-/* The program as a user runs it: mpirun ./train configs/tiny.yaml with overrides; what it trains and what it refuses. */
+/* The program as a user runs it: mpirun ./train configs/tiny.yaml with overrides; what it trains
+ * and what it refuses. */
 #include "tests/launch.h"
 
 #include <time.h>
 
 #include "model/run/log.h"
 
-/* ten steps = five, saved, and five more, bit for bit; on two ranks with bf16 rounding and moments too */
+/* ten steps = five, saved, and five more, bit for bit; on two ranks with bf16 rounding and moments
+ * too */
 static void check_resume(int ranks, const char *arguments, const char *name)
 {
     double whole[MAX_STEPS], parts[MAX_STEPS];
     char run[64];
     snprintf(run, sizeof run, "whole-%s", name);
-    expect_status(train(ranks, "%s --max_duration=10 --save_folder=%s/%s", arguments, folder, run), 0);
+    expect_status(train(ranks, "%s --max_duration=10 --save_folder=%s/%s", arguments, folder, run),
+                  0);
     losses(whole, run, 10);
     snprintf(run, sizeof run, "parts-%s", name);
-    expect_status(train(ranks, "%s --max_duration=10 --stop_at=5 --save_folder=%s/%s", arguments, folder, run), 0);
+    expect_status(train(ranks, "%s --max_duration=10 --stop_at=5 --save_folder=%s/%s", arguments,
+                        folder, run),
+                  0);
     losses(parts, run, 5);
-    expect_status(train(ranks, "%s --max_duration=10 --try_load_latest_save --save_folder=%s/%s", arguments, folder, run), 0);
+    expect_status(train(ranks, "%s --max_duration=10 --try_load_latest_save --save_folder=%s/%s",
+                        arguments, folder, run),
+                  0);
     losses(parts, run, 10);
     for (int i = 1; i <= 10; i++)
         if (whole[i] != parts[i])
-            fail_msg("%s: step %d: loss %.17g in one run, %.17g after resuming", name, i, whole[i], parts[i]);
+            fail_msg("%s: step %d: loss %.17g in one run, %.17g after resuming", name, i, whole[i],
+                     parts[i]);
 }
 
 static void test_resume(void **state)
@@ -28,11 +36,14 @@ static void test_resume(void **state)
     (void)state;
     check_resume(1, "", "f32");
     check_resume(4, "--recipe=coat-lean", "lean");
-    check_resume(2, "--recipe=bf16 --format.master=bf16 --format.moment1=bf16 --format.moment2=bf16", "bf16");
+    check_resume(2,
+                 "--recipe=bf16 --format.master=bf16 --format.moment1=bf16 --format.moment2=bf16",
+                 "bf16");
 }
 
-/* Same global batch on 1, 2 and 4 ranks. The first losses differ only by the order of summation: u times the number of terms, 256
- * tokens, is an upper bound. Later ones also by its effect on the weights: as much again per step. */
+/* Same global batch on 1, 2 and 4 ranks. The first losses differ only by the order of summation: u
+ * times the number of terms, 256 tokens, is an upper bound. Later ones also by its effect on the
+ * weights: as much again per step. */
 static void test_ranks_agree(void **state)
 {
     (void)state;
@@ -46,7 +57,8 @@ static void test_ranks_agree(void **state)
         losses(more, run, 5);
         for (int i = 1; i <= 5; i++)
             if (!(fabs(more[i] - one[i]) <= i * 256 * 0x1p-24 * one[i]))
-                fail_msg("%d ranks, step %d: loss %.9g, on one rank %.9g", ranks, i, more[i], one[i]);
+                fail_msg("%d ranks, step %d: loss %.9g, on one rank %.9g", ranks, i, more[i],
+                         one[i]);
     }
 }
 
@@ -60,46 +72,64 @@ static void expect_close(const char *name, double bound)
             fail_msg("%s, step %d: %.9g, on one rank %.9g", name, i, more[i], one[i]);
 }
 
-/* Ranks that share sequences train and evaluate as one rank does, and other numbers of them continue the run. Sums over tokens are
- * in another order: roundoffs of F32, which ten steps multiply by less than 100. */
+/* Ranks that share sequences train and evaluate as one rank does, and other numbers of them
+ * continue the run. Sums over tokens are in another order: roundoffs of F32, which ten steps
+ * multiply by less than 100. */
 static void test_context(void **state)
 {
     (void)state;
-    static const char settings[] = "--model.n_heads=4 --model.n_kv_heads=4 --model.max_sequence_length=64 "
-                                   "--data.generate_doc_lengths --eval_interval=5 --max_duration=10";
+    static const char settings[] =
+        "--model.n_heads=4 --model.n_kv_heads=4 --model.max_sequence_length=64 "
+        "--data.generate_doc_lengths --eval_interval=5 --max_duration=10";
     if (most_ranks() < 2)
         skip();
     expect_status(train(1, "%s --save_folder=%s/alone", settings, folder), 0);
-    expect_status(train(2, "%s --parallelism.context=2 --stop_at=5 --save_folder=%s/context", settings, folder), 0);
+    expect_status(train(2, "%s --parallelism.context=2 --stop_at=5 --save_folder=%s/context",
+                        settings, folder),
+                  0);
     expect_output("2 ranks share each sequence");
-    expect_status(train(4, "%s --parallelism.context=%d --try_load_latest_save --save_folder=%s/context", settings,
-                        most_ranks() < 4 ? 1 : 4, folder), 0);
+    expect_status(
+        train(4, "%s --parallelism.context=%d --try_load_latest_save --save_folder=%s/context",
+              settings, most_ranks() < 4 ? 1 : 4, folder),
+        0);
     expect_close("train/CrossEntropyLoss", 1e-5);
     expect_close("optim/total_grad_norm", 1e-4);
     expect_close("train/labels", 0);
     expect_close("eval/sample/CrossEntropyLoss", 1e-5);
 }
 
-/* Two steps on 4 ranks, then the state goes through other numbers of ranks and strategies and back: every file of weights and
- * moments keeps its bytes. A resume on half the ranks has the losses of the first ones, except for the order of summation, which
- * FP8 amplifies to a rounding of E4M3. */
+/* Two steps on 4 ranks, then the state goes through other numbers of ranks and strategies and back:
+ * every file of weights and moments keeps its bytes. A resume on half the ranks has the losses of
+ * the first ones, except for the order of summation, which FP8 amplifies to a rounding of E4M3. */
 static void test_resharding(void **state)
 {
     (void)state;
-    static const struct { int ranks; const char *strategy; } way[] = {
-        { 4, "FULL_SHARD" }, { 2, "HYBRID_SHARD" }, { 4, "FULL_SHARD --parallelism.pipeline=2" },
-        { 2, "NO_SHARD --parallelism.context=2" }, { 1, "NO_SHARD" }, { 4, "SHARD_GRAD_OP" },
+    static const struct {
+        int ranks;
+        const char *strategy;
+    } way[] = {
+        { 4, "FULL_SHARD" },
+        { 2, "HYBRID_SHARD" },
+        { 4, "FULL_SHARD --parallelism.pipeline=2" },
+        { 2, "NO_SHARD --parallelism.context=2" },
+        { 1, "NO_SHARD" },
+        { 4, "SHARD_GRAD_OP" },
     };
     static const char recipe[] = "--recipe=coat --model.n_kv_heads=2 --model.weight_tying=false";
     double first[MAX_STEPS], second[MAX_STEPS];
     char from[512] = "";
     for (int i = 0; i < (int)(sizeof way / sizeof *way); i++) {
-        expect_status(train(way[i].ranks, "%s --max_duration=4 --stop_at=2 --fsdp.sharding_strategy=%s "
-                            "--save_folder=%s/way%d %s", recipe, way[i].strategy, folder, i, from), 0);
+        expect_status(train(way[i].ranks,
+                            "%s --max_duration=4 --stop_at=2 --fsdp.sharding_strategy=%s "
+                            "--save_folder=%s/way%d %s",
+                            recipe, way[i].strategy, folder, i, from),
+                      0);
         snprintf(from, sizeof from, "--load_path=%s/way%d/step2", folder, i);
         char command[1024];
-        snprintf(command, sizeof command, "for f in %s/way0/step2/*.safetensors; do cmp $f %s/way%d/step2/$(basename $f) || "
-                 "exit 1; done", folder, folder, i);
+        snprintf(command, sizeof command,
+                 "for f in %s/way0/step2/*.safetensors; do cmp $f %s/way%d/step2/$(basename $f) || "
+                 "exit 1; done",
+                 folder, folder, i);
         assert_int_equal(system(command), 0);
     }
     expect_status(train(4, "%s --max_duration=4 --save_folder=%s/on4 %s", recipe, folder, from), 0);
@@ -115,8 +145,11 @@ static void test_loss_falls(void **state)
 {
     (void)state;
     double loss[MAX_STEPS], perplexity[MAX_STEPS];
-    ids = "";       /* some are frequent, which 30 steps can learn */
-    expect_status(train(1, "--max_duration=30 --optimizer.learning_rate=1e-2 --eval_interval=1000 --save_folder=%s/falls", folder),
+    ids = ""; /* some are frequent, which 30 steps can learn */
+    expect_status(train(1,
+                        "--max_duration=30 --optimizer.learning_rate=1e-2 --eval_interval=1000 "
+                        "--save_folder=%s/falls",
+                        folder),
                   0);
     ids = FEW_IDS;
     losses(loss, "falls", 30);
@@ -126,12 +159,15 @@ static void test_loss_falls(void **state)
     assert_true(perplexity[30] > 1 && perplexity[30] < 50280 / 4.0);
 }
 
-/* Weight decay that multiplies the weights by -99: three steps that are not finite in a row end the run. */
+/* Weight decay that multiplies the weights by -99: three steps that are not finite in a row end the
+ * run. */
 static void test_not_finite(void **state)
 {
     (void)state;
     double skipped[MAX_STEPS];
-    int status = train(1, "--max_duration=60 --optimizer.learning_rate=1000 --optimizer.weight_decay=0.1 --save_folder=%s/nan",
+    int status = train(1,
+                       "--max_duration=60 --optimizer.learning_rate=1000 "
+                       "--optimizer.weight_decay=0.1 --save_folder=%s/nan",
                        folder);
     assert_int_not_equal(status, 0);
     expect_output("third step in a row");
@@ -162,7 +198,8 @@ static void test_device_memory(void **state)
         skip();
     expect_status(train(2, "--max_duration=2 --save_folder=%s/ample", folder), 0);
     expect_output("weights gathered once per step,\n  gradients summed once per step\n");
-    expect_status(train(2, "--max_duration=2 --device_memory=2.9 --save_folder=%s/scarce", folder), 0);
+    expect_status(train(2, "--max_duration=2 --device_memory=2.9 --save_folder=%s/scarce", folder),
+                  0);
     expect_output("weights gathered for each pass,\n  gradients summed with every micro-batch\n");
 }
 
@@ -174,35 +211,47 @@ static int lines_of(const char *text)
     return n;
 }
 
-/* A user's error is one line, without output of MPI or its launcher, however the ranks were started. */
+/* A user's error is one line, without output of MPI or its launcher, however the ranks were
+ * started. */
 static void test_error_alone(void **state)
 {
     (void)state;
-    static const char *const launch[] = { "", "-n 1", "-n 4" }, *const wrong[] = { "--data.path=x", "--data.paths=no/such.npy" };
+    static const char *const launch[] = { "", "-n 1", "-n 4" }, *const wrong[] = {
+        "--data.path=x", "--data.paths=no/such.npy"
+    };
     for (int i = 0; i < 3; i++)
         for (int k = 0; k < 2; k++) {
-            const int status = finish(start_command("%s %s %s/train configs/tiny.yaml %s --save_folder=%s/alone",
-                *launch[i] ? setting("LAUNCH", "mpirun --oversubscribe") : "", i == 2 && most_ranks() < 4 ? "-n 1" : launch[i],
-                setting("BUILD", "build/cpu"), wrong[k], folder));
+            const int status =
+                finish(start_command("%s %s %s/train configs/tiny.yaml %s --save_folder=%s/alone",
+                                     *launch[i] ? setting("LAUNCH", "mpirun --oversubscribe") : "",
+                                     i == 2 && most_ranks() < 4 ? "-n 1" : launch[i],
+                                     setting("BUILD", "build/cpu"), wrong[k], folder));
             expect_status(status, 1);
             if (strncmp(output, "error", 5) != 0 || lines_of(output) != 1)
                 fail_msg("'%s' %s: %s", launch[i], wrong[k], output);
         }
 }
 
-/* The order of output: model, the plan, the start of a resume, then warnings, then steps of 100 columns. */
+/* The order of output: model, the plan, the start of a resume, then warnings, then steps of 100
+ * columns. */
 static void test_terminal(void **state)
 {
     (void)state;
     double time_of[MAX_STEPS];
     const time_t start = time(NULL);
-    static const char arguments[] = "--max_duration=100 --stop_at=%d --wandb.project=x --save_folder=%s/terminal %s";
+    static const char arguments[] =
+        "--max_duration=100 --stop_at=%d --wandb.project=x --save_folder=%s/terminal %s";
     expect_status(train(2, arguments, 1, folder, ""), 0);
     by = ONE_PIPE;
     expect_status(train(2, arguments, 3, folder, "--try_load_latest_save"), 0);
     by = "";
-    static const char *const order[] = { "coat.c ", "model: ", "memory: ", "continuing ",
-        "/terminal/step1, at step 1 of 3\n", "warning: ", "\nstep   2/100  loss " };
+    static const char *const order[] = { "coat.c ",
+                                         "model: ",
+                                         "memory: ",
+                                         "continuing ",
+                                         "/terminal/step1, at step 1 of 3\n",
+                                         "warning: ",
+                                         "\nstep   2/100  loss " };
     const char *at = output;
     for (size_t i = 0; i < sizeof order / sizeof order[0]; i++) {
         const char *next = strstr(at, order[i]);
@@ -222,10 +271,14 @@ static void test_columns(void **state)
     (void)state;
     char line[256];
     StepStats s = { .step = 100000, .labels = 1, .loss = 11.3456, .grad_norm = 1234.5, .lr = 3e-4 };
-    const Progress p = { .speed = 24050, .light = 0.553, .memory = 76.2 * (1 << 30), .seconds_left = 99 * 86400 };
+    const Progress p = {
+        .speed = 24050, .light = 0.553, .memory = 76.2 * (1 << 30), .seconds_left = 99 * 86400
+    };
     log_line(line, sizeof line, &s, 100000, &p);
-    assert_string_equal(line, "step 100000/100000  loss 11.3456  norm 1.23e+03  lr 3.0e-04  24050 tok/s 55%  76.2 GiB  "
-                              "eta 99d00h");
+    assert_string_equal(
+        line,
+        "step 100000/100000  loss 11.3456  norm 1.23e+03  lr 3.0e-04  24050 tok/s 55%  76.2 GiB  "
+        "eta 99d00h");
     assert_true(strlen(line) <= 100);
     s.loss = s.grad_norm = NAN;
     s.skipped = true;
@@ -253,9 +306,11 @@ static void test_stop_in_epochs(void **state)
 {
     (void)state;
     long tokens = 0, instances = 0;
-    expect_status(train(1, "--max_duration=1ep --stop_at=0.002ep --save_folder=%s/epoch", folder), 0);
+    expect_status(train(1, "--max_duration=1ep --stop_at=0.002ep --save_folder=%s/epoch", folder),
+                  0);
     const char *data = strstr(output, "data: ");
-    assert_int_equal(data ? sscanf(data, "data: %ld tokens in %ld instances", &tokens, &instances) : 0, 2);
+    assert_int_equal(
+        data ? sscanf(data, "data: %ld tokens in %ld instances", &tokens, &instances) : 0, 2);
     char name[64];
     snprintf(name, sizeof name, "epoch/step%ld", (long)(0.002 * (double)(instances / 8)));
     if (!exists(name))
@@ -268,18 +323,24 @@ static void test_evaluation_without_labels(void **state)
     (void)state;
     double loss[MAX_STEPS];
     char command[512];
-    snprintf(command, sizeof command, "yes | tr 'y\\n' '\\1\\0' | head -c 1000 >%s/padding.npy", folder);
+    snprintf(command, sizeof command, "yes | tr 'y\\n' '\\1\\0' | head -c 1000 >%s/padding.npy",
+             folder);
     assert_int_equal(system(command), 0);
-    expect_status(train(1, "--max_duration=1 --eval_interval=1 --data.generate_attention_mask --save_folder=%s/unlabelled "
-                        "--evaluators='[{label: val, data: {paths: [%s/padding.npy]}}]'", folder, folder), 0);
+    expect_status(train(1,
+                        "--max_duration=1 --eval_interval=1 --data.generate_attention_mask "
+                        "--save_folder=%s/unlabelled "
+                        "--evaluators='[{label: val, data: {paths: [%s/padding.npy]}}]'",
+                        folder, folder),
+                  0);
     expect_output("| 0 labels");
     metric(loss, "unlabelled", "eval/val/CrossEntropyLoss");
     assert_true(isnan(loss[1]));
     assert_null(strstr(output, "nothing is learned"));
 }
 
-/* 16 sequences of 32 tokens, one per step; every second one has labels. A mean over no labels is NaN. In such a step AdamW's
- * moments of earlier gradients change the weights, without weight decay. */
+/* 16 sequences of 32 tokens, one per step; every second one has labels. A mean over no labels is
+ * NaN. In such a step AdamW's moments of earlier gradients change the weights, without weight
+ * decay. */
 static void test_steps_without_labels(void **state)
 {
     (void)state;
@@ -293,9 +354,14 @@ static void test_steps_without_labels(void **state)
             masks ? fputc(i / 32 % 2, f) : (fputc(i * i % 251, f), fputc(0, f));
         assert_int_equal(fclose(f), 0);
     }
-    expect_status(train(1, "--max_duration=1ep --data.paths='[%s/plain.npy]' --data.label_mask_paths='[%s/plain.mask]' "
-                        "--global_train_batch_size=1 --device_train_microbatch_size=1 --save_interval=1 --optimizer.weight_decay=0 "
-                        "--scheduler.t_warmup=0 --scheduler.alpha_f=1 --save_folder=%s/gaps", folder, folder, folder), 0);
+    expect_status(train(1,
+                        "--max_duration=1ep --data.paths='[%s/plain.npy]' "
+                        "--data.label_mask_paths='[%s/plain.mask]' "
+                        "--global_train_batch_size=1 --device_train_microbatch_size=1 "
+                        "--save_interval=1 --optimizer.weight_decay=0 "
+                        "--scheduler.t_warmup=0 --scheduler.alpha_f=1 --save_folder=%s/gaps",
+                        folder, folder, folder),
+                  0);
     losses(loss, "gaps", 16);
     metric(labels, "gaps", "train/labels");
     metric(perplexity, "gaps", "train/Perplexity");
@@ -305,16 +371,19 @@ static void test_steps_without_labels(void **state)
         assert_true(isnan(loss[i]) == (labels[i] == 0) && isnan(perplexity[i]) == (labels[i] == 0));
         assert_true(labels[i] > 0 ? norm[i] > 0 : norm[i] == 0);
         if (labels[i] == 0 && i > 1)
-            shell("cd %s/gaps && ! cmp -s step%d/model.safetensors step%d/model.safetensors", folder, i - 1, i);
+            shell("cd %s/gaps && ! cmp -s step%d/model.safetensors step%d/model.safetensors",
+                  folder, i - 1, i);
     }
     assert_int_equal(without, 8);
-    expect_output(": no token of the batch has a label (check data.label_mask_paths): there is no loss, and the gradient is 0");
+    expect_output(": no token of the batch has a label (check data.label_mask_paths): there is no "
+                  "loss, and the gradient is 0");
     expect_output("  no labels  norm 0 ");
     assert_null(strstr(output, "nan"));
     char path[512];
     snprintf(path, sizeof path, "%s/gaps/step16/trainer.json", folder);
     json_t *manifest = json_load_file(path, 0, NULL);
-    const char *kept = json_string_value(json_object_get(json_object_get(manifest, "spikes"), "loss"));
+    const char *kept =
+        json_string_value(json_object_get(json_object_get(manifest, "spikes"), "loss"));
     int count = kept && *kept;
     for (; kept && *kept; kept++)
         count += *kept == ' ';
@@ -322,21 +391,31 @@ static void test_steps_without_labels(void **state)
     json_decref(manifest);
 }
 
-/* Processes started by srun without PMI are separate runs in one folder. mpirun with one rank is allowed. */
+/* Processes started by srun without PMI are separate runs in one folder. mpirun with one rank is
+ * allowed. */
 static void test_slurm(void **state)
 {
     (void)state;
-    static const struct { const char *environment; bool launch; const char *says; int status; } cases[] = {
-        { "SLURM_STEP_NUM_TASKS=4 SLURM_NTASKS=4", false, "srun started 4 tasks (SLURM_STEP_NUM_TASKS), and MPI sees one rank", 1 },
+    static const struct {
+        const char *environment;
+        bool launch;
+        const char *says;
+        int status;
+    } cases[] = {
+        { "SLURM_STEP_NUM_TASKS=4 SLURM_NTASKS=4", false,
+          "srun started 4 tasks (SLURM_STEP_NUM_TASKS), and MPI sees one rank", 1 },
         { "SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=4", false, NULL, 0 },
-        { "SLURM_NTASKS=4", false, "warning: Slurm has 4 tasks for this job (SLURM_NTASKS), and this run has one rank", 0 },
+        { "SLURM_NTASKS=4", false,
+          "warning: Slurm has 4 tasks for this job (SLURM_NTASKS), and this run has one rank", 0 },
         { "SLURM_STEP_NUM_TASKS=2 SLURM_NTASKS=2", true, NULL, 0 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const int status = finish(start_command("env -u OMPI_COMM_WORLD_SIZE -u PMI_SIZE %s %s %s %s/train configs/tiny.yaml "
-            "%s %s --max_duration=1 --save_folder=%s/slurm%zu", cases[i].environment,
-            cases[i].launch ? setting("LAUNCH", "mpirun --oversubscribe") : "", cases[i].launch ? "-n 1" : "",
-            setting("BUILD", "build/cpu"), SMALL, ids, folder, i));
+        const int status = finish(start_command(
+            "env -u OMPI_COMM_WORLD_SIZE -u PMI_SIZE %s %s %s %s/train configs/tiny.yaml "
+            "%s %s --max_duration=1 --save_folder=%s/slurm%zu",
+            cases[i].environment,
+            cases[i].launch ? setting("LAUNCH", "mpirun --oversubscribe") : "",
+            cases[i].launch ? "-n 1" : "", setting("BUILD", "build/cpu"), SMALL, ids, folder, i));
         expect_status(status, cases[i].status);
         if (cases[i].says)
             expect_output(cases[i].says);
@@ -359,19 +438,31 @@ static void test_less_than_a_step(void **state)
 static void test_only_step(void **state)
 {
     (void)state;
-    expect_status(train(1, "--max_duration=1 --scheduler.alpha_f=0 --scheduler.t_warmup=0 --save_folder=%s/only", folder), 0);
-    expect_output("warning: the run has one step, its last, whose learning rate is 0: nothing is learned");
+    expect_status(
+        train(1,
+              "--max_duration=1 --scheduler.alpha_f=0 --scheduler.t_warmup=0 --save_folder=%s/only",
+              folder),
+        0);
+    expect_output(
+        "warning: the run has one step, its last, whose learning rate is 0: nothing is learned");
 }
 
 /* 8 steps of 8 sequences of 32 tokens, also if the batch changes during the run. */
 static void test_token_budget(void **state)
 {
     (void)state;
-    static const struct { int batch, steps; } rest[] = { { 16, 6 }, { 4, 12 } };
+    static const struct {
+        int batch, steps;
+    } rest[] = { { 16, 6 }, { 4, 12 } };
     for (int i = 0; i < 2; i++) {
-        expect_status(train(1, "--max_duration=2048T --stop_at=1024T --save_folder=%s/budget%d", folder, i), 0);
-        expect_status(train(1, "--max_duration=2048T --try_load_latest_save --global_train_batch_size=%d --save_folder=%s/budget%d",
-                            rest[i].batch, folder, i), 0);
+        expect_status(
+            train(1, "--max_duration=2048T --stop_at=1024T --save_folder=%s/budget%d", folder, i),
+            0);
+        expect_status(train(1,
+                            "--max_duration=2048T --try_load_latest_save "
+                            "--global_train_batch_size=%d --save_folder=%s/budget%d",
+                            rest[i].batch, folder, i),
+                      0);
         char name[32];
         snprintf(name, sizeof name, "budget%d/latest", i);
         assert_int_equal(trainer(name, "step"), rest[i].steps);
@@ -383,11 +474,14 @@ static void test_token_budget(void **state)
 static void test_saved_at_the_end(void **state)
 {
     (void)state;
-    static const char *const arguments[] = { "", "--save_interval_unsharded=100", "--save_interval_ephemeral=100" };
+    static const char *const arguments[] = { "", "--save_interval_unsharded=100",
+                                             "--save_interval_ephemeral=100" };
     for (int i = 0; i < 3; i++) {
         char name[32];
-        expect_status(train(1, "--max_duration=2 --save_num_checkpoints_to_keep=0 --save_folder=%s/end%d %s", folder, i,
-                            arguments[i]), 0);
+        expect_status(
+            train(1, "--max_duration=2 --save_num_checkpoints_to_keep=0 --save_folder=%s/end%d %s",
+                  folder, i, arguments[i]),
+            0);
         snprintf(name, sizeof name, "end%d/step2", i);
         assert_int_equal(exists(name), i == 1);
     }
@@ -406,30 +500,43 @@ static void test_token_budget_in_a_step(void **state)
 static void test_epoch_budget(void **state)
 {
     (void)state;
-    static const struct { int batch, steps; } rest[] = { { 8, 25 }, { 16, 19 }, { 4, 38 } };
+    static const struct {
+        int batch, steps;
+    } rest[] = { { 8, 25 }, { 16, 19 }, { 4, 38 } };
     for (int i = 0; i < 3; i++) {
-        expect_status(train(1, "--max_duration=0.04ep --stop_at=13 --save_folder=%s/epochs%d", folder, i), 0);
-        expect_status(train(1, "--max_duration=0.04ep --try_load_latest_save --global_train_batch_size=%d "
-                            "--save_folder=%s/epochs%d", rest[i].batch, folder, i), 0);
+        expect_status(
+            train(1, "--max_duration=0.04ep --stop_at=13 --save_folder=%s/epochs%d", folder, i), 0);
+        expect_status(
+            train(1,
+                  "--max_duration=0.04ep --try_load_latest_save --global_train_batch_size=%d "
+                  "--save_folder=%s/epochs%d",
+                  rest[i].batch, folder, i),
+            0);
         char name[32];
         snprintf(name, sizeof name, "epochs%d/latest", i);
         assert_int_equal(trainer(name, "step"), rest[i].steps);
     }
 }
 
-/* An epoch of packed documents has every label once, also if a run is resumed within it. After the first document of the sample are
- * 1200 tokens of three documents: 39 or 40 sequences of 32, since long ones overlap by one token. */
+/* An epoch of packed documents has every label once, also if a run is resumed within it. After the
+ * first document of the sample are 1200 tokens of three documents: 39 or 40 sequences of 32, since
+ * long ones overlap by one token. */
 static void test_packed_epoch(void **state)
 {
     (void)state;
     char command[256];
     double labels[MAX_STEPS], sum = 0;
-    snprintf(command, sizeof command, "tail -c +6691 build/few-ids/train.npy | head -c 2400 >%s/short.npy", folder);
+    snprintf(command, sizeof command,
+             "tail -c +6691 build/few-ids/train.npy | head -c 2400 >%s/short.npy", folder);
     assert_int_equal(system(command), 0);
     for (int stop = 0; stop < 2; stop++)
-        expect_status(train(1 + stop, "--data.paths='[%s/short.npy]' --data.packing=best_fit --data.long_documents=split "
-                            "--max_duration=1ep --try_load_latest_save --save_folder=%s/packed %s", folder, folder,
-                            stop ? "" : "--stop_at=3"), 0);
+        expect_status(
+            train(
+                1 + stop,
+                "--data.paths='[%s/short.npy]' --data.packing=best_fit --data.long_documents=split "
+                "--max_duration=1ep --try_load_latest_save --save_folder=%s/packed %s",
+                folder, folder, stop ? "" : "--stop_at=3"),
+            0);
     expect_output("packing: 3 documents, ");
     const int steps = metric(labels, "packed", "train/labels");
     assert_int_equal(steps, 5);
@@ -442,7 +549,10 @@ static void test_packed_epoch(void **state)
 static void test_long_run(void **state)
 {
     (void)state;
-    expect_status(train(1, "--max_duration=1e15 --stop_at=2 --console_log_interval=10 --save_folder=%s/long", folder), 0);
+    expect_status(
+        train(1, "--max_duration=1e15 --stop_at=2 --console_log_interval=10 --save_folder=%s/long",
+              folder),
+        0);
     expect_output("step                2/1000000000000000 ");
     expect_output("eta 0m00s");
 }
@@ -450,7 +560,9 @@ static void test_long_run(void **state)
 static void test_bad_arguments(void **state)
 {
     (void)state;
-    static const struct { const char *arguments, *message; } bad[] = {
+    static const struct {
+        const char *arguments, *message;
+    } bad[] = {
         { "--optimizer.learning_rat=1", "learning_rate" },
         { "--global_train_batch_size=7", "7" },
         { "--data.paths=[data/no-such-file.npy]", "data/no-such-file.npy" },
@@ -463,7 +575,8 @@ static void test_bad_arguments(void **state)
         { "--optimizer.eps=0", "optimizer.eps" },
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        int status = train(2, "--max_duration=2 --save_folder=%s/bad%zu %s", folder, i, bad[i].arguments);
+        int status =
+            train(2, "--max_duration=2 --save_folder=%s/bad%zu %s", folder, i, bad[i].arguments);
         if (status == 0)
             fail_msg("accepted: %s", bad[i].arguments);
         expect_output(bad[i].message);
@@ -476,18 +589,31 @@ static void test_bad_arguments(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_resume), cmocka_unit_test(test_ranks_agree), cmocka_unit_test(test_resharding),
+        cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_ranks_agree),
+        cmocka_unit_test(test_resharding),
         cmocka_unit_test(test_context),
-        cmocka_unit_test(test_loss_falls), cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_plan_without_data), cmocka_unit_test(test_device_memory),
+        cmocka_unit_test(test_loss_falls),
+        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_plan_without_data),
+        cmocka_unit_test(test_device_memory),
         cmocka_unit_test(test_stop_in_epochs),
-        cmocka_unit_test(test_evaluation_without_labels), cmocka_unit_test(test_steps_without_labels),
-        cmocka_unit_test(test_slurm), cmocka_unit_test(test_less_than_a_step), cmocka_unit_test(test_only_step),
-        cmocka_unit_test(test_token_budget), cmocka_unit_test(test_token_budget_in_a_step),
+        cmocka_unit_test(test_evaluation_without_labels),
+        cmocka_unit_test(test_steps_without_labels),
+        cmocka_unit_test(test_slurm),
+        cmocka_unit_test(test_less_than_a_step),
+        cmocka_unit_test(test_only_step),
+        cmocka_unit_test(test_token_budget),
+        cmocka_unit_test(test_token_budget_in_a_step),
         cmocka_unit_test(test_saved_at_the_end),
-        cmocka_unit_test(test_epoch_budget), cmocka_unit_test(test_packed_epoch),
-        cmocka_unit_test(test_error_alone), cmocka_unit_test(test_terminal), cmocka_unit_test(test_columns),
-        cmocka_unit_test(test_usage), cmocka_unit_test(test_demo), cmocka_unit_test(test_long_run),
+        cmocka_unit_test(test_epoch_budget),
+        cmocka_unit_test(test_packed_epoch),
+        cmocka_unit_test(test_error_alone),
+        cmocka_unit_test(test_terminal),
+        cmocka_unit_test(test_columns),
+        cmocka_unit_test(test_usage),
+        cmocka_unit_test(test_demo),
+        cmocka_unit_test(test_long_run),
         cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

@@ -1,12 +1,15 @@
-/* The program itself against torch: ./train tests/golden/train/config.yaml; scripts/golden_train.py made the same steps with
- * transformers, torch.optim.AdamW and numpy's order of the data. The run has two micro-batches per step, labels distributed
- * unevenly over ranks, a warmup of the rate and of clipping, norms above and below the limit, z-loss, a second epoch, and a step
- * that is not finite and makes no update. metrics.jsonl of each step must agree, and the final weights.
+/* The program itself against torch: ./train tests/golden/train/config.yaml; scripts/golden_train.py
+ * made the same steps with transformers, torch.optim.AdamW and numpy's order of the data. The run
+ * has two micro-batches per step, labels distributed unevenly over ranks, a warmup of the rate and
+ * of clipping, norms above and below the limit, z-loss, a second epoch, and a step that is not
+ * finite and makes no update. metrics.jsonl of each step must agree, and the final weights.
  *
- * Bounds, as in test_parity: loss and z-loss to 1e-5 of themselves, the norm to 1e-4, the rate to the 9 digits of metrics.jsonl.
- * Weights: gradients, which are below 1, have errors of up to 3e-6 of the largest, and AdamW divides them by at least its eps,
- * 1e-3. So a step has an error of at most 3e-3 of the rate where gradients are small, and a tenth of that elsewhere: 1e-3 of the
- * change of a tensor in the run. golden_train.py tries seven wrong steps; each gives an error of at least 0.05 of it. */
+ * Bounds, as in test_parity: loss and z-loss to 1e-5 of themselves, the norm to 1e-4, the rate to
+ * the 9 digits of metrics.jsonl. Weights: gradients, which are below 1, have errors of up to 3e-6
+ * of the largest, and AdamW divides them by at least its eps, 1e-3. So a step has an error of at
+ * most 3e-3 of the rate where gradients are small, and a tenth of that elsewhere: 1e-3 of the
+ * change of a tensor in the run. golden_train.py tries seven wrong steps; each gives an error of at
+ * least 0.05 of it. */
 #include "tests/launch.h"
 
 #include "model/checkpoint/safetensors.h"
@@ -28,7 +31,8 @@ static float *read_tensor(const SafeFile *f, const char *name, size_t *count)
 }
 
 /* A metric of each step; null where torch's is not finite. */
-static void check_metric(const SafeFile *golden, const char *run, const char *key, const char *name, double bound)
+static void check_metric(const SafeFile *golden, const char *run, const char *key, const char *name,
+                         double bound)
 {
     double found[MAX_STEPS];
     size_t count;
@@ -36,8 +40,10 @@ static void check_metric(const SafeFile *golden, const char *run, const char *ke
     assert_int_equal(count, STEPS);
     assert_int_equal(metric(found, run, key), STEPS);
     for (int i = 0; i < STEPS; i++)
-        if (isfinite(expected[i]) ? !(fabs(found[i + 1] - expected[i]) <= bound * expected[i]) : !isnan(found[i + 1]))
-            fail_msg("%s, step %d: %s is %.9g, by torch %.9g", run, i + 1, key, found[i + 1], expected[i]);
+        if (isfinite(expected[i]) ? !(fabs(found[i + 1] - expected[i]) <= bound * expected[i])
+                                  : !isnan(found[i + 1]))
+            fail_msg("%s, step %d: %s is %.9g, by torch %.9g", run, i + 1, key, found[i + 1],
+                     expected[i]);
     free(expected);
 }
 
@@ -54,7 +60,8 @@ static void check_weights(const SafeFile *golden, const char *run)
 {
     char path[512], name[160];
     snprintf(path, sizeof path, "%s/%s/step%d/model.safetensors", folder, run, STEPS);
-    SafeFile *trained = safetensors_open(path), *start = safetensors_open("tests/golden/train/start/model.safetensors");
+    SafeFile *trained = safetensors_open(path),
+             *start = safetensors_open("tests/golden/train/start/model.safetensors");
     int left = trained->count;
     for (int i = 0; i < golden->count; i++) {
         const char *of = golden->tensor[i].name, *prefix = "trained.";
@@ -62,7 +69,8 @@ static void check_weights(const SafeFile *golden, const char *run)
         if (strncmp(of, prefix, strlen(prefix)) != 0)
             continue;
         snprintf(name, sizeof name, "%s", of + strlen(prefix));
-        float *x = read_tensor(trained, name, &n), *y = read_tensor(golden, of, &m), *before = read_tensor(start, name, &k);
+        float *x = read_tensor(trained, name, &n), *y = read_tensor(golden, of, &m),
+              *before = read_tensor(start, name, &k);
         assert_true(n == m && n == k);
         const double off = distance(x, y, n) / distance(before, y, n);
         if (!(off <= 1e-3))
@@ -77,19 +85,30 @@ static void check_weights(const SafeFile *golden, const char *run)
 
 static void run_program(int ranks, const char *run, const char *arguments)
 {
-    expect_status(finish(start_command("%s -n %d %s/train tests/golden/train/config.yaml --device_train_microbatch_size=%d "
-                                       "--save_folder=%s/%s --try_load_latest_save %s", setting("LAUNCH", "mpirun --oversubscribe"),
-                                       ranks, setting("BUILD", "build/cpu"), 4 / ranks, folder, run, arguments)), 0);
+    expect_status(
+        finish(start_command(
+            "%s -n %d %s/train tests/golden/train/config.yaml --device_train_microbatch_size=%d "
+            "--save_folder=%s/%s --try_load_latest_save %s",
+            setting("LAUNCH", "mpirun --oversubscribe"), ranks, setting("BUILD", "build/cpu"),
+            4 / ranks, folder, run, arguments)),
+        0);
 }
 
 /* stop: also as a run that stops after this step, and a resume. */
-static const struct { const char *name; int ranks; const char *arguments; int stop; } runs[] = {
-    { "one",            1, "" },
-    { "one-continued",  1, "", 5 },
-    { "two",            2, "" },
-    { "two-replicas",   2, "--fsdp.sharding_strategy=NO_SHARD" },
-    { "two-sum-often",  2, "--fsdp.sharding_strategy=SHARD_GRAD_OP --fsdp.grad_sync_mode=micro_batch" },
-    { "four-continued", 4, "--fsdp.sharding_strategy=HYBRID_SHARD --fsdp.hybrid_sharding_num_model_replicas=2", 4 },
+static const struct {
+    const char *name;
+    int ranks;
+    const char *arguments;
+    int stop;
+} runs[] = {
+    { "one", 1, "" },
+    { "one-continued", 1, "", 5 },
+    { "two", 2, "" },
+    { "two-replicas", 2, "--fsdp.sharding_strategy=NO_SHARD" },
+    { "two-sum-often", 2,
+      "--fsdp.sharding_strategy=SHARD_GRAD_OP --fsdp.grad_sync_mode=micro_batch" },
+    { "four-continued", 4,
+      "--fsdp.sharding_strategy=HYBRID_SHARD --fsdp.hybrid_sharding_num_model_replicas=2", 4 },
 };
 
 static void test_steps(void **state)

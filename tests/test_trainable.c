@@ -1,5 +1,5 @@
-/* Messages about `trainable`: from the configuration, and for a checkpoint trained differently. test_trainable_ranks tests its
- * effects. */
+/* Messages about `trainable`: from the configuration, and for a checkpoint trained differently.
+ * test_trainable_ranks tests its effects. */
 #include "tests/saved.h"
 #include "tests/try_config.h"
 
@@ -27,9 +27,12 @@ static void test_other_choice(void **state)
     open_with(&some, "*.mlp.*", "f32");
     save(&all, 10);
     save(&some, 10);
-    DIES("it has model.embed_tokens.weight.exp_avg: the weight is frozen now, but was trained there. Use the `trainable` of its "
-         "config.yaml", load(&some, step_folder(&all, 10)));
-    DIES("it has no model.embed_tokens.weight.exp_avg: the weight is trained now, but was frozen there. Use the `trainable`",
+    DIES("it has model.embed_tokens.weight.exp_avg: the weight is frozen now, but was trained "
+         "there. Use the `trainable` of its "
+         "config.yaml",
+         load(&some, step_folder(&all, 10)));
+    DIES("it has no model.embed_tokens.weight.exp_avg: the weight is trained now, but was frozen "
+         "there. Use the `trainable`",
          load(&all, step_folder(&some, 10)));
     load(&some, step_folder(&some, 10));
     close_run(&all);
@@ -47,9 +50,13 @@ static void test_rounding(void **state)
     open_with(&saved, NULL, "f32");
     save(&saved, 10);
     open_with(&loaded, "*.mlp.*", "bf16");
-    DIES("warning: ", checkpoint_load(step_folder(&saved, 10), &loaded.config, &loaded.store, &s, false); die("loaded"));
-    DIES("model.safetensors: tensors that are not trained are stored as F32 there and rounded to bf16 here; --format.frozen=f32 keeps",
-         checkpoint_load(step_folder(&saved, 10), &loaded.config, &loaded.store, &s, false); die("loaded"));
+    DIES("warning: ",
+         checkpoint_load(step_folder(&saved, 10), &loaded.config, &loaded.store, &s, false);
+         die("loaded"));
+    DIES("model.safetensors: tensors that are not trained are stored as F32 there and rounded to "
+         "bf16 here; --format.frozen=f32 keeps",
+         checkpoint_load(step_folder(&saved, 10), &loaded.config, &loaded.store, &s, false);
+         die("loaded"));
     close_run(&saved);
     close_run(&loaded);
     release();
@@ -58,16 +65,23 @@ static void test_rounding(void **state)
 static void test_configuration(void **state)
 {
     (void)state;
-    static const struct { const char *a, *b, *message; } table[] = {
+    static const struct {
+        const char *a, *b, *message;
+    } table[] = {
         { "--trainable=model.layer.*", NULL,
-          "--trainable=model.layer.*: trainable: 'model.layer.*' names no tensor of this model; names "
-                                             "are those of a checkpoint" },
+          "--trainable=model.layer.*: trainable: 'model.layer.*' names no tensor of this model; "
+          "names "
+          "are those of a checkpoint" },
         { "--trainable=[model.norm.weight, nothing]", NULL, "'nothing' names no tensor" },
-        { "--trainable=lm_head.weight", NULL, "the head is the embedding here (model.weight_tying): train model.embed_tokens.weight"
-                                              ", or untie them with --model.weight_tying=false\n" },
-        { "--trainable='*.q_proj.weight'", NULL, ": trainable: model.layers.0.self_attn.q_proj.weight is "
-          "trained and model.layers.0.self_attn.k_proj.weight is frozen, but they are one matrix here; train both or none" },
-        { "--trainable={a: b}", NULL, "trainable: expected a pattern or a list [a, b] of patterns" },
+        { "--trainable=lm_head.weight", NULL,
+          "the head is the embedding here (model.weight_tying): train model.embed_tokens.weight"
+          ", or untie them with --model.weight_tying=false\n" },
+        { "--trainable='*.q_proj.weight'", NULL,
+          ": trainable: model.layers.0.self_attn.q_proj.weight is "
+          "trained and model.layers.0.self_attn.k_proj.weight is frozen, but they are one matrix "
+          "here; train both or none" },
+        { "--trainable={a: b}", NULL,
+          "trainable: expected a pattern or a list [a, b] of patterns" },
         { "--format.frozen=e4m3", NULL, "format.frozen cannot be e4m3; use bf16 or f32" },
     };
     static char text_of[1 << 16];
@@ -98,7 +112,8 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_other_choice), cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_other_choice),
+        cmocka_unit_test(test_rounding),
         cmocka_unit_test(test_configuration),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);

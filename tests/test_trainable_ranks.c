@@ -1,5 +1,6 @@
-/* Frozen parameters on any number of ranks, under every strategy: their bytes never change, also through a checkpoint; the
- * gradients of the others have the bits of a run that trains all; a run resumes bit for bit; and memory is saved. */
+/* Frozen parameters on any number of ranks, under every strategy: their bytes never change, also
+ * through a checkpoint; the gradients of the others have the bits of a run that trains all; a run
+ * resumes bit for bit; and memory is saved. */
 #include "kernels/fp8.h"
 #include "kernels/runtime/comm.h"
 #include "kernels/values.h"
@@ -15,13 +16,21 @@
 enum { BATCH = 4, MICRO = 1, STEPS = 2 };
 
 /* Recipes, changed here so that frozen weights are rounded for computing like trained ones. */
-static const struct { const char *name; Keep keep; DType frozen; } recipe_rows[] = {
+static const struct {
+    const char *name;
+    Keep keep;
+    DType frozen;
+} recipe_rows[] = {
     { "f32", KEEP_ALL, F32 },      { "bf16", KEEP_ALL, BF16 },         { "fp8", KEEP_ALL, F32 },
     { "coat", KEEP_INPUTS, BF16 }, { "coat-lean", KEEP_INPUTS, BF16 }, { "coat", KEEP_BLOCK, BF16 },
 };
 enum { NUM_RECIPES = sizeof recipe_rows / sizeof recipe_rows[0] };
 
-static const struct { SmallModel model; const char *patterns[3]; int count, first_trained; } choices[] = {
+static const struct {
+    SmallModel model;
+    const char *patterns[3];
+    int count, first_trained;
+} choices[] = {
     { LLAMA, { "model.layers.*.mlp.*", "lm_head.weight" }, 2, 1 },
     { LLAMA_GQA, { "model.layers.1.self_attn.?_proj.weight", "model.norm.weight" }, 2, 2 },
     { OLMO2, { "*norm.weight" }, 1, 1 },
@@ -32,14 +41,26 @@ static const struct { SmallModel model; const char *patterns[3]; int count, firs
 };
 enum { NUM_CHOICES = sizeof choices / sizeof choices[0] };
 
-static const struct { const char *name; int groups; Gathering gathering; GradSum sum; } strategies[] = {
-    { "FULL_SHARD, sums per micro-batch", 1, GATHER_OFTEN, SUM_OFTEN }, { "FULL_SHARD, sums per step", 1, GATHER_OFTEN, SUM_ONCE },
-    { "SHARD_GRAD_OP", 1, GATHER_ONCE, SUM_OFTEN },                     { "HYBRID_SHARD", 2, GATHER_OFTEN, SUM_OFTEN },
-    { "NO_SHARD", 0, GATHER_OFTEN, SUM_ONCE },                          /* 0: a group per rank */
+static const struct {
+    const char *name;
+    int groups;
+    Gathering gathering;
+    GradSum sum;
+} strategies[] = {
+    { "FULL_SHARD, sums per micro-batch", 1, GATHER_OFTEN, SUM_OFTEN },
+    { "FULL_SHARD, sums per step", 1, GATHER_OFTEN, SUM_ONCE },
+    { "SHARD_GRAD_OP", 1, GATHER_ONCE, SUM_OFTEN },
+    { "HYBRID_SHARD", 2, GATHER_OFTEN, SUM_OFTEN },
+    { "NO_SHARD", 0, GATHER_OFTEN, SUM_ONCE }, /* 0: a group per rank */
 };
 enum { NUM_STRATEGIES = sizeof strategies / sizeof strategies[0] };
 
-typedef struct { Config config; Model model; ParamStore store; ModelConfig m; } Run;
+typedef struct {
+    Config config;
+    Model model;
+    ParamStore store;
+    ModelConfig m;
+} Run;
 
 static void open_run(Run *r, int choice, int recipe, int strategy, bool all)
 {
@@ -49,7 +70,8 @@ static void open_run(Run *r, int choice, int recipe, int strategy, bool all)
     r->config.recipe.keep = recipe_rows[recipe].keep;
     r->config.recipe.frozen = (Format){ recipe_rows[recipe].frozen, 0, false };
     r->config.global_train_batch_size = BATCH;
-    r->config.strategy = (Strategy){ comm_size() / groups, strategies[strategy].gathering, strategies[strategy].sum };
+    r->config.strategy = (Strategy){ comm_size() / groups, strategies[strategy].gathering,
+                                     strategies[strategy].sum };
     r->config.trainable = (char **)choices[choice].patterns;
     r->config.num_trainable = all ? 0 : choices[choice].count;
     divide(r->config.strategy.shard_ranks);
@@ -74,17 +96,18 @@ static void fetch(double *x, Tensor t, size_t n)
         x[i] = values[i];
 }
 
-/* ---- the whole state of a run, on every rank; one run at a time is open ------------------------------------- */
+/* ---- the whole state of a run, on every rank; one run at a time is open ---------------------- */
 
 enum { MAX_UNITS = 4 };
 
 typedef struct {
-    Region  region[MAX_UNITS][NUM_PARAMS];
+    Region region[MAX_UNITS][NUM_PARAMS];
     double *x[MAX_UNITS][NUM_PARAMS];
-    size_t  numel[MAX_UNITS][NUM_PARAMS];
+    size_t numel[MAX_UNITS][NUM_PARAMS];
 } State;
 
-/* Gradients, or weights as stored, of all shards: for each element one rank of a group has the value, the others 0. */
+/* Gradients, or weights as stored, of all shards: for each element one rank of a group has the
+ * value, the others 0. */
 static State *take(const Run *r, bool grads)
 {
     State *state = calloc(1, sizeof *state);
@@ -100,8 +123,10 @@ static State *take(const Run *r, bool grads)
             state->region[u][p->id] = p->region;
             state->numel[u][p->id] = numel;
             if (n > 0 && !(grads && p->region == FROZEN))
-                fetch(x + first, grads ? slice_view(&s->slice[TRAINED], s->grad, p->offset + first, n)
-                                       : shard_weights(s, p, first, n), n);
+                fetch(x + first,
+                      grads ? slice_view(&s->slice[TRAINED], s->grad, p->offset + first, n)
+                            : shard_weights(s, p, first, n),
+                      n);
             comm_sum_over(x, (int)numel, RANKS_SHARD);
             release();
         }
@@ -136,14 +161,16 @@ static void check_frozen(const State *now, const State *before)
     for (int u = 0; u < MAX_UNITS; u++)
         for (int i = 0; i < NUM_PARAMS; i++)
             if (now->x[u][i] && is_same(now, before, u, i) != (now->region[u][i] == FROZEN))
-                fail_msg("unit %d, parameter %d is %s", u, i, now->region[u][i] == FROZEN ? "frozen but has changed"
-                                                                                            : "trained but has not changed");
+                fail_msg("unit %d, parameter %d is %s", u, i,
+                         now->region[u][i] == FROZEN ? "frozen but has changed"
+                                                     : "trained but has not changed");
 }
 
-/* ---- the tests ---------------------------------------------------------------------------------------------- */
+/* ---- the tests ------------------------------------------------------------------------------- */
 
-/* NOTE: an element's sum over ranks begins with its owner, which may be another rank with fewer parameters. So gradients of one
- * micro-batch per rank are compared, and with NCCL, whose order depends on the owner, on up to two ranks. */
+/* NOTE: an element's sum over ranks begins with its owner, which may be another rank with fewer
+ * parameters. So gradients of one micro-batch per rank are compared, and with NCCL, whose order
+ * depends on the owner, on up to two ranks. */
 static void strategy_case(int choice, int recipe, int strategy)
 {
     Run r;
@@ -171,9 +198,11 @@ static void strategy_case(int choice, int recipe, int strategy)
 static void test_strategies(void **state)
 {
     (void)state;
-    for (int s = 0; s < NUM_STRATEGIES; s++) {       /* of several ranks, any two of strategy, recipe and choice meet */
+    /* of several ranks, any two of strategy, recipe and choice meet */
+    for (int s = 0; s < NUM_STRATEGIES; s++) {
         const int groups = strategies[s].groups ? strategies[s].groups : comm_size();
-        const bool new = comm_size() > 1 || s == 0;     /* on one rank all strategies are the same */
+        /* on one rank all strategies are the same */
+        const bool new = comm_size() > 1 || s == 0;
         for (int i = 0; i < NUM_RECIPES && new && comm_size() % groups == 0; i++)
             for (int c = 0; c < NUM_CHOICES; c++)
                 if (comm_size() == 1 || (s + i + c) % 2 == 0)
@@ -219,7 +248,8 @@ static void test_checkpoint(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_strategies), cmocka_unit_test(test_checkpoint) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_strategies),
+                                        cmocka_unit_test(test_checkpoint) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

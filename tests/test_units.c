@@ -1,5 +1,5 @@
-/* Adding a kind of unit touches one file, mapping_unit.h: its model is planned, trained, saved and loaded like others.
- * test_gradients.c checks its gradients, test_fsdp_ranks.c its sharding. */
+/* Adding a kind of unit touches one file, mapping_unit.h: its model is planned, trained, saved and
+ * loaded like others. test_gradients.c checks its gradients, test_fsdp_ranks.c its sharding. */
 #include <math.h>
 
 #include "model/checkpoint/safetensors.h"
@@ -9,7 +9,11 @@
 
 enum { TOKENS = 32 };
 
-typedef struct { Config config; Model model; ParamStore store; } Trainer;
+typedef struct {
+    Config config;
+    Model model;
+    ParamStore store;
+} Trainer;
 
 static ModelConfig model_of(bool with_mapping)
 {
@@ -51,7 +55,8 @@ static void test_names(void **state)
 {
     (void)state;
     const ModelConfig plain = model_of(false), m = model_of(true);
-    static const char *const names[] = { "the embedding", "the mapping", "block 0", "block 1", "the head" };
+    static const char *const names[] = { "the embedding", "the mapping", "block 0", "block 1",
+                                         "the head" };
     assert_int_equal(unit_count(&m), 5);
     char name[UNIT_NAME];
     for (int u = 0; u < 5; u++)
@@ -72,7 +77,8 @@ static Tensor stored(const ParamStore *store, int u, int param)
 static void copy_unit(const Trainer *to, int u, const Trainer *from, int v)
 {
     for (int i = 0; i < from->store.shape[v].num_params; i++)
-        device_copy(stored(&to->store, u, i).data, stored(&from->store, v, i).data, tensor_bytes(stored(&from->store, v, i)));
+        device_copy(stored(&to->store, u, i).data, stored(&from->store, v, i).data,
+                    tensor_bytes(stored(&from->store, v, i)));
 }
 
 static void check_same_grads(const Trainer *a, int u, const Trainer *b, int v)
@@ -84,7 +90,8 @@ static void check_same_grads(const Trainer *a, int u, const Trainer *b, int v)
     assert_memory_equal(x, y, n);
 }
 
-/* With W = 0 losses and the gradients of all other units have the bits of a model without the unit. */
+/* With W = 0 losses and the gradients of all other units have the bits of a model without the
+ * unit. */
 static void test_identity(void **state)
 {
     (void)state;
@@ -160,7 +167,9 @@ int main(void)
     device_init(0);
     architecture_add(&mapped);
     unit_kind_add(&mapping_kind);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_names), cmocka_unit_test(test_identity), cmocka_unit_test(test_saved),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_names),
+                                        cmocka_unit_test(test_identity),
+                                        cmocka_unit_test(test_saved),
                                         cmocka_unit_test(test_trained_alone) };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

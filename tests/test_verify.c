@@ -1,8 +1,9 @@
-/* Checks before a resume: the bytes of the checkpoint, and that the data are those of its training. */
+/* Checks before a resume: the bytes of the checkpoint, and that the data are those of its
+ * training. */
 #include "data/loader.h"
 #include "tests/launch.h"
 
-/* ---- samples of files ------------------------------------------------------------------------------------- */
+/* ---- samples of files ------------------------------------------------------------------------ */
 
 static void in_folder(const char *command)
 {
@@ -32,8 +33,15 @@ static DataHashes content(void)
     static const char *const names[] = { "short.npy", "long.npy", "short.mask", "long.mask" };
     for (int i = 0; i < 4; i++)
         snprintf(path[i], sizeof path[i], "%s/%s", folder, names[i]);
-    const DataSpec spec = { .paths = shards, .num_paths = 2, .label_mask_paths = masks, .num_label_mask_paths = 2, .itemsize = 2,
-                            .sequence_length = 8, .vocab_size = 65536, .eos_token_id = -1, .pad_token_id = -1 };
+    const DataSpec spec = { .paths = shards,
+                            .num_paths = 2,
+                            .label_mask_paths = masks,
+                            .num_label_mask_paths = 2,
+                            .itemsize = 2,
+                            .sequence_length = 8,
+                            .vocab_size = 65536,
+                            .eos_token_id = -1,
+                            .pad_token_id = -1 };
     Loader *l = loader_open(&spec, 4, 0, 1);
     const DataHashes s = loader_content(l);
     loader_close(l);
@@ -44,17 +52,21 @@ static DataHashes content(void)
 static void test_sample(void **state)
 {
     (void)state;
-    static const long seen[] = { 0, 4095, 49152, 53247, 98304, 99999 }, unseen[] = { 4096, 49151, 53248, 98303 };
+    static const long seen[] = { 0, 4095, 49152, 53247, 98304, 99999 },
+                      unseen[] = { 4096, 49151, 53248, 98303 };
     in_folder("seq 100000 | head -c 100000 >long.npy; head -c 100 long.npy >short.npy; "
-              "tr '0-4\\n5-9' '[\\0*6][\\1*5]' <long.npy | head -c 50000 >long.mask; head -c 50 long.mask >short.mask");
+              "tr '0-4\\n5-9' '[\\0*6][\\1*5]' <long.npy | head -c 50000 >long.mask; head -c 50 "
+              "long.mask >short.mask");
     const DataHashes whole = content(), again = content();
-    assert_true(whole.tokens && whole.masks && again.tokens == whole.tokens && again.masks == whole.masks);
+    assert_true(whole.tokens && whole.masks && again.tokens == whole.tokens &&
+                again.masks == whole.masks);
     for (size_t i = 0; i < sizeof seen / sizeof seen[0]; i++) {
         flip("long.npy", seen[i]);
         assert_true(content().tokens != whole.tokens && content().masks == whole.masks);
         flip("long.npy", seen[i]);
     }
-    for (size_t i = 0; i < sizeof unseen / sizeof unseen[0]; i++)      /* which a sample does not include */
+    /* which a sample does not include */
+    for (size_t i = 0; i < sizeof unseen / sizeof unseen[0]; i++)
         flip("long.npy", unseen[i]);
     assert_true(content().tokens == whole.tokens);
     flip("short.npy", -1);
@@ -64,13 +76,16 @@ static void test_sample(void **state)
     assert_true(content().tokens == whole.tokens && content().masks != whole.masks);
 }
 
-/* ---- runs ------------------------------------------------------------------------------------------------- */
+/* ---- runs ------------------------------------------------------------------------------------ */
 
 /* Resumes a copy of the run `first`, with its data, perhaps changed. */
 static int go_on(int ranks, const char *run, const char *more)
 {
-    return train(ranks, "--recipe=coat --max_duration=4 --data.paths='[%s/train.npy]' --data.label_mask_paths='[%s/train.mask]' "
-                 "--try_load_latest_save --save_folder=%s/%s %s", folder, folder, folder, run, more);
+    return train(ranks,
+                 "--recipe=coat --max_duration=4 --data.paths='[%s/train.npy]' "
+                 "--data.label_mask_paths='[%s/train.mask]' "
+                 "--try_load_latest_save --save_folder=%s/%s %s",
+                 folder, folder, folder, run, more);
 }
 
 /* Two steps of four. */
@@ -99,9 +114,13 @@ static void test_flipped_bits(void **state)
     (void)state;
     make_first();
     flip("first/step2/optimizer-00001.safetensors", -1000);
-    refuse(4, most_ranks() < 4 ? "" : "--fsdp.sharding_strategy=HYBRID_SHARD --fsdp.hybrid_sharding_num_model_replicas=2",
-           "copy/step2/optimizer-00001.safetensors: tensor model.");
-    refuse(2, "--recipe=bf16", " from trainer.json");         /* converted moments */
+    refuse(
+        4,
+        most_ranks() < 4
+            ? ""
+            : "--fsdp.sharding_strategy=HYBRID_SHARD --fsdp.hybrid_sharding_num_model_replicas=2",
+        "copy/step2/optimizer-00001.safetensors: tensor model.");
+    refuse(2, "--recipe=bf16", " from trainer.json"); /* converted moments */
     flip("first/step2/optimizer-00001.safetensors", -1000);
     flip("first/step2/model.safetensors", -100000);
     refuse(2, "", "copy/step2/model.safetensors: tensor model.");
@@ -117,30 +136,38 @@ static void test_other_content(void **state)
     refuse(1, "", "was trained on data.paths with other content");
     expect_status(go_on(1, "copy", "--restore_dataloader=false"), 0);
     flip("train.npy", -1);
-    refuse(1, "--data.packing=best_fit", "or with another model.max_sequence_length, data.packing, ");
+    refuse(1, "--data.packing=best_fit",
+           "or with another model.max_sequence_length, data.packing, ");
     expect_output("resume: data.packing best_fit, was concat\n");
     flip("train.mask", 1);
     refuse(1, "", "was trained on data.label_mask_paths with other content");
     flip("train.mask", 1);
 }
 
-/* All changed settings are reported, and no others; the moments are converted to the new recipe's formats. */
+/* All changed settings are reported, and no others; the moments are converted to the new recipe's
+ * formats. */
 static void test_other_settings(void **state)
 {
     (void)state;
     make_first();
     in_folder("rm -rf copy; cp -r first copy");
-    expect_status(go_on(2, "copy", "--recipe=bf16 --optimizer.betas=[0.9,0.99] --max_duration=3 --console_log_interval=2"), 0);
+    expect_status(
+        go_on(
+            2, "copy",
+            "--recipe=bf16 --optimizer.betas=[0.9,0.99] --max_duration=3 --console_log_interval=2"),
+        0);
     expect_output("loading: exp_avg is converted from e4m3/128+ to f32\n");
     expect_output("loading: exp_avg_sq is converted from e4m3/128+ to f32\n");
     const char *said = strstr(output, "resume: ");
     static const char lines[] = "resume: recipe bf16, was coat\nresume: max_duration 3, was 4\n"
                                 "resume: optimizer.betas[1] 0.99, was 0.95\n";
-    if (!said || strncmp(said, lines, strlen(lines)) != 0 || strstr(said + strlen(lines), "resume: "))
+    if (!said || strncmp(said, lines, strlen(lines)) != 0 ||
+        strstr(said + strlen(lines), "resume: "))
         fail_msg("expected '%s' in: %s", lines, output);
-    in_folder("rm -rf copy; cp -r first copy; "
-              "sed -i '/warmup_fraction/d; /label_mask_paths/,+1d; /trainable/d' copy/step2/config.yaml");
-    expect_status(go_on(1, "copy", "--restore_dataloader=false"), 0);      /* of an older program */
+    in_folder(
+        "rm -rf copy; cp -r first copy; "
+        "sed -i '/warmup_fraction/d; /label_mask_paths/,+1d; /trainable/d' copy/step2/config.yaml");
+    expect_status(go_on(1, "copy", "--restore_dataloader=false"), 0); /* of an older program */
     if (strstr(strstr(output, "resume: ") + 1, "resume: "))
         fail_msg("%s", output);
     expect_output("resume: data.label_mask_paths[0] ");
@@ -154,13 +181,23 @@ static void test_other_settings(void **state)
 static void test_other_training(void **state)
 {
     (void)state;
-    static const char *const keys[] = { "max_grad_norm", "spikes", "softmax_auxiliary_loss", "auxiliary_loss_multiplier",
-        "scheduler.t_warmup", "optimizer.weight_decay", "device_train_microbatch_size", "seed" };
+    static const char *const keys[] = { "max_grad_norm",
+                                        "spikes",
+                                        "softmax_auxiliary_loss",
+                                        "auxiliary_loss_multiplier",
+                                        "scheduler.t_warmup",
+                                        "optimizer.weight_decay",
+                                        "device_train_microbatch_size",
+                                        "seed" };
     make_first();
     in_folder("rm -rf copy; cp -r first copy");
-    expect_status(go_on(1, "copy", "--max_grad_norm=0.25 --spikes=skip --softmax_auxiliary_loss --auxiliary_loss_multiplier=0.125 "
-                        "--scheduler.t_warmup=3 --optimizer.weight_decay=0.375 --device_train_microbatch_size=1 --seed=77 "
-                        "--data.seed=6198 --restore_dataloader=false"), 0);
+    expect_status(go_on(1, "copy",
+                        "--max_grad_norm=0.25 --spikes=skip --softmax_auxiliary_loss "
+                        "--auxiliary_loss_multiplier=0.125 "
+                        "--scheduler.t_warmup=3 --optimizer.weight_decay=0.375 "
+                        "--device_train_microbatch_size=1 --seed=77 "
+                        "--data.seed=6198 --restore_dataloader=false"),
+                  0);
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         char line[128];
         snprintf(line, sizeof line, "resume: %s ", keys[i]);
@@ -168,50 +205,64 @@ static void test_other_training(void **state)
     }
 }
 
-/* A run of a program with another row for the recipe has it in trainer.json. It can be resumed with the new or the old row. */
+/* A run of a program with another row for the recipe has it in trainer.json. It can be resumed with
+ * the new or the old row. */
 static void test_other_columns(void **state)
 {
     (void)state;
     make_first();
     in_folder("rm -rf copy; cp -r first copy; "
               "sed -i 's/\"fp8.scales\": \"step\"/\"fp8.scales\": \"microbatch\"/; "
-              "s/\"fp8.fast_accumulation\": \"all\"/\"fp8.fast_accumulation\": \"none\"/' copy/step2/trainer.json");
+              "s/\"fp8.fast_accumulation\": \"all\"/\"fp8.fast_accumulation\": \"none\"/' "
+              "copy/step2/trainer.json");
     expect_status(go_on(1, "copy", "--fp8.fast_accumulation=forward"), 0);
-    expect_output("resume: fp8.fast_accumulation forward, was none\n"
-                  "resume: fp8.scales step, was microbatch: --fp8.scales=microbatch continues as before\n");
+    expect_output(
+        "resume: fp8.fast_accumulation forward, was none\n"
+        "resume: fp8.scales step, was microbatch: --fp8.scales=microbatch continues as before\n");
     assert_null(strstr(strstr(strstr(output, "resume: ") + 1, "resume: ") + 1, "resume: "));
 }
 
-/* Runs of earlier versions had other names of keys in config.yaml, and of columns in trainer.json. They resume as before, and a
- * changed column is found. */
+/* Runs of earlier versions had other names of keys in config.yaml, and of columns in trainer.json.
+ * They resume as before, and a changed column is found. */
 static void test_other_names(void **state)
 {
     (void)state;
-    static const char rename[] = "rm -rf copy; cp -r first copy; for f in copy/config.yaml copy/step2/config.yaml; do "
+    static const char rename[] =
+        "rm -rf copy; cp -r first copy; for f in copy/config.yaml copy/step2/config.yaml; do "
         "sed -i '/^activations:/,/^  recompute:/d; /^fp8:/,/^  down_scales:/d; "
-        "s/^format:/format:\\n  keep: null    # inputs\\n  recompute: null    # none\\n  forward: null    # exact\\n"
-        "  fast: null    # all\\n  scales: null    # step/' $f; grep -q '^  fast: null' $f || exit 1; "
+        "s/^format:/format:\\n  keep: null    # inputs\\n  recompute: null    # none\\n  forward: "
+        "null    # exact\\n"
+        "  fast: null    # all\\n  scales: null    # step/' $f; grep -q '^  fast: null' $f || exit "
+        "1; "
         "grep -q '^fp8:' $f && exit 1; done; "
-        "sed -zi 's/,[^,]*\"fp8.down_scales\": \"tensor\"//; s/\"activations\\.\\([a-z]*\\)\"/\"\\1\"/g; "
-        "s/\"fp8.fast_accumulation\"/\"fast\"/; s/\"fp8.\\([a-z]*\\)\"/\"\\1\"/g' copy/step2/trainer.json; "
-        "grep -q '\"scales\": \"step\"' copy/step2/trainer.json && grep -q '\"keep\": \"inputs\"' copy/step2/trainer.json";
+        "sed -zi 's/,[^,]*\"fp8.down_scales\": \"tensor\"//; "
+        "s/\"activations\\.\\([a-z]*\\)\"/\"\\1\"/g; "
+        "s/\"fp8.fast_accumulation\"/\"fast\"/; s/\"fp8.\\([a-z]*\\)\"/\"\\1\"/g' "
+        "copy/step2/trainer.json; "
+        "grep -q '\"scales\": \"step\"' copy/step2/trainer.json && grep -q '\"keep\": \"inputs\"' "
+        "copy/step2/trainer.json";
     make_first();
     in_folder(rename);
     expect_status(go_on(1, "copy", ""), 0);
     assert_null(strstr(output, "resume: "));
     in_folder(rename);
     expect_status(go_on(1, "copy", "--fp8.fast_accumulation=forward --activations.keep=block"), 0);
-    expect_output("resume: activations.keep block, was inputs\nresume: fp8.fast_accumulation forward, was all\n");
+    expect_output("resume: activations.keep block, was inputs\nresume: fp8.fast_accumulation "
+                  "forward, was all\n");
     in_folder(rename);
-    in_folder("sed -i 's/\"scales\": \"step\"/\"scales\": \"microbatch\"/' copy/step2/trainer.json");
+    in_folder(
+        "sed -i 's/\"scales\": \"step\"/\"scales\": \"microbatch\"/' copy/step2/trainer.json");
     expect_status(go_on(1, "copy", "--format.keep=inputs"), 0);
-    expect_output("resume: fp8.scales step, was microbatch: --fp8.scales=microbatch continues as before\n");
-    expect_output("--format.keep=inputs: key 'format.keep' is accepted and read as 'activations.keep'");
+    expect_output(
+        "resume: fp8.scales step, was microbatch: --fp8.scales=microbatch continues as before\n");
+    expect_output(
+        "--format.keep=inputs: key 'format.keep' is accepted and read as 'activations.keep'");
     if (strstr(strstr(output, "resume: ") + 1, "resume: "))
         fail_msg("%s", output);
 }
 
-/* Its manifest has neither checksums nor samples: nothing is verified, and the rest of the run is the same bit for bit. */
+/* Its manifest has neither checksums nor samples: nothing is verified, and the rest of the run is
+ * the same bit for bit. */
 static void test_old_checkpoint(void **state)
 {
     (void)state;
@@ -226,15 +277,17 @@ static void test_old_checkpoint(void **state)
     json_decref(manifest);
     expect_status(go_on(2, "new", ""), 0);
     expect_status(go_on(2, "old", ""), 0);
-    in_folder("for f in new/step4/*.safetensors new/step4/trainer.json; do cmp $f old/step4/${f##*/} || exit 1; done");
+    in_folder("for f in new/step4/*.safetensors new/step4/trainer.json; do cmp $f "
+              "old/step4/${f##*/} || exit 1; done");
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_sample), cmocka_unit_test(test_flipped_bits),
-                                        cmocka_unit_test(test_other_content),
-                                        cmocka_unit_test(test_other_settings), cmocka_unit_test(test_other_training),
-                                            cmocka_unit_test(test_other_columns), cmocka_unit_test(test_other_names),
-                                        cmocka_unit_test(test_old_checkpoint) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sample),         cmocka_unit_test(test_flipped_bits),
+        cmocka_unit_test(test_other_content),  cmocka_unit_test(test_other_settings),
+        cmocka_unit_test(test_other_training), cmocka_unit_test(test_other_columns),
+        cmocka_unit_test(test_other_names),    cmocka_unit_test(test_old_checkpoint)
+    };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -15,47 +15,56 @@
 #include <unistd.h>
 
 /* A complete file. Tests change lines of it. */
-const char try_complete[] =
-    "run_name: try\n"
-    "seed: 6198\n"
-    "model:\n"
-    "  d_model: 64\n"
-    "  n_layers: 2\n"
-    "  n_heads: 4\n"
-    "  vocab_size: 100\n"
-    "  eos_token_id: 99\n"
-    "  include_bias: false\n"
-    "  layer_norm_type: rms\n"
-    "optimizer:\n"
-    "  learning_rate: 1e-3\n"
-    "  betas: [0.9, 0.95]\n"
-    "scheduler:\n"
-    "  t_warmup: 10\n"
-    "data:\n"
-    "  paths: [a.npy]\n"
-    "max_duration: 100\n"
-    "global_train_batch_size: 8\n"
-    "device_train_microbatch_size: 2\n";
+const char try_complete[] = "run_name: try\n"
+                            "seed: 6198\n"
+                            "model:\n"
+                            "  d_model: 64\n"
+                            "  n_layers: 2\n"
+                            "  n_heads: 4\n"
+                            "  vocab_size: 100\n"
+                            "  eos_token_id: 99\n"
+                            "  include_bias: false\n"
+                            "  layer_norm_type: rms\n"
+                            "optimizer:\n"
+                            "  learning_rate: 1e-3\n"
+                            "  betas: [0.9, 0.95]\n"
+                            "scheduler:\n"
+                            "  t_warmup: 10\n"
+                            "data:\n"
+                            "  paths: [a.npy]\n"
+                            "max_duration: 100\n"
+                            "global_train_batch_size: 8\n"
+                            "device_train_microbatch_size: 2\n";
 
 /* The spellings of OLMo's and COAT's published files, shortened. */
 const char try_published[] =
     "run_name: pub\n"
     "wandb:\n  name: ${run_name}\n  entity: ${oc.env:NO_SUCH_VARIABLE}\n"
-    "model: {d_model: 64, n_heads: 4, n_layers: 2, mlp_ratio: 8, weight_tying: true, alibi: false, rope: true,\n"
+    "model: {d_model: 64, n_heads: 4, n_layers: 2, mlp_ratio: 8, weight_tying: true, alibi: false, "
+    "rope: true,\n"
     "        flash_attention: true, attention_dropout: 0.0, attention_layer_norm: false,\n"
-    "        multi_query_attention: false, include_bias: false, block_type: sequential, layer_norm_type: default,\n"
+    "        multi_query_attention: false, include_bias: false, block_type: sequential, "
+    "layer_norm_type: default,\n"
     "        layer_norm_with_affine: false,\n"
-    "        bias_for_layer_norm: false, attention_layer_norm_with_affine: false, activation_type: swiglu,\n"
-    "        residual_dropout: 0.0, embedding_dropout: 0.0, max_sequence_length: 32, vocab_size: 50280,\n"
-    "        embedding_size: 50304, eos_token_id: 50279, pad_token_id: 1, init_device: meta, init_fn: mitchell}\n"
-    "quantize_model: {use_quantize_model: coat_real, fabit: E4M3, fwbit: E4M3, fobit: E4M3, bwbit: E5M2,\n"
+    "        bias_for_layer_norm: false, attention_layer_norm_with_affine: false, activation_type: "
+    "swiglu,\n"
+    "        residual_dropout: 0.0, embedding_dropout: 0.0, max_sequence_length: 32, vocab_size: "
+    "50280,\n"
+    "        embedding_size: 50304, eos_token_id: 50279, pad_token_id: 1, init_device: meta, "
+    "init_fn: mitchell}\n"
+    "quantize_model: {use_quantize_model: coat_real, fabit: E4M3, fwbit: E4M3, fobit: E4M3, bwbit: "
+    "E5M2,\n"
     "                 babit: E5M2, bobit: E5M2, weight_memory_efficient: true, group_size: 16}\n"
-    "quantize_optimizer: {use_quantize_optimizer: coat_fp8_adamw, qgroup_size: 128, first_order_bit: E4M3,\n"
-    "                     first_order_expansion: expand, second_order_bit: E5M2, second_order_expansion: expand}\n"
+    "quantize_optimizer: {use_quantize_optimizer: coat_fp8_adamw, qgroup_size: 128, "
+    "first_order_bit: E4M3,\n"
+    "                     first_order_expansion: expand, second_order_bit: E5M2, "
+    "second_order_expansion: expand}\n"
     "compile: null\n"
-    "optimizer:\n  name: adamw\n  learning_rate: 4.0e-4\n  weight_decay: 0.1\n  betas:\n  - 0.9\n  - 0.95\n"
+    "optimizer:\n  name: adamw\n  learning_rate: 4.0e-4\n  weight_decay: 0.1\n  betas:\n  - 0.9\n  "
+    "- 0.95\n"
     "  metrics_log_interval: 10\n"
-    "scheduler: {name: linear_with_warmup, t_warmup: 10, alpha_f: 0.1, grad_clip_warmup_steps: 1000,\n"
+    "scheduler: {name: linear_with_warmup, t_warmup: 10, alpha_f: 0.1, grad_clip_warmup_steps: "
+    "1000,\n"
     "            grad_clip_warmup_factor: 10.0}\n"
     "save_num_unsharded_checkpoints_to_keep: -1\n"
     "save_interval: 1000\n"
@@ -72,11 +81,13 @@ const char try_published[] =
     "device_eval_batch_size: ${device_train_microbatch_size}\n"
     "evaluators:\n"
     "  - label: small\n    data:\n      num_workers: 0\n      drop_last: true\n      datasets:\n"
-    "        c4-validation:\n          - eval/c4.npy\n        pile-validation: [eval/p0.npy, eval/p1.npy]\n"
+    "        c4-validation:\n          - eval/c4.npy\n        pile-validation: [eval/p0.npy, "
+    "eval/p1.npy]\n"
     "        far-validation: [s3://far/x.npy]\n"
     "  - {label: own, data: {paths: eval/own.npy, memmap_dtype: uint32, num_workers: 0}}\n"
     "  - label: piqa\n    type: downstream\n"
-    "data: {pad_direction: right, num_workers: 0, drop_last: true, pin_memory: true, timeout: 0, paths: [d.npy]}\n"
+    "data: {pad_direction: right, num_workers: 0, drop_last: true, pin_memory: true, timeout: 0, "
+    "paths: [d.npy]}\n"
     "tokenizer: {identifier: tokenizers/pii-special.json, truncate_direction: right}\n";
 
 char try_folder[64], try_path[128];
@@ -114,7 +125,8 @@ int try_write_changed(const char *line, const char *with)
     for (const char *c = try_complete; *c; number++) {
         size_t length = strcspn(c, "\n") + 1, indent = strspn(c, " ");
         if (line && strncmp(c + indent, line, strlen(line)) == 0) {
-            snprintf(text + strlen(text), sizeof text - strlen(text), "%.*s%s\n", (int)indent, c, with);
+            snprintf(text + strlen(text), sizeof text - strlen(text), "%.*s%s\n", (int)indent, c,
+                     with);
             found = number + 1;
         } else {
             strncat(text, c, length);

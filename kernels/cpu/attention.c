@@ -1,27 +1,29 @@
-/* Causal softmax attention, head by head and document by document, through GEMMs on blocks of query rows.
+/* Causal softmax attention, head by head and document by document, through GEMMs on blocks of query
+ * rows.
  *
  *     s_tu = scale q_t.k_u (u <= t)   lse_t = log sum_u exp(s_tu)   p_tu = exp(s_tu - lse_t)   y_t = sum_u p_tu v_u
  *
- * With a window also t - window < u [Beltagy 2020, Longformer, sec. 3.1]: a block of rows skips the keys before its first row's
- * window.
+ * With a window also t - window < u [Beltagy 2020, Longformer, sec. 3.1]: a block of rows skips the
+ * keys before its first row's window.
  *
  * Backward, from dy: dv_u = sum_t p_tu dy_t. dp_tu = dy_t.v_u. The softmax's Jacobian gives
  *     ds_tu = p_tu (dp_tu - sum_w p_tw dp_tw) = p_tu (dp_tu - delta_t), delta_t = dy_t . y_t,
- * since sum_w p_tw dy_t.v_w = dy_t.y_t; then dq_t = scale sum_u ds_tu k_u and dk_u = scale sum_t ds_tu q_t.
- * [Dao 2023, FlashAttention-2, sec. 2.3]. dk and dv of a key/value head add up over its H/K query heads. */
+ * since sum_w p_tw dy_t.v_w = dy_t.y_t; then dq_t = scale sum_u ds_tu k_u and dk_u = scale sum_t
+ * ds_tu q_t. [Dao 2023, FlashAttention-2, sec. 2.3]. dk and dv of a key/value head add up over its
+ * H/K query heads. */
 #include <cblas.h>
 #include <math.h>
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
 
-enum { BLOCK = 128 };       /* query rows per block: its scores are (BLOCK, keys) */
+enum { BLOCK = 128 }; /* query rows per block: its scores are (BLOCK, keys) */
 
 /* A head's rows in one document, with stride `ld`, and where its result is written. */
 typedef struct {
-    const float *q, *k, *v;         /* (length, D) */
+    const float *q, *k, *v; /* (length, D) */
     float *dq, *dk, *dv;
-    int length, D, ld, window;      /* window: `length` if there is none */
+    int length, D, ld, window; /* window: `length` if there is none */
     float scale;
 } Head;
 
@@ -34,13 +36,15 @@ static void check_documents(const char *op, Attention a, Documents docs)
 {
     if (!docs.count)
         return;
-    CHECK(docs.start[0] == 0 && docs.start[docs.count] == a.B * a.T, "%s: documents from %d to %d of %d tokens", op,
-          docs.start[0], docs.start[docs.count], a.B * a.T);
+    CHECK(docs.start[0] == 0 && docs.start[docs.count] == a.B * a.T,
+          "%s: documents from %d to %d of %d tokens", op, docs.start[0], docs.start[docs.count],
+          a.B * a.T);
     for (int i = 0; i < docs.count; i++) {
         int first = docs.start[i], last = docs.start[i + 1] - 1;
-        CHECK(first <= last && first / a.T == last / a.T && (is_left_out(i, docs) || last - first < docs.longest),
-              "%s: document %d is tokens %d to %d of sequences of %d, the longest %d", op, i, first, last, a.T,
-              docs.longest);
+        CHECK(first <= last && first / a.T == last / a.T &&
+                  (is_left_out(i, docs) || last - first < docs.longest),
+              "%s: document %d is tokens %d to %d of sequences of %d, the longest %d", op, i, first,
+              last, a.T, docs.longest);
     }
 }
 
@@ -74,7 +78,13 @@ static Head head_at(const float *qkv, float *dqkv, int first, int length, int h,
     const size_t row = (size_t)first * (size_t)ld;
     const size_t q = row + (size_t)(h * a.D), k = row + (size_t)((a.H + kv) * a.D);
     const size_t v = k + (size_t)(a.K * a.D);
-    Head head = { .q = qkv + q, .k = qkv + k, .v = qkv + v, .length = length, .D = a.D, .ld = ld, .scale = a.scale,
+    Head head = { .q = qkv + q,
+                  .k = qkv + k,
+                  .v = qkv + v,
+                  .length = length,
+                  .D = a.D,
+                  .ld = ld,
+                  .scale = a.scale,
                   .window = a.window ? a.window : length };
     if (dqkv) {
         head.dq = dqkv + q;
@@ -91,23 +101,27 @@ static int first_key(Head x, int t)
 }
 
 /* s (rows, keys) = factor * x (rows, D) m (keys, D)^T */
-static void products(float *s, int rows, int keys, float factor, const float *x, int ldx, const float *m, int ldm,
-                     int D)
+static void products(float *s, int rows, int keys, float factor, const float *x, int ldx,
+                     const float *m, int ldm, int D)
 {
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, keys, D, factor, x, ldx, m, ldm, 0, s, keys);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, keys, D, factor, x, ldx, m, ldm, 0,
+                s, keys);
 }
 
 /* x (keys, D) += factor * s (rows, keys)^T m (rows, D) */
-static void add_columns(float *x, int ldx, int rows, int keys, float factor, const float *s, const float *m, int ldm,
-                        int D)
+static void add_columns(float *x, int ldx, int rows, int keys, float factor, const float *s,
+                        const float *m, int ldm, int D)
 {
-    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, keys, D, rows, factor, s, keys, m, ldm, 1, x, ldx);
+    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, keys, D, rows, factor, s, keys, m, ldm, 1,
+                x, ldx);
 }
 
 /* x (rows, D) = factor * s (rows, keys) m (keys, D) */
-static void mix(float *x, int ldx, int rows, int keys, float factor, const float *s, const float *m, int ldm, int D)
+static void mix(float *x, int ldx, int rows, int keys, float factor, const float *s, const float *m,
+                int ldm, int D)
 {
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, D, keys, factor, s, keys, m, ldm, 0, x, ldx);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, D, keys, factor, s, keys, m, ldm,
+                0, x, ldx);
 }
 
 float attention_softmax(float *s, int begin, int last, int keys)
@@ -137,9 +151,12 @@ static void head_forward(float *y, int ldy, float *lse, Head x)
         const int from = first_key(x, first), keys = first + rows - from;
         const size_t skip = (size_t)from * (size_t)x.ld;
         float *s = cpu_scratch(2, (size_t)BLOCK * (size_t)keys);
-        products(s, rows, keys, x.scale, x.q + (size_t)first * (size_t)x.ld, x.ld, x.k + skip, x.ld, x.D);
+        products(s, rows, keys, x.scale, x.q + (size_t)first * (size_t)x.ld, x.ld, x.k + skip, x.ld,
+                 x.D);
         for (int i = 0; i < rows; i++)
-            lse[first + i] = attention_softmax(s + (size_t)i * (size_t)keys, first_key(x, first + i) - from, first + i - from, keys);
+            lse[first + i] =
+                attention_softmax(s + (size_t)i * (size_t)keys, first_key(x, first + i) - from,
+                                  first + i - from, keys);
         mix(y + (size_t)first * (size_t)ldy, ldy, rows, keys, 1, s, x.v + skip, x.ld, x.D);
     }
 }
@@ -151,12 +168,13 @@ void backend_attention_forward(Tensor y, float *lse, Tensor qkv, Attention a, Do
     const float *input = tensor_values(qkv, 0);
     float *output = tensor_result(y, 1);
     for (int i = 0; i < document_count(a, docs); i++) {
-        const int first = document_start(i, a, docs), length = document_start(i + 1, a, docs) - first;
+        const int first = document_start(i, a, docs),
+                  length = document_start(i + 1, a, docs) - first;
         if (is_left_out(i, docs))
             continue;
         for (int h = 0; h < a.H; h++)
-            head_forward(output + (size_t)first * (size_t)y.cols + h * a.D, y.cols, lse + lse_at(first, h, a),
-                         head_at(input, NULL, first, length, h, a));
+            head_forward(output + (size_t)first * (size_t)y.cols + h * a.D, y.cols,
+                         lse + lse_at(first, h, a), head_at(input, NULL, first, length, h, a));
         finish_rows(y, output, first, length);
     }
 }
@@ -169,9 +187,10 @@ static double dot(const float *a, const float *b, int n)
     return total;
 }
 
-/* Query rows first .. first + rows - 1, with their y and dy; p and ds: scratch memory for (rows, keys). */
-static void rows_backward(Head x, const float *dy, const float *y, int ldy, const float *lse, int first, int rows,
-                          float *p, float *ds)
+/* Query rows first .. first + rows - 1, with their y and dy; p and ds: scratch memory for (rows,
+ * keys). */
+static void rows_backward(Head x, const float *dy, const float *y, int ldy, const float *lse,
+                          int first, int rows, float *p, float *ds)
 {
     const int from = first_key(x, first), keys = first + rows - from;
     const float *q = x.q + (size_t)first * (size_t)x.ld;
@@ -180,7 +199,8 @@ static void rows_backward(Head x, const float *dy, const float *y, int ldy, cons
     products(ds, rows, keys, 1, dy, ldy, x.v + skip, x.ld, x.D);
     for (int i = 0; i < rows; i++) {
         float *pi = p + (size_t)i * (size_t)keys, *di = ds + (size_t)i * (size_t)keys;
-        const float delta = (float)dot(dy + (size_t)i * (size_t)ldy, y + (size_t)i * (size_t)ldy, x.D);
+        const float delta =
+            (float)dot(dy + (size_t)i * (size_t)ldy, y + (size_t)i * (size_t)ldy, x.D);
         const int begin = first_key(x, first + i) - from, last = first + i - from;
         for (int u = 0; u < keys; u++) {
             pi[u] = u >= begin && u <= last ? expf(pi[u] - lse[i]) : 0;
@@ -192,27 +212,32 @@ static void rows_backward(Head x, const float *dy, const float *y, int ldy, cons
     add_columns(x.dv + skip, x.ld, rows, keys, 1, p, dy, ldy, x.D);
 }
 
-void backend_attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs)
+void backend_attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse,
+                                Attention a, Documents docs)
 {
     check_attention(OPERATION, y, qkv, a, docs);
     check_documents(OPERATION, a, docs);
     CHECK_TENSOR(dy, y.rows, y.cols);
     CHECK_TENSOR(dqkv, qkv.rows, qkv.cols);
     CHECK(dqkv.data != qkv.data && dqkv.data != dy.data, "attention_backward: dqkv is an input");
-    const float *input = tensor_values(qkv, 0), *out = tensor_values(y, 1), *gradient = tensor_values(dy, 2);
+    const float *input = tensor_values(qkv, 0), *out = tensor_values(y, 1),
+                *gradient = tensor_values(dy, 2);
     float *output = tensor_result(dqkv, 3);
     for (int i = 0; i < document_count(a, docs); i++) {
-        const int start = document_start(i, a, docs), length = document_start(i + 1, a, docs) - start;
+        const int start = document_start(i, a, docs),
+                  length = document_start(i + 1, a, docs) - start;
         if (is_left_out(i, docs))
             continue;
-        memset(output + (size_t)start * (size_t)dqkv.cols, 0, (size_t)length * (size_t)dqkv.cols * sizeof *output);
-        float *p = cpu_scratch(4, (size_t)BLOCK * (size_t)length), *ds = cpu_scratch(5, (size_t)BLOCK * (size_t)length);
+        memset(output + (size_t)start * (size_t)dqkv.cols, 0,
+               (size_t)length * (size_t)dqkv.cols * sizeof *output);
+        float *p = cpu_scratch(4, (size_t)BLOCK * (size_t)length),
+              *ds = cpu_scratch(5, (size_t)BLOCK * (size_t)length);
         for (int h = 0; h < a.H; h++) {
             const Head x = head_at(input, output, start, length, h, a);
             for (int first = 0; first < length; first += BLOCK) {
                 const size_t at = (size_t)(start + first) * (size_t)y.cols + (size_t)(h * a.D);
-                rows_backward(x, gradient + at, out + at, y.cols, lse + lse_at(start, h, a) + first, first,
-                              length - first < BLOCK ? length - first : BLOCK, p, ds);
+                rows_backward(x, gradient + at, out + at, y.cols, lse + lse_at(start, h, a) + first,
+                              first, length - first < BLOCK ? length - first : BLOCK, p, ds);
             }
         }
         finish_rows(dqkv, output, start, length);

@@ -13,7 +13,8 @@ static int exponent_field(float x)
     return (int)(bits >> 23 & 0xff);
 }
 
-/* The exponent k of a column's factor, for these fields of its maximum and of the median column's. */
+/* The exponent k of a column's factor, for these fields of its maximum and of the median
+ * column's. */
 static int excess(int field, int median)
 {
     const int k = field - median - CHANNEL_EXCESS;
@@ -67,5 +68,7 @@ void backend_fold_channels(Tensor y, Tensor w, const float *channel)
         least = fminf(least, channel[c]);
     *(float *)y.scale = *(const float *)w.scale / least;
     for (size_t i = 0; i < tensor_numel(w); i++)
-        to[i] = fp8_encode(fp8_decode(from[i], w.format.dtype) * (least / channel[i % (size_t)w.cols]), w.format.dtype);
+        to[i] =
+            fp8_encode(fp8_decode(from[i], w.format.dtype) * (least / channel[i % (size_t)w.cols]),
+                       w.format.dtype);
 }

@@ -1,8 +1,9 @@
 /* Collectives on device tensors, through MPI.
  *
- * A sum: each rank receives its slice from all ranks, adds in the order of ranks in F32 and rounds once; an all-reduce then gathers
- * the slices. So all ranks have the same bits, and so has a repetition, which MPI_Allreduce does not guarantee. Data are sent in
- * chunks, in buffers of bounded size. */
+ * A sum: each rank receives its slice from all ranks, adds in the order of ranks in F32 and rounds
+ * once; an all-reduce then gathers the slices. So all ranks have the same bits, and so has a
+ * repetition, which MPI_Allreduce does not guarantee. Data are sent in chunks, in buffers of
+ * bounded size. */
 #include "kernels/collectives.h"
 
 #include <limits.h>
@@ -13,18 +14,24 @@
 #include "kernels/runtime/comm_mpi.h"
 #include "kernels/runtime/device.h"
 
-enum { SLICE = 1 << 18 };       /* elements that a rank reduces per chunk */
+enum { SLICE = 1 << 18 }; /* elements that a rank reduces per chunk */
 
 static struct {
-    void *received;                     /* (W, SLICE) elements of the tensor's format */
-    void *pieces;                       /* (W, SLICE) of a tensor whose offsets may exceed MPI's int */
-    float *sum;                         /* (SLICE) */
-    int *count, *at;                    /* (W) elements of each rank's slice, and its offset in the tensor */
-    int *received_count, *received_at;  /* (W) the same in `received` */
+    void *received; /* (W, SLICE) elements of the tensor's format */
+    /* (W, SLICE) of a tensor whose offsets may exceed MPI's int */
+    void *pieces;
+    float *sum; /* (SLICE) */
+    /* (W) elements of each rank's slice, and its offset in the tensor */
+    int *count, *at;
+    int *received_count, *received_at; /* (W) the same in `received` */
 } buffer;
 
 /* Messages that are on their way, in copies. */
-typedef struct Message { MPI_Request request; struct Message *next; char bytes[]; } Message;
+typedef struct Message {
+    MPI_Request request;
+    struct Message *next;
+    char bytes[];
+} Message;
 static Message *sent;
 
 /* Frees those that have arrived; `all`: waits for all. */
@@ -87,7 +94,8 @@ static MPI_Datatype mpi_type(Format f)
     return f.dtype == F32 ? MPI_FLOAT : MPI_UINT16_T;
 }
 
-/* buffer.sum = sum over ranks of this rank's slice of x, by buffer.count and buffer.at. Returns its elements. */
+/* buffer.sum = sum over ranks of this rank's slice of x, by buffer.count and buffer.at. Returns its
+ * elements. */
 static int sum_slice(Tensor x, Ranks g)
 {
     const int W = comm_group_size(g), n = buffer.count[comm_group_rank(g)];
@@ -96,8 +104,8 @@ static int sum_slice(Tensor x, Ranks g)
         buffer.received_count[r] = n;
         buffer.received_at[r] = r * n;
     }
-    MPI_Alltoallv(x.data, buffer.count, buffer.at, type, buffer.received, buffer.received_count, buffer.received_at, type,
-                  comm_mpi(g));
+    MPI_Alltoallv(x.data, buffer.count, buffer.at, type, buffer.received, buffer.received_count,
+                  buffer.received_at, type, comm_mpi(g));
     Tensor received = tensor_at(buffer.received, x.format, W, n);
     for (int i = 0; i < n; i++)
         buffer.sum[i] = 0;
@@ -121,8 +129,8 @@ static void all_reduce_piece(Tensor piece, Ranks g)
     }
     int n = sum_slice(piece, g);
     tensor_store(piece, (size_t)buffer.at[own], buffer.sum, (size_t)n);
-    MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, piece.data, buffer.count, buffer.at, mpi_type(piece.format),
-                   comm_mpi(g));
+    MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, piece.data, buffer.count, buffer.at,
+                   mpi_type(piece.format), comm_mpi(g));
 }
 
 void backend_comm_all_reduce(Tensor x, Ranks g)
@@ -132,7 +140,8 @@ void backend_comm_all_reduce(Tensor x, Ranks g)
         return;
     CHECK(buffer.received, "call comm_init first");
     comm_count(SENT_SUMS, tensor_bytes(x), g);
-    const size_t numel = tensor_numel(x), chunk = (size_t)comm_group_size(g) * SLICE, bytes = dtype_size(x.format.dtype);
+    const size_t numel = tensor_numel(x), chunk = (size_t)comm_group_size(g) * SLICE,
+                 bytes = dtype_size(x.format.dtype);
     for (size_t first = 0; first < numel; first += chunk) {
         size_t n = numel - first < chunk ? numel - first : chunk;
         all_reduce_piece(tensor_at((char *)x.data + first * bytes, x.format, 1, (int)n), g);
@@ -141,7 +150,8 @@ void backend_comm_all_reduce(Tensor x, Ranks g)
 
 void backend_comm_all_reduce_max(Tensor x, Ranks g)
 {
-    CHECK(x.format.dtype == F32, "comm_all_reduce_max: x is %s; expected f32", format_name(x.format));
+    CHECK(x.format.dtype == F32, "comm_all_reduce_max: x is %s; expected f32",
+          format_name(x.format));
     comm_count(SENT_SUMS, tensor_bytes(x), g);
     if (comm_group_size(g) > 1)
         MPI_Allreduce(MPI_IN_PLACE, x.data, (int)tensor_numel(x), MPI_FLOAT, MPI_MAX, comm_mpi(g));
@@ -152,8 +162,8 @@ void backend_comm_reduce_scatter(Tensor part, Tensor whole, Ranks g)
     const int W = comm_group_size(g);
     CHECK_PLAIN(whole);
     const size_t numel = tensor_numel(part), size = dtype_size(part.format.dtype);
-    CHECK(tensor_numel(whole) == (size_t)W * numel && format_equal(whole.format, part.format), "%zu elements for %d ranks with %zu",
-          tensor_numel(whole), W, numel);
+    CHECK(tensor_numel(whole) == (size_t)W * numel && format_equal(whole.format, part.format),
+          "%zu elements for %d ranks with %zu", tensor_numel(whole), W, numel);
     comm_count(SENT_SCATTERED_SUMS, tensor_bytes(part), g);
     if (W == 1) {
         if (part.data != whole.data)
@@ -166,20 +176,23 @@ void backend_comm_reduce_scatter(Tensor part, Tensor whole, Ranks g)
         for (int r = 0; r < W; r++) {
             buffer.count[r] = (int)n;
             buffer.at[r] = r * (int)n;
-            memcpy((char *)buffer.pieces + (size_t)r * n * size, (const char *)whole.data + ((size_t)r * numel + first) * size,
-                   n * size);
+            memcpy((char *)buffer.pieces + (size_t)r * n * size,
+                   (const char *)whole.data + ((size_t)r * numel + first) * size, n * size);
         }
         sum_slice(tensor_at(buffer.pieces, whole.format, W, (int)n), g);
         tensor_store(part, first, buffer.sum, n);
     }
 }
 
-/* A type of `bytes` bytes, because MPI counts elements in int. It is made of blocks of the largest power of two that divides them. */
+/* A type of `bytes` bytes, because MPI counts elements in int. It is made of blocks of the largest
+ * power of two that divides them. */
 static MPI_Datatype type_of_bytes(size_t bytes)
 {
-    const size_t most = 1 << 30, power = bytes ? bytes & (~bytes + 1) : 1, unit = power < most ? power : most;
+    const size_t most = 1 << 30, power = bytes ? bytes & (~bytes + 1) : 1,
+                 unit = power < most ? power : most;
     MPI_Datatype part, whole;
-    CHECK(bytes / unit <= INT_MAX, "%zu bytes are not a multiple of a power of two that MPI could count", bytes);
+    CHECK(bytes / unit <= INT_MAX,
+          "%zu bytes are not a multiple of a power of two that MPI could count", bytes);
     MPI_Type_contiguous((int)unit, MPI_BYTE, &part);
     MPI_Type_contiguous((int)(bytes / unit), part, &whole);
     MPI_Type_commit(&whole);
@@ -187,7 +200,8 @@ static MPI_Datatype type_of_bytes(size_t bytes)
     return whole;
 }
 
-void backend_comm_exchange(Tensor y, const RowRange *received, Tensor x, const RowRange *sent_rows, int items)
+void backend_comm_exchange(Tensor y, const RowRange *received, Tensor x, const RowRange *sent_rows,
+                           int items)
 {
     const int W = comm_group_size(RANKS_CONTEXT);
     const size_t bytes = check_rows(OPERATION, y, received, x, sent_rows, items);
@@ -203,8 +217,8 @@ void backend_comm_exchange(Tensor y, const RowRange *received, Tensor x, const R
             buffer.received_count[r] = to.count;
             buffer.received_at[r] = to.first;
         }
-        MPI_Alltoallv(x.data, buffer.count, buffer.at, row, y.data, buffer.received_count, buffer.received_at, row,
-                      comm_mpi(RANKS_CONTEXT));
+        MPI_Alltoallv(x.data, buffer.count, buffer.at, row, y.data, buffer.received_count,
+                      buffer.received_at, row, comm_mpi(RANKS_CONTEXT));
     }
     comm_count(SENT_EXCHANGES, rows * bytes, RANKS_CONTEXT);
     MPI_Type_free(&row);
@@ -230,22 +244,23 @@ void backend_comm_send(Tensor x, Neighbour to)
     s->next = sent;
     sent = s;
     MPI_Isend(s->bytes, 1, message, stage_of(to), (int)to, comm_mpi(RANKS_PIPELINE), &s->request);
-    MPI_Type_free(&message);        /* once the message is sent */
+    MPI_Type_free(&message); /* once the message is sent */
 }
 
-/* The tag is the direction as the sender sees it: with two stages both neighbours are the same rank. */
+/* The tag is the direction as the sender sees it: with two stages both neighbours are the same
+ * rank. */
 void backend_comm_receive(Tensor x, Neighbour from)
 {
     CHECK_PLAIN(x);
     MPI_Datatype message = type_of_bytes(tensor_bytes(x));
-    MPI_Recv(x.data, 1, message, stage_of(from), from == NEXT_STAGE ? PREVIOUS_STAGE : NEXT_STAGE, comm_mpi(RANKS_PIPELINE),
-             MPI_STATUS_IGNORE);
+    MPI_Recv(x.data, 1, message, stage_of(from), from == NEXT_STAGE ? PREVIOUS_STAGE : NEXT_STAGE,
+             comm_mpi(RANKS_PIPELINE), MPI_STATUS_IGNORE);
     MPI_Type_free(&message);
 }
 
 void backend_comm_all_gather(void *whole, const void *part, size_t bytes, Ranks g)
 {
-    const size_t most = 1 << 28;        /* MPI counts in int */
+    const size_t most = 1 << 28; /* MPI counts in int */
     const int W = comm_group_size(g);
     char *own = (char *)whole + bytes * (size_t)comm_group_rank(g);
     comm_count(SENT_GATHERS, bytes, g);
@@ -257,6 +272,6 @@ void backend_comm_all_gather(void *whole, const void *part, size_t bytes, Ranks 
     }
     for (int r = 0; r < W; r++)
         for (size_t at = 0; at < bytes; at += most)
-            MPI_Bcast((char *)whole + (size_t)r * bytes + at, (int)(bytes - at < most ? bytes - at : most), MPI_BYTE, r,
-                      comm_mpi(g));
+            MPI_Bcast((char *)whole + (size_t)r * bytes + at,
+                      (int)(bytes - at < most ? bytes - at : most), MPI_BYTE, r, comm_mpi(g));
 }

@@ -1,5 +1,5 @@
-/* The "device" of this back end is the CPU: device memory is host memory, and an operation is finished when its call returns, so
- * all queues run in program order. */
+/* The "device" of this back end is the CPU: device memory is host memory, and an operation is
+ * finished when its call returns, so all queues run in program order. */
 #include "kernels/runtime/device.h"
 
 #include <cblas.h>
@@ -14,9 +14,9 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/queues.h"
 
-/* OpenBLAS gets this rank's share of the cores, unless OPENBLAS_NUM_THREADS is set. NOTE: mpirun binds each of up to two ranks to
- * one core, where OpenBLAS would run all its threads. The ranks undo this binding (limits of a cgroup still apply) and share the
- * cores evenly. */
+/* OpenBLAS gets this rank's share of the cores, unless OPENBLAS_NUM_THREADS is set. NOTE: mpirun
+ * binds each of up to two ranks to one core, where OpenBLAS would run all its threads. The ranks
+ * undo this binding (limits of a cgroup still apply) and share the cores evenly. */
 void device_init(int local_rank)
 {
     (void)local_rank;
@@ -51,7 +51,8 @@ bool device_has_fp8(void)
     return true;
 }
 
-/* Not from a data sheet: the fastest of some SGEMMs, measured once, for 50 ms. GEMMs of all formats run in F32. */
+/* Not from a data sheet: the fastest of some SGEMMs, measured once, for 50 ms. GEMMs of all formats
+ * run in F32. */
 double device_peak_flops(int bits)
 {
     static double best;
@@ -62,8 +63,8 @@ double device_peak_flops(int bits)
     float *a = xcalloc(3 * MATRIX, sizeof *a);
     for (double start = clock_seconds(); best == 0 || clock_seconds() - start < 0.05;) {
         double t = clock_seconds();
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, SIZE, SIZE, SIZE, 1, a, SIZE, a + MATRIX, SIZE, 0,
-                    a + 2 * MATRIX, SIZE);
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, SIZE, SIZE, SIZE, 1, a, SIZE,
+                    a + MATRIX, SIZE, 0, a + 2 * MATRIX, SIZE);
         double rate = 2.0 * SIZE * SIZE * SIZE / (clock_seconds() - t);
         best = rate > best ? rate : best;
     }
@@ -109,8 +110,10 @@ void *device_alloc(size_t bytes)
     size_t rounded = bytes ? (bytes + 255) & ~(size_t)255 : 256;
     void *p = aligned_alloc(256, rounded);
     if (!p)
-        die("out of memory: %.2f GiB asked for, %.2f GiB of %.2f GiB are free; use a smaller model or micro-batch",
-            (double)bytes / 0x1p30, (double)sysconf(_SC_AVPHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / 0x1p30,
+        die("out of memory: %.2f GiB asked for, %.2f GiB of %.2f GiB are free; use a smaller model "
+            "or micro-batch",
+            (double)bytes / 0x1p30,
+            (double)sysconf(_SC_AVPHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / 0x1p30,
             (double)memory_of_machine() / 0x1p30);
     return memset(p, 0, rounded);
 }
@@ -172,7 +175,10 @@ void device_merge_queues(bool merge)
     (void)merge;
 }
 
-static struct { float *memory; size_t floats; } slots[SLOTS];
+static struct {
+    float *memory;
+    size_t floats;
+} slots[SLOTS];
 
 float *cpu_scratch(int slot, size_t floats)
 {
@@ -185,7 +191,9 @@ float *cpu_scratch(int slot, size_t floats)
     return slots[slot].memory;
 }
 
-struct DeviceMark { double at; };
+struct DeviceMark {
+    double at;
+};
 
 DeviceMark *backend_device_mark(DeviceMark *reuse)
 {

@@ -7,7 +7,8 @@
 
 static void check_token(int token, Tensor w)
 {
-    CHECK(token >= 0 && token < w.rows, "embedding: token %d; the table has %d rows", token, w.rows);
+    CHECK(token >= 0 && token < w.rows, "embedding: token %d; the table has %d rows", token,
+          w.rows);
 }
 
 void backend_embedding_forward(Tensor y, const TokenAt *sorted, Tensor w)
@@ -23,8 +24,8 @@ void backend_embedding_forward(Tensor y, const TokenAt *sorted, Tensor w)
     tensor_finish(y, values);
 }
 
-/* A row is read, summed in F32 over all its tokens and written once, so that a BF16 dw is rounded once. An empty dw is zeroed
- * first, since most rows have no token. */
+/* A row is read, summed in F32 over all its tokens and written once, so that a BF16 dw is rounded
+ * once. An empty dw is zeroed first, since most rows have no token. */
 void backend_embedding_backward(Tensor dw, const TokenAt *sorted, Tensor dy)
 {
     CHECK_TENSOR(dw, dw.rows, dw.cols);

@@ -25,7 +25,8 @@ void backend_gptq_damp(Tensor m, Tensor h, const int *order, float damping)
         }
 }
 
-/* Factors s (R,R) = C CT in place into C, from its last column to its first; below the diagonal s is not changed. */
+/* Factors s (R,R) = C CT in place into C, from its last column to its first; below the diagonal s
+ * is not changed. */
 static void factor(double *s, int R, int *failed)
 {
     for (int r = R - 1; r >= 0; r--) {
@@ -41,7 +42,8 @@ static void factor(double *s, int R, int *failed)
     }
 }
 
-/* H = C CT for these rows R and the columns P before them: H_RP = C_RR (CT)_RP, solved from the last row to the first. */
+/* H = C CT for these rows R and the columns P before them: H_RP = C_RR (CT)_RP, solved from the
+ * last row to the first. */
 void backend_gptq_factor(Tensor c, int *failed, Tensor m, int first)
 {
     const int R = m.rows, I = m.cols;
@@ -73,7 +75,8 @@ static float to_nearest(float x)
     return code < -8 ? -8 : code > 7 ? 7 : code;
 }
 
-void backend_gptq_columns(int8_t *q, Tensor values, Tensor e, GptqWeights w, Tensor sums, Tensor c, int first, int count)
+void backend_gptq_columns(int8_t *q, Tensor values, Tensor e, GptqWeights w, Tensor sums, Tensor c,
+                          int first, int count)
 {
     const size_t I = (size_t)w.w.cols, groups = I / (size_t)w.group;
     gptq_check_columns(OPERATION, values, e, w, sums, c, first, count);
@@ -83,9 +86,13 @@ void backend_gptq_columns(int8_t *q, Tensor values, Tensor e, GptqWeights w, Ten
             memcpy(sum, (const float *)sums.data + o * (size_t)count, sizeof *sum * (size_t)count);
         for (int j = 0; j < count; j++) {
             const size_t column = (size_t)w.order[first + j], at = o * I + column;
-            const float s = w.scale[o * groups + column / (size_t)w.group], weight = ((const float *)w.w.data)[at];
-            const float *of = c.data ? (const float *)c.data + (size_t)first : NULL;       /* C_kj: of[j * I + k] */
-            const float code = to_nearest((of ? weight + sum[j] / of[(size_t)j * I + (size_t)j] : weight) / s), value = s * code;
+            const float s = w.scale[o * groups + column / (size_t)w.group],
+                        weight = ((const float *)w.w.data)[at];
+            /* C_kj: of[j * I + k] */
+            const float *of = c.data ? (const float *)c.data + (size_t)first : NULL;
+            const float code = to_nearest(
+                            (of ? weight + sum[j] / of[(size_t)j * I + (size_t)j] : weight) / s),
+                        value = s * code;
             const float error = weight - value;
             for (int k = j + 1; k < count && of; k++)
                 sum[k] += error * of[(size_t)k * I + (size_t)j];

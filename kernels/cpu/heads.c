@@ -3,8 +3,10 @@
 
 #include "kernels/cpu/cpu.h"
 
-/* n elements, one after the other, of `count` ranks, `stride` elements apart in y, summed in their order. */
-static void sum_copies(Tensor x, size_t at, Tensor y, size_t first, size_t stride, int count, size_t n)
+/* n elements, one after the other, of `count` ranks, `stride` elements apart in y, summed in their
+ * order. */
+static void sum_copies(Tensor x, size_t at, Tensor y, size_t first, size_t stride, int count,
+                       size_t n)
 {
     float *sum = cpu_scratch(0, n), *copy = cpu_scratch(1, n);
     tensor_load(sum, y, first, n);
@@ -16,19 +18,23 @@ static void sum_copies(Tensor x, size_t at, Tensor y, size_t first, size_t strid
     tensor_store(x, at, sum, n);
 }
 
-/* Between rows of all heads, x, and rows of each rank's heads, y. shared: ranks that have the same key head. */
+/* Between rows of all heads, x, and rows of each rank's heads, y. shared: ranks that have the same
+ * key head. */
 static void exchange(Tensor y, Tensor x, Attention heads, int shared, bool join)
 {
     const int ranks = y.rows / x.rows;
-    const size_t size = dtype_size(x.format.dtype), N = (size_t)x.rows, part = (size_t)y.cols, all = (size_t)x.cols;
-    const size_t q = (size_t)(heads.H * heads.D), k = (size_t)(heads.K * heads.D), width[] = { q, k, k };
+    const size_t size = dtype_size(x.format.dtype), N = (size_t)x.rows, part = (size_t)y.cols,
+                 all = (size_t)x.cols;
+    const size_t q = (size_t)(heads.H * heads.D), k = (size_t)(heads.K * heads.D),
+                 width[] = { q, k, k };
     char *const whole = x.data, *const parts = y.data;
     for (size_t n = 0; n < N; n++)
         for (int r = 0; r < ranks; r++) {
             size_t own = ((size_t)r * N + n) * part, section = n * all;
             for (int i = 0; i < (part > q ? 3 : 1); own += width[i++]) {
                 const int copies = i > 0 ? shared : 1;
-                const size_t at = section + (size_t)(r / copies) * width[i], bytes = width[i] * size;
+                const size_t at = section + (size_t)(r / copies) * width[i],
+                             bytes = width[i] * size;
                 section += (size_t)(ranks / copies) * width[i];
                 if (!join)
                     memcpy(parts + own * size, whole + at * size, bytes);

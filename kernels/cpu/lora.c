@@ -1,13 +1,17 @@
-/* The three products of an adapter [Hu et al. 2021, arXiv 2106.09685], by OpenBLAS in F32, whose threads never split a sum
- * (matmul.c). */
+/* The three products of an adapter [Hu et al. 2021, arXiv 2106.09685], by OpenBLAS in F32, whose
+ * threads never split a sum (matmul.c). */
 #include <cblas.h>
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
 
-/* A part of m, for columns first .. of the wide tensor and from `xa` on of xa: element (c,j) is w[c * ld + j], or w[j * ld + c]
- * if transposed. */
-typedef struct { float *w; bool transposed; int ld, first, width, xa; } Block;
+/* A part of m, for columns first .. of the wide tensor and from `xa` on of xa: element (c,j) is w[c
+ * * ld + j], or w[j * ld + c] if transposed. */
+typedef struct {
+    float *w;
+    bool transposed;
+    int ld, first, width, xa;
+} Block;
 
 /* Part i of m with values w. r: rank of a part. */
 static Block block_of(LoraMatrix m, float *w, int i, int r)
@@ -17,7 +21,8 @@ static Block block_of(LoraMatrix m, float *w, int i, int r)
     int row = 0;
     for (int k = 0; k < i; k++)
         row += m.part[k].width;
-    return (Block){ w + (size_t)row * (size_t)r, false, r, m.part[i].first, m.part[i].width, i * r };
+    return (
+        Block){ w + (size_t)row * (size_t)r, false, r, m.part[i].first, m.part[i].width, i * r };
 }
 
 void backend_lora_narrow(Tensor xa, Tensor x, LoraMatrix m, float scale)
@@ -27,8 +32,8 @@ void backend_lora_narrow(Tensor xa, Tensor x, LoraMatrix m, float scale)
     float *w = tensor_values(m.w, 1), *output = tensor_result(xa, 2);
     for (int i = 0; i < m.num_parts; i++) {
         const Block b = block_of(m, w, i, r);
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, b.transposed ? CblasTrans : CblasNoTrans, N, r, b.width, scale,
-                    input + b.first, C, b.w, b.ld, 0, output + b.xa, xa.cols);
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, b.transposed ? CblasTrans : CblasNoTrans, N, r,
+                    b.width, scale, input + b.first, C, b.w, b.ld, 0, output + b.xa, xa.cols);
     }
     tensor_finish(xa, output);
 }
@@ -44,8 +49,8 @@ void backend_lora_widen(Tensor y, Tensor xa, LoraMatrix m, Tensor add)
         memcpy(output, start, tensor_numel(y) * sizeof *output);
     for (int i = 0; i < m.num_parts; i++) {
         const Block b = block_of(m, w, i, r);
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, b.transposed ? CblasNoTrans : CblasTrans, N, b.width, r, 1,
-                    input + b.xa, xa.cols, b.w, b.ld, 1, output + b.first, C);
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, b.transposed ? CblasNoTrans : CblasTrans, N,
+                    b.width, r, 1, input + b.xa, xa.cols, b.w, b.ld, 1, output + b.first, C);
     }
     tensor_finish(y, output);
 }
@@ -61,11 +66,11 @@ void backend_lora_dw(LoraMatrix dm, Tensor xa, Tensor x)
     for (int i = 0; i < dm.num_parts; i++) {
         const Block b = block_of(dm, output, i, r);
         if (b.transposed)
-            cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, r, b.width, N, 1, narrow + b.xa, xa.cols,
-                        wide + b.first, C, beta, b.w, b.ld);
+            cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, r, b.width, N, 1, narrow + b.xa,
+                        xa.cols, wide + b.first, C, beta, b.w, b.ld);
         else
-            cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, b.width, r, N, 1, wide + b.first, C,
-                        narrow + b.xa, xa.cols, beta, b.w, b.ld);
+            cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, b.width, r, N, 1, wide + b.first,
+                        C, narrow + b.xa, xa.cols, beta, b.w, b.ld);
     }
     tensor_finish(dm.w, output);
 }

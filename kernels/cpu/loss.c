@@ -1,4 +1,5 @@
-/* Cross entropy with z-loss [Chowdhery et al. 2022, sec. 5], and its gradient, in place or as FP8 codes.
+/* Cross entropy with z-loss [Chowdhery et al. 2022, sec. 5], and its gradient, in place or as FP8
+ * codes.
  *
  *     z = log sum_j exp(x_j)    loss = z - x_t    zloss = z^2
  *     dz/dx_j = p_j = exp(x_j - z), so d(loss + a zloss)/dx_j = (1 + 2 a z) p_j - [j = t] */
@@ -23,9 +24,11 @@ static double exponentials(float *x, int n, double *total)
 }
 
 /* Replaces x, the exp(logit - max) of a row with sum `total`, by the gradient. */
-static void row_gradient(float *x, double total, int vocab, int V, int target, double z, float scale, float z_weight)
+static void row_gradient(float *x, double total, int vocab, int V, int target, double z,
+                         float scale, float z_weight)
 {
-    const double factor = scale * (1 + 2.0 * z_weight * z) / total, at_target = factor * x[target] - scale;
+    const double factor = scale * (1 + 2.0 * z_weight * z) / total,
+                 at_target = factor * x[target] - scale;
     for (int j = 0; j < vocab; j++)
         x[j] *= (float)factor;
     for (int j = vocab; j < V; j++)
@@ -33,9 +36,10 @@ static void row_gradient(float *x, double total, int vocab, int V, int target, d
     x[target] = (float)at_target;
 }
 
-/* gradient: the logits, FP8 codes with their scale set, or no tensor; columns after those of the logits become 0. */
-static void all_rows(const char *op, Tensor gradient, Tensor logits, float *loss, float *zloss, const int *target, int vocab,
-                     float scale, float z_weight)
+/* gradient: the logits, FP8 codes with their scale set, or no tensor; columns after those of the
+ * logits become 0. */
+static void all_rows(const char *op, Tensor gradient, Tensor logits, float *loss, float *zloss,
+                     const int *target, int vocab, float scale, float z_weight)
 {
     const int N = logits.rows, V = logits.cols, width = gradient.data ? gradient.cols : V;
     check_tensor(op, "logits", logits, N, V);
@@ -44,7 +48,8 @@ static void all_rows(const char *op, Tensor gradient, Tensor logits, float *loss
     float *row = cpu_scratch(0, (size_t)width);
     for (int n = 0; n < N; n++) {
         loss[n] = zloss[n] = 0;
-        CHECK(target[n] < vocab, "%s: target %d at %d; the vocabulary is %d", op, target[n], n, vocab);
+        CHECK(target[n] < vocab, "%s: target %d at %d; the vocabulary is %d", op, target[n], n,
+              vocab);
         if (target[n] >= 0) {
             tensor_load(row, logits, (size_t)n * (size_t)V, (size_t)V);
             const double target_logit = row[target[n]];
@@ -64,11 +69,13 @@ static void all_rows(const char *op, Tensor gradient, Tensor logits, float *loss
 void backend_cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, int vocab,
                            float scale, float z_weight, bool backward)
 {
-    all_rows(OPERATION, backward ? logits : (Tensor){ 0 }, logits, loss, zloss, target, vocab, scale, z_weight);
+    all_rows(OPERATION, backward ? logits : (Tensor){ 0 }, logits, loss, zloss, target, vocab,
+             scale, z_weight);
 }
 
-void backend_cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss, float *zloss, const int *target,
-                                 int vocab, float scale, float z_weight)
+void backend_cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss,
+                                 float *zloss, const int *target, int vocab, float scale,
+                                 float z_weight)
 {
     check_logit_codes(OPERATION, gradient, logits);
     *(float *)gradient.scale = fp8_scale(amax, gradient.format.dtype);

@@ -1,22 +1,29 @@
-/* The three GEMMs of a linear layer, by OpenBLAS in F32, and the gradient of its bias. OpenBLAS's threads split rows and columns of
- * the result, never a sum, so the bits may depend on the number of threads, but not on the run.
+/* The three GEMMs of a linear layer, by OpenBLAS in F32, and the gradient of its bias. OpenBLAS's
+ * threads split rows and columns of the result, never a sum, so the bits may depend on the number
+ * of threads, but not on the run.
  *
- * FP8 operands must be contiguous along the summed dimension, as for Hopper's tensor cores: matmul reads data, matmul_dx data_t of
- * w, matmul_dw data_t of dy and x. The other copy may be stale. */
+ * FP8 operands must be contiguous along the summed dimension, as for Hopper's tensor cores: matmul
+ * reads data, matmul_dx data_t of w, matmul_dw data_t of dy and x. The other copy may be stale. */
 #include <cblas.h>
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
 
-/* t, without factors of columns, as GEMMs read it when they sum over its rows: element (r, c) is x[r * ld + c], or x[c * ld + r] if
- * transposed. */
-typedef struct { const float *x; bool transposed; int ld; } Columns;
+/* t, without factors of columns, as GEMMs read it when they sum over its rows: element (r, c) is
+ * x[r * ld + c], or x[c * ld + r] if transposed. */
+typedef struct {
+    const float *x;
+    bool transposed;
+    int ld;
+} Columns;
 
 static Columns columns(Tensor t, int slot)
 {
     if (!format_is_fp8(t.format))
         return (Columns){ tensor_values(t, slot), false, t.cols };
-    Tensor transposed = { .data = t.data_t, .scale = t.scale, .format = t.format, .rows = t.cols, .cols = t.rows };
+    Tensor transposed = {
+        .data = t.data_t, .scale = t.scale, .format = t.format, .rows = t.cols, .cols = t.rows
+    };
     float *x = tensor_values(transposed, slot);
     for (size_t i = 0; t.channel && i < tensor_numel(transposed); i++)
         x[i] /= t.channel[i / (size_t)t.rows];
@@ -27,14 +34,16 @@ void backend_matmul(Tensor y, Tensor x, Tensor w, Tensor add)
 {
     const int N = x.rows, C = x.cols, O = w.rows;
     check_matmul(y, x, w, add);
-    const float *input = tensor_values(x, 0), *weight = tensor_values(w, 1), *start = tensor_values(add, 2);
+    const float *input = tensor_values(x, 0), *weight = tensor_values(w, 1),
+                *start = tensor_values(add, 2);
     float *output = tensor_result(y, 3);
     if (is_bias(add, y))
         for (int n = 0; n < N; n++)
             memcpy(output + (size_t)n * (size_t)O, start, (size_t)O * sizeof *output);
     else if (start && start != output)
         memcpy(output, start, tensor_numel(y) * sizeof *output);
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, N, O, C, 1, input, C, weight, C, start ? 1 : 0, output, O);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, N, O, C, 1, input, C, weight, C,
+                start ? 1 : 0, output, O);
     tensor_finish(y, output);
 }
 
@@ -45,8 +54,8 @@ void backend_matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate)
     const float *gradient = tensor_values(dy, 0);
     const Columns weight = columns(w, 1);
     float *output = accumulate ? tensor_values(dx, 3) : tensor_result(dx, 3);
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, weight.transposed ? CblasTrans : CblasNoTrans, N, C, O, 1, gradient, O,
-                weight.x, weight.ld, accumulate ? 1 : 0, output, C);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, weight.transposed ? CblasTrans : CblasNoTrans, N, C, O,
+                1, gradient, O, weight.x, weight.ld, accumulate ? 1 : 0, output, C);
     tensor_finish(dx, output);
 }
 
@@ -58,8 +67,9 @@ void backend_matmul_dw(Tensor dw, Tensor dy, Tensor x)
     check_matmul_dw(dw, dy, x);
     const Columns gradient = columns(dy, 0), input = columns(x, 1);
     float *output = dw.empty ? tensor_result(dw, 3) : tensor_values(dw, 3);
-    cblas_sgemm(CblasRowMajor, gradient.transposed ? CblasNoTrans : CblasTrans, input.transposed ? CblasTrans : CblasNoTrans,
-                O, C, N, 1, gradient.x, gradient.ld, input.x, input.ld, dw.empty ? 0 : 1, output, C);
+    cblas_sgemm(CblasRowMajor, gradient.transposed ? CblasNoTrans : CblasTrans,
+                input.transposed ? CblasTrans : CblasNoTrans, O, C, N, 1, gradient.x, gradient.ld,
+                input.x, input.ld, dw.empty ? 0 : 1, output, C);
     tensor_finish(dw, output);
 }
 

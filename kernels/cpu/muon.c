@@ -7,7 +7,8 @@
 
 enum { BLOCK = 4096 };
 
-void backend_muon_momentum(Tensor u, Tensor m, Tensor grad, float momentum, bool nesterov, float grad_scale)
+void backend_muon_momentum(Tensor u, Tensor m, Tensor grad, float momentum, bool nesterov,
+                           float grad_scale)
 {
     check_muon_momentum(u, m, grad);
     const float rest = 1 - momentum;
@@ -46,7 +47,8 @@ void backend_matmul_scaled(Tensor y, Tensor x, Tensor w, float alpha, Tensor add
     const float *a = tensor_values(x, 0), *b = tensor_values(w, 1);
     float *sum = cpu_scratch(2, tensor_numel(y));
     tensor_load(sum, add, 0, tensor_numel(add));
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, y.rows, y.cols, x.cols, alpha, a, x.cols, b, w.cols, beta, sum, y.cols);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, y.rows, y.cols, x.cols, alpha, a, x.cols,
+                b, w.cols, beta, sum, y.cols);
     tensor_finish(y, sum);
 }
 
@@ -58,8 +60,8 @@ void backend_matmul_symmetric(Tensor y, Tensor x, bool columns, float alpha, Ten
     float *sum = cpu_scratch(1, tensor_numel(y));
     if (add.data)
         tensor_load(sum, add, 0, tensor_numel(add));
-    cblas_ssyrk(CblasRowMajor, CblasLower, columns ? CblasTrans : CblasNoTrans, R, columns ? x.rows : x.cols, alpha, a, x.cols,
-                add.data ? beta : 0, sum, R);
+    cblas_ssyrk(CblasRowMajor, CblasLower, columns ? CblasTrans : CblasNoTrans, R,
+                columns ? x.rows : x.cols, alpha, a, x.cols, add.data ? beta : 0, sum, R);
     for (int r = 0; r < R; r++)
         for (int c = 0; c < r; c++)
             sum[(size_t)c * (size_t)R + (size_t)r] = sum[(size_t)r * (size_t)R + (size_t)c];

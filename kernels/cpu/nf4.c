@@ -12,13 +12,15 @@ enum { BLOCKS = NF4_GROUP / NF4_BLOCK };
 /* Loads block i of a tensor; returns its number of elements. */
 static size_t load_block(float x[NF4_BLOCK], Tensor w, size_t i)
 {
-    const size_t first = i * NF4_BLOCK, left = tensor_numel(w) > first ? tensor_numel(w) - first : 0;
+    const size_t first = i * NF4_BLOCK,
+                 left = tensor_numel(w) > first ? tensor_numel(w) - first : 0;
     const size_t n = left < NF4_BLOCK ? left : NF4_BLOCK;
     tensor_load(x, w, first, n);
     return n;
 }
 
-/* Adds the absmaxes of the first blocks of all groups, those of the second blocks, and so on, then these sums, as on a GPU. */
+/* Adds the absmaxes of the first blocks of all groups, those of the second blocks, and so on, then
+ * these sums, as on a GPU. */
 void backend_nf4_offset(float *offset, Tensor w)
 {
     nf4_check_source(OPERATION, w, 0, 0);
@@ -35,7 +37,8 @@ void backend_nf4_offset(float *offset, Tensor w)
 /* Loads group `group` of w into scratch memory; returns its number of elements. */
 static size_t load_group(float **x, Tensor w, size_t group)
 {
-    const size_t first = group * NF4_GROUP, left = tensor_numel(w) - first, n = left < NF4_GROUP ? left : NF4_GROUP;
+    const size_t first = group * NF4_GROUP, left = tensor_numel(w) - first,
+                 n = left < NF4_GROUP ? left : NF4_GROUP;
     *x = cpu_scratch(0, NF4_GROUP);
     tensor_load(*x, w, first, n);
     return n;

@@ -2,8 +2,8 @@
  *
  *     m = mean(x) (0 for RMS)    r = 1/sqrt(mean((x-m)^2) + eps)    h = (x-m) r    y = h w
  *
- * Backward, with g = dL/dh = dy w. h depends on x_j directly, through m, and through r, where dr/dx_j = -r^2 h_j / C
- * (the term of the mean vanishes, since sum(x-m) = 0):
+ * Backward, with g = dL/dh = dy w. h depends on x_j directly, through m, and through r, where
+ * dr/dx_j = -r^2 h_j / C (the term of the mean vanishes, since sum(x-m) = 0):
  *     dL/dx_j = sum_i g_i (r delta_ij - [r/C] + (x_i-m) dr/dx_j) = r (g_j - [mean(g)] - h_j mean(g h)),
  * with [...] for LayerNorm only. */
 #include <math.h>
@@ -24,7 +24,8 @@ static void row_stats(float *stats, const float *x, int C, Norm norm)
     stats[1] = (float)(1 / sqrt(variance / C + norm.eps));
 }
 
-void backend_norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm, ForwardSource from)
+void backend_norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w,
+                          Tensor residual, Norm norm, ForwardSource from)
 {
     const int N = stream.rows, C = stream.cols;
     CHECK_TENSOR(stream, N, C);
@@ -53,7 +54,8 @@ void backend_norm_recompute(Tensor y, Tensor x, const float *stats, Tensor w)
     const int N = x.rows, C = x.cols;
     CHECK_TENSOR(x, N, C);
     CHECK_OPTIONAL(w, 1, C);
-    CHECK(tensor_exists(y) && y.rows == N && y.cols == C, "norm_recompute: y is (%d, %d); expected (%d, %d)", y.rows, y.cols, N, C);
+    CHECK(tensor_exists(y) && y.rows == N && y.cols == C,
+          "norm_recompute: y is (%d, %d); expected (%d, %d)", y.rows, y.cols, N, C);
     const float *input = tensor_values(x, 0), *weight = tensor_values(w, 1);
     float *output = tensor_result(y, 3);
     for (int n = 0; n < N; n++)
@@ -65,8 +67,8 @@ void backend_norm_recompute(Tensor y, Tensor x, const float *stats, Tensor w)
 }
 
 /* dx[0..C) = [dx +] gradient of one row; dw += unless NULL. */
-static void row_backward(float *dx, double *dw, const float *dy, const float *x, const float *stats, const float *w,
-                         int C, Norm norm, bool accumulate)
+static void row_backward(float *dx, double *dw, const float *dy, const float *x, const float *stats,
+                         const float *w, int C, Norm norm, bool accumulate)
 {
     const double mean = stats[0], rstd = stats[1];
     double sum_g = 0, sum_gh = 0;
@@ -85,8 +87,8 @@ static void row_backward(float *dx, double *dw, const float *dy, const float *x,
     }
 }
 
-void backend_norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
-                           bool accumulate)
+void backend_norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x,
+                           const float *stats, Tensor w, Norm norm, bool accumulate)
 {
     const int N = dy.rows, C = dy.cols;
     CHECK_TENSOR(dy, N, C);
@@ -96,16 +98,20 @@ void backend_norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor 
     CHECK_OPTIONAL(dw, 1, C);
     CHECK_PLAIN(dw);
     CHECK(!accumulate || dx.data != dy.data, "norm_backward: dx accumulates into dy");
-    CHECK(!amax || !format_is_fp8(dx.format), "norm_backward: amax is not NULL, but dx is %s; expected f32 or bf16",
+    CHECK(!amax || !format_is_fp8(dx.format),
+          "norm_backward: amax is not NULL, but dx is %s; expected f32 or bf16",
           format_name(dx.format));
     if (accumulate)
         CHECK_PLAIN(dx);
-    const float *gradient = tensor_values(dy, 0), *input = tensor_values(x, 1), *weight = tensor_values(w, 2);
-    float *output = accumulate ? tensor_values(dx, 3) : tensor_result(dx, 3), *weight_gradient = tensor_values(dw, 4);
+    const float *gradient = tensor_values(dy, 0), *input = tensor_values(x, 1),
+                *weight = tensor_values(w, 2);
+    float *output = accumulate ? tensor_values(dx, 3) : tensor_result(dx, 3),
+          *weight_gradient = tensor_values(dw, 4);
     double *sum = start_sum(dw, weight_gradient, 5);
     for (int n = 0; n < N; n++) {
         const size_t row = (size_t)n * (size_t)C;
-        row_backward(output + row, sum, gradient + row, input + row, stats + 2 * n, weight, C, norm, accumulate);
+        row_backward(output + row, sum, gradient + row, input + row, stats + 2 * n, weight, C, norm,
+                     accumulate);
     }
     tensor_finish(dx, output);
     if (amax)

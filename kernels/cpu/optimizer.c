@@ -1,5 +1,5 @@
-/* AdamW with decoupled weight decay [Loshchilov & Hutter 2019, alg. 2]. FP8 moments: kernels/fp8.c; 8-bit ones as in
- * bitsandbytes: kernels/dynamic8.c. */
+/* AdamW with decoupled weight decay [Loshchilov & Hutter 2019, alg. 2]. FP8 moments: kernels/fp8.c;
+ * 8-bit ones as in bitsandbytes: kernels/dynamic8.c. */
 #include <math.h>
 
 #include "kernels/cpu/cpu.h"
@@ -15,13 +15,15 @@ void store_weights(Tensor w, size_t at, const float *x, size_t n, uint64_t seed,
 {
     if (w.format.dtype == BF16)
         for (size_t i = 0; i < n; i++)
-            ((uint16_t *)w.data)[at + i] = bf16_round_stochastic(x[i], random_16(seed, first + at + i));
+            ((uint16_t *)w.data)[at + i] =
+                bf16_round_stochastic(x[i], random_16(seed, first + at + i));
     else
         tensor_store(w, at, x, n);
 }
 
 /* The same where elements are parts of rows. */
-static void store_parts(Tensor w, size_t at, const float *x, size_t n, const AdamW *a, uint64_t first)
+static void store_parts(Tensor w, size_t at, const float *x, size_t n, const AdamW *a,
+                        uint64_t first)
 {
     const RowParts *p = &a->parts;
     for (size_t done = 0, run; done < n; done += run) {
@@ -42,13 +44,15 @@ static void step(float *w, float *m, float *v, const float *grad, size_t n, Adam
     }
 }
 
-static void update(const char *op, Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first, Step *step)
+static void update(const char *op, Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a,
+                   uint64_t first, Step *step)
 {
     check_tensor(op, "w", w, 1, w.cols);
     check_tensor(op, "grad", grad, 1, w.cols);
     check_plain(op, "w", w);
     check_plain(op, "grad", grad);
-    float *wi = cpu_scratch(0, BLOCK), *mi = cpu_scratch(1, BLOCK), *vi = cpu_scratch(2, BLOCK), *gi = cpu_scratch(3, BLOCK);
+    float *wi = cpu_scratch(0, BLOCK), *mi = cpu_scratch(1, BLOCK), *vi = cpu_scratch(2, BLOCK),
+          *gi = cpu_scratch(3, BLOCK);
     for (size_t at = 0, numel = tensor_numel(w); at < numel; at += BLOCK) {
         size_t n = numel - at < BLOCK ? numel - at : BLOCK;
         tensor_load(wi, w, at, n);
@@ -68,10 +72,13 @@ static void update(const char *op, Tensor w, Tensor m, Tensor v, Tensor grad, Ad
 static void check_moment(const char *name, Tensor t, int n)
 {
     check_tensor("adamw", name, t, 1, n);
-    CHECK(!format_is_dynamic8(t.format), "adamw: %s is %s; that is a moment of adamw8bit", name, format_name(t.format));
+    CHECK(!format_is_dynamic8(t.format), "adamw: %s is %s; that is a moment of adamw8bit", name,
+          format_name(t.format));
     CHECK(!format_is_fp8(t.format) || (t.format.group && BLOCK % t.format.group == 0),
-          "adamw: %s is %s; FP8 moments have groups whose size divides %d", name, format_name(t.format), BLOCK);
-    CHECK(!format_has_byte_scales(t.format), "adamw: %s is %s with a byte per group; moments have more (format_of_moment)", name,
+          "adamw: %s is %s; FP8 moments have groups whose size divides %d", name,
+          format_name(t.format), BLOCK);
+    CHECK(!format_has_byte_scales(t.format),
+          "adamw: %s is %s with a byte per group; moments have more (format_of_moment)", name,
           format_name(t.format));
 }
 
@@ -82,7 +89,7 @@ void backend_adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t 
     update(OPERATION, w, m, v, grad, a, first, step);
 }
 
-/* ---- 8-bit moments ------------------------------------------------------------------------------------------- */
+/* ---- 8-bit moments --------------------------------------------------------------------------- */
 
 static void step_8bit(float *w, float *m, float *v, const float *grad, size_t n, AdamW a)
 {

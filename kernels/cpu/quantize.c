@@ -11,7 +11,8 @@ enum { BLOCK = 4096 };
 /* Elements per step: whole groups of both tensors. */
 static size_t block_size(Tensor y, Tensor x)
 {
-    size_t gy = y.format.group ? (size_t)y.format.group : 1, gx = x.format.group ? (size_t)x.format.group : 1;
+    size_t gy = y.format.group ? (size_t)y.format.group : 1,
+           gx = x.format.group ? (size_t)x.format.group : 1;
     size_t step = gy * gx;
     return step >= BLOCK ? step : BLOCK / step * step;
 }
@@ -41,7 +42,7 @@ void backend_quantize_codes(Tensor y, Tensor x)
     check_quantized(y, x);
     const size_t block = block_size(y, x), numel = tensor_numel(x);
     float *values = cpu_scratch(0, block);
-    if (!y.data)        /* only data_t is written: it is made from data */
+    if (!y.data) /* only data_t is written: it is made from data */
         y.data = cpu_scratch(1, tensor_numel(y) / sizeof(float) + 1);
     for (size_t i = 0; i < numel; i += block) {
         size_t n = numel - i < block ? numel - i : block;

@@ -1,4 +1,5 @@
-/* Sums over all elements, in double: the bits depend only on the values. The sum and the mean of tensors. */
+/* Sums over all elements, in double: the bits depend only on the values. The sum and the mean of
+ * tensors. */
 #include "kernels/cpu/cpu.h"
 
 void backend_sum_values(float *out, const float *x, size_t n)
@@ -47,7 +48,8 @@ void backend_average_weights(Tensor mean, Tensor w, float share)
     enum { BLOCK = 4096 };
     CHECK_TENSOR(mean, w.rows, w.cols);
     CHECK_TENSOR(w, w.rows, w.cols);
-    CHECK(mean.format.dtype == F32, "average_weights: mean is %s, expected f32", format_name(mean.format));
+    CHECK(mean.format.dtype == F32, "average_weights: mean is %s, expected f32",
+          format_name(mean.format));
     float *m = mean.data, *x = cpu_scratch(0, BLOCK);
     for (size_t first = 0, numel = tensor_numel(w); first < numel; first += BLOCK) {
         const size_t n = numel - first < BLOCK ? numel - first : BLOCK;

@@ -1,10 +1,11 @@
-/* From the q, k, v projection to attention: clamp, QK-norm, rotary position embedding. [Su et al. 2021, in the
- * half-split order of Hugging Face]
+/* From the q, k, v projection to attention: clamp, QK-norm, rotary position embedding. [Su et al.
+ * 2021, in the half-split order of Hugging Face]
  *
  *     u = clamp(x)    h = u r w, r = 1/sqrt(mean(u^2) + eps)    (a', b') = (a cos - b sin, a sin + b cos)
  *
- * Backward: the rotation is orthogonal up to a factor, so its gradient rotates by the opposite angle; norm.c derives that of the
- * norm; the clamp passes gradients of elements that it did not change. */
+ * Backward: the rotation is orthogonal up to a factor, so its gradient rotates by the opposite
+ * angle; norm.c derives that of the norm; the clamp passes gradients of elements that it did not
+ * change. */
 #include <math.h>
 
 #include "kernels/cpu/cpu.h"
@@ -20,7 +21,8 @@ static bool clamped(float x, float limit)
     return limit > 0 && fabsf(x) > limit;
 }
 
-/* Rotates each head of x (heads, D) by `sign` times the angles of one position: cosine_sine (D/2, 2). */
+/* Rotates each head of x (heads, D) by `sign` times the angles of one position: cosine_sine (D/2,
+ * 2). */
 static void rotate(float *x, int heads, int D, const float *cosine_sine, float sign)
 {
     for (int h = 0; h < heads; h++)
@@ -51,7 +53,8 @@ static void norm_rows(float *x, float *rstd, int rows, int width, const float *w
 }
 
 /* Replaces d, the gradient of the norm's output, by that of its input; dw += unless NULL. */
-static void norm_row_backward(float *d, double *dw, const float *x, int width, float clip, float rstd, const float *w)
+static void norm_row_backward(float *d, double *dw, const float *x, int width, float clip,
+                              float rstd, const float *w)
 {
     double mean_gh = 0;
     for (int i = 0; i < width; i++) {
@@ -67,22 +70,25 @@ static void norm_row_backward(float *d, double *dw, const float *x, int width, f
     }
 }
 
-static void norm_rows_backward(float *d, double *dw, const float *x, int rows, int width, float clip, const float *rstd,
-                               const float *w)
+static void norm_rows_backward(float *d, double *dw, const float *x, int rows, int width,
+                               float clip, const float *rstd, const float *w)
 {
     for (int i = 0; i < rows; i++, d += width, x += width)
         norm_row_backward(d, dw, x, width, clip, rstd[i], w);
 }
 
 /* y from x, without rounding x. */
-static void rotate_rows(Tensor y, float *stats, Tensor x, bool by_head, Tensor qnorm, Tensor knorm, Attention a)
+static void rotate_rows(Tensor y, float *stats, Tensor x, bool by_head, Tensor qnorm, Tensor knorm,
+                        Attention a)
 {
     const int q_norms = by_head ? a.H : 1, k_norms = by_head ? a.K : 1;
     const int q_width = a.H * a.D, k_width = a.K * a.D, S = x.cols;
-    const float *input = tensor_values(x, 0), *qw = tensor_values(qnorm, 1), *kw = tensor_values(knorm, 2);
+    const float *input = tensor_values(x, 0), *qw = tensor_values(qnorm, 1),
+                *kw = tensor_values(knorm, 2);
     float *output = tensor_result(y, 3);
     for (int n = 0; n < x.rows; n++) {
-        const float *from = input + (size_t)n * (size_t)S, *angles = a.rope + (size_t)(n % a.T) * (size_t)a.D;
+        const float *from = input + (size_t)n * (size_t)S,
+                    *angles = a.rope + (size_t)(n % a.T) * (size_t)a.D;
         float *q = output + (size_t)n * (size_t)S, *k = q + q_width;
         for (int i = 0; i < S; i++)
             q[i] = clamp(from[i], a.clip);
@@ -97,8 +103,8 @@ static void rotate_rows(Tensor y, float *stats, Tensor x, bool by_head, Tensor q
     tensor_finish(y, output);
 }
 
-void backend_rope_forward(Tensor y, Tensor saved, float *stats, Tensor x, LoraProduct product, Tensor qnorm, Tensor knorm,
-                          Attention a, ForwardSource from)
+void backend_rope_forward(Tensor y, Tensor saved, float *stats, Tensor x, LoraProduct product,
+                          Tensor qnorm, Tensor knorm, Attention a, ForwardSource from)
 {
     const bool by_head = check_rope("rope_forward", x, qnorm, knorm, stats, a);
     check_tensor("rope_forward", "y", y, x.rows, x.cols);
@@ -108,8 +114,8 @@ void backend_rope_forward(Tensor y, Tensor saved, float *stats, Tensor x, LoraPr
     rotate_rows(y, stats, from == FROM_EXACT ? x : saved, by_head, qnorm, knorm, a);
 }
 
-void backend_rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
-                           Tensor qnorm, Tensor knorm, Attention a)
+void backend_rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x,
+                           const float *stats, Tensor qnorm, Tensor knorm, Attention a)
 {
     const bool by_head = check_rope(OPERATION, dy, qnorm, knorm, stats, a);
     const int q_width = a.H * a.D, k_width = a.K * a.D, S = dy.cols;
@@ -124,7 +130,8 @@ void backend_rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, T
         CHECK_TENSOR(x, dy.rows, S);
     const float *gradient = tensor_values(dy, 0), *input = reads_x ? tensor_values(x, 1) : NULL;
     const float *qw = tensor_values(qnorm, 2), *kw = tensor_values(knorm, 3);
-    float *output = tensor_result(dx, 4), *dqw = tensor_values(dqnorm, 5), *dkw = tensor_values(dknorm, 6);
+    float *output = tensor_result(dx, 4), *dqw = tensor_values(dqnorm, 5),
+          *dkw = tensor_values(dknorm, 6);
     double *q_sum = start_sum(dqnorm, dqw, 7), *k_sum = start_sum(dknorm, dkw, 8);
     for (int n = 0; n < dy.rows; n++) {
         const float *from = reads_x ? input + (size_t)n * (size_t)S : NULL;
@@ -136,7 +143,8 @@ void backend_rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, T
         rotate(k, a.K, a.D, angles, -1);
         if (qw) {
             norm_rows_backward(q, q_sum, from, q_norms, q_width / q_norms, a.clip, stats, qw);
-            norm_rows_backward(k, k_sum, from + q_width, k_norms, k_width / k_norms, a.clip, stats + q_norms, kw);
+            norm_rows_backward(k, k_sum, from + q_width, k_norms, k_width / k_norms, a.clip,
+                               stats + q_norms, kw);
             stats += q_norms + k_norms;
         }
         for (int i = 0; from && i < S; i++)

@@ -1,4 +1,5 @@
-/* The scale of an FP8 tensor, from its maximum. It has a file of its own, so that a test can wrap it. */
+/* The scale of an FP8 tensor, from its maximum. It has a file of its own, so that a test can wrap
+ * it. */
 #include "kernels/cpu/cpu.h"
 
 /* NOTE: amax / h, not h * range, which may overflow. */

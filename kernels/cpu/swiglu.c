@@ -33,7 +33,8 @@ static void activate(Tensor act, Tensor x)
     tensor_finish(act, output);
 }
 
-void backend_swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LoraProduct product, ForwardSource from)
+void backend_swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LoraProduct product,
+                            ForwardSource from)
 {
     CHECK_TENSOR(act, act.rows, act.cols);
     CHECK_TENSOR(gate_up, act.rows, 2 * act.cols);
@@ -48,19 +49,22 @@ void backend_matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Te
     backend_swiglu_forward(act, gate_up, wide, (LoraProduct){ 0 }, FROM_EXACT);
 }
 
-void backend_matmul_dx_swiglu(Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w, Tensor gate_up)
+void backend_matmul_dx_swiglu(Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w,
+                              Tensor gate_up)
 {
     backend_matmul_dx(dact, dy, w, false);
     backend_swiglu_backward(dgate_up, act, dact, (LoraProduct){ 0 }, gate_up);
 }
 
-void backend_swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LoraProduct product, Tensor gate_up)
+void backend_swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LoraProduct product,
+                             Tensor gate_up)
 {
     const int N = dact.rows, F = dact.cols;
     CHECK_TENSOR(dact, N, F);
     CHECK_TENSOR(gate_up, N, 2 * F);
     CHECK_TENSOR(dgate_up, N, 2 * F);
-    CHECK(!tensor_exists(act) || (act.rows == N && act.cols == F), "swiglu_backward: act is (%d, %d)", act.rows, act.cols);
+    CHECK(!tensor_exists(act) || (act.rows == N && act.cols == F),
+          "swiglu_backward: act is (%d, %d)", act.rows, act.cols);
     if (product.xa.data)
         backend_lora_widen(dact, product.xa, product.m, dact);
     const float *gradient = tensor_values(dact, 0), *input = tensor_values(gate_up, 1);
@@ -70,7 +74,8 @@ void backend_swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LoraProdu
     for (int n = 0; n < N; n++) {
         const size_t wide = (size_t)n * 2 * (size_t)F, narrow = (size_t)n * (size_t)F;
         for (int f = 0; f < F; f++) {
-            const float g = input[wide + f], u = input[wide + F + f], d = gradient[narrow + f], s = sigmoid(g);
+            const float g = input[wide + f], u = input[wide + F + f], d = gradient[narrow + f],
+                        s = sigmoid(g);
             output[wide + f] = d * u * s * (1 + g * (1 - s));
             output[wide + F + f] = d * g * s;
             if (recomputed)

@@ -1,16 +1,18 @@
 /* One element's AdamW update, for moments in any format, and the rounding of the weights.
  *
- * The arithmetic follows the specification operation by operation: the intrinsics keep the compiler from fusing a product with a
- * sum, and division and square root below are correctly rounded. So weights and moments that are not in FP8 agree with the CPU bit
- * for bit. NOTE: the compiler's own division and square root branch for rare exponents. With three divisions and one root per
+ * The arithmetic follows the specification operation by operation: the intrinsics keep the compiler
+ * from fusing a product with a sum, and division and square root below are correctly rounded. So
+ * weights and moments that are not in FP8 agree with the CPU bit for bit. NOTE: the compiler's own
+ * division and square root branch for rare exponents. With three divisions and one root per
  * element, instructions would be the limit, not memory. */
 #pragma once
 #include "kernels/cuda/vector.cuh"
 #include "kernels/random.h"
 
-/* x / d from r, which is 1/d to an ulp: one step takes a quotient with an error of an ulp or two to the correctly rounded one,
- * because the remainder is exact. [Markstein 1990] If |x| < 2^-100, remainders underflow, and the last bit may be wrong. None of
- * 2e8 random quotients differed from the compiler's. */
+/* x / d from r, which is 1/d to an ulp: one step takes a quotient with an error of an ulp or two to
+ * the correctly rounded one, because the remainder is exact. [Markstein 1990] If |x| < 2^-100,
+ * remainders underflow, and the last bit may be wrong. None of 2e8 random quotients differed from
+ * the compiler's. */
 __device__ static inline float divide(float x, float d, float r)
 {
     const float q = __fmul_rn(x, r);
@@ -24,7 +26,8 @@ __device__ static inline float reciprocal(float d)
     return __fmaf_rn(__fmaf_rn(-d, r, 1.0f), r, r);
 }
 
-/* The same for the square root. 0 <= x < inf; for x < 2^-126 the result is only known to be < 2^-63. */
+/* The same for the square root. 0 <= x < inf; for x < 2^-126 the result is only known to be <
+ * 2^-63. */
 __device__ static inline float square_root(float x)
 {
     float y;
@@ -35,9 +38,9 @@ __device__ static inline float square_root(float x)
 
 struct Step {
     AdamW a;
-    float rest1, rest2;                 /* 1 - beta1, 1 - beta2              */
-    float inverse1, inverse2;           /* 1 / correction1, 1 / correction2  */
-    uint64_t sequence;                  /* random_sequence(seed)             */
+    float rest1, rest2;       /* 1 - beta1, 1 - beta2 */
+    float inverse1, inverse2; /* 1 / correction1, 1 / correction2 */
+    uint64_t sequence;        /* random_sequence(seed) */
 };
 
 __device__ static inline void update(float &w, float &m, float &v, float grad, const Step &s)
@@ -50,12 +53,14 @@ __device__ static inline void update(float &w, float &m, float &v, float grad, c
     w = __fsub_rn(w, __fmul_rn(s.a.lr, __fadd_rn(ratio, __fmul_rn(s.a.weight_decay, w))));
 }
 
-/* bf16_round_stochastic of x[0..7], elements from i on, a multiple of 4: two BF16 per word. A dot product of 16-bit halves with
- * bytes, one of which is 1, adds 16 random bits in one instruction; a byte permutation picks two upper halves. The sum is right for
- * infinities too, but may turn NaN into a number: a running sum of products is NaN if any factor is, and rarely otherwise. */
+/* bf16_round_stochastic of x[0..7], elements from i on, a multiple of 4: two BF16 per word. A dot
+ * product of 16-bit halves with bytes, one of which is 1, adds 16 random bits in one instruction; a
+ * byte permutation picks two upper halves. The sum is right for infinities too, but may turn NaN
+ * into a number: a running sum of products is NaN if any factor is, and rarely otherwise. */
 __device__ static inline uint4 round_pack(const float (&x)[8], uint64_t sequence, uint64_t i)
 {
-    const uint64_t bits[2] = { random_bits_of(sequence, i / 4), random_bits_of(sequence, i / 4 + 1) };
+    const uint64_t bits[2] = { random_bits_of(sequence, i / 4),
+                               random_bits_of(sequence, i / 4 + 1) };
     uint32_t sum[8];
     float any_nan = 0;
 #pragma unroll
@@ -80,7 +85,8 @@ __device__ static inline void store_weights(float *w, const float (&x)[8], uint6
 }
 
 /* x[0] is element i, a multiple of 4. */
-__device__ static inline void store_weights(bf16 *w, const float (&x)[8], uint64_t sequence, uint64_t i)
+__device__ static inline void store_weights(bf16 *w, const float (&x)[8], uint64_t sequence,
+                                            uint64_t i)
 {
     *(uint4 *)w = round_pack(x, sequence, i);
 }
@@ -94,13 +100,16 @@ __device__ static inline uint64_t number_of(uint64_t first, unsigned at, const R
 static inline void check_numbers(const char *op, uint64_t first, const RowParts &p)
 {
     CHECK(first % 4 == 0 && p.width % 8 == 0 && p.start % 8 == 0 && p.skip % 4 == 0,
-          "%s: first is %llu, parts of rows %u wide from %u on; four elements share random bits, and eight have one row", op,
-          (unsigned long long)first, p.width, p.start);
+          "%s: first is %llu, parts of rows %u wide from %u on; four elements share random bits, "
+          "and eight have one row",
+          op, (unsigned long long)first, p.width, p.start);
 }
 
 static inline Step make_step(AdamW a)
 {
-    return { a, 1 - a.beta1, 1 - a.beta2, 1 / a.correction1, 1 / a.correction2, random_sequence(a.seed) };
+    return {
+        a, 1 - a.beta1, 1 - a.beta2, 1 / a.correction1, 1 / a.correction2, random_sequence(a.seed)
+    };
 }
 
 /* adamw_fp8.cu: for one or two moments in FP8 groups. */

@@ -1,43 +1,56 @@
-/* AdamW with the 8-bit moments of bitsandbytes (kernels/dynamic8.h): decode, update and encode in registers, in one pass.
+/* AdamW with the 8-bit moments of bitsandbytes (kernels/dynamic8.h): decode, update and encode in
+ * registers, in one pass.
  *
- * A warp has a group of 256, a thread eight elements of it; maxima of the new moments by warp reductions. Bytes per element with
- * BF16 weights and gradients: 2 + 2 + 2, four for codes, and 1/16 for scales: 10.06; at the 3.95 TB/s of a copy on an H200, 2.55 ms
- * for 1e9 elements. F32 weights: 14.06, each access using half of every sector.
+ * A warp has a group of 256, a thread eight elements of it; maxima of the new moments by warp
+ * reductions. Bytes per element with BF16 weights and gradients: 2 + 2 + 2, four for codes, and
+ * 1/16 for scales: 10.06; at the 3.95 TB/s of a copy on an H200, 2.55 ms for 1e9 elements. F32
+ * weights: 14.06, each access using half of every sector.
  *
- * Moments follow the specification operation by operation, so codes and scales agree with the CPU bit for bit. Weights use the
- * hardware's approximate root and reciprocal.
+ * Moments follow the specification operation by operation, so codes and scales agree with the CPU
+ * bit for bit. Weights use the hardware's approximate root and reciprocal.
  *
- * NOTE: instructions are the next limit: 60 per element (decode 6, moments 9, weights 7, random rounding 10, maxima 2, encode 16,
- * the rest for loads, stores and addresses), 1.8 ms for 1e9 if an H200 at 1.98 GHz fills every issue slot. Hence no search: the
- * upper half of a float gives the code by one table entry (dynamic8_steps). The third limit is shared memory, one access of 32
- * banks per clock and SM: it holds the maps once per lane, so that decoding has no bank conflicts (2 accesses for 32 elements); the
- * encoder's random accesses take about 3.4 each: 1.1 ms in all. These 87 KiB are filled once per thread block: blocks are
- * persistent, and a warp loads its next group before it computes. */
+ * NOTE: instructions are the next limit: 60 per element (decode 6, moments 9, weights 7, random
+ * rounding 10, maxima 2, encode 16, the rest for loads, stores and addresses), 1.8 ms for 1e9 if an
+ * H200 at 1.98 GHz fills every issue slot. Hence no search: the upper half of a float gives the
+ * code by one table entry (dynamic8_steps). The third limit is shared memory, one access of 32
+ * banks per clock and SM: it holds the maps once per lane, so that decoding has no bank conflicts
+ * (2 accesses for 32 elements); the encoder's random accesses take about 3.4 each: 1.1 ms in all.
+ * These 87 KiB are filled once per thread block: blocks are persistent, and a warp loads its next
+ * group before it computes. */
 #include "kernels/cuda/adamw.cuh"
 extern "C" {
 #include "kernels/dynamic8.h"
 }
 
-enum { GROUP = DYNAMIC8_GROUP, LANES = 32, EACH = GROUP / LANES, THREADS = 384, WARPS = THREADS / LANES, BLOCKS = 2 };
+enum {
+    GROUP = DYNAMIC8_GROUP,
+    LANES = 32,
+    EACH = GROUP / LANES,
+    THREADS = 384,
+    WARPS = THREADS / LANES,
+    BLOCKS = 2
+};
 
 struct Tables {
-    float    map[2][256];                   /* m, v */
+    float map[2][256]; /* m, v */
     uint32_t steps[2][DYNAMIC8_STEPS];
 };
 
 struct Shared {
-    float    map[2][256][LANES];
+    float map[2][256][LANES];
     uint32_t steps[2][DYNAMIC8_STEPS];
 };
 
 struct Moments {
-    uint8_t *codes[2];                      /* m, v */
-    float   *absmax[2];
-    uint32_t least;                         /* bits of the smallest number of DYNAMIC8 with rank 1 */
+    uint8_t *codes[2]; /* m, v */
+    float *absmax[2];
+    /* bits of the smallest number of DYNAMIC8 with rank 1 */
+    uint32_t least;
 };
 
 /* A thread's part of a group. */
-template <typename TW, typename TG> struct Loaded {
+template <typename TW, typename TG>
+struct Loaded {
     Pack<TW> w;
     Pack<TG> grad;
     uint2 codes[2];
@@ -45,7 +58,8 @@ template <typename TW, typename TG> struct Loaded {
 };
 
 template <typename TW, typename TG>
-__device__ static inline Loaded<TW, TG> load_group(const TW *w, const TG *grad, const Moments &t, unsigned group)
+__device__ static inline Loaded<TW, TG> load_group(const TW *w, const TG *grad, const Moments &t,
+                                                   unsigned group)
 {
     const unsigned at = group * GROUP + threadIdx.x % LANES * EACH;
     Loaded<TW, TG> x;
@@ -59,10 +73,12 @@ __device__ static inline Loaded<TW, TG> load_group(const TW *w, const TG *grad, 
     return x;
 }
 
-/* Addresses of the tables in shared memory. NOTE: 32-bit, so that the dot products below add to them at no cost. */
+/* Addresses of the tables in shared memory. NOTE: 32-bit, so that the dot products below add to
+ * them at no cost. */
 struct TableAddresses {
-    unsigned map;           /* of m, for this lane; that of v is MAP_BYTES after it */
-    unsigned steps;         /* of m, where the entry of 0.0f would be; that of v is STEPS_BYTES after it */
+    unsigned map; /* of m, for this lane; that of v is MAP_BYTES after it */
+    /* of m, where the entry of 0.0f would be; that of v is STEPS_BYTES after it */
+    unsigned steps;
 };
 
 enum { MAP_BYTES = sizeof(float) * 256 * LANES, STEPS_BYTES = sizeof(uint32_t) * DYNAMIC8_STEPS };
@@ -70,20 +86,25 @@ enum { MAP_BYTES = sizeof(float) * 256 * LANES, STEPS_BYTES = sizeof(uint32_t) *
 __device__ static inline TableAddresses table_addresses(const Shared &shared)
 {
     return { (unsigned)__cvta_generic_to_shared(&shared.map[0][0][threadIdx.x % LANES]),
-             (unsigned)__cvta_generic_to_shared(shared.steps[0]) - (unsigned)sizeof(uint32_t) * DYNAMIC8_FIRST };
+             (unsigned)__cvta_generic_to_shared(shared.steps[0]) -
+                 (unsigned)sizeof(uint32_t) * DYNAMIC8_FIRST };
 }
 
-template <typename T> __device__ static inline T shared_at(unsigned address)
+template <typename T>
+__device__ static inline T shared_at(unsigned address)
 {
     return *(const T *)__cvta_shared_to_generic(address);
 }
 
-/* A dot product of four codes with one 128 and zeros is the offset of that code's values, 128 bytes per code. */
-__device__ static inline void decode_codes(float (&x)[EACH], unsigned map, int offset, uint2 codes, float absmax)
+/* A dot product of four codes with one 128 and zeros is the offset of that code's values, 128 bytes
+ * per code. */
+__device__ static inline void decode_codes(float (&x)[EACH], unsigned map, int offset, uint2 codes,
+                                           float absmax)
 {
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-        const unsigned value = __dp4a(i < 4 ? codes.x : codes.y, (unsigned)sizeof(float) * LANES << 8 * (i % 4), map);
+        const unsigned value =
+            __dp4a(i < 4 ? codes.x : codes.y, (unsigned)sizeof(float) * LANES << 8 * (i % 4), map);
         x[i] = __fmul_rn(shared_at<float>(value + offset), absmax);
     }
 }
@@ -108,13 +129,15 @@ __device__ static inline float group_max_or_nan(const float (&x)[EACH])
     return __uint_as_float(__reduce_max_sync(0xffffffffu, a));
 }
 
-/* dynamic8_inverse. In this range `reciprocal` equals the compiler's correctly rounded __frcp_rn, without its slow path. */
+/* dynamic8_inverse. In this range `reciprocal` equals the compiler's correctly rounded __frcp_rn,
+ * without its slow path. */
 __device__ static inline float group_inverse(float absmax)
 {
     return absmax >= 0x1p-126f && absmax < 0x1p126f ? reciprocal(absmax) : 0.0f;
 }
 
-/* prmt.b32 with bit 3 of a selector fills a byte with the sign of the selected one; __byte_perm cannot. */
+/* prmt.b32 with bit 3 of a selector fills a byte with the sign of the selected one; __byte_perm
+ * cannot. */
 __device__ static inline uint32_t sign_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
     uint32_t low, high;
@@ -129,7 +152,8 @@ __device__ static inline uint32_t rank_bytes(uint32_t a, uint32_t b, uint32_t c,
     return __byte_perm(__byte_perm(a, b, 0x0062), __byte_perm(c, d, 0x0062), 0x5410);
 }
 
-/* bits + entry of dynamic8_steps. The dot product of a float's halves with 0 and 4 is the offset of the entry. */
+/* bits + entry of dynamic8_steps. The dot product of a float's halves with 0 and 4 is the offset of
+ * the entry. */
 __device__ static inline uint32_t rank_of(float x, unsigned steps, int offset)
 {
     const uint32_t bits = __float_as_uint(x);
@@ -138,14 +162,16 @@ __device__ static inline uint32_t rank_of(float x, unsigned steps, int offset)
 
 /* |x| inverse is at most 1, or NaN, which fmaxf replaces. Smaller numbers are replaced by the smallest number of rank 1 if x is
  * negative, else by the float before it, which has rank 0. */
-__device__ static inline uint32_t encode_signed(const float *x, float inverse, unsigned steps, uint32_t least)
+__device__ static inline uint32_t encode_signed(const float *x, float inverse, unsigned steps,
+                                                uint32_t least)
 {
     uint32_t scaled[4], rank[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const float s = __fmul_rn(x[i], inverse);
         scaled[i] = __float_as_uint(s);
-        rank[i] = rank_of(fmaxf(fabsf(s), __uint_as_float((scaled[i] >> 31) + least - 1)), steps, 0);
+        rank[i] =
+            rank_of(fmaxf(fabsf(s), __uint_as_float((scaled[i] >> 31) + least - 1)), steps, 0);
     }
     return dynamic8_codes(rank_bytes(rank[0], rank[1], rank[2], rank[3]),
                           sign_bytes(scaled[0], scaled[1], scaled[2], scaled[3]));
@@ -156,7 +182,8 @@ __device__ static inline uint32_t encode_unsigned(const float *x, float inverse,
     uint32_t rank[4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        rank[i] = rank_of(fmaxf(__fmul_rn(x[i], inverse), __uint_as_float(DYNAMIC8_FIRST << 16)), steps, STEPS_BYTES);
+        rank[i] = rank_of(fmaxf(__fmul_rn(x[i], inverse), __uint_as_float(DYNAMIC8_FIRST << 16)),
+                          steps, STEPS_BYTES);
     return rank_bytes(rank[0], rank[1], rank[2], rank[3]);
 }
 
@@ -167,19 +194,23 @@ __device__ static inline void update_moments(float &m, float &v, float grad, con
     m = __fadd_rn(__fmul_rn(s.beta1, m), __fmul_rn(s.rest1, g));
 }
 
-/* Two weights, which share one reciprocal: 1/a = b (1/ab), finite if sqrt(c2) eps > 2^-63. With u = 2^-24 the quotient's error is 2
- * u each for root and reciprocal, and u each for a sum and four products: 9 u; w has a further error of 3 u of itself. rate: s.rate
- * times s.keep. */
-__device__ static inline void update_weights(float *w, const float *m, const float *v, const Dynamic8Step &s, float rate)
+/* Two weights, which share one reciprocal: 1/a = b (1/ab), finite if sqrt(c2) eps > 2^-63. With u =
+ * 2^-24 the quotient's error is 2 u each for root and reciprocal, and u each for a sum and four
+ * products: 9 u; w has a further error of 3 u of itself. rate: s.rate times s.keep. */
+__device__ static inline void update_weights(float *w, const float *m, const float *v,
+                                             const Dynamic8Step &s, float rate)
 {
-    const float a = sqrt_quick(v[0]) + s.eps, b = sqrt_quick(v[1]) + s.eps, r = inverse_quick(a * b);
+    const float a = sqrt_quick(v[0]) + s.eps, b = sqrt_quick(v[1]) + s.eps,
+                r = inverse_quick(a * b);
     w[0] = __fmaf_rn(rate, m[0] * (b * r), s.keep * w[0]);
     w[1] = __fmaf_rn(rate, m[1] * (a * r), s.keep * w[1]);
 }
 
-/* Changes the group's new moments, their maxima (drop_moments) and weights (keep_weights) where a gradient is not finite. */
+/* Changes the group's new moments, their maxima (drop_moments) and weights (keep_weights) where a
+ * gradient is not finite. */
 template <typename TG>
-__device__ static inline void drop_moments(float (&m)[EACH], float (&v)[EACH], float (&top)[2], const Pack<TG> &grad)
+__device__ static inline void drop_moments(float (&m)[EACH], float (&v)[EACH], float (&top)[2],
+                                           const Pack<TG> &grad)
 {
 #pragma unroll
     for (int i = 0; i < EACH; i++)
@@ -190,7 +221,8 @@ __device__ static inline void drop_moments(float (&m)[EACH], float (&v)[EACH], f
 }
 
 template <typename TW, typename TG>
-__device__ static inline void keep_weights(float (&w)[EACH], const Pack<TW> &old, const Pack<TG> &grad)
+__device__ static inline void keep_weights(float (&w)[EACH], const Pack<TW> &old,
+                                           const Pack<TG> &grad)
 {
 #pragma unroll
     for (int i = 0; i < EACH; i++)
@@ -199,8 +231,9 @@ __device__ static inline void keep_weights(float (&w)[EACH], const Pack<TW> &old
 }
 
 template <typename TW, typename TG>
-__device__ static inline void step_group(TW *w, const Moments &t, const Loaded<TW, TG> &x, TableAddresses addresses,
-                                         const Dynamic8Step &s, unsigned group, uint64_t sequence, uint64_t first,
+__device__ static inline void step_group(TW *w, const Moments &t, const Loaded<TW, TG> &x,
+                                         TableAddresses addresses, const Dynamic8Step &s,
+                                         unsigned group, uint64_t sequence, uint64_t first,
                                          const RowParts &parts)
 {
     const unsigned lane = threadIdx.x % LANES, at = group * GROUP + lane * EACH;
@@ -211,7 +244,7 @@ __device__ static inline void step_group(TW *w, const Moments &t, const Loaded<T
     for (int i = 0; i < EACH; i++)
         update_moments(mx[i], vx[i], x.grad[i], s);
     float top[2] = { group_abs_max(mx), group_max_or_nan(vx) };
-    const bool rare = !isfinite(top[1]);        /* v is not finite where a gradient is not */
+    const bool rare = !isfinite(top[1]); /* v is not finite where a gradient is not */
     if (rare)
         drop_moments(mx, vx, top, x.grad);
 #pragma unroll
@@ -223,8 +256,9 @@ __device__ static inline void step_group(TW *w, const Moments &t, const Loaded<T
         keep_weights(wx, x.w, x.grad);
     store_weights(w + at, wx, sequence, number_of(first, at, parts));
     const float inverse[2] = { group_inverse(top[0]), group_inverse(top[1]) };
-    *(uint2 *)(t.codes[0] + at) = make_uint2(encode_signed(mx, inverse[0], addresses.steps, t.least),
-                                             encode_signed(mx + 4, inverse[0], addresses.steps, t.least));
+    *(uint2 *)(t.codes[0] + at) =
+        make_uint2(encode_signed(mx, inverse[0], addresses.steps, t.least),
+                   encode_signed(mx + 4, inverse[0], addresses.steps, t.least));
     *(uint2 *)(t.codes[1] + at) = make_uint2(encode_unsigned(vx, inverse[1], addresses.steps),
                                              encode_unsigned(vx + 4, inverse[1], addresses.steps));
     if (lane == 0) {
@@ -243,11 +277,15 @@ __device__ static inline void fill(Shared &shared, const Tables *tables)
 }
 
 /* n: whole groups. */
-template <typename TW, typename TG> __global__ __launch_bounds__(THREADS, BLOCKS)
-void adamw8bit_kernel(TW *w, Moments t, const TG *grad, unsigned n, const Tables *tables, Dynamic8Step s, uint64_t sequence,
-                      uint64_t first, RowParts parts)
+template <typename TW, typename TG>
+__global__ __launch_bounds__(THREADS,
+                             BLOCKS) void adamw8bit_kernel(TW *w, Moments t, const TG *grad,
+                                                           unsigned n, const Tables *tables,
+                                                           Dynamic8Step s, uint64_t sequence,
+                                                           uint64_t first, RowParts parts)
 {
-    constexpr int UNROLL = sizeof(TW) + sizeof(TG) == 4 ? 2 : 1;     /* alternates registers, without moves, if there are enough */
+    /* alternates registers, without moves, if there are enough */
+    constexpr int UNROLL = sizeof(TW) + sizeof(TG) == 4 ? 2 : 1;
     extern __shared__ uint4 memory[];
     Shared &shared = *(Shared *)memory;
     fill(shared, tables);
@@ -279,7 +317,7 @@ static const Tables *device_tables(void)
         }
         tables = (Tables *)device_alloc(sizeof host);
         backend_device_put(tables, &host, sizeof host);
-        device_sync();      /* later calls may use other queues */
+        device_sync(); /* later calls may use other queues */
     }
     return tables;
 }
@@ -288,7 +326,8 @@ static void check_moment(const char *name, Tensor t, DType d, int n)
 {
     check_tensor("adamw8bit", name, t, 1, n);
     if (t.format.dtype != d)
-        die("adamw8bit: %s is %s; expected %s", name, format_name(t.format), format_name({ d, DYNAMIC8_GROUP, false }));
+        die("adamw8bit: %s is %s; expected %s", name, format_name(t.format),
+            format_name({ d, DYNAMIC8_GROUP, false }));
 }
 
 static uint32_t least_of_rank_1(void)
@@ -310,18 +349,22 @@ void backend_adamw8bit(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint6
           "adamw8bit: w, m, v and grad begin at multiples of 16 bytes");
     if (w.cols == 0)
         return;
-    const Moments t = { { (uint8_t *)m.data, (uint8_t *)v.data }, { (float *)m.scale, (float *)v.scale }, least_of_rank_1() };
-    const unsigned most = BLOCKS * (unsigned)device_sm_count(), needed = (unsigned)ceil_div(w.cols / GROUP, WARPS);
+    const Moments t = { { (uint8_t *)m.data, (uint8_t *)v.data },
+                        { (float *)m.scale, (float *)v.scale },
+                        least_of_rank_1() };
+    const unsigned most = BLOCKS * (unsigned)device_sm_count(),
+                   needed = (unsigned)ceil_div(w.cols / GROUP, WARPS);
     with_type(w, [&](auto *wp) {
         with_type(grad, [&](auto *gp) {
             typedef std::remove_pointer_t<decltype(wp)> TW;
             typedef std::remove_pointer_t<decltype(gp)> TG;
             const auto kernel = adamw8bit_kernel<TW, TG>;
-            CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+            CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel,
+                                            cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             (int)sizeof(Shared)));
-            kernel<<<needed < most ? needed : most, THREADS, sizeof(Shared), device_stream()>>>(
-                wp, t, gp, (unsigned)w.cols, device_tables(), dynamic8_step(a), random_sequence(a.seed), first,
-                a.parts);
+            kernel < <<needed<most ? needed : most, THREADS, sizeof(Shared), device_stream()>>>(
+                         wp, t, gp, (unsigned)w.cols, device_tables(), dynamic8_step(a),
+                         random_sequence(a.seed), first, a.parts);
         });
     });
     LAUNCH_CHECK();

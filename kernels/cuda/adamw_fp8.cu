@@ -1,50 +1,58 @@
-/* AdamW with FP8 moments in groups of 128 [COAT sec. 4]: decode, update and encode in registers, in one pass. For two FP8 moments,
- * or one with a dense other: FP8-LM has m in FP8 and v in 16 bits [Peng et al. 2023, arXiv 2310.18313].
+/* AdamW with FP8 moments in groups of 128 [COAT sec. 4]: decode, update and encode in registers, in
+ * one pass. For two FP8 moments, or one with a dense other: FP8-LM has m in FP8 and v in 16 bits
+ * [Peng et al. 2023, arXiv 2310.18313].
  *
- * Eight threads share a group, sixteen elements each: maximum and minimum of the new moments by shuffles. Bytes per element with
- * BF16 weights and gradients: 2 + 2 + 2, four for codes, and 1/16 for scales (expanded 1/8): 10.06 or 10.13; with v in BF16 12.03
- * or 12.06, in F32 16.03 or 16.06, where each access to v uses half of every sector.
+ * Eight threads share a group, sixteen elements each: maximum and minimum of the new moments by
+ * shuffles. Bytes per element with BF16 weights and gradients: 2 + 2 + 2, four for codes, and 1/16
+ * for scales (expanded 1/8): 10.06 or 10.13; with v in BF16 12.03 or 12.06, in F32 16.03 or 16.06,
+ * where each access to v uses half of every sector.
  *
- * Rounding: powers are 2^(k log2 x) with the hardware's approximations, which err by a few 2^-22 in the exponent; root and quotient
- * are approximations too. So a code may differ by one from the specification's if a value is that close to the midpoint of two.
- * NOTE: special functions are the limit, not memory: 16 per clock and SM, and an element takes 10 1/4 of them with both moments
- * expanded (4 each, 1 1/2 in the update, the rest per group), and some 45 other instructions. Hence approximations that flush to
- * zero (others scale their arguments), constants from the host, formats as template parameters, and one reciprocal for two
- * elements. */
+ * Rounding: powers are 2^(k log2 x) with the hardware's approximations, which err by a few 2^-22 in
+ * the exponent; root and quotient are approximations too. So a code may differ by one from the
+ * specification's if a value is that close to the midpoint of two. NOTE: special functions are the
+ * limit, not memory: 16 per clock and SM, and an element takes 10 1/4 of them with both moments
+ * expanded (4 each, 1 1/2 in the update, the rest per group), and some 45 other instructions. Hence
+ * approximations that flush to zero (others scale their arguments), constants from the host,
+ * formats as template parameters, and one reciprocal for two elements. */
 #include "kernels/cuda/adamw.cuh"
 #include "kernels/cuda/moments.cuh"
 
 /* The update rearranged, with the corrections c1 and c2:
  *     m / c1 / (sqrt(v / c2) + eps) = sqrt(c2) / c1 * m / (sqrt(v) + sqrt(c2) eps)
  *     w - lr (... + weight_decay w) = (1 - lr weight_decay) w - lr (...)
- * With u = 2^-24 the quotient's error is 2 u each for root and reciprocal, and u each for two constants, a sum and three products:
- * 10 u; w has a further error of 3 u of itself. */
+ * With u = 2^-24 the quotient's error is 2 u each for root and reciprocal, and u each for two
+ * constants, a sum and three products: 10 u; w has a further error of 3 u of itself. */
 struct QuickStep {
-    float rest1, rest2;     /* (1 - beta1) grad_scale, (1 - beta2) grad_scale^2 */
-    float keep;             /* 1 - lr weight_decay                              */
-    float rate;             /* lr sqrt(c2) / c1                                 */
-    float eps;              /* eps sqrt(c2)                                     */
-    uint64_t sequence;      /* of the random bits                               */
+    float rest1, rest2; /* (1 - beta1) grad_scale, (1 - beta2) grad_scale^2 */
+    float keep;         /* 1 - lr weight_decay */
+    float rate;         /* lr sqrt(c2) / c1 */
+    float eps;          /* eps sqrt(c2) */
+    uint64_t sequence;  /* of the random bits */
 };
 
-/* Two elements, which share one reciprocal: 1/a = b (1/ab). A root is 0 or at least 2^-63, so 1/ab is finite if sqrt(c2) eps >
- * 2^-63; a gradient that is infinite or NaN, or has such a square, spoils both elements. On entry m and v are the old moments times
- * beta. */
-__device__ static inline void update_two(float *w, float *m, float *v, float g0, float g1, const QuickStep &s)
+/* Two elements, which share one reciprocal: 1/a = b (1/ab). A root is 0 or at least 2^-63, so 1/ab
+ * is finite if sqrt(c2) eps > 2^-63; a gradient that is infinite or NaN, or has such a square,
+ * spoils both elements. On entry m and v are the old moments times beta. */
+__device__ static inline void update_two(float *w, float *m, float *v, float g0, float g1,
+                                         const QuickStep &s)
 {
     m[0] = __fmaf_rn(s.rest1, g0, m[0]);
     m[1] = __fmaf_rn(s.rest1, g1, m[1]);
     v[0] = __fmaf_rn(s.rest2 * g0, g0, v[0]);
     v[1] = __fmaf_rn(s.rest2 * g1, g1, v[1]);
-    const float a = sqrt_quick(v[0]) + s.eps, b = sqrt_quick(v[1]) + s.eps, r = inverse_quick(a * b);
+    const float a = sqrt_quick(v[0]) + s.eps, b = sqrt_quick(v[1]) + s.eps,
+                r = inverse_quick(a * b);
     w[0] = __fmaf_rn(-s.rate, m[0] * (b * r), s.keep * w[0]);
     w[1] = __fmaf_rn(-s.rate, m[1] * (a * r), s.keep * w[1]);
 }
 
-/* n: a multiple of GROUP. Threads after the end recompute the last group, for the shuffles, and store nothing. */
-template <class FM, class FV, typename TW, typename TG> __global__ __launch_bounds__(THREADS, 3)
-void adamw_fp8_kernel(TW *w, Moment m, Moment v, const TG *grad, unsigned n, QuickStep s, uint64_t first,
-                      RowParts parts)
+/* n: a multiple of GROUP. Threads after the end recompute the last group, for the shuffles, and
+ * store nothing. */
+template <class FM, class FV, typename TW, typename TG>
+__global__ __launch_bounds__(THREADS, 3) void adamw_fp8_kernel(TW *w, Moment m, Moment v,
+                                                               const TG *grad, unsigned n,
+                                                               QuickStep s, uint64_t first,
+                                                               RowParts parts)
 {
     const unsigned group = (blockIdx.x * THREADS + threadIdx.x) / LANES, last = n / GROUP - 1;
     const unsigned at = min(group, last) * GROUP + threadIdx.x % LANES * 8;
@@ -69,7 +77,8 @@ void adamw_fp8_kernel(TW *w, Moment m, Moment v, const TG *grad, unsigned n, Qui
             update_two(wx[h] + i, mx[h] + i, vx[h] + i, gp[h][i], gp[h][i + 1], s);
         }
         if (inside)
-            store_weights(w + at + h * HALF, wx[h], s.sequence, number_of(first, at + h * HALF, parts));
+            store_weights(w + at + h * HALF, wx[h], s.sequence,
+                          number_of(first, at + h * HALF, parts));
     }
     store_moment<FM, true>(m, at, mx, inside);
     store_moment<FV, false>(v, at, vx, inside);
@@ -78,18 +87,23 @@ void adamw_fp8_kernel(TW *w, Moment m, Moment v, const TG *grad, unsigned n, Qui
 static Moment moment(const char *name, Tensor t, int n, float beta)
 {
     check_tensor("adamw", name, t, 1, n);
-    if (format_is_dynamic8(t.format) || (format_is_fp8(t.format) && t.format.group != GROUP) || n % GROUP)
-        die("adamw: %s is %s of %d elements; the CUDA back end has FP8 moments in whole groups of %d, with dense ones or FP8",
+    if (format_is_dynamic8(t.format) || (format_is_fp8(t.format) && t.format.group != GROUP) ||
+        n % GROUP)
+        die("adamw: %s is %s of %d elements; the CUDA back end has FP8 moments in whole groups of "
+            "%d, with dense ones or FP8",
             name, format_name(t.format), n, (int)GROUP);
-    CHECK(!format_has_byte_scales(t.format), "adamw: %s is %s with a byte per group; moments have more (format_of_moment)", name,
+    CHECK(!format_has_byte_scales(t.format),
+          "adamw: %s is %s with a byte per group; moments have more (format_of_moment)", name,
           format_name(t.format));
     return { (uint8_t *)t.data, t.scale, t.format.expand ? log2f(beta) : beta };
 }
 
-/* NOTE: these functions leave out combinations without a kernel. `if constexpr` around a launch in a lambda would
- * not do: nvcc 13.0 compiles it, but the kernels are then not registered at run time. */
+/* NOTE: these functions leave out combinations without a kernel. `if constexpr` around a launch in
+ * a lambda would not do: nvcc 13.0 compiles it, but the kernels are then not registered at run
+ * time. */
 /* f(the Forms of m and v), at least one of them FP8; optimizer.cu has the others. */
-template <typename F> static void with_forms(Tensor m, Tensor v, F f)
+template <typename F>
+static void with_forms(Tensor m, Tensor v, F f)
 {
     if (!format_is_fp8(m.format))
         with_dense_form(m, [&](auto fm) { with_fp8_form(v, [&](auto fv) { f(fm, fv); }); });
@@ -102,8 +116,11 @@ template <typename F> static void with_forms(Tensor m, Tensor v, F f)
 static QuickStep make_quick_step(const AdamW &a)
 {
     const double root = sqrt((double)a.correction2), scale = a.grad_scale;
-    return { (float)((1 - (double)a.beta1) * scale), (float)((1 - (double)a.beta2) * scale * scale),
-             (float)(1 - (double)a.lr * a.weight_decay), (float)(a.lr * root / a.correction1), (float)(a.eps * root),
+    return { (float)((1 - (double)a.beta1) * scale),
+             (float)((1 - (double)a.beta2) * scale * scale),
+             (float)(1 - (double)a.lr * a.weight_decay),
+             (float)(a.lr * root / a.correction1),
+             (float)(a.eps * root),
              random_sequence(a.seed) };
 }
 
@@ -119,8 +136,9 @@ void adamw_fp8(Tensor w, Tensor m, Tensor v, Tensor grad, const AdamW &a, uint64
     with_type(w, [&](auto *wp) {
         with_type(grad, [&](auto *gp) {
             with_forms(m, v, [&](auto fm, auto fv) {
-                adamw_fp8_kernel<decltype(fm), decltype(fv)><<<blocks, THREADS, 0, device_stream()>>>(
-                    wp, m1, m2, gp, (unsigned)n, s, first, a.parts);
+                adamw_fp8_kernel<decltype(fm), decltype(fv)>
+                    <<<blocks, THREADS, 0, device_stream()>>>(wp, m1, m2, gp, (unsigned)n, s, first,
+                                                              a.parts);
             });
         });
     });

@@ -1,4 +1,5 @@
-/* Attention: BF16 heads of width 64, 96 and 128 on compute capability 9.0 use attention_sm90.cu, all others attention_mma.cu. */
+/* Attention: BF16 heads of width 64, 96 and 128 on compute capability 9.0 use attention_sm90.cu,
+ * all others attention_mma.cu. */
 #include "kernels/cuda/attention.h"
 
 #include <stdlib.h>
@@ -8,7 +9,8 @@ static void check_supported(const char *op, Tensor y, Tensor qkv, Attention a)
     if (a.D % 2 != 0 || a.D > 256)
         die("%s: heads of width %d; there are kernels for even widths up to 256", op, a.D);
     if (y.format.dtype != qkv.format.dtype || (qkv.format.dtype != F32 && qkv.format.dtype != BF16))
-        die("%s: qkv is %s and y is %s; both must be f32 or both bf16", op, format_name(qkv.format), format_name(y.format));
+        die("%s: qkv is %s and y is %s; both must be f32 or both bf16", op, format_name(qkv.format),
+            format_name(y.format));
 }
 
 /* A window that excludes no key counts as none, which changes no bit. */
@@ -38,7 +40,8 @@ Blocks attention_blocks(Attention a, Documents docs, int size)
     Packed *document = xmalloc(sizeof *document * (size_t)docs.count);
     int documents = 0;
     for (int i = 0; i < docs.count; i++) {
-        const int length = docs.host_start[i + 1] - docs.host_start[i], count = (length + size - 1) / size;
+        const int length = docs.host_start[i + 1] - docs.host_start[i],
+                  count = (length + size - 1) / size;
         if (docs.left_out && docs.left_out[i])
             continue;
         document[documents++] = (Packed){ docs.host_start[i], length, 0 };
@@ -68,16 +71,21 @@ void backend_attention_forward(Tensor y, float *lse, Tensor qkv, Attention a, Do
     (serves_hopper(qkv, a) ? attention_sm90_forward : attention_mma_forward)(y, lse, qkv, a, docs);
 }
 
-void backend_attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs)
+void backend_attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse,
+                                Attention a, Documents docs)
 {
     check_attention(OPERATION, y, qkv, a, docs);
     check_supported(OPERATION, y, qkv, a);
     CHECK_TENSOR(dqkv, qkv.rows, qkv.cols);
     CHECK_TENSOR(dy, y.rows, y.cols);
-    CHECK(dqkv.data != qkv.data, "attention_backward: dqkv is the memory of qkv, which is still read");
+    CHECK(dqkv.data != qkv.data,
+          "attention_backward: dqkv is the memory of qkv, which is still read");
     if (!format_equal(dqkv.format, qkv.format) || !format_equal(dy.format, y.format))
-        die("attention_backward: qkv is %s and dqkv %s, y is %s and dy %s; each pair must have one format",
-            format_name(qkv.format), format_name(dqkv.format), format_name(y.format), format_name(dy.format));
+        die("attention_backward: qkv is %s and dqkv %s, y is %s and dy %s; each pair must have one "
+            "format",
+            format_name(qkv.format), format_name(dqkv.format), format_name(y.format),
+            format_name(dy.format));
     a.window = window_of(a, docs);
-    (serves_hopper(qkv, a) ? attention_sm90_backward : attention_mma_backward)(dqkv, dy, qkv, y, lse, a, docs);
+    (serves_hopper(qkv, a) ? attention_sm90_backward : attention_mma_backward)(dqkv, dy, qkv, y,
+                                                                               lse, a, docs);
 }

@@ -7,22 +7,28 @@ extern "C" {
 #endif
 
 /* A document: `length` tokens from `start` on; its block i is block first + i of all. */
-typedef struct { int start, length, first; } Packed;
+typedef struct {
+    int start, length, first;
+} Packed;
 
 /* Documents divided into blocks of `size` tokens; long documents come first. */
 typedef struct {
-    int count, split;           /* split: blocks of documents with several; these come first                  */
-    const Packed *table;        /* (count), device memory: the document of each block; NULL: documents are sequences */
+    int count, split; /* split: blocks of documents with several; these come first */
+    /* (count), device memory: the document of each block; NULL: documents are sequences */
+    const Packed *table;
 } Blocks;
 Blocks attention_blocks(Attention a, Documents docs, int size);
 
-/* attention_sm90.cu, only where runs_on_hopper(): BF16 rows, D 64, 96 or 128. lse: (B, H, T), with documents (N, H). */
-void attention_sm90_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
-void attention_sm90_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs);
+/* attention_sm90.cu, only where runs_on_hopper(): BF16 rows, D 64, 96 or 128. lse: (B, H, T), with
+ * documents (N, H). */
+void attention_sm90_forward(Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
+void attention_sm90_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse,
+                             Attention a, Documents docs);
 
 /* attention_mma.cu: F32 or BF16 rows, any even D up to 256. lse: (B, H, T). */
-void attention_mma_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
-void attention_mma_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs);
+void attention_mma_forward(Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
+void attention_mma_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse,
+                            Attention a, Documents docs);
 
 #ifdef __cplusplus
 }

@@ -1,26 +1,31 @@
-/* Attention of a sequence's next tokens over a cache, in F32 arithmetic; the equations are in kernels/cpu/attention.c.
+/* Attention of a sequence's next tokens over a cache, in F32 arithmetic; the equations are in
+ * kernels/cpu/attention.c.
  *
- * A single token would give one block per head, too few for the GPU, so keys are divided into parts: a block has one head of one
- * token and one part, and stores its maximum, sum and weighted values; a second kernel combines the parts [Dao et al. 2023,
- * Flash-Decoding]. The number of parts depends only on the shape, and all sums have one order, so the bits are always the same. The
+ * A single token would give one block per head, too few for the GPU, so keys are divided into
+ * parts: a block has one head of one token and one part, and stores its maximum, sum and weighted
+ * values; a second kernel combines the parts [Dao et al. 2023, Flash-Decoding]. The number of parts
+ * depends only on the shape, and all sums have one order, so the bits are always the same. The
  * tokens of a prompt give enough blocks: they read keys from the L2 cache once per token.
  *
- * Threads: a warp takes KEYS keys at a time; a lane holds elements lane, lane + 32, ... of the head. Bytes: keys and values, once
- * per query head of their group, the first time from memory. */
+ * Threads: a warp takes KEYS keys at a time; a lane holds elements lane, lane + 32, ... of the
+ * head. Bytes: keys and values, once per query head of their group, the first time from memory. */
 #include "kernels/cuda/cuda.h"
 
 static constexpr int KEYS = 8, WARPS = 4, THREADS = 32 * WARPS;
-static constexpr int BLOCKS = 1024, LEAST_KEYS = 64;        /* parts are made for BLOCKS blocks, with at least LEAST_KEYS keys */
+/* parts are made for BLOCKS blocks, with at least LEAST_KEYS keys */
+static constexpr int BLOCKS = 1024, LEAST_KEYS = 64;
 
 struct Shape {
     int H, K, D, qkv_width, kv_width;
     float scale;
-    int past, window;           /* window: larger than any distance if there is none */
+    int past, window; /* window: larger than any distance if there is none */
     int parts;
 };
 
 /* A range of keys; part_of: part `part` of those that token t sees. */
-struct Range { int from, to; };
+struct Range {
+    int from, to;
+};
 
 __device__ static Range part_of(const Shape &s, int t, int part)
 {
@@ -29,13 +34,15 @@ __device__ static Range part_of(const Shape &s, int t, int part)
     return { from, min(from + each, last + 1) };
 }
 
-/* The result of a part: the largest score, the sum of exp(score - largest), and the D values weighted by these. */
+/* The result of a part: the largest score, the sum of exp(score - largest), and the D values
+ * weighted by these. */
 __device__ static float *part_at(float *parts, const Shape &s, int t, int h, int part)
 {
     return parts + (((size_t)t * s.H + h) * s.parts + part) * (s.D + 2);
 }
 
-template <typename T> __global__ void append_kernel(T *k, T *v, const T *qkv, Shape s)
+template <typename T>
+__global__ void append_kernel(T *k, T *v, const T *qkv, Shape s)
 {
     const T *row = qkv + (size_t)blockIdx.x * s.qkv_width + s.H * s.D;
     const size_t to = (size_t)(s.past + (int)blockIdx.x) * s.kv_width;
@@ -47,14 +54,17 @@ template <typename T> __global__ void append_kernel(T *k, T *v, const T *qkv, Sh
 
 /* Rows first .. first + KEYS - 1 of a head; zeros from row `end` on. */
 template <typename T, int C>
-__device__ static void load_rows(float (&x)[KEYS][C], const T *columns, int width, int first, int end, int D)
+__device__ static void load_rows(float (&x)[KEYS][C], const T *columns, int width, int first,
+                                 int end, int D)
 {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int j = 0; j < KEYS; j++)
 #pragma unroll
         for (int c = 0; c < C; c++)
-            x[j][c] = first + j < end && lane + 32 * c < D ? to_float(columns[(size_t)(first + j) * width + lane + 32 * c]) : 0.0f;
+            x[j][c] = first + j < end && lane + 32 * c < D
+                          ? to_float(columns[(size_t)(first + j) * width + lane + 32 * c])
+                          : 0.0f;
 }
 
 /* Combines the warps' results, one per row of `shared` (D + 2), in the order of the warps. */
@@ -68,7 +78,8 @@ __device__ static void merge_warps(float *to, const float *shared, int D)
     for (int d = threadIdx.x; d < D; d += THREADS) {
         float mix = 0;
         for (int w = 0; w < WARPS; w++)
-            mix += top == -INFINITY ? 0.0f : shared[w * (D + 2) + 2 + d] * expf(shared[w * (D + 2)] - top);
+            mix += top == -INFINITY ? 0.0f
+                                    : shared[w * (D + 2) + 2 + d] * expf(shared[w * (D + 2)] - top);
         to[2 + d] = mix;
     }
     if (threadIdx.x == 0) {
@@ -78,7 +89,8 @@ __device__ static void merge_warps(float *to, const float *shared, int D)
 }
 
 template <typename T, int C>
-__global__ void __launch_bounds__(THREADS) part_kernel(float *parts, const T *qkv, const T *k, const T *v, Shape s)
+__global__ void __launch_bounds__(THREADS)
+    part_kernel(float *parts, const T *qkv, const T *k, const T *v, Shape s)
 {
     extern __shared__ float shared[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -132,7 +144,8 @@ __global__ void __launch_bounds__(THREADS) part_kernel(float *parts, const T *qk
 }
 
 /* A part without keys has -infinity and zeros. */
-template <typename T> __global__ void merge_kernel(T *y, float *parts, Shape s)
+template <typename T>
+__global__ void merge_kernel(T *y, float *parts, Shape s)
 {
     const int h = blockIdx.x % s.H, t = blockIdx.x / s.H;
     const float *part = part_at(parts, s, t, h, 0);
@@ -149,7 +162,8 @@ template <typename T> __global__ void merge_kernel(T *y, float *parts, Shape s)
     }
 }
 
-template <typename T, int C> static void launch(Tensor y, Tensor qkv, KvCache cache, const Shape &s, int tokens)
+template <typename T, int C>
+static void launch(Tensor y, Tensor qkv, KvCache cache, const Shape &s, int tokens)
 {
     /* scratch memory for the most parts, so that it does not grow from token to token */
     const size_t heads = (size_t)tokens * s.H, most = heads > BLOCKS ? heads : BLOCKS;
@@ -158,14 +172,15 @@ template <typename T, int C> static void launch(Tensor y, Tensor qkv, KvCache ca
     const T *in = (const T *)qkv.data;
     append_kernel<T><<<tokens, 256, 0, device_stream()>>>(k, v, in, s);
     LAUNCH_CHECK();
-    part_kernel<T, C><<<dim3((unsigned)heads, s.parts), THREADS, WARPS * (s.D + 2) * sizeof(float), device_stream()>>>(
-        parts, in, k, v, s);
+    part_kernel<T, C><<<dim3((unsigned)heads, s.parts), THREADS, WARPS *(s.D + 2) * sizeof(float),
+                        device_stream()>>>(parts, in, k, v, s);
     LAUNCH_CHECK();
     merge_kernel<T><<<(unsigned)heads, 128, 0, device_stream()>>>((T *)y.data, parts, s);
     LAUNCH_CHECK();
 }
 
-template <typename T> static void launch_width(Tensor y, Tensor qkv, KvCache cache, const Shape &s, int tokens)
+template <typename T>
+static void launch_width(Tensor y, Tensor qkv, KvCache cache, const Shape &s, int tokens)
 {
     if (s.D <= 32)
         launch<T, 1>(y, qkv, cache, s, tokens);
@@ -184,8 +199,17 @@ void backend_attention_cached(Tensor y, Tensor qkv, KvCache cache, Attention a)
     check_cached(OPERATION, y, qkv, cache, a);
     const int keys = cache.length + a.T, seen = a.window && a.window < keys ? a.window : keys;
     const int useful = (int)ceil_div(seen, LEAST_KEYS), wanted = BLOCKS / (a.T * a.H);
-    const Shape s = { a.H, a.K, a.D, qkv.cols, a.K * a.D, a.scale, cache.length, a.window ? a.window : keys,
-                      wanted < 1 ? 1 : wanted < useful ? wanted : useful };
+    const Shape s = { a.H,
+                      a.K,
+                      a.D,
+                      qkv.cols,
+                      a.K * a.D,
+                      a.scale,
+                      cache.length,
+                      a.window ? a.window : keys,
+                      wanted < 1        ? 1
+                      : wanted < useful ? wanted
+                                        : useful };
     if (qkv.format.dtype == F32)
         launch_width<float>(y, qkv, cache, s, a.T);
     else

@@ -1,31 +1,39 @@
-/* The main kernel of attention's backward on compute capability 9.0; attention_tiles.cuh has those before and after it. Equations:
- * kernels/cpu/attention.c; the structure is FlashAttention-3's [Shah 2024].
+/* The main kernel of attention's backward on compute capability 9.0; attention_tiles.cuh has those
+ * before and after it. Equations: kernels/cpu/attention.c; the structure is FlashAttention-3's
+ * [Shah 2024].
  *
- * An item is one block of keys of one query head: its k and v stay in shared memory, part of v in registers, while the kernel loops
- * over the tiles of queries that see them, from the diagonal on. The first of three warpgroups moves data; the others own 64 keys
- * each, hold their dk and dv in registers, and per tile compute, transposed,
+ * An item is one block of keys of one query head: its k and v stay in shared memory, part of v in
+ * registers, while the kernel loops over the tiles of queries that see them, from the diagonal on.
+ * The first of three warpgroups moves data; the others own 64 keys each, hold their dk and dv in
+ * registers, and per tile compute, transposed,
  *     s = k q^T, dp = v dy^T,  p = exp2(c s - lse),  ds = p (dp - delta),  dv += p dy,  dk += ds q,
- * and, through ds in shared memory, each a half of the tile's dq = ds k over all 128 keys, which is added to an F32 workspace. The
- * sums of a tile start together with the scores of the next one, and the two warpgroups alternate in starting them, so that one
- * computes p and ds while the other's products run.
+ * and, through ds in shared memory, each a half of the tile's dq = ds k over all 128 keys, which is
+ * added to an F32 workspace. The sums of a tile start together with the scores of the next one, and
+ * the two warpgroups alternate in starting them, so that one computes p and ds while the other's
+ * products run.
  *
- * PAIR: for long sequences, two blocks form a cluster with neighbouring items; each loads half of a tile of queries for both.
- * Traffic from the L2 cache costs energy, and on a GPU at its power limit that costs time.
+ * PAIR: for long sequences, two blocks form a cluster with neighbouring items; each loads half of a
+ * tile of queries for both. Traffic from the L2 cache costs energy, and on a GPU at its power limit
+ * that costs time.
  *
- * Always the same bits: the additions to a tile of dq are ordered. The block on the diagonal is first and stores; then the blocks
- * before it add, nearest first. turn[tile] counts them, and the adding threads wait for their turn. Items are assigned so that each
- * waits only for earlier ones, which are done or running. The first of a pair also waits for the second, which in turn needs only
- * that the first has finished earlier tiles. So no order of blocks on the GPU can hang. Since a block starts on its own diagonal,
- * the blocks that it waits for are ahead of it, and it rarely waits. */
+ * Always the same bits: the additions to a tile of dq are ordered. The block on the diagonal is
+ * first and stores; then the blocks before it add, nearest first. turn[tile] counts them, and the
+ * adding threads wait for their turn. Items are assigned so that each waits only for earlier ones,
+ * which are done or running. The first of a pair also waits for the second, which in turn needs
+ * only that the first has finished earlier tiles. So no order of blocks on the GPU can hang. Since
+ * a block starts on its own diagonal, the blocks that it waits for are ahead of it, and it rarely
+ * waits. */
 #pragma once
 #include "kernels/cuda/attention_tiles.cuh"
 
 /* Tiles of queries in shared memory: as many as fit. */
-template <int D> constexpr int QUERY_STAGES = D == 128 ? 3 : 2;
+template <int D>
+constexpr int QUERY_STAGES = D == 128 ? 3 : 2;
 
-/* The item of a ticket: document by document, head by head, last block first. PAIR 2: a ticket is for two neighbouring blocks,
- * `rank` selects one; sequences then have an even number of blocks. */
-template <int PAIR> __device__ inline Item item_of(const Backward &w, int ticket, int rank)
+/* The item of a ticket: document by document, head by head, last block first. PAIR 2: a ticket is
+ * for two neighbouring blocks, `rank` selects one; sequences then have an even number of blocks. */
+template <int PAIR>
+__device__ inline Item item_of(const Backward &w, int ticket, int rank)
 {
     if (ticket * PAIR >= w.blocks * w.H)
         return { 0, 0, 0, 0, -1 };
@@ -34,52 +42,68 @@ template <int PAIR> __device__ inline Item item_of(const Backward &w, int ticket
     return { d.start, d.length, d.first, (count - 1 - i % count) * PAIR + rank, i / count };
 }
 
-/* Tiles that see the keys of a block of the item's document: from the diagonal to the end of the document or of the last key's
- * window. */
-template <int D> __device__ inline int first_tile(int block) { return block * Tile<D>::PER_BLOCK; }
-template <int D> __device__ inline int end_tile(const Item &item, int block, int window)
+/* Tiles that see the keys of a block of the item's document: from the diagonal to the end of the
+ * document or of the last key's window. */
+template <int D>
+__device__ inline int first_tile(int block)
+{
+    return block * Tile<D>::PER_BLOCK;
+}
+template <int D>
+__device__ inline int end_tile(const Item &item, int block, int window)
 {
     const int tokens = min(item.length, block * KEYS + KEYS - 1 + window);
     return (tokens + Tile<D>::QUERIES - 1) / Tile<D>::QUERIES;
 }
 
 /* Tiles that the pair needs; each block gets all of them. */
-template <int D, int PAIR> __device__ inline int first_of_pair(const Item &item) { return first_tile<D>(item.block / PAIR * PAIR); }
-template <int D, int PAIR> __device__ inline int end_of_pair(const Item &item, int window)
+template <int D, int PAIR>
+__device__ inline int first_of_pair(const Item &item)
+{
+    return first_tile<D>(item.block / PAIR * PAIR);
+}
+template <int D, int PAIR>
+__device__ inline int end_of_pair(const Item &item, int window)
 {
     return end_tile<D>(item, item.block / PAIR * PAIR + PAIR - 1, window);
 }
 
-template <int D> __device__ inline int64_t slot_of(const Backward &w, const Item &item, int tile)
+template <int D>
+__device__ inline int64_t slot_of(const Backward &w, const Item &item, int tile)
 {
     return ((int64_t)item.first * Tile<D>::PER_BLOCK + tile) * w.H + item.head;
 }
 
-/* ---- the gradients: data movement --------------------------------------------------------------------------- */
+/* ---- the gradients: data movement ------------------------------------------------------------ */
 
-/* Readers wait for "full", the next writer for "empty"; readers of queries arrive at "empty" in every block of the cluster. q_full
- * also covers `rows`; q_empty also covers dy. */
-template <int D> struct alignas(1024) Shared {
+/* Readers wait for "full", the next writer for "empty"; readers of queries arrive at "empty" in
+ * every block of the cluster. q_full also covers `rows`; q_empty also covers dy. */
+template <int D>
+struct alignas(1024) Shared {
     static constexpr int STAGES = QUERY_STAGES<D>;
     char k[Tile<D>::KEY_BYTES], v[Tile<D>::KEY_BYTES];
     char q[STAGES][Tile<D>::BYTES], dy[STAGES][Tile<D>::BYTES];
-    char ds[2][Tile<D>::DS_BYTES];              /* rows are keys, columns queries */
-    float dq[2][PART];                          /* one per warpgroup */
+    char ds[2][Tile<D>::DS_BYTES]; /* rows are keys, columns queries */
+    float dq[2][PART];             /* one per warpgroup */
     float rows[STAGES][2][Tile<D>::QUERIES];
     Item item;
     Tickets tickets;
-    Barrier item_full, item_empty, kv_full, kv_empty, q_full[STAGES], q_empty[STAGES], dy_full[STAGES];
-    Barrier ds_full[2], ds_empty[2];            /* [tile's parity] */
-    Barrier dq_full[2][2], dq_empty[2];         /* [tile's parity][warpgroup]; [warpgroup] */
+    Barrier item_full, item_empty, kv_full, kv_empty, q_full[STAGES], q_empty[STAGES],
+        dy_full[STAGES];
+    Barrier ds_full[2], ds_empty[2];    /* [tile's parity] */
+    Barrier dq_full[2][2], dq_empty[2]; /* [tile's parity][warpgroup]; [warpgroup] */
 };
 
-static_assert(sizeof(Shared<128>) + 1024 <= 227 * 1024 && sizeof(Shared<64>) + 1024 <= 227 * 1024, "shared memory, aligned");
+static_assert(sizeof(Shared<128>) + 1024 <= 227 * 1024 && sizeof(Shared<64>) + 1024 <= 227 * 1024,
+              "shared memory, aligned");
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-template <int D> using QueryRing = Ring<QUERY_STAGES<D>>;
+template <int D>
+using QueryRing = Ring<QUERY_STAGES<D>>;
 
-template <int D, int PAIR> __device__ inline void init_barriers(Shared<D> &s)
+template <int D, int PAIR>
+__device__ inline void init_barriers(Shared<D> &s)
 {
     const int warps = CONSUMERS / 32;
     init_tickets(s.tickets);
@@ -103,7 +127,8 @@ template <int D, int PAIR> __device__ inline void init_barriers(Shared<D> &s)
 }
 
 /* Loads keys and values of the item. */
-template <int D> __device__ inline void load_keys(Shared<D> &s, const Backward &w, int K, const CUtensorMap *qkv)
+template <int D>
+__device__ inline void load_keys(Shared<D> &s, const Backward &w, int K, const CUtensorMap *qkv)
 {
     const int head = w.H + s.item.head / (w.H / K), n = s.item.start + s.item.block * KEYS;
     barrier_expect(&s.kv_full, 2 * Tile<D>::KEY_BYTES);
@@ -111,9 +136,11 @@ template <int D> __device__ inline void load_keys(Shared<D> &s, const Backward &
     load_tile<D>(s.v, qkv, head + K, n, KEYS, &s.kv_full);
 }
 
-/* For one thread: takes items and loads their data. It takes the next item when all loads of the last have started. */
-template <int D, int PAIR> __device__ void load(Shared<D> &s, const Backward &w, int K, const CUtensorMap *qkv,
-                                                const CUtensorMap *dys, int rank)
+/* For one thread: takes items and loads their data. It takes the next item when all loads of the
+ * last have started. */
+template <int D, int PAIR>
+__device__ void load(Shared<D> &s, const Backward &w, int K, const CUtensorMap *qkv,
+                     const CUtensorMap *dys, int rank)
 {
     constexpr int QUERIES = Tile<D>::QUERIES;
     QueryRing<D> ring;
@@ -123,13 +150,15 @@ template <int D, int PAIR> __device__ void load(Shared<D> &s, const Backward &w,
         barrier_arrive(&s.item_full);
         if (s.item.head < 0)
             return;
-        const int first = first_of_pair<D, PAIR>(s.item), end = end_of_pair<D, PAIR>(s.item, w.window), head = s.item.head;
+        const int first = first_of_pair<D, PAIR>(s.item),
+                  end = end_of_pair<D, PAIR>(s.item, w.window), head = s.item.head;
         for (int tile = first; tile < end; tile++) {
             const QueryRing<D> to = ring.take();
             const int stage = to.stage, n = s.item.start + tile * QUERIES;
             barrier_wait(&s.q_empty[stage], to.parity ^ 1);
             barrier_expect(&s.q_full[stage], Tile<D>::BYTES + (int)sizeof s.rows[0]);
-            load_bytes(s.rows[stage], w.rows + slot_of<D>(w, s.item, tile) * 2 * QUERIES, sizeof s.rows[0], &s.q_full[stage]);
+            load_bytes(s.rows[stage], w.rows + slot_of<D>(w, s.item, tile) * 2 * QUERIES,
+                       sizeof s.rows[0], &s.q_full[stage]);
             load_tile<D, PAIR>(s.q[stage], qkv, head, n, QUERIES, &s.q_full[stage], rank);
             if (tile == first) {
                 barrier_wait(&s.kv_empty, (i & 1) ^ 1);
@@ -141,9 +170,11 @@ template <int D, int PAIR> __device__ void load(Shared<D> &s, const Backward &w,
     }
 }
 
-/* For two threads, one per parity of tiles: adds tiles to dq in the workspace, in the item's turn. Two additions overlap, since an
- * addition and its signal take longer than the computation of a tile. */
-template <int D> __device__ void add_dq(Shared<D> &s, const Backward &w, int parity)
+/* For two threads, one per parity of tiles: adds tiles to dq in the workspace, in the item's turn.
+ * Two additions overlap, since an addition and its signal take longer than the computation of a
+ * tile. */
+template <int D>
+__device__ void add_dq(Shared<D> &s, const Backward &w, int parity)
 {
     int count = 0;
     for (int i = 0;; i++) {
@@ -179,11 +210,13 @@ template <int D> __device__ void add_dq(Shared<D> &s, const Backward &w, int par
     }
 }
 
-/* ---- the gradients: computing ------------------------------------------------------------------------------- */
+/* ---- the gradients: computing ---------------------------------------------------------------- */
 
-/* The operands of a warpgroup's products, in stage 0 if there are stages: k and v of its own keys, by rows; q and dy by rows and,
- * for sums over queries, by columns; for its half of dq, ds and k by columns: half of one, all of the other. */
-template <int D> struct Operands {
+/* The operands of a warpgroup's products, in stage 0 if there are stages: k and v of its own keys,
+ * by rows; q and dy by rows and, for sums over queries, by columns; for its half of dq, ds and k by
+ * columns: half of one, all of the other. */
+template <int D>
+struct Operands {
     uint32_t k, v, q, dy, q_columns, dy_columns, ds, k_columns;
 
     __device__ Operands(Shared<D> &s, int group)
@@ -200,10 +233,11 @@ template <int D> struct Operands {
     }
 };
 
-/* x (64 keys, QUERIES) = keys' rows times queries' rows, over D columns. `held`: the keys' first HELD columns in registers, to read
- * less shared memory. */
-template <int D, int HELD = 0, int C> __device__ inline void start_scores(float (&x)[C], uint32_t keys, uint32_t queries,
-                                                                          const uint32_t *held = NULL)
+/* x (64 keys, QUERIES) = keys' rows times queries' rows, over D columns. `held`: the keys' first
+ * HELD columns in registers, to read less shared memory. */
+template <int D, int HELD = 0, int C>
+__device__ inline void start_scores(float (&x)[C], uint32_t keys, uint32_t queries,
+                                    const uint32_t *held = NULL)
 {
     products_fence();
 #pragma unroll
@@ -217,19 +251,23 @@ template <int D, int HELD = 0, int C> __device__ inline void start_scores(float 
     products_commit();
 }
 
-/* Minus infinity where the query does not see the key. first: position of the thread's first query minus that of its first key. */
-template <int C> __device__ inline void mask(float (&score)[C], int first, int window)
+/* Minus infinity where the query does not see the key. first: position of the thread's first query
+ * minus that of its first key. */
+template <int C>
+__device__ inline void mask(float (&score)[C], int first, int window)
 {
 #pragma unroll
     for (int i = 0; i < C; i++) {
-        const int ahead = first + i / 4 * 8 + i % 2 - i % 4 / 2 * 8;        /* position of the query minus that of the key */
+        /* position of the query minus that of the key */
+        const int ahead = first + i / 4 * 8 + i % 2 - i % 4 / 2 * 8;
         if ((unsigned)ahead >= (unsigned)window)
             score[i] = -INFINITY;
     }
 }
 
 /* Scores to p, dp to ds. Rounded, they are operands of the sums. */
-template <int C> __device__ inline void probabilities(float (&score)[C], const float *lse, float scale_log2)
+template <int C>
+__device__ inline void probabilities(float (&score)[C], const float *lse, float scale_log2)
 {
     const int quad = threadIdx.x % 4;
 #pragma unroll
@@ -244,8 +282,10 @@ template <int C> __device__ inline void probabilities(float (&score)[C], const f
     }
 }
 
-template <int C> __device__ inline void score_gradients(uint32_t (&rounded)[C / 2], uint32_t (&ds)[C / 2], const float (&p)[C],
-                                                        const float (&dp)[C], const float *delta)
+template <int C>
+__device__ inline void score_gradients(uint32_t (&rounded)[C / 2], uint32_t (&ds)[C / 2],
+                                       const float (&p)[C], const float (&dp)[C],
+                                       const float *delta)
 {
     const int quad = threadIdx.x % 4;
 #pragma unroll
@@ -261,14 +301,16 @@ template <int C> __device__ inline void score_gradients(uint32_t (&rounded)[C / 
 }
 
 /* Stores ds of the warpgroup's keys in shared memory, as rows of queries. */
-template <int W> __device__ inline void store_ds(char *to, const uint32_t (&ds)[W], int group)
+template <int W>
+__device__ inline void store_ds(char *to, const uint32_t (&ds)[W], int group)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const int key = 64 * group + 16 * warp + lane % 16;
 #pragma unroll
     for (int k = 0; k < W / 4; k++) {
         const int chunk = 2 * k + lane / 16, panel = chunk / 8;
-        store_matrices(to + (panel * KEYS + key) * ROW + ((chunk % 8) ^ (key % 8)) * 16, ds + 4 * k);
+        store_matrices(to + (panel * KEYS + key) * ROW + ((chunk % 8) ^ (key % 8)) * 16,
+                       ds + 4 * k);
     }
 }
 
@@ -285,7 +327,8 @@ __device__ inline void store_dq(float *to, const float (&dq)[32])
 static constexpr int COLUMNS_HELD = 64;
 
 /* Loads these columns for its 64 keys. */
-template <int D> __device__ inline void hold_v(uint32_t (&held)[COLUMNS_HELD / 4], const Shared<D> &s, int group)
+template <int D>
+__device__ inline void hold_v(uint32_t (&held)[COLUMNS_HELD / 4], const Shared<D> &s, int group)
 {
     const int lane = threadIdx.x % 32, key = 64 * group + threadIdx.x / 32 % 4 * 16 + lane % 16;
 #pragma unroll
@@ -294,8 +337,9 @@ template <int D> __device__ inline void hold_v(uint32_t (&held)[COLUMNS_HELD / 4
 }
 
 /* p from the scores of a tile of queries. key: the thread's first key. */
-template <int D, int C> __device__ inline void weigh(float (&score)[C], const Shared<D> &s, const Backward &w, const Item &item,
-                                                     int tile, int stage, int key)
+template <int D, int C>
+__device__ inline void weigh(float (&score)[C], const Shared<D> &s, const Backward &w,
+                             const Item &item, int tile, int stage, int key)
 {
     const int query = tile * Tile<D>::QUERIES, first = item.block * KEYS;
     if (query < first + KEYS - 1 || query + Tile<D>::QUERIES - 1 - first >= w.window)
@@ -305,8 +349,10 @@ template <int D, int C> __device__ inline void weigh(float (&score)[C], const Sh
 }
 
 /* p and ds for the sums, and ds for dq of both warpgroups. */
-template <int D, int C> __device__ inline void hand_over(uint32_t (&p)[C / 2], uint32_t (&ds)[C / 2], const float (&score)[C],
-                                                         const float (&dp)[C], Shared<D> &s, int stage, int group, int count)
+template <int D, int C>
+__device__ inline void hand_over(uint32_t (&p)[C / 2], uint32_t (&ds)[C / 2],
+                                 const float (&score)[C], const float (&dp)[C], Shared<D> &s,
+                                 int stage, int group, int count)
 {
     const int at = uniform(count & 1);
     score_gradients(p, ds, score, dp, s.rows[stage][1]);
@@ -315,7 +361,8 @@ template <int D, int C> __device__ inline void hand_over(uint32_t (&p)[C / 2], u
     barrier_arrive_warp(&s.ds_full[at]);
 }
 
-template <int D> __device__ inline void start_dq(float (&dq)[32], Shared<D> &s, const Operands<D> &of, int count)
+template <int D>
+__device__ inline void start_dq(float (&dq)[32], Shared<D> &s, const Operands<D> &of, int count)
 {
     const int at = uniform(count & 1);
     const uint32_t ds = of.ds + at * operand_step(Tile<D>::DS_BYTES);
@@ -328,7 +375,8 @@ template <int D> __device__ inline void start_dq(float (&dq)[32], Shared<D> &s, 
     products_commit();
 }
 
-template <int D> __device__ inline void finish_dq(float (&dq)[32], Shared<D> &s, int group, int count)
+template <int D>
+__device__ inline void finish_dq(float (&dq)[32], Shared<D> &s, int group, int count)
 {
     const int at = uniform(count & 1);
     keep_in_place(dq);
@@ -338,16 +386,20 @@ template <int D> __device__ inline void finish_dq(float (&dq)[32], Shared<D> &s,
     barrier_arrive_warp(&s.dq_full[at][group]);
 }
 
-/* dk and dv of an item's keys, over its tiles. `count`: number of tiles of earlier items. NOTE: the order of products and waits
- * keeps at most two of score, dp, dq, and p with ds in use at a time; more do not fit into registers. */
-template <int D, int PAIR> __device__ inline void sum_tiles(float (&dk)[D / 2], float (&dv)[D / 2], Shared<D> &s, const Backward &w,
-                                                            const Item &item, int group, QueryRing<D> &ring, int count)
+/* dk and dv of an item's keys, over its tiles. `count`: number of tiles of earlier items. NOTE: the
+ * order of products and waits keeps at most two of score, dp, dq, and p with ds in use at a time;
+ * more do not fit into registers. */
+template <int D, int PAIR>
+__device__ inline void sum_tiles(float (&dk)[D / 2], float (&dv)[D / 2], Shared<D> &s,
+                                 const Backward &w, const Item &item, int group, QueryRing<D> &ring,
+                                 int count)
 {
     constexpr int C = Tile<D>::QUERIES / 2;
     constexpr uint32_t STAGE = operand_step(Tile<D>::BYTES);
     const Operands<D> of(s, group);
     const int end = end_tile<D>(item, item.block, w.window);
-    const int key = item.block * KEYS + 64 * group + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    const int key =
+        item.block * KEYS + 64 * group + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
     int tile = first_tile<D>(item.block);
     float score[C], dp[C], dq[32];
     uint32_t p[C / 2], ds[C / 2], held[COLUMNS_HELD / 4];
@@ -392,7 +444,7 @@ template <int D, int PAIR> __device__ inline void sum_tiles(float (&dk)[D / 2], 
         if (tile + 1 == end)
             products_wait<0>();
         else
-            products_wait<0, 1>();          /* NOTE: the same, after the powers */
+            products_wait<0, 1>(); /* NOTE: the same, after the powers */
         keep_in_place(dp);
         hand_over(p, ds, score, dp, s, stage, group, count);
     }
@@ -409,7 +461,8 @@ template <int D, int PAIR> __device__ inline void sum_tiles(float (&dk)[D / 2], 
 }
 
 /* Skips tiles that only the other block of the pair needs. */
-template <int D, int PAIR> __device__ inline void skip_tiles(Shared<D> &s, QueryRing<D> &ring, int tiles)
+template <int D, int PAIR>
+__device__ inline void skip_tiles(Shared<D> &s, QueryRing<D> &ring, int tiles)
 {
     for (; tiles > 0; tiles--) {
         const QueryRing<D> at = ring.take();
@@ -421,7 +474,8 @@ template <int D, int PAIR> __device__ inline void skip_tiles(Shared<D> &s, Query
 }
 
 /* The loop of a warpgroup over items. */
-template <int D, int PAIR> __device__ void consume(Shared<D> &s, const Backward &w, int group)
+template <int D, int PAIR>
+__device__ void consume(Shared<D> &s, const Backward &w, int group)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     int count = 0;
@@ -454,14 +508,17 @@ template <int D, int PAIR> __device__ void consume(Shared<D> &s, const Backward 
         }
     }
     if (group == 0)
-        take_turn(group);                       /* for the last pass_turn of the other */
+        take_turn(group); /* for the last pass_turn of the other */
 }
 
 #endif
 
-/* One thread block per multiprocessor, in clusters of PAIR: each takes items until there are none. */
-template <int D, int PAIR> __global__ void __launch_bounds__(SM90_THREADS, 1)
-gradients_kernel(const Backward w, int K, const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap dy)
+/* One thread block per multiprocessor, in clusters of PAIR: each takes items until there are
+ * none. */
+template <int D, int PAIR>
+__global__ void __launch_bounds__(SM90_THREADS, 1)
+    gradients_kernel(const Backward w, int K, const __grid_constant__ CUtensorMap qkv,
+                     const __grid_constant__ CUtensorMap dy)
 {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ char memory[];

@@ -1,51 +1,64 @@
-/* The kernel of attention's forward on compute capability 9.0. Equations: kernels/cpu/attention.c; the structure is
- * FlashAttention-3's [Shah 2024].
+/* The kernel of attention's forward on compute capability 9.0. Equations: kernels/cpu/attention.c;
+ * the structure is FlashAttention-3's [Shah 2024].
  *
- * An item is one block of 128 queries of one query head, and loops over tiles of 128 keys and values, from the diagonal back to the
- * first that a query sees. The first of three warpgroups moves data; the others own 64 queries each and keep in registers a tile's
- * scores s = q k^T, its weights p = exp2(c s - top) and the sums out += p v. Each starts the products q k^T of the next tile, then
- * p v of this one, and computes the next weights while p v runs; the two alternate in starting products, so that one computes
- * weights while the other's products run. Items overlap too: the first scores of the next item run with the last p v of this one.
+ * An item is one block of 128 queries of one query head, and loops over tiles of 128 keys and
+ * values, from the diagonal back to the first that a query sees. The first of three warpgroups
+ * moves data; the others own 64 queries each and keep in registers a tile's scores s = q k^T, its
+ * weights p = exp2(c s - top) and the sums out += p v. Each starts the products q k^T of the next
+ * tile, then p v of this one, and computes the next weights while p v runs; the two alternate in
+ * starting products, so that one computes weights while the other's products run. Items overlap
+ * too: the first scores of the next item run with the last p v of this one.
  *
- * HEADS: if query heads share keys, two blocks form a cluster with items of two such heads; each loads half of a tile for both.
- * Traffic from the L2 cache costs energy, and on a GPU at its power limit that costs time.
+ * HEADS: if query heads share keys, two blocks form a cluster with items of two such heads; each
+ * loads half of a tile for both. Traffic from the L2 cache costs energy, and on a GPU at its power
+ * limit that costs time.
  *
- * `top` is not the row's maximum, but a number that its scores do not exceed by much: `out` is rescaled only if a score exceeds top
- * by SLACK. Every query sees its own key, which is in the first tile, so top is finite from there on. No score exceeds |q| times
- * the largest |k| (Cauchy-Schwarz): once that exceeds top by ROOM at most, the maxima of further tiles are not computed. Weights
- * are BF16 and sums F32, whose precision at 2^ROOM is that at 1. The largest |k| is taken over the blocks before the item's own, so
- * later keys have no influence. NOTE: a warp decides for its 16 queries together, also for rows after the end of a document; so the
- * last bits of a query's result may depend on its neighbours. */
+ * `top` is not the row's maximum, but a number that its scores do not exceed by much: `out` is
+ * rescaled only if a score exceeds top by SLACK. Every query sees its own key, which is in the
+ * first tile, so top is finite from there on. No score exceeds |q| times the largest |k|
+ * (Cauchy-Schwarz): once that exceeds top by ROOM at most, the maxima of further tiles are not
+ * computed. Weights are BF16 and sums F32, whose precision at 2^ROOM is that at 1. The largest |k|
+ * is taken over the blocks before the item's own, so later keys have no influence. NOTE: a warp
+ * decides for its 16 queries together, also for rows after the end of a document; so the last bits
+ * of a query's result may depend on its neighbours. */
 #pragma once
 #include "kernels/cuda/attention_tiles.cuh"
 
-static constexpr int STAGES = 4;                /* tiles of keys or values in shared memory */
-static constexpr float SLACK = 8;               /* powers of 2: weights stay below 2^SLACK, sums of 2^24 weights far below 2^127 */
-static constexpr float ROOM = 64;               /* the same if maxima are not computed: values may be up to 2^39 */
-static constexpr int64_t CACHED = 24 << 20;     /* bytes of keys and values that the L2 cache keeps */
+static constexpr int STAGES = 4; /* tiles of keys or values in shared memory */
+/* powers of 2: weights stay below 2^SLACK, sums of 2^24 weights far below 2^127 */
+static constexpr float SLACK = 8;
+/* the same if maxima are not computed: values may be up to 2^39 */
+static constexpr float ROOM = 64;
+/* bytes of keys and values that the L2 cache keeps */
+static constexpr int64_t CACHED = 24 << 20;
 
 struct Forward : Work {
     int K;
     bf16 *y;
-    float *lse;                     /* (B, H, T), with a table (N, H) */
-    const float *k_norm;            /* (K, blocks): the largest |k| of each block and head; NULL: unknown */
+    float *lse; /* (B, H, T), with a table (N, H) */
+    /* (K, blocks): the largest |k| of each block and head; NULL: unknown */
+    const float *k_norm;
 };
 
-/* The item of a ticket: document by document, in groups of heads whose keys and values fit into the cache; in a group the last
- * block of each head, which has the most tiles, then the block before it, and so on. A cluster has one ticket for its HEADS; rank
- * selects one. */
-template <int HEADS> __device__ inline Item item_of(const Forward &w, int ticket, int rank)
+/* The item of a ticket: document by document, in groups of heads whose keys and values fit into the
+ * cache; in a group the last block of each head, which has the most tiles, then the block before
+ * it, and so on. A cluster has one ticket for its HEADS; rank selects one. */
+template <int HEADS>
+__device__ inline Item item_of(const Forward &w, int ticket, int rank)
 {
     const int H = w.H / HEADS;
     if (ticket >= w.blocks * H)
         return { 0, 0, 0, 0, -1 };
     const Packed d = document_of(w, ticket / H);
     const int count = (d.length + KEYS - 1) / KEYS, i = ticket - d.first * H;
-    const int64_t bytes = (int64_t)count * KEYS * w.D * 2 * (int)sizeof(bf16);      /* of a key/value head */
+    /* of a key/value head */
+    const int64_t bytes = (int64_t)count * KEYS * w.D * 2 * (int)sizeof(bf16);
     const int fit = max(1, min(w.K, (int)(CACHED / bytes))), parts = (w.K + fit - 1) / fit;
     const int most = (w.K + parts - 1) / parts * (H / w.K);
-    const int part = i / (count * most), at = i % (count * most), heads = min(most, H - part * most);
-    return { d.start, d.length, d.first, count - 1 - at / heads, (part * most + at % heads) * HEADS + rank };
+    const int part = i / (count * most), at = i % (count * most),
+              heads = min(most, H - part * most);
+    return { d.start, d.length, d.first, count - 1 - at / heads,
+             (part * most + at % heads) * HEADS + rank };
 }
 
 /* The first tile that the item's first query sees; the last one is item.block. */
@@ -54,22 +67,26 @@ __device__ inline int first_tile(const Item &item, int window)
     return max(0, item.block * KEYS - window + 1) / KEYS;
 }
 
-/* Readers wait for "full", the next writer for "empty"; readers of a tile arrive at "empty" in every block of the cluster. q_full
- * also covers the item. */
-template <int D> struct alignas(1024) ForwardShared {
+/* Readers wait for "full", the next writer for "empty"; readers of a tile arrive at "empty" in
+ * every block of the cluster. q_full also covers the item. */
+template <int D>
+struct alignas(1024) ForwardShared {
     char q[2][Tile<D>::KEY_BYTES];
-    char tile[STAGES][Tile<D>::KEY_BYTES];      /* in the order of their products: k 0, k 1, v 0, k 2, v 1, ... */
-    char y[Tile<D>::KEY_BYTES];                 /* being stored */
+    /* in the order of their products: k 0, k 1, v 0, k 2, v 1, ... */
+    char tile[STAGES][Tile<D>::KEY_BYTES];
+    char y[Tile<D>::KEY_BYTES]; /* being stored */
     Item item[2];
     Barrier q_full[2], q_empty[2], full[STAGES], empty[STAGES];
     Tickets tickets;
 };
 
-static_assert(sizeof(ForwardShared<128>) + 1024 <= 227 * 1024, "shared memory of a thread block, aligned");
+static_assert(sizeof(ForwardShared<128>) + 1024 <= 227 * 1024,
+              "shared memory of a thread block, aligned");
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-template <int D, int HEADS> __device__ inline void init_barriers(ForwardShared<D> &s)
+template <int D, int HEADS>
+__device__ inline void init_barriers(ForwardShared<D> &s)
 {
     init_tickets(s.tickets);
     for (int i = 0; i < 2; i++) {
@@ -83,10 +100,11 @@ template <int D, int HEADS> __device__ inline void init_barriers(ForwardShared<D
     barrier_init_fence();
 }
 
-/* ---- data movement ------------------------------------------------------------------------------------------ */
+/* ---- data movement --------------------------------------------------------------------------- */
 
-template <int D, int HEADS> __device__ inline void load_next(ForwardShared<D> &s, Ring<STAGES> &ring, const CUtensorMap *qkv,
-                                                             int head, int n, int rank)
+template <int D, int HEADS>
+__device__ inline void load_next(ForwardShared<D> &s, Ring<STAGES> &ring, const CUtensorMap *qkv,
+                                 int head, int n, int rank)
 {
     const Ring<STAGES> to = ring.take();
     Barrier *full = &s.full[to.stage];
@@ -96,21 +114,23 @@ template <int D, int HEADS> __device__ inline void load_next(ForwardShared<D> &s
 }
 
 /* For one thread: takes items and loads their data. Values are loaded one tile after their keys. */
-template <int D, int HEADS> __device__ void load(ForwardShared<D> &s, const Forward &w, const CUtensorMap *qkv, int rank)
+template <int D, int HEADS>
+__device__ void load(ForwardShared<D> &s, const Forward &w, const CUtensorMap *qkv, int rank)
 {
     Ring<STAGES> ring;
-    int head = -1, n = 0;                       /* of the values to load next */
+    int head = -1, n = 0; /* of the values to load next */
     for (int i = 0;; i++) {
         const Item item = item_of<HEADS>(w, next_ticket<HEADS>(s.tickets, w.ticket, i, rank), rank);
         barrier_wait(&s.q_empty[i & 1], (i >> 1 & 1) ^ 1);
-        fence_async();                          /* bound_scores has read it */
+        fence_async(); /* bound_scores has read it */
         s.item[i & 1] = item;
         if (item.head < 0) {
             barrier_arrive(&s.q_full[i & 1]);
             break;
         }
         barrier_expect(&s.q_full[i & 1], Tile<D>::KEY_BYTES);
-        load_tile<D>(s.q[i & 1], qkv, item.head, item.start + item.block * KEYS, KEYS, &s.q_full[i & 1]);
+        load_tile<D>(s.q[i & 1], qkv, item.head, item.start + item.block * KEYS, KEYS,
+                     &s.q_full[i & 1]);
         const int kv = w.H + item.head / (w.H / w.K), end = first_tile(item, w.window);
         for (int tile = item.block; tile >= end; tile--) {
             load_next<D, HEADS>(s, ring, qkv, kv, item.start + tile * KEYS, rank);
@@ -123,43 +143,50 @@ template <int D, int HEADS> __device__ void load(ForwardShared<D> &s, const Forw
         load_next<D, HEADS>(s, ring, qkv, head, n, rank);
 }
 
-/* ---- computing ---------------------------------------------------------------------------------------------- */
+/* ---- computing ------------------------------------------------------------------------------- */
 
 /* score (64 queries, KEYS) = queries' rows times keys' rows, over D columns. */
-template <int D> __device__ inline void start_products(float (&score)[KEYS / 2], uint32_t queries, uint32_t keys)
+template <int D>
+__device__ inline void start_products(float (&score)[KEYS / 2], uint32_t queries, uint32_t keys)
 {
     keep_in_place(score);
     products_fence();
 #pragma unroll
     for (int k = 0; k < D / 16; k++)
-        product<0, 0>(score, queries + step_by_rows(k, KEYS * ROW), keys + step_by_rows(k, KEYS * ROW), k > 0);
+        product<0, 0>(score, queries + step_by_rows(k, KEYS * ROW),
+                      keys + step_by_rows(k, KEYS * ROW), k > 0);
     products_commit();
 }
 
 /* out (64 queries, D) += p values; half: of the first half of the keys only. */
-template <int C> __device__ inline void start_values(float (&out)[C], uint32_t (&p)[KEYS / 4], uint32_t values, bool half)
+template <int C>
+__device__ inline void start_values(float (&out)[C], uint32_t (&p)[KEYS / 4], uint32_t values,
+                                    bool half)
 {
     if (half)
-        start_sum(out, reinterpret_cast<uint32_t (&)[KEYS / 8]>(p), values);
+        start_sum(out, reinterpret_cast<uint32_t(&)[KEYS / 8]>(p), values);
     else
         start_sum(out, p, values);
 }
 
-/* Minus infinity where the query does not see the key. first: position of the thread's first query minus that of its first key. */
+/* Minus infinity where the query does not see the key. first: position of the thread's first query
+ * minus that of its first key. */
 __device__ inline void mask_keys(float (&score)[KEYS / 2], int first, int window)
 {
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) {
-        const int ahead = first + i % 4 / 2 * 8 - i / 4 * 8 - i % 2;        /* position of the query minus that of the key */
+        /* position of the query minus that of the key */
+        const int ahead = first + i % 4 / 2 * 8 - i / 4 * 8 - i % 2;
         if ((unsigned)ahead >= (unsigned)window)
             score[i] = -INFINITY;
     }
 }
 
-/* For a thread's two rows: the reference of their scores, and sums of weights over the thread's columns. */
+/* For a thread's two rows: the reference of their scores, and sums of weights over the thread's
+ * columns. */
 struct Rows {
     float top[2] = { -INFINITY, -INFINITY }, sum[2] = {};
-    bool bounded = false;           /* no score exceeds top by ROOM, in all rows of the warp */
+    bool bounded = false; /* no score exceeds top by ROOM, in all rows of the warp */
 };
 
 /* The largest |k| in blocks before the item's own that its queries see. */
@@ -173,10 +200,11 @@ __device__ inline float largest_key(const Forward &w, const Item &item)
     return warp_max(most);
 }
 
-/* Upper bounds of the scores, without scale, of the thread's two queries in s.q[slot] in tiles after the first; up to rounding,
- * which ROOM allows for. Infinity if k_norm is unknown. */
-template <int D> __device__ inline void bound_scores(float (&bound)[2], const ForwardShared<D> &s, const Forward &w,
-                                                     const Item &item, int slot)
+/* Upper bounds of the scores, without scale, of the thread's two queries in s.q[slot] in tiles
+ * after the first; up to rounding, which ROOM allows for. Infinity if k_norm is unknown. */
+template <int D>
+__device__ inline void bound_scores(float (&bound)[2], const ForwardShared<D> &s, const Forward &w,
+                                    const Item &item, int slot)
 {
     const int lane = threadIdx.x % 32, first = (threadIdx.x - MOVERS) / 32 * 16 + lane / 4;
     bound[0] = bound[1] = INFINITY;
@@ -199,10 +227,10 @@ template <int D> __device__ inline void bound_scores(float (&bound)[2], const Fo
     }
 }
 
-/* Raises `top` where scores of the tile exceed it by SLACK. True if so in any row of the warp: sums so far must be multiplied by
- * `factor`, which is 1 on entry. Sets rows.bounded. */
-__device__ inline bool raise_top(Rows &rows, float (&factor)[2], const float (&score)[KEYS / 2], float scale_log2,
-                                 const float (&bound)[2])
+/* Raises `top` where scores of the tile exceed it by SLACK. True if so in any row of the warp: sums
+ * so far must be multiplied by `factor`, which is 1 on entry. Sets rows.bounded. */
+__device__ inline bool raise_top(Rows &rows, float (&factor)[2], const float (&score)[KEYS / 2],
+                                 float scale_log2, const float (&bound)[2])
 {
     bool moved = false, bounded = true;
 #pragma unroll
@@ -226,7 +254,8 @@ __device__ inline bool raise_top(Rows &rows, float (&factor)[2], const float (&s
 }
 
 /* Replaces scores by weights; returns the result of raise_top. */
-__device__ inline bool weigh(float (&score)[KEYS / 2], Rows &rows, float (&factor)[2], float scale_log2, const float (&bound)[2])
+__device__ inline bool weigh(float (&score)[KEYS / 2], Rows &rows, float (&factor)[2],
+                             float scale_log2, const float (&bound)[2])
 {
     factor[0] = factor[1] = 1;
     const bool moved = !rows.bounded && raise_top(rows, factor, score, scale_log2, bound);
@@ -252,7 +281,8 @@ __device__ inline int first_row(const Item &item)
 }
 
 /* Writes lse of rows that exist; factor: 1 / sum of weights, for `out`. */
-__device__ inline void finish_rows(const Forward &w, const Item &item, const Rows &rows, float (&factor)[2])
+__device__ inline void finish_rows(const Forward &w, const Item &item, const Rows &rows,
+                                   float (&factor)[2])
 {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -269,19 +299,22 @@ __device__ inline void finish_rows(const Forward &w, const Item &item, const Row
 }
 
 /* Writes a warp's rows of y, which all exist, through shared memory. */
-template <int D> __device__ inline void store_y(ForwardShared<D> &s, const CUtensorMap *y, const Item &item, int first,
-                                                const float (&out)[D / 2], const float (&factor)[2])
+template <int D>
+__device__ inline void store_y(ForwardShared<D> &s, const CUtensorMap *y, const Item &item,
+                               int first, const float (&out)[D / 2], const float (&factor)[2])
 {
     char *to = s.y + first % KEYS * ROW;
     const int lane = threadIdx.x % 32, row = lane % 16;
     if (lane == 0)
-        copies_wait_read<0>();                  /* copies of the previous item are done reading */
+        copies_wait_read<0>(); /* copies of the previous item are done reading */
     __syncwarp();
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
         const float *d = out + 8 * k;
-        const uint32_t a[] = { bf16_pair(d[0] * factor[0], d[1] * factor[0]), bf16_pair(d[2] * factor[1], d[3] * factor[1]),
-                               bf16_pair(d[4] * factor[0], d[5] * factor[0]), bf16_pair(d[6] * factor[1], d[7] * factor[1]) };
+        const uint32_t a[] = { bf16_pair(d[0] * factor[0], d[1] * factor[0]),
+                               bf16_pair(d[2] * factor[1], d[3] * factor[1]),
+                               bf16_pair(d[4] * factor[0], d[5] * factor[0]),
+                               bf16_pair(d[6] * factor[1], d[7] * factor[1]) };
         const int chunk = 2 * k + lane / 16;
         store_matrices(to + (chunk / 8 * KEYS + row) * ROW + ((chunk % 8) ^ (row % 8)) * 16, a);
     }
@@ -296,8 +329,10 @@ template <int D> __device__ inline void store_y(ForwardShared<D> &s, const CUten
 }
 
 /* Writes a warp's rows of y that exist. */
-template <int D> __device__ inline void write_y(ForwardShared<D> &s, const Forward &w, const CUtensorMap *y, const Item &item,
-                                                const float (&out)[D / 2], const float (&factor)[2])
+template <int D>
+__device__ inline void write_y(ForwardShared<D> &s, const Forward &w, const CUtensorMap *y,
+                               const Item &item, const float (&out)[D / 2],
+                               const float (&factor)[2])
 {
     const int first = first_row(item);
     if (first + 16 <= item.length) {
@@ -307,15 +342,19 @@ template <int D> __device__ inline void write_y(ForwardShared<D> &s, const Forwa
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int t = first + threadIdx.x % 32 / 4 + 8 * r;
-        store_row(w.y + ((int64_t)(item.start + t) * w.H + item.head) * w.D, out, r == 1, factor[r], w.D, t < item.length);
+        store_row(w.y + ((int64_t)(item.start + t) * w.H + item.head) * w.D, out, r == 1, factor[r],
+                  w.D, t < item.length);
     }
 }
 
 /* Masks and weighs the warpgroup's scores of a tile. */
-template <int D> __device__ inline bool weigh_tile(float (&score)[KEYS / 2], Rows &rows, float (&factor)[2], const Forward &w,
-                                                   const Item &item, int tile, int group, const float (&bound)[2])
+template <int D>
+__device__ inline bool weigh_tile(float (&score)[KEYS / 2], Rows &rows, float (&factor)[2],
+                                  const Forward &w, const Item &item, int tile, int group,
+                                  const float (&bound)[2])
 {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, ahead = (item.block - tile) * KEYS + 64 * group;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4,
+              ahead = (item.block - tile) * KEYS + 64 * group;
     if (ahead < KEYS - 1 || ahead + 63 >= w.window)
         mask_keys(score, ahead + 16 * warp + lane / 4 - 2 * (lane % 4), w.window);
     return weigh(score, rows, factor, w.scale_log2, bound);
@@ -328,14 +367,16 @@ __device__ inline void round_weights(uint32_t (&p)[KEYS / 4], const float (&scor
         p[i] = bf16_pair(score[2 * i], score[2 * i + 1]);
 }
 
-template <int C> __device__ inline void multiply_rows(float (&out)[C], const float (&factor)[2])
+template <int C>
+__device__ inline void multiply_rows(float (&out)[C], const float (&factor)[2])
 {
 #pragma unroll
     for (int i = 0; i < C; i++)
         out[i] *= factor[i / 2 % 2];
 }
 
-template <int C, int W> __device__ inline void finish_sum(float (&out)[C], uint32_t (&p)[W])
+template <int C, int W>
+__device__ inline void finish_sum(float (&out)[C], uint32_t (&p)[W])
 {
     products_wait<0>();
     keep_in_place(out);
@@ -344,8 +385,9 @@ template <int C, int W> __device__ inline void finish_sum(float (&out)[C], uint3
 
 /* The weights of the very first tile. */
 template <int D, int HEADS>
-__device__ inline void begin(ForwardShared<D> &s, const Forward &w, const Item &item, float (&score)[KEYS / 2],
-                             uint32_t (&p)[KEYS / 4], Rows &rows, float (&bound)[2], int group)
+__device__ inline void begin(ForwardShared<D> &s, const Forward &w, const Item &item,
+                             float (&score)[KEYS / 2], uint32_t (&p)[KEYS / 4], Rows &rows,
+                             float (&bound)[2], int group)
 {
     float factor[2];
     if (group == 1)
@@ -360,23 +402,26 @@ __device__ inline void begin(ForwardShared<D> &s, const Forward &w, const Item &
     round_weights(p, score);
 }
 
-/* Starts the products of the next keys with the queries in `slot`, and of p with the values of the previous keys. The warpgroups
- * alternate. */
-template <int D> __device__ inline void start_tile(ForwardShared<D> &s, float (&score)[KEYS / 2], float (&out)[D / 2],
-                                                   uint32_t (&p)[KEYS / 4], Ring<STAGES> keys, Ring<STAGES> values, int slot,
-                                                   int group, bool half)
+/* Starts the products of the next keys with the queries in `slot`, and of p with the values of the
+ * previous keys. The warpgroups alternate. */
+template <int D>
+__device__ inline void start_tile(ForwardShared<D> &s, float (&score)[KEYS / 2],
+                                  float (&out)[D / 2], uint32_t (&p)[KEYS / 4], Ring<STAGES> keys,
+                                  Ring<STAGES> values, int slot, int group, bool half)
 {
     barrier_wait(&s.full[keys.stage], keys.parity);
     take_turn(group);
-    start_products<D>(score, operand(s.q[slot] + 64 * group * ROW, 16), operand(s.tile[keys.stage], 16));
+    start_products<D>(score, operand(s.q[slot] + 64 * group * ROW, 16),
+                      operand(s.tile[keys.stage], 16));
     barrier_wait(&s.full[values.stage], values.parity);
     start_values(out, p, operand(s.tile[values.stage], KEYS * ROW), half);
     pass_turn(group);
 }
 
-/* The loop of a warpgroup over items. `out` and p belong to `tile` of `item`, score to the next tile. The first warpgroup sees only
- * the first half of the keys on the diagonal. */
-template <int D, int HEADS> __device__ void consume(ForwardShared<D> &s, const Forward &w, const CUtensorMap *y, int group)
+/* The loop of a warpgroup over items. `out` and p belong to `tile` of `item`, score to the next
+ * tile. The first warpgroup sees only the first half of the keys on the diagonal. */
+template <int D, int HEADS>
+__device__ void consume(ForwardShared<D> &s, const Forward &w, const CUtensorMap *y, int group)
 {
     float out[D / 2] = {}, score[KEYS / 2], factor[2], end[2], bound[2];
     uint32_t p[KEYS / 4];
@@ -390,7 +435,8 @@ template <int D, int HEADS> __device__ void consume(ForwardShared<D> &s, const F
     ring.take();
     int tile = item.block, items = 0;
     for (;;) {
-        const bool last = tile == first_tile(item, w.window), half = group == 0 && tile == item.block;
+        const bool last = tile == first_tile(item, w.window),
+                   half = group == 0 && tile == item.block;
         Item next = item;
         if (last) {
             barrier_arrive_warp(&s.q_empty[items & 1]);
@@ -414,7 +460,9 @@ template <int D, int HEADS> __device__ void consume(ForwardShared<D> &s, const F
             rows = Rows();
         }
         const bool moved = weigh_tile<D>(score, rows, factor, w, next, tile, group, bound);
-        if (last) {         /* NOTE: both branches wait, since the assembler moves a common wait past the weights before it */
+        /* NOTE: both branches wait, since the assembler moves a common wait past the weights before
+         * it */
+        if (last) {
             finish_sum(out, p);
             write_y(s, w, y, item, out, end);
             for (int i = 0; i < D / 2; i++)
@@ -429,7 +477,7 @@ template <int D, int HEADS> __device__ void consume(ForwardShared<D> &s, const F
         item = next;
     }
     if (group == 0)
-        named_barrier(1, CONSUMERS);            /* for the last arrival of the other */
+        named_barrier(1, CONSUMERS); /* for the last arrival of the other */
     barrier_wait(&s.full[ring.stage], ring.parity);
     start_values(out, p, operand(s.tile[ring.stage], KEYS * ROW), group == 0 && tile == item.block);
     finish_rows(w, item, rows, end);
@@ -440,13 +488,17 @@ template <int D, int HEADS> __device__ void consume(ForwardShared<D> &s, const F
 
 #endif
 
-/* One thread block per multiprocessor, in clusters of HEADS: each takes items until there are none. *ticket must be 0 before. */
-template <int D, int HEADS> __global__ void __launch_bounds__(SM90_THREADS, 1)
-forward_kernel(const Forward w, const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap y)
+/* One thread block per multiprocessor, in clusters of HEADS: each takes items until there are none.
+ * *ticket must be 0 before. */
+template <int D, int HEADS>
+__global__ void __launch_bounds__(SM90_THREADS, 1)
+    forward_kernel(const Forward w, const __grid_constant__ CUtensorMap qkv,
+                   const __grid_constant__ CUtensorMap y)
 {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ char memory[];
-    ForwardShared<D> &s = *reinterpret_cast<ForwardShared<D> *>(memory + (-shared_address(memory) & 1023));
+    ForwardShared<D> &s =
+        *reinterpret_cast<ForwardShared<D> *>(memory + (-shared_address(memory) & 1023));
     const int group = uniform(threadIdx.x / 128) - 1, rank = blockIdx.x % HEADS;
     if (threadIdx.x == 0) {
         prefetch_map(&qkv);

@@ -1,44 +1,56 @@
-/* Shared by the kernels of attention on compute capability 9.0; and the small kernels before and after the two main ones, which are
- * in attention_sm90_forward.cuh and, backward, attention_sm90.cuh. attention_sm90.cu launches all.
+/* Shared by the kernels of attention on compute capability 9.0; and the small kernels before and
+ * after the two main ones, which are in attention_sm90_forward.cuh and, backward,
+ * attention_sm90.cuh. attention_sm90.cu launches all.
  *
- * A document is divided into blocks of 128 keys, and of 128 queries forward; backward into tiles of QUERIES. Backward accumulates
- * tiles of dq in a workspace, in F32 and in the register layout of wgmma, and converts them to BF16 rows at the end. Head widths
- * below D run as D: TMA fills the other columns with zeros. */
+ * A document is divided into blocks of 128 keys, and of 128 queries forward; backward into tiles of
+ * QUERIES. Backward accumulates tiles of dq in a workspace, in F32 and in the register layout of
+ * wgmma, and converts them to BF16 rows at the end. Head widths below D run as D: TMA fills the
+ * other columns with zeros. */
 #pragma once
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/hopper.cuh"
 
 static constexpr int MOVERS = 128, CONSUMERS = 256, SM90_THREADS = MOVERS + CONSUMERS;
 static constexpr int KEYS = 128;
-static constexpr int ROW = 128;                 /* bytes of a panel's row */
-static constexpr int PART = 64 * 64;            /* floats of dq per warpgroup and tile */
+static constexpr int ROW = 128;      /* bytes of a panel's row */
+static constexpr int PART = 64 * 64; /* floats of dq per warpgroup and tile */
 
-template <int D> struct Tile {
+template <int D>
+struct Tile {
     static constexpr int QUERIES = D == 128 ? 64 : 128, PER_BLOCK = KEYS / QUERIES, PANELS = D / 64;
-    static constexpr int KEY_BYTES = KEYS * D * 2, BYTES = QUERIES * D * 2, DS_BYTES = KEYS * QUERIES * 2;
+    static constexpr int KEY_BYTES = KEYS * D * 2, BYTES = QUERIES * D * 2,
+                         DS_BYTES = KEYS * QUERIES * 2;
 };
 
-/* The work of a thread block at a time: a block of a document, of one head. head -1: no more work. */
-struct Item { int start, length, first, block, head; };
+/* The work of a thread block at a time: a block of a document, of one head. head -1: no more
+ * work. */
+struct Item {
+    int start, length, first, block, head;
+};
 
 /* In shared memory: tickets that the first block of a cluster sends to the others. */
-struct Tickets { int number[4]; Barrier full[4]; };
+struct Tickets {
+    int number[4];
+    Barrier full[4];
+};
 
 /* Arguments of all kernels. */
 struct Work {
-    int T, H, D, window;            /* window: a number of keys, T if there is none                                  */
-    int blocks;                     /* of keys, of all documents                                                     */
-    const Packed *table;            /* of Blocks                                                                     */
-    float scale, scale_log2;        /* multiply scores; scale_log2: for powers of 2                                  */
-    int *ticket;                    /* number of items taken                                                         */
+    int T, H, D, window;     /* window: a number of keys, T if there is none */
+    int blocks;              /* of keys, of all documents */
+    const Packed *table;     /* of Blocks */
+    float scale, scale_log2; /* multiply scores; scale_log2: for powers of 2 */
+    int *ticket;             /* number of items taken */
 };
 
-/* Arguments of backward. A slot is a tile of a head: (block * PER_BLOCK + tile of the block) * H + head. */
+/* Arguments of backward. A slot is a tile of a head: (block * PER_BLOCK + tile of the block) * H +
+ * head. */
 struct Backward : Work {
-    float *rows;                    /* (slots, 2, QUERIES): lse for powers of 2, delta                               */
-    float *dq;                      /* (slots, 2, PART): sums without scale, in the order of threads                 */
-    int *turn;                      /* (slots): number of blocks that have added                                     */
-    bf16 *dk, *dv;                  /* of every query head, kv_width elements per token                              */
+    float *rows; /* (slots, 2, QUERIES): lse for powers of 2, delta */
+    /* (slots, 2, PART): sums without scale, in the order of threads */
+    float *dq;
+    int *turn;     /* (slots): number of blocks that have added */
+    bf16 *dk, *dv; /* of every query head, kv_width elements per token */
     int64_t kv_width;
 };
 
@@ -49,10 +61,12 @@ __device__ inline Packed document_of(const Work &w, int block)
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* Loads a tile of `count` tokens from n on, of a head, in boxes of 64 tokens by 64 columns. If the BLOCKS of a cluster need the
- * same tile, each loads some boxes for all; rank: that of this block. */
+/* Loads a tile of `count` tokens from n on, of a head, in boxes of 64 tokens by 64 columns. If the
+ * BLOCKS of a cluster need the same tile, each loads some boxes for all; rank: that of this
+ * block. */
 template <int D, int BLOCKS = 1>
-__device__ inline void load_tile(char *to, const CUtensorMap *map, int head, int n, int count, Barrier *b, int rank = 0)
+__device__ inline void load_tile(char *to, const CUtensorMap *map, int head, int n, int count,
+                                 Barrier *b, int rank = 0)
 {
     int box = 0;
     for (int panel = 0; panel < Tile<D>::PANELS; panel++)
@@ -71,9 +85,11 @@ __device__ inline void init_tickets(Tickets &tickets)
         barrier_init(&tickets.full[i], 1);
 }
 
-/* The i-th ticket of a block and its cluster; the first block takes it. NOTE: four slots are enough if a block asks for it only
- * when its item i - 3 is done, since every block must have read that ticket to load its part. */
-template <int BLOCKS> __device__ inline int next_ticket(Tickets &tickets, int *ticket, int i, int rank)
+/* The i-th ticket of a block and its cluster; the first block takes it. NOTE: four slots are enough
+ * if a block asks for it only when its item i - 3 is done, since every block must have read that
+ * ticket to load its part. */
+template <int BLOCKS>
+__device__ inline int next_ticket(Tickets &tickets, int *ticket, int i, int rank)
 {
     Barrier *full = &tickets.full[i & 3];
     int *place = &tickets.number[i & 3];
@@ -89,11 +105,18 @@ template <int BLOCKS> __device__ inline int next_ticket(Tickets &tickets, int *t
 }
 
 /* Turns to start products, by named barriers 1 and 2. */
-__device__ inline void take_turn(int group) { named_barrier(1 + group, CONSUMERS); }
-__device__ inline void pass_turn(int group) { named_barrier_arrive(2 - group, CONSUMERS); }
+__device__ inline void take_turn(int group)
+{
+    named_barrier(1 + group, CONSUMERS);
+}
+__device__ inline void pass_turn(int group)
+{
+    named_barrier_arrive(2 - group, CONSUMERS);
+}
 
 /* d (64, D) += a (64, 4 W) rows (4 W, D). */
-template <int C, int W> __device__ inline void start_sum(float (&d)[C], uint32_t (&a)[W], uint32_t rows)
+template <int C, int W>
+__device__ inline void start_sum(float (&d)[C], uint32_t (&a)[W], uint32_t rows)
 {
     keep_in_place(d);
     keep_in_place(a);
@@ -106,8 +129,8 @@ template <int C, int W> __device__ inline void start_sum(float (&d)[C], uint32_t
 
 #endif
 
-/* Transposes x in four neighbouring lanes: x[i] of lane p moves to x[p] of lane i. x[i] of lane p is pair p of the i-th eight
- * columns. */
+/* Transposes x in four neighbouring lanes: x[i] of lane p moves to x[p] of lane i. x[i] of lane p
+ * is pair p of the i-th eight columns. */
 __device__ inline void transpose_quad(uint32_t (&x)[4])
 {
     const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
@@ -130,16 +153,18 @@ __device__ inline float norm_squared(uint4 eight)
     float sum = 0;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        const float low = __uint_as_float(word[k] << 16), high = __uint_as_float(word[k] & 0xffff0000u);
+        const float low = __uint_as_float(word[k] << 16),
+                    high = __uint_as_float(word[k] & 0xffff0000u);
         sum = fmaf(low, low, fmaf(high, high, sum));
     }
     return sum;
 }
 
-/* Stores a row of d times `factor`, as BF16, its first `columns` columns: the row of d[4j] and d[4j+1], or the one `below`. All
- * lanes must call it, also for rows that do not exist. */
-template <int C> __device__ inline void store_row(bf16 *row, const float (&d)[C], bool below, float factor, int columns,
-                                                  bool exists)
+/* Stores a row of d times `factor`, as BF16, its first `columns` columns: the row of d[4j] and
+ * d[4j+1], or the one `below`. All lanes must call it, also for rows that do not exist. */
+template <int C>
+__device__ inline void store_row(bf16 *row, const float (&d)[C], bool below, float factor,
+                                 int columns, bool exists)
 {
     const int quad = threadIdx.x % 4;
 #pragma unroll
@@ -159,11 +184,12 @@ template <int C> __device__ inline void store_row(bf16 *row, const float (&d)[C]
 
 static constexpr int SIDE_THREADS = 256;
 
-/* ---- before forward: the norms of keys ---------------------------------------------------------------------- */
+/* ---- before forward: the norms of keys ------------------------------------------------------- */
 
-/* norm (K, blocks): the largest |k| of each head and block, one per thread block, with 16 lanes per token. k: of the first token
- * and head, in rows of `width` elements. */
-__global__ void __launch_bounds__(SIDE_THREADS) key_norm_kernel(float *norm, const Work w, const bf16 *k, int64_t width)
+/* norm (K, blocks): the largest |k| of each head and block, one per thread block, with 16 lanes per
+ * token. k: of the first token and head, in rows of `width` elements. */
+__global__ void __launch_bounds__(SIDE_THREADS)
+    key_norm_kernel(float *norm, const Work w, const bf16 *k, int64_t width)
 {
     __shared__ float shared[32];
     const int block = blockIdx.x, head = blockIdx.y, lane = threadIdx.x % 16;
@@ -174,7 +200,8 @@ __global__ void __launch_bounds__(SIDE_THREADS) key_norm_kernel(float *norm, con
         const int t = (block - d.first) * KEYS + i;
         float sum = 0;
         if (t < d.length && 8 * lane < w.D)
-            sum = norm_squared(*reinterpret_cast<const uint4 *>(k + (d.start + t) * width + head * w.D + 8 * lane));
+            sum = norm_squared(*reinterpret_cast<const uint4 *>(k + (d.start + t) * width +
+                                                                head * w.D + 8 * lane));
 #pragma unroll
         for (int o = 8; o > 0; o >>= 1)
             sum += __shfl_xor_sync(0xffffffffu, sum, o);
@@ -185,12 +212,13 @@ __global__ void __launch_bounds__(SIDE_THREADS) key_norm_kernel(float *norm, con
         norm[head * gridDim.x + block] = sqrtf(most);
 }
 
-/* ---- before backward: lse and delta of queries --------------------------------------------------------------- */
+/* ---- before backward: lse and delta of queries ----------------------------------------------- */
 
-/* One block and head per thread block, 16 lanes per token. Rows after the document's end get p = exp2(s - inf) = 0. lse: natural
- * logarithm, (B, H, T), with a table (N, H). */
-template <int D> __global__ void __launch_bounds__(SIDE_THREADS)
-prepare_kernel(const Backward w, const bf16 *dy, const bf16 *y, const float *lse)
+/* One block and head per thread block, 16 lanes per token. Rows after the document's end get p =
+ * exp2(s - inf) = 0. lse: natural logarithm, (B, H, T), with a table (N, H). */
+template <int D>
+__global__ void __launch_bounds__(SIDE_THREADS)
+    prepare_kernel(const Backward w, const bf16 *dy, const bf16 *y, const float *lse)
 {
     constexpr int QUERIES = Tile<D>::QUERIES;
     const int block = blockIdx.x, h = blockIdx.y, lane = threadIdx.x % 16;
@@ -206,18 +234,21 @@ prepare_kernel(const Backward w, const bf16 *dy, const bf16 *y, const float *lse
         float delta = 0;
         if (t < d.length && 8 * lane < w.D) {
             const int64_t at = ((int64_t)n * w.H + h) * w.D + 8 * lane;
-            const uint4 a = *reinterpret_cast<const uint4 *>(dy + at), b = *reinterpret_cast<const uint4 *>(y + at);
+            const uint4 a = *reinterpret_cast<const uint4 *>(dy + at),
+                        b = *reinterpret_cast<const uint4 *>(y + at);
             const uint32_t as[] = { a.x, a.y, a.z, a.w }, bs[] = { b.x, b.y, b.z, b.w };
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                delta += __uint_as_float(as[k] << 16) * __uint_as_float(bs[k] << 16)
-                       + __uint_as_float(as[k] & 0xffff0000u) * __uint_as_float(bs[k] & 0xffff0000u);
+                delta +=
+                    __uint_as_float(as[k] << 16) * __uint_as_float(bs[k] << 16) +
+                    __uint_as_float(as[k] & 0xffff0000u) * __uint_as_float(bs[k] & 0xffff0000u);
         }
 #pragma unroll
         for (int o = 8; o > 0; o >>= 1)
             delta += __shfl_xor_sync(0xffffffffu, delta, o);
         if (lane == 0) {
-            const int64_t at = w.table ? (int64_t)n * w.H + h : ((int64_t)(n / w.T) * w.H + h) * w.T + n % w.T;
+            const int64_t at =
+                w.table ? (int64_t)n * w.H + h : ((int64_t)(n / w.T) * w.H + h) * w.T + n % w.T;
             float *row = w.rows + (slot + i / QUERIES * w.H) * 2 * QUERIES + i % QUERIES;
             row[0] = t < d.length ? lse[at] * 1.44269504088896341f : INFINITY;
             row[QUERIES] = delta;
@@ -225,20 +256,25 @@ prepare_kernel(const Backward w, const bf16 *dy, const bf16 *y, const float *lse
     }
 }
 
-/* ---- after backward: dqkv from the workspaces ---------------------------------------------------------------- */
+/* ---- after backward: dqkv from the workspaces ------------------------------------------------ */
 
 /* One tile and head per thread block, with the thread layout of the warpgroups that computed dq. */
-template <int D> __global__ void __launch_bounds__(SIDE_THREADS) finish_dq_kernel(bf16 *dq, int64_t width, const Backward w)
+template <int D>
+__global__ void __launch_bounds__(SIDE_THREADS)
+    finish_dq_kernel(bf16 *dq, int64_t width, const Backward w)
 {
     constexpr int QUERIES = Tile<D>::QUERIES;
-    const int block = blockIdx.x / Tile<D>::PER_BLOCK, h = blockIdx.y, part = threadIdx.x / 128, thread = threadIdx.x % 128;
+    const int block = blockIdx.x / Tile<D>::PER_BLOCK, h = blockIdx.y, part = threadIdx.x / 128,
+              thread = threadIdx.x % 128;
     const Packed doc = document_of(w, block);
-    const int first = (blockIdx.x - doc.first * Tile<D>::PER_BLOCK) * QUERIES;      /* of the document */
+    /* of the document */
+    const int first = (blockIdx.x - doc.first * Tile<D>::PER_BLOCK) * QUERIES;
     const int t = first + (D == 128 ? 0 : 64 * part) + thread / 32 * 16 + thread % 32 / 4;
     const int left = D == 128 ? 64 * part : 0;
     if (first >= doc.length)
-        return;                             /* a tile that no block has stored */
-    const float4 *from = reinterpret_cast<const float4 *>(w.dq + ((int64_t)blockIdx.x * w.H + h) * 2 * PART + part * PART);
+        return; /* a tile that no block has stored */
+    const float4 *from = reinterpret_cast<const float4 *>(
+        w.dq + ((int64_t)blockIdx.x * w.H + h) * 2 * PART + part * PART);
     float d[32];
 #pragma unroll
     for (int j = 0; j < 8; j++) {
@@ -247,16 +283,19 @@ template <int D> __global__ void __launch_bounds__(SIDE_THREADS) finish_dq_kerne
     }
 #pragma unroll
     for (int r = 0; r < 2; r++)
-        store_row(dq + (int64_t)(doc.start + t + 8 * r) * width + h * w.D + left, d, r == 1, w.scale, w.D - left,
-                  t + 8 * r < doc.length);
+        store_row(dq + (int64_t)(doc.start + t + 8 * r) * width + h * w.D + left, d, r == 1,
+                  w.scale, w.D - left, t + 8 * r < doc.length);
 }
 
-/* dk and dv of a key/value head: sums over its query heads, in order. One token of a block of a document per thread block in x,
- * eight of its 2 K D columns per thread. heads: dk (N, K * group, D), then dv. */
+/* dk and dv of a key/value head: sums over its query heads, in order. One token of a block of a
+ * document per thread block in x, eight of its 2 K D columns per thread. heads: dk (N, K * group,
+ * D), then dv. */
 __global__ void __launch_bounds__(SIDE_THREADS)
-sum_heads_kernel(bf16 *dk, int64_t width, const bf16 *heads, int N, int K, int group, const Work w)
+    sum_heads_kernel(bf16 *dk, int64_t width, const bf16 *heads, int N, int K, int group,
+                     const Work w)
 {
-    const int D = w.D, column = 8 * (blockIdx.y * SIDE_THREADS + threadIdx.x), which = column / (K * D), kv = column / D % K;
+    const int D = w.D, column = 8 * (blockIdx.y * SIDE_THREADS + threadIdx.x),
+              which = column / (K * D), kv = column / D % K;
     const int block = blockIdx.x / KEYS, d = column % D;
     const Packed doc = document_of(w, block);
     const int t = (block - doc.first) * KEYS + blockIdx.x % KEYS;
@@ -275,5 +314,6 @@ sum_heads_kernel(bf16 *dk, int64_t width, const bf16 *heads, int N, int K, int g
         }
     }
     *reinterpret_cast<uint4 *>(dk + n * width + column) =
-        make_uint4(bf16_pair(sum[0], sum[1]), bf16_pair(sum[2], sum[3]), bf16_pair(sum[4], sum[5]), bf16_pair(sum[6], sum[7]));
+        make_uint4(bf16_pair(sum[0], sum[1]), bf16_pair(sum[2], sum[3]), bf16_pair(sum[4], sum[5]),
+                   bf16_pair(sum[6], sum[7]));
 }

@@ -1,25 +1,29 @@
 /* The gradient of a layer's bias, db += dyT 1; and rows filled with a bias.
  *
- * Bytes per element of dy: its own. A warp has 256 columns, eight per lane, and every eighth of its block's 256 rows. It sums them
- * in F32, the block adds its warps in their order and writes a row of scratch memory, and these rows are added in F64. The blocks
- * depend on the shape only, so all GPUs give the same bits. */
+ * Bytes per element of dy: its own. A warp has 256 columns, eight per lane, and every eighth of its
+ * block's 256 rows. It sums them in F32, the block adds its warps in their order and writes a row
+ * of scratch memory, and these rows are added in F64. The blocks depend on the shape only, so all
+ * GPUs give the same bits. */
 #include "kernels/cuda/readers.cuh"
 
 static constexpr int WARPS = 8, COLUMNS = 256, ROWS = 256, EACH = 4;
 
 /* partial: (gridDim.y, O) sums over the rows of a block. */
-template <class Reader> __global__ __launch_bounds__(32 * WARPS)
-void partial_columns_kernel(float *partial, Reader dy, int N, int O)
+template <class Reader>
+__global__ __launch_bounds__(32 * WARPS) void partial_columns_kernel(float *partial, Reader dy,
+                                                                     int N, int O)
 {
     __shared__ float shared[WARPS][COLUMNS];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = blockIdx.x * COLUMNS + 8 * lane;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32,
+              column = blockIdx.x * COLUMNS + 8 * lane;
     const int last = min(N, (int)(blockIdx.y + 1) * ROWS);
     float sum[8] = {};
     for (int n = blockIdx.y * ROWS + warp; n < last; n += EACH * WARPS) {
         typename Reader::Raw raw[EACH];
 #pragma unroll
         for (int e = 0; e < EACH; e++)
-            raw[e] = dy.at((size_t)(n + e * WARPS) * O + column, n + e * WARPS < last ? O - column : 0);
+            raw[e] =
+                dy.at((size_t)(n + e * WARPS) * O + column, n + e * WARPS < last ? O - column : 0);
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
             float x[8];
@@ -53,8 +57,8 @@ void backend_matmul_db(Tensor db, Tensor dy)
     const int blocks = (int)ceil_div(N, ROWS);
     float *partial = (float *)device_scratch((size_t)blocks * O * sizeof(float), SCRATCH_0);
     with_reader(dy, [&](auto in) {
-        partial_columns_kernel<<<dim3((unsigned)ceil_div(O, COLUMNS), (unsigned)blocks), 32 * WARPS, 0, device_stream()>>>(
-            partial, in, N, O);
+        partial_columns_kernel<<<dim3((unsigned)ceil_div(O, COLUMNS), (unsigned)blocks), 32 * WARPS,
+                                 0, device_stream()>>>(partial, in, N, O);
     });
     LAUNCH_CHECK();
     db.rows = 1, db.cols = O;
@@ -70,6 +74,7 @@ __global__ void fill_rows_kernel(float *y, const float *bias, int O)
 
 void fill_rows(Tensor y, Tensor bias)
 {
-    fill_rows_kernel<<<(unsigned)y.rows, 256, 0, device_stream()>>>((float *)y.data, (const float *)bias.data, y.cols);
+    fill_rows_kernel<<<(unsigned)y.rows, 256, 0, device_stream()>>>(
+        (float *)y.data, (const float *)bias.data, y.cols);
     LAUNCH_CHECK();
 }

@@ -1,5 +1,6 @@
-/* Factors of the columns of an FP8 operand, which are powers of two. One block chooses them. Gradients change only in columns whose
- * factor is not 1. The weight that GEMMs read is copied: 2 bytes per element. */
+/* Factors of the columns of an FP8 operand, which are powers of two. One block chooses them.
+ * Gradients change only in columns whose factor is not 1. The weight that GEMMs read is copied: 2
+ * bytes per element. */
 #include "kernels/cuda/channels.cuh"
 
 enum { CHOOSE_THREADS = 1024, FIELDS = 256, FOLD_THREADS = 256, SPLIT_ROWS = 64 };
@@ -24,7 +25,8 @@ __device__ static inline float factor_of(int field, int median)
     return __uint_as_float((uint32_t)(127 - k) << 23);
 }
 
-__global__ __launch_bounds__(CHOOSE_THREADS) void choose_kernel(float *channel, float *amax, const float *maxima, int columns)
+__global__ __launch_bounds__(CHOOSE_THREADS) void choose_kernel(float *channel, float *amax,
+                                                                const float *maxima, int columns)
 {
     __shared__ int count[FIELDS], median;
     __shared__ float shared[32];
@@ -59,10 +61,11 @@ void channels_choose(Tensor act, float *amax, const float *maxima)
     LAUNCH_CHECK();
 }
 
-/* ---- the gradient ------------------------------------------------------------------------------------------------ */
+/* ---- the gradient ---------------------------------------------------------------------------- */
 
-template <bool DIVIDE, typename T> __global__ __launch_bounds__(FOLD_THREADS)
-void scale_columns_kernel(T *x, const float *channel, int rows, int cols)
+template <bool DIVIDE, typename T>
+__global__ __launch_bounds__(FOLD_THREADS) void scale_columns_kernel(T *x, const float *channel,
+                                                                     int rows, int cols)
 {
     const int c = blockIdx.x * FOLD_THREADS + threadIdx.x;
     const float factor = c < cols ? channel[c] : 1.0f, by = DIVIDE ? 1.0f / factor : factor;
@@ -71,11 +74,14 @@ void scale_columns_kernel(T *x, const float *channel, int rows, int cols)
             x[(size_t)row * cols + c] = from_float<T>(to_float(x[(size_t)row * cols + c]) * by);
 }
 
-template <bool DIVIDE> static void scale_columns(Tensor x, const float *channel)
+template <bool DIVIDE>
+static void scale_columns(Tensor x, const float *channel)
 {
-    const dim3 grid((unsigned)ceil_div(x.cols, FOLD_THREADS), x.rows < SPLIT_ROWS ? x.rows : SPLIT_ROWS);
+    const dim3 grid((unsigned)ceil_div(x.cols, FOLD_THREADS),
+                    x.rows < SPLIT_ROWS ? x.rows : SPLIT_ROWS);
     with_type(x, [&](auto *data) {
-        scale_columns_kernel<DIVIDE><<<grid, FOLD_THREADS, 0, device_stream()>>>(data, channel, x.rows, x.cols);
+        scale_columns_kernel<DIVIDE>
+            <<<grid, FOLD_THREADS, 0, device_stream()>>>(data, channel, x.rows, x.cols);
     });
     LAUNCH_CHECK();
 }
@@ -90,10 +96,11 @@ void channels_divide(Tensor x, const float *channel)
     scale_columns<true>(x, channel);
 }
 
-/* ---- the weight -------------------------------------------------------------------------------------------------- */
+/* ---- the weight ------------------------------------------------------------------------------ */
 
-__global__ __launch_bounds__(CHOOSE_THREADS)
-void fold_scale_kernel(float *scale, const float *from, const float *channel, int columns)
+__global__ __launch_bounds__(CHOOSE_THREADS) void fold_scale_kernel(float *scale, const float *from,
+                                                                    const float *channel,
+                                                                    int columns)
 {
     __shared__ float shared[32];
     float m = 1;
@@ -105,9 +112,11 @@ void fold_scale_kernel(float *scale, const float *from, const float *channel, in
 }
 
 /* The ratio of the scales is the least factor. A thread has eight columns of some rows. */
-template <DType D> __global__ __launch_bounds__(FOLD_THREADS)
-void fold_kernel(uint8_t *to, const float *scale, const uint8_t *from, const float *from_scale, const float *channel, int rows,
-                 int cols)
+template <DType D>
+__global__
+__launch_bounds__(FOLD_THREADS) void fold_kernel(uint8_t *to, const float *scale,
+                                                 const uint8_t *from, const float *from_scale,
+                                                 const float *channel, int rows, int cols)
 {
     const int col = 8 * (blockIdx.x * FOLD_THREADS + threadIdx.x);
     if (col >= cols)
@@ -127,12 +136,15 @@ void fold_kernel(uint8_t *to, const float *scale, const uint8_t *from, const flo
     }
 }
 
-template <DType D> static void fold(Tensor y, Tensor w, const float *channel)
+template <DType D>
+static void fold(Tensor y, Tensor w, const float *channel)
 {
-    const unsigned across = (unsigned)ceil_div(w.cols, 8 * FOLD_THREADS), down = ceil_div(8 * device_sm_count(), across);
+    const unsigned across = (unsigned)ceil_div(w.cols, 8 * FOLD_THREADS),
+                   down = ceil_div(8 * device_sm_count(), across);
     const dim3 grid(across, (unsigned)w.rows < down ? w.rows : down);
-    fold_kernel<D><<<grid, FOLD_THREADS, 0, device_stream()>>>((uint8_t *)y.data, (const float *)y.scale, (const uint8_t *)w.data,
-                                                               (const float *)w.scale, channel, w.rows, w.cols);
+    fold_kernel<D><<<grid, FOLD_THREADS, 0, device_stream()>>>(
+        (uint8_t *)y.data, (const float *)y.scale, (const uint8_t *)w.data, (const float *)w.scale,
+        channel, w.rows, w.cols);
     LAUNCH_CHECK();
 }
 
@@ -140,7 +152,8 @@ void backend_fold_channels(Tensor y, Tensor w, const float *channel)
 {
     check_fold_channels(y, w);
     check_operand(OPERATION, "w", w, w.rows, w.cols);
-    fold_scale_kernel<<<1, CHOOSE_THREADS, 0, device_stream()>>>((float *)y.scale, (const float *)w.scale, channel, w.cols);
+    fold_scale_kernel<<<1, CHOOSE_THREADS, 0, device_stream()>>>(
+        (float *)y.scale, (const float *)w.scale, channel, w.cols);
     LAUNCH_CHECK();
     if (w.format.dtype == E4M3)
         fold<E4M3>(y, w, channel);

@@ -20,18 +20,21 @@ __device__ inline Factors load_factors(const float *channel, int col)
 }
 
 /* Maxima of all columns, 0 at first; valid until the next call. */
-float *column_maxima_new(int columns);          /* channels.cu */
+float *column_maxima_new(int columns); /* channels.cu */
 
 /* Sets act.channel from them, and *amax to max|act| with these factors. */
 void channels_choose(Tensor act, float *amax, const float *maxima);
 
 enum { COLUMN_THREADS = 128, COLUMN_ROWS = 64 };
 
-/* Raises the maxima to those of the source's output. A block has 8 COLUMN_THREADS columns of COLUMN_ROWS rows. */
-template <class Source> __global__ __launch_bounds__(COLUMN_THREADS)
-void column_maxima_kernel(float *maxima, Source source, int rows, int cols)
+/* Raises the maxima to those of the source's output. A block has 8 COLUMN_THREADS columns of
+ * COLUMN_ROWS rows. */
+template <class Source>
+__global__ __launch_bounds__(COLUMN_THREADS) void column_maxima_kernel(float *maxima, Source source,
+                                                                       int rows, int cols)
 {
-    const int col = 8 * (blockIdx.x * COLUMN_THREADS + threadIdx.x), end = min(rows, (int)(blockIdx.y + 1) * COLUMN_ROWS);
+    const int col = 8 * (blockIdx.x * COLUMN_THREADS + threadIdx.x),
+              end = min(rows, (int)(blockIdx.y + 1) * COLUMN_ROWS);
     float m[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
     if (col >= cols)
         return;
@@ -50,10 +53,12 @@ void column_maxima_kernel(float *maxima, Source source, int rows, int cols)
             atomicMax((int *)&maxima[col + i], __float_as_int(m[i]));
 }
 
-template <class Source> static inline const float *column_maxima(const Source &source, int rows, int cols)
+template <class Source>
+static inline const float *column_maxima(const Source &source, int rows, int cols)
 {
     float *maxima = column_maxima_new(cols);
-    const dim3 grid((unsigned)ceil_div(cols, 8 * COLUMN_THREADS), (unsigned)ceil_div(rows, COLUMN_ROWS));
+    const dim3 grid((unsigned)ceil_div(cols, 8 * COLUMN_THREADS),
+                    (unsigned)ceil_div(rows, COLUMN_ROWS));
     column_maxima_kernel<<<grid, COLUMN_THREADS, 0, device_stream()>>>(maxima, source, rows, cols);
     LAUNCH_CHECK();
     return maxima;

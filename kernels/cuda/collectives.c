@@ -1,14 +1,17 @@
-/* Collectives on device memory, through NCCL on the stream of the current queue, in order with its kernels.
+/* Collectives on device memory, through NCCL on the stream of the current queue, in order with its
+ * kernels.
  *
- * All-gathers have communicators that use no SMs between tensors in memory that comm_alloc registered as a symmetric window: the GPU's
- * copy engines copy. [NCCL 2.28, CTA policy ZERO] There sends and receives need no copy between, so exchanges use it, too. If
- * registration fails, or a tensor lies elsewhere, they run as ordinary kernels. Sums need SMs, and are slower in a window (NCCL
- * 2.28.3): theirs have none.
+ * All-gathers have communicators that use no SMs between tensors in memory that comm_alloc
+ * registered as a symmetric window: the GPU's copy engines copy. [NCCL 2.28, CTA policy ZERO] There
+ * sends and receives need no copy between, so exchanges use it, too. If registration fails, or a
+ * tensor lies elsewhere, they run as ordinary kernels. Sums need SMs, and are slower in a window
+ * (NCCL 2.28.3): theirs have none.
  *
- * Two communicators also let a gather and a sum overlap, on two streams. For the same reason tensor ranks have one more, for sums of
- * gradients and, while generating, of a layer's parts. Each stage has a communicator of two ranks for what it sends to its next stage,
- * and one for its previous stage: NCCL runs the operations of a communicator one after the other, and a send may wait. MPI only
- * broadcasts NCCL's identifier; with one rank NCCL is not started. */
+ * Two communicators also let a gather and a sum overlap, on two streams. For the same reason tensor
+ * ranks have one more, for sums of gradients and, while generating, of a layer's parts. Each stage
+ * has a communicator of two ranks for what it sends to its next stage, and one for its previous
+ * stage: NCCL runs the operations of a communicator one after the other, and a send may wait. MPI
+ * only broadcasts NCCL's identifier; with one rank NCCL is not started. */
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,22 +22,34 @@
 
 #define NCCL_CHECK(call) nccl_check((call), #call)
 
-/* nccl: of sums and exchanges; gathers: of all-gathers, if the group has them. NULL: the group has one rank. */
-typedef struct { Ranks ranks; bool has_gathers; ncclComm_t nccl, gathers; } Group;
+/* nccl: of sums and exchanges; gathers: of all-gathers, if the group has them. NULL: the group has
+ * one rank. */
+typedef struct {
+    Ranks ranks;
+    bool has_gathers;
+    ncclComm_t nccl, gathers;
+} Group;
 static Group groups[] = { { RANKS_ALL, 0 },     { RANKS_SHARD, true },  { RANKS_REPLICA, 0 },
                           { RANKS_CONTEXT, 0 }, { RANKS_TENSOR, true }, { RANKS_STAGE, true } };
 enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
 static ncclComm_t all, tensor_sums;
-static ncclComm_t sends[NUM_NEIGHBOURS], receives[NUM_NEIGHBOURS];     /* to a neighbour, and from it: two ranks each */
-static ncclComm_t links[2 * NUM_NEIGHBOURS];            /* all of these, in the order in which all ranks make them */
+/* to a neighbour, and from it: two ranks each */
+static ncclComm_t sends[NUM_NEIGHBOURS], receives[NUM_NEIGHBOURS];
+/* all of these, in the order in which all ranks make them */
+static ncclComm_t links[2 * NUM_NEIGHBOURS];
 static int num_links;
-enum { MAX_WINDOWS = 2 };           /* of memory of one use: find_users */
-static struct { void *memory; ncclWindow_t window[MAX_WINDOWS]; } registered[NUM_MEMORY_USES];        /* memory NULL: none */
+enum { MAX_WINDOWS = 2 }; /* of memory of one use: find_users */
+/* memory NULL: none */
+static struct {
+    void *memory;
+    ncclWindow_t window[MAX_WINDOWS];
+} registered[NUM_MEMORY_USES];
 
 static void nccl_check(ncclResult_t status, const char *call)
 {
     if (status != ncclSuccess)
-        die("%s: %s (%s); set NCCL_DEBUG=INFO for details", call, ncclGetErrorString(status), ncclGetLastError(all));
+        die("%s: %s (%s); set NCCL_DEBUG=INFO for details", call, ncclGetErrorString(status),
+            ncclGetLastError(all));
 }
 
 static ncclComm_t split(Ranks g, int policy)
@@ -51,7 +66,8 @@ static Group *find_group(Ranks g)
     Group *x = groups;
     while (x < groups + NUM_GROUPS && x->ranks != g)
         x++;
-    CHECK(x < groups + NUM_GROUPS, "the dimensions %#x of the mesh are no group of collectives.c", g);
+    CHECK(x < groups + NUM_GROUPS, "the dimensions %#x of the mesh are no group of collectives.c",
+          g);
     return x;
 }
 
@@ -66,7 +82,8 @@ static const char *error_of(ncclComm_t c)
 {
     static char text[512];
     ncclResult_t error = ncclSuccess;
-    if (!c || (ncclCommGetAsyncError(c, &error) == ncclSuccess && (error == ncclSuccess || error == ncclInProgress)))
+    if (!c || (ncclCommGetAsyncError(c, &error) == ncclSuccess &&
+               (error == ncclSuccess || error == ncclInProgress)))
         return NULL;
     snprintf(text, sizeof text, "NCCL error on the GPU: %s (%s); set NCCL_DEBUG=INFO for details",
              ncclGetErrorString(error), ncclGetLastError(c));
@@ -78,7 +95,8 @@ static const char *find_error(void)
 {
     const char *error = error_of(tensor_sums);
     for (int i = 0; i < NUM_GROUPS && !error; i++)
-        error = error_of(groups[i].gathers) ? error_of(groups[i].gathers) : error_of(groups[i].nccl);
+        error =
+            error_of(groups[i].gathers) ? error_of(groups[i].gathers) : error_of(groups[i].nccl);
     for (int n = 0; n < NUM_NEIGHBOURS && !error; n++)
         error = error_of(sends[n]) ? error_of(sends[n]) : error_of(receives[n]);
     return error;
@@ -95,12 +113,14 @@ static void finish(void)
 {
     device_sync();
     destroy(&tensor_sums);
-    for (int i = 0; i < num_links; i++)         /* each waits for the other rank: another order of ranks would be a deadlock */
+    /* each waits for the other rank: another order of ranks would be a deadlock */
+    for (int i = 0; i < num_links; i++)
         destroy(&links[i]);
     for (int n = 0; n < NUM_NEIGHBOURS; n++)
         sends[n] = receives[n] = NULL;
     num_links = 0;
-    for (int i = NUM_GROUPS - 1; i >= 0; i--) {         /* last that of all ranks, the parent of the others */
+    /* last that of all ranks, the parent of the others */
+    for (int i = NUM_GROUPS - 1; i >= 0; i--) {
         destroy(&groups[i].gathers);
         destroy(&groups[i].nccl);
     }
@@ -115,21 +135,24 @@ static int peer(ncclComm_t c)
     return 1 - own;
 }
 
-/* NCCL connects two ranks at their first message, for which the host waits: here all wait together, in no order. */
+/* NCCL connects two ranks at their first message, for which the host waits: here all wait together,
+ * in no order. */
 static void connect_neighbours(void)
 {
     char *bytes = device_alloc(2 * NUM_NEIGHBOURS);
     NCCL_CHECK(ncclGroupStart());
     for (int n = 0; n < NUM_NEIGHBOURS; n++) {
         NCCL_CHECK(ncclSend(bytes + n, 1, ncclUint8, peer(sends[n]), sends[n], device_stream()));
-        NCCL_CHECK(ncclRecv(bytes + NUM_NEIGHBOURS + n, 1, ncclUint8, peer(receives[n]), receives[n], device_stream()));
+        NCCL_CHECK(ncclRecv(bytes + NUM_NEIGHBOURS + n, 1, ncclUint8, peer(receives[n]),
+                            receives[n], device_stream()));
     }
     NCCL_CHECK(ncclGroupEnd());
     device_sync();
     device_free(bytes);
 }
 
-/* Splitting is collective: all ranks make the communicators of all stages, and get those of their own. */
+/* Splitting is collective: all ranks make the communicators of all stages, and get those of their
+ * own. */
 static void connect_stages(void)
 {
     const int stages = comm_group_size(RANKS_PIPELINE), own = comm_group_rank(RANKS_PIPELINE);
@@ -138,7 +161,9 @@ static void connect_stages(void)
             const int to = (from + (n == NEXT_STAGE ? 1 : stages - 1)) % stages;
             const bool takes_part = own == from || own == to;
             ncclComm_t c = NULL;
-            NCCL_CHECK(ncclCommSplit(all, takes_part ? comm_group(RANKS_PIPELINE) : NCCL_SPLIT_NOCOLOR, comm_rank(), &c, NULL));
+            NCCL_CHECK(ncclCommSplit(all,
+                                     takes_part ? comm_group(RANKS_PIPELINE) : NCCL_SPLIT_NOCOLOR,
+                                     comm_rank(), &c, NULL));
             if (takes_part)
                 links[num_links++] = c;
             if (own == from)
@@ -160,8 +185,8 @@ void comm_init(void)
 {
     if (comm_size() == 1)
         return;
-    /* NVLink multicast (NVLS) depends on the host's fabric and may fail late. Users whose fabric supports it can set the variable
-     * to 1. */
+    /* NVLink multicast (NVLS) depends on the host's fabric and may fail late. Users whose fabric
+     * supports it can set the variable to 1. */
     setenv("NCCL_NVLS_ENABLE", "0", 0);
     ncclUniqueId id;
     if (comm_rank() == 0)
@@ -172,19 +197,24 @@ void comm_init(void)
     if (comm_group_size(RANKS_TENSOR) > 1)
         tensor_sums = split(RANKS_TENSOR, NCCL_CTA_POLICY_DEFAULT);
     for (Group *g = groups; g < groups + NUM_GROUPS; g++) {
-        g->gathers = g->has_gathers && is_used(g->ranks) ? split(g->ranks, NCCL_CTA_POLICY_ZERO) : NULL;
-        g->nccl = g->ranks == RANKS_ALL ? all : is_used(g->ranks) ? split(g->ranks, NCCL_CTA_POLICY_DEFAULT) : NULL;
+        g->gathers =
+            g->has_gathers && is_used(g->ranks) ? split(g->ranks, NCCL_CTA_POLICY_ZERO) : NULL;
+        g->nccl = g->ranks == RANKS_ALL ? all
+                  : is_used(g->ranks)   ? split(g->ranks, NCCL_CTA_POLICY_DEFAULT)
+                                        : NULL;
     }
     connect_stages();
     comm_set_device(finish, find_error);
 }
 
-/* The communicators that read and write memory of this use in a window. Returns how many there are. */
+/* The communicators that read and write memory of this use in a window. Returns how many there
+ * are. */
 static int find_users(MemoryUse use, ncclComm_t user[MAX_WINDOWS])
 {
     const ncclComm_t of[NUM_MEMORY_USES][MAX_WINDOWS] = {
-        [FOR_WEIGHTS]     = { find_group(RANKS_SHARD)->gathers, find_group(RANKS_STAGE)->gathers },
-        [FOR_ACTIVATIONS] = { find_group(RANKS_TENSOR)->gathers, find_group(RANKS_CONTEXT)->nccl } };
+        [FOR_WEIGHTS] = { find_group(RANKS_SHARD)->gathers, find_group(RANKS_STAGE)->gathers },
+        [FOR_ACTIVATIONS] = { find_group(RANKS_TENSOR)->gathers, find_group(RANKS_CONTEXT)->nccl }
+    };
     int count = 0;
     for (int i = 0; i < MAX_WINDOWS; i++)
         if (of[use][i])
@@ -211,7 +241,8 @@ static void unregister(MemoryUse use)
     memset(&registered[use], 0, sizeof registered[use]);
 }
 
-/* Windows have the same size on all ranks. With activations, shard ranks may differ in some states of the optimizer. */
+/* Windows have the same size on all ranks. With activations, shard ranks may differ in some states
+ * of the optimizer. */
 static size_t most_of_stage(size_t bytes)
 {
     const int ranks = comm_group_size(RANKS_STAGE);
@@ -233,14 +264,15 @@ static bool register_windows(MemoryUse use, size_t bytes)
     device_sync();
     for (int i = 0; i < users; i++) {
         ncclWindow_t *w = &registered[use].window[i];
-        const ncclResult_t status = ncclCommWindowRegister(user[i], registered[use].memory, bytes, w, NCCL_WIN_COLL_SYMMETRIC);
+        const ncclResult_t status = ncclCommWindowRegister(user[i], registered[use].memory, bytes,
+                                                           w, NCCL_WIN_COLL_SYMMETRIC);
         succeeds &= status == ncclSuccess && *w;
     }
     return all_ranks(succeeds);
 }
 
-/* Without windows (older driver, no peer access, limits of a container) gathers and exchanges are slower, but correct. If memory is
- * short, device_alloc says so. */
+/* Without windows (older driver, no peer access, limits of a container) gathers and exchanges are
+ * slower, but correct. If memory is short, device_alloc says so. */
 void *comm_alloc(size_t bytes, MemoryUse use)
 {
     ncclComm_t user[MAX_WINDOWS];
@@ -257,8 +289,10 @@ void *comm_alloc(size_t bytes, MemoryUse use)
         unregister(use);
     registered[use].memory = NULL;
     void *p = device_alloc(bytes);
-    warn("NCCL cannot register memory as a symmetric window (%s): %s take SMs from the computation", error,
-         use == FOR_WEIGHTS ? "all-gathers of weights" : "all-gathers of activations, and exchanges,");
+    warn("NCCL cannot register memory as a symmetric window (%s): %s take SMs from the computation",
+         error,
+         use == FOR_WEIGHTS ? "all-gathers of weights"
+                            : "all-gathers of activations, and exchanges,");
     return p;
 }
 
@@ -278,36 +312,39 @@ static ncclDataType_t type_of(Tensor x)
     return x.format.dtype == F32 ? ncclFloat32 : ncclBfloat16;
 }
 
-/* BF16 sums are rounded at every hop of NCCL's ring. The ring sets the order of summation: always the same on the same machine with
- * the same number of ranks. */
+/* BF16 sums are rounded at every hop of NCCL's ring. The ring sets the order of summation: always
+ * the same on the same machine with the same number of ranks. */
 void backend_comm_all_reduce(Tensor x, Ranks g)
 {
     CHECK_PLAIN(x);
     if (comm_group_size(g) == 1)
         return;
     comm_count(SENT_SUMS, tensor_bytes(x), g);
-    NCCL_CHECK(ncclAllReduce(x.data, x.data, tensor_numel(x), type_of(x), ncclSum, g == RANKS_TENSOR ? tensor_sums : nccl_of(g),
-                             device_stream()));
+    NCCL_CHECK(ncclAllReduce(x.data, x.data, tensor_numel(x), type_of(x), ncclSum,
+                             g == RANKS_TENSOR ? tensor_sums : nccl_of(g), device_stream()));
 }
 
 void backend_comm_all_reduce_max(Tensor x, Ranks g)
 {
-    CHECK(x.format.dtype == F32, "comm_all_reduce_max: x is %s; expected f32", format_name(x.format));
+    CHECK(x.format.dtype == F32, "comm_all_reduce_max: x is %s; expected f32",
+          format_name(x.format));
     comm_count(SENT_SUMS, tensor_bytes(x), g);
     if (comm_group_size(g) > 1)
-        NCCL_CHECK(ncclAllReduce(x.data, x.data, tensor_numel(x), ncclFloat32, ncclMax, nccl_of(g), device_stream()));
+        NCCL_CHECK(ncclAllReduce(x.data, x.data, tensor_numel(x), ncclFloat32, ncclMax, nccl_of(g),
+                                 device_stream()));
 }
 
 void backend_comm_reduce_scatter(Tensor part, Tensor whole, Ranks g)
 {
     const int W = comm_group_size(g);
     CHECK_PLAIN(whole);
-    CHECK(tensor_numel(whole) == (size_t)W * tensor_numel(part) && format_equal(whole.format, part.format),
+    CHECK(tensor_numel(whole) == (size_t)W * tensor_numel(part) &&
+              format_equal(whole.format, part.format),
           "%zu elements for %d ranks with %zu", tensor_numel(whole), W, tensor_numel(part));
     comm_count(SENT_SCATTERED_SUMS, tensor_bytes(part), g);
     if (W > 1)
-        NCCL_CHECK(ncclReduceScatter(whole.data, part.data, tensor_numel(part), type_of(part), ncclSum, nccl_of(g),
-                                     device_stream()));
+        NCCL_CHECK(ncclReduceScatter(whole.data, part.data, tensor_numel(part), type_of(part),
+                                     ncclSum, nccl_of(g), device_stream()));
     else if (part.data != whole.data)
         backend_device_copy(part.data, whole.data, tensor_bytes(part));
 }
@@ -317,8 +354,10 @@ static char *row_at(Tensor t, int row, size_t bytes)
     return (char *)t.data + (size_t)row * bytes;
 }
 
-/* NCCL joins the pieces of a group of sends and receives in one kernel, also those that a rank sends itself. */
-void backend_comm_exchange(Tensor y, const RowRange *received, Tensor x, const RowRange *sent, int items)
+/* NCCL joins the pieces of a group of sends and receives in one kernel, also those that a rank
+ * sends itself. */
+void backend_comm_exchange(Tensor y, const RowRange *received, Tensor x, const RowRange *sent,
+                           int items)
 {
     const int W = comm_group_size(RANKS_CONTEXT);
     const size_t bytes = check_rows(OPERATION, y, received, x, sent, items);
@@ -329,13 +368,14 @@ void backend_comm_exchange(Tensor y, const RowRange *received, Tensor x, const R
             const RowRange from = sent[r * items + i], to = received[r * items + i];
             rows += r == comm_group_rank(RANKS_CONTEXT) ? 0 : (size_t)from.count;
             if (W == 1)
-                backend_device_copy(row_at(y, to.first, bytes), row_at(x, from.first, bytes), (size_t)to.count * bytes);
+                backend_device_copy(row_at(y, to.first, bytes), row_at(x, from.first, bytes),
+                                    (size_t)to.count * bytes);
             if (W > 1 && from.count > 0)
-                NCCL_CHECK(ncclSend(row_at(x, from.first, bytes), (size_t)from.count * bytes, ncclUint8, r, nccl_of(RANKS_CONTEXT),
-                                    device_stream()));
+                NCCL_CHECK(ncclSend(row_at(x, from.first, bytes), (size_t)from.count * bytes,
+                                    ncclUint8, r, nccl_of(RANKS_CONTEXT), device_stream()));
             if (W > 1 && to.count > 0)
-                NCCL_CHECK(ncclRecv(row_at(y, to.first, bytes), (size_t)to.count * bytes, ncclUint8, r, nccl_of(RANKS_CONTEXT),
-                                    device_stream()));
+                NCCL_CHECK(ncclRecv(row_at(y, to.first, bytes), (size_t)to.count * bytes, ncclUint8,
+                                    r, nccl_of(RANKS_CONTEXT), device_stream()));
         }
     NCCL_CHECK(ncclGroupEnd());
     comm_count(SENT_EXCHANGES, rows * bytes, RANKS_CONTEXT);
@@ -345,20 +385,23 @@ void backend_comm_send(Tensor x, Neighbour to)
 {
     CHECK_PLAIN(x);
     comm_count(SENT_MESSAGES, tensor_bytes(x), RANKS_PIPELINE);
-    NCCL_CHECK(ncclSend(x.data, tensor_bytes(x), ncclUint8, peer(sends[to]), sends[to], device_stream()));
+    NCCL_CHECK(
+        ncclSend(x.data, tensor_bytes(x), ncclUint8, peer(sends[to]), sends[to], device_stream()));
 }
 
 void backend_comm_receive(Tensor x, Neighbour from)
 {
     CHECK_PLAIN(x);
-    NCCL_CHECK(ncclRecv(x.data, tensor_bytes(x), ncclUint8, peer(receives[from]), receives[from], device_stream()));
+    NCCL_CHECK(ncclRecv(x.data, tensor_bytes(x), ncclUint8, peer(receives[from]), receives[from],
+                        device_stream()));
 }
 
 void backend_comm_all_gather(void *whole, const void *part, size_t bytes, Ranks g)
 {
     comm_count(SENT_GATHERS, bytes, g);
     const Group *group = find_group(g);
-    CHECK(comm_group_size(g) == 1 || group->gathers, "no all-gathers over the dimensions %#x of the mesh, or not after comm_init", g);
+    CHECK(comm_group_size(g) == 1 || group->gathers,
+          "no all-gathers over the dimensions %#x of the mesh, or not after comm_init", g);
     if (comm_group_size(g) > 1)
         NCCL_CHECK(ncclAllGather(part, whole, bytes, ncclUint8, group->gathers, device_stream()));
     else if (whole != part)

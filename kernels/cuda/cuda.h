@@ -1,7 +1,8 @@
 /* Shared by the files of the CUDA back end: checks, the stream, scratch memory, reductions.
  *
- * Included by .c files (host code, compiled as C) and by .cu files (C++17); CUDA types stay inside kernels/cuda.
- * Everything is queued on device_stream(); nothing waits for the device unless its comment says so. */
+ * Included by .c files (host code, compiled as C) and by .cu files (C++17); CUDA types stay inside
+ * kernels/cuda. Everything is queued on device_stream(); nothing waits for the device unless its
+ * comment says so. */
 #pragma once
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
@@ -23,26 +24,27 @@ extern "C" {
 /* Ends the program if a CUDA runtime call fails. The error may stem from an earlier kernel. */
 #define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
 
-/* After every <<<>>>: dies if the launch failed. With CFLAGS=-DDEBUG it also waits for the kernel, so that a fault is reported at
- * the kernel that caused it. */
+/* After every <<<>>>: dies if the launch failed. With CFLAGS=-DDEBUG it also waits for the kernel,
+ * so that a fault is reported at the kernel that caused it. */
 #define LAUNCH_CHECK() cuda_check_launch(__FILE__, __LINE__)
 
 void cuda_check(cudaError_t status, const char *call, const char *file, int line);
 void cuda_check_launch(const char *file, int line);
 
-cudaStream_t device_stream(void);       /* of the current queue */
-int          device_sm_count(void);
-bool         device_is_pinned(const void *p);    /* in an allocation of device_host_alloc */
+cudaStream_t device_stream(void); /* of the current queue */
+int device_sm_count(void);
+bool device_is_pinned(const void *p); /* in an allocation of device_host_alloc */
 
-/* Scratch memory for use inside one operation: `bytes` or more, 256-byte aligned, contents undefined. A slot only grows, and
- * growing waits for the device. An operation that needs two buffers at once uses two slots. */
+/* Scratch memory for use inside one operation: `bytes` or more, 256-byte aligned, contents
+ * undefined. A slot only grows, and growing waits for the device. An operation that needs two
+ * buffers at once uses two slots. */
 enum {
-    SCRATCH_GEMM,           /* cuBLASLt's workspace                          */
-    SCRATCH_ATTENTION_OWN,  /* attention's workspace                        */
-    SCRATCH_DOCUMENTS,      /* document tables of attention                  */
-    SCRATCH_0,              /* elementwise kernels                           */
+    SCRATCH_GEMM,          /* cuBLASLt's workspace */
+    SCRATCH_ATTENTION_OWN, /* attention's workspace */
+    SCRATCH_DOCUMENTS,     /* document tables of attention */
+    SCRATCH_0,             /* elementwise kernels */
     SCRATCH_1,
-    SCRATCH_AMAX,           /* running maxima of FP8 tensors                */
+    SCRATCH_AMAX, /* running maxima of FP8 tensors */
     SCRATCH_SLOTS
 };
 void *device_scratch(size_t bytes, int slot);
@@ -50,24 +52,30 @@ void *device_scratch(size_t bytes, int slot);
 /* The same for attention: a.scratch if it is large enough. */
 void *attention_scratch(Attention a, size_t bytes);
 
-/* image.cu. Whether this program has code for the current device, or PTX that the driver can compile for it; and the GPUs it was
- * built for, as in make's ARCH. */
-bool        image_found(void);
+/* image.cu. Whether this program has code for the current device, or PTX that the driver can
+ * compile for it; and the GPUs it was built for, as in make's ARCH. */
+bool image_found(void);
 const char *image_architectures(void);
-/* Whether hopper.cuh can be used: only on compute capability 9.0, in programs compiled for "90a". */
-bool        runs_on_hopper(void);
+/* Whether hopper.cuh can be used: only on compute capability 9.0, in programs compiled for
+ * "90a". */
+bool runs_on_hopper(void);
 
-/* matmul_row.cu: matmul of a single BF16 row with a BF16 w, arguments already checked. False: not supported, nothing done. */
+/* matmul_row.cu: matmul of a single BF16 row with a BF16 w, arguments already checked. False: not
+ * supported, nothing done. */
 bool matmul_row(Tensor y, Tensor x, Tensor w, Tensor add);
 
-/* matmul.c: blocks (size, size) of y = alpha x xT + beta add, or of alpha xT x + beta add: the first at (row, col), each of `count`
- * `step` rows and columns after the one before. */
-typedef struct { int size, row, col, count, step; } SquareBlocks;
-void multiply_blocks(Tensor y, Tensor x, bool columns, float alpha, Tensor add, float beta, SquareBlocks b);
+/* matmul.c: blocks (size, size) of y = alpha x xT + beta add, or of alpha xT x + beta add: the
+ * first at (row, col), each of `count` `step` rows and columns after the one before. */
+typedef struct {
+    int size, row, col, count, step;
+} SquareBlocks;
+void multiply_blocks(Tensor y, Tensor x, bool columns, float alpha, Tensor add, float beta,
+                     SquareBlocks b);
 
-/* channels.cu: x, F32 or BF16, times the factors of its columns, or divided by them. They are powers of two, so this is exact. */
+/* channels.cu: x, F32 or BF16, times the factors of its columns, or divided by them. They are
+ * powers of two, so this is exact. */
 void channels_multiply(Tensor x, const float *channel);
-void channels_divide  (Tensor x, const float *channel);
+void channels_divide(Tensor x, const float *channel);
 
 /* bias.cu: every row of y (N,O) = bias (O,1), both F32. */
 void fill_rows(Tensor y, Tensor bias);
@@ -83,16 +91,31 @@ static inline size_t ceil_div(size_t n, size_t by)
 
 #ifdef __CUDACC__
 
-/* ---- element types ---------------------------------------------------------------------------------------- */
+/* ---- element types --------------------------------------------------------------------------- */
 
 typedef __nv_bfloat16 bf16;
 
-__device__ inline float to_float(float x) { return x; }
-__device__ inline float to_float(bf16 x) { return __bfloat162float(x); }
+__device__ inline float to_float(float x)
+{
+    return x;
+}
+__device__ inline float to_float(bf16 x)
+{
+    return __bfloat162float(x);
+}
 
-template <typename T> __device__ inline T from_float(float x);      /* rounds to nearest even */
-template <> __device__ inline float from_float<float>(float x) { return x; }
-template <> __device__ inline bf16 from_float<bf16>(float x) { return __float2bfloat16_rn(x); }
+template <typename T>
+__device__ inline T from_float(float x); /* rounds to nearest even */
+template <>
+__device__ inline float from_float<float>(float x)
+{
+    return x;
+}
+template <>
+__device__ inline bf16 from_float<bf16>(float x)
+{
+    return __float2bfloat16_rn(x);
+}
 
 /* 2^x, relative error below 2^-22. */
 __device__ inline float exp2_fast(float x)
@@ -115,20 +138,30 @@ __device__ inline uint32_t bf16_pair(float low, float high)
     return *reinterpret_cast<const uint32_t *>(&two);
 }
 
-/* ---- reductions, always in the same order ------------------------------------------------------------------ */
+/* ---- reductions, always in the same order ---------------------------------------------------- */
 
 /* Reduction operators and their neutral elements. */
 struct Sum {
-    template <typename T> __device__ static T of(T a, T b) { return a + b; }
-    template <typename T> static constexpr T NONE = 0;
+    template <typename T>
+    __device__ static T of(T a, T b)
+    {
+        return a + b;
+    }
+    template <typename T>
+    static constexpr T NONE = 0;
 };
 struct Max {
-    __device__ static float of(float a, float b) { return fmaxf(a, b); }
-    template <typename T> static constexpr T NONE = -INFINITY;
+    __device__ static float of(float a, float b)
+    {
+        return fmaxf(a, b);
+    }
+    template <typename T>
+    static constexpr T NONE = -INFINITY;
 };
 
 /* The result is in every lane. */
-template <class Op, typename T> __device__ inline T warp_reduce(T x)
+template <class Op, typename T>
+__device__ inline T warp_reduce(T x)
 {
 #pragma unroll
     for (int o = 16; o > 0; o >>= 1)
@@ -136,9 +169,11 @@ template <class Op, typename T> __device__ inline T warp_reduce(T x)
     return x;
 }
 
-/* K reductions at once; the results are in every thread. All threads of the block call; blockDim.x is a multiple of 32;
- * `shared` is 32 K numbers of shared memory, free for another use when the call returns. */
-template <class Op, typename T, int K> __device__ inline void block_reduce(T (&x)[K], T *shared)
+/* K reductions at once; the results are in every thread. All threads of the block call; blockDim.x
+ * is a multiple of 32; `shared` is 32 K numbers of shared memory, free for another use when the
+ * call returns. */
+template <class Op, typename T, int K>
+__device__ inline void block_reduce(T (&x)[K], T *shared)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
 #pragma unroll
@@ -154,17 +189,34 @@ template <class Op, typename T, int K> __device__ inline void block_reduce(T (&x
     __syncthreads();
 }
 
-template <class Op, typename T> __device__ inline T block_reduce(T x, T *shared)
+template <class Op, typename T>
+__device__ inline T block_reduce(T x, T *shared)
 {
     T one[1] = { x };
     block_reduce<Op>(one, shared);
     return one[0];
 }
 
-__device__ inline float warp_sum(float x) { return warp_reduce<Sum>(x); }
-__device__ inline float warp_max(float x) { return warp_reduce<Max>(x); }
-__device__ inline float block_sum(float x, float *shared) { return block_reduce<Sum>(x, shared); }
-__device__ inline float block_max(float x, float *shared) { return block_reduce<Max>(x, shared); }
-template <int K> __device__ inline void block_sums(float (&x)[K], float *shared) { block_reduce<Sum>(x, shared); }
+__device__ inline float warp_sum(float x)
+{
+    return warp_reduce<Sum>(x);
+}
+__device__ inline float warp_max(float x)
+{
+    return warp_reduce<Max>(x);
+}
+__device__ inline float block_sum(float x, float *shared)
+{
+    return block_reduce<Sum>(x, shared);
+}
+__device__ inline float block_max(float x, float *shared)
+{
+    return block_reduce<Max>(x, shared);
+}
+template <int K>
+__device__ inline void block_sums(float (&x)[K], float *shared)
+{
+    block_reduce<Sum>(x, shared);
+}
 
 #endif

@@ -1,9 +1,9 @@
-/* The GPU: choice, memory, copies, time. A queue is a stream; collectives' streams have the higher priority, so that their
- * few blocks start before those of a kernel that fills the GPU.
+/* The GPU: choice, memory, copies, time. A queue is a stream; collectives' streams have the higher
+ * priority, so that their few blocks start before those of a kernel that fills the GPU.
  *
- * Copies between host and device go through a ring of pinned buffers. A copy from pageable memory would make the
- * driver wait for the stream; with the ring device_put returns as soon as the bytes are in a pinned buffer, and the
- * host waits only when it is STAGES buffers ahead of the device. */
+ * Copies between host and device go through a ring of pinned buffers. A copy from pageable memory
+ * would make the driver wait for the stream; with the ring device_put returns as soon as the bytes
+ * are in a pinned buffer, and the host waits only when it is STAGES buffers ahead of the device. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/nvml.h"
@@ -17,26 +17,36 @@
 enum { STAGES = 32, STAGING_DEPTH = 4 };
 static const size_t STAGING_BYTES = 1 << 20;
 
-struct DeviceMark { cudaEvent_t event; };
+struct DeviceMark {
+    cudaEvent_t event;
+};
 
 static struct {
     struct cudaDeviceProp prop;
     int number;
     char address[32];
-    cudaStream_t queue[NUM_QUEUES], stream;      /* stream: that of the current queue */
+    cudaStream_t queue[NUM_QUEUES], stream; /* stream: that of the current queue */
     Queue current;
     bool merged;
-    struct { void *data; size_t bytes; } scratch[SCRATCH_SLOTS];
-    struct { char *data; cudaEvent_t event; } stage[STAGES];    /* event: last copy of the stage is done */
+    struct {
+        void *data;
+        size_t bytes;
+    } scratch[SCRATCH_SLOTS];
+    /* event: last copy of the stage is done */
+    struct {
+        char *data;
+        cudaEvent_t event;
+    } stage[STAGES];
     unsigned next_stage;
 } dev;
 
-/* ---- checks ------------------------------------------------------------------------------------------------ */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 void cuda_check(cudaError_t status, const char *call, const char *file, int line)
 {
     if (status != cudaSuccess)
-        die("%s:%d: %s: %s (%s)", file, line, call, cudaGetErrorString(status), cudaGetErrorName(status));
+        die("%s:%d: %s: %s (%s)", file, line, call, cudaGetErrorString(status),
+            cudaGetErrorName(status));
 }
 
 void cuda_check_launch(const char *file, int line)
@@ -47,24 +57,29 @@ void cuda_check_launch(const char *file, int line)
 #endif
 }
 
-/* ---- the device -------------------------------------------------------------------------------------------- */
+/* ---- the device ------------------------------------------------------------------------------ */
 
 static int count_devices(void)
 {
     int count = 0;
     cudaError_t status = cudaGetDeviceCount(&count);
     if (status == cudaErrorInsufficientDriver)
-        die("this machine has no NVIDIA driver, or one too old for CUDA %d.%d, which this program was built with: "
-            "see nvidia-smi, and install or update the driver; without a GPU, build with BACKEND=cpu",
+        die("this machine has no NVIDIA driver, or one too old for CUDA %d.%d, which this program "
+            "was built with: "
+            "see nvidia-smi, and install or update the driver; without a GPU, build with "
+            "BACKEND=cpu",
             CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
     if (status != cudaSuccess || count == 0)
-        die("no usable NVIDIA GPU (%s): see whether nvidia-smi lists one and CUDA_VISIBLE_DEVICES does not hide it; "
-            "without a GPU, build with BACKEND=cpu", cudaGetErrorString(status));
+        die("no usable NVIDIA GPU (%s): see whether nvidia-smi lists one and CUDA_VISIBLE_DEVICES "
+            "does not hide it; "
+            "without a GPU, build with BACKEND=cpu",
+            cudaGetErrorString(status));
     return count;
 }
 
-/* NOTE: mpirun binds each of up to two ranks to one core, where threads of the loader, of checkpoints and of NCCL would delay the
- * thread that launches kernels. A rank with fewer than four cores undoes this binding. */
+/* NOTE: mpirun binds each of up to two ranks to one core, where threads of the loader, of
+ * checkpoints and of NCCL would delay the thread that launches kernels. A rank with fewer than four
+ * cores undoes this binding. */
 static void take_cores(void)
 {
     cpu_set_t cores;
@@ -83,20 +98,27 @@ static void check_capability(void)
 {
     const int has = capability();
     if (has < 80)
-        die("GPU %d (%s) has compute capability %d.%d; this program needs 8.0 or later (A100, GeForce RTX 30 and later ones). "
-            "Use such a GPU, or build with BACKEND=cpu", dev.number, dev.prop.name, dev.prop.major, dev.prop.minor);
+        die("GPU %d (%s) has compute capability %d.%d; this program needs 8.0 or later (A100, "
+            "GeForce RTX 30 and later ones). "
+            "Use such a GPU, or build with BACKEND=cpu",
+            dev.number, dev.prop.name, dev.prop.major, dev.prop.minor);
     if (!image_found())
-        die("GPU %d (%s) has compute capability %d.%d; this program was built for others: ARCH=\"%s\". Build it with "
-            "make BACKEND=cuda ARCH=%d%s, or with several in ARCH=\"...\" for several kinds of GPU", dev.number,
-            dev.prop.name, dev.prop.major, dev.prop.minor, image_architectures(), has, has == 90 ? "a" : "");
+        die("GPU %d (%s) has compute capability %d.%d; this program was built for others: "
+            "ARCH=\"%s\". Build it with "
+            "make BACKEND=cuda ARCH=%d%s, or with several in ARCH=\"...\" for several kinds of GPU",
+            dev.number, dev.prop.name, dev.prop.major, dev.prop.minor, image_architectures(), has,
+            has == 90 ? "a" : "");
 }
 
 void device_init(int local_rank)
 {
     int count = count_devices();
-    if (comm_local_size() > count)         /* all ranks of the host die with it, so it is printed once */
-        die("%d ranks run on this host, which has %d visible GPU%s. Start at most %d per host, for example mpirun -n %d, or "
-            "--map-by ppr:%d:node over several hosts, and let every rank see all GPUs (CUDA_VISIBLE_DEVICES)",
+    /* all ranks of the host die with it, so it is printed once */
+    if (comm_local_size() > count)
+        die("%d ranks run on this host, which has %d visible GPU%s. Start at most %d per host, for "
+            "example mpirun -n %d, or "
+            "--map-by ppr:%d:node over several hosts, and let every rank see all GPUs "
+            "(CUDA_VISIBLE_DEVICES)",
             comm_local_size(), count, count == 1 ? "" : "s", count, count, count);
     CUDA_CHECK(cudaGetDeviceProperties(&dev.prop, local_rank));
     dev.number = local_rank;
@@ -107,7 +129,8 @@ void device_init(int local_rank)
     int least, greatest;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     for (int q = 0; q < NUM_QUEUES; q++)
-        CUDA_CHECK(cudaStreamCreateWithPriority(&dev.queue[q], cudaStreamNonBlocking, q == QUEUE_COMPUTE ? least : greatest));
+        CUDA_CHECK(cudaStreamCreateWithPriority(&dev.queue[q], cudaStreamNonBlocking,
+                                                q == QUEUE_COMPUTE ? least : greatest));
     device_queue(QUEUE_COMPUTE);
 
     char *pinned;
@@ -169,26 +192,24 @@ bool device_has_fp8(void)
     return capability() >= 89;
 }
 
-/* Dense rates of tensor cores that add in F32; F32: CUDA cores, since nothing here runs in TF32. A name that ends with a space
- * matches variants with other rates (RTX 4090 D, RTX 4090 Laptop GPU). [Data sheets of A100, L40S, H100, H200, HGX B200 and GB200
- * NVL72; white papers of Ada 2.1, appendix A, and RTX Blackwell, table 3] */
-typedef struct { const char *name; double f32, bf16, fp8; } Peak;
+/* Dense rates of tensor cores that add in F32; F32: CUDA cores, since nothing here runs in TF32. A
+ * name that ends with a space matches variants with other rates (RTX 4090 D, RTX 4090 Laptop GPU).
+ * [Data sheets of A100, L40S, H100, H200, HGX B200 and GB200 NVL72; white papers of Ada 2.1,
+ * appendix A, and RTX Blackwell, table 3] */
+typedef struct {
+    const char *name;
+    double f32, bf16, fp8;
+} Peak;
 
 static const Peak *find_peak(void)
 {
     static const Peak peaks[] = {
-        { "H200 NVL",  60.0e12, 835.5e12, 1671.0e12 },
-        { "H200",      66.9e12, 989.4e12, 1978.9e12 },
-        { "H100 PCIe", 51.2e12, 756.4e12, 1513.0e12 },
-        { "H100 NVL",  60.0e12, 835.5e12, 1671.0e12 },
-        { "H100",      66.9e12, 989.4e12, 1978.9e12 },
-        { "GB200",     80.0e12, 2500.0e12, 5000.0e12 },
-        { "B200",      75.0e12, 2250.0e12, 4500.0e12 },
-        { "NVIDIA A100", 19.5e12, 312.0e12, 0 },
-        { "L40S",      91.6e12, 362.1e12, 733.0e12 },
-        { "RTX 4090 ", 0, 0, 0 },
-        { "RTX 4090",  82.6e12, 165.2e12, 330.3e12 },
-        { "RTX 5090 ", 0, 0, 0 },
+        { "H200 NVL", 60.0e12, 835.5e12, 1671.0e12 },  { "H200", 66.9e12, 989.4e12, 1978.9e12 },
+        { "H100 PCIe", 51.2e12, 756.4e12, 1513.0e12 }, { "H100 NVL", 60.0e12, 835.5e12, 1671.0e12 },
+        { "H100", 66.9e12, 989.4e12, 1978.9e12 },      { "GB200", 80.0e12, 2500.0e12, 5000.0e12 },
+        { "B200", 75.0e12, 2250.0e12, 4500.0e12 },     { "NVIDIA A100", 19.5e12, 312.0e12, 0 },
+        { "L40S", 91.6e12, 362.1e12, 733.0e12 },       { "RTX 4090 ", 0, 0, 0 },
+        { "RTX 4090", 82.6e12, 165.2e12, 330.3e12 },   { "RTX 5090 ", 0, 0, 0 },
         { "RTX 5090", 104.8e12, 209.5e12, 419.0e12 },
     };
     for (size_t i = 0; i < sizeof peaks / sizeof peaks[0]; i++)
@@ -205,7 +226,7 @@ double device_peak_flops(int bits)
     return bits == 32 ? p->f32 : bits == 16 ? p->bf16 : p->fp8;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------ */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 size_t device_memory_total(void)
 {
@@ -245,8 +266,10 @@ static void *allocate(size_t bytes, const char *what)
         cudaGetLastError();
         cudaMemGetInfo(&available, &total);
         die("out of GPU memory: %.2f GiB asked for %s, %.2f of %.2f GiB free on this %s. Reduce "
-            "device_train_microbatch_size, choose a recipe that stores or keeps less, or use more GPUs",
-            (double)bytes / (1 << 30), what, (double)available / (1 << 30), (double)total / (1 << 30), dev.prop.name);
+            "device_train_microbatch_size, choose a recipe that stores or keeps less, or use more "
+            "GPUs",
+            (double)bytes / (1 << 30), what, (double)available / (1 << 30),
+            (double)total / (1 << 30), dev.prop.name);
     }
     cuda_check(status, "cudaMalloc", __FILE__, __LINE__);
     return p;
@@ -261,7 +284,7 @@ void *device_alloc(size_t bytes)
 
 void device_free(void *p)
 {
-    if (p)                              /* NOTE: a dry run has no memory, and maybe no GPU */
+    if (p) /* NOTE: a dry run has no memory, and maybe no GPU */
         CUDA_CHECK(cudaFree(p));
 }
 
@@ -296,10 +319,11 @@ void *device_scratch(size_t bytes, int slot)
 
 void *attention_scratch(Attention a, size_t bytes)
 {
-    return a.scratch && bytes <= a.scratch_bytes ? a.scratch : device_scratch(bytes, SCRATCH_ATTENTION_OWN);
+    return a.scratch && bytes <= a.scratch_bytes ? a.scratch
+                                                 : device_scratch(bytes, SCRATCH_ATTENTION_OWN);
 }
 
-/* ---- copies ------------------------------------------------------------------------------------------------ */
+/* ---- copies ---------------------------------------------------------------------------------- */
 
 /* The next pinned buffer; waits until its last copy is done. */
 static unsigned acquire_stage(void)
@@ -320,7 +344,8 @@ void backend_device_put(void *dst, const void *src, size_t bytes)
         unsigned i = acquire_stage();
         size_t n = chunk_bytes(bytes, at);
         memcpy(dev.stage[i].data, (const char *)src + at, n);
-        CUDA_CHECK(cudaMemcpyAsync((char *)dst + at, dev.stage[i].data, n, cudaMemcpyDefault, dev.stream));
+        CUDA_CHECK(
+            cudaMemcpyAsync((char *)dst + at, dev.stage[i].data, n, cudaMemcpyDefault, dev.stream));
         CUDA_CHECK(cudaEventRecord(dev.stage[i].event, dev.stream));
     }
 }
@@ -345,14 +370,15 @@ void backend_device_get(void *dst, const void *src, size_t bytes)
         if (c < chunks) {
             size_t at = c * STAGING_BYTES, n = chunk_bytes(bytes, at);
             *s = acquire_stage();
-            CUDA_CHECK(cudaMemcpyAsync(dev.stage[*s].data, (const char *)src + at, n, cudaMemcpyDefault, dev.stream));
+            CUDA_CHECK(cudaMemcpyAsync(dev.stage[*s].data, (const char *)src + at, n,
+                                       cudaMemcpyDefault, dev.stream));
             CUDA_CHECK(cudaEventRecord(dev.stage[*s].event, dev.stream));
         }
     }
     CUDA_CHECK(cudaStreamSynchronize(dev.stream));
 }
 
-/* ---- time -------------------------------------------------------------------------------------------------- */
+/* ---- time ------------------------------------------------------------------------------------ */
 
 DeviceMark *backend_device_mark(DeviceMark *mark)
 {
@@ -370,7 +396,8 @@ void backend_device_wait(DeviceMark *m)
         CUDA_CHECK(cudaStreamWaitEvent(dev.stream, m->event, 0));
 }
 
-/* NOTE: the current device of another thread is 0 at first; a query would create a context there. */
+/* NOTE: the current device of another thread is 0 at first; a query would create a context
+ * there. */
 bool device_reached(const DeviceMark *m)
 {
     CUDA_CHECK(cudaSetDevice(dev.number));

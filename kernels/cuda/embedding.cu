@@ -1,25 +1,33 @@
-/* Rows of the embedding table, in the order of the tokens: each row of the table is read from memory once.
+/* Rows of the embedding table, in the order of the tokens: each row of the table is read from
+ * memory once.
  *
- * Bytes per element in BF16: forward 2 of y and 2 for every distinct token; backward 2 of dy and 4 for every distinct token. Its
- * rows are added, in F32 and in the order of their positions, to the row of dw, which is read and written once. No atomics on
- * floats: always the bits of the CPU. */
+ * Bytes per element in BF16: forward 2 of y and 2 for every distinct token; backward 2 of dy and 4
+ * for every distinct token. Its rows are added, in F32 and in the order of their positions, to the
+ * row of dw, which is read and written once. No atomics on floats: always the bits of the CPU. */
 #include "kernels/cuda/vector.cuh"
 
 /* A block has ROWS entries of `sorted` and a slice of MAX_THREADS packs of their columns. */
 enum { ROWS = 8, MAX_THREADS = 128 };
 
-struct Grid { unsigned blocks; int threads, slices; };
+struct Grid {
+    unsigned blocks;
+    int threads, slices;
+};
 
 static Grid grid_of(int N, int C)
 {
-    const int threads = block_threads((int)ceil_div(C, 8), 1, MAX_THREADS), slices = (int)ceil_div(C, 8 * threads);
+    const int threads = block_threads((int)ceil_div(C, 8), 1, MAX_THREADS),
+              slices = (int)ceil_div(C, 8 * threads);
     return { (unsigned)(ceil_div(N, ROWS) * slices), threads, slices };
 }
 
-template <typename T> __global__ __launch_bounds__(MAX_THREADS)
-void copy_rows_kernel(AnyOut y, const TokenAt *sorted, const T *w, int N, int C, int slices)
+template <typename T>
+__global__ __launch_bounds__(MAX_THREADS) void copy_rows_kernel(AnyOut y, const TokenAt *sorted,
+                                                                const T *w, int N, int C,
+                                                                int slices)
 {
-    const int first = blockIdx.x / slices * ROWS, c = 8 * (blockIdx.x % slices * blockDim.x + threadIdx.x);
+    const int first = blockIdx.x / slices * ROWS,
+              c = 8 * (blockIdx.x % slices * blockDim.x + threadIdx.x);
     TokenAt entry[ROWS];
     int left[ROWS];
     Pack<T> row[ROWS];
@@ -51,30 +59,34 @@ void backend_embedding_forward(Tensor y, const TokenAt *sorted, Tensor w)
         return;
     const Grid g = grid_of(N, C);
     with_type(w, [&](auto *table) {
-        copy_rows_kernel<<<g.blocks, g.threads, 0, device_stream()>>>(any_out(y), sorted, table, N, C, g.slices);
+        copy_rows_kernel<<<g.blocks, g.threads, 0, device_stream()>>>(any_out(y), sorted, table, N,
+                                                                      C, g.slices);
     });
     LAUNCH_CHECK();
 }
 
-/* ---- backward -------------------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
-/* The rest of a long run, from entry n on: sum += the rows of dy with token t, one by one. c: the thread's column. A frequent token
- * is a long chain of sums, which would wait for memory: rows are prefetched to L2, 32 ahead. */
+/* The rest of a long run, from entry n on: sum += the rows of dy with token t, one by one. c: the
+ * thread's column. A frequent token is a long chain of sums, which would wait for memory: rows are
+ * prefetched to L2, 32 ahead. */
 template <typename T>
-__device__ static inline void add_run(float (&sum)[8], const TokenAt *sorted, const T *dy, int n, int t, int c, int N,
-                                      int C)
+__device__ static inline void add_run(float (&sum)[8], const TokenAt *sorted, const T *dy, int n,
+                                      int t, int c, int N, int C)
 {
-    constexpr int EACH = 32 / sizeof(T);                /* rows in flight */
+    constexpr int EACH = 32 / sizeof(T); /* rows in flight */
     const int lane = threadIdx.x % 32, first = c - 8 * lane;
     const TokenAt none = { -1, 0 };
-    TokenAt now = n + lane < N ? sorted[n + lane] : none, next = n + 32 + lane < N ? sorted[n + 32 + lane] : none;
+    TokenAt now = n + lane < N ? sorted[n + lane] : none,
+            next = n + 32 + lane < N ? sorted[n + 32 + lane] : none;
     for (;;) {
         const int count = __popc(__ballot_sync(0xffffffffu, now.token == t));
         if (next.token == t)
 #pragma unroll
             for (int k = 0; k < 256; k += 128 / sizeof(T))
                 if (first + k < C)
-                    asm volatile("prefetch.global.L2 [%0];" ::"l"(dy + (size_t)next.position * C + first + k));
+                    asm volatile("prefetch.global.L2 [%0];" ::"l"(dy + (size_t)next.position * C +
+                                                                  first + k));
         n += 32;
         const TokenAt later = n + 32 + lane < N ? sorted[n + 32 + lane] : none;
         for (int from = 0; from < count; from += EACH) {
@@ -97,12 +109,15 @@ __device__ static inline void add_run(float (&sum)[8], const TokenAt *sorted, co
     }
 }
 
-/* A block has the runs of equal tokens that begin in its entries; the last run may continue after them. All loads of these entries
- * are in flight at once. */
-template <typename TDW, typename TDY> __global__ __launch_bounds__(MAX_THREADS)
-void add_rows_kernel(TDW *dw, const TokenAt *sorted, const TDY *dy, int N, int C, int slices)
+/* A block has the runs of equal tokens that begin in its entries; the last run may continue after
+ * them. All loads of these entries are in flight at once. */
+template <typename TDW, typename TDY>
+__global__ __launch_bounds__(MAX_THREADS) void add_rows_kernel(TDW *dw, const TokenAt *sorted,
+                                                               const TDY *dy, int N, int C,
+                                                               int slices)
 {
-    const int first = blockIdx.x / slices * ROWS, c = 8 * (blockIdx.x % slices * blockDim.x + threadIdx.x);
+    const int first = blockIdx.x / slices * ROWS,
+              c = 8 * (blockIdx.x % slices * blockDim.x + threadIdx.x);
     const int left = C - c;
     TokenAt entry[ROWS + 1];
 #pragma unroll
@@ -118,7 +133,8 @@ void add_rows_kernel(TDW *dw, const TokenAt *sorted, const TDY *dy, int N, int C
         token = entry[k].token;
         some |= begins[k];
         ours[k] = some && token >= 0;
-        before[k] = load_pack((const TDW *)dw + (size_t)entry[k].token * C + c, begins[k] ? left : 0);
+        before[k] =
+            load_pack((const TDW *)dw + (size_t)entry[k].token * C + c, begins[k] ? left : 0);
         row[k] = load_pack(dy + (size_t)entry[k].position * C + c, ours[k] ? left : 0);
     }
     float sum[8] = {};
@@ -142,14 +158,15 @@ void backend_embedding_backward(Tensor dw, const TokenAt *sorted, Tensor dy)
     CHECK_DENSE(dw, dw.rows, C);
     CHECK_DENSE(dy, N, C);
     check_aligned(OPERATION, C, dw, dy);
-    if (dw.empty)       /* most rows have no token */
+    if (dw.empty) /* most rows have no token */
         backend_device_zero(dw.data, tensor_bytes(dw));
     if (N == 0)
         return;
     const Grid g = grid_of(N, C);
     with_type(dw, [&](auto *out) {
         with_type(dy, [&](auto *in) {
-            add_rows_kernel<<<g.blocks, g.threads, 0, device_stream()>>>(out, sorted, in, N, C, g.slices);
+            add_rows_kernel<<<g.blocks, g.threads, 0, device_stream()>>>(out, sorted, in, N, C,
+                                                                         g.slices);
         });
     });
     LAUNCH_CHECK();

@@ -3,14 +3,18 @@
 
 enum { THREADS = 256, BLOCKS_PER_SM = 8 };
 
-/* *found = 1 if the bits of a number include all bits of `special`, or exceed `last`: bits of numbers below zero exceed the sign
- * bit, which is -0. Sixteen bytes at a time, except before the first and after the last aligned ones. */
-template <typename U> __global__ __launch_bounds__(THREADS)
-void bits_kernel(int *found, const U *x, size_t n, U special, U last)
+/* *found = 1 if the bits of a number include all bits of `special`, or exceed `last`: bits of
+ * numbers below zero exceed the sign bit, which is -0. Sixteen bytes at a time, except before the
+ * first and after the last aligned ones. */
+template <typename U>
+__global__ __launch_bounds__(THREADS) void bits_kernel(int *found, const U *x, size_t n, U special,
+                                                       U last)
 {
     constexpr int WIDTH = 8 * sizeof(U), COUNT = 16 / sizeof(U);
-    const size_t before = min(n, (size_t)(-(uintptr_t)x % 16 / sizeof(U))), packs = (n - before) / COUNT;
-    const size_t thread = (size_t)blockIdx.x * THREADS + threadIdx.x, threads = (size_t)gridDim.x * THREADS;
+    const size_t before = min(n, (size_t)(-(uintptr_t)x % 16 / sizeof(U))),
+                 packs = (n - before) / COUNT;
+    const size_t thread = (size_t)blockIdx.x * THREADS + threadIdx.x,
+                 threads = (size_t)gridDim.x * THREADS;
     const uint4 *pack = reinterpret_cast<const uint4 *>(x + before);
     bool bad = false;
 #pragma unroll 4
@@ -33,13 +37,16 @@ void bits_kernel(int *found, const U *x, size_t n, U special, U last)
 
 typedef enum { FLOAT_SCALES, BF16_SCALES, PAIR_SCALES } ScaleKind;
 
-__global__ __launch_bounds__(THREADS)
-void scales_kernel(int *found, const void *scale, size_t n, ScaleKind kind, float largest)
+__global__ __launch_bounds__(THREADS) void scales_kernel(int *found, const void *scale, size_t n,
+                                                         ScaleKind kind, float largest)
 {
     bool bad = false;
-    for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += (size_t)gridDim.x * THREADS) {
-        const uint32_t bits = kind == BF16_SCALES ? (uint32_t)((const uint16_t *)scale)[i] << 16 : ((const uint32_t *)scale)[i];
-        const float top = __uint_as_float(kind == PAIR_SCALES ? (bits & 0xffffff) << 7 : bits) * largest;
+    for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * THREADS) {
+        const uint32_t bits = kind == BF16_SCALES ? (uint32_t)((const uint16_t *)scale)[i] << 16
+                                                  : ((const uint32_t *)scale)[i];
+        const float top =
+            __uint_as_float(kind == PAIR_SCALES ? (bits & 0xffffff) << 7 : bits) * largest;
         bad |= !(top >= 0) || isinf(top);
     }
     if (__syncthreads_or(bad) && threadIdx.x == 0)
@@ -48,16 +55,18 @@ void scales_kernel(int *found, const void *scale, size_t n, ScaleKind kind, floa
 
 static unsigned blocks_for(size_t threads)
 {
-    const size_t needed = ceil_div(threads, THREADS), most = (size_t)BLOCKS_PER_SM * device_sm_count();
+    const size_t needed = ceil_div(threads, THREADS),
+                 most = (size_t)BLOCKS_PER_SM * device_sm_count();
     return (unsigned)(needed < 1 ? 1 : needed < most ? needed : most);
 }
 
-template <typename U> static void look(int *found, Tensor x, U special, bool negative)
+template <typename U>
+static void look(int *found, Tensor x, U special, bool negative)
 {
-    const U all = (U)~(U)0, sign = (U)((U)1 << (8 * sizeof(U) - 1));
+    const U all = (U) ~(U)0, sign = (U)((U)1 << (8 * sizeof(U) - 1));
     const size_t n = tensor_numel(x);
-    bits_kernel<U><<<blocks_for(ceil_div(n, 16 / sizeof(U))), THREADS, 0, device_stream()>>>(found, (const U *)x.data, n, special,
-                                                                                            negative ? sign : all);
+    bits_kernel<U><<<blocks_for(ceil_div(n, 16 / sizeof(U))), THREADS, 0, device_stream()>>>(
+        found, (const U *)x.data, n, special, negative ? sign : all);
     LAUNCH_CHECK();
 }
 
@@ -66,8 +75,8 @@ static void look_at_scales(int *found, Tensor x)
     const size_t n = x.format.group ? tensor_numel(x) / x.format.group : 1;
     const bool floats = !x.format.group || format_is_dynamic8(x.format);
     const ScaleKind kind = floats ? FLOAT_SCALES : x.format.expand ? PAIR_SCALES : BF16_SCALES;
-    scales_kernel<<<blocks_for(n), THREADS, 0, device_stream()>>>(found, x.scale, n, kind,
-                                                                  format_is_fp8(x.format) ? fp8_max(x.format.dtype) : 1);
+    scales_kernel<<<blocks_for(n), THREADS, 0, device_stream()>>>(
+        found, x.scale, n, kind, format_is_fp8(x.format) ? fp8_max(x.format.dtype) : 1);
     LAUNCH_CHECK();
 }
 
@@ -75,11 +84,11 @@ void backend_find_not_finite(int *found, Tensor x, bool negative)
 {
     check_find_not_finite(x, negative);
     switch (x.format.dtype) {
-    case F32:  look<uint32_t>(found, x, 0x7f800000u, negative); break;
+    case F32: look<uint32_t>(found, x, 0x7f800000u, negative); break;
     case BF16: look<uint16_t>(found, x, 0x7f80, negative); break;
     case E4M3: look<uint8_t>(found, x, 0x7f, negative); break;
     case E5M2: look<uint8_t>(found, x, 0x7c, negative); break;
-    default:   break;       /* all values of the dynamic maps are finite */
+    default: break; /* all values of the dynamic maps are finite */
     }
     if (format_has_scales(x.format))
         look_at_scales(found, x);

@@ -1,9 +1,16 @@
 /* The operations of GPTQ. */
 #include "kernels/cuda/vector.cuh"
 
-/* ---- the factor ----------------------------------------------------------------------------------------------- */
+/* ---- the factor ------------------------------------------------------------------------------ */
 
-enum { THREADS = 256, FACTOR_THREADS = 512, SOLVE_THREADS = 64, ROWS = 16, WARP = 32, PITCH = GPTQ_COLUMNS + 1 };
+enum {
+    THREADS = 256,
+    FACTOR_THREADS = 512,
+    SOLVE_THREADS = 64,
+    ROWS = 16,
+    WARP = 32,
+    PITCH = GPTQ_COLUMNS + 1
+};
 
 __global__ void gptq_diagonal_kernel(float *diagonal, const float *h, int I)
 {
@@ -15,8 +22,8 @@ __global__ void gptq_diagonal_kernel(float *diagonal, const float *h, int I)
 void backend_gptq_diagonal(float *diagonal, Tensor h)
 {
     gptq_check_f32(OPERATION, h, h.rows, h.rows);
-    gptq_diagonal_kernel<<<(unsigned)ceil_div(h.rows, THREADS), THREADS, 0, device_stream()>>>(diagonal, (const float *)h.data,
-                                                                                               h.rows);
+    gptq_diagonal_kernel<<<(unsigned)ceil_div(h.rows, THREADS), THREADS, 0, device_stream()>>>(
+        diagonal, (const float *)h.data, h.rows);
     LAUNCH_CHECK();
 }
 
@@ -35,14 +42,17 @@ void backend_gptq_damp(Tensor m, Tensor h, const int *order, float damping)
     gptq_check_f32(OPERATION, h, h.rows, h.rows);
     gptq_check_f32(OPERATION, m, h.rows, h.rows);
     const dim3 blocks((unsigned)ceil_div(h.rows, THREADS), (unsigned)h.rows);
-    gptq_damp_kernel<<<blocks, THREADS, 0, device_stream()>>>((float *)m.data, (const float *)h.data, order, damping, h.rows);
+    gptq_damp_kernel<<<blocks, THREADS, 0, device_stream()>>>(
+        (float *)m.data, (const float *)h.data, order, damping, h.rows);
     LAUNCH_CHECK();
 }
 
-/* The diagonal square, by one thread block in shared memory, s[i][k] at s[i * PITCH + k]: from the last column to the first, each
- * is divided by the root of its pivot, and its products are subtracted from the rest. */
-__global__ __launch_bounds__(FACTOR_THREADS)
-void gptq_square_kernel(float *c, int *failed, const float *m, int R, int I, int first)
+/* The diagonal square, by one thread block in shared memory, s[i][k] at s[i * PITCH + k]: from the
+ * last column to the first, each is divided by the root of its pivot, and its products are
+ * subtracted from the rest. */
+__global__ __launch_bounds__(FACTOR_THREADS) void gptq_square_kernel(float *c, int *failed,
+                                                                     const float *m, int R, int I,
+                                                                     int first)
 {
     extern __shared__ float s[];
     for (int i = threadIdx.x; i < R * R; i += FACTOR_THREADS)
@@ -50,7 +60,7 @@ void gptq_square_kernel(float *c, int *failed, const float *m, int R, int I, int
     __syncthreads();
     for (int r = R - 1; r >= 0; r--) {
         const float pivot = s[r * PITCH + r], root = sqrtf(pivot);
-        __syncthreads();                    /* all have read it */
+        __syncthreads(); /* all have read it */
         if ((int)threadIdx.x < r)
             s[threadIdx.x * PITCH + r] /= root;
         if (threadIdx.x == 0) {
@@ -70,17 +80,18 @@ void gptq_square_kernel(float *c, int *failed, const float *m, int R, int I, int
     }
 }
 
-/* The columns before the square, one thread each, from the last row to the first; columns after it are 0. In shared memory the
- * thread's x comes after the square. */
-__global__ __launch_bounds__(SOLVE_THREADS)
-void gptq_solve_kernel(float *c, const float *m, int R, int I, int first)
+/* The columns before the square, one thread each, from the last row to the first; columns after it
+ * are 0. In shared memory the thread's x comes after the square. */
+__global__ __launch_bounds__(SOLVE_THREADS) void gptq_solve_kernel(float *c, const float *m, int R,
+                                                                   int I, int first)
 {
     extern __shared__ float s[];
     float *x = s + GPTQ_COLUMNS * GPTQ_COLUMNS + threadIdx.x;
     const int begin = blockIdx.x * SOLVE_THREADS, col = begin + threadIdx.x;
-    if (begin < first)                                      /* the same for all threads of a block */
+    /* the same for all threads of a block */
+    if (begin < first)
         for (int i = threadIdx.x; i < R * R; i += SOLVE_THREADS)
-            s[i] = c[(size_t)(i / R) * I + first + i % R];  /* C_kr at s[r * R + k] */
+            s[i] = c[(size_t)(i / R) * I + first + i % R]; /* C_kr at s[r * R + k] */
     __syncthreads();
     if (col >= first + R && col < I)
         for (int r = 0; r < R; r++)
@@ -97,9 +108,11 @@ void gptq_solve_kernel(float *c, const float *m, int R, int I, int first)
     }
 }
 
-template <typename Kernel> static void allow_shared(Kernel *kernel, size_t bytes)
+template <typename Kernel>
+static void allow_shared(Kernel *kernel, size_t bytes)
 {
-    CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel,
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
 }
 
 void backend_gptq_factor(Tensor c, int *failed, Tensor m, int first)
@@ -113,19 +126,20 @@ void backend_gptq_factor(Tensor c, int *failed, Tensor m, int first)
     gptq_square_kernel<<<1, FACTOR_THREADS, square, device_stream()>>>(
         (float *)c.data, failed, (const float *)m.data, m.rows, m.cols, first);
     LAUNCH_CHECK();
-    gptq_solve_kernel<<<(unsigned)ceil_div(m.cols, SOLVE_THREADS), SOLVE_THREADS, solve, device_stream()>>>(
-        (float *)c.data, (const float *)m.data, m.rows, m.cols, first);
+    gptq_solve_kernel<<<(unsigned)ceil_div(m.cols, SOLVE_THREADS), SOLVE_THREADS, solve,
+                        device_stream()>>>((float *)c.data, (const float *)m.data, m.rows, m.cols,
+                                           first);
     LAUNCH_CHECK();
 }
 
-/* ---- codes ---------------------------------------------------------------------------------------------------- */
+/* ---- codes ----------------------------------------------------------------------------------- */
 
-/* A warp has a row, its lane l the columns l, l + 32, ..., with weight, scale and sum so far in registers. All lanes compute the
- * code of one of their columns; the lane with the next column sends its error to the others. C_jk is at c[j * PITCH + k] in shared
- * memory. */
-__global__ __launch_bounds__(ROWS * WARP)
-void gptq_columns_kernel(int8_t *q, AnyOut values, float *e, const float *w, const float *scale, const float *sums,
-                         const float *ct, const int *order, int O, int I, int group, int first, int count)
+/* A warp has a row, its lane l the columns l, l + 32, ..., with weight, scale and sum so far in
+ * registers. All lanes compute the code of one of their columns; the lane with the next column
+ * sends its error to the others. C_jk is at c[j * PITCH + k] in shared memory. */
+__global__ __launch_bounds__(ROWS *WARP) void gptq_columns_kernel(
+    int8_t *q, AnyOut values, float *e, const float *w, const float *scale, const float *sums,
+    const float *ct, const int *order, int O, int I, int group, int first, int count)
 {
     enum { EACH = GPTQ_COLUMNS / WARP };
     extern __shared__ float c[];
@@ -151,7 +165,8 @@ void gptq_columns_kernel(int8_t *q, AnyOut values, float *e, const float *w, con
     for (int i = 0; i < EACH; i++) {
         float code = 0, value = 0, error = 0;
         for (int l = 0; l < WARP && i * WARP + l < count; l++) {
-            const float next = fminf(fmaxf(rintf((weight[i] + sum[i] / diagonal[i]) / s[i]), -8.0f), 7.0f);
+            const float next =
+                fminf(fmaxf(rintf((weight[i] + sum[i] / diagonal[i]) / s[i]), -8.0f), 7.0f);
             const float rest = weight[i] - next * s[i], told = __shfl_sync(0xffffffffu, rest, l);
             if (lane == l)
                 code = next, value = next * s[i], error = rest;
@@ -174,14 +189,16 @@ void gptq_columns_kernel(int8_t *q, AnyOut values, float *e, const float *w, con
     }
 }
 
-void backend_gptq_columns(int8_t *q, Tensor values, Tensor e, GptqWeights w, Tensor sums, Tensor c, int first, int count)
+void backend_gptq_columns(int8_t *q, Tensor values, Tensor e, GptqWeights w, Tensor sums, Tensor c,
+                          int first, int count)
 {
     gptq_check_columns(OPERATION, values, e, w, sums, c, first, count);
     const size_t shared = c.data ? sizeof(float) * GPTQ_COLUMNS * PITCH : 0;
     const unsigned blocks = (unsigned)ceil_div(w.w.rows, ROWS);
     allow_shared(gptq_columns_kernel, shared);
     gptq_columns_kernel<<<blocks, ROWS * WARP, shared, device_stream()>>>(
-        q, any_out(values), (float *)e.data, (const float *)w.w.data, w.scale, (const float *)sums.data, (const float *)c.data,
-        w.order, w.w.rows, w.w.cols, w.group, first, count);
+        q, any_out(values), (float *)e.data, (const float *)w.w.data, w.scale,
+        (const float *)sums.data, (const float *)c.data, w.order, w.w.rows, w.w.cols, w.group,
+        first, count);
     LAUNCH_CHECK();
 }

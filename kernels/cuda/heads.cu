@@ -3,21 +3,26 @@
 
 enum { THREADS = 256 };
 
-/* In 16 bytes: columns of q, and of k and v, of one rank; all columns of a rank; rows. Only q: kv is 0. shared: ranks that have the
- * same key head. */
-struct Layout { int q, kv, part, ranks, shared; size_t rows; };
+/* In 16 bytes: columns of q, and of k and v, of one rank; all columns of a rank; rows. Only q: kv
+ * is 0. shared: ranks that have the same key head. */
+struct Layout {
+    int q, kv, part, ranks, shared;
+    size_t rows;
+};
 
 /* Where column `at` of a rank's part is in the row of all heads. */
 __device__ static inline int column_of(Layout d, int rank, int at)
 {
     if (at < d.q)
         return rank * d.q + at;
-    const int section = (at - d.q) / d.kv;          /* 0: k, 1: v */
-    return d.ranks * d.q + (d.ranks / d.shared * section + rank / d.shared) * d.kv + (at - d.q - section * d.kv);
+    const int section = (at - d.q) / d.kv; /* 0: k, 1: v */
+    return d.ranks * d.q + (d.ranks / d.shared * section + rank / d.shared) * d.kv +
+           (at - d.q - section * d.kv);
 }
 
 /* The sum of `count` times 16 bytes of elements, in this order in F32. */
-template <typename T> __device__ static inline uint4 sum_copies(const uint4 *from, size_t stride, int count)
+template <typename T>
+__device__ static inline uint4 sum_copies(const uint4 *from, size_t stride, int count)
 {
     constexpr int PER = 16 / (int)sizeof(T);
     float sum[PER] = {};
@@ -37,7 +42,8 @@ template <typename T> __device__ static inline uint4 sum_copies(const uint4 *fro
 }
 
 /* A thread of each rank's 16 bytes; of what several ranks have, the first one's adds them. */
-template <bool JOIN, typename T> __global__ __launch_bounds__(THREADS) void exchange_kernel(uint4 *to, const uint4 *from, Layout d)
+template <bool JOIN, typename T>
+__global__ __launch_bounds__(THREADS) void exchange_kernel(uint4 *to, const uint4 *from, Layout d)
 {
     const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= d.rows * (size_t)d.part * (size_t)d.ranks)
@@ -52,18 +58,20 @@ template <bool JOIN, typename T> __global__ __launch_bounds__(THREADS) void exch
         to[all] = sum_copies<T>(from + i, d.rows * (size_t)d.part, d.shared);
 }
 
-template <bool JOIN> static void exchange(Tensor y, Tensor x, Attention heads, int shared)
+template <bool JOIN>
+static void exchange(Tensor y, Tensor x, Attention heads, int shared)
 {
     const int per = (int)(16 / dtype_size(x.format.dtype)), ranks = y.rows / x.rows;
     if (heads.D % per != 0 || (uintptr_t)x.data % 16 != 0 || (uintptr_t)y.data % 16 != 0)
-        die("heads of %d elements; expected a multiple of %d, and tensors aligned to 16 bytes", heads.D, per);
+        die("heads of %d elements; expected a multiple of %d, and tensors aligned to 16 bytes",
+            heads.D, per);
     const int q = heads.H * heads.D / per, part = y.cols / per;
     const Layout d = { q, (part - q) / 2, part, ranks, shared, (size_t)x.rows };
     const unsigned blocks = (unsigned)ceil_div((size_t)y.rows * (size_t)part, THREADS);
     with_type(JOIN ? y : x, [&](auto *from) {
         using T = std::remove_pointer_t<decltype(from)>;
-        exchange_kernel<JOIN, T><<<blocks, THREADS, 0, device_stream()>>>((uint4 *)(JOIN ? x.data : y.data),
-                                                                          (const uint4 *)from, d);
+        exchange_kernel<JOIN, T><<<blocks, THREADS, 0, device_stream()>>>(
+            (uint4 *)(JOIN ? x.data : y.data), (const uint4 *)from, d);
     });
     LAUNCH_CHECK();
 }

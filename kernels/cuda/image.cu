@@ -1,4 +1,5 @@
-/* Which GPUs this program has code for. All .cu files are compiled for the same ones, so one kernel is enough to test. */
+/* Which GPUs this program has code for. All .cu files are compiled for the same ones, so one kernel
+ * is enough to test. */
 #include <string.h>
 
 #include "kernels/cuda/cuda.h"
@@ -12,8 +13,8 @@ bool image_found(void)
     struct cudaFuncAttributes attributes;
     const cudaError_t status = cudaFuncGetAttributes(&attributes, (const void *)empty_kernel);
     cudaGetLastError();
-    if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction
-        || status == cudaErrorUnsupportedPtxVersion)
+    if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction ||
+        status == cudaErrorUnsupportedPtxVersion)
         return false;
     cuda_check(status, "cudaFuncGetAttributes", __FILE__, __LINE__);
     return true;

@@ -1,4 +1,5 @@
-/* The products of adapters: dispatch, and plain kernels for cases without a fast one: F32, and rows of odd widths. */
+/* The products of adapters: dispatch, and plain kernels for cases without a fast one: F32, and rows
+ * of odd widths. */
 #include "kernels/cuda/lora.cuh"
 
 enum { THREADS = 256 };
@@ -15,7 +16,7 @@ LoraParts lora_parts(LoraMatrix m, int rank, int C)
     return parts;
 }
 
-/* ---- plain kernels --------------------------------------------------------------------------------------------- */
+/* ---- plain kernels --------------------------------------------------------------------------- */
 
 /* Numbers in any format; FP8 without scale. */
 struct Elements {
@@ -24,10 +25,10 @@ struct Elements {
     __device__ float operator[](size_t i) const
     {
         switch (dtype) {
-        case F32:  return ((const float *)data)[i];
+        case F32: return ((const float *)data)[i];
         case BF16: return to_float(((const bf16 *)data)[i]);
         case E4M3: return decode<E4M3>(((const uint8_t *)data)[i]);
-        default:   return decode<E5M2>(((const uint8_t *)data)[i]);
+        default: return decode<E5M2>(((const uint8_t *)data)[i]);
         }
     }
 };
@@ -46,8 +47,10 @@ __device__ static inline void store(AnyOut out, size_t i, float x)
 }
 
 /* One warp per number of xa. */
-__global__ __launch_bounds__(THREADS)
-void narrow_kernel(AnyOut xa, Elements x, const float *x_scale, Elements w, LoraParts parts, size_t count, int C, float scale)
+__global__ __launch_bounds__(THREADS) void narrow_kernel(AnyOut xa, Elements x,
+                                                         const float *x_scale, Elements w,
+                                                         LoraParts parts, size_t count, int C,
+                                                         float scale)
 {
     const size_t i = ((size_t)blockIdx.x * THREADS + threadIdx.x) / 32;
     const int xa_cols = parts.count * parts.rank, lane = threadIdx.x % 32;
@@ -58,33 +61,38 @@ void narrow_kernel(AnyOut xa, Elements x, const float *x_scale, Elements w, Lora
     const LoraPart part = part_number(parts, j / parts.rank);
     float sum = 0;
     for (int c = lane; c < part.width; c += 32)
-        sum += x[n * C + part.first + c] * w[part.at + c * parts.by_column + j % parts.rank * parts.by_rank];
+        sum += x[n * C + part.first + c] *
+               w[part.at + c * parts.by_column + j % parts.rank * parts.by_rank];
     sum = warp_sum(sum);
     if (lane == 0)
         store(xa, i, sum * (x_scale ? scale * *x_scale : scale));
 }
 
 /* One thread per number of y, in part blockIdx.y. */
-__global__ __launch_bounds__(THREADS)
-void widen_kernel(AnyOut y, Elements xa, Elements w, Elements add, LoraParts parts, int N, int C)
+__global__ __launch_bounds__(THREADS) void widen_kernel(AnyOut y, Elements xa, Elements w,
+                                                        Elements add, LoraParts parts, int N, int C)
 {
     const LoraPart part = part_number(parts, blockIdx.y);
-    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x, n = i / part.width, c = i % part.width;
+    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x, n = i / part.width,
+                 c = i % part.width;
     if (n >= N)
         return;
     float sum = 0;
     for (int j = 0; j < parts.rank; j++)
-        sum += xa[n * parts.count * parts.rank + part.xa + j] * w[part.at + c * parts.by_column + j * parts.by_rank];
+        sum += xa[n * parts.count * parts.rank + part.xa + j] *
+               w[part.at + c * parts.by_column + j * parts.by_rank];
     const size_t at = n * C + part.first + c;
     store(y, at, add.data ? sum + add[at] : sum);
 }
 
 /* One thread per number of dm, in part blockIdx.y. before: the sum so far, or no data. */
-__global__ __launch_bounds__(THREADS)
-void dw_kernel(AnyOut dw, Elements before, LoraParts parts, Elements xa, Elements x, const float *x_scale, int N, int C)
+__global__ __launch_bounds__(THREADS) void dw_kernel(AnyOut dw, Elements before, LoraParts parts,
+                                                     Elements xa, Elements x, const float *x_scale,
+                                                     int N, int C)
 {
     const LoraPart part = part_number(parts, blockIdx.y);
-    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x, j = i / part.width, c = i % part.width;
+    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x, j = i / part.width,
+                 c = i % part.width;
     if (j >= parts.rank)
         return;
     float sum = 0;
@@ -104,7 +112,7 @@ static dim3 grid_of_parts(const LoraParts &parts, int rows)
     return dim3((unsigned)ceil_div(most * rows, THREADS), parts.count);
 }
 
-/* ---- entry ----------------------------------------------------------------------------------------------------- */
+/* ---- entry ----------------------------------------------------------------------------------- */
 
 void backend_lora_narrow(Tensor xa, Tensor x, LoraMatrix m, float scale)
 {
@@ -129,8 +137,8 @@ static void fill_gaps(Tensor y, LoraParts parts, Tensor add)
         const size_t bytes = (end - at) * size;
         char *to = (char *)y.data + at * size;
         if (bytes > 0 && add.data)
-            CUDA_CHECK(cudaMemcpy2DAsync(to, pitch, (const char *)add.data + at * size, pitch, bytes, y.rows,
-                                         cudaMemcpyDeviceToDevice, device_stream()));
+            CUDA_CHECK(cudaMemcpy2DAsync(to, pitch, (const char *)add.data + at * size, pitch,
+                                         bytes, y.rows, cudaMemcpyDeviceToDevice, device_stream()));
         else if (bytes > 0)
             CUDA_CHECK(cudaMemset2DAsync(to, pitch, 0, bytes, y.rows, device_stream()));
         at = i < parts.count ? end + parts.part[i].width : end;
@@ -140,7 +148,8 @@ static void fill_gaps(Tensor y, LoraParts parts, Tensor add)
 void backend_lora_widen(Tensor y, Tensor xa, LoraMatrix m, Tensor add)
 {
     const int N = y.rows, C = y.cols, r = check_lora_widen(y, xa, m, add);
-    CHECK(!add.data || format_equal(add.format, y.format), "lora_widen: add is %s, y %s; the CUDA back end needs one format",
+    CHECK(!add.data || format_equal(add.format, y.format),
+          "lora_widen: add is %s, y %s; the CUDA back end needs one format",
           format_name(add.format), format_name(y.format));
     const LoraParts parts = lora_parts(m, r, C);
     if (N == 0)
@@ -148,8 +157,8 @@ void backend_lora_widen(Tensor y, Tensor xa, LoraMatrix m, Tensor add)
     fill_gaps(y, parts, add);
     if (lora_widen_fast(y, xa, m.w, parts, add))
         return;
-    widen_kernel<<<grid_of_parts(parts, N), THREADS, 0, device_stream()>>>(any_out(y), elements(xa), elements(m.w), elements(add),
-                                                                           parts, N, C);
+    widen_kernel<<<grid_of_parts(parts, N), THREADS, 0, device_stream()>>>(
+        any_out(y), elements(xa), elements(m.w), elements(add), parts, N, C);
     LAUNCH_CHECK();
 }
 
@@ -162,7 +171,7 @@ void backend_lora_dw(LoraMatrix dm, Tensor xa, Tensor x)
     if (N == 0 || lora_dw_fast(dm.w, parts, xa, x))
         return;
     const Elements before = elements(dm.w.empty ? Tensor{} : dm.w);
-    dw_kernel<<<grid_of_parts(parts, r), THREADS, 0, device_stream()>>>(any_out(dm.w), before, parts, elements(xa), elements(x),
-                                                                        scale_of(x), N, C);
+    dw_kernel<<<grid_of_parts(parts, r), THREADS, 0, device_stream()>>>(
+        any_out(dm.w), before, parts, elements(xa), elements(x), scale_of(x), N, C);
     LAUNCH_CHECK();
 }

@@ -1,21 +1,27 @@
-/* Shared by the kernels of adapters: parts of the adapter matrix, tensor-core products, and FP8 codes as BF16, which is exact. */
+/* Shared by the kernels of adapters: parts of the adapter matrix, tensor-core products, and FP8
+ * codes as BF16, which is exact. */
 #pragma once
 #include "kernels/cuda/readers.cuh"
 
-/* ---- parts --------------------------------------------------------------------------------------------------- */
+/* ---- parts ----------------------------------------------------------------------------------- */
 
-/* Columns first .. first + width - 1 of the wide tensor. The matrix element for its column c and column xa + j, j < rank, of the
- * xa is at `at` + c * by_column + j * by_rank. block: number of blocks of columns before this part. */
-struct LoraPart { int first, width, xa, block; size_t at; };
+/* Columns first .. first + width - 1 of the wide tensor. The matrix element for its column c and
+ * column xa + j, j < rank, of the xa is at `at` + c * by_column + j * by_rank. block: number of
+ * blocks of columns before this part. */
+struct LoraPart {
+    int first, width, xa, block;
+    size_t at;
+};
 struct LoraParts {
     int count, rank;
     size_t by_column, by_rank;
     LoraPart part[LORA_PARTS];
 };
 
-LoraParts lora_parts(LoraMatrix m, int rank, int C);    /* lora.cu */
+LoraParts lora_parts(LoraMatrix m, int rank, int C); /* lora.cu */
 
-/* Numbers blocks of `columns` columns, none of which spans two parts; returns the number of blocks. */
+/* Numbers blocks of `columns` columns, none of which spans two parts; returns the number of
+ * blocks. */
 static inline int number_blocks(LoraParts &parts, int columns)
 {
     int blocks = 0;
@@ -56,35 +62,45 @@ static inline bool parts_aligned(const LoraParts &parts, Tensor wide, int each)
     return aligned;
 }
 
-/* The fast kernels, arguments already checked. False: formats or shapes not supported, nothing done. */
-bool lora_narrow_fast(Tensor xa, Tensor x, Tensor w, LoraParts parts, float scale);     /* lora_narrow.cu */
-bool lora_widen_fast (Tensor y, Tensor xa, Tensor w, LoraParts parts, Tensor add);      /* lora_widen.cu */
-bool lora_dw_fast    (Tensor dw, LoraParts parts, Tensor xa, Tensor x);                 /* lora_dw.cu */
+/* The fast kernels, arguments already checked. False: formats or shapes not supported, nothing
+ * done. */
+/* lora_narrow.cu */
+bool lora_narrow_fast(Tensor xa, Tensor x, Tensor w, LoraParts parts, float scale);
+/* lora_widen.cu */
+bool lora_widen_fast(Tensor y, Tensor xa, Tensor w, LoraParts parts, Tensor add);
+/* lora_dw.cu */
+bool lora_dw_fast(Tensor dw, LoraParts parts, Tensor xa, Tensor x);
 
-/* swiglu_lora.cu: swiglu_forward with a product, other arguments already checked. False: no product, or formats or shapes not
- * supported; nothing done. _added: for an act in BF16. _save_added: the step before the codes of an FP8 act. It saves gate_up, also
- * if that is wide, and raises probe.amax to max|act|, of the exact sums if `exact` and gate_up is not wide; with probe.scale_amax
- * it also encodes act within its range. _codes_added then encodes act from the exact sums, or re-encodes it if it exceeded the
- * range; without `exact`, gate_up is enough for codes. */
-struct AmaxProbe;       /* tiles.cuh */
-bool swiglu_added      (Tensor act, Tensor gate_up, Tensor wide, LoraProduct product);
-bool swiglu_save_added (AmaxProbe probe, Tensor act, Tensor gate_up, Tensor wide, LoraProduct product, bool exact);
+/* swiglu_lora.cu: swiglu_forward with a product, other arguments already checked. False: no
+ * product, or formats or shapes not supported; nothing done. _added: for an act in BF16.
+ * _save_added: the step before the codes of an FP8 act. It saves gate_up, also if that is wide, and
+ * raises probe.amax to max|act|, of the exact sums if `exact` and gate_up is not wide; with
+ * probe.scale_amax it also encodes act within its range. _codes_added then encodes act from the
+ * exact sums, or re-encodes it if it exceeded the range; without `exact`, gate_up is enough for
+ * codes. */
+struct AmaxProbe; /* tiles.cuh */
+bool swiglu_added(Tensor act, Tensor gate_up, Tensor wide, LoraProduct product);
+bool swiglu_save_added(AmaxProbe probe, Tensor act, Tensor gate_up, Tensor wide,
+                       LoraProduct product, bool exact);
 void swiglu_codes_added(Tensor act, AmaxProbe probe, Tensor wide, LoraProduct product);
 
 /* swiglu_lora_backward.cu: the same for swiglu_backward. */
-bool swiglu_backward_added(Tensor dgate_up, Tensor act, Tensor dact, LoraProduct product, Tensor gate_up);
+bool swiglu_backward_added(Tensor dgate_up, Tensor act, Tensor dact, LoraProduct product,
+                           Tensor gate_up);
 
-/* rope_lora.cu: rope_forward without norms in one pass: with a product, or exact and saved in FP8 groups. False: other cases, or
- * formats or shapes not supported; nothing done. */
-bool rope_forward_added(bool exact, Tensor y, Tensor saved, Tensor x, LoraProduct product, Attention a);
+/* rope_lora.cu: rope_forward without norms in one pass: with a product, or exact and saved in FP8
+ * groups. False: other cases, or formats or shapes not supported; nothing done. */
+bool rope_forward_added(bool exact, Tensor y, Tensor saved, Tensor x, LoraProduct product,
+                        Attention a);
 
 /* f(Known<format of x>); x is BF16, E4M3 or E5M2. */
-template <typename F> static inline void with_wide(Tensor x, F f)
+template <typename F>
+static inline void with_wide(Tensor x, F f)
 {
     switch (x.format.dtype) {
     case E4M3: f(Known<E4M3>()); break;
     case E5M2: f(Known<E5M2>()); break;
-    default:   f(Known<BF16>());
+    default: f(Known<BF16>());
     }
 }
 
@@ -93,23 +109,28 @@ static inline const float *scale_of(Tensor x)
     return format_is_fp8(x.format) ? (const float *)x.scale : NULL;
 }
 
-/* ---- tensor cores -------------------------------------------------------------------------------------------- */
+/* ---- tensor cores ---------------------------------------------------------------------------- */
 
-/* d += a b, a 16 x 16 and b 16 x 8. Lane 4 g + t holds [PTX ISA]: a: rows g and g + 8 of columns 2t, 2t + 1, then both rows of
- * columns 2t + 8, 2t + 9; b: rows 2t, 2t + 1, then 2t + 8, 2t + 9 of column g; d: columns 2t, 2t + 1 of row g, then of row g + 8.
- * The summed dimension may have any order, the same in a and b. */
+/* d += a b, a 16 x 16 and b 16 x 8. Lane 4 g + t holds [PTX ISA]: a: rows g and g + 8 of columns
+ * 2t, 2t + 1, then both rows of columns 2t + 8, 2t + 9; b: rows 2t, 2t + 1, then 2t + 8, 2t + 9 of
+ * column g; d: columns 2t, 2t + 1 of row g, then of row g + 8. The summed dimension may have any
+ * order, the same in a and b. */
 __device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-template <DType D> constexpr int WIDE_BYTES = D == BF16 ? 2 : 1;
+template <DType D>
+constexpr int WIDE_BYTES = D == BF16 ? 2 : 1;
 
 /* Codes 2i and 2i + 1 of the word. */
-template <DType D> __device__ inline float2 decode_two(uint32_t word, int i)
+template <DType D>
+__device__ inline float2 decode_two(uint32_t word, int i)
 {
-    const __half2_raw h = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(word >> 16 * i), FP8_KIND<D>);
+    const __half2_raw h =
+        __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(word >> 16 * i), FP8_KIND<D>);
     return __half22float2(__half2(h));
 }

@@ -1,34 +1,47 @@
 /* xa = scale x w for x in BF16 or FP8 and w in BF16: x is read once.
  *
- * A block has 128 tokens and up to 64 columns of xa, and loops over the columns of one part in stages of 128 bytes per token;
- * several stages are in flight to shared memory. Four warps share 32 tokens: each sums a quarter of every stage, and the quarters
- * are added at the end. A block also reads all of w, from L2: NT/8 of the bytes of x in FP8, half of that in BF16. A first kernel
+ * A block has 128 tokens and up to 64 columns of xa, and loops over the columns of one part in
+ * stages of 128 bytes per token; several stages are in flight to shared memory. Four warps share 32
+ * tokens: each sums a quarter of every stage, and the quarters are added at the end. A block also
+ * reads all of w, from L2: NT/8 of the bytes of x in FP8, half of that in BF16. A first kernel
  * stores w in the layout of tensor-core operands. */
 #include "kernels/cuda/lora.cuh"
 
-static constexpr int TOKENS = 128, SLICES = 4, THREADS = 512, ROW_BYTES = 128, X_PACKS = TOKENS * ROW_BYTES / 16;
-static constexpr int MAX_RANK = 64;     /* per block */
+static constexpr int TOKENS = 128, SLICES = 4, THREADS = 512, ROW_BYTES = 128,
+                     X_PACKS = TOKENS * ROW_BYTES / 16;
+static constexpr int MAX_RANK = 64; /* per block */
 
 /* NT: columns of xa / 8; even. */
-template <int NT>          constexpr int STAGES = NT <= 4 ? 4 : 3;
-template <DType D>         constexpr int COLUMNS = ROW_BYTES / WIDE_BYTES<D>;           /* of a stage */
-template <DType D>         constexpr int STEPS = COLUMNS<D> / SLICES / 16;              /* products over 16 columns of a slice */
-template <DType D, int NT> constexpr int W_PACKS = SLICES * STEPS<D> * (NT / 2) * 32;   /* 16 bytes each, of a stage */
+template <int NT>
+constexpr int STAGES = NT <= 4 ? 4 : 3;
+/* of a stage */
+template <DType D>
+constexpr int COLUMNS = ROW_BYTES / WIDE_BYTES<D>;
+/* products over 16 columns of a slice */
+template <DType D>
+constexpr int STEPS = COLUMNS<D> / SLICES / 16;
+/* 16 bytes each, of a stage */
+template <DType D, int NT>
+constexpr int W_PACKS = SLICES * STEPS<D> * (NT / 2) * 32;
 
-/* ---- w as tensor cores read it ----------------------------------------------------------------------------------- */
+/* ---- w as tensor cores read it --------------------------------------------------------------- */
 
-/* Pack [stage][block of ranks][slice][step][pair of eights][lane 4 g + t]: elements of w for columns 4 step .. 4 step + 3 of thread
- * t's columns in a slice and column g of both eights; 0 after the part's columns and after the rank. */
-template <DType D, int NT> __global__ __launch_bounds__(256)
-void lay_out_kernel(uint4 *packs, const bf16 *w, LoraParts parts, int rank_blocks, int count)
+/* Pack [stage][block of ranks][slice][step][pair of eights][lane 4 g + t]: elements of w for
+ * columns 4 step .. 4 step + 3 of thread t's columns in a slice and column g of both eights; 0
+ * after the part's columns and after the rank. */
+template <DType D, int NT>
+__global__ __launch_bounds__(256) void lay_out_kernel(uint4 *packs, const bf16 *w, LoraParts parts,
+                                                      int rank_blocks, int count)
 {
-    const int i = blockIdx.x * 256 + threadIdx.x, lane = i % 32, pair = i / 32 % (NT / 2), step = i / (16 * NT) % STEPS<D>;
+    const int i = blockIdx.x * 256 + threadIdx.x, lane = i % 32, pair = i / 32 % (NT / 2),
+              step = i / (16 * NT) % STEPS<D>;
     const int slice = i / (16 * NT * STEPS<D>) % SLICES, block = i / W_PACKS<D, NT> % rank_blocks;
     const int stage = i / W_PACKS<D, NT> / rank_blocks;
     if (i >= count)
         return;
     const LoraPart part = part_of_block(parts, stage);
-    const int column = (stage - part.block) * COLUMNS<D> + (4 * slice + lane % 4) * (COLUMNS<D> / 16) + 4 * step;
+    const int column =
+        (stage - part.block) * COLUMNS<D> + (4 * slice + lane % 4) * (COLUMNS<D> / 16) + 4 * step;
     uint32_t word[4];
 #pragma unroll
     for (int k = 0; k < 4; k++) {
@@ -41,13 +54,14 @@ void lay_out_kernel(uint4 *packs, const bf16 *w, LoraParts parts, int rank_block
     packs[i] = make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-/* ---- stages -------------------------------------------------------------------------------------------------------- */
+/* ---- stages ---------------------------------------------------------------------------------- */
 
 /* Copies `bytes` of 16 bytes to shared memory; the rest become 0. */
 __device__ static inline void copy_async(uint4 *to, const void *from, int bytes)
 {
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;"
-                 ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(bytes)
+                 : "memory");
 }
 
 __device__ static inline void close_group()
@@ -56,22 +70,26 @@ __device__ static inline void close_group()
 }
 
 /* Waits for all groups but the last BUT. */
-template <int BUT> __device__ static inline void wait_groups()
+template <int BUT>
+__device__ static inline void wait_groups()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(BUT) : "memory");
 }
 
-/* A stage is x, then w. 16-byte chunk c of a token is at c ^ 2 (token % 4), so that a warp's read uses different banks. */
+/* A stage is x, then w. 16-byte chunk c of a token is at c ^ 2 (token % 4), so that a warp's read
+ * uses different banks. */
 template <DType D, int NT>
-__device__ static inline void fetch(uint4 *to, const uint8_t *x, const uint4 *w, const LoraPart &part, int stage, int n0, int N,
-                                    int C)
+__device__ static inline void fetch(uint4 *to, const uint8_t *x, const uint4 *w,
+                                    const LoraPart &part, int stage, int n0, int N, int C)
 {
 #pragma unroll
     for (int k = 0; k < X_PACKS / THREADS; k++) {
-        const int i = threadIdx.x + k * THREADS, token = i / 8, chunk = i % 8, at = stage * ROW_BYTES + 16 * chunk;
+        const int i = threadIdx.x + k * THREADS, token = i / 8, chunk = i % 8,
+                  at = stage * ROW_BYTES + 16 * chunk;
         const int left = n0 + token < N ? part.width * WIDE_BYTES<D> - at : 0;
         const uint8_t *from = x + ((size_t)(n0 + token) * C + part.first) * WIDE_BYTES<D> + at;
-        copy_async(to + 8 * token + (chunk ^ 2 * (token % 4)), left > 0 ? from : x, min(max(left, 0), 16));
+        copy_async(to + 8 * token + (chunk ^ 2 * (token % 4)), left > 0 ? from : x,
+                   min(max(left, 0), 16));
     }
 #pragma unroll
     for (int k = 0; k < (W_PACKS<D, NT> + THREADS - 1) / THREADS; k++) {
@@ -82,14 +100,17 @@ __device__ static inline void fetch(uint4 *to, const uint8_t *x, const uint4 *w,
 }
 
 /* Adds the warp's slice of a stage. */
-template <DType D, int NT> __device__ static inline void add_stage(float (&sum)[2][NT][4], const uint4 *stage)
+template <DType D, int NT>
+__device__ static inline void add_stage(float (&sum)[2][NT][4], const uint4 *stage)
 {
-    const int lane = threadIdx.x % 32, slice = threadIdx.x / 32 % SLICES, first = threadIdx.x / 32 / SLICES * 32 + lane / 4;
+    const int lane = threadIdx.x % 32, slice = threadIdx.x / 32 % SLICES,
+              first = threadIdx.x / 32 / SLICES * 32 + lane / 4;
     const uint4 *w = stage + X_PACKS + slice * (STEPS<D> * (NT / 2) * 32) + lane;
-    uint2 raw[2][2];        /* of tokens first, first + 8, + 16, + 24 */
+    uint2 raw[2][2]; /* of tokens first, first + 8, + 16, + 24 */
 #pragma unroll
     for (int m = 0; m < 4; m++)
-        raw[m / 2][m % 2] = ((const uint2 *)stage)[(first + 8 * m) * 16 + (slice ^ first % 4) * 4 + lane % 4];
+        raw[m / 2][m % 2] =
+            ((const uint2 *)stage)[(first + 8 * m) * 16 + (slice ^ first % 4) * 4 + lane % 4];
 #pragma unroll
     for (int step = 0; step < STEPS<D>; step++) {
         uint32_t a[2][4];
@@ -100,7 +121,8 @@ template <DType D, int NT> __device__ static inline void add_stage(float (&sum)[
                 a[m / 2][m % 2] = r.x;
                 a[m / 2][m % 2 + 2] = r.y;
             } else {
-                const float2 u = decode_two<D>(step ? r.y : r.x, 0), v = decode_two<D>(step ? r.y : r.x, 1);
+                const float2 u = decode_two<D>(step ? r.y : r.x, 0),
+                             v = decode_two<D>(step ? r.y : r.x, 1);
                 a[m / 2][m % 2] = bf16_pair(u.x, u.y);
                 a[m / 2][m % 2 + 2] = bf16_pair(v.x, v.y);
             }
@@ -117,12 +139,14 @@ template <DType D, int NT> __device__ static inline void add_stage(float (&sum)[
     }
 }
 
-/* ---- the kernel ---------------------------------------------------------------------------------------------------- */
+/* ---- the kernel ------------------------------------------------------------------------------ */
 
 /* Slice 0 gets (0 + 2) + (1 + 3). */
-template <int NT> __device__ static inline void add_slices(float (&sum)[2][NT][4], float *shared)
+template <int NT>
+__device__ static inline void add_slices(float (&sum)[2][NT][4], float *shared)
 {
-    const int lane = threadIdx.x % 32, slice = threadIdx.x / 32 % SLICES, group = threadIdx.x / 32 / SLICES;
+    const int lane = threadIdx.x % 32, slice = threadIdx.x / 32 % SLICES,
+              group = threadIdx.x / 32 / SLICES;
 #pragma unroll
     for (int half = SLICES / 2; half > 0; half /= 2) {
         float *at = shared + (slice % half * (TOKENS / 32) + group) * (8 * NT * 32) + lane;
@@ -139,9 +163,10 @@ template <int NT> __device__ static inline void add_slices(float (&sum)[2][NT][4
     }
 }
 
-template <DType D, int NT> __global__ __launch_bounds__(THREADS, NT == 2 ? 2 : 1)
-void narrow_fast_kernel(AnyOut xa, const uint8_t *x, const float *x_scale, const uint4 *packs, LoraParts parts, int N, int C,
-                        float scale, int rank_blocks)
+template <DType D, int NT>
+__global__ __launch_bounds__(THREADS, NT == 2 ? 2 : 1) void narrow_fast_kernel(
+    AnyOut xa, const uint8_t *x, const float *x_scale, const uint4 *packs, LoraParts parts, int N,
+    int C, float scale, int rank_blocks)
 {
     extern __shared__ uint4 stages[];
     constexpr int AHEAD = STAGES<NT> - 1, STAGE_PACKS = X_PACKS + W_PACKS<D, NT>;
@@ -150,7 +175,8 @@ void narrow_fast_kernel(AnyOut xa, const uint8_t *x, const float *x_scale, const
     const int count = (part.width + COLUMNS<D> - 1) / COLUMNS<D>;
     float sum[2][NT][4] = {};
     const auto begin = [&](int stage) {
-        const uint4 *w = packs + ((size_t)(part.block + stage) * rank_blocks + rank_block) * W_PACKS<D, NT>;
+        const uint4 *w =
+            packs + ((size_t)(part.block + stage) * rank_blocks + rank_block) * W_PACKS<D, NT>;
         if (stage < count)
             fetch<D, NT>(stages + stage % STAGES<NT> * STAGE_PACKS, x, w, part, stage, n0, N, C);
         close_group();
@@ -159,7 +185,8 @@ void narrow_fast_kernel(AnyOut xa, const uint8_t *x, const float *x_scale, const
         begin(i);
     for (int i = 0; i < count; i++) {
         wait_groups<AHEAD - 1>();
-        __syncthreads();                        /* stage i has arrived; i - 1, whose slot i + AHEAD reuses, was read */
+        /* stage i has arrived; i - 1, whose slot i + AHEAD reuses, was read */
+        __syncthreads();
         begin(i + AHEAD);
         add_stage<D, NT>(sum, stages + i % STAGES<NT> * STAGE_PACKS);
     }
@@ -182,26 +209,31 @@ void narrow_fast_kernel(AnyOut xa, const uint8_t *x, const float *x_scale, const
     }
 }
 
-template <DType D, int NT> static void launch(Tensor xa, Tensor x, Tensor w, LoraParts parts, float scale, int rank_blocks)
+template <DType D, int NT>
+static void launch(Tensor xa, Tensor x, Tensor w, LoraParts parts, float scale, int rank_blocks)
 {
     const int N = x.rows, count = number_blocks(parts, COLUMNS<D>) * rank_blocks * W_PACKS<D, NT>;
-    const int bytes = STAGES<NT> * (X_PACKS + W_PACKS<D, NT>) * (int)sizeof(uint4);
+    const int bytes = STAGES<NT> * (X_PACKS + W_PACKS<D, NT>)*(int)sizeof(uint4);
     uint4 *packs = (uint4 *)device_scratch(count * sizeof *packs, SCRATCH_0);
     const auto kernel = narrow_fast_kernel<D, NT>;
-    CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    lay_out_kernel<D, NT><<<(unsigned)ceil_div(count, 256), 256, 0, device_stream()>>>(packs, (const bf16 *)w.data, parts,
-                                                                                       rank_blocks, count);
+    CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel,
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    lay_out_kernel<D, NT><<<(unsigned)ceil_div(count, 256), 256, 0, device_stream()>>>(
+        packs, (const bf16 *)w.data, parts, rank_blocks, count);
     LAUNCH_CHECK();
     const dim3 grid((unsigned)ceil_div(N, TOKENS) * rank_blocks, parts.count);
-    kernel<<<grid, THREADS, bytes, device_stream()>>>(any_out(xa), (const uint8_t *)x.data, scale_of(x), packs, parts, N, x.cols,
-                                                      scale, rank_blocks);
+    kernel<<<grid, THREADS, bytes, device_stream()>>>(any_out(xa), (const uint8_t *)x.data,
+                                                      scale_of(x), packs, parts, N, x.cols, scale,
+                                                      rank_blocks);
     LAUNCH_CHECK();
 }
 
 bool lora_narrow_fast(Tensor xa, Tensor x, Tensor w, LoraParts parts, float scale)
 {
-    const int rank_blocks = (int)ceil_div(parts.rank, MAX_RANK), ranks = (int)ceil_div(parts.rank, rank_blocks);
-    if (x.format.dtype == F32 || w.format.dtype != BF16 || !parts_aligned(parts, x, 16 / (int)dtype_size(x.format.dtype)))
+    const int rank_blocks = (int)ceil_div(parts.rank, MAX_RANK),
+              ranks = (int)ceil_div(parts.rank, rank_blocks);
+    if (x.format.dtype == F32 || w.format.dtype != BF16 ||
+        !parts_aligned(parts, x, 16 / (int)dtype_size(x.format.dtype)))
         return false;
     with_wide(x, [&](auto format) {
         constexpr DType D = decltype(format)();

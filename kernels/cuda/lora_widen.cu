@@ -1,10 +1,11 @@
-/* y = xa wT [+ add], all in BF16: y is written once. A warp has 64 columns of 32 tokens; a block loops over 512 tokens. */
+/* y = xa wT [+ add], all in BF16: y is written once. A warp has 64 columns of 32 tokens; a block
+ * loops over 512 tokens. */
 #include "kernels/cuda/strips.cuh"
 
 static constexpr int TOKENS = 512, M = 2, THREADS = 32 * STRIP_WARPS;
 
-__global__ __launch_bounds__(THREADS, 2)
-void widen_fast_kernel(bf16 *y, const bf16 *add, Product p, int N, int C)
+__global__ __launch_bounds__(THREADS, 2) void widen_fast_kernel(bf16 *y, const bf16 *add, Product p,
+                                                                int N, int C)
 {
     extern __shared__ uint4 packs[];
     const Layout l = p.layout;
@@ -13,12 +14,14 @@ void widen_fast_kernel(bf16 *y, const bf16 *add, Product p, int N, int C)
     const int c0 = (blockIdx.x - part.block) * l.column_warps * 2 * STRIP;
     hold_matrix(packs, p, [&](int i) { return strip_of(p.parts, part, c0 + STRIP * i); });
     __syncthreads();
-    const int column = c0 + warp % l.column_warps * 2 * STRIP + lane % 4 * 8;       /* eight from here on, and eight one strip
+    const int column = c0 + warp % l.column_warps * 2 * STRIP +
+                       lane % 4 * 8; /* eight from here on, and eight one strip
                                                                                        later */
     const uint4 *matrix = packs + warp % l.column_warps * l.steps * 4 * 32 + lane;
     const int xa[2] = { part.xa, part.xa };
     const int first = blockIdx.y * TOKENS, end = min(N, first + TOKENS);
-    for (int n = first + 16 * M * group + lane / 4; n - lane / 4 < end; n += 16 * M * (STRIP_WARPS / l.column_warps)) {
+    for (int n = first + 16 * M * group + lane / 4; n - lane / 4 < end;
+         n += 16 * M * (STRIP_WARPS / l.column_warps)) {
         float sum[M][8][4] = {};
         if (add) {
             Pack<bf16> before[2 * M][2];
@@ -26,7 +29,8 @@ void widen_fast_kernel(bf16 *y, const bf16 *add, Product p, int N, int C)
             for (int i = 0; i < 4 * M; i++) {
                 const int token = n + i / 2 * 8, c = column + i % 2 * STRIP;
                 const int left = token < end ? part.width - c : 0;
-                before[i / 2][i % 2] = load_pack<true>(add + (size_t)token * C + part.first + c, left);
+                before[i / 2][i % 2] =
+                    load_pack<true>(add + (size_t)token * C + part.first + c, left);
             }
 #pragma unroll
             for (int i = 0; i < 32 * M; i++)
@@ -40,7 +44,8 @@ void widen_fast_kernel(bf16 *y, const bf16 *add, Product p, int N, int C)
 #pragma unroll
             for (int k = 0; k < 8; k++)
                 v[k] = strip_element(sum, i / 2, i % 2, k);
-            store_pack<true>(y + (size_t)token * C + part.first + c, v, token < end ? part.width - c : 0);
+            store_pack<true>(y + (size_t)token * C + part.first + c, v,
+                             token < end ? part.width - c : 0);
         }
     }
 }
@@ -48,12 +53,16 @@ void widen_fast_kernel(bf16 *y, const bf16 *add, Product p, int N, int C)
 bool lora_widen_fast(Tensor y, Tensor xa, Tensor w, LoraParts parts, Tensor add)
 {
     Product p;
-    if (!choose_product(&p, xa, w, parts, 0) || y.format.dtype != BF16 || !parts_aligned(parts, y, 8) || !is_aligned(add, 8))
+    if (!choose_product(&p, xa, w, parts, 0) || y.format.dtype != BF16 ||
+        !parts_aligned(parts, y, 8) || !is_aligned(add, 8))
         return false;
-    const dim3 grid((unsigned)number_blocks(p.parts, p.layout.column_warps * 2 * STRIP), (unsigned)ceil_div(y.rows, TOKENS));
+    const dim3 grid((unsigned)number_blocks(p.parts, p.layout.column_warps * 2 * STRIP),
+                    (unsigned)ceil_div(y.rows, TOKENS));
     const auto kernel = widen_fast_kernel;
-    CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, STRIP_BYTES));
-    kernel<<<grid, THREADS, strip_bytes(p.layout, 0), device_stream()>>>((bf16 *)y.data, (const bf16 *)add.data, p, y.rows, y.cols);
+    CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel,
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize, STRIP_BYTES));
+    kernel<<<grid, THREADS, strip_bytes(p.layout, 0), device_stream()>>>(
+        (bf16 *)y.data, (const bf16 *)add.data, p, y.rows, y.cols);
     LAUNCH_CHECK();
     return true;
 }

@@ -1,25 +1,30 @@
-/* Cross entropy and its gradient, in place or as FP8 codes. One block per row; in one pass each thread has a running maximum and
- * the sum of exponentials relative to it, rescaled when the maximum grows; the block merges them.
+/* Cross entropy and its gradient, in place or as FP8 codes. One block per row; in one pass each
+ * thread has a running maximum and the sum of exponentials relative to it, rescaled when the
+ * maximum grows; the block merges them.
  *
- * Bytes per logit in BF16: 4 (read, gradient), 3 with codes, 2 without the gradient. For the gradient a thread keeps its first KEEP
- * packs in registers: the whole row up to 65536 columns in BF16, half of that in F32. Further columns are read a second time, from
- * the L2 cache if the rows in flight, one per SM, fit. Without gradient nothing is kept, and blocks are small, so that some read
- * while others compute.
- * Rounding: e^x is 2^(x log2 e) by the hardware's ex2, relative error 2^-22, the same in sum and gradient.
- * Sums are F32 per thread and warp. */
+ * Bytes per logit in BF16: 4 (read, gradient), 3 with codes, 2 without the gradient. For the
+ * gradient a thread keeps its first KEEP packs in registers: the whole row up to 65536 columns in
+ * BF16, half of that in F32. Further columns are read a second time, from the L2 cache if the rows
+ * in flight, one per SM, fit. Without gradient nothing is kept, and blocks are small, so that some
+ * read while others compute. Rounding: e^x is 2^(x log2 e) by the hardware's ex2, relative error
+ * 2^-22, the same in sum and gradient. Sums are F32 per thread and warp. */
 #include <float.h>
 
 #include "kernels/cuda/tiles.cuh"
 
 enum { MAX_THREADS = 1024, LOSS_THREADS = 256, LOSS_BLOCKS = 6, AHEAD = 4 };
-template <typename T> constexpr int KEEP = 16 / sizeof(T);
+template <typename T>
+constexpr int KEEP = 16 / sizeof(T);
 static constexpr float LOG2E = 1.44269504f;
 
 /* sum of exp(x) = total * exp(max). Starts as { -FLT_MAX, 0 }, since -inf minus -inf is NaN. */
-struct Running { float max, total; };
+struct Running {
+    float max, total;
+};
 
 /* left: columns of the vocabulary from the pack on. */
-template <typename T> __device__ static inline void add_pack(Running &r, const Pack<T> &pack, int left)
+template <typename T>
+__device__ static inline void add_pack(Running &r, const Pack<T> &pack, int left)
 {
     float x[8], max = r.max;
 #pragma unroll
@@ -51,7 +56,8 @@ __device__ static inline Running block_total(Running r, float *shared)
 }
 
 /* Where gradients are written; begin returns the block's row. Over the logits, ... */
-template <bool ALIGNED, typename T> struct InPlace {
+template <bool ALIGNED, typename T>
+struct InPlace {
     __device__ T *begin(T *logits, int) const
     {
         return logits;
@@ -62,14 +68,15 @@ template <bool ALIGNED, typename T> struct InPlace {
     }
 };
 
-/* ... or into codes with the scale of `amax`. Their rows of `width` codes are whole packs, even if those of the logits are not;
- * codes after the logits' last pack are 0. */
+/* ... or into codes with the scale of `amax`. Their rows of `width` codes are whole packs, even if
+ * those of the logits are not; codes after the logits' last pack are 0. */
 struct Codes {
     uint8_t *codes;
     float *scale, amax, inverse;
     DType dtype;
     int width;
-    template <typename T> __device__ uint8_t *begin(T *, int V)
+    template <typename T>
+    __device__ uint8_t *begin(T *, int V)
     {
         const float s = fp8_scale(amax, dtype);
         inverse = 1.0f / s;
@@ -87,10 +94,12 @@ struct Codes {
     }
 };
 
-/* factor * exp(x - max), minus `scale` in the target's column; 0 from `vocab` on. Columns are relative to the pack. */
+/* factor * exp(x - max), minus `scale` in the target's column; 0 from `vocab` on. Columns are
+ * relative to the pack. */
 template <class Gradient, typename To, typename T>
-__device__ static inline void store_gradient(const Gradient &gradient, To *to, const Pack<T> &pack, int left, int vocab_left,
-                                             int target, float max, float factor, float scale)
+__device__ static inline void store_gradient(const Gradient &gradient, To *to, const Pack<T> &pack,
+                                             int left, int vocab_left, int target, float max,
+                                             float factor, float scale)
 {
     const float shift = -max * LOG2E;
     float g[8];
@@ -104,7 +113,8 @@ __device__ static inline void store_gradient(const Gradient &gradient, To *to, c
     gradient.store(to, g, left);
 }
 
-template <class Gradient, typename To> __device__ static inline void store_zeros(const Gradient &gradient, To *row, int V)
+template <class Gradient, typename To>
+__device__ static inline void store_zeros(const Gradient &gradient, To *row, int V)
 {
     const float zero[8] = {};
     for (int c = 8 * threadIdx.x; c < V; c += 8 * blockDim.x)
@@ -121,9 +131,11 @@ __device__ static inline void load_packs(Pack<T> (&pack)[K], const T *row, int c
 }
 
 template <bool ALIGNED, bool BACKWARD, class Gradient, typename T>
-__global__ __launch_bounds__(BACKWARD ? MAX_THREADS : LOSS_THREADS, BACKWARD ? 1 : LOSS_BLOCKS)
-void cross_entropy_kernel(Gradient gradient, T *logits, float *loss, float *zloss, const int *targets, int V, int vocab,
-                          float scale, float z_weight)
+__global__ __launch_bounds__(
+    BACKWARD ? MAX_THREADS : LOSS_THREADS,
+    BACKWARD ? 1 : LOSS_BLOCKS) void cross_entropy_kernel(Gradient gradient, T *logits, float *loss,
+                                                          float *zloss, const int *targets, int V,
+                                                          int vocab, float scale, float z_weight)
 {
     constexpr int CACHED = BACKWARD ? KEEP<T> : 0;
     __shared__ float shared[32];
@@ -169,7 +181,8 @@ void cross_entropy_kernel(Gradient gradient, T *logits, float *loss, float *zlos
     for (int j = 0; j < CACHED; j++) {
         const int c = first + j * step;
         if (c < V)
-            store_gradient(gradient, to + c, keep[j], V - c, vocab - c, target - c, r.max, factor, scale);
+            store_gradient(gradient, to + c, keep[j], V - c, vocab - c, target - c, r.max, factor,
+                           scale);
     }
     for (int c = first + cached; c < V; c += AHEAD * step) {
         Pack<T> pack[AHEAD];
@@ -177,20 +190,22 @@ void cross_entropy_kernel(Gradient gradient, T *logits, float *loss, float *zlos
 #pragma unroll
         for (int j = 0; j < AHEAD; j++)
             if (c + j * step < V)
-                store_gradient(gradient, to + c + j * step, pack[j], V - c - j * step, vocab - c - j * step,
-                               target - c - j * step, r.max, factor, scale);
+                store_gradient(gradient, to + c + j * step, pack[j], V - c - j * step,
+                               vocab - c - j * step, target - c - j * step, r.max, factor, scale);
     }
 }
 
-/* With a gradient, blocks whose threads keep the packs of a row; else small blocks that read ahead. */
+/* With a gradient, blocks whose threads keep the packs of a row; else small blocks that read
+ * ahead. */
 template <bool ALIGNED, bool BACKWARD, class Gradient, typename T>
-static void launch(Gradient gradient, T *logits, Tensor shape, float *loss, float *zloss, const int *target, int vocab,
-                   float scale, float z_weight)
+static void launch(Gradient gradient, T *logits, Tensor shape, float *loss, float *zloss,
+                   const int *target, int vocab, float scale, float z_weight)
 {
     const int each = BACKWARD ? KEEP<T> : AHEAD, most = BACKWARD ? MAX_THREADS : LOSS_THREADS;
     cross_entropy_kernel<ALIGNED, BACKWARD>
-        <<<shape.rows, block_threads((int)ceil_div(shape.cols, 8), each, most), 0, device_stream()>>>(
-            gradient, logits, loss, zloss, target, shape.cols, vocab, scale, z_weight);
+        <<<shape.rows, block_threads((int)ceil_div(shape.cols, 8), each, most), 0,
+           device_stream()>>>(gradient, logits, loss, zloss, target, shape.cols, vocab, scale,
+                              z_weight);
     LAUNCH_CHECK();
 }
 
@@ -210,30 +225,39 @@ void backend_cross_entropy(Tensor logits, float *loss, float *zloss, const int *
     with_bool(is_aligned(logits, V), [&](auto aligned) {
         with_bool(backward, [&](auto gradient) {
             with_type(logits, [&](auto *p) {
-                constexpr bool ALIGNED = decltype(aligned)::value, BACKWARD = decltype(gradient)::value;
-                launch<ALIGNED, BACKWARD>(InPlace<ALIGNED, std::remove_pointer_t<decltype(p)>>{}, p, logits, loss, zloss, target,
-                                          vocab, scale, z_weight);
+                constexpr bool ALIGNED = decltype(aligned)::value,
+                               BACKWARD = decltype(gradient)::value;
+                launch<ALIGNED, BACKWARD>(InPlace<ALIGNED, std::remove_pointer_t<decltype(p)>>{}, p,
+                                          logits, loss, zloss, target, vocab, scale, z_weight);
             });
         });
     });
 }
 
-void backend_cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss, float *zloss, const int *target,
-                                 int vocab, float scale, float z_weight)
+void backend_cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss,
+                                 float *zloss, const int *target, int vocab, float scale,
+                                 float z_weight)
 {
     const int N = logits.rows, V = logits.cols;
     CHECK_DENSE(logits, N, V);
     check_logit_codes(OPERATION, gradient, logits);
     check_vocabulary(OPERATION, vocab, V);
     if (!is_aligned(gradient, gradient.cols) || gradient.cols % 16)
-        die("%s: rows of %d codes; expected 16-byte aligned rows of a multiple of 16", OPERATION, gradient.cols);
+        die("%s: rows of %d codes; expected 16-byte aligned rows of a multiple of 16", OPERATION,
+            gradient.cols);
     if (N == 0)
         return;
-    const Codes codes = { (uint8_t *)gradient.data, (float *)gradient.scale, amax, 0, gradient.format.dtype, gradient.cols };
+    const Codes codes = { (uint8_t *)gradient.data,
+                          (float *)gradient.scale,
+                          amax,
+                          0,
+                          gradient.format.dtype,
+                          gradient.cols };
     const size_t written = (size_t)N * gradient.cols;
     with_bool(is_aligned(logits, V), [&](auto aligned) {
         with_type(logits, [&](auto *p) {
-            launch<decltype(aligned)::value, true>(codes, p, logits, loss, zloss, target, vocab, scale, z_weight);
+            launch<decltype(aligned)::value, true>(codes, p, logits, loss, zloss, target, vocab,
+                                                   scale, z_weight);
         });
     });
     backend_device_zero(codes.codes + written, tensor_numel(gradient) - written);

@@ -1,29 +1,33 @@
-/* matmul_dx of the MLP's last layer with SwiGLU's backward in its epilogue: the BF16 output that matmul_dx writes and
- * swiglu_backward reads stays on the chip. Bytes per element of dact: 2.12 + 4, with act + 1, instead of these and 2 + 2. A tile is
- * finished in 32 parts, each overlapped with a stage of the next tile: with fewer stages, for sums of less than 3,984 terms, the
- * two operations run separately.
+/* matmul_dx of the MLP's last layer with SwiGLU's backward in its epilogue: the BF16 output that
+ * matmul_dx writes and swiglu_backward reads stays on the chip. Bytes per element of dact: 2.12 +
+ * 4, with act + 1, instead of these and 2 + 2. A tile is finished in 32 parts, each overlapped with
+ * a stage of the next tile: with fewer stages, for sums of less than 3,984 terms, the two
+ * operations run separately.
  *
- * A thread has two consecutive tokens and eight consecutive columns of 32: row 8t + 2j + c of 32 of the weights is loaded to
- * position 8j + 2t + c, token 2i + c of 16 to position 8c + i. So it writes eight bytes of a row, next to those of three other
- * threads; and two bytes of a column, which stmatrix stores transposed in shared memory. There columns have the order of the
- * weights' positions, and TMA writes them to the right addresses.
+ * A thread has two consecutive tokens and eight consecutive columns of 32: row 8t + 2j + c of 32 of
+ * the weights is loaded to position 8j + 2t + c, token 2i + c of 16 to position 8c + i. So it
+ * writes eight bytes of a row, next to those of three other threads; and two bytes of a column,
+ * which stmatrix stores transposed in shared memory. There columns have the order of the weights'
+ * positions, and TMA writes them to the right addresses.
  *
- * dgate_up is encoded with its scale, which is reused. A second launch recomputes all of it if the range was exceeded, else it
- * returns at once. */
+ * dgate_up is encoded with its scale, which is reused. A second launch recomputes all of it if the
+ * range was exceeded, else it returns at once. */
 #include "kernels/cuda/matmul_fused.cuh"
 #include "kernels/cuda/swiglu.cuh"
 
-namespace {
+namespace
+{
 
-constexpr int STRIP = 32, STRIPS = FUSED_WEIGHTS / STRIP;      /* columns: four threads with eight each */
-constexpr int TRANSPOSED = 3;                                  /* gradients of gate and up, act */
+/* columns: four threads with eight each */
+constexpr int STRIP = 32, STRIPS = FUSED_WEIGHTS / STRIP;
+constexpr int TRANSPOSED = 3; /* gradients of gate and up, act */
 
 struct BackwardJob : FusedJob {
-    TileOut dgate_up, act;              /* act.data_t may be NULL: not written */
-    const float *channel;               /* factors of act's columns; read if FACTORS */
+    TileOut dgate_up, act; /* act.data_t may be NULL: not written */
+    const float *channel;  /* factors of act's columns; read if FACTORS */
     GroupReader<Known<E4M3>, Known<4>> gate_up;
     AmaxProbe probe;
-    bool only_exceeded;                 /* only if the range was exceeded */
+    bool only_exceeded; /* only if the range was exceeded */
 };
 
 struct BackwardShape {
@@ -32,10 +36,14 @@ struct BackwardShape {
     typedef BackwardJob Job;
 };
 
-template <bool FACTORS> struct Backward : BackwardShape {
-    struct TransposedCodes { uint8_t codes[TRANSPOSED][STRIP * 64]; };
+template <bool FACTORS>
+struct Backward : BackwardShape {
+    struct TransposedCodes {
+        uint8_t codes[TRANSPOSED][STRIP * 64];
+    };
 
-    /* [warpgroup][strip's parity], for a warpgroup's 64 tokens. The storing thread waits for "full", the warpgroup for "empty". */
+    /* [warpgroup][strip's parity], for a warpgroup's 64 tokens. The storing thread waits for
+     * "full", the warpgroup for "empty". */
     struct Staging {
         alignas(1024) TransposedCodes transposed[2][2];
         Barrier full[2][2], empty[2][2];
@@ -43,16 +51,18 @@ template <bool FACTORS> struct Backward : BackwardShape {
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-    struct Raw { decltype(Job::gate_up)::Raw gate, up; };
+    struct Raw {
+        decltype(Job::gate_up)::Raw gate, up;
+    };
 
     const Job &job;
     Staging &staging;
     const int group;
-    float      inverse, act_inverse, m;
-    TileOrigin at;                      /* of the warpgroup; column -1: nothing is held */
-    Raw raw[2];                         /* of the thread's two tokens, for the next strip */
+    float inverse, act_inverse, m;
+    TileOrigin at; /* of the warpgroup; column -1: nothing is held */
+    Raw raw[2];    /* of the thread's two tokens, for the next strip */
     float gate_scale, up_scale;
-    uint32_t codes[TRANSPOSED][2][2];       /* [token][half] */
+    uint32_t codes[TRANSPOSED][2][2]; /* [token][half] */
 
     static __device__ int weights(const Job &, int column, int part)
     {
@@ -73,7 +83,8 @@ template <bool FACTORS> struct Backward : BackwardShape {
     }
 
     __device__ Backward(const Job &job, Staging &staging, int group)
-        : job(job), staging(staging), group(group), m(0), at{ 0, -1 }, raw{}, gate_scale(0), up_scale(0), codes{}
+        : job(job), staging(staging), group(group), m(0), at{ 0, -1 }, raw{}, gate_scale(0),
+          up_scale(0), codes{}
     {
         inverse = 1.0f / tile_scale(job.dgate_up, *tile_scale_from(job.dgate_up));
         act_inverse = job.act.data_t ? 1.0f / *job.act.scale : 0.0f;
@@ -110,7 +121,8 @@ template <bool FACTORS> struct Backward : BackwardShape {
         v[0] *= by.x, v[1] *= by.y, v[2] *= by.z, v[3] *= by.w;
     }
 
-    /* A strip has four parts: for each of the thread's two tokens, four columns, then the other four. */
+    /* A strip has four parts: for each of the thread's two tokens, four columns, then the other
+     * four. */
     __device__ void finish(const Held &held, int part)
     {
         const int strip = part / 4, i = part / 2 % 2, half = part % 2;
@@ -128,20 +140,24 @@ template <bool FACTORS> struct Backward : BackwardShape {
         unpack(d, held, 8 * strip + 4 * half + i);
         swiglu_gradients<true>(gate, up, act, d);
         if constexpr (FACTORS)
-            multiply(act, *(const float4 *)(job.channel + at.column + STRIP * strip + 8 * (threadIdx.x % 4) + 4 * half));
+            multiply(act, *(const float4 *)(job.channel + at.column + STRIP * strip +
+                                            8 * (threadIdx.x % 4) + 4 * half));
         m = fmaxf(m, fmaxf(pack_abs_max(gate), pack_abs_max(up)));
         codes[0][i][half] = encode_four<E5M2>(gate, inverse);
         codes[1][i][half] = encode_four<E5M2>(up, inverse);
         codes[2][i][half] = encode_four<E4M3>(act, act_inverse);
         if (half == 1 && row() < job.N) {
-            *(uint2 *)(job.dgate_up.data + gate_at(strip, i)) = make_uint2(codes[0][i][0], codes[0][i][1]);
-            *(uint2 *)(job.dgate_up.data + gate_at(strip, i) + job.F) = make_uint2(codes[1][i][0], codes[1][i][1]);
+            *(uint2 *)(job.dgate_up.data + gate_at(strip, i)) =
+                make_uint2(codes[0][i][0], codes[0][i][1]);
+            *(uint2 *)(job.dgate_up.data + gate_at(strip, i) + job.F) =
+                make_uint2(codes[1][i][0], codes[1][i][1]);
         }
         if (part % 4 == 3)
             store_columns(strip);
     }
 
-    /* Stores a tile of 32 positions by 64 tokens, in rows of 64 bytes. TMA reads chunk c of row r from position c ^ r / 2 % 4. */
+    /* Stores a tile of 32 positions by 64 tokens, in rows of 64 bytes. TMA reads chunk c of row r
+     * from position c ^ r / 2 % 4. */
     __device__ void store_transposed(uint8_t *to, const uint32_t (&codes)[2][2])
     {
         const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32 % 4 ^ lane / 2 % 4;
@@ -164,7 +180,8 @@ template <bool FACTORS> struct Backward : BackwardShape {
     }
 
     /* For one thread: stores a warpgroup's tile, whose first token is at.token. */
-    static __device__ void carry(Staging &staging, const Job &job, const FusedMaps &maps, TileOrigin at, int group)
+    static __device__ void carry(Staging &staging, const Job &job, const FusedMaps &maps,
+                                 TileOrigin at, int group)
     {
         for (int strip = 0; strip < STRIPS; strip++) {
             const TransposedCodes &from = staging.transposed[group][strip % 2];
@@ -191,22 +208,31 @@ template <bool FACTORS> struct Backward : BackwardShape {
 #endif
 };
 
-bool fits(FusedMaps *maps, Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w, Tensor gate_up)
+bool fits(FusedMaps *maps, Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w,
+          Tensor gate_up)
 {
-    const RowOrder tokens = { 16, { 8, 2, 1 }, { 2, 1, 16 } }, weights = { 32, { 2, 4, 4 }, { 1, 8, 2 } };
+    const RowOrder tokens = { 16, { 8, 2, 1 }, { 2, 1, 16 } },
+                   weights = { 32, { 2, 4, 4 }, { 1, 8, 2 } };
     const bool has_act = tensor_exists(act);
-    return runs_on_hopper() && dy.fast && is_fusable(dy.data, dy, BackwardShape::TOKENS) && is_fusable(w.data_t, w, E4M3)
-        && is_fusable(dgate_up.data, dgate_up, E5M2) && is_fusable(dgate_up.data_t, dgate_up, E5M2) && scale_is_reused(dgate_up)
-        && (!has_act || (is_fusable(act.data_t, act, E4M3) && !act.data)) && dact.format.dtype == BF16
-        && gate_up.format.dtype == E4M3 && gate_up.format.group == 16 && (uintptr_t)gate_up.data % 8 == 0
-        && dact.cols % FUSED_WEIGHTS == 0 && dy.rows % 16 == 0 && is_deep_enough<BackwardShape>(dy.cols)
-        && fused_map(&maps->x, dy.data, dy.rows, dy.cols, tokens, FUSED_TOKENS, FUSED_DEPTH)
-        && fused_map(&maps->w, w.data_t, w.cols, w.rows, weights, FUSED_WEIGHTS / FUSED_PAIR, FUSED_DEPTH)
-        && fused_map(&maps->out[0], dgate_up.data_t, dgate_up.cols, dgate_up.rows, weights, STRIP, 64)
-        && (!has_act || fused_map(&maps->out[1], act.data_t, act.cols, act.rows, weights, STRIP, 64));
+    return runs_on_hopper() && dy.fast && is_fusable(dy.data, dy, BackwardShape::TOKENS) &&
+           is_fusable(w.data_t, w, E4M3) && is_fusable(dgate_up.data, dgate_up, E5M2) &&
+           is_fusable(dgate_up.data_t, dgate_up, E5M2) && scale_is_reused(dgate_up) &&
+           (!has_act || (is_fusable(act.data_t, act, E4M3) && !act.data)) &&
+           dact.format.dtype == BF16 && gate_up.format.dtype == E4M3 &&
+           gate_up.format.group == 16 && (uintptr_t)gate_up.data % 8 == 0 &&
+           dact.cols % FUSED_WEIGHTS == 0 && dy.rows % 16 == 0 &&
+           is_deep_enough<BackwardShape>(dy.cols) &&
+           fused_map(&maps->x, dy.data, dy.rows, dy.cols, tokens, FUSED_TOKENS, FUSED_DEPTH) &&
+           fused_map(&maps->w, w.data_t, w.cols, w.rows, weights, FUSED_WEIGHTS / FUSED_PAIR,
+                     FUSED_DEPTH) &&
+           fused_map(&maps->out[0], dgate_up.data_t, dgate_up.cols, dgate_up.rows, weights, STRIP,
+                     64) &&
+           (!has_act ||
+            fused_map(&maps->out[1], act.data_t, act.cols, act.rows, weights, STRIP, 64));
 }
 
-template <bool FACTORS> void launch(BackwardJob job, const FusedMaps &maps, Tensor dgate_up)
+template <bool FACTORS>
+void launch(BackwardJob job, const FusedMaps &maps, Tensor dgate_up)
 {
     launch_fused<Backward<FACTORS>>(job, maps);
     job.dgate_up = tile_out_recode(dgate_up, job.probe);
@@ -214,9 +240,10 @@ template <bool FACTORS> void launch(BackwardJob job, const FusedMaps &maps, Tens
     launch_fused<Backward<FACTORS>>(job, maps);
 }
 
-}
+} // namespace
 
-void backend_matmul_dx_swiglu(Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w, Tensor gate_up)
+void backend_matmul_dx_swiglu(Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w,
+                              Tensor gate_up)
 {
     const int N = dy.rows, C = dy.cols, F = w.cols;
     FusedMaps maps = {};
@@ -233,7 +260,12 @@ void backend_matmul_dx_swiglu(Tensor dgate_up, Tensor act, Tensor dact, Tensor d
         check_operand("matmul_dx_swiglu", "act", act, N, F);
     const bool has_factors = tensor_exists(act) && act.channel;
     const AmaxProbe probe = amax_probe_new();
-    const BackwardJob job = { fused_job(dy, w, F), tile_out_in_range(dgate_up, probe), tile_out(act, NULL), act.channel,
-                              group_reader(gate_up, Known<E4M3>{}), probe, false };
+    const BackwardJob job = { fused_job(dy, w, F),
+                              tile_out_in_range(dgate_up, probe),
+                              tile_out(act, NULL),
+                              act.channel,
+                              group_reader(gate_up, Known<E4M3>{}),
+                              probe,
+                              false };
     (has_factors ? launch<true> : launch<false>)(job, maps, dgate_up);
 }

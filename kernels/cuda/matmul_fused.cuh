@@ -1,13 +1,15 @@
-/* A product of FP8 operands, both by rows, with an operation on its sums in registers, for compute capability 9.0: the BF16 output
- * that a GEMM would write and another kernel would read stays on the chip.
+/* A product of FP8 operands, both by rows, with an operation on its sums in registers, for compute
+ * capability 9.0: the BF16 output that a GEMM would write and another kernel would read stays on
+ * the chip.
  *
- * A tile is 128 tokens by 256 rows of weights. Two blocks form a cluster and have tiles of the same weights at the same time: each
- * loads its own tokens, and half of the weights for both. Two of a block's three warpgroups own 64 tokens each, with all sums of a
- * tile in registers; the third moves data. When its sums are complete a thread holds them in BF16, and computes and stores the
+ * A tile is 128 tokens by 256 rows of weights. Two blocks form a cluster and have tiles of the same
+ * weights at the same time: each loads its own tokens, and half of the weights for both. Two of a
+ * block's three warpgroups own 64 tokens each, with all sums of a tile in registers; the third
+ * moves data. When its sums are complete a thread holds them in BF16, and computes and stores the
  * results while products of the next tile run.
  *
- * wgmma defines which sums a thread has. Maps of five dimensions load rows of operands in a permuted order, so that these are
- * neighbours.
+ * wgmma defines which sums a thread has. Maps of five dimensions load rows of operands in a
+ * permuted order, so that these are neighbours.
  *
  * Sums are in short accumulators, 32 terms at a time in order, as in cuBLASLt.
  *
@@ -30,8 +32,10 @@
 #include "kernels/cuda/tensor_map.cuh"
 #include "kernels/cuda/tiles.cuh"
 
-constexpr int FUSED_TOKENS = 128, FUSED_WEIGHTS = 256, FUSED_DEPTH = 128;       /* DEPTH: terms of the sums per stage */
-constexpr int FUSED_PAIR = 2, FUSED_STAGES = 4, FUSED_CONSUMERS = 256, FUSED_THREADS = FUSED_CONSUMERS + 128;
+/* DEPTH: terms of the sums per stage */
+constexpr int FUSED_TOKENS = 128, FUSED_WEIGHTS = 256, FUSED_DEPTH = 128;
+constexpr int FUSED_PAIR = 2, FUSED_STAGES = 4, FUSED_CONSUMERS = 256,
+              FUSED_THREADS = FUSED_CONSUMERS + 128;
 
 /* N tokens, F columns of the result, sums of C terms; the operands' scales. */
 struct FusedJob {
@@ -40,19 +44,26 @@ struct FusedJob {
 };
 
 /* Maps of tokens and weights, and of results that TMA writes. */
-struct FusedMaps { CUtensorMap x, w, out[2]; };
+struct FusedMaps {
+    CUtensorMap x, w, out[2];
+};
 
-struct FusedStage { uint8_t x[FUSED_TOKENS * FUSED_DEPTH], w[FUSED_WEIGHTS * FUSED_DEPTH]; };
+struct FusedStage {
+    uint8_t x[FUSED_TOKENS * FUSED_DEPTH], w[FUSED_WEIGHTS * FUSED_DEPTH];
+};
 
 /* Readers wait for "full", the next writer for "empty"; readers of both blocks arrive at both. */
-template <class Staging> struct alignas(1024) FusedShared {
+template <class Staging>
+struct alignas(1024) FusedShared {
     FusedStage stage[FUSED_STAGES];
     Staging staging;
     Barrier full[FUSED_STAGES], empty[FUSED_STAGES];
 };
 
 /* The first token of both blocks' tiles, or of a warpgroup's; the first column. */
-struct TileOrigin { int token, column; };
+struct TileOrigin {
+    int token, column;
+};
 
 __host__ __device__ inline int fused_pairs(const FusedJob &job)
 {
@@ -65,17 +76,20 @@ __host__ __device__ inline int fused_stages(int C)
     return (C + FUSED_DEPTH - 1) / FUSED_DEPTH;
 }
 
-template <class End> __host__ __device__ inline int fused_tiles(const FusedJob &job)
+template <class End>
+__host__ __device__ inline int fused_tiles(const FusedJob &job)
 {
     return fused_pairs(job) * (job.F / End::ACROSS);
 }
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-constexpr int FUSED_SUMS = 64 * FUSED_WEIGHTS / 128;    /* of a tile, per thread */
-constexpr int TOGETHER = 8;     /* pairs of tiles of tokens that loop over all columns together and stay in the L2 cache */
+constexpr int FUSED_SUMS = 64 * FUSED_WEIGHTS / 128; /* of a tile, per thread */
+/* pairs of tiles of tokens that loop over all columns together and stay in the L2 cache */
+constexpr int TOGETHER = 8;
 
-template <class End> __device__ inline TileOrigin tile_origin(const FusedJob &job, int tile)
+template <class End>
+__device__ inline TileOrigin tile_origin(const FusedJob &job, int tile)
 {
     const int across = job.F / End::ACROSS, first = tile / (TOGETHER * across) * TOGETHER;
     const int count = min(TOGETHER, fused_pairs(job) - first), i = tile - first * across;
@@ -90,13 +104,16 @@ __device__ inline TileOrigin warpgroup_origin(TileOrigin at, int rank, int group
 
 /* For one thread. rank: which of the two blocks. */
 template <class End>
-__device__ void load(FusedShared<typename End::Staging> &s, const typename End::Job &job, const FusedMaps &maps, int rank)
+__device__ void load(FusedShared<typename End::Staging> &s, const typename End::Job &job,
+                     const FusedMaps &maps, int rank)
 {
     constexpr int HALF = FUSED_WEIGHTS / FUSED_PAIR;
     Ring<FUSED_STAGES> ring;
-    for (int tile = blockIdx.x / FUSED_PAIR; tile < fused_tiles<End>(job); tile += gridDim.x / FUSED_PAIR) {
+    for (int tile = blockIdx.x / FUSED_PAIR; tile < fused_tiles<End>(job);
+         tile += gridDim.x / FUSED_PAIR) {
         const TileOrigin at = tile_origin<End>(job, tile);
-        const int weights = End::weights(job, at.column, rank), tokens = at.token + rank * FUSED_TOKENS;
+        const int weights = End::weights(job, at.column, rank),
+                  tokens = at.token + rank * FUSED_TOKENS;
         for (int k = 0; k < job.C; k += FUSED_DEPTH) {
             const Ring<FUSED_STAGES> to = ring.take();
             FusedStage &stage = s.stage[to.stage];
@@ -104,28 +121,33 @@ __device__ void load(FusedShared<typename End::Staging> &s, const typename End::
             barrier_wait(&s.empty[to.stage], to.parity ^ 1);
             barrier_expect(full, sizeof stage);
             load_box(stage.x, &maps.x, k, tokens / 16, full);
-            load_box_everywhere(stage.w + rank * HALF * FUSED_DEPTH, &maps.w, k, weights, full, (1 << FUSED_PAIR) - 1);
+            load_box_everywhere(stage.w + rank * HALF * FUSED_DEPTH, &maps.w, k, weights, full,
+                                (1 << FUSED_PAIR) - 1);
         }
     }
 }
 
 /* For one thread per warpgroup. */
 template <class End>
-__device__ void carry(FusedShared<typename End::Staging> &s, const typename End::Job &job, const FusedMaps &maps, int rank,
-                      int group)
+__device__ void carry(FusedShared<typename End::Staging> &s, const typename End::Job &job,
+                      const FusedMaps &maps, int rank, int group)
 {
-    for (int tile = blockIdx.x / FUSED_PAIR; tile < fused_tiles<End>(job); tile += gridDim.x / FUSED_PAIR)
-        End::carry(s.staging, job, maps, warpgroup_origin(tile_origin<End>(job, tile), rank, group), group);
+    for (int tile = blockIdx.x / FUSED_PAIR; tile < fused_tiles<End>(job);
+         tile += gridDim.x / FUSED_PAIR)
+        End::carry(s.staging, job, maps, warpgroup_origin(tile_origin<End>(job, tile), rank, group),
+                   group);
     copies_wait();
 }
 
 /* Starts the products of the next stage's terms. */
 template <class End>
-__device__ inline void start_products(float (&sum)[FUSED_SUMS], FusedShared<typename End::Staging> &s, Ring<FUSED_STAGES> &ring,
-                                      int group, bool add)
+__device__ inline void start_products(float (&sum)[FUSED_SUMS],
+                                      FusedShared<typename End::Staging> &s,
+                                      Ring<FUSED_STAGES> &ring, int group, bool add)
 {
     const Ring<FUSED_STAGES> at = ring.take();
-    const uint32_t x = operand(s.stage[at.stage].x + group * 64 * FUSED_DEPTH, 0), w = operand(s.stage[at.stage].w, 0);
+    const uint32_t x = operand(s.stage[at.stage].x + group * 64 * FUSED_DEPTH, 0),
+                   w = operand(s.stage[at.stage].w, 0);
     barrier_wait(&s.full[at.stage], at.parity);
     products_fence();
 #pragma unroll
@@ -134,21 +156,25 @@ __device__ inline void start_products(float (&sum)[FUSED_SUMS], FusedShared<type
     products_commit();
 }
 
-/* A thread's sums of a tile in BF16, two columns per word, in the order of the sums: for column pair j the token above, then the
- * one below. */
-struct Held { uint32_t pair[FUSED_SUMS / 2]; };
+/* A thread's sums of a tile in BF16, two columns per word, in the order of the sums: for column
+ * pair j the token above, then the one below. */
+struct Held {
+    uint32_t pair[FUSED_SUMS / 2];
+};
 
 __device__ inline void hold(Held &held, const float (&sum)[FUSED_SUMS], float scale)
 {
 #pragma unroll
     for (int i = 0; i < FUSED_SUMS / 2; i++) {
-        const __nv_bfloat162 two = __floats2bfloat162_rn(sum[2 * i] * scale, sum[2 * i + 1] * scale);
+        const __nv_bfloat162 two =
+            __floats2bfloat162_rn(sum[2 * i] * scale, sum[2 * i + 1] * scale);
         held.pair[i] = *(const uint32_t *)&two;
     }
 }
 
 /* N columns from pair `first` on, of the token above or below. */
-template <int N> __device__ inline void unpack(float (&v)[N], const Held &held, int first)
+template <int N>
+__device__ inline void unpack(float (&v)[N], const Held &held, int first)
 {
 #pragma unroll
     for (int k = 0; k < N / 2; k++) {
@@ -158,24 +184,30 @@ template <int N> __device__ inline void unpack(float (&v)[N], const Held &held, 
     }
 }
 
-/* For a warpgroup. A tile is finished part by part while products of the next one run. NOTE: the queue of the tensor cores is
- * short, so parts should be short: 150 instructions are faster than 290. */
+/* For a warpgroup. A tile is finished part by part while products of the next one run. NOTE: the
+ * queue of the tensor cores is short, so parts should be short: 150 instructions are faster than
+ * 290. */
 template <class End>
-__device__ void consume(FusedShared<typename End::Staging> &s, const typename End::Job &job, int rank)
+__device__ void consume(FusedShared<typename End::Staging> &s, const typename End::Job &job,
+                        int rank)
 {
-    const int group = uniform(threadIdx.x / 128), stages = fused_stages(job.C), each = (stages - 1) / (End::PARTS - 1);
+    const int group = uniform(threadIdx.x / 128), stages = fused_stages(job.C),
+              each = (stages - 1) / (End::PARTS - 1);
     const float scale = *job.scale_x * *job.scale_w;
     float sum[FUSED_SUMS];
     End end(job, s.staging, group);
     Held held = {};
     Ring<FUSED_STAGES> ring, read;
-    const auto release = [&] { barrier_arrive_everywhere<FUSED_PAIR>(&s.empty[read.take().stage]); };
+    const auto release = [&] {
+        barrier_arrive_everywhere<FUSED_PAIR>(&s.empty[read.take().stage]);
+    };
     const auto next_products = [&] {
         start_products<End>(sum, s, ring, group, true);
         products_wait<1>();
         release();
     };
-    for (int tile = blockIdx.x / FUSED_PAIR; tile < fused_tiles<End>(job); tile += gridDim.x / FUSED_PAIR) {
+    for (int tile = blockIdx.x / FUSED_PAIR; tile < fused_tiles<End>(job);
+         tile += gridDim.x / FUSED_PAIR) {
         start_products<End>(sum, s, ring, group, false);
         end.finish(held, 0);
 #pragma unroll
@@ -200,8 +232,10 @@ __device__ void consume(FusedShared<typename End::Staging> &s, const typename En
 
 #endif
 
-template <class End> __global__ void __launch_bounds__(FUSED_THREADS, 1)
-matmul_fused_kernel(const __grid_constant__ typename End::Job job, const __grid_constant__ FusedMaps maps)
+template <class End>
+__global__ void __launch_bounds__(FUSED_THREADS, 1)
+    matmul_fused_kernel(const __grid_constant__ typename End::Job job,
+                        const __grid_constant__ FusedMaps maps)
 {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ char memory[];
@@ -236,16 +270,20 @@ matmul_fused_kernel(const __grid_constant__ typename End::Job job, const __grid_
 #endif
 }
 
-/* ---- launch ------------------------------------------------------------------------------------------------- */
+/* ---- launch ---------------------------------------------------------------------------------- */
 
-/* The order of rows in shared memory, `rows` at a time: row i step[0] + j step[1] + k step[2] has position i + j count[0] + k
- * count[0] count[1], with i < count[0] and so on. */
-struct RowOrder { int rows, count[3], step[3]; };
+/* The order of rows in shared memory, `rows` at a time: row i step[0] + j step[1] + k step[2] has
+ * position i + j count[0] + k count[0] count[1], with i < count[0] and so on. */
+struct RowOrder {
+    int rows, count[3], step[3];
+};
 
-/* The rows of a matrix of bytes, in boxes of `width` bytes by box_rows rows. Coordinates are in bytes, and in units of order.rows
- * rows. NOTE: cuTensorMapEncodeTiled's documentation shows only increasing strides. Drivers accept these too; if one does not, the
- * two operations run separately. */
-inline bool fused_map(CUtensorMap *map, void *data, int rows, int cols, RowOrder order, int box_rows, int width)
+/* The rows of a matrix of bytes, in boxes of `width` bytes by box_rows rows. Coordinates are in
+ * bytes, and in units of order.rows rows. NOTE: cuTensorMapEncodeTiled's documentation shows only
+ * increasing strides. Drivers accept these too; if one does not, the two operations run
+ * separately. */
+inline bool fused_map(CUtensorMap *map, void *data, int rows, int cols, RowOrder order,
+                      int box_rows, int width)
 {
     const cuuint64_t row = (cuuint64_t)cols;
     cuuint64_t sizes[5] = { row }, strides[4];
@@ -261,11 +299,12 @@ inline bool fused_map(CUtensorMap *map, void *data, int rows, int cols, RowOrder
     return tensor_map(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 5, data, sizes, strides, box);
 }
 
-template <class End> void launch_fused(const typename End::Job &job, const FusedMaps &maps)
+template <class End>
+void launch_fused(const typename End::Job &job, const FusedMaps &maps)
 {
     const int tiles = fused_tiles<End>(job), most = device_sm_count() / FUSED_PAIR;
-    launch_clusters(matmul_fused_kernel<End>, tiles < most ? tiles : most, FUSED_PAIR, FUSED_THREADS,
-                    sizeof(FusedShared<typename End::Staging>) + 1024, job, maps);
+    launch_clusters(matmul_fused_kernel<End>, tiles < most ? tiles : most, FUSED_PAIR,
+                    FUSED_THREADS, sizeof(FusedShared<typename End::Staging>) + 1024, job, maps);
     LAUNCH_CHECK();
 }
 
@@ -281,8 +320,10 @@ inline bool is_fusable(const void *data, Tensor t, DType dtype)
     return t.format.dtype == dtype && t.format.group == 0 && data && (uintptr_t)data % 16 == 0;
 }
 
-/* Whether a tile's sums of C terms have enough stages to overlap with finishing the previous tile. */
-template <class End> inline bool is_deep_enough(int C)
+/* Whether a tile's sums of C terms have enough stages to overlap with finishing the previous
+ * tile. */
+template <class End>
+inline bool is_deep_enough(int C)
 {
     return C % 16 == 0 && fused_stages(C) >= End::PARTS;
 }

@@ -1,24 +1,28 @@
-/* The first product of the MLP with SwiGLU in its epilogue: the BF16 output that matmul writes and swiglu_forward reads stays on
- * the chip. Bytes per element of act: 2.12 + 1 instead of 4 + 4 + 2.12 + 1.
+/* The first product of the MLP with SwiGLU in its epilogue: the BF16 output that matmul writes and
+ * swiglu_forward reads stays on the chip. Bytes per element of act: 2.12 + 1 instead of 4 + 4 +
+ * 2.12 + 1.
  *
- * A tile's weights are 128 rows of gate and the same rows of up. A thread has two of every eight columns of sums. Row 16t + 2j + c
- * of 64 is loaded to position 8j + 2t + c, so that a thread has 16 neighbouring columns: a group of gate_up, and 16 bytes of codes.
+ * A tile's weights are 128 rows of gate and the same rows of up. A thread has two of every eight
+ * columns of sums. Row 16t + 2j + c of 64 is loaded to position 8j + 2t + c, so that a thread has
+ * 16 neighbouring columns: a group of gate_up, and 16 bytes of codes.
  *
- * act is encoded with its scale, which is reused. A second launch recomputes all of it if the range was exceeded, else it returns
- * at once. The transposed copy of act, which some recipes save, is not made here: with it, the two operations run separately. */
+ * act is encoded with its scale, which is reused. A second launch recomputes all of it if the range
+ * was exceeded, else it returns at once. The transposed copy of act, which some recipes save, is
+ * not made here: with it, the two operations run separately. */
 #include "kernels/cuda/channels.cuh"
 #include "kernels/cuda/matmul_fused.cuh"
 
-namespace {
+namespace
+{
 
 constexpr int COLUMNS = FUSED_WEIGHTS / 2;
 
 struct ForwardJob : FusedJob {
     TileOut act;
     GroupOut saved;
-    const float *channel;               /* factors of act's columns; read if FACTORS */
+    const float *channel; /* factors of act's columns; read if FACTORS */
     AmaxProbe probe;
-    bool only_exceeded;                 /* only if the range was exceeded */
+    bool only_exceeded; /* only if the range was exceeded */
 };
 
 struct ForwardShape {
@@ -27,14 +31,17 @@ struct ForwardShape {
     typedef ForwardJob Job;
 };
 
-template <bool FACTORS> struct Forward : ForwardShape {
-    struct Staging { };
+template <bool FACTORS>
+struct Forward : ForwardShape {
+    struct Staging {
+    };
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
     const Job &job;
     float seen, inverse, m;
-    int row, column;                    /* the thread's first; after the last row: nothing is held */
+    /* the thread's first; after the last row: nothing is held */
+    int row, column;
 
     /* Gate, then up. */
     static __device__ int weights(const Job &job, int column, int part)
@@ -47,8 +54,12 @@ template <bool FACTORS> struct Forward : ForwardShape {
         return job.only_exceeded && was_in_range(job.act, job.probe);
     }
 
-    static __device__ void init(Staging &) { }
-    static __device__ void carry(Staging &, const Job &, const FusedMaps &, TileOrigin, int) { }
+    static __device__ void init(Staging &)
+    {
+    }
+    static __device__ void carry(Staging &, const Job &, const FusedMaps &, TileOrigin, int)
+    {
+    }
 
     __device__ Forward(const Job &job, Staging &, int) : job(job), m(0), row(job.N), column(0)
     {
@@ -100,7 +111,8 @@ template <bool FACTORS> struct Forward : ForwardShape {
         } else {
 #pragma unroll
             for (int i = 0; i < 16; i++)
-                act[i / 8][i % 8] = gate[i / 8][i % 8] * quick_sigmoid(gate[i / 8][i % 8]) * up[i / 8][i % 8];
+                act[i / 8][i % 8] =
+                    gate[i / 8][i % 8] * quick_sigmoid(gate[i / 8][i % 8]) * up[i / 8][i % 8];
             if constexpr (FACTORS)
 #pragma unroll
                 for (int k = 0; k < 2; k++)
@@ -120,16 +132,19 @@ template <bool FACTORS> struct Forward : ForwardShape {
 
 bool fits(FusedMaps *maps, Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w)
 {
-    const RowOrder tokens = { 16, { 16, 1, 1 }, { 1, 16, 16 } }, weights = { 64, { 2, 4, 8 }, { 1, 16, 2 } };
-    return runs_on_hopper() && x.fast && is_fusable(x.data, x, ForwardShape::TOKENS) && is_fusable(w.data, w, E4M3)
-        && is_fusable(act.data, act, E4M3) && !act.data_t && scale_is_reused(act) && wide.format.dtype == BF16
-        && gate_up.format.dtype == E4M3 && gate_up.format.group == 16 && (uintptr_t)gate_up.data % 16 == 0
-        && act.cols % COLUMNS == 0 && x.rows % 16 == 0 && is_deep_enough<ForwardShape>(x.cols)
-        && fused_map(&maps->x, x.data, x.rows, x.cols, tokens, FUSED_TOKENS, FUSED_DEPTH)
-        && fused_map(&maps->w, w.data, w.rows, w.cols, weights, COLUMNS, FUSED_DEPTH);
+    const RowOrder tokens = { 16, { 16, 1, 1 }, { 1, 16, 16 } },
+                   weights = { 64, { 2, 4, 8 }, { 1, 16, 2 } };
+    return runs_on_hopper() && x.fast && is_fusable(x.data, x, ForwardShape::TOKENS) &&
+           is_fusable(w.data, w, E4M3) && is_fusable(act.data, act, E4M3) && !act.data_t &&
+           scale_is_reused(act) && wide.format.dtype == BF16 && gate_up.format.dtype == E4M3 &&
+           gate_up.format.group == 16 && (uintptr_t)gate_up.data % 16 == 0 &&
+           act.cols % COLUMNS == 0 && x.rows % 16 == 0 && is_deep_enough<ForwardShape>(x.cols) &&
+           fused_map(&maps->x, x.data, x.rows, x.cols, tokens, FUSED_TOKENS, FUSED_DEPTH) &&
+           fused_map(&maps->w, w.data, w.rows, w.cols, weights, COLUMNS, FUSED_DEPTH);
 }
 
-template <bool FACTORS> void launch(ForwardJob job, const FusedMaps &maps, Tensor act)
+template <bool FACTORS>
+void launch(ForwardJob job, const FusedMaps &maps, Tensor act)
 {
     launch_fused<Forward<FACTORS>>(job, maps);
     job.act = tile_out_recode(act, job.probe);
@@ -137,7 +152,7 @@ template <bool FACTORS> void launch(ForwardJob job, const FusedMaps &maps, Tenso
     launch_fused<Forward<FACTORS>>(job, maps);
 }
 
-}
+} // namespace
 
 void backend_matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w)
 {
@@ -154,6 +169,11 @@ void backend_matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Te
     check_operand("matmul_swiglu", "act", act, N, F);
     check_groups("matmul_swiglu", "gate_up", gate_up, N, 2 * F);
     const AmaxProbe probe = amax_probe_new();
-    const ForwardJob job = { fused_job(x, w, F), tile_out_in_range(act, probe), group_out(gate_up), act.channel, probe, false };
+    const ForwardJob job = { fused_job(x, w, F),
+                             tile_out_in_range(act, probe),
+                             group_out(gate_up),
+                             act.channel,
+                             probe,
+                             false };
     (act.channel ? launch<true> : launch<false>)(job, maps, act);
 }

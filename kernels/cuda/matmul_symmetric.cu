@@ -1,14 +1,16 @@
 /* Products that are symmetric: x xT and xT x.
  *
- * Blocks on and below the diagonal are computed, and the others copied. With sides of a quarter and of a half:
+ * Blocks on and below the diagonal are computed, and the others copied. With sides of a quarter and
+ * of a half:
  *
  *     a            a: four products at once
  *     b a          b: two
  *     c c a        c: one
  *     c c b a
  *
- * That is 5/8 of the products of the whole. With 4,096 rows each of the three launches has the tiles of one or of half a wave on
- * 132 multiprocessors: smaller blocks would leave some of them idle. Below that the whole product takes less time. */
+ * That is 5/8 of the products of the whole. With 4,096 rows each of the three launches has the
+ * tiles of one or of half a wave on 132 multiprocessors: smaller blocks would leave some of them
+ * idle. Below that the whole product takes less time. */
 #include "kernels/cuda/vector.cuh"
 
 enum { TILE = 64, THREADS = 256, PARTS = TILE / 8 };
@@ -29,7 +31,8 @@ __global__ __launch_bounds__(THREADS) static void mirror_kernel(bf16 *y, int row
             tile[r][word + k] = p.word[k];
     }
     __syncthreads();
-    const int part = threadIdx.x % PARTS, pair = threadIdx.x / PARTS;       /* eight rows, two columns */
+    /* eight rows, two columns */
+    const int part = threadIdx.x % PARTS, pair = threadIdx.x / PARTS;
     uint32_t low[4], high[4];
 #pragma unroll
     for (int k = 0; k < 4; k++) {
@@ -53,6 +56,7 @@ void backend_matmul_symmetric(Tensor y, Tensor x, bool columns, float alpha, Ten
     multiply_blocks(y, x, columns, alpha, add, beta, { block, 0, 0, 4, block });
     multiply_blocks(y, x, columns, alpha, add, beta, { block, block, 0, 2, 2 * block });
     multiply_blocks(y, x, columns, alpha, add, beta, { 2 * block, 2 * block, 0, 1, 0 });
-    mirror_kernel<<<dim3(rows / TILE, rows / TILE), THREADS, 0, device_stream()>>>((bf16 *)y.data, rows, block);
+    mirror_kernel<<<dim3(rows / TILE, rows / TILE), THREADS, 0, device_stream()>>>((bf16 *)y.data,
+                                                                                   rows, block);
     LAUNCH_CHECK();
 }

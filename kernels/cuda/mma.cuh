@@ -1,27 +1,35 @@
-/* Products of tiles by a warp (mma.sync), and their operands, for compute capability 8.0 and later [PTX ISA 8.0, sec. 9.7].
+/* Products of tiles by a warp (mma.sync), and their operands, for compute capability 8.0 and later
+ * [PTX ISA 8.0, sec. 9.7].
  *
- * A tile in shared memory is some rows of BF16 or F32, each followed by 16 unused bytes, so that 16-byte pieces of eight
- * consecutive rows use all 32 banks. A step of a product sums 32 bytes of a row: DEPTH elements.
+ * A tile in shared memory is some rows of BF16 or F32, each followed by 16 unused bytes, so that
+ * 16-byte pieces of eight consecutive rows use all 32 banks. A step of a product sums 32 bytes of a
+ * row: DEPTH elements.
  *
- * d (16, 8) += a (16, DEPTH) b (DEPTH, 8). Lane l holds of d, in d[0 .. 3], row l/4 (two numbers) and row l/4 + 8 (two), columns
- * 2(l%4) and the next. The rows of an operand's tile are its rows (of a) or its columns (of b), and the sum runs along them; for an
- * operand "by columns" the sum runs down the tile's rows.
+ * d (16, 8) += a (16, DEPTH) b (DEPTH, 8). Lane l holds of d, in d[0 .. 3], row l/4 (two numbers)
+ * and row l/4 + 8 (two), columns 2(l%4) and the next. The rows of an operand's tile are its rows
+ * (of a) or its columns (of b), and the sum runs along them; for an operand "by columns" the sum
+ * runs down the tile's rows.
  *
- * BF16 is one instruction. F32 is the sum of two TF32, of 11 bits each, and takes three instructions: the omitted terms, the
- * product of the two small parts and the rounding of the small parts, are within 2^-21 of each product, mostly 2^-24. */
+ * BF16 is one instruction. F32 is the sum of two TF32, of 11 bits each, and takes three
+ * instructions: the omitted terms, the product of the two small parts and the rounding of the small
+ * parts, are within 2^-21 of each product, mostly 2^-24. */
 #pragma once
 #include "kernels/cuda/cuda.h"
 
-/* ---- instructions ------------------------------------------------------------------------------------------ */
+/* ---- instructions ---------------------------------------------------------------------------- */
 
 /* Starts to copy 16 or 4 bytes to shared memory; zeros if not `there`. */
 __device__ inline void copy_16(uint32_t to, const void *from, bool there)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(there ? 16 : 0)
+                 : "memory");
 }
 __device__ inline void copy_4(uint32_t to, const void *from, bool there)
 {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" :: "r"(to), "l"(from), "r"(there ? 4 : 0) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+                 "r"(there ? 4 : 0)
+                 : "memory");
 }
 
 /* Waits for all copies that this thread started. */
@@ -30,17 +38,22 @@ __device__ inline void copies_wait()
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* Loads four matrices of 8 rows of 16 bytes: lane 8i + r has the address of row r of matrix i. x[i] of lane l is 4-byte word l % 4
- * of row l/4 of matrix i. Transposed, with 2-byte elements, it is column l/4 of rows 2(l%4) and 2(l%4) + 1. */
+/* Loads four matrices of 8 rows of 16 bytes: lane 8i + r has the address of row r of matrix i. x[i]
+ * of lane l is 4-byte word l % 4 of row l/4 of matrix i. Transposed, with 2-byte elements, it is
+ * column l/4 of rows 2(l%4) and 2(l%4) + 1. */
 __device__ inline void load_matrices(uint32_t (&x)[4], uint32_t at)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(at)
+                 : "memory");
 }
 __device__ inline void load_matrices_transposed(uint32_t (&x)[4], uint32_t at)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(at)
+                 : "memory");
 }
 
 __device__ inline uint32_t load_word(uint32_t at)
@@ -50,15 +63,21 @@ __device__ inline uint32_t load_word(uint32_t at)
     return x;
 }
 
-__device__ inline void multiply_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+__device__ inline void multiply_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                     uint32_t b1)
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-__device__ inline void multiply_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+__device__ inline void multiply_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                     uint32_t b1)
 {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 __device__ inline uint32_t round_tf32(float x)
@@ -68,9 +87,16 @@ __device__ inline uint32_t round_tf32(float x)
     return y;
 }
 
-/* For two warps of a block: one arrives without waiting, the other waits for it. Barrier 0 is __syncthreads's. */
-__device__ inline void pair_arrive(int number) { asm volatile("bar.arrive %0, 64;" :: "r"(number) : "memory"); }
-__device__ inline void pair_wait(int number)   { asm volatile("bar.sync %0, 64;" :: "r"(number) : "memory"); }
+/* For two warps of a block: one arrives without waiting, the other waits for it. Barrier 0 is
+ * __syncthreads's. */
+__device__ inline void pair_arrive(int number)
+{
+    asm volatile("bar.arrive %0, 64;" ::"r"(number) : "memory");
+}
+__device__ inline void pair_wait(int number)
+{
+    asm volatile("bar.sync %0, 64;" ::"r"(number) : "memory");
+}
 
 /* A number in global memory that orders thread blocks. */
 __device__ inline void turn_wait(const int *turn, int value)
@@ -82,52 +108,73 @@ __device__ inline void turn_wait(const int *turn, int value)
 }
 __device__ inline void turn_set(int *turn, int value)
 {
-    asm volatile("st.release.gpu.global.b32 [%0], %1;" :: "l"(turn), "r"(value) : "memory");
+    asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(turn), "r"(value) : "memory");
 }
 
 /* *to += x in the L2 cache, without waiting: the floats that one instruction adds. */
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 typedef float4 Added;
-__device__ inline Added plus(Added a, Added b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+__device__ inline Added plus(Added a, Added b)
+{
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
 __device__ inline void add_floats(Added *to, Added x)
 {
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
-                 :: "l"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x),
+                 "f"(x.y), "f"(x.z), "f"(x.w)
+                 : "memory");
 }
 #else
 typedef float Added;
-__device__ inline Added plus(Added a, Added b) { return a + b; }
+__device__ inline Added plus(Added a, Added b)
+{
+    return a + b;
+}
 __device__ inline void add_floats(Added *to, Added x)
 {
-    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" :: "l"(to), "f"(x) : "memory");
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
 }
 #endif
 static constexpr int ADDED = sizeof(Added) / sizeof(float);
 
-/* ---- operands ---------------------------------------------------------------------------------------------- */
+/* ---- operands -------------------------------------------------------------------------------- */
 
-template <typename T> constexpr int DEPTH = 32 / sizeof(T);
-template <typename T, int COLUMNS> constexpr int PITCH = COLUMNS * (int)sizeof(T) + 16;     /* bytes per row of a tile */
+template <typename T>
+constexpr int DEPTH = 32 / sizeof(T);
+/* bytes per row of a tile */
+template <typename T, int COLUMNS>
+constexpr int PITCH = COLUMNS * (int)sizeof(T) + 16;
 
-/* Offset of a lane's row in four matrices of a tile, 16 rows of 32 bytes: the second matrix is below the first or, `beside`, to its
- * right. The registers are passed to products in this order, so it defines the order of operands. */
-template <int ROW> __device__ inline int lane_offset(bool beside)
+/* Offset of a lane's row in four matrices of a tile, 16 rows of 32 bytes: the second matrix is
+ * below the first or, `beside`, to its right. The registers are passed to products in this order,
+ * so it defines the order of operands. */
+template <int ROW>
+__device__ inline int lane_offset(bool beside)
 {
     const int lane = threadIdx.x % 32, low = lane / 8 % 2, high = lane / 16;
     return (lane % 8 + 8 * (beside ? high : low)) * ROW + 16 * (beside ? low : high);
 }
 
-/* operator() of an operand loads its i-th 16 rows (of a) or columns (of b), for step k; for b, x[0], x[1] are the first eight
- * columns and x[2], x[3] the others. ROW: bytes per row of the tile. */
-template <int ROW, bool B> struct Along {
+/* operator() of an operand loads its i-th 16 rows (of a) or columns (of b), for step k; for b,
+ * x[0], x[1] are the first eight columns and x[2], x[3] the others. ROW: bytes per row of the
+ * tile. */
+template <int ROW, bool B>
+struct Along {
     uint32_t at;
 
-    __device__ Along(uint32_t tile) : at(tile + lane_offset<ROW>(B)) {}
-    __device__ void operator()(uint32_t (&x)[4], int i, int k) const { load_matrices(x, at + i * 16 * ROW + k * 32); }
+    __device__ Along(uint32_t tile) : at(tile + lane_offset<ROW>(B))
+    {
+    }
+    __device__ void operator()(uint32_t (&x)[4], int i, int k) const
+    {
+        load_matrices(x, at + i * 16 * ROW + k * 32);
+    }
 };
 
-/* An operand by columns. F32 has another order along the sum, that of Weights: lane l has rows 2(l%4) and the next. */
-template <typename T, int ROW, bool B> struct Down {
+/* An operand by columns. F32 has another order along the sum, that of Weights: lane l has rows
+ * 2(l%4) and the next. */
+template <typename T, int ROW, bool B>
+struct Down {
     uint32_t at;
 
     __device__ Down(uint32_t tile)
@@ -148,14 +195,17 @@ template <typename T, int ROW, bool B> struct Down {
 };
 
 /* Operand a from d of another product, rounded for BF16. */
-template <typename T, int M, int N> struct Weights {
+template <typename T, int M, int N>
+struct Weights {
     const float (&w)[M][N][4];
 
     __device__ void operator()(uint32_t (&x)[4], int i, int k) const
     {
         if constexpr (sizeof(T) == 2) {
-            x[0] = bf16_pair(w[i][2 * k][0], w[i][2 * k][1]), x[1] = bf16_pair(w[i][2 * k][2], w[i][2 * k][3]);
-            x[2] = bf16_pair(w[i][2 * k + 1][0], w[i][2 * k + 1][1]), x[3] = bf16_pair(w[i][2 * k + 1][2], w[i][2 * k + 1][3]);
+            x[0] = bf16_pair(w[i][2 * k][0], w[i][2 * k][1]),
+            x[1] = bf16_pair(w[i][2 * k][2], w[i][2 * k][3]);
+            x[2] = bf16_pair(w[i][2 * k + 1][0], w[i][2 * k + 1][1]),
+            x[3] = bf16_pair(w[i][2 * k + 1][2], w[i][2 * k + 1][3]);
         } else {
             x[0] = __float_as_uint(w[i][k][0]), x[1] = __float_as_uint(w[i][k][2]);
             x[2] = __float_as_uint(w[i][k][1]), x[3] = __float_as_uint(w[i][k][3]);
@@ -163,7 +213,8 @@ template <typename T, int M, int N> struct Weights {
     }
 };
 
-template <typename T> __device__ inline void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+template <typename T>
+__device__ inline void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     if constexpr (sizeof(T) == 2) {
         multiply_bf16(d, a, b0, b1);
@@ -174,7 +225,8 @@ template <typename T> __device__ inline void multiply(float (&d)[4], const uint3
             large[i] = round_tf32(__uint_as_float(a[i]));
             small[i] = round_tf32(__uint_as_float(a[i]) - __uint_as_float(large[i]));
         }
-        const uint32_t large0 = round_tf32(__uint_as_float(b0)), large1 = round_tf32(__uint_as_float(b1));
+        const uint32_t large0 = round_tf32(__uint_as_float(b0)),
+                       large1 = round_tf32(__uint_as_float(b1));
         multiply_tf32(d, small, large0, large1);
         multiply_tf32(d, large, round_tf32(__uint_as_float(b0) - __uint_as_float(large0)),
                       round_tf32(__uint_as_float(b1) - __uint_as_float(large1)));
@@ -205,15 +257,22 @@ __device__ inline void add_product(float (&d)[M][N][4], const A &a, const B &b)
 }
 
 /* Two neighbouring elements of a row. */
-__device__ inline void store_two(bf16 *to, float a, float b) { *reinterpret_cast<uint32_t *>(to) = bf16_pair(a, b); }
-__device__ inline void store_two(float *to, float a, float b) { *reinterpret_cast<float2 *>(to) = make_float2(a, b); }
+__device__ inline void store_two(bf16 *to, float a, float b)
+{
+    *reinterpret_cast<uint32_t *>(to) = bf16_pair(a, b);
+}
+__device__ inline void store_two(float *to, float a, float b)
+{
+    *reinterpret_cast<float2 *>(to) = make_float2(a, b);
+}
 
-/* Starts to copy a tile of ROWS rows from global memory, `width` elements apart, by all THREADS of the block; zeros after the first
- * `rows` rows and `columns` columns, an even number. */
+/* Starts to copy a tile of ROWS rows from global memory, `width` elements apart, by all THREADS of
+ * the block; zeros after the first `rows` rows and `columns` columns, an even number. */
 template <typename T, int COLUMNS, int ROWS, int THREADS>
 __device__ inline void copy_tile(uint32_t to, const T *from, int width, int rows, int columns)
 {
-    constexpr int PIECE = 16 / sizeof(T), WORD = 4 / sizeof(T), ACROSS = COLUMNS == 96 ? 16 : COLUMNS / PIECE;
+    constexpr int PIECE = 16 / sizeof(T), WORD = 4 / sizeof(T),
+                  ACROSS = COLUMNS == 96 ? 16 : COLUMNS / PIECE;
     constexpr int DOWN = THREADS / ACROSS;
     const int row = threadIdx.x / ACROSS, column = threadIdx.x % ACROSS * PIECE;
     to += row * PITCH<T, COLUMNS> + column * (int)sizeof(T);

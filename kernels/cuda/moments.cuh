@@ -1,5 +1,5 @@
-/* Moments in FP8 groups of 128 [COAT sec. 4], or dense, in the registers of a warp: what adamw_fp8.cu and muon.cu share. Eight
- * threads share a group, sixteen elements each. */
+/* Moments in FP8 groups of 128 [COAT sec. 4], or dense, in the registers of a warp: what
+ * adamw_fp8.cu and muon.cu share. Eight threads share a group, sixteen elements each. */
 #pragma once
 #include "kernels/cuda/fp8.cuh"
 #include "kernels/cuda/vector.cuh"
@@ -7,7 +7,8 @@
 enum { GROUP = 128, LANES = 8, HALF = GROUP / 2, THREADS = 256, MAX_K = 16, K_STEPS = 16 };
 
 /* The formats of a moment as a type: FP8 in groups, or dense. */
-template <DType D, bool E> struct Form {
+template <DType D, bool E>
+struct Form {
     static constexpr DType dtype = D;
     static constexpr bool dense = D == F32 || D == BF16;
     static constexpr bool expand = E;
@@ -15,37 +16,47 @@ template <DType D, bool E> struct Form {
 };
 
 struct Moment {
-    uint8_t *codes;         /* or dense values                         */
-    void *scale;            /* per group: S, or S and k with expansion */
-    float beta;             /* log2 of beta with expansion             */
+    uint8_t *codes; /* or dense values */
+    void *scale;    /* per group: S, or S and k with expansion */
+    float beta;     /* log2 of beta with expansion */
 };
 
-/* A thread's elements are eight of the first half of the group, and the same eight of the second half: so neighbouring threads
- * access whole sectors of memory, whatever they load. */
+/* A thread's elements are eight of the first half of the group, and the same eight of the second
+ * half: so neighbouring threads access whole sectors of memory, whatever they load. */
 struct Codes {
     uint2 half[2];
-    uint32_t scale;         /* of the group; expanded: fp8_pair of kernels/fp8.h */
+    uint32_t scale; /* of the group; expanded: fp8_pair of kernels/fp8.h */
 };
 
-__device__ static inline float pair_scale(uint32_t pair) { return __uint_as_float((pair & 0xffffff) << 7); }
-__device__ static inline float pair_power(uint32_t pair) { return (float)((pair >> 24) + 1) * (1.0f / K_STEPS); }
+__device__ static inline float pair_scale(uint32_t pair)
+{
+    return __uint_as_float((pair & 0xffffff) << 7);
+}
+__device__ static inline float pair_power(uint32_t pair)
+{
+    return (float)((pair >> 24) + 1) * (1.0f / K_STEPS);
+}
 
-template <class F> __device__ static inline Codes load_codes(const Moment &t, unsigned at)
+template <class F>
+__device__ static inline Codes load_codes(const Moment &t, unsigned at)
 {
     Codes c;
     c.half[0] = *(const uint2 *)(t.codes + at);
     c.half[1] = *(const uint2 *)(t.codes + at + HALF);
-    c.scale = F::expand ? ((const uint32_t *)t.scale)[at / GROUP] : ((const uint16_t *)t.scale)[at / GROUP];
+    c.scale = F::expand ? ((const uint32_t *)t.scale)[at / GROUP]
+                        : ((const uint16_t *)t.scale)[at / GROUP];
     return c;
 }
 
 /* A thread's elements of a dense moment. */
-template <class F> struct Dense {
+template <class F>
+struct Dense {
     typedef std::conditional_t<F::dtype == F32, float, bf16> type;
     Pack<type> half[2];
 };
 
-template <class F> __device__ static inline auto load_moment(const Moment &t, unsigned at)
+template <class F>
+__device__ static inline auto load_moment(const Moment &t, unsigned at)
 {
     if constexpr (F::dense) {
         const typename Dense<F>::type *p = (const typename Dense<F>::type *)t.codes + at;
@@ -55,7 +66,8 @@ template <class F> __device__ static inline auto load_moment(const Moment &t, un
 }
 
 /* x = +-2^(a log2 |x| + b), with the sign of x if it has one. 0 stays 0. */
-template <bool SIGNED> __device__ static inline void raise(float (&x)[2][8], float a, float b)
+template <bool SIGNED>
+__device__ static inline void raise(float (&x)[2][8], float a, float b)
 {
 #pragma unroll
     for (int i = 0; i < 16; i++) {
@@ -87,12 +99,15 @@ __device__ static inline void decode_moment(float (&x)[2][8], const Dense<F> &d,
         x[i / 8][i % 8] = d.half[i / 8][i % 8] * beta;
 }
 
-/* k of a group whose magnitudes lie between b and a: a multiple of 1/16 that stretches them to the format's range. */
-template <class F> __device__ static inline float expansion_power(float a, float b)
+/* k of a group whose magnitudes lie between b and a: a multiple of 1/16 that stretches them to the
+ * format's range. */
+template <class F>
+__device__ static inline float expansion_power(float a, float b)
 {
     constexpr float tiny = 1e-20f, range = 2 * F::log2_max - 1;
     const float ratio = log2_quick((a + tiny) * inverse_quick(b + tiny));
-    const float steps = ratio > 0 ? floorf(range * K_STEPS * inverse_quick(ratio)) : (float)(MAX_K * K_STEPS);
+    const float steps =
+        ratio > 0 ? floorf(range * K_STEPS * inverse_quick(ratio)) : (float)(MAX_K * K_STEPS);
     return fminf(fmaxf(steps, 1), MAX_K * K_STEPS) * (1.0f / K_STEPS);
 }
 
@@ -104,7 +119,8 @@ __device__ static inline float group_max(float x)
     return x;
 }
 
-template <class F> __device__ static inline void store_dense(const Moment &t, unsigned at, const float (&x)[2][8])
+template <class F>
+__device__ static inline void store_dense(const Moment &t, unsigned at, const float (&x)[2][8])
 {
     typename Dense<F>::type *p = (typename Dense<F>::type *)t.codes + at;
     store_pack<true>(p, x[0], 8);
@@ -113,10 +129,12 @@ template <class F> __device__ static inline void store_dense(const Moment &t, un
 
 /* f = sign(x) (|x|/a)^k max, a = S max. All threads of a warp call; those inside store. */
 template <class F, bool SIGNED>
-__device__ static inline void store_codes(const Moment &t, unsigned at, float (&x)[2][8], bool inside)
+__device__ static inline void store_codes(const Moment &t, unsigned at, float (&x)[2][8],
+                                          bool inside)
 {
     const float a = group_max(fmaxf(pack_abs_max(x[0]), pack_abs_max(x[1])));
-    uint32_t s = F::expand ? (__float_as_uint(fp8_scale(a, F::dtype)) + 0x7f) >> 7 : fp8_moment_scale(a, F::dtype);
+    uint32_t s = F::expand ? (__float_as_uint(fp8_scale(a, F::dtype)) + 0x7f) >> 7
+                           : fp8_moment_scale(a, F::dtype);
     float inverse = 1.0f;
     if (F::expand) {
         float b = fabsf(x[0][0]);
@@ -142,7 +160,8 @@ __device__ static inline void store_codes(const Moment &t, unsigned at, float (&
 }
 
 template <class F, bool SIGNED>
-__device__ static inline void store_moment(const Moment &t, unsigned at, float (&x)[2][8], bool inside)
+__device__ static inline void store_moment(const Moment &t, unsigned at, float (&x)[2][8],
+                                           bool inside)
 {
     if constexpr (!F::dense)
         store_codes<F, SIGNED>(t, at, x, inside);
@@ -151,7 +170,8 @@ __device__ static inline void store_moment(const Moment &t, unsigned at, float (
 }
 
 /* f(the Form of t). */
-template <typename F> static void with_dense_form(Tensor t, F f)
+template <typename F>
+static void with_dense_form(Tensor t, F f)
 {
     if (t.format.dtype == F32)
         f(Form<F32, false>());
@@ -159,7 +179,8 @@ template <typename F> static void with_dense_form(Tensor t, F f)
         f(Form<BF16, false>());
 }
 
-template <typename F> static void with_fp8_form(Tensor t, F f)
+template <typename F>
+static void with_fp8_form(Tensor t, F f)
 {
     with_bool(t.format.expand, [&](auto expand) {
         if (t.format.dtype == E4M3)

@@ -3,13 +3,15 @@
 #include "kernels/cuda/moments.cuh"
 
 struct MomentumStep {
-    float momentum, rest, grad_scale;   /* rest: 1 - momentum */
+    float momentum, rest, grad_scale; /* rest: 1 - momentum */
     bool nesterov;
 };
 
-/* n: a multiple of GROUP. Threads after the end recompute the last group, for the shuffles, and store nothing. */
-template <class F, typename TG> __global__ __launch_bounds__(THREADS)
-void momentum_kernel(bf16 *u, Moment m, const TG *grad, unsigned n, MomentumStep s)
+/* n: a multiple of GROUP. Threads after the end recompute the last group, for the shuffles, and
+ * store nothing. */
+template <class F, typename TG>
+__global__ __launch_bounds__(THREADS) void momentum_kernel(bf16 *u, Moment m, const TG *grad,
+                                                           unsigned n, MomentumStep s)
 {
     const unsigned group = (blockIdx.x * THREADS + threadIdx.x) / LANES, last = n / GROUP - 1;
     const unsigned at = min(group, last) * GROUP + threadIdx.x % LANES * 8;
@@ -34,20 +36,24 @@ void momentum_kernel(bf16 *u, Moment m, const TG *grad, unsigned n, MomentumStep
     store_moment<F, true>(m, at, mx, inside);
 }
 
-void backend_muon_momentum(Tensor u, Tensor m, Tensor grad, float momentum, bool nesterov, float grad_scale)
+void backend_muon_momentum(Tensor u, Tensor m, Tensor grad, float momentum, bool nesterov,
+                           float grad_scale)
 {
     const int n = u.cols;
     const MomentumStep s = { momentum, 1 - momentum, grad_scale, nesterov };
-    const Moment moment = { (uint8_t *)m.data, m.scale, m.format.expand ? log2f(momentum) : momentum };
+    const Moment moment = { (uint8_t *)m.data, m.scale,
+                            m.format.expand ? log2f(momentum) : momentum };
     const unsigned blocks = (unsigned)ceil_div(n, GROUP / LANES * THREADS);
     check_muon_momentum(u, m, grad);
     if ((format_is_fp8(m.format) && m.format.group != GROUP) || n % GROUP)
-        die("muon_momentum: m is %s of %d elements; the CUDA back end has whole groups of %d", format_name(m.format), n, (int)GROUP);
+        die("muon_momentum: m is %s of %d elements; the CUDA back end has whole groups of %d",
+            format_name(m.format), n, (int)GROUP);
     if (n == 0)
         return;
     const auto run = [&](auto form) {
         with_type(grad, [&](auto *gp) {
-            momentum_kernel<decltype(form)><<<blocks, THREADS, 0, device_stream()>>>((bf16 *)u.data, moment, gp, (unsigned)n, s);
+            momentum_kernel<decltype(form)><<<blocks, THREADS, 0, device_stream()>>>(
+                (bf16 *)u.data, moment, gp, (unsigned)n, s);
         });
     };
     if (format_is_fp8(m.format))
@@ -63,8 +69,9 @@ static bool in_packs(Tensor t, size_t n)
     return n % 8 == 0 && (uintptr_t)t.data % 16 == 0;
 }
 
-template <bool ALIGNED> __global__ __launch_bounds__(THREADS)
-void normalize_kernel(bf16 *y, const bf16 *x, size_t n, const float *squares, float eps)
+template <bool ALIGNED>
+__global__ __launch_bounds__(THREADS) void normalize_kernel(bf16 *y, const bf16 *x, size_t n,
+                                                            const float *squares, float eps)
 {
     const size_t at = 8 * ((size_t)blockIdx.x * THREADS + threadIdx.x);
     if (at >= n)
@@ -86,20 +93,26 @@ void backend_muon_normalize(Tensor y, Tensor x, const float *squares, float eps)
     if (n == 0)
         return;
     with_bool(in_packs(x, n) && in_packs(y, n), [&](auto aligned) {
-        normalize_kernel<aligned><<<(unsigned)ceil_div(n, 8 * THREADS), THREADS, 0, device_stream()>>>((bf16 *)y.data,
-                                                                                  (const bf16 *)x.data, n, squares, eps);
+        normalize_kernel<aligned>
+            <<<(unsigned)ceil_div(n, 8 * THREADS), THREADS, 0, device_stream()>>>(
+                (bf16 *)y.data, (const bf16 *)x.data, n, squares, eps);
     });
     LAUNCH_CHECK();
 }
 
-__device__ static inline void store_one(float *w, float x, uint64_t, uint64_t) { *w = x; }
+__device__ static inline void store_one(float *w, float x, uint64_t, uint64_t)
+{
+    *w = x;
+}
 __device__ static inline void store_one(bf16 *w, float x, uint64_t sequence, uint64_t i)
 {
     *(uint16_t *)w = bf16_round_stochastic(x, random_16_of(sequence, i));
 }
 
-template <bool ALIGNED, typename T> __global__ __launch_bounds__(THREADS)
-void apply_kernel(T *w, const bf16 *x, size_t n, float keep, float rate, uint64_t sequence, uint64_t first)
+template <bool ALIGNED, typename T>
+__global__ __launch_bounds__(THREADS) void apply_kernel(T *w, const bf16 *x, size_t n, float keep,
+                                                        float rate, uint64_t sequence,
+                                                        uint64_t first)
 {
     const size_t at = 8 * ((size_t)blockIdx.x * THREADS + threadIdx.x);
     if (at >= n)
@@ -128,8 +141,9 @@ void backend_muon_apply(Tensor w, Tensor x, float keep, float rate, uint64_t see
         return;
     with_bool(in_packs(w, n) && in_packs(x, n) && first % 4 == 0, [&](auto aligned) {
         with_type(w, [&](auto *wp) {
-            apply_kernel<aligned><<<(unsigned)ceil_div(n, 8 * THREADS), THREADS, 0, device_stream()>>>(wp, (const bf16 *)x.data, n,
-                                                                              keep, rate, random_sequence(seed), first);
+            apply_kernel<aligned>
+                <<<(unsigned)ceil_div(n, 8 * THREADS), THREADS, 0, device_stream()>>>(
+                    wp, (const bf16 *)x.data, n, keep, rate, random_sequence(seed), first);
         });
     });
     LAUNCH_CHECK();

@@ -1,9 +1,10 @@
 /* NF4.
  *
- * nf4_dequantize runs before every use of a matrix. Bytes per element: 0.52, and those of y. A thread makes packs of eight elements
- * from four bytes of codes. The lanes of each half of a warp hold the 16 values, and a shuffle by the code reads them: in shared
- * memory random codes would cause bank conflicts. tiles.cuh writes transposed codes. Arithmetic uses intrinsics that the compiler
- * does not fuse, so all bits are those of the specification. */
+ * nf4_dequantize runs before every use of a matrix. Bytes per element: 0.52, and those of y. A
+ * thread makes packs of eight elements from four bytes of codes. The lanes of each half of a warp
+ * hold the 16 values, and a shuffle by the code reads them: in shared memory random codes would
+ * cause bank conflicts. tiles.cuh writes transposed codes. Arithmetic uses intrinsics that the
+ * compiler does not fuse, so all bits are those of the specification. */
 #include "kernels/cuda/tiles.cuh"
 extern "C" {
 #include "kernels/dynamic8.h"
@@ -13,7 +14,9 @@ extern "C" {
 enum { THREADS = 256, PACKS = 4, BLOCKS = NF4_GROUP / NF4_BLOCK };
 static_assert(THREADS == BLOCKS, "a thread has one block of a group");
 
-struct Nf4Tables { float nf4[16], absmax[256]; };
+struct Nf4Tables {
+    float nf4[16], absmax[256];
+};
 
 /* In device memory, the same for all calls. */
 static const Nf4Tables *device_tables(void)
@@ -25,14 +28,16 @@ static const Nf4Tables *device_tables(void)
         memcpy(host.absmax, dynamic8_map(DYNAMIC8), sizeof host.absmax);
         tables = (Nf4Tables *)device_alloc(sizeof host);
         backend_device_put(tables, &host, sizeof host);
-        device_sync();      /* later calls may use other queues */
+        device_sync(); /* later calls may use other queues */
     }
     return tables;
 }
 
 /* The absmax of a block as stored in its group, in registers. */
-template <typename Group> struct Nf4Scale;
-template <> struct Nf4Scale<Nf4Group> {
+template <typename Group>
+struct Nf4Scale;
+template <>
+struct Nf4Scale<Nf4Group> {
     uint8_t code;
     float2 nested;
     __device__ static Nf4Scale load(const Nf4Group *g, unsigned block)
@@ -44,7 +49,8 @@ template <> struct Nf4Scale<Nf4Group> {
         return __fadd_rn(__fmul_rn(nested.x, tables->absmax[code]), nested.y);
     }
 };
-template <> struct Nf4Scale<Nf4PlainGroup> {
+template <>
+struct Nf4Scale<Nf4PlainGroup> {
     float value;
     __device__ static Nf4Scale load(const Nf4PlainGroup *g, unsigned block)
     {
@@ -55,10 +61,11 @@ template <> struct Nf4Scale<Nf4PlainGroup> {
         return value;
     }
 };
-static_assert(offsetof(Nf4Group, nested) % sizeof(float2) == 0 && sizeof(Nf4Group) % 16 == 0 && sizeof(Nf4PlainGroup) % 16 == 0,
+static_assert(offsetof(Nf4Group, nested) % sizeof(float2) == 0 && sizeof(Nf4Group) % 16 == 0 &&
+                  sizeof(Nf4PlainGroup) % 16 == 0,
               "what is loaded at once is aligned");
 
-/* ---- from a tensor -------------------------------------------------------------------------------------------- */
+/* ---- from a tensor --------------------------------------------------------------------------- */
 
 __device__ static inline float element(AnyIn w, size_t i)
 {
@@ -108,14 +115,16 @@ void backend_nf4_offset(float *offset, Tensor w)
     nf4_check_source(OPERATION, w, 0, 0);
     const size_t numel = tensor_numel(w), blocks = ceil_div(numel, NF4_BLOCK);
     float *absmax = (float *)device_scratch(blocks * sizeof *absmax, SCRATCH_0);
-    nf4_absmax_kernel<<<(unsigned)ceil_div(blocks, THREADS), THREADS, 0, device_stream()>>>(absmax, any_in(w), numel);
+    nf4_absmax_kernel<<<(unsigned)ceil_div(blocks, THREADS), THREADS, 0, device_stream()>>>(
+        absmax, any_in(w), numel);
     LAUNCH_CHECK();
     nf4_mean_kernel<<<1, THREADS, 0, device_stream()>>>(offset, absmax, blocks);
     LAUNCH_CHECK();
 }
 
 /* Stores the codes of this thread's block, which has n elements from `start` on. */
-__device__ static inline void quantize_block(uint8_t *codes, AnyIn w, size_t start, int n, float absmax, const float *map)
+__device__ static inline void quantize_block(uint8_t *codes, AnyIn w, size_t start, int n,
+                                             float absmax, const float *map)
 {
     const float inverse = 1.0f / absmax;
     for (int i = 0; i < NF4_BLOCK; i += 2) {
@@ -126,7 +135,8 @@ __device__ static inline void quantize_block(uint8_t *codes, AnyIn w, size_t sta
 }
 
 /* One thread block per group. */
-__global__ void nf4_quantize_kernel(Nf4Group *to, AnyIn w, const float *offset, size_t first, size_t numel, const Nf4Tables *tables)
+__global__ void nf4_quantize_kernel(Nf4Group *to, AnyIn w, const float *offset, size_t first,
+                                    size_t numel, const Nf4Tables *tables)
 {
     __shared__ float shared[32], map[16];
     const size_t start = (first + blockIdx.x) * NF4_GROUP + (size_t)threadIdx.x * NF4_BLOCK;
@@ -135,7 +145,8 @@ __global__ void nf4_quantize_kernel(Nf4Group *to, AnyIn w, const float *offset, 
     Nf4Group *g = to + blockIdx.x;
     if (threadIdx.x < 16)
         map[threadIdx.x] = tables->nf4[threadIdx.x];
-    const float nested = block_max(fabsf(rest), shared);        /* also makes the map visible to all */
+    /* also makes the map visible to all */
+    const float nested = block_max(fabsf(rest), shared);
     quantize_block(g->codes, w, start, n, absmax, map);
     g->absmax[threadIdx.x] = n > 0 ? dynamic8_nearest(tables->absmax, rest * (1.0f / nested)) : 0;
     if (threadIdx.x == 0) {
@@ -145,7 +156,8 @@ __global__ void nf4_quantize_kernel(Nf4Group *to, AnyIn w, const float *offset, 
     }
 }
 
-__global__ void nf4_plain_kernel(Nf4PlainGroup *to, AnyIn w, size_t first, size_t numel, const Nf4Tables *tables)
+__global__ void nf4_plain_kernel(Nf4PlainGroup *to, AnyIn w, size_t first, size_t numel,
+                                 const Nf4Tables *tables)
 {
     __shared__ float map[16];
     const size_t start = (first + blockIdx.x) * NF4_GROUP + (size_t)threadIdx.x * NF4_BLOCK;
@@ -163,7 +175,8 @@ void backend_nf4_quantize_plain(Nf4PlainGroup *to, Tensor w, size_t first, size_
     nf4_check_source(OPERATION, w, first, count);
     if (count == 0)
         return;
-    nf4_plain_kernel<<<(unsigned)count, THREADS, 0, device_stream()>>>(to, any_in(w), first, tensor_numel(w), device_tables());
+    nf4_plain_kernel<<<(unsigned)count, THREADS, 0, device_stream()>>>(
+        to, any_in(w), first, tensor_numel(w), device_tables());
     LAUNCH_CHECK();
 }
 
@@ -172,17 +185,22 @@ void backend_nf4_quantize(Nf4Group *to, Tensor w, const float *offset, size_t fi
     nf4_check_source(OPERATION, w, first, count);
     if (count == 0)
         return;
-    nf4_quantize_kernel<<<(unsigned)count, THREADS, 0, device_stream()>>>(to, any_in(w), offset, first, tensor_numel(w),
-                                                                      device_tables());
+    nf4_quantize_kernel<<<(unsigned)count, THREADS, 0, device_stream()>>>(
+        to, any_in(w), offset, first, tensor_numel(w), device_tables());
     LAUNCH_CHECK();
 }
 
-/* ---- to a tensor ---------------------------------------------------------------------------------------------- */
+/* ---- to a tensor ----------------------------------------------------------------------------- */
 
-/* The group of element i of the matrix, and its index there. start: first elements of the second and the third part; SIZE_MAX if
- * there is none. */
-template <typename Group> struct Nf4Position { const Group *group; unsigned at; };
-template <typename Group> struct Nf4Parts {
+/* The group of element i of the matrix, and its index there. start: first elements of the second
+ * and the third part; SIZE_MAX if there is none. */
+template <typename Group>
+struct Nf4Position {
+    const Group *group;
+    unsigned at;
+};
+template <typename Group>
+struct Nf4Parts {
     const Group *group[3];
     size_t start[2];
     __device__ Nf4Position<Group> position(size_t i) const
@@ -195,7 +213,8 @@ template <typename Group> struct Nf4Parts {
 };
 
 /* groups: x.group or x.plain. */
-template <typename Group> static Nf4Parts<Group> parts_of(Nf4 x, const Group *groups, int cols)
+template <typename Group>
+static Nf4Parts<Group> parts_of(Nf4 x, const Group *groups, int cols)
 {
     Nf4Parts<Group> p = { { groups, groups, groups }, { SIZE_MAX, SIZE_MAX } };
     for (int i = 1; i < x.num_parts; i++) {
@@ -206,14 +225,19 @@ template <typename Group> static Nf4Parts<Group> parts_of(Nf4 x, const Group *gr
 }
 
 /* Packs of a matrix whose rows are multiples of eight, so that none crosses a block. */
-template <typename Group> struct Nf4Reader {
+template <typename Group>
+struct Nf4Reader {
     Nf4Parts<Group> parts;
     const Nf4Tables *tables;
-    struct Raw { uint32_t codes; Nf4Scale<Group> scale; };
+    struct Raw {
+        uint32_t codes;
+        Nf4Scale<Group> scale;
+    };
     __device__ Raw at(size_t i) const
     {
         const Nf4Position<Group> p = parts.position(i);
-        return { *(const uint32_t *)(p.group->codes + p.at / 2), Nf4Scale<Group>::load(p.group, p.at / NF4_BLOCK) };
+        return { *(const uint32_t *)(p.group->codes + p.at / 2),
+                 Nf4Scale<Group>::load(p.group, p.at / NF4_BLOCK) };
     }
     /* This lane's value of the map, for shuffles. */
     __device__ float lane_value() const
@@ -226,12 +250,14 @@ template <typename Group> struct Nf4Reader {
         const float absmax = raw.scale.absmax(tables);
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            x[i] = __fmul_rn(__shfl_sync(0xffffffffu, lane_value, raw.codes >> (4 * (i ^ 1)), 16), absmax);
+            x[i] = __fmul_rn(__shfl_sync(0xffffffffu, lane_value, raw.codes >> (4 * (i ^ 1)), 16),
+                             absmax);
     }
 };
 
 /* A Source of tiles.cuh. */
-template <typename Group> struct Nf4Source {
+template <typename Group>
+struct Nf4Source {
     enum { OUTPUTS = 1, MEASURED = 1 };
     Nf4Reader<Group> x;
     int cols;
@@ -256,7 +282,11 @@ template <typename Group> struct Nf4Source {
 };
 
 /* Rows of any format. */
-struct Nf4Rows { void *data; DType dtype; const float *scale; };
+struct Nf4Rows {
+    void *data;
+    DType dtype;
+    const float *scale;
+};
 
 template <typename Group>
 __global__ __launch_bounds__(THREADS) void nf4_rows_kernel(Nf4Rows y, Nf4Reader<Group> x, size_t n)
@@ -285,14 +315,16 @@ __global__ __launch_bounds__(THREADS) void nf4_rows_kernel(Nf4Rows y, Nf4Reader<
 
 /* Any rows, element by element; data_t: for FP8. */
 template <typename Group>
-__global__ void nf4_any_kernel(Nf4Rows y, uint8_t *data_t, int rows, int cols, Nf4Parts<Group> parts, const Nf4Tables *tables)
+__global__ void nf4_any_kernel(Nf4Rows y, uint8_t *data_t, int rows, int cols,
+                               Nf4Parts<Group> parts, const Nf4Tables *tables)
 {
     const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= (size_t)rows * cols)
         return;
     const Nf4Position<Group> p = parts.position(i);
     const int code = p.group->codes[p.at / 2] >> (p.at % 2 ? 0 : 4) & 15;
-    const float x = __fmul_rn(tables->nf4[code], Nf4Scale<Group>::load(p.group, p.at / NF4_BLOCK).absmax(tables));
+    const float x = __fmul_rn(tables->nf4[code],
+                              Nf4Scale<Group>::load(p.group, p.at / NF4_BLOCK).absmax(tables));
     if (y.dtype == BF16)
         ((bf16 *)y.data)[i] = from_float<bf16>(x);
     else if (y.dtype == F32)
@@ -307,7 +339,8 @@ __global__ void nf4_any_kernel(Nf4Rows y, uint8_t *data_t, int rows, int cols, N
     }
 }
 
-template <typename Group> static void dequantize(Tensor y, Nf4 x, const Group *groups)
+template <typename Group>
+static void dequantize(Tensor y, Nf4 x, const Group *groups)
 {
     const size_t n = tensor_numel(y);
     const Nf4Parts<Group> parts = parts_of(x, groups, y.cols);
@@ -315,13 +348,15 @@ template <typename Group> static void dequantize(Tensor y, Nf4 x, const Group *g
     const Nf4Reader<Group> reader = { parts, device_tables() };
     if (n == 0)
         return;
-    if (y.cols % 8 || (uintptr_t)y.data % 16 || (uintptr_t)y.data_t % 16 || (y.data_t && y.rows % 16))
-        nf4_any_kernel<<<(unsigned)ceil_div(n, THREADS), THREADS, 0, device_stream()>>>(out, (uint8_t *)y.data_t, y.rows, y.cols,
-                                                                                    parts, reader.tables);
+    if (y.cols % 8 || (uintptr_t)y.data % 16 || (uintptr_t)y.data_t % 16 ||
+        (y.data_t && y.rows % 16))
+        nf4_any_kernel<<<(unsigned)ceil_div(n, THREADS), THREADS, 0, device_stream()>>>(
+            out, (uint8_t *)y.data_t, y.rows, y.cols, parts, reader.tables);
     else if (y.data_t)
         fp8_tiles<Nf4Source<Group>>({ { tile_out(y, NULL) } }, { reader, y.cols }, y.rows, y.cols);
     else
-        nf4_rows_kernel<<<(unsigned)ceil_div(n, 8 * PACKS * THREADS), THREADS, 0, device_stream()>>>(out, reader, n);
+        nf4_rows_kernel<<<(unsigned)ceil_div(n, 8 * PACKS * THREADS), THREADS, 0,
+                          device_stream()>>>(out, reader, n);
     LAUNCH_CHECK();
 }
 
@@ -335,11 +370,13 @@ void backend_nf4_dequantize(Tensor y, Nf4 x)
 }
 
 template <typename Group>
-__global__ void nf4_amax_kernel(float *amax, Nf4 x, const Group *groups, int cols, size_t first, const Nf4Tables *tables)
+__global__ void nf4_amax_kernel(float *amax, Nf4 x, const Group *groups, int cols, size_t first,
+                                const Nf4Tables *tables)
 {
     __shared__ float shared[32];
     const bool is_block = (int)threadIdx.x < nf4_blocks(x, cols, first + blockIdx.x);
-    const float absmax = is_block ? Nf4Scale<Group>::load(groups + blockIdx.x, threadIdx.x).absmax(tables) : 0.0f;
+    const float absmax =
+        is_block ? Nf4Scale<Group>::load(groups + blockIdx.x, threadIdx.x).absmax(tables) : 0.0f;
     raise_amax(amax, fabsf(absmax), shared);
 }
 
@@ -348,8 +385,10 @@ void backend_nf4_amax(float *amax, Nf4 x, int cols, size_t first, size_t count)
     if (count == 0)
         return;
     if (x.plain)
-        nf4_amax_kernel<<<(unsigned)count, THREADS, 0, device_stream()>>>(amax, x, x.plain, cols, first, device_tables());
+        nf4_amax_kernel<<<(unsigned)count, THREADS, 0, device_stream()>>>(amax, x, x.plain, cols,
+                                                                          first, device_tables());
     else
-        nf4_amax_kernel<<<(unsigned)count, THREADS, 0, device_stream()>>>(amax, x, x.group, cols, first, device_tables());
+        nf4_amax_kernel<<<(unsigned)count, THREADS, 0, device_stream()>>>(amax, x, x.group, cols,
+                                                                          first, device_tables());
     LAUNCH_CHECK();
 }

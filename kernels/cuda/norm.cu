@@ -1,19 +1,23 @@
 /* RMSNorm and LayerNorm, forward; norm_backward.cu has backward, norm_fp8.cu all with FP8.
  *
- * Bytes per element in BF16: 4 (stream, y), +2 if x is another tensor, +2 with a residual. Weights are read from L1; statistics are
- * 8 bytes per row.
- * Rounding: sums are F32 trees instead of the specification's F64. */
+ * Bytes per element in BF16: 4 (stream, y), +2 if x is another tensor, +2 with a residual. Weights
+ * are read from L1; statistics are 8 bytes per row. Rounding: sums are F32 trees instead of the
+ * specification's F64. */
 #include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/operations_fp8.h"
 
-/* ---- forward ------------------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
-/* NOTE: a row is limited by latency, so several must be in flight on an SM: the BF16 variants are limited to 64 registers, for 8
- * rows of 4096. With both kinds of norm in one kernel, or without keep_packed, registers spill. */
+/* NOTE: a row is limited by latency, so several must be in flight on an SM: the BF16 variants are
+ * limited to 64 registers, for 8 rows of 4096. With both kinds of norm in one kernel, or without
+ * keep_packed, registers spill. */
 template <bool CENTER, typename TS, typename TR>
-__global__ __launch_bounds__(MAX_THREADS, sizeof(TS) + sizeof(TR) == 4 ? 2 : 1)
-void norm_forward_kernel(AnyOut y, AnyOut x, float2 *stats, const TS *stream, AnyIn w, const TR *residual, int C,
-                         float eps)
+__global__ __launch_bounds__(MAX_THREADS,
+                             sizeof(TS) + sizeof(TR) == 4
+                                 ? 2
+                                 : 1) void norm_forward_kernel(AnyOut y, AnyOut x, float2 *stats,
+                                                               const TS *stream, AnyIn w,
+                                                               const TR *residual, int C, float eps)
 {
     __shared__ float shared[32];
     const size_t row = (size_t)blockIdx.x * C;
@@ -27,7 +31,7 @@ void norm_forward_kernel(AnyOut y, AnyOut x, float2 *stats, const TS *stream, An
         add[j] = load_pack(residual + row + column(j), residual ? C - column(j) : 0);
 
     float mean = 0, square = 0;
-    if (CENTER) {                       /* columns from C on are 0 */
+    if (CENTER) { /* columns from C on are 0 */
 #pragma unroll
         for (int j = 0; j < MAX_PACKS; j++)
 #pragma unroll
@@ -67,7 +71,8 @@ void norm_forward_kernel(AnyOut y, AnyOut x, float2 *stats, const TS *stream, An
     }
 }
 
-void backend_norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm, ForwardSource from)
+void backend_norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w,
+                          Tensor residual, Norm norm, ForwardSource from)
 {
     const int N = stream.rows, C = stream.cols;
     const bool exact = from == FROM_EXACT && format_is_fp8(x.format) && x.data != stream.data;
@@ -87,11 +92,12 @@ void backend_norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tenso
     const int threads = norm_threads(OPERATION, C);
     AnyOut stored = any_out(x);
     if (x.data == stream.data) {
-        CHECK(format_equal(x.format, stream.format), "norm_forward: x and stream share memory, not their format");
+        CHECK(format_equal(x.format, stream.format),
+              "norm_forward: x and stream share memory, not their format");
         stored.data = NULL;
     }
     if (!residual.data)
-        residual.format = stream.format;        /* the variant with the fewest registers */
+        residual.format = stream.format; /* the variant with the fewest registers */
     check_aligned(OPERATION, C, y, x, stream, w, residual);
     if (N == 0)
         return;
@@ -106,10 +112,12 @@ void backend_norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tenso
     LAUNCH_CHECK();
 }
 
-/* ---- y recomputed ------------------------------------------------------------------------------------------------- */
+/* ---- y recomputed ---------------------------------------------------------------------------- */
 
-template <typename TX> __global__ __launch_bounds__(MAX_THREADS)
-void norm_recompute_kernel(AnyOut y, const TX *x, const float2 *stats, AnyIn w, int C)
+template <typename TX>
+__global__ __launch_bounds__(MAX_THREADS) void norm_recompute_kernel(AnyOut y, const TX *x,
+                                                                     const float2 *stats, AnyIn w,
+                                                                     int C)
 {
     const size_t row = (size_t)blockIdx.x * C;
     const float2 s = stats[blockIdx.x];
@@ -144,7 +152,8 @@ void backend_norm_recompute(Tensor y, Tensor x, const float *stats, Tensor w)
     if (N == 0)
         return;
     with_type(x, [&](auto *in) {
-        norm_recompute_kernel<<<N, threads, 0, device_stream()>>>(any_out(y), in, (const float2 *)stats, any_in(w), C);
+        norm_recompute_kernel<<<N, threads, 0, device_stream()>>>(
+            any_out(y), in, (const float2 *)stats, any_in(w), C);
     });
     LAUNCH_CHECK();
 }

@@ -1,5 +1,5 @@
-/* Shared by the norms: a block has a row, whose packs stay in registers from load to store; at most 512 threads with MAX_PACKS
- * packs each. */
+/* Shared by the norms: a block has a row, whose packs stay in registers from load to store; at most
+ * 512 threads with MAX_PACKS packs each. */
 #pragma once
 #include "kernels/cuda/vector.cuh"
 
@@ -15,6 +15,7 @@ __device__ static inline int column(int j)
 static inline int norm_threads(const char *op, int C)
 {
     if (C > MAX_WIDTH)
-        die("%s: rows of %d elements; the CUDA back end has norms up to %d wide", op, C, (int)MAX_WIDTH);
+        die("%s: rows of %d elements; the CUDA back end has norms up to %d wide", op, C,
+            (int)MAX_WIDTH);
     return block_threads((int)ceil_div(C, 8), MAX_PACKS, MAX_THREADS);
 }

@@ -1,14 +1,16 @@
 /* Backward of RMSNorm and LayerNorm, for x in any format.
  *
- * Bytes per element in BF16: 6 (dy, x, dx), +2 if dx accumulates; an x in FP8 groups has 1.06 instead of 2.
- * Rounding: as in norm.cu. dw: each block sums its rows in registers and writes C floats of scratch memory, which are added in the
- * order of the blocks, in F64. The number of blocks depends on the GPU only. */
+ * Bytes per element in BF16: 6 (dy, x, dx), +2 if dx accumulates; an x in FP8 groups has 1.06
+ * instead of 2. Rounding: as in norm.cu. dw: each block sums its rows in registers and writes C
+ * floats of scratch memory, which are added in the order of the blocks, in F64. The number of
+ * blocks depends on the GPU only. */
 #include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/tiles.cuh"
 
 enum { BLOCKS_PER_SM = 4 };
 
-/* Loaded values as eight numbers. NOTE: for dense tensors the pack itself, so that a number is unpacked where it is used. */
+/* Loaded values as eight numbers. NOTE: for dense tensors the pack itself, so that a number is
+ * unpacked where it is used. */
 struct Values {
     float x[8];
     __device__ float operator[](int i) const
@@ -17,27 +19,32 @@ struct Values {
     }
 };
 
-template <class Reader> __device__ static inline Values unpack(const Reader &x, const typename Reader::Raw &raw)
+template <class Reader>
+__device__ static inline Values unpack(const Reader &x, const typename Reader::Raw &raw)
 {
     Values v;
     x.values(v.x, raw);
     return v;
 }
 
-template <typename T> __device__ static inline const Pack<T> &unpack(const DenseReader<T> &, const Pack<T> &raw)
+template <typename T>
+__device__ static inline const Pack<T> &unpack(const DenseReader<T> &, const Pack<T> &raw)
 {
     return raw;
 }
 
-/* partial: (gridDim.x, C) sums of dy xh over the block's rows, or NULL. If MEASURED, amax, unless NULL, is raised to the largest dx
- * as stored. A row of dx is written after its last read, so dx may be dy. Registers hold one row; the block's next row is
- * prefetched to L2. NOTE: an x in FP8 leaves registers for dx; else, if not MEASURED, dx is loaded after the sums have begun, and
- * the rows stay packed during their reduction. CENTER: for LayerNorm. RMSNorm saves four instructions per element, which matters;
- * intrinsics give it the roundings of a LayerNorm with mean 0. */
+/* partial: (gridDim.x, C) sums of dy xh over the block's rows, or NULL. If MEASURED, amax, unless
+ * NULL, is raised to the largest dx as stored. A row of dx is written after its last read, so dx
+ * may be dy. Registers hold one row; the block's next row is prefetched to L2. NOTE: an x in FP8
+ * leaves registers for dx; else, if not MEASURED, dx is loaded after the sums have begun, and the
+ * rows stay packed during their reduction. CENTER: for LayerNorm. RMSNorm saves four instructions
+ * per element, which matters; intrinsics give it the roundings of a LayerNorm with mean 0. */
 template <bool MEASURED, bool CENTER, class Reader, typename TDY, typename TDX>
-__global__ __launch_bounds__(MAX_THREADS)
-void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, Reader x, const float2 *stats, AnyIn w,
-                          int N, int C, bool accumulate)
+__global__ __launch_bounds__(MAX_THREADS) void norm_backward_kernel(TDX *dx, float *amax,
+                                                                    float *partial, const TDY *dy,
+                                                                    Reader x, const float2 *stats,
+                                                                    AnyIn w, int N, int C,
+                                                                    bool accumulate)
 {
     __shared__ float shared[64];
     float dw[MAX_PACKS][8] = {}, m = 0;
@@ -52,7 +59,8 @@ void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, R
             d[j] = load_pack(dy + row + column(j), C - column(j));
             raw[j] = x.at(row + column(j), C - column(j));
             if (MEASURED)
-                before[j] = load_pack((const TDX *)dx + row + column(j), accumulate ? C - column(j) : 0);
+                before[j] =
+                    load_pack((const TDX *)dx + row + column(j), accumulate ? C - column(j) : 0);
         }
         if (threadIdx.x == 0 && n + gridDim.x < N) {
             const size_t next = row + (size_t)gridDim.x * C;
@@ -61,7 +69,7 @@ void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, R
             if (accumulate)
                 prefetch(dx + next, C * sizeof *dx);
         }
-        float sums[1 + CENTER] = {};    /* of g xh and of g; dy is 0 from column C on */
+        float sums[1 + CENTER] = {}; /* of g xh and of g; dy is 0 from column C on */
 #pragma unroll
         for (int j = 0; j < MAX_PACKS; j++) {
             float weight[8];
@@ -70,7 +78,8 @@ void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, R
             const auto &in = unpack(x, raw[j]);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                const float xh = (CENTER ? in[i] - s.x : in[i]) * s.y, g = w.data ? d[j][i] * weight[i] : d[j][i];
+                const float xh = (CENTER ? in[i] - s.x : in[i]) * s.y,
+                            g = w.data ? d[j][i] * weight[i] : d[j][i];
                 sums[0] += g * xh;
                 if (CENTER)
                     sums[CENTER] += g;
@@ -80,7 +89,8 @@ void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, R
         if constexpr (!MEASURED)
 #pragma unroll
             for (int j = 0; j < MAX_PACKS; j++)
-                before[j] = load_pack((const TDX *)dx + row + column(j), accumulate ? C - column(j) : 0);
+                before[j] =
+                    load_pack((const TDX *)dx + row + column(j), accumulate ? C - column(j) : 0);
         block_sums(sums, shared);
         if constexpr (!MEASURED) {
             keep_packed(d);
@@ -98,8 +108,11 @@ void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, R
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const float xh = (CENTER ? in[i] - s.x : in[i]) * s.y;
-                const float g = !w.data ? d[j][i] : CENTER ? d[j][i] * weight[i] : __fmul_rn(d[j][i], weight[i]);
-                out[i] = s.y * (CENTER ? g - mean_g - xh * mean_gh : __fmaf_rn(-xh, mean_gh, g)) + before[j][i];
+                const float g = !w.data  ? d[j][i]
+                                : CENTER ? d[j][i] * weight[i]
+                                         : __fmul_rn(d[j][i], weight[i]);
+                out[i] = s.y * (CENTER ? g - mean_g - xh * mean_gh : __fmaf_rn(-xh, mean_gh, g)) +
+                         before[j][i];
             }
             if (MEASURED)
                 m = fmaxf(m, pack_abs_max(out));
@@ -110,19 +123,21 @@ void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, R
 #pragma unroll
         for (int j = 0; j < MAX_PACKS; j++)
             store_pack(partial + (size_t)blockIdx.x * C + column(j), dw[j], C - column(j));
-    if (MEASURED && amax)       /* as stored: rounding is monotonic, so the maximum is rounded */
+    if (MEASURED && amax) /* as stored: rounding is monotonic, so the maximum is rounded */
         raise_amax(amax, to_float(from_float<TDX>(m)), shared);
 }
 
 /* dx F32 or BF16. */
-static void backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
-                     bool accumulate)
+static void backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats,
+                     Tensor w, Norm norm, bool accumulate)
 {
-    const int N = dy.rows, C = dy.cols, most = BLOCKS_PER_SM * device_sm_count(), threads = norm_threads("norm_backward", C);
+    const int N = dy.rows, C = dy.cols, most = BLOCKS_PER_SM * device_sm_count(),
+              threads = norm_threads("norm_backward", C);
     const bool measured = amax || format_is_fp8(x.format);
     check_aligned("norm_backward", C, dy, x, dx, w);
     const int blocks = N > most && (measured || dw.data) ? most : N;
-    float *partial = dw.data ? (float *)device_scratch((size_t)blocks * C * sizeof(float), SCRATCH_0) : NULL;
+    float *partial =
+        dw.data ? (float *)device_scratch((size_t)blocks * C * sizeof(float), SCRATCH_0) : NULL;
     if (N == 0)
         return;
     const auto launch = [&](auto is_measured, auto in) {
@@ -130,8 +145,9 @@ static void backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, con
             with_type(dx, [&](auto *out) {
                 with_bool(norm.kind == LAYER_NORM, [&](auto center) {
                     norm_backward_kernel<decltype(is_measured)::value, decltype(center)::value>
-                        <<<blocks, threads, 0, device_stream()>>>(out, amax, partial, d, in, (const float2 *)stats, any_in(w), N, C,
-                                                                  accumulate);
+                        <<<blocks, threads, 0, device_stream()>>>(out, amax, partial, d, in,
+                                                                  (const float2 *)stats, any_in(w),
+                                                                  N, C, accumulate);
                 });
             });
         });
@@ -147,8 +163,8 @@ static void backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, con
         add_column_sums(dw, partial, blocks, C);
 }
 
-void backend_norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
-                           bool accumulate)
+void backend_norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x,
+                           const float *stats, Tensor w, Norm norm, bool accumulate)
 {
     const int N = dy.rows, C = dy.cols;
     CHECK_DENSE(dy, N, C);
@@ -165,9 +181,12 @@ void backend_norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor 
     }
     /* the gradient of a branch in OLMo-2: through F32 scratch memory */
     check_operand(OPERATION, "dx", dx, N, C);
-    CHECK(!accumulate && !amax, "norm_backward: dx is %s; expected f32 or bf16, to accumulate or for amax", format_name(dx.format));
+    CHECK(!accumulate && !amax,
+          "norm_backward: dx is %s; expected f32 or bf16, to accumulate or for amax",
+          format_name(dx.format));
     typedef ReaderSource<DenseReader<float>> Source;
-    const Tensor wide = tensor_at(device_scratch((size_t)N * C * sizeof(float), SCRATCH_1), Format{ F32, 0, false }, N, C);
+    const Tensor wide = tensor_at(device_scratch((size_t)N * C * sizeof(float), SCRATCH_1),
+                                  Format{ F32, 0, false }, N, C);
     amax = amax_new();
     backward(wide, amax, dw, dy, x, stats, w, norm, false);
     fp8_operand_from<Source>(dx, amax, { {}, { (const float *)wide.data, C } }, N, C);

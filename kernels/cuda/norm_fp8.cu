@@ -1,14 +1,16 @@
 /* Norms that read or write FP8, forward; norm_backward.cu reads any x.
  *
- * For an FP8 operand y a pass over rows stores x in FP8 groups, and computes the statistics of the stored values and the maximum of
- * y; a pass over tiles reads x and writes y and its transpose. Bytes per element in COAT: 2 + 1.06 and 1.06 + 2. If y is not FP8 (a
- * norm after a branch), or its scale is reused and it has no transpose, the first pass writes y and there is no second. */
+ * For an FP8 operand y a pass over rows stores x in FP8 groups, and computes the statistics of the
+ * stored values and the maximum of y; a pass over tiles reads x and writes y and its transpose.
+ * Bytes per element in COAT: 2 + 1.06 and 1.06 + 2. If y is not FP8 (a norm after a branch), or its
+ * scale is reused and it has no transpose, the first pass writes y and there is no second. */
 #include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/tiles.cuh"
 
 /* Mean (0 if not centered) and rstd of the row with elements v, which are 0 from column C on. */
-__device__ static inline float2 row_stats(const float (&v)[MAX_PACKS][8], int C, Norm norm, float *shared)
+__device__ static inline float2 row_stats(const float (&v)[MAX_PACKS][8], int C, Norm norm,
+                                          float *shared)
 {
     float mean = 0, square = 0;
     if (norm.kind == LAYER_NORM) {
@@ -28,11 +30,13 @@ __device__ static inline float2 row_stats(const float (&v)[MAX_PACKS][8], int C,
     return make_float2(mean, 1.0f / sqrtf(block_sum(square, shared) / C + norm.eps));
 }
 
-/* x.data is NULL if the stream is x; amax is NULL if y is dense and written here. EXACT: y is computed from x before rounding.
- * CODES: y is FP8, `codes`, and its row is written here. */
-template <bool EXACT, bool CODES, class Reader> __global__ __launch_bounds__(MAX_THREADS)
-void norm_rows_kernel(AnyOut y, TileOut codes, float *amax, GroupOut x, float2 *stats, Reader stream, AnyIn w, AnyIn residual,
-                      int C, Norm norm)
+/* x.data is NULL if the stream is x; amax is NULL if y is dense and written here. EXACT: y is
+ * computed from x before rounding. CODES: y is FP8, `codes`, and its row is written here. */
+template <bool EXACT, bool CODES, class Reader>
+__global__
+__launch_bounds__(MAX_THREADS) void norm_rows_kernel(AnyOut y, TileOut codes, float *amax,
+                                                     GroupOut x, float2 *stats, Reader stream,
+                                                     AnyIn w, AnyIn residual, int C, Norm norm)
 {
     __shared__ float shared[32];
     const float inverse = CODES ? 1.0f / tile_scale(codes, *tile_scale_from(codes)) : 0.0f;
@@ -82,10 +86,12 @@ void norm_rows_kernel(AnyOut y, TileOut codes, float *amax, GroupOut x, float2 *
         raise_amax(amax, m, shared);
 }
 
-/* The same for RMS_NORM with y an FP8 operand: max|y| = rstd max|x w|, so one reduction is enough, and no values are kept during
- * it. */
-template <bool EXACT, class Reader> __global__ __launch_bounds__(MAX_THREADS, 2)
-void rms_rows_kernel(float *amax, GroupOut x, float2 *stats, Reader stream, AnyIn w, int C, float eps)
+/* The same for RMS_NORM with y an FP8 operand: max|y| = rstd max|x w|, so one reduction is enough,
+ * and no values are kept during it. */
+template <bool EXACT, class Reader>
+__global__ __launch_bounds__(MAX_THREADS, 2) void rms_rows_kernel(float *amax, GroupOut x,
+                                                                  float2 *stats, Reader stream,
+                                                                  AnyIn w, int C, float eps)
 {
     __shared__ float sums[32], maxima[32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -98,7 +104,7 @@ void rms_rows_kernel(float *amax, GroupOut x, float2 *stats, Reader stream, AnyI
 #pragma unroll
     for (int j = 0; j < MAX_PACKS; j++) {
         float v[8], stored[8], weight[8];
-        if (column(j) - 8 * lane >= C)                  /* the whole warp */
+        if (column(j) - 8 * lane >= C) /* the whole warp */
             break;
         stream.values(v, raw[j]);
         if (x.data) {
@@ -119,7 +125,7 @@ void rms_rows_kernel(float *amax, GroupOut x, float2 *stats, Reader stream, AnyI
             m = fmaxf(m, pack_abs_max(v));
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            square += v[i] * v[i];                      /* 0 from column C on */
+            square += v[i] * v[i]; /* 0 from column C on */
     }
     square = warp_sum(square);
     m = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(m)));
@@ -129,7 +135,8 @@ void rms_rows_kernel(float *amax, GroupOut x, float2 *stats, Reader stream, AnyI
     if (warp > 0)
         return;
     square = warp_sum(lane < warps ? sums[lane] : 0.0f);
-    m = __uint_as_float(__reduce_max_sync(0xffffffffu, lane < warps ? __float_as_uint(maxima[lane]) : 0u));
+    m = __uint_as_float(
+        __reduce_max_sync(0xffffffffu, lane < warps ? __float_as_uint(maxima[lane]) : 0u));
     if (lane > 0)
         return;
     const float rstd = 1.0f / sqrtf(square / C + eps);
@@ -139,16 +146,20 @@ void rms_rows_kernel(float *amax, GroupOut x, float2 *stats, Reader stream, AnyI
         atomicMax((int *)amax, __float_as_int(m));
 }
 
-/* The same if y's scale is reused and its row, `codes`, is written here: in the sum the row stays as loaded. D: DType or Known<a
- * DType>, of codes and of x. */
-template <class D, typename T, typename TW> __global__ __launch_bounds__(MAX_THREADS)
-void rms_codes_kernel(TileOut codes, float *amax, GroupOut x, D dtype, float2 *stats, const T *stream, const TW *w, int C,
-                      float eps)
+/* The same if y's scale is reused and its row, `codes`, is written here: in the sum the row stays
+ * as loaded. D: DType or Known<a DType>, of codes and of x. */
+template <class D, typename T, typename TW>
+__global__ __launch_bounds__(MAX_THREADS) void rms_codes_kernel(TileOut codes, float *amax,
+                                                                GroupOut x, D dtype, float2 *stats,
+                                                                const T *stream, const TW *w, int C,
+                                                                float eps)
 {
     __shared__ float sums[32];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, step = 8 * blockDim.x;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32,
+              step = 8 * blockDim.x;
     const float inverse = 1.0f / tile_scale(codes, *tile_scale_from(codes));
-    const int left = C - 8 * (int)threadIdx.x;          /* columns from the thread's first pack on */
+    /* columns from the thread's first pack on */
+    const int left = C - 8 * (int)threadIdx.x;
     const size_t at = (size_t)blockIdx.x * C + 8 * threadIdx.x;
     Pack<T> raw[MAX_PACKS];
     float square = 0, m = 0;
@@ -159,11 +170,11 @@ void rms_codes_kernel(TileOut codes, float *amax, GroupOut x, D dtype, float2 *s
 #pragma unroll
     for (int j = 0; j < MAX_PACKS; j++) {
         float v[8];
-        if (left + 8 * lane <= j * step)                /* the whole warp */
+        if (left + 8 * lane <= j * step) /* the whole warp */
             break;
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            v[i] = raw[j][i], square += v[i] * v[i];    /* 0 from column C on */
+            v[i] = raw[j][i], square += v[i] * v[i]; /* 0 from column C on */
         if (x.data)
             store_group(x, at + j * step, v, left > j * step);
     }
@@ -191,7 +202,8 @@ void rms_codes_kernel(TileOut codes, float *amax, GroupOut x, D dtype, float2 *s
 }
 
 /* f(d); at compile time for E4M3, which all recipes have. */
-template <typename F> static void with_format(DType d, F f)
+template <typename F>
+static void with_format(DType d, F f)
 {
     if (d == E4M3)
         f(Known<E4M3>());
@@ -200,12 +212,18 @@ template <typename F> static void with_format(DType d, F f)
 }
 
 /* y from x and its statistics. */
-template <class Reader> struct NormSource : SimpleSource {
+template <class Reader>
+struct NormSource : SimpleSource {
     Reader x;
     const float2 *stats;
     AnyIn w;
-    struct Raw { typename Reader::Raw x; float2 stats; };
-    struct Fix { float weight[8]; };
+    struct Raw {
+        typename Reader::Raw x;
+        float2 stats;
+    };
+    struct Fix {
+        float weight[8];
+    };
     __device__ Raw fetch(int row, int col) const
     {
         return { load_inside(x, row, col), stats[row] };
@@ -230,14 +248,17 @@ template <class Reader> struct NormSource : SimpleSource {
 };
 
 /* f(source of y). */
-template <typename F> static void with_norm(Tensor x, const float *stats, Tensor w, F f)
+template <typename F>
+static void with_norm(Tensor x, const float *stats, Tensor w, F f)
 {
-    with_reader(x, [&](auto reader) { f(NormSource<decltype(reader)>{ {}, reader, (const float2 *)stats, any_in(w) }); });
+    with_reader(x, [&](auto reader) {
+        f(NormSource<decltype(reader)>{ {}, reader, (const float2 *)stats, any_in(w) });
+    });
 }
 
-/* Only y's transpose, from an x in groups of 16, as backward recomputes it. A thread has 4 rows of a group, a block WIDE_TILES
- * tiles of 128 x 128, one below the other. NOTE: with so few bytes, instructions are the limit: addresses, scales and statistics
- * serve 16 elements, not 8. */
+/* Only y's transpose, from an x in groups of 16, as backward recomputes it. A thread has 4 rows of
+ * a group, a block WIDE_TILES tiles of 128 x 128, one below the other. NOTE: with so few bytes,
+ * instructions are the limit: addresses, scales and statistics serve 16 elements, not 8. */
 enum { WIDE_COLS = 128, WIDE_TILES = 2, WIDE_BLOCKS = 4 };
 
 struct WideGroups {
@@ -247,7 +268,8 @@ struct WideGroups {
 };
 
 template <class D>
-__device__ static inline WideGroups load_wide(const GroupReader<D, Known<4>> &x, const float2 *stats, int row, int col)
+__device__ static inline WideGroups load_wide(const GroupReader<D, Known<4>> &x,
+                                              const float2 *stats, int row, int col)
 {
     const size_t first = (size_t)row * x.cols + col;
     const unsigned step = (unsigned)x.cols;
@@ -261,12 +283,17 @@ __device__ static inline WideGroups load_wide(const GroupReader<D, Known<4>> &x,
     return g;
 }
 
-template <class D> __global__ __launch_bounds__(TILE_THREADS, WIDE_BLOCKS)
-void norm_columns_kernel(TileOut y, GroupReader<D, Known<4>> x, const float2 *stats, AnyIn w)
+template <class D>
+__global__ __launch_bounds__(TILE_THREADS,
+                             WIDE_BLOCKS) void norm_columns_kernel(TileOut y,
+                                                                   GroupReader<D, Known<4>> x,
+                                                                   const float2 *stats, AnyIn w)
 {
-    __shared__ uint32_t t[WIDE_COLS * 33 + 32];         /* column c from 33 c + 4 (c / 16) on: no bank conflicts */
+    /* column c from 33 c + 4 (c / 16) on: no bank conflicts */
+    __shared__ uint32_t t[WIDE_COLS * 33 + 32];
     const int cg = threadIdx.x % 8, rg = threadIdx.x / 8, col0 = blockIdx.x * WIDE_COLS;
-    const int col = min(col0 + 16 * cg, x.cols - 16), end = min((int)(blockIdx.y + 1) * WIDE_TILES * TILE_ROWS, y.rows);
+    const int col = min(col0 + 16 * cg, x.cols - 16),
+              end = min((int)(blockIdx.y + 1) * WIDE_TILES * TILE_ROWS, y.rows);
     const float inverse = 1.0f / *y.scale;
     float weight[2][8];
 #pragma unroll
@@ -285,7 +312,9 @@ void norm_columns_kernel(TileOut y, GroupReader<D, Known<4>> x, const float2 *st
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 float v[8];
-                decode_pack(v, h ? make_uint2(g.codes[i].z, g.codes[i].w) : make_uint2(g.codes[i].x, g.codes[i].y),
+                decode_pack(v,
+                            h ? make_uint2(g.codes[i].z, g.codes[i].w)
+                              : make_uint2(g.codes[i].x, g.codes[i].y),
                             fp8_group_value(g.scale[i], x.dtype), x.dtype);
 #pragma unroll
                 for (int k = 0; k < 8; k++)
@@ -314,8 +343,8 @@ static bool norm_columns(Tensor y, Tensor x, const float *stats, Tensor w)
     const dim3 tiles = tile_grid(y.rows, y.cols);
     const dim3 grid((unsigned)ceil_div(y.cols, WIDE_COLS), (unsigned)ceil_div(tiles.y, WIDE_TILES));
     with_format(x.format.dtype, [&](auto dtype) {
-        norm_columns_kernel<<<grid, TILE_THREADS, 0, device_stream()>>>(tile_out(y, NULL), group_reader(x, dtype),
-                                                                       (const float2 *)stats, any_in(w));
+        norm_columns_kernel<<<grid, TILE_THREADS, 0, device_stream()>>>(
+            tile_out(y, NULL), group_reader(x, dtype), (const float2 *)stats, any_in(w));
     });
     LAUNCH_CHECK();
     return true;
@@ -327,8 +356,8 @@ void norm_recompute_fp8(Tensor y, Tensor x, const float *stats, Tensor w)
     check_operand("norm_recompute", "y", y, x.rows, x.cols);
     check_dense_optional("norm_recompute", "w", w, 1, x.cols);
     if (!format_is_fp8(y.format))
-        die("norm_recompute: y is %s, x is %s; the CUDA back end does not support this pair", format_name(y.format),
-            format_name(x.format));
+        die("norm_recompute: y is %s, x is %s; the CUDA back end does not support this pair",
+            format_name(y.format), format_name(x.format));
     if (norm_columns(y, x, stats, w))
         return;
     with_norm(x, stats, w, [&](auto source) {
@@ -337,7 +366,8 @@ void norm_recompute_fp8(Tensor y, Tensor x, const float *stats, Tensor w)
 }
 
 template <bool EXACT>
-static void forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm)
+static void forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual,
+                    Norm norm)
 {
     const int N = stream.rows, C = stream.cols, threads = norm_threads("norm_forward", C);
     const bool y_fp8 = format_is_fp8(y.format), x_new = x.data != stream.data;
@@ -347,31 +377,37 @@ static void forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, T
     check_dense_optional("norm_forward", "residual", residual, N, C);
     if (x_new)
         check_groups("norm_forward", "x", x, N, C);
-    CHECK(!y_fp8 || !residual.data, "norm_forward: a residual is added to %s", format_name(y.format));
+    CHECK(!y_fp8 || !residual.data, "norm_forward: a residual is added to %s",
+          format_name(y.format));
     const bool in_one = y_fp8 && scale_is_reused(y) && !y.data_t;
-    const AmaxProbe probe = in_one ? amax_probe_new() : AmaxProbe{ y_fp8 ? amax_new() : NULL, NULL };
+    const AmaxProbe probe =
+        in_one ? amax_probe_new() : AmaxProbe{ y_fp8 ? amax_new() : NULL, NULL };
     const GroupOut saved = x_new ? group_out(x) : GroupOut{};
     if (EXACT && in_one && norm.kind == RMS_NORM && w.data && !format_has_scales(stream.format) &&
         (!x_new || x.format.dtype == y.format.dtype))
         with_type(stream, [&](auto *in) {
             with_type(w, [&](auto *weight) {
                 with_format(y.format.dtype, [&](auto dtype) {
-                    rms_codes_kernel<<<N, threads, 0, device_stream()>>>(tile_out_in_range(y, probe), probe.amax, saved, dtype,
-                                                                         (float2 *)stats, in, weight, C, norm.eps);
+                    rms_codes_kernel<<<N, threads, 0, device_stream()>>>(
+                        tile_out_in_range(y, probe), probe.amax, saved, dtype, (float2 *)stats, in,
+                        weight, C, norm.eps);
                 });
             });
         });
-    else with_reader(stream, [&](auto reader) {
-        if (in_one)
-            norm_rows_kernel<EXACT, true><<<N, threads, 0, device_stream()>>>(
-                AnyOut{}, tile_out_in_range(y, probe), probe.amax, saved, (float2 *)stats, reader, any_in(w), AnyIn{}, C, norm);
-        else if (y_fp8 && norm.kind == RMS_NORM)
-            rms_rows_kernel<EXACT><<<N, threads, 0, device_stream()>>>(probe.amax, saved, (float2 *)stats, reader, any_in(w), C,
-                                                                      norm.eps);
-        else
-            norm_rows_kernel<EXACT, false><<<N, threads, 0, device_stream()>>>(
-                any_out(y), TileOut{}, probe.amax, saved, (float2 *)stats, reader, any_in(w), any_in(residual), C, norm);
-    });
+    else
+        with_reader(stream, [&](auto reader) {
+            if (in_one)
+                norm_rows_kernel<EXACT, true><<<N, threads, 0, device_stream()>>>(
+                    AnyOut{}, tile_out_in_range(y, probe), probe.amax, saved, (float2 *)stats,
+                    reader, any_in(w), AnyIn{}, C, norm);
+            else if (y_fp8 && norm.kind == RMS_NORM)
+                rms_rows_kernel<EXACT><<<N, threads, 0, device_stream()>>>(
+                    probe.amax, saved, (float2 *)stats, reader, any_in(w), C, norm.eps);
+            else
+                norm_rows_kernel<EXACT, false><<<N, threads, 0, device_stream()>>>(
+                    any_out(y), TileOut{}, probe.amax, saved, (float2 *)stats, reader, any_in(w),
+                    any_in(residual), C, norm);
+        });
     LAUNCH_CHECK();
     if (y_fp8)
         with_norm(EXACT ? stream : x, stats, w, [&](auto source) {
@@ -382,7 +418,8 @@ static void forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, T
         });
 }
 
-void norm_forward_fp8(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm, bool exact)
+void norm_forward_fp8(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual,
+                      Norm norm, bool exact)
 {
     (exact ? forward<true> : forward<false>)(y, x, stats, stream, w, residual, norm);
 }

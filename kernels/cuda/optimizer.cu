@@ -1,14 +1,16 @@
-/* AdamW in one pass: a thread reads eight elements of w, m, v and the gradient, and writes the first three; four if w is F32.
+/* AdamW in one pass: a thread reads eight elements of w, m, v and the gradient, and writes the
+ * first three; four if w is F32.
  *
- * Bytes per element: twice those of w, m and v, and once those of the gradient: 14 with everything in BF16, 22 with
- * F32 moments and BF16 weights and gradients, 26 with F32 weights too.
+ * Bytes per element: twice those of w, m and v, and once those of the gradient: 14 with everything
+ * in BF16, 22 with F32 moments and BF16 weights and gradients, 26 with F32 weights too.
  */
 #include "kernels/cuda/adamw.cuh"
 
 enum { THREADS = 256 };
 
 template <typename TW, typename TM, typename TV, typename TG>
-__device__ static inline void update_pack(TW *w, TM *m, TV *v, const TG *grad, const Step &s, uint64_t number)
+__device__ static inline void update_pack(TW *w, TM *m, TV *v, const TG *grad, const Step &s,
+                                          uint64_t number)
 {
     const Pack<TW> wp = load_pack((const TW *)w, 8);
     const Pack<TM> mp = load_pack((const TM *)m, 8);
@@ -25,24 +27,31 @@ __device__ static inline void update_pack(TW *w, TM *m, TV *v, const TG *grad, c
     store_pack(v, vx, 8);
 }
 
-__device__ static inline float4 load_four(const float *p) { return *reinterpret_cast<const float4 *>(p); }
+__device__ static inline float4 load_four(const float *p)
+{
+    return *reinterpret_cast<const float4 *>(p);
+}
 __device__ static inline float4 load_four(const bf16 *p)
 {
     const uint2 x = *reinterpret_cast<const uint2 *>(p);
-    return make_float4(__uint_as_float(x.x << 16), __uint_as_float(x.x & 0xffff0000u), __uint_as_float(x.y << 16),
-                       __uint_as_float(x.y & 0xffff0000u));
+    return make_float4(__uint_as_float(x.x << 16), __uint_as_float(x.x & 0xffff0000u),
+                       __uint_as_float(x.y << 16), __uint_as_float(x.y & 0xffff0000u));
 }
 
-__device__ static inline void store_four(float *p, float4 x) { *reinterpret_cast<float4 *>(p) = x; }
+__device__ static inline void store_four(float *p, float4 x)
+{
+    *reinterpret_cast<float4 *>(p) = x;
+}
 __device__ static inline void store_four(bf16 *p, float4 x)
 {
-    const __nv_bfloat162 low = __floats2bfloat162_rn(x.x, x.y), high = __floats2bfloat162_rn(x.z, x.w);
+    const __nv_bfloat162 low = __floats2bfloat162_rn(x.x, x.y),
+                         high = __floats2bfloat162_rn(x.z, x.w);
     *reinterpret_cast<uint2 *>(p) = make_uint2(*reinterpret_cast<const uint32_t *>(&low),
                                                *reinterpret_cast<const uint32_t *>(&high));
 }
 
-/* NOTE: a warp's accesses to packs of eight floats are 16 bytes, 32 apart, so each uses half of every sector. For three such
- * arrays, read and written, that costs a fifth of the bandwidth. */
+/* NOTE: a warp's accesses to packs of eight floats are 16 bytes, 32 apart, so each uses half of
+ * every sector. For three such arrays, read and written, that costs a fifth of the bandwidth. */
 template <typename TM, typename TV, typename TG>
 __device__ static inline void update_four(float *w, TM *m, TV *v, const TG *grad, const Step &s)
 {
@@ -58,10 +67,12 @@ __device__ static inline void update_four(float *w, TM *m, TV *v, const TG *grad
 }
 
 /* Elements per thread. */
-template <typename TW> constexpr int EACH = sizeof(TW) == sizeof(float) ? 4 : 8;
+template <typename TW>
+constexpr int EACH = sizeof(TW) == sizeof(float) ? 4 : 8;
 
-template <typename TW, typename TM, typename TV, typename TG> __global__ __launch_bounds__(THREADS)
-void adamw_kernel(TW *w, TM *m, TV *v, const TG *grad, size_t n, Step s, uint64_t first)
+template <typename TW, typename TM, typename TV, typename TG>
+__global__ __launch_bounds__(THREADS) void adamw_kernel(TW *w, TM *m, TV *v, const TG *grad,
+                                                        size_t n, Step s, uint64_t first)
 {
     const size_t at = EACH<TW> * ((size_t)blockIdx.x * THREADS + threadIdx.x);
     if (at >= n)
@@ -69,7 +80,8 @@ void adamw_kernel(TW *w, TM *m, TV *v, const TG *grad, size_t n, Step s, uint64_
     if constexpr (EACH<TW> == 4)
         update_four(w + at, m + at, v + at, grad + at, s);
     else
-        update_pack(w + at, m + at, v + at, grad + at, s, number_of(first, (unsigned)at, s.a.parts));
+        update_pack(w + at, m + at, v + at, grad + at, s,
+                    number_of(first, (unsigned)at, s.a.parts));
 }
 
 void backend_adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
@@ -94,7 +106,8 @@ void backend_adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t 
                 with_type(grad, [&](auto *gp) {
                     const int each = EACH<std::remove_pointer_t<decltype(wp)>>;
                     const unsigned blocks = (unsigned)ceil_div(n, each * THREADS);
-                    adamw_kernel<<<blocks, THREADS, 0, device_stream()>>>(wp, mp, vp, gp, n, s, first);
+                    adamw_kernel<<<blocks, THREADS, 0, device_stream()>>>(wp, mp, vp, gp, n, s,
+                                                                          first);
                 });
             });
         });

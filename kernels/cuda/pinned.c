@@ -13,7 +13,10 @@
 
 enum { MAX_PIECES = 16, LARGE_PAGE = 2 << 20, TOUCHERS = 8 };
 
-static struct { char *at; size_t bytes; } piece[MAX_PIECES];
+static struct {
+    char *at;
+    size_t bytes;
+} piece[MAX_PIECES];
 
 /* The node of the GPU's PCI address; -1: unknown. */
 static int gpu_node(void)
@@ -32,7 +35,8 @@ static int gpu_node(void)
     return node;
 }
 
-/* NOTE: containers may forbid this. Then pages are on the node of the thread that first touches them. */
+/* NOTE: containers may forbid this. Then pages are on the node of the thread that first touches
+ * them. */
 static void prefer_gpu_node(void *p, size_t bytes)
 {
     const int node = gpu_node(), bits = 8 * (int)sizeof(unsigned long);
@@ -42,7 +46,9 @@ static void prefer_gpu_node(void *p, size_t bytes)
     (void)syscall(SYS_mbind, p, bytes, MPOL_PREFERRED, &mask, (unsigned long)bits + 1, 0u);
 }
 
-typedef struct { char *from, *to; } Range;
+typedef struct {
+    char *from, *to;
+} Range;
 
 static void *touch(void *range)
 {
@@ -60,7 +66,8 @@ static void touch_all(char *p, size_t bytes)
     bool started[TOUCHERS];
     const size_t each = bytes / TOUCHERS / LARGE_PAGE * LARGE_PAGE;
     for (int i = 0; i < TOUCHERS; i++) {
-        range[i] = (Range){ p + (size_t)i * each, i == TOUCHERS - 1 ? p + bytes : p + (size_t)(i + 1) * each };
+        range[i] = (Range){ p + (size_t)i * each,
+                            i == TOUCHERS - 1 ? p + bytes : p + (size_t)(i + 1) * each };
         started[i] = pthread_create(&thread[i], NULL, touch, &range[i]) == 0;
         if (!started[i])
             touch(&range[i]);
@@ -78,7 +85,8 @@ static char *pin(size_t bytes)
     madvise(p, bytes, MADV_HUGEPAGE);
     prefer_gpu_node(p, bytes);
     touch_all(p, bytes);
-    if (cudaHostRegister(p, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped) == cudaSuccess)
+    if (cudaHostRegister(p, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped) ==
+        cudaSuccess)
         return p;
     cudaGetLastError();
     munmap(p, bytes);
@@ -94,7 +102,8 @@ void *device_host_alloc(size_t bytes, const char *what)
     CHECK(i < MAX_PIECES, "device_host_alloc: more than %d allocations", MAX_PIECES);
     char *p = pin(whole);
     if (!p && what)
-        die("the system does not pin %.2f GiB of host memory for %s. ulimit -l, the container or its memory limit may forbid it; "
+        die("the system does not pin %.2f GiB of host memory for %s. ulimit -l, the container or "
+            "its memory limit may forbid it; "
             "host.activations=never and the other keys of host.* keep all on the GPU",
             (double)bytes / (1 << 30), what);
     if (!p)
@@ -107,7 +116,8 @@ void *device_host_alloc(size_t bytes, const char *what)
 static int find_piece(const void *p)
 {
     for (int i = 0; i < MAX_PIECES; i++)
-        if (piece[i].at && (const char *)p >= piece[i].at && (const char *)p < piece[i].at + piece[i].bytes)
+        if (piece[i].at && (const char *)p >= piece[i].at &&
+            (const char *)p < piece[i].at + piece[i].bytes)
             return i;
     return -1;
 }

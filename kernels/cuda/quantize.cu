@@ -1,17 +1,18 @@
 /* Conversions between formats. A thread moves PACKS packs of eight elements.
  *
- * Bytes per element are those of x and y: BF16 to BF16 4; to E4M3/16 3.06 (codes and a byte per 16); to FP8 with one scale 5, since
- * x is read twice, for the maximum and for the codes, or 6 with the transposed copy, which costs only its own bytes: a block
- * transposes a tile of 128 x 64 codes in shared memory and writes both. Maxima do not depend on the order and the division is
- * correctly rounded (fp8.cuh), so scales and codes are those of the specification.
+ * Bytes per element are those of x and y: BF16 to BF16 4; to E4M3/16 3.06 (codes and a byte per
+ * 16); to FP8 with one scale 5, since x is read twice, for the maximum and for the codes, or 6 with
+ * the transposed copy, which costs only its own bytes: a block transposes a tile of 128 x 64 codes
+ * in shared memory and writes both. Maxima do not depend on the order and the division is correctly
+ * rounded (fp8.cuh), so scales and codes are those of the specification.
  *
- * The fast kernels take whole packs of aligned tensors, in groups of 8, 16, ... 256; the *_any kernels take the rest,
- * element by element. */
+ * The fast kernels take whole packs of aligned tensors, in groups of 8, 16, ... 256; the *_any
+ * kernels take the rest, element by element. */
 #include "kernels/cuda/tiles.cuh"
 
 enum { THREADS = 256, PACKS = 4, AMAX_BLOCKS = 1024 };
 
-/* ---- loads ---------------------------------------------------------------------------------------------------- */
+/* ---- loads ----------------------------------------------------------------------------------- */
 
 /* The first element of the thread's first pack. */
 __device__ static inline size_t first_element()
@@ -19,10 +20,11 @@ __device__ static inline size_t first_element()
     return 8 * ((size_t)blockIdx.x * PACKS * THREADS + threadIdx.x);
 }
 
-/* Loads the thread's packs, 8 THREADS elements apart from `first` on; after n, a multiple of 8, the last pack again. NOTE: with a
- * condition around the loads each would wait for the previous one. */
+/* Loads the thread's packs, 8 THREADS elements apart from `first` on; after n, a multiple of 8, the
+ * last pack again. NOTE: with a condition around the loads each would wait for the previous one. */
 template <class Reader>
-__device__ static inline void load_packs(float (&v)[PACKS][8], const Reader &x, size_t first, size_t n)
+__device__ static inline void load_packs(float (&v)[PACKS][8], const Reader &x, size_t first,
+                                         size_t n)
 {
     typename Reader::Raw raw[PACKS];
 #pragma unroll
@@ -47,7 +49,8 @@ __device__ static inline float element(const AnyTensor &t, size_t i)
     if (t.format.dtype == BF16)
         return to_float(((const bf16 *)t.data)[i]);
     const int group = t.format.group;
-    const float s = group ? fp8_group_value(((const uint8_t *)t.scale)[i / group], t.format.dtype) : *(const float *)t.scale;
+    const float s = group ? fp8_group_value(((const uint8_t *)t.scale)[i / group], t.format.dtype)
+                          : *(const float *)t.scale;
     const uint8_t code = ((const uint8_t *)t.data)[i];
     return (t.format.dtype == E4M3 ? decode<E4M3>(code) : decode<E5M2>(code)) * s;
 }
@@ -57,10 +60,10 @@ __device__ static inline uint8_t encode_any(DType d, float x)
     return d == E4M3 ? encode<E4M3>(x) : encode<E5M2>(x);
 }
 
-/* ---- to F32 or BF16 ------------------------------------------------------------------------------------------ */
+/* ---- to F32 or BF16 -------------------------------------------------------------------------- */
 
-/* Eight elements per thread from `at` on, contiguous over the warp. NOTE: two stores per thread would each use half of every
- * sector; so two threads first swap halves. */
+/* Eight elements per thread from `at` on, contiguous over the warp. NOTE: two stores per thread
+ * would each use half of every sector; so two threads first swap halves. */
 __device__ static inline void store_sectors(float *y, size_t at, const float (&x)[8], size_t n)
 {
     const bool odd = threadIdx.x % 2;
@@ -78,8 +81,8 @@ __device__ static inline void store_sectors(float *y, size_t at, const float (&x
         *(float4 *)(y + to_second) = make_float4(second[0], second[1], second[2], second[3]);
 }
 
-template <class Reader> __global__ __launch_bounds__(THREADS)
-void convert_kernel(AnyOut y, Reader x, size_t n)
+template <class Reader>
+__global__ __launch_bounds__(THREADS) void convert_kernel(AnyOut y, Reader x, size_t n)
 {
     const size_t first = first_element();
     float v[PACKS][8];
@@ -105,11 +108,12 @@ __global__ void convert_any_kernel(AnyOut y, AnyTensor x, size_t n)
     }
 }
 
-/* ---- to FP8 with a scale per group ---------------------------------------------------------------------------- */
+/* ---- to FP8 with a scale per group ----------------------------------------------------------- */
 
 /* Groups of 2^shift elements, each in 2^(shift - 3) neighbouring threads. */
-template <DType D, class Reader> __global__ __launch_bounds__(THREADS)
-void quantize_groups_kernel(uint8_t *codes, uint8_t *scale, Reader x, size_t n, int shift)
+template <DType D, class Reader>
+__global__ __launch_bounds__(THREADS) void quantize_groups_kernel(uint8_t *codes, uint8_t *scale,
+                                                                  Reader x, size_t n, int shift)
 {
     const size_t first = first_element();
     float v[PACKS][8];
@@ -122,7 +126,8 @@ void quantize_groups_kernel(uint8_t *codes, uint8_t *scale, Reader x, size_t n, 
             amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, o));
         const uint8_t s = fp8_group_scale(amax, D);
         if (at < n) {
-            *(uint2 *)(codes + at) = encode_pack<D>(v[j], inverse_of_few_bits(fp8_group_value(s, D)));
+            *(uint2 *)(codes + at) =
+                encode_pack<D>(v[j], inverse_of_few_bits(fp8_group_value(s, D)));
             if (at % (1 << shift) == 0)
                 scale[at >> shift] = s;
         }
@@ -142,15 +147,16 @@ __global__ void quantize_groups_any_kernel(AnyTensor y, AnyTensor x, size_t grou
     const uint8_t s = fp8_group_scale(warp_max(amax), y.format.dtype);
     const float inverse = inverse_of_few_bits(fp8_group_value(s, y.format.dtype));
     for (int i = lane; i < group; i += 32)
-        ((uint8_t *)y.data)[g * group + i] = encode_any(y.format.dtype, element(x, g * group + i) * inverse);
+        ((uint8_t *)y.data)[g * group + i] =
+            encode_any(y.format.dtype, element(x, g * group + i) * inverse);
     if (lane == 0)
         ((uint8_t *)y.scale)[g] = s;
 }
 
-/* ---- to FP8 with one scale: the maximum ----------------------------------------------------------------------- */
+/* ---- to FP8 with one scale: the maximum ------------------------------------------------------ */
 
-template <class Reader> __global__ __launch_bounds__(THREADS)
-void amax_kernel(float *partial, Reader x, size_t n)
+template <class Reader>
+__global__ __launch_bounds__(THREADS) void amax_kernel(float *partial, Reader x, size_t n)
 {
     __shared__ float shared[32];
     float amax = 0;
@@ -171,7 +177,8 @@ __global__ void amax_any_kernel(float *partial, AnyTensor x, size_t n)
 {
     __shared__ float shared[32];
     float amax = 0;
-    for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += (size_t)gridDim.x * THREADS)
+    for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * THREADS)
         amax = fmaxf(amax, fabsf(element(x, i)));
     amax = block_max(amax, shared);
     if (threadIdx.x == 0)
@@ -179,8 +186,9 @@ __global__ void amax_any_kernel(float *partial, AnyTensor x, size_t n)
 }
 
 /* scale_amax: of the tensor, or NULL; headroom: 0 if not reused. */
-__global__ __launch_bounds__(AMAX_BLOCKS)
-void scale_kernel(float *scale, float *scale_amax, float headroom, const float *partial, int n, DType d)
+__global__ __launch_bounds__(AMAX_BLOCKS) void scale_kernel(float *scale, float *scale_amax,
+                                                            float headroom, const float *partial,
+                                                            int n, DType d)
 {
     __shared__ float shared[32];
     const float amax = block_max(threadIdx.x < n ? partial[threadIdx.x] : 0.0f, shared);
@@ -192,10 +200,11 @@ void scale_kernel(float *scale, float *scale_amax, float headroom, const float *
         *scale_amax = amax;
 }
 
-/* ---- ... and the codes ---------------------------------------------------------------------------------------- */
+/* ---- ... and the codes ----------------------------------------------------------------------- */
 
-template <DType D, class Reader> __global__ __launch_bounds__(THREADS)
-void encode_kernel(uint8_t *codes, const float *scale, Reader x, size_t n)
+template <DType D, class Reader>
+__global__ __launch_bounds__(THREADS) void encode_kernel(uint8_t *codes, const float *scale,
+                                                         Reader x, size_t n)
 {
     const size_t first = first_element();
     float v[PACKS][8];
@@ -208,8 +217,9 @@ void encode_kernel(uint8_t *codes, const float *scale, Reader x, size_t n)
 }
 
 /* For a y whose scale is reused; raises amax to max|x|. */
-template <class Reader> __global__ __launch_bounds__(THREADS)
-void encode_in_range_kernel(float *amax, TileOut y, Reader x, size_t n)
+template <class Reader>
+__global__ __launch_bounds__(THREADS) void encode_in_range_kernel(float *amax, TileOut y, Reader x,
+                                                                  size_t n)
 {
     __shared__ float shared[32];
     const size_t first = first_element();
@@ -231,14 +241,15 @@ __global__ void encode_any_kernel(AnyTensor y, AnyTensor x, size_t first, size_t
     const size_t i = first + (size_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= end)
         return;
-    const uint8_t code = i < n ? encode_any(y.format.dtype, element(x, i) * (1.0f / *(const float *)y.scale)) : 0;
+    const uint8_t code =
+        i < n ? encode_any(y.format.dtype, element(x, i) * (1.0f / *(const float *)y.scale)) : 0;
     if (y.data)
         ((uint8_t *)y.data)[i] = code;
     if (y.data_t)
         ((uint8_t *)y.data_t)[(i % y.cols) * y.rows + i / y.cols] = code;
 }
 
-/* ---- choice of kernel ------------------------------------------------------------------------------------------ */
+/* ---- choice of kernel ------------------------------------------------------------------------ */
 
 static AnyTensor any_tensor(Tensor t)
 {
@@ -267,22 +278,26 @@ static bool is_fast(Tensor y, Tensor x)
            (!y.data_t || (y.rows % 16 == 0 && (uintptr_t)y.data_t % 16 == 0));
 }
 
-template <DType D, typename F> static void with_codes(Tensor x, F f)
+template <DType D, typename F>
+static void with_codes(Tensor x, F f)
 {
     const uint8_t *codes = (const uint8_t *)x.data;
     if (x.format.group)
-        f(GroupReader<Known<D>, int>{ codes, (const uint8_t *)x.scale, {}, group_shift(x), x.cols });
+        f(GroupReader<Known<D>, int>{
+            codes, (const uint8_t *)x.scale, {}, group_shift(x), x.cols });
     else
         f(TensorReader<Known<D>>{ codes, (const float *)x.scale, {}, x.cols });
 }
 
-/* f(reader of x): as with_reader, for any group of is_fast_source, with the format known at compile time. */
-template <typename F> static void with_fast_reader(Tensor x, F f)
+/* f(reader of x): as with_reader, for any group of is_fast_source, with the format known at compile
+ * time. */
+template <typename F>
+static void with_fast_reader(Tensor x, F f)
 {
     switch (x.format.dtype) {
     case E4M3: with_codes<E4M3>(x, f); break;
     case E5M2: with_codes<E5M2>(x, f); break;
-    default:   with_dense_reader(x, f);     /* others: check_format */
+    default: with_dense_reader(x, f); /* others: check_format */
     }
 }
 
@@ -295,14 +310,17 @@ static void to_plain(Tensor y, Tensor x, size_t n)
 {
     if (is_fast(y, x))
         with_fast_reader(x, [&](auto reader) {
-            convert_kernel<<<blocks_for(n, 8 * PACKS), THREADS, 0, device_stream()>>>(any_out(y), reader, n);
+            convert_kernel<<<blocks_for(n, 8 * PACKS), THREADS, 0, device_stream()>>>(any_out(y),
+                                                                                      reader, n);
         });
     else
-        convert_any_kernel<<<blocks_for(n, 1), THREADS, 0, device_stream()>>>(any_out(y), any_tensor(x), n);
+        convert_any_kernel<<<blocks_for(n, 1), THREADS, 0, device_stream()>>>(any_out(y),
+                                                                              any_tensor(x), n);
     LAUNCH_CHECK();
 }
 
-template <DType D> static void to_groups(Tensor y, Tensor x, size_t n)
+template <DType D>
+static void to_groups(Tensor y, Tensor x, size_t n)
 {
     const size_t groups = n / y.format.group;
     if (is_fast(y, x))
@@ -316,8 +334,10 @@ template <DType D> static void to_groups(Tensor y, Tensor x, size_t n)
     LAUNCH_CHECK();
 }
 
-/* Tiles take multiples of 16 rows of x, and may write into later rows of y: so the rest is written after them. */
-template <DType D> static void to_codes(Tensor y, Tensor x)
+/* Tiles take multiples of 16 rows of x, and may write into later rows of y: so the rest is written
+ * after them. */
+template <DType D>
+static void to_codes(Tensor y, Tensor x)
 {
     const int fast = !is_fast(y, x) ? 0 : y.data_t ? x.rows / 16 * 16 : x.rows;
     const size_t done = (size_t)fast * x.cols, end = tensor_numel(y);
@@ -331,12 +351,13 @@ template <DType D> static void to_codes(Tensor y, Tensor x)
                     (uint8_t *)y.data, (const float *)y.scale, reader, done);
         });
     if (done < end)
-        encode_any_kernel<<<blocks_for(end - done, 1), THREADS, 0, device_stream()>>>(any_tensor(y), any_tensor(x), done,
-                                                                                      tensor_numel(x), end);
+        encode_any_kernel<<<blocks_for(end - done, 1), THREADS, 0, device_stream()>>>(
+            any_tensor(y), any_tensor(x), done, tensor_numel(x), end);
     LAUNCH_CHECK();
 }
 
-template <DType D> static void to_fp8(Tensor y, Tensor x, size_t n)
+template <DType D>
+static void to_fp8(Tensor y, Tensor x, size_t n)
 {
     if (y.format.group)
         to_groups<D>(y, x, n);
@@ -345,19 +366,23 @@ template <DType D> static void to_fp8(Tensor y, Tensor x, size_t n)
 }
 
 /* Also writes the values as rows of T. */
-template <class Reader, typename T> struct ExpandSource : ReaderSource<Reader> {
+template <class Reader, typename T>
+struct ExpandSource : ReaderSource<Reader> {
     T *to;
-    __device__ void values(float (&y)[1][8], const typename Reader::Raw &raw, typename ReaderSource<Reader>::Fix, int row,
-                           int col) const
+    __device__ void values(float (&y)[1][8], const typename Reader::Raw &raw,
+                           typename ReaderSource<Reader>::Fix, int row, int col) const
     {
         this->x.values(y[0], raw);
         store_pack<true>(to + (size_t)row * this->x.cols + col, y[0], 8);
     }
 };
 
-template <DType D> static void expand(Tensor y, Tensor x)
+template <DType D>
+static void expand(Tensor y, Tensor x)
 {
-    const TensorReader<Known<D>> reader = { (const uint8_t *)x.data, (const float *)x.scale, {}, x.cols };
+    const TensorReader<Known<D>> reader = {
+        (const uint8_t *)x.data, (const float *)x.scale, {}, x.cols
+    };
     Tensor columns = x;
     columns.data = NULL;
     with_type(y, [&](auto *to) {
@@ -366,12 +391,13 @@ template <DType D> static void expand(Tensor y, Tensor x)
     });
 }
 
-/* ---- entry ---------------------------------------------------------------------------------------------------- */
+/* ---- entry ----------------------------------------------------------------------------------- */
 
 static void check_format(const char *op, Tensor t)
 {
     if (format_is_dynamic8(t.format))
-        die("%s: the CUDA back end has no conversion of %s; only adamw8bit reads and writes it", op, format_name(t.format));
+        die("%s: the CUDA back end has no conversion of %s; only adamw8bit reads and writes it", op,
+            format_name(t.format));
     CHECK(!format_is_fp8(t.format) || !t.format.group || format_has_byte_scales(t.format),
           "%s: %s is a moment's; only adamw reads and writes it", op, format_name(t.format));
 }
@@ -381,9 +407,9 @@ static void set_scale(Tensor y, const float *maxima, int n)
 {
     check_scaled(y);
     const int threads = block_threads(n > 0 ? n : 1, 1, AMAX_BLOCKS);
-    scale_kernel<<<1, threads, 0, device_stream()>>>((float *)y.scale, y.scale_amax,
-                                                     scale_is_reused(y) ? fp8_headroom(y.format.dtype) : 0, maxima, n,
-                                                     y.format.dtype);
+    scale_kernel<<<1, threads, 0, device_stream()>>>(
+        (float *)y.scale, y.scale_amax, scale_is_reused(y) ? fp8_headroom(y.format.dtype) : 0,
+        maxima, n, y.format.dtype);
     LAUNCH_CHECK();
 }
 

@@ -4,19 +4,22 @@
  *     void values(float (&)[8], Raw)       decodes them
  *     void bring(i, n)                     prefetches n elements, whole rows, to the L2 cache; with groups, of 16 or more
  *
- * so that a thread can have several loads in flight. left is >= 8 or <= 0 if rows begin at multiples of 16 bytes. */
+ * so that a thread can have several loads in flight. left is >= 8 or <= 0 if rows begin at
+ * multiples of 16 bytes. */
 #pragma once
 #include "kernels/cuda/fp8.cuh"
 
 /* A compile-time number, in place of a run-time argument. */
-template <auto V> struct Known {
+template <auto V>
+struct Known {
     __host__ __device__ constexpr operator decltype(V)() const
     {
         return V;
     }
 };
 
-template <typename T> struct DenseReader {
+template <typename T>
+struct DenseReader {
     const T *data;
     int cols;
     typedef Pack<T> Raw;
@@ -37,12 +40,15 @@ template <typename T> struct DenseReader {
 };
 
 /* FP8 codes with one scale. D: DType or Known<a DType>. */
-template <class D> struct TensorReader {
+template <class D>
+struct TensorReader {
     const uint8_t *data;
     const float *scale;
     D dtype;
     int cols;
-    struct Raw { uint2 codes; };
+    struct Raw {
+        uint2 codes;
+    };
     __device__ Raw at(size_t i, int left = 8) const
     {
         return left > 0 ? Raw{ *(const uint2 *)(data + i) } : Raw{};
@@ -59,13 +65,17 @@ template <class D> struct TensorReader {
 };
 
 /* FP8 codes with a scale of one byte per 2^shift elements. S: int or Known<shift>; at least 3. */
-template <class D, class S> struct GroupReader {
+template <class D, class S>
+struct GroupReader {
     const uint8_t *data;
     const uint8_t *scale;
     D dtype;
     S shift;
     int cols;
-    struct Raw { uint2 codes; uint8_t scale; };
+    struct Raw {
+        uint2 codes;
+        uint8_t scale;
+    };
     __device__ Raw at(size_t i, int left = 8) const
     {
         return left > 0 ? Raw{ *(const uint2 *)(data + i), scale[i >> shift] } : Raw{};
@@ -83,39 +93,49 @@ template <class D, class S> struct GroupReader {
 };
 
 /* A pack inside its row. */
-template <class Reader> __device__ inline typename Reader::Raw load_inside(const Reader &x, int row, int col)
+template <class Reader>
+__device__ inline typename Reader::Raw load_inside(const Reader &x, int row, int col)
 {
     return x.at((size_t)row * x.cols + col);
 }
 
 /* A pack that may be after the end of its row, and is then 0. */
-template <class Reader> __device__ inline typename Reader::Raw load_or_zero(const Reader &x, int row, int col)
+template <class Reader>
+__device__ inline typename Reader::Raw load_or_zero(const Reader &x, int row, int col)
 {
     return x.at((size_t)row * x.cols + col, x.cols - col);
 }
 
-template <typename F> static inline void with_dense_reader(Tensor t, F f)
+template <typename F>
+static inline void with_dense_reader(Tensor t, F f)
 {
-    with_type(t, [&](auto *data) { f(DenseReader<std::remove_pointer_t<decltype(data)>>{ data, t.cols }); });
+    with_type(t, [&](auto *data) {
+        f(DenseReader<std::remove_pointer_t<decltype(data)>>{ data, t.cols });
+    });
 }
 
 /* The reader of a t in groups of 16. D: DType or Known<a DType>. */
-template <class D> static inline GroupReader<D, Known<4>> group_reader(Tensor t, D dtype)
+template <class D>
+static inline GroupReader<D, Known<4>> group_reader(Tensor t, D dtype)
 {
     return { (const uint8_t *)t.data, (const uint8_t *)t.scale, dtype, {}, t.cols };
 }
 
 /* f(reader of t). Few instantiations: the format of codes is a run-time argument. */
-template <typename F> static inline void with_reader(Tensor t, F f)
+template <typename F>
+static inline void with_reader(Tensor t, F f)
 {
     if (t.cols % 8)
-        die("%s rows of %d elements; the CUDA back end supports FP8 for multiples of 16", format_name(t.format), t.cols);
+        die("%s rows of %d elements; the CUDA back end supports FP8 for multiples of 16",
+            format_name(t.format), t.cols);
     if (!format_is_fp8(t.format))
         with_dense_reader(t, f);
     else if (t.format.group == 16)
         f(group_reader(t, t.format.dtype));
     else if (t.format.group == 0)
-        f(TensorReader<DType>{ (const uint8_t *)t.data, (const float *)t.scale, t.format.dtype, t.cols });
+        f(TensorReader<DType>{ (const uint8_t *)t.data, (const float *)t.scale, t.format.dtype,
+                               t.cols });
     else
-        die("%s: the CUDA back end reads FP8 rows with a scale per 16 elements or per tensor", format_name(t.format));
+        die("%s: the CUDA back end reads FP8 rows with a scale per 16 elements or per tensor",
+            format_name(t.format));
 }

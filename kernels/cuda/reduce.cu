@@ -1,14 +1,17 @@
-/* Sums over all elements, in two kernels: up to SUM_BLOCKS partial sums, whose number and order depend only on the length, then one
- * block adds them. So the same values give the same bits on every GPU.
+/* Sums over all elements, in two kernels: up to SUM_BLOCKS partial sums, whose number and order
+ * depend only on the length, then one block adds them. So the same values give the same bits on
+ * every GPU.
  *
- * Bytes per element: those of the element. A thread sums eight neighbours in F32, everything else in F64. */
+ * Bytes per element: those of the element. A thread sums eight neighbours in F32, everything else
+ * in F64. */
 #include "kernels/cuda/vector.cuh"
 
 enum { SUM_BLOCKS = 1024, SUM_THREADS = 256, PACKS = 4, COLUMNS = 32, GROUPS = 32 };
 
 /* partial[block] = sum of x, or of x^2, over the block's packs. */
-template <bool ALIGNED, bool SQUARE, typename T> __global__ __launch_bounds__(SUM_THREADS)
-void partial_sums_kernel(double *partial, const T *x, size_t n)
+template <bool ALIGNED, bool SQUARE, typename T>
+__global__ __launch_bounds__(SUM_THREADS) void partial_sums_kernel(double *partial, const T *x,
+                                                                   size_t n)
 {
     __shared__ double shared[32];
     double total = 0;
@@ -19,7 +22,8 @@ void partial_sums_kernel(double *partial, const T *x, size_t n)
         for (int j = 0; j < PACKS; j++) {
             const size_t at = 8 * (base + j * SUM_THREADS + threadIdx.x);
             const int left = at < n ? (int)min(n - at, (size_t)8) : 0;
-            pack[j] = ALIGNED && left == 8 ? load_pack<true>(x + at, 8) : load_pack<false>(x + at, left);
+            pack[j] =
+                ALIGNED && left == 8 ? load_pack<true>(x + at, 8) : load_pack<false>(x + at, left);
         }
 #pragma unroll
         for (int j = 0; j < PACKS; j++) {
@@ -36,8 +40,8 @@ void partial_sums_kernel(double *partial, const T *x, size_t n)
 }
 
 /* *out += sum of partial. */
-__global__ __launch_bounds__(SUM_BLOCKS)
-void final_sum_kernel(float *out, const double *partial, int n)
+__global__ __launch_bounds__(SUM_BLOCKS) void final_sum_kernel(float *out, const double *partial,
+                                                               int n)
 {
     __shared__ double shared[32];
     const double total = block_reduce<Sum>(threadIdx.x < n ? partial[threadIdx.x] : 0.0, shared);
@@ -45,7 +49,8 @@ void final_sum_kernel(float *out, const double *partial, int n)
         *out = (float)(*out + total);
 }
 
-template <bool SQUARE, typename T> static void add_sum(float *out, const T *x, size_t n)
+template <bool SQUARE, typename T>
+static void add_sum(float *out, const T *x, size_t n)
 {
     if (n == 0)
         return;
@@ -53,11 +58,12 @@ template <bool SQUARE, typename T> static void add_sum(float *out, const T *x, s
     const int blocks = needed < SUM_BLOCKS ? (int)needed : SUM_BLOCKS;
     double *partial = (double *)device_scratch(SUM_BLOCKS * sizeof(double), SCRATCH_0);
     with_bool((uintptr_t)x % 16 == 0, [&](auto aligned) {
-        partial_sums_kernel<decltype(aligned)::value, SQUARE><<<blocks, SUM_THREADS, 0, device_stream()>>>(partial, x,
-                                                                                                          n);
+        partial_sums_kernel<decltype(aligned)::value, SQUARE>
+            <<<blocks, SUM_THREADS, 0, device_stream()>>>(partial, x, n);
     });
     LAUNCH_CHECK();
-    final_sum_kernel<<<1, block_threads(blocks, 1, SUM_BLOCKS), 0, device_stream()>>>(out, partial, blocks);
+    final_sum_kernel<<<1, block_threads(blocks, 1, SUM_BLOCKS), 0, device_stream()>>>(out, partial,
+                                                                                      blocks);
     LAUNCH_CHECK();
 }
 
@@ -72,13 +78,14 @@ void backend_sum_squares(float *out, Tensor x)
     with_type(x, [&](auto *p) { add_sum<true>(out, p, tensor_numel(x)); });
 }
 
-/* ---- the sum and the mean of tensors ----------------------------------------------------------------------------- */
+/* ---- the sum and the mean of tensors --------------------------------------------------------- */
 
 /* As average_kernel: 6 to 12 bytes of memory traffic per element, once in a step. */
-template <typename T, typename X> __global__ __launch_bounds__(SUM_THREADS)
-void add_kernel(T *y, const X *x, size_t n)
+template <typename T, typename X>
+__global__ __launch_bounds__(SUM_THREADS) void add_kernel(T *y, const X *x, size_t n)
 {
-    for (size_t i = (size_t)blockIdx.x * SUM_THREADS + threadIdx.x; i < n; i += (size_t)gridDim.x * SUM_THREADS)
+    for (size_t i = (size_t)blockIdx.x * SUM_THREADS + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * SUM_THREADS)
         y[i] = from_float<T>(to_float(y[i]) + to_float(x[i]));
 }
 
@@ -91,17 +98,21 @@ void backend_accumulate(Tensor y, Tensor x)
         return;
     with_type(y, [&](auto *to) {
         with_type(x, [&](auto *from) {
-            add_kernel<<<(unsigned)(needed < 65536 ? needed : 65536), SUM_THREADS, 0, device_stream()>>>(to, from, n);
+            add_kernel<<<(unsigned)(needed < 65536 ? needed : 65536), SUM_THREADS, 0,
+                         device_stream()>>>(to, from, n);
         });
     });
     LAUNCH_CHECK();
 }
 
-/* An element at a time: 10 or 12 bytes of memory traffic, in the order of the threads. Runs once in many steps. */
-template <typename T> __global__ __launch_bounds__(SUM_THREADS)
-void average_kernel(float *mean, const T *w, size_t n, float share)
+/* An element at a time: 10 or 12 bytes of memory traffic, in the order of the threads. Runs once in
+ * many steps. */
+template <typename T>
+__global__ __launch_bounds__(SUM_THREADS) void average_kernel(float *mean, const T *w, size_t n,
+                                                              float share)
 {
-    for (size_t i = (size_t)blockIdx.x * SUM_THREADS + threadIdx.x; i < n; i += (size_t)gridDim.x * SUM_THREADS) {
+    for (size_t i = (size_t)blockIdx.x * SUM_THREADS + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * SUM_THREADS) {
         const float x = to_float(w[i]), m = share == 1 ? 0.f : mean[i];
         mean[i] = share == 1 ? x : m + share * (x - m);
     }
@@ -111,26 +122,30 @@ void backend_average_weights(Tensor mean, Tensor w, float share)
 {
     CHECK_DENSE(mean, w.rows, w.cols);
     CHECK_DENSE(w, w.rows, w.cols);
-    CHECK(mean.format.dtype == F32, "average_weights: mean is %s, expected f32", format_name(mean.format));
+    CHECK(mean.format.dtype == F32, "average_weights: mean is %s, expected f32",
+          format_name(mean.format));
     const size_t n = tensor_numel(w), needed = ceil_div(n, SUM_THREADS);
     if (n == 0)
         return;
     with_type(w, [&](auto *p) {
-        average_kernel<<<(unsigned)(needed < 65536 ? needed : 65536), SUM_THREADS, 0, device_stream()>>>((float *)mean.data, p, n,
-                                                                                                         share);
+        average_kernel<<<(unsigned)(needed < 65536 ? needed : 65536), SUM_THREADS, 0,
+                         device_stream()>>>((float *)mean.data, p, n, share);
     });
     LAUNCH_CHECK();
 }
 
-/* ---- columns ------------------------------------------------------------------------------------------------- */
+/* ---- columns --------------------------------------------------------------------------------- */
 
-/* One block per COLUMNS columns: thread (c, g) adds rows g, g + GROUPS, ... of its column, then the groups are
- * added in their order. */
-__global__ __launch_bounds__(COLUMNS * GROUPS)
-void column_sums_kernel(AnyOut sum, bool empty, const float *partial, int rows, size_t stride, int cols)
+/* One block per COLUMNS columns: thread (c, g) adds rows g, g + GROUPS, ... of its column, then the
+ * groups are added in their order. */
+__global__ __launch_bounds__(COLUMNS *GROUPS) void column_sums_kernel(AnyOut sum, bool empty,
+                                                                      const float *partial,
+                                                                      int rows, size_t stride,
+                                                                      int cols)
 {
     __shared__ double shared[GROUPS][COLUMNS];
-    const int c = threadIdx.x % COLUMNS, g = threadIdx.x / COLUMNS, column = blockIdx.x * COLUMNS + c;
+    const int c = threadIdx.x % COLUMNS, g = threadIdx.x / COLUMNS,
+              column = blockIdx.x * COLUMNS + c;
     double total = 0;
     if (column < cols)
 #pragma unroll 8
@@ -140,7 +155,9 @@ void column_sums_kernel(AnyOut sum, bool empty, const float *partial, int rows, 
     __syncthreads();
     if (g > 0 || column >= cols)
         return;
-    total = empty ? 0.0 : sum.is_f32 ? ((float *)sum.data)[column] : to_float(((bf16 *)sum.data)[column]);
+    total = empty        ? 0.0
+            : sum.is_f32 ? ((float *)sum.data)[column]
+                         : to_float(((bf16 *)sum.data)[column]);
     for (int k = 0; k < GROUPS; k++)
         total += shared[k][c];
     if (sum.is_f32)
@@ -151,7 +168,8 @@ void column_sums_kernel(AnyOut sum, bool empty, const float *partial, int rows, 
 
 void add_column_sums(Tensor sum, const float *partial, int rows, size_t stride)
 {
-    column_sums_kernel<<<(unsigned)ceil_div(sum.cols, COLUMNS), COLUMNS * GROUPS, 0, device_stream()>>>(
-        any_out(sum), sum.empty, partial, rows, stride, sum.cols);
+    column_sums_kernel<<<(unsigned)ceil_div(sum.cols, COLUMNS), COLUMNS * GROUPS, 0,
+                         device_stream()>>>(any_out(sum), sum.empty, partial, rows, stride,
+                                            sum.cols);
     LAUNCH_CHECK();
 }

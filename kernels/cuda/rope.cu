@@ -1,15 +1,15 @@
 /* From projection to attention: clamp, QK-norm, rotation. One block per token.
  *
- * A head is `chunks` pairs of packs: elements 8c .. 8c+7 of its first half and of its second half, which the rotation combines. A
- * thread has one c, hence one set of cosines and sines, and several heads; neighbouring threads have neighbouring c. Without
- * QK-norm heads are independent. With it the block holds all heads of q and k of its token, so that x is read once. Forward also
- * copies v while it waits for sums; backward has a separate launch for v.
+ * A head is `chunks` pairs of packs: elements 8c .. 8c+7 of its first half and of its second half,
+ * which the rotation combines. A thread has one c, hence one set of cosines and sines, and several
+ * heads; neighbouring threads have neighbouring c. Without QK-norm heads are independent. With it
+ * the block holds all heads of q and k of its token, so that x is read once. Forward also copies v
+ * while it waits for sums; backward has a separate launch for v.
  *
- * Bytes per element in BF16: 4 (x, y), only for q and k if y is x and nothing is clamped; backward 4, or 6 if a norm or a clamp
- * needs x. The tables of angles and the weights are read from L1 and L2.
- * Norms of single heads: rope_heads.cu.
- * Sums are F32 trees; dqnorm and dknorm: partial sums per block, then their sum in the order of the blocks
- * (reduce.cu). */
+ * Bytes per element in BF16: 4 (x, y), only for q and k if y is x and nothing is clamped; backward
+ * 4, or 6 if a norm or a clamp needs x. The tables of angles and the weights are read from L1 and
+ * L2. Norms of single heads: rope_heads.cu. Sums are F32 trees; dqnorm and dknorm: partial sums per
+ * block, then their sum in the order of the blocks (reduce.cu). */
 #include "kernels/cuda/lora.cuh"
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/rope.cuh"
@@ -18,8 +18,8 @@ enum { EACH = 4, EACH_BACKWARD = 2, MAX_THREADS = 512, BLOCKS_PER_SM = 2 };
 
 /* Weights of the norm at column `at` of a head of q or k. */
 template <bool ALIGNED>
-__device__ static inline void load_weight(float (&w)[8], const Heads &a, AnyIn qw, AnyIn kw, int head, int at,
-                                          int left)
+__device__ static inline void load_weight(float (&w)[8], const Heads &a, AnyIn qw, AnyIn kw,
+                                          int head, int at, int left)
 {
     if (head < a.H)
         load_any<ALIGNED>(w, qw, (size_t)head * a.D + at, left);
@@ -27,12 +27,14 @@ __device__ static inline void load_weight(float (&w)[8], const Heads &a, AnyIn q
         load_any<ALIGNED>(w, kw, (size_t)(head - a.H) * a.D + at, left);
 }
 
-/* ---- without norm --------------------------------------------------------------------------------------------- */
+/* ---- without norm ---------------------------------------------------------------------------- */
 
-/* Forward (sign 1): y = rope(clamp(x)). Backward (sign -1): y from the gradient x; if LIMITED, 0 where |limited| > clip, with as
- * many loads in flight from half the heads. Heads of v are not rotated. */
-template <bool ALIGNED, bool LIMITED, typename T, typename TL> __global__ __launch_bounds__(MAX_THREADS)
-void rotate_kernel(AnyOut y, const T *x, const TL *limited, float sign, Heads a)
+/* Forward (sign 1): y = rope(clamp(x)). Backward (sign -1): y from the gradient x; if LIMITED, 0
+ * where |limited| > clip, with as many loads in flight from half the heads. Heads of v are not
+ * rotated. */
+template <bool ALIGNED, bool LIMITED, typename T, typename TL>
+__global__ __launch_bounds__(MAX_THREADS) void rotate_kernel(AnyOut y, const T *x,
+                                                             const TL *limited, float sign, Heads a)
 {
     constexpr int HEADS = LIMITED ? EACH / 2 : EACH;
     const ThreadPart<ALIGNED> p(a);
@@ -77,18 +79,22 @@ void rotate_kernel(AnyOut y, const T *x, const TL *limited, float sign, Heads a)
     }
 }
 
-/* ---- with norm: H + K <= EACH * a.parallel, so that a block holds q and k -------------------------------------- */
+/* ---- with norm: H + K <= EACH * a.parallel, so that a block holds q and k -------------------- */
 
-/* `passing` elements of v are copied: K D, or 0 if they stay in place. Since v is no larger than q, EACH packs per thread are
- * enough. */
-template <bool ALIGNED, bool CLIPS, typename T, typename TW> __global__ __launch_bounds__(MAX_THREADS)
-void norm_rotate_kernel(AnyOut y, float2 *stats, const T *x, const TW *q_weight, const TW *k_weight, Heads a, int passing)
+/* `passing` elements of v are copied: K D, or 0 if they stay in place. Since v is no larger than q,
+ * EACH packs per thread are enough. */
+template <bool ALIGNED, bool CLIPS, typename T, typename TW>
+__global__ __launch_bounds__(MAX_THREADS) void norm_rotate_kernel(AnyOut y, float2 *stats,
+                                                                  const T *x, const TW *q_weight,
+                                                                  const TW *k_weight, Heads a,
+                                                                  int passing)
 {
     __shared__ float shared[64];
     const AnyIn qw = { q_weight, std::is_same<TW, float>::value }, kw = { k_weight, qw.is_f32 };
     const ThreadPart<ALIGNED> p(a);
     const int half = a.D / 2;
-    const size_t row = (size_t)blockIdx.x * a.S + p.first, values = (size_t)blockIdx.x * a.S + (size_t)a.count * a.D;
+    const size_t row = (size_t)blockIdx.x * a.S + p.first,
+                 values = (size_t)blockIdx.x * a.S + (size_t)a.count * a.D;
     Pack<T> u[EACH], v[EACH], pass[EACH];
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
@@ -142,7 +148,8 @@ void norm_rotate_kernel(AnyOut y, float2 *stats, const T *x, const TW *q_weight,
         load_weight<ALIGNED>(vw, a, qw, kw, head, p.first + half, p.left);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            ux[i] = limit<CLIPS>(u[j][i], a.clip) * r * uw[i], vx[i] = limit<CLIPS>(v[j][i], a.clip) * r * vw[i];
+            ux[i] = limit<CLIPS>(u[j][i], a.clip) * r * uw[i],
+            vx[i] = limit<CLIPS>(v[j][i], a.clip) * r * vw[i];
             rotate(ux[i], vx[i], t.cosine[i], t.sine[i]);
         }
         store_any<ALIGNED>(y, row + (size_t)head * a.D, ux, p.left);
@@ -152,8 +159,9 @@ void norm_rotate_kernel(AnyOut y, float2 *stats, const T *x, const TW *q_weight,
 
 /* to: (H + K, D) */
 template <bool ALIGNED>
-__device__ static inline void store_sums(float *to, const float (&u)[EACH_BACKWARD][8], const float (&v)[EACH_BACKWARD][8],
-                                         const Heads &a, const ThreadPart<ALIGNED> &p)
+__device__ static inline void store_sums(float *to, const float (&u)[EACH_BACKWARD][8],
+                                         const float (&v)[EACH_BACKWARD][8], const Heads &a,
+                                         const ThreadPart<ALIGNED> &p)
 {
 #pragma unroll
     for (int j = 0; j < EACH_BACKWARD; j++) {
@@ -166,14 +174,16 @@ __device__ static inline void store_sums(float *to, const float (&u)[EACH_BACKWA
     }
 }
 
-/* From d, which is dy rotated back, the gradient of the norm's input: r (g - h mean_gh) with g = d w, h = clamp(x) r; 0 where x was
- * clamped. partial: (gridDim.x, (H + K) D) sums of d h over the block's tokens. NOTE: these sums take 32 registers per thread. So
- * there are fewer heads per thread than in forward, only packs are held during the reduction, the block's next token is prefetched
- * to L2, not to registers, and the format of the weights is a template parameter: else registers spill. */
+/* From d, which is dy rotated back, the gradient of the norm's input: r (g - h mean_gh) with g = d
+ * w, h = clamp(x) r; 0 where x was clamped. partial: (gridDim.x, (H + K) D) sums of d h over the
+ * block's tokens. NOTE: these sums take 32 registers per thread. So there are fewer heads per
+ * thread than in forward, only packs are held during the reduction, the block's next token is
+ * prefetched to L2, not to registers, and the format of the weights is a template parameter: else
+ * registers spill. */
 template <bool ALIGNED, bool CLIPS, typename TW, typename TDY, typename TX>
-__global__ __launch_bounds__(MAX_THREADS)
-void norm_rotate_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const TX *x, const float2 *stats,
-                                 const TW *q_weight, const TW *k_weight, Heads a, int N)
+__global__ __launch_bounds__(MAX_THREADS) void norm_rotate_backward_kernel(
+    AnyOut dx, float *partial, const TDY *dy, const TX *x, const float2 *stats, const TW *q_weight,
+    const TW *k_weight, Heads a, int N)
 {
     __shared__ float shared[64];
     const AnyIn qw = { q_weight, std::is_same<TW, float>::value }, kw = { k_weight, qw.is_f32 };
@@ -188,8 +198,10 @@ void norm_rotate_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const
         for (int j = 0; j < EACH_BACKWARD; j++) {
             const int head = p.head + j * a.parallel, left = head < a.count ? p.left : 0;
             const size_t at = row + (size_t)head * a.D;
-            du[j] = load_pack<ALIGNED>(dy + at, left), dv[j] = load_pack<ALIGNED>(dy + at + half, left);
-            xu[j] = load_pack<ALIGNED>(x + at, left), xv[j] = load_pack<ALIGNED>(x + at + half, left);
+            du[j] = load_pack<ALIGNED>(dy + at, left),
+            dv[j] = load_pack<ALIGNED>(dy + at + half, left);
+            xu[j] = load_pack<ALIGNED>(x + at, left),
+            xv[j] = load_pack<ALIGNED>(x + at + half, left);
         }
         if (ALIGNED && threadIdx.x == 0 && n + gridDim.x < N) {
             const size_t next = (size_t)(n + gridDim.x) * a.S, width = (size_t)a.count * a.D;
@@ -222,15 +234,16 @@ void norm_rotate_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const
         block_sums(sums, shared);
         keep_packed(du), keep_packed(dv);
         keep_packed(xu), keep_packed(xv);
-        t = load_angles<ALIGNED>(a, n, p);              /* reloaded, to save 16 registers */
+        t = load_angles<ALIGNED>(a, n, p); /* reloaded, to save 16 registers */
 #pragma unroll
         for (int j = 0; j < EACH_BACKWARD; j++) {
             const int head = p.head + j * a.parallel;
             if (head >= a.count)
                 break;
-            float u[8], v[8];                           /* weights, then results */
+            float u[8], v[8]; /* weights, then results */
             const float r = head < a.H ? rstd.x : rstd.y;
-            const float r_mean_gh = r * (head < a.H ? sums[0] * a.q_inverse : sums[1] * a.k_inverse);
+            const float r_mean_gh =
+                r * (head < a.H ? sums[0] * a.q_inverse : sums[1] * a.k_inverse);
             load_weight<ALIGNED>(u, a, qw, kw, head, p.first, p.left);
             load_weight<ALIGNED>(v, a, qw, kw, head, p.first + half, p.left);
 #pragma unroll
@@ -249,18 +262,19 @@ void norm_rotate_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const
     store_sums(partial + (size_t)blockIdx.x * (a.H + a.K) * a.D, dwu, dwv, a, p);
 }
 
-/* ---- entry ---------------------------------------------------------------------------------------------------- */
+/* ---- entry ----------------------------------------------------------------------------------- */
 
 /* As check_rope, for tensors without FP8. */
-static bool check_dense_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const void *stats, Attention a)
+static bool check_dense_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm,
+                             const void *stats, Attention a)
 {
     const bool by_head = check_rope(op, qkv, qnorm, knorm, stats, a);
     check_dense(op, "qkv", qkv, qkv.rows, qkv.cols);
     if (qnorm.data) {
         check_dense(op, "qnorm", qnorm, 1, qnorm.cols);
         check_dense(op, "knorm", knorm, 1, knorm.cols);
-        CHECK(qnorm.format.dtype == knorm.format.dtype, "%s: weights in %s and %s", op, format_name(qnorm.format),
-              format_name(knorm.format));
+        CHECK(qnorm.format.dtype == knorm.format.dtype, "%s: weights in %s and %s", op,
+              format_name(qnorm.format), format_name(knorm.format));
     }
     return by_head;
 }
@@ -279,8 +293,8 @@ static Heads heads_of(const char *op, Attention a, int from, int count, int each
     if (h.parallel * h.chunks > MAX_THREADS) {
         h.parallel = MAX_THREADS / h.chunks;
         if (at_once || h.parallel == 0)
-            die("%s: %d heads of width %d; the CUDA back end supports up to %d%s", op, a.H + a.K, a.D, h.parallel * each,
-                at_once ? " with QK-norm" : "");
+            die("%s: %d heads of width %d; the CUDA back end supports up to %d%s", op, a.H + a.K,
+                a.D, h.parallel * each, at_once ? " with QK-norm" : "");
     }
     return h;
 }
@@ -291,8 +305,8 @@ static int threads_of(Heads h)
 }
 
 /* Heads from .. count-1 without a norm. limited.data may be NULL. */
-static void rotate_heads(const char *op, Tensor y, Tensor x, Tensor limited, float sign, Attention a, int from,
-                         int count)
+static void rotate_heads(const char *op, Tensor y, Tensor x, Tensor limited, float sign,
+                         Attention a, int from, int count)
 {
     const Heads h = heads_of(op, a, from, count, EACH, false);
     with_bool(halves_aligned(a, x, y, limited, Tensor{}, Tensor{}), [&](auto aligned) {
@@ -300,21 +314,23 @@ static void rotate_heads(const char *op, Tensor y, Tensor x, Tensor limited, flo
             constexpr bool ALIGNED = decltype(aligned)::value;
             if (limited.data)
                 with_type(limited, [&](auto *limit) {
-                    rotate_kernel<ALIGNED, true><<<x.rows, threads_of(h), 0, device_stream()>>>(any_out(y), in, limit,
-                                                                                                sign, h);
+                    rotate_kernel<ALIGNED, true><<<x.rows, threads_of(h), 0, device_stream()>>>(
+                        any_out(y), in, limit, sign, h);
                 });
             else
-                rotate_kernel<ALIGNED, false><<<x.rows, threads_of(h), 0, device_stream()>>>(any_out(y), in, in, sign,
-                                                                                             h);
+                rotate_kernel<ALIGNED, false>
+                    <<<x.rows, threads_of(h), 0, device_stream()>>>(any_out(y), in, in, sign, h);
         });
     });
     LAUNCH_CHECK();
 }
 
-static void rotate_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a);
+static void rotate_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm,
+                          Attention a);
 
 /* With a clip or norms, the FP8 x is converted to y, which is then changed in place. */
-static void forward_from_fp8(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a)
+static void forward_from_fp8(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm,
+                             Attention a)
 {
     if (!qnorm.data && a.clip == 0) {
         rope_forward_fp8(y, x, a);
@@ -334,7 +350,8 @@ static void rotate_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor
     const bool by_head = check_dense_rope("rope_forward", x, qnorm, knorm, stats, a);
     check_dense("rope_forward", "y", y, x.rows, x.cols);
     const bool norm = qnorm.data, in_place = y.data == x.data, values = !in_place || a.clip > 0;
-    CHECK(!in_place || format_equal(y.format, x.format), "rope_forward: x and y share memory, not their format");
+    CHECK(!in_place || format_equal(y.format, x.format),
+          "rope_forward: x and y share memory, not their format");
     if (x.rows == 0)
         return;
     const int rotated = a.H + a.K, count = rotated + (values ? a.K : 0);
@@ -352,9 +369,9 @@ static void rotate_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor
             with_type(qnorm, [&](auto *weight) {
                 with_type(x, [&](auto *in) {
                     norm_rotate_kernel<decltype(aligned)::value, decltype(clips)::value>
-                        <<<x.rows, threads_of(h), 0, device_stream()>>>(any_out(y), (float2 *)stats, in, weight,
-                                                                        (decltype(weight))knorm.data, h,
-                                                                        values ? a.K * a.D : 0);
+                        <<<x.rows, threads_of(h), 0, device_stream()>>>(
+                            any_out(y), (float2 *)stats, in, weight, (decltype(weight))knorm.data,
+                            h, values ? a.K * a.D : 0);
                 });
             });
         });
@@ -362,8 +379,8 @@ static void rotate_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor
     LAUNCH_CHECK();
 }
 
-void backend_rope_forward(Tensor y, Tensor saved, float *stats, Tensor x, LoraProduct product, Tensor qnorm, Tensor knorm,
-                          Attention a, ForwardSource from)
+void backend_rope_forward(Tensor y, Tensor saved, float *stats, Tensor x, LoraProduct product,
+                          Tensor qnorm, Tensor knorm, Attention a, ForwardSource from)
 {
     check_rope("rope_forward", x, qnorm, knorm, stats, a);
     if (!qnorm.data && rope_forward_added(from == FROM_EXACT, y, saved, x, product, a))
@@ -374,8 +391,8 @@ void backend_rope_forward(Tensor y, Tensor saved, float *stats, Tensor x, LoraPr
     rotate_values(y, stats, from == FROM_EXACT ? x : saved, qnorm, knorm, a);
 }
 
-static void backward_with_norm(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
-                               Tensor qnorm, Tensor knorm, Attention a)
+static void backward_with_norm(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x,
+                               const float *stats, Tensor qnorm, Tensor knorm, Attention a)
 {
     const Heads h = heads_of("rope_backward", a, 0, a.H + a.K, EACH_BACKWARD, true);
     const int N = dy.rows, most = BLOCKS_PER_SM * device_sm_count(), blocks = most < N ? most : N;
@@ -386,7 +403,8 @@ static void backward_with_norm(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor d
             with_type(qnorm, [&](auto *weight) {
                 with_type(dy, [&](auto *d) {
                     with_type(x, [&](auto *in) {
-                        norm_rotate_backward_kernel<decltype(aligned)::value, decltype(clips)::value>
+                        norm_rotate_backward_kernel<decltype(aligned)::value,
+                                                    decltype(clips)::value>
                             <<<blocks, threads_of(h), 0, device_stream()>>>(
                                 any_out(dx), partial, d, in, (const float2 *)stats, weight,
                                 (decltype(weight))knorm.data, h, N);
@@ -402,9 +420,10 @@ static void backward_with_norm(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor d
         add_column_sums(dknorm, partial + q_width, blocks, width);
 }
 
-/* With a clip or norms, x is converted in scratch memory, and dy is changed in place before it is converted to dx. */
-static void backward_with_fp8(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
-                              Tensor qnorm, Tensor knorm, Attention a)
+/* With a clip or norms, x is converted in scratch memory, and dy is changed in place before it is
+ * converted to dx. */
+static void backward_with_fp8(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x,
+                              const float *stats, Tensor qnorm, Tensor knorm, Attention a)
 {
     if (!qnorm.data && a.clip == 0) {
         rope_backward_fp8(dx, dy, a);
@@ -412,7 +431,8 @@ static void backward_with_fp8(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy
     }
     if (format_is_fp8(x.format)) {
         const Format f = { BF16, 0, false };
-        const Tensor dense = tensor_at(device_scratch(2 * tensor_numel(x), SCRATCH_1), f, x.rows, x.cols);
+        const Tensor dense =
+            tensor_at(device_scratch(2 * tensor_numel(x), SCRATCH_1), f, x.rows, x.cols);
         backend_quantize(dense, x);
         x = dense;
     }
@@ -420,8 +440,8 @@ static void backward_with_fp8(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy
     backend_quantize(dx, dy);
 }
 
-void backend_rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
-                           Tensor qnorm, Tensor knorm, Attention a)
+void backend_rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x,
+                           const float *stats, Tensor qnorm, Tensor knorm, Attention a)
 {
     const bool by_head = check_dense_rope(OPERATION, dy, qnorm, knorm, stats, a);
     if (format_is_fp8(dx.format) || ((a.clip > 0 || qnorm.data) && format_is_fp8(x.format))) {
@@ -433,7 +453,8 @@ void backend_rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, T
     CHECK_DENSE_OPTIONAL(dknorm, 1, by_head ? a.D : a.K * a.D);
     const bool in_place = dx.data == dy.data, clips = a.clip > 0;
     const int rotated = a.H + a.K, count = rotated + (!in_place || clips ? a.K : 0);
-    CHECK(!in_place || format_equal(dx.format, dy.format), "rope_backward: dx and dy share memory, not their format");
+    CHECK(!in_place || format_equal(dx.format, dy.format),
+          "rope_backward: dx and dy share memory, not their format");
     if (clips || qnorm.data)
         CHECK_DENSE(x, dy.rows, dy.cols);
     if (dy.rows == 0)

@@ -1,20 +1,24 @@
-/* The rotation with FP8: q, k, v saved in FP8 groups, and the gradient of the projection as a GEMM operand.
+/* The rotation with FP8: q, k, v saved in FP8 groups, and the gradient of the projection as a GEMM
+ * operand.
  *
- * Forward reads 1.06 bytes and writes 2 per element. Backward rotates in both passes of group scaling: it reads 2 bytes twice, or
- * once if the scale is reused, and writes 2. */
+ * Forward reads 1.06 bytes and writes 2 per element. Backward rotates in both passes of group
+ * scaling: it reads 2 bytes twice, or once if the scale is reused, and writes 2. */
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/tiles.cuh"
 
-/* Two packs of a row of [q|k|v], half a head apart, rotated by sign * angle; v is not rotated. The source's columns are the first
- * halves of the heads, one after the other. WIDTH: D if it is 64 or 128, to avoid integer divisions; 0: any. D is a multiple of 16,
- * so halves are whole packs. */
-template <class Reader, int WIDTH> struct RotatedSource : SimpleSource {
+/* Two packs of a row of [q|k|v], half a head apart, rotated by sign * angle; v is not rotated. The
+ * source's columns are the first halves of the heads, one after the other. WIDTH: D if it is 64 or
+ * 128, to avoid integer divisions; 0: any. D is a multiple of 16, so halves are whole packs. */
+template <class Reader, int WIDTH>
+struct RotatedSource : SimpleSource {
     enum { OUTPUTS = 2, MEASURED = 2 };
     Reader x;
-    const float *rope;          /* (T, D/2, 2) */
+    const float *rope; /* (T, D/2, 2) */
     float sign;
     int T, half_width, rotated; /* D/2; columns of the source that belong to q and k */
-    struct Raw { typename Reader::Raw a, b; };
+    struct Raw {
+        typename Reader::Raw a, b;
+    };
     __device__ unsigned half() const
     {
         return WIDTH ? WIDTH / 2 : half_width;
@@ -48,7 +52,8 @@ template <class Reader, int WIDTH> struct RotatedSource : SimpleSource {
 };
 
 /* f(source), with common widths of heads as template parameters. */
-template <class Reader, typename F> static void with_rotation(Reader x, float sign, Attention a, F f)
+template <class Reader, typename F>
+static void with_rotation(Reader x, float sign, Attention a, F f)
 {
     const int half = a.D / 2, rotated = (a.H + a.K) * half;
     if (a.D % 16)
@@ -62,7 +67,8 @@ template <class Reader, typename F> static void with_rotation(Reader x, float si
 }
 
 /* One row per block. */
-template <class Source> __global__ __launch_bounds__(512) void rotate_rows_kernel(bf16 *y, Source source, int cols)
+template <class Source>
+__global__ __launch_bounds__(512) void rotate_rows_kernel(bf16 *y, Source source, int cols)
 {
     const int row = blockIdx.x;
     for (int col = 8 * threadIdx.x; 2 * col < cols; col += 8 * blockDim.x) {
@@ -76,11 +82,13 @@ template <class Source> __global__ __launch_bounds__(512) void rotate_rows_kerne
 void rope_forward_fp8(Tensor y, Tensor x, Attention a)
 {
     if (y.format.dtype != BF16)
-        die("rope_forward: y is %s, x is %s; the CUDA back end writes bf16 from FP8", format_name(y.format), format_name(x.format));
+        die("rope_forward: y is %s, x is %s; the CUDA back end writes bf16 from FP8",
+            format_name(y.format), format_name(x.format));
     with_reader(x, [&](auto reader) {
         with_rotation(reader, 1, a, [&](auto source) {
             const int threads = block_threads(x.cols / 16, 2, 512);
-            rotate_rows_kernel<<<x.rows, threads, 0, device_stream()>>>((bf16 *)y.data, source, x.cols);
+            rotate_rows_kernel<<<x.rows, threads, 0, device_stream()>>>((bf16 *)y.data, source,
+                                                                        x.cols);
         });
     });
     LAUNCH_CHECK();
@@ -90,6 +98,7 @@ void rope_backward_fp8(Tensor dx, Tensor dy, Attention a)
 {
     check_operand("rope_backward", "dx", dx, dy.rows, dy.cols);
     with_dense_reader(dy, [&](auto reader) {
-        with_rotation(reader, -1, a, [&](auto source) { fp8_operand(dx, {}, source, dy.rows, dy.cols / 2); });
+        with_rotation(reader, -1, a,
+                      [&](auto source) { fp8_operand(dx, {}, source, dy.rows, dy.cols / 2); });
     });
 }

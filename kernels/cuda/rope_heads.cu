@@ -1,28 +1,36 @@
 /* From projection to attention with a QK-norm per head, as in Qwen3.
  *
- * The packs of a head are those of rope.cu. A team is a power of two of neighbouring threads in one warp, which have the packs of a
- * head, so that its sum is a few shuffles and no thread waits for another warp. All heads of a team are of q, of k or of v: one set
- * of weights, one set of sums for their gradient. Forward: one block per token, in which the teams of v copy. Backward: each block
+ * The packs of a head are those of rope.cu. A team is a power of two of neighbouring threads in one
+ * warp, which have the packs of a head, so that its sum is a few shuffles and no thread waits for
+ * another warp. All heads of a team are of q, of k or of v: one set of weights, one set of sums for
+ * their gradient. Forward: one block per token, in which the teams of v copy. Backward: each block
  * takes every gridDim.x-th token.
  *
- * Bytes per element in BF16: forward 4 (x, y), backward 6 (dy, x, dx). Statistics: 4 bytes per head. The tables of angles and the
- * weights are read from L1 and L2.
- * Sums are F32 trees. dqnorm, dknorm are added in a fixed order: heads and tokens of a thread, teams of a block, then blocks
+ * Bytes per element in BF16: forward 4 (x, y), backward 6 (dy, x, dx). Statistics: 4 bytes per
+ * head. The tables of angles and the weights are read from L1 and L2. Sums are F32 trees. dqnorm,
+ * dknorm are added in a fixed order: heads and tokens of a thread, teams of a block, then blocks
  * (reduce.cu). */
 #include "kernels/cuda/rope.cuh"
 
-/* Heads per team, and the most threads per block. In backward RESIDENT threads fit on an SM: two blocks or more. */
-enum { EACH = 4, MAX_THREADS = 512, MAX_THREADS_BACKWARD = 320, RESIDENT = 2 * MAX_THREADS_BACKWARD };
+/* Heads per team, and the most threads per block. In backward RESIDENT threads fit on an SM: two
+ * blocks or more. */
+enum {
+    EACH = 4,
+    MAX_THREADS = 512,
+    MAX_THREADS_BACKWARD = 320,
+    RESIDENT = 2 * MAX_THREADS_BACKWARD
+};
 
-/* Teams of q, k and v, in this order in the block, `parallel` in all, of `chunks` threads each. Heads that do not fit into one
- * block are in blocks with the same x and higher y. */
+/* Teams of q, k and v, in this order in the block, `parallel` in all, of `chunks` threads each.
+ * Heads that do not fit into one block are in blocks with the same x and higher y. */
 struct Teams : Heads {
     int q, k, v;
 };
 
-/* A thread's part: its columns, and the heads head, head + step, ... below end of its team. Threads after the packs of a head have
- * left = 0. */
-template <bool ALIGNED> struct TeamPart : ThreadPart<ALIGNED> {
+/* A thread's part: its columns, and the heads head, head + step, ... below end of its team. Threads
+ * after the packs of a head have left = 0. */
+template <bool ALIGNED>
+struct TeamPart : ThreadPart<ALIGNED> {
     int step, end;
     __device__ TeamPart(const Teams &a, int each) : ThreadPart<ALIGNED>(a)
     {
@@ -42,7 +50,8 @@ template <bool ALIGNED> struct TeamPart : ThreadPart<ALIGNED> {
 };
 
 /* Sums over a team's threads; all threads of a warp must call it. */
-template <int K> __device__ static inline void team_sums(float (&x)[K], int threads)
+template <int K>
+__device__ static inline void team_sums(float (&x)[K], int threads)
 {
     for (int o = threads / 2; o > 0; o /= 2)
 #pragma unroll
@@ -51,8 +60,10 @@ template <int K> __device__ static inline void team_sums(float (&x)[K], int thre
 }
 
 /* gridDim: (tokens, blocks for the heads of a token) */
-template <bool ALIGNED, bool CLIPS, typename T, typename TW> __global__ __launch_bounds__(MAX_THREADS)
-void norm_heads_kernel(AnyOut y, float *stats, const T *x, const TW *q_weight, const TW *k_weight, Teams a)
+template <bool ALIGNED, bool CLIPS, typename T, typename TW>
+__global__ __launch_bounds__(MAX_THREADS) void norm_heads_kernel(AnyOut y, float *stats, const T *x,
+                                                                 const TW *q_weight,
+                                                                 const TW *k_weight, Teams a)
 {
     const TeamPart<ALIGNED> p(a, EACH);
     const int half = a.D / 2, rotated = a.H + a.K;
@@ -66,7 +77,8 @@ void norm_heads_kernel(AnyOut y, float *stats, const T *x, const TW *q_weight, c
         u[j] = load_pack<ALIGNED>(x + at, left);
         v[j] = load_pack<ALIGNED>(x + at + half, left);
     }
-    Pack<TW> w[2] = { load_pack<ALIGNED>(weight, p.left), load_pack<ALIGNED>(weight + half, p.left) };
+    Pack<TW> w[2] = { load_pack<ALIGNED>(weight, p.left),
+                      load_pack<ALIGNED>(weight + half, p.left) };
     const Angles t = load_angles<ALIGNED>(a, blockIdx.x, p);
     float sums[EACH] = {};
 #pragma unroll
@@ -103,9 +115,11 @@ void norm_heads_kernel(AnyOut y, float *stats, const T *x, const TW *q_weight, c
     }
 }
 
-/* The block's sums of each column over the teams of q, and over those of k. to: (2, D); shared: (parallel, D) */
+/* The block's sums of each column over the teams of q, and over those of k. to: (2, D); shared:
+ * (parallel, D) */
 template <bool ALIGNED>
-__device__ static inline void add_teams(float *to, float *shared, const float (&u)[8], const float (&v)[8], const Teams &a,
+__device__ static inline void add_teams(float *to, float *shared, const float (&u)[8],
+                                        const float (&v)[8], const Teams &a,
                                         const TeamPart<ALIGNED> &p)
 {
     float *own = shared + (size_t)(threadIdx.x / a.chunks) * a.D + p.first;
@@ -115,7 +129,8 @@ __device__ static inline void add_teams(float *to, float *shared, const float (&
             own[i] = u[i], own[a.D / 2 + i] = v[i];
     __syncthreads();
     for (int c = threadIdx.x; c < 2 * a.D; c += blockDim.x) {
-        const int first = c < a.D ? 0 : a.q, count = c < a.D ? a.q : a.k, column = c < a.D ? c : c - a.D;
+        const int first = c < a.D ? 0 : a.q, count = c < a.D ? a.q : a.k,
+                  column = c < a.D ? c : c - a.D;
         float sum = 0;
         for (int s = first; s < first + count; s++)
             sum += shared[s * a.D + column];
@@ -133,14 +148,20 @@ __device__ static inline void prefetch_token(const TDY *dy, const TX *x, const T
     prefetch(a.rope + (size_t)(n % a.T) * a.D, a.D * sizeof *a.rope);
 }
 
-/* As norm_rotate_backward_kernel of rope.cu; a team has one head. gridDim: (blocks that share the tokens, blocks for the heads of a
- * token). partial: for each block (2, D) sums of d h over its tokens and its heads of q and of k; shared: parallel D floats. NOTE:
- * with two heads per thread the compiler, short of registers, loads the second after it has summed the first. With one, all loads
- * of a token are issued together, and twenty warps instead of fifteen fit on an SM. */
+/* As norm_rotate_backward_kernel of rope.cu; a team has one head. gridDim: (blocks that share the
+ * tokens, blocks for the heads of a token). partial: for each block (2, D) sums of d h over its
+ * tokens and its heads of q and of k; shared: parallel D floats. NOTE: with two heads per thread
+ * the compiler, short of registers, loads the second after it has summed the first. With one, all
+ * loads of a token are issued together, and twenty warps instead of fifteen fit on an SM. */
 template <bool ALIGNED, bool CLIPS, typename TW, typename TDY, typename TX>
-__global__ __launch_bounds__(MAX_THREADS_BACKWARD, RESIDENT / MAX_THREADS_BACKWARD)
-void norm_heads_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const TX *x, const float *stats,
-                                const TW *q_weight, const TW *k_weight, Teams a, int N)
+__global__ __launch_bounds__(
+    MAX_THREADS_BACKWARD,
+    RESIDENT / MAX_THREADS_BACKWARD) void norm_heads_backward_kernel(AnyOut dx, float *partial,
+                                                                     const TDY *dy, const TX *x,
+                                                                     const float *stats,
+                                                                     const TW *q_weight,
+                                                                     const TW *k_weight, Teams a,
+                                                                     int N)
 {
     extern __shared__ float shared[];
     const TeamPart<ALIGNED> p(a, 1);
@@ -155,8 +176,10 @@ void norm_heads_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const 
         next = n + gridDim.x;
         if (ALIGNED && threadIdx.x == 0 && blockIdx.y == 0 && next < N)
             prefetch_token(dy, x, a, next);
-        Pack<TDY> d[2] = { load_pack<ALIGNED>(dy + at, left), load_pack<ALIGNED>(dy + at + half, left) };
-        Pack<TX> in[2] = { load_pack<ALIGNED>(x + at, left), load_pack<ALIGNED>(x + at + half, left) };
+        Pack<TDY> d[2] = { load_pack<ALIGNED>(dy + at, left),
+                           load_pack<ALIGNED>(dy + at + half, left) };
+        Pack<TX> in[2] = { load_pack<ALIGNED>(x + at, left),
+                           load_pack<ALIGNED>(x + at + half, left) };
         const Angles t = load_angles<ALIGNED>(a, n, p);
         next_rstd = left > 0 && next < N ? stats[(size_t)next * rotated + p.head] : 0.0f;
         float sums[1] = {}, u[8], v[8];
@@ -184,10 +207,11 @@ void norm_heads_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const 
         store_any<ALIGNED>(dx, at, u, left);
         store_any<ALIGNED>(dx, at + half, v, left);
     }
-    add_teams(partial + ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * 2 * a.D, shared, dwu, dwv, a, p);
+    add_teams(partial + ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * 2 * a.D, shared, dwu, dwv,
+              a, p);
 }
 
-/* ---- entry ---------------------------------------------------------------------------------------------------- */
+/* ---- entry ----------------------------------------------------------------------------------- */
 
 /* Teams of up to `each` heads, in as few blocks of up to `most` threads as possible. */
 static Teams teams_of(const char *op, Attention a, bool values, int each, int most, int *blocks)
@@ -200,7 +224,8 @@ static Teams teams_of(const char *op, Attention a, bool values, int each, int mo
     for (s.chunks = 1; 8 * s.chunks < a.D / 2;)
         s.chunks *= 2;
     if (s.chunks > 32)
-        die("%s: heads of width %d, each with a norm; the CUDA back end supports up to 512", op, a.D);
+        die("%s: heads of width %d, each with a norm; the CUDA back end supports up to 512", op,
+            a.D);
     *blocks = 0;
     do {
         ++*blocks;
@@ -211,7 +236,8 @@ static Teams teams_of(const char *op, Attention a, bool values, int each, int mo
     return s;
 }
 
-void rope_forward_by_head(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a, bool values)
+void rope_forward_by_head(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a,
+                          bool values)
 {
     int blocks;
     const Teams s = teams_of("rope_forward", a, values, EACH, MAX_THREADS, &blocks);
@@ -231,8 +257,8 @@ void rope_forward_by_head(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor
     LAUNCH_CHECK();
 }
 
-void rope_backward_by_head(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats, Tensor qnorm,
-                           Tensor knorm, Attention a)
+void rope_backward_by_head(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x,
+                           const float *stats, Tensor qnorm, Tensor knorm, Attention a)
 {
     int blocks;
     const Teams s = teams_of("rope_backward", a, false, 1, MAX_THREADS_BACKWARD, &blocks);
@@ -248,8 +274,9 @@ void rope_backward_by_head(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, T
                 with_type(dy, [&](auto *d) {
                     with_type(x, [&](auto *in) {
                         norm_heads_backward_kernel<decltype(aligned)::value, decltype(clips)::value>
-                            <<<grid, threads, shared, device_stream()>>>(any_out(dx), partial, d, in, stats, weight,
-                                                                         (decltype(weight))knorm.data, s, N);
+                            <<<grid, threads, shared, device_stream()>>>(
+                                any_out(dx), partial, d, in, stats, weight,
+                                (decltype(weight))knorm.data, s, N);
                     });
                 });
             });

@@ -1,7 +1,8 @@
-/* Rows of images: GELU between the two layers of the projector, and rows moved between the stream and a list of places.
+/* Rows of images: GELU between the two layers of the projector, and rows moved between the stream
+ * and a list of places.
  *
- * Bytes per element in BF16: gelu forward 4, backward 6; place_rows 4, take_rows 6, which also writes zeros. A thread reads an
- * element before it writes the same index, so dx may be dy. */
+ * Bytes per element in BF16: gelu forward 4, backward 6; place_rows 4, take_rows 6, which also
+ * writes zeros. A thread reads an element before it writes the same index, so dx may be dy. */
 #include "kernels/cuda/vector.cuh"
 
 enum { THREADS = 256, MAX_THREADS = 128 };
@@ -11,8 +12,8 @@ __device__ static inline float probability(float x)
     return 0.5f * (1 + erff(x * 0.70710678f));
 }
 
-template <typename T> __global__ __launch_bounds__(THREADS)
-void gelu_kernel(AnyOut y, const T *x, size_t n)
+template <typename T>
+__global__ __launch_bounds__(THREADS) void gelu_kernel(AnyOut y, const T *x, size_t n)
 {
     const size_t at = 8 * ((size_t)blockIdx.x * THREADS + threadIdx.x);
     const int left = at < n ? (int)min(n - at, (size_t)8) : 0;
@@ -24,8 +25,9 @@ void gelu_kernel(AnyOut y, const T *x, size_t n)
     store_any(y, at, out, left);
 }
 
-template <typename TY, typename TX> __global__ __launch_bounds__(THREADS)
-void gelu_backward_kernel(AnyOut dx, const TY *dy, const TX *x, size_t n)
+template <typename TY, typename TX>
+__global__ __launch_bounds__(THREADS) void gelu_backward_kernel(AnyOut dx, const TY *dy,
+                                                                const TX *x, size_t n)
 {
     const size_t at = 8 * ((size_t)blockIdx.x * THREADS + threadIdx.x);
     const int left = at < n ? (int)min(n - at, (size_t)8) : 0;
@@ -49,7 +51,8 @@ void backend_gelu_forward(Tensor y, Tensor x)
     if (n == 0)
         return;
     with_type(x, [&](auto *in) {
-        gelu_kernel<<<(unsigned)ceil_div(n, 8 * THREADS), THREADS, 0, device_stream()>>>(any_out(y), in, n);
+        gelu_kernel<<<(unsigned)ceil_div(n, 8 * THREADS), THREADS, 0, device_stream()>>>(any_out(y),
+                                                                                         in, n);
     });
     LAUNCH_CHECK();
 }
@@ -65,17 +68,19 @@ void backend_gelu_backward(Tensor dx, Tensor dy, Tensor x)
         return;
     with_type(x, [&](auto *in) {
         with_type(dy, [&](auto *gradient) {
-            gelu_backward_kernel<<<(unsigned)ceil_div(n, 8 * THREADS), THREADS, 0, device_stream()>>>(any_out(dx), gradient, in, n);
+            gelu_backward_kernel<<<(unsigned)ceil_div(n, 8 * THREADS), THREADS, 0,
+                                   device_stream()>>>(any_out(dx), gradient, in, n);
         });
     });
     LAUNCH_CHECK();
 }
 
-/* ---- places ---------------------------------------------------------------------------------------------------- */
+/* ---- places ---------------------------------------------------------------------------------- */
 
 /* A block per row of x. */
-template <typename T> __global__ __launch_bounds__(MAX_THREADS)
-void place_rows_kernel(AnyOut y, const int *at, const T *x, int C)
+template <typename T>
+__global__ __launch_bounds__(MAX_THREADS) void place_rows_kernel(AnyOut y, const int *at,
+                                                                 const T *x, int C)
 {
     const int y_row = at[blockIdx.x];
     for (int c = 8 * threadIdx.x; c < C && y_row >= 0; c += 8 * blockDim.x) {
@@ -88,12 +93,14 @@ void place_rows_kernel(AnyOut y, const int *at, const T *x, int C)
     }
 }
 
-template <typename T> __global__ __launch_bounds__(MAX_THREADS)
-void take_rows_kernel(AnyOut x, const int *at, T *y, int C)
+template <typename T>
+__global__ __launch_bounds__(MAX_THREADS) void take_rows_kernel(AnyOut x, const int *at, T *y,
+                                                                int C)
 {
     const int y_row = at[blockIdx.x];
     for (int c = 8 * threadIdx.x; c < C; c += 8 * blockDim.x) {
-        const Pack<T> in = load_pack((const T *)y + (size_t)max(y_row, 0) * C + c, y_row >= 0 ? C - c : 0);
+        const Pack<T> in =
+            load_pack((const T *)y + (size_t)max(y_row, 0) * C + c, y_row >= 0 ? C - c : 0);
         const float zero[8] = {};
         float row[8];
 #pragma unroll

@@ -1,23 +1,26 @@
-/* xa wT in registers, for lora_widen and for operations that add an adapter's product to their input.
+/* xa wT in registers, for lora_widen and for operations that add an adapter's product to their
+ * input.
  *
- * A row's columns are divided into strips of 32. A block holds w for its columns in shared memory, in the layout of tensor-core
- * operands, and loops over tokens; a warp has two strips, neighbouring or not, of 16 M tokens at a time. The order of columns in a
- * product gives a thread eight neighbours of a row: lane 4 g + t has columns 8 t .. 8 t + 7 of both strips, for tokens g, g + 8,
+ * A row's columns are divided into strips of 32. A block holds w for its columns in shared memory,
+ * in the layout of tensor-core operands, and loops over tokens; a warp has two strips, neighbouring
+ * or not, of 16 M tokens at a time. The order of columns in a product gives a thread eight
+ * neighbours of a row: lane 4 g + t has columns 8 t .. 8 t + 7 of both strips, for tokens g, g + 8,
  * ... */
 #pragma once
 #include "kernels/cuda/lora.cuh"
 #include "kernels/cuda/tiles.cuh"
 
 constexpr int STRIP = 32, STRIP_WARPS = 8;
-constexpr int STRIP_BYTES = 96 * 1024;          /* of shared memory: available on all GPUs */
+constexpr int STRIP_BYTES = 96 * 1024; /* of shared memory: available on all GPUs */
 
 /* The layout of w in shared memory. */
 struct Layout {
-    int column_warps;       /* warps with different columns; others have other tokens */
-    int steps;              /* products over 16 of the rank               */
+    int column_warps; /* warps with different columns; others have other tokens */
+    int steps;        /* products over 16 of the rank */
 };
 
-/* Arguments of kernels. aligned: rows of xa, and of w if ranks are contiguous, can be loaded four elements at a time. */
+/* Arguments of kernels. aligned: rows of xa, and of w if ranks are contiguous, can be loaded four
+ * elements at a time. */
 struct Product {
     const bf16 *xa, *w;
     LoraParts parts;
@@ -26,7 +29,10 @@ struct Product {
 };
 
 /* Index in w of a strip's first column, and columns of the part from it on; <= 0: none. */
-struct Strip { size_t at; int left; };
+struct Strip {
+    size_t at;
+    int left;
+};
 
 /* The strip from this column of a part on. */
 __device__ inline Strip strip_of(const LoraParts &parts, const LoraPart &part, int column)
@@ -47,7 +53,11 @@ static inline bool choose_product(Product *p, Tensor xa, Tensor w, LoraParts par
     while (l.column_warps > 1 && strip_bytes(l, each) > STRIP_BYTES)
         l.column_warps /= 2;
     const bool fours = parts.rank % 4 == 0;
-    *p = { (const bf16 *)xa.data, (const bf16 *)w.data, parts, l, fours && xa.cols % 4 == 0 && (uintptr_t)xa.data % 8 == 0,
+    *p = { (const bf16 *)xa.data,
+           (const bf16 *)w.data,
+           parts,
+           l,
+           fours && xa.cols % 4 == 0 && (uintptr_t)xa.data % 8 == 0,
            fours && parts.by_rank == 1 && (uintptr_t)w.data % 8 == 0 };
     return xa.format.dtype == BF16 && w.format.dtype == BF16 && strip_bytes(l, each) <= STRIP_BYTES;
 }
@@ -64,15 +74,18 @@ __device__ inline uint2 load_four(const bf16 *row, int j, int width, bool aligne
     return make_uint2(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16);
 }
 
-/* Pack [warp][step][pair of eights of columns][lane 4 g + t]: ranks 16 step + 4 t .. + 3 of a column of both eights. Column g of
- * eight q is column 8 (g/2) + 2 q + g % 2 of a strip, with q < 4. 0 after the part's columns and after the rank. strip(i): the
- * block's i-th, that of warp i/2. */
-template <class F> __device__ inline void hold_matrix(uint4 *packs, const Product &p, F strip)
+/* Pack [warp][step][pair of eights of columns][lane 4 g + t]: ranks 16 step + 4 t .. + 3 of a
+ * column of both eights. Column g of eight q is column 8 (g/2) + 2 q + g % 2 of a strip, with q <
+ * 4. 0 after the part's columns and after the rank. strip(i): the block's i-th, that of warp
+ * i/2. */
+template <class F>
+__device__ inline void hold_matrix(uint4 *packs, const Product &p, F strip)
 {
     const int columns = p.layout.column_warps * 2 * STRIP, quads = 4 * p.layout.steps;
     const bool ranks_first = p.parts.by_rank == 1;
     for (int i = threadIdx.x; i < columns * quads; i += 32 * STRIP_WARPS) {
-        const int quad = ranks_first ? i % quads : i / columns, c = ranks_first ? i / quads : i % columns;
+        const int quad = ranks_first ? i % quads : i / columns,
+                  c = ranks_first ? i / quads : i % columns;
         const Strip s = strip(c / STRIP);
         const bf16 *from = p.w + s.at + c % STRIP * p.parts.by_column;
         const int rank = c % STRIP < s.left ? p.parts.rank : 0;
@@ -83,20 +96,23 @@ template <class F> __device__ inline void hold_matrix(uint4 *packs, const Produc
             uint32_t bit[4];
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                bit[e] = 4 * quad + e < rank ? element_bits(from + (4 * quad + e) * p.parts.by_rank) : 0;
+                bit[e] =
+                    4 * quad + e < rank ? element_bits(from + (4 * quad + e) * p.parts.by_rank) : 0;
             bits = make_uint2(bit[0] | bit[1] << 16, bit[2] | bit[3] << 16);
         }
         const int g = c / 8 % 4 * 2 + c % 2, q = c / 2 % 4, pair = c / STRIP % 2 * 2 + q / 2;
-        const int at = ((c / (2 * STRIP) * p.layout.steps + quad / 4) * 4 + pair) * 32 + 4 * g + quad % 4;
+        const int at =
+            ((c / (2 * STRIP) * p.layout.steps + quad / 4) * 4 + pair) * 32 + 4 * g + quad % 4;
         ((uint2 *)packs)[2 * at + q % 2] = bits;
     }
 }
 
-/* Adds the product to sum [16 tokens][strip, eight q of it][k], where k is column 2 q + k % 2 of the thread's token 8 (k / 2).
- * matrix: the warp's packs, from the lane's on; first: token of m = 0; xa[h]: first column of strip h in xa, < 0: none. */
+/* Adds the product to sum [16 tokens][strip, eight q of it][k], where k is column 2 q + k % 2 of
+ * the thread's token 8 (k / 2). matrix: the warp's packs, from the lane's on; first: token of m =
+ * 0; xa[h]: first column of strip h in xa, < 0: none. */
 template <int M>
-__device__ inline void add_product(float (&sum)[M][8][4], const uint4 *matrix, const Product &p, const int (&xa)[2], int first,
-                                   int end)
+__device__ inline void add_product(float (&sum)[M][8][4], const uint4 *matrix, const Product &p,
+                                   const int (&xa)[2], int first, int end)
 {
     const int xa_cols = p.parts.count * p.parts.rank;
     for (int step = 0; step < p.layout.steps; step++)
@@ -107,7 +123,8 @@ __device__ inline void add_product(float (&sum)[M][8][4], const uint4 *matrix, c
             for (int m = 0; m < 2 * M; m++) {
                 const int token = first + 8 * m, j = 16 * step + threadIdx.x % 4 * 4;
                 const bf16 *row = p.xa + (size_t)token * xa_cols + xa[h];
-                const uint2 two = load_four(row, j, token < end && xa[h] >= 0 ? p.parts.rank : 0, p.xa_aligned);
+                const uint2 two =
+                    load_four(row, j, token < end && xa[h] >= 0 ? p.parts.rank : 0, p.xa_aligned);
                 a[m / 2][m % 2] = two.x;
                 a[m / 2][m % 2 + 2] = two.y;
             }
@@ -124,24 +141,26 @@ __device__ inline void add_product(float (&sum)[M][8][4], const uint4 *matrix, c
 }
 
 /* The element of sum for column k of the thread's eight in strip h, for its token 8 i. */
-template <int M> __device__ inline float &strip_element(float (&sum)[M][8][4], int i, int h, int k)
+template <int M>
+__device__ inline float &strip_element(float (&sum)[M][8][4], int i, int h, int k)
 {
     return sum[i / 2][4 * h + k / 2][i % 2 * 2 + k % 2];
 }
 
-/* ---- saving such sums ------------------------------------------------------------------------------------------ */
+/* ---- saving such sums ------------------------------------------------------------------------ */
 
 enum Save { SAVE_NONE, SAVE_BF16, SAVE_GROUPS };
 
 struct SaveOut {
-    bf16 *data;             /* SAVE_BF16   */
-    GroupOut groups;        /* SAVE_GROUPS */
+    bf16 *data;      /* SAVE_BF16 */
+    GroupOut groups; /* SAVE_GROUPS */
 };
 
-/* Saves eight neighbours at element `at` if inside, and sets v to the saved values; a group's scale is stored in *scale. All
- * threads of a warp must call it. */
+/* Saves eight neighbours at element `at` if inside, and sets v to the saved values; a group's scale
+ * is stored in *scale. All threads of a warp must call it. */
 template <Save SAVE>
-__device__ inline void save_values(const SaveOut &out, size_t at, float (&v)[8], uint8_t *scale, bool inside)
+__device__ inline void save_values(const SaveOut &out, size_t at, float (&v)[8], uint8_t *scale,
+                                   bool inside)
 {
     if constexpr (SAVE == SAVE_BF16) {
         const Pack<bf16> pack = make_pack(v, bf16());
@@ -160,13 +179,14 @@ __device__ inline void save_values(const SaveOut &out, size_t at, float (&v)[8],
     }
 }
 
-/* Stores scales of tokens first .. end - 1 from shared memory, [token][slot] with slots 4 warp + 2 strip + half of it.
- * column(slot): the group's first column; < 0: none. */
+/* Stores scales of tokens first .. end - 1 from shared memory, [token][slot] with slots 4 warp + 2
+ * strip + half of it. column(slot): the group's first column; < 0: none. */
 template <class F>
-__device__ inline void store_scales(const SaveOut &out, const uint8_t *held, int column_warps, int first, int end, int cols,
-                                    F column)
+__device__ inline void store_scales(const SaveOut &out, const uint8_t *held, int column_warps,
+                                    int first, int end, int cols, F column)
 {
-    const int slot = threadIdx.x % 32, slots = 4 * column_warps, c = slot < slots ? column(slot) : -1;
+    const int slot = threadIdx.x % 32, slots = 4 * column_warps,
+              c = slot < slots ? column(slot) : -1;
     __syncthreads();
     for (int n = first + threadIdx.x / 32; c >= 0 && n < end; n += STRIP_WARPS)
         out.groups.scale[((size_t)n * cols + c) / 16] = held[(n - first) * slots + slot];

@@ -1,8 +1,8 @@
 /* silu(gate) * up. One block per row, PACKS packs of gate and of up per thread in flight.
  *
- * Bytes per element of act in BF16: forward 6 (gate, up, act), +4 if gate_up is not the memory of wide; backward 10 (gate, up,
- * dact, dgate, dup), 12 with act. A thread reads an element before it writes the same index, so outputs may be the memory of
- * inputs. */
+ * Bytes per element of act in BF16: forward 6 (gate, up, act), +4 if gate_up is not the memory of
+ * wide; backward 10 (gate, up, dact, dgate, dup), 12 with act. A thread reads an element before it
+ * writes the same index, so outputs may be the memory of inputs. */
 #include "kernels/cuda/lora.cuh"
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/vector.cuh"
@@ -10,8 +10,9 @@
 enum { PACKS = 4, MAX_THREADS = 512 };
 
 /* stored.data is NULL if gate_up is the memory of wide. */
-template <typename T> __global__ __launch_bounds__(MAX_THREADS)
-void swiglu_forward_kernel(AnyOut act, AnyOut stored, const T *wide, int F)
+template <typename T>
+__global__ __launch_bounds__(MAX_THREADS) void swiglu_forward_kernel(AnyOut act, AnyOut stored,
+                                                                     const T *wide, int F)
 {
     const size_t row = (size_t)blockIdx.x * F;
     const T *gate = wide + 2 * row, *up = gate + F;
@@ -42,10 +43,12 @@ void swiglu_forward_kernel(AnyOut act, AnyOut stored, const T *wide, int F)
     }
 }
 
-void backend_swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LoraProduct product, ForwardSource from)
+void backend_swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LoraProduct product,
+                            ForwardSource from)
 {
     const int N = act.rows, F = act.cols;
-    const bool exact = from == FROM_EXACT && format_is_fp8(act.format) && format_is_fp8(gate_up.format);
+    const bool exact =
+        from == FROM_EXACT && format_is_fp8(act.format) && format_is_fp8(gate_up.format);
     if (from == FROM_EXACT && !exact) {
         if (product.xa.data)
             backend_lora_widen(wide, product.xa, product.m, wide);
@@ -62,7 +65,8 @@ void backend_swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LoraProduct
     CHECK_DENSE(wide, N, 2 * F);
     AnyOut stored = any_out(gate_up);
     if (gate_up.data == wide.data) {
-        CHECK(format_equal(gate_up.format, wide.format), "swiglu_forward: gate_up is %s, wide in the same memory %s",
+        CHECK(format_equal(gate_up.format, wide.format),
+              "swiglu_forward: gate_up is %s, wide in the same memory %s",
               format_name(gate_up.format), format_name(wide.format));
         stored.data = NULL;
     }
@@ -79,8 +83,10 @@ void backend_swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LoraProduct
 }
 
 /* act.data is NULL if act is not written. */
-template <typename TD, typename T> __global__ __launch_bounds__(MAX_THREADS)
-void swiglu_backward_kernel(AnyOut dgate_up, AnyOut act, const TD *dact, const T *gate_up, int F)
+template <typename TD, typename T>
+__global__ __launch_bounds__(MAX_THREADS) void swiglu_backward_kernel(AnyOut dgate_up, AnyOut act,
+                                                                      const TD *dact,
+                                                                      const T *gate_up, int F)
 {
     enum { EACH = PACKS / 2 };
     const size_t row = (size_t)blockIdx.x * F;
@@ -114,7 +120,8 @@ void swiglu_backward_kernel(AnyOut dgate_up, AnyOut act, const TD *dact, const T
     }
 }
 
-void backend_swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LoraProduct product, Tensor gate_up)
+void backend_swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LoraProduct product,
+                             Tensor gate_up)
 {
     const int N = dact.rows, F = dact.cols;
     CHECK_DENSE(dact, N, F);
@@ -139,7 +146,8 @@ void backend_swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LoraProdu
     with_type(dact, [&](auto *d) {
         with_type(gate_up, [&](auto *in) {
             const int threads = round_threads((int)ceil_div(F, 8), PACKS / 2, MAX_THREADS);
-            swiglu_backward_kernel<<<N, threads, 0, device_stream()>>>(any_out(dgate_up), any_out(act), d, in, F);
+            swiglu_backward_kernel<<<N, threads, 0, device_stream()>>>(any_out(dgate_up),
+                                                                       any_out(act), d, in, F);
         });
     });
     LAUNCH_CHECK();

@@ -1,11 +1,13 @@
 /* SwiGLU that reads or writes FP8.
  *
- * Forward in COAT: a pass over rows stores gate and up in FP8 groups and finds the maximum of act, computed from the stored
- * values; a pass over tiles writes act and its transpose. Bytes per element of act: 4 + 2.12, then 2.12 + 2. If act's range is
- * reused and it has no transpose, the pass over rows writes it: 4 + 2.12 + 1. If act has factors of columns, the pass over tiles
- * always does, and unless its scale is reused, a pass before it finds the maxima of columns: 2.12 or, EXACT, 4 more. Backward: a
- * pass for the maximum of the gradients, unless their scale is reused, then one that writes both gradients, their transposes and,
- * if requested, act: 4.12, then 4.12 + 4 (+ 2). act keeps its scale. */
+ * Forward in COAT: a pass over rows stores gate and up in FP8 groups and finds the maximum of act,
+ * computed from the stored values; a pass over tiles writes act and its transpose. Bytes per
+ * element of act: 4 + 2.12, then 2.12 + 2. If act's range is reused and it has no transpose, the
+ * pass over rows writes it: 4 + 2.12 + 1. If act has factors of columns, the pass over tiles always
+ * does, and unless its scale is reused, a pass before it finds the maxima of columns: 2.12 or,
+ * EXACT, 4 more. Backward: a pass for the maximum of the gradients, unless their scale is reused,
+ * then one that writes both gradients, their transposes and, if requested, act: 4.12, then 4.12 + 4
+ * (+ 2). act keeps its scale. */
 #include "kernels/cuda/channels.cuh"
 #include "kernels/cuda/lora.cuh"
 #include "kernels/cuda/operations_fp8.h"
@@ -15,7 +17,8 @@
 enum { ROW_PACKS = 2, ROW_THREADS = 128, ROW_BLOCKS = 10 };
 
 /* Values of act with factors of columns, or as they are. */
-template <bool FACTORS> struct ActSource : SimpleSource {
+template <bool FACTORS>
+struct ActSource : SimpleSource {
     const float *channel;
     typedef std::conditional_t<FACTORS, Factors, SimpleSource::Fix> Fix;
     __device__ Fix prepare(int col) const
@@ -32,11 +35,14 @@ template <bool FACTORS> struct ActSource : SimpleSource {
     }
 };
 
-template <class Reader, bool FACTORS = false> struct SwigluSource : ActSource<FACTORS> {
+template <class Reader, bool FACTORS = false>
+struct SwigluSource : ActSource<FACTORS> {
     typedef typename ActSource<FACTORS>::Fix Fix;
     Reader gate_up;
     int F;
-    struct Raw { typename Reader::Raw gate, up; };
+    struct Raw {
+        typename Reader::Raw gate, up;
+    };
     __device__ Raw fetch(int row, int col) const
     {
         return { load_inside(gate_up, row, col), load_inside(gate_up, row, F + col) };
@@ -54,16 +60,21 @@ template <class Reader, bool FACTORS = false> struct SwigluSource : ActSource<FA
 };
 
 /* ACT: the third output is act. */
-template <class Reader, class ReaderD, bool ACT, bool FACTORS> struct SwigluBackwardSource : ActSource<FACTORS> {
+template <class Reader, class ReaderD, bool ACT, bool FACTORS>
+struct SwigluBackwardSource : ActSource<FACTORS> {
     enum { OUTPUTS = ACT ? 3 : 2, MEASURED = 2 };
     typedef typename ActSource<FACTORS>::Fix Fix;
     Reader gate_up;
     ReaderD dact;
     int F;
-    struct Raw { typename Reader::Raw gate, up; typename ReaderD::Raw dact; };
+    struct Raw {
+        typename Reader::Raw gate, up;
+        typename ReaderD::Raw dact;
+    };
     __device__ Raw fetch(int row, int col) const
     {
-        return { load_inside(gate_up, row, col), load_inside(gate_up, row, F + col), load_inside(dact, row, col) };
+        return { load_inside(gate_up, row, col), load_inside(gate_up, row, F + col),
+                 load_inside(dact, row, col) };
     }
     __device__ int column(int output, int col) const
     {
@@ -81,19 +92,25 @@ template <class Reader, class ReaderD, bool ACT, bool FACTORS> struct SwigluBack
     }
 };
 
-/* Stores gate and up in FP8 groups; raises amax to the largest act, computed from stored values or, if EXACT, from loaded ones.
- * CODES: writes act too. A thread has ROW_PACKS packs of gate and of up. ALL_E4M3: all codes are E4M3, at compile time. */
-template <bool EXACT, bool CODES, bool ALL_E4M3, typename T> __global__ __launch_bounds__(ROW_THREADS, ROW_BLOCKS)
-void swiglu_save_kernel(float *amax, TileOut act, GroupOut saved, const T *gate_up, int N, int F)
+/* Stores gate and up in FP8 groups; raises amax to the largest act, computed from stored values or,
+ * if EXACT, from loaded ones. CODES: writes act too. A thread has ROW_PACKS packs of gate and of
+ * up. ALL_E4M3: all codes are E4M3, at compile time. */
+template <bool EXACT, bool CODES, bool ALL_E4M3, typename T>
+__global__ __launch_bounds__(ROW_THREADS,
+                             ROW_BLOCKS) void swiglu_save_kernel(float *amax, TileOut act,
+                                                                 GroupOut saved, const T *gate_up,
+                                                                 int N, int F)
 {
-    const float seen = *amax;               /* a stale value only costs an extra atomic */
+    const float seen = *amax; /* a stale value only costs an extra atomic */
     const float inverse = CODES ? 1.0f / tile_scale(act, *tile_scale_from(act)) : 0.0f;
-    const int first = 8 * (blockIdx.x * ROW_PACKS * ROW_THREADS + threadIdx.x), lane = threadIdx.x % 32;
+    const int first = 8 * (blockIdx.x * ROW_PACKS * ROW_THREADS + threadIdx.x),
+              lane = threadIdx.x % 32;
     float m = 0;
     if (ALL_E4M3)
         act.dtype = saved.dtype = E4M3;
     for (int row = blockIdx.y; row < N; row += gridDim.y) {
-        const size_t at = (size_t)row * F + first, gate_at = at + (size_t)row * F, up_at = gate_at + F;
+        const size_t at = (size_t)row * F + first, gate_at = at + (size_t)row * F,
+                     up_at = gate_at + F;
         Pack<T> g[ROW_PACKS], u[ROW_PACKS];
 #pragma unroll
         for (int j = 0; j < ROW_PACKS; j++) {
@@ -105,7 +122,8 @@ void swiglu_save_kernel(float *amax, TileOut act, GroupOut saved, const T *gate_
         for (int j = 0; j < ROW_PACKS; j++) {
             const int step = 8 * j * ROW_THREADS;
             float gate[8], up[8], y[8];
-            if (first - 8 * lane + step >= F)           /* the whole warp, since store_group shuffles */
+            /* the whole warp, since store_group shuffles */
+            if (first - 8 * lane + step >= F)
                 break;
 #pragma unroll
             for (int i = 0; i < 8; i++)
@@ -125,9 +143,10 @@ void swiglu_save_kernel(float *amax, TileOut act, GroupOut saved, const T *gate_
     raise_amax_by_warp(amax, seen, m);
 }
 
-template <bool EXACT, typename T> static void save(bool codes, AmaxProbe probe, Tensor act, GroupOut saved, const T *wide)
+template <bool EXACT, typename T>
+static void save(bool codes, AmaxProbe probe, Tensor act, GroupOut saved, const T *wide)
 {
-    const int N = act.rows, F = act.cols, most = 65535;         /* the limit of a grid's y */
+    const int N = act.rows, F = act.cols, most = 65535; /* the limit of a grid's y */
     const dim3 grid((unsigned)ceil_div(F, 8 * ROW_PACKS * ROW_THREADS), N < most ? N : most);
     const TileOut out = codes ? tile_out_in_range(act, probe) : TileOut{};
     with_bool(codes, [&](auto has_codes) {
@@ -139,7 +158,8 @@ template <bool EXACT, typename T> static void save(bool codes, AmaxProbe probe, 
 }
 
 /* act with factors, which are chosen first unless its scale is reused. */
-template <class Reader> static void with_factors(Tensor act, Reader reader)
+template <class Reader>
+static void with_factors(Tensor act, Reader reader)
 {
     const int N = act.rows, F = act.cols;
     float *amax = amax_new();
@@ -148,14 +168,18 @@ template <class Reader> static void with_factors(Tensor act, Reader reader)
     fp8_operand_from(act, amax, SwigluSource<Reader, true>{ { {}, act.channel }, reader, F }, N, F);
 }
 
-template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wide, LoraProduct product)
+template <bool EXACT>
+static void forward(Tensor act, Tensor gate_up, Tensor wide, LoraProduct product)
 {
     const int N = act.rows, F = act.cols;
     const bool saves = gate_up.data != wide.data;
     check_operand("swiglu_forward", "act", act, N, F);
-    const bool in_one = saves && scale_is_reused(act) && !act.data_t && !act.channel, adds = product.xa.data;
-    CHECK(!act.channel || !adds, "swiglu_forward: the CUDA back end has no factors of columns with a product");
-    const AmaxProbe probe = in_one ? amax_probe_new() : AmaxProbe{ saves || adds ? amax_new() : NULL, NULL };
+    const bool in_one = saves && scale_is_reused(act) && !act.data_t && !act.channel,
+               adds = product.xa.data;
+    CHECK(!act.channel || !adds,
+          "swiglu_forward: the CUDA back end has no factors of columns with a product");
+    const AmaxProbe probe =
+        in_one ? amax_probe_new() : AmaxProbe{ saves || adds ? amax_new() : NULL, NULL };
     if (saves)
         check_groups("swiglu_forward", "gate_up", gate_up, N, 2 * F);
     const bool added = adds && swiglu_save_added(probe, act, gate_up, wide, product, EXACT);
@@ -166,9 +190,7 @@ template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wid
     if (!added && adds)
         backend_lora_widen(wide, product.xa, product.m, wide);
     if (!added && saves) {
-        with_type(wide, [&](auto *in) {
-            save<EXACT>(in_one, probe, act, group_out(gate_up), in);
-        });
+        with_type(wide, [&](auto *in) { save<EXACT>(in_one, probe, act, group_out(gate_up), in); });
         LAUNCH_CHECK();
     }
     with_reader(EXACT ? wide : gate_up, [&](auto reader) {
@@ -192,7 +214,8 @@ void swiglu_forward_fp8(Tensor act, Tensor gate_up, Tensor wide, LoraProduct pro
 }
 
 template <bool ACT, bool FACTORS, class Reader, class ReaderD>
-static void swiglu_backward_tiles(Tensor dgate_up, Tensor act, Reader gate_up, ReaderD dact, int N, int F)
+static void swiglu_backward_tiles(Tensor dgate_up, Tensor act, Reader gate_up, ReaderD dact, int N,
+                                  int F)
 {
     typedef SwigluBackwardSource<Reader, ReaderD, ACT, FACTORS> Source;
     TileOuts<Source> outs = {};

@@ -8,13 +8,14 @@ bool knows_group(int group, bool moment)
     return group == (moment ? 128 : 16);
 }
 
-/* NOTE: a half is cleared when its first maximum is taken. A caller that takes two before it raises the first may get the last of
- * one half and the first of the other: if that cleared the whole ring, the last would be raised after it, and not be 0 at its next
- * use. */
+/* NOTE: a half is cleared when its first maximum is taken. A caller that takes two before it raises
+ * the first may get the last of one half and the first of the other: if that cleared the whole
+ * ring, the last would be raised after it, and not be 0 at its next use. */
 float *amax_new(void)
 {
     static int next;
-    float *ring = (float *)device_scratch(2 * HALF * sizeof(float), SCRATCH_AMAX), *amax = ring + next;
+    float *ring = (float *)device_scratch(2 * HALF * sizeof(float), SCRATCH_AMAX),
+          *amax = ring + next;
     if (next % HALF == 0)
         CUDA_CHECK(cudaMemsetAsync(amax, 0, HALF * sizeof(float), device_stream()));
     next = (next + 1) % (2 * HALF);

@@ -1,24 +1,27 @@
 /* FP8 operands: values -> codes and transposed codes under one scale, in two passes over a source.
  *
- * Group scaling [COAT sec. 4.2]: pass 1 finds max|v| (fused into the kernel that computes v, or fp8_amax below); pass 2 computes
- * the scale, recomputes the values and writes the codes. A Source computes eight neighbours of a row from its inputs; the passes
- * are the same for all Sources.
+ * Group scaling [COAT sec. 4.2]: pass 1 finds max|v| (fused into the kernel that computes v, or
+ * fp8_amax below); pass 2 computes the scale, recomputes the values and writes the codes. A Source
+ * computes eight neighbours of a row from its inputs; the passes are the same for all Sources.
  *
- * If scale_is_reused, pass 2 runs first and measures the maximum. A second launch of few blocks always follows:
- * it re-encodes if the maximum exceeded the range, else it returns at once. Nothing waits for the device.
+ * If scale_is_reused, pass 2 runs first and measures the maximum. A second launch of few blocks
+ * always follows: it re-encodes if the maximum exceeded the range, else it returns at once. Nothing
+ * waits for the device.
  *
- * Pass 2 works on tiles of 128 rows x 64 columns, 4 x 8 elements per thread: codes are written in rows of 64 bytes, transposed
- * codes in rows of 128 bytes through shared memory. Bytes per element: those of the source, 1 for codes, 1 for transposed codes. */
+ * Pass 2 works on tiles of 128 rows x 64 columns, 4 x 8 elements per thread: codes are written in
+ * rows of 64 bytes, transposed codes in rows of 128 bytes through shared memory. Bytes per element:
+ * those of the source, 1 for codes, 1 for transposed codes. */
 #pragma once
 #include "kernels/cuda/readers.cuh"
 
-/* ---- maxima ---------------------------------------------------------------------------------------------------- */
+/* ---- maxima ---------------------------------------------------------------------------------- */
 
 /* A running maximum, 0 at first; valid until five hundred more were taken. */
-float *amax_new(void);          /* tiles.cu */
+float *amax_new(void); /* tiles.cu */
 
-/* *amax = max(*amax, m) over the grid: bits of m >= 0 have the order of integers, so the result does not depend on the order of
- * threads. All threads of the block must call it; `shared` as for block_max. */
+/* *amax = max(*amax, m) over the grid: bits of m >= 0 have the order of integers, so the result
+ * does not depend on the order of threads. All threads of the block must call it; `shared` as for
+ * block_max. */
 __device__ inline void raise_amax(float *amax, float m, float *shared)
 {
     m = block_max(m, shared);
@@ -26,27 +29,31 @@ __device__ inline void raise_amax(float *amax, float m, float *shared)
         atomicMax((int *)amax, __float_as_int(m));
 }
 
-/* The same for a warp, without a barrier; all of its threads must call it. seen: *amax, as a volatile float, or an earlier value of
- * it; m: not NaN. */
-template <typename T> __device__ inline void raise_amax_by_warp(float *amax, T &seen, float m)
+/* The same for a warp, without a barrier; all of its threads must call it. seen: *amax, as a
+ * volatile float, or an earlier value of it; m: not NaN. */
+template <typename T>
+__device__ inline void raise_amax_by_warp(float *amax, T &seen, float m)
 {
     m = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(m)));
     if (threadIdx.x % 32 == 0 && m > seen)
         atomicMax((int *)amax, __float_as_int(m));
 }
 
-/* ---- outputs --------------------------------------------------------------------------------------------------- */
+/* ---- outputs --------------------------------------------------------------------------------- */
 
 /* A tensor in FP8 groups of 16 elements; no data: nothing is stored. */
-struct GroupOut { uint8_t *data, *scale; DType dtype; };
+struct GroupOut {
+    uint8_t *data, *scale;
+    DType dtype;
+};
 
 static inline GroupOut group_out(Tensor t)
 {
     return { (uint8_t *)t.data, (uint8_t *)t.scale, t.format.dtype };
 }
 
-/* Rounds eight values of a group shared with the neighbouring thread: returns the scale, and in v the values of the codes. All
- * threads of a warp must call it. */
+/* Rounds eight values of a group shared with the neighbouring thread: returns the scale, and in v
+ * the values of the codes. All threads of a warp must call it. */
 __device__ inline uint8_t round_group(float (&v)[8], uint2 &codes, DType d)
 {
     float m = pack_abs_max(v);
@@ -70,20 +77,29 @@ __device__ inline void store_group(GroupOut out, size_t at, float (&v)[8], bool 
         out.scale[at / 16] = scale;
 }
 
-/* An FP8 tensor with one scale: *scale is set from headroom times *amax, or kept if amax is NULL. */
+/* An FP8 tensor with one scale: *scale is set from headroom times *amax, or kept if amax is
+ * NULL. */
 struct TileOut {
-    uint8_t *data, *data_t;     /* either may be NULL */
+    uint8_t *data, *data_t; /* either may be NULL */
     float *scale;
     const float *amax;
     DType dtype;
     int rows, cols;
-    float *noted;               /* set to *amax; or NULL */
+    float *noted; /* set to *amax; or NULL */
     float headroom;
 };
 
 static inline TileOut tile_out(Tensor t, const float *amax, float *noted, float headroom)
 {
-    return { (uint8_t *)t.data, (uint8_t *)t.data_t, (float *)t.scale, amax, t.format.dtype, t.rows, t.cols, noted, headroom };
+    return { (uint8_t *)t.data,
+             (uint8_t *)t.data_t,
+             (float *)t.scale,
+             amax,
+             t.format.dtype,
+             t.rows,
+             t.cols,
+             noted,
+             headroom };
 }
 
 /* With the scale from amax or, if NULL, with that of t. */
@@ -111,9 +127,11 @@ __device__ inline float tile_scale(const TileOut &out, float from)
     return s;
 }
 
-/* The result of a pass over a y whose scale is reused, for the launch after it. NOTE: that launch cannot read the range itself,
- * since its first block changes it before others have begun. */
-struct AmaxProbe { float *amax, *scale_amax; }; /* max|y|; that of the scale before the pass */
+/* The result of a pass over a y whose scale is reused, for the launch after it. NOTE: that launch
+ * cannot read the range itself, since its first block changes it before others have begun. */
+struct AmaxProbe {
+    float *amax, *scale_amax;
+}; /* max|y|; that of the scale before the pass */
 
 static inline AmaxProbe amax_probe_new(void)
 {
@@ -137,25 +155,29 @@ __device__ inline bool was_in_range(const TileOut &recode, AmaxProbe probe)
     return !(*probe.amax / recode.headroom > *probe.scale_amax);
 }
 
-/* Dies unless t is dense or an FP8 GEMM operand of this shape: one scale, rows and columns multiples of 16. */
+/* Dies unless t is dense or an FP8 GEMM operand of this shape: one scale, rows and columns
+ * multiples of 16. */
 static inline void check_operand(const char *op, const char *name, Tensor t, int rows, int cols)
 {
     if (t.rows != rows || t.cols != cols)
         die("%s: %s is (%d, %d); expected (%d, %d)", op, name, t.rows, t.cols, rows, cols);
     if (format_has_scales(t.format) && (t.format.group || !t.scale || rows % 16 || cols % 16))
-        die("%s: %s is %s of (%d, %d); FP8 operands have one scale, and rows and columns in multiples of 16", op, name,
-            format_name(t.format), rows, cols);
+        die("%s: %s is %s of (%d, %d); FP8 operands have one scale, and rows and columns in "
+            "multiples of 16",
+            op, name, format_name(t.format), rows, cols);
 }
 
 /* Dies unless t is FP8 in groups of 16. */
 static inline void check_groups(const char *op, const char *name, Tensor t, int rows, int cols)
 {
-    if (t.rows != rows || t.cols != cols || !format_is_fp8(t.format) || t.format.group != 16 || !t.scale)
-        die("%s: %s is %s of (%d, %d); the CUDA back end saves f32, bf16 or FP8 in groups of 16, here of (%d, %d)", op, name,
-            format_name(t.format), t.rows, t.cols, rows, cols);
+    if (t.rows != rows || t.cols != cols || !format_is_fp8(t.format) || t.format.group != 16 ||
+        !t.scale)
+        die("%s: %s is %s of (%d, %d); the CUDA back end saves f32, bf16 or FP8 in groups of 16, "
+            "here of (%d, %d)",
+            op, name, format_name(t.format), t.rows, t.cols, rows, cols);
 }
 
-/* ---- the passes ------------------------------------------------------------------------------------------------ */
+/* ---- the passes ------------------------------------------------------------------------------ */
 
 enum { TILE_ROWS = 128, TILE_COLS = 64, TILE_THREADS = 256, AMAX_PACKS = 4 };
 
@@ -168,7 +190,8 @@ enum { TILE_ROWS = 128, TILE_COLS = 64, TILE_THREADS = 256, AMAX_PACKS = 4 };
 /* A Source with one output in the same columns, whose rows share nothing. */
 struct SimpleSource {
     enum { OUTPUTS = 1, MEASURED = 1 };
-    struct Fix { };
+    struct Fix {
+    };
     __device__ Fix prepare(int) const
     {
         return {};
@@ -180,7 +203,8 @@ struct SimpleSource {
 };
 
 /* The values of a tensor. */
-template <class Reader> struct ReaderSource : SimpleSource {
+template <class Reader>
+struct ReaderSource : SimpleSource {
     Reader x;
     typedef typename Reader::Raw Raw;
     __device__ Raw fetch(int row, int col) const
@@ -194,8 +218,11 @@ template <class Reader> struct ReaderSource : SimpleSource {
 };
 
 /* Pass 1: max over all rows x cols elements of the measured outputs. A block takes whole rows. */
-template <class Source> __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3)
-void fp8_amax_kernel(float *amax, Source source, int rows, int cols)
+template <class Source>
+__global__ __launch_bounds__(TILE_THREADS,
+                             Source::OUTPUTS > 2 ? 2 : 3) void fp8_amax_kernel(float *amax,
+                                                                               Source source,
+                                                                               int rows, int cols)
 {
     __shared__ float shared[32];
     float m = 0;
@@ -220,9 +247,13 @@ void fp8_amax_kernel(float *amax, Source source, int rows, int cols)
     raise_amax(amax, m, shared);
 }
 
-template <class Source> struct TileOuts { TileOut out[Source::OUTPUTS]; };
+template <class Source>
+struct TileOuts {
+    TileOut out[Source::OUTPUTS];
+};
 
-/* Stores eight columns of four rows of codes, a word per column, from this column of t on; a column of t has 33 words. */
+/* Stores eight columns of four rows of codes, a word per column, from this column of t on; a column
+ * of t has 33 words. */
 __device__ inline void transpose_words(uint32_t *t, int column, int word, const uint2 (&codes)[4])
 {
 #pragma unroll
@@ -239,16 +270,19 @@ __device__ inline void transpose_words(uint32_t *t, int column, int word, const 
     }
 }
 
-/* Stores codes as rows and, through t, as columns. codes[i]: eight codes of the thread's row i; width: of the source. */
+/* Stores codes as rows and, through t, as columns. codes[i]: eight codes of the thread's row i;
+ * width: of the source. */
 template <class Source>
-__device__ inline void store_tile(const TileOut &out, int o, const Source &source, const uint2 (&codes)[4], int row0,
-                                  int col0, int width, uint32_t *t)
+__device__ inline void store_tile(const TileOut &out, int o, const Source &source,
+                                  const uint2 (&codes)[4], int row0, int col0, int width,
+                                  uint32_t *t)
 {
     const int cg = threadIdx.x % 8, rg = threadIdx.x / 8, row = row0 + 4 * rg;
     if (out.data && col0 + 8 * cg < width && row < out.rows)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            *(uint2 *)(out.data + (size_t)(row + i) * out.cols + source.column(o, col0 + 8 * cg)) = codes[i];
+            *(uint2 *)(out.data + (size_t)(row + i) * out.cols + source.column(o, col0 + 8 * cg)) =
+                codes[i];
     if (!out.data_t)
         return;
     transpose_words(t, 8 * cg, rg, codes);
@@ -263,14 +297,16 @@ __device__ inline void store_tile(const TileOut &out, int o, const Source &sourc
     __syncthreads();
 }
 
-/* Writes the tile from (row0, col0) on; rows and cols: of the source; multiples of 16. Returns the thread's maximum of the measured
- * outputs. NOTE: a thread outside reads the last pack of the last rows, and stores nothing: a condition around the loads would
- * become branches, so that the second pair of rows, the weights and the scale would wait for earlier loads. */
+/* Writes the tile from (row0, col0) on; rows and cols: of the source; multiples of 16. Returns the
+ * thread's maximum of the measured outputs. NOTE: a thread outside reads the last pack of the last
+ * rows, and stores nothing: a condition around the loads would become branches, so that the second
+ * pair of rows, the weights and the scale would wait for earlier loads. */
 template <class Source>
-__device__ inline float encode_tile(const TileOuts<Source> &outs, const Source &source, int row0, int col0, int rows, int cols,
-                                    uint32_t *t)
+__device__ inline float encode_tile(const TileOuts<Source> &outs, const Source &source, int row0,
+                                    int col0, int rows, int cols, uint32_t *t)
 {
-    const int row = min(row0 + (int)threadIdx.x / 8 * 4, rows - 4), col = min(col0 + (int)threadIdx.x % 8 * 8, cols - 8);
+    const int row = min(row0 + (int)threadIdx.x / 8 * 4, rows - 4),
+              col = min(col0 + (int)threadIdx.x % 8 * 8, cols - 8);
     typename Source::Raw raw[4];
     float from[Source::OUTPUTS], inverse[Source::OUTPUTS], m = 0;
     uint2 codes[Source::OUTPUTS][4];
@@ -302,86 +338,103 @@ __device__ inline float encode_tile(const TileOuts<Source> &outs, const Source &
 }
 
 /* Pass 2. */
-template <class Source> __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3)
-void fp8_tile_kernel(TileOuts<Source> outs, Source source, int rows, int cols)
+template <class Source>
+__global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3) void fp8_tile_kernel(
+    TileOuts<Source> outs, Source source, int rows, int cols)
 {
     __shared__ uint32_t t[TILE_COLS * 33];
     encode_tile(outs, source, blockIdx.y * TILE_ROWS, blockIdx.x * TILE_COLS, rows, cols, t);
 }
 
 /* Both passes in one, if the scale is reused. */
-template <class Source> __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3)
-void fp8_in_range_kernel(float *amax, TileOuts<Source> outs, Source source, int rows, int cols)
+template <class Source>
+__global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3) void fp8_in_range_kernel(
+    float *amax, TileOuts<Source> outs, Source source, int rows, int cols)
 {
     __shared__ uint32_t t[TILE_COLS * 33];
     __shared__ float shared[32];
-    const float m = encode_tile(outs, source, blockIdx.y * TILE_ROWS, blockIdx.x * TILE_COLS, rows, cols, t);
+    const float m =
+        encode_tile(outs, source, blockIdx.y * TILE_ROWS, blockIdx.x * TILE_COLS, rows, cols, t);
     raise_amax(amax, m, shared);
 }
 
 /* After it: re-encodes y if it exceeded the range. */
-template <class Source> __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3)
-void fp8_recode_kernel(AmaxProbe probe, TileOuts<Source> outs, Source source, int rows, int cols)
+template <class Source>
+__global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3) void fp8_recode_kernel(
+    AmaxProbe probe, TileOuts<Source> outs, Source source, int rows, int cols)
 {
     __shared__ uint32_t t[TILE_COLS * 33];
     if (was_in_range(outs.out[0], probe))
         return;
-    const int across = (cols + TILE_COLS - 1) / TILE_COLS, tiles = (rows + TILE_ROWS - 1) / TILE_ROWS * across;
+    const int across = (cols + TILE_COLS - 1) / TILE_COLS,
+              tiles = (rows + TILE_ROWS - 1) / TILE_ROWS * across;
     for (int i = blockIdx.x; i < tiles; i += gridDim.x)
         encode_tile(outs, source, i / across * TILE_ROWS, i % across * TILE_COLS, rows, cols, t);
 }
 
-template <class Source> static inline void fp8_amax(float *amax, const Source &source, int rows, int cols)
+template <class Source>
+static inline void fp8_amax(float *amax, const Source &source, int rows, int cols)
 {
     const int most = 8 * device_sm_count();
-    fp8_amax_kernel<<<rows < most ? rows : most, TILE_THREADS, 0, device_stream()>>>(amax, source, rows, cols);
+    fp8_amax_kernel < <<rows<most ? rows : most, TILE_THREADS, 0, device_stream()>>>(amax, source,
+                                                                                     rows, cols);
     LAUNCH_CHECK();
 }
 
 static inline dim3 tile_grid(int rows, int cols)
 {
-    enum { MOST = 65535 * TILE_ROWS };          /* the limit of a grid's y */
+    enum { MOST = 65535 * TILE_ROWS }; /* the limit of a grid's y */
     if (rows > MOST)
-        die("an FP8 operand of %d rows; the CUDA back end supports up to %d: use smaller micro-batches", rows, (int)MOST);
+        die("an FP8 operand of %d rows; the CUDA back end supports up to %d: use smaller "
+            "micro-batches",
+            rows, (int)MOST);
     return dim3((unsigned)ceil_div(cols, TILE_COLS), (unsigned)ceil_div(rows, TILE_ROWS));
 }
 
 template <class Source>
 static inline void fp8_tiles(const TileOuts<Source> &outs, const Source &source, int rows, int cols)
 {
-    fp8_tile_kernel<<<tile_grid(rows, cols), TILE_THREADS, 0, device_stream()>>>(outs, source, rows, cols);
+    fp8_tile_kernel<<<tile_grid(rows, cols), TILE_THREADS, 0, device_stream()>>>(outs, source, rows,
+                                                                                 cols);
     LAUNCH_CHECK();
 }
 
-/* After a kernel that has encoded y by tile_out_in_range and raised probe.amax. Writes only the measured outputs. */
-template <class Source> static inline void fp8_recode(Tensor y, AmaxProbe probe, const Source &source, int rows, int cols)
+/* After a kernel that has encoded y by tile_out_in_range and raised probe.amax. Writes only the
+ * measured outputs. */
+template <class Source>
+static inline void fp8_recode(Tensor y, AmaxProbe probe, const Source &source, int rows, int cols)
 {
-    const unsigned tiles = tile_grid(rows, cols).x * tile_grid(rows, cols).y, most = 2 * (unsigned)device_sm_count();
+    const unsigned tiles = tile_grid(rows, cols).x * tile_grid(rows, cols).y,
+                   most = 2 * (unsigned)device_sm_count();
     TileOuts<Source> outs;
     for (int o = 0; o < Source::OUTPUTS; o++) {
         outs.out[o] = tile_out_recode(y, probe);
         if (o >= Source::MEASURED)
             outs.out[o].data = outs.out[o].data_t = NULL;
     }
-    fp8_recode_kernel<<<tiles < most ? tiles : most, TILE_THREADS, 0, device_stream()>>>(probe, outs, source, rows, cols);
+    fp8_recode_kernel < <<tiles<most ? tiles : most, TILE_THREADS, 0, device_stream()>>>(
+                            probe, outs, source, rows, cols);
     LAUNCH_CHECK();
 }
 
 /* Encodes y, all measured outputs of a source, within its range. outs: the other outputs. */
 template <class Source>
-static inline void fp8_in_range(Tensor y, TileOuts<Source> outs, const Source &source, int rows, int cols)
+static inline void fp8_in_range(Tensor y, TileOuts<Source> outs, const Source &source, int rows,
+                                int cols)
 {
     const AmaxProbe probe = amax_probe_new();
     for (int o = 0; o < Source::MEASURED; o++)
         outs.out[o] = tile_out_in_range(y, probe);
-    fp8_in_range_kernel<<<tile_grid(rows, cols), TILE_THREADS, 0, device_stream()>>>(probe.amax, outs, source, rows, cols);
+    fp8_in_range_kernel<<<tile_grid(rows, cols), TILE_THREADS, 0, device_stream()>>>(
+        probe.amax, outs, source, rows, cols);
     LAUNCH_CHECK();
     fp8_recode(y, probe, source, rows, cols);
 }
 
 /* The same if max|y| is known: used unless y's scale is reused. */
 template <class Source>
-static inline void fp8_operand_from(Tensor y, const float *amax, const Source &source, int rows, int cols)
+static inline void fp8_operand_from(Tensor y, const float *amax, const Source &source, int rows,
+                                    int cols)
 {
     TileOuts<Source> outs = {};
     for (int o = 0; o < Source::MEASURED; o++)
@@ -394,7 +447,8 @@ static inline void fp8_operand_from(Tensor y, const float *amax, const Source &s
 
 /* The same if it is not known. */
 template <class Source>
-static inline void fp8_operand(Tensor y, TileOuts<Source> outs, const Source &source, int rows, int cols)
+static inline void fp8_operand(Tensor y, TileOuts<Source> outs, const Source &source, int rows,
+                               int cols)
 {
     if (scale_is_reused(y)) {
         fp8_in_range(y, outs, source, rows, cols);

@@ -1,30 +1,41 @@
-/* Shared by elementwise and row-wise kernels: eight consecutive elements at a time, checks, choice of instantiation.
+/* Shared by elementwise and row-wise kernels: eight consecutive elements at a time, checks, choice
+ * of instantiation.
  *
- * A thread's unit of work is a Pack, eight neighbours of a row in any format: one 16-byte access for BF16, two for F32. The formats
- * of large inputs are template parameters, so that a thread issues all its loads before it waits for one; outputs and small inputs
- * (norm weights) choose their format by a uniform branch. ALIGNED is false for logits and halves of heads that do not begin at
- * multiples of 16 bytes; then elements move one by one. */
+ * A thread's unit of work is a Pack, eight neighbours of a row in any format: one 16-byte access
+ * for BF16, two for F32. The formats of large inputs are template parameters, so that a thread
+ * issues all its loads before it waits for one; outputs and small inputs (norm weights) choose
+ * their format by a uniform branch. ALIGNED is false for logits and halves of heads that do not
+ * begin at multiples of 16 bytes; then elements move one by one. */
 #pragma once
 #include <type_traits>
 
 #include "kernels/cuda/cuda.h"
 
-/* ---- packs ------------------------------------------------------------------------------------------------- */
+/* ---- packs ----------------------------------------------------------------------------------- */
 
-/* Kept as loaded: a BF16 pack takes four registers. The low half of a word is the first of its two elements. */
-template <typename T> struct Pack {
+/* Kept as loaded: a BF16 pack takes four registers. The low half of a word is the first of its two
+ * elements. */
+template <typename T>
+struct Pack {
     uint32_t word[2 * sizeof(T)];
     __device__ float operator[](int i) const;
 };
 
-template <> __device__ inline float Pack<float>::operator[](int i) const { return __uint_as_float(word[i]); }
-template <> __device__ inline float Pack<bf16>::operator[](int i) const
+template <>
+__device__ inline float Pack<float>::operator[](int i) const
+{
+    return __uint_as_float(word[i]);
+}
+template <>
+__device__ inline float Pack<bf16>::operator[](int i) const
 {
     return __uint_as_float(i % 2 ? word[i / 2] & 0xffff0000u : word[i / 2] << 16);
 }
 
-/* NOTE: for rows held during a reduction. Without it the compiler unpacks once and keeps floats, in twice the registers. */
-template <typename T, int K> __device__ inline void keep_packed(Pack<T> (&packs)[K])
+/* NOTE: for rows held during a reduction. Without it the compiler unpacks once and keeps floats, in
+ * twice the registers. */
+template <typename T, int K>
+__device__ inline void keep_packed(Pack<T> (&packs)[K])
 {
 #pragma unroll
     for (int j = 0; j < K; j++)
@@ -53,11 +64,19 @@ __device__ inline Pack<bf16> make_pack(const float (&x)[8], bf16)
     return p;
 }
 
-__device__ inline uint32_t element_bits(const float *p) { return __float_as_uint(*p); }
-__device__ inline uint32_t element_bits(const bf16 *p) { return __bfloat16_as_ushort(*p); }
+__device__ inline uint32_t element_bits(const float *p)
+{
+    return __float_as_uint(*p);
+}
+__device__ inline uint32_t element_bits(const bf16 *p)
+{
+    return __bfloat16_as_ushort(*p);
+}
 
-/* Elements p[0 .. left), at most eight; the others are 0. If ALIGNED, left is not between 1 and 7. */
-template <bool ALIGNED = true, typename T> __device__ inline Pack<T> load_pack(const T *p, int left)
+/* Elements p[0 .. left), at most eight; the others are 0. If ALIGNED, left is not between 1 and
+ * 7. */
+template <bool ALIGNED = true, typename T>
+__device__ inline Pack<T> load_pack(const T *p, int left)
 {
     Pack<T> pack = {};
     if (ALIGNED) {
@@ -72,11 +91,13 @@ template <bool ALIGNED = true, typename T> __device__ inline Pack<T> load_pack(c
 #pragma unroll
         for (int i = 0; i < 8; i++)
             if (i < left)
-                pack.word[i * sizeof(T) / 4] |= element_bits(p + i) << (sizeof(T) == 2 && i % 2 ? 16 : 0);
+                pack.word[i * sizeof(T) / 4] |= element_bits(p + i)
+                                                << (sizeof(T) == 2 && i % 2 ? 16 : 0);
     return pack;
 }
 
-template <bool ALIGNED = true, typename T> __device__ inline void store_pack(T *p, const float (&x)[8], int left)
+template <bool ALIGNED = true, typename T>
+__device__ inline void store_pack(T *p, const float (&x)[8], int left)
 {
     if (ALIGNED) {
         const Pack<T> pack = make_pack(x, T());
@@ -84,7 +105,8 @@ template <bool ALIGNED = true, typename T> __device__ inline void store_pack(T *
 #pragma unroll
             for (size_t k = 0; k < sizeof(T) / 2; k++)
                 reinterpret_cast<uint4 *>(p)[k] =
-                    make_uint4(pack.word[4 * k], pack.word[4 * k + 1], pack.word[4 * k + 2], pack.word[4 * k + 3]);
+                    make_uint4(pack.word[4 * k], pack.word[4 * k + 1], pack.word[4 * k + 2],
+                               pack.word[4 * k + 3]);
     } else
 #pragma unroll
         for (int i = 0; i < 8; i++)
@@ -92,8 +114,8 @@ template <bool ALIGNED = true, typename T> __device__ inline void store_pack(T *
                 p[i] = from_float<T>(x[i]);
 }
 
-/* Prefetches `bytes` from p on to the L2 cache; both are multiples of 16. Before compute capability 9.0 an instruction prefetches
- * one line, not a row: there it does nothing. */
+/* Prefetches `bytes` from p on to the L2 cache; both are multiples of 16. Before compute capability
+ * 9.0 an instruction prefetches one line, not a row: there it does nothing. */
 __device__ static inline void prefetch(const void *p, size_t bytes)
 {
 #if __CUDA_ARCH__ >= 900
@@ -101,15 +123,28 @@ __device__ static inline void prefetch(const void *p, size_t bytes)
 #endif
 }
 
-/* ---- F32 or BF16, as a run-time argument --------------------------------------------------------------------- */
+/* ---- F32 or BF16, as a run-time argument ----------------------------------------------------- */
 
-struct AnyIn  { const void *data; bool is_f32; };
-struct AnyOut { void *data; bool is_f32; };
+struct AnyIn {
+    const void *data;
+    bool is_f32;
+};
+struct AnyOut {
+    void *data;
+    bool is_f32;
+};
 
-static inline AnyIn  any_in (Tensor t) { return { t.data, t.format.dtype == F32 }; }
-static inline AnyOut any_out(Tensor t) { return { t.data, t.format.dtype == F32 }; }
+static inline AnyIn any_in(Tensor t)
+{
+    return { t.data, t.format.dtype == F32 };
+}
+static inline AnyOut any_out(Tensor t)
+{
+    return { t.data, t.format.dtype == F32 };
+}
 
-template <bool ALIGNED = true> __device__ inline void load_any(float (&x)[8], AnyIn in, size_t at, int left)
+template <bool ALIGNED = true>
+__device__ inline void load_any(float (&x)[8], AnyIn in, size_t at, int left)
 {
     if (in.is_f32) {
         const Pack<float> p = load_pack<ALIGNED>((const float *)in.data + at, left);
@@ -124,7 +159,8 @@ template <bool ALIGNED = true> __device__ inline void load_any(float (&x)[8], An
     }
 }
 
-template <bool ALIGNED = true> __device__ inline void store_any(AnyOut out, size_t at, const float (&x)[8], int left)
+template <bool ALIGNED = true>
+__device__ inline void store_any(AnyOut out, size_t at, const float (&x)[8], int left)
 {
     if (out.is_f32)
         store_pack<ALIGNED>((float *)out.data + at, x, left);
@@ -137,49 +173,54 @@ __device__ inline float round_as(AnyOut out, float x)
     return out.is_f32 ? x : to_float(from_float<bf16>(x));
 }
 
-/* Element i of a pack, rounded as in `stored`; stored.data is NULL if the pack was loaded from there. */
-template <typename T> __device__ inline float as_stored(AnyOut stored, const Pack<T> &pack, int i)
+/* Element i of a pack, rounded as in `stored`; stored.data is NULL if the pack was loaded from
+ * there. */
+template <typename T>
+__device__ inline float as_stored(AnyOut stored, const Pack<T> &pack, int i)
 {
     return sizeof(T) == sizeof(float) && stored.data ? round_as(stored, pack[i]) : pack[i];
 }
 
-/* ---- reductions ---------------------------------------------------------------------------------------------- */
+/* ---- reductions ------------------------------------------------------------------------------ */
 
-/* sum.cols columns: sum[c] += partial[0][c] + partial[1][c] + ... (rows rows, `stride` floats apart), in F64. */
-void add_column_sums(Tensor sum, const float *partial, int rows, size_t stride);        /* reduce.cu */
+/* sum.cols columns: sum[c] += partial[0][c] + partial[1][c] + ... (rows rows, `stride` floats
+ * apart), in F64. */
+/* reduce.cu */
+void add_column_sums(Tensor sum, const float *partial, int rows, size_t stride);
 
-/* ---- special functions --------------------------------------------------------------------------------------- */
+/* ---- special functions ----------------------------------------------------------------------- */
 
-/* The hardware's approximations of log2 x, 2^x, sqrt x and 1/x, within 2^-22 [PTX ISA; log2 near 1: absolutely]; numbers below
- * 2^-126 count as 0. */
-#define QUICK(name, instruction)                                    \
-    __device__ static inline float name(float x)                    \
-    {                                                               \
-        float y;                                                    \
-        asm(instruction " %0, %1;" : "=f"(y) : "f"(x));             \
-        return y;                                                   \
+/* The hardware's approximations of log2 x, 2^x, sqrt x and 1/x, within 2^-22 [PTX ISA; log2 near 1:
+ * absolutely]; numbers below 2^-126 count as 0. */
+#define QUICK(name, instruction) \
+    __device__ static inline float name(float x) \
+    { \
+        float y; \
+        asm(instruction " %0, %1;" : "=f"(y) : "f"(x)); \
+        return y; \
     }
-QUICK(log2_quick,    "lg2.approx.ftz.f32")
-QUICK(exp2_quick,    "ex2.approx.ftz.f32")
-QUICK(sqrt_quick,    "sqrt.approx.ftz.f32")
+QUICK(log2_quick, "lg2.approx.ftz.f32")
+QUICK(exp2_quick, "ex2.approx.ftz.f32")
+QUICK(sqrt_quick, "sqrt.approx.ftz.f32")
 QUICK(inverse_quick, "rcp.approx.ftz.f32")
 #undef QUICK
 
-/* NOTE: an exact division branches for rare exponents and doubles the instructions; this one has an error of at most 2 ulp, and
- * gives 0 for results below 2^-126. */
+/* NOTE: an exact division branches for rare exponents and doubles the instructions; this one has an
+ * error of at most 2 ulp, and gives 0 for results below 2^-126. */
 __device__ inline float sigmoid(float x)
 {
     return __fdividef(1.0f, 1.0f + expf(-x));
 }
 
-/* With the hardware's exponential and reciprocal: an error of a few 2^-22, far below half a code of FP8.
- * NOTE: __expf and __fdividef scale their arguments to keep numbers below 2^-126: twice the instructions. */
+/* With the hardware's exponential and reciprocal: an error of a few 2^-22, far below half a code of
+ * FP8. NOTE: __expf and __fdividef scale their arguments to keep numbers below 2^-126: twice the
+ * instructions. */
 __device__ static inline float quick_sigmoid(float x)
 {
     return inverse_quick(1.0f + exp2_quick(x * -1.44269504f));
 }
 
-/* ---- launches ------------------------------------------------------------------------------------------------ */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 /* Threads of a block that moves `packs` packs with `each` per thread. */
 static inline int block_threads(int packs, int each, int most)
@@ -188,7 +229,8 @@ static inline int block_threads(int packs, int each, int most)
     return threads < most ? threads : most;
 }
 
-/* The same for a block that loops several times: no more threads than its last iteration can use. */
+/* The same for a block that loops several times: no more threads than its last iteration can
+ * use. */
 static inline int round_threads(int packs, int each, int most)
 {
     const int rounds = (int)ceil_div(packs, each * most);
@@ -201,14 +243,17 @@ static inline bool is_aligned(Tensor t, int cols)
     return !t.data || (cols % 8 == 0 && (uintptr_t)t.data % 16 == 0);
 }
 
-template <class... Tensors> static inline void check_aligned(const char *operation, int cols, Tensors... t)
+template <class... Tensors>
+static inline void check_aligned(const char *operation, int cols, Tensors... t)
 {
     if (!(is_aligned(t, cols) && ...))
-        die("%s: rows of %d elements; expected a multiple of 8, and tensors aligned to 16 bytes", operation, cols);
+        die("%s: rows of %d elements; expected a multiple of 8, and tensors aligned to 16 bytes",
+            operation, cols);
 }
 
 /* f(pointer to t's elements), F32 or BF16. */
-template <typename F> static inline void with_type(Tensor t, F f)
+template <typename F>
+static inline void with_type(Tensor t, F f)
 {
     if (t.format.dtype == F32)
         f((float *)t.data);
@@ -217,7 +262,8 @@ template <typename F> static inline void with_type(Tensor t, F f)
 }
 
 /* f(std::true_type) or f(std::false_type). */
-template <typename F> static inline void with_bool(bool b, F f)
+template <typename F>
+static inline void with_bool(bool b, F f)
 {
     if (b)
         f(std::true_type());
@@ -225,17 +271,19 @@ template <typename F> static inline void with_bool(bool b, F f)
         f(std::false_type());
 }
 
-/* ---- checks -------------------------------------------------------------------------------------------------- */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 /* Dies unless t exists, is F32 or BF16 and has this shape. */
 static inline void check_dense(const char *op, const char *name, Tensor t, int rows, int cols)
 {
     check_tensor(op, name, t, rows, cols);
     if (format_has_scales(t.format))
-        die("%s: %s is %s; the CUDA back end has f32 and bf16 here", op, name, format_name(t.format));
+        die("%s: %s is %s; the CUDA back end has f32 and bf16 here", op, name,
+            format_name(t.format));
 }
 
-static inline void check_dense_optional(const char *op, const char *name, Tensor t, int rows, int cols)
+static inline void check_dense_optional(const char *op, const char *name, Tensor t, int rows,
+                                        int cols)
 {
     if (tensor_exists(t))
         check_dense(op, name, t, rows, cols);

@@ -13,7 +13,8 @@
 #include "kernels/runtime/error.h"
 
 enum { CHECK_DIGITS = 16, LINE_BYTES = 1024 };
-static const size_t MOST_BYTES = 1 << 20;       /* of a file, some 3000 lines; lines beyond are not added */
+/* of a file, some 3000 lines; lines beyond are not added */
+static const size_t MOST_BYTES = 1 << 20;
 
 /* FNV-1a. */
 static uint64_t checksum(const char *text, size_t n)
@@ -67,12 +68,14 @@ static int digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* A line without its line break. True if its checksum is right, and it has this key and a value of this size. */
+/* A line without its line break. True if its checksum is right, and it has this key and a value of
+ * this size. */
 static bool parse(const char *line, size_t n, const char *key, unsigned char *value, size_t bytes)
 {
     const size_t length = strlen(key), first = CHECK_DIGITS + 1 + length + 1;
     char check[CHECK_DIGITS + 1];
-    if (n != first + 2 * bytes || memcmp(line + CHECK_DIGITS + 1, key, length) != 0 || line[first - 1] != ' ')
+    if (n != first + 2 * bytes || memcmp(line + CHECK_DIGITS + 1, key, length) != 0 ||
+        line[first - 1] != ' ')
         return false;
     snprintf(check, sizeof check, "%016" PRIx64, checksum(line + CHECK_DIGITS, n - CHECK_DIGITS));
     if (memcmp(line, check, CHECK_DIGITS) != 0)
@@ -94,8 +97,9 @@ bool autotune_find(const char *text, const char *key, void *value, size_t bytes)
     return false;
 }
 
-/* NOTE: one write in append mode is atomic among processes; where a file system breaks this, checksums show it. A line begins with
- * a line break, so that a truncated line before it does not spoil it. */
+/* NOTE: one write in append mode is atomic among processes; where a file system breaks this,
+ * checksums show it. A line begins with a line break, so that a truncated line before it does not
+ * spoil it. */
 void autotune_add(const char *file, const char *key, const void *value, size_t bytes)
 {
     char line[LINE_BYTES];

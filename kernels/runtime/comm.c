@@ -15,14 +15,20 @@
 
 static int rank = 0, size = 1, local_rank = 0, local_size = 1;
 static MPI_Win host_memory = MPI_WIN_NULL;
-static Mesh mesh = { { 1, 1, 1, 1, 1 } }, started;      /* started: the one to return to, while this process pretends */
-static int mesh_rank;                                   /* in the mesh */
+/* started: the one to return to, while this process pretends */
+static Mesh mesh = { { 1, 1, 1, 1, 1 } }, started;
+static int mesh_rank; /* in the mesh */
 static bool pretends;
 static size_t sent[NUM_SENT];
-static struct { Ranks ranks; MPI_Comm mpi; } groups[] = {          /* groups with a communicator */
-    { RANKS_ALL, MPI_COMM_NULL }, { RANKS_SHARD, MPI_COMM_NULL }, { RANKS_REPLICA, MPI_COMM_NULL },
-    { RANKS_CONTEXT, MPI_COMM_NULL }, { RANKS_PIPELINE, MPI_COMM_NULL }, { RANKS_COPY, MPI_COMM_NULL },
-    { RANKS_TENSOR, MPI_COMM_NULL }, { RANKS_STAGE, MPI_COMM_NULL },
+static struct {
+    Ranks ranks;
+    MPI_Comm mpi;
+} groups[] = {
+    /* groups with a communicator */
+    { RANKS_ALL, MPI_COMM_NULL },      { RANKS_SHARD, MPI_COMM_NULL },
+    { RANKS_REPLICA, MPI_COMM_NULL },  { RANKS_CONTEXT, MPI_COMM_NULL },
+    { RANKS_PIPELINE, MPI_COMM_NULL }, { RANKS_COPY, MPI_COMM_NULL },
+    { RANKS_TENSOR, MPI_COMM_NULL },   { RANKS_STAGE, MPI_COMM_NULL },
 };
 enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
 static pthread_t main_thread;
@@ -61,8 +67,9 @@ static void wait_in(const char *operation)
         before_waiting(operation);
 }
 
-/* NOTE: MPI_Abort prints eight lines about itself after our error message. OpenMPI has no setting for these only: mpirun's --quiet
- * also hides that there are too few slots. In OpenMPI 4 all such texts go through this pointer. */
+/* NOTE: MPI_Abort prints eight lines about itself after our error message. OpenMPI has no setting
+ * for these only: mpirun's --quiet also hides that there are too few slots. In OpenMPI 4 all such
+ * texts go through this pointer. */
 #if OMPI_MAJOR_VERSION == 4
 typedef int ShowHelp(const char *file, const char *topic, int header, ...);
 
@@ -84,8 +91,8 @@ static void silence_abort(void)
 }
 #endif
 
-/* NOTE: MPI was started for calls of the main thread only. In another thread the process exits without MPI; the launcher sees that,
- * and ends the other ranks. */
+/* NOTE: MPI was started for calls of the main thread only. In another thread the process exits
+ * without MPI; the launcher sees that, and ends the other ranks. */
 static void end_all_ranks(void)
 {
     if (!pthread_equal(pthread_self(), main_thread))
@@ -94,20 +101,26 @@ static void end_all_ranks(void)
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
-/* NOTE: srun without PMI starts processes that do not know each other: each would be a separate run, in the same folder. One rank
- * of mpirun, which sets its number of ranks, is correct, and so is a step of Slurm with one task. */
+/* NOTE: srun without PMI starts processes that do not know each other: each would be a separate
+ * run, in the same folder. One rank of mpirun, which sets its number of ranks, is correct, and so
+ * is a step of Slurm with one task. */
 static void check_launcher(void)
 {
     const char *step = getenv("SLURM_STEP_NUM_TASKS"), *job = getenv("SLURM_NTASKS");
     if (size > 1 || getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_SIZE"))
         return;
     if (step && atol(step) > 1)
-        die("srun started %s tasks (SLURM_STEP_NUM_TASKS), and MPI sees one rank: each task would train alone, all in the same "
-            "save_folder. Start ranks with srun --mpi=pmix (srun --mpi=list shows what this Slurm has) or with mpirun. For "
-            "separate runs: env -u SLURM_STEP_NUM_TASKS ./train ...", step);
+        die("srun started %s tasks (SLURM_STEP_NUM_TASKS), and MPI sees one rank: each task would "
+            "train alone, all in the same "
+            "save_folder. Start ranks with srun --mpi=pmix (srun --mpi=list shows what this Slurm "
+            "has) or with mpirun. For "
+            "separate runs: env -u SLURM_STEP_NUM_TASKS ./train ...",
+            step);
     if (!step && job && atol(job) > 1)
-        warn("Slurm has %s tasks for this job (SLURM_NTASKS), and this run has one rank; srun --mpi=pmix ./train or mpirun ./train "
-             "starts one rank per task", job);
+        warn("Slurm has %s tasks for this job (SLURM_NTASKS), and this run has one rank; srun "
+             "--mpi=pmix ./train or mpirun ./train "
+             "starts one rank per task",
+             job);
 }
 
 void comm_start(int *argc, char ***argv)
@@ -123,7 +136,8 @@ void comm_start(int *argc, char ***argv)
     if (rank != 0)
         progress_silence();
     if (provided < MPI_THREAD_FUNNELED)
-        die("this MPI supports no threads (MPI_Init_thread provides %d); use one with MPI_THREAD_FUNNELED, as OpenMPI has",
+        die("this MPI supports no threads (MPI_Init_thread provides %d); use one with "
+            "MPI_THREAD_FUNNELED, as OpenMPI has",
             provided);
     check_launcher();
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &host);
@@ -147,8 +161,10 @@ static void check_same(const Mesh *m)
         double sizes[2] = { m->size[d], -m->size[d] };
         comm_max(sizes, 2);
         if (sizes[0] != -sizes[1])
-            die("the ranks would form groups of %.0f to %.0f; give every rank the same configuration and every host the same number "
-                "of ranks, or set fsdp.hybrid_sharding_num_model_replicas", -sizes[1], sizes[0]);
+            die("the ranks would form groups of %.0f to %.0f; give every rank the same "
+                "configuration and every host the same number "
+                "of ranks, or set fsdp.hybrid_sharding_num_model_replicas",
+                -sizes[1], sizes[0]);
     }
 }
 
@@ -167,7 +183,9 @@ MPI_Comm comm_mpi(Ranks g)
     for (int i = 0; i < NUM_GROUPS; i++)
         if (groups[i].ranks == g && groups[i].mpi != MPI_COMM_NULL)
             return groups[i].mpi;
-    die("no communicator for the dimensions %#x of the mesh: comm_start comes first, and comm.c lists the groups", g);
+    die("no communicator for the dimensions %#x of the mesh: comm_start comes first, and comm.c "
+        "lists the groups",
+        g);
 }
 
 int comm_group(Ranks g)
@@ -198,10 +216,10 @@ size_t comm_ring_bytes(Sent what, size_t bytes, int ranks)
 {
     const size_t others = (size_t)ranks - 1, n = (size_t)ranks;
     switch (what) {
-    case SENT_SUMS:      return 2 * others * bytes / n;
+    case SENT_SUMS: return 2 * others * bytes / n;
     case SENT_EXCHANGES:
-    case SENT_MESSAGES:  return bytes;
-    default:             return others * bytes;
+    case SENT_MESSAGES: return bytes;
+    default: return others * bytes;
     }
 }
 
@@ -223,7 +241,8 @@ void *comm_host_memory(size_t bytes)
     int unit;
     void *memory;
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &host);
-    MPI_Win_allocate_shared(local_rank == 0 ? (MPI_Aint)bytes : 0, 1, MPI_INFO_NULL, host, &memory, &host_memory);
+    MPI_Win_allocate_shared(local_rank == 0 ? (MPI_Aint)bytes : 0, 1, MPI_INFO_NULL, host, &memory,
+                            &host_memory);
     MPI_Win_shared_query(host_memory, 0, &length, &unit, &memory);
     if (local_rank == 0)
         memset(memory, 0, bytes);
@@ -272,12 +291,13 @@ void comm_barrier(void)
 
 void comm_broadcast(void *data, size_t bytes, int root)
 {
-    const size_t most = 1 << 30;        /* MPI counts in int */
+    const size_t most = 1 << 30; /* MPI counts in int */
     if (size == 1 || pretends)
         return;
     wait_in("broadcast of host values");
     for (size_t at = 0; at < bytes; at += most)
-        MPI_Bcast((char *)data + at, (int)(bytes - at < most ? bytes - at : most), MPI_BYTE, root, MPI_COMM_WORLD);
+        MPI_Bcast((char *)data + at, (int)(bytes - at < most ? bytes - at : most), MPI_BYTE, root,
+                  MPI_COMM_WORLD);
 }
 
 void comm_sum(double *x, int n)
@@ -298,7 +318,10 @@ void comm_gather(void *all, const void *own, size_t bytes, Ranks g)
 
 char *comm_disagreement(const char *what, uint64_t hash)
 {
-    typedef struct { uint64_t hash; char host[64]; } Reading;
+    typedef struct {
+        uint64_t hash;
+        char host[64];
+    } Reading;
     Reading own = { .hash = hash };
     char *found = NULL;
     gethostname(own.host, sizeof own.host - 1);
@@ -306,8 +329,10 @@ char *comm_disagreement(const char *what, uint64_t hash)
     comm_gather(all, &own, sizeof own, RANKS_ALL);
     for (int r = 1; r < size && !found; r++)
         if (all[r].hash != all[0].hash)
-            found = xasprintf("the ranks have different %s: rank %d on %s has others than rank 0 on %s. Give every rank the same "
-                              "files and arguments", what, r, all[r].host, all[0].host);
+            found = xasprintf("the ranks have different %s: rank %d on %s has others than rank 0 "
+                              "on %s. Give every rank the same "
+                              "files and arguments",
+                              what, r, all[r].host, all[0].host);
     free(all);
     return found;
 }
@@ -319,7 +344,8 @@ void comm_agree(const char *what, uint64_t hash)
         die("%s", found);
 }
 
-/* Every rank adds in the order of ranks, since MPI_Allreduce does not guarantee the same bits on all ranks. */
+/* Every rank adds in the order of ranks, since MPI_Allreduce does not guarantee the same bits on
+ * all ranks. */
 void comm_sum_over(double *x, int n, Ranks g)
 {
     const int W = comm_group_size(g);

@@ -1,8 +1,9 @@
 /* The one reaction to errors: a message on stderr, then every rank ends.
  *
- * exit() on one rank would leave the others waiting in a collective for ever, so error_set_ranks sets how all ranks end. Most
- * errors (a missing file, a wrong key) occur on every rank at once. Rank 0 prints at once, and its end ends the others while they
- * wait, so the message appears once; an error of only one rank appears a moment later. */
+ * exit() on one rank would leave the others waiting in a collective for ever, so error_set_ranks
+ * sets how all ranks end. Most errors (a missing file, a wrong key) occur on every rank at once.
+ * Rank 0 prints at once, and its end ends the others while they wait, so the message appears once;
+ * an error of only one rank appears a moment later. */
 #include "kernels/runtime/error.h"
 
 #include <pthread.h>
@@ -21,8 +22,8 @@ enum { MESSAGE_SIZE = 4096 };
 
 static struct {
     int rank, size;
-    void (*end_all)(void);          /* NULL: exit */
-    void (*dying)(void);            /* NULL: no call */
+    void (*end_all)(void); /* NULL: exit */
+    void (*dying)(void);   /* NULL: no call */
 } process = { .size = 1 };
 
 void error_set_ranks(int rank, int size, void (*end_all)(void))
@@ -38,7 +39,10 @@ void error_set_dying(void (*dying)(void))
 }
 
 /* Per thread: where die() returns to, and its message. NULL: die() ends the program. */
-static _Thread_local struct { sigjmp_buf *back; char *message; } caught;
+static _Thread_local struct {
+    sigjmp_buf *back;
+    char *message;
+} caught;
 
 char *error_catch(void (*call)(void *), void *what)
 {
@@ -80,12 +84,13 @@ static _Noreturn void fail(const char *format, va_list args)
         snprintf(prefix, sizeof prefix, "error (rank %d)", process.rank);
     if (process.dying)
         process.dying();
-    signal(SIGTERM, SIG_DFL);       /* if another rank ends first, no message here */
+    signal(SIGTERM, SIG_DFL); /* if another rank ends first, no message here */
     if (process.rank != 0)
         sleep(3);
     print_message(prefix, format, args);
     if (process.end_all) {
-        usleep(300000);             /* mpirun drops output that it has not read when it ends the ranks */
+        /* mpirun drops output that it has not read when it ends the ranks */
+        usleep(300000);
         process.end_all();
     }
     exit(1);
@@ -113,7 +118,9 @@ void check_regular(const char *path)
     struct stat status;
     if (stat(path, &status) == 0 && !S_ISREG(status.st_mode))
         die("%s: %s, expected a regular file. Put the file itself there, or remove it", path,
-            S_ISDIR(status.st_mode) ? "is a folder" : S_ISFIFO(status.st_mode) ? "is a pipe" : "is a device or socket");
+            S_ISDIR(status.st_mode)    ? "is a folder"
+            : S_ISFIFO(status.st_mode) ? "is a pipe"
+                                       : "is a device or socket");
 }
 
 /* Warnings that are held back. Threads of the loader warn, too. */
@@ -141,7 +148,8 @@ void warn(const char *format, ...)
     if (said)
         free(line);
     else if (messages.hold) {
-        messages.line = xrealloc(messages.line, sizeof *messages.line * (size_t)(messages.count + 1));
+        messages.line =
+            xrealloc(messages.line, sizeof *messages.line * (size_t)(messages.count + 1));
         messages.line[messages.count++] = line;
     } else {
         print_line(line);
@@ -205,7 +213,7 @@ char *xasprintf(const char *format, ...)
 
 FILE *xtext(char **text)
 {
-    static _Thread_local size_t size;           /* unused */
+    static _Thread_local size_t size; /* unused */
     FILE *f = open_memstream(text, &size);
     if (!f)
         die("out of host memory");

@@ -1,4 +1,5 @@
-/* /proc/meminfo and the memory controllers of cgroups. [Linux: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst] */
+/* /proc/meminfo and the memory controllers of cgroups. [Linux:
+ * Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst] */
 #include "kernels/runtime/host_memory.h"
 
 #include <math.h>
@@ -9,10 +10,13 @@
 #include "kernels/runtime/error.h"
 
 /* The names of v2 and v1. */
-static const struct Names { const char *folder, *limit, *used, *cache[2]; }
-    v2 = { "/sys/fs/cgroup", "memory.max", "memory.current", { "active_file", "inactive_file" } },
-    v1 = { "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
-           { "total_active_file", "total_inactive_file" } };
+static const struct Names {
+    const char *folder, *limit, *used, *cache[2];
+} v2 = { "/sys/fs/cgroup", "memory.max", "memory.current", { "active_file", "inactive_file" } },
+  v1 = { "/sys/fs/cgroup/memory",
+         "memory.limit_in_bytes",
+         "memory.usage_in_bytes",
+         { "total_active_file", "total_inactive_file" } };
 
 /* The number in a file; NAN: none, as in a limit of "max". */
 static double read_number(const char *folder, const char *file)
@@ -81,9 +85,10 @@ double host_memory_left(const char *root)
     free(path);
     path = xasprintf("%s/proc/self/cgroup", root);
     FILE *f = fopen(path, "r");
-    while (f && fgets(line, sizeof line, f)) {          /* "0::/path", or of v1 "4:memory:/path" */
+    while (f && fgets(line, sizeof line, f)) { /* "0::/path", or of v1 "4:memory:/path" */
         line[strcspn(line, "\n")] = '\0';
-        char *controllers = strchr(line, ':'), *group = controllers ? strchr(controllers + 1, ':') : NULL;
+        char *controllers = strchr(line, ':'),
+             *group = controllers ? strchr(controllers + 1, ':') : NULL;
         if (!group)
             continue;
         *group = '\0';

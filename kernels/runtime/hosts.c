@@ -1,7 +1,8 @@
-/* A star around rank 0: rank 0 reports failures of every other host, and these report that of rank 0's; hosts that see no failure
- * wait for such a report. Heartbeats, rather than only the state of the connection, since TCP takes minutes to give up, and a
- * connection that resumes after a network failure must count as healthy again. Other programs that connect to the port lack the
- * token and are closed. */
+/* A star around rank 0: rank 0 reports failures of every other host, and these report that of rank
+ * 0's; hosts that see no failure wait for such a report. Heartbeats, rather than only the state of
+ * the connection, since TCP takes minutes to give up, and a connection that resumes after a network
+ * failure must count as healthy again. Other programs that connect to the port lack the token and
+ * are closed. */
 #include "kernels/runtime/hosts.h"
 
 #include <errno.h>
@@ -22,12 +23,12 @@
 #include "kernels/runtime/error.h"
 
 enum { ADDRESSES = 16, TOKEN = 16, ANSWER = 8, NAME = 64 };
-static const double CONNECT = 5;        /* seconds */
+static const double CONNECT = 5; /* seconds */
 
 /* Where rank 0 listens for connections. */
 typedef struct {
     unsigned char token[TOKEN], answer[ANSWER];
-    int n;                              /* 0: no network */
+    int n; /* 0: no network */
     struct sockaddr_storage address[ADDRESSES];
 } Listener;
 
@@ -39,30 +40,30 @@ typedef struct {
 
 /* The host of a rank. */
 typedef struct {
-    int  leader;
+    int leader;
     char name[NAME];
 } RankHost;
 
 typedef struct {
-    int    leader;                      /* of the other host */
-    int    fd;                          /* -1: never connected, ended, or given up by TCP */
-    bool   known, ended, leaving;       /* known: was connected; leaving: has sent LEAVING */
-    double silent;                      /* seconds since its last heartbeat */
+    int leader;                 /* of the other host */
+    int fd;                     /* -1: never connected, ended, or given up by TCP */
+    bool known, ended, leaving; /* known: was connected; leaving: has sent LEAVING */
+    double silent;              /* seconds since its last heartbeat */
 } Link;
 
 static struct {
-    RankHost *of_rank;                  /* (ranks) */
-    Link  *link;                        /* (n) */
-    int    n;
+    RankHost *of_rank; /* (ranks) */
+    Link *link;        /* (n) */
+    int n;
 } hosts;
 
-/* ---- connecting -------------------------------------------------------------------------------------------- */
+/* ---- connecting ------------------------------------------------------------------------------ */
 
 static bool is_usable(const struct ifaddrs *i)
 {
     if (!i->ifa_addr || !(i->ifa_flags & IFF_UP))
         return false;
-    if (i->ifa_addr->sa_family == AF_INET6)     /* link-local ones need an interface */
+    if (i->ifa_addr->sa_family == AF_INET6) /* link-local ones need an interface */
         return !IN6_IS_ADDR_LINKLOCAL(&((struct sockaddr_in6 *)i->ifa_addr)->sin6_addr);
     return i->ifa_addr->sa_family == AF_INET;
 }
@@ -103,10 +104,10 @@ static int listen_in(sa_family_t family, in_port_t *port)
     int no = 0, fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return -1;
-    if (family == AF_INET6)     /* accepts IPv4 too */
+    if (family == AF_INET6) /* accepts IPv4 too */
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
-    if (bind(fd, (struct sockaddr *)&any, address_size(&any)) != 0 || listen(fd, SOMAXCONN) != 0
-        || getsockname(fd, (struct sockaddr *)&any, &size) != 0) {
+    if (bind(fd, (struct sockaddr *)&any, address_size(&any)) != 0 || listen(fd, SOMAXCONN) != 0 ||
+        getsockname(fd, (struct sockaddr *)&any, &size) != 0) {
         close(fd);
         return -1;
     }
@@ -120,7 +121,8 @@ static int open_listener(Listener *d)
     int fd = listen_in(AF_INET6, &port);
     if (fd < 0)
         fd = listen_in(AF_INET, &port);
-    if (fd >= 0 && getrandom(d->token, TOKEN, 0) == TOKEN && getrandom(d->answer, ANSWER, 0) == ANSWER)
+    if (fd >= 0 && getrandom(d->token, TOKEN, 0) == TOKEN &&
+        getrandom(d->answer, ANSWER, 0) == ANSWER)
         list_addresses(d, port);
     return fd;
 }
@@ -139,8 +141,8 @@ static bool let_in(int fd, const Listener *d)
     const struct timeval patience = { .tv_sec = 1 };
     Greeting hello = { .leader = -1 };
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-    const bool knows = recv(fd, &hello, sizeof hello, MSG_WAITALL) == sizeof hello
-                    && memcmp(hello.token, d->token, TOKEN) == 0;
+    const bool knows = recv(fd, &hello, sizeof hello, MSG_WAITALL) == sizeof hello &&
+                       memcmp(hello.token, d->token, TOKEN) == 0;
     Link *l = knows ? link_of(hello.leader) : NULL;
     if (!l || l->known || send(fd, d->answer, ANSWER, MSG_NOSIGNAL) != ANSWER) {
         close(fd);
@@ -156,7 +158,7 @@ static void wait_for_all(int listener, const Listener *d)
 {
     struct pollfd p = { .fd = listener, .events = POLLIN };
     const double until = clock_seconds() + CONNECT + 1;
-    for (int in = 0; in < hosts.n && clock_seconds() < until; )
+    for (int in = 0; in < hosts.n && clock_seconds() < until;)
         if (poll(&p, 1, 100) == 1) {
             int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
             in += fd >= 0 && let_in(fd, d);
@@ -166,19 +168,22 @@ static void wait_for_all(int listener, const Listener *d)
 static int begin_to_connect(const struct sockaddr_storage *a)
 {
     int fd = socket(a->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd >= 0 && connect(fd, (const struct sockaddr *)a, address_size(a)) != 0 && errno != EINPROGRESS) {
+    if (fd >= 0 && connect(fd, (const struct sockaddr *)a, address_size(a)) != 0 &&
+        errno != EINPROGRESS) {
         close(fd);
         fd = -1;
     }
     return fd;
 }
 
-/* One step of a connection: sends the hello once connected, then waits for the answer. True: it has come. NOTE: an address of rank
- * 0's host, for example of a container bridge, may also exist on this host, with another program at this port. */
+/* One step of a connection: sends the hello once connected, then waits for the answer. True: it has
+ * come. NOTE: an address of rank 0's host, for example of a container bridge, may also exist on
+ * this host, with another program at this port. */
 static bool advance(struct pollfd *p, const Greeting *hello, const Listener *d)
 {
     unsigned char answer[ANSWER];
-    if (p->events == POLLIN && recv(p->fd, answer, ANSWER, 0) == ANSWER && memcmp(answer, d->answer, ANSWER) == 0)
+    if (p->events == POLLIN && recv(p->fd, answer, ANSWER, 0) == ANSWER &&
+        memcmp(answer, d->answer, ANSWER) == 0)
         return true;
     if (p->events == POLLOUT && send(p->fd, hello, sizeof *hello, MSG_NOSIGNAL) == sizeof *hello) {
         p->events = POLLIN;
@@ -189,7 +194,8 @@ static bool advance(struct pollfd *p, const Greeting *hello, const Listener *d)
     return false;
 }
 
-/* Connects to rank 0 at all of its addresses at once. Returns the connection answered first; -1: none in time. */
+/* Connects to rank 0 at all of its addresses at once. Returns the connection answered first; -1:
+ * none in time. */
 static int connect_to(const Listener *d, int leader)
 {
     struct pollfd p[ADDRESSES];
@@ -198,7 +204,7 @@ static int connect_to(const Listener *d, int leader)
     memcpy(hello.token, d->token, TOKEN);
     for (int i = 0; i < d->n; i++)
         p[i] = (struct pollfd){ .fd = begin_to_connect(&d->address[i]), .events = POLLOUT };
-    for (double until = clock_seconds() + CONNECT; found < 0 && clock_seconds() < until; ) {
+    for (double until = clock_seconds() + CONNECT; found < 0 && clock_seconds() < until;) {
         poll(p, (nfds_t)d->n, 100);
         for (int i = 0; i < d->n && found < 0; i++)
             if (p[i].fd >= 0 && p[i].revents && advance(&p[i], &hello, d)) {
@@ -212,7 +218,7 @@ static int connect_to(const Listener *d, int leader)
     return found;
 }
 
-/* ---- names ------------------------------------------------------------------------------------------------- */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 /* "ranks 0-3, 8 on B"; returns the length */
 static size_t name_host(char *text, size_t size, int leader)
@@ -230,7 +236,8 @@ static size_t name_host(char *text, size_t size, int leader)
         if (begins)
             first = r;
         if (ends && at < size)
-            at += (size_t)snprintf(text + at, size - at, r > first ? "%s %d-%d" : "%s %d", first == leader ? "" : ",", first, r);
+            at += (size_t)snprintf(text + at, size - at, r > first ? "%s %d-%d" : "%s %d",
+                                   first == leader ? "" : ",", first, r);
     }
     if (at < size)
         at += (size_t)snprintf(text + at, size - at, " on %s", hosts.of_rank[leader].name);
@@ -253,12 +260,12 @@ void hosts_name(char *text, size_t size, double silence)
     }
 }
 
-/* ---- beats ------------------------------------------------------------------------------------------------- */
+/* ---- beats ----------------------------------------------------------------------------------- */
 
-enum { WELL, LEAVING };                 /* heartbeat bytes */
+enum { WELL, LEAVING }; /* heartbeat bytes */
 
-/* A connection that TCP gave up says nothing about the process at its other end; nor does a reset after a silence, which comes from
- * a side that gave up. */
+/* A connection that TCP gave up says nothing about the process at its other end; nor does a reset
+ * after a silence, which comes from a side that gave up. */
 static void break_off(Link *l, int error)
 {
     close(l->fd);
@@ -273,8 +280,7 @@ static void receive(Link *l, double passed)
     if (n > 0) {
         l->silent = 0;
         l->leaving |= memchr(bytes, LEAVING, (size_t)n) != NULL;
-    }
-    else if (n < 0 && (errno == EAGAIN || errno == EINTR))
+    } else if (n < 0 && (errno == EAGAIN || errno == EINTR))
         l->silent += passed;
     else
         break_off(l, n == 0 ? 0 : errno);
@@ -326,7 +332,7 @@ bool hosts_leaving(void)
     return false;
 }
 
-/* ---- start and end ----------------------------------------------------------------------------------------- */
+/* ---- start and end --------------------------------------------------------------------------- */
 
 /* Lists the hosts that this rank is to connect with. */
 static void list_links(int leader)
@@ -337,7 +343,8 @@ static void list_links(int leader)
     hosts.of_rank = xcalloc((size_t)ranks, sizeof *hosts.of_rank);
     hosts.link = xcalloc((size_t)ranks, sizeof *hosts.link);
     hosts.n = 0;
-    MPI_Allgather(&own, sizeof own, MPI_BYTE, hosts.of_rank, sizeof own, MPI_BYTE, comm_mpi(RANKS_ALL));
+    MPI_Allgather(&own, sizeof own, MPI_BYTE, hosts.of_rank, sizeof own, MPI_BYTE,
+                  comm_mpi(RANKS_ALL));
     for (int r = 0; r < ranks; r++)
         if (hosts.of_rank[r].leader == r && rank == leader && (rank == 0) != (r == 0))
             hosts.link[hosts.n++] = (Link){ .leader = r, .fd = -1 };
@@ -367,8 +374,9 @@ static void agree(void)
             close(l->fd);
         *l = (Link){ .leader = l->leader, .fd = -1 };
         name_host(text, sizeof text, l->leader);
-        warn("%s cannot connect to rank 0 on %s by TCP: if that host fails, no message will name it", text,
-             hosts.of_rank[0].name);
+        warn(
+            "%s cannot connect to rank 0 on %s by TCP: if that host fails, no message will name it",
+            text, hosts.of_rank[0].name);
     }
     free(connected);
 }

@@ -6,8 +6,11 @@ Mesh mesh_of_context(int ranks, int shard, int context)
 {
     CHECK(shard > 0 && ranks % shard == 0, "%d ranks in groups of %d", ranks, shard);
     CHECK(context > 0 && shard % context == 0, "%d ranks in context groups of %d", shard, context);
-    return (Mesh){ .size = { [MESH_TENSOR] = 1, [MESH_CONTEXT] = context, [MESH_SHARD] = shard / context,
-                             [MESH_REPLICA] = ranks / shard, [MESH_PIPELINE] = 1 } };
+    return (Mesh){ .size = { [MESH_TENSOR] = 1,
+                             [MESH_CONTEXT] = context,
+                             [MESH_SHARD] = shard / context,
+                             [MESH_REPLICA] = ranks / shard,
+                             [MESH_PIPELINE] = 1 } };
 }
 
 Mesh mesh_of_stages(int ranks, int stages, int shard, int context)
@@ -31,7 +34,8 @@ Mesh mesh_of_shards(int ranks, int shard)
     return mesh_of_context(ranks, shard, 1);
 }
 
-/* The coordinates of `rank` in the dimensions of g, as one number, with dimensions in the same order as in rank. */
+/* The coordinates of `rank` in the dimensions of g, as one number, with dimensions in the same
+ * order as in rank. */
 static int number_in(const Mesh *m, int rank, int g)
 {
     int number = 0, stride = 1;

@@ -1,48 +1,67 @@
-/* The ranks of a run as a grid. A rank has a coordinate in each of five dimensions, and the product of their sizes is the number of
- * ranks. Neighbouring ranks differ in the tensor coordinate first, then in context, shard, replica and pipeline, so that ranks with
- * the most traffic are on one host:
+/* The ranks of a run as a grid. A rank has a coordinate in each of five dimensions, and the product
+ * of their sizes is the number of ranks. Neighbouring ranks differ in the tensor coordinate first,
+ * then in context, shard, replica and pipeline, so that ranks with the most traffic are on one
+ * host:
  *
  *     rank = (((pipeline R + replica) S + shard) C + context) T + tensor        (R, S, C, T: sizes)
  *
- * A group is all ranks that differ in some dimensions only: RANKS_SHARD is one row below, RANKS_REPLICA one column. 8 ranks with
- * 2 replicas of 4 shards:
+ * A group is all ranks that differ in some dimensions only: RANKS_SHARD is one row below,
+ * RANKS_REPLICA one column. 8 ranks with 2 replicas of 4 shards:
  *
  *                  shard 0   1   2   3
  *     replica 0          0   1   2   3       one copy of the model, cut into four shards
  *     replica 1          4   5   6   7       another: 0 and 4 hold the same shard */
 #pragma once
 
-typedef enum { MESH_TENSOR, MESH_CONTEXT, MESH_SHARD, MESH_REPLICA, MESH_PIPELINE, MESH_DIMS } MeshDim;
-
-typedef struct { int size[MESH_DIMS]; } Mesh;
-
-/* A set of dimensions (bit d: dimension d), which defines groups of ranks that differ only in these. */
 typedef enum {
+    MESH_TENSOR,
+    MESH_CONTEXT,
+    MESH_SHARD,
+    MESH_REPLICA,
+    MESH_PIPELINE,
+    MESH_DIMS
+} MeshDim;
+
+typedef struct {
+    int size[MESH_DIMS];
+} Mesh;
+
+/* A set of dimensions (bit d: dimension d), which defines groups of ranks that differ only in
+ * these. */
+typedef enum {
+    /* they share sequences: each has a part of the tokens */
     RANKS_REPLICA = 1 << MESH_REPLICA,
-    RANKS_CONTEXT = 1 << MESH_CONTEXT,                      /* they share sequences: each has a part of the tokens */
-    RANKS_DATA    = 1 << MESH_REPLICA | 1 << MESH_SHARD,    /* they have different sequences */
-    RANKS_SHARD   = 1 << MESH_SHARD | 1 << MESH_CONTEXT,    /* weights are also sharded over the ranks of a sequence */
-    RANKS_TENSOR  = 1 << MESH_TENSOR,                       /* they compute the layers of a block together */
-    RANKS_STAGE   = 1 << MESH_SHARD | 1 << MESH_CONTEXT | 1 << MESH_TENSOR,         /* they have one copy of a stage */
-    RANKS_PIPELINE = 1 << MESH_PIPELINE,                    /* a rank of each stage, in the order of stages */
-    RANKS_SEQUENCE = 1 << MESH_PIPELINE | 1 << MESH_CONTEXT | 1 << MESH_TENSOR,     /* they have the same sequences */
-    RANKS_COPY    = 1 << MESH_PIPELINE | RANKS_STAGE,       /* together they have one copy of the model */
-    RANKS_ALL     = (1 << MESH_DIMS) - 1
+    RANKS_CONTEXT = 1 << MESH_CONTEXT,
+    RANKS_DATA = 1 << MESH_REPLICA | 1 << MESH_SHARD, /* they have different sequences */
+    /* weights are also sharded over the ranks of a sequence */
+    /* they compute the layers of a block together */
+    /* they have one copy of a stage */
+    /* a rank of each stage, in the order of stages */
+    /* they have the same sequences */
+    /* together they have one copy of the model */
+    RANKS_SHARD = 1 << MESH_SHARD | 1 << MESH_CONTEXT,
+    RANKS_TENSOR = 1 << MESH_TENSOR,
+    RANKS_STAGE = 1 << MESH_SHARD | 1 << MESH_CONTEXT | 1 << MESH_TENSOR,
+    RANKS_PIPELINE = 1 << MESH_PIPELINE,
+    RANKS_SEQUENCE = 1 << MESH_PIPELINE | 1 << MESH_CONTEXT | 1 << MESH_TENSOR,
+    RANKS_COPY = 1 << MESH_PIPELINE | RANKS_STAGE,
+    RANKS_ALL = (1 << MESH_DIMS) - 1
 } Ranks;
 
-/* `shard` consecutive ranks hold one copy of the model, and `ranks` / `shard` copies are trained. Dies unless `shard` divides
- * `ranks`. mesh_of_context: inside, `context` consecutive ranks share sequences; it divides `shard`. mesh_of_stages: `stages` times
- * consecutive ranks, each divided in this way. mesh_of_tensor: the same with groups of `tensor` consecutive ranks in place of
+/* `shard` consecutive ranks hold one copy of the model, and `ranks` / `shard` copies are trained.
+ * Dies unless `shard` divides `ranks`. mesh_of_context: inside, `context` consecutive ranks share
+ * sequences; it divides `shard`. mesh_of_stages: `stages` times consecutive ranks, each divided in
+ * this way. mesh_of_tensor: the same with groups of `tensor` consecutive ranks in place of
  * ranks. */
-Mesh mesh_of_shards (int ranks, int shard);
+Mesh mesh_of_shards(int ranks, int shard);
 Mesh mesh_of_context(int ranks, int shard, int context);
-Mesh mesh_of_stages (int ranks, int stages, int shard, int context);
-Mesh mesh_of_tensor (int ranks, int stages, int shard, int context, int tensor);
-int  mesh_ranks     (const Mesh *m);                            /* the product of the sizes */
-int  mesh_coordinate(const Mesh *m, int rank, MeshDim d);       /* 0 .. size[d] - 1 */
+Mesh mesh_of_stages(int ranks, int stages, int shard, int context);
+Mesh mesh_of_tensor(int ranks, int stages, int shard, int context, int tensor);
+int mesh_ranks(const Mesh *m);                           /* the product of the sizes */
+int mesh_coordinate(const Mesh *m, int rank, MeshDim d); /* 0 .. size[d] - 1 */
 
-/* The group of `rank` in dimensions g: its number of ranks, the rank's index in it (in the order of ranks), and a number that is
- * unique among the groups of g. */
-int  mesh_group_size(const Mesh *m, Ranks g);
-int  mesh_group_rank(const Mesh *m, int rank, Ranks g);
-int  mesh_group     (const Mesh *m, int rank, Ranks g);
+/* The group of `rank` in dimensions g: its number of ranks, the rank's index in it (in the order of
+ * ranks), and a number that is unique among the groups of g. */
+int mesh_group_size(const Mesh *m, Ranks g);
+int mesh_group_rank(const Mesh *m, int rank, Ranks g);
+int mesh_group(const Mesh *m, int rank, Ranks g);

@@ -1,18 +1,30 @@
-/* The few calls of NVML that a run needs, found by name in the driver's library. [NVML API Reference Guide]
+/* The few calls of NVML that a run needs, found by name in the driver's library. [NVML API
+ * Reference Guide]
  *
- * Signatures and numbers are declared here, since only some CUDA toolkits have nvml.h, and the CPU back end, whose tests substitute
- * their own library, is built without a toolkit. They are NVML's ABI, which does not change. */
+ * Signatures and numbers are declared here, since only some CUDA toolkits have nvml.h, and the CPU
+ * back end, whose tests substitute their own library, is built without a toolkit. They are NVML's
+ * ABI, which does not change. */
 #include "kernels/runtime/nvml.h"
 
 #include <dlfcn.h>
 #include <math.h>
 #include <string.h>
 
-enum { TEMPERATURE_GPU = 0, CLOCK_SM = 1, CLOCK_MEMORY = 2, ECC_CORRECTED = 0, ECC_UNCORRECTED = 1, ECC_VOLATILE = 0 };
+enum {
+    TEMPERATURE_GPU = 0,
+    CLOCK_SM = 1,
+    CLOCK_MEMORY = 2,
+    ECC_CORRECTED = 0,
+    ECC_UNCORRECTED = 1,
+    ECC_VOLATILE = 0
+};
 
 /* Why a clock is lowered: nvmlClocksEventReasons. */
 enum {
-    REASON_POWER_CAP = 0x04, REASON_HARDWARE = 0x08, REASON_SOFTWARE_THERMAL = 0x20, REASON_HARDWARE_THERMAL = 0x40,
+    REASON_POWER_CAP = 0x04,
+    REASON_HARDWARE = 0x08,
+    REASON_SOFTWARE_THERMAL = 0x20,
+    REASON_HARDWARE_THERMAL = 0x40,
     REASON_POWER_BRAKE = 0x80
 };
 
@@ -30,11 +42,15 @@ static struct {
     int (*clock)(Gpu gpu, int type, unsigned *mhz);
     int (*reasons)(Gpu gpu, Count *bits);
     int (*ecc_errors)(Gpu gpu, int type, int counter, Count *errors);
-    int (*remapped_rows)(Gpu gpu, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed);
+    int (*remapped_rows)(Gpu gpu, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
+                         unsigned *failed);
 } nvml;
 
 /* If a call has two names, newer drivers have the second. */
-static const struct { const char *name; void *call; } calls[] = {
+static const struct {
+    const char *name;
+    void *call;
+} calls[] = {
     { "nvmlInit_v2", &nvml.init },
     { "nvmlDeviceGetHandleByPciBusId_v2", &nvml.find },
     { "nvmlDeviceGetPowerUsage", &nvml.power },
@@ -109,15 +125,22 @@ void nvml_read(DeviceHealth *h)
     Count energy = 0, reasons = 0;
     unsigned celsius = 0, corrected, uncorrected, pending = 0, failed = 0;
     const int has_energy = nvml.energy ? nvml.energy(nvml.gpu, &energy) : 1;
-    const int has_celsius = nvml.temperature ? nvml.temperature(nvml.gpu, TEMPERATURE_GPU, &celsius) : 1;
+    const int has_celsius =
+        nvml.temperature ? nvml.temperature(nvml.gpu, TEMPERATURE_GPU, &celsius) : 1;
     const int has_reasons = nvml.reasons ? nvml.reasons(nvml.gpu, &reasons) : 1;
-    const int has_rows = nvml.remapped_rows ? nvml.remapped_rows(nvml.gpu, &corrected, &uncorrected, &pending, &failed) : 1;
+    const int has_rows = nvml.remapped_rows ? nvml.remapped_rows(nvml.gpu, &corrected, &uncorrected,
+                                                                 &pending, &failed)
+                                            : 1;
     *h = (DeviceHealth){
-        .power = read_unsigned(nvml.power) / 1e3, .power_limit = read_unsigned(nvml.power_limit) / 1e3,
-        .energy = value(has_energy, (double)energy / 1e3), .temperature = value(has_celsius, celsius),
-        .sm_clock = read_clock(CLOCK_SM), .memory_clock = read_clock(CLOCK_MEMORY),
+        .power = read_unsigned(nvml.power) / 1e3,
+        .power_limit = read_unsigned(nvml.power_limit) / 1e3,
+        .energy = value(has_energy, (double)energy / 1e3),
+        .temperature = value(has_celsius, celsius),
+        .sm_clock = read_clock(CLOCK_SM),
+        .memory_clock = read_clock(CLOCK_MEMORY),
         .power_capped = value(has_reasons, (reasons & REASON_POWER_CAP) != 0),
-        .ecc_corrected = read_ecc(ECC_CORRECTED), .ecc_uncorrected = read_ecc(ECC_UNCORRECTED),
+        .ecc_corrected = read_ecc(ECC_CORRECTED),
+        .ecc_uncorrected = read_ecc(ECC_UNCORRECTED),
         .faults = has_reasons == 0 ? slowdowns(reasons) : 0,
     };
     if (h->ecc_uncorrected > 0)

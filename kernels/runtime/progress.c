@@ -7,13 +7,13 @@
 
 #include "kernels/runtime/clock.h"
 
-static const double FIRST = 1, PERIOD_ON_TERMINAL = 0.25, PERIOD_ELSEWHERE = 30;   /* seconds */
+static const double FIRST = 1, PERIOD_ON_TERMINAL = 0.25, PERIOD_ELSEWHERE = 30; /* seconds */
 
 static struct {
-    const char *what;       /* NULL: no work */
-    bool   silent, terminal;
+    const char *what; /* NULL: no work */
+    bool silent, terminal;
     double start, said;
-    atomic_int width;       /* columns of the line on the terminal; other threads clear it */
+    atomic_int width; /* columns of the line on the terminal; other threads clear it */
 } work;
 
 void progress_silence(void)
@@ -35,7 +35,8 @@ static int describe(char *text, size_t size, double share, const char *now)
     const double passed = clock_seconds() - work.start;
     int n = snprintf(text, size, "%s", work.what);
     if (share > 0 && share <= 1)
-        n += snprintf(text + n, size - (size_t)n, " %.0f %%, %.0f s left", 100 * share, passed * (1 - share) / share);
+        n += snprintf(text + n, size - (size_t)n, " %.0f %%, %.0f s left", 100 * share,
+                      passed * (1 - share) / share);
     else
         n += snprintf(text + n, size - (size_t)n, ", %.0f s", passed);
     if (now)

@@ -23,7 +23,7 @@ static inline bool text_is_among(const char *text, const char *words)
 static inline const char *path_tail(const char *path)
 {
     const char *tail = path + strlen(path);
-    for (int slashes = 0; tail > path && (slashes += tail[-1] == '/') < 2; )
+    for (int slashes = 0; tail > path && (slashes += tail[-1] == '/') < 2;)
         tail--;
     return tail;
 }

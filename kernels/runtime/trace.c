@@ -1,5 +1,5 @@
-/* Spans are pairs of device marks, which are reused in the next step. Times are read after the step, so that recording never makes
- * the host wait. */
+/* Spans are pairs of device marks, which are reused in the next step. Times are read after the
+ * step, so that recording never makes the host wait. */
 #include "kernels/runtime/trace.h"
 
 #include <errno.h>
@@ -14,23 +14,23 @@ typedef enum { SPAN_PART, SPAN_OPERATION, SPAN_WAIT } SpanKind;
 
 typedef struct {
     const char *name;
-    int         part;
-    Queue       queue;
-    SpanKind    kind;
+    int part;
+    Queue queue;
+    SpanKind kind;
     DeviceMark *from, *to;
 } Span;
 
 static struct {
-    Span  *span;
-    int    count, made, open;          /* open: the span that trace_end ends */
-    int    operation;                  /* the span of the operation that is being queued */
-    bool   record, started;            /* started: between trace_step and trace_step_end */
-    long   step;
-    double clock;                      /* milliseconds of the steps in the file so far */
+    Span *span;
+    int count, made, open; /* open: the span that trace_end ends */
+    int operation;         /* the span of the operation that is being queued */
+    bool record, started;  /* started: between trace_step and trace_step_end */
+    long step;
+    double clock; /* milliseconds of the steps in the file so far */
     DeviceMark *begin, *end;
-    char  *path;
-    int    rank;
-    FILE  *file;
+    char *path;
+    int rank;
+    FILE *file;
 } trace;
 
 void trace_open(const char *folder, int rank)
@@ -41,7 +41,8 @@ void trace_open(const char *folder, int rank)
 
 const char *trace_queue_name(Queue q)
 {
-    static const char *const names[NUM_QUEUES] = { "compute", "gather", "reduce", "offload", "fetch", "send", "tensor" };
+    static const char *const names[NUM_QUEUES] = { "compute", "gather", "reduce", "offload",
+                                                   "fetch",   "send",   "tensor" };
     return names[q];
 }
 
@@ -50,7 +51,8 @@ static Span *add(const char *name, int part, SpanKind kind)
     if (trace.count == trace.made) {
         trace.made = trace.made ? 2 * trace.made : 256;
         trace.span = xrealloc(trace.span, sizeof *trace.span * (size_t)trace.made);
-        memset(trace.span + trace.count, 0, sizeof *trace.span * (size_t)(trace.made - trace.count));
+        memset(trace.span + trace.count, 0,
+               sizeof *trace.span * (size_t)(trace.made - trace.count));
     }
     Span *s = &trace.span[trace.count++];
     s->name = name;
@@ -136,28 +138,33 @@ void trace_step(long step, bool record)
         operations_watch(&watch);
 }
 
-/* ---- the file: the Trace Event Format's complete events, microseconds --------------------------------------- */
+/* ---- the file: the Trace Event Format's complete events, microseconds ------------------------ */
 
 static void open_file(void)
 {
     trace.file = fopen(trace.path, "w");
     if (!trace.file)
         die("%s: cannot write: %s", trace.path, strerror(errno));
-    fprintf(trace.file, "[{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": %d, \"args\": {\"name\": \"rank %d\"}}", trace.rank,
-            trace.rank);
+    fprintf(trace.file,
+            "[{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": %d, \"args\": {\"name\": \"rank "
+            "%d\"}}",
+            trace.rank, trace.rank);
     for (int q = 0; q < NUM_QUEUES; q++)
-        fprintf(trace.file, ",\n{\"ph\": \"M\", \"name\": \"thread_name\", \"pid\": %d, \"tid\": %d, \"args\": {\"name\": \"%s\"}}",
+        fprintf(trace.file,
+                ",\n{\"ph\": \"M\", \"name\": \"thread_name\", \"pid\": %d, \"tid\": %d, \"args\": "
+                "{\"name\": \"%s\"}}",
                 trace.rank, q, trace_queue_name((Queue)q));
 }
 
-static void write_span(const char *category, const char *name, int part, int queue, double from, double to)
+static void write_span(const char *category, const char *name, int part, int queue, double from,
+                       double to)
 {
     fprintf(trace.file, ",\n{\"ph\": \"X\", \"cat\": \"%s\", \"name\": \"%s%s", category,
             strcmp(category, "wait") ? "" : "wait for ", name);
     if (part >= 0)
         fprintf(trace.file, " %d", part);
-    fprintf(trace.file, "\", \"pid\": %d, \"tid\": %d, \"ts\": %.3f, \"dur\": %.3f}", trace.rank, queue, 1e3 * (trace.clock + from),
-            1e3 * (to - from));
+    fprintf(trace.file, "\", \"pid\": %d, \"tid\": %d, \"ts\": %.3f, \"dur\": %.3f}", trace.rank,
+            queue, 1e3 * (trace.clock + from), 1e3 * (to - from));
 }
 
 static void write_step(void)
@@ -170,9 +177,12 @@ static void write_step(void)
     write_span("step", name, -1, QUEUE_COMPUTE, 0, length);
     for (int i = 0; i < trace.count; i++) {
         const Span *s = &trace.span[i];
-        write_span(s->kind == SPAN_WAIT ? "wait" : s->kind == SPAN_OPERATION ? "operation"
-                   : s->queue == QUEUE_COMPUTE ? "compute" : "communication", s->name, s->part, (int)s->queue,
-                   device_elapsed(trace.begin, s->from), device_elapsed(trace.begin, s->to));
+        write_span(s->kind == SPAN_WAIT        ? "wait"
+                   : s->kind == SPAN_OPERATION ? "operation"
+                   : s->queue == QUEUE_COMPUTE ? "compute"
+                                               : "communication",
+                   s->name, s->part, (int)s->queue, device_elapsed(trace.begin, s->from),
+                   device_elapsed(trace.begin, s->to));
     }
     trace.clock += length;
     fflush(trace.file);

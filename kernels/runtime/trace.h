@@ -1,23 +1,28 @@
-/* Device time of a step: spans on the queues, waits between them, and a trace for Perfetto or chrome://tracing.
+/* Device time of a step: spans on the queues, waits between them, and a trace for Perfetto or
+ * chrome://tracing.
  *
- * Waits are measured in every step: the time that the compute queue waits for the others is exposed communication. Everything else,
- * also each operation (operations.h), is recorded only in the steps of `profile`, into trace-rank<r>.json in the save folder. One
- * step at a time, one thread. */
+ * Waits are measured in every step: the time that the compute queue waits for the others is exposed
+ * communication. Everything else, also each operation (operations.h), is recorded only in the steps
+ * of `profile`, into trace-rank<r>.json in the save folder. One step at a time, one thread. */
 #pragma once
 #include <stdbool.h>
 
 #include "kernels/runtime/device.h"
 
-const char *trace_queue_name(Queue q);                     /* "compute" */
+const char *trace_queue_name(Queue q); /* "compute" */
 
-void   trace_open (const char *folder, int rank);          /* the folder of traces; the first traced step creates the file */
-void   trace_step (long step, bool record);                /* a step begins */
-double trace_step_end(void);       /* milliseconds that the compute queue waited in the step; the device must be idle */
-void   trace_close(void);
+/* the folder of traces; the first traced step creates the file */
+void trace_open(const char *folder, int rank);
+void trace_step(long step, bool record); /* a step begins */
+/* milliseconds that the compute queue waited in the step; the device must be idle */
+double trace_step_end(void);
+void trace_close(void);
 
-void   trace_begin(const char *name, int part);            /* a span on the current queue; name: a literal; part: a number, -1: none */
-void   trace_end  (void);                                  /* ends the latest span */
-void   trace_wait (DeviceMark *m, const char *for_what, int part);     /* device_wait, as a span */
+/* a span on the current queue; name: a literal; part: a number, -1: none */
+void trace_begin(const char *name, int part);
+void trace_end(void);                                           /* ends the latest span */
+void trace_wait(DeviceMark *m, const char *for_what, int part); /* device_wait, as a span */
 
-/* For the watchdog, while the main thread hangs: what the compute queue waits for; NULL: nothing. */
+/* For the watchdog, while the main thread hangs: what the compute queue waits for; NULL:
+ * nothing. */
 const char *trace_blocked(int *part);

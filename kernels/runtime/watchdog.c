@@ -1,6 +1,6 @@
-/* A collective waits for ever for a missing rank. Launchers detect a process that has ended, but not its operation, and not a
- * process that hangs. So each rank has a thread that reads, a few times a second, the marks of all ranks of its host, and ends the
- * run if
+/* A collective waits for ever for a missing rank. Launchers detect a process that has ended, but
+ * not its operation, and not a process that hangs. So each rank has a thread that reads, a few
+ * times a second, the marks of all ranks of its host, and ends the run if
  *   - the process of another rank is gone, without having announced it, or announced but without having ended the others;
  *   - the device's communication reports an error;
  *   - a thread that its main thread waits for has made no progress for the timeout;
@@ -8,12 +8,14 @@
  *   - its own rank has made no progress for the timeout, nor has the rank it waits for. That is a rank whose watchdog thread has
  *     stopped too (SIGSTOP), else the one that has entered the fewest collectives, else one that is in none. If all are in the same
  *     collective, they wait for a device or for another host.
- * The first rank of a host that detects a fault reports it, then calls _exit(1): the main thread may be inside MPI, so no other
- * thread may call MPI, not even MPI_Abort. mpirun ends the other ranks, stopped ones too; if the launcher does not, the ranks of
- * the host detect that this one is gone.
+ * The first rank of a host that detects a fault reports it, then calls _exit(1): the main thread
+ * may be inside MPI, so no other thread may call MPI, not even MPI_Abort. mpirun ends the other
+ * ranks, stopped ones too; if the launcher does not, the ranks of the host detect that this one is
+ * gone.
  *
- * Marks and beats are counters, not times: each watchdog measures with its own clock how long a counter has not changed. So a job
- * that was suspended as a whole continues normally, and hosts need no common clock. */
+ * Marks and beats are counters, not times: each watchdog measures with its own clock how long a
+ * counter has not changed. So a job that was suspended as a whole continues normally, and hosts
+ * need no common clock. */
 #include "kernels/runtime/watchdog.h"
 
 #include <errno.h>
@@ -36,39 +38,49 @@
 
 /* Memory shared by the ranks of a host. */
 typedef struct {
-    atomic_bool spoken;                 /* a rank of this host has reported a fault, or one of another host ends all */
-    _Atomic double silence;             /* seconds without a heartbeat of another host; the first rank knows which */
-    RankState rank[];                   /* (n) */
+    /* a rank of this host has reported a fault, or one of another host ends all */
+    atomic_bool spoken;
+    /* seconds without a heartbeat of another host; the first rank knows which */
+    _Atomic double silence;
+    RankState rank[]; /* (n) */
 } SharedTable;
 
-/* What this rank knows of another rank: the counters, and for how many seconds they have not changed. */
+/* What this rank knows of another rank: the counters, and for how many seconds they have not
+ * changed. */
 typedef struct {
     unsigned long progress, beats;
     double idle, silent;
-    bool   visible;                     /* kill() finds its process; containers may hide it */
+    bool visible; /* kill() finds its process; containers may hide it */
 } Heartbeat;
 
 typedef enum { NO_FAULT, GONE, LEFT, STOPPED, HUNG, NOBODY, DEVICE, ENDED, AWAY } FaultKind;
-typedef struct { FaultKind kind; int who; const char *text; } Fault;    /* who: local rank */
+typedef struct {
+    FaultKind kind;
+    int who;
+    const char *text;
+} Fault; /* who: local rank */
 
-static const double INTERVAL = 0.25;    /* seconds; mpirun ends all ranks a second after one */
-static const double GRACE = 2;          /* seconds for ranks that know more, and for the launcher to end all */
-static const double SILENCE = 5;        /* seconds without a heartbeat of another host until a warning, */
-static const double AWAY_AFTER = 15;    /* and until it can end the run. NOTE: mpirun with the keepalive options of README is
+static const double INTERVAL = 0.25; /* seconds; mpirun ends all ranks a second after one */
+/* seconds for ranks that know more, and for the launcher to end all */
+static const double GRACE = 2;
+/* seconds without a heartbeat of another host until a warning, */
+static const double SILENCE = 5;
+static const double AWAY_AFTER =
+    15; /* and until it can end the run. NOTE: mpirun with the keepalive options of README is
                                          * earlier. But TCP sends no keepalives while data are unsent: if mpirun had messages for
                                          * the lost host, as after the end of a rank, it would wait for a quarter of an hour */
 
 static struct {
     SharedTable *table;
-    RankState *rank;                    /* table->rank */
-    Heartbeat *heartbeat;               /* (n) */
-    int    n, self;
-    _Atomic int timeout;                /* the main thread may change this and the next */
+    RankState *rank;      /* table->rank */
+    Heartbeat *heartbeat; /* (n) */
+    int n, self;
+    _Atomic int timeout; /* the main thread may change this and the next */
     void (*_Atomic name)(int part, char text[PART_NAME]);
-    bool   stop;
+    bool stop;
     pthread_t thread;
-    pthread_mutex_t lock;               /* guards stop */
-    pthread_cond_t  wake;
+    pthread_mutex_t lock; /* guards stop */
+    pthread_cond_t wake;
 } watchdog = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 /* Called by comm before the host waits for other ranks. */
@@ -83,7 +95,7 @@ static void leave(void)
     watchdog_own->state = LEAVING;
 }
 
-/* ---- messages ---------------------------------------------------------------------------------------------- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 /* "all-gather of block 3"; returns the length */
 static int name_part(char text[128], const char *operation, int part)
@@ -116,7 +128,11 @@ const char *watchdog_operation(void)
 static const char *describe(char text[128], const RankState *s)
 {
     const WorkerState *w = needed(s);
-    int n = name_part(text, w ? w->doing : s->operation[0] ? s->operation : "starting", w ? -1 : s->part);
+    int n = name_part(text,
+                      w                 ? w->doing
+                      : s->operation[0] ? s->operation
+                                        : "starting",
+                      w ? -1 : s->part);
     if (s->step > 0)
         snprintf(text + n, (size_t)(128 - n), " in step %ld", s->step);
     return text;
@@ -137,11 +153,16 @@ static int compose_away(char *text, size_t size, FaultKind kind)
     hosts_name(who, sizeof who, long_silence());
     describe(waiting, watchdog_own);
     if (kind == ENDED)
-        return snprintf(text, size, "error (rank %d): %s ended while rank %d was in %s. Their messages say why; if there are "
-                        "none, they crashed or were killed. %s\n", watchdog_own->rank, who, watchdog_own->rank, waiting, advice);
-    return snprintf(text, size, "error (rank %d): no heartbeat from %s for %.0f s: that host or the network to it is down, or "
-                    "its ranks are stopped. Rank %d is in %s. %s\n", watchdog_own->rank, who, hosts_silence(),
-                    watchdog_own->rank, waiting, advice);
+        return snprintf(text, size,
+                        "error (rank %d): %s ended while rank %d was in %s. Their messages say "
+                        "why; if there are "
+                        "none, they crashed or were killed. %s\n",
+                        watchdog_own->rank, who, watchdog_own->rank, waiting, advice);
+    return snprintf(text, size,
+                    "error (rank %d): no heartbeat from %s for %.0f s: that host or the network to "
+                    "it is down, or "
+                    "its ranks are stopped. Rank %d is in %s. %s\n",
+                    watchdog_own->rank, who, hosts_silence(), watchdog_own->rank, waiting, advice);
 }
 
 /* One line with rank, host and operation. */
@@ -157,34 +178,45 @@ static int compose(char *text, size_t size, const Fault *f)
         snprintf(device, sizeof device, " (this rank's device waits for %s)", culprit);
     }
     gethostname(host, sizeof host - 1);
-    snprintf(who, sizeof who, "error (rank %d): rank %d (process %d on %s)", watchdog_own->rank, s->rank, s->pid, host);
+    snprintf(who, sizeof who, "error (rank %d): rank %d (process %d on %s)", watchdog_own->rank,
+             s->rank, s->pid, host);
     describe(culprit, s);
     describe(waiting, watchdog_own);
     if (f->who != watchdog.self)
         snprintf(other, sizeof other, "; rank %d is in %s", watchdog_own->rank, waiting);
     switch (f->kind) {
     case GONE:
-        return snprintf(text, size, "%s ended without a message, during %s; it crashed or was killed, perhaps "
-                        "because the host ran out of memory: see dmesg. %s\n", who, culprit, advice);
+        return snprintf(text, size,
+                        "%s ended without a message, during %s; it crashed or was killed, perhaps "
+                        "because the host ran out of memory: see dmesg. %s\n",
+                        who, culprit, advice);
     case LEFT:
-        return snprintf(text, size, "%s ended with an error of its own, during %s: see its message. %s\n", who, culprit, advice);
+        return snprintf(text, size,
+                        "%s ended with an error of its own, during %s: see its message. %s\n", who,
+                        culprit, advice);
     case STOPPED:
-        return snprintf(text, size, "%s has not responded for %.0f s, since %s; rank %d waits for it in %s. It is "
-                        "stopped, or its host is overloaded. %s\n", who, seen->silent, culprit, watchdog_own->rank, waiting,
-                        advice);
+        return snprintf(
+            text, size,
+            "%s has not responded for %.0f s, since %s; rank %d waits for it in %s. It is "
+            "stopped, or its host is overloaded. %s\n",
+            who, seen->silent, culprit, watchdog_own->rank, waiting, advice);
     case HUNG:
-        return snprintf(text, size, "%s has made no progress for %.0f s, since %s%s. If it is only slow, raise "
-                        "timeout_seconds (now %d). %s\n", who, seen->idle, culprit, other, watchdog.timeout, advice);
+        return snprintf(text, size,
+                        "%s has made no progress for %.0f s, since %s%s. If it is only slow, raise "
+                        "timeout_seconds (now %d). %s\n",
+                        who, seen->idle, culprit, other, watchdog.timeout, advice);
     case NOBODY:
-        return snprintf(text, size, "error (rank %d): no rank of %s has made progress for %.0f s, since %s: %s "
-                        "does not answer%s; NCCL_DEBUG=INFO says more. timeout_seconds is %d. %s\n", watchdog_own->rank, host,
-                        seen->idle, waiting, comm_size() > 1 ? "a device or a rank of another host" : "the device", device,
-                        watchdog.timeout, advice);
+        return snprintf(text, size,
+                        "error (rank %d): no rank of %s has made progress for %.0f s, since %s: %s "
+                        "does not answer%s; NCCL_DEBUG=INFO says more. timeout_seconds is %d. %s\n",
+                        watchdog_own->rank, host, seen->idle, waiting,
+                        comm_size() > 1 ? "a device or a rank of another host" : "the device",
+                        device, watchdog.timeout, advice);
     case ENDED:
-    case AWAY:
-        return compose_away(text, size, f->kind);
+    case AWAY: return compose_away(text, size, f->kind);
     default:
-        return snprintf(text, size, "error (rank %d): %s, during %s. %s\n", watchdog_own->rank, f->text, waiting, advice);
+        return snprintf(text, size, "error (rank %d): %s, during %s. %s\n", watchdog_own->rank,
+                        f->text, waiting, advice);
     }
 }
 
@@ -215,8 +247,9 @@ static _Noreturn void report(const Fault *f)
     end(text, 1, atomic_exchange(&watchdog.table->spoken, true));
 }
 
-/* NOTE: launchers send signals, too, to the ranks that remain after one has ended: its message, or that of the watchdogs, comes
- * first. Ranks without a watchdog yet wait for rank 0, whose end ends them too. */
+/* NOTE: launchers send signals, too, to the ranks that remain after one has ended: its message, or
+ * that of the watchdogs, comes first. Ranks without a watchdog yet wait for rank 0, whose end ends
+ * them too. */
 void watchdog_end(const char *text, int status)
 {
     bool silent = false;
@@ -226,7 +259,7 @@ void watchdog_end(const char *text, int status)
     end(text, status, silent || (watchdog.table && atomic_exchange(&watchdog.table->spoken, true)));
 }
 
-/* ---- watching ---------------------------------------------------------------------------------------------- */
+/* ---- watching -------------------------------------------------------------------------------- */
 
 static bool process_exists(const RankState *s)
 {
@@ -243,7 +276,8 @@ static void look(double passed)
     for (int i = 0; i < watchdog.n; i++) {
         Heartbeat *s = &watchdog.heartbeat[i];
         const WorkerState *w = needed(&watchdog.rank[i]);
-        unsigned long progress = w ? w->beats : watchdog.rank[i].marks, beats = watchdog.rank[i].beats;
+        unsigned long progress = w ? w->beats : watchdog.rank[i].marks,
+                      beats = watchdog.rank[i].beats;
         s->idle = progress == s->progress ? s->idle + passed : 0;
         s->silent = beats == s->beats ? s->silent + passed : 0;
         s->progress = progress;
@@ -251,9 +285,9 @@ static void look(double passed)
     }
 }
 
-/* For the first rank: heartbeats to and from the other hosts. If a rank of another host reports a fault, this host prints nothing.
- * Rank 0 warns of a silent host long before it counts as a fault: the launcher may detect it too, and end all without naming
- * ranks. */
+/* For the first rank: heartbeats to and from the other hosts. If a rank of another host reports a
+ * fault, this host prints nothing. Rank 0 warns of a silent host long before it counts as a fault:
+ * the launcher may detect it too, and end all without naming ranks. */
 static void look_at_hosts(double passed)
 {
     static bool told = false;
@@ -277,7 +311,8 @@ static void look_at_hosts(double passed)
 static bool is_late(int i)
 {
     const RankState *s = &watchdog.rank[i];
-    return watchdog.heartbeat[i].idle >= (double)watchdog.timeout * (s->patient && !needed(s) ? PATIENCE : 1);
+    return watchdog.heartbeat[i].idle >=
+           (double)watchdog.timeout * (s->patient && !needed(s) ? PATIENCE : 1);
 }
 
 /* Whether b is likelier to wait for a than a for b. */
@@ -295,7 +330,8 @@ static Fault find_fault(void)
     int last = 0;
     bool differ = false;
     for (int i = 0; i < watchdog.n; i++)
-        if (i != watchdog.self && watchdog.heartbeat[i].visible && !process_exists(&watchdog.rank[i]))
+        if (i != watchdog.self && watchdog.heartbeat[i].visible &&
+            !process_exists(&watchdog.rank[i]))
             return (Fault){ watchdog.rank[i].state == WATCHING ? GONE : LEFT, i, NULL };
     const char *text = comm_device_error();
     if (text)
@@ -309,19 +345,25 @@ static Fault find_fault(void)
         return (Fault){ NO_FAULT };
     if (needed(watchdog_own))
         return (Fault){ HUNG, watchdog.self, NULL };
-    if (watchdog.table->silence >= long_silence())   /* then ranks of this host may wait for different things */
-        return (Fault){ watchdog.table->silence < AWAY_AFTER ? NO_FAULT : watchdog.self == 0 ? AWAY : NOBODY, watchdog.self, NULL };
+    /* then ranks of this host may wait for different things */
+    if (watchdog.table->silence >= long_silence())
+        return (Fault){ watchdog.table->silence < AWAY_AFTER ? NO_FAULT
+                        : watchdog.self == 0                 ? AWAY
+                                                             : NOBODY,
+                        watchdog.self, NULL };
     for (int i = 0; i < watchdog.n; i++) {
         if (is_behind(&watchdog.rank[i], &watchdog.rank[last]))
             last = i;
-        differ = differ || is_behind(&watchdog.rank[i], &watchdog.rank[0]) || is_behind(&watchdog.rank[0], &watchdog.rank[i]);
+        differ = differ || is_behind(&watchdog.rank[i], &watchdog.rank[0]) ||
+                 is_behind(&watchdog.rank[0], &watchdog.rank[i]);
     }
-    if (!is_late(last))         /* it makes progress, slowly */
+    if (!is_late(last)) /* it makes progress, slowly */
         return (Fault){ NO_FAULT };
     return (Fault){ !differ && watchdog_own->waits ? NOBODY : HUNG, last, NULL };
 }
 
-/* Whether other ranks may know better. A rank in a collective may wait for one of another host, whose watchdog will say so. */
+/* Whether other ranks may know better. A rank in a collective may wait for one of another host,
+ * whose watchdog will say so. */
 static bool others_know(const Fault *f)
 {
     const bool waits = f->kind == HUNG && watchdog.rank[f->who].waits && watchdog.n < comm_size();
@@ -349,7 +391,8 @@ static void *watch(void *nothing)
 {
     double last = clock_seconds(), faulty = 0;
     while (sleep_or_stop()) {
-        double now = clock_seconds(), passed = now - last < 1 ? now - last : 1;      /* if longer, this process was suspended */
+        /* if longer, this process was suspended */
+        double now = clock_seconds(), passed = now - last < 1 ? now - last : 1;
         last = now;
         watchdog_own->beats++;
         look(passed);
@@ -368,7 +411,7 @@ static void *watch(void *nothing)
     return nothing;
 }
 
-/* ---- start and end ----------------------------------------------------------------------------------------- */
+/* ---- start and end --------------------------------------------------------------------------- */
 
 void watchdog_set_timeout(int timeout)
 {
@@ -385,7 +428,8 @@ void watchdog_start(int timeout)
     watchdog.n = comm_local_size();
     watchdog.self = comm_local_rank();
     watchdog_set_timeout(timeout);
-    watchdog.table = comm_host_memory(sizeof *watchdog.table + sizeof *watchdog.rank * (size_t)watchdog.n);
+    watchdog.table =
+        comm_host_memory(sizeof *watchdog.table + sizeof *watchdog.rank * (size_t)watchdog.n);
     watchdog.rank = watchdog.table->rank;
     watchdog.heartbeat = xcalloc((unsigned long)watchdog.n, sizeof *watchdog.heartbeat);
     watchdog_own = &watchdog.rank[watchdog.self];
@@ -424,7 +468,7 @@ void watchdog_stop(void)
     pthread_mutex_unlock(&watchdog.lock);
     pthread_join(watchdog.thread, NULL);
     pthread_cond_destroy(&watchdog.wake);
-    comm_barrier();             /* no rank's end counts as a fault */
+    comm_barrier(); /* no rank's end counts as a fault */
     hosts_stop();
     free(watchdog.heartbeat);
     watchdog_alone();

@@ -1,4 +1,5 @@
-/* Three pages of each tensor are enough: a base that was trained further differs in nearly every tensor. */
+/* Three pages of each tensor are enough: a base that was trained further differs in nearly every
+ * tensor. */
 #include "model/checkpoint/base_fingerprint.h"
 
 #include <stdlib.h>
@@ -33,20 +34,26 @@ uint64_t base_fingerprint(const WeightFiles *base)
     return sum ? sum : 1;
 }
 
-void base_fingerprint_check(const char *adapters, const char *base_path, uint64_t fingerprint, bool continues)
+void base_fingerprint_check(const char *adapters, const char *base_path, uint64_t fingerprint,
+                            bool continues)
 {
     json_t *manifest = weight_files_manifest(adapters);
     const uint64_t then = manifest ? manifest_base(manifest, adapters) : 0;
     /* PEFT may save a name that is no path here: then nothing is known. */
-    char *trained = adapter_base(adapters), *there = trained ? realpath(trained, NULL) : NULL, *here = realpath(base_path, NULL);
+    char *trained = adapter_base(adapters), *there = trained ? realpath(trained, NULL) : NULL,
+         *here = realpath(base_path, NULL);
     const bool gone = trained && !there && *trained == '/';
     const bool moved = here && (gone || (there && strcmp(there, here) != 0));
     if (then && then != fingerprint && (continues || !moved))
-        die("%s: its adapters were trained with other base weights than those in %s; give the right folder with "
-            "--lora.base_path=FOLDER (to use these weights anyway, delete base_sample from trainer.json)", adapters, base_path);
+        die("%s: its adapters were trained with other base weights than those in %s; give the "
+            "right folder with "
+            "--lora.base_path=FOLDER (to use these weights anyway, delete base_sample from "
+            "trainer.json)",
+            adapters, base_path);
     if (moved && then != fingerprint)
-        warn("%s: its adapters were trained with the base %s%s, and are now used with %s%s", adapters, there ? there : trained,
-             gone ? ", which does not exist any more" : "", here, then ? ", which has other weights" : "");
+        warn("%s: its adapters were trained with the base %s%s, and are now used with %s%s",
+             adapters, there ? there : trained, gone ? ", which does not exist any more" : "", here,
+             then ? ", which has other weights" : "");
     json_decref(manifest);
     free(trained);
     free(there);

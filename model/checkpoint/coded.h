@@ -1,5 +1,5 @@
-/* Folders for other programs, with the matrices of the blocks as codes and scales: the tensors of a matrix, and the
- * quantization_config of config.json. Embedding, head and norms stay in BF16.
+/* Folders for other programs, with the matrices of the blocks as codes and scales: the tensors of a
+ * matrix, and the quantization_config of config.json. Embedding, head and norms stay in BF16.
  *
  *   dtype  layout               tensors of a layer N of O outputs and I inputs
  *   fp8    compressed-tensors   N.weight F8_E4M3 (O,I), N.weight_scale BF16 (O,1); with a block of 128: (O/128, I/128)
@@ -18,38 +18,52 @@
 
 #include "model/config/export_options.h"
 
-typedef enum { CODED_FP8_ROWS, CODED_FP8_BLOCKS, CODED_FP8_TENSOR, CODED_FP8_INVERSE, CODED_INT8, CODED_INT8_LLM, CODED_INT4,
-               CODED_NF4 } CodedKind;
+typedef enum {
+    CODED_FP8_ROWS,
+    CODED_FP8_BLOCKS,
+    CODED_FP8_TENSOR,
+    CODED_FP8_INVERSE,
+    CODED_INT8,
+    CODED_INT8_LLM,
+    CODED_INT4,
+    CODED_NF4
+} CodedKind;
 
-typedef struct { CodedKind kind; size_t group; } Coded;         /* group: of int4 */
+typedef struct {
+    CodedKind kind;
+    size_t group;
+} Coded; /* group: of int4 */
 
 /* Whether weights of that dtype are codes with scales. */
-bool  coded_knows(ExportType dtype);
+bool coded_knows(ExportType dtype);
 
 /* Dies on options that cannot be combined, and lists those that can. */
 Coded coded_find(const ExportOptions *o);
 
-/* refuses: whether a matrix of that shape cannot be stored this way. instead, for the error message: options
- * that can store every matrix whose number of columns is a multiple of cols. */
-bool  coded_refuses(Coded c, size_t rows, size_t cols);
+/* refuses: whether a matrix of that shape cannot be stored this way. instead, for the error
+ * message: options that can store every matrix whose number of columns is a multiple of cols. */
+bool coded_refuses(Coded c, size_t rows, size_t cols);
 const char *coded_instead(Coded c, size_t cols);
 
-const char *coded_name(Coded c);                /* for people */
-float coded_most(Coded c);                      /* the largest magnitude of a weight that can be stored */
+const char *coded_name(Coded c); /* for people */
+/* the largest magnitude of a weight that can be stored */
+float coded_most(Coded c);
 
-/* One of the tensors of the matrix NAME.weight, called NAME<suffix>. It has `bytes` bytes for each `per` consecutive elements;
- * per 0: its content is that of coded_whole. */
+/* One of the tensors of the matrix NAME.weight, called NAME<suffix>. It has `bytes` bytes for each
+ * `per` consecutive elements; per 0: its content is that of coded_whole. */
 enum { CODED_TENSORS = 6 };
 typedef struct {
     const char *suffix, *dtype;
-    int         dims;
-    size_t      shape[2], per, bytes;
+    int dims;
+    size_t shape[2], per, bytes;
 } CodedTensor;
 
 int coded_tensors(CodedTensor to[CODED_TENSORS], Coded c, size_t rows, size_t cols);
 
-/* A matrix is encoded from front to back in multiples of this many elements, except the last part. */
+/* A matrix is encoded from front to back in multiples of this many elements, except the last
+ * part. */
 size_t coded_unit(Coded c, size_t cols);
 
-/* quantization_config of config.json. images: of a model with images, whose vision tower and projector have no codes. */
+/* quantization_config of config.json. images: of a model with images, whose vision tower and
+ * projector have no codes. */
 json_t *coded_config(Coded c, bool images);

@@ -15,7 +15,7 @@
 
 enum { BLOCK = 128, NF4_BLOCKS = NF4_GROUP / NF4_BLOCK, MOST_THREADS = 64 };
 
-/* ---- statistics of whole matrices ----------------------------------------------------------------------------- */
+/* ---- statistics of whole matrices ------------------------------------------------------------ */
 
 bool coded_looks_first(Coded c)
 {
@@ -45,7 +45,7 @@ static float offset_of(const CodedView *v)
     return (float)(total / (double)v->blocks);
 }
 
-/* ---- encoding ------------------------------------------------------------------------------------------------- */
+/* ---- encoding -------------------------------------------------------------------------------- */
 
 static void encode_nf4(void *const out[], float offset, const float *w, size_t n)
 {
@@ -54,7 +54,8 @@ static void encode_nf4(void *const out[], float offset, const float *w, size_t n
         const size_t count = n - at < NF4_GROUP ? n - at : NF4_GROUP;
         nf4_encode_group(&group, w + at, count, offset);
         memcpy((uint8_t *)out[0] + at / 2, group.codes, (count + 1) / 2);
-        memcpy((uint8_t *)out[1] + at / NF4_BLOCK, group.absmax, (count + NF4_BLOCK - 1) / NF4_BLOCK);
+        memcpy((uint8_t *)out[1] + at / NF4_BLOCK, group.absmax,
+               (count + NF4_BLOCK - 1) / NF4_BLOCK);
         ((float *)out[2])[g] = group.nested;
     }
 }
@@ -67,7 +68,8 @@ static void encode_operand(uint8_t *codes, float amax, const float *w, size_t n)
         codes[i] = fp8_encode(w[i] * inverse, E4M3);
 }
 
-void coded_int4(void *const out[CODED_TENSORS], Coded c, const int8_t *codes, const float *scale, size_t n)
+void coded_int4(void *const out[CODED_TENSORS], Coded c, const int8_t *codes, const float *scale,
+                size_t n)
 {
     codes_int4_pack(out[0], codes, n);
     convert_encode(out[1], "BF16", scale, n / c.group);
@@ -98,34 +100,29 @@ static void encode(void *const out[], Coded c, const CodedView *v, float *w, siz
         codes_fp8(out[0], scale, w, rows, cols, BLOCK, BLOCK, true);
         convert_encode(out[1], "BF16", scale, rows / BLOCK * (cols / BLOCK));
         break;
-    case CODED_FP8_INVERSE:
-        codes_fp8(out[0], out[1], w, rows, cols, BLOCK, BLOCK, false);
-        break;
-    case CODED_FP8_TENSOR:
-        encode_operand(out[0], v->amax, w, n);
-        break;
+    case CODED_FP8_INVERSE: codes_fp8(out[0], out[1], w, rows, cols, BLOCK, BLOCK, false); break;
+    case CODED_FP8_TENSOR: encode_operand(out[0], v->amax, w, n); break;
     case CODED_INT8:
         codes_int8(out[0], scale, w, rows, cols);
         convert_encode(out[1], "BF16", scale, rows);
         break;
-    case CODED_INT8_LLM:
-        codes_int8_llm(out[0], out[1], w, rows, cols);
-        break;
-    case CODED_INT4:
-        encode_int4(out, c, w, rows, cols);
-        break;
-    case CODED_NF4:
-        encode_nf4(out, offset_of(v), w, n);
-        break;
+    case CODED_INT8_LLM: codes_int8_llm(out[0], out[1], w, rows, cols); break;
+    case CODED_INT4: encode_int4(out, c, w, rows, cols); break;
+    case CODED_NF4: encode_nf4(out, offset_of(v), w, n); break;
     }
     free(scale);
 }
 
-/* ---- by several threads --------------------------------------------------------------------------------------- */
+/* ---- by several threads ---------------------------------------------------------------------- */
 
 /* Works on elements at .. at + n - 1 of `job`. */
 typedef void PartFn(const void *job, size_t at, size_t n);
-typedef struct { pthread_t thread; PartFn *work; const void *job; size_t at, n; } Part;
+typedef struct {
+    pthread_t thread;
+    PartFn *work;
+    const void *job;
+    size_t at, n;
+} Part;
 
 static void *do_part(void *part)
 {
@@ -155,13 +152,13 @@ static void in_parts(PartFn *work, const void *job, size_t n, size_t unit)
 }
 
 typedef struct {
-    void *const       *out;
+    void *const *out;
     const CodedTensor *tensor;
-    int                tensors;
-    Coded              c;
-    const CodedView   *v;
-    float             *w;
-    size_t             cols;
+    int tensors;
+    Coded c;
+    const CodedView *v;
+    float *w;
+    size_t cols;
 } Encoding;
 
 static void encode_part(const void *job, size_t at, size_t n)
@@ -169,18 +166,25 @@ static void encode_part(const void *job, size_t at, size_t n)
     const Encoding *e = job;
     void *out[CODED_TENSORS] = { NULL };
     for (int i = 0; i < e->tensors; i++)
-        out[i] = e->tensor[i].per ? (char *)e->out[i] + at / e->tensor[i].per * e->tensor[i].bytes : NULL;
+        out[i] = e->tensor[i].per ? (char *)e->out[i] + at / e->tensor[i].per * e->tensor[i].bytes
+                                  : NULL;
     encode(out, e->c, e->v, e->w + at, e->cols, n);
 }
 
-void coded_encode(void *const out[CODED_TENSORS], Coded c, const CodedView *v, float *w, size_t cols, size_t n)
+void coded_encode(void *const out[CODED_TENSORS], Coded c, const CodedView *v, float *w,
+                  size_t cols, size_t n)
 {
     CodedTensor tensor[CODED_TENSORS];
     const int tensors = coded_tensors(tensor, c, n / cols, cols);
-    in_parts(encode_part, &(Encoding){ out, tensor, tensors, c, v, w, cols }, n, coded_unit(c, cols));
+    in_parts(encode_part, &(Encoding){ out, tensor, tensors, c, v, w, cols }, n,
+             coded_unit(c, cols));
 }
 
-typedef struct { float *scale; const float *w; size_t group; } Scaling;
+typedef struct {
+    float *scale;
+    const float *w;
+    size_t group;
+} Scaling;
 
 static void scale_part(const void *job, size_t at, size_t n)
 {
@@ -193,28 +197,36 @@ void coded_int4_scales(float *scale, Coded c, const float *w, size_t rows, size_
     in_parts(scale_part, &(Scaling){ scale, w, c.group }, rows * cols, c.group);
 }
 
-/* ---- whole tensors -------------------------------------------------------------------------------------------- */
+/* ---- whole tensors --------------------------------------------------------------------------- */
 
-/* As bitsandbytes writes it, padded with spaces (valid JSON) to the length in the header, which is written earlier. */
+/* As bitsandbytes writes it, padded with spaces (valid JSON) to the length in the header, which is
+ * written earlier. */
 static void nf4_state(char *to, size_t bytes, float offset, size_t rows, size_t cols)
 {
-    const int length = snprintf(to, bytes, "{\"quant_type\": \"nf4\", \"blocksize\": %d, \"dtype\": \"bfloat16\", \"shape\": [%zu, "
-                                "%zu], \"nested_blocksize\": %d, \"nested_dtype\": \"float32\", \"nested_offset\": %.17g}",
-                                (int)NF4_BLOCK, rows, cols, (int)NF4_BLOCKS, (double)offset);
+    const int length = snprintf(
+        to, bytes,
+        "{\"quant_type\": \"nf4\", \"blocksize\": %d, \"dtype\": \"bfloat16\", \"shape\": [%zu, "
+        "%zu], \"nested_blocksize\": %d, \"nested_dtype\": \"float32\", \"nested_offset\": %.17g}",
+        (int)NF4_BLOCK, rows, cols, (int)NF4_BLOCKS, (double)offset);
     CHECK(length > 0 && (size_t)length < bytes, "a state of %d bytes", length);
     memset(to + length, ' ', bytes - (size_t)length);
 }
 
-void coded_whole(void *to, size_t bytes, const char *suffix, Coded c, const CodedView *v, size_t rows, size_t cols)
+void coded_whole(void *to, size_t bytes, const char *suffix, Coded c, const CodedView *v,
+                 size_t rows, size_t cols)
 {
     const int64_t shape[2] = { (int64_t)rows, (int64_t)cols };
     const float scale = fp8_scale(v->amax, E4M3);
-    const struct { const char *suffix; const void *from; size_t bytes; } tensors[] = {
-        { ".weight_shape",            shape,                  sizeof shape },
-        { ".weight_scale",            &scale,                 sizeof scale },
-        { ".weight_format",           "",                     1 },      /* 0: row by row */
+    const struct {
+        const char *suffix;
+        const void *from;
+        size_t bytes;
+    } tensors[] = {
+        { ".weight_shape", shape, sizeof shape },
+        { ".weight_scale", &scale, sizeof scale },
+        { ".weight_format", "", 1 }, /* 0: row by row */
         { ".weight.nested_quant_map", dynamic8_map(DYNAMIC8), 256 * sizeof(float) },
-        { ".weight.quant_map",        nf4_map(),              16 * sizeof(float) },
+        { ".weight.quant_map", nf4_map(), 16 * sizeof(float) },
     };
     for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
         if (strcmp(suffix, tensors[i].suffix) == 0) {

@@ -12,32 +12,36 @@
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/nf4_source.h"
 
-enum { BLOCK = 128, PER_WORD = 8, ZERO = 8, ZEROS = 0x77777777 };      /* GPTQ: codes 0 to 15, minus 8; 8 is stored as 7 */
+/* GPTQ: codes 0 to 15, minus 8; 8 is stored as 7 */
+enum { BLOCK = 128, PER_WORD = 8, ZERO = 8, ZEROS = 0x77777777 };
 
 typedef struct Kind Kind;
 
 /* A matrix, whose tensors are called STEM<suffix>. */
 typedef struct {
-    const Kind      *kind;
+    const Kind *kind;
     SafeFile *const *file;
-    int              count;
-    const char      *stem;
-    size_t           rows, cols;
+    int count;
+    const char *stem;
+    size_t rows, cols;
 } Matrix;
 
-/* A matrix is of this kind if it has tensors `codes` of type `dtype` (NULL: any) and `scale`; it may have the others. */
+/* A matrix is of this kind if it has tensors `codes` of type `dtype` (NULL: any) and `scale`; it
+ * may have the others. */
 struct Kind {
     const char *codes, *dtype, *scale, *others[5];
     void (*read)(float *to, const Matrix *m, size_t first, size_t n);
 };
 
-static void read_bytes (float *to, const Matrix *m, size_t first, size_t n);
+static void read_bytes(float *to, const Matrix *m, size_t first, size_t n);
 static void read_packed(float *to, const Matrix *m, size_t first, size_t n);
-static void read_gptq  (float *to, const Matrix *m, size_t first, size_t n);
-static void read_nf4   (float *to, const Matrix *m, size_t first, size_t n);
+static void read_gptq(float *to, const Matrix *m, size_t first, size_t n);
+static void read_nf4(float *to, const Matrix *m, size_t first, size_t n);
 
-#define NF4_NEXT { ".weight.absmax", ".weight.quant_map", ".weight.nested_absmax", ".weight.nested_quant_map" }
+#define NF4_NEXT \
+    { ".weight.absmax", ".weight.quant_map", ".weight.nested_absmax", ".weight.nested_quant_map" }
 
+// clang-format off
 static const Kind kinds[] = {
     { ".weight",        "F8_E4M3", ".weight_scale",     { ".input_scale" },          read_bytes },
     { ".weight",        "F8_E4M3", ".weight_scale_inv", { ".input_scale" },          read_bytes },
@@ -48,9 +52,10 @@ static const Kind kinds[] = {
     { ".weight",        NULL,      ".weight.quant_state.bitsandbytes__nf4", NF4_NEXT, read_nf4 },
     { ".weight",        NULL,      ".weight.quant_state.bitsandbytes__fp4", NF4_NEXT, read_nf4 },
 };
+// clang-format on
 enum { NUM_KINDS = sizeof kinds / sizeof kinds[0] };
 
-/* ---- which tensors there are ---------------------------------------------------------------------------------- */
+/* ---- which tensors there are ----------------------------------------------------------------- */
 
 /* tensor NULL: it is in none of the files. */
 static Found find(const Matrix *m, const char *suffix)
@@ -66,7 +71,8 @@ static const Kind *kind_of(const Matrix *m)
 {
     for (int i = 0; i < NUM_KINDS; i++) {
         const Found codes = find(m, kinds[i].codes);
-        if (codes.tensor && (!kinds[i].dtype || strcmp(codes.tensor->dtype, kinds[i].dtype) == 0) && find(m, kinds[i].scale).tensor)
+        if (codes.tensor && (!kinds[i].dtype || strcmp(codes.tensor->dtype, kinds[i].dtype) == 0) &&
+            find(m, kinds[i].scale).tensor)
             return &kinds[i];
     }
     return NULL;
@@ -75,7 +81,9 @@ static const Kind *kind_of(const Matrix *m)
 /* `name` without `suffix`, malloc'ed; NULL: it does not end with it. */
 static char *stem_of(const char *name, const char *suffix)
 {
-    return suffix && text_ends_with(name, suffix) ? xasprintf("%.*s", (int)(strlen(name) - strlen(suffix)), name) : NULL;
+    return suffix && text_ends_with(name, suffix)
+               ? xasprintf("%.*s", (int)(strlen(name) - strlen(suffix)), name)
+               : NULL;
 }
 
 const SafeFile *coded_source_find(SafeFile *const *file, int count, const char *name)
@@ -93,7 +101,9 @@ char *coded_source_matrix(SafeFile *const *file, int count, const char *name)
     enum { OTHERS = sizeof kinds[0].others / sizeof kinds[0].others[0] };
     for (int i = 0; i < NUM_KINDS; i++)
         for (int k = -2; k < OTHERS; k++) {
-            char *stem = stem_of(name, k == -2 ? kinds[i].codes : k == -1 ? kinds[i].scale : kinds[i].others[k]);
+            char *stem = stem_of(name, k == -2   ? kinds[i].codes
+                                       : k == -1 ? kinds[i].scale
+                                                 : kinds[i].others[k]);
             const Matrix m = { .file = file, .count = count, .stem = stem };
             char *matrix = stem && kind_of(&m) == &kinds[i] ? xasprintf("%s.weight", stem) : NULL;
             free(stem);
@@ -103,23 +113,26 @@ char *coded_source_matrix(SafeFile *const *file, int count, const char *name)
     return NULL;
 }
 
-/* ---- tensors of a known shape --------------------------------------------------------------------------------- */
+/* ---- tensors of a known shape ---------------------------------------------------------------- */
 
 static _Noreturn void die_of_shape(Found f, const Matrix *m, const char *expected)
 {
     char *shape = xasprintf("%s", f.tensor->dims ? "" : "one value");
     for (int i = 0; i < f.tensor->dims; i++)
         shape = xasprintf("%s%s%zu", shape, i ? " x " : "", f.tensor->shape[i]);
-    die("%s: tensor %s is %s of %s; expected %s for a matrix of %zu x %zu, which the configured model needs", f.file->path,
-        f.tensor->name, shape, f.tensor->dtype, expected, m->rows, m->cols);
+    die("%s: tensor %s is %s of %s; expected %s for a matrix of %zu x %zu, which the configured "
+        "model needs",
+        f.file->path, f.tensor->name, shape, f.tensor->dtype, expected, m->rows, m->cols);
 }
 
 static Found need(const Matrix *m, const char *suffix)
 {
     const Found f = find(m, suffix);
     if (!f.tensor)
-        die("%s%s: there is no tensor %s%s, which %s.weight needs; copy all files of the folder again",
-            m->file[0]->path, m->count > 1 ? " and the files next to it" : "", m->stem, suffix, m->stem);
+        die("%s%s: there is no tensor %s%s, which %s.weight needs; copy all files of the folder "
+            "again",
+            m->file[0]->path, m->count > 1 ? " and the files next to it" : "", m->stem, suffix,
+            m->stem);
     return f;
 }
 
@@ -129,7 +142,8 @@ static bool is_matrix(const SafeTensor *t, size_t rows, size_t cols)
 }
 
 /* A matrix of that type. */
-static Found need_matrix(const Matrix *m, const char *suffix, const char *dtype, size_t rows, size_t cols)
+static Found need_matrix(const Matrix *m, const char *suffix, const char *dtype, size_t rows,
+                         size_t cols)
 {
     const Found f = need(m, suffix);
     char expected[96];
@@ -158,10 +172,13 @@ static float *read_floats(Found f, const Matrix *m, size_t first, size_t n)
     return values;
 }
 
-/* ---- a byte per weight ---------------------------------------------------------------------------------------- */
+/* ---- a byte per weight ----------------------------------------------------------------------- */
 
 /* The scale of element (row, col) is scale[row / high * across + col / wide]. */
-typedef struct { float *scale; size_t high, wide, across; } Scales;
+typedef struct {
+    float *scale;
+    size_t high, wide, across;
+} Scales;
 
 static bool is_llm(const Matrix *m)
 {
@@ -172,7 +189,8 @@ static Scales read_scales(const Matrix *m)
 {
     const Found f = need(m, m->kind->scale);
     const SafeTensor *t = f.tensor;
-    const size_t across = (m->cols + BLOCK - 1) / BLOCK, down = (m->rows + BLOCK - 1) / BLOCK, n = numel_of(t);
+    const size_t across = (m->cols + BLOCK - 1) / BLOCK, down = (m->rows + BLOCK - 1) / BLOCK,
+                 n = numel_of(t);
     const bool by_row = t->dims == 1 && n == m->rows;
     Scales s = { .high = 1, .wide = m->cols, .across = 1 };
     if (t->dims <= 2 && n == 1 && !is_llm(m))
@@ -180,7 +198,9 @@ static Scales read_scales(const Matrix *m)
     else if (is_matrix(t, down, across) && !is_llm(m))
         s = (Scales){ NULL, BLOCK, BLOCK, across };
     else if (!by_row && (is_llm(m) || !is_matrix(t, m->rows, 1)))
-        die_of_shape(f, m, is_llm(m) ? "one for each row" : "one, one for each row or one for each 128 x 128 elements");
+        die_of_shape(f, m,
+                     is_llm(m) ? "one for each row"
+                               : "one, one for each row or one for each 128 x 128 elements");
     s.scale = read_floats(f, m, 0, n);
     return s;
 }
@@ -188,11 +208,13 @@ static Scales read_scales(const Matrix *m)
 /* The number of elements from i on that are in the same row and share its scale, at most n. */
 static size_t run_of(const Matrix *m, size_t i, size_t wide, size_t n)
 {
-    const size_t col = i % m->cols, end = (col / wide + 1) * wide, run = (end < m->cols ? end : m->cols) - col;
+    const size_t col = i % m->cols, end = (col / wide + 1) * wide,
+                 run = (end < m->cols ? end : m->cols) - col;
     return run < n ? run : n;
 }
 
-/* NOTE: LLM.int8() multiplies by the row's largest magnitude, SCB, then by the F32 nearest to 1/127 [bitsandbytes 0.50]. */
+/* NOTE: LLM.int8() multiplies by the row's largest magnitude, SCB, then by the F32 nearest to 1/127
+ * [bitsandbytes 0.50]. */
 static void read_bytes(float *to, const Matrix *m, size_t first, size_t n)
 {
     const Found codes = need_matrix(m, ".weight", m->kind->dtype, m->rows, m->cols);
@@ -215,7 +237,7 @@ static void read_bytes(float *to, const Matrix *m, size_t first, size_t n)
     free(s.scale);
 }
 
-/* ---- 4 bits --------------------------------------------------------------------------------------------------- */
+/* ---- 4 bits ---------------------------------------------------------------------------------- */
 
 /* Other programs take the shape from there. */
 static void check_shape(const Matrix *m)
@@ -226,8 +248,8 @@ static void check_shape(const Matrix *m)
         die_of_shape(f, m, "two I64");
     safetensors_read(f.file, shape, f.tensor, 0, sizeof shape);
     if (shape[0] != (int64_t)m->rows || shape[1] != (int64_t)m->cols)
-        die("%s: tensor %s says %lld x %lld; the configured model needs %zu x %zu", f.file->path, f.tensor->name,
-            (long long)shape[0], (long long)shape[1], m->rows, m->cols);
+        die("%s: tensor %s says %lld x %lld; the configured model needs %zu x %zu", f.file->path,
+            f.tensor->name, (long long)shape[0], (long long)shape[1], m->rows, m->cols);
 }
 
 static int code_in(const uint32_t *word, size_t i)
@@ -238,19 +260,25 @@ static int code_in(const uint32_t *word, size_t i)
 /* A row is a whole number of groups and of words, so there are no gaps between rows. */
 static void read_packed(float *to, const Matrix *m, size_t first, size_t n)
 {
-    const Found codes = need_matrix(m, ".weight_packed", "I32", m->rows, m->cols / PER_WORD), scales = need(m, ".weight_scale");
+    const Found codes = need_matrix(m, ".weight_packed", "I32", m->rows, m->cols / PER_WORD),
+                scales = need(m, ".weight_scale");
     const size_t groups = scales.tensor->dims == 2 ? scales.tensor->shape[1] : 0;
-    if (groups == 0 || m->cols % groups != 0 || m->cols % PER_WORD != 0 || scales.tensor->shape[0] != m->rows)
+    if (groups == 0 || m->cols % groups != 0 || m->cols % PER_WORD != 0 ||
+        scales.tensor->shape[0] != m->rows)
         die_of_shape(scales, m, "as many in each row as divide it");
     check_shape(m);
-    const size_t group = m->cols / groups, word = first / PER_WORD, words = (first + n - 1) / PER_WORD + 1 - word;
-    float *scale = read_floats(scales, m, first / group, (first + n - 1) / group + 1 - first / group);
+    const size_t group = m->cols / groups, word = first / PER_WORD,
+                 words = (first + n - 1) / PER_WORD + 1 - word;
+    float *scale =
+        read_floats(scales, m, first / group, (first + n - 1) / group + 1 - first / group);
     uint32_t *packed = xmalloc(words * sizeof *packed);
-    safetensors_read(codes.file, packed, codes.tensor, word * sizeof *packed, words * sizeof *packed);
+    safetensors_read(codes.file, packed, codes.tensor, word * sizeof *packed,
+                     words * sizeof *packed);
     for (size_t i = first, run; i < first + n; i += run) {
         run = run_of(m, i, group, first + n - i);
         for (size_t k = i; k < i + run; k++)
-            to[k - first] = (float)code_in(&packed[k / PER_WORD - word], k) * scale[i / group - first / group];
+            to[k - first] =
+                (float)code_in(&packed[k / PER_WORD - word], k) * scale[i / group - first / group];
     }
     free(packed);
     free(scale);
@@ -266,7 +294,8 @@ static uint32_t *read_groups(const Matrix *m, size_t groups)
     safetensors_read(f.file, group, f.tensor, 0, m->cols * sizeof *group);
     for (size_t i = 0; i < m->cols; i++)
         if (group[i] >= groups)
-            die("%s: tensor %s: input %zu is in group %u of %zu", f.file->path, f.tensor->name, i, group[i], groups);
+            die("%s: tensor %s: input %zu is in group %u of %zu", f.file->path, f.tensor->name, i,
+                group[i], groups);
     return group;
 }
 
@@ -278,27 +307,35 @@ static void check_zeros(const Matrix *m, size_t groups)
     safetensors_read(f.file, zeros, f.tensor, 0, n * sizeof *zeros);
     for (size_t i = 0; i < n; i++)
         if (zeros[i] != ZEROS)
-            die("%s: tensor %s has the word %08x; expected %08x, as only symmetric codes of version 1 of the format are supported: "
-                "load the folder from which it was quantized", f.file->path, f.tensor->name, zeros[i], (unsigned)ZEROS);
+            die("%s: tensor %s has the word %08x; expected %08x, as only symmetric codes of "
+                "version 1 of the format are supported: "
+                "load the folder from which it was quantized",
+                f.file->path, f.tensor->name, zeros[i], (unsigned)ZEROS);
     free(zeros);
 }
 
-/* A word has eight inputs of one output. From each row of words those of outputs first / cols .. are read. */
+/* A word has eight inputs of one output. From each row of words those of outputs first / cols ..
+ * are read. */
 static void read_gptq(float *to, const Matrix *m, size_t first, size_t n)
 {
-    const Found codes = need_matrix(m, ".qweight", "I32", m->cols / PER_WORD, m->rows), scales = need(m, ".scales");
+    const Found codes = need_matrix(m, ".qweight", "I32", m->cols / PER_WORD, m->rows),
+                scales = need(m, ".scales");
     const size_t groups = scales.tensor->dims == 2 ? scales.tensor->shape[0] : 0;
-    if (groups == 0 || m->cols % PER_WORD != 0 || m->rows % PER_WORD != 0 || scales.tensor->shape[1] != m->rows)
+    if (groups == 0 || m->cols % PER_WORD != 0 || m->rows % PER_WORD != 0 ||
+        scales.tensor->shape[1] != m->rows)
         die_of_shape(scales, m, "groups x outputs, and multiples of 8");
-    const size_t row = first / m->cols, rows = (first + n - 1) / m->cols + 1 - row, bytes = rows * sizeof(uint32_t);
+    const size_t row = first / m->cols, rows = (first + n - 1) / m->cols + 1 - row,
+                 bytes = rows * sizeof(uint32_t);
     check_zeros(m, groups);
     uint32_t *group = read_groups(m, groups), *packed = xmalloc(m->cols / PER_WORD * bytes);
     float *scale = read_floats(scales, m, 0, groups * m->rows);
     for (size_t r = 0; r < m->cols / PER_WORD; r++)
-        safetensors_read(codes.file, packed + r * rows, codes.tensor, (r * m->rows + row) * sizeof *packed, bytes);
+        safetensors_read(codes.file, packed + r * rows, codes.tensor,
+                         (r * m->rows + row) * sizeof *packed, bytes);
     for (size_t i = first; i < first + n; i++) {
         const size_t o = i / m->cols, c = i % m->cols;
-        to[i - first] = (float)code_in(&packed[c / PER_WORD * rows + o - row], c) * scale[group[c] * m->rows + o];
+        to[i - first] = (float)code_in(&packed[c / PER_WORD * rows + o - row], c) *
+                        scale[group[c] * m->rows + o];
     }
     free(group);
     free(packed);
@@ -335,13 +372,14 @@ static void read_nf4(float *to, const Matrix *m, size_t first, size_t n)
     free(p);
 }
 
-void coded_source_read(float *to, SafeFile *const *file, int count, const char *name, size_t rows, size_t cols, size_t first,
-                       size_t n)
+void coded_source_read(float *to, SafeFile *const *file, int count, const char *name, size_t rows,
+                       size_t cols, size_t first, size_t n)
 {
     char *stem = stem_of(name, ".weight");
     Matrix m = { .file = file, .count = count, .stem = stem, .rows = rows, .cols = cols };
     m.kind = stem ? kind_of(&m) : NULL;
-    CHECK(m.kind && n > 0 && first + n <= rows * cols, "%zu elements of %s from %zu on", n, name, first);
+    CHECK(m.kind && n > 0 && first + n <= rows * cols, "%zu elements of %s from %zu on", n, name,
+          first);
     m.kind->read(to, &m, first, n);
     free(stem);
 }

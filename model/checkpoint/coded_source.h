@@ -1,5 +1,6 @@
-/* Reads matrices that are stored as codes and scales, as F32: those of coded.h, and GPTQ's in 4 bits. The kind of a matrix follows
- * from the names of its tensors, in any of the files. Scales of activations are ignored: activations are not rounded here.
+/* Reads matrices that are stored as codes and scales, as F32: those of coded.h, and GPTQ's in 4
+ * bits. The kind of a matrix follows from the names of its tensors, in any of the files. Scales of
+ * activations are ignored: activations are not rounded here.
  *
  *   N.weight F8_E4M3 (O,I), or I8, and N.weight_scale: one, one per row or one per block of 128 x 128; or N.weight_scale_inv
  *   N.weight I8, N.SCB
@@ -12,9 +13,11 @@
 /* The file with the codes of the matrix NAME.weight; NULL: it is not stored as codes. */
 const SafeFile *coded_source_find(SafeFile *const *file, int count, const char *name);
 
-/* The matrix NAME.weight to whose codes and scales the tensor `name` belongs, malloc'ed; NULL: to none. */
+/* The matrix NAME.weight to whose codes and scales the tensor `name` belongs, malloc'ed; NULL: to
+ * none. */
 char *coded_source_matrix(SafeFile *const *file, int count, const char *name);
 
-/* Elements first .. first + n - 1 of that matrix (rows, cols). Dies on wrong shapes, types and formats, naming file and tensor. */
-void  coded_source_read(float *to, SafeFile *const *file, int count, const char *name, size_t rows, size_t cols, size_t first,
-                        size_t n);
+/* Elements first .. first + n - 1 of that matrix (rows, cols). Dies on wrong shapes, types and
+ * formats, naming file and tensor. */
+void coded_source_read(float *to, SafeFile *const *file, int count, const char *name, size_t rows,
+                       size_t cols, size_t first, size_t n);

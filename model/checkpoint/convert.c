@@ -1,4 +1,5 @@
-/* F16 has 5 bits of exponent and 10 of mantissa [IEEE 754 binary16]; BF16 is the upper half of F32. */
+/* F16 has 5 bits of exponent and 10 of mantissa [IEEE 754 binary16]; BF16 is the upper half of
+ * F32. */
 #include "model/checkpoint/convert.h"
 
 #include <math.h>
@@ -14,7 +15,8 @@ bool convert_knows(const char *dtype)
 
 static float f16_decode(uint16_t code)
 {
-    uint32_t sign = (uint32_t)(code & 0x8000) << 16, exponent = code >> 10 & 31, mantissa = code & 1023, bits;
+    uint32_t sign = (uint32_t)(code & 0x8000) << 16, exponent = code >> 10 & 31,
+             mantissa = code & 1023, bits;
     float x;
     if (exponent == 0) {
         x = (float)mantissa * 0x1p-24f;
@@ -36,7 +38,7 @@ static uint32_t bits_of(float x)
 static uint16_t f16_encode(float x)
 {
     const uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000, a = bits & 0x7fffffff;
-    if (a >= 0x477ff000)            /* 65520: half-way from the largest value, 65504, to 65536 */
+    if (a >= 0x477ff000) /* 65520: half-way from the largest value, 65504, to 65536 */
         return (uint16_t)(sign | (a > 0x7f800000 ? 0x7fff : 0x7c00));
     if (a < 0x38800000)
         return (uint16_t)(sign | (bits_of(fabsf(x) + 0.5f) - 0x3f000000));
@@ -64,7 +66,7 @@ size_t convert_encode(void *raw, const char *to, const float *x, size_t n)
     size_t first = n;
     if (strcmp(to, "F32") == 0) {
         memmove(raw, x, n * sizeof *x);
-        for (size_t i = n; i-- > 0; )
+        for (size_t i = n; i-- > 0;)
             first = isfinite(x[i]) ? first : i;
         return first;
     }

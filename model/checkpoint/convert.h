@@ -8,6 +8,6 @@ bool convert_knows(const char *dtype);
 /* x = n elements of type `from` at raw. Exact. */
 void convert_decode(float *x, const char *from, const void *raw, size_t n);
 
-/* raw = x in type `to`, rounded to nearest, ties to even; raw may be x. Returns the index of the first element that is not finite
- * in that type, n if there is none. */
+/* raw = x in type `to`, rounded to nearest, ties to even; raw may be x. Returns the index of the
+ * first element that is not finite in that type, n if there is none. */
 size_t convert_encode(void *raw, const char *to, const float *x, size_t n);

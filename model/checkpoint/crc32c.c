@@ -1,21 +1,23 @@
 /* CRC-32C of large blocks, and of a whole from the checksums of its parts.
  *
- * A checksum is the remainder of a polynomial over GF(2) modulo P; bit 31 of the number is the coefficient of x^0. Appending a
- * byte multiplies by x^8 and adds. So a part followed by n bytes contributes its remainder times x^(8n); contributions are added
- * by exclusive or, in any order.
+ * A checksum is the remainder of a polynomial over GF(2) modulo P; bit 31 of the number is the
+ * coefficient of x^0. Appending a byte multiplies by x^8 and adds. So a part followed by n bytes
+ * contributes its remainder times x^(8n); contributions are added by exclusive or, in any order.
  *
- * The CPU's instruction takes 8 bytes, with a latency of 3 cycles and a throughput of one per cycle: three interleaved streams, a
- * block each, keep it busy. [V. Gopal et al., Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction, Intel, 2011] */
+ * The CPU's instruction takes 8 bytes, with a latency of 3 cycles and a throughput of one per
+ * cycle: three interleaved streams, a block each, keep it busy. [V. Gopal et al., Fast CRC
+ * Computation for iSCSI Polynomial Using CRC32 Instruction, Intel, 2011] */
 #include "model/checkpoint/crc32c.h"
 
 #include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
 
-#define P      0x82f63b78u      /* without x^32 */
+#define P 0x82f63b78u /* without x^32 */
 #define X_TO_0 0x80000000u
 
-enum { BLOCK = 1 << 15 };       /* bytes per stream: long compared to the cost of joining, small compared to caches */
+/* bytes per stream: long compared to the cost of joining, small compared to caches */
+enum { BLOCK = 1 << 15 };
 
 /* a b mod P */
 static uint32_t multiply(uint32_t a, uint32_t b)
@@ -45,7 +47,7 @@ uint32_t crc32c_shift(uint32_t crc, uint64_t bytes)
     return multiply(crc, power(bytes));
 }
 
-/* ---- without the instruction ------------------------------------------------------------------------------ */
+/* ---- without the instruction ----------------------------------------------------------------- */
 
 static uint32_t table[256];
 
@@ -69,13 +71,13 @@ uint32_t crc32c_by_table(uint32_t crc, const void *data, size_t bytes)
     return ~crc;
 }
 
-/* ---- with it ---------------------------------------------------------------------------------------------- */
+/* ---- with it --------------------------------------------------------------------------------- */
 
 #if defined __x86_64__
 #include <nmmintrin.h>
 #define WITH_INSTRUCTION __attribute__((target("sse4.2")))
-#define ADD_8(crc, x)    _mm_crc32_u64(crc, x)
-#define ADD_1(crc, x)    _mm_crc32_u8(crc, x)
+#define ADD_8(crc, x) _mm_crc32_u64(crc, x)
+#define ADD_1(crc, x) _mm_crc32_u8(crc, x)
 
 static bool has_instruction(void)
 {
@@ -85,13 +87,13 @@ static bool has_instruction(void)
 #include <sys/auxv.h>
 #ifdef __clang__
 #define WITH_INSTRUCTION __attribute__((target("crc")))
-#define ADD_8(crc, x)    __builtin_arm_crc32cd((uint32_t)(crc), x)
-#define ADD_1(crc, x)    __builtin_arm_crc32cb(crc, x)
+#define ADD_8(crc, x) __builtin_arm_crc32cd((uint32_t)(crc), x)
+#define ADD_1(crc, x) __builtin_arm_crc32cb(crc, x)
 #else
 #include <arm_acle.h>
 #define WITH_INSTRUCTION __attribute__((target("+crc")))
-#define ADD_8(crc, x)    __crc32cd((uint32_t)(crc), x)
-#define ADD_1(crc, x)    __crc32cb(crc, x)
+#define ADD_8(crc, x) __crc32cd((uint32_t)(crc), x)
+#define ADD_1(crc, x) __crc32cb(crc, x)
 #endif
 
 static bool has_instruction(void)
@@ -110,7 +112,8 @@ static uint64_t load_8(const uint8_t *p)
 
 WITH_INSTRUCTION static uint32_t by_instruction(uint32_t crc, const uint8_t *p, size_t bytes)
 {
-    const uint32_t over_one = bytes < 3 * BLOCK ? 0 : power(BLOCK), over_two = multiply(over_one, over_one);
+    const uint32_t over_one = bytes < 3 * BLOCK ? 0 : power(BLOCK),
+                   over_two = multiply(over_one, over_one);
     crc = ~crc;
     for (; bytes >= 3 * BLOCK; p += 3 * BLOCK, bytes -= 3 * BLOCK) {
         uint64_t first = crc, second = 0, third = 0;
@@ -119,7 +122,8 @@ WITH_INSTRUCTION static uint32_t by_instruction(uint32_t crc, const uint8_t *p, 
             second = ADD_8(second, load_8(p + BLOCK + i));
             third = ADD_8(third, load_8(p + 2 * BLOCK + i));
         }
-        crc = multiply((uint32_t)first, over_two) ^ multiply((uint32_t)second, over_one) ^ (uint32_t)third;
+        crc = multiply((uint32_t)first, over_two) ^ multiply((uint32_t)second, over_one) ^
+              (uint32_t)third;
     }
     for (; bytes >= 8; p += 8, bytes -= 8)
         crc = (uint32_t)ADD_8(crc, load_8(p));

@@ -1,4 +1,5 @@
-/* Streams tensor by tensor: whatever the size of the model, memory holds a piece of one tensor and the adapter of one matrix. */
+/* Streams tensor by tensor: whatever the size of the model, memory holds a piece of one tensor and
+ * the adapter of one matrix. */
 #include "model/checkpoint/export.h"
 
 #include <jansson.h>
@@ -26,7 +27,7 @@
 #include "model/config/pointer.h"
 #include "model/units.h"
 
-/* ---- the source ------------------------------------------------------------------------------------------- */
+/* ---- the source ------------------------------------------------------------------------------ */
 
 /* The latest checkpoint, if `source` is the folder of a run. */
 static char *choose(const char *option, const char *source)
@@ -36,25 +37,33 @@ static char *choose(const char *option, const char *source)
     if (named)
         return named;
     if (stat(source, &status) != 0 || !S_ISDIR(status.st_mode))
-        die("%s: %s: there is no such folder; expected a checkpoint, the save_folder of a run, or a folder written by "
-            "save_pretrained", option, source);
+        die("%s: %s: there is no such folder; expected a checkpoint, the save_folder of a run, or "
+            "a folder written by "
+            "save_pretrained",
+            option, source);
     if (target_is_unfinished(source))
-        die("%s: %s: this is the output of an interrupted export; give the checkpoint that it exported", option, source);
+        die("%s: %s: this is the output of an interrupted export; give the checkpoint that it "
+            "exported",
+            option, source);
     if (file_is_in(source, "config.json") || adapter_is(source))
         return xstrdup(source);
     char *latest = checkpoint_latest(source);
     if (!latest)
-        die("%s: %s: no config.json and no checkpoint in it; expected a checkpoint or the save_folder of a run", option, source);
+        die("%s: %s: no config.json and no checkpoint in it; expected a checkpoint or the "
+            "save_folder of a run",
+            option, source);
     return latest;
 }
 
-/* The folder of the adapters' base: `given`, or the one that their file names. The caller owns it. */
+/* The folder of the adapters' base: `given`, or the one that their file names. The caller owns
+ * it. */
 static char *find_base(const char *option, const char *folder, const char *given)
 {
     char *base = given ? xstrdup(given) : adapter_base(folder);
     if (!base || !file_is_in(base, "config.json"))
         die("%s: %s: its adapters are merged into the weights of their base model, but %s %s%s; "
-            "give its folder: --lora.base_path=FOLDER", option, folder,
+            "give its folder: --lora.base_path=FOLDER",
+            option, folder,
             given ? "--lora.base_path" : "base_model_name_or_path of its adapter_config.json",
             base ? "is no folder with a config.json: " : "names none", base ? base : "");
     return base;
@@ -66,13 +75,15 @@ static void check(const Entry *e)
     const HfTensor *t = &e->tensor;
     const SafeTensor *s = e->source;
     const bool fits = t->vector ? s->dims == 1 && s->shape[0] == t->cols
-                                : s->dims == 2 && s->shape[1] == t->cols && (s->shape[0] == t->rows || s->shape[0] == t->max_rows);
+                                : s->dims == 2 && s->shape[1] == t->cols &&
+                                      (s->shape[0] == t->rows || s->shape[0] == t->max_rows);
     if (!convert_knows(s->dtype))
-        die("%s: tensor %s is stored as %s; expected F32, BF16 or F16", e->from->path, s->name, s->dtype);
+        die("%s: tensor %s is stored as %s; expected F32, BF16 or F16", e->from->path, s->name,
+            s->dtype);
     if (!fits)
-        die("%s: tensor %s has %d dimension%s of %zu and %zu; by %s it needs %zu rows of %zu", e->from->path, s->name,
-            s->dims, s->dims == 1 ? "" : "s", s->shape[0], s->shape[1], t->adapter ? "adapter_config.json" : "config.json",
-            t->rows, t->cols);
+        die("%s: tensor %s has %d dimension%s of %zu and %zu; by %s it needs %zu rows of %zu",
+            e->from->path, s->name, s->dims, s->dims == 1 ? "" : "s", s->shape[0], s->shape[1],
+            t->adapter ? "adapter_config.json" : "config.json", t->rows, t->cols);
 }
 
 /* Sets the tensor's file. */
@@ -110,7 +121,8 @@ static void check_shapes(const Export *x)
     for (int i = 0; i < x->num_entries; i++) {
         const HfTensor *t = &x->entry[i].tensor;
         if (x->entry[i].is_coded && coded_refuses(x->coded, t->rows, t->cols))
-            die("%s: matrix %s of %zu x %zu cannot be divided: %s; use %s", x->base, t->name, t->rows, t->cols,
+            die("%s: matrix %s of %zu x %zu cannot be divided: %s; use %s", x->base, t->name,
+                t->rows, t->cols,
                 x->coded.kind == CODED_INT4 ? "a group is part of a row" : "blocks are 128 x 128",
                 coded_instead(x->coded, cols));
     }
@@ -124,10 +136,13 @@ static void list_tensors(Export *x, const ModelConfig *m)
     x->entry = xcalloc((size_t)count + 1, sizeof *x->entry);
     x->adapter_entry = xcalloc((size_t)count + 1, sizeof *x->adapter_entry);
     for (int i = 0; i < count; i++) {
-        Entry *e = tensor[i].adapter ? &x->adapter_entry[x->num_adapter_entries++] : &x->entry[x->num_entries++];
+        Entry *e = tensor[i].adapter ? &x->adapter_entry[x->num_adapter_entries++]
+                                     : &x->entry[x->num_entries++];
         const bool in_block = unit_kind(m, tensor[i].unit)->is_layer;
-        *e = (Entry){ .tensor = tensor[i], .shares = tensor[i].unit * NUM_PARAMS + tensor[i].param,
-                      .is_coded = x->is_coded && in_block && !tensor[i].vector && !tensor[i].adapter };
+        *e = (Entry){ .tensor = tensor[i],
+                      .shares = tensor[i].unit * NUM_PARAMS + tensor[i].param,
+                      .is_coded =
+                          x->is_coded && in_block && !tensor[i].vector && !tensor[i].adapter };
         find(x, e);
     }
     free(tensor);
@@ -160,7 +175,8 @@ static void join(Export *x)
         e->b = find_adapter_entry(x, e, "lora_B");
         joined += (e->a != NULL) + (e->b != NULL);
     }
-    CHECK(joined == x->num_adapter_entries, "%d of %d tensors of adapters belong to a matrix", joined, x->num_adapter_entries);
+    CHECK(joined == x->num_adapter_entries, "%d of %d tensors of adapters belong to a matrix",
+          joined, x->num_adapter_entries);
 }
 
 /* Whether a tensor of the adapters' file is A, B or one that replaces the base's. */
@@ -183,8 +199,11 @@ static void check_left_over(const Export *x, const ModelConfig *m)
         const SafeFile *f = is_adapter ? x->adapter.file[i - x->source.count] : x->source.file[i];
         for (int t = 0; t < f->count; t++) {
             const char *name = f->tensor[t].name;
-            char *matrix = is_adapter ? NULL : coded_source_matrix(x->source.file, x->source.count, name);
-            const bool placed = is_adapter ? belongs_to_adapter(x, name) : find_entry(x->entry, x->num_entries, matrix ? matrix : name) != NULL;
+            char *matrix =
+                is_adapter ? NULL : coded_source_matrix(x->source.file, x->source.count, name);
+            const bool placed =
+                is_adapter ? belongs_to_adapter(x, name)
+                           : find_entry(x->entry, x->num_entries, matrix ? matrix : name) != NULL;
             free(matrix);
             if (placed || (!is_adapter && m->image.feature_size > 0 && tower_owns(name)))
                 continue;
@@ -198,7 +217,7 @@ static void check_left_over(const Export *x, const ModelConfig *m)
     }
 }
 
-/* ---- descriptions ----------------------------------------------------------------------------------------- */
+/* ---- descriptions ---------------------------------------------------------------------------- */
 
 /* Prints numbers with 15 digits, such as 1e-05, if all of them are exact then, else with 17. */
 static char *json_text(const json_t *value)
@@ -225,15 +244,17 @@ static void write_json(const Export *x, const char *name, json_t *value)
 /* All versions of transformers read torch_dtype; 5 writes dtype, which takes precedence. */
 static void set_type(json_t *config, const char *dtype)
 {
-    json_t *name = json_string(strcmp(dtype, "F32") == 0 ? "float32" : strcmp(dtype, "F16") == 0 ? "float16" : "bfloat16");
+    json_t *name = json_string(strcmp(dtype, "F32") == 0   ? "float32"
+                               : strcmp(dtype, "F16") == 0 ? "float16"
+                                                           : "bfloat16");
     json_object_set(config, "torch_dtype", name);
     if (json_object_get(config, "dtype"))
         json_object_set(config, "dtype", name);
     json_decref(name);
 }
 
-/* The folder's config.json with the new type, and with the class as which it was read. In a model with images text_config has that
- * class. */
+/* The folder's config.json with the new type, and with the class as which it was read. In a model
+ * with images text_config has that class. */
 static json_t *config(const Export *x, const Architecture *class)
 {
     char *path = xasprintf("%s/config.json", x->base);
@@ -260,25 +281,32 @@ static void check_trained(const Export *x)
     if (!x->is_coded || x->coded.kind != CODED_FP8_TENSOR)
         return;
     json_t *manifest = weight_files_manifest(x->folder);
-    const char *operand = json_string_value(json_object_get(json_object_get(manifest, "format"), "operand"));
-    const char *why = x->lora.rank > 0 ? "merged adapters are no operand of a run"
-                    : !manifest ? "it is no checkpoint of a run"
-                    : !operand || strcmp(operand, "e4m3") != 0
-                    ? xasprintf("its run multiplied in %s", operand ? operand : "an unknown format")
-                    : NULL;
+    const char *operand =
+        json_string_value(json_object_get(json_object_get(manifest, "format"), "operand"));
+    const char *why =
+        x->lora.rank > 0 ? "merged adapters are no operand of a run"
+        : !manifest      ? "it is no checkpoint of a run"
+        : !operand || strcmp(operand, "e4m3") != 0
+            ? xasprintf("its run multiplied in %s", operand ? operand : "an unknown format")
+            : NULL;
     if (why)
-        die("%s: --scales=trained exports the FP8 operands of a run, but %s; leave it out for one scale per row", x->folder, why);
+        die("%s: --scales=trained exports the FP8 operands of a run, but %s; leave it out for one "
+            "scale per row",
+            x->folder, why);
     json_decref(manifest);
 }
 
-/* Opens the model of x->folder and lists its tensors. base: NULL, or the folder of the adapters' base. */
+/* Opens the model of x->folder and lists its tensors. base: NULL, or the folder of the adapters'
+ * base. */
 static ModelConfig open_model(Export *x, const char *base)
 {
     const bool adapter = adapter_is(x->folder);
     ModelConfig m = { 0 };
     double dropout;
     if (base && !adapter)
-        die("--lora.base_path=%s: %s is a whole model without adapters, so it has no base; leave it out", base, x->folder);
+        die("--lora.base_path=%s: %s is a whole model without adapters, so it has no base; leave "
+            "it out",
+            base, x->folder);
     x->base = adapter ? find_base(x->option, x->folder, base) : x->folder;
     x->source = weight_files_open(x->base);
     config_read_hf(&m, x->base);
@@ -316,21 +344,26 @@ static void close_export(Export *x)
     free(x->adapter_entry);
 }
 
-/* ---- averages --------------------------------------------------------------------------------------------- */
+/* ---- averages -------------------------------------------------------------------------------- */
 
-/* Dies if the config.json of the two models differ in a key that changes what the model computes. Missing keys have
- * the defaults of the class. */
-static void check_same(const Export *a, const ModelConfig *first, const Export *b, const ModelConfig *other)
+/* Dies if the config.json of the two models differ in a key that changes what the model computes.
+ * Missing keys have the defaults of the class. */
+static void check_same(const Export *a, const ModelConfig *first, const Export *b,
+                       const ModelConfig *other)
 {
     json_t *x = hf_config(first, F32), *y = hf_config(other, F32), *value;
     const char *key;
-    json_object_foreach(x, key, value) {
+    json_object_foreach(x, key, value)
+    {
         const HfKey *row = hf_key(first->architecture, key);
         const json_t *found = json_object_get(y, key);
         if ((row && (row->kind & HF_KIND_MASK) == HF_TOKEN) || json_equal(value, found))
             continue;
-        die("%s/config.json: its %s is %.64s, but that of %s/config.json is %.64s; only models of one architecture can be averaged",
-            b->base, key, found ? json_dumps(found, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15)) : "missing",
+        die("%s/config.json: its %s is %.64s, but that of %s/config.json is %.64s; only models of "
+            "one architecture can be averaged",
+            b->base, key,
+            found ? json_dumps(found, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15))
+                  : "missing",
             a->base, json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15)));
     }
     json_decref(x);
@@ -344,21 +377,28 @@ static void open_others(Export *x, const ModelConfig *m, const ExportOptions *o)
     x->other = xcalloc((size_t)x->num_other, sizeof *x->other);
     for (int i = 0; i < x->num_other; i++) {
         Export *other = &x->other[i];
-        *other = (Export){ .option = x->option, .weight = o->weights[i + 1], .dtype = x->dtype,
+        *other = (Export){ .option = x->option,
+                           .weight = o->weights[i + 1],
+                           .dtype = x->dtype,
                            .folder = choose(x->option, o->sources[i + 1]) };
         const ModelConfig found = open_model(other, o->base_path);
         check_same(x, m, other, &found);
-        CHECK(other->num_entries == x->num_entries, "%s: %d tensors, expected %d", other->folder, other->num_entries,
-              x->num_entries);
+        CHECK(other->num_entries == x->num_entries, "%s: %d tensors, expected %d", other->folder,
+              other->num_entries, x->num_entries);
     }
 }
 
-/* ---- the whole --------------------------------------------------------------------------------------------- */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
 Export export_open(const ExportOptions *o)
 {
-    static const char *const dtypes[] = { [EXPORT_BF16] = "BF16", [EXPORT_F16] = "F16", [EXPORT_F32] = "F32" };
-    Export x = { .start = clock_seconds(), .is_coded = coded_knows(o->dtype), .coded = coded_find(o), .weight = 1 };
+    static const char *const dtypes[] = {
+        [EXPORT_BF16] = "BF16", [EXPORT_F16] = "F16", [EXPORT_F32] = "F32"
+    };
+    Export x = { .start = clock_seconds(),
+                 .is_coded = coded_knows(o->dtype),
+                 .coded = coded_find(o),
+                 .weight = 1 };
     const bool average = o->num_sources > 0;
     x.option = average ? "--average" : "--export";
     x.dtype = x.is_coded ? "BF16" : dtypes[o->dtype];
@@ -373,7 +413,9 @@ Export export_open(const ExportOptions *o)
     tokenizer_files_read(x.folder, x.base);
     tower_read(&x.source);
     if (m.image.feature_size > 0 && o->num_calibration > 0)
-        die("--calibration: %s is a model with images, whose weights are only rounded to int4; leave --calibration out", x.folder);
+        die("--calibration: %s is a model with images, whose weights are only rounded to int4; "
+            "leave --calibration out",
+            x.folder);
     /* read now: a run may delete this checkpoint; open files stay readable */
     x.description = config(&x, m.architecture);
     return x;
@@ -391,14 +433,17 @@ static void print_result(const Export *x)
     if (x->lora.rank > 0)
         printf("base %s (unchanged) merged with the adapters of %s:\n", x->base, x->folder);
     if (x->is_coded && x->coded.kind == CODED_INT4 && !x->is_calibrated)
-        printf("int4 without --calibration: weights are rounded, with the scales that give the least error\n");
+        printf("int4 without --calibration: weights are rounded, with the scales that give the "
+               "least error\n");
     if (x->num_other > 0)
         printf("averaged %s (weight %.4g, with its tokenizer)", x->folder, x->weight);
     for (int i = 0; i < x->num_other; i++)
-        printf(", %s (%.4g)%s", x->other[i].folder, x->other[i].weight, i + 1 == x->num_other ? "\n" : "");
-    printf("exported %s to %s: %.3g GiB in %d file%s, %s, in %.1f s\n", x->num_other > 0 ? "the average" : x->folder, x->target,
-           (double)export_bytes(x) / 0x1p30,
-           x->num_files, x->num_files > 1 ? "s" : "", x->is_coded ? coded_name(x->coded) : x->dtype, clock_seconds() - x->start);
+        printf(", %s (%.4g)%s", x->other[i].folder, x->other[i].weight,
+               i + 1 == x->num_other ? "\n" : "");
+    printf("exported %s to %s: %.3g GiB in %d file%s, %s, in %.1f s\n",
+           x->num_other > 0 ? "the average" : x->folder, x->target,
+           (double)export_bytes(x) / 0x1p30, x->num_files, x->num_files > 1 ? "s" : "",
+           x->is_coded ? coded_name(x->coded) : x->dtype, clock_seconds() - x->start);
 }
 
 void export_complete(Export *x)

@@ -13,14 +13,15 @@
 #include "model/checkpoint/merge.h"
 #include "model/checkpoint/tower.h"
 
-enum { CHUNK = 8 << 20 };       /* elements in memory at once, or a unit of coded_unit if that is more */
+/* elements in memory at once, or a unit of coded_unit if that is more */
+enum { CHUNK = 8 << 20 };
 
 static size_t numel(const HfTensor *t)
 {
     return t->rows * t->cols;
 }
 
-/* ---- output --------------------------------------------------------------------------------------------------- */
+/* ---- output ---------------------------------------------------------------------------------- */
 
 /* The exported tensors of e. */
 static int outputs(CodedTensor to[CODED_TENSORS], const Export *x, const Entry *e)
@@ -28,8 +29,12 @@ static int outputs(CodedTensor to[CODED_TENSORS], const Export *x, const Entry *
     const HfTensor *t = &e->tensor;
     if (e->is_coded)
         return coded_tensors(to, x->coded, t->rows, t->cols);
-    to[0] = (CodedTensor){ .suffix = "", .dtype = x->dtype, .dims = t->vector ? 1 : 2, .per = 1,
-                           .shape = { t->vector ? t->cols : t->rows, t->cols }, .bytes = safetensors_dtype_size(x->dtype) };
+    to[0] = (CodedTensor){ .suffix = "",
+                           .dtype = x->dtype,
+                           .dims = t->vector ? 1 : 2,
+                           .per = 1,
+                           .shape = { t->vector ? t->cols : t->rows, t->cols },
+                           .bytes = safetensors_dtype_size(x->dtype) };
     return 1;
 }
 
@@ -70,9 +75,10 @@ void export_create_files(Export *x)
 {
     x->file = xcalloc((size_t)x->num_files, sizeof *x->file);
     for (int i = 0; i < x->num_files; i++) {
-        char *path = x->num_files == 1 && !tower_exists()
-                   ? xasprintf("%s/model.safetensors", x->temporary)
-                   : xasprintf("%s/model-%05d-of-%05d.safetensors", x->temporary, i + 1, x->num_files);
+        char *path =
+            x->num_files == 1 && !tower_exists()
+                ? xasprintf("%s/model.safetensors", x->temporary)
+                : xasprintf("%s/model-%05d-of-%05d.safetensors", x->temporary, i + 1, x->num_files);
         x->file[i] = safetensors_new(path);
         free(path);
     }
@@ -102,37 +108,44 @@ json_t *export_index(const Export *x, json_t *map, size_t tower)
 {
     for (int i = 0; i < x->num_files; i++)
         for (int k = 0; k < x->file[i]->count; k++)
-            json_object_set_new(map, x->file[i]->tensor[k].name, json_string(strrchr(x->file[i]->path, '/') + 1));
-    return json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)(export_bytes(x) + tower), "weight_map", map);
+            json_object_set_new(map, x->file[i]->tensor[k].name,
+                                json_string(strrchr(x->file[i]->path, '/') + 1));
+    return json_pack("{s:{s:I}, s:o}", "metadata", "total_size",
+                     (json_int_t)(export_bytes(x) + tower), "weight_map", map);
 }
 
-/* ---- input ---------------------------------------------------------------------------------------------------- */
+/* ---- input ----------------------------------------------------------------------------------- */
 
 /* value: the first one of e that is not finite in the requested type. */
 static _Noreturn void die_of_value(const Export *x, const Entry *e, float value)
 {
     if (!isfinite(value))
-        die("%s: tensor %s holds a value that is not finite, so this model is unusable. %s", e->from->path, e->tensor.name,
-            folder_say_others(x->folder));
+        die("%s: tensor %s holds a value that is not finite, so this model is unusable. %s",
+            e->from->path, e->tensor.name, folder_say_others(x->folder));
     if (e->is_coded)
-        die("%s: tensor %s holds %g, more than LLM.int8() can: use --dtype=int8 without --layout", e->from->path, e->tensor.name,
-            (double)value);
-    die("%s: tensor %s holds %g, more than %s can: %s", e->from->path, e->tensor.name, (double)value, x->dtype,
+        die("%s: tensor %s holds %g, more than LLM.int8() can: use --dtype=int8 without --layout",
+            e->from->path, e->tensor.name, (double)value);
+    die("%s: tensor %s holds %g, more than %s can: %s", e->from->path, e->tensor.name,
+        (double)value, x->dtype,
         strcmp(x->dtype, "F16") == 0 ? "use --dtype=bf16" : "use --dtype=f32");
 }
 
 static _Noreturn void die_of_disk(const Export *x, const SafeFile *file)
 {
-    die("%s; the export is incomplete. Free space or export to another folder; %s can be removed, or the next export to the same "
-        "folder replaces it", file->problem, x->temporary);
+    die("%s; the export is incomplete. Free space or export to another folder; %s can be removed, "
+        "or the next export to the same "
+        "folder replaces it",
+        file->problem, x->temporary);
 }
 
 static void check_sum(const Entry *e, uint32_t sum)
 {
     const SafeTensor *t = e->source;
     if (t->has_sum && t->sum != sum)
-        die("%s: tensor %s has the checksum %08x, expected %08x from trainer.json: its bytes have changed since they were saved. "
-            "Copy the file again or export another checkpoint", e->from->path, t->name, sum, t->sum);
+        die("%s: tensor %s has the checksum %08x, expected %08x from trainer.json: its bytes have "
+            "changed since they were saved. "
+            "Copy the file again or export another checkpoint",
+            e->from->path, t->name, sum, t->sum);
 }
 
 /* All of an adapter's tensor; the caller frees it. */
@@ -155,7 +168,8 @@ static float *read_adapter(const Export *x, const Entry *e)
 static Merge open_merge(const Export *x, const Entry *e)
 {
     float *a = read_adapter(x, e->a), *b = read_adapter(x, e->b);
-    const Merge m = merge_open(a, b, x->lora.rank, e->tensor.rows, e->tensor.cols, (float)lora_scale(&x->lora));
+    const Merge m =
+        merge_open(a, b, x->lora.rank, e->tensor.rows, e->tensor.cols, (float)lora_scale(&x->lora));
     free(a);
     free(b);
     return m;
@@ -164,22 +178,25 @@ static Merge open_merge(const Export *x, const Entry *e)
 /* A matrix from front to back, with its adapter added, or the average of several. */
 typedef struct Reading {
     const Export *x;
-    const Entry  *e;
-    size_t        chunk;        /* elements in memory at once */
-    Merge         merge;
-    void         *raw;          /* chunk elements of 4 bytes */
-    float        *values;       /* chunk */
-    uint32_t      sum;
-    const Entry  *viewed;       /* the entry of `view`; NULL: none */
-    CodedView     view;
-    struct Reading *other;      /* one for each of x->other; they share `raw` and one `values` */
-    double       *total;        /* chunk; NULL: no average */
+    const Entry *e;
+    size_t chunk; /* elements in memory at once */
+    Merge merge;
+    void *raw;     /* chunk elements of 4 bytes */
+    float *values; /* chunk */
+    uint32_t sum;
+    const Entry *viewed; /* the entry of `view`; NULL: none */
+    CodedView view;
+    struct Reading *other; /* one for each of x->other; they share `raw` and one `values` */
+    double *total;         /* chunk; NULL: no average */
 } Reading;
 
 /* With memory for `chunk` elements at once. */
 static Reading open_reading(const Export *x, size_t chunk)
 {
-    Reading r = { .x = x, .chunk = chunk, .raw = xmalloc(chunk * sizeof(float)), .values = xmalloc(chunk * sizeof(float)) };
+    Reading r = { .x = x,
+                  .chunk = chunk,
+                  .raw = xmalloc(chunk * sizeof(float)),
+                  .values = xmalloc(chunk * sizeof(float)) };
     if (x->num_other == 0)
         return r;
     float *values = xmalloc(chunk * sizeof *values);
@@ -204,7 +221,8 @@ static void begin_reading(Reading *r, const Entry *e)
 {
     for (int i = 0; i < r->x->num_other; i++) {
         const Entry *same = &r->x->other[i].entry[e - r->x->entry];
-        CHECK(strcmp(same->tensor.name, e->tensor.name) == 0, "%s instead of %s", same->tensor.name, e->tensor.name);
+        CHECK(strcmp(same->tensor.name, e->tensor.name) == 0, "%s instead of %s", same->tensor.name,
+              e->tensor.name);
         begin_reading(&r->other[i], same);
     }
     r->e = e;
@@ -223,17 +241,21 @@ static void read_model(Reading *r, size_t at, size_t n)
         r->sum = crc32c(r->sum, r->raw, n * size);
         convert_decode(r->values, from->dtype, r->raw, n);
     } else
-        coded_source_read(r->values, r->x->source.file, r->x->source.count, t->name, t->rows, t->cols, at, n);
+        coded_source_read(r->values, r->x->source.file, r->x->source.count, t->name, t->rows,
+                          t->cols, at, n);
     if (r->e->a)
         merge_add(r->values, &r->merge, at, n);
 }
 
 static size_t stored(const Entry *e)
 {
-    return e->source ? (e->source->end - e->source->begin) / safetensors_dtype_size(e->source->dtype) : numel(&e->tensor);
+    return e->source
+               ? (e->source->end - e->source->begin) / safetensors_dtype_size(e->source->dtype)
+               : numel(&e->tensor);
 }
 
-/* Adds the next elements, times the model's weight. Not all models need have the padding rows of the vocabulary. */
+/* Adds the next elements, times the model's weight. Not all models need have the padding rows of
+ * the vocabulary. */
 static void add_model(double *total, Reading *r, size_t at, size_t n)
 {
     const size_t all = stored(r->e), own = at >= all ? 0 : all - at < n ? all - at : n;
@@ -278,9 +300,10 @@ static void end_reading(Reading *r)
     merge_close(&r->merge);
 }
 
-/* ---- plain tensors -------------------------------------------------------------------------------------------- */
+/* ---- plain tensors --------------------------------------------------------------------------- */
 
-static void write_output(const Export *x, const Entry *e, const CodedTensor *t, size_t at, const void *src, size_t bytes)
+static void write_output(const Export *x, const Entry *e, const CodedTensor *t, size_t at,
+                         const void *src, size_t bytes)
 {
     SafeFile *file = x->file[e->file];
     char *name = output_name(e, t);
@@ -289,7 +312,8 @@ static void write_output(const Export *x, const Entry *e, const CodedTensor *t, 
     free(name);
 }
 
-/* How many of n elements of e from `at` on are not in padding rows of the vocabulary; these are only read for the checksum. */
+/* How many of n elements of e from `at` on are not in padding rows of the vocabulary; these are
+ * only read for the checksum. */
 static size_t existing_of(const Entry *e, size_t at, size_t n)
 {
     const size_t own = numel(&e->tensor);
@@ -305,7 +329,8 @@ static void write_plain(Reading *r, const Entry *e)
     for (size_t at = 0, n; at < all; at += n) {
         n = all - at < r->chunk ? all - at : r->chunk;
         read_values(r, at, n);
-        const size_t existing = existing_of(e, at, n), bad = convert_encode(r->raw, r->x->dtype, r->values, existing);
+        const size_t existing = existing_of(e, at, n),
+                     bad = convert_encode(r->raw, r->x->dtype, r->values, existing);
         if (bad < existing)
             die_of_value(r->x, e, r->values[bad]);
         write_output(r->x, e, &to[0], at * to[0].bytes, r->raw, existing * to[0].bytes);
@@ -313,7 +338,7 @@ static void write_plain(Reading *r, const Entry *e)
     end_reading(r);
 }
 
-/* ---- codes ---------------------------------------------------------------------------------------------------- */
+/* ---- codes ----------------------------------------------------------------------------------- */
 
 /* Elements of as many whole units as fit into a chunk. */
 static size_t step_of(const Reading *r, const Entry *e)
@@ -364,7 +389,8 @@ static void write_parts(const Export *x, const Entry *e, void *const out[], size
     CodedTensor to[CODED_TENSORS];
     for (int i = 0, count = outputs(to, x, e); i < count; i++)
         if (to[i].per)
-            write_output(x, e, &to[i], at / to[i].per * to[i].bytes, out[i], (n + to[i].per - 1) / to[i].per * to[i].bytes);
+            write_output(x, e, &to[i], at / to[i].per * to[i].bytes, out[i],
+                         (n + to[i].per - 1) / to[i].per * to[i].bytes);
 }
 
 static void write_whole(const Export *x, const Entry *e, const CodedView *v)
@@ -414,7 +440,7 @@ static void write_coded(Reading *r, const Entry *e)
     write_whole(r->x, e, &r->view);
 }
 
-/* ---- calibration ----------------------------------------------------------------------------------------------- */
+/* ---- calibration ----------------------------------------------------------------------------- */
 
 static Entry *find_entry(const Export *x, const char *name)
 {
@@ -454,7 +480,7 @@ void export_write_int4(Export *x, const char *name, const int8_t *codes, const f
     e->is_written = x->is_calibrated = true;
 }
 
-/* ---- all ------------------------------------------------------------------------------------------------------ */
+/* ---- all ------------------------------------------------------------------------------------- */
 
 void export_write(Export *x)
 {

@@ -1,5 +1,6 @@
-/* rename() is atomic, and durable once the folder of the name is synced. So a checkpoint is written under another name and renamed
- * when it is complete and on disk. Nothing ever reads a stepN.tmp. */
+/* rename() is atomic, and durable once the folder of the name is synced. So a checkpoint is written
+ * under another name and renamed when it is complete and on disk. Nothing ever reads a
+ * stepN.tmp. */
 #include "model/checkpoint/folder.h"
 
 #include <dirent.h>
@@ -18,9 +19,10 @@
 #include "model/config/files.h"
 #include "model/config/pointer.h"
 
-static const char mark[] = ".unfinished";   /* in our step<N>.tmp and .old, and in a step<N> before it is renamed to one */
-static char *unfinished;                    /* by folder_prepare */
-static bool no_links;                       /* found by folder_try */
+/* in our step<N>.tmp and .old, and in a step<N> before it is renamed to one */
+static const char mark[] = ".unfinished";
+static char *unfinished; /* by folder_prepare */
+static bool no_links;    /* found by folder_try */
 
 static char *step_path(const char *save_folder, long step, const char *suffix)
 {
@@ -36,7 +38,8 @@ char *folder_latest(const char *save_folder)
 {
     char *latest = xasprintf("%s/latest", save_folder), *name = pointer_read(latest);
     if (!name && file_exists(latest))
-        die("%s is no link to a checkpoint (a copy that followed links?); delete it, and start with --load_path=%s/stepN",
+        die("%s is no link to a checkpoint (a copy that followed links?); delete it, and start "
+            "with --load_path=%s/stepN",
             latest, save_folder);
     free(latest);
     return name;
@@ -53,7 +56,8 @@ char *folder_newest(const char *save_folder)
 {
     long *steps;
     const int count = file_steps(&steps, save_folder, "");
-    char *latest = folder_latest_path(save_folder), *newest = latest ? realpath(latest, NULL) : NULL;
+    char *latest = folder_latest_path(save_folder),
+         *newest = latest ? realpath(latest, NULL) : NULL;
     char *path = count ? step_path(save_folder, steps[count - 1], "") : NULL;
     if (!newest && path)
         newest = realpath(path, NULL);
@@ -77,7 +81,7 @@ long folder_foreign_step(const char *save_folder)
     return foreign;
 }
 
-/* ---- names, links, the disk --------------------------------------------------------------------------------- */
+/* ---- names, links, the disk ------------------------------------------------------------------ */
 
 /* The first of path, path2, path3, ... that does not exist. */
 static char *free_name(const char *path)
@@ -115,7 +119,8 @@ void folder_write(const char *path, const char *data, size_t bytes)
     FILE *file = fopen(path, "w");
     if (!file)
         die("%s: cannot create: %s", path, strerror(errno));
-    if (fwrite(data, 1, bytes, file) != bytes || fflush(file) != 0 || !folder_fsync(fileno(file)) || fclose(file) != 0)
+    if (fwrite(data, 1, bytes, file) != bytes || fflush(file) != 0 || !folder_fsync(fileno(file)) ||
+        fclose(file) != 0)
         die("%s: cannot write: %s", path, strerror(errno));
 }
 
@@ -149,7 +154,7 @@ static void take_mark(const char *folder)
     free(path);
 }
 
-/* ---- deleting ----------------------------------------------------------------------------------------------- */
+/* ---- deleting -------------------------------------------------------------------------------- */
 
 /* Warns with errno's reason; once per path, not at each save. */
 static void leave(const char *path)
@@ -168,7 +173,8 @@ static void leave(const char *path)
 static int remove_entry(const char *path, const struct stat *status, int type, struct FTW *where)
 {
     (void)status, (void)type;
-    const bool last = where->level == 0 || (where->level == 1 && strcmp(path + where->base, mark) == 0);
+    const bool last =
+        where->level == 0 || (where->level == 1 && strcmp(path + where->base, mark) == 0);
     return last ? 0 : remove(path);
 }
 
@@ -188,13 +194,14 @@ void folder_remove_tree(const char *path)
         leave(path);
 }
 
-/* Removes every step<N><suffix> that has our mark, or is empty; with `only_if_replaced`, only if there is a step<N>. */
+/* Removes every step<N><suffix> that has our mark, or is empty; with `only_if_replaced`, only if
+ * there is a step<N>. */
 static void remove_marked(const char *save_folder, const char *suffix, bool only_if_replaced)
 {
     char **path = NULL;
     int count = 0;
     DIR *dir = opendir(save_folder);
-    for (struct dirent *entry; dir && (entry = readdir(dir)); ) {
+    for (struct dirent *entry; dir && (entry = readdir(dir));) {
         const long step = file_step(entry->d_name, suffix, true);
         char *replacing = step_path(save_folder, step, "");
         if (step >= 0 && (!only_if_replaced || file_exists(replacing))) {
@@ -222,8 +229,8 @@ void folder_clean(const char *save_folder)
     remove_marked(save_folder, ".old", true);
 }
 
-/* Deletes the entry `name` of save_folder, which starts with step<N>. Renames it first: a half-deleted checkpoint must not look
- * complete. `must`: dies if it cannot be deleted. */
+/* Deletes the entry `name` of save_folder, which starts with step<N>. Renames it first: a
+ * half-deleted checkpoint must not look complete. `must`: dies if it cannot be deleted. */
 static void remove_named(const char *save_folder, const char *name, bool must)
 {
     char *path = xasprintf("%s/%s", save_folder, name);
@@ -234,7 +241,8 @@ static void remove_named(const char *save_folder, const char *name, bool must)
     else if (ours && rename(path, temporary) == 0)
         folder_remove_tree(temporary);
     else if (ours && must)
-        die("%s: cannot delete: %s; delete it, or give another --save_folder", path, strerror(errno));
+        die("%s: cannot delete: %s; delete it, or give another --save_folder", path,
+            strerror(errno));
     else if (ours) {
         leave(path);
         take_mark(path);
@@ -255,7 +263,8 @@ static void remove_averages(const char *save_folder, long first, long last)
 {
     long *steps;
     for (int i = file_steps(&steps, save_folder, "-average") - 1; i >= 0; i--) {
-        char *path = step_path(save_folder, steps[i], "-average"), *temporary = free_step_name(save_folder, steps[i], ".tmp");
+        char *path = step_path(save_folder, steps[i], "-average"),
+             *temporary = free_step_name(save_folder, steps[i], ".tmp");
         const bool ours = steps[i] >= first && steps[i] <= last && file_is_in(path, "average.json");
         if (ours && put_mark(path) && rename(path, temporary) == 0)
             folder_remove_tree(temporary);
@@ -306,7 +315,7 @@ void folder_clear(const char *save_folder)
     free(name);
 }
 
-/* ---- a save ------------------------------------------------------------------------------------------------- */
+/* ---- a save ---------------------------------------------------------------------------------- */
 
 void folder_try(const char *save_folder)
 {
@@ -316,18 +325,23 @@ void folder_try(const char *save_folder)
         path[i] = xasprintf("%s/%s", save_folder, names[i]);
         folder_remove_tree(path[i]);
     }
-    const bool made = mkdir(path[0], 0777) == 0, full = !made && (errno == ENOSPC || errno == EDQUOT);
+    const bool made = mkdir(path[0], 0777) == 0,
+               full = !made && (errno == ENOSPC || errno == EDQUOT);
     if (!made && !full)
-        die("save_folder %s: cannot create a folder in it: %s; give another --save_folder", save_folder, strerror(errno));
+        die("save_folder %s: cannot create a folder in it: %s; give another --save_folder",
+            save_folder, strerror(errno));
     if (made)
         folder_sync(path[0]);
     if (made && rename(path[0], path[1]) != 0)
-        die("save_folder %s: cannot rename a folder in it: %s; complete checkpoints are renamed, so give a "
-            "--save_folder on another file system", save_folder, strerror(errno));
+        die("save_folder %s: cannot rename a folder in it: %s; complete checkpoints are renamed, "
+            "so give a "
+            "--save_folder on another file system",
+            save_folder, strerror(errno));
     folder_sync(save_folder);
     no_links = !full && symlink(names[1], path[2]) != 0;
     if (no_links)
-        warn("save_folder %s: cannot create symbolic links there (%s): `latest` is a file that names the newest checkpoint",
+        warn("save_folder %s: cannot create symbolic links there (%s): `latest` is a file that "
+             "names the newest checkpoint",
              save_folder, strerror(errno));
     for (int i = 0; i < 3; i++) {
         folder_remove_tree(path[i]);
@@ -351,7 +365,8 @@ void folder_prepare(const char *temporary)
 
 void folder_point_latest(const char *save_folder, const char *target)
 {
-    char *latest = xasprintf("%s/latest", save_folder), *usual = xasprintf("%s.tmp", latest), *left = pointer_read(usual);
+    char *latest = xasprintf("%s/latest", save_folder), *usual = xasprintf("%s.tmp", latest),
+         *left = pointer_read(usual);
     if (left && file_step(left, "", false) >= 0 && unlink(usual) != 0)
         die("%s: cannot delete: %s", usual, strerror(errno));
     char *temporary = free_name(usual), *line = xasprintf("%s\n", target);
@@ -378,8 +393,8 @@ static void point_latest_to_step(const char *save_folder, long step)
 void folder_publish(const char *save_folder, long step)
 {
     char *path = step_path(save_folder, step, ""), *old = NULL;
-    const bool foreign = file_exists(path) && !is_link(path)
-                      && (!saved_as_ours(path) || saved_as_in(path, save_folder) == 0);
+    const bool foreign = file_exists(path) && !is_link(path) &&
+                         (!saved_as_ours(path) || saved_as_in(path, save_folder) == 0);
     folder_sync(unfinished);
     if (file_exists(path)) {
         old = free_step_name(save_folder, step, ".old");
@@ -399,7 +414,8 @@ void folder_publish(const char *save_folder, long step)
     free(old);
 }
 
-/* Renames the folder of the last folder_prepare to a free name step<N><suffix>; returns its path. */
+/* Renames the folder of the last folder_prepare to a free name step<N><suffix>; returns its
+ * path. */
 static char *put(const char *save_folder, long step, const char *suffix)
 {
     char *path = free_step_name(save_folder, step, suffix);
@@ -422,23 +438,25 @@ char *folder_put_average(const char *save_folder, long step)
     return put(save_folder, step, "-average");
 }
 
-/* ---- texts for messages ------------------------------------------------------------------------------------- */
+/* ---- texts for messages ---------------------------------------------------------------------- */
 
 char *folder_say_latest(const char *save_folder)
 {
     char *path = folder_latest_path(save_folder);
-    char *text = path ? xasprintf("the last checkpoint is %s", path) : xasprintf("there is no checkpoint in %s", save_folder);
+    char *text = path ? xasprintf("the last checkpoint is %s", path)
+                      : xasprintf("there is no checkpoint in %s", save_folder);
     free(path);
     return text;
 }
 
 char *folder_say_others(const char *checkpoint)
 {
-    char *path = realpath(checkpoint, NULL), *slash = path ? strrchr(path, '/') : NULL, *text = NULL;
+    char *path = realpath(checkpoint, NULL), *slash = path ? strrchr(path, '/') : NULL,
+         *text = NULL;
     long step, *steps, best = -1;
     int end = 0;
     if (slash && sscanf(slash, "/step%ld%n", &step, &end) == 1) {
-        if (slash[end])         /* step6-aborted: step6 is an alternative */
+        if (slash[end]) /* step6-aborted: step6 is an alternative */
             step = LONG_MAX;
         *slash = '\0';
         for (int i = file_steps(&steps, path, "") - 1; i >= 0; i--)
@@ -447,8 +465,12 @@ char *folder_say_others(const char *checkpoint)
         free(steps);
     }
     if (best >= 0)
-        text = xasprintf("%s/step%ld exists, too: to go back to it, give it as --load_path; in the same save_folder with "
-                         "--save_overwrite and without --try_load_latest_save", path, best);
+        text = xasprintf("%s/step%ld exists, too: to go back to it, give it as --load_path; in the "
+                         "same save_folder with "
+                         "--save_overwrite and without --try_load_latest_save",
+                         path, best);
     free(path);
-    return text ? text : xstrdup("There is no other checkpoint next to it: get these files again, or start a new run");
+    return text ? text
+                : xstrdup("There is no other checkpoint next to it: get these files again, or "
+                          "start a new run");
 }

@@ -1,16 +1,19 @@
 /* Maps elements of units to bytes of files.
  *
- * The files describe the model, not the run: they have neither a unit's padding nor the vocabulary's padding rows, and
- * do not depend on the number of ranks. A rank owns a range of elements of each unit; it copies the intersection of
- * that range with each tensor to or from the tensor's offset in the file. Ranks with the same range share the
- * writing. Reading uses chunks of bounded size. Writing has two steps: first all parts of this rank are copied to one
- * piece of host memory, in the order of the pieces; then from there to the files. Training waits only for the first.
+ * The files describe the model, not the run: they have neither a unit's padding nor the
+ * vocabulary's padding rows, and do not depend on the number of ranks. A rank owns a range of
+ * elements of each unit; it copies the intersection of that range with each tensor to or from the
+ * tensor's offset in the file. Ranks with the same range share the writing. Reading uses chunks of
+ * bounded size. Writing has two steps: first all parts of this rank are copied to one piece of host
+ * memory, in the order of the pieces; then from there to the files. Training waits only for the
+ * first.
  *
- * 8-bit states are copied unchanged: codes, and the scales of all groups of a tensor. A group on the border of two
- * tensors is stored with both; its owner writes the same scales twice.
+ * 8-bit states are copied unchanged: codes, and the scales of all groups of a tensor. A group on
+ * the border of two tensors is stored with both; its owner writes the same scales twice.
  *
- * Each byte of a tensor is written by one rank. Every copy of the model reads it once, or several times, but then checks it once.
- * So each rank computes the checksum of its own part, and the exclusive or of the shifted parts is the checksum of the tensor. */
+ * Each byte of a tensor is written by one rank. Every copy of the model reads it once, or several
+ * times, but then checks it once. So each rank computes the checksum of its own part, and the
+ * exclusive or of the shifted parts is the checksum of the tensor. */
 #include "model/checkpoint/layout.h"
 
 #include <stdio.h>
@@ -28,7 +31,7 @@
 #include "model/checkpoint/crc32c.h"
 #include "model/checkpoint/tower.h"
 
-enum { CHUNK = 64 << 20 };      /* bytes of host memory for reading */
+enum { CHUNK = 64 << 20 }; /* bytes of host memory for reading */
 
 static Range intersect(Range a, Range b)
 {
@@ -36,12 +39,12 @@ static Range intersect(Range a, Range b)
     return r.first < r.end ? r : (Range){ 0, 0 };
 }
 
-/* ---- pieces ----------------------------------------------------------------------------------------------- */
+/* ---- pieces ---------------------------------------------------------------------------------- */
 
 static const char *dtype_in_file(DType d)
 {
-    static const char *const name[] = { [F32] = "F32", [BF16] = "BF16", [E4M3] = "F8_E4M3", [E5M2] = "F8_E5M2",
-                                        [DYNAMIC8] = "U8", [UDYNAMIC8] = "U8" };
+    static const char *const name[] = { [F32] = "F32",      [BF16] = "BF16",   [E4M3] = "F8_E4M3",
+                                        [E5M2] = "F8_E5M2", [DYNAMIC8] = "U8", [UDYNAMIC8] = "U8" };
     return name[d];
 }
 
@@ -80,7 +83,8 @@ static void add_scales(Layout *l, Piece piece, const HfTensor *t, const char *su
     Piece *p = add_piece(l, piece, t, suffix);
     size_t group = (size_t)f.group, end = p->first + t->rows * t->cols;
     const size_t ranks = p->cut ? (size_t)p->cut->tensor_ranks : 1;
-    p->dtype = format_is_dynamic8(f) ? "F32" : f.expand ? "U32" : "BF16";       /* absmax, fp8_pair of kernels/fp8.h, or S */
+    /* absmax, fp8_pair of kernels/fp8.h, or S */
+    p->dtype = format_is_dynamic8(f) ? "F32" : f.expand ? "U32" : "BF16";
     p->per = group;
     p->bytes = format_scale_bytes(f, group);
     p->first /= group;
@@ -115,15 +119,25 @@ static void add_tensor(Layout *l, LayoutKind kind, const ParamStore *store, cons
     const Param *p = &shape->param[t->param];
     const Region region = p->region;
     const size_t in_param = t->first / (size_t)p->tensor_ranks;
-    const Piece piece = { .kind = PIECE_WEIGHT, .unit = t->unit, .param = t->param, .region = region, .first = p->offset + in_param,
-                          .cut = p->tensor_ranks > 1 ? p : NULL, .in_param = in_param, .in_whole = t->first,
-                          .is_copy = shape->tensor_ranks > 1 && p->tensor_ranks == 1 && store->tensor_rank > 0 };
+    const Piece piece = { .kind = PIECE_WEIGHT,
+                          .unit = t->unit,
+                          .param = t->param,
+                          .region = region,
+                          .first = p->offset + in_param,
+                          .cut = p->tensor_ranks > 1 ? p : NULL,
+                          .in_param = in_param,
+                          .in_whole = t->first,
+                          .is_copy = shape->tensor_ranks > 1 && p->tensor_ranks == 1 &&
+                                     store->tensor_rank > 0 };
     const bool low = t->adapter || t->with_adapter;
     HfTensor named = *t;
     if (kind == LAYOUT_ADAPTER && t->with_adapter)
         hf_adapter_name(named.name, t->name, NULL);
-    if (kind == LAYOUT_MODEL ? !t->adapter : kind == LAYOUT_OPTIMIZER ? false : low == (kind == LAYOUT_ADAPTER))
-        add_values(l, piece, &named, "", region == TRAINED ? store->recipe.master : store->recipe.frozen);
+    if (kind == LAYOUT_MODEL       ? !t->adapter
+        : kind == LAYOUT_OPTIMIZER ? false
+                                   : low == (kind == LAYOUT_ADAPTER))
+        add_values(l, piece, &named, "",
+                   region == TRAINED ? store->recipe.master : store->recipe.frozen);
     else if (kind == LAYOUT_OPTIMIZER && region == TRAINED)
         add_states(l, piece, t, store);
 }
@@ -170,11 +184,13 @@ Layout layout_make(const char *folder, LayoutKind kind, const ParamStore *store,
         else if (l.num_files == 1 && !tower_exists())
             snprintf(path, sizeof path, "%s/model.safetensors", folder);
         else
-            snprintf(path, sizeof path, "%s/model-%05d-of-%05d.safetensors", folder, i + 1, l.num_files);
+            snprintf(path, sizeof path, "%s/model-%05d-of-%05d.safetensors", folder, i + 1,
+                     l.num_files);
         l.file[i] = safetensors_new(path);
         for (int k = 0; k < l.num_pieces; k++)
             if (l.piece[k].file == i)
-                safetensors_add(l.file[i], l.piece[k].name, l.piece[k].dtype, l.piece[k].dims, l.piece[k].shape);
+                safetensors_add(l.file[i], l.piece[k].name, l.piece[k].dtype, l.piece[k].dims,
+                                l.piece[k].shape);
         safetensors_lay_out(l.file[i]);
     }
     return l;
@@ -190,14 +206,15 @@ void layout_free(Layout *l)
     *l = (Layout){ 0 };
 }
 
-/* ---- device memory ---------------------------------------------------------------------------------------- */
+/* ---- device memory --------------------------------------------------------------------------- */
 
-/* The elements of the piece's region that this rank has, in units of the piece's `per`. None for region QUANTIZED, which is stored
- * in another format. */
+/* The elements of the piece's region that this rank has, in units of the piece's `per`. None for
+ * region QUANTIZED, which is stored in another format. */
 static Range held_by(const Piece *p, const Shard *s)
 {
     const Slice own = p->kind == PIECE_WEIGHT ? s->slice[p->region] : shard_state(s, p->state);
-    return p->region == QUANTIZED ? (Range){ 0, 0 } : (Range){ own.first / p->per, (own.first + own.count) / p->per };
+    return p->region == QUANTIZED ? (Range){ 0, 0 }
+                                  : (Range){ own.first / p->per, (own.first + own.count) / p->per };
 }
 
 static const Tensor *tensor_of(const Piece *p, const Shard *s)
@@ -209,20 +226,23 @@ static const Tensor *tensor_of(const Piece *p, const Shard *s)
 static char *address_of(const Piece *p, const Shard *s, size_t i)
 {
     const Tensor *t = tensor_of(p, s);
-    return (char *)(p->kind == PIECE_SCALE ? t->scale : t->data) + (i - held_by(p, s).first) * p->bytes;
+    return (char *)(p->kind == PIECE_SCALE ? t->scale : t->data) +
+           (i - held_by(p, s).first) * p->bytes;
 }
 
 Tensor layout_part(const Piece *p, const Shard *s)
 {
     const Tensor *t = tensor_of(p, s);
     const size_t group = t->format.group ? (size_t)t->format.group : 1;
-    const Range piece = { p->first / group * group, (p->first + p->held + group - 1) / group * group };
+    const Range piece = { p->first / group * group,
+                          (p->first + p->held + group - 1) / group * group };
     const Range r = intersect(held_by(p, s), piece);
     const Slice own = p->kind == PIECE_WEIGHT ? s->slice[p->region] : shard_state(s, p->state);
     return r.end > r.first ? slice_view(&own, *t, r.first, r.end - r.first) : (Tensor){ 0 };
 }
 
-/* Where element i of the piece's region is in the file's tensor: *at. Returns how many elements up to `end` follow it there, too. */
+/* Where element i of the piece's region is in the file's tensor: *at. Returns how many elements up
+ * to `end` follow it there, too. */
 static size_t run_of(const Piece *p, size_t i, size_t end, size_t *at)
 {
     *at = i - p->first;
@@ -233,9 +253,10 @@ static size_t run_of(const Piece *p, size_t i, size_t end, size_t *at)
     return n < end - i ? n : end - i;
 }
 
-/* ---- checksums -------------------------------------------------------------------------------------------- */
+/* ---- checksums ------------------------------------------------------------------------------- */
 
-/* The contribution of elements [at, at + n) of a tensor of `count` elements of `size` bytes, whose checksum alone is `sum`. */
+/* The contribution of elements [at, at + n) of a tensor of `count` elements of `size` bytes, whose
+ * checksum alone is `sum`. */
 static uint32_t run_sum(uint32_t sum, size_t at, size_t n, size_t count, size_t size)
 {
     return crc32c_shift(sum, (count - at - n) * size);
@@ -258,7 +279,7 @@ void layout_sum(Layout *l)
     sum_over(l, RANKS_ALL);
 }
 
-/* ---- writing ---------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 /* The elements of a piece that this rank writes. */
 static Range own_part(const Piece *p, const Range *own)
@@ -266,7 +287,8 @@ static Range own_part(const Piece *p, const Range *own)
     if (p->is_copy)
         return (Range){ 0, 0 };
     Range region = own[p->unit * NUM_REGIONS + (int)p->region];
-    return intersect((Range){ region.first / p->per, region.end / p->per }, (Range){ p->first, p->first + p->held });
+    return intersect((Range){ region.first / p->per, region.end / p->per },
+                     (Range){ p->first, p->first + p->held });
 }
 
 size_t layout_bytes(const Layout *l, const Range *own)
@@ -318,7 +340,7 @@ const char *layout_write(Layout *l, const Range *own, const void *snapshot)
     return NULL;
 }
 
-/* ---- reading ---------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static const char *shape_text(char text[64], int dims, const size_t *shape)
 {
@@ -333,17 +355,26 @@ static void check_piece(const Piece *p, const SafeFile *file, const SafeTensor *
 {
     char found[64], expected[64];
     if (p->kind == PIECE_WEIGHT && !convert_knows(t->dtype))
-        die("%s: tensor %s is stored as %s; expected F32, BF16 or F16", file->path, t->name, t->dtype);
+        die("%s: tensor %s is stored as %s; expected F32, BF16 or F16", file->path, t->name,
+            t->dtype);
     if (strcmp(t->dtype, p->dtype) != 0 && (!convert_knows(t->dtype) || !convert_knows(p->dtype)))
-        die("%s: tensor %s is stored as %s, but the recipe and the optimizer need %s; use those of the saved run, or "
-            "start a new run with new moments: --load_path of this folder, --reset_optimizer_state and another "
-            "--save_folder", file->path, t->name, t->dtype, p->dtype);
-    bool fits = t->dims == p->dims && (t->shape[0] == p->shape[0] || t->shape[0] == p->max_rows)
-             && (p->dims == 1 || t->shape[1] == p->shape[1]);
+        die("%s: tensor %s is stored as %s, but the recipe and the optimizer need %s; use those of "
+            "the saved run, or "
+            "start a new run with new moments: --load_path of this folder, --reset_optimizer_state "
+            "and another "
+            "--save_folder",
+            file->path, t->name, t->dtype, p->dtype);
+    bool fits = t->dims == p->dims && (t->shape[0] == p->shape[0] || t->shape[0] == p->max_rows) &&
+                (p->dims == 1 || t->shape[1] == p->shape[1]);
     if (!fits)
-        die("%s: tensor %s has shape %s, the configured model needs %s; the configuration must describe the model in "
-            "that folder%s", file->path, t->name, shape_text(found, t->dims, t->shape), shape_text(expected, p->dims, p->shape),
-            text_ends_with(file->path, "/adapter_model.safetensors") ? ", and its base must be the one of its training" : "");
+        die("%s: tensor %s has shape %s, the configured model needs %s; the configuration must "
+            "describe the model in "
+            "that folder%s",
+            file->path, t->name, shape_text(found, t->dims, t->shape),
+            shape_text(expected, p->dims, p->shape),
+            text_ends_with(file->path, "/adapter_model.safetensors")
+                ? ", and its base must be the one of its training"
+                : "");
 }
 
 static size_t numel(const SafeTensor *t)
@@ -373,12 +404,14 @@ void layout_fetch(PieceReader *r, void *to, const char *dtype, size_t at, size_t
         convert_encode(to, dtype, to, n);
 }
 
-/* Of a piece that is some columns of a matrix stored as codes: elements from e on, up to `end` or as many as `step` elements of the
- * matrix have; returns their number. Reads whole rows, since each read of codes reads the matrix's scales too. */
+/* Of a piece that is some columns of a matrix stored as codes: elements from e on, up to `end` or
+ * as many as `step` elements of the matrix have; returns their number. Reads whole rows, since each
+ * read of codes reads the matrix's scales too. */
 static size_t fetch_columns(PieceReader *r, char *values, size_t e, size_t end, size_t step)
 {
     const Piece *p = r->piece;
-    const size_t cols = (size_t)p->cut->cols, all = p->shape[1], first = e - p->first, row = first / cols;
+    const size_t cols = (size_t)p->cut->cols, all = p->shape[1], first = e - p->first,
+                 row = first / cols;
     const size_t stop = p->first + (row + step / all) * cols, last = end < stop ? end : stop;
     layout_fetch(r, values, p->dtype, row * all, ((last - 1 - p->first) / cols + 1 - row) * all);
     for (size_t from = e, n, at; from < last; from += n) {
@@ -388,14 +421,16 @@ static size_t fetch_columns(PieceReader *r, char *values, size_t e, size_t end, 
     return last - e;
 }
 
-/* values: CHUNK bytes, as r->raw. Returns the contribution of this rank's part to the tensor's checksum; 0 if there is none. */
+/* values: CHUNK bytes, as r->raw. Returns the contribution of this rank's part to the tensor's
+ * checksum; 0 if there is none. */
 static uint32_t read_piece(PieceReader *r, const Shard *s, void *values)
 {
     const Piece *p = r->piece;
     const SafeTensor *t = r->from.tensor;
     const size_t count = t ? numel(t) : p->count;
     const size_t wide = p->bytes > sizeof(float) ? p->bytes : sizeof(float), step = CHUNK / wide;
-    const Range own = intersect(held_by(p, s), (Range){ p->first, p->first + (p->cut ? p->held : count) });
+    const Range own =
+        intersect(held_by(p, s), (Range){ p->first, p->first + (p->cut ? p->held : count) });
     uint32_t sum = 0;
     const bool columns = !t && p->cut && p->cut->split == SPLIT_COLUMNS;
     for (size_t e = own.first, n, at; e < own.end; e += n) {
@@ -438,15 +473,18 @@ Found layout_find(const Piece *p, SafeFile *const *files, int count)
 void layout_check_sums(Layout *l, const ParamStore *store, SafeFile *const *files, int count)
 {
     for (int i = 0; i < l->num_pieces && store->pipe.stages > 1; i++)
-        if (pipeline_stage_of(&store->pipe, store->shape->config, l->piece[i].unit) != store->pipe.stage)
+        if (pipeline_stage_of(&store->pipe, store->shape->config, l->piece[i].unit) !=
+            store->pipe.stage)
             l->sum[i] = 0;
     sum_over(l, RANKS_COPY);
     for (int i = 0; i < l->num_pieces; i++) {
         const Found found = safetensors_find_in(files, count, l->piece[i].name);
         const SafeTensor *t = found.tensor;
         if (t && t->has_sum && t->sum != l->sum[i])
-            die("%s: tensor %s has the checksum %08x, expected %08x from trainer.json: its bytes have changed since they were "
-                "saved. Copy the file again or load another checkpoint (if you edited it, delete crc32c from trainer.json)",
+            die("%s: tensor %s has the checksum %08x, expected %08x from trainer.json: its bytes "
+                "have changed since they were "
+                "saved. Copy the file again or load another checkpoint (if you edited it, delete "
+                "crc32c from trainer.json)",
                 found.file->path, t->name, l->sum[i], t->sum);
     }
 }
@@ -467,10 +505,13 @@ void layout_read(Layout *l, ParamStore *store, SafeFile *const *files, int count
             continue;
         PieceReader r = { p, files, count, layout_find(p, files, count), raw, 0 };
         const char *dtype = r.from.tensor ? r.from.tensor->dtype : "codes and scales";
-        if (is_rounded(p, dtype) && !rounded && store->first_trained < store->num_units) /* otherwise computing rounds them
+        if (is_rounded(p, dtype) && !rounded &&
+            store->first_trained < store->num_units) /* otherwise computing rounds them
                                                                                             anyway */
-            warn("%s: tensors that are not trained are stored as %s there and rounded to bf16 here; --format.frozen=f32 keeps "
-                 "them exact", r.from.file->path, dtype);
+            warn("%s: tensors that are not trained are stored as %s there and rounded to bf16 "
+                 "here; --format.frozen=f32 keeps "
+                 "them exact",
+                 r.from.file->path, dtype);
         rounded |= is_rounded(p, dtype);
         l->sum[i] = read_piece(&r, &store->shard[p->unit], values);
     }

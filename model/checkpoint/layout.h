@@ -1,91 +1,105 @@
-/* The tensors of a checkpoint, and copies between files, host memory and the units in device memory. */
+/* The tensors of a checkpoint, and copies between files, host memory and the units in device
+ * memory. */
 #pragma once
 #include "model/fsdp.h"
 #include "model/checkpoint/safetensors.h"
 
-/* MODEL: all weights but the adapters'. BASE: those that the folder of the base has: no adapters, no projector trained with them.
- * ADAPTER: adapters and that projector. OPTIMIZER: the states. */
+/* MODEL: all weights but the adapters'. BASE: those that the folder of the base has: no adapters,
+ * no projector trained with them. ADAPTER: adapters and that projector. OPTIMIZER: the states. */
 typedef enum { LAYOUT_MODEL, LAYOUT_BASE, LAYOUT_OPTIMIZER, LAYOUT_ADAPTER } LayoutKind;
-typedef enum { PIECE_WEIGHT, PIECE_STATE, PIECE_SCALE } PieceKind;     /* a weight, an optimizer's state, its groups' scales */
+/* a weight, an optimizer's state, its groups' scales */
+typedef enum { PIECE_WEIGHT, PIECE_STATE, PIECE_SCALE } PieceKind;
 
-/* One tensor of a file: elements, or groups' scales, [first, first + held) of a unit's region: all `count` of the tensor, or the
- * part of a tensor rank, which is runs of it. */
+/* One tensor of a file: elements, or groups' scales, [first, first + held) of a unit's region: all
+ * `count` of the tensor, or the part of a tensor rank, which is runs of it. */
 typedef struct {
-    char        name[160];     /* of a HfTensor, a state and ".scale" */
-    PieceKind   kind;
-    int         state;         /* index into Shard.state, unless a weight */
-    int         unit, param;   /* index into UnitLayout.param */
-    Region      region;
-    const char *dtype;         /* safetensors' name */
-    size_t      per;           /* weights of the unit per element: 1, or the size of a group for its scales        */
-    size_t      bytes;         /* of an element; for scales all of a group                                         */
-    size_t      first, count, held;    /* elements */
+    char name[160]; /* of a HfTensor, a state and ".scale" */
+    PieceKind kind;
+    int state;       /* index into Shard.state, unless a weight */
+    int unit, param; /* index into UnitLayout.param */
+    Region region;
+    const char *dtype; /* safetensors' name */
+    /* weights of the unit per element: 1, or the size of a group for its scales */
+    size_t per;
+    size_t bytes;              /* of an element; for scales all of a group */
+    size_t first, count, held; /* elements */
     const Param *cut;          /* whose part that is; NULL: all of it */
-    size_t      in_param, in_whole;    /* with cut: where the tensor begins in the part, and in the whole parameter */
-    bool        is_copy;       /* another tensor rank has the same, writes it and adds it to checksums */
-    int         dims;
-    size_t      shape[2];
-    size_t      max_rows;      /* >= shape[0]: a file may include the padding rows of the vocabulary                */
-    int         file;          /* index into Layout.file */
+    /* with cut: where the tensor begins in the part, and in the whole parameter */
+    size_t in_param, in_whole;
+    /* another tensor rank has the same, writes it and adds it to checksums */
+    bool is_copy;
+    int dims;
+    size_t shape[2];
+    /* >= shape[0]: a file may include the padding rows of the vocabulary */
+    size_t max_rows;
+    int file; /* index into Layout.file */
 } Piece;
 
 typedef struct {
-    int        num_pieces, num_files;
-    Piece     *piece;
-    SafeFile **file;           /* described and laid out; NULL without a folder */
-    uint32_t  *sum;            /* [num_pieces]: CRC-32C of a tensor's bytes in a file: of this rank's part, or combined */
+    int num_pieces, num_files;
+    Piece *piece;
+    SafeFile **file; /* described and laid out; NULL without a folder */
+    /* [num_pieces]: CRC-32C of a tensor's bytes in a file: of this rank's part, or combined */
+    uint32_t *sum;
 } Layout;
 
-/* Depends only on the architecture, the recipe and the optimizer: the same on every rank, for any number of ranks. `folder`: that
- * of the files; NULL: only the pieces. A file has whole units, up to `file_limit` bytes; adapters are one file. Weights of region
- * QUANTIZED have pieces, but cannot be saved. */
+/* Depends only on the architecture, the recipe and the optimizer: the same on every rank, for any
+ * number of ranks. `folder`: that of the files; NULL: only the pieces. A file has whole units, up
+ * to `file_limit` bytes; adapters are one file. Weights of region QUANTIZED have pieces, but cannot
+ * be saved. */
 Layout layout_make(const char *folder, LayoutKind kind, const ParamStore *store, size_t file_limit);
-void   layout_free(Layout *l);
+void layout_free(Layout *l);
 
-/* The parts that this rank writes: elements [first, end) of each region of each unit, at [unit * NUM_REGIONS + region]. All ranks
- * call; malloc'ed. */
-typedef struct { size_t first, end; } Range;
+/* The parts that this rank writes: elements [first, end) of each region of each unit, at [unit *
+ * NUM_REGIONS + region]. All ranks call; malloc'ed. */
+typedef struct {
+    size_t first, end;
+} Range;
 Range *layout_ranges(const ParamStore *store);
-size_t layout_bytes (const Layout *l, const Range *own);
+size_t layout_bytes(const Layout *l, const Range *own);
 
 /* This rank's part of a weight or a state, extended to whole groups; no tensor: it has none. */
 Tensor layout_part(const Piece *p, const Shard *s);
 
-/* The first tensor with a value, on any rank, that is not finite or, in AdamW's v, below 0; NULL: there is none. All ranks call and
- * get the same name, valid as long as the layout. Waits for the device. */
+/* The first tensor with a value, on any rank, that is not finite or, in AdamW's v, below 0; NULL:
+ * there is none. All ranks call and get the same name, valid as long as the layout. Waits for the
+ * device. */
 const char *layout_not_finite(const Layout *l, const ParamStore *store);
 
 /* Copies those parts to host memory of layout_bytes(). */
-void   layout_snapshot(void *snapshot, const Layout *l, const Range *own, const ParamStore *store);
+void layout_snapshot(void *snapshot, const Layout *l, const Range *own, const ParamStore *store);
 
-/* Writes a snapshot into the files, which rank 0 has created, and this rank's part into l->sum; on disk when it returns. Uses
- * neither the device nor MPI and never dies, so another thread may call it. Returns NULL, or the error, naming the file; valid as
- * long as the layout. */
+/* Writes a snapshot into the files, which rank 0 has created, and this rank's part into l->sum; on
+ * disk when it returns. Uses neither the device nor MPI and never dies, so another thread may call
+ * it. Returns NULL, or the error, naming the file; valid as long as the layout. */
 const char *layout_write(Layout *l, const Range *own, const void *snapshot);
 
 /* Combines l->sum of all ranks, which call when all have written. */
-void   layout_sum(Layout *l);
+void layout_sum(Layout *l);
 
-/* Reads this rank's part of every piece from the `count` files, converting F32, BF16, F16 and codes with scales
- * [coded_source.h] as needed. For region QUANTIZED, which load_quantized has read before, only checks checksums.
- * All ranks of a shard group call; together they read everything.
- * Dies naming a tensor that is missing, has a wrong shape, a type that cannot be converted, or a wrong checksum. */
-void   layout_read(Layout *l, ParamStore *store, SafeFile *const *files, int count);
+/* Reads this rank's part of every piece from the `count` files, converting F32, BF16, F16 and codes
+ * with scales [coded_source.h] as needed. For region QUANTIZED, which load_quantized has read
+ * before, only checks checksums. All ranks of a shard group call; together they read everything.
+ * Dies naming a tensor that is missing, has a wrong shape, a type that cannot be converted, or a
+ * wrong checksum. */
+void layout_read(Layout *l, ParamStore *store, SafeFile *const *files, int count);
 
-/* Parts of layout_read for other readers. need: the piece's tensor in the files; dies as layout_read. check_sums: combines l->sum,
- * each rank's contribution, and checks it; all ranks of a shard group call. */
-Found  layout_need(const Piece *p, SafeFile *const *files, int count);
-void   layout_check_sums(Layout *l, const ParamStore *store, SafeFile *const *files, int count);
+/* Parts of layout_read for other readers. need: the piece's tensor in the files; dies as
+ * layout_read. check_sums: combines l->sum, each rank's contribution, and checks it; all ranks of a
+ * shard group call. */
+Found layout_need(const Piece *p, SafeFile *const *files, int count);
+void layout_check_sums(Layout *l, const ParamStore *store, SafeFile *const *files, int count);
 
-/* A weight being read. find: the same as need; for codes and scales the tensor is NULL, and the file that of the codes. fetch:
- * reads elements [at, at + n) as type `dtype`; `to` has space for n floats. */
+/* A weight being read. find: the same as need; for codes and scales the tensor is NULL, and the
+ * file that of the codes. fetch: reads elements [at, at + n) as type `dtype`; `to` has space for n
+ * floats. */
 typedef struct {
     const Piece *piece;
     SafeFile *const *files;
-    int      count;
-    Found    from;
-    void    *raw;              /* space for the elements in the file's type */
-    uint32_t sum;              /* of the fetched bytes, if the tensor has a checksum */
+    int count;
+    Found from;
+    void *raw;    /* space for the elements in the file's type */
+    uint32_t sum; /* of the fetched bytes, if the tensor has a checksum */
 } PieceReader;
-Found  layout_find(const Piece *p, SafeFile *const *files, int count);
-void   layout_fetch(PieceReader *r, void *to, const char *dtype, size_t at, size_t n);
+Found layout_find(const Piece *p, SafeFile *const *files, int count);
+void layout_fetch(PieceReader *r, void *to, const char *dtype, size_t at, size_t n);

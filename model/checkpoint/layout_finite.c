@@ -6,7 +6,8 @@
 #include "kernels/runtime/device.h"
 #include "model/checkpoint/layout.h"
 
-/* Checks pieces first .. end - 1 of this rank. Uses the memory of gradient norms for the flag: memory may be full. */
+/* Checks pieces first .. end - 1 of this rank. Uses the memory of gradient norms for the flag:
+ * memory may be full. */
 static bool has_not_finite(const Layout *l, const ParamStore *store, int first, int end)
 {
     int found = 0, *flag = (int *)store->square_sum;
@@ -14,10 +15,12 @@ static bool has_not_finite(const Layout *l, const ParamStore *store, int first, 
     for (int i = first; i < end; i++) {
         const Piece *p = &l->piece[i];
         if (p->kind == PIECE_SCALE)
-            continue;               /* checked with its state */
+            continue; /* checked with its state */
         const Tensor t = layout_part(p, &store->shard[p->unit]);
         if (t.data)
-            find_not_finite(flag, t, p->kind == PIECE_STATE && strcmp(store->optimizer->state[p->state].name, "exp_avg_sq") == 0);
+            find_not_finite(flag, t,
+                            p->kind == PIECE_STATE &&
+                                strcmp(store->optimizer->state[p->state].name, "exp_avg_sq") == 0);
     }
     device_get(&found, flag, sizeof found);
     return found;

@@ -5,11 +5,13 @@
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/layout.h"
 
-/* This rank's part of its shard of each region, which is divided among the ranks with the same shard: of a unit that tensor ranks cut,
- * those at the same tensor rank, the fastest coordinate of a rank (mesh.h). */
+/* This rank's part of its shard of each region, which is divided among the ranks with the same
+ * shard: of a unit that tensor ranks cut, those at the same tensor rank, the fastest coordinate of
+ * a rank (mesh.h). */
 Range *layout_ranges(const ParamStore *store)
 {
-    const size_t W = (size_t)comm_size(), rank = (size_t)comm_rank(), n = (size_t)store->num_units * NUM_REGIONS;
+    const size_t W = (size_t)comm_size(), rank = (size_t)comm_rank(),
+                 n = (size_t)store->num_units * NUM_REGIONS;
     Range *range = xcalloc(n, sizeof *range), *all = xmalloc(W * n * sizeof *all);
     for (size_t i = 0; i < n; i++) {
         const Slice *s = &store->shard[i / NUM_REGIONS].slice[i % NUM_REGIONS];

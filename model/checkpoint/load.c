@@ -1,7 +1,7 @@
 /* Loads a run, and finds checkpoints; save.c writes them.
  *
- * A checkpoint is complete if it has its manifest, trainer.json, and every file in it has the listed size. Incomplete
- * checkpoints are never loaded. */
+ * A checkpoint is complete if it has its manifest, trainer.json, and every file in it has the
+ * listed size. Incomplete checkpoints are never loaded. */
 #include "model/checkpoint/checkpoint.h"
 
 #include <inttypes.h>
@@ -36,7 +36,7 @@
 #include "model/config/table.h"
 #include "model/rope.h"
 
-/* ---- loading ---------------------------------------------------------------------------------------------- */
+/* ---- loading --------------------------------------------------------------------------------- */
 
 static const char OPENING[] = "opening the files to load";
 
@@ -57,17 +57,19 @@ static bool is_replaced(const ParamStore *store, const char *name)
     return false;
 }
 
-/* The first tensor that is no piece of the layout and cannot be ignored, and its file in *path; NULL: there is none. store: NULL,
- * or the store of all parameters if the layout has only those of the base. */
-static const char *left_over(const Layout *l, const WeightFiles *s, const char *folder, const ModelConfig *c,
-                             const ParamStore *store, const char **path)
+/* The first tensor that is no piece of the layout and cannot be ignored, and its file in *path;
+ * NULL: there is none. store: NULL, or the store of all parameters if the layout has only those of
+ * the base. */
+static const char *left_over(const Layout *l, const WeightFiles *s, const char *folder,
+                             const ModelConfig *c, const ParamStore *store, const char **path)
 {
     for (int i = 0; i < s->count; i++)
         for (int t = 0; t < s->file[i]->count; t++) {
             const char *name = s->file[i]->tensor[t].name;
             char *matrix = coded_source_matrix(s->file, s->count, name);
-            const bool placed = has_piece(l, matrix ? matrix : name) || (c->image.feature_size > 0 && tower_owns(name))
-                             || (store && is_replaced(store, name));
+            const bool placed = has_piece(l, matrix ? matrix : name) ||
+                                (c->image.feature_size > 0 && tower_owns(name)) ||
+                                (store && is_replaced(store, name));
             *path = s->file[i]->path;
             free(matrix);
             if (!placed && !weight_files_may_have(s, name, folder, c))
@@ -80,21 +82,26 @@ static void check_finite(const char *folder, const Layout *l, const ParamStore *
 {
     const char *name = layout_not_finite(l, store);
     if (name)
-        die("%s: tensor %s holds a value that is not finite (or, in exp_avg_sq, is negative), so this model is unusable. %s",
+        die("%s: tensor %s holds a value that is not finite (or, in exp_avg_sq, is negative), so "
+            "this model is unusable. %s",
             folder, name, folder_say_others(folder));
 }
 
-/* Loads the model's weights, or adapters. An unknown tensor means that the folder has another model. */
-static void load_weights(const char *folder, WeightFiles s, LayoutKind kind, const Config *c, ParamStore *store)
+/* Loads the model's weights, or adapters. An unknown tensor means that the folder has another
+ * model. */
+static void load_weights(const char *folder, WeightFiles s, LayoutKind kind, const Config *c,
+                         ParamStore *store)
 {
     weight_files_refuse_quantized(&s);
     Layout l = layout_make(NULL, kind, store, 0);
-    const char *path, *name = left_over(&l, &s, folder, &c->model, kind == LAYOUT_BASE ? store : NULL, &path);
+    const char *path,
+        *name = left_over(&l, &s, folder, &c->model, kind == LAYOUT_BASE ? store : NULL, &path);
     if (name && kind == LAYOUT_ADAPTER)
         weight_files_refuse_adapter(folder, name);
     if (name)
-        die("%s: tensor %s has no place in the configured model; the configuration must describe the model in that folder", path,
-            name);
+        die("%s: tensor %s has no place in the configured model; the configuration must describe "
+            "the model in that folder",
+            path, name);
     if (kind != LAYOUT_ADAPTER && c->model.lora.base != BASE_AS_FROZEN)
         load_quantized(&l, store, s.file, s.count);
     layout_read(&l, store, s.file, s.count);
@@ -106,26 +113,35 @@ static void load_weights(const char *folder, WeightFiles s, LayoutKind kind, con
 /* The optimizer is in the run's configuration; old ones without the key had adamw. */
 static _Noreturn void die_of_states(const char *folder, const char *problem)
 {
-    const char *said = config_trained_with(folder, "optimizer.name"), *saved = said ? said : "adamw";
-    die("%s: %s; the checkpoint was saved with optimizer %s. Use --optimizer.name=%s, or start with new states: --load_path of "
-        "this folder, --reset_optimizer_state and another --save_folder", folder, problem, saved, saved);
+    const char *said = config_trained_with(folder, "optimizer.name"),
+               *saved = said ? said : "adamw";
+    die("%s: %s; the checkpoint was saved with optimizer %s. Use --optimizer.name=%s, or start "
+        "with new states: --load_path of "
+        "this folder, --reset_optimizer_state and another --save_folder",
+        folder, problem, saved, saved);
 }
 
-/* Dies unless exactly the trained weights have states. `state`: the name of one that every trained weight has. */
-static void check_trained(const char *folder, const Layout *l, const WeightFiles *s, const char *state)
+/* Dies unless exactly the trained weights have states. `state`: the name of one that every trained
+ * weight has. */
+static void check_trained(const char *folder, const Layout *l, const WeightFiles *s,
+                          const char *state)
 {
-    static const char remedy[] = "Use the `trainable` of its config.yaml, or start with new states: --load_path of this folder, "
+    static const char remedy[] = "Use the `trainable` of its config.yaml, or start with new "
+                                 "states: --load_path of this folder, "
                                  "--reset_optimizer_state and another --save_folder";
     char suffix[64];
     snprintf(suffix, sizeof suffix, ".%s", state);
     for (int i = 0; i < l->num_pieces; i++)
-        if (text_ends_with(l->piece[i].name, suffix) && !safetensors_find_in(s->file, s->count, l->piece[i].name).tensor)
-            die("%s: it has no %s: the weight is trained now, but was frozen there. %s", folder, l->piece[i].name, remedy);
+        if (text_ends_with(l->piece[i].name, suffix) &&
+            !safetensors_find_in(s->file, s->count, l->piece[i].name).tensor)
+            die("%s: it has no %s: the weight is trained now, but was frozen there. %s", folder,
+                l->piece[i].name, remedy);
     for (int i = 0; i < s->count; i++)
         for (int t = 0; t < s->file[i]->count; t++) {
             const char *name = s->file[i]->tensor[t].name;
             if (text_ends_with(name, suffix) && !has_piece(l, name))
-                die("%s: it has %s: the weight is frozen now, but was trained there. %s", folder, name, remedy);
+                die("%s: it has %s: the weight is frozen now, but was trained there. %s", folder,
+                    name, remedy);
         }
 }
 
@@ -136,7 +152,8 @@ static const Optimizer *read_states(const ParamStore *store, const Config *c, co
     return c->average.last > 0 && !there ? optimizer_find(c->optimizer.name) : store->optimizer;
 }
 
-/* The first state in the files that the run does not have, or NULL. An average that the run does not continue is ignored. */
+/* The first state in the files that the run does not have, or NULL. An average that the run does
+ * not continue is ignored. */
 static const char *left_state(const Layout *l, const WeightFiles *s)
 {
     for (int i = 0; i < s->count; i++)
@@ -159,7 +176,8 @@ static const char *foreign_state(const Optimizer *o, const WeightFiles *s)
             for (int j = 0; j < o->num_states; j++)
                 own |= strcmp(o->state[j].name, other->state[k].name) == 0;
             snprintf(suffix, sizeof suffix, ".%s", other->state[k].name);
-            const SafeTensor *t = own ? NULL : safetensors_find_ending(s->file, s->count, suffix).tensor;
+            const SafeTensor *t =
+                own ? NULL : safetensors_find_ending(s->file, s->count, suffix).tensor;
             if (t)
                 return t->name;
         }
@@ -174,7 +192,8 @@ static bool has_pieces_ending(const Layout *l, const char *suffix)
     return false;
 }
 
-/* The weights are loaded already, so states that do not fit are those of another optimizer, or of other trained weights. */
+/* The weights are loaded already, so states that do not fit are those of another optimizer, or of
+ * other trained weights. */
 static void load_optimizer(const char *folder, WeightFiles s, const Config *c, ParamStore *store)
 {
     ParamStore read = *store;
@@ -185,9 +204,12 @@ static void load_optimizer(const char *folder, WeightFiles s, const Config *c, P
         const char *name = o->state[i].name;
         char suffix[64];
         snprintf(suffix, sizeof suffix, ".%s", name);
-        if (has_pieces_ending(&l, suffix) && !safetensors_find_ending(s.file, s.count, suffix).tensor)
-            die_of_states(folder, xasprintf("it has no %s, which optimizer %s keeps for every %s", name, o->name,
-                                            o->state[i].of == STATE_OF_MATRICES ? "matrix" : "weight"));
+        if (has_pieces_ending(&l, suffix) &&
+            !safetensors_find_ending(s.file, s.count, suffix).tensor)
+            die_of_states(folder,
+                          xasprintf("it has no %s, which optimizer %s keeps for every %s", name,
+                                    o->name,
+                                    o->state[i].of == STATE_OF_MATRICES ? "matrix" : "weight"));
     }
     if (foreign)
         die_of_states(folder, xasprintf("its %s is no state of optimizer %s", foreign, o->name));
@@ -195,7 +217,7 @@ static void load_optimizer(const char *folder, WeightFiles s, const Config *c, P
         if (i == 0 || o->state[i].of == STATE_OF_OTHERS)
             check_trained(folder, &l, &s, o->state[i].name);
     StoredStates stored = stored_states(&read, s.file, s.count);
-    store_zero_states(store);       /* files have no padding */
+    store_zero_states(store); /* files have no padding */
     stored_states_read(&stored, &read, s.file, s.count);
     const char *name = left_state(&stored.layout, &s);
     if (name)
@@ -206,19 +228,23 @@ static void load_optimizer(const char *folder, WeightFiles s, const Config *c, P
     weight_files_close(&s);
 }
 
-/* Warns if the folder's types of blocks differ, where both have windows, or the scaling of frequencies. */
+/* Warns if the folder's types of blocks differ, where both have windows, or the scaling of
+ * frequencies. */
 static void compare_blocks(const char *folder, const ModelConfig *t, const ModelConfig *c)
 {
-    static const char *const rope[] = { "not scaled", "scaled as llama3 does", "scaled as yarn does" };
+    static const char *const rope[] = { "not scaled", "scaled as llama3 does",
+                                        "scaled as yarn does" };
     int l = 0;
     while (l < c->n_layers && l < t->n_layers && layer_slides(t, l) == layer_slides(c, l))
         l++;
     if (l < c->n_layers && l < t->n_layers && t->sliding_window > 0 && c->sliding_window > 0)
-        warn("%s/config.json: layer %d has %s sliding window, in the configuration it has %s; the configuration is used", folder, l,
-             layer_slides(t, l) ? "a" : "no", layer_slides(c, l) ? "one" : "none");
-    if (t->rope_scaling.type != c->rope_scaling.type && t->rope_scaling.factor == c->rope_scaling.factor)
-        warn("%s/config.json: rotary frequencies are %s, in the configuration %s, which is used", folder,
-             rope[t->rope_scaling.type], rope[c->rope_scaling.type]);
+        warn("%s/config.json: layer %d has %s sliding window, in the configuration it has %s; the "
+             "configuration is used",
+             folder, l, layer_slides(t, l) ? "a" : "no", layer_slides(c, l) ? "one" : "none");
+    if (t->rope_scaling.type != c->rope_scaling.type &&
+        t->rope_scaling.factor == c->rope_scaling.factor)
+        warn("%s/config.json: rotary frequencies are %s, in the configuration %s, which is used",
+             folder, rope[t->rope_scaling.type], rope[c->rope_scaling.type]);
 }
 
 /* -1: of a model of text only. */
@@ -227,50 +253,64 @@ static double image_token(const ModelConfig *m)
     return m->image.feature_size > 0 ? m->image.token_id : -1;
 }
 
-/* Checks what shapes do not show: an unsupported class or activation, which config_read_hf refuses; other heads, which make another
- * function of the same matrices. Rotation, windows, eps and clip only warn: they may be changed on purpose, as for longer texts. */
+/* Checks what shapes do not show: an unsupported class or activation, which config_read_hf refuses;
+ * other heads, which make another function of the same matrices. Rotation, windows, eps and clip
+ * only warn: they may be changed on purpose, as for longer texts. */
 static void check_description(const char *folder, const ModelConfig *c)
 {
     ModelConfig t = *c;
     if (!file_is_in(folder, "config.json"))
         return;
     config_read_hf(&t, folder);
-    const struct { const char *theirs, *ours; double x, y; bool refuse; } keys[] = {
+    const struct {
+        const char *theirs, *ours;
+        double x, y;
+        bool refuse;
+    } keys[] = {
         { "num_attention_heads", "model.n_heads", t.n_heads, c->n_heads, true },
         { "num_key_value_heads", "model.n_kv_heads", t.n_kv_heads, c->n_kv_heads, true },
         { "head_dim", "model.head_dim", t.head_dim, c->head_dim, true },
         { "number of tokens of an image", "model.image_tokens", t.image.rows, c->image.rows, true },
         { "image_token_index", "model.image_token_id", image_token(&t), image_token(c), true },
         { "rope_theta", "model.rope_theta", t.rope_theta, c->rope_theta, false },
-        { "rope_scaling.factor", "model.rope_scaling.factor", t.rope_scaling.factor, c->rope_scaling.factor, false },
-        { "its low_freq_factor", "model.rope_scaling.low_freq_factor", t.rope_scaling.low_freq_factor,
-          c->rope_scaling.low_freq_factor, false },
-        { "its high_freq_factor", "model.rope_scaling.high_freq_factor", t.rope_scaling.high_freq_factor,
-          c->rope_scaling.high_freq_factor, false },
-        { "its original_max_position_embeddings", "model.rope_scaling.original_max_position_embeddings",
-          t.rope_scaling.original_length, c->rope_scaling.original_length, false },
-        { "its beta_fast", "model.rope_scaling.beta_fast", t.rope_scaling.beta_fast, c->rope_scaling.beta_fast, false },
-        { "its beta_slow", "model.rope_scaling.beta_slow", t.rope_scaling.beta_slow, c->rope_scaling.beta_slow, false },
+        { "rope_scaling.factor", "model.rope_scaling.factor", t.rope_scaling.factor,
+          c->rope_scaling.factor, false },
+        { "its low_freq_factor", "model.rope_scaling.low_freq_factor",
+          t.rope_scaling.low_freq_factor, c->rope_scaling.low_freq_factor, false },
+        { "its high_freq_factor", "model.rope_scaling.high_freq_factor",
+          t.rope_scaling.high_freq_factor, c->rope_scaling.high_freq_factor, false },
+        { "its original_max_position_embeddings",
+          "model.rope_scaling.original_max_position_embeddings", t.rope_scaling.original_length,
+          c->rope_scaling.original_length, false },
+        { "its beta_fast", "model.rope_scaling.beta_fast", t.rope_scaling.beta_fast,
+          c->rope_scaling.beta_fast, false },
+        { "its beta_slow", "model.rope_scaling.beta_slow", t.rope_scaling.beta_slow,
+          c->rope_scaling.beta_slow, false },
         { "its attention_factor", "model.rope_scaling.attention_factor", rope_attention_factor(&t),
           rope_attention_factor(c), false },
-        { "no_rope_layer_interval", "model.no_rope_layer_interval", t.no_rope_interval, c->no_rope_interval, false },
+        { "no_rope_layer_interval", "model.no_rope_layer_interval", t.no_rope_interval,
+          c->no_rope_interval, false },
         { "sliding_window", "model.sliding_window", t.sliding_window, c->sliding_window, false },
-        { "the norms' eps", "model.layer_norm_eps", (double)t.norm.eps, (double)c->norm.eps, false },
+        { "the norms' eps", "model.layer_norm_eps", (double)t.norm.eps, (double)c->norm.eps,
+          false },
         { "clip_qkv", "model.clip_qkv", (double)t.clip_qkv, (double)c->clip_qkv, false },
     };
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         if (fabs(keys[i].x - keys[i].y) <= 1e-6 * fabs(keys[i].x))
             continue;
         if (keys[i].refuse)
-            die("%s/config.json: %s is %g, but %s is %g: another model with matrices of the same shapes", folder,
-                keys[i].theirs, keys[i].x, keys[i].ours, keys[i].y);
-        warn("%s/config.json: %s is %g, the configuration's %s is %g and is used", folder, keys[i].theirs, keys[i].x,
-             keys[i].ours, keys[i].y);
+            die("%s/config.json: %s is %g, but %s is %g: another model with matrices of the same "
+                "shapes",
+                folder, keys[i].theirs, keys[i].x, keys[i].ours, keys[i].y);
+        warn("%s/config.json: %s is %g, the configuration's %s is %g and is used", folder,
+             keys[i].theirs, keys[i].x, keys[i].ours, keys[i].y);
     }
     compare_blocks(folder, &t, c);
     if (c->max_sequence_length > t.max_sequence_length && c->rope_scaling.type == ROPE_DEFAULT)
-        warn("%s/config.json: max_position_embeddings is %d, the configuration's model.max_sequence_length is %d: longer than in "
-             "the model's training, but model.rope_scaling is not set", folder, t.max_sequence_length, c->max_sequence_length);
+        warn("%s/config.json: max_position_embeddings is %d, the configuration's "
+             "model.max_sequence_length is %d: longer than in "
+             "the model's training, but model.rope_scaling is not set",
+             folder, t.max_sequence_length, c->max_sequence_length);
 }
 
 /* Files need not have padding. */
@@ -279,15 +319,17 @@ static void zero_weights(ParamStore *store)
     for (int u = 0; u < store->num_units; u++)
         for (Region r = TRAINED; r <= FROZEN; r++)
             if (store->shard[u].slice[r].count)
-                device_zero(store->shard[u].slice[r].stored.data, tensor_bytes(store->shard[u].slice[r].stored));
+                device_zero(store->shard[u].slice[r].stored.data,
+                            tensor_bytes(store->shard[u].slice[r].stored));
 }
 
 /* The folder of the base of the adapters in `folder`. */
 static const char *base_of(const char *folder, const Lora *l)
 {
     if (!l->base_path || !file_exists(l->base_path))
-        die("%s: the base model of its adapters is missing%s%s; give its folder: --lora.base_path=FOLDER", folder,
-            l->base_path ? ": " : "", l->base_path ? l->base_path : "");
+        die("%s: the base model of its adapters is missing%s%s; give its folder: "
+            "--lora.base_path=FOLDER",
+            folder, l->base_path ? ": " : "", l->base_path ? l->base_path : "");
     return l->base_path;
 }
 
@@ -299,22 +341,26 @@ static void agree(const char *kind, const char *folder, uint64_t hash)
     watchdog_mark(OPENING, -1);
 }
 
-/* Dies if ranks see different copies of the folder: trainer.json, which has the checksums of all tensors, would differ. */
+/* Dies if ranks see different copies of the folder: trainer.json, which has the checksums of all
+ * tensors, would differ. */
 static void agree_on_manifest(const char *folder, bool adapter, json_t *manifest)
 {
-    char *text = manifest ? json_dumps(manifest, JSON_SORT_KEYS) : xstrdup(adapter ? "adapters" : "a model");
+    char *text =
+        manifest ? json_dumps(manifest, JSON_SORT_KEYS) : xstrdup(adapter ? "adapters" : "a model");
     agree("trainer.json", folder, crc32c(0, text, strlen(text)));
     free(text);
 }
 
-/* Ranks read different parts of files and might not notice different copies, so three pages of each tensor must agree. */
+/* Ranks read different parts of files and might not notice different copies, so three pages of each
+ * tensor must agree. */
 static WeightFiles agreed(WeightFiles s, const char *folder)
 {
     agree("weights or moments", folder, base_fingerprint(&s));
     return s;
 }
 
-bool checkpoint_load(const char *folder, const Config *c, ParamStore *store, TrainState *s, bool with_optimizer)
+bool checkpoint_load(const char *folder, const Config *c, ParamStore *store, TrainState *s,
+                     bool with_optimizer)
 {
     const Lora *lora = &c->model.lora;
     watchdog_mark(OPENING, -1);
@@ -322,7 +368,8 @@ bool checkpoint_load(const char *folder, const Config *c, ParamStore *store, Tra
     if (adapter && lora->rank == 0)
         die("%s holds adapters, and the configuration has none (lora.rank)", folder);
     const char *weights = adapter ? base_of(folder, lora) : folder;
-    json_t *manifest = lora->rank > 0 && !adapter ? NULL : weight_files_manifest(folder); /* new adapters continue nothing */
+    /* new adapters continue nothing */
+    json_t *manifest = lora->rank > 0 && !adapter ? NULL : weight_files_manifest(folder);
     agree_on_manifest(folder, adapter, manifest);
     WeightFiles model = agreed(weight_files_open(weights), weights);
     const uint64_t base = lora->rank > 0 ? base_fingerprint(&model) : 0;
@@ -335,7 +382,8 @@ bool checkpoint_load(const char *folder, const Config *c, ParamStore *store, Tra
     if (lora->rank > 0 && !adapter)
         store_init_adapters(store, &c->model, c->seed);
     if (adapter)
-        load_weights(folder, agreed(weight_files_open_adapter(folder), folder), LAYOUT_ADAPTER, c, store);
+        load_weights(folder, agreed(weight_files_open_adapter(folder), folder), LAYOUT_ADAPTER, c,
+                     store);
     load_weights(weights, model, adapter ? LAYOUT_BASE : LAYOUT_MODEL, c, store);
     if (lora->rounds_base)
         frozen_round(store);
@@ -343,7 +391,8 @@ bool checkpoint_load(const char *folder, const Config *c, ParamStore *store, Tra
     if (ours)
         manifest_state(s, manifest, folder);
     if (ours && with_optimizer)
-        load_optimizer(folder, agreed(weight_files_open_optimizer(folder, manifest), folder), c, store);
+        load_optimizer(folder, agreed(weight_files_open_optimizer(folder, manifest), folder), c,
+                       store);
     if (s)
         s->base_fingerprint = base;
     json_decref(manifest);
@@ -351,9 +400,10 @@ bool checkpoint_load(const char *folder, const Config *c, ParamStore *store, Tra
     return ours;
 }
 
-/* ---- finding checkpoints ---------------------------------------------------------------------------------- */
+/* ---- finding checkpoints --------------------------------------------------------------------- */
 
-/* Like weight_files_manifest, but does not die on an incomplete checkpoint: there may be another. `problem`: what is missing. */
+/* Like weight_files_manifest, but does not die on an incomplete checkpoint: there may be another.
+ * `problem`: what is missing. */
 static bool is_checkpoint(const char *folder, char *problem, size_t size)
 {
     char *path = xasprintf("%s/trainer.json", folder);
@@ -372,7 +422,8 @@ static bool is_checkpoint(const char *folder, char *problem, size_t size)
     return complete;
 }
 
-/* The complete step<N><suffix> of the highest N, or NULL; `problem`: what is missing in an incomplete one. */
+/* The complete step<N><suffix> of the highest N, or NULL; `problem`: what is missing in an
+ * incomplete one. */
 static char *highest(const char *save_folder, const char *suffix, char *problem, size_t size)
 {
     long *steps;
@@ -388,10 +439,11 @@ static char *highest(const char *save_folder, const char *suffix, char *problem,
     return found;
 }
 
-/* NOTE: a run that asks for the latest checkpoint must not start anew because a disk or a file server does not answer. */
+/* NOTE: a run that asks for the latest checkpoint must not start anew because a disk or a file
+ * server does not answer. */
 char *checkpoint_latest(const char *save_folder)
 {
-    enum { MOST_OLD = 9 };          /* stepN.old, stepN.old2, ... */
+    enum { MOST_OLD = 9 }; /* stepN.old, stepN.old2, ... */
     char problem[4096] = "", other[4096] = "", *name = folder_latest(save_folder), *found = NULL;
     if (name && !text_ends_with(name, ".tmp")) {
         found = folder_latest_path(save_folder);
@@ -409,24 +461,30 @@ char *checkpoint_latest(const char *save_folder)
         found = highest(save_folder, suffix, other, sizeof other);
     }
     if (!found && *other)
-        die("save_folder %s has no complete checkpoint (%s); repair it, or start a new run: in another --save_folder, or in this "
-            "one with --save_overwrite and without --try_load_latest_save", save_folder, other);
+        die("save_folder %s has no complete checkpoint (%s); repair it, or start a new run: in "
+            "another --save_folder, or in this "
+            "one with --save_overwrite and without --try_load_latest_save",
+            save_folder, other);
     if (name)
-        warn("%s/latest points to %s, which is no complete checkpoint%s%s; %s%s", save_folder, name, *problem ? ": " : "", problem,
-             found ? "using " : "there is no other", found ? found : "");
+        warn("%s/latest points to %s, which is no complete checkpoint%s%s; %s%s", save_folder, name,
+             *problem ? ": " : "", problem, found ? "using " : "there is no other",
+             found ? found : "");
     free(name);
     return found;
 }
 
-/* Whether rotation may delete it: it is no link and, by its config.yaml, was saved in this save_folder, not copied there. */
+/* Whether rotation may delete it: it is no link and, by its config.yaml, was saved in this
+ * save_folder, not copied there. */
 static bool may_go(const Config *c, const char *path)
 {
     struct stat status;
-    return lstat(path, &status) == 0 && S_ISDIR(status.st_mode) && saved_as_in(path, c->save_folder) != 0;
+    return lstat(path, &status) == 0 && S_ISDIR(status.st_mode) &&
+           saved_as_in(path, c->save_folder) != 0;
 }
 
-/* Checkpoints later than `latest` belong to a run that was resumed from an earlier step; they stay until this run reaches
- * them. A checkpoint's SavedAs decides; the current settings can only keep more. */
+/* Checkpoints later than `latest` belong to a run that was resumed from an earlier step; they stay
+ * until this run reaches them. A checkpoint's SavedAs decides; the current settings can only keep
+ * more. */
 void checkpoint_prune(const Config *c)
 {
     char *latest = folder_latest(c->save_folder);
@@ -443,7 +501,8 @@ void checkpoint_prune(const Config *c)
         char *path = xasprintf("%s/step%ld", c->save_folder, step);
         const SavedAs as = saved_as_read(path);
         const bool ephemeral = as == SAVED_EPHEMERAL, rotates = ephemeral || as == SAVED_INTERVAL;
-        const bool wanted = ephemeral ? !ephemeral_kept : keep < 0 || kept < keep, own = step == last || may_go(c, path);
+        const bool wanted = ephemeral ? !ephemeral_kept : keep < 0 || kept < keep,
+                   own = step == last || may_go(c, path);
         ephemeral_kept |= own && ephemeral;
         kept += own && as == SAVED_INTERVAL;
         if (rotates && !wanted && step != last && own) {

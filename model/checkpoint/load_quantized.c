@@ -1,5 +1,6 @@
-/* A matrix is copied to device memory in BF16 if all its tensors in the files are BF16, else in F32, which has all values of F16.
- * bitsandbytes' NF4 is copied unchanged if the base's format is NF4. Otherwise codes and scales are decoded. */
+/* A matrix is copied to device memory in BF16 if all its tensors in the files are BF16, else in
+ * F32, which has all values of F16. bitsandbytes' NF4 is copied unchanged if the base's format is
+ * NF4. Otherwise codes and scales are decoded. */
 #include "model/checkpoint/load_quantized.h"
 
 #include <stdlib.h>
@@ -12,15 +13,15 @@
 #include "model/quantized_weights.h"
 #include "model/checkpoint/nf4_source.h"
 
-enum { CHUNK = 16 << 20 };      /* elements */
+enum { CHUNK = 16 << 20 }; /* elements */
 
 typedef struct {
-    Layout          *l;
-    ParamStore            *store;
+    Layout *l;
+    ParamStore *store;
     SafeFile *const *files;
-    int              count;
-    char            *raw;       /* CHUNK elements of 4 bytes */
-    float           *values;    /* CHUNK */
+    int count;
+    char *raw;     /* CHUNK elements of 4 bytes */
+    float *values; /* CHUNK */
 } Reading;
 
 static bool is_part(const Reading *r, const Piece *piece, int unit, const Param *p)
@@ -47,11 +48,13 @@ static void check_finite(const Reading *r, Tensor part, const SafeFile *file, co
     find_not_finite(flag, part, false);
     device_get(&found, flag, sizeof found);
     if (found)
-        die("%s: tensor %s holds a value that is not finite, so this model is unusable. Get the file again, or use another model",
+        die("%s: tensor %s holds a value that is not finite, so this model is unusable. Get the "
+            "file again, or use another model",
             file->path, name);
 }
 
-/* part: destination of piece i. All ranks of a stage's copy read the same bytes; only the first one's checksum counts. */
+/* part: destination of piece i. All ranks of a stage's copy read the same bytes; only the first
+ * one's checksum counts. */
 static void read_tensor(const Reading *r, int i, Tensor part)
 {
     const Piece *p = &r->l->piece[i];
@@ -66,7 +69,8 @@ static void read_tensor(const Reading *r, int i, Tensor part)
     check_finite(r, part, reader.from.file, p->name);
 }
 
-/* Whether bitsandbytes stored the matrix in the base's format; dies if only some of its tensors are. */
+/* Whether bitsandbytes stored the matrix in the base's format; dies if only some of its tensors
+ * are. */
 static bool is_quantized(const Reading *r, int unit, const Param *p)
 {
     if (r->store->base_format != BASE_NF4)
@@ -74,9 +78,11 @@ static bool is_quantized(const Reading *r, int unit, const Param *p)
     const char *plain = NULL, *quantized = NULL;
     for (int i = 0; i < r->l->num_pieces; i++)
         if (is_part(r, &r->l->piece[i], unit, p))
-            *(nf4_source_has(r->files, r->count, r->l->piece[i].name) ? &quantized : &plain) = r->l->piece[i].name;
+            *(nf4_source_has(r->files, r->count, r->l->piece[i].name) ? &quantized : &plain) =
+                r->l->piece[i].name;
     if (quantized && plain)
-        die("%s%s: %s is stored in 4 bits and %s is not, but they are one matrix here: quantize both, or load the 16-bit folder",
+        die("%s%s: %s is stored in 4 bits and %s is not, but they are one matrix here: quantize "
+            "both, or load the 16-bit folder",
             r->files[0]->path, r->count > 1 ? " and the files next to it" : "", quantized, plain);
     return quantized != NULL;
 }
@@ -93,9 +99,11 @@ static void read_quantized(const Reading *r, int unit, const Param *p)
         const size_t n = nf4_groups(piece->shape[0], piece->shape[1]);
         watchdog_mark("reading a base in NF4", -1);
         if (plain)
-            nf4_source_read_plain((Nf4PlainGroup *)next, r->files, r->count, piece->name, piece->shape[0], piece->shape[1], 0, n);
+            nf4_source_read_plain((Nf4PlainGroup *)next, r->files, r->count, piece->name,
+                                  piece->shape[0], piece->shape[1], 0, n);
         else
-            nf4_source_read((Nf4Group *)next, r->files, r->count, piece->name, piece->shape[0], piece->shape[1], 0, n);
+            nf4_source_read((Nf4Group *)next, r->files, r->count, piece->name, piece->shape[0],
+                            piece->shape[1], 0, n);
         next += n * nf4_group_bytes(plain);
     }
     quantized_store_nf4(r->store, unit, p, groups);
@@ -114,7 +122,9 @@ static void read_matrix(const Reading *r, int unit, const Param *p, void *memory
     for (int i = 0; i < r->l->num_pieces; i++) {
         const Piece *piece = &r->l->piece[i];
         if (is_part(r, piece, unit, p))
-            read_tensor(r, i, tensor_rows(whole, (int)(piece->in_whole / (size_t)all.cols), (int)piece->shape[0]));
+            read_tensor(r, i,
+                        tensor_rows(whole, (int)(piece->in_whole / (size_t)all.cols),
+                                    (int)piece->shape[0]));
     }
     quantized_store(r->store, unit, p, whole);
 }
@@ -125,8 +135,9 @@ static size_t largest_matrix(const Reading *r)
     for (int u = 0; u < r->store->num_units; u++)
         for (int i = 0; i < r->store->shape[u].num_params; i++) {
             const Param *p = &r->store->shape[u].param[i], whole = param_whole(p);
-            const size_t bytes = p->region != QUANTIZED || is_quantized(r, u, p) ? 0
-                               : param_numel(&whole) * dtype_size(format_of(r, u, p).dtype);
+            const size_t bytes = p->region != QUANTIZED || is_quantized(r, u, p)
+                                     ? 0
+                                     : param_numel(&whole) * dtype_size(format_of(r, u, p).dtype);
             most = bytes > most ? bytes : most;
         }
     return most;

@@ -1,4 +1,5 @@
-/* Reads the manifest, and checks all values: the disk may have failed, or somebody edited the file. */
+/* Reads the manifest, and checks all values: the disk may have failed, or somebody edited the
+ * file. */
 #include "model/checkpoint/manifest.h"
 
 #include <errno.h>
@@ -18,19 +19,25 @@ bool manifest_is_complete(const char *folder, const json_t *manifest, char *prob
     const char *name;
     json_t *bytes;
     if (json_object_size(files) == 0)
-        snprintf(problem, size, "%s/trainer.json: files: expected the checkpoint's files and their bytes, found none", folder);
-    json_object_foreach((json_t *)files, name, bytes) {
+        snprintf(
+            problem, size,
+            "%s/trainer.json: files: expected the checkpoint's files and their bytes, found none",
+            folder);
+    json_object_foreach((json_t *)files, name, bytes)
+    {
         char *path = xasprintf("%s/%s", folder, name);
         struct stat status;
         bool found = false;
         if (!folder_holds(name) || !json_is_integer(bytes))
-            snprintf(problem, size, "%s/trainer.json: files: expected names of files in the folder and their bytes, found '%s'",
+            snprintf(problem, size,
+                     "%s/trainer.json: files: expected names of files in the folder and their "
+                     "bytes, found '%s'",
                      folder, name);
         else if (stat(path, &status) != 0)
             snprintf(problem, size, "%s: %s", path, strerror(errno));
         else if (status.st_size != json_integer_value(bytes))
-            snprintf(problem, size, "%s: %lld bytes, expected %lld", path, (long long)status.st_size,
-                     (long long)json_integer_value(bytes));
+            snprintf(problem, size, "%s: %lld bytes, expected %lld", path,
+                     (long long)status.st_size, (long long)json_integer_value(bytes));
         else
             found = true;
         free(path);
@@ -40,14 +47,19 @@ bool manifest_is_complete(const char *folder, const json_t *manifest, char *prob
     return json_object_size(files) > 0;
 }
 
-#define COUNT(key, type, field) { key, type, NULL, NAN, 0, LONGS, NULL, offsetof(TrainState, field), NULL, NULL }
+#define COUNT(key, type, field) \
+    { key, type, NULL, NAN, 0, LONGS, NULL, offsetof(TrainState, field), NULL, NULL }
 static const ConfigKey counts[] = {
-    COUNT("step", LONG, step), COUNT("tokens", LONG, tokens), COUNT("updates", LONG, updates),
-    COUNT("loader.epoch", U64, loader.epoch), COUNT("loader.instance", U64, loader.instance),
+    COUNT("step", LONG, step),
+    COUNT("tokens", LONG, tokens),
+    COUNT("updates", LONG, updates),
+    COUNT("loader.epoch", U64, loader.epoch),
+    COUNT("loader.instance", U64, loader.instance),
 };
 
 /* `key` of `object`; errors call it `name`. */
-static uint64_t hexadecimal(const json_t *object, const char *key, const char *name, const char *path)
+static uint64_t hexadecimal(const json_t *object, const char *key, const char *name,
+                            const char *path)
 {
     const json_t *value = json_object_get(object, key);
     const char *digits = json_string_value(value);
@@ -64,7 +76,8 @@ static void read_spikes(SpikeWindow *w, const json_t *spikes, const char *path)
     const char *grad_norm = json_string_value(json_object_get(spikes, "grad_norm"));
     w->count = loss ? spikes_parse(w->loss, loss) : -1;
     if (w->count < 0 || !grad_norm || spikes_parse(w->grad_norm, grad_norm) != w->count)
-        die("%s: spikes: expected up to %d numbers in loss and as many in grad_norm", path, (int)SPIKES_WINDOW);
+        die("%s: spikes: expected up to %d numbers in loss and as many in grad_norm", path,
+            (int)SPIKES_WINDOW);
 }
 
 #define MIXED(key, offset) { key, U64, NULL, NAN, 0, LONGS, NULL, offset, NULL, NULL }
@@ -73,25 +86,29 @@ static void read_spikes(SpikeWindow *w, const json_t *spikes, const char *path)
 /* Sources in the order of the file: those of its mixture are the first. */
 static void read_mix(TrainState *s, const json_t *mix, const char *path)
 {
-    static const ConfigKey position_keys[] = { MIXED("epoch", POSITION(epoch)), MIXED("instance", POSITION(instance)),
+    static const ConfigKey position_keys[] = { MIXED("epoch", POSITION(epoch)),
+                                               MIXED("instance", POSITION(instance)),
                                                MIXED("mixed", POSITION(mixed)) };
     static const ConfigKey weight_key = MIXED("weight", offsetof(MixedSource, weight));
     const char *name;
     json_t *source;
     if (mix && (!json_is_object(mix) || json_object_size(mix) > MIX_MOST))
         die("%s: mix: expected up to %d sources", path, (int)MIX_MOST);
-    json_object_foreach((json_t *)mix, name, source) {
+    json_object_foreach((json_t *)mix, name, source)
+    {
         MixedSource *m = &s->mix[s->num_mix];
         if (strlen(name) >= MIX_NAME)
-            die("%s: mix: expected names of up to %d bytes, found '%s'", path, (int)MIX_NAME - 1, name);
+            die("%s: mix: expected names of up to %d bytes, found '%s'", path, (int)MIX_NAME - 1,
+                name);
         strcpy(m->name, name);
         char *key = xasprintf("mix.%s", name);
         value_parse_json(m, &weight_key, json_object_get(source, "weight"), path, key);
         for (size_t i = 0; i < sizeof position_keys / sizeof position_keys[0]; i++)
-            value_parse_json(&s->loader.source[s->num_mix], &position_keys[i], json_object_get(source, position_keys[i].name), path,
-                             key);
+            value_parse_json(&s->loader.source[s->num_mix], &position_keys[i],
+                             json_object_get(source, position_keys[i].name), path, key);
         m->fingerprint = hexadecimal(source, "fingerprint", key, path);
-        m->content = (DataHashes){ hexadecimal(source, "paths", key, path), hexadecimal(source, "label_mask_paths", key, path) };
+        m->content = (DataHashes){ hexadecimal(source, "paths", key, path),
+                                   hexadecimal(source, "label_mask_paths", key, path) };
         s->num_mix++;
         free(key);
     }
@@ -100,14 +117,17 @@ static void read_mix(TrainState *s, const json_t *mix, const char *path)
 uint64_t manifest_base(const json_t *manifest, const char *folder)
 {
     char *path = xasprintf("%s/trainer.json", folder);
-    const uint64_t base = json_object_get(manifest, "base_sample") ? hexadecimal(manifest, "base_sample", "base_sample", path) : 0;
+    const uint64_t base = json_object_get(manifest, "base_sample")
+                              ? hexadecimal(manifest, "base_sample", "base_sample", path)
+                              : 0;
     free(path);
     return base;
 }
 
 static void read_average(TrainState *s, const json_t *average, const char *path)
 {
-    static const ConfigKey keys[] = { COUNT("last", LONG, average.last), COUNT("every", LONG, average.every),
+    static const ConfigKey keys[] = { COUNT("last", LONG, average.last),
+                                      COUNT("every", LONG, average.every),
                                       COUNT("count", LONG, average.count) };
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
         value_parse_json(s, &keys[i], json_object_get(average, keys[i].name), path, "average");
@@ -117,17 +137,21 @@ static void read_average(TrainState *s, const json_t *average, const char *path)
 void manifest_state(TrainState *s, const json_t *manifest, const char *folder)
 {
     char *path = xasprintf("%s/trainer.json", folder);
-    const json_t *loader = json_object_get(manifest, "loader"), *sample = json_object_get(manifest, "data_sample");
+    const json_t *loader = json_object_get(manifest, "loader"),
+                 *sample = json_object_get(manifest, "data_sample");
     const json_t *spikes = json_object_get(manifest, "spikes");
     *s = (TrainState){ 0 };
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
         const char *name = counts[i].name, *dot = strchr(name, '.');
-        value_parse_json(s, &counts[i], json_object_get(dot ? loader : manifest, dot ? dot + 1 : name), path, name);
+        value_parse_json(s, &counts[i],
+                         json_object_get(dot ? loader : manifest, dot ? dot + 1 : name), path,
+                         name);
     }
     s->fingerprint = hexadecimal(manifest, "data_fingerprint", "data_fingerprint", path);
     if (sample)
         s->content = (DataHashes){ hexadecimal(sample, "paths", "data_sample.paths", path),
-                                   hexadecimal(sample, "label_mask_paths", "data_sample.label_mask_paths", path) };
+                                   hexadecimal(sample, "label_mask_paths",
+                                               "data_sample.label_mask_paths", path) };
     read_mix(s, json_object_get(manifest, "mix"), path);
     if (json_object_get(manifest, "average"))
         read_average(s, json_object_get(manifest, "average"), path);

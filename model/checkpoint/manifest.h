@@ -4,11 +4,13 @@
 
 #include "model/checkpoint/checkpoint.h"
 
-/* Whether every file of the manifest exists with its full size; if not, `problem` describes the first that does not. */
+/* Whether every file of the manifest exists with its full size; if not, `problem` describes the
+ * first that does not. */
 bool manifest_is_complete(const char *folder, const json_t *manifest, char *problem, size_t size);
 
 /* TrainState.base_fingerprint; 0: an old checkpoint without it. */
 uint64_t manifest_base(const json_t *manifest, const char *folder);
 
-/* The rest of TrainState. Dies on a value that is missing or impossible, naming file, key, expected, found. */
+/* The rest of TrainState. Dies on a value that is missing or impossible, naming file, key,
+ * expected, found. */
 void manifest_state(TrainState *s, const json_t *manifest, const char *folder);

@@ -3,15 +3,16 @@
 #include <stddef.h>
 
 typedef struct {
-    float *a, *b;           /* (rank, stride) and (rows, rank), padded with 0 */
-    int    rank;
+    float *a, *b; /* (rank, stride) and (rows, rank), padded with 0 */
+    int rank;
     size_t cols, stride;
-    float  scale;
+    float scale;
 } Merge;
 
 /* Copies A (rank, cols) and B (rows, rank). */
-Merge merge_open (const float *a, const float *b, int rank, size_t rows, size_t cols, float scale);
-void  merge_close(Merge *m);
+Merge merge_open(const float *a, const float *b, int rank, size_t rows, size_t cols, float scale);
+void merge_close(Merge *m);
 
-/* y = y + scale * (B A) for n elements from `first` on, row-major. Sums are in F32, in the order of the rank. */
-void  merge_add  (float *y, const Merge *m, size_t first, size_t n);
+/* y = y + scale * (B A) for n elements from `first` on, row-major. Sums are in F32, in the order of
+ * the rank. */
+void merge_add(float *y, const Merge *m, size_t first, size_t n);

@@ -1,13 +1,13 @@
-/* safetensors [huggingface.co/docs/safetensors]: u64 length N of the header, little endian; N bytes of JSON, padded
- * with spaces to a multiple of 8: {"name": {"dtype", "shape", "data_offsets": [begin, end)}, ...}, offsets from the
- * end of the header; then the data, which the tensors cover without holes. "__metadata__" has strings and is
- * skipped.
+/* safetensors [huggingface.co/docs/safetensors]: u64 length N of the header, little endian; N bytes
+ * of JSON, padded with spaces to a multiple of 8: {"name": {"dtype", "shape", "data_offsets":
+ * [begin, end)}, ...}, offsets from the end of the header; then the data, which the tensors cover
+ * without holes. "__metadata__" has strings and is skipped.
  *
- * The file may be damaged, so offsets and shapes are checked before use; sizes are compared by division, because a
- * product could overflow.
+ * The file may be damaged, so offsets and shapes are checked before use; sizes are compared by
+ * division, because a product could overflow.
  *
- * Data may be written by a thread, which must not end the program: functions that write return false on an error and
- * store the reason in the SafeFile. */
+ * Data may be written by a thread, which must not end the program: functions that write return
+ * false on an error and store the reason in the SafeFile. */
 #include "model/checkpoint/safetensors.h"
 
 #include <errno.h>
@@ -26,15 +26,18 @@
 #include "kernels/runtime/watchdog.h"
 #include "model/checkpoint/folder.h"
 
-enum { MAX_HEADER = 100000000 };      /* of the reference implementation */
+enum { MAX_HEADER = 100000000 };        /* of the reference implementation */
 static const size_t SYNCED = 256 << 20; /* bytes written between two fsyncs */
 
 size_t safetensors_dtype_size(const char *dtype)
 {
-    static const struct { const char *name; size_t size; } table[] = {
-        { "F64", 8 }, { "I64", 8 }, { "U64", 8 }, { "F32", 4 }, { "I32", 4 }, { "U32", 4 }, { "BF16", 2 },
-        { "F16", 2 }, { "I16", 2 }, { "U16", 2 }, { "F8_E4M3", 1 }, { "F8_E5M2", 1 }, { "I8", 1 }, { "U8", 1 },
-        { "BOOL", 1 },
+    static const struct {
+        const char *name;
+        size_t size;
+    } table[] = {
+        { "F64", 8 },     { "I64", 8 },     { "U64", 8 }, { "F32", 4 }, { "I32", 4 },
+        { "U32", 4 },     { "BF16", 2 },    { "F16", 2 }, { "I16", 2 }, { "U16", 2 },
+        { "F8_E4M3", 1 }, { "F8_E5M2", 1 }, { "I8", 1 },  { "U8", 1 },  { "BOOL", 1 },
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
         if (strcmp(dtype, table[i].name) == 0)
@@ -51,7 +54,8 @@ static void read_all(const SafeFile *f, void *dst, size_t bytes, size_t at)
         if (n < 0)
             die("%s: cannot read %zu bytes at offset %zu: %s", f->path, bytes, at, strerror(errno));
         if (n == 0)
-            die("%s: ends at byte %zu, %zu more bytes were expected; copy the file again", f->path, at, bytes);
+            die("%s: ends at byte %zu, %zu more bytes were expected; copy the file again", f->path,
+                at, bytes);
         dst = (char *)dst + n;
         at += (size_t)n;
         bytes -= (size_t)n;
@@ -63,7 +67,8 @@ static bool give_up(SafeFile *f, const char *what)
 {
     char reason[256];
     free(f->problem);
-    if (asprintf(&f->problem, "%s: cannot %s: %s", f->path, what, strerror_r(errno, reason, sizeof reason)) < 0)
+    if (asprintf(&f->problem, "%s: cannot %s: %s", f->path, what,
+                 strerror_r(errno, reason, sizeof reason)) < 0)
         f->problem = strdup("out of host memory");
     return false;
 }
@@ -88,12 +93,13 @@ static bool write_all(SafeFile *f, const void *src, size_t bytes, size_t at)
     return true;
 }
 
-/* ---- reading ---------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static size_t json_size(const SafeFile *f, const char *name, const json_t *value)
 {
     if (!json_is_integer(value) || json_integer_value(value) < 0)
-        die("%s: tensor %s: the header has a size or offset that is not an integer >= 0", f->path, name);
+        die("%s: tensor %s: the header has a size or offset that is not an integer >= 0", f->path,
+            name);
     return (size_t)json_integer_value(value);
 }
 
@@ -117,12 +123,15 @@ static bool shape_fits(const SafeTensor *t, size_t size)
 static void parse_tensor(const SafeFile *f, SafeTensor *t, const char *name, json_t *entry)
 {
     const char *dtype = json_string_value(json_object_get(entry, "dtype"));
-    const json_t *shape = json_object_get(entry, "shape"), *offsets = json_object_get(entry, "data_offsets");
-    if (!dtype || strlen(dtype) >= sizeof t->dtype || !json_is_array(shape) || json_array_size(offsets) != 2)
-        die("%s: tensor %s: the header needs \"dtype\", \"shape\" and two \"data_offsets\"", f->path, name);
+    const json_t *shape = json_object_get(entry, "shape"),
+                 *offsets = json_object_get(entry, "data_offsets");
+    if (!dtype || strlen(dtype) >= sizeof t->dtype || !json_is_array(shape) ||
+        json_array_size(offsets) != 2)
+        die("%s: tensor %s: the header needs \"dtype\", \"shape\" and two \"data_offsets\"",
+            f->path, name);
     if (json_array_size(shape) > SAFE_DIMS)
-        die("%s: tensor %s has %zu dimensions, at most %d are read", f->path, name, json_array_size(shape),
-            SAFE_DIMS);
+        die("%s: tensor %s has %zu dimensions, at most %d are read", f->path, name,
+            json_array_size(shape), SAFE_DIMS);
 
     t->name = strdup(name);
     strcpy(t->dtype, dtype);
@@ -133,7 +142,8 @@ static void parse_tensor(const SafeFile *f, SafeTensor *t, const char *name, jso
     t->end = json_size(f, name, json_array_get(offsets, 1));
     size_t size = safetensors_dtype_size(dtype);
     if (t->end < t->begin || (size && !shape_fits(t, size)))
-        die("%s: tensor %s: bytes %zu to %zu do not hold its shape in %s", f->path, name, t->begin, t->end, dtype);
+        die("%s: tensor %s: bytes %zu to %zu do not hold its shape in %s", f->path, name, t->begin,
+            t->end, dtype);
 }
 
 static int by_begin(const void *a, const void *b)
@@ -152,12 +162,13 @@ static void check_cover(SafeFile *f)
     for (int i = 0; i < f->count; i++) {
         const SafeTensor *t = &f->tensor[i];
         if (t->begin != at)
-            die("%s: tensor %s starts at byte %zu of the data, expected %zu: the header is damaged", f->path, t->name,
-                t->begin, at);
+            die("%s: tensor %s starts at byte %zu of the data, expected %zu: the header is damaged",
+                f->path, t->name, t->begin, at);
         at = t->end;
     }
     if (at != f->bytes)
-        die("%s: the header describes %zu bytes of data, the file has %zu; it is truncated or damaged: copy it again",
+        die("%s: the header describes %zu bytes of data, the file has %zu; it is truncated or "
+            "damaged: copy it again",
             f->path, at, f->bytes);
 }
 
@@ -170,9 +181,8 @@ static void parse_header(SafeFile *f, const char *text, size_t length)
     f->tensor = xcalloc(json_object_size(header), sizeof *f->tensor);
     const char *name;
     json_t *entry;
-    json_object_foreach(header, name, entry)
-        if (strcmp(name, "__metadata__") != 0)
-            parse_tensor(f, &f->tensor[f->count++], name, entry);
+    json_object_foreach(header, name, entry) if (strcmp(name, "__metadata__") != 0)
+        parse_tensor(f, &f->tensor[f->count++], name, entry);
     json_decref(header);
     check_cover(f);
 }
@@ -195,8 +205,10 @@ SafeFile *safetensors_open(const char *path)
             length = length << 8 | raw[i];
     }
     if (file_bytes >= sizeof raw && memcmp(raw, "version ", sizeof raw) == 0)
-        die("%s: this is a Git LFS pointer, not the file itself; get the file with git lfs pull", path);
-    if (file_bytes < sizeof raw || length < 2 || length > MAX_HEADER || length > file_bytes - sizeof raw)
+        die("%s: this is a Git LFS pointer, not the file itself; get the file with git lfs pull",
+            path);
+    if (file_bytes < sizeof raw || length < 2 || length > MAX_HEADER ||
+        length > file_bytes - sizeof raw)
         die("%s: no safetensors file, or truncated: %zu bytes, header of %llu", path, file_bytes,
             (unsigned long long)length);
     f->data = sizeof raw + length;
@@ -235,11 +247,12 @@ Found safetensors_find_ending(SafeFile *const *file, int count, const char *end)
 
 void safetensors_read(const SafeFile *f, void *dst, const SafeTensor *t, size_t at, size_t bytes)
 {
-    CHECK(at + bytes <= t->end - t->begin, "%s: bytes %zu to %zu of %s", f->path, at, at + bytes, t->name);
+    CHECK(at + bytes <= t->end - t->begin, "%s: bytes %zu to %zu of %s", f->path, at, at + bytes,
+          t->name);
     read_all(f, dst, bytes, f->data + t->begin + at);
 }
 
-/* ---- writing ---------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 SafeFile *safetensors_new(const char *path)
 {
@@ -249,9 +262,11 @@ SafeFile *safetensors_new(const char *path)
     return f;
 }
 
-void safetensors_add(SafeFile *f, const char *name, const char *dtype, int dims, const size_t *shape)
+void safetensors_add(SafeFile *f, const char *name, const char *dtype, int dims,
+                     const size_t *shape)
 {
-    CHECK(dims <= SAFE_DIMS && safetensors_dtype_size(dtype), "%s: %s with %d dimensions", name, dtype, dims);
+    CHECK(dims <= SAFE_DIMS && safetensors_dtype_size(dtype), "%s: %s with %d dimensions", name,
+          dtype, dims);
     f->tensor = xrealloc(f->tensor, (size_t)(f->count + 1) * sizeof *f->tensor);
     SafeTensor *t = &f->tensor[f->count++];
     *t = (SafeTensor){ .name = strdup(name), .dims = dims, .end = safetensors_dtype_size(dtype) };
@@ -284,8 +299,9 @@ static json_t *describe(const SafeFile *f)
         json_t *shape = json_array();
         for (int d = 0; d < t->dims; d++)
             json_array_append_new(shape, json_integer((json_int_t)t->shape[d]));
-        json_object_set_new(header, t->name, json_pack("{s:s, s:o, s:[II]}", "dtype", t->dtype, "shape", shape,
-                            "data_offsets", (json_int_t)t->begin, (json_int_t)t->end));
+        json_object_set_new(header, t->name,
+                            json_pack("{s:s, s:o, s:[II]}", "dtype", t->dtype, "shape", shape,
+                                      "data_offsets", (json_int_t)t->begin, (json_int_t)t->end));
     }
     return header;
 }
@@ -342,7 +358,8 @@ void safetensors_create(SafeFile *f)
 /* Syncs regularly: otherwise the last fsync could take minutes without a beat for the watchdog. */
 bool safetensors_write(SafeFile *f, const SafeTensor *t, size_t at, const void *src, size_t bytes)
 {
-    CHECK(at + bytes <= t->end - t->begin, "%s: bytes %zu to %zu of %s", f->path, at, at + bytes, t->name);
+    CHECK(at + bytes <= t->end - t->begin, "%s: bytes %zu to %zu of %s", f->path, at, at + bytes,
+          t->name);
     for (size_t done = 0, n; done < bytes; done += n) {
         n = bytes - done < SYNCED ? bytes - done : SYNCED;
         beat(f);

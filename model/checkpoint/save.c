@@ -2,14 +2,15 @@
  *
  *   IDLE -checkpoint_begin-> WRITING -checkpoint_poll or checkpoint_finish-> IDLE
  *
- * checkpoint_begin copies this rank's part to host memory, and training continues while a thread per rank writes it
- * to disk; the host memory is allocated by the first save and reused. Every rank knows without communication whether
- * a save is in progress. The thread calls neither MPI nor the device and never dies: it stores its error, which the
- * main thread reports. When all ranks have written, rank 0 publishes.
+ * checkpoint_begin copies this rank's part to host memory, and training continues while a thread
+ * per rank writes it to disk; the host memory is allocated by the first save and reused. Every rank
+ * knows without communication whether a save is in progress. The thread calls neither MPI nor the
+ * device and never dies: it stores its error, which the main thread reports. When all ranks have
+ * written, rank 0 publishes.
  *
- * The manifest is the last file written into stepN.tmp; stepN.tmp becomes stepN when all of it is on disk. So a crash
- * at any moment leaves the last complete checkpoint. Non-finite state is never saved, and a save can be dropped until
- * it is published. */
+ * The manifest is the last file written into stepN.tmp; stepN.tmp becomes stepN when all of it is
+ * on disk. So a crash at any moment leaves the last complete checkpoint. Non-finite state is never
+ * saved, and a save can be dropped until it is published. */
 #include "model/checkpoint/checkpoint.h"
 
 #include <inttypes.h>
@@ -35,26 +36,27 @@
 #include "model/config/hf.h"
 #include "model/config/table.h"
 
-typedef enum { SAVE_STEP, SAVE_ASIDE, SAVE_AVERAGE } SaveKind;       /* step<N>, step<N>-aborted, step<N>-average */
+/* step<N>, step<N>-aborted, step<N>-average */
+typedef enum { SAVE_STEP, SAVE_ASIDE, SAVE_AVERAGE } SaveKind;
 
 static struct {
-    const Config *config;      /* NULL: no save in progress */
-    TrainState  state;
-    char       *folder;        /* stepN.tmp */
-    Layout      model;         /* or, if there are any, only the adapters */
-    Layout      optimizer;
-    Range      *own;
-    char       *snapshot;      /* this rank's part of `model`, then of `optimizer` */
-    size_t      capacity;      /* of snapshot, bytes */
-    pthread_t   writer;
-    atomic_bool written;       /* the writer has ended and set problem and seconds */
-    SaveKind    kind;
-    const char *problem;       /* NULL: it is on disk */
-    double      seconds;       /* of the writer */
-    double      paused;        /* seconds that training waited */
+    const Config *config; /* NULL: no save in progress */
+    TrainState state;
+    char *folder; /* stepN.tmp */
+    Layout model; /* or, if there are any, only the adapters */
+    Layout optimizer;
+    Range *own;
+    char *snapshot;  /* this rank's part of `model`, then of `optimizer` */
+    size_t capacity; /* of snapshot, bytes */
+    pthread_t writer;
+    atomic_bool written; /* the writer has ended and set problem and seconds */
+    SaveKind kind;
+    const char *problem; /* NULL: it is on disk */
+    double seconds;      /* of the writer */
+    double paused;       /* seconds that training waited */
 } save;
 
-/* ---- descriptions ----------------------------------------------------------------------------------------- */
+/* ---- descriptions ---------------------------------------------------------------------------- */
 
 static const char *base_name(const char *path)
 {
@@ -125,13 +127,15 @@ static json_t *mixed_sources(const TrainState *s)
 {
     json_t *all = json_object();
     for (int i = 0; i < s->num_mix; i++) {
-        const MixedSource    *m = &s->mix[i];
+        const MixedSource *m = &s->mix[i];
         const SourcePosition *p = &s->loader.source[i];
-        json_object_set_new(all, m->name,
-                            json_pack("{s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "weight", (json_int_t)m->weight,
-                                      "epoch", (json_int_t)p->epoch, "instance", (json_int_t)p->instance,
-                                      "mixed", (json_int_t)p->mixed, "fingerprint", hexadecimal(m->fingerprint),
-                                      "paths", hexadecimal(m->content.tokens), "label_mask_paths", hexadecimal(m->content.masks)));
+        json_object_set_new(
+            all, m->name,
+            json_pack("{s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "weight", (json_int_t)m->weight,
+                      "epoch", (json_int_t)p->epoch, "instance", (json_int_t)p->instance, "mixed",
+                      (json_int_t)p->mixed, "fingerprint", hexadecimal(m->fingerprint), "paths",
+                      hexadecimal(m->content.tokens), "label_mask_paths",
+                      hexadecimal(m->content.masks)));
     }
     return all;
 }
@@ -142,21 +146,23 @@ static json_t *manifest(json_t *files, json_t *sums)
     const TrainState *s = &save.state;
     list_sums(sums, &save.model);
     list_sums(sums, &save.optimizer);
-    json_t *o = json_pack("{s:i, s:I, s:I, s:I, s:{s:I, s:I}, s:o, s:{s:o, s:o}, s:o, s:o, s:i, s:o, s:o}", "format_version",
-                          CHECKPOINT_VERSION, "step", (json_int_t)s->step, "tokens", (json_int_t)s->tokens,
-                          "updates", (json_int_t)s->updates, "loader", "epoch", (json_int_t)s->loader.epoch,
-                          "instance", (json_int_t)s->loader.instance,
-                          "data_fingerprint", hexadecimal(s->fingerprint), "data_sample", "paths", hexadecimal(s->content.tokens),
-                          "label_mask_paths", hexadecimal(s->content.masks),
-                          "spikes", spikes(&s->spikes), "format", config_columns(save.config), "world_size", comm_size(),
-                          "files", files, "crc32c", sums);
+    json_t *o = json_pack(
+        "{s:i, s:I, s:I, s:I, s:{s:I, s:I}, s:o, s:{s:o, s:o}, s:o, s:o, s:i, s:o, s:o}",
+        "format_version", CHECKPOINT_VERSION, "step", (json_int_t)s->step, "tokens",
+        (json_int_t)s->tokens, "updates", (json_int_t)s->updates, "loader", "epoch",
+        (json_int_t)s->loader.epoch, "instance", (json_int_t)s->loader.instance, "data_fingerprint",
+        hexadecimal(s->fingerprint), "data_sample", "paths", hexadecimal(s->content.tokens),
+        "label_mask_paths", hexadecimal(s->content.masks), "spikes", spikes(&s->spikes), "format",
+        config_columns(save.config), "world_size", comm_size(), "files", files, "crc32c", sums);
     const SavedAs as = save.kind == SAVE_ASIDE ? SAVED_ABORTED : saved_as_of(save.config, s->step);
     json_object_set_new(o, "saved_as", json_string(saved_as_name(as)));
     if (s->num_mix > 0)
         json_object_set_new(o, "mix", mixed_sources(s));
     if (s->average.last > 0)
-        json_object_set_new(o, "average", json_pack("{s:I, s:I, s:I}", "last", (json_int_t)s->average.last, "every",
-                                                    (json_int_t)s->average.every, "count", (json_int_t)s->average.count));
+        json_object_set_new(o, "average",
+                            json_pack("{s:I, s:I, s:I}", "last", (json_int_t)s->average.last,
+                                      "every", (json_int_t)s->average.every, "count",
+                                      (json_int_t)s->average.count));
     if (s->base_fingerprint)
         json_object_set_new(o, "base_sample", hexadecimal(s->base_fingerprint));
     return o;
@@ -181,23 +187,27 @@ static size_t write_descriptions(void)
     const Config *c = save.config;
     json_t *files = json_object(), *map = json_object(), *sums = json_object();
     size_t bytes = list_files(files, &save.model) + list_files(files, &save.optimizer);
-    const size_t tower = c->model.lora.rank > 0 ? 0 : tower_write(save.folder, map, files, sums);      /* else the base has it */
+    /* else the base has it */
+    const size_t tower = c->model.lora.rank > 0 ? 0 : tower_write(save.folder, map, files, sums);
     json_t *config = hf_config(&c->model, c->recipe.master.dtype);
     tokenizer_files_complete_config(config);
-    if (c->model.lora.rank > 0) {           /* with a config.json the folder would be a model */
+    if (c->model.lora.rank > 0) { /* with a config.json the folder would be a model */
         tokenizer_files_keep_eos(config);
         json_decref(config);
         write_adapter_config(c);
     } else
         write_json("config.json", config);
     if (save.model.num_files > 1 || tower > 0)
-        write_json("model.safetensors.index.json", index_of(&save.model, json_incref(map), (json_int_t)tower));
+        write_json("model.safetensors.index.json",
+                   index_of(&save.model, json_incref(map), (json_int_t)tower));
     json_decref(map);
     tokenizer_files_write(save.folder);
     if (save.kind == SAVE_AVERAGE) {
         const TrainState *s = &save.state;
-        write_json("average.json", json_pack("{s:I, s:I, s:I, s:I}", "step", (json_int_t)s->step, "tokens", (json_int_t)s->tokens,
-                                             "last", (json_int_t)s->average.last, "every", (json_int_t)s->average.every));
+        write_json("average.json",
+                   json_pack("{s:I, s:I, s:I, s:I}", "step", (json_int_t)s->step, "tokens",
+                             (json_int_t)s->tokens, "last", (json_int_t)s->average.last, "every",
+                             (json_int_t)s->average.every));
         json_decref(files);
         json_decref(sums);
         return bytes + tower;
@@ -207,14 +217,15 @@ static size_t write_descriptions(void)
     return bytes + tower;
 }
 
-/* ---- the writer ------------------------------------------------------------------------------------------- */
+/* ---- the writer ------------------------------------------------------------------------------ */
 
 static void *write_snapshot(void *unused)
 {
     double start = clock_seconds();
     save.problem = layout_write(&save.model, save.own, save.snapshot);
     if (!save.problem)
-        save.problem = layout_write(&save.optimizer, save.own, save.snapshot + layout_bytes(&save.model, save.own));
+        save.problem = layout_write(&save.optimizer, save.own,
+                                    save.snapshot + layout_bytes(&save.model, save.own));
     save.seconds = clock_seconds() - start;
     atomic_store(&save.written, true);
     watchdog_beat(WORKER_SAVE, NULL);
@@ -237,17 +248,19 @@ static bool all_written(void)
     double x[3] = { !written, failed, written ? save.seconds : 0 };
     comm_max(x, 3);
     if (failed)
-        die("%s; the checkpoint of step %ld is lost, earlier ones are unchanged. Free space or choose another "
-            "save_folder, and continue with --try_load_latest_save", save.problem, save.state.step);
+        die("%s; the checkpoint of step %ld is lost, earlier ones are unchanged. Free space or "
+            "choose another "
+            "save_folder, and continue with --try_load_latest_save",
+            save.problem, save.state.step);
     if (x[1] > 0)
-        comm_barrier();         /* the rank that failed reports, then ends all */
+        comm_barrier(); /* the rank that failed reports, then ends all */
     if (x[0] > 0)
         return false;
     save.seconds = x[2];
     return true;
 }
 
-/* ---- saving ----------------------------------------------------------------------------------------------- */
+/* ---- saving ---------------------------------------------------------------------------------- */
 
 static void open_files(void)
 {
@@ -263,7 +276,8 @@ static void open_files(void)
 
 static void take_snapshot(const ParamStore *store)
 {
-    size_t model = layout_bytes(&save.model, save.own), bytes = model + layout_bytes(&save.optimizer, save.own);
+    size_t model = layout_bytes(&save.model, save.own),
+           bytes = model + layout_bytes(&save.optimizer, save.own);
     if (bytes > save.capacity) {
         device_host_free(save.snapshot);
         save.snapshot = device_host_alloc(bytes, NULL);
@@ -279,9 +293,11 @@ static void die_if_not_finite(const ParamStore *store)
     if (!name)
         name = layout_not_finite(&save.optimizer, store);
     if (name)
-        die("step %ld: %s holds a value that is not finite (or, in exp_avg_sq, is negative), so the model is not saved; %s. Lower "
-            "optimizer.learning_rate, clip gradients (max_grad_norm) or look at the data of the last steps", save.state.step, name,
-            folder_say_latest(save.config->save_folder));
+        die("step %ld: %s holds a value that is not finite (or, in exp_avg_sq, is negative), so "
+            "the model is not saved; %s. Lower "
+            "optimizer.learning_rate, clip gradients (max_grad_norm) or look at the data of the "
+            "last steps",
+            save.state.step, name, folder_say_latest(save.config->save_folder));
 }
 
 /* The path of the folder to write, on all ranks; rank 0 chooses a free name. */
@@ -296,7 +312,8 @@ static char *choose_folder(const char *save_folder, long step)
 }
 
 /* SAVE_ASIDE: also values that are not finite. SAVE_AVERAGE: no optimizer. */
-static void begin(const Config *c, const ParamStore *store, const TrainState *s, size_t file_limit, SaveKind kind)
+static void begin(const Config *c, const ParamStore *store, const TrainState *s, size_t file_limit,
+                  SaveKind kind)
 {
     double start = clock_seconds();
     checkpoint_finish();
@@ -304,8 +321,11 @@ static void begin(const Config *c, const ParamStore *store, const TrainState *s,
     save.state = *s;
     save.kind = kind;
     save.folder = choose_folder(c->save_folder, s->step);
-    save.model = layout_make(save.folder, c->model.lora.rank > 0 ? LAYOUT_ADAPTER : LAYOUT_MODEL, store, file_limit);
-    save.optimizer = kind == SAVE_AVERAGE ? (Layout){ 0 } : layout_make(save.folder, LAYOUT_OPTIMIZER, store, file_limit);
+    save.model = layout_make(save.folder, c->model.lora.rank > 0 ? LAYOUT_ADAPTER : LAYOUT_MODEL,
+                             store, file_limit);
+    save.optimizer = kind == SAVE_AVERAGE
+                         ? (Layout){ 0 }
+                         : layout_make(save.folder, LAYOUT_OPTIMIZER, store, file_limit);
     if (kind != SAVE_ASIDE)
         die_if_not_finite(store);
     save.own = layout_ranges(store);
@@ -315,7 +335,8 @@ static void begin(const Config *c, const ParamStore *store, const TrainState *s,
     save.paused = clock_seconds() - start;
 }
 
-void checkpoint_begin(const Config *c, const ParamStore *store, const TrainState *s, size_t file_limit)
+void checkpoint_begin(const Config *c, const ParamStore *store, const TrainState *s,
+                      size_t file_limit)
 {
     begin(c, store, s, file_limit, SAVE_STEP);
 }
@@ -346,10 +367,11 @@ static char *publish(void)
             folder_publish(c->save_folder, save.state.step);
         else {
             free(path);
-            path = (save.kind == SAVE_ASIDE ? folder_set_aside : folder_put_average)(c->save_folder, save.state.step);
+            path = (save.kind == SAVE_ASIDE ? folder_set_aside
+                                            : folder_put_average)(c->save_folder, save.state.step);
         }
-        printf("saved %s: %.3g GiB, training paused %.2f s, written in %.2f s\n", path, (double)bytes / 0x1p30, save.paused,
-               save.seconds);
+        printf("saved %s: %.3g GiB, training paused %.2f s, written in %.2f s\n", path,
+               (double)bytes / 0x1p30, save.paused, save.seconds);
         fflush(stdout);
         if (save.kind == SAVE_STEP)
             checkpoint_prune(c);
@@ -367,7 +389,8 @@ bool checkpoint_poll(void)
     return true;
 }
 
-/* Polls instead of blocking in a collective, in which the watchdog could not tell a rank that still writes from one that hangs. */
+/* Polls instead of blocking in a collective, in which the watchdog could not tell a rank that still
+ * writes from one that hangs. */
 static void wait_for_writers(void)
 {
     watchdog_wait_for(WORKER_SAVE);
@@ -392,19 +415,22 @@ void checkpoint_drop(void)
         return;
     wait_for_writers();
     close_save();
-    comm_barrier();             /* NFS renames a deleted file that is still open, which keeps the folder */
+    /* NFS renames a deleted file that is still open, which keeps the folder */
+    comm_barrier();
     if (comm_rank() == 0)
         folder_clean(c->save_folder);
 }
 
-char *checkpoint_set_aside(const Config *c, const ParamStore *store, const TrainState *s, size_t file_limit)
+char *checkpoint_set_aside(const Config *c, const ParamStore *store, const TrainState *s,
+                           size_t file_limit)
 {
     begin(c, store, s, file_limit, SAVE_ASIDE);
     wait_for_writers();
     return publish();
 }
 
-void checkpoint_write_average(const Config *c, const ParamStore *store, const TrainState *s, size_t file_limit)
+void checkpoint_write_average(const Config *c, const ParamStore *store, const TrainState *s,
+                              size_t file_limit)
 {
     begin(c, store, s, file_limit, SAVE_AVERAGE);
     wait_for_writers();

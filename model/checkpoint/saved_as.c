@@ -9,7 +9,8 @@
 #include "model/config/files.h"
 #include "model/config/yaml.h"
 
-static const char *const names[NUM_SAVED_AS] = { NULL, "permanent", "interval", "ephemeral", "aborted" };
+static const char *const names[NUM_SAVED_AS] = { NULL, "permanent", "interval", "ephemeral",
+                                                 "aborted" };
 
 const char *saved_as_name(SavedAs s)
 {
@@ -63,7 +64,10 @@ bool saved_as_ours(const char *folder)
 }
 
 /* For read_yaml within error_catch: the file may be invalid. */
-typedef struct { const char *path; YamlNode *root; } Reading;
+typedef struct {
+    const char *path;
+    YamlNode *root;
+} Reading;
 
 static void read_yaml(void *what)
 {
@@ -78,8 +82,9 @@ int saved_as_in(const char *folder, const char *save_folder)
     if (is_file(path))
         free(error_catch(read_yaml, &r));
     const YamlNode *n = r.root ? yaml_find(r.root, "save_folder") : NULL;
-    int in = n && n->text ? strcmp(n->text, save_folder) == 0 || file_is_same(n->text, save_folder) : -1;
-    if (in == 1 && n->text[0] != '/')           /* another project may have the same runs/a */
+    int in =
+        n && n->text ? strcmp(n->text, save_folder) == 0 || file_is_same(n->text, save_folder) : -1;
+    if (in == 1 && n->text[0] != '/') /* another project may have the same runs/a */
         in = -1;
     yaml_free(r.root);
     free(path);

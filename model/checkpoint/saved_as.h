@@ -1,23 +1,24 @@
-/* How long a checkpoint is kept: decided by the settings when it was saved, and stored in its trainer.json. */
+/* How long a checkpoint is kept: decided by the settings when it was saved, and stored in its
+ * trainer.json. */
 #pragma once
 #include "model/config.h"
 
 typedef enum {
-    SAVED_UNKNOWN,          /* not stored, or not our checkpoint */
-    SAVED_PERMANENT,        /* kept: of save_interval_unsharded, or all are kept */
-    SAVED_INTERVAL,         /* one of save_num_checkpoints_to_keep */
-    SAVED_EPHEMERAL,        /* the next one replaces it */
-    SAVED_ABORTED,          /* step<N>-aborted */
+    SAVED_UNKNOWN,   /* not stored, or not our checkpoint */
+    SAVED_PERMANENT, /* kept: of save_interval_unsharded, or all are kept */
+    SAVED_INTERVAL,  /* one of save_num_checkpoints_to_keep */
+    SAVED_EPHEMERAL, /* the next one replaces it */
+    SAVED_ABORTED,   /* step<N>-aborted */
     NUM_SAVED_AS
 } SavedAs;
 
-SavedAs     saved_as_of  (const Config *c, long step);
-SavedAs     saved_as_read(const char *folder);
-const char *saved_as_name(SavedAs s);           /* in trainer.json */
+SavedAs saved_as_of(const Config *c, long step);
+SavedAs saved_as_read(const char *folder);
+const char *saved_as_name(SavedAs s); /* in trainer.json */
 
 /* Whether the folder is a checkpoint that this program made, also a damaged one. */
-bool        saved_as_ours(const char *folder);
+bool saved_as_ours(const char *folder);
 
-/* Whether a checkpoint's config.yaml names that save_folder: 1: yes; 0: another one; -1: none, or a relative path, which may be
- * that of another project. */
-int         saved_as_in(const char *folder, const char *save_folder);
+/* Whether a checkpoint's config.yaml names that save_folder: 1: yes; 0: another one; -1: none, or a
+ * relative path, which may be that of another project. */
+int saved_as_in(const char *folder, const char *save_folder);

@@ -1,6 +1,7 @@
-/* Works on a chunk of a rank's shard at a time: reads it to the host, tensor by tensor, in the files' format, and encodes it in the
- * run's. Groups start at multiples of their size in the unit's region and chunks at multiples of PARAM_ALIGN, so no group is
- * split. The conversion is that of kernels/values.h, on all cores. */
+/* Works on a chunk of a rank's shard at a time: reads it to the host, tensor by tensor, in the
+ * files' format, and encodes it in the run's. Groups start at multiples of their size in the unit's
+ * region and chunks at multiples of PARAM_ALIGN, so no group is split. The conversion is that of
+ * kernels/values.h, on all cores. */
 #include "model/checkpoint/stored_states.h"
 
 #include <pthread.h>
@@ -19,9 +20,10 @@
 #include "kernels/values.h"
 #include "model/checkpoint/crc32c.h"
 
-enum { CHUNK = 1 << 22, MAX_SLICES = 16 };       /* elements, a multiple of PARAM_ALIGN; threads that convert a chunk */
+/* elements, a multiple of PARAM_ALIGN; threads that convert a chunk */
+enum { CHUNK = 1 << 22, MAX_SLICES = 16 };
 
-/* ---- formats ---------------------------------------------------------------------------------------------- */
+/* ---- formats --------------------------------------------------------------------------------- */
 
 /* The map of U8 codes: that of the optimizer with such a state of that name. */
 static DType dynamic_map(const char *state, DType otherwise)
@@ -38,8 +40,9 @@ static bool scales_fit(const StoredStates *s, int state, SafeFile *const *files,
 {
     for (int i = 0; i < s->layout.num_pieces; i++) {
         const Piece *p = &s->layout.piece[i];
-        const SafeTensor *t = p->kind == PIECE_SCALE && p->state == state ? safetensors_find_in(files, count,
-                                                                                                p->name).tensor : NULL;
+        const SafeTensor *t = p->kind == PIECE_SCALE && p->state == state
+                                  ? safetensors_find_in(files, count, p->name).tensor
+                                  : NULL;
         if (t && (t->dims != p->dims || t->shape[0] != p->shape[0]))
             return false;
     }
@@ -54,9 +57,11 @@ static void lay_out(StoredStates *s, const ParamStore *store)
     s->layout = layout_make(NULL, LAYOUT_OPTIMIZER, &there, 0);
 }
 
-/* Finds the size of groups from the numbers of scales. With small tensors several sizes fit: then it is the run's if all else
- * agrees, and otherwise the smallest, which gives each element the same scale. */
-static void choose_group(StoredStates *s, int state, Format ours, const ParamStore *store, SafeFile *const *files, int count)
+/* Finds the size of groups from the numbers of scales. With small tensors several sizes fit: then
+ * it is the run's if all else agrees, and otherwise the smallest, which gives each element the same
+ * scale. */
+static void choose_group(StoredStates *s, int state, Format ours, const ParamStore *store,
+                         SafeFile *const *files, int count)
 {
     Format *own = &s->optimizer.state[state].own;
     own->group = ours.group;
@@ -67,11 +72,13 @@ static void choose_group(StoredStates *s, int state, Format ours, const ParamSto
         if (scales_fit(s, state, files, count))
             return;
     }
-    die("%s%s: the scales of %s fit no size of groups: these are the states of another model", files[0]->path,
-        count > 1 ? " and the files next to it" : "", s->optimizer.state[state].name);
+    die("%s%s: the scales of %s fit no size of groups: these are the states of another model",
+        files[0]->path, count > 1 ? " and the files next to it" : "",
+        s->optimizer.state[state].name);
 }
 
-/* The format with the file's type and that of the scales; `ours` if there is no such format of states. */
+/* The format with the file's type and that of the scales; `ours` if there is no such format of
+ * states. */
 static Format format_of(const char *state, Format ours, SafeFile *const *files, int count)
 {
     char suffix[64];
@@ -99,11 +106,12 @@ StoredStates stored_states(const ParamStore *store, SafeFile *const *files, int 
     for (int i = 0; i < s.optimizer.num_states; i++) {
         OptimizerState *state = &s.optimizer.state[i];
         const Format ours = optimizer_format(store->optimizer, i, &store->recipe);
-        *state = (OptimizerState){ state->name, state->label, OWN_FORMAT, format_of(state->name, ours, files, count),
-                                    state->of };
+        *state = (OptimizerState){ state->name, state->label, OWN_FORMAT,
+                                   format_of(state->name, ours, files, count), state->of };
         if (format_is_fp8(state->own))
             choose_group(&s, i, ours, store, files, count);
-        s.converts |= !format_equal(state->own, ours) && (format_has_scales(state->own) || format_has_scales(ours));
+        s.converts |= !format_equal(state->own, ours) &&
+                      (format_has_scales(state->own) || format_has_scales(ours));
     }
     for (int i = 0; i < s.optimizer.num_states && !s.converts; i++)
         s.optimizer.state[i].own = optimizer_format(store->optimizer, i, &store->recipe);
@@ -116,13 +124,19 @@ void stored_states_free(StoredStates *s)
     layout_free(&s->layout);
 }
 
-/* ---- reading ---------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
-typedef struct { StoredStates *s; SafeFile *const *files; int count; } Reading;
+typedef struct {
+    StoredStates *s;
+    SafeFile *const *files;
+    int count;
+} Reading;
 
 static Tensor host_tensor(Format f)
 {
-    Tensor t = { .format = f, .rows = 1, .cols = CHUNK, .data = xmalloc(CHUNK * dtype_size(f.dtype)) };
+    Tensor t = {
+        .format = f, .rows = 1, .cols = CHUNK, .data = xmalloc(CHUNK * dtype_size(f.dtype))
+    };
     if (format_has_scales(f))
         t.scale = xmalloc(format_scale_bytes(f, CHUNK));
     return t;
@@ -134,19 +148,23 @@ static void free_host(Tensor t)
     free(t.scale);
 }
 
-/* The part of elements, or groups' scales, [from, to) of a piece's region that is in the piece and its tensor. */
+/* The part of elements, or groups' scales, [from, to) of a piece's region that is in the piece and
+ * its tensor. */
 static Range part_of(const Piece *p, const SafeTensor *t, size_t from, size_t to)
 {
     const size_t end = p->first + t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
-    Range r = { from / p->per > p->first ? from / p->per : p->first, to / p->per < end ? to / p->per : end };
+    Range r = { from / p->per > p->first ? from / p->per : p->first,
+                to / p->per < end ? to / p->per : end };
     return r.first < r.end ? r : (Range){ 0, 0 };
 }
 
-/* Reads elements [first, first + n) of the unit's region, and their scales, into x; padding, which no tensor has, is 0. */
+/* Reads elements [first, first + n) of the unit's region, and their scales, into x; padding, which
+ * no tensor has, is 0. */
 static void read_chunk(const Reading *r, Tensor x, int unit, int state, size_t first, size_t n)
 {
     Layout *l = &r->s->layout;
-    memset(x.data, format_is_dynamic8(x.format) ? dynamic8_encode(0, x.format.dtype) : 0, n * dtype_size(x.format.dtype));
+    memset(x.data, format_is_dynamic8(x.format) ? dynamic8_encode(0, x.format.dtype) : 0,
+           n * dtype_size(x.format.dtype));
     if (x.scale)
         memset(x.scale, 0, format_scale_bytes(x.format, n));
     for (int i = 0; i < l->num_pieces; i++) {
@@ -159,7 +177,8 @@ static void read_chunk(const Reading *r, Tensor x, int unit, int state, size_t f
         const size_t bytes = (part.end - part.first) * p->bytes;
         if (bytes == 0)
             continue;
-        char *dst = (char *)(p->kind == PIECE_SCALE ? x.scale : x.data) + (part.first - first / p->per) * p->bytes;
+        char *dst = (char *)(p->kind == PIECE_SCALE ? x.scale : x.data) +
+                    (part.first - first / p->per) * p->bytes;
         watchdog_mark("reading and converting the optimizer's states", -1);
         safetensors_read(found.file, dst, t, (part.first - p->first) * p->bytes, bytes);
         if (t->has_sum)
@@ -167,9 +186,13 @@ static void read_chunk(const Reading *r, Tensor x, int unit, int state, size_t f
     }
 }
 
-/* ---- converting ------------------------------------------------------------------------------------------- */
+/* ---- converting ------------------------------------------------------------------------------ */
 
-typedef struct { Tensor there, here; float *x; size_t first, n; } Conversion;
+typedef struct {
+    Tensor there, here;
+    float *x;
+    size_t first, n;
+} Conversion;
 
 static void *convert_slice(void *slice)
 {
@@ -183,11 +206,13 @@ static void *convert_slice(void *slice)
 static int num_slices(void)
 {
     cpu_set_t cores;
-    const int all = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1, own = all / comm_local_size();
+    const int all = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1,
+              own = all / comm_local_size();
     return own < 1 ? 1 : own > MAX_SLICES ? MAX_SLICES : own;
 }
 
-/* here = there, n elements via x. An expanded one takes about 0.1 us: a 7B model takes half an hour on one core. */
+/* here = there, n elements via x. An expanded one takes about 0.1 us: a 7B model takes half an hour
+ * on one core. */
 static void convert(Tensor here, Tensor there, float *x, size_t n)
 {
     const size_t count = (size_t)num_slices(), blocks = n / PARAM_ALIGN;
@@ -195,9 +220,11 @@ static void convert(Tensor here, Tensor there, float *x, size_t n)
     pthread_t thread[MAX_SLICES];
     bool runs[MAX_SLICES] = { false };
     slice[0] = (Conversion){ there, here, x, 0, PARAM_ALIGN };
-    convert_slice(&slice[0]);           /* before the threads: the first use of a format fills its tables */
+    /* before the threads: the first use of a format fills its tables */
+    convert_slice(&slice[0]);
     for (size_t i = 0; i < count; i++) {
-        const size_t first = blocks * i / count * PARAM_ALIGN, end = blocks * (i + 1) / count * PARAM_ALIGN;
+        const size_t first = blocks * i / count * PARAM_ALIGN,
+                     end = blocks * (i + 1) / count * PARAM_ALIGN;
         slice[i] = (Conversion){ there, here, x, first, end - first };
         runs[i] = i + 1 < count && pthread_create(&thread[i], NULL, convert_slice, &slice[i]) == 0;
         if (!runs[i])
@@ -209,18 +236,21 @@ static void convert(Tensor here, Tensor there, float *x, size_t n)
 }
 
 /* `there`, `here` and x: space for a chunk in the files' format, in the shard's and in F32. */
-static void read_state(const Reading *r, const Shard *shard, int unit, int state, Tensor there, Tensor here, float *x)
+static void read_state(const Reading *r, const Shard *shard, int unit, int state, Tensor there,
+                       Tensor here, float *x)
 {
     const Tensor dst = shard->state[state];
     const Slice own = shard_state(shard, state);
     const bool same = format_equal(there.format, here.format);
     for (size_t at = 0; at < own.count; at += CHUNK) {
-        const size_t n = own.count - at < CHUNK ? own.count - at : CHUNK, scales = format_scale_bytes(here.format, n);
+        const size_t n = own.count - at < CHUNK ? own.count - at : CHUNK,
+                     scales = format_scale_bytes(here.format, n);
         read_chunk(r, there, unit, state, own.first + at, n);
         if (!same)
             convert(here, there, x, n);
         const Tensor src = same ? there : here;
-        device_put((char *)dst.data + at * dtype_size(dst.format.dtype), src.data, n * dtype_size(dst.format.dtype));
+        device_put((char *)dst.data + at * dtype_size(dst.format.dtype), src.data,
+                   n * dtype_size(dst.format.dtype));
         if (scales)
             device_put((char *)dst.scale + format_scale_bytes(here.format, at), src.scale, scales);
     }
@@ -233,7 +263,8 @@ static void check_pieces(const Reading *r)
         const Piece *p = &l->piece[i];
         const Found f = layout_need(p, r->files, r->count);
         if (strcmp(f.tensor->dtype, p->dtype) != 0)
-            die("%s: tensor %s is stored as %s, others of its kind as %s", f.file->path, p->name, f.tensor->dtype, p->dtype);
+            die("%s: tensor %s is stored as %s, others of its kind as %s", f.file->path, p->name,
+                f.tensor->dtype, p->dtype);
     }
 }
 
@@ -258,15 +289,19 @@ void stored_states_read(StoredStates *s, ParamStore *store, SafeFile *const *fil
         return;
     }
     if (store->tensor_ranks > 1)
-        die("%s: the optimizer's states there have other formats than this run's, and tensor ranks cannot convert them; resume and "
-            "save once with --parallelism.tensor=1, or use the optimizer and recipe of that run", files[0]->path);
+        die("%s: the optimizer's states there have other formats than this run's, and tensor ranks "
+            "cannot convert them; resume and "
+            "save once with --parallelism.tensor=1, or use the optimizer and recipe of that run",
+            files[0]->path);
     const Reading r = { s, files, count };
     float *x = xmalloc(CHUNK * sizeof *x);
     check_pieces(&r);
     for (int i = 0; i < s->optimizer.num_states; i++) {
-        const Format from = s->optimizer.state[i].own, to = optimizer_format(store->optimizer, i, &store->recipe);
+        const Format from = s->optimizer.state[i].own,
+                     to = optimizer_format(store->optimizer, i, &store->recipe);
         if (comm_rank() == 0 && !format_equal(from, to))
-            printf("loading: %s is converted from %s to %s\n", s->optimizer.state[i].name, format_name(from), format_name(to));
+            printf("loading: %s is converted from %s to %s\n", s->optimizer.state[i].name,
+                   format_name(from), format_name(to));
         const Tensor there = host_tensor(from), here = host_tensor(to);
         progress_begin("loading");
         for (int u = 0; u < store->num_units; u++) {

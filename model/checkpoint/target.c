@@ -34,7 +34,8 @@ bool target_is_unfinished(const char *path)
 static void remove_unfinished(const char *temporary)
 {
     if (file_exists(temporary) && !target_is_unfinished(temporary) && rmdir(temporary) != 0)
-        die("%s exists and is not from an interrupted export: move it, or give another folder", temporary);
+        die("%s exists and is not from an interrupted export: move it, or give another folder",
+            temporary);
     folder_remove_tree(temporary);
 }
 
@@ -58,8 +59,8 @@ int target_begin(const char *path)
 
 void target_complete(const char *path, int begun)
 {
-    char *temporary = xasprintf("%s.tmp", path), *mark = xasprintf("%s/%s", temporary, UNFINISHED), *parent = xstrdup(path),
-        *slash = strrchr(parent, '/');
+    char *temporary = xasprintf("%s.tmp", path), *mark = xasprintf("%s/%s", temporary, UNFINISHED),
+         *parent = xstrdup(path), *slash = strrchr(parent, '/');
     if (slash)
         slash[slash == parent] = '\0';
     if (unlink(mark) != 0)

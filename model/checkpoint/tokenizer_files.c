@@ -16,27 +16,42 @@
 #include "model/config/files.h"
 
 static const char *const model_files[] = {
-    "config.json",      /* not written: tokenizer_files_complete_config merges it */
-    "generation_config.json",
-    "preprocessor_config.json", "processor_config.json",       /* of models with images */
+    "config.json", /* not written: tokenizer_files_complete_config merges it */
+    "generation_config.json", "preprocessor_config.json",
+    "processor_config.json", /* of models with images */
 };
 
-/* The files that transformers saves for tokenizers of all classes here, and Mistral's own format. */
+/* The files that transformers saves for tokenizers of all classes here, and Mistral's own
+ * format. */
 static const char *const tokenizer_files[] = {
-    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json", "tekken.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "tekken.json",
 };
-static const char templates[] = "additional_chat_templates";        /* a folder of *.jinja */
+static const char templates[] = "additional_chat_templates"; /* a folder of *.jinja */
 
 /* The files with the tokens: a folder has a tokenizer if it has one of them. */
-static const char *const vocabularies[] = { "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json" };
+static const char *const vocabularies[] = { "tokenizer.json", "tokenizer.model", "vocab.json",
+                                            "vocab.txt", "tekken.json" };
 
 #define COUNT(list) (int)(sizeof list / sizeof list[0])
 
-typedef struct { char *name, *data; size_t bytes; bool tokenizer; } Held;
+typedef struct {
+    char *name, *data;
+    size_t bytes;
+    bool tokenizer;
+} Held;
 static Held *held;
 static int num_held;
-static bool taken;      /* the tokenizer is the one that the configuration names */
+static bool taken; /* the tokenizer is the one that the configuration names */
 
 static Held *find(const char *name)
 {
@@ -103,7 +118,7 @@ static void read_tokenizer(const char *folder)
         die("%s: cannot read: %s", path, strerror(errno));
     for (int i = 0; i < COUNT(tokenizer_files); i++)
         read_name(folder, tokenizer_files[i], true);
-    for (struct dirent *entry; dir && (entry = readdir(dir)); ) {
+    for (struct dirent *entry; dir && (entry = readdir(dir));) {
         char *name = xasprintf("%s/%s", templates, entry->d_name);
         if (text_ends_with(name, ".jinja"))
             read_name(folder, name, true);
@@ -142,7 +157,7 @@ void tokenizer_files_read(const char *folder, const char *base)
     read_tokenizer(base);
 }
 
-/* ---- the configuration's tokenizer ------------------------------------------------------------------------ */
+/* ---- the configuration's tokenizer ----------------------------------------------------------- */
 
 static json_int_t greater(json_int_t a, json_int_t b)
 {
@@ -156,10 +171,9 @@ static json_int_t highest_id(json_t *tokenizer)
     json_int_t highest = (json_int_t)json_array_size(vocab) - 1;
     const char *key;
     size_t i;
-    json_object_foreach(vocab, key, value)
-        highest = greater(highest, json_integer_value(value));
-    json_array_foreach(json_object_get(tokenizer, "added_tokens"), i, value)
-        highest = greater(highest, json_integer_value(json_object_get(value, "id")));
+    json_object_foreach(vocab, key, value) highest = greater(highest, json_integer_value(value));
+    json_array_foreach(json_object_get(tokenizer, "added_tokens"), i, value) highest =
+        greater(highest, json_integer_value(json_object_get(value, "id")));
     return highest;
 }
 
@@ -176,13 +190,18 @@ static void check_vocabulary(const char *path, int vocab_size)
     const json_int_t highest = highest_id(tokenizer);
     json_decref(tokenizer);
     if (highest < 0)
-        die("tokenizer %s: tokenizer.json has no model.vocab: expected a file of the library tokenizers", path);
+        die("tokenizer %s: tokenizer.json has no model.vocab: expected a file of the library "
+            "tokenizers",
+            path);
     if (highest >= vocab_size)
-        die("tokenizer %s: its ids go up to %lld, but model.vocab_size is %d: increase it to at least %lld, or give the tokenizer "
-            "with which the data were made", path, (long long)highest, vocab_size, (long long)highest + 1);
+        die("tokenizer %s: its ids go up to %lld, but model.vocab_size is %d: increase it to at "
+            "least %lld, or give the tokenizer "
+            "with which the data were made",
+            path, (long long)highest, vocab_size, (long long)highest + 1);
     if (highest < vocab_size / 2)
-        warn("tokenizer %s: its ids go up to %lld, but model.vocab_size is %d: were the data made with it?", path,
-             (long long)highest, vocab_size);
+        warn("tokenizer %s: its ids go up to %lld, but model.vocab_size is %d: were the data made "
+             "with it?",
+             path, (long long)highest, vocab_size);
 }
 
 void tokenizer_files_replace(const char *path, int vocab_size)
@@ -191,7 +210,8 @@ void tokenizer_files_replace(const char *path, int vocab_size)
     if (comm_rank() != 0)
         return;
     if (stat(path, &status) != 0)
-        die("tokenizer %s: %s; expected a folder with a tokenizer.json, or that file", path, strerror(errno));
+        die("tokenizer %s: %s; expected a folder with a tokenizer.json, or that file", path,
+            strerror(errno));
     forget(true);
     if (S_ISDIR(status.st_mode))
         read_tokenizer(path);
@@ -200,20 +220,21 @@ void tokenizer_files_replace(const char *path, int vocab_size)
     else if (text_ends_with(path, ".model"))
         read_file(path, "tokenizer.model", true);
     if (!has_vocabulary())
-        die("tokenizer %s: there is none; expected a folder with a tokenizer.json or tokenizer.model, or such a file", path);
+        die("tokenizer %s: there is none; expected a folder with a tokenizer.json or "
+            "tokenizer.model, or such a file",
+            path);
     check_vocabulary(path, vocab_size);
     taken = true;
 }
 
-/* ---- saving ----------------------------------------------------------------------------------------------- */
+/* ---- saving ---------------------------------------------------------------------------------- */
 
 static bool names(const json_t *eos, const json_t *token)
 {
     const json_t *one;
     size_t i;
     bool found = json_equal(eos, token);
-    json_array_foreach(eos, i, one)
-        found |= json_equal(one, token);
+    json_array_foreach(eos, i, one) found |= json_equal(one, token);
     return found;
 }
 
@@ -237,12 +258,14 @@ static char *text_of(const json_t *file)
     return text;
 }
 
-/* Programs stop at the eos of generation_config.json before that of config.json. If the file, as of a base model, names other
- * tokens than this run's eos, the eos is added. A file that names it, or no eos, does not change. */
+/* Programs stop at the eos of generation_config.json before that of config.json. If the file, as of
+ * a base model, names other tokens than this run's eos, the eos is added. A file that names it, or
+ * no eos, does not change. */
 static void complete_generation(json_t *token)
 {
     Held *h = find("generation_config.json");
-    json_t *file = h ? json_loadb(h->data, h->bytes, 0, NULL) : NULL, *eos = json_object_get(file, "eos_token_id");
+    json_t *file = h ? json_loadb(h->data, h->bytes, 0, NULL) : NULL,
+           *eos = json_object_get(file, "eos_token_id");
     if (json_is_integer(token) && eos && !json_is_null(eos) && !names(eos, token)) {
         json_object_set_new(file, "eos_token_id", before(token, eos));
         free(h->data);
@@ -255,26 +278,31 @@ static void complete_generation(json_t *token)
 /* Adds what the loaded text model's config.json has. */
 static void complete_text(json_t *config, const json_t *loaded)
 {
-    json_t *bos = json_object_get(loaded, "bos_token_id"), *eos = json_object_get(loaded, "eos_token_id");
+    json_t *bos = json_object_get(loaded, "bos_token_id"),
+           *eos = json_object_get(loaded, "eos_token_id");
     json_t *length = json_object_get(loaded, "max_position_embeddings");
     if (bos)
         json_object_set(config, "bos_token_id", bos);
-    if (json_is_array(eos) && json_equal(json_array_get(eos, 0), json_object_get(config, "eos_token_id")))
+    if (json_is_array(eos) &&
+        json_equal(json_array_get(eos, 0), json_object_get(config, "eos_token_id")))
         json_object_set(config, "eos_token_id", eos);
-    if (json_integer_value(length) > json_integer_value(json_object_get(config, "max_position_embeddings")))
+    if (json_integer_value(length) >
+        json_integer_value(json_object_get(config, "max_position_embeddings")))
         json_object_set(config, "max_position_embeddings", length);
 }
 
-/* For a model with images it also adds all keys that describe its tower and its images, as vision_config. */
+/* For a model with images it also adds all keys that describe its tower and its images, as
+ * vision_config. */
 void tokenizer_files_complete_config(json_t *config)
 {
     const Held *h = find("config.json");
-    json_t *loaded = h ? json_loadb(h->data, h->bytes, 0, NULL) : NULL, *text = json_object_get(config, "text_config");
+    json_t *loaded = h ? json_loadb(h->data, h->bytes, 0, NULL) : NULL,
+           *text = json_object_get(config, "text_config");
     complete_text(text ? text : config, text ? json_object_get(loaded, "text_config") : loaded);
     if (text && loaded) {
-        json_object_del(loaded, "dtype");               /* of the loaded weights, as the next */
+        json_object_del(loaded, "dtype"); /* of the loaded weights, as the next */
         json_object_del(loaded, "quantization_config");
-        json_object_del(loaded, "image_token_id");      /* image_token_index has it */
+        json_object_del(loaded, "image_token_id"); /* image_token_index has it */
         json_object_update_missing(config, loaded);
     }
     json_decref(loaded);
@@ -284,10 +312,13 @@ void tokenizer_files_complete_config(json_t *config)
 void tokenizer_files_keep_eos(const json_t *config)
 {
     const Held *h = find("config.json");
-    json_t *base = h ? json_loadb(h->data, h->bytes, 0, NULL) : NULL, *text = json_object_get(config, "text_config");
-    json_t *theirs = json_object_get(text ? json_object_get(base, "text_config") : base, "eos_token_id");
+    json_t *base = h ? json_loadb(h->data, h->bytes, 0, NULL) : NULL,
+           *text = json_object_get(config, "text_config");
+    json_t *theirs =
+        json_object_get(text ? json_object_get(base, "text_config") : base, "eos_token_id");
     json_t *token = json_object_get(text ? text : config, "eos_token_id");
-    if (!find("generation_config.json") && json_is_integer(token) && theirs && !json_is_null(theirs) && !names(theirs, token)) {
+    if (!find("generation_config.json") && json_is_integer(token) && theirs &&
+        !json_is_null(theirs) && !names(theirs, token)) {
         json_t *file = json_pack("{s:o}", "eos_token_id", before(token, theirs));
         char *text = text_of(file);
         hold("generation_config.json", text, strlen(text), false);

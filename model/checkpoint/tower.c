@@ -60,7 +60,8 @@ static const char *without(const char *name, const char *first)
 static uint64_t hash_of(const SafeFile *f, const SafeTensor *t)
 {
     enum { VALUES = 256, WIDEST = 4 };
-    const size_t size = safetensors_dtype_size(t->dtype), all = (t->end - t->begin) / size, n = all < VALUES ? all : VALUES;
+    const size_t size = safetensors_dtype_size(t->dtype), all = (t->end - t->begin) / size,
+                 n = all < VALUES ? all : VALUES;
     const size_t offset[] = { 0, (all - n) / 2, all - n };
     const char *name = without(without(t->name, "vision_tower."), "vision_model.");
     char raw[VALUES * WIDEST];
@@ -136,8 +137,9 @@ size_t tower_write(const char *folder, json_t *map, json_t *files, json_t *sums)
                 continue;
             const uint32_t sum = copy(to, opened[i], t);
             if (t->has_sum && t->sum != sum)
-                die("%s: tensor %s has the checksum %08" PRIx32 ", expected %08" PRIx32 ": it is damaged", opened[i]->path, t->name,
-                    sum, t->sum);
+                die("%s: tensor %s has the checksum %08" PRIx32 ", expected %08" PRIx32
+                    ": it is damaged",
+                    opened[i]->path, t->name, sum, t->sum);
             if (sums)
                 json_object_set_new(sums, t->name, json_sprintf("%08" PRIx32, sum));
             if (map)

@@ -23,7 +23,8 @@ json_t *weight_files_manifest(const char *folder)
     json_t *manifest = file_json(folder, "trainer.json", JSON_REJECT_DUPLICATES);
     char problem[4096];
     if (!manifest && file_is_in(folder, "optimizer-00001.safetensors"))
-        die("%s: the checkpoint is incomplete: trainer.json, which is written last, is missing; load another one",
+        die("%s: the checkpoint is incomplete: trainer.json, which is written last, is missing; "
+            "load another one",
             folder);
     if (!manifest)
         return NULL;
@@ -31,8 +32,8 @@ json_t *weight_files_manifest(const char *folder)
         die("the checkpoint is incomplete: %s; copy it again or load another one", problem);
     json_int_t version = json_integer_value(json_object_get(manifest, "format_version"));
     if (version != CHECKPOINT_VERSION)
-        die("%s/trainer.json: format_version is %lld, this program reads %d", folder, (long long)version,
-            CHECKPOINT_VERSION);
+        die("%s/trainer.json: format_version is %lld, this program reads %d", folder,
+            (long long)version, CHECKPOINT_VERSION);
     return manifest;
 }
 
@@ -66,20 +67,24 @@ static void expect_sums(const WeightFiles *s, const json_t *manifest, const char
             SafeTensor *t = &s->file[i]->tensor[k];
             const json_t *sum = json_object_get(sums, t->name);
             t->has_sum = sum != NULL;
-            if (sum && (!json_is_string(sum) || sscanf(json_string_value(sum), "%8" SCNx32, &t->sum) != 1))
-                die("%s/trainer.json: crc32c of %s: expected 8 hexadecimal digits", folder, t->name);
+            if (sum &&
+                (!json_is_string(sum) || sscanf(json_string_value(sum), "%8" SCNx32, &t->sum) != 1))
+                die("%s/trainer.json: crc32c of %s: expected 8 hexadecimal digits", folder,
+                    t->name);
         }
 }
 
-/* Dies if a tensor is in two files: the index may name one, but other programs might read the other. */
+/* Dies if a tensor is in two files: the index may name one, but other programs might read the
+ * other. */
 static void refuse_twice(const WeightFiles *s)
 {
     for (int i = 1; i < s->count; i++)
         for (int k = 0; k < s->file[i]->count; k++) {
             const Found first = safetensors_find_in(s->file, i, s->file[i]->tensor[k].name);
             if (first.tensor)
-                die("%s: tensor %s is also in %s; expected it in only one file. Save the model again", s->file[i]->path,
-                    first.tensor->name, first.file->path);
+                die("%s: tensor %s is also in %s; expected it in only one file. Save the model "
+                    "again",
+                    s->file[i]->path, first.tensor->name, first.file->path);
         }
 }
 
@@ -95,9 +100,11 @@ static WeightFiles open_model(const char *folder)
     else if ((index = file_json(folder, "model.safetensors.index.json", JSON_REJECT_DUPLICATES))) {
         const char *name;
         json_t *file;
-        json_object_foreach(json_object_get(index, "weight_map"), name, file) {
+        json_object_foreach(json_object_get(index, "weight_map"), name, file)
+        {
             if (!json_is_string(file) || !folder_holds(json_string_value(file)))
-                value_wrong_json(xasprintf("%s/model.safetensors.index.json", folder), xasprintf("weight_map.%s", name),
+                value_wrong_json(xasprintf("%s/model.safetensors.index.json", folder),
+                                 xasprintf("weight_map.%s", name),
                                  "the name of a file in that folder", file);
             add_source(&s, folder, json_string_value(file));
         }
@@ -105,8 +112,10 @@ static WeightFiles open_model(const char *folder)
     if (s.count == 0 && file_is_in(folder, "latest"))
         die("%s is a run, not a checkpoint; its last one is %s/latest", folder, folder);
     if (s.count == 0)
-        die("%s: no model.safetensors and no model.safetensors.index.json with a weight_map; weights in other "
-            "formats can be converted with transformers' save_pretrained", folder);
+        die("%s: no model.safetensors and no model.safetensors.index.json with a weight_map; "
+            "weights in other "
+            "formats can be converted with transformers' save_pretrained",
+            folder);
     refuse_twice(&s);
     json_decref(index);
     return s;
@@ -148,8 +157,10 @@ WeightFiles weight_files_open_adapter(const char *folder)
     json_t *manifest = weight_files_manifest(folder);
     WeightFiles s = { 0 };
     if (!file_is_in(folder, "adapter_model.safetensors"))
-        die("%s: no adapter_model.safetensors next to its adapter_config.json; adapters in other formats can be converted with "
-            "PEFT's save_pretrained", folder);
+        die("%s: no adapter_model.safetensors next to its adapter_config.json; adapters in other "
+            "formats can be converted with "
+            "PEFT's save_pretrained",
+            folder);
     add_source(&s, folder, "adapter_model.safetensors");
     for (int i = 0; i < s.file[0]->count; i++) {
         drop_adapter_name(s.file[0]->tensor[i].name);
@@ -165,12 +176,14 @@ WeightFiles weight_files_open_optimizer(const char *folder, json_t *manifest)
     WeightFiles s = { 0 };
     const char *name;
     json_t *bytes;
-    json_object_foreach(json_object_get(manifest, "files"), name, bytes)
-        if (strncmp(name, "optimizer-", strlen("optimizer-")) == 0)
-            add_source(&s, folder, name);
+    json_object_foreach(json_object_get(manifest, "files"), name,
+                        bytes) if (strncmp(name, "optimizer-", strlen("optimizer-")) == 0)
+        add_source(&s, folder, name);
     if (s.count == 0)
-        die("%s: trainer.json lists no optimizer files; --load_path of this folder with --reset_optimizer_state and another "
-            "--save_folder starts with new moments", folder);
+        die("%s: trainer.json lists no optimizer files; --load_path of this folder with "
+            "--reset_optimizer_state and another "
+            "--save_folder starts with new moments",
+            folder);
     expect_sums(&s, manifest, folder);
     return s;
 }
@@ -187,7 +200,7 @@ void weight_files_refuse_quantized(const WeightFiles *s)
         }
 }
 
-/* ---- unknown tensors -------------------------------------------------------------------------------------- */
+/* ---- unknown tensors ------------------------------------------------------------------------- */
 
 static bool says_tied(const char *folder)
 {
@@ -198,12 +211,14 @@ static bool says_tied(const char *folder)
     return tied;
 }
 
-/* Whether the two have the same bytes. Each rank compares its share of the chunks; one that finds a difference ends all. */
+/* Whether the two have the same bytes. Each rank compares its share of the chunks; one that finds a
+ * difference ends all. */
 static bool same_bytes(Found a, Found b)
 {
     enum { CHUNK = 8 << 20 };
     const size_t bytes = a.tensor->end - a.tensor->begin, step = (size_t)comm_size() * CHUNK;
-    bool same = bytes == b.tensor->end - b.tensor->begin && strcmp(a.tensor->dtype, b.tensor->dtype) == 0;
+    bool same =
+        bytes == b.tensor->end - b.tensor->begin && strcmp(a.tensor->dtype, b.tensor->dtype) == 0;
     char *one = xmalloc(2 * CHUNK), *other = one + CHUNK;
     for (size_t at = (size_t)comm_rank() * CHUNK; same && at < bytes; at += step) {
         const size_t n = bytes - at < CHUNK ? bytes - at : CHUNK;
@@ -216,24 +231,32 @@ static bool same_bytes(Found a, Found b)
     return same;
 }
 
-/* If the head differs, transformers 5 computes with that head, earlier versions with the embedding: two different models. */
+/* If the head differs, transformers 5 computes with that head, earlier versions with the embedding:
+ * two different models. */
 static void check_tied_head(const WeightFiles *s, const char *folder, bool images)
 {
-    const char *const embedding = images ? "language_model.model.embed_tokens.weight" : "model.embed_tokens.weight";
+    const char *const embedding =
+        images ? "language_model.model.embed_tokens.weight" : "model.embed_tokens.weight";
     const Found embed = safetensors_find_in(s->file, s->count, embedding);
-    const Found head = safetensors_find_in(s->file, s->count, images ? "language_model.lm_head.weight" : "lm_head.weight");
+    const Found head = safetensors_find_in(
+        s->file, s->count, images ? "language_model.lm_head.weight" : "lm_head.weight");
     if (embed.tensor && head.tensor && !same_bytes(embed, head))
-        die("%s: lm_head.weight differs from model.embed_tokens.weight, although %s/config.json has tie_word_embeddings true; set "
-            "it to false to use this head, or remove lm_head.weight from the file to use the embedding as the head",
+        die("%s: lm_head.weight differs from model.embed_tokens.weight, although %s/config.json "
+            "has tie_word_embeddings true; set "
+            "it to false to use this head, or remove lm_head.weight from the file to use the "
+            "embedding as the head",
             head.file->path, folder);
 }
 
-bool weight_files_may_have(const WeightFiles *s, const char *name, const char *folder, const ModelConfig *c)
+bool weight_files_may_have(const WeightFiles *s, const char *name, const char *folder,
+                           const ModelConfig *c)
 {
     if (text_ends_with(name, ".rotary_emb.inv_freq"))
         return true;
     const bool images = c->image.feature_size > 0;
-    if (!c->weight_tying || strcmp(name, images ? "language_model.lm_head.weight" : "lm_head.weight") != 0 || !says_tied(folder))
+    if (!c->weight_tying ||
+        strcmp(name, images ? "language_model.lm_head.weight" : "lm_head.weight") != 0 ||
+        !says_tied(folder))
         return false;
     check_tied_head(s, folder, images);
     return true;
@@ -242,11 +265,16 @@ bool weight_files_may_have(const WeightFiles *s, const char *name, const char *f
 void weight_files_refuse_adapter(const char *folder, const char *name)
 {
     if (strstr(name, "vision_tower."))
-        die("%s: %s is an adapter of the vision tower, which is frozen here: features are computed before the training. Train "
-            "adapters of the language model only, in PEFT with target_modules as '.*language_model.*\\.(q_proj|v_proj)'", folder,
-            name);
+        die("%s: %s is an adapter of the vision tower, which is frozen here: features are computed "
+            "before the training. Train "
+            "adapters of the language model only, in PEFT with target_modules as "
+            "'.*language_model.*\\.(q_proj|v_proj)'",
+            folder, name);
     if (text_ends_with(name, ".embed_tokens.weight") || text_ends_with(name, ".lm_head.weight"))
-        die("%s: PEFT saved the embedding or the head with the adapters (%s); only adapters can be read. Merge them "
-            "into the base and use the result:\n  python3 -c \"from peft import AutoPeftModelForCausalLM as M; "
-            "M.from_pretrained('%s').merge_and_unload().save_pretrained('OUTPUT')\"", folder, name, folder);
+        die("%s: PEFT saved the embedding or the head with the adapters (%s); only adapters can be "
+            "read. Merge them "
+            "into the base and use the result:\n  python3 -c \"from peft import "
+            "AutoPeftModelForCausalLM as M; "
+            "M.from_pretrained('%s').merge_and_unload().save_pretrained('OUTPUT')\"",
+            folder, name, folder);
 }

@@ -1,4 +1,5 @@
-/* The settings that a dry run prints: those that differ from the defaults. The folder of a run has all. */
+/* The settings that a dry run prints: those that differ from the defaults. The folder of a run has
+ * all. */
 #include "model/config/table.h"
 
 #include <stdlib.h>
@@ -9,7 +10,10 @@
 enum { COLUMNS = 100 };
 
 /* Text wrapped at COLUMNS. */
-typedef struct { FILE *f; int column; } Lines;
+typedef struct {
+    FILE *f;
+    int column;
+} Lines;
 
 static void add(Lines *l, const char *name, const char *value)
 {
@@ -36,15 +40,18 @@ static char *value_of(const void *holder, const ConfigKey *k)
     return value_text(holder, k);
 }
 
-/* A default of null means that the value follows from other keys; then it only differs if it was given or loaded. */
+/* A default of null means that the value follows from other keys; then it only differs if it was
+ * given or loaded. */
 static bool can_differ(const Reader *r, const ConfigKey *k, bool from_hf)
 {
     const int type = k->type & TYPE_MASK;
-    if (type == FIXED || type == UNUSED || type == DATASETS || type == SECTIONS || config_element(k->name))
+    if (type == FIXED || type == UNUSED || type == DATASETS || type == SECTIONS ||
+        config_element(k->name))
         return false;
-    const bool follows = !(k->type & FOLLOWS) && k->default_text && strcmp(k->default_text, "null") == 0;
-    const bool loaded = (from_hf && strncmp(k->name, "model.", strlen("model.")) == 0)
-                     || strncmp(k->name, "lora.", strlen("lora.")) == 0;
+    const bool follows =
+        !(k->type & FOLLOWS) && k->default_text && strcmp(k->default_text, "null") == 0;
+    const bool loaded = (from_hf && strncmp(k->name, "model.", strlen("model.")) == 0) ||
+                        strncmp(k->name, "lora.", strlen("lora.")) == 0;
     return !follows || loaded || config_given(r, k->name);
 }
 
@@ -80,7 +87,8 @@ char *config_changes(const Reader *r, bool from_hf)
             continue;
         if (k->default_text)
             value_default(defaults, k);
-        char *own = value_of(r->s, k), *usual = value_of(k->type & FOLLOWS ? &follows : defaults, k);
+        char *own = value_of(r->s, k),
+             *usual = value_of(k->type & FOLLOWS ? &follows : defaults, k);
         if (!k->default_text || strcmp(own, usual) != 0)
             add(&l, k->name, own);
         free(own);

@@ -6,7 +6,7 @@
 
 #include "kernels/runtime/error.h"
 
-/* ---- files -------------------------------------------------------------------------------------------------- */
+/* ---- files ----------------------------------------------------------------------------------- */
 
 static int compare_names(const void *a, const void *b)
 {
@@ -23,7 +23,7 @@ static void use_datasets(Settings *s)
         f->paths = xrealloc(f->paths, (f->num_paths + set->num_paths + 1) * sizeof *f->paths);
         for (int k = 0; k < set->num_paths; k++)
             f->paths[f->num_paths++] = set->paths[k];
-        set->num_paths = 0;                                /* the texts belong to data.paths now */
+        set->num_paths = 0; /* the texts belong to data.paths now */
     }
 }
 
@@ -39,15 +39,18 @@ const YamlNode *config_find_path(const YamlNode *n, const char *path)
     return NULL;
 }
 
-/* A file is fetched by: `command`, its path after the scheme, `to`. The last row is for any other store. */
-static const struct { const char *scheme, *command, *to; } stores[] = {
-    { "s3://",    "aws s3 cp s3://", " ." },
-    { "r2://",    "aws s3 cp --endpoint-url https://ACCOUNT.r2.cloudflarestorage.com s3://", " ." },
-    { "weka://",  "aws s3 cp --endpoint-url YOUR_WEKA_URL s3://", " ." },
-    { "gs://",    "gcloud storage cp gs://", " ." },
-    { "http://",  "wget -x http://", "" },
+/* A file is fetched by: `command`, its path after the scheme, `to`. The last row is for any other
+ * store. */
+static const struct {
+    const char *scheme, *command, *to;
+} stores[] = {
+    { "s3://", "aws s3 cp s3://", " ." },
+    { "r2://", "aws s3 cp --endpoint-url https://ACCOUNT.r2.cloudflarestorage.com s3://", " ." },
+    { "weka://", "aws s3 cp --endpoint-url YOUR_WEKA_URL s3://", " ." },
+    { "gs://", "gcloud storage cp gs://", " ." },
+    { "http://", "wget -x http://", "" },
     { "https://", "wget -x https://", "" },
-    { "",         "with the tool of that store: ", "" },
+    { "", "with the tool of that store: ", "" },
 };
 
 void config_check_local(Reader *r, const char *key, char **paths, int count)
@@ -64,13 +67,15 @@ void config_check_local(Reader *r, const char *key, char **paths, int count)
     while (strncmp(paths[first], stores[store].scheme, strlen(stores[store].scheme)) != 0)
         store++;
     const YamlNode *n = config_find_path(yaml_find(r->root, key), paths[first]);
-    die("%s: %s: '%s'%s remote; only local files are read. Download the training data, for example\n"
-        "  %s%s%s\nthen give the local files: --%s='folder/*.npy'", n ? yaml_where(n) : config_where(r, key), key,
-        paths[first], remote > 1 ? " and others are" : " is", stores[store].command,
+    die("%s: %s: '%s'%s remote; only local files are read. Download the training data, for "
+        "example\n"
+        "  %s%s%s\nthen give the local files: --%s='folder/*.npy'",
+        n ? yaml_where(n) : config_where(r, key), key, paths[first],
+        remote > 1 ? " and others are" : " is", stores[store].command,
         paths[first] + strlen(stores[store].scheme), stores[store].to, key);
 }
 
-/* ---- documents ---------------------------------------------------------------------------------------------- */
+/* ---- documents ------------------------------------------------------------------------------- */
 
 /* `key` at `where` needs documents that end with an eos. */
 static void need_eos(const Config *c, const char *where, const char *key)
@@ -86,10 +91,13 @@ static void check_padding(Reader *r)
     if (!r->s->c.data.mask_padding)
         return;
     if (m->pad_token_id < 0)
-        die("%s: data.generate_attention_mask needs model.pad_token_id", config_where(r, "data.generate_attention_mask"));
+        die("%s: data.generate_attention_mask needs model.pad_token_id",
+            config_where(r, "data.generate_attention_mask"));
     if (m->pad_token_id == m->eos_token_id)
-        warn("%s: data.generate_attention_mask removes pad_token_id from the targets, and the eos is the same token (%d): "
-             "the model does not learn to end a text. Label masks and best_fit packing need no such mask",
+        warn("%s: data.generate_attention_mask removes pad_token_id from the targets, and the eos "
+             "is the same token (%d): "
+             "the model does not learn to end a text. Label masks and best_fit packing need no "
+             "such mask",
              config_where(r, "data.generate_attention_mask"), m->pad_token_id);
 }
 
@@ -97,27 +105,33 @@ static void complete_documents(Reader *r)
 {
     Config *c = &r->s->c;
     check_padding(r);
-    const bool packs = c->data.files.packing == PACK_BEST_FIT, by_eos = c->data.files.boundaries == BOUNDARIES_EOS;
+    const bool packs = c->data.files.packing == PACK_BEST_FIT,
+               by_eos = c->data.files.boundaries == BOUNDARIES_EOS;
     if (by_eos && packs)
-        need_eos(c, config_where(r, "data.packing"), "data.packing=best_fit without data.document_boundaries=metadata");
+        need_eos(c, config_where(r, "data.packing"),
+                 "data.packing=best_fit without data.document_boundaries=metadata");
     if (by_eos && c->data.generate_doc_lengths)
         need_eos(c, config_where(r, "data.generate_doc_lengths"), "data.generate_doc_lengths");
     if (packs && config_given(r, "data.generate_doc_lengths") && !c->data.generate_doc_lengths)
-        config_note(r, "data.generate_doc_lengths=false (with best_fit packing attention stays inside documents)");
+        config_note(r, "data.generate_doc_lengths=false (with best_fit packing attention stays "
+                       "inside documents)");
     c->data.generate_doc_lengths |= packs;
     if (!packs && c->data.long_documents != LONG_TRUNCATE)
         config_note(r, "data.long_documents (only best_fit packing has it)");
     if (!by_eos && !c->data.generate_doc_lengths) {
-        config_note(r, "data.document_boundaries (only best_fit packing and data.generate_doc_lengths ask for documents)");
-        c->data.files.boundaries = BOUNDARIES_EOS;      /* metadata is not needed */
+        config_note(r, "data.document_boundaries (only best_fit packing and "
+                       "data.generate_doc_lengths ask for documents)");
+        c->data.files.boundaries = BOUNDARIES_EOS; /* metadata is not needed */
     }
 }
 
 void config_check_eval_documents(const Config *c, const EvalSet *set)
 {
     if (set->files.packing == PACK_BEST_FIT && !c->data.generate_doc_lengths)
-        die("%s: packing best_fit needs a model whose attention stays inside documents: --data.generate_doc_lengths, or train with "
-            "data.packing=best_fit, too", set->where);
+        die("%s: packing best_fit needs a model whose attention stays inside documents: "
+            "--data.generate_doc_lengths, or train with "
+            "data.packing=best_fit, too",
+            set->where);
     if (set->files.packing == PACK_BEST_FIT && set->files.boundaries == BOUNDARIES_EOS)
         need_eos(c, set->where, "packing best_fit without document_boundaries metadata");
 }
@@ -127,16 +141,20 @@ void config_complete_data(Reader *r)
     Config *c = &r->s->c;
     bool both = c->data.files.num_paths > 0 && r->s->num_datasets > 0;
     if (both)
-        die("%s: give data.paths or data.datasets, not both (--data.datasets=null drops those)", config_where(r,
-            "data.datasets"));
+        die("%s: give data.paths or data.datasets, not both (--data.datasets=null drops those)",
+            config_where(r, "data.datasets"));
     config_read_mix(r);
     const char *key = r->s->num_datasets > 0 ? "data.datasets" : "data.paths";
     use_datasets(r->s);
-    if (c->data.files.num_paths == 0 && c->data.num_mix == 0 && !c->dry_run && !config_forward_only(c))      /* others need data */
-        die("%s: no training data: give data.paths, a list of token shards, as in --data.paths='[shards/*.npy]', or data.mix",
+    /* others need data */
+    if (c->data.files.num_paths == 0 && c->data.num_mix == 0 && !c->dry_run &&
+        !config_forward_only(c))
+        die("%s: no training data: give data.paths, a list of token shards, as in "
+            "--data.paths='[shards/*.npy]', or data.mix",
             config_where(r, "data.paths"));
     config_check_local(r, key, c->data.files.paths, c->data.files.num_paths);
-    config_check_local(r, "data.label_mask_paths", c->data.files.label_mask_paths, c->data.files.num_label_mask_paths);
+    config_check_local(r, "data.label_mask_paths", c->data.files.label_mask_paths,
+                       c->data.files.num_label_mask_paths);
     c->data.files.itemsize = r->s->memmap_dtype;
     if (!config_given(r, "data.seed"))
         c->data.seed = c->seed;
@@ -146,6 +164,7 @@ void config_complete_data(Reader *r)
     if (filter && filter->kind == YAML_MAP && !yaml_find(filter, "repetition_max_count"))
         c->data.instance_filter.max_count = 32;
     if (c->data.instance_filter.min_period > c->data.instance_filter.max_period)
-        die("%s: repetition_min_period %d is above repetition_max_period %d", config_where(r, "data.instance_filter"),
-            c->data.instance_filter.min_period, c->data.instance_filter.max_period);
+        die("%s: repetition_min_period %d is above repetition_max_period %d",
+            config_where(r, "data.instance_filter"), c->data.instance_filter.min_period,
+            c->data.instance_filter.max_period);
 }

@@ -14,14 +14,18 @@ static void check_features(Reader *r)
     const ImageConfig *i = &r->s->c.model.image;
     const char *where = config_where(r, "model.image_feature_size");
     if (i->feature_size % MULTIPLE != 0)
-        die("%s: model.image_feature_size %d is no multiple of %d; pad the rows of features", where, i->feature_size, MULTIPLE);
+        die("%s: model.image_feature_size %d is no multiple of %d; pad the rows of features", where,
+            i->feature_size, MULTIPLE);
     if (i->rows == 0)
-        die("%s: model.image_feature_size needs model.image_tokens: the number of rows of an image", where);
+        die("%s: model.image_feature_size needs model.image_tokens: the number of rows of an image",
+            where);
     if (i->token_id < 0)
-        die("%s: model.image_feature_size needs model.image_token_id: the token at the places of images", where);
+        die("%s: model.image_feature_size needs model.image_token_id: the token at the places of "
+            "images",
+            where);
     if (i->token_id >= r->s->c.model.vocab_size)
-        die("%s: model.image_token_id %d is beyond the vocabulary: model.vocab_size is %d", config_where(r, "model.image_token_id"),
-            i->token_id, r->s->c.model.vocab_size);
+        die("%s: model.image_token_id %d is beyond the vocabulary: model.vocab_size is %d",
+            config_where(r, "model.image_token_id"), i->token_id, r->s->c.model.vocab_size);
 }
 
 void config_check_images(Reader *r)
@@ -30,31 +34,41 @@ void config_check_images(Reader *r)
     const ImageConfig *i = &c->model.image;
     if (i->feature_size == 0) {
         if (i->rows > 0 || i->token_id >= 0)
-            config_note(r, "model.image_tokens and model.image_token_id (there is no model.image_feature_size)");
+            config_note(r, "model.image_tokens and model.image_token_id (there is no "
+                           "model.image_feature_size)");
         return;
     }
     check_features(r);
     if (!c->model.architecture->images)
-        die("%s: the text model of a model with images must be a Llama, Mistral or Qwen3, not %s", config_where(r,
-            "model.image_feature_size"), c->model.architecture->class);
+        die("%s: the text model of a model with images must be a Llama, Mistral or Qwen3, not %s",
+            config_where(r, "model.image_feature_size"), c->model.architecture->class);
     if (c->optimizer.projector_lr > 0 && c->optimizer.lr == 0)
-        die("%s: optimizer.projector_learning_rate needs an optimizer.learning_rate above 0; to train only the projector give "
-            "--trainable='[multi_modal_projector.*]'", config_where(r, "optimizer.projector_learning_rate"));
+        die("%s: optimizer.projector_learning_rate needs an optimizer.learning_rate above 0; to "
+            "train only the projector give "
+            "--trainable='[multi_modal_projector.*]'",
+            config_where(r, "optimizer.projector_learning_rate"));
 }
 
-/* where, prefix: of the keys of `f`. questions: it is a downstream task, whose file says which images its questions show. */
-void config_check_image_files(const Config *c, const TokenFiles *f, const char *where, const char *prefix, bool questions)
+/* where, prefix: of the keys of `f`. questions: it is a downstream task, whose file says which
+ * images its questions show. */
+void config_check_image_files(const Config *c, const TokenFiles *f, const char *where,
+                              const char *prefix, bool questions)
 {
     const bool paths = f->num_image_paths > 0, features = f->image_features != NULL;
     if ((paths || features) && c->model.image.feature_size == 0)
-        die("%s: %s.%s names images, but the model is one of text only: load_path must be a LLaVA folder, or give "
-            "model.image_feature_size", where, prefix, paths ? "image_paths" : "image_features");
+        die("%s: %s.%s names images, but the model is one of text only: load_path must be a LLaVA "
+            "folder, or give "
+            "model.image_feature_size",
+            where, prefix, paths ? "image_paths" : "image_features");
     if (questions && paths)
-        die("%s: %s.image_paths belong to tokens; the questions of a downstream task name their images: leave the indexes out",
+        die("%s: %s.image_paths belong to tokens; the questions of a downstream task name their "
+            "images: leave the indexes out",
             where, prefix);
     if (paths != features && !questions)
-        die("%s: %s.%s needs %s.%s, too: the indexes say which images the tokens show, the folder has their features", where,
-            prefix, paths ? "image_paths" : "image_features", prefix, paths ? "image_features" : "image_paths");
+        die("%s: %s.%s needs %s.%s, too: the indexes say which images the tokens show, the folder "
+            "has their features",
+            where, prefix, paths ? "image_paths" : "image_features", prefix,
+            paths ? "image_features" : "image_paths");
 }
 
 /* The sources of data.mix; returns how many have images. */
@@ -76,13 +90,17 @@ void config_check_image_data(Reader *r)
 {
     const Config *c = &r->s->c;
     const TokenFiles *f = &c->data.files;
-    const char *where = config_where(r, f->num_image_paths > 0 ? "data.image_paths" : "data.image_features");
+    const char *where =
+        config_where(r, f->num_image_paths > 0 ? "data.image_paths" : "data.image_features");
     config_check_image_files(c, f, where, "data", false);
     config_check_local(r, "data.image_paths", f->image_paths, f->num_image_paths);
     if (f->num_image_paths > 0 && c->data.num_mix > 0)
-        die("%s: data.image_paths belong to data.paths; with data.mix each source has its own: [{name: chat, paths: [a.npy], "
-            "image_paths: [a.images], image_features: features, ratio: 1}]", where);
+        die("%s: data.image_paths belong to data.paths; with data.mix each source has its own: "
+            "[{name: chat, paths: [a.npy], "
+            "image_paths: [a.images], image_features: features, ratio: 1}]",
+            where);
     if (check_sources(r) + f->num_image_paths > 0 && c->data.instance_filter.max_count > 0)
-        die("%s: data.instance_filter would mask every sequence with an image, whose tokens are all the same: leave the filter out",
+        die("%s: data.instance_filter would mask every sequence with an image, whose tokens are "
+            "all the same: leave the filter out",
             config_where(r, "data.instance_filter"));
 }

@@ -1,5 +1,6 @@
-/* Checks of the model beyond single keys: values that follow from others, and combinations that cannot work. Every message names
- * the place of a key that is involved and gives values that would work. */
+/* Checks of the model beyond single keys: values that follow from others, and combinations that
+ * cannot work. Every message names the place of a key that is involved and gives values that would
+ * work. */
 #include "model/config/table.h"
 
 #include <math.h>
@@ -12,18 +13,20 @@
 
 void config_complete_heads(ModelConfig *m, const Reader *r, const char *path)
 {
-    const char *width = r ? "model.d_model" : "hidden_size", *dim = r ? "model.head_dim" : "head_dim";
-    const char *heads = r ? "model.n_heads" : "num_attention_heads", *kv = r ? "model.n_kv_heads" : "num_key_value_heads";
+    const char *width = r ? "model.d_model" : "hidden_size",
+               *dim = r ? "model.head_dim" : "head_dim";
+    const char *heads = r ? "model.n_heads" : "num_attention_heads",
+               *kv = r ? "model.n_kv_heads" : "num_key_value_heads";
     const char *where = r ? config_where(r, heads) : path;
     if (m->n_kv_heads == 0)
         m->n_kv_heads = m->n_heads;
     if (m->n_heads % m->n_kv_heads != 0)
-        die("%s: %s %d is not a multiple of %s %d; a divisor of %s is needed", r ? config_where(r, kv) : path, heads, m->n_heads,
-            kv, m->n_kv_heads, heads);
+        die("%s: %s %d is not a multiple of %s %d; a divisor of %s is needed",
+            r ? config_where(r, kv) : path, heads, m->n_heads, kv, m->n_kv_heads, heads);
     if (m->head_dim == 0 && m->d_model % m->n_heads != 0)
-        die("%s: %s %d is not a multiple of %s %d; use %s %d or %ld, or give %s", where, width, m->d_model, heads, m->n_heads,
-            width,
-            m->d_model / m->n_heads * m->n_heads, (m->d_model / m->n_heads + 1L) * m->n_heads, dim);
+        die("%s: %s %d is not a multiple of %s %d; use %s %d or %ld, or give %s", where, width,
+            m->d_model, heads, m->n_heads, width, m->d_model / m->n_heads * m->n_heads,
+            (m->d_model / m->n_heads + 1L) * m->n_heads, dim);
     if (m->head_dim == 0)
         m->head_dim = m->d_model / m->n_heads;
     if (m->head_dim % 2 != 0)
@@ -37,8 +40,11 @@ static void complete_heads(Reader *r)
     if (config_given(r, "model.multi_query_attention")) {
         int heads = r->s->multi_query_attention ? 1 : m->n_heads;
         if (m->n_kv_heads != 0 && m->n_kv_heads != heads)
-            die("%s: model.multi_query_attention %s means n_kv_heads %d, but model.n_kv_heads is %d; give only "
-                "n_kv_heads", config_where(r, "model.multi_query_attention"), heads == 1 ? "true" : "false", heads, m->n_kv_heads);
+            die("%s: model.multi_query_attention %s means n_kv_heads %d, but model.n_kv_heads is "
+                "%d; give only "
+                "n_kv_heads",
+                config_where(r, "model.multi_query_attention"), heads == 1 ? "true" : "false",
+                heads, m->n_kv_heads);
         m->n_kv_heads = heads;
     }
     config_complete_heads(m, r, NULL);
@@ -55,8 +61,10 @@ static void complete_mlp(Reader *r, bool from_hf)
     } else if (config_given(r, "model.mlp_ratio") || !from_hf) {
         double width = r->s->mlp_ratio * m->d_model / 2;
         if (width < 1 || width > 2147483647 || width != floor(width))
-            die("%s: model.mlp_ratio %g makes both halves of the MLP %g wide; give model.mlp_hidden_size, an even "
-                "number", config_where(r, "model.mlp_ratio"), r->s->mlp_ratio, 2 * width);
+            die("%s: model.mlp_ratio %g makes both halves of the MLP %g wide; give "
+                "model.mlp_hidden_size, an even "
+                "number",
+                config_where(r, "model.mlp_ratio"), r->s->mlp_ratio, 2 * width);
         m->mlp_width = (int)width;
     }
     r->s->mlp_hidden_size = 2L * m->mlp_width;
@@ -67,17 +75,21 @@ static void check_widths(const Reader *r)
 {
     enum { MULTIPLE = 16 };
     const ModelConfig *m = &r->s->c.model;
-    const struct { const char *key, *what; long width; } list[] = {
+    const struct {
+        const char *key, *what;
+        long width;
+    } list[] = {
         { "model.d_model", "the residual stream", m->d_model },
         { "model.mlp_hidden_size", "each half of the MLP", m->mlp_width },
         { "model.n_heads", "all query heads together", (long)m->n_heads * m->head_dim },
-        { "model.n_kv_heads", "q, k and v together", (m->n_heads + 2L * m->n_kv_heads) * m->head_dim },
+        { "model.n_kv_heads", "q, k and v together",
+          (m->n_heads + 2L * m->n_kv_heads) * m->head_dim },
     };
     for (int i = 0; i < 4; i++)
         if (list[i].width % MULTIPLE != 0)
-            die("%s: %s makes %s %ld wide; widths must be multiples of %d, as %ld or %ld", config_where(r, list[i].key),
-                list[i].key, list[i].what, list[i].width, MULTIPLE, list[i].width / MULTIPLE * MULTIPLE,
-                (list[i].width / MULTIPLE + 1) * MULTIPLE);
+            die("%s: %s makes %s %ld wide; widths must be multiples of %d, as %ld or %ld",
+                config_where(r, list[i].key), list[i].key, list[i].what, list[i].width, MULTIPLE,
+                list[i].width / MULTIPLE * MULTIPLE, (list[i].width / MULTIPLE + 1) * MULTIPLE);
 }
 
 static void complete_vocabulary(Reader *r)
@@ -87,38 +99,48 @@ static void complete_vocabulary(Reader *r)
     if (m->embedding_size == 0)
         m->embedding_size = rounded;
     if (m->vocab_size > m->embedding_size)
-        die("%s: model.vocab_size %d does not fit model.embedding_size %d; use %d (a multiple of 128) or "
+        die("%s: model.vocab_size %d does not fit model.embedding_size %d; use %d (a multiple of "
+            "128) or "
             "leave it out",
             config_where(r, "model.embedding_size"), m->vocab_size, m->embedding_size, rounded);
-    const struct { const char *name; int id; } token[] = {
-        { "model.eos_token_id", m->eos_token_id }, { "model.pad_token_id", m->pad_token_id }
-    };
+    const struct {
+        const char *name;
+        int id;
+    } token[] = { { "model.eos_token_id", m->eos_token_id },
+                  { "model.pad_token_id", m->pad_token_id } };
     for (int i = 0; i < 2; i++)
         if (token[i].id >= m->vocab_size)
-            die("%s: %s %d is beyond the vocabulary: model.vocab_size is %d", config_where(r, token[i].name),
-                token[i].name, token[i].id, m->vocab_size);
+            die("%s: %s %d is beyond the vocabulary: model.vocab_size is %d",
+                config_where(r, token[i].name), token[i].name, token[i].id, m->vocab_size);
 }
 
 void config_check_rope(const ModelConfig *m, const char *where)
 {
-    if (m->rope_scaling.type == ROPE_LLAMA3 && m->rope_scaling.high_freq_factor <= m->rope_scaling.low_freq_factor)
-        die("%s: rope_scaling.high_freq_factor %g must be above low_freq_factor %g", where, m->rope_scaling.high_freq_factor,
-            m->rope_scaling.low_freq_factor);
+    if (m->rope_scaling.type == ROPE_LLAMA3 &&
+        m->rope_scaling.high_freq_factor <= m->rope_scaling.low_freq_factor)
+        die("%s: rope_scaling.high_freq_factor %g must be above low_freq_factor %g", where,
+            m->rope_scaling.high_freq_factor, m->rope_scaling.low_freq_factor);
     if (m->rope_scaling.type == ROPE_YARN && m->rope_scaling.beta_fast <= m->rope_scaling.beta_slow)
-        die("%s: rope_scaling.beta_fast %g must be above beta_slow %g", where, m->rope_scaling.beta_fast,
-            m->rope_scaling.beta_slow);
+        die("%s: rope_scaling.beta_fast %g must be above beta_slow %g", where,
+            m->rope_scaling.beta_fast, m->rope_scaling.beta_slow);
     if (m->rope_scaling.type == ROPE_YARN && m->rope_theta <= 1)
-        die("%s: rope_theta %g: YaRN needs a rope_theta above 1, as all frequencies are equal at 1", where, m->rope_theta);
+        die("%s: rope_theta %g: YaRN needs a rope_theta above 1, as all frequencies are equal at 1",
+            where, m->rope_theta);
 }
 
-/* rope_type decides which keys of rope_scaling apply. Without it a factor means llama3, which was the first type. */
+/* rope_type decides which keys of rope_scaling apply. Without it a factor means llama3, which was
+ * the first type. */
 static void check_rope_scaling(Reader *r)
 {
     ModelConfig *m = &r->s->c.model;
-    const int type = r->s->rope_type != NOT_GIVEN ? r->s->rope_type : m->rope_scaling.factor > 0 ? ROPE_LLAMA3 : ROPE_DEFAULT;
+    const int type = r->s->rope_type != NOT_GIVEN ? r->s->rope_type
+                     : m->rope_scaling.factor > 0 ? ROPE_LLAMA3
+                                                  : ROPE_DEFAULT;
     if (type != ROPE_DEFAULT && m->rope_scaling.factor == 0)
-        die("%s: rope_type %s needs model.rope_scaling.factor; Llama 3.1 has 8, Llama 3.2 32, OLMo-3 8 (yarn)",
-            config_where(r, "model.rope_scaling.rope_type"), type == ROPE_LLAMA3 ? "llama3" : "yarn");
+        die("%s: rope_type %s needs model.rope_scaling.factor; Llama 3.1 has 8, Llama 3.2 32, "
+            "OLMo-3 8 (yarn)",
+            config_where(r, "model.rope_scaling.rope_type"),
+            type == ROPE_LLAMA3 ? "llama3" : "yarn");
     if (type == ROPE_DEFAULT && config_given(r, "model.rope_scaling.factor"))
         config_note(r, "model.rope_scaling.factor (rope_type default has none)");
     m->rope_scaling.type = type;
@@ -128,9 +150,10 @@ static void check_rope_scaling(Reader *r)
     config_check_rope(m, config_where(r, "model.rope_scaling"));
 }
 
-/* ---- windows: which blocks have one ---- */
+/* ---- windows: which blocks have one ---------------------------------------------------------- */
 
-/* The shortest list whose repetition gives the types of all blocks; empty if they follow from sliding_window. */
+/* The shortest list whose repetition gives the types of all blocks; empty if they follow from
+ * sliding_window. */
 static void shorten(LayerTypes *types, int n_layers)
 {
     LayerTypes all = { .count = n_layers };
@@ -157,7 +180,9 @@ void config_complete_windows(ModelConfig *m, const char *where)
     for (int l = 0; l < m->n_layers && !any; l++)
         any = m->layer_types.slides[l % m->layer_types.count];
     if (any && m->layer_types.count > 0 && m->sliding_window == 0)
-        die("%s: layer_types has sliding_attention, but there is no sliding_window; give one, or only full_attention", where);
+        die("%s: layer_types has sliding_attention, but there is no sliding_window; give one, or "
+            "only full_attention",
+            where);
     if (!any)
         m->sliding_window = 0;
     if (m->layer_types.count > 0)
@@ -184,12 +209,13 @@ static void choose_architecture(Reader *r)
     const char *class = r->s->architecture;
     const Architecture *named = class ? architecture_find(class) : NULL;
     if (class && !named)
-        die("%s: model.architecture '%s' is not known, only %s", config_where(r, "model.architecture"), class,
-            architecture_names());
+        die("%s: model.architecture '%s' is not known, only %s",
+            config_where(r, "model.architecture"), class, architecture_names());
     char *differences = named ? architecture_differences(named, m) : strdup("");
     if (*differences && config_given(r, "model.architecture"))
-        die("%s: %s cannot compute this model; it could with %s", config_where(r, "model.architecture"), class, differences);
-    if (*differences) {                          /* a loaded model was changed */
+        die("%s: %s cannot compute this model; it could with %s",
+            config_where(r, "model.architecture"), class, differences);
+    if (*differences) { /* a loaded model was changed */
         free(r->s->architecture);
         r->s->architecture = NULL;
         named = NULL;
@@ -199,16 +225,19 @@ static void choose_architecture(Reader *r)
     m->architecture = architecture_choose(m, config_where(r, "model"));
 }
 
-/* Derived values must be in the ranges of the table, too: the resolved configuration contains them. */
+/* Derived values must be in the ranges of the table, too: the resolved configuration contains
+ * them. */
 static void check_ranges(Reader *r)
 {
     for (const ConfigKey *k = config_keys; k->name; k++) {
         const double x = value_number(r->s, k);
         char expected[256];
-        if (strncmp(k->name, "model.", strlen("model.")) != 0 || isnan(x) || x == k->none || (x >= k->min && x <= k->max))
+        if (strncmp(k->name, "model.", strlen("model.")) != 0 || isnan(x) || x == k->none ||
+            (x >= k->min && x <= k->max))
             continue;
         value_expected(expected, sizeof expected, k);
-        die("%s: %s would be %.10g, derived from other keys; expected %s", config_where(r, "model"), k->name, x, expected);
+        die("%s: %s would be %.10g, derived from other keys; expected %s", config_where(r, "model"),
+            k->name, x, expected);
     }
 }
 
@@ -216,8 +245,10 @@ void config_complete_model(Reader *r, bool from_hf)
 {
     ModelConfig *m = &r->s->c.model;
     m->norm.kind = r->s->layer_norm_type == NORM_RMS ? RMS_NORM : LAYER_NORM;
-    if (m->qk_norm != QK_NORM_NONE && (m->norm.kind != RMS_NORM || !r->s->attention_layer_norm_with_affine))
-        die("%s: model.attention_layer_norm is an RMSNorm with weights here: set model.layer_norm_type: rms and "
+    if (m->qk_norm != QK_NORM_NONE &&
+        (m->norm.kind != RMS_NORM || !r->s->attention_layer_norm_with_affine))
+        die("%s: model.attention_layer_norm is an RMSNorm with weights here: set "
+            "model.layer_norm_type: rms and "
             "model.attention_layer_norm_with_affine: true, or attention_layer_norm: false",
             config_where(r, "model.attention_layer_norm"));
     complete_heads(r);
@@ -236,14 +267,19 @@ void config_check_trainable(Reader *r)
     const Config *c = &r->s->c;
     int count;
     HfTensor *tensor = c->num_trainable > 0 ? hf_tensors_of(&c->model, &count) : NULL;
-    const char *where = config_where(r, "trainable"), *unknown = tensor ? trainable_unknown(c, tensor, count) : NULL;
+    const char *where = config_where(r, "trainable"),
+               *unknown = tensor ? trainable_unknown(c, tensor, count) : NULL;
     const char *split = tensor ? trainable_split(c, tensor, count) : NULL;
+    /* a loaded model has no other head */
     if (unknown && c->model.weight_tying && strncmp(unknown, "lm_head", strlen("lm_head")) == 0)
-        die("%s: trainable: the head is the embedding here (model.weight_tying): train model.embed_tokens.weight%s", where,
-            c->load_path ? "" : ", or untie them with --model.weight_tying=false");     /* a loaded model has no other head */
+        die("%s: trainable: the head is the embedding here (model.weight_tying): train "
+            "model.embed_tokens.weight%s",
+            where, c->load_path ? "" : ", or untie them with --model.weight_tying=false");
     if (unknown)
-        die("%s: trainable: '%s' names no tensor of this model; names are those of a checkpoint, as "
-            "model.layers.0.self_attn.q_proj.weight, and * matches any characters", where, unknown);
+        die("%s: trainable: '%s' names no tensor of this model; names are those of a checkpoint, "
+            "as "
+            "model.layers.0.self_attn.q_proj.weight, and * matches any characters",
+            where, unknown);
     if (split)
         die("%s: trainable: %s, but they are one matrix here; train both or none", where, split);
     free(tensor);

@@ -20,8 +20,8 @@ static int largest_context(const ModelConfig *m, int most, int world)
     return most;
 }
 
-/* A rank's tokens are whole sixteens, as FP8 GEMMs need. When generating these ranks only share weights, as others of a shard
- * group. */
+/* A rank's tokens are whole sixteens, as FP8 GEMMs need. When generating these ranks only share
+ * weights, as others of a shard group. */
 static void check_context(Reader *r)
 {
     enum { MULTIPLE = 16 };
@@ -32,18 +32,23 @@ static void check_context(Reader *r)
     if (n == 1)
         return;
     if (r->world % n != 0)
-        die("%s: parallelism.context %d: %d rank%s cannot form groups of %d that share sequences; start a multiple of %d ranks, or "
-            "use --parallelism.context=%d", where, n, r->world, r->world == 1 ? "" : "s", n, n,
+        die("%s: parallelism.context %d: %d rank%s cannot form groups of %d that share sequences; "
+            "start a multiple of %d ranks, or "
+            "use --parallelism.context=%d",
+            where, n, r->world, r->world == 1 ? "" : "s", n, n,
             largest_divisor(r->world, r->world, n < r->world ? n : r->world));
     if (c->generate)
         return;
     if (!context_divides(m, n))
-        die("%s: parallelism.context %d: the model has %d heads and %d key heads, which %d ranks cannot share equally; "
-            "use --parallelism.context=%d", where, n, m->n_heads, m->n_kv_heads, n, largest_context(m, n, r->world));
+        die("%s: parallelism.context %d: the model has %d heads and %d key heads, which %d ranks "
+            "cannot share equally; "
+            "use --parallelism.context=%d",
+            where, n, m->n_heads, m->n_kv_heads, n, largest_context(m, n, r->world));
     if (T % (MULTIPLE * n) != 0)
-        die("%s: parallelism.context %d: model.max_sequence_length %d is not a multiple of %d x %d, so ranks would not have whole "
-            "sixteens of tokens; --model.max_sequence_length=%d would do", where, n, T, n, MULTIPLE,
-            (T + MULTIPLE * n - 1) / (MULTIPLE * n) * (MULTIPLE * n));
+        die("%s: parallelism.context %d: model.max_sequence_length %d is not a multiple of %d x "
+            "%d, so ranks would not have whole "
+            "sixteens of tokens; --model.max_sequence_length=%d would do",
+            where, n, T, n, MULTIPLE, (T + MULTIPLE * n - 1) / (MULTIPLE * n) * (MULTIPLE * n));
 }
 
 /* The numbers of chunks and of micro-batches that the schedule can divide. */
@@ -51,22 +56,30 @@ static void check_schedule_of_stages(Reader *r)
 {
     const Config *c = &r->s->c;
     const Strategy *s = &c->strategy;
-    const int n = pipeline_stages(s), chunks = s->pipeline_chunks, sequences = c->global_train_batch_size / data_ranks(s, r->world);
+    const int n = pipeline_stages(s), chunks = s->pipeline_chunks,
+              sequences = c->global_train_batch_size / data_ranks(s, r->world);
     const int own = sequences / c->device_train_microbatch_size;
     const char *where = config_where(r, "parallelism.pipeline_schedule");
     if (s->pipeline_schedule == PIPELINE_INTERLEAVED && chunks == 1)
-        die("%s: parallelism.pipeline_schedule Interleaved1F1B: each stage has one row of blocks; give it more, as "
-            "--parallelism.pipeline_virtual_stages=2, or use 1F1B", where);
+        die("%s: parallelism.pipeline_schedule Interleaved1F1B: each stage has one row of blocks; "
+            "give it more, as "
+            "--parallelism.pipeline_virtual_stages=2, or use 1F1B",
+            where);
     if (s->pipeline_schedule != PIPELINE_INTERLEAVED && chunks > 1)
-        die("%s: parallelism.pipeline_virtual_stages %d: only Interleaved1F1B has more than one; use "
-            "--parallelism.pipeline_schedule=Interleaved1F1B", config_where(r, "parallelism.pipeline_virtual_stages"), chunks);
+        die("%s: parallelism.pipeline_virtual_stages %d: only Interleaved1F1B has more than one; "
+            "use "
+            "--parallelism.pipeline_schedule=Interleaved1F1B",
+            config_where(r, "parallelism.pipeline_virtual_stages"), chunks);
     if (c->model.n_layers < n * chunks)
         die("%s: parallelism.pipeline %d: the model has %d blocks, fewer than %d stages x %d; use "
-            "--parallelism.pipeline=%d", config_where(r, "parallelism.pipeline"), n, c->model.n_layers, n, chunks,
+            "--parallelism.pipeline=%d",
+            config_where(r, "parallelism.pipeline"), n, c->model.n_layers, n, chunks,
             c->model.n_layers > chunks ? c->model.n_layers / chunks : 1);
     if (chunks > 1 && !config_forward_only(c) && own % n != 0)
-        die("%s: parallelism.pipeline_schedule Interleaved1F1B: a stage has %d micro-batches a step, not a multiple of the %d "
-            "stages; --global_train_batch_size=%ld would do, and so would 1F1B", where, own, n,
+        die("%s: parallelism.pipeline_schedule Interleaved1F1B: a stage has %d micro-batches a "
+            "step, not a multiple of the %d "
+            "stages; --global_train_batch_size=%ld would do, and so would 1F1B",
+            where, own, n,
             (long)(own / n + 1) * n * c->device_train_microbatch_size * data_ranks(s, r->world));
 }
 
@@ -74,51 +87,70 @@ static void check_schedule_of_stages(Reader *r)
 static void check_pipeline(Reader *r)
 {
     const Config *c = &r->s->c;
-    const int n = pipeline_stages(&c->strategy), context = context_ranks(&c->strategy) * tensor_ranks(&c->strategy);
+    const int n = pipeline_stages(&c->strategy),
+              context = context_ranks(&c->strategy) * tensor_ranks(&c->strategy);
     const int groups = r->world / context;
     const char *where = config_where(r, "parallelism.pipeline");
     if (n == 1)
         return;
     if (groups % n != 0)
-        die("%s: parallelism.pipeline %d: %d rank%s cannot form %d stages of equal size%s; start a multiple of %d ranks, or use "
-            "--parallelism.pipeline=%d", where, n, r->world, r->world == 1 ? "" : "s", n,
-            context > 1 ? ", each of groups that share sequences (parallelism.context, parallelism.tensor)" : "", n * context,
-            largest_divisor(groups, groups, n < groups ? n : groups));
+        die("%s: parallelism.pipeline %d: %d rank%s cannot form %d stages of equal size%s; start a "
+            "multiple of %d ranks, or use "
+            "--parallelism.pipeline=%d",
+            where, n, r->world, r->world == 1 ? "" : "s", n,
+            context > 1
+                ? ", each of groups that share sequences (parallelism.context, parallelism.tensor)"
+                : "",
+            n * context, largest_divisor(groups, groups, n < groups ? n : groups));
     if (r->s->fsdp.grad_sync_mode == SUM_OFTEN)
-        die("%s: fsdp.grad_sync_mode micro_batch: pipeline stages sum gradients once per step; use batch or null",
+        die("%s: fsdp.grad_sync_mode micro_batch: pipeline stages sum gradients once per step; use "
+            "batch or null",
             config_where(r, "fsdp.grad_sync_mode"));
     check_schedule_of_stages(r);
 }
 
-/* The same by parallelism.replicate and shard, of a stage of `world` ranks or groups of tensor ranks. */
+/* The same by parallelism.replicate and shard, of a stage of `world` ranks or groups of tensor
+ * ranks. */
 static int shard_ranks_of_mesh(Reader *r, int world)
 {
-    const int replicate = r->s->fsdp.replicate, shard = r->s->fsdp.shard, context = context_ranks(&r->s->c.strategy);
-    const int groups = world / context, tensor = tensor_ranks(&r->s->c.strategy), given = replicate ? replicate : shard;
+    const int replicate = r->s->fsdp.replicate, shard = r->s->fsdp.shard,
+              context = context_ranks(&r->s->c.strategy);
+    const int groups = world / context, tensor = tensor_ranks(&r->s->c.strategy),
+              given = replicate ? replicate : shard;
     const int divisor = largest_divisor(groups, groups, given < groups ? given : groups);
-    const char *name = replicate ? "parallelism.replicate" : "parallelism.shard", *where = config_where(r, name);
+    const char *name = replicate ? "parallelism.replicate" : "parallelism.shard",
+               *where = config_where(r, name);
     if (r->s->fsdp.replicas)
-        die("%s: %s and fsdp.hybrid_sharding_num_model_replicas (%s) both set the number of replicas; leave one of them out", where,
-            name, config_where(r, "fsdp.hybrid_sharding_num_model_replicas"));
+        die("%s: %s and fsdp.hybrid_sharding_num_model_replicas (%s) both set the number of "
+            "replicas; leave one of them out",
+            where, name, config_where(r, "fsdp.hybrid_sharding_num_model_replicas"));
     if (given != divisor || (replicate && shard && (long)replicate * shard != groups))
-        die("%s: parallelism.replicate %d x shard %d x context %d x tensor %d (0: not given) must be the %d rank%s%s; use "
-            "--parallelism.replicate=%d --parallelism.shard=%d", where, replicate, shard, context, tensor, world * tensor,
-            world * tensor == 1 ? "" : "s", pipeline_stages(&r->s->c.strategy) > 1 ? " of a stage" : "",
+        die("%s: parallelism.replicate %d x shard %d x context %d x tensor %d (0: not given) must "
+            "be the %d rank%s%s; use "
+            "--parallelism.replicate=%d --parallelism.shard=%d",
+            where, replicate, shard, context, tensor, world * tensor,
+            world * tensor == 1 ? "" : "s",
+            pipeline_stages(&r->s->c.strategy) > 1 ? " of a stage" : "",
             replicate ? divisor : groups / divisor, replicate ? groups / divisor : divisor);
     const int shards = replicate ? groups / replicate : shard;
     if (r->s->fsdp.strategy == NO_SHARD && shards > 1)
-        die("%s: %s gives replicas of %d ranks, but fsdp.sharding_strategy NO_SHARD shards nothing; use FULL_SHARD or "
-            "SHARD_GRAD_OP, or --parallelism.replicate=%d", where, name, shards, groups);
+        die("%s: %s gives replicas of %d ranks, but fsdp.sharding_strategy NO_SHARD shards "
+            "nothing; use FULL_SHARD or "
+            "SHARD_GRAD_OP, or --parallelism.replicate=%d",
+            where, name, shards, groups);
     return shards * context;
 }
 
-/* Ranks that share one copy of a stage. Those that share sequences are among them, so that gradients are summed over both. */
+/* Ranks that share one copy of a stage. Those that share sequences are among them, so that
+ * gradients are summed over both. */
 static int shard_ranks(Reader *r)
 {
     const ShardingStrategy strategy = r->s->fsdp.strategy;
     const bool hybrid = strategy == HYBRID_SHARD || strategy == HYBRID_SHARD_ZERO2;
-    const int stage = r->world / pipeline_stages(&r->s->c.strategy), world = stage / tensor_ranks(&r->s->c.strategy);
-    const int context = context_ranks(&r->s->c.strategy), hosts = stage > comm_local_size() ? stage / comm_local_size() : 1;
+    const int stage = r->world / pipeline_stages(&r->s->c.strategy),
+              world = stage / tensor_ranks(&r->s->c.strategy);
+    const int context = context_ranks(&r->s->c.strategy),
+              hosts = stage > comm_local_size() ? stage / comm_local_size() : 1;
     const int replicas = r->s->fsdp.replicas ? r->s->fsdp.replicas : hosts;
     if (r->s->fsdp.replicate || r->s->fsdp.shard)
         return shard_ranks_of_mesh(r, world);
@@ -129,17 +161,21 @@ static int shard_ranks(Reader *r)
     if (!hybrid)
         return world;
     if (replicas < 1 || world % replicas != 0)
-        die("%s: %d ranks cannot form %d groups of equal size; fsdp.hybrid_sharding_num_model_replicas must divide the "
+        die("%s: %d ranks cannot form %d groups of equal size; "
+            "fsdp.hybrid_sharding_num_model_replicas must divide the "
             "ranks of a stage (groups of parallelism.tensor), null makes one group per host",
             config_where(r, "fsdp.hybrid_sharding_num_model_replicas"), world, replicas);
     if (world / replicas % context != 0)
-        die("%s: %d ranks in %d replicas are %d each, which cannot form groups of %d that share sequences (parallelism.context); "
-            "fsdp.hybrid_sharding_num_model_replicas must divide %d", config_where(r, "fsdp.hybrid_sharding_num_model_replicas"),
-            world, replicas, world / replicas, context, world / context);
+        die("%s: %d ranks in %d replicas are %d each, which cannot form groups of %d that share "
+            "sequences (parallelism.context); "
+            "fsdp.hybrid_sharding_num_model_replicas must divide %d",
+            config_where(r, "fsdp.hybrid_sharding_num_model_replicas"), world, replicas,
+            world / replicas, context, world / context);
     return world / replicas;
 }
 
-/* In a stage weights are gathered once per step, and gradients summed once: its micro-batches alternate between two passes. */
+/* In a stage weights are gathered once per step, and gradients summed once: its micro-batches
+ * alternate between two passes. */
 static void complete_strategy(Reader *r)
 {
     const Strategy *s = &r->s->c.strategy;
@@ -151,12 +187,18 @@ static void complete_strategy(Reader *r)
     const int mode = r->s->fsdp.grad_sync_mode;
     const int shards = shard_ranks(r);
     const bool gathers = shards * tensor_ranks(s) > 1;
-    r->s->c.strategy = (Strategy){ .shard_ranks = shards, .by_mesh = r->s->fsdp.replicate || r->s->fsdp.shard,
-                                   .gathering = keeps || (stages && gathers) ? GATHER_ONCE : GATHER_ONCE_IF_FITS,
-                                   .grad_sum = stages ? SUM_ONCE : mode == NOT_GIVEN ? SUM_ONCE_IF_FITS : (GradSum)mode,
-                                   .context_ranks = r->s->c.generate ? 1 : context_ranks(s), .tensor_ranks = tensor_ranks(s),
-                                   .pipeline_stages = pipeline_stages(s),
-                                   .pipeline_chunks = s->pipeline_chunks, .pipeline_schedule = s->pipeline_schedule };
+    r->s->c.strategy =
+        (Strategy){ .shard_ranks = shards,
+                    .by_mesh = r->s->fsdp.replicate || r->s->fsdp.shard,
+                    .gathering = keeps || (stages && gathers) ? GATHER_ONCE : GATHER_ONCE_IF_FITS,
+                    .grad_sum = stages              ? SUM_ONCE
+                                : mode == NOT_GIVEN ? SUM_ONCE_IF_FITS
+                                                    : (GradSum)mode,
+                    .context_ranks = r->s->c.generate ? 1 : context_ranks(s),
+                    .tensor_ranks = tensor_ranks(s),
+                    .pipeline_stages = pipeline_stages(s),
+                    .pipeline_chunks = s->pipeline_chunks,
+                    .pipeline_schedule = s->pipeline_schedule };
 }
 
 void config_complete_ranks(Reader *r)

@@ -19,31 +19,38 @@ static int groups_of(const Reader *r)
 static const char *name_groups(const Reader *r)
 {
     const Strategy *s = &r->s->c.strategy;
-    return pipeline_stages(s) > 1 ? "pipeline" : context_ranks(s) > 1 ? "context group"
-         : tensor_ranks(s) > 1 ? "tensor group" : "rank";
+    return pipeline_stages(s) > 1 ? "pipeline"
+           : context_ranks(s) > 1 ? "context group"
+           : tensor_ranks(s) > 1  ? "tensor group"
+                                  : "rank";
 }
 
 static void check_batch(Reader *r)
 {
     Config *c = &r->s->c;
-    int world = groups_of(r), micro = c->device_train_microbatch_size, batch = c->global_train_batch_size;
+    int world = groups_of(r), micro = c->device_train_microbatch_size,
+        batch = c->global_train_batch_size;
     long unit = (long)world * micro;
     if (batch % unit == 0)
         return;
     const char *where = config_where(r, "global_train_batch_size");
     char batches[96];
     if (batch > unit)
-        snprintf(batches, sizeof batches, "%ld or %ld", batch / unit * unit, (batch / unit + 1) * unit);
+        snprintf(batches, sizeof batches, "%ld or %ld", batch / unit * unit,
+                 (batch / unit + 1) * unit);
     else
         snprintf(batches, sizeof batches, "%ld", unit);
     if (batch % world != 0)
-        die("%s: global_train_batch_size %d is not a multiple of %d %ss x device_train_microbatch_size %d; "
-            "--global_train_batch_size=%s would do", where, batch, world, name_groups(r), micro, batches);
+        die("%s: global_train_batch_size %d is not a multiple of %d %ss x "
+            "device_train_microbatch_size %d; "
+            "--global_train_batch_size=%s would do",
+            where, batch, world, name_groups(r), micro, batches);
     int share = batch / world, smaller = micro < share ? micro : share;
     while (share % smaller != 0)
         smaller--;
     die("%s: global_train_batch_size %d gives each of %d %s%s %d sequences, not a multiple of "
-        "device_train_microbatch_size %d; --device_train_microbatch_size=%d or --global_train_batch_size=%s would do",
+        "device_train_microbatch_size %d; --device_train_microbatch_size=%d or "
+        "--global_train_batch_size=%s would do",
         where, batch, world, name_groups(r), world == 1 ? "" : "s", share, micro, smaller, batches);
 }
 
@@ -51,13 +58,17 @@ void config_read_batch_warmup(Settings *s, const char *where)
 {
     const int count = s->num_batch_warmup;
     if (count > MOST_DOUBLINGS)
-        die("%s: batch_size_warmup: expected up to %d steps, found %d", where, MOST_DOUBLINGS, count);
+        die("%s: batch_size_warmup: expected up to %d steps, found %d", where, MOST_DOUBLINGS,
+            count);
     for (int i = 0; i < count; i++) {
         char *end;
         const char *text = s->batch_warmup[i];
         const long step = strtol(text, &end, 10);
-        if (*end || !*text || step < 1 || (double)step > LONGS || (i > 0 && step <= s->c.batch_warmup.step[i - 1]))
-            die("%s: batch_size_warmup: expected ascending numbers of steps, as in [1000, 3000], found '%s'", where, text);
+        if (*end || !*text || step < 1 || (double)step > LONGS ||
+            (i > 0 && step <= s->c.batch_warmup.step[i - 1]))
+            die("%s: batch_size_warmup: expected ascending numbers of steps, as in [1000, 3000], "
+                "found '%s'",
+                where, text);
         s->c.batch_warmup.step[i] = step;
     }
     s->c.batch_warmup.count = count;
@@ -74,18 +85,23 @@ static void check_batch_warmup(Reader *r)
     const long unit = (long)groups_of(r) * c->device_train_microbatch_size * rounds;
     config_read_batch_warmup(r->s, where);
     if (count > 0 && (c->max_duration.epochs > 0 || c->stop_at.epochs > 0))
-        die("%s: batch_size_warmup: the run's length in epochs is not supported; give max_duration and stop_at in steps or tokens",
+        die("%s: batch_size_warmup: the run's length in epochs is not supported; give max_duration "
+            "and stop_at in steps or tokens",
             where);
     if (c->global_train_batch_size % (unit << count) != 0)
-        die("%s: batch_size_warmup: global_train_batch_size %d halved %d time%s is not a multiple of %d %ss x "
-            "device_train_microbatch_size %d%s; use a multiple of %ld, fewer doublings or a smaller micro-batch", where,
-            c->global_train_batch_size, count, count == 1 ? "" : "s", groups_of(r), name_groups(r),
-            c->device_train_microbatch_size, rounds > 1 ? " x stages of Interleaved1F1B" : "", unit << count);
+        die("%s: batch_size_warmup: global_train_batch_size %d halved %d time%s is not a multiple "
+            "of %d %ss x "
+            "device_train_microbatch_size %d%s; use a multiple of %ld, fewer doublings or a "
+            "smaller micro-batch",
+            where, c->global_train_batch_size, count, count == 1 ? "" : "s", groups_of(r),
+            name_groups(r), c->device_train_microbatch_size,
+            rounds > 1 ? " x stages of Interleaved1F1B" : "", unit << count);
 }
 
-/* Gradients are summed in F32 if fsdp.precision is mixed, or if a sum has many terms: a BF16 sum loses terms below 2^-9 of it. The
- * worst tensor loses 5 % of its gradient with 512 micro-batches, half with 2048. A rank's micro-batches are summed first, then
- * ranks. Each sum loses by its own number of terms: 16 x 32 lose a third of what 512 lose. */
+/* Gradients are summed in F32 if fsdp.precision is mixed, or if a sum has many terms: a BF16 sum
+ * loses terms below 2^-9 of it. The worst tensor loses 5 % of its gradient with 512 micro-batches,
+ * half with 2048. A rank's micro-batches are summed first, then ranks. Each sum loses by its own
+ * number of terms: 16 x 32 lose a third of what 512 lose. */
 static void choose_grads(Reader *r)
 {
     enum { MOST = 128 };
@@ -98,8 +114,9 @@ static void choose_grads(Reader *r)
         if (mixed || n > MOST)
             *grads = (Format){ F32, 0, false };
     } else if (grads->dtype == BF16 && n > MOST)
-        warn("%s: gradients of %d %s are summed in bf16, which loses part of them with more than %d",
-             config_where(r, "format.grads"), n, own < n ? "ranks" : "micro-batches a step", MOST);
+        warn(
+            "%s: gradients of %d %s are summed in bf16, which loses part of them with more than %d",
+            config_where(r, "format.grads"), n, own < n ? "ranks" : "micro-batches a step", MOST);
 }
 
 double config_duration(const Config *c)
@@ -110,7 +127,8 @@ double config_duration(const Config *c)
     return c->scheduler.in_tokens ? schedule_tokens(c, 0, c->max_duration.steps) : steps;
 }
 
-/* The tokens of a micro-batch, also when rounded up, must fit an int; so must the sequences of all ranks. */
+/* The tokens of a micro-batch, also when rounded up, must fit an int; so must the sequences of all
+ * ranks. */
 static void check_micro_batch(Reader *r)
 {
     const Config *c = &r->s->c;
@@ -120,7 +138,8 @@ static void check_micro_batch(Reader *r)
             config_where(r, "device_train_microbatch_size"), c->device_train_microbatch_size, T);
     if ((double)c->device_eval_batch_size * groups_of(r) > INT_MAX)
         die("%s: %d sequences on each of %d %ss exceed the 2^31 - 1 that a batch can have",
-            config_where(r, "device_eval_batch_size"), c->device_eval_batch_size, groups_of(r), name_groups(r));
+            config_where(r, "device_eval_batch_size"), c->device_eval_batch_size, groups_of(r),
+            name_groups(r));
 }
 
 static void check_tile(Reader *r)
@@ -131,12 +150,16 @@ static void check_tile(Reader *r)
     if (c->mlp_tile == 0)
         return;
     if (c->mlp_tile % MULTIPLE != 0)
-        die("%s: mlp_tile %d is not a multiple of %d, so FP8 operands would not be aligned; --mlp_tile=%d would be", where,
-            c->mlp_tile, MULTIPLE, c->mlp_tile <= INT_MAX - MULTIPLE ? (c->mlp_tile + MULTIPLE - 1) / MULTIPLE * MULTIPLE
-                                                        : c->mlp_tile / MULTIPLE * MULTIPLE);
+        die("%s: mlp_tile %d is not a multiple of %d, so FP8 operands would not be aligned; "
+            "--mlp_tile=%d would be",
+            where, c->mlp_tile, MULTIPLE,
+            c->mlp_tile <= INT_MAX - MULTIPLE ? (c->mlp_tile + MULTIPLE - 1) / MULTIPLE * MULTIPLE
+                                              : c->mlp_tile / MULTIPLE * MULTIPLE);
     if (!recipe_recomputes(&c->recipe))
-        die("%s: mlp_tile %d: forward saves the MLP of all tokens in every block, so tiles would save nothing; let backward run "
-            "blocks again (--activation_checkpointing=whole_layer), or use --mlp_tile=0", where, c->mlp_tile);
+        die("%s: mlp_tile %d: forward saves the MLP of all tokens in every block, so tiles would "
+            "save nothing; let backward run "
+            "blocks again (--activation_checkpointing=whole_layer), or use --mlp_tile=0",
+            where, c->mlp_tile);
 }
 
 static void check_length_warmup(const Reader *r)
@@ -145,18 +168,23 @@ static void check_length_warmup(const Reader *r)
     const int min = c->length_warmup.min, T = c->model.max_sequence_length;
     const char *where = config_where(r, "sequence_length_warmup");
     if ((min > 0) != (c->length_warmup.steps > 0))
-        die("%s: sequence_length_warmup needs both min_sequence_length and warmup_steps; %s is missing", where,
-            min > 0 ? "warmup_steps" : "min_sequence_length");
+        die("%s: sequence_length_warmup needs both min_sequence_length and warmup_steps; %s is "
+            "missing",
+            where, min > 0 ? "warmup_steps" : "min_sequence_length");
     if (min > T)
-        die("%s: sequence_length_warmup.min_sequence_length %d is more than model.max_sequence_length %d", where, min, T);
+        die("%s: sequence_length_warmup.min_sequence_length %d is more than "
+            "model.max_sequence_length %d",
+            where, min, T);
 }
 
 static void check_average(const Reader *r)
 {
     const Config *c = &r->s->c;
     if ((c->average.last > 0) != (c->average.every > 0))
-        die("%s: average needs both last and every, as in average: {last: 5, every: 200}; %s is missing",
-            config_where(r, c->average.last > 0 ? "average.last" : "average.every"), c->average.last > 0 ? "every" : "last");
+        die("%s: average needs both last and every, as in average: {last: 5, every: 200}; %s is "
+            "missing",
+            config_where(r, c->average.last > 0 ? "average.last" : "average.every"),
+            c->average.last > 0 ? "every" : "last");
 }
 
 static void check_schedule(Reader *r)
@@ -165,19 +193,26 @@ static void check_schedule(Reader *r)
     c->scheduler.in_tokens = r->s->scheduler_units == UNITS_TOKENS;
     const bool share = c->scheduler.warmup_fraction > 0;
     if (share && config_given(r, "scheduler.t_warmup") && c->scheduler.t_warmup > 0)
-        die("%s: scheduler.t_warmup and scheduler.warmup_fraction both set the length of the warmup; unset one of them: "
-            "--scheduler.t_warmup=0 or --scheduler.warmup_fraction=null", config_where(r, "scheduler.warmup_fraction"));
+        die("%s: scheduler.t_warmup and scheduler.warmup_fraction both set the length of the "
+            "warmup; unset one of them: "
+            "--scheduler.t_warmup=0 or --scheduler.warmup_fraction=null",
+            config_where(r, "scheduler.warmup_fraction"));
     if (share)
         c->scheduler.t_warmup = 0;
     const long warmup = c->scheduler.t_warmup, end = c->scheduler.t_max;
     if (end > 0 && warmup > end)
-        die("%s: scheduler.t_warmup %ld is longer than scheduler.t_max %ld; shorten the warmup or lengthen t_max",
+        die("%s: scheduler.t_warmup %ld is longer than scheduler.t_max %ld; shorten the warmup or "
+            "lengthen t_max",
             config_where(r, "scheduler.t_warmup"), warmup, end);
     if (c->scheduler.name == INVERSE_SQRT_WITH_WARMUP && warmup == 0 && !share)
-        die("%s: inverse_sqrt_with_warmup needs scheduler.t_warmup > 0", config_where(r, "scheduler.t_warmup"));
+        die("%s: inverse_sqrt_with_warmup needs scheduler.t_warmup > 0",
+            config_where(r, "scheduler.t_warmup"));
     if (c->scheduler.name == WSD && c->scheduler.t_decay == 0)
-        die("%s: wsd needs scheduler.t_decay, the length of the final decay", config_where(r, "scheduler.name"));
-    char *where = xasprintf("%s: ", config_where(r, c->scheduler.name == WSD ? "scheduler.t_decay" : "scheduler.t_warmup"));
+        die("%s: wsd needs scheduler.t_decay, the length of the final decay",
+            config_where(r, "scheduler.name"));
+    char *where =
+        xasprintf("%s: ", config_where(r, c->scheduler.name == WSD ? "scheduler.t_decay"
+                                                                   : "scheduler.t_warmup"));
     schedule_check(c, config_duration(c), where);
     free(where);
     config_check_extended(r);
@@ -185,7 +220,8 @@ static void check_schedule(Reader *r)
         config_note(r, "scheduler.t_decay (only wsd has it)");
     if (c->scheduler.warmup_min_lr > c->optimizer.lr)
         die("%s: scheduler.warmup_min_lr %g is above optimizer.learning_rate %g",
-            config_where(r, "scheduler.warmup_min_lr"), c->scheduler.warmup_min_lr, c->optimizer.lr);
+            config_where(r, "scheduler.warmup_min_lr"), c->scheduler.warmup_min_lr,
+            c->optimizer.lr);
 }
 
 void config_choose_save_folder(Config *c)
@@ -199,7 +235,8 @@ static void check_folders(Reader *r)
     Config *c = &r->s->c;
     config_choose_save_folder(c);
     if (c->save_folder && c->save_folder[0] == '\0')
-        die("%s: save_folder is empty; give a folder, '.' for the current one", config_where(r, "save_folder"));
+        die("%s: save_folder is empty; give a folder, '.' for the current one",
+            config_where(r, "save_folder"));
     if (c->save_folder && strstr(c->save_folder, "://"))
         die("%s: save_folder '%s' is remote; save to a local folder and copy it from there",
             config_where(r, "save_folder"), c->save_folder);
@@ -214,7 +251,8 @@ static void check_run_name(const Reader *r)
         die("%s: run_name is empty", config_where(r, "run_name"));
     char *path = xasprintf("/%s/", name);
     if (strstr(path, "/../"))
-        die("%s: run_name %s leads out of the folder runs; use --save_folder", config_where(r, "run_name"), name);
+        die("%s: run_name %s leads out of the folder runs; use --save_folder",
+            config_where(r, "run_name"), name);
     free(path);
 }
 
@@ -237,7 +275,8 @@ void config_complete_run(Reader *r)
     check_folders(r);
     c->z_loss = r->s->softmax_auxiliary_loss ? r->s->auxiliary_loss_multiplier : 0;
     if (c->eval_subset_num_batches == 0)
-        die("%s: eval_subset_num_batches 0 evaluates nothing: use -1 for all batches, or eval_interval null",
+        die("%s: eval_subset_num_batches 0 evaluates nothing: use -1 for all batches, or "
+            "eval_interval null",
             config_where(r, "eval_subset_num_batches"));
     if (c->device_eval_batch_size == 0)
         c->device_eval_batch_size = c->device_train_microbatch_size;

@@ -2,5 +2,6 @@
 #pragma once
 #include "model/config.h"
 
-/* Why c->strategy.tensor_ranks of `world` ranks cannot compute layers together, and what to do: malloc'ed; NULL: they can. */
+/* Why c->strategy.tensor_ranks of `world` ranks cannot compute layers together, and what to do:
+ * malloc'ed; NULL: they can. */
 char *tensor_refusal(const Config *c, int world);

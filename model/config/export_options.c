@@ -13,62 +13,86 @@
 #define NUMBER(name, type, default_text, none, min, max, field, help) \
     { name, type, default_text, none, min, max, NULL, offsetof(ExportOptions, field), help }
 #define WORD(name, default_text, field, help, ...) \
-    { name, CHOICE, default_text, NOT_GIVEN, 0, 0, NULL, offsetof(ExportOptions, field), help, \
-      (const Word[]){ __VA_ARGS__, { NULL, 0 } } }
+    { \
+        name, CHOICE, default_text, NOT_GIVEN, 0, 0, NULL, offsetof(ExportOptions, field), help, \
+            (const Word[]) \
+        { \
+            __VA_ARGS__, { NULL, 0 } \
+        } \
+    }
 
 const ConfigKey export_keys[] = {
     OTHER("export", NULL, source,
-          "checkpoint to export, or save_folder of a run (its latest checkpoint), or a folder written by save_pretrained"),
+          "checkpoint to export, or save_folder of a run (its latest checkpoint), or a folder "
+          "written by save_pretrained"),
     OTHER("average", NULL, average,
-          "instead of --export: A,B,C, at least two such folders. The result is the mean of their weights, computed in f64. "
-          "A,B,C:0.5,0.3,0.2 gives each a weight, divided by their sum; default: equal weights. The tokenizer is that of A"),
+          "instead of --export: A,B,C, at least two such folders. The result is the mean of their "
+          "weights, computed in f64. "
+          "A,B,C:0.5,0.3,0.2 gives each a weight, divided by their sum; default: equal weights. "
+          "The tokenizer is that of A"),
     OTHER("lora.base_path", "null", base_path,
-          "folder of the base model into which adapters are merged; default: the folder that they name"),
-    WORD ("dtype", "bf16", dtype,
-          "format of the weights. fp8, int8, int4 and nf4: codes and scales for the matrices of the blocks, bf16 for all else. "
-          "int4 without --calibration rounds weights, with the scales that give the least error",
-          { "bf16", EXPORT_BF16 }, { "f16", EXPORT_F16 }, { "f32", EXPORT_F32 }, { "fp8", EXPORT_FP8 }, { "int8", EXPORT_INT8 },
-          { "int4", EXPORT_INT4 }, { "nf4", EXPORT_NF4 }),
-    WORD ("layout", "null", layout,
-          "naming and layout of codes and scales; default: bitsandbytes for nf4, else compressed-tensors. fp8: DeepSeek's, "
-          "for dtype fp8; bitsandbytes: LLM.int8(), for dtype int8",
-          { "compressed-tensors", AS_COMPRESSED_TENSORS }, { "fp8", AS_FP8 }, { "bitsandbytes", AS_BITSANDBYTES }),
-    WORD ("block", "null", block, "dtype fp8: one scale per 128 x 128 elements; default: one per row", { "128", 128 }),
-    WORD ("group", "null", group, "dtype int4: elements of a row that share a scale; default: 128",
-          { "32", 32 }, { "64", 64 }, { "128", 128 }),
-    WORD ("scales", "computed", scales,
-          "dtype fp8: trained exports the run's GEMM operands bit for bit, with one scale for q, k and v and one for gate and up",
-          { "computed", SCALES_COMPUTED }, { "trained", SCALES_TRAINED }),
+          "folder of the base model into which adapters are merged; default: the folder that they "
+          "name"),
+    WORD("dtype", "bf16", dtype,
+         "format of the weights. fp8, int8, int4 and nf4: codes and scales for the matrices of the "
+         "blocks, bf16 for all else. "
+         "int4 without --calibration rounds weights, with the scales that give the least error",
+         { "bf16", EXPORT_BF16 }, { "f16", EXPORT_F16 }, { "f32", EXPORT_F32 },
+         { "fp8", EXPORT_FP8 }, { "int8", EXPORT_INT8 }, { "int4", EXPORT_INT4 },
+         { "nf4", EXPORT_NF4 }),
+    WORD("layout", "null", layout,
+         "naming and layout of codes and scales; default: bitsandbytes for nf4, else "
+         "compressed-tensors. fp8: DeepSeek's, "
+         "for dtype fp8; bitsandbytes: LLM.int8(), for dtype int8",
+         { "compressed-tensors", AS_COMPRESSED_TENSORS }, { "fp8", AS_FP8 },
+         { "bitsandbytes", AS_BITSANDBYTES }),
+    WORD("block", "null", block,
+         "dtype fp8: one scale per 128 x 128 elements; default: one per row", { "128", 128 }),
+    WORD("group", "null", group, "dtype int4: elements of a row that share a scale; default: 128",
+         { "32", 32 }, { "64", 64 }, { "128", 128 }),
+    WORD("scales", "computed", scales,
+         "dtype fp8: trained exports the run's GEMM operands bit for bit, with one scale for q, k "
+         "and v and one for gate and up",
+         { "computed", SCALES_COMPUTED }, { "trained", SCALES_TRAINED }),
     NUMBER("calibration", PATHS, "[]", NAN, 0, 0, calibration,
-           "dtype int4: files of tokens, as data.paths; GPTQ chooses codes that change the layers' outputs on them least"),
-    WORD ("data.memmap_dtype", "null", token_bytes, "token type of --calibration; default: as in the exported run, else uint16",
-          { "uint16", UINT16 }, { "uint32", UINT32 }),
+           "dtype int4: files of tokens, as data.paths; GPTQ chooses codes that change the layers' "
+           "outputs on them least"),
+    WORD("data.memmap_dtype", "null", token_bytes,
+         "token type of --calibration; default: as in the exported run, else uint16",
+         { "uint16", UINT16 }, { "uint32", UINT32 }),
     NUMBER("calibration_sequences", INT, "128", NAN, 1, 1e6, sequences,
            "sequences used for calibration; 1/16 more are held out"),
-    NUMBER("calibration_length", INT, "null", 0, 2, 1e6, length, "tokens of each; default: the model's length, up to 2048"),
+    NUMBER("calibration_length", INT, "null", 0, 2, 1e6, length,
+           "tokens of each; default: the model's length, up to 2048"),
     NUMBER("damping", DOUBLE, "0.01", NAN, 1e-9, 1, damping,
-           "fraction of the Hessian's mean diagonal that is added to the diagonal; ten times as much if that is not enough"),
+           "fraction of the Hessian's mean diagonal that is added to the diagonal; ten times as "
+           "much if that is not enough"),
     NUMBER("order", BOOL, "true", NAN, 0, 0, ordered,
-           "quantize columns in the order of the size of their inputs, largest first; the exported layout is the same"),
+           "quantize columns in the order of the size of their inputs, largest first; the exported "
+           "layout is the same"),
     { .name = NULL }
 };
 
-static const char usage[] = "expected ./train --export=CHECKPOINT [--dtype=TYPE] FOLDER, or --average=A,B,C in place of --export; "
+static const char usage[] = "expected ./train --export=CHECKPOINT [--dtype=TYPE] FOLDER, or "
+                            "--average=A,B,C in place of --export; "
                             "./train --help=export lists all options";
 
-/* --average=A,B,C and not the section `average` of a run, as in --average={last: 5, every: 200} or --average=null. */
+/* --average=A,B,C and not the section `average` of a run, as in --average={last: 5, every: 200} or
+ * --average=null. */
 static bool names_folders(const char *argument)
 {
     static const char option[] = "--average=";
     const size_t n = strlen(option);
-    return strncmp(argument, option, n) == 0 && argument[n] != '{' && strcmp(argument + n, "null") != 0;
+    return strncmp(argument, option, n) == 0 && argument[n] != '{' &&
+           strcmp(argument + n, "null") != 0;
 }
 
 bool export_is_asked(int argc, char **argv)
 {
     bool asked = false;
     for (int i = 1; i < argc; i++) {
-        if (strncmp(argv[i], "--help", 6) == 0 || strcmp(argv[i], "-h") == 0 || strcmp(argv[i], "--version") == 0)
+        if (strncmp(argv[i], "--help", 6) == 0 || strcmp(argv[i], "-h") == 0 ||
+            strcmp(argv[i], "--version") == 0)
             return false;
         const size_t length = strcspn(argv[i], "=");
         asked |= (length == 8 && strncmp(argv[i], "--export", 8) == 0) || names_folders(argv[i]);
@@ -81,24 +105,30 @@ static const ConfigKey *key_of(const char *argument)
 {
     const size_t length = strcspn(argument, "=");
     for (const ConfigKey *k = export_keys; k->name; k++)
-        if (strncmp(argument, "--", 2) == 0 && strlen(k->name) == length - 2 && strncmp(k->name, argument + 2, length - 2) == 0)
+        if (strncmp(argument, "--", 2) == 0 && strlen(k->name) == length - 2 &&
+            strncmp(k->name, argument + 2, length - 2) == 0)
             return k;
     return NULL;
 }
 
-static_assert(offsetof(ExportOptions, num_calibration) == offsetof(ExportOptions, calibration) + sizeof(char **), "PATHS");
+static_assert(offsetof(ExportOptions, num_calibration) ==
+                  offsetof(ExportOptions, calibration) + sizeof(char **),
+              "PATHS");
 
 /* Options of calibration need --calibration, and that needs dtype int4. */
 static void check_calibration(const ExportOptions *o, const YamlNode *root)
 {
-    static const char *const how[] = { "data.memmap_dtype", "calibration_sequences", "calibration_length", "damping", "order" };
+    static const char *const how[] = { "data.memmap_dtype", "calibration_sequences",
+                                       "calibration_length", "damping", "order" };
     if (yaml_find(root, "calibration") && o->num_calibration == 0)
         die("--calibration names no file of tokens; expected --calibration='[FILE, ...]'");
     if (o->num_calibration > 0 && o->dtype != EXPORT_INT4)
-        die("--calibration is for --dtype=int4: the codes of %s follow from the weights only", export_word("dtype", (int)o->dtype));
+        die("--calibration is for --dtype=int4: the codes of %s follow from the weights only",
+            export_word("dtype", (int)o->dtype));
     for (size_t i = 0; i < sizeof how / sizeof how[0]; i++)
         if (yaml_find(root, how[i]) && o->num_calibration == 0)
-            die("--%s is an option of calibration; expected --calibration='[FILE, ...]', too", how[i]);
+            die("--%s is an option of calibration; expected --calibration='[FILE, ...]', too",
+                how[i]);
 }
 
 /* Takes the text up to the next comma off the list. The caller owns it. */
@@ -123,10 +153,12 @@ static void read_average(ExportOptions *o)
         char *end, *source = next_of(&rest), *weight = weighted ? next_of(&weights) : xstrdup("1");
         const double w = strtod(weight, &end);
         if (!*source)
-            die("--average=%s: the name of folder %d is empty; %s", o->average, o->num_sources + 1, usage);
+            die("--average=%s: the name of folder %d is empty; %s", o->average, o->num_sources + 1,
+                usage);
         if (!*weight || *end || !isfinite(w) || !(w > 0))
-            die("--average=%s: expected one weight > 0 for each folder, as in A,B,C:0.5,0.3,0.2; found '%s' for %s", o->average,
-                weight, source);
+            die("--average=%s: expected one weight > 0 for each folder, as in A,B,C:0.5,0.3,0.2; "
+                "found '%s' for %s",
+                o->average, weight, source);
         o->sources[o->num_sources] = source;
         sum += o->weights[o->num_sources] = w;
         free(weight);
@@ -134,9 +166,11 @@ static void read_average(ExportOptions *o)
     if (*weights && weighted)
         die("--average=%s: there are more weights than the %d folders", o->average, o->num_sources);
     if (o->num_sources < 2)
-        die("--average=%s: expected at least two folders, separated by commas; --export copies one", o->average);
+        die("--average=%s: expected at least two folders, separated by commas; --export copies one",
+            o->average);
     if (o->scales == SCALES_TRAINED)
-        die("--scales=trained exports the FP8 operands of a run, but the mean of several models is none; leave it out");
+        die("--scales=trained exports the FP8 operands of a run, but the mean of several models is "
+            "none; leave it out");
     for (int i = 0; i < o->num_sources; i++)
         o->weights[i] /= sum;
     free(list);
@@ -169,7 +203,8 @@ void export_options_read(ExportOptions *o, int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         const char *a = argv[i];
         if (text_ends_with(a, ".yaml") || text_ends_with(a, ".yml"))
-            die("--export takes no configuration file such as %s, it uses the checkpoint's; %s", a, usage);
+            die("--export takes no configuration file such as %s, it uses the checkpoint's; %s", a,
+                usage);
         if (*a == '-' || !*a)
             read_argument(o, root, a);
         else if (o->target)

@@ -1,35 +1,47 @@
-/* The command line of an export as a table of keys: ./train --export=CHECKPOINT [--key=value ...] FOLDER, or
- * ./train --average=A,B,C[:weights] [--key=value ...] FOLDER. */
+/* The command line of an export as a table of keys: ./train --export=CHECKPOINT [--key=value ...]
+ * FOLDER, or ./train --average=A,B,C[:weights] [--key=value ...] FOLDER. */
 #pragma once
 #include <stdbool.h>
 
 #include "model/config/table.h"
 
-typedef enum { EXPORT_BF16, EXPORT_F16, EXPORT_F32, EXPORT_FP8, EXPORT_INT8, EXPORT_INT4, EXPORT_NF4 } ExportType;
+typedef enum {
+    EXPORT_BF16,
+    EXPORT_F16,
+    EXPORT_F32,
+    EXPORT_FP8,
+    EXPORT_INT8,
+    EXPORT_INT4,
+    EXPORT_NF4
+} ExportType;
 typedef enum { AS_COMPRESSED_TENSORS, AS_FP8, AS_BITSANDBYTES } ExportLayout;
 typedef enum { SCALES_COMPUTED, SCALES_TRAINED } ExportScales;
 
 typedef struct {
-    char        *source;            /* a checkpoint, the save folder of a run (its latest one), or a folder of save_pretrained */
-    char        *average;           /* instead of source: the argument of --average */
-    char       **sources;           /* those of the average */
-    double      *weights;           /* of the sources; their sum is 1 */
-    int          num_sources;       /* 0: no average, but `source` */
-    char        *target;            /* the folder to write, without a slash at its end */
-    char        *base_path;         /* folder of the adapters' base model; NULL: the folder that they name */
-    ExportType   dtype;
-    int          layout;            /* ExportLayout or NOT_GIVEN, as the next two */
-    int          block, group;      /* elements that share a scale: block x block of a matrix; group of a row */
+    /* a checkpoint, the save folder of a run (its latest one), or a folder of save_pretrained */
+    char *source;
+    char *average;   /* instead of source: the argument of --average */
+    char **sources;  /* those of the average */
+    double *weights; /* of the sources; their sum is 1 */
+    int num_sources; /* 0: no average, but `source` */
+    char *target;    /* the folder to write, without a slash at its end */
+    /* folder of the adapters' base model; NULL: the folder that they name */
+    char *base_path;
+    ExportType dtype;
+    int layout; /* ExportLayout or NOT_GIVEN, as the next two */
+    /* elements that share a scale: block x block of a matrix; group of a row */
+    int block, group;
     ExportScales scales;
-    char       **calibration;       /* files of tokens, or patterns, to calibrate int4 with */
-    int          num_calibration;   /* 0: no calibration */
-    int          token_bytes;       /* of those files; NOT_GIVEN: as in the exported run */
-    int          sequences, length; /* of calibration, and tokens of each; length 0: the model's, up to 2048 */
-    double       damping;           /* of GPTQ, as the next: kernels/gptq.h */
-    bool         ordered;
+    char **calibration;  /* files of tokens, or patterns, to calibrate int4 with */
+    int num_calibration; /* 0: no calibration */
+    int token_bytes;     /* of those files; NOT_GIVEN: as in the exported run */
+    /* of calibration, and tokens of each; length 0: the model's, up to 2048 */
+    int sequences, length;
+    double damping; /* of GPTQ, as the next: kernels/gptq.h */
+    bool ordered;
 } ExportOptions;
 
-extern const ConfigKey export_keys[];       /* ends with name == NULL */
+extern const ConfigKey export_keys[]; /* ends with name == NULL */
 
 /* Whether the command line asks for an export or an average, and not for help. */
 bool export_is_asked(int argc, char **argv);

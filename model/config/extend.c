@@ -1,5 +1,6 @@
-/* `extend`: a run of the schedule wsd continues from its stable part, whose learning rate is the highest. Weights of the decay
- * are no place to continue from; the checkpoint before it is [Hu et al. 2024, arXiv 2404.06395, section 4]. */
+/* `extend`: a run of the schedule wsd continues from its stable part, whose learning rate is the
+ * highest. Weights of the decay are no place to continue from; the checkpoint before it is [Hu et
+ * al. 2024, arXiv 2404.06395, section 4]. */
 #include "model/config/table.h"
 
 #include <jansson.h>
@@ -12,7 +13,12 @@
 #include "model/schedule.h"
 
 /* A checkpoint's place, and the end of its stable part, in steps or tokens. */
-typedef struct { char *path; long step, tokens; double at, stable, end; const char *unit; } SchedulePoint;
+typedef struct {
+    char *path;
+    long step, tokens;
+    double at, stable, end;
+    const char *unit;
+} SchedulePoint;
 
 static long count_of(const char *checkpoint, const char *key)
 {
@@ -35,10 +41,18 @@ static void set_point(SchedulePoint *p, const Config *c)
 /* By the configuration that the run saved with the checkpoint. */
 static SchedulePoint read_point(const char *where, char *checkpoint)
 {
-    static const char *const keys[] = { "scheduler.name", "scheduler.units", "scheduler.t_decay", "scheduler.t_max", "max_duration",
-                                        "global_train_batch_size", "model.max_sequence_length", "batch_size_warmup" };
+    static const char *const keys[] = { "scheduler.name",
+                                        "scheduler.units",
+                                        "scheduler.t_decay",
+                                        "scheduler.t_max",
+                                        "max_duration",
+                                        "global_train_batch_size",
+                                        "model.max_sequence_length",
+                                        "batch_size_warmup" };
     Settings *s = xcalloc(1, sizeof *s);
-    SchedulePoint p = { checkpoint, count_of(checkpoint, "step"), count_of(checkpoint, "tokens"), 0, 0, 0, NULL };
+    SchedulePoint p = {
+        checkpoint, count_of(checkpoint, "step"), count_of(checkpoint, "tokens"), 0, 0, 0, NULL
+    };
     YamlNode *run = config_of_run(checkpoint);
     config_defaults(s, "");
     for (size_t i = 0; run && i < sizeof keys / sizeof keys[0]; i++) {
@@ -50,12 +64,15 @@ static SchedulePoint read_point(const char *where, char *checkpoint)
     s->c.scheduler.in_tokens = s->scheduler_units == UNITS_TOKENS;
     config_read_batch_warmup(s, checkpoint);
     if (s->c.scheduler.name != WSD)
-        die("%s: extend: the run of %s does not have scheduler.name wsd, so it has no stable part; --load_path=%s continues it",
+        die("%s: extend: the run of %s does not have scheduler.name wsd, so it has no stable part; "
+            "--load_path=%s continues it",
             where, checkpoint, checkpoint);
     set_point(&p, &s->c);
     if (p.end == 0)
-        die("%s: extend: the run of %s has a max_duration in epochs, so where its decay begins is not known; give a checkpoint "
-            "before it as --load_path", where, checkpoint);
+        die("%s: extend: the run of %s has a max_duration in epochs, so where its decay begins is "
+            "not known; give a checkpoint "
+            "before it as --load_path",
+            where, checkpoint);
     config_free_element(s, "");
     free(s);
     return p;
@@ -67,8 +84,9 @@ static SchedulePoint find_last(const char *where, const char *folder)
     long *steps;
     const int count = file_steps(&steps, folder, "");
     if (count == 0)
-        die("%s: extend %s: there is no checkpoint stepN; expected the save_folder of a run or one of its checkpoints", where,
-            folder);
+        die("%s: extend %s: there is no checkpoint stepN; expected the save_folder of a run or one "
+            "of its checkpoints",
+            where, folder);
     for (int i = count - 1; i >= 0; i--) {
         const SchedulePoint p = read_point(where, xasprintf("%s/step%ld", folder, steps[i]));
         if (p.at <= p.stable) {
@@ -76,9 +94,11 @@ static SchedulePoint find_last(const char *where, const char *folder)
             return p;
         }
         if (i == 0)
-            die("%s: extend %s: all its checkpoints, step%ld to step%ld, are in the decay, which begins after %.0f of %.0f %s; a "
-                "run can be extended if it keeps an earlier one (save_interval_unsharded, save_num_checkpoints_to_keep)", where,
-                folder, steps[0], steps[count - 1], p.stable, p.end, p.unit);
+            die("%s: extend %s: all its checkpoints, step%ld to step%ld, are in the decay, which "
+                "begins after %.0f of %.0f %s; a "
+                "run can be extended if it keeps an earlier one (save_interval_unsharded, "
+                "save_num_checkpoints_to_keep)",
+                where, folder, steps[0], steps[count - 1], p.stable, p.end, p.unit);
         free(p.path);
     }
     CHECK(false, "%s: no checkpoint", folder);
@@ -93,10 +113,12 @@ void config_find_extended(Reader *r)
         return;
     pointer_replace(&s->extend);
     const bool one = file_is_in(s->extend, "trainer.json");
-    const SchedulePoint p = one ? read_point(where, xstrdup(s->extend)) : find_last(where, s->extend);
+    const SchedulePoint p =
+        one ? read_point(where, xstrdup(s->extend)) : find_last(where, s->extend);
     if (p.at > p.stable)
-        die("%s: extend: %s is in the decay of its run, from %.0f to %.0f %s; give an earlier checkpoint", where, p.path, p.stable,
-            p.end, p.unit);
+        die("%s: extend: %s is in the decay of its run, from %.0f to %.0f %s; give an earlier "
+            "checkpoint",
+            where, p.path, p.stable, p.end, p.unit);
     free(s->c.load_path);
     s->c.load_path = p.path;
     s->extended_step = p.step;
@@ -113,15 +135,19 @@ void config_check_extended(const Reader *r)
     if (c->scheduler.name != WSD)
         die("%s: extend: expected scheduler.name wsd, as in the run of %s", where, c->load_path);
     if (c->reset_trainer_state || c->reset_optimizer_state)
-        die("%s: extend continues the state of %s; --reset_trainer_state=false and --reset_optimizer_state=false are needed", where,
-            c->load_path);
+        die("%s: extend continues the state of %s; --reset_trainer_state=false and "
+            "--reset_optimizer_state=false are needed",
+            where, c->load_path);
     SchedulePoint p = { c->load_path, s->extended_step, s->extended_tokens, 0, 0, 0, NULL };
     set_point(&p, c);
     if (p.end == 0)
-        die("%s: extend: where the decay begins must be known: give max_duration in steps or tokens, not in epochs",
+        die("%s: extend: where the decay begins must be known: give max_duration in steps or "
+            "tokens, not in epochs",
             config_where(r, "max_duration"));
     if (p.at > p.stable)
-        die("%s: extend: %s is at %.0f %s, but the decay would begin at %.0f, %ld before the end at %.0f; expected an end at %.0f "
-            "or later (max_duration)", where, p.path, p.at, p.unit, p.stable, c->scheduler.t_decay, p.end,
+        die("%s: extend: %s is at %.0f %s, but the decay would begin at %.0f, %ld before the end "
+            "at %.0f; expected an end at %.0f "
+            "or later (max_duration)",
+            where, p.path, p.at, p.unit, p.stable, c->scheduler.t_decay, p.end,
             p.at + (double)c->scheduler.t_decay);
 }

@@ -67,8 +67,10 @@ long file_step(const char *name, const char *suffix, bool numbered)
 {
     enum { MOST_DIGITS = 18 };
     const char *digits = name + 4;
-    const size_t n = strncmp(name, "step", 4) == 0 ? strspn(digits, "0123456789") : 0, length = strlen(suffix);
-    if (n == 0 || n > MOST_DIGITS || (*digits == '0' && n > 1) || strncmp(digits + n, suffix, length) != 0)
+    const size_t n = strncmp(name, "step", 4) == 0 ? strspn(digits, "0123456789") : 0,
+                 length = strlen(suffix);
+    if (n == 0 || n > MOST_DIGITS || (*digits == '0' && n > 1) ||
+        strncmp(digits + n, suffix, length) != 0)
         return -1;
     const char *rest = digits + n + length;
     return rest[numbered ? strspn(rest, "0123456789") : 0] ? -1 : strtol(digits, NULL, 10);
@@ -81,7 +83,7 @@ int file_steps(long **steps, const char *folder, const char *suffix)
     DIR *dir = opendir(folder);
     if (!dir)
         return 0;
-    for (struct dirent *entry; (entry = readdir(dir)); ) {
+    for (struct dirent *entry; (entry = readdir(dir));) {
         const long step = file_step(entry->d_name, suffix, false);
         if (step < 0)
             continue;

@@ -1,4 +1,5 @@
-/* Texts made from the table of keys: usage, --help, the table in configs/README.md, and suggestions for misspelled keys. */
+/* Texts made from the table of keys: usage, --help, the table in configs/README.md, and suggestions
+ * for misspelled keys. */
 #include "model/config/table.h"
 
 #include <limits.h>
@@ -50,13 +51,14 @@ const char *config_default(const char *name)
     return k ? k->default_text : NULL;
 }
 
-/* ---- the nearest key -------------------------------------------------------------------------------------- */
+/* ---- the nearest key ------------------------------------------------------------------------- */
 
-/* Number of insertions, deletions, replacements and swaps of two neighbours that make a equal to b. */
+/* Number of insertions, deletions, replacements and swaps of two neighbours that make a equal to
+ * b. */
 static int edit_distance(const char *a, const char *b)
 {
     enum { LONGEST = 128 };
-    int rows[3][LONGEST + 1] = { { 0 } };                    /* row i is in rows[i % 3] */
+    int rows[3][LONGEST + 1] = { { 0 } }; /* row i is in rows[i % 3] */
     int m = (int)strlen(a), n = (int)strlen(b);
     if (m > LONGEST || n > LONGEST)
         return INT_MAX / 2;
@@ -71,7 +73,8 @@ static int edit_distance(const char *a, const char *b)
                 best = above[j] + 1;
             if (row[j - 1] + 1 < best)
                 best = row[j - 1] + 1;
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && second[j - 2] + 1 < best)
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
+                second[j - 2] + 1 < best)
                 best = second[j - 2] + 1;
             row[j] = best;
         }
@@ -92,12 +95,14 @@ static bool are_initials(const char *letters, const char *words)
     return *letters == *words && (end ? are_initials(letters + 1, end + 1) : !letters[1]);
 }
 
-/* The distance of the whole names, or that of the last parts if only the section is wrong, which costs one more. */
+/* The distance of the whole names, or that of the last parts if only the section is wrong, which
+ * costs one more. */
 static int name_distance(const char *name, const char *candidate)
 {
     if (strlen(last_part(name)) > 1 && are_initials(last_part(name), last_part(candidate)))
         return 0;
-    int whole = edit_distance(name, candidate), part = 1 + edit_distance(last_part(name), last_part(candidate));
+    int whole = edit_distance(name, candidate),
+        part = 1 + edit_distance(last_part(name), last_part(candidate));
     return part <= 1 + (int)strlen(last_part(name)) / 3 && part < whole ? part : whole;
 }
 
@@ -111,11 +116,13 @@ const char *config_suggest(const char *name)
         if (strncmp(k->name, name, first) != 0)
             continue;
         for (size_t end = first + strcspn(k->name + first, ".["); k->name[end - 1] != '*';
-             end += 1 + strcspn(k->name + end + 1, ".[")) {   /* "a", "a.b", "a.b.c": sections, then the key */
+             end += 1 + strcspn(k->name + end + 1,
+                                ".[")) { /* "a", "a.b", "a.b.c": sections, then the key */
             char candidate[128];
             snprintf(candidate, sizeof candidate, "%.*s", (int)end, k->name);
             int distance = name_distance(name, candidate);
-            bool around = strncmp(name, candidate, end) == 0 && name[end] == '.';   /* candidate is a section of `name` */
+            /* candidate is a section of `name` */
+            bool around = strncmp(name, candidate, end) == 0 && name[end] == '.';
             if (distance < best_distance && !around) {
                 best_distance = distance;
                 strcpy(best, candidate);
@@ -127,18 +134,22 @@ const char *config_suggest(const char *name)
     return best[0] ? best : NULL;
 }
 
-/* ---- help ------------------------------------------------------------------------------------------------- */
+/* ---- help ------------------------------------------------------------------------------------ */
 
 void config_print_usage(FILE *f)
 {
     fputs("usage: ./train CONFIG.yaml [--key=value ...]                  on one GPU\n"
           "       mpirun -n RANKS ./train CONFIG.yaml [--key=value ...]  a rank per GPU\n\n"
-          "  ./train --load_path=FOLDER --data.paths='[shards/*.npy]'        fine-tune a model that save_pretrained wrote\n"
+          "  ./train --load_path=FOLDER --data.paths='[shards/*.npy]'        fine-tune a model "
+          "that save_pretrained wrote\n"
           "  ./train configs/OLMo-1B.yaml --data.paths='[shards/*.npy]' --max_duration=1000\n"
-          "  ./train configs/OLMo-1B.yaml --dry_run --ranks=8 --device_memory=80    whether it fits 8 GPUs of 80 GiB\n"
-          "  ./train --export=runs/x/latest --dtype=bf16 FOLDER    a checkpoint for transformers, vLLM, llama.cpp; fp8, int4\n\n"
+          "  ./train configs/OLMo-1B.yaml --dry_run --ranks=8 --device_memory=80    whether it "
+          "fits 8 GPUs of 80 GiB\n"
+          "  ./train --export=runs/x/latest --dtype=bf16 FOLDER    a checkpoint for transformers, "
+          "vLLM, llama.cpp; fp8, int4\n\n"
           "--help lists all keys, --help=data those of a section, --help=data.paths explains one;\n"
-          "--version prints the version and the back end.\n", f);
+          "--version prints the version and the back end.\n",
+          f);
 }
 
 void config_print_version(FILE *f)
@@ -154,7 +165,8 @@ static void print_key(FILE *f, const ConfigKey *k)
         return;
     }
     if ((k->type & TYPE_MASK) == UNUSED) {
-        fprintf(f, "  %s: accepted, without effect%s%s\n", k->name, k->help ? ": " : "", k->help ? k->help : "");
+        fprintf(f, "  %s: accepted, without effect%s%s\n", k->name, k->help ? ": " : "",
+                k->help ? k->help : "");
         return;
     }
     value_expected(expected, sizeof expected, k);
@@ -169,14 +181,20 @@ static void print_key(FILE *f, const ConfigKey *k)
 static void print_all(FILE *f)
 {
     fputs("usage: mpirun -n <ranks> ./train config.yaml [--key=value ...]\n"
-          "       ./train --export=<checkpoint> [--dtype=bf16|f16|f32|fp8|int8|int4|nf4] [...] <folder>\n"
+          "       ./train --export=<checkpoint> [--dtype=bf16|f16|f32|fp8|int8|int4|nf4] [...] "
+          "<folder>\n"
           "       ./train --average=<a>,<b>,<c>[:<weights>] [--dtype=...] [...] <folder>\n"
           "       ./train --help | --help=<key or section> | --help=markdown | --version\n\n"
-          "Trains a Llama, Mistral, OLMo, Qwen, SmolLM3 or LLaVA model as described by the file; --key=value changes a\n"
-          "setting, as in --max_duration=100, --data.paths=[a.npy,b.npy], --save_overwrite. --export writes a checkpoint (stepN, or the\n"
-          "latest of a save_folder) as a folder for other programs: weights in one type with adapters merged, config.json\n"
-          "and tokenizer, without states of the training; --average writes the mean of several; --help=export lists the\n"
-          "options of both. Keys and values are those of OLMo's files:\n\n", f);
+          "Trains a Llama, Mistral, OLMo, Qwen, SmolLM3 or LLaVA model as described by the file; "
+          "--key=value changes a\n"
+          "setting, as in --max_duration=100, --data.paths=[a.npy,b.npy], --save_overwrite. "
+          "--export writes a checkpoint (stepN, or the\n"
+          "latest of a save_folder) as a folder for other programs: weights in one type with "
+          "adapters merged, config.json\n"
+          "and tokenizer, without states of the training; --average writes the mean of several; "
+          "--help=export lists the\n"
+          "options of both. Keys and values are those of OLMo's files:\n\n",
+          f);
     for (const ConfigKey *k = config_keys; k->name; k++)
         if ((k->type & TYPE_MASK) < FIXED)
             print_key(f, k);
@@ -199,10 +217,12 @@ static _Noreturn void unknown_key(const char *name)
     int count = 0;
     for (const ConfigKey *k = config_keys; k->name; k++)
         if ((best && strcmp(k->name, best) == 0) || (strcasestr(k->name, name) && count < 8))
-            snprintf(near + strlen(near), sizeof near - strlen(near), "%s%s", count++ ? ", " : "; did you mean ", k->name);
+            snprintf(near + strlen(near), sizeof near - strlen(near), "%s%s",
+                     count++ ? ", " : "; did you mean ", k->name);
     if (best && count == 0)
         snprintf(near, sizeof near, "; did you mean %s", best);
-    die("--help=%s: there is no such key%s%s", name, near, *near ? "?" : "; ./train --help lists all");
+    die("--help=%s: there is no such key%s%s", name, near,
+        *near ? "?" : "; ./train --help lists all");
 }
 
 void config_print_help(FILE *f, const char *name)
@@ -219,8 +239,9 @@ void config_print_help(FILE *f, const char *name)
     name = config_name(name);
     const size_t length = strlen(name);
     int found = 0;
+    /* strchr also finds the final zero */
     for (const ConfigKey *k = config_keys; k->name; k++)
-        if (strncmp(k->name, name, length) == 0 && strchr(".[", k->name[length])) {     /* strchr also finds the final zero */
+        if (strncmp(k->name, name, length) == 0 && strchr(".[", k->name[length])) {
             print_key(f, k);
             found++;
         }
@@ -252,7 +273,10 @@ void config_print_markdown(FILE *f)
         fprintf(f, "| `%s` | ", k->name);
         print_cell(f, expected);
         bool fixed = (k->type & TYPE_MASK) == FIXED;
-        fprintf(f, "%s | %s | ", fixed ? " only" : "", !k->default_text ? "required" : fixed ? "" : k->default_text);
+        fprintf(f, "%s | %s | ", fixed ? " only" : "",
+                !k->default_text ? "required"
+                : fixed          ? ""
+                                 : k->default_text);
         print_cell(f, k->help);
         fputs(" |\n", f);
     }

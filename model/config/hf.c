@@ -1,5 +1,5 @@
-/* config.json, read and written by the table of hf_keys.c. transformers 4 has rope_theta and rope_scaling, 5 rope_parameters; both
- * read the files written here. */
+/* config.json, read and written by the table of hf_keys.c. transformers 4 has rope_theta and
+ * rope_scaling, 5 rope_parameters; both read the files written here. */
 #include "model/config/hf.h"
 
 #include <math.h>
@@ -21,7 +21,8 @@ static ConfigKey row_of(const HfKey *k)
 {
     ConfigKey row = *config_key(k->what);
     row.offset -= offsetof(Settings, c.model);
-    if (strcmp(k->what, "model.mlp_hidden_size") == 0) {        /* both halves in our key, one in config.json */
+    /* both halves in our key, one in config.json */
+    if (strcmp(k->what, "model.mlp_hidden_size") == 0) {
         row.type = INT;
         row.min /= 2;
         row.max /= 2;
@@ -30,9 +31,13 @@ static ConfigKey row_of(const HfKey *k)
     return row;
 }
 
-/* ---- reading ---------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
-typedef struct { json_t *json, *generation; const Architecture *class; char path[4096]; } HfConfig;
+typedef struct {
+    json_t *json, *generation;
+    const Architecture *class;
+    char path[4096];
+} HfConfig;
 
 static json_t *get(const json_t *from, const char *key)
 {
@@ -40,12 +45,14 @@ static json_t *get(const json_t *from, const char *key)
     return json_is_null(value) ? NULL : value;
 }
 
-static _Noreturn void wrong(const HfConfig *s, const char *key, const char *expected, const json_t *found)
+static _Noreturn void wrong(const HfConfig *s, const char *key, const char *expected,
+                            const json_t *found)
 {
     value_wrong_json(s->path, key, expected, found);
 }
 
-/* Reads and checks the value of k->key in `from`. null means the same as in our configuration, if it is allowed there. */
+/* Reads and checks the value of k->key in `from`. null means the same as in our configuration, if
+ * it is allowed there. */
 static void read_value(ModelConfig *m, const HfConfig *s, const json_t *from, const HfKey *k)
 {
     const ConfigKey row = row_of(k);
@@ -77,15 +84,17 @@ static void read_token(ModelConfig *m, const HfConfig *s, const HfKey *k)
         wrong(s, k->key, "a token id, a list of them or null", value);
     const json_int_t id = value ? json_integer_value(value) : -1;
     if (id >= m->vocab_size)
-        warn("%s: %s %lld is outside vocab_size %d and is ignored", s->path, k->key, (long long)id, m->vocab_size);
+        warn("%s: %s %lld is outside vocab_size %d and is ignored", s->path, k->key, (long long)id,
+             m->vocab_size);
     value_set(m, &row, id >= 0 && id < m->vocab_size ? (double)id : -1);
 }
 
 /* Whether the value is `only`, or an element of it. */
 static bool is_among(const json_t *value, const json_t *only)
 {
-    bool found = json_is_number(only) && json_is_number(value) ? json_number_value(value) == json_number_value(only)
-                                                               : json_equal(value, only);
+    bool found = json_is_number(only) && json_is_number(value)
+                     ? json_number_value(value) == json_number_value(only)
+                     : json_equal(value, only);
     for (size_t i = 0; i < json_array_size(only); i++)
         found |= json_equal(value, json_array_get(only, i));
     return found;
@@ -94,25 +103,28 @@ static bool is_among(const json_t *value, const json_t *only)
 static void refuse_others(const HfConfig *s, const json_t *from, const HfKey *k)
 {
     json_t *value = get(from, k->key), *only = json_loads(k->what, JSON_DECODE_ANY, NULL);
-    bool same = !value || is_among(value, only) || (value_is_nothing(value) && !json_is_false(value));
+    bool same =
+        !value || is_among(value, only) || (value_is_nothing(value) && !json_is_false(value));
     bool all = json_is_array(value);
     for (size_t i = 0; i < json_array_size(value); i++)
         all &= is_among(json_array_get(value, i), only);
     json_decref(only);
     if (!same && !all)
         die("%s: its %s %.64s is not supported, only %s%s%s", s->path, k->key,
-            json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15)), k->what, k->why ? ": " : "",
-            k->why ? k->why : "");
+            json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15)), k->what,
+            k->why ? ": " : "", k->why ? k->why : "");
 }
 
-/* Keys of `from` without a row, separated by ", ", or NULL. type: -1 for the keys of a class, else a RopeType. */
+/* Keys of `from` without a row, separated by ", ", or NULL. type: -1 for the keys of a class, else
+ * a RopeType. */
 static char *unknown_keys(const HfConfig *s, json_t *from, int type)
 {
     char *text;
     const char *key;
     json_t *value;
     FILE *f = xtext(&text);
-    json_object_foreach(from, key, value) {
+    json_object_foreach(from, key, value)
+    {
         const HfKey *k = type < 0 ? hf_key(s->class, key) : hf_rope_key(key, (RopeType)type);
         if (!k && *key != '_' && !value_is_nothing(value))
             fprintf(f, "%s%.64s", ftell(f) > 0 ? ", " : "", key);
@@ -128,21 +140,23 @@ static void warn_of_unknown(const HfConfig *s, json_t *from, int type)
 {
     char *names = unknown_keys(s, from, type);
     if (names && type < 0)
-        warn("%s: a %s does not read %s: ignored, as in transformers", s->path, s->class->class, names);
+        warn("%s: a %s does not read %s: ignored, as in transformers", s->path, s->class->class,
+             names);
     else if (names)
-        warn("%s: rope_type %s does not read %s: ignored, as in transformers", s->path, rope_types[type], names);
+        warn("%s: rope_type %s does not read %s: ignored, as in transformers", s->path,
+             rope_types[type], names);
     free(names);
 }
 
-/* ---- rotation --------------------------------------------------------------------------------------------- */
+/* ---- rotation -------------------------------------------------------------------------------- */
 
 static RopeType rope_type(const HfConfig *s, const json_t *rope)
 {
     const json_t *new = get(rope, "rope_type"), *old = get(rope, "type"), *given = new ? new : old;
     const char *type = json_string_value(given);
     if (old && !json_equal(old, given))
-        die("%s: rope_type %.64s and type %.64s of the rotation differ; leave type out", s->path, type ? type : "no text",
-            json_is_string(old) ? json_string_value(old) : "no text");
+        die("%s: rope_type %.64s and type %.64s of the rotation differ; leave type out", s->path,
+            type ? type : "no text", json_is_string(old) ? json_string_value(old) : "no text");
     if (given && !type)
         wrong(s, "rope_type", "default, llama3 or yarn", given);
     for (int i = 0; type && i < NUM_ROPE_TYPES; i++)
@@ -161,24 +175,29 @@ static double read_theta(const HfConfig *s, const json_t *rope)
     return m.rope_theta;
 }
 
-/* Returns the rope_parameters of full attention. Those of sliding attention must be the same, unscaled; only classes with
- * full_attn_scaled_only support this. */
+/* Returns the rope_parameters of full attention. Those of sliding attention must be the same,
+ * unscaled; only classes with full_attn_scaled_only support this. */
 static json_t *full_attention(const HfConfig *s, json_t *full, const json_t *sliding)
 {
     if (!s->class->full_attn_scaled_only)
-        die("%s: rope_parameters by layer type are not supported in a %s; give one description for all layers", s->path,
-            s->class->class);
-    if (rope_type(s, sliding) != ROPE_DEFAULT || (sliding && read_theta(s, sliding) != read_theta(s, full)))
-        die("%s: rope_parameters.sliding_attention must be of rope_type default and have the rope_theta of full_attention, %g",
+        die("%s: rope_parameters by layer type are not supported in a %s; give one description for "
+            "all layers",
+            s->path, s->class->class);
+    if (rope_type(s, sliding) != ROPE_DEFAULT ||
+        (sliding && read_theta(s, sliding) != read_theta(s, full)))
+        die("%s: rope_parameters.sliding_attention must be of rope_type default and have the "
+            "rope_theta of full_attention, %g",
             s->path, read_theta(s, full));
     return full;
 }
 
-/* In a class with rope_parameters by layer type, rope_scaling is that of full attention. NOTE: transformers 5.0 to 5.12 apply
- * rope_parameters without layer types to all layers; later versions ignore them. */
+/* In a class with rope_parameters by layer type, rope_scaling is that of full attention. NOTE:
+ * transformers 5.0 to 5.12 apply rope_parameters without layer types to all layers; later versions
+ * ignore them. */
 static json_t *find_rope(const HfConfig *s)
 {
-    json_t *new = get(s->json, "rope_parameters"), *old = get(s->json, "rope_scaling"), *either = value_is_nothing(old) ? new : old;
+    json_t *new = get(s->json, "rope_parameters"), *old = get(s->json, "rope_scaling"),
+           *either = value_is_nothing(old) ? new : old;
     json_t *full = get(new, "full_attention"), *sliding = get(new, "sliding_attention");
     if (either && !json_is_object(either))
         wrong(s, either == old ? "rope_scaling" : "rope_parameters", "an object", either);
@@ -188,17 +207,23 @@ static json_t *find_rope(const HfConfig *s)
         return full_attention(s, full, sliding);
     }
     const ClassKey *theta = architecture_key(s->class, "rope_theta");
-    if (s->class->full_attn_scaled_only && either == old && read_theta(s, old) != read_theta(s, NULL))
-        die("%s: rope_theta is %g in rope_scaling, but %g outside of it; transformers 5 uses one for layers of full "
-            "attention and one for the others, which is not supported: make them equal", s->path, read_theta(s, old),
-            read_theta(s, NULL));
-    if (s->class->full_attn_scaled_only && either && either == new
-        && (rope_type(s, new) != ROPE_DEFAULT || (theta && read_theta(s, new) != theta->otherwise)))
-        die("%s: rope_parameters of a %s are only read by layer type, because versions of transformers disagree about "
-            "others: give {\"full_attention\": {...}, \"sliding_attention\": {...}}", s->path, s->class->class);
+    if (s->class->full_attn_scaled_only && either == old &&
+        read_theta(s, old) != read_theta(s, NULL))
+        die("%s: rope_theta is %g in rope_scaling, but %g outside of it; transformers 5 uses one "
+            "for layers of full "
+            "attention and one for the others, which is not supported: make them equal",
+            s->path, read_theta(s, old), read_theta(s, NULL));
+    if (s->class->full_attn_scaled_only && either && either == new &&
+        (rope_type(s, new) != ROPE_DEFAULT || (theta && read_theta(s, new) != theta->otherwise)))
+        die("%s: rope_parameters of a %s are only read by layer type, because versions of "
+            "transformers disagree about "
+            "others: give {\"full_attention\": {...}, \"sliding_attention\": {...}}",
+            s->path, s->class->class);
     if (s->class->full_attn_scaled_only && theta && read_theta(s, either) != theta->otherwise)
-        warn("%s: rope_theta %g is used for all layers, as in transformers 4; transformers 5 uses %g for those with a sliding "
-             "window, unless rope_parameters has layer types", s->path, read_theta(s, either), theta->otherwise);
+        warn("%s: rope_theta %g is used for all layers, as in transformers 4; transformers 5 uses "
+             "%g for those with a sliding "
+             "window, unless rope_parameters has layer types",
+             s->path, read_theta(s, either), theta->otherwise);
     return either;
 }
 
@@ -207,7 +232,8 @@ static void read_rope(ModelConfig *m, const HfConfig *s)
     json_t *rope = find_rope(s);
     const unsigned type = 1u << (m->rope_scaling.type = rope_type(s, rope));
     m->rope_theta = read_theta(s, rope);
-    m->rope_scaling.full_attn_layers_only = m->rope_scaling.type != ROPE_DEFAULT && s->class->full_attn_scaled_only;
+    m->rope_scaling.full_attn_layers_only =
+        m->rope_scaling.type != ROPE_DEFAULT && s->class->full_attn_scaled_only;
     m->rope_scaling.factor = 0;
     for (const HfRopeKey *row = hf_rope_keys; row->key.key; row++) {
         HfKey k = row->key;
@@ -215,30 +241,36 @@ static void read_rope(ModelConfig *m, const HfConfig *s)
             continue;
         if (k.kind == HF_REFUSED)
             refuse_others(s, rope, &k);
-        if (m->rope_scaling.type == ROPE_YARN && strcmp(k.key, "original_max_position_embeddings") == 0)
+        if (m->rope_scaling.type == ROPE_YARN &&
+            strcmp(k.key, "original_max_position_embeddings") == 0)
             k.otherwise = m->max_sequence_length;
         if (k.kind == HF_VALUE)
             read_value(m, s, rope, &k);
     }
     const json_t *length = get(s->json, "original_max_position_embeddings");
-    if (m->rope_scaling.type != ROPE_DEFAULT && length && json_number_value(length) != m->rope_scaling.original_length)
-        die("%s: original_max_position_embeddings is %g, but %d in the parameters of the rotation; transformers 4 and 5 differ in "
-            "which they use: make them equal", s->path, json_number_value(length), m->rope_scaling.original_length);
+    if (m->rope_scaling.type != ROPE_DEFAULT && length &&
+        json_number_value(length) != m->rope_scaling.original_length)
+        die("%s: original_max_position_embeddings is %g, but %d in the parameters of the rotation; "
+            "transformers 4 and 5 differ in "
+            "which they use: make them equal",
+            s->path, json_number_value(length), m->rope_scaling.original_length);
     warn_of_unknown(s, rope, m->rope_scaling.type);
 }
 
-/* ---- windows ---------------------------------------------------------------------------------------------- */
+/* ---- windows --------------------------------------------------------------------------------- */
 
 static int class_number(const HfConfig *s, const char *key)
 {
     const ClassKey *k = architecture_key(s->class, key);
     json_t *value = get(s->json, key);
-    if (value && (!json_is_integer(value) || json_integer_value(value) < 0 || json_integer_value(value) > MAX_LAYERS))
+    if (value && (!json_is_integer(value) || json_integer_value(value) < 0 ||
+                  json_integer_value(value) > MAX_LAYERS))
         wrong(s, key, "a number of layers", value);
     return value ? (int)json_integer_value(value) : k ? (int)k->otherwise : 0;
 }
 
-/* Without layer_types the blocks from max_window_layers on slide, in some classes except every n-th. */
+/* Without layer_types the blocks from max_window_layers on slide, in some classes except every
+ * n-th. */
 static void read_layer_types(ModelConfig *m, const HfConfig *s)
 {
     const json_t *types = get(s->json, "layer_types");
@@ -252,11 +284,14 @@ static void read_layer_types(ModelConfig *m, const HfConfig *s)
         const bool slides = type && strcmp(type, "sliding_attention") == 0;
         if (types && !slides && (!type || strcmp(type, "full_attention") != 0))
             wrong(s, "layer_types", "sliding_attention and full_attention", types);
-        m->layer_types.slides[l] = types ? slides : m->sliding_window > 0 && l >= first && (every == 0 || (l + 1) % every != 0);
+        m->layer_types.slides[l] =
+            types ? slides
+                  : m->sliding_window > 0 && l >= first && (every == 0 || (l + 1) % every != 0);
     }
 }
 
-/* no_rope_layers has 0 for the blocks without rotation, and 1 for the others; without it every n-th has none. */
+/* no_rope_layers has 0 for the blocks without rotation, and 1 for the others; without it every n-th
+ * has none. */
 static void read_no_rope(ModelConfig *m, const HfConfig *s)
 {
     const json_t *list = get(s->json, "no_rope_layers");
@@ -265,12 +300,14 @@ static void read_no_rope(ModelConfig *m, const HfConfig *s)
         return;
     if (!list && n == 0)
         wrong(s, "no_rope_layer_interval", "1 or more", get(s->json, "no_rope_layer_interval"));
-    for (n = list ? 0 : n; list && n < m->n_layers && json_integer_value(json_array_get(list, (size_t)n)) != 0;)
+    for (n = list ? 0 : n;
+         list && n < m->n_layers && json_integer_value(json_array_get(list, (size_t)n)) != 0;)
         n++;
     m->no_rope_interval = list ? n + 1 : n;
     for (int l = 0; list && l < m->n_layers; l++) {
         const json_t *rotates = json_array_get(list, (size_t)l);
-        if (!json_is_integer(rotates) || json_integer_value(rotates) != ((l + 1) % m->no_rope_interval != 0))
+        if (!json_is_integer(rotates) ||
+            json_integer_value(rotates) != ((l + 1) % m->no_rope_interval != 0))
             wrong(s, "no_rope_layers", "for each layer 1 or, for every n-th, 0", list);
     }
 }
@@ -291,38 +328,48 @@ static void read_windows(ModelConfig *m, const HfConfig *s)
     config_complete_windows(m, s->path);
 }
 
-/* ---- the file --------------------------------------------------------------------------------------------- */
+/* ---- the file -------------------------------------------------------------------------------- */
 
 /* Some classes are another class if layer_types are given. */
 static const Architecture *with_layers(const HfConfig *s, const Architecture *a)
 {
-    return a && a->with_layer_types && get(s->json, "layer_types") ? architecture_find(a->with_layer_types) : a;
+    return a && a->with_layer_types && get(s->json, "layer_types")
+               ? architecture_find(a->with_layer_types)
+               : a;
 }
 
 /* NOTE: transformers chooses by model_type, vLLM by architectures. */
 static void choose_class(HfConfig *s)
 {
     const json_t *list = get(s->json, "architectures");
-    const char *class = json_string_value(json_array_get(list, 0)), *type = json_string_value(get(s->json, "model_type"));
+    const char *class = json_string_value(json_array_get(list, 0)),
+               *type = json_string_value(get(s->json, "model_type"));
     if (list && !json_is_array(list))
         wrong(s, "architectures", "a list with the name of a class", list);
-    s->class = with_layers(s, class ? architecture_find(class) : type ? architecture_of_type(type) : NULL);
+    s->class = with_layers(s, class  ? architecture_find(class)
+                              : type ? architecture_of_type(type)
+                                     : NULL);
     if (!s->class)
-        die("%s: architecture %s (model_type %s) is not supported, only %s", s->path, class ? class : "missing",
-            type ? type : "missing", architecture_names());
+        die("%s: architecture %s (model_type %s) is not supported, only %s", s->path,
+            class ? class : "missing", type ? type : "missing", architecture_names());
     if (type && with_layers(s, architecture_of_type(type)) != s->class)
-        die("%s: model_type is %s, but that of its architectures is %s; correct one of them, as programs differ in which they use",
+        die("%s: model_type is %s, but that of its architectures is %s; correct one of them, as "
+            "programs differ in which they use",
             s->path, type, s->class->model_type);
 }
 
-/* Opens FOLDER/config.json. For a model with images s->json is its text_config, and m->image is filled. */
+/* Opens FOLDER/config.json. For a model with images s->json is its text_config, and m->image is
+ * filled. */
 static void open_config(HfConfig *s, ModelConfig *m, const char *folder)
 {
     snprintf(s->path, sizeof s->path, "%s/config.json", folder);
     s->json = file_json(folder, "config.json", 0);
     if (!s->json)
-        die("%s: there is no such file; load_path must be a folder written by save_pretrained or a checkpoint stepN", s->path);
-    s->generation = file_try_json(folder, "generation_config.json");    /* not every folder has it */
+        die("%s: there is no such file; load_path must be a folder written by save_pretrained or a "
+            "checkpoint stepN",
+            s->path);
+    /* not every folder has it */
+    s->generation = file_try_json(folder, "generation_config.json");
     quantized_refuse(s->json, folder);
     json_t *text = llava_text(m, s->json, s->path);
     if (text) {
@@ -360,8 +407,9 @@ void config_read_hf(ModelConfig *m, const char *folder)
     config_complete_heads(m, NULL, s.path);
     const ConfigKey *width = config_key("model.head_dim");
     if (m->head_dim < width->min || m->head_dim > width->max)
-        die("%s: num_attention_heads: expected heads of %g to %g of the hidden_size %d, found %d heads of %d", s.path, width->min,
-            width->max, m->d_model, m->n_heads, m->head_dim);
+        die("%s: num_attention_heads: expected heads of %g to %g of the hidden_size %d, found %d "
+            "heads of %d",
+            s.path, width->min, width->max, m->d_model, m->n_heads, m->head_dim);
     read_rope(m, &s);
     config_check_rope(m, s.path);
     read_windows(m, &s);
@@ -370,7 +418,7 @@ void config_read_hf(ModelConfig *m, const char *folder)
     json_decref(s.generation);
 }
 
-/* ---- writing ---------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 /* The decimal number, not the nearest float: 1e-05, not 9.99999974e-06. */
 static json_t *decimal(float x)
@@ -385,10 +433,12 @@ static json_t *value_json(const ModelConfig *c, const HfKey *k)
     const ConfigKey row = row_of(k);
     const void *field = (const char *)c + row.offset;
     switch (row.type & TYPE_MASK) {
-    case INT:    return *(const int *)field == row.none ? json_null() : json_integer(*(const int *)field);
-    case FLOAT:  return *(const float *)field == row.none ? json_null() : decimal(*(const float *)field);
+    case INT:
+        return *(const int *)field == row.none ? json_null() : json_integer(*(const int *)field);
+    case FLOAT:
+        return *(const float *)field == row.none ? json_null() : decimal(*(const float *)field);
     case DOUBLE: return json_real(*(const double *)field);
-    default:     return json_boolean(*(const bool *)field);
+    default: return json_boolean(*(const bool *)field);
     }
 }
 
@@ -398,7 +448,8 @@ static json_t *scaling_json(const ModelConfig *c, RopeType type)
     json_t *j = json_pack("{s:s}", "rope_type", rope_types[type]);
     for (const HfRopeKey *row = hf_rope_keys; row->key.key; row++) {
         const HfKey *k = &row->key;
-        bool given = k->kind == HF_VALUE && (strcmp(k->key, "attention_factor") != 0 || c->rope_scaling.attention_factor > 0);
+        bool given = k->kind == HF_VALUE && (strcmp(k->key, "attention_factor") != 0 ||
+                                             c->rope_scaling.attention_factor > 0);
         if (given && row->types >> type & 1)
             json_object_set_new(j, k->key, value_json(c, k));
     }
@@ -437,14 +488,16 @@ static json_t *blocks_json(const ModelConfig *c, const char *key)
         if (strcmp(key, "no_rope_layers") == 0)
             json_array_append_new(list, json_integer(layer_rotation(c, l) != NO_ROTATION));
         else
-            json_array_append_new(list, json_string(layer_slides(c, l) ? "sliding_attention" : "full_attention"));
+            json_array_append_new(
+                list, json_string(layer_slides(c, l) ? "sliding_attention" : "full_attention"));
     return list;
 }
 
 /* The value, or the first of a list of supported values. */
 static json_t *literal_json(const char *text)
 {
-    json_t *value = json_loads(text, JSON_DECODE_ANY, NULL), *first = json_incref(json_array_get(value, 0));
+    json_t *value = json_loads(text, JSON_DECODE_ANY, NULL),
+           *first = json_incref(json_array_get(value, 0));
     if (!first)
         return value;
     json_decref(value);
@@ -459,23 +512,26 @@ static json_t *key_json(const ModelConfig *c, const Architecture *a, const HfKey
     if ((implied && !architecture_key(a, k->key)) || !hf_key_is_of(k, a))
         return NULL;
     /* OLMo-3 always has a window, even if no layer uses it */
-    if (strcmp(k->key, "sliding_window") == 0 && c->sliding_window == 0 && a->windows == WINDOW_BY_LAYER &&
-        !architecture_key(a, "use_sliding_window"))
+    if (strcmp(k->key, "sliding_window") == 0 && c->sliding_window == 0 &&
+        a->windows == WINDOW_BY_LAYER && !architecture_key(a, "use_sliding_window"))
         return json_integer((json_int_t)architecture_key(a, k->key)->otherwise);
     switch (k->kind & HF_KIND_MASK) {
-    case HF_VALUE: case HF_TOKEN: case HF_WRITTEN: return value_json(c, k);
-    case HF_LITERAL: case HF_ONLY:                 return literal_json(k->what);
-    case HF_ROTATION:                              return rotation_json(c, a, k->key);
-    case HF_BLOCKS:                                return blocks_json(c, k->key);
-    default:                                       return NULL;
+    case HF_VALUE:
+    case HF_TOKEN:
+    case HF_WRITTEN: return value_json(c, k);
+    case HF_LITERAL:
+    case HF_ONLY: return literal_json(k->what);
+    case HF_ROTATION: return rotation_json(c, a, k->key);
+    case HF_BLOCKS: return blocks_json(c, k->key);
+    default: return NULL;
     }
 }
 
 json_t *hf_config(const ModelConfig *c, DType master)
 {
     const Architecture *a = architecture_of(c);
-    json_t *j = json_pack("{s:[s], s:s, s:s}", "architectures", a->class, "model_type", a->model_type,
-                          "torch_dtype", master == F32 ? "float32" : "bfloat16");
+    json_t *j = json_pack("{s:[s], s:s, s:s}", "architectures", a->class, "model_type",
+                          a->model_type, "torch_dtype", master == F32 ? "float32" : "bfloat16");
     CHECK(j, "config.json cannot be described");
     for (const HfKey *k = hf_keys; k->key; k++) {
         json_t *value = key_json(c, a, k);

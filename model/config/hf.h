@@ -5,14 +5,17 @@
 
 #include "model/architecture.h"
 
-/* Reads folder/config.json into `m`, with the class's defaults for missing keys, as written by transformers 4 (rope_theta,
- * rope_scaling) or 5 (rope_parameters); init_* are unchanged. Dies on a class without a row in architecture.c, and on values
- * outside the ranges of the corresponding keys of the configuration. */
-void    config_read_hf(ModelConfig *m, const char *folder);
+/* Reads folder/config.json into `m`, with the class's defaults for missing keys, as written by
+ * transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters); init_* are unchanged. Dies on a
+ * class without a row in architecture.c, and on values outside the ranges of the corresponding keys
+ * of the configuration. */
+void config_read_hf(ModelConfig *m, const char *folder);
 
-/* Dies if load_path is no folder that can be read. The message says what it is (a name on the hub, another format) and gives the
- * command that converts it. `where`: where load_path was given; NULL: unknown. */
-void    config_check_loadable(const char *where, const char *load_path);
+/* Dies if load_path is no folder that can be read. The message says what it is (a name on the hub,
+ * another format) and gives the command that converts it. `where`: where load_path was given; NULL:
+ * unknown. */
+void config_check_loadable(const char *where, const char *load_path);
 
-/* The content of config.json for transformers 4.57 or later; `master`: the type of saved weights. The caller owns it. */
+/* The content of config.json for transformers 4.57 or later; `master`: the type of saved weights.
+ * The caller owns it. */
 json_t *hf_config(const ModelConfig *c, DType master);

@@ -1,17 +1,21 @@
-/* All keys in one table, in the order of writing. Type, range and place in the ModelConfig come from the row of config_keys that is
- * named; rows of architecture.c say which classes have a key, and with which default.
+/* All keys in one table, in the order of writing. Type, range and place in the ModelConfig come
+ * from the row of config_keys that is named; rows of architecture.c say which classes have a key,
+ * and with which default.
  *
- * tests/golden/config_keys.json lists all keys that transformers 4 and 5 declare or read for these classes, and their effects;
- * tests/test_config_keys.c compares.
+ * tests/golden/config_keys.json lists all keys that transformers 4 and 5 declare or read for these
+ * classes, and their effects; tests/test_config_keys.c compares.
  *
- * NOTE: in transformers the embedding's row of pad_token_id gets no gradient. Here it is trained like any other, if it is used. */
+ * NOTE: in transformers the embedding's row of pad_token_id gets no gradient. Here it is trained
+ * like any other, if it is used. */
 #include "model/config/hf_keys.h"
 
 #include <math.h>
 #include <string.h>
 
-#define OF_TRANSFORMERS "transformers reads it; remove it from config.json if the model was trained without it"
+#define OF_TRANSFORMERS \
+    "transformers reads it; remove it from config.json if the model was trained without it"
 
+// clang-format off
 const HfKey hf_keys[] = {
     { "hidden_act",              HF_ONLY,     "[\"silu\", \"swish\"]" },
     { "attention_bias",          HF_ONLY | HF_UNLISTED, "false" },
@@ -97,9 +101,15 @@ const HfKey hf_keys[] = {
     { "top_p", HF_IGNORED }, { "typical_p", HF_IGNORED },
     { NULL }
 };
+// clang-format on
 
-enum { LLAMA3 = 1 << ROPE_LLAMA3, YARN = 1 << ROPE_YARN, ALL_TYPES = 1 << ROPE_DEFAULT | LLAMA3 | YARN };
+enum {
+    LLAMA3 = 1 << ROPE_LLAMA3,
+    YARN = 1 << ROPE_YARN,
+    ALL_TYPES = 1 << ROPE_DEFAULT | LLAMA3 | YARN
+};
 
+// clang-format off
 const HfRopeKey hf_rope_keys[] = {
     { { "rope_type",             HF_ROTATION },                                             ALL_TYPES },
     { { "type",                  HF_ROTATION },                                             ALL_TYPES },
@@ -118,6 +128,7 @@ const HfRopeKey hf_rope_keys[] = {
     { { "partial_rotary_factor", HF_REFUSED, "1.0" },                                       ALL_TYPES },
     { { NULL }, 0 }
 };
+// clang-format on
 
 bool hf_key_is_of(const HfKey *k, const Architecture *a)
 {

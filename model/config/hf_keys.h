@@ -2,37 +2,42 @@
 #pragma once
 #include "model/architecture.h"
 
-/* VALUE, TOKEN, ROTATION, BLOCKS: all values are supported. ONLY, REFUSED: they change the model, and only one value is supported.
- * WRITTEN, LITERAL, IGNORED: they do not change the model, any value is accepted. A key without a row is not read by transformers
- * either; a warning names it. */
+/* VALUE, TOKEN, ROTATION, BLOCKS: all values are supported. ONLY, REFUSED: they change the model,
+ * and only one value is supported. WRITTEN, LITERAL, IGNORED: they do not change the model, any
+ * value is accepted. A key without a row is not read by transformers either; a warning names it. */
 typedef enum {
-    HF_VALUE,           /* a number or a truth value of the ModelConfig                                     */
-    HF_TOKEN,           /* the same for a token id: the first of a list; -1 if it is not in the vocabulary  */
-    HF_ROTATION,        /* read_rope                                                                        */
-    HF_BLOCKS,          /* read_windows                                                                     */
-    HF_ONLY,            /* `what`; any other value is refused                                               */
-    HF_REFUSED,         /* the same, not written                                                            */
-    HF_WRITTEN,         /* a number of the ModelConfig, not read                                            */
-    HF_LITERAL,         /* `what`, not read                                                                 */
-    HF_IGNORED,         /* neither read nor written                                                         */
+    HF_VALUE, /* a number or a truth value of the ModelConfig */
+    /* the same for a token id: the first of a list; -1 if it is not in the vocabulary */
+    HF_TOKEN,
+    HF_ROTATION, /* read_rope */
+    HF_BLOCKS,   /* read_windows */
+    HF_ONLY,     /* `what`; any other value is refused */
+    HF_REFUSED,  /* the same, not written */
+    HF_WRITTEN,  /* a number of the ModelConfig, not read */
+    HF_LITERAL,  /* `what`, not read */
+    HF_IGNORED,  /* neither read nor written */
     HF_KIND_MASK = 15,
-    HF_LISTED = 16,     /* flag: for classes that list the key                                              */
-    HF_UNLISTED = 32    /* flag: for all other classes                                                      */
+    HF_LISTED = 16,  /* flag: for classes that list the key */
+    HF_UNLISTED = 32 /* flag: for all other classes */
 } HfKind;
 
 typedef struct {
     const char *key;
-    int         kind;           /* HfKind, perhaps with a flag                                              */
-    const char *what;           /* a key of config_keys, or JSON. ONLY and REFUSED: a value or a list of them;
-                                   a list in the file is accepted if all its elements are                   */
-    double      otherwise;      /* default of all classes; NAN: the file must have a value                  */
-    const char *why;            /* REFUSED and ONLY: what to do, or NULL                                    */
+    int kind;         /* HfKind, perhaps with a flag */
+    const char *what; /* a key of config_keys, or JSON. ONLY and REFUSED: a value or a list of them;
+                                   a list in the file is accepted if all its elements are */
+    double otherwise; /* default of all classes; NAN: the file must have a value */
+    const char *why;  /* REFUSED and ONLY: what to do, or NULL */
 } HfKey;
 
-extern const HfKey hf_keys[];               /* in the order of writing; ends with key NULL */
+extern const HfKey hf_keys[]; /* in the order of writing; ends with key NULL */
 
-/* Keys of rope_scaling and rope_parameters; types: bits 1 << RopeType of the types that have them. Ends with key NULL. */
-typedef struct { HfKey key; unsigned types; } HfRopeKey;
+/* Keys of rope_scaling and rope_parameters; types: bits 1 << RopeType of the types that have them.
+ * Ends with key NULL. */
+typedef struct {
+    HfKey key;
+    unsigned types;
+} HfRopeKey;
 extern const HfRopeKey hf_rope_keys[];
 
 /* Whether the row applies to that class, by its flags. */

@@ -1,4 +1,5 @@
-/* Values of JSON files, described by ConfigKey rows: the same types, ranges and messages as for keys of the configuration. */
+/* Values of JSON files, described by ConfigKey rows: the same types, ranges and messages as for
+ * keys of the configuration. */
 #include "model/config/table.h"
 
 #include <jansson.h>
@@ -7,33 +8,39 @@
 
 #include "kernels/runtime/error.h"
 
-_Noreturn void value_wrong_json(const char *path, const char *key, const char *expected, const json_t *found)
+_Noreturn void value_wrong_json(const char *path, const char *key, const char *expected,
+                                const json_t *found)
 {
-    char *text = found && !json_is_null(found) ? json_dumps(found, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15)) : NULL;
+    char *text = found && !json_is_null(found)
+                     ? json_dumps(found, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15))
+                     : NULL;
     die("%s: %s: expected %s, found %.64s", path, key, expected, text ? text : "nothing");
 }
 
 bool value_is_nothing(const json_t *value)
 {
-    return !value || json_is_null(value) || json_is_false(value) || (json_is_array(value) && json_array_size(value) == 0)
-        || (json_is_object(value) && json_object_size(value) == 0) || (json_is_string(value) && json_string_length(value) == 0);
+    return !value || json_is_null(value) || json_is_false(value) ||
+           (json_is_array(value) && json_array_size(value) == 0) ||
+           (json_is_object(value) && json_object_size(value) == 0) ||
+           (json_is_string(value) && json_string_length(value) == 0);
 }
 
 void value_set(void *holder, const ConfigKey *k, double x)
 {
     void *field = (char *)holder + k->offset;
     switch (k->type & TYPE_MASK) {
-    case INT:    *(int *)field = (int)x; break;
-    case LONG:   *(long *)field = (long)x; break;
-    case U64:    *(uint64_t *)field = (uint64_t)x; break;
-    case FLOAT:  *(float *)field = (float)x; break;
+    case INT: *(int *)field = (int)x; break;
+    case LONG: *(long *)field = (long)x; break;
+    case U64: *(uint64_t *)field = (uint64_t)x; break;
+    case FLOAT: *(float *)field = (float)x; break;
     case DOUBLE: *(double *)field = x; break;
-    case BOOL:   *(bool *)field = x != 0; break;
-    default:     die("model/config/json.c: %s has a type that is not read from JSON", k->name);
+    case BOOL: *(bool *)field = x != 0; break;
+    default: die("model/config/json.c: %s has a type that is not read from JSON", k->name);
     }
 }
 
-void value_parse_json(void *holder, const ConfigKey *k, const json_t *value, const char *path, const char *key)
+void value_parse_json(void *holder, const ConfigKey *k, const json_t *value, const char *path,
+                      const char *key)
 {
     const int type = k->type & TYPE_MASK;
     const double x = json_is_boolean(value) ? json_is_true(value) : json_number_value(value);
@@ -45,7 +52,7 @@ void value_parse_json(void *holder, const ConfigKey *k, const json_t *value, con
         value_wrong_json(path, key, expected, value);
     value_set(holder, k, x);
     char *field = (char *)holder + k->offset;
-    if (json_is_integer(value) && type == LONG)         /* beyond 2^53 a double would lose digits */
+    if (json_is_integer(value) && type == LONG) /* beyond 2^53 a double would lose digits */
         *(long *)field = (long)json_integer_value(value);
     else if (json_is_integer(value) && type == U64)
         *(uint64_t *)field = (uint64_t)json_integer_value(value);

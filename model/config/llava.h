@@ -1,5 +1,5 @@
-/* config.json of a LlavaForConditionalGeneration: that of its text model one level down, in text_config, and what the projector and
- * the images need next to it. */
+/* config.json of a LlavaForConditionalGeneration: that of its text model one level down, in
+ * text_config, and what the projector and the images need next to it. */
 #pragma once
 #include <jansson.h>
 
@@ -7,12 +7,13 @@
 
 /* The class and its model_type. */
 #define LLAVA_CLASS "LlavaForConditionalGeneration"
-#define LLAVA_TYPE  "llava"
+#define LLAVA_TYPE "llava"
 
-/* NULL, and m->image of a model of text only, unless `config` is of this class; else its text_config with the class's defaults,
- * which the caller owns, and m->image. Dies on what is not supported; `path`: of the file. */
+/* NULL, and m->image of a model of text only, unless `config` is of this class; else its
+ * text_config with the class's defaults, which the caller owns, and m->image. Dies on what is not
+ * supported; `path`: of the file. */
 json_t *llava_text(ModelConfig *m, const json_t *config, const char *path);
 
-/* The content of config.json around that of the text model, which it takes. Keys that only the loaded file has, as vision_config,
- * are not in it (checkpoint/tokenizer_files.h). */
+/* The content of config.json around that of the text model, which it takes. Keys that only the
+ * loaded file has, as vision_config, are not in it (checkpoint/tokenizer_files.h). */
 json_t *llava_config(const ModelConfig *c, json_t *text);

@@ -1,7 +1,8 @@
-/* From the command line to a Config, in layers: the table's defaults < load_path (its config.json, unless the file
- * has model.d_model or model.n_layers; to evaluate a checkpoint also its run's config.yaml) < the recipe's columns < the YAML file
- * < the command line. Then derived values; finally the whole configuration is written as YAML (text.c).
- * The keys are rows of table.c; functions that read or check several keys together know single ones. */
+/* From the command line to a Config, in layers: the table's defaults < load_path (its config.json,
+ * unless the file has model.d_model or model.n_layers; to evaluate a checkpoint also its run's
+ * config.yaml) < the recipe's columns < the YAML file < the command line. Then derived values;
+ * finally the whole configuration is written as YAML (text.c). The keys are rows of table.c;
+ * functions that read or check several keys together know single ones. */
 #include "model/config/load.h"
 
 #include <stdarg.h>
@@ -17,7 +18,7 @@
 #include "model/config/pointer.h"
 #include "model/config/table.h"
 
-/* ---- asking ----------------------------------------------------------------------------------------------- */
+/* ---- asking ---------------------------------------------------------------------------------- */
 
 bool config_given(const Reader *r, const char *name)
 {
@@ -40,13 +41,14 @@ void config_note(Reader *r, const char *format, ...)
     va_end(args);
 }
 
-/* ---- reading ---------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static bool is_section(const char *name)
 {
     size_t length = strlen(name);
     for (const ConfigKey *k = config_keys; k->name; k++)
-        if (strncmp(k->name, name, length) == 0 && k->name[length] == '.' && k->name[length + 1] != '*')
+        if (strncmp(k->name, name, length) == 0 && k->name[length] == '.' &&
+            k->name[length + 1] != '*')
             return true;
     return false;
 }
@@ -57,7 +59,7 @@ static void note_unused(Reader *r, const ConfigKey *k, const YamlNode *n, const 
         return;
     fflush(r->notes);
     if (config_element(name) && strstr(r->notes_text, name))
-        return;                                            /* already noted for another element */
+        return; /* already noted for another element */
     if (k->help)
         config_note(r, "%s (%s)", name, k->help);
     else
@@ -72,8 +74,8 @@ static _Noreturn void unknown(const YamlNode *n, const char *name)
     die("%s: unknown key '%s'; ./train --help lists all", yaml_where(n), name);
 }
 
-/* Null for a section: --model.rope_scaling=null resets the values of a loaded model. A section of the top level is left as it is:
- * `model: null` takes the whole model from load_path. */
+/* Null for a section: --model.rope_scaling=null resets the values of a loaded model. A section of
+ * the top level is left as it is: `model: null` takes the whole model from load_path. */
 static void forget_section(void *holder, const char *name)
 {
     const size_t length = strlen(name);
@@ -84,23 +86,28 @@ static void forget_section(void *holder, const char *name)
             value_default(holder, k);
 }
 
-/* A dot between keys, or [ before an element, is only allowed on the command line and in the table. */
+/* A dot between keys, or [ before an element, is only allowed on the command line and in the
+ * table. */
 static void check_key(const YamlNode *n)
 {
     if (strchr(n->key, '['))
-        die("%s: '%s': an element of a list cannot be changed on its own; give the whole list, as in "
-            "--evaluators='[{label: val, data: {paths: [val.npy]}}]'", yaml_where(n), n->key);
+        die("%s: '%s': an element of a list cannot be changed on its own; give the whole list, as "
+            "in "
+            "--evaluators='[{label: val, data: {paths: [val.npy]}}]'",
+            yaml_where(n), n->key);
     if (strchr(n->key, '.'))
-        die("%s: '%s': dots are only for the command line; in a file write a section with the key indented below it",
+        die("%s: '%s': dots are only for the command line; in a file write a section with the key "
+            "indented below it",
             yaml_where(n), n->key);
 }
 
 void config_apply(Reader *r, YamlNode *n, const char *name, void *holder)
 {
     if (!is_section(name)) {
-        char below[512];                /* `tokenizer` is a text, or a section without effect */
+        char below[512]; /* `tokenizer` is a text, or a section without effect */
         snprintf(below, sizeof below, "%s.*", name);
-        const ConfigKey *k = n->kind == YAML_MAP && config_key(below) ? config_key(below) : config_key(name);
+        const ConfigKey *k =
+            n->kind == YAML_MAP && config_key(below) ? config_key(below) : config_key(name);
         if (!k)
             unknown(n, name);
         if (config_is_unread(&r->s->c, name))
@@ -164,16 +171,19 @@ void config_free_element(void *holder, const char *prefix)
 }
 
 /* Keys that decide where the model comes from, and which other keys are read. */
-static const char FIRST[] = "dry_run|eval_only|generate|run_name|save_folder|try_load_latest_save|load_path|extend|lora";
+static const char FIRST[] =
+    "dry_run|eval_only|generate|run_name|save_folder|try_load_latest_save|load_path|extend|lora";
 
-/* Every key is read once, after the layers below it: those of FIRST, then the others on top of load_path, and last format.*,
- * activations.* and fp8.* on top of the recipe's columns (recipe.c). Evaluators are a list. */
+/* Every key is read once, after the layers below it: those of FIRST, then the others on top of
+ * load_path, and last format.*, activations.* and fp8.* on top of the recipe's columns (recipe.c).
+ * Evaluators are a list. */
 static void read_keys(Reader *r, bool first)
 {
     for (int i = 0; i < r->root->num_children; i++) {
         YamlNode *n = r->root->child[i];
         check_key(n);
-        if (!text_is_among(n->key, "evaluators|format|activations|fp8") && text_is_among(n->key, FIRST) == first)
+        if (!text_is_among(n->key, "evaluators|format|activations|fp8") &&
+            text_is_among(n->key, FIRST) == first)
             config_apply(r, n, n->key, r->s);
     }
 }
@@ -181,7 +191,8 @@ static void read_keys(Reader *r, bool first)
 static void check_complete(Reader *r, bool from_hf)
 {
     for (const ConfigKey *k = config_keys; k->name; k++) {
-        bool known = k->default_text || (from_hf && strncmp(k->name, "model.", strlen("model.")) == 0);
+        bool known =
+            k->default_text || (from_hf && strncmp(k->name, "model.", strlen("model.")) == 0);
         if (known || config_element(k->name) || config_given(r, k->name))
             continue;
         config_check_has_model(r, r->file);
@@ -207,8 +218,8 @@ static void find_load_folder(Reader *r, char *(*latest_of)(const char *save_fold
     watchdog_mark("reading the configuration", -1);
 }
 
-/* Reads the architecture from the config.json of load_folder, or of the base model if it has adapters; false: no
- * load_path. */
+/* Reads the architecture from the config.json of load_folder, or of the base model if it has
+ * adapters; false: no load_path. */
 static bool read_hf(Reader *r)
 {
     Config *c = &r->s->c;
@@ -216,28 +227,36 @@ static bool read_hf(Reader *r)
         return false;
     if (!c->continues)
         config_check_loadable(config_where(r, "load_path"), c->load_path);
-    config_read_hf(&c->model, adapter_is(c->load_folder) ? c->model.lora.base_path : c->load_folder);
+    config_read_hf(&c->model,
+                   adapter_is(c->load_folder) ? c->model.lora.base_path : c->load_folder);
     config_complete_from_folder(r);
     r->s->layer_norm_type = c->model.norm.kind == RMS_NORM ? NORM_RMS : NORM_DEFAULT;
-    r->s->rope_type = c->model.rope_scaling.type == ROPE_DEFAULT ? NOT_GIVEN : (int)c->model.rope_scaling.type;
+    r->s->rope_type =
+        c->model.rope_scaling.type == ROPE_DEFAULT ? NOT_GIVEN : (int)c->model.rope_scaling.type;
     r->s->architecture = strdup(c->model.architecture->class);
     return true;
 }
 
-/* ---- evaluators ------------------------------------------------------------------------------------------- */
+/* ---- evaluators ------------------------------------------------------------------------------ */
 
-/* Adds a set with the paths (at least one) and label masks of the evaluator e, defined at `n`; takes ownership of both. */
-static void add_eval_set(Settings *s, const YamlNode *n, Evaluator *e, const char *label, char ***paths, int *count)
+/* Adds a set with the paths (at least one) and label masks of the evaluator e, defined at `n`;
+ * takes ownership of both. */
+static void add_eval_set(Settings *s, const YamlNode *n, Evaluator *e, const char *label,
+                         char ***paths, int *count)
 {
     Config *c = &s->c;
     const char *at = yaml_where(config_find_path(n, (*paths)[0]));
     for (int i = 0; i < c->num_eval; i++)
         if (strcmp(c->eval[i].label, label) == 0)
-            die("%s: two validation sets are named '%s', and so would be their metrics; rename one", at, label);
+            die("%s: two validation sets are named '%s', and so would be their metrics; rename one",
+                at, label);
     c->eval = xrealloc(c->eval, (c->num_eval + 1) * sizeof *c->eval);
     char *where = xasprintf("%s: evaluator '%s' (--evaluators=[] trains without)", at, label);
     EvalSet *set = &c->eval[c->num_eval++];
-    *set = (EvalSet){ .label = strdup(label), .where = where, .downstream = e->type == EVALUATOR_DOWNSTREAM, .files = e->files };
+    *set = (EvalSet){ .label = strdup(label),
+                      .where = where,
+                      .downstream = e->type == EVALUATOR_DOWNSTREAM,
+                      .files = e->files };
     set->files.paths = *paths;
     set->files.num_paths = *count;
     if (set->files.itemsize == NOT_GIVEN)
@@ -266,26 +285,33 @@ static bool any_remote(char *const *paths, int count)
     return false;
 }
 
-/* The sets of one evaluator: one per named dataset, or one with its own label. Remote ones are listed in `remote`. */
+/* The sets of one evaluator: one per named dataset, or one with its own label. Remote ones are
+ * listed in `remote`. */
 static void read_evaluator(Reader *r, YamlNode *n, FILE *downstream, FILE *remote)
 {
     Evaluator e = { 0 };
     if (n->kind != YAML_MAP)
-        die("%s: an evaluator is a section with label and data.paths or data.datasets", yaml_where(n));
+        die("%s: an evaluator is a section with label and data.paths or data.datasets",
+            yaml_where(n));
     config_apply_element(r, n, EVALUATOR_PREFIX, &e);
     if (!e.label)
         die("%s: this evaluator has no label", yaml_where(n));
     if (e.files.num_label_mask_paths > 0 && e.files.num_paths == 0)
-        die("%s: evaluator '%s' has label_mask_paths, which are parallel to data.paths, but no data.paths; give each dataset its "
-            "own evaluator, with a label, paths and label_mask_paths", yaml_where(n), e.label);
+        die("%s: evaluator '%s' has label_mask_paths, which are parallel to data.paths, but no "
+            "data.paths; give each dataset its "
+            "own evaluator, with a label, paths and label_mask_paths",
+            yaml_where(n), e.label);
     const bool asks = e.type == EVALUATOR_DOWNSTREAM;
     if (asks && e.files.num_paths == 0)
         fprintf(downstream, " %s", e.label);
     else if (asks && (e.files.num_paths > 1 || e.files.num_label_mask_paths > 0))
-        die("%s: evaluator '%s' has %d files; expected one file per downstream task, made by scripts/prepare_eval.py or "
-            "make_choices.py", yaml_where(n), e.label, e.files.num_paths + e.files.num_label_mask_paths);
+        die("%s: evaluator '%s' has %d files; expected one file per downstream task, made by "
+            "scripts/prepare_eval.py or "
+            "make_choices.py",
+            yaml_where(n), e.label, e.files.num_paths + e.files.num_label_mask_paths);
     else if (e.files.num_paths == 0 && e.num_datasets == 0)
-        die("%s: evaluator '%s' has no data: give data.paths or data.datasets", yaml_where(n), e.label);
+        die("%s: evaluator '%s' has no data: give data.paths or data.datasets", yaml_where(n),
+            e.label);
     else if (e.files.num_paths > 0 && any_remote(e.files.paths, e.files.num_paths))
         fprintf(remote, " %s", e.label);
     else if (e.files.num_paths > 0)
@@ -304,7 +330,8 @@ static void read_evaluators(Reader *r)
 {
     YamlNode *list = r->s->c.generate ? NULL : yaml_find(r->root, "evaluators");
     if (list && (list->kind == YAML_MAP || (list->kind == YAML_SCALAR && list->text)))
-        die("%s: evaluators is a list: `- label: name`, then indented `data:` with paths", yaml_where(list));
+        die("%s: evaluators is a list: `- label: name`, then indented `data:` with paths",
+            yaml_where(list));
     char *text[2];
     FILE *downstream = xtext(&text[0]), *remote = xtext(&text[1]);
     for (int i = 0; list && i < list->num_children; i++)
@@ -318,18 +345,20 @@ static void read_evaluators(Reader *r)
     free(text[0]);
     free(text[1]);
     if (r->s->c.eval_only && r->s->c.num_eval == 0 && !r->s->c.dry_run)
-        die("%s: eval_only: there are no evaluators; scripts/prepare_eval.py makes a file with some",
+        die("%s: eval_only: there are no evaluators; scripts/prepare_eval.py makes a file with "
+            "some",
             config_where(r, list ? "evaluators" : "eval_only"));
 }
 
-/* ---- the whole -------------------------------------------------------------------------------------------- */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
 /* The file's name in messages if a run has only a command line. */
 #define COMMAND_LINE "the command line"
 
 static bool is_question(const char *argument)
 {
-    return strncmp(argument, "--help", 6) == 0 || strcmp(argument, "-h") == 0 || strcmp(argument, "--version") == 0;
+    return strncmp(argument, "--help", 6) == 0 || strcmp(argument, "-h") == 0 ||
+           strcmp(argument, "--version") == 0;
 }
 
 /* All ranks run this, so that all die on a wrong key; rank 0 prints. */
@@ -350,7 +379,8 @@ static Config *answer(const char *argument)
     return NULL;
 }
 
-/* Merges the arguments into the file's tree; keys have the table's names afterwards, whatever each of both calls them. */
+/* Merges the arguments into the file's tree; keys have the table's names afterwards, whatever each
+ * of both calls them. */
 static void read_arguments(YamlNode *root, int count, char **argument)
 {
     YamlNode *all = yaml_new(YAML_MAP, NULL, NULL, COMMAND_LINE, 0);
@@ -379,10 +409,13 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     watchdog_mark("reading the configuration", -1);
     const bool has_file = argv[1][0] != '-';
     Settings *s = xcalloc(1, sizeof *s);
-    Reader r = { .s = s, .root = has_file ? yaml_load(argv[1]) : config_without_file(), .file = has_file ? argv[1] : COMMAND_LINE,
+    Reader r = { .s = s,
+                 .root = has_file ? yaml_load(argv[1]) : config_without_file(),
+                 .file = has_file ? argv[1] : COMMAND_LINE,
                  .world = world };
     r.notes = xtext(&r.notes_text);
-    const bool has_model = yaml_find(r.root, "model.d_model") || yaml_find(r.root, "model.n_layers");
+    const bool has_model =
+        yaml_find(r.root, "model.d_model") || yaml_find(r.root, "model.n_layers");
     read_arguments(r.root, argc - (has_file ? 2 : 1), argv + (has_file ? 2 : 1));
     if (!has_file)
         config_check_command_line(&r, argv[1]);

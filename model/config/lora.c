@@ -8,16 +8,18 @@
 #include "model/config/adapter.h"
 #include "model/config/quantized.h"
 
-/* ---- where the base is ------------------------------------------------------------------------------------ */
+/* ---- where the base is ----------------------------------------------------------------------- */
 
 static _Noreturn void die_no_base(const char *folder)
 {
-    die("%s/adapter_config.json: base_model_name_or_path names no model; give the folder of the base model: "
-        "--lora.base_path=FOLDER", folder);
+    die("%s/adapter_config.json: base_model_name_or_path names no model; give the folder of the "
+        "base model: "
+        "--lora.base_path=FOLDER",
+        folder);
 }
 
-/* The configured folder comes first, then the one in the adapters' file. If a run continues, load_path may be the base of the
- * adapters that it saved. */
+/* The configured folder comes first, then the one in the adapters' file. If a run continues,
+ * load_path may be the base of the adapters that it saved. */
 void config_find_base(Reader *r)
 {
     Config *c = &r->s->c;
@@ -25,7 +27,9 @@ void config_find_base(Reader *r)
     const char *folder = c->load_folder;
     if (!folder || !adapter_is(folder))
         return;
-    char *where = l->base_path ? xasprintf("%s: lora.base_path %s", config_where(r, "lora.base_path"), l->base_path) : NULL;
+    char *where = l->base_path ? xasprintf("%s: lora.base_path %s",
+                                           config_where(r, "lora.base_path"), l->base_path)
+                               : NULL;
     if (!l->base_path && c->continues && c->load_path && !adapter_is(c->load_path)) {
         l->base_path = xstrdup(c->load_path);
         where = xasprintf("%s: load_path %s", config_where(r, "load_path"), l->base_path);
@@ -34,7 +38,8 @@ void config_find_base(Reader *r)
         l->base_path = adapter_base(folder);
         if (!l->base_path)
             die_no_base(folder);
-        where = xasprintf("%s/adapter_config.json: base_model_name_or_path %s", folder, l->base_path);
+        where =
+            xasprintf("%s/adapter_config.json: base_model_name_or_path %s", folder, l->base_path);
         YamlNode *n = yaml_new(YAML_SCALAR, NULL, l->base_path, folder, 0);
         config_check_texts(n, "lora.base_path");
         yaml_free(n);
@@ -43,8 +48,8 @@ void config_find_base(Reader *r)
     free(where);
 }
 
-/* Adapters need ten times the learning rate of full training [Dettmers et al. 2023, arXiv 2305.14314, table 9]. This is the
- * default of a run without a file. */
+/* Adapters need ten times the learning rate of full training [Dettmers et al. 2023, arXiv
+ * 2305.14314, table 9]. This is the default of a run without a file. */
 void config_choose_adapter_rate(Reader *r)
 {
     const char *folder = r->s->c.load_folder;
@@ -54,7 +59,7 @@ void config_choose_adapter_rate(Reader *r)
         yaml_override(r->root, "--optimizer.learning_rate=2e-4");
 }
 
-/* ---- what the adapters are -------------------------------------------------------------------------------- */
+/* ---- what the adapters are ------------------------------------------------------------------- */
 
 static void read_targets(Reader *r)
 {
@@ -64,13 +69,16 @@ static void read_targets(Reader *r)
         const bool all = strcmp(name, "all-linear") == 0;
         const LoraModule module = adapter_module(name);
         if (!all && module == NUM_LORA_MODULES)
-            die("%s: lora.target_modules: expected q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj or all-linear, "
-                "found '%s'", config_where(r, "lora.target_modules"), name);
+            die("%s: lora.target_modules: expected q_proj, k_proj, v_proj, o_proj, gate_proj, "
+                "up_proj, down_proj or all-linear, "
+                "found '%s'",
+                config_where(r, "lora.target_modules"), name);
         for (int k = 0; k < NUM_LORA_MODULES; k++)
             l->target[k] |= all || k == (int)module;
     }
     if (r->s->num_lora_modules == 0)
-        die("%s: lora.target_modules is empty; all-linear names all seven", config_where(r, "lora.target_modules"));
+        die("%s: lora.target_modules is empty; all-linear names all seven",
+            config_where(r, "lora.target_modules"));
 }
 
 /* In the form of the resolved configuration. */
@@ -91,8 +99,8 @@ static void write_targets(Settings *s)
 static void must_agree(const Reader *r, const char *folder, const char *key, bool same)
 {
     if (config_given(r, key) && !same)
-        die("%s: %s differs from that of the adapters in %s; --%s=null takes it from there", config_where(r, key), key,
-            folder, key);
+        die("%s: %s differs from that of the adapters in %s; --%s=null takes it from there",
+            config_where(r, key), key, folder, key);
 }
 
 /* Takes the settings of the folder; keys that were given must not contradict them. */
@@ -105,7 +113,8 @@ static void take_adapter(Reader *r, const char *folder)
     must_agree(r, folder, "lora.alpha", l->alpha == there.alpha);
     must_agree(r, folder, "lora.use_rslora", l->use_rslora == there.use_rslora);
     must_agree(r, folder, "lora.projector", l->projector == there.projector);
-    must_agree(r, folder, "lora.target_modules", memcmp(l->target, there.target, sizeof l->target) == 0);
+    must_agree(r, folder, "lora.target_modules",
+               memcmp(l->target, there.target, sizeof l->target) == 0);
     *l = there;
     if (dropout > 0)
         config_note(r, "lora_dropout %g of %s (there is no dropout)", dropout, folder);
@@ -115,20 +124,23 @@ static void take_adapter(Reader *r, const char *folder)
     free(base);
 }
 
-/* ---- checks ----------------------------------------------------------------------------------------------- */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 /* folder: the adapters that are continued; NULL: they are new. */
 static void check_lora_rank(const Reader *r, const char *folder)
 {
     char *file = folder ? xasprintf("%s/adapter_config.json", folder) : NULL;
     const ModelConfig *m = &r->s->c.model;
-    const int C = m->d_model, q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim, F = m->mlp_width;
-    const int in[NUM_LORA_MODULES] = { C, C, C, q, C, C, F }, out[NUM_LORA_MODULES] = { q, kv, kv, C, F, F, C };
+    const int C = m->d_model, q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim,
+              F = m->mlp_width;
+    const int in[NUM_LORA_MODULES] = { C, C, C, q, C, C, F },
+              out[NUM_LORA_MODULES] = { q, kv, kv, C, F, F, C };
     for (int k = 0; k < NUM_LORA_MODULES; k++) {
         const int most = in[k] < out[k] ? in[k] : out[k];
         if (m->lora.target[k] && m->lora.rank > most)
-            die("%s: lora.rank %d is above %d, the rank of %s, which is %d x %d; %s", file ? file : config_where(r, "lora.rank"),
-                m->lora.rank, most, adapter_module_name((LoraModule)k), out[k], in[k],
+            die("%s: lora.rank %d is above %d, the rank of %s, which is %d x %d; %s",
+                file ? file : config_where(r, "lora.rank"), m->lora.rank, most,
+                adapter_module_name((LoraModule)k), out[k], in[k],
                 file ? "such adapters can only be merged, by --export" : "use a smaller one");
     }
     free(file);
@@ -138,10 +150,14 @@ static void check_lora_rank(const Reader *r, const char *folder)
 static void note_idle(Reader *r)
 {
     const Settings *s = r->s;
-    const struct { const char *key; bool says; } keys[] = {
+    const struct {
+        const char *key;
+        bool says;
+    } keys[] = {
         { "lora.alpha", config_given(r, "lora.alpha") },
         { "lora.use_rslora", s->c.model.lora.use_rslora },
-        { "lora.target_modules", s->num_lora_modules != 1 || strcmp(s->lora_modules[0], "all-linear") != 0 },
+        { "lora.target_modules",
+          s->num_lora_modules != 1 || strcmp(s->lora_modules[0], "all-linear") != 0 },
         { "lora.projector", !s->c.model.lora.projector },
         { "lora.base", config_given(r, "lora.base") },
         { "lora.base_path", config_given(r, "lora.base_path") },
@@ -152,24 +168,28 @@ static void note_idle(Reader *r)
     value_free(r->s, config_key("lora.base_path"));
 }
 
-/* Settles the format of the base. Runs that train nothing must round a base that is neither E4M3 nor NF4 as training
- * did; recipe_forward_weights might choose another format. Such runs store adapters in the format of the base. If
- * that is BF16 and training computed with adapters in F32, the base is rounded to BF16 and stored in F32. */
+/* Settles the format of the base. Runs that train nothing must round a base that is neither E4M3
+ * nor NF4 as training did; recipe_forward_weights might choose another format. Such runs store
+ * adapters in the format of the base. If that is BF16 and training computed with adapters in F32,
+ * the base is rounded to BF16 and stored in F32. */
 static void complete_base(Reader *r)
 {
     Settings *s = r->s;
     Format *frozen = &s->c.recipe.frozen;
     bool nested = true;
-    if (s->c.model.lora.base_path && quantized_in_4_bits(s->c.model.lora.base_path, &nested) && s->lora_base == NOT_GIVEN)
+    if (s->c.model.lora.base_path && quantized_in_4_bits(s->c.model.lora.base_path, &nested) &&
+        s->lora_base == NOT_GIVEN)
         s->lora_base = BASE_NF4;
     const bool given = config_given(r, "format.frozen"), bf16 = s->lora_base == BASE_AS_FROZEN;
     s->c.model.lora.base = s->lora_base == NOT_GIVEN ? BASE_AS_FROZEN : (BaseFormat)s->lora_base;
     s->c.model.lora.plain_nf4 = s->lora_base == BASE_NF4 && !nested;
-    s->c.model.lora.rounds_base = bf16 && config_forward_only(&s->c) && frozen->dtype == F32 && s->c.recipe.stream.dtype == F32;
+    s->c.model.lora.rounds_base = bf16 && config_forward_only(&s->c) && frozen->dtype == F32 &&
+                                  s->c.recipe.stream.dtype == F32;
     if (s->c.model.lora.rounds_base)
         return;
     if (bf16 && given && frozen->dtype != BF16)
-        die("%s: lora.base bf16 and format.frozen %s both set the format of frozen weights; leave one of them out",
+        die("%s: lora.base bf16 and format.frozen %s both set the format of frozen weights; leave "
+            "one of them out",
             config_where(r, "lora.base"), format_name(*frozen));
     if (bf16 || (config_forward_only(&s->c) && !given && s->c.recipe.stream.dtype == BF16))
         *frozen = (Format){ BF16, 0, false };
@@ -181,8 +201,10 @@ static void complete_base_path(Reader *r, const char *folder)
     Config *c = &r->s->c;
     Lora *l = &c->model.lora;
     if (l->base_path && (!folder || strcmp(l->base_path, folder) != 0))
-        die("%s: lora.base_path is only for adapters in load_path; for new adapters give their base as load_path: --load_path=%s "
-            "--lora.base_path=null", config_where(r, "lora.base_path"), l->base_path);
+        die("%s: lora.base_path is only for adapters in load_path; for new adapters give their "
+            "base as load_path: --load_path=%s "
+            "--lora.base_path=null",
+            config_where(r, "lora.base_path"), l->base_path);
     if (!folder && !c->dry_run)
         warn("LoRA on randomly initialized weights learns nothing useful: is load_path missing?");
     if (folder && !l->base_path)
@@ -194,8 +216,10 @@ static void check_rate(Reader *r)
 {
     const Config *c = &r->s->c;
     if (!config_forward_only(c) && c->optimizer.lr < 5e-5)
-        warn("%s: a learning rate of %g is low for adapters, which need about ten times that of full training: "
-             "--optimizer.learning_rate=2e-4", config_where(r, "optimizer.learning_rate"), c->optimizer.lr);
+        warn("%s: a learning rate of %g is low for adapters, which need about ten times that of "
+             "full training: "
+             "--optimizer.learning_rate=2e-4",
+             config_where(r, "optimizer.learning_rate"), c->optimizer.lr);
 }
 
 void config_complete_lora(Reader *r)
@@ -209,10 +233,13 @@ void config_complete_lora(Reader *r)
         return;
     }
     if (!continued && config_forward_only(c))
-        config_note(r, "lora.rank (%s has no adapters, and new ones are zero)", folder ? folder : "the model");
+        config_note(r, "lora.rank (%s has no adapters, and new ones are zero)",
+                    folder ? folder : "the model");
     if (l->rank > 0 && !continued && c->continues)
-        die("%s: lora.rank: the run would continue %s, which has no adapters; start from it in another save_folder: "
-            "--load_path=%s --try_load_latest_save=false --save_folder=...", config_where(r, "lora.rank"), folder, folder);
+        die("%s: lora.rank: the run would continue %s, which has no adapters; start from it in "
+            "another save_folder: "
+            "--load_path=%s --try_load_latest_save=false --save_folder=...",
+            config_where(r, "lora.rank"), folder, folder);
     if (l->alpha == 0 && !continued)
         l->alpha = l->rank;
     read_targets(r);
@@ -221,8 +248,10 @@ void config_complete_lora(Reader *r)
     else
         complete_base_path(r, folder);
     if (c->num_trainable > 0)
-        die("%s: trainable: with adapters (lora.rank %d) no other tensor is trained; leave one of them out: --trainable=[] or "
-            "--lora.rank=null", config_where(r, "trainable"), l->rank);
+        die("%s: trainable: with adapters (lora.rank %d) no other tensor is trained; leave one of "
+            "them out: --trainable=[] or "
+            "--lora.rank=null",
+            config_where(r, "trainable"), l->rank);
     if (!l->projector && c->model.image.feature_size == 0)
         config_note(r, "lora.projector (a model of text only has no projector)");
     write_targets(r->s);

@@ -1,5 +1,5 @@
-/* Other names of keys: those that earlier versions had, and torchtitan's. Files, arguments and saved configurations may have them.
- * After config_rename a tree has the names of table.c only. */
+/* Other names of keys: those that earlier versions had, and torchtitan's. Files, arguments and
+ * saved configurations may have them. After config_rename a tree has the names of table.c only. */
 #include "model/config/table.h"
 
 #include <stdlib.h>
@@ -8,18 +8,21 @@
 #include "kernels/runtime/error.h"
 
 /* as_null: the value of `other` that `name` has as null. */
-static const struct { const char *other, *name, *as_null; } names[] = {
-    { "format.keep",                                "activations.keep" },
-    { "format.recompute",                           "activations.recompute" },
-    { "format.forward",                             "fp8.forward" },
-    { "format.fast",                                "fp8.fast_accumulation" },
-    { "format.scales",                              "fp8.scales" },
+static const struct {
+    const char *other, *name, *as_null;
+} names[] = {
+    /* the ranks that are left */
+    { "format.keep", "activations.keep" },
+    { "format.recompute", "activations.recompute" },
+    { "format.forward", "fp8.forward" },
+    { "format.fast", "fp8.fast_accumulation" },
+    { "format.scales", "fp8.scales" },
     { "parallelism.data_parallel_replicate_degree", "parallelism.replicate" },
-    { "parallelism.data_parallel_shard_degree",     "parallelism.shard", "-1" },     /* the ranks that are left */
-    { "parallelism.context_parallel_degree",        "parallelism.context" },
-    { "parallelism.tensor_parallel_degree",         "parallelism.tensor" },
-    { "parallelism.pipeline_parallel_degree",       "parallelism.pipeline" },
-    { "parallelism.pipeline_parallel_schedule",     "parallelism.pipeline_schedule" },
+    { "parallelism.data_parallel_shard_degree", "parallelism.shard", "-1" },
+    { "parallelism.context_parallel_degree", "parallelism.context" },
+    { "parallelism.tensor_parallel_degree", "parallelism.tensor" },
+    { "parallelism.pipeline_parallel_degree", "parallelism.pipeline" },
+    { "parallelism.pipeline_parallel_schedule", "parallelism.pipeline_schedule" },
 };
 enum { NUM_NAMES = sizeof names / sizeof names[0] };
 
@@ -47,14 +50,16 @@ static bool is_null(const YamlNode *n, const char *as_null)
 void config_check_names(const YamlNode *root)
 {
     for (int i = 0; i < NUM_NAMES; i++) {
-        const YamlNode *other = yaml_find(root, names[i].other), *own = yaml_find(root, names[i].name);
+        const YamlNode *other = yaml_find(root, names[i].other),
+                       *own = yaml_find(root, names[i].name);
         if (other && own)
-            die("%s: '%s' and '%s' (%s) are two names of one key; give only '%s'", yaml_where(other), names[i].other, names[i].name,
-                yaml_where(own), names[i].name);
+            die("%s: '%s' and '%s' (%s) are two names of one key; give only '%s'",
+                yaml_where(other), names[i].other, names[i].name, yaml_where(own), names[i].name);
         const bool null = other && is_null(other, names[i].as_null);
         if (other && (other->kind != YAML_SCALAR || other->text))
-            warn("%s: key '%s%s%s' is accepted and read as '%s%s'; use that name", yaml_where(other), names[i].other,
-                 null ? ": " : "", null ? names[i].as_null : "", names[i].name, null ? ": null" : "");
+            warn("%s: key '%s%s%s' is accepted and read as '%s%s'; use that name",
+                 yaml_where(other), names[i].other, null ? ": " : "", null ? names[i].as_null : "",
+                 names[i].name, null ? ": null" : "");
     }
 }
 

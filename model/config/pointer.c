@@ -52,7 +52,8 @@ char *pointer_follow(const char *path)
 {
     struct stat status;
     const char *slash = path ? strrchr(path, '/') : NULL, *name = slash ? slash + 1 : path;
-    if (!path || strcmp(name, "latest") != 0 || lstat(path, &status) != 0 || !S_ISREG(status.st_mode))
+    if (!path || strcmp(name, "latest") != 0 || lstat(path, &status) != 0 ||
+        !S_ISREG(status.st_mode))
         return NULL;
     char *target = pointer_target(path);
     if (target && stat(target, &status) == 0 && S_ISDIR(status.st_mode))

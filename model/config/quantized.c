@@ -1,4 +1,5 @@
-/* Tables to detect quantized weights and their method: settings written by other programs, and tensors saved by them. */
+/* Tables to detect quantized weights and their method: settings written by other programs, and
+ * tensors saved by them. */
 #include "model/config/quantized.h"
 
 #include <stdio.h>
@@ -12,60 +13,90 @@
 
 #define LOAD_16_BIT "which is not supported; load the 16-bit folder from which they were quantized"
 
-/* The methods that can be read, and the values that their keys must have; "null" among them: the key may be missing. All else
- * follows from the tensors. A * matches all members. */
+/* The methods that can be read, and the values that their keys must have; "null" among them: the
+ * key may be missing. All else follows from the tensors. A * matches all members. */
 #define FORMATS "float-quantized|int-quantized|naive-quantized|pack-quantized"
 #define WEIGHTS "config_groups.*.weights."
-static const struct { const char *method, *key, *values; } readable[] = {
-    { "bitsandbytes",       "bnb_4bit_quant_type",      "null|nf4|fp4" },       /* fp4 is refused because of its tensors */
-    { "fp8",                "fmt",                      "null|e4m3|float8_e4m3fn" },
-    { "fp8",                "weight_block_size",        "null|[128,128]" },
-    { "gptq",               "bits",                     "4" },
-    { "gptq",               "sym",                      "true" },
-    { "gptq",               "checkpoint_format",        "null|gptq" },
-    { "compressed-tensors", "format",                   FORMATS },
-    { "compressed-tensors", "config_groups.*.format",   "null|" FORMATS },
-    { "compressed-tensors", WEIGHTS "num_bits",         "4|8" },
-    { "compressed-tensors", WEIGHTS "type",             "int|float" },
-    { "compressed-tensors", WEIGHTS "symmetric",        "null|true" },
-    { "compressed-tensors", WEIGHTS "dynamic",          "null|false" },
-    { "compressed-tensors", WEIGHTS "block_structure",  "null|[128,128]|128x128" },
-    { "compressed-tensors", "sparsity_config.format",   "null|dense" },
-    { "compressed-tensors", "transform_config",         "null|{}" },
-    { "compressed-tensors", "kv_cache_scheme",          "null" },
+static const struct {
+    const char *method, *key, *values;
+} readable[] = {
+    /* fp4 is refused because of its tensors */
+    { "bitsandbytes", "bnb_4bit_quant_type", "null|nf4|fp4" },
+    { "fp8", "fmt", "null|e4m3|float8_e4m3fn" },
+    { "fp8", "weight_block_size", "null|[128,128]" },
+    { "gptq", "bits", "4" },
+    { "gptq", "sym", "true" },
+    { "gptq", "checkpoint_format", "null|gptq" },
+    { "compressed-tensors", "format", FORMATS },
+    { "compressed-tensors", "config_groups.*.format", "null|" FORMATS },
+    { "compressed-tensors", WEIGHTS "num_bits", "4|8" },
+    { "compressed-tensors", WEIGHTS "type", "int|float" },
+    { "compressed-tensors", WEIGHTS "symmetric", "null|true" },
+    { "compressed-tensors", WEIGHTS "dynamic", "null|false" },
+    { "compressed-tensors", WEIGHTS "block_structure", "null|[128,128]|128x128" },
+    { "compressed-tensors", "sparsity_config.format", "null|dense" },
+    { "compressed-tensors", "transform_config", "null|{}" },
+    { "compressed-tensors", "kv_cache_scheme", "null" },
 };
 
 /* Values of quant_method and their names in messages. Others are printed unchanged. */
-static const struct { const char *method, *name; } methods[] = {
-    { "gptq", "GPTQ" }, { "awq", "AWQ" }, { "aqlm", "AQLM" }, { "hqq", "HQQ" }, { "eetq", "EETQ" }, { "quip", "QuIP" },
-    { "fp8", "FP8 with a scale per block or tensor" }, { "fbgemm_fp8", "FP8 of FBGEMM" }, { "mxfp4", "MXFP4" },
+static const struct {
+    const char *method, *name;
+} methods[] = {
+    { "gptq", "GPTQ" },
+    { "awq", "AWQ" },
+    { "aqlm", "AQLM" },
+    { "hqq", "HQQ" },
+    { "eetq", "EETQ" },
+    { "quip", "QuIP" },
+    { "fp8", "FP8 with a scale per block or tensor" },
+    { "fbgemm_fp8", "FP8 of FBGEMM" },
+    { "mxfp4", "MXFP4" },
     { "modelopt", "NVIDIA Model Optimizer" },
 };
 
 /* Ends of names of tensors that only accompany or replace quantized weights. */
-static const struct { const char *end, *name; } tensors[] = {
-    { ".SCB", "LLM.int8() of bitsandbytes" },           { ".weight_format", "LLM.int8() of bitsandbytes" },
-    { ".weight_scale_inv", "FP8 with a scale per block" },      { ".weight_scale", "FP8 or INT8 with scales" },
-    { ".weight_scale_2", "NVFP4" },                     { ".weight_zero_point", "compressed-tensors" },
-    { ".weight_packed", "compressed-tensors, packed" }, { ".weight_shape", "compressed-tensors, packed" },
-    { ".weight_g_idx", "compressed-tensors, packed" },  { ".weight_global_scale", "NVFP4" },
-    { ".input_scale", "FP8 with scales" },              { ".activation_scale", "FP8 with scales" },
-    { ".qweight", "GPTQ or AWQ" },                      { ".qzeros", "GPTQ or AWQ" },
-    { ".scales", "GPTQ or AWQ" },                       { ".g_idx", "GPTQ" },
-    { ".W_q", "HQQ" },                                  { ".codebooks", "AQLM" },
-    { ".weight_scales", "EETQ" },                       { ".weight._data", "Quanto" },
-    { ".weight._scale", "Quanto" },                     { "_blocks", "MXFP4" },
+static const struct {
+    const char *end, *name;
+} tensors[] = {
+    { ".SCB", "LLM.int8() of bitsandbytes" },
+    { ".weight_format", "LLM.int8() of bitsandbytes" },
+    { ".weight_scale_inv", "FP8 with a scale per block" },
+    { ".weight_scale", "FP8 or INT8 with scales" },
+    { ".weight_scale_2", "NVFP4" },
+    { ".weight_zero_point", "compressed-tensors" },
+    { ".weight_packed", "compressed-tensors, packed" },
+    { ".weight_shape", "compressed-tensors, packed" },
+    { ".weight_g_idx", "compressed-tensors, packed" },
+    { ".weight_global_scale", "NVFP4" },
+    { ".input_scale", "FP8 with scales" },
+    { ".activation_scale", "FP8 with scales" },
+    { ".qweight", "GPTQ or AWQ" },
+    { ".qzeros", "GPTQ or AWQ" },
+    { ".scales", "GPTQ or AWQ" },
+    { ".g_idx", "GPTQ" },
+    { ".W_q", "HQQ" },
+    { ".codebooks", "AQLM" },
+    { ".weight_scales", "EETQ" },
+    { ".weight._data", "Quanto" },
+    { ".weight._scale", "Quanto" },
+    { "_blocks", "MXFP4" },
 };
 
 /* safetensors' types that only quantized weights have, and their names in messages. */
-static const struct { const char *dtype, *name; } types[] = {
-    { "I8", "INT8" }, { "I32", "packed integers" }, { "F8_E4M3", "FP8" }, { "F8_E5M2", "FP8" },
-    { "F8_E8M0", "FP8" }, { "F4", "FP4" },
+static const struct {
+    const char *dtype, *name;
+} types[] = {
+    { "I8", "INT8" },     { "I32", "packed integers" }, { "F8_E4M3", "FP8" },
+    { "F8_E5M2", "FP8" }, { "F8_E8M0", "FP8" },         { "F4", "FP4" },
 };
 
 /* Files that other programs write next to config.json, and the object with the settings in it. */
-static const struct { const char *file, *object, *method; } others[] = {
-    { "quantize_config.json", NULL, "gptq" }, { "quant_config.json", NULL, "awq" },
+static const struct {
+    const char *file, *object, *method;
+} others[] = {
+    { "quantize_config.json", NULL, "gptq" },
+    { "quant_config.json", NULL, "awq" },
     { "hf_quant_config.json", "quantization", "modelopt" },
 };
 
@@ -81,13 +112,15 @@ static void print_details(FILE *f, const json_t *settings)
     static const char *const words[] = { "format", "quant_algo", "quant_type" };
     for (size_t i = 0; i < sizeof bits / sizeof bits[0]; i++)
         if (json_is_integer(json_object_get(settings, bits[i])))
-            fprintf(f, ", %lld bits", (long long)json_integer_value(json_object_get(settings, bits[i])));
+            fprintf(f, ", %lld bits",
+                    (long long)json_integer_value(json_object_get(settings, bits[i])));
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
         if (json_is_string(json_object_get(settings, words[i])))
             fprintf(f, ", %.64s", json_string_value(json_object_get(settings, words[i])));
 }
 
-/* Whether the value at `path` below `at` is one of the values; a * in the path: those of all members. */
+/* Whether the value at `path` below `at` is one of the values; a * in the path: those of all
+ * members. */
 static bool holds(json_t *at, const char *path, const char *values)
 {
     char name[64];
@@ -96,22 +129,22 @@ static bool holds(json_t *at, const char *path, const char *values)
     json_t *member;
     snprintf(name, sizeof name, "%.*s", (int)n, path);
     if (strcmp(name, "*") == 0) {
-        json_object_foreach(at, key, member)
-            if (!holds(member, path + n + 1, values))
-                return false;
+        json_object_foreach(at, key, member) if (!holds(member, path + n + 1, values)) return false;
         return true;
     }
     member = json_object_get(at, name);
     if (path[n])
         return !member || holds(member, path + n + 1, values);
-    char *text = !member ? xstrdup("null") : json_is_string(member) ? xstrdup(json_string_value(member))
-               : json_dumps(member, JSON_ENCODE_ANY | JSON_COMPACT);
+    char *text = !member                  ? xstrdup("null")
+                 : json_is_string(member) ? xstrdup(json_string_value(member))
+                                          : json_dumps(member, JSON_ENCODE_ANY | JSON_COMPACT);
     const bool found = text && key_listed(values, text);
     free(text);
     return found;
 }
 
-/* Whether weights with these settings can be read; if not, *key: the key that is not supported, NULL: the method is not. */
+/* Whether weights with these settings can be read; if not, *key: the key that is not supported,
+ * NULL: the method is not. */
 static bool reads(json_t *settings, const char *method, const char **key)
 {
     bool known = false;
@@ -153,11 +186,16 @@ void quantized_refuse(const json_t *config, const char *folder)
     static const char *const keys[] = { "quantization_config", "compression_config" };
     for (int i = 0; i < 2; i++) {
         json_t *settings = json_object_get(config, keys[i]);
-        const bool bitsandbytes = is_4_bit(settings) || json_is_true(json_object_get(settings, "load_in_8bit"));
+        const bool bitsandbytes =
+            is_4_bit(settings) || json_is_true(json_object_get(settings, "load_in_8bit"));
         if (settings && !json_is_null(settings) && !json_is_object(settings))
-            die("%s/config.json: %s: expected an object; remove it if the weights are not quantized", folder, keys[i]);
-        if (json_is_string(json_object_get(settings, "quant_method")) || bitsandbytes || (i == 1 && json_object_size(settings) > 0))
-            check(folder, "config.json", settings, bitsandbytes ? "bitsandbytes" : "compressed-tensors");
+            die("%s/config.json: %s: expected an object; remove it if the weights are not "
+                "quantized",
+                folder, keys[i]);
+        if (json_is_string(json_object_get(settings, "quant_method")) || bitsandbytes ||
+            (i == 1 && json_object_size(settings) > 0))
+            check(folder, "config.json", settings,
+                  bitsandbytes ? "bitsandbytes" : "compressed-tensors");
     }
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
         json_t *file = file_try_json(folder, others[i].file);
@@ -178,7 +216,8 @@ void quantized_refuse_tensor(const char *path, const char *name, const char *dty
         if (text_ends_with(name, tensors[i].end))
             with = tensors[i].name;
     if (with)
-        die("%s: tensor %s is stored as %s: the weights are quantized with %s, " LOAD_16_BIT, path, name, dtype, with);
+        die("%s: tensor %s is stored as %s: the weights are quantized with %s, " LOAD_16_BIT, path,
+            name, dtype, with);
 }
 
 bool quantized_in_4_bits(const char *folder, bool *nested)

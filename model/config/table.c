@@ -1,6 +1,7 @@
-/* The table of keys. A key that OLMo has keeps OLMo's name, unit and default (olmo/config.py). If OLMo's default is not supported
- * here (dropout, biases), the default is the supported value. model.sliding_window, layer_types and rope_scaling are Hugging
- * Face's; full_attn_layers_only, warmup_fraction, data.mix and sequence_length_warmup OLMo-core's; keys that none of these has are
+/* The table of keys. A key that OLMo has keeps OLMo's name, unit and default (olmo/config.py). If
+ * OLMo's default is not supported here (dropout, biases), the default is the supported value.
+ * model.sliding_window, layer_types and rope_scaling are Hugging Face's; full_attn_layers_only,
+ * warmup_fraction, data.mix and sequence_length_warmup OLMo-core's; keys that none of these has are
  * our own. The resolved configuration lists sections in this order. */
 #include "model/config/table.h"
 #include "model/config/table_rows.h"
@@ -8,6 +9,7 @@
 #include "model/config/table_mesh.h"
 #include "model/config/table_muon.h"
 
+// clang-format off
 const ConfigKey config_keys[] = {
     OTHER ("run_name", STRING, "run", C(run_name), "name of the run"),
     NUMBER("seed", U64, "6198", 0, LONGS, C(seed), "seed of initial weights and stochastic rounding"),
@@ -487,3 +489,4 @@ const ConfigKey config_keys[] = {
     NO_USE("module_outputs_save_steps", NULL, NULL),
     { .name = NULL }
 };
+// clang-format on

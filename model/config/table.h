@@ -1,5 +1,6 @@
-/* The configuration's keys as data: one row per key. Parsing, range checks, --help, the table in configs/README.md and the
- * resolved configuration all come from these rows, so they cannot disagree. */
+/* The configuration's keys as data: one row per key. Parsing, range checks, --help, the table in
+ * configs/README.md and the resolved configuration all come from these rows, so they cannot
+ * disagree. */
 #pragma once
 #include "model/config.h"
 #include "model/config/yaml.h"
@@ -7,100 +8,129 @@
 #include <stdio.h>
 
 /* A word and its value; several words may have the same value. */
-typedef struct { const char *word; int value; } Word;
+typedef struct {
+    const char *word;
+    int value;
+} Word;
 
 /* The type of a value: that of the C object in which it is stored. */
 typedef enum {
-    INT, LONG, U64, DOUBLE, FLOAT, BOOL,
-    CHOICE,          /* int or an enum: the value of one of the `words`                                 */
-    STRING,          /* char *                                                                          */
-    PATHS,           /* char **paths, int count: a list or a single path                                */
-    PATTERNS,        /* the same of patterns, char **patterns, int count                                */
-    NAMES,           /* the same of names, char **names, int count                                      */
-    DATASETS,        /* NamedPaths *sets, int count: name: [paths]                                      */
-    BETAS,           /* double[2]                                                                       */
-    DURATION,        /* Duration                                                                        */
-    FORMAT,          /* Format                                                                          */
-    LAYER_TYPES,     /* LayerTypes: a list                                                              */
-    SECTIONS,        /* a list of sections, whose keys are the rows name[].key (mix.c)                  */
-    FIXED,           /* nothing: only the `choices` are accepted, `help` says why                       */
-    UNUSED,          /* nothing: any value is ignored, with a warning unless null or one of `choices`   */
+    INT,
+    LONG,
+    U64,
+    DOUBLE,
+    FLOAT,
+    BOOL,
+    CHOICE,      /* int or an enum: the value of one of the `words` */
+    STRING,      /* char * */
+    PATHS,       /* char **paths, int count: a list or a single path */
+    PATTERNS,    /* the same of patterns, char **patterns, int count */
+    NAMES,       /* the same of names, char **names, int count */
+    DATASETS,    /* NamedPaths *sets, int count: name: [paths] */
+    BETAS,       /* double[2] */
+    DURATION,    /* Duration */
+    FORMAT,      /* Format */
+    LAYER_TYPES, /* LayerTypes: a list */
+    SECTIONS,    /* a list of sections, whose keys are the rows name[].key (mix.c) */
+    FIXED,       /* nothing: only the `choices` are accepted, `help` says why */
+    /* nothing: any value is ignored, with a warning unless null or one of `choices` */
+    UNUSED,
     TYPE_MASK = 31,
-    SPENT = 32,      /* flag: not in the written configuration, which has the keys that it sets         */
-    FOLLOWS = 64     /* flag: null means that another key decides, as the recipe does for its columns   */
+    SPENT = 32, /* flag: not in the written configuration, which has the keys that it sets */
+    /* flag: null means that another key decides, as the recipe does for its columns */
+    FOLLOWS = 64
 } Type;
 
 typedef struct {
-    const char *name;          /* "optimizer.learning_rate"; "wandb.*": the whole section; "evaluators[].label" */
-    int         type;          /* Type, perhaps with SPENT or FOLLOWS                                    */
-    const char *default_text;  /* default as YAML; NULL: the key must be given                           */
-    double      none;          /* numbers and choices: the value stored for null; NAN: null is an error  */
-    double      min, max;      /* numbers: the range, both ends included                                 */
-    const char *choices;       /* FIXED and UNUSED: "a|b|c"; FORMAT: description of the allowed formats  */
-    size_t      offset;        /* offset of the value in Settings (of name[].key in an element)          */
+    const char
+        *name; /* "optimizer.learning_rate"; "wandb.*": the whole section; "evaluators[].label" */
+    int type;  /* Type, perhaps with SPENT or FOLLOWS */
+    const char *default_text; /* default as YAML; NULL: the key must be given */
+    /* numbers and choices: the value stored for null; NAN: null is an error */
+    double none;
+    double min, max;     /* numbers: the range, both ends included */
+    const char *choices; /* FIXED and UNUSED: "a|b|c"; FORMAT: description of the allowed formats */
+    size_t offset;       /* offset of the value in Settings (of name[].key in an element) */
     const char *help;
-    const Word *words;         /* CHOICE; ends with word == NULL                                         */
+    const Word *words; /* CHOICE; ends with word == NULL */
 } ConfigKey;
 
-#define LONGS 9e18             /* maximum of a LONG, a U64 or a Duration */
-#define TINY  1e-30            /* minimum of a number that must be above 0 */
+#define LONGS 9e18 /* maximum of a LONG, a U64 or a Duration */
+#define TINY 1e-30 /* minimum of a number that must be above 0 */
 
-typedef struct { char *name, **paths; int num_paths; } NamedPaths;
+typedef struct {
+    char *name, **paths;
+    int num_paths;
+} NamedPaths;
 
-/* Values of the table's words that are no enum of Config. Fields that are null unless given are int. */
+/* Values of the table's words that are no enum of Config. Fields that are null unless given are
+ * int. */
 enum { NOT_GIVEN = -1 };
 typedef enum { AMP_BF16, FP32 } Precision;
-typedef enum { CHECKPOINT_NOTHING, CHECKPOINT_BLOCKS, CHECKPOINT_FINE_GRAINED = 100 } Checkpointing;      /* or Recipe.recompute */
+/* or Recipe.recompute */
+typedef enum { CHECKPOINT_NOTHING, CHECKPOINT_BLOCKS, CHECKPOINT_FINE_GRAINED = 100 } Checkpointing;
 typedef enum { NORM_RMS, NORM_DEFAULT, NORM_LOW_PRECISION, NORM_AMD_COMPATIBLE } LayerNormType;
-typedef enum { UINT16 = 2, UINT32 = 4 } TokenType;                     /* bytes of a token */
+typedef enum { UINT16 = 2, UINT32 = 4 } TokenType; /* bytes of a token */
 typedef enum { UNITS_STEPS, UNITS_TOKENS } SchedulerUnits;
 typedef enum { FSDP, DDP, SINGLE } Distributed;
-typedef enum { FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, HYBRID_SHARD_ZERO2 } ShardingStrategy;
+typedef enum {
+    FULL_SHARD,
+    SHARD_GRAD_OP,
+    NO_SHARD,
+    HYBRID_SHARD,
+    HYBRID_SHARD_ZERO2
+} ShardingStrategy;
 typedef enum { FSDP_PURE, FSDP_MIXED } FsdpPrecision;
-typedef enum { QUANTIZE_COAT, QUANTIZE_LINEAR, QUANTIZE_NOTHING } QuantizeMethod;      /* of either of COAT's blocks */
-typedef enum { EXPANSION, EXPAND, NO_EXPANSION } Expansion;            /* EXPAND: on here, off in COAT (recipe.c) */
+/* of either of COAT's blocks */
+typedef enum { QUANTIZE_COAT, QUANTIZE_LINEAR, QUANTIZE_NOTHING } QuantizeMethod;
+/* EXPAND: on here, off in COAT (recipe.c) */
+typedef enum { EXPANSION, EXPAND, NO_EXPANSION } Expansion;
 typedef enum { EVALUATOR_LM, EVALUATOR_DOWNSTREAM } EvaluatorType;
 
-/* What the rows fill: the Config, which must come first, and values that only help to compute it. */
+/* What the rows fill: the Config, which must come first, and values that only help to compute
+ * it. */
 typedef struct {
-    Config  c;
-    char   *recipe;
-    int     precision;                     /* Precision or NOT_GIVEN */
-    int     activation_checkpointing;      /* Checkpointing or NOT_GIVEN */
-    long    mlp_hidden_size;               /* both halves of SwiGLU; 0: from mlp_ratio */
-    double  mlp_ratio;
-    bool    multi_query_attention;
-    char   *architecture;                  /* of model.architecture */
-    bool    attention_layer_norm_with_affine;
+    Config c;
+    char *recipe;
+    int precision;                /* Precision or NOT_GIVEN */
+    int activation_checkpointing; /* Checkpointing or NOT_GIVEN */
+    long mlp_hidden_size;         /* both halves of SwiGLU; 0: from mlp_ratio */
+    double mlp_ratio;
+    bool multi_query_attention;
+    char *architecture; /* of model.architecture */
+    bool attention_layer_norm_with_affine;
     LayerNormType layer_norm_type;
-    int     rope_type;                     /* RopeType or NOT_GIVEN */
+    int rope_type; /* RopeType or NOT_GIVEN */
     TokenType memmap_dtype;
     struct {
-        int distributed;                   /* Distributed or NOT_GIVEN */
+        int distributed; /* Distributed or NOT_GIVEN */
         ShardingStrategy strategy;
-        int replicas;                      /* 0: one per host */
-        int replicate, shard;              /* of parallelism.*; 0: not given */
-        int precision;                     /* FsdpPrecision or NOT_GIVEN */
-        int grad_sync_mode;                /* GradSum or NOT_GIVEN */
+        int replicas;         /* 0: one per host */
+        int replicate, shard; /* of parallelism.*; 0: not given */
+        int precision;        /* FsdpPrecision or NOT_GIVEN */
+        int grad_sync_mode;   /* GradSum or NOT_GIVEN */
     } fsdp;
     SchedulerUnits scheduler_units;
-    char  **batch_warmup; int num_batch_warmup;
-    char   *extend;                        /* a folder; NULL: none */
-    long    extended_step, extended_tokens;        /* of its checkpoint, Config.load_path */
-    bool    softmax_auxiliary_loss;
-    double  auxiliary_loss_multiplier;
-    NamedPaths *datasets; int num_datasets;
-    char  **lora_modules; int num_lora_modules;
-    int     lora_base;                     /* BaseFormat or NOT_GIVEN */
+    char **batch_warmup;
+    int num_batch_warmup;
+    char *extend;                        /* a folder; NULL: none */
+    long extended_step, extended_tokens; /* of its checkpoint, Config.load_path */
+    bool softmax_auxiliary_loss;
+    double auxiliary_loss_multiplier;
+    NamedPaths *datasets;
+    int num_datasets;
+    char **lora_modules;
+    int num_lora_modules;
+    int lora_base; /* BaseFormat or NOT_GIVEN */
     struct {
-        int method;                        /* QuantizeMethod or NOT_GIVEN */
-        int forward[3], backward[3];       /* E4M3, E5M2 or NOT_GIVEN. a, w, o */
+        int method;                  /* QuantizeMethod or NOT_GIVEN */
+        int forward[3], backward[3]; /* E4M3, E5M2 or NOT_GIVEN. a, w, o */
         int group_size;
     } quantize_model;
     struct {
-        int method;                        /* QuantizeMethod or NOT_GIVEN */
-        int bit[2];                        /* E4M3, E5M2 or NOT_GIVEN */
-        int expansion[2];                  /* Expansion or NOT_GIVEN */
+        int method;       /* QuantizeMethod or NOT_GIVEN */
+        int bit[2];       /* E4M3, E5M2 or NOT_GIVEN */
+        int expansion[2]; /* Expansion or NOT_GIVEN */
         int group_size;
     } quantize_optimizer;
 } Settings;
@@ -108,138 +138,191 @@ typedef struct {
 typedef struct {
     char *label;
     EvaluatorType type;
-    TokenFiles files;                      /* itemsize, packing, boundaries may be NOT_GIVEN */
-    NamedPaths *datasets; int num_datasets;
+    TokenFiles files; /* itemsize, packing, boundaries may be NOT_GIVEN */
+    NamedPaths *datasets;
+    int num_datasets;
 } Evaluator;
 
 /* Keys of elements of a list: of an Evaluator, and of a DataSource. */
 #define EVALUATOR_PREFIX "evaluators[]."
-#define SOURCE_PREFIX    "data.mix[]."
+#define SOURCE_PREFIX "data.mix[]."
 
-extern const ConfigKey config_keys[];      /* ends with name == NULL; keys of a section are adjacent */
+/* ends with name == NULL; keys of a section are adjacent */
+extern const ConfigKey config_keys[];
 
-const ConfigKey *config_key(const char *name);              /* the row of that name or of its section.*, or NULL */
-const char *config_default(const char *name);               /* a YamlDefault */
-const char *config_suggest(const char *name);               /* the key or section with the most similar name, or NULL */
-const char *config_column(const ConfigKey *k);              /* name of the recipe's column, without `format.`, or NULL */
-size_t      config_element(const char *name);               /* bytes of its prefix if it is a key of elements, else 0 */
-bool        key_listed(const char *choices, const char *text);   /* is text (NULL: null) one of the choices? */
-void        config_print_usage(FILE *f);                    /* ./train */
-void        config_print_version(FILE *f);                  /* ./train --version */
-void        config_print_help(FILE *f, const char *name);   /* --help=name: a key or a section; NULL: all. Dies if there is none */
-void        config_print_markdown(FILE *f);                 /* ./train --help=markdown: the table in configs/README.md */
+/* the row of that name or of its section.*, or NULL */
+const ConfigKey *config_key(const char *name);
+const char *config_default(const char *name); /* a YamlDefault */
+/* the key or section with the most similar name, or NULL */
+const char *config_suggest(const char *name);
+/* name of the recipe's column, without `format.`, or NULL */
+const char *config_column(const ConfigKey *k);
+/* bytes of its prefix if it is a key of elements, else 0 */
+size_t config_element(const char *name);
+/* is text (NULL: null) one of the choices? */
+bool key_listed(const char *choices, const char *text);
+void config_print_usage(FILE *f);   /* ./train */
+void config_print_version(FILE *f); /* ./train --version */
+/* --help=name: a key or a section; NULL: all. Dies if there is none */
+void config_print_help(FILE *f, const char *name);
+/* ./train --help=markdown: the table in configs/README.md */
+void config_print_markdown(FILE *f);
 
 struct json_t;
 
 /* One value. `holder`: the Settings, Evaluator or DataSource that holds it. */
-void value_parse(void *holder, const ConfigKey *k, const YamlNode *n);  /* dies naming where, expected, found */
-void value_parse_text(void *holder, const ConfigKey *k, const char *text, const char *file);  /* a scalar; NULL: null */
+/* dies naming where, expected, found */
+void value_parse(void *holder, const ConfigKey *k, const YamlNode *n);
+/* a scalar; NULL: null */
+void value_parse_text(void *holder, const ConfigKey *k, const char *text, const char *file);
 void value_default(void *holder, const ConfigKey *k);
-int  value_truth(const char *text);             /* 1: true, 0: false, as YAML 1.1 spells them; -1: neither */
-void value_print(FILE *f, const void *holder, const ConfigKey *k, int indent); /* " 3\n": the text after `key:` */
-char *value_text(const void *holder, const ConfigKey *k);                /* "3": its first line; the caller owns it (text.c) */
+/* 1: true, 0: false, as YAML 1.1 spells them; -1: neither */
+int value_truth(const char *text);
+void value_print(FILE *f, const void *holder, const ConfigKey *k,
+                 int indent); /* " 3\n": the text after `key:` */
+char *value_text(const void *holder,
+                 const ConfigKey *k); /* "3": its first line; the caller owns it (text.c) */
 void value_free(void *holder, const ConfigKey *k);
-bool value_is_list(int type);                                            /* PATHS, PATTERNS or NAMES */
-void value_expected(char *out, size_t size, const ConfigKey *k);        /* "an integer from 1 to 8" */
-double value_number(const void *holder, const ConfigKey *k);            /* of an INT, LONG, FLOAT or DOUBLE, else NAN */
-void value_print_text(FILE *f, const char *text);                       /* a YAML scalar, quoted where it must be */
-void value_parse_json(void *holder, const ConfigKey *k, const struct json_t *value, const char *path, const char *key);
-                                                                        /* of a file; dies naming path, key, expected, found */
-void value_set(void *holder, const ConfigKey *k, double x);             /* a number or a truth value, unchecked */
-bool value_is_nothing(const struct json_t *value);                        /* null, false or empty */
-_Noreturn void value_wrong_json(const char *path, const char *key, const char *expected, const struct json_t *found);
+/* PATHS, PATTERNS or NAMES */
+bool value_is_list(int type);
+void value_expected(char *out, size_t size, const ConfigKey *k); /* "an integer from 1 to 8" */
+/* of an INT, LONG, FLOAT or DOUBLE, else NAN */
+double value_number(const void *holder, const ConfigKey *k);
+/* a YAML scalar, quoted where it must be */
+void value_print_text(FILE *f, const char *text);
+void value_parse_json(void *holder, const ConfigKey *k, const struct json_t *value,
+                      const char *path, const char *key);
+/* of a file; dies naming
+ * path, key, expected,
+ * found */
+/* a number or a truth value, unchecked */
+void value_set(void *holder, const ConfigKey *k, double x);
+bool value_is_nothing(const struct json_t *value); /* null, false or empty */
+_Noreturn void value_wrong_json(const char *path, const char *key, const char *expected,
+                                const struct json_t *found);
 
 /* A configuration being read. */
 typedef struct {
-    Settings   *s;
-    YamlNode   *root;                /* the file with its overrides */
+    Settings *s;
+    YamlNode *root; /* the file with its overrides */
     const char *file;
-    int         world;
-    FILE       *notes;               /* settings without effect: become one warning */
-    char       *notes_text;          /* of that stream, after fflush */
-    int         num_notes;
+    int world;
+    FILE *notes;      /* settings without effect: become one warning */
+    char *notes_text; /* of that stream, after fflush */
+    int num_notes;
 } Reader;
 
-bool        config_given(const Reader *r, const char *name);            /* present and not null */
-const char *config_where(const Reader *r, const char *name);            /* its file:line, or the file */
-const YamlNode *config_find_path(const YamlNode *n, const char *path);  /* the node at or below n that has it, or NULL */
-void        config_note (Reader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Dies if a text of key `name`, at or below n, cannot be written unchanged to config.yaml and metrics.jsonl: if it is not UTF-8,
- * or would be resolved (`${...}`) again when it is read. */
-void        config_check_texts(const YamlNode *n, const char *name);
-void        config_apply(Reader *r, YamlNode *n, const char *name, void *holder); /* a value or a section */
+bool config_given(const Reader *r, const char *name); /* present and not null */
+/* its file:line, or the file */
+const char *config_where(const Reader *r, const char *name);
+/* the node at or below n that has it, or NULL */
+const YamlNode *config_find_path(const YamlNode *n, const char *path);
+void config_note(Reader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Dies if a text of key `name`, at or below n, cannot be written unchanged to config.yaml and
+ * metrics.jsonl: if it is not UTF-8, or would be resolved (`${...}`) again when it is read. */
+void config_check_texts(const YamlNode *n, const char *name);
+/* a value or a section */
+void config_apply(Reader *r, YamlNode *n, const char *name, void *holder);
 
-/* Other names of keys (names.c). check_names: warns at each other name in the tree, which keeps it, and dies if a key has two.
- * rename: gives all keys the table's names. */
-const char *config_name(const char *name);              /* the table's name of this key; `name` itself if it is none's other name */
-const char *config_other_name(const char *name);        /* the first other name of the table's key, or NULL */
+/* Other names of keys (names.c). check_names: warns at each other name in the tree, which keeps it,
+ * and dies if a key has two. rename: gives all keys the table's names. */
+/* the table's name of this key; `name` itself if it is none's other name */
+const char *config_name(const char *name);
+/* the first other name of the table's key, or NULL */
+const char *config_other_name(const char *name);
 void config_check_names(const YamlNode *root);
 void config_rename(YamlNode *root);
 
-/* Elements of a list. apply: reads the element's section n. defaults: sets all keys with that prefix; "": of the Settings. */
+/* Elements of a list. apply: reads the element's section n. defaults: sets all keys with that
+ * prefix; "": of the Settings. */
 void config_apply_element(Reader *r, YamlNode *n, const char *prefix, void *holder);
 void config_defaults(void *holder, const char *prefix);
 void config_free_element(void *holder, const char *prefix);
 
 /* data.mix (mix.c). */
-void config_read_mix (Reader *r);
-void config_free_mix (Config *c);
-void config_print_mix(FILE *f, const Config *c);         /* the text after `mix:` */
+void config_read_mix(Reader *r);
+void config_free_mix(Config *c);
+void config_print_mix(FILE *f, const Config *c); /* the text after `mix:` */
 
-/* Reads the words of batch_size_warmup into s->c.batch_warmup. Dies, naming `where`, unless they are ascending numbers of steps. */
+/* Reads the words of batch_size_warmup into s->c.batch_warmup. Dies, naming `where`, unless they
+ * are ascending numbers of steps. */
 void config_read_batch_warmup(Settings *s, const char *where);
 
 /* The length of training in the scheduler's units; 0: epochs, whose length depends on the data. */
 double config_duration(const Config *c);
 
-/* `extend` (extend.c). find: replaces load_path by the checkpoint. check: dies if it is in the decay of the schedule. */
-void config_find_extended (Reader *r);
+/* `extend` (extend.c). find: replaces load_path by the checkpoint. check: dies if it is in the
+ * decay of the schedule. */
+void config_find_extended(Reader *r);
 void config_check_extended(const Reader *r);
 
-/* Whether a key names data that a dry run, eval_only or generate does not read. choose_ranks: sets the world to the ranks that a
- * dry run plans for. */
+/* Whether a key names data that a dry run, eval_only or generate does not read. choose_ranks: sets
+ * the world to the ranks that a dry run plans for. */
 bool config_is_unread(const Config *c, const char *name);
 void config_choose_ranks(Reader *r);
 
-/* Settings of a run without a file, but with load_path: full fine-tuning of that model. The caller owns it. */
+/* Settings of a run without a file, but with load_path: full fine-tuning of that model. The caller
+ * owns it. */
 YamlNode *config_without_file(void);
 
-/* The steps after values are read; config_complete_* derive missing values, and all die on combinations that cannot work. */
-void config_choose_save_folder(Config *c);           /* runs/<run_name>, if none is given and one is needed */
-void config_check_load_path(const Reader *r);        /* that it is no URL and not empty (load_folder.c, as the next three) */
-void config_check_has_model(const Reader *r, const char *where);  /* generate and eval_only need a load_path */
-void config_check_command_line(const Reader *r, const char *first);      /* of a run without a file; `first`: its first argument */
-void config_complete_from_folder(Reader *r);                         /* settings that follow from the model of Config.load_folder */
-YamlNode *config_of_run(const char *folder);         /* of the run that saved this checkpoint; NULL: no checkpoint. The caller owns it */
-char *config_trained_with(const char *folder, const char *key);          /* see load_folder.c */
-void config_check_base(const char *where, const char *base_path);        /* that it can be the base of adapters (load_folder.c) */
+/* The steps after values are read; config_complete_* derive missing values, and all die on
+ * combinations that cannot work. */
+/* runs/<run_name>, if none is given and one is needed */
+void config_choose_save_folder(Config *c);
+/* that it is no URL and not empty (load_folder.c, as the next three) */
+void config_check_load_path(const Reader *r);
+/* generate and eval_only need a load_path */
+void config_check_has_model(const Reader *r, const char *where);
+/* of a run without a file; `first`: its first argument */
+void config_check_command_line(const Reader *r, const char *first);
+/* settings that follow from the model of Config.load_folder */
+void config_complete_from_folder(Reader *r);
+/* of the run that saved this checkpoint; NULL: no checkpoint. The caller owns it */
+YamlNode *config_of_run(const char *folder);
+char *config_trained_with(const char *folder, const char *key); /* see load_folder.c */
+/* that it can be the base of adapters (load_folder.c) */
+void config_check_base(const char *where, const char *base_path);
 
-/* Adapters (lora.c). find_base: if Config.load_folder holds adapters, fills lora.base_path and dies if that is no model.
- * complete_lora: fills ModelConfig.lora; model and recipe must be checked already. */
+/* Adapters (lora.c). find_base: if Config.load_folder holds adapters, fills lora.base_path and dies
+ * if that is no model. complete_lora: fills ModelConfig.lora; model and recipe must be checked
+ * already. */
 void config_find_base(Reader *r);
-void config_choose_adapter_rate(Reader *r);           /* of a run without a file */
+void config_choose_adapter_rate(Reader *r); /* of a run without a file */
 void config_complete_lora(Reader *r);
 
-void config_check_images(Reader *r);                 /* after model, adapters and optimizer (check_images.c, as the next two) */
+/* after model, adapters and optimizer (check_images.c, as the next two) */
+void config_check_images(Reader *r);
 void config_check_image_data(Reader *r);
-void config_check_image_files(const Config *c, const TokenFiles *f, const char *where, const char *prefix, bool questions);
+void config_check_image_files(const Config *c, const TokenFiles *f, const char *where,
+                              const char *prefix, bool questions);
 void config_complete_model(Reader *r, bool from_hf);
-void config_check_rope    (const ModelConfig *m, const char *where);       /* of config.json, too; so the next two */
-void config_complete_heads(ModelConfig *m, const Reader *r, const char *path);   /* r NULL: errors name path and its keys */
-void config_complete_windows(ModelConfig *m, const char *where);           /* equal windows become equal LayerTypes */
+/* of config.json, too; so the next two */
+void config_check_rope(const ModelConfig *m, const char *where);
+/* r NULL: errors name path and its keys */
+void config_complete_heads(ModelConfig *m, const Reader *r, const char *path);
+/* equal windows become equal LayerTypes */
+void config_complete_windows(ModelConfig *m, const char *where);
 void config_check_optimizer(Reader *r);
-void config_complete_recipe(Reader *r);          /* the optimizer must be checked already */
+void config_complete_recipe(Reader *r); /* the optimizer must be checked already */
 void config_check_trainable(Reader *r);
 void config_complete_data(Reader *r);
-void config_check_local  (Reader *r, const char *key, char **paths, int count);     /* that paths of the key are no URLs */
-void config_check_eval_documents(const Config *c, const EvalSet *set);       /* data must be checked already */
-void config_complete_generation(Reader *r);      /* settings of `generate` (dry_run.c) */
-void config_complete_run  (Reader *r);
+/* that paths of the key are no URLs */
+void config_check_local(Reader *r, const char *key, char **paths, int count);
+/* data must be checked already */
+void config_check_eval_documents(const Config *c, const EvalSet *set);
+void config_complete_generation(Reader *r); /* settings of `generate` (dry_run.c) */
+void config_complete_run(Reader *r);
 void config_complete_ranks(Reader *r);
-void config_check_tensor  (Reader *r);
-void config_write_text(Settings *s);                 /* fills Config.text (text.c, as the next two) */
-Settings config_followed(const Settings *s);         /* s with FOLLOWS keys set to their values for null */
-struct json_t *config_columns(const Config *c);      /* name: value of each column of the run; the caller owns it */
-const char *config_column_in(const struct json_t *columns, const ConfigKey *k);     /* that of the key, or NULL; borrowed */
-bool config_is_default(const Reader *r, const ConfigKey *k);         /* its value is; false if that follows from others */
-char *config_changes(const Reader *r, bool from_hf); /* Config.changes; the caller owns it. Call before write_text */
+void config_check_tensor(Reader *r);
+/* fills Config.text (text.c, as the next two) */
+void config_write_text(Settings *s);
+/* s with FOLLOWS keys set to their values for null */
+Settings config_followed(const Settings *s);
+/* name: value of each column of the run; the caller owns it */
+struct json_t *config_columns(const Config *c);
+/* that of the key, or NULL; borrowed */
+const char *config_column_in(const struct json_t *columns, const ConfigKey *k);
+/* its value is; false if that follows from others */
+bool config_is_default(const Reader *r, const ConfigKey *k);
+/* Config.changes; the caller owns it. Call before write_text */
+char *config_changes(const Reader *r, bool from_hf);

@@ -37,18 +37,22 @@ json_t *config_columns(const Config *c)
 const char *config_column_in(const json_t *columns, const ConfigKey *k)
 {
     static const char section[] = "format.";
-    const char *other = config_other_name(k->name), *text = json_string_value(json_object_get(columns, config_column(k)));
-    return text || !other ? text : json_string_value(json_object_get(columns, other + strlen(section)));
+    const char *other = config_other_name(k->name),
+               *text = json_string_value(json_object_get(columns, config_column(k)));
+    return text || !other ? text
+                          : json_string_value(json_object_get(columns, other + strlen(section)));
 }
 
 static void check_text(const YamlNode *n, const char *name, const char *text)
 {
     json_t *json = json_string(text);
     if (!json)
-        die("%s: %s: its text is not UTF-8, which YAML and JSON need; use another name", yaml_where(n), name);
+        die("%s: %s: its text is not UTF-8, which YAML and JSON need; use another name",
+            yaml_where(n), name);
     json_decref(json);
     if (strstr(text, "${") || strncmp(text, "~/", 2) == 0)
-        die("%s: %s: '%s' would be evaluated again when the run's config.yaml is read; use a name without ${ and ~/",
+        die("%s: %s: '%s' would be evaluated again when the run's config.yaml is read; use a name "
+            "without ${ and ~/",
             yaml_where(n), name, text);
 }
 
@@ -63,9 +67,10 @@ void config_check_texts(const YamlNode *n, const char *name)
     }
 }
 
-/* ---- the whole ---------------------------------------------------------------------------------------------- */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
-/* Prints the section lines between `previous` and `name`, then the last part of `name`; returns its indentation. */
+/* Prints the section lines between `previous` and `name`, then the last part of `name`; returns its
+ * indentation. */
 static int print_key(FILE *f, const char *name, const char *previous)
 {
     size_t same = 0;
@@ -102,11 +107,14 @@ static void print_eval_set(FILE *f, const EvalSet *e)
     if (e->downstream)
         fputs("\n  type: downstream\n  data:\n", f);
     else
-        fprintf(f, "\n  data:\n    memmap_dtype: %s\n    packing: %s\n    document_boundaries: %s\n",
-                e->files.itemsize == UINT16 ? "uint16" : "uint32", e->files.packing == PACK_CONCAT ? "concat" : "best_fit",
+        fprintf(f,
+                "\n  data:\n    memmap_dtype: %s\n    packing: %s\n    document_boundaries: %s\n",
+                e->files.itemsize == UINT16 ? "uint16" : "uint32",
+                e->files.packing == PACK_CONCAT ? "concat" : "best_fit",
                 e->files.boundaries == BOUNDARIES_EOS ? "eos" : "metadata");
     print_eval_paths(f, "paths", e->files.paths, e->files.num_paths);
-    print_eval_paths(f, "label_mask_paths", e->files.label_mask_paths, e->files.num_label_mask_paths);
+    print_eval_paths(f, "label_mask_paths", e->files.label_mask_paths,
+                     e->files.num_label_mask_paths);
     print_eval_paths(f, "image_paths", e->files.image_paths, e->files.num_image_paths);
     if (e->files.image_features) {
         fputs("    image_features: ", f);
@@ -124,9 +132,10 @@ Settings config_followed(const Settings *s)
     return follows;
 }
 
-/* A value that follows from another key is printed as null, then as a comment: with another --recipe this file has that recipe's
- * columns. follows: s with those values. */
-static void print_value(FILE *f, const Settings *s, const Settings *follows, const ConfigKey *k, int indent)
+/* A value that follows from another key is printed as null, then as a comment: with another
+ * --recipe this file has that recipe's columns. follows: s with those values. */
+static void print_value(FILE *f, const Settings *s, const Settings *follows, const ConfigKey *k,
+                        int indent)
 {
     if (!(k->type & FOLLOWS)) {
         value_print(f, s, k, indent);
@@ -143,7 +152,9 @@ void config_write_text(Settings *s)
     const char *previous = "";
     const Settings follows = config_followed(s);
     FILE *f = xtext(&s->c.text);
-    fputs("# All settings of a run, defaults included. ./train with this file does the same again.\n", f);
+    fputs(
+        "# All settings of a run, defaults included. ./train with this file does the same again.\n",
+        f);
     for (const ConfigKey *k = config_keys; k->name; k++) {
         int type = k->type & TYPE_MASK;
         if (type == FIXED || type == UNUSED || (k->type & SPENT) || config_element(k->name))

@@ -1,5 +1,5 @@
-/* Values of the table's types: YAML text is checked and stored in the C object of its row. Numbers follow YAML 1.1, as in OLMo's
- * files: 739_328, 1e-5, 5e12 for an integer. */
+/* Values of the table's types: YAML text is checked and stored in the C object of its row. Numbers
+ * follow YAML 1.1, as in OLMo's files: 739_328, 1e-5, 5e12 for an integer. */
 #include "kernels/runtime/error.h"
 #include "model/config/table.h"
 
@@ -9,15 +9,16 @@
 #include <string.h>
 #include <strings.h>
 
-/* ---- scalars from text ------------------------------------------------------------------------------------ */
+/* ---- scalars from text ----------------------------------------------------------------------- */
 
-enum { MAX_DIGITS = 128 };           /* with signs, points, exponents; longer texts are no numbers */
+/* with signs, points, exponents; longer texts are no numbers */
+enum { MAX_DIGITS = 128 };
 
 static bool parse_double(double *out, const char *text)
 {
     char digits[MAX_DIGITS], *end;
     size_t n = 0;
-    if (!text || !(isdigit((unsigned char)*text) || strchr("+-.", *text)))     /* not "inf", "nan" */
+    if (!text || !(isdigit((unsigned char)*text) || strchr("+-.", *text))) /* not "inf", "nan" */
         return false;
     for (const char *c = text; *c && n < sizeof digits; c++)
         if (*c != '_')
@@ -85,7 +86,8 @@ static bool parse_duration(Duration *out, const char *text)
 static bool same_word(const char *word, const char *text)
 {
     double a, b;
-    return strcasecmp(word, text) == 0 || (parse_double(&a, word) && parse_double(&b, text) && a == b) ||
+    return strcasecmp(word, text) == 0 ||
+           (parse_double(&a, word) && parse_double(&b, text) && a == b) ||
            (value_truth(word) >= 0 && value_truth(word) == value_truth(text));
 }
 
@@ -111,7 +113,7 @@ static const Word *find_word(const Word *words, const char *text)
     return NULL;
 }
 
-/* ---- messages --------------------------------------------------------------------------------------------- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static void range_text(char *out, size_t size, const char *what, const ConfigKey *k)
 {
@@ -138,21 +140,27 @@ bool value_is_list(int type)
 void value_expected(char *out, size_t size, const ConfigKey *k)
 {
     switch (k->type & TYPE_MASK) {
-    case INT: case LONG: case U64: range_text(out, size, "an integer", k); break;
-    case DOUBLE: case FLOAT:       range_text(out, size, "a number", k); break;
-    case BOOL:     snprintf(out, size, "true or false"); break;
-    case CHOICE:   words_text(out, size, k->words); break;
-    case FIXED: case FORMAT: snprintf(out, size, "%s", k->choices); break;
-    case STRING:   snprintf(out, size, "a text"); break;
-    case PATHS:    snprintf(out, size, "a path or a list [a, b] of paths"); break;
+    case INT:
+    case LONG:
+    case U64: range_text(out, size, "an integer", k); break;
+    case DOUBLE:
+    case FLOAT: range_text(out, size, "a number", k); break;
+    case BOOL: snprintf(out, size, "true or false"); break;
+    case CHOICE: words_text(out, size, k->words); break;
+    case FIXED:
+    case FORMAT: snprintf(out, size, "%s", k->choices); break;
+    case STRING: snprintf(out, size, "a text"); break;
+    case PATHS: snprintf(out, size, "a path or a list [a, b] of paths"); break;
     case PATTERNS: snprintf(out, size, "a pattern or a list [a, b] of patterns"); break;
-    case NAMES:    snprintf(out, size, "a name or a list [a, b] of names"); break;
+    case NAMES: snprintf(out, size, "a name or a list [a, b] of names"); break;
     case DATASETS: snprintf(out, size, "`name: [paths]` lines"); break;
     case SECTIONS: snprintf(out, size, "a list of sections"); break;
-    case BETAS:    snprintf(out, size, "[beta1, beta2], each from 0 to below 1"); break;
-    case DURATION: snprintf(out, size, "steps (100), tokens (2e9T) or epochs (1ep), above 0"); break;
+    case BETAS: snprintf(out, size, "[beta1, beta2], each from 0 to below 1"); break;
+    case DURATION:
+        snprintf(out, size, "steps (100), tokens (2e9T) or epochs (1ep), above 0");
+        break;
     case LAYER_TYPES: snprintf(out, size, "a list of sliding_attention and full_attention"); break;
-    default:       snprintf(out, size, "anything"); break;
+    default: snprintf(out, size, "anything"); break;
     }
 }
 
@@ -160,19 +168,25 @@ static _Noreturn void wrong(const ConfigKey *k, const YamlNode *n)
 {
     char expected[256];
     value_expected(expected, sizeof expected, k);
-    const char *found = n->kind == YAML_LIST ? "a list" : n->kind == YAML_MAP ? "a section" : "null";
+    const char *found = n->kind == YAML_LIST  ? "a list"
+                        : n->kind == YAML_MAP ? "a section"
+                                              : "null";
     if (n->text)
         found = n->text;
     if ((k->type & TYPE_MASK) == FIXED)
-        die("%s: %s: '%s' is not supported, only %s: %s", yaml_where(n), k->name, found, k->choices, k->help);
+        die("%s: %s: '%s' is not supported, only %s: %s", yaml_where(n), k->name, found, k->choices,
+            k->help);
     if (n->kind == YAML_MAP && strcmp(k->name, "recipe") == 0)
-        die("%s: recipe is a name; its columns are changed by format.*, activations.* and fp8.*, as in --format.moment1=e5m2/128",
+        die("%s: recipe is a name; its columns are changed by format.*, activations.* and fp8.*, "
+            "as in --format.moment1=e5m2/128",
             yaml_where(n));
-    const bool without_most = k->max >= LONGS || (k->type & TYPE_MASK) == DURATION;     /* `expected` leaves this maximum out */
-    die("%s: %s: expected %s%s, found '%s'", yaml_where(n), k->name, expected, without_most ? ", at most 9e+18" : "", found);
+    /* `expected` leaves this maximum out */
+    const bool without_most = k->max >= LONGS || (k->type & TYPE_MASK) == DURATION;
+    die("%s: %s: expected %s%s, found '%s'", yaml_where(n), k->name, expected,
+        without_most ? ", at most 9e+18" : "", found);
 }
 
-/* ---- lists of paths --------------------------------------------------------------------------------------- */
+/* ---- lists of paths -------------------------------------------------------------------------- */
 
 static void add_path(char ***paths, int *count, const char *path)
 {
@@ -221,7 +235,9 @@ static void parse_betas(double *betas, const ConfigKey *k, const YamlNode *n)
 }
 
 /* Value: whether a layer slides. */
-static const Word layer_types[] = { { "full_attention", false }, { "sliding_attention", true }, { NULL, 0 } };
+static const Word layer_types[] = { { "full_attention", false },
+                                    { "sliding_attention", true },
+                                    { NULL, 0 } };
 
 static void parse_layer_types(LayerTypes *types, const ConfigKey *k, const YamlNode *n)
 {
@@ -235,7 +251,7 @@ static void parse_layer_types(LayerTypes *types, const ConfigKey *k, const YamlN
     }
 }
 
-/* ---- one value -------------------------------------------------------------------------------------------- */
+/* ---- one value ------------------------------------------------------------------------------- */
 
 static void parse_number(void *field, const ConfigKey *k, const YamlNode *n)
 {
@@ -246,16 +262,19 @@ static void parse_number(void *field, const ConfigKey *k, const YamlNode *n)
     bool whole = type != DOUBLE && type != FLOAT;
     if (nothing && isnan(k->none) && k->default_text && strcmp(k->default_text, "null") == 0)
         return;
-    if (nothing ? isnan(k->none) : n->kind != YAML_SCALAR || !parse_double(&x, n->text) || x < k->min || x > k->max)
+    if (nothing ? isnan(k->none)
+                : n->kind != YAML_SCALAR || !parse_double(&x, n->text) || x < k->min || x > k->max)
         wrong(k, n);
     if (whole && !nothing && !parse_integer(&integer, &negative, n->text))
         wrong(k, n);
     switch (type) {
-    case INT:    *(int *)field = (int)x; break;
-    case LONG:   *(long *)field = nothing ? (long)x : negative ? -(long)integer : (long)integer; break;
-    case U64:    *(uint64_t *)field = integer; break;
-    case FLOAT:  *(float *)field = (float)x; break;
-    default:     *(double *)field = x; break;
+    case INT: *(int *)field = (int)x; break;
+    case LONG:
+        *(long *)field = nothing ? (long)x : negative ? -(long)integer : (long)integer;
+        break;
+    case U64: *(uint64_t *)field = integer; break;
+    case FLOAT: *(float *)field = (float)x; break;
+    default: *(double *)field = x; break;
     }
 }
 
@@ -341,10 +360,11 @@ void value_default(void *holder, const ConfigKey *k)
             die("model/config/table.c: the default of %s is no list of two", k->name);
     } else if (type == CHOICE && k->default_text && strcmp(k->default_text, "null") == 0) {
         *(int *)((char *)holder + k->offset) = (int)k->none;
-    } else if (type != FIXED && type != UNUSED && k->default_text && strcmp(k->default_text, "[]") != 0) {
+    } else if (type != FIXED && type != UNUSED && k->default_text &&
+               strcmp(k->default_text, "[]") != 0) {
         bool null = strcmp(k->default_text, "null") == 0;
         if (null && type > FLOAT)
-            return;                                  /* zeroed memory is null already */
+            return; /* zeroed memory is null already */
         value_parse_text(holder, k, null ? NULL : k->default_text, "model/config/table.c");
     }
 }

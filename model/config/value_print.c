@@ -1,4 +1,5 @@
-/* Values of the table's types as YAML text: value_parse (value.c) reads the text of value_print back to the same bits. */
+/* Values of the table's types as YAML text: value_parse (value.c) reads the text of value_print
+ * back to the same bits. */
 #include "kernels/runtime/error.h"
 #include "model/config/table.h"
 
@@ -29,8 +30,11 @@ void value_print_text(FILE *f, const char *text)
         fputs("null", f);
         return;
     }
-    if (*text && strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./-") == strlen(text) &&
-        (isalnum((unsigned char)*text) || *text == '/') && strcasecmp(text, "null") != 0 && value_truth(text) < 0) {
+    if (*text &&
+        strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./-") ==
+            strlen(text) &&
+        (isalnum((unsigned char)*text) || *text == '/') && strcasecmp(text, "null") != 0 &&
+        value_truth(text) < 0) {
         fputs(text, f);
         return;
     }
@@ -90,8 +94,11 @@ double value_number(const void *holder, const ConfigKey *k)
 {
     const char *field = (const char *)holder + k->offset;
     const int type = k->type & TYPE_MASK;
-    return type == INT ? *(const int *)field : type == LONG ? *(const long *)field
-         : type == FLOAT ? *(const float *)field : type == DOUBLE ? *(const double *)field : NAN;
+    return type == INT      ? *(const int *)field
+           : type == LONG   ? *(const long *)field
+           : type == FLOAT  ? *(const float *)field
+           : type == DOUBLE ? *(const double *)field
+                            : NAN;
 }
 
 void value_print(FILE *f, const void *holder, const ConfigKey *k, int indent)
@@ -106,17 +113,20 @@ void value_print(FILE *f, const void *holder, const ConfigKey *k, int indent)
         return;
     }
     switch (type) {
-    case INT:      fprintf(f, "%d", *(const int *)field); break;
-    case LONG:     fprintf(f, "%ld", *(const long *)field); break;
-    case U64:      fprintf(f, "%lu", *(const unsigned long *)field); break;
-    case FLOAT:    print_double(f, x, true); break;
-    case DOUBLE:   print_double(f, x, false); break;
-    case BOOL:     fputs(*(const bool *)field ? "true" : "false", f); break;
-    case CHOICE:   print_choice(f, k->words, *(const int *)field); break;
-    case STRING:   value_print_text(f, *(char *const *)field); break;
-    case PATHS: case PATTERNS:
-    case NAMES:    print_paths(f, *(char ***)field, *(const int *)(field + sizeof(char **)), indent); break;
-    case FORMAT:   fputs(format_name(*(const Format *)field), f); break;
+    case INT: fprintf(f, "%d", *(const int *)field); break;
+    case LONG: fprintf(f, "%ld", *(const long *)field); break;
+    case U64: fprintf(f, "%lu", *(const unsigned long *)field); break;
+    case FLOAT: print_double(f, x, true); break;
+    case DOUBLE: print_double(f, x, false); break;
+    case BOOL: fputs(*(const bool *)field ? "true" : "false", f); break;
+    case CHOICE: print_choice(f, k->words, *(const int *)field); break;
+    case STRING: value_print_text(f, *(char *const *)field); break;
+    case PATHS:
+    case PATTERNS:
+    case NAMES:
+        print_paths(f, *(char ***)field, *(const int *)(field + sizeof(char **)), indent);
+        break;
+    case FORMAT: fputs(format_name(*(const Format *)field), f); break;
     case DURATION: print_duration(f, (const Duration *)field); break;
     case LAYER_TYPES: print_layer_types(f, (const LayerTypes *)field); break;
     case BETAS:
@@ -126,7 +136,7 @@ void value_print(FILE *f, const void *holder, const ConfigKey *k, int indent)
         print_double(f, ((const double *)field)[1], false);
         fputc(']', f);
         break;
-    default:       die("model/config/value_print.c: a value of type %d cannot be written", type);
+    default: die("model/config/value_print.c: a value of type %d cannot be written", type);
     }
     fputc('\n', f);
 }

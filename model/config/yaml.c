@@ -1,6 +1,7 @@
-/* Converts libfyaml's document to our own tree, which has only what a configuration needs: scalars, lists, maps, lines. Overrides
- * are a merge of trees, and errors can name the place of any value. libfyaml resolves anchors and merge keys. Scalars stay text:
- * value.c, which knows the type, interprets 1e-5 or 739_328. */
+/* Converts libfyaml's document to our own tree, which has only what a configuration needs: scalars,
+ * lists, maps, lines. Overrides are a merge of trees, and errors can name the place of any value.
+ * libfyaml resolves anchors and merge keys. Scalars stay text: value.c, which knows the type,
+ * interprets 1e-5 or 739_328. */
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
 #include "model/config/yaml.h"
@@ -16,7 +17,10 @@
 YamlNode *yaml_new(YamlKind kind, const char *key, const char *text, const char *file, int line)
 {
     YamlNode *n = xcalloc(1, sizeof *n);
-    *n = (YamlNode){ .kind = kind, .key = xstrdup(key), .text = xstrdup(text), .file = xstrdup(file),
+    *n = (YamlNode){ .kind = kind,
+                     .key = xstrdup(key),
+                     .text = xstrdup(text),
+                     .file = xstrdup(file),
                      .line = line };
     return n;
 }
@@ -77,7 +81,8 @@ YamlNode *yaml_take(YamlNode *root, const char *name)
 {
     const char *dot = strrchr(name, '.');
     char *above = dot ? xasprintf("%.*s", (int)(dot - name), name) : NULL;
-    YamlNode *parent = above ? yaml_find(root, above) : root, *n = parent ? yaml_find(parent, dot ? dot + 1 : name) : NULL;
+    YamlNode *parent = above ? yaml_find(root, above) : root,
+             *n = parent ? yaml_find(parent, dot ? dot + 1 : name) : NULL;
     free(above);
     if (!n)
         return NULL;
@@ -85,7 +90,8 @@ YamlNode *yaml_take(YamlNode *root, const char *name)
     while (parent->child[i] != n)
         i++;
     parent->num_children--;
-    memmove(&parent->child[i], &parent->child[i + 1], (size_t)(parent->num_children - i) * sizeof *parent->child);
+    memmove(&parent->child[i], &parent->child[i + 1],
+            (size_t)(parent->num_children - i) * sizeof *parent->child);
     free(n->key);
     n->key = NULL;
     return n;
@@ -100,7 +106,7 @@ const char *yaml_where(const YamlNode *n)
     return out;
 }
 
-/* ---- reading ---------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 /* YAML 1.1's spellings of null. */
 static bool means_null(const char *text)
@@ -132,7 +138,8 @@ static YamlNode *convert(struct fy_node *n, const char *key, const char *file, i
     if (!n || fy_node_is_scalar(n)) {
         const char *text = text_of(n, file, line);
         bool plain = n && fy_node_get_style(n) == FYNS_PLAIN;
-        return yaml_new(YAML_SCALAR, key, !text || (plain && means_null(text)) ? NULL : text, file, line);
+        return yaml_new(YAML_SCALAR, key, !text || (plain && means_null(text)) ? NULL : text, file,
+                        line);
     }
     if (fy_node_is_sequence(n)) {
         YamlNode *list = yaml_new(YAML_LIST, key, NULL, file, line);
@@ -172,14 +179,16 @@ static YamlNode *parse(const char *path, const char *text, const char *name)
     struct fy_document *second = document ? fy_parse_load_document(parser) : NULL;
     fflush(log);
     message[strcspn(message, "\n")] = '\0';
-    char *words = strstr(message, "error: ");              /* "file:line:column: error: duplicate key" */
+    char *words = strstr(message, "error: "); /* "file:line:column: error: duplicate key" */
     if (words)
-        die("%.*s: %s%s", text ? (int)strlen(name) : (int)(words - message) - 2, text ? name : message,
-            words + strlen("error: "), strstr(words, "alias") ? "; quote a pattern that begins with *, as in '*.npy'" : "");
+        die("%.*s: %s%s", text ? (int)strlen(name) : (int)(words - message) - 2,
+            text ? name : message, words + strlen("error: "),
+            strstr(words, "alias") ? "; quote a pattern that begins with *, as in '*.npy'" : "");
     if (!document)
         die("%s: is empty or no YAML", name);
     if (second)
-        die("%s: has several documents, expected one: remove the lines --- and the other documents", name);
+        die("%s: has several documents, expected one: remove the lines --- and the other documents",
+            name);
     YamlNode *tree = convert(fy_document_root(document), NULL, name, text ? 0 : 1);
     fy_parse_document_destroy(parser, document);
     fy_parser_destroy(parser);
@@ -189,7 +198,8 @@ static YamlNode *parse(const char *path, const char *text, const char *name)
     return tree;
 }
 
-/* Needed because libfyaml ends the file at a byte that is not UTF-8, or zero, in a comment or at the start of a value. */
+/* Needed because libfyaml ends the file at a byte that is not UTF-8, or zero, in a comment or at
+ * the start of a value. */
 static void check_lines(FILE *file, const char *path)
 {
     char *line = NULL;
@@ -198,7 +208,8 @@ static void check_lines(FILE *file, const char *path)
     for (int number = 1; (length = getline(&line, &size, file)) > 0; number++) {
         json_t *text = json_stringn(line, (size_t)length);
         if (!text || memchr(line, '\0', (size_t)length))
-            die("%s:%d: this line is not UTF-8, or has a zero byte; save the file as UTF-8 (iconv -f latin1 -t utf-8 converts)",
+            die("%s:%d: this line is not UTF-8, or has a zero byte; save the file as UTF-8 (iconv "
+                "-f latin1 -t utf-8 converts)",
                 path, number);
         json_decref(text);
     }
@@ -214,9 +225,10 @@ YamlNode *yaml_load(const char *path)
     FILE *file = fopen(path, "rb");
     if (file)
         check_lines(file, path);
-    if (!file || ferror(file))          /* a folder opens but cannot be read */
+    if (!file || ferror(file)) /* a folder opens but cannot be read */
         die("%s: cannot read this configuration file: %m%s%s", path,
-            errno == EISDIR ? "; a model's folder is given as --load_path=" : "", errno == EISDIR ? path : "");
+            errno == EISDIR ? "; a model's folder is given as --load_path=" : "",
+            errno == EISDIR ? path : "");
     fclose(file);
     YamlNode *root = parse(path, NULL, path);
     if (root->kind != YAML_MAP)
@@ -229,7 +241,7 @@ YamlNode *yaml_parse(const char *text, const char *name)
     return parse(NULL, text, name);
 }
 
-/* ---- overrides -------------------------------------------------------------------------------------------- */
+/* ---- overrides ------------------------------------------------------------------------------- */
 
 /* `from` replaces `to`, key by key if both are maps. Takes ownership of `from`. */
 static void merge(YamlNode *to, YamlNode *from)
@@ -267,7 +279,7 @@ static void set_places(YamlNode *n, const char *file)
 void yaml_put(YamlNode *root, const char *name, YamlNode *n)
 {
     char *rest = xstrdup(name);
-    for (char *dot = rest; dot;) {                  /* a.b: c is {a: {b: c}} */
+    for (char *dot = rest; dot;) { /* a.b: c is {a: {b: c}} */
         dot = strrchr(rest, '.');
         YamlNode *map = yaml_new(YAML_MAP, NULL, NULL, n->file, n->line);
         n->key = xstrdup(dot ? dot + 1 : rest);
@@ -283,22 +295,27 @@ void yaml_put(YamlNode *root, const char *name, YamlNode *n)
 void yaml_override(YamlNode *root, const char *argument)
 {
     if (*argument != '-' && (text_ends_with(argument, ".yaml") || text_ends_with(argument, ".yml")))
-        die("unexpected argument '%s'; the only configuration file is the first argument: ./train %s --key=value ...", argument,
-            argument);
+        die("unexpected argument '%s'; the only configuration file is the first argument: ./train "
+            "%s --key=value ...",
+            argument, argument);
     if (strncmp(argument, "--", 2) != 0 || !argument[2] || argument[2] == '=')
-        die("unexpected argument '%s'; settings are changed by --key=value, as in --max_duration=100", argument);
+        die("unexpected argument '%s'; settings are changed by --key=value, as in "
+            "--max_duration=100",
+            argument);
     const char *equals = strchr(argument, '=');
     const char *value = equals ? equals + 1 : "true";
     if (!*value)
-        die("%s: the value is empty (an unset shell variable?); %snull takes the default", argument, argument);
+        die("%s: the value is empty (an unset shell variable?); %snull takes the default", argument,
+            argument);
     char *name = xstrdup(argument + 2);
     name[strcspn(name, "=")] = '\0';
     for (char *c = name; *c; c++)
         if (*c == '-')
             *c = '_';
 
-    YamlNode *n = *value && strchr("[{\"'", *value) ? parse(NULL, value, argument)
-                : yaml_new(YAML_SCALAR, NULL, means_null(value) ? NULL : value, argument, 0);
+    YamlNode *n = *value && strchr("[{\"'", *value)
+                      ? parse(NULL, value, argument)
+                      : yaml_new(YAML_SCALAR, NULL, means_null(value) ? NULL : value, argument, 0);
     set_places(n, argument);
     yaml_put(root, name, n);
     free(name);

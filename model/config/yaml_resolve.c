@@ -1,6 +1,7 @@
-/* The interpolations of OmegaConf that OLMo's and COAT's files use, innermost first: the text inside ${...} is expanded, then
- * looked up or passed to the resolver that it names. They are evaluated when a value is used: ${run_name} includes overrides, and
- * an environment variable of an unused key may be missing. */
+/* The interpolations of OmegaConf that OLMo's and COAT's files use, innermost first: the text
+ * inside ${...} is expanded, then looked up or passed to the resolver that it names. They are
+ * evaluated when a value is used: ${run_name} includes overrides, and an environment variable of an
+ * unused key may be missing. */
 #include "data/pattern.h"
 #include "kernels/runtime/error.h"
 #include "model/config/files.h"
@@ -17,10 +18,11 @@ enum { MAX_ARGUMENTS = 16, MAX_DEPTH = 16 };
 
 typedef struct {
     const YamlNode *root;
-    const YamlNode *at;              /* the value being resolved, and the place of its result in messages */
-    YamlDefault    *default_of;
-    YamlName       *name_of;
-    int             depth;           /* of references to references */
+    /* the value being resolved, and the place of its result in messages */
+    const YamlNode *at;
+    YamlDefault *default_of;
+    YamlName *name_of;
+    int depth; /* of references to references */
 } Scope;
 
 static YamlNode *expand(Scope *s, const char *text);
@@ -41,18 +43,19 @@ static char *expand_home(const YamlNode *at, const char *text)
     const bool at_home = strncmp(text, "~/", 2) == 0;
     const char *home = at_home ? getenv("HOME") : "";
     if (!home)
-        die("%s: '%s': the environment variable HOME is not set; write the whole path", yaml_where(at), text);
+        die("%s: '%s': the environment variable HOME is not set; write the whole path",
+            yaml_where(at), text);
     return xasprintf("%s%s", home, text + at_home);
 }
 
-/* ---- resolvers: arguments in, value out ------------------------------------------------------------------- */
+/* ---- resolvers: arguments in, value out ------------------------------------------------------ */
 
 static YamlNode *from_environment(const Scope *s, char **arg, int count)
 {
     const char *value = getenv(arg[0]);
     if (!value && count < 2)
-        die("%s: the environment variable %s is not set; set it or write ${oc.env:%s,default}", yaml_where(s->at),
-            arg[0], arg[0]);
+        die("%s: the environment variable %s is not set; set it or write ${oc.env:%s,default}",
+            yaml_where(s->at), arg[0], arg[0]);
     if (!value && strcmp(arg[1], "null") == 0)
         return scalar(s, NULL);
     return scalar(s, value ? value : arg[1]);
@@ -67,8 +70,9 @@ static YamlNode *choose_path(const Scope *s, char **arg, int count)
             return scalar(s, arg[i]);
         snprintf(list + strlen(list), sizeof list - strlen(list), "%s'%s'", i ? ", " : "", arg[i]);
     }
-    die("%s: ${path.choose:...}: none of %s exists; create one of them, or write a path without path.choose", yaml_where(s->at),
-        list);
+    die("%s: ${path.choose:...}: none of %s exists; create one of them, or write a path without "
+        "path.choose",
+        yaml_where(s->at), list);
 }
 
 static YamlNode *glob_paths(const Scope *s, char **arg, int count)
@@ -78,7 +82,8 @@ static YamlNode *glob_paths(const Scope *s, char **arg, int count)
         int error;
         Matches found = pattern_match(arg[i], &error);
         if (error)
-            die("%s: cannot list the files of '%s': %s", yaml_where(s->at), arg[i], strerror(error));
+            die("%s: cannot list the files of '%s': %s", yaml_where(s->at), arg[i],
+                strerror(error));
         if (found.count == 0)
             die("%s: no file matches '%s'", yaml_where(s->at), arg[i]);
         for (int k = 0; k < found.count; k++)
@@ -112,14 +117,12 @@ static const struct {
     const char *name;
     YamlNode *(*evaluate)(const Scope *s, char **arg, int count);
 } resolvers[] = {
-    { "oc.env",               from_environment },
-    { "path.choose",          choose_path      },
-    { "path.glob",            glob_paths       },
-    { "path.last_checkpoint", last_checkpoint  },
-    { "path.check_exist",     check_exist      },
+    { "oc.env", from_environment },      { "path.choose", choose_path },
+    { "path.glob", glob_paths },         { "path.last_checkpoint", last_checkpoint },
+    { "path.check_exist", check_exist },
 };
 
-/* ---- evaluation ------------------------------------------------------------------------------------------- */
+/* ---- evaluation ------------------------------------------------------------------------------ */
 
 static char *trim(char *text)
 {
@@ -172,7 +175,8 @@ static YamlNode *evaluate(Scope *s, char *inner)
         if (strcmp(resolvers[i].name, trim(inner)) == 0)
             out = resolvers[i].evaluate(s, arg, count);
     if (!out)
-        die("%s: ${%s:...} is unknown; there are oc.env, path.choose, path.glob, path.last_checkpoint, path.check_exist",
+        die("%s: ${%s:...} is unknown; there are oc.env, path.choose, path.glob, "
+            "path.last_checkpoint, path.check_exist",
             yaml_where(s->at), inner);
     while (count > 0)
         free(arg[--count]);
@@ -221,7 +225,8 @@ static YamlNode *expand(Scope *s, const char *text)
     if (value->kind != YAML_SCALAR)
         die("%s: '%s' puts a list or a section inside a text", yaml_where(s->at), text);
     char *rest = expand_text(s, close + 1, strlen(close + 1));
-    char *whole = xasprintf("%.*s%s%s", (int)(open - text), text, value->text ? value->text : "null", rest);
+    char *whole =
+        xasprintf("%.*s%s%s", (int)(open - text), text, value->text ? value->text : "null", rest);
     YamlNode *out = scalar(s, whole);
     free(whole);
     free(rest);

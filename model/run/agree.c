@@ -75,7 +75,8 @@ static void *broadcast_list(void *own, size_t count, size_t size)
 void agree_on_prompts(Prompts *p, const char *path, const ModelConfig *m, const char *no_features)
 {
     const int rows = m->image.feature_size > 0 ? m->image.rows : 0;
-    const TokenLimits limits = { m->vocab_size, m->max_sequence_length - 1, m->image.token_id, rows, no_features };
+    const TokenLimits limits = { m->vocab_size, m->max_sequence_length - 1, m->image.token_id, rows,
+                                 no_features };
     if (comm_rank() == 0)
         prompts_read(p, path, &limits);
     comm_broadcast(&p->count, sizeof p->count, 0);

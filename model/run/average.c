@@ -30,7 +30,8 @@ void average_step(ParamStore *store, const Config *c, TrainState *s)
     const long last = c->average.last, every = c->average.every;
     if (!is_due(s->step, every))
         return;
-    const bool begins = (s->step / every - 1) % last == 0, others = s->average.last != last || s->average.every != every;
+    const bool begins = (s->step / every - 1) % last == 0,
+               others = s->average.last != last || s->average.every != every;
     s->average.count = begins || others ? 1 : s->average.count + 1;
     s->average.last = last;
     s->average.every = every;
@@ -41,8 +42,9 @@ void average_step(ParamStore *store, const Config *c, TrainState *s)
 
 bool average_is_complete(const Config *c, const TrainState *s)
 {
-    return is_due(s->step, c->average.last * c->average.every) && s->average.count == c->average.last
-        && s->average.last == c->average.last && s->average.every == c->average.every;
+    return is_due(s->step, c->average.last * c->average.every) &&
+           s->average.count == c->average.last && s->average.last == c->average.last &&
+           s->average.every == c->average.every;
 }
 
 bool average_is_written(const Config *c, const TrainState *s)

@@ -19,32 +19,42 @@
 #include "model/run/weights_ahead.h"
 #include "model/units.h"
 
-enum { TOKENS = 8192 };         /* of a micro-batch: enough for efficient GEMMs */
+enum { TOKENS = 8192 }; /* of a micro-batch: enough for efficient GEMMs */
 
-/* A layer of the block on the device: its matrix w, scales (also on the host), and h, the sum of xT x over its inputs. */
-typedef struct { Tensor w, h; float *scale, *host_scale; int8_t *codes; } Layer;
+/* A layer of the block on the device: its matrix w, scales (also on the host), and h, the sum of xT
+ * x over its inputs. */
+typedef struct {
+    Tensor w, h;
+    float *scale, *host_scale;
+    int8_t *codes;
+} Layer;
 
-/* The residual stream of all micro-batches, (N, C) each: in device memory if it takes at most a quarter of it. */
-typedef struct { char *data; size_t bytes; bool on_device; } Stream;
+/* The residual stream of all micro-batches, (N, C) each: in device memory if it takes at most a
+ * quarter of it. */
+typedef struct {
+    char *data;
+    size_t bytes;
+    bool on_device;
+} Stream;
 
 typedef struct {
-    Export                *x;
-    const ExportOptions   *options;
+    Export *x;
+    const ExportOptions *options;
     const CalibrationData *data;
-    ModelConfig  model;                 /* the whole model, adapters merged */
-    Config       config;                /* of a model with one of its blocks */
-    Model        m;
-    ParamStore         store;
-    int          batches, held;         /* micro-batches for calibration; held out */
-    Stream       stream;                /* batches + held with codes, then held without */
-    Tensor       next;                  /* (N, C): output of the block */
-    Layer        layer[NUM_LINEARS];
-    void        *layers;                /* their memory */
+    ModelConfig model; /* the whole model, adapters merged */
+    Config config;     /* of a model with one of its blocks */
+    Model m;
+    ParamStore store;
+    int batches, held; /* micro-batches for calibration; held out */
+    Stream stream;     /* batches + held with codes, then held without */
+    Tensor next;       /* (N, C): output of the block */
+    Layer layer[NUM_LINEARS];
+    void *layers; /* their memory */
     WeightsAhead ahead;
     CalibrationLosses losses;
 } Calibration;
 
-/* ---- a model of one block --------------------------------------------------------------------------------------- */
+/* ---- a model of one block -------------------------------------------------------------------- */
 
 static int micro_batch(const CalibrationData *d)
 {
@@ -98,7 +108,8 @@ static void open_block(Calibration *c, int block)
     c->layers = device_alloc(arena.used);
     place_layers(c, &(Arena){ .memory = c->layers });
     for (Linear l = 0; l < NUM_LINEARS; l++)
-        c->layer[l].host_scale = xmalloc(param_numel(matrix_of(&c->store.shape[1], l)) / c->x->coded.group * sizeof(float));
+        c->layer[l].host_scale = xmalloc(param_numel(matrix_of(&c->store.shape[1], l)) /
+                                         c->x->coded.group * sizeof(float));
 }
 
 static void close_block(Calibration *c)
@@ -110,9 +121,10 @@ static void close_block(Calibration *c)
     model_free(&c->m, &c->store);
 }
 
-/* ---- weights ---------------------------------------------------------------------------------------------------- */
+/* ---- weights --------------------------------------------------------------------------------- */
 
-/* Copies a tensor of the model to unit `to` of the model of one block and, if it belongs to a matrix, to its Layer. */
+/* Copies a tensor of the model to unit `to` of the model of one block and, if it belongs to a
+ * matrix, to its Layer. */
 static void put_weight(Calibration *c, int to, Weight *w)
 {
     const HfTensor *t = &w->tensor;
@@ -149,7 +161,7 @@ static const UnitTensors *unit_of(Calibration *c, int unit)
     return fsdp_acquire(&c->store, unit);
 }
 
-/* ---- the stream --------------------------------------------------------------------------------------------------- */
+/* ---- the stream ------------------------------------------------------------------------------ */
 
 static Stream open_stream(const Calibration *c)
 {
@@ -171,12 +183,14 @@ static void close_stream(Stream *s)
 
 static void stream_get(Tensor to, const Stream *s, int batch)
 {
-    (s->on_device ? device_copy : device_put)(to.data, s->data + (size_t)batch * s->bytes, s->bytes);
+    (s->on_device ? device_copy : device_put)(to.data, s->data + (size_t)batch * s->bytes,
+                                              s->bytes);
 }
 
 static void stream_set(const Stream *s, int batch, Tensor from)
 {
-    (s->on_device ? device_copy : device_get)(s->data + (size_t)batch * s->bytes, from.data, s->bytes);
+    (s->on_device ? device_copy : device_get)(s->data + (size_t)batch * s->bytes, from.data,
+                                              s->bytes);
 }
 
 /* Runs the block on a micro-batch of the stream; the output is in c->next. */
@@ -209,7 +223,8 @@ static void embed(Calibration *c)
     fsdp_release(&c->store, 0);
 }
 
-/* The mean loss of held-out micro-batches. Their output of the last block is in the stream from `first` on. */
+/* The mean loss of held-out micro-batches. Their output of the last block is in the stream from
+ * `first` on. */
 static double cross_entropy_of(Calibration *c, int first, long *labels)
 {
     model_zero_losses(&c->m);
@@ -237,7 +252,7 @@ static void measure_losses(Calibration *c)
     l->before = cross_entropy_of(c, c->batches + c->held, &l->labels);
 }
 
-/* ---- codes ------------------------------------------------------------------------------------------------------ */
+/* ---- codes ----------------------------------------------------------------------------------- */
 
 static void add_inputs(Calibration *c)
 {
@@ -259,19 +274,23 @@ static void write_codes(Calibration *c, int block, const Param *p, const Layer *
     unit_shape(&shape, &c->model, unit, 1);
     for (int i = 0, count = hf_tensors(tensor, &c->model, &shape, unit); i < count; i++)
         if (shape.param[tensor[i].param].id == p->id)
-            export_write_int4(c->x, tensor[i].name, codes + tensor[i].first, l->host_scale + tensor[i].first / c->x->coded.group);
+            export_write_int4(c->x, tensor[i].name, codes + tensor[i].first,
+                              l->host_scale + tensor[i].first / c->x->coded.group);
     free(codes);
 }
 
-/* Prints the mean squared error of a layer's output, with damping included, and that of rounding. */
+/* Prints the mean squared error of a layer's output, with damping included, and that of
+ * rounding. */
 static void print_result(const Calibration *c, int block, const Param *p, const GptqResult *r)
 {
     const double outputs = (double)c->data->sequences * (double)c->data->length * (double)p->rows;
     if (r->damping == 0)
-        warn("block %d, %s: its Hessian is not positive definite, even with %g of its mean on the diagonal: rounded to nearest",
+        warn("block %d, %s: its Hessian is not positive definite, even with %g of its mean on the "
+             "diagonal: rounded to nearest",
              block, p->name, 1000 * c->options->damping);
     else if (r->damping > c->options->damping * 1.01)
-        printf("  %s %.3g | %.3g with damping %g", p->name, r->error / outputs, r->rounded / outputs, r->damping);
+        printf("  %s %.3g | %.3g with damping %g", p->name, r->error / outputs,
+               r->rounded / outputs, r->damping);
     else
         printf("  %s %.3g | %.3g", p->name, r->error / outputs, r->rounded / outputs);
 }
@@ -284,8 +303,9 @@ static void choose_codes(Calibration *c, int block, const UnitTensors *w)
     for (Linear l = 0; l < NUM_LINEARS; l++) {
         const Layer *y = &c->layer[l];
         const Param *p = matrix_of(&c->store.shape[1], l);
-        const GptqResult r = gptq(y->codes, w->tensor[p->id], y->w, y->scale, (int)c->x->coded.group, y->h, c->options->damping,
-                                  c->options->ordered);
+        const GptqResult r =
+            gptq(y->codes, w->tensor[p->id], y->w, y->scale, (int)c->x->coded.group, y->h,
+                 c->options->damping, c->options->ordered);
         write_codes(c, block, p, y);
         print_result(c, block, p, &r);
     }
@@ -314,21 +334,30 @@ static void calibrate_block(Calibration *c, int block)
     close_block(c);
 }
 
-/* ---- all blocks --------------------------------------------------------------------------------------------------- */
+/* ---- all blocks ------------------------------------------------------------------------------ */
 
 /* The trainer's forward in BF16. */
 static Config configure(const CalibrationData *d)
 {
     const int B = micro_batch(d);
-    return (Config){ .recipe = *recipe_find("bf16"), .eval_only = true, .observed = true, .global_train_batch_size = B,
-                     .device_train_microbatch_size = B, .optimizer = { .name = "adamw" } };
+    return (Config){ .recipe = *recipe_find("bf16"),
+                     .eval_only = true,
+                     .observed = true,
+                     .global_train_batch_size = B,
+                     .device_train_microbatch_size = B,
+                     .optimizer = { .name = "adamw" } };
 }
 
 CalibrationLosses calibrate(Export *x, const ExportOptions *o, const CalibrationData *d)
 {
     const double start = clock_seconds();
     const int B = micro_batch(d);
-    Calibration c = { .x = x, .options = o, .data = d, .config = configure(d), .batches = d->sequences / B, .held = d->held / B };
+    Calibration c = { .x = x,
+                      .options = o,
+                      .data = d,
+                      .config = configure(d),
+                      .batches = d->sequences / B,
+                      .held = d->held / B };
     config_read_hf(&c.model, x->base);
     c.ahead = (WeightsAhead){ .x = x, .model = &c.model };
     printf("calibrating with %d sequences of %d tokens from %d file%s, %d held out, on %s;\n"
@@ -337,7 +366,8 @@ CalibrationLosses calibrate(Export *x, const ExportOptions *o, const Calibration
     fflush(stdout);
     weights_begin(&c.ahead, 0);
     c.stream = open_stream(&c);
-    c.next = tensor_at(device_alloc(c.stream.bytes), c.config.recipe.stream, B * d->length, c.model.d_model);
+    c.next = tensor_at(device_alloc(c.stream.bytes), c.config.recipe.stream, B * d->length,
+                       c.model.d_model);
     progress_begin("calibrating");
     for (int block = 0; block < c.model.n_layers; block++) {
         progress_show((double)block / c.model.n_layers, NULL);
@@ -346,8 +376,9 @@ CalibrationLosses calibrate(Export *x, const ExportOptions *o, const Calibration
     progress_end();
     device_free(c.next.data);
     close_stream(&c.stream);
-    printf("calibrated %d block%s in %.1f s; cross entropy of %ld tokens that were held out: %.5f, with codes %.5f\n",
-           c.model.n_layers, c.model.n_layers > 1 ? "s" : "", clock_seconds() - start, c.losses.labels, c.losses.before,
-           c.losses.after);
+    printf("calibrated %d block%s in %.1f s; cross entropy of %ld tokens that were held out: %.5f, "
+           "with codes %.5f\n",
+           c.model.n_layers, c.model.n_layers > 1 ? "s" : "", clock_seconds() - start,
+           c.losses.labels, c.losses.before, c.losses.after);
     return c.losses;
 }

@@ -4,12 +4,14 @@
 #include "model/config/export_options.h"
 
 typedef struct {
-    int  sequences, held, length;       /* sequences for calibration; then held-out ones; tokens of each */
-    int *tokens, *targets;              /* (sequences + held, length); target: the next token, -1 at the end */
-    int  files;
+    /* sequences for calibration; then held-out ones; tokens of each */
+    int sequences, held, length;
+    /* (sequences + held, length); target: the next token, -1 at the end */
+    int *tokens, *targets;
+    int files;
 } CalibrationData;
 
-/* Reads random sequences, always the same, from the files of the options. Dies if there are too few, and on ids that are not in the
- * vocabulary of x's model. */
+/* Reads random sequences, always the same, from the files of the options. Dies if there are too
+ * few, and on ids that are not in the vocabulary of x's model. */
 CalibrationData calibration_read(const ExportOptions *o, const Export *x);
-void            calibration_free(CalibrationData *d);
+void calibration_free(CalibrationData *d);

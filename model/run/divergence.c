@@ -1,4 +1,5 @@
-/* A bad update shows one step later: loss and gradient of step N are finite, but with the new weights the loss is not. */
+/* A bad update shows one step later: loss and gradient of step N are finite, but with the new
+ * weights the loss is not. */
 #include "model/run/divergence.h"
 
 #include <math.h>
@@ -12,7 +13,8 @@
 #include "model/run/pieces.h"
 #include "model/update.h"
 
-static const char remedy[] = "Lower optimizer.learning_rate, clip gradients (max_grad_norm) or look at the data of these steps";
+static const char remedy[] = "Lower optimizer.learning_rate, clip gradients (max_grad_norm) or "
+                             "look at the data of these steps";
 
 void divergence_warn(Run *r, const StepStats *t)
 {
@@ -21,12 +23,15 @@ void divergence_warn(Run *r, const StepStats *t)
     const double guess = log(r->config->model.vocab_size);
     const bool diverged = t->finite && t->loss > 2 * guess;
     if (t->spike)
-        warn("step %ld: a spike: loss %.4f is %+.1f and gradient norm %.3g %+.1f standard deviations from the mean of the last %d "
-             "steps%s", t->step, t->loss, t->scores.loss, t->grad_norm, t->scores.grad_norm, r->state.spikes.count,
-             t->skipped ? "; no update was made" : "");
+        warn("step %ld: a spike: loss %.4f is %+.1f and gradient norm %.3g %+.1f standard "
+             "deviations from the mean of the last %d "
+             "steps%s",
+             t->step, t->loss, t->scores.loss, t->grad_norm, t->scores.grad_norm,
+             r->state.spikes.count, t->skipped ? "; no update was made" : "");
     if (diverged && (!r->diverged || run_is_over(r)))
-        warn("step %ld: the loss is %.4g, that of an untrained model is %.4g: this model has diverged. %s", t->step, t->loss,
-             guess, remedy);
+        warn("step %ld: the loss is %.4g, that of an untrained model is %.4g: this model has "
+             "diverged. %s",
+             t->step, t->loss, guess, remedy);
     r->diverged = diverged;
 }
 
@@ -40,25 +45,30 @@ static char *leave(Run *r)
     if (r->unproven)
         checkpoint_drop();
     checkpoint_finish();
-    char *aside = keeps ? checkpoint_set_aside(c, &r->store, &r->state, CHECKPOINT_FILE_BYTES) : NULL;
+    char *aside =
+        keeps ? checkpoint_set_aside(c, &r->store, &r->state, CHECKPOINT_FILE_BYTES) : NULL;
     char *latest = folder_say_latest(c->save_folder);
-    char *text = aside ? xasprintf("%s; the state at the end of the run is saved in %s", latest, aside) : xasprintf("%s", latest);
+    char *text =
+        aside ? xasprintf("%s; the state at the end of the run is saved in %s", latest, aside)
+              : xasprintf("%s", latest);
     free(aside);
     free(latest);
     return text;
 }
 
-/* Tests the current weights on the first micro-batch; later ones may be empty at the end of an epoch. */
+/* Tests the current weights on the first micro-batch; later ones may be empty at the end of an
+ * epoch. */
 static bool gives_finite_step(Run *r)
 {
     const Batch *b = &r->batch;
-    const float tokens = (float)r->model.attn.B * (float)r->model.T * (float)comm_group_size(RANKS_DATA);
+    const float tokens =
+        (float)r->model.attn.B * (float)r->model.T * (float)comm_group_size(RANKS_DATA);
     watchdog_mark("forward and backward after the last update", -1);
     fsdp_empty_grads(&r->store);
     model_zero_losses(&r->model);
     model_use_images(&r->model, batch_images(b, 0, r->model.T));
-    model_micro_batch(&r->model, &r->store, b->tokens, b->targets, pieces_begins(r, b), 1 / tokens, (float)r->config->z_loss,
-                      PASS_COMPLETE);
+    model_micro_batch(&r->model, &r->store, b->tokens, b->targets, pieces_begins(r, b), 1 / tokens,
+                      (float)r->config->z_loss, PASS_COMPLETE);
     watchdog_mark_together("reading its loss and gradient norm", -1);
     double loss = model_losses(&r->model).loss;
     comm_sum(&loss, 1);
@@ -68,9 +78,11 @@ static bool gives_finite_step(Run *r)
 void divergence_check(Run *r)
 {
     if (r->unproven && r->batch.sequences > 0 && !gives_finite_step(r)) {
-        warn("step %ld: after its update the loss or gradient is not finite: the run ends", r->state.step);
+        warn("step %ld: after its update the loss or gradient is not finite: the run ends",
+             r->state.step);
         char *left = leave(r);
-        die("step %ld: after its update the loss or gradient is not finite; %s. %s", r->state.step, left, remedy);
+        die("step %ld: after its update the loss or gradient is not finite; %s. %s", r->state.step,
+            left, remedy);
     }
     r->unproven = false;
 }
@@ -78,9 +90,11 @@ void divergence_check(Run *r)
 void divergence_end(Run *r, int steps)
 {
     const bool all = r->state.step - r->first_step == steps;
-    const char *what = steps == 1 ? "the run ends with a step" : steps == 2 ? "the run ends with two steps"
-                     : "the third step in a row";
-    warn("step %ld: %s whose loss or gradient is not finite", r->state.step, what);     /* now, as the disk may be full */
+    const char *what = steps == 1   ? "the run ends with a step"
+                       : steps == 2 ? "the run ends with two steps"
+                                    : "the third step in a row";
+    /* now, as the disk may be full */
+    warn("step %ld: %s whose loss or gradient is not finite", r->state.step, what);
     char *left = leave(r);
     die("step %ld: %s whose loss or gradient is not finite; %s. %s", r->state.step, what, left,
         all ? "No step of this run was finite: check the loaded model and the data" : remedy);
@@ -90,7 +104,8 @@ void divergence_end_spike(Run *r, const TrainState *before)
 {
     const long step = r->state.step;
     r->state = *before;
-    r->unproven = false;            /* the loss of a spike is finite */
+    r->unproven = false; /* the loss of a spike is finite */
     char *left = leave(r);
-    die("step %ld: a spike ends the run (spikes=stop); %s. %s, or continue with --spikes=skip", step, left, remedy);
+    die("step %ld: a spike ends the run (spikes=stop); %s. %s, or continue with --spikes=skip",
+        step, left, remedy);
 }

@@ -1,6 +1,7 @@
-/* A choice is scored by the log-probabilities of its continuation's tokens given its context. Sequences are filled with choices,
- * each a document of its own. Ranks get micro-batches of sequences in round-robin order. All ranks run the same number of passes,
- * because gathering units is collective: a rank without sequences runs masked ones. */
+/* A choice is scored by the log-probabilities of its continuation's tokens given its context.
+ * Sequences are filled with choices, each a document of its own. Ranks get micro-batches of
+ * sequences in round-robin order. All ranks run the same number of passes, because gathering units
+ * is collective: a rank without sequences runs masked ones. */
 #include "model/run/downstream.h"
 
 #include <math.h>
@@ -27,7 +28,8 @@ typedef struct {
 /* A hash of all questions and of how they are scored. */
 static uint64_t task_hash(const Requests *r)
 {
-    uint64_t h = hash_bytes(hash_bytes(HASH_OF_NOTHING, r->name, strlen(r->name)), r->token, sizeof *r->token * r->tokens);
+    uint64_t h = hash_bytes(hash_bytes(HASH_OF_NOTHING, r->name, strlen(r->name)), r->token,
+                            sizeof *r->token * r->tokens);
     for (int i = 0; i < r->choices; i++) {
         const Choice *c = &r->choice[i];
         const int part[] = { c->length, c->scored, c->characters, c->bytes };
@@ -37,11 +39,15 @@ static uint64_t task_hash(const Requests *r)
         const int part[] = { r->question[i].first, r->question[i].count, r->question[i].gold };
         h = hash_bytes(h, part, sizeof part);
     }
-    return hash_bytes(hash_bytes(h, r->image, sizeof *r->image * r->images), &r->metric, sizeof r->metric);
+    return hash_bytes(hash_bytes(h, r->image, sizeof *r->image * r->images), &r->metric,
+                      sizeof r->metric);
 }
 
 /* The questions of a task; features of the images that they show, or NULL. */
-typedef struct { Requests requests; ShownImages *shown; } Task;
+typedef struct {
+    Requests requests;
+    ShownImages *shown;
+} Task;
 
 static void close_task(Task *t)
 {
@@ -50,7 +56,11 @@ static void close_task(Task *t)
 }
 
 /* For read_task within error_catch. */
-typedef struct { const Config *config; int number; Task task; } Reading;
+typedef struct {
+    const Config *config;
+    int number;
+    Task task;
+} Reading;
 
 static void read_task(void *what)
 {
@@ -61,11 +71,12 @@ static void read_task(void *what)
     const char *folder = set->files.image_features;
     const TokenLimits limits = { m->vocab_size, m->max_sequence_length, m->image.token_id,
                                  m->image.feature_size > 0 ? m->image.rows : 0,
-                                 folder ? NULL : "give them as data.image_features of the evaluator" };
+                                 folder ? NULL
+                                        : "give them as data.image_features of the evaluator" };
     t->requests = requests_read(set->where, set->files.paths[0], &limits);
     if (folder)
-        t->shown = shown_images_open(set->where, folder, m->image.rows, m->image.feature_size, t->requests.image,
-                                     t->requests.images);
+        t->shown = shown_images_open(set->where, folder, m->image.rows, m->image.feature_size,
+                                     t->requests.image, t->requests.images);
     if (t->shown)
         shown_images_check_tower(t->shown, tower_of(r->config), tower_folder(r->config), true);
 }
@@ -82,8 +93,10 @@ static Task open_task(char **problem, const Config *c, int i)
     free(own);
     if (*problem)
         return r.task;
-    char *what = xasprintf("questions of evaluator '%s' (%s)", c->eval[i].label, c->eval[i].files.paths[0]);
-    const uint64_t part[] = { task_hash(&r.task.requests), r.task.shown ? shown_images_id(r.task.shown) : 0 };
+    char *what =
+        xasprintf("questions of evaluator '%s' (%s)", c->eval[i].label, c->eval[i].files.paths[0]);
+    const uint64_t part[] = { task_hash(&r.task.requests),
+                              r.task.shown ? shown_images_id(r.task.shown) : 0 };
     *problem = comm_disagreement(what, hash_bytes(HASH_OF_NOTHING, part, sizeof part));
     free(what);
     return r.task;
@@ -101,7 +114,8 @@ void downstream_check(const Config *c, int i)
 /* The number of questions to ask, at least one: in OLMo a choice is a sequence of a batch. */
 static int questions_asked(const Config *c, const Requests *r)
 {
-    const double most = (double)c->eval_subset_num_batches * c->device_eval_batch_size * comm_group_size(RANKS_DATA);
+    const double most = (double)c->eval_subset_num_batches * c->device_eval_batch_size *
+                        comm_group_size(RANKS_DATA);
     int n = 1;
     if (c->eval_subset_num_batches < 0)
         return r->questions;
@@ -110,7 +124,8 @@ static int questions_asked(const Config *c, const Requests *r)
     return n;
 }
 
-/* The number of tokens that the model reads of a choice: all but the last. 0: an earlier choice is the same. */
+/* The number of tokens that the model reads of a choice: all but the last. 0: an earlier choice is
+ * the same. */
 static int tokens_read(const Requests *r, int choice)
 {
     return r->choice[choice].same == choice ? r->choice[choice].length - 1 : 0;
@@ -132,7 +147,8 @@ int downstream_pack(int **first, const Requests *r, int questions, int T)
     return sequences;
 }
 
-/* Fills row b of the micro-batch with these choices, and padding as one more document. image_id: the token of an image. */
+/* Fills row b of the micro-batch with these choices, and padding as one more document. image_id:
+ * the token of an image. */
 static void lay(Rows *rows, int b, const Requests *r, int first, int end, int image_id)
 {
     const size_t row = (size_t)b * (size_t)rows->T;
@@ -150,16 +166,19 @@ static void lay(Rows *rows, int b, const Requests *r, int first, int end, int im
             continue;
         rows->begins[row + (size_t)at] = 1;
         memcpy(tokens + at, r->token + c->first, sizeof(int) * (size_t)n);
-        memcpy(targets + at + n - c->scored, r->token + c->first + c->length - c->scored, sizeof(int) * (size_t)c->scored);
+        memcpy(targets + at + n - c->scored, r->token + c->first + c->length - c->scored,
+               sizeof(int) * (size_t)c->scored);
         if (rows->shown)
-            shown_images_rows(rows->images + row + at, rows->shown, tokens + at, n, image_id, r->image + c->first_image);
+            shown_images_rows(rows->images + row + at, rows->shown, tokens + at, n, image_id,
+                              r->image + c->first_image);
         at += n;
     }
     if (at < rows->T)
         rows->begins[row + (size_t)at] = 1;
 }
 
-static void read_scores(double *log_probability, const Rows *rows, int b, const Requests *r, int first, int end)
+static void read_scores(double *log_probability, const Rows *rows, int b, const Requests *r,
+                        int first, int end)
 {
     const float *losses = rows->losses + (size_t)b * (size_t)rows->T;
     int at = 0;
@@ -172,16 +191,18 @@ static void read_scores(double *log_probability, const Rows *rows, int b, const 
 }
 
 /* Runs the micro-batch of sequences from number `s` on; there may be none left. */
-static void run_rows(Model *m, ParamStore *store, Rows *rows, const Requests *r, const int *first, int sequences, long s,
-                     double *log_probability)
+static void run_rows(Model *m, ParamStore *store, Rows *rows, const Requests *r, const int *first,
+                     int sequences, long s, double *log_probability)
 {
     for (int b = 0; b < rows->B; b++) {
         const bool any = s + b < sequences;
-        lay(rows, b, r, any ? first[s + b] : 0, any ? first[s + b + 1] : 0, m->config->image.token_id);
+        lay(rows, b, r, any ? first[s + b] : 0, any ? first[s + b + 1] : 0,
+            m->config->image.token_id);
     }
     watchdog_mark("evaluation", -1);
     if (rows->shown)
-        model_use_images(m, (ImageRows){ rows->images, shown_images_f32(rows->shown) ? F32 : BF16 });
+        model_use_images(m,
+                         (ImageRows){ rows->images, shown_images_f32(rows->shown) ? F32 : BF16 });
     model_micro_batch(m, store, rows->tokens, rows->targets, rows->begins, 0, 0, PASS_FORWARD);
     watchdog_mark_together("reading the losses of tokens", -1);
     model_token_losses(m, rows->losses);
@@ -190,22 +211,29 @@ static void run_rows(Model *m, ParamStore *store, Rows *rows, const Requests *r,
 }
 
 /* Computes that of every choice, on all ranks; false: a rank was asked to stop. */
-static bool log_probabilities(double *log_probability, const Task *task, int questions, Model *m, ParamStore *store,
-                              const volatile sig_atomic_t *stop)
+static bool log_probabilities(double *log_probability, const Task *task, int questions, Model *m,
+                              ParamStore *store, const volatile sig_atomic_t *stop)
 {
     const Requests *r = &task->requests;
     const int B = m->attn.B, T = m->T;
     const size_t N = (size_t)B * (size_t)T;
     const bool documents = m->documents;
-    Rows rows = { B, T, xmalloc(sizeof(int) * N), xmalloc(sizeof(int) * N), xmalloc(N), xmalloc(sizeof(float) * N),
-                  task->shown, xmalloc(sizeof *rows.images * N) };
+    Rows rows = { B,
+                  T,
+                  xmalloc(sizeof(int) * N),
+                  xmalloc(sizeof(int) * N),
+                  xmalloc(N),
+                  xmalloc(sizeof(float) * N),
+                  task->shown,
+                  xmalloc(sizeof *rows.images * N) };
     int *first, sequences = downstream_pack(&first, r, questions, T);
     bool cut = false;
     m->documents = true;
     progress_begin("evaluating");
     for (long s = 0; s < sequences && !cut; s += (long)B * comm_group_size(RANKS_DATA)) {
         progress_show((double)s / sequences, r->name);
-        run_rows(m, store, &rows, r, first, sequences, s + (long)B * comm_group_rank(RANKS_DATA), log_probability);
+        run_rows(m, store, &rows, r, first, sequences, s + (long)B * comm_group_rank(RANKS_DATA),
+                 log_probability);
         cut = agree_any(stop && *stop);
     }
     progress_end();
@@ -228,7 +256,8 @@ static int best_choice(const Choice *c, const double *p, int count, Metric per)
     int best = 0;
     double highest = -INFINITY;
     for (int k = 0; k < count; k++) {
-        const double x = per == METRIC_ACC ? p[k] : p[k] / (c[k].characters + (per == METRIC_LEN_NORM_V2));
+        const double x =
+            per == METRIC_ACC ? p[k] : p[k] / (c[k].characters + (per == METRIC_LEN_NORM_V2));
         if (x > highest) {
             highest = x;
             best = k;
@@ -246,7 +275,8 @@ static bool all_known(const double *p, int count)
 }
 
 /* A diverged model gives NAN, and so is the score then: no choice is right or wrong. */
-void downstream_score(double score[NUM_METRICS], const Requests *r, int questions, const double *log_probability)
+void downstream_score(double score[NUM_METRICS], const Requests *r, int questions,
+                      const double *log_probability)
 {
     static const Metric choosing[] = { METRIC_ACC, METRIC_LEN_NORM, METRIC_LEN_NORM_V2 };
     for (int m = 0; m < NUM_METRICS; m++)
@@ -256,7 +286,8 @@ void downstream_score(double score[NUM_METRICS], const Requests *r, int question
         const Choice *c = r->choice + q->first;
         const double *p = log_probability + q->first;
         for (int i = 0; i < 3; i++)
-            score[choosing[i]] += all_known(p, q->count) ? best_choice(c, p, q->count, choosing[i]) == q->gold : NAN;
+            score[choosing[i]] +=
+                all_known(p, q->count) ? best_choice(c, p, q->count, choosing[i]) == q->gold : NAN;
         score[METRIC_BPB] -= p[q->gold] / M_LN2 / c[q->gold].bytes;
         score[METRIC_BPB_V2] -= p[q->gold] / M_LN2 / (c[q->gold].bytes + 1);
     }
@@ -264,7 +295,8 @@ void downstream_score(double score[NUM_METRICS], const Requests *r, int question
         score[m] /= questions;
 }
 
-DownstreamResult downstream_evaluate(const Config *c, int i, Model *m, ParamStore *store, const volatile sig_atomic_t *stop)
+DownstreamResult downstream_evaluate(const Config *c, int i, Model *m, ParamStore *store,
+                                     const volatile sig_atomic_t *stop)
 {
     DownstreamResult d = { .label = c->eval[i].label };
     Task t = open_task(&d.problem, c, i);

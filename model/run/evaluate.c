@@ -1,4 +1,5 @@
-/* All ranks run the same number of passes, because gathering units is collective: a rank without sequences runs masked ones. */
+/* All ranks run the same number of passes, because gathering units is collective: a rank without
+ * sequences runs masked ones. */
 #include "model/run/evaluate.h"
 
 #include <math.h>
@@ -15,8 +16,10 @@
 #include "model/run/downstream.h"
 #include "model/run/open_data.h"
 
-/* Sequences [first, first + B) of the batch as a full micro-batch; those after its end are masked. */
-static void micro_batch(int *tokens, int *targets, uint8_t *begins, const void **images, const Batch *b, int first, int B, int T)
+/* Sequences [first, first + B) of the batch as a full micro-batch; those after its end are
+ * masked. */
+static void micro_batch(int *tokens, int *targets, uint8_t *begins, const void **images,
+                        const Batch *b, int first, int B, int T)
 {
     int n = b->sequences - first;
     n = n < 0 ? 0 : n < B ? n : B;
@@ -34,7 +37,10 @@ static void micro_batch(int *tokens, int *targets, uint8_t *begins, const void *
 }
 
 /* For hash_content within error_catch. */
-typedef struct { const Loader *loader; DataHashes content; } Hashed;
+typedef struct {
+    const Loader *loader;
+    DataHashes content;
+} Hashed;
 
 static void hash_content(void *what)
 {
@@ -42,7 +48,8 @@ static void hash_content(void *what)
     s->content = loader_content(s->loader);
 }
 
-/* Describes a difference between ranks in sequences or hashed tokens, or an error of reading them; malloc'ed. NULL: none. */
+/* Describes a difference between ranks in sequences or hashed tokens, or an error of reading them;
+ * malloc'ed. NULL: none. */
 static char *disagreement(const Loader *l, const char *label)
 {
     Hashed s = { l, { 0 } };
@@ -65,8 +72,8 @@ static void check_set(const Config *c, int i, FILE *f, uint64_t sum[2])
     char *problem = disagreement(l, c->eval[i].label);
     if (problem)
         die("%s", problem);
-    fprintf(f, "validation: %s: %llu tokens from %d file%s\n", c->eval[i].label, (unsigned long long)loader_tokens(l),
-            loader_files(l), loader_files(l) > 1 ? "s" : "");
+    fprintf(f, "validation: %s: %llu tokens from %d file%s\n", c->eval[i].label,
+            (unsigned long long)loader_tokens(l), loader_files(l), loader_files(l) > 1 ? "s" : "");
     sum[0] += loader_tokens(l);
     sum[1] += (uint64_t)loader_files(l);
     loader_close(l);
@@ -74,12 +81,13 @@ static void check_set(const Config *c, int i, FILE *f, uint64_t sum[2])
 
 char *evaluate_check(const Config *c)
 {
-    enum { LINES = 4 };         /* at most: the header of a run fits on a screen */
+    enum { LINES = 4 }; /* at most: the header of a run fits on a screen */
     char *text;
     FILE *f = xtext(&text);
     uint64_t sum[2] = { 0 };
     int sets = 0;
-    for (int i = 0; i < c->num_eval && (c->eval_interval > 0 || c->eval_on_load || c->eval_only); i++)
+    for (int i = 0; i < c->num_eval && (c->eval_interval > 0 || c->eval_on_load || c->eval_only);
+         i++)
         if (c->eval[i].downstream)
             downstream_check(c, i);
         else {
@@ -90,12 +98,19 @@ char *evaluate_check(const Config *c)
     if (sets <= LINES)
         return text;
     free(text);
-    return xasprintf("validation: %d sets, %llu tokens from %llu files\n", sets, (unsigned long long)sum[0],
-                     (unsigned long long)sum[1]);
+    return xasprintf("validation: %d sets, %llu tokens from %llu files\n", sets,
+                     (unsigned long long)sum[0], (unsigned long long)sum[1]);
 }
 
-/* A micro-batch on the host, (B, T) each, whether attention stays inside documents, and sums over all batches so far. */
-typedef struct { int B, T, *tokens, *targets; uint8_t *begins; const void **images; bool divides; double loss, labels; } Validation;
+/* A micro-batch on the host, (B, T) each, whether attention stays inside documents, and sums over
+ * all batches so far. */
+typedef struct {
+    int B, T, *tokens, *targets;
+    uint8_t *begins;
+    const void **images;
+    bool divides;
+    double loss, labels;
+} Validation;
 
 static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, ParamStore *store)
 {
@@ -105,20 +120,23 @@ static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, Pa
         micro_batch(p->tokens, p->targets, p->begins, p->images, b, first, p->B, p->T);
         if (b->images)
             model_use_images(m, (ImageRows){ p->images, b->images_f32 ? F32 : BF16 });
-        model_micro_batch(m, store, p->tokens, p->targets, p->divides ? p->begins : NULL, 0, 0, PASS_FORWARD);
+        model_micro_batch(m, store, p->tokens, p->targets, p->divides ? p->begins : NULL, 0, 0,
+                          PASS_FORWARD);
     }
     watchdog_mark_together("reading the validation losses", -1);
     p->loss += model_losses(m).loss;
     p->labels += b->labels;
 }
 
-/* Evaluates until the data end; or a rank is asked to stop: returns true; or a rank has a problem with its data: sets *problem. */
-static bool add_batches(Validation *p, Loader *l, const char *label, const Config *c, Model *m, ParamStore *store,
-                        const volatile sig_atomic_t *stop, char **problem)
+/* Evaluates until the data end; or a rank is asked to stop: returns true; or a rank has a problem
+ * with its data: sets *problem. */
+static bool add_batches(Validation *p, Loader *l, const char *label, const Config *c, Model *m,
+                        ParamStore *store, const volatile sig_atomic_t *stop, char **problem)
 {
     Batch b = { 0 };
     const long most_batches = c->eval_subset_num_batches, batches = (long)loader_steps(l, 0);
-    const double all = (double)(most_batches >= 0 && most_batches < batches ? most_batches : batches);
+    const double all =
+        (double)(most_batches >= 0 && most_batches < batches ? most_batches : batches);
     for (long n = 0; n != most_batches; n++) {
         progress_show((double)n / all, label);
         watchdog_mark("reading validation tokens", -1);
@@ -127,7 +145,8 @@ static bool add_batches(Validation *p, Loader *l, const char *label, const Confi
         if (wrong || !loader_next(l, &b))
             b = (Batch){ 0 };
         watchdog_wait_for(NO_WORKER);
-        double most[3] = { b.sequences, stop && *stop, wrong != NULL };     /* sequences of a rank; stop; problem */
+        /* sequences of a rank; stop; problem */
+        double most[3] = { b.sequences, stop && *stop, wrong != NULL };
         comm_max(most, 3);
         if (most[2] > 0)
             *problem = agree_problem(wrong);
@@ -138,7 +157,8 @@ static bool add_batches(Validation *p, Loader *l, const char *label, const Confi
     return false;
 }
 
-EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *store, const volatile sig_atomic_t *stop)
+EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *store,
+                    const volatile sig_atomic_t *stop)
 {
     const int B = m->attn.B, T = m->T;
     char *own;
@@ -149,8 +169,15 @@ EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *store, const v
     if (!e.problem)
         e.problem = disagreement(l, e.label);
     if (!e.problem) {
-        Validation p = { B, T, xmalloc(sizeof(int) * B * T), xmalloc(sizeof(int) * B * T), xmalloc((size_t)B * T),
-                         xcalloc((size_t)B * (size_t)T, sizeof *p.images), c->data.generate_doc_lengths, 0, 0 };
+        Validation p = { B,
+                         T,
+                         xmalloc(sizeof(int) * B * T),
+                         xmalloc(sizeof(int) * B * T),
+                         xmalloc((size_t)B * T),
+                         xcalloc((size_t)B * (size_t)T, sizeof *p.images),
+                         c->data.generate_doc_lengths,
+                         0,
+                         0 };
         progress_begin("evaluating");
         e.cut = add_batches(&p, l, e.label, c, m, store, stop, &e.problem);
         progress_end();

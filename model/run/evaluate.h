@@ -5,13 +5,22 @@
 #include "data/loader.h"
 #include "model/model.h"
 
-/* loss: mean per label; NAN: no labels. problem: error of the data on any rank, malloc'ed; then the rest is invalid. NULL: none */
-typedef struct { const char *label; double loss; long labels; bool cut; char *problem; } EvalResult;
+/* loss: mean per label; NAN: no labels. problem: error of the data on any rank, malloc'ed; then the
+ * rest is invalid. NULL: none */
+typedef struct {
+    const char *label;
+    double loss;
+    long labels;
+    bool cut;
+    char *problem;
+} EvalResult;
 
-/* Dies if the data of an evaluation of this run is missing or invalid. Returns lines that describe the data, malloc'ed: one for
- * each set, or one for all if there are many. All ranks call. */
+/* Dies if the data of an evaluation of this run is missing or invalid. Returns lines that describe
+ * the data, malloc'ed: one for each set, or one for all if there are many. All ranks call. */
 char *evaluate_check(const Config *c);
 
-/* One pass, in file order, over the shards of c->eval[i] (at most eval_subset_num_batches batches). All ranks call. If *stop is set
- * on any rank meanwhile, the result is `cut` and invalid; stop NULL: never. */
-EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *store, const volatile sig_atomic_t *stop);
+/* One pass, in file order, over the shards of c->eval[i] (at most eval_subset_num_batches batches).
+ * All ranks call. If *stop is set on any rank meanwhile, the result is `cut` and invalid; stop
+ * NULL: never. */
+EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *store,
+                    const volatile sig_atomic_t *stop);

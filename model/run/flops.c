@@ -3,16 +3,21 @@
 #include "kernels/runtime/device.h"
 #include "model/units.h"
 
-/* Mean number of keys per query in block l, over a sequence of T: T/2; with a window w a ramp up to w, then w. */
+/* Mean number of keys per query in block l, over a sequence of T: T/2; with a window w a ramp up to
+ * w, then w. */
 static double mean_keys(const ModelConfig *c, int l)
 {
-    const double T = c->max_sequence_length, w = layer_slides(c, l) && c->sliding_window < T ? c->sliding_window : T;
+    const double T = c->max_sequence_length,
+                 w = layer_slides(c, l) && c->sliding_window < T ? c->sliding_window : T;
     return w * (1 - w / (2 * T));
 }
 
-/* Numbers of weights in a unit's matrices, with those of all tensor ranks: all, and trained ones. `trains`: whether any parameter
- * is trained. */
-typedef struct { double all, trained; bool trains; } UnitWeights;
+/* Numbers of weights in a unit's matrices, with those of all tensor ranks: all, and trained ones.
+ * `trains`: whether any parameter is trained. */
+typedef struct {
+    double all, trained;
+    bool trains;
+} UnitWeights;
 
 static UnitWeights weights_of(const UnitLayout *shape)
 {
@@ -27,8 +32,9 @@ static UnitWeights weights_of(const UnitLayout *shape)
     return w;
 }
 
-/* A weight takes 2 FLOPs forward, 2 for the gradient of its input, 2 for its own gradient if it is trained. Attention takes 2
- * products with the keys forward and 4 backward. Backward ends at the first unit with a trained parameter. */
+/* A weight takes 2 FLOPs forward, 2 for the gradient of its input, 2 for its own gradient if it is
+ * trained. Attention takes 2 products with the keys forward and 4 backward. Backward ends at the
+ * first unit with a trained parameter. */
 TokenFlops token_flops(const Config *c, const UnitLayout *shape)
 {
     const ModelConfig *m = &c->model;
@@ -42,7 +48,8 @@ TokenFlops token_flops(const Config *c, const UnitLayout *shape)
         const UnitWeights w = weights_of(&shape[u]);
         const bool backward = first <= u;
         f.linear += 2 * (w.all + (backward ? w.all : 0) + w.trained);
-        f.attention += shape[u].kind->is_layer ? (backward ? 12 : 4) * HD * mean_keys(m, shape[u].number) : 0;
+        f.attention +=
+            shape[u].kind->is_layer ? (backward ? 12 : 4) * HD * mean_keys(m, shape[u].number) : 0;
     }
     const UnitWeights head = weights_of(&shape[unit_of_head_matrix(m)]);
     f.head_forward = 2 * head.all;
@@ -66,6 +73,8 @@ double speed_at_peak(const Config *c, const UnitLayout *shape, double (*peak)(in
     double operand = peak(bits_of(c->recipe.operand)), stream = peak(bits_of(c->recipe.stream));
     if (operand <= 0 || stream <= 0)
         return 0;
-    const double faster = format_is_fp8(c->recipe.head) ? 1 / stream - 1 / peak(bits_of(c->recipe.head)) : 0;
-    return 1 / (f.linear / operand + (f.head + f.attention) / stream - (f.head - f.head_forward) * faster);
+    const double faster =
+        format_is_fp8(c->recipe.head) ? 1 / stream - 1 / peak(bits_of(c->recipe.head)) : 0;
+    return 1 / (f.linear / operand + (f.head + f.attention) / stream -
+                (f.head - f.head_forward) * faster);
 }

@@ -1,13 +1,18 @@
-/* The cost of a token, and the peak speed of a device. `shape`: that of all units, which says what is trained. */
+/* The cost of a token, and the peak speed of a device. `shape`: that of all units, which says what
+ * is trained. */
 #pragma once
 #include "model/params.h"
 
-/* FLOPs of forward and backward per token: GEMMs, and causal attention of T tokens with windows. head_forward: part of `head`. */
-typedef struct { double linear, head, head_forward, attention; } TokenFlops;
+/* FLOPs of forward and backward per token: GEMMs, and causal attention of T tokens with windows.
+ * head_forward: part of `head`. */
+typedef struct {
+    double linear, head, head_forward, attention;
+} TokenFlops;
 TokenFlops token_flops(const Config *c, const UnitLayout *shape);
 
-/* Tokens per second by the device's data-sheet rates: 100 % of peak in the progress line. 0: unknown. */
+/* Tokens per second by the device's data-sheet rates: 100 % of peak in the progress line. 0:
+ * unknown. */
 double speed_of_light(const Config *c, const UnitLayout *shape);
 
 /* The same for other peaks: dense FLOP/s of operands of `bits`. */
-double speed_at_peak (const Config *c, const UnitLayout *shape, double (*peak)(int bits));
+double speed_at_peak(const Config *c, const UnitLayout *shape, double (*peak)(int bits));

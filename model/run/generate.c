@@ -1,5 +1,5 @@
-/* Continues one prompt after the other. All ranks run the same passes, each through the units of its stage; a rank that has the
- * head chooses the tokens. */
+/* Continues one prompt after the other. All ranks run the same passes, each through the units of
+ * its stage; a rank that has the head chooses the tokens. */
 #include "model/run/generate.h"
 
 #include <jansson.h>
@@ -26,20 +26,20 @@
 enum { MOST_STOPS = 64 };
 
 typedef struct {
-    Config  config;            /* with the sequence length that these prompts need */
-    Model   model;
+    Config config; /* with the sequence length that these prompts need */
+    Model model;
     ParamStore store;
     Prompts prompts;
-    ShownImages *images;       /* NULL: prompts show none */
-    const void **rows;         /* of their features: one for each token of a prompt */
-    int     stop[MOST_STOPS + 1], stops;       /* tokens that end a text */
-    float  *logits;
-    int    *tokens;            /* of the continuation */
-    double  prefill_seconds, decode_seconds;
-    long    prefilled, decoded;
+    ShownImages *images;             /* NULL: prompts show none */
+    const void **rows;               /* of their features: one for each token of a prompt */
+    int stop[MOST_STOPS + 1], stops; /* tokens that end a text */
+    float *logits;
+    int *tokens; /* of the continuation */
+    double prefill_seconds, decode_seconds;
+    long prefilled, decoded;
 } Generator;
 
-/* ---- which tokens end a text ------------------------------------------------------------------------------- */
+/* ---- which tokens end a text ----------------------------------------------------------------- */
 
 static bool is_stop(const Generator *g, int token)
 {
@@ -55,7 +55,8 @@ static bool read_stops(Generator *g, const char *folder, const char *file)
     json_t *o = file_json(folder, file, 0), *eos = json_object_get(o, "eos_token_id");
     const size_t n = json_is_array(eos) ? json_array_size(eos) : eos && !json_is_null(eos);
     if (n > MOST_STOPS)
-        die("%s/%s: eos_token_id lists %zu tokens; expected at most %d", folder, file, n, (int)MOST_STOPS);
+        die("%s/%s: eos_token_id lists %zu tokens; expected at most %d", folder, file, n,
+            (int)MOST_STOPS);
     for (size_t i = 0; i < n; i++) {
         const json_t *token = json_is_array(eos) ? json_array_get(eos, i) : eos;
         if (!json_is_integer(token))
@@ -66,21 +67,23 @@ static bool read_stops(Generator *g, const char *folder, const char *file)
     return n > 0;
 }
 
-/* As in transformers' generate, generation_config.json comes before config.json. If a folder of adapters has neither eos, that of
- * their base is used. A given model.eos_token_id is added. Rank 0 reads, so that all ranks end at the same token. */
+/* As in transformers' generate, generation_config.json comes before config.json. If a folder of
+ * adapters has neither eos, that of their base is used. A given model.eos_token_id is added. Rank 0
+ * reads, so that all ranks end at the same token. */
 static void find_stops(Generator *g, const char *folder)
 {
     const char *base = adapter_is(folder) ? g->config.model.lora.base_path : folder;
     const int eos = g->config.model.eos_token_id;
-    const bool said = comm_rank() == 0 && (read_stops(g, folder, "generation_config.json")
-                                           || read_stops(g, base, "generation_config.json") || read_stops(g, base, "config.json"));
+    const bool said = comm_rank() == 0 && (read_stops(g, folder, "generation_config.json") ||
+                                           read_stops(g, base, "generation_config.json") ||
+                                           read_stops(g, base, "config.json"));
     if (eos >= 0 && !is_stop(g, eos) && (!said || g->config.stops_at_eos))
         g->stop[g->stops++] = eos;
     comm_broadcast(&g->stops, sizeof g->stops, 0);
     comm_broadcast(g->stop, sizeof g->stop, 0);
 }
 
-/* ---- opening ----------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 /* Limits caches and rotary tables to the longest prompt with its continuation. */
 static void set_length(Generator *g)
@@ -90,7 +93,8 @@ static void set_length(Generator *g)
     if (wanted < m->max_sequence_length)
         m->max_sequence_length = (int)wanted;
     else if (wanted > m->max_sequence_length)
-        warn("%s: a prompt and max_new_tokens %d are more than model.max_sequence_length %d, which limits its continuation",
+        warn("%s: a prompt and max_new_tokens %d are more than model.max_sequence_length %d, which "
+             "limits its continuation",
              g->config.generate, g->config.max_new_tokens, m->max_sequence_length);
 }
 
@@ -99,13 +103,16 @@ static void open_generator(Generator *g, const Config *c)
     *g = (Generator){ .config = *c };
     const char *folder = c->load_folder;
     if (!folder)
-        die("generate: there is no model; give a checkpoint or a Hugging Face folder: --load_path=FOLDER");
+        die("generate: there is no model; give a checkpoint or a Hugging Face folder: "
+            "--load_path=FOLDER");
     agree_on_run(c);
     if (!c->continues)
         config_check_loadable(NULL, folder);
-    agree_on_prompts(&g->prompts, c->generate, &c->model, c->generate_features ? NULL : "give them as --generate_features=FOLDER");
+    agree_on_prompts(&g->prompts, c->generate, &c->model,
+                     c->generate_features ? NULL : "give them as --generate_features=FOLDER");
     if (c->generate_features)
-        g->images = shown_images_open("generate_features", c->generate_features, c->model.image.rows, c->model.image.feature_size,
+        g->images = shown_images_open("generate_features", c->generate_features,
+                                      c->model.image.rows, c->model.image.feature_size,
                                       g->prompts.image, g->prompts.first_image[g->prompts.count]);
     if (g->images)
         shown_images_check_tower(g->images, tower_of(c), tower_folder(c), false);
@@ -131,7 +138,7 @@ static void close_generator(Generator *g)
     free(g->tokens);
 }
 
-/* ---- one prompt -------------------------------------------------------------------------------------------- */
+/* ---- one prompt ------------------------------------------------------------------------------ */
 
 /* Appends `count` tokens and returns the next one, at `position`. */
 static int next_token(Generator *g, const int *tokens, int count, int prompt, int position)
@@ -143,13 +150,15 @@ static int next_token(Generator *g, const int *tokens, int count, int prompt, in
     decode_append(&g->model, &g->store, tokens, count);
     if (g->model.has_head) {
         decode_logits(&g->model, &g->store, g->logits);
-        token = sample_token(g->logits, c->model.vocab_size, &s, ((uint64_t)prompt << 32) + (uint64_t)position);
+        token = sample_token(g->logits, c->model.vocab_size, &s,
+                             ((uint64_t)prompt << 32) + (uint64_t)position);
     }
     watchdog_leave_stage();
     comm_broadcast(&token, sizeof token, stages_head_rank(&g->store));
     if (token < 0)
-        die("prompt %d: a logit after token %d is not finite: the model has diverged, or its values overflow in recipe %s", prompt,
-            position, c->recipe.name);
+        die("prompt %d: a logit after token %d is not finite: the model has diverged, or its "
+            "values overflow in recipe %s",
+            prompt, position, c->recipe.name);
     return token;
 }
 
@@ -158,22 +167,24 @@ static void use_images(Generator *g, int prompt)
     if (!g->images)
         return;
     const Prompts *p = &g->prompts;
-    shown_images_rows(g->rows, g->images, p->token + p->start[prompt], prompts_length(p, prompt), g->config.model.image.token_id,
-                      p->image + p->first_image[prompt]);
+    shown_images_rows(g->rows, g->images, p->token + p->start[prompt], prompts_length(p, prompt),
+                      g->config.model.image.token_id, p->image + p->first_image[prompt]);
     model_use_images(&g->model, (ImageRows){ g->rows, shown_images_f32(g->images) ? F32 : BF16 });
 }
 
 /* Fills g->tokens; returns how many there are. */
 static int continue_prompt(Generator *g, int prompt)
 {
-    const int length = prompts_length(&g->prompts, prompt), most_new = g->config.model.max_sequence_length - length;
+    const int length = prompts_length(&g->prompts, prompt),
+              most_new = g->config.model.max_sequence_length - length;
     const int most = most_new < g->config.max_new_tokens ? most_new : g->config.max_new_tokens;
     const double begin = clock_seconds();
     watchdog_mark("reading a prompt", -1);
     decode_begin(&g->model);
     use_images(g, prompt);
     int count = 0;
-    g->tokens[count++] = next_token(g, g->prompts.token + g->prompts.start[prompt], length, prompt, length);
+    g->tokens[count++] =
+        next_token(g, g->prompts.token + g->prompts.start[prompt], length, prompt, length);
     const double first = clock_seconds();
     while (count < most && !is_stop(g, g->tokens[count - 1])) {
         watchdog_mark("generating", -1);
@@ -199,10 +210,11 @@ static void print_continuation(const Generator *g, int prompt, int count)
         die("stdout: cannot write the continuations: %m");
 }
 
-/* ---- speed ------------------------------------------------------------------------------------------------- */
+/* ---- speed ----------------------------------------------------------------------------------- */
 
-/* The time of one pass over all weights that a token reads, measured with a kernel that only searches for non-finite values. An
- * untied embedding, unit 0, is left out: a token reads only one row. */
+/* The time of one pass over all weights that a token reads, measured with a kernel that only
+ * searches for non-finite values. An untied embedding, unit 0, is left out: a token reads only one
+ * row. */
 static double reading_seconds(const ParamStore *store, bool tied)
 {
     DeviceMark *from = NULL, *to = NULL;
@@ -210,12 +222,14 @@ static double reading_seconds(const ParamStore *store, bool tied)
         from = device_mark(from);
         for (int u = tied ? 0 : 1; u < store->num_units; u++) {
             const Slice *s = store->shard[u].slice;
-            const Tensor floats = tensor_at(s[QUANTIZED].stored.data, (Format){ F32, 0, false }, 1, 0);
+            const Tensor floats =
+                tensor_at(s[QUANTIZED].stored.data, (Format){ F32, 0, false }, 1, 0);
             const Tensor codes = tensor_flat(floats, s[QUANTIZED].count / sizeof(float));
             if (s[FROZEN].count > 0)
                 find_not_finite((int *)store->square_sum, s[FROZEN].stored, false);
+            /* codes read as floats, to measure the time */
             if (s[QUANTIZED].count > 0)
-                find_not_finite((int *)store->square_sum, codes, false); /* codes read as floats, to measure the time */
+                find_not_finite((int *)store->square_sum, codes, false);
         }
         to = device_mark(to);
     }
@@ -231,14 +245,17 @@ static void print_speed(const Generator *g)
     const double bytes = -agree_least(-(double)model_planned_bytes(&g->model, &g->store));
     if (comm_rank() != 0)
         return;
-    fprintf(stderr, "prompts: %ld tokens, %.0f tokens/s; memory planned: at most %.2f GiB of a rank\n", g->prefilled,
-            (double)g->prefilled / g->prefill_seconds, bytes / (1 << 30));
+    fprintf(stderr,
+            "prompts: %ld tokens, %.0f tokens/s; memory planned: at most %.2f GiB of a rank\n",
+            g->prefilled, (double)g->prefilled / g->prefill_seconds, bytes / (1 << 30));
     if (g->decoded == 0)
         return;
     const double seconds = g->decode_seconds / (double)g->decoded;
-    fprintf(stderr, "continuations: %ld tokens after the first ones, %.3f ms each", g->decoded, 1e3 * seconds);
+    fprintf(stderr, "continuations: %ld tokens after the first ones, %.3f ms each", g->decoded,
+            1e3 * seconds);
     if (comm_size() == 1)
-        fprintf(stderr, ", %.2f times a pass that only reads the weights (%.3f ms)", seconds / reading, 1e3 * reading);
+        fprintf(stderr, ", %.2f times a pass that only reads the weights (%.3f ms)",
+                seconds / reading, 1e3 * reading);
     fputc('\n', stderr);
 }
 

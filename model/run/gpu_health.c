@@ -1,5 +1,5 @@
-/* One thread per rank adds readings to a window; the training thread takes the window and starts a new one. A driver that does
- * not answer only blocks the reading thread. */
+/* One thread per rank adds readings to a window; the training thread takes the window and starts a
+ * new one. A driver that does not answer only blocks the reading thread. */
 #include "model/run/gpu_health.h"
 
 #include <errno.h>
@@ -20,37 +20,52 @@
 
 /* Readings since the last line: sums, and all faults. */
 typedef struct {
-    int      n, slowed;
-    double   power, temperature, sm_clock, memory_clock, power_capped;
+    int n, slowed;
+    double power, temperature, sm_clock, memory_clock, power_capped;
     unsigned faults;
 } Window;
 
 /* Values combined over ranks. */
-enum { SUM_RANKS, SUM_POWER, SUM_LIMIT, SUM_ENERGY, SUM_TEMPERATURE, SUM_SM_CLOCK, SUM_MEMORY_CLOCK, SUM_CAPPED, SUM_SLOWED,
-       SUM_CORRECTED, SUM_UNCORRECTED, SUM_AT_FAULT, NUM_SUMS };
+enum {
+    SUM_RANKS,
+    SUM_POWER,
+    SUM_LIMIT,
+    SUM_ENERGY,
+    SUM_TEMPERATURE,
+    SUM_SM_CLOCK,
+    SUM_MEMORY_CLOCK,
+    SUM_CAPPED,
+    SUM_SLOWED,
+    SUM_CORRECTED,
+    SUM_UNCORRECTED,
+    SUM_AT_FAULT,
+    NUM_SUMS
+};
 enum { MAX_POWER, MAX_TEMPERATURE, MAX_SLOWNESS, MAX_SECONDS, NUM_MAXIMA };
 
 struct GpuHealth {
-    Log     *log;
-    long     interval, next;                /* minimum steps between lines; first step of the next line */
-    double   seconds;
-    bool     reads;                         /* this rank's device gives readings */
-    pthread_t       thread;
-    pthread_mutex_t mutex;                  /* of all up to `stop` */
-    pthread_cond_t  wake;
-    Window       window;
-    DeviceHealth now;                       /* the last reading, and its time */
-    double       at;
-    bool         stop;
-    double   sum[NUM_SUMS], max[NUM_MAXIMA];        /* of this rank, at the last line */
-    double   first_energy, energy, energy_at;       /* this rank's counter at the start, and at the last line */
-    double   named_errors;                          /* uncorrectable errors in the last message */
+    Log *log;
+    /* minimum steps between lines; first step of the next line */
+    long interval, next;
+    double seconds;
+    bool reads; /* this rank's device gives readings */
+    pthread_t thread;
+    pthread_mutex_t mutex; /* of all up to `stop` */
+    pthread_cond_t wake;
+    Window window;
+    DeviceHealth now; /* the last reading, and its time */
+    double at;
+    bool stop;
+    double sum[NUM_SUMS], max[NUM_MAXIMA]; /* of this rank, at the last line */
+    /* this rank's counter at the start, and at the last line */
+    double first_energy, energy, energy_at;
+    double named_errors; /* uncorrectable errors in the last message */
     unsigned named;
-    long     tokens, step;                  /* at the last line, and its time */
-    double   time;
+    long tokens, step; /* at the last line, and its time */
+    double time;
 };
 
-/* ---- the thread --------------------------------------------------------------------------------------------- */
+/* ---- the thread ------------------------------------------------------------------------------ */
 
 static void add(Window *w, const DeviceHealth *d)
 {
@@ -102,19 +117,27 @@ static void start_thread(GpuHealth *h)
         die("cannot start a thread that reads the GPU's sensors: %s", strerror(error));
 }
 
-/* ---- faults ------------------------------------------------------------------------------------------------- */
+/* ---- faults ---------------------------------------------------------------------------------- */
 
-static const struct { const char *what, *advice; } faults[NUM_FAULTS] = {
+static const struct {
+    const char *what, *advice;
+} faults[NUM_FAULTS] = {
     [FAULT_HOT] = { "its driver lowers its clock because it is hot", "Look at its cooling" },
-    [FAULT_TOO_HOT] = { "its clock is halved or worse because it is too hot", "Look at its cooling" },
-    [FAULT_POWER_BRAKE] = { "its clock is halved or worse by the power brake of its server", "Look at the power supplies" },
-    [FAULT_SLOWDOWN] = { "its clock is halved or worse by its hardware", "Look at its cooling and power" },
-    [FAULT_ECC] = { "its memory has had errors that could not be corrected", "See nvidia-smi -q -d ECC, and dmesg for Xid" },
-    [FAULT_REMAP_PENDING] = { "its next reset will replace faulty rows of its memory", "Reset it before the next run" },
+    [FAULT_TOO_HOT] = { "its clock is halved or worse because it is too hot",
+                        "Look at its cooling" },
+    [FAULT_POWER_BRAKE] = { "its clock is halved or worse by the power brake of its server",
+                            "Look at the power supplies" },
+    [FAULT_SLOWDOWN] = { "its clock is halved or worse by its hardware",
+                         "Look at its cooling and power" },
+    [FAULT_ECC] = { "its memory has had errors that could not be corrected",
+                    "See nvidia-smi -q -d ECC, and dmesg for Xid" },
+    [FAULT_REMAP_PENDING] = { "its next reset will replace faulty rows of its memory",
+                              "Reset it before the next run" },
     [FAULT_REMAP_FAILED] = { "a row of its memory is faulty and has no spare one", "Replace it" },
 };
 
-/* Every rank warns about its own GPU, once for each fault, and again if uncorrectable errors increase. */
+/* Every rank warns about its own GPU, once for each fault, and again if uncorrectable errors
+ * increase. */
 static void name_faults(GpuHealth *h, unsigned seen, const DeviceHealth *d)
 {
     if (d->ecc_uncorrected > h->named_errors) {
@@ -127,17 +150,18 @@ static void name_faults(GpuHealth *h, unsigned seen, const DeviceHealth *d)
         char host[64] = "", more[96] = "";
         gethostname(host, sizeof host - 1);
         if (i < NUM_SLOWDOWNS)
-            snprintf(more, sizeof more, " (now %.0f degrees Celsius, %.0f MHz), and all ranks wait for it", d->temperature,
-                     d->sm_clock);
+            snprintf(more, sizeof more,
+                     " (now %.0f degrees Celsius, %.0f MHz), and all ranks wait for it",
+                     d->temperature, d->sm_clock);
         else if (i == FAULT_ECC)
             snprintf(more, sizeof more, ", %.0f since its driver was loaded", d->ecc_uncorrected);
-        fprintf(stderr, "warning: rank %d on %s, GPU %s (%s): %s%s. %s\n", comm_rank(), host, device_address(), device_name(),
-                faults[i].what, more, faults[i].advice);
+        fprintf(stderr, "warning: rank %d on %s, GPU %s (%s): %s%s. %s\n", comm_rank(), host,
+                device_address(), device_name(), faults[i].what, more, faults[i].advice);
     }
     h->named |= seen;
 }
 
-/* ---- over ranks --------------------------------------------------------------------------------------------- */
+/* ---- over ranks ------------------------------------------------------------------------------ */
 
 /* NAN would make the maximum over ranks unknown, too. */
 static double known(double x)
@@ -156,14 +180,23 @@ static void take_window(GpuHealth *h)
     pthread_mutex_unlock(&h->mutex);
     if (w.n == 0)
         return;
-    const double counted = (d.energy - h->energy) / (at - h->energy_at), power = isnan(counted) ? w.power / w.n : counted;
+    const double counted = (d.energy - h->energy) / (at - h->energy_at),
+                 power = isnan(counted) ? w.power / w.n : counted;
     h->energy = d.energy;
     h->energy_at = at;
     const double sum[NUM_SUMS] = {
-        [SUM_RANKS] = 1, [SUM_POWER] = power, [SUM_LIMIT] = d.power_limit, [SUM_ENERGY] = d.energy - h->first_energy,
-        [SUM_TEMPERATURE] = w.temperature / w.n, [SUM_SM_CLOCK] = w.sm_clock / w.n, [SUM_MEMORY_CLOCK] = w.memory_clock / w.n,
-        [SUM_CAPPED] = w.power_capped / w.n, [SUM_SLOWED] = (double)w.slowed / w.n,
-        [SUM_CORRECTED] = d.ecc_corrected, [SUM_UNCORRECTED] = d.ecc_uncorrected, [SUM_AT_FAULT] = w.faults != 0,
+        [SUM_RANKS] = 1,
+        [SUM_POWER] = power,
+        [SUM_LIMIT] = d.power_limit,
+        [SUM_ENERGY] = d.energy - h->first_energy,
+        [SUM_TEMPERATURE] = w.temperature / w.n,
+        [SUM_SM_CLOCK] = w.sm_clock / w.n,
+        [SUM_MEMORY_CLOCK] = w.memory_clock / w.n,
+        [SUM_CAPPED] = w.power_capped / w.n,
+        [SUM_SLOWED] = (double)w.slowed / w.n,
+        [SUM_CORRECTED] = d.ecc_corrected,
+        [SUM_UNCORRECTED] = d.ecc_uncorrected,
+        [SUM_AT_FAULT] = w.faults != 0,
     };
     memcpy(h->sum, sum, sizeof sum);
     h->max[MAX_POWER] = known(power);
@@ -187,7 +220,8 @@ static void write_line(Log *log, long step, const double *sum, const double *max
     set(o, "system/gpu_power_watts_max", max[MAX_POWER]);
     set(o, "system/gpu_power_limit_watts", sum[SUM_LIMIT] / n);
     set(o, "system/gpu_energy_joules", sum[SUM_ENERGY]);
-    set(o, "system/tokens_per_joule", n == comm_size() ? rate / sum[SUM_POWER] : NAN);      /* of all ranks, or of none */
+    /* of all ranks, or of none */
+    set(o, "system/tokens_per_joule", n == comm_size() ? rate / sum[SUM_POWER] : NAN);
     set(o, "system/gpu_temperature_celsius", sum[SUM_TEMPERATURE] / n);
     set(o, "system/gpu_temperature_celsius_max", max[MAX_TEMPERATURE]);
     set(o, "system/gpu_sm_clock_mhz", sum[SUM_SM_CLOCK] / n);
@@ -225,7 +259,7 @@ void gpu_health_step(GpuHealth *h, long step, long tokens)
     h->time = time;
 }
 
-/* ---- the run ------------------------------------------------------------------------------------------------ */
+/* ---- the run --------------------------------------------------------------------------------- */
 
 GpuHealth *gpu_health_open(Log *log, long interval, long step, long tokens, double seconds)
 {
@@ -235,8 +269,15 @@ GpuHealth *gpu_health_open(Log *log, long interval, long step, long tokens, doub
     if (!agree_any(reads))
         return NULL;
     GpuHealth *h = xcalloc(1, sizeof *h);
-    *h = (GpuHealth){ .log = log, .interval = interval, .next = step + 1, .seconds = seconds, .reads = reads, .step = step,
-                   .tokens = tokens, .time = clock_seconds(), .max = { -INFINITY, -INFINITY, -INFINITY } };
+    *h = (GpuHealth){ .log = log,
+                      .interval = interval,
+                      .next = step + 1,
+                      .seconds = seconds,
+                      .reads = reads,
+                      .step = step,
+                      .tokens = tokens,
+                      .time = clock_seconds(),
+                      .max = { -INFINITY, -INFINITY, -INFINITY } };
     if (reads) {
         h->first_energy = h->energy = d.energy;
         h->energy_at = at;
@@ -245,7 +286,8 @@ GpuHealth *gpu_health_open(Log *log, long interval, long step, long tokens, doub
     return h;
 }
 
-/* NOTE: a driver that does not answer must not keep a run from ending: then the thread and its memory are left to the system. */
+/* NOTE: a driver that does not answer must not keep a run from ending: then the thread and its
+ * memory are left to the system. */
 void gpu_health_close(GpuHealth *h)
 {
     if (!h)

@@ -1,5 +1,6 @@
-/* The state of the GPUs: in metrics.jsonl, and warnings about faults. A thread of each rank reads its own GPU once a second; about
- * every two seconds, at a multiple of console_log_interval, the ranks combine their readings and rank 0 writes a line:
+/* The state of the GPUs: in metrics.jsonl, and warnings about faults. A thread of each rank reads
+ * its own GPU once a second; about every two seconds, at a multiple of console_log_interval, the
+ * ranks combine their readings and rank 0 writes a line:
  *
  *   system/gpu_power_watts               mean over GPUs, since the last such line, by their energy counters
  *   system/gpu_power_watts_max           of the GPU with the highest power
@@ -14,17 +15,19 @@
  *   system/gpu_ecc_corrected             memory errors since the drivers were loaded, sum over all GPUs; _uncorrected
  *   system/gpus_at_fault                 number of GPUs with a fault of kernels/runtime/device.h
  *
- * Clocks and temperatures are means over the readings since the last such line. Values that no driver reports are left out; without
- * NVML, and on the CPU, all are. Each rank warns once about each fault of its GPU. */
+ * Clocks and temperatures are means over the readings since the last such line. Values that no
+ * driver reports are left out; without NVML, and on the CPU, all are. Each rank warns once about
+ * each fault of its GPU. */
 #pragma once
 #include "model/run/log.h"
 
 typedef struct GpuHealth GpuHealth;
 
-/* All ranks call. `interval`: console_log_interval; `step`, `tokens`: done before; `seconds`: between two readings. NULL if no
- * rank's device gives readings: then the other calls do nothing. */
-GpuHealth *gpu_health_open (Log *log, long interval, long step, long tokens, double seconds);
+/* All ranks call. `interval`: console_log_interval; `step`, `tokens`: done before; `seconds`:
+ * between two readings. NULL if no rank's device gives readings: then the other calls do
+ * nothing. */
+GpuHealth *gpu_health_open(Log *log, long interval, long step, long tokens, double seconds);
 
 /* After a step; `tokens`: done by all ranks. All ranks call. Does not wait for a reading. */
-void       gpu_health_step (GpuHealth *h, long step, long tokens);
-void       gpu_health_close(GpuHealth *h);
+void gpu_health_step(GpuHealth *h, long step, long tokens);
+void gpu_health_close(GpuHealth *h);

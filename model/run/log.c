@@ -1,4 +1,5 @@
-/* The run's log. metrics.jsonl is the source of truth: one JSON object per step, with OLMo's metric names. */
+/* The run's log. metrics.jsonl is the source of truth: one JSON object per step, with OLMo's metric
+ * names. */
 #include "model/run/log.h"
 
 #include <limits.h>
@@ -18,16 +19,16 @@
 struct Log {
     const Config *config;
     RunLength length;
-    long    last_step;
-    int     world;
+    long last_step;
+    int world;
     Metrics metrics;
-    double  speed_of_light;
-    double *time;              /* ring of speed_window + 1 step ends, seconds */
-    long    steps;             /* logged by this process */
-    double  start, paused;     /* paused: when log_pause was called */
-    double *loss;              /* finite losses of this process's steps */
-    long    losses, capacity, first_step;
-    char   *from;              /* eval_only: the loaded folder; else NULL */
+    double speed_of_light;
+    double *time;         /* ring of speed_window + 1 step ends, seconds */
+    long steps;           /* logged by this process */
+    double start, paused; /* paused: when log_pause was called */
+    double *loss;         /* finite losses of this process's steps */
+    long losses, capacity, first_step;
+    char *from; /* eval_only: the loaded folder; else NULL */
 };
 
 /* The metric's name of an evaluator's loss or perplexity. */
@@ -44,7 +45,8 @@ static char *downstream_name(const char *label, Metric m)
 /* The name of a metric that each result of this set has. */
 static char *result_name(const EvalSet *set)
 {
-    return set->downstream ? downstream_name(set->label, METRIC_BPB) : eval_name(set->label, "CrossEntropyLoss");
+    return set->downstream ? downstream_name(set->label, METRIC_BPB)
+                           : eval_name(set->label, "CrossEntropyLoss");
 }
 
 bool log_evaluated(const Log *l, int i)
@@ -65,24 +67,34 @@ Log *log_open_eval(const Config *c, const char *from)
     if (comm_rank() != 0)
         return NULL;
     Log *l = xcalloc(1, sizeof *l);
-    *l = (Log){ .config = c, .from = xstrdup(from), .time = xcalloc((size_t)c->speed_window + 1, sizeof *l->time) };
+    *l = (Log){ .config = c,
+                .from = xstrdup(from),
+                .time = xcalloc((size_t)c->speed_window + 1, sizeof *l->time) };
     if (c->save_folder)
         l->metrics = metrics_open(c->save_folder, "eval.jsonl", LONG_MAX, false);
     return l;
 }
 
-Log *log_open(const Config *c, const UnitLayout *shape, RunLength length, long last_step, long first_step, bool resumes, int world)
+Log *log_open(const Config *c, const UnitLayout *shape, RunLength length, long last_step,
+              long first_step, bool resumes, int world)
 {
     if (comm_rank() != 0)
         return NULL;
     Log *l = xcalloc(1, sizeof *l);
-    *l = (Log){ .config = c, .length = length, .last_step = last_step, .world = world, .first_step = first_step,
-                .speed_of_light = shape ? speed_of_light(c, shape) : 0, .start = clock_seconds(),
+    *l = (Log){ .config = c,
+                .length = length,
+                .last_step = last_step,
+                .world = world,
+                .first_step = first_step,
+                .speed_of_light = shape ? speed_of_light(c, shape) : 0,
+                .start = clock_seconds(),
                 .time = xcalloc((size_t)c->speed_window + 1, sizeof *l->time) };
     l->time[0] = l->start;
     l->metrics = metrics_open(c->save_folder, "metrics.jsonl", resumes ? first_step : -1, true);
-    printf("folder: %s (config.yaml: all settings; metrics.jsonl: all values)\neach line: tokens/s%s%s, memory in use, time left\n",
-           c->save_folder, world > 1 ? " of a rank" : "", l->speed_of_light > 0 ? " and % of its peak" : "");
+    printf("folder: %s (config.yaml: all settings; metrics.jsonl: all values)\neach line: "
+           "tokens/s%s%s, memory in use, time left\n",
+           c->save_folder, world > 1 ? " of a rank" : "",
+           l->speed_of_light > 0 ? " and % of its peak" : "");
     return l;
 }
 
@@ -122,16 +134,18 @@ void log_line(char *line, size_t size, const StepStats *s, long steps, const Pro
     if (s->labels > 0 || !s->finite)
         snprintf(loss, sizeof loss, "loss %.4f", s->loss);
     snprintf(line, size, "step %*ld/%ld  %s  norm %-6.3g  lr %.1e  %.0f tok/s%s  %.1f GiB%s",
-             snprintf(NULL, 0, "%ld", steps), s->step, steps, loss, s->grad_norm, s->lr, p->speed, light, p->memory / (1 << 30),
-             end);
+             snprintf(NULL, 0, "%ld", steps), s->step, steps, loss, s->grad_norm, s->lr, p->speed,
+             light, p->memory / (1 << 30), end);
 }
 
 static void print_step(const Log *l, const StepStats *s, double speed)
 {
     char line[256];
-    const Progress p = { .speed = speed, .light = l->speed_of_light > 0 ? speed / l->speed_of_light : 0,
+    const Progress p = { .speed = speed,
+                         .light = l->speed_of_light > 0 ? speed / l->speed_of_light : 0,
                          .memory = (double)device_memory_used(),
-                         .seconds_left = schedule_tokens(l->config, s->step, l->last_step) / (speed * l->world) };
+                         .seconds_left = schedule_tokens(l->config, s->step, l->last_step) /
+                                         (speed * l->world) };
     log_line(line, sizeof line, s, l->length.steps, &p);
     puts(line);
     fflush(stdout);
@@ -156,9 +170,11 @@ static void write_step(Log *l, const StepStats *s, double speed)
         log_set(o, "train/ZLoss", s->zloss * l->config->z_loss);
     json_object_set_new(o, "train/labels", json_integer(s->labels));
     if (l->config->batch_warmup.count > 0)
-        json_object_set_new(o, "train/batch_size", json_integer(schedule_batch(l->config, s->step)));
+        json_object_set_new(o, "train/batch_size",
+                            json_integer(schedule_batch(l->config, s->step)));
     if (l->config->length_warmup.steps > 0)
-        json_object_set_new(o, "train/sequence_length", json_integer(schedule_length(l->config, s->step)));
+        json_object_set_new(o, "train/sequence_length",
+                            json_integer(schedule_length(l->config, s->step)));
     set_mix(o, l->config, s->share, s->step);
     log_set(o, "optim/total_grad_norm", s->grad_norm);
     log_set(o, "optim/clipping_rate", s->clip < 1);
@@ -196,15 +212,18 @@ void log_step(Log *l, const StepStats *s)
     double t = clock_seconds();
     l->steps++;
     long past = l->steps < window ? l->steps : window;
-    if (past == l->steps && past > 1)       /* leave out the first step, which also chooses algorithms and grows buffers */
+    /* leave out the first step, which also chooses algorithms and grows buffers */
+    if (past == l->steps && past > 1)
         past--;
     double before = l->time[(l->steps - past) % (window + 1)];
     l->time[l->steps % (window + 1)] = t;
-    const double tokens = schedule_tokens(l->config, s->step - past, s->step) / l->world, speed = tokens / (t - before);
+    const double tokens = schedule_tokens(l->config, s->step - past, s->step) / l->world,
+                 speed = tokens / (t - before);
     if (isfinite(s->loss))
         keep_loss(l, s->loss);
     write_step(l, s, speed);
-    if (s->step % l->config->console_log_interval == 0 || s->step == l->last_step || l->steps == 1 || s->skipped)
+    if (s->step % l->config->console_log_interval == 0 || s->step == l->last_step ||
+        l->steps == 1 || s->skipped)
         print_step(l, s, speed);
 }
 
@@ -235,15 +254,16 @@ void log_eval(Log *l, long step, const EvalResult *r)
 {
     if (!l)
         return;
-    char *loss = eval_name(r->label, "CrossEntropyLoss"), *perplexity = eval_name(r->label, "Perplexity");
+    char *loss = eval_name(r->label, "CrossEntropyLoss"),
+         *perplexity = eval_name(r->label, "Perplexity");
     json_t *o = eval_object(l, step);
     log_set(o, loss, r->loss);
     log_set(o, perplexity, exp(r->loss));
     log_object(l, o);
     free(loss);
     free(perplexity);
-    printf("eval at step %ld | %s | loss %.4f | perplexity %.4g | %ld labels\n", step, r->label, r->loss, exp(r->loss),
-           r->labels);
+    printf("eval at step %ld | %s | loss %.4f | perplexity %.4g | %ld labels\n", step, r->label,
+           r->loss, exp(r->loss), r->labels);
     fflush(stdout);
 }
 
@@ -275,8 +295,8 @@ void log_close(Log *l)
     if (l->losses >= 2) {
         long tail = l->losses / 10 > 0 ? l->losses / 10 : 1;
         plot(l->loss, l->losses, l->first_step + 1, l->first_step + l->steps);
-        printf("loss %.4f at the start, %.4f at the end (mean of the last %ld steps); %s\n", l->loss[0],
-               plot_mean(l->loss, l->losses - tail, l->losses), tail, l->metrics.path);
+        printf("loss %.4f at the start, %.4f at the end (mean of the last %ld steps); %s\n",
+               l->loss[0], plot_mean(l->loss, l->losses - tail, l->losses), tail, l->metrics.path);
     }
     metrics_close(&l->metrics);
     free(l->from);

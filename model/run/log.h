@@ -1,4 +1,5 @@
-/* The output of a run: a line per step on stdout, metrics.jsonl in the save folder, a plot of the loss at the end. Rank 0 only. */
+/* The output of a run: a line per step on stdout, metrics.jsonl in the save folder, a plot of the
+ * loss at the end. Rank 0 only. */
 #pragma once
 #include "model/run/downstream.h"
 #include "model/run/evaluate.h"
@@ -6,45 +7,57 @@
 #include "model/spikes.h"
 
 typedef struct {
-    long   step, tokens;          /* steps and tokens done, this one included                    */
-    const uint32_t *share;        /* this step's sequences of each source of data.mix, if there is one */
-    long   labels;                /* targets of the global batch                                 */
-    double loss, zloss;           /* means per label of the global batch, NaN without any; zloss is not weighted */
-    double grad_norm, clip, lr;   /* clip: factor of the gradient                                */
-    double exposed_ms;            /* time that this rank's computation waited for communication  */
-    bool   finite;                /* gradient norm and, where there are labels, loss are          */
-    bool   spike, skipped;        /* skipped: no update was made                                 */
+    long step, tokens; /* steps and tokens done, this one included */
+    /* this step's sequences of each source of data.mix, if there is one */
+    const uint32_t *share;
+    long labels; /* targets of the global batch */
+    /* means per label of the global batch, NaN without any; zloss is not weighted */
+    double loss, zloss;
+    double grad_norm, clip, lr; /* clip: factor of the gradient */
+    double exposed_ms;          /* time that this rank's computation waited for communication */
+    bool finite;                /* gradient norm and, where there are labels, loss are */
+    bool spike, skipped;        /* skipped: no update was made */
     SpikeScores scores;
 } StepStats;
 
-/* tokens per second of a rank; the same / the device's peak (0: unknown); bytes in use; time to the end of the run */
-typedef struct { double speed, light, memory, seconds_left; } Progress;
+/* tokens per second of a rank; the same / the device's peak (0: unknown); bytes in use; time to the
+ * end of the run */
+typedef struct {
+    double speed, light, memory, seconds_left;
+} Progress;
 
-/* The terminal's line of a step: at most 100 columns for up to 999,999 steps; all other values are in metrics.jsonl. */
+/* The terminal's line of a step: at most 100 columns for up to 999,999 steps; all other values are
+ * in metrics.jsonl. */
 void log_line(char *line, size_t size, const StepStats *s, long steps, const Progress *p);
 
 typedef struct Log Log;
 
-/* Opens save_folder/metrics.jsonl for appending. `last_step`: the last step of this run. `first_step`: steps done before. If the
- * run `resumes`, existing metrics up to first_step stay, else none. Dies if another process trains in save_folder. Returns NULL on
- * ranks other than 0, for which every call does nothing. `shape`: of all units, to show the share of peak speed; NULL: hide it. */
-Log *log_open (const Config *c, const UnitLayout *shape, RunLength length, long last_step, long first_step, bool resumes,
-               int world);
+/* Opens save_folder/metrics.jsonl for appending. `last_step`: the last step of this run.
+ * `first_step`: steps done before. If the run `resumes`, existing metrics up to first_step stay,
+ * else none. Dies if another process trains in save_folder. Returns NULL on ranks other than 0, for
+ * which every call does nothing. `shape`: of all units, to show the share of peak speed; NULL: hide
+ * it. */
+Log *log_open(const Config *c, const UnitLayout *shape, RunLength length, long last_step,
+              long first_step, bool resumes, int world);
 
-/* The same for eval_only with the model of the folder `from`: appends to save_folder/eval.jsonl, if there is a save_folder. */
+/* The same for eval_only with the model of the folder `from`: appends to save_folder/eval.jsonl, if
+ * there is a save_folder. */
 Log *log_open_eval(const Config *c, const char *from);
 
-void log_step (Log *l, const StepStats *s);
-void log_eval (Log *l, long step, const EvalResult *r);
+void log_step(Log *l, const StepStats *s);
+void log_eval(Log *l, long step, const EvalResult *r);
 void log_downstream(Log *l, long step, const DownstreamResult *r);
-bool log_evaluated(const Log *l, int i);    /* whether an earlier process wrote evaluator i's metrics at first_step. Rank 0 only */
-bool log_sampled(const Log *l);   /* the same for samples */
-void log_pause (Log *l);          /* the speed excludes the time from here to log_resume */
+/* whether an earlier process wrote evaluator i's metrics at first_step. Rank 0 only */
+bool log_evaluated(const Log *l, int i);
+bool log_sampled(const Log *l); /* the same for samples */
+void log_pause(Log *l);         /* the speed excludes the time from here to log_resume */
 void log_resume(Log *l);
 
-/* Writes a JSON object, whose first key is "step", as a line of metrics.jsonl, adding the Unix "time" in seconds, and frees it. */
+/* Writes a JSON object, whose first key is "step", as a line of metrics.jsonl, adding the Unix
+ * "time" in seconds, and frees it. */
 struct json_t;
 void log_object(Log *l, struct json_t *object);
-void log_set(struct json_t *object, const char *name, double value);      /* null if it is not finite */
+/* null if it is not finite */
+void log_set(struct json_t *object, const char *name, double value);
 
-void log_close(Log *l);           /* prints first and last loss, and the plot */
+void log_close(Log *l); /* prints first and last loss, and the plot */

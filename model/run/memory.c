@@ -20,7 +20,9 @@
 double memory_of_device(const Config *c)
 {
     const double given = c->device_memory * (1 << 30);
-    return given > 0 && (c->dry_run || given < (double)device_memory_total()) ? given : (double)device_memory_total();
+    return given > 0 && (c->dry_run || given < (double)device_memory_total())
+               ? given
+               : (double)device_memory_total();
 }
 
 static int ranks_of(const Config *c)
@@ -31,13 +33,15 @@ static int ranks_of(const Config *c)
 Mesh memory_mesh(const Config *c)
 {
     const Strategy *s = &c->strategy;
-    return mesh_of_tensor(ranks_of(c), pipeline_stages(s), s->shard_ranks, context_ranks(s), tensor_ranks(s));
+    return mesh_of_tensor(ranks_of(c), pipeline_stages(s), s->shard_ranks, context_ranks(s),
+                          tensor_ranks(s));
 }
 
-/* CUDA's context and code, workspace of cuBLASLt, scratch of our kernels; with several ranks also NCCL's buffers. Measured
- * on H200s, models of 1B to 30B parameters in sequences of 2048 tokens: 0.77 to 1.65 GiB in 13 runs on one GPU, 2.06 to 2.89 GiB in
- * 16 on two and four; with two tensor ranks, which have more communicators, 3.0 to 3.1 in 4 runs with 4096 and 8192 tokens. This is
- * the most of each, rounded up. */
+/* CUDA's context and code, workspace of cuBLASLt, scratch of our kernels; with several ranks also
+ * NCCL's buffers. Measured on H200s, models of 1B to 30B parameters in sequences of 2048 tokens:
+ * 0.77 to 1.65 GiB in 13 runs on one GPU, 2.06 to 2.89 GiB in 16 on two and four; with two tensor
+ * ranks, which have more communicators, 3.0 to 3.1 in 4 runs with 4096 and 8192 tokens. This is the
+ * most of each, rounded up. */
 double memory_allowance(const Config *c)
 {
     if (c->device_memory == 0 && strcmp(device_build(), "cpu") == 0)
@@ -51,8 +55,8 @@ static double spare(const Config *c)
     return (tensor_ranks(&c->strategy) > 1 ? 3.3 : 3.0) * (1 << 30);
 }
 
-/* Whole gradients and kept weights may fill the device except what is spare; the weights only as far as other programs leave memory
- * now. Used memory up to that counts as this program's own. */
+/* Whole gradients and kept weights may fill the device except what is spare; the weights only as
+ * far as other programs leave memory now. Used memory up to that counts as this program's own. */
 static double most_with_weights(const Config *c)
 {
     const double used = c->dry_run || c->device_memory > 0 ? 0 : (double)device_memory_used();
@@ -65,19 +69,20 @@ static double bytes_in(Model *m, ParamStore *store, const Config *c, ShardChoice
     return (double)model_planned_bytes(m, store);
 }
 
-/* With one micro-batch a step there is nothing to gain. NOTE: when gradients are summed changes their bits, so this must not
- * depend on what else runs on the device. */
+/* With one micro-batch a step there is nothing to gain. NOTE: when gradients are summed changes
+ * their bits, so this must not depend on what else runs on the device. */
 static bool sums_once(Model *m, ParamStore *store, const Config *c, ShardChoice p)
 {
-    const long at_once = (long)c->device_train_microbatch_size * data_ranks(&c->strategy, ranks_of(c));
+    const long at_once =
+        (long)c->device_train_microbatch_size * data_ranks(&c->strategy, ranks_of(c));
     const bool gains = p.shards * p.tensor_ranks > 1 && c->global_train_batch_size > at_once;
     return agree_least(gains && bytes_in(m, store, c, p) <= memory_of_device(c) - spare(c));
 }
 
-/* The largest number from `least` to `largest`, put into *choice of *p, with which the plan takes at most so many bytes: memory
- * grows with it. `least` if none does. */
-static int largest_that_fits(Model *m, ParamStore *store, const Config *c, ShardChoice *p, int *choice, int least, int largest,
-                             double bytes)
+/* The largest number from `least` to `largest`, put into *choice of *p, with which the plan takes
+ * at most so many bytes: memory grows with it. `least` if none does. */
+static int largest_that_fits(Model *m, ParamStore *store, const Config *c, ShardChoice *p,
+                             int *choice, int least, int largest, double bytes)
 {
     while (least < largest) {
         *choice = (least + largest + 1) / 2;
@@ -90,8 +95,8 @@ static int largest_that_fits(Model *m, ParamStore *store, const Config *c, Shard
     return least;
 }
 
-/* The least of all ranks. Stages have different units: the least of one, whose ranks gather together, and in whose memory tensors
- * have the same offsets. */
+/* The least of all ranks. Stages have different units: the least of one, whose ranks gather
+ * together, and in whose memory tensors have the same offsets. */
 static int least_of_ranks(const ShardChoice *p, int own)
 {
     return (int)(p->pipe.stages > 1 ? agree_least_of_stage(own) : agree_least(own));
@@ -99,21 +104,24 @@ static int least_of_ranks(const ShardChoice *p, int own)
 
 static int most_resident(Model *m, ParamStore *store, const Config *c, ShardChoice p)
 {
-    return least_of_ranks(&p, largest_that_fits(m, store, c, &p, &p.resident, 0, store->num_units, most_with_weights(c)));
+    return least_of_ranks(&p, largest_that_fits(m, store, c, &p, &p.resident, 0, store->num_units,
+                                                most_with_weights(c)));
 }
 
-/* What the plan may take where the rest can be on the host. Without device_memory the CPU back end moves nothing: there the host's
- * memory is the device's. */
+/* What the plan may take where the rest can be on the host. Without device_memory the CPU back end
+ * moves nothing: there the host's memory is the device's. */
 static double most_planned(const Config *c)
 {
     if (c->device_memory == 0 && strcmp(device_build(), "cpu") == 0)
         return INFINITY;
-    const double used = c->dry_run || c->device_memory > 0 ? 0 : (double)device_memory_used(), libraries = memory_allowance(c);
+    const double used = c->dry_run || c->device_memory > 0 ? 0 : (double)device_memory_used(),
+                 libraries = memory_allowance(c);
     return memory_of_device(c) - (used > libraries ? used : libraries);
 }
 
-/* As many slots for saved activations as fit, at least offload_least_slots; 0: all blocks have memory of their own. NOTE: a slot is
- * as large as the largest block, so slots can take more than blocks of different sizes. */
+/* As many slots for saved activations as fit, at least offload_least_slots; 0: all blocks have
+ * memory of their own. NOTE: a slot is as large as the largest block, so slots can take more than
+ * blocks of different sizes. */
 static int most_slots(Model *m, ParamStore *store, const Config *c, ShardChoice p)
 {
     const double most = most_planned(c), all = bytes_in(m, store, c, p);
@@ -124,7 +132,8 @@ static int most_slots(Model *m, ParamStore *store, const Config *c, ShardChoice 
         return pieces > least ? least : 0;
     if (all > most && pieces > least)
         largest_that_fits(m, store, c, &p, &p.slots, least, pieces - 1, most);
-    const int slots = least_of_ranks(&p, p.slots > 0 && bytes_in(m, store, c, p) < all ? p.slots : pieces);
+    const int slots =
+        least_of_ranks(&p, p.slots > 0 && bytes_in(m, store, c, p) < all ? p.slots : pieces);
     return slots < pieces ? slots : 0;
 }
 
@@ -133,8 +142,9 @@ static HostUse use_of(const Config *c, Hosted h)
     return h == HOST_FROZEN ? c->host.frozen : h == HOST_MOMENTS ? c->host.moments : c->host.master;
 }
 
-/* The fewest units that have it on the host while all fits; all units if it does not. NOTE: the first unit there may cost more than
- * it saves, since what comes from the host needs a place on the device. */
+/* The fewest units that have it on the host while all fits; all units if it does not. NOTE: the
+ * first unit there may cost more than it saves, since what comes from the host needs a place on the
+ * device. */
 static int fewest_on_host(Model *m, ParamStore *store, const Config *c, ShardChoice p, Hosted h)
 {
     const double most = most_planned(c);
@@ -152,28 +162,31 @@ static int fewest_on_host(Model *m, ParamStore *store, const Config *c, ShardCho
 static Pipeline pipeline_of(const Config *c, int stage)
 {
     const Strategy *s = &c->strategy;
-    const int stages = pipeline_stages(s), sequences = c->global_train_batch_size / data_ranks(s, ranks_of(c));
+    const int stages = pipeline_stages(s),
+              sequences = c->global_train_batch_size / data_ranks(s, ranks_of(c));
     const int micro_batches = sequences / c->device_train_microbatch_size;
     if (stages == 1)
         return (Pipeline){ 0 };
-    return (Pipeline){ stages, stage, s->pipeline_chunks > 1 ? s->pipeline_chunks : 1, s->pipeline_schedule,
-                       micro_batches > 0 ? micro_batches : 1 };
+    return (Pipeline){ stages, stage, s->pipeline_chunks > 1 ? s->pipeline_chunks : 1,
+                       s->pipeline_schedule, micro_batches > 0 ? micro_batches : 1 };
 }
 
-/* The ranks agree on what depends on memory. First come choices that change results, then what is on the host, which changes
- * none. */
+/* The ranks agree on what depends on memory. First come choices that change results, then what is
+ * on the host, which changes none. */
 static void plan_with(Model *m, ParamStore *store, const Config *c, int stage, int tile)
 {
     const Strategy *s = &c->strategy;
-    ShardChoice p = { comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD), s->grad_sum != SUM_OFTEN,
-                    s->gathering == GATHER_ONCE ? unit_count(&c->model) : 0, .pipe = pipeline_of(c, stage) };
-    if (c->dry_run) {           /* for ranks that may not exist here; all have as much */
+    ShardChoice p = { comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD),
+                      s->grad_sum != SUM_OFTEN,
+                      s->gathering == GATHER_ONCE ? unit_count(&c->model) : 0,
+                      .pipe = pipeline_of(c, stage) };
+    if (c->dry_run) { /* for ranks that may not exist here; all have as much */
         p.shards = s->shard_ranks;
         p.rank = 0;
     }
     p.tile = tile;
     p.tensor_ranks = tensor_ranks(s);
-    if (c->dry_run) {           /* what an operation writes depends on the mesh */
+    if (c->dry_run) { /* what an operation writes depends on the mesh */
         const Mesh mesh = memory_mesh(c);
         comm_pretend(&mesh, stage * (c->ranks / pipeline_stages(s)));
     }
@@ -197,7 +210,7 @@ static void plan_with(Model *m, ParamStore *store, const Config *c, int stage, i
 /* Tiles that were not asked for come last, since they change FP8 results. */
 void memory_plan_stage(Model *m, ParamStore *store, const Config *c, int stage)
 {
-    enum { TILE = 16384 };      /* GEMMs with this number of rows are as fast as larger ones */
+    enum { TILE = 16384 }; /* GEMMs with this number of rows are as fast as larger ones */
     plan_with(m, store, c, stage, c->mlp_tile);
     if (c->mlp_tile > 0 || !recipe_recomputes(&c->recipe) || m->rows <= TILE || m->tensor_ranks > 1)
         return;
@@ -220,14 +233,18 @@ static double gib(double bytes)
 enum { COLUMNS = 80 };
 
 /* Text of items with commas between them, wrapped at the width of a terminal. */
-typedef struct { int column; bool some; } Items;
+typedef struct {
+    int column;
+    bool some;
+} Items;
 
 static void __attribute__((format(printf, 2, 3))) add_item(Items *l, const char *format, ...)
 {
     char text[80];
     va_list args;
     va_start(args, format);
-    const int n = vsnprintf(text, sizeof text, format, args), column = l->column + n + (l->some ? 3 : 2);
+    const int n = vsnprintf(text, sizeof text, format, args),
+              column = l->column + n + (l->some ? 3 : 2);
     va_end(args);
     const bool wraps = column > COLUMNS;
     printf("%s%s%s", l->some ? "," : "", wraps ? "\n  " : " ", text);
@@ -239,16 +256,18 @@ static void add_gathering(Items *l, const Model *m, const ParamStore *store, con
 {
     const char *once = m->forward_only ? "once" : "once per step";
     if (store->resident > 0 && store->resident < store->num_units)
-        add_item(l, "%s %s in %d of %d units (else for each pass)", what, once, store->resident, store->num_units);
+        add_item(l, "%s %s in %d of %d units (else for each pass)", what, once, store->resident,
+                 store->num_units);
     else
         add_item(l, "%s %s", what, store->resident == 0 ? "for each pass" : once);
 }
 
-/* On one rank nothing is gathered, and blocks that compute as they are stored have no copies either. With HYBRID_SHARD the number
- * of hosts decides the groups. */
+/* On one rank nothing is gathered, and blocks that compute as they are stored have no copies
+ * either. With HYBRID_SHARD the number of hosts decides the groups. */
 static void print_sharding(const Model *m, const ParamStore *store, const Config *c)
 {
-    const int ranks = ranks_of(c), sharing = context_ranks(&c->strategy), shards = store->shards * store->tensor_ranks;
+    const int ranks = ranks_of(c), sharing = context_ranks(&c->strategy),
+              shards = store->shards * store->tensor_ranks;
     const int groups = ranks / pipeline_stages(&c->strategy) / shards;
     bool copies = false;
     for (int u = unit_of_layer(m->config, 0); u < store->num_units - 1; u++)
@@ -257,8 +276,8 @@ static void print_sharding(const Model *m, const ParamStore *store, const Config
         return;
     Items l = { printf(ranks > 1 ? "sharding:" : "weights:"), false };
     if (ranks > 1)
-        add_item(&l, "%d group%s of %d rank%s%s", groups, groups > 1 ? "s" : "", shards, shards > 1 ? "s" : "",
-                 store->pipe.stages > 1 ? " in each stage" : "");
+        add_item(&l, "%d group%s of %d rank%s%s", groups, groups > 1 ? "s" : "", shards,
+                 shards > 1 ? "s" : "", store->pipe.stages > 1 ? " in each stage" : "");
     if (sharing > 1)
         add_item(&l, "%d ranks share each sequence", sharing);
     if (store->tensor_ranks > 1)
@@ -266,7 +285,8 @@ static void print_sharding(const Model *m, const ParamStore *store, const Config
     if (shards > 1 || copies)
         add_gathering(&l, m, store, shards > 1 ? "weights gathered" : "operands made");
     if (shards > 1 && !m->forward_only)
-        add_item(&l, "gradients summed %s", store->sum_once ? "once per step" : "with every micro-batch");
+        add_item(&l, "gradients summed %s",
+                 store->sum_once ? "once per step" : "with every micro-batch");
     putchar('\n');
 }
 
@@ -289,18 +309,21 @@ static void print_host(const Model *m, const ParamStore *store)
         for (int u = 0; u < store->num_units; u++)
             units += store_on_host(store, u, h);
         if (units > 0)
-            add_item(&l, "%s of %d of %d units %.3f", names[h], units, store->num_units, gib((double)store_host_bytes(store, h)));
+            add_item(&l, "%s of %d of %d units %.3f", names[h], units, store->num_units,
+                     gib((double)store_host_bytes(store, h)));
     }
     add_item(&l, "total %.3f\n", gib(memory_of_host(m, store)));
 }
 
-/* Host memory of a checkpoint while it is written: master weights, moments, and frozen weights unless only adapters are saved. */
+/* Host memory of a checkpoint while it is written: master weights, moments, and frozen weights
+ * unless only adapters are saved. */
 static size_t memory_of_snapshot(const ParamStore *store, const Config *c)
 {
     size_t bytes = store_state_bytes(store);
     for (int u = 0; u < store->num_units; u++) {
         const Slice *s = store->shard[u].slice;
-        bytes += tensor_bytes(s[TRAINED].stored) + (c->model.lora.rank > 0 ? 0 : tensor_bytes(s[FROZEN].stored));
+        bytes += tensor_bytes(s[TRAINED].stored) +
+                 (c->model.lora.rank > 0 ? 0 : tensor_bytes(s[FROZEN].stored));
     }
     return bytes;
 }
@@ -309,12 +332,15 @@ static void print_optimizer(const Optimizer *o, const Recipe *r)
 {
     printf("optimizer %s:", o->name);
     for (int i = 0; i < o->num_states; i++)
-        printf("%s %s in %s", i ? "," : "", o->state[i].label, format_name(optimizer_format(o, i, r)));
+        printf("%s %s in %s", i ? "," : "", o->state[i].label,
+               format_name(optimizer_format(o, i, r)));
     puts(o->num_states ? "" : " no states");
 }
 
 /* Parameters, and bytes of this rank on the device. */
-typedef struct { size_t trained, untrained, master, frozen, moments; } Sizes;
+typedef struct {
+    size_t trained, untrained, master, frozen, moments;
+} Sizes;
 
 static Sizes sizes_of(const ParamStore *store)
 {
@@ -323,8 +349,8 @@ static Sizes sizes_of(const ParamStore *store)
     for (int u = 0; u < store->num_units; u++) {
         const Slice *s = store->shard[u].slice;
         for (int i = 0; i < store->shape[u].num_params; i++)
-            n[store->shape[u].param[i].region] += param_numel(&store->shape[u].param[i])
-                                               * (size_t)store->shape[u].param[i].tensor_ranks;
+            n[store->shape[u].param[i].region] += param_numel(&store->shape[u].param[i]) *
+                                                  (size_t)store->shape[u].param[i].tensor_ranks;
         z.master += tensor_bytes(s[TRAINED].stored);
         z.frozen += tensor_bytes(s[FROZEN].stored) + s[QUANTIZED].count;
     }
@@ -347,12 +373,19 @@ static void print_model(const Model *m, const Sizes *z)
 static void print_plan(const Model *m, const ParamStore *store, const Config *c, const Sizes *z)
 {
     const PlanBytes *b = &m->bytes;
-    Items l = { printf("memory: %.2f of %.1f GiB planned on each rank:", gib((double)model_planned_bytes(m, store)),
-                       gib(memory_of_device(c))), false };
-    const struct { const char *name; double bytes; } part[] = {
+    Items l = { printf("memory: %.2f of %.1f GiB planned on each rank:",
+                       gib((double)model_planned_bytes(m, store)), gib(memory_of_device(c))),
+                false };
+    const struct {
+        const char *name;
+        double bytes;
+    } part[] = {
         { "weights", (double)z->master + (double)z->frozen + (double)store_weight_bytes(store) },
-        { "gradients", (double)store_grad_bytes(store) }, { "moments", (double)z->moments }, { "activations", (double)b->blocks },
-        { "keys and values", (double)b->cache }, { "work", (double)b->work + (double)b->head },
+        { "gradients", (double)store_grad_bytes(store) },
+        { "moments", (double)z->moments },
+        { "activations", (double)b->blocks },
+        { "keys and values", (double)b->cache },
+        { "work", (double)b->work + (double)b->head },
     };
     for (size_t i = 0; i < sizeof part / sizeof part[0]; i++)
         if (part[i].bytes > 0)
@@ -369,8 +402,10 @@ static void print_details(const Model *m, const ParamStore *store, const Config 
     recipe_print(&m->recipe);
     if (!m->forward_only)
         print_optimizer(store->optimizer, &m->recipe);
-    Items l = { store->pipe.stages > 1 ? printf("memory plan of a rank of stage %d, GiB:", store->pipe.stage)
-                                   : printf("memory plan of a rank, GiB:"), false };
+    Items l = { store->pipe.stages > 1
+                    ? printf("memory plan of a rank of stage %d, GiB:", store->pipe.stage)
+                    : printf("memory plan of a rank, GiB:"),
+                false };
     if (m->forward_only) {
         add_item(&l, "weights %.3f", gib((double)z->frozen));
         add_item(&l, "gathered or rounded again %.3f", weights);
@@ -390,9 +425,11 @@ static void print_details(const Model *m, const ParamStore *store, const Config 
         add_item(&l, "work %.3f", gib((double)b->work));
         add_item(&l, "head and loss %.3f", gib((double)b->head));
     }
-    printf("; total %.3f of %.1f\n", gib((double)model_planned_bytes(m, store)), gib(memory_of_device(c)));
+    printf("; total %.3f of %.1f\n", gib((double)model_planned_bytes(m, store)),
+           gib(memory_of_device(c)));
     if (!m->forward_only)
-        printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n", gib((double)memory_of_snapshot(store, c)));
+        printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n",
+               gib((double)memory_of_snapshot(store, c)));
 }
 
 void memory_print(const Model *m, const ParamStore *store, const Config *c)
@@ -408,16 +445,21 @@ void memory_print(const Model *m, const ParamStore *store, const Config *c)
         printf("the MLP in tiles of %d tokens, where backward runs it again\n", m->tile);
 }
 
-/* All ranks must see the same free host memory: after one allocates, another would see less. So ranks of stages with nothing on the
- * host call, too. */
+/* All ranks must see the same free host memory: after one allocates, another would see less. So
+ * ranks of stages with nothing on the host call, too. */
 void memory_check_host(const Model *m, const ParamStore *store, const Config *c)
 {
     const double moved = memory_of_host(m, store),
-                 snapshot = c->save_folder && !m->forward_only ? (double)memory_of_snapshot(store, c) : 0;
-    const double left = agree_any(moved > 0) ? agree_least(host_memory_left("") / comm_local_size()) : INFINITY;
+                 snapshot =
+                     c->save_folder && !m->forward_only ? (double)memory_of_snapshot(store, c) : 0;
+    const double left =
+        agree_any(moved > 0) ? agree_least(host_memory_left("") / comm_local_size()) : INFINITY;
     if (moved > 0 && moved + snapshot > left)
-        die("host memory: %.2f GiB of the plan and %.2f for writing a checkpoint are %.2f GiB more than the "
-            "%.2f that each of the %d ranks here can take of this host, or of its container (cgroup memory.max). Less goes to the "
-            "host with host.*=never, a smaller device_train_microbatch_size, activations.keep=block or more ranks; see --dry_run",
+        die("host memory: %.2f GiB of the plan and %.2f for writing a checkpoint are %.2f GiB more "
+            "than the "
+            "%.2f that each of the %d ranks here can take of this host, or of its container "
+            "(cgroup memory.max). Less goes to the "
+            "host with host.*=never, a smaller device_train_microbatch_size, "
+            "activations.keep=block or more ranks; see --dry_run",
             gib(moved), gib(snapshot), gib(moved + snapshot - left), gib(left), comm_local_size());
 }

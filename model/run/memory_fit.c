@@ -34,9 +34,10 @@ double memory_fit_needed(const Config *c)
 static bool fits_with(const Config *c, int sequences)
 {
     Config other = *c;
-    const long batch = (long)(c->global_train_batch_size / c->device_train_microbatch_size) * sequences;
+    const long batch =
+        (long)(c->global_train_batch_size / c->device_train_microbatch_size) * sequences;
     other.device_train_microbatch_size = sequences;
-    if (pipeline_stages(&c->strategy) > 1 && batch <= INT32_MAX)        /* as many are in flight */
+    if (pipeline_stages(&c->strategy) > 1 && batch <= INT32_MAX) /* as many are in flight */
         other.global_train_batch_size = (int)batch;
     return memory_fit_needed(&other) <= smallest_device(c);
 }
@@ -49,7 +50,8 @@ static int sequences_of_rank(const Config *c)
 /* Memory grows with the micro-batch, so halving finds it. */
 static int largest_with(const Config *c)
 {
-    const int T = c->model.max_sequence_length, all = sequences_of_rank(c), most = all < INT32_MAX / T ? all : INT32_MAX / T;
+    const int T = c->model.max_sequence_length, all = sequences_of_rank(c),
+              most = all < INT32_MAX / T ? all : INT32_MAX / T;
     int fits = 0, first = 1, last = most;
     while (first <= last) {
         const int middle = first + (last - first) / 2;
@@ -62,12 +64,14 @@ static int largest_with(const Config *c)
     return fits;
 }
 
-/* With all on the device and without tiles, which is faster; if that is none, with what can be on the host there. */
+/* With all on the device and without tiles, which is faster; if that is none, with what can be on
+ * the host there. */
 int memory_fit_largest(const Config *c)
 {
     Config all = *c;
     all.mlp_tile = c->mlp_tile > 0 ? c->mlp_tile : INT_MAX;
-    HostUse *const use[] = { &all.host.activations, &all.host.frozen, &all.host.moments, &all.host.master };
+    HostUse *const use[] = { &all.host.activations, &all.host.frozen, &all.host.moments,
+                             &all.host.master };
     for (int i = 0; i < 4; i++)
         *use[i] = *use[i] == HOST_AUTO ? HOST_NEVER : *use[i];
     const int largest = largest_with(&all);
@@ -81,11 +85,12 @@ static void print_largest(const Config *c, int largest)
     while (divisor > 0 && all % divisor != 0)
         divisor--;
     if (largest == 0)
-        puts("largest micro-batch that fits: none, not even one sequence; use more ranks, or a recipe that stores less (coat-lean, "
+        puts("largest micro-batch that fits: none, not even one sequence; use more ranks, or a "
+             "recipe that stores less (coat-lean, "
              "activations.keep=block)");
     else
-        printf("largest micro-batch that fits: %d sequence%s of %d tokens", largest, largest > 1 ? "s" : "",
-               c->model.max_sequence_length);
+        printf("largest micro-batch that fits: %d sequence%s of %d tokens", largest,
+               largest > 1 ? "s" : "", c->model.max_sequence_length);
     if (largest == all)
         puts(", all that a rank has in a step");
     else if (largest > 0)
@@ -100,7 +105,8 @@ void memory_fit_print(const Config *c)
         return;
     if (!c->generate)
         print_largest(c, largest);
-    printf("%s: %.1f of %.1f GiB", bytes <= device ? "fits" : "DOES NOT FIT", bytes / GIB, device / GIB);
+    printf("%s: %.1f of %.1f GiB", bytes <= device ? "fits" : "DOES NOT FIT", bytes / GIB,
+           device / GIB);
     if (c->ranks > 1)
         printf(" on each of %d devices", c->ranks);
     if (memory_allowance(c) > 0)

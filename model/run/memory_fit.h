@@ -2,11 +2,13 @@
 #pragma once
 #include "model/config.h"
 
-/* Bytes of device memory that a rank of this dry run needs: its plan, and the allowance for libraries. */
+/* Bytes of device memory that a rank of this dry run needs: its plan, and the allowance for
+ * libraries. */
 double memory_fit_needed(const Config *c);
 
-/* The largest micro-batch that fits, in sequences, at most a rank's sequences of a step; 0: not even one fits. */
-int    memory_fit_largest(const Config *c);
+/* The largest micro-batch that fits, in sequences, at most a rank's sequences of a step; 0: not
+ * even one fits. */
+int memory_fit_largest(const Config *c);
 
 /* Prints the last lines of a dry run on stdout, on rank 0. */
-void   memory_fit_print(const Config *c);
+void memory_fit_print(const Config *c);

@@ -36,12 +36,14 @@ static void drop_later_steps(Metrics *m, long last)
         die("%s: cannot drop the steps from %ld on: %s", m->path, last + 1, strerror(errno));
 }
 
-/* Two processes in one folder would mix their steps and delete each other's checkpoints. Without locks in the file system nothing
- * prevents this. The lock ends with the process. */
+/* Two processes in one folder would mix their steps and delete each other's checkpoints. Without
+ * locks in the file system nothing prevents this. The lock ends with the process. */
 static void lock(FILE *file, const char *folder)
 {
     if (flock(fileno(file), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        die("another process trains in save_folder %s: wait for its end, or use another --save_folder", folder);
+        die("another process trains in save_folder %s: wait for its end, or use another "
+            "--save_folder",
+            folder);
 }
 
 Metrics metrics_open(const char *folder, const char *name, long last, bool locks)
@@ -61,7 +63,8 @@ void metrics_write(Metrics *m, json_t *object)
     json_object_set_new(object, "time", json_integer(time(NULL)));
     char *text = m->file ? json_dumps(object, JSON_REAL_PRECISION(9)) : NULL;
     if (m->file && (!text || fprintf(m->file, "%s\n", text) < 0 || fflush(m->file) != 0))
-        die("%s: cannot write: %s; saved checkpoints are unchanged: free space, and start again", m->path, strerror(errno));
+        die("%s: cannot write: %s; saved checkpoints are unchanged: free space, and start again",
+            m->path, strerror(errno));
     free(text);
     json_decref(object);
 }

@@ -12,7 +12,8 @@ void mix_describe(TrainState *state, const Config *c, const Loader *l)
     state->num_mix = c->data.num_mix;
     for (int i = 0; i < c->data.num_mix; i++) {
         MixedSource *m = &state->mix[i];
-        *m = (MixedSource){ .weight = mix_weight(c->data.mix[i].ratio), .fingerprint = loader_source_fingerprint(l, i),
+        *m = (MixedSource){ .weight = mix_weight(c->data.mix[i].ratio),
+                            .fingerprint = loader_source_fingerprint(l, i),
                             .content = loader_source_content(l, i) };
         strcpy(m->name, c->data.mix[i].name);
     }
@@ -29,7 +30,8 @@ static int find(const TrainState *then, const char *name)
 
 static bool same_files(const MixedSource *a, uint64_t fingerprint, DataHashes content)
 {
-    return a->fingerprint == fingerprint && a->content.tokens == content.tokens && a->content.masks == content.masks;
+    return a->fingerprint == fingerprint && a->content.tokens == content.tokens &&
+           a->content.masks == content.masks;
 }
 
 const char *mix_other_files(const TrainState *then, const TrainState *now)
@@ -94,12 +96,16 @@ void mix_check(const Loader *l, long steps)
 
 long mix_steps(const Config *c, const Loader *l, const char *key, double epochs)
 {
-    const double given = (double)loader_given(l), all = given + (double)loader_left(l), batch = c->global_train_batch_size;
+    const double given = (double)loader_given(l), all = given + (double)loader_left(l),
+                 batch = c->global_train_batch_size;
     if (epochs > 1)
-        die("%s: %gep: an epoch of data.mix ends where the first source has no repetition left, so there is only one. Raise "
-            "max_repetition of the sources, and give 1ep, tokens or steps", key, epochs);
+        die("%s: %gep: an epoch of data.mix ends where the first source has no repetition left, so "
+            "there is only one. Raise "
+            "max_repetition of the sources, and give 1ep, tokens or steps",
+            key, epochs);
     if (epochs * all < batch)
-        die("%s is less than one step: data.mix has %.0f sequences until a source has no repetition left, a step takes %.0f",
+        die("%s is less than one step: data.mix has %.0f sequences until a source has no "
+            "repetition left, a step takes %.0f",
             key, all, batch);
     return (long)fmax(floor((epochs * all - given) / batch + 1e-9), 0);
 }
@@ -113,13 +119,17 @@ void mix_print(const Config *c, const TrainState *now, const Loader *l, long las
         all += (double)now->mix[i].weight;
     for (int i = 0; i < c->data.num_mix; i++) {
         const SourcePosition *p = &now->loader.source[i];
-        const double n = (double)loader_source_instances(l, i), share = (double)now->mix[i].weight / all;
-        const double sequences = schedule_tokens(c, now->step, last_step) / c->model.max_sequence_length;
+        const double n = (double)loader_source_instances(l, i),
+                     share = (double)now->mix[i].weight / all;
+        const double sequences =
+            schedule_tokens(c, now->step, last_step) / c->model.max_sequence_length;
         const double from = (double)p->epoch + (double)p->instance / n;
-        printf("mix: %s: %.4g %% of the tokens; epochs %.4g to %.4g of its %.0f sequences\n", now->mix[i].name, 100 * share, from,
-               from + share * sequences / n, n);
+        printf("mix: %s: %.4g %% of the tokens; epochs %.4g to %.4g of its %.0f sequences\n",
+               now->mix[i].name, 100 * share, from, from + share * sequences / n, n);
     }
     for (int i = c->data.num_mix; i < now->num_mix; i++)
-        printf("mix: %s: no longer in the mixture; its place, sequence %llu of epoch %llu, is kept\n", now->mix[i].name,
-               (unsigned long long)now->loader.source[i].instance, (unsigned long long)now->loader.source[i].epoch);
+        printf(
+            "mix: %s: no longer in the mixture; its place, sequence %llu of epoch %llu, is kept\n",
+            now->mix[i].name, (unsigned long long)now->loader.source[i].instance,
+            (unsigned long long)now->loader.source[i].epoch);
 }

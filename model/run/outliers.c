@@ -17,8 +17,9 @@ static int ascending(const void *a, const void *b)
 OutlierStats outliers_measure(const double *act, size_t rows, size_t F, double most, Ranks channels)
 {
     const size_t ranks = (size_t)comm_group_size(channels), all_F = ranks * F;
-    double *channel = xcalloc(F, sizeof *channel), *all = xmalloc(all_F * sizeof *all), *largest = xmalloc(ranks * sizeof *largest);
-    double sums[2] = { 0 };             /* of squares and of fourth powers */
+    double *channel = xcalloc(F, sizeof *channel), *all = xmalloc(all_F * sizeof *all),
+           *largest = xmalloc(ranks * sizeof *largest);
+    double sums[2] = { 0 }; /* of squares and of fourth powers */
     for (size_t i = 0; i < rows * F; i++) {
         const double x2 = act[i] * act[i];
         channel[i % F] += x2;
@@ -42,21 +43,25 @@ double outliers_limit(const Recipe *r)
     return fp8_max(E4M3) / one_percent / (r->scales == PER_STEP ? fp8_headroom(E4M3) : 1);
 }
 
-void outliers_watch(bool *warned, long step, int block, double x, const Recipe *r, bool has_adapters)
+void outliers_watch(bool *warned, long step, int block, double x, const Recipe *r,
+                    bool has_adapters)
 {
     const double limit = outliers_limit(r);
     if (r->operand.dtype != E4M3 || !isfinite(x))
         return;
     if (x > limit && !*warned)
-        warn("step %ld, block %d: quant/act/%d/largest_channel is %.0f: SwiGLU's output has an outlier. From %.0f on the other "
-             "channels of down_proj's FP8 input lose 1 %% of their values to its scale. %s", step, block, block, x, limit,
+        warn("step %ld, block %d: quant/act/%d/largest_channel is %.0f: SwiGLU's output has an "
+             "outlier. From %.0f on the other "
+             "channels of down_proj's FP8 input lose 1 %% of their values to its scale. %s",
+             step, block, block, x, limit,
              r->down_scales == DOWN_CHANNEL || has_adapters
-             ? "--format.operand=bf16 --format.gradient=bf16 continues with BF16 GEMMs"
-             : "--fp8.down_scales=channel gives the outlier a scale of its own");
+                 ? "--format.operand=bf16 --format.gradient=bf16 continues with BF16 GEMMs"
+                 : "--fp8.down_scales=channel gives the outlier a scale of its own");
     *warned = x > (*warned ? limit / 2 : limit);
 }
 
-void outliers_watch_line(bool *warned, long step, int blocks, const json_t *line, const Recipe *r, bool has_adapters)
+void outliers_watch_line(bool *warned, long step, int blocks, const json_t *line, const Recipe *r,
+                         bool has_adapters)
 {
     for (int l = 0; l < blocks; l++) {
         char key[64];

@@ -1,5 +1,6 @@
-/* Outliers of SwiGLU's output, the input of `down`: in long runs gate and up of a channel may align and grow, until one scale for
- * the whole FP8 tensor leaves the other channels no digits [Fishman et al. 2024, arXiv 2409.12517, sec. 4]. */
+/* Outliers of SwiGLU's output, the input of `down`: in long runs gate and up of a channel may align
+ * and grow, until one scale for the whole FP8 tensor leaves the other channels no digits [Fishman
+ * et al. 2024, arXiv 2409.12517, sec. 4]. */
 #pragma once
 #include <jansson.h>
 #include <stdbool.h>
@@ -8,22 +9,29 @@
 #include "kernels/runtime/mesh.h"
 #include "model/recipe.h"
 
-/* kurtosis: mean(x^4) / mean(x^2)^2 of all elements: 3 for normal ones.
- * largest_channel: the largest magnitude that the tensor's scale covers / the root mean square of the median channel. */
-typedef struct { double kurtosis, largest_channel; } OutlierStats;
+/* kurtosis: mean(x^4) / mean(x^2)^2 of all elements: 3 for normal ones. largest_channel: the
+ * largest magnitude that the tensor's scale covers / the root mean square of the median channel. */
+typedef struct {
+    double kurtosis, largest_channel;
+} OutlierStats;
 
-/* act (rows, F): a sample; most: what its scale covers, or its largest magnitude. Each rank of the group has as many other channels:
- * all call, and get the result of all channels. */
-OutlierStats outliers_measure(const double *act, size_t rows, size_t F, double most, Ranks channels);
+/* act (rows, F): a sample; most: what its scale covers, or its largest magnitude. Each rank of the
+ * group has as many other channels: all call, and get the result of all channels. */
+OutlierStats outliers_measure(const double *act, size_t rows, size_t F, double most,
+                              Ranks channels);
 
-/* The largest_channel from which one scale in E4M3 may cost ordinary channels 1 %: values below the smallest normal code, 2^-6,
- * are off by 2^-9 / sqrt(12), root mean square, which is 1 % of 448 / 7,945. tests/test_outliers.c loses 1 % at about 10,000.
- * With scales of the step later micro-batches are encoded with headroom, so the limit is half. */
+/* The largest_channel from which one scale in E4M3 may cost ordinary channels 1 %: values below the
+ * smallest normal code, 2^-6, are off by 2^-9 / sqrt(12), root mean square, which is 1 % of 448 /
+ * 7,945. tests/test_outliers.c loses 1 % at about 10,000. With scales of the step later
+ * micro-batches are encoded with headroom, so the limit is half. */
 double outliers_limit(const Recipe *r);
 
-/* Warns at the first measurement beyond the limit. *warned: of this block, false at first; it becomes false again when the number
- * has fallen to half the limit. */
-void outliers_watch(bool *warned, long step, int block, double largest_channel, const Recipe *r, bool has_adapters);
+/* Warns at the first measurement beyond the limit. *warned: of this block, false at first; it
+ * becomes false again when the number has fallen to half the limit. */
+void outliers_watch(bool *warned, long step, int block, double largest_channel, const Recipe *r,
+                    bool has_adapters);
 
-/* The same for all blocks whose quant/act/BLOCK/largest_channel is in the line. warned: (blocks). */
-void outliers_watch_line(bool *warned, long step, int blocks, const json_t *line, const Recipe *r, bool has_adapters);
+/* The same for all blocks whose quant/act/BLOCK/largest_channel is in the line. warned:
+ * (blocks). */
+void outliers_watch_line(bool *warned, long step, int blocks, const json_t *line, const Recipe *r,
+                         bool has_adapters);

@@ -11,6 +11,7 @@ const uint8_t *pieces_begins(Run *r, const Batch *b)
         return b->begins;
     r->begins = xrealloc(r->begins, (size_t)b->sequences * (size_t)T + 1);
     for (size_t i = 0; i < (size_t)b->sequences * (size_t)T; i++)
-        r->begins[i] = i % (size_t)T % (size_t)length == 0 || (c->data.generate_doc_lengths && b->begins[i]);
+        r->begins[i] =
+            i % (size_t)T % (size_t)length == 0 || (c->data.generate_doc_lengths && b->begins[i]);
     return r->begins;
 }

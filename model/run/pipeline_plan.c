@@ -20,7 +20,8 @@ static int in_flight(const Pipeline *p)
 void pipeline_print(const ParamStore *store)
 {
     const Pipeline *p = &store->pipe;
-    static const char *const names[NUM_PIPELINE_SCHEDULES] = { "1F1B", "Interleaved1F1B", "Sequential" };
+    static const char *const names[NUM_PIPELINE_SCHEDULES] = { "1F1B", "Interleaved1F1B",
+                                                               "Sequential" };
     if (comm_rank() != 0 || p->stages == 1)
         return;
     printf("pipeline: %d stages", p->stages);
@@ -31,8 +32,9 @@ void pipeline_print(const ParamStore *store)
     if (store->forward_only)
         puts("");
     else
-        printf(", %d micro-batch%s a step; if all take as long, stages wait for each other %.1f %% of the time\n", p->micro_batches,
-               p->micro_batches > 1 ? "es" : "", 100 * pipeline_bubble(p));
+        printf(", %d micro-batch%s a step; if all take as long, stages wait for each other %.1f %% "
+               "of the time\n",
+               p->micro_batches, p->micro_batches > 1 ? "es" : "", 100 * pipeline_bubble(p));
 }
 
 static void print_stage(const Config *c, const Model *m, const ParamStore *store)

@@ -10,7 +10,7 @@
 #include "model/trainable.h"
 #include "model/units.h"
 
-/* ---- a step ------------------------------------------------------------------------------------------------------ */
+/* ---- a step ---------------------------------------------------------------------------------- */
 
 static Topology topology_of(const Config *c)
 {
@@ -37,11 +37,12 @@ static void two_steps(StepTime t[2], const Config *c, int few, int more)
     }
 }
 
-/* After all stages have begun, each round of as many micro-batches as there are stages takes the same time. So the time of a long
- * step follows linearly from those of two short ones. */
+/* After all stages have begun, each round of as many micro-batches as there are stages takes the
+ * same time. So the time of a long step follows linearly from those of two short ones. */
 StepTime plan_time(const Config *c)
 {
-    const int n = rehearsal_micro_batches(c), round = pipeline_stages(&c->strategy), few = round == 1 ? 4 : 3 * round + n % round;
+    const int n = rehearsal_micro_batches(c), round = pipeline_stages(&c->strategy),
+              few = round == 1 ? 4 : 3 * round + n % round;
     const bool many = n > few + round;
     StepTime t[2];
     two_steps(t, c, many ? few : n, many ? few + round : n);
@@ -62,10 +63,11 @@ bool plan_time_is_known(const Config *c)
 
 double plan_time_speed(const Config *c, const StepTime *t)
 {
-    return (double)c->global_train_batch_size * c->model.max_sequence_length / c->ranks / t->seconds;
+    return (double)c->global_train_batch_size * c->model.max_sequence_length / c->ranks /
+           t->seconds;
 }
 
-/* ---- what limits it ---------------------------------------------------------------------------------------------- */
+/* ---- what limits it -------------------------------------------------------------------------- */
 
 /* What computation waits for longest. */
 static TimeUse longest(const StepTime *t)
@@ -79,47 +81,70 @@ static TimeUse longest(const StepTime *t)
 /* Tensor ranks are next to each other, context ranks next to groups of them. */
 static char *advice_for_exchanges(const Config *c, TimeUse use, double percent)
 {
-    const int tensor = tensor_ranks(&c->strategy), ranks = use == USE_TENSOR ? tensor : tensor * context_ranks(&c->strategy);
+    const int tensor = tensor_ranks(&c->strategy),
+              ranks = use == USE_TENSOR ? tensor : tensor * context_ranks(&c->strategy);
     const char *name = use == USE_TENSOR || tensor >= c->gpus_per_host ? "tensor" : "context";
     if (ranks > c->gpus_per_host)
-        return xasprintf("computation waits %.0f %% of the step, mostly for what %s ranks of several hosts exchange: a smaller "
-                         "parallelism.%s, so that they fit one host, avoids the network", percent,
-                         use == USE_TENSOR ? "tensor" : "context", name);
-    return xasprintf("computation waits %.0f %% of the step, mostly for what %s ranks exchange: a smaller parallelism.%s, with "
-                     "more shards in its place where memory allows, exchanges less", percent, name, name);
+        return xasprintf("computation waits %.0f %% of the step, mostly for what %s ranks of "
+                         "several hosts exchange: a smaller "
+                         "parallelism.%s, so that they fit one host, avoids the network",
+                         percent, use == USE_TENSOR ? "tensor" : "context", name);
+    return xasprintf("computation waits %.0f %% of the step, mostly for what %s ranks exchange: a "
+                     "smaller parallelism.%s, with "
+                     "more shards in its place where memory allows, exchanges less",
+                     percent, name, name);
 }
 
-/* In stages weights are gathered and gradients summed once per step, whatever grad_sync_mode says. */
+/* In stages weights are gathered and gradients summed once per step, whatever grad_sync_mode
+ * says. */
 static char *advice_for_waiting(const Config *c, TimeUse use, double percent)
 {
     const bool in_stages = pipeline_stages(&c->strategy) > 1;
     if (use == USE_HOST)
-        return xasprintf("computation waits %.0f %% of the step, mostly for copies from and to the host: a larger "
-                         "global_train_batch_size updates less often, and more ranks or less device_train_microbatch_size leave "
-                         "more on the device", percent);
+        return xasprintf("computation waits %.0f %% of the step, mostly for copies from and to the "
+                         "host: a larger "
+                         "global_train_batch_size updates less often, and more ranks or less "
+                         "device_train_microbatch_size leave "
+                         "more on the device",
+                         percent);
     if (use == USE_SEND)
-        return xasprintf("stages wait for each other %.0f %% of the step: more micro-batches, by a larger global_train_batch_size "
-                         "or a smaller device_train_microbatch_size, or Interleaved1F1B, shorten that", percent);
-    if (use == USE_GATHER && c->strategy.shard_ranks * tensor_ranks(&c->strategy) > c->gpus_per_host)
-        return xasprintf("computation waits %.0f %% of the step, mostly for gathered weights: HYBRID_SHARD with a replica on each "
-                         "host gathers inside hosts; a larger %s gathers less often", percent,
+        return xasprintf(
+            "stages wait for each other %.0f %% of the step: more micro-batches, by a larger "
+            "global_train_batch_size "
+            "or a smaller device_train_microbatch_size, or Interleaved1F1B, shorten that",
+            percent);
+    if (use == USE_GATHER &&
+        c->strategy.shard_ranks * tensor_ranks(&c->strategy) > c->gpus_per_host)
+        return xasprintf("computation waits %.0f %% of the step, mostly for gathered weights: "
+                         "HYBRID_SHARD with a replica on each "
+                         "host gathers inside hosts; a larger %s gathers less often",
+                         percent,
                          in_stages ? "global_train_batch_size" : "device_train_microbatch_size");
     if (use == USE_GATHER && !in_stages)
-        return xasprintf("computation waits %.0f %% of the step, mostly for gathered weights: a larger "
-                         "device_train_microbatch_size, or SHARD_GRAD_OP where memory allows, gathers less often", percent);
+        return xasprintf(
+            "computation waits %.0f %% of the step, mostly for gathered weights: a larger "
+            "device_train_microbatch_size, or SHARD_GRAD_OP where memory allows, gathers less "
+            "often",
+            percent);
     if (use == USE_GATHER)
-        return xasprintf("computation waits %.0f %% of the step, mostly for gathered weights: a larger global_train_batch_size "
-                         "gathers less often", percent);
+        return xasprintf("computation waits %.0f %% of the step, mostly for gathered weights: a "
+                         "larger global_train_batch_size "
+                         "gathers less often",
+                         percent);
     if (use == USE_SUM)
-        return xasprintf("computation waits %.0f %% of the step, mostly for sums of gradients: a larger global_train_batch_size%s "
-                         "sums less often", percent,
-                         in_stages || c->strategy.grad_sum == SUM_ONCE ? "" : ", or fsdp.grad_sync_mode batch where memory allows,");
+        return xasprintf("computation waits %.0f %% of the step, mostly for sums of gradients: a "
+                         "larger global_train_batch_size%s "
+                         "sums less often",
+                         percent,
+                         in_stages || c->strategy.grad_sum == SUM_ONCE
+                             ? ""
+                             : ", or fsdp.grad_sync_mode batch where memory allows,");
     return advice_for_exchanges(c, use, percent);
 }
 
 char *plan_time_advice(const Config *c, const StepTime *t)
 {
-    enum { MUCH = 5 };          /* per cent of a step */
+    enum { MUCH = 5 }; /* per cent of a step */
     const double update = 100 * t->use[OWNER_UPDATE][USE_COMPUTE] / t->seconds;
     double waits = 0;
     for (TimeUse u = USE_CONTEXT; u <= USE_SEND; u++)
@@ -127,16 +152,21 @@ char *plan_time_advice(const Config *c, const StepTime *t)
     if (waits >= MUCH)
         return advice_for_waiting(c, longest(t), waits);
     if (update >= MUCH)
-        return xasprintf("the optimizer takes %.0f %% of the step: a larger global_train_batch_size updates less often", update);
-    return xasprintf("computation takes %.0f %% of the step, so other links would change little; a recipe that recomputes less, or "
-                     "FP8 products, computes less", 100 * t->exposed[USE_COMPUTE] / t->seconds);
+        return xasprintf("the optimizer takes %.0f %% of the step: a larger "
+                         "global_train_batch_size updates less often",
+                         update);
+    return xasprintf("computation takes %.0f %% of the step, so other links would change little; a "
+                     "recipe that recomputes less, or "
+                     "FP8 products, computes less",
+                     100 * t->exposed[USE_COMPUTE] / t->seconds);
 }
 
-/* ---- words ------------------------------------------------------------------------------------------------------- */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 static void print_table(const Config *c, const StepTime *t)
 {
-    static const char *const uses[NUM_USES] = { "compute", "context", "tensor", "gather", "sum", "host", "send", "waiting" };
+    static const char *const uses[NUM_USES] = { "compute", "context", "tensor", "gather",
+                                                "sum",     "host",    "send",   "waiting" };
     static const char *const owners[NUM_OWNERS] = { "embedding", "blocks", "head", "update" };
     printf("%-10s", "ms");
     for (TimeUse u = 0; u < NUM_USES; u++)
@@ -152,7 +182,8 @@ static void print_table(const Config *c, const StepTime *t)
         printf("(stage %d, which computes longest)\n", t->stage);
 }
 
-/* The speed as a share of that which the peak FLOP/s would allow, if nothing were computed again. */
+/* The speed as a share of that which the peak FLOP/s would allow, if nothing were computed
+ * again. */
 static double utilization(const Config *c, double speed)
 {
     int count;
@@ -171,8 +202,9 @@ static void print_step(const Config *c, const StepTime *t)
     printf("time of a step, predicted for H100s of 700 W%s:\n",
            c->ranks > PLAN_TIME_MEASURED_RANKS ? " (not measured beyond 2 GPUs)" : "");
     print_table(c, t);
-    printf("predicted: %.0f ms a step, %.0f tokens/s of each GPU, %.1f %% of what its peak FLOP/s allow\n", 1e3 * t->seconds, speed,
-           100 * utilization(c, speed));
+    printf("predicted: %.0f ms a step, %.0f tokens/s of each GPU, %.1f %% of what its peak FLOP/s "
+           "allow\n",
+           1e3 * t->seconds, speed, 100 * utilization(c, speed));
     printf("limit: %s\n", advice);
     free(advice);
 }
@@ -185,6 +217,8 @@ void plan_time_print(const Config *c)
         if (comm_rank() == 0)
             print_step(c, &t);
     } else if (comm_rank() == 0 && !config_forward_only(c))
-        printf("time of a step: give --network, the GB/s of each GPU between hosts, to predict it for %d ranks on hosts of %d "
-               "GPUs\n", c->ranks, c->gpus_per_host);
+        printf("time of a step: give --network, the GB/s of each GPU between hosts, to predict it "
+               "for %d ranks on hosts of %d "
+               "GPUs\n",
+               c->ranks, c->gpus_per_host);
 }

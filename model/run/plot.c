@@ -27,9 +27,11 @@ void plot(const double *loss, long n, long first, long last)
     for (int row = 0; row < HEIGHT; row++) {
         printf("%8.3f |", high - (high - low) * row / (HEIGHT - 1));
         for (int i = 0; i < width; i++)
-            putchar((int)lround((high - column[i]) / (high - low) * (HEIGHT - 1)) == row ? '*' : ' ');
+            putchar((int)lround((high - column[i]) / (high - low) * (HEIGHT - 1)) == row ? '*'
+                                                                                         : ' ');
         putchar('\n');
     }
-    printf("%8s +%.*s\n%10ld%*ld\n", "loss", width, "----------------------------------------------------------------",
-           first, width - 1, last);
+    printf("%8s +%.*s\n%10ld%*ld\n", "loss", width,
+           "----------------------------------------------------------------", first, width - 1,
+           last);
 }

@@ -19,9 +19,13 @@ static size_t scale_bytes(Format f, size_t n)
 
 static Elements elements_new(Format f, size_t n)
 {
-    return (Elements){ .t = { .data = xmalloc(n * dtype_size(f.dtype)), .scale = xmalloc(scale_bytes(f, n) + 1),
-                              .format = f, .rows = 1, .cols = (int)n },
-                       .x = xmalloc(n * sizeof(float)), .n = n };
+    return (Elements){ .t = { .data = xmalloc(n * dtype_size(f.dtype)),
+                              .scale = xmalloc(scale_bytes(f, n) + 1),
+                              .format = f,
+                              .rows = 1,
+                              .cols = (int)n },
+                       .x = xmalloc(n * sizeof(float)),
+                       .n = n };
 }
 
 void elements_free(Elements *s)
@@ -32,9 +36,11 @@ void elements_free(Elements *s)
 Elements elements_fetch(Tensor t, size_t first, size_t n)
 {
     Elements s = elements_new(t.format, n);
-    device_get(s.t.data, (const char *)t.data + first * dtype_size(t.format.dtype), n * dtype_size(t.format.dtype));
+    device_get(s.t.data, (const char *)t.data + first * dtype_size(t.format.dtype),
+               n * dtype_size(t.format.dtype));
     if (format_has_scales(t.format))
-        device_get(s.t.scale, (const char *)t.scale + (t.format.group ? scale_bytes(t.format, first) : 0),
+        device_get(s.t.scale,
+                   (const char *)t.scale + (t.format.group ? scale_bytes(t.format, first) : 0),
                    scale_bytes(t.format, n));
     tensor_load(s.x, s.t, 0, n);
     return s;
@@ -96,7 +102,8 @@ double elements_k(Elements s, size_t group)
 static void add_ranges(Stats *st, Elements s, const double *x, size_t group)
 {
     for (size_t i = 0; i < s.n; i += group) {
-        double range = range_log2(x + i, group), k = s.t.format.expand ? elements_k(s, i / group) : 1;
+        double range = range_log2(x + i, group),
+               k = s.t.format.expand ? elements_k(s, i / group) : 1;
         if (range < 0)
             continue;
         st->groups++;

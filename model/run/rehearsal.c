@@ -14,12 +14,16 @@
 typedef struct {
     Rehearsal *r;
     Queue queue;
-    int   unit;                 /* of the part that is queued; UNIT_NONE between parts, UNIT_UPDATE after the last one */
-    int   open;                 /* the first event since the last part, which belongs to the next one */
+    /* of the part that is queued; UNIT_NONE between parts, UNIT_UPDATE after the last one */
+    int unit;
+    /* the first event since the last part, which belongs to the next one */
+    int open;
 } Recorder;
 
 /* A mark of this watch: its number when it was queued last. */
-typedef struct { int number; } Number;
+typedef struct {
+    int number;
+} Number;
 
 static Event *add(Recorder *w, EventKind kind)
 {
@@ -33,7 +37,7 @@ static Event *add(Recorder *w, EventKind kind)
     return e;
 }
 
-/* ---- queues ------------------------------------------------------------------------------------------------------ */
+/* ---- queues ---------------------------------------------------------------------------------- */
 
 static void use_queue(void *recorder, Queue q)
 {
@@ -74,34 +78,41 @@ static void use_part(void *recorder, const char *name, int unit)
     w->unit = name ? unit : UNIT_NONE;
 }
 
-/* ---- operations -------------------------------------------------------------------------------------------------- */
+/* ---- operations ------------------------------------------------------------------------------ */
 
 static double bytes_of(const Operation *o)
 {
     double bytes = 0;
     for (int i = 0; i < o->count; i++)
-        bytes += (double)o->access[i].bytes * ((o->access[i].how & READS ? 1 : 0) + (o->access[i].how & WRITES ? 1 : 0));
+        bytes += (double)o->access[i].bytes *
+                 ((o->access[i].how & READS ? 1 : 0) + (o->access[i].how & WRITES ? 1 : 0));
     return bytes;
 }
 
 static bool copies_with_host(const Operation *o)
 {
-    return strcmp(o->name, "device_copy") == 0 && o->count == 2
-        && (model_on_host(o->access[0].at) || model_on_host(o->access[1].at));
+    return strcmp(o->name, "device_copy") == 0 && o->count == 2 &&
+           (model_on_host(o->access[0].at) || model_on_host(o->access[1].at));
 }
 
 static void count_traffic(Recorder *w, Event *e, const Operation *o)
 {
-    static const struct { const char *name; Sent what; } names[] = {
-        { "comm_all_gather", SENT_GATHERS }, { "comm_reduce_scatter", SENT_SCATTERED_SUMS }, { "comm_all_reduce", SENT_SUMS },
-        { "comm_all_reduce_max", SENT_SUMS }, { "comm_exchange", SENT_EXCHANGES }, { "comm_send", SENT_MESSAGES },
+    static const struct {
+        const char *name;
+        Sent what;
+    } names[] = {
+        { "comm_all_gather", SENT_GATHERS }, { "comm_reduce_scatter", SENT_SCATTERED_SUMS },
+        { "comm_all_reduce", SENT_SUMS },    { "comm_all_reduce_max", SENT_SUMS },
+        { "comm_exchange", SENT_EXCHANGES }, { "comm_send", SENT_MESSAGES },
         { "comm_receive", SENT_MESSAGES },
     };
     size_t i = 0;
     while (strcmp(names[i].name, o->name) != 0)
         CHECK(++i < sizeof names / sizeof names[0], "%s: no kind of traffic", o->name);
-    const Access *a = &o->access[names[i].what == SENT_SCATTERED_SUMS ? o->count - 1 : 0];     /* its part, which it writes last */
-    const size_t ranks = (size_t)comm_group_size(o->ranks), stays = names[i].what == SENT_EXCHANGES ? a->bytes / ranks : 0;
+    /* its part, which it writes last */
+    const Access *a = &o->access[names[i].what == SENT_SCATTERED_SUMS ? o->count - 1 : 0];
+    const size_t ranks = (size_t)comm_group_size(o->ranks),
+                 stays = names[i].what == SENT_EXCHANGES ? a->bytes / ranks : 0;
     const size_t bytes = comm_ring_bytes(names[i].what, a->bytes - stays, (int)ranks);
     e->work = WORK_RANKS;
     e->what = names[i].what;
@@ -132,7 +143,7 @@ static bool record(void *recorder, const Operation *o)
     return false;
 }
 
-/* ---- the step ---------------------------------------------------------------------------------------------------- */
+/* ---- the step -------------------------------------------------------------------------------- */
 
 /* As train.c's. */
 static void step(Model *m, ParamStore *store, const Config *c, Recorder *w, int micro_batches)
@@ -144,7 +155,8 @@ static void step(Model *m, ParamStore *store, const Config *c, Recorder *w, int 
         begins[i] = 1;
     fsdp_empty_grads(store);
     model_zero_losses(m);
-    model_micro_batches(m, store, tokens, tokens, m->documents ? begins : NULL, micro_batches, 1, (float)c->z_loss, PASS_COMPLETE);
+    model_micro_batches(m, store, tokens, tokens, m->documents ? begins : NULL, micro_batches, 1,
+                        (float)c->z_loss, PASS_COMPLETE);
     w->unit = UNIT_UPDATE;
     for (; w->open < w->r->count; w->open++)
         w->r->event[w->open].unit = UNIT_UPDATE;
@@ -158,23 +170,29 @@ static void step(Model *m, ParamStore *store, const Config *c, Recorder *w, int 
 
 int rehearsal_micro_batches(const Config *c)
 {
-    const int n = c->global_train_batch_size / data_ranks(&c->strategy, c->ranks) / c->device_train_microbatch_size;
+    const int n = c->global_train_batch_size / data_ranks(&c->strategy, c->ranks) /
+                  c->device_train_microbatch_size;
     return n > 0 ? n : 1;
 }
 
-static void rehearse_step(Rehearsal *r, Recorder *w, Model *m, ParamStore *store, const Config *c, int micro_batches)
+static void rehearse_step(Rehearsal *r, Recorder *w, Model *m, ParamStore *store, const Config *c,
+                          int micro_batches)
 {
     const int marks = w->r ? w->r->marks : 0;
     const size_t host_values = comm_sent(SENT_HOST_VALUES);
-    *r = (Rehearsal){ .marks = marks, .pipe = store->pipe, .device = (double)model_planned_bytes(m, store),
-                      .host = (double)offload_host_bytes(m) + (double)store_host_bytes(store, NUM_HOSTED) };
+    *r = (Rehearsal){ .marks = marks,
+                      .pipe = store->pipe,
+                      .device = (double)model_planned_bytes(m, store),
+                      .host = (double)offload_host_bytes(m) +
+                              (double)store_host_bytes(store, NUM_HOSTED) };
     w->r = r;
     w->open = 0;
     step(m, store, c, w, micro_batches);
     r->sent[SENT_HOST_VALUES] = comm_sent(SENT_HOST_VALUES) - host_values;
 }
 
-/* Before the first step that counts there is another: then weights that stay are there, and marks exist. */
+/* Before the first step that counts there is another: then weights that stay are there, and marks
+ * exist. */
 void rehearse(Rehearsal *r, const int *micro_batches, int count, const Config *c, int stage)
 {
     static const WatchedQueues queues = { use_queue, mark, wait_for, unmark, use_part };
@@ -191,7 +209,7 @@ void rehearse(Rehearsal *r, const int *micro_batches, int count, const Config *c
     for (int i = 0; i < count; i++)
         rehearse_step(&r[i], &recorder, &m, &store, c, micro_batches[i]);
     after = (Rehearsal){ 0 };
-    recorder.r = &after;                /* what the end queues */
+    recorder.r = &after; /* what the end queues */
     model_rehearsed(&m, &store);
     comm_pretend(NULL, 0);
     operations_watch(other);

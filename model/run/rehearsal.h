@@ -1,5 +1,6 @@
-/* A step without a device: the code of a step is called for one rank of any mesh, and each operation that it would queue is written
- * down. So a plan of time or traffic has what a step does, by no second description of it. */
+/* A step without a device: the code of a step is called for one rank of any mesh, and each
+ * operation that it would queue is written down. So a plan of time or traffic has what a step does,
+ * by no second description of it. */
 #pragma once
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
@@ -9,39 +10,44 @@
 /* Work on a queue; a mark; a wait for a mark. They have numbers. */
 typedef enum { EVENT_WORK, EVENT_MARK, EVENT_WAIT } EventKind;
 
-/* What limits work: FLOPs of products and bytes of device memory; bytes over the bus of the host; bytes between ranks. */
+/* What limits work: FLOPs of products and bytes of device memory; bytes over the bus of the host;
+ * bytes between ranks. */
 typedef enum { WORK_DEVICE, WORK_HOST, WORK_RANKS } WorkKind;
 
-enum { UNIT_NONE = -1, UNIT_UPDATE = -2 };      /* of no unit; the gradient's norm and the optimizer */
+/* of no unit; the gradient's norm and the optimizer */
+enum { UNIT_NONE = -1, UNIT_UPDATE = -2 };
 
 typedef struct {
     EventKind kind;
-    Queue     queue;
-    int       mark;             /* marks and waits */
-    int       unit;             /* whose work it is, or UNIT_... */
-    const char *operation;      /* work */
-    WorkKind  work;
-    double    flops, bytes;     /* WORK_DEVICE: read and written; WORK_HOST: copied; WORK_RANKS: sent, as comm_ring_bytes counts */
-    int       bits;             /* of the operands that are multiplied */
-    Sent      what;             /* WORK_RANKS */
-    Ranks     ranks;
-    int       neighbour;        /* of messages between stages */
-    bool      receives;         /* a message, whose bytes are sent by the neighbour */
+    Queue queue;
+    int mark;              /* marks and waits */
+    int unit;              /* whose work it is, or UNIT_... */
+    const char *operation; /* work */
+    WorkKind work;
+    /* WORK_DEVICE: read and written; WORK_HOST: copied; WORK_RANKS: sent, as comm_ring_bytes
+     * counts */
+    double flops, bytes;
+    int bits;  /* of the operands that are multiplied */
+    Sent what; /* WORK_RANKS */
+    Ranks ranks;
+    int neighbour; /* of messages between stages */
+    bool receives; /* a message, whose bytes are sent by the neighbour */
 } Event;
 
 typedef struct {
-    Event *event;               /* in the order in which the host queues them */
-    int    count, capacity, marks;
-    size_t sent[NUM_SENT];      /* bytes that the rank sends in the step */
-    Pipeline pipe;              /* the stage */
-    double device, host;        /* planned bytes of memory, without libraries */
+    Event *event; /* in the order in which the host queues them */
+    int count, capacity, marks;
+    size_t sent[NUM_SENT]; /* bytes that the rank sends in the step */
+    Pipeline pipe;         /* the stage */
+    double device, host;   /* planned bytes of memory, without libraries */
 } Rehearsal;
 
-/* Fills r[0 .. count - 1]: r[i] is a step of micro_batches[i] micro-batches on the first rank of `stage`, with the dry run's plan
- * of memory. A step that is not recorded runs first, so that kept weights and marks exist. With documents each sequence is one
- * document. rehearsal_free frees one. */
+/* Fills r[0 .. count - 1]: r[i] is a step of micro_batches[i] micro-batches on the first rank of
+ * `stage`, with the dry run's plan of memory. A step that is not recorded runs first, so that kept
+ * weights and marks exist. With documents each sequence is one document. rehearsal_free frees
+ * one. */
 void rehearse(Rehearsal *r, const int *micro_batches, int count, const Config *c, int stage);
 void rehearsal_free(Rehearsal *r);
 
 /* Micro-batches of a step of a dry run. */
-int  rehearsal_micro_batches(const Config *c);
+int rehearsal_micro_batches(const Config *c);

@@ -10,19 +10,40 @@
 #include "model/config/files.h"
 #include "model/config/table.h"
 
-/* Keys, or sections with a final dot. Only these keys of the model: the weights' shapes show the others, or loading compares them
- * with config.json. Only lora.base of adapters: the other keys come from their file. */
+/* Keys, or sections with a final dot. Only these keys of the model: the weights' shapes show the
+ * others, or loading compares them with config.json. Only lora.base of adapters: the other keys
+ * come from their file. */
 static const char *const compared[] = {
-    "seed", "recipe", "format.", "activations.", "fp8.", "trainable", "lora.base", "model.max_sequence_length",
-    "model.eos_token_id", "model.pad_token_id", "data.", "global_train_batch_size", "batch_size_warmup",
-    "sequence_length_warmup.", "device_train_microbatch_size", "max_duration", "optimizer.", "scheduler.", "max_grad_norm",
-    "average.", "spikes", "softmax_auxiliary_loss", "auxiliary_loss_multiplier",
+    "seed",
+    "recipe",
+    "format.",
+    "activations.",
+    "fp8.",
+    "trainable",
+    "lora.base",
+    "model.max_sequence_length",
+    "model.eos_token_id",
+    "model.pad_token_id",
+    "data.",
+    "global_train_batch_size",
+    "batch_size_warmup",
+    "sequence_length_warmup.",
+    "device_train_microbatch_size",
+    "max_duration",
+    "optimizer.",
+    "scheduler.",
+    "max_grad_norm",
+    "average.",
+    "spikes",
+    "softmax_auxiliary_loss",
+    "auxiliary_loss_multiplier",
 };
 
 static bool is_compared(const ConfigKey *k)
 {
     const int type = k->type & TYPE_MASK;
-    if (type == FIXED || type == UNUSED || type == SECTIONS || config_element(k->name) || k->type & SPENT)
+    if (type == FIXED || type == UNUSED || type == SECTIONS || config_element(k->name) ||
+        k->type & SPENT)
         return false;
     for (size_t i = 0; i < sizeof compared / sizeof compared[0]; i++) {
         const size_t n = strlen(compared[i]);
@@ -41,7 +62,9 @@ static int elements(const YamlNode *n)
 static const char *text_of(const YamlNode *n, int i)
 {
     const YamlNode *e = n->kind == YAML_SCALAR ? n : i < n->num_children ? n->child[i] : NULL;
-    return e && e->kind == YAML_SCALAR && e->text ? e->text : e && e->kind != YAML_SCALAR ? "..." : "null";
+    return e && e->kind == YAML_SCALAR && e->text ? e->text
+           : e && e->kind != YAML_SCALAR          ? "..."
+                                                  : "null";
 }
 
 /* Prints a change; for lists the first element that differs. */
@@ -58,8 +81,8 @@ static void print_change(const char *key, const YamlNode *now, const YamlNode *t
     else if (n == m)
         printf("resume: %s[%d] %s, was %s\n", key, i, text_of(now, i), text_of(then, i));
     else
-        printf("resume: %s[%d] %s, was %s; %d in all, were %d\n", key, i, i < n ? text_of(now, i) : "none",
-               i < m ? text_of(then, i) : "none", n, m);
+        printf("resume: %s[%d] %s, was %s; %d in all, were %d\n", key, i,
+               i < n ? text_of(now, i) : "none", i < m ? text_of(then, i) : "none", n, m);
 }
 
 /* The default as a written configuration has it. */
@@ -75,8 +98,9 @@ static YamlNode *default_of(const ConfigKey *k)
     return n;
 }
 
-/* Compares a column of the same recipe by its value: the recipe's row may have changed since the checkpoint was saved. columns:
- * those of that run; missing ones are not compared. asked: the column is given now. */
+/* Compares a column of the same recipe by its value: the recipe's row may have changed since the
+ * checkpoint was saved. columns: those of that run; missing ones are not compared. asked: the
+ * column is given now. */
 static void compare_column(const ConfigKey *k, const Config *c, const json_t *columns, bool asked)
 {
     const char *was = config_column_in(columns, k);
@@ -84,17 +108,21 @@ static void compare_column(const ConfigKey *k, const Config *c, const json_t *co
     if (was && strcmp(is, was) != 0 && asked)
         printf("resume: %s %s, was %s\n", k->name, is, was);
     else if (was && strcmp(is, was) != 0)
-        printf("resume: %s %s, was %s: --%s=%s continues as before\n", k->name, is, was, k->name, was);
+        printf("resume: %s %s, was %s: --%s=%s continues as before\n", k->name, is, was, k->name,
+               was);
     free(is);
 }
 
-static void compare(const Config *c, const YamlNode *now, const YamlNode *then, const json_t *columns)
+static void compare(const Config *c, const YamlNode *now, const YamlNode *then,
+                    const json_t *columns)
 {
     const YamlNode *recipe = yaml_find(then, "recipe");
     const bool same = recipe && strcmp(text_of(recipe, 0), c->recipe.name) == 0;
     for (const ConfigKey *k = config_keys; k->name; k++) {
-        const YamlNode *a = is_compared(k) ? yaml_find(now, k->name) : NULL, *b = yaml_find(then, k->name);
-        YamlNode *usual = a && !b && k->default_text ? default_of(k) : NULL;        /* that run had no such key yet */
+        const YamlNode *a = is_compared(k) ? yaml_find(now, k->name) : NULL,
+                       *b = yaml_find(then, k->name);
+        /* that run had no such key yet */
+        YamlNode *usual = a && !b && k->default_text ? default_of(k) : NULL;
         if (a && same && config_column(k))
             compare_column(k, c, columns, a->text);
         else if (a && (b || usual))

@@ -2,7 +2,7 @@
 #pragma once
 #include "model/config.h"
 
-/* Prints a line for each setting that affects training and differs from the config.yaml of the checkpoint `folder`: "resume:
- * global_train_batch_size 32, was 16"; with the same recipe also for each column with another value. Prints nothing if there is no
- * such file. Rank 0 calls. */
+/* Prints a line for each setting that affects training and differs from the config.yaml of the
+ * checkpoint `folder`: "resume: global_train_batch_size 32, was 16"; with the same recipe also for
+ * each column with another value. Prints nothing if there is no such file. Rank 0 calls. */
 void resume_print(const Config *c, const char *folder);

@@ -1,4 +1,5 @@
-/* Opens a run: data, folder, memory, initial or loaded weights. All checks are made before the first step. */
+/* Opens a run: data, folder, memory, initial or loaded weights. All checks are made before the
+ * first step. */
 #include "model/run/run.h"
 
 #include <math.h>
@@ -31,8 +32,9 @@
 static void check_countable(const char *key, double n)
 {
     if (n > LONGS)
-        die("%s: the run would end after %g steps or tokens, more than the maximum %g; use a shorter one", key, n,
-            LONGS);
+        die("%s: the run would end after %g steps or tokens, more than the maximum %g; use a "
+            "shorter one",
+            key, n, LONGS);
 }
 
 static long steps_later(const Run *r, const char *key, double more)
@@ -41,15 +43,16 @@ static long steps_later(const Run *r, const char *key, double more)
     return r->state.step + (long)more;
 }
 
-/* `key`: the configuration's name of d. Steps are 0 if it is not given. Remaining tokens or epochs are converted to steps: earlier
- * steps may have had another batch size. */
+/* `key`: the configuration's name of d. Steps are 0 if it is not given. Remaining tokens or epochs
+ * are converted to steps: earlier steps may have had another batch size. */
 static RunLength run_length(const Run *r, const char *key, const Duration *d)
 {
     const Config *c = r->config;
     const long per_step = (long)c->global_train_batch_size * c->model.max_sequence_length;
     RunLength n = { .steps = d->steps };
     if (d->tokens > 0 && d->tokens < per_step)
-        warn("%s: %ld tokens are less than one step, which has %ld (global_train_batch_size %d sequences of %d): running one step",
+        warn("%s: %ld tokens are less than one step, which has %ld (global_train_batch_size %d "
+             "sequences of %d): running one step",
              key, d->tokens, per_step, c->global_train_batch_size, c->model.max_sequence_length);
     if (d->tokens > 0) {
         const long left = d->tokens > r->state.tokens ? d->tokens - r->state.tokens : 0;
@@ -60,10 +63,11 @@ static RunLength run_length(const Run *r, const char *key, const Duration *d)
         const LoaderState *s = &r->state.loader;
         const uint64_t epoch = loader_steps(r->loader, 0);
         const double all = d->epochs * (double)epoch;
-        const double done = ((double)s->epoch + 1) * (double)epoch - (double)loader_steps(r->loader, s->instance);
+        const double done =
+            ((double)s->epoch + 1) * (double)epoch - (double)loader_steps(r->loader, s->instance);
         if (all < 1)
-            die("%s is less than one step: an epoch of these data has %llu, of %d sequences each", key, (unsigned long long)epoch,
-                c->global_train_batch_size);
+            die("%s is less than one step: an epoch of these data has %llu, of %d sequences each",
+                key, (unsigned long long)epoch, c->global_train_batch_size);
         n.steps = steps_later(r, key, fmax(all - done, 0));
     }
     const double more = schedule_tokens(c, r->state.step, n.steps);
@@ -78,7 +82,9 @@ static void set_batches(Run *r)
     const Config *c = r->config;
     uint64_t until[MOST_DOUBLINGS] = { 0 };
     for (int i = 0; i < c->batch_warmup.count; i++)
-        until[i] = c->batch_warmup.step[i] > r->state.step ? (uint64_t)(c->batch_warmup.step[i] - r->state.step) : 0;
+        until[i] = c->batch_warmup.step[i] > r->state.step
+                       ? (uint64_t)(c->batch_warmup.step[i] - r->state.step)
+                       : 0;
     loader_double(r->loader, until, c->batch_warmup.count);
 }
 
@@ -100,17 +106,21 @@ static const char *other_data(const TrainState *then, const TrainState *now)
 {
     static char text[256];
     const char *source = mix_other_files(then, now);
-    snprintf(text, sizeof text, "other files of source '%s' of data.mix than configured now, or with another "
-             "model.max_sequence_length, data.packing, long_documents or document_boundaries", source ? source : "");
+    snprintf(text, sizeof text,
+             "other files of source '%s' of data.mix than configured now, or with another "
+             "model.max_sequence_length, data.packing, long_documents or document_boundaries",
+             source ? source : "");
     if (now->num_mix > 0)
         return source ? text : NULL;
     if (then->fingerprint != now->fingerprint)
-        return "other data files than configured now, or with another model.max_sequence_length, data.packing, long_documents or "
+        return "other data files than configured now, or with another model.max_sequence_length, "
+               "data.packing, long_documents or "
                "document_boundaries";
     if (then->content.tokens && then->content.tokens != now->content.tokens)
         return "data.paths with other content than now, in files of the same names and sizes";
     if (then->content.masks && then->content.masks != now->content.masks)
-        return "data.label_mask_paths with other content than now, in files of the same names and sizes";
+        return "data.label_mask_paths with other content than now, in files of the same names and "
+               "sizes";
     return NULL;
 }
 
@@ -122,8 +132,10 @@ static void continue_data(const Run *r, TrainState *s)
     if (c->restore_dataloader && other && comm_rank() == 0)
         resume_print(c, c->load_folder);
     if (c->restore_dataloader && other)
-        die("%s was trained on %s; --restore_dataloader=false continues with these data, --reset_trainer_state (with another "
-            "--save_folder) starts a run at step 0", c->load_folder, other);
+        die("%s was trained on %s; --restore_dataloader=false continues with these data, "
+            "--reset_trainer_state (with another "
+            "--save_folder) starts a run at step 0",
+            c->load_folder, other);
     if (!c->restore_dataloader && (!c->continues || (other && r->state.num_mix == 0)))
         s->loader = (LoaderState){ 0 };
     const TrainState then = *s;
@@ -135,22 +147,26 @@ static void continue_data(const Run *r, TrainState *s)
         mix_continue(s, &then);
 }
 
-/* Loads weights from a checkpoint or a Hugging Face folder, or initializes them. reset_* only apply to load_path. */
+/* Loads weights from a checkpoint or a Hugging Face folder, or initializes them. reset_* only apply
+ * to load_path. */
 static void load_or_initialize(Run *r)
 {
     const Config *c = r->config;
     const char *folder = c->load_folder;
     const bool resets = !c->continues;
-    const bool new_optimizer = resets && c->reset_optimizer_state, new_trainer = resets && c->reset_trainer_state;
+    const bool new_optimizer = resets && c->reset_optimizer_state,
+               new_trainer = resets && c->reset_trainer_state;
     watchdog_wait_for(WORKER_DATA);
-    r->state = (TrainState){ .fingerprint = loader_fingerprint(r->loader), .content = loader_content(r->loader) };
+    r->state = (TrainState){ .fingerprint = loader_fingerprint(r->loader),
+                             .content = loader_content(r->loader) };
     mix_describe(&r->state, c, r->loader);
     watchdog_wait_for(NO_WORKER);
     comm_agree("contents of data files", r->state.content.tokens ^ r->state.content.masks);
     if (!folder) {
         store_init(&r->store, &c->model, c->seed);
         if (c->num_trainable > 0)
-            warn("nothing is loaded, so tensors that `trainable` does not name keep their random values: is load_path missing?");
+            warn("nothing is loaded, so tensors that `trainable` does not name keep their random "
+                 "values: is load_path missing?");
         if (comm_rank() == 0)
             printf("initialized with seed %llu\n", (unsigned long long)c->seed);
         return;
@@ -185,8 +201,8 @@ static void print_packing(const Loader *l, int T)
     if (p.pieces > 0)
         printf("packing: %llu documents, %.2f in a sequence: %.2f times as fast as padding\n"
                "  each to %d; %.2f %% of the sequences are tokens, %.2f %% of these are labels\n",
-               (unsigned long long)p.documents, each, each, T, 100 * (double)p.tokens / (sequences * T),
-               100 * (double)p.labels / (double)p.tokens);
+               (unsigned long long)p.documents, each, each, T,
+               100 * (double)p.tokens / (sequences * T), 100 * (double)p.labels / (double)p.tokens);
 }
 
 static void print_data(const Run *r)
@@ -195,22 +211,27 @@ static void print_data(const Run *r)
     if (comm_rank() != 0)
         return;
     if (r->length.steps == 1 && schedule_lr(c, r->length, 1, r->length.tokens) == 0)
-        warn("the run has one step, its last, whose learning rate is 0: nothing is learned. More epochs, a smaller "
+        warn("the run has one step, its last, whose learning rate is 0: nothing is learned. More "
+             "epochs, a smaller "
              "global_train_batch_size, or scheduler.alpha_f above 0");
     const int files = loader_files(r->loader);
-    const int own = c->global_train_batch_size / comm_group_size(RANKS_DATA) / c->device_train_microbatch_size;
-    printf("data: %llu tokens in %llu instances of %d from %d file%s\n", (unsigned long long)loader_tokens(r->loader),
-           (unsigned long long)loader_instances(r->loader), c->model.max_sequence_length, files, files > 1 ? "s" : "");
+    const int own =
+        c->global_train_batch_size / comm_group_size(RANKS_DATA) / c->device_train_microbatch_size;
+    printf("data: %llu tokens in %llu instances of %d from %d file%s\n",
+           (unsigned long long)loader_tokens(r->loader),
+           (unsigned long long)loader_instances(r->loader), c->model.max_sequence_length, files,
+           files > 1 ? "s" : "");
     print_packing(r->loader, c->model.max_sequence_length);
     mix_print(c, &r->state, r->loader, r->last_step);
     fputs(r->validation, stdout);
-    printf("run: %ld step%s of %d x %d tokens; ", r->length.steps, r->length.steps == 1 ? "" : "s", c->global_train_batch_size,
-           c->model.max_sequence_length);
+    printf("run: %ld step%s of %d x %d tokens; ", r->length.steps, r->length.steps == 1 ? "" : "s",
+           c->global_train_batch_size, c->model.max_sequence_length);
     if (comm_size() > 1)
         printf("each of %d ranks: ", comm_size());
     printf("%d micro-batch%s of %d\n", own, own > 1 ? "es" : "", c->device_train_microbatch_size);
     for (int i = 0; i < c->batch_warmup.count; i++)
-        printf("  %d sequences up to step %ld\n", schedule_batch(c, c->batch_warmup.step[i]), c->batch_warmup.step[i]);
+        printf("  %d sequences up to step %ld\n", schedule_batch(c, c->batch_warmup.step[i]),
+               c->batch_warmup.step[i]);
     fflush(stdout);
 }
 
@@ -236,12 +257,16 @@ static void open_all_data(Run *r)
 void run_check_device(const Config *c)
 {
     const Recipe *r = &c->recipe;
-    const bool operand = format_is_fp8(r->operand), head = format_is_fp8(r->head) && !config_forward_only(c);
+    const bool operand = format_is_fp8(r->operand),
+               head = format_is_fp8(r->head) && !config_forward_only(c);
     if ((operand || head) && !device_has_fp8())
-        die("recipe %s multiplies %s (%s), which this %s cannot: FP8 needs compute capability 8.9 or later (L40S, "
-            "RTX 40, H100 and newer). %s", r->name, format_name(operand ? r->operand : r->head),
+        die("recipe %s multiplies %s (%s), which this %s cannot: FP8 needs compute capability 8.9 "
+            "or later (L40S, "
+            "RTX 40, H100 and newer). %s",
+            r->name, format_name(operand ? r->operand : r->head),
             operand ? "format.operand" : "format.head", device_name(),
-            operand ? "--recipe=bf16 runs here, and so does --recipe=coat-opt: FP8 only in the optimizer"
+            operand ? "--recipe=bf16 runs here, and so does --recipe=coat-opt: FP8 only in the "
+                      "optimizer"
                     : xasprintf("--format.head=%s runs here", format_name(r->stream)));
 }
 
@@ -251,12 +276,14 @@ static void print_settings(const Config *c, const char *where)
     if (comm_rank() != 0)
         return;
     if (c->dry_run)
-        printf("coat.c %s, dry run for %s; settings that are not the defaults:\n%s\n", COAT_VERSION, where, c->changes);
+        printf("coat.c %s, dry run for %s; settings that are not the defaults:\n%s\n", COAT_VERSION,
+               where, c->changes);
     else {
         printf("coat.c %s, ", COAT_VERSION);
         if (comm_size() > 1)
             printf("%d x ", comm_size());
-        printf("%s; recipe %s%s", where, c->recipe.name, recipe_is_changed(&c->recipe) ? " (changed)" : "");
+        printf("%s; recipe %s%s", where, c->recipe.name,
+               recipe_is_changed(&c->recipe) ? " (changed)" : "");
         printf(config_forward_only(c) ? "\n" : ", optimizer %s\n", c->optimizer.name);
     }
     if (c->model.lora.rank > 0) {
@@ -273,7 +300,8 @@ void run_plan(const Config *c)
     if (c->load_folder && !c->continues)
         config_check_loadable(NULL, c->load_folder);
     if (c->device_memory == 0 && device_count() == 0)
-        die("dry_run: there is no GPU here, so give the memory of yours in GiB: --device_memory=80");
+        die("dry_run: there is no GPU here, so give the memory of yours in GiB: "
+            "--device_memory=80");
     if (c->device_memory == 0)
         device_init(comm_local_rank());
     print_settings(c, c->device_memory == 0 ? device_name() : "devices elsewhere");
@@ -299,13 +327,15 @@ static void plan_and_place(Run *r)
     model_alloc(&r->model, &r->store, c);
 }
 
-/* The rest of run_open for eval_only: no training data, no run to continue, and only results in the folder. */
+/* The rest of run_open for eval_only: no training data, no run to continue, and only results in the
+ * folder. */
 static void open_to_evaluate(Run *r)
 {
     const Config *c = r->config;
     const char *folder = c->load_folder;
     if (!folder)
-        die("eval_only: there is no model; give a checkpoint or a Hugging Face folder: --load_path=FOLDER");
+        die("eval_only: there is no model; give a checkpoint or a Hugging Face folder: "
+            "--load_path=FOLDER");
     if (c->save_folder && comm_rank() == 0)
         save_folder_make(c->save_folder);
     plan_and_place(r);
@@ -343,7 +373,8 @@ void run_open(Run *r, const Config *c)
         schedule_check(c, c->scheduler.in_tokens ? r->length.tokens : r->length.steps, "");
     print_data(r);
     watchdog_mark("opening metrics.jsonl", -1);
-    r->log = log_open(c, r->store.shape, r->length, r->last_step, r->state.step, resumes, comm_size());
+    r->log =
+        log_open(c, r->store.shape, r->length, r->last_step, r->state.step, resumes, comm_size());
     save_folder_begin(c, resumes, r->state.step, saved);
     if (saved)
         r->saved_step = r->state.step;

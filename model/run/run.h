@@ -10,35 +10,38 @@
 
 typedef struct {
     const Config *config;
-    Model      model;
+    Model model;
     ParamStore store;
-    Loader    *loader;
+    Loader *loader;
     TrainState state;
-    RunLength  length;         /* of max_duration */
-    long       last_step;      /* of max_duration or stop_at, whichever comes first */
-    Log       *log;
-    char      *validation;     /* lines that describe the evaluators' data; malloc'ed */
-    Samples   *samples;
+    RunLength length; /* of max_duration */
+    long last_step;   /* of max_duration or stop_at, whichever comes first */
+    Log *log;
+    char *validation; /* lines that describe the evaluators' data; malloc'ed */
+    Samples *samples;
     Telemetry *telemetry;
     GpuHealth *health;
-    long       first_step;     /* steps done before this process began */
-    long       saved_step;     /* of the last checkpoint; -1: none yet */
-    bool       save_is_due;    /* delayed by a step that was not finite */
-    bool       unproven;       /* no finite loss since saved_step: that save must not be published yet */
-    Batch      batch;          /* of the last step */
-    uint8_t   *begins;         /* of pieces.h */
-    bool       diverged;       /* the last loss is far above that of an untrained model */
+    long first_step;  /* steps done before this process began */
+    long saved_step;  /* of the last checkpoint; -1: none yet */
+    bool save_is_due; /* delayed by a step that was not finite */
+    /* no finite loss since saved_step: that save must not be published yet */
+    bool unproven;
+    Batch batch;     /* of the last step */
+    uint8_t *begins; /* of pieces.h */
+    bool diverged;   /* the last loss is far above that of an untrained model */
 } Run;
 
-/* Dies unless the device can multiply in the run's formats: all GPUs can store and convert FP8, but not all can multiply it. */
+/* Dies unless the device can multiply in the run's formats: all GPUs can store and convert FP8, but
+ * not all can multiply it. */
 void run_check_device(const Config *c);
 
-/* A dry run: prints the memory plan, the warnings so far, and whether it fits; opens no data, creates nothing, and needs a device
- * only if device_memory is not given. */
-void run_plan (const Config *c);
+/* A dry run: prints the memory plan, the warnings so far, and whether it fits; opens no data,
+ * creates nothing, and needs a device only if device_memory is not given. */
+void run_plan(const Config *c);
 
-/* Opens the data, creates the save folder, places the model, initializes or loads it, and prints this. With eval_only: opens only
- * the evaluators' data, and neither loader, telemetry nor health. */
-void run_open (Run *r, const Config *c);
-bool run_is_over(const Run *r);            /* max_duration or stop_at is reached */
+/* Opens the data, creates the save folder, places the model, initializes or loads it, and prints
+ * this. With eval_only: opens only the evaluators' data, and neither loader, telemetry nor
+ * health. */
+void run_open(Run *r, const Config *c);
+bool run_is_over(const Run *r); /* max_duration or stop_at is reached */
 void run_close(Run *r);

@@ -15,10 +15,10 @@
 struct Samples {
     const Config *config;
     Prompts prompts;
-    int    *text;              /* (prompts, T): prompts with their continuations */
-    int    *length;            /* of each */
-    bool   *over;              /* complete */
-    float  *logits;
+    int *text;   /* (prompts, T): prompts with their continuations */
+    int *length; /* of each */
+    bool *over;  /* complete */
+    float *logits;
 };
 
 Samples *samples_open(const Config *c)
@@ -27,7 +27,8 @@ Samples *samples_open(const Config *c)
         return NULL;
     Samples *s = xcalloc(1, sizeof *s);
     s->config = c;
-    agree_on_prompts(&s->prompts, c->samples.prompts, &c->model, "samples.prompts takes only text; ./train --generate takes images too");
+    agree_on_prompts(&s->prompts, c->samples.prompts, &c->model,
+                     "samples.prompts takes only text; ./train --generate takes images too");
     const size_t count = (size_t)s->prompts.count;
     s->text = xmalloc(sizeof *s->text * count * (size_t)c->model.max_sequence_length);
     s->length = xmalloc(sizeof *s->length * count);
@@ -52,27 +53,31 @@ static int *text_of(const Samples *s, int i)
 
 static void begin(Samples *s)
 {
-    memset(s->text, 0, sizeof *s->text * (size_t)s->prompts.count * (size_t)s->config->model.max_sequence_length);
+    memset(s->text, 0,
+           sizeof *s->text * (size_t)s->prompts.count *
+               (size_t)s->config->model.max_sequence_length);
     for (int i = 0; i < s->prompts.count; i++) {
         s->length[i] = prompts_length(&s->prompts, i);
         s->over[i] = false;
-        memcpy(text_of(s, i), s->prompts.token + s->prompts.start[i], sizeof *s->text * (size_t)s->length[i]);
+        memcpy(text_of(s, i), s->prompts.token + s->prompts.start[i],
+               sizeof *s->text * (size_t)s->length[i]);
     }
 }
 
-/* Adds a token to text i. token < 0 (a logit was not finite) ends the text; training itself detects such a model. */
+/* Adds a token to text i. token < 0 (a logit was not finite) ends the text; training itself detects
+ * such a model. */
 static void add_token(Samples *s, int i, const int token)
 {
     const Config *c = s->config;
     s->over[i] = token < 0 || token == c->model.eos_token_id;
     if (token >= 0)
         text_of(s, i)[s->length[i]++] = token;
-    s->over[i] |= s->length[i] - prompts_length(&s->prompts, i) == c->samples.max_new_tokens
-               || s->length[i] == c->model.max_sequence_length;
+    s->over[i] |= s->length[i] - prompts_length(&s->prompts, i) == c->samples.max_new_tokens ||
+                  s->length[i] == c->model.max_sequence_length;
 }
 
-/* The token after row `row` of this rank's, on the ranks that have the head: all of a shard group gather its weights. Only one of
- * them has the text's last token there. */
+/* The token after row `row` of this rank's, on the ranks that have the head: all of a shard group
+ * gather its weights. Only one of them has the text's last token there. */
 static int next_token(Samples *s, Model *m, ParamStore *store, int row)
 {
     static const Sampling greedy = { .temperature = 0, .top_p = 1 };
@@ -82,8 +87,9 @@ static int next_token(Samples *s, Model *m, ParamStore *store, int row)
     return sample_token(s->logits, m->config->vocab_size, &greedy, 0);
 }
 
-/* Adds a token to texts first .. first + count - 1, at most attn.B, as sequences of a micro-batch; attention is causal, so tokens
- * after a text's end have no effect. Returns whether any text got a token. */
+/* Adds a token to texts first .. first + count - 1, at most attn.B, as sequences of a micro-batch;
+ * attention is causal, so tokens after a text's end have no effect. Returns whether any text got a
+ * token. */
 static bool pass(Samples *s, Model *m, ParamStore *store, int first, int count, int *batch)
 {
     const int T = m->T, own = m->attn.T;
@@ -101,7 +107,8 @@ static bool pass(Samples *s, Model *m, ParamStore *store, int first, int count, 
     for (int i = first; i < first + count; i++) {
         if (s->over[i])
             continue;
-        const int last = s->length[i] - 1, row = (i - first) * own + last % own;         /* of all tensor ranks */
+        /* of all tensor ranks */
+        const int last = s->length[i] - 1, row = (i - first) * own + last % own;
         const int owner = stages_head_rank(store) + last / own * row_parts(m) + row / m->N;
         stages_enter(store);
         int token = next_token(s, m, store, row % m->N);
@@ -129,14 +136,15 @@ static void write_log(const Samples *s, Log *l, long step)
         for (int t = length; t < s->length[i]; t++)
             printf(" %d", text_of(s, i)[t]);
         putchar('\n');
-        json_array_append_new(list, json_pack("{s:o, s:o}", "prompt", tokens_of(s, i, 0, length), "tokens",
-                                              tokens_of(s, i, length, s->length[i])));
+        json_array_append_new(list, json_pack("{s:o, s:o}", "prompt", tokens_of(s, i, 0, length),
+                                              "tokens", tokens_of(s, i, length, s->length[i])));
     }
     fflush(stdout);
     log_object(l, json_pack("{s:I, s:o}", "step", (json_int_t)step, "samples", list));
 }
 
-bool samples_write(Samples *s, Model *m, ParamStore *store, Log *l, long step, const volatile sig_atomic_t *stop)
+bool samples_write(Samples *s, Model *m, ParamStore *store, Log *l, long step,
+                   const volatile sig_atomic_t *stop)
 {
     if (!s)
         return false;
@@ -146,7 +154,8 @@ bool samples_write(Samples *s, Model *m, ParamStore *store, Log *l, long step, c
     log_pause(l);
     begin(s);
     for (int first = 0; first < s->prompts.count && !cut; first += B)
-        while (!cut && pass(s, m, store, first, s->prompts.count - first < B ? s->prompts.count - first : B, batch))
+        while (!cut && pass(s, m, store, first,
+                            s->prompts.count - first < B ? s->prompts.count - first : B, batch))
             cut = agree_any(*stop);
     log_resume(l);
     free(batch);

@@ -18,7 +18,7 @@
 void save_folder_make(const char *path)
 {
     char *p = xstrdup(path);
-    for (char *s = p + 1; ; s++) {
+    for (char *s = p + 1;; s++) {
         char c = *s;
         if (c != '/' && c != '\0')
             continue;
@@ -35,7 +35,7 @@ void save_folder_make(const char *path)
     free(p);
 }
 
-/* ---- existing content --------------------------------------------------------------------------------------- */
+/* ---- existing content ------------------------------------------------------------------------ */
 
 /* An empty log does not count: a run on a full disk leaves one. Checkpoints count, too. */
 static bool holds_run(const char *folder)
@@ -100,11 +100,11 @@ static bool is_entry(const char *folder, const char *path)
 /* Whether the run continues the source's state, not only its weights. */
 static bool continues_state(const Config *c)
 {
-    return file_is_in(c->load_folder, "trainer.json") && !c->reset_trainer_state
-           && (c->model.lora.rank == 0 || adapter_is(c->load_folder));
+    return file_is_in(c->load_folder, "trainer.json") && !c->reset_trainer_state &&
+           (c->model.lora.rank == 0 || adapter_is(c->load_folder));
 }
 
-/* ---- checks ------------------------------------------------------------------------------------------------- */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 /* N of a path that ends with step<N>; -1: it does not. */
 static long step_of(const char *folder)
@@ -117,39 +117,53 @@ static long step_of(const char *folder)
 static void check_rewind(const Config *c)
 {
     char *last = folder_newest(c->save_folder), *here = realpath(c->load_folder, NULL);
-    const bool later = last && here && strcmp(last, here) != 0 && (step_of(last) < 0 || step_of(last) > step_of(here));
+    const bool later = last && here && strcmp(last, here) != 0 &&
+                       (step_of(last) < 0 || step_of(last) > step_of(here));
     if (later && !c->save_overwrite)
-        die("save_folder %s has a run that continued from %s to %s: --save_overwrite goes back and deletes later checkpoints, "
-            "--save_folder=... uses another folder", c->save_folder, c->load_folder, last);
+        die("save_folder %s has a run that continued from %s to %s: --save_overwrite goes back and "
+            "deletes later checkpoints, "
+            "--save_folder=... uses another folder",
+            c->save_folder, c->load_folder, last);
     free(last);
     free(here);
 }
 
-/* The base of adapters must not be in the folder, where a run overwrites files and deletes checkpoints. */
+/* The base of adapters must not be in the folder, where a run overwrites files and deletes
+ * checkpoints. */
 static void check_base(const Config *c)
 {
     const Lora *l = &c->model.lora;
-    if (l->rank > 0 && l->base_path && (file_is_same(l->base_path, c->save_folder) || lies_in(l->base_path, c->save_folder)))
-        die("%s, the base of the adapters (lora.rank %d), is in save_folder %s, where a run overwrites files and deletes "
-            "checkpoints: give the adapters a save_folder of their own", l->base_path, l->rank, c->save_folder);
+    if (l->rank > 0 && l->base_path &&
+        (file_is_same(l->base_path, c->save_folder) || lies_in(l->base_path, c->save_folder)))
+        die("%s, the base of the adapters (lora.rank %d), is in save_folder %s, where a run "
+            "overwrites files and deletes "
+            "checkpoints: give the adapters a save_folder of their own",
+            l->base_path, l->rank, c->save_folder);
 }
 
 /* A run in the folder is only continued or overwritten on request. */
 static void check_folder(const Config *c, bool resumes)
 {
-    free(folder_latest(c->save_folder));        /* dies if `latest` is something else */
+    free(folder_latest(c->save_folder)); /* dies if `latest` is something else */
     const long foreign = folder_foreign_step(c->save_folder);
     if (foreign >= 0)
-        die("save_folder %s: step%ld is no checkpoint, and the run might replace or delete it: move it, or give "
-            "another --save_folder", c->save_folder, foreign);
-    if (c->load_folder && !resumes && file_is_in(c->load_folder, "trainer.json") && is_entry(c->save_folder, c->load_folder))
-        die("load_path %s is a checkpoint in save_folder %s, but a run that only uses its weights (reset_trainer_state, new "
-            "adapters) is another run: give it a save_folder of its own", c->load_folder, c->save_folder);
+        die("save_folder %s: step%ld is no checkpoint, and the run might replace or delete it: "
+            "move it, or give "
+            "another --save_folder",
+            c->save_folder, foreign);
+    if (c->load_folder && !resumes && file_is_in(c->load_folder, "trainer.json") &&
+        is_entry(c->save_folder, c->load_folder))
+        die("load_path %s is a checkpoint in save_folder %s, but a run that only uses its weights "
+            "(reset_trainer_state, new "
+            "adapters) is another run: give it a save_folder of its own",
+            c->load_folder, c->save_folder);
     if (resumes && !c->continues)
         check_rewind(c);
     if (holds_run(c->save_folder) && !resumes && !c->try_load_latest_save && !c->save_overwrite)
-        die("save_folder %s has a run already: --try_load_latest_save continues it, --save_overwrite replaces it, "
-            "--save_folder=... uses another folder", c->save_folder);
+        die("save_folder %s has a run already: --try_load_latest_save continues it, "
+            "--save_overwrite replaces it, "
+            "--save_folder=... uses another folder",
+            c->save_folder);
 }
 
 /* Rank 0's answer, on all ranks. */
@@ -166,12 +180,13 @@ bool save_folder_prepare(const Config *c)
     if (comm_rank() == 0) {
         save_folder_make(c->save_folder);
         if (c->load_folder && !c->continues)
-            resumes = continues_state(c) && (is_entry(c->save_folder, c->load_folder)
-                                             || saved_as_in(c->load_folder, c->save_folder) == 1);
+            resumes = continues_state(c) && (is_entry(c->save_folder, c->load_folder) ||
+                                             saved_as_in(c->load_folder, c->save_folder) == 1);
         check_folder(c, resumes);
     }
     resumes = agree(resumes);
-    save_folder_make(c->save_folder);           /* other hosts may have cached that it does not exist */
+    /* other hosts may have cached that it does not exist */
+    save_folder_make(c->save_folder);
     shared_folder_check(c->save_folder);
     return resumes;
 }
@@ -182,14 +197,15 @@ bool save_folder_has(const Config *c, long step)
     if (comm_rank() == 0) {
         char *real = realpath(c->load_folder, NULL), name[32];
         snprintf(name, sizeof name, "/step%ld", step);
-        has = is_step(c->save_folder, step, c->load_folder) || is_latest(c->save_folder, c->load_folder)
-           || (real && strcmp(strrchr(real, '/'), name) == 0);
+        has = is_step(c->save_folder, step, c->load_folder) ||
+              is_latest(c->save_folder, c->load_folder) ||
+              (real && strcmp(strrchr(real, '/'), name) == 0);
         free(real);
     }
     return agree(has);
 }
 
-/* ---- start of the run --------------------------------------------------------------------------------------- */
+/* ---- start of the run ------------------------------------------------------------------------ */
 
 static void point_latest(const Config *c, long step)
 {
@@ -203,7 +219,8 @@ static void point_latest(const Config *c, long step)
 
 static void write_config(const Config *c)
 {
-    char *path = xasprintf("%s/config.yaml", c->save_folder), *temporary = xasprintf("%s/.config.yaml.tmp", c->save_folder);
+    char *path = xasprintf("%s/config.yaml", c->save_folder),
+         *temporary = xasprintf("%s/.config.yaml.tmp", c->save_folder);
     folder_write(temporary, c->text, strlen(c->text));
     if (rename(temporary, path) != 0)
         die("%s: cannot write: %s", path, strerror(errno));
@@ -211,17 +228,19 @@ static void write_config(const Config *c)
     free(temporary);
 }
 
-/* Deletes checkpoints of a run that this one replaces, or --try_load_latest_save would continue that one. */
+/* Deletes checkpoints of a run that this one replaces, or --try_load_latest_save would continue
+ * that one. */
 void save_folder_begin(const Config *c, bool resumes, long step, bool saved)
 {
     if (comm_rank() != 0)
         return;
     watchdog_mark("tidying save_folder and writing config.yaml", -1);
-    folder_clean(c->save_folder);               /* frees space on a full disk */
+    folder_clean(c->save_folder); /* frees space on a full disk */
     folder_try(c->save_folder);
     if (c->save_overwrite && !resumes)
         folder_clear(c->save_folder);
-    if (saved)              /* after an interruption before the next save, continue from here, not from a later step */
+    /* after an interruption before the next save, continue from here, not from a later step */
+    if (saved)
         point_latest(c, step);
     if (resumes && c->save_overwrite && !c->try_load_latest_save)
         folder_remove_later(c->save_folder, step);

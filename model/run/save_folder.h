@@ -5,15 +5,17 @@
 /* Creates the folder and its parents. */
 void save_folder_make(const char *path);
 
-/* Creates it, and returns, on all ranks, whether the run continues the run in it: if try_load_latest_save found a checkpoint, or if
- * the loaded checkpoint is an entry of the folder or its config.yaml names the folder. Dies if there is another run that was not to
- * be overwritten or continued, or something that a run might overwrite or delete. All ranks call. */
+/* Creates it, and returns, on all ranks, whether the run continues the run in it: if
+ * try_load_latest_save found a checkpoint, or if the loaded checkpoint is an entry of the folder or
+ * its config.yaml names the folder. Dies if there is another run that was not to be overwritten or
+ * continued, or something that a run might overwrite or delete. All ranks call. */
 bool save_folder_prepare(const Config *c);
 
-/* Whether the folder has the loaded checkpoint, of that step, as step<N>, so that it need not be saved again; step<N>-aborted must.
- * All ranks call. */
+/* Whether the folder has the loaded checkpoint, of that step, as step<N>, so that it need not be
+ * saved again; step<N>-aborted must. All ranks call. */
 bool save_folder_has(const Config *c, long step);
 
-/* Called after all checks, so that a run that does not start leaves no files. Tries the operations of a save, deletes the run that
- * this one replaces, and writes config.yaml. resumes: result of save_folder_prepare; saved: of save_folder_has. Rank 0 acts. */
+/* Called after all checks, so that a run that does not start leaves no files. Tries the operations
+ * of a save, deletes the run that this one replaces, and writes config.yaml. resumes: result of
+ * save_folder_prepare; saved: of save_folder_has. Rank 0 acts. */
 void save_folder_begin(const Config *c, bool resumes, long step, bool saved);

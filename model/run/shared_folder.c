@@ -1,6 +1,7 @@
-/* Rank 0 creates a file of a random name, and all other ranks try to create it, too. In a shared folder the file server refuses
- * that (EEXIST); a mere lookup could be answered from the host's cache. The ranks of a host do this one after the other, because in
- * a wrong folder they would find each other's files. */
+/* Rank 0 creates a file of a random name, and all other ranks try to create it, too. In a shared
+ * folder the file server refuses that (EEXIST); a mere lookup could be answered from the host's
+ * cache. The ranks of a host do this one after the other, because in a wrong folder they would find
+ * each other's files. */
 #include "model/run/shared_folder.h"
 
 #include <errno.h>
@@ -46,7 +47,8 @@ static char *make_sign(const char *folder, Sign *s)
     return path;
 }
 
-/* try_to_make on all ranks but rank 0, one rank of a host at a time; EEXIST on rank 0. All ranks call. */
+/* try_to_make on all ranks but rank 0, one rank of a host at a time; EEXIST on rank 0. All ranks
+ * call. */
 static int try_in_turn(const char *path)
 {
     double turns = comm_local_size();
@@ -70,7 +72,8 @@ void shared_folder_check(const char *folder)
     if (!path)
         path = xasprintf("%s/.sign-%016llx", folder, (unsigned long long)s.number);
     const int found = try_in_turn(path);
-    const int first = agree_first(found != EEXIST);     /* the first rank with another folder reports */
+    /* the first rank with another folder reports */
+    const int first = agree_first(found != EEXIST);
     if (comm_rank() == 0)
         unlink(path);
     free(path);
@@ -78,8 +81,9 @@ void shared_folder_check(const char *folder)
         return;
     gethostname(host, sizeof host - 1);
     if (comm_rank() == first)
-        die("save_folder %s of rank %d on %s is not the same folder as rank 0's on %s%s%s: it must be on a file system that all "
-            "hosts share, and writable for every rank", folder, comm_rank(), host, s.host, found ? ": " : "",
-            found ? strerror(found) : "");
-    comm_barrier();             /* until that rank ends all */
+        die("save_folder %s of rank %d on %s is not the same folder as rank 0's on %s%s%s: it must "
+            "be on a file system that all "
+            "hosts share, and writable for every rank",
+            folder, comm_rank(), host, s.host, found ? ": " : "", found ? strerror(found) : "");
+    comm_barrier(); /* until that rank ends all */
 }

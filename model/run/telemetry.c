@@ -1,6 +1,8 @@
-/* Samples of device memory, decoded on the host and compared with their values before rounding (their source).
+/* Samples of device memory, decoded on the host and compared with their values before rounding
+ * (their source).
  *
- * An activation is measured after its block has run. A block reuses some memory, so not every source still exists:
+ * An activation is measured after its block has run. A block reuses some memory, so not every
+ * source still exists:
  *   always: attn_x of a pre-norm block (source: the block's input, fetched before it ran), mlp_x of OLMo-2 (the branch
  *     output), attn_saved (attn_out), attn_operand (attn_saved), and gate_up_saved (gate_up_raw) unless an adapter's part is
  *     added to gate_up_raw while it is read; gate_up_raw is always written in the step's first micro-batch, which is measured
@@ -9,9 +11,9 @@
  *   only if the source has memory of its own: other attn_x and mlp_x, h of OLMo-2 and qkv.
  * Without a source there is no error, and underflow is the share of all codes that are 0.
  *
- * Adam's moments are measured before the optimizer runs: the next m and v are computed in double from the stored ones
- * and the gradient, and rounded by the code of the CPU back end. States of other optimizers are measured without a
- * source. */
+ * Adam's moments are measured before the optimizer runs: the next m and v are computed in double
+ * from the stored ones and the gradient, and rounded by the code of the CPU back end. States of
+ * other optimizers are measured without a source. */
 #include "model/run/telemetry.h"
 
 #include <jansson.h>
@@ -32,42 +34,50 @@
 enum { ROWS = 64, GROUPS = 64, FORMATS = 4, BINS = 256 };
 
 /* Formats of moments to compare. */
-static const Format formats[FORMATS] = { { E4M3, MOMENT_GROUP, .bf16_scale = true }, { E4M3, MOMENT_GROUP, true },
-                                         { E5M2, MOMENT_GROUP, .bf16_scale = true }, { E5M2, MOMENT_GROUP, true } };
+static const Format formats[FORMATS] = { { E4M3, MOMENT_GROUP, .bf16_scale = true },
+                                         { E4M3, MOMENT_GROUP, true },
+                                         { E5M2, MOMENT_GROUP, .bf16_scale = true },
+                                         { E5M2, MOMENT_GROUP, true } };
 static const char *const format_names[FORMATS] = { "e4m3", "e4m3+", "e5m2", "e5m2+" };
 
-/* Counts of groups of 128. k: bin i counts k = i/16. ranges: bin i counts i <= log2(max/min) < i + 1. */
-typedef struct { double k[BINS + 1], range[BINS + 1], range_expanded[BINS + 1]; } Histogram;
+/* Counts of groups of 128. k: bin i counts k = i/16. ranges: bin i counts i <= log2(max/min) < i +
+ * 1. */
+typedef struct {
+    double k[BINS + 1], range[BINS + 1], range_expanded[BINS + 1];
+} Histogram;
 
 /* Only doubles. */
 typedef struct {
-    Histogram histogram[2];             /* of m and v                                                             */
-    Stats     moment[2][FORMATS];       /* m and v in each format                                                 */
-    Stats     update[FORMATS][FORMATS]; /* by m's format and v's                                                  */
+    Histogram histogram[2];         /* of m and v */
+    Stats moment[2][FORMATS];       /* m and v in each format */
+    Stats update[FORMATS][FORMATS]; /* by m's format and v's */
 } Totals;
 
 struct Telemetry {
-    bool        measures;               /* this rank does: the first one and its tensor ranks, with stages those of each */
+    /* this rank does: the first one and its tensor ranks, with stages those of each */
+    bool measures;
     const Config *config;
-    Model      *model;
+    Model *model;
     const ParamStore *store;
-    Log        *log;
-    json_t     *line;                   /* the line of this step; NULL: none                                      */
-    double     *input;                  /* (rows, C): input of the next block                                     */
-    long        step;                   /* the one that is measured                                               */
-    bool       *warned;                 /* [blocks]: see outliers_watch                                           */
-    bool       *measured;               /* [units] in this step                                                   */
-    Totals      all;                    /* over the whole model                                                   */
+    Log *log;
+    json_t *line;   /* the line of this step; NULL: none */
+    double *input;  /* (rows, C): input of the next block */
+    long step;      /* the one that is measured */
+    bool *warned;   /* [blocks]: see outliers_watch */
+    bool *measured; /* [units] in this step */
+    Totals all;     /* over the whole model */
 };
 
-static void set(Telemetry *t, const char *kind, const char *where, const char *statistic, double value)
+static void set(Telemetry *t, const char *kind, const char *where, const char *statistic,
+                double value)
 {
     char name[128];
     snprintf(name, sizeof name, "quant/%s/%s/%s", kind, where, statistic);
     log_set(t->line, name, value);
 }
 
-static void set_stats(Telemetry *t, const char *kind, const char *where, const Stats *s, bool expanded)
+static void set_stats(Telemetry *t, const char *kind, const char *where, const Stats *s,
+                      bool expanded)
 {
     set(t, kind, where, "dynamic_range", exp2(s->log_range / s->groups));
     if (expanded) {
@@ -80,7 +90,7 @@ static void set_stats(Telemetry *t, const char *kind, const char *where, const S
         set(t, kind, where, "error", stats_error(s));
 }
 
-/* ---- activations -------------------------------------------------------------------------------------------- */
+/* ---- activations ----------------------------------------------------------------------------- */
 
 static size_t measured_rows(const Model *m)
 {
@@ -92,11 +102,13 @@ static double *first_rows(const Telemetry *t, Tensor x)
     return fetch_values(x, 0, measured_rows(t->model) * (size_t)x.cols);
 }
 
-/* LOST: the codes were overwritten, but not their scale. CUT: each tensor rank has some of the columns. */
+/* LOST: the codes were overwritten, but not their scale. CUT: each tensor rank has some of the
+ * columns. */
 enum { LOST = 1, CUT = 2 };
 
 /* Takes ownership of `exact`, which may be NULL. */
-static void activation(Telemetry *t, const char *kind, int block, Tensor stored, double *exact, int how)
+static void activation(Telemetry *t, const char *kind, int block, Tensor stored, double *exact,
+                       int how)
 {
     if (format_is_fp8(stored.format)) {
         char where[16];
@@ -165,24 +177,34 @@ static void measure_block(Telemetry *t, int l, const UnitTensors *w)
 {
     const Acts *a = &t->model->acts[l];
     const int h0 = a->attn_h.data == a->mlp_h.data ? LOST : 0;
-    double *input = t->input, *middle = a->mlp_res.data == a[1].attn_res.data ? NULL : first_rows(t, a->mlp_res);
+    double *input = t->input,
+           *middle = a->mlp_res.data == a[1].attn_res.data ? NULL : first_rows(t, a->mlp_res);
     t->input = NULL;
     if (t->config->model.norm_after) {
-        const bool sums = t->model->tensor_ranks > 1;           /* the branches are in one place */
-        activation(t, "x0", l, a->attn_x, sums || a->attn_branch.data == a->mlp_branch.data ? NULL : first_rows(t, a->attn_branch), 0);
-        activation(t, "x1", l, a->mlp_x, first_rows(t, sums ? own_rows(t->model, t->model->work.partial) : a->mlp_branch), 0);
+        const bool sums = t->model->tensor_ranks > 1; /* the branches are in one place */
+        activation(t, "x0", l, a->attn_x,
+                   sums || a->attn_branch.data == a->mlp_branch.data
+                       ? NULL
+                       : first_rows(t, a->attn_branch),
+                   0);
+        activation(t, "x1", l, a->mlp_x,
+                   first_rows(t, sums ? own_rows(t->model, t->model->work.partial) : a->mlp_branch),
+                   0);
         activation(t, "h0", l, a->attn_h, input, h0);
         activation(t, "h1", l, a->mlp_h, middle, 0);
     } else {
         activation(t, "x0", l, a->attn_x, input, 0);
         activation(t, "x1", l, a->mlp_x, middle, 0);
-        activation(t, "h0", l, a->attn_h, norm_output(t, a->attn_x, a->attn_stats, w->attn_norm), h0);
+        activation(t, "h0", l, a->attn_h, norm_output(t, a->attn_x, a->attn_stats, w->attn_norm),
+                   h0);
         activation(t, "h1", l, a->mlp_h, norm_output(t, a->mlp_x, a->mlp_stats, w->mlp_norm), 0);
     }
-    activation(t, "qkv", l, a->qkv_saved, a->qkv_raw.data == a->qkv_rotated.data ? NULL : first_rows(t, a->qkv_raw), CUT);
+    activation(t, "qkv", l, a->qkv_saved,
+               a->qkv_raw.data == a->qkv_rotated.data ? NULL : first_rows(t, a->qkv_raw), CUT);
     activation(t, "att", l, a->attn_saved, first_rows(t, a->attn_out), CUT);
     activation(t, "att_op", l, a->attn_operand, first_rows(t, a->attn_saved), CUT);
-    activation(t, "gate_up", l, a->gate_up_saved, a->xa[LINEAR_GATE_UP].data ? NULL : first_rows(t, a->gate_up_raw), CUT);
+    activation(t, "gate_up", l, a->gate_up_saved,
+               a->xa[LINEAR_GATE_UP].data ? NULL : first_rows(t, a->gate_up_raw), CUT);
     double *act = swiglu_output(t, a->gate_up_saved);
     measure_outliers(t, l, a->swiglu_operand, act);
     activation(t, "act", l, a->swiglu_operand, act, CUT);
@@ -200,10 +222,10 @@ static void observe(void *observer, int unit, const UnitTensors *w)
         free(t->input);
         t->input = first_rows(t, m->unit_acts[unit + 1].attn_res);
     } else if (unit + 2 == t->store->num_units)
-        m->observe = NULL;      /* one micro-batch is enough */
+        m->observe = NULL; /* one micro-batch is enough */
 }
 
-/* ---- optimizer ---------------------------------------------------------------------------------------------- */
+/* ---- optimizer ------------------------------------------------------------------------------- */
 
 /* The next moments of a sample before rounding, and the direction of the update. */
 typedef struct {
@@ -218,13 +240,18 @@ static double direction(const Next *x, double m, double v)
 }
 
 /* Hyperparameters are floats, as in the kernel. */
-static Next next_moments(const Telemetry *t, const Shard *s, size_t first, size_t n, long update, double grad_scale)
+static Next next_moments(const Telemetry *t, const Shard *s, size_t first, size_t n, long update,
+                         double grad_scale)
 {
     const Config *c = t->config;
     const double beta[2] = { (float)c->optimizer.beta1, (float)c->optimizer.beta2 };
-    Next x = { .n = n, .moment = { fetch_values(s->state[0], first, n), fetch_values(s->state[1], first, n) },
-               .update = fetch_values(s->grad, first, n), .eps = (float)c->optimizer.eps,
-               .correction = { 1 - pow(c->optimizer.beta1, update), 1 - pow(c->optimizer.beta2, update) } };
+    Next x = {
+        .n = n,
+        .moment = { fetch_values(s->state[0], first, n), fetch_values(s->state[1], first, n) },
+        .update = fetch_values(s->grad, first, n),
+        .eps = (float)c->optimizer.eps,
+        .correction = { 1 - pow(c->optimizer.beta1, update), 1 - pow(c->optimizer.beta2, update) }
+    };
     double *m = x.moment[0], *v = x.moment[1];
     for (size_t i = 0; i < n; i++) {
         double g = (float)grad_scale * x.update[i];
@@ -261,7 +288,8 @@ static void add_histogram(Histogram *h, Elements s, const double *x)
     }
 }
 
-/* Compares all formats for m and v. The histograms are for the recipe's type, or E4M3 if it is not FP8. */
+/* Compares all formats for m and v. The histograms are for the recipe's type, or E4M3 if it is not
+ * FP8. */
 static void compare_formats(Telemetry *t, const Next *x, Format m, Format v)
 {
     Elements q[2][FORMATS];
@@ -280,8 +308,8 @@ static void compare_formats(Telemetry *t, const Next *x, Format m, Format v)
         elements_free(&q[0][f]), elements_free(&q[1][f]);
 }
 
-/* Elements of a parameter's sample: up to GROUPS whole groups of this rank's part; 0 for norms and biases, and for frozen
- * parameters, which have neither states nor gradient. */
+/* Elements of a parameter's sample: up to GROUPS whole groups of this rank's part; 0 for norms and
+ * biases, and for frozen parameters, which have neither states nor gradient. */
 static size_t sample_size(const Shard *s, const Param *p, size_t *first)
 {
     size_t group = MOMENT_GROUP, in_param, n = shard_part(s, p, &in_param);
@@ -310,7 +338,8 @@ static void measure_states(Telemetry *t, int u)
         Stats stats = { 0 };
         for (int i = 0; i < t->store->shape[u].num_params; i++) {
             size_t first = 0, n = sample_size(s, &t->store->shape[u].param[i], &first);
-            const StateOf none = t->store->shape[u].param[i].is_operand ? STATE_OF_OTHERS : STATE_OF_MATRICES;
+            const StateOf none =
+                t->store->shape[u].param[i].is_operand ? STATE_OF_OTHERS : STATE_OF_MATRICES;
             if (n == 0 || o->state[k].of == none)
                 continue;
             Elements q = elements_fetch(s->state[k], first - s->before[k], n);
@@ -318,7 +347,8 @@ static void measure_states(Telemetry *t, int u)
             elements_free(&q);
         }
         if (stats.values > 0)
-            set_stats(t, o->state[k].label, unit_label(&t->store->shape[u], number), &stats, s->state[k].format.expand);
+            set_stats(t, o->state[k].label, unit_label(&t->store->shape[u], number), &stats,
+                      s->state[k].format.expand);
     }
 }
 
@@ -333,7 +363,8 @@ static void measure_moments(Telemetry *t, int u, long update, double grad_scale)
         if (n == 0)
             continue;
         Next x = next_moments(t, s, first, n, update, grad_scale);
-        Elements q[2] = { elements_round(x.moment[0], n, own[0]), elements_round(x.moment[1], n, own[1]) };
+        Elements q[2] = { elements_round(x.moment[0], n, own[0]),
+                          elements_round(x.moment[1], n, own[1]) };
         for (int j = 0; j < 2; j++)
             stats_add(&moment[j], q[j], x.moment[j]);
         add_update(&direction, &x, q[0], q[1]);
@@ -386,7 +417,7 @@ static void set_optimizer(Telemetry *t)
         }
 }
 
-/* ---- stages ------------------------------------------------------------------------------------------------- */
+/* ---- stages ---------------------------------------------------------------------------------- */
 
 /* line: of each stage, in `size` bytes. */
 static void join_lines(Telemetry *t, const char *line, size_t size)
@@ -423,7 +454,7 @@ static void gather_stages(Telemetry *t)
     free(own), free(lengths), free(padded), free(lines), free(all);
 }
 
-/* ---- the run ------------------------------------------------------------------------------------------------ */
+/* ---- the run --------------------------------------------------------------------------------- */
 
 Telemetry *telemetry_open(const Config *c, Model *m, const ParamStore *store, Log *log)
 {
@@ -431,7 +462,11 @@ Telemetry *telemetry_open(const Config *c, Model *m, const ParamStore *store, Lo
     if (c->quant_stats_interval == 0 || (in_stage >= store->tensor_ranks && stages == 1))
         return NULL;
     Telemetry *t = xcalloc(1, sizeof *t);
-    *t = (Telemetry){ .config = c, .model = m, .store = store, .log = log, .warned = xcalloc((size_t)m->L, sizeof *t->warned),
+    *t = (Telemetry){ .config = c,
+                      .model = m,
+                      .store = store,
+                      .log = log,
+                      .warned = xcalloc((size_t)m->L, sizeof *t->warned),
                       .measured = xcalloc((size_t)store->num_units, sizeof *t->measured),
                       .measures = in_stage < store->tensor_ranks };
     return t;
@@ -452,7 +487,7 @@ void telemetry_watch(Telemetry *t, long step)
 {
     if (!t)
         return;
-    json_decref(t->line);       /* of a step that was skipped */
+    json_decref(t->line); /* of a step that was skipped */
     t->line = NULL;
     t->model->observe = NULL;
     if (step % t->config->quant_stats_interval != 0)
@@ -483,8 +518,9 @@ void telemetry_write(Telemetry *t, long update, double grad_scale)
         gather_stages(t);
     if (adam && t->log)
         set_optimizer(t);
-    if (t->log)         /* rank 0, which knows the blocks of all stages now */
-        outliers_watch_line(t->warned, t->step, t->config->model.n_layers, t->line, &t->model->recipe, t->config->model.lora.rank > 0);
+    if (t->log) /* rank 0, which knows the blocks of all stages now */
+        outliers_watch_line(t->warned, t->step, t->config->model.n_layers, t->line,
+                            &t->model->recipe, t->config->model.lora.rank > 0);
     log_object(t->log, t->line);
     t->line = NULL;
 }

@@ -7,32 +7,41 @@
 #include "kernels/runtime/error.h"
 
 /* Messages of a stage to a neighbour, by the times at which they arrive. */
-typedef struct { double *at; int count, capacity, taken; } Messages;
+typedef struct {
+    double *at;
+    int count, capacity, taken;
+} Messages;
 
 typedef struct {
     const Rehearsal *r;
-    Topology    topology;
-    int    *line[NUM_QUEUES];           /* [count[q]] its events, in order */
-    int     count[NUM_QUEUES], next[NUM_QUEUES];
-    double  at[NUM_QUEUES];             /* when its last event ended */
-    double *mark;                       /* [marks] when it was reached; NAN: not yet */
-    TimeUse last[NUM_QUEUES], *cause;   /* of the queue's last work; [marks] of the last work before it */
-    double *taken;                      /* [events] of computation: time that work on other queues takes from it */
-    Messages to[2];                     /* by Neighbour */
-    double  use[NUM_OWNERS][NUM_USES], exposed[NUM_USES], busy;     /* busy: the queue of computation works */
-    int     last_unit;
+    Topology topology;
+    int *line[NUM_QUEUES]; /* [count[q]] its events, in order */
+    int count[NUM_QUEUES], next[NUM_QUEUES];
+    double at[NUM_QUEUES]; /* when its last event ended */
+    double *mark;          /* [marks] when it was reached; NAN: not yet */
+    /* of the queue's last work; [marks] of the last work before it */
+    TimeUse last[NUM_QUEUES], *cause;
+    /* [events] of computation: time that work on other queues takes from it */
+    double *taken;
+    Messages to[2]; /* by Neighbour */
+    /* busy: the queue of computation works */
+    double use[NUM_OWNERS][NUM_USES], exposed[NUM_USES], busy;
+    int last_unit;
 } Stage;
 
-static void open_stage(Stage *s, const Rehearsal *r, const Topology *topology, int stage, int stages, int units)
+static void open_stage(Stage *s, const Rehearsal *r, const Topology *topology, int stage,
+                       int stages, int units)
 {
     *s = (Stage){ .r = r, .topology = *topology, .last_unit = units - 1 };
     s->topology.rank = stage * (mesh_ranks(&topology->mesh) / stages);
     for (int q = 0; q < NUM_QUEUES; q++)
         s->line[q] = xmalloc(sizeof(int) * ((size_t)r->count + 1));
-    s->mark = xcalloc((size_t)r->marks + 1, sizeof *s->mark);          /* those of earlier steps are reached */
+    /* those of earlier steps are reached */
+    s->mark = xcalloc((size_t)r->marks + 1, sizeof *s->mark);
     s->cause = xcalloc((size_t)r->marks + 1, sizeof *s->cause);
     s->taken = xcalloc((size_t)r->count + 1, sizeof *s->taken);
-    double taken = 0;                   /* by work that is queued already, from computation that is queued next */
+    /* by work that is queued already, from computation that is queued next */
+    double taken = 0;
     for (int i = 0; i < r->count; i++) {
         const Event *e = &r->event[i];
         taken += rates_taken(e, &s->topology);
@@ -59,14 +68,19 @@ static void close_stage(Stage *s)
 
 static Owner owner_of(const Stage *s, int unit)
 {
-    return unit == UNIT_UPDATE ? OWNER_UPDATE : unit == 0 ? OWNER_EMBEDDING : unit == s->last_unit ? OWNER_HEAD : OWNER_BLOCKS;
+    return unit == UNIT_UPDATE    ? OWNER_UPDATE
+           : unit == 0            ? OWNER_EMBEDDING
+           : unit == s->last_unit ? OWNER_HEAD
+                                  : OWNER_BLOCKS;
 }
 
 static TimeUse use_of(const Event *e)
 {
-    static const TimeUse of_queue[NUM_QUEUES] = { [QUEUE_COMPUTE] = USE_COMPUTE, [QUEUE_GATHER] = USE_GATHER,
-                                                  [QUEUE_REDUCE] = USE_SUM, [QUEUE_OFFLOAD] = USE_HOST, [QUEUE_FETCH] = USE_HOST,
-                                                  [QUEUE_SEND] = USE_SEND, [QUEUE_TENSOR] = USE_TENSOR };
+    static const TimeUse of_queue[NUM_QUEUES] = {
+        [QUEUE_COMPUTE] = USE_COMPUTE, [QUEUE_GATHER] = USE_GATHER, [QUEUE_REDUCE] = USE_SUM,
+        [QUEUE_OFFLOAD] = USE_HOST,    [QUEUE_FETCH] = USE_HOST,    [QUEUE_SEND] = USE_SEND,
+        [QUEUE_TENSOR] = USE_TENSOR
+    };
     if (e->work != WORK_RANKS || e->what == SENT_MESSAGES)
         return e->work == WORK_RANKS ? USE_SEND : of_queue[e->queue];
     if (e->ranks == RANKS_CONTEXT || e->ranks == RANKS_TENSOR)
@@ -110,7 +124,8 @@ static bool advance(Stage *all, int stages, int stage, int q)
     const bool waits = e->kind == EVENT_WAIT || e->receives;
     double from = s->at[q], end = from;
     if (waits) {
-        const double ready = e->kind == EVENT_WAIT ? s->mark[e->mark] : receive(all, stages, stage, e->neighbour);
+        const double ready =
+            e->kind == EVENT_WAIT ? s->mark[e->mark] : receive(all, stages, stage, e->neighbour);
         if (isnan(ready))
             return false;
         end = fmax(from, ready);
