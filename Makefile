@@ -2,6 +2,7 @@
 # make demo       install what is missing, build for the CPU, train a small model on real tokens, draw the loss
 # make test       build and run every test
 # make quick      the same without the tests that take long or kill processes: three minutes on two cores
+# make format     lay out C and CUDA with clang-format; make format CHECK=1 only names what it would change
 # make bench      time every kernel, training steps and, on a GPU, each kernel inside the steps
 # make help       print this text
 # make clean      remove what was built
@@ -182,10 +183,16 @@ bench: $B/tests/bench_kernels $B/train
 	-@[ $(BACKEND) != cuda ] || $(MAKE) --no-print-directory BACKEND=cuda $B/kernel_times.so
 	@sh scripts/bench $B "$(LAUNCH)"
 
+# Its versions differ, so one is pinned: pip install clang-format==19.1.7
+CLANG_FORMAT ?= clang-format
+format:
+	@$(CLANG_FORMAT) --version 2>/dev/null | grep -qF ' 19.1.7' || { echo "need clang-format 19.1.7: pip install clang-format==19.1.7"; exit 1; }
+	@$(CLANG_FORMAT) $(if $(CHECK),--dry-run -Werror,-i) $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')
+
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 clean:
 	rm -rf build train
-.PHONY: train demo run-demo test run-tests quick run-quick build-all bench check help clean always
+.PHONY: train demo run-demo test run-tests quick run-quick build-all bench format check help clean always
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)
