@@ -388,7 +388,7 @@ void hf_adapter_name(char to[HF_NAME], const char *name, const char *matrix)
 static void set_name(HfTensor *t, const Architecture *a, const UnitLayout *s, const Param *p,
                      const char *name)
 {
-    const char *prefix = s->kind != &projector_kind ? hf_prefix(s->config) : "";
+    const char *prefix = s->kind->is_projector ? "" : hf_prefix(s->config);
     char file[HF_NAME];
     if (s->kind->is_layer)
         snprintf(file, sizeof file, "%s%s.%d.%s", prefix, a->blocks, s->number, name);
@@ -414,15 +414,15 @@ int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitLayout 
             CHECK(count < HF_TENSORS, "unit %d has more tensors", unit);
             CHECK(name, "%s: no Hugging Face name for a part of parameter %s", a->class, p->name);
             HfTensor *t = &out[count++];
-            *t = (HfTensor){ .unit = unit,
-                             .param = i,
-                             .first = (size_t)part->first * (size_t)p->cols,
-                             .rows = (size_t)(whole && p->num_parts > 1 ? p->rows : part->rows),
-                             .cols = (size_t)p->cols,
-                             .adapter = p->is_adapter,
-                             .vector = p->is_vector,
-                             .with_adapter =
-                                 shape->kind == &projector_kind && lora_trains_projector(c) };
+            *t =
+                (HfTensor){ .unit = unit,
+                            .param = i,
+                            .first = (size_t)part->first * (size_t)p->cols,
+                            .rows = (size_t)(whole && p->num_parts > 1 ? p->rows : part->rows),
+                            .cols = (size_t)p->cols,
+                            .adapter = p->is_adapter,
+                            .vector = p->is_vector,
+                            .with_adapter = shape->kind->is_projector && lora_trains_projector(c) };
             if (p->is_vector)
                 t->cols *= t->rows, t->rows = 1;
             t->max_rows = p->has_padding ? (size_t)p->rows : t->rows;

@@ -119,12 +119,41 @@ static int layers(const ModelConfig *c)
     return c->n_layers;
 }
 
-const UnitKind embedding_kind = { "embedding", one,   false, of_embedding,  COUNT(of_embedding),
-                                  NULL,        embed, NULL,  embed_backward },
-               projector_kind = { "projector",       projectors,          false,
-                                  of_projector,      COUNT(of_projector), plan_projector,
-                                  projector_forward, projector_uses,      projector_back },
-               block_kind = { "block",    layers, true,       of_block,  COUNT(of_block),
-                              plan_block, block,  block_uses, block_back },
-               head_kind = { "head",          one,  false, of_head, COUNT(of_head),
-                             plan_head_input, NULL, NULL,  NULL };
+static const UnitKind kinds[] = {
+    { .name = "embedding",
+      .count = one,
+      .params = of_embedding,
+      .num_params = COUNT(of_embedding),
+      .forward = embed,
+      .backward = embed_backward },
+    { .name = "projector",
+      .count = projectors,
+      .is_projector = true,
+      .params = of_projector,
+      .num_params = COUNT(of_projector),
+      .plan = plan_projector,
+      .forward = projector_forward,
+      .backward_uses = projector_uses,
+      .backward = projector_back },
+    { .name = "block",
+      .count = layers,
+      .is_layer = true,
+      .params = of_block,
+      .num_params = COUNT(of_block),
+      .plan = plan_block,
+      .forward = block,
+      .backward_uses = block_uses,
+      .backward = block_back },
+    { .name = "head",
+      .count = one,
+      .params = of_head,
+      .num_params = COUNT(of_head),
+      .plan = plan_head_input },
+};
+
+/* Before main, so that whoever asks for a model's units depends on no kind. */
+__attribute__((constructor)) static void add_kinds(void)
+{
+    for (int i = 0; i < (int)COUNT(kinds); i++)
+        unit_kind_add(&kinds[i], i);
+}

@@ -17,9 +17,9 @@ struct BlockPass {
     int comes[2];
 };
 
-static bool is_block(const Model *m, int u)
+static bool saves_activations(const Model *m, int u)
 {
-    return unit_kind(m->config, u) == &block_kind;
+    return unit_kind(m->config, u)->is_layer;
 }
 
 static bool moves(const Model *m)
@@ -46,7 +46,7 @@ int offload_pieces(const Model *m, const ParamStore *store)
         const UnitRange units = pipeline_units(&store->pipe, m->config, chunk);
         const int in_flight = pipeline_in_flight(&store->pipe, chunk);
         for (int u = units.first; u < units.end; u++)
-            pieces += is_block(m, u) ? in_flight : 0;
+            pieces += saves_activations(m, u) ? in_flight : 0;
     }
     return pieces;
 }
@@ -73,7 +73,7 @@ void offload_plan_slots(Model *m, const ParamStore *store)
             const UnitRange units = pipeline_units(&store->pipe, m->config, chunk);
             const bool has_set = set < pipeline_in_flight(&store->pipe, chunk);
             for (int u = units.end - 1; u >= units.first && has_set; u--)
-                if (is_block(m, u))
+                if (saves_activations(m, u))
                     acts_of(m, set, u)->slot = slot_of(m, set, number++, &after);
         }
     }
@@ -83,7 +83,7 @@ void offload_plan_slots(Model *m, const ParamStore *store)
 
 static void add_pass(const Model *m, BlockPass *p, UnitRange units, int set, int u, bool backward)
 {
-    const bool has_next = u + 1 < units.end && is_block(m, u + 1);
+    const bool has_next = u + 1 < units.end && saves_activations(m, u + 1);
     *p = (BlockPass){ .set = set,
                       .unit = u,
                       .backward = backward,
@@ -105,7 +105,7 @@ static int list_passes(BlockPass *p, const Model *m, const ParamStore *store,
                               : units.first;
         for (int k = first; k < units.end; k++) {
             const int u = row[i].backward ? units.end - 1 - (k - first) : k;
-            if (is_block(m, u))
+            if (saves_activations(m, u))
                 add_pass(m, &p[n++], units, set, u, row[i].backward);
         }
     }
@@ -293,7 +293,7 @@ static void fetch(Model *m, const BlockPass *p)
 void offload_moved(Model *m, int u)
 {
     Offload *o = &m->offload;
-    if (!o->pass || !is_block(m, u))
+    if (!o->pass || !saves_activations(m, u))
         return;
     const BlockPass *p = &o->pass[o->next++];
     CHECK(p->unit == u, "a pass of unit %d instead of unit %d", u, p->unit);

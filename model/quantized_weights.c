@@ -126,8 +126,7 @@ void quantized_store_nf4(ParamStore *store, int u, const Param *p, const void *h
 void frozen_round(ParamStore *store)
 {
     for (int u = 0; u < store->num_units; u++) {
-        if (store->shape[u].kind == &projector_kind &&
-            lora_trains_projector(store->shape[u].config))
+        if (store->shape[u].kind->is_projector && lora_trains_projector(store->shape[u].config))
             continue; /* stored with the adapters */
         for (int i = 0; i < store->shape[u].num_params; i++) {
             const Param *p = &store->shape[u].param[i];

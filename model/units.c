@@ -5,18 +5,17 @@
 
 #include "kernels/runtime/error.h"
 
-/* In the order of a model's units. */
+/* In the order of a model's units: first the embedding's, last the head's. */
 enum { MAX_KINDS = 8 };
-static const UnitKind *kinds[MAX_KINDS] = { &embedding_kind, &projector_kind, &block_kind,
-                                            &head_kind };
-static int num_kinds = 4;
+static const UnitKind *kinds[MAX_KINDS];
+static int num_kinds;
 
-void unit_kind_add(const UnitKind *k)
+void unit_kind_add(const UnitKind *k, int at)
 {
     CHECK(num_kinds < MAX_KINDS, "%s: there are %d kinds of units already", k->name, num_kinds);
-    for (int i = num_kinds++; i > 1; i--)
+    for (int i = num_kinds++; i > at; i--)
         kinds[i] = kinds[i - 1];
-    kinds[1] = k;
+    kinds[at] = k;
 }
 
 const UnitKind *unit_kind(const ModelConfig *c, int unit)
@@ -39,17 +38,20 @@ int unit_first(const ModelConfig *c, const UnitKind *k)
 
 int unit_count(const ModelConfig *c)
 {
-    return unit_first(c, &head_kind) + 1;
+    return unit_first(c, kinds[num_kinds - 1]) + 1;
 }
 
 int unit_of_layer(const ModelConfig *c, int layer)
 {
-    return unit_first(c, &block_kind) + layer;
+    int unit = 0;
+    for (int i = 0; !kinds[i]->is_layer; i++)
+        unit += kinds[i]->count(c);
+    return unit + layer;
 }
 
 int unit_of_head_matrix(const ModelConfig *c)
 {
-    return unit_first(c, c->weight_tying ? &embedding_kind : &head_kind);
+    return c->weight_tying ? 0 : unit_count(c) - 1;
 }
 
 const char *unit_name(const ModelConfig *c, int unit, char text[UNIT_NAME])

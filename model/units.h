@@ -109,8 +109,12 @@ struct Planner;
 typedef struct UnitKind {
     const char *name;                   /* in messages and traces */
     int (*count)(const ModelConfig *c); /* how many a model has, one after the other */
-    /* its matrices are operands of the recipe; these units take turns in two buffers for weights */
+    /* its matrices are operands of the recipe; these units take turns in two buffers for weights,
+     * and the activations that they save can leave for the host */
     bool is_layer;
+    /* it maps an image's features to the stream: its tensors are outside the text model's prefix in
+     * files, its learning rate may be its own, and it may be trained next to adapters */
+    bool is_projector;
     const ParamRow *params;
     int num_params;
 
@@ -128,8 +132,6 @@ typedef struct UnitKind {
     void (*backward)(struct Model *m, const UnitTensors *w, UnitTensors *dw, int u, bool needs_dx);
 } UnitKind;
 
-extern const UnitKind embedding_kind, projector_kind, block_kind, head_kind; /* kinds.c */
-
 /* The last unit is the head, which has no `forward` and no `backward`: logits exist only between
  * the two, so it makes them at once (head.h). */
 const UnitKind *unit_kind(const ModelConfig *c, int unit);
@@ -145,5 +147,7 @@ int unit_of_head_matrix(const ModelConfig *c);
 enum { UNIT_NAME = 32 };
 const char *unit_name(const ModelConfig *c, int unit, char text[UNIT_NAME]);
 
-/* A kind more, right after the embedding; *k must stay. Dies if there are too many. */
-void unit_kind_add(const UnitKind *k);
+/* Makes *k, which must stay, kind number `at` of a model's sequence, before the one that had this
+ * number: 0 is the embedding's, the last is the head's. kinds.c adds those of every program before
+ * main. Dies if there are too many. */
+void unit_kind_add(const UnitKind *k, int at);

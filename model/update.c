@@ -237,7 +237,7 @@ static void step_part(ParamStore *store, const Config *c, StepParams step, const
     const bool decays = p->is_vector      ? c->optimizer.decay_norm_and_bias
                         : p->is_embedding ? c->optimizer.decay_embeddings
                                           : true;
-    if (store->shape[part->unit].kind == &projector_kind && c->optimizer.projector_lr > 0)
+    if (store->shape[part->unit].kind->is_projector && c->optimizer.projector_lr > 0)
         step.lr *= c->optimizer.projector_lr / c->optimizer.lr;
     step.weight_decay = decays ? c->optimizer.weight_decay : 0;
     if (part->n > 0)

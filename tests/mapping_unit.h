@@ -67,6 +67,12 @@ static void mapping_backward(Model *m, const UnitTensors *w, UnitTensors *dw, in
 }
 
 static const UnitKind mapping_kind = {
-    "mapping",    mapping_count,   false,        mapping_params,  1,
-    mapping_plan, mapping_forward, mapping_uses, mapping_backward
+    .name = "mapping",
+    .count = mapping_count,
+    .params = mapping_params,
+    .num_params = 1,
+    .plan = mapping_plan,
+    .forward = mapping_forward,
+    .backward_uses = mapping_uses,
+    .backward = mapping_backward,
 };

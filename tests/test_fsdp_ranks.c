@@ -346,6 +346,6 @@ int main(int argc, char **argv)
                                         cmocka_unit_test(test_strategies) };
     start_ranks(&argc, &argv);
     architecture_add(&mapped);
-    unit_kind_add(&mapping_kind);
+    unit_kind_add(&mapping_kind, 1);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

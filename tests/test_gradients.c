@@ -349,7 +349,7 @@ int main(void)
 {
     device_init(0);
     architecture_add(&mapped);
-    unit_kind_add(&mapping_kind);
+    unit_kind_add(&mapping_kind, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_architecture),
         cmocka_unit_test(test_added_unit),
