@@ -31,9 +31,9 @@
 #include "model/run/open_data.h"
 #include "model/run/pieces.h"
 #include "model/run/run.h"
-#include "model/schedule.h"
-#include "model/units.h"
-#include "model/update.h"
+#include "model/update/schedule.h"
+#include "model/shape/units.h"
+#include "model/update/update.h"
 
 enum { FIRST_TIMEOUT = 600 }; /* seconds: default of timeout_seconds, until it is read */
 

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "kernels/runtime/error.h"
-#include "model/plan.h"
-#include "model/projector.h"
+#include "model/plan/plan.h"
+#include "model/block/projector.h"
 
 static void set_rows(Acts *a, int rows)
 {

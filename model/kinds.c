@@ -2,10 +2,10 @@
 #include <assert.h>
 #include <stddef.h>
 
-#include "model/block.h"
-#include "model/param_store.h"
-#include "model/plan.h"
-#include "model/projector.h"
+#include "model/block/block.h"
+#include "model/store/param_store.h"
+#include "model/plan/plan.h"
+#include "model/block/projector.h"
 
 /* ---- parameters ------------------------------------------------------------------------------ */
 

@@ -5,9 +5,9 @@
 
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/operations.h"
-#include "model/context.h"
-#include "model/head.h"
-#include "model/tensor_ranks.h"
+#include "model/parallel/context.h"
+#include "model/block/head.h"
+#include "model/parallel/tensor_ranks.h"
 
 /* ---- recording ------------------------------------------------------------------------------- */
 

@@ -9,14 +9,14 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/watchdog.h"
 #include "kernels/values.h"
-#include "model/context.h"
-#include "model/head.h"
-#include "model/offload.h"
-#include "model/plan.h"
-#include "model/projector.h"
-#include "model/rope.h"
-#include "model/stages.h"
-#include "model/tensor_ranks.h"
+#include "model/parallel/context.h"
+#include "model/block/head.h"
+#include "model/store/offload.h"
+#include "model/plan/plan.h"
+#include "model/block/projector.h"
+#include "model/shape/rope.h"
+#include "model/parallel/stages.h"
+#include "model/parallel/tensor_ranks.h"
 
 static void fill_rope(Model *m)
 {

@@ -3,10 +3,10 @@
 #include "model/pass.h"
 
 #include "kernels/runtime/trace.h"
-#include "model/head.h"
-#include "model/offload.h"
-#include "model/stages.h"
-#include "model/units.h"
+#include "model/block/head.h"
+#include "model/store/offload.h"
+#include "model/parallel/stages.h"
+#include "model/shape/units.h"
 
 static void forward(Model *m, ParamStore *store, UnitRange units)
 {

@@ -2,8 +2,8 @@
  * move no weights and no gradients (fsdp.h), and the remaining operations can be recorded
  * (lifetimes.h). */
 #pragma once
-#include "model/buffers.h"
-#include "model/fsdp.h"
+#include "model/shape/buffers.h"
+#include "model/store/fsdp.h"
 
 /* The kinds of passes. */
 typedef enum {

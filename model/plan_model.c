@@ -1,18 +1,18 @@
 /* The plan of a whole model: shards, units, head and caches, one after the other in one arena. */
-#include "model/plan.h"
+#include "model/plan/plan.h"
 
 #include <math.h>
 
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
-#include "model/context.h"
+#include "model/parallel/context.h"
 #include "model/lifetimes.h"
-#include "model/projector.h"
-#include "model/muon.h"
-#include "model/offload.h"
-#include "model/stages.h"
-#include "model/tensor_ranks.h"
-#include "model/units.h"
+#include "model/block/projector.h"
+#include "model/update/muon.h"
+#include "model/store/offload.h"
+#include "model/parallel/stages.h"
+#include "model/parallel/tensor_ranks.h"
+#include "model/shape/units.h"
 
 /* Tokens of a prompt that go through the model at once: enough to keep GEMMs busy, few enough for
  * small buffers. */

@@ -7,7 +7,7 @@
 
 enum { MAX_TENSORS = 96 };
 
-/* chunk: rows of logits that exist at once (loss_chunk of model/plan.c); params: of one block;
+/* chunk: rows of logits that exist at once (loss_chunk of model/plan/plan.c); params: of one block;
  * micro_batches: of a step */
 typedef struct {
     const char *name;

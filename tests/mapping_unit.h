@@ -2,8 +2,8 @@
  * becomes x + W x. This is all that a program needs to add a kind: parameters, buffers, forward and
  * backward, and names in files. */
 #pragma once
-#include "model/architecture.h"
-#include "model/plan.h"
+#include "model/shape/architecture.h"
+#include "model/plan/plan.h"
 #include "kernels/kernels.h"
 
 // clang-format off

@@ -7,7 +7,7 @@
 
 #include "model/run/log.h"
 #include "model/run/telemetry.h"
-#include "model/update.h"
+#include "model/update/update.h"
 #include "tests/models.h"
 
 enum { B = 4, MAX_TOKENS = 128 };

@@ -6,7 +6,7 @@
 #include "kernels/random.h"
 #include "kernels/runtime/error.h"
 #include "kernels/values.h"
-#include "model/plan.h"
+#include "model/plan/plan.h"
 
 // clang-format off
 static const char *const names[NUM_ARCHITECTURES] = {

@@ -2,7 +2,7 @@
  * channel are aligned and large; of another channel in each. */
 #pragma once
 #include "kernels/values.h"
-#include "model/param_store.h"
+#include "model/store/param_store.h"
 #include "tests/models.h"
 
 static inline int outlier_of(int layer)

@@ -4,7 +4,7 @@
 #include <math.h>
 
 #include "kernels/collectives.h"
-#include "model/update.h"
+#include "model/update/update.h"
 #include "tests/models.h"
 
 /* NOTE: NCCL takes a second per communicator, so tests should rarely change groups. */

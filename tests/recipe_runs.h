@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 #include "kernels/runtime/device.h"
-#include "model/plan.h"
+#include "model/plan/plan.h"
 #include "tests/models.h"
 
 enum { B = 4, MAX_TOKENS = 128 };

@@ -4,10 +4,10 @@
 #include <jansson.h>
 #include <math.h>
 
-#include "model/architecture.h"
+#include "model/shape/architecture.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/config/hf.h"
-#include "model/update.h"
+#include "model/update/update.h"
 #include "tests/saved.h"
 
 /* ---- the class ------------------------------------------------------------------------------- */

@@ -2,7 +2,7 @@
  * after exported blocks; losses are those of the folders; impossible requests are refused. */
 #include "kernels/gptq.h"
 #include "kernels/values.h"
-#include "model/block.h"
+#include "model/block/block.h"
 #include "model/checkpoint/weight_codes.h"
 #include "model/run/calibrate.h"
 #include "model/run/export_run.h"

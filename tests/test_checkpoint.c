@@ -2,7 +2,7 @@
  * formats, type conversions, and models that do not match. Invalid safetensors:
  * test_safetensors.c. */
 #include "model/config/hf.h"
-#include "model/architecture.h"
+#include "model/shape/architecture.h"
 #include "model/checkpoint/safetensors.h"
 #include "tests/pattern.h"
 #include "tests/saved.h"

@@ -12,7 +12,7 @@
 #include <sys/syscall.h>
 
 #include "kernels/runtime/comm.h"
-#include "model/architecture.h"
+#include "model/shape/architecture.h"
 #include "tests/pattern.h"
 #include "tests/saved.h"
 

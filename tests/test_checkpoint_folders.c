@@ -4,7 +4,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 
-#include "model/architecture.h"
+#include "model/shape/architecture.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/checkpoint/saved_as.h"

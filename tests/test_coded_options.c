@@ -1,6 +1,6 @@
 /* Exports as codes and scales: trained matrices against the trainer's operands; refused options and
  * shapes. */
-#include "model/fsdp.h"
+#include "model/store/fsdp.h"
 #include "model/run/export_run.h"
 #include "tests/coded.h"
 

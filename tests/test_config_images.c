@@ -1,5 +1,5 @@
 /* Keys of models with images and of their data: read, written and read again, and every refusal. */
-#include "model/architecture.h"
+#include "model/shape/architecture.h"
 #include "model/config/adapter.h"
 #include "tests/try_config.h"
 

@@ -2,7 +2,7 @@
  * and the help and README made from it. */
 #include "kernels/kernels.h"
 #include "kernels/random.h"
-#include "model/version.h"
+#include "kernels/runtime/version.h"
 #include "tests/try_config.h"
 
 #include <setjmp.h>

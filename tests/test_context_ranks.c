@@ -8,7 +8,7 @@
 
 #include "kernels/backend.h"
 #include "model/run/memory.h"
-#include "model/update.h"
+#include "model/update/update.h"
 #include "tests/models.h"
 #include "tests/ranks.h"
 #include "tests/ranks_training.h"

@@ -6,7 +6,7 @@
 #include "tests/kit.h"
 
 #include "kernels/random.h"
-#include "model/context_work.h"
+#include "model/parallel/context_work.h"
 #include "tests/models.h"
 
 enum { MOST = 10, MOST_GROUP = 4 };

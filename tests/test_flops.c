@@ -8,7 +8,7 @@
 
 #include "model/run/flops.h"
 #include "model/run/log.h"
-#include "model/trainable.h"
+#include "model/shape/trainable.h"
 #include "tests/models.h"
 
 enum { B = 4 };

@@ -6,7 +6,7 @@
 #include "tests/kit.h"
 
 #include "tests/ranks_run.h"
-#include "model/update.h"
+#include "model/update/update.h"
 #include "tests/mapping_unit.h"
 
 /* LAYERS: both shared buffers are used twice */

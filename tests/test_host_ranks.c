@@ -8,8 +8,8 @@
 #include "kernels/runtime/host_memory.h"
 #include "kernels/runtime/operations.h"
 #include "kernels/values.h"
-#include "model/offload.h"
-#include "model/update.h"
+#include "model/store/offload.h"
+#include "model/update/update.h"
 #include "tests/kit.h"
 #include "tests/ranks_run.h"
 

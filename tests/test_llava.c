@@ -11,7 +11,7 @@
 #include "model/checkpoint/tower.h"
 #include "model/config/adapter.h"
 #include "model/config/hf.h"
-#include "model/update.h"
+#include "model/update/update.h"
 #include "tests/exported.h"
 
 static const char *const goldens[] = { "llava-llama", "llava-mistral", "llava-qwen3-tied" };

@@ -3,7 +3,7 @@
  * saved. */
 #include "kernels/dynamic8.h"
 #include "kernels/nf4.h"
-#include "model/quantized_weights.h"
+#include "model/store/quantized_weights.h"
 #include "tests/adapted.h"
 #include "tests/exported.h"
 

@@ -1,6 +1,6 @@
 /* Folders of adapters: tensors with PEFT's names, shapes and types, and nothing of the base;
  * bit-exact round trips; PEFT's folders are read, in every type; folders that do not match. */
-#include "model/architecture.h"
+#include "model/shape/architecture.h"
 #include "model/checkpoint/base_fingerprint.h"
 #include "tests/adapted.h"
 #include "tests/pattern.h"

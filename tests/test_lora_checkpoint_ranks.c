@@ -5,11 +5,11 @@
 
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
-#include "model/quantized_weights.h"
+#include "model/store/quantized_weights.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/model.h"
 #include "model/run/memory.h"
-#include "model/update.h"
+#include "model/update/update.h"
 #include "tests/kit.h"
 #include "tests/models.h"
 #include "tests/ranks.h"

@@ -4,9 +4,9 @@
 #include <sys/stat.h>
 
 #include "kernels/runtime/comm.h"
-#include "model/quantized_weights.h"
+#include "model/store/quantized_weights.h"
 #include "model/checkpoint/checkpoint.h"
-#include "model/update.h"
+#include "model/update/update.h"
 #include "tests/kit.h"
 #include "tests/ranks_run.h"
 

@@ -6,10 +6,10 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/safetensors.h"
-#include "model/muon.h"
+#include "model/update/muon.h"
 #include "model/run/memory.h"
 #include "model/run/quant_stats.h"
-#include "model/update.h"
+#include "model/update/update.h"
 #include "tests/models.h"
 #include "tests/ranks.h"
 

@@ -13,7 +13,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/operations.h"
 #include "model/decode.h"
-#include "model/update.h"
+#include "model/update/update.h"
 #include "tests/images.h"
 
 #define OP(name, ...) #name,

@@ -8,7 +8,7 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/run/memory.h"
 #include "model/run/quant_stats.h"
-#include "model/update.h"
+#include "model/update/update.h"
 #include "tests/lion.h"
 #include "tests/models.h"
 #include "tests/ranks.h"

@@ -3,9 +3,9 @@
  * its checkpoints. */
 #include <jansson.h>
 
-#include "model/plan.h"
+#include "model/plan/plan.h"
 #include "model/run/telemetry.h"
-#include "model/update.h"
+#include "model/update/update.h"
 #include "tests/lion.h"
 #include "tests/saved.h"
 #include "tests/try_config.h"

@@ -26,13 +26,13 @@
 #include <string.h>
 
 #include "kernels/runtime/device.h"
-#include "model/architecture.h"
+#include "model/shape/architecture.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/config/adapter.h"
 #include "model/config/hf.h"
-#include "model/muon.h"
-#include "model/update.h"
+#include "model/update/muon.h"
+#include "model/update/update.h"
 #include "tests/exported.h"
 #include "tests/models.h"
 

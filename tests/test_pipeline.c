@@ -5,8 +5,8 @@
 
 #include "tests/kit.h"
 
-#include "model/pipeline.h"
-#include "model/units.h"
+#include "model/shape/pipeline.h"
+#include "model/shape/units.h"
 
 enum { MAX_STAGES = 8, MAX_MICRO = 32, MAX_CHUNKS = 4, MAX_ROWS = 2 * MAX_MICRO * MAX_CHUNKS };
 

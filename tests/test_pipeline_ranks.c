@@ -8,9 +8,9 @@
 
 #include "kernels/runtime/operations.h"
 #include "model/decode.h"
-#include "model/offload.h"
+#include "model/store/offload.h"
 #include "model/run/memory.h"
-#include "model/update.h"
+#include "model/update/update.h"
 #include "tests/models.h"
 #include "tests/ranks.h"
 #include "tests/ranks_training.h"

@@ -11,7 +11,7 @@
  * half times as many; YaRN makes scores and their errors (0.1 ln 4 + 1)^2 = 1.30 times as large. A
  * root mean square over 64 tokens varies by 1/sqrt(2 * 64) = 9 %, the worst of 30 tensors by twice
  * that. */
-#include "model/block.h"
+#include "model/block/block.h"
 #include "tests/recipe_runs.h"
 
 /* The columns of each recipe in recipe.h's order. COAT [fig. 1, sec. 4-5]: activations and weights

@@ -6,7 +6,7 @@
 #include "kernels/runtime/trace.h"
 #include "model/run/memory.h"
 #include "model/run/memory_fit.h"
-#include "model/update.h"
+#include "model/update/update.h"
 #include "tests/kit.h"
 #include "tests/ranks_run.h"
 

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <cmocka.h>
 
-#include "model/rope.h"
+#include "model/shape/rope.h"
 
 /* YaRN, and four of its frequencies, from pair `first` on. */
 typedef struct {

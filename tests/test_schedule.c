@@ -20,7 +20,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "model/schedule.h"
+#include "model/update/schedule.h"
 #include "tests/try_config.h"
 
 /* Odd, so that its multiples are not exact in F32; lengths in tokens exceed 2^31. */

@@ -5,7 +5,7 @@
 
 #include "data/loader.h"
 #include "kernels/runtime/comm.h"
-#include "model/update.h"
+#include "model/update/update.h"
 
 static double norm_or_not(const ParamStore *store);
 static bool wait_or_not(Loader *l, double seconds);

@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "kernels/random.h"
-#include "model/spikes.h"
+#include "model/update/spikes.h"
 
 static double number(uint64_t i)
 {

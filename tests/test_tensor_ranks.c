@@ -15,7 +15,7 @@
 #include "kernels/runtime/error.h"
 #include "model/decode.h"
 #include "model/run/memory.h"
-#include "model/update.h"
+#include "model/update/update.h"
 #include "tests/models.h"
 #include "tests/ranks.h"
 #include "tests/ranks_training.h"

@@ -10,8 +10,8 @@
 
 #include "model/run/memory.h"
 #include "model/run/rehearsal.h"
-#include "model/units.h"
-#include "model/update.h"
+#include "model/shape/units.h"
+#include "model/update/update.h"
 #include "tests/models.h"
 #include "tests/ranks.h"
 #include "tests/ranks_training.h"

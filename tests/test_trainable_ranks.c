@@ -7,7 +7,7 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/model.h"
 #include "model/run/memory.h"
-#include "model/update.h"
+#include "model/update/update.h"
 #include "tests/kit.h"
 #include "tests/models.h"
 #include "tests/ranks.h"

@@ -22,8 +22,8 @@
  * which are only loaded if they are named. */
 #pragma once
 #include "data/loader.h"
-#include "model/fsdp.h"
-#include "model/spikes.h"
+#include "model/store/fsdp.h"
+#include "model/update/spikes.h"
 
 /* A source of data.mix, as in `mix` of trainer.json. Its position is that of the same index in
  * LoaderState. */

@@ -25,7 +25,7 @@
 #include "model/config/hf.h"
 #include "model/config/hf_keys.h"
 #include "model/config/pointer.h"
-#include "model/units.h"
+#include "model/shape/units.h"
 
 /* ---- the source ------------------------------------------------------------------------------ */
 

@@ -3,7 +3,7 @@
 #pragma once
 #include <jansson.h>
 
-#include "model/architecture.h"
+#include "model/shape/architecture.h"
 #include "model/checkpoint/coded_encode.h"
 #include "model/checkpoint/weight_files.h"
 

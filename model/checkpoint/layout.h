@@ -1,7 +1,7 @@
 /* The tensors of a checkpoint, and copies between files, host memory and the units in device
  * memory. */
 #pragma once
-#include "model/fsdp.h"
+#include "model/store/fsdp.h"
 #include "model/checkpoint/safetensors.h"
 
 /* MODEL: all weights but the adapters'. BASE: those that the folder of the base has: no adapters,

@@ -17,7 +17,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
 #include "kernels/runtime/watchdog.h"
-#include "model/quantized_weights.h"
+#include "model/store/quantized_weights.h"
 #include "model/checkpoint/base_fingerprint.h"
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/crc32c.h"
@@ -34,7 +34,7 @@
 #include "model/config/files.h"
 #include "model/config/hf.h"
 #include "model/config/table.h"
-#include "model/rope.h"
+#include "model/shape/rope.h"
 
 /* ---- loading --------------------------------------------------------------------------------- */
 

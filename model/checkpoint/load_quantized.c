@@ -10,7 +10,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/progress.h"
 #include "kernels/runtime/watchdog.h"
-#include "model/quantized_weights.h"
+#include "model/store/quantized_weights.h"
 #include "model/checkpoint/nf4_source.h"
 
 enum { CHUNK = 16 << 20 }; /* elements */

@@ -1,7 +1,7 @@
 /* How long a checkpoint is kept: decided by the settings when it was saved, and stored in its
  * trainer.json. */
 #pragma once
-#include "model/config.h"
+#include "model/shape/config.h"
 
 typedef enum {
     SAVED_UNKNOWN,   /* not stored, or not our checkpoint */

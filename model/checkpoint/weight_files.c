@@ -10,7 +10,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
 #include "kernels/runtime/watchdog.h"
-#include "model/architecture.h"
+#include "model/shape/architecture.h"
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/manifest.h"

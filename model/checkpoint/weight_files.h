@@ -3,7 +3,7 @@
 #include <jansson.h>
 
 #include "model/checkpoint/safetensors.h"
-#include "model/config.h"
+#include "model/shape/config.h"
 
 typedef struct {
     SafeFile **file;

@@ -11,7 +11,7 @@
 
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
-#include "model/architecture.h"
+#include "model/shape/architecture.h"
 #include "model/config/files.h"
 #include "model/config/table.h"
 

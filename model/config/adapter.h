@@ -1,7 +1,7 @@
 /* PEFT's adapter_config.json, read and written. It describes the adapters of a folder and names
  * their base model. */
 #pragma once
-#include "model/config.h"
+#include "model/shape/config.h"
 
 /* Whether a folder holds adapters: it has an adapter_config.json. */
 bool adapter_is(const char *folder);

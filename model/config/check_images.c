@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "kernels/runtime/error.h"
-#include "model/architecture.h"
+#include "model/shape/architecture.h"
 
 /* Rows of features are read 16 bytes at a time. */
 static void check_features(Reader *r)

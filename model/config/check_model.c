@@ -8,8 +8,8 @@
 #include <string.h>
 
 #include "kernels/runtime/error.h"
-#include "model/architecture.h"
-#include "model/trainable.h"
+#include "model/shape/architecture.h"
+#include "model/shape/trainable.h"
 
 void config_complete_heads(ModelConfig *m, const Reader *r, const char *path)
 {

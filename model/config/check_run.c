@@ -8,7 +8,7 @@
 
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
-#include "model/schedule.h"
+#include "model/update/schedule.h"
 
 /* Ranks with different sequences, or groups that share some. */
 static int groups_of(const Reader *r)

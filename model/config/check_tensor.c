@@ -3,8 +3,8 @@
 
 #include "kernels/runtime/error.h"
 #include "model/config/table.h"
-#include "model/optimizer.h"
-#include "model/params.h"
+#include "model/shape/optimizer.h"
+#include "model/shape/params.h"
 
 /* What these ranks cannot do is refused before anything is read or written. */
 static char *refused_combination(const Config *c)

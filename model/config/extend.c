@@ -10,7 +10,7 @@
 #include "kernels/runtime/error.h"
 #include "model/config/files.h"
 #include "model/config/pointer.h"
-#include "model/schedule.h"
+#include "model/update/schedule.h"
 
 /* A checkpoint's place, and the end of its stable part, in steps or tokens. */
 typedef struct {

@@ -8,7 +8,7 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "model/config/export_options.h"
-#include "model/version.h"
+#include "kernels/runtime/version.h"
 
 /* "wandb.*" matches wandb itself and all keys below it. */
 static bool is_section_of(const char *pattern, const char *name)

@@ -3,7 +3,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 
-#include "model/architecture.h"
+#include "model/shape/architecture.h"
 
 /* Reads folder/config.json into `m`, with the class's defaults for missing keys, as written by
  * transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters); init_* are unchanged. Dies on a

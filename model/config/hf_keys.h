@@ -1,6 +1,6 @@
 /* The keys of a Hugging Face config.json and how each is handled. */
 #pragma once
-#include "model/architecture.h"
+#include "model/shape/architecture.h"
 
 /* VALUE, TOKEN, ROTATION, BLOCKS: all values are supported. ONLY, REFUSED: they change the model,
  * and only one value is supported. WRITTEN, LITERAL, IGNORED: they do not change the model, any

@@ -3,7 +3,7 @@
 #pragma once
 #include <jansson.h>
 
-#include "model/config.h"
+#include "model/shape/config.h"
 
 /* The class and its model_type. */
 #define LLAVA_CLASS "LlavaForConditionalGeneration"

@@ -1,6 +1,6 @@
 /* From the command line to a Config. */
 #pragma once
-#include "model/config.h"
+#include "model/shape/config.h"
 
 /* Reads argv[1], unless it is a setting, and the --a.b=c after it. NULL after printing help or the
  * version, for --help, --help=key or --version anywhere, or the usage if there is no argument.

@@ -8,8 +8,8 @@
 
 #include "kernels/kernels.h"
 #include "kernels/runtime/error.h"
-#include "model/optimizer.h"
-#include "model/params.h"
+#include "model/shape/optimizer.h"
+#include "model/shape/params.h"
 
 /* ---- the optimizer --------------------------------------------------------------------------- */
 

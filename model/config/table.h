@@ -2,7 +2,7 @@
  * configs/README.md and the resolved configuration all come from these rows, so they cannot
  * disagree. */
 #pragma once
-#include "model/config.h"
+#include "model/shape/config.h"
 #include "model/config/yaml.h"
 
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* Communication of ranks about problems, and agreement on inputs. All ranks call each of these. */
 #pragma once
 #include "data/prompts.h"
-#include "model/config.h"
+#include "model/shape/config.h"
 
 bool agree_any(bool own);                /* whether it is true on any rank */
 double agree_least(double own);          /* the minimum over all ranks */

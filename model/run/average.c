@@ -7,7 +7,7 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "model/config/files.h"
-#include "model/fsdp.h"
+#include "model/store/fsdp.h"
 #include "model/run/agree.h"
 
 static Tensor mean_of(const ParamStore *store, int u)

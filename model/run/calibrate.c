@@ -10,14 +10,14 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/progress.h"
-#include "model/block.h"
+#include "model/block/block.h"
 #include "model/checkpoint/convert.h"
 #include "model/config/hf.h"
-#include "model/head.h"
+#include "model/block/head.h"
 #include "model/model.h"
-#include "model/plan.h"
+#include "model/plan/plan.h"
 #include "model/run/weights_ahead.h"
-#include "model/units.h"
+#include "model/shape/units.h"
 
 enum { TOKENS = 8192 }; /* of a micro-batch: enough for efficient GEMMs */
 

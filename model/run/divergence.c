@@ -11,7 +11,7 @@
 #include "model/checkpoint/folder.h"
 #include "model/run/open_data.h"
 #include "model/run/pieces.h"
-#include "model/update.h"
+#include "model/update/update.h"
 
 static const char remedy[] = "Lower optimizer.learning_rate, clip gradients (max_grad_norm) or "
                              "look at the data of these steps";

@@ -1,7 +1,7 @@
 #include "model/run/flops.h"
 
 #include "kernels/runtime/device.h"
-#include "model/units.h"
+#include "model/shape/units.h"
 
 /* Mean number of keys per query in block l, over a sequence of T: T/2; with a window w a ramp up to
  * w, then w. */

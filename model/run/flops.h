@@ -1,7 +1,7 @@
 /* The cost of a token, and the peak speed of a device. `shape`: that of all units, which says what
  * is trained. */
 #pragma once
-#include "model/params.h"
+#include "model/shape/params.h"
 
 /* FLOPs of forward and backward per token: GEMMs, and causal attention of T tokens with windows.
  * head_forward: part of `head`. */

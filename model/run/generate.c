@@ -21,7 +21,7 @@
 #include "model/run/open_data.h"
 #include "model/run/run.h"
 #include "model/sampling.h"
-#include "model/stages.h"
+#include "model/parallel/stages.h"
 
 enum { MOST_STOPS = 64 };
 

@@ -3,8 +3,8 @@
 #pragma once
 #include "model/run/downstream.h"
 #include "model/run/evaluate.h"
-#include "model/schedule.h"
-#include "model/spikes.h"
+#include "model/update/schedule.h"
+#include "model/update/spikes.h"
 
 typedef struct {
     long step, tokens; /* steps and tokens done, this one included */

@@ -11,11 +11,11 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/host_memory.h"
-#include "model/param_store.h"
+#include "model/store/param_store.h"
 #include "model/model.h"
-#include "model/offload.h"
+#include "model/store/offload.h"
 #include "model/run/agree.h"
-#include "model/units.h"
+#include "model/shape/units.h"
 
 double memory_of_device(const Config *c)
 {

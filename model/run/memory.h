@@ -1,7 +1,7 @@
 /* Decides how a run uses its memory, where the configuration leaves choices open, and prints the
  * plan. */
 #pragma once
-#include "model/plan.h"
+#include "model/plan/plan.h"
 
 /* The mesh of the ranks of a run, or of those that a dry run is given. */
 Mesh memory_mesh(const Config *c);

@@ -1,6 +1,6 @@
 /* Whether a run fits its devices. All ranks call. */
 #pragma once
-#include "model/config.h"
+#include "model/shape/config.h"
 
 /* Bytes of device memory that a rank of this dry run needs: its plan, and the allowance for
  * libraries. */

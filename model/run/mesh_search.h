@@ -1,6 +1,6 @@
 /* The fastest meshes of a dry run's ranks, by predicted time. */
 #pragma once
-#include "model/config.h"
+#include "model/shape/config.h"
 
 /* Whether the ranks can form the mesh that c->strategy has: the conditions of config/check_ranks.c,
  * without a message; and whether the batch divides. */

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "kernels/runtime/error.h"
-#include "model/schedule.h"
+#include "model/update/schedule.h"
 
 void mix_describe(TrainState *state, const Config *c, const Loader *l)
 {

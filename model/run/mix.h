@@ -2,7 +2,7 @@
 #pragma once
 #include "data/loader.h"
 #include "model/checkpoint/checkpoint.h"
-#include "model/config.h"
+#include "model/shape/config.h"
 
 /* Fills state->mix from the opened data. */
 void mix_describe(TrainState *state, const Config *c, const Loader *l);

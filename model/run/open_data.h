@@ -1,7 +1,7 @@
 /* Opens the token files of a run. */
 #pragma once
 #include "data/loader.h"
-#include "model/buffers.h"
+#include "model/shape/buffers.h"
 
 /* Opens training data (set NULL) or a validation set. The watchdog waits for it. problem: as in
  * loader_try_open, for data that was opened before and needs no warnings; NULL: dies instead. All

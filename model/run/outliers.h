@@ -7,7 +7,7 @@
 #include <stddef.h>
 
 #include "kernels/runtime/mesh.h"
-#include "model/recipe.h"
+#include "model/shape/recipe.h"
 
 /* kurtosis: mean(x^4) / mean(x^2)^2 of all elements: 3 for normal ones. largest_channel: the
  * largest magnitude that the tensor's scale covers / the root mean square of the median channel. */

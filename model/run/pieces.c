@@ -1,7 +1,7 @@
 #include "model/run/pieces.h"
 
 #include "kernels/runtime/error.h"
-#include "model/schedule.h"
+#include "model/update/schedule.h"
 
 const uint8_t *pieces_begins(Run *r, const Batch *b)
 {

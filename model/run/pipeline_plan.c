@@ -5,9 +5,9 @@
 
 #include "kernels/runtime/comm.h"
 #include "model/model.h"
-#include "model/offload.h"
+#include "model/store/offload.h"
 #include "model/run/memory.h"
-#include "model/units.h"
+#include "model/shape/units.h"
 
 static int in_flight(const Pipeline *p)
 {

@@ -1,6 +1,6 @@
 /* What a run or a dry run prints of its pipeline stages. */
 #pragma once
-#include "model/param_store.h"
+#include "model/store/param_store.h"
 
 /* Prints on rank 0, if there are stages, their number and, of a training, the schedule and how long
  * they wait for each other. */

@@ -7,8 +7,8 @@
 #include "kernels/runtime/error.h"
 #include "model/run/flops.h"
 #include "model/run/memory.h"
-#include "model/trainable.h"
-#include "model/units.h"
+#include "model/shape/trainable.h"
+#include "model/shape/units.h"
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 

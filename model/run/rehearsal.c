@@ -7,9 +7,9 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/operations.h"
 #include "model/model.h"
-#include "model/offload.h"
+#include "model/store/offload.h"
 #include "model/run/memory.h"
-#include "model/update.h"
+#include "model/update/update.h"
 
 typedef struct {
     Rehearsal *r;

@@ -4,8 +4,8 @@
 #pragma once
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
-#include "model/config.h"
-#include "model/pipeline.h"
+#include "model/shape/config.h"
+#include "model/shape/pipeline.h"
 
 /* Work on a queue; a mark; a wait for a mark. They have numbers. */
 typedef enum { EVENT_WORK, EVENT_MARK, EVENT_WAIT } EventKind;

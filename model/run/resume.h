@@ -1,6 +1,6 @@
 /* Prints the settings that a resumed run changes. */
 #pragma once
-#include "model/config.h"
+#include "model/shape/config.h"
 
 /* Prints a line for each setting that affects training and differs from the config.yaml of the
  * checkpoint `folder`: "resume: global_train_batch_size 32, was 16"; with the same recipe also for

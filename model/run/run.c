@@ -26,8 +26,8 @@
 #include "model/run/plan_time.h"
 #include "model/run/resume.h"
 #include "model/run/save_folder.h"
-#include "model/schedule.h"
-#include "model/version.h"
+#include "model/update/schedule.h"
+#include "kernels/runtime/version.h"
 
 static void check_countable(const char *key, double n)
 {

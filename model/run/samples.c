@@ -10,7 +10,7 @@
 #include "kernels/runtime/watchdog.h"
 #include "model/run/agree.h"
 #include "model/sampling.h"
-#include "model/stages.h"
+#include "model/parallel/stages.h"
 
 struct Samples {
     const Config *config;

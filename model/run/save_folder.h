@@ -1,6 +1,6 @@
 /* The save_folder at the start of a run: whether the run may use it, and what is kept. */
 #pragma once
-#include "model/config.h"
+#include "model/shape/config.h"
 
 /* Creates the folder and its parents. */
 void save_folder_make(const char *path);

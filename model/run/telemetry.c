@@ -28,8 +28,8 @@
 #include "kernels/runtime/error.h"
 #include "model/run/outliers.h"
 #include "model/run/quant_stats.h"
-#include "model/tensor_ranks.h"
-#include "model/units.h"
+#include "model/parallel/tensor_ranks.h"
+#include "model/shape/units.h"
 
 enum { ROWS = 64, GROUPS = 64, FORMATS = 4, BINS = 256 };
 

@@ -1,0 +1,506 @@
+/* recipe + config -> every Tensor placed in the arena. The same function runs twice: to measure,
+ * then to place. */
+#include "model/plan/plan.h"
+
+#include "model/parallel/context.h"
+#include "model/store/offload.h"
+#include "model/parallel/stages.h"
+#include "model/shape/units.h"
+
+/* Where there are steps, and scales hold for them. */
+static bool has_scales_of_step(const Model *m)
+{
+    return m->recipe.scales == PER_STEP && !m->forward_only;
+}
+
+/* arena: the unit's own memory. amaxes: of the scales of FP8 operands, valid for a step.
+ * transposes: backward reads transposes of FP8 operands, for gradients of the blocks' matrices;
+ * else the rows, for those of adapters. keep: what forward saves. rows: of tensors. */
+struct Planner {
+    Arena *arena, *amaxes;
+    Model *m;
+    const ParamStore *store;
+    bool transposes;
+    Keep keep;
+    int rows;
+};
+
+static size_t whole_256(size_t bytes)
+{
+    return (bytes + 255) & ~(size_t)255;
+}
+
+/* This many bytes of what all blocks share. */
+void *plan_shared(Model *m, Buffer b, size_t bytes)
+{
+    OverlaidBuffer *s = &m->shared[b];
+    const size_t whole = whole_256(bytes);
+    /* blocks that keep less may want more of it */
+    s->bytes = whole > s->bytes ? whole : s->bytes;
+    return (char *)m->shared_memory + s->at;
+}
+
+Tensor plan_shared_rows(Model *m, Buffer b, Format f, int rows, int cols)
+{
+    Arena measured = { 0 };
+    tensor_alloc(&measured, f, rows, cols);
+    return tensor_alloc(&(Arena){ .memory = plan_shared(m, b, measured.used) }, f, rows, cols);
+}
+
+static Tensor shared(const Planner *p, Buffer b, Format f, int cols)
+{
+    return plan_shared_rows(p->m, b, f, p->rows, cols);
+}
+
+Tensor plan_own(Planner *p, Format f, int cols)
+{
+    return tensor_alloc(p->arena, f, p->rows, cols);
+}
+
+/* What forward leaves for backward is a block's own, unless backward runs the block again. */
+static bool leaves_own(const Planner *p)
+{
+    return !keep_recomputes(p->keep) && !p->m->forward_only;
+}
+
+static Tensor place(Planner *p, bool is_own, Buffer b, Format f, int cols)
+{
+    return is_own ? plan_own(p, f, cols) : shared(p, b, f, cols);
+}
+
+static void add_scale_amax(const Planner *p, Tensor *t)
+{
+    if (!has_scales_of_step(p->m) || !format_is_fp8(t->format) || t->format.group)
+        return;
+    t->scale_amax = arena_alloc(p->amaxes, sizeof(float));
+    t->scale_reused = &p->m->scales_reused;
+}
+
+static float *floats(Planner *p, bool is_own, Buffer b, int per_token)
+{
+    const size_t bytes = sizeof(float) * (size_t)p->rows * (size_t)per_token;
+    return is_own ? arena_alloc(p->arena, bytes) : plan_shared(p->m, b, bytes);
+}
+
+/* The factors of an FP8 operand's columns, and memory for the weight that they are folded into.
+ * They are kept as long as its range. */
+static void add_channels(Planner *p, Tensor *t)
+{
+    Model *m = p->m;
+    if (m->recipe.down_scales != DOWN_CHANNEL || !format_is_fp8(t->format))
+        return;
+    t->channel =
+        arena_alloc(has_scales_of_step(m) ? p->amaxes : p->arena, sizeof(float) * (size_t)t->cols);
+    m->down_folded = plan_shared_rows(m, BUFFER_DOWN, t->format, m->config->d_model, t->cols);
+}
+
+/* A GEMM operand; the buffer of its transposed copy follows its own in the list. In FP8 forward
+ * reads its rows; what backward reads of it has to be kept. */
+static Tensor operand(Planner *p, bool is_own, Buffer b, Format f, int cols)
+{
+    if (!format_is_fp8(f))
+        return place(p, is_own, b, f, cols);
+    const size_t bytes = (size_t)p->rows * (size_t)cols;
+    Tensor t = {
+        .format = f, .rows = p->rows, .cols = cols, .fast = p->m->recipe.fast != FAST_NONE
+    };
+    t.data = is_own && !p->transposes ? arena_alloc(p->arena, bytes) : plan_shared(p->m, b, bytes);
+    t.scale = arena_alloc(p->arena, 16);
+    if (p->transposes)
+        t.data_t = is_own ? arena_alloc(p->arena, bytes) : plan_shared(p->m, b + 1, bytes);
+    add_scale_amax(p, &t);
+    return t;
+}
+
+static bool same(Tensor a, Format f)
+{
+    return format_equal(a.format, f);
+}
+
+/* For what is between layers: of p's rows this rank's. */
+static Planner of_stream(const Planner *p)
+{
+    Planner own = *p;
+    own.rows /= row_parts(p->m);
+    return own;
+}
+
+/* The stream is kept, its sums with branches in another place, where backward reads it: as norm
+ * input, as GEMM operand, or to run the block again. NOTE: without a backward pass they are in two
+ * places, too: matmul may round what it adds in place once more, and an evaluation is to give the
+ * numbers of the training. So the input of a recomputed block is never where others add in
+ * place. */
+static bool stream_is_kept(const Planner *p)
+{
+    const Recipe *r = &p->m->recipe;
+    return keep_recomputes(p->keep) ||
+           format_equal(p->m->config->norm_after ? r->operand : r->saved, r->stream);
+}
+
+static Tensor place_stream(Planner *p)
+{
+    Model *m = p->m;
+    const bool is_own = stream_is_kept(p) && (!m->forward_only || m->recipe.recompute);
+    Planner own = of_stream(p);
+    return place(&own, is_own, BUFFER_ATTN_RES, m->recipe.stream, m->config->d_model);
+}
+
+/* Whether a gradient reads the inputs of these layers. */
+static bool reads_input(const Model *m, Linear l)
+{
+    return m->trains_matrices || adapter_parts(m->config, l).num_parts > 0;
+}
+
+/* For the MLP of blocks with this `keep`: backward has to find what forward leaves of all tokens,
+ * unless it runs the MLP again. */
+static Planner of_mlp(const Planner *p, Keep keep)
+{
+    Planner mlp = *p;
+    mlp.rows = mlp_rows(p->m, keep);
+    return mlp;
+}
+
+static void plan_stream(Planner *p, Acts *a)
+{
+    Model *m = p->m;
+    Planner mlp = of_mlp(p, p->keep), own = of_stream(p), own_mlp = of_stream(&mlp);
+    const Recipe *r = &m->recipe;
+    int C = m->config->d_model;
+    bool after = m->config->norm_after, leaves = leaves_own(p);
+    bool keep_h = leaves && (after || p->keep == KEEP_ALL),
+         one_h = p->keep == KEEP_INPUTS && !after;
+
+    a->attn_res = place_stream(p);
+    bool alias_x = !after && format_equal(r->saved, r->stream),
+         alias_h = after && format_equal(r->operand, r->stream) && m->tensor_ranks == 1;
+    a->mlp_res = !stream_is_kept(p) ? a->attn_res
+                 : leaves           ? plan_own(&own, r->stream, C)
+                                    : shared(&own, BUFFER_MLP_RES, r->stream, C);
+    a->attn_x = alias_x ? a->attn_res : place(&own, leaves, BUFFER_ATTN_X, r->saved, C);
+    a->mlp_x = alias_x ? a->mlp_res : place(&own_mlp, leaves, BUFFER_MLP_X, r->saved, C);
+    a->attn_h =
+        alias_h ? a->attn_res
+                : operand(p, keep_h && reads_input(m, LINEAR_QKV), BUFFER_ATTN_H, r->operand, C);
+    a->mlp_h = alias_h ? a->mlp_res
+               : one_h ? a->attn_h
+                       : operand(&mlp, keep_h && reads_input(m, LINEAR_GATE_UP), BUFFER_MLP_H,
+                                 r->operand, C);
+    if (one_h && format_is_fp8(r->operand)) {
+        /* forward's scale is used again in backward */
+        a->mlp_h.scale = arena_alloc(p->arena, 16);
+        add_scale_amax(p, &a->mlp_h);
+    }
+    if (after) {
+        a->attn_branch =
+            same(a->attn_x, r->stream) ? a->attn_x : shared(&own, BUFFER_BRANCH, r->stream, C);
+        a->mlp_branch = same(a->mlp_x, r->stream) ? a->mlp_x : a->attn_branch;
+    }
+}
+
+/* The attention output as GEMM operand: if it is saved as one, the saved codes, to which all blocks
+ * share the transpose. */
+static Tensor att_operand(Planner *p, Tensor att, Format f)
+{
+    if (!format_equal(att.format, f))
+        return operand(p, false, BUFFER_ATTN_OPERAND, f, att.cols);
+    att.fast = p->m->recipe.fast != FAST_NONE;
+    att.data_t = p->transposes ? plan_shared(p->m, BUFFER_ATTN_OPERAND_T, tensor_numel(att)) : NULL;
+    return att;
+}
+
+static void plan_acts(Planner *p, Acts *a)
+{
+    Model *m = p->m;
+    const Recipe *r = &m->recipe;
+    const ModelConfig *c = m->config;
+    int HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim, F = c->mlp_width;
+    bool leaves = leaves_own(p), changed = c->qk_norm || c->clip_qkv > 0;
+    Planner mlp = of_mlp(p, p->keep), own = of_stream(p), own_mlp = of_stream(&mlp);
+    bool leaves_attention = leaves || (p->keep == KEEP_ATTENTION && !m->forward_only);
+
+    a->keep = p->keep;
+    plan_stream(p, a);
+    a->qkv_saved = place(p, leaves, BUFFER_QKV_SAVED, r->qkv, S);
+    a->qkv_raw =
+        same(a->qkv_saved, r->stream) ? a->qkv_saved : shared(p, BUFFER_QKV_RAW, r->stream, S);
+    a->qkv_rotated = !same(a->qkv_saved, r->stream) ? a->qkv_raw
+                     : changed                      ? shared(p, BUFFER_QKV_ROTATED, r->stream, S)
+                                                    : a->qkv_saved;
+    a->attn_saved = place(p, leaves_attention, BUFFER_ATTN_SAVED, r->att, HD);
+    add_scale_amax(p, &a->attn_saved);
+    a->attn_out =
+        same(a->attn_saved, r->stream) ? a->attn_saved : shared(p, BUFFER_ATTN_OUT, r->stream, HD);
+    a->attn_operand =
+        same(a->attn_out, r->operand) ? a->attn_out : att_operand(p, a->attn_saved, r->operand);
+    a->gate_up_saved = place(&mlp, leaves, BUFFER_GATE_UP_SAVED, r->hidden, 2 * F);
+    a->gate_up_raw = same(a->gate_up_saved, r->stream)
+                         ? a->gate_up_saved
+                         : shared(&mlp, BUFFER_GATE_UP_RAW, r->stream, 2 * F);
+    const bool keeps_act = p->keep == KEEP_ALL && !m->forward_only && reads_input(m, LINEAR_DOWN);
+    a->swiglu_operand = operand(&mlp, keeps_act, BUFFER_SWIGLU_OPERAND, r->operand, F);
+    add_channels(p, &a->swiglu_operand);
+
+    a->attn_stats = floats(&own, leaves, BUFFER_ATTN_STATS, 2);
+    a->mlp_stats = floats(&own_mlp, leaves, BUFFER_MLP_STATS, 2);
+    a->qk_stats = !c->qk_norm ? NULL
+                              : floats(p, leaves, BUFFER_QK_STATS,
+                                       c->qk_norm == QK_NORM_HEAD ? c->n_heads + c->n_kv_heads : 2);
+    a->lse = floats(p, leaves_attention, BUFFER_LSE, c->n_heads);
+    a->own_lse = context_skips(m) ? floats(p, leaves_attention, BUFFER_OWN_LSE, c->n_heads) : NULL;
+    for (Linear l = 0; l < NUM_LINEARS; l++) {
+        const int parts = adapter_parts(c, l).num_parts;
+        Planner *of = l < LINEAR_GATE_UP ? p : &mlp;
+        a->xa[l] = parts ? place(of, leaves, BUFFER_XA_QKV + l, r->stream, parts * c->lora.rank)
+                         : (Tensor){ 0 };
+    }
+}
+
+/* The input's gradient reads the rows of an FP8 gradient, the weight's gradient its transpose,
+ * unless it is an adapter's. All blocks share it, so it has no scale_amax of its own. */
+static Tensor gradient_operand(Planner *p, Buffer b, int cols)
+{
+    Tensor t = operand(p, false, b, p->m->recipe.gradient, cols);
+    t.scale_amax = NULL;
+    t.scale_reused = NULL;
+    t.fast = p->m->recipe.fast == FAST_ALL;
+    return t;
+}
+
+/* Its rows overwrite the saved gate and up, if those take as much: FP8 over FP8, or the same
+ * format. Else all blocks share it; also with scales of the step, where a gradient beyond its range
+ * is computed again from gate and up. */
+static Tensor plan_dgate_up(Planner *p, int cols)
+{
+    const Format saved = p->m->recipe.hidden, f = p->m->recipe.gradient;
+    Tensor t = {
+        .format = f, .rows = p->rows, .cols = cols, .fast = p->m->recipe.fast == FAST_ALL
+    };
+    if (format_is_fp8(f) ? has_scales_of_step(p->m) || !format_is_fp8(saved)
+                         : !format_equal(saved, f))
+        return gradient_operand(p, BUFFER_DGATE_UP, cols);
+    if (format_is_fp8(f)) {
+        t.scale = arena_alloc(p->arena, 16);
+        t.data_t = p->transposes ? plan_shared(p->m, BUFFER_DGATE_UP_T, tensor_numel(t)) : NULL;
+    }
+    return t;
+}
+
+/* All blocks have these, each with its own scale_amax, the same in all sets, since their backward
+ * passes have one order; and dgate_up's rows where its gate and up were saved, if the plan says
+ * so. */
+static void plan_gradients(Planner *p, Tensor dgate_up, Tensor dqkv_op)
+{
+    for (int l = 0; l < p->m->L; l++) {
+        add_scale_amax(p, &dgate_up);
+        add_scale_amax(p, &dqkv_op);
+        for (int set = 0; set < p->m->num_sets; set++) {
+            stages_use_set(p->m, set);
+            Acts *a = &p->m->acts[l];
+            a->dgate_up = dgate_up;
+            a->dqkv_op = dqkv_op;
+            if (!dgate_up.data)
+                a->dgate_up.data = a->gate_up_saved.data;
+        }
+    }
+}
+
+/* Work memory of attention on a GPU: in backward, per row and head, sums of dq in F32, dk and dv in
+ * BF16 where heads share keys, and four floats more. Sizes are padded to tiles of 128 rows and 64
+ * columns; documents' last tiles are padded too, hence an eighth more. Without it, or with less
+ * than it wants, it takes memory of its own. */
+static void plan_scratch(Model *m)
+{
+    const Attention a = context_attention(m, m->attn);
+    const size_t tokens = (size_t)a.B * (size_t)((a.T + 127) / 128 * 128),
+                 rows = tokens + (m->documents ? tokens / 8 : 0);
+    const size_t floats = (size_t)((a.D + 63) / 64 * 64) + (size_t)(a.K < a.H ? a.D : 0) + 4;
+    m->attn.scratch_bytes = rows * (size_t)a.H * floats * sizeof(float) + (64 << 10);
+    m->attn.scratch = plan_shared(m, BUFFER_ATTENTION, m->attn.scratch_bytes);
+}
+
+/* For context ranks; forward needs a part of it. */
+static void plan_exchange(Model *m)
+{
+    const Attention own = context_attention(m, m->attn);
+    const int HD = own.H * own.D, S = HD + 2 * own.K * own.D, rows = m->context * m->rows;
+    const Format f = m->recipe.stream;
+    BackwardScratch *t = &m->work;
+    if (m->context == 1)
+        return;
+    t->exchanged = plan_shared_rows(m, BUFFER_EXCHANGED, f, rows, S);
+    t->qkv_heads = plan_shared_rows(m, BUFFER_QKV_HEADS, f, rows, S);
+    t->attn_out_heads = plan_shared_rows(m, BUFFER_ATTN_OUT_HEADS, f, rows, HD);
+    if (m->forward_only)
+        return;
+    t->datt_heads = plan_shared_rows(m, BUFFER_DATT_HEADS, f, rows, HD);
+    t->dqkv_heads = plan_shared_rows(m, BUFFER_DQKV_HEADS, f, rows, S);
+}
+
+/* For tensor ranks. */
+static void plan_sums(Model *m)
+{
+    if (m->tensor_ranks == 1)
+        return;
+    if (row_parts(m) > 1 && (format_is_fp8(m->recipe.operand) || format_is_fp8(m->recipe.gradient)))
+        m->work.own =
+            plan_shared_rows(m, BUFFER_OWN, (Format){ F32, 0, false }, m->N, m->config->d_model);
+    m->work.partial =
+        plan_shared_rows(m, BUFFER_PARTIAL, m->recipe.stream, m->rows, m->config->d_model);
+}
+
+static void plan_work(Planner *p)
+{
+    Model *m = p->m;
+    const Recipe *r = &m->recipe;
+    const ModelConfig *c = m->config;
+    BackwardScratch *t = &m->work;
+    Planner mlp = of_mlp(p, r->keep), own = of_stream(p);
+    const bool alone = m->tensor_ranks == 1;
+    int C = c->d_model, HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim,
+        F = c->mlp_width;
+
+    t->dres = shared(&own, BUFFER_DRES, r->stream, C);
+    t->dres_amax = alone && !c->norm_after && format_is_fp8(r->gradient)
+                       ? arena_alloc(p->arena, sizeof(float))
+                       : NULL;
+    t->dy = alone && !c->norm_after && same(t->dres, r->gradient)
+                ? t->dres
+                : gradient_operand(p, BUFFER_DY, C);
+    t->dh = shared(p, BUFFER_DH, r->stream, C);
+    t->dact = shared(&mlp, BUFFER_DACT, r->stream, F);
+    t->datt = shared(p, BUFFER_DATT, r->stream, HD);
+    t->dqkv = shared(p, BUFFER_DQKV, r->stream, S);
+    plan_gradients(p, plan_dgate_up(&mlp, 2 * F),
+                   same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(p, BUFFER_DQKV_OP, S));
+    if (r->stream.dtype == BF16)
+        plan_scratch(m);
+    t->dxa = c->lora.rank ? shared(p, BUFFER_DXA, r->stream, (LORA_PARTS + !alone) * c->lora.rank)
+                          : (Tensor){ 0 };
+}
+
+/* The first block of this stage in which forward leaves what it leaves in block l. */
+static int first_like(const Planner *p, int l)
+{
+    const Recipe *r = &p->m->recipe;
+    int first = 0;
+    while (recipe_keep(r, first) != recipe_keep(r, l) ||
+           !store_holds(p->store, unit_of_layer(p->m->config, first)))
+        first++;
+    return first;
+}
+
+/* Block l's own memory: the next of the arena, or a slot that other blocks have before and after
+ * it. */
+static void plan_own_memory(Planner *p, int l)
+{
+    const Offload *o = &p->m->offload;
+    Acts *a = &p->m->acts[l];
+    Arena *all = p->arena, slot = { all->memory, o->at + (size_t)a->slot * o->bytes };
+    if (o->slots < o->pieces)
+        p->arena = &slot;
+    p->arena->used = whole_256(p->arena->used);
+    const size_t before = p->arena->used;
+    plan_acts(p, a);
+    a->own_bytes = whole_256(p->arena->used - before);
+    p->arena = all;
+}
+
+/* Without a backward pass all blocks that add to the stream in the same way have the memory of the
+ * first such. */
+void plan_block(Planner *p, Model *m, int unit)
+{
+    const int l = unit - unit_of_layer(m->config, 0), first = first_like(p, l);
+    p->keep = recipe_keep(&m->recipe, l);
+    if (l == first || !m->forward_only)
+        plan_own_memory(p, l);
+    else
+        m->acts[l] = m->acts[first];
+}
+
+void plan_head_input(Planner *p, Model *m, int unit)
+{
+    p->keep = m->recipe.keep;
+    m->unit_acts[unit].attn_res = place_stream(p);
+}
+
+/* The slots, each large enough for any block, if there are fewer than pieces. Sizes are those of
+ * the plan before this one. */
+static void plan_slots(Arena *arena, Model *m)
+{
+    Offload *o = &m->offload;
+    o->bytes = 0;
+    for (int l = 0; l < m->L; l++)
+        o->bytes = m->acts[l].own_bytes > o->bytes ? m->acts[l].own_bytes : o->bytes;
+    o->at = whole_256(arena->used);
+    if (o->slots < o->pieces)
+        arena->used = o->at + (size_t)o->slots * o->bytes;
+}
+
+/* Where the last block of a chunk writes, if the next one is another stage's: as that stage places
+ * what it reads. */
+static void plan_output(Planner *p, int u)
+{
+    p->keep = recipe_keep(&p->m->recipe, u - unit_of_layer(p->m->config, 0));
+    p->m->unit_acts[u].attn_res = place_stream(p);
+}
+
+/* In how many sets unit u has buffers: as many as its chunk has micro-batches in flight, or the
+ * chunk before, whose output it reads. */
+static int sets_of(const Model *m, const ParamStore *store, int u)
+{
+    for (int chunk = 0; chunk < store->pipe.chunks; chunk++) {
+        const UnitRange units = pipeline_units(&store->pipe, m->config, chunk);
+        if (u >= units.first && u <= units.end)
+            return m->forward_only ? 1 : pipeline_in_flight(&store->pipe, chunk);
+    }
+    return 0;
+}
+
+static void plan_unit(Planner *p, int u)
+{
+    Model *m = p->m;
+    Arena *const amaxes = p->amaxes;
+    const size_t at = m->amax_at[u] = amaxes->used;
+    for (int set = 0; set < sets_of(m, p->store, u); set++) {
+        Arena own = { .memory = (char *)amaxes->memory + (size_t)set * m->amax_bytes, .used = at };
+        p->amaxes = &own;
+        stages_use_set(m, set);
+        if (!store_holds(p->store, u))
+            plan_output(p, u);
+        else if (p->store->shape[u].kind->plan)
+            p->store->shape[u].kind->plan(p, m, u);
+        amaxes->used = own.used;
+    }
+    p->amaxes = amaxes;
+    m->amax_at[u + 1] = amaxes->used;
+    stages_use_set(m, 0);
+}
+
+static void plan_outgoing(Planner *p)
+{
+    Model *m = p->m;
+    Planner own = of_stream(p);
+    for (Neighbour n = 0; n < NUM_NEIGHBOURS && p->store->pipe.stages > 1; n++) {
+        m->outgoing[n].stream = plan_own(&own, m->recipe.stream, m->config->d_model);
+        m->outgoing[n].amax = tensor_alloc(p->arena, (Format){ F32, 0, false }, 1, 1);
+    }
+}
+
+void plan_units(Arena *arena, Arena *amaxes, Model *m, const ParamStore *store)
+{
+    Planner planner = { arena, amaxes, m, store, m->trains_matrices, m->recipe.keep, m->rows },
+            *p = &planner;
+    const int last = p->store->num_units - 1;
+    const size_t before = p->arena->used;
+    offload_plan_slots(m, store);
+    plan_slots(p->arena, m);
+    for (int u = 0; u < last; u++)
+        plan_unit(p, u);
+    m->bytes.blocks = m->forward_only ? 0 : p->arena->used - before;
+    plan_unit(p, last);
+    plan_outgoing(p);
+    plan_exchange(m);
+    plan_sums(m);
+    if (!m->forward_only)
+        plan_work(p);
+}

@@ -1,0 +1,446 @@
+/* The rows, and functions that read them.
+ *
+ * Projections with the same input are one matrix here, but separate tensors in Hugging Face's
+ * files. Matrices are row- major, so each of these tensors is a range of rows of ours: q, k, v in
+ * qkv; gate, up in gate_up. Our embedding is padded to `embedding_size` rows, the file's has
+ * `vocab_size` rows; the padding rows are last and are left out.
+ *
+ * NOTE: post_attention_layernorm is the norm before the MLP in Llama, but that of the attention's
+ * output in OLMo-2. */
+#include "model/shape/architecture.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/runtime/error.h"
+#include "model/shape/units.h"
+
+/* ---- the rows -------------------------------------------------------------------------------- */
+
+// clang-format off
+#define BOTH_KINDS                                                                                             \
+    { "qkv",     { "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight" } },        \
+    { "qkv_bias", { "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias" } },             \
+    { "qnorm",   { "self_attn.q_norm.weight" } },                                                              \
+    { "knorm",   { "self_attn.k_norm.weight" } },                                                              \
+    { "out",     { "self_attn.o_proj.weight" } },                                                              \
+    { "gate_up", { "mlp.gate_proj.weight", "mlp.up_proj.weight" } },                                           \
+    { "down",    { "mlp.down_proj.weight" } },                                                                 \
+    { "embed",   { "model.embed_tokens.weight" } },                                                            \
+    { "norm",    { "model.norm.weight" } },                                                                    \
+    { "head",    { "lm_head.weight" } }
+// clang-format on
+
+// clang-format off
+static const TensorNames norms_before[] = {
+    { "attn_norm",   { "input_layernorm.weight" } },
+    { "mlp_norm",   { "post_attention_layernorm.weight" } },
+    BOTH_KINDS, { NULL }
+};
+// clang-format on
+
+// clang-format off
+static const TensorNames norms_behind[] = {
+    { "attn_norm",   { "post_attention_layernorm.weight" } },
+    { "mlp_norm",   { "post_feedforward_layernorm.weight" } },
+    BOTH_KINDS, { NULL }
+};
+// clang-format on
+
+/* The class of all models with images (projector.h), with any text model [transformers,
+ * LlavaForConditionalGeneration]. */
+// clang-format off
+static const TensorNames of_projector[] = {
+    { "image_in",       { "multi_modal_projector.linear_1.weight" } },
+    { "image_in_bias",  { "multi_modal_projector.linear_1.bias" } },
+    { "image_out",      { "multi_modal_projector.linear_2.weight" } },
+    { "image_out_bias", { "multi_modal_projector.linear_2.bias" } },
+    { NULL }
+};
+// clang-format on
+
+enum { ANY_ROPE = 1 << ROPE_DEFAULT | 1 << ROPE_LLAMA3 | 1 << ROPE_YARN };
+
+/* In the order of search: if two can compute a model, such as Llama and Mistral without a window,
+ * the first is chosen unless the configuration names the other. */
+static const Architecture built_in[] = {
+    /* heads_divide: transformers 5 checks this only for this class */
+    { "LlamaForCausalLM", "llama", "Llama", .norm = RMS_NORM, .norm_affine = true, .images = true,
+      .tying = true, .heads_divide = true, .rope_types = ANY_ROPE, .blocks = "model.layers",
+      .tensors = norms_before,
+      .keys = { { "head_dim", 0 },
+                { "mlp_bias", 0 },
+                { "rms_norm_eps", 1e-6 },
+                { "eos_token_id", 2 } } },
+
+    /* transformers' OlmoLayerNorm has this eps built in */
+    { "OlmoForCausalLM", "olmo", "OLMo", .norm = LAYER_NORM, .norm_eps = 1e-5f, .clip = true,
+      .tying = true, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
+      .keys = { { "clip_qkv", 0 }, { "eos_token_id", 50279 }, { "pad_token_id", 1 } } },
+
+    { "Olmo2ForCausalLM", "olmo2", "OLMo-2", .norm = RMS_NORM, .norm_affine = true,
+      .norm_after = true, .qk_norm = QK_NORM_WIDTH, .tying = true, .rope_types = ANY_ROPE,
+      .blocks = "model.layers", .tensors = norms_behind,
+      .keys = { { "rms_norm_eps", 1e-5 }, { "eos_token_id", 50279 }, { "pad_token_id", 1 } } },
+
+    { "MistralForCausalLM", "mistral", "Mistral", .norm = RMS_NORM, .norm_affine = true,
+      .images = true, .tying = true, .windows = SAME_WINDOW, .rope_types = ANY_ROPE,
+      .with_layer_types = "MinistralForCausalLM", .blocks = "model.layers", .tensors = norms_before,
+      .keys = { { "head_dim", 0 },
+                { "rms_norm_eps", 1e-6 },
+                { "num_key_value_heads", 8 },
+                { "max_position_embeddings", 131072 },
+                { "sliding_window", 4096 },
+                { "eos_token_id", 2 } } },
+
+    { "MinistralForCausalLM", "ministral", "Ministral", .norm = RMS_NORM, .norm_affine = true,
+      .tying = true, .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE, .blocks = "model.layers",
+      .tensors = norms_before,
+      .keys = { { "head_dim", 0 },
+                { "rms_norm_eps", 1e-6 },
+                { "num_key_value_heads", 8 },
+                { "max_position_embeddings", 131072 },
+                { "sliding_window", 4096 },
+                { "layer_types", 0 },
+                { "eos_token_id", 2 } } },
+
+    /* q, k and v have biases whatever attention_bias says */
+    { "Qwen2ForCausalLM", "qwen2", "Qwen2", .norm = RMS_NORM, .norm_affine = true, .qkv_bias = true,
+      .tying = true, .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE, .blocks = "model.layers",
+      .tensors = norms_before,
+      .keys = { { "attention_bias", 0 },
+                { "rms_norm_eps", 1e-6 },
+                { "num_key_value_heads", 32 },
+                { "max_position_embeddings", 32768 },
+                { "use_sliding_window", 0 },
+                { "sliding_window", 4096 },
+                { "max_window_layers", 28 },
+                { "layer_types", 0 } } },
+
+    { "Qwen3ForCausalLM", "qwen3", "Qwen3", .norm = RMS_NORM, .norm_affine = true, .images = true,
+      .qk_norm = QK_NORM_HEAD, .tying = true, .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE,
+      .blocks = "model.layers", .tensors = norms_before,
+      .keys = { { "head_dim", 128 },
+                { "rms_norm_eps", 1e-6 },
+                { "num_key_value_heads", 32 },
+                { "max_position_embeddings", 32768 },
+                { "use_sliding_window", 0 },
+                { "sliding_window", 4096 },
+                { "max_window_layers", 28 },
+                { "layer_types", 0 } } },
+
+    /* without layer_types every fourth block has full attention */
+    { "Olmo3ForCausalLM", "olmo3", "OLMo-3", .norm = RMS_NORM, .norm_affine = true,
+      .norm_after = true, .qk_norm = QK_NORM_WIDTH, .tying = true, .windows = WINDOW_BY_LAYER,
+      .rope_types = ANY_ROPE, .full_attn_scaled_only = true, .blocks = "model.layers",
+      .tensors = norms_behind,
+      .keys = { { "rms_norm_eps", 1e-5 },
+                { "rope_theta", 500000 },
+                { "sliding_window", 4096 },
+                { "layer_types", 4 },
+                { "eos_token_id", 50279 },
+                { "pad_token_id", 1 } } },
+
+    { "SmolLM3ForCausalLM", "smollm3", "SmolLM3", .norm = RMS_NORM, .norm_affine = true,
+      .tying = true, .no_rope = true, .rope_types = ANY_ROPE, .blocks = "model.layers",
+      .tensors = norms_before,
+      .keys = { { "mlp_bias", 0 },
+                { "rms_norm_eps", 1e-6 },
+                { "num_key_value_heads", 4 },
+                { "max_position_embeddings", 32768 },
+                { "rope_theta", 2000000 },
+                { "tie_word_embeddings", 1 },
+                { "no_rope_layers", 0 },
+                { "no_rope_layer_interval", 4 },
+                { "eos_token_id", 128001 },
+                { "pad_token_id", 128004 } } },
+};
+
+/* ---- finding a row --------------------------------------------------------------------------- */
+
+enum { BUILT_IN = sizeof built_in / sizeof built_in[0], MAX_ADDED = 16 };
+static const Architecture *added[MAX_ADDED];
+static int num_added;
+
+static int count_all(void)
+{
+    return BUILT_IN + num_added;
+}
+
+static const Architecture *row(int i)
+{
+    return i < BUILT_IN ? &built_in[i] : added[i - BUILT_IN];
+}
+
+const Architecture *architecture_find(const char *class)
+{
+    for (int i = 0; i < count_all(); i++)
+        if (strcmp(row(i)->class, class) == 0)
+            return row(i);
+    return NULL;
+}
+
+const Architecture *architecture_of_type(const char *model_type)
+{
+    for (int i = 0; i < count_all(); i++)
+        if (strcmp(row(i)->model_type, model_type) == 0)
+            return row(i);
+    return NULL;
+}
+
+char *architecture_names(void)
+{
+    char *text;
+    FILE *f = xtext(&text);
+    for (int i = 0; i < count_all(); i++)
+        fprintf(f, "%s%s", i ? ", " : "", row(i)->class);
+    fclose(f);
+    return text;
+}
+
+void architecture_add(const Architecture *a)
+{
+    if (architecture_find(a->class))
+        die("architecture_add: class %s exists already; use another name", a->class);
+    CHECK(num_added < MAX_ADDED, "more than %d architectures", MAX_ADDED);
+    added[num_added++] = a;
+}
+
+const ClassKey *architecture_key(const Architecture *a, const char *key)
+{
+    const size_t most = sizeof a->keys / sizeof a->keys[0];
+    for (size_t i = 0; i < most && a->keys[i].key; i++)
+        if (strcmp(a->keys[i].key, key) == 0)
+            return &a->keys[i];
+    return NULL;
+}
+
+/* ---- the row of a model ---------------------------------------------------------------------- */
+
+/* Adds a setting that must change, unless `holds`. */
+static void need(FILE *f, bool holds, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+static void need(FILE *f, bool holds, const char *format, ...)
+{
+    va_list args;
+    if (holds)
+        return;
+    fputs(ftell(f) > 0 ? ", model." : "model.", f);
+    va_start(args, format);
+    vfprintf(f, format, args);
+    va_end(args);
+}
+
+/* Whether `a` supports the windows of c's blocks. */
+static bool windows_fit(const Architecture *a, const ModelConfig *c)
+{
+    int sliding = 0;
+    for (int l = 0; l < c->n_layers; l++)
+        sliding += layer_slides(c, l);
+    return sliding == 0 || a->windows == WINDOW_BY_LAYER ||
+           (a->windows == SAME_WINDOW && sliding == c->n_layers);
+}
+
+/* Whether `a` scales the rotary frequencies of the same blocks as c. */
+static bool scaling_fits(const Architecture *a, const ModelConfig *c)
+{
+    for (int l = 0; l < c->n_layers && c->rope_scaling.type != ROPE_DEFAULT; l++)
+        if (layer_is_scaled(c, l) == (a->full_attn_scaled_only && layer_slides(c, l)))
+            return false;
+    return true;
+}
+
+char *architecture_differences(const Architecture *a, const ModelConfig *c)
+{
+    static const char *const qk_norms[] = { "false", "true", "head" };
+    char *text;
+    FILE *f = xtext(&text);
+    need(f, c->norm.kind == a->norm, "layer_norm_type: %s",
+         a->norm == RMS_NORM ? "rms" : "default");
+    need(f, c->norm_affine == a->norm_affine, "layer_norm_with_affine: %s",
+         a->norm_affine ? "true" : "false");
+    need(f, a->norm_eps == 0 || c->norm.eps == a->norm_eps, "layer_norm_eps: %g",
+         (double)a->norm_eps);
+    need(f, c->norm_after == a->norm_after, "norm_after: %s", a->norm_after ? "true" : "false");
+    need(f, c->qkv_bias == a->qkv_bias, "qkv_bias: %s", a->qkv_bias ? "true" : "false");
+    need(f, c->qk_norm == a->qk_norm, "attention_layer_norm: %s", qk_norms[a->qk_norm]);
+    need(f, a->clip || c->clip_qkv == 0, "clip_qkv: null");
+    need(f, a->tying || !c->weight_tying, "weight_tying: false");
+    need(f, !a->heads_divide || c->d_model % c->n_heads == 0, "n_heads: a divisor of d_model %d",
+         c->d_model);
+    need(f, a->no_rope || c->no_rope_interval == 0, "no_rope_layer_interval: null");
+    if (a->windows == NO_WINDOW)
+        need(f, windows_fit(a, c), "sliding_window: null");
+    else
+        need(f, windows_fit(a, c), "layer_types: null");
+    if (a->rope_types >> c->rope_scaling.type & 1)
+        need(f, scaling_fits(a, c), "rope_scaling.full_attn_layers_only: %s",
+             a->full_attn_scaled_only ? "true" : "false");
+    else
+        need(f, false, "rope_scaling: null");
+    fclose(f);
+    return text;
+}
+
+static bool computes(const Architecture *a, const ModelConfig *c)
+{
+    char *differences = architecture_differences(a, c);
+    const bool same = !*differences;
+    free(differences);
+    return same;
+}
+
+/* where: prefix of the message, such as "x.yaml: ". */
+static _Noreturn void die_of_none(const ModelConfig *c, const char *where)
+{
+    char *text;
+    FILE *f = xtext(&text);
+    for (int i = 0; i < count_all(); i++) {
+        char *differences = architecture_differences(row(i), c);
+        fprintf(f, "\n  %s (%s): %s", row(i)->family, row(i)->class, differences);
+        free(differences);
+    }
+    fclose(f);
+    die("%sno Hugging Face architecture can compute this model, so it cannot be saved. Each would "
+        "need other settings:%s",
+        where, text);
+}
+
+static const Architecture *find_computing(const ModelConfig *c)
+{
+    if (c->architecture && computes(c->architecture, c))
+        return c->architecture;
+    for (int i = 0; i < count_all(); i++)
+        if (computes(row(i), c))
+            return row(i);
+    return NULL;
+}
+
+const Architecture *architecture_of(const ModelConfig *c)
+{
+    const Architecture *a = find_computing(c);
+    if (!a)
+        die_of_none(c, "");
+    return a;
+}
+
+const Architecture *architecture_choose(const ModelConfig *c, const char *file)
+{
+    const Architecture *a = find_computing(c);
+    if (!a)
+        die_of_none(c, xasprintf("%s: ", file));
+    return a;
+}
+
+/* ---- tensors --------------------------------------------------------------------------------- */
+
+static const TensorNames *names_of(const Architecture *a, const char *param)
+{
+    const TensorNames *const lists[] = { a->tensors, of_projector };
+    for (int i = 0; i < 2; i++)
+        for (const TensorNames *t = lists[i]; t->param; t++)
+            if (strcmp(t->param, param) == 0)
+                return t;
+    die("%s: no Hugging Face name for parameter %s; add a row to its tensors", a->class, param);
+}
+
+/* The row of the parameter to which the adapter p belongs: qkv for qkv_a. */
+static const TensorNames *names_of_linear(const Architecture *a, const Param *p)
+{
+    static const char *const linear[NUM_LINEARS] = { "qkv", "out", "gate_up", "down" };
+    return names_of(a, linear[p->linear]);
+}
+
+const char *hf_prefix(const ModelConfig *c)
+{
+    return c->image.feature_size > 0 ? "language_model." : "";
+}
+
+void hf_tree_name(char to[HF_NAME], const char *name)
+{
+    static const struct {
+        const char *file, *tree;
+    } levels[] = {
+        { "language_model.model.", "model.language_model." },
+        { "multi_modal_projector.", "model.multi_modal_projector." },
+    };
+    const char *first = "";
+    for (int i = 0; i < 2 && !*first; i++)
+        if (strncmp(name, levels[i].file, strlen(levels[i].file)) == 0) {
+            first = levels[i].tree;
+            name += strlen(levels[i].file);
+        }
+    snprintf(to, HF_NAME, "%s%s", first, name);
+}
+
+void hf_adapter_name(char to[HF_NAME], const char *name, const char *matrix)
+{
+    char tree[HF_NAME];
+    hf_tree_name(tree, name);
+    const int length = (int)(strlen(tree) - (matrix ? strlen(".weight") : 0));
+    const int n = snprintf(to, HF_NAME, "base_model.model.%.*s%s%s%s", length, tree,
+                           matrix ? "." : "", matrix ? matrix : "", matrix ? ".weight" : "");
+    CHECK(n < HF_NAME, "the name of the adapter of %s is too long", name);
+}
+
+static void set_name(HfTensor *t, const Architecture *a, const UnitLayout *s, const Param *p,
+                     const char *name)
+{
+    const char *prefix = s->kind->is_projector ? "" : hf_prefix(s->config);
+    char file[HF_NAME];
+    if (s->kind->is_layer)
+        snprintf(file, sizeof file, "%s%s.%d.%s", prefix, a->blocks, s->number, name);
+    else
+        snprintf(file, sizeof file, "%s%s", prefix, name);
+    if (p->is_adapter)
+        hf_adapter_name(t->name, file, p->is_b ? "lora_B" : "lora_A");
+    else
+        strcpy(t->name, file);
+}
+
+int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitLayout *shape, int unit)
+{
+    const Architecture *a = architecture_of(c);
+    int count = 0;
+    for (int i = 0; i < shape->num_params; i++) {
+        const Param *p = &shape->param[i];
+        const TensorNames *names = p->is_adapter ? names_of_linear(a, p) : names_of(a, p->name);
+        const bool whole = !names->part[1];
+        for (int k = 0; k < (whole ? 1 : p->num_parts); k++) {
+            const Part *part = &p->part[k];
+            const char *name = names->part[part->tensor];
+            CHECK(count < HF_TENSORS, "unit %d has more tensors", unit);
+            CHECK(name, "%s: no Hugging Face name for a part of parameter %s", a->class, p->name);
+            HfTensor *t = &out[count++];
+            *t =
+                (HfTensor){ .unit = unit,
+                            .param = i,
+                            .first = (size_t)part->first * (size_t)p->cols,
+                            .rows = (size_t)(whole && p->num_parts > 1 ? p->rows : part->rows),
+                            .cols = (size_t)p->cols,
+                            .adapter = p->is_adapter,
+                            .vector = p->is_vector,
+                            .with_adapter = shape->kind->is_projector && lora_trains_projector(c) };
+            if (p->is_vector)
+                t->cols *= t->rows, t->rows = 1;
+            t->max_rows = p->has_padding ? (size_t)p->rows : t->rows;
+            set_name(t, a, shape, p, name);
+        }
+    }
+    return count;
+}
+
+HfTensor *hf_tensors_of(const ModelConfig *c, int *count)
+{
+    const int units = unit_count(c);
+    HfTensor *list = xmalloc((size_t)units * HF_TENSORS * sizeof *list);
+    *count = 0;
+    for (int unit = 0; unit < units; unit++) {
+        UnitLayout shape;
+        unit_shape(&shape, c, unit, 1);
+        *count += hf_tensors(list + *count, c, &shape, unit);
+    }
+    return list;
+}

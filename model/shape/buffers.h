@@ -1,0 +1,291 @@
+/* What a model has in device memory besides its parameters: every buffer with its shape.
+ *
+ * Dimensions: B sequences of T tokens, N = B*T, divided by context and tensor ranks; C model width;
+ * H query heads, K key/value heads of width D; S = (H+2K)*D width of [q|k|v]; F MLP width; V rows
+ * of the embedding; L blocks; W ranks. With t tensor ranks H, K and F are this rank's, and what
+ * layers and attention read and write has t N rows (Model.rows) where N is written; the stream,
+ * norms' inputs and statistics, branches and dres have N. */
+#pragma once
+#include "kernels/collectives.h"
+#include "kernels/runtime/device.h"
+#include "model/shape/overlay.h"
+#include "model/shape/params.h"
+
+/* As many rows or columns of an FP8 operand: GPUs multiply these by sixteens. */
+static inline int fp8_padded(int count)
+{
+    enum { MULTIPLE = 16 };
+    return (count + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
+}
+
+/* What block_forward saves for block_backward. Tensors that hold the same values in the same format
+ * are the same memory ("= x"). All blocks share the memory of tensors that backward recomputes, or
+ * needs only for a moment ("shared").
+ *                                                                                        f32, bf16       coat */
+typedef struct {
+    /* (N, C) residual stream before attention and before the MLP  own  shared, one for both */
+    Tensor attn_res, mlp_res;
+    /* (N, C) norm inputs (OLMo-2: branch outputs)     = *_res         e4m3/16 */
+    Tensor attn_x, mlp_x;
+    /* (N, C) branch outputs before a norm (OLMo-2)    = *_x           shared */
+    Tensor attn_branch, mlp_branch;
+    float *attn_stats, *mlp_stats; /* (N, 2) mean and rstd of attn_x, mlp_x */
+    /* (N, C) operands of the branches' first GEMMs    own             e4m3, shared */
+    Tensor attn_h, mlp_h;
+    /* (N, S) [q|k|v] as the GEMM writes it            = qkv_saved     = qkv_saved */
+    Tensor qkv_raw;
+    /* (N, S) as saved                                 own             bf16 */
+    Tensor qkv_saved;
+    /* (N, S) as attention reads it      = qkv_saved, or shared with QK-norm or clip */
+    Tensor qkv_rotated;
+    /* (N, 2) rstd of q and k, with QK-norm; (N, H+K) if each head has one */
+    float *qk_stats;
+    /* (N, H*D) attention output as written            = attn_saved    = attn_saved */
+    Tensor attn_out;
+    /* (N, H*D) as saved                               own             bf16 */
+    Tensor attn_saved;
+    /* (N, H*D) as GEMM operand                        = attn_saved    e4m3, shared, or = */
+    Tensor attn_operand;
+    /* (B, H, T) log-sum-exp of the scores; see attention_forward */
+    float *lse;
+    /* the same of documents that lie in this context rank's part; NULL: no documents */
+    float *own_lse;
+    /* (N, 2F) [gate|up] as the GEMM writes it         = gate_up_saved shared */
+    Tensor gate_up_raw;
+    /* (N, 2F) as saved                                own             e4m3/16 */
+    Tensor gate_up_saved;
+    /* (N, F) silu(gate)*up, GEMM operand              own             e4m3, shared */
+    Tensor swiglu_operand;
+    /* (N, P rank) scale x A^T of each linear layer's input x; P: parts with an adapter */
+    Tensor xa[NUM_LINEARS];
+    /* (N, 2F) gradient, GEMM operand                  = gate_up_saved e5m2: see plan_dgate_up */
+    Tensor dgate_up;
+    Tensor dqkv_op; /* (N, S) gradient, GEMM operand; = dqkv if formats agree */
+    Keep keep;      /* which of these forward saves */
+    /* of this block's own memory, one piece; in a slot, and ... */
+    size_t own_bytes;
+    int slot;       /* ... which; ... */
+    bool on_host;   /* ... whether it leaves for the host, ... */
+    size_t host_at; /* ... and where it is there (offload.h) */
+    /* the model's, with this block's sliding window and rotary table */
+    Attention attn;
+    /* attn for whole sequences and this rank's heads: attention itself (context.h) */
+    Attention heads;
+    /* k, v (P, K*D) of the sequence that decode.h continues; NULL unless the run generates */
+    KvCache cache;
+} Acts;
+
+/* What backward writes and the next block overwrites. */
+typedef struct {
+    Tensor dres;      /* (N, C) gradient of the residual stream */
+    float *dres_amax; /* [1] max|dres|, from which dy gets its scale; or NULL */
+    /* (N, C) gradient of a branch's last GEMM; = dres if no norm or cast lies between */
+    Tensor dy;
+    Tensor dh;   /* (N, C) gradient of a branch's first operand */
+    Tensor dact; /* (N, F) gradient of SwiGLU's output */
+    Tensor datt; /* (N, H*D) gradient of attention's output */
+    Tensor dqkv; /* (N, S) */
+    /* (c N, S/c) with c > 1 context ranks: what is exchanged, and as it arrives: */
+    Tensor exchanged;
+    Tensor qkv_heads, attn_out_heads, datt_heads,
+        dqkv_heads; /* (c N, S/c), (c N, H*D/c) qkv_rotated, attn_out, datt, dqkv of whole
+                          sequences, this rank's heads; wider than S/c if ranks share key heads */
+    /* (N, C), (tN, C) with t > 1 tensor ranks: rows to be encoded, in F32; a layer's partial sum */
+    Tensor own, partial;
+    /* (N, 3 rank) gradient of one of a block's `xa`; tensor ranks: (N, 4 rank), of a branch's
+     * two */
+    Tensor dxa;
+} BackwardScratch;
+
+/* What context ranks exchange in a micro-batch (context.h), in host memory. */
+typedef struct {
+    /* of each rank, some may be empty; ranges that this rank's pieces make, where they touch */
+    int pieces, ranges;
+    RowRange *whole; /* [c][pieces] those of rank r: rows of qkv_heads and its like */
+    RowRange *range; /* [ranges] of this rank's rows outside attention */
+    /* [c][pieces] this rank's pieces with the heads of rank r: rows of `exchanged` */
+    RowRange *packed;
+    int *own_start; /* (B T/c + 1) where documents begin in this rank's part */
+    /* see Documents: of whole sequences, of this rank's part */
+    bool *left_out, *own_left_out;
+    /* (B T) documents that lie in one rank's part, from which those left out are chosen */
+    struct OwnDocument *own;
+    double *exchanged; /* [c] each rank's tokens of the other documents */
+} ContextExchange;
+
+/* Device memory for one block's saved activations at a time: what was in it is on its way to the
+ * host, or the next is on its way back, and the compute queue has not waited for that yet. */
+typedef struct {
+    DeviceMark *left, *back;
+    bool leaves, comes;
+} Slot;
+
+typedef struct BlockPass BlockPass;
+
+/* Saved activations that are on the host while other blocks compute: see offload.h. */
+typedef struct {
+    int pieces;        /* blocks times micro-batches in flight */
+    int slots;         /* those whose saved activations are on the device: all, or fewer */
+    size_t at, bytes;  /* if fewer: where in the arena the slots begin; of a slot */
+    int leaving;       /* pieces that leave */
+    size_t host_bytes; /* of pinned host memory for these, */
+    char *host;        /* which is here */
+    Slot *slot;        /* [slots] */
+    DeviceMark *computed;
+    /* [passes] of the micro-batches at work, ...; NULL: nothing is saved, or nothing moves */
+    BlockPass *pass;
+    int passes, next; /* ... of which `next` comes next */
+} Offload;
+
+/* What is done on the queue of exchanges between tensor ranks while a block computes
+ * (tensor_ranks.h): rows are gathered, rows made again are, sums are there. */
+typedef enum { EXCHANGE_ROWS, EXCHANGE_AGAIN, EXCHANGE_SUMS, NUM_EXCHANGES } Exchange;
+typedef struct {
+    DeviceMark *ready, *done[NUM_EXCHANGES];
+} Exchanges;
+
+/* What is on its way to a neighbouring stage (stages.h): the stream or its gradient, and with the
+ * gradient its amax, or NULL. */
+typedef struct {
+    Tensor stream, amax;
+    DeviceMark *ready, *left;
+} Outgoing;
+
+/* Features of images on the host, in a batch of whole sequences: row[i] has the Cv values of token
+ * i, in F32 or BF16; NULL: it is no place of an image. row NULL: the batch has no images. */
+typedef struct {
+    const void *const *row;
+    DType dtype;
+} ImageRows;
+
+/* Only models with images have these (projector.h). rows: the micro-batch's rows of features,
+ * padded. */
+typedef struct {
+    int rows;
+    Tensor x; /* (N, Cv) features */
+    int *at;  /* (N) the token of each row, or -1 */
+    /* (N, C) shared: before GELU and after it; the projector's output, or its gradient */
+    Tensor h, act, y;
+    void *host_x; /* (N, Cv) host memory */
+    int *host_at; /* (N) host memory */
+} ImageBuffers;
+
+/* blocks: saved activations of all; work: buffers that all blocks share, with the head's; cache: of
+ * all blocks. */
+typedef struct {
+    size_t units, blocks, work, head, cache, total;
+} PlanBytes;
+
+typedef struct Model {
+    const ModelConfig *config;
+    Recipe recipe;
+    /* what blocks have in common; its B: every micro-batch's; its T: this rank's part */
+    Attention attn;
+    /* of whole sequences; with context ranks those that stay in one part are left out */
+    Documents docs;
+    /* with context ranks: of this rank's part; those that are exchanged are left out; count 0:
+     * none */
+    Documents own_docs;
+    ContextExchange exchange;
+    /* with tensor ranks: config, which has this rank's heads and MLP width; else NULL */
+    ModelConfig *own_config;
+
+    /* sizes */
+    int L, N; /* blocks; tokens of a micro-batch, this rank's */
+    /* tN: tokens in blocks' layers and attention, those of t tensor ranks; N while generating */
+    int rows;
+    /* tokens of a tile of the MLP, in blocks whose MLP backward runs again; rows: no tiles */
+    int tile;
+    int T;                     /* tokens of a sequence */
+    int context, context_rank; /* ranks that share sequences; which part is this rank's */
+    /* ranks that compute layers together; which part is this rank's */
+    int tensor_ranks, tensor_rank;
+    Exchanges *exchanges; /* with tensor ranks; else NULL */
+    bool dy_begun;        /* in backward: the block above has begun to gather this one's dy */
+    int backward_to;      /* the last unit of the backward pass */
+    int P;                /* positions that a token can have: T, or more with caches */
+    int last;             /* with caches: the row of the last token */
+
+    /* activations */
+    Acts *
+        unit_acts; /* [units] of the micro-batch at work; those that are no block use attn_res, where they read the
+                                  stream */
+    Acts *acts; /* those of the first block on */
+    Acts *
+        sets; /* [num_sets][units]: unit_acts is one of them. Micro-batch i of a stage's chunk with n in flight
+                                  (pipeline.h) has set i % n */
+    int num_sets;
+    BackwardScratch work;
+    Offload offload;
+    ImageBuffers image;
+    ImageRows images; /* of the next batch: see model_use_images */
+    /* (C, F) a block's down with the factors of swiglu_operand's columns: matmul's operand */
+    Tensor down_folded;
+    Outgoing outgoing[NUM_NEIGHBOURS];
+
+    /* the head */
+    float *final_stats; /* (N, 2) mean and rstd of the last block's output */
+    Tensor final_h;     /* (N, C) the head's operand */
+    Tensor logits;      /* (chunk, V): never all N rows */
+    /* (chunk, V) their gradient in format.head, if that is FP8: its transpose overwrites the
+     * logits */
+    Tensor dlogits;
+    Tensor head_h,
+        head_w; /* (chunk, C), (V, C) then: E4M3 operands, of the weight only the transpose; in these three
+                                  chunk and V are padded: fp8_padded */
+
+    /* the batch, its losses, and rotations of its positions */
+    /* (N), (B*T + 1), (B*T/c + 1): device memory */
+    int *targets, *doc_start, *own_doc_start;
+    float *losses;              /* (2, N) cross entropy and z-loss per token */
+    float *sums;                /* [2] their sums since model_zero_losses */
+    float *rope[NUM_ROTATIONS]; /* (P, D/2, 2) cosine and sine; NULL: no block has them */
+    TokenAt *sorted;            /* (N) the tokens as the embedding wants them */
+    int *host_doc_start;        /* (B*T + 1) host memory */
+    int *host_part;             /* (tN) host memory: see context_part */
+    TokenAt *host_sorted;       /* (N) host memory */
+
+    /* how it computes */
+    /* this step has had a micro-batch: its operands' scale_amax are known, ... */
+    bool in_step;
+    bool scales_reused; /* ... and valid for this one */
+    bool has_head;      /* this rank's stage ends with the head, which makes the losses */
+    bool forward_only;  /* nothing is kept for a backward pass, and there is no `work` */
+    /* what blocks share keeps its values until `observe` has seen a block */
+    bool observed;
+    bool documents;       /* attention stays inside documents */
+    bool trains_matrices; /* of blocks: false if only adapters are trained */
+    float lora_scale;     /* of adapters */
+    /* unless NULL: called in forward after each unit but the */
+    void (*observe)(void *observer, int unit, const UnitTensors *w);
+    void *
+        observer; /* head, with its weights (NULL: it is another stage's, and its output has come); if `observed`,
+                                  memory that blocks share holds its values */
+
+    /* memory */
+    PlanBytes bytes; /* of device memory, by purpose */
+    /* of the scales of FP8 operands, for a step: num_sets times amax_bytes */
+    float *amaxes;
+    /* [units + 1] amax_at: where a unit's begin in those of a set */
+    size_t amax_bytes, *amax_at;
+    /* what all blocks and the head share, and where it lies in ... */
+    OverlaidBuffer shared[NUM_BUFFERS];
+    void *shared_memory; /* shared_bytes; part of ... */
+    size_t shared_bytes;
+    size_t shared_least; /* bytes of them that hold something at the same time, at most */
+    void *memory;        /* the arena: all of the above that is device memory */
+} Model;
+
+/* In how many parts tokens are between layers: the tensor ranks; 1 while generating, where each of
+ * them has all. */
+static inline int row_parts(const Model *m)
+{
+    return m->tensor_ranks == 1 ? 1 : m->rows / m->N;
+}
+
+/* Rows of the buffers of the MLP (gate, up, SwiGLU and their gradients) in a block with this
+ * `keep`: a tile, or all. */
+static inline int mlp_rows(const Model *m, Keep keep)
+{
+    return keep_recomputes(keep) ? m->tile : m->rows;
+}

@@ -1,0 +1,434 @@
+/* The configuration of a run: the YAML file (OLMo's keys) and --a.b=c. Plain data; model/config/
+ * fills, checks and prints it. */
+#pragma once
+#include <math.h>
+
+#include "model/shape/recipe.h"
+#include "kernels/kernels.h"
+
+typedef enum { INIT_MITCHELL, INIT_NORMAL, INIT_FULL_MEGATRON } InitFn;
+typedef enum {
+    COSINE_WITH_WARMUP,
+    LINEAR_WITH_WARMUP,
+    INVERSE_SQRT_WITH_WARMUP,
+    CONSTANT,
+    CONSTANT_WITH_WARMUP,
+    WSD
+} ScheduleName;
+
+/* RMSNorm of queries and keys: none, over their full widths, or over each head. */
+typedef enum { QK_NORM_NONE, QK_NORM_WIDTH, QK_NORM_HEAD } QkNorm;
+
+/* Context extension by changed rotary frequencies (rope.c). */
+typedef enum { ROPE_DEFAULT, ROPE_LLAMA3, ROPE_YARN, NUM_ROPE_TYPES } RopeType;
+
+/* Which blocks have a sliding window: block l if slides[l % count]; count 0: all, if there is a
+ * window. */
+enum { MAX_LAYERS = 10000 };
+typedef struct {
+    int count;
+    bool slides[MAX_LAYERS];
+} LayerTypes;
+
+/* The matrices of a block that can have an adapter: PEFT's target_modules. */
+typedef enum {
+    LORA_Q,
+    LORA_K,
+    LORA_V,
+    LORA_O,
+    LORA_GATE,
+    LORA_UP,
+    LORA_DOWN,
+    NUM_LORA_MODULES
+} LoraModule;
+
+/* Format of the blocks' frozen matrices under adapters: that of other frozen weights, E4M3 or
+ * NF4. */
+typedef enum { BASE_AS_FROZEN, BASE_E4M3, BASE_NF4 } BaseFormat;
+
+/* Adapters: y = x W^T + scale (x A^T) B^T with A (rank, in), B (out, rank), W frozen [Hu et al.
+ * 2021, arXiv 2106.09685, 4.1]. */
+typedef struct {
+    int rank; /* 0: no adapters */
+    double alpha;
+    /* scale alpha/sqrt(rank), not alpha/rank */
+    bool use_rslora;
+    bool target[NUM_LORA_MODULES];
+    BaseFormat base;
+    /* BASE_NF4 without double quantization (nf4.h) */
+    bool plain_nf4;
+    /* to BF16, and stores it in F32 */
+    bool rounds_base;
+    /* folder of the base */
+    char *base_path;
+    /* of a model with images: trained, too, whole */
+    bool projector;
+} Lora;
+
+/* What maps features of images to the stream (projector.h): two layers with GELU between them, or
+ * one. */
+typedef enum { PROJECTOR_MLP, PROJECTOR_LINEAR } Projector;
+
+/* Images in the text: rows of features at the places of a token. */
+typedef struct {
+    int token_id; /* the token */
+    /* of an image, and so tokens */
+    int rows;
+    /* Cv: values of a row; 0: a model of text only */
+    int feature_size;
+    Projector projector;
+    bool bias; /* of its layers */
+} ImageConfig;
+
+/* The architecture, with its adapters. */
+typedef struct {
+    /* C L H K D F (F: one half of mlp_hidden_size) */
+    int d_model, n_layers, n_heads, n_kv_heads, head_dim, mlp_width;
+    int max_sequence_length; /* T */
+    /* number of ids; rows V, padded */
+    int vocab_size, embedding_size;
+    int eos_token_id, pad_token_id; /* -1: none */
+    /* kind and eps of all norms */
+    Norm norm;
+    /* norms have weights (not in OLMo-1) */
+    bool norm_affine;
+    /* OLMo-2: norm the branch output, not its input */
+    bool norm_after;
+    /* q, k and v have biases (Qwen2) */
+    bool qkv_bias;
+    /* OLMo-2: width, Qwen3: head */
+    QkNorm qk_norm;
+    bool weight_tying;
+    float clip_qkv; /* 0: off */
+    /* tokens that a query attends to; 0: all up to it */
+    int sliding_window;
+    /* blocks with the window */
+    LayerTypes layer_types;
+    double rope_theta;
+    /* every n-th block has no rotation; 0: all do */
+    int no_rope_interval;
+    struct {
+        RopeType type;
+        /* the latter two: llama3 */
+        double factor, low_freq_factor, high_freq_factor;
+        /* yarn; attention_factor 0: from factor */
+        double beta_fast, beta_slow, attention_factor;
+        int original_length;
+        /* blocks with a sliding window are not scaled */
+        bool full_attn_layers_only;
+    } rope_scaling;
+    InitFn init_fn;
+    double init_std, init_cutoff_factor; /* cutoff 0: off */
+    Lora lora;
+    ImageConfig image;
+    const struct Architecture *architecture; /* class of checkpoints; NULL: the first that can
+                                                                                compute the model (architecture.h) */
+} ModelConfig;
+
+/* How documents fill sequences: one after the other, cut where a sequence is full; or whole, each
+ * where it fits best. */
+typedef enum { PACK_CONCAT, PACK_BEST_FIT } PackingKind;
+/* PACK_BEST_FIT: documents longer than a sequence */
+typedef enum { LONG_TRUNCATE, LONG_SPLIT } LongDocuments;
+typedef enum { BOUNDARIES_EOS, BOUNDARIES_METADATA } Boundaries; /* what delimits documents */
+
+/* What to do at a step with a spike of loss or gradient norm (spikes.h). */
+typedef enum { SPIKES_WARN, SPIKES_SKIP, SPIKES_STOP } OnSpike;
+
+/* A length of training: one of the three is > 0 (max_duration: 100 | 2e9T | 1ep). */
+typedef struct {
+    long steps, tokens;
+    double epochs;
+} Duration;
+
+/* Files of tokens. */
+typedef struct {
+    char **paths;
+    int num_paths;
+    char **label_mask_paths;
+    int num_label_mask_paths;
+    char **image_paths;
+    int num_image_paths;
+    char *image_features; /* a folder; NULL: no images */
+    int itemsize;         /* memmap_dtype: uint16 2, uint32 4 */
+    PackingKind packing;
+    Boundaries boundaries;
+} TokenFiles;
+
+/* A source of data.mix. */
+typedef struct {
+    char *name;            /* unique, part of names of metrics */
+    TokenFiles files;      /* paths, masks and images only */
+    double ratio;          /* its share of the sequences, of the sum of all ratios */
+    double max_repetition; /* its sequences are used at most so often */
+    long tokens;           /* number of its tokens that are used; 0: all */
+} DataSource;
+
+enum { MOST_DOUBLINGS = 16 }; /* of batch_size_warmup */
+/* of data.mix; bytes of a name with its final zero */
+enum { MOST_SOURCES = 64, SOURCE_NAME = 64 };
+
+typedef struct {
+    char *label;     /* "v3-small-c4_en-validation"; unique, part of names of metrics */
+    char *where;     /* for messages: "x.yaml:9: evaluator 'v3-...'", and how to train without it */
+    bool downstream; /* files.paths: one file of questions (data/requests.h) */
+    TokenFiles files;
+} EvalSet;
+
+/* When gradients are summed over a shard group: with every micro-batch, once per step, or once if
+ * memory allows. */
+typedef enum { SUM_OFTEN, SUM_ONCE, SUM_ONCE_IF_FITS } GradSum;
+
+/* When the weights of a shard group are gathered: for each pass; once per step; once per step in as
+ * many units as memory allows, and for each pass in the others. */
+typedef enum { GATHER_OFTEN, GATHER_ONCE, GATHER_ONCE_IF_FITS } Gathering;
+
+/* How much of the device's memory is moved to the host: nothing; as much as exceeds the device; as
+ * much as possible. */
+typedef enum { HOST_NEVER, HOST_AUTO, HOST_ALL } HostUse;
+
+/* In which order the stages of a pipeline make their passes (pipeline.h). PIPELINE_ONE: one
+ * micro-batch after the other. */
+typedef enum {
+    PIPELINE_1F1B,
+    PIPELINE_INTERLEAVED,
+    PIPELINE_ONE,
+    NUM_PIPELINE_SCHEDULES
+} PipelineSchedule;
+
+/* How units are divided among ranks: in stages (pipeline.h), within these in shards (fsdp.h), and
+ * layers of blocks in parts (tensor_ranks.h). */
+typedef struct {
+    /* ranks, or groups of tensor_ranks, that share one copy of a stage: consecutive */
+    int shard_ranks;
+    Gathering gathering; /* on one rank: when operands are made from stored weights */
+    GradSum grad_sum;
+    /* consecutive ranks that share sequences; it divides shard_ranks. 0: as 1 */
+    int context_ranks;
+    /* consecutive ranks that compute layers together, in place of each of the others. 0: as 1 */
+    int tensor_ranks;
+    int pipeline_stages; /* 0: as 1 */
+    int pipeline_chunks; /* rows of consecutive units that a stage has. 0: as 1 */
+    PipelineSchedule pipeline_schedule;
+    /* parallelism.replicate or parallelism.shard says how many shards there are */
+    bool by_mesh;
+} Strategy;
+
+static inline int context_ranks(const Strategy *s)
+{
+    return s->context_ranks > 1 ? s->context_ranks : 1;
+}
+
+/* Whether this number of context ranks divides the model's heads, and divides its key heads or is a
+ * multiple of them. */
+static inline bool context_divides(const ModelConfig *m, int ranks)
+{
+    return m->n_heads % ranks == 0 && (m->n_kv_heads % ranks == 0 || ranks % m->n_kv_heads == 0);
+}
+
+static inline int tensor_ranks(const Strategy *s)
+{
+    return s->tensor_ranks > 1 ? s->tensor_ranks : 1;
+}
+
+static inline int pipeline_stages(const Strategy *s)
+{
+    return s->pipeline_stages > 1 ? s->pipeline_stages : 1;
+}
+
+/* The number of groups of ranks that have different sequences, if there are `ranks` ranks. */
+static inline int data_ranks(const Strategy *s, int ranks)
+{
+    return ranks / (context_ranks(s) * tensor_ranks(s) * pipeline_stages(s));
+}
+
+/* What multiplies the learning rate of a matrix under Muon, by torch.optim.Muon's names: 0.2
+ * sqrt(max(rows, columns)); sqrt(max(1, rows / columns)). */
+typedef enum { ADJUST_MATCH_RMS_ADAMW, ADJUST_ORIGINAL } AdjustLr;
+
+typedef struct {
+    ModelConfig model;
+    Recipe recipe; /* resolved: the named row with its overrides */
+    Strategy strategy;
+    char **trainable; /* patterns of tensors to train (trainable.h); none: all */
+    int num_trainable;
+    char *run_name;
+    uint64_t seed;
+    bool dry_run;      /* print settings, memory plan and whether it fits, then stop */
+    int ranks;         /* dry run: number of ranks to plan for; else 0 */
+    int gpus_per_host; /* dry run: ranks of a host */
+    /* dry run: GB/s of each GPU to other hosts, 10^9 bytes; 0: unknown */
+    double network;
+    int mesh_auto;        /* dry run: 1: also name the fastest meshes */
+    double device_memory; /* GiB per device to plan for; 0: the memory of this device */
+    bool eval_only;       /* evaluate, then stop: nothing is trained */
+    /* without training: shared buffers keep a block's values until its observer ran (buffers.h) */
+    bool observed;
+    char *generate;            /* a file of prompts to continue, then stop; NULL: none */
+    char *generate_features;   /* the folder of the images that these show; NULL: none */
+    int max_new_tokens;        /* of a continuation */
+    double temperature, top_p; /* of sampling (sampling.h) */
+    /* model.eos_token_id is given: it ends a continuation, as do the folder's eos tokens */
+    bool stops_at_eos;
+
+    struct {
+        TokenFiles files;
+        /* instead of the paths of `files`; their other settings apply to all sources */
+        DataSource *mix;
+        int num_mix;
+        LongDocuments long_documents;
+        /* attention stays inside documents; with PACK_BEST_FIT always */
+        bool generate_doc_lengths;
+        bool mask_padding; /* generate_attention_mask */
+        uint64_t seed;     /* data.seed, else seed */
+        struct {
+            int max_period, min_period, max_count;
+        } instance_filter; /* max_count 0: off */
+    } data;
+
+    int global_train_batch_size; /* sequences per step over all ranks */
+    struct {
+        int count;
+        long step[MOST_DOUBLINGS];
+    } batch_warmup; /* ascending: the batch doubles after each of these steps,
+                                                 up to global_train_batch_size after the last one */
+    /* run/pieces.h: from sequences of `min` tokens on; steps 0: none */
+    struct {
+        int min;
+        long steps;
+    } length_warmup;
+    /* sequences per forward pass of a rank, or of the ranks that share them */
+    int device_train_microbatch_size;
+    Duration max_duration;
+    /* all 0: not given; ends the run early with the same schedule */
+    Duration stop_at;
+    /* ends all ranks after this time without progress of a rank */
+    int timeout_seconds;
+
+    struct {
+        char *name; /* a row of optimizer.h */
+        double lr, beta1, beta2, eps, weight_decay;
+        double projector_lr; /* 0: lr */
+        bool decay_norm_and_bias, decay_embeddings;
+        double momentum, ns_eps; /* of matrices: model/update/muon.h */
+        int ns_steps;
+        bool nesterov, per_head;
+        AdjustLr adjust_lr;
+    } optimizer;
+    struct {
+        ScheduleName name;
+        bool in_tokens;         /* units: steps | tokens; t_* below are in them */
+        long t_warmup, t_max;   /* t_max 0: max_duration */
+        double warmup_fraction; /* of t_max; 0: use t_warmup */
+        long t_decay;           /* wsd: length of the final linear decay */
+        double alpha_f;         /* final lr / lr */
+        double warmup_min_lr;   /* lr at step 0; < 0: 0.1 lr, OLMo's default */
+        /* in units; during these max_grad_norm is multiplied by ... */
+        long grad_clip_warmup_steps;
+        double grad_clip_warmup_factor; /* ... this */
+    } scheduler;
+    struct {
+        long last, every;
+    } average;            /* run/average.h; 0: none */
+    double max_grad_norm; /* 0: no clipping */
+    OnSpike spikes;
+    /* softmax_auxiliary_loss ? auxiliary_loss_multiplier : 0 */
+    double z_loss;
+
+    char *save_folder;
+    bool save_overwrite;
+    long save_interval;                /* steps; 0: none but the one at the end */
+    long save_interval_unsharded;      /* permanent every K steps, never deleted; 0: none */
+    long save_interval_ephemeral;      /* steps; replaced by the next one; 0: none */
+    long save_num_checkpoints_to_keep; /* of save_interval; -1: all */
+    /* a folder or file of a tokenizer for the checkpoints; NULL: that of load_path */
+    char *tokenizer;
+    /* a checkpoint or a Hugging Face folder; NULL: none */
+    char *load_path;
+    bool try_load_latest_save; /* resume from save_folder/latest if it exists */
+    /* whose weights are read: that, else load_path; NULL: random weights */
+    char *load_folder;
+    /* load_folder is the newest checkpoint of save_folder */
+    bool continues;
+    bool restore_dataloader; /* false: start the data over */
+    bool reset_optimizer_state, reset_trainer_state;
+
+    long eval_interval; /* steps; 0: never */
+    bool eval_on_load;
+    int device_eval_batch_size;
+    long eval_subset_num_batches; /* -1: all */
+    EvalSet *eval;
+    int num_eval;
+
+    struct {
+        char *prompts; /* a file; NULL: none */
+        long interval; /* steps */
+        int max_new_tokens;
+    } samples;
+
+    long console_log_interval; /* steps */
+    /* speed_monitor.window_size: steps over which tok/s is averaged */
+    int speed_window;
+    /* steps between quantization statistics in metrics.jsonl; 0: never */
+    long quant_stats_interval;
+    /* steps to trace, from the third of the run on; 0: none */
+    int profile;
+    /* offload.h, param_store.h; frozen: host.base */
+    struct {
+        HostUse activations, frozen, moments, master;
+    } host;
+    int loss_chunk; /* tokens whose logits exist at once; 0: automatic */
+    /* tokens whose MLP is computed at once where backward runs it again; 0: automatic */
+    int mlp_tile;
+
+    /* the resolved configuration as YAML; saved with the run */
+    char *text;
+    char *changes; /* settings that are not the defaults, to print */
+} Config;
+
+/* Whether the projector is trained and stored with adapters. */
+static inline bool lora_trains_projector(const ModelConfig *c)
+{
+    return c->lora.rank > 0 && c->lora.projector && c->image.feature_size > 0;
+}
+
+/* The factor of an adapter's product; 0 without adapters [rslora: Kalajdzievski 2023, arXiv
+ * 2312.03732]. */
+static inline double lora_scale(const Lora *l)
+{
+    return l->rank == 0 ? 0 : l->alpha / (l->use_rslora ? sqrt(l->rank) : l->rank);
+}
+
+/* Whether `interval` divides the step; interval 0: never. */
+static inline bool is_due(long step, long interval)
+{
+    return interval > 0 && step % interval == 0;
+}
+
+/* Whether the run only makes forward passes: then gradients, moments and saved activations have no
+ * memory. */
+static inline bool config_forward_only(const Config *c)
+{
+    return c->eval_only || c->generate;
+}
+
+/* Whether block l has a sliding window, and whether its rotary frequencies are scaled. */
+static inline bool layer_slides(const ModelConfig *c, int l)
+{
+    return c->sliding_window > 0 &&
+           (c->layer_types.count == 0 || c->layer_types.slides[l % c->layer_types.count]);
+}
+
+static inline bool layer_is_scaled(const ModelConfig *c, int l)
+{
+    return c->rope_scaling.type != ROPE_DEFAULT &&
+           !(c->rope_scaling.full_attn_layers_only && layer_slides(c, l));
+}
+
+/* How block l rotates q and k. */
+typedef enum { ROTATION_PLAIN, ROTATION_SCALED, NO_ROTATION, NUM_ROTATIONS } Rotation;
+static inline Rotation layer_rotation(const ModelConfig *c, int l)
+{
+    const bool none = c->no_rope_interval > 0 && (l + 1) % c->no_rope_interval == 0;
+    return none ? NO_ROTATION : layer_is_scaled(c, l) ? ROTATION_SCALED : ROTATION_PLAIN;
+}

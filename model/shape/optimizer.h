@@ -1,0 +1,69 @@
+/* Optimizers as data. A row says which states an optimizer keeps for the weights and in which
+ * formats, which hyper-parameters it has, and how a step goes. How states are sharded, placed,
+ * saved, loaded by other ranks, measured and counted in the memory plan follows from the row: an
+ * optimizer is one more row, which a program can also add when it starts. */
+#pragma once
+#include "model/shape/config.h"
+
+enum { MAX_STATES = 4 };
+
+/* Which format a state has: its own, or that of a column of the recipe. */
+typedef enum { OWN_FORMAT, MOMENT1, MOMENT2 } StateFormat;
+
+/* Which trained weights have a state: all; matrices of layers (Param.is_operand); all others. */
+typedef enum { STATE_OF_ALL, STATE_OF_MATRICES, STATE_OF_OTHERS } StateOf;
+
+/* One value for each of these weights; starts as 0. */
+typedef struct {
+    const char *name;  /* in files, after the weight's name: "exp_avg", as in PyTorch */
+    const char *label; /* in metrics: "m" */
+    StateFormat from;
+    Format own; /* if from OWN_FORMAT; groups divide PARAM_ALIGN */
+    StateOf of;
+} OptimizerState;
+
+/* Keys of the configuration that not every optimizer has; all have a learning rate. */
+enum { HAS_BETAS = 1, HAS_EPS = 2, HAS_WEIGHT_DECAY = 4, HAS_NEWTON_SCHULZ = 8 };
+
+/* What a step is given; an optimizer reads what it has. */
+typedef struct {
+    double lr, beta1, beta2, eps;
+    double weight_decay; /* 0: this parameter does not decay */
+    double grad_scale;   /* the gradient is multiplied by it: clipping */
+    long update;         /* updates made, this one included: t of bias corrections */
+    uint64_t seed;       /* of stochastic rounding: a function of run and step */
+    RowParts parts;      /* of the elements that are stepped: see `step` */
+} StepParams;
+
+typedef struct {
+    const char *name; /* optimizer.name */
+    int num_states;   /* up to MAX_STATES */
+    OptimizerState state[MAX_STATES];
+    unsigned has; /* of HAS_* */
+    /* states 0 and 1 are Adam's m and v, and w moves along m / (sqrt(v) + eps): known to
+     * telemetry */
+    bool is_adam;
+    /* muon.h makes the step of matrices, whose state is number 0; `step` that of all others */
+    bool orthogonalizes;
+    /* w, grad and num_states states, without data where w has no such state, all (1, n) in device
+     * memory: elements of one parameter, consecutive or parts of its rows, as p->parts says, whose
+     * first has number `first` in the model. Every rank has others: random values may depend only
+     * on (seed, number). */
+    void (*step)(Tensor w, const Tensor *state, Tensor grad, const StepParams *p, uint64_t first);
+} Optimizer;
+
+const Optimizer *optimizer_find(const char *name); /* NULL if there is none */
+/* the i-th; NULL after the last */
+const Optimizer *optimizer_at(int i);
+Format optimizer_format(const Optimizer *o, int state, const Recipe *r);
+/* whether a state has that column's format */
+bool optimizer_reads(const Optimizer *o, StateFormat column);
+
+/* The row with one more state, after its own: `average` in F32, the mean of snapshots of the
+ * weights (run/average.h). One at a time. */
+const Optimizer *optimizer_averaged(const Optimizer *o);
+#define AVERAGE_STATE "average"
+
+/* Adds a row, which must stay, before a configuration is read. Dies if its name is taken or it does
+ * not fit. */
+void optimizer_add(const Optimizer *row);

@@ -1,0 +1,320 @@
+/* The parameters of a model, unit by unit, and the standard deviations of their initial values. */
+#include "model/shape/params.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/runtime/error.h"
+
+/* Rows of each tensor of a linear layer's matrix; returns the number of tensors. */
+static int linear_parts(int rows[MAX_PARTS], const ModelConfig *c, Linear linear)
+{
+    const int q = c->n_heads * c->head_dim, k = c->n_kv_heads * c->head_dim, C = c->d_model,
+              F = c->mlp_width;
+    const int widths[NUM_LINEARS][MAX_PARTS] = { [LINEAR_QKV] = { q, k, k },
+                                                 [LINEAR_OUT] = { C },
+                                                 [LINEAR_GATE_UP] = { F, F },
+                                                 [LINEAR_DOWN] = { C } };
+    int count = 0;
+    for (; count < MAX_PARTS && widths[linear][count] > 0; count++)
+        rows[count] = widths[linear][count];
+    return count;
+}
+
+/* Whether the i-th of these has an adapter. */
+static bool is_targeted(const ModelConfig *c, Linear linear, int i)
+{
+    static const LoraModule first_module[NUM_LINEARS] = { LORA_Q, LORA_O, LORA_GATE, LORA_DOWN };
+    return c->lora.rank > 0 && c->lora.target[first_module[linear] + i];
+}
+
+LoraMatrix adapter_parts(const ModelConfig *c, Linear linear)
+{
+    int rows[MAX_PARTS];
+    const int count = linear_parts(rows, c, linear);
+    LoraMatrix b = { .is_b = true };
+    for (int i = 0, first = 0; i < count; first += rows[i++])
+        if (is_targeted(c, linear, i)) {
+            b.part[b.num_parts].first = first;
+            b.part[b.num_parts++].width = rows[i];
+        }
+    return b;
+}
+
+static bool has_second_layer(const ModelConfig *c)
+{
+    return c->image.projector == PROJECTOR_MLP;
+}
+
+static bool exists(const ParamRow *r, const ModelConfig *c)
+{
+    return r->condition == WITH_NORM_WEIGHTS         ? c->norm_affine
+           : r->condition == WITH_QKV_BIAS           ? c->qkv_bias
+           : r->condition == WITH_QK_NORM            ? c->qk_norm
+           : r->condition == WITH_PROJECTOR_BIAS     ? c->image.bias
+           : r->condition == WITH_PROJECTOR_OUT      ? has_second_layer(c)
+           : r->condition == WITH_PROJECTOR_OUT_BIAS ? has_second_layer(c) && c->image.bias
+           : r->condition == UNTIED                  ? !c->weight_tying
+           : r->condition == ADAPTED                 ? adapter_parts(c, r->linear).num_parts > 0
+                                                     : true;
+}
+
+static int size_of(Size size, const ModelConfig *c)
+{
+    const int q = c->n_heads * c->head_dim, k = c->n_kv_heads * c->head_dim;
+    switch (size) {
+    case SIZE_MODEL: return c->d_model;
+    case SIZE_Q: return q;
+    case SIZE_Q_NORM: return c->qk_norm == QK_NORM_HEAD ? c->head_dim : q;
+    case SIZE_K_NORM: return c->qk_norm == QK_NORM_HEAD ? c->head_dim : k;
+    case SIZE_MLP: return c->mlp_width;
+    case SIZE_VOCABULARY: return c->embedding_size;
+    case SIZE_LORA_RANK: return c->lora.rank;
+    case SIZE_FEATURE: return c->image.feature_size;
+    default: return 1;
+    }
+}
+
+/* Sets p's rows and parts. */
+static void divide(Param *p, const ParamRow *r, const ModelConfig *c)
+{
+    int rows[MAX_PARTS] = { r->rows == SIZE_VOCABULARY ? c->vocab_size : size_of(r->rows, c) };
+    const int count = r->rows == SIZE_OUTPUTS || r->rows == SIZE_LORA_RANKS
+                          ? linear_parts(rows, c, r->linear)
+                          : 1;
+    for (int i = 0; i < count; i++) {
+        if (p->is_adapter && !is_targeted(c, r->linear, i))
+            continue;
+        p->part[p->num_parts] =
+            (Part){ p->rows, r->rows == SIZE_LORA_RANKS ? c->lora.rank : rows[i], i };
+        p->rows += p->part[p->num_parts++].rows;
+    }
+    if (p->has_padding)
+        p->rows = size_of(r->rows, c);
+}
+
+/* Standard deviations of initial weights, l = number of the block from 0.
+ * mitchell: 1/sqrt(fan in), output projections divided by sqrt(2(l + 1)) [OLMo, init_fn: mitchell].
+ * full_megatron: init_std; output projections / sqrt(2L), head 1/sqrt(d).  normal: init_std everywhere.
+ * Adapters: A has PEFT's variance, that of a uniform distribution in +-1/sqrt(fan in); as PyTorch's
+ * layers, and so the projector. DIFFERS: ours is normal. */
+static double init_std(Init init, const ModelConfig *c, int l, int fan_in)
+{
+    const double d = c->d_model, s = c->init_std;
+    const bool out = init == STD_ATTENTION_OUT || init == STD_MLP_OUT;
+    if (init == ONES || init == ZEROS)
+        return 0;
+    if (init == STD_ADAPTER)
+        return 1 / sqrt(3.0 * fan_in);
+    switch (c->init_fn) {
+    case INIT_MITCHELL:
+        return !out ? 1 / sqrt(d)
+                    : 1 / sqrt((init == STD_ATTENTION_OUT ? 2 * d : 2.0 * c->mlp_width) * (l + 1));
+    case INIT_FULL_MEGATRON:
+        return out ? s / sqrt(2.0 * c->n_layers) : init == STD_HEAD ? 1 / sqrt(d) : s;
+    default: return s;
+    }
+}
+
+/* ---- units ----------------------------------------------------------------------------------- */
+
+/* The number of the next parameter. Adapters are counted separately, so that they do not change
+ * numbers of other parameters. */
+static size_t next_number(const UnitLayout *u, bool adapter)
+{
+    size_t number = 0;
+    for (const Param *p = u->param; p < u->param + u->num_params; p++)
+        if (p->is_adapter == adapter)
+            number = param_align(p->number + (size_t)p->rows * (size_t)p->cols);
+    return number;
+}
+
+void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world)
+{
+    *u = (UnitLayout){ .kind = unit_kind(c, unit) };
+    u->number = unit - unit_first(c, u->kind);
+    for (const ParamRow *r = u->kind->params; r < u->kind->params + u->kind->num_params; r++) {
+        if (!exists(r, c))
+            continue;
+        const bool adapter = r->condition == ADAPTED,
+                   each_head = r->condition == WITH_QK_NORM && c->qk_norm == QK_NORM_HEAD;
+        const bool vector = r->rows == SIZE_ONE || r->cols == SIZE_ONE;
+        const int cols = size_of(r->cols, c);
+        Param p = { .name = r->name,
+                    .id = (int)(r->offset / sizeof(Tensor)),
+                    .cols = cols,
+                    .split = each_head ? SPLIT_NONE : r->split,
+                    .region = TRAINED,
+                    .number = next_number(u, adapter),
+                    .is_norm = r->init == ONES,
+                    .is_embedding = r->init == STD_EMBEDDING,
+                    .is_vector = vector,
+                    .is_adapter = adapter,
+                    .is_b = adapter && r->rows == SIZE_OUTPUTS,
+                    .linear = r->linear,
+                    .is_operand = u->kind->is_layer && !vector && !adapter,
+                    .has_padding = r->rows == SIZE_VOCABULARY,
+                    .init_std = (float)init_std(r->init, c, u->number, cols),
+                    .tensor_ranks = 1 };
+        divide(&p, r, c);
+        u->param[u->num_params++] = p;
+    }
+    u->config = c;
+    u->tensor_ranks = 1;
+    unit_lay_out(u, world);
+}
+
+void unit_check_size(const UnitLayout *u, int unit)
+{
+    char name[UNIT_NAME];
+    for (const Param *p = u->param; p < u->param + u->num_params; p++) {
+        const Param read = p->region == QUANTIZED ? param_whole(p) : *p;
+        if (param_numel(&read) > INT32_MAX - PARAM_ALIGN)
+            die("%s: %s has %d x %d numbers; a matrix can have %d. Use a smaller %s",
+                unit_name(u->config, unit, name), p->name, read.rows, read.cols,
+                INT32_MAX - PARAM_ALIGN,
+                p->is_adapter ? "lora.rank"
+                              : "model.d_model, "
+                                "model.mlp_hidden_size or vocabulary");
+    }
+}
+
+static void cut_rows(Param *p, int ranks)
+{
+    p->rows = 0;
+    for (Part *part = p->part; part < p->part + p->num_parts; part++) {
+        CHECK(part->rows % ranks == 0, "%d rows of %s among %d ranks", part->rows, p->name, ranks);
+        part->rows /= ranks;
+        part->first = p->rows;
+        p->rows += part->rows;
+    }
+}
+
+void unit_cut(UnitLayout *u, int ranks, int rank, int world)
+{
+    u->tensor_ranks = ranks;
+    for (Param *p = u->param; p < u->param + u->num_params; p++) {
+        if (p->split == SPLIT_NONE)
+            continue;
+        CHECK(p->tensor_ranks == 1 && !p->has_padding, "%s is cut already, or has padding",
+              p->name);
+        p->tensor_ranks = ranks;
+        p->tensor_rank = rank;
+        if (p->split == SPLIT_ROWS)
+            cut_rows(p, ranks);
+        else {
+            CHECK(p->cols % ranks == 0, "%d columns of %s among %d ranks", p->cols, p->name, ranks);
+            p->cols /= ranks;
+        }
+    }
+    unit_lay_out(u, world);
+}
+
+Param param_whole(const Param *p)
+{
+    Param whole = *p;
+    whole.tensor_ranks = 1;
+    if (p->split == SPLIT_COLUMNS)
+        whole.cols *= p->tensor_ranks;
+    else {
+        whole.rows *= p->tensor_ranks;
+        for (Part *part = whole.part; part < whole.part + whole.num_parts; part++) {
+            part->first *= p->tensor_ranks;
+            part->rows *= p->tensor_ranks;
+        }
+    }
+    return whole;
+}
+
+size_t param_run(const Param *p, size_t i, size_t *whole)
+{
+    const size_t cols = (size_t)p->cols, row = i / cols, ranks = (size_t)p->tensor_ranks,
+                 rank = (size_t)p->tensor_rank;
+    *whole = i;
+    if (p->tensor_ranks == 1)
+        return p->stored - i;
+    if (p->split == SPLIT_COLUMNS) {
+        *whole = (row * ranks + rank) * cols + i % cols;
+        return cols - i % cols;
+    }
+    const Part *part = p->part;
+    while (row >= (size_t)(part->first + part->rows))
+        part++;
+    const size_t first = (size_t)part->first, rows = (size_t)part->rows;
+    *whole = (first * ranks + rank * rows) * cols + i - first * cols;
+    return (first + rows) * cols - i;
+}
+
+bool unit_plain_nf4(const UnitLayout *u)
+{
+    return u->config->lora.plain_nf4 || u->tensor_ranks > 1;
+}
+
+size_t param_nf4_groups(const Param *p)
+{
+    size_t groups = 0;
+    for (int i = 0; i < p->num_parts; i++)
+        groups += nf4_groups((size_t)p->part[i].rows, (size_t)p->cols);
+    return groups;
+}
+
+Nf4 param_nf4(const Param *p, const void *groups, bool plain)
+{
+    Nf4 x = { .group = plain ? NULL : groups,
+              .plain = plain ? groups : NULL,
+              .num_parts = p->num_parts };
+    for (int i = 0; i < p->num_parts; i++)
+        x.rows[i] = p->part[i].rows;
+    return x;
+}
+
+/* Elements of the region that must stay on the same rank: whole optimizer groups, or a group of
+ * NF4. */
+static size_t together(const UnitLayout *u, Region r)
+{
+    return r == QUANTIZED && u->config->lora.base == BASE_NF4 ? nf4_group_bytes(unit_plain_nf4(u))
+                                                              : PARAM_ALIGN;
+}
+
+static size_t round_up(size_t n, size_t step)
+{
+    return (n + step - 1) / step * step;
+}
+
+bool param_comes_first(const UnitLayout *u, const Param *p)
+{
+    return u->tensor_ranks > 1 ? p->tensor_ranks > 1 : !u->matrices_first || p->is_operand;
+}
+
+/* Gives the parameters that come first, or the others, their places after those that have one. */
+static void place_params(UnitLayout *u, bool first)
+{
+    for (int i = 0; i < u->num_params; i++) {
+        Param *p = &u->param[i];
+        const bool groups = p->region == QUANTIZED && u->config->lora.base == BASE_NF4;
+        if (param_comes_first(u, p) != first)
+            continue;
+        p->offset = u->numel[p->region];
+        p->gathered_at = u->computing[p->region];
+        p->stored = groups ? param_nf4_groups(p) * together(u, QUANTIZED) : param_numel(p);
+        u->numel[p->region] += round_up(p->stored, together(u, p->region));
+        u->computing[p->region] += param_align(param_numel(p));
+    }
+}
+
+void unit_lay_out(UnitLayout *u, int world)
+{
+    memset(u->numel, 0, sizeof u->numel);
+    memset(u->computing, 0, sizeof u->computing);
+    place_params(u, true);
+    u->matrices = u->matrices_first ? u->numel[TRAINED] : 0;
+    u->cut = u->numel[TRAINED];
+    place_params(u, false);
+    for (int r = 0; r < NUM_REGIONS; r++)
+        u->numel[r] = round_up(u->numel[r], together(u, r) * (size_t)world);
+}
+
+size_t unit_numbers(const UnitLayout *u)
+{
+    return next_number(u, false);
+}

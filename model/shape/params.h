@@ -1,0 +1,123 @@
+/* The parameters of a model, unit by unit, and the position of each in its unit's flat buffer.
+ *
+ * Dimensions: B sequences of T tokens, N = B*T; C model width; H query heads, K key/value heads of
+ * width D; S = (H+2K)*D width of [q|k|v]; F MLP width; V rows of the embedding; L blocks; W
+ * ranks. */
+#pragma once
+#include "kernels/nf4.h"
+#include "model/shape/units.h"
+
+/* A unit's flat buffer has regions, each laid out and sharded separately. TRAINED: trained weights.
+ * FROZEN: weights without gradients and optimizer states, in the recipe's format for frozen
+ * weights. QUANTIZED: frozen matrices in the format of lora.base, E4M3 codes or whole groups of
+ * NF4; its elements are bytes. */
+typedef enum { TRAINED, FROZEN, QUANTIZED, NUM_REGIONS } Region;
+
+/* Rows of a parameter that are a tensor in files: q, k and v of qkv; gate and up; all rows, or
+ * those of existing ids. */
+enum { MAX_PARTS = LORA_PARTS };
+typedef struct {
+    int first, rows;
+    /* index among the tensors of the linear layer; 0 for other parameters */
+    int tensor;
+} Part;
+
+/* A parameter and its position in its unit. */
+typedef struct {
+    const char *name; /* field of UnitTensors: "qkv" */
+    int id;           /* index into UnitTensors.tensor */
+    int rows, cols;
+    Split split;
+    int num_parts;
+    Part part[MAX_PARTS]; /* from top to bottom; padding follows */
+    Region region;
+    size_t offset; /* first element in the region */
+    size_t stored; /* number of stored elements */
+    /* the offset in the region's gathered, computing format; a multiple of PARAM_ALIGN */
+    size_t gathered_at;
+    size_t number; /* the offset in the unit, whatever is frozen: seeds random numbers */
+    bool is_norm, is_embedding;
+    /* a norm's weights or a bias: no weight decay, one-dimensional in files */
+    bool is_vector;
+    bool is_adapter, is_b; /* A or B of the layer `linear` */
+    Linear linear;         /* the layer of a block's matrix or adapter */
+    /* a block's matrix: an operand in the recipe's format; the others are in the stream's */
+    bool is_operand;
+    bool has_padding; /* its rows from vocab_size on are padding and stay 0 */
+    float init_std;   /* 0: starts as ones (norms) or zeros (biases, B of adapters) */
+    /* cut by `split` among that many ranks, rows, cols and parts are this one's; 1: whole */
+    int tensor_ranks, tensor_rank;
+} Param;
+/* elements: whole optimizer groups of 128 or 256, 256-byte aligned in any format */
+enum { PARAM_ALIGN = 256 };
+
+static inline size_t param_numel(const Param *p)
+{
+    return (size_t)p->rows * (size_t)p->cols;
+}
+
+/* n rounded up to a multiple of PARAM_ALIGN. */
+static inline size_t param_align(size_t n)
+{
+    return (n + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN;
+}
+
+typedef struct {
+    const struct UnitKind *kind;
+    int number; /* index among units of its kind: for blocks the layer */
+    int num_params;
+    Param param[NUM_PARAMS];
+    /* of the regions with padding: multiples of PARAM_ALIGN * W, for NF4 of groups * W */
+    size_t numel[NUM_REGIONS];
+    /* the same in the computing format, without the padding for W */
+    size_t computing[NUM_REGIONS];
+    size_t first;        /* index of its first element in the model */
+    bool matrices_first; /* in the region TRAINED the matrices of layers come first ... */
+    size_t matrices;     /* ... elements 0 .. matrices - 1; else 0 */
+    /* tensor ranks that compute the unit together; 1: each computes all of it */
+    int tensor_ranks;
+    /* of TRAINED: elements of parameters cut among them come first; all have copies of the
+     * others */
+    size_t cut;
+    const ModelConfig *config;
+} UnitLayout;
+
+/* The parameters of a unit, all trained, and laid out for `world` ranks; the caller sets .first. */
+void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world);
+
+/* Whether the parameter lies in front of those that do not: matrices under Muon; what is cut among
+ * tensor ranks. */
+bool param_comes_first(const UnitLayout *u, const Param *p);
+
+/* Lays the regions out again after changes of Param.region. */
+void unit_lay_out(UnitLayout *u, int world);
+
+/* Dies if a matrix of this unit has more elements than an int counts, since it may be read as one
+ * row; one of region QUANTIZED is read whole by all tensor ranks. A unit may have any number. */
+void unit_check_size(const UnitLayout *u, int unit);
+
+/* Cuts the unit's parameters by their `split` among `ranks` tensor ranks, of which this one is
+ * number `rank`, and lays the regions out for `world` shards. Each cut must have equal parts. */
+void unit_cut(UnitLayout *u, int ranks, int rank, int world);
+
+/* The parameter as it is without tensor ranks: its rows, columns and parts. */
+Param param_whole(const Param *p);
+
+/* Where element i of a parameter is in the whole one: *whole. Returns how many elements from there
+ * on are consecutive in both. */
+size_t param_run(const Param *p, size_t i, size_t *whole);
+
+/* Elements of all parameters without adapters, the same on all ranks and in all runs: the distance
+ * of two units' `first`. */
+size_t unit_numbers(const UnitLayout *u);
+
+/* Whether NF4 is stored without double quantization: tensor ranks divide the 256 blocks that have
+ * one second scale. */
+bool unit_plain_nf4(const UnitLayout *u);
+/* A matrix in NF4 with its groups, plain or not (nf4.h), at `groups`; and their number. */
+Nf4 param_nf4(const Param *p, const void *groups, bool plain);
+size_t param_nf4_groups(const Param *p);
+
+/* The output columns of a linear layer that have an adapter, without its weights; num_parts 0:
+ * none. */
+LoraMatrix adapter_parts(const ModelConfig *c, Linear linear);

@@ -1,0 +1,60 @@
+/* Pipeline stages: consecutive units on different ranks, and micro-batches that pass them one after
+ * the other. Pure functions of a few numbers.
+ *
+ * p stages have v chunks each [Narayanan et al. 2021, arXiv 2104.04473, sec. 2.2]. A chunk is a row
+ * of consecutive units; chunk k of stage s is number k p + s from the embedding to the head, so
+ * that the stages form a ring, in which activations go forward and gradients back. A schedule is
+ * how many forward passes a stage makes before its first backward pass; from there on it
+ * alternates:
+ *
+ *     1F1B, 2 stages, 3 micro-batches          stage 0   F0 F1 B0 F2 B1    B2
+ *                                              stage 1      F0 B0 F1 B1 F2 B2
+ *
+ * With chunks, groups of p micro-batches go through one chunk after the other. With PIPELINE_ONE,
+ * and if p does not divide the number of micro-batches, as in evaluations, a group has one
+ * micro-batch.
+ *
+ * The last chunk of all does the backward pass of a micro-batch right after its forward pass, in
+ * every schedule. */
+#pragma once
+#include "model/shape/config.h"
+
+/* A stage's place in a run. Without stages: { 1, 0, 1, ... }. */
+typedef struct {
+    int stages, stage, chunks;
+    PipelineSchedule schedule;
+    int micro_batches; /* of a step, on each stage */
+} Pipeline;
+
+/* One pass of a micro-batch through a chunk. */
+typedef struct {
+    bool backward;
+    int micro, chunk;
+} PipelineRow;
+
+/* Writes what the stage does in a step, in order, and returns the number of rows: twice chunks x
+ * micro_batches. */
+int pipeline_rows(PipelineRow *rows, const Pipeline *p);
+
+/* The largest number of micro-batches that have passed the chunk forward and not yet back. */
+int pipeline_in_flight(const Pipeline *p, int chunk);
+
+/* Units [first, end) of a chunk of this stage. Blocks are divided evenly; the first chunk of all
+ * also has what comes before the blocks, and the last one the head. If the head is the embedding,
+ * the last stage has that unit too: its weights, gradients and states, the same as those of the
+ * first stage (stages_sum_tied of stages.h). */
+typedef struct {
+    int first, end;
+} UnitRange;
+UnitRange pipeline_units(const Pipeline *p, const ModelConfig *c, int chunk);
+/* its chunks have it, or its head is it */
+bool pipeline_holds(const Pipeline *p, const ModelConfig *c, int unit);
+/* the stage that has it */
+int pipeline_stage_of(const Pipeline *p, const ModelConfig *c, int unit);
+
+bool pipeline_is_first(const Pipeline *p, int chunk); /* of all chunks of all stages */
+bool pipeline_is_last(const Pipeline *p, int chunk);
+
+/* The share of a step in which a stage waits for others, if all passes take as long: (p - 1) / (v m
+ * + p - 1), or (p - 1) / p with one micro-batch after the other. */
+double pipeline_bubble(const Pipeline *p);

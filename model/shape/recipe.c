@@ -1,0 +1,124 @@
+/* The table of recipes. [COAT, arXiv 2410.19313, fig. 1 and sec. 3-4] for the FP8 rows; fp8-lm: the
+ * optimizer of FP8-LM [Peng et al. 2023, arXiv 2310.18313, sec. 2.2]: m in E4M3, v and master
+ * weights in 16 bits. DIFFERS: COAT's head is BF16, and its scales are per micro-batch
+ * (--format.head=bf16 --fp8.scales=microbatch). DIFFERS: FP8-LM's 16-bit formats are FP16, for
+ * master weights with a scale per tensor; here they are BF16 with stochastic rounding of weights.
+ * FP8-LM's m has a scale per tensor, here per group of 128. It sums gradients in FP8, here in
+ * BF16. */
+#include "model/shape/recipe.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* As the configuration writes them: f32, bf16, e4m3, e5m2; e4m3/16, e4m3/128 and e4m3/128+. */
+#define F32_ { F32, 0, false }
+#define BF16_ { BF16, 0, false }
+#define E4M3_ { E4M3, 0, false }
+#define E5M2_ { E5M2, 0, false }
+#define GROUP_ { E4M3, 16, false }
+#define PLAIN_ { E4M3, 128, false }
+#define MOMENT { E4M3, 128, true }
+
+/* Of each recipe: what forward saves for backward; GEMMs; weights, their gradients and moments. */
+// clang-format off
+const Recipe recipes[] = {
+    { .name = "f32",       .stream = F32_,  .saved = F32_,   .qkv = F32_,   .att = F32_,  .hidden = F32_,   .keep = KEEP_ALL,
+      .operand = F32_,  .gradient = F32_,  .head = F32_,  .forward = FROM_SAVED, .fast = FAST_NONE,    .scales = PER_MICROBATCH,
+      .master = F32_,  .grads = F32_,  .moment1 = F32_,   .moment2 = F32_,   .frozen = F32_ },
+    { .name = "bf16",      .stream = BF16_, .saved = BF16_,  .qkv = BF16_,  .att = BF16_, .hidden = BF16_,  .keep = KEEP_ALL,
+      .operand = BF16_, .gradient = BF16_, .head = BF16_, .forward = FROM_SAVED, .fast = FAST_NONE,    .scales = PER_MICROBATCH,
+      .master = F32_,  .grads = BF16_, .moment1 = F32_,   .moment2 = F32_,   .frozen = BF16_ },
+    { .name = "fp8",       .stream = BF16_, .saved = BF16_,  .qkv = BF16_,  .att = BF16_, .hidden = BF16_,  .keep = KEEP_ALL,
+      .operand = E4M3_, .gradient = E5M2_, .head = BF16_, .forward = FROM_SAVED, .fast = FAST_FORWARD, .scales = PER_MICROBATCH,
+      .master = F32_,  .grads = BF16_, .moment1 = F32_,   .moment2 = F32_,   .frozen = BF16_ },
+    { .name = "fp8-lm",    .stream = BF16_, .saved = BF16_,  .qkv = BF16_,  .att = BF16_, .hidden = BF16_,  .keep = KEEP_ALL,
+      .operand = E4M3_, .gradient = E5M2_, .head = BF16_, .forward = FROM_SAVED, .fast = FAST_FORWARD, .scales = PER_MICROBATCH,
+      .master = BF16_, .grads = BF16_, .moment1 = PLAIN_, .moment2 = BF16_,  .frozen = BF16_ },
+    { .name = "coat-act",  .stream = BF16_, .saved = GROUP_, .qkv = BF16_,  .att = BF16_, .hidden = GROUP_, .keep = KEEP_INPUTS,
+      .operand = E4M3_, .gradient = E5M2_, .head = E5M2_, .forward = FROM_EXACT, .fast = FAST_ALL,     .scales = PER_STEP,
+      .master = F32_,  .grads = BF16_, .moment1 = F32_,   .moment2 = F32_,   .frozen = BF16_ },
+    { .name = "coat-opt",  .stream = BF16_, .saved = BF16_,  .qkv = BF16_,  .att = BF16_, .hidden = BF16_,  .keep = KEEP_ALL,
+      .operand = BF16_, .gradient = BF16_, .head = BF16_, .forward = FROM_SAVED, .fast = FAST_NONE,    .scales = PER_MICROBATCH,
+      .master = BF16_, .grads = BF16_, .moment1 = MOMENT, .moment2 = MOMENT, .frozen = BF16_ },
+    { .name = "coat",      .stream = BF16_, .saved = GROUP_, .qkv = BF16_,  .att = BF16_, .hidden = GROUP_, .keep = KEEP_INPUTS,
+      .operand = E4M3_, .gradient = E5M2_, .head = E5M2_, .forward = FROM_EXACT, .fast = FAST_ALL,     .scales = PER_STEP,
+      .master = BF16_, .grads = BF16_, .moment1 = MOMENT, .moment2 = MOMENT, .frozen = BF16_ },
+    { .name = "coat-lean", .stream = BF16_, .saved = GROUP_, .qkv = GROUP_, .att = E4M3_, .hidden = GROUP_, .keep = KEEP_INPUTS,
+      .operand = E4M3_, .gradient = E5M2_, .head = E5M2_, .forward = FROM_EXACT, .fast = FAST_ALL,     .scales = PER_STEP,
+      .master = BF16_, .grads = BF16_, .moment1 = MOMENT, .moment2 = MOMENT, .frozen = BF16_ },
+    { .name = NULL }
+};
+// clang-format on
+
+const Recipe *recipe_find(const char *name)
+{
+    for (const Recipe *r = recipes; r->name; r++)
+        if (strcmp(r->name, name) == 0)
+            return r;
+    return NULL;
+}
+
+/* As in OLMo's should_checkpoint_block, block 0 is the first. */
+Keep recipe_keep(const Recipe *r, int block)
+{
+    const int n = r->recompute;
+    const bool recomputes = n > 0 ? block % n == 0 : n < 0 && block % -n != 0;
+    return recomputes ? KEEP_BLOCK : r->keep;
+}
+
+bool recipe_recomputes(const Recipe *r)
+{
+    return keep_recomputes(r->keep) || r->recompute != 0;
+}
+
+Format recipe_forward_weights(const Recipe *r)
+{
+    return format_equal(r->operand, r->stream) ? r->stream : r->master;
+}
+
+bool recipe_is_changed(const Recipe *r)
+{
+    const Recipe *row = recipe_find(r->name);
+    if (!row)
+        return false;
+    const Format own[] = { r->stream,  r->saved,    r->qkv,   r->att,    r->hidden,
+                           r->operand, r->gradient, r->head,  r->master, r->grads,
+                           r->moment1, r->moment2,  r->frozen };
+    const Format named[] = { row->stream,  row->saved,    row->qkv,   row->att,    row->hidden,
+                             row->operand, row->gradient, row->head,  row->master, row->grads,
+                             row->moment1, row->moment2,  row->frozen };
+    bool same = r->keep == row->keep && r->forward == row->forward && r->fast == row->fast &&
+                r->scales == row->scales && r->recompute == row->recompute &&
+                r->down_scales == row->down_scales;
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
+        same &= format_equal(own[i], named[i]);
+    return !same;
+}
+
+void recipe_print(const Recipe *r)
+{
+    static const char *const keep[] = { [KEEP_ALL] = "all",
+                                        [KEEP_INPUTS] = "inputs",
+                                        [KEEP_ATTENTION] = "attention",
+                                        [KEEP_BLOCK] = "block" };
+    static const char *const fast[] = {
+        [FAST_NONE] = "none", [FAST_FORWARD] = "forward", [FAST_ALL] = "all"
+    };
+    static const char *const forward[] = { [FROM_SAVED] = "saved", [FROM_EXACT] = "exact" };
+    static const char *const scales[] = { [PER_MICROBATCH] = "micro-batch", [PER_STEP] = "step" };
+    char share[64] = "";
+    if (r->recompute)
+        snprintf(share, sizeof share, " (only the input in %s %d blocks)",
+                 r->recompute > 0 ? "one in" : "all but one in", abs(r->recompute));
+    const char *const down = r->down_scales == DOWN_CHANNEL ? ", down's input by channels" : "";
+    printf("recipe %s: stream %s, saved %s, qkv %s, attention %s, hidden %s, operands %s, "
+           "gradients %s, head %s,\n"
+           "  keep %s%s, forward from %s, fast accumulation %s, scales of the %s%s,\n"
+           "  master %s, accumulated gradients %s, frozen weights %s\n",
+           r->name, format_name(r->stream), format_name(r->saved), format_name(r->qkv),
+           format_name(r->att), format_name(r->hidden), format_name(r->operand),
+           format_name(r->gradient), format_name(r->head), keep[r->keep], share,
+           forward[r->forward], fast[r->fast], scales[r->scales], down, format_name(r->master),
+           format_name(r->grads), format_name(r->frozen));
+}

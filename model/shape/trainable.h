@@ -1,0 +1,17 @@
+/* Which parameters are trained; the others keep their loaded values. `trainable` has patterns of
+ * Hugging Face's names. With adapters only these are trained, and the projector if they say so; in
+ * a run with only forward passes none are. */
+#pragma once
+#include "model/shape/architecture.h"
+
+/* All units with each parameter in its region; the caller frees them. trainable_split must have
+ * found nothing. tensor: the model's (hf_tensors_of). The caller lays them out: unit_lay_out. */
+UnitLayout *trainable_shapes(const Config *c, const HfTensor *tensor, int count);
+
+/* Our parameter may be several tensors in files. If one has both trained and frozen tensors: "a is
+ * trained and b is frozen", malloc'ed; NULL: none has. */
+char *trainable_split(const Config *c, const HfTensor *tensor, int count);
+
+/* The first pattern that matches no tensor (* matches any characters, ? one); NULL: each matches
+ * one. */
+const char *trainable_unknown(const Config *c, const HfTensor *tensor, int count);

@@ -1,0 +1,65 @@
+/* Which units a model has, and what they are called. */
+#include "model/shape/units.h"
+
+#include <stdio.h>
+
+#include "kernels/runtime/error.h"
+
+/* In the order of a model's units: first the embedding's, last the head's. */
+enum { MAX_KINDS = 8 };
+static const UnitKind *kinds[MAX_KINDS];
+static int num_kinds;
+
+void unit_kind_add(const UnitKind *k, int at)
+{
+    CHECK(num_kinds < MAX_KINDS, "%s: there are %d kinds of units already", k->name, num_kinds);
+    for (int i = num_kinds++; i > at; i--)
+        kinds[i] = kinds[i - 1];
+    kinds[at] = k;
+}
+
+const UnitKind *unit_kind(const ModelConfig *c, int unit)
+{
+    int i = 0;
+    for (; unit >= kinds[i]->count(c); i++) {
+        unit -= kinds[i]->count(c);
+        CHECK(i + 1 < num_kinds, "the model has no such unit");
+    }
+    return kinds[i];
+}
+
+int unit_first(const ModelConfig *c, const UnitKind *k)
+{
+    int first = 0;
+    for (int i = 0; kinds[i] != k; i++)
+        first += kinds[i]->count(c);
+    return first;
+}
+
+int unit_count(const ModelConfig *c)
+{
+    return unit_first(c, kinds[num_kinds - 1]) + 1;
+}
+
+int unit_of_layer(const ModelConfig *c, int layer)
+{
+    int unit = 0;
+    for (int i = 0; !kinds[i]->is_layer; i++)
+        unit += kinds[i]->count(c);
+    return unit + layer;
+}
+
+int unit_of_head_matrix(const ModelConfig *c)
+{
+    return c->weight_tying ? 0 : unit_count(c) - 1;
+}
+
+const char *unit_name(const ModelConfig *c, int unit, char text[UNIT_NAME])
+{
+    const UnitKind *k = unit_kind(c, unit);
+    if (k->is_layer)
+        snprintf(text, UNIT_NAME, "%s %d", k->name, unit - unit_first(c, k));
+    else
+        snprintf(text, UNIT_NAME, "the %s", k->name);
+    return text;
+}

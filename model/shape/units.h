@@ -1,0 +1,153 @@
+/* A model is a sequence of units: the embedding, the projector if it has images, the blocks, the
+ * head. A unit is what is gathered and sharded as a whole. In forward it reads the residual stream
+ * and writes it to the next unit, in backward it reads and writes the stream's gradient. What a
+ * unit does is a row of the table in kinds.c.
+ *
+ * Dimensions: B sequences of T tokens, N = B*T; C model width; H query heads, K key/value heads of
+ * width D; S = (H+2K)*D width of [q|k|v]; F MLP width; V rows of the embedding; L blocks; W
+ * ranks. */
+#pragma once
+#include "kernels/tensor.h"
+#include "model/shape/config.h"
+
+/* Every parameter that some kind of unit (units.h) has: a field here and a row of the kind; a kind
+ * of its own may overlay `tensor` with other names. As weights or as their gradients, the
+ * parameters that a unit lacks have data == NULL. */
+enum { NUM_PARAMS = 20 };
+typedef union {
+    struct {
+        Tensor embed; /* (V, C)  embedding; also the head's matrix if tied */
+        /* (1, C)  blocks: input norm of attention; OLMo-2: norm of its output */
+        Tensor attn_norm;
+        Tensor qkv;      /* (S, C) */
+        Tensor qkv_bias; /* (S, 1)  Qwen2 */
+        Tensor qnorm;    /* (1, H*D); Qwen3: (1, D), the same for each head */
+        Tensor knorm;    /* (1, K*D); Qwen3: (1, D) */
+        Tensor out;      /* (C, H*D) */
+        Tensor mlp_norm; /* (1, C)  input norm of the MLP; OLMo-2: norm of its output */
+        Tensor gate_up;  /* (2F, C) rows of gate, then rows of up */
+        Tensor down;     /* (C, F) */
+        Tensor norm;     /* (1, C)  head: final norm */
+        Tensor head;     /* (V, C) */
+        /* adapters, r: lora.rank; only rows for the targeted ones of q, k, v and of gate, up, from
+         * top to bottom */
+        Tensor qkv_a;     /* (3 r, C) */
+        Tensor qkv_b;     /* (S, r) */
+        Tensor out_a;     /* (r, H*D) */
+        Tensor out_b;     /* (C, r) */
+        Tensor gate_up_a; /* (2 r, C) */
+        Tensor gate_up_b; /* (2F, r) */
+        Tensor down_a;    /* (r, F) */
+        Tensor down_b;    /* (C, r) */
+    };
+    /* (C, Cv), (C, 1), (C, C), (C, 1): projector.h */
+    struct {
+        Tensor image_in, image_in_bias, image_out, image_out_bias;
+    };
+    Tensor tensor[NUM_PARAMS];
+} UnitTensors;
+
+/* The linear layers of a block, each with one matrix for what reads the same input. */
+typedef enum { LINEAR_QKV, LINEAR_OUT, LINEAR_GATE_UP, LINEAR_DOWN, NUM_LINEARS } Linear;
+
+/* How a parameter is cut among ranks that compute a layer together: by rows, the layer's outputs;
+ * by columns, its inputs; or not at all, since each of them needs all of it [Megatron-LM: Shoeybi
+ * et al. 2019, arXiv 1909.08053, sec. 3]. */
+typedef enum { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLUMNS } Split;
+
+typedef enum {
+    ALWAYS,
+    WITH_NORM_WEIGHTS,
+    WITH_QKV_BIAS,
+    WITH_QK_NORM,
+    UNTIED,
+    ADAPTED,
+    WITH_PROJECTOR_BIAS,
+    WITH_PROJECTOR_OUT,
+    WITH_PROJECTOR_OUT_BIAS
+} Condition;
+/* SIZE_OUTPUTS: all outputs of the parts (q, k, v; gate, up) of the linear layer that the parameter
+ * has; SIZE_LORA_RANKS: lora.rank times the number of these parts. */
+typedef enum {
+    SIZE_ONE,
+    SIZE_MODEL,
+    SIZE_Q,
+    SIZE_Q_NORM,
+    SIZE_K_NORM,
+    SIZE_MLP,
+    SIZE_VOCABULARY,
+    SIZE_LORA_RANK,
+    SIZE_FEATURE,
+    SIZE_OUTPUTS,
+    SIZE_LORA_RANKS
+} Size;
+typedef enum {
+    ONES,
+    ZEROS,
+    STD_EMBEDDING,
+    STD_IN,
+    STD_ATTENTION_OUT,
+    STD_MLP_OUT,
+    STD_HEAD,
+    STD_ADAPTER
+} Init;
+
+/* A parameter that units of a kind have, in the order of their flat buffer. */
+typedef struct {
+    const char *name;
+    size_t offset; /* offset in UnitTensors */
+    Size rows, cols;
+    Split split;
+    Init init;
+    Condition condition;
+    Linear linear; /* of the matrix, the bias or the adapter */
+} ParamRow;
+
+struct Model;
+struct Planner;
+
+typedef struct UnitKind {
+    const char *name;                   /* in messages and traces */
+    int (*count)(const ModelConfig *c); /* how many a model has, one after the other */
+    /* its matrices are operands of the recipe; these units take turns in two buffers for weights,
+     * and the activations that they save can leave for the host */
+    bool is_layer;
+    /* it maps an image's features to the stream: its tensors are outside the text model's prefix in
+     * files, its learning rate may be its own, and it may be trained next to adapters */
+    bool is_projector;
+    const ParamRow *params;
+    int num_params;
+
+    /* Places its buffers in m->unit_acts[u]; the unit reads the stream in attn_res. NULL: it reads
+     * no stream. */
+    void (*plan)(struct Planner *p, struct Model *m, int u);
+
+    /* From the stream in unit_acts[u].attn_res to unit_acts[u + 1].attn_res. */
+    void (*forward)(struct Model *m, const UnitTensors *w, int u);
+
+    /* backward_uses: for which uses backward needs the unit's weights; NULL: for none. backward:
+     * m->work.dres, the gradient of what the unit wrote, becomes that of what it read; needs_dx
+     * false: nothing before the unit is trained, so this is left out. */
+    int (*backward_uses)(const struct Model *m, int u);
+    void (*backward)(struct Model *m, const UnitTensors *w, UnitTensors *dw, int u, bool needs_dx);
+} UnitKind;
+
+/* The last unit is the head, which has no `forward` and no `backward`: logits exist only between
+ * the two, so it makes them at once (head.h). */
+const UnitKind *unit_kind(const ModelConfig *c, int unit);
+/* the first unit of that kind */
+int unit_first(const ModelConfig *c, const UnitKind *k);
+/* all units of the model */
+int unit_count(const ModelConfig *c);
+int unit_of_layer(const ModelConfig *c, int layer);
+/* the embedding's, if tied */
+int unit_of_head_matrix(const ModelConfig *c);
+
+/* Writes and returns what messages call the unit: "the embedding", "block 3", "the head". */
+enum { UNIT_NAME = 32 };
+const char *unit_name(const ModelConfig *c, int unit, char text[UNIT_NAME]);
+
+/* Makes *k, which must stay, kind number `at` of a model's sequence, before the one that had this
+ * number: 0 is the embedding's, the last is the head's. kinds.c adds those of every program before
+ * main. Dies if there are too many. */
+void unit_kind_add(const UnitKind *k, int at);

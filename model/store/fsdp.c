@@ -1,0 +1,420 @@
+/* The verbs. param_store.c says where everything lies and which copies there are. */
+#include "model/store/fsdp.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/collectives.h"
+#include "kernels/dynamic8.h"
+#include "kernels/random.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/trace.h"
+#include "kernels/runtime/watchdog.h"
+#include "model/store/quantized_weights.h"
+
+/* ---- weights --------------------------------------------------------------------------------- */
+
+/* The unit's copies that are made for one of `uses`, in the order of the plan. */
+static void make_copies(const ParamStore *store, int u, int uses)
+{
+    const UnitPlan *plan = &store->plan[u];
+    for (const Copy *c = plan->copy; c < plan->copy + plan->num_copies; c++) {
+        const bool fp8 = format_is_fp8(c->to.format);
+        Tensor to = c->to;
+        if (!(c->uses & uses))
+            continue;
+        if (fp8 && c->uses & FOR_FORWARD & ~uses)
+            to.data = NULL;
+        if (fp8 && c->uses & FOR_BACKWARD & ~uses)
+            to.data_t = NULL;
+        if (c->step == FETCH)
+            device_copy(to.data, c->from.data, tensor_numel(to) * dtype_size(to.format.dtype));
+        else if (c->step == GATHER) {
+            watchdog_mark_together("all-gather", u);
+            comm_all_gather(to.data, c->from.data,
+                            tensor_numel(c->from) * dtype_size(c->from.format.dtype),
+                            fsdp_group(store, u));
+        } else if (c->step == DEQUANTIZE)
+            nf4_dequantize(to, param_nf4(c->param, c->from.data, store->plain_nf4));
+        else
+            quantize_codes(to, c->from);
+    }
+}
+
+void fsdp_gather(ParamStore *store, int u, int uses)
+{
+    const int both = FOR_FORWARD | FOR_BACKWARD;
+    const bool once = fsdp_shards(store, u) == 1 && store->plan[u].lifetime != UNTIL_REUSE &&
+                      !store->forward_only;
+    WeightBuffer *b = store->plan[u].weights;
+    if (!b || !store->placed)
+        return;
+    if (b->unit != u) {
+        b->unit = u;
+        b->has = 0;
+    }
+    /* W and its transpose in one pass over the stored weights */
+    if (!format_is_fp8(b->elements.format) || once)
+        uses = both;
+    else if (b->rotates && !(b->has & uses)) {
+        CHECK(uses == FOR_FORWARD || uses == FOR_BACKWARD,
+              "unit %d has memory for one use at a time", u);
+        b->has = 0;
+    }
+    uses &= ~b->has;
+    if (!uses)
+        return;
+    /* without copies a cast next to the GEMMs would only slow them */
+    if (store->overlaps)
+        device_queue(QUEUE_GATHER);
+    device_wait(b->released);
+    trace_begin("gather", u);
+    uses |= AS_STORED & ~b->has;
+    make_copies(store, u, uses);
+    b->has |= uses | (both & ~store->plan[u].made);
+    trace_end();
+    if (store->overlaps) {
+        b->ready = device_mark(b->ready);
+        device_queue(QUEUE_COMPUTE);
+    }
+}
+
+void fsdp_gather_ahead(ParamStore *store, int u, int uses)
+{
+    if (store->overlaps)
+        fsdp_gather(store, u, uses);
+}
+
+const UnitTensors *fsdp_acquire(ParamStore *store, int u)
+{
+    const WeightBuffer *b = store->plan[u].weights;
+    if (!store->placed)
+        return &store->unit[u];
+    watchdog_mark("computation", u);
+    if (b) {
+        CHECK(b->unit == u, "unit %d is acquired but was not gathered", u);
+        trace_wait(b->ready, "weights", u);
+    }
+    return &store->unit[u];
+}
+
+void fsdp_release(ParamStore *store, int u)
+{
+    WeightBuffer *b = store->plan[u].weights;
+    if (b && store->overlaps && store->placed)
+        b->released = device_mark(b->released);
+}
+
+/* ---- gradients ------------------------------------------------------------------------------- */
+
+static Tensor own_slice(const ParamStore *store, int u, const GradBuffer *s)
+{
+    Tensor t = s->elements;
+    t.data = (char *)t.data + store->shard[u].slice[TRAINED].first * dtype_size(t.format.dtype);
+    return tensor_flat(t, store->shard[u].slice[TRAINED].count);
+}
+
+/* Elements from `first` to `end` of a unit's gradients, which lie at `data`. */
+static void zero_between(const ParamStore *store, void *data, size_t first, size_t end)
+{
+    const size_t size = dtype_size(store->recipe.grads.dtype);
+    if (first < end)
+        device_zero((char *)data + first * size, (end - first) * size);
+}
+
+/* The unit's gradients, at `data`, begin at 0. Parameters that have no element on this rank, or all
+ * if `all`, are marked empty, so that the micro-batch writes them; whatever lies between those is
+ * zeroed here. */
+static void start_from_zero(ParamStore *store, int u, void *data, bool all)
+{
+    const UnitLayout *shape = &store->shape[u];
+    size_t at = 0, first;
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < shape->num_params; i++) {
+            const Param *p = &shape->param[i];
+            Tensor *dw = &store->dunit[u].tensor[p->id];
+            if (param_comes_first(shape, p) != (pass == 0))
+                continue;
+            dw->empty =
+                p->region == TRAINED && (all || shard_part(&store->shard[u], p, &first) == 0);
+            if (!dw->empty)
+                continue;
+            zero_between(store, data, at, p->offset);
+            at = p->offset + param_numel(p);
+        }
+    zero_between(store, data, at, shape->numel[TRAINED]);
+}
+
+/* With a sum per micro-batch the buffer starts from 0, but the own slice from what this step has
+ * summed so far: summing over ranks then also accumulates. */
+static void begin_grads(ParamStore *store, int u, GradBuffer *s)
+{
+    const Tensor sum = store->shard[u].grad;
+    CHECK(s->unit < 0, "the gradients of unit %d are not reduced, those of unit %d begin", s->unit,
+          u);
+    s->unit = u;
+    trace_wait(s->reduced, "gradients", u);
+    start_from_zero(store, u, s->elements.data, sum.empty);
+    if (!sum.empty)
+        device_copy(own_slice(store, u, s).data, sum.data, tensor_bytes(sum));
+}
+
+UnitTensors *fsdp_grads(ParamStore *store, int u)
+{
+    GradBuffer *s = store->plan[u].grads;
+    if (s && store->placed && !store->sum_once && s->unit != u)
+        begin_grads(store, u, s);
+    return &store->dunit[u];
+}
+
+/* This rank's gradients of parameters that all tensor ranks have: each rank has computed a part of
+ * the sum. */
+static Tensor copied_grads(const ParamStore *store, int u)
+{
+    size_t first;
+    const size_t n = fsdp_copied(store, u, &first);
+    return n ? slice_view(&store->shard[u].slice[TRAINED], store->shard[u].grad, first, n)
+             : (Tensor){ 0 };
+}
+
+void fsdp_reduce(ParamStore *store, int u, bool last)
+{
+    GradBuffer *s = store->plan[u].grads;
+    const bool reduces = s && (last || !store->sum_once);
+    const bool replicas = last && comm_group_size(RANKS_REPLICA) > 1;
+    const Tensor copied = last ? copied_grads(store, u) : (Tensor){ 0 };
+    if (!store->placed)
+        return;
+    for (int i = 0; i < NUM_PARAMS; i++)
+        store->dunit[u].tensor[i].empty = false;
+    store->shard[u].grad.empty = false;
+    if (!store->shard[u].slice[TRAINED].count || !(reduces || replicas || copied.data))
+        return;
+    DeviceMark **filled = s ? &s->filled : &store->grad_buffer[NUM_ROTATING + u].filled;
+    *filled = device_follow(QUEUE_REDUCE, *filled);
+    trace_begin("reduce", u);
+    watchdog_mark_together("summing gradients", u);
+    if (reduces) {
+        comm_reduce_scatter(store->shard[u].grad,
+                            tensor_flat(s->elements, store->shape[u].numel[TRAINED]),
+                            fsdp_group(store, u));
+        s->unit = -1;
+    }
+    if (copied.data)
+        comm_all_reduce(copied, RANKS_TENSOR);
+    if (replicas)
+        comm_all_reduce(store->shard[u].grad, RANKS_REPLICA);
+    trace_end();
+    if (s)
+        s->reduced = device_mark(s->reduced);
+    store->reduced = device_mark(store->reduced);
+    device_queue(QUEUE_COMPUTE);
+}
+
+void fsdp_wait_grads(ParamStore *store)
+{
+    trace_wait(store->reduced, "gradients", -1);
+}
+
+void fsdp_empty_grads(ParamStore *store)
+{
+    for (int u = 0; u < store->num_units; u++) {
+        GradBuffer *s = store->plan[u].grads;
+        store->shard[u].grad.empty = true;
+        if (store_holds(store, u) && (!s || store->sum_once))
+            start_from_zero(store, u, s ? s->elements.data : store->shard[u].grad.data, true);
+    }
+}
+
+/* ---- the optimizer's states ------------------------------------------------------------------ */
+
+/* NOTE: in DYNAMIC8 byte 0 is not the code of 0, so zeroed codes mean 0 only while the scale is 0
+ * too: the code of 0 is written. */
+static void zero_codes(Tensor t)
+{
+    enum { CHUNK = 1 << 20 };
+    const size_t bytes = tensor_numel(t) * dtype_size(t.format.dtype);
+    if (!format_is_dynamic8(t.format)) {
+        device_zero(t.data, bytes);
+        return;
+    }
+    char *codes = xmalloc(CHUNK);
+    memset(codes, dynamic8_encode(0, t.format.dtype), CHUNK);
+    for (size_t at = 0; at < bytes; at += CHUNK)
+        device_put((char *)t.data + at, codes, bytes - at < CHUNK ? bytes - at : CHUNK);
+    free(codes);
+}
+
+void store_zero_states(ParamStore *store)
+{
+    for (int u = 0; u < store->num_units; u++)
+        for (int i = 0; i < store->optimizer->num_states && store->shard[u].slice[TRAINED].count;
+             i++) {
+            const Tensor t = store->shard[u].state[i];
+            if (tensor_numel(t) == 0)
+                continue;
+            zero_codes(t);
+            if (t.scale)
+                device_zero(t.scale,
+                            tensor_bytes(t) - tensor_numel(t) * dtype_size(t.format.dtype));
+        }
+}
+
+/* ---- master weights -------------------------------------------------------------------------- */
+
+/* Every rank draws a matrix of the region QUANTIZED whole, and keeps its part. */
+static void init_base(ParamStore *store, int u, const Param *p, float cutoff, uint64_t seed,
+                      uint64_t number)
+{
+    const Format bf16 = { BF16, 0, false };
+    const Param all = param_whole(p);
+    Tensor whole = tensor_at(device_alloc(param_numel(&all) * dtype_size(BF16)), bf16, all.rows,
+                             all.cols),
+           elements = whole;
+    elements.cols = (int)param_numel(&all);
+    elements.rows = 1;
+    init_normal(elements, p->init_std, cutoff, seed, number);
+    quantized_store(store, u, p, whole);
+    device_free(whole.data);
+}
+
+/* Elements of a parameter from its `first` on. Each has the value that it has where the parameter
+ * is whole, which begins at `number`. */
+static void init_part(const Param *p, Tensor part, float cutoff, uint64_t seed, uint64_t number,
+                      size_t first)
+{
+    const size_t n = tensor_numel(part), size = dtype_size(part.format.dtype);
+    size_t whole;
+    for (size_t done = 0, run; done < n; done += run) {
+        run = param_run(p, first + done, &whole);
+        run = run < n - done ? run : n - done;
+        init_normal(tensor_at((char *)part.data + done * size, part.format, 1, (int)run),
+                    p->init_std, cutoff, seed, number + whole);
+    }
+}
+
+enum { ADAPTERS = 0x10a }; /* their initial weights are drawn with a seed of their own */
+
+/* Padding, of units and of the vocabulary's rows, is left at 0. */
+static void init_weights(ParamStore *store, const ModelConfig *c, uint64_t seed,
+                         bool adapters_alone)
+{
+    float cutoff = c->init_cutoff_factor > 0   ? (float)c->init_cutoff_factor
+                   : c->init_fn != INIT_NORMAL ? 3
+                                               : 0;
+    for (int u = 0; u < store->num_units; u++) {
+        const Shard *s = &store->shard[u];
+        for (int i = 0; i < store->shape[u].num_params; i++) {
+            Param p = store->shape[u].param[i];
+            if (adapters_alone && !p.is_adapter)
+                continue;
+            p.rows -= p.has_padding ? p.rows - c->vocab_size : 0;
+            p.stored = p.region == QUANTIZED ? p.stored : param_numel(&p);
+            const uint64_t number = store->shape[u].first + p.number;
+            if (p.region == QUANTIZED) {
+                if (store_holds(store, u))
+                    init_base(store, u, &p, cutoff, seed, number);
+                continue;
+            }
+            size_t first, n = shard_part(s, &p, &first);
+            if (n == 0)
+                continue;
+            Tensor part = shard_weights(s, &p, first, n);
+            if (p.init_std == 0)
+                init_constant(part, p.is_norm);
+            else if (p.is_adapter)
+                init_part(&p, part, 0, random_bits(seed, ADAPTERS), number, first);
+            else
+                init_part(&p, part, cutoff, seed, number, first);
+        }
+    }
+    store_loaded(store);
+}
+
+void store_init(ParamStore *store, const ModelConfig *c, uint64_t seed)
+{
+    init_weights(store, c, seed, false);
+}
+
+void store_init_adapters(ParamStore *store, const ModelConfig *c, uint64_t seed)
+{
+    init_weights(store, c, seed, true);
+}
+
+/* Scales of FP8 operands, of the frozen ones too or not: the maximum over ranks of each rank's
+ * part. A scale grows with the maximum it is made from, so that the largest scale is the scale of
+ * the largest. */
+static void update_scales(ParamStore *store, bool frozen_too)
+{
+    Tensor scales = store->scales;
+    if (!frozen_too)
+        scales = tensor_flat(scales, (size_t)store->trained_scales);
+    if (tensor_numel(scales) == 0)
+        return;
+    device_zero(scales.data, tensor_bytes(scales));
+    for (int u = 0; u < store->num_units; u++)
+        for (const Copy *c = store->plan[u].copy;
+             c < store->plan[u].copy + store->plan[u].num_copies; c++)
+            if ((c->step == CAST || c->step == CAST_SLICE || (c->step == ENCODE && frozen_too)) &&
+                format_is_fp8(c->to.format) && c->param->region != QUANTIZED &&
+                (frozen_too || c->param->region == TRAINED))
+                quantize_scale(c->to, c->from);
+    if (store->shards * store->tensor_ranks > 1)
+        comm_all_reduce_max(scales, fsdp_all(store));
+}
+
+/* One rank has the value of an element, the others have 0: the sum is exact. */
+static void update_replicated(ParamStore *store)
+{
+    if (tensor_numel(store->replicated) == 0)
+        return;
+    device_zero(store->replicated.data, tensor_bytes(store->replicated));
+    for (int u = 0; u < store->num_units; u++)
+        make_copies(store, u, AT_UPDATE);
+    if (store->shards > 1)
+        comm_all_reduce(store->replicated, RANKS_SHARD);
+}
+
+static void updated(ParamStore *store, bool frozen_too)
+{
+    update_scales(store, frozen_too);
+    for (int u = 0; u < store->num_units && frozen_too; u++)
+        make_copies(store, u, AT_LOAD);
+    update_replicated(store);
+    for (int u = 0; u < store->num_units; u++)
+        if (store->plan[u].weights && (frozen_too || store->plan[u].lifetime != FOR_GOOD))
+            store->plan[u].weights->unit = -1;
+    if (store->overlaps) {
+        store->updated = device_follow(QUEUE_GATHER, store->updated);
+        device_queue(QUEUE_COMPUTE);
+    }
+}
+
+/* On ranks that have no element of it too, since the scale is that of all. */
+void fsdp_encode(ParamStore *store, int u, const Param *p, Tensor master)
+{
+    const Tensor w = store->unit[u].tensor[p->id];
+    const Copy *c = store->plan[u].copy, *end = c + store->plan[u].num_copies;
+    while (c < end && (c->step != ENCODE || c->param != p))
+        c++;
+    if (format_is_fp8(w.format)) {
+        const Tensor scale = { .data = w.scale, .format = { F32, 0, false }, .rows = 1, .cols = 4 };
+        device_zero(scale.data, tensor_bytes(scale));
+        if (c < end)
+            quantize_scale(c->to, master);
+        if (store->shards * store->tensor_ranks > 1)
+            comm_all_reduce_max(scale, fsdp_all(store));
+    }
+    if (c < end)
+        quantize_codes(c->to, master);
+}
+
+void store_updated(ParamStore *store)
+{
+    updated(store, false);
+}
+
+void store_loaded(ParamStore *store)
+{
+    updated(store, true);
+}

@@ -1,0 +1,241 @@
+/* Where flat units lie: what each rank owns of weights, gradients and optimizer states, the memory
+ * for gathered weights and for gradients that are not summed yet, all views of them, and the list
+ * of copies from one to the other, which fsdp.h carries out. */
+#pragma once
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/mesh.h"
+#include "model/shape/architecture.h"
+#include "model/shape/optimizer.h"
+#include "model/shape/pipeline.h"
+
+/* Elements [first, first + count) of a region. (count) and (n) are shapes of tensor_flat: a unit
+ * may have more than 2^31. */
+typedef struct {
+    size_t first, count;
+    /* (count): master weights; frozen ones; of QUANTIZED codes or groups of NF4, byte by byte */
+    Tensor stored;
+    Tensor
+        gather_input; /* (count) what operands are gathered or made from: stored; or, if master weights are on
+                                          the host, what the update makes of them, in the operands' format */
+} Slice;
+
+/* This rank's part of one unit. */
+typedef struct {
+    Slice slice[NUM_REGIONS];
+    Tensor grad,
+        state
+            [MAX_STATES]; /* (count) of TRAINED; grad.empty: no micro-batch of this step is in it. A state has
+                                          only the part of shard_state */
+    /* elements of TRAINED before that part, and after it */
+    size_t before[MAX_STATES], after[MAX_STATES];
+} Shard;
+
+/* The steps of a weight from where it is stored to where it computes. Those in front of GATHER are
+ * each rank's, in its slice. */
+typedef enum {
+    NO_STEP,
+    VIEW,       /* nothing is done: it computes as it is stored */
+    CAST_SLICE, /* the slice is rounded to its place in the unit's buffer */
+    /* the slice is rounded to its place in store->replicated, 0 elsewhere: the sum over ranks is
+     * the whole */
+    /* the slice, on the host, is rounded to `gather_input` when it has changed */
+    REPLICATE,
+    ENCODE,
+    FETCH,      /* the slice comes from the host to its place in the unit's buffer */
+    GATHER,     /* the region comes from all ranks */
+    CAST,       /* the whole is rounded: FP8 codes, transposed codes or both in one pass */
+    TRANSPOSE,  /* FP8 codes */
+    DEQUANTIZE, /* NF4, as CAST */
+    NUM_STEPS
+} Step;
+
+/* The purpose of a step. Forward reads W of an FP8 weight, backward W^T; other formats have one
+ * copy for both. */
+typedef enum { FOR_FORWARD = 1, FOR_BACKWARD = 2, AS_STORED = 4, AT_UPDATE = 8, AT_LOAD = 16 } Use;
+
+/* A step: `to` = `from`. What is made for both passes has to.data for forward and to.data_t for
+ * backward. */
+typedef struct {
+    Step step;
+    int uses;
+    const Param *param;
+    Tensor from, to;
+} Copy;
+enum { MAX_COPIES = 2 * NUM_PARAMS + NUM_REGIONS };
+
+/* How long the content of a unit's buffer is valid: until another unit uses the buffer; until the
+ * weights change; always. */
+typedef enum { UNTIL_REUSE, UNTIL_UPDATE, FOR_GOOD } Lifetime;
+
+/* A gathered unit's memory: (n) in its compute format, n the largest unit that it serves. */
+typedef struct {
+    /* data_t: the transposed copies of FP8 operands; may be data, for one use at a time */
+    Tensor elements;
+    /* elements.data exists; elements.data_t does; they are the same memory */
+    bool has_rows, has_transposes, rotates;
+    /* the transposes are made from the rows, so the two are not the same memory */
+    bool transposes_rows;
+    /* the gathered region QUANTIZED as stored, where that is not what computes */
+    void *raw;
+    size_t raw_bytes;
+    /* whose weights, -1: no unit's; for which uses they are there */
+    int unit, has;
+    DeviceMark *ready, *released;
+} WeightBuffer;
+
+/* A unit's gradients before they are summed over the shard group. */
+typedef struct {
+    Tensor elements; /* (n) in the recipe's format of gradients */
+    int unit;        /* that fills it; -1: none */
+    DeviceMark *filled, *reduced;
+} GradBuffer;
+
+/* How the weights of a unit come to where they compute. Gathering, updating and the memory plan
+ * read it. */
+typedef struct {
+    const Step *way[NUM_PARAMS]; /* the steps of each parameter, up to NO_STEP */
+    Copy copy[MAX_COPIES];       /* in this order */
+    /* made: the uses that copies serve; others read what was gathered or stored */
+    int num_copies, made;
+    /* where the regions begin in its buffer; all elements there */
+    size_t at[NUM_REGIONS], numel;
+    Lifetime lifetime;
+    WeightBuffer *weights; /* NULL: the stored weights are the weights */
+    GradBuffer *grads;     /* NULL: gradients are added to the shard's */
+} UnitPlan;
+
+/* What can be on the host: frozen weights of layers; the optimizer's states; master weights of
+ * layers that compute in a smaller format. */
+typedef enum { HOST_FROZEN, HOST_MOMENTS, HOST_MASTER, NUM_HOSTED } Hosted;
+
+typedef struct {
+    /* the units */
+    int num_units;
+    HfTensor *tensor; /* [num_tensors] of all units, as files have them */
+    int num_tensors;
+    UnitLayout *shape;         /* [num_units] */
+    Shard *shard;              /* [num_units] */
+    UnitPlan *plan;            /* [num_units] */
+    UnitTensors *unit, *dunit; /* [num_units] weights in compute format, and gradients */
+    /* [num_buffers]: those that units share, then one per unit */
+    WeightBuffer *weight_buffer;
+    GradBuffer *grad_buffer; /* [num_buffers] */
+
+    /* tensors of all units together */
+    /* (1, 4 per FP8 operand): their scales, 16 bytes apart; those of frozen ones last */
+    Tensor scales;
+    int trained_scales; /* columns of `scales` in front of those */
+    /* (1, 4 per matrix of the blocks) of region QUANTIZED: of FP8 operands and of stored E4M3 */
+    Tensor quantized_scales;
+    Tensor
+        replicated; /* (1, n): the other parameters of blocks with FP8 operands, norm weights and adapters:
+                                          whole on each rank */
+    float *
+        square_sum; /* device memory: sum of the squares of this rank's gradients; between steps a flag of
+                                          checks that read all shards */
+
+    /* how they are stored */
+    Recipe recipe;
+    const Optimizer *optimizer; /* whose states the shards have */
+    BaseFormat base_format;     /* how the region QUANTIZED is stored */
+    bool plain_nf4;             /* NF4 is stored without double quantization (params.h) */
+    bool tied;
+
+    /* this rank's part, and when ranks exchange */
+    /* this rank's stage: only its units have shards, copies and buffers here */
+    Pipeline pipe;
+    /* the first unit of all stages with a trained parameter: backward ends there */
+    int first_trained;
+    int shards, rank; /* ranks of a shard group, and this one's rank in it */
+    /* ranks that compute a layer together, and this one's rank among them */
+    int tensor_ranks, tensor_rank;
+    bool sum_once; /* gradients are summed over ranks once per step */
+
+    /* memory */
+    /* the memory is there; else fsdp.h's verbs show where all will lie, and move nothing */
+    bool placed;
+    /* weights of units 0 .. resident - 1 are gathered, or rounded, once per step */
+    int resident;
+    bool forward_only;       /* no transposed copies */
+    Arena gathered;          /* memory of the weight buffers, if shards > 1 */
+    int on_host[NUM_HOSTED]; /* units 0 .. n - 1, as far as they have it */
+    Arena host;              /* pinned memory of all that is on the host */
+    /* weights come on a queue of their own, ahead of their use: gathered, or from the host */
+    bool overlaps;
+    /* of the optimizer's step: UPDATE_BUFFERS times update_part_bytes, or muon_bytes */
+    void *staging;
+    size_t update_part_bytes, staging_bytes;
+    DeviceMark *updated, *reduced;
+} ParamStore;
+
+/* The rank that is planned for, and the choices of memory. */
+typedef struct {
+    int shards, rank; /* ranks of a shard group, and the rank in it */
+    /* gradients are summed over them once per step, not with every micro-batch */
+    bool sum_once;
+    /* units whose weights stay once they are gathered or rounded: 0 .. resident - 1 */
+    int resident;
+    /* units 0 .. n - 1 have these on the host, as far as they can */
+    int on_host[NUM_HOSTED];
+    /* for saved activations (offload.h); 0: each block has memory of its own */
+    int slots;
+    /* tokens of a tile of the MLP, read by model_plan; 0: all tokens are one */
+    int tile;
+    /* ranks that compute a layer together, and the rank among them; 0: as 1 */
+    int tensor_ranks, tensor_rank;
+    Pipeline pipe; /* stages 0: there is one */
+} ShardChoice;
+
+/* Places one rank's part of every unit in the arena; called twice, to measure and to place. */
+void store_plan(ParamStore *store, Arena *a, const Config *c, ShardChoice p);
+/* between the two: allocates what store_plan measured besides `a` */
+void store_alloc_gathered(ParamStore *store);
+size_t store_weight_bytes(const ParamStore *store); /* of copies for computing */
+/* of accumulated gradients and their buffers */
+size_t store_grad_bytes(const ParamStore *store);
+size_t store_state_bytes(const ParamStore *store); /* of the optimizer's states */
+void store_free(ParamStore *store);
+
+/* The part of a parameter that this rank stores: elements *first .. *first + n of what is stored of
+ * it; returns n, maybe 0. */
+size_t shard_part(const Shard *s, const Param *p, size_t *first);
+/* The part of TRAINED that has the optimizer's k-th state; `stored` is that state. */
+Slice shard_state(const Shard *s, int k);
+/* sets before[k] and after[k] */
+void shard_divide_state(const ParamStore *store, int unit, int k);
+/* The ranks over which a unit is sharded, their number, and this one's rank: those that have its
+ * parameters, or a part of each. */
+Ranks fsdp_group(const ParamStore *store, int unit);
+int fsdp_shards(const ParamStore *store, int unit);
+int fsdp_rank(const ParamStore *store, int unit);
+/* all that have a part of some unit */
+Ranks fsdp_all(const ParamStore *store);
+/* The elements of this rank's part of TRAINED, from *first of the region on, that all tensor ranks
+ * have; returns their number. */
+size_t fsdp_copied(const ParamStore *store, int unit, size_t *first);
+/* this rank's stage has the unit */
+bool store_holds(const ParamStore *store, int unit);
+bool store_on_host(const ParamStore *store, int unit, Hosted h);
+/* the update makes its `gather_input` */
+bool store_encodes(const ParamStore *store, int unit, const Param *p);
+/* of this rank; those of NUM_HOSTED are of all */
+size_t store_host_bytes(const ParamStore *store, Hosted h);
+/* that the store was planned with; slots: 0 */
+ShardChoice store_shard_choice(const ParamStore *store);
+/* States on the host come to the device part by part for the optimizer, in one of three buffers. */
+enum { UPDATE_BUFFERS = 3, UPDATE_PART = 32 << 20 };
+size_t store_update_part_bytes(const ParamStore *store); /* of the largest part */
+/* (1, n), elements of t, a flat tensor of this slice, from element `first` of the region on. */
+Tensor slice_view(const Slice *s, Tensor t, size_t first, size_t n);
+/* n elements of a parameter, of this rank's part, as they are stored, from its `first` on. */
+Tensor shard_weights(const Shard *s, const Param *p, size_t first, size_t n);
+/* The scale of a matrix of region QUANTIZED: of the operand and of stored E4M3. */
+float *quantized_scale(const ParamStore *store, int unit, const Param *p);
+
+/* Buffers that several units use one after the other come first, then one of each unit's own. */
+enum { NUM_ROTATING = 4 };
+
+static inline int num_buffers(const ParamStore *store)
+{
+    return NUM_ROTATING + store->num_units;
+}

@@ -1,0 +1,28 @@
+/* The region QUANTIZED of a unit: frozen matrices of blocks under adapters, stored in E4M3 or NF4.
+ * They are gathered in the stored format; GEMM operands are made from it for each use (the table in
+ * param_store.c).
+ *
+ * E4M3 is stored with the codes and scale of an FP8 operand: forward reads it directly, backward a
+ * transposed copy. If operands are E5M2 it is rounded again, with the same scale, with which all
+ * values are in E5M2's range. NF4 is stored tensor by tensor in whole groups (nf4.h). If GEMMs are
+ * in FP8, codes and transposed codes are made from it in one pass each, with the scale of the
+ * matrix's amax. Recipes without FP8 operands read either in the stream's format. Operands of two
+ * blocks exist at a time (of one on a single rank without host.base), plus those of units that stay
+ * gathered (fsdp.h).
+ *
+ * A tensor rank has the codes of one rank for its part: each encodes, or reads, the whole matrix.
+ * Of NF4 it has whole blocks, each with its absmax in F32, as double quantization decodes it:
+ * blocks of a group, which has one scale, may be on several ranks. */
+#pragma once
+#include "model/store/param_store.h"
+
+/* Stores this rank's part of a matrix. whole: all of it, (rows, cols) in F32 or BF16, device
+ * memory, the same on all ranks. */
+void quantized_store(ParamStore *store, int unit, const Param *p, Tensor whole);
+
+/* Rounds frozen weights in F32 to values of BF16, but for adapters. */
+void frozen_round(ParamStore *store);
+
+/* The same as quantized_store for a whole matrix in NF4, param_nf4_groups in host memory:
+ * Nf4PlainGroups without double quantization. */
+void quantized_store_nf4(ParamStore *store, int unit, const Param *p, const void *groups);

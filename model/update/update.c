@@ -1,0 +1,329 @@
+/* The gradient norm, and the optimizer's step over the shards.
+ *
+ * States and master weights on the host come to the device part by part and go back, next to the
+ * step of other parts:
+ *
+ *     fetch queue      part i + 1
+ *     compute queue    part i          the optimizer, and codes of what it made
+ *     offload queue    part i - 1 */
+#include "model/update/update.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "kernels/collectives.h"
+#include "kernels/random.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/trace.h"
+#include "model/update/muon.h"
+
+/* Parameters that all tensor ranks have count once. */
+static Tensor counted_grads(const ParamStore *store, int u)
+{
+    const Shard *s = &store->shard[u];
+    size_t first;
+    const size_t copied = store->tensor_rank > 0 ? fsdp_copied(store, u, &first) : 0;
+    return copied ? tensor_flat(s->grad, s->slice[TRAINED].count - copied) : s->grad;
+}
+
+/* The sum goes from stage to stage, so that it has the bits of one that is made without stages. */
+static void sum_chunk(const ParamStore *store, int chunk)
+{
+    const Tensor sum = tensor_at(store->square_sum, (Format){ F32, 0, false }, 1, 1);
+    const UnitRange units = pipeline_units(&store->pipe, store->shape->config, chunk);
+    if (!pipeline_is_first(&store->pipe, chunk))
+        comm_receive(sum, PREVIOUS_STAGE);
+    for (int u = units.first; u < units.end; u++)
+        if (store->shard[u].slice[TRAINED].count)
+            sum_squares(store->square_sum, counted_grads(store, u));
+    if (pipeline_is_last(&store->pipe, chunk))
+        return;
+    DeviceMark *mark = device_follow(QUEUE_SEND, NULL);
+    comm_send(sum, NEXT_STAGE);
+    mark = device_mark(mark);
+    device_queue(QUEUE_COMPUTE);
+    device_wait(mark);
+    device_unmark(mark);
+}
+
+double optimizer_grad_norm(const ParamStore *store)
+{
+    float s;
+    device_zero(store->square_sum, sizeof s);
+    for (int chunk = 0; chunk < store->pipe.chunks; chunk++)
+        sum_chunk(store, chunk);
+    device_get(&s, store->square_sum, sizeof s);
+    double total = pipeline_is_last(&store->pipe, store->pipe.chunks - 1) ? s : 0;
+    comm_sum_over(&total, 1, RANKS_COPY);
+    return sqrt(total);
+}
+
+/* Elements that must not be divided: the largest group of a state with a common scale. */
+static size_t largest_group(const ParamStore *store, const Shard *s)
+{
+    size_t group = 0;
+    for (int i = 0; i < store->optimizer->num_states; i++)
+        group = (size_t)s->state[i].format.group > group ? (size_t)s->state[i].format.group : group;
+    return group;
+}
+
+/* Elements of a parameter that this rank owns and updates at once: n from its `first` on, with the
+ * padding (zeros) that the last group of a state includes. */
+typedef struct {
+    int unit;
+    const Param *param;
+    size_t first, n;
+    Tensor master, state[MAX_STATES];
+    bool master_on_host, states_on_host;
+} UpdatePart;
+
+typedef struct {
+    UpdatePart *part;
+    int count;
+} Parts;
+
+static void add_part(ParamStore *store, Parts *all, int u, const Param *p, size_t first, size_t n)
+{
+    const Shard *s = &store->shard[u];
+    const size_t at = p->offset + first;
+    UpdatePart *part = &all->part[all->count++];
+    *part = (UpdatePart){ .unit = u,
+                          .param = p,
+                          .first = first,
+                          .n = n,
+                          .master_on_host = store_on_host(store, u, HOST_MASTER) && n > 0,
+                          .states_on_host = store_on_host(store, u, HOST_MOMENTS) && n > 0 };
+    if (n == 0)
+        return;
+    part->master = slice_view(&s->slice[TRAINED], s->slice[TRAINED].stored, at, n);
+    for (int k = 0; k < store->optimizer->num_states; k++) {
+        const Slice own = shard_state(s, k);
+        if (store->optimizer->state[k].of != (p->is_operand ? STATE_OF_OTHERS : STATE_OF_MATRICES))
+            part->state[k] = slice_view(&own, s->state[k], at, n);
+    }
+}
+
+/* Includes parameters that have no element on this rank, if the scale of their codes is one of all
+ * ranks. */
+static void add_parts(ParamStore *store, Parts *all, int u, const Param *p)
+{
+    const size_t group = largest_group(store, &store->shard[u]);
+    const bool whole =
+        store_on_host(store, u, HOST_MASTER) || !store_on_host(store, u, HOST_MOMENTS);
+    size_t first, n = shard_part(&store->shard[u], p, &first);
+    for (size_t done = 0; done < n || (n == 0 && done == 0 && store_encodes(store, u, p));
+         done += UPDATE_PART) {
+        size_t count = !whole && n - done > UPDATE_PART ? UPDATE_PART : n - done;
+        if (group)
+            count = (count + group - 1) / group * group;
+        all->part = xrealloc(all->part, sizeof *all->part * ((size_t)all->count + 1));
+        add_part(store, all, u, p, first + done, count);
+        if (whole)
+            return;
+    }
+}
+
+/* Large ones first, on all ranks in the same order: a part comes while one of the same size
+ * goes. */
+static int compare_parts(const void *x, const void *y)
+{
+    const UpdatePart *a = x, *b = y;
+    const size_t n = param_numel(a->param), k = param_numel(b->param);
+    if (n != k)
+        return n < k ? 1 : -1;
+    if (a->unit != b->unit)
+        return a->unit - b->unit;
+    if (a->param != b->param)
+        return a->param < b->param ? -1 : 1;
+    return (a->first > b->first) - (a->first < b->first);
+}
+
+static Parts list_parts(ParamStore *store)
+{
+    Parts all = { 0 };
+    for (int u = 0; u < store->num_units; u++)
+        for (int i = 0; i < store->shape[u].num_params; i++)
+            if (store->shape[u].param[i].region == TRAINED &&
+                !muon_steps(store, &store->shape[u].param[i]))
+                add_parts(store, &all, u, &store->shape[u].param[i]);
+    if (all.count > 0)
+        qsort(all.part, (size_t)all.count, sizeof *all.part, compare_parts);
+    return all;
+}
+
+/* ---- what is on the host --------------------------------------------------------------------- */
+
+static bool moves(const UpdatePart *p)
+{
+    return p->master_on_host || p->states_on_host;
+}
+
+typedef enum { TO_DEVICE, TO_HOST } Direction;
+
+static void copy(void *device, void *host, size_t bytes, Direction d)
+{
+    if (bytes > 0)
+        device_copy(d == TO_DEVICE ? device : host, d == TO_DEVICE ? host : device, bytes);
+}
+
+/* Copies t, and returns where it is on the device: the next of the buffer. */
+static Tensor copy_tensor(Arena *buffer, Tensor t, Direction d)
+{
+    const size_t n = tensor_numel(t), data = n * dtype_size(t.format.dtype),
+                 scales = format_scale_bytes(t.format, n);
+    Tensor staged = t;
+    staged.data = arena_alloc(buffer, data);
+    staged.scale = scales ? arena_alloc(buffer, scales) : NULL;
+    copy(staged.data, t.data, data, d);
+    copy(staged.scale, t.scale, scales, d);
+    return staged;
+}
+
+/* The part as it is in its buffer, one of UPDATE_BUFFERS. */
+static UpdatePart copy_part(const ParamStore *store, const UpdatePart *p, int buffer, Direction d)
+{
+    Arena arena = { .memory = (char *)store->staging + (size_t)buffer * store->update_part_bytes };
+    UpdatePart staged = *p;
+    trace_begin(d == TO_DEVICE ? "fetch" : "offload", p->unit);
+    if (p->master_on_host)
+        staged.master = copy_tensor(&arena, p->master, d);
+    for (int k = 0; p->states_on_host && k < store->optimizer->num_states; k++)
+        staged.state[k] = copy_tensor(&arena, p->state[k], d);
+    trace_end();
+    CHECK(arena.used <= store->update_part_bytes, "a part of the update takes %zu bytes of %zu",
+          arena.used, store->update_part_bytes);
+    return staged;
+}
+
+/* ---- the step -------------------------------------------------------------------------------- */
+
+static Tensor elements(Tensor t, size_t first, size_t n)
+{
+    return t.data ? slice_view(&(Slice){ 0 }, t, first, n) : t;
+}
+
+/* Random bits of stochastic rounding depend on where an element is in the whole parameter: parts of
+ * rows are `skip` apart there, and each of several parts of rows, as q, k and v, has a step of its
+ * own. */
+static void step_runs(const ParamStore *store, StepParams step, const UpdatePart *part)
+{
+    const Param *p = part->param;
+    const Shard *s = &store->shard[part->unit];
+    const bool in_rows = p->tensor_ranks > 1 && p->split == SPLIT_COLUMNS,
+               at_once = in_rows || p->tensor_ranks == 1;
+    if (in_rows)
+        step.parts = (RowParts){ .width = (unsigned)p->cols,
+                                 .start = (unsigned)(part->first % (size_t)p->cols),
+                                 .skip = (uint64_t)p->cols * (uint64_t)(p->tensor_ranks - 1) };
+    for (size_t done = 0, n, at; done < part->n; done += n) {
+        Tensor state[MAX_STATES];
+        n = param_run(p, part->first + done, &at);
+        n = at_once || n > part->n - done ? part->n - done : n;
+        for (int k = 0; k < store->optimizer->num_states; k++)
+            state[k] = elements(part->state[k], done, n);
+        const Tensor grad =
+            slice_view(&s->slice[TRAINED], s->grad, p->offset + part->first + done, n);
+        store->optimizer->step(elements(part->master, done, n), state, grad, &step,
+                               store->shape[part->unit].first + p->number + at);
+    }
+}
+
+static void step_part(ParamStore *store, const Config *c, StepParams step, const UpdatePart *part)
+{
+    const Shard *s = &store->shard[part->unit];
+    const Param *p = part->param;
+    const bool decays = p->is_vector      ? c->optimizer.decay_norm_and_bias
+                        : p->is_embedding ? c->optimizer.decay_embeddings
+                                          : true;
+    if (store->shape[part->unit].kind->is_projector && c->optimizer.projector_lr > 0)
+        step.lr *= c->optimizer.projector_lr / c->optimizer.lr;
+    step.weight_decay = decays ? c->optimizer.weight_decay : 0;
+    if (part->n > 0)
+        step_runs(store, step, part);
+    if (store_encodes(store, part->unit, p)) {
+        Tensor own = part->master;
+        size_t first;
+        own.cols = (int)shard_part(s, p, &first);
+        fsdp_encode(store, part->unit, p, own);
+    }
+}
+
+typedef struct {
+    UpdatePart staged[UPDATE_BUFFERS];
+    /* the buffer's part is on the device; is on the host again */
+    DeviceMark *fetched[UPDATE_BUFFERS], *left[UPDATE_BUFFERS];
+    DeviceMark *computed;
+} UpdateBuffers;
+
+/* Before the first part the fetch queue waits for the compute queue: the memory of the buffers is
+ * that of activations. */
+static void fetch_part(const ParamStore *store, UpdateBuffers *s, const UpdatePart *p, int number)
+{
+    const int buffer = number % UPDATE_BUFFERS;
+    if (number == 0)
+        s->computed = device_follow(QUEUE_FETCH, s->computed);
+    device_queue(QUEUE_FETCH);
+    device_wait(s->left[buffer]);
+    s->staged[buffer] = copy_part(store, p, buffer, TO_DEVICE);
+    s->fetched[buffer] = device_mark(s->fetched[buffer]);
+    device_queue(QUEUE_COMPUTE);
+}
+
+/* Waits until the next part is on the device: on the host its first scales may share a 32-bit word
+ * with this part's last. Copies still go both ways, since the part after that is already being
+ * fetched. */
+static void return_part(const ParamStore *store, UpdateBuffers *s, const UpdatePart *p, int number)
+{
+    const int buffer = number % UPDATE_BUFFERS;
+    s->computed = device_follow(QUEUE_OFFLOAD, s->computed);
+    device_wait(s->fetched[(number + 1) % UPDATE_BUFFERS]);
+    copy_part(store, p, buffer, TO_HOST);
+    s->left[buffer] = device_mark(s->left[buffer]);
+    device_queue(QUEUE_COMPUTE);
+}
+
+/* Operations queued after this find all parts on the host again, and their buffers free. */
+static void close_buffers(UpdateBuffers *s)
+{
+    for (int i = 0; i < UPDATE_BUFFERS; i++) {
+        device_wait(s->left[i]);
+        device_unmark(s->fetched[i]);
+        device_unmark(s->left[i]);
+    }
+    device_unmark(s->computed);
+}
+
+void optimizer_step(ParamStore *store, const Config *c, long step, long update, double lr,
+                    double grad_scale)
+{
+    const StepParams params = { .lr = lr,
+                                .beta1 = c->optimizer.beta1,
+                                .beta2 = c->optimizer.beta2,
+                                .eps = c->optimizer.eps,
+                                .grad_scale = grad_scale,
+                                .update = update,
+                                .seed = random_bits(c->seed, step) };
+    Parts all = list_parts(store);
+    UpdateBuffers buffers = { 0 };
+    int fetched = 0, stepped = 0; /* parts that move */
+    for (int i = 0, ahead = 0; i < all.count; i++) {
+        for (; ahead < all.count && ahead <= i + 1; ahead++)
+            if (moves(&all.part[ahead]))
+                fetch_part(store, &buffers, &all.part[ahead], fetched++);
+        const UpdatePart *p = &all.part[i];
+        if (!moves(p)) {
+            step_part(store, c, params, p);
+            continue;
+        }
+        trace_wait(buffers.fetched[stepped % UPDATE_BUFFERS], "states", p->unit);
+        step_part(store, c, params, &buffers.staged[stepped % UPDATE_BUFFERS]);
+        return_part(store, &buffers, p, stepped++);
+    }
+    close_buffers(&buffers);
+    if (store->optimizer->orthogonalizes)
+        muon_step(store, c, &params);
+    free(all.part);
+    store_updated(store);
+}

@@ -1,0 +1,13 @@
+/* The gradient norm, and the update of the weights. */
+#pragma once
+#include "model/store/fsdp.h"
+
+/* Euclidean norm of the gradients of all units, after fsdp_reduce; not finite if any gradient is
+ * not. Waits. */
+double optimizer_grad_norm(const ParamStore *store);
+
+/* One update of every shard by the run's optimizer. `update`: number of updates so far, including
+ * this one; `step` seeds stochastic rounding. OLMo's parameter groups: norms and embeddings decay
+ * only if the configuration says so. */
+void optimizer_step(ParamStore *store, const Config *c, long step, long update, double lr,
+                    double grad_scale);
