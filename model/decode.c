@@ -10,16 +10,9 @@
 
 static void set_rows(Acts *a, int rows)
 {
-    Tensor *const all[] = { &a->attn_res,      &a->mlp_res,      &a->attn_x,      &a->mlp_x,
-                            &a->attn_branch,   &a->mlp_branch,   &a->attn_h,      &a->mlp_h,
-                            &a->qkv_raw,       &a->qkv_saved,    &a->qkv_rotated, &a->attn_out,
-                            &a->attn_saved,    &a->attn_operand, &a->gate_up_raw, &a->gate_up_saved,
-                            &a->swiglu_operand };
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        if (tensor_exists(*all[i]))
-            all[i]->rows = rows;
-    for (Linear l = 0; l < NUM_LINEARS; l++)
-        a->xa[l].rows = rows;
+    for (int i = 0; i < NUM_ACTS; i++)
+        if (tensor_exists(a->tensor[i]))
+            a->tensor[i].rows = rows;
 }
 
 void decode_begin(Model *m)

@@ -205,12 +205,12 @@ static _Noreturn void die_of_unwritten(const Record *r, Buffer b, const Wanted *
 }
 
 /* The buffers in `held` are live at the same time. */
-static void meet(Model *m, BufferSet held)
+static void meet(Model *m, const BufferSet *held)
 {
     size_t bytes = 0;
     for (Buffer b = 0; b < NUM_BUFFERS; b++)
-        if (held & buffer_bit(b)) {
-            m->shared[b].meets |= held;
+        if (buffers_have(held, b)) {
+            buffers_add(&m->shared[b].meets, held);
             bytes += m->shared[b].bytes;
         }
     m->shared_least = bytes > m->shared_least ? bytes : m->shared_least;
@@ -220,14 +220,14 @@ static void meet(Model *m, BufferSet held)
  * their write. */
 static void follow(const Record *r, Model *m, Wanted *wanted)
 {
-    BufferSet held = 0;
+    BufferSet held = { 0 };
     for (int i = r->count, first; i > 0; i = first) {
         first = i - 1;
         while (first > 0 && r->touch[first - 1].number == r->touch[i - 1].number)
             first--;
         BufferSet here = held; /* live after the operation, or touched by it */
         for (int j = first; j < i; j++) {
-            here |= buffer_bit(r->touch[j].buffer);
+            buffers_set(&here, r->touch[j].buffer, true);
             if (r->touch[j].how & WRITES)
                 exclude(&wanted[r->touch[j].buffer], r->touch[j].from, r->touch[j].to);
         }
@@ -235,10 +235,9 @@ static void follow(const Record *r, Model *m, Wanted *wanted)
             const Touch *t = &r->touch[j];
             if (t->how & READS)
                 include(&wanted[t->buffer], t->from, t->to);
-            held = wanted[t->buffer].count ? held | buffer_bit(t->buffer)
-                                           : held & ~buffer_bit(t->buffer);
+            buffers_set(&held, t->buffer, wanted[t->buffer].count > 0);
         }
-        meet(m, here);
+        meet(m, &here);
     }
 }
 
@@ -258,7 +257,7 @@ void lifetimes_record(Model *m, ParamStore *store)
     m->observe = NULL;
     operations_watch(before);
     for (Buffer b = 0; b < NUM_BUFFERS; b++)
-        m->shared[b].meets = 0;
+        m->shared[b].meets = (BufferSet){ 0 };
     m->shared_least = 0;
     follow(&r, m, wanted);
     for (Buffer b = 0; b < NUM_BUFFERS; b++) {

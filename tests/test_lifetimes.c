@@ -84,7 +84,7 @@ static size_t lay_out(OverlaidBuffer *s, uint64_t seed)
             b = (b + 1) % NUM_BUFFERS;
         s[b].at = 0;
         for (int o = 0; o < NUM_BUFFERS; o++)
-            if (done[o] && s[b].meets & buffer_bit((Buffer)o) && s[o].at < s[b].at + s[b].bytes &&
+            if (done[o] && buffers_have(&s[b].meets, (Buffer)o) && s[o].at < s[b].at + s[b].bytes &&
                 s[b].at < s[o].at + s[o].bytes) {
                 s[b].at = s[o].at + s[o].bytes;
                 o = -1;
@@ -415,7 +415,7 @@ static void check_meetings(const char *recipe, Keep keep)
     for (Buffer a = 0; a < NUM_BUFFERS; a++)
         for (Buffer b = a + 1; b < NUM_BUFFERS; b++) {
             size_t bytes = 0;
-            if (!(s[a].meets & buffer_bit(b)) || !s[a].bytes || !s[b].bytes)
+            if (!buffers_have(&s[a].meets, b) || !s[a].bytes || !s[b].bytes)
                 continue;
             model_plan(&model, &store, &c, (ShardChoice){ 1, 0, true });
             for (int i = 0; i < NUM_BUFFERS; bytes += s[i++].bytes + SHIFT)
@@ -441,7 +441,7 @@ static void test_meetings(void **state)
     check_meetings("bf16", KEEP_BLOCK);
 }
 
-/* Tensor ranks gather rows of a gradient, which they encode from BUFFER_OWN, while they compute
+/* Tensor ranks gather rows of a gradient, which they encode from BUFFER_own, while they compute
  * attention's output again: a buffer is live until its exchange has ended. */
 static void test_exchange(void **state)
 {
@@ -457,7 +457,7 @@ static void test_exchange(void **state)
     comm_pretend(&mesh, 0);
     model_plan(&model, &store, &c, (ShardChoice){ 1, 0, true, .tensor_ranks = 2 });
     comm_pretend(NULL, 0);
-    assert_true(model.shared[BUFFER_OWN].meets & buffer_bit(BUFFER_ATTN_OPERAND_T));
+    assert_true(buffers_have(&model.shared[BUFFER_own].meets, BUFFER_attn_operand_T));
     model_free(&model, &store);
 }
 

@@ -137,9 +137,9 @@ static LoraMatrix adapter_b(const Model *m, const UnitTensors *w, Linear l)
 static void linear(const Model *m, Linear l, Tensor y, Tensor x, const UnitTensors *w,
                    const Acts *a, Tensor add)
 {
-    if (a->xa[l].data) {
-        lora_narrow(a->xa[l], x, adapter_a(w, l), m->lora_scale);
-        lora_widen(y, a->xa[l], adapter_b(m, w, l), add);
+    if (acts_xa(a, l).data) {
+        lora_narrow(acts_xa(a, l), x, adapter_a(w, l), m->lora_scale);
+        lora_widen(y, acts_xa(a, l), adapter_b(m, w, l), add);
         add = y;
     }
     matmul(y, x, forward_matrix(m, w, a, l), add);
@@ -151,17 +151,17 @@ static void linear(const Model *m, Linear l, Tensor y, Tensor x, const UnitTenso
 static LoraProduct linear_defer_adapter(const Model *m, Linear l, Tensor y, Tensor x,
                                         const UnitTensors *w, const Acts *a)
 {
-    if (a->xa[l].data)
-        lora_narrow(a->xa[l], x, adapter_a(w, l), m->lora_scale);
+    if (acts_xa(a, l).data)
+        lora_narrow(acts_xa(a, l), x, adapter_a(w, l), m->lora_scale);
     matmul(y, x, matrix(w, l), bias(w, l));
-    return a->xa[l].data ? (LoraProduct){ a->xa[l], adapter_b(m, w, l) } : NO_PRODUCT;
+    return acts_xa(a, l).data ? (LoraProduct){ acts_xa(a, l), adapter_b(m, w, l) } : NO_PRODUCT;
 }
 
 /* swiglu_operand from mlp_h. One kernel for both may leave gate_up_raw unwritten. */
 static void linear_swiglu(const Model *m, const UnitTensors *w, const Acts *a)
 {
     const Tensor act = forward_operand(a, a->swiglu_operand), h = branch_operand(m, a, a->mlp_h);
-    if (m->recipe.forward == FROM_EXACT && !a->xa[LINEAR_GATE_UP].data)
+    if (m->recipe.forward == FROM_EXACT && !acts_xa(a, LINEAR_GATE_UP).data)
         matmul_swiglu(act, a->gate_up_saved, a->gate_up_raw, h, w->gate_up);
     else
         swiglu_forward(act, a->gate_up_saved, a->gate_up_raw,
@@ -177,7 +177,7 @@ static Tensor dxa(const Model *m, const Acts *a, Linear l)
     const size_t first =
         second ? (size_t)all.rows * (size_t)(all.cols / (LORA_PARTS + 1) * LORA_PARTS) : 0;
     return tensor_at((char *)all.data + first * dtype_size(all.format.dtype), all.format,
-                     a->xa[l].rows, a->xa[l].cols);
+                     acts_xa(a, l).rows, acts_xa(a, l).cols);
 }
 
 /* What a layer's gradients read of its FP8 input: the transpose if the matrix is trained, the rows
@@ -192,7 +192,7 @@ static Tensor for_dw(Tensor x, const UnitTensors *dw, Linear l)
 /* Leaves the gradient of `xa`, where the layer has an adapter, in m->work.dxa, for linear_dw. */
 static void linear_dxa(const Model *m, Linear l, Tensor dy, const UnitTensors *w, const Acts *a)
 {
-    if (a->xa[l].data)
+    if (acts_xa(a, l).data)
         lora_narrow(dxa(m, a, l), dy, adapter_b(m, w, l), m->lora_scale);
 }
 
@@ -201,7 +201,7 @@ static void linear_dx(const Model *m, Linear l, Tensor dx, Tensor dy, const Unit
                       const Acts *a, bool accumulate)
 {
     linear_dxa(m, l, dy, w, a);
-    if (a->xa[l].data) {
+    if (acts_xa(a, l).data) {
         lora_widen(dx, dxa(m, a, l), adapter_a(w, l), accumulate ? dx : NONE);
         accumulate = true;
     }
@@ -214,7 +214,7 @@ static LoraProduct linear_dx_defer_adapter(const Model *m, Linear l, Tensor dx, 
 {
     linear_dxa(m, l, dy, w, a);
     matmul_dx(dx, dy, matrix(w, l), false);
-    return a->xa[l].data ? (LoraProduct){ dxa(m, a, l), adapter_a(w, l) } : NO_PRODUCT;
+    return acts_xa(a, l).data ? (LoraProduct){ dxa(m, a, l), adapter_a(w, l) } : NO_PRODUCT;
 }
 
 /* From the gradient of the MLP's output to that of gate and up, by way of dact, which may stay
@@ -223,7 +223,7 @@ static void linear_swiglu_backward(const Model *m, Tensor act, Tensor dy, const 
                                    const Acts *a)
 {
     const Tensor dact = m->work.dact;
-    if (a->xa[LINEAR_DOWN].data)
+    if (acts_xa(a, LINEAR_DOWN).data)
         swiglu_backward(a->dgate_up, act, dact,
                         linear_dx_defer_adapter(m, LINEAR_DOWN, dact, dy, w, a), a->gate_up_saved);
     else
@@ -243,7 +243,7 @@ static void linear_dw(const Model *m, const UnitTensors *dw, Layer s, const Acts
     matmul_dw(matrix(dw, s.l), s.dy, s.x);
     matmul_db(bias(dw, s.l), s.dy);
     if (is_trained(adapter_a(dw, s.l).w)) {
-        lora_dw(adapter_b(m, dw, s.l), a->xa[s.l], s.dy);
+        lora_dw(adapter_b(m, dw, s.l), acts_xa(a, s.l), s.dy);
         lora_dw(adapter_a(dw, s.l), dxa(m, a, s.l), s.x);
     }
 }
@@ -327,8 +327,8 @@ static void mlp_recompute(const Model *m, const UnitTensors *w, const Acts *a, c
     up_to_act(m, w, a);
     if (m->config->norm_after)
         from_act(m, w, a, next);
-    else if (a->xa[LINEAR_DOWN].data)
-        lora_narrow(a->xa[LINEAR_DOWN], a->swiglu_operand, adapter_a(w, LINEAR_DOWN),
+    else if (acts_xa(a, LINEAR_DOWN).data)
+        lora_narrow(acts_xa(a, LINEAR_DOWN), a->swiglu_operand, adapter_a(w, LINEAR_DOWN),
                     m->lora_scale);
 }
 

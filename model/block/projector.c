@@ -92,12 +92,12 @@ void projector_plan(Model *m, int u)
 {
     const Format f = m->recipe.stream;
     const int C = m->config->d_model;
-    m->unit_acts[u].attn_res = plan_shared_rows(m, BUFFER_IMAGE_RES, f, m->N, C);
-    m->image.y = plan_shared_rows(m, BUFFER_IMAGE_Y, f, m->N, C);
+    m->unit_acts[u].attn_res = plan_shared_rows(m, BUFFER_image_res, f, m->N, C);
+    m->image.y = plan_shared_rows(m, BUFFER_image_y, f, m->N, C);
     if (m->config->image.projector == PROJECTOR_LINEAR)
         return;
-    m->image.h = plan_shared_rows(m, BUFFER_IMAGE_H, f, m->N, C);
-    m->image.act = plan_shared_rows(m, BUFFER_IMAGE_ACT, f, m->N, C);
+    m->image.h = plan_shared_rows(m, BUFFER_image_h, f, m->N, C);
+    m->image.act = plan_shared_rows(m, BUFFER_image_act, f, m->N, C);
 }
 
 static Tensor of_rows(const Model *m, Tensor t)

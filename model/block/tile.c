@@ -1,5 +1,9 @@
 #include "model/block/tile.h"
 
+#define TOKENS(name, tokens) [ACT_##name] = tokens,
+static const enum { BRANCH, MLP } tokens_of[NUM_ACTS] = { BLOCK_TENSORS(TOKENS) };
+#undef TOKENS
+
 /* t is of all tokens if it is the memory of `all`, whose rows `part` is. The scale of a tile's
  * operand is that of its own tokens: backward finds it again. */
 static Tensor in_tile(Tensor t, Tensor all, Tensor part)
@@ -24,14 +28,10 @@ Tile tile_of(const Model *m, const Acts *a, const Acts *next, int first)
     const int rows = m->N - first < m->tile ? m->N - first : m->tile;
     if (!in_tiles(m, a))
         return t;
-    const Tensor res = t.a.mlp_res = tensor_rows(a->mlp_res, first, rows);
-    Tensor *const own[] = {
-        &t.a.mlp_x,         &t.a.mlp_h,          &t.a.mlp_branch,         &t.a.gate_up_raw,
-        &t.a.gate_up_saved, &t.a.swiglu_operand, &t.a.xa[LINEAR_GATE_UP], &t.a.xa[LINEAR_DOWN],
-        &t.a.dgate_up
-    };
-    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
-        *own[i] = in_tile(*own[i], a->mlp_res, res);
+    const Tensor res = tensor_rows(a->mlp_res, first, rows);
+    for (int i = 0; i < NUM_ACTS; i++)
+        if (tokens_of[i] == MLP)
+            t.a.tensor[i] = in_tile(a->tensor[i], a->mlp_res, res);
     t.next.attn_res = tensor_rows(next->attn_res, first, rows);
     if (m->forward_only)
         return t;

@@ -91,7 +91,8 @@ static void add_channels(Planner *p, Tensor *t)
         return;
     t->channel =
         arena_alloc(has_scales_of_step(m) ? p->amaxes : p->arena, sizeof(float) * (size_t)t->cols);
-    m->down_folded = plan_shared_rows(m, BUFFER_DOWN, t->format, m->config->d_model, t->cols);
+    m->down_folded =
+        plan_shared_rows(m, BUFFER_down_folded, t->format, m->config->d_model, t->cols);
 }
 
 /* A GEMM operand; the buffer of its transposed copy follows its own in the list. In FP8 forward
@@ -142,7 +143,7 @@ static Tensor place_stream(Planner *p)
     Model *m = p->m;
     const bool is_own = stream_is_kept(p) && (!m->forward_only || m->recipe.recompute);
     Planner own = of_stream(p);
-    return place(&own, is_own, BUFFER_ATTN_RES, m->recipe.stream, m->config->d_model);
+    return place(&own, is_own, BUFFER_attn_res, m->recipe.stream, m->config->d_model);
 }
 
 /* Whether a gradient reads the inputs of these layers. */
@@ -175,15 +176,15 @@ static void plan_stream(Planner *p, Acts *a)
          alias_h = after && format_equal(r->operand, r->stream) && m->tensor_ranks == 1;
     a->mlp_res = !stream_is_kept(p) ? a->attn_res
                  : leaves           ? plan_own(&own, r->stream, C)
-                                    : shared(&own, BUFFER_MLP_RES, r->stream, C);
-    a->attn_x = alias_x ? a->attn_res : place(&own, leaves, BUFFER_ATTN_X, r->saved, C);
-    a->mlp_x = alias_x ? a->mlp_res : place(&own_mlp, leaves, BUFFER_MLP_X, r->saved, C);
+                                    : shared(&own, BUFFER_mlp_res, r->stream, C);
+    a->attn_x = alias_x ? a->attn_res : place(&own, leaves, BUFFER_attn_x, r->saved, C);
+    a->mlp_x = alias_x ? a->mlp_res : place(&own_mlp, leaves, BUFFER_mlp_x, r->saved, C);
     a->attn_h =
         alias_h ? a->attn_res
-                : operand(p, keep_h && reads_input(m, LINEAR_QKV), BUFFER_ATTN_H, r->operand, C);
+                : operand(p, keep_h && reads_input(m, LINEAR_QKV), BUFFER_attn_h, r->operand, C);
     a->mlp_h = alias_h ? a->mlp_res
                : one_h ? a->attn_h
-                       : operand(&mlp, keep_h && reads_input(m, LINEAR_GATE_UP), BUFFER_MLP_H,
+                       : operand(&mlp, keep_h && reads_input(m, LINEAR_GATE_UP), BUFFER_mlp_h,
                                  r->operand, C);
     if (one_h && format_is_fp8(r->operand)) {
         /* forward's scale is used again in backward */
@@ -192,7 +193,7 @@ static void plan_stream(Planner *p, Acts *a)
     }
     if (after) {
         a->attn_branch =
-            same(a->attn_x, r->stream) ? a->attn_x : shared(&own, BUFFER_BRANCH, r->stream, C);
+            same(a->attn_x, r->stream) ? a->attn_x : shared(&own, BUFFER_attn_branch, r->stream, C);
         a->mlp_branch = same(a->mlp_x, r->stream) ? a->mlp_x : a->attn_branch;
     }
 }
@@ -202,9 +203,9 @@ static void plan_stream(Planner *p, Acts *a)
 static Tensor att_operand(Planner *p, Tensor att, Format f)
 {
     if (!format_equal(att.format, f))
-        return operand(p, false, BUFFER_ATTN_OPERAND, f, att.cols);
+        return operand(p, false, BUFFER_attn_operand, f, att.cols);
     att.fast = p->m->recipe.fast != FAST_NONE;
-    att.data_t = p->transposes ? plan_shared(p->m, BUFFER_ATTN_OPERAND_T, tensor_numel(att)) : NULL;
+    att.data_t = p->transposes ? plan_shared(p->m, BUFFER_attn_operand_T, tensor_numel(att)) : NULL;
     return att;
 }
 
@@ -220,38 +221,39 @@ static void plan_acts(Planner *p, Acts *a)
 
     a->keep = p->keep;
     plan_stream(p, a);
-    a->qkv_saved = place(p, leaves, BUFFER_QKV_SAVED, r->qkv, S);
+    a->qkv_saved = place(p, leaves, BUFFER_qkv_saved, r->qkv, S);
     a->qkv_raw =
-        same(a->qkv_saved, r->stream) ? a->qkv_saved : shared(p, BUFFER_QKV_RAW, r->stream, S);
+        same(a->qkv_saved, r->stream) ? a->qkv_saved : shared(p, BUFFER_qkv_raw, r->stream, S);
     a->qkv_rotated = !same(a->qkv_saved, r->stream) ? a->qkv_raw
-                     : changed                      ? shared(p, BUFFER_QKV_ROTATED, r->stream, S)
+                     : changed                      ? shared(p, BUFFER_qkv_rotated, r->stream, S)
                                                     : a->qkv_saved;
-    a->attn_saved = place(p, leaves_attention, BUFFER_ATTN_SAVED, r->att, HD);
+    a->attn_saved = place(p, leaves_attention, BUFFER_attn_saved, r->att, HD);
     add_scale_amax(p, &a->attn_saved);
     a->attn_out =
-        same(a->attn_saved, r->stream) ? a->attn_saved : shared(p, BUFFER_ATTN_OUT, r->stream, HD);
+        same(a->attn_saved, r->stream) ? a->attn_saved : shared(p, BUFFER_attn_out, r->stream, HD);
     a->attn_operand =
         same(a->attn_out, r->operand) ? a->attn_out : att_operand(p, a->attn_saved, r->operand);
-    a->gate_up_saved = place(&mlp, leaves, BUFFER_GATE_UP_SAVED, r->hidden, 2 * F);
+    a->gate_up_saved = place(&mlp, leaves, BUFFER_gate_up_saved, r->hidden, 2 * F);
     a->gate_up_raw = same(a->gate_up_saved, r->stream)
                          ? a->gate_up_saved
-                         : shared(&mlp, BUFFER_GATE_UP_RAW, r->stream, 2 * F);
+                         : shared(&mlp, BUFFER_gate_up_raw, r->stream, 2 * F);
     const bool keeps_act = p->keep == KEEP_ALL && !m->forward_only && reads_input(m, LINEAR_DOWN);
-    a->swiglu_operand = operand(&mlp, keeps_act, BUFFER_SWIGLU_OPERAND, r->operand, F);
+    a->swiglu_operand = operand(&mlp, keeps_act, BUFFER_swiglu_operand, r->operand, F);
     add_channels(p, &a->swiglu_operand);
 
-    a->attn_stats = floats(&own, leaves, BUFFER_ATTN_STATS, 2);
-    a->mlp_stats = floats(&own_mlp, leaves, BUFFER_MLP_STATS, 2);
+    a->attn_stats = floats(&own, leaves, BUFFER_attn_stats, 2);
+    a->mlp_stats = floats(&own_mlp, leaves, BUFFER_mlp_stats, 2);
     a->qk_stats = !c->qk_norm ? NULL
-                              : floats(p, leaves, BUFFER_QK_STATS,
+                              : floats(p, leaves, BUFFER_qk_stats,
                                        c->qk_norm == QK_NORM_HEAD ? c->n_heads + c->n_kv_heads : 2);
-    a->lse = floats(p, leaves_attention, BUFFER_LSE, c->n_heads);
-    a->own_lse = context_skips(m) ? floats(p, leaves_attention, BUFFER_OWN_LSE, c->n_heads) : NULL;
+    a->lse = floats(p, leaves_attention, BUFFER_lse, c->n_heads);
+    a->own_lse = context_skips(m) ? floats(p, leaves_attention, BUFFER_own_lse, c->n_heads) : NULL;
     for (Linear l = 0; l < NUM_LINEARS; l++) {
         const int parts = adapter_parts(c, l).num_parts;
         Planner *of = l < LINEAR_GATE_UP ? p : &mlp;
-        a->xa[l] = parts ? place(of, leaves, BUFFER_XA_QKV + l, r->stream, parts * c->lora.rank)
-                         : (Tensor){ 0 };
+        a->tensor[ACT_xa_qkv + (int)l] =
+            parts ? place(of, leaves, BUFFER_xa_qkv + 2 * l, r->stream, parts * c->lora.rank)
+                  : (Tensor){ 0 };
     }
 }
 
@@ -277,10 +279,10 @@ static Tensor plan_dgate_up(Planner *p, int cols)
     };
     if (format_is_fp8(f) ? has_scales_of_step(p->m) || !format_is_fp8(saved)
                          : !format_equal(saved, f))
-        return gradient_operand(p, BUFFER_DGATE_UP, cols);
+        return gradient_operand(p, BUFFER_dgate_up, cols);
     if (format_is_fp8(f)) {
         t.scale = arena_alloc(p->arena, 16);
-        t.data_t = p->transposes ? plan_shared(p->m, BUFFER_DGATE_UP_T, tensor_numel(t)) : NULL;
+        t.data_t = p->transposes ? plan_shared(p->m, BUFFER_dgate_up_T, tensor_numel(t)) : NULL;
     }
     return t;
 }
@@ -315,7 +317,7 @@ static void plan_scratch(Model *m)
                  rows = tokens + (m->documents ? tokens / 8 : 0);
     const size_t floats = (size_t)((a.D + 63) / 64 * 64) + (size_t)(a.K < a.H ? a.D : 0) + 4;
     m->attn.scratch_bytes = rows * (size_t)a.H * floats * sizeof(float) + (64 << 10);
-    m->attn.scratch = plan_shared(m, BUFFER_ATTENTION, m->attn.scratch_bytes);
+    m->attn.scratch = plan_shared(m, BUFFER_attention, m->attn.scratch_bytes);
 }
 
 /* For context ranks; forward needs a part of it. */
@@ -327,13 +329,13 @@ static void plan_exchange(Model *m)
     BackwardScratch *t = &m->work;
     if (m->context == 1)
         return;
-    t->exchanged = plan_shared_rows(m, BUFFER_EXCHANGED, f, rows, S);
-    t->qkv_heads = plan_shared_rows(m, BUFFER_QKV_HEADS, f, rows, S);
-    t->attn_out_heads = plan_shared_rows(m, BUFFER_ATTN_OUT_HEADS, f, rows, HD);
+    t->exchanged = plan_shared_rows(m, BUFFER_exchanged, f, rows, S);
+    t->qkv_heads = plan_shared_rows(m, BUFFER_qkv_heads, f, rows, S);
+    t->attn_out_heads = plan_shared_rows(m, BUFFER_attn_out_heads, f, rows, HD);
     if (m->forward_only)
         return;
-    t->datt_heads = plan_shared_rows(m, BUFFER_DATT_HEADS, f, rows, HD);
-    t->dqkv_heads = plan_shared_rows(m, BUFFER_DQKV_HEADS, f, rows, S);
+    t->datt_heads = plan_shared_rows(m, BUFFER_datt_heads, f, rows, HD);
+    t->dqkv_heads = plan_shared_rows(m, BUFFER_dqkv_heads, f, rows, S);
 }
 
 /* For tensor ranks. */
@@ -343,9 +345,9 @@ static void plan_sums(Model *m)
         return;
     if (row_parts(m) > 1 && (format_is_fp8(m->recipe.operand) || format_is_fp8(m->recipe.gradient)))
         m->work.own =
-            plan_shared_rows(m, BUFFER_OWN, (Format){ F32, 0, false }, m->N, m->config->d_model);
+            plan_shared_rows(m, BUFFER_own, (Format){ F32, 0, false }, m->N, m->config->d_model);
     m->work.partial =
-        plan_shared_rows(m, BUFFER_PARTIAL, m->recipe.stream, m->rows, m->config->d_model);
+        plan_shared_rows(m, BUFFER_partial, m->recipe.stream, m->rows, m->config->d_model);
 }
 
 static void plan_work(Planner *p)
@@ -359,22 +361,22 @@ static void plan_work(Planner *p)
     int C = c->d_model, HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim,
         F = c->mlp_width;
 
-    t->dres = shared(&own, BUFFER_DRES, r->stream, C);
+    t->dres = shared(&own, BUFFER_dres, r->stream, C);
     t->dres_amax = alone && !c->norm_after && format_is_fp8(r->gradient)
                        ? arena_alloc(p->arena, sizeof(float))
                        : NULL;
     t->dy = alone && !c->norm_after && same(t->dres, r->gradient)
                 ? t->dres
-                : gradient_operand(p, BUFFER_DY, C);
-    t->dh = shared(p, BUFFER_DH, r->stream, C);
-    t->dact = shared(&mlp, BUFFER_DACT, r->stream, F);
-    t->datt = shared(p, BUFFER_DATT, r->stream, HD);
-    t->dqkv = shared(p, BUFFER_DQKV, r->stream, S);
+                : gradient_operand(p, BUFFER_dy, C);
+    t->dh = shared(p, BUFFER_dh, r->stream, C);
+    t->dact = shared(&mlp, BUFFER_dact, r->stream, F);
+    t->datt = shared(p, BUFFER_datt, r->stream, HD);
+    t->dqkv = shared(p, BUFFER_dqkv, r->stream, S);
     plan_gradients(p, plan_dgate_up(&mlp, 2 * F),
-                   same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(p, BUFFER_DQKV_OP, S));
+                   same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(p, BUFFER_dqkv_op, S));
     if (r->stream.dtype == BF16)
         plan_scratch(m);
-    t->dxa = c->lora.rank ? shared(p, BUFFER_DXA, r->stream, (LORA_PARTS + !alone) * c->lora.rank)
+    t->dxa = c->lora.rank ? shared(p, BUFFER_dxa, r->stream, (LORA_PARTS + !alone) * c->lora.rank)
                           : (Tensor){ 0 };
 }
 

@@ -33,11 +33,11 @@ static void plan_head_operands(Arena *arena, Model *m)
     const int chunk = fp8_padded(m->logits.rows), V = fp8_padded(m->logits.cols),
               C = m->config->d_model;
     const size_t bytes = (size_t)chunk * (size_t)V, logits = tensor_bytes(m->logits);
-    m->dlogits = head_operand(arena, m, BUFFER_DLOGITS, m->recipe.head, chunk, V);
-    m->dlogits.data_t = plan_shared(m, BUFFER_LOGITS, bytes > logits ? bytes : logits);
-    m->head_h = head_operand(arena, m, BUFFER_HEAD_H, e4m3, chunk, C);
-    m->head_h.data_t = plan_shared(m, BUFFER_HEAD_H_T, (size_t)chunk * (size_t)C);
-    m->head_w = head_operand(arena, m, BUFFER_HEAD_W, e4m3, V, C);
+    m->dlogits = head_operand(arena, m, BUFFER_dlogits, m->recipe.head, chunk, V);
+    m->dlogits.data_t = plan_shared(m, BUFFER_logits, bytes > logits ? bytes : logits);
+    m->head_h = head_operand(arena, m, BUFFER_head_h, e4m3, chunk, C);
+    m->head_h.data_t = plan_shared(m, BUFFER_head_h_T, (size_t)chunk * (size_t)C);
+    m->head_w = head_operand(arena, m, BUFFER_head_w, e4m3, V, C);
     m->head_w.data_t = m->head_w.data;
     m->head_w.data = NULL;
 }
@@ -47,8 +47,8 @@ void plan_head(Arena *arena, Model *m, const Config *c)
     const bool fp8 = format_is_fp8(m->recipe.head) && !m->forward_only;
     int N = m->N;
     m->final_stats = arena_alloc(arena, 2 * sizeof(float) * N);
-    m->final_h = plan_shared_rows(m, BUFFER_FINAL_H, m->recipe.stream, m->N, c->model.d_model);
-    m->logits = plan_shared_rows(m, BUFFER_LOGITS, m->recipe.stream, loss_chunk(c, N, fp8),
+    m->final_h = plan_shared_rows(m, BUFFER_final_h, m->recipe.stream, m->N, c->model.d_model);
+    m->logits = plan_shared_rows(m, BUFFER_logits, m->recipe.stream, loss_chunk(c, N, fp8),
                                  c->model.embedding_size);
     if (fp8)
         plan_head_operands(arena, m);

@@ -204,7 +204,7 @@ static void measure_block(Telemetry *t, int l, const UnitTensors *w)
     activation(t, "att", l, a->attn_saved, first_rows(t, a->attn_out), CUT);
     activation(t, "att_op", l, a->attn_operand, first_rows(t, a->attn_saved), CUT);
     activation(t, "gate_up", l, a->gate_up_saved,
-               a->xa[LINEAR_GATE_UP].data ? NULL : first_rows(t, a->gate_up_raw), CUT);
+               a->xa_gate_up.data ? NULL : first_rows(t, a->gate_up_raw), CUT);
     double *act = swiglu_output(t, a->gate_up_saved);
     measure_outliers(t, l, a->swiglu_operand, act);
     activation(t, "act", l, a->swiglu_operand, act, CUT);

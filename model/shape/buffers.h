@@ -18,50 +18,19 @@ static inline int fp8_padded(int count)
     return (count + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
 }
 
-/* What block_forward saves for block_backward. Tensors that hold the same values in the same format
- * are the same memory ("= x"). All blocks share the memory of tensors that backward recomputes, or
- * needs only for a moment ("shared").
- *                                                                                        f32, bf16       coat */
+/* A block's activations: members by name, as BLOCK_TENSORS and BLOCK_FLOATS list them, and all
+ * tensors by number. */
+#define ACT_TENSOR(name, tokens) Tensor name;
+#define ACT_FLOATS(name) float *name;
 typedef struct {
-    /* (N, C) residual stream before attention and before the MLP  own  shared, one for both */
-    Tensor attn_res, mlp_res;
-    /* (N, C) norm inputs (OLMo-2: branch outputs)     = *_res         e4m3/16 */
-    Tensor attn_x, mlp_x;
-    /* (N, C) branch outputs before a norm (OLMo-2)    = *_x           shared */
-    Tensor attn_branch, mlp_branch;
-    float *attn_stats, *mlp_stats; /* (N, 2) mean and rstd of attn_x, mlp_x */
-    /* (N, C) operands of the branches' first GEMMs    own             e4m3, shared */
-    Tensor attn_h, mlp_h;
-    /* (N, S) [q|k|v] as the GEMM writes it            = qkv_saved     = qkv_saved */
-    Tensor qkv_raw;
-    /* (N, S) as saved                                 own             bf16 */
-    Tensor qkv_saved;
-    /* (N, S) as attention reads it      = qkv_saved, or shared with QK-norm or clip */
-    Tensor qkv_rotated;
-    /* (N, 2) rstd of q and k, with QK-norm; (N, H+K) if each head has one */
-    float *qk_stats;
-    /* (N, H*D) attention output as written            = attn_saved    = attn_saved */
-    Tensor attn_out;
-    /* (N, H*D) as saved                               own             bf16 */
-    Tensor attn_saved;
-    /* (N, H*D) as GEMM operand                        = attn_saved    e4m3, shared, or = */
-    Tensor attn_operand;
-    /* (B, H, T) log-sum-exp of the scores; see attention_forward */
-    float *lse;
-    /* the same of documents that lie in this context rank's part; NULL: no documents */
-    float *own_lse;
-    /* (N, 2F) [gate|up] as the GEMM writes it         = gate_up_saved shared */
-    Tensor gate_up_raw;
-    /* (N, 2F) as saved                                own             e4m3/16 */
-    Tensor gate_up_saved;
-    /* (N, F) silu(gate)*up, GEMM operand              own             e4m3, shared */
-    Tensor swiglu_operand;
-    /* (N, P rank) scale x A^T of each linear layer's input x; P: parts with an adapter */
-    Tensor xa[NUM_LINEARS];
-    /* (N, 2F) gradient, GEMM operand                  = gate_up_saved e5m2: see plan_dgate_up */
-    Tensor dgate_up;
-    Tensor dqkv_op; /* (N, S) gradient, GEMM operand; = dqkv if formats agree */
-    Keep keep;      /* which of these forward saves */
+    union {
+        struct {
+            BLOCK_TENSORS(ACT_TENSOR)
+        };
+        Tensor tensor[NUM_ACTS];
+    };
+    BLOCK_FLOATS(ACT_FLOATS)
+    Keep keep; /* which of these forward saves */
     /* of this block's own memory, one piece; in a slot, and ... */
     size_t own_bytes;
     int slot;       /* ... which; ... */
@@ -75,27 +44,22 @@ typedef struct {
     KvCache cache;
 } Acts;
 
-/* What backward writes and the next block overwrites. */
+#undef ACT_TENSOR
+#undef ACT_FLOATS
+
+/* The product of linear layer l's input with its adapter's A. */
+static inline Tensor acts_xa(const Acts *a, Linear l)
+{
+    return a->tensor[ACT_xa_qkv + (int)l];
+}
+
+/* What backward writes and the next block overwrites: members as WORK_TENSORS lists them. */
+#define WORK_TENSOR(name) Tensor name;
 typedef struct {
-    Tensor dres;      /* (N, C) gradient of the residual stream */
+    WORK_TENSORS(WORK_TENSOR)
     float *dres_amax; /* [1] max|dres|, from which dy gets its scale; or NULL */
-    /* (N, C) gradient of a branch's last GEMM; = dres if no norm or cast lies between */
-    Tensor dy;
-    Tensor dh;   /* (N, C) gradient of a branch's first operand */
-    Tensor dact; /* (N, F) gradient of SwiGLU's output */
-    Tensor datt; /* (N, H*D) gradient of attention's output */
-    Tensor dqkv; /* (N, S) */
-    /* (c N, S/c) with c > 1 context ranks: what is exchanged, and as it arrives: */
-    Tensor exchanged;
-    Tensor qkv_heads, attn_out_heads, datt_heads,
-        dqkv_heads; /* (c N, S/c), (c N, H*D/c) qkv_rotated, attn_out, datt, dqkv of whole
-                          sequences, this rank's heads; wider than S/c if ranks share key heads */
-    /* (N, C), (tN, C) with t > 1 tensor ranks: rows to be encoded, in F32; a layer's partial sum */
-    Tensor own, partial;
-    /* (N, 3 rank) gradient of one of a block's `xa`; tensor ranks: (N, 4 rank), of a branch's
-     * two */
-    Tensor dxa;
 } BackwardScratch;
+#undef WORK_TENSOR
 
 /* What context ranks exchange in a micro-batch (context.h), in host memory. */
 typedef struct {

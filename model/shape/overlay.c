@@ -10,7 +10,7 @@ static size_t lowest_place(const OverlaidBuffer *s, const Buffer *placed, int co
     size_t at = 0;
     for (int i = 0; i < count; i++) {
         const OverlaidBuffer *p = &all[placed[i]];
-        if (s->meets & buffer_bit(placed[i]) && p->at < at + s->bytes && at < p->at + p->bytes) {
+        if (buffers_have(&s->meets, placed[i]) && p->at < at + s->bytes && at < p->at + p->bytes) {
             at = p->at + p->bytes;
             i = -1; /* start over: others may overlap now */
         }

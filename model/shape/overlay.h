@@ -1,82 +1,43 @@
 /* Overlays the buffers that all blocks and the head share: those that are never live at the same
  * time may share memory. lifetimes.h finds which are. */
 #pragma once
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* Members of Acts, BackwardScratch and Model (buffers.h); _T: data_t of FP8 operands; ATTENTION:
- * scratch. */
+#include "model/shape/activations.h"
+
+/* Memory that blocks share: of each tensor, of the transpose of an FP8 operand (_T), of floats, and
+ * of attention's scratch. */
+#define BUFFER_PAIR(name, ...) BUFFER_##name, BUFFER_##name##_T,
+#define BUFFER_ONE(name) BUFFER_##name,
 typedef enum {
-    BUFFER_ATTN_RES,
-    BUFFER_MLP_RES,
-    BUFFER_ATTN_X,
-    BUFFER_MLP_X,
-    BUFFER_BRANCH,
-    BUFFER_ATTN_STATS,
-    BUFFER_MLP_STATS,
-    BUFFER_ATTN_H,
-    BUFFER_ATTN_H_T,
-    BUFFER_MLP_H,
-    BUFFER_MLP_H_T,
-    BUFFER_QKV_RAW,
-    BUFFER_QKV_SAVED,
-    BUFFER_QKV_ROTATED,
-    BUFFER_QK_STATS,
-    BUFFER_ATTN_OUT,
-    BUFFER_ATTN_SAVED,
-    BUFFER_ATTN_OPERAND,
-    BUFFER_ATTN_OPERAND_T,
-    BUFFER_LSE,
-    BUFFER_OWN_LSE,
-    BUFFER_ATTENTION,
-    BUFFER_GATE_UP_RAW,
-    BUFFER_GATE_UP_SAVED,
-    BUFFER_SWIGLU_OPERAND,
-    BUFFER_SWIGLU_OPERAND_T,
-    BUFFER_XA_QKV,
-    BUFFER_XA_OUT,
-    BUFFER_XA_GATE_UP,
-    BUFFER_XA_DOWN,
-    BUFFER_DRES,
-    BUFFER_DY,
-    BUFFER_DY_T,
-    BUFFER_DH,
-    BUFFER_DACT,
-    BUFFER_DGATE_UP,
-    BUFFER_DGATE_UP_T,
-    BUFFER_DATT,
-    BUFFER_DQKV,
-    BUFFER_DQKV_OP,
-    BUFFER_DQKV_OP_T,
-    BUFFER_DXA,
-    BUFFER_OWN,
-    BUFFER_PARTIAL,
-    BUFFER_EXCHANGED,
-    BUFFER_QKV_HEADS,
-    BUFFER_ATTN_OUT_HEADS,
-    BUFFER_DATT_HEADS,
-    BUFFER_DQKV_HEADS,
-    BUFFER_FINAL_H,
-    BUFFER_DOWN,
-    BUFFER_LOGITS,
-    BUFFER_DLOGITS,
-    BUFFER_HEAD_H,
-    BUFFER_HEAD_H_T,
-    BUFFER_HEAD_W,
-    BUFFER_IMAGE_RES,
-    BUFFER_IMAGE_H,
-    BUFFER_IMAGE_ACT,
-    BUFFER_IMAGE_Y,
-    NUM_BUFFERS
+    BLOCK_TENSORS(BUFFER_PAIR) BLOCK_FLOATS(BUFFER_ONE) BUFFER_attention,
+    WORK_TENSORS(BUFFER_PAIR) OTHER_TENSORS(BUFFER_PAIR) NUM_BUFFERS
 } Buffer;
+#undef BUFFER_PAIR
+#undef BUFFER_ONE
 
 /* A bit per buffer. */
-typedef uint64_t BufferSet;
-_Static_assert(NUM_BUFFERS <= 8 * sizeof(BufferSet), "a set has a bit for each buffer");
+enum { BUFFER_WORDS = (NUM_BUFFERS + 63) / 64 };
+typedef struct {
+    uint64_t word[BUFFER_WORDS];
+} BufferSet;
 
-static inline BufferSet buffer_bit(Buffer b)
+static inline bool buffers_have(const BufferSet *s, Buffer b)
 {
-    return (BufferSet)1 << b;
+    return s->word[b / 64] >> b % 64 & 1;
+}
+
+static inline void buffers_set(BufferSet *s, Buffer b, bool is_in)
+{
+    s->word[b / 64] = (s->word[b / 64] & ~((uint64_t)1 << b % 64)) | (uint64_t)is_in << b % 64;
+}
+
+static inline void buffers_add(BufferSet *s, const BufferSet *more)
+{
+    for (int i = 0; i < BUFFER_WORDS; i++)
+        s->word[i] |= more->word[i];
 }
 
 /* bytes: 0: the buffer does not exist; at: its offset in the shared memory; meets: buffers that are
