@@ -223,7 +223,7 @@ static void test_tokenizer_files(void **state)
                "printf \"$f\\0\\n\\r\" >$f; done", step_folder(&r, 3)));
     export_folder(r.config.save_folder, NULL, text("%s/whole", r.config.save_folder), "F32", CHECKPOINT_FILE_BYTES);
     shell(text("cd %s && test \"$(diff -r -q step3 whole)\" = 'Only in step3: config.yaml\nOnly in step3: notes.txt\nOnly in "
-               "step3: optimizer-00001.safetensors\nOnly in step3: trainer.json'", r.config.save_folder));
+               "step3: optimizer-00001.states\nOnly in step3: trainer.json'", r.config.save_folder));
     close_run(&r);
     release();
 }
@@ -309,7 +309,7 @@ static void test_refusals(void **state)
     shell(text("rm -rf %s.tmp && cp -r %s %s.tmp", target, step, target));      /* a foreign folder, here the source */
     DIES("refused.tmp exists and is not from an interrupted export",
          export_folder(text("%s.tmp", target), NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
-    expect_files(text("%s.tmp", target), "config.json config.yaml model.safetensors optimizer-00001.safetensors trainer.json");
+    expect_files(text("%s.tmp", target), "config.json config.yaml model.safetensors optimizer-00001.states trainer.json");
     shell(text("rm -r %s.tmp && touch %s.tmp", target, target));
     DIES("refused.tmp exists and is not from an interrupted export",
          export_folder(step, NULL, target, "BF16", CHECKPOINT_FILE_BYTES));

@@ -41,7 +41,7 @@ static void test_resume(void **state)
 {
     (void)state;
     static const char *const files[] = { "adapter_model.safetensors", "adapter_config.json", "trainer.json",
-                                         "optimizer-00001.safetensors" };
+                                         "optimizer-00001.states" };
     double a[MAX_STEPS], b[MAX_STEPS];
     expect_status(adapt(2, "whole", ""), 0);
     expect_status(adapt(2, "again", "--stop_at=2"), 0);
@@ -51,7 +51,7 @@ static void test_resume(void **state)
     for (int i = 0; i < 4; i++)
         shell("cd %s && cmp whole/step4/%s again/step4/%s", folder, files[i], files[i]);
     shell("test \"$(cd %s/again/step4 && ls | tr '\\n' ' ')\" = 'adapter_config.json adapter_model.safetensors config.yaml "
-          "optimizer-00001.safetensors trainer.json '", folder);
+          "optimizer-00001.states trainer.json '", folder);
     losses(a, "whole", 4);
     losses(b, "again", 4);
     assert_memory_equal(a + 1, b + 1, 4 * sizeof *a);

@@ -14,6 +14,7 @@
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/manifest.h"
+#include "model/checkpoint/saved_as.h"
 #include "model/config/files.h"
 #include "model/config/quantized.h"
 #include "model/config/table.h"
@@ -22,7 +23,7 @@ json_t *weight_files_manifest(const char *folder)
 {
     json_t *manifest = file_json(folder, "trainer.json", JSON_REJECT_DUPLICATES);
     char problem[4096];
-    if (!manifest && file_is_in(folder, "optimizer-00001.safetensors"))
+    if (!manifest && saved_as_with_states(folder))
         die("%s: the checkpoint is incomplete: trainer.json, which is written last, is missing; load another one",
             folder);
     if (!manifest)
