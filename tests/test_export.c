@@ -12,12 +12,6 @@
 #include "tests/exported.h"
 #include "tests/saved.h"
 
-/* As text(), valid until release(). */
-static char *lasting(const char *path)
-{
-    return strcpy(keep(strlen(path)), path);
-}
-
 /* ---- rounding --------------------------------------------------------------------------------------------- */
 
 /* The value of a finite code, by its definition. */

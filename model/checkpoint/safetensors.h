@@ -42,6 +42,9 @@ typedef struct { const SafeFile *file; const SafeTensor *tensor; } Found;
 Found safetensors_find_in    (SafeFile *const *file, int count, const char *name);
 Found safetensors_find_ending(SafeFile *const *file, int count, const char *end);
 
+/* For messages: "64 x 2 of BF16", malloc'ed. */
+char *safetensors_shape(const SafeTensor *t);
+
 void safetensors_read(const SafeFile *f, void *dst, const SafeTensor *t, size_t at, size_t bytes);   /* at: in t */
 
 /* Writing: describe all tensors, lay them out, create the file (one rank), then write any bytes (all ranks).
