@@ -146,8 +146,8 @@ static void test_replace(void **state)
 
 /* ---- other programs --------------------------------------------------------------------------------------- */
 
-/* The tensors in all *.safetensors that an engine loads: of a folder without an index all files, else those of the index [vLLM 0.33,
- * SGLang 0.5: filter_duplicate_safetensors_files; TGI: all]. Fails if one is not the model's. */
+/* The number of tensors in *.safetensors. Engines load these files, and leave out at most those that an index does not name [vLLM and
+ * SGLang: filter_duplicate_safetensors_files]. Fails if one is not the model's. */
 static int tensors_of_engine(const Run *r, const char *path)
 {
     glob_t g;

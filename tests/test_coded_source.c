@@ -260,8 +260,8 @@ static void test_codings(void **state)
         { { bytes, { "N.weight_scale", "F32", 1, { 1 }, scales } }, { tensor }, NULL },
         { { bytes, { "N.weight_scale", "F32", 0, { 0 }, scales } }, { tensor }, NULL },
         { { bytes, { "N.weight_scale", "F32", 1, { 1 }, scales } }, { channel },
-          "tensor N.weight_scale is 1 of F32, for N.weight of 256 x 384. By the quantization_config of its folder this matrix has 8 bits "
-          "and a scale for each 1 x 384 weights. Correct" },
+          "tensor N.weight_scale is 1 of F32, for N.weight of 256 x 384. By the quantization_config of its folder this matrix has 8 "
+          "bits and a scale for each 1 x 384 weights. Correct" },
         { { bytes, { "N.weight_scale", "F32", 0, { 0 }, scales } }, { block }, "one value of F32, for N.weight of 256 x 384. By" },
         { { bytes, { "N.weight_scale", "F32", 2, { O, 1 }, scales } }, { channel }, NULL },
         { { bytes, { "N.weight_scale", "F32", 1, { O }, scales } }, { channel }, NULL },
@@ -272,8 +272,8 @@ static void test_codings(void **state)
         { { packed, shape, { "N.weight_scale", "F32", 2, { O, 12 }, scales } }, { silent }, NULL },
         { { packed, shape, { "N.weight_scale", "F32", 2, { O, 12 }, scales } }, { by_256, by_32 }, NULL },
         { { packed, shape, { "N.weight_scale", "F32", 2, { O, 12 }, scales } }, { by_256, channel },
-          "N.weight_scale is 256 x 12 of F32, for N.weight of 256 x 384 in 4 bits. By the quantization_config of its folder this matrix has "
-          "4 bits and a scale for each 1 x 256 weights, or 8 bits and a scale for each 1 x 384 weights, and these must divide" },
+          "N.weight_scale is 256 x 12 of F32, for N.weight of 256 x 384 in 4 bits. By the quantization_config of its folder this matrix "
+          "has 4 bits and a scale for each 1 x 256 weights, or 8 bits and a scale for each 1 x 384 weights, and these must divide" },
         { { packed, shape, { "N.weight_scale", "F32", 2, { O, 12 }, scales } }, { rows }, "each 1 x 384 weights, and" },
         { { packed, shape, { "N.weight_scale", "F32", 2, { O, 1 }, scales } }, { rows }, NULL },
         /* 384 = 256 + 128: as many scales as halves would have */
@@ -312,8 +312,8 @@ static void test_gptq_codings(void **state)
                      coded_check(&f, 1, "N.weight", &said, 1));
             else
                 coded_check(&f, 1, "N.weight", &said, 1);
-            DIES("tensor N.scales is 3 x 256 of F16, for N.weight of 256 x 384 in 4 bits. By the quantization_config of its folder this "
-                 "matrix has 4 bits and a scale for each 1 x 96 weights. Correct", coded_check(&f, 1, "N.weight", &other, 1));
+            DIES("tensor N.scales is 3 x 256 of F16, for N.weight of 256 x 384 in 4 bits. By the quantization_config of its folder "
+                 "this matrix has 4 bits and a scale for each 1 x 96 weights. Correct", coded_check(&f, 1, "N.weight", &other, 1));
             safetensors_close(f);
         }
     Given tensor[5];

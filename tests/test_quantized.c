@@ -267,8 +267,8 @@ static void test_misfits(void **state)
     needs_fork();
     static const struct { const char *dtype; int layout; const char *change, *end, *message; } cases[] = {
         { "int4", NOT_GIVEN, "s/\"group_size\": 64/\"group_size\": 96/", NULL,
-          ".weight_scale is 256 x 2 of BF16, for model.layers.0.self_attn.q_proj.weight of 256 x 128 in 4 bits. By the quantization_config of "
-          "its folder this matrix has 4 bits and a scale for each 1 x 96 weights, and these must divide a row" },
+          ".weight_scale is 256 x 2 of BF16, for model.layers.0.self_attn.q_proj.weight of 256 x 128 in 4 bits. By the quantization_config "
+          "of its folder this matrix has 4 bits and a scale for each 1 x 96 weights, and these must divide a row" },
         { "int4", NOT_GIVEN, "s/\"group_size\": 64/\"group_size\": 32/", NULL, "a scale for each 1 x 32 weights" },
         { "int4", NOT_GIVEN, "s/\"num_bits\": 4/\"num_bits\": 8/", NULL, "this matrix has 8 bits and a scale for each 1 x 64" },
         { "int8", NOT_GIVEN, "s/\"channel\"/\"tensor\"/", NULL, "this matrix has 8 bits and a scale for each 256 x 128 weights" },
@@ -318,7 +318,9 @@ static void test_tied_head(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_settings), cmocka_unit_test(test_tensors), cmocka_unit_test(test_said),
-                                         cmocka_unit_test(test_misfits), cmocka_unit_test(test_tied_head) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_settings), cmocka_unit_test(test_tensors), cmocka_unit_test(test_said),
+        cmocka_unit_test(test_misfits), cmocka_unit_test(test_tied_head),
+    };
     return cmocka_run_group_tests_name("quantized", tests, make_root, remove_root);
 }

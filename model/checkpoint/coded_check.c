@@ -73,8 +73,8 @@ static void check_order(const CodedShape *m, const Coding *c)
     for (size_t k = 0; k < groups; k++) {
         const size_t expected = k + 1 < groups ? wide : m->cols - k * wide;
         if (found[k] != expected)
-            die("%s: tensor %s: group %zu has %zu inputs; expected %zu, as group_size is %zu. Correct the config, or copy the folder "
-                "again", m->order.file->path, t->name, k, found[k], expected, wide);
+            die("%s: tensor %s: group %zu has %zu inputs; expected %zu, as group_size is %zu. Correct the config, or copy the "
+                "folder again", m->order.file->path, t->name, k, found[k], expected, wide);
     }
     free(group);
     free(found);

@@ -15,7 +15,8 @@ const SafeFile *coded_source_find(SafeFile *const *file, int count, const char *
 /* The matrix NAME.weight to whose codes and scales the tensor `name` belongs, malloc'ed; NULL: to none. */
 char *coded_source_matrix(SafeFile *const *file, int count, const char *name);
 
-/* A matrix by its own tensors, without the model. bits: of packed codes, else 0. by_inputs: scales are (groups, outputs), as GPTQ's. */
+/* A matrix by its own tensors, without the model. bits: of packed codes, else 0. by_inputs: scales are (groups, outputs), as those of
+ * GPTQ. */
 typedef struct { Found scale, order; size_t rows, cols, bits; bool by_inputs; } CodedShape;
 
 /* Returns false if nothing is known, or if the folder's settings do not matter: NF4 has settings of its own. */
