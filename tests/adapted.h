@@ -10,12 +10,6 @@ enum { RANK = 3, LAST_STEP = 7 };
 
 static const bool all_modules[NUM_LORA_MODULES] = { true, true, true, true, true, true, true };
 
-/* As text(), valid until release(). */
-static inline char *lasting(const char *path)
-{
-    return strcpy(keep(strlen(path)), path);
-}
-
 /* Saves a model with random weights in F32; returns its folder. */
 static inline const char *save_model(const ModelConfig *m)
 {

@@ -7,12 +7,6 @@
 #include "tests/exported.h"
 #include "tests/saved.h"
 
-/* As text(), valid until release(). */
-static inline char *lasting(const char *path)
-{
-    return strcpy(keep(strlen(path)), path);
-}
-
 /* Shapes are multiples of 128. */
 static inline ModelConfig wide(SmallModel a)
 {

@@ -107,7 +107,7 @@ static void read_states(void)
     char *path = xstrdup(in_folder("step1/trainer.json"));
     stat(in_folder(now->file), &status);
     json_t *manifest = json_load_file(path, 0, NULL);
-    json_object_set_new(json_object_get(manifest, "files"), "optimizer-00001.safetensors",
+    json_object_set_new(json_object_get(manifest, "files"), "optimizer-00001.states",
                         json_integer(status.st_size));
     json_dump_file(manifest, path, 0);
     read_checkpoint();
@@ -498,7 +498,7 @@ Kind kinds[] = {
         "\"nested_offset\": 1e99",
         "nf4" } },
     { "states",
-      "step1/optimizer-00001.safetensors",
+      "step1/optimizer-00001.states",
       read_states,
       false,
       { "\"F32\"", "\"BF16\"", "\"F8_E4M3\"", "\"U8\"", "[0,0]", "[]", "{", "}", "exp_avg",
@@ -535,7 +535,7 @@ Kind kinds[] = {
       { "{\"step\": 3, \"eval/a/CrossEntropyLoss\": 1}\n", "{\"step\": ", "eval/", "\n", "{", "}",
         "\"" } },
     { "other-weights", "step1/model.safetensors", read_other_weights, false, { "\x01" } },
-    { "other-states", "step1/optimizer-00001.safetensors", read_other_states, false, { "\x01" } },
+    { "other-states", "step1/optimizer-00001.states", read_other_states, false, { "\x01" } },
     { "other-tokens", "a.npy", read_other_tokens, false, { "\x01" } },
     { "other-mask", "mask.npy", read_other_mask, false, { "\x01" } },
     { "other-metadata", "a.csv.gz", read_other_tokens, false, { ",", "\n", "512" } },

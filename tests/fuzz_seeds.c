@@ -96,7 +96,7 @@ static void seed_checkpoint(Kind *k)
     model.config.save_folder = k->folder;
     save(&model, 1);
     if (strcmp(k->file, "step1/trainer.json") != 0 &&
-        strcmp(k->file, "step1/optimizer-00001.safetensors") != 0)
+        strcmp(k->file, "step1/optimizer-00001.states") != 0)
         shell(text("cd %s/step1 && rm trainer.json optimizer*", k->folder));
     if (strcmp(k->name, "index") == 0) {
         shell(text("cd %s/step1 && mv model.safetensors model-00001-of-00001.safetensors",

@@ -130,6 +130,12 @@ static inline const char *step_folder(const Run *r, long step)
     return text("%s/step%ld", r->config.save_folder, step);
 }
 
+/* As text(), valid until release(). */
+static inline char *lasting(const char *path)
+{
+    return strcpy(keep(strlen(path)), path);
+}
+
 /* A forked child cannot use a GPU; such tests are of host code, the same with either back end. */
 static inline void needs_fork(void)
 {

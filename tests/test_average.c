@@ -8,12 +8,6 @@
 enum { SOURCES = 3 };
 static const double weights[SOURCES] = { 0.5, 2, 1.5 }; /* sum 4: exact shares */
 
-/* As text(), valid until release(). */
-static const char *lasting(const char *path)
-{
-    return strcpy(keep(strlen(path)), path);
-}
-
 static void run_with(const char *a, const char *b, const char *c)
 {
     char *argv[] = { "train", (char *)a, (char *)b, (char *)c, NULL };

@@ -132,10 +132,10 @@ static void test_file_layout(void **state)
     ModelConfig m = architecture(LLAMA);
     open_run(&r, &m, bf16, e4m3, f32);
     save(&r, 5);
-    const char *name[] = { "model", "optimizer-00001" };
+    const char *name[] = { "model.safetensors", "optimizer-00001.states" };
     for (int i = 0; i < 2; i++) {
         unsigned char head[9];
-        SafeFile *f = safetensors_open(text("%s/%s.safetensors", step_folder(&r, 5), name[i]));
+        SafeFile *f = safetensors_open(text("%s/%s", step_folder(&r, 5), name[i]));
         assert_int_equal(pread(f->fd, head, sizeof head, 0), sizeof head);
         assert_int_equal(head[0] | head[1] << 8 | head[2] << 16, f->data - 8);
         assert_int_equal(f->data % 8, 0);

@@ -190,7 +190,7 @@ static void test_disk_full(void **state)
         expect_latest(&r, 10);
     }
     DIES("model.safetensors: cannot write", save_with_writes(&r, 0, false));
-    DIES("optimizer-00001.safetensors: cannot write", save_with_writes(&r, pieces - 1, true));
+    DIES("optimizer-00001.states: cannot write", save_with_writes(&r, pieces - 1, true));
     DIES("No space left on device", save_with_writes(&r, 1, true));
     expect_state(&r, step_folder(&r, 10), 10);
     set_state(&r, 20);

@@ -1,6 +1,7 @@
 /* Checkpoints as folders: which one is the latest, what is deleted, and effects of a crash, a full
  * disk or a damaged file. */
 #include <fcntl.h>
+#include <glob.h>
 #include <signal.h>
 #include <sys/resource.h>
 
@@ -58,7 +59,7 @@ static void test_latest(void **state)
     assert_string_equal(link, "step9"); /* relative: the folder can be moved */
     free(link);
     in_folder(&r, "test \"$(ls step9)\" = "
-                  "'config.json\nconfig.yaml\nmodel.safetensors\noptimizer-00001.safetensors\n"
+                  "'config.json\nconfig.yaml\nmodel.safetensors\noptimizer-00001.states\n"
                   "trainer.json' && test \"$(cat step9/config.yaml)\" = 'run_name: test'");
     assert_string_equal(r.config.text, "run_name: test\n");
     close_run(&r);
@@ -86,7 +87,7 @@ static void test_crashes(void **state)
         { "echo '{' >step20/trainer.json", "step10" },
         { "truncate -s -1 step20/model.safetensors", "step10" },
         { "truncate -s +1 step20/model.safetensors", "step10" },
-        { "rm step20/optimizer-00001.safetensors", "step10" },
+        { "rm step20/optimizer-00001.states", "step10" },
         { "rm -r step10 && mv step20 step20.old && mkdir step20.tmp && touch "
           "step20.old/.unfinished",
           "step20.old" },
@@ -118,7 +119,7 @@ static void test_none_complete(void **state)
     Run r;
     open_small(&r);
     save(&r, 10);
-    in_folder(&r, "truncate -s -4 step10/optimizer-00001.safetensors");
+    in_folder(&r, "truncate -s -4 step10/optimizer-00001.states");
     DIES("no complete checkpoint (", checkpoint_latest(r.config.save_folder));
     save(&r, 10);
     in_folder(&r, "rm step10/config.json");
@@ -152,6 +153,74 @@ static void test_replace(void **state)
     release();
 }
 
+/* ---- other programs -------------------------------------------------------------------------- */
+
+/* The number of tensors in *.safetensors. Engines load these files, and leave out at most those
+ * that an index does not name [vLLM and SGLang: filter_duplicate_safetensors_files]. Fails if one
+ * is not the model's. */
+static int tensors_of_engine(const Run *r, const char *path)
+{
+    glob_t g;
+    int count = 0;
+    assert_int_equal(glob(text("%s/*.safetensors", path), 0, NULL, &g), 0);
+    for (size_t i = 0; i < g.gl_pathc; i++) {
+        SafeFile *f = safetensors_open(g.gl_pathv[i]);
+        for (int k = 0, t; k < f->count; k++, count++) {
+            for (t = 0; t < r->store.num_tensors &&
+                        strcmp(r->store.tensor[t].name, f->tensor[k].name) != 0;
+                 t++)
+                ;
+            if (t == r->store.num_tensors)
+                fail_msg("%s: %s is no tensor of the model", f->path, f->tensor[k].name);
+        }
+        safetensors_close(f);
+    }
+    globfree(&g);
+    return count;
+}
+
+/* A checkpoint can be served: engines find the whole model and nothing else, in one file and in
+ * several. */
+static void test_engines(void **state)
+{
+    (void)state;
+    static const size_t limits[] = { CHECKPOINT_FILE_BYTES, 4000 };
+    for (int i = 0; i < 2; i++) {
+        Run r;
+        open_small(&r);
+        r.file_limit = limits[i];
+        save(&r, 10);
+        assert_int_equal(tensors_of_engine(&r, step_folder(&r, 10)), r.store.num_tensors);
+        close_run(&r);
+    }
+    release();
+}
+
+/* Checkpoints of earlier commits have their states in optimizer-*.safetensors. */
+static void test_old_names(void **state)
+{
+    (void)state;
+    needs_fork();
+    Run r;
+    open_small(&r);
+    store_init(&r.store, &r.config.model, 3);
+    save(&r, 10);
+    in_folder(&r, "sed -i 's/\\(optimizer-.*\\)\\.states/\\1.safetensors/' step10/trainer.json && "
+                  "mv step10/optimizer-00001.states step10/optimizer-00001.safetensors && cp -r "
+                  "step10 step11");
+    expect_latest(&r, "step10");
+    load(&r, step_folder(&r, 10));
+    save(&r, 20);
+    in_folder(&r,
+              "cmp step10/optimizer-00001.safetensors step20/optimizer-00001.states && "
+              "cmp step10/model.safetensors step20/model.safetensors && rm step11/trainer.json");
+    assert_true(saved_as_ours(step_folder(&r, 11)));
+    DIES("step11: the checkpoint is incomplete: trainer.json, which is written last",
+         load(&r, step_folder(&r, 11)));
+    close_run(&r);
+    release();
+}
+
 /* ---- damage ---------------------------------------------------------------------------------- */
 
 static void test_damaged_checkpoints(void **state)
@@ -164,14 +233,14 @@ static void test_damaged_checkpoints(void **state)
         { "rm trainer.json", "trainer.json" },
         { "echo '{' >trainer.json", "trainer.json:" },
         { "truncate -s -1 model.safetensors", "model.safetensors: " },
-        { "truncate -s +1 optimizer-00001.safetensors", "optimizer-00001.safetensors: " },
-        { "rm optimizer-00001.safetensors", "optimizer-00001.safetensors: No such file" },
+        { "truncate -s +1 optimizer-00001.states", "optimizer-00001.states: " },
+        { "rm optimizer-00001.states", "optimizer-00001.states: No such file" },
         { "sed -i 's/\"step\"/\"stop\"/' trainer.json", "trainer.json" },
         { "sed -i 's/version\": 1/version\": 2/' trainer.json", "format_version is 2" },
         { "rm *", "no model.safetensors" },
         { "printf '\\377' | dd of=model.safetensors conv=notrunc bs=1 seek=7 status=none",
           "model.safetensors" },
-        { "printf 'x' | dd of=optimizer-00001.safetensors conv=notrunc bs=1 seek=20 status=none",
+        { "printf 'x' | dd of=optimizer-00001.states conv=notrunc bs=1 seek=20 status=none",
           "optimizer-00001" },
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
@@ -228,7 +297,7 @@ static void test_flipped_bits(void **state)
     store_init(&r.store, &r.config.model, 3);
     save(&r, 10);
     check_flipped(&r, "model.safetensors", 1);
-    check_flipped(&r, "optimizer-00001.safetensors", 5);
+    check_flipped(&r, "optimizer-00001.states", 5);
     load(&r, step_folder(&r, 10));
     in_folder(&r, "sed -i 's/\"[0-9a-f]\\{8\\}\"/\"none\"/' step10/trainer.json");
     DIES("trainer.json: crc32c of model.", load(&r, step_folder(&r, 10)));
@@ -406,6 +475,8 @@ int main(void)
         cmocka_unit_test(test_flipped_bits),
         cmocka_unit_test(test_disk_full),
         cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_engines),
+        cmocka_unit_test(test_old_names),
         cmocka_unit_test(test_prune),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);

@@ -1,5 +1,6 @@
 /* Reading folders of codes and scales: every code with scales of every type and shape, parts of
  * matrices, refusals; and runs and exports from them have the decoded values. */
+#include "model/checkpoint/coded_check.h"
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/convert.h"
 #include "tests/coded.h"
@@ -158,7 +159,7 @@ static void test_bytes(void **state)
     release();
 }
 
-/* ---- 4 bits ---------------------------------------------------------------------------------- */
+/* ---- packed bits ----------------------------------------------------------------------------- */
 
 static int code_at(size_t row, size_t col)
 {
@@ -182,6 +183,15 @@ static const void *words_by_row(void)
     return word;
 }
 
+/* Four bytes in a word, the first in the lowest: code + 128. */
+static const void *words_of_bytes(void)
+{
+    uint32_t *word = keep(O * I);
+    for (size_t i = 0; i < O * I; i++)
+        word[i / 4] |= (uint32_t)(integer(i / I, i % I) + 128) << 8 * (i % 4);
+    return word;
+}
+
 static const int64_t shape_of_it[] = { O, I };
 
 static void test_packed(void **state)
@@ -199,6 +209,12 @@ static void test_packed(void **state)
         write_file((const Given[]){
             codes, shape, { "N.weight_scale", "F16", 2, { O, 1 }, scales_in("F16", O) }, { 0 } }),
         packed_row);
+    check_values(
+        write_file((const Given[]){ { "N.weight_packed", "I32", 2, { O, I / 4 }, words_of_bytes() },
+                                    shape,
+                                    { "N.weight_scale", "BF16", 2, { O, 1 }, scales_in("BF16", O) },
+                                    { 0 } }),
+        integer_rows);
     release();
 }
 
@@ -265,6 +281,7 @@ static void test_refusals(void **state)
         const char *message;
     } wrong[] = {
         /* blocks of 64 */
+        /* 16 bits */
         { { codes, { "N.weight_scale", "F32", 2, { O, 3 }, scales } },
           "tensor N.weight_scale is 256 x 3 of F32; expected one, one "
           "for each row or one for each 128 x 128 elements for a matrix of 256 x 384" },
@@ -283,10 +300,10 @@ static void test_refusals(void **state)
             { "N.weight_scale", "F32", 2, { O, 12 }, scales },
             { "N.weight_shape", "I64", 1, { 2 }, other } },
           "tensor N.weight_shape says 256 x 385; the configured model needs 256 x 384" },
-        { { { "N.weight_packed", "I32", 2, { O, I / 4 }, keep(O * I) },
+        { { { "N.weight_packed", "I32", 2, { O, I / 2 }, keep(2 * O * I) },
             { "N.weight_scale", "F32", 2, { O, 12 }, scales },
             shape },
-          "tensor N.weight_packed is 256 x 96 of I32; expected 256 x 48 of I32" }, /* 8 bits */
+          "tensor N.weight_packed is 256 x 192 of I32; expected 256 x 48 of I32" },
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
         DIES(wrong[i].message, read_all(wrong[i].tensor));
@@ -300,6 +317,119 @@ static void test_refusals(void **state)
     DIES("tensor N.g_idx: input 5 is in group 3 of 3", read_all(tensor));
     tensor[3].name = NULL;
     DIES("there is no tensor N.g_idx", read_all(tensor));
+    release();
+}
+
+/* Scales of each layout against each coding: a message, or NULL if they fit. */
+static void test_codings(void **state)
+{
+    (void)state;
+    needs_fork();
+    const void *scales = scales_in("F32", O * 12), *zeros = keep(O * I);
+    const Given bytes = { "N.weight", "F8_E4M3", 2, { O, I }, zeros };
+    const Given packed = { "N.weight_packed", "I32", 2, { O, I / 8 }, zeros };
+    const Given words = { "N.weight_packed", "I32", 2, { O, I / 4 }, zeros };
+    const Given shape = { "N.weight_shape", "I64", 1, { 2 }, shape_of_it };
+    const Coding tensor = { 8, 0, 0, true, true }, channel = { 8, 1, 0, true, true },
+                 block = { 0, 128, 128, true, true };
+    const Coding silent = { 4 }, by_32 = { 4, 1, 32, true, true },
+                 by_256 = { 4, 1, 256, true, true };
+    const Coding rows = { 4, 1, 0, true, true };
+    const struct {
+        Given tensor[4];
+        Coding said[2];
+        const char *message;
+    } cases[] = {
+        { { bytes, { "N.weight_scale", "F32", 1, { 1 }, scales } }, { tensor }, NULL },
+        { { bytes, { "N.weight_scale", "F32", 0, { 0 }, scales } }, { tensor }, NULL },
+        { { bytes, { "N.weight_scale", "F32", 1, { 1 }, scales } },
+          { channel },
+          "tensor N.weight_scale is 1 of F32, for N.weight of 256 x 384. By the "
+          "quantization_config of its folder this matrix has 8 "
+          "bits and a scale for each 1 x 384 weights. Correct" },
+        { { bytes, { "N.weight_scale", "F32", 0, { 0 }, scales } },
+          { block },
+          "one value of F32, for N.weight of 256 x 384. By" },
+        { { bytes, { "N.weight_scale", "F32", 2, { O, 1 }, scales } }, { channel }, NULL },
+        { { bytes, { "N.weight_scale", "F32", 1, { O }, scales } }, { channel }, NULL },
+        { { bytes, { "N.weight_scale", "F32", 2, { O, 1 }, scales } },
+          { block },
+          "has a scale for each 128 x 128 weights" },
+        { { bytes, { "N.weight_scale_inv", "F32", 2, { 2, 3 }, scales } }, { block }, NULL },
+        { { bytes, { "N.weight_scale_inv", "F32", 2, { 2, 3 }, scales } },
+          { tensor },
+          "a scale for each 256 x 384 weights" },
+        { { packed, shape, { "N.weight_scale", "F32", 2, { O, 12 }, scales } }, { by_32 }, NULL },
+        { { packed, shape, { "N.weight_scale", "F32", 2, { O, 12 }, scales } }, { silent }, NULL },
+        { { packed, shape, { "N.weight_scale", "F32", 2, { O, 12 }, scales } },
+          { by_256, by_32 },
+          NULL },
+        { { packed, shape, { "N.weight_scale", "F32", 2, { O, 12 }, scales } },
+          { by_256, channel },
+          "N.weight_scale is 256 x 12 of F32, for N.weight of 256 x 384 in 4 bits. By the "
+          "quantization_config of its folder this matrix "
+          "has 4 bits and a scale for each 1 x 256 weights, or 8 bits and a scale for each 1 x 384 "
+          "weights, and these must divide" },
+        { { packed, shape, { "N.weight_scale", "F32", 2, { O, 12 }, scales } },
+          { rows },
+          "each 1 x 384 weights, and" },
+        { { packed, shape, { "N.weight_scale", "F32", 2, { O, 1 }, scales } }, { rows }, NULL },
+        /* 384 = 256 + 128: as many scales as halves would have */
+        { { packed, shape, { "N.weight_scale", "F32", 2, { O, 2 }, scales } },
+          { by_256 },
+          "each 1 x 256 weights, and these must" },
+        { { words, shape, { "N.weight_scale", "F32", 2, { O, 1 }, scales } }, { channel }, NULL },
+        { { words, shape, { "N.weight_scale", "F32", 2, { O, 1 }, scales } },
+          { rows },
+          "in 8 bits. By the" },
+        { { words, shape, { "N.weight_scale", "F32", 2, { O, 1 }, scales } },
+          { silent },
+          "this matrix has 4 bits, and" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Given given[5] = { { 0 } };
+        memcpy(given, cases[i].tensor, sizeof cases[i].tensor);
+        SafeFile *f = write_file(given);
+        const int count = cases[i].said[1].bits ? 2 : 1;
+        if (cases[i].message)
+            DIES(cases[i].message, coded_check(&f, 1, "N.weight", cases[i].said, count));
+        else
+            coded_check(&f, 1, "N.weight", cases[i].said, count);
+        coded_check(&f, 1, "N.weight", cases[i].said, 0);
+        safetensors_close(f);
+    }
+    release();
+}
+
+static void test_gptq_codings(void **state)
+{
+    (void)state;
+    needs_fork();
+    for (int dealt = 0; dealt < 2; dealt++)
+        for (int ordered = 0; ordered < 2; ordered++) {
+            Given tensor[5];
+            give_gptq(tensor, dealt, 0x77777777);
+            SafeFile *f = write_file(tensor);
+            const Coding said = { 4, 1, 128, true, ordered }, other = { 4, 1, 96, true, ordered };
+            if (dealt && ordered)
+                DIES("N.g_idx: input 1 is in group 1; expected 0, as desc_act is false and "
+                     "group_size is 128",
+                     coded_check(&f, 1, "N.weight", &said, 1));
+            else
+                coded_check(&f, 1, "N.weight", &said, 1);
+            DIES("tensor N.scales is 3 x 256 of F16, for N.weight of 256 x 384 in 4 bits. By the "
+                 "quantization_config of its folder "
+                 "this matrix has 4 bits and a scale for each 1 x 96 weights. Correct",
+                 coded_check(&f, 1, "N.weight", &other, 1));
+            safetensors_close(f);
+        }
+    Given tensor[5];
+    give_gptq(tensor, true, 0x77777777);
+    ((uint32_t *)tensor[3].bytes)[5] = 0;
+    SafeFile *f = write_file(tensor);
+    DIES("N.g_idx: group 0 has 129 inputs; expected 128, as group_size is 128",
+         coded_check(&f, 1, "N.weight", &(Coding){ 4, 1, 128, true, false }, 1));
+    safetensors_close(f);
     release();
 }
 
@@ -387,6 +517,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bytes),     cmocka_unit_test(test_packed),
         cmocka_unit_test(test_gptq),      cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_codings),   cmocka_unit_test(test_gptq_codings),
         cmocka_unit_test(test_strangers), cmocka_unit_test(test_folders),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);

@@ -3,6 +3,7 @@
 #include "kernels/kernels.h"
 #include "kernels/random.h"
 #include "kernels/runtime/version.h"
+#include "model/config/export_options.h"
 #include "tests/try_config.h"
 
 #include <setjmp.h>
@@ -264,6 +265,15 @@ static void test_help(void **state)
     strcpy(try_path, "--help=wandb.project");
     assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
     try_names(text, "wandb.*:");
+    /* some are keys of a run, too */
+    for (const ConfigKey *k = export_keys; k->name; k++) {
+        snprintf(try_path, sizeof try_path, "--help=%s", k->name);
+        assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
+        try_contains(text, k->help);
+        if (strcmp(k->name, "export") != 0)
+            assert_int_equal(!strncmp(text, "with --export:\n", 15),
+                             !config_key(k->name) && strcmp(k->name, "average") != 0);
+    }
     strcpy(try_path, "--version");
     assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
     try_contains(text, "coat.c " COAT_VERSION ", built for ");
@@ -283,6 +293,9 @@ static void test_help_unknown(void **state)
         { "--help=warmup", "scheduler.t_warmup scheduler.warmup_fraction scheduler.warmup_min_lr" },
         { "--help=xyzzyxyzzy", "--help" },
         { "--help=model.d_modelx", "model.d_model" },
+        { "--help=dampng", "damping" },
+        { "--help=calib", "calibration calibration_sequences calibration_length" },
+        { "--help=calibration_lenght", "mean calibration_length?" },
     };
     char text[4096], saved[sizeof try_path];
     strcpy(saved, try_path);

@@ -201,7 +201,7 @@ static void test_few_groups(void **state)
 {
     (void)state;
     const ModelConfig m = architecture(LLAMA_GQA);
-    char *path = xasprintf("%s/step1/optimizer-00001.safetensors", shared);
+    char *path = xasprintf("%s/step1/optimizer-00001.states", shared);
     only_norms = true;
     for (int i = 0; i < KINDS; i++) {
         Shards s;

@@ -48,8 +48,8 @@ static void test_damaged_checkpoint(void **state)
     } damage[] = {
         /* -1: the last tensor is an exp_avg_sq */
         { "model.safetensors", "\\0\\0\\300\\177" },
-        { "optimizer-00001.safetensors", "\\0\\0\\300\\177" },
-        { "optimizer-00001.safetensors", "\\0\\0\\200\\277" },
+        { "optimizer-00001.states", "\\0\\0\\300\\177" },
+        { "optimizer-00001.states", "\\0\\0\\200\\277" },
     };
     static const char more[] = "--save_interval=2 --save_num_checkpoints_to_keep=2";
     expect_status(train(1, "%s %s --max_duration=6 --save_folder=%s/good", TINY, more, folder), 0);

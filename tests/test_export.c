@@ -12,12 +12,6 @@
 #include "tests/exported.h"
 #include "tests/saved.h"
 
-/* As text(), valid until release(). */
-static char *lasting(const char *path)
-{
-    return strcpy(keep(strlen(path)), path);
-}
-
 /* ---- rounding -------------------------------------------------------------------------------- */
 
 /* The value of a finite code, by its definition. */
@@ -243,7 +237,7 @@ static void test_tokenizer_files(void **state)
                   CHECKPOINT_FILE_BYTES);
     shell(text("cd %s && test \"$(diff -r -q step3 whole)\" = 'Only in step3: config.yaml\nOnly in "
                "step3: notes.txt\nOnly in "
-               "step3: optimizer-00001.safetensors\nOnly in step3: trainer.json'",
+               "step3: optimizer-00001.states\nOnly in step3: trainer.json'",
                r.config.save_folder));
     close_run(&r);
     release();
@@ -359,9 +353,8 @@ static void test_refusals(void **state)
     shell(text("rm -rf %s.tmp && cp -r %s %s.tmp", target, step, target));
     DIES("refused.tmp exists and is not from an interrupted export",
          export_folder(text("%s.tmp", target), NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
-    expect_files(
-        text("%s.tmp", target),
-        "config.json config.yaml model.safetensors optimizer-00001.safetensors trainer.json");
+    expect_files(text("%s.tmp", target),
+                 "config.json config.yaml model.safetensors optimizer-00001.states trainer.json");
     shell(text("rm -r %s.tmp && touch %s.tmp", target, target));
     DIES("refused.tmp exists and is not from an interrupted export",
          export_folder(step, NULL, target, "BF16", CHECKPOINT_FILE_BYTES));

@@ -26,10 +26,10 @@ static void check_files(const Run *r, const char *dtype)
     int count = 0;
     shell(text("test \"$(ls %s | tr '\\n' ' ')\" = 'adapter_config.json adapter_model.safetensors "
                "config.yaml "
-               "optimizer-00001.safetensors trainer.json '",
+               "optimizer-00001.states trainer.json '",
                folder));
     SafeFile *weights = safetensors_open(text("%s/%s", folder, adapters));
-    SafeFile *states = safetensors_open(text("%s/optimizer-00001.safetensors", folder));
+    SafeFile *states = safetensors_open(text("%s/optimizer-00001.states", folder));
     for (int l = 0; l < m->n_layers; l++)
         for (int k = 0; k < NUM_LORA_MODULES; k++) {
             int out, in;

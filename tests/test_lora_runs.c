@@ -46,7 +46,7 @@ static void test_resume(void **state)
 {
     (void)state;
     static const char *const files[] = { "adapter_model.safetensors", "adapter_config.json",
-                                         "trainer.json", "optimizer-00001.safetensors" };
+                                         "trainer.json", "optimizer-00001.states" };
     double a[MAX_STEPS], b[MAX_STEPS];
     expect_status(adapt(2, "whole", ""), 0);
     expect_status(adapt(2, "again", "--stop_at=2"), 0);
@@ -57,7 +57,7 @@ static void test_resume(void **state)
         shell("cd %s && cmp whole/step4/%s again/step4/%s", folder, files[i], files[i]);
     shell("test \"$(cd %s/again/step4 && ls | tr '\\n' ' ')\" = 'adapter_config.json "
           "adapter_model.safetensors config.yaml "
-          "optimizer-00001.safetensors trainer.json '",
+          "optimizer-00001.states trainer.json '",
           folder);
     losses(a, "whole", 4);
     losses(b, "again", 4);

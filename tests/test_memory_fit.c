@@ -309,6 +309,64 @@ static void test_host_memory(void **state)
     config_free(c);
 }
 
+/* The CPU back end knows the memory of its own ranks, which is this host's, and not that of a GPU
+ * elsewhere. */
+static void test_unknown_memory(void **state)
+{
+    (void)state;
+    if (on_gpu())
+        skip();
+    expect_status(dry_run(1, "--recipe=bf16 --ranks=64"), 1);
+    expect_output(
+        "ranks is 64 but 1 started here, so give the memory of a GPU in GiB: --device_memory=80");
+    assert_null(strstr(output, "fits"));
+    expect_status(train(1, "--dry_run"), 0);
+    assert_ptr_equal(strstr(last_line(), "fits: "), last_line());
+    expect_status(train(2, "--dry_run --ranks=2"), 0);
+    expect_output("on each of 2 devices");
+}
+
+/* Runs the command that begins at line[5], which may go on in the next lines, without a search for
+ * meshes: that takes seconds. */
+static void run_as_written(const char *line, FILE *f)
+{
+    char command[2048], *end;
+    snprintf(command, sizeof command, "%s", line + 5);
+    while ((end = strchr(command, '\\'))) {
+        const size_t room = sizeof command - (size_t)(end - command);
+        assert_non_null(fgets(end, (int)room, f));
+    }
+    command[strcspn(command, "#\n")] = '\0';
+    expect_status(
+        finish(start_command("%s%s --mesh=given", setting("BUILD", "build/cpu"), command)), 0);
+    assert_ptr_equal(strstr(last_line(), "fits: "), last_line());
+}
+
+/* Every dry run of the documents that has further options is a command on lines of its own, and it
+ * plans a run that fits. */
+static void test_documents(void **state)
+{
+    (void)state;
+    static const char *const documents[] = { "README.md", "configs/README.md", "data/README.md",
+                                             "scripts/README.md" };
+    int commands = 0;
+    for (size_t i = 0; i < sizeof documents / sizeof documents[0]; i++) {
+        FILE *f = fopen(documents[i], "r");
+        char line[2048];
+        assert_non_null(f);
+        while (fgets(line, sizeof line, f)) {
+            if (!strstr(line, "--dry_run --"))
+                continue;
+            if (strncmp(line, "    ./train ", 12) != 0)
+                fail_msg("%s: no command that can be run: %s", documents[i], line);
+            run_as_written(line, f);
+            commands++;
+        }
+        fclose(f);
+    }
+    assert_int_equal(commands, 3);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -317,7 +375,8 @@ int main(void)
         cmocka_unit_test(test_mode),         cmocka_unit_test(test_kept),
         cmocka_unit_test(test_small_device), cmocka_unit_test(test_does_not_fit),
         cmocka_unit_test(test_large_units),  cmocka_unit_test(test_large_matrices),
-        cmocka_unit_test(test_host_memory),
+        cmocka_unit_test(test_host_memory),  cmocka_unit_test(test_unknown_memory),
+        cmocka_unit_test(test_documents),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

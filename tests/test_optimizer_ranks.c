@@ -116,9 +116,8 @@ static void expect_same(const char *what, long step, const char *folder, const c
     if (comm_rank() != 0)
         return;
     for (int i = 0; i < 2; i++) {
-        const char *name = i ? "optimizer-00001" : "model";
-        snprintf(command, sizeof command,
-                 "cmp %s/%s/step%ld/%s.safetensors %s/%s/step%ld/%s.safetensors", shared, folder,
+        const char *name = i ? "optimizer-00001.states" : "model.safetensors";
+        snprintf(command, sizeof command, "cmp %s/%s/step%ld/%s %s/%s/step%ld/%s", shared, folder,
                  step, name, shared, other, step, name);
         if (system(command) != 0)
             fail_msg("%s: %s: %s", what, name, command);

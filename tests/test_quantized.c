@@ -3,10 +3,12 @@
  * 7.7, AutoAWQ 0.2, compressed-tensors 0.19, transformers 5.17. */
 #include <string.h>
 
+#include "kernels/runtime/text.h"
 #include "model/checkpoint/weight_files.h"
 #include "model/config/hf.h"
 #include "model/config/quantized.h"
 #include "tests/adapted.h"
+#include "tests/coded.h"
 #include "tests/exported.h"
 
 #define LOAD "load the 16-bit folder from which they were quantized"
@@ -46,6 +48,9 @@ static const struct {
     { COMPRESSED("pack-quantized")
           GROUPS("\"num_bits\": 4, \"type\": \"int\", \"symmetric\": false"),
       "by its config_groups.*.weights.symmetric, which" },
+    { COMPRESSED("mixed-precision") "\"config_groups\": {\"group_0\": {\"format\": "
+                                    "\"nvfp4-pack-quantized\"}}}",
+      "with compressed-tensors, mixed-precision, by its config_groups.*.format, which" },
     { COMPRESSED("float-quantized")
           GROUPS("\"num_bits\": 8, \"type\": \"float\", \"block_structure\": [128, 64]"),
       "by its config_groups.*.weights.block_structure, which" },
@@ -77,6 +82,11 @@ static const char *const read_by_config[] = {
                                       "\"block\", \"symmetric\": true, \"dynamic\": false, "
                                       "\"block_structure\": \"128x128\", \"actorder\": null"),
     COMPRESSED("pack-quantized") GROUPS("\"num_bits\": 4, \"type\": \"int\", \"group_size\": 128"),
+    COMPRESSED("mixed-precision") "\"config_groups\": {\"group_0\": {\"format\": "
+                                  "\"float-quantized\", \"weights\": "
+                                  "{\"num_bits\": 8, \"type\": \"float\"}}, \"group_1\": "
+                                  "{\"format\": \"pack-quantized\", \"weights\": "
+                                  "{\"num_bits\": 4, \"type\": \"int\"}}}}",
 };
 
 static const struct {
@@ -146,6 +156,9 @@ static const struct {
     { "mlp.up_proj.qzeros", "I32", "GPTQ or AWQ" },
     { "mlp.up_proj.scales", "F16", "GPTQ or AWQ" },
     { "mlp.up_proj.g_idx", "I32", "GPTQ" },
+    { "mlp.up_proj.weight_g_idx", "I32", "the actorder of compressed-tensors" },
+    { "mlp.up_proj.weight_zero_point", "I32", "zero points of compressed-tensors" },
+    { "self_attn.k_scale", "F32", "scales of keys and values" },
     { "mlp.up_proj.weight_scale_2", "F32", "NVFP4" },
     { "mlp.up_proj.input_scale", "F32", "FP8 with scales" },
 };
@@ -191,10 +204,196 @@ static void test_tensors(void **state)
     release();
 }
 
+/* ---- settings and tensors that do not fit ---------------------------------------------------- */
+
+/* The codings of a folder with that quantization_config, or with that quantize_config.json. */
+static void expect_codings(const char *settings, bool in_config, int expected,
+                           const Coding *codings)
+{
+    int count;
+    write_text(text("%s/config.json", root),
+               in_config ? text("{\"quantization_config\": %s}", settings) : "{}");
+    if (!in_config)
+        write_text(text("%s/quantize_config.json", root), settings);
+    Coding *found = quantized_codings(root, &count);
+    assert_int_equal(count, expected);
+    for (int i = 0; i < count; i++) {
+        assert_int_equal(found[i].bits, codings[i].bits);
+        assert_int_equal(found[i].high, codings[i].high);
+        assert_int_equal(found[i].wide, codings[i].wide);
+        assert_int_equal(found[i].has_scales, codings[i].has_scales);
+        assert_int_equal(found[i].in_order, codings[i].in_order);
+    }
+    free(found);
+    remove(text("%s/quantize_config.json", root));
+}
+
+static void test_said(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *weights;
+        Coding coding;
+    } weights[] = {
+        { "\"num_bits\": 4, \"strategy\": \"group\", \"group_size\": 48",
+          { 4, 1, 48, true, true } },
+        { "\"num_bits\": 4, \"group_size\": 32", { 4, 1, 32, true, true } },
+        { "\"num_bits\": 8, \"group_size\": -1", { 8, 1, 0, true, true } },
+        { "\"num_bits\": 8, \"strategy\": \"channel\", \"group_size\": null",
+          { 8, 1, 0, true, true } },
+        { "\"num_bits\": 8, \"strategy\": \"tensor\"", { 8, 0, 0, true, true } },
+        { "\"num_bits\": 8, \"strategy\": \"block\", \"block_structure\": [128, 128]",
+          { 8, 128, 128, true, true } },
+        { "\"num_bits\": 8", { 8, 0, 0, false, true } },
+        { "", { 0, 0, 0, false, true } },
+    };
+    for (size_t i = 0; i < sizeof weights / sizeof weights[0]; i++)
+        expect_codings(text("{" GROUPS("%s"), weights[i].weights), true, 1, &weights[i].coding);
+    expect_codings("{\"quant_method\": \"fp8\", \"weight_block_size\": [128, 128]}", true, 1,
+                   &(Coding){ 0, 128, 128, true, true });
+    expect_codings("{\"quant_method\": \"fp8\"}", true, 0, NULL);
+    for (int i = 0; i < 2; i++) {
+        expect_codings("{\"bits\": 4, \"group_size\": 64, \"desc_act\": false}", i, 1,
+                       &(Coding){ 4, 1, 64, true, true });
+        expect_codings("{\"bits\": 4, \"group_size\": -1, \"desc_act\": true}", i, 1,
+                       &(Coding){ 4, 1, 0, true, false });
+    }
+    expect_codings("null", true, -1, NULL);
+    release();
+}
+
+/* Writes the folder's model without the tensors whose names end with `end`, and with `more`, 8 x
+ * cols, unless it is NULL. */
+static void leave_out(const char *folder, const char *end, const char *more, const char *dtype,
+                      size_t cols)
+{
+    const size_t shape[] = { 8, cols };
+    SafeFile *from = safetensors_open(text("%s/model.safetensors", folder));
+    SafeFile *to = safetensors_new(text("%s/new.safetensors", folder));
+    for (int i = 0; i < from->count; i++)
+        if (!text_ends_with(from->tensor[i].name, end))
+            safetensors_add(to, from->tensor[i].name, from->tensor[i].dtype, from->tensor[i].dims,
+                            from->tensor[i].shape);
+    if (more)
+        safetensors_add(to, more, dtype, 2, shape);
+    safetensors_lay_out(to);
+    safetensors_create(to);
+    for (int i = 0; i < to->count; i++) {
+        const SafeTensor *t = safetensors_find(from, to->tensor[i].name);
+        if (!t)
+            continue;
+        const size_t bytes = t->end - t->begin;
+        char *data = xmalloc(bytes);
+        safetensors_read(from, data, t, 0, bytes);
+        assert_true(safetensors_write(to, &to->tensor[i], 0, data, bytes));
+        free(data);
+    }
+    safetensors_close(from);
+    safetensors_close(to);
+    shell(text("mv %s/new.safetensors %s/model.safetensors", folder, folder));
+}
+
+static const char *exported_as(const char *source, const char *dtype, int layout, int group)
+{
+    const char *folder = lasting(text("%s/coded%d", root, num_folders++));
+    ExportOptions o = export_options_of(source, NULL, folder, dtype);
+    o.layout = layout;
+    o.group = group;
+    export_to(&o, CHECKPOINT_FILE_BYTES);
+    return folder;
+}
+
+/* A load and an export of the folder end with that message. */
+static void expect_refused(const ModelConfig *m, const char *folder, const char *message)
+{
+    Run r;
+    const Format f32 = { F32, 0 };
+    open_run(&r, m, f32, f32, f32);
+    DIES(message, load(&r, folder));
+    DIES(message, export_folder(folder, NULL, text("%s/out", root), "F32", CHECKPOINT_FILE_BYTES));
+    close_run(&r);
+}
+
+#define UP "model.layers.0.mlp.up_proj."
+
+/* Folders that this program exported, with other settings, and without one tensor. */
+static void test_misfits(void **state)
+{
+    (void)state;
+    needs_fork();
+    static const struct {
+        const char *dtype;
+        int layout;
+        const char *change, *end, *message;
+    } cases[] = {
+        { "int4", NOT_GIVEN, "s/\"group_size\": 64/\"group_size\": 96/", NULL,
+          ".weight_scale is 256 x 2 of BF16, for model.layers.0.self_attn.q_proj.weight of 256 x "
+          "128 in 4 bits. By the quantization_config "
+          "of its folder this matrix has 4 bits and a scale for each 1 x 96 weights, and these "
+          "must divide a row" },
+        { "int4", NOT_GIVEN, "s/\"group_size\": 64/\"group_size\": 32/", NULL,
+          "a scale for each 1 x 32 weights" },
+        { "int4", NOT_GIVEN, "s/\"num_bits\": 4/\"num_bits\": 8/", NULL,
+          "this matrix has 8 bits and a scale for each 1 x 64" },
+        { "int8", NOT_GIVEN, "s/\"channel\"/\"tensor\"/", NULL,
+          "this matrix has 8 bits and a scale for each 256 x 128 weights" },
+        { "fp8", NOT_GIVEN, "s/\"channel\"/\"block\"/", NULL,
+          "this matrix has 8 bits and a scale for each 128 x 128 weights" },
+        { "fp8", NOT_GIVEN, "", UP "weight_scale",
+          "tensor " UP "weight of F8_E4M3 needs " UP "weight_scale or " UP
+          "weight_scale_inv, which is not in that file: copy all files of the folder again" },
+        { "fp8", AS_FP8, "", UP "weight_scale_inv",
+          "tensor " UP "weight of F8_E4M3 needs " UP "weight_scale or " UP },
+        { "fp8", AS_FP8, "", UP "weight",
+          "tensor " UP "weight_scale_inv of F32 needs " UP "weight, which is not" },
+        { "int8", AS_BITSANDBYTES, "", UP "SCB",
+          "tensor " UP "weight of I8 needs " UP "weight_scale or " UP "SCB, which" },
+        { "int4", NOT_GIVEN, "", UP "weight_scale", " needs " UP "weight_scale, which is not" },
+        { "int4", NOT_GIVEN, "", UP "weight_packed", "needs " UP "weight_packed, which" },
+        { "nf4", NOT_GIVEN, "", UP "weight.quant_state.bitsandbytes__nf4",
+          "needs " UP "weight.quant_state.bitsandbytes__nf4 or " UP
+          "weight.quant_state.bitsandbytes__fp4, which" },
+    };
+    const ModelConfig m = wide(QWEN3);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *dtype = cases[i].dtype;
+        const char *folder = exported_as(save_wide(QWEN3), dtype, cases[i].layout,
+                                         strcmp(dtype, "int4") == 0 ? 64 : NOT_GIVEN);
+        if (cases[i].end)
+            leave_out(folder, cases[i].end, NULL, NULL, 0);
+        shell(text("cd %s && sed -i '%s' config.json", folder, cases[i].change));
+        expect_refused(&m, folder, cases[i].message);
+        release();
+    }
+}
+
+/* A quantized head next to tied embeddings. */
+static void test_tied_head(void **state)
+{
+    (void)state;
+    needs_fork();
+    Run r;
+    ModelConfig m = wide(QWEN3);
+    const Format f32 = { F32, 0 };
+    m.weight_tying = true;
+    open_run(&r, &m, f32, f32, f32);
+    store_init(&r.store, &r.config.model, 3);
+    save(&r, 1);
+    const char *folder = exported_as(lasting(step_folder(&r, 1)), "fp8", NOT_GIVEN, NOT_GIVEN);
+    close_run(&r);
+    leave_out(folder, "nothing", "lm_head.weight", "F8_E4M3", 8);
+    leave_out(folder, "nothing", "lm_head.weight_scale", "BF16", 1);
+    expect_refused(&m, folder, "belongs to a quantized head, but ");
+    release();
+}
+
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_settings),
-                                        cmocka_unit_test(test_tensors) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_settings),  cmocka_unit_test(test_tensors),
+        cmocka_unit_test(test_said),      cmocka_unit_test(test_misfits),
+        cmocka_unit_test(test_tied_head),
+    };
     return cmocka_run_group_tests_name("quantized", tests, make_root, remove_root);
 }

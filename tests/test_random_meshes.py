@@ -167,8 +167,8 @@ class Meshes(single.Runs):
     def same_files(self, what, found, expected):
         """The same bytes of weights and states."""
         found, expected = os.path.join(self.folder, found), os.path.join(self.folder, expected)
-        names = sorted(name for name in os.listdir(expected) if name.endswith(".safetensors"))
-        if not names or names != sorted(name for name in os.listdir(found) if name.endswith(".safetensors")):
+        names = sorted(name for name in os.listdir(expected) if name.endswith((".safetensors", ".states")))
+        if not names or names != sorted(name for name in os.listdir(found) if name.endswith((".safetensors", ".states"))):
             raise AssertionError(f"{what}: files {sorted(os.listdir(found))}, expected {sorted(os.listdir(expected))}")
         for name in names:
             with open(os.path.join(found, name), "rb") as one, open(os.path.join(expected, name), "rb") as other:

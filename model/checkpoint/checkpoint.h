@@ -5,15 +5,16 @@
  *        /tokenizer.json, ...            other files of the loaded model (tokenizer_files.h), with images also the frozen tower,
  *                                        model-vision_tower.safetensors
  *        /config.yaml                    the resolved configuration of the run
- *        /optimizer-0000i.safetensors    <name>.<state> of the optimizer's states, AdamW's exp_avg and exp_avg_sq, and
- *                                        the scales of those in groups, <name>.<state>.scale, as stored
+ *        /optimizer-0000i.states         <name>.<state> of the optimizer's states, AdamW's exp_avg and exp_avg_sq, and
+ *                                        the scales of those in groups, <name>.<state>.scale, as stored. In the format of
+ *                                        safetensors, with another ending: engines load every *.safetensors of a folder
  *        /trainer.json                   the manifest, written last: step, tokens, loader position, columns of the recipe, files
  *                                        and sizes, checksums of all tensors, SavedAs, and for adapters a hash of the base
  *
  * With adapters, as PEFT saves them, without a copy of the base:
  *
  *   stepN/adapter_config.json, adapter_model.safetensors
- *        /tokenizer.json, config.yaml, optimizer-0000i.safetensors, trainer.json as above
+ *        /tokenizer.json, config.yaml, optimizer-0000i.states, trainer.json as above
  *
  * The layout of the files depends only on the architecture, not on the number of ranks: every rank
  * writes the bytes of its own shards at their offsets, so any number of ranks can read them back.

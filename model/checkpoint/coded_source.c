@@ -13,7 +13,7 @@
 #include "model/checkpoint/nf4_source.h"
 
 /* GPTQ: codes 0 to 15, minus 8; 8 is stored as 7 */
-enum { BLOCK = 128, PER_WORD = 8, ZERO = 8, ZEROS = 0x77777777 };
+enum { BLOCK = 128, PER_WORD = 8, ZEROS = 0x77777777 };
 
 typedef struct Kind Kind;
 
@@ -96,14 +96,20 @@ const SafeFile *coded_source_find(SafeFile *const *file, int count, const char *
     return found;
 }
 
+enum { OTHERS = sizeof kinds[0].others / sizeof kinds[0].others[0] };
+
+/* The suffix of the codes (k -2), of the scale (-1) or of another tensor (0 .. OTHERS - 1, maybe
+ * NULL). */
+static const char *part_of(const Kind *kind, int k)
+{
+    return k == -2 ? kind->codes : k == -1 ? kind->scale : kind->others[k];
+}
+
 char *coded_source_matrix(SafeFile *const *file, int count, const char *name)
 {
-    enum { OTHERS = sizeof kinds[0].others / sizeof kinds[0].others[0] };
     for (int i = 0; i < NUM_KINDS; i++)
         for (int k = -2; k < OTHERS; k++) {
-            char *stem = stem_of(name, k == -2   ? kinds[i].codes
-                                       : k == -1 ? kinds[i].scale
-                                                 : kinds[i].others[k]);
+            char *stem = stem_of(name, part_of(&kinds[i], k));
             const Matrix m = { .file = file, .count = count, .stem = stem };
             char *matrix = stem && kind_of(&m) == &kinds[i] ? xasprintf("%s.weight", stem) : NULL;
             free(stem);
@@ -117,12 +123,9 @@ char *coded_source_matrix(SafeFile *const *file, int count, const char *name)
 
 static _Noreturn void die_of_shape(Found f, const Matrix *m, const char *expected)
 {
-    char *shape = xasprintf("%s", f.tensor->dims ? "" : "one value");
-    for (int i = 0; i < f.tensor->dims; i++)
-        shape = xasprintf("%s%s%zu", shape, i ? " x " : "", f.tensor->shape[i]);
-    die("%s: tensor %s is %s of %s; expected %s for a matrix of %zu x %zu, which the configured "
-        "model needs",
-        f.file->path, f.tensor->name, shape, f.tensor->dtype, expected, m->rows, m->cols);
+    die("%s: tensor %s is %s; expected %s for a matrix of %zu x %zu, which the configured model "
+        "needs",
+        f.file->path, f.tensor->name, safetensors_shape(f.tensor), expected, m->rows, m->cols);
 }
 
 static Found need(const Matrix *m, const char *suffix)
@@ -237,7 +240,7 @@ static void read_bytes(float *to, const Matrix *m, size_t first, size_t n)
     free(s.scale);
 }
 
-/* ---- 4 bits ---------------------------------------------------------------------------------- */
+/* ---- packed bits ----------------------------------------------------------------------------- */
 
 /* Other programs take the shape from there. */
 static void check_shape(const Matrix *m)
@@ -252,23 +255,34 @@ static void check_shape(const Matrix *m)
             f.tensor->name, (long long)shape[0], (long long)shape[1], m->rows, m->cols);
 }
 
-static int code_in(const uint32_t *word, size_t i)
+/* Code i of those packed in words, `per` in each: all are stored plus half of their number, as 0 to
+ * 15 for -8 to 7. */
+static int code_in(const uint32_t *word, size_t i, size_t per)
 {
-    return (int)(*word >> 4 * (i % PER_WORD) & 15) - ZERO;
+    const size_t bits = 32 / per;
+    return (int)(*word >> bits * (i % per) & ((1u << bits) - 1)) - (1 << (bits - 1));
+}
+
+/* Codes in a word. */
+static size_t packed_per_word(const Matrix *m)
+{
+    const SafeTensor *t = find(m, ".weight_packed").tensor;
+    return t->dims == 2 && t->shape[1] * 4 == m->cols ? 4 : PER_WORD;
 }
 
 /* A row is a whole number of groups and of words, so there are no gaps between rows. */
 static void read_packed(float *to, const Matrix *m, size_t first, size_t n)
 {
-    const Found codes = need_matrix(m, ".weight_packed", "I32", m->rows, m->cols / PER_WORD),
+    const size_t per = packed_per_word(m);
+    const Found codes = need_matrix(m, ".weight_packed", "I32", m->rows, m->cols / per),
                 scales = need(m, ".weight_scale");
     const size_t groups = scales.tensor->dims == 2 ? scales.tensor->shape[1] : 0;
-    if (groups == 0 || m->cols % groups != 0 || m->cols % PER_WORD != 0 ||
+    if (groups == 0 || m->cols % groups != 0 || m->cols % per != 0 ||
         scales.tensor->shape[0] != m->rows)
         die_of_shape(scales, m, "as many in each row as divide it");
     check_shape(m);
-    const size_t group = m->cols / groups, word = first / PER_WORD,
-                 words = (first + n - 1) / PER_WORD + 1 - word;
+    const size_t group = m->cols / groups, word = first / per,
+                 words = (first + n - 1) / per + 1 - word;
     float *scale =
         read_floats(scales, m, first / group, (first + n - 1) / group + 1 - first / group);
     uint32_t *packed = xmalloc(words * sizeof *packed);
@@ -278,7 +292,7 @@ static void read_packed(float *to, const Matrix *m, size_t first, size_t n)
         run = run_of(m, i, group, first + n - i);
         for (size_t k = i; k < i + run; k++)
             to[k - first] =
-                (float)code_in(&packed[k / PER_WORD - word], k) * scale[i / group - first / group];
+                (float)code_in(&packed[k / per - word], k, per) * scale[i / group - first / group];
     }
     free(packed);
     free(scale);
@@ -334,7 +348,7 @@ static void read_gptq(float *to, const Matrix *m, size_t first, size_t n)
                          (r * m->rows + row) * sizeof *packed, bytes);
     for (size_t i = first; i < first + n; i++) {
         const size_t o = i / m->cols, c = i % m->cols;
-        to[i - first] = (float)code_in(&packed[c / PER_WORD * rows + o - row], c) *
+        to[i - first] = (float)code_in(&packed[c / PER_WORD * rows + o - row], c, PER_WORD) *
                         scale[group[c] * m->rows + o];
     }
     free(group);
@@ -370,6 +384,68 @@ static void read_nf4(float *to, const Matrix *m, size_t first, size_t n)
     free(name);
     free(g);
     free(p);
+}
+
+/* ---- for checks ------------------------------------------------------------------------------ */
+
+bool coded_source_shape(CodedShape *to, SafeFile *const *file, int count, const char *name)
+{
+    char *stem = stem_of(name, ".weight");
+    Matrix m = { .file = file, .count = count, .stem = stem };
+    m.kind = stem ? kind_of(&m) : NULL;
+    const Found codes = m.kind ? find(&m, m.kind->codes) : (Found){ 0 };
+    bool says = codes.tensor && codes.tensor->dims == 2 && m.kind->read != read_nf4 && !is_llm(&m);
+    if (says) {
+        const size_t *shape = codes.tensor->shape;
+        *to = (CodedShape){ .scale = find(&m, m.kind->scale), .rows = shape[0], .cols = shape[1] };
+    }
+    if (says && m.kind->read == read_gptq)
+        *to = (CodedShape){ to->scale, find(&m, ".g_idx"), to->cols, to->rows * PER_WORD, 4, true };
+    if (says && m.kind->read == read_packed) {
+        const Found said = find(&m, ".weight_shape");
+        int64_t shape[2] = { 0 };
+        if (said.tensor && said.tensor->end - said.tensor->begin == sizeof shape)
+            safetensors_read(said.file, shape, said.tensor, 0, sizeof shape);
+        to->bits = shape[1] > 0 ? to->cols * 32 / (size_t)shape[1] : 0;
+        to->cols = (size_t)shape[1];
+        says = shape[1] > 0;
+    }
+    free(stem);
+    return says && to->rows > 0 && to->cols > 0;
+}
+
+/* ---- tensors of no matrix -------------------------------------------------------------------- */
+
+/* Adds the tensor STEM<suffix> to the text. */
+static void add_name(char **text, const char *stem, const char *suffix)
+{
+    char *name = xasprintf("%s%s", stem, suffix);
+    if (!strstr(*text, name))
+        *text = xasprintf("%s%s%s", *text, **text ? " or " : "", name);
+    free(name);
+}
+
+void coded_source_refuse_single(SafeFile *const *file, int count, Found single)
+{
+    const SafeTensor *t = single.tensor;
+    char *missing = xstrdup("");
+    for (int i = 0; i < NUM_KINDS; i++)
+        for (int k = -2; k < OTHERS; k++) {
+            const char *dtype = kinds[i].dtype ? kinds[i].dtype : "U8";
+            char *stem = stem_of(t->name, part_of(&kinds[i], k));
+            const Matrix m = { .file = file, .count = count, .stem = stem };
+            if (stem && k != -2 && !find(&m, kinds[i].codes).tensor)
+                add_name(&missing, stem, kinds[i].codes);
+            else if (stem && !find(&m, kinds[i].scale).tensor &&
+                     (k != -2 || strcmp(t->dtype, dtype) == 0))
+                add_name(&missing, stem, kinds[i].scale);
+            free(stem);
+        }
+    if (*missing)
+        die("%s: tensor %s of %s needs %s, which is %s: copy all files of the folder again",
+            single.file->path, t->name, t->dtype, missing,
+            count > 1 ? "neither there nor in the files next to it" : "not in that file");
+    free(missing);
 }
 
 void coded_source_read(float *to, SafeFile *const *file, int count, const char *name, size_t rows,

@@ -4,7 +4,7 @@
  *
  *   N.weight F8_E4M3 (O,I), or I8, and N.weight_scale: one, one per row or one per block of 128 x 128; or N.weight_scale_inv
  *   N.weight I8, N.SCB
- *   N.weight_packed I32 (O, I/8), N.weight_scale (O, I/group), N.weight_shape
+ *   N.weight_packed I32 (O, I/8), or (O, I/4) in 8 bits, N.weight_scale (O, I/group), N.weight_shape
  *   N.qweight I32 (I/8, O), N.scales (groups, O), N.qzeros, N.g_idx         [AutoGPTQ's format, version 1, symmetric]
  *   N.weight in NF4                                                         [nf4_source.h] */
 #pragma once
@@ -16,6 +16,22 @@ const SafeFile *coded_source_find(SafeFile *const *file, int count, const char *
 /* The matrix NAME.weight to whose codes and scales the tensor `name` belongs, malloc'ed; NULL: to
  * none. */
 char *coded_source_matrix(SafeFile *const *file, int count, const char *name);
+
+/* A matrix by its own tensors, without the model. bits: of packed codes, else 0. by_inputs: scales
+ * are (groups, outputs), as those of GPTQ. */
+typedef struct {
+    Found scale, order;
+    size_t rows, cols, bits;
+    bool by_inputs;
+} CodedShape;
+
+/* Returns false if nothing is known, or if the folder's settings do not matter: NF4 has settings of
+ * its own. */
+bool coded_source_shape(CodedShape *to, SafeFile *const *file, int count, const char *name);
+
+/* Dies if a tensor that belongs to no matrix [coded_source_matrix] would with another one, and
+ * names that. */
+void coded_source_refuse_single(SafeFile *const *file, int count, Found single);
 
 /* Elements first .. first + n - 1 of that matrix (rows, cols). Dies on wrong shapes, types and
  * formats, naming file and tensor. */

@@ -310,7 +310,7 @@ static ModelConfig open_model(Export *x, const char *base)
     x->base = adapter ? find_base(x->option, x->folder, base) : x->folder;
     x->source = weight_files_open(x->base);
     config_read_hf(&m, x->base);
-    weight_files_refuse_quantized(&x->source);
+    weight_files_refuse_quantized(&x->source, x->base);
     if (adapter) {
         base_fingerprint_check(x->folder, x->base, base_fingerprint(&x->source), false);
         x->adapter = weight_files_open_adapter(x->folder);

@@ -178,7 +178,7 @@ Layout layout_make(const char *folder, LayoutKind kind, const ParamStore *store,
     for (int i = 0; i < l.num_files; i++) {
         char path[4096];
         if (kind == LAYOUT_OPTIMIZER)
-            snprintf(path, sizeof path, "%s/optimizer-%05d.safetensors", folder, i + 1);
+            snprintf(path, sizeof path, "%s/optimizer-%05d.states", folder, i + 1);
         else if (kind == LAYOUT_ADAPTER)
             snprintf(path, sizeof path, "%s/adapter_model.safetensors", folder);
         else if (l.num_files == 1 && !tower_exists())

@@ -92,7 +92,7 @@ static void check_finite(const char *folder, const Layout *l, const ParamStore *
 static void load_weights(const char *folder, WeightFiles s, LayoutKind kind, const Config *c,
                          ParamStore *store)
 {
-    weight_files_refuse_quantized(&s);
+    weight_files_refuse_quantized(&s, folder);
     Layout l = layout_make(NULL, kind, store, 0);
     const char *path,
         *name = left_over(&l, &s, folder, &c->model, kind == LAYOUT_BASE ? store : NULL, &path);

@@ -245,6 +245,14 @@ Found safetensors_find_ending(SafeFile *const *file, int count, const char *end)
     return (Found){ 0 };
 }
 
+char *safetensors_shape(const SafeTensor *t)
+{
+    char *shape = xstrdup(t->dims ? "" : "one value");
+    for (int i = 0; i < t->dims; i++)
+        shape = xasprintf("%s%s%zu", shape, i ? " x " : "", t->shape[i]);
+    return xasprintf("%s of %s", shape, t->dtype);
+}
+
 void safetensors_read(const SafeFile *f, void *dst, const SafeTensor *t, size_t at, size_t bytes)
 {
     CHECK(at + bytes <= t->end - t->begin, "%s: bytes %zu to %zu of %s", f->path, at, at + bytes,

@@ -48,6 +48,9 @@ typedef struct {
 Found safetensors_find_in(SafeFile *const *file, int count, const char *name);
 Found safetensors_find_ending(SafeFile *const *file, int count, const char *end);
 
+/* For messages: "64 x 2 of BF16", malloc'ed. */
+char *safetensors_shape(const SafeTensor *t);
+
 /* at: in t */
 void safetensors_read(const SafeFile *f, void *dst, const SafeTensor *t, size_t at, size_t bytes);
 

@@ -53,13 +53,23 @@ SavedAs saved_as_read(const char *folder)
     return found;
 }
 
+bool saved_as_with_states(const char *folder)
+{
+    static const char *const ends[] = { "states", "safetensors" };
+    bool found = false;
+    for (int i = 0; i < 2; i++) {
+        char *path = xasprintf("%s/optimizer-00001.%s", folder, ends[i]);
+        found |= is_file(path);
+        free(path);
+    }
+    return found;
+}
+
 bool saved_as_ours(const char *folder)
 {
     json_t *manifest = manifest_of(folder);
-    char *states = xasprintf("%s/optimizer-00001.safetensors", folder);
-    const bool ours = json_object_get(manifest, "format_version") || is_file(states);
+    const bool ours = json_object_get(manifest, "format_version") || saved_as_with_states(folder);
     json_decref(manifest);
-    free(states);
     return ours;
 }
 

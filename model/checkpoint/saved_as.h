@@ -16,8 +16,10 @@ SavedAs saved_as_of(const Config *c, long step);
 SavedAs saved_as_read(const char *folder);
 const char *saved_as_name(SavedAs s); /* in trainer.json */
 
-/* Whether the folder is a checkpoint that this program made, also a damaged one. */
+/* ours: whether the folder is a checkpoint that this program made, also a damaged one. with_states:
+ * whether it has an optimizer's states, under the names of any version. */
 bool saved_as_ours(const char *folder);
+bool saved_as_with_states(const char *folder);
 
 /* Whether a checkpoint's config.yaml names that save_folder: 1: yes; 0: another one; -1: none, or a
  * relative path, which may be that of another project. */

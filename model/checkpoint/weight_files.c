@@ -11,9 +11,11 @@
 #include "kernels/runtime/text.h"
 #include "kernels/runtime/watchdog.h"
 #include "model/shape/architecture.h"
+#include "model/checkpoint/coded_check.h"
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/manifest.h"
+#include "model/checkpoint/saved_as.h"
 #include "model/config/files.h"
 #include "model/config/quantized.h"
 #include "model/config/table.h"
@@ -22,7 +24,7 @@ json_t *weight_files_manifest(const char *folder)
 {
     json_t *manifest = file_json(folder, "trainer.json", JSON_REJECT_DUPLICATES);
     char problem[4096];
-    if (!manifest && file_is_in(folder, "optimizer-00001.safetensors"))
+    if (!manifest && saved_as_with_states(folder))
         die("%s: the checkpoint is incomplete: trainer.json, which is written last, is missing; "
             "load another one",
             folder);
@@ -188,16 +190,23 @@ WeightFiles weight_files_open_optimizer(const char *folder, json_t *manifest)
     return s;
 }
 
-void weight_files_refuse_quantized(const WeightFiles *s)
+void weight_files_refuse_quantized(const WeightFiles *s, const char *folder)
 {
+    int said;
+    Coding *coding = quantized_codings(folder, &said);
     for (int i = 0; i < s->count; i++)
         for (int k = 0; k < s->file[i]->count; k++) {
             const SafeTensor *t = &s->file[i]->tensor[k];
             char *matrix = coded_source_matrix(s->file, s->count, t->name);
+            if (!matrix && said >= 0)
+                coded_source_refuse_single(s->file, s->count, (Found){ s->file[i], t });
             if (!matrix)
                 quantized_refuse_tensor(s->file[i]->path, t->name, t->dtype);
+            else
+                coded_check(s->file, s->count, matrix, coding, said);
             free(matrix);
         }
+    free(coding);
 }
 
 /* ---- unknown tensors ------------------------------------------------------------------------- */
@@ -254,10 +263,16 @@ bool weight_files_may_have(const WeightFiles *s, const char *name, const char *f
     if (text_ends_with(name, ".rotary_emb.inv_freq"))
         return true;
     const bool images = c->image.feature_size > 0;
-    if (!c->weight_tying ||
-        strcmp(name, images ? "language_model.lm_head.weight" : "lm_head.weight") != 0 ||
-        !says_tied(folder))
+    char *matrix = coded_source_matrix(s->file, s->count, name);
+    const bool is_head = strcmp(matrix ? matrix : name,
+                                images ? "language_model.lm_head.weight" : "lm_head.weight") == 0;
+    if (!c->weight_tying || !is_head || !says_tied(folder))
         return false;
+    if (matrix)
+        die("%s: %s belongs to a quantized head, but %s/config.json has tie_word_embeddings true; "
+            "set it to false to use this head, "
+            "or remove the tensors of %s from the file to use the embedding as the head",
+            coded_source_find(s->file, s->count, matrix)->path, name, folder, matrix);
     check_tied_head(s, folder, images);
     return true;
 }

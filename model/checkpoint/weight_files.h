@@ -22,8 +22,9 @@ WeightFiles weight_files_open_adapter(const char *folder);
 WeightFiles weight_files_open_optimizer(const char *folder, json_t *manifest);
 void weight_files_close(WeightFiles *s);
 
-/* Dies if weights are quantized, except in the formats of coded_source.h. */
-void weight_files_refuse_quantized(const WeightFiles *s);
+/* Dies if weights are quantized, except in the formats of coded_source.h, and as the config.json of
+ * the folder says. */
+void weight_files_refuse_quantized(const WeightFiles *s, const char *folder);
 
 /* Whether a tensor that the model does not have can be ignored: old Llama folders have rotary
  * frequencies; some with a tied head repeat the embedding as a head. Dies if that head is another

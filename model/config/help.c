@@ -106,13 +106,12 @@ static int name_distance(const char *name, const char *candidate)
     return part <= 1 + (int)strlen(last_part(name)) / 3 && part < whole ? part : whole;
 }
 
-const char *config_suggest(const char *name)
+/* Replaces `best`, of distance *best_distance, by the most similar key or section of the table if
+ * that is nearer. */
+static void suggest(char best[128], int *best_distance, const ConfigKey *keys, const char *name)
 {
-    static char best[128];
-    int best_distance = 1 + (int)strlen(name) / 3;
     const size_t first = config_element(name);
-    best[0] = '\0';
-    for (const ConfigKey *k = config_keys; k->name; k++) {
+    for (const ConfigKey *k = keys; k->name; k++) {
         if (strncmp(k->name, name, first) != 0)
             continue;
         for (size_t end = first + strcspn(k->name + first, ".["); k->name[end - 1] != '*';
@@ -123,14 +122,27 @@ const char *config_suggest(const char *name)
             int distance = name_distance(name, candidate);
             /* candidate is a section of `name` */
             bool around = strncmp(name, candidate, end) == 0 && name[end] == '.';
-            if (distance < best_distance && !around) {
-                best_distance = distance;
+            if (distance < *best_distance && !around) {
+                *best_distance = distance;
                 strcpy(best, candidate);
             }
             if (!k->name[end] || k->name[end] == '[')
                 break;
         }
     }
+}
+
+static int largest_distance(const char *name)
+{
+    return 1 + (int)strlen(name) / 3;
+}
+
+const char *config_suggest(const char *name)
+{
+    static char best[128];
+    int distance = largest_distance(name);
+    best[0] = '\0';
+    suggest(best, &distance, config_keys, name);
     return best[0] ? best : NULL;
 }
 
@@ -209,20 +221,39 @@ static void print_all(FILE *f)
     fputs("\n", f);
 }
 
-/* Suggests the most similar key, or the keys that contain the word, such as `warmup`. */
+/* Suggests the most similar key or option of an export, or those that contain the word, such as
+ * `warmup`. */
 static _Noreturn void unknown_key(const char *name)
 {
-    char near[512] = "";
-    const char *best = config_suggest(name);
-    int count = 0;
-    for (const ConfigKey *k = config_keys; k->name; k++)
-        if ((best && strcmp(k->name, best) == 0) || (strcasestr(k->name, name) && count < 8))
-            snprintf(near + strlen(near), sizeof near - strlen(near), "%s%s",
-                     count++ ? ", " : "; did you mean ", k->name);
-    if (best && count == 0)
+    const ConfigKey *const tables[] = { config_keys, export_keys };
+    char near[512] = "", best[128] = "";
+    int count = 0, distance = largest_distance(name);
+    for (int i = 0; i < 2; i++)
+        suggest(best, &distance, tables[i], name);
+    for (int i = 0; i < 2; i++)
+        for (const ConfigKey *k = tables[i]; k->name; k++)
+            if (strcmp(k->name, best) == 0 || (strcasestr(k->name, name) && count < 8))
+                snprintf(near + strlen(near), sizeof near - strlen(near), "%s%s",
+                         count++ ? ", " : "; did you mean ", k->name);
+    if (*best && count == 0)
         snprintf(near, sizeof near, "; did you mean %s", best);
     die("--help=%s: there is no such key%s%s", name, near,
         *near ? "?" : "; ./train --help lists all");
+}
+
+/* The keys called `name` or in that section, below the heading; returns whether there are any. */
+static bool print_keys(FILE *f, const char *heading, const ConfigKey *keys, const char *name)
+{
+    const size_t length = strlen(name);
+    bool found = false;
+    /* strchr also finds the final zero */
+    for (const ConfigKey *k = keys; k->name; k++)
+        if (strncmp(k->name, name, length) == 0 && strchr(".[", k->name[length])) {
+            fputs(found ? "" : heading, f);
+            print_key(f, k);
+            found = true;
+        }
+    return found;
 }
 
 void config_print_help(FILE *f, const char *name)
@@ -236,20 +267,13 @@ void config_print_help(FILE *f, const char *name)
             print_key(f, k);
         return;
     }
-    name = config_name(name);
-    const size_t length = strlen(name);
-    int found = 0;
-    /* strchr also finds the final zero */
-    for (const ConfigKey *k = config_keys; k->name; k++)
-        if (strncmp(k->name, name, length) == 0 && strchr(".[", k->name[length])) {
-            print_key(f, k);
-            found++;
-        }
-    const ConfigKey *k = found ? NULL : config_key(name);
-    if (!found && !k)
-        unknown_key(name);
+    const char *own = config_name(name);
+    const bool found = print_keys(f, "", config_keys, own);
+    const ConfigKey *k = found ? NULL : config_key(own);
     if (k)
         print_key(f, k);
+    if (!print_keys(f, "with --export:\n", export_keys, name) && !found && !k)
+        unknown_key(own);
 }
 
 /* | ends a cell of a markdown table. */

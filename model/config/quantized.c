@@ -21,13 +21,14 @@ static const struct {
     const char *method, *key, *values;
 } readable[] = {
     /* fp4 is refused because of its tensors */
+    /* mixed: the groups' formats */
     { "bitsandbytes", "bnb_4bit_quant_type", "null|nf4|fp4" },
     { "fp8", "fmt", "null|e4m3|float8_e4m3fn" },
     { "fp8", "weight_block_size", "null|[128,128]" },
     { "gptq", "bits", "4" },
     { "gptq", "sym", "true" },
     { "gptq", "checkpoint_format", "null|gptq" },
-    { "compressed-tensors", "format", FORMATS },
+    { "compressed-tensors", "format", FORMATS "|mixed-precision" },
     { "compressed-tensors", "config_groups.*.format", "null|" FORMATS },
     { "compressed-tensors", WEIGHTS "num_bits", "4|8" },
     { "compressed-tensors", WEIGHTS "type", "int|float" },
@@ -64,13 +65,15 @@ static const struct {
     { ".weight_scale_inv", "FP8 with a scale per block" },
     { ".weight_scale", "FP8 or INT8 with scales" },
     { ".weight_scale_2", "NVFP4" },
-    { ".weight_zero_point", "compressed-tensors" },
+    { ".weight_zero_point", "zero points of compressed-tensors" },
     { ".weight_packed", "compressed-tensors, packed" },
     { ".weight_shape", "compressed-tensors, packed" },
-    { ".weight_g_idx", "compressed-tensors, packed" },
+    { ".weight_g_idx", "the actorder of compressed-tensors" },
     { ".weight_global_scale", "NVFP4" },
     { ".input_scale", "FP8 with scales" },
     { ".activation_scale", "FP8 with scales" },
+    { ".k_scale", "scales of keys and values" },
+    { ".v_scale", "scales of keys and values" },
     { ".qweight", "GPTQ or AWQ" },
     { ".qzeros", "GPTQ or AWQ" },
     { ".scales", "GPTQ or AWQ" },
@@ -218,6 +221,57 @@ void quantized_refuse_tensor(const char *path, const char *name, const char *dty
     if (with)
         die("%s: tensor %s is stored as %s: the weights are quantized with %s, " LOAD_16_BIT, path,
             name, dtype, with);
+}
+
+/* The settings of a folder that quantized_refuse accepts; the caller owns them. */
+static json_t *settings_of(const char *folder)
+{
+    json_t *config = file_try_json(folder, "config.json"),
+           *settings = json_object_get(config, "quantization_config");
+    if (json_object_size(settings) == 0)
+        settings = json_object_get(config, "compression_config");
+    settings = json_object_size(settings) ? json_incref(settings)
+                                          : file_try_json(folder, "quantize_config.json");
+    json_decref(config);
+    return settings;
+}
+
+/* Of a member of config_groups. */
+static Coding coding_of(const json_t *weights)
+{
+    const json_t *group = json_object_get(weights, "group_size");
+    const char *said = json_string_value(json_object_get(weights, "strategy"));
+    const json_int_t size = json_integer_value(group),
+                     bits = json_integer_value(json_object_get(weights, "num_bits"));
+    const char *strategy = said ? said : size > 0 ? "group" : size < 0 ? "channel" : "";
+    if (key_listed("group|tensor_group", strategy) && size > 0)
+        return (Coding){ bits, 1, size, true, true };
+    if (strcmp(strategy, "block") == 0)
+        return (Coding){ bits, 128, 128, true, true }; /* no other can be read */
+    return (Coding){ bits, strcmp(strategy, "channel") == 0, 0,
+                     key_listed("channel|tensor", strategy), true };
+}
+
+Coding *quantized_codings(const char *folder, int *count)
+{
+    json_t *settings = settings_of(folder), *groups = json_object_get(settings, "config_groups"),
+           *member;
+    const json_t *group = json_object_get(settings, "group_size"),
+                 *block = json_object_get(settings, "weight_block_size");
+    Coding *all = xcalloc(json_object_size(groups) + 1, sizeof *all);
+    const char *key;
+    *count = settings ? 0 : -1;
+    json_object_foreach(groups, key, member) all[(*count)++] =
+        coding_of(json_object_get(member, "weights"));
+    if (json_is_integer(group)) { /* GPTQ; -1: all inputs */
+        const json_int_t size = json_integer_value(group);
+        all[(*count)++] =
+            (Coding){ json_integer_value(json_object_get(settings, "bits")), 1, size > 0 ? size : 0,
+                      true, json_is_false(json_object_get(settings, "desc_act")) };
+    } else if (json_is_array(block))
+        all[(*count)++] = (Coding){ 0, 128, 128, true, true };
+    json_decref(settings);
+    return all;
 }
 
 bool quantized_in_4_bits(const char *folder, bool *nested)

@@ -11,6 +11,18 @@ void quantized_refuse(const json_t *config, const char *folder);
  * or belongs to one, whatever config.json says. */
 void quantized_refuse_tensor(const char *path, const char *name, const char *dtype);
 
+/* What the folder's settings say of the codes of some matrices: their bits (0: nothing), and that
+ * high x wide of them share a scale (0: all outputs, all inputs; has_scales false: nothing is
+ * said). in_order: these are consecutive, as without GPTQ's desc_act. */
+typedef struct {
+    json_int_t bits, high, wide;
+    bool has_scales, in_order;
+} Coding;
+
+/* Returns them, malloc'ed; *count: their number, -1 if the folder has no settings of a
+ * quantization. */
+Coding *quantized_codings(const char *folder, int *count);
+
 /* Whether config.json says that bitsandbytes stored the folder's matrices in 4 bits. Then *nested:
  * whether their scales are quantized, too; otherwise *nested is unchanged. */
 bool quantized_in_4_bits(const char *folder, bool *nested);

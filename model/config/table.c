@@ -37,7 +37,8 @@ const ConfigKey config_keys[] = {
            "dry_run: auto also names the three fastest meshes that fit"),
     OPTION("device_memory", DOUBLE, "null", 0, TINY, 1e6, C(device_memory),
            "memory per device that the plan may use, in GiB (2^30 bytes, as in nvidia-smi), even if other processes use some of "
-           "it; default: what they leave free on this device; dry_run: all of a device's, also of one that is not in this machine"),
+           "it; default: what they leave free on this device; dry_run: all of a device's, also of one that is not in this machine. "
+           "A CPU build needs it to plan for other ranks than those started"),
 
     /* ---- numbers ---- */
     OTHER ("recipe", STRING, "null", X(recipe), "storage formats of all tensors; default: from `precision` or "

@@ -302,6 +302,11 @@ void run_plan(const Config *c)
     if (c->device_memory == 0 && device_count() == 0)
         die("dry_run: there is no GPU here, so give the memory of yours in GiB: "
             "--device_memory=80");
+    if (c->device_memory == 0 && c->ranks != comm_size() && strcmp(device_build(), "cpu") == 0)
+        die("dry_run: this program is built for the CPU, and ranks is %d but %d started here, so "
+            "give the memory of a GPU in GiB: "
+            "--device_memory=80; without ranks it plans for this host",
+            c->ranks, comm_size());
     if (c->device_memory == 0)
         device_init(comm_local_rank());
     print_settings(c, c->device_memory == 0 ? device_name() : "devices elsewhere");
