@@ -1,6 +1,7 @@
 /* Features of images, and the index of a token file. */
 #include "data/images.h"
 
+#include "data/image_settings.h"
 #include "data/map.h"
 #include "kernels/runtime/error.h"
 
@@ -80,6 +81,7 @@ static void read_tower(ImageFeatures *f, const json_t *o)
     const char *text = json_string_value(json_object_get(o, "tower_sample"));
     if (!text || sscanf(text, "%" SCNx64, &f->tower) != 1)
         f->tower = 0;
+    f->settings = json_incref(json_object_get(o, "settings"));
 }
 
 ImageFeatures *features_open(const char *key, const char *folder, int rows, int cols)
@@ -115,6 +117,21 @@ ImageFeatures *features_open(const char *key, const char *folder, int rows, int 
     return f;
 }
 
+static void check_settings(const ImageFeatures *f, const char *model, bool quiet)
+{
+    if (!f->settings && !quiet)
+        warn("%s: %s/features.json does not say how its features were made (\"settings\"), so they "
+             "are not compared with %s. "
+             "scripts/make_image_features.py --model %s with the same --output compares them",
+             f->key, f->folder, model, model);
+    char *wrong = f->settings ? image_settings_differing(f->settings, model) : NULL;
+    if (wrong)
+        die("%s: %s/features.json: these features are of other settings than those of %s: %s. Make "
+            "them anew with that folder: "
+            "scripts/make_image_features.py --model %s",
+            f->key, f->folder, model, wrong, model);
+}
+
 void features_check_tower(const ImageFeatures *f, uint64_t tower, const char *model, bool quiet)
 {
     if (tower == 0)
@@ -129,6 +146,7 @@ void features_check_tower(const ImageFeatures *f, uint64_t tower, const char *mo
             "(%016" PRIx64 ") than that of %s (%016" PRIx64
             "). Make them again with that folder: scripts/make_image_features.py --model %s",
             f->key, f->folder, f->tower, model, tower, model);
+    check_settings(f, model, quiet);
 }
 
 void features_close(ImageFeatures *f)
@@ -137,6 +155,7 @@ void features_close(ImageFeatures *f)
         return;
     for (int i = 0; i < f->num_files; i++)
         unmap_file(f->file[i]);
+    json_decref(f->settings);
     free(f->file);
     free(f->first);
     free(f->folder);

@@ -9,9 +9,12 @@
  * A folder of features has features.json and the files that it names, each with the rows of some
  * images one after the other:
  *     {"id": "16 hexadecimal digits", "rows": 576, "cols": 1024, "dtype": "bf16", "files": [["features-0.bf16", images], ...],
- *      "tower_sample": "16 hexadecimal digits"}
- * tower_sample: the hash of the tower that made them (model/checkpoint/tower.h); null: none. */
+ *      "tower_sample": "16 hexadecimal digits", "settings": {...}}
+ * tower_sample: the hash of the tower that made them (model/checkpoint/tower.h); null: none.
+ * settings: what they depend on besides (image_settings.h). */
 #pragma once
+#include <jansson.h>
+
 #include "data/shard.h"
 
 typedef struct ImageFeatures {
@@ -19,9 +22,10 @@ typedef struct ImageFeatures {
     const char *key;
     char *folder;
     uint64_t id;
-    uint64_t tower; /* hash of the vision tower that made them; 0: not said */
-    int rows, cols; /* of an image */
-    bool f32;       /* values are F32, else BF16 */
+    uint64_t tower;   /* hash of the vision tower that made them; 0: not said */
+    json_t *settings; /* NULL: not said */
+    int rows, cols;   /* of an image */
+    bool f32;         /* values are F32, else BF16 */
     int num_files;
     const uint8_t **file; /* (num_files) mapped */
     /* (num_files + 1): images in all files before this one; the last: in all */
@@ -33,8 +37,8 @@ typedef struct ImageFeatures {
  * and columns than these. */
 ImageFeatures *features_open(const char *key, const char *folder, int rows, int cols);
 /* Dies if they are of another tower than that of the folder `model`, whose hash is `tower` (0:
- * unknown). Towers of the same width give features of the same size. Warns, unless `quiet`, if
- * features.json does not name their tower. */
+ * unknown), or were made with other settings. All these give features of the same size. Warns,
+ * unless `quiet`, if features.json does not say tower or settings. */
 void features_check_tower(const ImageFeatures *f, uint64_t tower, const char *model, bool quiet);
 void features_close(ImageFeatures *f);           /* NULL: nothing */
 uint64_t features_count(const ImageFeatures *f); /* of images */

@@ -3,23 +3,17 @@ image is the text of the model's image token, also where the conversation has pa
 as many tokens as it has rows of features."""
 import json, os
 
-import chat_schema, chat_written
-from errors import Bad
+import chat_schema, chat_written, image_settings
+from errors import Bad, shortened
 
 PARTS = ("image", "image_url")
-
-
-def read_json(path):
-    try:
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)
-    except (ValueError, RecursionError) as problem:
-        raise Bad(f"{path}: {problem}; expected JSON")
+URLS = ("data:", "http://", "https://")
+LONGEST_NAME = 4096         # no file system has longer ones
 
 
 def image_token(model, tokenizer):
     """The text of the token that stands for an image in the model in this folder."""
-    config = read_json(os.path.join(model, "config.json"))
+    config = image_settings.read(model)["config"]
     number = config.get("image_token_index", config.get("image_token_id"))
     if not isinstance(number, int):
         raise Bad(f"{model}/config.json has no image_token_index: it is no model with images; expected a LLaVA folder")
@@ -35,18 +29,21 @@ class Features:
 
     def __init__(self, folder, model, tokenizer):
         self.folder, path = folder, os.path.join(folder, "features.json")
-        found = read_json(path)
+        found = image_settings.read_json(path)
         try:
             self.id, self.rows, self.names = int(found["id"], 16), found["rows"], found["names"]
         except (KeyError, TypeError, ValueError):
             raise Bad(f"{path}: expected the file that scripts/make_image_features.py wrote")
+        wrong = image_settings.differing(found.get("settings", {}), model)
+        if wrong:
+            raise Bad(f"{path}: {wrong}: these are features for another model than {model}; make them anew with that folder")
         self.token = image_token(model, tokenizer)
         self.token_id = tokenizer.token_to_id(self.token)
 
     def number(self, name, where):
         if name not in self.names:
-            raise Bad(f"{where}: the picture {name!r} is not in {self.folder}; expected one of its {len(self.names)}: make the "
-                      "features of these files, too")
+            raise Bad(f"{where}: the picture {shortened(name, 200)!r} is not in {self.folder}; expected one of its "
+                      f"{len(self.names)}: make the features of these files, too")
         return self.names[name]
 
 
@@ -57,6 +54,9 @@ def name_of(value, where):
             value = value[key]
     if not isinstance(value, str) or not value:
         raise Bad(f"{where}: a picture is {chat_schema.shown(value)}; expected the name of a file")
+    if value.startswith(URLS) or len(value) > LONGEST_NAME or "\0" in value:
+        raise Bad(f"{where}: a picture is {chat_schema.shown(value)} ({len(value):,} characters); expected the name of a file: "
+                  "store the picture as one")
     return value
 
 

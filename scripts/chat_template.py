@@ -49,7 +49,8 @@ def read_text(path):
 
 def find_templates(folder, config):
     """{name: (file, text)}: chat_template.jinja, whose name is default, and additional_chat_templates/NAME.jinja; only without such
-    files the chat_template of tokenizer_config.json, a text, which is called default, or a list of templates with names."""
+    files the chat_template of tokenizer_config.json, a text, which is called default, or a list of templates with names; only
+    without that one the chat_template of chat_template.json, where old processors of pictures have theirs."""
     path, found = os.path.join(folder, "chat_template.jinja"), {}
     if os.path.isfile(path):
         found["default"] = path, read_text(path)
@@ -58,14 +59,18 @@ def find_templates(folder, config):
     if found:
         return found
     path, given = os.path.join(folder, "tokenizer_config.json"), config.get("chat_template")
+    if given is None:
+        path = os.path.join(folder, "chat_template.json")
+        given = tokenizer_files.read_json(path).get("chat_template")
     if isinstance(given, str):
         return {"default": (path, given)}
     if isinstance(given, list):
         found = {one.get("name"): (path, one.get("template")) for one in given if isinstance(one, dict)}
     if not found or not all(isinstance(part, str) for name, (_, text) in found.items() for part in (name, text)):
         raise Bad(f"{folder} has no chat template; expected chat_template.jinja, or a chat_template in tokenizer_config.json "
-                  "(a text, or a list with one named default). A base model has none: write the one that it is to learn to "
-                  f"{os.path.join(folder, 'chat_template.jinja')}, and name eos_token, which ends its answers, in {path}")
+                  "or chat_template.json (a text, or a list with one named default). A base model has none: write the one that it "
+                  f"is to learn to {os.path.join(folder, 'chat_template.jinja')}, and name eos_token, which ends its answers, in "
+                  f"{os.path.join(folder, 'tokenizer_config.json')}")
     return found
 
 

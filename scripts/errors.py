@@ -1,9 +1,37 @@
 """Error messages of one line for input, files and programs, for the other scripts."""
 import os, sys
 
+LONGEST = 1000              # characters of a message
+NAMED = 10                  # things left out that are named; more are only counted
+
+
+def shortened(text, most=LONGEST):
+    """Its start and its end, where what was expected is: a text of the input may be of any length."""
+    return text if len(text) <= most else f"{text[:most // 2]} ... {text[-most // 2:]}"
+
 
 class Bad(Exception):
     """An error in the input, in the words that the user reads."""
+
+    def __init__(self, text):
+        super().__init__(shortened(str(text)))
+
+
+class Skipped:
+    """Lines or pictures with errors, which --skip-bad leaves out."""
+
+    def __init__(self, args):
+        self.asked, self.problems, self.count = args.skip_bad, [], 0
+
+    def add(self, problem):
+        if not self.asked:
+            raise problem
+        self.count += 1
+        self.problems += [str(problem)] if len(self.problems) < NAMED else []
+
+    def __str__(self):
+        more = [f"and {self.count - NAMED:,} more"] if self.count > NAMED else []
+        return "\n  ".join([f"left out, as --skip-bad asks: {self.count:,}", *self.problems, *more])
 
 
 def run(main, expected):
@@ -11,7 +39,7 @@ def run(main, expected):
     try:
         return main()
     except OSError as problem:
-        sys.exit(f"error: {problem.filename or 'writing'}: {problem.strerror or problem}; expected {expected}")
+        sys.exit(f"error: {shortened(str(problem.filename or 'writing'))}: {problem.strerror or problem}; expected {expected}")
 
 
 def save(figure, path):

@@ -24,7 +24,7 @@ configuration with FOLDER, these files and the usual settings. Needs the package
 """
 import argparse, collections, datetime, json, os, re, shlex
 
-import chat_images, chat_labels, chat_schema, chat_template, chat_written, inputs, shards, tokenizer_files
+import chat_images, chat_labels, chat_schema, chat_template, chat_written, errors, inputs, shards, tokenizer_files
 
 np, Bad = shards.np, shards.Bad
 process = argparse.Namespace()      # used by work(), in each process
@@ -166,7 +166,7 @@ class Notes:
     def lines(self):
         for key, (what, advice) in NOTES.items():
             for note in sorted(one for one in self.count if one[0] == key):
-                told = what.format(detail=note[1], role=chat_schema.ROLES.get(note[1]))
+                told = what.format(detail=errors.shortened(note[1], 100), role=chat_schema.ROLES.get(note[1]))
                 yield f"NOTE: {told}: {self.count[note]:,}, the first in {self.first[note]}" + ("; " + advice if advice else "")
 
 
@@ -188,7 +188,7 @@ def check_template():
 def make_shards(args, now, output):
     """(how many documents end with each id, whether conversations were split into several)"""
     ends, seen, learned, notes = collections.Counter(), collections.Counter(), set(), Notes()
-    skipped, first_bad, unlabelled, named = shards.Skipped(args), {}, 0, []         # named: the first of the unlabelled
+    skipped, first_bad, unlabelled, named = errors.Skipped(args), {}, 0, []         # named: the first of the unlabelled
     batches = inputs.read_batches(args.files, lambda path, first: True)
     with shards.progress_of(args.files) as progress:
         for results, position in shards.work_on(batches, work, start, (args.model, now, args.images), args.processes):
@@ -201,7 +201,7 @@ def make_shards(args, now, output):
                     learned.add(result.path)
                 else:
                     unlabelled += 1
-                    named += [f"{result.path}:{result.line}"] if len(named) < shards.NAMED else []
+                    named += [f"{result.path}:{result.line}"] if len(named) < errors.NAMED else []
                 if result.documents:
                     output.add(result.documents, ())
                 ends.update(result.ends)

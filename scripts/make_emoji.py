@@ -12,7 +12,7 @@ others moved, scaled and turned at random, from --seed. The same command gives t
 """
 import argparse, json, os, random, re, sys
 
-import errors
+import errors, pictures
 from errors import Bad
 from progress import Progress
 
@@ -85,8 +85,7 @@ class Folder:
         path = self.files.get(key_of(codes))
         if path is None:
             return None
-        with Image.open(path) as file:
-            picture = file.convert("RGBA")
+        picture = pictures.load(path, "RGBA")
         canvas = Image.new("RGB", picture.size, "white")
         canvas.paste(picture, mask=picture.getchannel("A"))
         return canvas

@@ -8,7 +8,10 @@ The pictures are those that the files of conversations name (make_chat_shards.py
 to --root. Equal files are stored once. --model: the rows that the model's vision tower gives to its projector, by transformers on
 the GPU, if there is one; needs torch, transformers and pillow. --pixels: no tower; the picture, scaled to --size, in square patches of
 --pixels pixels a side, each a row of values from -1 to 1; needs pillow and numpy. OUTPUT gets features-NNNN.bf16 and features.json
-(data/images.h). A program that was interrupted continues where it was; pictures that are there already are not computed again.
+(data/images.h). A program that was interrupted continues where it was; pictures that are there already are not computed again. If
+the model's tower or settings are others than those of the features, an error says so. Pictures are read as load_image of transformers
+reads them. A picture that cannot be read, or a line that is no conversation, ends the program; with --skip-bad it is left out and
+counted, and OUTPUT/left-out.txt names the pictures.
 """
 import argparse, hashlib, json, math, os, sys
 
@@ -17,9 +20,13 @@ try:
 except ImportError as problem:
     sys.exit(f"error: {problem}: pip install numpy")
 
-import chat_images, errors, inputs
+import chat_images, errors, image_settings, inputs, pictures
 from errors import Bad
 from progress import Progress
+
+
+LEFT_OUT = "left-out.txt"
+ANOTHER = "expected the same: make the features anew, with another --output"
 
 
 # ---- towers ------------------------------------------------------------------------------------------------------------------
@@ -30,13 +37,15 @@ class Pixels:
     def __init__(self, patch, size):
         if size % patch:
             raise Bad(f"--size={size}: expected a multiple of --pixels={patch}")
-        self.patch, self.size, self.name, self.sample = patch, size, f"pixels-{patch}-{size}", None
+        self.patch, self.size, self.name, self.sample, self.settings = patch, size, f"pixels-{patch}-{size}", None, {}
 
-    def rows(self, pictures):
+    def values(self, picture):
+        """What rows() gets of a picture."""
+        return np.asarray(picture.resize((self.size, self.size), resample=3), np.float32) / 127.5 - 1        # bicubic
+
+    def rows(self, values):
         side = self.size // self.patch
-        for picture in pictures:
-            scaled = picture.resize((self.size, self.size), resample=3)                     # bicubic
-            x = np.asarray(scaled, np.float32) / 127.5 - 1
+        for x in values:
             x = x.reshape(side, self.patch, side, self.patch, 3).swapaxes(1, 2)
             yield x.reshape(side * side, -1)
 
@@ -56,20 +65,29 @@ class Tower:
     """The vision tower of a LLaVA folder, without its language model."""
 
     def __init__(self, folder):
+        found = image_settings.check(folder)
         try:
             import torch
             import transformers
             from safetensors import safe_open
         except ImportError as problem:
             raise Bad(f"--model: {problem}; expected torch, transformers and safetensors")
-        config = transformers.AutoConfig.from_pretrained(folder)
-        if config.model_type != "llava":
-            raise Bad(f"{folder}: its model_type is {config.model_type}; expected llava")
-        self.torch, self.layer = torch, config.vision_feature_layer
-        self.drops = config.vision_feature_select_strategy == "default"
-        self.processor = transformers.AutoImageProcessor.from_pretrained(folder)
-        self.tower = transformers.AutoModel.from_config(config.vision_config).eval()
-        self.name, self.sample = self.load(folder, safe_open)
+        try:
+            config = transformers.AutoConfig.from_pretrained(folder)
+            self.processor = transformers.AutoImageProcessor.from_pretrained(folder)
+            self.settings = image_settings.of_model(found, config.vision_config, self.processor)
+            self.tower = transformers.AutoModel.from_config(config.vision_config).eval()
+            self.name, self.sample = self.load(folder, safe_open)
+        except Bad:
+            raise
+        except Exception as problem:        # whatever transformers and safetensors do
+            raise Bad(f"{folder}: {' '.join(str(problem).split())}; expected a LLaVA folder with preprocessor_config.json")
+        self.folder, self.torch, self.layer = folder, torch, image_settings.layer_of(found["config"])
+        layers = config.vision_config.num_hidden_layers
+        if not -layers - 1 <= self.layer <= layers:
+            raise Bad(f"{folder}/config.json: vision_feature_layer is {self.layer}; expected from {-layers - 1} to {layers}, for the "
+                      f"tower has {layers} layers")
+        self.drops = image_settings.strategy_of(found["config"]) == "default"
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.tower.to(self.device)
 
@@ -91,32 +109,52 @@ class Tower:
         self.tower.load_state_dict(found, strict=False)
         return digest.hexdigest(), f"{sample % 2**64:016x}"
 
-    def rows(self, pictures):
-        pixels = self.processor(images=pictures, return_tensors="pt")["pixel_values"].to(self.device)
-        with self.torch.no_grad():
-            rows = self.tower(pixels, output_hidden_states=True).hidden_states[self.layer]
+    def values(self, picture):
+        return self.processor(images=picture, return_tensors="pt")["pixel_values"][0]
+
+    def rows(self, values):
+        try:
+            pixels = self.torch.stack(values).to(self.device)
+            with self.torch.no_grad():
+                rows = self.tower(pixels, output_hidden_states=True).hidden_states[self.layer]
+        except (RuntimeError, ValueError) as problem:       # of shapes and memory
+            raise Bad(f"{self.folder}: {' '.join(str(problem).split())}; expected an image processor that makes pictures of the "
+                      "tower's size, and memory for --batch")
         yield from (rows[:, 1:] if self.drops else rows).float().cpu().numpy()
 
 
 # ---- files -------------------------------------------------------------------------------------------------------------------
 
-def names_of(paths):
-    """The names of all pictures in the conversations, in order."""
+def names_of(paths, skipped):
+    """{name: file and line of the first conversation that shows it} of all pictures, in order."""
     found = {}
     for batch, _ in inputs.read_batches(paths, lambda path, first: True):
         for path, number, line in batch:
-            _, names = chat_images.take(line, f"{path}:{number}", "<image>")
-            found.update(dict.fromkeys(names))
-    return list(found)
+            try:
+                _, names = chat_images.take(line, f"{path}:{number}", "<image>")
+            except Bad as problem:
+                skipped.add(problem)
+                continue
+            for name in names:
+                found.setdefault(name, f"{path}:{number}: ")
+    return found
 
 
-def open_picture(path):
-    from PIL import Image
+def values_of(tower, path):
+    picture = pictures.load(path)
     try:
-        with Image.open(path) as picture:
-            return picture.convert("RGB")
-    except OSError as problem:
-        raise Bad(f"{path}: {problem}; expected a picture that Pillow reads")
+        return tower.values(picture)
+    except Exception as problem:        # whatever an image processor does, as with a picture of one pixel
+        raise Bad(f"{path}: {picture.width} x {picture.height} pixels: {problem}; expected a picture that the model's image "
+                  "processor takes: scale it, or leave it out")
+
+
+def hash_of(path):
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except (OSError, ValueError) as problem:            # ValueError: of a name
+        raise Bad(f"{path}: {getattr(problem, 'strerror', problem)}; expected pictures that can be read")
 
 
 def bfloat16(x):
@@ -134,22 +172,64 @@ def replace(path, data):
 
 
 class Store:
-    """OUTPUT: features.json, which grows by a file of features at a time. images: hashes of the pictures; names: {name: number}."""
+    """OUTPUT: features.json, which grows by a file of features at a time. images: hashes of the pictures; names: {name: number};
+    settings: those of image_settings.py; reading: how pictures were read. Features that were made before there were settings have
+    neither, and once these are checked, only settings."""
 
-    def __init__(self, folder, tower, sample, f32):
+    def __init__(self, folder, tower, f32):
         os.makedirs(folder, exist_ok=True)
         self.folder, self.path = folder, os.path.join(folder, "features.json")
-        self.o = {"id": "", "rows": 0, "cols": 0, "dtype": "f32" if f32 else "bf16", "tower": tower, "files": [], "images": [],
-                  "names": {}}
+        dtype = "f32" if f32 else "bf16"
+        self.o = {"id": "", "rows": 0, "cols": 0, "dtype": dtype, "tower": tower.name, "reading": pictures.READING,
+                  "settings": tower.settings, "files": [], "images": [], "names": {}}
         if os.path.exists(self.path):
-            with open(self.path, encoding="utf-8") as file:
-                self.o = json.load(file)
-        for key, value in (("tower", tower), ("dtype", "f32" if f32 else "bf16")):
-            if self.o[key] != value:
-                raise Bad(f"{self.path}: its {key} is {self.o[key][:64]}, but this is {value[:64]}; expected the same: give "
-                          "another --output")
-        self.o["tower_sample"] = sample
+            self.o = image_settings.read_json(self.path)
+        for key, value in (("tower", tower.name), ("dtype", dtype), ("reading", self.o.get("reading") and pictures.READING)):
+            if self.o.get(key) != value:
+                raise Bad(f"{self.path}: its {key} is {str(self.o.get(key))[:64]}, but this is {str(value)[:64]}; {ANOTHER}")
+        self.o["tower_sample"] = tower.sample
         self.known = {image: number for number, image in enumerate(self.o["images"])}
+
+    def check(self, tower, folder):
+        """Dies unless the features were made with the settings of the model in `folder`, whose tower this is."""
+        wrong = image_settings.differing(self.o["settings"], folder)
+        program, own = (one.get("program", {}) for one in (self.o["settings"], tower.settings))
+        if wrong or program != own:
+            raise Bad(f"{self.path}: {wrong or f'its image processor was {program}, but this is {own}'}; {ANOTHER}")
+
+    def check_old(self, tower, names, root):
+        """Of features without settings: that all pictures are read as they were, and that the tower now gives 32 of them, from all
+        over, the same features: but for the rounding to BF16, by up to 2^-8 of a value, and 2^-10 of all, for another device."""
+        paths = {}
+        for name in dict.fromkeys([*names, *self.o["names"]]):
+            path = os.path.join(root, name)
+            if os.path.exists(path):
+                paths[hash_of(path)] = path
+        images = self.o["images"]
+        for image in images:
+            if image not in paths:
+                raise Bad(f"{self.path} does not say how its features were made, and a picture of them is not in {root}; {ANOTHER}")
+            if pictures.load(paths[image]).tobytes() != pictures.load(paths[image], turned=False).tobytes():
+                raise Bad(f"{self.path}: {paths[image]} is now turned as its EXIF says, and was not; {ANOTHER}")
+        some = sorted({number * len(images) // 32 for number in range(32)}) if images else []
+        made = list(tower.rows([values_of(tower, paths[images[number]]) for number in some])) if some else []
+        for number, new in zip(some, made):
+            old, rounded = self.made(number), 2**-8 if self.o["dtype"] == "bf16" else 0
+            over = np.inf if new.shape != old.shape else np.linalg.norm(np.maximum(abs(new - old) - rounded * abs(old), 0))
+            if over > 2**-10 * np.linalg.norm(old):
+                raise Bad(f"{self.path}: the features of {paths[images[number]]} are not those that this model gives; {ANOTHER}")
+        self.o["settings"] = tower.settings
+
+    def made(self, number):
+        """The features of a picture, as F32."""
+        kind, size = "<f4" if self.o["dtype"] == "f32" else "<u2", self.o["rows"] * self.o["cols"]
+        for name, count in self.o["files"]:
+            if number < count:
+                break
+            number -= count
+        values = np.fromfile(os.path.join(self.folder, name), kind, size, offset=number * size * np.dtype(kind).itemsize)
+        values = values if kind == "<f4" else (values.astype(np.uint32) << 16).view(np.float32)
+        return values.reshape(self.o["rows"], self.o["cols"])
 
     def add(self, hashes, rows):
         """A file with the features of some pictures."""
@@ -170,41 +250,75 @@ class Store:
 
     def write(self):
         what = [self.o["tower"], self.o["dtype"], self.o["rows"], self.o["cols"], self.o["images"]]
+        what += [self.o["settings"], self.o["reading"]] if "reading" in self.o else []
         self.o["id"] = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
         replace(self.path, json.dumps(self.o).encode())
 
 
-def compute(store, tower, names, args):
-    """Features of all pictures that the store lacks."""
-    waiting, hashes = [], {}
+def compute(store, tower, names, args, skipped):
+    """Features of all pictures that the store lacks. names: {name: where it is shown, for errors}."""
+    waiting, hashes, problems = {}, {}, {}           # waiting: {hash: (path, where)}; problems: {name or hash: text}
     with Progress(len(names)) as progress:
-        for done, name in enumerate(names):
+        for done, (name, where) in enumerate(names.items()):
             path = os.path.join(args.root, name)
-            with open(path, "rb") as file:
-                hashes[name] = hashlib.sha256(file.read()).hexdigest()
-            if hashes[name] not in store.known and hashes[name] not in [one for one, _ in waiting]:
-                waiting.append((hashes[name], path))
+            try:
+                hashes[name] = hash_of(path)
+            except Bad as problem:
+                leave_out(skipped, problems, name, where, problem)
+                continue
+            if hashes[name] not in store.known and hashes[name] not in problems:
+                waiting.setdefault(hashes[name], (path, where))
             if len(waiting) == args.per_file:
-                flush(store, tower, waiting, args.batch)
+                flush(store, tower, waiting, args.batch, skipped, problems)
             progress.show(done, f"{done:,} of {len(names):,} pictures")
-        flush(store, tower, waiting, args.batch)
-    store.o["names"].update({name: store.known[image] for name, image in hashes.items()})
+        flush(store, tower, waiting, args.batch, skipped, problems)
+    store.o["names"].update({name: store.known[image] for name, image in hashes.items() if image in store.known})
+    write_left_out(store.folder, [name for name in names if hashes.get(name) not in store.known])
+    if not store.known:
+        raise Bad(f"{args.root}: none of {len(names):,} pictures can be read; the first: {next(iter(problems.values()))}")
     store.write()
+    if pictures.deep:
+        print(f"NOTE: pictures with more than 8 bits, whose values above 255 became 255, as in transformers: {len(pictures.deep):,}, "
+              f"the first {next(iter(pictures.deep))}; where that is white, save them with 8 bits", file=sys.stderr)
+        pictures.deep.clear()
 
 
-def flush(store, tower, waiting, batch):
-    rows = []
-    for first in range(0, len(waiting), batch):
-        rows += tower.rows([open_picture(path) for _, path in waiting[first:first + batch]])
+def leave_out(skipped, problems, key, where, problem):
+    problems[key] = f"{where}{problem}"
+    skipped.add(Bad(problems[key]))
+
+
+def write_left_out(folder, names):
+    """A line each; what ends a line or is no UTF-8 in a name is written as in Python."""
+    path = os.path.join(folder, LEFT_OUT)
+    if names:
+        lines = [name.replace("\n", "\\n").replace("\r", "\\r") + "\n" for name in names]
+        replace(path, "".join(lines).encode(errors="backslashreplace"))
+        print(f"{len(names):,} pictures are left out; {path} names them", file=sys.stderr)
+    elif os.path.exists(path):
+        os.remove(path)
+
+
+def flush(store, tower, waiting, batch, skipped, problems):
+    """Adds a file of features."""
+    items, rows, images = list(waiting.items()), [], []
+    for first in range(0, len(items), batch):
+        values = []
+        for image, (path, where) in items[first:first + batch]:
+            try:
+                values.append(values_of(tower, path))
+                images.append(image)
+            except Bad as problem:
+                leave_out(skipped, problems, image, where, problem)
+        rows += tower.rows(values) if values else []
     if rows:
-        store.add([image for image, _ in waiting], rows)
+        store.add(images, rows)
     waiting.clear()
 
 
 def pixels_of(folder):
     """The patches that a model without a tower reads; None: it has a tower."""
-    with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
-        config = json.load(file)
+    config = image_settings.read(folder)["config"]
     values, rows = config.get("image_feature_size"), config.get("image_seq_length")
     if config.get("model_type") != "llava":
         raise Bad(f"{folder}: its model_type is {config.get('model_type')}; expected llava, a model with images")
@@ -218,16 +332,9 @@ def pixels_of(folder):
 
 def make(folder, root, names, output):
     """The features of pictures in `root` for the model in `folder`, in F32, in the folder `output`."""
-    check_pillow()
-    tower = pixels_of(folder) or Tower(folder)
-    compute(Store(output, tower.name, tower.sample, True), tower, names, argparse.Namespace(root=root, batch=32, per_file=1024))
-
-
-def check_pillow():
-    try:
-        import PIL.Image        # noqa: open_picture uses it
-    except ImportError as problem:
-        raise Bad(f"{problem}; expected pillow: pip install pillow")
+    pictures.check_pillow()
+    tower, args = pixels_of(folder) or Tower(folder), argparse.Namespace(root=root, batch=32, per_file=1024, skip_bad=False)
+    compute(Store(output, tower, True), tower, dict.fromkeys(names, ""), args, errors.Skipped(args))
 
 
 def main(arguments=None):
@@ -242,18 +349,25 @@ def main(arguments=None):
     parser.add_argument("--f32", action="store_true", help="features in 4 bytes, not in BF16")
     parser.add_argument("--batch", type=int, default=32, help="pictures that the tower gets at once")
     parser.add_argument("--per-file", type=int, default=1024, help="pictures of a file of features")
+    parser.add_argument("--skip-bad", action="store_true", help="leave out pictures and lines that are errors, and count them")
     args = parser.parse_args(arguments)
     inputs.check(args.files)
-    check_pillow()
-    tower = Pixels(args.pixels, args.size) if args.pixels else Tower(args.model)
-    names = names_of(args.files)
+    pictures.check_pillow()
+    tower, skipped = Pixels(args.pixels, args.size) if args.pixels else Tower(args.model), errors.Skipped(args)
+    names = names_of(args.files, skipped)
     if not names:
         raise Bad(f"{args.files[0]}: no conversation names a picture; expected \"image\", \"images\" or parts with a name")
-    store = Store(args.output, tower.name, tower.sample, args.f32)
+    store = Store(args.output, tower, args.f32)
+    if "settings" not in store.o:
+        store.check_old(tower, names, args.root)
+    elif args.model:
+        store.check(tower, args.model)
     before = len(store.known)
-    compute(store, tower, names, args)
+    compute(store, tower, names, args, skipped)
     print(f"{len(names):,} pictures, {len(store.known):,} different ones, {len(store.known) - before:,} of them new, of "
           f"{store.o['rows']} rows of {store.o['cols']} values in {args.output}")
+    if skipped.count:
+        print(skipped)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ tokenize.py would hide Python's module of that name.
 """
 import argparse, codecs, json, os
 
-import inputs, shards
+import errors, inputs, shards
 
 np, Bad = shards.np, shards.Bad
 process = argparse.Namespace()      # what work() uses, in each process
@@ -108,7 +108,7 @@ def main(arguments=None):
     eos = find_eos(tokenizer, args.eos, args.tokenizer)
 
     with shards.Output(args, "part-{:05d}", None, shards.dtype_name(tokenizer)) as output:
-        batches, skipped = inputs.read_batches(args.files, has_lines), shards.Skipped(args)
+        batches, skipped = inputs.read_batches(args.files, has_lines), errors.Skipped(args)
         with shards.progress_of(args.files) as progress:
             for documents, position in shards.work_on(batches, work, start, (args.tokenizer, eos), args.processes):
                 for document in documents:

@@ -17,11 +17,9 @@ try:
 except ImportError as problem:
     sys.exit(f"error: {problem}: pip install tokenizers numpy")
 
-import inputs, tokenizer_files
+import errors, inputs, tokenizer_files
 from errors import Bad
 from progress import Progress
-
-NAMED = 10                  # lines left out that are named; more are only counted
 
 
 def add_arguments(parser):
@@ -45,12 +43,9 @@ def run(main):
     if sys.stdout:
         sys.stdout.reconfigure(errors="backslashreplace")       # names from the input may not be UTF-8
     try:
-        main()
+        errors.run(main, "files that can be read, and an --output that can be written and has room")
     except Bad as problem:
         sys.exit(f"error: {problem}")
-    except OSError as problem:
-        sys.exit(f"error: {problem.filename or 'writing'}: {problem.strerror or problem}; expected files that can be read, and an "
-                 "--output that can be written and has room")
     except BrokenProcessPool:
         sys.exit("error: a process ended without a word, as when memory is short; expected less: try fewer --processes")
     except KeyboardInterrupt:
@@ -111,23 +106,6 @@ def work_on(batches, work, start, arguments, processes):
         finally:
             for result, _ in waiting:
                 result.cancel()
-
-
-class Skipped:
-    """Lines with errors, which --skip-bad leaves out."""
-
-    def __init__(self, args):
-        self.asked, self.problems, self.count = args.skip_bad, [], 0
-
-    def add(self, problem):
-        if not self.asked:
-            raise problem
-        self.count += 1
-        self.problems += [str(problem)] if len(self.problems) < NAMED else []
-
-    def __str__(self):
-        more = [f"and {self.count - NAMED:,} more"] if self.count > NAMED else []
-        return "\n  ".join([f"left out, as --skip-bad asks: {self.count:,}", *self.problems, *more])
 
 
 def progress_of(paths):

@@ -115,6 +115,18 @@ class TemplateTest(Folder):
         shutil.copy(os.path.join(TEMPLATES, "olmo-2.jinja"), model + "/chat_template.jinja")
         self.assertIn("<|assistant|>\né", tokenizer.decode(self.read(self.chat(model, file)[0])[0].tolist()))
 
+    def test_old_processors(self):
+        """chat_template.json, where processors of pictures had their template, counts where there is no other."""
+        turns = "{% for m in messages %}{{ m.role + m.content + '<|end|>' }}{% endfor %}{{ 'assistant' if add_generation_prompt }}"
+        file = self.write("x.jsonl", [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}])
+        for own, expected in ((None, "a<|end|>"), (turns.replace("<|end|>", "!<|end|>"), "a!<|end|>")):
+            model = self.model(own)
+            self.dump({"chat_template": turns}, model, "chat_template.json")
+            self.assertEqual(self.learned(model, self.chat(model, file)[0]), [expected])
+        model = self.model(None)
+        self.dump({"chat_template": 3}, model, "chat_template.json")
+        self.assert_bad(self.chat, (model, file), "has no chat template", "chat_template.json")
+
     def test_bad_templates(self):
         loop = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
         for template, *words in (

@@ -38,7 +38,7 @@ static float value(int i, int r, int c)
     return (float)(i * ROWS + r) + (float)c / 16;
 }
 
-static const char *tower = "\"00000000000000ab\""; /* of features.json */
+static const char *tower = "\"00000000000000ab\"", *settings = "{}"; /* of features.json */
 
 static void write_features(const char *dtype, int rows, int cols)
 {
@@ -58,9 +58,10 @@ static void write_features(const char *dtype, int rows, int cols)
                 }
         write_file(in(names[f]), bytes, n);
     }
-    char *text = xasprintf("{\"id\": \"%016llx\", \"rows\": %d, \"cols\": %d, \"dtype\": \"%s\", "
-                           "\"files\": [[\"f0\", 2], [\"f1\", %d]], \"tower_sample\": %s}",
-                           (unsigned long long)ID, rows, cols, dtype, IMAGES - 2, tower);
+    char *text =
+        xasprintf("{\"id\": \"%016llx\", \"rows\": %d, \"cols\": %d, \"dtype\": \"%s\", "
+                  "\"files\": [[\"f0\", 2], [\"f1\", %d]], \"tower_sample\": %s, \"settings\": %s}",
+                  (unsigned long long)ID, rows, cols, dtype, IMAGES - 2, tower, settings);
     write_file(in("features.json"), text, strlen(text));
     free(text);
 }
@@ -412,6 +413,69 @@ static void test_tower(void **state)
     write_features("bf16", ROWS, COLS);
 }
 
+#define CLIP "\"vision_config\": {\"hidden_act\": \"gelu\"}"
+
+/* Features of other settings than those of the model's folder: a key of each file, one that is
+ * given, one that is not, numbers and what stands for them. */
+static void test_settings(void **state)
+{
+    (void)state;
+    char *paths[] = { in("a.npy") }, *indexes[] = { in("a.index") };
+    char *files[] = { in("config.json"), in("preprocessor_config.json"),
+                      in("processor_config.json") };
+    const struct {
+        const char *config, *processor, *nested, *wrong;
+    } cases[] = {
+        /* no tower: any features */
+        { "{" CLIP "}", "{\"size\": 336, \"image_mean\": [0, 1]}", NULL, NULL },
+        { "{" CLIP ", \"vision_feature_layer\": -2}",
+          "{\"size\": {\"edge\": 336}, \"image_mean\": [0.0, 1.0]}", NULL, NULL },
+        { "{" CLIP ", \"vision_feature_layer\": null}", NULL, NULL, NULL },
+        { "{\"vision_feature_layer\": -1}", NULL, NULL, NULL },
+        { "{" CLIP ", \"vision_feature_layer\": -1}", NULL, NULL,
+          "vision_feature_layer (config.json) is -1, but they were made with -2" },
+        { "{\"vision_config\": {}}", NULL, NULL,
+          "hidden_act (vision_config of config.json) is not given, but they were made with \"" },
+        { "{" CLIP "}", "{\"size\": 224}", NULL,
+          "size (preprocessor_config.json) is 224, but they were made with {\"edge\"" },
+        { "{" CLIP "}", "{\"size\": {\"edge\": 337}}", NULL, "is {\"edge\": 337}, but" },
+        { "{" CLIP "}", "{}", NULL, "size (preprocessor_config.json) is not given" },
+        { "{" CLIP "}", "{\"size\": 336, \"image_mean\": [0, 0.5]}", NULL,
+          "image_mean (preprocessor_config.json) is [0, 0.5]" },
+        { "{" CLIP "}", "{\"size\": 336, \"do_pad\": true}", NULL,
+          "do_pad (preprocessor_config.json) is true, but they were" },
+        { "{" CLIP "}", "{}", "{\"image_processor\": {\"size\": 336}}", NULL },
+        { "{" CLIP "}", "{\"size\": 336}", "{\"image_processor\": {\"size\": 224}}",
+          "size (preprocessor_config.json) is 224" },
+        { "{" CLIP "}", "{\"size\": 336}", "{\"image_processor\": null}", NULL },
+    };
+    DataSpec spec = spec_of(paths, indexes);
+    write_tokens("a.npy");
+    write_index("a.index", ID, shown, 3);
+    settings = "{\"config\": {\"vision_feature_layer\": [-2, -2]}, "
+               "\"vision_config\": {\"hidden_act\": [\"gelu\", \"quick_gelu\"]}, "
+               "\"image_processor\": {\"size\": [{\"edge\": 336}, {\"edge\": 224}], "
+               "\"image_mean\": [[0.0, 1.0], [0.0, 1.0]], "
+               "\"do_pad\": [null, null]}, \"program\": {\"image_processor\": [\"pil\", null]}}";
+    write_features("bf16", ROWS, COLS);
+    spec.image_model = folder;
+    spec.image_tower = 0xab;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *const texts[] = { cases[i].config, cases[i].processor, cases[i].nested };
+        for (int k = 0; k < 3; k++) {
+            remove(files[k]);
+            if (texts[k])
+                write_file(files[k], texts[k], strlen(texts[k]));
+        }
+        if (cases[i].wrong)
+            fails(&spec, cases[i].wrong);
+        else
+            loader_close(loader_open(&spec, 3, 0, 1));
+    }
+    settings = "{}";
+    write_features("bf16", ROWS, COLS);
+}
+
 /* Errors of a mixture name the source. */
 static void test_mixture_errors(void **state)
 {
@@ -464,10 +528,10 @@ static int remove_folder(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cut),           cmocka_unit_test(test_packed),
-        cmocka_unit_test(test_ranks),         cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_tower),         cmocka_unit_test(test_mixture),
-        cmocka_unit_test(test_mixture_errors)
+        cmocka_unit_test(test_cut),     cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_ranks),   cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_tower),   cmocka_unit_test(test_settings),
+        cmocka_unit_test(test_mixture), cmocka_unit_test(test_mixture_errors)
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

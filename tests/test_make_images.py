@@ -41,8 +41,9 @@ def parts(*content, **more):
 PART, TEXT = {"type": "image"}, {"type": "text", "text": "What?"}
 
 
-@unittest.skipIf(MISSING, MISSING)
-class ImagesTest(Folder):
+class Images(Folder):
+    """Pictures, their features, and the folder of a model that sees them."""
+
     def setUp(self):
         super().setUp()
         self.root = os.path.join(self.top, "pictures")
@@ -64,6 +65,9 @@ class ImagesTest(Folder):
         self.dump({"model_type": "llava", "image_token_index": token, "text_config": {}}, model, "config.json")
         return model, token
 
+
+@unittest.skipIf(MISSING, MISSING)
+class ImagesTest(Images):
     def index(self, output):
         with open(os.path.join(output, "images_part_0000.npy"), "rb") as file:
             data = file.read()
@@ -90,8 +94,7 @@ class ImagesTest(Folder):
         chats = self.write("x.jsonl", [talk(IMAGE + "q", image=name) for name in ("a.png", "b.png")])
         whole, expected = self.features(chats, "--per-file", "1", output=os.path.join(self.top, "whole"))
         torn = self.write("y.jsonl", [talk(IMAGE + "q", image=name) for name in ("a.png", "none.png")])
-        with self.assertRaises(OSError):
-            self.features(torn, "--per-file", "1")
+        self.assert_bad(self.features, (torn, "--per-file", "1"), torn + ":2", "none.png: No such file")
         output, found = self.features(chats, "--per-file", "1")
         self.assertEqual(found, expected)
         self.assertEqual(len(found["files"]), 2)
