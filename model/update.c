@@ -273,10 +273,10 @@ static void close_buffers(UpdateBuffers *s)
     device_unmark(s->computed);
 }
 
-void optimizer_step(ParamStore *store, const Config *c, long step, long update, double lr, double grad_scale)
+void optimizer_step(ParamStore *store, const Config *c, long step, double lr, double grad_scale)
 {
     const StepParams params = { .lr = lr, .beta1 = c->optimizer.beta1, .beta2 = c->optimizer.beta2, .eps = c->optimizer.eps,
-                                .grad_scale = grad_scale, .update = update, .seed = random_bits(c->seed, step) };
+                                .grad_scale = grad_scale, .update = ++store->counts.updates, .seed = random_bits(c->seed, step) };
     Parts all = list_parts(store);
     UpdateBuffers buffers = { 0 };
     int fetched = 0, stepped = 0;               /* parts that move */

@@ -42,5 +42,5 @@ void       telemetry_close(Telemetry *t);
 void telemetry_watch(Telemetry *t, long step);
 
 /* Before the optimizer, which multiplies gradients by grad_scale: if telemetry_watch started a line, measures the moments after
- * update number `update`, and writes the line. */
-void telemetry_write(Telemetry *t, long update, double grad_scale);
+ * the update, and writes the line. */
+void telemetry_write(Telemetry *t, double grad_scale);
