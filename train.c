@@ -158,11 +158,9 @@ static StepStats train_step(Run *r, double labels)
     t.skipped = !t.finite || (t.spike && c->spikes != SPIKES_WARN);
     if (!t.skipped) {
         watchdog_mark("the optimizer", -1);
-        s->updates++;
-        telemetry_write(r->telemetry, s->updates, t.clip);
-        optimizer_step(&r->store, c, s->step, s->updates, t.lr, t.clip);
+        telemetry_write(r->telemetry, t.clip);
+        optimizer_step(&r->store, c, s->step, t.lr, t.clip);
     }
-    average_step(&r->store, c, s);
     return t;
 }
 
@@ -341,7 +339,7 @@ static void train(Run *r)
         stop |=
             samples_write(r->samples, &r->model, &r->store, r->log, r->state.step, &asked_to_stop);
     /* an earlier process ended before */
-    if (average_is_complete(c, &r->state) && !average_is_written(c, &r->state))
+    if (average_is_complete(&r->store, c, &r->state) && !average_is_written(c, &r->state))
         stop |= use_average(r);
     int lost = 0;                                    /* steps in a row that were not finite */
     while (!run_is_over(r) && (!stop || lost > 0)) { /* stops only after a finite step */
@@ -359,11 +357,12 @@ static void train(Run *r)
         log_step(r->log, &t);
         gpu_health_step(r->health, t.step, t.tokens);
         divergence_warn(r, &t);
+        if (t.spike && c->spikes == SPIKES_STOP) /* the store is still that of `before` */
+            divergence_end_spike(r, &before);
+        average_step(&r->store, c, t.step);
         lost = t.finite ? 0 : lost + 1;
         if (lost == 3 || (lost > 0 && run_is_over(r)))
             divergence_end(r, lost);
-        if (t.spike && c->spikes == SPIKES_STOP)
-            divergence_end_spike(r, &before);
         save_and_publish(r, &t);
         /* before evaluating: an error there must not lose the checkpoint */
         if (run_is_over(r))
@@ -372,7 +371,7 @@ static void train(Run *r)
             stop |= evaluate_all(r, true);
         if (samples_here(r))
             stop |= samples_write(r->samples, &r->model, &r->store, r->log, t.step, &asked_to_stop);
-        if (t.finite && average_is_complete(c, &r->state))
+        if (t.finite && average_is_complete(&r->store, c, &r->state))
             stop |= use_average(r);
     }
     if (stop && comm_rank() == 0)

@@ -91,7 +91,7 @@ static void read_checkpoint(void)
     char *latest = checkpoint_latest(now->folder);
     demand(latest, "a save_folder with a checkpoint has none");
     checkpoint_load(latest, &model.config, &model.store, &s, true);
-    demand(s.step >= 0 && s.tokens >= 0 && s.updates >= 0, "a state is negative");
+    demand(s.step >= 0 && s.tokens >= 0 && model.store.counts.updates >= 0, "a state is negative");
 }
 
 static void read_weights(void)

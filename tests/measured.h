@@ -79,7 +79,7 @@ static inline void small_step(Small *s, bool backward)
     model_micro_batch(&s->model, &s->store, tokens, targets, NULL, 1.0f / (float)N, 0,
                       backward ? PASS_COMPLETE : PASS_FORWARD);
     assert_null(s->model.observe);
-    telemetry_write(s->telemetry, s->step, 1);
+    telemetry_write(s->telemetry, 1);
     json_decref(s->line);
     s->line = last_line();
     assert_int_equal(json_integer_value(json_object_get(s->line, "step")), s->step);
@@ -87,7 +87,7 @@ static inline void small_step(Small *s, bool backward)
 
 static inline void small_update(Small *s)
 {
-    optimizer_step(&s->store, &s->config, s->step, s->step, 1e-2, 1);
+    optimizer_step(&s->store, &s->config, s->step, 1e-2, 1);
 }
 
 static inline void remove_metrics(void)

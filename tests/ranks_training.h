@@ -93,7 +93,7 @@ static inline double train_steps(Model *m, ParamStore *store, const Config *c, i
     for (int s = first; s < first + count; s++) {
         forward_backward(m, store, c, s, c->global_train_batch_size / comm_size());
         const double norm = optimizer_grad_norm(store);
-        optimizer_step(store, c, s + 1, s + 1, 1e-2, fmin(1, 1 / norm));
+        optimizer_step(store, c, s + 1, 1e-2, fmin(1, 1 / norm));
     }
     return take_losses(m).loss;
 }

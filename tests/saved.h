@@ -101,7 +101,6 @@ static inline TrainState state_of(long step)
 {
     return (TrainState){ .step = step,
                          .tokens = 123456789012345,
-                         .updates = 98,
                          .loader = { 7, 98765 },
                          .fingerprint = 0xfedcba9876543210,
                          .content = { 0x123456789abcdef0, 1 } };
@@ -110,6 +109,7 @@ static inline TrainState state_of(long step)
 static inline void begin(Run *r, long step)
 {
     TrainState s = state_of(step);
+    r->store.counts.updates = 98;
     checkpoint_begin(&r->config, &r->store, &s, r->file_limit);
 }
 

@@ -115,7 +115,7 @@ static double train_step(Trainer *t, int step)
     fsdp_empty_grads(&t->store);
     model_micro_batch(&t->model, &t->store, tokens, targets, NULL, 1.0f / 30, 0, PASS_COMPLETE);
     const double norm = optimizer_grad_norm(&t->store);
-    optimizer_step(&t->store, &t->config, step, step, 1e-2, fmin(1, 1 / norm));
+    optimizer_step(&t->store, &t->config, step, 1e-2, fmin(1, 1 / norm));
     return take_losses(&t->model).loss / 30;
 }
 

@@ -1,5 +1,6 @@
 /* Runs with `average`: the mean of the snapshots in double, the same training as without it,
- * evaluation, resumes. */
+ * evaluation, resumes; and each count that a checkpoint has next to a state, in runs that keep or
+ * drop the state. */
 #include "model/checkpoint/safetensors.h"
 #include "tests/launch.h"
 
@@ -12,11 +13,20 @@ static int run(int ranks, const char *name, const char *more)
     return train(ranks, USUAL "--save_folder=%s/%s %s", folder, name, more);
 }
 
-static SafeFile *open_weights(const char *checkpoint)
+static SafeFile *open_file(const char *checkpoint, const char *name)
 {
     char path[512];
-    snprintf(path, sizeof path, "%s/%s/model.safetensors", folder, checkpoint);
+    snprintf(path, sizeof path, "%s/%s/%s", folder, checkpoint, name);
     return safetensors_open(path);
+}
+
+/* Its model, or its adapters. */
+static SafeFile *open_weights(const char *checkpoint)
+{
+    char config[256];
+    snprintf(config, sizeof config, "%s/adapter_config.json", checkpoint);
+    return open_file(checkpoint,
+                     exists(config) ? "adapter_model.safetensors" : "model.safetensors");
 }
 
 /* BF16 and F32 as floats; the caller frees it. */
@@ -38,40 +48,53 @@ static float *values_of(const SafeFile *f, const char *name, size_t *n)
     return x;
 }
 
-/* The average of steps last - 4, last - 2 and last against the mean in double. Each of two F32
- * updates has four roundings of numbers up to 2 max|x|, so 16 units of 2^-24 max|x| bound their
- * sum; a BF16 result is rounded once more, by 2^-8 at most. */
-static void check_mean(const char *run, int last, double rounding)
+/* The average against the mean of `count` checkpoints, up to 3, in double. Each of two F32 updates
+ * has four roundings of numbers up to 2 max|x|, so 16 units of 2^-24 max|x| bound their sum; a BF16
+ * result is rounded once more, by 2^-8 at most. */
+static void check_mean_of(const char *average, char from[][64], int count, double rounding)
 {
-    char name[64];
-    SafeFile *from[3], *mean;
-    for (int k = 0; k < 3; k++) {
-        snprintf(name, sizeof name, "%s/step%d", run, last - 4 + 2 * k);
-        from[k] = open_weights(name);
-    }
-    snprintf(name, sizeof name, "%s/step%d-average", run, last);
-    mean = open_weights(name);
-    assert_true(mean->count > 0 && mean->count == from[0]->count);
+    SafeFile *snapshot[3], *mean = open_weights(average);
+    for (int k = 0; k < count; k++)
+        snapshot[k] = open_weights(from[k]);
+    assert_true(mean->count > 0 && mean->count == snapshot[0]->count);
     for (int t = 0; t < mean->count; t++) {
         size_t n;
         float *x[3], *y = values_of(mean, mean->tensor[t].name, &n);
-        for (int k = 0; k < 3; k++)
-            x[k] = values_of(from[k], mean->tensor[t].name, &n);
+        for (int k = 0; k < count; k++)
+            x[k] = values_of(snapshot[k], mean->tensor[t].name, &n);
         for (size_t i = 0; i < n; i++) {
-            const double exact = ((double)x[0][i] + (double)x[1][i] + (double)x[2][i]) / 3;
-            const double most =
-                fmax(fabs((double)x[0][i]), fmax(fabs((double)x[1][i]), fabs((double)x[2][i])));
-            if (!(fabs((double)y[i] - exact) <= 16 * 0x1p-24 * most + rounding * fabs(exact)))
-                fail_msg("%s, element %zu: %.9g, expected %.9g", mean->tensor[t].name, i,
-                         (double)y[i], exact);
+            double sum = 0, most = 0;
+            for (int k = 0; k < count; k++) {
+                sum += (double)x[k][i];
+                most = fmax(most, fabs((double)x[k][i]));
+            }
+            if (!(fabs((double)y[i] - sum / count) <=
+                  16 * 0x1p-24 * most + rounding * fabs(sum / count)))
+                fail_msg("%s: %s, element %zu: %.9g, expected %.9g", average, mean->tensor[t].name,
+                         i, (double)y[i], sum / count);
         }
         free(y);
-        for (int k = 0; k < 3; k++)
+        for (int k = 0; k < count; k++)
             free(x[k]);
     }
-    for (int k = 0; k < 3; k++)
-        safetensors_close(from[k]);
+    for (int k = 0; k < count; k++)
+        safetensors_close(snapshot[k]);
     safetensors_close(mean);
+}
+
+/* The average of steps last - 4 and last - 2 of the run `earlier`, and `last` of `run`. */
+static void check_mean_across(const char *earlier, const char *run, int last, double rounding)
+{
+    char average[64], from[3][64];
+    for (int k = 0; k < 3; k++)
+        snprintf(from[k], sizeof from[k], "%s/step%d", k < 2 ? earlier : run, last - 4 + 2 * k);
+    snprintf(average, sizeof average, "%s/step%d-average", run, last);
+    check_mean_of(average, from, 3, rounding);
+}
+
+static void check_mean(const char *run, int last, double rounding)
+{
+    check_mean_across(run, run, last, rounding);
 }
 
 static void check_same_losses(const char *a, const char *b)
@@ -166,6 +189,167 @@ static void test_resumes(void **state)
     assert_true(exists("parts/step6-average") && !exists("parts/step12-average"));
 }
 
+/* Switched off and on again: a checkpoint without the sum has no count. */
+static void test_off_and_on(void **state)
+{
+    (void)state;
+    expect_status(run(1, "gap", AVERAGE "--stop_at=2"), 0);
+    expect_status(run(1, "gap", "--stop_at=3 --try_load_latest_save"), 0);
+    shell("! grep -q average %s/gap/step3/trainer.json", folder);
+    expect_status(run(1, "gap", AVERAGE "--stop_at=6 --try_load_latest_save"), 0);
+    expect_output("step 6: no average is written: it has 2 of 3 snapshots");
+    assert_false(exists("gap/step6-average"));
+    /* from one group to the next, where 3 snapshots in all would be counted */
+    expect_status(run(1, "long-gap", AVERAGE "--stop_at=4"), 0);
+    expect_status(run(1, "long-gap", "--stop_at=11 --try_load_latest_save"), 0);
+    expect_status(run(1, "long-gap", AVERAGE "--try_load_latest_save"), 0);
+    expect_output("step 12: no average is written: it has 1 of 3 snapshots");
+    assert_false(exists("long-gap/step12-average"));
+}
+
+/* ---- counts and their states ----------------------------------------------------------------- */
+
+/* AdamW's first update: m^2 / v is (1 - 0.9)^2 / (1 - 0.95) for every weight, and not after more
+ * updates. 1 - 0.9f is off by 2.4e-7 and 1 - 0.95f by 2.4e-7, both relative; each of five
+ * operations by 6e-8. The square of a small gradient is not exact. */
+static bool updated_once(const char *checkpoint)
+{
+    SafeFile *f = open_file(checkpoint, "optimizer-00001.safetensors");
+    bool once = true;
+    for (int t = 0; t < f->count; t++) {
+        char name[128];
+        snprintf(name, sizeof name, "%s", f->tensor[t].name);
+        char *end = strstr(name, ".exp_avg");
+        if (!end || strcmp(end, ".exp_avg") != 0)
+            continue;
+        size_t n;
+        float *m = values_of(f, name, &n);
+        strcpy(end, ".exp_avg_sq");
+        float *v = values_of(f, name, &n);
+        for (size_t i = 0; i < n; i++)
+            once &=
+                v[i] < 1e-30f || fabs((double)m[i] * (double)m[i] / (double)v[i] / 0.2 - 1) < 2e-6;
+        free(m);
+        free(v);
+    }
+    safetensors_close(f);
+    return once;
+}
+
+/* Snapshots in the average, and losses in the window of spikes. */
+static void read_counts(const char *checkpoint, int *snapshots, int *losses)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s/trainer.json", folder, checkpoint);
+    json_t *o = json_load_file(path, 0, NULL);
+    const char *window = json_string_value(json_object_get(json_object_get(o, "spikes"), "loss"));
+    assert_non_null(window);
+    *snapshots = (int)json_integer_value(json_object_get(json_object_get(o, "average"), "count"));
+    *losses = *window ? 1 : 0;
+    for (; *window; window++)
+        *losses += *window == ' ';
+    json_decref(o);
+}
+
+/* A run that begins with step 4 of "base", where snapshots of 2 and 4 are in the average, and what
+ * its first checkpoint counts. converts: its moments are not in F32. */
+typedef struct {
+    const char *name, *how;
+    int ranks, step, updates, snapshots, losses, instance;
+    bool converts;
+    /* the run whose steps 2 and 4 are in step6-average; NULL: there is none */
+    const char *average;
+} Case;
+
+#define BASE \
+    "--scheduler.name=wsd --scheduler.t_decay=2 --optimizer.betas=[0.9,0.95] " \
+    "--model.n_kv_heads=2 --save_interval=1 "
+#define LOADED "--load_path=%s/base/step4 "
+
+// clang-format off
+static const Case cases[] = {
+    { "loaded",    LOADED, 1, 5, 5, 2, 5, 40, false, "base" },
+    { "optimizer", LOADED "--reset_optimizer_state", 1, 5, 1, 0, 5, 40, false, NULL },
+    { "trainer",   LOADED "--reset_trainer_state", 1, 1, 5, 2, 1, 8, false, "trainer" },
+    { "both",      LOADED "--reset_trainer_state --reset_optimizer_state", 1, 1, 1, 0, 1, 8, false, "both" },
+    { "data",      LOADED "--restore_dataloader=false", 1, 5, 5, 2, 5, 8, false, "base" },
+    { "settings",  LOADED "--average.every=1", 1, 5, 5, 1, 5, 40, false, NULL },
+    { "eight",     LOADED "--optimizer.name=adamw8bit", 1, 5, 5, 2, 5, 40, true, "base" },
+    { "frozen",    LOADED "--trainable=[model.norm.weight] --reset_optimizer_state", 1, 5, 1, 0, 5, 40, false, NULL },
+    { "adapters",  LOADED "--lora.rank=2", 1, 1, 1, 0, 1, 8, false, "adapters" },
+    { "extended",  "--extend=%s/base/step4 --max_duration=24", 1, 5, 5, 2, 5, 40, false, "base" },
+    { "shards",    LOADED "--fsdp.sharding_strategy=FULL_SHARD", 2, 5, 5, 2, 5, 40, false, "base" },
+    { "tensor",    LOADED "--parallelism.tensor=2", 2, 5, 5, 2, 5, 40, false, "base" },
+    { "stages",    LOADED "--parallelism.pipeline=2", 2, 5, 5, 2, 5, 40, false, "base" },
+};
+// clang-format on
+
+static void test_counts(void **state)
+{
+    (void)state;
+    expect_status(run(1, "base", BASE AVERAGE "--stop_at=6"), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const Case *c = &cases[i];
+        char how[512], first[64], average[64];
+        int snapshots, losses;
+        if (c->ranks > most_ranks())
+            continue;
+        snprintf(how, sizeof how, c->how, folder);
+        snprintf(first, sizeof first, "%s/step%d", c->name, c->step);
+        snprintf(average, sizeof average, "%s/step6-average", c->name);
+        print_message("%s\n", c->name);
+        char more[1024];
+        snprintf(more, sizeof more, BASE AVERAGE "--stop_at=6 %s", how);
+        expect_status(run(c->ranks, c->name, more), 0);
+        read_counts(first, &snapshots, &losses);
+        assert_int_equal(trainer(first, "step"), c->step);
+        assert_int_equal(trainer(first, "updates"), c->updates);
+        assert_int_equal(trainer(first, "instance"), c->instance);
+        assert_int_equal(snapshots, c->snapshots);
+        assert_int_equal(losses, c->losses);
+        assert_true(c->converts || updated_once(first) == (c->updates == 1));
+        assert_true(exists(average) == (c->average != NULL));
+        if (c->average)
+            check_mean_across(c->average, c->name, 6, 0);
+        else
+            expect_output("step 6: no average is written");
+    }
+    /* the complete average of step 6 is none of the new step 0 */
+    expect_status(
+        train(1,
+              USUAL BASE AVERAGE
+              "--load_path=%s/base/step6 --reset_trainer_state --stop_at=1 --save_folder=%s/zero",
+              folder, folder),
+        0);
+    assert_true(exists("zero/step1") && !exists("zero/step0-average"));
+}
+
+/* A spike ends a run at a step with a snapshot: the state that it leaves is that of the step
+ * before. */
+static void test_spike(void **state)
+{
+    (void)state;
+    char from[2][64] = { "spike/step33", "after/step66" };
+    static const char two[] =
+        "--average.last=2 --average.every=33 --max_duration=66 --save_interval=33 "
+        "--save_num_checkpoints_to_keep=-1";
+    shell("yes | tr 'y\\n' '\\3\\0' | head -c 4000 >%s/same.npy", folder);
+    expect_status(train(1, "%s --stop_at=65 --save_folder=%s/spike", two, folder), 0);
+    expect_status(train(1,
+                        "%s --try_load_latest_save --restore_dataloader=false "
+                        "--data.paths=[%s/same.npy] --spikes=stop "
+                        "--save_folder=%s/spike",
+                        two, folder, folder),
+                  1);
+    expect_output("step 66: a spike: loss ");
+    expect_status(train(1,
+                        "%s --restore_dataloader=false --load_path=%s/spike/step65-aborted "
+                        "--save_folder=%s/after",
+                        two, folder, folder),
+                  0);
+    check_mean_of("after/step66-average", from, 2, 0);
+}
+
 /* Weights in BF16 on several ranks, FP8 operands; states in host memory. */
 static void test_ranks(void **state)
 {
@@ -196,9 +380,9 @@ static void test_errors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_means),
-        cmocka_unit_test(test_resumes),
-        cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_means),      cmocka_unit_test(test_resumes),
+        cmocka_unit_test(test_off_and_on), cmocka_unit_test(test_counts),
+        cmocka_unit_test(test_spike),      cmocka_unit_test(test_ranks),
         cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

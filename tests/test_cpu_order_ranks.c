@@ -250,7 +250,7 @@ static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_
         const double norm = optimizer_grad_norm(&store);
         if (step == STEPS)
             micro_batches(&model, &store, 1, PASS_FORWARD);
-        optimizer_step(&store, &c, step, step, 1e-3, fmin(1, 1 / norm));
+        optimizer_step(&store, &c, step, 1e-3, fmin(1, 1 / norm));
         if (step < STEPS)
             micro_batches(&model, &store, 1, PASS_FORWARD);
         take_losses(&model);

@@ -108,7 +108,7 @@ static Curve train(Run *r)
     for (int s = 0; s < STEPS; s++) {
         c.loss[s] = step_loss(r, s);
         c.norm[s] = optimizer_grad_norm(&r->store);
-        optimizer_step(&r->store, &r->config, s + 1, s + 1, 1e-2, fmin(1, 1 / c.norm[s]));
+        optimizer_step(&r->store, &r->config, s + 1, 1e-2, fmin(1, 1 / c.norm[s]));
     }
     return c;
 }

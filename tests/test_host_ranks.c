@@ -65,7 +65,7 @@ static Result train(Run *r)
         forward_backward(&r->model, &r->store, &r->config, s, MICRO_BATCHES);
         result.loss[2 * s] = take_losses(&r->model).loss;
         result.norm[s] = optimizer_grad_norm(&r->store);
-        optimizer_step(&r->store, &r->config, s + 1, s + 1, 1e-2, 1);
+        optimizer_step(&r->store, &r->config, s + 1, 1e-2, 1);
         model_micro_batch(&r->model, &r->store, tokens, tokens, NULL, 1, 0, PASS_FORWARD);
         result.loss[2 * s + 1] = take_losses(&r->model).loss;
     }

@@ -87,7 +87,7 @@ static void run(Result *r, int way, const char *recipe, const Trained *t, bool w
         r->loss[s] = model_losses(&model).loss / (whole ? data : 1);
         comm_sum(&r->loss[s], 1);
         r->norm[s] = optimizer_grad_norm(&store);
-        optimizer_step(&store, &c, s + 1, s + 1, 1e-2, fmin(1, 1 / r->norm[s]));
+        optimizer_step(&store, &c, s + 1, 1e-2, fmin(1, 1 / r->norm[s]));
     }
     model_free(&model, &store);
 }

@@ -88,7 +88,7 @@ static double train_step(Trainer *t, int step)
     model_micro_batch(&t->model, &t->store, t->tokens, t->targets, NULL, 1.0f / N, 0,
                       PASS_COMPLETE);
     const double loss = take_losses(&t->model).loss, norm = optimizer_grad_norm(&t->store);
-    optimizer_step(&t->store, &t->config, step, step, 1e-2, fmin(1, 1 / norm));
+    optimizer_step(&t->store, &t->config, step, 1e-2, fmin(1, 1 / norm));
     return loss;
 }
 

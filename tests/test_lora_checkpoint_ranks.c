@@ -86,7 +86,7 @@ static void close_run(Run *r)
 
 static void save(Run *r, int step)
 {
-    const TrainState s = { .step = step, .updates = step };
+    const TrainState s = { .step = step };
     if (comm_rank() == 0 && step == 0)
         assert_int_equal(mkdir(r->config.save_folder, 0777), 0);
     comm_barrier();

@@ -66,7 +66,7 @@ static void open_run(Run *r, const ModelConfig *m, const char *recipe, int strat
 
 static void save(Run *r, long step)
 {
-    const TrainState s = { .step = step, .updates = step };
+    const TrainState s = { .step = step };
     checkpoint_begin(&r->config, &r->store, &s, CHECKPOINT_FILE_BYTES);
     checkpoint_finish();
 }

@@ -111,7 +111,7 @@ static void train(Run *r, double lr)
     for (int step = 0; step < STEPS; step++) {
         for (int l = 0; l < m->n_layers; l++)
             fill_matrices(r, l, r->store.shard[unit_of_layer(m, l)].grad, 1 + (uint32_t)step);
-        optimizer_step(&r->store, &r->config, step, step + 1, lr, 1);
+        optimizer_step(&r->store, &r->config, step, lr, 1);
     }
     device_sync();
 }

@@ -173,7 +173,7 @@ static void train(Model *m, ParamStore *store, const Config *c, uint64_t *hash)
     const double norm = optimizer_grad_norm(store);
     add_host(hash, &norm, sizeof norm);
     for (int step = 1; step <= 2; step++) /* in the first step moments are 0 for any scales */
-        optimizer_step(store, c, step, step, 1e-2, fmin(1, 1 / norm));
+        optimizer_step(store, c, step, 1e-2, fmin(1, 1 / norm));
     for (int u = 0; u < store->num_units; u++) {
         add_tensor(hash, store->shard[u].slice[TRAINED].stored);
         add_tensor(hash, store->shard[u].grad);

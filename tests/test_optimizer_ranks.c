@@ -89,11 +89,9 @@ static void train(Run *r, long last)
         double loss = take_losses(&r->model).loss / (BATCH * T);
         comm_sum(&loss, 1);
         r->loss[r->state.step++] = loss;
-        r->state.updates++;
         const double norm = optimizer_grad_norm(&r->store);
         assert_true(isfinite(norm));
-        optimizer_step(&r->store, &r->config, r->state.step, r->state.updates, r->lr,
-                       fmin(1, 1 / norm));
+        optimizer_step(&r->store, &r->config, r->state.step, r->lr, fmin(1, 1 / norm));
     }
 }
 

@@ -179,7 +179,7 @@ static void round_once(Dither *d, uint64_t seed, long step)
         fill(s.store.shard[u].grad, 1, 0, 0);
         fill(s.store.shard[u].slice[TRAINED].stored, 1, 1, 1);
     }
-    optimizer_step(&s.store, &s.config, step, 1, 1, 1);
+    optimizer_step(&s.store, &s.config, step, 1, 1);
     for (int u = 0; u < s.store.num_units; u++) {
         const double *w = values(s.store.shard[u].slice[TRAINED].stored);
         for (int i = 0; i < s.store.shape[u].num_params; i++) {
@@ -249,7 +249,7 @@ static void test_step(void **state)
     for (int u = 0; u < s.store.num_units; u++)
         before[u] = values(s.store.shard[u].slice[TRAINED].stored),
         grad[u] = values(s.store.shard[u].grad);
-    optimizer_step(&s.store, &s.config, 1, 1, lr, scale);
+    optimizer_step(&s.store, &s.config, 1, lr, scale);
     for (int u = 0; u < s.store.num_units; u++) {
         const double *w = values(s.store.shard[u].slice[TRAINED].stored),
                      *m = values(s.store.shard[u].state[0]);
@@ -295,8 +295,8 @@ static json_t *statistics(const char *optimizer)
         for (int u = 0; u < s.store.num_units; u++)
             fill(s.store.shard[u].grad, (uint64_t)u + 1, -1, 1);
         telemetry_watch(t, step);
-        telemetry_write(t, step, 1);
-        optimizer_step(&s.store, &s.config, step, step, 1e-2, 1);
+        telemetry_write(t, 1);
+        optimizer_step(&s.store, &s.config, step, 1e-2, 1);
     }
     telemetry_close(t);
     log_close(log);

@@ -166,7 +166,7 @@ static void norms(double *norm, Strategy strategy, HostUse activations)
     for (int s = 0; s < 2; s++) {
         forward_backward(&r.model, &r.store, &r.config, s, BATCH / comm_size());
         norm[s] = optimizer_grad_norm(&r.store);
-        optimizer_step(&r.store, &r.config, s + 1, s + 1, 1e-3, fmin(1, 1 / norm[s]));
+        optimizer_step(&r.store, &r.config, s + 1, 1e-3, fmin(1, 1 / norm[s]));
     }
     close_run(&r);
 }

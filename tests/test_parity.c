@@ -239,7 +239,7 @@ static void check_steps(Setup *s, const char *losses, const float *adamw, double
     for (int step = 1; step <= STEPS; step++) {
         found[step - 1] = (float)mean_loss_and_gradients(s);
         double norm = optimizer_grad_norm(&s->store);
-        optimizer_step(&s->store, &s->config, step, step, adamw[0], fmin(1, 1 / (norm + 1e-6)));
+        optimizer_step(&s->store, &s->config, step, adamw[0], fmin(1, 1 / (norm + 1e-6)));
     }
     for (int i = 0; i < STEPS; i++)
         check_close(s, "loss of a step", &found[i], &expected[i], 1, bound);

@@ -116,7 +116,7 @@ static void run_step(Model *m, ParamStore *store, const Config *c, int step, Res
         s->norm[step] = norm_of_group(store);
     for (int u = 0; u < store->num_units; u++)
         s->grad[u] = store->shard[u].slice[TRAINED].count ? values(store->shard[u].grad) : NULL;
-    optimizer_step(store, c, step + 1, step + 1, 1e-2, fmin(1, 1 / s->norm[step]));
+    optimizer_step(store, c, step + 1, 1e-2, fmin(1, 1 / s->norm[step]));
     model_zero_losses(m);
     model_micro_batch(m, store, tokens, targets, begins, 0, 0, PASS_FORWARD);
     s->evaluation = model_losses(m).loss;

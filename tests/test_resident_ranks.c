@@ -146,7 +146,7 @@ static Curve train_kept(Run *r)
         trace_step(s, s == 1);
         forward_backward(&r->model, &r->store, &r->config, s, MICRO_BATCHES);
         c.norm[s] = optimizer_grad_norm(&r->store);
-        optimizer_step(&r->store, &r->config, s + 1, s + 1, 1e-2, 1);
+        optimizer_step(&r->store, &r->config, s + 1, 1e-2, 1);
         trace_step_end();
         take_losses(&r->model);
         model_micro_batch(&r->model, &r->store, tokens, tokens, NULL, 1, 0, PASS_FORWARD);

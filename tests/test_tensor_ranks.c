@@ -153,7 +153,7 @@ static void run_steps(Result *s, const Case *k, Ways w, bool shares)
     const bool steps = store.recipe.master.dtype == F32 && strcmp(k->recipe, "f32") == 0;
     for (int i = 0; i < STEPS && steps; i++) {
         Result next;
-        optimizer_step(&store, &c, i + 1, i + 1, 1e-3, 1);
+        optimizer_step(&store, &c, i + 1, 1e-3, 1);
         run_micro_batches(&model, &store, &next);
         memcpy(s->loss, next.loss, sizeof next.loss);
     }

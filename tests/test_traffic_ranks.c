@@ -106,7 +106,7 @@ static void step(Model *m, ParamStore *store, const Config *c, int micro_batches
     model_zero_losses(m);
     model_micro_batches(m, store, tokens, tokens, NULL, micro_batches, 1e-3f, 0, PASS_COMPLETE);
     optimizer_grad_norm(store);
-    optimizer_step(store, c, 1, 1, 1e-3, 1);
+    optimizer_step(store, c, 1, 1e-3, 1);
 }
 
 static void read_sent(size_t sent[NUM_SENT])

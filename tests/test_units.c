@@ -47,7 +47,7 @@ static double pass(Trainer *t)
 static double train_step(Trainer *t, int step)
 {
     const double loss = pass(t), norm = optimizer_grad_norm(&t->store);
-    optimizer_step(&t->store, &t->config, step, step, 1e-2, fmin(1, 1 / norm));
+    optimizer_step(&t->store, &t->config, step, 1e-2, fmin(1, 1 / norm));
     return loss;
 }
 

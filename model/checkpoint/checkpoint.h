@@ -8,8 +8,9 @@
  *        /optimizer-0000i.states         <name>.<state> of the optimizer's states, AdamW's exp_avg and exp_avg_sq, and
  *                                        the scales of those in groups, <name>.<state>.scale, as stored. In the format of
  *                                        safetensors, with another ending: engines load every *.safetensors of a folder
- *        /trainer.json                   the manifest, written last: step, tokens, loader position, columns of the recipe, files
- *                                        and sizes, checksums of all tensors, SavedAs, and for adapters a hash of the base
+ *        /trainer.json                   the manifest, written last: step, tokens, loader position, counts of the optimizer's
+ *                                        states, columns of the recipe, files and sizes, checksums of all tensors, SavedAs,
+ *                                        and for adapters a hash of the base
  *
  * With adapters, as PEFT saves them, without a copy of the base:
  *
@@ -38,9 +39,6 @@ typedef struct {
 typedef struct {
     long step;   /* training steps done, skipped ones included */
     long tokens; /* trained on so far, over all ranks */
-    long
-        updates; /* of the moments: t of AdamW's bias correction. A step whose loss or gradient is not finite,
-                                  or that `spikes` skips, makes none; loaded moments keep their number of updates */
     LoaderState loader;
     uint64_t fingerprint;      /* of the data set: names and sizes of its files */
     DataHashes content;        /* of the files' content */
@@ -48,10 +46,6 @@ typedef struct {
     int num_mix;               /* 0: data.paths */
     /* of the base of adapters (base_fingerprint.h); 0: no adapters, or unknown */
     uint64_t base_fingerprint;
-    /* of snapshots in the average, by these settings; 0: none yet */
-    struct {
-        long last, every, count;
-    } average;
     SpikeWindow spikes; /* so that a resumed run detects the same spikes */
 } TrainState;
 
@@ -95,11 +89,11 @@ void checkpoint_write_average(const Config *c, const ParamStore *store, const Tr
 void checkpoint_prune(const Config *c);
 
 /* Loads weights from `folder` (a checkpoint, or a folder written by Hugging Face's save_pretrained:
- * f32, bf16 or f16 safetensors, one file or several) and, if it is our checkpoint, moments and
- * state. Returns whether it is. With adapters, `folder` may have adapters, ours or PEFT's: the
- * other weights are then those of lora.base_path. If it has a model, this is the base of new
- * adapters; moments and state are not read. Dies on a missing or unknown tensor, or a wrong shape,
- * naming the tensor. `with_optimizer`: moments too. */
+ * f32, bf16 or f16 safetensors, one file or several) and, if it is our checkpoint, moments with
+ * their counts, and state. Returns whether it is. With adapters, `folder` may have adapters, ours
+ * or PEFT's: the other weights are then those of lora.base_path. If it has a model, this is the
+ * base of new adapters; moments and state are not read. Dies on a missing or unknown tensor, or a
+ * wrong shape, naming the tensor. `with_optimizer`: moments too. */
 bool checkpoint_load(const char *folder, const Config *c, ParamStore *store, TrainState *s,
                      bool with_optimizer);
 

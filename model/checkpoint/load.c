@@ -145,13 +145,6 @@ static void check_trained(const char *folder, const Layout *l, const WeightFiles
         }
 }
 
-/* The states that are read: without an average that the files do not have. */
-static const Optimizer *read_states(const ParamStore *store, const Config *c, const WeightFiles *s)
-{
-    const bool there = safetensors_find_ending(s->file, s->count, "." AVERAGE_STATE).tensor;
-    return c->average.last > 0 && !there ? optimizer_find(c->optimizer.name) : store->optimizer;
-}
-
 /* The first state in the files that the run does not have, or NULL. An average that the run does
  * not continue is ignored. */
 static const char *left_state(const Layout *l, const WeightFiles *s)
@@ -193,11 +186,17 @@ static bool has_pieces_ending(const Layout *l, const char *suffix)
 }
 
 /* The weights are loaded already, so states that do not fit are those of another optimizer, or of
- * other trained weights. */
-static void load_optimizer(const char *folder, WeightFiles s, const Config *c, ParamStore *store)
+ * other trained weights. An average that the files do not have is not read, and neither is its
+ * count. */
+static void load_optimizer(const char *folder, WeightFiles s, const json_t *manifest,
+                           const Config *c, ParamStore *store)
 {
+    StateCounts counts = manifest_counts(manifest, folder);
+    const bool averages =
+        c->average.last > 0 && safetensors_find_ending(s.file, s.count, "." AVERAGE_STATE).tensor;
     ParamStore read = *store;
-    const Optimizer *o = read.optimizer = read_states(store, c, &s);
+    const Optimizer *o = read.optimizer =
+        averages ? store->optimizer : optimizer_find(c->optimizer.name);
     const char *foreign = foreign_state(o, &s);
     Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, &read, 0);
     for (int i = 0; i < o->num_states; i++) {
@@ -219,6 +218,9 @@ static void load_optimizer(const char *folder, WeightFiles s, const Config *c, P
     StoredStates stored = stored_states(&read, s.file, s.count);
     store_zero_states(store); /* files have no padding */
     stored_states_read(&stored, &read, s.file, s.count);
+    if (!averages)
+        counts.average.count = 0;
+    store->counts = counts;
     const char *name = left_state(&stored.layout, &s);
     if (name)
         die_of_states(folder, xasprintf("its %s is no state of optimizer %s", name, o->name));
@@ -391,8 +393,8 @@ bool checkpoint_load(const char *folder, const Config *c, ParamStore *store, Tra
     if (ours)
         manifest_state(s, manifest, folder);
     if (ours && with_optimizer)
-        load_optimizer(folder, agreed(weight_files_open_optimizer(folder, manifest), folder), c,
-                       store);
+        load_optimizer(folder, agreed(weight_files_open_optimizer(folder, manifest), folder),
+                       manifest, c, store);
     if (s)
         s->base_fingerprint = base;
     json_decref(manifest);

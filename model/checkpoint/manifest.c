@@ -47,12 +47,11 @@ bool manifest_is_complete(const char *folder, const json_t *manifest, char *prob
     return json_object_size(files) > 0;
 }
 
-#define COUNT(key, type, field) \
-    { key, type, NULL, NAN, 0, LONGS, NULL, offsetof(TrainState, field), NULL, NULL }
+#define NUMBER(key, type, offset) { key, type, NULL, NAN, 0, LONGS, NULL, offset, NULL, NULL }
+#define COUNT(key, type, field) NUMBER(key, type, offsetof(TrainState, field))
 static const ConfigKey counts[] = {
     COUNT("step", LONG, step),
     COUNT("tokens", LONG, tokens),
-    COUNT("updates", LONG, updates),
     COUNT("loader.epoch", U64, loader.epoch),
     COUNT("loader.instance", U64, loader.instance),
 };
@@ -80,16 +79,15 @@ static void read_spikes(SpikeWindow *w, const json_t *spikes, const char *path)
             (int)SPIKES_WINDOW);
 }
 
-#define MIXED(key, offset) { key, U64, NULL, NAN, 0, LONGS, NULL, offset, NULL, NULL }
 #define POSITION(field) offsetof(SourcePosition, field)
 
 /* Sources in the order of the file: those of its mixture are the first. */
 static void read_mix(TrainState *s, const json_t *mix, const char *path)
 {
-    static const ConfigKey position_keys[] = { MIXED("epoch", POSITION(epoch)),
-                                               MIXED("instance", POSITION(instance)),
-                                               MIXED("mixed", POSITION(mixed)) };
-    static const ConfigKey weight_key = MIXED("weight", offsetof(MixedSource, weight));
+    static const ConfigKey position_keys[] = { NUMBER("epoch", U64, POSITION(epoch)),
+                                               NUMBER("instance", U64, POSITION(instance)),
+                                               NUMBER("mixed", U64, POSITION(mixed)) };
+    static const ConfigKey weight_key = NUMBER("weight", U64, offsetof(MixedSource, weight));
     const char *name;
     json_t *source;
     if (mix && (!json_is_object(mix) || json_object_size(mix) > MIX_MOST))
@@ -124,13 +122,21 @@ uint64_t manifest_base(const json_t *manifest, const char *folder)
     return base;
 }
 
-static void read_average(TrainState *s, const json_t *average, const char *path)
+#define STATES(key, field) NUMBER(key, LONG, offsetof(StateCounts, field))
+
+StateCounts manifest_counts(const json_t *manifest, const char *folder)
 {
-    static const ConfigKey keys[] = { COUNT("last", LONG, average.last),
-                                      COUNT("every", LONG, average.every),
-                                      COUNT("count", LONG, average.count) };
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
-        value_parse_json(s, &keys[i], json_object_get(average, keys[i].name), path, "average");
+    static const ConfigKey updates = STATES("updates", updates);
+    static const ConfigKey keys[] = { STATES("last", average.last), STATES("every", average.every),
+                                      STATES("count", average.count) };
+    const json_t *average = json_object_get(manifest, "average");
+    char *path = xasprintf("%s/trainer.json", folder);
+    StateCounts c = { 0 };
+    value_parse_json(&c, &updates, json_object_get(manifest, updates.name), path, updates.name);
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0] && average; i++)
+        value_parse_json(&c, &keys[i], json_object_get(average, keys[i].name), path, "average");
+    free(path);
+    return c;
 }
 
 /* Old checkpoints have neither data_sample nor spikes. */
@@ -153,8 +159,6 @@ void manifest_state(TrainState *s, const json_t *manifest, const char *folder)
                                    hexadecimal(sample, "label_mask_paths",
                                                "data_sample.label_mask_paths", path) };
     read_mix(s, json_object_get(manifest, "mix"), path);
-    if (json_object_get(manifest, "average"))
-        read_average(s, json_object_get(manifest, "average"), path);
     if (spikes)
         read_spikes(&s->spikes, spikes, path);
     free(path);

@@ -11,6 +11,7 @@ bool manifest_is_complete(const char *folder, const json_t *manifest, char *prob
 /* TrainState.base_fingerprint; 0: an old checkpoint without it. */
 uint64_t manifest_base(const json_t *manifest, const char *folder);
 
-/* The rest of TrainState. Dies on a value that is missing or impossible, naming file, key,
- * expected, found. */
+/* The rest of TrainState; the counts of the optimizer's states. Die on a value that is missing or
+ * impossible, naming file, key, expected, found. */
 void manifest_state(TrainState *s, const json_t *manifest, const char *folder);
+StateCounts manifest_counts(const json_t *manifest, const char *folder);

@@ -42,8 +42,9 @@ typedef enum { SAVE_STEP, SAVE_ASIDE, SAVE_AVERAGE } SaveKind;
 static struct {
     const Config *config; /* NULL: no save in progress */
     TrainState state;
-    char *folder; /* stepN.tmp */
-    Layout model; /* or, if there are any, only the adapters */
+    StateCounts counts; /* of the optimizer's states */
+    char *folder;       /* stepN.tmp */
+    Layout model;       /* or, if there are any, only the adapters */
     Layout optimizer;
     Range *own;
     char *snapshot;  /* this rank's part of `model`, then of `optimizer` */
@@ -144,12 +145,13 @@ static json_t *mixed_sources(const TrainState *s)
 static json_t *manifest(json_t *files, json_t *sums)
 {
     const TrainState *s = &save.state;
+    const StateCounts *n = &save.counts;
     list_sums(sums, &save.model);
     list_sums(sums, &save.optimizer);
     json_t *o = json_pack(
         "{s:i, s:I, s:I, s:I, s:{s:I, s:I}, s:o, s:{s:o, s:o}, s:o, s:o, s:i, s:o, s:o}",
         "format_version", CHECKPOINT_VERSION, "step", (json_int_t)s->step, "tokens",
-        (json_int_t)s->tokens, "updates", (json_int_t)s->updates, "loader", "epoch",
+        (json_int_t)s->tokens, "updates", (json_int_t)n->updates, "loader", "epoch",
         (json_int_t)s->loader.epoch, "instance", (json_int_t)s->loader.instance, "data_fingerprint",
         hexadecimal(s->fingerprint), "data_sample", "paths", hexadecimal(s->content.tokens),
         "label_mask_paths", hexadecimal(s->content.masks), "spikes", spikes(&s->spikes), "format",
@@ -158,11 +160,11 @@ static json_t *manifest(json_t *files, json_t *sums)
     json_object_set_new(o, "saved_as", json_string(saved_as_name(as)));
     if (s->num_mix > 0)
         json_object_set_new(o, "mix", mixed_sources(s));
-    if (s->average.last > 0)
+    if (n->average.count > 0)
         json_object_set_new(o, "average",
-                            json_pack("{s:I, s:I, s:I}", "last", (json_int_t)s->average.last,
-                                      "every", (json_int_t)s->average.every, "count",
-                                      (json_int_t)s->average.count));
+                            json_pack("{s:I, s:I, s:I}", "last", (json_int_t)n->average.last,
+                                      "every", (json_int_t)n->average.every, "count",
+                                      (json_int_t)n->average.count));
     if (s->base_fingerprint)
         json_object_set_new(o, "base_sample", hexadecimal(s->base_fingerprint));
     return o;
@@ -206,8 +208,8 @@ static size_t write_descriptions(void)
         const TrainState *s = &save.state;
         write_json("average.json",
                    json_pack("{s:I, s:I, s:I, s:I}", "step", (json_int_t)s->step, "tokens",
-                             (json_int_t)s->tokens, "last", (json_int_t)s->average.last, "every",
-                             (json_int_t)s->average.every));
+                             (json_int_t)s->tokens, "last", (json_int_t)c->average.last, "every",
+                             (json_int_t)c->average.every));
         json_decref(files);
         json_decref(sums);
         return bytes + tower;
@@ -319,6 +321,7 @@ static void begin(const Config *c, const ParamStore *store, const TrainState *s,
     checkpoint_finish();
     save.config = c;
     save.state = *s;
+    save.counts = store->counts;
     save.kind = kind;
     save.folder = choose_folder(c->save_folder, s->step);
     save.model = layout_make(save.folder, c->model.lora.rank > 0 ? LAYOUT_ADAPTER : LAYOUT_MODEL,

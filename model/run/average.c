@@ -25,26 +25,40 @@ static bool has_any(const ParamStore *store, int u)
     return store->shard[u].slice[TRAINED].count > 0;
 }
 
-void average_step(ParamStore *store, const Config *c, TrainState *s)
+/* The number of snapshots in the average, by the settings of `c`. */
+static long snapshots(const ParamStore *store, const Config *c)
 {
-    const long last = c->average.last, every = c->average.every;
-    if (!is_due(s->step, every))
-        return;
-    const bool begins = (s->step / every - 1) % last == 0,
-               others = s->average.last != last || s->average.every != every;
-    s->average.count = begins || others ? 1 : s->average.count + 1;
-    s->average.last = last;
-    s->average.every = every;
-    for (int u = 0; u < store->num_units; u++)
-        if (has_any(store, u))
-            average_weights(mean_of(store, u), weights_of(store, u), 1 / (float)s->average.count);
+    const StateCounts *n = &store->counts;
+    return n->average.last == c->average.last && n->average.every == c->average.every
+               ? n->average.count
+               : 0;
 }
 
-bool average_is_complete(const Config *c, const TrainState *s)
+void average_step(ParamStore *store, const Config *c, long step)
 {
-    return is_due(s->step, c->average.last * c->average.every) &&
-           s->average.count == c->average.last && s->average.last == c->average.last &&
-           s->average.every == c->average.every;
+    const long last = c->average.last, every = c->average.every;
+    if (!is_due(step, every))
+        return;
+    const bool begins = (step / every - 1) % last == 0;
+    const long count = begins ? 1 : snapshots(store, c) + 1;
+    for (int u = 0; u < store->num_units; u++)
+        if (has_any(store, u))
+            average_weights(mean_of(store, u), weights_of(store, u), 1 / (float)count);
+    store->counts.average.last = last;
+    store->counts.average.every = every;
+    store->counts.average.count = count;
+    if (is_due(step, last * every) && count < last)
+        warn("step %ld: no average is written: it has %ld of %ld snapshots, since no average with "
+             "the earlier ones was loaded",
+             step, count, last);
+}
+
+bool average_is_complete(const ParamStore *store, const Config *c, const TrainState *s)
+{
+    /* reset_trainer_state: the snapshots are those of the steps before */
+    const bool began_anew = s->step == 0;
+    return !began_anew && is_due(s->step, c->average.last * c->average.every) &&
+           snapshots(store, c) == c->average.last;
 }
 
 bool average_is_written(const Config *c, const TrainState *s)

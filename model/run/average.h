@@ -6,12 +6,12 @@
 #pragma once
 #include "model/checkpoint/checkpoint.h"
 
-/* After step s->step: adds a snapshot if one is due. All ranks call. */
-void average_step(ParamStore *store, const Config *c, TrainState *s);
+/* After this step: adds a snapshot if one is due. */
+void average_step(ParamStore *store, const Config *c, long step);
 
 /* Whether a mean is complete at this step. A run that began without the average, or with another
  * one, has no mean for the group of snapshots in which it began. */
-bool average_is_complete(const Config *c, const TrainState *s);
+bool average_is_complete(const ParamStore *store, const Config *c, const TrainState *s);
 
 /* Whether step<N>-average of that step is there. All ranks call. */
 bool average_is_written(const Config *c, const TrainState *s);

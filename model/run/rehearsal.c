@@ -161,7 +161,7 @@ static void step(Model *m, ParamStore *store, const Config *c, Recorder *w, int 
     for (; w->open < w->r->count; w->open++)
         w->r->event[w->open].unit = UNIT_UPDATE;
     optimizer_grad_norm(store);
-    optimizer_step(store, c, 1, 1, 0, 1);
+    optimizer_step(store, c, 1, 0, 1);
     w->unit = UNIT_NONE;
     w->open = w->r->count;
     free(tokens);

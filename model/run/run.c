@@ -172,10 +172,7 @@ static void load_or_initialize(Run *r)
         return;
     }
     TrainState s = r->state;
-    bool ours = checkpoint_load(folder, c, &r->store, &s, !new_optimizer);
-    if (!ours || new_optimizer)
-        s.updates = 0;
-    r->state.updates = s.updates;
+    const bool ours = checkpoint_load(folder, c, &r->store, &s, !new_optimizer);
     r->state.base_fingerprint = s.base_fingerprint;
     if (ours && !new_trainer) {
         continue_data(r, &s);

@@ -240,10 +240,11 @@ static double direction(const Next *x, double m, double v)
 }
 
 /* Hyperparameters are floats, as in the kernel. */
-static Next next_moments(const Telemetry *t, const Shard *s, size_t first, size_t n, long update,
+static Next next_moments(const Telemetry *t, const Shard *s, size_t first, size_t n,
                          double grad_scale)
 {
     const Config *c = t->config;
+    const double update = (double)t->store->counts.updates + 1;
     const double beta[2] = { (float)c->optimizer.beta1, (float)c->optimizer.beta2 };
     Next x = {
         .n = n,
@@ -352,7 +353,7 @@ static void measure_states(Telemetry *t, int u)
     }
 }
 
-static void measure_moments(Telemetry *t, int u, long update, double grad_scale)
+static void measure_moments(Telemetry *t, int u, double grad_scale)
 {
     const Shard *s = &t->store->shard[u];
     const Format own[2] = { s->state[0].format, s->state[1].format };
@@ -362,7 +363,7 @@ static void measure_moments(Telemetry *t, int u, long update, double grad_scale)
         size_t first = 0, n = sample_size(s, &t->store->shape[u].param[i], &first);
         if (n == 0)
             continue;
-        Next x = next_moments(t, s, first, n, update, grad_scale);
+        Next x = next_moments(t, s, first, n, grad_scale);
         Elements q[2] = { elements_round(x.moment[0], n, own[0]),
                           elements_round(x.moment[1], n, own[1]) };
         for (int j = 0; j < 2; j++)
@@ -499,7 +500,7 @@ void telemetry_watch(Telemetry *t, long step)
     t->model->observer = t;
 }
 
-void telemetry_write(Telemetry *t, long update, double grad_scale)
+void telemetry_write(Telemetry *t, double grad_scale)
 {
     if (!t || !t->line)
         return;
@@ -510,7 +511,7 @@ void telemetry_write(Telemetry *t, long update, double grad_scale)
         if (pipeline_stage_of(&store->pipe, t->model->config, u) != store->pipe.stage)
             continue;
         if (adam)
-            measure_moments(t, u, update, grad_scale);
+            measure_moments(t, u, grad_scale);
         else
             measure_states(t, u);
     }

@@ -46,5 +46,5 @@ void telemetry_close(Telemetry *t);
 void telemetry_watch(Telemetry *t, long step);
 
 /* Before the optimizer, which multiplies gradients by grad_scale: if telemetry_watch started a
- * line, measures the moments after update number `update`, and writes the line. */
-void telemetry_write(Telemetry *t, long update, double grad_scale);
+ * line, measures the moments after the update, and writes the line. */
+void telemetry_write(Telemetry *t, double grad_scale);

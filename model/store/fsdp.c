@@ -247,6 +247,7 @@ static void zero_codes(Tensor t)
 
 void store_zero_states(ParamStore *store)
 {
+    store->counts = (StateCounts){ 0 };
     for (int u = 0; u < store->num_units; u++)
         for (int i = 0; i < store->optimizer->num_states && store->shard[u].slice[TRAINED].count;
              i++) {

@@ -108,6 +108,17 @@ typedef struct {
  * layers that compute in a smaller format. */
 typedef enum { HOST_FROZEN, HOST_MOMENTS, HOST_MASTER, NUM_HOSTED } Hosted;
 
+/* What is in the optimizer's states. Counts start as 0, as the states do, and are saved, loaded and
+ * dropped with them. */
+typedef struct {
+    long
+        updates; /* in the moments: t of AdamW's bias correction. A step whose loss or gradient is not finite, or
+                                  that `spikes` skips, makes none */
+    struct {
+        long last, every, count;
+    } average; /* snapshots in the average, by these settings */
+} StateCounts;
+
 typedef struct {
     /* the units */
     int num_units;
@@ -137,6 +148,7 @@ typedef struct {
     /* how they are stored */
     Recipe recipe;
     const Optimizer *optimizer; /* whose states the shards have */
+    StateCounts counts;         /* of these states */
     BaseFormat base_format;     /* how the region QUANTIZED is stored */
     bool plain_nf4;             /* NF4 is stored without double quantization (params.h) */
     bool tied;

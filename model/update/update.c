@@ -295,15 +295,14 @@ static void close_buffers(UpdateBuffers *s)
     device_unmark(s->computed);
 }
 
-void optimizer_step(ParamStore *store, const Config *c, long step, long update, double lr,
-                    double grad_scale)
+void optimizer_step(ParamStore *store, const Config *c, long step, double lr, double grad_scale)
 {
     const StepParams params = { .lr = lr,
                                 .beta1 = c->optimizer.beta1,
                                 .beta2 = c->optimizer.beta2,
                                 .eps = c->optimizer.eps,
                                 .grad_scale = grad_scale,
-                                .update = update,
+                                .update = ++store->counts.updates,
                                 .seed = random_bits(c->seed, step) };
     Parts all = list_parts(store);
     UpdateBuffers buffers = { 0 };

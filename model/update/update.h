@@ -6,8 +6,7 @@
  * not. Waits. */
 double optimizer_grad_norm(const ParamStore *store);
 
-/* One update of every shard by the run's optimizer. `update`: number of updates so far, including
- * this one; `step` seeds stochastic rounding. OLMo's parameter groups: norms and embeddings decay
- * only if the configuration says so. */
-void optimizer_step(ParamStore *store, const Config *c, long step, long update, double lr,
-                    double grad_scale);
+/* One update of every shard by the run's optimizer, counted in store->counts. `step` seeds
+ * stochastic rounding. OLMo's parameter groups: norms and embeddings decay only if the
+ * configuration says so. */
+void optimizer_step(ParamStore *store, const Config *c, long step, double lr, double grad_scale);
