@@ -114,7 +114,7 @@ static void test_length(void **state)
                "activations: {keep: block}\nfp8: {forward: saved}\ndevice_train_microbatch_size: 8\ndevice_eval_batch_size: 24\n");
     static const struct { const char *more[2], *recipe; DType head; int sequences, batch; } runs[] = {
         { { "--eval_only" }, "fp8", E5M2, 8, 24 },           /* evaluated as in its run, trained as set here */
-        { { "--eval_only", "--precision=amp_bf16" }, "bf16", BF16, 8, 24 },
+        { { "--eval_only", "--recipe=bf16" }, "bf16", BF16, 8, 24 },
         { { "--eval_only", "--device_train_microbatch_size=2" }, "fp8", E5M2, 2, 2 },
         { { "--eval_only", "--device_eval_batch_size=16" }, "fp8", E5M2, 8, 16 },
         { { "--eval_only", "--format.head=bf16" }, "fp8", BF16, 8, 24 },

@@ -5,7 +5,7 @@
 
 extern char try_folder[64], try_path[128];       /* a temporary folder; the file x.yaml in it that try_load reads */
 extern const char try_complete[];                /* a complete file */
-extern const char try_published[];               /* the spellings of OLMo's and COAT's published files, shortened */
+extern const char try_published[];               /* the spellings of OLMo's published files, shortened */
 
 int  try_make_folder(void **state);
 int  try_remove_folder(void **state);
