@@ -1,5 +1,5 @@
 """YAML of axolotl."""
-from config_keys import number, shown, truth
+from config_keys import shown, truth
 from config_training_arguments import (HUB, LABELS, METRICS, PYTORCH, adapters, base, checkpointing, duration, optimizer, scheduler,
                                        sharding)
 
@@ -31,7 +31,7 @@ def data(c):
     sets = [entry.get("path") for entry in c.take("datasets", []) + c.take("pretraining_dataset", []) if isinstance(entry, dict)]
     c.ask("data.paths", f"{', '.join(map(str, sets)) or 'the data'}: text; make tokens of it by scripts/make_shards.py or "
           "make_chat_shards.py and give their files")
-    held = number(c.take("val_set_size", 0))
+    held = c.count("val_set_size", 0)
     if held or c.take("test_datasets"):
         c.ask("evaluators", f"val_set_size: {held}: make tokens of the validation data and give their files")
     c.drop("train_on_inputs chat_template chat_template_jinja special_tokens tokens added_tokens_overrides tokenizer_type "
@@ -42,8 +42,8 @@ def data(c):
 
 def steps(c, kind, interval, ours):
     """kind: save or eval."""
-    each = number(c.take(f"{kind}s_per_epoch", 0))
-    given = number(c.take(interval))
+    each = c.count(f"{kind}s_per_epoch", 0)
+    given = c.count(interval)
     if given is not None and given >= 1:
         c.put(ours, given, f"{interval}: {given}")
     elif each or given:
@@ -58,7 +58,7 @@ def parallel(c):
     for theirs, ours in (("tensor_parallel_size", "tensor"), ("context_parallel_size", "context"),
                          ("sequence_parallel_degree", "context"),
                          ("dp_shard_size", "shard"), ("dp_replicate_size", "replicate")):
-        value = int(number(c.take(theirs, 1)))
+        value = int(c.count(theirs, 1))
         if value > 1:
             c.put(f"parallelism.{ours}", value, f"{theirs}: {value}")
             width *= value if ours in ("tensor", "context") else 1
@@ -72,13 +72,13 @@ def convert(c):
             c.refuse(key, value, "./train pretrains and fine-tunes on given tokens")
     c.load_path("base_model", c.take("base_model"))
     precision(c)
-    c.batch(int(number(c.take("micro_batch_size", 1))), int(number(c.take("gradient_accumulation_steps", 1))), parallel(c))
+    c.batch(c.count("micro_batch_size", 1), c.count("gradient_accumulation_steps", 1), parallel(c))
     data(c)
     optimizer(c, "optimizer", "adamw_torch_fused", None)
     if "optimizer.learning_rate" not in c.ours:
         c.refuse("learning_rate", None, "axolotl needs one")
     scheduler(c, "lr_scheduler", "cosine")
-    least = number(c.take("cosine_min_lr_ratio", 0))
+    least = c.count("cosine_min_lr_ratio", 0)
     if least:
         c.put("scheduler.alpha_f", least, f"cosine_min_lr_ratio: {least}")
     duration(c, "num_epochs", 1)

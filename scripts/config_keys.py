@@ -1,5 +1,5 @@
 """What convert_config.py makes: the new keys, and the list of what became of each old one."""
-import functools, json, os, re
+import functools, json, math, os, re
 
 from errors import Bad
 
@@ -46,6 +46,8 @@ def number(value):
         x = float(value.replace("_", ""))
     except ValueError:
         return value
+    if not math.isfinite(x):
+        return value
     return int(x) if x == int(x) and "e" not in value.lower() and "." not in value else x
 
 
@@ -64,7 +66,7 @@ def scalar(value):
 def shown(value):
     text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, (dict, list)) else \
         value if isinstance(value, str) else scalar(value)
-    text = " ".join(text.split())
+    text = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -113,11 +115,18 @@ class Converted:
         source = source or f"default of {self.program}"
         self.translated.append(f"{source} -> {key}: {shown(value)}{why and f' ({why})'}")
 
-    def move(self, theirs, ours, default=None, change=lambda x: x, why=""):
+    def count(self, key, default=None):
+        """Their number."""
+        value = number(self.take(key, default))
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            self.refuse(key, value, "expected a number")
+        return value
+
+    def move(self, theirs, ours, default=None, change=None, why=""):
         """Their key as ours; `default`: theirs, if the file does not have it."""
         value = self.take(theirs)
         if value is not None:
-            self.put(ours, change(number(value)), f"{theirs}: {shown(value)}", why)
+            self.put(ours, change(number(value)) if change else value, f"{theirs}: {shown(value)}", why)
         elif default is not None:
             self.put(ours, default, None, why)
 

@@ -29,8 +29,8 @@ ONLY = {
     "quantize_optimizer.expand_min": ("16", "the expansion exponent is a multiple of 1/16"),
 }
 NO_USE = (
-    ("model.flash_attention model.rope_full_precision model.alibi_bias_max model.block_group_size model.init_device "
-     "model.precision "
+    ("model.flash_attention model.rope_full_precision model.alibi_bias_max model.block_group_size "
+     "model.init_device model.precision "
      "quantize_model.weight_memory_efficient fused_loss compile", "computed in one way here; results are the same"),
     ("data.pad_direction data.drop_last data.num_workers data.pin_memory data.prefetch_factor data.persistent_workers data.timeout "
      "save_data_indices hf_datasets_cache_dir evaluators[].data.pad_direction evaluators[].data.drop_last "
@@ -113,8 +113,9 @@ def resolve_all(c):
         try:
             result[key] = resolve(c, key, value)
         except Unknown:
-            if key in known():
-                c.ask(f"{key}: {shown(value)}", f"it depends on files or variables of a machine; without it: {known()[key]}")
+            if key in known() or key == "evaluators":
+                c.ask(f"{key}: {shown(value)}", f"it depends on files or variables of a machine; without it: "
+                      f"{known().get(key, 'none')}")
             else:
                 result[key] = value
     for key, value in c.theirs.items():
@@ -142,14 +143,14 @@ def columns(c, recipe, model, optimizer):
     """Columns that COAT's sections change, where the recipe has another value."""
     names = [f"quantize_model.{x}" for x in ("fabit", "fwbit", "fobit", "babit", "bwbit", "bobit")]
     forward, backward = one_format(c, names[:3], "e4m3"), one_format(c, names[3:], "e5m2")
-    group = int(c.take("quantize_model.group_size", 0))
+    group = c.count("quantize_model.group_size", 0)
     for key, (usual, usual_group) in FORWARD.get(recipe, {}).items() if model else ():
         size = (group or usual_group) if usual_group else 0
         if (forward, size) != (usual, usual_group):
             c.put(key, forward + f"/{size}" * bool(size), "quantize_model")
     if model and backward != "e5m2":
         c.put("format.gradient", backward, "quantize_model")
-    size = int(c.take("quantize_optimizer.qgroup_size", 128))
+    size = c.count("quantize_optimizer.qgroup_size", 128)
     for i, order in enumerate(("first", "second"), 1):
         kind = one_format(c, [f"quantize_optimizer.{order}_order_bit"], "e4m3")
         words = str(c.take(f"quantize_optimizer.{order}_order_expansion", "true")).lower()
@@ -184,7 +185,7 @@ def choose_recipe(c):
     if precision == "amp_fp16":
         c.ask("recipe", "there is no float16 with loss scaling; bf16 has the same memory")
     columns(c, recipe, model, optimizer)
-    c.drop("quantize_model quantize_optimizer", "no method of COAT's uses it")
+    c.drop("quantize_model quantize_optimizer", "recipe and format say what is in FP8")
 
 
 def checkpointing(c):
@@ -199,18 +200,26 @@ def checkpointing(c):
     ranks = c.take("distributed_strategy")
     if ranks in ("ddp", "single"):
         c.put("fsdp.sharding_strategy", "NO_SHARD", f"distributed_strategy: {ranks}")
+    elif ranks:
+        c.dropped.append(f"distributed_strategy: {ranks}: fsdp.sharding_strategy says what is sharded")
 
 
 # ---- the rest ---------------------------------------------------------------------------------------------------------------
 
 def one_value(c):
+    same = []
     for key, (values, why) in list(ONLY.items()) + [(f"model.{key}", row) for key, row in MODEL.items()]:
         value = c.take(key)
-        if value is None or str(value).lower() in values.split():
+        if value is None:
+            continue
+        if str(value).lower() in values.split():
+            same.append(key)
             continue
         if key.startswith("model."):
             c.refuse(key, value, f"./train cannot compute this model: {why}")
         c.dropped.append(f"{key}: {shown(value)}: {why}")
+    if same:
+        c.dropped.append(f"{', '.join(same)}: ./train has only the value that the file gives")
 
 
 def evaluator(c, tree, prefix="evaluators[]."):

@@ -74,15 +74,18 @@ def model(c):
     block, mixer = "model.block", "model.block.sequence_mixer"
     if not any(key.startswith(mixer) for key in c.theirs):
         mixer = "model.block.attention"                                 # earlier versions
+    same = []
     for key, values in ONLY.items():
         part, _, last = key.rpartition(".")
         place = {"model": "model", "model.block": block, "sequence_mixer": mixer, "rope": f"{mixer}.rope",
                  "lm_head": "model.lm_head", "feed_forward": f"{block}.feed_forward"}[part] + "." + last
-        value = c.theirs.get(place)
+        value = c.theirs.get(place) if place == f"{block}.name" else c.take(place)
         if value is not None and str(value) not in values.split():
             c.refuse(place, value, f"./train computes only {values.replace(' ', ' or ')}")
-        if place != f"{block}.name":
-            c.take(place)
+        if value is not None:
+            same.append(place)
+    if same:
+        c.dropped.append(f"{', '.join(same)}: ./train computes this")
     for key in ("embedding_norm.name", "embed_scale", "block_pattern", "block_overrides", "embedding_init_std"):
         no(c, MODEL + key, "./train has no such part")
     sparse = ("model.block_overrides", "model.block.feed_forward_moe", "model.block.routed")
@@ -294,8 +297,7 @@ def saving(c):
     c.drop("trainer.callbacks.lm_evaluator trainer.callbacks.downstream_evaluator trainer.no_evals", "see evaluators")
     c.drop("trainer.callbacks", METRICS)
     c.drop("trainer.work_dir trainer.cancel_check_interval trainer.bookkeeping_soft_timeout trainer.async_bookkeeping "
-           "trainer.device "
-           "launch backend", LAUNCH)
+           "trainer.device launch backend", LAUNCH)
 
 
 def plain(c):

@@ -181,6 +181,5 @@ def convert(c):
     c.drop("validation", "evaluators name files of tokens")
     saving(c)
     c.drop("training.compile training.dataset_path training.enable_cpu_offload training.gc_freq training.gc_debug "
-           "training.deterministic "
-           "debug", PYTORCH)
+           "training.deterministic debug", PYTORCH)
     c.rest()

@@ -30,7 +30,7 @@ def optimizer(c, key, default, rate):
     if name not in OPTIMIZERS:
         c.ask("optimizer.name", f"./train has adamw, adamw8bit and muon, not {name}")
     c.move("learning_rate", "optimizer.learning_rate", rate)
-    betas = [number(c.take("adam_beta1", 0.9)), number(c.take("adam_beta2", 0.999))]
+    betas = [c.count("adam_beta1", 0.9), c.count("adam_beta2", 0.999)]
     c.put("optimizer.betas", betas, "adam_beta1, adam_beta2")
     c.move("adam_epsilon", "optimizer.eps", 1e-8)
     c.move("weight_decay", "optimizer.weight_decay", 0.0)
@@ -40,11 +40,11 @@ def optimizer(c, key, default, rate):
 
 def scheduler(c, key, default):
     kind = str(c.take(key, default))
-    arguments = {name: number(c.take(f"lr_scheduler_kwargs.{name}")) for name in ("min_lr", "min_lr_rate", "num_decay_steps")}
+    arguments = {name: c.count(f"lr_scheduler_kwargs.{name}") for name in ("min_lr", "min_lr_rate", "num_decay_steps")}
     c.put("scheduler.name", SCHEDULERS.get(kind, kind), f"{key}: {kind}")
     if kind not in SCHEDULERS:
         c.ask("scheduler.name", f"./train has no schedule {kind}")
-    steps, share = number(c.take("warmup_steps", 0)), number(c.take("warmup_ratio", 0))
+    steps, share = c.count("warmup_steps", 0), c.count("warmup_ratio", 0)
     if 0 < steps < 1:
         steps, share = 0, steps
     if share and not steps:
@@ -52,7 +52,7 @@ def scheduler(c, key, default):
     else:
         c.put("scheduler.t_warmup", steps, f"warmup_steps: {steps}")
     c.put("scheduler.warmup_min_lr", 0, "the warmup begins at 0")
-    least = arguments["min_lr_rate"] or (arguments["min_lr"] or 0) / (c.ours["optimizer.learning_rate"] or 1)
+    least = arguments["min_lr_rate"] or (arguments["min_lr"] or 0) / (number(c.ours["optimizer.learning_rate"]) or 1)
     c.put("scheduler.alpha_f", round(least, 12), f"{key}: {kind}")
     if arguments["num_decay_steps"]:
         c.put("scheduler.t_decay", arguments["num_decay_steps"], "lr_scheduler_kwargs.num_decay_steps")
@@ -60,7 +60,7 @@ def scheduler(c, key, default):
 
 
 def duration(c, epochs_key, default):
-    steps, epochs = number(c.take("max_steps", -1)), number(c.take(epochs_key, default))
+    steps, epochs = c.count("max_steps", -1), c.count(epochs_key, default)
     if steps > 0:
         c.put("max_duration", steps, f"max_steps: {steps}")
     else:
@@ -84,7 +84,7 @@ def adapters(c, rank_key, alpha_key, target_key, dropout_key, linear=False, defa
     elif not targets and not linear:
         c.ask("lora.target_modules", "the file leaves the matrices to PEFT, which often takes q_proj and v_proj; without it: "
               "all-linear")
-    if number(c.take(dropout_key, 0)):
+    if c.count(dropout_key, 0):
         c.dropped.append(f"{dropout_key}: there is no dropout")
 
 
@@ -140,9 +140,11 @@ def intervals(c, strategy, steps, ours, default):
     """strategy: the key that is no, steps or epoch."""
     theirs = str(c.take(strategy, "steps" if default else "no"))
     if theirs == "steps":
-        c.move(steps, ours, 500)
-        if isinstance(c.ours.get(ours), float):
-            c.ask(ours, f"{c.ours.pop(ours)} of the run; its number of steps depends on the data")
+        share = number(c.theirs.get(steps))
+        if isinstance(share, float) and share < 1:
+            c.put(ours, None, f"{steps}: {c.take(steps)}")
+            c.ask(ours, f"{share} of the run; its number of steps depends on the data")
+        c.move(steps, ours, None if ours in c.ours else 500)
     elif theirs in ("no", "epoch", "best"):
         c.put(ours, None, f"{strategy}: {theirs}")
         if theirs == "epoch":
@@ -201,7 +203,7 @@ def convert(c):
     else:
         c.ask("load_path", "the file names no model; give its folder, or a section model")
     precision(c)
-    c.batch(int(number(c.take("per_device_train_batch_size", 8))), int(number(c.take("gradient_accumulation_steps", 1))))
+    c.batch(c.count("per_device_train_batch_size", 8), c.count("gradient_accumulation_steps", 1))
     packing(c)
     optimizer(c, "optim", "adamw_torch", 5e-5)
     scheduler(c, "lr_scheduler_type", "linear")
@@ -215,7 +217,7 @@ def convert(c):
         adapters(c, "lora_r", "lora_alpha", "lora_target_modules", "lora_dropout", default_rank=16, default_alpha=32)
     if lora:
         c.move("use_rslora", "lora.use_rslora", change=lambda x: truth(x))
-        bits = number(c.take("quantization_bit", 0))
+        bits = c.count("quantization_bit", 0)
         base(c, truth(c.take("load_in_4bit", False)) or bits == 4, truth(c.take("load_in_8bit", False)) or bits == 8)
     checkpointing(c)
     sharding(c)

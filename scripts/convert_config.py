@@ -74,7 +74,10 @@ def main():
     tree = read(options.file)
     kind = kind_of(options.file, tree)
     converted = Converted(tree, kind.NAME, options.file, options.ranks)
-    kind.convert(converted)
+    try:
+        kind.convert(converted)
+    except (AttributeError, IndexError, TypeError, ValueError) as problem:      # a list where a number should be, and the like
+        raise errors.Bad(f"{options.file}: this is no {kind.NAME} that this script understands: {problem}") from problem
     report = converted.report(os.path.basename(options.file))
     print("".join(f"# {line}".rstrip() + "\n" for line in report) + converted.text(), end="")
     print("\n".join(report), file=sys.stderr)

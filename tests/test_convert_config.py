@@ -149,7 +149,7 @@ class ConvertConfig(unittest.TestCase):
             (lambda t: t.replace("seed: 6198", "seed: [1"), "coat.yaml:", "expected"),
         ):
             done = self.run_script(self.changed("coat.yaml", change, "path"))
-            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (1, "", 1), done.stderr)
             for part in ("error: ", *parts):
                 self.assertIn(part, done.stderr)
         said = self.changed("coat.yaml", lambda t: t + "\ntime_limit: 3600\nstep_hook: x\n")[1]
@@ -240,20 +240,26 @@ class ConvertConfig(unittest.TestCase):
         self.plan("--ranks=4", "--load_path=tests/golden/llama", "--model.max_sequence_length=64")
         done = self.run_script(self.changed("axolotl.yml", lambda t: t + "\nrl: dpo\n", "path"))
         self.assertIn("rl: dpo", done.stderr)
+        for wrong in ("micro_batch_size: [2]", "micro_batch_size: many", "datasets: 5", "base_model: {a: 1}"):
+            name = wrong.partition(":")[0]
+            without = re.compile(rf"(?m)^{name}:.*\n(?: .*\n)*")
+            done = self.run_script(self.changed("axolotl.yml", lambda t: without.sub("", t) + f"\n{wrong}\n", "path"))
+            self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (1, "", 1), done.stderr)
 
     def test_training_arguments(self):
         keys, said = self.convert(os.path.join(CONFIGS, "training-arguments.yaml"), "--ranks", "8")
         expected = {"load_path": "Qwen/Qwen3-4B-Instruct-2507", "recipe": "bf16", "global_train_batch_size": 16,
                     "device_train_microbatch_size": 1, "model.max_sequence_length": 2048, "max_duration": "3.0ep",
-                    "optimizer.name": "adamw", "optimizer.learning_rate": "1e-05", "optimizer.eps": "1e-08",
+                    "optimizer.name": "adamw", "optimizer.learning_rate": 1e-05, "optimizer.eps": "1e-08",
                     "scheduler.name": "cosine_with_warmup", "scheduler.warmup_fraction": 0.1, "scheduler.alpha_f": 0.0,
                     "scheduler.warmup_min_lr": 0, "fsdp.sharding_strategy": "FULL_SHARD", "save_interval": 500,
                     "eval_interval": None, "seed": 42, "max_grad_norm": 1.0}
         self.assertEqual({key: keys.get(key, "missing") for key in expected}, expected)
         self.plan("--load_path=tests/golden/qwen3", "--model.max_sequence_length=64")
-        arguments = {"output_dir": "out", "per_device_train_batch_size": 4, "learning_rate": 2e-5, "max_steps": 300, "warmup_steps": 30,
-                     "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 2e-6}, "bf16": True,
-                     "optim": "adafactor", "model_name_or_path": CONFIGS, "max_length": 1024, "packing": True, "use_peft": True, "lora_r": 8,
+        arguments = {"output_dir": "out", "per_device_train_batch_size": 4, "learning_rate": 2e-5, "max_steps": 300,
+                     "warmup_steps": 30, "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 2e-6},
+                     "bf16": True, "optim": "adafactor", "model_name_or_path": CONFIGS, "max_length": 1024, "packing": True,
+                     "use_peft": True, "lora_r": 8,
                      "lora_target_modules": ["q_proj", "v_proj", "lm_head"], "load_in_4bit": True, "eval_strategy": "epoch",
                      "past_index": -1, "adafactor": False}
         path = os.path.join(self.folder, "arguments.json")
