@@ -272,7 +272,7 @@ static void test_published(void **state)
 {
     (void)state;
     try_write(try_path, try_published);
-    Config *c = try_load(4, "--recipe=bf16", "--device_eval_batch_size=null", NULL, NULL);
+    Config *c = try_load(4, "--recipe=bf16", NULL, NULL, NULL);
     assert_true(c->model.mlp_width == 256 && !c->model.norm_affine && c->model.init_fn == INIT_MITCHELL);
     assert_true(c->scheduler.name == LINEAR_WITH_WARMUP && c->scheduler.grad_clip_warmup_steps == 1000 &&
                 c->scheduler.grad_clip_warmup_factor == 10);
