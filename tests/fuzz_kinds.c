@@ -68,7 +68,6 @@ static void read_yaml(void)
     for (int i = 2; i < argc; i++)
         if (strncmp(argv[i], "--help", 6) == 0 || strcmp(argv[i], "-h") == 0)
             return;
-    setenv("ODD", "${seed}", 1);
     read_config(argc, argv);
 }
 

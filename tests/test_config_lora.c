@@ -220,11 +220,10 @@ static void test_refused(void **state)
           "lora.target_modules q_proj k_proj v_proj o_proj gate_proj up_proj down_proj lm_head" },
         { "--lora={rank: 2, target_modules: []}", "lora.target_modules rank 2" },
         { "--lora={rank: 2, dropout: 0.1}", "lora.dropout 0.1 0|0.0|null rank 2" },
-        { "--lora={rank: 2, lora_dropout: 0.05}", "lora.lora_dropout 0.05 rank 2" },
+        { "--lora={rank: 2, lora_dropout: 0.05}", "lora.dropout 0.05 rank 2" },
         { "--lora={rank: 2, use_dora: true}", "lora.use_dora true false|null rank 2" },
         { "--lora={rank: 2, bias: all}", "lora.bias all none|null rank 2" },
         { "--lora={rank: 2, modules_to_save: [lm_head]}", "lora.modules_to_save rank 2 lm_head" },
-        { "--lora={rank: 2, lora_alpha: 4}", "lora.lora_alpha lora.alpha rank 2 4" },
         { "--lora.rank=65", "lora.rank 65 64 q_proj" },
         { "--lora={rank: 33, target_modules: [q_proj, k_proj]}",
           "lora.rank 33 32 k_proj 64 target_modules q_proj" },
@@ -237,8 +236,7 @@ static void test_refused(void **state)
             fail_msg("%s was accepted", list[i].argument);
         try_names(message, list[i].names);
     }
-    config_free(load(load_base,
-                     "--lora={rank: 2, dropout: 0.0, lora_dropout: 0, use_dora: false, bias: none}",
+    config_free(load(load_base, "--lora={rank: 2, lora_dropout: 0, use_dora: false, bias: none}",
                      "--lora.modules_to_save=null", NULL));
 }
 

@@ -133,7 +133,7 @@ static void test_length(void **state)
     } runs[] = {
         /* evaluated as in its run, trained as set here */
         { { "--eval_only" }, "fp8", E5M2, 8, 24 },
-        { { "--eval_only", "--precision=amp_bf16" }, "bf16", BF16, 8, 24 },
+        { { "--eval_only", "--recipe=bf16" }, "bf16", BF16, 8, 24 },
         { { "--eval_only", "--device_train_microbatch_size=2" }, "fp8", E5M2, 2, 2 },
         { { "--eval_only", "--device_eval_batch_size=16" }, "fp8", E5M2, 8, 16 },
         { { "--eval_only", "--format.head=bf16" }, "fp8", BF16, 8, 24 },

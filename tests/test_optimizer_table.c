@@ -37,9 +37,6 @@ static void test_choice(void **state)
     assert_true(try_printed(message, sizeof message, 2, 1, "--optimizer={name: adamw, eps: 1e-8}",
                             "--format.moment1=bf16"));
     assert_string_equal(message, "");
-    assert_true(try_printed(message, sizeof message, 2, 1, "--optimizer.name=adamw8bit",
-                            "--quantize_optimizer={use_quantize_optimizer: coat_fp8_adamw}"));
-    try_contains(message, "the formats of quantize_optimizer (optimizer adamw8bit has its own)");
     assert_false(try_printed(message, sizeof message, 2, 1, "--format.moment1=dynamic8/256", NULL));
     try_contains(message, "only the moments of --optimizer.name=adamw8bit are");
     assert_true(try_printed(message, sizeof message, 2, 1, "--optimizer.momentum=0.9",

@@ -240,7 +240,7 @@ static void test_terminal(void **state)
     double time_of[MAX_STEPS];
     const time_t start = time(NULL);
     static const char arguments[] =
-        "--max_duration=100 --stop_at=%d --wandb.project=x --save_folder=%s/terminal %s";
+        "--max_duration=100 --stop_at=%d --scheduler.t_decay=1 --save_folder=%s/terminal %s";
     expect_status(train(2, arguments, 1, folder, ""), 0);
     by = ONE_PIPE;
     expect_status(train(2, arguments, 3, folder, "--try_load_latest_save"), 0);

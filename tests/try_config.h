@@ -7,7 +7,7 @@
 /* a temporary folder; the file x.yaml in it that try_load reads */
 extern char try_folder[64], try_path[128];
 extern const char try_complete[]; /* a complete file */
-/* the spellings of OLMo's and COAT's published files, shortened */
+/* the spellings of OLMo's published files, shortened */
 extern const char try_published[];
 
 int try_make_folder(void **state);

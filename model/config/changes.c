@@ -45,8 +45,7 @@ static char *value_of(const void *holder, const ConfigKey *k)
 static bool can_differ(const Reader *r, const ConfigKey *k, bool from_hf)
 {
     const int type = k->type & TYPE_MASK;
-    if (type == FIXED || type == UNUSED || type == DATASETS || type == SECTIONS ||
-        config_element(k->name))
+    if (type == FIXED || type == DATASETS || type == SECTIONS || config_element(k->name))
         return false;
     const bool follows =
         !(k->type & FOLLOWS) && k->default_text && strcmp(k->default_text, "null") == 0;

@@ -180,8 +180,6 @@ static void complete_strategy(Reader *r)
 {
     const Strategy *s = &r->s->c.strategy;
     const bool stages = pipeline_stages(s) > 1;
-    if (r->s->fsdp.distributed == DDP || r->s->fsdp.distributed == SINGLE)
-        r->s->fsdp.strategy = NO_SHARD;
     const ShardingStrategy strategy = r->s->fsdp.strategy;
     const bool keeps = strategy == SHARD_GRAD_OP || strategy == HYBRID_SHARD_ZERO2;
     const int mode = r->s->fsdp.grad_sync_mode;

@@ -158,7 +158,7 @@ static void check_tile(Reader *r)
     if (!recipe_recomputes(&c->recipe))
         die("%s: mlp_tile %d: forward saves the MLP of all tokens in every block, so tiles would "
             "save nothing; let backward run "
-            "blocks again (--activation_checkpointing=whole_layer), or use --mlp_tile=0",
+            "blocks again (--activations.keep=block), or use --mlp_tile=0",
             where, c->mlp_tile);
 }
 

@@ -188,7 +188,7 @@ static void read_argument(ExportOptions *o, YamlNode *root, const char *argument
         die("'%s' names no folder; %s", argument, usage);
     yaml_override(root, argument);
     YamlNode *n = yaml_find(root, k->name);
-    yaml_resolve(root, n, config_default, config_name);
+    yaml_expand_home(n);
     value_parse(o, k, n);
     if ((k->type & TYPE_MASK) == STRING && !*(char **)((char *)o + k->offset))
         die("'%s' names no folder; %s", argument, usage);

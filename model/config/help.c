@@ -10,22 +10,10 @@
 #include "model/config/export_options.h"
 #include "kernels/runtime/version.h"
 
-/* "wandb.*" matches wandb itself and all keys below it. */
-static bool is_section_of(const char *pattern, const char *name)
-{
-    size_t n = strlen(pattern);
-    if (n < 2 || strcmp(pattern + n - 2, ".*") != 0)
-        return false;
-    return strncmp(pattern, name, n - 2) == 0 && (name[n - 2] == '.' || name[n - 2] == '\0');
-}
-
 const ConfigKey *config_key(const char *name)
 {
     for (const ConfigKey *k = config_keys; k->name; k++)
         if (strcmp(k->name, name) == 0)
-            return k;
-    for (const ConfigKey *k = config_keys; k->name; k++)
-        if (is_section_of(k->name, name))
             return k;
     return NULL;
 }
@@ -43,12 +31,6 @@ size_t config_element(const char *name)
 {
     const char *brackets = strstr(name, "[].");
     return brackets ? (size_t)(brackets + 3 - name) : 0;
-}
-
-const char *config_default(const char *name)
-{
-    const ConfigKey *k = config_key(name);
-    return k ? k->default_text : NULL;
 }
 
 /* ---- the nearest key ------------------------------------------------------------------------- */
@@ -114,7 +96,7 @@ static void suggest(char best[128], int *best_distance, const ConfigKey *keys, c
     for (const ConfigKey *k = keys; k->name; k++) {
         if (strncmp(k->name, name, first) != 0)
             continue;
-        for (size_t end = first + strcspn(k->name + first, ".["); k->name[end - 1] != '*';
+        for (size_t end = first + strcspn(k->name + first, ".[");;
              end += 1 + strcspn(k->name + end + 1,
                                 ".[")) { /* "a", "a.b", "a.b.c": sections, then the key */
             char candidate[128];
@@ -176,11 +158,6 @@ static void print_key(FILE *f, const ConfigKey *k)
         fprintf(f, "  %s: only %s: %s\n", k->name, k->choices, k->help);
         return;
     }
-    if ((k->type & TYPE_MASK) == UNUSED) {
-        fprintf(f, "  %s: accepted, without effect%s%s\n", k->name, k->help ? ": " : "",
-                k->help ? k->help : "");
-        return;
-    }
     value_expected(expected, sizeof expected, k);
     fprintf(f, "  %s: %s", k->name, expected);
     if (!k->default_text)
@@ -205,7 +182,7 @@ static void print_all(FILE *f)
           "adapters merged, config.json\n"
           "and tokenizer, without states of the training; --average writes the mean of several; "
           "--help=export lists the\n"
-          "options of both. Keys and values are those of OLMo's files:\n\n",
+          "options of both. Keys have OLMo's names:\n\n",
           f);
     for (const ConfigKey *k = config_keys; k->name; k++)
         if ((k->type & TYPE_MASK) < FIXED)
@@ -214,11 +191,6 @@ static void print_all(FILE *f)
     for (const ConfigKey *k = config_keys; k->name; k++)
         if ((k->type & TYPE_MASK) == FIXED)
             fprintf(f, "  %s: %s (%s)\n", k->name, k->choices, k->help);
-    fputs("\nAccepted with a warning, without effect:\n ", f);
-    for (const ConfigKey *k = config_keys; k->name; k++)
-        if ((k->type & TYPE_MASK) == UNUSED)
-            fprintf(f, " %s", k->name);
-    fputs("\n", f);
 }
 
 /* Suggests the most similar key or option of an export, or those that contain the word, such as
@@ -227,6 +199,7 @@ static _Noreturn void unknown_key(const char *name)
 {
     const ConfigKey *const tables[] = { config_keys, export_keys };
     char near[512] = "", best[128] = "";
+    config_refuse_foreign("--help", name);
     int count = 0, distance = largest_distance(name);
     for (int i = 0; i < 2; i++)
         suggest(best, &distance, tables[i], name);
@@ -291,8 +264,6 @@ void config_print_markdown(FILE *f)
     fputs("| key | value | default | meaning |\n|---|---|---|---|\n", f);
     for (const ConfigKey *k = config_keys; k->name; k++) {
         char expected[256];
-        if ((k->type & TYPE_MASK) == UNUSED)
-            continue;
         value_expected(expected, sizeof expected, k);
         fprintf(f, "| `%s` | ", k->name);
         print_cell(f, expected);

@@ -47,31 +47,20 @@ static bool is_section(const char *name)
 {
     size_t length = strlen(name);
     for (const ConfigKey *k = config_keys; k->name; k++)
-        if (strncmp(k->name, name, length) == 0 && k->name[length] == '.' &&
-            k->name[length + 1] != '*')
+        if (strncmp(k->name, name, length) == 0 && k->name[length] == '.')
             return true;
     return false;
 }
 
-static void note_unused(Reader *r, const ConfigKey *k, const YamlNode *n, const char *name)
-{
-    if (n->kind == YAML_SCALAR && (!n->text || key_listed(k->choices, n->text)))
-        return;
-    fflush(r->notes);
-    if (config_element(name) && strstr(r->notes_text, name))
-        return; /* already noted for another element */
-    if (k->help)
-        config_note(r, "%s (%s)", name, k->help);
-    else
-        config_note(r, "%s", name);
-}
-
 static _Noreturn void unknown(const YamlNode *n, const char *name)
 {
+    config_refuse_foreign(yaml_where(n), name);
     const char *near = config_suggest(name);
     if (near)
         die("%s: unknown key '%s'; did you mean '%s'?", yaml_where(n), name, near);
-    die("%s: unknown key '%s'; ./train --help lists all", yaml_where(n), name);
+    die("%s: unknown key '%s'; ./train --help lists all. scripts/convert_config.py converts files "
+        "of other programs",
+        yaml_where(n), name);
 }
 
 /* Null for a section: --model.rope_scaling=null resets the values of a loaded model. A section of
@@ -104,21 +93,14 @@ static void check_key(const YamlNode *n)
 void config_apply(Reader *r, YamlNode *n, const char *name, void *holder)
 {
     if (!is_section(name)) {
-        char below[512]; /* `tokenizer` is a text, or a section without effect */
-        snprintf(below, sizeof below, "%s.*", name);
-        const ConfigKey *k =
-            n->kind == YAML_MAP && config_key(below) ? config_key(below) : config_key(name);
-        if (!k)
+        const ConfigKey *k = config_key(name);
+        if (!k || (n->kind == YAML_MAP && strcmp(name, "tokenizer") == 0)) /* OLMo's section */
             unknown(n, name);
         if (config_is_unread(&r->s->c, name))
             return;
         if ((k->type & TYPE_MASK) == SECTIONS)
             return;
-        if ((k->type & TYPE_MASK) == UNUSED) {
-            note_unused(r, k, n, name);
-            return;
-        }
-        yaml_resolve(r->root, n, config_default, config_name);
+        yaml_expand_home(n);
         config_check_texts(n, name);
         if (!(k->type & FOLLOWS) || n->kind != YAML_SCALAR || n->text)
             value_parse(holder, k, n);

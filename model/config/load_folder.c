@@ -89,12 +89,6 @@ static int trained_length(const char *folder)
     return (double)length >= k->min && (double)length <= k->max ? (int)length : 0;
 }
 
-static bool recipe_is_given(const Reader *r)
-{
-    return config_given(r, "recipe") || config_given(r, "precision") ||
-           config_given(r, "quantize_model") || config_given(r, "quantize_optimizer");
-}
-
 /* Whether the user gives `key`, even as null. */
 static bool is_asked(const Reader *r, const char *key)
 {
@@ -127,7 +121,8 @@ static void take(Reader *r, const char *name, const YamlNode *n)
  * they are given. */
 static void complete_evaluation(Reader *r, const char *folder)
 {
-    const bool recipe = !recipe_is_given(r), batches = !is_asked(r, "device_train_microbatch_size");
+    const bool recipe = !config_given(r, "recipe"),
+               batches = !is_asked(r, "device_train_microbatch_size");
     const struct {
         const char *name;
         bool wanted;

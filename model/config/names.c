@@ -1,28 +1,38 @@
-/* Other names of keys: those that earlier versions had, and torchtitan's. Files, arguments and
- * saved configurations may have them. After config_rename a tree has the names of table.c only. */
+/* Other names of keys: those of earlier versions, of torchtitan and of PEFT. Files, arguments and
+ * saved configurations may have them. After config_rename a tree has the names of table.c only.
+ * Keys of other programs that have no place here are refused; the message names the script that
+ * converts their files. */
 #include "model/config/table.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/runtime/error.h"
+#include "kernels/runtime/text.h"
+#include "model/config/files.h"
+
+typedef enum { EARLIER, TORCHTITAN, PEFT } Origin;
 
 /* as_null: the value of `other` that `name` has as null. */
 static const struct {
+    Origin origin;
     const char *other, *name, *as_null;
 } names[] = {
     /* the ranks that are left */
-    { "format.keep", "activations.keep" },
-    { "format.recompute", "activations.recompute" },
-    { "format.forward", "fp8.forward" },
-    { "format.fast", "fp8.fast_accumulation" },
-    { "format.scales", "fp8.scales" },
-    { "parallelism.data_parallel_replicate_degree", "parallelism.replicate" },
-    { "parallelism.data_parallel_shard_degree", "parallelism.shard", "-1" },
-    { "parallelism.context_parallel_degree", "parallelism.context" },
-    { "parallelism.tensor_parallel_degree", "parallelism.tensor" },
-    { "parallelism.pipeline_parallel_degree", "parallelism.pipeline" },
-    { "parallelism.pipeline_parallel_schedule", "parallelism.pipeline_schedule" },
+    { EARLIER, "format.keep", "activations.keep" },
+    { EARLIER, "format.recompute", "activations.recompute" },
+    { EARLIER, "format.forward", "fp8.forward" },
+    { EARLIER, "format.fast", "fp8.fast_accumulation" },
+    { EARLIER, "format.scales", "fp8.scales" },
+    { TORCHTITAN, "parallelism.data_parallel_replicate_degree", "parallelism.replicate" },
+    { TORCHTITAN, "parallelism.data_parallel_shard_degree", "parallelism.shard", "-1" },
+    { TORCHTITAN, "parallelism.context_parallel_degree", "parallelism.context" },
+    { TORCHTITAN, "parallelism.tensor_parallel_degree", "parallelism.tensor" },
+    { TORCHTITAN, "parallelism.pipeline_parallel_degree", "parallelism.pipeline" },
+    { TORCHTITAN, "parallelism.pipeline_parallel_schedule", "parallelism.pipeline_schedule" },
+    { PEFT, "lora.r", "lora.rank" },
+    { PEFT, "lora.lora_alpha", "lora.alpha" },
+    { PEFT, "lora.lora_dropout", "lora.dropout" },
 };
 enum { NUM_NAMES = sizeof names / sizeof names[0] };
 
@@ -47,19 +57,30 @@ static bool is_null(const YamlNode *n, const char *as_null)
     return as_null && n->kind == YAML_SCALAR && n->text && strcmp(n->text, as_null) == 0;
 }
 
+/* Whether the file is the config.yaml of a checkpoint or of a save_folder. */
+static bool is_of_run(const char *file)
+{
+    const char *slash = strrchr(file, '/'), *name = slash ? slash + 1 : file;
+    char *folder = xasprintf("%.*s.", (int)(name - file), file);
+    const bool found = strcmp(name, "config.yaml") == 0 &&
+                       (file_is_in(folder, "trainer.json") || file_is_in(folder, "metrics.jsonl"));
+    free(folder);
+    return found;
+}
+
 void config_check_names(const YamlNode *root)
 {
+    const bool saved = is_of_run(root->file);
     for (int i = 0; i < NUM_NAMES; i++) {
         const YamlNode *other = yaml_find(root, names[i].other),
                        *own = yaml_find(root, names[i].name);
         if (other && own)
             die("%s: '%s' and '%s' (%s) are two names of one key; give only '%s'",
                 yaml_where(other), names[i].other, names[i].name, yaml_where(own), names[i].name);
-        const bool null = other && is_null(other, names[i].as_null);
-        if (other && (other->kind != YAML_SCALAR || other->text))
-            warn("%s: key '%s%s%s' is accepted and read as '%s%s'; use that name",
-                 yaml_where(other), names[i].other, null ? ": " : "", null ? names[i].as_null : "",
-                 names[i].name, null ? ": null" : "");
+        if (other && names[i].origin == EARLIER && !saved &&
+            (other->kind != YAML_SCALAR || other->text))
+            warn("%s: key '%s' of earlier versions is read as '%s'; use that name",
+                 yaml_where(other), names[i].other, names[i].name);
     }
 }
 
@@ -74,4 +95,44 @@ void config_rename(YamlNode *root)
         if (n)
             yaml_put(root, names[i].name, n);
     }
+}
+
+/* Keys of OLMo and COAT, by sections. */
+static const char foreign[] =
+    "precision|activation_checkpointing|distributed_strategy|quantize_model|quantize_optimizer|"
+    "compile|ddp|single|wandb|tokenizer|"
+    "model.activation_type|model.alibi|model.alibi_bias_max|model.attention_dropout|model.bias_for_"
+    "layer_norm|"
+    "model.block_group_size|model.block_type|model.emb_init_std|model.embedding_dropout|model."
+    "embedding_layer_norm|"
+    "model.flash_attention|model.include_bias|model.init_device|model.precision|model.residual_"
+    "dropout|model.rope|"
+    "model.rope_full_precision|model.scale_emb_init|model.scale_logits|"
+    "data.custom_dataset|data.drop_last|data.num_workers|data.pad_direction|data.persistent_"
+    "workers|data.pin_memory|"
+    "data.prefetch_factor|data.timeout|"
+    "evaluators[].data.drop_last|evaluators[].data.num_workers|evaluators[].data.pad_direction|"
+    "evaluators[].data.persistent_workers|evaluators[].data.pin_memory|evaluators[].data.prefetch_"
+    "factor|"
+    "evaluators[].data.timeout|evaluators[].device_eval_batch_size|evaluators[].subset_num_batches|"
+    "optimizer.metrics_log_interval|optimizer.no_decay_norm_and_bias|optimizer.record_update_"
+    "metrics|optimizer.selective_updates|"
+    "fsdp.use_orig_params|fsdp.wrapping_strategy|speed_monitor.gpu_flops_available|"
+    "canceled_check_interval|device_train_batch_size|device_train_grad_accum|early_stopping_factor|"
+    "epoch|extra_steps_after_cancel|"
+    "fast_forward_batches|force_save_unsharded|fused_loss|gen1_gc_interval|hf_datasets_cache_dir|"
+    "load_path_sharded_checkpointer|"
+    "max_grad_norm_ratio|module_outputs_save_steps|new_style_checkpoints|no_pre_train_checkpoint|"
+    "python_profiling|"
+    "remote_save_folder|save_data_indices|save_num_unsharded_checkpoints_to_keep|sharded_"
+    "checkpointer|stop_after|time_limit|"
+    "torch_profiling";
+
+void config_refuse_foreign(const char *where, const char *name)
+{
+    if (text_is_among(name, foreign))
+        die("%s: '%s' is a key of OLMo or COAT that this program does not have. Convert the file: "
+            "python3 "
+            "scripts/convert_config.py FILE > mine.yaml; the result says what replaces it",
+            where, name);
 }

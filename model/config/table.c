@@ -41,10 +41,7 @@ const ConfigKey config_keys[] = {
            "A CPU build needs it to plan for other ranks than those started"),
 
     /* ---- numbers ---- */
-    OTHER ("recipe", STRING, "null", X(recipe), "storage formats of all tensors; default: from `precision` or "
-           "COAT's quantize_* sections, else coat"),
-    WORD  ("precision", CHOICE | SPENT, "null", WORDS({ "amp_bf16", AMP_BF16 }, { "fp32", FP32 }), X(precision),
-           "OLMo's name for recipe bf16 or f32"),
+    OTHER ("recipe", STRING, "null", X(recipe), "storage formats of all tensors; default: coat; of eval_only and generate bf16"),
     COLUMN("format.stream", WIDE, C(recipe.stream), "residual stream"),
     COLUMN("format.saved", GROUPS, C(recipe.saved), "norm inputs kept for backward"),
     COLUMN("format.qkv", GROUPS, C(recipe.qkv), "q, k, v kept for backward"),
@@ -64,7 +61,8 @@ const ConfigKey config_keys[] = {
            { "attention", KEEP_ATTENTION }, { "block", KEEP_BLOCK }), C(recipe.keep),
            "what forward saves for backward. all: everything; inputs: not what is cheap to recompute; attention: only each block's "
            "input and attention's output; block: only each block's input"),
-    WORD  ("activations.recompute", CHOICE | FOLLOWS, "null", WORDS({ "none", 0 }, SHARES), C(recipe.recompute),
+    WORD  ("activations.recompute", CHOICE | FOLLOWS, "null", WORDS({ "none", 0 }, { "one_in_two", 2 }, { "one_in_three", 3 },
+           { "one_in_four", 4 }, { "one_in_eight", 8 }, { "two_in_three", -3 }, { "three_in_four", -4 }), C(recipe.recompute),
            "which blocks save only their input, as all do with activations.keep=block. one_in_N: every Nth, starting with the "
            "first; two_in_three, three_in_four: all but every third or fourth"),
     WORD  ("fp8.forward", CHOICE | FOLLOWS, "null", WORDS({ "saved", FROM_SAVED }, { "exact", FROM_EXACT }), C(recipe.forward),
@@ -79,38 +77,6 @@ const ConfigKey config_keys[] = {
            "scales of the FP8 input of each MLP's down_proj. tensor: one; channel: columns whose maximum is more than 64 times the "
            "median column's also have a factor each, which is folded into the weight. This keeps the digits of all other columns "
            "if SwiGLU has outliers, as quant/act/*/largest_channel shows"),
-    WORD  ("quantize_model.use_quantize_model", CHOICE | SPENT, "null", WORDS({ "coat_real", QUANTIZE_COAT },
-           { "fp8linear", QUANTIZE_LINEAR }, { "none", QUANTIZE_NOTHING }, { "false", QUANTIZE_NOTHING }),
-           X(quantize_model.method), "COAT's section for activations: recipe coat, coat-act or fp8"),
-    WORD  ("quantize_model.fabit", CHOICE | SPENT, "null", fp8_formats, X(quantize_model.forward[0]), "activations"),
-    WORD  ("quantize_model.fwbit", CHOICE | SPENT, "null", fp8_formats, X(quantize_model.forward[1]), "weights"),
-    WORD  ("quantize_model.fobit", CHOICE | SPENT, "null", fp8_formats, X(quantize_model.forward[2]), "outputs"),
-    WORD  ("quantize_model.babit", CHOICE | SPENT, "null", fp8_formats, X(quantize_model.backward[0]), "gradients"),
-    WORD  ("quantize_model.bwbit", CHOICE | SPENT, "null", fp8_formats, X(quantize_model.backward[1]), "gradients"),
-    WORD  ("quantize_model.bobit", CHOICE | SPENT, "null", fp8_formats, X(quantize_model.backward[2]), "gradients"),
-    OPTION("quantize_model.group_size", INT | SPENT, "null", 0, 1, 4096, X(quantize_model.group_size),
-           "elements that share a scale in saved activations"),
-    NO_USE("quantize_model.weight_memory_efficient", "true", "weights are always quantized when they are needed"),
-    NO_USE("quantize_model.*", NULL, NULL),
-    WORD  ("quantize_optimizer.use_quantize_optimizer", CHOICE | SPENT, "null",
-           WORDS({ "coat_fp8_adamw", QUANTIZE_COAT }, { "none", QUANTIZE_NOTHING }, { "false", QUANTIZE_NOTHING }),
-           X(quantize_optimizer.method), "COAT's section for the optimizer: recipe coat or coat-opt"),
-    OPTION("quantize_optimizer.qgroup_size", INT | SPENT, "null", 0, 1, 4096, X(quantize_optimizer.group_size),
-           "elements that share a scale in the moments"),
-    WORD  ("quantize_optimizer.first_order_bit", CHOICE | SPENT, "null", fp8_formats, X(quantize_optimizer.bit[0]),
-           "format of m"),
-    WORD  ("quantize_optimizer.second_order_bit", CHOICE | SPENT, "null", fp8_formats, X(quantize_optimizer.bit[1]),
-           "format of v"),
-    WORD  ("quantize_optimizer.first_order_expansion", CHOICE | SPENT, "null", expansions,
-           X(quantize_optimizer.expansion[0]), "dynamic range expansion of m"),
-    WORD  ("quantize_optimizer.second_order_expansion", CHOICE | SPENT, "null", expansions,
-           X(quantize_optimizer.expansion[1]), "dynamic range expansion of v"),
-    ONLY  ("quantize_optimizer.expand_min", "16|null", "the expansion exponent is a multiple of 1/16"),
-    WORD  ("activation_checkpointing", CHOICE | SPENT, "null", WORDS({ "whole_layer", CHECKPOINT_BLOCKS },
-           { "true", CHECKPOINT_BLOCKS }, { "fine_grained", CHECKPOINT_FINE_GRAINED }, { "false", CHECKPOINT_NOTHING },
-           SHARES), X(activation_checkpointing),
-           "whole_layer: activations.keep=block; fine_grained: activations.keep=inputs; one_in_two to three_in_four: "
-           "activations.recompute"),
 
     OTHER ("trainable", PATTERNS, "[]", C(trainable), "Hugging Face names of the tensors to train; * matches any characters "
            "(model.layers.*.mlp.*). All others keep their loaded values, in format.frozen; []: all are trained"),
@@ -130,7 +96,6 @@ const ConfigKey config_keys[] = {
     OTHER ("lora.base_path", STRING | FOLLOWS, "null", C(model.lora.base_path), "folder of the base model of load_path's adapters; "
            "default: the folder that they name. The base of new adapters is load_path itself"),
     ONLY  ("lora.dropout", "0|0.0|null", "there is no dropout"),
-    ONLY  ("lora.lora_dropout", "0|0.0|null", "there is no dropout"),
     ONLY  ("lora.use_dora", "false|null", "DoRA's magnitudes are not computed"),
     ONLY  ("lora.bias", "none|null", "only A and B are trained"),
     PROJECTOR_ADAPTER_ROWS,
@@ -204,25 +169,6 @@ const ConfigKey config_keys[] = {
     OPTION("model.init_cutoff_factor", DOUBLE, "null", 0, TINY, 1e3, C(model.init_cutoff_factor),
            "truncate initial weights at this many standard deviations"),
     IMAGE_MODEL_ROWS,
-    ONLY  ("model.activation_type", "swiglu", "the MLP is SwiGLU"),
-    ONLY  ("model.block_type", "sequential|llama", "attention, then MLP"),
-    ONLY  ("model.rope", "true", "positions are rotary"),
-    ONLY  ("model.alibi", "false|null", "positions are rotary"),
-    ONLY  ("model.include_bias", "false", "only q, k and v may have biases: model.qkv_bias"),
-    ONLY  ("model.bias_for_layer_norm", "false|null", "norms have no bias"),
-    ONLY  ("model.attention_dropout", "0|0.0", "there is no dropout"),
-    ONLY  ("model.residual_dropout", "0|0.0", "there is no dropout"),
-    ONLY  ("model.embedding_dropout", "0|0.0", "there is no dropout"),
-    ONLY  ("model.embedding_layer_norm", "false|null", "the embedding is not normed"),
-    ONLY  ("model.scale_logits", "false|null", "logits are not scaled"),
-    ONLY  ("model.scale_emb_init", "false|null", "initial embeddings follow init_fn"),
-    ONLY  ("model.emb_init_std", "null", "initial embeddings follow init_fn"),
-    NO_USE("model.flash_attention", "true", "attention never stores its matrix"),
-    NO_USE("model.alibi_bias_max", "8|8.0", NULL),
-    NO_USE("model.rope_full_precision", "true", "always in f32"),
-    NO_USE("model.block_group_size", "1", NULL),
-    NO_USE("model.init_device", NULL, NULL),
-    NO_USE("model.precision", NULL, NULL),
 
     /* ---- data ---- */
     OTHER ("data.paths", PATHS, "[]", C(data.files.paths),
@@ -261,14 +207,6 @@ const ConfigKey config_keys[] = {
            "length of the shortest one"),
     OPTION("data.instance_filter.repetition_max_count", INT, "null", 0, 1, MANY, C(data.instance_filter.max_count),
            "mask a sequence with this many repetitions; default 32 if there is an instance_filter section, else no filter"),
-    ONLY  ("data.custom_dataset", "null", "data are token shards"),
-    NO_USE("data.pad_direction", "right", NULL),
-    NO_USE("data.drop_last", "true", "always"),
-    NO_USE("data.num_workers", NULL, NULL),
-    NO_USE("data.pin_memory", NULL, NULL),
-    NO_USE("data.prefetch_factor", NULL, NULL),
-    NO_USE("data.persistent_workers", NULL, NULL),
-    NO_USE("data.timeout", NULL, NULL),
 
     /* ---- the run ---- */
     NUMBER("global_train_batch_size", INT, "512", 1, MANY, C(global_train_batch_size),
@@ -305,10 +243,6 @@ const ConfigKey config_keys[] = {
     OTHER ("optimizer.decay_norm_and_bias", BOOL, "false", C(optimizer.decay_norm_and_bias), "decay norm weights too"),
     OTHER ("optimizer.decay_embeddings", BOOL, "false", C(optimizer.decay_embeddings), "decay the embedding too"),
     MUON_ROWS,
-    ONLY  ("optimizer.no_decay_norm_and_bias", "null", "use decay_norm_and_bias and decay_embeddings instead"),
-    ONLY  ("optimizer.selective_updates", "false|null", "every parameter is updated"),
-    NO_USE("optimizer.metrics_log_interval", NULL, NULL),
-    NO_USE("optimizer.record_update_metrics", "false", NULL),
     WORD  ("scheduler.name", CHOICE, "cosine_with_warmup", WORDS({ "cosine_with_warmup", COSINE_WITH_WARMUP },
            { "linear_with_warmup", LINEAR_WITH_WARMUP }, { "inverse_sqrt_with_warmup", INVERSE_SQRT_WITH_WARMUP },
            { "constant", CONSTANT }, { "constant_with_warmup", CONSTANT_WITH_WARMUP }, { "wsd", WSD }),
@@ -333,7 +267,6 @@ const ConfigKey config_keys[] = {
            "moments"),
     OPTION("average.every", LONG, "null", 0, 1, 1e9, C(average.every), "steps between two snapshots of an average"),
     OPTION("max_grad_norm", DOUBLE, "null", 0, TINY, 1e9, C(max_grad_norm), "clip gradients to this global norm"),
-    ONLY  ("max_grad_norm_ratio", "null", "gradients are clipped by max_grad_norm"),
     WORD  ("spikes", CHOICE, "warn", WORDS({ "warn", SPIKES_WARN }, { "skip", SPIKES_SKIP }, { "stop", SPIKES_STOP }),
            C(spikes), "what to do at a step whose loss or gradient norm is more than 6 standard deviations above the mean of the "
            "last 128. warn: print it; skip: also make no update, as OLMo-core's SkipStepOptimizer; stop: end the run and keep the "
@@ -362,8 +295,7 @@ const ConfigKey config_keys[] = {
            "steps between checkpoints that the next one replaces"),
     OTHER ("load_path", STRING, "null", C(load_path), "a checkpoint to continue, or a Hugging Face folder to start from"),
     OTHER ("tokenizer", STRING, "null", C(tokenizer),
-           "folder with a tokenizer, or its tokenizer.json, to copy into checkpoints; default: that of load_path. OLMo's section "
-           "of this name is accepted and ignored"),
+           "folder with a tokenizer, or its tokenizer.json, to copy into checkpoints; default: that of load_path"),
     OTHER ("try_load_latest_save", BOOL, "false", C(try_load_latest_save),
            "continue save_folder/latest if it exists"),
     OTHER ("restore_dataloader", BOOL, "true", C(restore_dataloader),
@@ -372,12 +304,6 @@ const ConfigKey config_keys[] = {
            "do not load the moments of load_path, nor an average"),
     OTHER ("reset_trainer_state", BOOL, "false", C(reset_trainer_state),
            "start at step 0 with the weights and moments of load_path"),
-    ONLY  ("fast_forward_batches", "null|0", "change data.seed to avoid the data that led to a loss spike"),
-    ONLY  ("epoch", "null|0", "the epoch follows from the data; change data.seed for another order"),
-    ONLY  ("stop_after", "null", "use stop_at"),
-    ONLY  ("time_limit", "null", "a run that gets SIGTERM or SIGUSR2 saves and ends: timeout --preserve-status -s USR2 47h "
-           "mpirun ... (SIGTERM to mpirun kills the ranks a second later)"),
-    ONLY  ("early_stopping_factor", "null", "spikes=stop ends a run for its loss"),
 
     /* ---- evaluation ---- */
     OPTION("eval_interval", LONG, "1000", 0, 0, LONGS, C(eval_interval),
@@ -400,15 +326,6 @@ const ConfigKey config_keys[] = {
     WORD  ("evaluators[].data.packing", CHOICE, "null", packings, E(files.packing), "default data.packing"),
     WORD  ("evaluators[].data.document_boundaries", CHOICE, "null", boundaries, E(files.boundaries),
            "default data.document_boundaries"),
-    NO_USE("evaluators[].data.num_workers", NULL, NULL),
-    NO_USE("evaluators[].data.drop_last", NULL, NULL),
-    NO_USE("evaluators[].data.pin_memory", NULL, NULL),
-    NO_USE("evaluators[].data.persistent_workers", NULL, NULL),
-    NO_USE("evaluators[].data.prefetch_factor", NULL, NULL),
-    NO_USE("evaluators[].data.pad_direction", "right", NULL),
-    NO_USE("evaluators[].data.timeout", NULL, NULL),
-    NO_USE("evaluators[].device_eval_batch_size", NULL, "the key device_eval_batch_size applies to all sets"),
-    NO_USE("evaluators[].subset_num_batches", NULL, "the key eval_subset_num_batches applies to all sets"),
 
     OTHER ("samples.prompts", STRING, "null", C(samples.prompts),
            "file of prompts, as for `generate`; their greedy continuations are logged"),
@@ -419,8 +336,6 @@ const ConfigKey config_keys[] = {
            "prompts"),
 
     /* ---- ranks ---- */
-    WORD  ("distributed_strategy", CHOICE | SPENT, "null", distributions, X(fsdp.distributed),
-           "ddp and single: fsdp.sharding_strategy NO_SHARD"),
     WORD  ("fsdp.sharding_strategy", CHOICE, "FULL_SHARD", shardings, X(fsdp.strategy),
            "what is sharded over the ranks. FULL_SHARD: weights, gradients and moments; SHARD_GRAD_OP: the same, but weights stay "
            "gathered during a step; NO_SHARD: nothing; HYBRID_SHARD and _HYBRID_SHARD_ZERO2: as the first two, inside groups of "
@@ -462,33 +377,6 @@ const ConfigKey config_keys[] = {
     OPTION("quant_stats_interval", LONG, "null", 0, 0, LONGS, C(quant_stats_interval),
            "steps between statistics of the FP8 errors of activations and moments; null: never"),
 
-    /* ---- what PyTorch, its clusters and W&B need ---- */
-    NO_USE("fsdp.wrapping_strategy", "by_block", "each block is a unit, so are the embedding and the head"),
-    NO_USE("fsdp.use_orig_params", NULL, NULL),
-    NO_USE("ddp.*", NULL, NULL),
-    NO_USE("single.*", NULL, NULL),
-    NO_USE("compile.*", NULL, NULL),
-    NO_USE("tokenizer.*", NULL, NULL),
-    NO_USE("wandb.*", NULL, NULL),
-    NO_USE("speed_monitor.gpu_flops_available", NULL, NULL),
-    NO_USE("fused_loss", NULL, NULL),
-    NO_USE("gen1_gc_interval", NULL, NULL),
-    NO_USE("remote_save_folder", NULL, "nothing is uploaded"),
-    NO_USE("save_num_unsharded_checkpoints_to_keep", "-1", "checkpoints of save_interval_unsharded are all kept"),
-    NO_USE("force_save_unsharded", "false", NULL),
-    NO_USE("no_pre_train_checkpoint", NULL, NULL),
-    NO_USE("sharded_checkpointer", NULL, NULL),
-    NO_USE("load_path_sharded_checkpointer", NULL, NULL),
-    NO_USE("new_style_checkpoints", NULL, NULL),
-    NO_USE("canceled_check_interval", NULL, NULL),
-    NO_USE("extra_steps_after_cancel", NULL, NULL),
-    NO_USE("device_train_batch_size", NULL, "follows from the global batch"),
-    NO_USE("device_train_grad_accum", NULL, "follows from the global batch"),
-    NO_USE("save_data_indices", NULL, NULL),
-    NO_USE("python_profiling", "false", NULL),
-    NO_USE("torch_profiling", "false", NULL),
-    NO_USE("hf_datasets_cache_dir", NULL, NULL),
-    NO_USE("module_outputs_save_steps", NULL, NULL),
     { .name = NULL }
 };
 // clang-format on

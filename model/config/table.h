@@ -33,8 +33,6 @@ typedef enum {
     LAYER_TYPES, /* LayerTypes: a list */
     SECTIONS,    /* a list of sections, whose keys are the rows name[].key (mix.c) */
     FIXED,       /* nothing: only the `choices` are accepted, `help` says why */
-    /* nothing: any value is ignored, with a warning unless null or one of `choices` */
-    UNUSED,
     TYPE_MASK = 31,
     SPENT = 32, /* flag: not in the written configuration, which has the keys that it sets */
     /* flag: null means that another key decides, as the recipe does for its columns */
@@ -42,14 +40,13 @@ typedef enum {
 } Type;
 
 typedef struct {
-    const char
-        *name; /* "optimizer.learning_rate"; "wandb.*": the whole section; "evaluators[].label" */
-    int type;  /* Type, perhaps with SPENT or FOLLOWS */
+    const char *name;         /* "optimizer.learning_rate", "evaluators[].label" */
+    int type;                 /* Type, perhaps with SPENT or FOLLOWS */
     const char *default_text; /* default as YAML; NULL: the key must be given */
     /* numbers and choices: the value stored for null; NAN: null is an error */
     double none;
     double min, max;     /* numbers: the range, both ends included */
-    const char *choices; /* FIXED and UNUSED: "a|b|c"; FORMAT: description of the allowed formats */
+    const char *choices; /* FIXED: "a|b|c"; FORMAT: description of the allowed formats */
     size_t offset;       /* offset of the value in Settings (of name[].key in an element) */
     const char *help;
     const Word *words; /* CHOICE; ends with word == NULL */
@@ -66,13 +63,9 @@ typedef struct {
 /* Values of the table's words that are no enum of Config. Fields that are null unless given are
  * int. */
 enum { NOT_GIVEN = -1 };
-typedef enum { AMP_BF16, FP32 } Precision;
-/* or Recipe.recompute */
-typedef enum { CHECKPOINT_NOTHING, CHECKPOINT_BLOCKS, CHECKPOINT_FINE_GRAINED = 100 } Checkpointing;
 typedef enum { NORM_RMS, NORM_DEFAULT, NORM_LOW_PRECISION, NORM_AMD_COMPATIBLE } LayerNormType;
 typedef enum { UINT16 = 2, UINT32 = 4 } TokenType; /* bytes of a token */
 typedef enum { UNITS_STEPS, UNITS_TOKENS } SchedulerUnits;
-typedef enum { FSDP, DDP, SINGLE } Distributed;
 typedef enum {
     FULL_SHARD,
     SHARD_GRAD_OP,
@@ -81,10 +74,6 @@ typedef enum {
     HYBRID_SHARD_ZERO2
 } ShardingStrategy;
 typedef enum { FSDP_PURE, FSDP_MIXED } FsdpPrecision;
-/* of either of COAT's blocks */
-typedef enum { QUANTIZE_COAT, QUANTIZE_LINEAR, QUANTIZE_NOTHING } QuantizeMethod;
-/* EXPAND: on here, off in COAT (recipe.c) */
-typedef enum { EXPANSION, EXPAND, NO_EXPANSION } Expansion;
 typedef enum { EVALUATOR_LM, EVALUATOR_DOWNSTREAM } EvaluatorType;
 
 /* What the rows fill: the Config, which must come first, and values that only help to compute
@@ -92,9 +81,7 @@ typedef enum { EVALUATOR_LM, EVALUATOR_DOWNSTREAM } EvaluatorType;
 typedef struct {
     Config c;
     char *recipe;
-    int precision;                /* Precision or NOT_GIVEN */
-    int activation_checkpointing; /* Checkpointing or NOT_GIVEN */
-    long mlp_hidden_size;         /* both halves of SwiGLU; 0: from mlp_ratio */
+    long mlp_hidden_size; /* both halves of SwiGLU; 0: from mlp_ratio */
     double mlp_ratio;
     bool multi_query_attention;
     char *architecture; /* of model.architecture */
@@ -103,7 +90,6 @@ typedef struct {
     int rope_type; /* RopeType or NOT_GIVEN */
     TokenType memmap_dtype;
     struct {
-        int distributed; /* Distributed or NOT_GIVEN */
         ShardingStrategy strategy;
         int replicas;         /* 0: one per host */
         int replicate, shard; /* of parallelism.*; 0: not given */
@@ -122,17 +108,6 @@ typedef struct {
     char **lora_modules;
     int num_lora_modules;
     int lora_base; /* BaseFormat or NOT_GIVEN */
-    struct {
-        int method;                  /* QuantizeMethod or NOT_GIVEN */
-        int forward[3], backward[3]; /* E4M3, E5M2 or NOT_GIVEN. a, w, o */
-        int group_size;
-    } quantize_model;
-    struct {
-        int method;       /* QuantizeMethod or NOT_GIVEN */
-        int bit[2];       /* E4M3, E5M2 or NOT_GIVEN */
-        int expansion[2]; /* Expansion or NOT_GIVEN */
-        int group_size;
-    } quantize_optimizer;
 } Settings;
 
 typedef struct {
@@ -150,9 +125,7 @@ typedef struct {
 /* ends with name == NULL; keys of a section are adjacent */
 extern const ConfigKey config_keys[];
 
-/* the row of that name or of its section.*, or NULL */
-const ConfigKey *config_key(const char *name);
-const char *config_default(const char *name); /* a YamlDefault */
+const ConfigKey *config_key(const char *name); /* the row of that name, or NULL */
 /* the key or section with the most similar name, or NULL */
 const char *config_suggest(const char *name);
 /* name of the recipe's column, without `format.`, or NULL */
@@ -219,19 +192,22 @@ const char *config_where(const Reader *r, const char *name);
 const YamlNode *config_find_path(const YamlNode *n, const char *path);
 void config_note(Reader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Dies if a text of key `name`, at or below n, cannot be written unchanged to config.yaml and
- * metrics.jsonl: if it is not UTF-8, or would be resolved (`${...}`) again when it is read. */
+ * metrics.jsonl: if it is not UTF-8, or begins with ~/; or if it has OmegaConf's ${...}. */
 void config_check_texts(const YamlNode *n, const char *name);
 /* a value or a section */
 void config_apply(Reader *r, YamlNode *n, const char *name, void *holder);
 
-/* Other names of keys (names.c). check_names: warns at each other name in the tree, which keeps it,
- * and dies if a key has two. rename: gives all keys the table's names. */
+/* Other names of keys (names.c). check_names: warns at each name of earlier versions in the tree,
+ * which keeps it, unless the file is that of a run, and dies if a key has two. rename: gives all
+ * keys the table's names. refuse_foreign: dies if the key is one of OLMo or COAT that only
+ * scripts/convert_config.py reads. */
 /* the table's name of this key; `name` itself if it is none's other name */
 const char *config_name(const char *name);
 /* the first other name of the table's key, or NULL */
 const char *config_other_name(const char *name);
 void config_check_names(const YamlNode *root);
 void config_rename(YamlNode *root);
+void config_refuse_foreign(const char *where, const char *name);
 
 /* Elements of a list. apply: reads the element's section n. defaults: sets all keys with that
  * prefix; "": of the Settings. */

@@ -15,10 +15,6 @@
     { name, type, default_text, none, min, max, NULL, offset, help }
 #define WORD(name, type, default_text, words, offset, help) \
     { name, type, default_text, NOT_GIVEN, 0, 0, NULL, offset, help, words }
-/* Recipe.recompute, by OLMo's names */
-#define SHARES \
-    { "one_in_two", 2 }, { "one_in_three", 3 }, { "one_in_four", 4 }, { "one_in_eight", 8 }, \
-        { "two_in_three", -3 }, { "three_in_four", -4 }
 #define WORDS(...) \
     (const Word[]) \
     { \
@@ -29,7 +25,6 @@
 #define COLUMN(name, formats, offset, help) \
     { name, FORMAT | FOLLOWS, "null", NAN, 0, 0, formats, offset, help }
 #define ONLY(name, choices, why) { name, FIXED, "null", NAN, 0, 0, choices, 0, why }
-#define NO_USE(name, silent, why) { name, UNUSED, "null", NAN, 0, 0, silent, 0, why }
 
 #define WIDE "bf16 or f32"
 #define ONE_SCALE "f32, bf16, e4m3 or e5m2"
@@ -61,10 +56,6 @@ static_assert(offsetof(Config, optimizer.beta2) ==
                   offsetof(Config, optimizer.beta1) + sizeof(double),
               "BETAS");
 
-static const Word fp8_formats[] = { { "E4M3", E4M3 }, { "E5M2", E5M2 }, { NULL, 0 } };
-static const Word expansions[] = { { "expansion", EXPANSION }, { "expand", EXPAND },
-                                   { "true", EXPANSION },      { "none", NO_EXPANSION },
-                                   { "false", NO_EXPANSION },  { NULL, 0 } };
 static const Word packings[] = { { "concat", PACK_CONCAT },
                                  { "best_fit", PACK_BEST_FIT },
                                  { NULL, 0 } };
@@ -76,9 +67,6 @@ static const Word host_uses[] = {
 };
 static const Word token_types[] = { { "uint16", UINT16 }, { "uint32", UINT32 }, { NULL, 0 } };
 static const Word meshes[] = { { "given", 0 }, { "auto", 1 }, { NULL, 0 } };
-static const Word distributions[] = {
-    { "fsdp", FSDP }, { "ddp", DDP }, { "single", SINGLE }, { NULL, 0 }
-};
 static const Word shardings[] = { { "FULL_SHARD", FULL_SHARD },
                                   { "SHARD_GRAD_OP", SHARD_GRAD_OP },
                                   { "NO_SHARD", NO_SHARD },

@@ -50,9 +50,14 @@ static void check_text(const YamlNode *n, const char *name, const char *text)
         die("%s: %s: its text is not UTF-8, which YAML and JSON need; use another name",
             yaml_where(n), name);
     json_decref(json);
-    if (strstr(text, "${") || strncmp(text, "~/", 2) == 0)
-        die("%s: %s: '%s' would be evaluated again when the run's config.yaml is read; use a name "
-            "without ${ and ~/",
+    if (strstr(text, "${"))
+        die("%s: %s: '%s': ${...} is not evaluated; write the value, or convert the file: python3 "
+            "scripts/convert_config.py FILE "
+            "> mine.yaml",
+            yaml_where(n), name, text);
+    if (strncmp(text, "~/", 2) == 0)
+        die("%s: %s: '%s': ~/ would be replaced when the run's config.yaml is read; write the "
+            "whole path",
             yaml_where(n), name, text);
 }
 
@@ -157,7 +162,7 @@ void config_write_text(Settings *s)
         f);
     for (const ConfigKey *k = config_keys; k->name; k++) {
         int type = k->type & TYPE_MASK;
-        if (type == FIXED || type == UNUSED || (k->type & SPENT) || config_element(k->name))
+        if (type == FIXED || (k->type & SPENT) || config_element(k->name))
             continue;
         int indent = print_key(f, k->name, previous);
         if (type == SECTIONS)

@@ -194,7 +194,7 @@ static void add_path(char ***paths, int *count, const char *path)
     (*paths)[(*count)++] = xstrdup(path);
 }
 
-/* A path, a list of them, or lists in a list (from ${path.glob:...}). */
+/* A path, a list of them, or lists in a list. */
 static void parse_paths(char ***paths, int *count, const ConfigKey *k, const YamlNode *n)
 {
     if (n->kind == YAML_LIST)
@@ -317,8 +317,6 @@ void value_parse(void *holder, const ConfigKey *k, const YamlNode *n)
     if (type == FIXED) {
         if (n->kind != YAML_SCALAR || !key_listed(k->choices, n->text))
             wrong(k, n);
-    } else if (type == UNUSED) {
-        return;
     } else if (type <= FLOAT) {
         parse_number(field, k, n);
     } else if (nothing) {
@@ -360,8 +358,7 @@ void value_default(void *holder, const ConfigKey *k)
             die("model/config/table.c: the default of %s is no list of two", k->name);
     } else if (type == CHOICE && k->default_text && strcmp(k->default_text, "null") == 0) {
         *(int *)((char *)holder + k->offset) = (int)k->none;
-    } else if (type != FIXED && type != UNUSED && k->default_text &&
-               strcmp(k->default_text, "[]") != 0) {
+    } else if (type != FIXED && k->default_text && strcmp(k->default_text, "[]") != 0) {
         bool null = strcmp(k->default_text, "null") == 0;
         if (null && type > FLOAT)
             return; /* zeroed memory is null already */

@@ -106,6 +106,21 @@ const char *yaml_where(const YamlNode *n)
     return out;
 }
 
+void yaml_expand_home(YamlNode *n)
+{
+    for (int i = 0; i < n->num_children; i++)
+        yaml_expand_home(n->child[i]);
+    if (!n->text || strncmp(n->text, "~/", 2) != 0)
+        return;
+    const char *home = getenv("HOME");
+    if (!home)
+        die("%s: '%s': the environment variable HOME is not set; write the whole path",
+            yaml_where(n), n->text);
+    char *text = xasprintf("%s%s", home, n->text + 1);
+    free(n->text);
+    n->text = text;
+}
+
 /* ---- reading --------------------------------------------------------------------------------- */
 
 /* YAML 1.1's spellings of null. */

@@ -1,6 +1,5 @@
 /* A YAML file as a tree of values with their places (file:line), merged with command-line
- * overrides. OmegaConf's ${...} is evaluated when a value is used. Independent of the table of
- * keys. */
+ * overrides. Independent of the table of keys. */
 #pragma once
 
 typedef enum { YAML_SCALAR, YAML_LIST, YAML_MAP } YamlKind;
@@ -41,21 +40,5 @@ YamlNode *yaml_new(YamlKind kind, const char *key, const char *text, const char 
 YamlNode *yaml_copy(const YamlNode *n, const char *key);
 void yaml_add(YamlNode *parent, YamlNode *child);
 
-/* The value of a reference to a key that the file does not have: the key's default as text, or NULL
- * if there is none. */
-typedef const char *YamlDefault(const char *name);
-
-/* The name that a key has in the tree, for a name in a reference; `name` itself if there is no
- * other. */
-typedef const char *YamlName(const char *name);
-
-/* Replaces ${...} in n and below by its value:
- *   ${a.b}                        another key, overrides included
- *   ${oc.env:NAME,default}        an environment variable
- *   ${path.choose:a,b}            the first path that exists (or is remote)
- *   ${path.glob:pattern,...}      all matches, a list
- *   ${path.last_checkpoint:dir}   dir/stepN of the highest N
- *   ${path.check_exist:p}         p, or null if it does not exist
- * They nest. A ~/ at the start of a value or an argument becomes $HOME/. Dies on an unknown name, a
- * cycle, a pattern without a match, or a choice if none of its paths exists. */
-void yaml_resolve(const YamlNode *root, YamlNode *n, YamlDefault *default_of, YamlName *name_of);
+/* Replaces ~/ at the start of texts at n and below by $HOME/: a shell does not after --key=. */
+void yaml_expand_home(YamlNode *n);

@@ -42,8 +42,7 @@ static const char *const compared[] = {
 static bool is_compared(const ConfigKey *k)
 {
     const int type = k->type & TYPE_MASK;
-    if (type == FIXED || type == UNUSED || type == SECTIONS || config_element(k->name) ||
-        k->type & SPENT)
+    if (type == FIXED || type == SECTIONS || config_element(k->name) || k->type & SPENT)
         return false;
     for (size_t i = 0; i < sizeof compared / sizeof compared[0]; i++) {
         const size_t n = strlen(compared[i]);
