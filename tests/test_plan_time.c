@@ -7,9 +7,9 @@
 
 #include "model/checkpoint/checkpoint.h"
 #include "model/config/load.h"
-#include "model/run/mesh_search.h"
-#include "model/run/memory.h"
-#include "model/run/plan_time.h"
+#include "model/predict/mesh_search.h"
+#include "model/predict/memory.h"
+#include "model/predict/plan_time.h"
 #include "tests/launch.h"
 
 enum { MOST_ARGUMENTS = 24 };
