@@ -28,7 +28,8 @@ static void *broadcast_list(void *own, size_t count, size_t size)
     return list;
 }
 
-void inputs_read_prompts(Prompts *p, const char *path, const ModelConfig *m, const char *no_features)
+void inputs_read_prompts(Prompts *p, const char *path, const ModelConfig *m,
+                         const char *no_features)
 {
     const int rows = m->image.feature_size > 0 ? m->image.rows : 0;
     const TokenLimits limits = { m->vocab_size, m->max_sequence_length - 1, m->image.token_id, rows,
