@@ -94,7 +94,9 @@ ShardChoice store_shard_choice(const ParamStore *store)
     return p;
 }
 
-/* A part is a whole operand if its master weights are on the host, since all of it has one scale; else UPDATE_PART elements. The
+size_t update_part = 32 << 20;
+
+/* A part is a whole operand if its master weights are on the host, since all of it has one scale; else update_part elements. The
  * last group of a state may include padding after the parameter. */
 size_t store_update_part_bytes(const ParamStore *store)
 {
@@ -104,7 +106,7 @@ size_t store_update_part_bytes(const ParamStore *store)
             const Param *p = &store->shape[u].param[i];
             const bool master = store_on_host(store, u, HOST_MASTER), moments = store_on_host(store, u, HOST_MOMENTS);
             const size_t all = param_align(shard_part(&store->shard[u], p, &first));
-            const size_t n = !master && all > UPDATE_PART ? UPDATE_PART : all;
+            const size_t n = !master && all > update_part ? update_part : all;
             Arena part = { 0 };
             if (p->region != TRAINED || n == 0)
                 continue;
