@@ -4,8 +4,9 @@
 #include "model/checkpoint/convert.h"
 #include "tests/coded.h"
 
-/* the matrix N.weight; codes go through all values in each row, and each column of 256 */
-enum { O = 256, I = 384 };
+/* The matrix N.weight, whose last blocks of 128 x 128 have 96 columns; codes go through all values
+ * in each row, and each column of 256. */
+enum { O = 256, I = 352 };
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
@@ -167,7 +168,7 @@ static int code_at(size_t row, size_t col)
 
 static double packed_32(size_t row, size_t col)
 {
-    return code_at(row, col) * scale_at(row * 12 + col / 32);
+    return code_at(row, col) * scale_at(row * 11 + col / 32);
 }
 static double packed_row(size_t row, size_t col)
 {
@@ -192,7 +193,7 @@ static void test_packed(void **state)
     check_values(write_file((const Given[]){
                      codes,
                      shape,
-                     { "N.weight_scale", "BF16", 2, { O, 12 }, scales_in("BF16", O * 12) },
+                     { "N.weight_scale", "BF16", 2, { O, 11 }, scales_in("BF16", O * 11) },
                      { 0 } }),
                  packed_32);
     check_values(
@@ -267,26 +268,26 @@ static void test_refusals(void **state)
         /* blocks of 64 */
         { { codes, { "N.weight_scale", "F32", 2, { O, 3 }, scales } },
           "tensor N.weight_scale is 256 x 3 of F32; expected one, one "
-          "for each row or one for each 128 x 128 elements for a matrix of 256 x 384" },
+          "for each row or one for each 128 x 128 elements for a matrix of 256 x 352" },
         { { codes, { "N.weight_scale", "F32", 2, { 4, 6 }, scales } },
           "expected one, one for each row" },
         { { codes, { "N.weight_scale", "F64", 1, { 1 }, scales } }, "expected F32, BF16 or F16" },
         { { { "N.weight", "F8_E4M3", 2, { I, O }, bytes_given() },
             { "N.weight_scale", "F32", 1, { 1 }, scales } },
-          "tensor N.weight is 384 x 256 of F8_E4M3; expected 256 x 384 of F8_E4M3" },
+          "tensor N.weight is 352 x 256 of F8_E4M3; expected 256 x 352 of F8_E4M3" },
         { { bytes, { "N.SCB", "F32", 1, { 1 }, scales } }, "expected one for each row" },
-        { { packed, { "N.weight_scale", "F32", 2, { O, 12 }, scales } },
+        { { packed, { "N.weight_scale", "F32", 2, { O, 11 }, scales } },
           "there is no tensor N.weight_shape, which N.weight" },
-        { { packed, { "N.weight_scale", "F32", 2, { O, 11 }, scales }, shape },
+        { { packed, { "N.weight_scale", "F32", 2, { O, 12 }, scales }, shape },
           "expected as many in each row as divide it" },
         { { packed,
-            { "N.weight_scale", "F32", 2, { O, 12 }, scales },
+            { "N.weight_scale", "F32", 2, { O, 11 }, scales },
             { "N.weight_shape", "I64", 1, { 2 }, other } },
-          "tensor N.weight_shape says 256 x 385; the configured model needs 256 x 384" },
+          "tensor N.weight_shape says 256 x 353; the configured model needs 256 x 352" },
         { { { "N.weight_packed", "I32", 2, { O, I / 4 }, keep(O * I) },
-            { "N.weight_scale", "F32", 2, { O, 12 }, scales },
+            { "N.weight_scale", "F32", 2, { O, 11 }, scales },
             shape },
-          "tensor N.weight_packed is 256 x 96 of I32; expected 256 x 48 of I32" }, /* 8 bits */
+          "tensor N.weight_packed is 256 x 88 of I32; expected 256 x 44 of I32" }, /* 8 bits */
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
         DIES(wrong[i].message, read_all(wrong[i].tensor));
