@@ -5,6 +5,7 @@
 
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/safetensors.h"
 #include "tests/kit.h"
 #include "tests/models.h"
 
@@ -143,9 +144,11 @@ static inline void needs_fork(void)
         skip();
 }
 
+/* Files are read in small chunks. */
 static inline int make_root(void **state)
 {
     (void)state;
+    safetensors_chunk = 4096;
     return mkdtemp(root) ? 0 : -1;
 }
 
