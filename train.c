@@ -5,6 +5,7 @@
  *     ranks; clip; update; log; at intervals evaluate and save. */
 #include <math.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,13 +38,14 @@
 
 enum { FIRST_TIMEOUT = 600 };           /* seconds: default of timeout_seconds, until it is read */
 
-static volatile sig_atomic_t training, asked_to_stop;
+static atomic_int training, asked_to_stop;              /* a signal handler may run in any thread */
 
 /* Until the first step a signal ends the process at once: what was loaded is still on disk. NOTE: called in a signal handler. */
 static _Noreturn void end_before_training(int number)
 {
-    char text[256] = "error: SIG";
-    const char *const parts[] = { sigabbrev_np(number), " while ", watchdog_operation(),
+    char text[256] = "error: SIG", operation[OPERATION_NAME];
+    watchdog_operation(operation);
+    const char *const parts[] = { sigabbrev_np(number), " while ", operation,
                                   ", before the first step: ended, nothing to save\n" };
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         strcat(text, parts[i]);

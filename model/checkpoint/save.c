@@ -237,6 +237,8 @@ static bool all_written(void)
     double x[3] = { !written, failed, written ? save.seconds : 0 };
     comm_max(x, 3);
     if (failed)
+        pthread_join(save.writer, NULL);
+    if (failed)
         die("%s; the checkpoint of step %ld is lost, earlier ones are unchanged. Free space or choose another "
             "save_folder, and continue with --try_load_latest_save", save.problem, save.state.step);
     if (x[1] > 0)

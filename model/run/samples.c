@@ -136,7 +136,7 @@ static void write_log(const Samples *s, Log *l, long step)
     log_object(l, json_pack("{s:I, s:o}", "step", (json_int_t)step, "samples", list));
 }
 
-bool samples_write(Samples *s, Model *m, ParamStore *store, Log *l, long step, const volatile sig_atomic_t *stop)
+bool samples_write(Samples *s, Model *m, ParamStore *store, Log *l, long step, const atomic_int *stop)
 {
     if (!s)
         return false;

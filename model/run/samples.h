@@ -1,6 +1,6 @@
 /* `samples`: logs greedy continuations of fixed prompts during training. */
 #pragma once
-#include <signal.h>
+#include <stdatomic.h>
 
 #include "model/run/log.h"
 #include "model/model.h"
@@ -14,5 +14,5 @@ Samples *samples_open (const Config *c);
 /* Writes a line {"step": ..., "samples": [{"prompt": tokens, "tokens": new ones}, ...]} to metrics.jsonl, and a line for each
  * prompt to stdout. Every token takes a forward pass over all prompts in micro-batches: there is no cache, and no additional
  * memory. If *stop is set on any rank it ends early, writes nothing and returns true on all. */
-bool     samples_write(Samples *s, Model *m, ParamStore *store, Log *l, long step, const volatile sig_atomic_t *stop);
+bool     samples_write(Samples *s, Model *m, ParamStore *store, Log *l, long step, const atomic_int *stop);
 void     samples_close(Samples *s);
