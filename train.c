@@ -57,9 +57,24 @@ static void on_signal(int number)
 {
     if (!training)
         end_before_training(number);
-    asked_to_stop = 1;
+    asked_to_stop = number;
     if (number == SIGINT)
         signal(SIGINT, SIG_DFL);
+}
+
+/* A signal that is ignored, as SIGHUP under nohup, stays ignored. Not SIGINT, which shells let background processes ignore. */
+static void stop_at_signal(int number)
+{
+    if (signal(number, on_signal) == SIG_IGN && number != SIGINT)
+        signal(number, SIG_IGN);
+}
+
+/* NOTE: mpirun forwards SIGUSR1 and 2, but kills ranks a second after it gets SIGTERM or SIGHUP. */
+static void set_signals(void)
+{
+    static const int stopping[] = { SIGTERM, SIGHUP, SIGINT, SIGUSR1, SIGUSR2, SIGXCPU };
+    for (size_t i = 0; i < sizeof stopping / sizeof stopping[0]; i++)
+        stop_at_signal(stopping[i]);
 }
 
 /* Reads this rank's part of the next batch. All ranks get the number of labels of all ranks, and *stop if any rank was asked to
@@ -81,7 +96,7 @@ static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, bool *
             CHECK(ready, "step %ld: no data", r->state.step + 1);
         }
         x[0] = ready && comm_group_rank(RANKS_SEQUENCE) == 0 ? (double)b->labels : 0;       /* once for the ranks that share them */
-        x[1] = asked_to_stop;
+        x[1] = asked_to_stop != 0;
         x[2] = !ready;
         x[3] = *problem != NULL;
         comm_sum(x, 4);
@@ -310,6 +325,7 @@ static _Noreturn void end_for_data(Run *r, int lost, const char *problem)
 static void train(Run *r)
 {
     const Config *c = r->config;
+    stop_at_signal(SIGPIPE);            /* until here the end of stdout's reader ends the process silently, as that of --help */
     bool stop = evaluates_first(r) && evaluate_all(r, false);
     if (samples_owed(r))
         stop |= samples_write(r->samples, &r->model, &r->store, r->log, r->state.step, &asked_to_stop);
@@ -348,6 +364,8 @@ static void train(Run *r)
     }
     if (stop && comm_rank() == 0)
         printf("asked to stop at step %ld\n", r->state.step);
+    if (stop && asked_to_stop == SIGPIPE)
+        warn("nothing reads stdout any more (SIGPIPE): the run stops at step %ld", r->state.step);
     if (stop || is_saved(c, r->state.step, true))
         save(r);
     finish_saving(r);
@@ -389,16 +407,14 @@ static void name_unit(int unit, char text[PART_NAME])
 
 int main(int argc, char **argv)
 {
+    signal(SIGXFSZ, SIG_IGN);               /* a write beyond ulimit -f fails instead, and a message names the file */
     if (export_is_asked(argc, argv)) {      /* no signal handlers: there is nothing to save */
         comm_start(&argc, &argv);
         export_run(argc, argv);
         comm_finish();
         return 0;
     }
-    signal(SIGTERM, on_signal);
-    signal(SIGUSR1, on_signal);         /* mpirun forwards SIGUSR1 and 2, but kills ranks a second after SIGTERM */
-    signal(SIGUSR2, on_signal);
-    signal(SIGINT, on_signal);
+    set_signals();
     error_hold_warnings(true);
     comm_start(&argc, &argv);
     watchdog_start(FIRST_TIMEOUT);
