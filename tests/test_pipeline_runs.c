@@ -78,8 +78,7 @@ static void test_pipeline(void **state)
                                    "--quant_stats_interval=2";
     static const char chunks[] = "--parallelism.pipeline_schedule=Interleaved1F1B --parallelism.pipeline_virtual_stages=2";
     char command[1024];
-    if (most_ranks() < 2)
-        skip();
+    needs_ranks(2);
     expect_status(train(1, "%s --save_folder=%s/no-stages", settings, folder), 0);
     expect_status(train(2, "%s --parallelism.pipeline=2 --stop_at=3 --save_folder=%s/stages", settings, folder), 0);
     expect_output("pipeline: 2 stages, 1F1B, 8 micro-batches a step; if all take as long, stages wait for each other 11.1 %");
@@ -145,8 +144,7 @@ static void test_tensor_statistics(void **state)
     const char *name;
     json_t *value;
     int compared = 0;
-    if (most_ranks() < 2)
-        skip();
+    needs_ranks(2);
     char command[512], path[256];
     expect_status(train(1, "--model.n_kv_heads=2 --max_duration=1 --save_folder=%s/first", folder), 0);
     snprintf(command, sizeof command, "mkdir %s/base && cp %s/first/step1/config.json %s/first/step1/model.safetensors %s/base",
@@ -180,8 +178,7 @@ static void test_host_of_one_stage(void **state)
     (void)state;
     static const char settings[] = "--recipe=bf16 --model.weight_tying=false --trainable=[model.layers.0.*] --host.master=all "
                                    "--optimizer.name=adamw8bit --max_duration=3 --eval_interval=3";
-    if (most_ranks() < 2)
-        skip();
+    needs_ranks(2);
     expect_status(train(1, "%s --save_folder=%s/one-stage", settings, folder), 0);
     expect_status(train(2, "%s --parallelism.pipeline=2 --save_folder=%s/two-stages", settings, folder), 0);
     expect_same("one-stage", "two-stages");
@@ -193,8 +190,7 @@ static void test_tied(void **state)
 {
     (void)state;
     static const char settings[] = "--softmax_auxiliary_loss --max_duration=4 --eval_interval=1 --save_interval=2";
-    if (most_ranks() < 2)
-        skip();
+    needs_ranks(2);
     expect_status(train(1, "%s --save_folder=%s/alone", settings, folder), 0);
     expect_status(train(2, "%s --parallelism.pipeline=2 --stop_at=2 --save_folder=%s/tied", settings, folder), 0);
     shell("cd %s && test $(stat -c %%s tied/step2/model.safetensors) = $(stat -c %%s alone/step4/model.safetensors)", folder);

@@ -73,8 +73,7 @@ static void expect_checkpoints(const char *name, const char *expected)
 static void test_passing(void **state)
 {
     (void)state;
-    if (most_ranks() < 2)
-        skip();
+    needs_ranks(2);
     static const struct { const char *name, *lost; int asked; const char *checkpoints, *said; } runs[] = {
         { "due",     "4",     0, "step5 step8 ", "SKIPPED" },                       /* due at 4, made at 5                 */
         { "waits",   "5 6",   0, "step4 step8 ", "SKIPPED" },                       /* published when 7 is finite          */
@@ -92,8 +91,7 @@ static void test_passing(void **state)
 static void test_ending(void **state)
 {
     (void)state;
-    if (most_ranks() < 2)
-        skip();
+    needs_ranks(2);
     static const struct { const char *name, *lost; int asked; const char *checkpoints, *said; } runs[] = {
         { "one",      "8",       0, "step4 step8-aborted ", "step 8: the run ends with a step whose" },
         { "two",      "7 8",     0, "step4 step8-aborted ", "step 8: the run ends with two steps whose" },
@@ -122,8 +120,7 @@ static void test_ending(void **state)
 static void test_spike_after_save(void **state)
 {
     (void)state;
-    if (most_ranks() < 2)
-        skip();
+    needs_ranks(2);
     assert_int_not_equal(run("spike", "-66", 0, "--max_duration=70 --save_interval=65 --spikes=stop"), 0);
     expect_output("step 66: a spike ends the run");
     expect_checkpoints("spike", "step65 step65-aborted ");
