@@ -226,7 +226,7 @@ static double gptq(size_t row, size_t col)
 }
 static double gptq_dealt(size_t row, size_t col)
 {
-    return code_at(row, col) * scale_at(col % 3 * O + row);
+    return code_at(row, col) * scale_at(col * 129 % I / 128 * O + row);
 }
 
 /* The tensors of GPTQ; zeros: each word of qzeros. */
@@ -238,7 +238,7 @@ static void give_gptq(Given to[5], bool dealt, uint32_t zeros)
     for (size_t i = 0; i < 3 * O / 8; i++)
         zero[i] = zeros;
     for (uint32_t i = 0; i < I; i++)
-        group[i] = dealt ? i % 3 : i / 128;
+        group[i] = (dealt ? i * 129 % I : i) / 128;
     const Given tensor[] = { { "N.qweight", "I32", 2, { I / 8, O }, word },
                              { "N.qzeros", "I32", 2, { 3, O / 8 }, zero },
                              { "N.scales", "F16", 2, { 3, O }, scales_in("F16", 3 * O) },

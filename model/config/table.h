@@ -232,6 +232,11 @@ double config_duration(const Config *c);
 void config_find_extended(Reader *r);
 void config_check_extended(const Reader *r);
 
+/* c with the schedule of the run that saved this checkpoint, and with the length and batches that
+ * it depends on, but c's optimizer.learning_rate; c itself if that run is not known. What pointers
+ * refer to stays c's. */
+Config config_with_schedule_of(const char *checkpoint, const Config *c);
+
 /* Whether a key names data that a dry run, eval_only or generate does not read. choose_ranks: sets
  * the world to the ranks that a dry run plans for. */
 bool config_is_unread(const Config *c, const char *name);
