@@ -1,12 +1,12 @@
 /* Loads optimizer states whose formats in the checkpoint differ from those of the run: after a change of the recipe, or between
- * adamw and adamw8bit. */
+ * adamw and adamw8bit. adamw8bit once had 8-bit states of all weights. */
 #pragma once
 #include "model/checkpoint/layout.h"
 
 typedef struct {
-    Optimizer optimizer;       /* the run's, with the formats of the files */
+    Optimizer optimizer;       /* the run's, with the formats of the files where they are converted */
     Layout    layout;          /* of that optimizer */
-    bool      converts;        /* the formats of a state differ, and at least one has 8-bit codes */
+    bool      converts;        /* there are such: the formats of a state differ, and at least one has 8-bit codes */
 } StoredStates;
 
 /* The formats in which the `count` files store the states of the store's optimizer; all states must be there. They follow from
@@ -14,6 +14,6 @@ typedef struct {
 StoredStates stored_states(const ParamStore *store, SafeFile *const *files, int count);
 void         stored_states_free(StoredStates *s);
 
-/* Reads this rank's part of every state: as layout_read, or if `converts` decoded to F32 and encoded by tensor_store, on the host.
- * Equal formats keep their bits. Errors as in layout_read. All ranks of a shard group call. */
+/* Reads this rank's part of every state: as layout_read, or, where it is converted, decoded to F32 and encoded by tensor_store on
+ * the host. Equal formats keep their bits. Errors as in layout_read. All ranks of a shard group call. */
 void         stored_states_read(StoredStates *s, ParamStore *store, SafeFile *const *files, int count);
