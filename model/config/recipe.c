@@ -166,8 +166,8 @@ static void check_coarseness(Reader *r)
         warn("%s: FP8 moments without expansion are too coarse for a beta2 of %g: updates are too small. Use 0.95, or "
              "--format.moment2=e4m3/128+", where, beta2);
     if (format_is_fp8(v) && !v.expand)
-        warn("%s: a v in %s is rounded to 0 where gradients are rare, as those of rare tokens are: updates become up to thousands of "
-             "times too large. Use --format.moment2=%s+", config_where(r, "format.moment2"), format_name(v), format_name(v));
+        warn("%s: a v in %s is rounded to 0 where gradients are rare, as those of rare tokens are, and updates may become hundreds "
+             "of times too large. Use --format.moment2=%s+", config_where(r, "format.moment2"), format_name(v), format_name(v));
     if (v.dtype == BF16 && 1 - beta2 < 0x1p-8)
         warn("%s: a v in bf16 is too coarse for a beta2 of %g: it does not decay. Use 0.95, or "
              "--format.moment2=f32", where, beta2);
