@@ -27,54 +27,6 @@ static void use_datasets(Settings *s)
     }
 }
 
-const YamlNode *config_find_path(const YamlNode *n, const char *path)
-{
-    if (n && n->text && strcmp(n->text, path) == 0)
-        return n;
-    for (int i = 0; n && i < n->num_children; i++) {
-        const YamlNode *found = config_find_path(n->child[i], path);
-        if (found)
-            return found;
-    }
-    return NULL;
-}
-
-/* A file is fetched by: `command`, its path after the scheme, `to`. The last row is for any other
- * store. */
-static const struct {
-    const char *scheme, *command, *to;
-} stores[] = {
-    { "s3://", "aws s3 cp s3://", " ." },
-    { "r2://", "aws s3 cp --endpoint-url https://ACCOUNT.r2.cloudflarestorage.com s3://", " ." },
-    { "weka://", "aws s3 cp --endpoint-url YOUR_WEKA_URL s3://", " ." },
-    { "gs://", "gcloud storage cp gs://", " ." },
-    { "http://", "wget -x http://", "" },
-    { "https://", "wget -x https://", "" },
-    { "", "with the tool of that store: ", "" },
-};
-
-void config_check_local(Reader *r, const char *key, char **paths, int count)
-{
-    int remote = 0, first = 0;
-    for (int i = count - 1; i >= 0; i--)
-        if (strstr(paths[i], "://")) {
-            remote++;
-            first = i;
-        }
-    if (!remote)
-        return;
-    int store = 0;
-    while (strncmp(paths[first], stores[store].scheme, strlen(stores[store].scheme)) != 0)
-        store++;
-    const YamlNode *n = config_find_path(yaml_find(r->root, key), paths[first]);
-    die("%s: %s: '%s'%s remote; only local files are read. Download the training data, for "
-        "example\n"
-        "  %s%s%s\nthen give the local files: --%s='folder/*.npy'",
-        n ? yaml_where(n) : config_where(r, key), key, paths[first],
-        remote > 1 ? " and others are" : " is", stores[store].command,
-        paths[first] + strlen(stores[store].scheme), stores[store].to, key);
-}
-
 /* ---- documents ------------------------------------------------------------------------------- */
 
 /* `key` at `where` needs documents that end with an eos. */

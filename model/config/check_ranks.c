@@ -4,6 +4,20 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
 
+int check_ranks_groups(const Reader *r)
+{
+    return data_ranks(&r->s->c.strategy, r->world);
+}
+
+const char *check_ranks_group_name(const Reader *r)
+{
+    const Strategy *s = &r->s->c.strategy;
+    return pipeline_stages(s) > 1 ? "pipeline"
+           : context_ranks(s) > 1 ? "context group"
+           : tensor_ranks(s) > 1  ? "tensor group"
+                                  : "rank";
+}
+
 /* The largest number up to `most` that divides a and b. */
 static int largest_divisor(int a, int b, int most)
 {

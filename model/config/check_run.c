@@ -10,25 +10,10 @@
 #include "kernels/runtime/error.h"
 #include "model/update/schedule.h"
 
-/* Ranks with different sequences, or groups that share some. */
-static int groups_of(const Reader *r)
-{
-    return data_ranks(&r->s->c.strategy, r->world);
-}
-
-static const char *name_groups(const Reader *r)
-{
-    const Strategy *s = &r->s->c.strategy;
-    return pipeline_stages(s) > 1 ? "pipeline"
-           : context_ranks(s) > 1 ? "context group"
-           : tensor_ranks(s) > 1  ? "tensor group"
-                                  : "rank";
-}
-
 static void check_batch(Reader *r)
 {
     Config *c = &r->s->c;
-    int world = groups_of(r), micro = c->device_train_microbatch_size,
+    int world = check_ranks_groups(r), micro = c->device_train_microbatch_size,
         batch = c->global_train_batch_size;
     long unit = (long)world * micro;
     if (batch % unit == 0)
@@ -44,58 +29,15 @@ static void check_batch(Reader *r)
         die("%s: global_train_batch_size %d is not a multiple of %d %ss x "
             "device_train_microbatch_size %d; "
             "--global_train_batch_size=%s would do",
-            where, batch, world, name_groups(r), micro, batches);
+            where, batch, world, check_ranks_group_name(r), micro, batches);
     int share = batch / world, smaller = micro < share ? micro : share;
     while (share % smaller != 0)
         smaller--;
     die("%s: global_train_batch_size %d gives each of %d %s%s %d sequences, not a multiple of "
         "device_train_microbatch_size %d; --device_train_microbatch_size=%d or "
         "--global_train_batch_size=%s would do",
-        where, batch, world, name_groups(r), world == 1 ? "" : "s", share, micro, smaller, batches);
-}
-
-void config_read_batch_warmup(Settings *s, const char *where)
-{
-    const int count = s->num_batch_warmup;
-    if (count > MOST_DOUBLINGS)
-        die("%s: batch_size_warmup: expected up to %d steps, found %d", where, MOST_DOUBLINGS,
-            count);
-    for (int i = 0; i < count; i++) {
-        char *end;
-        const char *text = s->batch_warmup[i];
-        const long step = strtol(text, &end, 10);
-        if (*end || !*text || step < 1 || (double)step > LONGS ||
-            (i > 0 && step <= s->c.batch_warmup.step[i - 1]))
-            die("%s: batch_size_warmup: expected ascending numbers of steps, as in [1000, 3000], "
-                "found '%s'",
-                where, text);
-        s->c.batch_warmup.step[i] = step;
-    }
-    s->c.batch_warmup.count = count;
-}
-
-/* The smallest batch, too, must be whole micro-batches of all ranks. */
-static void check_batch_warmup(Reader *r)
-{
-    const Config *c = &r->s->c;
-    const int count = r->s->num_batch_warmup;
-    const char *where = config_where(r, "batch_size_warmup");
-    const bool interleaved = c->strategy.pipeline_schedule == PIPELINE_INTERLEAVED;
-    const int rounds = interleaved ? pipeline_stages(&c->strategy) : 1;
-    const long unit = (long)groups_of(r) * c->device_train_microbatch_size * rounds;
-    config_read_batch_warmup(r->s, where);
-    if (count > 0 && (c->max_duration.epochs > 0 || c->stop_at.epochs > 0))
-        die("%s: batch_size_warmup: the run's length in epochs is not supported; give max_duration "
-            "and stop_at in steps or tokens",
-            where);
-    if (c->global_train_batch_size % (unit << count) != 0)
-        die("%s: batch_size_warmup: global_train_batch_size %d halved %d time%s is not a multiple "
-            "of %d %ss x "
-            "device_train_microbatch_size %d%s; use a multiple of %ld, fewer doublings or a "
-            "smaller micro-batch",
-            where, c->global_train_batch_size, count, count == 1 ? "" : "s", groups_of(r),
-            name_groups(r), c->device_train_microbatch_size,
-            rounds > 1 ? " x stages of Interleaved1F1B" : "", unit << count);
+        where, batch, world, check_ranks_group_name(r), world == 1 ? "" : "s", share, micro,
+        smaller, batches);
 }
 
 /* Gradients are summed in F32 if fsdp.precision is mixed, or if a sum has many terms: a BF16 sum
@@ -107,7 +49,8 @@ static void choose_grads(Reader *r)
     enum { MOST = 128 };
     const Config *c = &r->s->c;
     Format *grads = &r->s->c.recipe.grads;
-    const int own = c->global_train_batch_size / c->device_train_microbatch_size / groups_of(r);
+    const int own =
+        c->global_train_batch_size / c->device_train_microbatch_size / check_ranks_groups(r);
     const int ranks = r->world / pipeline_stages(&c->strategy), n = own > ranks ? own : ranks;
     const bool mixed = r->s->fsdp.precision == FSDP_MIXED && ranks > 1;
     if (!config_given(r, "format.grads")) {
@@ -119,14 +62,6 @@ static void choose_grads(Reader *r)
             config_where(r, "format.grads"), n, own < n ? "ranks" : "micro-batches a step", MOST);
 }
 
-double config_duration(const Config *c)
-{
-    const double steps = (double)c->max_duration.steps, tokens = (double)c->max_duration.tokens;
-    if (tokens > 0)
-        return c->scheduler.in_tokens ? tokens : schedule_steps_for(c, 0, tokens);
-    return c->scheduler.in_tokens ? schedule_tokens(c, 0, c->max_duration.steps) : steps;
-}
-
 /* The tokens of a micro-batch, also when rounded up, must fit an int; so must the sequences of all
  * ranks. */
 static void check_micro_batch(Reader *r)
@@ -136,10 +71,10 @@ static void check_micro_batch(Reader *r)
     if ((double)c->device_train_microbatch_size * T > INT_MAX / 2)
         die("%s: %d sequences of %d tokens exceed the 2^30 - 1 tokens that a micro-batch can have",
             config_where(r, "device_train_microbatch_size"), c->device_train_microbatch_size, T);
-    if ((double)c->device_eval_batch_size * groups_of(r) > INT_MAX)
+    if ((double)c->device_eval_batch_size * check_ranks_groups(r) > INT_MAX)
         die("%s: %d sequences on each of %d %ss exceed the 2^31 - 1 that a batch can have",
-            config_where(r, "device_eval_batch_size"), c->device_eval_batch_size, groups_of(r),
-            name_groups(r));
+            config_where(r, "device_eval_batch_size"), c->device_eval_batch_size,
+            check_ranks_groups(r), check_ranks_group_name(r));
 }
 
 static void check_tile(Reader *r)
@@ -213,7 +148,7 @@ static void check_schedule(Reader *r)
     char *where =
         xasprintf("%s: ", config_where(r, c->scheduler.name == WSD ? "scheduler.t_decay"
                                                                    : "scheduler.t_warmup"));
-    schedule_check(c, config_duration(c), where);
+    schedule_check(c, schedule_duration(c), where);
     free(where);
     config_check_extended(r);
     if (c->scheduler.name != WSD && c->scheduler.t_decay > 0)
@@ -264,7 +199,7 @@ void config_complete_run(Reader *r)
     config_complete_generation(r);
     if (!config_forward_only(c)) {
         check_batch(r);
-        check_batch_warmup(r);
+        config_check_batch_warmup(r);
     }
     check_tile(r);
     check_micro_batch(r);

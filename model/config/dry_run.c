@@ -6,13 +6,6 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
 
-bool config_is_unread(const Config *c, const char *name)
-{
-    return (c->dry_run || config_forward_only(c)) &&
-           text_is_among(name, "data.paths|data.datasets|data.mix|data.label_mask_paths|"
-                               "data.image_paths|data.image_features");
-}
-
 void config_choose_ranks(Reader *r)
 {
     Config *c = &r->s->c;

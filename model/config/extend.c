@@ -33,7 +33,7 @@ static long count_of(const char *checkpoint, const char *key)
 static void set_point(SchedulePoint *p, const Config *c)
 {
     p->at = (double)(c->scheduler.in_tokens ? p->tokens : p->step);
-    p->end = schedule_end(c, config_duration(c));
+    p->end = schedule_end(c, schedule_duration(c));
     p->stable = p->end - (double)c->scheduler.t_decay;
     p->unit = c->scheduler.in_tokens ? "tokens" : "steps";
 }

@@ -188,12 +188,13 @@ typedef struct {
 bool config_given(const Reader *r, const char *name); /* present and not null */
 /* its file:line, or the file */
 const char *config_where(const Reader *r, const char *name);
-/* the node at or below n that has it, or NULL */
-const YamlNode *config_find_path(const YamlNode *n, const char *path);
 void config_note(Reader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Dies if a text of key `name`, at or below n, cannot be written unchanged to config.yaml and
  * metrics.jsonl: if it is not UTF-8, or begins with ~/; or if it has OmegaConf's ${...}. */
 void config_check_texts(const YamlNode *n, const char *name);
+/* Dies at a dot between keys, or a [ before an element, which are only allowed on the command line
+ * and in the table. */
+void config_check_key(const YamlNode *n);
 /* a value or a section */
 void config_apply(Reader *r, YamlNode *n, const char *name, void *holder);
 
@@ -223,18 +224,16 @@ void config_print_mix(FILE *f, const Config *c); /* the text after `mix:` */
 /* Reads the words of batch_size_warmup into s->c.batch_warmup. Dies, naming `where`, unless they
  * are ascending numbers of steps. */
 void config_read_batch_warmup(Settings *s, const char *where);
-
-/* The length of training in the scheduler's units; 0: epochs, whose length depends on the data. */
-double config_duration(const Config *c);
+void config_check_batch_warmup(Reader *r);
 
 /* `extend` (extend.c). find: replaces load_path by the checkpoint. check: dies if it is in the
  * decay of the schedule. */
 void config_find_extended(Reader *r);
 void config_check_extended(const Reader *r);
 
-/* Whether a key names data that a dry run, eval_only or generate does not read. choose_ranks: sets
- * the world to the ranks that a dry run plans for. */
+/* Whether a key names data that a dry run, eval_only or generate does not read. */
 bool config_is_unread(const Config *c, const char *name);
+/* Sets the world to the ranks that a dry run plans for. */
 void config_choose_ranks(Reader *r);
 
 /* Settings of a run without a file, but with load_path: full fine-tuning of that model. The caller
@@ -289,6 +288,10 @@ void config_check_eval_documents(const Config *c, const EvalSet *set);
 void config_complete_generation(Reader *r); /* settings of `generate` (dry_run.c) */
 void config_complete_run(Reader *r);
 void config_complete_ranks(Reader *r);
+/* ranks with different sequences, or groups that share some */
+int check_ranks_groups(const Reader *r);
+const char *check_ranks_group_name(const Reader *r);
+void config_read_evaluators(Reader *r);
 void config_check_tensor(Reader *r);
 /* fills Config.text (text.c, as the next two) */
 void config_write_text(Settings *s);

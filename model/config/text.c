@@ -43,35 +43,6 @@ const char *config_column_in(const json_t *columns, const ConfigKey *k)
                           : json_string_value(json_object_get(columns, other + strlen(section)));
 }
 
-static void check_text(const YamlNode *n, const char *name, const char *text)
-{
-    json_t *json = json_string(text);
-    if (!json)
-        die("%s: %s: its text is not UTF-8, which YAML and JSON need; use another name",
-            yaml_where(n), name);
-    json_decref(json);
-    if (strstr(text, "${"))
-        die("%s: %s: '%s': ${...} is not evaluated; write the value, or convert the file: python3 "
-            "scripts/convert_config.py FILE "
-            "> mine.yaml",
-            yaml_where(n), name, text);
-    if (strncmp(text, "~/", 2) == 0)
-        die("%s: %s: '%s': ~/ would be replaced when the run's config.yaml is read; write the "
-            "whole path",
-            yaml_where(n), name, text);
-}
-
-void config_check_texts(const YamlNode *n, const char *name)
-{
-    if (n->text)
-        check_text(n, name, n->text);
-    for (int i = 0; i < n->num_children; i++) {
-        if (n->child[i]->key)
-            check_text(n->child[i], name, n->child[i]->key);
-        config_check_texts(n->child[i], name);
-    }
-}
-
 /* ---- the whole ------------------------------------------------------------------------------- */
 
 /* Prints the section lines between `previous` and `name`, then the last part of `name`; returns its

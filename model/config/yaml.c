@@ -77,6 +77,18 @@ YamlNode *yaml_find(const YamlNode *root, const char *name)
     }
 }
 
+const YamlNode *yaml_find_text(const YamlNode *n, const char *text)
+{
+    if (n && n->text && strcmp(n->text, text) == 0)
+        return n;
+    for (int i = 0; n && i < n->num_children; i++) {
+        const YamlNode *found = yaml_find_text(n->child[i], text);
+        if (found)
+            return found;
+    }
+    return NULL;
+}
+
 YamlNode *yaml_take(YamlNode *root, const char *name)
 {
     const char *dot = strrchr(name, '.');

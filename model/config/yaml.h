@@ -30,7 +30,9 @@ void yaml_override(YamlNode *root, const char *argument);
 void yaml_put(YamlNode *root, const char *name, YamlNode *n);
 
 YamlNode *yaml_find(const YamlNode *root, const char *name); /* "a.b"; NULL: not there */
-/* the same, removed from the tree; the caller owns it */
+/* the node at or below n with this text, or NULL */
+const YamlNode *yaml_find_text(const YamlNode *n, const char *text);
+/* yaml_find, and the node is removed from the tree; the caller owns it */
 YamlNode *yaml_take(YamlNode *root, const char *name);
 const char *yaml_where(const YamlNode *n); /* "x.yaml:12" or "--a=b"; one of 4 static buffers */
 void yaml_free(YamlNode *n);
