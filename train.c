@@ -17,8 +17,8 @@
 #include "kernels/runtime/watchdog.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/folder.h"
+#include "model/config/config_load.h"
 #include "model/config/export_options.h"
-#include "model/config/load.h"
 #include "model/run/agree.h"
 #include "model/run/average.h"
 #include "model/run/divergence.h"
@@ -417,7 +417,7 @@ static void name_unit(int unit, char text[PART_NAME])
 
 int main(int argc, char **argv)
 {
-    if (export_is_asked(argc, argv)) { /* no signal handlers: there is nothing to save */
+    if (export_options_asked(argc, argv)) { /* no signal handlers: there is nothing to save */
         comm_start(&argc, &argv);
         export_run(argc, argv);
         comm_finish();

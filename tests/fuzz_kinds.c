@@ -6,7 +6,6 @@
 #include "data/requests.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
-#include "model/config/hf.h"
 #include "model/run/evaluate.h"
 #include "model/run/log.h"
 #include "tests/fuzz_model.h"

@@ -3,7 +3,7 @@
 #include <time.h>
 
 #include "model/checkpoint/checkpoint.h"
-#include "model/config/load.h"
+#include "model/config/config_load.h"
 #include "model/model.h"
 #include "model/run/memory_fit.h"
 #include "model/run/memory.h"

@@ -3,10 +3,11 @@
 #include <math.h>
 #include <string.h>
 
+#include "model/config/config_load.h"
+#include "model/keys/types.h"
 #include "tests/kit.h"
 
 #include "model/checkpoint/checkpoint.h"
-#include "model/config/load.h"
 #include "model/run/mesh_search.h"
 #include "model/run/memory.h"
 #include "model/run/plan_time.h"

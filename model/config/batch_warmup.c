@@ -1,11 +1,12 @@
 /* batch_size_warmup: the steps after which the batch doubles. */
-#include "model/config/table.h"
+#include "model/config/batch_warmup.h"
 
 #include <stdlib.h>
 
 #include "kernels/runtime/error.h"
+#include "model/config/check_ranks.h"
 
-void config_read_batch_warmup(Settings *s, const char *where)
+void batch_warmup_read(Settings *s, const char *where)
 {
     const int count = s->num_batch_warmup;
     if (count > MOST_DOUBLINGS)
@@ -26,15 +27,15 @@ void config_read_batch_warmup(Settings *s, const char *where)
 }
 
 /* The smallest batch, too, must be whole micro-batches of all ranks. */
-void config_check_batch_warmup(Reader *r)
+void batch_warmup_check(Reader *r)
 {
     const Config *c = &r->s->c;
     const int count = r->s->num_batch_warmup;
-    const char *where = config_where(r, "batch_size_warmup");
+    const char *where = reader_where(r, "batch_size_warmup");
     const bool interleaved = c->strategy.pipeline_schedule == PIPELINE_INTERLEAVED;
     const int rounds = interleaved ? pipeline_stages(&c->strategy) : 1;
     const long unit = (long)check_ranks_groups(r) * c->device_train_microbatch_size * rounds;
-    config_read_batch_warmup(r->s, where);
+    batch_warmup_read(r->s, where);
     if (count > 0 && (c->max_duration.epochs > 0 || c->stop_at.epochs > 0))
         die("%s: batch_size_warmup: the run's length in epochs is not supported; give max_duration "
             "and stop_at in steps or tokens",

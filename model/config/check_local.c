@@ -1,5 +1,5 @@
 /* Only local files are read. The message about another path says how to fetch its files. */
-#include "model/config/table.h"
+#include "model/config/check_local.h"
 
 #include <string.h>
 
@@ -19,7 +19,7 @@ static const struct {
     { "", "with the tool of that store: ", "" },
 };
 
-void config_check_local(Reader *r, const char *key, char **paths, int count)
+void check_local(Reader *r, const char *key, char **paths, int count)
 {
     int remote = 0, first = 0;
     for (int i = count - 1; i >= 0; i--)
@@ -36,7 +36,7 @@ void config_check_local(Reader *r, const char *key, char **paths, int count)
     die("%s: %s: '%s'%s remote; only local files are read. Download the training data, for "
         "example\n"
         "  %s%s%s\nthen give the local files: --%s='folder/*.npy'",
-        n ? yaml_where(n) : config_where(r, key), key, paths[first],
+        n ? yaml_where(n) : reader_where(r, key), key, paths[first],
         remote > 1 ? " and others are" : " is", stores[store].command,
         paths[first] + strlen(stores[store].scheme), stores[store].to, key);
 }

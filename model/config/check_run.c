@@ -1,13 +1,16 @@
 /* Checks of the run: batches, schedule, folders, ranks. */
-#include "model/config/table.h"
+#include "model/config/check_run.h"
 
 #include <limits.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
+#include "model/config/batch_warmup.h"
+#include "model/config/check_ranks.h"
+#include "model/config/extend.h"
+#include "model/config/load_folder.h"
 #include "model/update/schedule.h"
 
 static void check_batch(Reader *r)
@@ -18,7 +21,7 @@ static void check_batch(Reader *r)
     long unit = (long)world * micro;
     if (batch % unit == 0)
         return;
-    const char *where = config_where(r, "global_train_batch_size");
+    const char *where = reader_where(r, "global_train_batch_size");
     char batches[96];
     if (batch > unit)
         snprintf(batches, sizeof batches, "%ld or %ld", batch / unit * unit,
@@ -53,13 +56,13 @@ static void choose_grads(Reader *r)
         c->global_train_batch_size / c->device_train_microbatch_size / check_ranks_groups(r);
     const int ranks = r->world / pipeline_stages(&c->strategy), n = own > ranks ? own : ranks;
     const bool mixed = r->s->fsdp.precision == FSDP_MIXED && ranks > 1;
-    if (!config_given(r, "format.grads")) {
+    if (!reader_given(r, "format.grads")) {
         if (mixed || n > MOST)
             *grads = (Format){ F32, 0, false };
     } else if (grads->dtype == BF16 && n > MOST)
         warn(
             "%s: gradients of %d %s are summed in bf16, which loses part of them with more than %d",
-            config_where(r, "format.grads"), n, own < n ? "ranks" : "micro-batches a step", MOST);
+            reader_where(r, "format.grads"), n, own < n ? "ranks" : "micro-batches a step", MOST);
 }
 
 /* The tokens of a micro-batch, also when rounded up, must fit an int; so must the sequences of all
@@ -70,10 +73,10 @@ static void check_micro_batch(Reader *r)
     const int T = c->model.max_sequence_length;
     if ((double)c->device_train_microbatch_size * T > INT_MAX / 2)
         die("%s: %d sequences of %d tokens exceed the 2^30 - 1 tokens that a micro-batch can have",
-            config_where(r, "device_train_microbatch_size"), c->device_train_microbatch_size, T);
+            reader_where(r, "device_train_microbatch_size"), c->device_train_microbatch_size, T);
     if ((double)c->device_eval_batch_size * check_ranks_groups(r) > INT_MAX)
         die("%s: %d sequences on each of %d %ss exceed the 2^31 - 1 that a batch can have",
-            config_where(r, "device_eval_batch_size"), c->device_eval_batch_size,
+            reader_where(r, "device_eval_batch_size"), c->device_eval_batch_size,
             check_ranks_groups(r), check_ranks_group_name(r));
 }
 
@@ -81,7 +84,7 @@ static void check_tile(Reader *r)
 {
     enum { MULTIPLE = 128 };
     const Config *c = &r->s->c;
-    const char *where = config_where(r, "mlp_tile");
+    const char *where = reader_where(r, "mlp_tile");
     if (c->mlp_tile == 0)
         return;
     if (c->mlp_tile % MULTIPLE != 0)
@@ -101,7 +104,7 @@ static void check_length_warmup(const Reader *r)
 {
     const Config *c = &r->s->c;
     const int min = c->length_warmup.min, T = c->model.max_sequence_length;
-    const char *where = config_where(r, "sequence_length_warmup");
+    const char *where = reader_where(r, "sequence_length_warmup");
     if ((min > 0) != (c->length_warmup.steps > 0))
         die("%s: sequence_length_warmup needs both min_sequence_length and warmup_steps; %s is "
             "missing",
@@ -118,7 +121,7 @@ static void check_average(const Reader *r)
     if ((c->average.last > 0) != (c->average.every > 0))
         die("%s: average needs both last and every, as in average: {last: 5, every: 200}; %s is "
             "missing",
-            config_where(r, c->average.last > 0 ? "average.last" : "average.every"),
+            reader_where(r, c->average.last > 0 ? "average.last" : "average.every"),
             c->average.last > 0 ? "every" : "last");
 }
 
@@ -127,39 +130,39 @@ static void check_schedule(Reader *r)
     Config *c = &r->s->c;
     c->scheduler.in_tokens = r->s->scheduler_units == UNITS_TOKENS;
     const bool share = c->scheduler.warmup_fraction > 0;
-    if (share && config_given(r, "scheduler.t_warmup") && c->scheduler.t_warmup > 0)
+    if (share && reader_given(r, "scheduler.t_warmup") && c->scheduler.t_warmup > 0)
         die("%s: scheduler.t_warmup and scheduler.warmup_fraction both set the length of the "
             "warmup; unset one of them: "
             "--scheduler.t_warmup=0 or --scheduler.warmup_fraction=null",
-            config_where(r, "scheduler.warmup_fraction"));
+            reader_where(r, "scheduler.warmup_fraction"));
     if (share)
         c->scheduler.t_warmup = 0;
     const long warmup = c->scheduler.t_warmup, end = c->scheduler.t_max;
     if (end > 0 && warmup > end)
         die("%s: scheduler.t_warmup %ld is longer than scheduler.t_max %ld; shorten the warmup or "
             "lengthen t_max",
-            config_where(r, "scheduler.t_warmup"), warmup, end);
+            reader_where(r, "scheduler.t_warmup"), warmup, end);
     if (c->scheduler.name == INVERSE_SQRT_WITH_WARMUP && warmup == 0 && !share)
         die("%s: inverse_sqrt_with_warmup needs scheduler.t_warmup > 0",
-            config_where(r, "scheduler.t_warmup"));
+            reader_where(r, "scheduler.t_warmup"));
     if (c->scheduler.name == WSD && c->scheduler.t_decay == 0)
         die("%s: wsd needs scheduler.t_decay, the length of the final decay",
-            config_where(r, "scheduler.name"));
+            reader_where(r, "scheduler.name"));
     char *where =
-        xasprintf("%s: ", config_where(r, c->scheduler.name == WSD ? "scheduler.t_decay"
+        xasprintf("%s: ", reader_where(r, c->scheduler.name == WSD ? "scheduler.t_decay"
                                                                    : "scheduler.t_warmup"));
     schedule_check(c, schedule_duration(c), where);
     free(where);
-    config_check_extended(r);
+    extend_check(r);
     if (c->scheduler.name != WSD && c->scheduler.t_decay > 0)
-        config_note(r, "scheduler.t_decay (only wsd has it)");
+        reader_note(r, "scheduler.t_decay (only wsd has it)");
     if (c->scheduler.warmup_min_lr > c->optimizer.lr)
         die("%s: scheduler.warmup_min_lr %g is above optimizer.learning_rate %g",
-            config_where(r, "scheduler.warmup_min_lr"), c->scheduler.warmup_min_lr,
+            reader_where(r, "scheduler.warmup_min_lr"), c->scheduler.warmup_min_lr,
             c->optimizer.lr);
 }
 
-void config_choose_save_folder(Config *c)
+void check_run_choose_save_folder(Config *c)
 {
     if (!c->save_folder && (!config_forward_only(c) || c->try_load_latest_save))
         c->save_folder = xasprintf("runs/%s", c->run_name);
@@ -168,14 +171,14 @@ void config_choose_save_folder(Config *c)
 static void check_folders(Reader *r)
 {
     Config *c = &r->s->c;
-    config_choose_save_folder(c);
+    check_run_choose_save_folder(c);
     if (c->save_folder && c->save_folder[0] == '\0')
         die("%s: save_folder is empty; give a folder, '.' for the current one",
-            config_where(r, "save_folder"));
+            reader_where(r, "save_folder"));
     if (c->save_folder && strstr(c->save_folder, "://"))
         die("%s: save_folder '%s' is remote; save to a local folder and copy it from there",
-            config_where(r, "save_folder"), c->save_folder);
-    config_check_load_path(r);
+            reader_where(r, "save_folder"), c->save_folder);
+    load_folder_check_path(r);
 }
 
 /* The name of a folder in runs/. */
@@ -183,23 +186,44 @@ static void check_run_name(const Reader *r)
 {
     const char *name = r->s->c.run_name;
     if (!name || !*name)
-        die("%s: run_name is empty", config_where(r, "run_name"));
+        die("%s: run_name is empty", reader_where(r, "run_name"));
     char *path = xasprintf("/%s/", name);
     if (strstr(path, "/../"))
         die("%s: run_name %s leads out of the folder runs; use --save_folder",
-            config_where(r, "run_name"), name);
+            reader_where(r, "run_name"), name);
     free(path);
 }
 
-void config_complete_run(Reader *r)
+/* One sequence at a time; only the logits of its last token are read. */
+static void check_generation(Reader *r)
+{
+    Config *c = &r->s->c;
+    if (c->generate_features && !c->generate)
+        reader_note(r, "generate_features (there is no generate)");
+    if (!c->generate)
+        return;
+    if (c->generate_features && c->model.image.feature_size == 0)
+        die("%s: generate_features: the model is one of text only; load_path must be a LLaVA "
+            "folder",
+            reader_where(r, "generate_features"));
+    if (c->eval_only)
+        die("%s: generate and eval_only are both given; use one of them",
+            reader_where(r, "generate"));
+    c->device_train_microbatch_size = c->device_eval_batch_size = c->loss_chunk = 1;
+    c->stops_at_eos = reader_given(r, "model.eos_token_id");
+    if (c->temperature == 0 && c->top_p < 1)
+        reader_note(r, "top_p (without a temperature the most likely token is taken)");
+}
+
+void check_run(Reader *r)
 {
     Config *c = &r->s->c;
     check_run_name(r);
-    config_complete_ranks(r);
-    config_complete_generation(r);
+    check_ranks(r);
+    check_generation(r);
     if (!config_forward_only(c)) {
         check_batch(r);
-        config_check_batch_warmup(r);
+        batch_warmup_check(r);
     }
     check_tile(r);
     check_micro_batch(r);
@@ -212,7 +236,7 @@ void config_complete_run(Reader *r)
     if (c->eval_subset_num_batches == 0)
         die("%s: eval_subset_num_batches 0 evaluates nothing: use -1 for all batches, or "
             "eval_interval null",
-            config_where(r, "eval_subset_num_batches"));
+            reader_where(r, "eval_subset_num_batches"));
     if (c->device_eval_batch_size == 0)
         c->device_eval_batch_size = c->device_train_microbatch_size;
 }

@@ -1,10 +1,12 @@
 /* evaluators: a list, from which come the sets of Config.eval. */
-#include "model/config/table.h"
+#include "model/config/evaluators.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/runtime/error.h"
+#include "model/config/check_data.h"
+#include "model/config/check_images.h"
 
 /* Adds a set with the paths (at least one) and label masks of the evaluator e, defined at `n`;
  * takes ownership of both. */
@@ -39,9 +41,9 @@ static void add_eval_set(Settings *s, const YamlNode *n, Evaluator *e, const cha
     e->files.image_features = NULL;
     *paths = NULL;
     *count = 0;
-    config_check_image_files(c, &set->files, set->where, "data", set->downstream);
+    check_images_files(c, &set->files, set->where, "data", set->downstream);
     if (!set->downstream)
-        config_check_eval_documents(c, set);
+        check_data_eval_documents(c, set);
 }
 
 static bool any_remote(char *const *paths, int count)
@@ -60,7 +62,7 @@ static void read_evaluator(Reader *r, YamlNode *n, FILE *downstream, FILE *remot
     if (n->kind != YAML_MAP)
         die("%s: an evaluator is a section with label and data.paths or data.datasets",
             yaml_where(n));
-    config_apply_element(r, n, EVALUATOR_PREFIX, &e);
+    reader_apply_element(r, n, EVALUATOR_PREFIX, &e);
     if (!e.label)
         die("%s: this evaluator has no label", yaml_where(n));
     if (e.files.num_label_mask_paths > 0 && e.files.num_paths == 0)
@@ -90,10 +92,10 @@ static void read_evaluator(Reader *r, YamlNode *n, FILE *downstream, FILE *remot
         else if (set->num_paths > 0)
             add_eval_set(r->s, n, &e, set->name, &set->paths, &set->num_paths);
     }
-    config_free_element(&e, EVALUATOR_PREFIX);
+    reader_free_element(&e, EVALUATOR_PREFIX);
 }
 
-void config_read_evaluators(Reader *r)
+void evaluators_read(Reader *r)
 {
     YamlNode *list = r->s->c.generate ? NULL : yaml_find(r->root, "evaluators");
     if (list && (list->kind == YAML_MAP || (list->kind == YAML_SCALAR && list->text)))
@@ -106,13 +108,13 @@ void config_read_evaluators(Reader *r)
     fclose(downstream);
     fclose(remote);
     if (*text[0])
-        config_note(r, "downstream evaluators without data.paths (%s)", text[0] + 1);
+        reader_note(r, "downstream evaluators without data.paths (%s)", text[0] + 1);
     if (*text[1])
-        config_note(r, "evaluators with remote data (%s)", text[1] + 1);
+        reader_note(r, "evaluators with remote data (%s)", text[1] + 1);
     free(text[0]);
     free(text[1]);
     if (r->s->c.eval_only && r->s->c.num_eval == 0 && !r->s->c.dry_run)
         die("%s: eval_only: there are no evaluators; scripts/prepare_eval.py makes a file with "
             "some",
-            config_where(r, list ? "evaluators" : "eval_only"));
+            reader_where(r, list ? "evaluators" : "eval_only"));
 }

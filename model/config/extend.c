@@ -1,15 +1,19 @@
 /* `extend`: a run of the schedule wsd continues from its stable part, whose learning rate is the
  * highest. Weights of the decay are no place to continue from; the checkpoint before it is [Hu et
  * al. 2024, arXiv 2404.06395, section 4]. */
-#include "model/config/table.h"
+#include "model/config/extend.h"
 
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/runtime/error.h"
-#include "model/config/files.h"
-#include "model/config/pointer.h"
+#include "model/config/batch_warmup.h"
+#include "model/config/load_folder.h"
+#include "model/formats/file.h"
+#include "model/formats/pointer.h"
+#include "model/keys/key.h"
+#include "model/keys/value.h"
 #include "model/update/schedule.h"
 
 /* A checkpoint's place, and the end of its stable part, in steps or tokens. */
@@ -53,16 +57,16 @@ static SchedulePoint read_point(const char *where, char *checkpoint)
     SchedulePoint p = {
         checkpoint, count_of(checkpoint, "step"), count_of(checkpoint, "tokens"), 0, 0, 0, NULL
     };
-    YamlNode *run = config_of_run(checkpoint);
-    config_defaults(s, "");
+    YamlNode *run = load_folder_config(checkpoint);
+    reader_defaults(s, "");
     for (size_t i = 0; run && i < sizeof keys / sizeof keys[0]; i++) {
         const YamlNode *n = yaml_find(run, keys[i]);
         if (n)
-            value_parse(s, config_key(keys[i]), n);
+            value_parse(s, key_find(keys[i]), n);
     }
     yaml_free(run);
     s->c.scheduler.in_tokens = s->scheduler_units == UNITS_TOKENS;
-    config_read_batch_warmup(s, checkpoint);
+    batch_warmup_read(s, checkpoint);
     if (s->c.scheduler.name != WSD)
         die("%s: extend: the run of %s does not have scheduler.name wsd, so it has no stable part; "
             "--load_path=%s continues it",
@@ -73,7 +77,7 @@ static SchedulePoint read_point(const char *where, char *checkpoint)
             "not known; give a checkpoint "
             "before it as --load_path",
             where, checkpoint);
-    config_free_element(s, "");
+    reader_free_element(s, "");
     free(s);
     return p;
 }
@@ -105,10 +109,10 @@ static SchedulePoint find_last(const char *where, const char *folder)
     return (SchedulePoint){ 0 };
 }
 
-void config_find_extended(Reader *r)
+void extend_find(Reader *r)
 {
     Settings *s = r->s;
-    const char *where = config_where(r, "extend");
+    const char *where = reader_where(r, "extend");
     if (!s->extend)
         return;
     pointer_replace(&s->extend);
@@ -125,11 +129,11 @@ void config_find_extended(Reader *r)
     s->extended_tokens = p.tokens;
 }
 
-void config_check_extended(const Reader *r)
+void extend_check(const Reader *r)
 {
     const Settings *s = r->s;
     const Config *c = &s->c;
-    const char *where = config_where(r, "extend");
+    const char *where = reader_where(r, "extend");
     if (!s->extend || c->continues)
         return;
     if (c->scheduler.name != WSD)
@@ -143,7 +147,7 @@ void config_check_extended(const Reader *r)
     if (p.end == 0)
         die("%s: extend: where the decay begins must be known: give max_duration in steps or "
             "tokens, not in epochs",
-            config_where(r, "max_duration"));
+            reader_where(r, "max_duration"));
     if (p.at > p.stable)
         die("%s: extend: %s is at %.0f %s, but the decay would begin at %.0f, %ld before the end "
             "at %.0f; expected an end at %.0f "

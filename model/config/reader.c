@@ -1,6 +1,6 @@
 /* Reads the keys of a configuration into the objects of their rows, and knows where each value came
  * from. Everything that reads or checks several keys together asks here. */
-#include "model/config/table.h"
+#include "model/config/reader.h"
 
 #include <jansson.h>
 #include <stdarg.h>
@@ -8,22 +8,27 @@
 
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
+#include "model/config/names.h"
+#include "model/config/suggest.h"
+#include "model/keys/config_keys.h"
+#include "model/keys/key.h"
+#include "model/keys/value.h"
 
 /* ---- asking ---------------------------------------------------------------------------------- */
 
-bool config_given(const Reader *r, const char *name)
+bool reader_given(const Reader *r, const char *name)
 {
     const YamlNode *n = yaml_find(r->root, name);
     return n && (n->kind != YAML_SCALAR || n->text);
 }
 
-const char *config_where(const Reader *r, const char *name)
+const char *reader_where(const Reader *r, const char *name)
 {
     const YamlNode *n = yaml_find(r->root, name);
     return n ? yaml_where(n) : r->file;
 }
 
-void config_note(Reader *r, const char *format, ...)
+void reader_note(Reader *r, const char *format, ...)
 {
     va_list args;
     fputs(r->num_notes++ ? ", " : "", r->notes);
@@ -32,7 +37,7 @@ void config_note(Reader *r, const char *format, ...)
     va_end(args);
 }
 
-bool config_is_unread(const Config *c, const char *name)
+bool reader_is_unread(const Config *c, const char *name)
 {
     return (c->dry_run || config_forward_only(c)) &&
            text_is_among(name, "data.paths|data.datasets|data.mix|data.label_mask_paths|"
@@ -59,14 +64,14 @@ static void check_text(const YamlNode *n, const char *name, const char *text)
             yaml_where(n), name, text);
 }
 
-void config_check_texts(const YamlNode *n, const char *name)
+void reader_check_texts(const YamlNode *n, const char *name)
 {
     if (n->text)
         check_text(n, name, n->text);
     for (int i = 0; i < n->num_children; i++) {
         if (n->child[i]->key)
             check_text(n->child[i], name, n->child[i]->key);
-        config_check_texts(n->child[i], name);
+        reader_check_texts(n->child[i], name);
     }
 }
 
@@ -81,8 +86,8 @@ static bool is_section(const char *name)
 
 static _Noreturn void unknown(const YamlNode *n, const char *name)
 {
-    config_refuse_foreign(yaml_where(n), name);
-    const char *near = config_suggest(name);
+    names_refuse_foreign(yaml_where(n), name);
+    const char *near = suggest_key((const ConfigKey *const[]){ config_keys }, 1, name);
     if (near)
         die("%s: unknown key '%s'; did you mean '%s'?", yaml_where(n), name, near);
     die("%s: unknown key '%s'; ./train --help lists all. scripts/convert_config.py converts files "
@@ -104,7 +109,7 @@ static void forget_section(void *holder, const char *name)
 
 /* A dot between keys, or [ before an element, is only allowed on the command line and in the
  * table. */
-void config_check_key(const YamlNode *n)
+void reader_check_key(const YamlNode *n)
 {
     if (strchr(n->key, '['))
         die("%s: '%s': an element of a list cannot be changed on its own; give the whole list, as "
@@ -117,18 +122,18 @@ void config_check_key(const YamlNode *n)
             yaml_where(n), n->key);
 }
 
-void config_apply(Reader *r, YamlNode *n, const char *name, void *holder)
+void reader_apply(Reader *r, YamlNode *n, const char *name, void *holder)
 {
     if (!is_section(name)) {
-        const ConfigKey *k = config_key(name);
+        const ConfigKey *k = key_find(name);
         if (!k || (n->kind == YAML_MAP && strcmp(name, "tokenizer") == 0)) /* OLMo's section */
             unknown(n, name);
-        if (config_is_unread(&r->s->c, name))
+        if (reader_is_unread(&r->s->c, name))
             return;
         if ((k->type & TYPE_MASK) == SECTIONS)
             return;
         yaml_expand_home(n);
-        config_check_texts(n, name);
+        reader_check_texts(n, name);
         if (!(k->type & FOLLOWS) || n->kind != YAML_SCALAR || n->text)
             value_parse(holder, k, n);
         return;
@@ -142,37 +147,37 @@ void config_apply(Reader *r, YamlNode *n, const char *name, void *holder)
             n->kind == YAML_LIST ? "a list" : n->text);
     for (int i = 0; i < n->num_children; i++) {
         char child[512];
-        config_check_key(n->child[i]);
+        reader_check_key(n->child[i]);
         snprintf(child, sizeof child, "%s.%s", name, n->child[i]->key);
-        config_apply(r, n->child[i], child, holder);
+        reader_apply(r, n->child[i], child, holder);
     }
 }
 
-void config_apply_element(Reader *r, YamlNode *n, const char *prefix, void *holder)
+void reader_apply_element(Reader *r, YamlNode *n, const char *prefix, void *holder)
 {
-    config_defaults(holder, prefix);
+    reader_defaults(holder, prefix);
     for (int i = 0; i < n->num_children; i++) {
         char name[512];
-        config_check_key(n->child[i]);
+        reader_check_key(n->child[i]);
         snprintf(name, sizeof name, "%s%s", prefix, n->child[i]->key);
-        config_apply(r, n->child[i], name, holder);
+        reader_apply(r, n->child[i], name, holder);
     }
 }
 
 static bool has_prefix(const char *name, const char *prefix)
 {
-    const size_t n = config_element(name);
+    const size_t n = key_element_prefix(name);
     return n == strlen(prefix) && strncmp(name, prefix, n) == 0;
 }
 
-void config_defaults(void *holder, const char *prefix)
+void reader_defaults(void *holder, const char *prefix)
 {
     for (const ConfigKey *k = config_keys; k->name; k++)
         if (has_prefix(k->name, prefix))
             value_default(holder, k);
 }
 
-void config_free_element(void *holder, const char *prefix)
+void reader_free_element(void *holder, const char *prefix)
 {
     for (const ConfigKey *k = config_keys; k->name; k++)
         if (has_prefix(k->name, prefix))

@@ -12,10 +12,10 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/watchdog.h"
 #include "model/checkpoint/checkpoint.h"
-#include "model/config/adapter.h"
-#include "model/config/files.h"
-#include "model/config/hf.h"
 #include "model/decode.h"
+#include "model/formats/adapter.h"
+#include "model/formats/file.h"
+#include "model/formats/loadable.h"
 #include "model/run/agree.h"
 #include "model/run/memory.h"
 #include "model/run/open_data.h"
@@ -107,7 +107,7 @@ static void open_generator(Generator *g, const Config *c)
             "--load_path=FOLDER");
     agree_on_run(c);
     if (!c->continues)
-        config_check_loadable(NULL, folder);
+        loadable_check(NULL, folder);
     agree_on_prompts(&g->prompts, c->generate, &c->model,
                      c->generate_features ? NULL : "give them as --generate_features=FOLDER");
     if (c->generate_features)

@@ -8,7 +8,7 @@
 #include "kernels/runtime/progress.h"
 #include "kernels/runtime/watchdog.h"
 #include "model/checkpoint/tower.h"
-#include "model/config/adapter.h"
+#include "model/formats/adapter.h"
 
 /* Files are opened in the calling thread, read in a thread of the loader, which shows no
  * progress. */

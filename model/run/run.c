@@ -13,9 +13,9 @@
 #include "kernels/runtime/trace.h"
 #include "kernels/runtime/watchdog.h"
 #include "model/checkpoint/tokenizer_files.h"
-#include "model/config/adapter.h"
-#include "model/config/hf.h"
-#include "model/config/table.h"
+#include "model/formats/adapter.h"
+#include "model/formats/loadable.h"
+#include "model/keys/types.h"
 #include "model/run/agree.h"
 #include "model/run/memory_fit.h"
 #include "model/run/memory.h"
@@ -295,7 +295,7 @@ void run_plan(const Config *c)
     Model m;
     ParamStore store;
     if (c->load_folder && !c->continues)
-        config_check_loadable(NULL, c->load_folder);
+        loadable_check(NULL, c->load_folder);
     if (c->device_memory == 0 && device_count() == 0)
         die("dry_run: there is no GPU here, so give the memory of yours in GiB: "
             "--device_memory=80");
@@ -354,7 +354,7 @@ void run_open(Run *r, const Config *c)
     if (c->tokenizer)
         tokenizer_files_replace(c->tokenizer, c->model.vocab_size);
     if (c->load_folder && !c->continues)
-        config_check_loadable(NULL, c->load_folder);
+        loadable_check(NULL, c->load_folder);
     if (c->eval_only)
         r->validation = evaluate_check(c);
     else
