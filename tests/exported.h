@@ -2,7 +2,7 @@
 #pragma once
 #include <string.h>
 
-#include "model/checkpoint/export.h"
+#include "model/export/export.h"
 
 /* dtype: a word of --dtype, or its name in safetensors. */
 static inline ExportOptions export_options_of(const char *source, const char *base,

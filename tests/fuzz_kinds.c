@@ -6,7 +6,7 @@
 #include "data/requests.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
-#include "model/run/evaluate.h"
+#include "model/evaluate/evaluate.h"
 #include "model/run/log.h"
 #include "tests/fuzz_model.h"
 #include "tests/try_config.h"

@@ -1,7 +1,7 @@
 /* A small model on the ranks of a test: its sizes, its start as a run would place it, and its
  * end. */
 #pragma once
-#include "model/run/memory.h"
+#include "model/predict/memory.h"
 #include "tests/models.h"
 #include "tests/ranks.h"
 #include "tests/ranks_training.h"

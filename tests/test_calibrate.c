@@ -4,7 +4,7 @@
 #include "kernels/values.h"
 #include "model/block/block.h"
 #include "model/checkpoint/weight_codes.h"
-#include "model/run/calibrate.h"
+#include "model/calibrate/calibrate.h"
 #include "model/run/export_run.h"
 #include "tests/exported.h"
 #include "tests/saved.h"

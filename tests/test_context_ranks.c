@@ -7,7 +7,7 @@
 #include "tests/kit.h"
 
 #include "kernels/backend.h"
-#include "model/run/memory.h"
+#include "model/predict/memory.h"
 #include "model/update/update.h"
 #include "tests/models.h"
 #include "tests/ranks.h"

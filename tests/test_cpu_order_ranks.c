@@ -12,7 +12,7 @@
 #include "kernels/runtime/trace.h"
 #include "kernels/values.h"
 #include "model/update/muon.h"
-#include "model/run/memory.h"
+#include "model/predict/memory.h"
 #include "model/update/update.h"
 #include "tests/models.h"
 #include "tests/ranks.h"

@@ -6,8 +6,8 @@
 #include "tests/kit.h"
 
 #include "kernels/runtime/error.h"
-#include "model/run/downstream.h"
-#include "model/run/memory.h"
+#include "model/evaluate/downstream.h"
+#include "model/predict/memory.h"
 #include "tests/models.h"
 #include "tests/ranks.h"
 #include "tests/ranks_training.h"

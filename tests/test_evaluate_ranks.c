@@ -6,8 +6,8 @@
 #include "tests/kit.h"
 
 #include "kernels/runtime/error.h"
-#include "model/run/evaluate.h"
-#include "model/run/memory.h"
+#include "model/evaluate/evaluate.h"
+#include "model/predict/memory.h"
 #include "tests/models.h"
 #include "tests/ranks.h"
 #include "tests/ranks_training.h"

@@ -6,7 +6,7 @@
 
 #include "tests/kit.h"
 
-#include "model/run/flops.h"
+#include "model/predict/flops.h"
 #include "model/run/log.h"
 #include "model/shape/trainable.h"
 #include "tests/models.h"

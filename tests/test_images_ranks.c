@@ -5,7 +5,7 @@
  * eps 1e-5 pass it on. 1e-5 is 80 times of that. */
 #include "tests/kit.h"
 
-#include "model/run/memory.h"
+#include "model/predict/memory.h"
 #include "tests/images.h"
 #include "tests/ranks.h"
 #include "tests/ranks_training.h"

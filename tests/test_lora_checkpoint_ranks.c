@@ -8,7 +8,7 @@
 #include "model/store/quantized_weights.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/model.h"
-#include "model/run/memory.h"
+#include "model/predict/memory.h"
 #include "model/update/update.h"
 #include "tests/kit.h"
 #include "tests/models.h"

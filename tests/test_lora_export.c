@@ -2,7 +2,7 @@
  * missing or mismatched tensors are reported. */
 #include <jansson.h>
 
-#include "model/checkpoint/merge.h"
+#include "model/export/merge.h"
 #include "model/run/export_run.h"
 #include "tests/adapted.h"
 #include "tests/exported.h"

@@ -5,8 +5,8 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/config/config_load.h"
 #include "model/model.h"
-#include "model/run/memory_fit.h"
-#include "model/run/memory.h"
+#include "model/predict/memory_fit.h"
+#include "model/predict/memory.h"
 #include "tests/kit.h"
 #include "tests/launch.h"
 

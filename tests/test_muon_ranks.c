@@ -7,7 +7,7 @@
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/update/muon.h"
-#include "model/run/memory.h"
+#include "model/predict/memory.h"
 #include "model/run/quant_stats.h"
 #include "model/update/update.h"
 #include "tests/models.h"

@@ -6,7 +6,7 @@
 #include "kernels/collectives.h"
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/checkpoint.h"
-#include "model/run/memory.h"
+#include "model/predict/memory.h"
 #include "model/run/quant_stats.h"
 #include "model/update/update.h"
 #include "tests/lion.h"

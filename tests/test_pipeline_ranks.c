@@ -9,7 +9,7 @@
 #include "kernels/runtime/operations.h"
 #include "model/decode.h"
 #include "model/store/offload.h"
-#include "model/run/memory.h"
+#include "model/predict/memory.h"
 #include "model/update/update.h"
 #include "tests/models.h"
 #include "tests/ranks.h"

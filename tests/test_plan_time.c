@@ -8,9 +8,10 @@
 #include "tests/kit.h"
 
 #include "model/checkpoint/checkpoint.h"
-#include "model/run/mesh_search.h"
-#include "model/run/memory.h"
-#include "model/run/plan_time.h"
+#include "model/config/config_load.h"
+#include "model/predict/mesh_search.h"
+#include "model/predict/memory.h"
+#include "model/predict/plan_time.h"
 #include "tests/launch.h"
 
 enum { MOST_ARGUMENTS = 24 };

@@ -2,7 +2,7 @@
  * choices. */
 #include "tests/kit.h"
 
-#include "model/run/downstream.h"
+#include "model/evaluate/downstream.h"
 
 enum { LENGTH = 6, VOCAB = 100 };
 

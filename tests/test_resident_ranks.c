@@ -4,8 +4,8 @@
 #include <math.h>
 
 #include "kernels/runtime/trace.h"
-#include "model/run/memory.h"
-#include "model/run/memory_fit.h"
+#include "model/predict/memory.h"
+#include "model/predict/memory_fit.h"
 #include "model/update/update.h"
 #include "tests/kit.h"
 #include "tests/ranks_run.h"

@@ -14,7 +14,7 @@
 #include "kernels/backend.h"
 #include "kernels/runtime/error.h"
 #include "model/decode.h"
-#include "model/run/memory.h"
+#include "model/predict/memory.h"
 #include "model/update/update.h"
 #include "tests/models.h"
 #include "tests/ranks.h"

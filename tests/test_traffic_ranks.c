@@ -8,8 +8,8 @@
 
 #include "tests/kit.h"
 
-#include "model/run/memory.h"
-#include "model/run/rehearsal.h"
+#include "model/predict/memory.h"
+#include "model/predict/rehearsal.h"
 #include "model/shape/units.h"
 #include "model/update/update.h"
 #include "tests/models.h"

@@ -8,7 +8,7 @@
 #include "kernels/runtime/error.h"
 #include "model/formats/file.h"
 #include "model/store/fsdp.h"
-#include "model/run/agree.h"
+#include "kernels/runtime/agree.h"
 
 static Tensor mean_of(const ParamStore *store, int u)
 {

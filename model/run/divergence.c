@@ -9,7 +9,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/watchdog.h"
 #include "model/checkpoint/folder.h"
-#include "model/run/open_data.h"
+#include "model/evaluate/open_data.h"
 #include "model/run/pieces.h"
 #include "model/update/update.h"
 

@@ -4,9 +4,9 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/checkpoint.h"
-#include "model/checkpoint/export.h"
+#include "model/export/export.h"
 #include "model/config/export_options.h"
-#include "model/run/calibrate.h"
+#include "model/calibrate/calibrate.h"
 
 /* Checks all inputs before it creates anything. */
 static void export_calibrated(const ExportOptions *o)

@@ -16,9 +16,10 @@
 #include "model/formats/adapter.h"
 #include "model/formats/file.h"
 #include "model/formats/loadable.h"
-#include "model/run/agree.h"
-#include "model/run/memory.h"
-#include "model/run/open_data.h"
+#include "kernels/runtime/agree.h"
+#include "model/run/inputs.h"
+#include "model/predict/memory.h"
+#include "model/evaluate/open_data.h"
 #include "model/run/run.h"
 #include "model/sampling.h"
 #include "model/parallel/stages.h"
@@ -105,11 +106,11 @@ static void open_generator(Generator *g, const Config *c)
     if (!folder)
         die("generate: there is no model; give a checkpoint or a Hugging Face folder: "
             "--load_path=FOLDER");
-    agree_on_run(c);
+    inputs_agree(c);
     if (!c->continues)
         loadable_check(NULL, folder);
-    agree_on_prompts(&g->prompts, c->generate, &c->model,
-                     c->generate_features ? NULL : "give them as --generate_features=FOLDER");
+    inputs_read_prompts(&g->prompts, c->generate, &c->model,
+                        c->generate_features ? NULL : "give them as --generate_features=FOLDER");
     if (c->generate_features)
         g->images = shown_images_open("generate_features", c->generate_features,
                                       c->model.image.rows, c->model.image.feature_size,

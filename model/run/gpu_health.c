@@ -16,7 +16,7 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
-#include "model/run/agree.h"
+#include "kernels/runtime/agree.h"
 
 /* Readings since the last line: sums, and all faults. */
 typedef struct {

@@ -12,7 +12,7 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
-#include "model/run/flops.h"
+#include "model/predict/flops.h"
 #include "model/run/metrics.h"
 #include "model/run/plot.h"
 

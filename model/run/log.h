@@ -1,8 +1,8 @@
 /* The output of a run: a line per step on stdout, metrics.jsonl in the save folder, a plot of the
  * loss at the end. Rank 0 only. */
 #pragma once
-#include "model/run/downstream.h"
-#include "model/run/evaluate.h"
+#include "model/evaluate/downstream.h"
+#include "model/evaluate/evaluate.h"
 #include "model/update/schedule.h"
 #include "model/update/spikes.h"
 

@@ -16,14 +16,14 @@
 #include "model/formats/adapter.h"
 #include "model/formats/loadable.h"
 #include "model/keys/types.h"
-#include "model/run/agree.h"
-#include "model/run/memory_fit.h"
-#include "model/run/memory.h"
-#include "model/run/mesh_search.h"
+#include "model/run/inputs.h"
+#include "model/predict/memory_fit.h"
+#include "model/predict/memory.h"
+#include "model/predict/mesh_search.h"
 #include "model/run/mix.h"
-#include "model/run/open_data.h"
-#include "model/run/pipeline_plan.h"
-#include "model/run/plan_time.h"
+#include "model/evaluate/open_data.h"
+#include "model/predict/pipeline_plan.h"
+#include "model/predict/plan_time.h"
 #include "model/run/resume.h"
 #include "model/run/save_folder.h"
 #include "model/update/schedule.h"
@@ -350,7 +350,7 @@ static void open_to_evaluate(Run *r)
 void run_open(Run *r, const Config *c)
 {
     *r = (Run){ .config = c, .saved_step = -1 };
-    agree_on_run(c);
+    inputs_agree(c);
     if (c->tokenizer)
         tokenizer_files_replace(c->tokenizer, c->model.vocab_size);
     if (c->load_folder && !c->continues)

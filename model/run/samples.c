@@ -8,7 +8,8 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/watchdog.h"
-#include "model/run/agree.h"
+#include "kernels/runtime/agree.h"
+#include "model/run/inputs.h"
 #include "model/sampling.h"
 #include "model/parallel/stages.h"
 
@@ -27,8 +28,8 @@ Samples *samples_open(const Config *c)
         return NULL;
     Samples *s = xcalloc(1, sizeof *s);
     s->config = c;
-    agree_on_prompts(&s->prompts, c->samples.prompts, &c->model,
-                     "samples.prompts takes only text; ./train --generate takes images too");
+    inputs_read_prompts(&s->prompts, c->samples.prompts, &c->model,
+                        "samples.prompts takes only text; ./train --generate takes images too");
     const size_t count = (size_t)s->prompts.count;
     s->text = xmalloc(sizeof *s->text * count * (size_t)c->model.max_sequence_length);
     s->length = xmalloc(sizeof *s->length * count);

@@ -15,7 +15,7 @@
 
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
-#include "model/run/agree.h"
+#include "kernels/runtime/agree.h"
 
 /* Rank 0's file, as broadcast to all ranks. */
 typedef struct {

@@ -1,0 +1,13 @@
+/* What ranks tell each other about problems and about the least they have. All ranks call each of
+ * these. */
+#pragma once
+#include <stdbool.h>
+
+bool agree_any(bool own);                /* whether it is true on any rank */
+double agree_least(double own);          /* the minimum over all ranks */
+double agree_least_of_stage(double own); /* over the ranks of RANKS_STAGE */
+int agree_first(bool own);               /* the first rank where it is true; -1: there is none */
+
+/* own: the problem of this rank, NULL: none. Returns, on all ranks, the problem of the first rank
+ * that has one, with its number, malloc'ed; NULL: there is none. */
+char *agree_problem(const char *own);

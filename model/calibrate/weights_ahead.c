@@ -1,0 +1,48 @@
+#include "model/calibrate/weights_ahead.h"
+
+#include <stdlib.h>
+
+#include "kernels/runtime/error.h"
+
+static void *read_unit(void *ahead)
+{
+    WeightsAhead *a = ahead;
+    UnitLayout shape;
+    HfTensor tensor[HF_TENSORS];
+    unit_shape(&shape, a->model, a->unit, 1);
+    a->count = hf_tensors(tensor, a->model, &shape, a->unit);
+    for (int i = 0; i < a->count; i++) {
+        const HfTensor *t = &tensor[i];
+        Weight *w = &a->weight[i];
+        *w = (Weight){ .tensor = *t, .values = xmalloc(t->rows * t->cols * sizeof *w->values) };
+        export_read(a->x, t->name, w->values);
+        if (!shape.param[t->param].is_operand)
+            continue;
+        w->scale = xmalloc(t->rows * t->cols / a->x->coded.group * sizeof *w->scale);
+        coded_int4_scales(w->scale, a->x->coded, w->values, t->rows, t->cols);
+    }
+    return NULL;
+}
+
+void weights_begin(WeightsAhead *a, int unit)
+{
+    a->unit = unit;
+    CHECK(pthread_create(&a->thread, NULL, read_unit, a) == 0, "no thread to read with");
+    a->is_reading = true;
+}
+
+void weights_wait(WeightsAhead *a)
+{
+    if (a->is_reading)
+        pthread_join(a->thread, NULL);
+    a->is_reading = false;
+}
+
+void weights_free(WeightsAhead *a)
+{
+    for (int i = 0; i < a->count; i++) {
+        free(a->weight[i].values);
+        free(a->weight[i].scale);
+    }
+    a->count = 0;
+}

@@ -1,0 +1,30 @@
+/* Reads the weights of an export unit by unit, each while the one before is in use. */
+#pragma once
+#include <pthread.h>
+
+#include "model/export/export_files.h"
+
+/* A tensor of a unit. scale: (rows, cols / group), the scales of its 4-bit codes; NULL: it has no
+ * codes. */
+typedef struct {
+    HfTensor tensor;
+    float *values, *scale;
+} Weight;
+
+typedef struct {
+    const Export *x;
+    const ModelConfig *model;
+    int unit; /* the one being read, or read last */
+    bool is_reading;
+    pthread_t thread;
+    Weight weight[HF_TENSORS];
+    int count;
+} WeightsAhead;
+
+/* Starts to read that unit of the model. The weights of the one before must be freed already. */
+void weights_begin(WeightsAhead *a, int unit);
+
+/* Waits until they are read. weights_free frees all pointers that the caller has not set to
+ * NULL. */
+void weights_wait(WeightsAhead *a);
+void weights_free(WeightsAhead *a);

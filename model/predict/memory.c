@@ -1,0 +1,465 @@
+/* The memory plan of a run. */
+#include "model/predict/memory.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/host_memory.h"
+#include "model/store/param_store.h"
+#include "model/model.h"
+#include "model/store/offload.h"
+#include "kernels/runtime/agree.h"
+#include "model/shape/units.h"
+
+double memory_of_device(const Config *c)
+{
+    const double given = c->device_memory * (1 << 30);
+    return given > 0 && (c->dry_run || given < (double)device_memory_total())
+               ? given
+               : (double)device_memory_total();
+}
+
+static int ranks_of(const Config *c)
+{
+    return c->dry_run ? c->ranks : comm_size();
+}
+
+Mesh memory_mesh(const Config *c)
+{
+    const Strategy *s = &c->strategy;
+    return mesh_of_tensor(ranks_of(c), pipeline_stages(s), s->shard_ranks, context_ranks(s),
+                          tensor_ranks(s));
+}
+
+/* CUDA's context and code, workspace of cuBLASLt, scratch of our kernels; with several ranks also
+ * NCCL's buffers. Measured on H200s, models of 1B to 30B parameters in sequences of 2048 tokens:
+ * 0.77 to 1.65 GiB in 13 runs on one GPU, 2.06 to 2.89 GiB in 16 on two and four; with two tensor
+ * ranks, which have more communicators, 3.0 to 3.1 in 4 runs with 4096 and 8192 tokens. This is the
+ * most of each, rounded up. */
+double memory_allowance(const Config *c)
+{
+    if (c->device_memory == 0 && strcmp(device_build(), "cpu") == 0)
+        return 0;
+    return (tensor_ranks(&c->strategy) > 1 ? 3.2 : ranks_of(c) > 1 ? 2.9 : 1.7) * (1 << 30);
+}
+
+/* Libraries took less in all runs that were measured. */
+static double spare(const Config *c)
+{
+    return (tensor_ranks(&c->strategy) > 1 ? 3.3 : 3.0) * (1 << 30);
+}
+
+/* Whole gradients and kept weights may fill the device except what is spare; the weights only as
+ * far as other programs leave memory now. Used memory up to that counts as this program's own. */
+static double most_with_weights(const Config *c)
+{
+    const double used = c->dry_run || c->device_memory > 0 ? 0 : (double)device_memory_used();
+    return memory_of_device(c) - spare(c) - (used > spare(c) ? used : 0);
+}
+
+static double bytes_in(Model *m, ParamStore *store, const Config *c, ShardChoice p)
+{
+    model_replan(m, store, c, p);
+    return (double)model_planned_bytes(m, store);
+}
+
+/* With one micro-batch a step there is nothing to gain. NOTE: when gradients are summed changes
+ * their bits, so this must not depend on what else runs on the device. */
+static bool sums_once(Model *m, ParamStore *store, const Config *c, ShardChoice p)
+{
+    const long at_once =
+        (long)c->device_train_microbatch_size * data_ranks(&c->strategy, ranks_of(c));
+    const bool gains = p.shards * p.tensor_ranks > 1 && c->global_train_batch_size > at_once;
+    return agree_least(gains && bytes_in(m, store, c, p) <= memory_of_device(c) - spare(c));
+}
+
+/* The largest number from `least` to `largest`, put into *choice of *p, with which the plan takes
+ * at most so many bytes: memory grows with it. `least` if none does. */
+static int largest_that_fits(Model *m, ParamStore *store, const Config *c, ShardChoice *p,
+                             int *choice, int least, int largest, double bytes)
+{
+    while (least < largest) {
+        *choice = (least + largest + 1) / 2;
+        if (bytes_in(m, store, c, *p) <= bytes)
+            least = *choice;
+        else
+            largest = *choice - 1;
+    }
+    *choice = least;
+    return least;
+}
+
+/* The least of all ranks. Stages have different units: the least of one, whose ranks gather
+ * together, and in whose memory tensors have the same offsets. */
+static int least_of_ranks(const ShardChoice *p, int own)
+{
+    return (int)(p->pipe.stages > 1 ? agree_least_of_stage(own) : agree_least(own));
+}
+
+static int most_resident(Model *m, ParamStore *store, const Config *c, ShardChoice p)
+{
+    return least_of_ranks(&p, largest_that_fits(m, store, c, &p, &p.resident, 0, store->num_units,
+                                                most_with_weights(c)));
+}
+
+/* What the plan may take where the rest can be on the host. Without device_memory the CPU back end
+ * moves nothing: there the host's memory is the device's. */
+static double most_planned(const Config *c)
+{
+    if (c->device_memory == 0 && strcmp(device_build(), "cpu") == 0)
+        return INFINITY;
+    const double used = c->dry_run || c->device_memory > 0 ? 0 : (double)device_memory_used(),
+                 libraries = memory_allowance(c);
+    return memory_of_device(c) - (used > libraries ? used : libraries);
+}
+
+/* As many slots for saved activations as fit, at least offload_least_slots; 0: all blocks have
+ * memory of their own. NOTE: a slot is as large as the largest block, so slots can take more than
+ * blocks of different sizes. */
+static int most_slots(Model *m, ParamStore *store, const Config *c, ShardChoice p)
+{
+    const double most = most_planned(c), all = bytes_in(m, store, c, p);
+    const int pieces = m->offload.pieces, least = offload_least_slots(m);
+    if (c->host.activations == HOST_NEVER || m->forward_only)
+        return 0;
+    if (c->host.activations == HOST_ALL)
+        return pieces > least ? least : 0;
+    if (all > most && pieces > least)
+        largest_that_fits(m, store, c, &p, &p.slots, least, pieces - 1, most);
+    const int slots =
+        least_of_ranks(&p, p.slots > 0 && bytes_in(m, store, c, p) < all ? p.slots : pieces);
+    return slots < pieces ? slots : 0;
+}
+
+static HostUse use_of(const Config *c, Hosted h)
+{
+    return h == HOST_FROZEN ? c->host.frozen : h == HOST_MOMENTS ? c->host.moments : c->host.master;
+}
+
+/* The fewest units that have it on the host while all fits; all units if it does not. NOTE: the
+ * first unit there may cost more than it saves, since what comes from the host needs a place on the
+ * device. */
+static int fewest_on_host(Model *m, ParamStore *store, const Config *c, ShardChoice p, Hosted h)
+{
+    const double most = most_planned(c);
+    int first = 0, last = bytes_in(m, store, c, p) <= most ? 0 : store->num_units;
+    while (first < last) {
+        p.on_host[h] = (first + last) / 2;
+        if (bytes_in(m, store, c, p) <= most)
+            last = p.on_host[h];
+        else
+            first = p.on_host[h] + 1;
+    }
+    return store->num_units - (int)agree_least(store->num_units - first);
+}
+
+static Pipeline pipeline_of(const Config *c, int stage)
+{
+    const Strategy *s = &c->strategy;
+    const int stages = pipeline_stages(s),
+              sequences = c->global_train_batch_size / data_ranks(s, ranks_of(c));
+    const int micro_batches = sequences / c->device_train_microbatch_size;
+    if (stages == 1)
+        return (Pipeline){ 0 };
+    return (Pipeline){ stages, stage, s->pipeline_chunks > 1 ? s->pipeline_chunks : 1,
+                       s->pipeline_schedule, micro_batches > 0 ? micro_batches : 1 };
+}
+
+/* The ranks agree on what depends on memory. First come choices that change results, then what is
+ * on the host, which changes none. */
+static void plan_with(Model *m, ParamStore *store, const Config *c, int stage, int tile)
+{
+    const Strategy *s = &c->strategy;
+    ShardChoice p = { comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD),
+                      s->grad_sum != SUM_OFTEN,
+                      s->gathering == GATHER_ONCE ? unit_count(&c->model) : 0,
+                      .pipe = pipeline_of(c, stage) };
+    if (c->dry_run) { /* for ranks that may not exist here; all have as much */
+        p.shards = s->shard_ranks;
+        p.rank = 0;
+    }
+    p.tile = tile;
+    p.tensor_ranks = tensor_ranks(s);
+    if (c->dry_run) { /* what an operation writes depends on the mesh */
+        const Mesh mesh = memory_mesh(c);
+        comm_pretend(&mesh, stage * (c->ranks / pipeline_stages(s)));
+    }
+    p.tensor_rank = comm_group_rank(RANKS_TENSOR);
+    model_plan(m, store, c, p);
+    if (c->dry_run)
+        comm_pretend(NULL, 0);
+    if (s->grad_sum == SUM_ONCE_IF_FITS)
+        p.sum_once = sums_once(m, store, c, p);
+    for (Hosted h = 0; h < NUM_HOSTED; h++)
+        p.on_host[h] = use_of(c, h) == HOST_ALL ? store->num_units : 0;
+    p.slots = most_slots(m, store, c, p);
+    for (Hosted h = 0; h < NUM_HOSTED; h++)
+        if (use_of(c, h) == HOST_AUTO)
+            p.on_host[h] = fewest_on_host(m, store, c, p, h);
+    if (s->gathering == GATHER_ONCE_IF_FITS)
+        p.resident = most_resident(m, store, c, p);
+    model_replan(m, store, c, p);
+}
+
+/* Tiles that were not asked for come last, since they change FP8 results. */
+void memory_plan_stage(Model *m, ParamStore *store, const Config *c, int stage)
+{
+    enum { TILE = 16384 }; /* GEMMs with this number of rows are as fast as larger ones */
+    plan_with(m, store, c, stage, c->mlp_tile);
+    if (c->mlp_tile > 0 || !recipe_recomputes(&c->recipe) || m->rows <= TILE || m->tensor_ranks > 1)
+        return;
+    if (agree_least((double)model_planned_bytes(m, store) <= most_planned(c)))
+        return;
+    model_free(m, store);
+    plan_with(m, store, c, stage, TILE);
+}
+
+void memory_plan(Model *m, ParamStore *store, const Config *c)
+{
+    memory_plan_stage(m, store, c, comm_group_rank(RANKS_PIPELINE));
+}
+
+static double gib(double bytes)
+{
+    return bytes / (1 << 30);
+}
+
+enum { COLUMNS = 80 };
+
+/* Text of items with commas between them, wrapped at the width of a terminal. */
+typedef struct {
+    int column;
+    bool some;
+} Items;
+
+static void __attribute__((format(printf, 2, 3))) add_item(Items *l, const char *format, ...)
+{
+    char text[80];
+    va_list args;
+    va_start(args, format);
+    const int n = vsnprintf(text, sizeof text, format, args),
+              column = l->column + n + (l->some ? 3 : 2);
+    va_end(args);
+    const bool wraps = column > COLUMNS;
+    printf("%s%s%s", l->some ? "," : "", wraps ? "\n  " : " ", text);
+    *l = (Items){ wraps ? n + 2 : column - 1, true };
+}
+
+/* How often: what is done, in some units once per step. */
+static void add_gathering(Items *l, const Model *m, const ParamStore *store, const char *what)
+{
+    const char *once = m->forward_only ? "once" : "once per step";
+    if (store->resident > 0 && store->resident < store->num_units)
+        add_item(l, "%s %s in %d of %d units (else for each pass)", what, once, store->resident,
+                 store->num_units);
+    else
+        add_item(l, "%s %s", what, store->resident == 0 ? "for each pass" : once);
+}
+
+/* On one rank nothing is gathered, and blocks that compute as they are stored have no copies
+ * either. With HYBRID_SHARD the number of hosts decides the groups. */
+static void print_sharding(const Model *m, const ParamStore *store, const Config *c)
+{
+    const int ranks = ranks_of(c), sharing = context_ranks(&c->strategy),
+              shards = store->shards * store->tensor_ranks;
+    const int groups = ranks / pipeline_stages(&c->strategy) / shards;
+    bool copies = false;
+    for (int u = unit_of_layer(m->config, 0); u < store->num_units - 1; u++)
+        copies |= store->plan[u].weights != NULL;
+    if (ranks == 1 && !copies)
+        return;
+    Items l = { printf(ranks > 1 ? "sharding:" : "weights:"), false };
+    if (ranks > 1)
+        add_item(&l, "%d group%s of %d rank%s%s", groups, groups > 1 ? "s" : "", shards,
+                 shards > 1 ? "s" : "", store->pipe.stages > 1 ? " in each stage" : "");
+    if (sharing > 1)
+        add_item(&l, "%d ranks share each sequence", sharing);
+    if (store->tensor_ranks > 1)
+        add_item(&l, "%d ranks compute each layer together", store->tensor_ranks);
+    if (shards > 1 || copies)
+        add_gathering(&l, m, store, shards > 1 ? "weights gathered" : "operands made");
+    if (shards > 1 && !m->forward_only)
+        add_item(&l, "gradients summed %s",
+                 store->sum_once ? "once per step" : "with every micro-batch");
+    putchar('\n');
+}
+
+static double memory_of_host(const Model *m, const ParamStore *store)
+{
+    return (double)offload_host_bytes(m) + (double)store_host_bytes(store, NUM_HOSTED);
+}
+
+static void print_host(const Model *m, const ParamStore *store)
+{
+    static const char *const names[NUM_HOSTED] = { "frozen weights", "moments", "master weights" };
+    if (memory_of_host(m, store) == 0)
+        return;
+    Items l = { printf("on the host, GiB:"), false };
+    if (offload_host_bytes(m) > 0)
+        add_item(&l, "activations of %d of %d blocks%s %.3f", m->offload.leaving, m->offload.pieces,
+                 m->num_sets > 1 ? " x micro-batches" : "", gib((double)offload_host_bytes(m)));
+    for (Hosted h = 0; h < NUM_HOSTED; h++) {
+        int units = 0;
+        for (int u = 0; u < store->num_units; u++)
+            units += store_on_host(store, u, h);
+        if (units > 0)
+            add_item(&l, "%s of %d of %d units %.3f", names[h], units, store->num_units,
+                     gib((double)store_host_bytes(store, h)));
+    }
+    add_item(&l, "total %.3f\n", gib(memory_of_host(m, store)));
+}
+
+/* Host memory of a checkpoint while it is written: master weights, moments, and frozen weights
+ * unless only adapters are saved. */
+static size_t memory_of_snapshot(const ParamStore *store, const Config *c)
+{
+    size_t bytes = store_state_bytes(store);
+    for (int u = 0; u < store->num_units; u++) {
+        const Slice *s = store->shard[u].slice;
+        bytes += tensor_bytes(s[TRAINED].stored) +
+                 (c->model.lora.rank > 0 ? 0 : tensor_bytes(s[FROZEN].stored));
+    }
+    return bytes;
+}
+
+static void print_optimizer(const Optimizer *o, const Recipe *r)
+{
+    printf("optimizer %s:", o->name);
+    for (int i = 0; i < o->num_states; i++)
+        printf("%s %s in %s", i ? "," : "", o->state[i].label,
+               format_name(optimizer_format(o, i, r)));
+    puts(o->num_states ? "" : " no states");
+}
+
+/* Parameters, and bytes of this rank on the device. */
+typedef struct {
+    size_t trained, untrained, master, frozen, moments;
+} Sizes;
+
+static Sizes sizes_of(const ParamStore *store)
+{
+    size_t n[NUM_REGIONS] = { 0 };
+    Sizes z = { .moments = store_state_bytes(store) - store_host_bytes(store, HOST_MOMENTS) };
+    for (int u = 0; u < store->num_units; u++) {
+        const Slice *s = store->shard[u].slice;
+        for (int i = 0; i < store->shape[u].num_params; i++)
+            n[store->shape[u].param[i].region] += param_numel(&store->shape[u].param[i]) *
+                                                  (size_t)store->shape[u].param[i].tensor_ranks;
+        z.master += tensor_bytes(s[TRAINED].stored);
+        z.frozen += tensor_bytes(s[FROZEN].stored) + s[QUANTIZED].count;
+    }
+    z.master -= store_host_bytes(store, HOST_MASTER);
+    z.frozen -= store_host_bytes(store, HOST_FROZEN);
+    z.trained = n[TRAINED];
+    z.untrained = n[FROZEN] + n[QUANTIZED];
+    return z;
+}
+
+static void print_model(const Model *m, const Sizes *z)
+{
+    printf("model: %.4g M parameters", (double)(z->trained + z->untrained) / 1e6);
+    if (z->untrained > 0 && !m->forward_only)
+        printf(", of which %.4g M are trained", (double)z->trained / 1e6);
+    printf(", %d blocks of width %d\n", m->L, m->config->d_model);
+}
+
+/* What a run prints. */
+static void print_plan(const Model *m, const ParamStore *store, const Config *c, const Sizes *z)
+{
+    const PlanBytes *b = &m->bytes;
+    Items l = { printf("memory: %.2f of %.1f GiB planned on each rank:",
+                       gib((double)model_planned_bytes(m, store)), gib(memory_of_device(c))),
+                false };
+    const struct {
+        const char *name;
+        double bytes;
+    } part[] = {
+        { "weights", (double)z->master + (double)z->frozen + (double)store_weight_bytes(store) },
+        { "gradients", (double)store_grad_bytes(store) },
+        { "moments", (double)z->moments },
+        { "activations", (double)b->blocks },
+        { "keys and values", (double)b->cache },
+        { "work", (double)b->work + (double)b->head },
+    };
+    for (size_t i = 0; i < sizeof part / sizeof part[0]; i++)
+        if (part[i].bytes > 0)
+            add_item(&l, "%s %.2f", part[i].name, gib(part[i].bytes));
+    putchar('\n');
+}
+
+/* What a dry run prints: also every format, and the parts of the weights. */
+static void print_details(const Model *m, const ParamStore *store, const Config *c, const Sizes *z)
+{
+    const PlanBytes *b = &m->bytes;
+    const double weights = gib((double)store_weight_bytes(store));
+    printf("micro-batch %d x %d tokens\n", m->attn.B, m->T);
+    recipe_print(&m->recipe);
+    if (!m->forward_only)
+        print_optimizer(store->optimizer, &m->recipe);
+    Items l = { store->pipe.stages > 1
+                    ? printf("memory plan of a rank of stage %d, GiB:", store->pipe.stage)
+                    : printf("memory plan of a rank, GiB:"),
+                false };
+    if (m->forward_only) {
+        add_item(&l, "weights %.3f", gib((double)z->frozen));
+        add_item(&l, "gathered or rounded again %.3f", weights);
+        add_item(&l, "activations of one block %.3f", gib((double)b->work));
+        add_item(&l, "head %.3f", gib((double)b->head));
+        if (b->cache > 0)
+            add_item(&l, "keys and values of %d tokens %.3f", m->P, gib((double)b->cache));
+    } else {
+        add_item(&l, "master %.3f", gib((double)z->master));
+        if (z->untrained > 0)
+            add_item(&l, "frozen %.3f", gib((double)z->frozen));
+        add_item(&l, "weights %.3f", weights);
+        add_item(&l, "gradients %.3f", gib((double)store_grad_bytes(store)));
+        add_item(&l, "moments %.3f", gib((double)z->moments));
+        add_item(&l, "activations %.3f (%.1f kB per token and block)", gib((double)b->blocks),
+                 (double)b->blocks / m->offload.slots / 1e3 / m->N);
+        add_item(&l, "work %.3f", gib((double)b->work));
+        add_item(&l, "head and loss %.3f", gib((double)b->head));
+    }
+    printf("; total %.3f of %.1f\n", gib((double)model_planned_bytes(m, store)),
+           gib(memory_of_device(c)));
+    if (!m->forward_only)
+        printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n",
+               gib((double)memory_of_snapshot(store, c)));
+}
+
+void memory_print(const Model *m, const ParamStore *store, const Config *c)
+{
+    if (comm_rank() != 0)
+        return;
+    const Sizes z = sizes_of(store);
+    print_model(m, &z);
+    (c->dry_run ? print_details : print_plan)(m, store, c, &z);
+    print_sharding(m, store, c);
+    print_host(m, store);
+    if (recipe_recomputes(&m->recipe) && m->tile < m->rows)
+        printf("the MLP in tiles of %d tokens, where backward runs it again\n", m->tile);
+}
+
+/* All ranks must see the same free host memory: after one allocates, another would see less. So
+ * ranks of stages with nothing on the host call, too. */
+void memory_check_host(const Model *m, const ParamStore *store, const Config *c)
+{
+    const double moved = memory_of_host(m, store),
+                 snapshot =
+                     c->save_folder && !m->forward_only ? (double)memory_of_snapshot(store, c) : 0;
+    const double left =
+        agree_any(moved > 0) ? agree_least(host_memory_left("") / comm_local_size()) : INFINITY;
+    if (moved > 0 && moved + snapshot > left)
+        die("host memory: %.2f GiB of the plan and %.2f for writing a checkpoint are %.2f GiB more "
+            "than the "
+            "%.2f that each of the %d ranks here can take of this host, or of its container "
+            "(cgroup memory.max). Less goes to the "
+            "host with host.*=never, a smaller device_train_microbatch_size, "
+            "activations.keep=block or more ranks; see --dry_run",
+            gib(moved), gib(snapshot), gib(moved + snapshot - left), gib(left), comm_local_size());
+}

@@ -1,0 +1,115 @@
+/* The verdict of a dry run: the memory plan and an allowance against a device's memory. */
+#include "model/predict/memory_fit.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "kernels/runtime/comm.h"
+#include "model/model.h"
+#include "kernels/runtime/agree.h"
+#include "model/predict/memory.h"
+
+static const double GIB = 1 << 30;
+
+/* Devices may differ: every one must do. All ranks call. */
+static double smallest_device(const Config *c)
+{
+    return agree_least(memory_of_device(c));
+}
+
+double memory_fit_needed(const Config *c)
+{
+    double most = 0;
+    for (int stage = 0; stage < pipeline_stages(&c->strategy); stage++) {
+        Model m;
+        ParamStore store;
+        memory_plan_stage(&m, &store, c, stage);
+        most = fmax(most, (double)model_planned_bytes(&m, &store) + memory_allowance(c));
+        model_free(&m, &store);
+    }
+    return most;
+}
+
+static bool fits_with(const Config *c, int sequences)
+{
+    Config other = *c;
+    const long batch =
+        (long)(c->global_train_batch_size / c->device_train_microbatch_size) * sequences;
+    other.device_train_microbatch_size = sequences;
+    if (pipeline_stages(&c->strategy) > 1 && batch <= INT32_MAX) /* as many are in flight */
+        other.global_train_batch_size = (int)batch;
+    return memory_fit_needed(&other) <= smallest_device(c);
+}
+
+static int sequences_of_rank(const Config *c)
+{
+    return c->global_train_batch_size / data_ranks(&c->strategy, c->ranks);
+}
+
+/* Memory grows with the micro-batch, so halving finds it. */
+static int largest_with(const Config *c)
+{
+    const int T = c->model.max_sequence_length, all = sequences_of_rank(c),
+              most = all < INT32_MAX / T ? all : INT32_MAX / T;
+    int fits = 0, first = 1, last = most;
+    while (first <= last) {
+        const int middle = first + (last - first) / 2;
+        if (fits_with(c, middle)) {
+            fits = middle;
+            first = middle + 1;
+        } else
+            last = middle - 1;
+    }
+    return fits;
+}
+
+/* With all on the device and without tiles, which is faster; if that is none, with what can be on
+ * the host there. */
+int memory_fit_largest(const Config *c)
+{
+    Config all = *c;
+    all.mlp_tile = c->mlp_tile > 0 ? c->mlp_tile : INT_MAX;
+    HostUse *const use[] = { &all.host.activations, &all.host.frozen, &all.host.moments,
+                             &all.host.master };
+    for (int i = 0; i < 4; i++)
+        *use[i] = *use[i] == HOST_AUTO ? HOST_NEVER : *use[i];
+    const int largest = largest_with(&all);
+    return largest > 0 ? largest : largest_with(c);
+}
+
+static void print_largest(const Config *c, int largest)
+{
+    const int all = sequences_of_rank(c);
+    int divisor = largest;
+    while (divisor > 0 && all % divisor != 0)
+        divisor--;
+    if (largest == 0)
+        puts("largest micro-batch that fits: none, not even one sequence; use more ranks, or a "
+             "recipe that stores less (coat-lean, "
+             "activations.keep=block)");
+    else
+        printf("largest micro-batch that fits: %d sequence%s of %d tokens", largest,
+               largest > 1 ? "s" : "", c->model.max_sequence_length);
+    if (largest == all)
+        puts(", all that a rank has in a step");
+    else if (largest > 0)
+        printf("; of the numbers that divide a rank's %d in a step: %d\n", all, divisor);
+}
+
+void memory_fit_print(const Config *c)
+{
+    const double bytes = memory_fit_needed(c), device = smallest_device(c);
+    const int largest = c->generate ? 0 : memory_fit_largest(c);
+    if (comm_rank() != 0)
+        return;
+    if (!c->generate)
+        print_largest(c, largest);
+    printf("%s: %.1f of %.1f GiB", bytes <= device ? "fits" : "DOES NOT FIT", bytes / GIB,
+           device / GIB);
+    if (c->ranks > 1)
+        printf(" on each of %d devices", c->ranks);
+    if (memory_allowance(c) > 0)
+        printf(", of which %.1f are for CUDA and its libraries", memory_allowance(c) / GIB);
+    putchar('\n');
+}

@@ -1,0 +1,176 @@
+#include "model/predict/rates.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/runtime/error.h"
+
+/* FLOP/s of products, bytes/s, seconds, and shares. Those that say so were chosen with measured
+ * steps (tests/MEASUREMENTS.md, predicted times); CUPTI: of kernels inside of steps, there too. */
+typedef enum {
+    RATE_FP8,
+    RATE_BF16,
+    RATE_F32, /* products of GEMMs */
+    RATE_ATTENTION,
+    RATE_ATTENTION_BACKWARD,
+    RATE_MEMORY,
+    RATE_ADAPTER, /* bytes of all operations; of those of adapters */
+    /* share of a GEMM's bytes that takes time next to its products */
+    RATE_EXPOSED,
+    RATE_START, /* of an operation */
+    /* copies from or to the host; those of an update, both ways at once, each way */
+    /* share of a copy's time that computation next to it loses */
+    /* rings of gathers and of sums in a host; messages between two GPUs */
+    RATE_HOST,
+    RATE_UPDATE,
+    RATE_HOST_TAKES,
+    RATE_GATHER,
+    RATE_SUM,
+    RATE_PEER,
+    RATE_SUM_TAKES, /* as RATE_HOST_TAKES */
+    RATE_NEAR,
+    RATE_FAR, /* a step of a ring in a host; between hosts */
+    NUM_RATES
+} Rate;
+
+static const double rates[NUM_RATES] = {
+    [RATE_FP8] = 1395e12, /* chosen with 7B and 8B; 1,359 to 1,453 by CUPTI */
+    [RATE_BF16] = 715e12, /* the head's GEMMs, CUPTI */
+    [RATE_F32] = 40e12,   /* not measured */
+    /* time at 2 x 8192 minus that at 8 x 2048; 7 % less, as CUPTI counts */
+    [RATE_ATTENTION] = 663e12,
+    [RATE_ATTENTION_BACKWARD] = 544e12, /* the same */
+    /* chosen; 3.6 by CUPTI on an H200, whose memory is faster */
+    [RATE_MEMORY] = 3.3e12,
+    [RATE_ADAPTER] = 2.0e12, /* chosen with adapters of 7B */
+    /* SwiGLU's backward adds 0.31 ms to the GEMM in whose kernel it is */
+    [RATE_EXPOSED] = 0.5,
+    [RATE_START] = 2.5e-6, /* idle time between kernels, CUPTI */
+    [RATE_HOST] = 54.4e9,  /* pinned, PCIe 5 */
+    /* chosen with moments of 7B on the host: 13.9 GB each way in 0.42 s */
+    /* a loop of GEMMs next to copies loses 13 % to those of both ways */
+    [RATE_UPDATE] = 33e9,
+    [RATE_HOST_TAKES] = 0.1,
+    [RATE_GATHER] = 335e9, /* NCCL's copy engines, four H200s */
+    /* NCCL, BF16, 256 and 512 MiB on two H200s; 308 on four */
+    /* NCCL in a window, 192 and 256 MiB between two H200s */
+    /* chosen with sums of every micro-batch on two H100s */
+    [RATE_SUM] = 240e9,
+    [RATE_PEER] = 340e9,
+    [RATE_SUM_TAKES] = 1,
+    [RATE_NEAR] = 3e-6, /* not measured */
+    [RATE_FAR] = 12e-6, /* not measured */
+};
+
+static double rate(Rate r)
+{
+    return rates[r];
+}
+
+double rates_peak(int bits)
+{
+    return bits == 8 ? 1978.9e12 : bits == 16 ? 989.4e12 : 66.9e12;
+}
+
+/* ---- one device ------------------------------------------------------------------------------ */
+
+static bool is_attention(const Event *e)
+{
+    return strncmp(e->operation, "attention", 9) == 0;
+}
+
+static double products_per_second(const Event *e)
+{
+    if (is_attention(e))
+        return rate(strcmp(e->operation, "attention_backward") ? RATE_ATTENTION
+                                                               : RATE_ATTENTION_BACKWARD);
+    return rate(e->bits == 8 ? RATE_FP8 : e->bits == 16 ? RATE_BF16 : RATE_F32);
+}
+
+/* Products hide a part of the bytes that a GEMM moves. */
+static double device_seconds(const Event *e)
+{
+    const double bytes = e->bytes * (e->flops > 0 && !is_attention(e) ? rate(RATE_EXPOSED) : 1);
+    const bool adapter = strncmp(e->operation, "lora", 4) == 0;
+    const double passes = rate(RATE_START) + bytes / rate(adapter ? RATE_ADAPTER : RATE_MEMORY);
+    return e->flops > 0 ? passes + e->flops / products_per_second(e) : passes;
+}
+
+/* ---- ranks ----------------------------------------------------------------------------------- */
+
+/* How many ranks of its group are on a rank's host. */
+static int neighbours_on_host(const Topology *p, Ranks g)
+{
+    const int first = p->rank / p->gpus_per_host * p->gpus_per_host,
+              group = mesh_group(&p->mesh, p->rank, g);
+    int n = 0;
+    for (int r = first; r < first + p->gpus_per_host && r < mesh_ranks(&p->mesh); r++)
+        n += mesh_group(&p->mesh, r, g) == group;
+    return n;
+}
+
+/* A rank that is this many stages away, in a ring. */
+static bool is_on_host(const Topology *p, int stages)
+{
+    const int all = p->mesh.size[MESH_PIPELINE], each = mesh_ranks(&p->mesh) / all;
+    const int other = (p->rank + stages * each + mesh_ranks(&p->mesh)) % mesh_ranks(&p->mesh);
+    return other / p->gpus_per_host == p->rank / p->gpus_per_host;
+}
+
+static double network(const Topology *p)
+{
+    CHECK(p->network > 0, "ranks on several hosts, and no speed of the network");
+    return p->network * 1e9;
+}
+
+/* A ring enters a host once, by the links of all of its ranks there. */
+static double ring_seconds(const Event *e, const Topology *p)
+{
+    const int size = mesh_group_size(&p->mesh, e->ranks), here = neighbours_on_host(p, e->ranks),
+              hosts = size / here;
+    const int rounds = e->what == SENT_SUMS ? 2 : 1;
+    const double inside = rate(e->what == SENT_GATHERS ? RATE_GATHER : RATE_SUM);
+    const double speed = hosts > 1 ? fmin(inside, here * network(p)) : inside;
+    return e->bytes / speed +
+           rounds * ((size - hosts) * rate(RATE_NEAR) + (hosts > 1 ? hosts * rate(RATE_FAR) : 0));
+}
+
+/* What goes to ranks of other hosts goes by the rank's own link. */
+static double exchange_seconds(const Event *e, const Topology *p)
+{
+    const int size = mesh_group_size(&p->mesh, e->ranks), here = neighbours_on_host(p, e->ranks);
+    const double outside = (double)(size - here) / (size - 1);
+    const double inside = rate(RATE_NEAR) + e->bytes * (1 - outside) / rate(RATE_PEER);
+    return outside > 0 ? fmax(inside, rate(RATE_FAR) + e->bytes * outside / network(p)) : inside;
+}
+
+static double message_seconds(const Event *e, const Topology *p)
+{
+    if (e->receives)
+        return 0;
+    return is_on_host(p, e->neighbour == 0 ? 1 : -1) ? rate(RATE_NEAR) + e->bytes / rate(RATE_PEER)
+                                                     : rate(RATE_FAR) + e->bytes / network(p);
+}
+
+double rates_seconds(const Event *e, const Topology *p)
+{
+    if (e->work == WORK_DEVICE)
+        return device_seconds(e);
+    if (e->work == WORK_HOST)
+        return rate(RATE_START) + e->bytes / rate(e->unit == UNIT_UPDATE ? RATE_UPDATE : RATE_HOST);
+    return e->what == SENT_EXCHANGES  ? exchange_seconds(e, p)
+           : e->what == SENT_MESSAGES ? message_seconds(e, p)
+                                      : ring_seconds(e, p);
+}
+
+/* Between hosts a sum waits for the network most of the time. */
+double rates_taken(const Event *e, const Topology *p)
+{
+    if (e->queue == QUEUE_COMPUTE || e->kind != EVENT_WORK)
+        return 0;
+    if (e->work == WORK_HOST)
+        return rate(RATE_HOST_TAKES) * rates_seconds(e, p);
+    if (e->work == WORK_RANKS && (e->what == SENT_SCATTERED_SUMS || e->what == SENT_SUMS))
+        return rate(RATE_SUM_TAKES) * e->bytes / rate(RATE_SUM);
+    return 0;
+}
