@@ -6,6 +6,8 @@
 #include "data/requests.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
+#include "model/checkpoint/load.h"
+#include "model/checkpoint/save.h"
 #include "model/evaluate/evaluate.h"
 #include "model/run/log.h"
 #include "tests/fuzz_model.h"

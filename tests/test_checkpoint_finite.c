@@ -2,6 +2,7 @@
  * named, does not replace a checkpoint, and is not loaded. */
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
+#include "model/checkpoint/layout_finite.h"
 #include "model/formats/file.h"
 #include "tests/saved.h"
 

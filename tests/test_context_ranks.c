@@ -7,6 +7,7 @@
 #include "tests/kit.h"
 
 #include "kernels/backend.h"
+#include "model/parallel/context_work.h"
 #include "model/predict/memory.h"
 #include "model/update/update.h"
 #include "tests/models.h"

@@ -1,6 +1,7 @@
 /* A GPU without FP8 GEMMs, simulated by device_has_fp8 of this file: runs that multiply FP8 end
  * before memory is placed, with a message that names the recipe and the device; other runs and all
  * memory plans continue. */
+#include "model/checkpoint/load.h"
 #include "model/config/config_load.h"
 #include "tests/kit.h"
 

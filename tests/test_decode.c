@@ -17,10 +17,11 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "kernels/values.h"
-#include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/load.h"
 #include "model/decode.h"
 #include "model/formats/hf.h"
 #include "model/sampling.h"
+#include "model/store/param_store_sizes.h"
 #include "tests/models.h"
 
 /* Longer than a window, than the original length of scaled rotary frequencies and, in one case,

@@ -30,6 +30,7 @@
 #include "model/formats/hf.h"
 #include "model/shape/architecture.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/load.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/update/muon.h"
 #include "model/update/update.h"

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "model/plan_model.h"
 #include "tests/kit.h"
 
 #include "kernels/runtime/operations.h"

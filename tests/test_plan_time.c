@@ -7,7 +7,7 @@
 #include "model/keys/types.h"
 #include "tests/kit.h"
 
-#include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/load.h"
 #include "model/config/config_load.h"
 #include "model/predict/mesh_search.h"
 #include "model/predict/memory.h"

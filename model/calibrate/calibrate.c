@@ -16,7 +16,7 @@
 #include "model/config/export_options.h"
 #include "model/formats/hf.h"
 #include "model/model.h"
-#include "model/plan/plan.h"
+#include "model/plan_model.h"
 #include "model/calibrate/weights_ahead.h"
 #include "model/shape/units.h"
 

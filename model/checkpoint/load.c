@@ -2,7 +2,7 @@
  *
  * A checkpoint is complete if it has its manifest, trainer.json, and every file in it has the
  * listed size. Incomplete checkpoints are never loaded. */
-#include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/load.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -16,7 +16,7 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
 #include "model/config/load_folder.h"
 #include "model/formats/adapter.h"
 #include "model/formats/file.h"
@@ -27,6 +27,7 @@
 #include "model/checkpoint/crc32c.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
+#include "model/checkpoint/layout_finite.h"
 #include "model/checkpoint/manifest.h"
 #include "model/checkpoint/saved_as.h"
 #include "model/checkpoint/weight_files.h"

@@ -11,7 +11,7 @@
  * The manifest is the last file written into stepN.tmp; stepN.tmp becomes stepN when all of it is
  * on disk. So a crash at any moment leaves the last complete checkpoint. Non-finite state is never
  * saved, and a save can be dropped until it is published. */
-#include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/save.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -26,9 +26,12 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
+#include "model/checkpoint/layout_ranges.h"
+#include "model/checkpoint/layout_finite.h"
+#include "model/checkpoint/load.h"
 #include "model/checkpoint/saved_as.h"
 #include "model/checkpoint/tokenizer_files.h"
 #include "model/checkpoint/tower.h"

@@ -9,7 +9,7 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
 #include "model/formats/file.h"
 #include "model/formats/quantized.h"
 #include "model/keys/value_json.h"

@@ -11,7 +11,7 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
 #include "model/config/changes.h"
 #include "model/config/check_data.h"
 #include "model/config/check_images.h"

@@ -12,7 +12,7 @@
 #include "kernels/runtime/clock.h"
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/base_fingerprint.h"
-#include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/load.h"
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/convert.h"
 #include "model/export/export_files.h"

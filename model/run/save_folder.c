@@ -8,7 +8,7 @@
 
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/saved_as.h"
 #include "model/formats/adapter.h"
