@@ -5,6 +5,7 @@
  *     ranks; clip; update; log; at intervals evaluate and save. */
 #include <math.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,14 +41,15 @@
 
 enum { FIRST_TIMEOUT = 600 }; /* seconds: default of timeout_seconds, until it is read */
 
-static volatile sig_atomic_t training, asked_to_stop;
+static atomic_int training, asked_to_stop; /* a signal handler may run in any thread */
 
 /* Until the first step a signal ends the process at once: what was loaded is still on disk. NOTE:
  * called in a signal handler. */
 static _Noreturn void end_before_training(int number)
 {
-    char text[256] = "error: SIG";
-    const char *const parts[] = { sigabbrev_np(number), " while ", watchdog_operation(),
+    char text[256] = "error: SIG", operation[OPERATION_NAME];
+    watchdog_operation(operation);
+    const char *const parts[] = { sigabbrev_np(number), " while ", operation,
                                   ", before the first step: ended, nothing to save\n" };
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         strcat(text, parts[i]);
@@ -60,9 +62,25 @@ static void on_signal(int number)
 {
     if (!training)
         end_before_training(number);
-    asked_to_stop = 1;
+    asked_to_stop = number;
     if (number == SIGINT)
         signal(SIGINT, SIG_DFL);
+}
+
+/* A signal that is ignored, as SIGHUP under nohup, stays ignored. Not SIGINT, which shells let
+ * background processes ignore. */
+static void stop_at_signal(int number)
+{
+    if (signal(number, on_signal) == SIG_IGN && number != SIGINT)
+        signal(number, SIG_IGN);
+}
+
+/* NOTE: mpirun forwards SIGUSR1 and 2, but kills ranks a second after it gets SIGTERM or SIGHUP. */
+static void set_signals(void)
+{
+    static const int stopping[] = { SIGTERM, SIGHUP, SIGINT, SIGUSR1, SIGUSR2, SIGXCPU };
+    for (size_t i = 0; i < sizeof stopping / sizeof stopping[0]; i++)
+        stop_at_signal(stopping[i]);
 }
 
 /* Reads this rank's part of the next batch. All ranks get the number of labels of all ranks, and
@@ -87,7 +105,7 @@ static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, bool *
         }
         /* once for the ranks that share them */
         x[0] = ready && comm_group_rank(RANKS_SEQUENCE) == 0 ? (double)b->labels : 0;
-        x[1] = asked_to_stop;
+        x[1] = asked_to_stop != 0;
         x[2] = !ready;
         x[3] = *problem != NULL;
         comm_sum(x, 4);
@@ -337,6 +355,8 @@ static _Noreturn void end_for_data(Run *r, int lost, const char *problem)
 static void train(Run *r)
 {
     const Config *c = r->config;
+    /* until here the end of stdout's reader ends the process silently, as that of --help */
+    stop_at_signal(SIGPIPE);
     bool stop = evaluates_first(r) && evaluate_all(r, false);
     if (samples_owed(r))
         stop |=
@@ -379,6 +399,8 @@ static void train(Run *r)
     }
     if (stop && comm_rank() == 0)
         printf("asked to stop at step %ld\n", r->state.step);
+    if (stop && asked_to_stop == SIGPIPE)
+        warn("nothing reads stdout any more (SIGPIPE): the run stops at step %ld", r->state.step);
     if (stop || is_saved(c, r->state.step, true))
         save(r);
     finish_saving(r);
@@ -420,17 +442,15 @@ static void name_unit(int unit, char text[PART_NAME])
 
 int main(int argc, char **argv)
 {
+    /* a write beyond ulimit -f fails instead, and a message names the file */
+    signal(SIGXFSZ, SIG_IGN);
     if (export_options_asked(argc, argv)) { /* no signal handlers: there is nothing to save */
         comm_start(&argc, &argv);
         export_run(argc, argv);
         comm_finish();
         return 0;
     }
-    signal(SIGTERM, on_signal);
-    /* mpirun forwards SIGUSR1 and 2, but kills ranks a second after SIGTERM */
-    signal(SIGUSR1, on_signal);
-    signal(SIGUSR2, on_signal);
-    signal(SIGINT, on_signal);
+    set_signals();
     error_hold_warnings(true);
     comm_start(&argc, &argv);
     watchdog_start(FIRST_TIMEOUT);

@@ -215,13 +215,13 @@ static bool fill_entry(Loader *l, Entry *entry)
     return whole;
 }
 
+/* Waits after the last entry, too, so that the thread ends only when stop_thread joins it. */
 static void *fill_ring(void *loader)
 {
     Loader *l = loader;
-    bool last = false;
-    while (!last) {
+    for (bool last = false;;) {
         pthread_mutex_lock(&l->mutex);
-        while (l->head - l->tail == ENTRIES && !l->stop) {
+        while ((last || l->head - l->tail == ENTRIES) && !l->stop) {
             beat(l, NULL);
             pthread_cond_wait(&l->changed, &l->mutex);
         }

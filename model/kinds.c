@@ -60,9 +60,10 @@ static void embed(Model *m, const UnitTensors *w, int u)
     embedding_forward(m->unit_acts[u + 1].attn_res, m->sorted, w->embed);
 }
 
-static void embed_backward(Model *m, const UnitTensors *w, UnitTensors *dw, int u, bool needs_dx)
+static void embed_backward(Model *m, const UnitTensors *w, UnitTensors *dw, int u,
+                           BackwardStep step)
 {
-    (void)w, (void)u, (void)needs_dx;
+    (void)w, (void)u, (void)step;
     embedding_backward(dw->embed, m->sorted, m->work.dres);
 }
 
@@ -78,9 +79,10 @@ static int projector_uses(const Model *m, int u)
     return FOR_FORWARD | FOR_BACKWARD;
 }
 
-static void projector_back(Model *m, const UnitTensors *w, UnitTensors *dw, int u, bool needs_dx)
+static void projector_back(Model *m, const UnitTensors *w, UnitTensors *dw, int u,
+                           BackwardStep step)
 {
-    (void)u, (void)needs_dx;
+    (void)u, (void)step;
     projector_backward(m, w, dw);
 }
 
@@ -94,11 +96,9 @@ static int block_uses(const Model *m, int u)
     return keep_recomputes(m->unit_acts[u].keep) ? FOR_FORWARD | FOR_BACKWARD : FOR_BACKWARD;
 }
 
-static void block_back(Model *m, const UnitTensors *w, UnitTensors *dw, int u, bool needs_dx)
+static void block_back(Model *m, const UnitTensors *w, UnitTensors *dw, int u, BackwardStep step)
 {
-    const bool goes_on = u > m->backward_to && u > unit_of_layer(m->config, 0);
-    block_backward(m, w, dw, &m->unit_acts[u], &m->unit_acts[u + 1], needs_dx, goes_on);
-    m->dy_begun = goes_on;
+    block_backward(m, w, dw, &m->unit_acts[u], &m->unit_acts[u + 1], step);
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */

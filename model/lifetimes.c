@@ -200,8 +200,8 @@ static _Noreturn void die_of_unwritten(const Record *r, Buffer b, const Wanted *
     while (t->buffer != b || !(t->how & READS) || t->from >= w->range[0].to ||
            w->range[0].from >= t->to)
         t++;
-    die("%s reads bytes %zu to %zu of buffer %d; no operation before it writes bytes %zu to %zu",
-        t->operation, t->from, t->to, (int)b, w->range[0].from, w->range[0].to);
+    die("%s reads bytes %zu to %zu of %s; no operation before it writes bytes %zu to %zu",
+        t->operation, t->from, t->to, buffer_name(b), w->range[0].from, w->range[0].to);
 }
 
 /* The buffers in `held` are live at the same time. */

@@ -53,13 +53,18 @@ static int backward_uses(const Model *m, const ParamStore *store, int u)
     return k->backward_uses ? k->backward_uses(m, u) : 0;
 }
 
+/* Whether unit u is a layer and among `first` to end - 1. */
+static bool is_layer(const ParamStore *store, int u, int first, int end)
+{
+    return u >= first && u < end && store->shape[u].kind->is_layer;
+}
+
 /* Down to the first unit of all that has something to train: nothing below it reads a gradient. */
 static void backward(Model *m, ParamStore *store, UnitRange units, bool last)
 {
     const int head = store->num_units - 1,
               first = store->first_trained > units.first ? store->first_trained : units.first;
     int u = units.end - 1;
-    m->backward_to = first;
     if (u == head) {
         fsdp_reduce(store, u--, last);
         /* the embedding is another stage's; here it is the head only */
@@ -77,7 +82,10 @@ static void backward(Model *m, ParamStore *store, UnitRange units, bool last)
         UnitTensors *dw = fsdp_grads(store, u);
         offload_wait(m);
         trace_begin("backward", u);
-        store->shape[u].kind->backward(m, w, dw, u, u > store->first_trained);
+        const BackwardStep step = { .needs_dx = u > store->first_trained,
+                                    .after_layer = is_layer(store, u + 1, first, units.end),
+                                    .before_layer = is_layer(store, u - 1, first, units.end) };
+        store->shape[u].kind->backward(m, w, dw, u, step);
         trace_end();
         offload_moved(m, u);
         if (uses)

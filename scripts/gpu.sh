@@ -2,8 +2,9 @@
 # gpu.sh [build] [test] [sanitize] [bench] [shard] [works]: runs everything that needs GPUs; without arguments all stages except
 # works. It ends with a table of results and times, and exits 1 if anything failed. Logs are in build/gpu-logs.
 #   build     both back ends
-#   test      the CPU tests that record results for the CUDA tests, then all CUDA tests, several at a time
+#   test      all CUDA tests, several at a time
 #   sanitize  compute-sanitizer: memcheck and racecheck on the CUDA kernel tests
+#   Before either, the CPU tests record the results that CUDA tests compare with. Both need what `build` has built.
 #   bench     make bench: per kernel, training steps of the whole model on one GPU, and which kernels run inside them
 #   shard     speed and memory of FSDP on all GPUs (2 or more)
 #   works     models, lengths and recipes: speed, memory, watts, tokens per joule, and which kernels run (about 15 minutes)
@@ -15,7 +16,7 @@ cd "$(dirname "$0")/.." || exit 1
 stages="${*:-build test sanitize bench shard}"
 [ "$1" = compare ] && [ -x "$2" ] && [ -x "$3" ] && stages=
 for s in $stages; do
-    case $s in build|test|sanitize|bench|shard|works) ;; *) sed -n '2,15s/^# //p' "$0"; exit 2 ;; esac
+    case $s in build|test|sanitize|bench|shard|works) ;; *) sed -n '2,16s/^# //p' "$0"; exit 2 ;; esac
 done
 [ -z "$DEPS" ] && [ -d .deps ] && DEPS=.deps
 jobs=${JOBS:-$(nproc)} limit=${LIMIT:-400}
@@ -42,11 +43,12 @@ run() {     # run NAME COMMAND...: a line of the table; the end of the output if
     status=$?
     printf '%-50s %-14s %5d s\n' "$name" "$([ $status -eq 0 ] && echo ok || echo "FAILED ($status)")" $((SECONDS - begin)) \
         | tee -a $logs/table
+    grep '^SKIPPED ' "$log" | sort -u | sed "s|^|$name: |" | tee -a $logs/table       # cases that need more GPUs
     [ $status -eq 0 ] || { grep -E 'ERROR|error|FAILED|Invalid|hazard' "$log" | head -n 20; }
     return $status
 }
 
-next=0
+next=0 recorded=
 background() {  # the same in the background, at most eight at a time per GPU, and sixteen in all: ranks wait for each other's time slices
     while [ "$(jobs -rp | wc -l)" -ge $((gpus > 2 ? 16 : 8 * gpus)) ]; do wait -n; done
     run "$@" &
@@ -56,14 +58,23 @@ on_one() {      # in the background on one GPU, each time on the next one
     CUDA_VISIBLE_DEVICES=$((next++ % gpus)) background "$@"
 }
 
+record() {      # the results of the CPU tests, once
+    local test
+    [ -n "$recorded" ] && return
+    recorded=yes
+    for test in $kernel_tests; do background "record test_$test" env OPENBLAS_NUM_THREADS=2 build/cpu/tests/test_$test; done
+    wait
+}
+
 cuda_tests() {
     local test name n
+    record
     for test in build/cuda/tests/test_*; do
         name=$(basename "$test")
         case $name in
         *.d|*.o|*test_cpu_*) ;;
         *ranks*) for n in 1 2 4; do [ $n -le "$gpus" ] && background "$name on $n" $LAUNCH -n $n "$test"; done ;;
-        *train|*train_parity|*_runs|*extend|*_warmup|*data_ends|*moved|*faults|*save_folder|*fit|*hangs|*divergence|*skips|*verify|*generate|*eval_only) background "$name" "$test" ;;
+        *train|*train_parity|*_runs|*extend|*_warmup|*data_ends|*moved|*faults|*save_folder|*fit|*hangs|*signals|*divergence|*skips|*verify|*generate|*eval_only) background "$name" "$test" ;;
         *) [ -x "$test" ] && on_one "$name" "$test" ;;
         esac
     done
@@ -90,6 +101,7 @@ export -f sanitized
 # takes many minutes and adds no kernel of ours.
 sanitize() {
     local tool test options
+    record
     for tool in racecheck memcheck; do
         options="--tool $tool"
         for test in ${kernel_tests/ attention/}; do
@@ -127,10 +139,7 @@ for stage in $stages; do
         background "build for the CPU" "${make[@]}" BACKEND=cpu build-all
         background "build for CUDA" "${make[@]}" BACKEND=cuda build-all
         wait ;;
-    test)
-        for t in $kernel_tests; do background "record test_$t" env OPENBLAS_NUM_THREADS=2 build/cpu/tests/test_$t; done
-        wait
-        cuda_tests ;;
+    test) cuda_tests ;;
     sanitize) sanitize ;;
     works)
         run "kernel_times.so" "${make[@]}" BACKEND=cuda build/cuda/kernel_times.so

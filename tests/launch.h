@@ -34,7 +34,7 @@ static inline bool on_gpu(void)
     return strstr(setting("BUILD", "build/cpu"), "cuda");
 }
 
-/* Ranks that can run at once: with CUDA one per GPU. */
+/* Ranks that can run at once, 1, 2 or 4: with CUDA one per GPU. */
 static inline int most_ranks(void)
 {
     if (!on_gpu())
@@ -45,8 +45,24 @@ static inline int most_ranks(void)
         gpus = 1;
     if (p)
         pclose(p);
-    return gpus;
+    return gpus < 2 ? 1 : gpus < 4 ? 2 : 4;
 }
+
+/* Whether this many ranks can run at once; if not, says that the case is left out. scripts/gpu.sh
+ * and run-tests print these lines. */
+static inline bool can_run(int ranks, const char *which)
+{
+    const bool can = ranks <= most_ranks();
+    if (!can)
+        printf("SKIPPED %s, needs %d GPUs\n", which, ranks);
+    return can;
+}
+
+#define needs_ranks(ranks) \
+    do { \
+        if (!can_run(ranks, __func__)) \
+            skip(); \
+    } while (0)
 
 /* A small, quick variant of tiny.yaml: 2 blocks of width 32, 8 sequences of 32 tokens a step. */
 static const char SMALL[] =

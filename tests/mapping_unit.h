@@ -57,12 +57,13 @@ static int mapping_uses(const Model *m, int u)
     return FOR_BACKWARD;
 }
 
-static void mapping_backward(Model *m, const UnitTensors *w, UnitTensors *dw, int u, bool needs_dx)
+static void mapping_backward(Model *m, const UnitTensors *w, UnitTensors *dw, int u,
+                             BackwardStep step)
 {
     const Tensor dy = m->work.dh;
     quantize(dy, m->work.dres); /* a copy, as they have one format */
     matmul_dw(dw->tensor[0], dy, m->unit_acts[u].attn_res);
-    if (needs_dx)
+    if (step.needs_dx)
         matmul_dx(m->work.dres, dy, w->tensor[0], true);
 }
 

@@ -6,6 +6,7 @@
 
 #include "kernels/collectives.h"
 #include "kernels/runtime/device.h"
+#include "model/checkpoint/safetensors.h"
 
 static inline void start_ranks(int *argc, char ***argv)
 {
@@ -24,12 +25,14 @@ static inline int finish_ranks(int failed)
     return any > 0;
 }
 
-/* A folder that all ranks use: setup and teardown of a group of tests. */
+/* A folder that all ranks use, whose files are read in small chunks: setup and teardown of a group
+ * of tests. */
 static char shared[] = "/tmp/coat-ranks-XXXXXX";
 
 static inline int make_shared(void **state)
 {
     (void)state;
+    safetensors_chunk = 4096;
     const bool made = comm_rank() != 0 || mkdtemp(shared);
     comm_broadcast(shared, sizeof shared, 0);
     return made ? 0 : -1;

@@ -7,6 +7,7 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/save.h"
 #include "model/checkpoint/load.h"
+#include "model/checkpoint/safetensors.h"
 #include "tests/kit.h"
 #include "tests/models.h"
 
@@ -145,9 +146,11 @@ static inline void needs_fork(void)
         skip();
 }
 
+/* Files are read in small chunks. */
 static inline int make_root(void **state)
 {
     (void)state;
+    safetensors_chunk = 4096;
     return mkdtemp(root) ? 0 : -1;
 }
 

@@ -1,6 +1,7 @@
 /* ./train --average: each weight is the weighted mean of the sources', computed in double and
  * rounded once; what does not fit is refused and named. */
 #include "model/checkpoint/safetensors.h"
+#include "model/run/average.h"
 #include "model/run/export_run.h"
 #include "tests/exported.h"
 #include "tests/saved.h"
@@ -88,8 +89,8 @@ static void test_means(void **state)
     }
 }
 
-/* One of the sources has padding rows of the vocabulary; the tokenizer is that of the first
- * source. */
+/* One of the sources has padding rows of the vocabulary, which an export leaves out; the tokenizer
+ * is that of the first source. */
 static void test_padding_and_tokenizer(void **state)
 {
     (void)state;
@@ -124,6 +125,9 @@ static void test_padding_and_tokenizer(void **state)
     run_with(text("--average=%s,%s/wide,%s", step_folder(&r, 1), root, step_folder(&r, 3)),
              "--dtype=f32", folder);
     check_mean(&r, folder, equal, SOURCES);
+    export_folder(text("%s/wide", root), NULL, lasting(text("%s/one", root)), "F32",
+                  CHECKPOINT_FILE_BYTES);
+    shell(text("cmp %s/one/model.safetensors %s/model.safetensors", root, step_folder(&r, 2)));
     shell(text("test \"$(cat %s/tokenizer.json)\" = one && ls %s | tr '\\n' ' ' | grep -q "
                "'^config.json model.safetensors "
                "tokenizer.json $'",
@@ -171,6 +175,31 @@ static void test_refusals(void **state)
     release();
 }
 
+/* A run that continues with another average.last or average.every has no mean for the group of
+ * snapshots in which it begins. */
+static void test_other_groups(void **state)
+{
+    (void)state;
+    static const struct {
+        long last, every, step, count;
+        bool complete;
+    } rows[] = {
+        { 4, 2, 2, 1, false },  { 4, 2, 4, 2, false },  { 3, 2, 6, 1, false },
+        { 3, 2, 8, 1, false },  { 3, 2, 10, 2, false }, { 3, 2, 12, 3, true },
+        { 3, 2, 14, 1, false }, { 3, 4, 20, 1, false }, { 3, 4, 24, 2, false },
+        { 3, 4, 28, 1, false },
+    };
+    ParamStore none = { 0 };
+    TrainState s = { 0 };
+    for (int i = 0; i < 10; i++) {
+        Config c = { .average = { .last = rows[i].last, .every = rows[i].every } };
+        s.step = rows[i].step;
+        average_step(&none, &c, s.step);
+        assert_int_equal(none.counts.average.count, rows[i].count);
+        assert_int_equal(average_is_complete(&none, &c, &s), rows[i].complete);
+    }
+}
+
 static void test_arguments(void **state)
 {
     (void)state;
@@ -191,8 +220,10 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_means), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_means),
+        cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_other_groups),
         cmocka_unit_test(test_padding_and_tokenizer), /* last: it reads a tokenizer */
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);

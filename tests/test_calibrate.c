@@ -123,6 +123,36 @@ static void check_matrix(const SafeFile *f, const HfTensor *t, const int8_t *cod
         assert_true(float_from_bits((uint32_t)found[i] << 16) == scale[i]);
 }
 
+static char printed[1 << 16]; /* by calibrate() */
+
+static CalibrationLosses calibrate_printing(Export *x, const ExportOptions *o,
+                                            const CalibrationData *d)
+{
+    FILE *f = tmpfile();
+    assert_non_null(f);
+    fflush(stdout);
+    const int saved = dup(STDOUT_FILENO);
+    dup2(fileno(f), STDOUT_FILENO);
+    const CalibrationLosses losses = calibrate(x, o, d);
+    fflush(stdout);
+    dup2(saved, STDOUT_FILENO);
+    close(saved);
+    rewind(f);
+    printed[fread(printed, 1, sizeof printed - 1, f)] = '\0';
+    fclose(f);
+    return losses;
+}
+
+/* The line of a block has the mean squared error of the matrix's outputs, and that of rounding. */
+static void check_printed(int block, const Param *p, const GptqResult *r)
+{
+    const double outputs = (double)SEQUENCES * T * p->rows;
+    const char *line = strstr(printed, text("block %d:", block));
+    assert_non_null(line);
+    assert_non_null(
+        strstr(line, text(" %s %.3g | %.3g", p->name, r->error / outputs, r->rounded / outputs)));
+}
+
 /* Checks a matrix of the original model, with h of its inputs. */
 static void check_layer(const SafeFile *f, const Loaded *was, int block, const Param *p, Tensor h)
 {
@@ -136,7 +166,8 @@ static void check_layer(const SafeFile *f, const Loaded *was, int block, const P
     device_get(host, w.data, n * sizeof *host);
     codes_int4_scales(scale, host, (size_t)p->rows, (size_t)p->cols, GROUP);
     device_put(device_scale, scale, n / GROUP * sizeof *scale);
-    gptq(device_codes, values, w, device_scale, GROUP, h, 0.01, true);
+    const GptqResult r = gptq(device_codes, values, w, device_scale, GROUP, h, 0.01, true);
+    check_printed(block, p, &r);
     device_get(codes, device_codes, n);
     HfTensor tensor[HF_TENSORS];
     const UnitLayout *u = &was->store.shape[block + 1];
@@ -189,7 +220,7 @@ static void test_codes(void **state)
         CalibrationData d = calibration_read(&o, &x);
         assert_true(d.sequences == SEQUENCES && d.held == HELD && d.length == T);
         export_begin(&x, CHECKPOINT_FILE_BYTES);
-        const CalibrationLosses losses = calibrate(&x, &o, &d);
+        const CalibrationLosses losses = calibrate_printing(&x, &o, &d);
         export_complete(&x);
         Loaded was, is;
         load_model(&was, &m, source);

@@ -80,6 +80,10 @@ static void check_round_trip(SmallModel a, Format master, Format m1, Format m2, 
     save(&saved, 20);
     assert_int_equal(exists(text("%s/model.safetensors", step_folder(&saved, 20))),
                      limit == CHECKPOINT_FILE_BYTES);
+    /* none is empty */
+    shell(text(
+        "cd %s && for f in model*.safetensors; do test $(stat -c %%s $f) -gt 200 || exit 1; done",
+        step_folder(&saved, 20)));
 
     TrainState s = { 0 }, expected = state_of(20);
     assert_true(checkpoint_load(step_folder(&saved, 20), &loaded.config, &loaded.store, &s, true));

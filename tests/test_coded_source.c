@@ -5,8 +5,9 @@
 #include "model/checkpoint/convert.h"
 #include "tests/coded.h"
 
-/* the matrix N.weight; codes go through all values in each row, and each column of 256 */
-enum { O = 256, I = 384 };
+/* The matrix N.weight, whose last blocks of 128 x 128 have 96 columns; codes go through all values
+ * in each row, and each column of 256. */
+enum { O = 256, I = 352 };
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
@@ -168,7 +169,7 @@ static int code_at(size_t row, size_t col)
 
 static double packed_32(size_t row, size_t col)
 {
-    return code_at(row, col) * scale_at(row * 12 + col / 32);
+    return code_at(row, col) * scale_at(row * 11 + col / 32);
 }
 static double packed_row(size_t row, size_t col)
 {
@@ -202,7 +203,7 @@ static void test_packed(void **state)
     check_values(write_file((const Given[]){
                      codes,
                      shape,
-                     { "N.weight_scale", "BF16", 2, { O, 12 }, scales_in("BF16", O * 12) },
+                     { "N.weight_scale", "BF16", 2, { O, 11 }, scales_in("BF16", O * 11) },
                      { 0 } }),
                  packed_32);
     check_values(
@@ -225,7 +226,7 @@ static double gptq(size_t row, size_t col)
 }
 static double gptq_dealt(size_t row, size_t col)
 {
-    return code_at(row, col) * scale_at(col % 3 * O + row);
+    return code_at(row, col) * scale_at(col * 129 % I / 128 * O + row);
 }
 
 /* The tensors of GPTQ; zeros: each word of qzeros. */
@@ -237,7 +238,7 @@ static void give_gptq(Given to[5], bool dealt, uint32_t zeros)
     for (size_t i = 0; i < 3 * O / 8; i++)
         zero[i] = zeros;
     for (uint32_t i = 0; i < I; i++)
-        group[i] = dealt ? i % 3 : i / 128;
+        group[i] = (dealt ? i * 129 % I : i) / 128;
     const Given tensor[] = { { "N.qweight", "I32", 2, { I / 8, O }, word },
                              { "N.qzeros", "I32", 2, { 3, O / 8 }, zero },
                              { "N.scales", "F16", 2, { 3, O }, scales_in("F16", 3 * O) },
@@ -280,30 +281,29 @@ static void test_refusals(void **state)
         Given tensor[4];
         const char *message;
     } wrong[] = {
-        /* blocks of 64 */
-        /* 16 bits */
         { { codes, { "N.weight_scale", "F32", 2, { O, 3 }, scales } },
           "tensor N.weight_scale is 256 x 3 of F32; expected one, one "
-          "for each row or one for each 128 x 128 elements for a matrix of 256 x 384" },
+          "for each row or one for each 128 x 128 elements for a matrix of 256 x 352" },
+        /* blocks of 64 */
         { { codes, { "N.weight_scale", "F32", 2, { 4, 6 }, scales } },
           "expected one, one for each row" },
         { { codes, { "N.weight_scale", "F64", 1, { 1 }, scales } }, "expected F32, BF16 or F16" },
         { { { "N.weight", "F8_E4M3", 2, { I, O }, bytes_given() },
             { "N.weight_scale", "F32", 1, { 1 }, scales } },
-          "tensor N.weight is 384 x 256 of F8_E4M3; expected 256 x 384 of F8_E4M3" },
+          "tensor N.weight is 352 x 256 of F8_E4M3; expected 256 x 352 of F8_E4M3" },
         { { bytes, { "N.SCB", "F32", 1, { 1 }, scales } }, "expected one for each row" },
-        { { packed, { "N.weight_scale", "F32", 2, { O, 12 }, scales } },
+        { { packed, { "N.weight_scale", "F32", 2, { O, 11 }, scales } },
           "there is no tensor N.weight_shape, which N.weight" },
-        { { packed, { "N.weight_scale", "F32", 2, { O, 11 }, scales }, shape },
+        { { packed, { "N.weight_scale", "F32", 2, { O, 12 }, scales }, shape },
           "expected as many in each row as divide it" },
         { { packed,
-            { "N.weight_scale", "F32", 2, { O, 12 }, scales },
+            { "N.weight_scale", "F32", 2, { O, 11 }, scales },
             { "N.weight_shape", "I64", 1, { 2 }, other } },
-          "tensor N.weight_shape says 256 x 385; the configured model needs 256 x 384" },
+          "tensor N.weight_shape says 256 x 353; the configured model needs 256 x 352" },
         { { { "N.weight_packed", "I32", 2, { O, I / 2 }, keep(2 * O * I) },
-            { "N.weight_scale", "F32", 2, { O, 12 }, scales },
+            { "N.weight_scale", "F32", 2, { O, 11 }, scales },
             shape },
-          "tensor N.weight_packed is 256 x 192 of I32; expected 256 x 48 of I32" },
+          "tensor N.weight_packed is 256 x 176 of I32; expected 256 x 44 of I32" }, /* 16 bits */
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
         DIES(wrong[i].message, read_all(wrong[i].tensor));
@@ -325,7 +325,7 @@ static void test_codings(void **state)
 {
     (void)state;
     needs_fork();
-    const void *scales = scales_in("F32", O * 12), *zeros = keep(O * I);
+    const void *scales = scales_in("F32", O * 11), *zeros = keep(O * I);
     const Given bytes = { "N.weight", "F8_E4M3", 2, { O, I }, zeros };
     const Given packed = { "N.weight_packed", "I32", 2, { O, I / 8 }, zeros };
     const Given words = { "N.weight_packed", "I32", 2, { O, I / 4 }, zeros };
@@ -344,12 +344,12 @@ static void test_codings(void **state)
         { { bytes, { "N.weight_scale", "F32", 0, { 0 }, scales } }, { tensor }, NULL },
         { { bytes, { "N.weight_scale", "F32", 1, { 1 }, scales } },
           { channel },
-          "tensor N.weight_scale is 1 of F32, for N.weight of 256 x 384. By the "
+          "tensor N.weight_scale is 1 of F32, for N.weight of 256 x 352. By the "
           "quantization_config of its folder this matrix has 8 "
-          "bits and a scale for each 1 x 384 weights. Correct" },
+          "bits and a scale for each 1 x 352 weights. Correct" },
         { { bytes, { "N.weight_scale", "F32", 0, { 0 }, scales } },
           { block },
-          "one value of F32, for N.weight of 256 x 384. By" },
+          "one value of F32, for N.weight of 256 x 352. By" },
         { { bytes, { "N.weight_scale", "F32", 2, { O, 1 }, scales } }, { channel }, NULL },
         { { bytes, { "N.weight_scale", "F32", 1, { O }, scales } }, { channel }, NULL },
         { { bytes, { "N.weight_scale", "F32", 2, { O, 1 }, scales } },
@@ -358,23 +358,23 @@ static void test_codings(void **state)
         { { bytes, { "N.weight_scale_inv", "F32", 2, { 2, 3 }, scales } }, { block }, NULL },
         { { bytes, { "N.weight_scale_inv", "F32", 2, { 2, 3 }, scales } },
           { tensor },
-          "a scale for each 256 x 384 weights" },
-        { { packed, shape, { "N.weight_scale", "F32", 2, { O, 12 }, scales } }, { by_32 }, NULL },
-        { { packed, shape, { "N.weight_scale", "F32", 2, { O, 12 }, scales } }, { silent }, NULL },
-        { { packed, shape, { "N.weight_scale", "F32", 2, { O, 12 }, scales } },
+          "a scale for each 256 x 352 weights" },
+        { { packed, shape, { "N.weight_scale", "F32", 2, { O, 11 }, scales } }, { by_32 }, NULL },
+        { { packed, shape, { "N.weight_scale", "F32", 2, { O, 11 }, scales } }, { silent }, NULL },
+        { { packed, shape, { "N.weight_scale", "F32", 2, { O, 11 }, scales } },
           { by_256, by_32 },
           NULL },
-        { { packed, shape, { "N.weight_scale", "F32", 2, { O, 12 }, scales } },
+        { { packed, shape, { "N.weight_scale", "F32", 2, { O, 11 }, scales } },
           { by_256, channel },
-          "N.weight_scale is 256 x 12 of F32, for N.weight of 256 x 384 in 4 bits. By the "
+          "N.weight_scale is 256 x 11 of F32, for N.weight of 256 x 352 in 4 bits. By the "
           "quantization_config of its folder this matrix "
-          "has 4 bits and a scale for each 1 x 256 weights, or 8 bits and a scale for each 1 x 384 "
+          "has 4 bits and a scale for each 1 x 256 weights, or 8 bits and a scale for each 1 x 352 "
           "weights, and these must divide" },
-        { { packed, shape, { "N.weight_scale", "F32", 2, { O, 12 }, scales } },
+        { { packed, shape, { "N.weight_scale", "F32", 2, { O, 11 }, scales } },
           { rows },
-          "each 1 x 384 weights, and" },
+          "each 1 x 352 weights, and" },
         { { packed, shape, { "N.weight_scale", "F32", 2, { O, 1 }, scales } }, { rows }, NULL },
-        /* 384 = 256 + 128: as many scales as halves would have */
+        /* 352 = 256 + 96: as many scales as halves would have */
         { { packed, shape, { "N.weight_scale", "F32", 2, { O, 2 }, scales } },
           { by_256 },
           "each 1 x 256 weights, and these must" },
@@ -417,7 +417,7 @@ static void test_gptq_codings(void **state)
                      coded_check(&f, 1, "N.weight", &said, 1));
             else
                 coded_check(&f, 1, "N.weight", &said, 1);
-            DIES("tensor N.scales is 3 x 256 of F16, for N.weight of 256 x 384 in 4 bits. By the "
+            DIES("tensor N.scales is 3 x 256 of F16, for N.weight of 256 x 352 in 4 bits. By the "
                  "quantization_config of its folder "
                  "this matrix has 4 bits and a scale for each 1 x 96 weights. Correct",
                  coded_check(&f, 1, "N.weight", &other, 1));

@@ -267,6 +267,8 @@ static void test_strategies(void **state)
                              "--global_train_batch_size=4", "--device_train_microbatch_size=1");
     assert_int_equal(mixed->recipe.grads.dtype, F32);
     config_free(mixed);
+    config_free(try_load(8, "--parallelism={tensor: 4, context: 2}", "--generate=prompts.jsonl",
+                         "--recipe=bf16", NULL));
     mixed = try_load(1, "--fsdp.precision=mixed", "--recipe=coat", NULL, NULL);
     assert_int_equal(mixed->recipe.grads.dtype, BF16);
     config_free(mixed);

@@ -127,6 +127,8 @@ static void test_refused(void **state)
     }
     char said[4096];
     write_file(SEEING, DATA, "");
+    assert_false(try_printed(said, sizeof said, 2, 2, "--parallelism.tensor=2", NULL));
+    try_contains(said, "parallelism.tensor 2: a model with images cannot be cut yet");
     assert_false(try_printed(said, sizeof said, 2, 1, "--data.paths=null",
                              "--data.mix=[{name: a, paths: [a.npy], ratio: 1}]"));
     try_contains(said, "with data.mix each source has its own");

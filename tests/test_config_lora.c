@@ -154,6 +154,9 @@ static void test_base(void **state)
         assert_int_equal(c->recipe.frozen.dtype, BF16);
         config_free(c);
     }
+    c = load(load_base, "--lora.rank=2", "--generate=prompts.jsonl", "--format.frozen=f32");
+    assert_int_equal(c->recipe.frozen.dtype, F32);
+    config_free(c);
     c = try_load(1, load_base, "--lora={base: nf4, alpha: 3}", "--recipe=f32", NULL);
     assert_true(c->recipe.frozen.dtype == F32 && c->model.lora.base == BASE_AS_FROZEN &&
                 c->model.lora.rank == 0);

@@ -41,7 +41,9 @@ static bool has_window;
 
 int __wrap_context_leave_out(OwnDocument *d, int count, ContextWork *work);
 
-/* All tokens of a rank's part are in documents of its own, or exchanged in any case. */
+/* All tokens of a rank's part are in documents of its own, or exchanged in any case. At most one
+ * document is exchanged at each border of two parts, and n documents of t tokens in all have at
+ * least t^2 / 2n pairs. */
 static void check_work(const OwnDocument *d, int count, const ContextWork *w)
 {
     double exchanged = 0;
@@ -54,7 +56,9 @@ static void check_work(const OwnDocument *d, int count, const ContextWork *w)
         assert_true(tokens == MICRO * T / w->ranks);
         exchanged += w->exchanged[r];
     }
-    assert_true(w->pairs <= exchanged * T / 2 && (has_window || w->pairs >= exchanged / 2));
+    const double documents = MICRO * (w->ranks - 1);
+    assert_true(w->pairs <= exchanged * T / 2 &&
+                (has_window || w->pairs >= exchanged * exchanged / (2 * documents)));
     for (int i = 0; i < count; i++)
         assert_true(d[i].pairs > 0 &&
                     (has_window || d[i].pairs == d[i].tokens * d[i].tokens / 2.0));

@@ -1,5 +1,8 @@
 /* A diverged model spoils nothing else: older checkpoints stay, `latest` does not move, and the run
  * does not end with status 0. */
+#include <math.h>
+
+#include "model/run/divergence.h"
 #include "tests/launch.h"
 
 static const char TINY[] =
@@ -193,11 +196,29 @@ static void test_spike(void **state)
     }
 }
 
+/* A loss of more than twice that of an untrained model, log of the vocabulary. */
+static void test_limit(void **state)
+{
+    (void)state;
+    static const struct {
+        double part;
+        bool diverged;
+    } losses[] = { { 1.9, false }, { 2.1, true }, { 1.9, false } };
+    const Config c = { .model.vocab_size = 100 };
+    Run r = { .config = &c };
+    for (int i = 0; i < 3; i++) {
+        divergence_warn(
+            &r, &(StepStats){ .labels = 1, .finite = true, .loss = losses[i].part * log(100) });
+        assert_int_equal(r.diverged, losses[i].diverged);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_damaged_checkpoint),
         cmocka_unit_test(test_divergence),
+        cmocka_unit_test(test_limit),
         cmocka_unit_test(test_window_resumes),
         cmocka_unit_test(test_spike),
     };

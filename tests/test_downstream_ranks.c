@@ -212,7 +212,7 @@ static void check_sharded(int stages, int shard_ranks, int context, int tensor, 
             check_scores(&d, i, 2 * MICRO * comm_size() / (stages * context * tensor), name);
         }
     /* one rank is told to stop: all report it */
-    const volatile sig_atomic_t stop = comm_rank() == comm_size() - 1;
+    const atomic_int stop = comm_rank() == comm_size() - 1;
     assert_true(downstream_evaluate(&c, 0, &m, &store, &stop).cut);
     model_free(&m, &store);
 }

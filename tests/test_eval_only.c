@@ -178,7 +178,7 @@ static void test_nowhere(void **state)
         "--load_path=%s/run/latest --eval_only --device_eval_batch_size=2 %s --save_folder=null"
     };
     for (int i = SANITIZED ? 2 : 0; i < 3; i++) {
-        char arguments[1024];
+        char arguments[2048];
         snprintf(arguments, sizeof arguments, asked[i], folder, evaluators);
         shell("%s/train %s >/dev/null", setting("BUILD", "build/cpu"), arguments);
         shell("! %s/train %s >/dev/full 2>%s/full.log && grep -q '^error: stdout: cannot write' "

@@ -225,7 +225,7 @@ static void check_sharded(int stages, int shard_ranks, int context, int tensor, 
             assert_false(e.cut);
         }
     /* one rank is told to stop: all report it */
-    const volatile sig_atomic_t stop = comm_rank() == comm_size() - 1;
+    const atomic_int stop = comm_rank() == comm_size() - 1;
     assert_true(evaluate(&c, 0, &m, &store, &stop).cut);
     model_free(&m, &store);
 }

@@ -207,6 +207,13 @@ static void test_shards(void **state)
     assert_int_equal(json_object_size(json_object_get(index, "weight_map")), one->count);
     assert_int_equal(
         json_integer_value(json_object_get(json_object_get(index, "metadata"), "total_size")), all);
+    /* in F32 */
+    json_t *of_run =
+        json_load_file(text("%s/model.safetensors.index.json", step_folder(&r, 1)), 0, NULL);
+    assert_int_equal(
+        json_integer_value(json_object_get(json_object_get(of_run, "metadata"), "total_size")),
+        2 * all);
+    json_decref(of_run);
     shell(text("test \"$(ls %s | grep -c '^model-.*-of-%05zu.safetensors$')\" = %zu", parts, files,
                files));
     safetensors_close(one);

@@ -1,5 +1,6 @@
 /* Runs of the schedule wsd that are extended: the same losses as a run that was longer from the
- * start, rates by the formula of the decay, and what is refused. */
+ * start, rates by the formula of the decay, and what is refused. Rates of all schedules when a run
+ * becomes longer. */
 #include "tests/launch.h"
 
 #define WSD \
@@ -29,14 +30,17 @@ static void check_same(const char *a, const char *b, int first, int last)
             fail_msg("step %d: loss %.9g in %s, %.9g in %s", i, x[i], a, y[i], b);
 }
 
-/* The rates of the steps from `first` on against 1e-3 (0.1 + 0.9 left / 4) in the last four, 1e-3
- * before. */
+/* The rates of the steps from `first` on: 1e-3 after two steps of warmup, 1e-3 (0.1 + 0.9 left / 4)
+ * in the last four. */
 static void check_rates(const char *run, int first, int last)
 {
     double rate[MAX_STEPS];
     assert_int_equal(metric(rate, run, "optim/learning_rate_group0"), last - first + 1);
     for (int i = first; i <= last; i++) {
-        const double expected = last - i >= 4 ? 1e-3 : 1e-3 * (0.1 + 0.9 * (last - i) / 4);
+        const double part = i < 2          ? i / 2.0
+                            : last - i < 4 ? (last - i) / 4.0
+                                           : 1,
+                     expected = 1e-3 * (0.1 + 0.9 * part);
         if (!(fabs(rate[i] - expected) <= 1e-9 * expected))
             fail_msg("%s, step %d: rate %.12g, expected %.12g", run, i, rate[i], expected);
     }
@@ -128,12 +132,88 @@ static void test_refusals(void **state)
     assert_true(exists("short/step16"));
 }
 
+/* A longer run whose checkpoint is in the decay stops, and changes nothing. With the same length
+ * the decay goes on, and before it the stable part. */
+static void test_decay_is_over(void **state)
+{
+    (void)state;
+    char text[256];
+    shell("cd %s && ls -l short >before && cat short/metrics.jsonl >>before", folder);
+    snprintf(text, sizeof text,
+             "short/step16 is in the decay of its run, from 12 to 16 steps, and the learning rate "
+             "of step 17 "
+             "would rise from 0.0001 to 0.001. --extend=%s/short with another save_folder",
+             folder);
+    expect_status(run(1, "short", "--max_duration=24 --try_load_latest_save"), 1);
+    expect_output(text);
+    snprintf(text, sizeof text, "--max_duration=24 --load_path=%s/short/step16", folder);
+    expect_status(run(1, "elsewhere", text), 1);
+    expect_output("--extend=");
+    assert_false(exists("elsewhere/config.yaml"));
+    shell("cd %s && ls -l short >after && cat short/metrics.jsonl >>after && cmp before after",
+          folder);
+    expect_status(run(1, "decays", "--max_duration=16 --stop_at=13"), 0);
+    expect_status(run(1, "decays", "--max_duration=17 --try_load_latest_save"), 1);
+    expect_output("step 14 would rise from 0.00055 to 0.000775");
+    expect_status(run(1, "decays", "--max_duration=16 --try_load_latest_save"), 0);
+    check_rates("decays", 1, 16);
+    expect_status(run(1, "stable", "--max_duration=16 --stop_at=12"), 0);
+    expect_status(run(1, "stable", "--max_duration=20 --try_load_latest_save"), 0);
+    check_rates("stable", 1, 20);
+    assert_null(strstr(output, "the learning rate of step"));
+}
+
+/* Runs of 4 steps that go on to step 10: the rate of step 5 by the formula of each schedule. */
+static void test_rises(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *more;
+        double planned, rate;
+    } cases[] = {
+        /* cos(3 pi/8) */
+        { "cosine_with_warmup", "", 0.1, 0.7222075445642904 },
+        { "linear_with_warmup", "", 0.1, 1 - 0.9 * 3 / 8 },
+        { "linear_with_warmup", "--scheduler.t_max=4", 0.1, 0.1 },
+        { "inverse_sqrt_with_warmup", "", 0.6324555320337, 0.6324555320337 },
+        { "inverse_sqrt_with_warmup", "--scheduler.t_warmup=0 --scheduler.warmup_fraction=0.5",
+          0.6324555320337, 1 },
+        { "constant_with_warmup", "", 1, 1 },
+        { "constant", "", 1, 1 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        double rate[MAX_STEPS];
+        char text[512], expected[256], name[16];
+        snprintf(name, sizeof name, "rises%zu", i);
+        snprintf(text, sizeof text,
+                 "--scheduler.t_decay=null --scheduler.name=%s %s --try_load_latest_save",
+                 cases[i].name, cases[i].more);
+        expect_status(train(1, WSD "%s --save_folder=%s/%s --max_duration=4", text, folder, name),
+                      0);
+        expect_status(train(1, WSD "%s --save_folder=%s/%s --max_duration=10", text, folder, name),
+                      0);
+        metric(rate, name, "optim/learning_rate_group0");
+        if (!(fabs(rate[5] - 1e-3 * cases[i].rate) <= 1e-9))
+            fail_msg("%s %s: rate %.12g, expected %.12g", cases[i].name, cases[i].more, rate[5],
+                     1e-3 * cases[i].rate);
+        snprintf(
+            expected, sizeof expected,
+            "the learning rate of step 5 is %.3g; with the schedule of %s/%s/step4 it would be "
+            "%.3g",
+            1e-3 * cases[i].rate, folder, name, 1e-3 * cases[i].planned);
+        if (cases[i].rate > cases[i].planned)
+            expect_output(expected);
+        else
+            assert_null(strstr(output, "the learning rate of step"));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_goes_on),
-        cmocka_unit_test(test_branches),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_goes_on),  cmocka_unit_test(test_branches),
+        cmocka_unit_test(test_refusals), cmocka_unit_test(test_decay_is_over),
+        cmocka_unit_test(test_rises),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -3,6 +3,7 @@
  * undisturbed run. */
 #include "kernels/runtime/clock.h"
 #include "tests/launch.h"
+#include "tests/sanitized.h"
 
 #include <dirent.h>
 #include <limits.h>
@@ -10,12 +11,12 @@
 #include <sys/stat.h>
 
 /* MOST: seconds from a fault to the end of all ranks, on a busy machine */
-enum { STEPS = 8, MOST = 60 };
+enum { STEPS = 8, MOST = SANITIZED ? 300 : 60 };
 
 /* Longer than any operation of a healthy run on a busy machine: a device takes seconds to start. */
 static int timeout_seconds(void)
 {
-    return on_gpu() ? 20 : 3;
+    return on_gpu() || SANITIZED ? 20 : 3;
 }
 
 /* ---- the processes of a run ------------------------------------------------------------------ */
@@ -185,8 +186,7 @@ static void expect_same_losses(const char *run, const char *more)
 static void test_kill_in_a_step(void **state)
 {
     (void)state;
-    if (most_ranks() < 2)
-        skip();
+    needs_ranks(2);
     FILE *p = start_run(2, "kill", "--save_interval=2");
     wait_for_steps(p, "kill", 3);
     double since = clock_seconds();
@@ -204,8 +204,7 @@ static void test_kill_in_a_save(void **state)
 {
     (void)state;
     int interrupted = 0;
-    if (most_ranks() < 2)
-        skip();
+    needs_ranks(2);
     for (int i = 0; i < 2; i++) {
         FILE *p = start_run(2, "save", "--save_interval=1");
         wait_for_save("save", 2 + 2 * i);
@@ -227,8 +226,7 @@ static void test_kill_in_a_save(void **state)
 static void test_stop(void **state)
 {
     (void)state;
-    if (most_ranks() < 2)
-        skip();
+    needs_ranks(2);
     char arguments[128];
     snprintf(arguments, sizeof arguments,
              "--save_interval=null --max_duration=20000 --timeout_seconds=%d", timeout_seconds());
@@ -304,8 +302,7 @@ static void test_error_of_one_rank(void **state)
 {
     (void)state;
     char first[PATH_MAX], second[PATH_MAX];
-    if (most_ranks() < 2)
-        skip();
+    needs_ranks(2);
     make_home(first, "first");
     make_home(second, "second");
     FILE *p = start_apart(first, second, "--max_duration=4 --save_interval=2 --save_folder=run");
@@ -338,8 +335,7 @@ static void differ_case(const char *name, const char *change, const char *messag
 static void test_ranks_differ(void **state)
 {
     (void)state;
-    if (most_ranks() < 2)
-        skip();
+    needs_ranks(2);
     differ_case("seed",
                 "cp -rL configs copy && rm configs && mv copy configs && sed -i 's/^seed:.*/seed: "
                 "1/' configs/tiny.yaml",
@@ -355,8 +351,7 @@ static void test_checkpoints_differ(void **state)
 {
     (void)state;
     char first[PATH_MAX], second[PATH_MAX];
-    if (most_ranks() < 2)
-        skip();
+    needs_ranks(2);
     make_home(first, "has");
     make_home(second, "lacks");
     expect_status(train(1, "%s --max_duration=2 --save_folder=%s/run", TINY, first), 0);

@@ -13,12 +13,14 @@
 #include "model/keys/yaml.h"
 #include "model/run/log.h"
 #include "tests/launch.h"
+#include "tests/sanitized.h"
 
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 
-enum { MOST = 60 }; /* seconds from a fault to the end of all ranks, on a busy machine */
+/* seconds from a fault to the end of all ranks, on a busy machine */
+enum { MOST = SANITIZED ? 300 : 60 };
 
 /* ---- a rank ---------------------------------------------------------------------------------- */
 
@@ -212,8 +214,7 @@ static void test_slow(void **state)
     (void)state;
     char arguments[512], command[256];
     double loss[MAX_STEPS];
-    /* with a device, which is slow to start, ten timeouts take minutes */
-    if (most_ranks() < 2 || on_gpu())
+    if (on_gpu() || SANITIZED) /* slow to start: ten timeouts take minutes */
         skip();
     snprintf(command, sizeof command, "truncate -s 112M %s/sparse.npy", folder);
     assert_int_equal(system(command), 0);
@@ -268,8 +269,7 @@ static void test_hung(void **state)
     };
     enum { CASES = sizeof cases / sizeof cases[0], AT_ONCE = 5 };
     FILE *p[CASES];
-    if (most_ranks() < 2)
-        skip();
+    needs_ranks(2);
     expect_status(train(1, "--max_duration=1 --save_folder=%s/before", folder), 0);
     for (int i = 0; i < CASES + AT_ONCE; i++) {
         char text[256];
@@ -285,7 +285,7 @@ static void test_hung(void **state)
             snprintf(run, sizeof run, "hung%d", i);
             snprintf(text, sizeof text, cases[i].arguments, folder);
             snprintf(arguments, sizeof arguments, "--timeout_seconds=%d --max_duration=20 %s",
-                     on_gpu() ? 20 : 3, text);
+                     on_gpu() || SANITIZED ? 20 : 3, text);
             p[i] = start_faulty(2, cases[i].fault, run, arguments);
         }
     }
@@ -298,8 +298,7 @@ static void test_hung(void **state)
 static void test_died_in_a_thread(void **state)
 {
     (void)state;
-    if (most_ranks() < 2)
-        skip();
+    needs_ranks(2);
     expect_fault(
         start_faulty(2, "shard_read die 12 1", "died", "--timeout_seconds=100 --max_duration=20"),
         true,
@@ -311,10 +310,9 @@ static void test_died_in_a_thread(void **state)
 static void test_alone(void **state)
 {
     (void)state;
-    expect_fault(start_faulty(1, "shard_read hang 12 0", "alone",
-                              on_gpu() ? "--timeout_seconds=20 --max_duration=20"
-                                       : "--timeout_seconds=2 --max_duration=20"),
-                 false,
+    const char *arguments = on_gpu() || SANITIZED ? "--timeout_seconds=20 --max_duration=20"
+                                                  : "--timeout_seconds=2 --max_duration=20";
+    expect_fault(start_faulty(1, "shard_read hang 12 0", "alone", arguments), false,
                  (const char *[3]){ "since reading data/sample-train.npy in step ",
                                     "has made no progress for" });
 }

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "model/decode.h"
 #include "tests/images.h"
 
 /* ---- operations ------------------------------------------------------------------------------ */
@@ -260,13 +261,62 @@ static void test_features(void **state)
     }
 }
 
+/* ---- generating ------------------------------------------------------------------------------ */
+
+/* tokens of a prompt; those that go through the model at once */
+enum { LONG = 600, ONCE = 512 };
+
+/* The logits after a prompt with two images, given in pieces of up to `most` tokens with the rows
+ * of each. */
+static float *logits_after(int most)
+{
+    ModelConfig m = with_images(architecture(LLAMA), PROJECTOR_MLP, true);
+    Trainer t = { 0 };
+    int tokens[LONG];
+    float features[2 * IMAGE_ROWS][FEATURE_SIZE],
+        *logits = keep(sizeof *logits * (size_t)m.vocab_size);
+    const void *rows[LONG] = { NULL };
+    for (int n = 0; n < LONG; n++)
+        tokens[n] = test_token(3, (uint64_t)n, 70);
+    for (int i = 0; i < 2 * IMAGE_ROWS; i++) {
+        const int n = (i < IMAGE_ROWS ? 5 : ONCE + 30) + i % IMAGE_ROWS;
+        tokens[n] = IMAGE_TOKEN;
+        rows[n] = features[i];
+        for (int c = 0; c < FEATURE_SIZE; c++)
+            features[i][c] = 2 * test_uniform(4, (uint64_t)(i * FEATURE_SIZE + c));
+    }
+    m.max_sequence_length = LONG;
+    model_config(&t.config, &m, "f32", 1);
+    t.config.generate = "prompts";
+    model_create(&t.model, &t.store, &t.config);
+    store_init(&t.store, &m, 5);
+    assert_int_equal(t.model.N, ONCE);
+    decode_begin(&t.model);
+    for (int done = 0; done < LONG; done += most) {
+        model_use_images(&t.model, (ImageRows){ rows + done, F32 });
+        decode_append(&t.model, &t.store, tokens + done, LONG - done < most ? LONG - done : most);
+    }
+    decode_logits(&t.model, &t.store, logits);
+    model_free(&t.model, &t.store);
+    return logits;
+}
+
+static void test_long_prompt(void **state)
+{
+    (void)state;
+    const float *whole = logits_after(LONG), *pieces = logits_after(ONCE);
+    check_same_bytes("logits", whole, pieces,
+                     sizeof *whole * (size_t)architecture(LLAMA).vocab_size);
+    release();
+}
+
 int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gelu),     cmocka_unit_test(test_rows),
         cmocka_unit_test(test_identity), cmocka_unit_test(test_text_only),
-        cmocka_unit_test(test_features),
+        cmocka_unit_test(test_features), cmocka_unit_test(test_long_prompt),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -164,6 +164,39 @@ static void test_cut(void **state)
     }
 }
 
+/* In a file of two blocks between which images are counted: images in both, and one across the
+ * border. */
+static void test_long_file(void **state)
+{
+    (void)state;
+    enum { LONG = 2 * 4096, COUNT = 4 };
+    static const int start[COUNT] = { 5, 1000, 4095, 4099 };
+    static const uint32_t images[COUNT] = { 1, 3, 0, 4 };
+    static uint16_t ids[LONG];
+    char *paths[] = { in("long.npy") }, *indexes[] = { in("long.index") };
+    for (int i = 0; i < LONG; i++)
+        ids[i] = 10;
+    for (int k = 0; k < COUNT * ROWS; k++)
+        ids[start[k / ROWS] + k % ROWS] = TOKEN;
+    write_features("f32", ROWS, COLS);
+    write_file(paths[0], ids, sizeof ids);
+    write_index("long.index", ID, images, COUNT);
+    const DataSpec spec = spec_of(paths, indexes);
+    Loader *l = loader_open(&spec, LONG / T, 0, 1);
+    Batch b;
+    int seen = 0;
+    assert_true(loader_next(l, &b));
+    for (int n = 0; n < LONG; n++)
+        if (b.images[n]) {
+            const int k = seen / ROWS, row = seen % ROWS;
+            assert_int_equal(n, start[k] + row);
+            assert_true(stored(b.images[n], 0, true) == value((int)images[k], row, 0));
+            seen++;
+        }
+    assert_int_equal(seen, COUNT * ROWS);
+    loader_close(l);
+}
+
 /* Whole documents: the first, of 11 tokens, is truncated or split; where a piece begins does not
  * matter. */
 static void test_packed(void **state)
@@ -528,10 +561,11 @@ static int remove_folder(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cut),     cmocka_unit_test(test_packed),
-        cmocka_unit_test(test_ranks),   cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_tower),   cmocka_unit_test(test_settings),
-        cmocka_unit_test(test_mixture), cmocka_unit_test(test_mixture_errors)
+        cmocka_unit_test(test_cut),           cmocka_unit_test(test_long_file),
+        cmocka_unit_test(test_packed),        cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_errors),        cmocka_unit_test(test_tower),
+        cmocka_unit_test(test_settings),      cmocka_unit_test(test_mixture),
+        cmocka_unit_test(test_mixture_errors)
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -476,7 +476,7 @@ static void test_forgotten(void **state)
     model_place_tensors(&model, &store, &c); /* without memory, to plan again */
     lifetimes_record(&model, &store);
     model.N /= 2;
-    DIES("norm_backward reads bytes 0 to 4096 of buffer 33; no operation before it writes bytes "
+    DIES("norm_backward reads bytes 0 to 4096 of dh; no operation before it writes bytes "
          "2048 to 4096",
          lifetimes_record(&model, &store));
     model_free(&model, &store);

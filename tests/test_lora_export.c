@@ -58,11 +58,12 @@ static void fill_adapters(const Run *r)
 {
     for (int u = 0; u < r->store.num_units; u++) {
         const Tensor t = r->store.shard[u].slice[TRAINED].stored;
-        float *x = keep(sizeof *x * ((size_t)t.cols + 1));
-        for (int i = 0; i < t.cols; i++)
-            x[i] = 0.3f * test_uniform((uint64_t)u, (uint64_t)i);
-        if (t.cols > 0)
-            device_put(t.data, x, sizeof *x * (size_t)t.cols);
+        const size_t n = tensor_numel(t);
+        float *x = keep(sizeof *x * (n + 1));
+        for (size_t i = 0; i < n; i++)
+            x[i] = 0.3f * test_uniform((uint64_t)u, i);
+        if (n > 0)
+            device_put(t.data, x, sizeof *x * n);
     }
 }
 

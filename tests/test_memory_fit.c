@@ -202,6 +202,35 @@ static void test_small_device(void **state)
     config_free(c);
 }
 
+/* With stages a step keeps its number of micro-batches, since those in flight take memory. */
+static void test_stages(void **state)
+{
+    (void)state;
+    enum { MICRO_BATCHES = 4, MOST = 16 };
+    char *argv[] = { "train",
+                     "configs/OLMo-1B.yaml",
+                     "--dry_run",
+                     "--ranks=4",
+                     "--device_memory=24",
+                     "--recipe=bf16",
+                     "--parallelism.pipeline=4",
+                     "--model.weight_tying=false",
+                     "--global_train_batch_size=16",
+                     "--device_train_microbatch_size=4",
+                     "--host={activations: never, moments: never, master: never}",
+                     NULL };
+    Config *c = config_load(11, argv, 1, checkpoint_latest), other = *c;
+    int fits = 0;
+    for (int n = 1; n <= MOST; n++) {
+        other.device_train_microbatch_size = n;
+        other.global_train_batch_size = MICRO_BATCHES * n;
+        fits += memory_fit_needed(&other) <= memory_of_device(c);
+    }
+    assert_in_range(fits, MICRO_BATCHES + 1, MOST - 1);
+    assert_int_equal(memory_fit_largest(c), fits);
+    config_free(c);
+}
+
 /* Without mpirun and data, in a second, and in a fraction of the 31 GiB of one of 1024 ranks. */
 static void test_many_ranks(void **state)
 {
@@ -373,12 +402,12 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_many_ranks), /* first: it measures the largest child */
-        cmocka_unit_test(test_measured),     cmocka_unit_test(test_needed),
-        cmocka_unit_test(test_mode),         cmocka_unit_test(test_kept),
-        cmocka_unit_test(test_small_device), cmocka_unit_test(test_does_not_fit),
-        cmocka_unit_test(test_large_units),  cmocka_unit_test(test_large_matrices),
-        cmocka_unit_test(test_host_memory),  cmocka_unit_test(test_unknown_memory),
-        cmocka_unit_test(test_documents),
+        cmocka_unit_test(test_measured),       cmocka_unit_test(test_needed),
+        cmocka_unit_test(test_mode),           cmocka_unit_test(test_kept),
+        cmocka_unit_test(test_small_device),   cmocka_unit_test(test_stages),
+        cmocka_unit_test(test_does_not_fit),   cmocka_unit_test(test_large_units),
+        cmocka_unit_test(test_large_matrices), cmocka_unit_test(test_host_memory),
+        cmocka_unit_test(test_unknown_memory), cmocka_unit_test(test_documents),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

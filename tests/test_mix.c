@@ -117,6 +117,23 @@ static void test_order_within_the_shares(void **state)
     assert_in_range(differs, 300, 700);
 }
 
+/* A run that another version continues keeps its order: that of the lowest number of SplitMix64,
+ * seeded by FNV-1a of seed and name, at each position, computed in Python. */
+static void test_order_stays(void **state)
+{
+    (void)state;
+    static const char order[] = "cdabcabddabcadbcbdcadbacbadcacbdbdacdcba";
+    Mix m = { 0 };
+    for (char name[] = "a"; *name <= 'd'; ++*name)
+        mix_add(&m, name, 1, 7);
+    uint64_t taken[MIX_MOST] = { 0 };
+    for (int n = 0; order[n]; n++) {
+        const int s = mix_next(&m, taken);
+        assert_int_equal('a' + s, order[n]);
+        taken[s]++;
+    }
+}
+
 /* From every place: the source that lasts shortest decides, and a run of that many instances needs
  * no more than there is. */
 static void test_needs_and_lasts(void **state)
@@ -154,6 +171,7 @@ int main(void)
         cmocka_unit_test(test_shares_of_many_random_sources),
         cmocka_unit_test(test_decimals_are_exact),
         cmocka_unit_test(test_order_within_the_shares),
+        cmocka_unit_test(test_order_stays),
         cmocka_unit_test(test_needs_and_lasts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,6 +3,7 @@
  * test_mix_runs.c. */
 #include "data/loader.h"
 #include "data/shuffle.h"
+#include "model/run/mix.h"
 #include "kernels/runtime/error.h"
 
 #include <setjmp.h>
@@ -192,7 +193,21 @@ static void test_resume(void **state)
     }
 }
 
-/* Places move with the names of sources; `mixed` begins again. */
+/* The state of a run with this mixture, from a place of another run on. */
+static TrainState state_of(const MixSource *mix, int count, const TrainState *then)
+{
+    TrainState s = { .num_mix = count };
+    for (int i = 0; i < count; i++) {
+        s.mix[i].weight = mix_weight(mix[i].ratio);
+        strcpy(s.mix[i].name, mix[i].name);
+    }
+    if (then)
+        mix_continue(&s, then);
+    return s;
+}
+
+/* Places move with the names of sources; `mixed` begins again, and goes on in a run that continues
+ * with the same mixture. */
 static void test_changed_mixture(void **state)
 {
     (void)state;
@@ -201,12 +216,13 @@ static void test_changed_mixture(void **state)
     const MixSource after[] = { source_of(2, 0.25, 10), source_of(0, 0.75, 10) };
     const DataSpec first = spec_of(before, 2), second = spec_of(after, 2);
     static Read read[MOST];
-    const LoaderState s = collect(read, &first, 5, 1, (LoaderState){ 0 });
+    TrainState was = state_of(before, 2, NULL);
+    const LoaderState s = was.loader = collect(read, &first, 5, 1, (LoaderState){ 0 });
     /* 40 places at 0.7 and 0.3 */
     assert_true(s.source[0].instance == 28 && s.source[1].instance == 12);
-    LoaderState t = { .source = {
-                          { 0 }, { s.source[0].epoch, s.source[0].instance, 0 }, s.source[1] } };
-    t = collect(read, &second, 2, 2, t);
+    TrainState is = state_of(after, 2, &was);
+    assert_true(is.num_mix == 3 && strcmp(is.mix[2].name, "code") == 0 && is.mix[2].weight == 0);
+    const LoaderState t = is.loader = collect(read, &second, 2, 2, is.loader);
     uint32_t web[64], math[64];
     numpy_shuffle(web, 40, SEED, NULL, NULL);
     numpy_shuffle(math, 5, SEED, NULL, NULL);
@@ -214,8 +230,11 @@ static void test_changed_mixture(void **state)
     for (int i = 0; i < 2 * G; i++)
         assert_int_equal(read[i].index, read[i].source == 1 ? web[next_web++] : math[next_math++]);
     assert_true(next_web == 28 + 12 && next_math == 4);
+    assert_int_equal(t.source[1].mixed, 12);
     /* not of this mixture: unchanged */
-    assert_memory_equal(&t.source[2], &s.source[1], sizeof t.source[2]);
+    assert_int_equal(t.source[2].instance, 12);
+    const TrainState again = state_of(after, 2, &is);
+    assert_memory_equal(&again.loader, &t, sizeof t);
 }
 
 /* `tokens`: the same instances in each epoch; more of them later continue the first epoch. */
@@ -288,6 +307,65 @@ static void test_what_is_missing(void **state)
     assert_non_null(strstr(loader_problem(l), "data.mix: source '"));
     assert_non_null(strstr(loader_problem(l), "max_repetition"));
     loader_close(l);
+    const MixSource longer[] = { source_of(0, 0.8, 9), mix[1] };
+    const DataSpec other = spec_of(longer, 2);
+    l = loader_open(&other, G, 0, 1);
+    loader_seek(l, s);
+    /* 88 instances: 18 of math, which is in its second epoch */
+    lack = loader_lack(l, 5);
+    assert_non_null(strstr(lack, "data.mix: source 'math'"));
+    assert_non_null(strstr(lack, "max_repetition to 3.6,"));
+    free(lack);
+    loader_close(l);
+}
+
+static uint64_t fingerprint_of(const MixSource *mix, int count, bool metadata)
+{
+    DataSpec spec = spec_of(mix, count);
+    spec.metadata = metadata;
+    spec.reopened = true;
+    Loader *l = loader_open(&spec, G, 0, 1);
+    const uint64_t x = loader_fingerprint(l);
+    loader_close(l);
+    return x;
+}
+
+/* All that a source says about the instances of a run. */
+static void test_fingerprint(void **state)
+{
+    (void)state;
+    const MixSource same[] = { source_of(0, 0.8, 2), source_of(1, 0.2, 2) };
+    const uint64_t expected = fingerprint_of(same, 2, false);
+    for (int i = 0; i < 4; i++) {
+        MixSource mix[] = { same[0], same[1] };
+        mix[1].ratio = i == 0 ? 0.3 : 0.2;
+        mix[1].max_repetition = i == 1 ? 3 : 2;
+        mix[1].tokens = i == 2 ? 10 * T : 0;
+        mix[1].name = i == 3 ? "other" : same[1].name;
+        assert_true(fingerprint_of(mix, 2, false) != expected);
+    }
+    assert_true(fingerprint_of(same, 2, false) == expected);
+}
+
+/* Documents of the second file of a source. The metadata need not be compressed. */
+static void test_fingerprint_of_documents(void **state)
+{
+    (void)state;
+    static const char *const rows[] = { "0,60\n", "0,50\n50,60\n" };
+    MixSource mix[] = { source_of(0, 1, 1) };
+    char *metadata[] = { xasprintf("%s/0.csv.gz", folder), xasprintf("%s/1.csv.gz", folder) };
+    uint64_t fingerprint[2];
+    mix[0].num_paths = 2;
+    write_file(metadata[0], rows[0], strlen(rows[0]));
+    for (int i = 0; i < 2; i++) {
+        write_file(metadata[1], rows[i], strlen(rows[i]));
+        fingerprint[i] = fingerprint_of(mix, 1, true);
+    }
+    assert_true(fingerprint[0] != fingerprint[1]);
+    for (int f = 0; f < 2; f++) {
+        unlink(metadata[f]);
+        free(metadata[f]);
+    }
 }
 
 int main(void)
@@ -301,6 +379,8 @@ int main(void)
         cmocka_unit_test(test_a_part_of_a_source),
         cmocka_unit_test(test_label_masks),
         cmocka_unit_test(test_what_is_missing),
+        cmocka_unit_test(test_fingerprint),
+        cmocka_unit_test(test_fingerprint_of_documents),
     };
     return cmocka_run_group_tests(tests, make_files, remove_files);
 }

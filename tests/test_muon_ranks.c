@@ -6,6 +6,7 @@
 #include "kernels/collectives.h"
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
+#include "kernels/runtime/operations.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/update/muon.h"
 #include "model/predict/memory.h"
@@ -34,6 +35,8 @@ static float hashed(uint32_t seed, uint32_t i)
     return (float)(x >> 8) * 0x1p-24f - 0.5f;
 }
 
+static DType master_type = F32; /* of the next run */
+
 /* tokens: of a sequence; 0: those of the architecture. */
 static void open_run(Run *r, const char *recipe, Format moment, int shard_ranks, int layers,
                      int tokens)
@@ -50,6 +53,7 @@ static void open_run(Run *r, const char *recipe, Format moment, int shard_ranks,
     model_config(&r->config, &m, recipe, 1);
     r->config.optimizer.name = "muon";
     r->config.recipe.moment1 = moment;
+    r->config.recipe.master.dtype = master_type;
     r->config.global_train_batch_size = comm_size();
     r->config.strategy = (Strategy){ .shard_ranks = shard_ranks };
     if (comm_group_size(RANKS_SHARD) != shard_ranks) {
@@ -104,7 +108,7 @@ static void fill_matrices(const Run *r, int layer, Tensor all, uint32_t seed)
 static void train(Run *r, double lr)
 {
     const ModelConfig *m = &r->config.model;
-    for (int l = 0; l < m->n_layers; l++)
+    for (int l = 0; l < m->n_layers && r->config.recipe.master.dtype == F32; l++)
         fill_matrices(r, l, r->store.shard[unit_of_layer(m, l)].slice[TRAINED].stored, 0);
     for (int v = 0; v < r->store.num_units; v++)
         if (r->store.shard[v].slice[TRAINED].count)
@@ -180,6 +184,70 @@ static void test_torch(void **state)
     }
 }
 
+/* ---- iterations ------------------------------------------------------------------------------ */
+
+/* Element i of a vector: powers of two, so that products of two vectors keep the rank of one in
+ * BF16. */
+static double factor(int i)
+{
+    return ldexp(i % 2 ? -1 : 1, i % 3);
+}
+
+/* A matrix of rank one, x y^T, has one singular value s, first 1: each iteration makes it a s + b
+ * s^3 + c s^5, and X is s times x y^T over its norm. Weights of 0 become -lr times the scale times
+ * X. An iteration rounds X, A and the factor to BF16, some 2^-8 of s in all, and its derivative is
+ * at most 1.4 here: below 2^-4 of s after six. One iteration more or less changes s by a third. */
+static void check_iterations(int steps)
+{
+    Run r;
+    open_run(&r, "f32", (Format){ F32, 0, false }, comm_size(), 1, 0);
+    r.config.optimizer.ns_steps = steps;
+    const int u = unit_of_layer(&r.config.model, 0);
+    const Shard *s = &r.store.shard[u];
+    const Param *p = r.store.shape[u].param;
+    while (!p->is_operand || p->linear != LINEAR_OUT)
+        p++;
+    size_t first, n = shard_part(s, p, &first);
+    const double lr = 0.02, scale = 0.2 * sqrt(fmax(p->rows, p->cols));
+    double value = 1, squares[2] = { 0 }, sum[2] = { 0 };
+    for (int i = 0; i < steps; i++)
+        value = 3.4445 * value - 4.775 * pow(value, 3) + 2.0315 * pow(value, 5);
+    for (int i = 0; i < p->rows; i++)
+        squares[0] += pow(factor(i), 2);
+    for (int i = 0; i < p->cols; i++)
+        squares[1] += pow(factor(i), 2);
+    float *grad = keep((n + 1) * sizeof *grad), *w = keep((n + 1) * sizeof *w);
+    for (size_t i = 0; i < n; i++) {
+        grad[i] = (float)(factor((int)((first + i) / (size_t)p->cols)) *
+                          factor((int)((first + i) % (size_t)p->cols)));
+        w[i] = 0;
+    }
+    if (n > 0) {
+        device_put(shard_weights(s, p, first, n).data, w, n * sizeof *w);
+        device_put(slice_view(&s->slice[TRAINED], s->grad, p->offset + first, n).data, grad,
+                   n * sizeof *grad);
+    }
+    optimizer_step(&r.store, &r.config, 1, lr, 1);
+    if (n > 0)
+        device_get(w, shard_weights(s, p, first, n).data, n * sizeof *w);
+    for (size_t i = 0; i < n; i++) {
+        const double x = value * (double)grad[i] / sqrt(squares[0] * squares[1]);
+        sum[0] += pow((double)w[i] / (-lr * scale) - x, 2);
+        sum[1] += x * x;
+    }
+    comm_sum_over(sum, 2, RANKS_SHARD);
+    if (!(sqrt(sum[0] / sum[1]) < 0x1p-4))
+        fail_msg("%d iterations: X differs by %g", steps, sqrt(sum[0] / sum[1]));
+    close_run(&r);
+}
+
+static void test_iterations(void **state)
+{
+    (void)state;
+    for (int steps = 1; steps <= 6; steps++)
+        check_iterations(steps);
+}
+
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
 /* Weights and momentum of a block on this rank against those of a rank that is alone. */
@@ -208,13 +276,44 @@ static bool has_three(const Run *r)
     return r->store.staging_bytes >= muon_bytes(&r->store, &r->config) + 2 * block + 512;
 }
 
+/* FLOPs of this rank's products, and of those of one matrix in a step, at most. */
+typedef struct {
+    double all, matrix, most;
+} Work;
+static Work work;
+
+static bool count_work(void *watcher, const Operation *o)
+{
+    Work *w = watcher;
+    w->matrix = strcmp(o->name, "muon_normalize") == 0 ? 0 : w->matrix + o->flops;
+    w->most = fmax(w->most, w->matrix);
+    w->all += o->flops;
+    return true;
+}
+
+static void ignore_end(void *none, const Operation *o)
+{
+    (void)none, (void)o;
+}
+
+/* If each matrix goes to a rank with the least work, no rank has more than the mean and one matrix
+ * more. */
+static void check_balance(void)
+{
+    double most[2] = { work.all / STEPS, work.most }, sum = work.all / STEPS;
+    comm_max(most, 2);
+    comm_sum(&sum, 1);
+    assert_true(most[1] > 0 && most[0] <= sum / comm_size() + most[1]);
+}
+
 /* A group of all ranks, and groups of one: the same bits. */
-static void compare_ranks(const char *recipe, Format moment, int tokens)
+static void compare_ranks(DType master, Format moment, int tokens)
 {
     enum { LAYERS = 5 };
     Run alone, sharded;
     char *kept[LAYERS][2];
-    open_run(&alone, recipe, moment, 1, LAYERS, tokens);
+    master_type = master;
+    open_run(&alone, "f32", moment, 1, LAYERS, tokens);
     train(&alone, 0.02);
     for (int l = 0; l < LAYERS; l++) {
         const Shard *s = &alone.store.shard[unit_of_layer(&alone.config.model, l)];
@@ -225,22 +324,29 @@ static void compare_ranks(const char *recipe, Format moment, int tokens)
             device_get(kept[l][i], whole[i].data, bytes);
         }
     }
-    open_run(&sharded, recipe, moment, comm_size(), LAYERS, tokens);
+    open_run(&sharded, "f32", moment, comm_size(), LAYERS, tokens);
     assert_int_equal(has_three(&sharded), tokens > 0);
+    work = (Work){ 0 };
+    const Watch *before = operations_watch(&(Watch){ count_work, ignore_end, &work, NULL });
     train(&sharded, 0.02);
+    operations_watch(before);
+    check_balance();
     for (int l = 0; l < LAYERS; l++)
         compare_block(&sharded, unit_of_layer(&sharded.config.model, l), kept[l]);
     model_free(&alone.model, &alone.store);
     close_run(&sharded);
+    master_type = F32;
 }
 
 static void test_ranks(void **state)
 {
     (void)state;
     const Format coded = format_of_moment((Format){ E4M3, 128, true });
-    compare_ranks("f32", (Format){ F32, 0, false }, 0);
-    compare_ranks("f32", coded, 0);
-    compare_ranks("f32", coded, 256);
+    compare_ranks(F32, (Format){ F32, 0, false }, 0);
+    compare_ranks(F32, coded, 0);
+    compare_ranks(F32, coded, 256);
+    /* rounded at random, by where an element is in the whole */
+    compare_ranks(BF16, coded, 0);
 }
 
 /* ---- momentum -------------------------------------------------------------------------------- */
@@ -318,9 +424,8 @@ int main(int argc, char **argv)
 {
     start_ranks(&argc, &argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_torch),
-        cmocka_unit_test(test_ranks),
-        cmocka_unit_test(test_momentum),
+        cmocka_unit_test(test_torch),  cmocka_unit_test(test_iterations),
+        cmocka_unit_test(test_ranks),  cmocka_unit_test(test_momentum),
         cmocka_unit_test(test_memory),
     };
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));

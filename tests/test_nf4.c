@@ -468,6 +468,7 @@ static void test_refused(void **state)
 
 int main(void)
 {
+    safetensors_chunk = 64; /* a group at a time */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bitsandbytes),  cmocka_unit_test(test_saved),
         cmocka_unit_test(test_plain),         cmocka_unit_test(test_shapes),

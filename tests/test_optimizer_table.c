@@ -7,6 +7,7 @@
 #include "model/run/telemetry.h"
 #include "model/store/param_store_sizes.h"
 #include "model/update/update.h"
+#include "tests/images.h"
 #include "tests/lion.h"
 #include "tests/saved.h"
 #include "tests/try_config.h"
@@ -108,14 +109,19 @@ typedef struct {
     ParamStore store;
 } Small;
 
+static void plan_of(Small *s, const ModelConfig *m, const char *optimizer, const char *recipe)
+{
+    *s = (Small){ 0 };
+    model_config(&s->config, m, recipe, 2);
+    s->config.optimizer.name = (char *)optimizer;
+    model_plan(&s->model, &s->store, &s->config, (ShardChoice){ 1, 0, false });
+}
+
 static void small_plan(Small *s, const char *optimizer, const char *recipe)
 {
     static ModelConfig m;
     m = architecture(LLAMA);
-    *s = (Small){ 0 };
-    model_config(&s->config, &m, recipe, 2);
-    s->config.optimizer.name = (char *)optimizer;
-    model_plan(&s->model, &s->store, &s->config, (ShardChoice){ 1, 0, false });
+    plan_of(s, &m, optimizer, recipe);
 }
 
 /* Bytes of states per 256 weights; units are multiples of 256. */
@@ -231,16 +237,22 @@ static void test_dither(void **state)
         }
 }
 
-/* From a momentum of 0 Lion's first step is lr against the gradient's sign; only matrices also
- * decay. */
-static void test_step(void **state)
+/* From a momentum of 0 Lion's first step is lr against the gradient's sign; matrices also decay,
+ * and vectors and the embedding if asked. At a third of optimizer.lr the projector's lr is a third
+ * of projector_lr. */
+static void check_step(bool vectors, bool embedding)
 {
-    (void)state;
     Small s;
-    small_plan(&s, "lion", "f32");
+    const ModelConfig m = with_images(architecture(LLAMA), PROJECTOR_MLP, true);
+    plan_of(&s, &m, "lion", "f32");
     model_alloc(&s.model, &s.store, &s.config);
     store_init(&s.store, &s.config.model, 3);
-    const float lr = 1e-2f, decay = (float)s.config.optimizer.weight_decay, scale = 0.5f;
+    s.config.optimizer.decay_norm_and_bias = vectors;
+    s.config.optimizer.decay_embeddings = embedding;
+    s.config.optimizer.lr = 3e-2;
+    s.config.optimizer.projector_lr = 6e-3;
+    const double lr_of[2] = { 1e-2, 2e-3 }, lr = lr_of[0];
+    const float decay = (float)s.config.optimizer.weight_decay, scale = 0.5f;
     for (int u = 0; u < s.store.num_units; u++)
         fill(s.store.shard[u].grad, (uint64_t)u + 1, -1, 1);
     const double *before[8], *grad[8];
@@ -253,10 +265,11 @@ static void test_step(void **state)
                      *m = values(s.store.shard[u].state[0]);
         for (int i = 0; i < s.store.shape[u].num_params; i++) {
             const Param *p = &s.store.shape[u].param[i];
-            const bool decays = !p->is_vector && !p->is_embedding;
+            const bool decays = p->is_vector ? vectors : !p->is_embedding || embedding;
+            const double own = lr_of[s.store.shape[u].kind->is_projector];
             for (size_t k = p->offset; k < p->offset + (size_t)p->rows * (size_t)p->cols; k++) {
                 const double x = before[u][k], g = grad[u][k];
-                const double expected = x - lr * ((g > 0) - (g < 0) + (decays ? decay * x : 0));
+                const double expected = x - own * ((g > 0) - (g < 0) + (decays ? decay * x : 0));
                 if (fabs(w[k] - expected) > 4 * U24 * (fabs(x) + lr))
                     fail_msg("%s of unit %d: %.9g, expected %.9g", p->name, u, w[k], expected);
                 /* beta2 in F32 has an error of U24, the difference and two products U24 of
@@ -269,6 +282,14 @@ static void test_step(void **state)
     }
     model_free(&s.model, &s.store);
     release();
+}
+
+static void test_step(void **state)
+{
+    (void)state;
+    check_step(false, false);
+    check_step(true, false);
+    check_step(false, true);
 }
 
 /* ---- statistics ------------------------------------------------------------------------------ */

@@ -10,6 +10,7 @@
 
 #include "data/loader.h"
 #include "data/packing.h"
+#include "data/shuffle.h"
 #include "kernels/random.h"
 #include "kernels/runtime/error.h"
 #include "tests/shards.h"
@@ -346,13 +347,14 @@ static void count_beats(const char *doing)
     scans += doing && strncmp(doing, "looking for documents in ", 25) == 0;
 }
 
-/* More documents than in a window: each once. Sequences are full except for the last of a window. A
- * corpus would take minutes. */
+/* More documents than in a window: each once. Sequences are full except for the last of a window,
+ * whose number is the seed of their order. A corpus would take minutes. */
 static void test_windows(void **state)
 {
     (void)state;
     windows = scans = 0;
-    enum { DOCUMENTS = 150000, EACH = 4 };
+    /* SEQUENCES: of a window */
+    enum { DOCUMENTS = 150000, EACH = 4, SEQUENCES = (1 << 16) / EACH };
     char *all[] = { name_of("many%d.npy", 0) };
     uint16_t *ids = xcalloc(DOCUMENTS * EACH, sizeof *ids);
     for (int i = 0; i < DOCUMENTS * EACH; i++)
@@ -372,10 +374,19 @@ static void test_windows(void **state)
     assert_true(windows == 3 && scans == 1);
     Batch b;
     int *seen = xcalloc(50000, sizeof *seen);
-    while (loader_next(l, &b))
+    static uint32_t order[SEQUENCES];
+    for (int done = 0; loader_next(l, &b); done += b.sequences) {
         for (int n = 0; n < b.sequences * spec.sequence_length; n++)
             if (b.begins[n] && b.tokens[n] != 9)
                 seen[b.tokens[n] - 10]++;
+        for (int i = 0, k; i < b.sequences && (k = done + i) < 2 * SEQUENCES; i++) {
+            if (k % SEQUENCES == 0)
+                numpy_shuffle(order, SEQUENCES, (uint64_t)(k / SEQUENCES), NULL, NULL);
+            /* all have one length */
+            const int first = 4 * (k / SEQUENCES * SEQUENCES + (int)order[k % SEQUENCES]);
+            assert_int_equal(b.tokens[i * spec.sequence_length], 10 + first % 50000);
+        }
+    }
     for (int i = 0; i < 50000; i++)
         assert_int_equal(seen[i], DOCUMENTS / 50000);
     assert_in_range(loader_instances(l), DOCUMENTS / 4, DOCUMENTS / 4 + 3);
@@ -488,6 +499,10 @@ static void test_wrong_metadata(void **state)
     assert_int_equal(gzwrite(file_of_rows, "0,3\0\n3,6\n", 9), 9);
     assert_int_equal(gzclose(file_of_rows), Z_OK);
     DIES(":1: found '0,3?'", open_data(&spec));
+    spec.split = true;
+    write_rows(rows, "0,21\n"); /* two pieces, which overlap by a token */
+    DIES("3 of 24 tokens are in no document", (open_data(&spec), _exit(1)));
+    spec.split = false;
     char text[20000] = "";
     for (int i = 0; i < 24; i += 2)
         sprintf(text + strlen(text), "%d,%d,%0600d\n", i, i + 2,

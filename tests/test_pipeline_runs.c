@@ -92,8 +92,7 @@ static void test_pipeline(void **state)
     static const char chunks[] =
         "--parallelism.pipeline_schedule=Interleaved1F1B --parallelism.pipeline_virtual_stages=2";
     char command[1024];
-    if (most_ranks() < 2)
-        skip();
+    needs_ranks(2);
     expect_status(train(1, "%s --save_folder=%s/no-stages", settings, folder), 0);
     expect_status(train(2, "%s --parallelism.pipeline=2 --stop_at=3 --save_folder=%s/stages",
                         settings, folder),
@@ -183,8 +182,7 @@ static void test_tensor_statistics(void **state)
     const char *name;
     json_t *value;
     int compared = 0;
-    if (most_ranks() < 2)
-        skip();
+    needs_ranks(2);
     char command[512], path[256];
     expect_status(train(1, "--model.n_kv_heads=2 --max_duration=1 --save_folder=%s/first", folder),
                   0);
@@ -226,8 +224,7 @@ static void test_host_of_one_stage(void **state)
     static const char settings[] =
         "--recipe=bf16 --model.weight_tying=false --trainable=[model.layers.0.*] --host.master=all "
         "--optimizer.name=adamw8bit --max_duration=3 --eval_interval=3";
-    if (most_ranks() < 2)
-        skip();
+    needs_ranks(2);
     expect_status(train(1, "%s --save_folder=%s/one-stage", settings, folder), 0);
     expect_status(
         train(2, "%s --parallelism.pipeline=2 --save_folder=%s/two-stages", settings, folder), 0);
@@ -241,8 +238,7 @@ static void test_tied(void **state)
     (void)state;
     static const char settings[] =
         "--softmax_auxiliary_loss --max_duration=4 --eval_interval=1 --save_interval=2";
-    if (most_ranks() < 2)
-        skip();
+    needs_ranks(2);
     expect_status(train(1, "%s --save_folder=%s/alone", settings, folder), 0);
     expect_status(
         train(2, "%s --parallelism.pipeline=2 --stop_at=2 --save_folder=%s/tied", settings, folder),

@@ -194,6 +194,32 @@ static void test_many(void **state)
     }
 }
 
+/* The stage that computes longest: of 31 blocks the second of two stages has one more than the
+ * first, and the head; if the first ten of 32 are trained, only the first stage computes gradients
+ * of weights. */
+static void test_longest_stage(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *settings;
+        int stage;
+    } rows[] = {
+        { "--model.n_layers=31", 1 },
+        { "--trainable=[model.layers.?.*]", 0 },
+    };
+    for (int i = 0; i < 2; i++) {
+        char settings[512];
+        snprintf(
+            settings, sizeof settings,
+            "%s --ranks=2 --parallelism.pipeline=2 --recipe=bf16 --model.max_sequence_length=2048 "
+            "--device_memory=139 --device_train_microbatch_size=1 --global_train_batch_size=6",
+            rows[i].settings);
+        Config *c = plan(LLAMA_2, settings);
+        assert_int_equal(plan_time(c).stage, rows[i].stage);
+        config_free(c);
+    }
+}
+
 /* Over a network so slow that nothing else matters a step takes the time of its bytes: each of two
  * hosts of one GPU sends half of the BF16 weights once, forward, and half of the BF16 gradients,
  * backward. */
@@ -370,10 +396,11 @@ static void test_printed_settings(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_measured), cmocka_unit_test(test_bubble),
-        cmocka_unit_test(test_many),     cmocka_unit_test(test_network),
-        cmocka_unit_test(test_possible), cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_printed),  cmocka_unit_test(test_printed_settings)
+        cmocka_unit_test(test_measured),        cmocka_unit_test(test_bubble),
+        cmocka_unit_test(test_longest_stage),   cmocka_unit_test(test_many),
+        cmocka_unit_test(test_network),         cmocka_unit_test(test_possible),
+        cmocka_unit_test(test_limits),          cmocka_unit_test(test_printed),
+        cmocka_unit_test(test_printed_settings)
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -289,7 +289,8 @@ static Layer run_block(const char *recipe)
     init_normal(model.work.dres, 1, 0, 5, 0);
     model.work.dres_amax = NULL; /* its maximum is unknown */
     fsdp_gather(&store, 1, FOR_BACKWARD);
-    block_backward(&model, w, fsdp_grads(&store, 1), a, &model.acts[1], true, false);
+    block_backward(&model, w, fsdp_grads(&store, 1), a, &model.acts[1],
+                   (BackwardStep){ .needs_dx = true });
     r.dx = as_floats(model.work.dres);
     r.dw = as_floats(store.shard[1].grad);
     unit_shape(&r.shape, &m, 1, 1);

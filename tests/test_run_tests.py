@@ -8,6 +8,11 @@ HEAD = "import unittest\nclass Test(unittest.TestCase):\n"
 PASSES = "    def test_passes(self): pass\n"
 SKIPS = "    @unittest.skip('pip install nothing')\n    def test_skipped(self): pass\n"
 FAILS = "    def test_fails(self): self.fail()\n"
+REPORTS = """    def test_reports(self):
+        import os
+        with open(os.environ["BUILD"] + "/test-logs/report.7", "w") as file:
+            file.write("data race\\n")
+"""
 
 
 class RunTestsTest(unittest.TestCase):
@@ -44,6 +49,12 @@ class RunTestsTest(unittest.TestCase):
             code, output = self.run_tests(*bodies)
             self.assertEqual((code, output.splitlines()[-1]), (1, counts))
             self.assertIn("FAILED  ", output)
+
+    def test_report(self):
+        """A report of ThreadSanitizer by a process that a test started, which itself passes."""
+        code, output = self.run_tests(PASSES, REPORTS)
+        self.assertEqual((code, output.splitlines()[-1]), (1, "2 passed, 1 failed"))
+        self.assertIn("FAILED  test-logs/report.7:\ndata race", output)
 
     def test_table(self):
         """tests/README.md names every test, some as patterns, and no test that is not there."""

@@ -4,126 +4,6 @@
 
 #include <sys/file.h>
 
-/* Sends a signal to the ranks whose save_folder is `path`, or to their launcher; returns 0 if there
- * were any. NOTE: the launcher is the ranks' parent; its own name may be mpirun.real, orterun or
- * prterun. */
-static int send_signal(const char *name, bool to_launcher, const char *path)
-{
-    char command[1024];
-    snprintf(command, sizeof command,
-             "last=; for p in /proc/[0-9]*; do case $(2>/dev/null tr '\\0' ' ' <$p/cmdline) in "
-             "%s/train\\ *save_folder=%s\\ *) to=$(sed -n 's/^%s:[^0-9]*//p' $p/status); "
-             "test \"$to\" = \"$last\" || kill -%s $to; last=$to ;; esac; done; test -n \"$last\"",
-             setting("BUILD", "build/cpu"), path, to_launcher ? "PPid" : "Pid", name);
-    return system(command);
-}
-
-/* Waits until this shell command succeeds, at most 100 seconds. */
-static void wait_until(const char *condition)
-{
-    for (int i = 0; i < 1000 && system(condition) != 0; i++)
-        usleep(100000);
-}
-
-/* Stops a run of this save_folder by a signal as soon as it has logged step 1. */
-static void stop_at_first_step(const char *path, const char *arguments)
-{
-    char command[1024];
-    FILE *p = start(2, arguments);
-    snprintf(command, sizeof command, "test -s %s/metrics.jsonl", path);
-    wait_until(command);
-    assert_int_equal(send_signal("USR1", false, path), 0);
-    expect_status(finish(p), 0);
-    expect_output("asked to stop at step 1");
-}
-
-/* All 20000 steps run only if the signal is lost. */
-static void check_signal(const char *name, bool to_launcher)
-{
-    char path[256], command[512];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    snprintf(command, sizeof command,
-             "--max_duration=20000 --console_log_interval=100 --save_folder=%s", path);
-    FILE *p = start(2, command);
-    snprintf(command, sizeof command, "test $(2>/dev/null wc -l <%s/metrics.jsonl || echo 0) -ge 3",
-             path);
-    wait_until(command);
-    int signalled = send_signal(name, to_launcher, path);
-    expect_status(finish(p), 0);
-    assert_int_equal(signalled, 0);
-    expect_output("asked to stop at step");
-    snprintf(command, sizeof command, "test -f %s/latest/trainer.json", path);
-    assert_int_equal(system(command), 0);
-}
-
-/* The ranks get SIGTERM or SIGUSR1, as from a batch system; mpirun itself would kill them a second
- * after its own SIGTERM. It forwards SIGUSR2. NOTE: SIGUSR1 too, unless LLVM, which OpenCL drivers
- * load into it through hwloc, handles SIGUSR1 itself. */
-static void test_signals(void **state)
-{
-    (void)state;
-    check_signal("TERM", false);
-    check_signal("USR1", false);
-    check_signal("USR2", true);
-}
-
-/* A run stops even during an evaluation of minutes. */
-static void test_signal_in_evaluation(void **state)
-{
-    (void)state;
-    char path[256], command[1024], data[20 * 25] = "build/few-ids/train.npy";
-    for (int i = 1; i < 20; i++)
-        strcat(data, ",build/few-ids/train.npy");
-    snprintf(path, sizeof path, "%s/evaluates", folder);
-    snprintf(command, sizeof command,
-             "--max_duration=100 --eval_interval=1 --save_folder=%s "
-             "--evaluators='[{label: val, data: {paths: [%s]}}]'",
-             path, data);
-    stop_at_first_step(path, command);
-    assert_null(strstr(output, "eval at step"));
-    assert_int_equal(trainer("evaluates/latest", "step"), 1);
-    /* the next process repeats it, once */
-    for (int i = 0; i < 2; i++) {
-        expect_status(train(2,
-                            "--max_duration=100 --stop_at=1 --eval_interval=1 "
-                            "--try_load_latest_save --save_folder=%s",
-                            path),
-                      0);
-        assert_int_equal(strstr(output, "eval at step 1 ") != NULL, i == 0);
-    }
-}
-
-/* The same for samples of many texts before the next step. */
-static void test_signal_in_samples(void **state)
-{
-    (void)state;
-    char path[256], command[1024];
-    snprintf(path, sizeof path, "%s/prompts.jsonl", folder);
-    FILE *f = fopen(path, "w");
-    assert_non_null(f);
-    for (int i = 0; i < 4000; i++)
-        fputs("[1]\n", f);
-    assert_int_equal(fclose(f), 0);
-    snprintf(path, sizeof path, "%s/samples", folder);
-    snprintf(command, sizeof command,
-             "--max_duration=100 --save_folder=%s --samples.prompts=%s/prompts.jsonl "
-             "--samples.interval=1",
-             path, folder);
-    stop_at_first_step(path, command);
-    assert_null(strstr(output, "sample 0:"));
-    assert_int_equal(trainer("samples/latest", "step"), 1);
-    /* the next process makes up for them, once */
-    for (int i = 0; i < 2; i++) {
-        expect_status(train(2,
-                            "--max_duration=100 --stop_at=1 --try_load_latest_save "
-                            "--save_folder=%s --samples.max_new_tokens=1 "
-                            "--samples.prompts=%s/prompts.jsonl --samples.interval=1",
-                            path, folder),
-                      0);
-        assert_int_equal(strstr(output, "sample 0:") != NULL, i == 0);
-    }
-}
-
 /* A process ended between two evaluators: the next runs the missing one, once. */
 static void test_cut_between_evaluators(void **state)
 {
@@ -177,27 +57,6 @@ static void test_schedule_of_epochs(void **state)
               folder),
         0);
     expect_output("still warming up when the run ends: scheduler.t_warmup 100000, max_duration ");
-}
-
-/* Ctrl-C twice. One step of 5000 sequences takes longer than the test wants to wait. */
-static void test_second_signal(void **state)
-{
-    (void)state;
-    char path[256], command[512];
-    ids = "";
-    snprintf(path, sizeof path, "%s/twice", folder);
-    snprintf(command, sizeof command,
-             "--max_duration=1 --global_train_batch_size=5000 --save_folder=%s", path);
-    FILE *p = start(1, command);
-    ids = FEW_IDS;
-    snprintf(command, sizeof command, "test -f %s/config.yaml", path);
-    wait_until(command);
-    usleep(500000); /* the step begins */
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(send_signal("INT", false, path), 0);
-        usleep(300000);
-    }
-    assert_int_not_equal(finish(p), 0);
 }
 
 static void test_folder_is_not_overwritten(void **state)
@@ -564,13 +423,9 @@ static void test_last_checkpoint(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_signals),
-        cmocka_unit_test(test_signal_in_evaluation),
-        cmocka_unit_test(test_signal_in_samples),
         cmocka_unit_test(test_cut_between_evaluators),
         cmocka_unit_test(test_too_long),
         cmocka_unit_test(test_schedule_of_epochs),
-        cmocka_unit_test(test_second_signal),
         cmocka_unit_test(test_folder_is_not_overwritten),
         cmocka_unit_test(test_lines_that_stay),
         cmocka_unit_test(test_latest_gone),

@@ -77,8 +77,7 @@ static void expect_checkpoints(const char *name, const char *expected)
 static void test_passing(void **state)
 {
     (void)state;
-    if (most_ranks() < 2)
-        skip();
+    needs_ranks(2);
     static const struct {
         const char *name, *lost;
         int asked;
@@ -104,8 +103,7 @@ static void test_passing(void **state)
 static void test_ending(void **state)
 {
     (void)state;
-    if (most_ranks() < 2)
-        skip();
+    needs_ranks(2);
     static const struct {
         const char *name, *lost;
         int asked;
@@ -140,8 +138,7 @@ static void test_ending(void **state)
 static void test_spike_after_save(void **state)
 {
     (void)state;
-    if (most_ranks() < 2)
-        skip();
+    needs_ranks(2);
     assert_int_not_equal(
         run("spike", "-66", 0, "--max_duration=70 --save_interval=65 --spikes=stop"), 0);
     expect_output("step 66: a spike ends the run");

@@ -274,6 +274,61 @@ static void test_fp8(void **state)
     check_mesh(3, &(Case){ "coat", LLAMA_GQA, .documents = true, .wide = true }, 0x1p-4, 0x1p-3);
 }
 
+/* ---- rounding -------------------------------------------------------------------------------- */
+
+/* Weights of 1 in BF16 after a decay by half a step: each is rounded up or down, by where it is in
+ * the whole parameter. */
+static void round_weights(double **weight, const Case *k, Ways w)
+{
+    const ModelConfig m = model_of(k);
+    Config c;
+    Model model = { 0 };
+    ParamStore store = { 0 };
+    model_config(&c, &m, "f32", MICRO);
+    c.recipe.master = (Format){ BF16, 0, false };
+    c.optimizer.weight_decay = 0x1p-9;
+    c.optimizer.decay_embeddings = c.optimizer.decay_norm_and_bias = true;
+    c.strategy =
+        (Strategy){ .shard_ranks = w.shard, .context_ranks = w.context, .tensor_ranks = w.tensor };
+    divide_in_tensor(1, w.shard, w.context, w.tensor);
+    memory_plan(&model, &store, &c);
+    model_alloc(&model, &store, &c);
+    store_zero_states(&store);
+    for (int u = 0; u < store.num_units; u++)
+        if (store.shard[u].slice[TRAINED].count > 0) {
+            fill(store.shard[u].grad, 1, 0, 0);
+            fill(store.shard[u].slice[TRAINED].stored, 1, 1, 1);
+        }
+    optimizer_step(&store, &c, 1, 1, 1);
+    for (int u = 0; u < store.num_units; u++)
+        weight[u] = whole_unit(&store, u, false);
+    model_free(&model, &store);
+}
+
+static void test_rounding(void **state)
+{
+    (void)state;
+    static const SmallModel models[] = { LLAMA_GQA, OLMO2, QWEN2 };
+    for (int i = 0; i < 3; i++)
+        for (int tensor = 2; tensor <= comm_size(); tensor *= 2) {
+            double *whole[MAX_UNITS] = { NULL }, *part[MAX_UNITS] = { NULL };
+            const Case k = { "f32", models[i] };
+            round_weights(whole, &k, (Ways){ 1, 1, 1 });
+            round_weights(part, &k, (Ways){ comm_size() / tensor, 1, tensor });
+            for (int u = 0; u < MAX_UNITS && whole[u]; u++) {
+                size_t down = 0, all = 0;
+                for (size_t n = 0; n < ALL; n++) {
+                    assert_true(whole[u][n] == part[u][n]);
+                    down += whole[u][n] == 1 - 0x1p-8;
+                    all += whole[u][n] != 0;
+                }
+                assert_true(down > all / 4 && down < all * 3 / 4);
+                free(whole[u]), free(part[u]);
+            }
+            release();
+        }
+}
+
 /* ---- generating ------------------------------------------------------------------------------ */
 
 /* Logits after a prompt, single tokens and several at once, of a model that generates. */
@@ -339,7 +394,8 @@ static void test_decode(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_f32), cmocka_unit_test(test_bf16),
-                                        cmocka_unit_test(test_fp8), cmocka_unit_test(test_decode) };
+                                        cmocka_unit_test(test_fp8), cmocka_unit_test(test_rounding),
+                                        cmocka_unit_test(test_decode) };
     start_ranks(&argc, &argv);
     add_after_architecture();
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));

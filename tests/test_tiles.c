@@ -61,6 +61,8 @@ static void check_ranges(const Model *m, bool after)
     }
 }
 
+static int stats_interval; /* quant_stats_interval of the next step */
+
 /* A step of `passes` micro-batches, whose last losses are returned. Sequences are the same or
  * not. */
 static Result step(const ModelConfig *m, const char *recipe, Keep keep, int tile, bool same,
@@ -75,6 +77,7 @@ static Result step(const ModelConfig *m, const char *recipe, Keep keep, int tile
     c.strategy.grad_sum = SUM_ONCE;
     c.recipe.keep = keep;
     c.mlp_tile = tile;
+    c.quant_stats_interval = stats_interval;
     model_create(&model, &store, &c);
     assert_int_equal(model.N, N);
     store_init(&store, &c.model, 8);
@@ -186,13 +189,15 @@ static void test_scales(void **state)
         }
 }
 
-/* Tiles need a block that backward runs again, and more tokens than a tile has. */
+/* Tiles need a block that backward runs again, more tokens than a tile has, and no statistics,
+ * which are of all tokens. */
 static void test_none(void **state)
 {
     (void)state;
     const ModelConfig m = model_of(LLAMA, false);
-    for (int i = 0; i < 3; i++) {
-        const Keep keep = i == 2 ? KEEP_BLOCK : (Keep)i;
+    for (int i = 0; i < 4; i++) {
+        const Keep keep = i >= 2 ? KEEP_BLOCK : (Keep)i;
+        stats_interval = i == 3;
         Result whole = step(&m, "coat", keep, 0, false, 2),
                tiled = step(&m, "coat", keep, i == 2 ? N : 16, false, 2);
         assert_int_equal(whole.work, tiled.work);
@@ -200,6 +205,7 @@ static void test_none(void **state)
         assert_memory_equal(whole.grad, tiled.grad, sizeof *whole.grad * whole.count);
         free(whole.grad), free(tiled.grad);
     }
+    stats_interval = 0;
 }
 
 static size_t work_bytes(const char *recipe, Keep keep, int tile)

@@ -118,7 +118,7 @@ static void test_steps(void **state)
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
         const char *run = runs[i].name;
         char stop[160];
-        if (runs[i].ranks > most_ranks())
+        if (!can_run(runs[i].ranks, run))
             continue;
         snprintf(stop, sizeof stop, "--stop_at=%d %s", runs[i].stop, runs[i].arguments);
         if (runs[i].stop)

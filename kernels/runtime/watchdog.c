@@ -115,25 +115,30 @@ static int name_part(char text[128], const char *operation, int part)
 /* The busy worker that s waits for; NULL: none. */
 static const WorkerState *needed(const RankState *s)
 {
-    const WorkerState *w = &s->worker[s->needs];
-    return w->busy ? w : NULL;
+    const int needs = s->needs;
+    return s->worker[needs].busy ? &s->worker[needs] : NULL;
 }
 
-const char *watchdog_operation(void)
+/* What s does, or the worker that it waits for. */
+static void read_operation(char text[OPERATION_NAME], const RankState *s, const WorkerState *worker)
 {
-    const WorkerState *w = needed(watchdog_own);
-    return w ? w->doing : watchdog_own->operation[0] ? watchdog_own->operation : "starting";
+    shared_text_read(text, worker ? &worker->doing : &s->operation);
+    if (!text[0])
+        strcpy(text, "starting");
+}
+
+void watchdog_operation(char text[OPERATION_NAME])
+{
+    read_operation(text, watchdog_own, needed(watchdog_own));
 }
 
 /* "all-gather of block 3 in step 12" */
 static const char *describe(char text[128], const RankState *s)
 {
     const WorkerState *w = needed(s);
-    int n = name_part(text,
-                      w                 ? w->doing
-                      : s->operation[0] ? s->operation
-                                        : "starting",
-                      w ? -1 : s->part);
+    char operation[OPERATION_NAME];
+    read_operation(operation, s, w);
+    int n = name_part(text, operation, w ? -1 : s->part);
     if (s->step > 0)
         snprintf(text + n, (size_t)(128 - n), " in step %ld", s->step);
     return text;

@@ -25,4 +25,5 @@ void watchdog_stop(void); /* all ranks call; waits for all, then ends the thread
 /* Ends this rank, and thereby all, with `status`: prints `text`, which includes the line break, on
  * stderr unless another rank is already ending all. For any thread and for signal handlers. */
 _Noreturn void watchdog_end(const char *text, int status);
-const char *watchdog_operation(void); /* the current operation of this rank, for such a text */
+/* the current operation of this rank, for such a text */
+void watchdog_operation(char text[OPERATION_NAME]);

@@ -2,6 +2,7 @@
 #include "kernels/runtime/watchdog_marks.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "kernels/runtime/watchdog_state.h"
 
@@ -13,9 +14,25 @@ void watchdog_alone(void)
     watchdog_own = &alone;
 }
 
+void shared_text_write(SharedText *t, const char *text)
+{
+    uint64_t word[sizeof t->word / sizeof *t->word] = { 0 };
+    snprintf((char *)word, sizeof word, "%s", text);
+    for (size_t i = 0; i < sizeof word / sizeof *word; i++)
+        atomic_store_explicit(&t->word[i], word[i], memory_order_relaxed);
+}
+
+void shared_text_read(char text[OPERATION_NAME], const SharedText *t)
+{
+    for (size_t i = 0; i < sizeof t->word / sizeof *t->word; i++) {
+        const uint64_t word = atomic_load_explicit(&t->word[i], memory_order_relaxed);
+        memcpy(text + i * sizeof word, &word, sizeof word);
+    }
+}
+
 static void mark(const char *operation, int part, bool together)
 {
-    snprintf(watchdog_own->operation, sizeof watchdog_own->operation, "%s", operation);
+    shared_text_write(&watchdog_own->operation, operation);
     watchdog_own->part = part;
     watchdog_own->waits = together;
     if (watchdog_own->stage < 0)
@@ -67,7 +84,7 @@ void watchdog_beat(Worker w, const char *doing)
 {
     WorkerState *s = &watchdog_own->worker[w];
     if (doing)
-        snprintf(s->doing, sizeof s->doing, "%s", doing);
+        shared_text_write(&s->doing, doing);
     s->busy = doing != NULL;
     s->beats++;
 }

@@ -1,11 +1,13 @@
 /* Forward and backward of one transformer block. */
 #pragma once
 #include "model/shape/buffers.h"
+#include "model/shape/units.h"
 
-void block_forward(const Model *m, const UnitTensors *w, Acts *a, Acts *next);
+/* From the stream a->attn_res to next->attn_res; what the recipe keeps is in a. */
+void block_forward(const Model *m, const UnitTensors *w, const Acts *a, const Acts *next);
 
-/* Runs forward again as far as a->keep says. next: as in forward. */
+/* On entry m->work.dres is dLoss/d(next->attn_res), on return, if step.needs_dx,
+ * dLoss/d(a->attn_res); without it only the gradients of this block's weights are computed. They
+ * are added to dw. Runs forward again as far as a->keep says. */
 void block_backward(const Model *m, const UnitTensors *w, UnitTensors *dw, const Acts *a,
-                    const Acts *next, bool needs_dx, bool goes_on);
-void norm_to_stream_backward(const Model *m, Tensor dnorm, Tensor x, const float *stats,
-                             Tensor norm, bool accumulate);
+                    const Acts *next, BackwardStep step);

@@ -2,7 +2,7 @@
 #include "model/block/head.h"
 
 #include "kernels/runtime/trace.h"
-#include "model/block/block.h"
+#include "model/block/branch.h"
 #include "model/parallel/tensor_ranks.h"
 #include "model/shape/units.h"
 
@@ -86,7 +86,7 @@ void head_losses(Model *m, ParamStore *store, float scale, float z_weight, bool 
         dweight->empty = false;
     }
     if (needs_dx)
-        norm_to_stream_backward(m, dnorm->norm, x, m->final_stats, w->norm, false);
+        branch_norm_backward(m, &m->work, dnorm->norm, x, m->final_stats, w->norm, false);
     trace_end();
     fsdp_release(store, last);
     if (tied)

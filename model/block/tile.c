@@ -16,29 +16,40 @@ static Tensor in_tile(Tensor t, Tensor all, Tensor part)
     return t;
 }
 
-bool in_tiles(const Model *m, const Acts *a)
+bool tile_is_part(const Model *m, const Acts *a)
 {
     return mlp_rows(m, a->keep) < m->rows;
 }
 
-Tile tile_of(const Model *m, const Acts *a, const Acts *next, int first)
+static void cut(Tile *t, const Block *b, int first, int rows)
 {
-    Tile t = { *m, *a, *next };
-    BackwardScratch *work = &t.m.work;
-    const int rows = m->N - first < m->tile ? m->N - first : m->tile;
-    if (!in_tiles(m, a))
-        return t;
-    const Tensor res = tensor_rows(a->mlp_res, first, rows);
+    const Tensor res = tensor_rows(b->a->mlp_res, first, rows), dres = b->work->dres;
+    t->a = *b->a;
+    t->next = *b->next;
+    t->work = *b->work;
+    t->block = (Block){ b->m, b->w, b->dw, &t->a, &t->next, &t->work };
     for (int i = 0; i < NUM_ACTS; i++)
         if (tokens_of[i] == MLP)
-            t.a.tensor[i] = in_tile(a->tensor[i], a->mlp_res, res);
-    t.next.attn_res = tensor_rows(next->attn_res, first, rows);
-    if (m->forward_only)
-        return t;
-    work->dres = tensor_rows(m->work.dres, first, rows);
-    work->dres_amax = NULL;
-    work->dy = in_tile(m->work.dy, m->work.dres, work->dres);
-    work->dh = in_tile(m->work.dh, m->work.dres, work->dres);
-    work->dact = in_tile(m->work.dact, m->work.dres, work->dres);
-    return t;
+            t->a.tensor[i] = in_tile(b->a->tensor[i], b->a->mlp_res, res);
+    t->next.attn_res = tensor_rows(b->next->attn_res, first, rows);
+    if (b->m->forward_only)
+        return;
+    t->work.dres = tensor_rows(dres, first, rows);
+    t->work.dres_amax = NULL;
+    t->work.dy = in_tile(b->work->dy, dres, t->work.dres);
+    t->work.dh = in_tile(b->work->dh, dres, t->work.dres);
+    t->work.dact = in_tile(b->work->dact, dres, t->work.dres);
+}
+
+bool tile_next(Tile *t, const Block *b)
+{
+    const int left = b->a->mlp_res.rows - t->end;
+    if (left <= 0)
+        return false;
+    if (tile_is_part(b->m, b->a))
+        cut(t, b, t->end, left < b->m->tile ? left : b->m->tile);
+    else
+        t->block = *b;
+    t->end += t->block.a->mlp_res.rows;
+    return true;
 }

@@ -1,14 +1,19 @@
 /* A tile: tokens whose MLP is computed at once. */
 #pragma once
-#include "model/shape/buffers.h"
+#include "model/block/linear.h"
 
-/* Its rows of what all tokens have, and the first rows of buffers that tiles share. */
+/* Whether a block computes its MLP in tiles; if not, all of it is one. */
+bool tile_is_part(const Model *m, const Acts *a);
+
+/* A block with a tile's rows of what all tokens have, and the first rows of buffers that tiles
+ * share:
+ *
+ *     for (Tile t = { 0 }; tile_next(&t, &block);)
+ *         ... t.block ... */
 typedef struct {
-    Model m;
+    Block block;
     Acts a, next;
+    BackwardScratch work;
+    int end; /* of the rows done */
 } Tile;
-
-/* Whether a block computes its MLP in tiles. tile_of: that from row `first` on, of m->tile rows or
- * those that are left; all of the block without tiles. */
-bool in_tiles(const Model *m, const Acts *a);
-Tile tile_of(const Model *m, const Acts *a, const Acts *next, int first);
+bool tile_next(Tile *t, const Block *b);

@@ -32,8 +32,6 @@
 #include "model/checkpoint/tower.h"
 #include "model/store/param_store_sizes.h"
 
-enum { CHUNK = 64 << 20 }; /* bytes of host memory for reading */
-
 static Range intersect(Range a, Range b)
 {
     Range r = { a.first > b.first ? a.first : b.first, a.end < b.end ? a.end : b.end };
@@ -422,14 +420,15 @@ static size_t fetch_columns(PieceReader *r, char *values, size_t e, size_t end, 
     return last - e;
 }
 
-/* values: CHUNK bytes, as r->raw. Returns the contribution of this rank's part to the tensor's
- * checksum; 0 if there is none. */
+/* values: safetensors_chunk bytes, as r->raw. Returns the contribution of this rank's part to the
+ * tensor's checksum; 0 if there is none. */
 static uint32_t read_piece(PieceReader *r, const Shard *s, void *values)
 {
     const Piece *p = r->piece;
     const SafeTensor *t = r->from.tensor;
     const size_t count = t ? numel(t) : p->count;
-    const size_t wide = p->bytes > sizeof(float) ? p->bytes : sizeof(float), step = CHUNK / wide;
+    const size_t wide = p->bytes > sizeof(float) ? p->bytes : sizeof(float),
+                 step = safetensors_chunk / wide;
     const Range own =
         intersect(held_by(p, s), (Range){ p->first, p->first + (p->cut ? p->held : count) });
     uint32_t sum = 0;
@@ -492,7 +491,7 @@ void layout_check_sums(Layout *l, const ParamStore *store, SafeFile *const *file
 
 void layout_read(Layout *l, ParamStore *store, SafeFile *const *files, int count)
 {
-    void *raw = xmalloc(CHUNK), *values = xmalloc(CHUNK);
+    void *raw = xmalloc(safetensors_chunk), *values = xmalloc(safetensors_chunk);
     bool rounded = false;
     double all = 0, done = 0;
     for (int i = 0; i < l->num_pieces; i++)

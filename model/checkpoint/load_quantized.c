@@ -14,15 +14,13 @@
 #include "model/store/quantized_weights.h"
 #include "model/checkpoint/nf4_source.h"
 
-enum { CHUNK = 16 << 20 }; /* elements */
-
 typedef struct {
     Layout *l;
     ParamStore *store;
     SafeFile *const *files;
     int count;
-    char *raw;     /* CHUNK elements of 4 bytes */
-    float *values; /* CHUNK */
+    char *raw; /* safetensors_chunk bytes, as values */
+    float *values;
 } Reading;
 
 static bool is_part(const Reading *r, const Piece *piece, int unit, const Param *p)
@@ -60,9 +58,10 @@ static void read_tensor(const Reading *r, int i, Tensor part)
 {
     const Piece *p = &r->l->piece[i];
     PieceReader reader = { p, r->files, r->count, layout_find(p, r->files, r->count), r->raw, 0 };
-    const size_t size = dtype_size(part.format.dtype), all = tensor_numel(part);
+    const size_t size = dtype_size(part.format.dtype), all = tensor_numel(part),
+                 chunk = safetensors_chunk / sizeof(float);
     for (size_t at = 0, n; at < all; at += n) {
-        n = all - at < CHUNK ? all - at : CHUNK;
+        n = all - at < chunk ? all - at : chunk;
         layout_fetch(&reader, r->values, part.format.dtype == BF16 ? "BF16" : "F32", at, n);
         device_put((char *)part.data + at * size, r->values, n * size);
     }
@@ -148,8 +147,8 @@ void load_quantized(Layout *l, ParamStore *store, SafeFile *const *files, int co
 {
     Reading r = { l, store, files, count, NULL, NULL };
     void *memory = device_alloc(largest_matrix(&r));
-    r.raw = xmalloc(CHUNK * sizeof(float));
-    r.values = xmalloc(CHUNK * sizeof(float));
+    r.raw = xmalloc(safetensors_chunk);
+    r.values = xmalloc(safetensors_chunk);
     progress_begin("loading");
     for (int u = 0; u < store->num_units; u++)
         for (int i = 0; i < store->shape[u].num_params; i++)

@@ -15,8 +15,7 @@
 _Static_assert(offsetof(Nf4Group, codes) == 0 && offsetof(Nf4PlainGroup, codes) == 0,
                "codes come first in both");
 
-/* CHUNK: groups read at once */
-enum { BLOCKS = NF4_GROUP / NF4_BLOCK, CHUNK = 1024, MAX_STATE = 65536 };
+enum { BLOCKS = NF4_GROUP / NF4_BLOCK, MAX_STATE = 65536 };
 
 /* The tensor NAME<suffix>; tensor NULL: it is in none of the files. */
 static Found find(SafeFile *const *file, int count, const char *name, const char *suffix)
@@ -134,9 +133,10 @@ typedef struct {
  * last may be short. */
 static void read_field(void *to, size_t stride, Field field, Found f, size_t first, size_t groups)
 {
-    char *buffer = xmalloc(CHUNK * field.size);
-    for (size_t i = 0; i < groups; i += CHUNK) {
-        const size_t n = groups - i < CHUNK ? groups - i : CHUNK, at = (first + i) * field.size;
+    const size_t chunk = safetensors_chunk / field.size + 1;
+    char *buffer = xmalloc(chunk * field.size);
+    for (size_t i = 0; i < groups; i += chunk) {
+        const size_t n = groups - i < chunk ? groups - i : chunk, at = (first + i) * field.size;
         const size_t left = f.tensor->end - f.tensor->begin - at;
         memset(buffer, 0, n * field.size);
         safetensors_read(f.file, buffer, f.tensor, at,

@@ -29,6 +29,8 @@
 enum { MAX_HEADER = 100000000 };        /* of the reference implementation */
 static const size_t SYNCED = 256 << 20; /* bytes written between two fsyncs */
 
+size_t safetensors_chunk = 32 << 20;
+
 size_t safetensors_dtype_size(const char *dtype)
 {
     static const struct {

@@ -54,6 +54,10 @@ char *safetensors_shape(const SafeTensor *t);
 /* at: in t */
 void safetensors_read(const SafeFile *f, void *dst, const SafeTensor *t, size_t at, size_t bytes);
 
+/* Bytes of F32 values, or of a copy, that are in memory at once where a tensor is read chunk by
+ * chunk. Tests make it small, so that small tensors have several chunks. */
+extern size_t safetensors_chunk;
+
 /* Writing: describe all tensors, lay them out, create the file (one rank), then write any bytes
  * (all ranks). The layout depends only on the descriptions and their order: wider types first, so
  * every tensor is aligned. */

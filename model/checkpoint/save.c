@@ -252,11 +252,13 @@ static bool all_written(void)
     bool written = atomic_load(&save.written), failed = written && save.problem;
     double x[3] = { !written, failed, written ? save.seconds : 0 };
     comm_max(x, 3);
-    if (failed)
+    if (failed) {
+        pthread_join(save.writer, NULL);
         die("%s; the checkpoint of step %ld is lost, earlier ones are unchanged. Free space or "
             "choose another "
             "save_folder, and continue with --try_load_latest_save",
             save.problem, save.state.step);
+    }
     if (x[1] > 0)
         comm_barrier(); /* the rank that failed reports, then ends all */
     if (x[0] > 0)

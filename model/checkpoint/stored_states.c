@@ -21,8 +21,7 @@
 #include "model/checkpoint/crc32c.h"
 #include "model/store/param_store_sizes.h"
 
-/* elements, a multiple of PARAM_ALIGN; threads that convert a chunk */
-enum { CHUNK = 1 << 22, MAX_SLICES = 16 };
+enum { MAX_SLICES = 16 }; /* threads that convert a chunk */
 
 /* ---- formats --------------------------------------------------------------------------------- */
 
@@ -133,13 +132,18 @@ typedef struct {
     int count;
 } Reading;
 
+/* Elements of a chunk, a multiple of PARAM_ALIGN. */
+static size_t chunk_elements(void)
+{
+    return safetensors_chunk / sizeof(float) / PARAM_ALIGN * PARAM_ALIGN;
+}
+
 static Tensor host_tensor(Format f)
 {
-    Tensor t = {
-        .format = f, .rows = 1, .cols = CHUNK, .data = xmalloc(CHUNK * dtype_size(f.dtype))
-    };
+    const size_t n = chunk_elements();
+    Tensor t = { .format = f, .rows = 1, .cols = (int)n, .data = xmalloc(n * dtype_size(f.dtype)) };
     if (format_has_scales(f))
-        t.scale = xmalloc(format_scale_bytes(f, CHUNK));
+        t.scale = xmalloc(format_scale_bytes(f, n));
     return t;
 }
 
@@ -243,9 +247,9 @@ static void read_state(const Reading *r, const Shard *shard, int unit, int state
     const Tensor dst = shard->state[state];
     const Slice own = shard_state(shard, state);
     const bool same = format_equal(there.format, here.format);
-    for (size_t at = 0; at < own.count; at += CHUNK) {
-        const size_t n = own.count - at < CHUNK ? own.count - at : CHUNK,
-                     scales = format_scale_bytes(here.format, n);
+    for (size_t at = 0, n; at < own.count; at += n) {
+        n = own.count - at < (size_t)here.cols ? own.count - at : (size_t)here.cols;
+        const size_t scales = format_scale_bytes(here.format, n);
         read_chunk(r, there, unit, state, own.first + at, n);
         if (!same)
             convert(here, there, x, n);
@@ -295,7 +299,7 @@ void stored_states_read(StoredStates *s, ParamStore *store, SafeFile *const *fil
             "save once with --parallelism.tensor=1, or use the optimizer and recipe of that run",
             files[0]->path);
     const Reading r = { s, files, count };
-    float *x = xmalloc(CHUNK * sizeof *x);
+    float *x = xmalloc(chunk_elements() * sizeof *x);
     check_pieces(&r);
     for (int i = 0; i < s->optimizer.num_states; i++) {
         const Format from = s->optimizer.state[i].own,

@@ -95,13 +95,12 @@ bool tower_exists(void)
 /* Returns the checksum. */
 static uint32_t copy(SafeFile *to, const SafeFile *from, const SafeTensor *t)
 {
-    enum { CHUNK = 8 << 20 };
     const SafeTensor *at = safetensors_find(to, t->name);
     const size_t bytes = t->end - t->begin;
-    char *data = xmalloc(CHUNK);
+    char *data = xmalloc(safetensors_chunk);
     uint32_t sum = 0;
-    for (size_t i = 0; i < bytes; i += CHUNK) {
-        const size_t n = bytes - i < CHUNK ? bytes - i : CHUNK;
+    for (size_t i = 0, n; i < bytes; i += n) {
+        n = bytes - i < safetensors_chunk ? bytes - i : safetensors_chunk;
         safetensors_read(from, data, t, i, n);
         sum = crc32c(sum, data, n);
         if (!safetensors_write(to, at, i, data, n))

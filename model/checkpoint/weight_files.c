@@ -224,13 +224,13 @@ static bool says_tied(const char *folder)
  * difference ends all. */
 static bool same_bytes(Found a, Found b)
 {
-    enum { CHUNK = 8 << 20 };
-    const size_t bytes = a.tensor->end - a.tensor->begin, step = (size_t)comm_size() * CHUNK;
+    const size_t chunk = safetensors_chunk, bytes = a.tensor->end - a.tensor->begin,
+                 step = (size_t)comm_size() * chunk;
     bool same =
         bytes == b.tensor->end - b.tensor->begin && strcmp(a.tensor->dtype, b.tensor->dtype) == 0;
-    char *one = xmalloc(2 * CHUNK), *other = one + CHUNK;
-    for (size_t at = (size_t)comm_rank() * CHUNK; same && at < bytes; at += step) {
-        const size_t n = bytes - at < CHUNK ? bytes - at : CHUNK;
+    char *one = xmalloc(2 * chunk), *other = one + chunk;
+    for (size_t at = (size_t)comm_rank() * chunk; same && at < bytes; at += step) {
+        const size_t n = bytes - at < chunk ? bytes - at : chunk;
         watchdog_mark("comparing the head with the embedding", -1);
         safetensors_read(a.file, one, a.tensor, at, n);
         safetensors_read(b.file, other, b.tensor, at, n);

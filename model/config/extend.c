@@ -42,24 +42,28 @@ static void set_point(SchedulePoint *p, const Config *c)
     p->unit = c->scheduler.in_tokens ? "tokens" : "steps";
 }
 
-/* By the configuration that the run saved with the checkpoint. */
-static SchedulePoint read_point(const char *where, char *checkpoint)
+/* The schedule of the run that saved this checkpoint, by its config.yaml; NULL: it has none. For
+ * free_schedule. */
+static Settings *read_schedule(const char *checkpoint)
 {
     static const char *const keys[] = { "scheduler.name",
                                         "scheduler.units",
+                                        "scheduler.t_warmup",
+                                        "scheduler.warmup_fraction",
                                         "scheduler.t_decay",
                                         "scheduler.t_max",
+                                        "scheduler.alpha_f",
+                                        "scheduler.warmup_min_lr",
                                         "max_duration",
                                         "global_train_batch_size",
                                         "model.max_sequence_length",
                                         "batch_size_warmup" };
-    Settings *s = xcalloc(1, sizeof *s);
-    SchedulePoint p = {
-        checkpoint, count_of(checkpoint, "step"), count_of(checkpoint, "tokens"), 0, 0, 0, NULL
-    };
     YamlNode *run = load_folder_config(checkpoint);
+    if (!run)
+        return NULL;
+    Settings *s = xcalloc(1, sizeof *s);
     reader_defaults(s, "");
-    for (size_t i = 0; run && i < sizeof keys / sizeof keys[0]; i++) {
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         const YamlNode *n = yaml_find(run, keys[i]);
         if (n)
             value_parse(s, key_find(keys[i]), n);
@@ -67,7 +71,37 @@ static SchedulePoint read_point(const char *where, char *checkpoint)
     yaml_free(run);
     s->c.scheduler.in_tokens = s->scheduler_units == UNITS_TOKENS;
     batch_warmup_read(s, checkpoint);
-    if (s->c.scheduler.name != WSD)
+    return s;
+}
+
+static void free_schedule(Settings *s)
+{
+    reader_free_element(s, "");
+    free(s);
+}
+
+Config extend_with_schedule_of(const char *checkpoint, const Config *c)
+{
+    Config with = *c;
+    Settings *s = read_schedule(checkpoint);
+    if (!s)
+        return with;
+    with.scheduler = s->c.scheduler;
+    with.max_duration = s->c.max_duration;
+    with.global_train_batch_size = s->c.global_train_batch_size;
+    with.model.max_sequence_length = s->c.model.max_sequence_length;
+    with.batch_warmup = s->c.batch_warmup;
+    free_schedule(s);
+    return with;
+}
+
+static SchedulePoint read_point(const char *where, char *checkpoint)
+{
+    SchedulePoint p = {
+        checkpoint, count_of(checkpoint, "step"), count_of(checkpoint, "tokens"), 0, 0, 0, NULL
+    };
+    Settings *s = read_schedule(checkpoint);
+    if (!s || s->c.scheduler.name != WSD)
         die("%s: extend: the run of %s does not have scheduler.name wsd, so it has no stable part; "
             "--load_path=%s continues it",
             where, checkpoint, checkpoint);
@@ -77,8 +111,7 @@ static SchedulePoint read_point(const char *where, char *checkpoint)
             "not known; give a checkpoint "
             "before it as --load_path",
             where, checkpoint);
-    reader_free_element(s, "");
-    free(s);
+    free_schedule(s);
     return p;
 }
 

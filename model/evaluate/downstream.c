@@ -212,7 +212,7 @@ static void run_rows(Model *m, ParamStore *store, Rows *rows, const Requests *r,
 
 /* Computes that of every choice, on all ranks; false: a rank was asked to stop. */
 static bool log_probabilities(double *log_probability, const Task *task, int questions, Model *m,
-                              ParamStore *store, const volatile sig_atomic_t *stop)
+                              ParamStore *store, const atomic_int *stop)
 {
     const Requests *r = &task->requests;
     const int B = m->attn.B, T = m->T;
@@ -296,7 +296,7 @@ void downstream_score(double score[NUM_METRICS], const Requests *r, int question
 }
 
 DownstreamResult downstream_evaluate(const Config *c, int i, Model *m, ParamStore *store,
-                                     const volatile sig_atomic_t *stop)
+                                     const atomic_int *stop)
 {
     DownstreamResult d = { .label = c->eval[i].label };
     Task t = open_task(&d.problem, c, i);

@@ -1,6 +1,6 @@
 /* OLMo's downstream evaluators: multiple choice, and bits per byte of answers. */
 #pragma once
-#include <signal.h>
+#include <stdatomic.h>
 
 #include "data/requests.h"
 #include "model/model.h"
@@ -23,7 +23,7 @@ void downstream_check(const Config *c, int i);
  * eval_subset_num_batches batches of choices. A sequence has several choices, which attention masks
  * from each other. All ranks call. cut: as in evaluate. */
 DownstreamResult downstream_evaluate(const Config *c, int i, Model *m, ParamStore *store,
-                                     const volatile sig_atomic_t *stop);
+                                     const atomic_int *stop);
 
 /* The scores of the first `questions` questions from each choice's log-probability (natural
  * logarithm). The first of equal choices is chosen, as by torch.argmax. */

@@ -131,7 +131,7 @@ static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, Pa
 /* Evaluates until the data end; or a rank is asked to stop: returns true; or a rank has a problem
  * with its data: sets *problem. */
 static bool add_batches(Validation *p, Loader *l, const char *label, const Config *c, Model *m,
-                        ParamStore *store, const volatile sig_atomic_t *stop, char **problem)
+                        ParamStore *store, const atomic_int *stop, char **problem)
 {
     Batch b = { 0 };
     const long most_batches = c->eval_subset_num_batches, batches = (long)loader_steps(l, 0);
@@ -157,8 +157,7 @@ static bool add_batches(Validation *p, Loader *l, const char *label, const Confi
     return false;
 }
 
-EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *store,
-                    const volatile sig_atomic_t *stop)
+EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *store, const atomic_int *stop)
 {
     const int B = m->attn.B, T = m->T;
     char *own;

@@ -1,6 +1,6 @@
 /* Loss and perplexity on held-out shards. */
 #pragma once
-#include <signal.h>
+#include <stdatomic.h>
 
 #include "data/loader.h"
 #include "model/model.h"
@@ -22,5 +22,4 @@ char *evaluate_check(const Config *c);
 /* One pass, in file order, over the shards of c->eval[i] (at most eval_subset_num_batches batches).
  * All ranks call. If *stop is set on any rank meanwhile, the result is `cut` and invalid; stop
  * NULL: never. */
-EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *store,
-                    const volatile sig_atomic_t *stop);
+EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *store, const atomic_int *stop);

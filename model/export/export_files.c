@@ -13,8 +13,11 @@
 #include "model/export/merge.h"
 #include "model/checkpoint/tower.h"
 
-/* elements in memory at once, or a unit of coded_unit if that is more */
-enum { CHUNK = 8 << 20 };
+/* Elements in memory at once, or a unit of coded_unit if that is more. */
+static size_t chunk_elements(void)
+{
+    return safetensors_chunk / sizeof(float);
+}
 
 static size_t numel(const HfTensor *t)
 {
@@ -259,7 +262,8 @@ static size_t stored(const Entry *e)
 static void add_model(double *total, Reading *r, size_t at, size_t n)
 {
     const size_t all = stored(r->e), own = at >= all ? 0 : all - at < n ? all - at : n;
-    read_model(r, at, own);
+    if (own > 0)
+        read_model(r, at, own);
     for (size_t i = 0; i < own; i++) {
         if (!isfinite(r->values[i]))
             die_of_value(r->x, r->e, r->values[i]);
@@ -333,7 +337,8 @@ static void write_plain(Reading *r, const Entry *e)
                      bad = convert_encode(r->raw, r->x->dtype, r->values, existing);
         if (bad < existing)
             die_of_value(r->x, e, r->values[bad]);
-        write_output(r->x, e, &to[0], at * to[0].bytes, r->raw, existing * to[0].bytes);
+        if (existing > 0)
+            write_output(r->x, e, &to[0], at * to[0].bytes, r->raw, existing * to[0].bytes);
     }
     end_reading(r);
 }
@@ -454,11 +459,11 @@ static Entry *find_entry(const Export *x, const char *name)
 void export_read(const Export *x, const char *name, float *values)
 {
     const Entry *e = find_entry(x, name);
-    Reading r = open_reading(x, CHUNK);
+    Reading r = open_reading(x, chunk_elements());
     begin_reading(&r, e);
     const size_t all = to_read(&r);
     for (size_t at = 0, n; at < all; at += n) {
-        n = all - at < CHUNK ? all - at : CHUNK;
+        n = all - at < r.chunk ? all - at : r.chunk;
         read_checked(&r, at, n);
         memcpy(values + at, r.values, existing_of(e, at, n) * sizeof *values);
     }
@@ -484,7 +489,7 @@ void export_write_int4(Export *x, const char *name, const int8_t *codes, const f
 
 void export_write(Export *x)
 {
-    size_t all = 0, done = 0, chunk = CHUNK;
+    size_t all = 0, done = 0, chunk = chunk_elements();
     for (int i = 0; i < x->num_entries; i++) {
         const size_t unit = x->is_coded ? coded_unit(x->coded, x->entry[i].tensor.cols) : 1;
         chunk = unit > chunk ? unit : chunk;

@@ -114,7 +114,7 @@ static Slice tied_slice(const ParamStore *store)
 static size_t tied_part(const ParamStore *store)
 {
     const size_t all = tied_slice(store).count;
-    return all < UPDATE_PART ? all : UPDATE_PART;
+    return all < update_part ? all : update_part;
 }
 
 size_t stages_tied_bytes(const ParamStore *store)

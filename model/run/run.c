@@ -14,6 +14,7 @@
 #include "kernels/runtime/watchdog_marks.h"
 #include "model/checkpoint/load.h"
 #include "model/checkpoint/tokenizer_files.h"
+#include "model/config/extend.h"
 #include "model/formats/adapter.h"
 #include "model/formats/loadable.h"
 #include "model/keys/types.h"
@@ -189,6 +190,41 @@ static void load_or_initialize(Run *r)
         resume_print(c, folder);
     } else
         printf("loaded %s, beginning at step 0\n", folder);
+}
+
+/* Another max_duration moves the end of the schedule, and with it the rate of the next step. A rise
+ * takes back what the decay has gained. With wsd it is an error, since --extend continues from
+ * before the decay; other schedules have no such place. */
+static void check_rate(const Run *r)
+{
+    const Config *c = r->config;
+    const TrainState *s = &r->state;
+    if (s->step == 0 || run_is_over(r))
+        return;
+    const Config was = extend_with_schedule_of(c->load_folder, c);
+    const Run then = { .config = &was, .state = *s, .loader = r->loader };
+    const RunLength length = run_length(&then, "max_duration", &was.max_duration);
+    const long step = s->step + 1,
+               tokens = s->tokens + (long)schedule_batch(c, step) * c->model.max_sequence_length;
+    const double rate = schedule_lr(c, r->length, step, tokens),
+                 planned = schedule_lr(&was, length, step, tokens);
+    const double last = schedule_lr(&was, length, s->step, s->tokens);
+    const double end = schedule_end(&was, was.scheduler.in_tokens ? length.tokens : length.steps);
+    const double at = was.scheduler.in_tokens ? s->tokens : s->step;
+    const char *name = strrchr(c->load_folder, '/');
+    if (was.scheduler.name == WSD && at > end - (double)was.scheduler.t_decay && rate > planned)
+        die("%s is in the decay of its run, from %.0f to %.0f %s, and the learning rate of step "
+            "%ld would rise from %.3g to %.3g. "
+            "--extend=%.*s with another save_folder continues that run from its last checkpoint "
+            "before the decay",
+            c->load_folder, end - (double)was.scheduler.t_decay, end,
+            was.scheduler.in_tokens ? "tokens" : "steps", step, planned, rate,
+            name ? (int)(name - c->load_folder) : 1, name ? c->load_folder : ".");
+    if (rate > 1.01 * fmax(planned, last))
+        warn("the learning rate of step %ld is %.3g; with the schedule of %s it would be %.3g. The "
+             "lines 'resume:' say what "
+             "differs; --scheduler.t_max=%.0f keeps the end of that schedule",
+             step, rate, c->load_folder, planned, end);
 }
 
 /* Compared to padding, where each document (or piece of a long one) would be a sequence. */
@@ -368,6 +404,7 @@ void run_open(Run *r, const Config *c)
     const bool resumes = save_folder_prepare(c);
     plan_and_place(r);
     load_or_initialize(r);
+    check_rate(r);
     const bool saved = resumes && save_folder_has(c, r->state.step);
     check_mix(r);
     if (!run_is_over(r))

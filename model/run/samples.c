@@ -145,7 +145,7 @@ static void write_log(const Samples *s, Log *l, long step)
 }
 
 bool samples_write(Samples *s, Model *m, ParamStore *store, Log *l, long step,
-                   const volatile sig_atomic_t *stop)
+                   const atomic_int *stop)
 {
     if (!s)
         return false;

@@ -1,6 +1,6 @@
 /* `samples`: logs greedy continuations of fixed prompts during training. */
 #pragma once
-#include <signal.h>
+#include <stdatomic.h>
 
 #include "model/run/log.h"
 #include "model/model.h"
@@ -16,5 +16,5 @@ Samples *samples_open(const Config *c);
  * prompts in micro-batches: there is no cache, and no additional memory. If *stop is set on any
  * rank it ends early, writes nothing and returns true on all. */
 bool samples_write(Samples *s, Model *m, ParamStore *store, Log *l, long step,
-                   const volatile sig_atomic_t *stop);
+                   const atomic_int *stop);
 void samples_close(Samples *s);

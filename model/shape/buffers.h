@@ -165,8 +165,6 @@ typedef struct Model {
     /* ranks that compute layers together; which part is this rank's */
     int tensor_ranks, tensor_rank;
     Exchanges *exchanges; /* with tensor ranks; else NULL */
-    bool dy_begun;        /* in backward: the block above has begun to gather this one's dy */
-    int backward_to;      /* the last unit of the backward pass */
     int P;                /* positions that a token can have: T, or more with caches */
     int last;             /* with caches: the row of the last token */
 

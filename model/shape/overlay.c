@@ -3,6 +3,17 @@
 
 #include <string.h>
 
+#define NAME_PAIR(name, ...) #name, #name "_T",
+#define NAME_ONE(name) #name,
+static const char *const names[] = { BLOCK_TENSORS(NAME_PAIR) BLOCK_FLOATS(NAME_ONE) "attention",
+                                     WORK_TENSORS(NAME_PAIR) OTHER_TENSORS(NAME_PAIR) };
+_Static_assert(sizeof names / sizeof *names == NUM_BUFFERS, "each buffer has its name");
+
+const char *buffer_name(Buffer b)
+{
+    return names[b];
+}
+
 /* The lowest offset at which s overlaps no placed buffer that it meets. */
 static size_t lowest_place(const OverlaidBuffer *s, const Buffer *placed, int count,
                            const OverlaidBuffer *all)

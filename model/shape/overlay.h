@@ -18,6 +18,8 @@ typedef enum {
 #undef BUFFER_PAIR
 #undef BUFFER_ONE
 
+const char *buffer_name(Buffer b); /* in messages */
+
 /* A bit per buffer. */
 enum { BUFFER_WORDS = (NUM_BUFFERS + 63) / 64 };
 typedef struct {

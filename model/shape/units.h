@@ -106,6 +106,12 @@ typedef struct {
 struct Model;
 struct Planner;
 
+/* A unit's place in a backward pass. needs_dx: something before it is trained; after_layer,
+ * before_layer: a unit that is a layer has just had its backward, or has it next, on this rank. */
+typedef struct {
+    bool needs_dx, after_layer, before_layer;
+} BackwardStep;
+
 typedef struct UnitKind {
     const char *name;                   /* in messages and traces */
     int (*count)(const ModelConfig *c); /* how many a model has, one after the other */
@@ -126,10 +132,11 @@ typedef struct UnitKind {
     void (*forward)(struct Model *m, const UnitTensors *w, int u);
 
     /* backward_uses: for which uses backward needs the unit's weights; NULL: for none. backward:
-     * m->work.dres, the gradient of what the unit wrote, becomes that of what it read; needs_dx
-     * false: nothing before the unit is trained, so this is left out. */
+     * m->work.dres, the gradient of what the unit wrote, becomes that of what it read, unless
+     * step.needs_dx is false. */
     int (*backward_uses)(const struct Model *m, int u);
-    void (*backward)(struct Model *m, const UnitTensors *w, UnitTensors *dw, int u, bool needs_dx);
+    void (*backward)(struct Model *m, const UnitTensors *w, UnitTensors *dw, int u,
+                     BackwardStep step);
 } UnitKind;
 
 /* The last unit is the head, which has no `forward` and no `backward`: logits exist only between

@@ -102,8 +102,10 @@ ShardChoice store_shard_choice(const ParamStore *store)
     return p;
 }
 
+size_t update_part = 32 << 20;
+
 /* A part is a whole operand if its master weights are on the host, since all of it has one scale;
- * else UPDATE_PART elements. The last group of a state may include padding after the parameter. */
+ * else update_part elements. The last group of a state may include padding after the parameter. */
 size_t store_update_part_bytes(const ParamStore *store)
 {
     size_t most = 0, first;
@@ -113,7 +115,7 @@ size_t store_update_part_bytes(const ParamStore *store)
             const bool master = store_on_host(store, u, HOST_MASTER),
                        moments = store_on_host(store, u, HOST_MOMENTS);
             const size_t all = param_align(shard_part(&store->shard[u], p, &first));
-            const size_t n = !master && all > UPDATE_PART ? UPDATE_PART : all;
+            const size_t n = !master && all > update_part ? update_part : all;
             Arena part = { 0 };
             if (p->region != TRAINED || n == 0)
                 continue;

@@ -199,7 +199,7 @@ typedef struct {
 } ShardChoice;
 
 /* States on the host come to the device part by part for the optimizer, in one of three buffers. */
-enum { UPDATE_BUFFERS = 3, UPDATE_PART = 32 << 20 };
+enum { UPDATE_BUFFERS = 3 };
 
 /* Buffers that several units use one after the other come first, then one of each unit's own. */
 enum { NUM_ROTATING = 4 };

@@ -115,8 +115,8 @@ static void add_parts(ParamStore *store, Parts *all, int u, const Param *p)
         store_on_host(store, u, HOST_MASTER) || !store_on_host(store, u, HOST_MOMENTS);
     size_t first, n = shard_part(&store->shard[u], p, &first);
     for (size_t done = 0; done < n || (n == 0 && done == 0 && store_encodes(store, u, p));
-         done += UPDATE_PART) {
-        size_t count = !whole && n - done > UPDATE_PART ? UPDATE_PART : n - done;
+         done += update_part) {
+        size_t count = !whole && n - done > update_part ? update_part : n - done;
         if (group)
             count = (count + group - 1) / group * group;
         all->part = xrealloc(all->part, sizeof *all->part * ((size_t)all->count + 1));
