@@ -16,10 +16,13 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/trace.h"
 #include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/save.h"
+#include "model/checkpoint/load.h"
 #include "model/checkpoint/folder.h"
+#include "model/config/config_load.h"
 #include "model/config/export_options.h"
-#include "model/config/load.h"
 #include "kernels/runtime/agree.h"
 #include "model/run/average.h"
 #include "model/run/divergence.h"
@@ -441,7 +444,7 @@ int main(int argc, char **argv)
 {
     /* a write beyond ulimit -f fails instead, and a message names the file */
     signal(SIGXFSZ, SIG_IGN);
-    if (export_is_asked(argc, argv)) { /* no signal handlers: there is nothing to save */
+    if (export_options_asked(argc, argv)) { /* no signal handlers: there is nothing to save */
         comm_start(&argc, &argv);
         export_run(argc, argv);
         comm_finish();

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "kernels/runtime/error.h"
-#include "model/plan/plan.h"
+#include "model/plan_model.h"
 #include "model/block/projector.h"
 
 static void set_rows(Acts *a, int rows)

@@ -1,5 +1,5 @@
 /* The plan of a whole model: shards, units, head and caches, one after the other in one arena. */
-#include "model/plan/plan.h"
+#include "model/plan_model.h"
 
 #include <math.h>
 
@@ -8,6 +8,9 @@
 #include "model/parallel/context.h"
 #include "model/lifetimes.h"
 #include "model/block/projector.h"
+#include "model/plan/plan.h"
+#include "model/plan/plan_head.h"
+#include "model/store/param_store_sizes.h"
 #include "model/update/muon.h"
 #include "model/store/offload.h"
 #include "model/parallel/stages.h"

@@ -46,7 +46,7 @@ def strategy_of(config):
 
 
 def check(folder):
-    """read(folder), or an error if the tower is none that ./train knows (model/config/llava.c)."""
+    """read(folder), or an error if the tower is none that ./train knows (model/formats/llava.c)."""
     found = read(folder)
     config, path = found["config"], os.path.join(folder, "config.json")
     if config.get("model_type") != "llava":

@@ -143,7 +143,7 @@ def round_trip(options, name, config, root, seed):
 
 def honours(key):
     """Whether ./train does, by its table."""
-    with open("model/config/hf_keys.c", encoding="utf-8") as file:
+    with open("model/formats/hf_keys.c", encoding="utf-8") as file:
         rows = re.findall(r'{ "(\w+)",\s+(HF_\w+)', file.read())
     return any((key, kind) in rows for kind in ("HF_VALUE", "HF_TOKEN", "HF_ROTATION", "HF_BLOCKS"))
 

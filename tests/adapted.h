@@ -3,7 +3,7 @@
 #pragma once
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/safetensors.h"
-#include "model/config/adapter.h"
+#include "model/formats/adapter.h"
 #include "tests/saved.h"
 
 enum { RANK = 3, LAST_STEP = 7 };

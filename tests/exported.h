@@ -14,7 +14,7 @@ static inline ExportOptions export_options_of(const char *source, const char *ba
                         .layout = NOT_GIVEN,
                         .block = NOT_GIVEN,
                         .group = NOT_GIVEN };
-    while (strcasecmp(export_word("dtype", (int)o.dtype), dtype) != 0)
+    while (strcasecmp(export_options_word("dtype", (int)o.dtype), dtype) != 0)
         o.dtype++;
     return o;
 }

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "kernels/runtime/error.h"
-#include "model/config/table.h"
+#include "model/keys/config_keys.h"
 #include "tests/fuzz_kinds.h"
 
 /* Mostly a key that has a value. */

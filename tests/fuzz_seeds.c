@@ -1,10 +1,10 @@
 /* The valid inputs of tests/fuzz.c, in folders with the files that belong to them. */
+#include "model/formats/hf.h"
 #include "tests/fuzz_kinds.h"
 
 #include <glob.h>
 
 #include "model/checkpoint/layout.h"
-#include "model/config/hf.h"
 #include "tests/fuzz_codes.h"
 #include "tests/fuzz_model.h"
 #include "tests/try_config.h"

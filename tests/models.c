@@ -6,7 +6,8 @@
 #include "kernels/random.h"
 #include "kernels/runtime/error.h"
 #include "kernels/values.h"
-#include "model/plan/plan.h"
+#include "model/plan_model.h"
+#include "model/store/param_store_sizes.h"
 
 // clang-format off
 static const char *const names[NUM_ARCHITECTURES] = {

@@ -3,6 +3,7 @@
 #pragma once
 #include "kernels/values.h"
 #include "model/store/param_store.h"
+#include "model/store/param_store_sizes.h"
 #include "tests/models.h"
 
 static inline int outlier_of(int layer)

@@ -5,6 +5,8 @@
 
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/save.h"
+#include "model/checkpoint/load.h"
 #include "model/checkpoint/safetensors.h"
 #include "tests/kit.h"
 #include "tests/models.h"

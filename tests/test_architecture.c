@@ -4,9 +4,9 @@
 #include <jansson.h>
 #include <math.h>
 
+#include "model/formats/hf.h"
 #include "model/shape/architecture.h"
 #include "model/checkpoint/safetensors.h"
-#include "model/config/hf.h"
 #include "model/update/update.h"
 #include "tests/saved.h"
 
@@ -161,7 +161,7 @@ static void test_made_up(void **state)
     check_names(folder);
 
     ModelConfig read = { .init_std = m.init_std };
-    config_read_hf(&read, folder);
+    hf_read(&read, folder);
     assert_ptr_equal(read.architecture, &made_up);
     assert_true(read.norm.eps == 1e-3f && read.clip_qkv == 3 && read.qk_norm == QK_NORM_WIDTH &&
                 read.sliding_window == 5);

@@ -13,7 +13,7 @@ static void run_with(const char *a, const char *b, const char *c)
 {
     char *argv[] = { "train", (char *)a, (char *)b, (char *)c, NULL };
     const int argc = 2 + (b != NULL) + (c != NULL);
-    assert_true(export_is_asked(argc, argv));
+    assert_true(export_options_asked(argc, argv));
     export_run(argc, argv);
 }
 

@@ -6,6 +6,7 @@
 #include "model/checkpoint/weight_codes.h"
 #include "model/calibrate/calibrate.h"
 #include "model/run/export_run.h"
+#include "model/store/param_store_sizes.h"
 #include "tests/exported.h"
 #include "tests/saved.h"
 

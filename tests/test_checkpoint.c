@@ -1,7 +1,7 @@
 /* Contents of checkpoints: bit-exact round trips, files in the safetensors and Hugging Face
  * formats, type conversions, and models that do not match. Invalid safetensors:
  * test_safetensors.c. */
-#include "model/config/hf.h"
+#include "model/formats/hf.h"
 #include "model/shape/architecture.h"
 #include "model/checkpoint/safetensors.h"
 #include "tests/pattern.h"
@@ -164,7 +164,7 @@ static void test_config_json(void **state)
                                                    .init_cutoff_factor = m.init_cutoff_factor };
         open_run(&r, &m, bf16, f32, f32);
         save(&r, 1);
-        config_read_hf(&found, step_folder(&r, 1));
+        hf_read(&found, step_folder(&r, 1));
         assert_int_equal(found.embedding_size, 128);
         assert_true(found.norm.kind == m.norm.kind && found.norm.eps == m.norm.eps);
         assert_true(found.clip_qkv == m.clip_qkv && found.rope_theta == m.rope_theta);

@@ -2,7 +2,8 @@
  * named, does not replace a checkpoint, and is not loaded. */
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
-#include "model/config/files.h"
+#include "model/checkpoint/layout_finite.h"
+#include "model/formats/file.h"
 #include "tests/saved.h"
 
 static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128, true },

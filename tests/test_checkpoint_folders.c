@@ -5,11 +5,11 @@
 #include <signal.h>
 #include <sys/resource.h>
 
+#include "model/formats/file.h"
 #include "model/shape/architecture.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/checkpoint/saved_as.h"
-#include "model/config/files.h"
 #include "tests/sanitized.h"
 #include "tests/saved.h"
 

@@ -1,5 +1,6 @@
 /* Collectives, on any number of ranks: values, the same bits on every rank, the same bits again. */
 #include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
 #include "tests/kit.h"
 
 #include "tests/ranks.h"

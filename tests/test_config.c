@@ -2,7 +2,11 @@
  * the texts about the keys: test_config_text.c; mistakes and their messages:
  * test_config_errors.c. */
 #include "kernels/kernels.h"
-#include "model/config/hf.h"
+#include "model/formats/hf.h"
+#include "model/keys/config_keys.h"
+#include "model/keys/key.h"
+#include "model/keys/value.h"
+#include "model/keys/value_print.h"
 #include "tests/try_config.h"
 
 #include <setjmp.h>
@@ -193,12 +197,12 @@ static void test_changed_recipe(void **state)
     Settings *s = calloc(1, sizeof *s);
     int columns = 0, changes = 0;
     for (const ConfigKey *k = config_keys; k->name; k++) {
-        columns += config_column(k) != NULL;
-        for (int i = 0; config_column(k) && (k->words ? k->words[i].word != NULL : i < 3); i++) {
+        columns += key_column(k) != NULL;
+        for (int i = 0; key_column(k) && (k->words ? k->words[i].word != NULL : i < 3); i++) {
             s->c.recipe = *recipe_find("coat");
-            char *own = value_text(s, k);
+            char *own = value_printed(s, k);
             value_parse_text(s, k, k->words ? k->words[i].word : formats[i], "test");
-            char *now = value_text(s, k);
+            char *now = value_printed(s, k);
             if (recipe_is_changed(&s->c.recipe) != (strcmp(own, now) != 0))
                 fail_msg("%s: %s instead of %s", k->name, now, own);
             changes += strcmp(own, now) != 0;
@@ -432,7 +436,7 @@ static void test_hf(void **state)
         "\"clip_qkv\": 8, \"num_attention_heads\": 4, \"intermediate_size\": 96, \"vocab_size\": "
         "90, "
         "\"rope_scaling\": null, \"eos_token_id\": 50279}");
-    config_read_hf(&read, try_folder);
+    hf_read(&read, try_folder);
     assert_true(read.norm.kind == LAYER_NORM && !read.norm_affine && read.clip_qkv == 8 &&
                 read.rope_theta == 10000);
     assert_int_equal(read.eos_token_id, -1); /* outside the vocabulary */
@@ -440,7 +444,7 @@ static void test_hf(void **state)
                  "\"num_hidden_layers\": 1, "
                  "\"num_attention_heads\": 4, \"intermediate_size\": 96, \"vocab_size\": 90, "
                  "\"rms_norm_eps\": 1e-6}");
-    config_read_hf(&read, try_folder);
+    hf_read(&read, try_folder);
     assert_true(read.norm.kind == RMS_NORM && read.norm_after && read.qk_norm && read.norm_affine &&
                 read.clip_qkv == 0);
 }

@@ -1,5 +1,6 @@
 /* Every kind of mistake in a configuration: the message names the place, what was found and what
  * was expected. */
+#include "model/config/check_tensor_ranks.h"
 #include "tests/try_config.h"
 
 #include <setjmp.h>
@@ -12,7 +13,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "model/config/check_tensor.h"
 #include "tests/models.h"
 
 /* ---- mistakes -------------------------------------------------------------------------------- */
@@ -350,12 +350,12 @@ static void test_parts_of_nf4(void **state)
     m.max_sequence_length = 32;
     model_config(&c, &m, "f32", 1);
     c.strategy.tensor_ranks = 2;
-    char *refusal = tensor_refusal(&c, 2);
+    char *refusal = check_tensor_ranks_refusal(&c, 2);
     assert_non_null(refusal);
     try_names(refusal, "nf4 lora.base 64 --lora.base=e4m3");
     free(refusal);
     c.model.lora.base = BASE_E4M3;
-    assert_null(tensor_refusal(&c, 2));
+    assert_null(check_tensor_ranks_refusal(&c, 2));
 }
 
 /* Ranks that compute layers together, and stages. */

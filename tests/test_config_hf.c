@@ -1,7 +1,7 @@
 /* config.json: each class in each spelling, from the file through a run's configuration to the file
  * that the run saves; and refusals, with the file, the key, what was found and what was
  * expected. */
-#include "model/config/hf.h"
+#include "model/formats/hf.h"
 #include "tests/try_config.h"
 
 #include <setjmp.h>
@@ -166,7 +166,7 @@ static void test_round_trip(void **state)
 
         ModelConfig again = { .init_std = c->model.init_std };
         assert_int_equal(json_dump_file(now, path, 0), 0);
-        config_read_hf(&again, try_folder);
+        hf_read(&again, try_folder);
         check_model(&cases[i], &again);
         json_t *twice = hf_config(&again, F32);
         if (!json_equal(now, twice))
@@ -196,7 +196,7 @@ static void test_model_type(void **state)
         json_t *j = hf_config(&c->model, F32);
         json_object_del(j, "architectures");
         assert_int_equal(json_dump_file(j, path, 0), 0);
-        config_read_hf(&again, try_folder);
+        hf_read(&again, try_folder);
         assert_ptr_equal(again.architecture, c->model.architecture);
         json_decref(j);
         config_free(c);
@@ -261,7 +261,7 @@ static void test_no_rope(void **state)
             ModelConfig again = { .init_std = c->model.init_std };
             assert_int_equal(json_array_size(json_object_get(now, "no_rope_layers")), with ? 4 : 0);
             assert_int_equal(json_dump_file(now, path, 0), 0);
-            config_read_hf(&again, try_folder);
+            hf_read(&again, try_folder);
             assert_int_equal(again.no_rope_interval, list[i].interval);
             json_object_del(now, "no_rope_layers");
         }

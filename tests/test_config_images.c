@@ -1,6 +1,6 @@
 /* Keys of models with images and of their data: read, written and read again, and every refusal. */
+#include "model/formats/adapter.h"
 #include "model/shape/architecture.h"
-#include "model/config/adapter.h"
 #include "tests/try_config.h"
 
 #include <setjmp.h>

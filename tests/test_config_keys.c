@@ -2,8 +2,8 @@
  * tests/golden/config_keys.json: a key that changes the model there gives another model here or is
  * refused by name, one that changes nothing there changes nothing here, and declared keys are
  * known. And the defaults of transformers for missing keys. */
-#include "model/config/hf.h"
-#include "model/config/hf_keys.h"
+#include "model/formats/hf.h"
+#include "model/formats/hf_keys.h"
 #include "tests/try_config.h"
 
 #include <setjmp.h>
@@ -33,7 +33,7 @@ static ModelConfig *read_config(json_t *config)
 {
     ModelConfig *m = calloc(1, sizeof *m);
     write_config(config);
-    config_read_hf(m, try_folder);
+    hf_read(m, try_folder);
     m->architecture = NULL;
     return m;
 }

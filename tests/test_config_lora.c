@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "model/config/adapter.h"
+#include "model/formats/adapter.h"
 #include "tests/try_config.h"
 
 /* A model of 2 blocks, with half as many heads for keys and values. */

@@ -3,8 +3,12 @@
 #include "kernels/kernels.h"
 #include "kernels/random.h"
 #include "kernels/runtime/version.h"
-#include "model/config/export_options.h"
 #include "kernels/runtime/error.h"
+#include "model/config/export_options.h"
+#include "model/config/help.h"
+#include "model/keys/config_keys.h"
+#include "model/keys/key.h"
+#include "model/keys/yaml.h"
 #include "tests/try_config.h"
 
 #include <setjmp.h>
@@ -256,14 +260,14 @@ static void test_table(void **state)
         int type = k->type & TYPE_MASK;
         for (const ConfigKey *other = k + 1; other->name; other++) {
             assert_string_not_equal(k->name, other->name);
-            bool same_struct = config_element(k->name) == config_element(other->name);
+            bool same_struct = key_element_prefix(k->name) == key_element_prefix(other->name);
             if (type < FIXED && (other->type & TYPE_MASK) < FIXED && same_struct)
                 assert_int_not_equal(k->offset, other->offset);
         }
         assert_non_null(k->help);
-        assert_ptr_equal(config_key(k->name), k);
+        assert_ptr_equal(key_find(k->name), k);
     }
-    assert_null(config_key("model"));
+    assert_null(key_find("model"));
 }
 
 static void test_help(void **state)
@@ -293,13 +297,13 @@ static void test_help(void **state)
     assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
     try_names(text, "tokenizer:");
     /* some are keys of a run, too */
-    for (const ConfigKey *k = export_keys; k->name; k++) {
+    for (const ConfigKey *k = export_options_keys; k->name; k++) {
         snprintf(try_path, sizeof try_path, "--help=%s", k->name);
         assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
         try_contains(text, k->help);
         if (strcmp(k->name, "export") != 0)
             assert_int_equal(!strncmp(text, "with --export:\n", 15),
-                             !config_key(k->name) && strcmp(k->name, "average") != 0);
+                             !key_find(k->name) && strcmp(k->name, "average") != 0);
     }
     strcpy(try_path, "--version");
     assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
@@ -390,7 +394,7 @@ static void test_readme(void **state)
     assert_true(getdelim(&readme, &length, '\0', f) > 0);
     fclose(f);
     f = open_memstream(&table, &size);
-    config_print_markdown(f);
+    help_markdown(f);
     fclose(f);
     const char *start = strstr(readme, "| key | value |");
     assert_non_null(start);

@@ -12,6 +12,8 @@
 #include "kernels/runtime/error.h"
 #include "kernels/values.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/save.h"
+#include "model/checkpoint/load.h"
 #include "model/checkpoint/layout.h"
 #include "model/checkpoint/stored_states.h"
 #include "tests/exported.h"

@@ -1,10 +1,11 @@
 /* A GPU without FP8 GEMMs, simulated by device_has_fp8 of this file: runs that multiply FP8 end
  * before memory is placed, with a message that names the recipe and the device; other runs and all
  * memory plans continue. */
+#include "model/checkpoint/load.h"
+#include "model/config/config_load.h"
 #include "tests/kit.h"
 
 #include "kernels/runtime/error.h"
-#include "model/config/load.h"
 #include "model/run/run.h"
 
 static char folder[] = "/tmp/coat-no-fp8-XXXXXX";

@@ -17,10 +17,11 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "kernels/values.h"
-#include "model/checkpoint/checkpoint.h"
-#include "model/config/hf.h"
+#include "model/checkpoint/load.h"
 #include "model/decode.h"
+#include "model/formats/hf.h"
 #include "model/sampling.h"
+#include "model/store/param_store_sizes.h"
 #include "tests/models.h"
 
 /* Longer than a window, than the original length of scaled rotary frequencies and, in one case,
@@ -228,7 +229,7 @@ static void test_continuation(void **state)
     const int length = read_list(prompt, 64, o, "prompt"),
               count = read_list(expected, 64, o, "tokens");
     assert_true(json_number_value(json_object_get(o, "margin")) >= 1e-3);
-    config_read_hf(&m, folder);
+    hf_read(&m, folder);
     m.max_sequence_length = length + count;
     model_config(&s.config, &m, "f32", 1);
     s.config.generate = path;

@@ -7,7 +7,7 @@
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/checkpoint/tokenizer_files.h"
-#include "model/config/hf.h"
+#include "model/config/export_options.h"
 #include "model/run/export_run.h"
 #include "tests/exported.h"
 #include "tests/saved.h"
@@ -415,7 +415,7 @@ static void run_with(const char *a, const char *b, const char *c)
 {
     char *argv[] = { "train", strdup(a), b ? strdup(b) : NULL, c ? strdup(c) : NULL, NULL };
     const int argc = 2 + (b != NULL) + (c != NULL);
-    assert_true(export_is_asked(argc, argv));
+    assert_true(export_options_asked(argc, argv));
     export_run(argc, argv);
 }
 
@@ -434,7 +434,7 @@ static void test_arguments(void **state)
     DIES("'--save_folder=z' is not an option", run_with("--export=x", "y", "--save_folder=z"));
     char *help[] = { "train", "--export=x", "--help" },
          *run[] = { "train", "x.yaml", "--exports=y" };
-    assert_false(export_is_asked(3, help) || export_is_asked(3, run));
+    assert_false(export_options_asked(3, help) || export_options_asked(3, run));
 }
 
 /* ---- interruptions --------------------------------------------------------------------------- */

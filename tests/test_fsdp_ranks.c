@@ -3,6 +3,7 @@
  * two runs, and queues that overlap or not, give the same bits. On 1, 2 and 4 ranks. */
 #include <math.h>
 
+#include "model/store/param_store_sizes.h"
 #include "tests/kit.h"
 
 #include "tests/ranks_run.h"

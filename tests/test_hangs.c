@@ -10,7 +10,7 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/weight_files.h"
-#include "model/config/yaml.h"
+#include "model/keys/yaml.h"
 #include "model/run/log.h"
 #include "tests/launch.h"
 #include "tests/sanitized.h"

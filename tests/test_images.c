@@ -1,5 +1,6 @@
 /* The projector: its operations against formulas in double, and models with images against models
  * without. Gradients: test_gradients.c; transformers: test_parity.c; ranks: test_images_ranks.c. */
+#include "model/store/param_store_sizes.h"
 #include "tests/kit.h"
 
 #include <math.h>

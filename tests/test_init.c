@@ -5,6 +5,7 @@
  * less if they are truncated; 5 of these are allowed, and 5 of the mean's. Tensors have 1024
  * elements or more: 22 % of the variance, or 11 % of the standard deviation. The formulas differ by
  * 22 % at least: from the second block to the third. */
+#include "model/store/param_store_sizes.h"
 #include "tests/kit.h"
 
 #include "tests/models.h"

@@ -9,7 +9,7 @@
 #include "kernels/runtime/operations.h"
 #include "model/decode.h"
 #include "model/lifetimes.h"
-#include "model/plan/plan.h"
+#include "model/plan_model.h"
 #include "tests/models.h"
 #include "tests/sanitized.h"
 

@@ -1,6 +1,9 @@
 /* Folders of LlavaForConditionalGeneration: read, trained, saved, resumed, exported. What
  * transformers wrote and we do not compute with, the tower and its description, comes out as it
  * went in. test_parity.c compares what the models compute. */
+#include "model/config/export_options.h"
+#include "model/formats/adapter.h"
+#include "model/formats/hf.h"
 #include "tests/saved.h"
 
 #include <jansson.h>
@@ -9,8 +12,6 @@
 
 #include "model/checkpoint/safetensors.h"
 #include "model/checkpoint/tower.h"
-#include "model/config/adapter.h"
-#include "model/config/hf.h"
 #include "model/update/update.h"
 #include "tests/exported.h"
 
@@ -53,7 +54,7 @@ static void open_adapted(Trainer *t, const char *folder, const char *base, BaseF
     *t = (Trainer){ 0 };
     ModelConfig m = { .init_std = 0.02 };
     double dropout;
-    config_read_hf(&m, base ? base : folder);
+    hf_read(&m, base ? base : folder);
     m.max_sequence_length = T;
     if (base)
         m.lora = (Lora){ .rank = 2,
@@ -360,7 +361,7 @@ static ModelConfig read_json(const char *json)
     fputs(json, f);
     fclose(f);
     ModelConfig m = { .init_std = 0.02 };
-    config_read_hf(&m, folder);
+    hf_read(&m, folder);
     return m;
 }
 

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "model/config/hf.h"
+#include "model/formats/loadable.h"
 #include "tests/kit.h"
 #include "tests/try_config.h"
 
@@ -201,7 +201,7 @@ static void test_what_it_is(void **state)
                                             : "%s%s",
                  folder, list[i].given);
         snprintf(words, sizeof words, list[i].words, folder);
-        DIES(words, config_check_loadable(NULL, path));
+        DIES(words, loadable_check(NULL, path));
     }
     static const char *const fine[] = { "model.safetensors",
                                         "model.safetensors config.yaml config.json",
@@ -211,7 +211,7 @@ static void test_what_it_is(void **state)
         snprintf(folder, sizeof folder, "%s/fine%zu", try_folder, i);
         snprintf(command, sizeof command, "mkdir %s && cd %s && touch %s", folder, folder, fine[i]);
         assert_int_equal(system(command), 0);
-        config_check_loadable(NULL, folder);
+        loadable_check(NULL, folder);
     }
 }
 

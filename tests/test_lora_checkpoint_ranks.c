@@ -5,8 +5,11 @@
 
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
+#include "model/store/param_store_sizes.h"
 #include "model/store/quantized_weights.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/save.h"
+#include "model/checkpoint/load.h"
 #include "model/model.h"
 #include "model/predict/memory.h"
 #include "model/update/update.h"

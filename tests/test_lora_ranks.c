@@ -4,8 +4,11 @@
 #include <sys/stat.h>
 
 #include "kernels/runtime/comm.h"
+#include "model/store/param_store_sizes.h"
 #include "model/store/quantized_weights.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/save.h"
+#include "model/checkpoint/load.h"
 #include "model/update/update.h"
 #include "tests/kit.h"
 #include "tests/ranks_run.h"

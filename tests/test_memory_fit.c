@@ -2,11 +2,13 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#include "model/checkpoint/checkpoint.h"
-#include "model/config/load.h"
+#include "model/checkpoint/load.h"
+#include "model/config/config_load.h"
 #include "model/model.h"
+#include "model/plan_model.h"
 #include "model/predict/memory_fit.h"
 #include "model/predict/memory.h"
+#include "model/store/param_store_sizes.h"
 #include "tests/kit.h"
 #include "tests/launch.h"
 

@@ -1,5 +1,6 @@
 /* Muon against torch.optim.Muon (tests/golden/muon, scripts/golden_muon.py), on 1, 2 and 4 ranks;
  * the same bits on any number of ranks; the error of a momentum in each format; memory. */
+#include "model/store/param_store_sizes.h"
 #include "tests/kit.h"
 
 #include "kernels/collectives.h"

@@ -1,11 +1,14 @@
 /* Optimizers in training, one of them added by the test: their losses decrease, a resumed run has
  * the bits of an uninterrupted one, and other divisions of states over ranks read and write the
  * same. On 1, 2 and 4 ranks. */
+#include "model/store/param_store_sizes.h"
 #include "tests/kit.h"
 
 #include "kernels/collectives.h"
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/save.h"
+#include "model/checkpoint/load.h"
 #include "model/predict/memory.h"
 #include "model/run/quant_stats.h"
 #include "model/update/update.h"

@@ -3,8 +3,9 @@
  * its checkpoints. */
 #include <jansson.h>
 
-#include "model/plan/plan.h"
+#include "model/plan_model.h"
 #include "model/run/telemetry.h"
+#include "model/store/param_store_sizes.h"
 #include "model/update/update.h"
 #include "tests/images.h"
 #include "tests/lion.h"

@@ -26,11 +26,12 @@
 #include <string.h>
 
 #include "kernels/runtime/device.h"
+#include "model/formats/adapter.h"
+#include "model/formats/hf.h"
 #include "model/shape/architecture.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/load.h"
 #include "model/checkpoint/safetensors.h"
-#include "model/config/adapter.h"
-#include "model/config/hf.h"
 #include "model/update/muon.h"
 #include "model/update/update.h"
 #include "tests/exported.h"
@@ -104,11 +105,11 @@ static void read_config(ModelConfig *m, const char *folder)
 {
     double dropout;
     if (!adapter_is(folder)) {
-        config_read_hf(m, folder);
+        hf_read(m, folder);
         return;
     }
     m->lora.base_path = adapter_base(folder);
-    config_read_hf(m, m->lora.base_path);
+    hf_read(m, m->lora.base_path);
     adapter_read(&m->lora, &dropout, folder, m);
 }
 

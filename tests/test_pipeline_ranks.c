@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "model/plan_model.h"
+#include "model/store/param_store_sizes.h"
 #include "tests/kit.h"
 
 #include "kernels/runtime/operations.h"

@@ -3,10 +3,12 @@
 #include <math.h>
 #include <string.h>
 
+#include "model/config/config_load.h"
+#include "model/keys/types.h"
 #include "tests/kit.h"
 
-#include "model/checkpoint/checkpoint.h"
-#include "model/config/load.h"
+#include "model/checkpoint/load.h"
+#include "model/config/config_load.h"
 #include "model/predict/mesh_search.h"
 #include "model/predict/memory.h"
 #include "model/predict/plan_time.h"

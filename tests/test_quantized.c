@@ -5,8 +5,9 @@
 
 #include "kernels/runtime/text.h"
 #include "model/checkpoint/weight_files.h"
-#include "model/config/hf.h"
-#include "model/config/quantized.h"
+#include "model/config/export_options.h"
+#include "model/formats/hf.h"
+#include "model/formats/quantized.h"
 #include "tests/adapted.h"
 #include "tests/coded.h"
 #include "tests/exported.h"
@@ -117,9 +118,9 @@ static void test_settings(void **state)
                                 json_loads(by_config[i].settings, JSON_DECODE_ANY, NULL));
             assert_int_equal(json_dump_file(changed, path, 0), 0);
             json_decref(changed);
-            DIES(by_config[i].words, config_read_hf(&m, base));
+            DIES(by_config[i].words, hf_read(&m, base));
             if (i + 1 < sizeof by_config / sizeof by_config[0])
-                DIES(LOAD, config_read_hf(&m, base));
+                DIES(LOAD, hf_read(&m, base));
         }
         assert_int_equal(json_dump_file(config, path, 0), 0);
         json_decref(config);
@@ -127,7 +128,7 @@ static void test_settings(void **state)
     for (size_t i = 0; i < sizeof by_file / sizeof by_file[0]; i++) {
         const char *file = lasting(text("%s/%s", base, by_file[i].file));
         write_text(file, by_file[i].text);
-        DIES(by_file[i].words, config_read_hf(&m, base));
+        DIES(by_file[i].words, hf_read(&m, base));
         remove(file);
     }
     for (size_t i = 0; i < sizeof read_by_config / sizeof read_by_config[0]; i++) {
@@ -135,9 +136,9 @@ static void test_settings(void **state)
         json_object_set_new(config, "quantization_config", json_loads(read_by_config[i], 0, NULL));
         assert_int_equal(json_dump_file(config, path, 0), 0);
         json_decref(config);
-        config_read_hf(&m, base);
+        hf_read(&m, base);
     }
-    config_read_hf(&m, base);
+    hf_read(&m, base);
     assert_int_equal(m.n_layers, architecture(LLAMA).n_layers);
     release();
 }

@@ -81,7 +81,7 @@ class Setting(single.Configuration):
              (chunks == 1 or smallest // (data * self.micro) % stages == 0))
 
     def can_be_cut(self):
-        """What model/config/check_tensor.c does not refuse: parts of these models have no whole groups of moments or blocks of NF4."""
+        """What model/config/check_tensor_ranks.c does not refuse: parts of these models have no whole groups of moments or blocks of NF4."""
         grouped = self.optimizer in ("adamw8bit", "muon") or self.recipe in ("fp8-lm", "coat-opt", "coat", "coat-lean")
         return self.keys.get("model.n_kv_heads") != 1 and self.keys.get("model.attention_layer_norm") is not True and \
             not grouped and self.keys.get("lora.base") != "nf4" and self.keys["mlp_tile"] is None

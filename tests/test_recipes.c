@@ -12,6 +12,7 @@
  * root mean square over 64 tokens varies by 1/sqrt(2 * 64) = 9 %, the worst of 30 tensors by twice
  * that. */
 #include "model/block/block.h"
+#include "model/plan_model.h"
 #include "tests/recipe_runs.h"
 
 /* The columns of each recipe in recipe.h's order. COAT [fig. 1, sec. 4-5]: activations and weights

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "kernels/runtime/trace.h"
+#include "model/plan_model.h"
 #include "model/predict/memory.h"
 #include "model/predict/memory_fit.h"
 #include "model/update/update.h"

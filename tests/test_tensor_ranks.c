@@ -9,6 +9,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "model/store/param_store_sizes.h"
 #include "tests/kit.h"
 
 #include "kernels/backend.h"

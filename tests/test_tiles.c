@@ -13,7 +13,7 @@
 
 #include "kernels/runtime/error.h"
 #include "kernels/values.h"
-#include "model/plan/plan.h"
+#include "model/plan_model.h"
 #include "tests/models.h"
 
 enum { B = 3, T = 16, N = B * T, TILES = 3 };

@@ -6,6 +6,7 @@
  *     OPENBLAS_NUM_THREADS=1 mpirun --oversubscribe --bind-to none -n 64 build/cpu/tests/test_traffic_ranks */
 #include <string.h>
 
+#include "model/store/param_store_sizes.h"
 #include "tests/kit.h"
 
 #include "model/predict/memory.h"

@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "model/checkpoint/safetensors.h"
+#include "model/store/param_store_sizes.h"
 #include "model/update/update.h"
 #include "tests/mapping_unit.h"
 #include "tests/saved.h"

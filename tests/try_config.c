@@ -1,7 +1,7 @@
 /* Helpers of the tests of the configuration. */
 #include "tests/try_config.h"
 
-#include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/load.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

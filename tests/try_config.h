@@ -1,8 +1,8 @@
 /* Configurations to try: a small complete file, changed line by line, loaded here or in another
  * process. */
 #pragma once
-#include "model/config/load.h"
-#include "model/config/table.h"
+#include "model/config/config_load.h"
+#include "model/keys/types.h"
 
 /* a temporary folder; the file x.yaml in it that try_load reads */
 extern char try_folder[64], try_path[128];

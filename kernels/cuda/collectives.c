@@ -18,7 +18,7 @@
 #include <string.h>
 
 #include "kernels/cuda/cuda.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
 
 #define NCCL_CHECK(call) nccl_check((call), #call)
 

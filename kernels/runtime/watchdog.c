@@ -34,6 +34,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/hosts.h"
 #include "kernels/runtime/trace.h"
+#include "kernels/runtime/watchdog_marks.h"
 #include "kernels/runtime/watchdog_state.h"
 
 /* Memory shared by the ranks of a host. */

@@ -1,8 +1,9 @@
 /* What this rank does now. */
+#include "kernels/runtime/watchdog_marks.h"
+
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/runtime/watchdog.h"
 #include "kernels/runtime/watchdog_state.h"
 
 static RankState alone = { .stage = -1 };

@@ -12,10 +12,11 @@
 #include "kernels/runtime/progress.h"
 #include "model/block/block.h"
 #include "model/checkpoint/convert.h"
-#include "model/config/hf.h"
 #include "model/block/head.h"
+#include "model/config/export_options.h"
+#include "model/formats/hf.h"
 #include "model/model.h"
-#include "model/plan/plan.h"
+#include "model/plan_model.h"
 #include "model/calibrate/weights_ahead.h"
 #include "model/shape/units.h"
 
@@ -358,7 +359,7 @@ CalibrationLosses calibrate(Export *x, const ExportOptions *o, const Calibration
                       .config = configure(d),
                       .batches = d->sequences / B,
                       .held = d->held / B };
-    config_read_hf(&c.model, x->base);
+    hf_read(&c.model, x->base);
     c.ahead = (WeightsAhead){ .x = x, .model = &c.model };
     printf("calibrating with %d sequences of %d tokens from %d file%s, %d held out, on %s;\n"
            "mean squared error of each layer's outputs | with codes rounded to nearest:\n",

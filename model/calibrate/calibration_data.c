@@ -5,7 +5,9 @@
 
 #include "data/loader.h"
 #include "kernels/runtime/error.h"
-#include "model/config/hf.h"
+#include "model/config/export_options.h"
+#include "model/config/load_folder.h"
+#include "model/formats/hf.h"
 
 /* default tokens of a sequence, at most; one of 16 more is held out */
 enum { LONGEST = 2048, HELD_OUT = 16 };
@@ -14,8 +16,9 @@ static const char key[] = "--calibration";
 /* The option, else data.memmap_dtype of the exported run, else its default. */
 static int token_bytes(const ExportOptions *o, const Export *x)
 {
-    char *trained =
-        o->token_bytes == NOT_GIVEN ? config_trained_with(x->folder, "data.memmap_dtype") : NULL;
+    char *trained = o->token_bytes == NOT_GIVEN
+                        ? load_folder_trained_with(x->folder, "data.memmap_dtype")
+                        : NULL;
     const int bytes = o->token_bytes != NOT_GIVEN                 ? o->token_bytes
                       : trained && strcmp(trained, "uint32") == 0 ? UINT32
                                                                   : UINT16;
@@ -38,7 +41,7 @@ static void read_sequences(CalibrationData *d, Loader *l)
 CalibrationData calibration_read(const ExportOptions *o, const Export *x)
 {
     ModelConfig m = { 0 };
-    config_read_hf(&m, x->base);
+    hf_read(&m, x->base);
     const int most = m.max_sequence_length < LONGEST ? m.max_sequence_length : LONGEST;
     CalibrationData d = { .sequences = o->sequences, .length = o->length > 0 ? o->length : most };
     d.held = d.sequences < HELD_OUT ? 1 : d.sequences / HELD_OUT;

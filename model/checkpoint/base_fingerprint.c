@@ -8,7 +8,7 @@
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/crc32c.h"
 #include "model/checkpoint/manifest.h"
-#include "model/config/adapter.h"
+#include "model/formats/adapter.h"
 
 enum { PAGE = 4096 };
 

@@ -47,8 +47,8 @@ Coded coded_find(const ExportOptions *o)
         "--scales=trained, --layout=fp8; --dtype=int8, optionally with --layout=bitsandbytes; "
         "--dtype=int4, optionally with "
         "--group=32, 64 or 128; or --dtype=nf4, bf16, f16 or f32",
-        export_word("dtype", (int)o->dtype), o->layout == NOT_GIVEN ? "" : " and --layout=",
-        o->layout == NOT_GIVEN ? "" : export_word("layout", o->layout),
+        export_options_word("dtype", (int)o->dtype), o->layout == NOT_GIVEN ? "" : " and --layout=",
+        o->layout == NOT_GIVEN ? "" : export_options_word("layout", o->layout),
         o->block == NOT_GIVEN ? "" : " and --block", o->group == NOT_GIVEN ? "" : " and --group",
         o->scales == SCALES_COMPUTED ? "" : " and --scales=trained");
 }

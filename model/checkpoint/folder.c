@@ -16,8 +16,8 @@
 
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/saved_as.h"
-#include "model/config/files.h"
-#include "model/config/pointer.h"
+#include "model/formats/file.h"
+#include "model/formats/pointer.h"
 
 /* in our step<N>.tmp and .old, and in a step<N> before it is renamed to one */
 static const char mark[] = ".unfinished";

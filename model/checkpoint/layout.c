@@ -25,11 +25,12 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/progress.h"
 #include "kernels/runtime/text.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/crc32c.h"
 #include "model/checkpoint/tower.h"
+#include "model/store/param_store_sizes.h"
 
 static Range intersect(Range a, Range b)
 {

@@ -51,21 +51,14 @@ typedef struct {
 Layout layout_make(const char *folder, LayoutKind kind, const ParamStore *store, size_t file_limit);
 void layout_free(Layout *l);
 
-/* The parts that this rank writes: elements [first, end) of each region of each unit, at [unit *
- * NUM_REGIONS + region]. All ranks call; malloc'ed. */
+/* A part that this rank writes (layout_ranges.h): elements [first, end) of a region of a unit. */
 typedef struct {
     size_t first, end;
 } Range;
-Range *layout_ranges(const ParamStore *store);
 size_t layout_bytes(const Layout *l, const Range *own);
 
 /* This rank's part of a weight or a state, extended to whole groups; no tensor: it has none. */
 Tensor layout_part(const Piece *p, const Shard *s);
-
-/* The first tensor with a value, on any rank, that is not finite or, in AdamW's v, below 0; NULL:
- * there is none. All ranks call and get the same name, valid as long as the layout. Waits for the
- * device. */
-const char *layout_not_finite(const Layout *l, const ParamStore *store);
 
 /* Copies those parts to host memory of layout_bytes(). */
 void layout_snapshot(void *snapshot, const Layout *l, const Range *own, const ParamStore *store);

@@ -1,10 +1,11 @@
 /* Finds values that are not finite, which no checkpoint may have. */
+#include "model/checkpoint/layout_finite.h"
+
 #include <string.h>
 
 #include "kernels/kernels.h"
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
-#include "model/checkpoint/layout.h"
 
 /* Checks pieces first .. end - 1 of this rank. Uses the memory of gradient norms for the flag:
  * memory may be full. */

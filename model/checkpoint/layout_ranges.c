@@ -1,9 +1,10 @@
 /* Which rank writes which elements. */
+#include "model/checkpoint/layout_ranges.h"
+
 #include <stdlib.h>
 
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
-#include "model/checkpoint/layout.h"
 
 /* This rank's part of its shard of each region, which is divided among the ranks with the same
  * shard: of a unit that tensor ranks cut, those at the same tensor rank, the fastest coordinate of

@@ -2,7 +2,7 @@
  *
  * A checkpoint is complete if it has its manifest, trainer.json, and every file in it has the
  * listed size. Incomplete checkpoints are never loaded. */
-#include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/load.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -16,13 +16,18 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
+#include "model/config/load_folder.h"
+#include "model/formats/adapter.h"
+#include "model/formats/file.h"
+#include "model/formats/hf.h"
 #include "model/store/quantized_weights.h"
 #include "model/checkpoint/base_fingerprint.h"
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/crc32c.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
+#include "model/checkpoint/layout_finite.h"
 #include "model/checkpoint/manifest.h"
 #include "model/checkpoint/saved_as.h"
 #include "model/checkpoint/weight_files.h"
@@ -30,10 +35,6 @@
 #include "model/checkpoint/stored_states.h"
 #include "model/checkpoint/tokenizer_files.h"
 #include "model/checkpoint/tower.h"
-#include "model/config/adapter.h"
-#include "model/config/files.h"
-#include "model/config/hf.h"
-#include "model/config/table.h"
 #include "model/shape/rope.h"
 
 /* ---- loading --------------------------------------------------------------------------------- */
@@ -113,7 +114,7 @@ static void load_weights(const char *folder, WeightFiles s, LayoutKind kind, con
 /* The optimizer is in the run's configuration; old ones without the key had adamw. */
 static _Noreturn void die_of_states(const char *folder, const char *problem)
 {
-    const char *said = config_trained_with(folder, "optimizer.name"),
+    const char *said = load_folder_trained_with(folder, "optimizer.name"),
                *saved = said ? said : "adamw";
     die("%s: %s; the checkpoint was saved with optimizer %s. Use --optimizer.name=%s, or start "
         "with new states: --load_path of "
@@ -255,7 +256,7 @@ static double image_token(const ModelConfig *m)
     return m->image.feature_size > 0 ? m->image.token_id : -1;
 }
 
-/* Checks what shapes do not show: an unsupported class or activation, which config_read_hf refuses;
+/* Checks what shapes do not show: an unsupported class or activation, which hf_read refuses;
  * other heads, which make another function of the same matrices. Rotation, windows, eps and clip
  * only warn: they may be changed on purpose, as for longer texts. */
 static void check_description(const char *folder, const ModelConfig *c)
@@ -263,7 +264,7 @@ static void check_description(const char *folder, const ModelConfig *c)
     ModelConfig t = *c;
     if (!file_is_in(folder, "config.json"))
         return;
-    config_read_hf(&t, folder);
+    hf_read(&t, folder);
     const struct {
         const char *theirs, *ours;
         double x, y;

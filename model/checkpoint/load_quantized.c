@@ -9,7 +9,8 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/progress.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
+#include "model/store/param_store_sizes.h"
 #include "model/store/quantized_weights.h"
 #include "model/checkpoint/nf4_source.h"
 

@@ -11,7 +11,7 @@
 
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/folder.h"
-#include "model/config/table.h"
+#include "model/keys/value_json.h"
 
 bool manifest_is_complete(const char *folder, const json_t *manifest, char *problem, size_t size)
 {
@@ -65,7 +65,7 @@ static uint64_t hexadecimal(const json_t *object, const char *key, const char *n
     char *last = NULL;
     const uint64_t x = digits ? strtoull(digits, &last, 16) : 0;
     if (!digits || strlen(digits) != 16 || *last)
-        value_wrong_json(path, name, "16 hexadecimal digits", value);
+        value_json_wrong(path, name, "16 hexadecimal digits", value);
     return x;
 }
 
@@ -100,9 +100,9 @@ static void read_mix(TrainState *s, const json_t *mix, const char *path)
                 name);
         strcpy(m->name, name);
         char *key = xasprintf("mix.%s", name);
-        value_parse_json(m, &weight_key, json_object_get(source, "weight"), path, key);
+        value_json_parse(m, &weight_key, json_object_get(source, "weight"), path, key);
         for (size_t i = 0; i < sizeof position_keys / sizeof position_keys[0]; i++)
-            value_parse_json(&s->loader.source[s->num_mix], &position_keys[i],
+            value_json_parse(&s->loader.source[s->num_mix], &position_keys[i],
                              json_object_get(source, position_keys[i].name), path, key);
         m->fingerprint = hexadecimal(source, "fingerprint", key, path);
         m->content = (DataHashes){ hexadecimal(source, "paths", key, path),
@@ -132,9 +132,9 @@ StateCounts manifest_counts(const json_t *manifest, const char *folder)
     const json_t *average = json_object_get(manifest, "average");
     char *path = xasprintf("%s/trainer.json", folder);
     StateCounts c = { 0 };
-    value_parse_json(&c, &updates, json_object_get(manifest, updates.name), path, updates.name);
+    value_json_parse(&c, &updates, json_object_get(manifest, updates.name), path, updates.name);
     for (size_t i = 0; i < sizeof keys / sizeof keys[0] && average; i++)
-        value_parse_json(&c, &keys[i], json_object_get(average, keys[i].name), path, "average");
+        value_json_parse(&c, &keys[i], json_object_get(average, keys[i].name), path, "average");
     free(path);
     return c;
 }
@@ -149,7 +149,7 @@ void manifest_state(TrainState *s, const json_t *manifest, const char *folder)
     *s = (TrainState){ 0 };
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
         const char *name = counts[i].name, *dot = strchr(name, '.');
-        value_parse_json(s, &counts[i],
+        value_json_parse(s, &counts[i],
                          json_object_get(dot ? loader : manifest, dot ? dot + 1 : name), path,
                          name);
     }

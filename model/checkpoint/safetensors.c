@@ -23,7 +23,7 @@
 
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
 #include "model/checkpoint/folder.h"
 
 enum { MAX_HEADER = 100000000 };        /* of the reference implementation */

@@ -11,7 +11,7 @@
  * The manifest is the last file written into stepN.tmp; stepN.tmp becomes stepN when all of it is
  * on disk. So a crash at any moment leaves the last complete checkpoint. Non-finite state is never
  * saved, and a save can be dropped until it is published. */
-#include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/save.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -26,15 +26,18 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
+#include "model/checkpoint/layout_ranges.h"
+#include "model/checkpoint/layout_finite.h"
+#include "model/checkpoint/load.h"
 #include "model/checkpoint/saved_as.h"
 #include "model/checkpoint/tokenizer_files.h"
 #include "model/checkpoint/tower.h"
-#include "model/config/adapter.h"
-#include "model/config/hf.h"
-#include "model/config/table.h"
+#include "model/config/resolved.h"
+#include "model/formats/adapter.h"
+#include "model/formats/hf.h"
 
 /* step<N>, step<N>-aborted, step<N>-average */
 typedef enum { SAVE_STEP, SAVE_ASIDE, SAVE_AVERAGE } SaveKind;
@@ -155,7 +158,7 @@ static json_t *manifest(json_t *files, json_t *sums)
         (json_int_t)s->loader.epoch, "instance", (json_int_t)s->loader.instance, "data_fingerprint",
         hexadecimal(s->fingerprint), "data_sample", "paths", hexadecimal(s->content.tokens),
         "label_mask_paths", hexadecimal(s->content.masks), "spikes", spikes(&s->spikes), "format",
-        config_columns(save.config), "world_size", comm_size(), "files", files, "crc32c", sums);
+        resolved_columns(save.config), "world_size", comm_size(), "files", files, "crc32c", sums);
     const SavedAs as = save.kind == SAVE_ASIDE ? SAVED_ABORTED : saved_as_of(save.config, s->step);
     json_object_set_new(o, "saved_as", json_string(saved_as_name(as)));
     if (s->num_mix > 0)

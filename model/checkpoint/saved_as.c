@@ -6,8 +6,8 @@
 #include <sys/stat.h>
 
 #include "kernels/runtime/error.h"
-#include "model/config/files.h"
-#include "model/config/yaml.h"
+#include "model/formats/file.h"
+#include "model/keys/yaml.h"
 
 static const char *const names[NUM_SAVED_AS] = { NULL, "permanent", "interval", "ephemeral",
                                                  "aborted" };

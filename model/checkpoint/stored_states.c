@@ -16,9 +16,10 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/progress.h"
 #include "kernels/runtime/text.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
 #include "kernels/values.h"
 #include "model/checkpoint/crc32c.h"
+#include "model/store/param_store_sizes.h"
 
 enum { MAX_SLICES = 16 }; /* threads that convert a chunk */
 

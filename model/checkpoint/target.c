@@ -11,7 +11,7 @@
 
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/folder.h"
-#include "model/config/files.h"
+#include "model/formats/file.h"
 
 /* Locks a folder that is being written; the lock ends with the process. */
 static int lock(const char *path)

@@ -13,7 +13,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
 #include "model/checkpoint/folder.h"
-#include "model/config/files.h"
+#include "model/formats/file.h"
 
 static const char *const model_files[] = {
     "config.json", /* not written: tokenizer_files_complete_config merges it */

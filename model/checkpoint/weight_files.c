@@ -9,16 +9,16 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
+#include "model/formats/file.h"
+#include "model/formats/quantized.h"
+#include "model/keys/value_json.h"
 #include "model/shape/architecture.h"
 #include "model/checkpoint/coded_check.h"
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/manifest.h"
 #include "model/checkpoint/saved_as.h"
-#include "model/config/files.h"
-#include "model/config/quantized.h"
-#include "model/config/table.h"
 
 json_t *weight_files_manifest(const char *folder)
 {
@@ -105,7 +105,7 @@ static WeightFiles open_model(const char *folder)
         json_object_foreach(json_object_get(index, "weight_map"), name, file)
         {
             if (!json_is_string(file) || !folder_holds(json_string_value(file)))
-                value_wrong_json(xasprintf("%s/model.safetensors.index.json", folder),
+                value_json_wrong(xasprintf("%s/model.safetensors.index.json", folder),
                                  xasprintf("weight_map.%s", name),
                                  "the name of a file in that folder", file);
             add_source(&s, folder, json_string_value(file));

@@ -1,11 +1,16 @@
 /* The settings that a dry run prints: those that differ from the defaults. The folder of a run has
  * all. */
-#include "model/config/table.h"
+#include "model/config/changes.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/runtime/error.h"
+#include "model/config/resolved.h"
+#include "model/keys/config_keys.h"
+#include "model/keys/key.h"
+#include "model/keys/value.h"
+#include "model/keys/value_print.h"
 
 enum { COLUMNS = 100 };
 
@@ -37,7 +42,7 @@ static char *value_of(const void *holder, const ConfigKey *k)
 {
     if (value_is_list(k->type & TYPE_MASK))
         return list_text((const char *)holder + k->offset);
-    return value_text(holder, k);
+    return value_printed(holder, k);
 }
 
 /* A default of null means that the value follows from other keys; then it only differs if it was
@@ -45,13 +50,13 @@ static char *value_of(const void *holder, const ConfigKey *k)
 static bool can_differ(const Reader *r, const ConfigKey *k, bool from_hf)
 {
     const int type = k->type & TYPE_MASK;
-    if (type == FIXED || type == DATASETS || type == SECTIONS || config_element(k->name))
+    if (type == FIXED || type == DATASETS || type == SECTIONS || key_element_prefix(k->name))
         return false;
     const bool follows =
         !(k->type & FOLLOWS) && k->default_text && strcmp(k->default_text, "null") == 0;
     const bool loaded = (from_hf && strncmp(k->name, "model.", strlen("model.")) == 0) ||
                         strncmp(k->name, "lora.", strlen("lora.")) == 0;
-    return !follows || loaded || config_given(r, k->name);
+    return !follows || loaded || reader_given(r, k->name);
 }
 
 static void add_evaluators(Lines *l, const Config *c)
@@ -60,7 +65,7 @@ static void add_evaluators(Lines *l, const Config *c)
         add(l, "evaluator", c->eval[i].label);
 }
 
-bool config_is_default(const Reader *r, const ConfigKey *k)
+bool changes_is_default(const Reader *r, const ConfigKey *k)
 {
     if (!k->default_text || strcmp(k->default_text, "null") == 0)
         return false;
@@ -75,11 +80,11 @@ bool config_is_default(const Reader *r, const ConfigKey *k)
     return same;
 }
 
-char *config_changes(const Reader *r, bool from_hf)
+char *changes_text(const Reader *r, bool from_hf)
 {
     char *text;
     Settings *defaults = xcalloc(1, sizeof *defaults);
-    const Settings follows = config_followed(r->s);
+    const Settings follows = resolved_followed(r->s);
     Lines l = { .f = xtext(&text) };
     for (const ConfigKey *k = config_keys; k->name; k++) {
         if (!can_differ(r, k, from_hf))

@@ -1,10 +1,12 @@
 /* Checks of data: files, boundaries of documents, and packing. */
-#include "model/config/table.h"
+#include "model/config/check_data.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/runtime/error.h"
+#include "model/config/check_local.h"
+#include "model/config/data_mix.h"
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
@@ -27,54 +29,6 @@ static void use_datasets(Settings *s)
     }
 }
 
-const YamlNode *config_find_path(const YamlNode *n, const char *path)
-{
-    if (n && n->text && strcmp(n->text, path) == 0)
-        return n;
-    for (int i = 0; n && i < n->num_children; i++) {
-        const YamlNode *found = config_find_path(n->child[i], path);
-        if (found)
-            return found;
-    }
-    return NULL;
-}
-
-/* A file is fetched by: `command`, its path after the scheme, `to`. The last row is for any other
- * store. */
-static const struct {
-    const char *scheme, *command, *to;
-} stores[] = {
-    { "s3://", "aws s3 cp s3://", " ." },
-    { "r2://", "aws s3 cp --endpoint-url https://ACCOUNT.r2.cloudflarestorage.com s3://", " ." },
-    { "weka://", "aws s3 cp --endpoint-url YOUR_WEKA_URL s3://", " ." },
-    { "gs://", "gcloud storage cp gs://", " ." },
-    { "http://", "wget -x http://", "" },
-    { "https://", "wget -x https://", "" },
-    { "", "with the tool of that store: ", "" },
-};
-
-void config_check_local(Reader *r, const char *key, char **paths, int count)
-{
-    int remote = 0, first = 0;
-    for (int i = count - 1; i >= 0; i--)
-        if (strstr(paths[i], "://")) {
-            remote++;
-            first = i;
-        }
-    if (!remote)
-        return;
-    int store = 0;
-    while (strncmp(paths[first], stores[store].scheme, strlen(stores[store].scheme)) != 0)
-        store++;
-    const YamlNode *n = config_find_path(yaml_find(r->root, key), paths[first]);
-    die("%s: %s: '%s'%s remote; only local files are read. Download the training data, for "
-        "example\n"
-        "  %s%s%s\nthen give the local files: --%s='folder/*.npy'",
-        n ? yaml_where(n) : config_where(r, key), key, paths[first],
-        remote > 1 ? " and others are" : " is", stores[store].command,
-        paths[first] + strlen(stores[store].scheme), stores[store].to, key);
-}
-
 /* ---- documents ------------------------------------------------------------------------------- */
 
 /* `key` at `where` needs documents that end with an eos. */
@@ -92,13 +46,13 @@ static void check_padding(Reader *r)
         return;
     if (m->pad_token_id < 0)
         die("%s: data.generate_attention_mask needs model.pad_token_id",
-            config_where(r, "data.generate_attention_mask"));
+            reader_where(r, "data.generate_attention_mask"));
     if (m->pad_token_id == m->eos_token_id)
         warn("%s: data.generate_attention_mask removes pad_token_id from the targets, and the eos "
              "is the same token (%d): "
              "the model does not learn to end a text. Label masks and best_fit packing need no "
              "such mask",
-             config_where(r, "data.generate_attention_mask"), m->pad_token_id);
+             reader_where(r, "data.generate_attention_mask"), m->pad_token_id);
 }
 
 static void complete_documents(Reader *r)
@@ -108,24 +62,24 @@ static void complete_documents(Reader *r)
     const bool packs = c->data.files.packing == PACK_BEST_FIT,
                by_eos = c->data.files.boundaries == BOUNDARIES_EOS;
     if (by_eos && packs)
-        need_eos(c, config_where(r, "data.packing"),
+        need_eos(c, reader_where(r, "data.packing"),
                  "data.packing=best_fit without data.document_boundaries=metadata");
     if (by_eos && c->data.generate_doc_lengths)
-        need_eos(c, config_where(r, "data.generate_doc_lengths"), "data.generate_doc_lengths");
-    if (packs && config_given(r, "data.generate_doc_lengths") && !c->data.generate_doc_lengths)
-        config_note(r, "data.generate_doc_lengths=false (with best_fit packing attention stays "
+        need_eos(c, reader_where(r, "data.generate_doc_lengths"), "data.generate_doc_lengths");
+    if (packs && reader_given(r, "data.generate_doc_lengths") && !c->data.generate_doc_lengths)
+        reader_note(r, "data.generate_doc_lengths=false (with best_fit packing attention stays "
                        "inside documents)");
     c->data.generate_doc_lengths |= packs;
     if (!packs && c->data.long_documents != LONG_TRUNCATE)
-        config_note(r, "data.long_documents (only best_fit packing has it)");
+        reader_note(r, "data.long_documents (only best_fit packing has it)");
     if (!by_eos && !c->data.generate_doc_lengths) {
-        config_note(r, "data.document_boundaries (only best_fit packing and "
+        reader_note(r, "data.document_boundaries (only best_fit packing and "
                        "data.generate_doc_lengths ask for documents)");
         c->data.files.boundaries = BOUNDARIES_EOS; /* metadata is not needed */
     }
 }
 
-void config_check_eval_documents(const Config *c, const EvalSet *set)
+void check_data_eval_documents(const Config *c, const EvalSet *set)
 {
     if (set->files.packing == PACK_BEST_FIT && !c->data.generate_doc_lengths)
         die("%s: packing best_fit needs a model whose attention stays inside documents: "
@@ -136,14 +90,14 @@ void config_check_eval_documents(const Config *c, const EvalSet *set)
         need_eos(c, set->where, "packing best_fit without document_boundaries metadata");
 }
 
-void config_complete_data(Reader *r)
+void check_data(Reader *r)
 {
     Config *c = &r->s->c;
     bool both = c->data.files.num_paths > 0 && r->s->num_datasets > 0;
     if (both)
         die("%s: give data.paths or data.datasets, not both (--data.datasets=null drops those)",
-            config_where(r, "data.datasets"));
-    config_read_mix(r);
+            reader_where(r, "data.datasets"));
+    data_mix_read(r);
     const char *key = r->s->num_datasets > 0 ? "data.datasets" : "data.paths";
     use_datasets(r->s);
     /* others need data */
@@ -151,12 +105,12 @@ void config_complete_data(Reader *r)
         !config_forward_only(c))
         die("%s: no training data: give data.paths, a list of token shards, as in "
             "--data.paths='[shards/*.npy]', or data.mix",
-            config_where(r, "data.paths"));
-    config_check_local(r, key, c->data.files.paths, c->data.files.num_paths);
-    config_check_local(r, "data.label_mask_paths", c->data.files.label_mask_paths,
-                       c->data.files.num_label_mask_paths);
+            reader_where(r, "data.paths"));
+    check_local(r, key, c->data.files.paths, c->data.files.num_paths);
+    check_local(r, "data.label_mask_paths", c->data.files.label_mask_paths,
+                c->data.files.num_label_mask_paths);
     c->data.files.itemsize = r->s->memmap_dtype;
-    if (!config_given(r, "data.seed"))
+    if (!reader_given(r, "data.seed"))
         c->data.seed = c->seed;
     complete_documents(r);
 
@@ -165,6 +119,6 @@ void config_complete_data(Reader *r)
         c->data.instance_filter.max_count = 32;
     if (c->data.instance_filter.min_period > c->data.instance_filter.max_period)
         die("%s: repetition_min_period %d is above repetition_max_period %d",
-            config_where(r, "data.instance_filter"), c->data.instance_filter.min_period,
+            reader_where(r, "data.instance_filter"), c->data.instance_filter.min_period,
             c->data.instance_filter.max_period);
 }

@@ -1,10 +1,11 @@
 /* Checks of models with images and of their data. */
-#include "model/config/table.h"
+#include "model/config/check_images.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/runtime/error.h"
+#include "model/config/check_local.h"
 #include "model/shape/architecture.h"
 
 /* Rows of features are read 16 bytes at a time. */
@@ -12,7 +13,7 @@ static void check_features(Reader *r)
 {
     enum { MULTIPLE = 8 };
     const ImageConfig *i = &r->s->c.model.image;
-    const char *where = config_where(r, "model.image_feature_size");
+    const char *where = reader_where(r, "model.image_feature_size");
     if (i->feature_size % MULTIPLE != 0)
         die("%s: model.image_feature_size %d is no multiple of %d; pad the rows of features", where,
             i->feature_size, MULTIPLE);
@@ -25,34 +26,34 @@ static void check_features(Reader *r)
             where);
     if (i->token_id >= r->s->c.model.vocab_size)
         die("%s: model.image_token_id %d is beyond the vocabulary: model.vocab_size is %d",
-            config_where(r, "model.image_token_id"), i->token_id, r->s->c.model.vocab_size);
+            reader_where(r, "model.image_token_id"), i->token_id, r->s->c.model.vocab_size);
 }
 
-void config_check_images(Reader *r)
+void check_images(Reader *r)
 {
     const Config *c = &r->s->c;
     const ImageConfig *i = &c->model.image;
     if (i->feature_size == 0) {
         if (i->rows > 0 || i->token_id >= 0)
-            config_note(r, "model.image_tokens and model.image_token_id (there is no "
+            reader_note(r, "model.image_tokens and model.image_token_id (there is no "
                            "model.image_feature_size)");
         return;
     }
     check_features(r);
     if (!c->model.architecture->images)
         die("%s: the text model of a model with images must be a Llama, Mistral or Qwen3, not %s",
-            config_where(r, "model.image_feature_size"), c->model.architecture->class);
+            reader_where(r, "model.image_feature_size"), c->model.architecture->class);
     if (c->optimizer.projector_lr > 0 && c->optimizer.lr == 0)
         die("%s: optimizer.projector_learning_rate needs an optimizer.learning_rate above 0; to "
             "train only the projector give "
             "--trainable='[multi_modal_projector.*]'",
-            config_where(r, "optimizer.projector_learning_rate"));
+            reader_where(r, "optimizer.projector_learning_rate"));
 }
 
 /* where, prefix: of the keys of `f`. questions: it is a downstream task, whose file says which
  * images its questions show. */
-void config_check_image_files(const Config *c, const TokenFiles *f, const char *where,
-                              const char *prefix, bool questions)
+void check_images_files(const Config *c, const TokenFiles *f, const char *where, const char *prefix,
+                        bool questions)
 {
     const bool paths = f->num_image_paths > 0, features = f->image_features != NULL;
     if ((paths || features) && c->model.image.feature_size == 0)
@@ -77,23 +78,23 @@ static int check_sources(Reader *r)
     const Config *c = &r->s->c;
     int count = 0;
     for (const DataSource *s = c->data.mix; s < c->data.mix + c->data.num_mix; s++) {
-        char *where = xasprintf("%s: data.mix: source '%s'", config_where(r, "data.mix"), s->name);
-        config_check_image_files(c, &s->files, where, "data.mix[]", false);
-        config_check_local(r, "data.mix", s->files.image_paths, s->files.num_image_paths);
+        char *where = xasprintf("%s: data.mix: source '%s'", reader_where(r, "data.mix"), s->name);
+        check_images_files(c, &s->files, where, "data.mix[]", false);
+        check_local(r, "data.mix", s->files.image_paths, s->files.num_image_paths);
         count += s->files.num_image_paths > 0;
         free(where);
     }
     return count;
 }
 
-void config_check_image_data(Reader *r)
+void check_images_data(Reader *r)
 {
     const Config *c = &r->s->c;
     const TokenFiles *f = &c->data.files;
     const char *where =
-        config_where(r, f->num_image_paths > 0 ? "data.image_paths" : "data.image_features");
-    config_check_image_files(c, f, where, "data", false);
-    config_check_local(r, "data.image_paths", f->image_paths, f->num_image_paths);
+        reader_where(r, f->num_image_paths > 0 ? "data.image_paths" : "data.image_features");
+    check_images_files(c, f, where, "data", false);
+    check_local(r, "data.image_paths", f->image_paths, f->num_image_paths);
     if (f->num_image_paths > 0 && c->data.num_mix > 0)
         die("%s: data.image_paths belong to data.paths; with data.mix each source has its own: "
             "[{name: chat, paths: [a.npy], "
@@ -102,5 +103,5 @@ void config_check_image_data(Reader *r)
     if (check_sources(r) + f->num_image_paths > 0 && c->data.instance_filter.max_count > 0)
         die("%s: data.instance_filter would mask every sequence with an image, whose tokens are "
             "all the same: leave the filter out",
-            config_where(r, "data.instance_filter"));
+            reader_where(r, "data.instance_filter"));
 }

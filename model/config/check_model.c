@@ -1,70 +1,57 @@
 /* Checks of the model beyond single keys: values that follow from others, and combinations that
  * cannot work. Every message names the place of a key that is involved and gives values that would
  * work. */
-#include "model/config/table.h"
+#include "model/config/check_model.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/runtime/error.h"
+#include "model/keys/config_keys.h"
+#include "model/keys/model_rules.h"
+#include "model/keys/value.h"
 #include "model/shape/architecture.h"
 #include "model/shape/trainable.h"
-
-void config_complete_heads(ModelConfig *m, const Reader *r, const char *path)
-{
-    const char *width = r ? "model.d_model" : "hidden_size",
-               *dim = r ? "model.head_dim" : "head_dim";
-    const char *heads = r ? "model.n_heads" : "num_attention_heads",
-               *kv = r ? "model.n_kv_heads" : "num_key_value_heads";
-    const char *where = r ? config_where(r, heads) : path;
-    if (m->n_kv_heads == 0)
-        m->n_kv_heads = m->n_heads;
-    if (m->n_heads % m->n_kv_heads != 0)
-        die("%s: %s %d is not a multiple of %s %d; a divisor of %s is needed",
-            r ? config_where(r, kv) : path, heads, m->n_heads, kv, m->n_kv_heads, heads);
-    if (m->head_dim == 0 && m->d_model % m->n_heads != 0)
-        die("%s: %s %d is not a multiple of %s %d; use %s %d or %ld, or give %s", where, width,
-            m->d_model, heads, m->n_heads, width, m->d_model / m->n_heads * m->n_heads,
-            (m->d_model / m->n_heads + 1L) * m->n_heads, dim);
-    if (m->head_dim == 0)
-        m->head_dim = m->d_model / m->n_heads;
-    if (m->head_dim % 2 != 0)
-        die("%s: %s %d: the width of a head must be even, because rotary positions rotate pairs",
-            r && config_given(r, dim) ? config_where(r, dim) : where, dim, m->head_dim);
-}
 
 static void complete_heads(Reader *r)
 {
     ModelConfig *m = &r->s->c.model;
-    if (config_given(r, "model.multi_query_attention")) {
+    if (reader_given(r, "model.multi_query_attention")) {
         int heads = r->s->multi_query_attention ? 1 : m->n_heads;
         if (m->n_kv_heads != 0 && m->n_kv_heads != heads)
             die("%s: model.multi_query_attention %s means n_kv_heads %d, but model.n_kv_heads is "
                 "%d; give only "
                 "n_kv_heads",
-                config_where(r, "model.multi_query_attention"), heads == 1 ? "true" : "false",
+                reader_where(r, "model.multi_query_attention"), heads == 1 ? "true" : "false",
                 heads, m->n_kv_heads);
         m->n_kv_heads = heads;
     }
-    config_complete_heads(m, r, NULL);
+    static const char heads[] = "model.n_heads", dim[] = "model.head_dim",
+                      kv_heads[] = "model.n_kv_heads";
+    const HeadKeys keys = { .width = "model.d_model",
+                            .heads = { heads, reader_where(r, heads) },
+                            .kv_heads = { kv_heads, reader_where(r, kv_heads) },
+                            .head_dim = { dim,
+                                          reader_where(r, reader_given(r, dim) ? dim : heads) } };
+    model_rules_heads(m, &keys);
 }
 
 static void complete_mlp(Reader *r, bool from_hf)
 {
     ModelConfig *m = &r->s->c.model;
-    if (config_given(r, "model.mlp_hidden_size")) {
+    if (reader_given(r, "model.mlp_hidden_size")) {
         if (r->s->mlp_hidden_size % 2 != 0)
             die("%s: model.mlp_hidden_size %ld counts both halves of SwiGLU, so it must be even",
-                config_where(r, "model.mlp_hidden_size"), r->s->mlp_hidden_size);
+                reader_where(r, "model.mlp_hidden_size"), r->s->mlp_hidden_size);
         m->mlp_width = (int)(r->s->mlp_hidden_size / 2);
-    } else if (config_given(r, "model.mlp_ratio") || !from_hf) {
+    } else if (reader_given(r, "model.mlp_ratio") || !from_hf) {
         double width = r->s->mlp_ratio * m->d_model / 2;
         if (width < 1 || width > 2147483647 || width != floor(width))
             die("%s: model.mlp_ratio %g makes both halves of the MLP %g wide; give "
                 "model.mlp_hidden_size, an even "
                 "number",
-                config_where(r, "model.mlp_ratio"), r->s->mlp_ratio, 2 * width);
+                reader_where(r, "model.mlp_ratio"), r->s->mlp_ratio, 2 * width);
         m->mlp_width = (int)width;
     }
     r->s->mlp_hidden_size = 2L * m->mlp_width;
@@ -88,7 +75,7 @@ static void check_widths(const Reader *r)
     for (int i = 0; i < 4; i++)
         if (list[i].width % MULTIPLE != 0)
             die("%s: %s makes %s %ld wide; widths must be multiples of %d, as %ld or %ld",
-                config_where(r, list[i].key), list[i].key, list[i].what, list[i].width, MULTIPLE,
+                reader_where(r, list[i].key), list[i].key, list[i].what, list[i].width, MULTIPLE,
                 list[i].width / MULTIPLE * MULTIPLE, (list[i].width / MULTIPLE + 1) * MULTIPLE);
 }
 
@@ -102,7 +89,7 @@ static void complete_vocabulary(Reader *r)
         die("%s: model.vocab_size %d does not fit model.embedding_size %d; use %d (a multiple of "
             "128) or "
             "leave it out",
-            config_where(r, "model.embedding_size"), m->vocab_size, m->embedding_size, rounded);
+            reader_where(r, "model.embedding_size"), m->vocab_size, m->embedding_size, rounded);
     const struct {
         const char *name;
         int id;
@@ -111,21 +98,7 @@ static void complete_vocabulary(Reader *r)
     for (int i = 0; i < 2; i++)
         if (token[i].id >= m->vocab_size)
             die("%s: %s %d is beyond the vocabulary: model.vocab_size is %d",
-                config_where(r, token[i].name), token[i].name, token[i].id, m->vocab_size);
-}
-
-void config_check_rope(const ModelConfig *m, const char *where)
-{
-    if (m->rope_scaling.type == ROPE_LLAMA3 &&
-        m->rope_scaling.high_freq_factor <= m->rope_scaling.low_freq_factor)
-        die("%s: rope_scaling.high_freq_factor %g must be above low_freq_factor %g", where,
-            m->rope_scaling.high_freq_factor, m->rope_scaling.low_freq_factor);
-    if (m->rope_scaling.type == ROPE_YARN && m->rope_scaling.beta_fast <= m->rope_scaling.beta_slow)
-        die("%s: rope_scaling.beta_fast %g must be above beta_slow %g", where,
-            m->rope_scaling.beta_fast, m->rope_scaling.beta_slow);
-    if (m->rope_scaling.type == ROPE_YARN && m->rope_theta <= 1)
-        die("%s: rope_theta %g: YaRN needs a rope_theta above 1, as all frequencies are equal at 1",
-            where, m->rope_theta);
+                reader_where(r, token[i].name), token[i].name, token[i].id, m->vocab_size);
 }
 
 /* rope_type decides which keys of rope_scaling apply. Without it a factor means llama3, which was
@@ -139,67 +112,26 @@ static void check_rope_scaling(Reader *r)
     if (type != ROPE_DEFAULT && m->rope_scaling.factor == 0)
         die("%s: rope_type %s needs model.rope_scaling.factor; Llama 3.1 has 8, Llama 3.2 32, "
             "OLMo-3 8 (yarn)",
-            config_where(r, "model.rope_scaling.rope_type"),
+            reader_where(r, "model.rope_scaling.rope_type"),
             type == ROPE_LLAMA3 ? "llama3" : "yarn");
-    if (type == ROPE_DEFAULT && config_given(r, "model.rope_scaling.factor"))
-        config_note(r, "model.rope_scaling.factor (rope_type default has none)");
+    if (type == ROPE_DEFAULT && reader_given(r, "model.rope_scaling.factor"))
+        reader_note(r, "model.rope_scaling.factor (rope_type default has none)");
     m->rope_scaling.type = type;
     r->s->rope_type = type == ROPE_DEFAULT ? NOT_GIVEN : type;
     if (type == ROPE_DEFAULT)
         m->rope_scaling.factor = 0;
-    config_check_rope(m, config_where(r, "model.rope_scaling"));
+    model_rules_rope(m, reader_where(r, "model.rope_scaling"));
 }
 
 /* ---- windows: which blocks have one ---------------------------------------------------------- */
-
-/* The shortest list whose repetition gives the types of all blocks; empty if they follow from
- * sliding_window. */
-static void shorten(LayerTypes *types, int n_layers)
-{
-    LayerTypes all = { .count = n_layers };
-    int period = 1, sliding = 0;
-    for (int l = 0; l < n_layers; l++) {
-        all.slides[l] = types->slides[l % types->count];
-        sliding += all.slides[l];
-    }
-    for (int l = period; l < n_layers; l++)
-        if (all.slides[l] != all.slides[l % period]) {
-            period++;
-            l = period - 1;
-        }
-    *types = (LayerTypes){ 0 };
-    if (sliding == 0 || sliding == n_layers)
-        return;
-    types->count = period;
-    memcpy(types->slides, all.slides, (size_t)period * sizeof all.slides[0]);
-}
-
-void config_complete_windows(ModelConfig *m, const char *where)
-{
-    bool any = m->layer_types.count == 0;
-    for (int l = 0; l < m->n_layers && !any; l++)
-        any = m->layer_types.slides[l % m->layer_types.count];
-    if (any && m->layer_types.count > 0 && m->sliding_window == 0)
-        die("%s: layer_types has sliding_attention, but there is no sliding_window; give one, or "
-            "only full_attention",
-            where);
-    if (!any)
-        m->sliding_window = 0;
-    if (m->layer_types.count > 0)
-        shorten(&m->layer_types, m->n_layers);
-    if (m->rope_scaling.type == ROPE_DEFAULT || m->sliding_window == 0)
-        m->rope_scaling.full_attn_layers_only = false;
-    if (m->no_rope_interval > m->n_layers)
-        m->no_rope_interval = 0;
-}
 
 static void complete_windows(Reader *r)
 {
     ModelConfig *m = &r->s->c.model;
     const int window = m->sliding_window;
-    config_complete_windows(m, config_where(r, "model.layer_types"));
+    model_rules_windows(m, reader_where(r, "model.layer_types"));
     if (window > 0 && m->sliding_window == 0)
-        config_note(r, "model.sliding_window (model.layer_types has no sliding_attention)");
+        reader_note(r, "model.sliding_window (model.layer_types has no sliding_attention)");
 }
 
 /* A named class must compute this model; without a name the first class that does is chosen. */
@@ -210,11 +142,11 @@ static void choose_architecture(Reader *r)
     const Architecture *named = class ? architecture_find(class) : NULL;
     if (class && !named)
         die("%s: model.architecture '%s' is not known, only %s",
-            config_where(r, "model.architecture"), class, architecture_names());
+            reader_where(r, "model.architecture"), class, architecture_names());
     char *differences = named ? architecture_differences(named, m) : strdup("");
-    if (*differences && config_given(r, "model.architecture"))
+    if (*differences && reader_given(r, "model.architecture"))
         die("%s: %s cannot compute this model; it could with %s",
-            config_where(r, "model.architecture"), class, differences);
+            reader_where(r, "model.architecture"), class, differences);
     if (*differences) { /* a loaded model was changed */
         free(r->s->architecture);
         r->s->architecture = NULL;
@@ -222,7 +154,7 @@ static void choose_architecture(Reader *r)
     }
     free(differences);
     m->architecture = named;
-    m->architecture = architecture_choose(m, config_where(r, "model"));
+    m->architecture = architecture_choose(m, reader_where(r, "model"));
 }
 
 /* Derived values must be in the ranges of the table, too: the resolved configuration contains
@@ -236,12 +168,12 @@ static void check_ranges(Reader *r)
             (x >= k->min && x <= k->max))
             continue;
         value_expected(expected, sizeof expected, k);
-        die("%s: %s would be %.10g, derived from other keys; expected %s", config_where(r, "model"),
+        die("%s: %s would be %.10g, derived from other keys; expected %s", reader_where(r, "model"),
             k->name, x, expected);
     }
 }
 
-void config_complete_model(Reader *r, bool from_hf)
+void check_model(Reader *r, bool from_hf)
 {
     ModelConfig *m = &r->s->c.model;
     m->norm.kind = r->s->layer_norm_type == NORM_RMS ? RMS_NORM : LAYER_NORM;
@@ -250,7 +182,7 @@ void config_complete_model(Reader *r, bool from_hf)
         die("%s: model.attention_layer_norm is an RMSNorm with weights here: set "
             "model.layer_norm_type: rms and "
             "model.attention_layer_norm_with_affine: true, or attention_layer_norm: false",
-            config_where(r, "model.attention_layer_norm"));
+            reader_where(r, "model.attention_layer_norm"));
     complete_heads(r);
     complete_mlp(r, from_hf);
     check_widths(r);
@@ -262,12 +194,12 @@ void config_complete_model(Reader *r, bool from_hf)
 }
 
 /* Every pattern names a tensor, and something is trained. */
-void config_check_trainable(Reader *r)
+void check_model_trainable(Reader *r)
 {
     const Config *c = &r->s->c;
     int count;
     HfTensor *tensor = c->num_trainable > 0 ? hf_tensors_of(&c->model, &count) : NULL;
-    const char *where = config_where(r, "trainable"),
+    const char *where = reader_where(r, "trainable"),
                *unknown = tensor ? trainable_unknown(c, tensor, count) : NULL;
     const char *split = tensor ? trainable_split(c, tensor, count) : NULL;
     /* a loaded model has no other head */

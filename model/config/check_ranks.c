@@ -1,8 +1,23 @@
 /* Checks of how ranks divide the work: the mesh, and the strategy of each group. */
-#include "model/config/table.h"
+#include "model/config/check_ranks.h"
 
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
+#include "model/config/check_tensor_ranks.h"
+
+int check_ranks_groups(const Reader *r)
+{
+    return data_ranks(&r->s->c.strategy, r->world);
+}
+
+const char *check_ranks_group_name(const Reader *r)
+{
+    const Strategy *s = &r->s->c.strategy;
+    return pipeline_stages(s) > 1 ? "pipeline"
+           : context_ranks(s) > 1 ? "context group"
+           : tensor_ranks(s) > 1  ? "tensor group"
+                                  : "rank";
+}
 
 /* The largest number up to `most` that divides a and b. */
 static int largest_divisor(int a, int b, int most)
@@ -28,7 +43,7 @@ static void check_context(Reader *r)
     const Config *c = &r->s->c;
     const ModelConfig *m = &c->model;
     const int n = context_ranks(&c->strategy), T = m->max_sequence_length;
-    const char *where = config_where(r, "parallelism.context");
+    const char *where = reader_where(r, "parallelism.context");
     if (n == 1)
         return;
     if (r->world % n != 0)
@@ -59,7 +74,7 @@ static void check_schedule_of_stages(Reader *r)
     const int n = pipeline_stages(s), chunks = s->pipeline_chunks,
               sequences = c->global_train_batch_size / data_ranks(s, r->world);
     const int own = sequences / c->device_train_microbatch_size;
-    const char *where = config_where(r, "parallelism.pipeline_schedule");
+    const char *where = reader_where(r, "parallelism.pipeline_schedule");
     if (s->pipeline_schedule == PIPELINE_INTERLEAVED && chunks == 1)
         die("%s: parallelism.pipeline_schedule Interleaved1F1B: each stage has one row of blocks; "
             "give it more, as "
@@ -69,11 +84,11 @@ static void check_schedule_of_stages(Reader *r)
         die("%s: parallelism.pipeline_virtual_stages %d: only Interleaved1F1B has more than one; "
             "use "
             "--parallelism.pipeline_schedule=Interleaved1F1B",
-            config_where(r, "parallelism.pipeline_virtual_stages"), chunks);
+            reader_where(r, "parallelism.pipeline_virtual_stages"), chunks);
     if (c->model.n_layers < n * chunks)
         die("%s: parallelism.pipeline %d: the model has %d blocks, fewer than %d stages x %d; use "
             "--parallelism.pipeline=%d",
-            config_where(r, "parallelism.pipeline"), n, c->model.n_layers, n, chunks,
+            reader_where(r, "parallelism.pipeline"), n, c->model.n_layers, n, chunks,
             c->model.n_layers > chunks ? c->model.n_layers / chunks : 1);
     if (chunks > 1 && !config_forward_only(c) && own % n != 0)
         die("%s: parallelism.pipeline_schedule Interleaved1F1B: a stage has %d micro-batches a "
@@ -90,7 +105,7 @@ static void check_pipeline(Reader *r)
     const int n = pipeline_stages(&c->strategy),
               context = context_ranks(&c->strategy) * tensor_ranks(&c->strategy);
     const int groups = r->world / context;
-    const char *where = config_where(r, "parallelism.pipeline");
+    const char *where = reader_where(r, "parallelism.pipeline");
     if (n == 1)
         return;
     if (groups % n != 0)
@@ -105,7 +120,7 @@ static void check_pipeline(Reader *r)
     if (r->s->fsdp.grad_sync_mode == SUM_OFTEN)
         die("%s: fsdp.grad_sync_mode micro_batch: pipeline stages sum gradients once per step; use "
             "batch or null",
-            config_where(r, "fsdp.grad_sync_mode"));
+            reader_where(r, "fsdp.grad_sync_mode"));
     check_schedule_of_stages(r);
 }
 
@@ -119,11 +134,11 @@ static int shard_ranks_of_mesh(Reader *r, int world)
               given = replicate ? replicate : shard;
     const int divisor = largest_divisor(groups, groups, given < groups ? given : groups);
     const char *name = replicate ? "parallelism.replicate" : "parallelism.shard",
-               *where = config_where(r, name);
+               *where = reader_where(r, name);
     if (r->s->fsdp.replicas)
         die("%s: %s and fsdp.hybrid_sharding_num_model_replicas (%s) both set the number of "
             "replicas; leave one of them out",
-            where, name, config_where(r, "fsdp.hybrid_sharding_num_model_replicas"));
+            where, name, reader_where(r, "fsdp.hybrid_sharding_num_model_replicas"));
     if (given != divisor || (replicate && shard && (long)replicate * shard != groups))
         die("%s: parallelism.replicate %d x shard %d x context %d x tensor %d (0: not given) must "
             "be the %d rank%s%s; use "
@@ -155,7 +170,7 @@ static int shard_ranks(Reader *r)
     if (r->s->fsdp.replicate || r->s->fsdp.shard)
         return shard_ranks_of_mesh(r, world);
     if (r->s->fsdp.replicas && !hybrid)
-        config_note(r, "fsdp.hybrid_sharding_num_model_replicas (only HYBRID_SHARD has it)");
+        reader_note(r, "fsdp.hybrid_sharding_num_model_replicas (only HYBRID_SHARD has it)");
     if (strategy == NO_SHARD)
         return context;
     if (!hybrid)
@@ -164,12 +179,12 @@ static int shard_ranks(Reader *r)
         die("%s: %d ranks cannot form %d groups of equal size; "
             "fsdp.hybrid_sharding_num_model_replicas must divide the "
             "ranks of a stage (groups of parallelism.tensor), null makes one group per host",
-            config_where(r, "fsdp.hybrid_sharding_num_model_replicas"), world, replicas);
+            reader_where(r, "fsdp.hybrid_sharding_num_model_replicas"), world, replicas);
     if (world / replicas % context != 0)
         die("%s: %d ranks in %d replicas are %d each, which cannot form groups of %d that share "
             "sequences (parallelism.context); "
             "fsdp.hybrid_sharding_num_model_replicas must divide %d",
-            config_where(r, "fsdp.hybrid_sharding_num_model_replicas"), world, replicas,
+            reader_where(r, "fsdp.hybrid_sharding_num_model_replicas"), world, replicas,
             world / replicas, context, world / context);
     return world / replicas;
 }
@@ -199,10 +214,10 @@ static void complete_strategy(Reader *r)
                     .pipeline_schedule = s->pipeline_schedule };
 }
 
-void config_complete_ranks(Reader *r)
+void check_ranks(Reader *r)
 {
     check_context(r);
-    config_check_tensor(r);
+    check_tensor_ranks(r);
     check_pipeline(r);
     complete_strategy(r);
 }

@@ -1,39 +1,27 @@
 /* Checks of the run: batches, schedule, folders, ranks. */
-#include "model/config/table.h"
+#include "model/config/check_run.h"
 
 #include <limits.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
+#include "model/config/batch_warmup.h"
+#include "model/config/check_ranks.h"
+#include "model/config/extend.h"
+#include "model/config/load_folder.h"
 #include "model/update/schedule.h"
-
-/* Ranks with different sequences, or groups that share some. */
-static int groups_of(const Reader *r)
-{
-    return data_ranks(&r->s->c.strategy, r->world);
-}
-
-static const char *name_groups(const Reader *r)
-{
-    const Strategy *s = &r->s->c.strategy;
-    return pipeline_stages(s) > 1 ? "pipeline"
-           : context_ranks(s) > 1 ? "context group"
-           : tensor_ranks(s) > 1  ? "tensor group"
-                                  : "rank";
-}
 
 static void check_batch(Reader *r)
 {
     Config *c = &r->s->c;
-    int world = groups_of(r), micro = c->device_train_microbatch_size,
+    int world = check_ranks_groups(r), micro = c->device_train_microbatch_size,
         batch = c->global_train_batch_size;
     long unit = (long)world * micro;
     if (batch % unit == 0)
         return;
-    const char *where = config_where(r, "global_train_batch_size");
+    const char *where = reader_where(r, "global_train_batch_size");
     char batches[96];
     if (batch > unit)
         snprintf(batches, sizeof batches, "%ld or %ld", batch / unit * unit,
@@ -44,58 +32,15 @@ static void check_batch(Reader *r)
         die("%s: global_train_batch_size %d is not a multiple of %d %ss x "
             "device_train_microbatch_size %d; "
             "--global_train_batch_size=%s would do",
-            where, batch, world, name_groups(r), micro, batches);
+            where, batch, world, check_ranks_group_name(r), micro, batches);
     int share = batch / world, smaller = micro < share ? micro : share;
     while (share % smaller != 0)
         smaller--;
     die("%s: global_train_batch_size %d gives each of %d %s%s %d sequences, not a multiple of "
         "device_train_microbatch_size %d; --device_train_microbatch_size=%d or "
         "--global_train_batch_size=%s would do",
-        where, batch, world, name_groups(r), world == 1 ? "" : "s", share, micro, smaller, batches);
-}
-
-void config_read_batch_warmup(Settings *s, const char *where)
-{
-    const int count = s->num_batch_warmup;
-    if (count > MOST_DOUBLINGS)
-        die("%s: batch_size_warmup: expected up to %d steps, found %d", where, MOST_DOUBLINGS,
-            count);
-    for (int i = 0; i < count; i++) {
-        char *end;
-        const char *text = s->batch_warmup[i];
-        const long step = strtol(text, &end, 10);
-        if (*end || !*text || step < 1 || (double)step > LONGS ||
-            (i > 0 && step <= s->c.batch_warmup.step[i - 1]))
-            die("%s: batch_size_warmup: expected ascending numbers of steps, as in [1000, 3000], "
-                "found '%s'",
-                where, text);
-        s->c.batch_warmup.step[i] = step;
-    }
-    s->c.batch_warmup.count = count;
-}
-
-/* The smallest batch, too, must be whole micro-batches of all ranks. */
-static void check_batch_warmup(Reader *r)
-{
-    const Config *c = &r->s->c;
-    const int count = r->s->num_batch_warmup;
-    const char *where = config_where(r, "batch_size_warmup");
-    const bool interleaved = c->strategy.pipeline_schedule == PIPELINE_INTERLEAVED;
-    const int rounds = interleaved ? pipeline_stages(&c->strategy) : 1;
-    const long unit = (long)groups_of(r) * c->device_train_microbatch_size * rounds;
-    config_read_batch_warmup(r->s, where);
-    if (count > 0 && (c->max_duration.epochs > 0 || c->stop_at.epochs > 0))
-        die("%s: batch_size_warmup: the run's length in epochs is not supported; give max_duration "
-            "and stop_at in steps or tokens",
-            where);
-    if (c->global_train_batch_size % (unit << count) != 0)
-        die("%s: batch_size_warmup: global_train_batch_size %d halved %d time%s is not a multiple "
-            "of %d %ss x "
-            "device_train_microbatch_size %d%s; use a multiple of %ld, fewer doublings or a "
-            "smaller micro-batch",
-            where, c->global_train_batch_size, count, count == 1 ? "" : "s", groups_of(r),
-            name_groups(r), c->device_train_microbatch_size,
-            rounds > 1 ? " x stages of Interleaved1F1B" : "", unit << count);
+        where, batch, world, check_ranks_group_name(r), world == 1 ? "" : "s", share, micro,
+        smaller, batches);
 }
 
 /* Gradients are summed in F32 if fsdp.precision is mixed, or if a sum has many terms: a BF16 sum
@@ -107,24 +52,17 @@ static void choose_grads(Reader *r)
     enum { MOST = 128 };
     const Config *c = &r->s->c;
     Format *grads = &r->s->c.recipe.grads;
-    const int own = c->global_train_batch_size / c->device_train_microbatch_size / groups_of(r);
+    const int own =
+        c->global_train_batch_size / c->device_train_microbatch_size / check_ranks_groups(r);
     const int ranks = r->world / pipeline_stages(&c->strategy), n = own > ranks ? own : ranks;
     const bool mixed = r->s->fsdp.precision == FSDP_MIXED && ranks > 1;
-    if (!config_given(r, "format.grads")) {
+    if (!reader_given(r, "format.grads")) {
         if (mixed || n > MOST)
             *grads = (Format){ F32, 0, false };
     } else if (grads->dtype == BF16 && n > MOST)
         warn(
             "%s: gradients of %d %s are summed in bf16, which loses part of them with more than %d",
-            config_where(r, "format.grads"), n, own < n ? "ranks" : "micro-batches a step", MOST);
-}
-
-double config_duration(const Config *c)
-{
-    const double steps = (double)c->max_duration.steps, tokens = (double)c->max_duration.tokens;
-    if (tokens > 0)
-        return c->scheduler.in_tokens ? tokens : schedule_steps_for(c, 0, tokens);
-    return c->scheduler.in_tokens ? schedule_tokens(c, 0, c->max_duration.steps) : steps;
+            reader_where(r, "format.grads"), n, own < n ? "ranks" : "micro-batches a step", MOST);
 }
 
 /* The tokens of a micro-batch, also when rounded up, must fit an int; so must the sequences of all
@@ -135,18 +73,18 @@ static void check_micro_batch(Reader *r)
     const int T = c->model.max_sequence_length;
     if ((double)c->device_train_microbatch_size * T > INT_MAX / 2)
         die("%s: %d sequences of %d tokens exceed the 2^30 - 1 tokens that a micro-batch can have",
-            config_where(r, "device_train_microbatch_size"), c->device_train_microbatch_size, T);
-    if ((double)c->device_eval_batch_size * groups_of(r) > INT_MAX)
+            reader_where(r, "device_train_microbatch_size"), c->device_train_microbatch_size, T);
+    if ((double)c->device_eval_batch_size * check_ranks_groups(r) > INT_MAX)
         die("%s: %d sequences on each of %d %ss exceed the 2^31 - 1 that a batch can have",
-            config_where(r, "device_eval_batch_size"), c->device_eval_batch_size, groups_of(r),
-            name_groups(r));
+            reader_where(r, "device_eval_batch_size"), c->device_eval_batch_size,
+            check_ranks_groups(r), check_ranks_group_name(r));
 }
 
 static void check_tile(Reader *r)
 {
     enum { MULTIPLE = 128 };
     const Config *c = &r->s->c;
-    const char *where = config_where(r, "mlp_tile");
+    const char *where = reader_where(r, "mlp_tile");
     if (c->mlp_tile == 0)
         return;
     if (c->mlp_tile % MULTIPLE != 0)
@@ -166,7 +104,7 @@ static void check_length_warmup(const Reader *r)
 {
     const Config *c = &r->s->c;
     const int min = c->length_warmup.min, T = c->model.max_sequence_length;
-    const char *where = config_where(r, "sequence_length_warmup");
+    const char *where = reader_where(r, "sequence_length_warmup");
     if ((min > 0) != (c->length_warmup.steps > 0))
         die("%s: sequence_length_warmup needs both min_sequence_length and warmup_steps; %s is "
             "missing",
@@ -183,7 +121,7 @@ static void check_average(const Reader *r)
     if ((c->average.last > 0) != (c->average.every > 0))
         die("%s: average needs both last and every, as in average: {last: 5, every: 200}; %s is "
             "missing",
-            config_where(r, c->average.last > 0 ? "average.last" : "average.every"),
+            reader_where(r, c->average.last > 0 ? "average.last" : "average.every"),
             c->average.last > 0 ? "every" : "last");
 }
 
@@ -192,39 +130,39 @@ static void check_schedule(Reader *r)
     Config *c = &r->s->c;
     c->scheduler.in_tokens = r->s->scheduler_units == UNITS_TOKENS;
     const bool share = c->scheduler.warmup_fraction > 0;
-    if (share && config_given(r, "scheduler.t_warmup") && c->scheduler.t_warmup > 0)
+    if (share && reader_given(r, "scheduler.t_warmup") && c->scheduler.t_warmup > 0)
         die("%s: scheduler.t_warmup and scheduler.warmup_fraction both set the length of the "
             "warmup; unset one of them: "
             "--scheduler.t_warmup=0 or --scheduler.warmup_fraction=null",
-            config_where(r, "scheduler.warmup_fraction"));
+            reader_where(r, "scheduler.warmup_fraction"));
     if (share)
         c->scheduler.t_warmup = 0;
     const long warmup = c->scheduler.t_warmup, end = c->scheduler.t_max;
     if (end > 0 && warmup > end)
         die("%s: scheduler.t_warmup %ld is longer than scheduler.t_max %ld; shorten the warmup or "
             "lengthen t_max",
-            config_where(r, "scheduler.t_warmup"), warmup, end);
+            reader_where(r, "scheduler.t_warmup"), warmup, end);
     if (c->scheduler.name == INVERSE_SQRT_WITH_WARMUP && warmup == 0 && !share)
         die("%s: inverse_sqrt_with_warmup needs scheduler.t_warmup > 0",
-            config_where(r, "scheduler.t_warmup"));
+            reader_where(r, "scheduler.t_warmup"));
     if (c->scheduler.name == WSD && c->scheduler.t_decay == 0)
         die("%s: wsd needs scheduler.t_decay, the length of the final decay",
-            config_where(r, "scheduler.name"));
+            reader_where(r, "scheduler.name"));
     char *where =
-        xasprintf("%s: ", config_where(r, c->scheduler.name == WSD ? "scheduler.t_decay"
+        xasprintf("%s: ", reader_where(r, c->scheduler.name == WSD ? "scheduler.t_decay"
                                                                    : "scheduler.t_warmup"));
-    schedule_check(c, config_duration(c), where);
+    schedule_check(c, schedule_duration(c), where);
     free(where);
-    config_check_extended(r);
+    extend_check(r);
     if (c->scheduler.name != WSD && c->scheduler.t_decay > 0)
-        config_note(r, "scheduler.t_decay (only wsd has it)");
+        reader_note(r, "scheduler.t_decay (only wsd has it)");
     if (c->scheduler.warmup_min_lr > c->optimizer.lr)
         die("%s: scheduler.warmup_min_lr %g is above optimizer.learning_rate %g",
-            config_where(r, "scheduler.warmup_min_lr"), c->scheduler.warmup_min_lr,
+            reader_where(r, "scheduler.warmup_min_lr"), c->scheduler.warmup_min_lr,
             c->optimizer.lr);
 }
 
-void config_choose_save_folder(Config *c)
+void check_run_choose_save_folder(Config *c)
 {
     if (!c->save_folder && (!config_forward_only(c) || c->try_load_latest_save))
         c->save_folder = xasprintf("runs/%s", c->run_name);
@@ -233,14 +171,14 @@ void config_choose_save_folder(Config *c)
 static void check_folders(Reader *r)
 {
     Config *c = &r->s->c;
-    config_choose_save_folder(c);
+    check_run_choose_save_folder(c);
     if (c->save_folder && c->save_folder[0] == '\0')
         die("%s: save_folder is empty; give a folder, '.' for the current one",
-            config_where(r, "save_folder"));
+            reader_where(r, "save_folder"));
     if (c->save_folder && strstr(c->save_folder, "://"))
         die("%s: save_folder '%s' is remote; save to a local folder and copy it from there",
-            config_where(r, "save_folder"), c->save_folder);
-    config_check_load_path(r);
+            reader_where(r, "save_folder"), c->save_folder);
+    load_folder_check_path(r);
 }
 
 /* The name of a folder in runs/. */
@@ -248,23 +186,44 @@ static void check_run_name(const Reader *r)
 {
     const char *name = r->s->c.run_name;
     if (!name || !*name)
-        die("%s: run_name is empty", config_where(r, "run_name"));
+        die("%s: run_name is empty", reader_where(r, "run_name"));
     char *path = xasprintf("/%s/", name);
     if (strstr(path, "/../"))
         die("%s: run_name %s leads out of the folder runs; use --save_folder",
-            config_where(r, "run_name"), name);
+            reader_where(r, "run_name"), name);
     free(path);
 }
 
-void config_complete_run(Reader *r)
+/* One sequence at a time; only the logits of its last token are read. */
+static void check_generation(Reader *r)
+{
+    Config *c = &r->s->c;
+    if (c->generate_features && !c->generate)
+        reader_note(r, "generate_features (there is no generate)");
+    if (!c->generate)
+        return;
+    if (c->generate_features && c->model.image.feature_size == 0)
+        die("%s: generate_features: the model is one of text only; load_path must be a LLaVA "
+            "folder",
+            reader_where(r, "generate_features"));
+    if (c->eval_only)
+        die("%s: generate and eval_only are both given; use one of them",
+            reader_where(r, "generate"));
+    c->device_train_microbatch_size = c->device_eval_batch_size = c->loss_chunk = 1;
+    c->stops_at_eos = reader_given(r, "model.eos_token_id");
+    if (c->temperature == 0 && c->top_p < 1)
+        reader_note(r, "top_p (without a temperature the most likely token is taken)");
+}
+
+void check_run(Reader *r)
 {
     Config *c = &r->s->c;
     check_run_name(r);
-    config_complete_ranks(r);
-    config_complete_generation(r);
+    check_ranks(r);
+    check_generation(r);
     if (!config_forward_only(c)) {
         check_batch(r);
-        check_batch_warmup(r);
+        batch_warmup_check(r);
     }
     check_tile(r);
     check_micro_batch(r);
@@ -277,7 +236,7 @@ void config_complete_run(Reader *r)
     if (c->eval_subset_num_batches == 0)
         die("%s: eval_subset_num_batches 0 evaluates nothing: use -1 for all batches, or "
             "eval_interval null",
-            config_where(r, "eval_subset_num_batches"));
+            reader_where(r, "eval_subset_num_batches"));
     if (c->device_eval_batch_size == 0)
         c->device_eval_batch_size = c->device_train_microbatch_size;
 }

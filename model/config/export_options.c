@@ -7,6 +7,7 @@
 
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
+#include "model/keys/value.h"
 
 #define OTHER(name, default_text, field, help) \
     { name, STRING, default_text, NAN, 0, 0, NULL, offsetof(ExportOptions, field), help }
@@ -21,7 +22,7 @@
         } \
     }
 
-const ConfigKey export_keys[] = {
+const ConfigKey export_options_keys[] = {
     OTHER("export", NULL, source,
           "checkpoint to export, or save_folder of a run (its latest checkpoint), or a folder "
           "written by save_pretrained"),
@@ -87,7 +88,7 @@ static bool names_folders(const char *argument)
            strcmp(argument + n, "null") != 0;
 }
 
-bool export_is_asked(int argc, char **argv)
+bool export_options_asked(int argc, char **argv)
 {
     bool asked = false;
     for (int i = 1; i < argc; i++) {
@@ -104,7 +105,7 @@ bool export_is_asked(int argc, char **argv)
 static const ConfigKey *key_of(const char *argument)
 {
     const size_t length = strcspn(argument, "=");
-    for (const ConfigKey *k = export_keys; k->name; k++)
+    for (const ConfigKey *k = export_options_keys; k->name; k++)
         if (strncmp(argument, "--", 2) == 0 && strlen(k->name) == length - 2 &&
             strncmp(k->name, argument + 2, length - 2) == 0)
             return k;
@@ -124,7 +125,7 @@ static void check_calibration(const ExportOptions *o, const YamlNode *root)
         die("--calibration names no file of tokens; expected --calibration='[FILE, ...]'");
     if (o->num_calibration > 0 && o->dtype != EXPORT_INT4)
         die("--calibration is for --dtype=int4: the codes of %s follow from the weights only",
-            export_word("dtype", (int)o->dtype));
+            export_options_word("dtype", (int)o->dtype));
     for (size_t i = 0; i < sizeof how / sizeof how[0]; i++)
         if (yaml_find(root, how[i]) && o->num_calibration == 0)
             die("--%s is an option of calibration; expected --calibration='[FILE, ...]', too",
@@ -198,7 +199,7 @@ void export_options_read(ExportOptions *o, int argc, char **argv)
 {
     YamlNode *root = yaml_new(YAML_MAP, NULL, NULL, "the command line", 0);
     *o = (ExportOptions){ 0 };
-    for (const ConfigKey *k = export_keys; k->name; k++)
+    for (const ConfigKey *k = export_options_keys; k->name; k++)
         value_default(o, k);
     for (int i = 1; i < argc; i++) {
         const char *a = argv[i];
@@ -239,9 +240,9 @@ void export_options_free(ExportOptions *o)
     free(o->calibration);
 }
 
-const char *export_word(const char *key, int value)
+const char *export_options_word(const char *key, int value)
 {
-    for (const ConfigKey *k = export_keys; k->name; k++)
+    for (const ConfigKey *k = export_options_keys; k->name; k++)
         for (const Word *w = k->words; strcmp(k->name, key) == 0 && w && w->word; w++)
             if (w->value == value)
                 return w->word;

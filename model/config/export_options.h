@@ -3,7 +3,7 @@
 #pragma once
 #include <stdbool.h>
 
-#include "model/config/table.h"
+#include "model/keys/types.h"
 
 typedef enum {
     EXPORT_BF16,
@@ -41,14 +41,14 @@ typedef struct {
     bool ordered;
 } ExportOptions;
 
-extern const ConfigKey export_keys[]; /* ends with name == NULL */
+extern const ConfigKey export_options_keys[]; /* ends with name == NULL */
 
 /* Whether the command line asks for an export or an average, and not for help. */
-bool export_is_asked(int argc, char **argv);
+bool export_options_asked(int argc, char **argv);
 
 /* Dies on arguments that are wrong. */
 void export_options_read(ExportOptions *o, int argc, char **argv);
 void export_options_free(ExportOptions *o);
 
 /* The word for that value of the key, as in an argument. The text is constant. */
-const char *export_word(const char *key, int value);
+const char *export_options_word(const char *key, int value);

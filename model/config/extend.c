@@ -1,15 +1,19 @@
 /* `extend`: a run of the schedule wsd continues from its stable part, whose learning rate is the
  * highest. Weights of the decay are no place to continue from; the checkpoint before it is [Hu et
  * al. 2024, arXiv 2404.06395, section 4]. */
-#include "model/config/table.h"
+#include "model/config/extend.h"
 
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/runtime/error.h"
-#include "model/config/files.h"
-#include "model/config/pointer.h"
+#include "model/config/batch_warmup.h"
+#include "model/config/load_folder.h"
+#include "model/formats/file.h"
+#include "model/formats/pointer.h"
+#include "model/keys/key.h"
+#include "model/keys/value.h"
 #include "model/update/schedule.h"
 
 /* A checkpoint's place, and the end of its stable part, in steps or tokens. */
@@ -33,7 +37,7 @@ static long count_of(const char *checkpoint, const char *key)
 static void set_point(SchedulePoint *p, const Config *c)
 {
     p->at = (double)(c->scheduler.in_tokens ? p->tokens : p->step);
-    p->end = schedule_end(c, config_duration(c));
+    p->end = schedule_end(c, schedule_duration(c));
     p->stable = p->end - (double)c->scheduler.t_decay;
     p->unit = c->scheduler.in_tokens ? "tokens" : "steps";
 }
@@ -54,29 +58,29 @@ static Settings *read_schedule(const char *checkpoint)
                                         "global_train_batch_size",
                                         "model.max_sequence_length",
                                         "batch_size_warmup" };
-    YamlNode *run = config_of_run(checkpoint);
+    YamlNode *run = load_folder_config(checkpoint);
     if (!run)
         return NULL;
     Settings *s = xcalloc(1, sizeof *s);
-    config_defaults(s, "");
+    reader_defaults(s, "");
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         const YamlNode *n = yaml_find(run, keys[i]);
         if (n)
-            value_parse(s, config_key(keys[i]), n);
+            value_parse(s, key_find(keys[i]), n);
     }
     yaml_free(run);
     s->c.scheduler.in_tokens = s->scheduler_units == UNITS_TOKENS;
-    config_read_batch_warmup(s, checkpoint);
+    batch_warmup_read(s, checkpoint);
     return s;
 }
 
 static void free_schedule(Settings *s)
 {
-    config_free_element(s, "");
+    reader_free_element(s, "");
     free(s);
 }
 
-Config config_with_schedule_of(const char *checkpoint, const Config *c)
+Config extend_with_schedule_of(const char *checkpoint, const Config *c)
 {
     Config with = *c;
     Settings *s = read_schedule(checkpoint);
@@ -138,10 +142,10 @@ static SchedulePoint find_last(const char *where, const char *folder)
     return (SchedulePoint){ 0 };
 }
 
-void config_find_extended(Reader *r)
+void extend_find(Reader *r)
 {
     Settings *s = r->s;
-    const char *where = config_where(r, "extend");
+    const char *where = reader_where(r, "extend");
     if (!s->extend)
         return;
     pointer_replace(&s->extend);
@@ -158,11 +162,11 @@ void config_find_extended(Reader *r)
     s->extended_tokens = p.tokens;
 }
 
-void config_check_extended(const Reader *r)
+void extend_check(const Reader *r)
 {
     const Settings *s = r->s;
     const Config *c = &s->c;
-    const char *where = config_where(r, "extend");
+    const char *where = reader_where(r, "extend");
     if (!s->extend || c->continues)
         return;
     if (c->scheduler.name != WSD)
@@ -176,7 +180,7 @@ void config_check_extended(const Reader *r)
     if (p.end == 0)
         die("%s: extend: where the decay begins must be known: give max_duration in steps or "
             "tokens, not in epochs",
-            config_where(r, "max_duration"));
+            reader_where(r, "max_duration"));
     if (p.at > p.stable)
         die("%s: extend: %s is at %.0f %s, but the decay would begin at %.0f, %ld before the end "
             "at %.0f; expected an end at %.0f "

@@ -1,136 +1,19 @@
-/* Texts made from the table of keys: usage, --help, the table in configs/README.md, and suggestions
- * for misspelled keys. */
-#include "model/config/table.h"
+/* Texts made from the table of keys: usage, --help, and the table in configs/README.md. */
+#include "model/config/help.h"
 
-#include <limits.h>
 #include <string.h>
 
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
-#include "model/config/export_options.h"
 #include "kernels/runtime/version.h"
+#include "model/config/export_options.h"
+#include "model/config/names.h"
+#include "model/config/suggest.h"
+#include "model/keys/config_keys.h"
+#include "model/keys/key.h"
+#include "model/keys/value.h"
 
-const ConfigKey *config_key(const char *name)
-{
-    for (const ConfigKey *k = config_keys; k->name; k++)
-        if (strcmp(k->name, name) == 0)
-            return k;
-    return NULL;
-}
-
-const char *config_column(const ConfigKey *k)
-{
-    static const char section[] = "format.";
-    const size_t first = offsetof(Config, recipe);
-    if (config_element(k->name) || k->offset < first || k->offset >= first + sizeof(Recipe))
-        return NULL;
-    return strncmp(k->name, section, strlen(section)) == 0 ? k->name + strlen(section) : k->name;
-}
-
-size_t config_element(const char *name)
-{
-    const char *brackets = strstr(name, "[].");
-    return brackets ? (size_t)(brackets + 3 - name) : 0;
-}
-
-/* ---- the nearest key ------------------------------------------------------------------------- */
-
-/* Number of insertions, deletions, replacements and swaps of two neighbours that make a equal to
- * b. */
-static int edit_distance(const char *a, const char *b)
-{
-    enum { LONGEST = 128 };
-    int rows[3][LONGEST + 1] = { { 0 } }; /* row i is in rows[i % 3] */
-    int m = (int)strlen(a), n = (int)strlen(b);
-    if (m > LONGEST || n > LONGEST)
-        return INT_MAX / 2;
-    for (int j = 0; j <= n; j++)
-        rows[0][j] = j;
-    for (int i = 1; i <= m; i++) {
-        int *row = rows[i % 3], *above = rows[(i + 2) % 3], *second = rows[(i + 1) % 3];
-        row[0] = i;
-        for (int j = 1; j <= n; j++) {
-            int best = above[j - 1] + (a[i - 1] != b[j - 1]);
-            if (above[j] + 1 < best)
-                best = above[j] + 1;
-            if (row[j - 1] + 1 < best)
-                best = row[j - 1] + 1;
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
-                second[j - 2] + 1 < best)
-                best = second[j - 2] + 1;
-            row[j] = best;
-        }
-    }
-    return rows[m % 3][n];
-}
-
-static const char *last_part(const char *name)
-{
-    const char *dot = strrchr(name, '.');
-    return dot ? dot + 1 : name;
-}
-
-/* `lr` matches learning_rate. */
-static bool are_initials(const char *letters, const char *words)
-{
-    const char *end = strchr(words, '_');
-    return *letters == *words && (end ? are_initials(letters + 1, end + 1) : !letters[1]);
-}
-
-/* The distance of the whole names, or that of the last parts if only the section is wrong, which
- * costs one more. */
-static int name_distance(const char *name, const char *candidate)
-{
-    if (strlen(last_part(name)) > 1 && are_initials(last_part(name), last_part(candidate)))
-        return 0;
-    int whole = edit_distance(name, candidate),
-        part = 1 + edit_distance(last_part(name), last_part(candidate));
-    return part <= 1 + (int)strlen(last_part(name)) / 3 && part < whole ? part : whole;
-}
-
-/* Replaces `best`, of distance *best_distance, by the most similar key or section of the table if
- * that is nearer. */
-static void suggest(char best[128], int *best_distance, const ConfigKey *keys, const char *name)
-{
-    const size_t first = config_element(name);
-    for (const ConfigKey *k = keys; k->name; k++) {
-        if (strncmp(k->name, name, first) != 0)
-            continue;
-        for (size_t end = first + strcspn(k->name + first, ".[");;
-             end += 1 + strcspn(k->name + end + 1,
-                                ".[")) { /* "a", "a.b", "a.b.c": sections, then the key */
-            char candidate[128];
-            snprintf(candidate, sizeof candidate, "%.*s", (int)end, k->name);
-            int distance = name_distance(name, candidate);
-            /* candidate is a section of `name` */
-            bool around = strncmp(name, candidate, end) == 0 && name[end] == '.';
-            if (distance < *best_distance && !around) {
-                *best_distance = distance;
-                strcpy(best, candidate);
-            }
-            if (!k->name[end] || k->name[end] == '[')
-                break;
-        }
-    }
-}
-
-static int largest_distance(const char *name)
-{
-    return 1 + (int)strlen(name) / 3;
-}
-
-const char *config_suggest(const char *name)
-{
-    static char best[128];
-    int distance = largest_distance(name);
-    best[0] = '\0';
-    suggest(best, &distance, config_keys, name);
-    return best[0] ? best : NULL;
-}
-
-/* ---- help ------------------------------------------------------------------------------------ */
-
-void config_print_usage(FILE *f)
+void help_usage(FILE *f)
 {
     fputs("usage: ./train CONFIG.yaml [--key=value ...]                  on one GPU\n"
           "       mpirun -n RANKS ./train CONFIG.yaml [--key=value ...]  a rank per GPU\n\n"
@@ -146,7 +29,7 @@ void config_print_usage(FILE *f)
           f);
 }
 
-void config_print_version(FILE *f)
+void help_version(FILE *f)
 {
     fprintf(f, "coat.c %s, built for %s\n", COAT_VERSION, device_build());
 }
@@ -197,18 +80,17 @@ static void print_all(FILE *f)
  * `warmup`. */
 static _Noreturn void unknown_key(const char *name)
 {
-    const ConfigKey *const tables[] = { config_keys, export_keys };
-    char near[512] = "", best[128] = "";
-    config_refuse_foreign("--help", name);
-    int count = 0, distance = largest_distance(name);
-    for (int i = 0; i < 2; i++)
-        suggest(best, &distance, tables[i], name);
+    const ConfigKey *const tables[] = { config_keys, export_options_keys };
+    char near[512] = "";
+    names_refuse_foreign("--help", name);
+    int count = 0;
+    const char *best = suggest_key(tables, 2, name);
     for (int i = 0; i < 2; i++)
         for (const ConfigKey *k = tables[i]; k->name; k++)
-            if (strcmp(k->name, best) == 0 || (strcasestr(k->name, name) && count < 8))
+            if ((best && strcmp(k->name, best) == 0) || (strcasestr(k->name, name) && count < 8))
                 snprintf(near + strlen(near), sizeof near - strlen(near), "%s%s",
                          count++ ? ", " : "; did you mean ", k->name);
-    if (*best && count == 0)
+    if (best && count == 0)
         snprintf(near, sizeof near, "; did you mean %s", best);
     die("--help=%s: there is no such key%s%s", name, near,
         *near ? "?" : "; ./train --help lists all");
@@ -229,23 +111,23 @@ static bool print_keys(FILE *f, const char *heading, const ConfigKey *keys, cons
     return found;
 }
 
-void config_print_help(FILE *f, const char *name)
+void help_print(FILE *f, const char *name)
 {
     if (!name) {
         print_all(f);
         return;
     }
     if (strcmp(name, "export") == 0) {
-        for (const ConfigKey *k = export_keys; k->name; k++)
+        for (const ConfigKey *k = export_options_keys; k->name; k++)
             print_key(f, k);
         return;
     }
-    const char *own = config_name(name);
+    const char *own = names_current(name);
     const bool found = print_keys(f, "", config_keys, own);
-    const ConfigKey *k = found ? NULL : config_key(own);
+    const ConfigKey *k = found ? NULL : key_find(own);
     if (k)
         print_key(f, k);
-    if (!print_keys(f, "with --export:\n", export_keys, name) && !found && !k)
+    if (!print_keys(f, "with --export:\n", export_options_keys, name) && !found && !k)
         unknown_key(own);
 }
 
@@ -259,7 +141,7 @@ static void print_cell(FILE *f, const char *text)
     }
 }
 
-void config_print_markdown(FILE *f)
+void help_markdown(FILE *f)
 {
     fputs("| key | value | default | meaning |\n|---|---|---|---|\n", f);
     for (const ConfigKey *k = config_keys; k->name; k++) {

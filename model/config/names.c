@@ -1,15 +1,15 @@
 /* Other names of keys: those of earlier versions, of torchtitan and of PEFT. Files, arguments and
- * saved configurations may have them. After config_rename a tree has the names of table.c only.
+ * saved configurations may have them. After names_rename a tree has the names of config_keys.c only.
  * Keys of other programs that have no place here are refused; the message names the script that
  * converts their files. */
-#include "model/config/table.h"
+#include "model/config/names.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
-#include "model/config/files.h"
+#include "model/formats/file.h"
 
 typedef enum { EARLIER, TORCHTITAN, PEFT } Origin;
 
@@ -36,7 +36,7 @@ static const struct {
 };
 enum { NUM_NAMES = sizeof names / sizeof names[0] };
 
-const char *config_name(const char *name)
+const char *names_current(const char *name)
 {
     for (int i = 0; i < NUM_NAMES; i++)
         if (strcmp(names[i].other, name) == 0)
@@ -44,7 +44,7 @@ const char *config_name(const char *name)
     return name;
 }
 
-const char *config_other_name(const char *name)
+const char *names_other(const char *name)
 {
     for (int i = 0; i < NUM_NAMES; i++)
         if (strcmp(names[i].name, name) == 0)
@@ -68,7 +68,7 @@ static bool is_of_run(const char *file)
     return found;
 }
 
-void config_check_names(const YamlNode *root)
+void names_check(const YamlNode *root)
 {
     const bool saved = is_of_run(root->file);
     for (int i = 0; i < NUM_NAMES; i++) {
@@ -84,7 +84,7 @@ void config_check_names(const YamlNode *root)
     }
 }
 
-void config_rename(YamlNode *root)
+void names_rename(YamlNode *root)
 {
     for (int i = 0; i < NUM_NAMES; i++) {
         YamlNode *n = yaml_take(root, names[i].other);
@@ -128,7 +128,7 @@ static const char foreign[] =
     "checkpointer|stop_after|time_limit|"
     "torch_profiling";
 
-void config_refuse_foreign(const char *where, const char *name)
+void names_refuse_foreign(const char *where, const char *name)
 {
     if (text_is_among(name, foreign))
         die("%s: '%s' is a key of OLMo or COAT that this program does not have. Convert the file: "

@@ -11,7 +11,7 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/progress.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
 #include "kernels/runtime/agree.h"
 #include "model/evaluate/downstream.h"
 #include "model/evaluate/open_data.h"

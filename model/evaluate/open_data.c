@@ -6,9 +6,9 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/progress.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
 #include "model/checkpoint/tower.h"
-#include "model/config/adapter.h"
+#include "model/formats/adapter.h"
 
 /* Files are opened in the calling thread, read in a thread of the loader, which shows no
  * progress. */

@@ -12,7 +12,7 @@
 #include "kernels/runtime/clock.h"
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/base_fingerprint.h"
-#include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/load.h"
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/convert.h"
 #include "model/export/export_files.h"
@@ -20,11 +20,12 @@
 #include "model/checkpoint/target.h"
 #include "model/checkpoint/tokenizer_files.h"
 #include "model/checkpoint/tower.h"
-#include "model/config/adapter.h"
-#include "model/config/files.h"
-#include "model/config/hf.h"
-#include "model/config/hf_keys.h"
-#include "model/config/pointer.h"
+#include "model/config/export_options.h"
+#include "model/formats/adapter.h"
+#include "model/formats/file.h"
+#include "model/formats/hf.h"
+#include "model/formats/hf_keys.h"
+#include "model/formats/pointer.h"
 #include "model/shape/units.h"
 
 /* ---- the source ------------------------------------------------------------------------------ */
@@ -309,7 +310,7 @@ static ModelConfig open_model(Export *x, const char *base)
             base, x->folder);
     x->base = adapter ? find_base(x->option, x->folder, base) : x->folder;
     x->source = weight_files_open(x->base);
-    config_read_hf(&m, x->base);
+    hf_read(&m, x->base);
     weight_files_refuse_quantized(&x->source, x->base);
     if (adapter) {
         base_fingerprint_check(x->folder, x->base, base_fingerprint(&x->source), false);

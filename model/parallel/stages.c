@@ -5,8 +5,9 @@
 
 #include "kernels/kernels.h"
 #include "kernels/runtime/trace.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
 #include "model/shape/units.h"
+#include "model/store/param_store_sizes.h"
 
 void stages_enter(const ParamStore *store)
 {

@@ -6,6 +6,7 @@
 #include "model/store/offload.h"
 #include "model/parallel/stages.h"
 #include "model/shape/units.h"
+#include "model/store/param_store_sizes.h"
 
 /* Where there are steps, and scales hold for them. */
 static bool has_scales_of_step(const Model *m)

@@ -1,7 +1,8 @@
 /* The buffers of the head and the losses. */
-#include "model/plan/plan.h"
+#include "model/plan/plan_head.h"
 
 #include "model/parallel/context.h"
+#include "model/plan/plan.h"
 
 /* Logits of this many tokens exist at once: chunks of at most 512 MiB, as equal as can be, at least
  * one token; of whole sixteens where FP8 operands would be padded to those. */

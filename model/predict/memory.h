@@ -1,7 +1,8 @@
 /* Decides how a run uses its memory, where the configuration leaves choices open, and prints the
  * plan. */
 #pragma once
-#include "model/plan/plan.h"
+#include "model/shape/buffers.h"
+#include "model/store/store_types.h"
 
 /* The mesh of the ranks of a run, or of those that a dry run is given. */
 Mesh memory_mesh(const Config *c);

@@ -8,6 +8,7 @@
 #include "kernels/runtime/comm.h"
 #include "model/model.h"
 #include "kernels/runtime/agree.h"
+#include "model/plan_model.h"
 #include "model/predict/memory.h"
 
 static const double GIB = 1 << 30;

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "kernels/runtime/comm.h"
-#include "model/config/check_tensor.h"
+#include "model/config/check_tensor_ranks.h"
 #include "model/predict/memory.h"
 #include "model/predict/plan_time.h"
 
@@ -17,7 +17,7 @@ typedef struct {
 
 static bool tensor_is_possible(const Config *c)
 {
-    char *refusal = tensor_refusal(c, c->ranks);
+    char *refusal = check_tensor_ranks_refusal(c, c->ranks);
     free(refusal);
     return !refusal;
 }

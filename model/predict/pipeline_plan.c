@@ -5,9 +5,11 @@
 
 #include "kernels/runtime/comm.h"
 #include "model/model.h"
+#include "model/plan_model.h"
 #include "model/store/offload.h"
 #include "model/predict/memory.h"
 #include "model/shape/units.h"
+#include "model/store/param_store_sizes.h"
 
 static int in_flight(const Pipeline *p)
 {

@@ -7,8 +7,10 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/operations.h"
 #include "model/model.h"
+#include "model/plan_model.h"
 #include "model/store/offload.h"
 #include "model/predict/memory.h"
+#include "model/store/param_store_sizes.h"
 #include "model/update/update.h"
 
 typedef struct {

@@ -6,7 +6,7 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
-#include "model/config/files.h"
+#include "model/formats/file.h"
 #include "model/store/fsdp.h"
 #include "kernels/runtime/agree.h"
 

@@ -7,8 +7,9 @@
 
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
 #include "model/checkpoint/folder.h"
+#include "model/checkpoint/save.h"
 #include "model/evaluate/open_data.h"
 #include "model/run/pieces.h"
 #include "model/update/update.h"

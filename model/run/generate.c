@@ -10,13 +10,15 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
 #include "model/checkpoint/checkpoint.h"
-#include "model/config/adapter.h"
-#include "model/config/files.h"
-#include "model/config/hf.h"
+#include "model/checkpoint/load.h"
 #include "model/decode.h"
+#include "model/formats/adapter.h"
+#include "model/formats/file.h"
+#include "model/formats/loadable.h"
 #include "kernels/runtime/agree.h"
+#include "model/plan_model.h"
 #include "model/run/inputs.h"
 #include "model/predict/memory.h"
 #include "model/evaluate/open_data.h"
@@ -108,7 +110,7 @@ static void open_generator(Generator *g, const Config *c)
             "--load_path=FOLDER");
     inputs_agree(c);
     if (!c->continues)
-        config_check_loadable(NULL, folder);
+        loadable_check(NULL, folder);
     inputs_read_prompts(&g->prompts, c->generate, &c->model,
                         c->generate_features ? NULL : "give them as --generate_features=FOLDER");
     if (c->generate_features)

@@ -7,8 +7,13 @@
 #include <string.h>
 
 #include "kernels/runtime/error.h"
-#include "model/config/files.h"
-#include "model/config/table.h"
+#include "model/config/names.h"
+#include "model/config/resolved.h"
+#include "model/formats/file.h"
+#include "model/keys/config_keys.h"
+#include "model/keys/key.h"
+#include "model/keys/value.h"
+#include "model/keys/value_print.h"
 
 /* Keys, or sections with a final dot. Only these keys of the model: the weights' shapes show the
  * others, or loading compares them with config.json. Only lora.base of adapters: the other keys
@@ -42,7 +47,7 @@ static const char *const compared[] = {
 static bool is_compared(const ConfigKey *k)
 {
     const int type = k->type & TYPE_MASK;
-    if (type == FIXED || type == SECTIONS || config_element(k->name) || k->type & SPENT)
+    if (type == FIXED || type == SECTIONS || key_element_prefix(k->name) || k->type & SPENT)
         return false;
     for (size_t i = 0; i < sizeof compared / sizeof compared[0]; i++) {
         const size_t n = strlen(compared[i]);
@@ -89,7 +94,7 @@ static YamlNode *default_of(const ConfigKey *k)
 {
     Settings *s = xcalloc(1, sizeof *s);
     value_default(s, k);
-    char *text = value_text(s, k);
+    char *text = value_printed(s, k);
     YamlNode *n = yaml_parse(text, k->name);
     value_free(s, k);
     free(s);
@@ -102,8 +107,8 @@ static YamlNode *default_of(const ConfigKey *k)
  * column is given now. */
 static void compare_column(const ConfigKey *k, const Config *c, const json_t *columns, bool asked)
 {
-    const char *was = config_column_in(columns, k);
-    char *is = value_text(c, k);
+    const char *was = resolved_column_in(columns, k);
+    char *is = value_printed(c, k);
     if (was && strcmp(is, was) != 0 && asked)
         printf("resume: %s %s, was %s\n", k->name, is, was);
     else if (was && strcmp(is, was) != 0)
@@ -122,7 +127,7 @@ static void compare(const Config *c, const YamlNode *now, const YamlNode *then,
                        *b = yaml_find(then, k->name);
         /* that run had no such key yet */
         YamlNode *usual = a && !b && k->default_text ? default_of(k) : NULL;
-        if (a && same && config_column(k))
+        if (a && same && key_column(k))
             compare_column(k, c, columns, a->text);
         else if (a && (b || usual))
             print_change(k->name, a, b ? b : usual);
@@ -135,7 +140,7 @@ void resume_print(const Config *c, const char *folder)
     char *path = xasprintf("%s/config.yaml", folder);
     if (file_exists(path)) {
         YamlNode *then = yaml_load(path), *now = yaml_parse(c->text, "the configuration");
-        config_rename(then);
+        names_rename(then);
         json_t *state = file_try_json(folder, "trainer.json");
         compare(c, now, then, json_object_get(state, "format"));
         json_decref(state);

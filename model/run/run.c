@@ -11,11 +11,13 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/trace.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
+#include "model/checkpoint/load.h"
 #include "model/checkpoint/tokenizer_files.h"
-#include "model/config/adapter.h"
-#include "model/config/hf.h"
-#include "model/config/table.h"
+#include "model/config/extend.h"
+#include "model/formats/adapter.h"
+#include "model/formats/loadable.h"
+#include "model/keys/types.h"
 #include "model/run/inputs.h"
 #include "model/predict/memory_fit.h"
 #include "model/predict/memory.h"
@@ -199,7 +201,7 @@ static void check_rate(const Run *r)
     const TrainState *s = &r->state;
     if (s->step == 0 || run_is_over(r))
         return;
-    const Config was = config_with_schedule_of(c->load_folder, c);
+    const Config was = extend_with_schedule_of(c->load_folder, c);
     const Run then = { .config = &was, .state = *s, .loader = r->loader };
     const RunLength length = run_length(&then, "max_duration", &was.max_duration);
     const long step = s->step + 1,
@@ -330,7 +332,7 @@ void run_plan(const Config *c)
     Model m;
     ParamStore store;
     if (c->load_folder && !c->continues)
-        config_check_loadable(NULL, c->load_folder);
+        loadable_check(NULL, c->load_folder);
     if (c->device_memory == 0 && device_count() == 0)
         die("dry_run: there is no GPU here, so give the memory of yours in GiB: "
             "--device_memory=80");
@@ -389,7 +391,7 @@ void run_open(Run *r, const Config *c)
     if (c->tokenizer)
         tokenizer_files_replace(c->tokenizer, c->model.vocab_size);
     if (c->load_folder && !c->continues)
-        config_check_loadable(NULL, c->load_folder);
+        loadable_check(NULL, c->load_folder);
     if (c->eval_only)
         r->validation = evaluate_check(c);
     else

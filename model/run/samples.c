@@ -7,7 +7,7 @@
 
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
 #include "kernels/runtime/agree.h"
 #include "model/run/inputs.h"
 #include "model/sampling.h"

@@ -8,11 +8,11 @@
 
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/saved_as.h"
-#include "model/config/adapter.h"
-#include "model/config/files.h"
+#include "model/formats/adapter.h"
+#include "model/formats/file.h"
 #include "model/run/shared_folder.h"
 
 void save_folder_make(const char *path)

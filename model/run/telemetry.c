@@ -30,6 +30,7 @@
 #include "model/run/quant_stats.h"
 #include "model/parallel/tensor_ranks.h"
 #include "model/shape/units.h"
+#include "model/store/param_store_sizes.h"
 
 enum { ROWS = 64, GROUPS = 64, FORMATS = 4, BINS = 256 };
 

@@ -1,5 +1,5 @@
 /* The architectures: a row per class of Hugging Face's transformers, which describes what the class
- * computes, and the names of its tensors and how they divide our parameters. model/config/hf.c
+ * computes, and the names of its tensors and how they divide our parameters. model/formats/hf.c
  * reads and writes its config.json. */
 #pragma once
 #include "model/shape/params.h"

@@ -9,7 +9,8 @@
 #include "kernels/random.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/trace.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
+#include "model/store/param_store_sizes.h"
 #include "model/store/quantized_weights.h"
 
 /* ---- weights --------------------------------------------------------------------------------- */

@@ -9,6 +9,7 @@
 #include "kernels/runtime/error.h"
 #include "model/shape/trainable.h"
 #include "model/shape/units.h"
+#include "model/store/param_store_sizes.h"
 
 /* ---- the way of a weight --------------------------------------------------------------------- */
 

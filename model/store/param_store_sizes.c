@@ -1,5 +1,5 @@
 /* What is where, and how much: of a plan that param_store.c made. */
-#include "model/store/param_store.h"
+#include "model/store/param_store_sizes.h"
 
 #include <string.h>
 

@@ -6,6 +6,7 @@
 #include "kernels/kernels.h"
 #include "kernels/runtime/error.h"
 #include "model/shape/units.h"
+#include "model/store/param_store_sizes.h"
 
 static void store_e4m3(ParamStore *store, int u, const Param *p, Tensor whole)
 {

@@ -8,8 +8,9 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/trace.h"
-#include "kernels/runtime/watchdog.h"
+#include "kernels/runtime/watchdog_marks.h"
 #include "model/shape/units.h"
+#include "model/store/param_store_sizes.h"
 
 /* The quintic of torch.optim.Muon: X = a X + (b A + c A A) X, A = X X^T. */
 static const float quintic[3] = { 3.4445f, -4.775f, 2.0315f };

@@ -62,6 +62,14 @@ int schedule_length(const Config *c, long step)
     return (int)(length / min) * min;
 }
 
+double schedule_duration(const Config *c)
+{
+    const double steps = (double)c->max_duration.steps, tokens = (double)c->max_duration.tokens;
+    if (tokens > 0)
+        return c->scheduler.in_tokens ? tokens : schedule_steps_for(c, 0, tokens);
+    return c->scheduler.in_tokens ? schedule_tokens(c, 0, c->max_duration.steps) : steps;
+}
+
 double schedule_end(const Config *c, double run)
 {
     return c->scheduler.t_max ? c->scheduler.t_max : run;

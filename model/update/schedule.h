@@ -22,6 +22,9 @@ double schedule_steps_for(const Config *c, long step, double tokens);
  * grows linearly to T. */
 int schedule_length(const Config *c, long step);
 
+/* max_duration in the scheduler's units; 0: epochs, whose length depends on the data. */
+double schedule_duration(const Config *c);
+
 /* t_max, or else `run`, the run's length in the scheduler's units. */
 double schedule_end(const Config *c, double run);
 

@@ -17,6 +17,7 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/trace.h"
+#include "model/store/param_store_sizes.h"
 #include "model/update/muon.h"
 
 /* Parameters that all tensor ranks have count once. */

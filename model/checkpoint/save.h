@@ -1,0 +1,30 @@
+/* Saves a run while it continues. */
+#pragma once
+#include "model/checkpoint/checkpoint.h"
+
+/* Saving, overlapped with training. All ranks call all four. begin: waits for an earlier save,
+ * creates files of up to `file_limit` bytes, copies this rank's part of weights and moments to
+ *     host memory, and returns while a thread writes it to save_folder/step<N>.tmp. `c` must stay until the save is complete;
+ *     `s` is copied.
+ * poll: if a save is in progress and all ranks have written their parts, completes it and returns
+ * true. Otherwise returns
+ *     false at once. Completing: step<N>.tmp becomes step<N>, save_folder/latest points to it, older ones are pruned.
+ * finish: waits until a save in progress is complete. drop: discards a save in progress and its
+ * files. They die if the disk fails; the last complete checkpoint is then unchanged. begin also
+ * dies if a weight or moment is not finite, naming it. */
+void checkpoint_begin(const Config *c, const ParamStore *store, const TrainState *s,
+                      size_t file_limit);
+bool checkpoint_poll(void);
+void checkpoint_finish(void);
+void checkpoint_drop(void);
+
+/* For a run that cannot continue: saves its state, finite or not, as step<N>-aborted next to its
+ * checkpoints, which do not change. Returns the path, malloc'ed, when it is on disk. */
+char *checkpoint_set_aside(const Config *c, const ParamStore *store, const TrainState *s,
+                           size_t file_limit);
+
+/* Saves only the weights, as step<N>-average: a folder for other programs, with average.json, which
+ * describes the average. Replaces one of an earlier process. Dies as the others do; there must be
+ * no save in progress. */
+void checkpoint_write_average(const Config *c, const ParamStore *store, const TrainState *s,
+                              size_t file_limit);

@@ -1,0 +1,8 @@
+/* batch_size_warmup: the steps after which the batch doubles. */
+#pragma once
+#include "model/config/reader.h"
+
+/* Reads the words into s->c.batch_warmup. Dies, naming `where`, unless they are ascending numbers
+ * of steps. */
+void batch_warmup_read(Settings *s, const char *where);
+void batch_warmup_check(Reader *r);

@@ -1,0 +1,7 @@
+/* Checks of data. */
+#pragma once
+#include "model/config/reader.h"
+
+void check_data(Reader *r);
+/* data must be checked already */
+void check_data_eval_documents(const Config *c, const EvalSet *set);

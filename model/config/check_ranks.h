@@ -1,0 +1,8 @@
+/* Checks of how ranks divide the work. */
+#pragma once
+#include "model/config/reader.h"
+
+/* ranks with different sequences, or groups that share some */
+int check_ranks_groups(const Reader *r);
+const char *check_ranks_group_name(const Reader *r); /* "rank", "tensor group", ... */
+void check_ranks(Reader *r);

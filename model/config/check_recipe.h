@@ -1,0 +1,6 @@
+/* Checks of the recipe and the optimizer. */
+#pragma once
+#include "model/config/reader.h"
+
+void check_recipe_optimizer(Reader *r);
+void check_recipe(Reader *r); /* the optimizer must be checked already */

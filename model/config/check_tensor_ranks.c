@@ -1,0 +1,148 @@
+/* Checks of ranks that compute layers together (parallelism.tensor). */
+#include "model/config/check_tensor_ranks.h"
+
+#include "kernels/runtime/error.h"
+#include "model/shape/optimizer.h"
+#include "model/shape/params.h"
+
+/* What these ranks cannot do is refused before anything is read or written. */
+static char *refused_combination(const Config *c)
+{
+    const struct {
+        bool asked;
+        const char *what;
+    } list[] = {
+        { c->mlp_tile > 0 && !c->generate,
+          "mlp_tile: the MLP of tokens of several ranks cannot be in tiles; use --mlp_tile=0" },
+        { c->model.qk_norm == QK_NORM_WIDTH,
+          "q and k are normed over all heads; a rank has only some" },
+        { c->model.image.feature_size > 0, "a model with images cannot be cut yet" },
+        { !config_forward_only(c) && optimizer_find(c->optimizer.name)->orthogonalizes,
+          "optimizer.name muon needs whole matrices; a rank has parts" },
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++)
+        if (list[i].asked)
+            return xasprintf("%s. --parallelism.tensor=1 would do", list[i].what);
+    return NULL;
+}
+
+/* FP8 GEMMs of GPUs multiply by sixteens; a context rank divides its heads again, unless it only
+ * generates. */
+static char *refused_parts(const Config *c, int n, int world)
+{
+    enum { MULTIPLE = 16 };
+    const ModelConfig *m = &c->model;
+    const int context = context_ranks(&c->strategy), ranks = n * context,
+              T = m->max_sequence_length;
+    const int of_heads = c->generate ? 1 : context;
+    const char *and_context = context > 1 ? " with parallelism.context" : "";
+    if (world % ranks != 0)
+        return xasprintf("%d rank%s cannot form groups of %d%s; start a multiple of %d ranks",
+                         world, world == 1 ? "" : "s", ranks, and_context, ranks);
+    const ModelConfig part = { .n_heads = m->n_heads / n, .n_kv_heads = m->n_kv_heads / n };
+    if (m->n_heads % n != 0 || m->n_kv_heads % n != 0 || !context_divides(&part, of_heads))
+        return xasprintf("the model has %d heads and %d key heads, which %d ranks%s cannot share "
+                         "equally; use a smaller number",
+                         m->n_heads, m->n_kv_heads, n * of_heads, of_heads > 1 ? and_context : "");
+    const struct {
+        const char *what;
+        long width;
+    } list[] = {
+        { "all query heads together are", (long)m->n_heads * m->head_dim },
+        { "each half of the MLP is", m->mlp_width },
+        { "q, k and v together are", (m->n_heads + 2L * m->n_kv_heads) * m->head_dim },
+    };
+    const struct {
+        const char *key;
+        Format f;
+        long width;
+    } saved[] = {
+        { "format.qkv", c->recipe.qkv, (m->n_heads + 2L * m->n_kv_heads) * m->head_dim },
+        { "format.att", c->recipe.att, (long)m->n_heads * m->head_dim },
+        { "format.hidden", c->recipe.hidden, 2L * m->mlp_width },
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++)
+        if (list[i].width % (MULTIPLE * n) != 0)
+            return xasprintf("%s %ld wide, not a multiple of %d x %d, so ranks would not have "
+                             "whole sixteens; use a smaller number",
+                             list[i].what, list[i].width, n, MULTIPLE);
+    for (size_t i = 0; i < sizeof saved / sizeof *saved; i++)
+        if (saved[i].f.group > 0 && saved[i].width / n % saved[i].f.group != 0)
+            return xasprintf(
+                "%s is %s, but a rank's row of %ld has no whole groups of %d; use a smaller number",
+                saved[i].key, format_name(saved[i].f), saved[i].width / n, saved[i].f.group);
+    /* while generating each rank has all tokens */
+    if (!c->generate && T % (MULTIPLE * ranks) != 0)
+        return xasprintf("model.max_sequence_length %d is not a multiple of %d x %d, so ranks "
+                         "would not have whole sixteens of "
+                         "tokens; --model.max_sequence_length=%d would do",
+                         T, ranks, MULTIPLE,
+                         (T + MULTIPLE * ranks - 1) / (MULTIPLE * ranks) * (MULTIPLE * ranks));
+    return NULL;
+}
+
+/* Whether a group of elements that have one scale would be on two ranks. Groups follow each other
+ * along a whole parameter. */
+static bool cuts_group(const Param *p, size_t group)
+{
+    for (int i = 0; i < p->num_parts && p->split == SPLIT_ROWS; i++)
+        if ((size_t)p->part[i].rows * (size_t)p->cols % group != 0)
+            return true;
+    return p->split == SPLIT_COLUMNS && (size_t)p->cols % group != 0;
+}
+
+static char *refused_groups(const Config *c, int n)
+{
+    const Optimizer *o = optimizer_find(c->optimizer.name);
+    UnitLayout block;
+    unit_shape(&block, &c->model, unit_of_layer(&c->model, 0), 1);
+    unit_cut(&block, n, 0, 1);
+    for (int k = 0; k < o->num_states && !config_forward_only(c); k++) {
+        const int group = optimizer_format(o, k, &c->recipe, true).group;
+        for (const Param *p = block.param; p < block.param + block.num_params; p++)
+            if (group > 0 && (c->model.lora.rank == 0 || p->is_adapter) &&
+                cuts_group(p, (size_t)group))
+                return xasprintf(
+                    "the optimizer's state %s has a scale for each %d elements, and a part of %s "
+                    "(%d x %d) does not "
+                    "have whole groups; use fewer tensor ranks, or states without groups",
+                    o->state[k].name, group, p->name, p->rows, p->cols);
+    }
+    return NULL;
+}
+
+/* Blocks of NF4 have one absmax; those of a second quantization are decoded, so that their groups
+ * may be cut. */
+static char *refused_nf4(const Config *c, int n)
+{
+    UnitLayout block;
+    unit_shape(&block, &c->model, unit_of_layer(&c->model, 0), 1);
+    unit_cut(&block, n, 0, 1);
+    for (const Param *p = block.param;
+         p < block.param + block.num_params && c->model.lora.base == BASE_NF4; p++)
+        if (p->is_operand && cuts_group(p, NF4_BLOCK))
+            return xasprintf("nf4 of lora.base has a scale for each %d elements, and a part of %s "
+                             "(%d x %d) does not have whole ones; "
+                             "use fewer tensor ranks, or --lora.base=e4m3",
+                             NF4_BLOCK, p->name, p->rows, p->cols);
+    return NULL;
+}
+
+char *check_tensor_ranks_refusal(const Config *c, int world)
+{
+    const int n = tensor_ranks(&c->strategy);
+    char *refusal = n > 1 ? refused_combination(c) : NULL;
+    if (n > 1 && !refusal)
+        refusal = refused_parts(c, n, world);
+    if (n > 1 && !refusal)
+        refusal = refused_groups(c, n);
+    return n > 1 && !refusal ? refused_nf4(c, n) : refusal;
+}
+
+void check_tensor_ranks(Reader *r)
+{
+    const char *refusal = check_tensor_ranks_refusal(&r->s->c, r->world);
+    if (refusal)
+        die("%s: parallelism.tensor %d: %s", reader_where(r, "parallelism.tensor"),
+            tensor_ranks(&r->s->c.strategy), refusal);
+}

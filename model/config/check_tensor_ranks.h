@@ -1,0 +1,8 @@
+/* Which tensor ranks a run can have. */
+#pragma once
+#include "model/config/reader.h"
+
+/* Why c->strategy.tensor_ranks of `world` ranks cannot compute layers together, and what to do:
+ * malloc'ed; NULL: they can. */
+char *check_tensor_ranks_refusal(const Config *c, int world);
+void check_tensor_ranks(Reader *r);

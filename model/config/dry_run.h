@@ -1,0 +1,6 @@
+/* Runs that plan memory for ranks that were not started. */
+#pragma once
+#include "model/config/reader.h"
+
+/* Sets the world to the ranks that a dry run plans for. */
+void dry_run_choose_ranks(Reader *r);

@@ -1,0 +1,10 @@
+/* Texts made from the table of keys. */
+#pragma once
+#include <stdio.h>
+
+void help_usage(FILE *f);   /* ./train */
+void help_version(FILE *f); /* ./train --version */
+/* --help=name: a key or a section; NULL: all. Dies if there is none */
+void help_print(FILE *f, const char *name);
+/* ./train --help=markdown: the table in configs/README.md */
+void help_markdown(FILE *f);

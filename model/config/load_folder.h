@@ -1,0 +1,19 @@
+/* Runs without a configuration file, and settings that follow from the model of load_path. */
+#pragma once
+#include "model/config/reader.h"
+
+/* Settings of a run without a file, but with load_path: full fine-tuning of that model. The caller
+ * owns it. */
+YamlNode *load_folder_without_file(void);
+/* of such a run; `first`: its first argument */
+void load_folder_check_command_line(const Reader *r, const char *first);
+/* generate and eval_only need a load_path */
+void load_folder_check_given(const Reader *r, const char *where);
+void load_folder_check_path(const Reader *r); /* that it is no URL and not empty */
+/* settings that follow from the model of Config.load_folder */
+void load_folder_complete(Reader *r);
+
+/* config.yaml of the run that saved this checkpoint; NULL: no checkpoint. The caller owns it */
+YamlNode *load_folder_config(const char *folder);
+/* The value of `key` in it; NULL: there is none. The caller owns it */
+char *load_folder_trained_with(const char *folder, const char *key);

@@ -1,0 +1,20 @@
+/* Files of a folder, and JSON files. */
+#pragma once
+#include <jansson.h>
+#include <stdbool.h>
+
+/* anything of that name, also a broken link */
+bool file_exists(const char *path);
+bool file_is_in(const char *folder, const char *name); /* the same of folder/name */
+/* both exist and are the same file or folder */
+bool file_is_same(const char *path, const char *other);
+
+/* The content of the JSON file folder/name, owned by the caller; NULL: there is no such file. If it
+ * cannot be parsed the first dies naming the line, the second returns NULL. flags: jansson's. */
+json_t *file_json(const char *folder, const char *name, size_t flags);
+json_t *file_try_json(const char *folder, const char *name);
+
+/* N of the name step<N><suffix>, with digits after it allowed if `numbered`; -1: another name.
+ * file_steps: the N of all such entries of a folder, ascending; returns their number. */
+long file_step(const char *name, const char *suffix, bool numbered);
+int file_steps(long **steps, const char *folder, const char *suffix);

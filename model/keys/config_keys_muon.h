@@ -1,0 +1,21 @@
+/* The rows of config_keys.c for optimizer.name muon. Only config_keys.c includes it, after
+ * config_keys_rows.h. */
+#pragma once
+#define MUON_ROWS \
+    NUMBER("optimizer.momentum", DOUBLE, "0.95", 0, 0.999999, C(optimizer.momentum), \
+           "muon: decay of momentum_buffer"), \
+        OTHER("optimizer.nesterov", BOOL, "true", C(optimizer.nesterov), \
+              "muon: Nesterov's momentum"), \
+        NUMBER("optimizer.ns_steps", INT, "5", 1, 99, C(optimizer.ns_steps), \
+               "muon: iterations of Newton-Schulz"), \
+        NUMBER("optimizer.ns_eps", DOUBLE, "1e-7", 1e-15, 1, C(optimizer.ns_eps), \
+               "muon: least norm that a matrix is divided by; `eps` of torch.optim.Muon"), \
+        WORD( \
+            "optimizer.adjust_lr", CHOICE, "match_rms_adamw", \
+            WORDS({ "match_rms_adamw", ADJUST_MATCH_RMS_ADAMW }, { "original", ADJUST_ORIGINAL }), \
+            C(optimizer.adjust_lr), \
+            "muon: what multiplies the learning rate of a matrix. match_rms_adamw: 0.2 " \
+            "sqrt(max(rows, columns)), so that learning " \
+            "rate and weight_decay of AdamW fit; original: sqrt(max(1, rows / columns))"), \
+        OTHER("optimizer.per_head", BOOL, "false", C(optimizer.per_head), \
+              "muon: each head of q, k and v is a matrix")

@@ -1,0 +1,17 @@
+/* What the keys model.* and a config.json have in common beyond single values. `where`: in
+ * messages. */
+#pragma once
+#include "model/shape/config.h"
+
+/* The names of the keys, and where the values of the heads were given. */
+typedef struct {
+    const char *width;
+    struct {
+        const char *name, *where;
+    } heads, kv_heads, head_dim;
+} HeadKeys;
+
+void model_rules_heads(ModelConfig *m, const HeadKeys *keys);
+void model_rules_rope(const ModelConfig *m, const char *where);
+/* equal windows become equal LayerTypes */
+void model_rules_windows(ModelConfig *m, const char *where);

@@ -1,0 +1,14 @@
+/* Values of JSON files, described by rows of keys. */
+#pragma once
+#include <jansson.h>
+
+#include "model/keys/types.h"
+
+/* of a file; dies naming path, key, expected, found */
+void value_json_parse(void *holder, const ConfigKey *k, const json_t *value, const char *path,
+                      const char *key);
+/* a number or a truth value, unchecked */
+void value_json_set(void *holder, const ConfigKey *k, double x);
+bool value_json_is_nothing(const json_t *value); /* null, false or empty */
+_Noreturn void value_json_wrong(const char *path, const char *key, const char *expected,
+                                const json_t *found);

@@ -1,0 +1,210 @@
+/* Types of flat units: what each rank owns of weights, gradients and optimizer states, the memory
+ * for gathered weights and for gradients that are not summed yet, all views of them, and the list
+ * of copies from one to the other. */
+#pragma once
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/mesh.h"
+#include "model/shape/architecture.h"
+#include "model/shape/optimizer.h"
+#include "model/shape/pipeline.h"
+
+/* Elements [first, first + count) of a region. (count) and (n) are shapes of tensor_flat: a unit
+ * may have more than 2^31. */
+typedef struct {
+    size_t first, count;
+    /* (count): master weights; frozen ones; of QUANTIZED codes or groups of NF4, byte by byte */
+    Tensor stored;
+    Tensor
+        gather_input; /* (count) what operands are gathered or made from: stored; or, if master weights are on
+                                          the host, what the update makes of them, in the operands' format */
+} Slice;
+
+/* This rank's part of one unit. */
+typedef struct {
+    Slice slice[NUM_REGIONS];
+    Tensor grad,
+        state
+            [MAX_STATES]; /* (count) of TRAINED; grad.empty: no micro-batch of this step is in it. A state has
+                                          only the part of shard_state */
+    /* elements of TRAINED before that part, and after it */
+    size_t before[MAX_STATES], after[MAX_STATES];
+} Shard;
+
+/* The steps of a weight from where it is stored to where it computes. Those in front of GATHER are
+ * each rank's, in its slice. */
+typedef enum {
+    NO_STEP,
+    VIEW,       /* nothing is done: it computes as it is stored */
+    CAST_SLICE, /* the slice is rounded to its place in the unit's buffer */
+    /* the slice is rounded to its place in store->replicated, 0 elsewhere: the sum over ranks is
+     * the whole */
+    /* the slice, on the host, is rounded to `gather_input` when it has changed */
+    REPLICATE,
+    ENCODE,
+    FETCH,      /* the slice comes from the host to its place in the unit's buffer */
+    GATHER,     /* the region comes from all ranks */
+    CAST,       /* the whole is rounded: FP8 codes, transposed codes or both in one pass */
+    TRANSPOSE,  /* FP8 codes */
+    DEQUANTIZE, /* NF4, as CAST */
+    NUM_STEPS
+} Step;
+
+/* The purpose of a step. Forward reads W of an FP8 weight, backward W^T; other formats have one
+ * copy for both. */
+typedef enum { FOR_FORWARD = 1, FOR_BACKWARD = 2, AS_STORED = 4, AT_UPDATE = 8, AT_LOAD = 16 } Use;
+
+/* A step: `to` = `from`. What is made for both passes has to.data for forward and to.data_t for
+ * backward. */
+typedef struct {
+    Step step;
+    int uses;
+    const Param *param;
+    Tensor from, to;
+} Copy;
+enum { MAX_COPIES = 2 * NUM_PARAMS + NUM_REGIONS };
+
+/* How long the content of a unit's buffer is valid: until another unit uses the buffer; until the
+ * weights change; always. */
+typedef enum { UNTIL_REUSE, UNTIL_UPDATE, FOR_GOOD } Lifetime;
+
+/* A gathered unit's memory: (n) in its compute format, n the largest unit that it serves. */
+typedef struct {
+    /* data_t: the transposed copies of FP8 operands; may be data, for one use at a time */
+    Tensor elements;
+    /* elements.data exists; elements.data_t does; they are the same memory */
+    bool has_rows, has_transposes, rotates;
+    /* the transposes are made from the rows, so the two are not the same memory */
+    bool transposes_rows;
+    /* the gathered region QUANTIZED as stored, where that is not what computes */
+    void *raw;
+    size_t raw_bytes;
+    /* whose weights, -1: no unit's; for which uses they are there */
+    int unit, has;
+    DeviceMark *ready, *released;
+} WeightBuffer;
+
+/* A unit's gradients before they are summed over the shard group. */
+typedef struct {
+    Tensor elements; /* (n) in the recipe's format of gradients */
+    int unit;        /* that fills it; -1: none */
+    DeviceMark *filled, *reduced;
+} GradBuffer;
+
+/* How the weights of a unit come to where they compute. Gathering, updating and the memory plan
+ * read it. */
+typedef struct {
+    const Step *way[NUM_PARAMS]; /* the steps of each parameter, up to NO_STEP */
+    Copy copy[MAX_COPIES];       /* in this order */
+    /* made: the uses that copies serve; others read what was gathered or stored */
+    int num_copies, made;
+    /* where the regions begin in its buffer; all elements there */
+    size_t at[NUM_REGIONS], numel;
+    Lifetime lifetime;
+    WeightBuffer *weights; /* NULL: the stored weights are the weights */
+    GradBuffer *grads;     /* NULL: gradients are added to the shard's */
+} UnitPlan;
+
+/* What can be on the host: frozen weights of layers; the optimizer's states; master weights of
+ * layers that compute in a smaller format. */
+typedef enum { HOST_FROZEN, HOST_MOMENTS, HOST_MASTER, NUM_HOSTED } Hosted;
+
+/* What is in the optimizer's states. Counts start as 0, as the states do, and are saved, loaded and
+ * dropped with them. */
+typedef struct {
+    long
+        updates; /* in the moments: t of AdamW's bias correction. A step whose loss or gradient is not finite, or
+                                  that `spikes` skips, makes none */
+    struct {
+        long last, every, count;
+    } average; /* snapshots in the average, by these settings */
+} StateCounts;
+
+typedef struct {
+    /* the units */
+    int num_units;
+    HfTensor *tensor; /* [num_tensors] of all units, as files have them */
+    int num_tensors;
+    UnitLayout *shape;         /* [num_units] */
+    Shard *shard;              /* [num_units] */
+    UnitPlan *plan;            /* [num_units] */
+    UnitTensors *unit, *dunit; /* [num_units] weights in compute format, and gradients */
+    /* [num_buffers]: those that units share, then one per unit */
+    WeightBuffer *weight_buffer;
+    GradBuffer *grad_buffer; /* [num_buffers] */
+
+    /* tensors of all units together */
+    /* (1, 4 per FP8 operand): their scales, 16 bytes apart; those of frozen ones last */
+    Tensor scales;
+    int trained_scales; /* columns of `scales` in front of those */
+    /* (1, 4 per matrix of the blocks) of region QUANTIZED: of FP8 operands and of stored E4M3 */
+    Tensor quantized_scales;
+    Tensor
+        replicated; /* (1, n): the other parameters of blocks with FP8 operands, norm weights and adapters:
+                                          whole on each rank */
+    float *
+        square_sum; /* device memory: sum of the squares of this rank's gradients; between steps a flag of
+                                          checks that read all shards */
+
+    /* how they are stored */
+    Recipe recipe;
+    const Optimizer *optimizer; /* whose states the shards have */
+    StateCounts counts;         /* of these states */
+    BaseFormat base_format;     /* how the region QUANTIZED is stored */
+    bool plain_nf4;             /* NF4 is stored without double quantization (params.h) */
+    bool tied;
+
+    /* this rank's part, and when ranks exchange */
+    /* this rank's stage: only its units have shards, copies and buffers here */
+    Pipeline pipe;
+    /* the first unit of all stages with a trained parameter: backward ends there */
+    int first_trained;
+    int shards, rank; /* ranks of a shard group, and this one's rank in it */
+    /* ranks that compute a layer together, and this one's rank among them */
+    int tensor_ranks, tensor_rank;
+    bool sum_once; /* gradients are summed over ranks once per step */
+
+    /* memory */
+    /* the memory is there; else fsdp.h's verbs show where all will lie, and move nothing */
+    bool placed;
+    /* weights of units 0 .. resident - 1 are gathered, or rounded, once per step */
+    int resident;
+    bool forward_only;       /* no transposed copies */
+    Arena gathered;          /* memory of the weight buffers, if shards > 1 */
+    int on_host[NUM_HOSTED]; /* units 0 .. n - 1, as far as they have it */
+    Arena host;              /* pinned memory of all that is on the host */
+    /* weights come on a queue of their own, ahead of their use: gathered, or from the host */
+    bool overlaps;
+    /* of the optimizer's step: UPDATE_BUFFERS times update_part_bytes, or muon_bytes */
+    void *staging;
+    size_t update_part_bytes, staging_bytes;
+    DeviceMark *updated, *reduced;
+} ParamStore;
+
+/* The rank that is planned for, and the choices of memory. */
+typedef struct {
+    int shards, rank; /* ranks of a shard group, and the rank in it */
+    /* gradients are summed over them once per step, not with every micro-batch */
+    bool sum_once;
+    /* units whose weights stay once they are gathered or rounded: 0 .. resident - 1 */
+    int resident;
+    /* units 0 .. n - 1 have these on the host, as far as they can */
+    int on_host[NUM_HOSTED];
+    /* for saved activations (offload.h); 0: each block has memory of its own */
+    int slots;
+    /* tokens of a tile of the MLP, read by model_plan; 0: all tokens are one */
+    int tile;
+    /* ranks that compute a layer together, and the rank among them; 0: as 1 */
+    int tensor_ranks, tensor_rank;
+    Pipeline pipe; /* stages 0: there is one */
+} ShardChoice;
+
+/* States on the host come to the device part by part for the optimizer, in one of three buffers. */
+enum { UPDATE_BUFFERS = 3 };
+
+/* Buffers that several units use one after the other come first, then one of each unit's own. */
+enum { NUM_ROTATING = 4 };
+
+static inline int num_buffers(const ParamStore *store)
+{
+    return NUM_ROTATING + store->num_units;
+}
