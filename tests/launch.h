@@ -18,6 +18,8 @@
 #include <cmocka.h>
 #include <jansson.h>
 
+#include "tests/sanitized.h"
+
 enum { MAX_STEPS = 128 };
 
 static char folder[] = "/tmp/coat-train-XXXXXX"; /* for all files of a test */
@@ -96,7 +98,7 @@ static inline void shell(const char *format, ...)
  * others. */
 static const char AT_ONCE[] = "OMPI_MCA_odls_base_sigkill_timeout=0";
 
-/* Starts a shell command, which is killed after 5 minutes. */
+/* Starts a shell command, which is killed after 5 minutes, with sanitizers after 30. */
 static inline FILE *start_command(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static inline FILE *start_command(const char *format, ...)
 {
@@ -106,8 +108,8 @@ static inline FILE *start_command(const char *format, ...)
     vsnprintf(command, sizeof command, format, list);
     va_end(list);
     const bool alone = strstr(command, " -n 1 ") && !strstr(command, " : ");
-    snprintf(all, sizeof all, "OPENBLAS_NUM_THREADS=1 %s timeout --foreground 300 %s 2>&1",
-             alone ? AT_ONCE : "", command);
+    snprintf(all, sizeof all, "OPENBLAS_NUM_THREADS=1 %s timeout --foreground %d %s 2>&1",
+             alone ? AT_ONCE : "", SANITIZED ? 1800 : 300, command);
     FILE *p = popen(all, "r");
     assert_non_null(p);
     return p;

@@ -7,10 +7,11 @@
 #include "kernels/collectives.h"
 #include "kernels/runtime/device.h"
 #include "model/checkpoint/safetensors.h"
+#include "tests/sanitized.h"
 
 static inline void start_ranks(int *argc, char ***argv)
 {
-    alarm(300); /* if a rank fails, the others wait in a collective */
+    alarm(SANITIZED ? 1800 : 300); /* if a rank fails, the others wait in a collective */
     comm_start(argc, argv);
     device_init(comm_local_rank());
     comm_init();

@@ -14,14 +14,15 @@
 
 /* ---- the library ----------------------------------------------------------------------------- */
 
+/* The thread that reads the GPU's state reads these while a test changes some. */
 static struct {
     bool missing, opened; /* no libnvidia-ml.so.1; nvml_open has succeeded */
     /* a function missing in this driver's library; NULL: none */
     const char *lacks;
     bool refuses; /* calls return NVML_ERROR_NOT_SUPPORTED */
     bool no_energy;
-    unsigned temperature, sm_clock, pending, failed;
-    unsigned long long reasons, corrected, uncorrected;
+    _Atomic unsigned temperature, sm_clock, pending, failed;
+    _Atomic unsigned long long reasons, corrected, uncorrected;
     double watts, start;
 } fake;
 
@@ -187,7 +188,10 @@ static void test_unknown(void **state)
     (void)state;
     DeviceHealth d;
     fake_gpu();
-    fake.reasons = 0xff, fake.pending = fake.failed = 1, fake.uncorrected = 1;
+    fake.reasons = 0xff;
+    fake.pending = 1;
+    fake.failed = 1;
+    fake.uncorrected = 1;
     fake.refuses = true;
     nvml_read(&d);
     assert_true(isnan(d.power) && isnan(d.power_limit) && isnan(d.energy) && isnan(d.temperature) &&
@@ -222,7 +226,9 @@ static void test_faults(void **state)
         assert_int_equal(d.faults, cases[i].faults);
     }
     fake.reasons = 0;
-    fake.uncorrected = 1, fake.pending = 1, fake.failed = 1;
+    fake.uncorrected = 1;
+    fake.pending = 1;
+    fake.failed = 1;
     nvml_read(&d);
     assert_int_equal(d.faults,
                      1u << FAULT_ECC | 1u << FAULT_REMAP_PENDING | 1u << FAULT_REMAP_FAILED);

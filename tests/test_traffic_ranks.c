@@ -352,6 +352,6 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_meshes) };
     start_ranks(&argc, &argv);
-    alarm(comm_size() > 4 ? 3600 : 300);
+    alarm(comm_size() > 4 || SANITIZED ? 3600 : 300);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, print_count));
 }
