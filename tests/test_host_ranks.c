@@ -10,7 +10,7 @@
 
 enum { LAYERS = 6, STEPS = 2, MICRO_BATCHES = 2 };
 
-typedef struct { double loss[2 * STEPS], norm[STEPS]; Whole weights; } Result;
+typedef struct { double loss[2 * STEPS], norm[STEPS]; Stored weights; } Result;
 
 static void open_case(Run *r, const Case *k, Keep keep, Strategy s)
 {
@@ -28,7 +28,7 @@ static Result train(Run *r)
         result.loss[2 * s] = take_loss(r);
         result.loss[2 * s + 1] = evaluation_loss(r);
     }
-    result.weights = take_whole(r, WEIGHTS);
+    result.weights = take_stored(&r->store);
     close_run(r);
     return result;
 }
@@ -39,7 +39,7 @@ static void check_same(const char *row, int number, const Result *a, const Resul
     snprintf(what, sizeof what, "%s, row %d", row, number);
     check_same_bytes(what, a->loss, b->loss, sizeof a->loss);
     check_same_bytes(what, a->norm, b->norm, sizeof a->norm);
-    check_whole(what, &a->weights, &b->weights, 0);
+    check_stored(what, &b->weights, &a->weights, TRAINED);
 }
 
 /* ---- activations ----------------------------------------------------------------------------------------------- */
