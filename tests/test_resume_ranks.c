@@ -62,10 +62,10 @@ static void shell(const char *command)
     comm_barrier();
 }
 
-/* Saves in this folder. Norms of 128 weights, and a vocabulary of 90 in 128 rows: groups of 256 reach into padding. */
+/* Saves in this folder. Norms of 64 weights: groups of 128 and 256 reach into padding. */
 static void open_run(Run *r, const Case *k, Strategy s, const char *folder)
 {
-    configure(r, k, with_sizes(architecture(k->model), 128, 32, 160, 2), s);
+    configure(r, k, architecture(k->model), s);
     Config *c = &r->config;
     c->model.lora.base_path = base_path;
     c->global_train_batch_size = BATCH;
