@@ -181,8 +181,8 @@ quick:
 	@$(MAKE) --no-print-directory $(PARALLEL) run-quick
 # On two ranks; test_train_parity starts the program.
 LONG       = checkpoint_async checkpoint_folders cpu_order_ranks data_ends divergence empty_grads_ranks eval_only faults \
-             fp8_ranges fsdp_ranks hangs hosts_ranks resident_ranks lifetimes lora_ranks lora_runs moved optimizer_ranks \
-             plan_time recipe_columns save_folder signals skips telemetry train trainable_ranks
+             fp8_ranges fsdp_ranks hangs hosts_ranks resident_ranks lifetimes lora_runs moved plan_time recipe_columns \
+             resume_ranks save_folder signals skips telemetry train trainable_ranks
 QUICK      = $(filter-out $(LONG:%=$B/tests/test_%),$(TESTS))
 SLOW_PY    = golden_checkpoints random_runs random_meshes rank_files train_sbatch watch watch_browser
 QUICK_PY   = $(filter-out $(SLOW_PY:%=tests/test_%.py),$(wildcard tests/test_*.py))

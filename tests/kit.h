@@ -94,19 +94,25 @@ static inline void check_canary(int i)
                      kept[i].bytes, before[j] != 0xa5 ? "before it" : "after it");
 }
 
-/* Checks all canaries and frees all memory; at the end of each test and each case. */
-static inline void release(void)
+/* Checks the canaries of all memory since that number of pieces and frees it. */
+static inline void release_from(int first)
 {
-    for (int i = 0; i < num_kept; i++)
+    for (int i = first; i < num_kept; i++)
         if (kept[i].device)
             check_canary(i);
-    for (int i = 0; i < num_kept; i++) {
+    for (int i = first; i < num_kept; i++) {
         if (kept[i].device)
             device_free(kept[i].memory);
         else
             free(kept[i].memory);
     }
-    num_kept = 0;
+    num_kept = first;
+}
+
+/* Of all memory; at the end of each test and each case. */
+static inline void release(void)
+{
+    release_from(0);
 }
 
 /* ---- tensors --------------------------------------------------------------------------------- */

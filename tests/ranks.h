@@ -8,6 +8,7 @@
 #include "kernels/runtime/device.h"
 #include "model/checkpoint/safetensors.h"
 #include "tests/sanitized.h"
+#include "model/shape/config.h"
 
 static inline void start_ranks(int *argc, char ***argv)
 {
@@ -24,6 +25,32 @@ static inline int finish_ranks(int failed)
     comm_max(&any, 1);
     comm_finish();
     return any > 0;
+}
+
+static const Strategy ALONE = { .shard_ranks = 1 }; /* each rank has a model of its own */
+
+/* All ranks, as so many stages, context ranks and tensor ranks; the others are shards. */
+static inline Strategy mesh(int stages, int context, int tensor)
+{
+    return (Strategy){ .shard_ranks = comm_size() / (stages * tensor),
+                       .context_ranks = context,
+                       .tensor_ranks = tensor,
+                       .pipeline_stages = stages };
+}
+
+/* Divides ranks into groups. NOTE: NCCL takes a second per communicator, so tests should rarely
+ * change groups. */
+static inline void divide(Strategy s)
+{
+    if (comm_group_size(RANKS_PIPELINE) == pipeline_stages(&s) &&
+        comm_group_size(RANKS_SHARD) == s.shard_ranks &&
+        comm_group_size(RANKS_CONTEXT) == context_ranks(&s) &&
+        comm_group_size(RANKS_TENSOR) == tensor_ranks(&s))
+        return;
+    comm_device_finish();
+    comm_set_mesh(mesh_of_tensor(comm_size(), pipeline_stages(&s), s.shard_ranks, context_ranks(&s),
+                                 tensor_ranks(&s)));
+    comm_init();
 }
 
 /* A folder that all ranks use, whose files are read in small chunks: setup and teardown of a group

@@ -11,6 +11,8 @@
 #include "tests/kit.h"
 #include "tests/models.h"
 
+enum { SAVED_UPDATES = 98 }; /* of each checkpoint */
+
 static char root[] = "/tmp/coat-checkpoint-XXXXXX";
 static int num_folders;
 
@@ -48,16 +50,13 @@ typedef struct {
     size_t file_limit;
 } Run;
 
-/* Makes a new folder, and memory for the configuration. */
-static inline void place_choice(Run *r, ShardChoice choice)
+/* Memory for this part of the configuration. */
+static inline void place_part(Run *r, ShardChoice choice)
 {
     Arena arena = { 0 };
     r->file_limit = CHECKPOINT_FILE_BYTES;
     r->config.save_num_checkpoints_to_keep = -1;
     r->config.text = "run_name: test\n";
-    r->config.save_folder = keep(256);
-    snprintf(r->config.save_folder, 256, "%s/run%d", root, num_folders++);
-    mkdir(r->config.save_folder, 0777);
     store_plan(&r->store, &arena, &r->config, choice);
     arena.memory = r->memory = device_alloc(arena.used);
     arena.used = 0;
@@ -65,13 +64,23 @@ static inline void place_choice(Run *r, ShardChoice choice)
     store_plan(&r->store, &arena, &r->config, choice);
 }
 
+/* Makes a new folder, too. */
+static inline void place_choice(Run *r, ShardChoice choice)
+{
+    r->config.save_folder = keep(256);
+    snprintf(r->config.save_folder, 256, "%s/run%d", root, num_folders++);
+    mkdir(r->config.save_folder, 0777);
+    place_part(r, choice);
+}
+
 static inline void place(Run *r)
 {
     place_choice(r, (ShardChoice){ 1, 0, false });
 }
 
-static inline void open_run_of(Run *r, const ModelConfig *m, const char *optimizer, Format master,
-                               Format m1, Format m2)
+/* A run that is not placed yet. */
+static inline void configure(Run *r, const ModelConfig *m, const char *optimizer, Format master,
+                             Format m1, Format m2)
 {
     *r = (Run){ 0 };
     model_config(&r->config, m, "bf16", 1);
@@ -79,6 +88,12 @@ static inline void open_run_of(Run *r, const ModelConfig *m, const char *optimiz
     r->config.recipe.master = master;
     r->config.recipe.moment1 = m1;
     r->config.recipe.moment2 = m2;
+}
+
+static inline void open_run_of(Run *r, const ModelConfig *m, const char *optimizer, Format master,
+                               Format m1, Format m2)
+{
+    configure(r, m, optimizer, master, m1, m2);
     place(r);
 }
 
@@ -112,7 +127,7 @@ static inline TrainState state_of(long step)
 static inline void begin(Run *r, long step)
 {
     TrainState s = state_of(step);
-    r->store.counts.updates = 98;
+    r->store.counts.updates = SAVED_UPDATES;
     checkpoint_begin(&r->config, &r->store, &s, r->file_limit);
 }
 

@@ -214,7 +214,7 @@ static void test_off_and_on(void **state)
  * operations by 6e-8. The square of a small gradient is not exact. */
 static bool updated_once(const char *checkpoint)
 {
-    SafeFile *f = open_file(checkpoint, "optimizer-00001.safetensors");
+    SafeFile *f = open_file(checkpoint, "optimizer-00001.states");
     bool once = true;
     for (int t = 0; t < f->count; t++) {
         char name[128];

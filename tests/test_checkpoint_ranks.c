@@ -2,15 +2,8 @@
  * any other division reads the same bits, in every format; a shard held by several ranks is written
  * once; files do not depend on W; the same for whole checkpoints, saved during training. Run with
  * 1, 2 and 4 ranks. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
 #include <jansson.h>
-#include <stdio.h>
-#include <unistd.h>
 
-#include "kernels/runtime/comm.h"
 #include "kernels/runtime/comm_mpi.h"
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/checkpoint.h"
@@ -22,65 +15,27 @@
 #include "tests/models.h"
 #include "tests/pattern.h"
 #include "tests/ranks.h"
+#include "tests/saved.h"
 
 enum { LIMIT = 100000 }; /* bytes of a file: units of the small models have 20 to 400 kB */
 
 static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128, .bf16_scale = true },
                     e5m2 = { E5M2, 128, .bf16_scale = true };
 
-static Tensor flat(Format f, size_t n)
+/* What rank `part` of `parts` has, without values. */
+static void open_part(Run *r, SmallModel a, Format master, Format m, Format v, int part, int parts)
 {
-    Tensor t = {
-        .format = f, .rows = 1, .cols = (int)n, .data = device_alloc(n * dtype_size(f.dtype) + 1)
-    };
-    if (format_is_fp8(f))
-        t.scale = device_alloc(format_scale_bytes(f, n) + 1);
-    return t;
+    const ModelConfig c = architecture(a);
+    configure(r, &c, "adamw", master, m, v);
+    r->config.save_folder = shared;
+    place_part(r, (ShardChoice){ parts, part });
+    r->file_limit = LIMIT;
 }
 
-/* The shards that rank `part` of `parts` has of a model made for `world` ranks; only what layout.c
- * reads. */
-static ParamStore make_shards(const ModelConfig *c, Format master, Format m, Format v, int world,
-                              int part, int parts)
+/* With moments that have scales. */
+static void open_coded(Run *r, int part, int parts)
 {
-    ParamStore store = { .num_units = unit_count(c),
-                         .recipe = *recipe_find("bf16"),
-                         .optimizer = optimizer_find("adamw") };
-    store.recipe.master = master;
-    store.recipe.moment1 = m;
-    store.recipe.moment2 = v;
-    store.square_sum = device_alloc(sizeof *store.square_sum);
-    store.tensor = hf_tensors_of(c, &store.num_tensors);
-    store.shape = xcalloc((size_t)store.num_units, sizeof *store.shape);
-    store.shard = xcalloc((size_t)store.num_units, sizeof *store.shard);
-    for (int u = 0; u < store.num_units; u++) {
-        Shard *s = &store.shard[u];
-        unit_shape(&store.shape[u], c, u, world);
-        size_t blocks = store.shape[u].numel[TRAINED] / PARAM_ALIGN;
-        const size_t first = blocks * (size_t)part / (size_t)parts * PARAM_ALIGN;
-        const size_t count = blocks * (size_t)(part + 1) / (size_t)parts * PARAM_ALIGN - first;
-        s->slice[TRAINED] = (Slice){ first, count, flat(master, count) };
-        s->state[0] = flat(m, count);
-        s->state[1] = flat(v, count);
-    }
-    return store;
-}
-
-static void free_shards(ParamStore *store)
-{
-    for (int u = 0; u < store->num_units; u++) {
-        const Tensor t[] = { store->shard[u].slice[TRAINED].stored, store->shard[u].state[0],
-                             store->shard[u].state[1] };
-        for (int i = 0; i < 3; i++) {
-            device_free(t[i].data);
-            if (t[i].scale)
-                device_free(t[i].scale);
-        }
-    }
-    device_free(store->square_sum);
-    free(store->tensor);
-    free(store->shape);
-    free(store->shard);
+    open_part(r, LLAMA_GQA, f32, e4m3, e5m2, part, parts);
 }
 
 static uint64_t seed_of(int unit, int kind)
@@ -88,7 +43,7 @@ static uint64_t seed_of(int unit, int kind)
     return (uint64_t)(unit * 16 + kind);
 }
 
-static void fill(Tensor t, int unit, int kind, size_t first)
+static void put_pattern(Tensor t, int unit, int kind, size_t first)
 {
     size_t size = dtype_size(t.format.dtype), n = tensor_numel(t);
     pattern_put(t.data, seed_of(unit, kind), first * size, n * size);
@@ -101,9 +56,10 @@ static void fill(Tensor t, int unit, int kind, size_t first)
 static void fill_shards(ParamStore *store)
 {
     for (int u = 0; u < store->num_units; u++) {
-        fill(store->shard[u].slice[TRAINED].stored, u, 0, store->shard[u].slice[TRAINED].first);
-        fill(store->shard[u].state[0], u, 1, store->shard[u].slice[TRAINED].first);
-        fill(store->shard[u].state[1], u, 2, store->shard[u].slice[TRAINED].first);
+        const Shard *s = &store->shard[u];
+        const Tensor t[] = { s->slice[TRAINED].stored, s->state[0], s->state[1] };
+        for (int i = 0; i < 3 && s->slice[TRAINED].count; i++)
+            put_pattern(t[i], u, i, s->slice[TRAINED].first);
     }
 }
 
@@ -200,16 +156,16 @@ static void read_and_check(const char *where, LayoutKind kind, ParamStore *store
 static void check_division(SmallModel a, Format master, Format m, Format v, int part, int parts,
                            int part2, int parts2)
 {
-    ModelConfig c = architecture(a);
-    ParamStore written = make_shards(&c, master, m, v, parts, part, parts);
-    fill_shards(&written);
+    Run written, read;
+    open_part(&written, a, master, m, v, part, parts);
+    open_part(&read, a, master, m, v, part2, parts2);
+    fill_shards(&written.store);
     for (LayoutKind kind = LAYOUT_MODEL; kind <= LAYOUT_OPTIMIZER; kind++)
-        write_files(kind, &written);
-    ParamStore read = make_shards(&c, master, m, v, parts2, part2, parts2);
+        write_files(kind, &written.store);
     for (LayoutKind kind = LAYOUT_MODEL; kind <= LAYOUT_OPTIMIZER; kind++)
-        read_and_check(shared, kind, &read);
-    free_shards(&written);
-    free_shards(&read);
+        read_and_check(shared, kind, &read.store);
+    close_run(&written);
+    close_run(&read);
 }
 
 static void test_sharded(void **state)
@@ -244,88 +200,74 @@ static void test_hybrid(void **state)
 
 /* ---- whole checkpoints ----------------------------------------------------------------------- */
 
-static void begin(const Config *c, const ParamStore *store, long step)
-{
-    TrainState s = { .step = step, .tokens = 1000 * step };
-    checkpoint_begin(c, store, &s, LIMIT);
-}
-
 /* Changes a shard while it is being written, as training does. */
 static void overwrite_shards(ParamStore *store)
 {
     for (int u = 0; u < store->num_units; u++) {
-        const Tensor t[] = { store->shard[u].slice[TRAINED].stored, store->shard[u].state[0],
-                             store->shard[u].state[1] };
-        for (int i = 0; i < 3; i++)
-            pattern_put(t[i].data, 999, store->shard[u].slice[TRAINED].first,
+        const Shard *s = &store->shard[u];
+        const Tensor t[] = { s->slice[TRAINED].stored, s->state[0], s->state[1] };
+        for (int i = 0; i < 3 && s->slice[TRAINED].count; i++)
+            pattern_put(t[i].data, 999, s->slice[TRAINED].first,
                         tensor_numel(t[i]) * dtype_size(t[i].format.dtype));
     }
 }
 
-static void check_checkpoint(const Config *c, long step, int part, int parts)
+static void check_checkpoint(long step, int part, int parts)
 {
-    char where[128], manifest[160];
-    snprintf(where, sizeof where, "%s/step%ld", shared, step);
-    snprintf(manifest, sizeof manifest, "%s/trainer.json", where);
-    json_t *found = json_load_file(manifest, 0, NULL);
+    const char *where = text("%s/step%ld", shared, step);
+    Run read;
+    json_t *found = json_load_file(text("%s/trainer.json", where), 0, NULL);
     assert_int_equal(json_integer_value(json_object_get(found, "step")), step);
-    assert_int_equal(json_integer_value(json_object_get(found, "tokens")), 1000 * step);
+    assert_int_equal(json_integer_value(json_object_get(found, "tokens")), state_of(step).tokens);
     assert_int_equal(json_integer_value(json_object_get(found, "world_size")), comm_size());
     json_decref(found);
-    ParamStore read = make_shards(&c->model, c->recipe.master, c->recipe.moment1, c->recipe.moment2,
-                                  parts, part, parts);
+    open_coded(&read, part, parts);
     for (LayoutKind kind = LAYOUT_MODEL; kind <= LAYOUT_OPTIMIZER; kind++)
-        read_and_check(where, kind, &read);
-    free_shards(&read);
+        read_and_check(where, kind, &read.store);
+    close_run(&read);
 }
 
 /* Ranks, each with its own shard or two with the same, save one step during training, and two more
  * at once. */
-static void check_saves(Config *c, int part, int parts)
+static void check_saves(int part, int parts)
 {
     int W = comm_size(), rank = comm_rank();
-    ParamStore store = make_shards(&c->model, c->recipe.master, c->recipe.moment1,
-                                   c->recipe.moment2, parts, part, parts);
-    fill_shards(&store);
+    Run r;
+    open_coded(&r, part, parts);
+    fill_shards(&r.store);
     assert_false(checkpoint_poll());
-    begin(c, &store, 1);
-    overwrite_shards(&store);
+    begin(&r, 1);
+    overwrite_shards(&r.store);
     while (!checkpoint_poll())
-        overwrite_shards(&store);
-    check_checkpoint(c, 1, W - 1 - rank, W);
-    fill_shards(&store);
-    begin(c, &store, 2);
-    begin(c, &store, 3);
-    overwrite_shards(&store);
-    check_checkpoint(c, 2, 0, 1);
+        overwrite_shards(&r.store);
+    check_checkpoint(1, W - 1 - rank, W);
+    fill_shards(&r.store);
+    begin(&r, 2);
+    begin(&r, 3);
+    overwrite_shards(&r.store);
+    check_checkpoint(2, 0, 1);
     checkpoint_finish();
-    check_checkpoint(c, 3, rank % 3, 3);
-    free_shards(&store);
+    check_checkpoint(3, rank % 3, 3);
+    close_run(&r);
 }
 
 static void test_saves(void **state)
 {
     (void)state;
-    Config c;
-    ModelConfig m = architecture(LLAMA_GQA);
     int W = comm_size(), rank = comm_rank();
-    model_config(&c, &m, "bf16", 1);
-    c.recipe.moment1 = e4m3;
-    c.recipe.moment2 = e5m2;
-    c.save_folder = shared;
-    c.save_num_checkpoints_to_keep = -1;
-    check_saves(&c, rank, W);
+    check_saves(rank, W);
     if (W % 2 == 0)
-        check_saves(&c, rank / 2, W / 2);
+        check_saves(rank / 2, W / 2);
 }
 
 /* A NaN on one rank is reported on all ranks, by the name of the first such tensor. */
 static void test_not_finite(void **state)
 {
     (void)state;
-    const ModelConfig m = architecture(LLAMA_GQA);
     const int W = comm_size(), rank = comm_rank();
-    ParamStore store = make_shards(&m, bf16, e4m3, bf16, W, rank, W);
+    Run run;
+    open_part(&run, LLAMA_GQA, bf16, e4m3, bf16, rank, W);
+    ParamStore store = run.store;
     Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, &store, 0);
     fill_shards(&store);
     assert_null(layout_not_finite(&l, &store));
@@ -349,7 +291,7 @@ static void test_not_finite(void **state)
         assert_string_equal(found, expected);
     }
     layout_free(&l);
-    free_shards(&store);
+    close_run(&run);
 }
 
 /* ---- checksums ------------------------------------------------------------------------------- */
@@ -362,62 +304,50 @@ static void open_summed(SafeFile **file, const Layout *l, const json_t *sums)
         for (int k = 0; k < file[i]->count; k++) {
             SafeTensor *t = &file[i]->tensor[k];
             const size_t bytes = t->end - t->begin;
-            char *data = xmalloc(bytes), text[16];
+            char *data = xmalloc(bytes);
             safetensors_read(file[i], data, t, 0, bytes);
             t->has_sum = true;
             t->sum = crc32c(0, data, bytes);
-            snprintf(text, sizeof text, "%08x", t->sum);
-            assert_string_equal(json_string_value(json_object_get(sums, t->name)), text);
+            assert_string_equal(json_string_value(json_object_get(sums, t->name)),
+                                text("%08x", t->sum));
             free(data);
         }
     }
 }
 
 /* Ranks save in groups of one size and read in groups of another: parts give the same checksums. */
-static void check_sums(const Config *c, int shards)
+static void check_sums(int shards)
 {
-    char path[128];
-    snprintf(path, sizeof path, "%s/step9/trainer.json", shared);
-    json_t *manifest = json_load_file(path, 0, NULL);
-    *strrchr(path, '/') = '\0';
+    json_t *manifest = json_load_file(text("%s/step9/trainer.json", shared), 0, NULL);
+    Run r;
     comm_set_mesh(mesh_of_shards(comm_size(), shards));
-    ParamStore store = make_shards(&c->model, c->recipe.master, c->recipe.moment1,
-                                   c->recipe.moment2, shards, comm_group_rank(RANKS_SHARD), shards);
+    open_coded(&r, comm_group_rank(RANKS_SHARD), shards);
     for (LayoutKind kind = LAYOUT_MODEL; kind <= LAYOUT_OPTIMIZER; kind++) {
-        Layout l = layout_make(path, kind, &store, LIMIT);
+        Layout l = layout_make(text("%s/step9", shared), kind, &r.store, LIMIT);
         SafeFile **file = xcalloc((size_t)l.num_files, sizeof *file);
         open_summed(file, &l, json_object_get(manifest, "crc32c"));
-        layout_read(&l, &store, file, l.num_files); /* dies if they differ */
+        layout_read(&l, &r.store, file, l.num_files); /* dies if they differ */
         for (int i = 0; i < l.num_files; i++)
             safetensors_close(file[i]);
         free(file);
         layout_free(&l);
     }
     json_decref(manifest);
-    free_shards(&store);
+    close_run(&r);
 }
 
 static void test_sums(void **state)
 {
     (void)state;
-    Config c;
-    ModelConfig m = architecture(LLAMA_GQA);
-    model_config(&c, &m, "bf16", 1);
-    c.recipe.moment1 = e4m3;
-    c.recipe.moment2 = e5m2;
-    c.save_folder = shared;
-    c.save_num_checkpoints_to_keep = -1;
     for (int shards = 1; shards <= comm_size(); shards *= 2) {
+        Run r;
         comm_set_mesh(mesh_of_shards(comm_size(), shards));
-        ParamStore store =
-            make_shards(&c.model, c.recipe.master, c.recipe.moment1, c.recipe.moment2, shards,
-                        comm_group_rank(RANKS_SHARD), shards);
-        fill_shards(&store);
-        begin(&c, &store, 9);
-        checkpoint_finish();
-        free_shards(&store);
+        open_coded(&r, comm_group_rank(RANKS_SHARD), shards);
+        fill_shards(&r.store);
+        save(&r, 9);
+        close_run(&r);
         for (int others = 1; others <= comm_size(); others *= 2)
-            check_sums(&c, others);
+            check_sums(others);
     }
 }
 
@@ -437,15 +367,15 @@ int MPI_Allgather(const void *own, int n, MPI_Datatype type, void *all, int each
 static void test_ranges_are_gathered_once(void **state)
 {
     (void)state;
-    ModelConfig c = architecture(LLAMA);
-    ParamStore store = make_shards(&c, f32, f32, f32, comm_size(), comm_rank(), comm_size());
+    Run r;
+    open_part(&r, LLAMA, f32, f32, f32, comm_rank(), comm_size());
     gathered = 0;
-    free(layout_ranges(&store));
+    free(layout_ranges(&r.store));
     assert_in_range(gathered, 0,
-                    (size_t)comm_size() * (size_t)store.num_units * NUM_REGIONS * 2 *
+                    (size_t)comm_size() * (size_t)r.store.num_units * NUM_REGIONS * 2 *
                         sizeof(double));
     assert_true(comm_size() == 1 || gathered > 0);
-    free_shards(&store);
+    close_run(&r);
 }
 
 int main(int argc, char **argv)

@@ -38,11 +38,11 @@ static void test_gather(void **state)
     comm_gather(all, own, sizeof own, RANKS_ALL);
     for (int i = 0; i < 7 * W; i++)
         assert_int_equal(all[i], i / 7 + 1);
-    comm_set_mesh(mesh_of_shards(comm_size(), shards));
+    divide((Strategy){ .shard_ranks = shards });
     comm_gather(all, own, sizeof own, RANKS_SHARD);
     for (int i = 0; i < 7 * shards; i++)
         assert_int_equal(all[i], comm_rank() / shards * shards + i / 7 + 1);
-    comm_set_mesh(mesh_of_shards(comm_size(), 1));
+    divide(ALONE);
     comm_gather(all, own, sizeof own, RANKS_SHARD);
     assert_memory_equal(all, own, sizeof own);
 }
@@ -88,9 +88,7 @@ static void test_all_reduce(void **state)
 static void groups_case(int shards)
 {
     enum { N = 700 };
-    comm_device_finish();
-    comm_set_mesh(mesh_of_shards(comm_size(), shards));
-    comm_init();
+    divide((Strategy){ .shard_ranks = shards });
     const int own = comm_group_rank(RANKS_SHARD), first = comm_rank() - own;
     assert_int_equal(comm_group_size(RANKS_SHARD), shards);
     assert_int_equal(comm_group_size(RANKS_REPLICA), comm_size() / shards);
@@ -151,11 +149,7 @@ static void test_strided_group(void **state)
     const int W = comm_size();
     if (W % 2 != 0)
         return;
-    Mesh m = mesh_of_shards(W / 2, W / 2);
-    m.size[MESH_TENSOR] = 2;
-    comm_device_finish();
-    comm_set_mesh(m);
-    comm_init();
+    divide(mesh(1, 1, 2));
     float own = (float)comm_rank(),
           *all = comm_alloc(sizeof *all * (size_t)(W / 2 + 1), FOR_WEIGHTS);
     device_put(all, &own, sizeof own);
@@ -171,9 +165,15 @@ static void test_strided_group(void **state)
     }
     assert_true(got[0] == expected);
     comm_free(all);
-    comm_device_finish();
-    comm_set_mesh(mesh_of_shards(W, 1));
-    comm_init();
+    divide(ALONE);
+}
+
+/* Stores floats in a tensor, rounded to its format. */
+static void put_rounded(Tensor t, const float *x)
+{
+    const Tensor wide = make_f32(t.rows, t.cols);
+    put(wide, x);
+    quantize(t, wide);
 }
 
 /* Multiples of 1/16 below 1, whose products with small numbers and sums are exact in BF16. */
@@ -181,11 +181,9 @@ static void fill_sixteenths(Tensor x, uint64_t seed)
 {
     const size_t n = tensor_numel(x);
     float *host = keep(n * sizeof *host);
-    const Tensor wide = make((Format){ F32, 0 }, x.rows, x.cols);
     for (size_t i = 0; i < n; i++)
         host[i] = (float)(random_bits(seed, i) % 16) / 16;
-    device_put(wide.data, host, n * sizeof *host);
-    quantize(x, wide);
+    put_rounded(x, host);
 }
 
 enum { ITEMS = 2, TOKENS = 3 };
@@ -238,9 +236,7 @@ static void exchange_case(int context, int shared, Format f)
                 scaled[row * part + i] = (float)((own + 1) * found[row * part + i]);
             }
     }
-    const Tensor wide = make((Format){ F32, 0 }, context * N, part);
-    device_put(wide.data, scaled, sizeof *scaled * (size_t)(context * N * part));
-    quantize(y, wide);
+    put_rounded(y, scaled);
     comm_exchange(exchanged, by_rank, y, whole, ITEMS);
     heads_join(z, exchanged, heads);
     const double *back = values(z);
@@ -269,7 +265,7 @@ static void uneven_case(int context)
 {
     enum { COLS = 8 };
     const int own = comm_group_rank(RANKS_CONTEXT), rows = 4 * ITEMS * context;
-    const Tensor x = make((Format){ F32, 0 }, rows, COLS), y = make((Format){ F32, 0 }, rows, COLS);
+    const Tensor x = make_f32(rows, COLS), y = make_f32(rows, COLS);
     float *host = keep(sizeof *host * (size_t)(rows * COLS)),
           *expected = keep(sizeof *host * (size_t)(rows * COLS));
     RowRange *sent = keep(sizeof *sent * (size_t)(context * ITEMS)),
@@ -278,8 +274,8 @@ static void uneven_case(int context)
         host[i] = (float)(own * 1000 + i);
         expected[i] = -1;
     }
-    device_put(x.data, host, sizeof *host * (size_t)(rows * COLS));
-    device_put(y.data, expected, sizeof *host * (size_t)(rows * COLS));
+    put(x, host);
+    put(y, expected);
     for (int r = 0, at = 0; r < context; r++)
         for (int i = 0; i < ITEMS; i++) {
             const RowRange theirs = uneven(r, own, i);
@@ -300,18 +296,14 @@ static void test_exchange(void **state)
 {
     (void)state;
     for (int context = 1; context <= comm_size(); context *= 2) {
-        comm_device_finish();
-        comm_set_mesh(mesh_of_context(comm_size(), comm_size(), context));
-        comm_init();
+        divide(mesh(1, context, 1));
         for (int shared = 1; shared <= context; shared *= 2) {
             exchange_case(context, shared, (Format){ F32, 0 });
             exchange_case(context, shared, (Format){ BF16, 0 });
         }
         uneven_case(context);
     }
-    comm_device_finish();
-    comm_set_mesh(mesh_of_shards(comm_size(), 1));
-    comm_init();
+    divide(ALONE);
 }
 
 /* What stage `from` sends to that neighbour in message i. */
@@ -325,9 +317,7 @@ static void fill_message(Tensor x, int from, Neighbour to, int i)
 static void message_case(int stages, Format f)
 {
     enum { MESSAGES = 2, ROWS = 3, COLS = 40 };
-    comm_device_finish();
-    comm_set_mesh(mesh_of_stages(comm_size(), stages, comm_size() / stages, 1));
-    comm_init();
+    divide(mesh(stages, 1, 1));
     const int own = comm_group_rank(RANKS_PIPELINE);
     const Tensor x = make(f, ROWS, COLS), y = make(f, ROWS, COLS), expected = make(f, ROWS, COLS);
     for (Neighbour n = 0; n < NUM_NEIGHBOURS; n++)
@@ -356,9 +346,7 @@ static void test_messages(void **state)
         message_case(stages, (Format){ F32, 0 });
         message_case(stages, (Format){ BF16, 0 });
     }
-    comm_device_finish();
-    comm_set_mesh(mesh_of_shards(comm_size(), 1));
-    comm_init();
+    divide(ALONE);
 }
 
 /* After a stop, a second stop does not wait. */

@@ -1,38 +1,13 @@
 /* Ranks that share sequences compute what one rank computes: losses of tokens, gradients and their
  * norm in f32, and, if they share the maxima of FP8 operands, the bits of all losses in FP8. On 1,
  * 2 and 4 ranks. */
-#include <math.h>
-#include <string.h>
-
-#include "tests/kit.h"
-
-#include "kernels/backend.h"
 #include "model/parallel/context_work.h"
-#include "model/predict/memory.h"
-#include "model/update/update.h"
-#include "tests/models.h"
-#include "tests/ranks.h"
-#include "tests/ranks_training.h"
+#include "tests/ranks_parts.h"
 
 /* The rows of a micro-batch are those of no weight, whichever number of ranks shares them. NOTE:
  * with AVX-512 OpenBLAS has another kernel for products by a transposed matrix with up to 1,200
  * results. No rank has so few: RANK * MICRO * T / 4 are more. */
-enum { SEQUENCES = 4, MICRO = 2, T = 96, RANK = 26, TOKENS = SEQUENCES * T, MAX_UNITS = 4 };
-
-/* ---- maxima of all context ranks ------------------------------------------------------------- */
-
-static int shared_rows; /* of operands whose maxima are shared; 0: none */
-
-/* not on a GPU */
-extern float __real_scale_within_range(Tensor t, float amax) __attribute__((weak));
-float __wrap_scale_within_range(Tensor t, float amax);
-
-float __wrap_scale_within_range(Tensor t, float amax)
-{
-    if (t.rows == shared_rows)
-        backend_comm_all_reduce_max(tensor_at(&amax, (Format){ F32, 0 }, 1, 1), RANKS_CONTEXT);
-    return __real_scale_within_range(t, amax);
-}
+enum { T = 96, RANK = 26, TOKENS = SEQUENCES * T };
 
 /* ---- documents that are exchanged though they lie in one rank's part ------------------------- */
 
@@ -73,22 +48,7 @@ int __wrap_context_leave_out(OwnDocument *d, int count, ContextWork *work)
     return (count + stays - 1) / stays;
 }
 
-/* ---- a step ---------------------------------------------------------------------------------- */
-
-typedef struct {
-    const char *recipe;
-    SmallModel model;
-    bool documents;
-    unsigned modules; /* with adapters on these */
-    BaseFormat base;
-    int keep; /* instead of the recipe's, unless 0 */
-} Case;
-
-typedef struct {
-    double loss[TOKENS], norm, *grad[MAX_UNITS];
-    size_t first[MAX_UNITS], count[MAX_UNITS];
-    int units;
-} Result;
+/* ---- comparisons ----------------------------------------------------------------------------- */
 
 /* Each of 4 ranks can have the same number of heads. 2 or 4 ranks share a key head, or none do. */
 static ModelConfig model_of(const Case *k)
@@ -97,88 +57,18 @@ static ModelConfig model_of(const Case *k)
     m.n_kv_heads = m.n_kv_heads == m.n_heads ? 8 : k->model == LLAMA_GQA ? 1 : 2;
     m.n_heads = 8;
     m.max_sequence_length = T;
-    if (m.sliding_window > 0)
-        m.sliding_window *= 5;
-    return k->modules ? with_adapters(m, RANK, k->modules, k->base) : m;
-}
-
-static void run_micro_batches(Model *m, ParamStore *store, Result *s)
-{
-    run_same_sequences(m, store, s->loss, TOKENS, MICRO);
-    /* each has those of its tokens, and zeros */
-    comm_sum_over(s->loss, TOKENS, RANKS_CONTEXT);
-    s->norm = optimizer_grad_norm(store);
-}
-
-static void run_step(Result *s, const Case *k, int shard_ranks, int context, bool shares)
-{
-    const ModelConfig m = model_of(k);
-    Config c;
+    m.sliding_window *= 5;
     has_window = m.sliding_window > 0;
-    Model model = { 0 };
-    ParamStore store = { 0 };
-    model_config(&c, &m, k->recipe, MICRO);
-    c.data.generate_doc_lengths = k->documents;
-    c.recipe.keep = k->keep ? (Keep)k->keep : c.recipe.keep;
-    c.strategy = (Strategy){ .shard_ranks = shard_ranks, .context_ranks = context };
-    divide_in_context(shard_ranks, context);
-    memory_plan(&model, &store, &c);
-    model_alloc(&model, &store, &c);
-    store_init(&store, &m, 5);
-    test_fill_adapters(&store, 6);
-    shared_rows = shares ? model.N : 0;
-    run_micro_batches(&model, &store, s);
-    shared_rows = 0;
-    s->units = store.num_units;
-    for (int u = 0; u < s->units; u++) {
-        const Shard *own = &store.shard[u];
-        s->first[u] = own->slice[TRAINED].first;
-        s->count[u] = own->slice[TRAINED].count;
-        s->grad[u] = s->count[u] ? values(own->grad) : NULL;
-    }
-    model_free(&model, &store);
+    return m;
 }
 
-/* ---- comparisons ----------------------------------------------------------------------------- */
-
-/* |part - whole| / |whole| of all units' gradients, `part` being sharded. */
-static double difference(const Result *whole, const Result *part)
-{
-    double x[2] = { 0 };
-    for (int u = 0; u < part->units; u++)
-        for (size_t i = 0; i < part->count[u] && part->first[u] + i < whole->count[u]; i++) {
-            const double expected = whole->grad[u][part->first[u] + i];
-            x[0] += pow(part->grad[u][i] - expected, 2);
-            x[1] += pow(expected, 2);
-        }
-    comm_sum(x, 2);
-    assert_true(x[1] > 0);
-    return sqrt(x[0] / x[1]);
-}
-
-static void check(const Case *k, int shard_ranks, int context, double loss_bound, double grad_bound)
-{
-    static Result whole, part;
-    run_step(&whole, k, 1, 1, false);
-    run_step(&part, k, shard_ranks, context, true);
-    double worst = 0;
-    for (int i = 0; i < TOKENS; i++)
-        worst = fmax(worst, fabs(part.loss[i] - whole.loss[i]) / fmax(1, whole.loss[i]));
-    const double grads = difference(&whole, &part), norm = fabs(part.norm / whole.norm - 1);
-    if (!(worst <= loss_bound && grads <= grad_bound && norm <= grad_bound))
-        fail_msg("%s, %s, documents %d, modules %#x, keep %d, groups of %d, %d context ranks: "
-                 "losses differ by %.3g (bound %.3g), "
-                 "gradients by %.3g, their norm by %.3g (bound %.3g)",
-                 k->recipe, architecture_name(k->model), k->documents, k->modules, k->keep,
-                 shard_ranks, context, worst, loss_bound, grads, norm, grad_bound);
-    release();
-}
-
-static void check_all(const Case *k, double loss_bound, double grad_bound)
+static void check_all(const Case *k, double loss, double grads)
 {
     for (int context = 2; context <= comm_size(); context *= 2)
-        for (int shard_ranks = context; shard_ranks <= comm_size(); shard_ranks *= 2)
-            check(k, shard_ranks, context, loss_bound, grad_bound);
+        for (int shard = context; shard <= comm_size(); shard *= 2)
+            check_parts(k, model_of(k),
+                        (Strategy){ .shard_ranks = shard, .context_ranks = context },
+                        (Bounds){ loss, grads }, false);
 }
 
 /* A GPU's tensor cores round sums in F32 towards zero [Fasi et al. 2021, "Numerical behavior of
@@ -197,9 +87,10 @@ static void test_f32(void **state)
     (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
         for (int documents = 0; documents < 2; documents++) {
-            check_f32(&(Case){ "f32", a, documents });
+            check_f32(&(Case){ "f32", a, .documents = documents });
             if (documents == (int)a % 2)
-                check_f32(&(Case){ "f32", a, documents, ALL_MODULES, (BaseFormat)(a % 3) });
+                check_f32(&(Case){ "f32", a, ALL_MODULES, (BaseFormat)(a % 3), .lora_rank = RANK,
+                                   .documents = documents });
         }
 }
 
@@ -210,7 +101,7 @@ static void test_documents(void **state)
     stays = 1;
     for (int all = 0; all < 2; all++) {
         document_length = all ? T / 4 : T;
-        check_f32(&(Case){ "f32", LLAMA, true });
+        check_f32(&(Case){ "f32", LLAMA, .documents = true });
     }
     document_length = 0;
     stays = 2;
@@ -222,7 +113,8 @@ static void test_kept(void **state)
     (void)state;
     static const Keep keeps[] = { KEEP_INPUTS, KEEP_BLOCK, KEEP_ATTENTION };
     for (int i = 0; i < 3; i++)
-        check_f32(&(Case){ "f32", i == 1 ? OLMO2 : LLAMA_GQA, true, .keep = (int)keeps[i] });
+        check_f32(
+            &(Case){ "f32", i == 1 ? OLMO2 : LLAMA_GQA, .documents = true, .keep = (int)keeps[i] });
 }
 
 /* Tokens in rank r's part of all sequences whose document has tokens in other parts too. Documents:
@@ -247,13 +139,13 @@ static size_t tokens_that_cross(int r, int context)
 static void test_bytes(void **state)
 {
     (void)state;
-    static Result part;
-    const Case k = { "f32", LLAMA, true };
+    const Case k = { "f32", LLAMA, .documents = true };
     const ModelConfig m = model_of(&k);
     stays = 1;
     for (int context = 2; context <= comm_size(); context *= 2) {
         const size_t before = comm_sent(SENT_EXCHANGES);
-        run_step(&part, &k, context, context, false);
+        run_parts(&k, m, (Strategy){ .shard_ranks = context, .context_ranks = context }, false,
+                  false);
         const int own = comm_group_rank(RANKS_CONTEXT);
         size_t theirs = 0, all = 0;
         for (int r = 0; r < context; r++) {
@@ -287,7 +179,8 @@ static void test_fp8(void **state)
         skip();
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
         for (int r = 0; r < 4; r++) {
-            const Case k = { recipes[r], a, r % 2, a == LLAMA_GQA ? ALL_MODULES : 0 };
+            const Case k = { recipes[r], a, a == LLAMA_GQA ? ALL_MODULES : 0, .lora_rank = RANK,
+                             .documents = r % 2 };
             if ((a + r) % 2)
                 check_all(&k, 0, r > 0 && model_of(&k).n_kv_heads < comm_size() ? 0x1p-3 : 0x1p-6);
         }

@@ -1,15 +1,6 @@
 /* Optimizer states loaded in another format than saved: the result equals decoding and encoding by
  * kernels/values.h over whole units, whatever part of them a rank has. Weights stored as codes and
  * scales: the result equals the folder's export to F32. Run with 1, 2 and 4 ranks. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
-#include <stdio.h>
-#include <unistd.h>
-
-#include "kernels/runtime/comm.h"
-#include "kernels/runtime/error.h"
 #include "kernels/values.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/save.h"
@@ -17,9 +8,8 @@
 #include "model/checkpoint/layout.h"
 #include "model/checkpoint/stored_states.h"
 #include "tests/exported.h"
-#include "tests/kit.h"
-#include "tests/models.h"
 #include "tests/ranks.h"
+#include "tests/saved.h"
 
 /* The formats of m and v: in blocks; adamw8bit has F32 elsewhere, and had not in earlier
  * checkpoints (earlier8bit). */
@@ -49,43 +39,20 @@ static const Kept ways[] = {
 };
 enum { KINDS = sizeof ways / sizeof ways[0] };
 
-typedef struct {
-    Config config;
-    ParamStore store;
-    void *memory;
-} Shards;
-
 /* Two vectors of 64: from their number of scales, groups may have 64, 128 or 256 elements. */
 static char *norms[] = { "model.layers.*_layernorm.weight" };
 static bool only_norms;
 
 /* This rank's part in groups of `shards` ranks. */
-static void open_shards(Shards *s, const ModelConfig *m, const Kept *k, int shards)
+static void open_shards(Run *r, const ModelConfig *m, const Kept *k, int shards)
 {
-    Arena arena = { 0 };
-    *s = (Shards){ 0 };
     comm_set_mesh(mesh_of_shards(comm_size(), shards));
-    const ShardChoice p = { shards, comm_group_rank(RANKS_SHARD), false };
-    model_config(&s->config, m, "bf16", 1);
-    s->config.optimizer.name = (char *)k->optimizer;
-    s->config.recipe.moment1 = k->m;
-    s->config.recipe.moment2 = k->v;
-    s->config.save_folder = shared;
-    s->config.save_num_checkpoints_to_keep = -1;
-    s->config.text = "run_name: test\n";
-    s->config.trainable = norms;
-    s->config.num_trainable = only_norms;
-    store_plan(&s->store, &arena, &s->config, p);
-    arena.memory = s->memory = device_alloc(arena.used);
-    arena.used = 0;
-    store_plan(&s->store, &arena, &s->config, p);
-    store_init(&s->store, m, 3);
-}
-
-static void close_shards(Shards *s)
-{
-    device_free(s->memory);
-    store_free(&s->store);
+    configure(r, m, k->optimizer, (Format){ F32, 0 }, k->m, k->v);
+    r->config.save_folder = shared;
+    r->config.trainable = norms;
+    r->config.num_trainable = only_norms;
+    place_part(r, (ShardChoice){ shards, comm_group_rank(RANKS_SHARD) });
+    store_init(&r->store, m, 3);
 }
 
 /* n values x in host memory, stored in f. */
@@ -124,7 +91,7 @@ static float *values_of(const ParamStore *store, int unit, int state)
     return x;
 }
 
-static void fill_shards(const Shards *s)
+static void fill_shards(const Run *s)
 {
     for (int u = 0; u < s->store.num_units; u++)
         for (int i = 0; i < 2; i++) {
@@ -143,7 +110,7 @@ static void fill_shards(const Shards *s)
         }
 }
 
-static Format format_in(const Kept *k, const Shards *s, int unit, int state)
+static Format format_in(const Kept *k, const Run *s, int unit, int state)
 {
     const bool f32 = strcmp(k->optimizer, "adamw8bit") == 0 && !s->store.shape[unit].kind->is_layer;
     return f32 ? (Format){ F32, 0 } : state == 0 ? k->m : k->v;
@@ -151,7 +118,7 @@ static Format format_in(const Kept *k, const Shards *s, int unit, int state)
 
 /* The shard's values are those of the whole unit, stored as `from` and then in the shard's format,
  * if different. */
-static void check_shard(const Shards *s, int unit, int i, Format from)
+static void check_shard(const Run *s, int unit, int i, Format from)
 {
     const Shard *shard = &s->store.shard[unit];
     const Slice own = shard->slice[TRAINED];
@@ -179,34 +146,29 @@ static void check_shard(const Shards *s, int unit, int i, Format from)
     free(y);
 }
 
-static void save(const ModelConfig *m, const Kept *k)
+static void save_states(const ModelConfig *m, const Kept *k)
 {
-    Shards s;
-    const TrainState state = { .step = 1 };
+    Run s;
     open_shards(&s, m, k, comm_size());
     fill_shards(&s);
-    s.store.counts.updates = 7;
-    checkpoint_begin(&s.config, &s.store, &state, CHECKPOINT_FILE_BYTES);
-    checkpoint_finish();
-    close_shards(&s);
+    save(&s, 1);
+    close_run(&s);
 }
 
 static void check_load(const ModelConfig *m, const Kept *from, const Kept *to, int shards)
 {
-    Shards s;
+    Run s;
     TrainState state = { 0 };
-    char *path = xasprintf("%s/step1", shared);
     open_shards(&s, m, to, shards);
-    assert_true(checkpoint_load(path, &s.config, &s.store, &state, true));
-    assert_int_equal(s.store.counts.updates, 7);
+    assert_true(checkpoint_load(text("%s/step1", shared), &s.config, &s.store, &state, true));
+    assert_int_equal(s.store.counts.updates, SAVED_UPDATES);
     for (int u = 0; u < s.store.num_units; u++) {
         for (int i = 0; i < 2; i++) {
             assert_true(format_equal(s.store.shard[u].state[i].format, format_in(to, &s, u, i)));
             check_shard(&s, u, i, format_in(from, &s, u, i));
         }
     }
-    close_shards(&s);
-    free(path);
+    close_run(&s);
 }
 
 static void test_all_pairs(void **state)
@@ -214,7 +176,7 @@ static void test_all_pairs(void **state)
     (void)state;
     const ModelConfig m = architecture(LLAMA_GQA);
     for (int from = 0; from < KINDS; from++) {
-        save(&m, &ways[from]);
+        save_states(&m, &ways[from]);
         for (int to = 0; to < KINDS; to++)
             check_load(&m, &ways[from], &ways[to], to % 2 ? 1 : comm_size());
     }
@@ -225,26 +187,24 @@ static void test_few_groups(void **state)
 {
     (void)state;
     const ModelConfig m = architecture(LLAMA_GQA);
-    char *path = xasprintf("%s/step1/optimizer-00001.states", shared);
     only_norms = true;
     for (int i = 0; i < KINDS; i++) {
-        Shards s;
-        save(&m, &ways[i]);
+        Run s;
+        save_states(&m, &ways[i]);
         open_shards(&s, &m, &ways[i], comm_size());
-        SafeFile *file = safetensors_open(path);
+        SafeFile *file = safetensors_open(text("%s/step1/optimizer-00001.states", shared));
         StoredStates stored = stored_states(&s.store, &file, 1);
         assert_false(stored.converts);
         stored_states_free(&stored);
         safetensors_close(file);
-        close_shards(&s);
+        close_run(&s);
     }
-    free(path);
 }
 
 /* Rank 0 exports the checkpoint `from` as `dtype`; all ranks get the folder's path. */
-static char *export_one(const char *from, const char *dtype)
+static const char *export_one(const char *from, const char *dtype)
 {
-    char *to = xasprintf("%s-%s", from, dtype);
+    const char *to = text("%s-%s", from, dtype);
     if (comm_rank() == 0)
         export_folder(from, NULL, to, dtype, CHECKPOINT_FILE_BYTES);
     comm_barrier();
@@ -258,11 +218,11 @@ static void test_codes(void **state)
     ModelConfig m = architecture(LLAMA_GQA);
     m.d_model = 128, m.head_dim = 32, m.mlp_width = 128;
     only_norms = false;
-    save(&m, &ways[0]);
+    save_states(&m, &ways[0]);
     for (int i = 0; i < 4; i++) {
-        char *step = xasprintf("%s/step1", shared), *coded = export_one(step, dtypes[i]),
-             *plain = export_one(coded, "f32");
-        Shards a, b;
+        const char *coded = export_one(text("%s/step1", shared), dtypes[i]),
+                   *plain = export_one(coded, "f32");
+        Run a, b;
         open_shards(&a, &m, &ways[0], comm_size());
         open_shards(&b, &m, &ways[0], comm_size());
         checkpoint_load(coded, &a.config, &a.store, NULL, false);
@@ -272,17 +232,14 @@ static void test_codes(void **state)
                          other = b.store.shard[u].slice[TRAINED].stored;
             const size_t bytes =
                 a.store.shard[u].slice[TRAINED].count * dtype_size(one.format.dtype);
-            char *x = xcalloc(2 * bytes + 1, 1);
+            char *x = keep(bytes), *y = keep(bytes);
             device_get(x, one.data, bytes);
-            device_get(x + bytes, other.data, bytes);
-            assert_memory_equal(x, x + bytes, bytes);
-            free(x);
+            device_get(y, other.data, bytes);
+            check_same_bytes(dtypes[i], x, y, bytes);
         }
-        close_shards(&a);
-        close_shards(&b);
-        free(step);
-        free(coded);
-        free(plain);
+        close_run(&a);
+        close_run(&b);
+        release();
     }
 }
 

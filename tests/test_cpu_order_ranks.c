@@ -3,19 +3,13 @@
  * (kernels/runtime/operations.h), and vector clocks [Fidge 1988, Mattern 1989] show whether marks
  * and waits, which the linker wraps, order it after accesses of other queues. On 1, 2 and 4
  * ranks. */
-#include <math.h>
-
-#include "tests/kit.h"
+#include "tests/ranks_case.h"
 
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/operations.h"
 #include "kernels/runtime/trace.h"
 #include "kernels/values.h"
 #include "model/update/muon.h"
-#include "model/predict/memory.h"
-#include "model/update/update.h"
-#include "tests/models.h"
-#include "tests/ranks.h"
 #include "tests/sanitized.h"
 
 /* ---- clocks ---------------------------------------------------------------------------------- */
@@ -189,149 +183,136 @@ WRAP(void, device_wait, (DeviceMark * m))
 
 enum { MICRO_BATCHES = 2, STEPS = 3 };
 
-static void micro_batches(Model *m, ParamStore *store, int count, PassKind pass)
+/* layers: of a stage; 0: 3. small: also narrow; bf16_head: instead of the recipe's. */
+typedef struct {
+    Case k;
+    int layers;
+    HostUse on_host;
+    bool small, bf16_head;
+} Row;
+
+static void micro_batches(Run *r, int count, PassKind pass)
 {
-    int tokens[4096], targets[4096];
-    assert_true(count * m->attn.B * m->T <= 4096);
-    for (int n = 0; n < count * m->attn.B * m->T; n++)
-        tokens[n] = targets[n] = test_token(7, (uint64_t)n, m->config->vocab_size);
-    model_micro_batches(m, store, tokens, targets, NULL, count, 1.0f / (float)m->N, 0, pass);
+    static int tokens[MOST_TOKENS];
+    const int n = count * r->model.attn.B * r->model.T;
+    assert_true(n <= MOST_TOKENS);
+    for (int i = 0; i < n; i++)
+        tokens[i] = test_token(7, (uint64_t)i, r->config.model.vocab_size);
+    model_micro_batches(&r->model, &r->store, tokens, tokens, NULL, count, 1.0f / (float)r->model.N,
+                        0, pass);
 }
 
-/* Override the recipe's; -1: no. optimizer: NULL: adamw. */
-static struct {
-    int keep, recompute;
-    char *optimizer;
-    size_t staging;
-} own = { .keep = -1 };
+static int micro_batches_of(const Strategy *s)
+{
+    return MICRO_BATCHES * pipeline_stages(s);
+}
+
+static void configure_row(Run *r, const Row *row, Strategy s, int tokens)
+{
+    ModelConfig m = architecture(row->k.model);
+    if (tensor_ranks(&s) > 1)
+        m = without_wide_norms(m);
+    if (row->small)
+        m.d_model = 32, m.mlp_width = 48;
+    m.n_layers = (row->layers ? row->layers : 3) * pipeline_stages(&s);
+    m.max_sequence_length = tokens ? tokens : m.max_sequence_length;
+    configure(r, &row->k, m, s);
+    Config *c = &r->config;
+    c->device_train_microbatch_size = 2;
+    c->global_train_batch_size *= 2 * micro_batches_of(&s);
+    c->optimizer.ns_steps = 1;
+    if (row->bf16_head)
+        c->recipe.head = (Format){ BF16, 0 };
+    if (tensor_ranks(&s) > 1) /* parts of such small matrices have no whole groups */
+        c->recipe.moment1 = c->recipe.moment2 = (Format){ F32, 0 };
+    c->host.activations = c->host.frozen = c->host.moments = c->host.master = row->on_host;
+}
 
 /* As train.c, with an evaluation after each update, or in front of the last: what an update needs
- * is not free then. */
-static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_head,
-                  Strategy strategy, HostUse on_host)
+ * is not free then. tokens: of a sequence, 0: the architecture's. Returns the bytes of staging for
+ * Muon's updates. */
+static size_t train(const Row *row, Strategy s, int tokens)
 {
-    Config c;
-    Model model = { 0 };
-    ParamStore store = { 0 };
-    const int count =
-        pipeline_stages(&strategy) > 1 ? 2 * pipeline_stages(&strategy) : MICRO_BATCHES;
-    model_config(&c, &m, recipe, 2);
-    if (bf16_head)
-        c.recipe.head = (Format){ BF16, 0 };
-    if (own.optimizer)
-        c.optimizer.name = own.optimizer, c.optimizer.ns_steps = 1;
-    c.strategy = strategy;
-    c.global_train_batch_size =
-        2 * count * comm_size() /
-        (pipeline_stages(&strategy) * context_ranks(&strategy) * tensor_ranks(&strategy));
-    /* parts of such small matrices have no whole groups */
-    if (tensor_ranks(&strategy) > 1)
-        c.recipe.moment1 = c.recipe.moment2 = (Format){ F32, 0 };
-    if (own.keep >= 0) {
-        c.recipe.keep = (Keep)own.keep;
-        c.recipe.recompute = own.recompute;
-    }
-    c.trainable = &trainable;
-    c.num_trainable = trainable != NULL;
-    c.host.activations = c.host.frozen = c.host.moments = c.host.master = on_host;
-    comm_device_finish();
-    comm_set_mesh(mesh_of_tensor(comm_size(), pipeline_stages(&strategy), strategy.shard_ranks,
-                                 context_ranks(&strategy), tensor_ranks(&strategy)));
-    comm_init();
+    Run r;
+    configure_row(&r, row, s, tokens);
     memset(cells, 0, CELLS * sizeof *cells);
-    memory_plan(&model, &store, &c);
-    model_alloc(&model, &store, &c);
-    own.staging = store.staging_bytes - muon_bytes(&store, &c);
-    store_init(&store, &m, 5);
+    alloc_run(&r);
+    const size_t staging = r.store.staging_bytes - muon_bytes(&r.store, &r.config);
+    store_init(&r.store, &r.config.model, 5);
     for (int step = 1; step <= STEPS && !*problem; step++) {
-        fsdp_empty_grads(&store);
-        micro_batches(&model, &store, count, PASS_COMPLETE);
-        take_losses(&model);
-        const double norm = optimizer_grad_norm(&store);
+        fsdp_empty_grads(&r.store);
+        micro_batches(&r, micro_batches_of(&s), PASS_COMPLETE);
+        take_loss(&r);
+        const double norm = optimizer_grad_norm(&r.store);
         if (step == STEPS)
-            micro_batches(&model, &store, 1, PASS_FORWARD);
-        optimizer_step(&store, &c, step, 1e-3, fmin(1, 1 / norm));
+            micro_batches(&r, 1, PASS_FORWARD);
+        optimizer_step(&r.store, &r.config, step, 1e-3, fmin(1, 1 / norm));
         if (step < STEPS)
-            micro_batches(&model, &store, 1, PASS_FORWARD);
-        take_losses(&model);
+            micro_batches(&r, 1, PASS_FORWARD);
+        take_loss(&r);
     }
-    model_free(&model, &store);
+    close_run(&r);
     if (*problem)
-        fail_msg("%s, groups of %d, gathering %d, grad_sum %d: %s", recipe, strategy.shard_ranks,
-                 strategy.gathering, strategy.grad_sum, problem);
+        fail_msg("%s, groups of %d, gathering %d, grad_sum %d: %s", row->k.recipe, s.shard_ranks,
+                 s.gathering, s.grad_sum, problem);
+    return staging;
 }
 
+/* All rows, with 2, 4 ... ranks that do what the test is about, or also with 1. */
+static void train_all(const Row *rows, int count, int least,
+                      Strategy (*strategy)(int row, int ranks))
+{
+    for (int i = 0; i < count; i++)
+        for (int ranks = least; ranks <= comm_size(); ranks *= 2)
+            train(&rows[i], strategy(i, ranks), 0);
+}
+
+/* Weights and gradients do not share memory, so each row has weights that stay and others that do
+ * not. */
 static void test_every_strategy(void **state)
 {
     (void)state;
-    static const struct {
-        const char *recipe;
-        SmallModel a;
-        char *trainable;
-        bool bf16_head, adapters;
-        BaseFormat base;
-    } runs[] = {
-        { "bf16", LLAMA_GQA },
-        { "fp8", OLMO2 },
-        { "coat", LLAMA },
-        { "coat-lean", LLAMA_GQA, NULL, true },
-        { "coat", OLMO3 },
-        { "bf16", QWEN3 },
-        { "fp8", QWEN2 },
-        { "bf16", LLAMA_GQA, "*.mlp.*" },
-        { "coat", LLAMA, "*.self_attn.*", true },
-        { "fp8", OLMO2, "model.layers.1.*" },
-        { "bf16", LLAMA_GQA, .adapters = true, .base = BASE_NF4 },
-        { "coat-lean", LLAMA, .adapters = true, .base = BASE_E4M3 },
+    static const Row rows[] = {
+        { { "bf16", LLAMA_GQA }, .small = true },
+        { { "fp8", OLMO2 }, .small = true },
+        { { "coat", LLAMA }, .small = true },
+        { { "coat-lean", LLAMA_GQA }, .small = true, .bf16_head = true },
+        { { "coat", OLMO3 }, .small = true },
+        { { "bf16", QWEN3 }, .small = true },
+        { { "fp8", QWEN2 }, .small = true },
+        { { "bf16", LLAMA_GQA, .trainable = { "*.mlp.*" } }, .small = true },
+        { { "coat", LLAMA, .trainable = { "*.self_attn.*" } }, .small = true, .bf16_head = true },
+        { { "fp8", OLMO2, .trainable = { "model.layers.1.*" } }, .small = true },
+        { { "bf16", LLAMA_GQA, ALL_MODULES, BASE_NF4 }, .small = true },
+        { { "coat-lean", LLAMA, ALL_MODULES, BASE_E4M3 }, .small = true },
     };
-    for (int r = 0; r < (int)(sizeof runs / sizeof *runs); r++) {
-        ModelConfig m = architecture(runs[r].a);
-        m.d_model = 32;
-        m.mlp_width = 48;
-        m.n_layers = 3;
-        if (runs[r].adapters)
-            m = with_adapters(m, 4, ALL_MODULES, runs[r].base);
-        /* weights and gradients do not share memory */
+    enum { COUNT = sizeof rows / sizeof *rows };
+    for (int i = 0; i < COUNT; i++)
         for (int ranks = 1; ranks <= comm_size(); ranks *= 2)
-            for (int stays = 0; stays < 2; stays++) {
-                if (SANITIZED && (stays + r) % 2)
-                    continue;
-                train(runs[r].recipe, m, runs[r].trainable, runs[r].bf16_head,
-                      (Strategy){ ranks, stays ? GATHER_ONCE : GATHER_OFTEN,
-                                  (stays + r / 2) % 2 ? SUM_ONCE : SUM_OFTEN },
-                      HOST_NEVER);
-            }
-    }
+            for (int k = 0; k < 2; k++)
+                if (!SANITIZED || (k + i) % 2 == 0)
+                    train(&rows[i],
+                          (Strategy){ ranks, k ? GATHER_ONCE : GATHER_OFTEN,
+                                      (k + i / 2) % 2 ? SUM_ONCE : SUM_OFTEN },
+                          0);
+}
+
+static Strategy shares_sequences(int i, int ranks)
+{
+    return (Strategy){ comm_size(), i % 2 ? GATHER_ONCE : GATHER_OFTEN, SUM_OFTEN, ranks };
 }
 
 /* Ranks that share sequences, two or all: exchanges around attention. */
 static void test_in_context(void **state)
 {
     (void)state;
-    static const struct {
-        const char *recipe;
-        SmallModel a;
-        Keep keep;
-        bool adapters;
-        HostUse on_host;
-    } runs[] = {
-        { "bf16", LLAMA, KEEP_ALL, false, HOST_NEVER },
-        { "coat", OLMO, KEEP_INPUTS, false, HOST_ALL },
-        { "coat-lean", LLAMA, KEEP_BLOCK, true, HOST_NEVER },
-        { "fp8", OLMO, KEEP_ATTENTION, false, HOST_NEVER },
+    static const Row rows[] = {
+        { { "bf16", LLAMA } },
+        { { "coat", OLMO }, .on_host = HOST_ALL },
+        { { "coat-lean", LLAMA, ALL_MODULES, BASE_E4M3, .keep = KEEP_BLOCK } },
+        { { "fp8", OLMO, .keep = KEEP_ATTENTION } },
     };
-    for (int r = 0; r < (int)(sizeof runs / sizeof *runs); r++) {
-        ModelConfig m = architecture(runs[r].a);
-        m.n_layers = 3;
-        if (runs[r].adapters)
-            m = with_adapters(m, 4, ALL_MODULES, BASE_E4M3);
-        own.keep = (int)runs[r].keep;
-        for (int ranks = 2; ranks <= comm_size(); ranks *= 2)
-            train(runs[r].recipe, m, NULL, false,
-                  (Strategy){ comm_size(), r % 2 ? GATHER_ONCE : GATHER_OFTEN, SUM_OFTEN, ranks },
-                  runs[r].on_host);
-    }
-    own.keep = -1;
+    train_all(rows, 4, 2, shares_sequences);
 }
 
 /* Ranks that compute layers together, two or all: exchanges around layers, and sums of what they
@@ -341,33 +322,26 @@ static void test_in_context(void **state)
 static void test_in_tensor(void **state)
 {
     (void)state;
-    static const struct {
-        const char *recipe;
-        SmallModel a;
-        Keep keep;
-        int recompute;
-        bool adapters;
-        HostUse on_host;
-    } runs[] = {
-        { "fp8", OLMO2, KEEP_ALL, 0, false, HOST_NEVER },
-        { "coat", OLMO, KEEP_INPUTS, 0, false, HOST_ALL },
-        { "coat-lean", LLAMA, KEEP_INPUTS, -2, true, HOST_NEVER },
+    static const Row rows[] = {
+        { { "fp8", OLMO2 } },
+        { { "coat", OLMO }, .on_host = HOST_ALL },
+        { { "coat-lean", LLAMA, ALL_MODULES, .keep = KEEP_INPUTS, .recompute = -2 } },
     };
-    for (int r = 0; r < (int)(sizeof runs / sizeof *runs) && comm_size() > 1; r++) {
-        const int ranks = r % 2 ? comm_size() : 2;
-        ModelConfig m = without_wide_norms(architecture(runs[r].a));
-        m.n_layers = 3;
-        if (runs[r].adapters)
-            m = with_adapters(m, 4, ALL_MODULES, BASE_AS_FROZEN);
-        own.keep = (int)runs[r].keep;
-        own.recompute = runs[r].recompute;
-        train(runs[r].recipe, m, NULL, false,
-              (Strategy){ comm_size() / ranks, r % 2 ? GATHER_ONCE : GATHER_OFTEN, SUM_OFTEN,
-                          .tensor_ranks = ranks },
-              runs[r].on_host);
+    for (int i = 0; i < 3 && comm_size() > 1; i++) {
+        Strategy s = mesh(1, 1, i % 2 ? comm_size() : 2);
+        s.gathering = i % 2 ? GATHER_ONCE : GATHER_OFTEN;
+        train(&rows[i], s, 0);
     }
-    own.keep = -1;
-    own.recompute = 0;
+}
+
+static Strategy has_stages(int i, int ranks)
+{
+    Strategy s = mesh(ranks, 1, 1);
+    s.gathering = GATHER_ONCE;
+    s.grad_sum = SUM_ONCE;
+    s.pipeline_chunks = 1 + i % 2;
+    s.pipeline_schedule = i % 2 ? PIPELINE_INTERLEAVED : PIPELINE_1F1B;
+    return s;
 }
 
 /* Stages with several micro-batches in flight: messages are copied before they are overwritten, and
@@ -375,90 +349,48 @@ static void test_in_tensor(void **state)
 static void test_in_stages(void **state)
 {
     (void)state;
-    static const struct {
-        const char *recipe;
-        SmallModel a;
-        Keep keep;
-        bool adapters;
-        HostUse on_host;
-    } runs[] = {
-        { "bf16", LLAMA, KEEP_ALL, false, HOST_NEVER },
-        { "coat", OLMO2, KEEP_INPUTS, false, HOST_ALL },
-        { "coat-lean", LLAMA, KEEP_BLOCK, true, HOST_ALL },
-        { "fp8", LLAMA, KEEP_ATTENTION, false, HOST_NEVER },
+    static const Row rows[] = {
+        { { "bf16", LLAMA }, .layers = 1 },
+        { { "coat", OLMO2 }, .on_host = HOST_ALL },
+        { { "coat-lean", LLAMA, ALL_MODULES, BASE_E4M3, .keep = KEEP_BLOCK }, .on_host = HOST_ALL },
+        { { "fp8", LLAMA, .keep = KEEP_ATTENTION, .tied = true }, .layers = 2 },
     };
-    for (int r = 0; r < (int)(sizeof runs / sizeof *runs); r++) {
-        ModelConfig m = architecture(runs[r].a);
-        m.weight_tying |= r == 3;
-        if (runs[r].adapters)
-            m = with_adapters(m, 4, ALL_MODULES, BASE_E4M3);
-        own.keep = (int)runs[r].keep;
-        for (int stages = 2; stages <= comm_size(); stages *= 2) {
-            m.n_layers = (runs[r].on_host == HOST_ALL ? 3 : 1 + r % 2) * stages;
-            train(runs[r].recipe, m, NULL, false,
-                  (Strategy){ comm_size() / stages, GATHER_ONCE, SUM_ONCE,
-                              .pipeline_stages = stages, .pipeline_chunks = 1 + r % 2,
-                              .pipeline_schedule = r % 2 ? PIPELINE_INTERLEAVED : PIPELINE_1F1B },
-                  runs[r].on_host);
-        }
-    }
-    own.keep = -1;
+    train_all(rows, 4, 2, has_stages);
+}
+
+static Strategy often(int i, int ranks)
+{
+    (void)i;
+    return (Strategy){ ranks, GATHER_OFTEN, SUM_OFTEN };
 }
 
 /* Blocks with all ways to keep activations, more than slots. */
 static void test_on_host(void **state)
 {
     (void)state;
-    static const struct {
-        const char *recipe;
-        SmallModel a;
-        Keep keep;
-        int recompute;
-        bool adapters;
-        BaseFormat base;
-    } runs[] = {
-        { "bf16", LLAMA_GQA, KEEP_ALL },
-        { "coat", OLMO2, KEEP_INPUTS },
-        { "coat-lean", LLAMA, KEEP_BLOCK },
-        { "fp8", QWEN3, KEEP_INPUTS, 2 },
-        { "coat", LLAMA, KEEP_INPUTS, .adapters = true, .base = BASE_E4M3 },
-        { "coat", LLAMA_GQA, KEEP_ATTENTION, .adapters = true, .base = BASE_NF4 },
-        { "bf16", OLMO2, KEEP_BLOCK, .adapters = true, .base = BASE_E4M3 },
+    static const Row rows[] = {
+        { { "bf16", LLAMA_GQA }, 6, HOST_ALL },
+        { { "coat", OLMO2, .trainable = { "model.layers.[1-5]*" } }, 6, HOST_ALL },
+        { { "coat-lean", LLAMA, .keep = KEEP_BLOCK }, 6, HOST_ALL },
+        { { "fp8", QWEN3, .keep = KEEP_INPUTS, .recompute = 2 }, 6, HOST_ALL },
+        { { "coat", LLAMA, ALL_MODULES, BASE_E4M3 }, 6, HOST_ALL },
+        { { "coat", LLAMA_GQA, ALL_MODULES, BASE_NF4, .keep = KEEP_ATTENTION }, 6, HOST_ALL },
+        { { "bf16", OLMO2, ALL_MODULES, BASE_E4M3, .keep = KEEP_BLOCK }, 6, HOST_ALL },
     };
-    for (int r = 0; r < (int)(sizeof runs / sizeof *runs); r++) {
-        ModelConfig m = architecture(runs[r].a);
-        m.n_layers = 6;
-        if (runs[r].adapters)
-            m = with_adapters(m, 4, ALL_MODULES, runs[r].base);
-        own.keep = (int)runs[r].keep;
-        own.recompute = runs[r].recompute;
-        for (int ranks = 1; ranks <= comm_size(); ranks *= 2)
-            train(runs[r].recipe, m, r == 1 ? "model.layers.[1-5]*" : NULL, false,
-                  (Strategy){ ranks, GATHER_OFTEN, SUM_OFTEN }, HOST_ALL);
-    }
-    own.keep = -1;
+    train_all(rows, 7, 1, often);
 }
 
 /* Muon's updates of one block after the other, and with memory for those of three at once. */
 static void test_muon(void **state)
 {
     (void)state;
-    own.optimizer = "muon";
-    for (int ahead = 0; ahead < 2; ahead++) {
-        ModelConfig m = architecture(LLAMA);
-        m.d_model = 32;
-        m.mlp_width = 48;
-        m.n_layers = 4;
-        m.max_sequence_length = ahead ? 128 : 8;
-        const size_t block =
-            dtype_size(BF16) * (size_t)m.d_model * (size_t)(4 * m.d_model + 3 * m.mlp_width);
-        for (int ranks = 2; ranks <= comm_size(); ranks *= 2) {
-            train(ahead ? "coat" : "f32", m, NULL, false,
-                  (Strategy){ ranks, GATHER_OFTEN, SUM_OFTEN }, HOST_NEVER);
-            assert_int_equal(own.staging > 2 * block + 1024, ahead);
-        }
-    }
-    own.optimizer = NULL;
+    static const Row rows[] = { { { "f32", LLAMA, .optimizer = "muon" }, 4, .small = true },
+                                { { "coat", LLAMA, .optimizer = "muon" }, 4, .small = true } };
+    const size_t block = dtype_size(BF16) * (size_t)(32 * (4 * 32 + 3 * 48));
+    for (int three = 0; three < 2; three++)
+        for (int ranks = 2; ranks <= comm_size(); ranks *= 2)
+            assert_int_equal(
+                train(&rows[three], often(0, ranks), three ? 128 : 8) > 2 * block + 1024, three);
 }
 
 /* The watch itself: a gather that the computation does not wait for. */

@@ -1,16 +1,9 @@
 /* Scores of downstream tasks with a model: choices packed into sequences that are distributed over
  * ranks, against the sum of losses of each choice in a separate sequence on an unsharded model. On
  * 1, 2 and 4 ranks. */
-#include <math.h>
-
-#include "tests/kit.h"
-
 #include "kernels/runtime/error.h"
 #include "model/evaluate/downstream.h"
-#include "model/predict/memory.h"
-#include "tests/models.h"
-#include "tests/ranks.h"
-#include "tests/ranks_training.h"
+#include "tests/ranks_case.h"
 
 /* Choices of 3 to 20 tokens, cut to T + 1 = 17: about 15 sequences, so that on 4 ranks the last
  * pass has masked ones. One task has three choices per question; in the other each choice is a
@@ -111,26 +104,13 @@ static int remove_tasks(void **state)
     return remove_shared(state);
 }
 
-static void open_model(Model *m, ParamStore *store, const Config *c)
-{
-    *m = (Model){ 0 };
-    *store = (ParamStore){ 0 };
-    memory_plan(m, store, c);
-    model_alloc(m, store, c);
-    store_init(store, &c->model, 5);
-}
-
 /* The last tokens of a choice that fit, at the start; only the continuation has labels. */
 static void test_alone(void **state)
 {
     (void)state;
-    Config c = config;
-    Model m;
-    ParamStore store;
-    c.device_train_microbatch_size = 1;
-    c.strategy.shard_ranks = 1;
-    open_model(&m, &store, &c);
-    take_losses(&m);
+    Run r;
+    open_as(&r, &config, ALONE, 1);
+    take_loss(&r);
     for (int i = 0; i < ALL; i++) {
         const int k = first_of_kind(i), all = tokens_of(k), skipped = all > T + 1 ? all - T - 1 : 0,
                   n = all - skipped;
@@ -141,10 +121,10 @@ static void test_alone(void **state)
             tokens[t] = t < n - 1 ? id[t] : 0;
             targets[t] = t < n - 1 && t >= n - 1 - scored_of(k) ? id[t + 1] : -1;
         }
-        model_micro_batch(&m, &store, tokens, targets, NULL, 0, 0, PASS_FORWARD);
-        alone[i] = -take_losses(&m).loss;
+        model_micro_batch(&r.model, &r.store, tokens, targets, NULL, 0, 0, PASS_FORWARD);
+        alone[i] = -take_loss(&r);
     }
-    model_free(&m, &store);
+    close_run(&r);
 }
 
 /* The scores from `alone` for the first `questions`, of `choices` each. */
@@ -187,76 +167,39 @@ static void check_scores(const DownstreamResult *d, int task, int most, const ch
 
 /* Twice on one model, after a training step's forward pass: one does not affect the next, nor the
  * sums. */
-static void check_sharded(int stages, int shard_ranks, int context, int tensor, const char *name)
+static void check_mesh(Strategy s, const char *name)
 {
     static int tokens[MICRO * T], targets[MICRO * T];
-    Config c = config;
-    Model m;
-    ParamStore store;
-    c.strategy.shard_ranks = shard_ranks;
-    c.strategy.context_ranks = context;
-    c.strategy.tensor_ranks = tensor;
-    c.strategy.pipeline_stages = stages;
-    divide_in_tensor(stages, shard_ranks, context, tensor);
-    open_model(&m, &store, &c);
-    model_micro_batch(&m, &store, tokens, targets, NULL, 0, 0, PASS_FORWARD);
-    for (int twice = 0; twice < 2; twice++)
-        for (int i = 0; i < NUM_TASKS; i++) {
-            c.eval_subset_num_batches = -1;
-            DownstreamResult d = downstream_evaluate(&c, i, &m, &store, NULL);
-            check_scores(&d, i, ALL, name);
-            assert_false(m.documents);
-            /* of MICRO choices per rank: questions that are complete in these */
-            c.eval_subset_num_batches = 2;
-            d = downstream_evaluate(&c, i, &m, &store, NULL);
-            check_scores(&d, i, 2 * MICRO * comm_size() / (stages * context * tensor), name);
-        }
+    Run r;
+    open_as(&r, &config, s, MICRO);
+    model_micro_batch(&r.model, &r.store, tokens, targets, NULL, 0, 0, PASS_FORWARD);
+    for (int i = 0; i < 2 * NUM_TASKS; i++) {
+        const int task = i % NUM_TASKS;
+        r.config.eval_subset_num_batches = -1;
+        DownstreamResult d = downstream_evaluate(&r.config, task, &r.model, &r.store, NULL);
+        check_scores(&d, task, ALL, name);
+        assert_false(r.model.documents);
+        /* of MICRO choices per rank: questions that are complete in these */
+        r.config.eval_subset_num_batches = 2;
+        d = downstream_evaluate(&r.config, task, &r.model, &r.store, NULL);
+        check_scores(&d, task, 2 * MICRO * data_ranks(&s, comm_size()), name);
+    }
     /* one rank is told to stop: all report it */
     const atomic_int stop = comm_rank() == comm_size() - 1;
-    assert_true(downstream_evaluate(&c, 0, &m, &store, &stop).cut);
-    model_free(&m, &store);
+    assert_true(downstream_evaluate(&r.config, 0, &r.model, &r.store, &stop).cut);
+    close_run(&r);
 }
 
-static void test_unsharded(void **state)
+static void test_meshes(void **state)
 {
     (void)state;
-    check_sharded(1, 1, 1, 1, "unsharded");
-}
-
-static void test_sharded(void **state)
-{
-    (void)state;
-    check_sharded(1, comm_size(), 1, 1, "sharded");
-}
-
-static void test_in_context(void **state)
-{
-    (void)state;
-    if (comm_size() > 1)
-        check_sharded(1, comm_size(), 2, 1, "two ranks share sequences");
-}
-
-static void test_in_tensor(void **state)
-{
-    (void)state;
-    if (comm_size() > 1)
-        check_sharded(1, comm_size() / 2, 1, 2, "two ranks compute layers together");
-}
-
-static void test_in_stages(void **state)
-{
-    (void)state;
-    if (comm_size() > 1)
-        check_sharded(2, comm_size() / 2, 1, 1, "two stages");
+    on_meshes(check_mesh);
 }
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_alone),     cmocka_unit_test(test_unsharded),
-        cmocka_unit_test(test_sharded),   cmocka_unit_test(test_in_context),
-        cmocka_unit_test(test_in_tensor), cmocka_unit_test(test_in_stages)
-    };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_alone),
+                                        cmocka_unit_test(test_meshes) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, make_tasks, remove_tasks));
 }

@@ -2,9 +2,7 @@
  * included, and sums of later micro-batches equal those of adding to zeros. Every recipe, adapters,
  * frozen parameters, every strategy; a head in chunks, a first micro-batch without labels. On 1, 2
  * and 4 ranks. */
-#include "tests/kit.h"
-
-#include "tests/ranks_run.h"
+#include "tests/ranks_case.h"
 
 enum {
     MICRO = 2,
@@ -13,69 +11,49 @@ enum {
     SOME_MODULES = 1 << LORA_K | 1 << LORA_UP | 1 << LORA_DOWN
 };
 
-static const Strategy strategies[] = {
+static const Strategy ways[] = {
     { 1, GATHER_OFTEN, SUM_OFTEN }, { 4, GATHER_OFTEN, SUM_OFTEN }, { 4, GATHER_OFTEN, SUM_ONCE },
     { 4, GATHER_ONCE, SUM_OFTEN },  { 2, GATHER_OFTEN, SUM_OFTEN }, { 2, GATHER_ONCE, SUM_ONCE },
 };
 
-static const struct {
-    const char *recipe;
-    SmallModel model;
-    char *trainable;
-    unsigned modules;
-    bool head;
-} cases[] = {
-    { "f32", LLAMA },
-    { "bf16", OLMO2 },
-    { "fp8", LLAMA_GQA },
-    { "fp8-lm", QWEN3, .head = true },
-    { "coat-act", OLMO3 },
-    { "coat-opt", OLMO },
-    { "coat", LLAMA },
-    { "coat-lean", OLMO2 },
-    { "f32", LLAMA_GQA, "model.layers.*.mlp.*" },
-    { "bf16", OLMO2, "*norm*" },
-    { "coat", QWEN2 },
-    { "bf16", QWEN2, "*_proj.bias" },
-    { "bf16", QWEN3, .modules = ALL_MODULES },
-    { "coat", OLMO, .modules = SOME_MODULES },
+// clang-format off
+static const Case cases[] = {
+    { "f32", LLAMA },      { "bf16", OLMO2 },      { "fp8", LLAMA_GQA },      { "fp8-lm", QWEN3 },
+    { "coat-act", OLMO3 }, { "coat-opt", OLMO },   { "coat", LLAMA },      { "coat-lean", OLMO2 },
+    { "f32", LLAMA_GQA, .trainable = { "model.layers.*.mlp.*" } },  { "bf16", OLMO2, .trainable = { "*norm*" } },
+    { "coat", QWEN2 },     { "bf16", QWEN2, .trainable = { "*_proj.bias" } },
+    { "bf16", QWEN3, ALL_MODULES },     { "coat", OLMO, SOME_MODULES },
 };
+// clang-format on
 
-static void open_run(Run *r, int i, Strategy strategy)
+static void open_run(Run *r, const Case *k, Strategy strategy)
 {
     /* a shared buffer is used twice */
-    ModelConfig m = with_sizes(architecture(cases[i].model), 64, 16, 80, MAX_UNITS - 2);
-    if (cases[i].modules)
-        m = with_adapters(m, 6, cases[i].modules, BASE_AS_FROZEN);
-    *r = (Run){ 0 };
-    model_config(&r->config, &m, cases[i].recipe, MICRO);
-    if (cases[i].head)
+    const ModelConfig m = with_sizes(architecture(k->model), 64, 16, 80, MAX_UNITS - 2);
+    configure(r, k, m, strategy);
+    if (strcmp(k->recipe, "fp8-lm") == 0)
         r->config.recipe.head = (Format){ E5M2, 0 };
+    r->config.device_train_microbatch_size = MICRO;
     r->config.loss_chunk = m.max_sequence_length * MICRO / 2;
     r->config.global_train_batch_size = MICRO * MOST_PARTS * comm_size();
-    r->config.trainable = (char **)&cases[i].trainable;
-    r->config.num_trainable = cases[i].trainable != NULL;
-    r->config.strategy = strategy;
     place_run(r);
 }
 
 /* A step of `parts` micro-batches; the first of several has no labels. */
 static void add_up(Run *r, int parts)
 {
-    enum { MAX_TOKENS = 64 };
-    int tokens[MAX_TOKENS], targets[MAX_TOKENS];
-    const int N = r->model.N, vocab = r->config.model.vocab_size;
-    assert_true(N <= MAX_TOKENS);
+    static int tokens[MOST_TOKENS], targets[MOST_TOKENS];
+    const int N = r->model.N;
+    assert_true(N <= MOST_TOKENS);
     for (int i = 0; i < parts; i++) {
-        for (int n = 0; n < N; n++) {
-            const uint64_t at = (uint64_t)((comm_rank() * parts + i) * N + n);
-            tokens[n] = test_token(11, at, vocab);
-            targets[n] = parts > 1 && i == 0 ? -1 : test_token(11, at + 1, vocab);
-        }
+        fill_tokens(tokens, targets, (size_t)((comm_rank() * parts + i) * N), N,
+                    r->config.model.vocab_size);
+        if (parts > 1 && i == 0)
+            memset(targets, 0xff, sizeof targets);
         model_micro_batch(&r->model, &r->store, tokens, targets, NULL, 1.0f / (float)N, 0,
                           i == parts - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
     }
-    take_losses(&r->model);
+    take_loss(r);
 }
 
 /* Fills all memory of gradients with the bytes of zeros or NaNs. */
@@ -122,25 +100,21 @@ static void check_case(Run *r, const char *what)
 static void test_steps(void **state)
 {
     (void)state;
-    for (size_t s = 0; s < sizeof strategies / sizeof strategies[0]; s++) {
-        Strategy strategy = strategies[s];
-        if (strategy.shard_ranks > comm_size())
-            continue;
-        divide(strategy.shard_ranks);
-        for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t s = 0; s < sizeof ways / sizeof ways[0]; s++)
+        for (size_t i = 0; i < sizeof cases / sizeof cases[0] && ways[s].shard_ranks <= comm_size();
+             i++) {
             if (s > 0 && (s + i) % 3) /* to save time, each of the others runs a third */
                 continue;
             char what[128];
             Run r;
-            open_run(&r, (int)i, strategy);
+            open_run(&r, &cases[i], ways[s]);
             snprintf(what, sizeof what, "%s, %s, case %zu, groups of %d, gathering %d, grad_sum %d",
-                     cases[i].recipe, architecture_name(cases[i].model), i, strategy.shard_ranks,
-                     strategy.gathering, strategy.grad_sum);
+                     cases[i].recipe, architecture_name(cases[i].model), i, ways[s].shard_ranks,
+                     ways[s].gathering, ways[s].grad_sum);
             check_case(&r, what);
             release();
             close_run(&r);
         }
-    }
 }
 
 int main(int argc, char **argv)

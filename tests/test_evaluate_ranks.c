@@ -1,16 +1,9 @@
 /* The mean loss of a validation set: every sequence once, whatever the ranks, batches and
  * micro-batches are, weighted by its labels. Against the same sequences run one by one on a single
  * rank. On 1, 2 and 4 ranks. */
-#include <math.h>
-
-#include "tests/kit.h"
-
 #include "kernels/runtime/error.h"
 #include "model/evaluate/evaluate.h"
-#include "model/predict/memory.h"
-#include "tests/models.h"
-#include "tests/ranks.h"
-#include "tests/ranks_training.h"
+#include "tests/ranks_case.h"
 
 /* The batch of a rank is not a multiple of its micro-batch. On 4 ranks a batch is 12 sequences: the
  * last batch of `odd` has one, so that three ranks have none; that of `two files` has 5, so that
@@ -117,27 +110,14 @@ static int remove_sets(void **state)
 
 /* ---- the reference --------------------------------------------------------------------------- */
 
-static void open_model(Model *m, ParamStore *store, const Config *c)
-{
-    *m = (Model){ 0 };
-    *store = (ParamStore){ 0 };
-    memory_plan(m, store, c);
-    model_alloc(m, store, c);
-    store_init(store, &c->model, 5);
-}
-
 /* Mean over the labels of the first `count` sequences, each a separate micro-batch on an unsharded
  * model. */
 static EvalResult one_by_one(int set, int count)
 {
-    Config c = config;
-    Model m;
-    ParamStore store;
     double loss = 0;
     long labels = 0;
-    c.device_train_microbatch_size = 1;
-    c.strategy.shard_ranks = 1;
-    open_model(&m, &store, &c);
+    Run r;
+    open_as(&r, &config, ALONE, 1);
     for (int i = 0; i < count; i++) {
         int tokens[T], targets[T];
         for (int t = 0; t < T; t++) {
@@ -147,10 +127,10 @@ static EvalResult one_by_one(int set, int count)
                              : -1;
             labels += targets[t] >= 0;
         }
-        model_micro_batch(&m, &store, tokens, targets, NULL, 0, 0, PASS_FORWARD);
-        loss += take_losses(&m).loss;
+        model_micro_batch(&r.model, &r.store, tokens, targets, NULL, 0, 0, PASS_FORWARD);
+        loss += take_loss(&r);
     }
-    model_free(&m, &store);
+    close_run(&r);
     return (EvalResult){ sets[set].name, labels ? loss / (double)labels : NAN, labels };
 }
 
@@ -201,75 +181,39 @@ static void test_reference(void **state)
 }
 
 /* Twice on one model: an evaluation, or a training step before it, does not affect the next. */
-static void check_sharded(int stages, int shard_ranks, int context, int tensor, const char *name)
+static void check_mesh(Strategy s, const char *name)
 {
     static int tokens[MICRO * T], targets[MICRO * T];
-    Config c = config;
-    Model m;
-    ParamStore store;
-    c.strategy.shard_ranks = shard_ranks;
-    c.strategy.context_ranks = context;
-    c.strategy.tensor_ranks = tensor;
-    c.strategy.pipeline_stages = stages;
-    divide_in_tensor(stages, shard_ranks, context, tensor);
-    open_model(&m, &store, &c);
-    model_micro_batch(&m, &store, tokens, targets, NULL, 0, 0, PASS_FORWARD);
-    for (int twice = 0; twice < 2; twice++)
-        for (int s = 0; s < NUM_SETS; s++) {
-            c.eval_subset_num_batches = -1;
-            EvalResult e = evaluate(&c, s, &m, &store, NULL);
-            check_result(&e, &whole[s], name);
-            c.eval_subset_num_batches = 1;
-            e = evaluate(&c, s, &m, &store, NULL);
-            check_result(&e, stages * context * tensor > 1 ? &shared_part[s] : &part[s], name);
-            assert_false(e.cut);
-        }
+    const EvalResult *first = data_ranks(&s, comm_size()) < comm_size() ? shared_part : part;
+    Run r;
+    open_as(&r, &config, s, MICRO);
+    model_micro_batch(&r.model, &r.store, tokens, targets, NULL, 0, 0, PASS_FORWARD);
+    for (int i = 0; i < 2 * NUM_SETS; i++) {
+        const int set = i % NUM_SETS;
+        r.config.eval_subset_num_batches = -1;
+        EvalResult e = evaluate(&r.config, set, &r.model, &r.store, NULL);
+        check_result(&e, &whole[set], name);
+        r.config.eval_subset_num_batches = 1;
+        e = evaluate(&r.config, set, &r.model, &r.store, NULL);
+        check_result(&e, &first[set], name);
+        assert_false(e.cut);
+    }
     /* one rank is told to stop: all report it */
     const atomic_int stop = comm_rank() == comm_size() - 1;
-    assert_true(evaluate(&c, 0, &m, &store, &stop).cut);
-    model_free(&m, &store);
+    assert_true(evaluate(&r.config, 0, &r.model, &r.store, &stop).cut);
+    close_run(&r);
 }
 
-static void test_unsharded(void **state)
+static void test_meshes(void **state)
 {
     (void)state;
-    check_sharded(1, 1, 1, 1, "unsharded");
-}
-
-static void test_sharded(void **state)
-{
-    (void)state;
-    check_sharded(1, comm_size(), 1, 1, "sharded");
-}
-
-static void test_in_context(void **state)
-{
-    (void)state;
-    if (comm_size() > 1)
-        check_sharded(1, comm_size(), 2, 1, "two ranks share sequences");
-}
-
-static void test_in_tensor(void **state)
-{
-    (void)state;
-    if (comm_size() > 1)
-        check_sharded(1, comm_size() / 2, 1, 2, "two ranks compute layers together");
-}
-
-static void test_in_stages(void **state)
-{
-    (void)state;
-    if (comm_size() > 1)
-        check_sharded(2, comm_size() / 2, 1, 1, "two stages");
+    on_meshes(check_mesh);
 }
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reference), cmocka_unit_test(test_unsharded),
-        cmocka_unit_test(test_sharded),   cmocka_unit_test(test_in_context),
-        cmocka_unit_test(test_in_tensor), cmocka_unit_test(test_in_stages)
-    };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_reference),
+                                        cmocka_unit_test(test_meshes) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, make_sets, remove_sets));
 }

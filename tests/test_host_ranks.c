@@ -1,7 +1,6 @@
 /* Tensors on the host: their place changes no bit; only those that do not fit on the device are
  * there; each moves once in each direction per step. On 1, 2 and 4 ranks. (test_cpu_order_ranks:
  * each copy waits for its inputs.) */
-#include <math.h>
 #include <sys/stat.h>
 
 #include "kernels/runtime/error.h"
@@ -13,66 +12,33 @@
 #include "model/store/param_store_sizes.h"
 #include "model/update/update.h"
 #include "tests/kit.h"
-#include "tests/ranks_run.h"
+#include "tests/ranks_state.h"
 
 enum { LAYERS = 6, STEPS = 2, MICRO_BATCHES = 2 };
 
 typedef struct {
     double loss[2 * STEPS], norm[STEPS];
-    float *weights;
-    size_t count;
+    Stored weights;
 } Result;
 
-static void configure(Run *r, ModelConfig m, const char *recipe)
+static void open_case(Run *r, const Case *k, Keep keep, Strategy s)
 {
-    m = with_sizes(m, 128, 32, 160, LAYERS);
-    *r = (Run){ 0 };
-    model_config(&r->config, &m, recipe, 1);
+    configure(r, k, with_sizes(architecture(k->model), 128, 32, 160, LAYERS), s);
     r->config.global_train_batch_size = MICRO_BATCHES * comm_size();
-    r->config.strategy = (Strategy){ comm_size(), GATHER_OFTEN, SUM_OFTEN };
-    divide(comm_size());
-}
-
-/* This rank's trained weights. */
-static void take_weights(const ParamStore *store, Result *result)
-{
-    result->count = 0;
-    for (int u = 0; u < store->num_units; u++)
-        result->count += store->shard[u].slice[TRAINED].count;
-    result->weights = calloc(result->count, sizeof *result->weights);
-    assert_non_null(result->weights);
-    size_t at = 0;
-    for (int u = 0; u < store->num_units; u++) {
-        const Tensor t = store->shard[u].slice[TRAINED].stored;
-        const size_t n = tensor_numel(t);
-        char *host = malloc(tensor_bytes(t) + 1);
-        if (n > 0)
-            device_get(host, t.data, tensor_bytes(t));
-        tensor_load(result->weights + at,
-                    (Tensor){ .data = host, .format = t.format, .rows = t.rows, .cols = t.cols }, 0,
-                    n);
-        at += n;
-        free(host);
-    }
+    r->config.recipe.keep = keep;
 }
 
 /* Steps of micro-batches, each followed by an evaluation, which saves no activations. */
 static Result train(Run *r)
 {
     Result result = { 0 };
-    int tokens[256];
-    assert_true(r->model.N <= 256);
-    for (int n = 0; n < r->model.N; n++)
-        tokens[n] = test_token(7, (uint64_t)n, r->config.model.vocab_size);
     for (int s = 0; s < STEPS; s++) {
-        forward_backward(&r->model, &r->store, &r->config, s, MICRO_BATCHES);
-        result.loss[2 * s] = take_losses(&r->model).loss;
-        result.norm[s] = optimizer_grad_norm(&r->store);
-        optimizer_step(&r->store, &r->config, s + 1, 1e-2, 1);
-        model_micro_batch(&r->model, &r->store, tokens, tokens, NULL, 1, 0, PASS_FORWARD);
-        result.loss[2 * s + 1] = take_losses(&r->model).loss;
+        result.norm[s] = train_step(r, s);
+        result.loss[2 * s] = take_loss(r);
+        result.loss[2 * s + 1] = evaluation_loss(r);
     }
-    take_weights(&r->store, &result);
+    result.weights = take_stored(&r->store);
+    close_run(r);
     return result;
 }
 
@@ -80,47 +46,42 @@ static void check_same(const char *row, int number, const Result *a, const Resul
 {
     char what[64];
     snprintf(what, sizeof what, "%s, row %d", row, number);
-    assert_int_equal(a->count, b->count);
     check_same_bytes(what, a->loss, b->loss, sizeof a->loss);
     check_same_bytes(what, a->norm, b->norm, sizeof a->norm);
-    check_same_bytes(what, a->weights, b->weights, a->count * sizeof *a->weights);
+    check_stored(what, &b->weights, &a->weights, TRAINED);
 }
 
 /* ---- activations ----------------------------------------------------------------------------- */
 
-static struct {
-    char *trainable;
+static const struct {
+    Case k;
     Keep keep;
-    int recompute;
-    bool adapters;
     int tile;
 } kinds[] = {
-    { NULL, KEEP_ALL },
-    { NULL, KEEP_INPUTS },
-    { NULL, KEEP_BLOCK },
-    { NULL, KEEP_INPUTS, 2 },
-    { NULL, KEEP_INPUTS, -3 },
-    { "model.layers.[2-9]*", KEEP_INPUTS },
-    { "model.layers.1.mlp*", KEEP_BLOCK },
-    { NULL, KEEP_INPUTS, .adapters = true },
-    { NULL, KEEP_BLOCK, .adapters = true },
-    { NULL, KEEP_ATTENTION },
-    { NULL, KEEP_ATTENTION, .adapters = true },
-    { NULL, KEEP_BLOCK, .tile = 16 },
-    { NULL, KEEP_ATTENTION, .tile = 16 },
+    { { 0 }, KEEP_ALL },
+    { { 0 }, KEEP_INPUTS },
+    { { 0 }, KEEP_BLOCK },
+    { { 0 }, KEEP_ATTENTION },
+    { { .recompute = 2 }, KEEP_INPUTS },
+    { { .recompute = -3 }, KEEP_INPUTS },
+    { { .trainable = { "model.layers.[2-9]*" } }, KEEP_INPUTS },
+    { { .trainable = { "model.layers.1.mlp*" } }, KEEP_BLOCK },
+    { { .modules = ALL_MODULES }, KEEP_INPUTS },
+    { { .modules = ALL_MODULES }, KEEP_BLOCK },
+    { { .modules = ALL_MODULES }, KEEP_ATTENTION },
+    { { 0 }, KEEP_BLOCK, .tile = 16 },
+    { { 0 }, KEEP_ATTENTION, .tile = 16 },
 };
 
-static void configure_kind(Run *r, int k, SmallModel a, const char *recipe, HostUse use)
+static void open_kind(Run *r, int number, SmallModel a, const char *recipe, HostUse use)
 {
-    ModelConfig m = architecture(a);
-    if (kinds[k].adapters)
-        m = with_adapters(m, 4, ALL_MODULES, strcmp(recipe, "f32") ? BASE_E4M3 : BASE_AS_FROZEN);
-    configure(r, m, recipe);
-    r->config.recipe.keep = kinds[k].keep;
-    r->config.recipe.recompute = kinds[k].recompute;
-    r->config.mlp_tile = kinds[k].tile;
-    r->config.trainable = &kinds[k].trainable;
-    r->config.num_trainable = kinds[k].trainable != NULL;
+    static Case k;
+    k = kinds[number].k;
+    k.model = a;
+    k.recipe = recipe;
+    k.base = strcmp(recipe, "f32") ? BASE_E4M3 : BASE_AS_FROZEN;
+    open_case(r, &k, kinds[number].keep, mesh(1, 1, 1));
+    r->config.mlp_tile = kinds[number].tile;
     r->config.host.activations = use;
 }
 
@@ -141,79 +102,57 @@ static void test_activations(void **state)
         for (int i = 0; i < 4; i++) {
             Run r;
             const SmallModel a = models[(i + k) % 4];
-            configure_kind(&r, k, a, recipes[i], HOST_NEVER);
+            open_kind(&r, k, a, recipes[i], HOST_NEVER);
             place_run(&r);
             const size_t bytes = r.model.bytes.total;
-            Result there = train(&r);
             assert_int_equal(offload_host_bytes(&r.model), 0);
-            close_run(&r);
+            const Result there = train(&r);
 
-            configure_kind(&r, k, a, recipes[i], HOST_ALL);
+            open_kind(&r, k, a, recipes[i], HOST_ALL);
             place_run(&r);
             assert_int_equal(r.model.offload.slots, MIN_SLOTS);
             assert_true(offload_host_bytes(&r.model) > 0);
             check_frozen_stay(&r);
             /* slots are as large as the largest block */
-            assert_true(kinds[k].recompute || r.model.bytes.total < bytes);
-            Result moved = train(&r);
-            close_run(&r);
+            assert_true(kinds[k].k.recompute || r.model.bytes.total < bytes);
+            const Result moved = train(&r);
             check_same("activations", k, &there, &moved);
-            free(there.weights);
-            free(moved.weights);
+            release();
         }
 }
 
 /* ---- weights and states ---------------------------------------------------------------------- */
 
-static struct {
-    const char *recipe, *optimizer;
-    char *trainable;
-    SmallModel a;
+static const struct {
+    Case k;
     Keep keep;
-    bool adapters;
-    BaseFormat base;
 } states[] = {
-    { "f32", "adamw", NULL, LLAMA, KEEP_ALL },
-    { "bf16", "adamw8bit", NULL, OLMO2, KEEP_ALL },
-    { "fp8", "adamw", NULL, QWEN3, KEEP_BLOCK },
-    { "coat", "adamw", NULL, LLAMA_GQA, KEEP_INPUTS },
-    { "coat-lean", "adamw", NULL, OLMO, KEEP_BLOCK },
-    { "coat", "adamw8bit", NULL, OLMO3, KEEP_INPUTS },
-    { "fp8-lm", "adamw", NULL, LLAMA, KEEP_ALL },
-    { "coat", "adamw", "model.layers.[2-4].mlp*", LLAMA, KEEP_INPUTS },
-    { "bf16", "adamw", "*.self_attn.*", OLMO2, KEEP_ALL },
-    { "bf16", "adamw", NULL, LLAMA_GQA, KEEP_ALL, true, BASE_AS_FROZEN },
-    { "coat", "adamw", NULL, OLMO2, KEEP_INPUTS, true, BASE_AS_FROZEN },
-    { "bf16", "adamw", NULL, QWEN3, KEEP_BLOCK, true, BASE_E4M3 },
-    { "coat-lean", "adamw", NULL, LLAMA, KEEP_INPUTS, true, BASE_E4M3 },
-    { "bf16", "adamw", NULL, LLAMA, KEEP_ALL, true, BASE_NF4 },
-    { "coat", "adamw", NULL, LLAMA_GQA, KEEP_BLOCK, true, BASE_NF4 },
-    { "coat-lean", "adamw", NULL, OLMO3, KEEP_INPUTS, true, BASE_NF4 },
-    { "fp8", "adamw8bit", NULL, QWEN2, KEEP_BLOCK },
-    { "coat", "adamw", NULL, QWEN2, KEEP_INPUTS, true, BASE_NF4 },
+    { { "f32", LLAMA }, KEEP_ALL },
+    { { "bf16", OLMO2, .optimizer = "adamw8bit" }, KEEP_ALL },
+    { { "fp8", QWEN3 }, KEEP_BLOCK },
+    { { "coat", LLAMA_GQA }, KEEP_INPUTS },
+    { { "coat-lean", OLMO }, KEEP_BLOCK },
+    { { "coat", OLMO3, .optimizer = "adamw8bit" }, KEEP_INPUTS },
+    { { "fp8-lm", LLAMA }, KEEP_ALL },
+    { { "coat", LLAMA, .trainable = { "model.layers.[2-4].mlp*" } }, KEEP_INPUTS },
+    { { "bf16", OLMO2, .trainable = { "*.self_attn.*" } }, KEEP_ALL },
+    { { "bf16", LLAMA_GQA, ALL_MODULES }, KEEP_ALL },
+    { { "coat", OLMO2, ALL_MODULES }, KEEP_INPUTS },
+    { { "bf16", QWEN3, ALL_MODULES, BASE_E4M3 }, KEEP_BLOCK },
+    { { "coat-lean", LLAMA, ALL_MODULES, BASE_E4M3 }, KEEP_INPUTS },
+    { { "bf16", LLAMA, ALL_MODULES, BASE_NF4 }, KEEP_ALL },
+    { { "coat", LLAMA_GQA, ALL_MODULES, BASE_NF4 }, KEEP_BLOCK },
+    { { "coat-lean", OLMO3, ALL_MODULES, BASE_NF4 }, KEEP_INPUTS },
+    { { "fp8", QWEN2, .optimizer = "adamw8bit" }, KEEP_BLOCK },
+    { { "coat", QWEN2, ALL_MODULES, BASE_NF4 }, KEEP_INPUTS },
 };
 
 /* Nothing, all, or what a device of this many bytes makes necessary. */
-static void configure_states(Run *r, int i, Strategy s, HostUse use, double memory)
+static void open_states(Run *r, int i, Strategy s, HostUse use, double memory)
 {
-    ModelConfig m = architecture(states[i].a);
-    configure(r, states[i].adapters ? with_adapters(m, 4, ALL_MODULES, states[i].base) : m,
-              states[i].recipe);
-    r->config.strategy = s;
-    r->config.recipe.keep = states[i].keep;
-    r->config.optimizer.name = (char *)states[i].optimizer;
-    r->config.trainable = &states[i].trainable;
-    r->config.num_trainable = states[i].trainable != NULL;
+    open_case(r, &states[i].k, states[i].keep, s);
     r->config.host.frozen = r->config.host.moments = r->config.host.master = use;
     r->config.device_memory = memory / (1 << 30);
-    divide(s.shard_ranks);
-}
-
-static Result train_states(int i, Strategy s, HostUse use, double memory, Run *r)
-{
-    configure_states(r, i, s, use, memory);
-    place_run(r);
-    return train(r);
 }
 
 /* The bytes of a device that the plan just fits. */
@@ -235,8 +174,9 @@ static int units_on_host(const ParamStore *store, Hosted h)
 static void check_moved(int i, const Run *r)
 {
     const ParamStore *store = &r->store;
-    const bool frozen = states[i].adapters || states[i].trainable;
-    const bool smaller = strcmp(states[i].recipe, "f32") && !states[i].adapters;
+    const Case *k = &states[i].k;
+    const bool frozen = k->modules || k->trainable[0],
+               smaller = strcmp(k->recipe, "f32") && !k->modules;
     int operands = 0;
     for (int u = 1; u <= LAYERS; u++)
         for (int p = 0; p < store->shape[u].num_params; p++)
@@ -256,32 +196,33 @@ static void test_states(void **state)
     (void)state;
     for (int i = 0; i < (int)(sizeof states / sizeof *states); i++) {
         const int ranks = comm_size();
-        const Strategy strategies[] = { { ranks, GATHER_OFTEN, SUM_OFTEN },
-                                        { ranks, GATHER_ONCE, SUM_ONCE },
-                                        { 1, GATHER_OFTEN, SUM_OFTEN },
-                                        { ranks > 2 ? 2 : 1, GATHER_OFTEN, SUM_ONCE } };
-        const Strategy s = strategies[i % (ranks > 1 ? 4 : 2)];
+        const Strategy choices[] = { { ranks, GATHER_OFTEN, SUM_OFTEN },
+                                     { ranks, GATHER_ONCE, SUM_ONCE },
+                                     { 1, GATHER_OFTEN, SUM_OFTEN },
+                                     { ranks > 2 ? 2 : 1, GATHER_OFTEN, SUM_ONCE } };
+        const Strategy s = choices[i % (ranks > 1 ? 4 : 2)];
         Run r;
-        Result there = train_states(i, s, HOST_NEVER, 0, &r);
+        open_states(&r, i, s, HOST_NEVER, 0);
+        place_run(&r);
         const double none = fit_bytes(&r);
         assert_int_equal(store_host_bytes(&r.store, NUM_HOSTED), 0);
-        close_run(&r);
+        const Result there = train(&r);
 
-        Result moved = train_states(i, s, HOST_ALL, 0, &r);
+        open_states(&r, i, s, HOST_ALL, 0);
+        place_run(&r);
         const double all = fit_bytes(&r);
         check_moved(i, &r);
-        close_run(&r);
+        Result moved = train(&r);
         check_same("all states", i, &there, &moved);
-        free(moved.weights);
 
         if (i % 3 == 0) {
-            moved = train_states(i, s, HOST_AUTO, (none + 3 * all) / 4, &r);
+            open_states(&r, i, s, HOST_AUTO, (none + 3 * all) / 4);
+            place_run(&r);
             assert_true(all >= none || store_host_bytes(&r.store, NUM_HOSTED) > 0);
-            close_run(&r);
+            moved = train(&r);
             check_same("some states", i, &there, &moved);
-            free(moved.weights);
         }
-        free(there.weights);
+        release();
     }
 }
 
@@ -290,18 +231,17 @@ static void test_states(void **state)
 static void test_small_parts(void **state)
 {
     (void)state;
-    char *trained[] = { "*.self_attn.o_proj.weight", "*norm.weight" };
+    static const Case k = { "bf16", LLAMA,
+                            .trainable = { "*.self_attn.o_proj.weight", "*norm.weight" },
+                            .optimizer = "adamw8bit" };
     Run r;
-    configure(&r, architecture(LLAMA), "bf16");
+    open_case(&r, &k, recipe_find(k.recipe)->keep, mesh(1, 1, 1));
     r.config.model.d_model = r.config.model.head_dim = 16;
     r.config.model.n_heads = r.config.model.n_kv_heads = 1;
-    r.config.trainable = trained;
-    r.config.num_trainable = 2;
-    r.config.optimizer.name = "adamw8bit";
     r.config.host.moments = r.config.host.master = HOST_ALL;
     place_run(&r);
-    free(train(&r).weights);
-    close_run(&r);
+    train(&r);
+    release();
 }
 
 /* A state that just fits stays, also where the first unit on the host would cost more than it
@@ -312,13 +252,12 @@ static void test_fits(void **state)
     for (int i = 0; i < (int)(sizeof states / sizeof *states); i++)
         for (int k = 0; k < 2; k++) {
             Run r;
-            const Strategy s = { comm_size(), GATHER_OFTEN, SUM_OFTEN };
-            configure_states(&r, i, s, HOST_NEVER, 0);
+            open_states(&r, i, mesh(1, 1, 1), HOST_NEVER, 0);
             r.config.recipe.recompute = k ? 2 : 0;
             memory_plan(&r.model, &r.store, &r.config);
             const double bytes = fit_bytes(&r);
             close_run(&r);
-            configure_states(&r, i, s, HOST_AUTO, bytes);
+            open_states(&r, i, mesh(1, 1, 1), HOST_AUTO, bytes);
             r.config.host.activations = HOST_AUTO;
             r.config.recipe.recompute = k ? 2 : 0;
             memory_plan(&r.model, &r.store, &r.config);
@@ -327,7 +266,7 @@ static void test_fits(void **state)
             r.config.device_memory = 1e-3;
             close_run(&r);
             memory_plan(&r.model, &r.store, &r.config);
-            assert_true(states[i].adapters || fit_bytes(&r) < bytes);
+            assert_true(states[i].k.modules || fit_bytes(&r) < bytes);
             close_run(&r);
         }
 }
@@ -374,8 +313,7 @@ static void test_auto(void **state)
     static const Watch watch = { count_copy, ignore_end, NULL };
     for (int slots = LAYERS; slots >= MIN_SLOTS - 1; slots--) {
         Run r;
-        configure_kind(&r, 1, LLAMA, "coat", HOST_NEVER);
-        r.config.host.activations = HOST_AUTO;
+        open_kind(&r, 1, LLAMA, "coat", HOST_AUTO);
         Model m;
         ParamStore store;
         const ShardChoice p = { comm_size(), comm_rank(),
@@ -392,13 +330,12 @@ static void test_auto(void **state)
         place_run(&r);
         const int expected = slots > MIN_SLOTS ? slots : MIN_SLOTS, leave = LAYERS - expected;
         assert_int_equal(r.model.offload.slots, expected);
+        memset(&moved, 0, sizeof moved);
         moved.host = r.model.offload.host;
         moved.size = offload_host_bytes(&r.model);
-        moved.count[0] = moved.count[1] = moved.backward = 0;
-        moved.bytes[0] = moved.bytes[1] = 0;
         moved.slots = expected;
         const Watch *before = operations_watch(&watch);
-        forward_backward(&r.model, &r.store, &r.config, 0, MICRO_BATCHES);
+        forward_backward(&r, 0, MICRO_BATCHES);
         operations_watch(before);
         assert_false(moved.late);
         for (int back = 0; back < 2; back++) {

@@ -1,6 +1,6 @@
 /* Runs with adapters as a user starts them: they resume bit for bit, on any number of ranks; their
- * base does not change; their folder is enough to evaluate, generate and export.
- * test_lora_checkpoint_ranks has more recipes and strategies. */
+ * base does not change; their folder is enough to evaluate, generate and export. test_resume_ranks
+ * has more recipes and strategies. */
 #include "tests/launch.h"
 
 static const char evaluators[] =

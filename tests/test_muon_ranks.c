@@ -2,28 +2,18 @@
  * the same bits on any number of ranks; the error of a momentum in each format; memory. */
 #include "model/store/param_store_sizes.h"
 #include "tests/kit.h"
-
 #include "kernels/collectives.h"
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/operations.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/update/muon.h"
-#include "model/predict/memory.h"
 #include "model/run/quant_stats.h"
-#include "model/update/update.h"
-#include "tests/models.h"
-#include "tests/ranks.h"
+#include "tests/ranks_case.h"
 
 enum { STEPS = 8 };
 
 static const char *const names[] = { "q", "k", "v", "o", "gate", "up", "down" };
-
-typedef struct {
-    Config config;
-    Model model;
-    ParamStore store;
-} Run;
 
 /* A number in [-1/2, 1/2), a multiple of 2^-24, as in golden_muon.py. */
 static float hashed(uint32_t seed, uint32_t i)
@@ -38,39 +28,19 @@ static float hashed(uint32_t seed, uint32_t i)
 static DType master_type = F32; /* of the next run */
 
 /* tokens: of a sequence; 0: those of the architecture. */
-static void open_run(Run *r, const char *recipe, Format moment, int shard_ranks, int layers,
-                     int tokens)
+static void open_run(Run *r, Format moment, int shard_ranks, int layers, int tokens)
 {
-    ModelConfig m = architecture(LLAMA);
-    m.d_model = 32;
+    ModelConfig m = with_sizes(architecture(LLAMA), 32, 16, 48, layers);
     m.n_heads = 2;
     m.n_kv_heads = 1;
-    m.head_dim = 16;
-    m.mlp_width = 48;
-    m.n_layers = layers;
     m.max_sequence_length = tokens ? tokens : m.max_sequence_length;
-    *r = (Run){ 0 };
-    model_config(&r->config, &m, recipe, 1);
-    r->config.optimizer.name = "muon";
+    configure(r, &(Case){ "f32", LLAMA, .optimizer = "muon" }, m,
+              (Strategy){ .shard_ranks = shard_ranks });
     r->config.recipe.moment1 = moment;
     r->config.recipe.master.dtype = master_type;
     r->config.global_train_batch_size = comm_size();
-    r->config.strategy = (Strategy){ .shard_ranks = shard_ranks };
-    if (comm_group_size(RANKS_SHARD) != shard_ranks) {
-        comm_device_finish();
-        comm_set_mesh(mesh_of_shards(comm_size(), shard_ranks));
-        comm_init();
-    }
-    memory_plan(&r->model, &r->store, &r->config);
-    model_alloc(&r->model, &r->store, &r->config);
-    store_init(&r->store, &r->config.model, 5);
+    place_run(r);
     store_zero_states(&r->store);
-}
-
-static void close_run(Run *r)
-{
-    model_free(&r->model, &r->store);
-    release();
 }
 
 /* Which matrix, and which element of it, element `at` of a parameter is. */
@@ -86,26 +56,53 @@ static int matrix_of(const Param *p, size_t at, size_t *element)
     return first[p->linear] + part;
 }
 
-/* This rank's part of a block's matrices of a flat tensor in F32, the master weights or gradients,
- * becomes hashed. */
-static void fill_matrices(const Run *r, int layer, Tensor all, uint32_t seed)
+/* This rank's part of a block's matrices, element by element: the index of its matrix and of the
+ * element in it, and where it is in the region. */
+typedef struct {
+    int matrix;
+    size_t element, at;
+} Place;
+
+static size_t places_of(Place **all, const Run *r, int layer)
 {
     const int u = unit_of_layer(&r->config.model, layer);
-    const Shard *s = &r->store.shard[u];
-    for (const Param *p = r->store.shape[u].param;
-         p < r->store.shape[u].param + r->store.shape[u].num_params; p++) {
-        size_t first, n = p->is_operand ? shard_part(s, p, &first) : 0, element;
-        for (size_t i = 0; i < n; i++) {
-            const int matrix = matrix_of(p, first + i, &element);
-            const float x =
-                hashed(1000 * (uint32_t)matrix + 20 * (uint32_t)layer + seed, (uint32_t)element);
-            device_put((float *)slice_view(&s->slice[TRAINED], all, p->offset + first, n).data + i,
-                       &x, sizeof x);
+    const UnitLayout *shape = &r->store.shape[u];
+    size_t count = 0;
+    *all = keep(sizeof **all * shape->numel[TRAINED]);
+    for (const Param *p = shape->param; p < shape->param + shape->num_params; p++) {
+        size_t first, n = p->is_operand ? shard_part(&r->store.shard[u], p, &first) : 0;
+        for (size_t i = 0; i < n; i++, count++) {
+            Place *at = &(*all)[count];
+            at->matrix = matrix_of(p, first + i, &at->element);
+            at->at = p->offset + first + i;
         }
     }
+    return count;
 }
 
-static void train(Run *r, double lr)
+static float element_of(const Place *p, int layer, int seed)
+{
+    return hashed((uint32_t)(1000 * p->matrix + 20 * layer + seed), (uint32_t)p->element);
+}
+
+/* Those of a flat tensor in F32, the master weights or gradients, become hashed. */
+static void fill_matrices(const Run *r, int layer, Tensor flat, int seed)
+{
+    const int mark = num_kept;
+    Place *all;
+    const size_t count = places_of(&all, r, layer);
+    for (size_t i = 0; i < count; i++) {
+        const float x = element_of(&all[i], layer, seed);
+        device_put(
+            slice_view(&r->store.shard[unit_of_layer(&r->config.model, layer)].slice[TRAINED], flat,
+                       all[i].at, 1)
+                .data,
+            &x, sizeof x);
+    }
+    release_from(mark);
+}
+
+static void train(Run *r)
 {
     const ModelConfig *m = &r->config.model;
     for (int l = 0; l < m->n_layers && r->config.recipe.master.dtype == F32; l++)
@@ -115,8 +112,8 @@ static void train(Run *r, double lr)
             device_zero(r->store.shard[v].grad.data, tensor_bytes(r->store.shard[v].grad));
     for (int step = 0; step < STEPS; step++) {
         for (int l = 0; l < m->n_layers; l++)
-            fill_matrices(r, l, r->store.shard[unit_of_layer(m, l)].grad, 1 + (uint32_t)step);
-        optimizer_step(&r->store, &r->config, step, lr, 1);
+            fill_matrices(r, l, r->store.shard[unit_of_layer(m, l)].grad, 1 + step);
+        optimizer_step(&r->store, &r->config, step, 0.02, 1);
     }
     device_sync();
 }
@@ -134,21 +131,17 @@ static double distance(const Run *r, const char *which, int matrix)
     float *torch = keep(t->end - t->begin);
     safetensors_read(f, torch, t, 0, t->end - t->begin);
     safetensors_close(f);
-    const int u = unit_of_layer(&r->config.model, 0);
-    const Shard *s = &r->store.shard[u];
+    const Slice *own = &r->store.shard[unit_of_layer(&r->config.model, 0)].slice[TRAINED];
     double sum[2] = { 0 };
-    for (const Param *p = r->store.shape[u].param;
-         p < r->store.shape[u].param + r->store.shape[u].num_params; p++) {
-        size_t first, n = p->is_operand ? shard_part(s, p, &first) : 0, element;
-        for (size_t i = 0; i < n; i++) {
-            float w;
-            if (matrix_of(p, first + i, &element) != matrix)
-                continue;
-            device_get(&w, (const float *)shard_weights(s, p, first, n).data + i, sizeof w);
-            sum[0] += pow((double)w - torch[element], 2);
-            sum[1] +=
-                pow((double)torch[element] - hashed(1000 * (uint32_t)matrix, (uint32_t)element), 2);
-        }
+    Place *all;
+    const size_t count = places_of(&all, r, 0);
+    for (size_t i = 0; i < count; i++) {
+        float w;
+        if (all[i].matrix != matrix)
+            continue;
+        device_get(&w, slice_view(own, own->stored, all[i].at, 1).data, sizeof w);
+        sum[0] += pow((double)w - torch[all[i].element], 2);
+        sum[1] += pow((double)torch[all[i].element] - element_of(&all[i], 0, 0), 2);
     }
     comm_sum_over(sum, 2, RANKS_SHARD);
     return sqrt(sum[0] / sum[1]);
@@ -164,7 +157,7 @@ static void test_torch(void **state)
     static const char *const cases[] = { "default", "original", "heads" };
     for (int i = 0; i < 3; i++) {
         Run r;
-        open_run(&r, "f32", (Format){ F32, 0, false }, comm_size(), 1, 0);
+        open_run(&r, (Format){ F32, 0, false }, comm_size(), 1, 0);
         r.config.optimizer.per_head = i == 2;
         if (i == 1) {
             r.config.optimizer.adjust_lr = ADJUST_ORIGINAL;
@@ -172,7 +165,7 @@ static void test_torch(void **state)
             r.config.optimizer.nesterov = false;
             r.config.optimizer.weight_decay = 0;
         }
-        train(&r, 0.02);
+        train(&r);
         for (int m = 0; m < 7; m++) {
             const double d = distance(&r, cases[i], m);
             if (getenv("VERBOSE"))
@@ -181,6 +174,7 @@ static void test_torch(void **state)
                 fail_msg("%s: %s differs from torch's by %g of its way", cases[i], names[m], d);
         }
         close_run(&r);
+        release();
     }
 }
 
@@ -200,7 +194,7 @@ static double factor(int i)
 static void check_iterations(int steps)
 {
     Run r;
-    open_run(&r, "f32", (Format){ F32, 0, false }, comm_size(), 1, 0);
+    open_run(&r, (Format){ F32, 0, false }, comm_size(), 1, 0);
     r.config.optimizer.ns_steps = steps;
     const int u = unit_of_layer(&r.config.model, 0);
     const Shard *s = &r.store.shard[u];
@@ -239,6 +233,7 @@ static void check_iterations(int steps)
     if (!(sqrt(sum[0] / sum[1]) < 0x1p-4))
         fail_msg("%d iterations: X differs by %g", steps, sqrt(sum[0] / sum[1]));
     close_run(&r);
+    release();
 }
 
 static void test_iterations(void **state)
@@ -313,8 +308,8 @@ static void compare_ranks(DType master, Format moment, int tokens)
     Run alone, sharded;
     char *kept[LAYERS][2];
     master_type = master;
-    open_run(&alone, "f32", moment, 1, LAYERS, tokens);
-    train(&alone, 0.02);
+    open_run(&alone, moment, 1, LAYERS, tokens);
+    train(&alone);
     for (int l = 0; l < LAYERS; l++) {
         const Shard *s = &alone.store.shard[unit_of_layer(&alone.config.model, l)];
         const Tensor whole[2] = { s->slice[TRAINED].stored, s->state[0] };
@@ -324,18 +319,19 @@ static void compare_ranks(DType master, Format moment, int tokens)
             device_get(kept[l][i], whole[i].data, bytes);
         }
     }
-    open_run(&sharded, "f32", moment, comm_size(), LAYERS, tokens);
+    open_run(&sharded, moment, comm_size(), LAYERS, tokens);
     assert_int_equal(has_three(&sharded), tokens > 0);
     work = (Work){ 0 };
     const Watch *before = operations_watch(&(Watch){ count_work, ignore_end, &work, NULL });
-    train(&sharded, 0.02);
+    train(&sharded);
     operations_watch(before);
     check_balance();
     for (int l = 0; l < LAYERS; l++)
         compare_block(&sharded, unit_of_layer(&sharded.config.model, l), kept[l]);
-    model_free(&alone.model, &alone.store);
+    close_run(&alone);
     close_run(&sharded);
     master_type = F32;
+    release();
 }
 
 static void test_ranks(void **state)
@@ -356,29 +352,24 @@ static double momentum_error(Format format)
 {
     Run r;
     double sum[2] = { 0 };
-    open_run(&r, "f32", format, comm_size(), 1, 0);
-    train(&r, 0.02);
-    const int u = unit_of_layer(&r.config.model, 0);
-    const Shard *s = &r.store.shard[u];
+    open_run(&r, format, comm_size(), 1, 0);
+    train(&r);
+    const Shard *s = &r.store.shard[unit_of_layer(&r.config.model, 0)];
     const Slice own = shard_state(s, 0);
     Elements m = elements_fetch(s->state[0], 0, own.count);
-    for (const Param *p = r.store.shape[u].param;
-         p < r.store.shape[u].param + r.store.shape[u].num_params; p++) {
-        size_t first, n = p->is_operand ? shard_part(s, p, &first) : 0, element;
-        for (size_t i = 0; i < n; i++) {
-            const int matrix = matrix_of(p, first + i, &element);
-            double exact = 0;
-            for (int step = 0; step < STEPS; step++)
-                exact += (exact -
-                          hashed(1000 * (uint32_t)matrix + 1 + (uint32_t)step, (uint32_t)element)) *
-                         (0.95 - 1);
-            sum[0] += pow(m.x[p->offset + first + i - own.first] - exact, 2);
-            sum[1] += exact * exact;
-        }
+    Place *all;
+    const size_t count = places_of(&all, &r, 0);
+    for (size_t i = 0; i < count; i++) {
+        double exact = 0;
+        for (int step = 0; step < STEPS; step++)
+            exact += (exact - element_of(&all[i], 0, 1 + step)) * (0.95 - 1);
+        sum[0] += pow(m.x[all[i].at - own.first] - exact, 2);
+        sum[1] += exact * exact;
     }
     elements_free(&m);
     comm_sum_over(sum, 2, RANKS_SHARD);
     close_run(&r);
+    release();
     return sqrt(sum[0] / sum[1]);
 }
 
@@ -405,7 +396,7 @@ static void test_memory(void **state)
     (void)state;
     Run r;
     size_t bytes = 0;
-    open_run(&r, "f32", (Format){ F32, 0, false }, comm_size(), 1, 0);
+    open_run(&r, (Format){ F32, 0, false }, comm_size(), 1, 0);
     for (int u = 0; u < r.store.num_units; u++) {
         size_t matrices = 0;
         for (int i = 0; i < r.store.shape[u].num_params; i++)

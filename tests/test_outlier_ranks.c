@@ -1,33 +1,25 @@
 /* A model with an outlier of SwiGLU in every block: gradients of FP8 recipes against those of F32,
  * with one scale for down's input and with factors of its columns; the same losses of tokens on 1,
  * 2 and 4 ranks, the same gradient norms with every strategy. */
-#include <math.h>
-
-#include "tests/kit.h"
+#include "tests/ranks_state.h"
 
 #include "tests/outlier.h"
-#include "tests/ranks_run.h"
 
 enum { BATCH = 4, LAYERS = 4, MICRO_BATCHES = 2, TOKENS = 4096 };
 
-static HostUse on_host = HOST_NEVER; /* saved activations */
-
-static void open_run(Run *r, const char *recipe, DownScales down, float size, Strategy strategy)
+/* With outliers of this size, 0: without. */
+static void open_run(Run *r, const char *recipe, DownScales down, float size, Strategy strategy,
+                     HostUse activations)
 {
-    static ModelConfig m;
-    m = with_sizes(architecture(LLAMA), 128, 32, 96, LAYERS);
+    ModelConfig m = with_sizes(architecture(LLAMA), 128, 32, 96, LAYERS);
     m.max_sequence_length = 64;
-    *r = (Run){ 0 };
-    model_config(&r->config, &m, recipe, 1);
+    configure(r, &(Case){ recipe, LLAMA }, m, strategy);
     r->config.recipe.down_scales = down;
     r->config.recipe.grads = (Format){ F32, 0, false };
     r->config.global_train_batch_size = BATCH;
-    r->config.strategy = strategy;
-    r->config.host.activations = on_host;
-    divide(strategy.shard_ranks);
-    memory_plan(&r->model, &r->store, &r->config);
-    model_alloc(&r->model, &r->store, &r->config);
-    store_init(&r->store, &r->config.model, 5);
+    r->config.optimizer.lr = 1e-3;
+    r->config.host.activations = activations;
+    place_run(r);
     if (size > 0)
         grow_outlier(&r->store, size);
 }
@@ -49,17 +41,12 @@ static float outlier_factor(const Run *r, int layer)
 static double *gradient(Run *r, const char *name, size_t *n)
 {
     const int unit = unit_of_layer(&r->config.model, LAYERS - 1);
-    forward_backward(&r->model, &r->store, &r->config, 0, MICRO_BATCHES);
+    forward_backward(r, 0, MICRO_BATCHES);
     for (int k = 0; k < r->store.shape[unit].num_params; k++) {
         const Param *p = &r->store.shape[unit].param[k];
-        if (strcmp(p->name, name) != 0)
-            continue;
-        float *x = keep((*n = param_numel(p)) * sizeof *x);
-        double *y = keep(*n * sizeof *y);
-        device_get(x, (float *)r->store.shard[unit].grad.data + p->offset, *n * sizeof *x);
-        for (size_t i = 0; i < *n; i++)
-            y[i] = x[i];
-        return y;
+        *n = param_numel(p);
+        if (strcmp(p->name, name) == 0)
+            return whole_values(&r->store, unit, p, GRADIENTS);
     }
     fail_msg("no %s", name);
     return NULL;
@@ -68,9 +55,8 @@ static double *gradient(Run *r, const char *name, size_t *n)
 /* Relative error of down's gradient in all columns but the outlier's. */
 static double error_of(const char *recipe, DownScales down, float size, const double *exact)
 {
-    const Strategy alone = { 1, GATHER_OFTEN, SUM_OFTEN };
     Run r;
-    open_run(&r, recipe, down, size, alone);
+    open_run(&r, recipe, down, size, ALONE, HOST_NEVER);
     size_t n;
     const double *found = gradient(&r, "down", &n);
     double error2 = 0, norm2 = 0;
@@ -92,7 +78,6 @@ static void test_gradients(void **state)
 {
     (void)state;
     static const char *const recipes[] = { "fp8", "coat", "coat-lean" };
-    const Strategy alone = { 1, GATHER_OFTEN, SUM_OFTEN };
     if (comm_size() > 1)
         return;
     for (int i = 0; i < 3; i++) {
@@ -101,7 +86,7 @@ static void test_gradients(void **state)
             const float size = grown ? 90 : 0;
             Run r;
             size_t n;
-            open_run(&r, "f32", DOWN_TENSOR, size, alone);
+            open_run(&r, "f32", DOWN_TENSOR, size, ALONE, HOST_NEVER);
             const double *exact = gradient(&r, "down", &n);
             close_run(&r);
             for (int down = 0; down < 2; down++)
@@ -119,18 +104,20 @@ static void test_gradients(void **state)
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
-/* Losses of the tokens of all sequences: each rank its own, or all. */
-static void token_losses(float *losses, DownScales down, Strategy strategy, int first, int count)
+/* Losses of the tokens of this rank's sequences. */
+static void token_losses(float *losses, DownScales down, Strategy strategy)
 {
-    static int tokens[TOKENS];
+    static int tokens[TOKENS], targets[TOKENS];
+    const int share = BATCH / comm_size();
     Run r;
-    open_run(&r, "fp8", down, 40, strategy);
-    const int T = r.config.model.max_sequence_length, vocab = r.config.model.vocab_size;
-    for (int s = first; s < first + count; s++) {
-        for (int t = 0; t <= T; t++)
-            tokens[t] = test_token(11, (uint64_t)(s * T + t), vocab);
-        model_micro_batch(&r.model, &r.store, tokens, tokens + 1, NULL, 1, 0, PASS_FORWARD);
-        model_token_losses(&r.model, losses + (s - first) * T);
+    open_run(&r, "fp8", down, 40, strategy, HOST_NEVER);
+    const int T = r.config.model.max_sequence_length;
+    assert_true(BATCH * T < TOKENS);
+    for (int s = 0; s < share; s++) {
+        fill_tokens(tokens, targets, (size_t)((comm_rank() * share + s) * T), T,
+                    r.config.model.vocab_size);
+        model_micro_batch(&r.model, &r.store, tokens, targets, NULL, 1, 0, PASS_FORWARD);
+        model_token_losses(&r.model, losses + s * T);
     }
     if (down == DOWN_CHANNEL)
         assert_true(outlier_factor(&r, 0) < 1);
@@ -141,16 +128,11 @@ static void test_ranks(void **state)
 {
     (void)state;
     static float alone[TOKENS], sharded[TOKENS], other[TOKENS];
-    const int share = BATCH / comm_size(), first = comm_rank() * share,
-              T = architecture(LLAMA).max_sequence_length;
-    const size_t bytes = sizeof(float) * (size_t)(share * T);
-    assert_true(BATCH * T < TOKENS);
-    token_losses(alone, DOWN_CHANNEL, (Strategy){ 1, GATHER_OFTEN, SUM_OFTEN }, first, share);
-    token_losses(sharded, DOWN_CHANNEL, (Strategy){ comm_size(), GATHER_OFTEN, SUM_OFTEN }, first,
-                 share);
-    token_losses(other, DOWN_TENSOR, (Strategy){ 1, GATHER_OFTEN, SUM_OFTEN }, first, share);
-    check_same_bytes("losses", sharded, alone, bytes);
-    assert_true(memcmp(other, alone, bytes) != 0);
+    token_losses(alone, DOWN_CHANNEL, ALONE);
+    token_losses(sharded, DOWN_CHANNEL, mesh(1, 1, 1));
+    token_losses(other, DOWN_TENSOR, ALONE);
+    check_same_bytes("losses", sharded, alone, sizeof alone);
+    assert_true(memcmp(other, alone, sizeof alone) != 0);
 }
 
 /* The norm of a step's gradients and, after the update, of the next step's: with weights that are
@@ -159,26 +141,22 @@ static void test_ranks(void **state)
 static void norms(double *norm, Strategy strategy, HostUse activations)
 {
     Run r;
-    on_host = activations;
-    open_run(&r, "coat", DOWN_CHANNEL, 40, strategy);
-    on_host = HOST_NEVER;
+    open_run(&r, "coat", DOWN_CHANNEL, 40, strategy, activations);
     assert_true((r.model.offload.slots < LAYERS) == (activations == HOST_ALL));
-    for (int s = 0; s < 2; s++) {
-        forward_backward(&r.model, &r.store, &r.config, s, BATCH / comm_size());
-        norm[s] = optimizer_grad_norm(&r.store);
-        optimizer_step(&r.store, &r.config, s + 1, 1e-3, fmin(1, 1 / norm[s]));
-    }
+    for (int s = 0; s < 2; s++)
+        norm[s] = train_step(&r, s);
     close_run(&r);
 }
 
 static void test_strategies(void **state)
 {
     (void)state;
+    const Strategy keeps = { comm_size(), GATHER_ONCE, SUM_OFTEN };
     double alone[2], sharded[2], once[2], away[2];
-    norms(alone, (Strategy){ 1, GATHER_OFTEN, SUM_OFTEN }, HOST_NEVER);
-    norms(sharded, (Strategy){ comm_size(), GATHER_OFTEN, SUM_OFTEN }, HOST_NEVER);
-    norms(once, (Strategy){ comm_size(), GATHER_ONCE, SUM_OFTEN }, HOST_NEVER);
-    norms(away, (Strategy){ comm_size(), GATHER_ONCE, SUM_OFTEN }, HOST_ALL);
+    norms(alone, ALONE, HOST_NEVER);
+    norms(sharded, mesh(1, 1, 1), HOST_NEVER);
+    norms(once, keeps, HOST_NEVER);
+    norms(away, keeps, HOST_ALL);
     for (int s = 0; s < 2; s++)
         assert_true(sharded[s] == once[s] && away[s] == once[s] &&
                     fabs(alone[s] / sharded[s] - 1) < 0x1p-18);

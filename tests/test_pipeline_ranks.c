@@ -3,63 +3,37 @@
  * that grows. On 2, 4 and 8 ranks. */
 #include <math.h>
 #include <string.h>
-
 #include "model/plan_model.h"
 #include "model/store/param_store_sizes.h"
 #include "tests/kit.h"
-
 #include "kernels/runtime/operations.h"
-#include "model/decode.h"
 #include "model/store/offload.h"
-#include "model/predict/memory.h"
-#include "model/update/update.h"
-#include "tests/models.h"
-#include "tests/ranks.h"
-#include "tests/ranks_training.h"
+#include "tests/ranks_state.h"
 
 /* FP8 GEMMs of a GPU take whole sixteens of tokens, of each of two context ranks. */
-enum {
-    LAYERS = 8,
-    MICRO_BATCHES = 8,
-    T = 32,
-    MICRO = 1,
-    TOKENS = MICRO * T,
-    STEPS = 2,
-    MAX_UNITS = LAYERS + 2
-};
+enum { LAYERS = 8, MICRO_BATCHES = 8, T = 32, STEPS = 2 };
 
-typedef struct {
-    const char *recipe;
-    SmallModel model;
-    bool documents;
-    unsigned modules; /* with adapters on these */
-    BaseFormat base;
-    int keep; /* instead of the recipe's, unless 0 */
-    int recompute;
-    const char *trainable; /* NULL: all */
-    bool tied;
-    int steps; /* 0: STEPS */
-} Case;
-
-typedef struct {
-    int stages, chunks;
-    PipelineSchedule schedule;
-} Stages;
-
-/* Shards of weights, as this rank has them at its place of its stage. */
+/* Of the last step. */
 typedef struct {
     double loss, zloss, evaluation, norm[STEPS];
-    size_t first[MAX_UNITS], count[MAX_UNITS];
-    double *grad[MAX_UNITS], *weights[MAX_UNITS];
+    Whole grads, weights;
 } Result;
 
-static ModelConfig model_of(const Case *k)
+/* whole: the micro-batches of the same mesh without stages. */
+static void open_run(Run *r, const Case *k, Strategy s, bool whole)
 {
     ModelConfig m = architecture(k->model);
     m.n_layers = LAYERS;
     m.max_sequence_length = T;
-    m.weight_tying = k->tied;
-    return k->modules ? with_adapters(m, 4, k->modules, k->base) : m;
+    m.weight_tying = false;
+    s.gathering = GATHER_ONCE;
+    s.grad_sum = SUM_ONCE;
+    configure(r, k, m, s);
+    if (whole)
+        r->config.strategy.pipeline_stages = 1;
+    if (k->tied)
+        r->config.recipe.grads = (Format){ F32, 0, false };
+    r->config.global_train_batch_size *= MICRO_BATCHES;
 }
 
 /* ---- a step ---------------------------------------------------------------------------------- */
@@ -86,17 +60,19 @@ static double norm_of_group(const ParamStore *store)
 }
 
 /* Micro-batches of very different size: FP8 ranges grow within a step. */
-static void run_step(Model *m, ParamStore *store, const Config *c, int step, Result *s)
+static void run_step(Run *r, int step, Result *s)
 {
-    static int tokens[MICRO_BATCHES * TOKENS], targets[MICRO_BATCHES * TOKENS];
-    static uint8_t begins[MICRO_BATCHES * TOKENS];
+    static int tokens[MICRO_BATCHES * T], targets[MICRO_BATCHES * T];
+    static uint8_t begins[MICRO_BATCHES * T];
+    Model *m = &r->model;
+    ParamStore *store = &r->store;
     const int own = comm_group_rank(RANKS_DATA), groups = comm_group_size(RANKS_DATA),
-              V = c->model.vocab_size;
-    const float scale = 1 / ((float)(MICRO_BATCHES * TOKENS) * (float)groups);
-    for (int i = 0; i < MICRO_BATCHES * TOKENS; i++) {
-        const uint64_t at = (uint64_t)((step * groups + own) * MICRO_BATCHES * TOKENS + i);
-        tokens[i] = test_token(11, at, i / TOKENS % 3 == 0 ? 3 : V);
-        targets[i] = at % 7 == 3 ? -1 : test_token(11, at + 1, V);
+              vocab = r->config.model.vocab_size;
+    const float scale = 1 / ((float)(MICRO_BATCHES * T) * (float)groups);
+    for (int i = 0; i < MICRO_BATCHES * T; i++) {
+        const uint64_t at = (uint64_t)((step * groups + own) * MICRO_BATCHES * T + i);
+        tokens[i] = test_token(11, at, i / T % 3 == 0 ? 3 : vocab);
+        targets[i] = at % 7 == 3 ? -1 : test_token(11, at + 1, vocab);
         begins[i] = i % T == 0 || at % 41 == 20;
     }
     fsdp_empty_grads(store);
@@ -109,16 +85,15 @@ static void run_step(Model *m, ParamStore *store, const Config *c, int step, Res
         assert_in_range(collectives, 0, (NUM_REGIONS + 1) * store->num_units);
     }
     for (int i = 0; i < MICRO_BATCHES && store->pipe.stages == 1; i++)
-        model_micro_batch(m, store, tokens + i * TOKENS, targets + i * TOKENS, begins + i * TOKENS,
-                          scale, 1e-3f, i < MICRO_BATCHES - 1 ? PASS_ACCUMULATE : PASS_COMPLETE);
+        model_micro_batch(m, store, tokens + i * T, targets + i * T, begins + i * T, scale, 1e-3f,
+                          i < MICRO_BATCHES - 1 ? PASS_ACCUMULATE : PASS_COMPLETE);
     s->loss = model_losses(m).loss;
     s->zloss = model_losses(m).zloss;
     s->norm[step] = optimizer_grad_norm(store);
     if (store->pipe.stages == 1)
         s->norm[step] = norm_of_group(store);
-    for (int u = 0; u < store->num_units; u++)
-        s->grad[u] = store->shard[u].slice[TRAINED].count ? values(store->shard[u].grad) : NULL;
-    optimizer_step(store, c, step + 1, 1e-2, fmin(1, 1 / s->norm[step]));
+    s->grads = take_whole(r, GRADIENTS);
+    optimizer_step(store, &r->config, step + 1, 1e-2, fmin(1, 1 / s->norm[step]));
     model_zero_losses(m);
     model_micro_batch(m, store, tokens, targets, begins, 0, 0, PASS_FORWARD);
     s->evaluation = model_losses(m).loss;
@@ -144,6 +119,13 @@ static void check_copies(const ParamStore *store)
     assert_int_equal(all[0], all[store->pipe.stages - 1]);
 }
 
+/* Stages add the gradients of a tied embedding in another order; only the first step is
+ * compared. */
+static bool is_exact(const Case *k)
+{
+    return !k->tied || k->trainable[0];
+}
+
 /* Device memory in GiB with which about half of the activations that can be on the host are
  * there. */
 static double half_fits(Config c)
@@ -161,56 +143,31 @@ static double half_fits(Config c)
     return (bytes + memory_allowance(&c)) / (1 << 30);
 }
 
-static void run(Result *s, const Case *k, Stages p, bool whole, int shard_ranks, int context,
-                HostUse on_host)
+static Result run(const Case *k, Strategy p, bool whole, HostUse on_host)
 {
-    const ModelConfig mc = model_of(k);
-    const int steps = k->steps ? k->steps : STEPS;
-    Config c;
-    Model m = { 0 };
-    ParamStore store = { 0 };
-    char *patterns[1] = { (char *)k->trainable };
-    model_config(&c, &mc, k->recipe, MICRO);
-    divide_in_stages(p.stages, shard_ranks, context);
-    c.global_train_batch_size = MICRO * MICRO_BATCHES * comm_group_size(RANKS_DATA);
-    c.data.generate_doc_lengths = k->documents;
-    c.recipe.keep = k->keep ? (Keep)k->keep : c.recipe.keep;
-    c.recipe.recompute = k->recompute;
-    c.recipe.grads = k->tied ? (Format){ F32, 0, false } : c.recipe.grads;
-    c.host.activations = on_host;
-    c.host.moments = c.host.master = on_host == HOST_ALL ? HOST_ALL : HOST_NEVER;
-    c.trainable = patterns;
-    c.num_trainable = k->trainable ? 1 : 0;
-    c.strategy = (Strategy){ .shard_ranks = shard_ranks,
-                             .context_ranks = context,
-                             .gathering = GATHER_ONCE,
-                             .grad_sum = SUM_ONCE,
-                             .pipeline_stages = whole ? 1 : p.stages,
-                             .pipeline_chunks = p.chunks,
-                             .pipeline_schedule = p.schedule };
-    c.device_memory = on_host == HOST_AUTO ? half_fits(c) : 0;
-    memory_plan(&m, &store, &c);
-    model_alloc(&m, &store, &c);
-    if (!k->trainable) /* frozen blocks never leave */
-        assert_int_equal(offload_host_bytes(&m) > 0,
-                         on_host != HOST_NEVER && m.offload.pieces > offload_least_slots(&m));
-    store_init(&store, &mc, 5);
-    test_fill_adapters(&store, 6);
-    for (int step = 0; step < steps; step++)
-        run_step(&m, &store, &c, step, s);
-    for (int u = 0; u < store.num_units; u++) {
-        s->first[u] = store.shard[u].slice[TRAINED].first;
-        s->count[u] = store.shard[u].slice[TRAINED].count;
-        s->weights[u] = s->count[u] ? values(store.shard[u].slice[TRAINED].stored) : NULL;
-    }
+    Result s = { 0 };
+    Run r;
+    open_run(&r, k, p, whole);
+    r.config.host.activations = on_host;
+    r.config.host.moments = r.config.host.master = on_host == HOST_ALL ? HOST_ALL : HOST_NEVER;
+    r.config.device_memory = on_host == HOST_AUTO ? half_fits(r.config) : 0;
+    place_run(&r);
+    if (!k->trainable[0]) /* frozen blocks never leave */
+        assert_int_equal(offload_host_bytes(&r.model) > 0,
+                         on_host != HOST_NEVER &&
+                             r.model.offload.pieces > offload_least_slots(&r.model));
+    for (int step = 0; step < (is_exact(k) ? STEPS : 1); step++)
+        run_step(&r, step, &s);
+    s.weights = take_whole(&r, WEIGHTS);
     if (k->tied)
-        check_copies(&store);
-    model_free(&m, &store);
+        check_copies(&r.store);
+    close_run(&r);
+    return s;
 }
 
 /* ---- comparisons ----------------------------------------------------------------------------- */
 
-static const char *name_of(const Case *k, Stages p, int shard_ranks, int context)
+static const char *name_of(const Case *k, Strategy p)
 {
     static char text[256];
     snprintf(text, sizeof text,
@@ -218,63 +175,43 @@ static const char *name_of(const Case *k, Stages p, int shard_ranks, int context
              "%d ranks, "
              "%d chunks, %d context ranks",
              k->recipe, architecture_name(k->model), k->documents, k->modules, (int)k->base,
-             k->keep, k->trainable ? k->trainable : "all", (int)p.schedule, p.stages, shard_ranks,
-             p.chunks, context);
+             k->keep, k->trainable[0] ? k->trainable[0] : "all", (int)p.pipeline_schedule,
+             p.pipeline_stages, p.shard_ranks, p.pipeline_chunks, context_ranks(&p));
     return text;
-}
-
-/* Stages add the gradients of a tied embedding in another order. */
-static bool is_exact(const Case *k)
-{
-    return !k->tied || k->trainable;
 }
 
 /* The head's sums of all micro-batches and the tokens of a row, in two orders: as many roundings of
  * partial sums that grow up to sqrt(C), since a token's term is its share of the batch times a
  * normalized row. */
-static void compare_tied(const Result *a, const Result *b, const Case *k, const char *name)
+static void compare_tied(const Result *a, const Result *b, int width, const char *name)
 {
-    const double bound = MICRO_BATCHES * (1 + TOKENS) * U24 * sqrt(model_of(k).d_model);
+    const double bound = MICRO_BATCHES * (1 + T) * U24 * sqrt(width);
     double largest = 0;
-    for (size_t i = 0; i < b->count[0]; i++) {
-        largest = fmax(largest, fabs(a->grad[0][i]));
-        if (!(fabs(a->grad[0][i] - b->grad[0][i]) <= bound))
+    for (size_t i = 0; i < b->grads.numel[0][0]; i++) {
+        const double found = b->grads.x[0][0][i], expected = a->grads.x[0][0][i];
+        largest = fmax(largest, fabs(expected));
+        if (!(fabs(expected - found) <= bound))
             fail_msg(
                 "%s: the embedding, element %zu: gradient %.9g, expected %.9g, at most %.3g apart",
-                name, i, b->grad[0][i], a->grad[0][i], bound);
+                name, i, found, expected, bound);
     }
-    assert_true(b->count[0] == 0 || largest > 10 * bound);
+    assert_true(b->grads.numel[0][0] == 0 || largest > 10 * bound);
     if (!(fabs(b->norm[0] / a->norm[0] - 1) <= 1e-6))
         fail_msg("%s: gradient norm %.9g, expected %.9g", name, b->norm[0], a->norm[0]);
 }
 
-static void compare_units(const Result *a, const Result *b, const Case *k, const char *name)
+/* The ranks of the last stage have the losses. */
+static void compare(const Result *a, Result *b, const Case *k, const char *name, bool has_head)
 {
-    double units = 0;
-    for (int u = 0; u < MAX_UNITS; u++) {
-        if (b->count[u] == 0)
-            continue;
-        units++;
-        assert_int_equal(a->first[u], b->first[u]);
-        assert_int_equal(a->count[u], b->count[u]);
-        for (size_t i = 0; i < b->count[u] && (u > 0 || is_exact(k)); i++)
-            if (a->grad[u][i] != b->grad[u][i] ||
-                (is_exact(k) && a->weights[u][i] != b->weights[u][i]))
-                fail_msg("%s: unit %d, element %zu: gradient %.9g, expected %.9g; weight %.9g, "
-                         "expected %.9g",
-                         name, u, i, b->grad[u][i], a->grad[u][i], b->weights[u][i],
-                         a->weights[u][i]);
+    if (!is_exact(k)) {
+        compare_tied(a, b, architecture(k->model).d_model, name);
+        b->grads.region[0][0] = FROZEN; /* compared here */
     }
-    comm_sum_over(&units, 1, RANKS_PIPELINE);
-    assert_true(units > 0);
-}
-
-static void compare(const Result *a, const Result *b, const Case *k, const char *name,
-                    bool has_head)
-{
-    compare_units(a, b, k, name);
-    if (!is_exact(k))
-        compare_tied(a, b, k, name);
+    double count = (double)check_whole(name, &b->grads, &a->grads, 0);
+    comm_sum_over(&count, 1, RANKS_PIPELINE);
+    assert_true(count > 0);
+    if (is_exact(k))
+        check_whole(name, &b->weights, &a->weights, 0);
     for (int step = 0; step < STEPS && is_exact(k); step++)
         if (a->norm[step] != b->norm[step])
             fail_msg("%s: step %d: gradient norm %.17g, expected %.17g", name, step, b->norm[step],
@@ -287,30 +224,36 @@ static void compare(const Result *a, const Result *b, const Case *k, const char 
 }
 
 /* All these schedules, against one run without stages of the same micro-batches. */
-static void check_in(const Case *k, const Stages *p, int count, int shard_ranks, int context,
-                     HostUse on_host)
+static void check_in(const Case *k, const Strategy *p, int count, HostUse on_host)
 {
-    static Result whole, part;
-    whole = (Result){ 0 };
-    run(&whole, k, p[0], true, shard_ranks, context, HOST_NEVER);
+    const Result whole = run(k, p[0], true, HOST_NEVER);
     for (int i = 0; i < count; i++) {
-        part = (Result){ 0 };
-        run(&part, k, p[i], false, shard_ranks, context, on_host);
-        compare(&whole, &part, k, name_of(k, p[i], shard_ranks, context),
-                comm_group_rank(RANKS_PIPELINE) == p[i].stages - 1);
+        Result part = run(k, p[i], false, on_host);
+        compare(&whole, &part, k, name_of(k, p[i]),
+                comm_group_rank(RANKS_PIPELINE) == p[i].pipeline_stages - 1);
     }
     release();
+}
+
+/* In this schedule; interleaved, if a stage can have chunks. */
+static Strategy stages(int n, int shards, int context, PipelineSchedule schedule)
+{
+    return (Strategy){ .shard_ranks = shards,
+                       .context_ranks = context,
+                       .pipeline_stages = n,
+                       .pipeline_schedule = schedule,
+                       .pipeline_chunks = schedule == PIPELINE_INTERLEAVED ? LAYERS / n : 1 };
 }
 
 /* With `least` stages and more. Fewer stages than ranks have shards inside. */
 static void check(const Case *k, int least)
 {
     for (int n = least; n > 1 && n <= comm_size(); n *= 2) {
-        const int chunks = LAYERS / n;
-        const Stages p[] = { { n, 1, PIPELINE_1F1B },
-                             { n, 1, PIPELINE_ONE },
-                             { n, chunks, PIPELINE_INTERLEAVED } };
-        check_in(k, p, chunks > 1 ? 3 : 2, comm_size() / n, 1, HOST_NEVER);
+        const int shards = comm_size() / n;
+        const Strategy p[] = { stages(n, shards, 1, PIPELINE_1F1B),
+                               stages(n, shards, 1, PIPELINE_ONE),
+                               stages(n, shards, 1, PIPELINE_INTERLEAVED) };
+        check_in(k, p, n < LAYERS ? 3 : 2, HOST_NEVER);
     }
 }
 
@@ -319,7 +262,7 @@ static void test_recipes(void **state)
     (void)state;
     static const char *const recipes[] = { "f32", "bf16", "fp8", "coat", "coat-lean" };
     for (int r = 0; r < 5; r++)
-        check(&(Case){ recipes[r], r % 2 ? OLMO2 : LLAMA_GQA, r % 2 }, 2);
+        check(&(Case){ recipes[r], r % 2 ? OLMO2 : LLAMA_GQA, .documents = r % 2 }, 2);
 }
 
 /* Blocks that are run again, whose operands are made with the ranges of their forward pass. */
@@ -328,41 +271,38 @@ static void test_kept(void **state)
     (void)state;
     static const Keep keeps[] = { KEEP_ALL, KEEP_INPUTS, KEEP_BLOCK, KEEP_ATTENTION };
     for (int i = 0; i < 4; i++)
-        check(&(Case){ i % 2 ? "coat" : "coat-lean", LLAMA, true, .keep = (int)keeps[i] },
+        check(&(Case){ i % 2 ? "coat" : "coat-lean", LLAMA, .documents = true,
+                       .keep = (int)keeps[i] },
               comm_size());
-    check(&(Case){ "coat", LLAMA, true, .recompute = 3 }, comm_size());
+    check(&(Case){ "coat", LLAMA, .documents = true, .recompute = 3 }, comm_size());
 }
 
 static void test_adapters(void **state)
 {
     (void)state;
-    check(&(Case){ "coat", LLAMA_GQA, true, ALL_MODULES, BASE_NF4 }, 2);
-    check(&(Case){ "bf16", QWEN3, false, ALL_MODULES, BASE_E4M3 }, 2);
+    check(&(Case){ "coat", LLAMA_GQA, ALL_MODULES, BASE_NF4, .documents = true }, 2);
+    check(&(Case){ "bf16", QWEN3, ALL_MODULES, BASE_E4M3 }, 2);
 }
 
 /* Stages without anything to train, which need no gradients. */
 static void test_frozen(void **state)
 {
     (void)state;
-    check(&(Case){ "coat", LLAMA, false, .trainable = "model.layers.6.*" }, comm_size());
-    check(&(Case){ "bf16", LLAMA, false, .trainable = "lm_head.weight" }, comm_size());
-    check(&(Case){ "f32", LLAMA, false, .trainable = "model.embed_tokens.weight" }, comm_size());
+    check(&(Case){ "coat", LLAMA, .trainable = { "model.layers.6.*" } }, comm_size());
+    check(&(Case){ "bf16", LLAMA, .trainable = { "lm_head.weight" } }, comm_size());
+    check(&(Case){ "f32", LLAMA, .trainable = { "model.embed_tokens.weight" } }, comm_size());
 }
 
+/* Two context ranks of each stage; and stages of one rank each. */
 static void test_with_context(void **state)
 {
     (void)state;
-    for (int stages = 2; 2 * stages <= comm_size(); stages *= 2)
-        check_in(&(Case){ "coat", LLAMA_GQA, true }, &(Stages){ stages, 1, PIPELINE_1F1B }, 1,
-                 comm_size() / stages, 2, HOST_NEVER);
-}
-
-static void test_replicas(void **state)
-{
-    (void)state;
-    for (int stages = 2; 2 * stages <= comm_size(); stages *= 2)
-        check_in(&(Case){ "coat", LLAMA, true }, &(Stages){ stages, 1, PIPELINE_1F1B }, 1, 1, 1,
-                 HOST_NEVER);
+    for (int n = 2; 2 * n <= comm_size(); n *= 2) {
+        const Strategy p = stages(n, comm_size() / n, 2, PIPELINE_1F1B),
+                       replicas = stages(n, 1, 1, PIPELINE_1F1B);
+        check_in(&(Case){ "coat", LLAMA_GQA, .documents = true }, &p, 1, HOST_NEVER);
+        check_in(&(Case){ "coat", LLAMA, .documents = true }, &replicas, 1, HOST_NEVER);
+    }
 }
 
 /* One matrix on the first and the last stage: in the first step nothing but its own gradient
@@ -370,9 +310,9 @@ static void test_replicas(void **state)
 static void test_tied(void **state)
 {
     (void)state;
-    check(&(Case){ "f32", LLAMA_GQA, true, .tied = true, .steps = 1 }, 2);
-    check(&(Case){ "coat", LLAMA, .tied = true, .steps = 1 }, comm_size());
-    check(&(Case){ "f32", LLAMA, .tied = true, .trainable = "model.layers.3.*" }, comm_size());
+    check(&(Case){ "f32", LLAMA_GQA, .documents = true, .tied = true }, 2);
+    check(&(Case){ "coat", LLAMA, .tied = true }, comm_size());
+    check(&(Case){ "f32", LLAMA, .tied = true, .trainable = { "model.layers.3.*" } }, comm_size());
 }
 
 /* Several micro-batches in flight share a few slots for their activations; with memory for more of
@@ -380,74 +320,38 @@ static void test_tied(void **state)
 static void test_host(void **state)
 {
     (void)state;
-    const int n = comm_size(), chunks = LAYERS / n;
-    const Stages p[] = { { n, 1, PIPELINE_1F1B },
-                         { n, chunks, chunks > 1 ? PIPELINE_INTERLEAVED : PIPELINE_ONE } };
-    check_in(&(Case){ "coat", LLAMA, true }, p, 2, 1, 1, HOST_AUTO);
-    check_in(&(Case){ "coat-lean", OLMO2, .keep = KEEP_BLOCK, .trainable = "model.layers.[3-7].*" },
-             p, 2, 1, 1, HOST_ALL);
-    check_in(&(Case){ "bf16", LLAMA_GQA, .modules = ALL_MODULES, .base = BASE_NF4 }, &p[chunks > 1],
-             1, 1, 1, HOST_ALL);
+    const int n = comm_size();
+    const Strategy p[] = { stages(n, 1, 1, PIPELINE_1F1B),
+                           stages(n, 1, 1, n < LAYERS ? PIPELINE_INTERLEAVED : PIPELINE_ONE) };
+    check_in(&(Case){ "coat", LLAMA, .documents = true }, p, 2, HOST_AUTO);
+    check_in(
+        &(Case){ "coat-lean", OLMO2, .keep = KEEP_BLOCK, .trainable = { "model.layers.[3-7].*" } },
+        p, 2, HOST_ALL);
+    check_in(&(Case){ "bf16", LLAMA_GQA, ALL_MODULES, BASE_NF4 }, &p[n < LAYERS], 1, HOST_ALL);
 }
 
 /* ---- decoding -------------------------------------------------------------------------------- */
 
-enum { TEXT = 12, PROMPT = 5, VOCABULARY = 128 };
-
-/* Logits after a prompt, and after each later token, on the ranks that have the head; whether this
- * one does. */
-static bool continue_text(float *logits, const Case *k, Stages p, bool whole)
-{
-    const ModelConfig mc = model_of(k);
-    Config c;
-    Model m = { 0 };
-    ParamStore store = { 0 };
-    int tokens[TEXT];
-    model_config(&c, &mc, k->recipe, 1);
-    divide_in_stages(p.stages, comm_size() / p.stages, 1);
-    c.generate = "prompts";
-    c.strategy = (Strategy){ .shard_ranks = comm_size() / p.stages,
-                             .gathering = GATHER_ONCE,
-                             .pipeline_chunks = p.chunks,
-                             .pipeline_stages = whole ? 1 : p.stages,
-                             .pipeline_schedule = p.schedule };
-    memory_plan(&m, &store, &c);
-    model_alloc(&m, &store, &c);
-    store_init(&store, &mc, 5);
-    test_fill_adapters(&store, 6);
-    for (int i = 0; i < TEXT; i++)
-        tokens[i] = test_token(11, (uint64_t)i, mc.vocab_size);
-    decode_begin(&m);
-    for (int done = 0, count = PROMPT; done < TEXT;
-         done += count, count = 1, logits += VOCABULARY) {
-        decode_append(&m, &store, tokens + done, count);
-        if (m.has_head)
-            decode_logits(&m, &store, logits);
-    }
-    const bool has_head = m.has_head;
-    model_free(&m, &store);
-    return has_head;
-}
-
-/* The key-value caches are on the stages of their blocks. */
+/* A prompt, then each token. The key-value caches are on the stages of their blocks. */
 static void test_decode(void **state)
 {
     (void)state;
+    enum { PARTS = 8 };
+    static const int counts[PARTS] = { 5, 1, 1, 1, 1, 1, 1, 1 };
     static const Case cases[] = { { "f32", LLAMA_GQA, .tied = true },
                                   { "coat", OLMO2 },
-                                  { "bf16", QWEN3, .modules = ALL_MODULES, .base = BASE_NF4 } };
-    static float expected[TEXT][VOCABULARY], found[TEXT][VOCABULARY];
+                                  { "bf16", QWEN3, ALL_MODULES, BASE_NF4 } };
+    static float expected[PARTS][MOST_LOGITS], found[PARTS][MOST_LOGITS];
     for (int i = 0; i < 3; i++)
-        for (int stages = 2; stages <= comm_size(); stages *= 2) {
-            const int chunks = LAYERS / stages;
-            const Stages p = { stages, chunks, chunks > 1 ? PIPELINE_INTERLEAVED : PIPELINE_1F1B };
-            memset(expected, 0, sizeof expected);
-            memset(found, 0, sizeof found);
-            assert_in_range(model_of(&cases[i]).vocab_size, 1, VOCABULARY);
-            continue_text(expected[0], &cases[i], p, true);
-            if (continue_text(found[0], &cases[i], p, false))
-                check_same_bytes(name_of(&cases[i], p, comm_size() / stages, 1), expected, found,
-                                 sizeof found);
+        for (int n = 2; n <= comm_size(); n *= 2) {
+            const Strategy p =
+                stages(n, comm_size() / n, 1, n < LAYERS ? PIPELINE_INTERLEAVED : PIPELINE_1F1B);
+            Run r;
+            open_run(&r, &cases[i], p, true);
+            decode_text(&r, expected, counts, PARTS);
+            open_run(&r, &cases[i], p, false);
+            if (decode_text(&r, found, counts, PARTS))
+                check_same_bytes(name_of(&cases[i], p), expected, found, sizeof found);
         }
 }
 
@@ -457,8 +361,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_recipes),      cmocka_unit_test(test_kept),
         cmocka_unit_test(test_adapters),     cmocka_unit_test(test_frozen),
         cmocka_unit_test(test_with_context), cmocka_unit_test(test_host),
-        cmocka_unit_test(test_decode),       cmocka_unit_test(test_replicas),
-        cmocka_unit_test(test_tied),
+        cmocka_unit_test(test_decode),       cmocka_unit_test(test_tied),
     };
     const Watch watch = { .begin = count, .watcher = &collectives };
     start_ranks(&argc, &argv);

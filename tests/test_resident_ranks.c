@@ -1,35 +1,33 @@
 /* Weights that stay after they are gathered or, on one rank, rounded: of as many units as fit,
  * equal on every rank; this changes no bit, and the trace shows how often they are made. On 1, 2
  * and 4 ranks. */
-#include <math.h>
-
 #include "kernels/runtime/trace.h"
 #include "model/plan_model.h"
 #include "model/predict/memory.h"
 #include "model/predict/memory_fit.h"
-#include "model/update/update.h"
-#include "tests/kit.h"
-#include "tests/ranks_run.h"
+#include "tests/ranks_case.h"
 
 /* with two kept units, block 1 stays, and blocks 3 and 5 share a buffer */
 enum { LAYERS = 5, MICRO_BATCHES = 3 };
 
-/* modules: with adapters on these, on a base in this format. How often a step gathers a block that
- * stays, and the lowest block of a shared buffer; on one rank how often it makes the operands of
- * the lowest and of another block. */
+/* How often a step gathers a block that stays, and the lowest block of a shared buffer; on one rank
+ * how often it makes the operands of the lowest and of another block. */
 enum { SOME_MODULES = 1 << LORA_Q | 1 << LORA_V | 1 << LORA_UP | 1 << LORA_DOWN };
 static const struct {
-    const char *recipe;
-    SmallModel model;
-    unsigned modules;
-    BaseFormat base;
+    Case k;
     int once, lowest, lowest_on_one, on_one;
 } rows[] = {
-    { "bf16", OLMO2, 0, BASE_AS_FROZEN, 0, 1 + MICRO_BATCHES },
-    { "coat", OLMO, 0, BASE_AS_FROZEN, 1, 1 + MICRO_BATCHES, 2 * MICRO_BATCHES, 2 * MICRO_BATCHES },
-    { "coat-lean", LLAMA, ALL_MODULES, BASE_E4M3, 0, 1 + MICRO_BATCHES, 1 + MICRO_BATCHES,
+    { { "bf16", OLMO2 }, 0, 1 + MICRO_BATCHES },
+    { { "coat", OLMO }, 1, 1 + MICRO_BATCHES, 2 * MICRO_BATCHES, 2 * MICRO_BATCHES },
+    { { "coat-lean", LLAMA, ALL_MODULES, BASE_E4M3 },
+      0,
+      1 + MICRO_BATCHES,
+      1 + MICRO_BATCHES,
       2 * MICRO_BATCHES },
-    { "coat", OLMO3, SOME_MODULES, BASE_NF4, 1, 2 * MICRO_BATCHES, 2 * MICRO_BATCHES,
+    { { "coat", OLMO3, SOME_MODULES, BASE_NF4 },
+      1,
+      2 * MICRO_BATCHES,
+      2 * MICRO_BATCHES,
       2 * MICRO_BATCHES },
 };
 enum { COAT = 1, NUM_ROWS = sizeof rows / sizeof rows[0] };
@@ -38,16 +36,11 @@ typedef struct {
     double loss[2], norm[2];
 } Curve;
 
-static void configure(Run *r, int row, Gathering gathering)
+static void open_run(Run *r, int row, Gathering gathering)
 {
-    ModelConfig m = with_sizes(architecture(rows[row].model), 64, 16, 80, LAYERS);
-    if (rows[row].modules)
-        m = with_adapters(m, 6, rows[row].modules, rows[row].base);
-    *r = (Run){ 0 };
-    model_config(&r->config, &m, rows[row].recipe, 1);
-    r->config.global_train_batch_size = 8;
-    r->config.strategy = (Strategy){ comm_size(), gathering, SUM_OFTEN };
-    divide(comm_size());
+    configure(r, &rows[row].k, with_sizes(architecture(rows[row].k.model), 64, 16, 80, LAYERS),
+              (Strategy){ comm_size(), gathering, SUM_OFTEN });
+    r->config.global_train_batch_size = MICRO_BATCHES * comm_size();
 }
 
 /* ---- traces ---------------------------------------------------------------------------------- */
@@ -83,12 +76,12 @@ static void test_trace(void **state)
 {
     (void)state;
     Run r;
-    configure(&r, COAT, GATHER_OFTEN);
+    open_run(&r, COAT, GATHER_OFTEN);
     place_run(&r);
     begin_trace();
     for (int s = 0; s < 2; s++) {
         trace_step(s, s == 1);
-        forward_backward(&r.model, &r.store, &r.config, s, 2);
+        forward_backward(&r, s, 2);
         assert_true(trace_step_end() >= 0);
     }
     end_trace();
@@ -138,20 +131,13 @@ static int gathers(int unit)
 static Curve train_kept(Run *r)
 {
     Curve c = { 0 };
-    static int tokens[4096];
-    assert_true(r->model.N <= 4096);
-    for (int n = 0; n < r->model.N; n++)
-        tokens[n] = test_token(7, (uint64_t)n, r->config.model.vocab_size);
     begin_trace();
     for (int s = 0; s < 2; s++) {
         trace_step(s, s == 1);
-        forward_backward(&r->model, &r->store, &r->config, s, MICRO_BATCHES);
-        c.norm[s] = optimizer_grad_norm(&r->store);
-        optimizer_step(&r->store, &r->config, s + 1, 1e-2, 1);
+        c.norm[s] = train_step(r, s);
         trace_step_end();
-        take_losses(&r->model);
-        model_micro_batch(&r->model, &r->store, tokens, tokens, NULL, 1, 0, PASS_FORWARD);
-        c.loss[s] = take_losses(&r->model).loss;
+        take_loss(r);
+        c.loss[s] = evaluation_loss(r);
     }
     end_trace();
     return c;
@@ -177,8 +163,8 @@ static void test_kept(void **state)
         Curve often;
         for (int resident = 0; resident < 3; resident++) {
             Run r;
-            configure(&r, i,
-                      (Gathering[]){ GATHER_OFTEN, GATHER_ONCE_IF_FITS, GATHER_ONCE }[resident]);
+            open_run(&r, i,
+                     (Gathering[]){ GATHER_OFTEN, GATHER_ONCE_IF_FITS, GATHER_ONCE }[resident]);
             if (resident == 1)
                 limit(&r, 2);
             place_run(&r);
@@ -188,7 +174,7 @@ static void test_kept(void **state)
                 const int found = gathers(1 + 2 * k), expected = expected_gathers(i, resident, k);
                 if (found != expected)
                     fail_msg("%s, %d units stay: block %d is gathered %d times, expected %d",
-                             rows[i].recipe, r.store.resident, 1 + 2 * k, found, expected);
+                             rows[i].k.recipe, r.store.resident, 1 + 2 * k, found, expected);
             }
             close_run(&r);
             if (resident == 0)
@@ -228,7 +214,7 @@ static void test_agreement(void **state)
     (void)state;
     bool once;
     Run r;
-    configure(&r, COAT, GATHER_ONCE_IF_FITS);
+    open_run(&r, COAT, GATHER_ONCE_IF_FITS);
     limit(&r, comm_size() - comm_rank());
     assert_int_equal(planned_to_keep(&r, &once), 1);
 
@@ -268,14 +254,12 @@ static double planned_bytes(const Run *r, HostUse activations)
 static void check_stages(int tensor, bool slots)
 {
     Run r;
-    configure(&r, 0, GATHER_OFTEN);
+    open_run(&r, 0, GATHER_OFTEN);
     r.config.model.n_layers = 12;
-    divide_in_tensor(2, 2 / tensor, 1, tensor);
-    r.config.strategy = (Strategy){ .shard_ranks = 2 / tensor,
-                                    .tensor_ranks = tensor,
-                                    .grad_sum = SUM_ONCE,
-                                    .pipeline_stages = 2,
-                                    .gathering = slots ? GATHER_OFTEN : GATHER_ONCE_IF_FITS };
+    r.config.strategy = mesh(2, 1, tensor);
+    r.config.strategy.grad_sum = SUM_ONCE;
+    r.config.strategy.gathering = slots ? GATHER_OFTEN : GATHER_ONCE_IF_FITS;
+    divide(r.config.strategy);
     const bool more = comm_rank() % 2 == 1;
     const double least = planned_bytes(&r, slots ? HOST_ALL : HOST_NEVER),
                  most = planned_bytes(&r, HOST_NEVER);
@@ -291,7 +275,7 @@ static void check_stages(int tensor, bool slots)
     assert_true(slots ? own > 0 && own < r.model.offload.pieces : own < r.store.num_units);
     assert_int_equal(all[0], all[1]);
     close_run(&r);
-    divide(comm_size());
+    divide(mesh(1, 1, 1));
 }
 
 static void test_stages(void **state)
@@ -310,7 +294,7 @@ static void test_smallest_device(void **state)
     (void)state;
     enum { SEQUENCES = 5, MORE = 3 };
     Run r;
-    configure(&r, COAT, GATHER_OFTEN);
+    open_run(&r, COAT, GATHER_OFTEN);
     r.config.dry_run = true;
     r.config.ranks = comm_size();
     r.config.global_train_batch_size = 32 * comm_size();

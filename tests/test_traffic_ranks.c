@@ -5,17 +5,12 @@
  *
  *     OPENBLAS_NUM_THREADS=1 mpirun --oversubscribe --bind-to none -n 64 build/cpu/tests/test_traffic_ranks */
 #include <string.h>
-
 #include "model/store/param_store_sizes.h"
 #include "tests/kit.h"
-
 #include "model/predict/memory.h"
 #include "model/predict/rehearsal.h"
 #include "model/shape/units.h"
-#include "model/update/update.h"
-#include "tests/models.h"
-#include "tests/ranks.h"
-#include "tests/ranks_training.h"
+#include "tests/ranks_case.h"
 
 enum { MICRO_BATCHES = 2, MOST_RANKS = 64 };
 
@@ -24,112 +19,66 @@ static const char *const names[NUM_SENT] = { "gathers",   "scattered sums", "sum
 
 /* least_tensor, most_tensor: how many tensor ranks it may have. key_heads: 0: as many as heads. */
 typedef struct {
-    const char *recipe;
-    SmallModel model;
-    unsigned modules;
-    BaseFormat base;
+    Case k;
     HostUse host;
-    bool tied;
     int least_tensor, most_tensor, chunks, key_heads;
-    char *optimizer;
-} Case;
+} Row;
 
-typedef struct {
-    int stages, replicas, shard, context, tensor;
-    Gathering gathering;
-    GradSum sum;
-} Setting;
-
-static int chunks_of(const Case *k, const Setting *s)
+static int chunks_of(const Row *row, const Strategy *s)
 {
-    return s->stages > 1 && k->chunks > 1 ? k->chunks : 1;
+    return s->pipeline_stages > 1 && row->chunks > 1 ? row->chunks : 1;
 }
 
 /* As many as the schedule can divide. */
-static int micro_batches_of(const Case *k, const Setting *s)
+static int micro_batches_of(const Row *row, const Strategy *s)
 {
-    return chunks_of(k, s) > 1 ? s->stages : MICRO_BATCHES;
+    return chunks_of(row, s) > 1 ? s->pipeline_stages : MICRO_BATCHES;
 }
 
 /* Each chunk of a stage has a block; up to 16 ranks have time for two blocks at least. Each rank
  * has whole sixteens of tokens, and with the states of coat each tensor rank whole groups. */
-static ModelConfig model_of(const Case *k, const Setting *s)
+static void configure_row(Run *r, const Row *row, Strategy s)
 {
     enum { GROUP = 128, HEADS = 8 };
-    ModelConfig m = architecture(k->model);
-    const int blocks = s->stages * chunks_of(k, s), least = comm_size() <= 16 ? 2 : 1,
-              sharing = s->context * s->tensor;
+    ModelConfig m = architecture(row->k.model);
+    s.pipeline_chunks = chunks_of(row, &s);
+    s.pipeline_schedule = s.pipeline_chunks > 1 ? PIPELINE_INTERLEAVED : PIPELINE_1F1B;
+    const int blocks = s.pipeline_stages * s.pipeline_chunks, least = comm_size() <= 16 ? 2 : 1;
     m.n_layers = blocks > least ? blocks : least;
     int heads = HEADS; /* of a tensor rank */
-    while (heads % s->context != 0)
+    while (heads % s.context_ranks != 0)
         heads += HEADS;
-    m.n_heads = heads * s->tensor;
-    m.n_kv_heads = k->key_heads ? k->key_heads : m.n_heads;
-    if (strcmp(k->recipe, "coat") == 0)
-        m.mlp_width = GROUP * s->tensor;
-    else if (s->tensor > 1)
-        m.mlp_width = 48 * s->tensor;
-    m.max_sequence_length = 16 * sharing;
-    m.weight_tying = k->tied;
-    return k->modules ? with_adapters(m, 4, k->modules, k->base) : m;
-}
-
-static Config config_of(const Case *k, const ModelConfig *model, const Setting *s)
-{
-    Config c;
-    model_config(&c, model, k->recipe, 1);
-    c.global_train_batch_size = micro_batches_of(k, s) * s->replicas * s->shard;
-    c.strategy = (Strategy){ .shard_ranks = s->shard * s->context,
-                             .gathering = s->gathering,
-                             .grad_sum = s->sum,
-                             .context_ranks = s->context,
-                             .tensor_ranks = s->tensor,
-                             .pipeline_stages = s->stages,
-                             .pipeline_chunks = chunks_of(k, s),
-                             .pipeline_schedule =
-                                 chunks_of(k, s) > 1 ? PIPELINE_INTERLEAVED : PIPELINE_1F1B };
-    c.host.moments = c.host.master = c.host.frozen = k->host;
-    if (k->optimizer)
-        c.optimizer.name = k->optimizer;
-    return c;
+    m.n_heads = heads * s.tensor_ranks;
+    m.n_kv_heads = row->key_heads ? row->key_heads : m.n_heads;
+    if (strcmp(row->k.recipe, "coat") == 0)
+        m.mlp_width = GROUP * s.tensor_ranks;
+    else if (s.tensor_ranks > 1)
+        m.mlp_width = 48 * s.tensor_ranks;
+    m.max_sequence_length = 16 * s.context_ranks * s.tensor_ranks;
+    configure(r, &row->k, m, s);
+    r->config.global_train_batch_size *= micro_batches_of(row, &s);
+    r->config.host.moments = r->config.host.master = r->config.host.frozen = row->host;
 }
 
 /* ---- a step, and its rehearsal --------------------------------------------------------------- */
 
-static void step(Model *m, ParamStore *store, const Config *c, int micro_batches)
+static void step(Run *r, int micro_batches, size_t sent[NUM_SENT])
 {
     static int tokens[MICRO_BATCHES * 16 * MOST_RANKS];
-    const int count = micro_batches * c->model.max_sequence_length;
+    const int count = micro_batches * r->config.model.max_sequence_length;
     assert_true(count <= (int)(sizeof tokens / sizeof *tokens));
     for (int i = 0; i < count; i++)
-        tokens[i] = test_token(11, (uint64_t)i, c->model.vocab_size);
-    fsdp_empty_grads(store);
-    model_zero_losses(m);
-    model_micro_batches(m, store, tokens, tokens, NULL, micro_batches, 1e-3f, 0, PASS_COMPLETE);
-    optimizer_grad_norm(store);
-    optimizer_step(store, c, 1, 1e-3, 1);
-}
-
-static void read_sent(size_t sent[NUM_SENT])
-{
+        tokens[i] = test_token(11, (uint64_t)i, r->config.model.vocab_size);
     for (Sent s = 0; s < NUM_SENT; s++)
         sent[s] = comm_sent(s);
-}
-
-/* What the second of two steps sends. */
-static void measure(size_t sent[NUM_SENT], Model *m, ParamStore *store, const Config *c,
-                    int micro_batches)
-{
-    size_t before[NUM_SENT];
-    memory_plan(m, store, c);
-    model_alloc(m, store, c);
-    store_init(store, &c->model, 5);
-    step(m, store, c, micro_batches);
-    read_sent(before);
-    step(m, store, c, micro_batches);
-    read_sent(sent);
+    fsdp_empty_grads(&r->store);
+    model_zero_losses(&r->model);
+    model_micro_batches(&r->model, &r->store, tokens, tokens, NULL, micro_batches, 1e-3f, 0,
+                        PASS_COMPLETE);
+    optimizer_grad_norm(&r->store);
+    optimizer_step(&r->store, &r->config, 1, 1e-3, 1);
     for (Sent s = 0; s < NUM_SENT; s++)
-        sent[s] -= before[s];
+        sent[s] = comm_sent(s) - sent[s];
 }
 
 /* ---- formulas -------------------------------------------------------------------------------- */
@@ -225,14 +174,16 @@ static size_t exchanges(const Model *m, const ParamStore *store, const Config *c
            (context - 1) / context;
 }
 
-static void check_formulas(const size_t sent[NUM_SENT], const Model *m, const ParamStore *store,
-                           const Config *c, const Case *k, size_t micro_batches)
+static void check_formulas(const size_t sent[NUM_SENT], const Run *r, size_t micro_batches)
 {
-    assert_int_equal(sent[SENT_SCATTERED_SUMS],
-                     scattered(m, store, c, micro_batches, k->modules != 0));
+    const Model *m = &r->model;
+    const ParamStore *store = &r->store;
+    const Config *c = &r->config;
+    const bool adapters = c->model.lora.rank > 0;
+    assert_int_equal(sent[SENT_SCATTERED_SUMS], scattered(m, store, c, micro_batches, adapters));
     assert_int_equal(sent[SENT_MESSAGES], messages(m, store, c, micro_batches));
     assert_int_equal(sent[SENT_EXCHANGES], exchanges(m, store, c, micro_batches));
-    if (store->resident == store->num_units && !format_is_fp8(c->recipe.operand) && !k->modules)
+    if (store->resident == store->num_units && !format_is_fp8(c->recipe.operand) && !adapters)
         assert_int_equal(sent[SENT_GATHERS], gathers(m, store, c, micro_batches));
     assert_true(comm_size() > 1 ||
                 sent[SENT_GATHERS] + sent[SENT_SUMS] + sent[SENT_HOST_VALUES] == 0);
@@ -242,77 +193,82 @@ static void check_formulas(const size_t sent[NUM_SENT], const Model *m, const Pa
 
 static int meshes, steps; /* that were compared */
 
-static void check(const Case *k, const Setting *s)
+/* What the second of two steps sends. */
+static void check(const Row *row, Strategy s)
 {
-    const ModelConfig model = model_of(k, s);
-    Config c = config_of(k, &model, s), dry = c;
-    const int micro_batches = micro_batches_of(k, s);
+    const Case *k = &row->k;
+    const int micro_batches = micro_batches_of(row, &s);
     size_t sent[NUM_SENT];
-    Model m;
-    ParamStore store;
-    Rehearsal r;
+    Run r;
+    Rehearsal rehearsal;
+    configure_row(&r, row, s);
+    place_run(&r);
+    step(&r, micro_batches, sent);
+    step(&r, micro_batches, sent);
+    Config dry = r.config;
     dry.dry_run = true;
     dry.ranks = comm_size();
-    divide_in_tensor(s->stages, c.strategy.shard_ranks, s->context, s->tensor);
-    measure(sent, &m, &store, &c, micro_batches);
-    rehearse(&r, &micro_batches, 1, &dry, store.pipe.stage);
+    rehearse(&rehearsal, &micro_batches, 1, &dry, r.store.pipe.stage);
     /* The rehearsal is of the first shard; sums of what tensor ranks have copies of are those of
      * the shard that has it. */
-    const bool sums = s->tensor == 1 || store.rank == 0;
+    const bool sums = s.tensor_ranks == 1 || r.store.rank == 0;
     for (Sent what = 0; what < NUM_SENT; what++)
-        if (sent[what] != r.sent[what] && (sums || what != SENT_SUMS))
-            fail_msg("%s, %s, modules %#x, host %d, %d stages, %d replicas, %d shards of %d "
-                     "context ranks of %d tensor ranks, "
-                     "gathering %d, sum %d: rank %d sent %zu bytes of %s, its rehearsal %zu",
-                     k->recipe, architecture_name(k->model), k->modules, k->host, s->stages,
-                     s->replicas, s->shard, s->context, s->tensor, s->gathering, s->sum,
-                     comm_rank(), sent[what], names[what], r.sent[what]);
-    check_formulas(sent, &m, &store, &c, k, (size_t)micro_batches);
-    rehearsal_free(&r);
-    model_free(&m, &store);
+        if (sent[what] != rehearsal.sent[what] && (sums || what != SENT_SUMS))
+            fail_msg("%s, %s, modules %#x, host %d, %d stages of %d shards with %d context ranks "
+                     "of %d tensor ranks, gathering %d, "
+                     "sum %d: rank %d sent %zu bytes of %s, its rehearsal %zu",
+                     k->recipe, architecture_name(k->model), k->modules, row->host,
+                     s.pipeline_stages, s.shard_ranks, s.context_ranks, s.tensor_ranks, s.gathering,
+                     s.grad_sum, comm_rank(), sent[what], names[what], rehearsal.sent[what]);
+    check_formulas(sent, &r, (size_t)micro_batches);
+    rehearsal_free(&rehearsal);
+    close_run(&r);
     release();
     steps++;
 }
 
 /* Stages gather and sum once per step. Of six strategies each mesh of few ranks has all, of up to
  * 16 ranks two, and else one: the next mesh has the next ones. */
-static void check_strategies(const Case *k, Setting s)
+static void check_strategies(const Row *row, Strategy s)
 {
-    const bool shards = s.shard * s.context * s.tensor > 1;
-    const Gathering first_gathering = s.stages > 1 && shards ? GATHER_ONCE : GATHER_OFTEN;
-    const GradSum first_sum = s.stages > 1 ? SUM_ONCE : SUM_OFTEN;
-    const int sums = SUM_ONCE - first_sum + 1,
-              strategies = (GATHER_ONCE - first_gathering + 1) * sums;
-    const int each = strategies == 1 || (comm_size() <= 4 && s.tensor == 1) ? 1
-                     : comm_size() <= 16                                    ? strategies / 2
-                                                                            : strategies;
-    for (int i = meshes % each; i < strategies; i += each) {
+    const bool stages = s.pipeline_stages > 1;
+    const Gathering first_gathering =
+        stages && s.shard_ranks * s.tensor_ranks > 1 ? GATHER_ONCE : GATHER_OFTEN;
+    const GradSum first_sum = stages ? SUM_ONCE : SUM_OFTEN;
+    const int sums = SUM_ONCE - first_sum + 1, count = (GATHER_ONCE - first_gathering + 1) * sums;
+    const int each = count == 1 || (comm_size() <= 4 && s.tensor_ranks == 1) ? 1
+                     : comm_size() <= 16                                     ? count / 2
+                                                                             : count;
+    for (int i = meshes % each; i < count; i += each) {
         s.gathering = first_gathering + (Gathering)(i / sums);
-        s.sum = first_sum + (GradSum)(i % sums);
-        check(k, &s);
+        s.grad_sum = first_sum + (GradSum)(i % sums);
+        check(row, s);
     }
 }
 
 /* coat: its states make a rank's part wide, so few tensor ranks are tried. Master weights on the
  * host are encoded by the update, which exchanges their maxima. */
-static const Case cases[] = {
-    { "bf16", LLAMA, .least_tensor = 1, .most_tensor = MOST_RANKS },
-    { "coat", LLAMA, .tied = true, .least_tensor = 1, .most_tensor = 8 },
-    { "fp8", LLAMA, ALL_MODULES, .least_tensor = 2, .most_tensor = MOST_RANKS },
-    { "coat-lean", OLMO2, .host = HOST_ALL, .least_tensor = 1, .most_tensor = 1 },
-    { "coat-lean", LLAMA, ALL_MODULES, BASE_NF4, .least_tensor = 1, .most_tensor = 1 },
-    { "bf16", LLAMA, .optimizer = "muon", .chunks = 2, .key_heads = 1, .least_tensor = 1,
+static const Row rows[] = {
+    { { "bf16", LLAMA }, .least_tensor = 1, .most_tensor = MOST_RANKS },
+    { { "coat", LLAMA, .tied = true }, .least_tensor = 1, .most_tensor = 8 },
+    { { "fp8", LLAMA, ALL_MODULES }, .least_tensor = 2, .most_tensor = MOST_RANKS },
+    { { "coat-lean", OLMO2 }, .host = HOST_ALL, .least_tensor = 1, .most_tensor = 1 },
+    { { "coat-lean", LLAMA, ALL_MODULES, BASE_NF4 }, .least_tensor = 1, .most_tensor = 1 },
+    { { "bf16", LLAMA, .optimizer = "muon" },
+      .chunks = 2,
+      .key_heads = 1,
+      .least_tensor = 1,
       .most_tensor = 1 },
 };
 
-/* On more than 16 ranks the cases take turns too. */
-static void check_mesh(Setting s)
+/* On more than 16 ranks the rows take turns too. */
+static void check_mesh(Strategy s)
 {
-    const Case *allowed[sizeof cases / sizeof *cases];
+    const Row *allowed[sizeof rows / sizeof *rows];
     int count = 0;
-    for (const Case *k = cases; k < cases + sizeof cases / sizeof *cases; k++)
-        if (s.tensor >= k->least_tensor && s.tensor <= k->most_tensor)
-            allowed[count++] = k;
+    for (const Row *row = rows; row < rows + sizeof rows / sizeof *rows; row++)
+        if (s.tensor_ranks >= row->least_tensor && s.tensor_ranks <= row->most_tensor)
+            allowed[count++] = row;
     for (int i = 0; i < count; i++)
         if (comm_size() <= 16 || i == meshes % count)
             check_strategies(allowed[i], s);
@@ -335,8 +291,10 @@ static void test_meshes(void **state)
                      divides(replicas, ranks / stages) && context <= ranks / stages / replicas;
                      context++)
                     if (divides(context, ranks / stages / replicas))
-                        check_mesh((Setting){ stages, replicas, ranks / stages / replicas / context,
-                                              context, tensor });
+                        check_mesh((Strategy){ .shard_ranks = ranks / stages / replicas,
+                                               .context_ranks = context,
+                                               .tensor_ranks = tensor,
+                                               .pipeline_stages = stages });
     }
 }
 
