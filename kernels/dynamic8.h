@@ -9,9 +9,13 @@
  * The code of x is that of the value nearest to x (1 / max|x|); product and quotient are rounded to
  * F32. The midpoint of two values is rounded to F32 too, and goes to the even code. NaN counts as
  * 0. A negative number, also -0, gets code 126 at most, never 127 (0), so that it keeps its sign
- * (bitsandbytes does this in m's update; positive numbers may become 0). DIFFERS: in a group of
- * zeros bitsandbytes divides 0 by 0, whose code depends on the back end; here all codes are that of
- * 0. The same if 1 / max|x| is not a normal float: max|x| < 2^-126 or >= 2^126. */
+ * (bitsandbytes does this in m's update; positive numbers may become 0). A positive x below 1.6e-7
+ * max|x| becomes 0, half of the smallest value of UDYNAMIC8. NOTE: v of a rare gradient does, m
+ * does not.
+ *
+ * DIFFERS: in a group of zeros bitsandbytes divides 0 by 0, whose code depends on the back end;
+ * here all codes are that of 0. The same if 1 / max|x| is not a normal float: max|x| < 2^-126 or >=
+ * 2^126. */
 #pragma once
 #include "kernels/kernels.h"
 #include "kernels/random.h"

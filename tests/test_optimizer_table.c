@@ -77,6 +77,10 @@ static void test_mixed_moments(void **state)
     assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=fp8-lm",
                             "--optimizer.betas=[0.9, 0.999]"));
     try_contains(message, "a v in bf16 is too coarse for a beta2 of 0.999");
+    assert_true(
+        try_printed(message, sizeof message, 2, 1, "--recipe=coat", "--format.moment2=e5m2/128"));
+    try_contains(message, "a v in e5m2/128 is rounded to 0 where gradients are rare");
+    try_contains(message, "Use --format.moment2=e5m2/128+");
     assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=f32",
                             "--optimizer.betas=[0.9, 0.999]"));
     assert_string_equal(message, "");
@@ -124,30 +128,30 @@ static void small_plan(Small *s, const char *optimizer, const char *recipe)
     plan_of(s, &m, optimizer, recipe);
 }
 
-/* Bytes of states per 256 weights; units are multiples of 256. */
+/* Bytes of states per 256 weights of layers, and of other weights; units are multiples of 256. */
 static void test_plan(void **state)
 {
     (void)state;
     const struct {
         const char *optimizer, *recipe;
-        size_t bytes;
+        size_t bytes, elsewhere;
     } rows[] = {
-        { "adamw", "f32", 2 * 256 * 4 },
-        { "adamw", "coat", 2 * (256 + 2 * 4) },
-        { "adamw", "fp8-lm", 256 + 2 * 2 + 256 * 2 },
-        { "adamw8bit", "coat", 2 * (256 + 4) },
-        { "adamw8bit", "f32", 2 * (256 + 4) },
-        { "lion", "f32", 256 * 4 },
+        { "adamw", "f32", 2 * 256 * 4, 2 * 256 * 4 },
+        { "adamw", "coat", 2 * (256 + 2 * 4), 2 * (256 + 2 * 4) },
+        { "adamw", "fp8-lm", 256 + 2 * 2 + 256 * 2, 256 + 2 * 2 + 256 * 2 },
+        { "adamw8bit", "coat", 2 * (256 + 4), 2 * 256 * 4 },
+        { "adamw8bit", "f32", 2 * (256 + 4), 2 * 256 * 4 },
+        { "lion", "f32", 256 * 4, 256 * 4 },
     };
     size_t total[2] = { 0 };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         Small s;
-        size_t weights = 0;
+        size_t bytes = 0;
         small_plan(&s, rows[i].optimizer, rows[i].recipe);
         for (int u = 0; u < s.store.num_units; u++)
-            weights += s.store.shard[u].slice[TRAINED].count;
-        assert_int_equal(weights % 256, 0);
-        assert_int_equal(store_state_bytes(&s.store), weights / 256 * rows[i].bytes);
+            bytes += s.store.shard[u].slice[TRAINED].count / 256 *
+                     (s.store.shape[u].kind->is_layer ? rows[i].bytes : rows[i].elsewhere);
+        assert_int_equal(store_state_bytes(&s.store), bytes);
         if (strcmp(rows[i].recipe, "f32") == 0 && strcmp(rows[i].optimizer, "adamw8bit") != 0)
             total[strcmp(rows[i].optimizer, "lion") == 0] =
                 s.model.bytes.total - store_state_bytes(&s.store);

@@ -100,7 +100,8 @@ static void add_states(Layout *l, Piece piece, const HfTensor *t, const ParamSto
     for (int i = 0; i < store->optimizer->num_states; i++) {
         if (store->optimizer->state[i].of == (matrix ? STATE_OF_OTHERS : STATE_OF_MATRICES))
             continue;
-        const Format format = optimizer_format(store->optimizer, i, &store->recipe);
+        const Format format = optimizer_format(store->optimizer, i, &store->recipe,
+                                               store->shape[t->unit].kind->is_layer);
         char suffix[64];
         piece.state = i;
         piece.kind = PIECE_STATE;
@@ -501,7 +502,7 @@ void layout_read(Layout *l, ParamStore *store, SafeFile *const *files, int count
         const Piece *p = &l->piece[i];
         progress_show(done / all, p->name);
         done += (double)p->count;
-        if (p->region == QUANTIZED)
+        if (p->region == QUANTIZED || p->is_read)
             continue;
         PieceReader r = { p, files, count, layout_find(p, files, count), raw, 0 };
         const char *dtype = r.from.tensor ? r.from.tensor->dtype : "codes and scales";

@@ -28,6 +28,7 @@ typedef struct {
     size_t in_param, in_whole;
     /* another tensor rank has the same, writes it and adds it to checksums */
     bool is_copy;
+    bool is_read; /* layout_read leaves it out, but for its checksum */
     int dims;
     size_t shape[2];
     /* >= shape[0]: a file may include the padding rows of the vocabulary */
@@ -72,9 +73,9 @@ void layout_sum(Layout *l);
 
 /* Reads this rank's part of every piece from the `count` files, converting F32, BF16, F16 and codes
  * with scales [coded_source.h] as needed. For region QUANTIZED, which load_quantized has read
- * before, only checks checksums. All ranks of a shard group call; together they read everything.
- * Dies naming a tensor that is missing, has a wrong shape, a type that cannot be converted, or a
- * wrong checksum. */
+ * before, and `is_read` only checks checksums. All ranks of a shard group call; together they read
+ * everything. Dies naming a tensor that is missing, has a wrong shape, a type that cannot be
+ * converted, or a wrong checksum. */
 void layout_read(Layout *l, ParamStore *store, SafeFile *const *files, int count);
 
 /* Parts of layout_read for other readers. need: the piece's tensor in the files; dies as

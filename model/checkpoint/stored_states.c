@@ -57,17 +57,18 @@ static void lay_out(StoredStates *s, const ParamStore *store)
     s->layout = layout_make(NULL, LAYOUT_OPTIMIZER, &there, 0);
 }
 
-/* Finds the size of groups from the numbers of scales. With small tensors several sizes fit: then
- * it is the run's if all else agrees, and otherwise the smallest, which gives each element the same
- * scale. */
-static void choose_group(StoredStates *s, int state, Format ours, const ParamStore *store,
-                         SafeFile *const *files, int count)
+/* Finds the size of FP8 groups, the same for all weights, from the numbers of scales. With small
+ * tensors several sizes fit: then it is the run's if all else agrees, and otherwise the smallest,
+ * which gives each element the same scale. */
+static void choose_group(StoredStates *s, int state, Format there, Format ours,
+                         const ParamStore *store, SafeFile *const *files, int count)
 {
-    Format *own = &s->optimizer.state[state].own;
-    own->group = ours.group;
-    const bool alike = format_equal(*own, ours);
+    OptimizerState *o = &s->optimizer.state[state];
+    there.group = ours.group;
+    const bool alike = format_equal(there, ours);
     for (int size = alike ? 0 : 1; size <= PARAM_ALIGN; size = size ? 2 * size : 1) {
-        own->group = size ? size : ours.group;
+        there.group = size ? size : ours.group;
+        o->own = o->elsewhere = there;
         lay_out(s, store);
         if (scales_fit(s, state, files, count))
             return;
@@ -77,15 +78,29 @@ static void choose_group(StoredStates *s, int state, Format ours, const ParamSto
         s->optimizer.state[state].name);
 }
 
-/* The format with the file's type and that of the scales; `ours` if there is no such format of
- * states. */
-static Format format_of(const char *state, Format ours, SafeFile *const *files, int count)
+/* The first tensor of the files that is this state of a weight in a layer, or else of another
+ * weight; NULL: there is none. */
+static const SafeTensor *find_state(const StoredStates *s, const ParamStore *store, int state,
+                                    bool in_layer, SafeFile *const *files, int count)
 {
-    char suffix[64];
-    snprintf(suffix, sizeof suffix, ".%s", state);
-    const SafeTensor *t = safetensors_find_ending(files, count, suffix).tensor;
-    snprintf(suffix, sizeof suffix, ".%s.scale", state);
-    const SafeTensor *scale = safetensors_find_ending(files, count, suffix).tensor;
+    const SafeTensor *t = NULL;
+    for (int i = 0; i < s->layout.num_pieces && !t; i++) {
+        const Piece *p = &s->layout.piece[i];
+        if (p->kind == PIECE_STATE && p->state == state &&
+            store->shape[p->unit].kind->is_layer == in_layer)
+            t = safetensors_find_in(files, count, p->name).tensor;
+    }
+    return t;
+}
+
+/* The format with the type of this tensor and that of its scales; `ours` if there is no such format
+ * of states. */
+static Format format_of(const SafeTensor *t, const char *state, Format ours, SafeFile *const *files,
+                        int count)
+{
+    char *name = xasprintf("%s.scale", t ? t->name : "");
+    const SafeTensor *scale = safetensors_find_in(files, count, name).tensor;
+    free(name);
     const bool expanded = scale && strcmp(scale->dtype, "U32") == 0;
     if (t && strcmp(t->dtype, "F32") == 0)
         return (Format){ F32, 0, false };
@@ -103,18 +118,26 @@ static Format format_of(const char *state, Format ours, SafeFile *const *files, 
 StoredStates stored_states(const ParamStore *store, SafeFile *const *files, int count)
 {
     StoredStates s = { .optimizer = *store->optimizer };
+    lay_out(&s, store);
     for (int i = 0; i < s.optimizer.num_states; i++) {
         OptimizerState *state = &s.optimizer.state[i];
-        const Format ours = optimizer_format(store->optimizer, i, &store->recipe);
-        *state = (OptimizerState){ state->name, state->label, OWN_FORMAT,
-                                   format_of(state->name, ours, files, count), state->of };
-        if (format_is_fp8(state->own))
-            choose_group(&s, i, ours, store, files, count);
-        s.converts |= !format_equal(state->own, ours) &&
-                      (format_has_scales(state->own) || format_has_scales(ours));
+        Format *there[2] = { &state->own, &state->elsewhere }, ours[2];
+        const SafeTensor *t[2];
+        state->from = OWN_FORMATS;
+        for (int k = 0; k < 2; k++) {
+            ours[k] = optimizer_format(store->optimizer, i, &store->recipe, k == 0);
+            t[k] = find_state(&s, store, i, k == 0, files, count);
+            *there[k] = format_of(t[k], state->name, ours[k], files, count);
+        }
+        const int found = t[0] ? 0 : 1;
+        if (format_is_fp8(*there[found]))
+            choose_group(&s, i, *there[found], ours[found], store, files, count);
+        for (int k = 0; k < 2; k++) {
+            if (!t[k] || (!format_has_scales(*there[k]) && !format_has_scales(ours[k])))
+                *there[k] = ours[k];
+            s.converts |= !format_equal(*there[k], ours[k]);
+        }
     }
-    for (int i = 0; i < s.optimizer.num_states && !s.converts; i++)
-        s.optimizer.state[i].own = optimizer_format(store->optimizer, i, &store->recipe);
     lay_out(&s, store);
     return s;
 }
@@ -240,32 +263,56 @@ static void convert(Tensor here, Tensor there, float *x, size_t n)
             pthread_join(thread[i], NULL);
 }
 
-/* `there`, `here` and x: space for a chunk in the files' format, in the shard's and in F32. */
-static void read_state(const Reading *r, const Shard *shard, int unit, int state, Tensor there,
-                       Tensor here, float *x)
+/* The format of a unit's state in the files. */
+static Format format_there(const StoredStates *s, const ParamStore *store, int unit, int state)
 {
+    return optimizer_format(&s->optimizer, state, &store->recipe,
+                            store->shape[unit].kind->is_layer);
+}
+
+static bool is_converted(const StoredStates *s, const ParamStore *store, int unit, int state)
+{
+    return !format_equal(format_there(s, store, unit, state),
+                         store->shard[unit].state[state].format);
+}
+
+/* x: space for a chunk. */
+static void read_state(const Reading *r, const ParamStore *store, int unit, int state, float *x)
+{
+    const Shard *shard = &store->shard[unit];
     const Tensor dst = shard->state[state];
+    const Tensor there = host_tensor(format_there(r->s, store, unit, state)),
+                 here = host_tensor(dst.format);
     const Slice own = shard_state(shard, state);
-    const bool same = format_equal(there.format, here.format);
     for (size_t at = 0, n; at < own.count; at += n) {
         n = own.count - at < (size_t)here.cols ? own.count - at : (size_t)here.cols;
         const size_t scales = format_scale_bytes(here.format, n);
         read_chunk(r, there, unit, state, own.first + at, n);
-        if (!same)
-            convert(here, there, x, n);
-        const Tensor src = same ? there : here;
-        device_put((char *)dst.data + at * dtype_size(dst.format.dtype), src.data,
+        convert(here, there, x, n);
+        device_put((char *)dst.data + at * dtype_size(dst.format.dtype), here.data,
                    n * dtype_size(dst.format.dtype));
         if (scales)
-            device_put((char *)dst.scale + format_scale_bytes(here.format, at), src.scale, scales);
+            device_put((char *)dst.scale + format_scale_bytes(here.format, at), here.scale, scales);
     }
+    free_host(there);
+    free_host(here);
 }
 
-static void check_pieces(const Reading *r)
+/* The pieces that are converted. */
+static void check_pieces(const Reading *r, const ParamStore *store)
 {
     const Layout *l = &r->s->layout;
     for (int i = 0; i < l->num_pieces; i++) {
-        const Piece *p = &l->piece[i];
+        Piece *p = &l->piece[i];
+        p->is_read = is_converted(r->s, store, p->unit, p->state);
+        if (!p->is_read)
+            continue;
+        if (store->shape[p->unit].tensor_ranks > 1)
+            die("%s: the optimizer's states there have other formats than this run's, and tensor "
+                "ranks cannot convert them; resume "
+                "and save once with --parallelism.tensor=1, or use the optimizer and recipe of "
+                "that run",
+                r->files[0]->path);
         const Found f = layout_need(p, r->files, r->count);
         if (strcmp(f.tensor->dtype, p->dtype) != 0)
             die("%s: tensor %s is stored as %s, others of its kind as %s", f.file->path, p->name,
@@ -273,12 +320,14 @@ static void check_pieces(const Reading *r)
     }
 }
 
-/* l->sum becomes this rank's contribution to the checksum of each tensor. */
+/* l->sum becomes this rank's contribution to the checksum of each converted tensor. */
 static void shift_sums(const Reading *r, const ParamStore *store)
 {
     Layout *l = &r->s->layout;
     for (int i = 0; i < l->num_pieces; i++) {
         const Piece *p = &l->piece[i];
+        if (!p->is_read)
+            continue;
         const SafeTensor *t = safetensors_find_in(r->files, r->count, p->name).tensor;
         const Slice s = shard_state(&store->shard[p->unit], p->state);
         const Range part = part_of(p, t, s.first, s.first + s.count);
@@ -287,37 +336,44 @@ static void shift_sums(const Reading *r, const ParamStore *store)
     }
 }
 
-void stored_states_read(StoredStates *s, ParamStore *store, SafeFile *const *files, int count)
+/* Once for each state, or for those of blocks and of other weights if they differ. */
+static void print_conversion(const Reading *r, const ParamStore *store, int state)
 {
-    if (!s->converts) {
-        layout_read(&s->layout, store, files, count);
-        return;
-    }
-    if (store->tensor_ranks > 1)
-        die("%s: the optimizer's states there have other formats than this run's, and tensor ranks "
-            "cannot convert them; resume and "
-            "save once with --parallelism.tensor=1, or use the optimizer and recipe of that run",
-            files[0]->path);
-    const Reading r = { s, files, count };
+    static const char *const where[2] = { " of the blocks", " outside the blocks" };
+    const OptimizerState *o = &r->s->optimizer.state[state];
+    const Format from[2] = { o->own, o->elsewhere };
+    Format to[2];
+    for (int k = 0; k < 2; k++)
+        to[k] = optimizer_format(store->optimizer, state, &store->recipe, k == 0);
+    const bool same = format_equal(from[0], from[1]) && format_equal(to[0], to[1]);
+    for (int k = 0; k < (same ? 1 : 2); k++)
+        if (!format_equal(from[k], to[k]))
+            printf("loading: %s%s is converted from %s to %s\n", o->name, same ? "" : where[k],
+                   format_name(from[k]), format_name(to[k]));
+}
+
+static void read_converted(const Reading *r, const ParamStore *store)
+{
     float *x = xmalloc(chunk_elements() * sizeof *x);
-    check_pieces(&r);
-    for (int i = 0; i < s->optimizer.num_states; i++) {
-        const Format from = s->optimizer.state[i].own,
-                     to = optimizer_format(store->optimizer, i, &store->recipe);
-        if (comm_rank() == 0 && !format_equal(from, to))
-            printf("loading: %s is converted from %s to %s\n", s->optimizer.state[i].name,
-                   format_name(from), format_name(to));
-        const Tensor there = host_tensor(from), here = host_tensor(to);
+    check_pieces(r, store);
+    for (int i = 0; i < r->s->optimizer.num_states; i++) {
+        if (comm_rank() == 0)
+            print_conversion(r, store, i);
         progress_begin("loading");
         for (int u = 0; u < store->num_units; u++) {
-            progress_show((double)u / store->num_units, s->optimizer.state[i].name);
-            read_state(&r, &store->shard[u], u, i, there, here, x);
+            progress_show((double)u / store->num_units, r->s->optimizer.state[i].name);
+            if (is_converted(r->s, store, u, i))
+                read_state(r, store, u, i, x);
         }
         progress_end();
-        free_host(there);
-        free_host(here);
     }
     free(x);
-    shift_sums(&r, store);
-    layout_check_sums(&s->layout, store, files, count);
+    shift_sums(r, store);
+}
+
+void stored_states_read(StoredStates *s, ParamStore *store, SafeFile *const *files, int count)
+{
+    if (s->converts)
+        read_converted(&(Reading){ s, files, count }, store);
+    layout_read(&s->layout, store, files, count);
 }

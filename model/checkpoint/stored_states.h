@@ -1,12 +1,15 @@
 /* Loads optimizer states whose formats in the checkpoint differ from those of the run: after a
- * change of the recipe, or between adamw and adamw8bit. */
+ * change of the recipe, or between adamw and adamw8bit. adamw8bit once had 8-bit states of all
+ * weights. */
 #pragma once
 #include "model/checkpoint/layout.h"
 
 typedef struct {
-    Optimizer optimizer; /* the run's, with the formats of the files */
-    Layout layout;       /* of that optimizer */
-    bool converts;       /* the formats of a state differ, and at least one has 8-bit codes */
+    /* the run's, with the formats of the files where they are converted */
+    Optimizer optimizer;
+    Layout layout; /* of that optimizer */
+    /* there are such: the formats of a state differ, and at least one has 8-bit codes */
+    bool converts;
 } StoredStates;
 
 /* The formats in which the `count` files store the states of the store's optimizer; all states must
@@ -15,7 +18,7 @@ typedef struct {
 StoredStates stored_states(const ParamStore *store, SafeFile *const *files, int count);
 void stored_states_free(StoredStates *s);
 
-/* Reads this rank's part of every state: as layout_read, or if `converts` decoded to F32 and
- * encoded by tensor_store, on the host. Equal formats keep their bits. Errors as in layout_read.
+/* Reads this rank's part of every state: as layout_read, or, where it is converted, decoded to F32
+ * and encoded by tensor_store on the host. Equal formats keep their bits. Errors as in layout_read.
  * All ranks of a shard group call. */
 void stored_states_read(StoredStates *s, ParamStore *store, SafeFile *const *files, int count);

@@ -130,7 +130,8 @@ static void check_groups(Reader *r, const char *name, Format f, int size)
 /* NOTE: without expansion (k) a group's scale is BF16, rounded up: an amax that falls by less than
  * 2^-8 in a step does not fall. With stationary gradients v is 1.2 times too large with beta2 =
  * 0.99, five times with 0.999, which halves updates. A BF16 v is rounded to nearest: it never falls
- * if 1 - beta2 is less than half its last place, which is 2^-8 to 2^-9 of v. */
+ * if 1 - beta2 is less than half its last place, which is 2^-8 to 2^-9 of v. For a v that is
+ * rounded to 0 see "Moments of rare gradients" in model/README.md. */
 static void check_coarseness(Reader *r)
 {
     const Format v = r->s->c.recipe.moment2;
@@ -141,6 +142,11 @@ static void check_coarseness(Reader *r)
              "small. Use 0.95, or "
              "--format.moment2=e4m3/128+",
              where, beta2);
+    if (format_is_fp8(v) && !v.expand)
+        warn("%s: a v in %s is rounded to 0 where gradients are rare, as those of rare tokens are, "
+             "and updates may become hundreds "
+             "of times too large. Use --format.moment2=%s+",
+             reader_where(r, "format.moment2"), format_name(v), format_name(v));
     if (v.dtype == BF16 && 1 - beta2 < 0x1p-8)
         warn("%s: a v in bf16 is too coarse for a beta2 of %g: it does not decay. Use 0.95, or "
              "--format.moment2=f32",
@@ -169,10 +175,10 @@ static void check_moments(Reader *r)
     const Optimizer *o = optimizer_find(c->optimizer.name);
     if (optimizer_reads(o, MOMENT1))
         check_groups(r, "format.moment1", c->recipe.moment1, PARAM_ALIGN);
-    if (optimizer_reads(o, MOMENT2))
-        check_groups(r, "format.moment2", c->recipe.moment2, PARAM_ALIGN);
-    if (o->is_adam && optimizer_reads(o, MOMENT2))
-        check_coarseness(r);
+    if (!optimizer_reads(o, MOMENT2))
+        return;
+    check_groups(r, "format.moment2", c->recipe.moment2, PARAM_ALIGN);
+    check_coarseness(r);
 }
 
 static void check_columns(Reader *r)

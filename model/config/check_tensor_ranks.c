@@ -98,7 +98,7 @@ static char *refused_groups(const Config *c, int n)
     unit_shape(&block, &c->model, unit_of_layer(&c->model, 0), 1);
     unit_cut(&block, n, 0, 1);
     for (int k = 0; k < o->num_states && !config_forward_only(c); k++) {
-        const int group = optimizer_format(o, k, &c->recipe).group;
+        const int group = optimizer_format(o, k, &c->recipe, true).group;
         for (const Param *p = block.param; p < block.param + block.num_params; p++)
             if (group > 0 && (c->model.lora.rank == 0 || p->is_adapter) &&
                 cuts_group(p, (size_t)group))

@@ -233,8 +233,8 @@ const ConfigKey config_keys[] = {
            "may stall for minutes); three times this for single operations on files. A dead process is noticed within two seconds "
            "in any case"),
     OTHER ("optimizer.name", STRING, "adamw", C(optimizer.name),
-           "adamw; adamw8bit: m and v in 8 bits as in bitsandbytes, whatever the recipe; muon: the matrices of blocks by Muon, with a "
-           "momentum in the format of format.moment1, all else by AdamW"),
+           "adamw; adamw8bit: m and v of the blocks in 8 bits as in bitsandbytes, of embedding and head in f32, whatever the recipe; muon: the "
+           "matrices of blocks by Muon, with a momentum in the format of format.moment1, all else by AdamW"),
     NUMBER("optimizer.learning_rate", DOUBLE, "1e-4", 0, 1e3, C(optimizer.lr), "highest learning rate"),
     PROJECTOR_RATE_ROW,
     OTHER ("optimizer.betas", BETAS, "[0.9, 0.95]", C(optimizer.beta1), "decay of m and v"),

@@ -333,9 +333,12 @@ static size_t memory_of_snapshot(const ParamStore *store, const Config *c)
 static void print_optimizer(const Optimizer *o, const Recipe *r)
 {
     printf("optimizer %s:", o->name);
-    for (int i = 0; i < o->num_states; i++)
-        printf("%s %s in %s", i ? "," : "", o->state[i].label,
-               format_name(optimizer_format(o, i, r)));
+    for (int i = 0; i < o->num_states; i++) {
+        const Format f = optimizer_format(o, i, r, true), other = optimizer_format(o, i, r, false);
+        printf("%s %s in %s", i ? "," : "", o->state[i].label, format_name(f));
+        if (!format_equal(f, other))
+            printf(" (outside the blocks %s)", format_name(other));
+    }
     puts(o->num_states ? "" : " no states");
 }
 

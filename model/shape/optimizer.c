@@ -28,10 +28,15 @@ static void step_adamw(Tensor w, const Tensor *state, Tensor grad, const StepPar
     adamw(w, state[0], state[1], grad, adamw_arguments(p), first);
 }
 
+/* Moments outside the blocks are F32, since v of a row with rare gradients is rounded to 0 in 8
+ * bits and m is not ("Moments of rare gradients" in model/README.md). DIFFERS: Hugging Face's
+ * Trainer keeps only those of embeddings in F32, and bitsandbytes those of tensors below 4096
+ * values. */
 static void step_adamw8bit(Tensor w, const Tensor *state, Tensor grad, const StepParams *p,
                            uint64_t first)
 {
-    adamw8bit(w, state[0], state[1], grad, adamw_arguments(p), first);
+    (format_is_dynamic8(state[0].format) ? adamw8bit : adamw)(w, state[0], state[1], grad,
+                                                              adamw_arguments(p), first);
 }
 
 /* The step of all that is not a matrix; muon.c has that of matrices. */
@@ -41,7 +46,7 @@ static void step_others(Tensor w, const Tensor *state, Tensor grad, const StepPa
     adamw(w, state[1], state[2], grad, adamw_arguments(p), first);
 }
 
-#define DYNAMIC(dtype) { dtype, DYNAMIC8_GROUP, false }
+#define DYNAMIC(dtype) OWN_FORMATS, { dtype, DYNAMIC8_GROUP, false }, .elsewhere = { F32, 0, false }
 
 static const Optimizer rows[] = {
     { "adamw",
@@ -52,8 +57,7 @@ static const Optimizer rows[] = {
       .step = step_adamw },
     { "adamw8bit",
       2,
-      { { "exp_avg", "m", OWN_FORMAT, DYNAMIC(DYNAMIC8) },
-        { "exp_avg_sq", "v", OWN_FORMAT, DYNAMIC(UDYNAMIC8) } },
+      { { "exp_avg", "m", DYNAMIC(DYNAMIC8) }, { "exp_avg_sq", "v", DYNAMIC(UDYNAMIC8) } },
       HAS_BETAS | HAS_EPS | HAS_WEIGHT_DECAY,
       .is_adam = true,
       .step = step_adamw8bit },
@@ -84,12 +88,13 @@ const Optimizer *optimizer_find(const char *name)
     return NULL;
 }
 
-Format optimizer_format(const Optimizer *o, int state, const Recipe *r)
+Format optimizer_format(const Optimizer *o, int state, const Recipe *r, bool in_layer)
 {
     const OptimizerState *s = &o->state[state];
-    return format_of_moment(s->from == MOMENT1   ? r->moment1
-                            : s->from == MOMENT2 ? r->moment2
-                                                 : s->own);
+    return format_of_moment(s->from == MOMENT1                    ? r->moment1
+                            : s->from == MOMENT2                  ? r->moment2
+                            : s->from == OWN_FORMATS && !in_layer ? s->elsewhere
+                                                                  : s->own);
 }
 
 bool optimizer_reads(const Optimizer *o, StateFormat column)
@@ -106,8 +111,9 @@ const Optimizer *optimizer_averaged(const Optimizer *o)
     CHECK(o->num_states < MAX_STATES,
           "optimizer %s has %d states, there is no space for an average", o->name, o->num_states);
     averaged = *o;
-    averaged.state[averaged.num_states++] =
-        (OptimizerState){ AVERAGE_STATE, "average", OWN_FORMAT, { F32, 0, false }, STATE_OF_ALL };
+    averaged.state[averaged.num_states++] = (OptimizerState){
+        AVERAGE_STATE, "average", OWN_FORMAT, { F32, 0, false }, .of = STATE_OF_ALL
+    };
     return &averaged;
 }
 
@@ -122,14 +128,15 @@ void optimizer_add(const Optimizer *row)
           "optimizer %s: %d states, of up to %d, and %s step", row->name, row->num_states,
           MAX_STATES, row->step ? "a" : "no");
     for (int i = 0; i < row->num_states; i++) {
-        const Format f = row->state[i].own;
-        CHECK(strlen(row->state[i].name) <= MAX_STATE_NAME,
-              "optimizer %s: the name %s has more than %d characters", row->name,
-              row->state[i].name, MAX_STATE_NAME);
-        CHECK(row->state[i].from != OWN_FORMAT || !f.group || PARAM_ALIGN % f.group == 0,
-              "optimizer %s: %s is %s; groups must "
-              "divide %d",
-              row->name, row->state[i].name, format_name(f), PARAM_ALIGN);
+        const OptimizerState *s = &row->state[i];
+        const Format f[2] = { s->own, s->elsewhere };
+        CHECK(strlen(s->name) <= MAX_STATE_NAME,
+              "optimizer %s: the name %s has more than %d characters", row->name, s->name,
+              MAX_STATE_NAME);
+        for (int k = 0; k < (s->from == OWN_FORMAT ? 1 : s->from == OWN_FORMATS ? 2 : 0); k++)
+            CHECK(!f[k].group || PARAM_ALIGN % f[k].group == 0,
+                  "optimizer %s: %s is %s; groups must divide %d", row->name, s->name,
+                  format_name(f[k]), PARAM_ALIGN);
     }
     added[n - NUM_ROWS] = row;
 }

@@ -7,8 +7,9 @@
 
 enum { MAX_STATES = 4 };
 
-/* Which format a state has: its own, or that of a column of the recipe. */
-typedef enum { OWN_FORMAT, MOMENT1, MOMENT2 } StateFormat;
+/* Which format a state has: its own; one in layers (UnitKind.is_layer) and another in other units;
+ * that of a column of the recipe. */
+typedef enum { OWN_FORMAT, OWN_FORMATS, MOMENT1, MOMENT2 } StateFormat;
 
 /* Which trained weights have a state: all; matrices of layers (Param.is_operand); all others. */
 typedef enum { STATE_OF_ALL, STATE_OF_MATRICES, STATE_OF_OTHERS } StateOf;
@@ -18,8 +19,10 @@ typedef struct {
     const char *name;  /* in files, after the weight's name: "exp_avg", as in PyTorch */
     const char *label; /* in metrics: "m" */
     StateFormat from;
-    Format own; /* if from OWN_FORMAT; groups divide PARAM_ALIGN */
+    /* if from OWN_FORMAT or, in layers, OWN_FORMATS; groups divide PARAM_ALIGN */
+    Format own;
     StateOf of;
+    Format elsewhere; /* if from OWN_FORMATS */
 } OptimizerState;
 
 /* Keys of the configuration that not every optimizer has; all have a learning rate. */
@@ -55,7 +58,7 @@ typedef struct {
 const Optimizer *optimizer_find(const char *name); /* NULL if there is none */
 /* the i-th; NULL after the last */
 const Optimizer *optimizer_at(int i);
-Format optimizer_format(const Optimizer *o, int state, const Recipe *r);
+Format optimizer_format(const Optimizer *o, int state, const Recipe *r, bool in_layer);
 /* whether a state has that column's format */
 bool optimizer_reads(const Optimizer *o, StateFormat column);
 

@@ -204,7 +204,8 @@ static Tensor alloc_codes(Arena *a, DType dtype, size_t n)
 static void place_shard(ParamStore *store, Arena *device, int u)
 {
     const Recipe *r = &store->recipe;
-    const bool master_on_host = store_on_host(store, u, HOST_MASTER);
+    const bool master_on_host = store_on_host(store, u, HOST_MASTER),
+               in_layer = store->shape[u].kind->is_layer;
     Arena *frozen = store_on_host(store, u, HOST_FROZEN) ? &store->host : device;
     Arena *moments = store_on_host(store, u, HOST_MOMENTS) ? &store->host : device;
     Shard *s = &store->shard[u];
@@ -218,7 +219,7 @@ static void place_shard(ParamStore *store, Arena *device, int u)
     s->grad = alloc_elements(device, r->grads, n);
     for (int i = 0; i < store->optimizer->num_states; i++) {
         shard_divide_state(store, u, i);
-        s->state[i] = alloc_elements(moments, optimizer_format(store->optimizer, i, r),
+        s->state[i] = alloc_elements(moments, optimizer_format(store->optimizer, i, r, in_layer),
                                      n - s->before[i] - s->after[i]);
     }
     s->slice[FROZEN].stored = alloc_elements(frozen, r->frozen, s->slice[FROZEN].count);
