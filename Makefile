@@ -184,7 +184,7 @@ LONG       = checkpoint_async checkpoint_folders cpu_order_ranks data_ends diver
              fp8_ranges fsdp_ranks hangs hosts_ranks resident_ranks lifetimes lora_ranks lora_runs moved optimizer_ranks \
              plan_time recipe_columns save_folder signals skips telemetry train trainable_ranks
 QUICK      = $(filter-out $(LONG:%=$B/tests/test_%),$(TESTS))
-SLOW_PY    = random_runs random_meshes rank_files train_sbatch watch watch_browser
+SLOW_PY    = golden_checkpoints random_runs random_meshes rank_files train_sbatch watch watch_browser
 QUICK_PY   = $(filter-out $(SLOW_PY:%=tests/test_%.py),$(wildcard tests/test_*.py))
 run-quick: $B/train $(QUICK)
 	@RANKS=2 bash scripts/run-tests $B "$(LAUNCH)" $(QUICK) $(QUICK_PY)

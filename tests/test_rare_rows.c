@@ -23,9 +23,8 @@
 #include <math.h>
 
 #include "kernels/values.h"
-#include "model/plan/plan.h"
-#include "model/update/update.h"
 #include "model/plan_model.h"
+#include "model/update/update.h"
 #include "tests/kit.h"
 #include "tests/models.h"
 

@@ -362,9 +362,10 @@ void backend_adamw8bit(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint6
             CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel,
                                             cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             (int)sizeof(Shared)));
-            kernel < <<needed<most ? needed : most, THREADS, sizeof(Shared), device_stream()>>>(
-                         wp, t, gp, (unsigned)w.cols, device_tables(), dynamic8_step(a),
-                         random_sequence(a.seed), first, a.parts);
+            const auto blocks = needed < most ? needed : most;
+            kernel<<<blocks, THREADS, sizeof(Shared), device_stream()>>>(
+                wp, t, gp, (unsigned)w.cols, device_tables(), dynamic8_step(a),
+                random_sequence(a.seed), first, a.parts);
         });
     });
     LAUNCH_CHECK();

@@ -376,8 +376,8 @@ template <class Source>
 static inline void fp8_amax(float *amax, const Source &source, int rows, int cols)
 {
     const int most = 8 * device_sm_count();
-    fp8_amax_kernel < <<rows<most ? rows : most, TILE_THREADS, 0, device_stream()>>>(amax, source,
-                                                                                     rows, cols);
+    const auto blocks = rows < most ? rows : most;
+    fp8_amax_kernel<<<blocks, TILE_THREADS, 0, device_stream()>>>(amax, source, rows, cols);
     LAUNCH_CHECK();
 }
 
@@ -412,8 +412,9 @@ static inline void fp8_recode(Tensor y, AmaxProbe probe, const Source &source, i
         if (o >= Source::MEASURED)
             outs.out[o].data = outs.out[o].data_t = NULL;
     }
-    fp8_recode_kernel < <<tiles<most ? tiles : most, TILE_THREADS, 0, device_stream()>>>(
-                            probe, outs, source, rows, cols);
+    const auto blocks = tiles < most ? tiles : most;
+    fp8_recode_kernel<<<blocks, TILE_THREADS, 0, device_stream()>>>(probe, outs, source, rows,
+                                                                    cols);
     LAUNCH_CHECK();
 }
 
