@@ -140,7 +140,7 @@ for stage in $stages; do
         background "build for CUDA" "${make[@]}" BACKEND=cuda build-all
         wait ;;
     test) cuda_tests ;;
-    sanitize) sanitize ;;
+    sanitize) limit=$((2 * limit)) sanitize ;;
     works)
         run "kernel_times.so" "${make[@]}" BACKEND=cuda build/cuda/kernel_times.so
         bench_steps --kernel-times build/cuda/kernel_times.so "${works[@]}" | tee $logs/works.log
