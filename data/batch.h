@@ -11,9 +11,9 @@ typedef struct {
     /* (sequences, T): the next token; -1 at the last position and where masked */
     int *targets;
     uint8_t *begins; /* (sequences, T): 1 where a document begins */
-    const void **
-        images; /* (sequences, T): features of a token, mapped; NULL: it shows no image. images NULL: a model of text
-                                * only */
+    /* (sequences, T): features of a token, mapped; NULL: it shows no image. images NULL: a model of
+     * text only */
+    const void **images;
     bool images_f32; /* they are F32, else BF16 */
     /* (sequences): number of each instance in its source; UINT32_MAX: empty */
     uint32_t *index;

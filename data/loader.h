@@ -42,20 +42,18 @@ DataHashes loader_source_content(const Loader *l, int i);
 PackedData loader_packed(const Loader *l); /* all 0 unless spec->best_fit */
 uint64_t loader_tokens(const Loader *l);   /* in all files */
 int loader_files(const Loader *l);
-uint64_t loader_fingerprint(
-    const Loader *l); /* hash of file names and sizes, T, itemsize, and of documents if they
-                                                   are packed or come from metadata: shows whether data changed */
+/* hash of file names and sizes, T, itemsize, and of documents if they are packed or come from
+ * metadata: shows whether data changed */
+uint64_t loader_fingerprint(const Loader *l);
 /* reads 3 pages of each file, one of them in memory already */
 DataHashes loader_content(const Loader *l);
-bool loader_next(Loader *l, Batch *b); /* b is valid until the next call; false: end of
-                                                   an unshuffled pass, or the limit is reached */
-const char *
-loader_problem(Loader *l); /* the error of the next step's data, with which loader_next would
-                                                   die; NULL: none. Waits for the data */
-bool loader_wait(
-    Loader *l,
-    double seconds); /* waits at most this long; true: loader_next need not wait. The last
-                                                       batch stays valid */
+/* b is valid until the next call; false: end of an unshuffled pass, or the limit is reached */
+bool loader_next(Loader *l, Batch *b);
+/* the error of the next step's data, with which loader_next would die; NULL: none. Waits for the
+ * data */
+const char *loader_problem(Loader *l);
+/* waits at most this long; true: loader_next need not wait. The last batch stays valid */
+bool loader_wait(Loader *l, double seconds);
 void loader_seek(Loader *l, LoaderState s); /* also removes a limit */
 
 /* The next steps have smaller batches, by a Doubling with these numbers of further steps. Call it

@@ -44,23 +44,23 @@ typedef struct {
     bool mask_padding;   /* targets equal to pad_token_id are masked */
     bool shuffle;        /* false: file order (evaluation) */
     uint64_t seed;       /* of the shuffle; epoch e uses seed + e */
-    bool
-        drop_last; /* an incomplete step at the end of an epoch is not used. false: the last step may be
-                                * short, or, if shuffled, is filled with empty sequences, which have no targets */
+    /* an incomplete step at the end of an epoch is not used. false: the last step may be short, or,
+     * if shuffled, is filled with empty sequences, which have no targets */
+    bool drop_last;
     bool reopened; /* was opened before: no warnings */
-    bool
-        best_fit; /* whole documents are packed into sequences, no target crosses from one to the next;
-                                * false: files are cut into sequences of T tokens */
+    /* whole documents are packed into sequences, no target crosses from one to the next; false:
+     * files are cut into sequences of T tokens */
+    bool best_fit;
     /* best_fit: a document longer than T is split; false: it is truncated */
     bool split;
     /* documents are given by metadata next to the files; false: they end after an eos */
     bool metadata;
-    void (*beat)(
-        const char *doing); /* called by the working thread whenever it makes progress, with what it
-                                * does; with NULL: it is done for now. beat NULL: not called */
-    int max_period, min_period,
-        max_count; /* OLMo's instance_filter: an n-gram of min .. max tokens that occurs
-                                * max_count times in a row masks all labels of the instance (packed: document); 0: off */
+    /* called by the working thread whenever it makes progress, with what it does; with NULL: it is
+     * done for now. beat NULL: not called */
+    void (*beat)(const char *doing);
+    /* OLMo's instance_filter: an n-gram of min .. max tokens that occurs max_count times in a row
+     * masks all labels of the instance (packed: document); 0: off */
+    int max_period, min_period, max_count;
 } DataSpec;
 
 /* Result of best-fit packing: documents in the files; pieces in the sequences, more if long

@@ -20,9 +20,9 @@
 enum { GPTQ_COLUMNS = 128 }; /* columns per block: one kernel does them */
 
 typedef struct {
-    double
-        damping; /* added to H's diagonal, as a fraction of its mean; 0: no damping made H positive definite, and
-                                       weights were rounded to the nearest code */
+    /* added to H's diagonal, as a fraction of its mean; 0: no damping made H positive definite, and
+     * weights were rounded to the nearest code */
+    double damping;
     /* error of the outputs with these codes, and with rounding to nearest; NAN if damping is 0 */
     double error, rounded;
 } GptqResult;

@@ -26,9 +26,9 @@ typedef struct {
     /* (rows, cols), 256-byte aligned; NULL: not here; with data_t NULL too there is no tensor */
     void *data;
     void *data_t; /* (cols, rows): transposed FP8 codes, same scale, for FP8 GEMMs; or NULL */
-    void *
-        scale; /* group 0: one float (16 bytes allocated); else (rows, cols/group): FP8 a byte, moments BF16 or, if expanded,
-                         fp8_pair; dynamic maps F32. F32 and BF16 tensors: NULL */
+    /* group 0: one float (16 bytes allocated); else (rows, cols/group): FP8 a byte, moments BF16
+     * or, if expanded, fp8_pair; dynamic maps F32. F32 and BF16 tensors: NULL */
+    void *scale;
     Format format;
     int rows, cols;
     /* of a gradient: not yet written in this step, so the first accumulation overwrites it */
@@ -38,9 +38,9 @@ typedef struct {
     const bool *scale_reused; /* host memory, set by the planner of operands; NULL: false */
     /* of an FP8 operand: GEMMs with it as first input may use short accumulators */
     bool fast;
-    float *
-        channel; /* (cols) of an FP8 operand with one scale, device memory: powers of two; scale * code is channel[c] times a
-                         value of column c; NULL: all 1. See swiglu_forward */
+    /* (cols) of an FP8 operand with one scale, device memory: powers of two; scale * code is
+     * channel[c] times a value of column c; NULL: all 1. See swiglu_forward */
+    float *channel;
 } Tensor;
 
 /* Rows first .. first + count - 1 of a tensor. */

@@ -138,8 +138,8 @@ static void test_as_the_run(void **state)
 {
     (void)state;
     static const char *const runs[] = {
-        "--recipe=coat --fp8.forward=saved --device_train_microbatch_size=4 "
-        "--device_eval_batch_size=6",
+        ("--recipe=coat --fp8.forward=saved --device_train_microbatch_size=4 "
+         "--device_eval_batch_size=6"),
         "--recipe=coat --format.master=f32 --format.grads=f32",
         "--recipe=f32 --format.frozen=bf16",
         "--recipe=bf16 --format.operand=e4m3 --format.gradient=e5m2",

@@ -318,8 +318,8 @@ static void test_recomputation(void **state)
         float *all = gradients(&m, KEEP_ALL, 0, 0, &n);
         for (Keep keep = KEEP_ALL; keep <= KEEP_BLOCK; keep++)
             for (int part = 0; part < 3;
-                 part++) { /* keep for two blocks: only as in the recipe; also the first; also the
-                                                               second */
+                 /* keep for two blocks: only as in the recipe; also the first; also the second */
+                 part++) {
                 float *less = gradients(&m, keep, part == 0 ? 0 : part == 1 ? 2 : -3, 0, &n);
                 assert_memory_equal(all, less, sizeof(float) * n);
                 free(less);

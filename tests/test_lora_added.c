@@ -112,9 +112,8 @@ static void check_act(const AddCase *k, const Shape *s, Tensor act, Tensor saved
         check_close(label, act, ref, bound);
     if (act.data_t)
         check_transposed(label, act);
-    swiglu_reference(ref, bound, s, a->x,
-                     from_saved ? a->saved : a->used); /* the CPU may have saved the neighbouring
-                                                                                       code */
+    /* the CPU may have saved the neighbouring code */
+    swiglu_reference(ref, bound, s, a->x, from_saved ? a->saved : a->used);
     if (fp8)
         golden_operand(label, act, ref, bound);
     else

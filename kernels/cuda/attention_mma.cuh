@@ -466,9 +466,8 @@ __global__ void __launch_bounds__(G::THREADS)
         float x[M][QUERIES / 8][4] = {};
         add_product<T, STEPS>(x, Along<ROW, false>(own_keys), Along<ROW, true>(has_p ? q : dys));
         if (has_p) {
-            const int ahead = tile.tile * QUERIES - item.first -
-                              own; /* position of the first query minus that of the warp's
-                                                                               first key */
+            /* position of the first query minus that of the warp's first key */
+            const int ahead = tile.tile * QUERIES - item.first - own;
             if (ahead < 16 * M - 1 || ahead + QUERIES - 1 >= w.window)
                 mask<-1>(x, ahead, w.window);
             weigh_keys(x, exchange, numbers, w.scale_log2);

@@ -14,9 +14,8 @@ __global__ __launch_bounds__(THREADS, 2) void widen_fast_kernel(bf16 *y, const b
     const int c0 = (blockIdx.x - part.block) * l.column_warps * 2 * STRIP;
     hold_matrix(packs, p, [&](int i) { return strip_of(p.parts, part, c0 + STRIP * i); });
     __syncthreads();
-    const int column = c0 + warp % l.column_warps * 2 * STRIP +
-                       lane % 4 * 8; /* eight from here on, and eight one strip
-                                                                                       later */
+    /* eight from here on, and eight one strip later */
+    const int column = c0 + warp % l.column_warps * 2 * STRIP + lane % 4 * 8;
     const uint4 *matrix = packs + warp % l.column_warps * l.steps * 4 * 32 + lane;
     const int xa[2] = { part.xa, part.xa };
     const int first = blockIdx.y * TOKENS, end = min(N, first + TOKENS);

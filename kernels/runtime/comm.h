@@ -51,9 +51,9 @@ typedef enum {
     SENT_HOST_VALUES,
     NUM_SENT
 } Sent;
-size_t comm_ring_bytes(Sent what, size_t bytes,
-                       int ranks); /* bytes: of the tensor; of a gather's or scattered sum's part;
-                                                                   of an exchange: what leaves this rank */
+/* bytes: of the tensor; of a gather's or scattered sum's part; of an exchange: what leaves this
+ * rank */
+size_t comm_ring_bytes(Sent what, size_t bytes, int ranks);
 /* back ends: such an operation was queued */
 void comm_count(Sent what, size_t bytes, Ranks g);
 size_t comm_sent(Sent what);

@@ -16,10 +16,9 @@ void hosts_stop(void);
 
 /* The rest is for one thread of each first rank. Other ranks, and runs on one host, have no
  * connections and never see a failure. */
-void hosts_look(
-    double passed,
-    bool leaving); /* sends and receives; `passed`: seconds since the last call; `leaving`: a rank
-                                                      of this host, or of one that said so, ends all ranks with its own message */
+/* sends and receives; `passed`: seconds since the last call; `leaving`: a rank of this host, or of
+ * one that said so, ends all ranks with its own message */
+void hosts_look(double passed, bool leaving);
 /* the longest time without a heartbeat of a host, seconds */
 double hosts_silence(void);
 bool hosts_ended(void);   /* the first rank of a host has ended */

@@ -66,10 +66,10 @@ static const double INTERVAL = 0.25; /* seconds; mpirun ends all ranks a second 
 static const double GRACE = 2;
 /* seconds without a heartbeat of another host until a warning, */
 static const double SILENCE = 5;
-static const double AWAY_AFTER =
-    15; /* and until it can end the run. NOTE: mpirun with the keepalive options of README is
-                                         * earlier. But TCP sends no keepalives while data are unsent: if mpirun had messages for
-                                         * the lost host, as after the end of a rank, it would wait for a quarter of an hour */
+/* and until it can end the run. NOTE: mpirun with the keepalive options of README is earlier. But
+ * TCP sends no keepalives while data are unsent: if mpirun had messages for the lost host, as after
+ * the end of a rank, it would wait for a quarter of an hour */
+static const double AWAY_AFTER = 15;
 
 static struct {
     SharedTable *table;

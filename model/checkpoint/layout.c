@@ -506,9 +506,8 @@ void layout_read(Layout *l, ParamStore *store, SafeFile *const *files, int count
             continue;
         PieceReader r = { p, files, count, layout_find(p, files, count), raw, 0 };
         const char *dtype = r.from.tensor ? r.from.tensor->dtype : "codes and scales";
-        if (is_rounded(p, dtype) && !rounded &&
-            store->first_trained < store->num_units) /* otherwise computing rounds them
-                                                                                            anyway */
+        /* otherwise computing rounds them anyway */
+        if (is_rounded(p, dtype) && !rounded && store->first_trained < store->num_units)
             warn("%s: tensors that are not trained are stored as %s there and rounded to bf16 "
                  "here; --format.frozen=f32 keeps "
                  "them exact",

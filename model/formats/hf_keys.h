@@ -23,9 +23,10 @@ typedef enum {
 
 typedef struct {
     const char *key;
-    int kind;         /* HfKind, perhaps with a flag */
-    const char *what; /* a key of config_keys, or JSON. ONLY and REFUSED: a value or a list of them;
-                                   a list in the file is accepted if all its elements are */
+    int kind; /* HfKind, perhaps with a flag */
+    /* a key of config_keys, or JSON. ONLY and REFUSED: a value or a list of them; a list in the
+     * file is accepted if all its elements are */
+    const char *what;
     double otherwise; /* default of all classes; NAN: the file must have a value */
     const char *why;  /* REFUSED and ONLY: what to do, or NULL */
 } HfKey;

@@ -169,13 +169,13 @@ typedef struct Model {
     int last;             /* with caches: the row of the last token */
 
     /* activations */
-    Acts *
-        unit_acts; /* [units] of the micro-batch at work; those that are no block use attn_res, where they read the
-                                  stream */
+    /* [units] of the micro-batch at work; those that are no block use attn_res, where they read the
+     * stream */
+    Acts *unit_acts;
     Acts *acts; /* those of the first block on */
-    Acts *
-        sets; /* [num_sets][units]: unit_acts is one of them. Micro-batch i of a stage's chunk with n in flight
-                                  (pipeline.h) has set i % n */
+    /* [num_sets][units]: unit_acts is one of them. Micro-batch i of a stage's chunk with n in
+     * flight (pipeline.h) has set i % n */
+    Acts *sets;
     int num_sets;
     BackwardScratch work;
     Offload offload;
@@ -192,9 +192,9 @@ typedef struct Model {
     /* (chunk, V) their gradient in format.head, if that is FP8: its transpose overwrites the
      * logits */
     Tensor dlogits;
-    Tensor head_h,
-        head_w; /* (chunk, C), (V, C) then: E4M3 operands, of the weight only the transpose; in these three
-                                  chunk and V are padded: fp8_padded */
+    /* (chunk, C), (V, C) then: E4M3 operands, of the weight only the transpose; in these three
+     * chunk and V are padded: fp8_padded */
+    Tensor head_h, head_w;
 
     /* the batch, its losses, and rotations of its positions */
     /* (N), (B*T + 1), (B*T/c + 1): device memory */
@@ -220,9 +220,9 @@ typedef struct Model {
     float lora_scale;     /* of adapters */
     /* unless NULL: called in forward after each unit but the */
     void (*observe)(void *observer, int unit, const UnitTensors *w);
-    void *
-        observer; /* head, with its weights (NULL: it is another stage's, and its output has come); if `observed`,
-                                  memory that blocks share holds its values */
+    /* head, with its weights (NULL: it is another stage's, and its output has come); if `observed`,
+     * memory that blocks share holds its values */
+    void *observer;
 
     /* memory */
     PlanBytes bytes; /* of device memory, by purpose */

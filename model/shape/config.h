@@ -121,8 +121,8 @@ typedef struct {
     double init_std, init_cutoff_factor; /* cutoff 0: off */
     Lora lora;
     ImageConfig image;
-    const struct Architecture *architecture; /* class of checkpoints; NULL: the first that can
-                                                                                compute the model (architecture.h) */
+    /* class of checkpoints; NULL: the first that can compute the model (architecture.h) */
+    const struct Architecture *architecture;
 } ModelConfig;
 
 /* How documents fill sequences: one after the other, cut where a sequence is full; or whole, each
@@ -290,8 +290,9 @@ typedef struct {
     struct {
         int count;
         long step[MOST_DOUBLINGS];
-    } batch_warmup; /* ascending: the batch doubles after each of these steps,
-                                                 up to global_train_batch_size after the last one */
+        /* ascending: the batch doubles after each of these steps, up to global_train_batch_size after
+     * the last one */
+    } batch_warmup;
     /* run/pieces.h: from sequences of `min` tokens on; steps 0: none */
     struct {
         int min;

@@ -26,8 +26,9 @@ typedef enum { FAST_NONE, FAST_FORWARD, FAST_ALL } FastAccumulation;
  * block, gradients except dy. */
 typedef enum {
     PER_MICROBATCH, /* one micro-batch: its amax is computed before encoding */
-    PER_STEP /* one step: later micro-batches are encoded with headroom over the first one's amax;
-                       see scale_is_reused */
+    /* one step: later micro-batches are encoded with headroom over the first one's amax; see
+     * scale_is_reused */
+    PER_STEP
 } ScalesPer;
 
 /* How the FP8 input of `down`, SwiGLU's output, is scaled. */

@@ -46,9 +46,8 @@ void fsdp_reduce(ParamStore *store, int unit, bool last);
 /* what is queued from now on sees all sums */
 void fsdp_wait_grads(ParamStore *store);
 
-void store_init(ParamStore *store, const ModelConfig *c,
-                uint64_t seed); /* initial weights; the same for any number of
-                                                                                   ranks */
+/* initial weights; the same for any number of ranks */
+void store_init(ParamStore *store, const ModelConfig *c, uint64_t seed);
 /* their part of it: all else is loaded */
 void store_init_adapters(ParamStore *store, const ModelConfig *c, uint64_t seed);
 /* Begins a step: marks all gradients as empty, so that its first micro-batch overwrites them. */

@@ -14,18 +14,17 @@ typedef struct {
     size_t first, count;
     /* (count): master weights; frozen ones; of QUANTIZED codes or groups of NF4, byte by byte */
     Tensor stored;
-    Tensor
-        gather_input; /* (count) what operands are gathered or made from: stored; or, if master weights are on
-                                          the host, what the update makes of them, in the operands' format */
+    /* (count) what operands are gathered or made from: stored; or, if master weights are on the
+     * host, what the update makes of them, in the operands' format */
+    Tensor gather_input;
 } Slice;
 
 /* This rank's part of one unit. */
 typedef struct {
     Slice slice[NUM_REGIONS];
-    Tensor grad,
-        state
-            [MAX_STATES]; /* (count) of TRAINED; grad.empty: no micro-batch of this step is in it. A state has
-                                          only the part of shard_state */
+    /* (count) of TRAINED; grad.empty: no micro-batch of this step is in it. A state has only the
+     * part of shard_state */
+    Tensor grad, state[MAX_STATES];
     /* elements of TRAINED before that part, and after it */
     size_t before[MAX_STATES], after[MAX_STATES];
 } Shard;
@@ -111,9 +110,9 @@ typedef enum { HOST_FROZEN, HOST_MOMENTS, HOST_MASTER, NUM_HOSTED } Hosted;
 /* What is in the optimizer's states. Counts start as 0, as the states do, and are saved, loaded and
  * dropped with them. */
 typedef struct {
-    long
-        updates; /* in the moments: t of AdamW's bias correction. A step whose loss or gradient is not finite, or
-                                  that `spikes` skips, makes none */
+    /* in the moments: t of AdamW's bias correction. A step whose loss or gradient is not finite, or
+     * that `spikes` skips, makes none */
+    long updates;
     struct {
         long last, every, count;
     } average; /* snapshots in the average, by these settings */
@@ -138,12 +137,12 @@ typedef struct {
     int trained_scales; /* columns of `scales` in front of those */
     /* (1, 4 per matrix of the blocks) of region QUANTIZED: of FP8 operands and of stored E4M3 */
     Tensor quantized_scales;
-    Tensor
-        replicated; /* (1, n): the other parameters of blocks with FP8 operands, norm weights and adapters:
-                                          whole on each rank */
-    float *
-        square_sum; /* device memory: sum of the squares of this rank's gradients; between steps a flag of
-                                          checks that read all shards */
+    /* (1, n): the other parameters of blocks with FP8 operands, norm weights and adapters: whole on
+     * each rank */
+    Tensor replicated;
+    /* device memory: sum of the squares of this rank's gradients; between steps a flag of checks
+     * that read all shards */
+    float *square_sum;
 
     /* how they are stored */
     Recipe recipe;
