@@ -75,9 +75,7 @@ static void stop_at_signal(int number)
         signal(number, SIG_IGN);
 }
 
-/* Called at the start, and again once MPI and the device have started: they load libraries that may
- * take signals, as LLVM takes SIGUSR1. NOTE: mpirun forwards SIGUSR1 and 2, but kills ranks a
- * second after it gets SIGTERM or SIGHUP. */
+/* NOTE: mpirun forwards SIGUSR1 and 2, but kills ranks a second after it gets SIGTERM or SIGHUP. */
 static void set_signals(void)
 {
     static const int stopping[] = { SIGTERM, SIGHUP, SIGINT, SIGUSR1, SIGUSR2, SIGXCPU };
@@ -479,7 +477,6 @@ int main(int argc, char **argv)
     device_init(comm_local_rank());
     watchdog_mark_together("connecting the devices", -1);
     comm_init();
-    set_signals();
 
     if (c->generate)
         generate(c);

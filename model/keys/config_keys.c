@@ -233,8 +233,8 @@ const ConfigKey config_keys[] = {
            "may stall for minutes); three times this for single operations on files. A dead process is noticed within two seconds "
            "in any case"),
     OTHER ("optimizer.name", STRING, "adamw", C(optimizer.name),
-           "adamw; adamw8bit: m and v of the blocks in 8 bits as in bitsandbytes, of embedding and head in f32, whatever the recipe; muon: the "
-           "matrices of blocks by Muon, with a momentum in the format of format.moment1, all else by AdamW"),
+           "adamw; adamw8bit: AdamW with the 8-bit moments of bitsandbytes in the blocks and f32 moments elsewhere, whatever the recipe; muon: "
+           "Muon for the matrices of blocks, with its momentum in format.moment1, and AdamW for all else"),
     NUMBER("optimizer.learning_rate", DOUBLE, "1e-4", 0, 1e3, C(optimizer.lr), "highest learning rate"),
     PROJECTOR_RATE_ROW,
     OTHER ("optimizer.betas", BETAS, "[0.9, 0.95]", C(optimizer.beta1), "decay of m and v"),
@@ -295,7 +295,7 @@ const ConfigKey config_keys[] = {
            "steps between checkpoints that the next one replaces"),
     OTHER ("load_path", STRING, "null", C(load_path), "a checkpoint to continue, or a Hugging Face folder to start from"),
     OTHER ("tokenizer", STRING, "null", C(tokenizer),
-           "folder with a tokenizer, or its tokenizer.json, to copy into checkpoints; default: that of load_path"),
+           "a folder with a tokenizer, or a tokenizer.json; it is copied into checkpoints. Default: the tokenizer of load_path"),
     OTHER ("try_load_latest_save", BOOL, "false", C(try_load_latest_save),
            "continue save_folder/latest if it exists"),
     OTHER ("restore_dataloader", BOOL, "true", C(restore_dataloader),

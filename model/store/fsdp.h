@@ -12,7 +12,7 @@
  * gradients and moments; all ranks at the same place of their groups hold the same. The strategies
  * are the size of that group and two choices of memory: of how many units the gathered weights stay
  * until the optimizer has changed them, and whether gradients are summed over ranks once per step
- * or with every micro-batch. run/memory.c decides, by the memory, what the configuration leaves
+ * or with every micro-batch. predict/memory.c decides, by the memory, what the configuration leaves
  * open.
  *
  *   NO_SHARD        groups of 1           nothing to gather
